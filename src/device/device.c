@@ -221,11 +221,8 @@ void td_event_record(td_event *event, td_stream *stream) {
 }
 
 void td_stream_wait(td_stream *stream, td_event *event) {
-  if (event->dev->vtable == stream->dev->vtable) {
-    stream->dev->vtable->stream_wait(stream, event);
-  } else {
-    td_event_sync(event);
-  }
+  TD_CHECK(event->dev->vtable == stream->dev->vtable);
+  stream->dev->vtable->stream_wait(stream, event);
 }
 
 void td_event_sync(td_event *event) {

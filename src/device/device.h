@@ -134,14 +134,20 @@ typedef struct {
 void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                    void *ctx);
 
+// Who waits for whom, and by what:
+//   a stream for one on a device of its kind                   td_event_record, td_stream_wait
+//   a stream for one on a device of another kind, or inside    td_op_signal, td_op_await
+//   replayed work
+//   the host for a stream                                      td_event_sync, td_stream_sync
+// Beyond that, the host waits in functions that close or free, in td_dev_wait_pinned, for copies of
+// memory that is not pinned, and where a stream has more than TD_STREAM_DEPTH operators queued.
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
 void td_event_close(td_event *event);
 // The event is pending from now on and done when the stream gets here.
 void td_event_record(td_event *event, td_stream *stream);
 // Work queued on stream after this call starts when the event, as last recorded, is done. An event
-// never recorded counts as done. The event may belong to another device, which must stay open until
-// the stream has passed this point; if that is a device of another kind, the calling thread waits
-// here.
+// never recorded counts as done. The event may belong to another device of the same kind, which
+// must stay open until the stream has passed this point.
 void td_stream_wait(td_stream *stream, td_event *event);
 void td_event_sync(td_event *event); // the host waits
 // Whether the event, as last recorded, is done; also true if its stream has failed. Never waits.

@@ -295,16 +295,15 @@ static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   }
 }
 
-// Runs a piece on the expert device without signals; the calling thread waits for its input and
-// sum.
+// Runs a piece on the expert device without signals: the host waits for its input, and for its sum.
 static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const piece *c) {
   td_moe_offload *offload = &e->offload;
   const td_moe_args args = offload_args(e, p, layer_idx, c->n, c->n_prompt);
-  td_stream_wait(offload->stream, offload->given);
+  td_event_sync(offload->given);
   td_op_moe(offload->stream, &args);
   td_event_record(offload->done, offload->stream);
-  td_stream_wait(e->stream, offload->done);
+  td_event_sync(offload->done);
   receive_sum(e, p, layer_idx, c);
 }
 
