@@ -135,10 +135,10 @@ void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(vo
                    void *ctx);
 
 // Who waits for whom, and by what:
-//   a stream for one on a device of its kind                   td_event_record, td_stream_wait
-//   a stream for one on a device of another kind, or inside    td_op_signal, td_op_await
-//   replayed work
-//   the host for a stream                                      td_event_sync, td_stream_sync
+//   a stream for one on a device of its kind     td_event_record, td_stream_wait
+//   a stream for one on a device of any kind,    td_op_signal or td_op_post, td_op_await
+//   also inside replayed work
+//   the host for a stream                        td_event_sync, td_stream_sync
 // Beyond that, the host waits in functions that close or free, in td_dev_wait_pinned, for copies of
 // memory that is not pinned, and where a stream has more than TD_STREAM_DEPTH operators queued.
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
