@@ -153,13 +153,13 @@ typedef struct {
   uint32_t skip, n_tiles, first_expert;
 } td_cu_tile_range;
 
-// y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows).
-// Without tiles, i runs over the n_tokens rows of x. With tiles, a tile gives the expert and the
-// rows of y; row i of y uses row x_rows[pair] of x (row i if x_rows is NULL). A table may hold
-// several matrices per expert; their results are y_step elements apart. n_at_once: tiles that get
-// their own blocks. A block of linear_mma or linear_wgmma loops over further tiles; linear_vec
-// needs n_at_once to cover all possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no
-// TD_CU_READ_ANY, _F32 or _F16.
+// y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows), with
+// expert_bias also + expert_bias[tile's expert][r - row0]. Without tiles, i runs over the n_tokens
+// rows of x. With tiles, a tile gives the expert and the rows of y; row i of y uses row
+// x_rows[pair] of x (row i if x_rows is NULL). A table may hold several matrices per expert; their
+// results are y_step elements apart. n_at_once: tiles that get their own blocks. A block of
+// linear_mma or linear_wgmma loops over further tiles; linear_vec needs n_at_once to cover all
+// possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no TD_CU_READ_ANY, _F32 or _F16.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
@@ -172,6 +172,7 @@ typedef struct {
   const uint16_t *x;
   void *y; // BF16 or, with y_f32, f32
   td_vec bias;
+  const float *expert_bias; // NULL, or f32 [experts of the layer][n_rows]; with tiles only
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
@@ -304,37 +305,42 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 // with by_block in the block that computes all of them, otherwise in the last kernel, with the same
 // bits. n_rows: partial sums per head, which is n_splits or, by_block, n_splits / TD_CU_FOLDED
 // rounded up.
-//   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD.
+//   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD. With a
+//   window > 0 a token sees that many positions, its own the last, and its splits are counted from
+//   the one with the first of them on. A sink is a logit of the head that adds to the sum of
+//   weights and has no value.
 //   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
 //   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
-  const void *q;  // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
-  void *out;      // [n_tokens][n_heads][v_dim], likewise
-  float *part;    // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
-  float *part_ml; // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
-  uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows;
+  const void *q;      // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
+  void *out;          // [n_tokens][n_heads][v_dim], likewise
+  float *part;        // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
+  float *part_ml;     // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
+  const float *sinks; // [n_heads] or NULL
+  uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows, window;
   float scale;
   bool q_f32, v_in_k, by_block;
   bool in_runs, in_pages; // set by the launcher: how the kernel loads
 } td_cu_attn_decode_args;
 
-// The sequences of one launch of prefill attention. Their keys are stored one sequence after the
-// other in n_keys slots, each sequence from key_begin on. Their tokens are cut into n_tiles tiles
-// of TD_CU_PREFILL_TOKENS, each sequence from tile_begin on.
+// The sequences of one launch of prefill attention. Their keys, of n_keys positions from `first`
+// on, a multiple of TD_CU_PREFILL_TOKENS, are stored one sequence after the other in n_keys slots,
+// each sequence from key_begin on. Their tokens are cut into n_tiles tiles of TD_CU_PREFILL_TOKENS,
+// each sequence from tile_begin on.
 enum { TD_CU_PREFILL_SEQS = 32, TD_CU_PREFILL_TOKENS = 128 };
 typedef struct {
   struct {
-    uint32_t seq, n_keys, key_begin, tile_begin;
+    uint32_t seq, first, n_keys, key_begin, tile_begin;
   } seqs[TD_CU_PREFILL_SEQS];
   uint32_t n_seqs, n_keys, n_tiles;
   uint32_t max_keys; // of a single sequence
 } td_cu_prefill_list;
 
-// out[plane][head - head0][key_begin + p][:] = position p of a listed sequence's pages as BF16, for
-// p < its n_keys and heads [head0, head0 + n_heads) of each plane's n_kv_heads. Elements from dim
-// up to a multiple of 8 are zeros; nothing is written past the sequence's end.
+// out[plane][head - head0][key_begin + p][:] = position first + p of a listed sequence's pages as
+// BF16, for p < its n_keys and heads [head0, head0 + n_heads) of each plane's n_kv_heads. Elements
+// from dim up to a multiple of 8 are zeros; nothing is written past the sequence's end.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
@@ -345,8 +351,9 @@ typedef struct {
 } td_cu_kv_gather_args;
 
 // Causal attention on tensor cores, of the tokens of the listed sequences to their sequence's
-// n_keys positions. Slot p of KV head h has its key at k[h * k_head + p * k_stride ..) with the
-// last rope_dim elements at rope[p * rope_stride ..), and its value at v[h * v_head + p * v_stride
+// n_keys positions; windows and sinks as in td_cu_attn_decode_args. Slot p of KV head h has its key
+// at k[h * k_head + p * k_stride ..) with the last rope_dim elements at rope[p * rope_stride ..),
+// and its value at v[h * v_head + p * v_stride
 // ..). All are BF16. Addresses are multiples of 16 bytes, strides multiples of 8 elements. Dims are
 // multiples of 8 too, unless rope_dim is 0 and rows can be read up to the next multiple. k_dim and
 // v_dim are at most TD_CU_MMA_HEAD.
@@ -358,7 +365,8 @@ typedef struct {
   const uint16_t *k, *rope, *v;
   size_t q_stride, out_stride;
   size_t k_head, v_head, k_stride, rope_stride, v_stride;
-  uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim;
+  const float *sinks; // [n_heads] or NULL
+  uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim, window;
   float scale;
   uint32_t q_in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_attn_prefill_args;
@@ -416,12 +424,15 @@ typedef struct {
 
 enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
 
-// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows.
+// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows. With limit
+// > 0, gate has twice as many elements, those of gate and up alternating; with g = min(gate, limit)
+// and u = clamp(up, -limit, limit) it is out[i] = g * sigmoid(alpha * g) * (u + 1).
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
   td_cu_tile_range range;
   uint32_t n_rows, dim;
+  float limit, alpha;
 } td_cu_swiglu_args;
 
 // out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of

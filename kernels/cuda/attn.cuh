@@ -38,6 +38,11 @@ __device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
   return position < 0 ? 0 : at_most(static_cast<uint32_t>(position) + 1, room);
 }
 
+// The first of n_keys positions that the last of them sees; window 0: all.
+__device__ inline uint32_t first_seen(uint32_t n_keys, uint32_t window) {
+  return window && n_keys > window ? n_keys - window : 0;
+}
+
 // Dynamic shared memory per block available on every supported GPU.
 enum { SHARED_BYTES = 99 << 10 };
 

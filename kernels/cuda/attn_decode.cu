@@ -42,6 +42,7 @@ template <class S> __device__ static typename S::queries queries_of(typename S::
 struct decode_part {
   uint32_t t, seq, kv_head, head0, n_heads;
   uint32_t begin, end; // keys [begin, end)
+  uint32_t first;      // those before it are hidden
 };
 
 // Keys per block.
@@ -59,17 +60,21 @@ __device__ static fold_factors factors_of(float m, float other) {
   return {larger, exp2_approx(m - larger), exp2_approx(other - larger)};
 }
 
-__device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t most_heads) {
+template <class S> __device__ static decode_part part_of(const td_cu_attn_decode_args &a) {
   decode_part part;
-  uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + most_heads - 1) / most_heads;
+  uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + S::HEADS - 1) / S::HEADS;
   part.t = blockIdx.z;
   part.seq = static_cast<uint32_t>(a.batch.seq[part.t]);
   part.kv_head = blockIdx.x / chunks;
-  uint32_t first = blockIdx.x % chunks * most_heads;
+  uint32_t first = blockIdx.x % chunks * S::HEADS;
   part.head0 = part.kv_head * group + first;
-  part.n_heads = at_most(group - first, most_heads);
-  part.begin = blockIdx.y * block_keys(a);
-  part.end = at_most(part.begin + block_keys(a), keys_of(a.batch, part.t));
+  part.n_heads = at_most(group - first, S::HEADS);
+  uint32_t n_keys = keys_of(a.batch, part.t);
+  part.first = S::V_IN_K ? 0 : first_seen(n_keys, a.window);
+  part.begin = (part.first / block_keys(a) + blockIdx.y) * block_keys(a);
+  part.end = at_most(part.begin + block_keys(a), n_keys);
+  uint32_t seen = part.first / S::KEYS * S::KEYS; // whole tiles before it are not loaded
+  if (part.begin < seen) part.begin = seen;
   return part;
 }
 
@@ -213,9 +218,10 @@ template <class S> __device__ static uint32_t key_tile() {
   return threadIdx.x / WARP % S::KEY_TILES;
 }
 
-// Scores of sixteen heads by eight keys; only the first n_keys keys of the tile exist.
+// Scores of sixteen heads by eight keys; only the first n_keys keys of the tile exist, of which the
+// first n_hidden are not seen.
 template <class S>
-__device__ static void score_keys(typename S::tile &tile, uint32_t n_keys,
+__device__ static void score_keys(typename S::tile &tile, uint32_t n_hidden, uint32_t n_keys,
                                   const decode_state<S> &state, float (&score)[4]) {
   uint32_t lane = threadIdx.x % WARP, p = lane % 4 * 2;
   float odd[4] = {}; // a second set of sums, to shorten the dependency chain
@@ -229,7 +235,8 @@ __device__ static void score_keys(typename S::tile &tile, uint32_t n_keys,
   }
 #pragma unroll
   for (int c = 0; c < 4; c++) {
-    bool is_there = key_tile<S>() * 8 + p + c % 2 < n_keys;
+    uint32_t key = key_tile<S>() * 8 + p + c % 2;
+    bool is_there = key < n_keys && (S::V_IN_K || key >= n_hidden);
     score[c] = is_there ? score[c] + odd[c] : -INFINITY;
   }
 }
@@ -366,7 +373,7 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
     attn_decode_kernel(td_cu_attn_decode_args a) {
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<typename S::shared *>(memory);
-  decode_part part = part_of(a, S::HEADS);
+  decode_part part = part_of<S>(a);
   if (part.begin >= part.end) return; // attn_merge_kernel skips such splits
   load_tile<S>(a, part, part.begin, page_of(a, part, part.begin), s.tiles[0]);
   int32_t page = page_of(a, part, part.begin + S::KEYS);
@@ -392,7 +399,8 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
       page = page_of(a, part, begin + 2 * S::KEYS);
     }
     float score[4];
-    score_keys<S>(s.tiles[at], part.end - begin, state, score);
+    uint32_t n_hidden = part.first > begin ? part.first - begin : 0;
+    score_keys<S>(s.tiles[at], n_hidden, part.end - begin, state, score);
     put_of_keys<S>(s, quad_max(fmaxf(score[0], score[1])), quad_max(fmaxf(score[2], score[3])));
     __syncthreads();
     weigh_keys<S>(s, score, state);
@@ -441,11 +449,13 @@ template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode
   const float *ml = a.part_ml + row * a.n_rows * 2;
   const float *part = a.part + row * a.n_rows * a.v_dim;
   uint32_t lane = threadIdx.x % WARP, n_keys = keys_of(a.batch, blockIdx.y);
-  uint32_t n = at_most((n_keys + block_keys(a) - 1) / block_keys(a), a.n_rows);
+  uint32_t skipped = first_seen(n_keys, a.window) / block_keys(a); // splits
+  uint32_t n = at_most((n_keys + block_keys(a) - 1) / block_keys(a) - skipped, a.n_rows);
   float m = -INFINITY, l = 0;
   for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED)
     m = fmaxf(m, FOLDED > 1 ? fold_rows(ml + 2 * i, n - i).m : ml[2 * i]);
-  m = warp_max(m);
+  float sink = a.sinks ? a.sinks[blockIdx.x] * LOG2_E : -INFINITY;
+  m = fmaxf(warp_max(m), sink);
   for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED) {
     folded_rows rows = {ml[2 * i], ml[2 * i + 1], {}, {}};
     if (FOLDED > 1) rows = fold_rows(ml + 2 * i, n - i);
@@ -459,6 +469,7 @@ template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode
     }
   }
   l = warp_sum(l);
+  if (a.sinks) l += exp2_approx(sink - m);
   __syncthreads();
   for (uint32_t d = threadIdx.x; d < a.v_dim; d += MERGE_THREADS) {
     float sum = 0;

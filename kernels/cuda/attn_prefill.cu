@@ -16,8 +16,8 @@ template <int KD, int VD, int KEYS> struct key_tile {
   uint16_t k[KD / PANEL][KEYS][PANEL], v[VD / PANEL][KEYS][PANEL];
 };
 
-// The queries of a block: n tokens from `token` on, the position of the first one, the number of
-// keys the last one sees, and the sequence's first key slot.
+// The queries of a block: n tokens from `token` on, the position of the first one and the end of
+// those the last one sees, both counted from the sequence's first slot, and that slot.
 struct query_tile {
   uint32_t token, n, position, n_keys, key_begin;
 };
@@ -34,8 +34,9 @@ __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
   uint32_t at = (idx - place.tile_begin) * QUERIES;
   if (at >= n) return {0, 0, 0, 0, 0};
   query_tile tile = {begin + at, at_most(n - at, QUERIES), 0, 0, place.key_begin};
-  tile.position = static_cast<uint32_t>(a.batch.position[tile.token]);
-  tile.n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), place.n_keys);
+  tile.position = static_cast<uint32_t>(a.batch.position[tile.token]) - place.first;
+  uint32_t end = keys_of(a.batch, tile.token + tile.n - 1);
+  tile.n_keys = at_most(end > place.first ? end - place.first : 0, place.n_keys);
   return tile.n_keys > 0 ? tile : query_tile{0, 0, 0, 0, 0};
 }
 
@@ -107,6 +108,12 @@ __device__ static void load_panels(const panel_source (&from)[PANELS], uint32_t 
   }
 }
 
+// Where the tile of keys begins that has the first one that any query sees.
+template <int KEYS>
+__device__ static uint32_t first_loaded(const td_cu_attn_prefill_args &a, const query_tile &tile) {
+  return first_seen(tile.position + 1, a.window) / KEYS * KEYS;
+}
+
 // ---- softmax ----------------------------------------------------------------------------------
 
 // A thread's two rows of the running softmax.
@@ -132,6 +139,22 @@ __device__ static void hide(float (&score)[BLOCKS][4], uint32_t p, uint32_t begi
   for (int e = 0; e < 4 * BLOCKS; e++) {
     int j = e / 4, c = e % 4;
     if (8 * j + key + c % 2 >= limit[c / 2]) score[j][c] = -INFINITY;
+  }
+}
+
+// Hides what is before the window of the query at position p, and of the one eight rows below it.
+template <int BLOCKS>
+__device__ static void hide_old(float (&score)[BLOCKS][4], uint32_t p, uint32_t begin,
+                                uint32_t window) {
+  uint32_t key = threadIdx.x % 4 * 2, first[2];
+  for (uint32_t r = 0; r < 2; r++) {
+    uint32_t seen = first_seen(p + 8 * r + 1, window);
+    first[r] = seen > begin ? seen - begin : 0;
+  }
+#pragma unroll
+  for (int e = 0; e < 4 * BLOCKS; e++) {
+    int j = e / 4, c = e % 4;
+    if (8 * j + key + c % 2 < first[c / 2]) score[j][c] = -INFINITY;
   }
 }
 
@@ -182,7 +205,12 @@ __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    float inverse = 1 / quad_sum(state.l[r]);
+    float l = quad_sum(state.l[r]), inverse = 1 / l;
+    if (a.sinks) {
+      float sink = a.sinks[blockIdx.y] * LOG2_E, m = state.m[r] * a.scale, top = fmaxf(m, sink);
+      float keep = exp2_approx(m - top);
+      inverse = keep / (l * keep + exp2_approx(sink - top));
+    }
     uint32_t row = threadIdx.x / WARP * 16 + g + 8 * r;
     if (row >= tile.n) continue;
     uint16_t *out = a.out + (tile.token + row) * a.out_stride + blockIdx.y * a.v_dim;
@@ -250,7 +278,7 @@ __device__ static void add_values(uint16_t (*values)[KEYS][PANEL],
   }
 }
 
-template <int KD, int VD, int KEYS>
+template <int KD, int VD, int KEYS, bool WINDOW>
 __global__ static void __launch_bounds__(PREFILL_THREADS)
     prefill_by_mma(td_cu_attn_prefill_args a) {
   TD_DYNAMIC_SHARED(memory);
@@ -267,11 +295,15 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   // positions below this are visible to all of the warp's queries
   uint32_t all_see = tile.position + row0 + 1;
   uint32_t some_see = row0 < tile.n ? tile.position + at_most(row0 + 16, tile.n) : 0;
+  // positions below these are hidden from all of the warp's queries, from some of them
+  uint32_t none_see = WINDOW ? first_seen(all_see, a.window) : 0;
+  uint32_t some_miss = WINDOW ? first_seen(all_see + 15, a.window) : 0;
+  const uint32_t first = WINDOW ? first_loaded<KEYS>(a, tile) : 0;
   query_state<VD> state = nothing_seen<VD>();
   const auto keys = find_keys<KD, VD>(a, tile.key_begin);
-  load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
-  load_panels(keys.v, 0, tile.n_keys, s.tiles[0].v);
-  for (uint32_t begin = 0; begin < tile.n_keys; begin += KEYS) {
+  load_panels(keys.k, first, tile.n_keys, s.tiles[first / KEYS % 2].k);
+  load_panels(keys.v, first, tile.n_keys, s.tiles[first / KEYS % 2].v);
+  for (uint32_t begin = first; begin < tile.n_keys; begin += KEYS) {
     auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
     copy_async_wait();
     __syncthreads(); // after it nobody reads `next`
@@ -279,11 +311,12 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
       load_panels(keys.k, begin + KEYS, tile.n_keys, next.k);
       load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
     }
-    if (begin >= some_see) continue;
+    if (begin >= some_see || (WINDOW && begin + KEYS <= none_see)) continue;
     float score[KEYS / 8][4], rescale[2];
     uint32_t weights[KEYS / 16][4];
     score_keys<KD, KEYS>(q, now.k, score);
     if (begin + KEYS > all_see) hide(score, p, begin);
+    if (WINDOW && begin < some_miss) hide_old(score, p, begin, a.window);
     weigh(score, a.scale, state, rescale);
     pack(score, weights);
     multiply<VD>(state.acc, rescale);
@@ -344,7 +377,7 @@ template <int VD> __device__ static void settle_weights(const query_state<VD> &s
 
 // Keys are one tile ahead of values: while a tile's values are multiplied, the next tile's scores
 // become weights.
-template <int KD, int VD, int KEYS>
+template <int KD, int VD, int KEYS, bool WINDOW>
 __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<wgmma_shared<KD, VD, KEYS> *>(memory);
@@ -352,21 +385,24 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   if (tile.n == 0) return;
   // same, for the warpgroup's queries
   uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1;
+  uint32_t some_miss = WINDOW ? first_seen(all_see + 63, a.window) : 0;
+  const uint32_t first = WINDOW ? first_loaded<KEYS>(a, tile) : 0;
   uint32_t p = tile.position + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
   const auto keys = find_keys<KD, VD>(a, tile.key_begin);
   load_queries<KD>(a, tile, s.q);
-  load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
+  load_panels(keys.k, first, tile.n_keys, s.tiles[first / KEYS % 2].k);
   copy_async_wait();
   wgmma_publish();
   __syncthreads();
   query_state<VD> state = nothing_seen<VD>();
   float score[KEYS / 8][4], rescale[2];
-  uint32_t weights[KEYS / 16][4], begin = 0;
-  begin_scores<KD, KEYS>(s.q, s.tiles[0].k, score);
-  load_panels(keys.v, 0, tile.n_keys, s.tiles[0].v);
-  load_panels(keys.k, KEYS, tile.n_keys, s.tiles[1].k);
+  uint32_t weights[KEYS / 16][4], begin = first;
+  begin_scores<KD, KEYS>(s.q, s.tiles[first / KEYS % 2].k, score);
+  load_panels(keys.v, first, tile.n_keys, s.tiles[first / KEYS % 2].v);
+  load_panels(keys.k, first + KEYS, tile.n_keys, s.tiles[(first / KEYS + 1) % 2].k);
   wgmma_wait<0>(score);
-  if (KEYS > all_see) hide(score, p, 0);
+  if (first + KEYS > all_see) hide(score, p, first);
+  if (WINDOW && first < some_miss) hide_old(score, p, first, a.window);
   weigh(score, a.scale, state, rescale);
   pack(score, weights);
   for (; begin + KEYS < tile.n_keys; begin += KEYS) {
@@ -380,6 +416,7 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
     load_panels(keys.k, begin + 2 * KEYS, tile.n_keys, now.k);
     wgmma_wait<1>(score);
     if (begin + 2 * KEYS > all_see) hide(score, p, begin + KEYS);
+    if (WINDOW && begin + KEYS < some_miss) hide_old(score, p, begin + KEYS, a.window);
     weigh(score, a.scale, state, rescale);
     settle_weights(state);
     wgmma_wait<0>(state.acc);
@@ -394,11 +431,11 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   put_result(a, tile, state);
 }
 
-template <int KD, int VD, int KEYS>
+template <int KD, int VD, int KEYS, bool WINDOW>
 __global__ static void __launch_bounds__(PREFILL_THREADS)
     prefill_by_wgmma(td_cu_attn_prefill_args a) {
 #if TD_HAS_WGMMA
-  attend_by_wgmma<KD, VD, KEYS>(a);
+  attend_by_wgmma<KD, VD, KEYS, WINDOW>(a);
 #elif defined(__CUDA_ARCH__)
   __trap(); // unreachable: has_wgmma returns false
 #endif
@@ -429,20 +466,29 @@ static bool has_wgmma() {
 }
 
 // Keys per tile: what 99 KB of shared memory, or the 227 KB of sm_90, can hold twice.
-template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS>
-static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
+template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS, bool WINDOW>
+static int launch_kernel(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
+  // tiles begin at the same positions whichever slot is a sequence's first
+  static_assert(TD_CU_PREFILL_TOKENS % MMA_KEYS == 0 && TD_CU_PREFILL_TOKENS % WGMMA_KEYS == 0, "");
   if (has_wgmma()) {
-    return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS>, sizeof(wgmma_shared<KD, VD, WGMMA_KEYS>), a,
-                  stream);
+    return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS, WINDOW>,
+                  sizeof(wgmma_shared<KD, VD, WGMMA_KEYS>), a, stream);
   }
   const size_t n_bytes = sizeof(mma_shared<KD, VD, MMA_KEYS>);
   static_assert(n_bytes <= SHARED_BYTES, "");
-  return launch(prefill_by_mma<KD, VD, MMA_KEYS>, n_bytes, a, stream);
+  return launch(prefill_by_mma<KD, VD, MMA_KEYS, WINDOW>, n_bytes, a, stream);
+}
+
+template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS>
+static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
+  if (a->window) return launch_kernel<KD, VD, MMA_KEYS, WGMMA_KEYS, true>(a, stream);
+  return launch_kernel<KD, VD, MMA_KEYS, WGMMA_KEYS, false>(a, stream);
 }
 
 extern "C" int td_cu_attn_prefill(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
   if (a->k_dim <= 64 && a->v_dim <= 64) return launch<64, 64, 64, 128>(a, stream);
   if (a->k_dim <= 128 && a->v_dim <= 128) return launch<128, 128, 64, 128>(a, stream);
-  if (a->k_dim <= 192 && a->v_dim <= 128) return launch<192, 128, 64, 128>(a, stream);
+  if (a->k_dim <= 192 && a->v_dim <= 128 && !a->window) // MLA, which has no windows
+    return launch_kernel<192, 128, 64, 128, false>(a, stream);
   return launch<256, 256, 32, 64>(a, stream);
 }

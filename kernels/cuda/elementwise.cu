@@ -391,7 +391,45 @@ __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
   }
 }
 
+__device__ static float clamped_swiglu(const td_cu_swiglu_args &a, float gate, float up) {
+  float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
+  return (u + 1) * (g / (1 + expf(-a.alpha * g)));
+}
+
+// Rows of gate and up alternate. RUNS: four results at a time.
+template <bool RUNS> __global__ static void swiglu_pairs_kernel(td_cu_swiglu_args a) {
+  enum { AT_ONCE = RUNS ? RUN_OF_8 / 2 : 1 };
+  pair_range used = {0, a.n_rows};
+  if (a.range.tiles) used = pairs_of(a.range);
+  size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
+  for (size_t i = first_element() * AT_ONCE; i < n; i += element_stride() * AT_ONCE) {
+    float v[RUN_OF_8];
+    if (!RUNS) {
+      a.out[i] = bf16_from_f32(clamped_swiglu(a, a.gate[2 * i], a.gate[2 * i + 1]));
+      continue;
+    }
+    load_run(a.gate + 2 * i, v);
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; e++)
+      v[e] = clamped_swiglu(a, v[2 * e], v[2 * e + 1]);
+    *reinterpret_cast<uint2 *>(a.out + i) = {bf16x2_from_f32(v[0], v[1]),
+                                             bf16x2_from_f32(v[2], v[3])};
+  }
+}
+
+static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
+  size_t n = static_cast<size_t>(a->n_rows) * a->dim;
+  if (in_runs(a->gate, 2 * a->dim) && in_runs(a->out, 2 * a->dim)) {
+    TD_LAUNCH(swiglu_pairs_kernel<true>, element_blocks(n / (RUN_OF_8 / 2)), ELEMENT_THREADS, 0,
+              stream, *a);
+    return launched();
+  }
+  TD_LAUNCH(swiglu_pairs_kernel<false>, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
+  if (a->limit > 0) return launch_pairs(a, stream);
   size_t n = static_cast<size_t>(a->n_rows) * a->dim;
   if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->out, a->dim)) {
     TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);

@@ -39,12 +39,13 @@ extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream)
 // planes one after the other.
 __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   uint32_t n_runs = (a.dim + RUN - 1) / RUN, run = blockIdx.x * KV_THREADS + threadIdx.x;
-  uint32_t position = run / n_runs, d = run % n_runs * RUN, head = a.head0 + blockIdx.y;
+  uint32_t slot = run / n_runs, d = run % n_runs * RUN, head = a.head0 + blockIdx.y;
   const auto &place = a.list.seqs[blockIdx.z % a.list.n_seqs];
   uint32_t plane = blockIdx.z / a.list.n_seqs;
+  uint32_t position = place.first + slot;
   uint32_t end = static_cast<uint32_t>(a.batch.q_begin[place.seq + 1]);
   bool any = end > static_cast<uint32_t>(a.batch.q_begin[place.seq]);
-  if (position >= place.n_keys || !any || position >= keys_of(a.batch, end - 1)) return;
+  if (slot >= place.n_keys || !any || position >= keys_of(a.batch, end - 1)) return;
   int32_t id = kv_page(a.batch, place.seq, position);
   if (id < 0) return;
   const char *page = kv_page_at(a.kv, id);

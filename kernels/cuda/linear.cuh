@@ -34,9 +34,18 @@ __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t 
   return a.x + row * a.x_stride;
 }
 
-__device__ inline void linear_put(const td_cu_linear_args &a, uint32_t i, uint32_t row, float v) {
+// The biases of part i's expert; NULL: none. Found again where sums are stored, to save registers.
+__device__ inline const float *linear_bias(const td_cu_linear_args &a, uint32_t i) {
+  if (!a.expert_bias) return nullptr;
+  const td_cu_tile &tile = a.range.tiles[first_tile(a.range) + i];
+  return a.expert_bias + static_cast<size_t>(tile.expert) * a.n_rows;
+}
+
+__device__ inline void linear_put(const td_cu_linear_args &a, const float *bias, uint32_t i,
+                                  uint32_t row, float v) {
   uint32_t r = row - a.row0;
   if (a.bias.data) v += vec_at(a.bias, r);
+  if (bias) v += bias[r];
   size_t at = blockIdx.z * a.y_step + i * a.y_stride + r;
   if (a.y_f32) {
     static_cast<float *>(a.y)[at] = v;

@@ -172,8 +172,8 @@ __device__ static void take(const float *scale, float (&sum)[2][4][4], float (&t
 }
 
 template <int READ, int SPAN>
-__device__ static void multiply_part(const td_cu_linear_args &a, const linear_part &part,
-                                     linear_tiles (&places)[2]) {
+__device__ static void multiply_part(const td_cu_linear_args &a, uint32_t at,
+                                     const linear_part &part, linear_tiles (&places)[2]) {
   const td_weight &w = part.w;
   uint32_t warp = threadIdx.x / WARP, t0 = warp / 2 * 32, r0 = warp % 2 * 32;
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
@@ -199,12 +199,13 @@ __device__ static void multiply_part(const td_cu_linear_args &a, const linear_pa
         take(&s.scale[0][r0], sum, total);
     }
   }
+  const float *bias = linear_bias(a, at);
 #pragma unroll
   for (int e = 0; e < 32; e++) {
     int i = e / 16, j = e / 4 % 4, c = e % 4;
     uint32_t t = t0 + 16 * i + g + c / 2 * 8, row = row0 + r0 + 8 * j + p + c % 2;
     if (t < part.n && row < a.row0 + a.n_rows)
-      linear_put(a, part.begin + t, row, total[i][j][c] * global_scale(w));
+      linear_put(a, bias, part.begin + t, row, total[i][j][c] * global_scale(w));
   }
 }
 
@@ -215,7 +216,7 @@ __global__ static void __launch_bounds__(THREADS, 4) linear_mma_kernel(td_cu_lin
   for (uint32_t i = blockIdx.y;; i += gridDim.y) {
     linear_part part = linear_part_of(a, i);
     if (part.n == 0) return;
-    multiply_part<READ, SPAN>(a, part, places);
+    multiply_part<READ, SPAN>(a, i, part, places);
     __syncthreads(); // before the next part's first step overwrites a buffer of this one
   }
 }

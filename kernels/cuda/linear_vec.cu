@@ -237,13 +237,14 @@ __device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
   }
   __syncthreads();
   const linear_part part = linear_part_of(a, blockIdx.x); // recomputed to save registers
+  const float *bias = linear_bias(a, blockIdx.x);
   for (uint32_t i = threadIdx.x; i < part.n * ROWS; i += blockDim.x) {
     uint32_t t = i / ROWS, r = i % ROWS;
     float sum = 0;
     for (uint32_t j = 0; j < blockDim.x / WARP; j++)
       sum += sums[j][t][r];
     if (row0 + r < a.row0 + a.n_rows)
-      linear_put(a, part.begin + t, row0 + r, sum * (SUMS_UNIT<READ> * global_scale(part.w)));
+      linear_put(a, bias, part.begin + t, row0 + r, sum * (SUMS_UNIT<READ> * global_scale(part.w)));
   }
 }
 
@@ -300,11 +301,12 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
       sum[t] += dot;
     }
   }
+  const float *bias = linear_bias(a, blockIdx.y);
 #pragma unroll
   for (uint32_t t = 0; t < T; t++) {
     if (t >= part.n) break;
     float total = warp_sum(sum[t]) * global_scale(w);
-    if (threadIdx.x % WARP == 0) linear_put(a, part.begin + t, row, total);
+    if (threadIdx.x % WARP == 0) linear_put(a, bias, part.begin + t, row, total);
   }
 }
 

@@ -184,8 +184,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_printf(out, " of recurrent states for every %u", td_engine_page_tokens(c, TD_F32));
   }
   td_buf_str(out, "\n");
-  const bool may_use_gpu = !td_model_is_cpu_only(c);
-  if (s.expert_bytes && may_use_gpu) {
+  if (s.expert_bytes) {
     td_buf_str(out, "with a GPU    ");
     add_bytes(out, s.bytes - s.expert_bytes);
     td_buf_str(out, " and the context in its memory, ");
@@ -230,8 +229,7 @@ static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
   add_sizes(out, m);
-  const bool may_use_gpu = !td_model_is_cpu_only(td_model_config_of(m));
-  if (td_model_stats_of(m).expert_bytes && may_use_gpu) td_inspect_add_gpus(out, m, opts);
+  if (td_model_stats_of(m).expert_bytes) td_inspect_add_gpus(out, m, opts);
   if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
     add_tensors(out, m);

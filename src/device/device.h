@@ -319,7 +319,7 @@ void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
-// that takes part in its softmax without a value. Both on the CPU only.
+// that takes part in its softmax without a value.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
@@ -468,8 +468,9 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // is. n_prompt: see td_linear_op_args.
 //
 // pairs: gate holds the rows of gate and up alternately, [2 * hidden][dim], and up is absent.
-// gate_bias and down_bias are added to the products. limit > 0: with g = min(gate, limit) and u =
-// clamp(up, -limit, limit) the activation is g * sigmoid(alpha * g) * (u + 1). All on the CPU only.
+// gate_bias and down_bias, of all experts of the layer, are added to the products. limit > 0: with
+// g = min(gate, limit) and u = clamp(up, -limit, limit) the activation is
+// g * sigmoid(alpha * g) * (u + 1).
 //
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).
@@ -493,7 +494,8 @@ typedef struct {
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
-  const float *gate_bias, *down_bias; // f32 [n_experts][gate's rows], [n_experts][dim], or NULL
+  // f32 [n_routed or n_experts][gate's rows], [..][dim], in host memory, or NULL
+  const float *gate_bias, *down_bias;
   const int32_t *slots;
   uint32_t n_slots;
   float limit, alpha;

@@ -24,8 +24,9 @@ void td_slot_list_matrix(td_slot_part parts[TD_SLOT_MATRIX_PARTS], const td_weig
 
 void td_slot_list_expert(td_slot_part parts[TD_SLOT_EXPERT_PARTS], const td_layer *layer,
                          uint32_t expert) {
+  const td_weight none = {.data = NULL}; // gate and up are one matrix
   td_slot_list_matrix(parts, &layer->gate[expert]);
-  td_slot_list_matrix(parts + TD_SLOT_MATRIX_PARTS, &layer->up[expert]);
+  td_slot_list_matrix(parts + TD_SLOT_MATRIX_PARTS, layer->up ? &layer->up[expert] : &none);
   td_slot_list_matrix(parts + 2 * TD_SLOT_MATRIX_PARTS, &layer->down[expert]);
 }
 

@@ -74,7 +74,7 @@ struct td_expert_stream {
 // ---- where each matrix goes ---------------------------------------------------------------------
 
 static size_t expert_bytes(const td_layer *layer, uint32_t e) {
-  return td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->up[e]) +
+  return td_weight_bytes(&layer->gate[e]) + (layer->up ? td_weight_bytes(&layer->up[e]) : 0) +
          td_weight_bytes(&layer->down[e]);
 }
 
@@ -133,7 +133,7 @@ static td_status place_layer(td_engine *e, const td_layer *layer, streamed_layer
       const td_slot_part *parts = slot->parts + i * EXPERT_PARTS;
       const uint32_t k = first + i;
       out->gate[k] = td_slot_placed(&layer->gate[k], parts, base);
-      out->up[k] = td_slot_placed(&layer->up[k], parts + MATRIX_PARTS, base);
+      if (layer->up) out->up[k] = td_slot_placed(&layer->up[k], parts + MATRIX_PARTS, base);
       out->down[k] = td_slot_placed(&layer->down[k], parts + 2 * MATRIX_PARTS, base);
     }
     out->first_copy[g] = n_copies;
@@ -221,7 +221,7 @@ static bool is_taken(td_engine *e, uint32_t layer_idx) {
     bool all = l->gate != NULL;
     for (uint32_t i = 0; all && i < e->config->n_experts; i++) {
       all = td_dev_supports_device_weights(e->dev, &layer->gate[i]) &&
-            td_dev_supports_device_weights(e->dev, &layer->up[i]) &&
+            (!layer->up || td_dev_supports_device_weights(e->dev, &layer->up[i])) &&
             td_dev_supports_device_weights(e->dev, &layer->down[i]);
     }
     l->state = all ? LAYER_TAKEN : LAYER_LEFT;
@@ -386,7 +386,7 @@ void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer
   args.first_expert = first;
   args.n_experts = end - first;
   args.gate = l->gate + first;
-  args.up = l->up + first;
+  args.up = routed->pairs ? NULL : l->up + first;
   args.down = l->down + first;
   args.accumulate = args.same_ids = g > first_group;
   const uint32_t slot = fill_slot(e, layer_idx, g);

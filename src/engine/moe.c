@@ -444,7 +444,7 @@ void td_engine_moe_ranks_begin(td_engine *e, uint32_t layer_idx) {
   args.first_expert = r->first_expert;
   args.n_experts = r->n_experts;
   args.gate += r->first_expert;
-  args.up += r->first_expert;
+  if (args.up) args.up += r->first_expert;
   args.down += r->first_expert;
   args.out_f32 = true;
   td_engine_moe_ranks_group(e, layer_idx, &args, true, true);

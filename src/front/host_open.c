@@ -44,7 +44,7 @@ static td_status choose_placement(td_host *h, const td_model_config *config, td_
   td_model *model = NULL;
   td_status st = td_placement_check_model(m, config, err);
   if (st != TD_OK) return st;
-  if (td_placement_may_use_gpu(m) && !td_model_is_cpu_only(config)) {
+  if (td_placement_may_use_gpu(m)) {
     st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
     if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
   }

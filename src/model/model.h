@@ -116,11 +116,6 @@ static inline uint32_t td_model_n_delta(const td_model_config *config, uint32_t 
   return n_delta;
 }
 
-// Whether the model has parts that only the CPU computes.
-static inline bool td_model_is_cpu_only(const td_model_config *config) {
-  return config->has_sinks || config->window || config->swiglu_limit > 0;
-}
-
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
 // of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
 // expert (shared_dim or n_shared_experts * expert_dim wide), absent without shared experts.

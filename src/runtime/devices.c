@@ -54,7 +54,7 @@ static td_status open_peers(td_devices *d, const td_devices_opts *opts, td_err *
 
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_config *config,
                           const td_model_stats *stats, td_err *err) {
-  td_dev_opts dev = dev_opts(opts, td_model_is_cpu_only(config) ? "cpu" : opts->runtime->device);
+  td_dev_opts dev = dev_opts(opts, opts->runtime->device);
   td_status st = td_placement_check(opts->runtime, err);
   if (st == TD_OK) st = td_placement_check_model(opts->runtime, config, err);
   if (st != TD_OK) return st;

@@ -89,13 +89,7 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
                  "decode on another, --expert-parallel off and --disaggregate on",
                  opts->devices, config->arch_name);
   }
-  if (st != TD_OK || !td_model_is_cpu_only(config)) return st;
-  const bool is_cuda = strcmp(opts->device, "cuda") == 0;
-  if (!is_cuda && opts->experts != TD_EXPERTS_GPU) return TD_OK;
-  return td_fail(err, TD_EUNSUPPORTED,
-                 "%s: models of this kind (%s) are computed on the CPU only: give --device cpu, or "
-                 "leave it out",
-                 is_cuda ? "--device cuda" : "--expert-device gpu", config->arch_name);
+  return st;
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts) {

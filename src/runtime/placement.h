@@ -36,7 +36,7 @@ td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_
 // TD_EINVAL: the options contradict each other on any machine and for any model.
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err);
 
-// TD_EUNSUPPORTED: the options ask for a GPU, which cannot compute this model.
+// TD_EUNSUPPORTED: several devices cannot share this model's prompts.
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err);
 

@@ -4,7 +4,6 @@ families/ holds prompts, logits and continuations, made by scripts/make_golden.p
 each is there for are in scripts/golden_families.py.
 """
 
-import functools
 import json
 import os
 import pathlib
@@ -98,17 +97,32 @@ RECURRENT = [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5"))]
 RECURRENT_BOUNDS = dict.fromkeys(RECURRENT, (0.035, 0.7)) | {"qwen3_next_odd": (0.09, 0.35)}
 
 
+# Experts of gpt_oss nearly tie from position 24 on, with any window, so that BF16 chooses others, and later
+# positions look back at those. (The CPU's BF16 kernels are more than 6 % off at 28 of the 140, too.)
+CUDA_TIES = {"gpt_oss": 24}
+CUDA_BOUNDS = RECURRENT_BOUNDS | {"gpt_oss": (0.06, 0.6)}
+
+
 # What the device computes otherwise than for the older families: a part of each head rotates, one norm
 # over all heads, scaled queries and a softmax router with groups; gated delta nets, gated attention and
-# a gated shared expert. Tolerances: test_golden_cuda.py.
-@pytest.mark.parametrize("case", ["glm4_moe_norms", "minimax_m2", "mistral4_groups", *RECURRENT])
-def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, tmp_path, monkeypatch):  # noqa: F811
+# a gated shared expert; sinks, windows, biases of everything and pairs of gate and up, with experts on
+# either device. Tolerances: test_golden_cuda.py.
+@pytest.mark.parametrize(
+    ("case", "chunk", "experts"),
+    [(case, 37, "gpu") for case in ("glm4_moe_norms", "minimax_m2", "mistral4_groups", *RECURRENT)]
+    + [("gpt_oss", None, "gpu"), ("gpt_oss", 37, "cpu"), ("gpt_oss_layers", 64, "gpu")]
+    + [("gpt_oss_layers", 1, "cpu"), ("gpt_oss_plain", 37, "gpu")],
+)
+def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, chunk, experts, tmp_path, monkeypatch):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
     for name, value in cuda.items():
         monkeypatch.setenv(name, value)
-    out = tmp_path / "logits.npy"
-    ours = logits_of(tandem, model, golden["prompt"], out, 37, "--device", "cuda")
-    check_cuda_logits(ours, golden["logits"], *RECURRENT_BOUNDS.get(case, ()))
+    out, options = tmp_path / "logits.npy", ("--device", "cuda", "--expert-device", experts)
+    ours = logits_of(tandem, model, golden["prompt"], out, chunk, *options)
+    check_cuda_logits(ours, golden["logits"], *CUDA_BOUNDS.get(case, ()))
+    n_sure = CUDA_TIES.get(case)
+    if n_sure:
+        check_cuda_logits(ours[:n_sure], golden["logits"][:n_sure])
 
 
 # Matrices are tandem's own kernels here, whose results do not depend on a step's number of tokens up to
@@ -140,25 +154,13 @@ def test_recurrent_states_in_decode_on_cuda(tandem, cuda, checkpoint_of, experts
     assert json.loads(out)["token_ids"] == wanted
 
 
-@pytest.mark.parametrize("case", ["gpt_oss"])
-def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of, case, tmp_path):  # noqa: F811
-    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of(case)]
-    command += ["--token-ids", "5", "--out", tmp_path / "logits.npy"]
-    run = functools.partial(subprocess.run, capture_output=True, text=True, env=os.environ | cuda)
-    refused = run([*command, "--device", "cuda"])
-    assert refused.returncode == 1
-    assert case in refused.stderr and "give --device cpu" in refused.stderr
-    assert run([*command, "--device", "auto"]).returncode == 0
-
-
-def test_inspect_of_a_model_for_the_cpu_alone(tandem, tmp_path):  # noqa: F811
+def test_inspect_of_windows_and_pairs(tandem, tmp_path):  # noqa: F811
     make = ROOT.parents[1] / "scripts" / "make_model.py"
     command = [sys.executable, make, "--shape", "tiny-gpt-oss", "--out", tmp_path / "m"]
     subprocess.run(command, check=True, capture_output=True)
     text = tandem("inspect", "--model", tmp_path / "m")
     assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
     assert "F4_E2M1 768.00 KiB" in text
-    assert "GPU" not in text
 
 
 def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811

@@ -19,6 +19,8 @@ typedef struct {
   const char *name;
   bool mla, absorbed;
   uint32_t n_heads, n_kv_heads, head_dim; // GQA
+  uint32_t window;                        //
+  bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
@@ -34,6 +36,7 @@ typedef struct {
   float *q[MAX_SEQS], *k[MAX_SEQS], *v[MAX_SEQS];
   ref_weight kv_b;
   double *kv_b_values;
+  float *sinks; // [n_heads]
   double scale;
   uint32_t max_pages;
   size_t page_bytes;
@@ -82,6 +85,9 @@ static void make_world(world *w, const layout *l, cuda_fixture *f) {
     for (size_t i = 0; i < (size_t)rows * l->rank; i++)
       w->kv_b_values[i] = ref_at(&w->kv_b.w, (uint32_t)(i / l->rank), (uint32_t)(i % l->rank));
   }
+  w->sinks = ref_floats(&f->rng, l->n_heads);
+  for (uint32_t h = 0; h < l->n_heads; h++) // from none of the weight to nearly all of it
+    w->sinks[h] = w->sinks[h] * 2 + (float)(h % 3) * 4 - 4;
   make_pages(w);
 }
 
@@ -93,6 +99,7 @@ static void free_world(world *w) {
   }
   ref_free_weight(&w->kv_b);
   free(w->kv_b_values);
+  free(w->sinks);
 }
 
 // The rows [from[s], to[s]) of every sequence, one after the other, on the device.
@@ -154,6 +161,8 @@ static void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv, 
                                                    .n_heads = l->n_heads,
                                                    .n_kv_heads = l->n_kv_heads,
                                                    .head_dim = l->head_dim,
+                                                   .window = l->window,
+                                                   .sinks = l->has_sinks ? w->sinks : NULL,
                                                    .scale = (float)w->scale,
                                                    .prompt = w->prompt});
 }
@@ -212,9 +221,11 @@ static void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t head, dou
 static void naive_attention(const world *w, uint32_t s, uint32_t head, uint32_t p, const double *ks,
                             const double *vs, double *out, double *slack) {
   const float *q = w->q[s] + ((size_t)p * w->l->n_heads + head) * w->k_dim;
-  double total = 0, worst = 0, largest = -INFINITY, score[1024];
+  const uint32_t window = w->l->window, first = window && p + 1 > window ? p + 1 - window : 0;
+  const double sink = w->l->has_sinks ? w->sinks[head] : -INFINITY;
+  double total = 0, worst = 0, largest = sink, score[1024];
   double key_ulp = w->l->mla ? ULP_BF16 / 2 : 0;
-  for (uint32_t j = 0; j <= p; j++) {
+  for (uint32_t j = first; j <= p; j++) {
     double size = 0;
     score[j] = 0;
     for (uint32_t d = 0; d < w->k_dim; d++) {
@@ -225,15 +236,16 @@ static void naive_attention(const world *w, uint32_t s, uint32_t head, uint32_t 
     worst = fmax(worst, size * (key_ulp + 600 * ULP_F32));
     largest = fmax(largest, score[j]);
   }
-  for (uint32_t j = 0; j <= p; j++) {
+  for (uint32_t j = first; j <= p; j++) {
     score[j] = exp(score[j] - largest);
     total += score[j];
   }
+  total += exp(sink - largest);
   double weight_error = 2 * (exp(worst) - 1) + ULP_BF16 + 600 * ULP_F32;
   for (uint32_t d = 0; d < w->out_dim; d++) {
     double size = 0;
     out[d] = 0;
-    for (uint32_t j = 0; j <= p; j++) {
+    for (uint32_t j = first; j <= p; j++) {
       double part = score[j] / total * vs[(size_t)j * w->out_dim + d];
       out[d] += part;
       size += fabs(part);
@@ -371,6 +383,17 @@ static void test_prompts_and_replays_in_pieces(void **state) {
        .n_seqs = 1,
        .len = {135},
        .kv_dtype = TD_F16},
+      {.name = "a window and sinks, keys from the second tile on",
+       .n_heads = 4,
+       .n_kv_heads = 2,
+       .head_dim = 32,
+       .window = 100,
+       .has_sinks = true,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {300},
+       .kv_dtype = TD_F16,
+       .host_knows = true},
   };
   for (size_t i = 0; i < TD_COUNT(layouts); i++)
     check_cuts(&layouts[i]);
@@ -470,6 +493,77 @@ static void test_gqa(void **state) {
     if (IS_ASAN && l.len[0] > ASAN_MOST) l.len[0] = ASAN_MOST;
     check_layout(&l);
   }
+}
+
+// Windows of one token, within a tile of keys, of whole tiles, over splits and beyond the context.
+static void test_gqa_with_windows_and_sinks(void **state) {
+  (void)state;
+  static const layout layouts[] = {
+      {.name = "a window of one token",
+       .n_heads = 2,
+       .n_kv_heads = 1,
+       .head_dim = 16,
+       .window = 1,
+       .page_tokens = 16,
+       .n_seqs = 2,
+       .len = {150, 9},
+       .kv_dtype = TD_BF16},
+      {.name = "a window within a tile, heads one by one",
+       .n_heads = 6,
+       .n_kv_heads = 2,
+       .head_dim = 24,
+       .window = 11,
+       .has_sinks = true,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {72, 9, 290},
+       .kv_dtype = TD_F16,
+       .keys_bytes = 1,
+       .host_knows = true},
+      {.name = "a window of 128, pages of 64",
+       .n_heads = 4,
+       .n_kv_heads = 2,
+       .head_dim = 64,
+       .window = 128,
+       .has_sinks = true,
+       .page_tokens = 64,
+       .n_seqs = 2,
+       .len = {530, 200},
+       .kv_dtype = TD_BF16,
+       .host_knows = true},
+      {.name = "a window over splits of 256, heads of 128",
+       .n_heads = 9,
+       .n_kv_heads = 3,
+       .head_dim = 128,
+       .window = 300,
+       .has_sinks = true,
+       .page_tokens = 64,
+       .n_seqs = 1,
+       .len = {700},
+       .kv_dtype = TD_F16},
+      {.name = "a window of 70, heads of 256",
+       .n_heads = 2,
+       .n_kv_heads = 1,
+       .head_dim = 256,
+       .window = 70,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {290},
+       .kv_dtype = TD_F16,
+       .host_knows = true},
+      {.name = "a window that hides nothing",
+       .n_heads = 3,
+       .n_kv_heads = 3,
+       .head_dim = 20,
+       .window = 5000,
+       .has_sinks = true,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {150},
+       .kv_dtype = TD_BF16},
+  };
+  for (size_t i = 0; i < TD_COUNT(layouts); i++)
+    check_layout(&layouts[i]);
 }
 
 static void check_mla(bool absorbed) {
@@ -740,6 +834,7 @@ static void test_attention_over_bad_batches(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_gqa_with_windows_and_sinks),
       cmocka_unit_test(test_mla_expanded),
       cmocka_unit_test(test_mla_absorbed),
       cmocka_unit_test(test_mla_replay),

@@ -254,6 +254,27 @@ static void test_splits(void **state) {
   }
 }
 
+// As many as a window can touch wherever it ends, of a length that no context changes.
+static void test_splits_of_a_window(void **state) {
+  (void)state;
+  static const uint32_t windows[] = {1, 2, 128, 129, 256, 257, 300, 5000};
+  for (size_t i = 0; i < TD_COUNT(windows); i++) {
+    for (uint32_t n_blocks = 1; n_blocks <= 8; n_blocks += 7) {
+      const uint32_t w = windows[i];
+      uint32_t keys, n, keys_of_few, n_of_few, most = 0;
+      td_cuda_window_splits(w, 100000, n_blocks, &keys, &n);
+      for (uint32_t end = w; end < w + 2 * keys; end++) {
+        const uint32_t touched = (end - 1) / keys - (end - w) / keys + 1;
+        if (touched > most) most = touched;
+      }
+      assert_int_equal(n, most);
+      td_cuda_window_splits(w, 7, n_blocks, &keys_of_few, &n_of_few);
+      assert_int_equal(keys_of_few, keys);
+      assert_int_equal(n_of_few, 1);
+    }
+  }
+}
+
 static void test_splits_that_a_block_adds_up(void **state) {
   (void)state;
   assert_false(td_cuda_folds_by_block(1, 4, 64, 132));
@@ -279,10 +300,11 @@ static void test_prompts_of_a_launch(void **state) {
                      .host_q_begin = q_begin,
                      .host_position = position};
   td_cu_prefill_list list;
-  assert_int_equal(td_cuda_list_prompts(&b, 0, SIZE_MAX, &list), TD_CU_PREFILL_SEQS);
-  assert_int_equal(td_cuda_list_prompts(&b, TD_CU_PREFILL_SEQS, SIZE_MAX, &list), SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, 0, 0, SIZE_MAX, &list), TD_CU_PREFILL_SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, TD_CU_PREFILL_SEQS, 0, SIZE_MAX, &list), SEQS);
   assert_int_equal(list.n_seqs, SEQS - TD_CU_PREFILL_SEQS);
-  assert_int_equal(td_cuda_list_prompts(&b, 1, 11 + 128, &list), 4); // pages hold 128 of 139 keys
+  assert_int_equal(td_cuda_list_prompts(&b, 1, 0, 11 + 128, &list),
+                   4); // pages hold 128 of 139 keys
   assert_int_equal(list.n_seqs, 3);
   assert_int_equal(list.n_keys, 11 + 128);
   assert_int_equal(list.n_tiles, 1 + 2);
@@ -292,9 +314,21 @@ static void test_prompts_of_a_launch(void **state) {
   assert_int_equal(list.seqs[1].tile_begin, 1);
   assert_int_equal(list.seqs[2].n_keys, 0);
   assert_int_equal(list.seqs[2].tile_begin, 3);
-  assert_int_equal(td_cuda_list_prompts(&b, 2, 1, &list), 3); // one at least
+  assert_int_equal(td_cuda_list_prompts(&b, 2, 0, 1, &list), 3); // one at least
+  // a window leaves out whole tiles that none of its tokens sees
+  for (int32_t t = q_begin[2]; t < q_begin[3]; t++)
+    position[t] = 1010 + t - q_begin[2];
+  b.max_pages = 200;
+  assert_int_equal(td_cuda_list_prompts(&b, 2, 100, 250, &list), 4);
+  assert_int_equal(list.seqs[0].first, 896);
+  assert_int_equal(list.seqs[0].n_keys, 1010 + 129 - 896);
+  assert_int_equal(list.n_keys, 1010 + 129 - 896);
+  assert_int_equal(td_cuda_list_prompts(&b, 1, 100, SIZE_MAX, &list), 1 + TD_CU_PREFILL_SEQS);
+  assert_int_equal(list.seqs[0].first, 0); // it sees all
+  assert_int_equal(list.seqs[0].n_keys, 11);
+  b.max_pages = 2;
   b.host_position = NULL;
-  assert_int_equal(td_cuda_list_prompts(&b, 5, SIZE_MAX, &list), 6);
+  assert_int_equal(td_cuda_list_prompts(&b, 5, 0, SIZE_MAX, &list), 6);
   assert_int_equal(list.n_keys, 128);
   assert_int_equal(list.n_tiles, (b.n_tokens + 127) / 128);
 }
@@ -307,6 +341,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_splits_of_a_window),
       cmocka_unit_test(test_splits_that_a_block_adds_up),
       cmocka_unit_test(test_prompts_of_a_launch),
   };

@@ -373,7 +373,7 @@ static void reads_gpt_oss(void **state) {
                                " \"original_max_position_embeddings\": 4096}}",
                                NULL);
   assert_true(c.has_sinks && c.attention_bias && c.norm_topk && !c.router_sigmoid);
-  assert_true(c.yarn.untruncated && c.rope_theta == 150000 && td_model_is_cpu_only(&c));
+  assert_true(c.yarn.untruncated && c.rope_theta == 150000);
   assert_true(c.swiglu_limit == 7 && c.swiglu_alpha == 1.702f);
   assert_int_equal(c.max_position, 131072);
   for (uint32_t i = 0; i < c.n_layers; i++)
@@ -388,7 +388,7 @@ static void reads_gpt_oss(void **state) {
 static void reads_delta_nets(void **state) {
   (void)state;
   td_model_config c = parse_ok("{\"model_type\": \"qwen3_next\", \"mlp_only_layers\": [2]}", NULL);
-  assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk && !td_model_is_cpu_only(&c));
+  assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk);
   assert_int_equal(c.rope_dim, 64);
   assert_int_equal(c.shared_dim, 512);
   assert_int_equal(td_model_n_delta(&c, c.n_layers), 36);

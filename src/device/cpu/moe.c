@@ -135,7 +135,7 @@ static void pairs_tile(const moe_run *run, pair_tile *tile, uint32_t row, uint32
   float *rows = run->gate + (size_t)tile->begin * run->gate_rows;
   float *out = run->active + (size_t)tile->begin * run->hidden;
   const float *bias = a->gate_bias;
-  if (bias) bias += (size_t)tile->expert * run->gate_rows + row;
+  if (bias) bias += (size_t)(a->first_expert + tile->expert) * run->gate_rows + row;
   td_cpu_linear_tile(&(td_linear_args){.w = &a->gate[matrix_of(a, tile->expert)],
                                        .x = run->x,
                                        .x_rows = run->token + tile->begin,
@@ -261,7 +261,7 @@ static void sum_piece(moe_run *run, size_t item) {
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
     if (!a->down_bias) continue;
     const uint32_t e = expert_of(a, token * a->top_k + j);
-    const float *bias = a->down_bias + (size_t)e * run->dim + begin;
+    const float *bias = a->down_bias + (size_t)(a->first_expert + e) * run->dim + begin;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = bias, .a = &weight, .n = n, .n_rows = 1});
   }
   if (is_rounded) td_bf16_of_n(rounded, out, n);

@@ -79,7 +79,11 @@ static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args
   const uint32_t shared_by = args->n_heads / args->n_kv_heads;
   const uint32_t most = td_cu_decode_heads(args->k_dim, args->v_in_k);
   const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
-  td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
+  if (args->window) {
+    td_cuda_window_splits(args->window, max_keys, n_blocks, &args->split_keys, &args->n_splits);
+  } else {
+    td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
+  }
   args->by_block = args->v_in_k &&
                    td_cuda_folds_by_block(args->batch.n_tokens, n_blocks, args->n_splits,
                                           (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
@@ -112,6 +116,7 @@ static size_t whole_runs(size_t n) {
 static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                               const td_cu_prefill_list *list, uint32_t head0, uint32_t n,
                               uint16_t *keys, td_err *err) {
+  const float *sinks = a->sinks; // on the device
   const uint32_t heads_per_kv = a->n_heads / a->n_kv_heads;
   const size_t row = whole_runs(a->head_dim), head = list->n_keys * row;
   const size_t stride = (size_t)a->n_heads * a->head_dim;
@@ -143,6 +148,8 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                                   .heads_per_kv = heads_per_kv,
                                   .k_dim = a->head_dim,
                                   .v_dim = a->head_dim,
+                                  .window = a->window,
+                                  .sinks = sinks ? sinks + (size_t)head0 * heads_per_kv : NULL,
                                   .scale = a->scale};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
@@ -168,35 +175,43 @@ static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td
   td_status status = TD_OK;
   for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs;) {
     td_cu_prefill_list list;
-    s = td_cuda_list_prompts(&a->batch, s, most, &list);
+    s = td_cuda_list_prompts(&a->batch, s, a->window, most, &list);
     status = run_listed(stream, a, &list, key_bytes, err);
   }
   return status;
 }
 
-td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
+td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *args, td_err *err) {
+  td_attn_gqa_args here = *args;
+  const td_attn_gqa_args *a = &here;
   td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
                  "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
-  if (a->window || a->sinks) {
-    return td_fail(err, TD_EUNSUPPORTED, "attention: windows and sinks are not supported on a GPU");
-  }
   if (a->head_dim > TD_CU_MMA_HEAD) {
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
   }
+  const void *sinks = NULL;
+  status = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks,
+                             &sinks, err);
+  if (status != TD_OK) return status;
+  here.sinks = sinks;
+  // a window of all that pages hold hides nothing
+  if (a->window >= a->batch.max_pages * a->batch.page_tokens) here.window = 0;
   if (a->prompt) return run_tiles(stream, a, err);
-  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
-                                 .q = a->q,
-                                 .out = a->out,
-                                 .n_heads = a->n_heads,
-                                 .n_kv_heads = a->n_kv_heads,
-                                 .k_dim = a->head_dim,
-                                 .v_dim = a->head_dim,
-                                 .scale = a->scale};
-  return run_decode(stream, &args, td_cuda_max_keys(&a->batch), err);
+  td_cu_attn_decode_args decode = {.batch = td_cuda_batch_of(&a->batch),
+                                   .kv = kv_of(&a->kv),
+                                   .q = a->q,
+                                   .out = a->out,
+                                   .n_heads = a->n_heads,
+                                   .n_kv_heads = a->n_kv_heads,
+                                   .k_dim = a->head_dim,
+                                   .v_dim = a->head_dim,
+                                   .window = a->window,
+                                   .sinks = a->sinks,
+                                   .scale = a->scale};
+  return run_decode(stream, &decode, td_cuda_max_keys(&a->batch), err);
 }
 
 // Absorbed queries and results on the latents, for as many tokens as fit.
@@ -346,7 +361,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
   const size_t most = td_cuda_dev_of(stream)->keys_bytes / (key_bytes * a->n_heads);
   td_status status = TD_OK;
   for (uint32_t seq = 0; status == TD_OK && seq < a->batch.n_seqs;) {
-    seq = td_cuda_list_prompts(&a->batch, seq, most, &s.list);
+    seq = td_cuda_list_prompts(&a->batch, seq, 0, most, &s.list);
     const size_t n_keys = s.list.n_keys;
     if (n_keys == 0 || s.list.n_tiles == 0) continue;
     const uint32_t group = at_once(stream, a->n_heads, n_keys * key_bytes);

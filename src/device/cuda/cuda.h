@@ -276,6 +276,9 @@ uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
 // up to the same power of two, so that sums do not depend on other sequences of the batch.
 // n_blocks: blocks per split of one token.
 void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, uint32_t *n_splits);
+// The same with a window, whatever the contexts: as many splits as any token's window can touch.
+void td_cuda_window_splits(uint32_t window, uint32_t max_keys, uint32_t n_blocks,
+                           uint32_t *split_keys, uint32_t *n_splits);
 // Whether one block computes TD_CU_FOLDED splits and leaves their merged sum: yes where this
 // smaller number of blocks still keeps all SMs busy. n_blocks: per token and split.
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
@@ -287,10 +290,11 @@ uint32_t td_cuda_share_sms(uint32_t n_sms, int capability);
 // The largest number of visible positions of any token in the batch.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
 // Lists the sequences, from `first` on, whose prefill is one launch: up to most_keys keys in total,
-// at least one sequence; exactly one if the batch has no host copy. Returns the first sequence not
-// listed.
-uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, size_t most_keys,
-                              td_cu_prefill_list *out);
+// at least one sequence; exactly one if the batch has no host copy. Keys before the window (0:
+// none) of a sequence's first token are left out, if the batch has a host copy. Returns the first
+// sequence not listed.
+uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, uint32_t window,
+                              size_t most_keys, td_cu_prefill_list *out);
 
 // Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activation rows.
 typedef struct {

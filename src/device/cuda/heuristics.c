@@ -102,6 +102,14 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys,
   *n_splits = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
 }
 
+void td_cuda_window_splits(uint32_t window, uint32_t max_keys, uint32_t n_blocks,
+                           uint32_t *split_keys, uint32_t *n_splits) {
+  td_cuda_splits(window, n_blocks, split_keys, n_splits);
+  const uint32_t keys = *split_keys, touched = (window - 1 + keys - 1) / keys + 1;
+  const uint32_t all = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
+  *n_splits = touched < all ? touched : all;
+}
+
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
                             uint32_t n_sms) {
   return (uint64_t)n_tokens * n_blocks * ((n_splits + TD_CU_FOLDED - 1) / TD_CU_FOLDED) >= n_sms;
@@ -119,9 +127,12 @@ uint32_t td_cuda_max_keys(const td_batch_view *b) {
   return b->max_keys && b->max_keys < room ? b->max_keys : room;
 }
 
-// A sequence's numbers of tokens and keys; upper bounds if the batch has no host copy.
-static void size_of(const td_batch_view *b, uint32_t seq, uint32_t *n_tokens, uint32_t *n_keys) {
+// A sequence's number of tokens, the first key that any of them sees, in whole tiles, and the
+// number of keys from it on; upper bounds if the batch has no host copy.
+static void size_of(const td_batch_view *b, uint32_t seq, uint32_t window, uint32_t *n_tokens,
+                    uint32_t *first_key, uint32_t *n_keys) {
   *n_tokens = b->n_tokens;
+  *first_key = 0;
   *n_keys = td_cuda_max_keys(b);
   if (!b->host_q_begin || !b->host_position) return;
   const int32_t begin = b->host_q_begin[seq], end = b->host_q_begin[seq + 1];
@@ -129,20 +140,26 @@ static void size_of(const td_batch_view *b, uint32_t seq, uint32_t *n_tokens, ui
   const int32_t last = *n_tokens ? b->host_position[end - 1] : -1;
   const uint32_t n = last < 0 ? 0 : (uint32_t)last + 1;
   if (n < *n_keys) *n_keys = n;
+  const int32_t seen = *n_tokens ? b->host_position[begin] + 1 : 0; // by the first token
+  if (!window || seen <= 0 || (uint32_t)seen <= window) return;
+  const uint32_t hidden = ((uint32_t)seen - window) / TD_CU_PREFILL_TOKENS * TD_CU_PREFILL_TOKENS;
+  *first_key = hidden < *n_keys ? hidden : 0;
+  *n_keys -= *first_key;
 }
 
-uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, size_t most_keys,
-                              td_cu_prefill_list *out) {
+uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, uint32_t window,
+                              size_t most_keys, td_cu_prefill_list *out) {
   const bool is_known = b->host_q_begin && b->host_position;
   const uint32_t most = is_known ? TD_CU_PREFILL_SEQS : 1;
   uint32_t seq = first;
   *out = (td_cu_prefill_list){.n_seqs = 0};
   for (; seq < b->n_seqs && out->n_seqs < most; seq++) {
-    uint32_t n_tokens, n_keys;
-    size_of(b, seq, &n_tokens, &n_keys);
+    uint32_t n_tokens, first_key, n_keys;
+    size_of(b, seq, window, &n_tokens, &first_key, &n_keys);
     if (out->n_seqs > 0 && (size_t)out->n_keys + n_keys > most_keys) break;
     const uint32_t i = out->n_seqs++;
     out->seqs[i].seq = seq;
+    out->seqs[i].first = first_key;
     out->seqs[i].n_keys = n_keys;
     out->seqs[i].key_begin = out->n_keys;
     out->seqs[i].tile_begin = out->n_tiles;

@@ -68,6 +68,7 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
 typedef struct {
   const td_moe_args *a;
   td_cuda_experts experts;
+  const float *gate_bias, *down_bias; // in device memory, of the layer's experts
   uint32_t dim, hidden;
   size_t pair_bytes; // of scratch memory per pair
   uint32_t token0, n_tokens, n_pairs;
@@ -249,13 +250,14 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
                             td_err *err) {
   td_cu_linear_args args = {.w = p->experts.gate,
                             .experts = p->experts.device,
-                            .n_matrices = 2,
+                            .n_matrices = p->a->pairs ? 1 : 2,
+                            .expert_bias = p->gate_bias,
                             .y_step = (size_t)(p->up - p->gate),
                             .x_rows = x_rows,
                             .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
                             .y = p->gate,
                             .x_stride = p->dim,
-                            .n_rows = p->hidden,
+                            .n_rows = p->experts.gate.rows,
                             .read = p->experts.read_gate};
   return project(stream, p, &args, err);
 }
@@ -267,7 +269,9 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
                             .out = p->hidden_x,
                             .range = p->range,
                             .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
-                            .dim = p->hidden};
+                            .dim = p->hidden,
+                            .limit = p->a->limit,
+                            .alpha = p->a->alpha};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
@@ -299,6 +303,7 @@ static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *er
   td_cu_linear_args down = {.w = p->experts.down,
                             .experts = p->experts.device + 2 * (size_t)p->experts.n_experts,
                             .n_matrices = 1,
+                            .expert_bias = p->down_bias,
                             .x = p->hidden_x,
                             .y = p->parts,
                             .x_stride = p->hidden,
@@ -361,10 +366,9 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
-  if (a->pairs || a->gate_bias || a->down_bias || a->limit > 0) {
-    return td_fail(err, TD_EUNSUPPORTED,
-                   "experts: biases and the clamped activation are not supported on a GPU");
-  }
+  TD_DEV_REQUIRE(a->pairs ? a->ids && a->limit > 0 : a->limit == 0 && !a->gate_bias,
+                 "experts: a clamped activation and gate's bias belong to routed pairs");
+  TD_DEV_REQUIRE(a->ids || !a->down_bias, "experts: a bias without ids");
   if (a->rest) {
     return td_fail(err, TD_EUNSUPPORTED, "experts: those without a slot are left to a CPU");
   }
@@ -383,6 +387,20 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   return TD_OK;
 }
 
+static td_status find_biases(td_cuda_stream *stream, moe_pass *p, td_err *err) {
+  const td_moe_args *a = p->a;
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  const size_t n = n_routed(a), row_bytes = sizeof(float);
+  const void *gate = NULL, *down = NULL;
+  td_status status = td_cuda_on_device(dev, a->gate_bias, n * p->experts.gate.rows * row_bytes,
+                                       &gate, err);
+  if (status == TD_OK)
+    status = td_cuda_on_device(dev, a->down_bias, n * p->dim * row_bytes, &down, err);
+  p->gate_bias = gate;
+  p->down_bias = down;
+  return status;
+}
+
 // Only sums in f32 that accumulate over calls may be cut into rounds; otherwise rounding would
 // depend on the cut.
 td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
@@ -394,8 +412,9 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   }
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
-  p.hidden = p.experts.gate.rows;
+  p.hidden = p.experts.gate.rows / (a->pairs ? 2 : 1);
   p.pair_bytes = p.hidden * sizeof *p.hidden_x + parts_bytes(&p);
+  status = find_biases(stream, &p, err);
   const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
   const uint32_t pass_tokens = p.is_group ? a->n_tokens : tokens_of_pass(&p, pass_bytes);
   for (; status == TD_OK && p.token0 < a->n_tokens; p.token0 += pass_tokens) {

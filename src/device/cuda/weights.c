@@ -299,19 +299,23 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
   td_weight *gate = &table[e], *up = &table[n + e], *down = &table[2 * n + e];
   const bool is_here = a->weights_on_device;
   td_status status = td_cuda_weight_at(dev, &a->gate[e], is_here, "expert gate", gate, err);
-  if (status == TD_OK) status = td_cuda_weight_at(dev, &a->up[e], is_here, "expert up", up, err);
+  *up = (td_weight){.data = NULL};
+  if (status == TD_OK && !a->pairs)
+    status = td_cuda_weight_at(dev, &a->up[e], is_here, "expert up", up, err);
   if (status == TD_OK)
     status = td_cuda_weight_at(dev, &a->down[e], is_here, "expert down", down, err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
-  TD_DEV_REQUIRE(up->rows == gate->rows && up->cols == gate->cols && down->rows == gate->cols &&
-                     down->cols == gate->rows && same_shape(gate, &table[0]),
+  const uint32_t hidden = a->pairs ? gate->rows / 2 : gate->rows;
+  TD_DEV_REQUIRE((a->pairs || (up->rows == gate->rows && up->cols == gate->cols)) &&
+                     down->rows == gate->cols && down->cols == hidden &&
+                     same_shape(gate, &table[0]),
                  "expert %u: its shapes are not those of the first one", e);
   if (e == 0) {
     out->read_gate = td_cuda_read_of(gate, true);
     out->read_down = td_cuda_read_of(down, true);
   }
   out->read_gate = read_with(out->read_gate, gate, &table[0]);
-  out->read_gate = read_with(out->read_gate, up, &table[0]);
+  if (!a->pairs) out->read_gate = read_with(out->read_gate, up, &table[0]);
   out->read_down = read_with(out->read_down, down, &table[2 * n]);
   return TD_OK;
 }
