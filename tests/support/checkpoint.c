@@ -25,6 +25,12 @@ static const char qwen3_config[] =
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 6, \"num_experts\": 8,"
     " \"num_experts_per_tok\": 2, \"mlp_only_layers\": [0]}";
 
+static const char gpt_oss_config[] =
+    "{\"model_type\": \"gpt_oss\", \"vocab_size\": 208, \"hidden_size\": 32,"
+    " \"intermediate_size\": 32, \"num_hidden_layers\": 2, \"num_attention_heads\": 4,"
+    " \"num_key_value_heads\": 2, \"head_dim\": 8, \"num_local_experts\": 8,"
+    " \"num_experts_per_tok\": 2, \"sliding_window\": 20, \"max_position_embeddings\": 2048}";
+
 static void require(bool ok, const char *what) {
   if (ok) return;
   perror(what);
@@ -114,6 +120,47 @@ void ck_qwen3(checkpoint *ck) {
     add(ck, i, "self_attn.o_proj.weight", 32, 24);
     add(ck, i, "self_attn.q_norm.weight", 6, 0);
     add(ck, i, "self_attn.k_norm.weight", 6, 0);
+  }
+}
+
+// Blocks and scales of a layer's experts.
+static void add_mxfp4(checkpoint *ck, int layer, const char *name, uint64_t rows) {
+  char full[128];
+  snprintf(full, sizeof full, "model.layers.%d.mlp.experts.%s_blocks", layer, name);
+  ck_tensor *blocks = ck_add(ck, full, "U8", 8, rows, 1);
+  blocks->shape[3] = 16;
+  blocks->n_dims = 4;
+  snprintf(full, sizeof full, "model.layers.%d.mlp.experts.%s_scales", layer, name);
+  ck_add(ck, full, "U8", 8, rows, 1);
+}
+
+void ck_gpt_oss(checkpoint *ck) {
+  start(ck, gpt_oss_config);
+  ck->single = ck->is_random = true;
+  ck_add(ck, "model.embed_tokens.weight", "BF16", 208, 32, 0);
+  ck_add(ck, "model.norm.weight", "BF16", 32, 0, 0);
+  ck_add(ck, "lm_head.weight", "BF16", 208, 32, 0);
+  for (int i = 0; i < 2; i++) {
+    add(ck, i, "input_layernorm.weight", 32, 0);
+    add(ck, i, "post_attention_layernorm.weight", 32, 0);
+    static const struct {
+      const char *name;
+      uint64_t rows;
+    } of_attention[] = {{"q_proj", 32}, {"k_proj", 16}, {"v_proj", 16}, {"o_proj", 32}};
+    for (size_t m = 0; m < TD_COUNT(of_attention); m++) {
+      char name[64];
+      snprintf(name, sizeof name, "self_attn.%s.weight", of_attention[m].name);
+      add(ck, i, name, of_attention[m].rows, 32);
+      snprintf(name, sizeof name, "self_attn.%s.bias", of_attention[m].name);
+      add(ck, i, name, of_attention[m].rows, 0);
+    }
+    add(ck, i, "self_attn.sinks", 4, 0);
+    add(ck, i, "mlp.router.weight", 8, 32);
+    add(ck, i, "mlp.router.bias", 8, 0);
+    add_mxfp4(ck, i, "gate_up_proj", 64);
+    add(ck, i, "mlp.experts.gate_up_proj_bias", 8, 64);
+    add_mxfp4(ck, i, "down_proj", 32);
+    add(ck, i, "mlp.experts.down_proj_bias", 8, 32);
   }
 }
 
@@ -214,6 +261,25 @@ static void shard_name(const checkpoint *ck, uint32_t shard, char out[64]) {
   }
 }
 
+// Numbers in [-0.5, 0.5), of BF16; codes of MXFP4, whose scales are 1/16 or 1/8.
+static void add_random(const ck_tensor *t, td_buf *out) {
+  const bool is_scale = strstr(t->name, "_scales") != NULL, is_byte = strcmp(t->dtype, "U8") == 0;
+  uint32_t h = 17;
+  for (const char *p = t->name; *p; p++)
+    h = h * 31 + (uint8_t)*p;
+  for (uint64_t k = 0; k < ck_bytes(t); k += is_byte ? 1 : 2) {
+    h = h * 1664525 + 1013904223;
+    const float f = (float)(h >> 8) / (1 << 24) - 0.5f;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (is_byte) {
+      td_buf_char(out, (char)(is_scale ? 123 + (h >> 31) : h >> 24));
+    } else {
+      td_buf_add(out, (const char *)&bits + 2, 2);
+    }
+  }
+}
+
 static void write_shard(const checkpoint *ck, uint32_t shard) {
   td_buf header = TD_BUF_INIT, data = TD_BUF_INIT, file = TD_BUF_INIT;
   td_buf_str(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -221,7 +287,8 @@ static void write_shard(const checkpoint *ck, uint32_t shard) {
     const ck_tensor *t = &ck->tensors[i];
     if (!ck->single && t->shard != shard) continue;
     uint64_t begin = data.len;
-    for (uint64_t k = 0; k < ck_bytes(t); k++)
+    if (ck->is_random) add_random(t, &data);
+    for (uint64_t k = 0; !ck->is_random && k < ck_bytes(t); k++)
       td_buf_char(&data, (char)ck_byte(t, k));
     td_buf_printf(&header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, t->dtype);
     for (uint32_t d = 0; d < t->n_dims; d++)

@@ -16,7 +16,7 @@
 typedef struct {
   char name[128];
   char dtype[16];
-  uint64_t shape[3];
+  uint64_t shape[4];
   uint32_t n_dims;
   uint32_t shard;
 } ck_tensor;
@@ -27,7 +27,8 @@ typedef struct {
   cJSON *generation; // written as generation_config.json unless NULL
   ck_tensor tensors[CK_MAX_TENSORS];
   uint32_t n_tensors;
-  bool single; // one model.safetensors; else three shards and an index
+  bool single;    // one model.safetensors; else three shards and an index
+  bool is_random; // data of a model whose logits differ, instead of ck_byte's
 } checkpoint;
 
 // Two layers each, the first dense, the second with experts, all BF16, in a new directory.
@@ -35,6 +36,9 @@ typedef struct {
 void ck_deepseek(checkpoint *ck);
 // Qwen3: 4 heads on 2, 8 experts of which 2.
 void ck_qwen3(checkpoint *ck);
+// gpt-oss, of one file and random data: 4 heads on 2, a window of 20 in the first layer, experts in
+// both, 8 of which 2, in MXFP4; a vocabulary of 208.
+void ck_gpt_oss(checkpoint *ck);
 // Makes config.json the text_config of a checkpoint of model_type, and puts prefix before every
 // name.
 void ck_wrap(checkpoint *ck, const char *model_type, const char *prefix);

@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/expert_slots.h"
+#include "support/checkpoint.h"
 #include "unit/ref.h"
 
 enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4 };
@@ -28,13 +29,14 @@ static td_activations engine_activations = TD_ACTIVATIONS_F32;
 static uint32_t engine_streamed_dense;
 
 typedef struct {
-  const char *name;  // of a golden model
+  const char *name;  // of a golden model, or the absolute path of another
   size_t ring_bytes; // for experts that pass through
 } small_model;
 
 // Without and with shared experts and dense layers. A slot holds three of eight experts, and the
 // ring comes round from layer to layer; or one of four, and it comes round in a layer.
 static const small_model small_models[] = {{"qwen3_moe", 132 << 10}, {"deepseek_fp8", 246 << 10}};
+enum { PAIRED_RING = 24 << 10 }; // of ck_gpt_oss's experts
 
 typedef struct {
   td_model *model;
@@ -43,10 +45,11 @@ typedef struct {
   size_t n_vocab;
 } engine_fixture;
 
-// Where the tests were when they were built, or, on another machine, from the root of the project.
-// Valid until the next call.
+// Or a directory. Where the tests were when they were built, or, on another machine, from the root
+// of the project. Valid until the next call.
 static inline const char *golden_dir(const char *name) {
   static _Thread_local char dir[512];
+  if (name[0] == '/') return name;
   snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, name);
   if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", name);
   return dir;
@@ -196,7 +199,7 @@ static inline const char *experts_memory(const td_model *model, size_t *n_bytes)
   for (uint32_t i = 0; i < c->n_layers; i++) {
     const td_layer *layer = td_model_layer(model, i);
     for (uint32_t k = 0; layer->is_moe && k < 3 * c->n_experts; k++) {
-      const td_weight *arrays[] = {layer->gate, layer->up, layer->down};
+      const td_weight *arrays[] = {layer->gate, layer->up ? layer->up : layer->down, layer->down};
       const td_weight *w = &arrays[k % 3][k / 3];
       const char *data = w->data;
       if (!begin || data < begin) begin = data;

@@ -150,27 +150,35 @@ static uint32_t rows_beyond(double most, const float *a, const float *b, size_t 
 
 // Wherever experts are computed, logits differ by what is rounded elsewhere, a little: the bounds
 // are test_golden_cuda.py's.
+static void check_where(const small_model *m, td_dev *dev) {
+  static const placement others[] = {APART, IN_HALVES, PARTED, STREAMED};
+  size_t n_vocab;
+  float *together = engine_logits(m, dev, TOGETHER, false, &n_vocab);
+  for (size_t k = 0; k < TD_COUNT(others); k++) {
+    float *other = engine_logits(m, dev, others[k], false, &n_vocab);
+    assert_true(rows_beyond(0, other, together, ENGINE_ROWS, n_vocab) > 0);
+    assert_true(rows_beyond(0.03, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 2);
+    assert_true(rows_beyond(0.06, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 20);
+    free(other);
+  }
+  free(together);
+}
+
 static void test_where_experts_are(void **state) {
   (void)state;
-  static const placement others[] = {APART, IN_HALVES, PARTED, STREAMED};
   td_dev *dev;
   td_err err;
   if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
     if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
     skip();
   }
-  for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++) {
-    size_t n_vocab;
-    float *together = engine_logits(&small_models[i], dev, TOGETHER, false, &n_vocab);
-    for (size_t k = 0; k < TD_COUNT(others); k++) {
-      float *other = engine_logits(&small_models[i], dev, others[k], false, &n_vocab);
-      assert_true(rows_beyond(0, other, together, ENGINE_ROWS, n_vocab) > 0);
-      assert_true(rows_beyond(0.03, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 2);
-      assert_true(rows_beyond(0.06, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 20);
-      free(other);
-    }
-    free(together);
-  }
+  for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++)
+    check_where(&small_models[i], dev);
+  checkpoint ck;
+  ck_gpt_oss(&ck);
+  ck_write(&ck);
+  check_where(&(small_model){ck.dir, PAIRED_RING}, dev);
+  ck_free(&ck);
   td_dev_close(dev);
 }
 

@@ -32,44 +32,62 @@ static td_dev *open_dev(td_activations activations) {
   return dev;
 }
 
-static void test_experts_apart_change_no_bit(void **state) {
-  (void)state;
+static void check_apart(const small_model *m, bool is_long) {
   td_dev *dev = open_dev(TD_ACTIVATIONS_AUTO);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
-    size_t n_vocab;
-    const bool is_long = i == 0 || !(IS_ASAN || IS_TSAN);
-    float *together = engine_logits(&small_models[i], dev, TOGETHER, is_long, &n_vocab);
-    const uint64_t routing = engine_routing;
-    for (placement where = APART; where <= PARTED; where++) {
-      float *apart = engine_logits(&small_models[i], dev, where, is_long, &n_vocab);
-      const size_t n_rows = ENGINE_ROWS + (is_long ? LONG_PROMPT + 1 : 0);
-      const size_t n_bytes = n_rows * n_vocab * sizeof *apart;
-      assert_memory_equal(apart, together, n_bytes);
-      assert_true(engine_routing == routing);
-      free(apart);
-    }
-    free(together);
+  size_t n_vocab;
+  float *together = engine_logits(m, dev, TOGETHER, is_long, &n_vocab);
+  const uint64_t routing = engine_routing;
+  for (placement where = APART; where <= PARTED; where++) {
+    float *apart = engine_logits(m, dev, where, is_long, &n_vocab);
+    const size_t n_rows = ENGINE_ROWS + (is_long ? LONG_PROMPT + 1 : 0);
+    const size_t n_bytes = n_rows * n_vocab * sizeof *apart;
+    assert_memory_equal(apart, together, n_bytes);
+    assert_true(engine_routing == routing);
+    free(apart);
   }
+  free(together);
   td_dev_close(dev);
 }
 
+static void test_experts_apart_change_no_bit(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_apart(&small_models[i], i == 0 || !(IS_ASAN || IS_TSAN));
+}
+
 // Experts that stream are summed in another order, group by group; those of decode are not.
+static void check_streamed(const small_model *m) {
+  td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
+  size_t n_vocab, n_other = 0;
+  float *together = engine_logits(m, dev, TOGETHER, false, &n_vocab);
+  float *streamed = engine_logits(m, dev, STREAMED, false, &n_vocab);
+  for (size_t k = 0; k < ENGINE_ROWS * n_vocab; k++) {
+    assert_float_equal(streamed[k], together[k], 1e-4);
+    n_other += streamed[k] != together[k];
+  }
+  assert_true(n_other > 0); // else they did not
+  free(together);
+  free(streamed);
+  td_dev_close(dev);
+}
+
 static void test_streamed_experts(void **state) {
   (void)state;
-  td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
-    size_t n_vocab, n_other = 0;
-    float *together = engine_logits(&small_models[i], dev, TOGETHER, false, &n_vocab);
-    float *streamed = engine_logits(&small_models[i], dev, STREAMED, false, &n_vocab);
-    for (size_t k = 0; k < ENGINE_ROWS * n_vocab; k++) {
-      assert_float_equal(streamed[k], together[k], 1e-4);
-      n_other += streamed[k] != together[k];
-    }
-    assert_true(n_other > 0); // else they did not
-    free(together);
-    free(streamed);
-  }
-  td_dev_close(dev);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_streamed(&small_models[i]);
+}
+
+// Experts with biases, and gate and up in one matrix.
+static void test_paired_experts(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_gpt_oss(&ck);
+  ck_write(&ck);
+  const small_model m = {ck.dir, PAIRED_RING};
+  check_apart(&m, !(IS_ASAN || IS_TSAN));
+  check_streamed(&m);
+  check_schedules(&m, "cpu", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
+  ck_free(&ck);
 }
 
 // What the call says in the log.
@@ -536,6 +554,7 @@ static void test_keys_leave_layer_by_layer(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
                                      cmocka_unit_test(test_streamed_experts),
+                                     cmocka_unit_test(test_paired_experts),
                                      cmocka_unit_test(test_a_ring_too_small),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_dense_weights_that_stream),

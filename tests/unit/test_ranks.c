@@ -258,6 +258,17 @@ static void test_streamed(void **state) {
     check_ranks(&small_models[i], true);
 }
 
+// Biases are those of the rank's own experts.
+static void test_paired_experts(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_gpt_oss(&ck);
+  ck_write(&ck);
+  check_ranks(&(small_model){ck.dir, PAIRED_RING}, false);
+  check_ranks(&(small_model){ck.dir, PAIRED_RING}, true);
+  ck_free(&ck);
+}
+
 // A failure ends the step with its reason; later ones are computed by one device.
 static void test_a_rank_that_fails(void **state) {
   (void)state;
@@ -283,8 +294,8 @@ static void test_a_rank_that_fails(void **state) {
 
 int main(void) {
   engine_activations = TD_ACTIVATIONS_F32;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_zigzag), cmocka_unit_test(test_ranks),
-                                     cmocka_unit_test(test_streamed),
-                                     cmocka_unit_test(test_a_rank_that_fails)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_zigzag), cmocka_unit_test(test_ranks), cmocka_unit_test(test_streamed),
+      cmocka_unit_test(test_paired_experts), cmocka_unit_test(test_a_rank_that_fails)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
