@@ -38,6 +38,14 @@ static void add_count(td_buf *out, uint64_t n) {
   }
 }
 
+// Layers with a window.
+static uint32_t n_windows_of(const td_model_config *c) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n += td_model_window(c, i) > 0;
+  return n;
+}
+
 static void add_architecture(td_buf *out, const td_model_config *c) {
   td_buf_printf(out, "architecture  %s: %u layers of width %u, vocabulary of %u\n", c->arch_name,
                 c->n_layers, c->dim, c->n_vocab);
@@ -53,9 +61,7 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
   } else {
     td_buf_printf(out, "GQA: %u of keys and values, %u wide", c->n_kv_heads, c->head_dim);
     if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
-    uint32_t n_windows = 0;
-    for (uint32_t i = 0; i < c->n_layers; i++)
-      n_windows += td_model_window(c, i) > 0;
+    const uint32_t n_windows = n_windows_of(c);
     if (n_windows) {
       td_buf_printf(out, ", %u positions in %u of the %u layers", c->window, n_windows,
                     c->n_layers);
@@ -176,8 +182,14 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, " of weights for a token\nmemory        ");
   add_bytes(out, s.bytes);
   td_buf_str(out, ", and ");
-  add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
+  const uint64_t kv_bytes = 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32);
+  add_bytes(out, kv_bytes);
   td_buf_str(out, " for every 1000 tokens of context");
+  if (n_windows_of(c)) {
+    td_buf_str(out, " (");
+    add_bytes(out, kv_bytes * n_windows_of(c) / c->n_layers);
+    td_buf_str(out, " of it in layers with a window)");
+  }
   if (td_engine_state_bytes(c)) {
     td_buf_str(out, ", and ");
     add_bytes(out, td_engine_state_bytes(c));

@@ -161,6 +161,7 @@ def test_inspect_of_windows_and_pairs(tandem, tmp_path):  # noqa: F811
     text = tandem("inspect", "--model", tmp_path / "m")
     assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
     assert "F4_E2M1 768.00 KiB" in text
+    assert "1.95 MiB for every 1000 tokens of context (1000.00 KiB of it in layers with a window)" in text
 
 
 def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
