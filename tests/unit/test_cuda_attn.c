@@ -364,6 +364,59 @@ static void check_cuts(const layout *l) {
   free_world(&w);
 }
 
+// Overwrites the first pages of sequence 0 with NaN.
+static void spoil_pages(world *w, uint32_t n) {
+  char *nans = malloc(w->page_bytes);
+  int32_t table[64];
+  memset(nans, 0xff, w->page_bytes);
+  cuda_get(w->f, table, w->page_table, n * sizeof *table);
+  for (uint32_t i = 0; i < n; i++)
+    td_op_copy(w->f->stream, w->pages + (size_t)table[i] * w->page_bytes, nans, w->page_bytes);
+  cuda_sync(w->f);
+  free(nans);
+}
+
+// Keys that no window of the step's tokens reaches are not read, whole tiles of them: NaN there
+// changes no bit.
+static void test_old_pages_are_not_read(void **state) {
+  (void)state;
+  enum { LEN = 530, TAIL = 4, WINDOW = 128, OLD_PAGES = 6 };
+  static const layout l = {.name = "a window of two pages",
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .head_dim = 32,
+                           .window = WINDOW,
+                           .has_sinks = true,
+                           .page_tokens = 64,
+                           .n_seqs = 1,
+                           .len = {LEN},
+                           .kv_dtype = TD_BF16,
+                           .host_knows = true};
+  CUDA_OPEN(f);
+  world w;
+  make_world(&w, &l, &f);
+  const size_t row = (size_t)l.n_heads * w.out_dim;
+  const uint32_t none = 0, n = LEN, from = LEN - TAIL;
+  assert_true((from + 1 - WINDOW) / TD_CU_PREFILL_TOKENS * TD_CU_PREFILL_TOKENS ==
+              OLD_PAGES * l.page_tokens);
+  w.prompt = true;
+  float *whole = step(&w, &none, &n);
+  w.prompt = false;
+  float *decoded = step(&w, &from, &n);
+  spoil_pages(&w, OLD_PAGES);
+  float *again = step(&w, &from, &n);
+  assert_memory_equal(again, decoded, TAIL * row * sizeof *again);
+  free(again);
+  w.prompt = true;
+  again = step(&w, &from, &n);
+  assert_memory_equal(again, whole + from * row, TAIL * row * sizeof *again);
+  free(again);
+  free(decoded);
+  free(whole);
+  cuda_close(&f);
+  free_world(&w);
+}
+
 static void test_prompts_and_replays_in_pieces(void **state) {
   (void)state;
   static const layout layouts[] = {
@@ -839,6 +892,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_mla_absorbed),
       cmocka_unit_test(test_mla_replay),
       cmocka_unit_test(test_prompts_and_replays_in_pieces),
+      cmocka_unit_test(test_old_pages_are_not_read),
       cmocka_unit_test(test_splits_are_added_up_alike),
       cmocka_unit_test(test_bad_batches),
       cmocka_unit_test(test_attention_over_bad_batches),
