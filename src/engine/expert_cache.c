@@ -80,10 +80,14 @@ static bool is_alike(const td_weight *a, const td_weight *b) {
 
 static bool is_taken(const td_engine *e, const td_layer *layer, uint32_t expert) {
   const td_layer *kind = e->cache->kind;
-  const td_weight *of[] = {&layer->gate[expert], &layer->up[expert], &layer->down[expert]};
-  const td_weight *like[] = {kind->gate, kind->up, kind->down};
+  const td_weight *const of[] = {layer->gate, layer->up, layer->down};
+  const td_weight *const like[] = {kind->gate, kind->up, kind->down};
   for (size_t i = 0; i < TD_COUNT(of); i++) {
-    if (!is_alike(of[i], like[i]) || !td_dev_supports_device_weights(e->dev, of[i])) return false;
+    if (!of[i] && !like[i]) continue; // gate and up are one matrix
+    if (!of[i] || !like[i] || !is_alike(&of[i][expert], like[i]) ||
+        !td_dev_supports_device_weights(e->dev, &of[i][expert])) {
+      return false;
+    }
   }
   return true;
 }
@@ -94,10 +98,9 @@ static void choose_layers(td_engine *e) {
   td_expert_cache *cache = e->cache;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
     const td_layer *layer = td_model_layer(e->model, i);
-    if (!td_engine_is_offloaded(e, i) || layer->gate_bias || layer->down_bias || !layer->up)
-      continue;
+    if (!td_engine_is_offloaded(e, i)) continue;
     if (!cache->kind) cache->kind = layer;
-    bool all = e->config->swiglu_limit <= 0;
+    bool all = true;
     for (uint32_t k = 0; k < e->config->n_experts && all; k++)
       all = is_taken(e, layer, k);
     cache->is_layer[i] = all;
@@ -116,11 +119,16 @@ static void place_slots(const td_expert_cache *cache, cache_site *site) {
   const td_weight *kind[] = {cache->kind->gate, cache->kind->up, cache->kind->down};
   for (uint32_t m = 0; m < TD_COUNT(kind); m++) {
     const td_slot_part *parts = cache->layout + (size_t)m * TD_SLOT_MATRIX_PARTS;
-    for (uint32_t i = 0; i < site->n_slots; i++) {
+    for (uint32_t i = 0; kind[m] && i < site->n_slots; i++) {
       site->gate[m * site->n_slots + i] = td_slot_placed(kind[m], parts,
                                                          site->slots + i * cache->slot_bytes);
     }
   }
+}
+
+// NULL: gate and up are one matrix.
+static const td_weight *up_of(const td_expert_cache *cache, const cache_site *site) {
+  return cache->kind->up ? site->gate + site->n_slots : NULL;
 }
 
 static td_status open_site(const td_expert_cache *cache, cache_site *site, td_err *err) {
@@ -158,7 +166,7 @@ static td_status alloc_buffers(td_engine *e, td_err *err) {
   const cache_site *site = &cache->sites[SITE_PEER];
   return td_expert_peer_open(e,
                              &(td_peer_experts){.gate = site->gate,
-                                                .up = site->gate + site->n_slots,
+                                                .up = up_of(cache, site),
                                                 .down = site->gate + 2 * (size_t)site->n_slots,
                                                 .n_slots = site->n_slots},
                              err);
@@ -474,7 +482,7 @@ void td_expert_cache_compute(td_engine *e, const td_microbatch *p, uint32_t laye
   if (!site->n_slots) return;
   td_moe_args args = *routed;
   args.gate = site->gate;
-  args.up = site->gate + site->n_slots;
+  args.up = up_of(cache, site);
   args.down = site->gate + 2 * (size_t)site->n_slots;
   args.slots = slots_of(e, e->dev_slots, layer_idx);
   args.n_slots = site->n_slots;

@@ -194,6 +194,19 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
 }
 
+// To rows [row, row + n_rows) of each of the tile's parts, so that a part is the same whether it is
+// summed here or elsewhere.
+static void add_down_bias(const moe_run *run, const pair_tile *tile, uint32_t row,
+                          uint32_t n_rows) {
+  const td_moe_args *a = run->a;
+  const float one = 1;
+  const float *bias = a->down_bias + (size_t)(a->first_expert + tile->expert) * run->dim + row;
+  for (uint32_t i = 0; i < tile->n; i++) {
+    float *part = run->parts + (size_t)(tile->begin + i) * run->dim + row;
+    td_kernels()->axpy(&(td_axpy_args){.y = part, .x = bias, .a = &one, .n = n_rows, .n_rows = 1});
+  }
+}
+
 static void down_tile(moe_run *run, size_t item, const void *next) {
   pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
   for (unsigned i = 0;
@@ -201,8 +214,8 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
        i++) {
     td_cpu_wait_turn(i);
   }
-  uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
-  uint32_t left = run->dim - row;
+  uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile, left = run->dim - row;
+  uint32_t n_rows = left < run->dim_tile ? left : run->dim_tile;
   td_cpu_linear_tile(&(td_linear_args){
       .w = &run->a->down[matrix_of(run->a, tile->expert)],
       .x = run->active + (size_t)tile->begin * run->hidden,
@@ -211,11 +224,12 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
       .ldy = run->dim,
       .n_tokens = tile->n,
       .row_begin = row,
-      .row_end = row + (left < run->dim_tile ? left : run->dim_tile),
+      .row_end = row + n_rows,
       .prompt = tile->prompt,
       .way = run->trial.way[1],
       .next = next,
   });
+  if (run->a->down_bias) add_down_bias(run, tile, row, n_rows);
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
 
@@ -259,10 +273,6 @@ static void sum_piece(moe_run *run, size_t item) {
     const float *part = run->parts + (size_t)place * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
-    if (!a->down_bias) continue;
-    const uint32_t e = expert_of(a, token * a->top_k + j);
-    const float *bias = a->down_bias + (size_t)(a->first_expert + e) * run->dim + begin;
-    td_kernels()->axpy(&(td_axpy_args){.y = out, .x = bias, .a = &weight, .n = n, .n_rows = 1});
   }
   if (is_rounded) td_bf16_of_n(rounded, out, n);
 }
@@ -333,7 +343,6 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
   TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
-  TD_DEV_REQUIRE(!a->by_pair || !a->down_bias, "experts: results by pair have no bias");
   TD_DEV_REQUIRE(a->pairs ? a->limit > 0 : a->limit == 0 && !a->gate_bias,
                  "experts: a clamped activation and gate's bias belong to pairs");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
