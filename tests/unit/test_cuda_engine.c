@@ -185,9 +185,22 @@ static void test_where_experts_are(void **state) {
 // A cache of experts changes logits by what is rounded elsewhere, as whole layers on the GPU do,
 // and only as far as it holds some: the bounds are those above. Steps are replayed while it
 // changes.
+static void check_cached(const small_model *m, const cache_case *cache) {
+  static const cache_case plain = {.n_microbatches = 1, .n_steps = CACHE_FEW_STEPS};
+  const cache_result want = cached_logits(m, "cuda", &plain, 0);
+  const cache_result got = cached_logits(m, "cuda", cache, 1);
+  assert_int_equal(got.n_rows, want.n_rows);
+  const size_t n = got.n_rows, n_vocab = got.n_vocab;
+  assert_true(rows_beyond(0, got.out, want.out, n, n_vocab) > 0);
+  assert_true(rows_beyond(0.03, got.out, want.out, n, n_vocab) <= n / 2);
+  assert_true(rows_beyond(0.06, got.out, want.out, n, n_vocab) <= n / 20);
+  assert_true(got.stats.hits > 0 && got.stats.moves > 0);
+  free(got.out);
+  free(want.out);
+}
+
 static void test_cached_experts(void **state) {
   (void)state;
-  static const cache_case plain = {.n_microbatches = 1, .n_steps = CACHE_FEW_STEPS};
   static const cache_case of_model[] = {{5, 2, 1, CACHE_FEW_STEPS}, {4, 1, 0, CACHE_FEW_STEPS}};
   td_dev *dev;
   td_err err;
@@ -197,18 +210,13 @@ static void test_cached_experts(void **state) {
   }
   td_dev_close(dev);
   setenv("TANDEM_EMU_PIN", "2", 1);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
-    const cache_result want = cached_logits(&small_models[i], "cuda", &plain, 0);
-    const cache_result got = cached_logits(&small_models[i], "cuda", &of_model[i], 1);
-    assert_int_equal(got.n_rows, want.n_rows);
-    const size_t n = got.n_rows, n_vocab = got.n_vocab;
-    assert_true(rows_beyond(0, got.out, want.out, n, n_vocab) > 0);
-    assert_true(rows_beyond(0.03, got.out, want.out, n, n_vocab) <= n / 2);
-    assert_true(rows_beyond(0.06, got.out, want.out, n, n_vocab) <= n / 20);
-    assert_true(got.stats.hits > 0 && got.stats.moves > 0);
-    free(got.out);
-    free(want.out);
-  }
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_cached(&small_models[i], &of_model[i]);
+  checkpoint ck;
+  ck_gpt_oss(&ck);
+  ck_write(&ck);
+  check_cached(&(small_model){ck.dir, PAIRED_RING}, &of_model[0]);
+  ck_free(&ck);
   unsetenv("TANDEM_EMU_PIN");
 }
 
