@@ -66,7 +66,7 @@ static bool pays_to_split_gpus(const td_host *h, uint32_t n_gpus) {
          h->options.expert_parallel != TD_ON;
 }
 
-static td_status choose_gpu_workers(td_host *h, td_err *err) {
+static td_status choose_gpu_workers(td_host *h, const td_model_config *config, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)h->options.disaggregate;
   td_device_list list;
   td_status st = td_device_list_parse(&list, h->runtime.devices, err);
@@ -90,16 +90,21 @@ static td_status choose_gpu_workers(td_host *h, td_err *err) {
         "--kv-dir: with one worker on a GPU, KV pages are in the GPU's memory alone; give "
         "two GPUs (--devices 0,1 --disaggregate on) or --device cpu");
   }
+  if (!h->is_split && list.n > 1 && !td_may_share_prompts(config)) {
+    td_info("--devices: GPU %u computes alone, since prompts with recurrent states cannot be "
+            "shared; --disaggregate on lets a second one prefill",
+            list.index[0]);
+  }
   if (!h->is_split) return TD_OK;
   td_info("two workers: GPU %u for prefill, GPU %u for decode", list.index[0], list.index[1]);
   return TD_OK;
 }
 
 // Chooses one worker, or two for prefill and decode.
-static td_status choose_workers(td_host *h, td_err *err) {
+static td_status choose_workers(td_host *h, const td_model_config *config, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)h->options.disaggregate;
   uint32_t n_threads = h->runtime.n_threads;
-  if (h->placement.is_discrete) return choose_gpu_workers(h, err);
+  if (h->placement.is_discrete) return choose_gpu_workers(h, config, err);
   h->is_split = how == TD_AUTO ? (n_threads ? n_threads : td_cpu_count()) > 1 : how == TD_ON;
   return TD_OK;
 }
@@ -109,7 +114,7 @@ td_status td_host_place(td_host *h, td_err *err) {
   h->runtime = h->wish;
   td_status st = td_model_config_read(&config, h->dir, err);
   if (st == TD_OK) st = choose_placement(h, &config, err);
-  if (st == TD_OK) st = choose_workers(h, err);
+  if (st == TD_OK) st = choose_workers(h, &config, err);
   h->is_placed = st == TD_OK;
   return st;
 }

@@ -22,10 +22,11 @@ static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
 enum { PARALLEL_ON = 1, PARALLEL_OFF };
 
 // The devices that compute prompts together; one: dev alone.
-static td_device_list devices_of(const td_devices_opts *opts) {
+static td_device_list devices_of(const td_devices_opts *opts, const td_model_config *config) {
   td_device_list list = {.index = {0}, .n = 1};
   td_device_list_parse(&list, opts->runtime->devices, NULL); // was checked
-  if (opts->runtime->expert_parallel == PARALLEL_OFF || opts->is_alone) list.n = 1;
+  const bool is_off = opts->runtime->expert_parallel == PARALLEL_OFF;
+  if (is_off || opts->is_alone || !td_may_share_prompts(config)) list.n = 1;
   return list;
 }
 
@@ -37,8 +38,9 @@ static unsigned threads_of_each(unsigned n_threads, uint32_t n_devices) {
 }
 
 // Devices like the first one, which is open.
-static td_status open_peers(td_devices *d, const td_devices_opts *opts, td_err *err) {
-  const td_device_list list = devices_of(opts);
+static td_status open_peers(td_devices *d, const td_devices_opts *opts,
+                            const td_model_config *config, td_err *err) {
+  const td_device_list list = devices_of(opts, config);
   const bool is_gpu = td_dev_gpu_index(d->dev) >= 0;
   td_dev_opts peer = dev_opts(opts, is_gpu ? "cuda" : "cpu");
   peer.n_threads = threads_of_each(peer.n_threads, list.n);
@@ -59,12 +61,12 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
   if (st == TD_OK) st = td_placement_check_model(opts->runtime, config, err);
   if (st != TD_OK) return st;
   dev.need_bytes = td_placement_need_bytes(opts->runtime, stats);
-  const td_device_list list = devices_of(opts);
+  const td_device_list list = devices_of(opts, config);
   dev.index = list.index[0];
   const bool is_cpu = strcmp(dev.kind, "cpu") == 0;
   if (is_cpu) dev.n_threads = threads_of_each(dev.n_threads, list.n);
   st = td_dev_open(&d->dev, &dev, err);
-  if (st == TD_OK) st = open_peers(d, opts, err);
+  if (st == TD_OK) st = open_peers(d, opts, config, err);
   return st == TD_ENOMEM && opts->runtime->experts == TD_EXPERTS_GPU
              ? td_err_prefix(err, "--expert-device gpu")
              : st;

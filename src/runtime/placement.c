@@ -79,17 +79,21 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
 
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err) {
-  enum { OFF = 2 };
+  enum { ON = 1 };
   td_device_list list;
   td_status st = td_device_list_parse(&list, opts->devices, err);
-  if (st == TD_OK && td_engine_state_bytes(config) && list.n > 1 && opts->expert_parallel != OFF) {
+  if (st == TD_OK && list.n > 1 && opts->expert_parallel == ON && !td_may_share_prompts(config)) {
     st = td_fail(err, TD_EUNSUPPORTED,
-                 "--devices %s: a recurrent state (%s) passes from token to token, so several "
-                 "devices cannot share a prompt: give one device; or, for prefill on one GPU and "
-                 "decode on another, --expert-parallel off and --disaggregate on",
-                 opts->devices, config->arch_name);
+                 "--expert-parallel on: a recurrent state (%s) passes from token to token, so "
+                 "several devices cannot share a prompt: leave it out; two GPUs then prefill on "
+                 "one and decode on the other",
+                 config->arch_name);
   }
   return st;
+}
+
+bool td_may_share_prompts(const td_model_config *config) {
+  return td_engine_state_bytes(config) == 0;
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts) {

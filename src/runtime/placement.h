@@ -36,9 +36,11 @@ td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_
 // TD_EINVAL: the options contradict each other on any machine and for any model.
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err);
 
-// TD_EUNSUPPORTED: several devices cannot share this model's prompts.
+// TD_EUNSUPPORTED: --expert-parallel on, for a model whose prompts devices cannot share.
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err);
+// Whether several devices can compute a prompt together: not with recurrent states.
+bool td_may_share_prompts(const td_model_config *config);
 
 // False: these options always run on the CPU.
 bool td_placement_may_use_gpu(const td_runtime_opts *opts);

@@ -283,7 +283,7 @@ def test_two_gpus_hand_recurrent_states_over(tandem_bin, library, tmp_path, monk
     one = Server(tandem_bin, model, *options)
     want = logprobs(one, prompt, 4)[0]
     one.close()
-    options += ["--devices", "0,1", "--disaggregate", "on", "--expert-parallel", "off"]
+    options += ["--devices", "0,1", "--disaggregate", "on"]
     options += ["--kv-dir", str(tmp_path / "kv")]
     server = Server(tandem_bin, model, *options)
     assert sorted(server.workers()) == ["decode", "prefill"]
