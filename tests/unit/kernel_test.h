@@ -87,23 +87,53 @@ static inline uint32_t ref_x_block(const td_weight *w) {
   return block;
 }
 
-static inline exact_dot dot_exactly(const td_weight *w, uint32_t row, const float *x) {
+// A row's values and their scales, for many tokens: weights[cols], scales[cols].
+typedef struct {
+  double *weights, *scales;
+} exact_row;
+
+static inline exact_row exact_row_of(const td_weight *w) {
+  return (exact_row){.weights = malloc(w->cols * sizeof(double)),
+                     .scales = malloc(w->cols * sizeof(double))};
+}
+
+static inline void exact_row_free(exact_row *r) {
+  free(r->weights);
+  free(r->scales);
+}
+
+static inline void exact_row_read(exact_row *r, const td_weight *w, uint32_t row) {
+  for (uint32_t k = 0; k < w->cols; k++) {
+    r->weights[k] = ref_at(w, row, k);
+    r->scales[k] = ref_scale(w, row, k);
+  }
+}
+
+static inline exact_dot exact_row_dot(const exact_row *r, const td_weight *w, const float *x) {
   exact_dot d = {0};
   for (uint32_t k = 0; k < w->cols; k++) {
-    double product = ref_at(w, row, k) * x[k];
+    double product = r->weights[k] * x[k];
     d.sum += product;
     d.magnitude += fabs(product);
-    d.largest = fmax(d.largest, fabs(ref_scale(w, row, k) * x[k]));
+    d.largest = fmax(d.largest, fabs(r->scales[k] * x[k]));
   }
   const uint32_t block = td_dtype_bits(w->dtype) == 4 ? ref_x_block(w) : w->cols;
   for (uint32_t k = 0; k < w->cols; k += block) {
     double weights = 0, most = 0;
     for (uint32_t i = k; i < k + block && i < w->cols; i++) {
-      weights += fabs(ref_at(w, row, i));
+      weights += fabs(r->weights[i]);
       most = fmax(most, fabs(x[i]));
     }
     d.in_int16 += weights * most / 65534;
   }
+  return d;
+}
+
+static inline exact_dot dot_exactly(const td_weight *w, uint32_t row, const float *x) {
+  exact_row r = exact_row_of(w);
+  exact_row_read(&r, w, row);
+  const exact_dot d = exact_row_dot(&r, w, x);
+  exact_row_free(&r);
   return d;
 }
 

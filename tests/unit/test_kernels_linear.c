@@ -25,24 +25,35 @@ static double max_scale(const td_weight *w) {
   return max * 256;
 }
 
+static bool row_within_bound(void (*fn)(void), const td_weight *w, const exact_row *exact,
+                             uint32_t r, const float *x, const float *y, uint32_t n_tokens,
+                             double tiny, why *why_) {
+  for (uint32_t t = 0; t < n_tokens; t++) {
+    exact_dot d = exact_row_dot(exact, w, x + (size_t)t * w->cols);
+    double bound = error_bound(fn, w, &d) + tiny;
+    double error = fabs(y[(size_t)t * w->rows + r] - d.sum);
+    if (!(error <= bound)) {
+      return KERNEL_FAIL(why_, "%ux%u, %u tokens: row %u token %u is off by %g, bound %g", w->rows,
+                         w->cols, n_tokens, r, t, error, bound);
+    }
+  }
+  return true;
+}
+
 // Compares y [n_tokens][rows] with the reference, of large matrices some of the rows. fn NULL: with
 // the bound of FP32.
 static bool within_bound(void (*fn)(void), const td_weight *w, const float *x, const float *y,
                          uint32_t n_tokens, why *why_) {
   double tiny = ldexp((double)w->cols, -149) * max_scale(w);
   uint32_t step = (uint64_t)w->rows * w->cols * n_tokens > 4000000 ? 61 : 1;
-  for (uint32_t r = 0; r < w->rows; r += step) {
-    for (uint32_t t = 0; t < n_tokens; t++) {
-      exact_dot d = dot_exactly(w, r, x + (size_t)t * w->cols);
-      double bound = error_bound(fn, w, &d) + tiny;
-      double error = fabs(y[(size_t)t * w->rows + r] - d.sum);
-      if (!(error <= bound)) {
-        return KERNEL_FAIL(why_, "%ux%u, %u tokens: row %u token %u is off by %g, bound %g",
-                           w->rows, w->cols, n_tokens, r, t, error, bound);
-      }
-    }
+  exact_row exact = exact_row_of(w);
+  bool ok = true;
+  for (uint32_t r = 0; r < w->rows && ok; r += step) {
+    exact_row_read(&exact, w, r);
+    ok = row_within_bound(fn, w, &exact, r, x, y, n_tokens, tiny, why_);
   }
-  return true;
+  exact_row_free(&exact);
+  return ok;
 }
 
 static uint32_t whole_rows(const ref_format *f, uint32_t rows) {
