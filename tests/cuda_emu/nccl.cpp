@@ -62,7 +62,7 @@ struct transfer {
   int peer;
 };
 
-// Of one rank. Queued work keeps it beyond its communicator.
+// Of one rank. Kept for good, since queued work may outlive its communicator.
 struct end {
   clique *all = nullptr;
   int n_ranks = 0, rank = 0;
@@ -75,12 +75,13 @@ struct end {
 std::mutex cliques_lock; // guards what follows
 // Kept for good, and mapped once a process.
 std::map<std::string, clique *> &cliques = *new std::map<std::string, clique *>;
+std::vector<std::unique_ptr<end>> &ends = *new std::vector<std::unique_ptr<end>>;
 int failing_rank = -1, failing_group;
 
 } // namespace
 
 struct ncclComm {
-  std::shared_ptr<end> e;
+  end *e;
 };
 
 struct nccl_id {
@@ -244,7 +245,8 @@ EXPORTED int ncclCommInitRankConfig(ncclComm **out, int n_ranks, nccl_id id, int
   clique *all = find_clique(id.bytes);
   if (!all) return SYSTEM_ERROR;
   all->n_joined++;
-  auto joined = std::make_shared<end>();
+  ends.push_back(std::make_unique<end>());
+  end *joined = ends.back().get();
   joined->all = all;
   joined->n_ranks = n_ranks;
   joined->rank = rank;
@@ -298,7 +300,7 @@ EXPORTED int ncclGroupEnd() {
   mine = {};
   if (!g.is_open) return INVALID_USAGE;
   if (!g.comm) return SUCCESS;
-  std::shared_ptr<end> e = g.comm->e;
+  end *e = g.comm->e;
   for (const transfer &t : g.transfers) {
     if (!emu_check_pointers(g.stream, &t, 2 * sizeof(void *))) return INVALID_ARGUMENT;
   }
