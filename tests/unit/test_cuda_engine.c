@@ -174,8 +174,8 @@ static void check_where(const small_model *m) {
   free(together);
 }
 
-static void test_where_experts_are(void **state) {
-  (void)state;
+// Skips the test on a machine without one; a library that is named has to work.
+static void need_gpu(void) {
   td_dev *dev;
   td_err err;
   if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
@@ -183,6 +183,11 @@ static void test_where_experts_are(void **state) {
     skip();
   }
   td_dev_close(dev);
+}
+
+static void test_where_experts_are(void **state) {
+  (void)state;
+  need_gpu();
   for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++)
     check_where(&small_models[i]);
   checkpoint ck;
@@ -212,13 +217,7 @@ static void check_cached(const small_model *m, const cache_case *cache) {
 static void test_cached_experts(void **state) {
   (void)state;
   static const cache_case of_model[] = {{5, 2, 1, CACHE_FEW_STEPS}, {4, 1, 0, CACHE_FEW_STEPS}};
-  td_dev *dev;
-  td_err err;
-  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
-    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
-    skip();
-  }
-  td_dev_close(dev);
+  need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_cached(&small_models[i], &of_model[i]);
@@ -307,13 +306,7 @@ static void test_streaming_waits_for_registering(void **state) {
 // wait for: experts are registered.
 static void test_schedules(void **state) {
   (void)state;
-  td_dev *dev;
-  td_err err;
-  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
-    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
-    skip();
-  }
-  td_dev_close(dev);
+  need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_schedules(&small_models[i], "cuda", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
@@ -322,13 +315,7 @@ static void test_schedules(void **state) {
 
 static void test_dense_weights_that_stream(void **state) {
   (void)state;
-  td_dev *dev;
-  td_err err;
-  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
-    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
-    skip();
-  }
-  td_dev_close(dev);
+  need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     check_dense_schedules(&small_models[i], "cuda", TOGETHER, 1);
@@ -339,13 +326,7 @@ static void test_dense_weights_that_stream(void **state) {
 
 static void test_prefill_beside_decode(void **state) {
   (void)state;
-  td_dev *dev;
-  td_err err;
-  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
-    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
-    skip();
-  }
-  td_dev_close(dev);
+  need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   setenv("TANDEM_EMU_SMS", "16", 1); // enough for a share
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
