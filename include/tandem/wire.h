@@ -89,7 +89,8 @@ typedef enum {
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
 // Pages also hold a recurrent state, which a step overwrites: a worker that died may have left it
-// behind more tokens than it has reported. Only full pages can be continued from then.
+// behind more tokens than it has reported, or have had it in its device's memory alone. Only full
+// pages can be continued from then: once their last token is reported, their state is shared.
 #define TD_READY_STATES 2u
 
 typedef struct {
@@ -174,7 +175,8 @@ typedef struct {
 typedef struct {
   uint32_t reason; // td_done_reason
   uint32_t n_prompt, n_output, n_cached;
-  // Tokens after which the recurrent state in its last page is; 0: not known.
+  // Tokens after which the recurrent state in its last page is, where all workers find it; 0: not
+  // known.
   uint32_t n_past, reserved;
   uint64_t prefill_ns, decode_ns;
   char text[192]; // NUL-terminated

@@ -11,6 +11,7 @@ struct td_kv_transfer {
   td_stream *in;     // for copies to the device
   td_event *entered; // recorded after the last of them
   uint32_t *here;    // [n_pages] version of the device's copy; 0: none
+  bool *is_ahead;    // [n_pages] while the copy is current: its state is not in host memory
   bool is_paused;
   td_kv_transfer_stats stats;
 };
@@ -23,6 +24,8 @@ struct td_kv_outlet {
   // Pages that the step in progress writes: the first n_prompt_pages those of prompts.
   int32_t *pages;
   uint32_t n_pages, n_prompt_pages;
+  int32_t *full; // those of them that it fills, where there are states
+  uint32_t n_full;
 };
 
 // ---- open and close -----------------------------------------------------------------------------
@@ -33,7 +36,9 @@ td_status td_kv_transfer_open(td_kv_transfer **out, const td_kv_transfer_opts *o
   if (!t) return td_fail(err, TD_ENOMEM, "out of memory");
   t->opts = *opts;
   t->here = calloc(opts->n_pages, sizeof *t->here);
-  td_status st = t->here ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: versions of KV pages");
+  t->is_ahead = calloc(opts->n_pages, sizeof *t->is_ahead);
+  td_status st = TD_OK;
+  if (!t->here || !t->is_ahead) st = td_fail(err, TD_ENOMEM, "out of memory: versions of KV pages");
   if (st == TD_OK) st = td_stream_open(&t->in, opts->dev, err);
   if (st == TD_OK) st = td_event_open(&t->entered, opts->dev, err);
   if (st != TD_OK) {
@@ -49,6 +54,7 @@ void td_kv_transfer_close(td_kv_transfer *t) {
   td_stream_close(t->in);
   td_event_close(t->entered);
   free(t->here);
+  free(t->is_ahead);
   free(t);
 }
 
@@ -119,6 +125,7 @@ void td_kv_transfer_enter(td_kv_transfer *t, const int32_t *pages, uint32_t n_pa
       const uint32_t now = atomic_load_explicit(&t->opts.versions[pages[i + k]],
                                                 memory_order_acquire);
       t->here[pages[i + k]] = now;
+      t->is_ahead[pages[i + k]] = false;
     }
     copy_in(t, pages[i], n);
     is_any = true;
@@ -134,9 +141,10 @@ void td_kv_transfer_wait(td_kv_transfer *t) {
   td_event_sync(t->entered);
 }
 
-// The page's new content is in host memory and on the device.
-static void note_written(td_kv_transfer *t, int32_t page) {
+// The device has the page's new content. So has host memory, but for the state if is_ahead.
+static void note_written(td_kv_transfer *t, int32_t page, bool is_ahead) {
   t->here[page] = atomic_fetch_add_explicit(&t->opts.versions[page], 1, memory_order_release) + 1;
+  t->is_ahead[page] = is_ahead;
 }
 
 // ---- steps of an engine -------------------------------------------------------------------------
@@ -150,7 +158,9 @@ td_status td_kv_outlet_open(td_engine *e, td_err *err) {
   TD_CHECK(e->opts.kv_pages == e->opts.transfer->opts.dev_pages && !e->opts.n_peers);
   td_kv_outlet *o = e->outlet = calloc(1, sizeof *o);
   if (o) o->pages = malloc(most_written(e) * sizeof *o->pages);
-  if (!o || !o->pages) return td_fail(err, TD_ENOMEM, "out of memory: KV pages of a step");
+  if (o) o->full = malloc(most_written(e) * sizeof *o->full);
+  if (!o || !o->pages || !o->full)
+    return td_fail(err, TD_ENOMEM, "out of memory: KV pages of a step");
   td_status st = td_stream_open(&o->stream, e->dev, err);
   if (st == TD_OK) st = td_event_open(&o->stored, e->dev, err);
   return st == TD_OK ? td_event_open(&o->left, e->dev, err) : st;
@@ -163,25 +173,30 @@ void td_kv_outlet_close(td_engine *e) {
   td_event_close(o->stored);
   td_event_close(o->left);
   free(o->pages);
+  free(o->full);
   free(o);
 }
 
 // Appends the pages that the sequence's tokens of this step are written to.
-static void list_written(td_kv_outlet *o, const td_step_seq *seq, uint32_t page_tokens) {
-  const uint32_t last = (seq->n_past + seq->n_tokens - 1) / page_tokens;
-  for (uint32_t p = seq->n_past / page_tokens; p <= last; p++)
+static void list_written(const td_engine *e, const td_step_seq *seq) {
+  td_kv_outlet *o = e->outlet;
+  const uint32_t page_tokens = e->opts.page_tokens, n_past = seq->n_past + seq->n_tokens;
+  for (uint32_t p = seq->n_past / page_tokens; p <= (n_past - 1) / page_tokens; p++) {
     o->pages[o->n_pages++] = seq->pages[p];
+    if (e->opts.transfer->opts.n_states && p < n_past / page_tokens)
+      o->full[o->n_full++] = seq->pages[p];
+  }
 }
 
 void td_kv_outlet_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   td_kv_outlet *o = e->outlet;
   if (!o) return;
   const uint32_t page_tokens = e->opts.page_tokens;
-  o->n_pages = o->n_prompt_pages = 0;
+  o->n_pages = o->n_prompt_pages = o->n_full = 0;
   if (e->opts.transfer->is_paused) return;
   for (int is_decode = 0; is_decode < 2; is_decode++) {
     for (uint32_t i = 0; i < n_seqs; i++) {
-      if (seqs[i].is_decode == is_decode) list_written(o, &seqs[i], page_tokens);
+      if (seqs[i].is_decode == is_decode) list_written(e, &seqs[i]);
     }
     if (!is_decode) o->n_prompt_pages = o->n_pages;
   }
@@ -230,15 +245,11 @@ void td_kv_outlet_layer(td_engine *e, uint32_t layer_idx) {
 
 void td_kv_outlet_finish(td_engine *e) {
   td_kv_outlet *o = e->outlet;
-  if (!o || !o->n_pages) return;
+  if (!o || (!o->n_prompt_pages && !o->n_full)) return;
   const td_kv_transfer *t = e->opts.transfer;
-  if (t->opts.n_states) {
-    wait_for_step(e);
-  } else if (!o->n_prompt_pages) {
-    return;
-  }
+  if (o->n_full) wait_for_step(e);
   for (uint32_t i = t->opts.n_layers; i < n_parts(t); i++)
-    leave(e, i, o->pages, o->n_pages);
+    leave(e, i, o->full, o->n_full);
   td_event_record(o->left, o->stream);
   td_stream_wait(e->stream, o->left);
 }
@@ -257,7 +268,17 @@ void td_kv_outlet_part(td_engine *e, size_t at, size_t n_bytes) {
 }
 
 void td_kv_outlet_note(td_engine *e, int32_t page) {
-  if (td_kv_outlet_is_active(e)) note_written(e->opts.transfer, page);
+  if (td_kv_outlet_is_active(e)) note_written(e->opts.transfer, page, false);
+}
+
+td_status td_engine_save_state(td_engine *e, int32_t page, td_err *err) {
+  td_kv_transfer *t = e->opts.transfer;
+  if (!td_kv_outlet_is_active(e) || !is_current(t, page) || !t->is_ahead[page]) return TD_OK;
+  for (uint32_t i = t->opts.n_layers; i < n_parts(t); i++)
+    leave(e, i, &page, 1);
+  td_status st = td_stream_sync(e->outlet->stream, err);
+  if (st == TD_OK) note_written(t, page, false);
+  return st;
 }
 
 td_status td_kv_outlet_end(td_engine *e, td_err *err) {
@@ -268,7 +289,9 @@ td_status td_kv_outlet_end(td_engine *e, td_err *err) {
   // The step's own copies have ended; those for later steps are not waited for.
   if (st == TD_OK && td_event_is_done(t->entered)) st = td_stream_sync(t->in, err);
   for (uint32_t i = 0; i < o->n_pages && st == TD_OK; i++)
-    note_written(t, o->pages[i]);
-  o->n_pages = 0;
+    note_written(t, o->pages[i], t->opts.n_states > 0);
+  for (uint32_t i = 0; i < o->n_full; i++)
+    t->is_ahead[o->full[i]] = false;
+  o->n_pages = o->n_full = 0;
   return st;
 }

@@ -2,15 +2,21 @@
 // processes share, so that one device prefills what another decodes, and pages outlive both.
 //
 // Page i of the device is page i of host memory; both are [n_layers][n_pages][page_bytes], then
-// recurrent states [n_states][n_pages][state_bytes]. A page's
-// version, in shared memory, is incremented whenever new content of it is complete in host memory.
-// A device remembers the version of its copy, so a page is copied to it at most once per version.
+// recurrent states [n_states][n_pages][state_bytes]. A page's version, in shared memory, is
+// incremented whenever some of its content is new, in host memory or on the device that computed
+// it. A device remembers the version of its copy, so a page is copied to it at most once per
+// version.
 //
 // In a step, keys and values of prompts leave layer by layer, on a stream of their own, while the
 // device computes what follows. Those of generated tokens are written to host memory by the
-// operator that stores them: too little for a copy. Recurrent states of all pages that the step
-// wrote leave at its end, by copies, in decode too. When td_engine_end
-// returns, all of them have arrived.
+// operator that stores them: too little for a copy. When td_engine_end returns, all of them have
+// arrived.
+//
+// A recurrent state is large, and each token replaces it. So it leaves, by a copy, when it is the
+// last of its page: at the end of the step that fills the page. The state of a page that is being
+// filled is on the device alone, until td_engine_save_state copies it out for whoever goes on from
+// there. If its process dies before, the page's state in host memory is an older one, or another
+// sequence's: nobody may go on from it (TD_READY_STATES in wire.h).
 //
 // Thread: that of the engines that use it. Who writes to a page is the only one to do so, and
 // nobody reads meanwhile what is being written (wire.h).

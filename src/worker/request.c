@@ -45,7 +45,8 @@ static void write_counts(td_wire_done *done, const td_worker_request *r) {
   done->n_prompt = r->submit.n_prompt;
   done->n_output = r->n_output;
   done->n_cached = r->submit.n_answer ? 0 : r->submit.n_past;
-  done->n_past = r->is_ended ? 0 : r->n_past; // a step may have been abandoned
+  // After an error, or in the middle of a step, nobody knows what is in the last page.
+  done->n_past = r->is_ended || done->reason == TD_DONE_ERROR ? 0 : r->n_past;
   if (!r->begin_ns) return;
   done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
   done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
@@ -64,7 +65,7 @@ void td_requests_end(td_requests *requests, td_worker_request *request, td_done_
   release(request);
 }
 
-static td_worker_request *find(const td_requests *requests, uint64_t id) {
+td_worker_request *td_requests_find(const td_requests *requests, uint64_t id) {
   for (uint32_t i = 0; i < requests->n; i++) {
     if (requests->active[i]->id == id) return requests->active[i];
   }
@@ -290,7 +291,7 @@ static bool mark_ended(td_worker_request *r, td_done_reason reason, const char *
 }
 
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply) {
-  td_worker_request *r = find(requests, msg->request);
+  td_worker_request *r = td_requests_find(requests, msg->request);
   td_err err;
   const char *wrong;
   if (!r && msg->kind != TD_MSG_SUBMIT) return false;
@@ -304,7 +305,7 @@ bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg
     wrong = take_part(requests, r, msg, &err);
   } else {
     wrong = take_submit(requests, msg->request, &msg->u.submit);
-    r = find(requests, msg->request);
+    r = td_requests_find(requests, msg->request);
   }
   if (!wrong) return false;
   if (r && r->is_held) return mark_ended(r, TD_DONE_ERROR, wrong);

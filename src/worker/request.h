@@ -96,6 +96,9 @@ bool td_request_is_complete(const td_worker_request *request);
 // rejected. A held request is marked as ended instead; whoever holds it sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
+// The request with that id; NULL: there is none.
+td_worker_request *td_requests_find(const td_requests *requests, uint64_t id);
+
 // Ends a request and writes its DONE into *reply. text may be NULL.
 void td_requests_end(td_requests *requests, td_worker_request *request, td_done_reason reason,
                      const char *text, td_wire_msg *reply);

@@ -263,15 +263,36 @@ static void close_all(worker *w) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
+// Before a DONE that says that the state in the request's last page is that after n_past tokens:
+// it has to be where all workers find it.
+static td_status save_state(worker *w, const td_worker_request *r, td_err *err) {
+  const uint32_t page_idx = r->n_past / w->kv.page_tokens;
+  if (r->is_held || r->is_ended || page_idx >= r->n_pages_received) return TD_OK;
+  return td_engine_save_state(w->engine, r->pages[page_idx], err);
+}
+
 static td_status post_done(worker *w, td_worker_request *r, td_done_reason reason, const char *text,
                            td_err *err) {
   td_wire_msg done;
+  td_status st = save_state(w, r, err);
+  if (st != TD_OK) return st;
   td_requests_end(&w->requests, r, reason, text, &done);
   return td_front_link_send(&w->front_link, &done, err);
 }
 
+// Has the front's record taken by its request, and replies if that has ended.
+static td_status take(worker *w, const td_wire_msg *msg, td_err *err) {
+  td_wire_msg reply;
+  const td_worker_request *r = msg->kind == TD_MSG_CANCEL
+                                   ? td_requests_find(&w->requests, msg->request)
+                                   : NULL;
+  td_status st = r ? save_state(w, r, err) : TD_OK;
+  if (st != TD_OK || !td_requests_take(&w->requests, msg, &reply)) return st;
+  return td_front_link_send(&w->front_link, &reply, err);
+}
+
 static td_status drain(worker *w, td_err *err) {
-  td_wire_msg msg, reply;
+  td_wire_msg msg;
   for (;;) {
     td_status st = td_ring_pop(&w->front_link.channel.rx, &msg);
     if (st == TD_EAGAIN) return TD_OK;
@@ -280,8 +301,7 @@ static td_status drain(worker *w, td_err *err) {
       w->is_shut_down = true;
       return TD_OK;
     }
-    if (!td_requests_take(&w->requests, &msg, &reply)) continue;
-    st = td_front_link_send(&w->front_link, &reply, err);
+    st = take(w, &msg, err);
     if (st != TD_OK) return st;
   }
 }

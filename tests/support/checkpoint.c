@@ -31,6 +31,14 @@ static const char gpt_oss_config[] =
     " \"num_key_value_heads\": 2, \"head_dim\": 8, \"num_local_experts\": 8,"
     " \"num_experts_per_tok\": 2, \"sliding_window\": 20, \"max_position_embeddings\": 2048}";
 
+static const char qwen3_next_config[] =
+    "{\"model_type\": \"qwen3_next\", \"vocab_size\": 208, \"hidden_size\": 32,"
+    " \"moe_intermediate_size\": 16, \"shared_expert_intermediate_size\": 16,"
+    " \"num_hidden_layers\": 3, \"full_attention_interval\": 3, \"num_attention_heads\": 4,"
+    " \"num_key_value_heads\": 2, \"head_dim\": 8, \"linear_num_key_heads\": 1,"
+    " \"linear_num_value_heads\": 2, \"linear_key_head_dim\": 8, \"linear_value_head_dim\": 8,"
+    " \"num_experts\": 8, \"num_experts_per_tok\": 2, \"max_position_embeddings\": 2048}";
+
 static void require(bool ok, const char *what) {
   if (ok) return;
   perror(what);
@@ -161,6 +169,49 @@ void ck_gpt_oss(checkpoint *ck) {
     add(ck, i, "mlp.experts.gate_up_proj_bias", 8, 64);
     add_mxfp4(ck, i, "down_proj", 32);
     add(ck, i, "mlp.experts.down_proj_bias", 8, 32);
+  }
+}
+
+static void add_delta_net(checkpoint *ck, int layer) {
+  add(ck, layer, "linear_attn.in_proj_qkvz.weight", 48, 32);
+  add(ck, layer, "linear_attn.in_proj_ba.weight", 4, 32);
+  add(ck, layer, "linear_attn.conv1d.weight", 32, 1);
+  ck_tensor *filter = &ck->tensors[ck->n_tensors - 1];
+  filter->shape[filter->n_dims++] = 4;
+  add(ck, layer, "linear_attn.A_log", 2, 0);
+  add(ck, layer, "linear_attn.dt_bias", 2, 0);
+  add(ck, layer, "linear_attn.norm.weight", 8, 0);
+  add(ck, layer, "linear_attn.out_proj.weight", 32, 16);
+}
+
+static void add_gated_attention(checkpoint *ck, int layer) {
+  add(ck, layer, "self_attn.q_proj.weight", 64, 32);
+  add(ck, layer, "self_attn.k_proj.weight", 16, 32);
+  add(ck, layer, "self_attn.v_proj.weight", 16, 32);
+  add(ck, layer, "self_attn.o_proj.weight", 32, 32);
+  add(ck, layer, "self_attn.q_norm.weight", 8, 0);
+  add(ck, layer, "self_attn.k_norm.weight", 8, 0);
+}
+
+void ck_qwen3_next(checkpoint *ck) {
+  start(ck, qwen3_next_config);
+  ck->single = ck->is_random = true;
+  ck_add(ck, "model.embed_tokens.weight", "BF16", 208, 32, 0);
+  ck_add(ck, "model.norm.weight", "BF16", 32, 0, 0);
+  ck_add(ck, "lm_head.weight", "BF16", 208, 32, 0);
+  for (int i = 0; i < 3; i++) {
+    add(ck, i, "input_layernorm.weight", 32, 0);
+    add(ck, i, "post_attention_layernorm.weight", 32, 0);
+    if (i < 2) {
+      add_delta_net(ck, i);
+    } else {
+      add_gated_attention(ck, i);
+    }
+    add_experts(ck, i);
+    add(ck, i, "mlp.shared_expert.gate_proj.weight", 16, 32);
+    add(ck, i, "mlp.shared_expert.up_proj.weight", 16, 32);
+    add(ck, i, "mlp.shared_expert.down_proj.weight", 32, 16);
+    add(ck, i, "mlp.shared_expert_gate.weight", 1, 32);
   }
 }
 

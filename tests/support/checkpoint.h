@@ -39,6 +39,9 @@ void ck_qwen3(checkpoint *ck);
 // gpt-oss, of one file and random data: 4 heads on 2, a window of 20 in the first layer, experts in
 // both, 8 of which 2, in MXFP4; a vocabulary of 208.
 void ck_gpt_oss(checkpoint *ck);
+// Qwen3-Next, of one file and random data: two layers with gated delta nets of 2 heads, one with
+// attention; 8 experts of which 2; a vocabulary of 208.
+void ck_qwen3_next(checkpoint *ck);
 // Makes config.json the text_config of a checkpoint of model_type, and puts prefix before every
 // name.
 void ck_wrap(checkpoint *ck, const char *model_type, const char *prefix);

@@ -431,6 +431,11 @@ td_status td_engine_copy_page(td_engine *engine, int32_t to, int32_t from, td_er
   return TD_OK;
 }
 
+td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err) {
+  (void)engine, (void)page, (void)err;
+  return TD_OK;
+}
+
 void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs) {
   (void)engine;
   (void)seqs;

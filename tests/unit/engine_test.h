@@ -36,7 +36,10 @@ typedef struct {
 // Without and with shared experts and dense layers. A slot holds three of eight experts, and the
 // ring comes round from layer to layer; or one of four, and it comes round in a layer.
 static const small_model small_models[] = {{"qwen3_moe", 132 << 10}, {"deepseek_fp8", 246 << 10}};
-enum { PAIRED_RING = 24 << 10 }; // of ck_gpt_oss's experts
+enum {
+  PAIRED_RING = 24 << 10,
+  NEXT_RING = 24 << 10
+}; // of ck_gpt_oss's and ck_qwen3_next's experts
 
 typedef struct {
   td_model *model;

@@ -25,6 +25,7 @@ typedef struct {
   const small_model *small;
   bool streams;                   // experts, for prompts; the CPU computes the others
   size_t pages_bytes, page_bytes; // of all pages; of one over all layers
+  size_t state_bytes;             // of it, recurrent states
   int fd;                         // of host memory, which each worker maps for itself
   _Atomic uint32_t versions[XFER_PAGES];
   xfer_worker prefill, decode, all;
@@ -45,7 +46,9 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                          .max_step_seqs = 2,
                          .max_seq_tokens = XFER_TOKENS,
                          .kv_dtype = td_dev_kv_dtype(out->dev, TD_F32)};
-  w->page_bytes = ENGINE_PAGE * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
+  const uint32_t n_delta = td_model_n_delta(c, c->n_layers), n_layers = c->n_layers - n_delta;
+  w->state_bytes = td_engine_state_bytes(c);
+  w->page_bytes = ENGINE_PAGE * td_engine_kv_bytes_per_token(c, opts.kv_dtype) + w->state_bytes;
   w->pages_bytes = XFER_PAGES * w->page_bytes;
   if (shares) {
     assert_int_equal(ftruncate(w->fd, (off_t)w->pages_bytes), 0);
@@ -59,8 +62,10 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                                           .host_pages = out->host_pages,
                                           .versions = w->versions,
                                           .n_pages = XFER_PAGES,
-                                          .n_layers = c->n_layers,
-                                          .page_bytes = w->page_bytes / c->n_layers};
+                                          .n_layers = n_layers,
+                                          .page_bytes = (w->page_bytes - w->state_bytes) / n_layers,
+                                          .n_states = n_delta,
+                                          .state_bytes = n_delta ? w->state_bytes / n_delta : 0};
     assert_int_equal(td_kv_transfer_open(&out->transfer, &transfer, &err), TD_OK);
     opts.kv_pages = out->dev_pages;
     opts.transfer = out->transfer;
@@ -180,6 +185,89 @@ static inline void run_xfer(xfer_world *w, const char *kind, unsigned decode_ind
   free(before);
 }
 
+static inline uint64_t xfer_out_bytes(const xfer_worker *x) {
+  return td_kv_transfer_stats_of(x->transfer).out_bytes;
+}
+
+static inline void xfer_save(const xfer_worker *x, int32_t page) {
+  td_err err;
+  if (td_engine_save_state(x->engine, page, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+enum { XFER_PROMPT = 37, XFER_LAST = 52, XFER_END = 60 }; // tokens; three pages and parts
+
+// A prompt's states leave where a page is full, and at its end; so do those of generated tokens,
+// and no step in between copies any.
+static inline void run_states_out(xfer_world *w, const int32_t *a, const int32_t *pages) {
+  const uint64_t state = w->state_bytes, keys = w->page_bytes - state;
+  xfer_step(w, &w->prefill, a, pages, 0, 20, false); // cut in the middle of a page
+  assert_int_equal(xfer_out_bytes(&w->prefill), 2 * keys + state);
+  xfer_step(w, &w->prefill, a, pages, 20, XFER_PROMPT - 20, false);
+  assert_int_equal(xfer_out_bytes(&w->prefill), 4 * keys + 2 * state);
+  for (int i = 0; i < 2; i++) { // the second time it is there
+    xfer_save(&w->prefill, pages[2]);
+    assert_int_equal(xfer_out_bytes(&w->prefill), 4 * keys + 3 * state);
+  }
+  for (uint32_t i = XFER_PROMPT; i < XFER_LAST; i++) {
+    xfer_step(w, &w->decode, a, pages, i, 1, true);
+    assert_int_equal(xfer_out_bytes(&w->decode), i + 1 < 3 * ENGINE_PAGE ? 0 : state);
+  }
+  assert_int_equal(xfer_in_bytes(&w->decode), 3 * w->page_bytes); // once
+}
+
+// Preempted, and resumed on the other device and back; then a worker dies with a state that nobody
+// else has, and its sequence goes on from the last full page.
+static inline void run_states_over(xfer_world *w, const int32_t *a, const int32_t *pages,
+                                   const char *kind, unsigned decode_index) {
+  const uint64_t state = w->state_bytes, page = w->page_bytes;
+  xfer_save(&w->decode, pages[3]);
+  assert_int_equal(xfer_out_bytes(&w->decode), 2 * state);
+  uint64_t in = xfer_in_bytes(&w->prefill), out = xfer_out_bytes(&w->prefill);
+  xfer_step(w, &w->prefill, a, pages, XFER_LAST, 3, true);
+  assert_int_equal(xfer_in_bytes(&w->prefill), in + 2 * page);
+  assert_int_equal(xfer_out_bytes(&w->prefill), out);
+  xfer_save(&w->prefill, pages[3]);
+  xfer_step(w, &w->decode, a, pages, XFER_LAST + 3, 1, true);
+  assert_int_equal(xfer_in_bytes(&w->decode), 4 * page);
+  assert_int_equal(xfer_out_bytes(&w->decode), 2 * state);
+  close_xfer_worker(w, &w->decode);
+  open_xfer_worker(w, &w->decode, kind, decode_index, true);
+  xfer_step(w, &w->decode, a, pages, 3 * ENGINE_PAGE, XFER_LAST - 3 * ENGINE_PAGE, true);
+  for (uint32_t i = XFER_LAST; i < XFER_END; i++)
+    xfer_step(w, &w->decode, a, pages, i, 1, true);
+  assert_int_equal(xfer_in_bytes(&w->decode), 3 * page);
+  assert_int_equal(xfer_out_bytes(&w->decode), 0);
+}
+
+// A page whose state is on the device alone is copied, and goes to another sequence.
+static inline void run_states_copied(xfer_world *w, const int32_t *a, const int32_t *pages) {
+  const int32_t copied[] = {pages[0], pages[1], pages[2], 6}, other[] = {pages[3]};
+  td_err err;
+  assert_int_equal(td_engine_copy_page(w->decode.engine, 6, pages[3], &err), TD_OK);
+  assert_int_equal(td_engine_copy_page(w->all.engine, 6, pages[3], &err), TD_OK);
+  assert_int_equal(xfer_out_bytes(&w->decode), w->page_bytes);
+  xfer_save(&w->decode, 6);
+  assert_int_equal(xfer_out_bytes(&w->decode), w->page_bytes);
+  xfer_step(w, &w->prefill, a, copied, XFER_END, 1, true);
+  // The decode device's copy of the other is out of date then, and leaves no more.
+  xfer_step(w, &w->prefill, a + 7, other, 0, 9, false);
+  xfer_save(&w->prefill, other[0]);
+  xfer_save(&w->decode, other[0]);
+  assert_int_equal(xfer_out_bytes(&w->decode), w->page_bytes);
+  xfer_step(w, &w->decode, a + 7, other, 9, 1, true);
+}
+
+// Recurrent states beside keys and values.
+static inline void run_states(xfer_world *w, const char *kind, unsigned decode_index) {
+  static const int32_t pages[] = {2, 3, 0, 7};
+  int32_t a[XFER_TOKENS];
+  for (int32_t i = 0; i < XFER_TOKENS; i++)
+    a[i] = 3 + 7 * i % 200;
+  run_states_out(w, a, pages);
+  run_states_over(w, a, pages, kind, decode_index);
+  run_states_copied(w, a, pages);
+}
+
 // kind "cuda": on the first two GPUs. streams: experts do, for prompts.
 static inline void open_xfer_world(xfer_world *w, const small_model *m, const char *kind,
                                    bool streams) {
@@ -204,7 +292,11 @@ static inline void close_xfer_world(xfer_world *w) {
 static inline void check_xfer(const small_model *m, const char *kind, bool streams) {
   xfer_world w;
   open_xfer_world(&w, m, kind, streams);
-  run_xfer(&w, kind, strcmp(kind, "cuda") == 0);
+  if (w.state_bytes) {
+    run_states(&w, kind, strcmp(kind, "cuda") == 0);
+  } else {
+    run_xfer(&w, kind, strcmp(kind, "cuda") == 0);
+  }
   assert_true(w.n_rows > 20);
   if (streams) assert_true(td_engine_stream_progress(w.all.engine).copied_bytes > 0);
   close_xfer_world(&w);

@@ -360,6 +360,12 @@ static void test_kv_transfer(void **state) {
     setenv("TANDEM_JITTER", i ? "3" : "0", 1);
     check_xfer(&small_models[i], "cuda", i == 1);
   }
+  checkpoint ck;
+  ck_qwen3_next(&ck);
+  ck_write(&ck);
+  const small_model m = {ck.dir, NEXT_RING};
+  check_xfer(&m, "cuda", false);
+  ck_free(&ck);
   unsetenv("TANDEM_JITTER");
 }
 

@@ -519,6 +519,24 @@ static void test_kv_transfer(void **state) {
   unsetenv("TANDEM_JITTER");
 }
 
+// The same with recurrent states, which leave the device where others may go on from them.
+static void test_kv_transfer_of_states(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  checkpoint ck;
+  ck_qwen3_next(&ck);
+  ck_write(&ck);
+  const small_model m = {ck.dir, NEXT_RING};
+  for (unsigned seed = 0; seed < N_TRANSFERS; seed++) {
+    char text[16];
+    snprintf(text, sizeof text, "%u", seed);
+    setenv("TANDEM_JITTER", text, 1);
+    check_xfer(&m, "cpu", seed % 2);
+  }
+  unsetenv("TANDEM_JITTER");
+  ck_free(&ck);
+}
+
 static const char *host_pages;
 static size_t host_bytes;
 static uint32_t n_attended, layers_out; // layers whose attention is queued; a bit for each copied
@@ -576,6 +594,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),
                                      cmocka_unit_test(test_kv_transfer),
+                                     cmocka_unit_test(test_kv_transfer_of_states),
                                      cmocka_unit_test(test_keys_leave_layer_by_layer)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 1;
   return cmocka_run_group_tests(tests, NULL, NULL);

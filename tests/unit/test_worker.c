@@ -646,9 +646,14 @@ static void test_steps_end_at_copies(void **state) {
   assert_int_equal(step.seqs[0].n_tokens, 3);
   assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
   expect_end(&t, send_copies(&t, 2, 9, 8, 27), 2, TD_DONE_ERROR); // twice
-  assert_int_equal(t.reply.u.done.n_past, 27);
+  assert_int_equal(t.reply.u.done.n_past, 0);                     // nobody goes on from there
   assert_false(send_submit(&t, 3, 5, 5, 0));
   expect_end(&t, send_copies(&t, 3, -1, -1, 0), 3, TD_DONE_ERROR); // not announced
+  assert_false(send_submit(&t, 4, 5, 5, 0));
+  assert_false(send_tokens(&t, 4, 5, 4));
+  td_requests_find(&t.requests, 4)->n_past = 3;
+  expect_end(&t, send_kind(&t, 4, TD_MSG_CANCEL), 4, TD_DONE_CANCELED);
+  assert_int_equal(t.reply.u.done.n_past, 3);
   td_step_close(&step);
   table_close(&t);
 }
