@@ -487,6 +487,41 @@ CASES["gpt_oss_plain"] = (
 )
 
 
+# Names and keys of Tencent, one FP8 scale a matrix, a prediction layer.
+CASES["hy_v3_published"] = (
+    {k: v for k, v in _HY.items() if k != "rope_theta"}
+    | {
+        "enable_moe_fp32_combine": False,
+        "expert_hidden_dim": 12,
+        "moe_router_enable_expert_bias": True,
+        "moe_router_use_sigmoid": True,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "num_nextn_predict_layers": 1,
+        "num_shared_experts": 2,
+        "qk_norm": True,
+        "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
+        "route_norm": True,
+    },
+    "fp8-static",
+)
+# Fused experts with one FP8 scale each.
+CASES["mistral4_fp8"] = (
+    _wrapped("mistral3", _mistral(beta=0.2, n_shared_experts=2, num_attention_heads=5,
+                                  num_key_value_heads=5)),
+    "fp8-static",
+)
+# Each expert by itself, its blocks described outside of text_config.
+CASES["qwen3_5_moe_fp8"] = (
+    _wrapped(
+        "qwen3_5_moe",
+        _QWEN35 | {"full_attention_interval": 2, "hidden_size": 136, "linear_num_key_heads": 1,
+                   "linear_num_value_heads": 3, "moe_intermediate_size": 20, "num_hidden_layers": 3},
+    ),
+    "fp8",
+)
+
+
 def config_of(name):
     config, dtype = CASES[name]
     return shapes.quantize_config(config, dtype), dtype

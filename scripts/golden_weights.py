@@ -39,6 +39,28 @@ def mxfp4_blocks(name, values):
     ], np.ascontiguousarray(used.reshape(n, rows, cols).transpose(0, 2, 1), np.float32)
 
 
+def static_fp8(tensor, values, config):
+    """One scale a matrix, beside scales of activations that are not used."""
+    entry, name, module = checkpoint.Entry.of_array, tensor.name, tensor.name.removesuffix(".weight")
+    scales = np.abs(values).max(axis=(-2, -1), keepdims=True) / np.float32(checkpoint.E4M3_MAX)
+    half = np.full((), 0.5, np.float32)
+    if shapes.is_published_hy3(config):
+        bits = checkpoint.to_bf16(scales)
+        scales = checkpoint.from_bf16(bits)
+        more = [entry(module + ".weight_scale", bits.reshape(()), "BF16"),
+                entry(module + ".input_scale", half, "F32")]
+        if tensor.role == "k":
+            more.append(entry(module.removesuffix("k_proj") + "k_cache.scale", half, "F32"))
+    elif values.ndim == 3:
+        more = [entry(name + "_scale_inv", scales, "F32"),
+                entry(name + "_activation_scale", scales[:, 0, 0], "F32")]
+    else:
+        more = [entry(name + "_scale_inv", scales.reshape(()), "F32"),
+                entry(module + ".activation_scale", half, "F32")]
+    codes = checkpoint.to_e4m3(values / scales)
+    return [entry(name, codes, "F8_E4M3"), *more], checkpoint.from_e4m3(codes) * scales
+
+
 def stored_and_used(tensor, values, config, dtype):
     """(entries as published, the float32 values that they stand for)."""
     entry = checkpoint.Entry.of_array
@@ -49,6 +71,8 @@ def stored_and_used(tensor, values, config, dtype):
     if shapes.is_quantized(tensor, dtype):
         module = tensor.name.removesuffix(".weight")
         return quant_formats.FORMATS[dtype].quantize(module, values)
+    if dtype == "fp8-static" and tensor.role in shapes.LINEAR:
+        return static_fp8(tensor, values, config)
     if dtype == "awq":  # the checkpoints of that time are in F16
         half = values.astype(np.float16)
         return [entry(tensor.name, half, "F16")], half.astype(np.float32)

@@ -264,7 +264,7 @@ def load_reference(config, used):
     text = shapes.text_config(config)
     if text is not config:  # the language model by itself
         used = {t.name: used[shapes.wrapped_name(config["model_type"], t.name)]
-                for t in shapes.tensors(text)}
+                for t in shapes.tensors(shapes.language_model(config))}
         config = text | ({"model_type": "deepseek_v3"} if text["model_type"] == "kimi_k2" else {})
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]

@@ -69,19 +69,33 @@ def _gqa(c, p):
             yield Tensor(f"{p}.{role}_norm.weight", (n,), "qk_norm")
 
 
+def _fuses_experts(c):
+    """Whether a layer's experts are two tensors, which they are not in blocks of FP8."""
+    quant = c.get("quantization_config", {})
+    return family(c).fused and not is_published_hy3(c) and not quant.get("weight_block_size")
+
+
+def is_published_hy3(c):
+    """Whether names are those of Tencent, rather than those of transformers."""
+    return "expert_hidden_dim" in c
+
+
 def _experts(c, p):
     f, dim, inner = family(c), c["hidden_size"], c[family(c).expert_dim]
     n, (gate, up, down) = n_experts(c), f.expert_names
-    if f.router_bias:
-        yield Tensor(f"{p}.{f.router_bias}", (n,), "router_bias")
+    bias, shared, router = f.router_bias, "shared_experts", "gate"
+    if is_published_hy3(c):
+        bias, shared, router = "expert_bias", "shared_mlp", "router.gate"
+    if bias:
+        yield Tensor(f"{p}.{bias}", (n,), "router_bias")
     n_shared = c.get("n_shared_experts", c.get("num_shared_experts", 0))
     if n_shared:
-        yield from _mlp(f"{p}.shared_experts", dim, inner * n_shared)
-    yield Tensor(f"{p}.gate.weight", (n, dim), "router")
-    if f.fused:
+        yield from _mlp(f"{p}.{shared}", dim, inner * n_shared)
+    yield Tensor(f"{p}.{router}.weight", (n, dim), "router")
+    if _fuses_experts(c):
         yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
         yield Tensor(f"{p}.experts.down_proj", (n, dim, inner), "down", True)
-    for i in range(0 if f.fused else n):
+    for i in range(0 if _fuses_experts(c) else n):
         yield Tensor(f"{p}.experts.{i}.{gate}.weight", (inner, dim), "gate", True)
         yield Tensor(f"{p}.experts.{i}.{up}.weight", (inner, dim), "up", True)
         yield Tensor(f"{p}.experts.{i}.{down}.weight", (dim, inner), "down", True)
@@ -222,6 +236,12 @@ def text_config(c):
     return c["text_config"] if c["model_type"] in WRAPPERS else c
 
 
+def language_model(c):
+    """The configuration that the language model of config c has by itself."""
+    quant = {k: v for k, v in c.items() if k == "quantization_config"}
+    return c if text_config(c) is c else text_config(c) | quant
+
+
 def family(c):
     name = text_config(c)["model_type"]
     return FAMILIES["deepseek_v3" if name == "kimi_k2" else name]
@@ -287,7 +307,7 @@ def _mtp_apart(c):
 def tensors(c):
     """Every tensor of the checkpoint of config c, FP8 scales excluded."""
     if c["model_type"] in WRAPPERS:
-        for t in tensors(c["text_config"]):
+        for t in tensors(language_model(c)):
             name = wrapped_name(c["model_type"], t.name)
             yield Tensor(name, t.shape, t.role, t.expert)
         for name in WRAPPERS[c["model_type"]]:
@@ -314,7 +334,7 @@ def is_quantized(tensor, dtype):
 
 def is_fp8(tensor, dtype):
     """In blocks. mixed: the routed experts alone are FP8."""
-    if dtype in quant_formats.FORMATS:
+    if dtype in quant_formats.FORMATS or dtype == "fp8-static":
         return False
     if dtype == "bf16" or tensor.role not in LINEAR or len(tensor.shape) != 2:
         return False
@@ -329,8 +349,10 @@ def quantize_config(c, dtype):
         return c | {"quantization_config": quant}
     if dtype == "bf16":
         return c
-    if c["model_type"] in WRAPPERS:
+    if c["model_type"] == "kimi_k25":
         return c | {"text_config": quantize_config(c["text_config"], dtype)}
+    if dtype == "fp8-static":
+        return c | {"quantization_config": _static_fp8(c)}
     if dtype in quant_formats.FORMATS:
         kept = [t for t in tensors(c) if len(t.shape) == 2 and not is_quantized(t, dtype)]
         ignore = [t.name.removesuffix(".weight") for t in kept if t.role != "embed"]
@@ -343,10 +365,22 @@ def quantize_config(c, dtype):
         "quant_method": "fp8",
         "weight_block_size": [128, 128],
     }
+    if c["model_type"] == "minimax_m2":
+        kept = ["gate", "e_score_correction_bias", "lm_head"]
+        return c | {"quantization_config": quant | {"fmt": "float8_e4m3fn", "modules_to_not_convert": kept}}
     if dtype == "mixed" or c["model_type"] == "qwen3_moe":
         kept = [t.name for t in tensors(c) if len(t.shape) == 2 and not is_fp8(t, dtype)]
         quant["modules_to_not_convert"] = [n.removesuffix(".weight") for n in kept]
     return c | {"quantization_config": quant}
+
+
+def _static_fp8(c):
+    """FP8 with one scale a matrix and one for its activations, as Mistral Small 4 and Hy3 have it."""
+    quant = {"activation_scheme": "static", "quant_method": "fp8"}
+    if is_published_hy3(c):
+        return quant | {"ignored_layers": ["lm_head", "model.embed_tokens"], "kv_cache_scheme": "static"}
+    kept = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    return quant | {"modules_to_not_convert": kept, "weight_block_size": None}
 
 
 DEEPSEEK_BASE = {

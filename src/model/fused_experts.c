@@ -2,6 +2,9 @@
 // expert's matrix is a part of the tensor; nothing is copied. In BF16, F16 or F32:
 //   gate_up_proj [n_experts][2 * expert_dim][dim], an expert's gate rows before its up rows
 //   down_proj    [n_experts][dim][expert_dim]
+// In FP8 with F32 or BF16 scales, NAME_scale_inv: one for each expert's part of the tensor
+// ([n_experts], [n_experts][1][1]), one for gate and one for up ([n_experts][2][1]), or one a block
+// ([n_experts][row blocks][column blocks]).
 // In MXFP4, where gate and up rows alternate and are one matrix:
 //   gate_up_proj_blocks, down_proj_blocks [n_experts][rows][cols / 32][16], and _scales
 //   [n_experts][rows][cols / 32]
@@ -87,6 +90,62 @@ static td_status bind_mxfp4(td_tensor_binder *b, const char *name, uint32_t rows
   return st;
 }
 
+static uint64_t n_blocks(uint64_t n, uint32_t block) {
+  return (n + block - 1) / block;
+}
+
+// The blocks of FP8 experts [n][part.n_rows][cols], as they follow from the number of scales; 0
+// rows: they do not fit.
+static void find_blocks(const td_tensor_binder *b, const fused_part *part, uint32_t cols,
+                        uint64_t n_scales, td_weight *w) {
+  const uint64_t n = b->config->n_experts;
+  w->scale_rows = part->n_rows;
+  w->scale_cols = cols;
+  if (n_scales == n) return;
+  if (n_scales == 2 * n && w->rows * 2 == part->n_rows) {
+    w->scale_rows = w->rows;
+    return;
+  }
+  const td_quant_scheme *s = b->quant ? td_quant_find(b->quant, part->name) : NULL;
+  w->scale_rows = s && s->scale_rows ? s->scale_rows : 128;
+  w->scale_cols = s && s->scale_cols ? s->scale_cols : 128;
+  const uint64_t blocks = n_blocks(part->n_rows, w->scale_rows) * n_blocks(cols, w->scale_cols);
+  if (n_scales != n * blocks || w->rows % w->scale_rows) w->scale_rows = 0;
+}
+
+static td_status bind_fp8(td_tensor_binder *b, const td_tensor *t, const fused_part *part,
+                          td_weight *experts) {
+  char name[TD_MAX_TENSOR_NAME + 16];
+  snprintf(name, sizeof name, "%s_scale_inv", t->name);
+  const td_tensor *scales = NULL;
+  const void *values = NULL;
+  td_status st = td_binder_find(b, name, &scales);
+  if (st != TD_OK) return st;
+  uint64_t n_scales = 1;
+  for (uint32_t i = 0; i < scales->n_dims; i++)
+    n_scales *= scales->shape[i];
+  td_weight w = experts[0];
+  find_blocks(b, part, w.cols, n_scales, &w);
+  if (!w.scale_rows) {
+    return td_fail(b->err, TD_EFORMAT,
+                   "%s: tensor %s: %llu scales do not fit %u experts of [%u, %u] in blocks of the "
+                   "quantization_config in config.json",
+                   scales->file, name, (unsigned long long)n_scales, b->config->n_experts,
+                   part->n_rows, w.cols);
+  }
+  st = td_binder_place_f32(b, scales, &values);
+  const uint64_t columns = n_blocks(w.cols, w.scale_cols);
+  const uint64_t rows = n_blocks(part->n_rows, w.scale_rows);
+  for (uint32_t e = 0; e < b->config->n_experts && st == TD_OK; e++) {
+    td_weight *to = &experts[e];
+    const uint64_t row = e * rows + part->first_row / w.scale_rows;
+    to->scale_rows = w.scale_rows < w.rows ? w.scale_rows : w.rows;
+    to->scale_cols = w.scale_cols;
+    to->scale = (const float *)values + row * columns;
+  }
+  return st;
+}
+
 td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec, const char *prefix,
                                 td_weight *experts, bool *found) {
   const fused_part part = part_of(b, spec);
@@ -104,7 +163,8 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
   if (!*found) return TD_OK;
   td_dtype dtype;
   td_status st = td_binder_find(b, name, &t);
-  if (st == TD_OK) st = td_binder_dtype(b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16, &dtype);
+  const unsigned allowed = 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16 | 1u << TD_F8E4M3;
+  if (st == TD_OK) st = td_binder_dtype(b, t, allowed, &dtype);
   const uint64_t shape[] = {b->config->n_experts, part.n_rows, cols};
   if (st == TD_OK) st = check_shape(b, t, shape, 3);
   const void *data = NULL;
@@ -114,15 +174,16 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
     const size_t row = (size_t)e * part.n_rows + part.first_row;
     experts[e].data = (const char *)data + row * td_weight_row_bytes(&experts[e]);
   }
-  return st;
+  return st == TD_OK && dtype == TD_F8E4M3 ? bind_fp8(b, t, &part, experts) : st;
 }
 
-td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_store *store,
-                        const td_tensor_spec *spec, const char *prefix, bool *used,
-                        td_weight *experts, td_err *err) {
+td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_quant *quant,
+                        const td_store *store, const td_tensor_spec *spec, const char *prefix,
+                        bool *used, td_weight *experts, td_err *err) {
   td_err local;
   bool found = false;
   td_tensor_binder b = {.out = binding, .config = config, .store = store, .used = used};
+  b.quant = quant;
   b.err = err ? err : &local;
   const td_status st = td_bind_fused_experts(&b, spec, prefix, experts, &found);
   TD_CHECK(st != TD_OK || found);

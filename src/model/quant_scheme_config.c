@@ -65,17 +65,14 @@ static td_status read_fp8(td_quant *quant, const td_config_reader *r, const cJSO
   const char *fmt = "e4m3";
   td_status st = td_config_str(r, config, "fmt", &fmt);
   if (st != TD_OK) return st;
-  if (strcmp(fmt, "e4m3") != 0) return td_quant_unsupported(r, "FP8 format fmt", fmt, "e4m3");
+  if (strcmp(fmt, "e4m3") != 0 && strcmp(fmt, "float8_e4m3fn") != 0)
+    return td_quant_unsupported(r, "FP8 format fmt", fmt, "e4m3, which is float8_e4m3fn");
   const cJSON *block = cJSON_GetObjectItemCaseSensitive(config, "weight_block_size");
-  if (cJSON_IsNull(block)) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: FP8 without weight_block_size (one scale a matrix) is not supported; FP8 "
-                   "with blocks is",
-                   r->file);
-  }
-  // transformers' default if the key is absent
+  // transformers' default if the key is absent; matrices with a single scale have that for the
+  // whole (weight_formats.c).
   td_quant_scheme s = {TD_QUANT_FP8, 128, 128, true, 0};
-  if (block) st = read_block(r, block, "weight_block_size", &s);
+  if (cJSON_IsNull(block)) s.scale_rows = s.scale_cols = 0;
+  if (block && !cJSON_IsNull(block)) st = read_block(r, block, "weight_block_size", &s);
   return st == TD_OK ? add_for_all(quant, r, &s) : st;
 }
 

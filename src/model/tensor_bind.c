@@ -8,8 +8,15 @@
 #include "model/families/family.h"
 
 // Tensors of published checkpoints that the forward pass does not need.
-static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale", ".v_scale",
-                                               ".input_scale", ".input_global_scale"};
+static const char *const ignored_suffixes[] = {
+    ".rotary_emb.inv_freq", ".k_scale",          ".v_scale",
+    ".k_cache.scale",       ".v_cache.scale",    ".input_scale",
+    ".activation_scale",    "_activation_scale", ".input_global_scale"};
+
+static bool ends_with(const char *text, const char *suffix) {
+  size_t n = strlen(text), m = strlen(suffix);
+  return n >= m && strcmp(text + n - m, suffix) == 0;
+}
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   return td_fail(b->err, TD_EFORMAT,
@@ -224,6 +231,20 @@ static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint
   return st;
 }
 
+// Whether the checkpoint has this tensor of layer layer_idx, a matrix in any format.
+static bool is_stored(const td_tensor_binder *b, uint32_t layer_idx, const char *name) {
+  static const char *const parts[] = {"weight", "weight_packed", "qweight"};
+  char own[TD_MAX_TENSOR_NAME], whole[TD_MAX_TENSOR_NAME];
+  const size_t n = strlen(name) - (ends_with(name, ".weight") ? strlen("weight") : 0);
+  for (size_t i = 0; i < TD_COUNT(parts); i++) {
+    snprintf(own, sizeof own, "model.layers.%u.%.*s%s", layer_idx, (int)n, name,
+             n == strlen(name) ? "" : parts[i]);
+    td_tensor_name(b->config, own, whole);
+    if (td_binder_peek(b, whole)) return true;
+  }
+  return false;
+}
+
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
@@ -238,7 +259,8 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
       st = bind_experts(b, p, layer_idx, field);
     } else {
       char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
-      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, p->name);
+      const bool renamed = p->alias && is_stored(b, layer_idx, p->alias);
+      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, renamed ? p->alias : p->name);
       td_tensor_name(b->config, own, name);
       st = bind_place(b, p, name, field);
     }
@@ -262,11 +284,6 @@ static td_status bind_ends(td_tensor_binder *b) {
     if (st != TD_OK) return st;
   }
   return TD_OK;
-}
-
-static bool ends_with(const char *text, const char *suffix) {
-  size_t n = strlen(text), m = strlen(suffix);
-  return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
 // Whether name belongs to a multi-token prediction layer; if so *layer_idx is its index.

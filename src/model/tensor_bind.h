@@ -25,9 +25,9 @@ td_status td_bind_matrix(td_bound_tensors *binding, const td_quant *quant, const
                          const td_tensor *t, bool *used, td_weight *w, td_err *err);
 // Binds the matrices for the field of spec of all experts of a layer, fused into one tensor of
 // store whose name is prefix and gate_up_proj or down_proj: experts[config->n_experts].
-td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_store *store,
-                        const td_tensor_spec *spec, const char *prefix, bool *used,
-                        td_weight *experts, td_err *err);
+td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_quant *quant,
+                        const td_store *store, const td_tensor_spec *spec, const char *prefix,
+                        bool *used, td_weight *experts, td_err *err);
 void td_binding_free(td_bound_tensors *binding);
 
 #endif

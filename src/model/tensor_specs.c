@@ -10,9 +10,10 @@
 #define END(field) offsetof(td_model_ends, field)
 
 const td_tensor_spec td_end_places[] = {
-    {"model.embed_tokens.weight", TD_SPEC_PLAIN, END(embed), TD_DIM_VOCAB, TD_DIM_MODEL, 0},
-    {"model.norm.weight", TD_SPEC_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, 0},
-    {"lm_head.weight", TD_SPEC_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED},
+    {"model.embed_tokens.weight", TD_SPEC_PLAIN, END(embed), TD_DIM_VOCAB, TD_DIM_MODEL, 0, NULL},
+    {"model.norm.weight", TD_SPEC_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"lm_head.weight", TD_SPEC_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED,
+     NULL},
 };
 const size_t td_n_end_places = TD_COUNT(td_end_places);
 

@@ -76,6 +76,7 @@ typedef struct {
   size_t offset; // of the destination field
   td_dim rows, cols;
   unsigned conditions;
+  const char *alias; // what other checkpoints of the family call it; NULL: no other name
 } td_tensor_spec;
 
 extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends

@@ -107,9 +107,15 @@ CUDA_BOUNDS = RECURRENT_BOUNDS | {"gpt_oss": (0.06, 0.6)}
 # over all heads, scaled queries and a softmax router with groups; gated delta nets, gated attention and
 # a gated shared expert; sinks, windows, biases of everything and pairs of gate and up, with experts on
 # either device. Tolerances: test_golden_cuda.py.
+# Latent attention takes the emulator long, so that these see the beginning of the prompt alone.
+SHORT = {"kimi_k25_int4": 40, "glm4_moe_lite": 40, "mistral4_fp8": 40}
+
+
 @pytest.mark.parametrize(
     ("case", "chunk", "experts"),
-    [(case, 37, "gpu") for case in ("glm4_moe_norms", "minimax_m2", "mistral4_groups", *RECURRENT)]
+    [("kimi_k25_int4", 37, "cpu"), ("glm4_moe_lite", 37, "cpu"), ("mistral4_fp8", 13, "gpu")]
+    + [(case, 37, "gpu") for case in ("glm4_moe_norms", "minimax_m2", "mistral4_groups", *RECURRENT)]
+    + [("hy_v3_published", 37, "gpu")]
     + [("gpt_oss", None, "gpu"), ("gpt_oss", 37, "cpu"), ("gpt_oss_layers", 64, "gpu")]
     + [("gpt_oss_layers", 1, "cpu"), ("gpt_oss_plain", 37, "gpu")],
 )
@@ -118,8 +124,9 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, chunk, experts, tmp_p
     for name, value in cuda.items():
         monkeypatch.setenv(name, value)
     out, options = tmp_path / "logits.npy", ("--device", "cuda", "--expert-device", experts)
-    ours = logits_of(tandem, model, golden["prompt"], out, chunk, *options)
-    check_cuda_logits(ours, golden["logits"], *CUDA_BOUNDS.get(case, ()))
+    prompt = golden["prompt"][: SHORT.get(case)]
+    ours = logits_of(tandem, model, prompt, out, chunk, *options)
+    check_cuda_logits(ours, golden["logits"][: len(prompt)], *CUDA_BOUNDS.get(case, ()))
     n_sure = CUDA_TIES.get(case)
     if n_sure:
         check_cuda_logits(ours[:n_sure], golden["logits"][:n_sure])

@@ -430,18 +430,22 @@ static void refuses_bad_scales(void **state) {
 }
 
 // A layer's experts as two tensors: each expert's matrix is its part of them.
-static void reads_fused_experts(void **state) {
-  (void)state;
-  checkpoint ck;
-  ck_qwen3(&ck);
+static void drop_experts(checkpoint *ck) {
   for (int e = 0; e < 8; e++) {
     static const char *const names[] = {"gate", "up", "down"};
     for (int k = 0; k < 3; k++) {
       char name[80];
       snprintf(name, sizeof name, "model.layers.1.mlp.experts.%d.%s_proj.weight", e, names[k]);
-      ck_drop(&ck, name);
+      ck_drop(ck, name);
     }
   }
+}
+
+static void reads_fused_experts(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_qwen3(&ck);
+  drop_experts(&ck);
   ck_add(&ck, "model.layers.1.mlp.experts.gate_up_proj", "BF16", 8, 32, 32)->shard = 0;
   ck_add(&ck, "model.layers.1.mlp.experts.down_proj", "BF16", 8, 32, 16);
   td_model *m = open_ok(&ck);
@@ -465,12 +469,62 @@ static void reads_fused_experts(void **state) {
   ck_tensor *fused = ck_find(&ck, "model.layers.1.mlp.experts.gate_up_proj");
   strcpy(fused->dtype, "F8_E4M3");
   ck_write(&ck);
-  REFUSED(&ck, TD_EUNSUPPORTED, SHARD(1), "model.layers.1.mlp.experts.gate_up_proj", "F8_E4M3");
+  REFUSED(&ck, TD_EFORMAT, "model.layers.1.mlp.experts.gate_up_proj_scale_inv is missing");
+  strcpy(fused->dtype, "I8");
+  ck_write(&ck);
+  REFUSED(&ck, TD_EUNSUPPORTED, SHARD(1), "model.layers.1.mlp.experts.gate_up_proj", "I8");
   strcpy(fused->dtype, "BF16");
   fused->shape[1] = 30;
   ck_write(&ck);
   REFUSED(&ck, TD_EFORMAT, "model.layers.1.mlp.experts.gate_up_proj", "[8, 32, 32]");
   ck_free(&ck);
+}
+
+#define GATE_UP "model.layers.1.mlp.experts.gate_up_proj"
+
+// Scales of a whole expert, of gate and of up, of blocks; the last are those of
+// quantization_config.
+static void reads_fused_fp8_experts(void **state) {
+  (void)state;
+  static const struct {
+    uint64_t shape[3];
+    uint32_t rows, cols, up_from; // a scale's block; the scales before an expert's first of up
+    const char *block;
+  } cases[] = {
+      {{8, 1, 1}, 16, 32, 0, "null"},
+      {{8, 0, 0}, 16, 32, 0, "null"},
+      {{8, 2, 1}, 16, 32, 1, "null"},
+      {{8, 4, 2}, 8, 16, 4, "[8, 16]"},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    checkpoint ck;
+    ck_qwen3(&ck);
+    drop_experts(&ck);
+    char quant[96];
+    snprintf(quant, sizeof quant, "{\"quant_method\": \"fp8\", \"weight_block_size\": %s}",
+             cases[i].block);
+    ck_set(&ck, "quantization_config", quant);
+    const uint64_t *shape = cases[i].shape;
+    ck_add(&ck, GATE_UP, "F8_E4M3", 8, 32, 32);
+    ck_add(&ck, GATE_UP "_scale_inv", "F32", shape[0], shape[1], shape[2]);
+    ck_add(&ck, GATE_UP "_activation_scale", "F32", 8, 0, 0);
+    ck_add(&ck, "model.layers.1.mlp.experts.down_proj", "BF16", 8, 32, 16);
+    td_model *m = open_ok(&ck);
+    const td_layer *layer = td_model_layer(m, 1);
+    const float *first = layer->gate[0].scale;
+    const size_t each = (shape[1] ? shape[1] : 1) * (shape[2] ? shape[2] : 1);
+    for (uint32_t e = 0; e < 8; e++) {
+      assert_ptr_equal(layer->gate[e].scale, first + e * each);
+      assert_ptr_equal(layer->up[e].scale, first + e * each + cases[i].up_from);
+      assert_int_equal(layer->up[e].scale_rows, cases[i].rows);
+      assert_int_equal(layer->gate[e].scale_cols, cases[i].cols);
+    }
+    td_model_close(m);
+    ck_find(&ck, GATE_UP "_scale_inv")->shape[0] = 7;
+    ck_write(&ck);
+    REFUSED(&ck, TD_EFORMAT, GATE_UP "_scale_inv", "do not fit 8 experts of [32, 32]");
+    ck_free(&ck);
+  }
 }
 
 // The language model of a checkpoint with vision, whose tensors are counted.
@@ -693,6 +747,7 @@ int main(void) {
       cmocka_unit_test(refuses_wrong_dtypes),
       cmocka_unit_test(refuses_bad_scales),
       cmocka_unit_test(reads_fused_experts),
+      cmocka_unit_test(reads_fused_fp8_experts),
       cmocka_unit_test(reads_a_wrapped_model),
       cmocka_unit_test(refuses_truncated_and_corrupt_shards),
       cmocka_unit_test(refuses_files_never_fetched),

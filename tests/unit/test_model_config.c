@@ -160,6 +160,9 @@ static void reads_minimax_hy_and_mistral(void **state) {
   assert_int_equal(c.rope_dim, 128);
   assert_int_equal(c.n_shared_experts, 1);
   assert_true(c.routed_scaling == 2.826f && c.rms_eps == 1e-5f && c.rope_theta == 11158840);
+  c = parse_ok("{\"model_type\": \"hy_v3\", \"expert_hidden_dim\": 96, \"route_norm\": false}",
+               NULL);
+  assert_true(c.expert_dim == 96 && !c.norm_topk);
 
   c = parse_ok("{\"model_type\": \"mistral3\", \"eos_token_id\": 7, \"text_config\":"
                " {\"model_type\": \"mistral4\", \"eos_token_id\": 6, \"rope_parameters\":"
@@ -353,8 +356,6 @@ static void refuses_rope_and_quantization(void **state) {
       {"\"quantization_config\": {\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "\"bitnet\""},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", TD_EUNSUPPORTED,
        "\"e5m2\""},
-      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null}",
-       TD_EUNSUPPORTED, "weight_block_size"},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128]}",
        TD_EFORMAT, "weight_block_size"},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [0, 1]}",
@@ -424,6 +425,11 @@ static void refuses_of_new_families(void **state) {
       {"\"qk_norm_type\": \"per_head\"", TD_EUNSUPPORTED, "qk_norm_type"},
   };
   check_refusals("minimax_m2", minimax, TD_COUNT(minimax));
+  static const refusal hy[] = {
+      {"\"moe_router_use_sigmoid\": false", TD_EFORMAT, "moe_router_use_sigmoid"},
+      {"\"qk_norm\": false", TD_EFORMAT, "qk_norm"},
+  };
+  check_refusals("hy_v3", hy, TD_COUNT(hy));
   static const refusal oss[] = {
       {"\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]", TD_EFORMAT,
        "an entry for"},

@@ -50,6 +50,10 @@ static void reads_every_method(void **state) {
       {"{\"quant_method\": \"fp8\"}", {TD_QUANT_FP8, 128, 128, true, 0}},
       {"{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 64]}",
        {TD_QUANT_FP8, 128, 64, true, 0}},
+      // as MiniMax-M2 and Mistral Small 4 have it
+      {"{\"quant_method\": \"fp8\", \"fmt\": \"float8_e4m3fn\", \"weight_block_size\": [128, 128]}",
+       {TD_QUANT_FP8, 128, 128, true, 0}},
+      {"{\"quant_method\": \"fp8\", \"weight_block_size\": null}", {TD_QUANT_FP8, 0, 0, true, 0}},
       {CT("pack-quantized", INT4_G16, ""), {TD_QUANT_PACKED, 1, 16, true, 0}},
       {CT("pack-quantized",
           "{\"num_bits\": 4, \"strategy\": \"channel\", \"group_size\": -1, \"symmetric\": false,"
@@ -552,6 +556,33 @@ static void binds_int8_and_fp8_rows(void **state) {
   ck_free(&ck);
 }
 
+// One scale a matrix, under either name, whatever blocks are the default.
+static void binds_fp8_with_one_scale(void **state) {
+  (void)state;
+  static const char *const names[] = {MODULE ".weight_scale_inv", MODULE ".weight_scale"};
+  static const char *const configs[] = {
+      "{\"quant_method\": \"fp8\", \"activation_scheme\": \"static\", \"weight_block_size\": null}",
+      "{\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"}",
+      "{\"quant_method\": \"fp8\", \"weight_block_size\": [16, 16]}",
+  };
+  for (size_t i = 0; i < TD_COUNT(names) * TD_COUNT(configs); i++) {
+    checkpoint ck;
+    start(&ck, configs[i / TD_COUNT(names)]);
+    ck_add(&ck, MODULE ".weight", "F8_E4M3", 48, 32, 0);
+    ck_add(&ck, names[i % TD_COUNT(names)], "BF16", 1, 0, 0);
+    ck_add(&ck, MODULE ".activation_scale", "F32", 1, 0, 0);
+    ck_add(&ck, "model.layers.0.self_attn.k_cache.scale", "F32", 1, 0, 0);
+    td_model *m = open_ok(&ck);
+    const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+    assert_int_equal(w->scale_rows, 48);
+    assert_int_equal(w->scale_cols, 32);
+    td_model_close(m);
+    ck_drop(&ck, names[i % TD_COUNT(names)]);
+    REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale_inv is missing");
+    ck_free(&ck);
+  }
+}
+
 static void refuses_what_does_not_fit(void **state) {
   (void)state;
   checkpoint ck;
@@ -586,6 +617,7 @@ int main(void) {
       cmocka_unit_test(binds_columns_of_words),
       cmocka_unit_test(binds_fp4),
       cmocka_unit_test(binds_int8_and_fp8_rows),
+      cmocka_unit_test(binds_fp8_with_one_scale),
       cmocka_unit_test(refuses_what_does_not_fit),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,7 @@ td_status td_config_read_delta(const td_config_reader *r);
                 TD_IF_DELTA)
 
 #define TD_NORM1(name, field, rows, conditions)                                                    \
-  { name, TD_SPEC_NORM1, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
+  { name, TD_SPEC_NORM1, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions, NULL }
 
 // Norms of the layer, attention whose q_proj has a gate, experts and a gated shared expert.
 #define TD_GATED_PLACES                                                                            \

@@ -60,10 +60,10 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 // ---- rows that families share -------------------------------------------------------------------
 
 #define TD_VECTOR(name, field, rows, conditions)                                                   \
-  { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
+  { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions, NULL }
 // kind: the suffix of TD_SPEC_.
 #define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
-  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions }
+  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, NULL }
 
 #define TD_NORM_PLACES                                                                             \
   TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \
@@ -108,12 +108,16 @@ const td_wrapper *td_wrapper_find(const char *model_type);
       TD_MATRIX(WEIGHT, "mlp.up_proj.weight", mlp_up, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
       TD_MATRIX(WEIGHT, "mlp.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_DENSE, TD_IF_DENSE)
 
-// The router and its experts (names after td_family.experts and the expert's number).
-#define TD_EXPERT_PLACES                                                                           \
-  TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
-      TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),         \
+// The experts (names after td_family.experts and the expert's number).
+#define TD_EACH_EXPERT_PLACES                                                                      \
+  TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
       TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
       TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE)
+
+// The router and its experts.
+#define TD_EXPERT_PLACES                                                                           \
+  TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
+      TD_EACH_EXPERT_PLACES
 
 #define TD_ROUTER_BIAS_PLACE(name)                                                                 \
   TD_MATRIX(F32, name, router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_MOE)

@@ -73,8 +73,8 @@ static td_status plan_experts(td_quantizer *q, size_t idx, const td_tensor_spec 
   const char *name = td_store_tensor(q->store, idx)->name;
   char prefix[TD_MAX_TENSOR_NAME];
   snprintf(prefix, sizeof prefix, "%.*s", (int)(strrchr(name, '.') + 1 - name), name);
-  td_status st = td_bind_fused(&q->binding, &q->config, q->store, spec, prefix, used, experts,
-                               q->err);
+  td_status st = td_bind_fused(&q->binding, &q->config, q->quant, q->store, spec, prefix, used,
+                               experts, q->err);
   for (uint32_t e = 0; e < q->config.n_experts && st == TD_OK; e++) {
     char *own;
     if (asprintf(&own, "%s%u.%s", prefix, e, spec->name) < 0) own = NULL;
