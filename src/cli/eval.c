@@ -10,6 +10,7 @@
 #include "base/json_write.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "engine/sampler.h"
 #include "runtime/command.h"
 #include "runtime/session.h"
 
@@ -157,6 +158,7 @@ static td_status score(td_session *s, const td_token_ids *ids, likelihood *total
     if (st != TD_OK) return st;
   }
   if (!total->count) return td_fail(err, TD_EINVAL, "--file: the text has fewer than two tokens");
+  if (!isfinite(total->sum)) return td_fail(err, TD_EFORMAT, TD_NO_LOGITS);
   return TD_OK;
 }
 

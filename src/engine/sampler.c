@@ -17,6 +17,7 @@ struct td_sampler {
   uint32_t n_ends, min_tokens;
   td_matcher *matcher; // NULL: not constrained
   bool has_strayed;    // a token did not match
+  bool has_no_logits;  // a row held NaN or infinity
   uint32_t *counts; // [n_vocab] occurrences among generated tokens; NULL when no penalty needs it
   uint8_t *seen;    // [n_vocab] occurs in prompt or generated tokens; NULL likewise
   td_token_value *candidates; // [n_vocab]
@@ -103,6 +104,7 @@ void td_sampler_constrain(td_sampler *s, td_matcher *matcher) {
 }
 
 td_status td_sampler_status(const td_sampler *s, td_err *err) {
+  if (s->has_no_logits) return td_fail(err, TD_EFORMAT, TD_NO_LOGITS);
   td_status st = s->matcher ? td_matcher_status(s->matcher, err) : TD_OK;
   if (st != TD_OK || !s->has_strayed) return st;
   return td_fail(err, TD_EINVAL, "no token of the vocabulary can continue what the grammar allows");
@@ -185,6 +187,16 @@ static void constrain(td_sampler *s, float *logits) {
   for (uint32_t i = 0; i < n_ends && may_end; i++) {
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = ends[i];
   }
+}
+
+// Whether a row can be drawn from: no NaN, nor +infinity, nor -infinity alone.
+CLONES static bool has_logits(const float *x, uint32_t n) {
+  int is_bad = 0, is_some = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    is_bad |= !(x[i] < INFINITY);
+    is_some |= x[i] > -INFINITY;
+  }
+  return is_some && !is_bad;
 }
 
 static void add_bias_and_penalties(const td_sampler *s, float *logits) {
@@ -510,6 +522,7 @@ static void fill_top(td_sampler *s, const float *logits, double norm, td_wire_to
 }
 
 void td_sampler_score(td_sampler *s, const float *logits, int32_t id, td_wire_token *out) {
+  s->has_no_logits |= !has_logits(logits, s->n_vocab);
   double norm = log_sum_exp(s, logits);
   out->id = id;
   out->logprob = (float)((double)logits[id] - norm);
@@ -520,6 +533,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   uint64_t begin_ns = td_trace_begin();
   td_wire_token token = {.index = s->index};
   double norm = 0;
+  s->has_no_logits |= !has_logits(logits, s->n_vocab);
   if (want_logprobs) {
     norm = log_sum_exp(s, logits);
     fill_top(s, logits, norm, &token);

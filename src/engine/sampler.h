@@ -12,6 +12,11 @@
 #include "tandem/wire.h"
 #include "text/grammar/matcher.h"
 
+// The message where logits are not numbers.
+#define TD_NO_LOGITS                                                                               \
+  "the model computed logits that are not numbers (NaN or infinity): its weights are damaged, "    \
+  "download them again; or values overflow, try --activations f32"
+
 typedef struct td_sampler td_sampler;
 
 // bias is copied. On success the caller owns *out; on error *out is NULL.
@@ -24,8 +29,9 @@ void td_sampler_ends(td_sampler *sampler, const int32_t *ids, uint32_t n, uint32
 // Only tokens that the matcher accepts are drawn; end tokens when it may end. Drawn tokens advance
 // it. Borrowed; NULL: any token. Call before td_sampler_answer, after td_sampler_ends.
 void td_sampler_constrain(td_sampler *sampler, td_matcher *matcher);
-// TD_EINVAL: a token was drawn, or passed to td_sampler_answer, that the matcher does not accept,
-// because it failed or no token of the vocabulary can follow.
+// What was drawn or scored counts only while this is TD_OK. TD_EINVAL: a token was drawn, or passed
+// to td_sampler_answer, that the matcher does not accept, because it failed or no token of the
+// vocabulary can follow. TD_EFORMAT: logits were not numbers.
 td_status td_sampler_status(const td_sampler *sampler, td_err *err);
 // Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);

@@ -195,6 +195,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
   while (stats->n_output < args->max_tokens) {
     td_wire_token token;
     td_status st = td_engine_draw(s->engine, 0, sampler, 0, &token, err);
+    if (st == TD_OK) st = td_sampler_status(sampler, err);
     if (st != TD_OK) return st;
     int32_t id = token.id;
     stats->n_output++;

@@ -340,13 +340,17 @@ static td_status answer(worker *w, td_engine *engine, td_worker_request *r, uint
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
   td_err why;
-  if (td_request_is_complete(r)) return post_done(w, r, TD_DONE_STOP, NULL, err);
-  td_status st = td_engine_draw(engine, row, r->sampler,
-                                (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token, err);
+  td_status st = TD_OK;
+  const bool is_complete = td_request_is_complete(r);
+  if (!is_complete) {
+    st = td_engine_draw(engine, row, r->sampler, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token,
+                        err);
+  }
   if (st != TD_OK) return st;
   if (td_sampler_status(r->sampler, &why) != TD_OK) {
     return post_done(w, r, TD_DONE_ERROR, why.msg, err);
   }
+  if (is_complete) return post_done(w, r, TD_DONE_STOP, NULL, err);
   token->index = r->n_output++;
   r->tokens[r->submit.n_prompt + token->index] = token->id;
   token->is_eos = td_request_ends_with(r, token->id);

@@ -1,18 +1,21 @@
 """Where weights live: once for all processes, whether in memory or mapped from files."""
 
 import contextlib
+import json
+import math
 import os
 import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
-from serving import Server, wait_until
+from serving import Server, make_model, wait_until
 
 MODES = ["resident", "mmap"]
 
@@ -197,3 +200,33 @@ def test_a_damaged_shard_ends_the_server(tandem_bin, model, tmp_path):
     server = Server(tandem_bin, copy, "--weights", "resident", wait=False)
     assert server.wait() == 1
     assert shard.name in server.log()
+
+
+def test_weights_that_are_not_numbers(tandem_bin, tmp_path):
+    """A damaged scale makes every logit NaN: an error, and not the token that NaN happens to choose."""
+    model = make_model(tmp_path / "tiny", dtype="fp8")
+    for shard in model.glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        (n_header,) = struct.unpack_from("<Q", data)
+        found = json.loads(data[8 : 8 + n_header]).get("model.layers.1.self_attn.o_proj.weight_scale_inv")
+        if found:
+            struct.pack_into("<f", data, 8 + n_header + found["data_offsets"][0], math.nan)
+            shard.write_bytes(data)
+    (tmp_path / "text").write_text("Once upon a time")
+    words = "logits that are not numbers"
+    for command in (["run", "-p", "Hello", "-n", "4"], ["eval", "perplexity", "-f", tmp_path / "text"]):
+        done = subprocess.run([tandem_bin, *command, "--model", model], capture_output=True, text=True)
+        assert done.returncode == 1 and words in done.stderr, done.stderr
+    server = Server(tandem_bin, model)
+    # A draw from everything, of the best, with log-probabilities, within a grammar, of the prompt alone.
+    fields = [{}, {"temperature": 0}, {"logprobs": 1}, {"guided_regex": "[a-z]{3}"}]
+    for more in (*fields, {"max_tokens": 0, "echo": True, "logprobs": 1}):
+        body = {"prompt": "Once upon a time", "max_tokens": 4} | more
+        reply = httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
+        assert reply.status_code == 500 and words in reply.json()["error"]["message"], (more, reply.text)
+    body = {"prompt": "Once upon a time", "stream": True}
+    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
+    *_, last = [line for line in reply.text.split("\n") if line.startswith("data: {")]
+    assert words in json.loads(last[len("data: ") :])["error"]["message"]
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+    server.close()

@@ -186,6 +186,35 @@ static void test_ties(void **state) {
   td_sampler_close(s);
 }
 
+// A row with NaN or infinity, drawn from or scored, is an error from then on.
+static void test_logits_that_are_not_numbers(void **state) {
+  (void)state;
+  const float odd[] = {NAN, INFINITY};
+  for (uint32_t at = 0; at < N_VOCAB; at += N_VOCAB - 1) {
+    for (size_t i = 0; i < TD_COUNT(odd); i++) {
+      td_sampler *drawn = open_sampler((td_sampling){0}, NULL, 0);
+      td_sampler *scored = open_sampler((td_sampling){0}, NULL, 0);
+      td_err err;
+      td_wire_token token;
+      fill(logits);
+      logits[5] = -INFINITY; // as a model that forbids a token would have it
+      td_sampler_score(scored, logits, 3, &token);
+      (void)td_sampler_next(drawn, logits, 1);
+      assert_int_equal(td_sampler_status(drawn, &err), TD_OK);
+      assert_int_equal(td_sampler_status(scored, &err), TD_OK);
+      logits[at] = odd[i];
+      td_sampler_score(scored, logits, 3, &token);
+      (void)td_sampler_next(drawn, logits, 0);
+      assert_int_equal(td_sampler_status(drawn, &err), TD_EFORMAT);
+      assert_int_equal(td_sampler_status(scored, &err), TD_EFORMAT);
+      (void)next(drawn);
+      assert_int_equal(td_sampler_status(drawn, &err), TD_EFORMAT);
+      td_sampler_close(drawn);
+      td_sampler_close(scored);
+    }
+  }
+}
+
 // What is no number, or infinite, does not keep the best of the others from being drawn.
 static void test_odd_logits(void **state) {
   (void)state;
@@ -372,6 +401,7 @@ int main(void) {
       cmocka_unit_test(test_draws_follow_the_distribution),
       cmocka_unit_test(test_many_above_the_cut),
       cmocka_unit_test(test_odd_logits),
+      cmocka_unit_test(test_logits_that_are_not_numbers),
       cmocka_unit_test(test_ties),
       cmocka_unit_test(test_seed_decides),
       cmocka_unit_test(test_penalties),
