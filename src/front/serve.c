@@ -155,8 +155,9 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
-// Every response carries x-request-id: the request's own, or a new one.
-static void add_request_id(td_http_exchange *x) {
+// x-request-id: the request's own, or a new one.
+static void add_request_id(void *ctx, td_http_exchange *x) {
+  (void)ctx;
   static const char allowed[] =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
   const char *given = td_http_header(x, "x-request-id");
@@ -175,7 +176,6 @@ static void add_request_id(td_http_exchange *x) {
 
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
-  add_request_id(x);
   ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
@@ -264,6 +264,7 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .n_routes = TD_COUNT(routes),
                        .cors = serve->options->cors,
                        .ctx = serve,
+                       .on_request = add_request_id,
                        .on_head = check_head,
                        .write_error = write_error,
                        .on_drained = on_drained};

@@ -242,6 +242,17 @@ static void answer_preflight(td_http_conn *conn, const char *methods) {
   td_http_respond(conn, 200, "text/plain", "", 0);
 }
 
+// Responds to a path without a route, or with routes for the methods of allow only.
+static void refuse_unknown(td_http_conn *conn, const char *method, const char *allow) {
+  const td_http_opts *opts = &conn->server->opts;
+  td_buf message = TD_BUF_INIT;
+  td_http_route_describe_miss(opts->routes, opts->n_routes, method, td_http_path(conn), allow,
+                              &message);
+  if (allow[0]) td_http_add_header(conn, "Allow", allow);
+  td_http_error(conn, allow[0] ? 405 : 404, td_buf_text(&message));
+  td_buf_free(&message);
+}
+
 // The head is complete: refuses the request before its body is read, where possible.
 static void on_head(td_http_conn *conn) {
   td_http_server *server = conn->server;
@@ -250,6 +261,7 @@ static void on_head(td_http_conn *conn) {
   const char *method = td_http_parser_method(parser);
   conn->keep_alive = parser->keep_alive;
   conn->no_body = strcmp(method, "HEAD") == 0;
+  if (opts->on_request) opts->on_request(opts->ctx, conn);
   // Only HTTP/1.0 requests lack a host, and no browser sends them.
   if (opts->loopback_hosts_only && parser->host.len > 0 &&
       !td_http_host_is_allowed(td_buf_text(&parser->host))) {
@@ -272,11 +284,8 @@ static void on_head(td_http_conn *conn) {
     refuse(conn, 503, "too many connections");
   } else if (conn->route) {
     if (opts->on_head && !opts->on_head(opts->ctx, conn)) TD_CHECK(conn->head_sent);
-  } else if (allow.len > 0) {
-    td_http_add_header(conn, "Allow", td_buf_text(&allow));
-    td_http_error(conn, 405, "method not allowed");
   } else {
-    td_http_error(conn, 404, "not found");
+    refuse_unknown(conn, method, td_buf_text(&allow));
   }
   td_buf_free(&allow);
   if (conn->phase == TD_CONN_READ && parser->expect_continue && !parser->message_done &&

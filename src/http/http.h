@@ -33,6 +33,9 @@ typedef struct {
   size_t n_routes;
   void *ctx; // passed to every callback
 
+  // Called first with every request whose head is well-formed; may add headers to the response. May
+  // be NULL.
+  void (*on_request)(void *ctx, td_http_exchange *x);
   // Called when a request's head is complete and its route was found, before the body is read.
   // Returns false if it has already responded (401). May be NULL.
   bool (*on_head)(void *ctx, td_http_exchange *x);

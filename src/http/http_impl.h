@@ -104,5 +104,9 @@ void td_http_conn_write(td_http_conn *conn, const void *bytes, size_t len);
 // ("" if the path is unknown).
 const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, const char *method,
                                         const char *path, td_buf *allow);
+// Says in *out why there is no route: which methods the path supports (allow, as above), or that it
+// is unknown and which path was probably meant.
+void td_http_route_describe_miss(const td_http_route *routes, size_t n, const char *method,
+                                 const char *path, const char *allow, td_buf *out);
 
 #endif

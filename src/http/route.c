@@ -27,3 +27,37 @@ const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, c
   }
   return NULL;
 }
+
+static bool ends_with(const char *text, size_t len, const char *end) {
+  size_t n = strlen(end);
+  return len >= n && memcmp(text + len - n, end, n) == 0;
+}
+
+// The route that the first len characters of a path miss by what stands before them or before it,
+// such as a /v1 that a client left out or gave twice. NULL: none.
+static const td_http_route *nearest(const td_http_route *routes, size_t n, const char *path,
+                                    size_t len) {
+  for (size_t i = 0; i < n && len > 1; i++) {
+    const char *other = routes[i].path;
+    size_t other_len = strlen(other);
+    if (other_len == 1) continue; // every path ends with it
+    if (ends_with(path, len, other)) return &routes[i];
+    if (other_len >= len && memcmp(other + other_len - len, path, len) == 0) return &routes[i];
+  }
+  return NULL;
+}
+
+void td_http_route_describe_miss(const td_http_route *routes, size_t n, const char *method,
+                                 const char *path, const char *allow, td_buf *out) {
+  const int shown = 128;
+  if (allow[0]) {
+    td_buf_printf(out, "%s is not allowed for %.*s: use %s", method, shown, path, allow);
+    return;
+  }
+  size_t len = strlen(path);
+  while (len > 1 && path[len - 1] == '/')
+    len--;
+  const td_http_route *other = nearest(routes, n, path, len);
+  td_buf_printf(out, "there is no endpoint %.*s", shown, path);
+  if (other) td_buf_printf(out, ": did you mean %s?", other->path);
+}

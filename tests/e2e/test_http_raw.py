@@ -243,10 +243,18 @@ def test_routes(server):
     assert get("GET /v1/models/tiny")[0] == 200
     status, headers, body = get("GET /v1/chat/completions")
     assert status == 405 and headers["allow"] == "POST"
-    assert body["error"]["code"] == "method_not_allowed"
-    status, headers, _ = get("DELETE /v1/models")
+    assert body["error"]["code"] == "method_not_allowed" and headers["x-request-id"]
+    status, headers, body = get("DELETE /v1/models")
     assert status == 405 and headers["allow"] == "GET, HEAD"
-    assert get("GET /v2")[0] == 404
+    assert body["error"]["message"] == "DELETE is not allowed for /v1/models: use GET, HEAD"
+    status, headers, body = get("GET /v2")
+    assert status == 404 and body["error"]["message"] == "there is no endpoint /v2"
+    assert headers["x-request-id"]
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions/"):
+        status, headers, body = get(f"POST {path}")
+        assert status == 404 and headers["x-request-id"]
+        assert body["error"]["message"] == f"there is no endpoint {path}: did you mean {CHAT}?"
+    assert "\ufffd" in get("GET /%ff" + "x" * 500)[2]["error"]["message"]
     assert get("GET /v1/models/other")[0] == 404
     status, headers, body = get("GET /v1/models", host="evil.example")
     assert status == 403 and body["error"]["type"] == "permission_error"
