@@ -276,7 +276,11 @@ td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reason
   td_grammar *grammar;
   td_status st = td_buf_status(&text, &err);
   if (st == TD_OK) st = td_grammar_open(&grammar, text.data, text.len, &err);
-  if (st != TD_OK) return td_api_fail_err(error, r->n_callable ? "tools" : "response_format", &err);
+  if (st != TD_OK) {
+    const char *param = r->constraint ? r->constraint : "tools";
+    td_err_prefix(&err, "%s", param);
+    return td_api_fail_err(error, param, &err);
+  }
   td_grammar_close(grammar);
   return TD_OK;
 }

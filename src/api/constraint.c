@@ -111,6 +111,7 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
     }
     td_status st = names[i].set(out, item, param, error);
     if (st != TD_OK) return st;
+    if (!where && out->grammar.len) out->constraint = names[i].name;
   }
   return TD_OK;
 }

@@ -102,7 +102,8 @@ typedef struct {
   // single values of them in value_rules. td_api_compose_grammar makes one grammar of both. Empty:
   // any text.
   td_buf grammar, call_rules, value_rules;
-  bool needs_json_rules; // they use json_schema.h's common rules
+  bool needs_json_rules;  // they use json_schema.h's common rules
+  const char *constraint; // the member that grammar is from: static; NULL: none
   td_calls_mode calls_mode;
   td_api_tool *callable; // owned, [n_callable]
   uint32_t n_callable;

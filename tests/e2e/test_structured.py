@@ -133,7 +133,9 @@ REFUSED = [
     ({"response_format": schema({"type": "array", "uniqueItems": True})}, "uniqueItems"),
     ({"response_format": schema({"properties": {"a": {"not": {"type": "null"}}}})}, "not"),
     ({"response_format": schema({"type": "strng"})}, "type"),
-    ({"response_format": schema({"enum": []})}, "no text"),
+    ({"response_format": schema({"enum": []})}, "response_format: no text"),
+    ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar: no text"),
+    ({"guided_regex": "(a{900}){900}"}, "guided_regex: the grammar is too large"),
     ({"guided_regex": "(?=a)"}, "look-around"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "only one"),
     ({"guided_choice": []}, "guided_choice"),
@@ -151,6 +153,7 @@ def test_refused(client, body, message):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(client, stream=stream, extra_body=body)
         assert message in caught.value.message
+        assert caught.value.param.split(".")[0] in body
 
 
 def test_too_ambiguous_fails_alone(server, client):
