@@ -369,10 +369,13 @@ int td_bench_server(const td_options *o) {
   if (st == TD_OK) st = td_client_check_extra(o->extra_body, &err);
   if (st == TD_OK) st = td_load_target_parse(&l.target, o->server, &err);
   l.target.api_key = o->api_key;
-  uv_loop_init(&l.loop);
+  const int error = uv_loop_init(&l.loop);
+  if (st == TD_OK && error) {
+    st = td_fail(&err, TD_EIO, "cannot make an event loop: %s", uv_strerror(error));
+  }
   if (st == TD_OK) st = choose_model(&l, &err);
   if (st == TD_OK) st = run_load(&l, &err);
-  uv_loop_close(&l.loop);
+  if (!error) uv_loop_close(&l.loop);
   if (st == TD_OK) report(&l);
   bool all_failed = st == TD_OK && l.n_failed == l.n_done;
   td_buf_free(&l.model);

@@ -289,8 +289,12 @@ static td_status read_models(td_serve *serve, td_err *err) {
   return st;
 }
 
-static void open_loop(td_serve *serve) {
-  TD_CHECK(uv_loop_init(&serve->loop) == 0);
+static td_status open_loop(td_serve *serve, td_err *err) {
+  const int error = uv_loop_init(&serve->loop);
+  if (error) {
+    return td_fail(err, TD_EIO, "cannot make an event loop: %s%s", uv_strerror(error),
+                   error == UV_EMFILE ? ": allow more of them (ulimit -n)" : "");
+  }
   // Leaves one of the pool's four threads for tokenization, files and KV pages, however long
   // templates take.
   serve->templates = (td_lane){.loop = &serve->loop, .max_running = 3};
@@ -300,6 +304,7 @@ static void open_loop(td_serve *serve) {
   serve->on_term.data = serve->on_int.data = serve->drain_timer.data = serve;
   uv_signal_start(&serve->on_term, on_signal, SIGTERM);
   uv_signal_start(&serve->on_int, on_signal, SIGINT);
+  return TD_OK;
 }
 
 static void set_limits(void) {
@@ -334,8 +339,9 @@ static void announce_models(const td_serve *serve) {
 
 static int serve_forever(td_serve *serve) {
   td_err err;
-  open_loop(serve);
-  td_status st = open_http(serve, &err);
+  td_status st = open_loop(serve, &err);
+  if (st != TD_OK) return td_cmd_fail(&err);
+  st = open_http(serve, &err);
   if (st == TD_OK) {
     td_hosts_start(&serve->hosts, &serve->loop);
     announce_models(serve);

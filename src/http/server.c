@@ -6,6 +6,7 @@
 #include <strings.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -139,9 +140,12 @@ static td_status listen_tcp(td_http_server *server, td_err *err) {
   return server->url ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
 
-// Removes a socket file that nobody listens on, left by a killed server.
+// Removes a socket file that nobody listens on, left by a killed server. Connecting to any other
+// kind of file is refused, too, and that is not ours to remove.
 static td_status remove_stale_socket(const char *path, td_err *err) {
   struct sockaddr_un addr = {.sun_family = AF_UNIX};
+  struct stat file;
+  if (!path[0]) return td_fail(err, TD_EINVAL, "--host unix: without a path: give unix:PATH");
   if (strlen(path) >= sizeof addr.sun_path) {
     return td_fail(err, TD_EINVAL, "%s: longer than the %zu bytes a socket's path may have", path,
                    sizeof addr.sun_path - 1);
@@ -153,7 +157,7 @@ static td_status remove_stale_socket(const char *path, td_err *err) {
   int error = errno;
   close(fd);
   if (result == 0) return td_fail(err, TD_EIO, "%s is in use by another program", path);
-  if (error == ECONNREFUSED) unlink(path);
+  if (error == ECONNREFUSED && lstat(path, &file) == 0 && S_ISSOCK(file.st_mode)) unlink(path);
   return TD_OK;
 }
 
@@ -167,6 +171,9 @@ static td_status listen_unix(td_http_server *server, const char *path, td_err *e
   error = uv_pipe_bind(&io->pipe, path);
   if (!error) error = uv_listen(&io->stream, BACKLOG, on_connection);
   if (error == UV_EADDRINUSE) return td_fail(err, TD_EIO, "%s exists and is no socket", path);
+  if (error == UV_EACCES) { // libuv's for an absent folder as well
+    return td_fail(err, TD_EIO, "%s: its folder is absent, or may not be written", path);
+  }
   if (error) return listen_failed(err, error, path);
   server->unix_path = strdup(path);
   size_t size = strlen(path) + 6;

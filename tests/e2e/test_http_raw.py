@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import time
@@ -471,14 +472,44 @@ def test_port_in_use(tandem_bin, model, server):
     assert "in use" in other.stderr and str(server.port) in other.stderr
 
 
+def test_too_few_descriptors(tandem_bin, model):
+    for n in (7, 9, 12, 16, 18, 20):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))
+        command = [tandem_bin, "serve", "--model", model, "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+        assert done.returncode == 1 and "oo many open files" in done.stderr, (n, done.stderr)
+
+
+def test_what_is_no_socket_is_left_alone(tandem_bin, model, tmp_path):
+    def error_of(path):
+        command = [tandem_bin, "serve", "--model", model, "--host", f"unix:{path}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode in (1, 2)
+        return done.stderr
+
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("mine")
+    link.symlink_to(file)
+    for path in (file, link, tmp_path):
+        assert f"{path} exists and is no socket" in error_of(path)
+    assert link.is_symlink() and file.read_text() == "mine"
+    assert "its folder is absent" in error_of(tmp_path / "absent" / "s")
+    assert "give unix:PATH" in error_of("")
+
+
 def test_unix_socket(tandem_bin, model, tmp_path):
     path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:  # as by a server that was killed
+        killed.bind(str(path))
     running = Server(tandem_bin, model, "--host", f"unix:{path}")
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+        command = [tandem_bin, "serve", "--model", model, "--host", f"unix:{path}"]
+        assert "in use" in subprocess.run(command, capture_output=True, text=True).stderr
+        assert path.is_socket()
     finally:
         running.close()
     assert not path.exists()
