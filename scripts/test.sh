@@ -142,7 +142,7 @@ test_asan() {
 # not instrumented. Unit tests know their sanitizer and repeat less (tests/unit/sanitized.h), and so
 # do those of pytest (SANITIZED in tests/e2e/serving.py).
 test_tsan() {
-  tested=(-LE source -E '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|cuda_delta|sampler|sched.*|output_parser|grammar)$')
+  tested=(-LE source -E '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_(rows|router|linear|moe|attn|delta).*|sampler|sched.*|output_parser|grammar)$')
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(test_worker and not (hundred and off)) or test_preemption or test_expert_parallel or test_faults or test_trace or test_log.py"
   threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"

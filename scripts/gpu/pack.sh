@@ -4,13 +4,14 @@
 # is neither libc's nor the driver's. Run it where nvcc and what scripts/setup.sh installs are.
 # usage: scripts/gpu/pack.sh [-o FILE] [ARCH]             builds for ARCH in build-gpu; default: 90a
 #        scripts/gpu/pack.sh [-o FILE] --emulator BUILD   BUILD's programs with the GPU emulator
-# FILE is .gpu.tgz by default, which stage.sh unpacks.
+# FILE is .gpu.tar.xz by default, which stage.sh unpacks.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 most_bytes=20000000
-programs=(tandem bench_gpu test_cuda_{device,graphs,weights,ops,attn,delta,engine,comm})
-out=.gpu.tgz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
+programs=(tandem bench_gpu test_cuda_{device,graphs,weights,rows,router,linear}
+  test_cuda_{moe,moe_pairs,attn_gqa,attn_mla,delta,engine,comm})
+out=.gpu.tar.xz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
 while [ $# -gt 0 ]; do
   case $1 in
     -o) out=${2:?-o: name a file} && shift 2 ;;
@@ -56,7 +57,8 @@ commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
 printf '{"commit": "%s", "archs": "%s", "cuda": "%s", "library": "%s", "emulator": %s}\n' \
   "$commit" "$arch" "$cuda" "$library" $emulator > "$dir/gpu/bundle.json"
 
-tar -C "$dir" -c gpu | gzip > "$out"
+# The programs have most of their code in common: a dictionary of several of them stores it once.
+tar -C "$dir" -c gpu | xz -T1 --lzma2=preset=0,dict=32MiB > "$out"
 n_bytes=$(stat -c %s "$out")
 echo "pack: $out: $n_bytes bytes, code for $arch"
 if [ "$n_bytes" -ge $most_bytes ]; then

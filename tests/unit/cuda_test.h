@@ -98,6 +98,25 @@ static inline float *cuda_get_bf16(cuda_fixture *f, const void *device, size_t n
   return out;
 }
 
+// A copy of a weight's matrix, scales and zero points on the device.
+static inline td_weight cuda_put_weight(cuda_fixture *f, const td_weight *w) {
+  td_weight copy = *w;
+  copy.data = cuda_put(f, w->data, td_weight_data_bytes(w));
+  if (w->scale) copy.scale = cuda_put(f, w->scale, td_weight_scale_bytes(w));
+  if (w->zero) copy.zero = cuda_put(f, w->zero, td_weight_zero_bytes(w));
+  return copy;
+}
+
+// The stream has failed with a sentence that holds part; it is opened anew, and starts clean.
+static inline void cuda_expect_failure(cuda_fixture *f, const char *part) {
+  td_err err;
+  assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
+  if (!strstr(err.msg, part)) fail_msg("'%s' does not speak of '%s'", err.msg, part);
+  td_stream_close(f->stream);
+  assert_int_equal(td_stream_open(&f->stream, f->dev, &err), TD_OK);
+  cuda_sync(f);
+}
+
 // |got - want| <= slack, element by element; NaN fails.
 static inline void cuda_assert_within(double got, double want, double slack, const char *what,
                                       size_t at) {

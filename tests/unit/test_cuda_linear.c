@@ -1,0 +1,261 @@
+// tests/unit/test_cuda_linear.c - the CUDA device's products with a matrix, of every format,
+// against naive ones in double, at small and ragged shapes, within bounds that follow from the
+// types: a result in BF16 errs by half a unit in the last place, a sum of k products in FP32 by at
+// most k units of the sum of their magnitudes.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/cuda_test.h"
+#include "unit/filtered.h"
+#include "unit/sanitized.h"
+
+typedef struct {
+  uint32_t rows, cols, n_tokens, group;
+  bool out_f32, no_bias; // a bias is not for cuBLAS
+} linear_case;
+
+// Where weights go through cuBLAS, or are read value by value and a scale changes within a tensor
+// core's step of 32 columns, they may be rounded once more; elsewhere products are exact.
+static void check_linear(cuda_fixture *f, const ref_format *format, const linear_case *c) {
+  uint32_t n = c->n_tokens, rows = c->rows, cols = c->cols;
+  size_t ldx = cols + 8, ldy = rows + 5;
+  ref_weight w = ref_make_format(&f->rng, format, rows, cols, 128, c->group);
+  if (c->no_bias) ldy = (ldy + 7) / 8 * 8;
+  float *x = cuda_floats(f, n * ldx), *bias = ref_floats(&f->rng, rows);
+  for (uint32_t r = 0; c->no_bias && r < rows; r++)
+    bias[r] = 0;
+  size_t y_bytes = n * ldy * (c->out_f32 ? sizeof(float) : sizeof(uint16_t));
+  void *y = cuda_alloc(f, y_bytes);
+  td_op_linear(f->stream, &(td_linear_op_args){.w = &w.w,
+                                               .bias = {c->no_bias ? NULL : bias, TD_F32, rows},
+                                               .x = cuda_put_bf16(f, x, n * ldx),
+                                               .y = y,
+                                               .x_stride = ldx,
+                                               .y_stride = ldy,
+                                               .n_tokens = n,
+                                               .out_f32 = c->out_f32});
+  float *got = c->out_f32 ? malloc(y_bytes) : cuda_get_bf16(f, y, n * ldy);
+  if (c->out_f32) cuda_get(f, got, y, y_bytes);
+  double out_ulp = c->out_f32 ? ULP_F32 : ULP_BF16 / 2;
+  td_weight in_rows = w.w;
+  in_rows.layout = TD_LAYOUT_ROWS; // as they are on the GPU
+  in_rows.zero_add = 0;
+  bool is_any = td_cuda_read_of(&in_rows, true) == TD_CU_READ_ANY;
+  bool is_rounded = w.w.scale && n > 64 &&
+                    ((c->no_bias && n >= 65) || (is_any && c->group % 32 != 0));
+  double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
+  double *row = ref_doubles(cols);
+  for (size_t i = 0; i < (size_t)n * rows; i++) {
+    size_t r = i / n, t = i % n;
+    for (uint32_t k = 0; t == 0 && k < cols; k++)
+      row[k] = ref_at(&w.w, (uint32_t)r, k);
+    double want = bias[r], magnitude = fabs((double)bias[r]);
+    for (uint32_t k = 0; k < cols; k++) {
+      want += row[k] * x[t * ldx + k];
+      magnitude += fabs(row[k] * x[t * ldx + k]);
+    }
+    double slack = fabs(want) * out_ulp + magnitude * (weight_ulp + (cols + 4) * ULP_F32);
+    cuda_assert_within(got[t * ldy + r], want, slack, format->family, i);
+  }
+  free(row);
+  free(x);
+  free(bias);
+  free(got);
+  ref_free_weight(&w);
+}
+
+static void test_linear(void **state) {
+  (void)state;
+  static const linear_case cases[] = {
+      {67, 33, 1, 32, false, false},   {40, 136, 3, 128, true, false},
+      {72, 200, 16, 40, false, false}, {136, 264, 70, 64, true, false},
+      {64, 72, 130, 24, false, false}, {8, 8, 17, 8, false, false},
+      {24, 40, 17, 8, true, true},     {16, 72, 260, 24, false, true},
+      {24, 2664, 1, 64, true, false},  {8, 1640, 9, 32, true, false}, // many chunks, and a few
+      {16, 2048, 5, 16, true, false},  {40, 768, 12, 256, false, false},
+      {16, 2568, 2, 128, true, false}, {72, 1288, 16, 16, true, false},
+      {72, 648, 70, 128, true, false}, {67, 152, 33, 16, true, false},
+      {64, 520, 20, 256, true, false}, {16, 264, 257, 128, false, true},
+      {64, 200, 40, 32, true, false},  {24, 2592, 3, 128, true, false},
+      {8, 1056, 16, 128, true, false}, {8, 1056, 4, 32, true, false},
+      {40, 300, 20, 96, true, false},  {16, 72, 2, 100, false, false},   // a group is a whole row
+      {24, 1024, 3, 32, true, false},  {24, 1024, 10, 128, true, false}, // scales loaded at once
+      {24, 1024, 3, 64, true, false},  {24, 1024, 3, 256, true, false},  // and not
+      {40, 264, 64, 128, true, true},  {24, 136, 65, 128, true, true},   // where ways part
+      {24, 136, 95, 64, true, true},   {24, 136, 96, 128, true, true},
+  };
+  for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
+    const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
+    const linear_case *c = &cases[i % TD_COUNT(cases)];
+    if (format->layout == TD_LAYOUT_AWQ && c->rows % 8 != 0) continue;
+    if (IS_ASAN && (i / TD_COUNT(cases) + i) % 4 != 0) continue; // every case, of some formats
+    CUDA_OPEN(f); // each its own: a device knows weights by their address
+    check_linear(&f, format, c);
+    cuda_close(&f);
+  }
+}
+
+// Every E4M3 code alone in a row, NaN included.
+static void test_e4m3_codes(void **state) {
+  (void)state;
+  enum { ROWS = 256, COLS = 16 };
+  CUDA_OPEN(f);
+  static const float scale = 1;
+  uint8_t codes[ROWS][COLS] = {{0}};
+  for (uint32_t r = 0; r < ROWS; r++)
+    codes[r][r % COLS] = (uint8_t)r;
+  const td_weight w = {.dtype = TD_F8E4M3,
+                       .rows = ROWS,
+                       .cols = COLS,
+                       .data = codes,
+                       .scale = &scale,
+                       .scale_dtype = TD_F32,
+                       .scale_rows = ROWS,
+                       .scale_cols = COLS};
+  float ones[COLS], got[ROWS];
+  for (int k = 0; k < COLS; k++)
+    ones[k] = 1;
+  float *y = cuda_alloc(&f, sizeof got);
+  td_op_linear(f.stream, &(td_linear_op_args){.w = &w,
+                                              .x = cuda_put_bf16(&f, ones, COLS),
+                                              .y = y,
+                                              .x_stride = COLS,
+                                              .y_stride = ROWS,
+                                              .n_tokens = 1,
+                                              .out_f32 = true});
+  cuda_get(&f, got, y, sizeof got);
+  for (uint32_t r = 0; r < ROWS; r++) {
+    double want = ref_at(&w, r, r % COLS);
+    if (isnan(want) ? !isnan(got[r]) : got[r] != (float)want)
+      fail_msg("code %#x is %g, should be %g", r, (double)got[r], want);
+  }
+  cuda_close(&f);
+}
+
+// Every E2M1 code times every scale from one code to another, NaN included; a row has a scale, and
+// a token a column.
+static void check_e2m1(td_dtype scale_dtype, uint32_t group, uint32_t first, uint32_t last) {
+  enum { COLS = 32, TOKENS = 16, MOST_ROWS = 256 };
+  CUDA_OPEN(f);
+  const uint32_t rows = last - first + 1;
+  static uint8_t codes[MOST_ROWS][COLS / 2], scales[MOST_ROWS * 2];
+  for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t k = 0; k < COLS / 2; k++)
+      codes[r][k] = (uint8_t)(2 * k % 16 | (2 * k + 1) % 16 << 4);
+    for (uint32_t i = 0; i < COLS / group; i++)
+      scales[r * (COLS / group) + i] = (uint8_t)(first + r);
+  }
+  const td_weight w = {.dtype = TD_F4E2M1,
+                       .rows = rows,
+                       .cols = COLS,
+                       .data = codes,
+                       .scale = scales,
+                       .scale_dtype = scale_dtype,
+                       .scale_rows = 1,
+                       .scale_cols = group,
+                       .global_scale = 1};
+  float *y = cuda_alloc(&f, TOKENS * rows * sizeof *y), *got = malloc(TOKENS * rows * sizeof *got);
+  for (uint32_t half = 0; half < COLS; half += TOKENS) {
+    float x[TOKENS][COLS] = {{0}};
+    for (uint32_t t = 0; t < TOKENS; t++)
+      x[t][half + t] = 1;
+    td_op_linear(f.stream, &(td_linear_op_args){.w = &w,
+                                                .x = cuda_put_bf16(&f, x[0], TOKENS * COLS),
+                                                .y = y,
+                                                .x_stride = COLS,
+                                                .y_stride = rows,
+                                                .n_tokens = TOKENS,
+                                                .out_f32 = true});
+    cuda_get(&f, got, y, TOKENS * rows * sizeof *got);
+    for (uint32_t i = 0; i < TOKENS * rows; i++) {
+      double want = ref_at(&w, i % rows, half + i / rows);
+      if (isnan(want) ? !isnan(got[i]) : got[i] != (float)want)
+        fail_msg("column %u times scale %#x is %g, should be %g", half + i / rows, first + i % rows,
+                 (double)got[i], want);
+    }
+  }
+  free(got);
+  cuda_close(&f);
+}
+
+static void test_e2m1_codes_and_scales(void **state) {
+  (void)state;
+  check_e2m1(TD_F8E4M3, 16, 0, 255);
+  check_e2m1(TD_F8E8M0, 32, 34, 160); // what MXFP4's kernels take
+  check_e2m1(TD_F8E8M0, 32, 33, 160); // and others must
+  check_e2m1(TD_F8E8M0, 32, 34, 161);
+  check_e2m1(TD_F8E8M0, 32, 0, 252); // 6 times the next is infinite
+}
+
+// Where cuBLAS is not installed, the kernels do it.
+static void test_linear_without_blas(void **state) {
+  (void)state;
+  static const linear_case plain = {8, 40, 260, 8, true, true};
+  setenv("TANDEM_EMU_BLAS", "0", 1); // a GPU's library does not look at it
+  for (size_t i = 0; i < 3; i++) {
+    CUDA_OPEN(f);
+    check_linear(&f, &ref_formats[i], &plain);
+    cuda_close(&f);
+  }
+  unsetenv("TANDEM_EMU_BLAS");
+}
+
+// A token's row is the same to the last bit with any neighbours, up to 64 tokens and beyond.
+static void test_linear_alone_and_in_company(void **state) {
+  (void)state;
+  enum { TOKENS = 100, ROWS = 72, COLS = 128 };
+  CUDA_OPEN(f);
+  ref_weight w = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 128, 128);
+  float *values = cuda_floats(&f, TOKENS * COLS);
+  uint16_t *x = cuda_put_bf16(&f, values, TOKENS * COLS);
+  float *y = cuda_alloc(&f, TOKENS * ROWS * sizeof *y);
+  float got[2][ROWS];
+  static const uint32_t sizes[][2] = {{1, 16}, {3, 16}, {1, 64}, {17, 64}, {65, 95}, {70, 80}};
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    for (int j = 0; j < 2; j++) {
+      td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
+                                                  .x = x,
+                                                  .y = y,
+                                                  .x_stride = COLS,
+                                                  .y_stride = ROWS,
+                                                  .n_tokens = sizes[i][j],
+                                                  .out_f32 = true});
+      cuda_get(&f, got[j], y + (sizes[i][0] - 1) * ROWS, sizeof got[j]);
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+  }
+  free(values);
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
+// Scales that the kernels of MXFP4 have no room for are widened when they are copied.
+static void test_scales_that_are_not_taken(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
+  ref_weight w = ref_make_format(&f.rng, &format, 16, 64, 1, 32);
+  memset((void *)w.w.scale, 127, td_weight_scale_bytes(&w.w));
+  assert_true(td_dev_supports_device_weights(f.dev, &w.w));
+  ((uint8_t *)w.w.scale)[5] = 127 + TD_CU_E8M0_MOST + 1;
+  assert_false(td_dev_supports_device_weights(f.dev, &w.w));
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_e4m3_codes),
+      cmocka_unit_test(test_e2m1_codes_and_scales),
+      cmocka_unit_test(test_linear_without_blas),
+      cmocka_unit_test(test_linear_alone_and_in_company),
+      cmocka_unit_test(test_scales_that_are_not_taken),
+  };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,375 @@
+// tests/unit/test_device_rows.c - the CPU device's operators that move bytes or take row by row
+// (copies, signals, sums, embeddings, norms, products with a matrix, rotary positions) against
+// naive ones in double.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/bf16.h"
+#include "unit/device_test.h"
+
+static void test_embed_gather_add(void **state) {
+  (void)state;
+  device_fixture f;
+  FOR_TEAMS(f) {
+    ref_weight table = ref_make_weight(&f.rng, TD_BF16, 50, 33, 0, 0);
+    int32_t ids[300], rows[] = {299, 0, 7};
+    for (int i = 0; i < 300; i++)
+      ids[i] = (int32_t)ref_below(&f.rng, 50);
+    float *x = malloc(300 * 33 * sizeof *x), gathered[3 * 33];
+    float *y = ref_floats(&f.rng, 300 * 33);
+    td_op_embed(f.stream, &(td_embed_args){&table.w, ids, x, 300});
+    td_op_gather_rows(f.stream, gathered, x, rows, 3, 33);
+    td_op_add(f.stream, x, y, 300 * 33);
+    device_sync(&f);
+    for (int t = 0; t < 300; t++) {
+      for (uint32_t c = 0; c < 33; c++) {
+        double want = ref_at(&table.w, (uint32_t)ids[t], c);
+        assert_true(x[t * 33 + c] == (float)(want + y[t * 33 + c]));
+      }
+    }
+    for (int i = 0; i < 3; i++) {
+      for (uint32_t c = 0; c < 33; c++) {
+        assert_true(gathered[i * 33 + c] == ref_at(&table.w, (uint32_t)ids[rows[i]], c));
+      }
+    }
+    free(x);
+    free(y);
+    ref_free_weight(&table);
+  }
+}
+
+// BF16 and f32 parts give the same sum, in order; a single part is converted.
+static void test_sum_parts(void **state) {
+  (void)state;
+  enum { N = 70000 }; // several pieces, and an incomplete block
+  device_fixture f;
+  FOR_TEAMS(f) {
+    float *parts[3], *out = malloc(N * sizeof *out);
+    uint16_t *bf16[3], *rounded = malloc(N * sizeof *rounded);
+    for (int p = 0; p < 3; p++) {
+      parts[p] = ref_floats(&f.rng, N);
+      bf16[p] = malloc(N * sizeof **bf16);
+      td_op_sum_parts(
+          f.stream, &(td_sum_parts_args){
+                        .parts = {parts[p]}, .out = bf16[p], .n = N, .n_parts = 1, .f32_parts = 1});
+    }
+    td_sum_parts_args sum = {.parts = {bf16[0], parts[1], bf16[2]},
+                             .out = out,
+                             .n = N,
+                             .n_parts = 3,
+                             .f32_parts = 2,
+                             .out_f32 = true};
+    td_op_sum_parts(f.stream, &sum);
+    sum.out = rounded;
+    sum.out_f32 = false;
+    td_op_sum_parts(f.stream, &sum);
+    device_sync(&f);
+    for (int i = 0; i < N; i++) {
+      float want = 0;
+      for (int p = 0; p < 3; p++) {
+        assert_int_equal(bf16[p][i], td_bf16_of(parts[p][i]));
+        want += td_bf16_value(bf16[p][i]);
+      }
+      assert_true(out[i] == want && rounded[i] == td_bf16_of(want));
+    }
+    sum.n_parts = TD_MAX_SUM_PARTS + 1;
+    td_op_sum_parts(f.stream, &sum);
+    td_err err;
+    assert_int_equal(td_stream_sync(f.stream, &err), TD_EINVAL);
+    for (int p = 0; p < 3; p++)
+      free(parts[p]), free(bf16[p]);
+    free(out), free(rounded);
+  }
+}
+
+static void test_await_is_canceled(void **state) {
+  (void)state;
+  device_fixture f;
+  device_open(&f, 1);
+  _Atomic uint32_t signal = 0, canceled = 0;
+  const uint32_t one = 1;
+  td_op_await_or_cancel(f.stream, &signal, &one, &canceled);
+  canceled = 1;
+  td_err err;
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
+  td_op_signal(f.stream, &signal, &one); // a failed stream still signals
+  td_stream_sync(f.stream, NULL);
+  assert_int_equal(signal, 1);
+  device_close(&f);
+}
+
+static void test_post(void **state) {
+  (void)state;
+  device_fixture f;
+  device_open(&f, 1);
+  td_err err;
+  td_inbox inbox;
+  assert_int_equal(td_inbox_open(&inbox, f.dev, f.dev, 128, &err), TD_OK);
+  char *data = inbox.memory;
+  _Atomic uint32_t *signal = (_Atomic uint32_t *)(data + 64);
+  assert_true(data[63] == 0 && *signal == 0);
+  static const uint32_t values[] = {7, 8};
+  td_op_post(f.stream, &(td_post_args){data, "seventeen letters", 17, signal, &values[0]});
+  td_op_await(f.stream, signal, &values[0]);
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_OK);
+  assert_memory_equal(data, "seventeen letters", 18);
+  _Atomic uint32_t never = 0, canceled = 1;
+  td_op_await_or_cancel(f.stream, &never, &values[0], &canceled);
+  td_op_post(f.stream, &(td_post_args){data, "no", 2, signal, &values[1]});
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
+  assert_int_equal(*signal, 8); // a failed stream still signals
+  td_inbox_close(&inbox, f.dev);
+  device_close(&f);
+}
+
+static void test_copy_and_zero(void **state) {
+  (void)state;
+  device_fixture f;
+  FOR_TEAMS(f) {
+    void *mem;
+    td_err err;
+    assert_int_equal(td_dev_alloc(f.dev, &mem, 1000, &err), TD_OK);
+    assert_int_equal((uintptr_t)mem % 64, 0);
+    char in[1000], out[1000];
+    for (int i = 0; i < 1000; i++)
+      in[i] = (char)i;
+    td_op_copy(f.stream, mem, in, 1000);
+    td_op_fill_zero(f.stream, (char *)mem + 10, 20);
+    td_op_copy(f.stream, out, mem, 1000);
+    device_sync(&f);
+    for (int i = 0; i < 1000; i++)
+      assert_int_equal(out[i], i >= 10 && i < 30 ? 0 : in[i]);
+    td_dev_free(f.dev, mem);
+  }
+}
+
+static void test_rmsnorm(void **state) {
+  (void)state;
+  device_fixture f;
+  enum { ROWS = 70, DIM = 501, STRIDE = 600 };
+  FOR_TEAMS(f) {
+    float *x = ref_floats(&f.rng, ROWS * STRIDE), *residual = ref_floats(&f.rng, ROWS * DIM);
+    float *before = malloc(ROWS * DIM * sizeof *before), *out = malloc(ROWS * DIM * sizeof *out);
+    double *want = ref_doubles(ROWS * DIM);
+    float *w = ref_floats(&f.rng, DIM);
+    memcpy(before, residual, ROWS * DIM * sizeof *before);
+    td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = x,
+                                               .residual = residual,
+                                               .w = {w, TD_F32, DIM},
+                                               .out = out,
+                                               .x_stride = STRIDE,
+                                               .out_stride = DIM,
+                                               .n_rows = ROWS,
+                                               .dim = DIM,
+                                               .eps = 1e-3f});
+    device_sync(&f);
+    for (size_t i = 0; i < ROWS; i++) {
+      double sum = 0;
+      for (size_t d = 0; d < DIM; d++) {
+        float h = before[i * DIM + d] + x[i * STRIDE + d];
+        assert_true(residual[i * DIM + d] == h);
+        sum += (double)h * h;
+      }
+      for (size_t d = 0; d < DIM; d++) {
+        want[i * DIM + d] = residual[i * DIM + d] / sqrt(sum / DIM + 1e-3) * w[d];
+      }
+    }
+    device_assert_close(out, want, ROWS * DIM, 1e-6);
+    // in place, without a residual, BF16 weights
+    uint16_t wb[DIM];
+    for (int d = 0; d < DIM; d++)
+      wb[d] = ref_to_bf16(w[d]);
+    memcpy(before, out, ROWS * DIM * sizeof *before);
+    td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = out,
+                                               .w = {wb, TD_BF16, DIM},
+                                               .out = out,
+                                               .x_stride = DIM,
+                                               .out_stride = DIM,
+                                               .n_rows = ROWS,
+                                               .dim = DIM,
+                                               .eps = 1e-6f});
+    device_sync(&f);
+    for (size_t i = 0; i < ROWS; i++) {
+      double sum = 0;
+      for (size_t d = 0; d < DIM; d++)
+        sum += (double)before[i * DIM + d] * before[i * DIM + d];
+      for (size_t d = 0; d < DIM; d++) {
+        want[i * DIM + d] = before[i * DIM + d] / sqrt(sum / DIM + 1e-6) * ref_bf16(wb[d]);
+      }
+    }
+    device_assert_close(out, want, ROWS * DIM, 1e-6);
+    free(x);
+    free(residual);
+    free(before);
+    free(out);
+    free(want);
+    free(w);
+  }
+}
+
+static void test_linear(void **state) {
+  (void)state;
+  static const struct {
+    td_dtype dtype;
+    uint32_t rows, cols, n_tokens;
+  } cases[] = {{TD_F32, 67, 33, 5},       {TD_BF16, 129, 200, 1},  {TD_F8E4M3, 300, 385, 7},
+               {TD_F8E4M3, 130, 64, 250}, {TD_BF16, 40, 1031, 19}, {TD_F32, 1, 1, 1}};
+  device_fixture f;
+  FOR_TEAMS(f) {
+    for (size_t c = 0; c < TD_COUNT(cases); c++) {
+      uint32_t rows = cases[c].rows, cols = cases[c].cols, n = cases[c].n_tokens;
+      size_t ldx = cols + 3, ldy = rows + 5;
+      ref_weight w = ref_make_weight(&f.rng, cases[c].dtype, rows, cols, 128, 128);
+      float *x = ref_floats(&f.rng, n * ldx), *bias = ref_floats(&f.rng, rows);
+      float *y = ref_floats(&f.rng, n * ldy), *dense = malloc((size_t)n * rows * sizeof *dense);
+      double *want = ref_doubles((size_t)n * rows);
+      td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
+                                                  .bias = {bias, TD_F32, rows},
+                                                  .x = x,
+                                                  .y = y,
+                                                  .x_stride = ldx,
+                                                  .y_stride = ldy,
+                                                  .n_tokens = n,
+                                                  .n_prompt = n / 5 * 4,
+                                                  .out_f32 = true});
+      device_sync(&f);
+      for (uint32_t t = 0; t < n; t++) {
+        for (uint32_t r = 0; r < rows; r++) {
+          double sum = bias[r];
+          for (uint32_t k = 0; k < cols; k++)
+            sum += ref_at(&w.w, r, k) * x[t * ldx + k];
+          want[(size_t)t * rows + r] = sum;
+          dense[(size_t)t * rows + r] = y[t * ldy + r];
+        }
+      }
+      device_assert_close(dense, want, (size_t)n * rows, 1e-6);
+      free(x);
+      free(bias);
+      free(y);
+      free(dense);
+      free(want);
+      ref_free_weight(&w);
+    }
+  }
+}
+
+static void test_rope(void **state) {
+  (void)state;
+  enum { TOKENS = 9, HEADS = 3, DIM = 20, ROT = 12, OFFSET = 8, MAX = 40 };
+  device_fixture f;
+  FOR_TEAMS(f) {
+    float *table = ref_floats(&f.rng, MAX * ROT);
+    int32_t position[TOKENS];
+    for (int t = 0; t < TOKENS; t++)
+      position[t] = (int32_t)ref_below(&f.rng, MAX);
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+      float *x = ref_floats(&f.rng, TOKENS * HEADS * DIM),
+            *before = malloc(sizeof(float) * TOKENS * HEADS * DIM);
+      memcpy(before, x, sizeof(float) * TOKENS * HEADS * DIM);
+      td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
+                                           .cos_sin = table,
+                                           .position = position,
+                                           .token_stride = HEADS * DIM,
+                                           .head_stride = DIM,
+                                           .n_tokens = TOKENS,
+                                           .n_heads = HEADS,
+                                           .rot_dim = ROT,
+                                           .interleaved = interleaved});
+      device_sync(&f);
+      for (size_t row = 0; row < TOKENS * HEADS; row++) {
+        const float *cs = table + (size_t)position[row / HEADS] * ROT;
+        for (size_t d = 0; d < OFFSET; d++)
+          assert_true(x[row * DIM + d] == before[row * DIM + d]);
+        for (size_t i = 0; i < ROT / 2; i++) {
+          size_t a = row * DIM + OFFSET + (interleaved ? 2 * i : i);
+          size_t b = interleaved ? a + 1 : a + ROT / 2;
+          double c = cs[2 * i], s = cs[2 * i + 1];
+          assert_float_equal(x[a], before[a] * c - before[b] * s, 1e-6);
+          assert_float_equal(x[b], before[b] * c + before[a] * s, 1e-6);
+        }
+      }
+      free(x);
+      free(before);
+    }
+    free(table);
+  }
+}
+
+static void test_scale_rows(void **state) {
+  (void)state;
+  enum { TOKENS = 9, DIM = 70, MAX = 40 };
+  device_fixture f;
+  FOR_TEAMS(f) {
+    float *factor = ref_floats(&f.rng, MAX), *x = ref_floats(&f.rng, TOKENS * DIM);
+    float before[TOKENS * DIM];
+    memcpy(before, x, sizeof before);
+    int32_t position[TOKENS];
+    for (int t = 0; t < TOKENS; t++)
+      position[t] = (int32_t)ref_below(&f.rng, MAX);
+    td_op_scale_rows(
+        f.stream,
+        &(td_scale_rows_args){
+            .x = x, .factor = factor, .position = position, .n_tokens = TOKENS, .dim = DIM});
+    device_sync(&f);
+    for (int i = 0; i < TOKENS * DIM; i++)
+      assert_true(x[i] == before[i] * factor[position[i / DIM]]);
+    free(factor);
+    free(x);
+  }
+}
+
+static void test_bad_arguments_stick(void **state) {
+  (void)state;
+  device_fixture f;
+  device_open(&f, 2);
+  ref_weight table = ref_make_weight(&f.rng, TD_BF16, 10, 8, 0, 0);
+  int32_t ids[] = {3, 10};
+  float out[16] = {0}, more[16] = {0};
+  td_op_embed(f.stream, &(td_embed_args){&table.w, ids, out, 2});
+  td_op_fill_zero(f.stream, more, 4);
+  device_expect_failure(&f, "token id 10");
+  device_reopen_stream(&f);
+  ids[1] = -1;
+  td_op_embed(f.stream, &(td_embed_args){&table.w, ids, out, 2});
+  more[0] = 7;
+  td_op_fill_zero(f.stream, more, sizeof more); // skipped
+  device_expect_failure(&f, "token id -1");
+  device_expect_failure(&f, "token id -1");
+  assert_true(more[0] == 7);
+  device_reopen_stream(&f);
+  td_op_linear(f.stream, &(td_linear_op_args){
+                             .w = &table.w, .x = more, .y = out, .n_tokens = 1, .n_prompt = 2});
+  device_expect_failure(&f, "2 of 1 tokens");
+  ref_free_weight(&table);
+  device_close(&f);
+}
+
+static void test_unknown_device(void **state) {
+  (void)state;
+  td_dev *dev;
+  td_err err;
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "abacus"}, &err), TD_EUNSUPPORTED);
+  assert_null(dev);
+  assert_non_null(strstr(err.msg, "abacus"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_embed_gather_add),
+      cmocka_unit_test(test_sum_parts),
+      cmocka_unit_test(test_await_is_canceled),
+      cmocka_unit_test(test_post),
+      cmocka_unit_test(test_copy_and_zero),
+      cmocka_unit_test(test_rmsnorm),
+      cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_rope),
+      cmocka_unit_test(test_scale_rows),
+      cmocka_unit_test(test_bad_arguments_stick),
+      cmocka_unit_test(test_unknown_device),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
