@@ -109,7 +109,7 @@ typedef struct {
 
 // How a form writes calls: open call (between call)* close.
 typedef struct {
-  const char *open, *between, *close;
+  const char *open, *between, *close; // between NULL: one call
   const char *before_name, *after_name, *after_arguments;
   const char *index;        // GBNF between name and after_name
   const element_syntax *in; // NULL: the arguments are one object
@@ -118,6 +118,7 @@ typedef struct {
 static const element_syntax function_elements = {"<parameter=", ">\n", "\n</parameter>\n"};
 static const element_syntax key_elements = {"<arg_key>", "</arg_key>\n<arg_value>",
                                             "</arg_value>\n"};
+static const element_syntax tight_elements = {"<arg_key>", "</arg_key><arg_value>", "</arg_value>"};
 static const element_syntax suffixed_elements = {"<arg_key:opensource>",
                                                  "</arg_key:opensource>\n<arg_value:opensource>",
                                                  "</arg_value:opensource>\n"};
@@ -140,6 +141,8 @@ static const call_syntax syntaxes[] = {
                           "</function>\n</tool_call>", "", &function_elements},
     [TD_CALL_ARG_KEYS] = {"<tool_call>", "\n<tool_call>", "", "", "\n", "</tool_call>", "",
                           &key_elements},
+    [TD_CALL_ARG_KEYS_TIGHT] = {"<tool_call>", "<tool_call>", "", "", "", "</tool_call>", "",
+                                &tight_elements},
     [TD_CALL_INVOKE] = {"<minimax:tool_call>\n", "", "</minimax:tool_call>", "<invoke name=\"",
                         "\">\n", "</invoke>\n", "", &invoke_elements},
     [TD_CALL_HY] = {"<tool_calls>\n<tool_call>", "\n<tool_call>", "\n</tool_calls>", "",
@@ -151,6 +154,9 @@ static const call_syntax syntaxes[] = {
     [TD_CALL_MISTRAL] = {"[TOOL_CALLS]", "[TOOL_CALLS]", "", "", "[ARGS]", "", "", NULL},
     [TD_CALL_MISTRAL_OBJECTS] = {"[TOOL_CALLS] [", ", ", "]", "{\"name\": \"",
                                  "\", \"arguments\": ", "}", "", NULL},
+    // Any end token may follow, <|call|> among them.
+    [TD_CALL_HARMONY] = {"<|channel|>commentary to=functions.", NULL, "", "",
+                         " <|constrain|>json<|message|>", "", "", NULL},
 };
 
 // The rule t<TOOL>.e: the arguments as elements, in the order of the schema.
@@ -211,7 +217,7 @@ static void write_calls(td_buf *out, const td_api_request *r, const call_syntax 
     write_literal(out, s->after_arguments);
   }
   td_buf_str(out, "\n.calls ::= .call ");
-  if (!r->one_call) {
+  if (!r->one_call && s->between) {
     td_buf_char(out, '(');
     write_literal(out, s->between);
     td_buf_str(out, " .call)* ");
@@ -248,6 +254,30 @@ static void write_answer(td_buf *out, const td_api_request *r, const call_syntax
   td_buf_char(out, '\n');
 }
 
+// The rule .root of messages in the Harmony format, behind <|start|>assistant: reasoning may come
+// before a call or an answer, and text that is not constrained before more of them.
+static void write_messages(td_buf *out, const td_api_request *r, const call_syntax *s) {
+  const bool has_format = r->grammar.len, has_calls = r->calls_mode != TD_CALLS_FREE;
+  const bool may_say = r->calls_mode != TD_CALLS_REQUIRED;
+  td_buf_str(out, ".root ::= .answer | \"<|channel|>analysis<|message|>\" .think0\n");
+  write_until(out, ".think", "<|end|>", ".rest", false);
+  td_buf_str(out, ".rest ::= \"<|start|>assistant\" .answer\n");
+  if (has_calls) write_calls(out, r, s);
+  td_buf_str(out, ".answer ::= ");
+  if (has_calls) {
+    write_literal(out, s->open);
+    td_buf_str(out, may_say ? " .calls | " : " .calls\n");
+  }
+  if (!may_say) return;
+  if (has_format) {
+    td_buf_str(out, "\"<|channel|>final<|message|>\" root\n");
+    return;
+  }
+  td_buf_str(out, "\"<|channel|>\" (\"final\" | \"commentary\") \"<|message|>\" .text0\n");
+  write_until(out, ".text", "<|end|>", ".more", true);
+  td_buf_str(out, ".more ::= (\"<|start|>assistant\" .answer)?\n");
+}
+
 td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reasoning reasoning,
                                  td_api_error *error) {
   const bool is_mistral = form == TD_CALL_MISTRAL || form == TD_CALL_MISTRAL_OBJECTS;
@@ -257,7 +287,9 @@ td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reason
   if (!r->grammar.len && r->calls_mode == TD_CALLS_FREE) return TD_OK;
   td_buf text = TD_BUF_INIT;
   td_err err;
-  if (r->is_chat) {
+  if (r->is_chat && form == TD_CALL_HARMONY) {
+    write_messages(&text, r, &syntaxes[form]);
+  } else if (r->is_chat) {
     td_buf_str(&text, ".root ::= ");
     if (reasoning != TD_REASONING_BEGUN) td_buf_str(&text, ".answer");
     if (reasoning == TD_REASONING_MAYBE) td_buf_printf(&text, " | \"%s\" ", begin);

@@ -348,8 +348,11 @@ static bool is_analysis(const char *header, size_t len) {
 }
 
 static bool begins_header(const td_output_parser *p, const source *s) {
-  return td_marker_at("<|start|>", s->text, p->at, s->len) != TD_MARKER_NONE ||
-         td_marker_at(CHANNEL, s->text, p->at, s->len) != TD_MARKER_NONE;
+  // The prompt ends in <|start|>assistant, which a recipient may follow.
+  static const char *const begins[] = {"<|start|>", CHANNEL, "to=" FUNCTIONS};
+  for (size_t i = 0; i < TD_COUNT(begins); i++)
+    if (td_marker_at(begins[i], s->text, p->at, s->len) != TD_MARKER_NONE) return true;
+  return false;
 }
 
 // Reads a message's header, from p->at to <|message|>. Text without any is content.

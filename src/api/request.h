@@ -130,13 +130,15 @@ typedef enum {
   TD_CALL_DEEPSEEK,
   TD_CALL_DEEPSEEK_V3,
   TD_CALL_KIMI,
-  TD_CALL_FUNCTION,    // Qwen3-Coder
-  TD_CALL_ARG_KEYS,    // GLM
-  TD_CALL_INVOKE,      // MiniMax
-  TD_CALL_HY,          // Hy3's preview
-  TD_CALL_HY_SUFFIXED, // Hy3
+  TD_CALL_FUNCTION,       // Qwen3-Coder
+  TD_CALL_ARG_KEYS,       // GLM-4.5 and 4.6
+  TD_CALL_ARG_KEYS_TIGHT, // GLM-4.7, without line feeds
+  TD_CALL_INVOKE,         // MiniMax
+  TD_CALL_HY,             // Hy3's preview
+  TD_CALL_HY_SUFFIXED,    // Hy3
   TD_CALL_MISTRAL,
   TD_CALL_MISTRAL_OBJECTS, // its older models
+  TD_CALL_HARMONY,         // gpt-oss, in messages with channels; reasoning is one of them
 } td_call_form;
 
 // Whether reasoning may precede the answer.

@@ -200,10 +200,12 @@ static td_call_form call_form_of(const td_chat *chat) {
     td_call_form form;
   } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
                {"<minimax:tool_call>", TD_CALL_INVOKE},
+               {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
                {"<arg_key>", TD_CALL_ARG_KEYS},
                {"<function=", TD_CALL_FUNCTION},
                {"[ARGS]", TD_CALL_MISTRAL},
                {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
+  if (td_chat_template_mentions(chat, "<|channel|>")) return TD_CALL_HARMONY;
   if (td_chat_template_mentions(chat, "<tool_sep")) {
     const bool is_suffixed = td_chat_template_mentions(chat, ":opensource");
     return is_suffixed ? TD_CALL_HY_SUFFIXED : TD_CALL_HY;

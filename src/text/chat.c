@@ -73,6 +73,39 @@ static bool add_defaults(cJSON *vars, const td_tokenizer *tok) {
          add_default(vars, "add_generation_prompt", cJSON_AddTrueToObject);
 }
 
+// Whether the template asks somewhere whether a message's content is none.
+static bool knows_null(const td_template *tmpl) {
+  static const char *const spellings[] = {".content is none",   ".content is not none",
+                                          "content'] is none",  "content'] is not none",
+                                          "content\"] is none", "content\"] is not none"};
+  for (size_t i = 0; i < TD_COUNT(spellings); i++)
+    if (td_template_mentions(tmpl, spellings[i])) return true;
+  return false;
+}
+
+// Adapts messages of the assistant to templates that differ from most: a content of null, which
+// clients send beside tool calls, becomes empty where the template would write "None" or fail; the
+// reasoning of a message with tool calls is also its `thinking` where the template shows that.
+static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
+  cJSON *messages = cJSON_GetObjectItemCaseSensitive(vars, "messages");
+  const bool keeps_null = knows_null(tmpl);
+  const bool shows_thinking = td_template_mentions(tmpl, "message.thinking");
+  for (cJSON *m = cJSON_IsArray(messages) ? messages->child : NULL; m; m = m->next) {
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(m, "content");
+    if (cJSON_IsNull(content) && !keeps_null) {
+      cJSON *empty = cJSON_CreateString("");
+      if (!empty || !cJSON_ReplaceItemInObjectCaseSensitive(m, "content", empty)) return false;
+      content = empty;
+    }
+    const cJSON *reasoning = td_json_get(m, "reasoning_content");
+    const bool has_content = cJSON_IsString(content) && content->valuestring[0];
+    if (!shows_thinking || !cJSON_IsString(reasoning) || has_content) continue;
+    if (!td_json_get(m, "tool_calls") || td_json_get(m, "thinking")) continue;
+    if (!cJSON_AddStringToObject(m, "thinking", reasoning->valuestring)) return false;
+  }
+  return true;
+}
+
 static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *err) {
   td_status st = td_json_parse(out, vars, len, TD_JSON_MAX_DEPTH, err);
   if (st != TD_OK) return st;
@@ -143,7 +176,8 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   td_buf prompt = TD_BUF_INIT;
   td_spans typed = {0};
   const char *continued;
-  if (!add_defaults(root, chat->tok)) st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (!add_defaults(root, chat->tok) || !adapt_messages(root, chat->tmpl))
+    st = td_fail(err, TD_ENOMEM, "out of memory");
   if (st == TD_OK) st = take_continued(root, &continued, err);
   if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
   if (st == TD_OK && continued) st = cut_behind(&prompt, &typed, continued, err);
@@ -219,7 +253,8 @@ td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len
   td_spans typed = {0};
   size_t rest = SIZE_MAX;
   td_err ignored;
-  if (!add_defaults(root, chat->tok)) st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (!add_defaults(root, chat->tok) || !adapt_messages(root, chat->tmpl))
+    st = td_fail(err, TD_ENOMEM, "out of memory");
   if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
   // A template may refuse a conversation that ends here.
   if (st == TD_OK && keep_messages(root, known->n_messages) &&

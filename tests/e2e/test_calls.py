@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from scripted_model import write_model
+from scripted_model import SAY, write_model
 from serving import Server
 
 KIMI = (
@@ -291,3 +291,48 @@ def test_channels_of_harmony(tandem_bin, tmp_path, stream):
     assert "".join(p.get("content") or "" for p in parts) == ""
     calls = [c["function"] for p in parts for c in p.get("tool_calls") or []]
     assert calls[0]["name"] == "f" and "".join(c["arguments"] for c in calls) == '{"a": 1}'
+
+
+def test_forced_calls_of_harmony(tandem_bin, tmp_path):
+    said = ["<|channel|>", "commentary to=functions.f <|constrain|>json", "<|message|>", '{"a": 1}']
+    control = ("<|channel|>", "<|message|>")
+    write_model(tmp_path, {"go": said}, control, template=SAY + "{# <|channel|> #}")
+    server = Server(tandem_bin, tmp_path)
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            free, forced = (ask(client, "go", tool_choice=c) for c in ("auto", "required"))
+    finally:
+        server.close()
+    for answer in free, forced:
+        assert calls_of(answer.choices[0]) == [("f", '{"a": 1}')]
+    # Under the grammar the markers are the control tokens, too; it ends without an end token.
+    assert free.usage.completion_tokens == forced.usage.completion_tokens + 1
+
+
+# What templates of published models do with a content of null: fail, write it, ask for it.
+HISTORY = {
+    "contained": ("{% if 'x' in message.content %}{% endif %}", "[]"),
+    "written": ("", "[]"),
+    "asked": ("{% if message.content is none %}none{% endif %}", "none[None]"),
+}
+
+
+@pytest.mark.parametrize("how", HISTORY)
+def test_calls_without_content_are_sent_back(tandem_bin, tmp_path, how):
+    """With the reasoning before the call, under either of the names that templates have for it."""
+    asks, wanted = HISTORY[how]
+    shows = "[{{ message.content }}]{{ message.thinking }}{{ message.reasoning_content }}"
+    template = "{% for message in messages if message.tool_calls %}" + asks + shows + "{% endfor %}"
+    write_model(tmp_path, {"a": "b"}, template=template)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "reasoning_content": "So.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    server = Server(tandem_bin, tmp_path)
+    try:
+        shown = httpx.post(server.url + "/apply-template", json={"messages": messages}).json()
+    finally:
+        server.close()
+    assert shown["prompt"] == wanted + "So.So."

@@ -306,6 +306,8 @@ static void composes_calls_in_each_form(void **state) {
           "<tool_call>\n<function=f>\n</function>\n</tool_call>",
       [TD_CALL_ARG_KEYS] = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n"
                            "</tool_call>\n<tool_call>f\n</tool_call>",
+      [TD_CALL_ARG_KEYS_TIGHT] = "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value>"
+                                 "</tool_call><tool_call>f</tool_call>",
       [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n"
                          "<parameter name=\"x\">1</parameter>\n</invoke>\n<invoke name=\"f\">\n"
                          "</invoke>\n</minimax:tool_call>",
@@ -320,6 +322,8 @@ static void composes_calls_in_each_form(void **state) {
       [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]f[ARGS]{}",
       [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\":1}}, "
                                   "{\"name\": \"f\", \"arguments\": {}}]",
+      [TD_CALL_HARMONY] = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+                          "{\"x\":1}",
   };
   for (unsigned form = 0; form < TD_COUNT(calls); form++) {
     td_api_request r;
@@ -334,18 +338,65 @@ static void composes_calls_in_each_form(void **state) {
     td_output_parser parts = {.parse_tool_calls = true, .id = 1, .params = &r.params};
     td_output_part part;
     bool found = true;
+    parts.is_harmony = form == TD_CALL_HARMONY;
     while (found) {
       assert_int_equal(td_output_parser_next(&parts, calls[form], strlen(calls[form]), true, &part,
                                              &found, &err),
                        TD_OK);
       assert_true(!found || part.kind == TD_OUTPUT_CALL);
     }
-    assert_int_equal(parts.n_calls, 2);
+    assert_int_equal(parts.n_calls, parts.is_harmony ? 1 : 2);
     assert_string_equal(parts.calls[0].name, "f");
     const bool is_tagged = form >= TD_CALL_FUNCTION && form <= TD_CALL_HY_SUFFIXED;
     assert_string_equal(td_buf_text(&parts.calls[0].arguments),
                         is_tagged ? "{\"x\": 1}" : "{\"x\":1}");
     td_output_parser_free(&parts);
+    td_api_request_free(&r);
+  }
+}
+
+// Reasoning is a message by itself; an answer is one of the channel final.
+static void composes_messages_of_harmony(void **state) {
+  (void)state;
+#define THOUGHT "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+#define CALL    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+#define FINAL   "<|channel|>final<|message|>"
+  static const char *const bodies[] = {
+      WITH(TOOL ",\"tool_choice\":\"required\""),
+      WITH("\"response_format\":{\"type\":\"json_object\"}"),
+      WITH(TOOL ",\"response_format\":{\"type\":\"json_object\"}"),
+      WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,"
+           "\"parameters\":{\"type\":\"object\",\"properties\":{},\"additionalProperties\":"
+           "false}}}]"),
+  };
+  static const struct {
+    const char *text;
+    unsigned right; // bit i: for bodies[i]
+  } list[] = {
+      {CALL, 13},
+      {THOUGHT CALL, 13},
+      {THOUGHT THOUGHT CALL, 0},
+      {FINAL "{}", 14},
+      {THOUGHT FINAL "{\"a\": 1}", 14},
+      {FINAL "Hello.", 8},
+      {"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" CALL, 8},
+      {"{}", 0},
+      {THOUGHT, 0},
+  };
+  for (size_t i = 0; i < TD_COUNT(bodies); i++) {
+    td_api_request r;
+    td_api_error error;
+    td_grammar *g;
+    td_err err;
+    assert_int_equal(parse(&r, true, bodies[i], &error), TD_OK);
+    assert_int_equal(td_api_compose_grammar(&r, TD_CALL_HARMONY, TD_REASONING_NONE, &error), TD_OK);
+    assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+    for (size_t k = 0; k < TD_COUNT(list); k++) {
+      const bool is_right = list[k].right >> i & 1;
+      if (td_grammar_matches(g, list[k].text, strlen(list[k].text)) != is_right)
+        fail_msg("%zu: %s", i, list[k].text);
+    }
+    td_grammar_close(g);
     td_api_request_free(&r);
   }
 }
@@ -402,6 +453,8 @@ static bool takes_value(const char *schema, unsigned form, const char *value) {
                            "</function>\n</tool_call>",
       [TD_CALL_ARG_KEYS] = "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>%s</arg_value>\n"
                            "</tool_call>",
+      [TD_CALL_ARG_KEYS_TIGHT] = "<tool_call>f<arg_key>s</arg_key><arg_value>%s</arg_value>"
+                                 "</tool_call>",
       [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">%s"
                          "</parameter>\n</invoke>\n</minimax:tool_call>"};
   td_buf body = TD_BUF_INIT, call = TD_BUF_INIT;
@@ -679,6 +732,7 @@ int main(void) {
       cmocka_unit_test(says_what_is_not_supported),
       cmocka_unit_test(composes_a_grammar),
       cmocka_unit_test(composes_calls_in_each_form),
+      cmocka_unit_test(composes_messages_of_harmony),
       cmocka_unit_test(composes_values_without_quotes),
       cmocka_unit_test(composes_strings_without_quotes),
       cmocka_unit_test(refuses_what_it_does_not_obey),

@@ -148,6 +148,7 @@ static void messages_of_harmony_are_told_apart(void **state) {
                 "<|start|>assistant<|channel|>commentary to=python<|message|>[1]<|call|>",
                 "", "", "[get_it {}][python [1]]");
   check_harmony("<|start|>assistant" H_SAY "a<|return|>", "", "a", "");
+  check_harmony(" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", "", "[f {}]");
   check_harmony(H_THINK "a" H_SAY "b", "a", "b", "");
   check_harmony("Hi <b>", "", "Hi <b>", "");
   check_harmony("<b>Hi", "", "<b>Hi", "");

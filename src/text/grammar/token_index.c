@@ -19,9 +19,13 @@ static int by_bytes(const void *a, const void *b) {
 }
 
 // Control tokens with which models write calls and thoughts: what a grammar describes holds them.
-static bool is_markup(const char *bytes, size_t len) {
-  static const char *const marks[] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"};
-  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+// The first are Harmony's, of which some have another meaning where there are no channels.
+static bool is_markup(const char *bytes, size_t len, bool has_channels) {
+  enum { N_HARMONY = 5 };
+  static const char *const marks[] = {"<|channel|>",   "<|message|>",  "<|start|>", "<|end|>",
+                                      "<|constrain|>", "[TOOL_CALLS]", "[ARGS]",    "[CALL_ID]",
+                                      "[THINK]",       "[/THINK]"};
+  for (size_t i = has_channels ? 0 : N_HARMONY; i < TD_COUNT(marks); i++) {
     if (len == strlen(marks[i]) && memcmp(bytes, marks[i], len) == 0) return true;
   }
   return false;
@@ -31,11 +35,13 @@ static bool is_markup(const char *bytes, size_t len) {
 static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
   uint32_t n = 0;
   int32_t n_ids = td_tokenizer_size(tok);
+  static const char channel[] = "<|channel|>";
+  const bool has_channels = td_tokenizer_find(tok, channel, strlen(channel)) >= 0;
   for (int32_t id = 0; id < n_ids && (uint32_t)id < n_vocab; id++) {
     size_t len;
     const char *bytes = td_tokenizer_bytes(tok, id, &len);
     if (len == 0 || len > UINT16_MAX) continue;
-    if (td_tokenizer_is_special(tok, id) && !is_markup(bytes, len)) continue;
+    if (td_tokenizer_is_special(tok, id) && !is_markup(bytes, len, has_channels)) continue;
     out[n++] = (token){.bytes = bytes, .len = (uint32_t)len, .id = id};
   }
   qsort(out, n, sizeof *out, by_bytes);
