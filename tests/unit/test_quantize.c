@@ -217,9 +217,23 @@ static void goes_on_where_it_stopped(void **state) {
   assert_int_equal(quantize(&f, "mxfp4", &err), TD_EIO);
   assert_int_equal(f.progress.made, CK_SHARDS);
 
+  // What a killed run was writing goes, and nobody else's file.
+  static const char *const begun[] = {"model-00001-of-00003.safetensors.done.tmp.1",
+                                      "config.json.tmp.23"};
+  static const char *const others[] = {"notes.tmp.1", "config.json.tmp.", "config.json.tmp.4x"};
+  for (size_t i = 0; i < TD_COUNT(begun); i++)
+    assert_int_equal(close(creat(out_path(&f, begun[i]), 0600)), 0);
+  for (size_t i = 0; i < TD_COUNT(others); i++)
+    assert_int_equal(close(creat(out_path(&f, others[i]), 0600)), 0);
   rmdir(out_path(&f, "config.json"));
   quantize_ok(&f, "mxfp4");
   assert_int_equal(f.progress.kept, CK_SHARDS);
+  for (size_t i = 0; i < TD_COUNT(begun); i++)
+    assert_false(there(&f, begun[i]));
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    assert_true(there(&f, others[i]));
+    remove(out_path(&f, others[i]));
+  }
   td_model_close(open_out(&f));
   assert_int_equal(quantize(&f, "mxfp4", &err), TD_EINVAL);
   assert_non_null(strstr(err.msg, "holds a checkpoint already"));

@@ -2,6 +2,7 @@
 // quantization_config, copies of the checkpoint's other files, the report, and finally the index.
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +25,11 @@ static bool ends_with(const char *text, const char *suffix) {
 static bool is_copied(const char *name) {
   static const char *const others[] = {".safetensors", ".bin",        ".pt",   ".pth",
                                        ".gguf",        ".index.json", ".part", TD_QUANTIZE_DONE};
-  if (name[0] == '.' || strcmp(name, "config.json") == 0 || strcmp(name, REPORT_FILE) == 0) {
-    return false;
+  static const char *const rewritten[] = {"config.json", "hf_quant_config.json", REPORT_FILE};
+  for (size_t i = 0; i < TD_COUNT(rewritten); i++) {
+    if (strcmp(name, rewritten[i]) == 0) return false;
   }
+  if (name[0] == '.') return false;
   for (size_t i = 0; i < TD_COUNT(others); i++) {
     if (ends_with(name, others[i])) return false;
   }
@@ -212,6 +215,21 @@ static td_status write_index(td_quantizer *q) {
   return st;
 }
 
+// Removes what td_file_write leaves when it is killed: NAME.tmp.PID, of a NAME that was written
+// since.
+static void remove_leftovers(const td_quantizer *q) {
+  DIR *dir = opendir(q->opts->out);
+  for (struct dirent *e; dir && (e = readdir(dir));) {
+    char name[sizeof e->d_name];
+    strcpy(name, e->d_name);
+    char *mark = strstr(name, ".tmp.");
+    if (!mark || !mark[5] || mark[5 + strspn(mark + 5, "0123456789")]) continue;
+    *mark = '\0';
+    if (faccessat(dirfd(dir), name, F_OK, 0) == 0) unlinkat(dirfd(dir), e->d_name, 0);
+  }
+  if (dir) closedir(dir);
+}
+
 static void remove_notes(const td_quantizer *q) {
   for (size_t i = 0; i < q->n_shards; i++) {
     char *path;
@@ -226,6 +244,9 @@ td_status td_quantize_finish(td_quantizer *q) {
   if (st == TD_OK) st = write_config(q);
   if (st == TD_OK) st = write_report(q);
   if (st == TD_OK) st = write_index(q);
-  if (st == TD_OK) remove_notes(q);
+  if (st == TD_OK) {
+    remove_leftovers(q);
+    remove_notes(q);
+  }
   return st;
 }
