@@ -166,6 +166,15 @@ static td_status set_subset(const td_option *o, char **field, const char *text, 
   return set_str(field, text, err);
 }
 
+// Text may be empty; a name, a path or a key is not, but an unset variable of a shell.
+static td_status set_text(const td_option *o, char **field, const char *text, td_err *err) {
+  if (!text[0] && strcmp(o->metavar, "TEXT") != 0) {
+    return td_fail(err, TD_EINVAL, "--%s: the value is empty: give %s, or leave the option out",
+                   o->name, o->metavar);
+  }
+  return set_str(field, text, err);
+}
+
 static td_status set_flag(const td_option *o, bool *field, const char *text, td_err *err) {
   if (strcmp(text, "true") && strcmp(text, "false")) {
     return td_fail(err, TD_EINVAL, "--%s %s: give true or false", o->name, text);
@@ -177,7 +186,7 @@ static td_status set_flag(const td_option *o, bool *field, const char *text, td_
 td_status td_option_set(const td_option *o, td_options *options, const char *text, td_err *err) {
   void *field = (char *)options + o->offset;
   switch (o->kind) {
-  case OPT_STR: return set_str(field, text, err);
+  case OPT_STR: return set_text(o, field, text, err);
   case OPT_INT: return set_int(o, field, text, err);
   case OPT_REAL: return set_real(o, field, text, err);
   case OPT_FLAG: return set_flag(o, field, text, err);

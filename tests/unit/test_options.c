@@ -100,6 +100,9 @@ static void test_errors_name_the_option(void **state) {
   expect_error("run --temperature nan", "temperature");
   expect_error("serve --port 65536", "65535");
   expect_error("serve --port", "--port");
+  expect_error("serve --api-key=", "--api-key: the value is empty"); // a shell's unset variable
+  expect_error("run --model=", "--model: the value is empty: give DIR");
+  assert_int_equal(parse("run --model x --prompt="), TD_OK);
   expect_error("run word", "word");
   expect_error("eval logits --token-ids 1,,2", "entry 2");
   expect_error("eval logits --token-ids 1,2,", "entry 3");
@@ -162,6 +165,7 @@ static void test_config_file(void **state) {
   assert_int_equal(parse_with_file("{\"port\": \"x\"}", ""), TD_EINVAL);
   assert_int_equal(parse_with_file("{\"port\": 70000}", ""), TD_EINVAL);
   assert_int_equal(parse_with_file("[1]", ""), TD_EINVAL);
+  assert_int_equal(parse_with_file("{\"kv-dir\": \"\"}", ""), TD_EINVAL);
   assert_int_equal(parse_with_file("{\"workers\": \"one\", \"log\": \"json\"}", ""), TD_OK);
   assert_true(parsed.disaggregate == TD_OFF && parsed.log == TD_LOG_JSON);
   assert_int_equal(parse_with_file("{\"log\": \"yaml\"}", ""), TD_EINVAL);
