@@ -106,8 +106,8 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
   r.seq_pages = (o->seq_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
   const uint32_t n_pages = r.seq_pages * o->n_seqs;
   const td_dtype kv_dtype = td_dev_kv_dtype(b->dev, TD_F16);
-  const size_t of_token = td_engine_kv_bytes_per_token(td_model_config_of(model), kv_dtype);
-  r.kv_pages = td_gpu_alloc(b, of_token * PAGE_TOKENS * n_pages);
+  const td_kv_layout kv = td_kv_layout_of(td_model_config_of(model), kv_dtype, PAGE_TOKENS);
+  r.kv_pages = td_gpu_alloc(b, td_kv_layout_page_bytes(&kv) * n_pages);
   td_gpu_sync(b);
   r.pages = malloc(n_pages * sizeof *r.pages);
   r.tokens = malloc(o->step_tokens * sizeof *r.tokens);

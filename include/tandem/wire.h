@@ -88,7 +88,7 @@ typedef enum {
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
-// Pages also hold a recurrent state, which a step overwrites: a worker that died may have left it
+// Pages also hold a state (kv/kv.h), which a step overwrites: a worker that died may have left it
 // behind more tokens than it has reported, or have had it in its device's memory alone. Only full
 // pages can be continued from then: once their last token is reported, their state is shared.
 #define TD_READY_STATES 2u

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/step_plan.h"
 #include "model/model.h"
+#include "runtime/placement.h"
 
 static uint32_t count_moe_layers(const td_model_config *c) {
   uint32_t n = 0;
@@ -130,11 +131,6 @@ static void add_exchange(td_buf *out, const td_model *m) {
       e.time.exchange_s * 1e3, TD_OVERLAP_TOKENS);
 }
 
-// Whether several GPUs may compute a prompt together: not where a state passes from token to token.
-static bool can_share_prompts(const td_model_config *c) {
-  return td_engine_state_bytes(c) == 0;
-}
-
 // Half of a layer's experts on the second GPU, for a token.
 static td_pair_time pair_time_of(const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
@@ -182,18 +178,14 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, " of weights for a token\nmemory        ");
   add_bytes(out, s.bytes);
   td_buf_str(out, ", and ");
-  const uint64_t kv_bytes = 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32);
-  add_bytes(out, kv_bytes);
+  const td_kv_layout kv = td_kv_layout_of(c, TD_F32, 0);
+  add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
   td_buf_str(out, " for every 1000 tokens of context");
-  if (n_windows_of(c)) {
-    td_buf_str(out, " (");
-    add_bytes(out, kv_bytes * n_windows_of(c) / c->n_layers);
-    td_buf_str(out, " of it in layers with a window)");
-  }
-  if (td_engine_state_bytes(c)) {
+  if (kv.n_states) {
     td_buf_str(out, ", and ");
-    add_bytes(out, td_engine_state_bytes(c));
-    td_buf_printf(out, " of recurrent states for every %u", td_engine_page_tokens(c, TD_F32));
+    add_bytes(out, td_kv_layout_states_bytes(&kv));
+    td_buf_printf(out, " %s for every %u",
+                  kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens);
   }
   td_buf_str(out, "\n");
   if (s.expert_bytes) {
@@ -202,7 +194,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_str(out, " and the context in its memory, ");
     add_bytes(out, s.expert_bytes);
     td_buf_str(out, " of experts in the CPU's, or there, too\n");
-    if (can_share_prompts(c)) {
+    if (td_may_share_prompts(c)) {
       add_exchange(out, m);
       add_pair(out, m);
     }
@@ -279,10 +271,10 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
     td_jw_int(w, td_dtype_name((td_dtype)i), (int64_t)s.bytes_by_dtype[i]);
   }
   td_jw_end_object(w);
-  td_jw_int(w, "kv_bytes_per_token",
-            (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m), TD_F32));
-  td_jw_int(w, "state_bytes_per_page", (int64_t)td_engine_state_bytes(td_model_config_of(m)));
-  td_jw_int(w, "page_tokens", td_engine_page_tokens(td_model_config_of(m), TD_F32));
+  const td_kv_layout kv = td_kv_layout_of(td_model_config_of(m), TD_F32, 0);
+  td_jw_int(w, "kv_bytes_per_token", (int64_t)td_kv_layout_token_bytes(&kv));
+  td_jw_int(w, "state_bytes_per_page", (int64_t)td_kv_layout_states_bytes(&kv));
+  td_jw_int(w, "page_tokens", kv.page_tokens);
 }
 
 static void add_json_exchange(td_json_writer *w, const td_model *m) {
@@ -341,7 +333,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m);
   if (td_model_stats_of(m).expert_bytes) {
-    if (can_share_prompts(c)) add_json_exchange(&w, m);
+    if (td_may_share_prompts(c)) add_json_exchange(&w, m);
     td_inspect_add_json_gpus(&w, m, opts);
   }
   if (opts->tensors) add_json_tensors(&w, m);

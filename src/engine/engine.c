@@ -12,12 +12,8 @@
 #include "engine/expert_peer.h"
 #include "engine/ranks.h"
 #include "engine/rope.h"
+#include "engine/window.h"
 #include "kv/plan.h"
-
-static uint32_t entry_elements(const td_model_config *c) {
-  if (c->attn == TD_ATTN_MLA) return c->kv_lora_rank + c->rope_dim;
-  return 2 * c->n_kv_heads * c->head_dim;
-}
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
   enum { LEAST = 512, LEAST_MLA = 1024, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
@@ -28,44 +24,11 @@ uint32_t td_engine_prefill_chunk(const td_model_config *config) {
   return n < least ? least : n > MOST ? MOST : (uint32_t)n;
 }
 
-size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
-  const size_t n_layers = config->n_layers - td_model_n_delta(config, config->n_layers);
-  return n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
-}
-
-td_delta_shape td_engine_delta_shape(const td_model_config *c) {
-  return (td_delta_shape){.n_k_heads = c->delta_k_heads,
-                          .n_v_heads = c->delta_v_heads,
-                          .k_dim = c->delta_k_dim,
-                          .v_dim = c->delta_v_dim,
-                          .n_taps = c->delta_taps};
-}
-
-static size_t layer_state_bytes(const td_model_config *c) {
-  if (!c->delta_taps) return 0;
-  const td_delta_shape shape = td_engine_delta_shape(c);
-  return td_delta_state_bytes(&shape);
-}
-
-size_t td_engine_state_bytes(const td_model_config *config) {
-  return td_model_n_delta(config, config->n_layers) * layer_state_bytes(config);
-}
-
-uint32_t td_engine_page_tokens(const td_model_config *config, td_dtype kv_dtype) {
-  enum { MOST = 512, SHARE = 4 };
-  const size_t state = td_engine_state_bytes(config);
-  const size_t of_token = td_engine_kv_bytes_per_token(config, kv_dtype);
-  uint32_t n = TD_KV_PAGE_TOKENS;
-  while (n < MOST && state > SHARE * of_token * n)
-    n *= 2;
-  return n;
-}
-
 uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens) {
-  const uint64_t page_tokens = td_engine_page_tokens(config, kv_dtype);
-  const uint64_t n_pages = (n_tokens + page_tokens - 1) / page_tokens;
-  return n_tokens * td_engine_kv_bytes_per_token(config, kv_dtype) +
-         n_pages * td_engine_state_bytes(config);
+  const td_kv_layout layout = td_kv_layout_of(config, kv_dtype, 0);
+  const uint64_t n_pages = (n_tokens + layout.page_tokens - 1) / layout.page_tokens;
+  return n_tokens * td_kv_layout_token_bytes(&layout) +
+         n_pages * td_kv_layout_states_bytes(&layout);
 }
 
 // Elements per token in each activation buffer.
@@ -81,7 +44,7 @@ static act_rows with_gates(act_rows r, const td_model_config *c) {
   if (c->has_attn_gate) r.mixed = 2 * heads;
   if (c->shared_dim) r.shared = c->dim;
   if (!c->delta_taps) return r;
-  const td_delta_shape shape = td_engine_delta_shape(c);
+  const td_delta_shape shape = td_delta_shape_of(c);
   const size_t values = (size_t)c->delta_v_heads * c->delta_v_dim;
   const size_t channels = td_delta_channels(&shape);
   const size_t mixed = channels + values + 2 * (size_t)c->delta_v_heads;
@@ -109,7 +72,9 @@ size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype ac
   // dim: x, h, delta
   const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn + r.mixed + r.shared;
   const size_t router = config->n_experts + 2 * config->top_k; // 32-bit each, as are streamed sums
-  return n * td_dtype_bytes(act_dtype) + (r.dim + router + r.gates) * sizeof(float);
+  const td_kv_layout layout = td_kv_layout_of(config, act_dtype, 0);
+  const size_t window = layout.n_blocks ? layout.part_bytes / layout.page_tokens : 0;
+  return n * td_dtype_bytes(act_dtype) + window + (r.dim + router + r.gates) * sizeof(float);
 }
 
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
@@ -192,10 +157,11 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   return st;
 }
 
-// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin and a page table. Then
-// the step number, and slots of cached experts.
+// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin, a page table and a
+// block table (window.h). Then the step number, and slots of cached experts.
 size_t td_engine_meta_entries(const td_engine *e, size_t n_seqs) {
-  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1 +
+  const size_t of_seq = 1 + e->max_pages + td_window_max_blocks(e);
+  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * of_seq + N_GROUPS + 1 +
          td_expert_cache_meta_entries(e);
 }
 
@@ -216,13 +182,18 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
   return td_dev_alloc(e->dev, (void **)&e->dev_routing, n * sizeof *e->routing, err);
 }
 
+// Numbers the layers' parts of a page, those with states last.
+static void number_parts(td_engine *e) {
+  uint32_t n_whole = 0, n_states = 0;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    const bool is_state = td_kv_layout_is_state(&e->layout, e->config, i);
+    e->part[i] = is_state ? e->layout.n_layers + n_states++ : n_whole++;
+  }
+}
+
 static td_status alloc_kv(td_engine *e, td_err *err) {
-  e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) *
-                  td_dtype_bytes(e->opts.kv_dtype);
-  e->state_bytes = layer_state_bytes(e->config);
-  const uint32_t n_delta = td_model_n_delta(e->config, e->config->n_layers);
-  const size_t of_page = (e->config->n_layers - n_delta) * e->page_bytes + n_delta * e->state_bytes;
-  size_t n_bytes = of_page * e->opts.n_pages;
+  size_t n_bytes = td_kv_layout_page_bytes(&e->layout) * e->opts.n_pages;
+  number_parts(e);
   e->kv_pages = e->opts.kv_pages;
   if (e->kv_pages) return TD_OK;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
@@ -242,6 +213,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_rope(e, err);
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
+  if (st == TD_OK) st = td_window_open(e, err);
   if (st == TD_OK) st = td_kv_outlet_open(e, err);
   if (st == TD_OK) st = td_moe_offload_open(e, err);
   if (st == TD_OK) st = td_expert_stream_open(e, err);
@@ -265,6 +237,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
   e->can_rank = td_dev_free_vram_bytes(dev) != 0;
   e->act_bytes = td_dtype_bytes(td_dev_act_dtype(dev));
   e->max_pages = (opts->max_seq_tokens + opts->page_tokens - 1) / opts->page_tokens;
+  e->layout = td_kv_layout_of(e->config, opts->kv_dtype, opts->page_tokens);
   e->attention_scale = td_rope_attention_scale(e->config);
   td_status st = open_memory(e, err);
   if (st != TD_OK) {
@@ -281,6 +254,7 @@ void td_engine_close(td_engine *e) {
   td_stream_close(e->stream);
   td_event_close(e->done);
   td_kv_outlet_close(e);
+  td_window_close(e);
   td_expert_stream_close(e);
   td_dense_stream_close(e);
   td_expert_cache_close(e);
@@ -352,7 +326,7 @@ td_status td_engine_check_step(const td_engine *e, const td_step_seq *seqs, uint
 
 // Where each table of the step lies in meta, in entries.
 typedef struct {
-  size_t tokens, seq, position, rows, temperature, q_begin, page_table, step;
+  size_t tokens, seq, position, rows, temperature, q_begin, page_table, blocks, step;
 } meta_layout;
 
 // For a step of n_seqs sequences with n tokens in all.
@@ -365,12 +339,14 @@ static meta_layout lay_out_meta(const td_engine *e, size_t n, size_t n_seqs) {
                        .temperature = 4 * n,
                        .q_begin = 5 * n,
                        .page_table = page_table,
-                       .step = page_table + n_seqs * e->max_pages};
+                       .blocks = page_table + n_seqs * e->max_pages,
+                       .step = page_table + n_seqs * (e->max_pages + td_window_max_blocks(e))};
 }
 
-// Appends sequence s of the step to a group; its first token has index t in the step.
+// Appends sequence s of the step to a group; its first token has index t in the step. whole: the
+// sequence of td_window_begin that it is, or is a part of.
 static void add_seq(td_engine *e, const meta_layout *at, const step_group *group,
-                    const td_step_seq *seq, uint32_t s, uint32_t t) {
+                    const td_step_seq *seq, uint32_t whole, uint32_t s, uint32_t t) {
   for (uint32_t i = 0; i < seq->n_tokens; i++) {
     e->meta[at->tokens + t + i] = seq->tokens[i];
     e->meta[at->seq + t + i] = (int32_t)group->view.n_seqs;
@@ -379,15 +355,18 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
   uint32_t n_pages = seq->n_pages < e->max_pages ? seq->n_pages : e->max_pages;
   memcpy(e->meta + at->page_table + (size_t)s * e->max_pages, seq->pages,
          n_pages * sizeof *seq->pages);
+  const uint32_t n_blocks = td_window_max_blocks(e);
+  if (n_blocks) td_window_table(e, seq, whole, e->meta + at->blocks + (size_t)s * n_blocks);
 }
 
 // Appends the sequences of group g after those placed so far; returns the step's tokens so far.
 static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
-                            uint32_t n_seqs, uint32_t *s, uint32_t t) {
+                            const uint32_t *wholes, uint32_t n_seqs, uint32_t *s, uint32_t t) {
   step_group *group = &e->whole.groups[g];
   size_t q_begin = at->q_begin + *s + (size_t)g;
   *group = (step_group){
       .token_begin = t,
+      .blocks = e->dev_meta + at->blocks + (size_t)*s * td_window_max_blocks(e),
       .view = {.seq = e->dev_meta + at->seq + t,
                .position = e->dev_meta + at->position + t,
                .q_begin = e->dev_meta + q_begin,
@@ -401,7 +380,7 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
   e->meta[q_begin] = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
     if (seqs[i].is_decode != (g == GROUP_DECODE)) continue;
-    add_seq(e, at, group, &seqs[i], *s, t);
+    add_seq(e, at, group, &seqs[i], wholes ? wholes[i] : i, *s, t);
     e->first_token[i] = t;
     t += seqs[i].n_tokens;
     group->view.n_seqs++;
@@ -442,13 +421,15 @@ static void split_microbatches(td_engine *e) {
     p->position += p->begin;
     view->position += p->begin;
     view->page_table += (size_t)p->begin * e->max_pages;
+    p->groups[GROUP_DECODE].blocks += (size_t)p->begin * td_window_max_blocks(e);
     view->n_tokens = view->n_seqs = p->n_tokens; // sequence indices count from 0 in each
   }
 }
 
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the order of
 // groups.
-void td_engine_build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t *wholes,
+                          uint32_t n_seqs) {
   uint32_t s = 0, t = 0, row = 0;
   for (uint32_t i = 0; i < n_seqs; i++)
     t += seqs[i].n_tokens;
@@ -458,7 +439,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
   t = 0;
   e->is_ranked = e->can_rank;
   for (int g = 0; g < N_GROUPS; g++) {
-    t = build_group(e, &at, g, seqs, n_seqs, &s, t);
+    t = build_group(e, &at, g, seqs, wholes, n_seqs, &s, t);
   }
   for (uint32_t i = 0; i < n_seqs; i++) {
     if (seqs[i].want == TD_WANT_NONE) continue;
@@ -565,7 +546,8 @@ td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
   td_status st = td_engine_check_step(e, seqs, n_seqs, err);
   if (st != TD_OK) return st;
   if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
-  td_engine_build_step(e, seqs, n_seqs);
+  td_window_begin(e, seqs, n_seqs);
+  td_engine_build_step(e, seqs, NULL, n_seqs);
   e->n_seqs = n_seqs;
   td_kv_outlet_begin(e, seqs, n_seqs);
   return begin_built(e, count_rows(seqs, n_seqs), err);
@@ -665,12 +647,12 @@ static void copy_part(td_engine *e, size_t at, size_t n_bytes, int32_t to, int32
 }
 
 td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *err) {
-  const uint32_t n_delta = td_model_n_delta(e->config, e->config->n_layers);
+  const td_kv_layout *layout = &e->layout;
   const size_t n_pages = e->opts.n_pages;
   size_t at = 0;
   td_kv_outlet_enter(e, from);
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    const size_t n_bytes = i < e->config->n_layers - n_delta ? e->page_bytes : e->state_bytes;
+    const size_t n_bytes = i < layout->n_layers ? layout->part_bytes : layout->state_bytes;
     copy_part(e, at, n_bytes, to, from);
     at += n_pages * n_bytes;
   }

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "device/device.h"
+#include "engine/kv_layout.h"
 #include "engine/kv_transfer.h"
 #include "engine/sampler.h"
 #include "model/model.h"
@@ -27,9 +28,8 @@ typedef struct {
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_seq_tokens;  // longest context
   td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
-  // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages * page_tokens
-  // * td_engine_kv_bytes_per_token + n_pages * td_engine_state_bytes bytes. NULL: the engine
-  // allocates its own.
+  // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages *
+  // td_kv_layout_page_bytes. NULL: the engine allocates its own.
   void *kv_pages;
   // Borrowed: keeps kv_pages, which are its dev_pages, equal to host memory. NULL: nobody shares
   // them. Not with peer_devs.
@@ -186,16 +186,7 @@ uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // And how many more with peer_devs, on each.
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
-// Bytes of KV cache one token takes over all layers that have keys and values.
-size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
-// Bytes of recurrent state that each KV page has beside the keys and values, over all layers: the
-// state after the last of its positions that was computed. 0: the model has none.
-size_t td_engine_state_bytes(const td_model_config *config);
-// Tokens per KV page: TD_KV_PAGE_TOKENS, or, with recurrent states, as many more as keep the states
-// from taking more than four times the memory of keys and values, at most 512. A state is kept for
-// each page, so a prompt's prefix is reused up to a multiple of that.
-uint32_t td_engine_page_tokens(const td_model_config *config, td_dtype kv_dtype);
-// Bytes of the pages for n_tokens.
+// Bytes of the pages for n_tokens, in pages of the default size.
 uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens);
 // Default prefill chunk in tokens: 512; 1024 for MLA, which expands keys and values from latents
 // again for each chunk; more where an expert would get fewer than 32 tokens, so that decoding its

@@ -21,6 +21,7 @@ enum { GROUP_DECODE, GROUP_PREFILL, N_GROUPS };
 typedef struct {
   td_batch_view view;
   uint32_t token_begin;
+  const int32_t *blocks; // [view.n_seqs][td_window_max_blocks], device memory
 } step_group;
 
 // Tokens that pass through the layers together: the whole step, or, with offloaded experts, the
@@ -59,6 +60,7 @@ typedef struct td_dense_stream td_dense_stream;
 typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_expert_cache td_expert_cache;
 typedef struct td_expert_peer td_expert_peer;
+typedef struct td_window td_window;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
 
@@ -79,6 +81,7 @@ struct td_engine {
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_expert_cache *cache;      // of experts, for decode; NULL: none
   td_expert_peer *peer;        // that has experts of the cache, too; NULL: none
+  td_window *window;           // NULL: no layer has a window that leaves the KV pages
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
@@ -100,9 +103,9 @@ struct td_engine {
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;
   int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
-  // [layers with keys and values][n_pages][page_bytes], then [delta nets][n_pages][state_bytes]
-  char *kv_pages;
-  size_t page_bytes, state_bytes;
+  char *kv_pages;       // see td_kv_layout
+  td_kv_layout layout;
+  uint32_t part[TD_MAX_LAYERS]; // of each layer in a page
 
   // host memory
   int32_t *meta;         // staged copy of dev_meta
@@ -237,8 +240,10 @@ void td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t
 size_t td_engine_meta_entries(const td_engine *engine, size_t n_seqs); // of a step's tables
 td_status td_engine_check_step(const td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
                                td_err *err);
-// Fills meta and the groups. Rows of logits follow the order of seqs.
-void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+// Fills meta and the groups. Rows of logits follow the order of seqs. wholes: for each of seqs the
+// sequence of td_window_begin that it is a part of; NULL: they are those sequences.
+void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, const uint32_t *wholes,
+                          uint32_t n_seqs);
 // The microbatch is tokens [begin, begin + n) of the step.
 void td_engine_place_part(const td_engine *engine, td_microbatch *part, uint32_t begin, uint32_t n);
 // Runs the step that was built, with n_rows rows of logits.
@@ -275,27 +280,26 @@ void td_kv_outlet_enter(td_engine *engine, int32_t page);
 void td_kv_outlet_part(td_engine *engine, size_t at, size_t n_bytes);
 void td_kv_outlet_note(td_engine *engine, int32_t page);
 
-// engine.c
-td_delta_shape td_engine_delta_shape(const td_model_config *config);
-
-// The keys and values of a layer that is no delta net.
-static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
-  const size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
-  const uint32_t at = layer_idx - td_model_n_delta(engine->config, layer_idx);
-  return (td_kv_view){.pages = engine->kv_pages + at * layer_bytes,
-                      .page_bytes = engine->page_bytes,
-                      .dtype = engine->opts.kv_dtype};
+// The offset in kv_pages of page 0 of a part.
+static inline size_t td_engine_part_at(const td_engine *engine, uint32_t part) {
+  const td_kv_layout *l = &engine->layout;
+  if (part < l->n_layers) return part * l->part_bytes * engine->opts.n_pages;
+  return (l->n_layers * l->part_bytes + (part - l->n_layers) * l->state_bytes) *
+         engine->opts.n_pages;
 }
 
-// The states of a delta net.
-static inline td_kv_view td_engine_state_view(const td_engine *engine, uint32_t layer_idx) {
-  const td_model_config *c = engine->config;
-  const size_t n_attn = c->n_layers - td_model_n_delta(c, c->n_layers);
-  const size_t at = n_attn * engine->page_bytes +
-                    td_model_n_delta(c, layer_idx) * engine->state_bytes;
-  return (td_kv_view){.pages = engine->kv_pages + at * engine->opts.n_pages,
-                      .page_bytes = engine->state_bytes,
-                      .dtype = TD_F32};
+// Whether the layer keeps a state in a page, instead of keys and values of all its tokens.
+static inline bool td_engine_has_state(const td_engine *engine, uint32_t layer_idx) {
+  return engine->part[layer_idx] >= engine->layout.n_layers;
+}
+
+// The layer's part of all pages: keys and values, or states.
+static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
+  const bool is_state = td_engine_has_state(engine, layer_idx);
+  return (td_kv_view){
+      .pages = engine->kv_pages + td_engine_part_at(engine, engine->part[layer_idx]),
+      .page_bytes = is_state ? engine->layout.state_bytes : engine->layout.part_bytes,
+      .dtype = td_model_is_delta(engine->config, layer_idx) ? TD_F32 : engine->opts.kv_dtype};
 }
 
 // Whether the layer's routed experts are offloaded.

@@ -2,6 +2,7 @@
 #include "engine/engine_impl.h"
 #include "engine/ranks.h"
 #include "engine/rope.h"
+#include "engine/window.h"
 
 // Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
 #define MLA_NORM_EPS 1e-6f
@@ -149,8 +150,8 @@ static void store_gqa(td_engine *e, const td_microbatch *p, uint32_t layer_idx) 
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     const size_t t = group->token_begin;
-    td_kv_store_gqa_args store = {.batch = group->view,
-                                  .kv = td_engine_kv_view(e, layer_idx),
+    td_kv_store_gqa_args store = {.batch = td_layer_batch(e, group, layer_idx),
+                                  .kv = td_layer_kv(e, layer_idx, g == GROUP_DECODE),
                                   .k = offset(e, e->kv, t * kv_dim),
                                   .v = offset(e, e->v, t * kv_dim),
                                   .k_stride = kv_dim,
@@ -158,6 +159,7 @@ static void store_gqa(td_engine *e, const td_microbatch *p, uint32_t layer_idx) 
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim};
     td_op_kv_store_gqa(e->stream, &store);
+    if (td_engine_has_state(e, layer_idx)) continue; // it leaves the device when the step ends
     if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
     if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
       store.kv = td_kv_outlet_view(e, layer_idx);
@@ -175,17 +177,18 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     const size_t t = group->token_begin;
-    td_op_attn_gqa(e->stream, &(td_attn_gqa_args){.batch = group->view,
-                                                  .kv = td_engine_kv_view(e, layer_idx),
-                                                  .q = offset(e, at.q, t * q_dim),
-                                                  .out = offset(e, at.out, t * q_dim),
-                                                  .n_heads = c->n_heads,
-                                                  .n_kv_heads = c->n_kv_heads,
-                                                  .head_dim = c->head_dim,
-                                                  .window = td_model_window(c, layer_idx),
-                                                  .sinks = layer->sinks,
-                                                  .scale = e->attention_scale,
-                                                  .prompt = g == GROUP_PREFILL});
+    td_op_attn_gqa(e->stream,
+                   &(td_attn_gqa_args){.batch = td_layer_batch(e, group, layer_idx),
+                                       .kv = td_layer_kv(e, layer_idx, g == GROUP_DECODE),
+                                       .q = offset(e, at.q, t * q_dim),
+                                       .out = offset(e, at.out, t * q_dim),
+                                       .n_heads = c->n_heads,
+                                       .n_kv_heads = c->n_kv_heads,
+                                       .head_dim = c->head_dim,
+                                       .window = td_model_window(c, layer_idx),
+                                       .sinks = layer->sinks,
+                                       .scale = e->attention_scale,
+                                       .prompt = g == GROUP_PREFILL});
   }
   if (!c->has_attn_gate || !p->n_tokens) return;
   td_op_gate_rows(e->stream,
@@ -253,8 +256,8 @@ static void run_delta(td_engine *e, const td_microbatch *p, const td_layer *laye
   const td_model_config *c = e->config;
   if (!p->n_tokens) return;
   const delta_inputs in = project_delta(e, p, layer);
-  const td_delta_shape shape = td_engine_delta_shape(c);
-  const td_kv_view state = td_engine_state_view(e, layer_idx);
+  const td_delta_shape shape = td_delta_shape_of(c);
+  const td_kv_view state = td_engine_kv_view(e, layer_idx);
   const size_t channels = td_delta_channels(&shape), values = layer->o.cols;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
@@ -440,8 +443,10 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   const td_layer *layer = td_engine_layer(e, layer_idx);
   td_dense_stream_use(e, layer_idx, TD_DENSE_ATTN);
   begin_attention(e, p, layer_idx);
+  td_window_enter(e, layer_idx);
   store_kv(e, p, layer_idx);
   end_attention(e, p, layer_idx);
+  td_window_leave(e, layer_idx);
   td_dense_stream_leave(e, TD_DENSE_ATTN);
   td_dense_stream_use(e, layer_idx, TD_DENSE_MLP);
   if (layer->is_moe) {
@@ -467,6 +472,7 @@ static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
   }
   if (layer_idx == n_layers) return;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
+  td_window_enter(e, layer_idx);
   for (uint32_t h = 0; h < r->n_halves; h++) {
     td_rank_store(e, &r->halves[h], layer_idx);
     end_attention(e, &r->halves[h].own, layer_idx);
@@ -476,6 +482,7 @@ static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
       td_engine_mlp(e, &r->halves[h].own, layer, false);
     }
   }
+  td_window_leave(e, layer_idx);
   if (layer->is_moe) td_engine_moe_ranks_begin(e, layer_idx);
 }
 

@@ -88,11 +88,6 @@ static size_t part_at(const td_kv_transfer *t, uint32_t part, int32_t page) {
          ((part - n_layers) * n_pages + p) * t->opts.state_bytes;
 }
 
-// The part of a layer with keys and values.
-static uint32_t part_of(const td_engine *e, uint32_t layer_idx) {
-  return layer_idx - td_model_n_delta(e->config, layer_idx);
-}
-
 // How many of the pages, from the first on, are neighbours in memory.
 static uint32_t neighbours(const int32_t *pages, uint32_t n_pages) {
   uint32_t n = 1;
@@ -213,7 +208,7 @@ bool td_kv_outlet_is_active(const td_engine *e) {
 
 td_kv_view td_kv_outlet_view(const td_engine *e, uint32_t layer_idx) {
   const td_kv_transfer *t = e->opts.transfer;
-  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, part_of(e, layer_idx), 0),
+  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, e->part[layer_idx], 0),
                       .page_bytes = t->opts.page_bytes,
                       .dtype = e->opts.kv_dtype};
 }
@@ -240,7 +235,7 @@ void td_kv_outlet_layer(td_engine *e, uint32_t layer_idx) {
   td_kv_outlet *o = e->outlet;
   if (!o || !o->n_prompt_pages) return;
   wait_for_step(e);
-  leave(e, part_of(e, layer_idx), o->pages, o->n_prompt_pages);
+  leave(e, e->part[layer_idx], o->pages, o->n_prompt_pages);
 }
 
 void td_kv_outlet_finish(td_engine *e) {

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
+#include "engine/window.h"
 #include "engine/zigzag.h"
 
 enum { LEAST_PARALLEL_TOKENS = 64 };
@@ -99,7 +100,8 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
   r->first_expert = td_rank_first_expert(c->n_experts, r->n_ranks, r->rank);
   r->n_experts = td_rank_first_expert(c->n_experts, r->n_ranks, r->rank + 1) - r->first_expert;
   r->seqs = malloc(max_pieces(e) * sizeof *r->seqs);
-  if (!r->seqs) return td_fail(err, TD_ENOMEM, "out of memory");
+  r->wholes = malloc(max_pieces(e) * sizeof *r->wholes);
+  if (!r->seqs || !r->wholes) return td_fail(err, TD_ENOMEM, "out of memory");
   td_status st = open_halves(e, err);
   if (st == TD_OK) st = open_tables(e, &r->own, err);
   if (st == TD_OK) st = open_tables(e, &r->wanted, err);
@@ -121,6 +123,7 @@ static void close_rank(td_engine *e) {
   close_tables(e, &r->own);
   close_tables(e, &r->wanted);
   free(r->seqs);
+  free(r->wholes);
   free(r);
   e->rank = NULL;
 }
@@ -162,7 +165,9 @@ static uint32_t add_pieces(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs,
                            uint32_t begin, uint32_t end, uint32_t *n) {
   uint32_t n_tokens = 0;
   for (uint32_t i = begin; i < end; i++) {
-    if (piece_of(&r->seqs[*n], r, seqs, n_seqs, rank, i)) n_tokens += r->seqs[(*n)++].n_tokens;
+    if (!piece_of(&r->seqs[*n], r, seqs, n_seqs, rank, i)) continue;
+    r->wholes[*n] = i % n_seqs;
+    n_tokens += r->seqs[(*n)++].n_tokens;
   }
   return n_tokens;
 }
@@ -227,15 +232,15 @@ static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, u
   for (uint32_t rank = 0; rank < r->n_ranks; rank++)
     half->n_tokens[rank] = add_pieces(r, seqs, n_seqs, rank, first, first + n_pieces, &n);
   use_tables(e, &r->all[h]);
-  td_engine_build_step(e, r->seqs, n);
+  td_engine_build_step(e, r->seqs, r->wholes, n);
   r->all[h].len = e->meta_len;
-  half->view = e->whole.groups[GROUP_PREFILL].view;
+  half->all = e->whole.groups[GROUP_PREFILL];
   half->begin = h ? r->halves[h - 1].begin + r->halves[h - 1].n : 0;
   half->n = e->n_tokens;
   n = 0;
   add_pieces(r, seqs, n_seqs, r->rank, first, first + n_pieces, &n);
   use_tables(e, &r->own_halves[h]);
-  td_engine_build_step(e, r->seqs, n);
+  td_engine_build_step(e, r->seqs, r->wholes, n);
   r->own_halves[h].len = e->meta_len;
   half->own = e->whole;
 }
@@ -253,6 +258,7 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   bool is_ranked = true;
   count_wanted(r, seqs, n_seqs);
   order_rows(r, seqs, n_seqs);
+  td_window_begin(e, seqs, n_seqs);
   for (uint32_t h = 0; h < r->n_halves; h++) {
     build_half(e, seqs, n_seqs, h);
     r->n_all += r->halves[h].n;
@@ -260,7 +266,7 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t n = 0;
   add_pieces(r, seqs, n_seqs, r->rank, 0, 2 * n_seqs, &n);
   use_tables(e, &r->own);
-  td_engine_build_step(e, r->seqs, n);
+  td_engine_build_step(e, r->seqs, r->wholes, n);
   for (uint32_t i = 0; i < n_seqs; i++)
     is_ranked &= seqs[i].want != TD_WANT_ALL;
   e->is_ranked = e->can_rank && is_ranked;
@@ -326,19 +332,20 @@ static void store_gqa(td_engine *e, const td_rank_half *half, uint32_t layer_idx
   const td_rank *r = e->rank;
   const td_model_config *c = e->config;
   const size_t row = entry_elements(c), at = half->begin * row * e->act_bytes;
-  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = half->view,
-                                                        .kv = td_engine_kv_view(e, layer_idx),
-                                                        .k = (const char *)r->kv + at,
-                                                        .v = (const char *)r->v + at,
-                                                        .k_stride = row,
-                                                        .v_stride = row,
-                                                        .n_kv_heads = c->n_kv_heads,
-                                                        .head_dim = c->head_dim});
+  td_op_kv_store_gqa(e->stream,
+                     &(td_kv_store_gqa_args){.batch = td_layer_batch(e, &half->all, layer_idx),
+                                             .kv = td_layer_kv(e, layer_idx, false),
+                                             .k = (const char *)r->kv + at,
+                                             .v = (const char *)r->v + at,
+                                             .k_stride = row,
+                                             .v_stride = row,
+                                             .n_kv_heads = c->n_kv_heads,
+                                             .head_dim = c->head_dim});
 }
 
 static void store_mla(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
   const size_t row = entry_elements(e->config), at = half->begin * row * e->act_bytes;
-  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = half->view,
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = half->all.view,
                                                         .kv = td_engine_kv_view(e, layer_idx),
                                                         .entry = (const char *)e->rank->kv + at,
                                                         .entry_dim = (uint32_t)row});

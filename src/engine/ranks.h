@@ -35,7 +35,7 @@ enum { TD_RANK_HALVES = 2 };
 // Tokens of all ranks that are exchanged together: a half of the step, or all of it.
 typedef struct {
   td_microbatch own;                  // this rank's tokens
-  td_batch_view view;                 // of all ranks' tokens, rank by rank
+  step_group all;                     // all ranks' tokens, rank by rank
   uint32_t begin, n;                  // they are [begin, begin + n) of the step's, as gathered
   size_t n_tokens[TD_COMM_MAX_RANKS]; // of each rank
   td_event *exchanged;                // its latest collective has ended
@@ -57,7 +57,9 @@ struct td_rank {
   rank_tables all[TD_RANK_HALVES], own, own_halves[TD_RANK_HALVES];
   rank_tables alone;  // the engine's, meanwhile
   rank_tables wanted; // [n_all_rows] of the caller's rows, in the gathered ones; temperatures
-  td_step_seq *seqs;  // [2 * n_ranks * max_step_seqs] pieces of sequences
+  // [2 * n_ranks * max_step_seqs] pieces of sequences, and of which sequence each is
+  td_step_seq *seqs;
+  uint32_t *wholes;
 
   // the step being run
   td_rank_half halves[TD_RANK_HALVES];

@@ -6,9 +6,10 @@
 // stay as cache and count as free; if no other page is left, the least recently used one is reused,
 // later pages of a prefix before earlier ones.
 //
-// A page with a recurrent state holds it after the last computed token, so a page that is still
-// filled cannot be shared. A copy of it can: it is cached as a partial page, found by prompts that
-// begin with exactly its tokens, and copied to a page of theirs, which they fill further.
+// A page with a state (recurrent, or keys and values of its last tokens alone) holds it after the
+// last computed token, so a page that is still filled cannot be shared. A copy of it can: it is
+// cached as a partial page, found by prompts that begin with exactly its tokens, and copied to a
+// page of theirs, which they fill further.
 #ifndef TD_KV_KV_H
 #define TD_KV_KV_H
 

@@ -93,7 +93,7 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
 }
 
 bool td_may_share_prompts(const td_model_config *config) {
-  return td_engine_state_bytes(config) == 0;
+  return td_model_n_delta(config, config->n_layers) == 0;
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts) {

@@ -24,22 +24,17 @@ td_prefill_load td_prefill_load_of(const td_model *model) {
 static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_bytes,
                     uint64_t held_bytes) {
   enum { MAX_BATCH = 16 };
-  const uint32_t n_delta = td_model_n_delta(c, c->n_layers);
-  const uint32_t page_tokens = td_engine_page_tokens(c, TD_BF16);
-  const td_kv_need need = {.max_position = c->max_position,
-                           .kv_bytes_per_token = td_engine_kv_bytes_per_token(c, TD_BF16),
-                           .weight_bytes = held_bytes,
-                           .available_bytes = free_bytes,
-                           .max_batch = MAX_BATCH,
-                           .is_device = true,
-                           .n_layers = c->n_layers - n_delta,
-                           .n_states = n_delta,
-                           .state_bytes = n_delta ? td_engine_state_bytes(c) / n_delta : 0,
-                           .page_tokens = page_tokens};
+  const td_kv_layout layout = td_kv_layout_of(c, TD_BF16, 0);
+  td_kv_need need = {.max_position = c->max_position,
+                     .weight_bytes = held_bytes,
+                     .available_bytes = free_bytes,
+                     .max_batch = MAX_BATCH,
+                     .is_device = true};
+  td_kv_layout_to_need(&layout, &need);
   td_kv_plan plan;
   td_err ignored; // nothing is left
   if (td_kv_plan_make(&plan, &need, &ignored) != TD_OK) return;
-  out->kv_tokens = plan.n_pages * page_tokens;
+  out->kv_tokens = plan.n_pages * layout.page_tokens;
   out->kv_bytes = td_engine_kv_bytes(c, TD_BF16, out->kv_tokens);
 }
 

@@ -16,27 +16,25 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
   const bool is_own = s->devices.placement.is_discrete;
   td_kv_need need = {
       .max_position = s->config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.runtime.kv_dtype),
       .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(s->devices.dev)
                                 : td_memory_available_bytes(),
       .ctx_size = s->opts.runtime.ctx_size,
       .max_batch = s->opts.max_seqs,
       .is_device = is_own,
-      .page_tokens = td_engine_page_tokens(s->config, s->opts.runtime.kv_dtype),
-      .n_states = 1,
-      .state_bytes = td_engine_state_bytes(s->config),
   };
+  td_kv_layout_to_need(&s->layout, &need);
   return td_kv_plan_make(out, &need, err);
 }
 
 static td_status open_engine(td_session *s, td_err *err) {
   td_kv_plan plan;
+  s->layout = td_kv_layout_of(s->config, s->opts.runtime.kv_dtype, 0);
   td_status st = plan_kv(s, &plan, err);
   if (st != TD_OK) return st;
   s->n_ctx = plan.n_ctx;
   uint32_t n_seqs = s->opts.max_seqs;
-  const uint32_t page_tokens = td_engine_page_tokens(s->config, s->opts.runtime.kv_dtype);
+  const uint32_t page_tokens = s->layout.page_tokens;
   td_kv_opts kv = {.page_tokens = page_tokens, .n_pages = plan.n_pages, .max_seqs = n_seqs};
   st = td_kv_open(&s->kv, &kv, err);
   if (st != TD_OK) return st;
@@ -156,8 +154,8 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
   uint32_t n = 0;
   while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
     n++;
-  // A recurrent state is known at the end of what was computed and of full pages.
-  if (td_engine_state_bytes(s->config) && n < s->n_cached) n -= n % td_kv_page_tokens(s->kv);
+  // A state is known at the end of what was computed and of full pages.
+  if (s->layout.n_states && n < s->n_cached) n -= n % td_kv_page_tokens(s->kv);
   s->n_cached = n;
   return n;
 }

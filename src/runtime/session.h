@@ -30,6 +30,7 @@ typedef struct {
   td_session_opts opts;
   bool is_resident; // weights are in shared memory, not mapped from files
   uint32_t n_ctx;   // context size in tokens
+  td_kv_layout layout;
   double load_s;
   // the sequence that td_session_generate extends
   uint32_t seq;

@@ -9,14 +9,8 @@ static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_de
   // weights are uploaded later, so they still count against free memory
   const bool is_own = devices->placement.is_discrete;
   const bool is_shared = is_own && opts->role != TD_ROLE_BOTH;
-  const uint32_t n_delta = td_model_n_delta(config, config->n_layers);
-  const td_kv_need need = {
+  td_kv_need need = {
       .max_position = config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(config, opts->runtime.kv_dtype),
-      .n_layers = config->n_layers - n_delta,
-      .n_states = n_delta,
-      .state_bytes = n_delta ? td_engine_state_bytes(config) / n_delta : 0,
-      .page_tokens = m->page_tokens,
       // Weights in shared memory are already excluded from the available memory.
       .weight_bytes = opts->weights_fd && !is_own ? 0 : devices->held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(devices->dev)
@@ -27,53 +21,43 @@ static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_de
       .kv_tokens = opts->kv_tokens,
       .max_batch = opts->max_batch,
   };
+  td_kv_layout_to_need(&m->layout, &need);
   return td_kv_pool_attach(&m->pool, TD_WORKER_KV_FD, &need, err);
 }
 
-static td_status open_transfer(td_kv_memory *m, size_t n_bytes, const td_model_config *config,
-                               td_err *err) {
-  const uint32_t n_pages = m->pool.plan.n_pages;
+static td_status open_transfer(td_kv_memory *m, size_t n_bytes, td_err *err) {
   td_status st = td_dev_register(m->dev, m->pool.pages, n_bytes, err);
   if (st != TD_OK) {
     return td_err_prefix(err, "KV pages that two GPUs share; --disaggregate off does without");
   }
   m->is_registered = true;
-  const uint32_t n_delta = td_model_n_delta(config, config->n_layers);
-  const uint32_t n_layers = config->n_layers - n_delta;
-  const size_t states = td_engine_state_bytes(config); // of a page, all layers
   const td_kv_transfer_opts opts = {.dev = m->dev,
                                     .dev_pages = m->dev_pages,
                                     .host_pages = m->pool.pages,
                                     .versions = m->pool.versions,
-                                    .n_pages = n_pages,
-                                    .n_layers = n_layers,
-                                    .page_bytes = (n_bytes / n_pages - states) / n_layers,
-                                    .n_states = n_delta,
-                                    .state_bytes = n_delta ? states / n_delta : 0};
+                                    .n_pages = m->pool.plan.n_pages,
+                                    .n_layers = m->layout.n_layers,
+                                    .page_bytes = m->layout.part_bytes,
+                                    .n_states = m->layout.n_states,
+                                    .state_bytes = m->layout.state_bytes};
   return td_kv_transfer_open(&m->transfer, &opts, err);
-}
-
-static size_t bytes_of(const td_kv_memory *m, const td_worker_opts *opts,
-                       const td_model_config *config) {
-  const uint64_t n_tokens = (uint64_t)m->pool.plan.n_pages * m->page_tokens;
-  return td_engine_kv_bytes(config, opts->runtime.kv_dtype, n_tokens);
 }
 
 td_status td_kv_memory_open(td_kv_memory *out, const td_worker_opts *opts,
                             const td_devices *devices, const td_model_config *config, td_err *err) {
   *out = (td_kv_memory){.dev = devices->dev,
-                        .page_tokens = td_engine_page_tokens(config, opts->runtime.kv_dtype)};
+                        .layout = td_kv_layout_of(config, opts->runtime.kv_dtype, 0)};
   td_status st = attach(out, opts, devices, config, err);
   out->pages = out->pool.pages;
   if (st != TD_OK || !devices->placement.is_discrete) return st;
-  const size_t n_bytes = bytes_of(out, opts, config);
+  const size_t n_bytes = out->pool.plan.n_pages * td_kv_layout_page_bytes(&out->layout);
   st = td_dev_alloc(out->dev, &out->dev_pages, n_bytes, err);
   if (st != TD_OK) {
     return td_err_prefix(err, "a KV cache of %u tokens; make --ctx-size smaller",
-                         out->pool.plan.n_pages * out->page_tokens);
+                         out->pool.plan.n_pages * out->layout.page_tokens);
   }
   out->pages = out->dev_pages;
-  return out->pool.pages ? open_transfer(out, n_bytes, config, err) : TD_OK;
+  return out->pool.pages ? open_transfer(out, n_bytes, err) : TD_OK;
 }
 
 void td_kv_memory_close(td_kv_memory *m) {

@@ -6,6 +6,7 @@
 #ifndef TD_WORKER_KV_MEMORY_H
 #define TD_WORKER_KV_MEMORY_H
 
+#include "engine/kv_layout.h"
 #include "kv/pool.h"
 #include "runtime/devices.h"
 #include "worker/args.h"
@@ -13,7 +14,7 @@
 typedef struct {
   td_kv_pool pool;
   td_dev *dev;
-  uint32_t page_tokens;
+  td_kv_layout layout;
   void *pages;              // for engines
   void *dev_pages;          // pages, if they are in the device's memory; owned
   bool is_registered;       // the pool, with the device

@@ -80,7 +80,7 @@ static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
 static td_status open_engine(worker *w, td_err *err) {
   td_engine_opts opts = {
       .n_pages = w->kv.pool.plan.n_pages,
-      .page_tokens = w->kv.page_tokens,
+      .page_tokens = w->kv.layout.page_tokens,
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
@@ -120,7 +120,7 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_ctx = w->kv.pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
                                     .n_pages = w->kv.pool.plan.n_pages,
-                                    .page_tokens = w->kv.page_tokens,
+                                    .page_tokens = w->kv.layout.page_tokens,
                                     .eos_ids = w->config->eos_ids,
                                     .n_eos = w->config->n_eos,
                                     .grammars = w->grammars};
@@ -228,17 +228,17 @@ static td_status open_all(worker *w, td_err *err) {
   if (st != TD_OK) return st;
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u",
            w->opts.runtime.model_dir, (double)(td_clock_ns() - begin_ns) * 1e-9,
-           w->kv.pool.plan.n_ctx, w->kv.pool.plan.n_pages, w->kv.page_tokens);
+           w->kv.pool.plan.n_ctx, w->kv.pool.plan.n_pages, w->kv.layout.page_tokens);
   td_wire_msg ready = {
       .kind = TD_MSG_READY,
       .u.ready = {.n_vocab = w->config->n_vocab,
                   .n_ctx = w->kv.pool.plan.n_ctx,
                   .max_seqs = w->opts.max_batch,
-                  .page_tokens = w->kv.page_tokens,
+                  .page_tokens = w->kv.layout.page_tokens,
                   .prefill_chunk = w->devices.prefill_chunk,
                   .n_pages = w->kv.pool.plan.n_pages,
                   .flags = (w->kv.pool.pages ? 0 : TD_READY_DEVICE_KV) |
-                           (td_engine_state_bytes(w->config) ? TD_READY_STATES : 0),
+                           (w->kv.layout.n_states ? TD_READY_STATES : 0),
                   .stream_tokens = w->streaming ? td_engine_stream_tokens(w->streaming) : 0,
                   .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
@@ -266,7 +266,7 @@ static void close_all(worker *w) {
 // Before a DONE that says that the state in the request's last page is that after n_past tokens:
 // it has to be where all workers find it.
 static td_status save_state(worker *w, const td_worker_request *r, td_err *err) {
-  const uint32_t page_idx = r->n_past / w->kv.page_tokens;
+  const uint32_t page_idx = r->n_past / w->kv.layout.page_tokens;
   if (r->is_held || r->is_ended || page_idx >= r->n_pages_received) return TD_OK;
   return td_engine_save_state(w->engine, r->pages[page_idx], err);
 }
@@ -413,8 +413,8 @@ static td_status copy_sources(const worker *w, td_engine *engine, const td_step 
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
     if (r->copies.source < 0) continue;
-    st = td_engine_copy_page(engine, r->pages[r->n_past / w->kv.page_tokens], r->copies.source,
-                             err);
+    st = td_engine_copy_page(engine, r->pages[r->n_past / w->kv.layout.page_tokens],
+                             r->copies.source, err);
     r->copies.source = -1;
   }
   return st;
@@ -423,7 +423,7 @@ static td_status copy_sources(const worker *w, td_engine *engine, const td_step 
 // Copies the page that is being filled, if this is where it is to be kept.
 static td_status keep_page(const worker *w, td_engine *engine, td_worker_request *r, td_err *err) {
   if (r->copies.keep < 0 || r->n_past != r->copies.n_keep) return TD_OK;
-  const int32_t page = r->pages[(r->n_past - 1) / w->kv.page_tokens], keep = r->copies.keep;
+  const int32_t page = r->pages[(r->n_past - 1) / w->kv.layout.page_tokens], keep = r->copies.keep;
   r->copies.keep = -1;
   return td_engine_copy_page(engine, keep, page, err);
 }
@@ -588,7 +588,7 @@ static bool enter_pages(worker *w) {
     td_worker_request *r = w->requests.active[i];
     if (r->phase == TD_REQUEST_RECEIVING || r->is_placed) continue;
     td_kv_transfer_enter(transfer, r->pages,
-                         (r->n_past + w->kv.page_tokens - 1) / w->kv.page_tokens);
+                         (r->n_past + w->kv.layout.page_tokens - 1) / w->kv.layout.page_tokens);
     r->is_placed = r->is_entering = true;
   }
   const bool is_done = td_kv_transfer_has_entered(transfer);

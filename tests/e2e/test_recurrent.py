@@ -1,4 +1,4 @@
-"""A model with gated delta nets: its recurrent states are kept, handed over and restored as KV pages are."""
+"""Models with gated delta nets or windows: states are kept, handed over and restored as KV pages are."""
 
 import concurrent.futures
 import json
@@ -21,6 +21,11 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "hybrid", "tiny-qwen3-next")
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "windowed", "tiny-gpt-oss")
+
+
 def body(prompt, max_tokens=24, **fields):
     fields = {"temperature": 0.9, "seed": 7, "ignore_eos": True, "logprobs": 2} | fields
     return {"prompt": prompt, "max_tokens": max_tokens, **fields}
@@ -31,6 +36,23 @@ def complete(server, prompt, max_tokens=24, **fields):
     reply = httpx.post(server.url + "/v1/completions", json=asked, timeout=120, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+def streamed_past_crashes(server, prompt, max_tokens):
+    """The text of a stream, during which a worker dies twice."""
+    text, n_chunks = "", 0
+    asked = body(prompt, max_tokens, stream=True)
+    with httpx.stream(
+        "POST", server.url + "/v1/completions", json=asked, timeout=60, trust_env=False
+    ) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[len("data: ") :])["choices"][0]["text"]
+                n_chunks += 1
+                if n_chunks in (3, 90):
+                    server.kill_worker()
+    server.await_line("starting it again")
+    return text
 
 
 @pytest.mark.parametrize("workers", ["on", "off"])
@@ -131,19 +153,7 @@ def test_a_worker_killed_in_mid_stream(tandem_bin, model, workers):
     """The last page's state may be behind more tokens than were reported: the answer is the same."""
     server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
     whole = complete(server, PROMPT, 300)["choices"][0]["text"]
-    text, n_chunks = "", 0
-    asked = body(PROMPT, 300, stream=True)
-    with httpx.stream(
-        "POST", server.url + "/v1/completions", json=asked, timeout=60, trust_env=False
-    ) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[len("data: ") :])["choices"][0]["text"]
-                n_chunks += 1
-                if n_chunks in (3, 90):
-                    server.kill_worker()
-    server.await_line("starting it again")
-    assert text == whole
+    assert streamed_past_crashes(server, PROMPT, 300) == whole
     server.close()
 
 
@@ -164,6 +174,27 @@ def test_preempted_requests_go_on(tandem_bin, model):
         if metric(server, "num_preemptions_total") > 0:
             break
     assert metric(server, "num_preemptions_total") > 0
+    server.close()
+
+
+def test_windows_go_on_where_a_prompt_is_known(tandem_bin, windowed, tmp_path):
+    """Keys before a window have left the cache: reuse, turns, another worker and the disk do without."""
+    page, prompt = 512, random.Random(2).choices(range(3, 900), k=1100)
+    options = ("--ctx-size", "2048", "--prefill-chunk", "300", "--kv-dir", tmp_path / "kv")
+    server = Server(tandem_bin, windowed, *options, "--disaggregate", "on")
+    fresh, again = complete(server, prompt, 100), complete(server, prompt, 100)
+    assert (cached(fresh), cached(again)) == (0, 2 * page)
+    assert again["choices"] == fresh["choices"]
+    longer, other = prompt + [77] * 100, prompt[:700] + [3] + prompt[701:]
+    turn, branch = complete(server, longer), complete(server, other)
+    assert (cached(turn), cached(branch)) == (len(prompt), page)
+    assert streamed_past_crashes(server, prompt, 100) == fresh["choices"][0]["text"]
+    server.close()
+    server = Server(tandem_bin, windowed, *options, "--disaggregate", "off")
+    for asked, said, n_cached in ((prompt, fresh, 2 * page), (longer, turn, 1100), (other, branch, 2 * page)):
+        answer = complete(server, asked, len(said["choices"][0]["logprobs"]["tokens"]))
+        assert cached(answer) == n_cached
+        assert answer["choices"] == said["choices"]
     server.close()
 
 

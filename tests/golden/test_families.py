@@ -148,9 +148,11 @@ def test_recurrent_states_in_chunks_on_cuda(tandem, cuda, checkpoint_of, tmp_pat
 
 # A generated token's states follow those of the prompt: what decode computes agrees with the same tokens in
 # a prompt.
-@pytest.mark.parametrize("experts", ["gpu", "cpu"])
-def test_recurrent_states_in_decode_on_cuda(tandem, cuda, checkpoint_of, experts, monkeypatch):  # noqa: F811
-    golden, model = np.load(DATA / "qwen3_5_moe_text.npz"), checkpoint_of("qwen3_5_moe_text")
+@pytest.mark.parametrize(
+    ("case", "experts"), [("qwen3_5_moe_text", "gpu"), ("qwen3_5_moe_text", "cpu"), ("gpt_oss_layers", "gpu")]
+)
+def test_states_in_decode_on_cuda(tandem, cuda, checkpoint_of, case, experts, monkeypatch):  # noqa: F811
+    golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
     for name, value in cuda.items():
         monkeypatch.setenv(name, value)
     wanted = golden["continuation"].tolist()[:8]
@@ -168,7 +170,9 @@ def test_inspect_of_windows_and_pairs(tandem, tmp_path):  # noqa: F811
     text = tandem("inspect", "--model", tmp_path / "m")
     assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
     assert "F4_E2M1 768.00 KiB" in text
-    assert "1.95 MiB for every 1000 tokens of context (1000.00 KiB of it in layers with a window)" in text
+    # Of 2 layers all keys and values, of 2 those of 192 tokens.
+    words = "1000.00 KiB for every 1000 tokens of context, and 192.00 KiB in layers with a window for every 512"
+    assert words in text
 
 
 def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811

@@ -29,7 +29,7 @@ static const char gpt_oss_config[] =
     "{\"model_type\": \"gpt_oss\", \"vocab_size\": 208, \"hidden_size\": 32,"
     " \"intermediate_size\": 32, \"num_hidden_layers\": 2, \"num_attention_heads\": 4,"
     " \"num_key_value_heads\": 2, \"head_dim\": 8, \"num_local_experts\": 8,"
-    " \"num_experts_per_tok\": 2, \"sliding_window\": 20, \"max_position_embeddings\": 2048}";
+    " \"num_experts_per_tok\": 2, \"sliding_window\": 9, \"max_position_embeddings\": 2048}";
 
 static const char qwen3_next_config[] =
     "{\"model_type\": \"qwen3_next\", \"vocab_size\": 208, \"hidden_size\": 32,"

@@ -252,25 +252,25 @@ size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype ac
   return 1;
 }
 
-size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
+// A layer whose keys and values of a token are the token.
+td_kv_layout td_kv_layout_of(const td_model_config *config, td_dtype kv_dtype,
+                             uint32_t page_tokens) {
   (void)config;
   (void)kv_dtype;
-  return sizeof(int32_t);
+  page_tokens = page_tokens ? page_tokens : TD_KV_PAGE_TOKENS;
+  return (td_kv_layout){
+      .page_tokens = page_tokens, .n_layers = 1, .part_bytes = page_tokens * sizeof(int32_t)};
 }
 
-size_t td_engine_state_bytes(const td_model_config *config) {
-  (void)config;
-  return 0;
-}
-
-uint32_t td_engine_page_tokens(const td_model_config *config, td_dtype kv_dtype) {
-  (void)config;
-  (void)kv_dtype;
-  return TD_KV_PAGE_TOKENS;
+void td_kv_layout_to_need(const td_kv_layout *layout, td_kv_need *need) {
+  need->kv_bytes_per_token = td_kv_layout_token_bytes(layout);
+  need->n_layers = layout->n_layers;
+  need->page_tokens = layout->page_tokens;
 }
 
 uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens) {
-  return n_tokens * td_engine_kv_bytes_per_token(config, kv_dtype);
+  const td_kv_layout layout = td_kv_layout_of(config, kv_dtype, 0);
+  return n_tokens * td_kv_layout_token_bytes(&layout);
 }
 
 td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,

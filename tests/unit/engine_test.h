@@ -315,7 +315,8 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
                          .break_even_tokens = STREAM_PROMPT,
                          .n_streamed_dense = streamed_dense_of(l->model),
                          .is_confinable = true};
-  const size_t n = LANE_SEQS * LANE_TOKENS * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
+  const td_kv_layout kv = td_kv_layout_of(c, opts.kv_dtype, ENGINE_PAGE);
+  const size_t n = LANE_SEQS * td_kv_layout_page_bytes(&kv);
   assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);
   opts.kv_pages = l->kv_pages;
   if (td_engine_open(&l->prefill, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);

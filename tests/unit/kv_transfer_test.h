@@ -46,9 +46,9 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                          .max_step_seqs = 2,
                          .max_seq_tokens = XFER_TOKENS,
                          .kv_dtype = td_dev_kv_dtype(out->dev, TD_F32)};
-  const uint32_t n_delta = td_model_n_delta(c, c->n_layers), n_layers = c->n_layers - n_delta;
-  w->state_bytes = td_engine_state_bytes(c);
-  w->page_bytes = ENGINE_PAGE * td_engine_kv_bytes_per_token(c, opts.kv_dtype) + w->state_bytes;
+  const td_kv_layout kv = td_kv_layout_of(c, opts.kv_dtype, ENGINE_PAGE);
+  w->state_bytes = td_kv_layout_states_bytes(&kv);
+  w->page_bytes = td_kv_layout_page_bytes(&kv);
   w->pages_bytes = XFER_PAGES * w->page_bytes;
   if (shares) {
     assert_int_equal(ftruncate(w->fd, (off_t)w->pages_bytes), 0);
@@ -62,10 +62,10 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                                           .host_pages = out->host_pages,
                                           .versions = w->versions,
                                           .n_pages = XFER_PAGES,
-                                          .n_layers = n_layers,
-                                          .page_bytes = (w->page_bytes - w->state_bytes) / n_layers,
-                                          .n_states = n_delta,
-                                          .state_bytes = n_delta ? w->state_bytes / n_delta : 0};
+                                          .n_layers = kv.n_layers,
+                                          .page_bytes = kv.part_bytes,
+                                          .n_states = kv.n_states,
+                                          .state_bytes = kv.state_bytes};
     assert_int_equal(td_kv_transfer_open(&out->transfer, &transfer, &err), TD_OK);
     opts.kv_pages = out->dev_pages;
     opts.transfer = out->transfer;

@@ -112,9 +112,9 @@ static inline void open_ranks_engine(ranks_engine *f, const small_model *m, cons
   if (way->is_streamed) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
   f->n_vocab = td_model_config_of(f->model)->n_vocab;
-  const size_t n_kv = (size_t)3 * RANKS_PAGES * ENGINE_PAGE;
-  const size_t kv_bytes = n_kv * td_engine_kv_bytes_per_token(td_model_config_of(f->model),
-                                                              td_dev_kv_dtype(f->devs[0], TD_F32));
+  const td_kv_layout kv = td_kv_layout_of(td_model_config_of(f->model),
+                                          td_dev_kv_dtype(f->devs[0], TD_F32), ENGINE_PAGE);
+  const size_t kv_bytes = (size_t)3 * RANKS_PAGES * td_kv_layout_page_bytes(&kv);
   if (way->is_borrowed)
     assert_int_equal(td_dev_alloc(f->devs[0], &f->kv_pages, kv_bytes, &err), TD_OK);
   const td_engine_opts opts = {.n_pages = 3 * RANKS_PAGES,

@@ -519,14 +519,10 @@ static void test_kv_transfer(void **state) {
   unsetenv("TANDEM_JITTER");
 }
 
-// The same with recurrent states, which leave the device where others may go on from them.
-static void test_kv_transfer_of_states(void **state) {
-  (void)state;
-  engine_activations = TD_ACTIVATIONS_F32;
-  checkpoint ck;
-  ck_qwen3_next(&ck);
-  ck_write(&ck);
-  const small_model m = {ck.dir, NEXT_RING};
+// The same with states, which leave the device where others may go on from them.
+static void check_states_transfer(checkpoint *ck, size_t ring_bytes) {
+  ck_write(ck);
+  const small_model m = {ck->dir, ring_bytes};
   for (unsigned seed = 0; seed < N_TRANSFERS; seed++) {
     char text[16];
     snprintf(text, sizeof text, "%u", seed);
@@ -534,7 +530,17 @@ static void test_kv_transfer_of_states(void **state) {
     check_xfer(&m, "cpu", seed % 2);
   }
   unsetenv("TANDEM_JITTER");
-  ck_free(&ck);
+  ck_free(ck);
+}
+
+static void test_kv_transfer_of_states(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  checkpoint ck;
+  ck_qwen3_next(&ck);
+  check_states_transfer(&ck, NEXT_RING);
+  ck_gpt_oss(&ck); // keys and values that a window sees
+  check_states_transfer(&ck, PAIRED_RING);
 }
 
 static const char *host_pages;

@@ -396,9 +396,10 @@ static void reads_delta_nets(void **state) {
   assert_true(td_model_is_delta(&c, 2) && !td_model_is_delta(&c, 3));
   assert_true(!td_model_is_moe(&c, 2) && td_model_is_moe(&c, 3));
   // 36 states of 32 matrices of 128 x 128 and three inputs of 8192 channels.
-  assert_int_equal(td_engine_state_bytes(&c), 36 * (32 * 128 * 128 + 3 * 8192) * 4);
-  assert_int_equal(td_engine_kv_bytes_per_token(&c, TD_F16), 12 * 2 * 2 * 256 * 2);
-  assert_int_equal(td_engine_page_tokens(&c, TD_F16), 512);
+  const td_kv_layout kv = td_kv_layout_of(&c, TD_F16, 0);
+  assert_int_equal(td_kv_layout_states_bytes(&kv), 36 * (32 * 128 * 128 + 3 * 8192) * 4);
+  assert_int_equal(td_kv_layout_token_bytes(&kv), 12 * 2 * 2 * 256 * 2);
+  assert_int_equal(kv.page_tokens, 512);
   c = parse_ok("{\"model_type\": \"qwen3_5_moe\", \"text_config\": {\"num_hidden_layers\": 3,"
                " \"layer_types\": [\"linear_attention\", \"full_attention\","
                " \"full_attention\"], \"rope_parameters\": {\"mrope_section\": [11, 11, 10],"

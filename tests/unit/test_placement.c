@@ -155,15 +155,16 @@ static td_gpu_need need_of(const td_model_config *c, uint64_t free_bytes, uint64
 // Tokens that the KV plan makes of what is left.
 static uint32_t context_of(const td_model_config *c, const td_gpu_need *need,
                            const td_gpu_plan *plan, uint32_t ctx_size) {
-  const td_kv_need kv = {
+  td_kv_need kv = {
       .max_position = c->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(c, TD_BF16),
       .weight_bytes = need->weight_bytes + plan->chunk_bytes + plan->stream_bytes,
       .available_bytes = need->free_bytes,
       .ctx_size = ctx_size,
       .max_batch = 1,
       .is_device = true,
   };
+  const td_kv_layout layout = td_kv_layout_of(c, TD_BF16, 0);
+  td_kv_layout_to_need(&layout, &kv);
   td_kv_plan out;
   td_err err;
   if (td_kv_plan_make(&out, &kv, &err) != TD_OK) fail_msg("%s", err.msg);

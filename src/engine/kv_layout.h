@@ -1,0 +1,53 @@
+// src/engine/kv_layout.h - what a KV page holds. Pure arithmetic.
+//
+// A page has a part for every layer. Most layers keep the keys and values of all of its tokens
+// there. Others keep a state: what tokens behind the page need of it, whatever its number of
+// tokens. That is the recurrent state of a gated delta net, or, of a layer whose tokens see a short
+// window, the keys and values of the last tokens (window.h): those before leave the cache.
+//
+// A pool of pages is [n_layers][n_pages][part_bytes], then [n_states][n_pages][state_bytes].
+#ifndef TD_ENGINE_KV_LAYOUT_H
+#define TD_ENGINE_KV_LAYOUT_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+#include "kv/plan.h"
+#include "model/model.h"
+
+typedef struct {
+  uint32_t page_tokens;
+  uint32_t n_layers, n_states;    // layers of either kind
+  size_t part_bytes, state_bytes; // of one layer's part of a page
+  // Layers with a window: a page has blocks of block_tokens tokens, of which the last n_blocks are
+  // kept. n_blocks 0: these layers keep all of a page's tokens.
+  uint32_t block_tokens, n_blocks;
+} td_kv_layout;
+
+// page_tokens 0: a default. That is TD_KV_PAGE_TOKENS; with windows as far as states pay, 512; with
+// recurrent states as many as keep them from taking more than four times the memory of keys and
+// values, at most 512. A prompt's prefix is reused up to a multiple of it.
+td_kv_layout td_kv_layout_of(const td_model_config *config, td_dtype kv_dtype,
+                             uint32_t page_tokens);
+// Elements of a token's keys and values, or latent, in a layer that is no delta net.
+size_t td_kv_entry_elements(const td_model_config *config);
+td_delta_shape td_delta_shape_of(const td_model_config *config);
+// Whether the layer keeps a state.
+bool td_kv_layout_is_state(const td_kv_layout *layout, const td_model_config *config,
+                           uint32_t layer_idx);
+
+// Bytes of a page over all layers: keys and values of one token, states, both.
+static inline size_t td_kv_layout_token_bytes(const td_kv_layout *layout) {
+  return layout->n_layers * (layout->part_bytes / layout->page_tokens);
+}
+static inline size_t td_kv_layout_states_bytes(const td_kv_layout *layout) {
+  return layout->n_states * layout->state_bytes;
+}
+static inline size_t td_kv_layout_page_bytes(const td_kv_layout *layout) {
+  return layout->n_layers * layout->part_bytes + td_kv_layout_states_bytes(layout);
+}
+
+// Fills what the plan of a pool needs to know about its pages.
+void td_kv_layout_to_need(const td_kv_layout *layout, td_kv_need *need);
+
+#endif
