@@ -351,6 +351,13 @@ static void test_an_engine_on_either_device(void **state) {
   close_two(&two);
 }
 
+static void check_states_transfer(checkpoint *ck, size_t ring_bytes) {
+  ck_write(ck);
+  const small_model m = {ck->dir, ring_bytes};
+  check_xfer(&m, "cuda", false);
+  ck_free(ck);
+}
+
 // Prefill on one GPU, decode on the other, over pages in host memory.
 static void test_kv_transfer(void **state) {
   (void)state;
@@ -362,10 +369,9 @@ static void test_kv_transfer(void **state) {
   }
   checkpoint ck;
   ck_qwen3_next(&ck);
-  ck_write(&ck);
-  const small_model m = {ck.dir, NEXT_RING};
-  check_xfer(&m, "cuda", false);
-  ck_free(&ck);
+  check_states_transfer(&ck, NEXT_RING);
+  ck_gpt_oss(&ck);
+  check_states_transfer(&ck, PAIRED_RING);
   unsetenv("TANDEM_JITTER");
 }
 
