@@ -9,7 +9,9 @@ static const struct {
   td_quant_scheme scheme;
 } algos[] = {
     {"NVFP4", {TD_QUANT_MODELOPT, 1, 16, true, 0}},
+    {"W4A16_NVFP4", {TD_QUANT_MODELOPT, 1, 16, true, 0}}, // differs in activations alone
     {"FP8", {TD_QUANT_FLOAT, 0, 0, true, 0}},
+    {"FP8_PB_WO", {TD_QUANT_FP8, 128, 128, true, 0}},
     {"FP8_PER_CHANNEL_PER_TOKEN", {TD_QUANT_FLOAT, 1, 0, true, 0}},
     {"MXFP8", {TD_QUANT_FLOAT, 1, 32, true, 0}},
 };
@@ -25,10 +27,12 @@ static td_status add_algo(td_quant *quant, const td_config_reader *r, const cJSO
     }
   }
   return td_quant_unsupported(r, "quant_algo", algo,
-                              "NVFP4, FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8 and MIXED_PRECISION");
+                              "NVFP4, W4A16_NVFP4, FP8, FP8_PB_WO, FP8_PER_CHANNEL_PER_TOKEN, "
+                              "MXFP8 and MIXED_PRECISION");
 }
 
-// "quantized_layers": {module: {"quant_algo": ...}}
+// "quantized_layers": {module: {"quant_algo": ...}}; a module may be one that holds others, such as
+// the experts of a layer.
 static td_status add_layers(td_quant *quant, const td_config_reader *r, const cJSON *layers) {
   if (!cJSON_IsObject(layers)) {
     return td_fail(r->err, TD_EFORMAT, "%s: quantized_layers must be an object", r->file);

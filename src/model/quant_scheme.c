@@ -1,5 +1,6 @@
-// src/model/quant_scheme.c - finds the scheme of a module by the rules of compressed-tensors: an
-// exact name takes precedence over a regular expression, and that over a class of modules.
+// src/model/quant_scheme.c - finds the scheme of a module by the rules of compressed-tensors: a name,
+// its own or that of a module it is in, takes precedence over a regular expression, and that over a
+// class of modules.
 #include "model/quant_scheme.h"
 
 #include <stdio.h>
@@ -89,7 +90,10 @@ td_status td_quant_add_scheme(td_quant *quant, const td_config_reader *r, const 
 
 static bool matches(const struct td_quant_pattern *p, const char *module) {
   switch (p->kind) {
-  case NAME: return strcmp(p->name, module) == 0;
+  case NAME: {
+    const size_t n = strlen(p->name);
+    return strncmp(p->name, module, n) == 0 && (!module[n] || module[n] == '.');
+  }
   case EXPRESSION:
     // A match that exceeds the limit counts as none; the tensor is then rejected by name.
     return pcre2_match(p->code, (PCRE2_SPTR)module, PCRE2_ZERO_TERMINATED, 0, 0, p->match,

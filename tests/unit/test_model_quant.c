@@ -114,6 +114,12 @@ static void reads_every_method(void **state) {
       {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 32}", ""),
        {TD_QUANT_FLOAT, 1, 32, true, 0}},
       {"{\"quant_method\": \"mxfp8\"}", {TD_QUANT_FP8, 1, 32, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_NVFP4\"}",
+       {TD_QUANT_MODELOPT, 1, 16, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
+       " {\"model.layers.0.mlp.up\": {\"quant_algo\": \"FP8\"},"
+       " \"model.layers.0.mlp\": {\"quant_algo\": \"FP8_PB_WO\"}}}",
+       {TD_QUANT_FP8, 128, 128, true, 0}},
       {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}",
        {TD_QUANT_FLOAT, 0, 0, true, 0}},
       {"{\"quant_method\": \"modelopt\", \"quantization\": {\"quant_algo\": "
