@@ -70,9 +70,10 @@ def _gqa(c, p):
 
 
 def _fuses_experts(c):
-    """Whether a layer's experts are two tensors, which they are not in blocks of FP8."""
+    """Whether a layer's experts are two tensors: quantized ones are not, but for Mistral's."""
     quant = c.get("quantization_config", {})
-    return family(c).fused and not is_published_hy3(c) and not quant.get("weight_block_size")
+    is_static = quant.get("quant_method") == "fp8" and not quant.get("weight_block_size")
+    return family(c).fused and not is_published_hy3(c) and (not quant or is_static)
 
 
 def is_published_hy3(c):
@@ -824,6 +825,7 @@ SHAPES = {
     "minimax-m2": (_MINIMAX_M2, 4000),
     "hy3": (_HY3, 4000),
     "gpt-oss-20b": (_GPT_OSS, 4000),
+    "gpt-oss-120b": (_GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, 4000),
     "qwen3-next-80b-a3b": (_QWEN3_NEXT, 4000),
     "qwen3.5-35b-a3b": (_wrapped("qwen3_5_moe", _QWEN35), 4000),
     "mistral-small-4": (_wrapped("mistral3", _MISTRAL_SMALL_4), 4000),

@@ -57,7 +57,9 @@ td_status td_config_read_sampling(const td_config_reader *r) {
   if (st == TD_OK && td_json_get(r->root, "top_p")) {
     st = td_config_double(r, r->root, "top_p", 0, 1, &top_p);
   }
-  if (st == TD_OK && td_json_get(r->root, "top_k")) {
+  const cJSON *top_k = td_json_get(r->root, "top_k");
+  const bool is_off = cJSON_IsNumber(top_k) && top_k->valuedouble == -1; // vLLM's spelling
+  if (st == TD_OK && top_k && !is_off) {
     st = td_config_uint(r, r->root, "top_k", 0, INT32_MAX, &r->out->top_k_sampling);
   }
   r->out->temperature = (float)temperature;

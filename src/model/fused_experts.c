@@ -157,6 +157,12 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
   const td_tensor *t = td_binder_peek(b, name);
   if (spec->rows == TD_DIM_EXPERT_PAIRS || b->config->swiglu_limit > 0) {
     *found = true;
+    if (t) {
+      return td_fail(b->err, TD_EUNSUPPORTED,
+                     "%s: tensor %s: experts of %s in %s are not supported: take the checkpoint as "
+                     "published, whose experts are in MXFP4",
+                     t->file, name, b->config->arch_name, t->dtype);
+    }
     return bind_mxfp4(b, name, rows, cols, experts);
   }
   *found = t && t->n_dims == 3;

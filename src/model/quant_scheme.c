@@ -1,6 +1,6 @@
-// src/model/quant_scheme.c - finds the scheme of a module by the rules of compressed-tensors: a name,
-// its own or that of a module it is in, takes precedence over a regular expression, and that over a
-// class of modules.
+// src/model/quant_scheme.c - finds the scheme of a module by the rules of compressed-tensors: a
+// name, its own or that of a module it is in, takes precedence over a regular expression, and that
+// over a class of modules.
 #include "model/quant_scheme.h"
 
 #include <stdio.h>

@@ -18,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "tests/e2e")]
 
 import checkpoint
+import golden_families
+import golden_weights
 import quant_formats
 import shapes
 from checkpoint import Entry
@@ -166,3 +168,46 @@ def test_config_of_modelopt_in_a_file_of_its_own(tandem_bin, tmp_path):
     want, _ = logits(tandem_bin, used)
     ours, _ = logits(tandem_bin, stored)
     assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
+
+
+# Formats in which the hubs have the families of test_families.py, whose names and shapes they meet here.
+WIDE = {"full_attention_interval": 2, "hidden_size": 128, "intermediate_size": 64,
+        "moe_intermediate_size": 32, "num_hidden_layers": 2, "shared_expert_intermediate_size": 32}
+PUBLISHED = [
+    ("glm4_moe_norms", "fp8-rows", {"num_nextn_predict_layers": 1}),
+    ("glm4_moe_bias", "awq", {}),
+    ("glm4_moe_lite", "awq", {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "v_head_dim": 32}),
+    ("glm4_moe_lite", "nvfp4", {"kv_lora_rank": 32, "q_lora_rank": 32}),
+    ("minimax_m2", "awq", {"intermediate_size": 32}),
+    ("minimax_m2", "int4-g32", {"intermediate_size": 32}),
+    ("hy_v3_published", "nvfp4", {"expert_hidden_dim": 32}),
+    ("mistral4", "nvfp4", {"kv_lora_rank": 32, "q_lora_rank": 32}),
+    ("qwen3_next", "int4-g32", {}),
+    ("qwen3_next", "awq", {}),
+    ("qwen3_5_moe", "gptq", {}),
+    ("qwen3_5_moe", "nvfp4", {}),
+]
+
+
+def widened(case, changes):
+    config = golden_families.CASES[case][0]
+    text = shapes.text_config(config)
+    more = WIDE | changes
+    more = {k: v for k, v in more.items() if k in text or k.startswith("num_nextn")}
+    if text is config:
+        return text | more
+    return config | {"text_config": text | more}
+
+
+@pytest.mark.parametrize(("case", "name", "changes"), PUBLISHED)
+def test_published_families(case, name, changes, tandem_bin, tmp_path):
+    plain = widened(case, changes)
+    config = shapes.quantize_config(plain, name)
+    entries, values = golden_weights.weights(config, name, seed=3)
+    assert sum(e.dtype in ("I32", "U8", "F8_E4M3") for e in entries) > 10
+    write(tmp_path / "stored", config, entries)
+    write(tmp_path / "used", plain, [Entry.of_array(n, np.float32(v), "F32") for n, v in values.items()])
+    want, _ = logits(tandem_bin, tmp_path / "used")
+    ours, _ = logits(tandem_bin, tmp_path / "stored")
+    errors = np.linalg.norm(ours - want, axis=1) / np.linalg.norm(want, axis=1)
+    assert (errors < TOLERANCE).all(), f"{errors.max():.1e}"

@@ -527,6 +527,18 @@ static void reads_fused_fp8_experts(void **state) {
   }
 }
 
+// gpt-oss as transformers stores it after dequantizing.
+static void refuses_pairs_of_other_formats(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_gpt_oss(&ck);
+  ck_add(&ck, "model.layers.0.mlp.experts.gate_up_proj", "BF16", 8, 64, 64);
+  ck_write(&ck);
+  REFUSED(&ck, TD_EUNSUPPORTED, "model.layers.0.mlp.experts.gate_up_proj", "gpt_oss in BF16",
+          "experts are in MXFP4");
+  ck_free(&ck);
+}
+
 // The language model of a checkpoint with vision, whose tensors are counted.
 static void reads_a_wrapped_model(void **state) {
   (void)state;
@@ -748,6 +760,7 @@ int main(void) {
       cmocka_unit_test(refuses_bad_scales),
       cmocka_unit_test(reads_fused_experts),
       cmocka_unit_test(reads_fused_fp8_experts),
+      cmocka_unit_test(refuses_pairs_of_other_formats),
       cmocka_unit_test(reads_a_wrapped_model),
       cmocka_unit_test(refuses_truncated_and_corrupt_shards),
       cmocka_unit_test(refuses_files_never_fetched),

@@ -255,6 +255,8 @@ static void generation_config_goes_before(void **state) {
   assert_int_equal(c.eos_ids[1], 151645);
   assert_int_equal(c.eos_ids[2], 151643);
   assert_true(c.temperature == 0.6f && c.top_p == 0.95f && c.top_k_sampling == 20);
+  c = parse_ok("{\"model_type\": \"qwen3_moe\"}", "{\"top_k\": -1, \"top_p\": 1.0}");
+  assert_int_equal(c.top_k_sampling, 0);
   c = parse_ok("{\"model_type\": \"qwen3_moe\", \"eos_token_id\": 9, \"temperature\": 0.1}",
                "{\"eos_token_id\": null, \"bos_token_id\": 8, \"top_p\": null}");
   assert_int_equal(c.bos_id, 8);
