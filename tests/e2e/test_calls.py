@@ -162,6 +162,8 @@ def test_calls_of_hy3(tandem_bin, tmp_path, suffix):
                 said = ask(client, script, tools=tools, tool_choice=choice).choices[0]
                 assert calls_of(said) == [("save", '{"text": "12"}')]
                 assert said.message.reasoning_content == "So it is." and not said.message.content
+                pieces = gathered(ask(client, script, tools=tools, tool_choice=choice, stream=True))
+                assert pieces[:3] == ("", [("save", '{"text": "12"}')], "tool_calls")
     finally:
         server.close()
 
