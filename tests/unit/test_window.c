@@ -12,9 +12,8 @@
 #include "unit/engine_test.h"
 
 enum {
-  WINDOW = 9, // of ck_gpt_oss
-  PAGE = 16,  // 5 blocks of 2 tokens are kept
-  WHOLE = 2,  // a page of which nothing leaves, as long as such a block
+  PAGE = 16, // of 8 blocks
+  WHOLE = 2, // a page of which nothing leaves, as long as such a block
   N_PAGES = 64,
   N_PROMPT = 45,
   N_ALL = 75,
@@ -35,8 +34,9 @@ typedef struct {
   uint32_t n_shared; // tokens, whole pages of either size
 } window_text;
 
-static void open_model(window_engine *e, checkpoint *ck, bool is_mixed) {
+static void open_model(window_engine *e, checkpoint *ck, int window, bool is_mixed) {
   ck_gpt_oss(ck);
+  cJSON_SetNumberValue(cJSON_GetObjectItem(ck->config, "sliding_window"), window);
   if (!is_mixed) { // then page sizes make no difference elsewhere
     const char *const kinds[] = {"sliding_attention", "sliding_attention"};
     cJSON_AddItemToObject(ck->config, "layer_types", cJSON_CreateStringArray(kinds, 2));
@@ -142,15 +142,14 @@ static void check_rows(const window_engine *e, const float *got, const float *wa
   }
 }
 
-static void test_same_bits_as_whole_pages(void **state) {
-  (void)state;
+static void check_window(int window, uint32_t n_blocks) {
   checkpoint ck;
   window_engine e;
-  open_model(&e, &ck, false);
+  open_model(&e, &ck, window, false);
   const td_kv_layout layout = td_kv_layout_of(td_model_config_of(e.model), TD_F32, PAGE);
   assert_int_equal(layout.n_layers, 0);
-  assert_int_equal(layout.n_blocks * layout.block_tokens, WINDOW + 1);
-  assert_true(layout.state_bytes < layout.part_bytes);
+  assert_int_equal(layout.n_blocks, n_blocks);
+  assert_int_equal(layout.state_bytes * PAGE, layout.part_bytes * n_blocks * layout.block_tokens);
   assert_int_equal(td_kv_layout_of(td_model_config_of(e.model), TD_F32, WHOLE).n_blocks, 0);
   open_window_engine(&e, WHOLE);
   float *want = all_logits(&e, schedules[0].cuts, schedules[0].n);
@@ -166,13 +165,21 @@ static void test_same_bits_as_whole_pages(void **state) {
   close_model(&e, &ck);
 }
 
+static void test_same_bits_as_whole_pages(void **state) {
+  (void)state;
+  check_window(9, 5);
+  check_window(1, 1);
+  check_window(2, 2);
+  check_window(13, 7);
+}
+
 // Beside layers that keep all of a page's tokens.
 static void test_same_bits_in_any_cut(void **state) {
   (void)state;
   checkpoint ck;
   window_engine e;
   float *want = NULL;
-  open_model(&e, &ck, true);
+  open_model(&e, &ck, 9, true);
   for (size_t k = 0; k < TD_COUNT(schedules); k++) {
     open_window_engine(&e, PAGE);
     float *got = all_logits(&e, schedules[k].cuts, schedules[k].n);
@@ -191,7 +198,7 @@ static void test_a_copied_page_goes_on(void **state) {
   enum { N_PAST = 2 * PAGE + 13 };
   checkpoint ck;
   window_engine e;
-  open_model(&e, &ck, true);
+  open_model(&e, &ck, 9, true);
   open_window_engine(&e, PAGE);
   const window_text t = make_text();
   int32_t pages[N_PAGES * PAGE];
