@@ -114,6 +114,7 @@ OTHERS = [
     ({"structured_outputs": {"json": {"type": "boolean"}}}, r"true|false"),
     ({"guided_json": '{"type": "null"}'}, r"null"),
     ({"grammar": 'root ::= "<" [a-z]{1,4} ">"'}, r"<[a-z]{1,4}>"),
+    ({"response_format": schema({"enum": list(range(4097))})}, "with so many values"),
     ({"guided_grammar": 'root ::= "x" y\ny ::= "\u20ac"{2}'}, "x\u20ac\u20ac"),
     ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, r"7"),
     ({"json_schema": {"const": "q"}}, r'"q"'),
@@ -154,6 +155,13 @@ def test_refused(client, body, message):
             ask(client, stream=stream, extra_body=body)
         assert message in caught.value.message
         assert caught.value.param.split(".")[0] in body
+
+
+def test_the_longest_enum(client):
+    values = {"enum": [f"value {i}" for i in range(4096)]}
+    body = schema({"type": "object", "properties": {"a": values}, "required": ["a"]})
+    reply = ask(client, response_format=body, max_tokens=100)
+    assert re.fullmatch(r'\s*\{\s*"a"\s*:\s*"value \d+"\s*\}\s*', reply)
 
 
 def test_too_ambiguous_fails_alone(server, client):

@@ -14,6 +14,7 @@
 #define MAX_RULES        8192
 #define MAX_DEPTH        200
 #define MAX_ALTERNATIVES 512
+#define MAX_VALUES       4096 // of an enum; an automaton follows four times as many at once
 
 void td_json_schema_write_common(td_buf *out) {
   td_buf_str(
@@ -498,16 +499,16 @@ static td_status write_values(td_schema_ctx *ctx, const cJSON *schema, unsigned 
   if (!td_schema_asserts_only(rest, "type", has_both ? "const" : NULL)) {
     return td_schema_refuse(ctx, a, "beside other keywords");
   }
-  bool is_first = true;
+  uint32_t n = 0;
   const cJSON *item = list ? list->child : single;
   for (; item; item = list ? item->next : NULL) {
     if (!(td_schema_types_of(item) & types)) continue;
     if (has_both && !cJSON_Compare(item, single, true)) continue;
-    if (!is_first) td_buf_str(out, " | ");
+    if (n == MAX_VALUES) return td_schema_refuse(ctx, a, "with so many values");
+    if (n++) td_buf_str(out, " | ");
     td_schema_write_value(out, item);
-    is_first = false;
   }
-  if (is_first) td_buf_str(out, "[]");
+  if (!n) td_buf_str(out, "[]");
   return TD_OK;
 }
 
