@@ -75,9 +75,14 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
 td_status td_config_read_rope(const td_config_reader *r) {
   td_model_config *c = r->out;
   if (c->rope_theta <= 0) c->rope_theta = 10000;
-  c->yarn = (td_yarn){.factor = 1, .beta_fast = 32, .beta_slow = 1};
   const cJSON *dict;
   td_status st = find_dict(r, &dict);
+  // A family's default counts only where the file says nothing, as in transformers.
+  if (dict || c->yarn.factor <= 0) {
+    c->yarn = (td_yarn){.factor = 1, .beta_fast = 32, .beta_slow = 1};
+    c->query_beta = 0;
+    c->query_span = 0;
+  }
   const char *type = "default";
   const cJSON *places[] = {r->root, dict}; // the last one found takes precedence
   for (size_t i = 0; i < TD_COUNT(places) && st == TD_OK; i++) {

@@ -176,6 +176,21 @@ static void reads_minimax_hy_and_mistral(void **state) {
   assert_int_equal(c.eos_ids[0], 7);
 }
 
+static void defaults_of_rope(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"gpt_oss\", \"rope_scaling\": null}", NULL);
+  assert_true(c.yarn.factor == 32 && c.yarn.untruncated && c.rope_theta == 150000);
+  assert_int_equal(c.yarn.original_max_position, 4096);
+  c = parse_ok("{\"model_type\": \"gpt_oss\", \"rope_parameters\": {\"rope_type\": \"default\"}}",
+               NULL);
+  assert_true(c.yarn.factor == 1 && !c.yarn.untruncated);
+  c = parse_ok("{\"model_type\": \"mistral4\"}", NULL);
+  assert_true(c.yarn.factor == 128 && c.yarn.mscale == 1 && c.query_beta == 0.1);
+  assert_int_equal(c.query_span, 8192);
+  c = parse_ok("{\"model_type\": \"mistral4\", \"rope_parameters\": {\"rope_theta\": 5e5}}", NULL);
+  assert_true(c.yarn.factor == 1 && c.query_beta == 0 && c.rope_theta == 5e5);
+}
+
 static void reads_spellings_of_rope(void **state) {
   (void)state;
   static const char *const yarns[] = {
@@ -503,6 +518,7 @@ int main(void) {
       cmocka_unit_test(reads_gpt_oss),
       cmocka_unit_test(reads_delta_nets),
       cmocka_unit_test(refuses_of_new_families),
+      cmocka_unit_test(defaults_of_rope),
       cmocka_unit_test(reads_spellings_of_rope),
       cmocka_unit_test(reads_layer_kinds),
       cmocka_unit_test(reads_variants),

@@ -79,6 +79,11 @@ const td_family td_family_gpt_oss = {
                  .has_sinks = true,
                  .rms_eps = 1e-5f,
                  .rope_theta = 150000,
+                 .yarn = {.factor = 32,
+                          .beta_fast = 32,
+                          .beta_slow = 1,
+                          .original_max_position = 4096,
+                          .untruncated = true},
                  .norm_topk = true, // the softmax of the chosen experts' logits
                  .routed_scaling = 1,
                  .n_groups = 1,
