@@ -323,6 +323,17 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   return TD_OK;
 }
 
+// reasoning_effort "none" under the names that templates have for it, unless chat_template_kwargs
+// gives them.
+static void write_no_thinking(td_json_writer *w, const cJSON *root) {
+  static const char *const names[] = {"enable_thinking", "thinking"};
+  const cJSON *effort = td_json_get(root, "reasoning_effort");
+  const cJSON *kwargs = td_json_get(root, "chat_template_kwargs");
+  if (!cJSON_IsString(effort) || strcmp(effort->valuestring, "none") != 0) return;
+  for (size_t i = 0; i < TD_COUNT(names); i++)
+    if (!td_json_get(kwargs, names[i])) td_jw_bool(w, names[i], false);
+}
+
 static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *root, bool plain,
                             td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
@@ -342,6 +353,7 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   if (st == TD_OK && is_continued) td_jw_bool(&w, "continue_final_message", true);
   if (st == TD_OK)
     st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", NULL, error);
+  if (st == TD_OK) write_no_thinking(&w, root);
   if (st == TD_OK) st = write_kwargs(&w, root, error);
   td_jw_end_object(&w);
   if (st == TD_OK && out->failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");

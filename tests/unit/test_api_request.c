@@ -700,6 +700,13 @@ static void writes_template_variables(void **state) {
   assert_null(strstr(r.vars.data, "tools"));
   assert_int_equal(r.plain_vars.len, 0);
   td_api_request_free(&r);
+  r = good(true, WITH("\"reasoning_effort\":\"none\""));
+  assert_non_null(strstr(r.vars.data, "\"none\",\"enable_thinking\":false,\"thinking\":false}"));
+  td_api_request_free(&r);
+  r = good(true,
+           WITH("\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"thinking\":true}"));
+  assert_non_null(strstr(r.vars.data, "\"none\",\"enable_thinking\":false,\"thinking\":true}"));
+  td_api_request_free(&r);
 }
 
 static void takes_every_kind_of_prompt(void **state) {
