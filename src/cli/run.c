@@ -158,7 +158,9 @@ static td_status open_runner(td_runner *r, td_err *err) {
   r->sampling = choose_sampling(o, r->session->config);
   if (!r->chat) return TD_OK;
   r->parser.is_harmony = !o->raw && td_chat_template_mentions(r->chat, "<|channel|>");
-  td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !r->parser.is_harmony);
+  // Mistral's reasoning is marked with control tokens, too.
+  const bool is_mistral = !o->raw && td_chat_template_mentions(r->chat, "[THINK]");
+  td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !r->parser.is_harmony && !is_mistral);
   if (o->system) td_buf_str(&r->conversation.system, o->system);
   return td_buf_status(&r->conversation.system, err);
 }

@@ -266,6 +266,13 @@ def test_run_ends_where_the_tokenizer_says(tandem_bin, tmp_path):
     assert done.stdout == "A short answer.\n"
 
 
+def test_run_tells_thoughts_apart(tandem_bin, tmp_path):
+    write_model(tmp_path, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"))
+    args = [tandem_bin, "run", "--model", tmp_path, "-p", "[THINK]", "-n", "30", "--temperature", "0"]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert done.stdout == "Yes, it is.\n"
+
+
 # The name of the script is in the template, which makes it one of the Harmony format.
 HARMONY = {
     "channel": [
