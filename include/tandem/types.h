@@ -6,6 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// The structs here have no padding, as kernels/cuda/abi.h wants of those that it embeds.
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
+
 // Dtypes: name, spelling in safetensors, bits of an element. 4-bit dtypes, which safetensors stores
 // as words or bytes, are spelled by the same pattern. Numbers are part of stored KV records and of
 // the CUDA library's interface: add at the end.
@@ -86,6 +92,7 @@ typedef struct {
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
   uint32_t zero_add;               // added to each word of zero; GPTQ's first format: 0x11111111
   float global_scale;              // TD_F4E2M1: finite
+  uint32_t unused;
 } td_weight;
 
 // A vector of weights: norms, biases.
@@ -161,5 +168,9 @@ typedef enum {
   TD_ACTIVATIONS_INT8,
   TD_N_ACTIVATIONS
 } td_activations;
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
+#endif
 
 #endif

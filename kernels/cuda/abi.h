@@ -8,6 +8,9 @@
 // (in elements) is given; accumulation is FP32. The operators are those of device/device.h or parts
 // of them; shapes are documented there.
 //
+// No struct has padding, which the compiler checks: a field named unused is where it would be. So
+// what a kernel is passed is all initialized, and the emulator can look for pointers in it.
+//
 // A launcher does not check sizes, dtypes or anything else the host can check. For errors that only
 // the device can see (an id, position or page out of range) the kernel skips that row and stores a
 // td_cu_fault in *fault, which is host memory.
@@ -20,7 +23,12 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 24u
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
+
+#define TD_CUDA_ABI_VERSION 25u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -48,14 +56,14 @@ typedef struct {
   int pci_domain, pci_bus, pci_device;
   int capability; // 10 * major + minor
   int n_sms;
-  bool has_wgmma; // sm_90a, and the library has code for it
+  uint32_t has_wgmma; // bool: sm_90a, and the library has code for it
 } td_cu_props;
 
 typedef struct {
   td_weight table;
   const int32_t *ids;
   uint16_t *out;
-  uint32_t n_tokens;
+  uint32_t n_tokens, unused;
   int32_t *fault;
 } td_cu_embed_args;
 
@@ -65,6 +73,7 @@ typedef struct {
   const void *y;
   size_t n;
   uint32_t y_f32; // bool
+  uint32_t unused;
 } td_cu_add_args;
 
 // dst and src may be host memory that the device accesses; they do not overlap.
@@ -83,6 +92,7 @@ typedef struct {
   size_t n;
   uint32_t n_parts, f32_parts;
   uint32_t out_f32; // bool
+  uint32_t unused;
 } td_cu_sum_parts_args;
 
 typedef struct {
@@ -101,6 +111,7 @@ typedef struct {
   size_t x_stride, out_stride;
   uint32_t n_rows, dim;
   float eps;
+  uint32_t unused;
 } td_cu_rmsnorm_args;
 
 typedef struct {
@@ -109,7 +120,7 @@ typedef struct {
   const int32_t *position;
   size_t token_stride, head_stride;
   uint32_t n_tokens, n_heads, rot_dim;
-  bool interleaved;
+  uint32_t interleaved; // bool
   int32_t *fault;
 } td_cu_rope_args;
 
@@ -150,7 +161,7 @@ typedef struct {
 typedef struct {
   const td_cu_tile *tiles; // NULL: no tiles, all pairs are one range
   const uint32_t *first, *end;
-  uint32_t skip, n_tiles, first_expert;
+  uint32_t skip, n_tiles, first_expert, unused;
 } td_cu_tile_range;
 
 // y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows), with
@@ -167,7 +178,6 @@ typedef struct {
   uint32_t n_matrices, n_experts;
   size_t y_step;
   td_cu_tile_range range;
-  uint32_t n_at_once;
   const uint32_t *x_rows; // indexed by pair, counted over all pairs
   const uint16_t *x;
   void *y; // BF16 or, with y_f32, f32
@@ -179,6 +189,7 @@ typedef struct {
   // TD_CU_WGMMA_TOKENS
   uint32_t tile_tokens;
   uint32_t vec_warps; // linear_vec: warps per block, at most; determines summation order
+  uint32_t n_at_once;
   td_cu_read read;
   uint32_t y_f32; // bool
 } td_cu_linear_args;
@@ -198,7 +209,7 @@ typedef struct {
   void *y;           // [n_tokens][y_stride], BF16 or, with y_f32, f32
   size_t x_stride, y_stride;
   uint32_t n_tokens, n_rows, cols;
-  bool y_f32;
+  uint32_t y_f32; // bool
 } td_cu_gemm_args;
 
 // Repacks a matrix of 4-bit codes from another layout to TD_LAYOUT_ROWS; zero_add is applied.
@@ -212,7 +223,7 @@ typedef struct {
 typedef struct {
   td_weight w;
   uint16_t *out; // [n_rows][cols], 16-byte aligned
-  uint32_t row0, n_rows;
+  uint32_t row0, n_rows, unused;
   td_cu_read read;
 } td_cu_dequant_args;
 
@@ -224,7 +235,8 @@ typedef struct {
 typedef struct {
   char *pages;
   size_t page_bytes;
-  bool f16; // else BF16
+  uint32_t f16; // bool; else BF16
+  uint32_t unused;
 } td_cu_kv;
 
 // Stores n_heads rows of head_dim elements per token: k in plane 0 of its page
@@ -289,7 +301,7 @@ typedef struct {
   size_t gate_stride;
   td_cu_row_part part;
   uint32_t n_tokens, n_groups, dim;
-  uint32_t silu : 1, scalar : 1;
+  uint16_t silu, scalar; // bool
 } td_cu_gate_rows_args;
 
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
@@ -321,8 +333,8 @@ typedef struct {
   const float *sinks; // [n_heads] or NULL
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows, window;
   float scale;
-  bool q_f32, v_in_k, by_block;
-  bool in_runs, in_pages; // set by the launcher: how the kernel loads
+  uint32_t q_f32, v_in_k, by_block; // bool
+  uint32_t in_runs, in_pages;       // bool, set by the launcher: how the kernel loads
 } td_cu_attn_decode_args;
 
 // The sequences of one launch of prefill attention. Their keys, of n_keys positions from `first`
@@ -347,7 +359,7 @@ typedef struct {
   td_cu_prefill_list list;
   uint16_t *out; // [n_planes][n_heads][list.n_keys][dim, rounded up]
   uint32_t n_planes, n_kv_heads, head0, n_heads, dim;
-  bool in_runs; // set by the launcher: how the kernel loads
+  uint32_t in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_kv_gather_args;
 
 // Causal attention on tensor cores, of the tokens of the listed sequences to their sequence's
@@ -381,7 +393,7 @@ typedef struct {
   float *query;        // [n_tokens][n_heads][lora + rope]
   const float *latent; // [n_tokens][n_heads][lora]
   uint16_t *out;       // [n_tokens][n_heads][v_dim]
-  uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora;
+  uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora, unused;
   td_cu_read read; // of kv_b
 } td_cu_mla_args;
 
@@ -390,7 +402,7 @@ typedef struct {
   int32_t *ids;
   float *weights;
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
-  uint32_t sigmoid, norm_topk; // 0 or 1; wide, so that no field is followed by padding
+  uint32_t sigmoid, norm_topk; // bool
   float scaling;
 } td_cu_router_args;
 
@@ -403,6 +415,7 @@ typedef struct {
   uint64_t *part;           // [n_rows][n_slices][TD_TOP_LOGITS]
   float *part_sums;         // [n_rows][n_slices][2]
   uint32_t n_rows, n_vocab;
+  uint32_t unused;
   uint32_t n_slices; // slices of TD_CU_TOP_SLICE logits that cover n_vocab
 } td_cu_top_logits_args;
 
@@ -585,7 +598,7 @@ typedef struct {
 // What the library says of one of its functions.
 typedef struct {
   const char *name;
-  uint32_t args_bytes; // size of the argument struct of TD_CU_OPS; 0 for TD_CU_CALLS
+  size_t args_bytes; // size of the argument struct of TD_CU_OPS; 0 for TD_CU_CALLS
 } td_cu_function;
 
 #define TD_CU_FUNCTION_LIST                                                                        \
@@ -593,13 +606,13 @@ typedef struct {
 #define TD_CU_CALL_ENTRY(name, result, params) {#name, 0},
 #define TD_CU_OP_ENTRY(name, args_type)        {#name, sizeof(args_type)},
 
-// The first four members keep their places in all versions.
+// The first five members keep their places in all versions.
 typedef struct {
   uint32_t version;                // TD_CUDA_ABI_VERSION
   uint32_t n_bytes;                // size of this struct
   uint32_t n_functions;            // of the library
-  const td_cu_function *functions; // [n_functions], in the order of the pointers below
   int cuda_major;                  // the CUDA release it was built with
+  const td_cu_function *functions; // [n_functions], in the order of the pointers below
 #define X(name, result, params) result(*name) params;
   TD_CU_CALLS(X)
 #undef X
@@ -609,6 +622,10 @@ typedef struct {
 } td_cu_abi;
 
 typedef const td_cu_abi *(*td_cuda_abi_fn)(void);
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
+#endif
 
 #ifdef __cplusplus
 extern "C" {

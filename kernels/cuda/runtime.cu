@@ -191,8 +191,8 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
   static const td_cu_abi abi = {TD_CUDA_ABI_VERSION,
                                 sizeof(td_cu_abi),
                                 sizeof functions / sizeof functions[0],
-                                functions,
                                 CUDART_VERSION / 1000,
+                                functions,
 #define X(name, result, params) td_cu_##name,
                                 TD_CU_CALLS(X)
 #undef X
