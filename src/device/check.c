@@ -61,3 +61,14 @@ td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
                  a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
   return TD_OK;
 }
+
+td_status td_dev_check_delta(const td_kv_view *state, const td_delta_shape *shape, td_err *err) {
+  TD_DEV_REQUIRE(shape->n_k_heads && shape->n_v_heads % shape->n_k_heads == 0,
+                 "delta net: %u value heads for %u key heads", shape->n_v_heads, shape->n_k_heads);
+  TD_DEV_REQUIRE(shape->n_taps >= 2 && shape->n_taps <= TD_DELTA_MAX_TAPS,
+                 "delta net: a filter of %u taps", shape->n_taps);
+  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= td_delta_state_bytes(shape),
+                 "delta net: a state of %zu bytes in pages of %zu", td_delta_state_bytes(shape),
+                 state->page_bytes);
+  return TD_OK;
+}

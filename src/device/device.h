@@ -353,7 +353,9 @@ void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 // ---- gated delta nets ---------------------------------------------------------------------------
 
 // Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
-// value heads in a row share a key head. n_taps: length of the causal convolution.
+// value heads in a row share a key head. n_taps: length of the causal convolution, from 2 to
+// TD_DELTA_MAX_TAPS.
+enum { TD_DELTA_MAX_TAPS = 16 };
 typedef struct {
   uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
 } td_delta_shape;

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "device/check.h"
 #include "device/device.h"
 #include "unit/kernel_test.h"
 
@@ -476,6 +477,33 @@ static void test_gate_rows(void **state) {
   close_fixture(&f);
 }
 
+static void test_bad_shapes(void **state) {
+  (void)state;
+  static const struct {
+    td_delta_shape shape;
+    td_dtype dtype;
+    const char *part;
+  } cases[] = {{{2, 4, 8, 8, 4}, TD_F32, NULL},
+               {{2, 4, 8, 8, 2}, TD_F32, NULL},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS}, TD_F32, NULL},
+               {{0, 4, 8, 8, 4}, TD_F32, "4 value heads for 0 key heads"},
+               {{3, 4, 8, 8, 4}, TD_F32, "4 value heads for 3 key heads"},
+               {{2, 4, 8, 8, 1}, TD_F32, "a filter of 1 taps"},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS + 1}, TD_F32, "a filter of 17 taps"},
+               {{2, 4, 8, 8, 4}, TD_F16, "a state of"}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_err err;
+    td_kv_view view = {.dtype = cases[i].dtype,
+                       .page_bytes = td_delta_state_bytes(&cases[i].shape)};
+    const td_status st = td_dev_check_delta(&view, &cases[i].shape, &err);
+    assert_int_equal(st, cases[i].part ? TD_EINVAL : TD_OK);
+    if (cases[i].part && !strstr(err.msg, cases[i].part))
+      fail_msg("'%s' does not speak of '%s'", err.msg, cases[i].part);
+    view.page_bytes--;
+    assert_int_equal(td_dev_check_delta(&view, &cases[i].shape, &err), TD_EINVAL);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_kernels),
@@ -484,6 +512,7 @@ int main(void) {
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
       cmocka_unit_test(test_gate_rows),
+      cmocka_unit_test(test_bad_shapes),
   };
   td_kernels_init(NULL);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,12 +10,8 @@
 
 static_assert((int)TD_DELTA_TILE == (int)TD_DELTA_COLUMNS, "columns of a tile");
 
-enum {
-  MAX_TAPS = 16,
-  CHANNELS = 256, // convolved together
-  GATE_TOKENS = 16,
-};
-#define NORM_EPS 1e-6f // of queries and keys
+enum { GATE_TOKENS = 16, CHANNELS = 256 }; // channels convolved together
+#define NORM_EPS 1e-6f                     // of queries and keys
 
 // The tokens [begin, end) of a step, of one sequence and one page.
 typedef struct {
@@ -46,14 +42,8 @@ static page_run run_at(const td_batch_view *b, const td_kv_view *state, uint32_t
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *shape,
                        td_err *err) {
-  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= td_delta_state_bytes(shape),
-                 "delta net: a state of %zu bytes in pages of %zu", td_delta_state_bytes(shape),
-                 state->page_bytes);
-  TD_DEV_REQUIRE(shape->n_k_heads && shape->n_v_heads % shape->n_k_heads == 0,
-                 "delta net: %u value heads for %u key heads", shape->n_v_heads, shape->n_k_heads);
-  TD_DEV_REQUIRE(shape->n_taps >= 2 && shape->n_taps <= MAX_TAPS, "delta net: a filter of %u taps",
-                 shape->n_taps);
-  return td_cpu_check_batch(b, state, 0, err);
+  const td_status st = td_dev_check_delta(state, shape, err);
+  return st == TD_OK ? td_cpu_check_batch(b, state, 0, err) : st;
 }
 
 // ---- the convolution ----------------------------------------------------------------------------
@@ -84,7 +74,7 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
   const int32_t n_past = (int32_t)a->shape.n_taps - 1;
   const size_t channels = td_delta_channels(&a->shape);
   const int32_t first = a->batch.q_begin[s], end = a->batch.q_begin[s + 1];
-  float past[(MAX_TAPS - 1) * CHANNELS];
+  float past[(TD_DELTA_MAX_TAPS - 1) * CHANNELS];
   const float *before = (const float *)(const void *)state_before(&a->batch, &a->state, s);
   for (int32_t i = 0; i < n_past; i++) {
     float *row = past + (size_t)i * CHANNELS;
@@ -97,7 +87,7 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
   for (page_run run = {.end = first}; run.end < end;) {
     run = run_at(&a->batch, &a->state, s, run.end);
     for (int32_t t = run.begin; t < run.end; t++) {
-      const float *rows[MAX_TAPS];
+      const float *rows[TD_DELTA_MAX_TAPS];
       for (int32_t j = 0; j <= n_past; j++)
         rows[j] = input_row(a, p, past, first, t - first + j);
       td_kernels()->conv_silu(

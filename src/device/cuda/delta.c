@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 
 static_assert((int)TD_DELTA_TILE == (int)TD_CU_DELTA_TILE, "columns of a tile");
+static_assert((int)TD_DELTA_MAX_TAPS == (int)TD_CU_DELTA_TAPS, "taps of a filter");
 
 static td_cu_delta_states states_of(const td_kv_view *state, const td_delta_shape *shape) {
   return (td_cu_delta_states){.pages = state->pages,
@@ -26,13 +27,8 @@ static td_cu_row_part part_of(td_row_part part) {
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *s,
                        td_err *err) {
-  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= td_delta_state_bytes(s),
-                 "delta net: a state of %zu bytes in pages of %zu", td_delta_state_bytes(s),
-                 state->page_bytes);
-  TD_DEV_REQUIRE(s->n_k_heads && s->n_v_heads % s->n_k_heads == 0,
-                 "delta net: %u value heads for %u key heads", s->n_v_heads, s->n_k_heads);
-  TD_DEV_REQUIRE(s->n_taps >= 2 && s->n_taps <= TD_CU_DELTA_TAPS, "delta net: a filter of %u taps",
-                 s->n_taps);
+  const td_status st = td_dev_check_delta(state, s, err);
+  if (st != TD_OK) return st;
   TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
                  "batch: an array is absent");
   if (s->k_dim > TD_CU_DELTA_KEYS) {
