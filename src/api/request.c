@@ -321,14 +321,21 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   return st;
 }
 
-td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t len,
-                                const td_api_defaults *defaults, td_api_error *error) {
+// What requests about tokens alone begin with; the model may have any name, since nothing is
+// computed.
+static td_status begin_tokens(td_api_request *out, cJSON **root, const char *body, size_t len,
+                              td_api_error *error) {
   memset(out, 0, sizeof *out);
   out->n = 1;
+  const char *model = NULL;
+  const td_status st = td_api_parse_root(root, body, len, error);
+  return st == TD_OK ? td_api_get_str(*root, "model", &model, error) : st;
+}
+
+td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t len,
+                                const td_api_defaults *defaults, td_api_error *error) {
   cJSON *root = NULL;
-  const char *model = NULL; // any name: nothing is computed
-  td_status st = td_api_parse_root(&root, body, len, error);
-  if (st == TD_OK) st = td_api_get_str(root, "model", &model, error);
+  td_status st = begin_tokens(out, &root, body, len, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK && td_json_get(root, "messages")) {
     out->is_chat = true;
@@ -343,12 +350,8 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
 
 td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error) {
-  memset(out, 0, sizeof *out);
-  out->n = 1;
   cJSON *root = NULL;
-  const char *model = NULL; // any name: nothing is computed
-  td_status st = td_api_parse_root(&root, body, len, error);
-  if (st == TD_OK) st = td_api_get_str(root, "model", &model, error);
+  td_status st = begin_tokens(out, &root, body, len, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
   if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids)) {
     st = td_api_bad(error, "tokens", "tokens must be an array of token ids");

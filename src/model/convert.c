@@ -113,11 +113,7 @@ static td_status read_size(const search *s, job *j) {
 static td_status read_scales(const search *s, job *j) {
   td_word_matrix *m = &j->matrix;
   const td_tensor *t = j->scales = peek(s, formats[s->format].scales);
-  if (!t) {
-    return td_fail(
-        s->err, TD_EFORMAT, "%s: tensor %.*s.%s is missing: the checkpoint is incomplete",
-        td_store_listing(s->c->store), s->n_module, s->module, formats[s->format].scales);
-  }
+  if (!t) return missing(s, formats[s->format].scales);
   td_dtype dtype;
   const bool known = td_dtype_find(t->dtype, &dtype) &&
                      (dtype == TD_F16 || dtype == TD_BF16 || dtype == TD_F32);

@@ -1,9 +1,11 @@
 // src/model/convert_matrix.c - unpacks one matrix of 4-bit or 8-bit codes.
 #include "model/convert_matrix.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/bf16.h"
+#include "base/f16.h"
 
 static uint32_t per_word(const td_word_matrix *m) {
   return 32 / m->bits;
@@ -34,37 +36,6 @@ static uint32_t zero_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
   return code_in(m, u32_at(m->zeros, at) + m->zero_add, row);
 }
 
-static float f32_of_half(uint16_t h) {
-  int exponent = h >> 10 & 31;
-  float mantissa = (float)(h & 1023);
-  float value = exponent == 0    ? ldexpf(mantissa, -24)
-                : exponent == 31 ? (mantissa ? NAN : INFINITY)
-                                 : ldexpf(1024 + mantissa, exponent - 25);
-  return h & 0x8000 ? -value : value;
-}
-
-// Rounds to nearest, ties to even.
-static uint16_t half_of_f32(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-  bits &= 0x7FFFFFFF;
-  if (bits > 0x7F800000) return sign | 0x7E00;
-  if (bits >= 0x477FF000) return sign | 0x7C00; // 65520 and above round to infinity
-  if (bits < 0x38800000) {                      // subnormal: multiples of 2^-24
-    return (uint16_t)(sign | (uint32_t)rintf(fabsf(value) * 0x1p24f));
-  }
-  bits += 0xFFF + (bits >> 13 & 1); // a carry propagates into the exponent
-  return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
-}
-
-static uint16_t bf16_of_f32(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if (isnan(value)) return (uint16_t)(bits >> 16 | 0x40);
-  return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 static float scale_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
   size_t at = m->one_scale ? 0
               : m->is_gptq ? (size_t)group * m->rows + row
@@ -76,11 +47,7 @@ static float scale_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
   }
   uint16_t half;
   memcpy(&half, (const char *)m->scales + at * sizeof half, sizeof half);
-  if (m->scale_dtype == TD_F16) return f32_of_half(half);
-  uint32_t bits = (uint32_t)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+  return m->scale_dtype == TD_F16 ? td_f16_value(half) : td_bf16_value(half);
 }
 
 bool td_words_are_symmetric(const td_word_matrix *m) {
@@ -136,8 +103,8 @@ void td_words_scales(const td_word_matrix *m, float *out) {
 
 static void put(td_dtype dtype, void *out, size_t at, float value) {
   switch (dtype) {
-  case TD_F16: ((uint16_t *)out)[at] = half_of_f32(value); break;
-  case TD_BF16: ((uint16_t *)out)[at] = bf16_of_f32(value); break;
+  case TD_F16: ((uint16_t *)out)[at] = td_f16_of(value); break;
+  case TD_BF16: ((uint16_t *)out)[at] = td_bf16_of(value); break;
   default: ((float *)out)[at] = value;
   }
 }

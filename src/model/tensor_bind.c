@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bf16.h"
+#include "base/f16.h"
 #include "model/bind_impl.h"
 #include "model/families/family.h"
 
@@ -106,24 +108,11 @@ td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align,
   return TD_OK;
 }
 
-static float f32_of_half(uint16_t h) {
-  int exponent = h >> 10 & 31;
-  float mantissa = (float)(h & 1023);
-  float value = exponent == 0    ? ldexpf(mantissa, -24)
-                : exponent == 31 ? (mantissa ? NAN : INFINITY)
-                                 : ldexpf(1024 + mantissa, exponent - 25);
-  return h & 0x8000 ? -value : value;
-}
-
 static float f32_of(const td_tensor *t, td_dtype dtype, size_t idx) {
   if (dtype == TD_F8E8M0) return t->data[idx] == 255 ? NAN : ldexpf(1, t->data[idx] - 127);
   uint16_t half;
   memcpy(&half, t->data + 2 * idx, sizeof half);
-  if (dtype == TD_F16) return f32_of_half(half);
-  uint32_t bits = (uint32_t)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+  return dtype == TD_F16 ? td_f16_value(half) : td_bf16_value(half);
 }
 
 td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const void **out) {

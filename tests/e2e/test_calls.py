@@ -43,12 +43,6 @@ def server(tandem_bin, tmp_path_factory):
     running.close()
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def ask(client, script, **kwargs):
     kwargs.setdefault("tools", TOOLS)
     messages = [{"role": "user", "content": script}]

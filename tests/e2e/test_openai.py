@@ -29,14 +29,6 @@ def server(tandem_bin, model):
     running.close()
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(
-        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120
-    ) as made:
-        yield made
-
-
 def chat(client, messages=HELLO, **kwargs):
     kwargs.setdefault("max_tokens", 24)
     extra = {"ignore_eos": True, **kwargs.pop("extra_body", {})}

@@ -31,12 +31,6 @@ def server(tandem_bin, tiny_model):
     running.close()
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def ask(client, **kwargs):
     kwargs.setdefault("max_tokens", 400)
     answer = client.chat.completions.create(model="", messages=HELLO, **kwargs)

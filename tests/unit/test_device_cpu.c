@@ -276,24 +276,28 @@ typedef struct {
   int kind, dst, src; // 0: copy, 1: add, 2: norm
 } node;
 
+static void run_node(const node *n, float (*cells)[WIDTH], const float *w, td_stream *stream) {
+  float *dst = cells[n->dst];
+  const float *src = cells[n->src];
+  if (n->kind == 0) td_op_copy(stream, dst, src, WIDTH * sizeof *dst);
+  if (n->kind == 1) td_op_add(stream, dst, src, WIDTH);
+  if (n->kind == 2) {
+    td_op_rmsnorm(stream, &(td_rmsnorm_args){.x = src,
+                                             .w = {w, TD_F32, WIDTH},
+                                             .out = dst,
+                                             .x_stride = WIDTH,
+                                             .out_stride = WIDTH,
+                                             .n_rows = 1,
+                                             .dim = WIDTH,
+                                             .eps = 1e-5f});
+  }
+}
+
 // The reference runs nodes in the order they were made.
 static void run_serial(const node *nodes, float (*cells)[WIDTH], const float *w, td_dev *dev) {
   td_stream *stream = open_stream(dev);
   for (int i = 0; i < NODES; i++) {
-    float *dst = cells[nodes[i].dst];
-    const float *src = cells[nodes[i].src];
-    if (nodes[i].kind == 0) td_op_copy(stream, dst, src, WIDTH * sizeof *dst);
-    if (nodes[i].kind == 1) td_op_add(stream, dst, src, WIDTH);
-    if (nodes[i].kind == 2) {
-      td_op_rmsnorm(stream, &(td_rmsnorm_args){.x = src,
-                                               .w = {w, TD_F32, WIDTH},
-                                               .out = dst,
-                                               .x_stride = WIDTH,
-                                               .out_stride = WIDTH,
-                                               .n_rows = 1,
-                                               .dim = WIDTH,
-                                               .eps = 1e-5f});
-    }
+    run_node(&nodes[i], cells, w, stream);
     sync_ok(stream);
   }
   td_stream_close(stream);
@@ -313,20 +317,7 @@ static void run_concurrent(const node *nodes, float (*cells)[WIDTH], const float
                       nodes[j].src == nodes[i].dst;
       if (conflict) td_stream_wait(stream, events[j]);
     }
-    float *dst = cells[nodes[i].dst];
-    const float *src = cells[nodes[i].src];
-    if (nodes[i].kind == 0) td_op_copy(stream, dst, src, WIDTH * sizeof *dst);
-    if (nodes[i].kind == 1) td_op_add(stream, dst, src, WIDTH);
-    if (nodes[i].kind == 2) {
-      td_op_rmsnorm(stream, &(td_rmsnorm_args){.x = src,
-                                               .w = {w, TD_F32, WIDTH},
-                                               .out = dst,
-                                               .x_stride = WIDTH,
-                                               .out_stride = WIDTH,
-                                               .n_rows = 1,
-                                               .dim = WIDTH,
-                                               .eps = 1e-5f});
-    }
+    run_node(&nodes[i], cells, w, stream);
     events[i] = open_event(dev);
     td_event_record(events[i], stream);
   }

@@ -9,17 +9,9 @@
 #include <cmocka.h>
 
 #include "kv/kv.h"
+#include "unit/draw.h"
 
 enum { MAX_SEQS = 7, N_PAGES = 50, PAGE_TOKENS = 16 };
-
-static uint64_t rng_state;
-
-static uint32_t draw(uint32_t n) {
-  rng_state ^= rng_state << 13;
-  rng_state ^= rng_state >> 7;
-  rng_state ^= rng_state << 17;
-  return (uint32_t)((rng_state >> 11) % n);
-}
 
 typedef struct {
   td_kv *kv;

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "kv/kv.h"
+#include "unit/draw.h"
 
 enum {
   MAX_SEQS = 5,
@@ -21,15 +22,6 @@ enum {
   N_STEPS = 250,
   N_TRACES = 3000
 };
-
-static uint64_t rng_state;
-
-static uint32_t draw(uint32_t n) {
-  rng_state ^= rng_state << 13;
-  rng_state ^= rng_state >> 7;
-  rng_state ^= rng_state << 17;
-  return (uint32_t)((rng_state >> 11) % n);
-}
 
 static uint32_t pages_of(uint32_t n_tokens) {
   return (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;

@@ -13,35 +13,10 @@
 
 #include "base/buf.h"
 #include "base/fs.h"
-#include "support/checkpoint.h"
+#include "unit/checkpoint_test.h"
 
 #define SHARD(n) "model-0000" #n "-of-00003.safetensors"
 #define INDEX    "model.safetensors.index.json"
-
-static td_model *open_ok(checkpoint *ck) {
-  td_model *m;
-  td_err err;
-  ck_write(ck);
-  if (ck_open(ck, &m, &err) != TD_OK) fail_msg("%s", err.msg);
-  return m;
-}
-
-// Opens what was written, which must fail with a message that holds all of the words.
-static void refused(const checkpoint *ck, td_status status, const char *const *words) {
-  td_model *m;
-  td_err err;
-  td_status st = ck_open(ck, &m, &err);
-  if (st == TD_OK) fail_msg("opened, though it should say: %s", words[0]);
-  assert_null(m);
-  for (; *words; words++) {
-    if (!strstr(err.msg, *words)) fail_msg("no \"%s\" in: %s", *words, err.msg);
-  }
-  assert_int_equal(st, status);
-  assert_non_null(strstr(err.msg, ck->dir));
-  assert_int_equal(ck_open(ck, &m, NULL), status);
-}
-
-#define REFUSED(ck, status, ...) refused(ck, status, (const char *const[]){__VA_ARGS__, NULL})
 
 static void check_data(const ck_tensor *t, const void *data) {
   const uint8_t *bytes = data;

@@ -13,7 +13,7 @@
 #include "base/json_parse.h"
 #include "model/convert.h"
 #include "model/quant_scheme.h"
-#include "support/checkpoint.h"
+#include "unit/checkpoint_test.h"
 
 #define CT(format, weights, rest)                                                                  \
   "{\"quant_method\": \"compressed-tensors\", \"format\": \"" format                               \
@@ -324,28 +324,6 @@ static void start(checkpoint *ck, const char *quant) {
   ck_drop(ck, MODULE ".weight");
 }
 
-static td_model *open_ok(const checkpoint *ck) {
-  td_model *m;
-  td_err err;
-  ck_write(ck);
-  if (ck_open(ck, &m, &err) != TD_OK) fail_msg("%s", err.msg);
-  return m;
-}
-
-static void refused(const checkpoint *ck, td_status status, const char *const *words) {
-  td_model *m;
-  td_err err;
-  ck_write(ck);
-  td_status st = ck_open(ck, &m, &err);
-  if (st == TD_OK) fail_msg("opened, though it should say: %s", words[0]);
-  for (; *words; words++) {
-    if (!strstr(err.msg, *words)) fail_msg("no \"%s\" in: %s", *words, err.msg);
-  }
-  assert_int_equal(st, status);
-}
-
-#define REFUSED(ck, status, ...) refused(ck, status, (const char *const[]){__VA_ARGS__, NULL})
-
 // Bytes of a tensor as the fixture writes them.
 static bool holds(checkpoint *ck, const char *name, const void *data) {
   const ck_tensor *t = ck_find(ck, name);
@@ -399,9 +377,9 @@ static void binds_columns_of_words(void **state) {
   td_model_close(m);
   // Written from the name, the group of column 0 is far from 0.
   ck_add(&ck, MODULE ".g_idx", "I32", 32, 0, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "column 0 is of group", "there are 2");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "column 0 is of group", "there are 2");
   ck_find(&ck, MODULE ".g_idx")->shape[0] = 31;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "does not fit");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "does not fit");
   ck_free(&ck);
 
   start(&ck, "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 16}");
@@ -414,7 +392,7 @@ static void binds_columns_of_words(void **state) {
   assert_int_equal(w->zero_add, 0);
   td_model_close(m);
   ck_find(&ck, MODULE ".qweight")->shape[1] = 48;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".qweight", "[32, 48]", "[32, 6]");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".qweight", "[32, 48]", "[32, 6]");
   ck_free(&ck);
 }
 
@@ -438,17 +416,17 @@ static void converts_words_of_8_bits(void **state) {
   assert_true(holds(&ck, MODULE ".weight_scale", w->scale));
   td_model_close(m);
   ck_find(&ck, MODULE ".weight_scale")->shape[0] = 47;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "does not fit");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "does not fit");
   ck_drop(&ck, MODULE ".weight_scale");
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
   ck_add(&ck, MODULE ".weight_scale", "I32", 48, 1, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "dtype I32");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "dtype I32");
   ck_free(&ck);
 
   start(&ck, "{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 16}");
   ck_add(&ck, MODULE ".qweight", "I32", 8, 48, 0);
   ck_add(&ck, MODULE ".scales", "F16", 2, 48, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros is missing");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros is missing");
   ck_add(&ck, MODULE ".qzeros", "I32", 2, 12, 0);
   m = open_ok(&ck);
   w = &td_model_layer(m, 0)->mlp_up;
@@ -457,10 +435,10 @@ static void converts_words_of_8_bits(void **state) {
   assert_int_equal(td_weight_bytes(w), 48 * 32 * 2);
   td_model_close(m);
   ck_find(&ck, MODULE ".qweight")->shape[0] = 7;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "[48, 28]", "[48, 32]");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "[48, 28]", "[48, 32]");
   ck_find(&ck, MODULE ".qweight")->shape[0] = 8;
   ck_find(&ck, MODULE ".qzeros")->shape[1] = 11;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros", "does not fit");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros", "does not fit");
   ck_free(&ck);
 }
 
@@ -510,14 +488,14 @@ static void binds_fp4(void **state) {
   strcpy(ck_find(&ck, MODULE ".weight_scale")->dtype, "F8_E8M0");
   td_model_close(open_ok(&ck));
   strcpy(ck_find(&ck, MODULE ".weight_scale")->dtype, "F32");
-  REFUSED(&ck, TD_EUNSUPPORTED, MODULE ".weight_scale", "dtype F32");
+  WRITTEN_REFUSED(&ck, TD_EUNSUPPORTED, MODULE ".weight_scale", "dtype F32");
   ck_free(&ck);
 
   start(&ck, CT("nvfp4-pack-quantized",
                 "{\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}", ""));
   ck_add(&ck, MODULE ".weight_packed", "U8", 48, 16, 0);
   ck_add(&ck, MODULE ".weight_scale", "F8_E4M3", 48, 2, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_global_scale is missing");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_global_scale is missing");
   ck_add(&ck, MODULE ".weight_global_scale", "F32", 1, 0, 0);
   m = open_ok(&ck);
   w = &td_model_layer(m, 0)->mlp_up;
@@ -546,7 +524,7 @@ static void binds_int8_and_fp8_rows(void **state) {
   assert_int_equal(w->scale_cols, 32);
   td_model_close(m);
   ck_find(&ck, MODULE ".weight_scale")->shape[0] = 47;
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "[47, 1]", "[48, 1]");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "[47, 1]", "[48, 1]");
   ck_free(&ck);
 
   start(&ck, CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"tensor\"}", ""));
@@ -558,7 +536,8 @@ static void binds_int8_and_fp8_rows(void **state) {
   assert_int_equal(w->scale_cols, 32);
   td_model_close(m);
   strcpy(ck_find(&ck, MODULE ".weight")->dtype, "I8");
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "has dtype I8", "quantization_config", "F8_E4M3");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "has dtype I8", "quantization_config",
+                  "F8_E4M3");
   ck_free(&ck);
 }
 
@@ -584,7 +563,7 @@ static void binds_fp8_with_one_scale(void **state) {
     assert_int_equal(w->scale_cols, 32);
     td_model_close(m);
     ck_drop(&ck, names[i % TD_COUNT(names)]);
-    REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale_inv is missing");
+    WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale_inv is missing");
     ck_free(&ck);
   }
 }
@@ -595,19 +574,19 @@ static void refuses_what_does_not_fit(void **state) {
   start(&ck, CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:.*layers\\\\.0\\\\.mlp.*\"]"));
   ck_add(&ck, MODULE ".weight_packed", "I32", 48, 4, 0);
   ck_add(&ck, MODULE ".weight_scale", "F32", 48, 2, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed", "is I32", "quantization_config");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed", "is I32", "quantization_config");
   ck_set(&ck, "quantization_config", CT("pack-quantized", INT4_G16, ""));
   ck_add(&ck, MODULE ".weight_shape", "I64", 2, 0, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_shape", "[48, 32]");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_shape", "[48, 32]");
   ck_drop(&ck, MODULE ".weight_shape");
   ck_add(&ck, MODULE ".weight_g_idx", "I32", 32, 0, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_g_idx", "column 0 is of group");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_g_idx", "column 0 is of group");
   ck_drop(&ck, MODULE ".weight_g_idx");
   td_model_close(open_ok(&ck));
   ck_drop(&ck, MODULE ".weight_scale");
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
   ck_drop(&ck, MODULE ".weight_packed");
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed is missing");
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed is missing");
   ck_free(&ck);
 }
 

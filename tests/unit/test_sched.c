@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "sched/sched.h"
+#include "unit/draw.h"
 
 enum {
   MAX_IDS = 120,
@@ -24,15 +25,6 @@ enum {
   MAX_TOKENS = MAX_PAGES * MAX_PAGE_TOKENS + 64,
   N_LIVES = 3000
 };
-
-static uint64_t rng_state;
-
-static uint32_t draw(uint32_t n) {
-  rng_state ^= rng_state << 13;
-  rng_state ^= rng_state >> 7;
-  rng_state ^= rng_state << 17;
-  return (uint32_t)((rng_state >> 11) % n);
-}
 
 typedef enum { NEW, WAITS, READS, DECODES, GONE } life;
 
