@@ -156,6 +156,35 @@ static void add_pair(td_buf *out, const td_model *m) {
   td_buf_str(out, td_pair_pays(&t) ? "): used\n" : "): not used\n");
 }
 
+static void add_memory(td_buf *out, const td_model_config *c, const td_model_stats *s) {
+  td_buf_str(out, "\ndecoding      reads ");
+  add_bytes(out, s->active_bytes);
+  td_buf_str(out, " of weights for a token\nmemory        ");
+  add_bytes(out, s->bytes);
+  td_buf_str(out, ", and ");
+  const td_kv_layout kv = td_kv_layout_of(c, TD_F32, 0);
+  add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
+  td_buf_str(out, " for every 1000 tokens of context");
+  if (kv.n_states) {
+    td_buf_str(out, ", and ");
+    add_bytes(out, td_kv_layout_states_bytes(&kv));
+    td_buf_printf(out, " %s for every %u",
+                  kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens);
+  }
+  td_buf_str(out, "\n");
+}
+
+static void add_unused(td_buf *out, const td_model_config *c) {
+  if (c->n_mtp_layers) {
+    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
+  }
+  if (c->n_other_tensors) {
+    td_buf_printf(out, "not used      vision: %u tensors, ", c->n_other_tensors);
+    add_bytes(out, c->other_bytes);
+    td_buf_str(out, "\n");
+  }
+}
+
 static void add_sizes(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   td_model_stats s = td_model_stats_of(m);
@@ -173,21 +202,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     add_bytes(out, s.bytes_by_dtype[dtype]);
     before = ", ";
   }
-  td_buf_str(out, "\ndecoding      reads ");
-  add_bytes(out, s.active_bytes);
-  td_buf_str(out, " of weights for a token\nmemory        ");
-  add_bytes(out, s.bytes);
-  td_buf_str(out, ", and ");
-  const td_kv_layout kv = td_kv_layout_of(c, TD_F32, 0);
-  add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
-  td_buf_str(out, " for every 1000 tokens of context");
-  if (kv.n_states) {
-    td_buf_str(out, ", and ");
-    add_bytes(out, td_kv_layout_states_bytes(&kv));
-    td_buf_printf(out, " %s for every %u",
-                  kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens);
-  }
-  td_buf_str(out, "\n");
+  add_memory(out, c, &s);
   if (s.expert_bytes) {
     td_buf_str(out, "with a GPU    ");
     add_bytes(out, s.bytes - s.expert_bytes);
@@ -204,14 +219,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
   }
   td_buf_str(out, "\n");
-  if (c->n_mtp_layers) {
-    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
-  }
-  if (c->n_other_tensors) {
-    td_buf_printf(out, "not used      vision: %u tensors, ", c->n_other_tensors);
-    add_bytes(out, c->other_bytes);
-    td_buf_str(out, "\n");
-  }
+  add_unused(out, c);
 }
 
 static void add_tensors(td_buf *out, const td_model *m) {

@@ -251,6 +251,32 @@ static void test_moe(void **state) {
 
 enum { SLOTS = 5, N_OF_CACHE = 11, CACHE_PAIRS = N_OF_CACHE * TOP_K };
 
+// What went into run_moe_of_slots, and the results: of pairs, and their sums.
+typedef struct {
+  const float *x, *weights, *there, *pairs, *got;
+  const int32_t *slots, *ids;
+} slots_result;
+
+static void check_token_of_slots(const experts *e, const slots_result *r, size_t t) {
+  double want[DIM] = {0}, slack[DIM] = {0};
+  for (size_t pair = t * TOP_K; pair < (t + 1) * TOP_K; pair++) {
+    double own[DIM] = {0}, own_slack[DIM] = {0};
+    const bool is_here = r->slots[r->ids[pair]] >= 0;
+    if (is_here) naive_expert(e, r->ids[pair], r->x + t * DIM, 1, 0, own, own_slack);
+    for (size_t d = 0; d < DIM; d++) {
+      const double part = is_here ? own[d] : (double)r->there[pair * DIM + d];
+      cuda_assert_within(r->pairs[pair * DIM + d], part, own_slack[d], "a pair", pair * DIM + d);
+      want[d] += r->weights[pair] * part;
+      slack[d] += fabs(r->weights[pair]) * own_slack[d] +
+                  TOP_K * ULP_F32 * fabs(r->weights[pair] * part);
+    }
+  }
+  for (size_t d = 0; d < DIM; d++) {
+    const double bound = (fabs(want[d]) + slack[d]) * ULP_BF16 / 2 + slack[d];
+    cuda_assert_within(r->got[t * DIM + d], want[d], bound, "experts of slots", t * DIM + d);
+  }
+}
+
 // The experts in slots by pair, others untouched; then the sum with what another device has
 // computed. Where neither an expert's matrices nor a token's company change, results do not.
 static void run_moe_of_slots(cuda_fixture *f, const experts *e) {
@@ -301,25 +327,9 @@ static void run_moe_of_slots(cuda_fixture *f, const experts *e) {
                                      .top_k = TOP_K,
                                      .dim = DIM});
   float *got = cuda_get_bf16(f, out, N_OF_CACHE * DIM);
-  for (size_t t = 0; t < N_OF_CACHE; t++) {
-    double want[DIM] = {0}, slack[DIM] = {0};
-    for (size_t pair = t * TOP_K; pair < (t + 1) * TOP_K; pair++) {
-      double own[DIM] = {0}, own_slack[DIM] = {0};
-      const bool is_here = slots[ids[pair]] >= 0;
-      if (is_here) naive_expert(e, ids[pair], x + t * DIM, 1, 0, own, own_slack);
-      for (size_t d = 0; d < DIM; d++) {
-        const double part = is_here ? own[d] : (double)there[pair * DIM + d];
-        cuda_assert_within(pairs[pair * DIM + d], part, own_slack[d], "a pair", pair * DIM + d);
-        want[d] += weights[pair] * part;
-        slack[d] += fabs(weights[pair]) * own_slack[d] +
-                    TOP_K * ULP_F32 * fabs(weights[pair] * part);
-      }
-    }
-    for (size_t d = 0; d < DIM; d++) {
-      const double bound = (fabs(want[d]) + slack[d]) * ULP_BF16 / 2 + slack[d];
-      cuda_assert_within(got[t * DIM + d], want[d], bound, "experts of slots", t * DIM + d);
-    }
-  }
+  const slots_result r = {x, weights, there, pairs, got, slots, ids};
+  for (size_t t = 0; t < N_OF_CACHE; t++)
+    check_token_of_slots(e, &r, t);
   free(x);
   free(weights);
   free(there);

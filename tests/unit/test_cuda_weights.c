@@ -154,6 +154,11 @@ static void test_how_weights_are_read(void **state) {
     assert_int_equal(td_cuda_read_of(&w, true), cases[i].want);
     assert_int_equal(td_cuda_read_of(&w, false), TD_CU_READ_ANY);
   }
+}
+
+static void test_which_kernel_multiplies(void **state) {
+  (void)state;
+  float scale;
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
   td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
@@ -174,6 +179,10 @@ static void test_how_weights_are_read(void **state) {
   assert_false(td_cuda_use_blas(&f4, 255));
   assert_true(td_cuda_use_blas(&f4, 256));
   assert_false(td_cuda_use_blas(&f32, 1000));
+}
+
+static void test_sizes_of_launches(void **state) {
+  (void)state;
   static const struct {
     uint32_t n_sms;
     int capability;
@@ -339,6 +348,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_weights_are_copied_once),
       cmocka_unit_test(test_layouts_become_rows),
       cmocka_unit_test(test_how_weights_are_read),
+      cmocka_unit_test(test_which_kernel_multiplies),
+      cmocka_unit_test(test_sizes_of_launches),
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
       cmocka_unit_test(test_splits_of_a_window),

@@ -53,6 +53,18 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
   }
 }
 
+// The whole operator, with f32 activations.
+static void naive_moe(const experts *e, const td_moe_args *a, double *want) {
+  const float *x = a->x, *before = a->out;
+  for (uint32_t i = 0; i < a->n_tokens * DIM; i++)
+    want[i] = a->accumulate ? before[i] : 0;
+  for (uint32_t pair = 0; pair < a->n_tokens * a->top_k; pair++) {
+    const uint32_t at = pair / a->top_k * DIM;
+    naive_expert(e, a->ids ? a->ids[pair] : 0, x + at, a->weights ? a->weights[pair] : 1,
+                 want + at);
+  }
+}
+
 // A token alone, of a prompt or not, gives the same bits as in the batch.
 static void check_alone(device_fixture *f, td_moe_args args) {
   float *out = args.out;
@@ -88,13 +100,6 @@ static void test_moe(void **state) {
         ids[i] = i % 3 ? (int32_t)ref_below(&f.rng, EXPERTS - 1) : 0;
       }
       double *want = ref_doubles(TOKENS * DIM);
-      for (int t = 0; t < TOKENS; t++) {
-        for (int d = 0; d < DIM; d++)
-          want[t * DIM + d] = out[t * DIM + d];
-        for (int j = 0; j < TOP_K; j++) {
-          naive_expert(&e, ids[t * TOP_K + j], x + t * DIM, weights[t * TOP_K + j], want + t * DIM);
-        }
-      }
       td_moe_args args = {.gate = e.g,
                           .up = e.u,
                           .down = e.d,
@@ -107,6 +112,7 @@ static void test_moe(void **state) {
                           .n_experts = EXPERTS,
                           .top_k = TOP_K,
                           .accumulate = true};
+      naive_moe(&e, &args, want);
       td_op_moe(f.stream, &args);
       device_sync(&f);
       device_assert_close(out, want, TOKENS * DIM, 2e-6);
@@ -116,12 +122,10 @@ static void test_moe(void **state) {
       check_alone(&f, args);
       td_kernels_use_activations(TD_ACTIVATIONS_F32);
       // Dense: expert 0, weight 1.
-      memset(want, 0, TOKENS * DIM * sizeof *want);
-      for (int t = 0; t < TOKENS; t++)
-        naive_expert(&e, 0, x + t * DIM, 1, want + t * DIM);
       args.ids = NULL;
       args.weights = NULL;
       args.top_k = 1;
+      naive_moe(&e, &args, want);
       td_op_moe(f.stream, &args);
       device_sync(&f);
       device_assert_close(out, want, TOKENS * DIM, 2e-6);
@@ -232,30 +236,26 @@ static void test_moe_in_groups(void **state) {
     int32_t ids[TOKENS * TOP_K];
     for (int i = 0; i < TOKENS * TOP_K; i++)
       ids[i] = (int32_t)ref_below(&f.rng, EXPERTS - 1);
-    for (int t = 0; t < TOKENS; t++) {
-      for (int d = 0; d < DIM; d++)
-        want[t * DIM + d] = out[t * DIM + d];
-      for (int j = 0; j < TOP_K; j++)
-        naive_expert(&e, ids[t * TOP_K + j], x + t * DIM, weights[t * TOP_K + j], want + t * DIM);
-    }
+    td_moe_args args = {.x = x,
+                        .ids = ids,
+                        .weights = weights,
+                        .out = out,
+                        .n_tokens = TOKENS,
+                        .n_prompt = PROMPT,
+                        .top_k = TOP_K,
+                        .accumulate = true};
+    naive_moe(&e, &args, want);
+    args.out = sum;
+    args.n_routed = EXPERTS;
+    args.out_f32 = args.weights_on_device = true;
     for (uint32_t first = 0; first < EXPERTS; first += GROUP) {
-      td_op_moe(f.stream,
-                &(td_moe_args){.gate = e.g + first,
-                               .up = e.u + first,
-                               .down = e.d + first,
-                               .x = x,
-                               .ids = ids,
-                               .weights = weights,
-                               .out = sum,
-                               .n_tokens = TOKENS,
-                               .n_prompt = PROMPT,
-                               .n_experts = first + GROUP < EXPERTS ? GROUP : EXPERTS - first,
-                               .top_k = TOP_K,
-                               .first_expert = first,
-                               .n_routed = EXPERTS,
-                               .accumulate = first > 0,
-                               .out_f32 = true,
-                               .weights_on_device = true});
+      args.gate = e.g + first;
+      args.up = e.u + first;
+      args.down = e.d + first;
+      args.first_expert = first;
+      args.n_experts = first + GROUP < EXPERTS ? GROUP : EXPERTS - first;
+      args.accumulate = first > 0;
+      td_op_moe(f.stream, &args);
     }
     td_op_add_f32(f.stream, out, sum, TOKENS * DIM);
     device_sync(&f);

@@ -147,6 +147,14 @@ static void test_copy_and_zero(void **state) {
   }
 }
 
+static void naive_norm(double *want, const float *x, const float *w, size_t dim, double eps) {
+  double sum = 0;
+  for (size_t d = 0; d < dim; d++)
+    sum += (double)x[d] * x[d];
+  for (size_t d = 0; d < dim; d++)
+    want[d] = x[d] / sqrt(sum / (double)dim + eps) * w[d];
+}
+
 static void test_rmsnorm(void **state) {
   (void)state;
   device_fixture f;
@@ -167,22 +175,17 @@ static void test_rmsnorm(void **state) {
                                                .dim = DIM,
                                                .eps = 1e-3f});
     device_sync(&f);
-    for (size_t i = 0; i < ROWS; i++) {
-      double sum = 0;
-      for (size_t d = 0; d < DIM; d++) {
-        float h = before[i * DIM + d] + x[i * STRIDE + d];
-        assert_true(residual[i * DIM + d] == h);
-        sum += (double)h * h;
-      }
-      for (size_t d = 0; d < DIM; d++) {
-        want[i * DIM + d] = residual[i * DIM + d] / sqrt(sum / DIM + 1e-3) * w[d];
-      }
-    }
+    for (size_t i = 0; i < ROWS * DIM; i++)
+      assert_true(residual[i] == before[i] + x[i / DIM * STRIDE + i % DIM]);
+    for (size_t i = 0; i < ROWS; i++)
+      naive_norm(want + i * DIM, residual + i * DIM, w, DIM, 1e-3);
     device_assert_close(out, want, ROWS * DIM, 1e-6);
     // in place, without a residual, BF16 weights
     uint16_t wb[DIM];
-    for (int d = 0; d < DIM; d++)
+    for (int d = 0; d < DIM; d++) {
       wb[d] = ref_to_bf16(w[d]);
+      w[d] = (float)ref_bf16(wb[d]);
+    }
     memcpy(before, out, ROWS * DIM * sizeof *before);
     td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = out,
                                                .w = {wb, TD_BF16, DIM},
@@ -193,14 +196,8 @@ static void test_rmsnorm(void **state) {
                                                .dim = DIM,
                                                .eps = 1e-6f});
     device_sync(&f);
-    for (size_t i = 0; i < ROWS; i++) {
-      double sum = 0;
-      for (size_t d = 0; d < DIM; d++)
-        sum += (double)before[i * DIM + d] * before[i * DIM + d];
-      for (size_t d = 0; d < DIM; d++) {
-        want[i * DIM + d] = before[i * DIM + d] / sqrt(sum / DIM + 1e-6) * ref_bf16(wb[d]);
-      }
-    }
+    for (size_t i = 0; i < ROWS; i++)
+      naive_norm(want + i * DIM, before + i * DIM, w, DIM, 1e-6);
     device_assert_close(out, want, ROWS * DIM, 1e-6);
     free(x);
     free(residual);

@@ -41,103 +41,103 @@ static td_quant *parse_ok(const char *quant) {
   return q;
 }
 
+static const struct {
+  const char *config;
+  td_quant_scheme want;
+} methods[] = {
+    {"{\"quant_method\": \"fp8\"}", {TD_QUANT_FP8, 128, 128, true, 0}},
+    {"{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 64]}",
+     {TD_QUANT_FP8, 128, 64, true, 0}},
+    // as MiniMax-M2 and Mistral Small 4 have it
+    {"{\"quant_method\": \"fp8\", \"fmt\": \"float8_e4m3fn\", \"weight_block_size\": [128, 128]}",
+     {TD_QUANT_FP8, 128, 128, true, 0}},
+    {"{\"quant_method\": \"fp8\", \"weight_block_size\": null}", {TD_QUANT_FP8, 0, 0, true, 0}},
+    {CT("pack-quantized", INT4_G16, ""), {TD_QUANT_PACKED, 1, 16, true, 0}},
+    {CT("pack-quantized",
+        "{\"num_bits\": 4, \"strategy\": \"channel\", \"group_size\": -1, \"symmetric\": false,"
+        " \"actorder\": \"weight\"}",
+        ", \"sparsity_config\": {}"),
+     {TD_QUANT_PACKED, 1, 0, false, 0}},
+    {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""),
+     {TD_QUANT_INT, 1, 0, true, 0}},
+    {CT("naive-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
+     {TD_QUANT_INT, 0, 0, true, 0}},
+    {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"channel\"}", ""),
+     {TD_QUANT_FLOAT, 1, 0, true, 0}},
+    {CT("float-quantized",
+        "{\"type\": \"float\", \"strategy\": \"block\", \"block_structure\": [128, 32]}", ""),
+     {TD_QUANT_FLOAT, 128, 32, true, 0}},
+    {CT("nvfp4-pack-quantized",
+        "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"tensor_group\","
+        " \"group_size\": 16}",
+        ""),
+     {TD_QUANT_NVFP4, 1, 16, true, 0}},
+    {CT("mxfp4-pack-quantized",
+        "{\"type\": \"float\", \"num_bits\": 4, \"group_size\": 32, \"scale_dtype\": "
+        "\"torch.uint8\"}",
+        ""),
+     {TD_QUANT_MXFP4_CT, 1, 32, true, 0}},
+    {"{\"quant_method\": \"mxfp4\", \"modules_to_not_convert\": [\"lm_head\"]}",
+     {TD_QUANT_MXFP4, 1, 32, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}",
+     {TD_QUANT_MODELOPT, 1, 16, true, 0}},
+    {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"desc_act\": true,"
+     " \"sym\": true, \"checkpoint_format\": \"gptq\", \"dynamic\": {}}",
+     {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
+    {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": -1,"
+     " \"checkpoint_format\": \"gptq_v2\"}",
+     {TD_QUANT_GPTQ, 1, 0, false, 0}},
+    {"{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, \"version\": \"gemm\","
+     " \"zero_point\": true, \"modules_to_not_convert\": null}",
+     {TD_QUANT_AWQ, 1, 64, false, 0}},
+    {"{\"quant_method\": \"awq\", \"bits\": 4, \"zero_point\": false}",
+     {TD_QUANT_AWQ, 1, 0, true, 0}},
+    {"{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 32}",
+     {TD_QUANT_GPTQ8, 1, 32, false, 0x01010101}},
+    {"{\"quant_method\": \"auto-round\", \"bits\": 4, \"group_size\": 128, \"sym\": true,"
+     " \"packing_format\": \"auto_round:auto_gptq\"}",
+     {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
+    {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_gptq:exllamav2\"}",
+     {TD_QUANT_GPTQ, 1, 0, false, 0x11111111}},
+    {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:gptqmodel\"}",
+     {TD_QUANT_GPTQ, 1, 0, false, 0}},
+    {"{\"quant_method\": \"intel/auto-round\", \"backend\": \"auto_round:exllamav2\"}",
+     {TD_QUANT_GPTQ, 1, 0, false, 0}},
+    {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_awq\"}",
+     {TD_QUANT_AWQ, 1, 0, false, 0}},
+    {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
+     {TD_QUANT_PACKED8, 0, 0, true, 0}},
+    {CT("int-quantized", "{\"num_bits\": 4, \"strategy\": \"channel\"}", ""),
+     {TD_QUANT_INT, 1, 0, true, 0}},
+    {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 32}", ""),
+     {TD_QUANT_FLOAT, 1, 32, true, 0}},
+    {"{\"quant_method\": \"mxfp8\"}", {TD_QUANT_FP8, 1, 32, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_NVFP4\"}",
+     {TD_QUANT_MODELOPT, 1, 16, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
+     " {\"model.layers.0.mlp.up\": {\"quant_algo\": \"FP8\"},"
+     " \"model.layers.0.mlp\": {\"quant_algo\": \"FP8_PB_WO\"}}}",
+     {TD_QUANT_FP8, 128, 128, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}", {TD_QUANT_FLOAT, 0, 0, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quantization\": {\"quant_algo\": "
+     "\"FP8_PER_CHANNEL_PER_TOKEN\"}}",
+     {TD_QUANT_FLOAT, 1, 0, true, 0}},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
+     " {\"model.layers.0.mlp.up_proj\": {\"quant_algo\": \"MXFP8\"}}}",
+     {TD_QUANT_FLOAT, 1, 32, true, 0}},
+};
+
 static void reads_every_method(void **state) {
   (void)state;
-  static const struct {
-    const char *config;
-    td_quant_scheme want;
-  } cases[] = {
-      {"{\"quant_method\": \"fp8\"}", {TD_QUANT_FP8, 128, 128, true, 0}},
-      {"{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 64]}",
-       {TD_QUANT_FP8, 128, 64, true, 0}},
-      // as MiniMax-M2 and Mistral Small 4 have it
-      {"{\"quant_method\": \"fp8\", \"fmt\": \"float8_e4m3fn\", \"weight_block_size\": [128, 128]}",
-       {TD_QUANT_FP8, 128, 128, true, 0}},
-      {"{\"quant_method\": \"fp8\", \"weight_block_size\": null}", {TD_QUANT_FP8, 0, 0, true, 0}},
-      {CT("pack-quantized", INT4_G16, ""), {TD_QUANT_PACKED, 1, 16, true, 0}},
-      {CT("pack-quantized",
-          "{\"num_bits\": 4, \"strategy\": \"channel\", \"group_size\": -1, \"symmetric\": false,"
-          " \"actorder\": \"weight\"}",
-          ", \"sparsity_config\": {}"),
-       {TD_QUANT_PACKED, 1, 0, false, 0}},
-      {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""),
-       {TD_QUANT_INT, 1, 0, true, 0}},
-      {CT("naive-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
-       {TD_QUANT_INT, 0, 0, true, 0}},
-      {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"channel\"}", ""),
-       {TD_QUANT_FLOAT, 1, 0, true, 0}},
-      {CT("float-quantized",
-          "{\"type\": \"float\", \"strategy\": \"block\", \"block_structure\": [128, 32]}", ""),
-       {TD_QUANT_FLOAT, 128, 32, true, 0}},
-      {CT("nvfp4-pack-quantized",
-          "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"tensor_group\","
-          " \"group_size\": 16}",
-          ""),
-       {TD_QUANT_NVFP4, 1, 16, true, 0}},
-      {CT("mxfp4-pack-quantized",
-          "{\"type\": \"float\", \"num_bits\": 4, \"group_size\": 32, \"scale_dtype\": "
-          "\"torch.uint8\"}",
-          ""),
-       {TD_QUANT_MXFP4_CT, 1, 32, true, 0}},
-      {"{\"quant_method\": \"mxfp4\", \"modules_to_not_convert\": [\"lm_head\"]}",
-       {TD_QUANT_MXFP4, 1, 32, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}",
-       {TD_QUANT_MODELOPT, 1, 16, true, 0}},
-      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"desc_act\": true,"
-       " \"sym\": true, \"checkpoint_format\": \"gptq\", \"dynamic\": {}}",
-       {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
-      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": -1,"
-       " \"checkpoint_format\": \"gptq_v2\"}",
-       {TD_QUANT_GPTQ, 1, 0, false, 0}},
-      {"{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, \"version\": \"gemm\","
-       " \"zero_point\": true, \"modules_to_not_convert\": null}",
-       {TD_QUANT_AWQ, 1, 64, false, 0}},
-      {"{\"quant_method\": \"awq\", \"bits\": 4, \"zero_point\": false}",
-       {TD_QUANT_AWQ, 1, 0, true, 0}},
-      {"{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 32}",
-       {TD_QUANT_GPTQ8, 1, 32, false, 0x01010101}},
-      {"{\"quant_method\": \"auto-round\", \"bits\": 4, \"group_size\": 128, \"sym\": true,"
-       " \"packing_format\": \"auto_round:auto_gptq\"}",
-       {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
-      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_gptq:exllamav2\"}",
-       {TD_QUANT_GPTQ, 1, 0, false, 0x11111111}},
-      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:gptqmodel\"}",
-       {TD_QUANT_GPTQ, 1, 0, false, 0}},
-      {"{\"quant_method\": \"intel/auto-round\", \"backend\": \"auto_round:exllamav2\"}",
-       {TD_QUANT_GPTQ, 1, 0, false, 0}},
-      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_awq\"}",
-       {TD_QUANT_AWQ, 1, 0, false, 0}},
-      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
-       {TD_QUANT_PACKED8, 0, 0, true, 0}},
-      {CT("int-quantized", "{\"num_bits\": 4, \"strategy\": \"channel\"}", ""),
-       {TD_QUANT_INT, 1, 0, true, 0}},
-      {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 32}", ""),
-       {TD_QUANT_FLOAT, 1, 32, true, 0}},
-      {"{\"quant_method\": \"mxfp8\"}", {TD_QUANT_FP8, 1, 32, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_NVFP4\"}",
-       {TD_QUANT_MODELOPT, 1, 16, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
-       " {\"model.layers.0.mlp.up\": {\"quant_algo\": \"FP8\"},"
-       " \"model.layers.0.mlp\": {\"quant_algo\": \"FP8_PB_WO\"}}}",
-       {TD_QUANT_FP8, 128, 128, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}",
-       {TD_QUANT_FLOAT, 0, 0, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quantization\": {\"quant_algo\": "
-       "\"FP8_PER_CHANNEL_PER_TOKEN\"}}",
-       {TD_QUANT_FLOAT, 1, 0, true, 0}},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
-       " {\"model.layers.0.mlp.up_proj\": {\"quant_algo\": \"MXFP8\"}}}",
-       {TD_QUANT_FLOAT, 1, 32, true, 0}},
-  };
-  for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    td_quant *q = parse_ok(cases[i].config);
+  for (size_t i = 0; i < TD_COUNT(methods); i++) {
+    td_quant *q = parse_ok(methods[i].config);
     const td_quant_scheme *s = td_quant_find(q, "model.layers.0.mlp.up_proj");
-    const td_quant_scheme *want = &cases[i].want;
+    const td_quant_scheme *want = &methods[i].want;
     assert_non_null(s);
     if (s->format != want->format || s->scale_rows != want->scale_rows ||
         s->scale_cols != want->scale_cols || s->symmetric != want->symmetric ||
         s->zero_add != want->zero_add) {
-      fail_msg("%s: format %d, [%u, %u], %d, %u", cases[i].config, s->format, s->scale_rows,
+      fail_msg("%s: format %d, [%u, %u], %d, %u", methods[i].config, s->format, s->scale_rows,
                s->scale_cols, s->symmetric, s->zero_add);
     }
     td_quant_close(q);
@@ -226,91 +226,87 @@ static void settings_of_modules(void **state) {
   }
 }
 
+static const struct {
+  const char *config;
+  td_status status;
+  const char *says;
+} bad_configs[] = {
+    {"{\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "quant_method \"bitnet\""},
+    {CT("marlin-24", INT4_G16, ""), TD_EUNSUPPORTED, "format \"marlin-24\""},
+    {CT("pack-quantized", "{\"num_bits\": 2, \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
+     "2-bit int, strategy channel"},
+    {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\", \"symmetric\": false}", ""),
+     TD_EUNSUPPORTED, "8-bit int, strategy tensor, group_size 0, not symmetric"},
+    {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 64}", ""),
+     TD_EUNSUPPORTED, "group_size 64"},
+    {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\", \"symmetric\": false}", ""),
+     TD_EUNSUPPORTED, "not symmetric"},
+    {CT("float-quantized", "{\"type\": \"int\", \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
+     "8-bit int"},
+    {CT("nvfp4-pack-quantized",
+        "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 32}", ""),
+     TD_EUNSUPPORTED, "group_size 32"},
+    {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 12}", ""), TD_EUNSUPPORTED,
+     "group_size 12"},
+    {CT("pack-quantized", "{\"num_bits\": 4, \"strategy\": \"group\"}", ""), TD_EUNSUPPORTED,
+     "group_size 0"},
+    {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 1e9}", ""), TD_EFORMAT, "group_size"},
+    {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": \"group\"}", ""),
+     TD_EUNSUPPORTED, "actorder \"group\""},
+    {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": true}", ""),
+     TD_EUNSUPPORTED, "actorder"},
+    {CT("int-quantized", "{\"num_bits\": 8, \"dynamic\": true}", ""), TD_EUNSUPPORTED, "dynamic"},
+    {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"block\"}", ""), TD_EFORMAT,
+     "block_structure"},
+    {CT("pack-quantized", INT4_G16, ", \"ignore\": \"lm_head\""), TD_EFORMAT, "ignore must be"},
+    {CT("pack-quantized", INT4_G16, ", \"ignore\": [1]"), TD_EFORMAT, "ignore must be"},
+    {CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:(\"]"), TD_EFORMAT,
+     "\"re:(\" is not a regular expression"},
+    {CT("pack-quantized", INT4_G16, ", \"sparsity_config\": {\"format\": \"sparse-bitmask\"}"),
+     TD_EUNSUPPORTED, "sparse-bitmask"},
+    {CT("pack-quantized", "7", ""), TD_EFORMAT, "weights must be an object"},
+    {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": []}", TD_EFORMAT,
+     "config_groups must be"},
+    {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": 1}}", TD_EFORMAT,
+     "config_groups: g must be"},
+    {"{\"quant_method\": \"gptq\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
+    {"{\"quant_method\": \"awq\", \"bits\": 8}", TD_EUNSUPPORTED, "bits 8 is not supported"},
+    {"{\"quant_method\": \"gptq\", \"dynamic\": {\"+:.*attn\": {\"bits\": 2}}}", TD_EUNSUPPORTED,
+     "bits 2"},
+    {"{\"quant_method\": \"gptq\", \"dynamic\": {\".*attn\": 8}}", TD_EFORMAT,
+     ".*attn must be an object"},
+    {"{\"quant_method\": \"gptq\", \"dynamic\": {\"-:(\": {}}}", TD_EFORMAT,
+     "\"re:(\" is not a regular expression"},
+    {"{\"quant_method\": \"gptq\", \"dynamic\": []}", TD_EFORMAT, "dynamic must be"},
+    {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:llm_compressor\"}",
+     TD_EUNSUPPORTED, "packing_format \"auto_round:llm_compressor\""},
+    {"{\"quant_method\": \"auto-round\", \"data_type\": \"mx_fp\"}", TD_EUNSUPPORTED,
+     "data_type \"mx_fp\""},
+    {"{\"quant_method\": \"auto-round\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
+    {"{\"quant_method\": \"auto-round\", \"extra_config\": {\"a\": {\"bits\": 2}}}",
+     TD_EUNSUPPORTED, "bits 2"},
+    {"{\"quant_method\": \"auto-round\", \"extra_config\": 1}", TD_EFORMAT, "extra_config must be"},
+    {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 12}", TD_EUNSUPPORTED,
+     "group_size 12"},
+    {"{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}",
+     TD_EUNSUPPORTED, "checkpoint_format \"marlin\""},
+    {"{\"quant_method\": \"awq\", \"version\": \"gemv\"}", TD_EUNSUPPORTED, "version \"gemv\""},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_AWQ\"}", TD_EUNSUPPORTED,
+     "\"W4A16_AWQ\""},
+    {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\"}", TD_EFORMAT,
+     "quantized_layers must be"},
+};
+
 static void refuses_bad_configs(void **state) {
   (void)state;
-  static const struct {
-    const char *config;
-    td_status status;
-    const char *says;
-  } cases[] = {
-      {"{\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "quant_method \"bitnet\""},
-      {CT("marlin-24", INT4_G16, ""), TD_EUNSUPPORTED, "format \"marlin-24\""},
-      {CT("pack-quantized", "{\"num_bits\": 2, \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
-       "2-bit int, strategy channel"},
-      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\", \"symmetric\": false}",
-          ""),
-       TD_EUNSUPPORTED, "8-bit int, strategy tensor, group_size 0, not symmetric"},
-      {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 64}", ""),
-       TD_EUNSUPPORTED, "group_size 64"},
-      {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\", \"symmetric\": false}",
-          ""),
-       TD_EUNSUPPORTED, "not symmetric"},
-      {CT("float-quantized", "{\"type\": \"int\", \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
-       "8-bit int"},
-      {CT("nvfp4-pack-quantized",
-          "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 32}",
-          ""),
-       TD_EUNSUPPORTED, "group_size 32"},
-      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 12}", ""), TD_EUNSUPPORTED,
-       "group_size 12"},
-      {CT("pack-quantized", "{\"num_bits\": 4, \"strategy\": \"group\"}", ""), TD_EUNSUPPORTED,
-       "group_size 0"},
-      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 1e9}", ""), TD_EFORMAT,
-       "group_size"},
-      {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": \"group\"}", ""),
-       TD_EUNSUPPORTED, "actorder \"group\""},
-      {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": true}", ""),
-       TD_EUNSUPPORTED, "actorder"},
-      {CT("int-quantized", "{\"num_bits\": 8, \"dynamic\": true}", ""), TD_EUNSUPPORTED, "dynamic"},
-      {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"block\"}", ""), TD_EFORMAT,
-       "block_structure"},
-      {CT("pack-quantized", INT4_G16, ", \"ignore\": \"lm_head\""), TD_EFORMAT, "ignore must be"},
-      {CT("pack-quantized", INT4_G16, ", \"ignore\": [1]"), TD_EFORMAT, "ignore must be"},
-      {CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:(\"]"), TD_EFORMAT,
-       "\"re:(\" is not a regular expression"},
-      {CT("pack-quantized", INT4_G16, ", \"sparsity_config\": {\"format\": \"sparse-bitmask\"}"),
-       TD_EUNSUPPORTED, "sparse-bitmask"},
-      {CT("pack-quantized", "7", ""), TD_EFORMAT, "weights must be an object"},
-      {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": []}", TD_EFORMAT,
-       "config_groups must be"},
-      {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": 1}}", TD_EFORMAT,
-       "config_groups: g must be"},
-      {"{\"quant_method\": \"gptq\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
-      {"{\"quant_method\": \"awq\", \"bits\": 8}", TD_EUNSUPPORTED, "bits 8 is not supported"},
-      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"+:.*attn\": {\"bits\": 2}}}", TD_EUNSUPPORTED,
-       "bits 2"},
-      {"{\"quant_method\": \"gptq\", \"dynamic\": {\".*attn\": 8}}", TD_EFORMAT,
-       ".*attn must be an object"},
-      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"-:(\": {}}}", TD_EFORMAT,
-       "\"re:(\" is not a regular expression"},
-      {"{\"quant_method\": \"gptq\", \"dynamic\": []}", TD_EFORMAT, "dynamic must be"},
-      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:llm_compressor\"}",
-       TD_EUNSUPPORTED, "packing_format \"auto_round:llm_compressor\""},
-      {"{\"quant_method\": \"auto-round\", \"data_type\": \"mx_fp\"}", TD_EUNSUPPORTED,
-       "data_type \"mx_fp\""},
-      {"{\"quant_method\": \"auto-round\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
-      {"{\"quant_method\": \"auto-round\", \"extra_config\": {\"a\": {\"bits\": 2}}}",
-       TD_EUNSUPPORTED, "bits 2"},
-      {"{\"quant_method\": \"auto-round\", \"extra_config\": 1}", TD_EFORMAT,
-       "extra_config must be"},
-      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 12}", TD_EUNSUPPORTED,
-       "group_size 12"},
-      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}",
-       TD_EUNSUPPORTED, "checkpoint_format \"marlin\""},
-      {"{\"quant_method\": \"awq\", \"version\": \"gemv\"}", TD_EUNSUPPORTED, "version \"gemv\""},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_AWQ\"}", TD_EUNSUPPORTED,
-       "\"W4A16_AWQ\""},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\"}", TD_EFORMAT,
-       "quantized_layers must be"},
-  };
-  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+  for (size_t i = 0; i < TD_COUNT(bad_configs); i++) {
     td_quant *q;
     td_err err;
-    td_status st = parse(cases[i].config, &q, &err);
+    td_status st = parse(bad_configs[i].config, &q, &err);
     assert_null(q);
-    if (st != cases[i].status || !strstr(err.msg, cases[i].says) ||
+    if (st != bad_configs[i].status || !strstr(err.msg, bad_configs[i].says) ||
         strncmp(err.msg, "dir/config.json: ", 17) != 0) {
-      fail_msg("%s: status %d, message %s", cases[i].config, st, st == TD_OK ? "" : err.msg);
+      fail_msg("%s: status %d, message %s", bad_configs[i].config, st, st == TD_OK ? "" : err.msg);
     }
   }
 }
