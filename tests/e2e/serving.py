@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # A sanitizer watches: everything takes several times as long, so that tests repeat less.
@@ -28,6 +29,28 @@ def make_model(out, shape="tiny", dtype="bf16", seed=1):
         stdout=subprocess.DEVNULL,
     )
     return Path(out)
+
+
+def widen(model):
+    """Its BF16 weights in F32, which a GPU multiplies with one kernel, however many tokens a step has."""
+    for file in model.glob("*.safetensors"):
+        raw = file.read_bytes()
+        begin = 8 + int.from_bytes(raw[:8], "little")
+        head, data = json.loads(raw[8:begin]), b""
+        for name, tensor in head.items():
+            if name == "__metadata__":
+                continue
+            first, end = (begin + offset for offset in tensor["data_offsets"])
+            values = raw[first:end]
+            if tensor["dtype"] == "BF16":
+                tensor["dtype"] = "F32"
+                values = (np.frombuffer(values, np.uint16).astype(np.uint32) << 16).tobytes()
+            tensor["data_offsets"] = [len(data), len(data) + len(values)]
+            data += values
+        text = json.dumps(head).encode()
+        text += b" " * (-len(text) % 8)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return model
 
 
 class Server:
