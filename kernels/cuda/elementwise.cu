@@ -274,26 +274,12 @@ extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// One block per token, one thread per pair.
-__global__ static void rope_kernel(td_cu_rope_args a) {
-  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
+// The angles of token t, or NULL with the fault set.
+__device__ static const float *angles_of(const td_cu_rope_args &a, uint32_t t) {
   int32_t position = a.position[t];
-  if (position < 0) {
-    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
-    return;
-  }
-  const float *cos_sin = a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
-  uint16_t *token = a.x + t * a.token_stride;
-  for (uint32_t p = threadIdx.x; p < a.n_heads * half; p += blockDim.x) {
-    uint32_t i = p % half;
-    uint16_t *x = token + p / half * a.head_stride;
-    uint16_t *first = a.interleaved ? x + 2 * i : x + i;
-    uint16_t *second = a.interleaved ? first + 1 : first + half;
-    float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
-    float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
-    *first = bf16_from_f32(u * c - v * s);
-    *second = bf16_from_f32(v * c + u * s);
-  }
+  if (position >= 0) return a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
+  if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
+  return nullptr;
 }
 
 // Rotates the pair (x, y) by a position's angle.
@@ -303,15 +289,29 @@ __device__ static void turn(const float *cos_sin, float &x, float &y) {
   y = v * c + u * s;
 }
 
+// One block per token, one thread per pair.
+__global__ static void rope_kernel(td_cu_rope_args a) {
+  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
+  const float *cos_sin = angles_of(a, t);
+  if (!cos_sin) return;
+  uint16_t *token = a.x + t * a.token_stride;
+  for (uint32_t p = threadIdx.x; p < a.n_heads * half; p += blockDim.x) {
+    uint32_t i = p % half;
+    uint16_t *x = token + p / half * a.head_stride;
+    uint16_t *first = a.interleaved ? x + 2 * i : x + i;
+    uint16_t *second = a.interleaved ? first + 1 : first + half;
+    float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
+    turn(cos_sin + 2 * i, u, v);
+    *first = bf16_from_f32(u);
+    *second = bf16_from_f32(v);
+  }
+}
+
 // One block per token; a thread handles eight pairs or, interleaved, four.
 template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_args a) {
   uint32_t t = blockIdx.x, half = a.rot_dim / 2;
-  int32_t position = a.position[t];
-  if (position < 0) {
-    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
-    return;
-  }
-  const float *cos_sin = a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
+  const float *cos_sin = angles_of(a, t);
+  if (!cos_sin) return;
   uint16_t *token = a.x + t * a.token_stride;
   uint32_t n_runs = (INTERLEAVED ? a.rot_dim : half) / RUN_OF_8;
   for (uint32_t p = threadIdx.x; p < a.n_heads * n_runs; p += blockDim.x) {

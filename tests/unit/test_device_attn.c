@@ -95,6 +95,53 @@ static void free_world(world *w) {
   free(w->page_table);
 }
 
+// The rows of a step's tokens, one after the other.
+typedef struct {
+  const float *q, *k, *v;
+  float *out;
+} layer_io;
+
+static void run_layer(const world *w, td_stream *stream, td_batch_view batch, layer_io io) {
+  const layout *l = &w->l;
+  const uint32_t e = entry_floats(l);
+  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
+  if (l->mla) {
+    td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io.k, e});
+    td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
+                                               .kv = kv,
+                                               .q = io.q,
+                                               .kv_b = &w->kv_b.w,
+                                               .out = io.out,
+                                               .n_heads = l->n_heads,
+                                               .nope_dim = l->nope,
+                                               .rope_dim = l->rope,
+                                               .v_dim = l->v_dim,
+                                               .kv_lora_rank = l->rank,
+                                               .scale = w->scale,
+                                               .absorbed = l->absorbed});
+  } else {
+    td_op_kv_store_gqa(stream, &(td_kv_store_gqa_args){.batch = batch,
+                                                       .kv = kv,
+                                                       .k = io.k,
+                                                       .v = io.v,
+                                                       .k_stride = e,
+                                                       .v_stride = e,
+                                                       .n_kv_heads = l->n_kv_heads,
+                                                       .head_dim = l->head_dim});
+    td_op_attn_gqa(stream, &(td_attn_gqa_args){.batch = batch,
+                                               .kv = kv,
+                                               .q = io.q,
+                                               .out = io.out,
+                                               .n_heads = l->n_heads,
+                                               .n_kv_heads = l->n_kv_heads,
+                                               .head_dim = l->head_dim,
+                                               .window = l->window,
+                                               .sinks = l->has_sinks ? w->sinks : NULL,
+                                               .scale = w->scale,
+                                               .prompt = l->prompt});
+  }
+}
+
 // Runs tokens [from[s], to[s]) of every sequence in one step and keeps their outputs.
 static void step(world *w, td_stream *stream, const uint32_t *from, const uint32_t *to) {
   const layout *l = &w->l;
@@ -124,42 +171,7 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                          .n_seqs = l->n_seqs,
                          .max_pages = w->max_pages,
                          .page_tokens = l->page_tokens};
-  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
-  if (l->mla) {
-    td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, k, e});
-    td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
-                                               .kv = kv,
-                                               .q = q,
-                                               .kv_b = &w->kv_b.w,
-                                               .out = out,
-                                               .n_heads = l->n_heads,
-                                               .nope_dim = l->nope,
-                                               .rope_dim = l->rope,
-                                               .v_dim = l->v_dim,
-                                               .kv_lora_rank = l->rank,
-                                               .scale = w->scale,
-                                               .absorbed = l->absorbed});
-  } else {
-    td_op_kv_store_gqa(stream, &(td_kv_store_gqa_args){.batch = batch,
-                                                       .kv = kv,
-                                                       .k = k,
-                                                       .v = v,
-                                                       .k_stride = e,
-                                                       .v_stride = e,
-                                                       .n_kv_heads = l->n_kv_heads,
-                                                       .head_dim = l->head_dim});
-    td_op_attn_gqa(stream, &(td_attn_gqa_args){.batch = batch,
-                                               .kv = kv,
-                                               .q = q,
-                                               .out = out,
-                                               .n_heads = l->n_heads,
-                                               .n_kv_heads = l->n_kv_heads,
-                                               .head_dim = l->head_dim,
-                                               .window = l->window,
-                                               .sinks = l->has_sinks ? w->sinks : NULL,
-                                               .scale = w->scale,
-                                               .prompt = l->prompt});
-  }
+  run_layer(w, stream, batch, (layer_io){q, k, v, out});
   td_err err;
   if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
   t = 0;

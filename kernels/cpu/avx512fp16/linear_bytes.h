@@ -310,27 +310,10 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 
 // ---- many tokens ----------------------------------------------------------------------------
 
-typedef _Float16 packed;
-typedef vh pv, sv;
-enum { PL = VHL, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
+enum { PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
 typedef char gemm_scale, gemm_lanes; // unused
 typedef bool x_range;                // whether the token does not qualify
-TD_INLINE pv pv_load(const packed *p) {
-  return vh_load(p);
-}
-TD_INLINE sv pv_fma(pv a, pv b, sv c) {
-  return vh_fma(a, b, c);
-}
-TD_INLINE sv sv_add(sv a, sv b) {
-  return vh_add(a, b);
-}
-TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
-  return scale;
-}
-TD_INLINE sv begin_sum(vf total) {
-  (void)total;
-  return vh_zero();
-}
+#include "kernels/cpu/avx512fp16/gemm_vh.h"
 #include "kernels/cpu/linear/gemm_vec.h"
 
 _Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");

@@ -292,31 +292,14 @@ static void linear_few(const td_linear_args *a) {
 
 // ---- many tokens: runs are chains -----------------------------------------------------------
 
-typedef _Float16 packed;
-typedef vh pv, sv;
 typedef float x_range; // the token's power
 typedef struct {
   vf lo, hi;
 } gemm_scale;
 typedef gemm_scale gemm_lanes;
-enum { PL = VHL, PAIR_STEPS = 0, WINDOW_RUNS = 4 };
+enum { PAIR_STEPS = 0, WINDOW_RUNS = 4 };
 
-TD_INLINE pv pv_load(const packed *p) {
-  return vh_load(p);
-}
-TD_INLINE sv pv_fma(pv a, pv b, sv c) {
-  return vh_fma(a, b, c);
-}
-TD_INLINE sv sv_add(sv a, sv b) {
-  return vh_add(a, b);
-}
-TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
-  return scale;
-}
-TD_INLINE sv begin_sum(vf total) {
-  (void)total;
-  return vh_zero();
-}
+#include "kernels/cpu/avx512fp16/gemm_vh.h"
 static inline bool is_sum(const td_weight *w) {
   (void)w;
   return true; // end_block computes the final results

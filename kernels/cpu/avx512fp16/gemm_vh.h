@@ -1,0 +1,29 @@
+// kernels/cpu/avx512fp16/gemm_vh.h - definitions for gemm_vec.h where products are of F16 and their
+// sums begin at zero. Include after gemm_scale, which is gemm_lanes, too.
+#ifndef KERNELS_CPU_AVX512FP16_GEMM_VH_H
+#define KERNELS_CPU_AVX512FP16_GEMM_VH_H
+
+#include "kernels/cpu/avx512fp16/vec.h"
+
+typedef _Float16 packed;
+typedef vh pv, sv;
+enum { PL = VHL };
+
+TD_INLINE pv pv_load(const packed *p) {
+  return vh_load(p);
+}
+TD_INLINE sv pv_fma(pv a, pv b, sv c) {
+  return vh_fma(a, b, c);
+}
+TD_INLINE sv sv_add(sv a, sv b) {
+  return vh_add(a, b);
+}
+TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
+  return scale;
+}
+TD_INLINE sv begin_sum(vf total) {
+  (void)total;
+  return vh_zero();
+}
+
+#endif
