@@ -83,13 +83,33 @@ static bool knows_null(const td_template *tmpl) {
   return false;
 }
 
+// Makes a message's content a block of thinking and, unless it is empty, one of text.
+static bool split_content(cJSON *message, const char *reasoning, const char *text) {
+  cJSON *blocks = cJSON_CreateArray();
+  const char *const types[] = {"thinking", "text"}, *const values[] = {reasoning, text};
+  bool ok = blocks != NULL;
+  for (size_t i = 0; i < TD_COUNT(types) && ok; i++) {
+    if (!values[i][0]) continue;
+    cJSON *block = cJSON_CreateObject();
+    ok = block && cJSON_AddItemToArray(blocks, block) &&
+         cJSON_AddStringToObject(block, "type", types[i]) &&
+         cJSON_AddStringToObject(block, types[i], values[i]);
+  }
+  if (ok) return cJSON_ReplaceItemInObjectCaseSensitive(message, "content", blocks);
+  cJSON_Delete(blocks);
+  return false;
+}
+
 // Adapts messages of the assistant to templates that differ from most: a content of null, which
 // clients send beside tool calls, becomes empty where the template would write "None" or fail; the
-// reasoning of a message with tool calls is also its `thinking` where the template shows that.
+// reasoning of a message with tool calls is also its `thinking` where the template shows that;
+// where it shows blocks of thinking (Mistral), reasoning and content become blocks.
 static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
   cJSON *messages = cJSON_GetObjectItemCaseSensitive(vars, "messages");
   const bool keeps_null = knows_null(tmpl);
   const bool shows_thinking = td_template_mentions(tmpl, "message.thinking");
+  const bool shows_blocks = td_template_mentions(tmpl, "'type'] == 'thinking'") &&
+                            !cJSON_IsTrue(td_json_get(vars, "continue_final_message"));
   for (cJSON *m = cJSON_IsArray(messages) ? messages->child : NULL; m; m = m->next) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(m, "content");
     if (cJSON_IsNull(content) && !keeps_null) {
@@ -99,6 +119,10 @@ static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
     }
     const cJSON *reasoning = td_json_get(m, "reasoning_content");
     const bool has_content = cJSON_IsString(content) && content->valuestring[0];
+    if (shows_blocks && cJSON_IsString(reasoning) && reasoning->valuestring[0] &&
+        !split_content(m, reasoning->valuestring, has_content ? content->valuestring : "")) {
+      return false;
+    }
     if (!shows_thinking || !cJSON_IsString(reasoning) || has_content) continue;
     if (!td_json_get(m, "tool_calls") || td_json_get(m, "thinking")) continue;
     if (!cJSON_AddStringToObject(m, "thinking", reasoning->valuestring)) return false;

@@ -260,6 +260,29 @@ def test_run_ends_where_the_tokenizer_says(tandem_bin, tmp_path):
     assert done.stdout == "A short answer.\n"
 
 
+def test_thoughts_are_blocks_for_mistral(tandem_bin, tmp_path):
+    """With the conversion that its template has for them; other messages stay strings."""
+    block = "{% if block['type'] == 'thinking' %}[THINK]{{ block['thinking'] }}[/THINK]"
+    blocks = "{% for block in m.content %}" + block + "{% else %}{{ block['text'] }}{% endif %}{% endfor %}"
+    shows = "{% if m.content is string %}{{ m.content }}{% else %}" + blocks + "{% endif %}|"
+    write_model(tmp_path, {"a": "b"}, template="{% for m in messages %}" + shows + "{% endfor %}")
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "So it is."},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": "No."},
+    ]
+    server = Server(tandem_bin, tmp_path)
+    try:
+        shown = httpx.post(server.url + "/apply-template", json={"messages": messages}).json()
+        ending = {"messages": messages[:2], "continue_final_message": True, "add_generation_prompt": False}
+        continued = httpx.post(server.url + "/apply-template", json=ending).json()
+    finally:
+        server.close()
+    assert shown["prompt"] == "a|[THINK]So it is.[/THINK]Yes.|[THINK]Hm.[/THINK]|No.|"
+    assert continued["prompt"] == "a|Yes."
+
+
 def test_run_tells_thoughts_apart(tandem_bin, tmp_path):
     write_model(tmp_path, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"))
     args = [tandem_bin, "run", "--model", tmp_path, "-p", "[THINK]", "-n", "30", "--temperature", "0"]
