@@ -213,6 +213,13 @@ static inline const char *experts_memory(const td_model *model, size_t *n_bytes)
   return begin;
 }
 
+// Of what is opened next (base/jitter.h); 0: no delays.
+static inline void set_jitter(unsigned seed) {
+  char text[16];
+  snprintf(text, sizeof text, "%u", seed);
+  setenv("TANDEM_JITTER", text, 1);
+}
+
 // All logits of those, the caller's. What runs side by side is delayed as seed has it
 // (base/jitter.h); 0: nothing is, and the emulator does one thing after the other.
 static inline float *short_logits(const small_model *m, const char *kind, placement where,
@@ -220,9 +227,7 @@ static inline float *short_logits(const small_model *m, const char *kind, placem
   const td_dev_opts opts = {.kind = kind, .n_threads = 2, .activations = engine_activations};
   td_dev *dev;
   td_err err;
-  char text[16];
-  snprintf(text, sizeof text, "%u", seed);
-  setenv("TANDEM_JITTER", text, 1);
+  set_jitter(seed);
   setenv("CUDA_LAUNCH_BLOCKING", seed ? "0" : "1", 1);
   if (td_dev_open(&dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   engine_fixture f;
@@ -462,9 +467,7 @@ static inline void run_lanes_apart(lanes *l) {
 static inline float *lane_rows(const small_model *m, const char *kind, unsigned seed,
                                size_t *n_bytes) {
   td_err err;
-  char text[16];
-  snprintf(text, sizeof text, "%u", seed);
-  setenv("TANDEM_JITTER", text, 1);
+  set_jitter(seed);
   lanes l = {.random = seed};
   open_lanes(&l, m, kind);
   const td_step_seq seq = lane_seq(&l, 0, false);
@@ -618,9 +621,7 @@ static inline cache_result cached_logits(const small_model *m, const char *kind,
   const td_dev_opts opts = {.kind = kind, .n_threads = 2, .activations = engine_activations};
   td_dev *dev;
   td_err err;
-  char text[16];
-  snprintf(text, sizeof text, "%u", seed);
-  setenv("TANDEM_JITTER", text, 1);
+  set_jitter(seed);
   if (td_dev_open(&dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   engine_fixture f;
   open_cached(&f, m, dev, c);

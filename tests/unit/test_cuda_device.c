@@ -452,16 +452,22 @@ static void test_scratch_that_grows(void **state) {
   cuda_close(&f);
 }
 
+// Sixteen of them, zero, in host memory.
+static _Atomic uint32_t *open_signals(td_dev *dev) {
+  void *host;
+  td_err err;
+  assert_int_equal(td_dev_alloc_host(dev, &host, 64, &err), TD_OK);
+  memset(host, 0, 64);
+  return host;
+}
+
 // A signal that does not come ends the step with an error, whatever else it waits for.
 static void test_a_signal_that_does_not_come(void **state) {
   (void)state;
   CUDA_OPEN(f);
   td_cuda_dev *dev = (td_cuda_dev *)f.dev;
   td_err err;
-  void *host;
-  assert_int_equal(td_dev_alloc_host(f.dev, &host, 64, &err), TD_OK);
-  memset(host, 0, 64);
-  _Atomic uint32_t *signal = host;
+  _Atomic uint32_t *signal = open_signals(f.dev);
   const uint32_t one = 1, *value = cuda_put(&f, &one, sizeof one);
   td_op_signal(f.stream, signal, value);
   td_op_await(f.stream, signal, value);
@@ -474,7 +480,7 @@ static void test_a_signal_that_does_not_come(void **state) {
   assert_int_equal(td_stream_sync(f.stream, &err), TD_EINTERNAL);
   assert_non_null(strstr(err.msg, "waited"));
   assert_int_equal(atomic_load(signal + 3), 1); // who waits for this stream is let go
-  td_dev_free_host(f.dev, host);
+  td_dev_free_host(f.dev, (void *)signal);
   cuda_close(&f);
 }
 
@@ -535,10 +541,7 @@ static void test_an_await_that_is_canceled(void **state) {
   CUDA_OPEN(f);
   ((td_cuda_dev *)f.dev)->await_ns = UINT64_MAX;
   td_err err;
-  void *host;
-  assert_int_equal(td_dev_alloc_host(f.dev, &host, 64, &err), TD_OK);
-  memset(host, 0, 64);
-  _Atomic uint32_t *signal = host;
+  _Atomic uint32_t *signal = open_signals(f.dev);
   const uint32_t one = 1, *value = cuda_put(&f, &one, sizeof one);
   td_op_await_or_cancel(f.stream, signal, value, signal + 2);
   td_op_await_or_cancel(f.stream, signal + 1, value, signal + 2);
@@ -546,7 +549,7 @@ static void test_an_await_that_is_canceled(void **state) {
   cuda_alloc(&f, 1);
   atomic_store(signal + 2, 1);
   assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
-  td_dev_free_host(f.dev, host);
+  td_dev_free_host(f.dev, (void *)signal);
   cuda_close(&f);
 }
 

@@ -280,29 +280,22 @@ static void test_bad_arguments(void **state) {
   td_op_fill_zero(f.stream, x, 8);
   cuda_expect_failure(&f, "absent");
   float weight = 1;
-  td_op_moe(f.stream, &(td_moe_args){.gate = &table.w,
-                                     .up = &table.w,
-                                     .down = &table.w,
-                                     .x = x,
-                                     .ids = rows,
-                                     .weights = cuda_put(&f, &weight, sizeof weight),
-                                     .out = x + 32,
-                                     .n_tokens = 1,
-                                     .n_experts = 1,
-                                     .top_k = 1});
+  td_moe_args moe = {.gate = &table.w,
+                     .up = &table.w,
+                     .down = &table.w,
+                     .x = x,
+                     .ids = rows,
+                     .weights = cuda_put(&f, &weight, sizeof weight),
+                     .out = x + 32,
+                     .n_tokens = 1,
+                     .n_experts = 1,
+                     .top_k = 1};
+  td_op_moe(f.stream, &moe);
   cuda_expect_failure(&f, "shapes");
-  td_op_moe(f.stream, &(td_moe_args){.gate = &table.w,
-                                     .up = &table.w,
-                                     .down = &table.w,
-                                     .x = x,
-                                     .ids = rows,
-                                     .weights = cuda_put(&f, &weight, sizeof weight),
-                                     .out = x + 32,
-                                     .n_tokens = 1,
-                                     .n_experts = 2,
-                                     .first_expert = 3,
-                                     .n_routed = 4,
-                                     .top_k = 1});
+  moe.n_experts = 2;
+  moe.first_expert = 3;
+  moe.n_routed = 4;
+  td_op_moe(f.stream, &moe);
   cuda_expect_failure(&f, "from expert 3");
   ref_free_weight(&table);
   cuda_close(&f);
