@@ -815,6 +815,29 @@ SHAPES = {
         },
         1000,
     ),
+    # As small as it can be, for tests on the emulated GPU.
+    "mini-qwen3-next": (
+        _QWEN3_NEXT
+        | {
+            "full_attention_interval": 2,
+            "head_dim": 16,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "linear_key_head_dim": 16,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_value_head_dim": 16,
+            "max_position_embeddings": 8192,
+            "moe_intermediate_size": 32,
+            "num_attention_heads": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 2,
+            "shared_expert_intermediate_size": 32,
+            "vocab_size": 1024,
+        },
+        1000,
+    ),
     "moonlight-16b-a3b": (DEEPSEEK_BASE | _MOONLIGHT, 4000),
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.

@@ -171,7 +171,7 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library, mo
 
 def test_recurrent_states_are_reused(tandem_bin, library, tmp_path):
     """They are in a sequence's pages: a prompt goes on behind the last full one that it shares."""
-    model, page = widen(make_model(tmp_path / "hybrid", "tiny-qwen3-next")), 64
+    model, page = widen(make_model(tmp_path / "hybrid", "mini-qwen3-next")), 64
     prompt = random.Random(1).choices(range(3, 900), k=page + 12)
     other = prompt[: page + 5] + [3] + prompt[page + 6 :]
     ask = {"max_tokens": 3, "temperature": 0, "ignore_eos": True, "logprobs": 1}
@@ -302,7 +302,7 @@ def test_a_gpu_for_prefill_and_one_for_decode(tandem_bin, tiny_model, library, t
 def test_two_gpus_hand_recurrent_states_over(tandem_bin, library, tmp_path, monkeypatch):
     """From prefill to decode, to a decode worker that follows one that died, and to disk and back."""
     need_two_gpus(library, monkeypatch)
-    model = widen(make_model(tmp_path / "hybrid", "tiny-qwen3-next"))
+    model = widen(make_model(tmp_path / "hybrid", "mini-qwen3-next"))
     options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "128", "--max-batch", "4"]
     options += ["--cache-output"]
     prompts = [[3 + (k + 7 * i) % 200 for i in range(62)] for k in range(2)]
@@ -312,6 +312,7 @@ def test_two_gpus_hand_recurrent_states_over(tandem_bin, library, tmp_path, monk
     one.close()
     assert [cached_of(said) for said in want] == [0, 0, 62 + 5]
     options += ["--devices", "0,1", "--disaggregate", "on", "--kv-dir", str(tmp_path / "kv")]
+    monkeypatch.setenv("TANDEM_JITTER", "3")
     server = Server(tandem_bin, model, *options)
     assert sorted(server.workers()) == ["decode", "prefill"]
     assert spoken(server, prompts[0], 6) == want[0]
@@ -331,21 +332,22 @@ def test_two_gpus_hand_recurrent_states_over(tandem_bin, library, tmp_path, monk
 
 def test_states_of_preempted_requests(tandem_bin, library, tmp_path, monkeypatch):
     """In a pool of five pages for two requests of three, the later one is preempted and goes on with the same
-    bits; with a GPU for decode also when its worker dies meanwhile."""
-    model = widen(make_model(tmp_path / "hybrid", "tiny-qwen3-next"))
+    bits; with a GPU for decode also when its worker dies meanwhile, with which the last page's state would be lost.
+    The first prompt fills its page, so that no copy of it is kept in place of the other's pages."""
+    model = widen(make_model(tmp_path / "hybrid", "mini-qwen3-next"))
     options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "192", "--max-batch", "2"]
-    prompts = [[3 + (k + 7 * i) % 200 for i in range(n)] for k, n in enumerate([90, 95])]
+    prompts = [[3 + (k + 7 * i) % 200 for i in range(n)] for k, n in enumerate([64, 95])]
     one = Server(tandem_bin, model, *options)
-    want = [spoken(one, prompt, 12, n_more=40) for prompt in prompts]
+    want = [spoken(one, prompt, 40, n_more=40) for prompt in prompts]
     assert metric(one, "num_preemptions_total") == 0
     one.close()
     options += ["--kv-cache-tokens", "320"]
     server = Server(tandem_bin, model, *options)
-    assert preempted(server, prompts, 12) == want
+    assert preempted(server, prompts, 40) == want
     server.close()
     need_two_gpus(library, monkeypatch)
     server = Server(tandem_bin, model, *options, "--devices", "0,1", "--disaggregate", "on")
-    assert preempted(server, prompts, 12, server.kill_worker) == want
+    assert preempted(server, prompts, 40, server.kill_worker) == want
     server.close()
 
 
