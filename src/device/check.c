@@ -72,3 +72,15 @@ td_status td_dev_check_delta(const td_kv_view *state, const td_delta_shape *shap
                  state->page_bytes);
   return TD_OK;
 }
+
+td_status td_dev_check_batch(const td_batch_view *b, const td_kv_view *kv, td_dtype act_dtype,
+                             size_t entry_elements, td_err *err) {
+  TD_DEV_REQUIRE(kv->dtype == act_dtype || kv->dtype == TD_F16,
+                 "KV pages: dtype %d is not for them", (int)kv->dtype);
+  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
+  TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
+                 b->page_tokens, used, kv->page_bytes);
+  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
+                 "batch: an array is absent");
+  return TD_OK;
+}

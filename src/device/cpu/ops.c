@@ -26,13 +26,8 @@ td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err)
 
 td_status td_cpu_check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
                              td_err *err) {
-  TD_DEV_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
-                 (int)kv->dtype);
-  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
-  TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
-                 b->page_tokens, used, kv->page_bytes);
-  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
-                 "batch: an array is absent");
+  td_status status = td_dev_check_batch(b, kv, TD_F32, entry_elements, err);
+  if (status != TD_OK) return status;
   TD_DEV_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
                  "batch: q_begin does not cover the %u tokens", b->n_tokens);
   uint64_t max_position = (uint64_t)b->max_pages * b->page_tokens;

@@ -12,21 +12,10 @@ static td_cu_kv kv_of(const td_kv_view *kv) {
   return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
 }
 
-static td_status check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
-                             td_err *err) {
-  TD_DEV_REQUIRE(kv->dtype == TD_BF16 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
-                 (int)kv->dtype);
-  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
-  TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
-                 b->page_tokens, used, kv->page_bytes);
-  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
-                 "batch: an array is absent");
-  return TD_OK;
-}
-
 td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_args *a,
                                   td_err *err) {
-  td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16,
+                                        (size_t)2 * a->n_kv_heads * a->head_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
                               .kv = kv_of(&a->kv),
@@ -42,7 +31,7 @@ td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_
 
 td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_args *a,
                                   td_err *err) {
-  td_status status = check_batch(&a->batch, &a->kv, a->entry_dim, err);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->entry_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
                               .kv = kv_of(&a->kv),
@@ -184,7 +173,8 @@ static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td
 td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *args, td_err *err) {
   td_attn_gqa_args here = *args;
   const td_attn_gqa_args *a = &here;
-  td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16,
+                                        (size_t)2 * a->n_kv_heads * a->head_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
                  "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
@@ -381,7 +371,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
 
 td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a, td_err *err) {
   uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
-  td_status status = check_batch(&a->batch, &a->kv, entry_dim, err);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, entry_dim, err);
   td_weight kv_b;
   if (status == TD_OK) {
     status = td_cuda_weight_at(td_cuda_dev_of(stream), a->kv_b, a->weights_on_device, "kv_b", &kv_b,
