@@ -41,7 +41,7 @@ def records(tandem_bin, *args):
 def test_kernels(tandem_bin):
     found = records(
         tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--n-weights", "2",
-        "--threads", "1",
+        "--threads", "1", "--repeat", "1",
     )  # fmt: skip
     assert {r["format"] for r in found} == {"mxfp4", "fp8-b128"}
     assert {(r["rows"], r["cols"]) for r in found} == {(2048, 7168), (7168, 2048)}

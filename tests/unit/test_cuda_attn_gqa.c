@@ -99,11 +99,17 @@ static const layout layouts[] = {
      .kv_dtype = TD_BF16},
 };
 
+// Only prefill is otherwise there.
+static bool is_sm90(void) {
+  return getenv("TANDEM_EMU_CAPABILITY") != NULL;
+}
+
 static void test_gqa(void **state) {
   (void)state;
   for (size_t i = 0; i < TD_COUNT(layouts); i++) {
     layout l = layouts[i];
     if (IS_ASAN && l.len[0] > ASAN_MOST) l.len[0] = ASAN_MOST;
+    if (is_sm90() && l.len[0] > 300) l.len[0] = 300;
     check_layout(&l);
   }
 }
@@ -176,8 +182,12 @@ static const layout windows[] = {
 
 static void test_gqa_with_windows_and_sinks(void **state) {
   (void)state;
-  for (size_t i = 0; i < TD_COUNT(windows); i++)
-    check_layout(&windows[i]);
+  for (size_t i = 0; i < TD_COUNT(windows); i++) {
+    layout l = windows[i];
+    const uint32_t most = l.window + 90; // splits of decode are the same everywhere
+    if ((IS_ASAN || is_sm90()) && l.len[0] > most) l.len[0] = most;
+    check_layout(&l);
+  }
 }
 
 // The last tokens of a prompt, one to four of them, are to the last bit what the whole prompt

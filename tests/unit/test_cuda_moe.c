@@ -231,7 +231,7 @@ static void test_moe(void **state) {
     const bool is_copied = copy_experts(&f, &e);
     assert_int_equal(is_copied, cases[i].format.layout == TD_LAYOUT_ROWS);
     for (size_t j = 0; j < TD_COUNT(sizes); j++) {
-      if (IS_ASAN && sizes[j] == MOE_TOKENS && i % 3 != 0) continue; // nine tenths of the time
+      if (IS_ASAN && sizes[j] == MOE_TOKENS && i % 6 != 0) continue; // nine tenths of the time
       run_moe(&f, &e, sizes[j], ROUTED);
       run_moe(&f, &e, sizes[j], DENSE);
       if (is_copied) run_moe(&f, &e, sizes[j], IN_GROUPS);
@@ -242,7 +242,8 @@ static void test_moe(void **state) {
     if (i == 0) {
       run_moe_in_passes(&f, &e);
       check_rounds(&f, &e);
-      run_moe(&f, &e, TD_CU_SORT_PAIRS / TOP_K + 30, IN_GROUPS); // sorted by many blocks
+      if (!IS_ASAN)
+        run_moe(&f, &e, TD_CU_SORT_PAIRS / TOP_K + 30, IN_GROUPS); // sorted by many blocks
     }
     cuda_close(&f);
     free_experts(&e);

@@ -21,7 +21,7 @@ enum {
   N_PEER_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 3
 }; // of each cache
 // Of either model, and either way.
-enum { N_SCHEDULES = IS_TSAN || IS_ASAN ? 10 : 50, N_TRANSFERS = N_SCHEDULES > 10 ? 5 : 2 };
+enum { N_SCHEDULES = IS_TSAN || IS_ASAN ? 6 : 50, N_TRANSFERS = N_SCHEDULES > 10 ? 5 : 2 };
 
 static td_dev *open_dev(td_activations activations) {
   engine_activations = activations;
