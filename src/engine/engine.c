@@ -639,22 +639,15 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   return td_engine_end(e, err);
 }
 
-// Copies one layer's part of a page; the parts of all pages begin at `at`.
-static void copy_part(td_engine *e, size_t at, size_t n_bytes, int32_t to, int32_t from) {
-  const size_t to_at = at + (uint32_t)to * n_bytes, from_at = at + (uint32_t)from * n_bytes;
-  td_op_copy(e->stream, e->kv_pages + to_at, e->kv_pages + from_at, n_bytes);
-  td_kv_outlet_part(e, to_at, n_bytes);
-}
-
 td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *err) {
   const td_kv_layout *layout = &e->layout;
-  const size_t n_pages = e->opts.n_pages;
-  size_t at = 0;
   td_kv_outlet_enter(e, from);
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    const size_t n_bytes = i < layout->n_layers ? layout->part_bytes : layout->state_bytes;
-    copy_part(e, at, n_bytes, to, from);
-    at += n_pages * n_bytes;
+    const size_t n_bytes = td_kv_layout_bytes_of_part(layout, i);
+    const size_t to_at = td_kv_layout_part_at(layout, i, e->opts.n_pages, (uint32_t)to);
+    const size_t from_at = td_kv_layout_part_at(layout, i, e->opts.n_pages, (uint32_t)from);
+    td_op_copy(e->stream, e->kv_pages + to_at, e->kv_pages + from_at, n_bytes);
+    td_kv_outlet_part(e, to_at, n_bytes);
   }
   td_status st = td_stream_sync(e->stream, err);
   if (st == TD_OK) td_kv_outlet_note(e, to);

@@ -280,14 +280,6 @@ void td_kv_outlet_enter(td_engine *engine, int32_t page);
 void td_kv_outlet_part(td_engine *engine, size_t at, size_t n_bytes);
 void td_kv_outlet_note(td_engine *engine, int32_t page);
 
-// The offset in kv_pages of page 0 of a part.
-static inline size_t td_engine_part_at(const td_engine *engine, uint32_t part) {
-  const td_kv_layout *l = &engine->layout;
-  if (part < l->n_layers) return part * l->part_bytes * engine->opts.n_pages;
-  return (l->n_layers * l->part_bytes + (part - l->n_layers) * l->state_bytes) *
-         engine->opts.n_pages;
-}
-
 // Whether the layer keeps a state in a page, instead of keys and values of all its tokens.
 static inline bool td_engine_has_state(const td_engine *engine, uint32_t layer_idx) {
   return engine->part[layer_idx] >= engine->layout.n_layers;
@@ -295,10 +287,11 @@ static inline bool td_engine_has_state(const td_engine *engine, uint32_t layer_i
 
 // The layer's part of all pages: keys and values, or states.
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
-  const bool is_state = td_engine_has_state(engine, layer_idx);
+  const td_kv_layout *layout = &engine->layout;
+  const uint32_t part = engine->part[layer_idx];
   return (td_kv_view){
-      .pages = engine->kv_pages + td_engine_part_at(engine, engine->part[layer_idx]),
-      .page_bytes = is_state ? engine->layout.state_bytes : engine->layout.part_bytes,
+      .pages = engine->kv_pages + td_kv_layout_part_at(layout, part, engine->opts.n_pages, 0),
+      .page_bytes = td_kv_layout_bytes_of_part(layout, part),
       .dtype = td_model_is_delta(engine->config, layer_idx) ? TD_F32 : engine->opts.kv_dtype};
 }
 

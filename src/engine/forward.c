@@ -159,7 +159,8 @@ static void store_gqa(td_engine *e, const td_microbatch *p, uint32_t layer_idx) 
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim};
     td_op_kv_store_gqa(e->stream, &store);
-    if (td_engine_has_state(e, layer_idx)) continue; // it leaves the device when the step ends
+    if (td_engine_has_state(e, layer_idx))
+      continue; // it leaves the device with its page (kv_transfer.h)
     if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
     if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
       store.kv = td_kv_outlet_view(e, layer_idx);

@@ -46,6 +46,16 @@ static inline size_t td_kv_layout_states_bytes(const td_kv_layout *layout) {
 static inline size_t td_kv_layout_page_bytes(const td_kv_layout *layout) {
   return layout->n_layers * layout->part_bytes + td_kv_layout_states_bytes(layout);
 }
+// The offset of a page's part in a pool of n_pages: of layers that keep all first, then of states.
+static inline size_t td_kv_layout_part_at(const td_kv_layout *l, uint32_t part, size_t n_pages,
+                                          size_t page) {
+  if (part < l->n_layers) return (part * n_pages + page) * l->part_bytes;
+  return l->n_layers * n_pages * l->part_bytes +
+         ((part - l->n_layers) * n_pages + page) * l->state_bytes;
+}
+static inline size_t td_kv_layout_bytes_of_part(const td_kv_layout *l, uint32_t part) {
+  return part < l->n_layers ? l->part_bytes : l->state_bytes;
+}
 
 // Fills what the plan of a pool needs to know about its pages.
 void td_kv_layout_to_need(const td_kv_layout *layout, td_kv_need *need);

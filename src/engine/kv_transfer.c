@@ -72,20 +72,16 @@ td_kv_transfer_stats td_kv_transfer_stats_of(const td_kv_transfer *t) {
 
 // ---- pages in and out ---------------------------------------------------------------------------
 
-// Of all layers with keys and values, then of those with states.
 static uint32_t n_parts(const td_kv_transfer *t) {
-  return t->opts.n_layers + t->opts.n_states;
+  return t->opts.layout.n_layers + t->opts.layout.n_states;
 }
 
 static size_t part_bytes(const td_kv_transfer *t, uint32_t part) {
-  return part < t->opts.n_layers ? t->opts.page_bytes : t->opts.state_bytes;
+  return td_kv_layout_bytes_of_part(&t->opts.layout, part);
 }
 
 static size_t part_at(const td_kv_transfer *t, uint32_t part, int32_t page) {
-  const size_t n_pages = t->opts.n_pages, n_layers = t->opts.n_layers, p = (uint32_t)page;
-  if (part < n_layers) return (part * n_pages + p) * t->opts.page_bytes;
-  return n_layers * n_pages * t->opts.page_bytes +
-         ((part - n_layers) * n_pages + p) * t->opts.state_bytes;
+  return td_kv_layout_part_at(&t->opts.layout, part, t->opts.n_pages, (uint32_t)page);
 }
 
 // How many of the pages, from the first on, are neighbours in memory.
@@ -178,7 +174,7 @@ static void list_written(const td_engine *e, const td_step_seq *seq) {
   const uint32_t page_tokens = e->opts.page_tokens, n_past = seq->n_past + seq->n_tokens;
   for (uint32_t p = seq->n_past / page_tokens; p <= (n_past - 1) / page_tokens; p++) {
     o->pages[o->n_pages++] = seq->pages[p];
-    if (e->opts.transfer->opts.n_states && p < n_past / page_tokens)
+    if (e->opts.transfer->opts.layout.n_states && p < n_past / page_tokens)
       o->full[o->n_full++] = seq->pages[p];
   }
 }
@@ -209,7 +205,7 @@ bool td_kv_outlet_is_active(const td_engine *e) {
 td_kv_view td_kv_outlet_view(const td_engine *e, uint32_t layer_idx) {
   const td_kv_transfer *t = e->opts.transfer;
   return (td_kv_view){.pages = t->opts.host_pages + part_at(t, e->part[layer_idx], 0),
-                      .page_bytes = t->opts.page_bytes,
+                      .page_bytes = t->opts.layout.part_bytes,
                       .dtype = e->opts.kv_dtype};
 }
 
@@ -243,7 +239,7 @@ void td_kv_outlet_finish(td_engine *e) {
   if (!o || (!o->n_prompt_pages && !o->n_full)) return;
   const td_kv_transfer *t = e->opts.transfer;
   if (o->n_full) wait_for_step(e);
-  for (uint32_t i = t->opts.n_layers; i < n_parts(t); i++)
+  for (uint32_t i = t->opts.layout.n_layers; i < n_parts(t); i++)
     leave(e, i, o->full, o->n_full);
   td_event_record(o->left, o->stream);
   td_stream_wait(e->stream, o->left);
@@ -269,7 +265,7 @@ void td_kv_outlet_note(td_engine *e, int32_t page) {
 td_status td_engine_save_state(td_engine *e, int32_t page, td_err *err) {
   td_kv_transfer *t = e->opts.transfer;
   if (!td_kv_outlet_is_active(e) || !is_current(t, page) || !t->is_ahead[page]) return TD_OK;
-  for (uint32_t i = t->opts.n_layers; i < n_parts(t); i++)
+  for (uint32_t i = t->opts.layout.n_layers; i < n_parts(t); i++)
     leave(e, i, &page, 1);
   td_status st = td_stream_sync(e->outlet->stream, err);
   if (st == TD_OK) note_written(t, page, false);
@@ -284,7 +280,7 @@ td_status td_kv_outlet_end(td_engine *e, td_err *err) {
   // The step's own copies have ended; those for later steps are not waited for.
   if (st == TD_OK && td_event_is_done(t->entered)) st = td_stream_sync(t->in, err);
   for (uint32_t i = 0; i < o->n_pages && st == TD_OK; i++)
-    note_written(t, o->pages[i], t->opts.n_states > 0);
+    note_written(t, o->pages[i], t->opts.layout.n_states > 0);
   for (uint32_t i = 0; i < o->n_full; i++)
     t->is_ahead[o->full[i]] = false;
   o->n_pages = o->n_full = 0;

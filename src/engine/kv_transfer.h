@@ -1,11 +1,10 @@
 // src/engine/kv_transfer.h - keeps a device's KV pages equal to pages in host memory that other
 // processes share, so that one device prefills what another decodes, and pages outlive both.
 //
-// Page i of the device is page i of host memory; both are [n_layers][n_pages][page_bytes], then
-// recurrent states [n_states][n_pages][state_bytes]. A page's version, in shared memory, is
-// incremented whenever some of its content is new, in host memory or on the device that computed
-// it. A device remembers the version of its copy, so a page is copied to it at most once per
-// version.
+// Page i of the device is page i of host memory; both are pools as td_kv_layout has them. A page's
+// version, in shared memory, is incremented whenever some of its content is new, in host memory or
+// on the device that computed it. A device remembers the version of its copy, so a page is copied
+// to it at most once per version.
 //
 // In a step, keys and values of prompts leave layer by layer, on a stream of their own, while the
 // device computes what follows. Those of generated tokens are written to host memory by the
@@ -27,6 +26,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "engine/kv_layout.h"
 
 typedef struct td_kv_transfer td_kv_transfer;
 
@@ -36,11 +36,8 @@ typedef struct {
   char *dev_pages;            // in the device's memory
   char *host_pages;           // registered with the device (td_dev_register)
   _Atomic uint32_t *versions; // [n_pages], at first 0; shared with the other processes
-  uint32_t n_pages, n_layers;
-  size_t page_bytes; // of a layer's part of a page
-  // layers with a recurrent state instead, and what it takes of each page, per layer
-  uint32_t n_states;
-  size_t state_bytes;
+  uint32_t n_pages;
+  td_kv_layout layout;
 } td_kv_transfer_opts;
 
 // On success the caller owns *out; on error *out is NULL.

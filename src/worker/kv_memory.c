@@ -36,10 +36,7 @@ static td_status open_transfer(td_kv_memory *m, size_t n_bytes, td_err *err) {
                                     .host_pages = m->pool.pages,
                                     .versions = m->pool.versions,
                                     .n_pages = m->pool.plan.n_pages,
-                                    .n_layers = m->layout.n_layers,
-                                    .page_bytes = m->layout.part_bytes,
-                                    .n_states = m->layout.n_states,
-                                    .state_bytes = m->layout.state_bytes};
+                                    .layout = m->layout};
   return td_kv_transfer_open(&m->transfer, &opts, err);
 }
 

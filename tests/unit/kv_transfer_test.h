@@ -62,10 +62,7 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                                           .host_pages = out->host_pages,
                                           .versions = w->versions,
                                           .n_pages = XFER_PAGES,
-                                          .n_layers = kv.n_layers,
-                                          .page_bytes = kv.part_bytes,
-                                          .n_states = kv.n_states,
-                                          .state_bytes = kv.state_bytes};
+                                          .layout = kv};
     assert_int_equal(td_kv_transfer_open(&out->transfer, &transfer, &err), TD_OK);
     opts.kv_pages = out->dev_pages;
     opts.transfer = out->transfer;
