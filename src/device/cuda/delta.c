@@ -27,10 +27,9 @@ static td_cu_row_part part_of(td_row_part part) {
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *s,
                        td_err *err) {
-  const td_status st = td_dev_check_delta(state, s, err);
+  td_status st = td_dev_check_delta(state, s, err);
+  if (st == TD_OK) st = td_dev_check_batch(b, state, TD_F32, 0, err);
   if (st != TD_OK) return st;
-  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
-                 "batch: an array is absent");
   if (s->k_dim > TD_CU_DELTA_KEYS) {
     return td_fail(err, TD_EUNSUPPORTED, "delta net: keys of %u elements; on a GPU at most %d",
                    s->k_dim, TD_CU_DELTA_KEYS);
