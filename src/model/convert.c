@@ -119,9 +119,7 @@ static td_status read_scales(const search *s, job *j) {
                      (dtype == TD_F16 || dtype == TD_BF16 || dtype == TD_F32);
   if (known) m->scale_dtype = dtype;
   m->one_scale = !s->scheme->scale_rows;
-  uint64_t n = 1;
-  for (uint32_t i = 0; i < t->n_dims; i++)
-    n *= t->shape[i];
+  const uint64_t n = td_tensor_elements(t);
   bool fits = m->one_scale ? n == 1
               : m->is_gptq ? has_shape(t, m->groups, m->rows)
                            : has_shape(t, m->rows, m->groups) ||

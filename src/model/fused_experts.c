@@ -121,9 +121,7 @@ static td_status bind_fp8(td_tensor_binder *b, const td_tensor *t, const fused_p
   const void *values = NULL;
   td_status st = td_binder_find(b, name, &scales);
   if (st != TD_OK) return st;
-  uint64_t n_scales = 1;
-  for (uint32_t i = 0; i < scales->n_dims; i++)
-    n_scales *= scales->shape[i];
+  const uint64_t n_scales = td_tensor_elements(scales);
   td_weight w = experts[0];
   find_blocks(b, part, w.cols, n_scales, &w);
   if (!w.scale_rows) {

@@ -6,6 +6,7 @@
 
 #include "base/bf16.h"
 #include "base/f16.h"
+#include "base/str.h"
 #include "model/bind_impl.h"
 #include "model/families/family.h"
 
@@ -14,11 +15,6 @@ static const char *const ignored_suffixes[] = {
     ".rotary_emb.inv_freq", ".k_scale",          ".v_scale",
     ".k_cache.scale",       ".v_cache.scale",    ".input_scale",
     ".activation_scale",    "_activation_scale", ".input_global_scale"};
-
-static bool ends_with(const char *text, const char *suffix) {
-  size_t n = strlen(text), m = strlen(suffix);
-  return n >= m && strcmp(text + n - m, suffix) == 0;
-}
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   return td_fail(b->err, TD_EFORMAT,
@@ -224,7 +220,7 @@ static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint
 static bool is_stored(const td_tensor_binder *b, uint32_t layer_idx, const char *name) {
   static const char *const parts[] = {"weight", "weight_packed", "qweight"};
   char own[TD_MAX_TENSOR_NAME], whole[TD_MAX_TENSOR_NAME];
-  const size_t n = strlen(name) - (ends_with(name, ".weight") ? strlen("weight") : 0);
+  const size_t n = strlen(name) - (td_ends_with(name, ".weight") ? strlen("weight") : 0);
   for (size_t i = 0; i < TD_COUNT(parts); i++) {
     snprintf(own, sizeof own, "model.layers.%u.%.*s%s", layer_idx, (int)n, name,
              n == strlen(name) ? "" : parts[i]);
@@ -314,7 +310,7 @@ static td_status check_rest(td_tensor_binder *b) {
       b->config->other_bytes += t->n_bytes;
     }
     for (size_t k = 0; k < TD_COUNT(ignored_suffixes); k++)
-      known |= ends_with(t->name, ignored_suffixes[k]);
+      known |= td_ends_with(t->name, ignored_suffixes[k]);
     if (!known) {
       return td_fail(b->err, TD_EFORMAT,
                      "%s: tensor %s: is not part of a %s model as config.json describes it: shards "
@@ -351,7 +347,7 @@ td_status td_bind_matrix(td_bound_tensors *binding, const td_quant *quant, const
   td_tensor_binder b = {.out = binding, .store = store, .quant = quant, .used = used};
   b.err = err ? err : &local;
   size_t len = strlen(t->name) - strlen(".weight");
-  TD_CHECK(ends_with(t->name, ".weight") && t->n_dims == 2);
+  TD_CHECK(td_ends_with(t->name, ".weight") && t->n_dims == 2);
   if (len >= TD_MAX_TENSOR_NAME || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX) {
     return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: too large", t->file, t->name);
   }

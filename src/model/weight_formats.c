@@ -110,13 +110,6 @@ static td_status check_scale_shape(const binding *g, const td_tensor *t) {
   return td_binder_check_shape(g->b, t, rows, t->n_dims == 1 && groups == 1 ? 0 : groups);
 }
 
-static uint64_t n_elements(const td_tensor *t) {
-  uint64_t n = 1;
-  for (uint32_t i = 0; i < t->n_dims; i++)
-    n *= t->shape[i];
-  return n;
-}
-
 static td_status bind_scale(const binding *g) {
   td_weight *w = g->w;
   const td_tensor *t;
@@ -128,7 +121,7 @@ static td_status bind_scale(const binding *g) {
   }
   td_status st = find_part(g, name, &t);
   if (st != TD_OK) return st;
-  const bool is_one = is_fp8 && n_elements(t) == 1;
+  const bool is_one = is_fp8 && td_tensor_elements(t) == 1;
   w->scale_rows = g->scheme->scale_rows && !is_one ? g->scheme->scale_rows : w->rows;
   w->scale_cols = g->scheme->scale_cols && !is_one ? g->scheme->scale_cols : w->cols;
   st = check_scale_shape(g, t);

@@ -22,6 +22,14 @@ typedef struct {
   uint32_t n_dims;
 } td_tensor;
 
+// Of a tensor that was parsed, so that the product does not overflow.
+static inline uint64_t td_tensor_elements(const td_tensor *t) {
+  uint64_t n = 1;
+  for (uint32_t i = 0; i < t->n_dims; i++)
+    n *= t->shape[i];
+  return n;
+}
+
 typedef struct {
   td_tensor *tensors; // owned, sorted by data offset
   size_t n_tensors;

@@ -11,15 +11,11 @@
 
 #include "base/fs.h"
 #include "base/json_write.h"
+#include "base/str.h"
 #include "model/config.h"
 #include "model/quantize/quantize_impl.h"
 
 #define REPORT_FILE "quantize_report.json"
-
-static bool ends_with(const char *text, const char *suffix) {
-  size_t n = strlen(text), m = strlen(suffix);
-  return n >= m && strcmp(text + n - m, suffix) == 0;
-}
 
 // Files that are neither weights nor rewritten: tokenizer, templates, licence and so on.
 static bool is_copied(const char *name) {
@@ -31,7 +27,7 @@ static bool is_copied(const char *name) {
   }
   if (name[0] == '.') return false;
   for (size_t i = 0; i < TD_COUNT(others); i++) {
-    if (ends_with(name, others[i])) return false;
+    if (td_ends_with(name, others[i])) return false;
   }
   return true;
 }
@@ -81,8 +77,8 @@ static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) 
     const td_quantize_item *item = &q->items[i];
     const td_tensor *t = item->t;
     if (item->action == TD_QUANTIZE_ENCODE || item->action == TD_QUANTIZE_DROP) continue;
-    if (t->n_dims != 2 || !ends_with(t->name, ".weight")) continue;
-    if (ends_with(t->name, "embed_tokens.weight")) continue;
+    if (t->n_dims != 2 || !td_ends_with(t->name, ".weight")) continue;
+    if (td_ends_with(t->name, "embed_tokens.weight")) continue;
     add_module(w, item->name);
   }
   td_jw_end_array(w);

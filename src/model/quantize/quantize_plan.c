@@ -4,13 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "model/families/family.h"
 #include "model/quantize/quantize_impl.h"
-
-static bool ends_with(const char *text, const char *suffix) {
-  size_t n = strlen(text), m = strlen(suffix);
-  return n >= m && strcmp(text + n - m, suffix) == 0;
-}
 
 // Adds an item for tensor idx. name: see td_quantize_item.own_name; taken. NULL: out of memory.
 static td_quantize_item *add_item(td_quantizer *q, size_t idx, char *name) {
@@ -32,7 +28,7 @@ static td_quantize_item *add_item(td_quantizer *q, size_t idx, char *name) {
 }
 
 static bool is_matrix(const td_tensor *t) {
-  return t->n_dims == 2 && ends_with(t->name, ".weight") && t->shape[0] && t->shape[1];
+  return t->n_dims == 2 && td_ends_with(t->name, ".weight") && t->shape[0] && t->shape[1];
 }
 
 // The encoding of a matrix; NULL: keep it. INT8 is used for the output matrix, which every token
@@ -52,7 +48,7 @@ static const td_encoding *encoding_for(const td_quantizer *q, const char *name, 
     if (!is_latent && p->kind != TD_SPEC_WEIGHT && p->kind != TD_SPEC_EXPERT) continue;
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", p->name);
-    if (!ends_with(name, suffix)) continue;
+    if (!td_ends_with(name, suffix)) continue;
     return fits && !(is_latent && td_encoded_bits(e) < 8) ? e : &td_encoding_int8;
   }
   return NULL;
@@ -64,7 +60,7 @@ static bool is_fused(const td_quantizer *q, const td_tensor *t) {
   uint32_t layer_idx;
   return t->n_dims == 3 && td_tensor_layer(&q->config, t->name, &layer_idx, &rest) &&
          layer_idx < q->config.n_layers && strstr(rest, "experts.") &&
-         (ends_with(t->name, ".gate_up_proj") || ends_with(t->name, ".down_proj"));
+         (td_ends_with(t->name, ".gate_up_proj") || td_ends_with(t->name, ".down_proj"));
 }
 
 // Adds the experts' matrices for the field of spec, each under the name that it has by itself.
@@ -88,7 +84,7 @@ static td_status plan_experts(td_quantizer *q, size_t idx, const td_tensor_spec 
 }
 
 static td_status plan_fused(td_quantizer *q, size_t idx, bool *used) {
-  const bool is_down = ends_with(td_store_tensor(q->store, idx)->name, ".down_proj");
+  const bool is_down = td_ends_with(td_store_tensor(q->store, idx)->name, ".down_proj");
   td_weight *experts = calloc(q->config.n_experts, sizeof *experts);
   td_status st = experts ? TD_OK : td_quantize_no_memory(q);
   for (size_t i = 0; i < q->config.family->n_layer && st == TD_OK; i++) {
