@@ -18,7 +18,20 @@
   X(I4, ROWS, linear_i4, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                              \
   X(I4, GPTQ, linear_i4_gptq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                         \
   X(I4, AWQ, linear_i4_awq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                           \
-  X(F4E2M1, ROWS, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)
+  X(F4E2M1, ROWS, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)                                \
+  X(Q8_0, ROWS, linear_q8_0, 0)                                                                    \
+  X(Q4_K, ROWS, linear_q4_k, 0)                                                                    \
+  X(Q6_K, ROWS, linear_q6_k, 0)                                                                    \
+  X(Q5_K, ROWS, linear_q5_k, 0)                                                                    \
+  X(Q4_0, ROWS, linear_q4_0, 0)                                                                    \
+  X(Q4_1, ROWS, linear_q4_1, 0)                                                                    \
+  X(Q5_0, ROWS, linear_q5_0, 0)                                                                    \
+  X(Q5_1, ROWS, linear_q5_1, 0)                                                                    \
+  X(Q2_K, ROWS, linear_q2_k, 0)                                                                    \
+  X(Q3_K, ROWS, linear_q3_k, 0)                                                                    \
+  X(IQ4_NL, ROWS, linear_iq4_nl, 0)                                                                \
+  X(IQ4_XS, ROWS, linear_iq4_xs, 0)                                                                \
+  X(MXFP4, ROWS, linear_mxfp4, 0)
 
 typedef struct {
   td_dtype dtype;
@@ -46,7 +59,25 @@ enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
   X("gptq-g128", I4, F16, GPTQ, 1, 128, true, "INT4 in groups of 128, GPTQ")                       \
   X("awq-g128", I4, F16, AWQ, 1, 128, true, "INT4 in groups of 128, AWQ")                          \
   X("mxfp4", F4E2M1, F8E8M0, ROWS, 1, 32, false, "FP4 in groups of 32 with powers of two")         \
-  X("nvfp4", F4E2M1, F8E4M3, ROWS, 1, 16, false, "FP4 in groups of 16 with FP8 scales")
+  X("nvfp4", F4E2M1, F8E4M3, ROWS, 1, 16, false, "FP4 in groups of 16 with FP8 scales")            \
+  X("q8_0", Q8_0, F32, ROWS, 0, 0, false, "GGUF: 8 bits in blocks of 32")                          \
+  X("q4_k", Q4_K, F32, ROWS, 0, 0, false,                                                          \
+    "GGUF: 4 bits in blocks of 256 with 6-bit scales and offsets")                                 \
+  X("q6_k", Q6_K, F32, ROWS, 0, 0, false, "GGUF: 6 bits in blocks of 256 with 8-bit scales")       \
+  X("q5_k", Q5_K, F32, ROWS, 0, 0, false,                                                          \
+    "GGUF: 5 bits in blocks of 256 with 6-bit scales and offsets")                                 \
+  X("q4_0", Q4_0, F32, ROWS, 0, 0, false, "GGUF: 4 bits in blocks of 32")                          \
+  X("q4_1", Q4_1, F32, ROWS, 0, 0, false, "GGUF: 4 bits in blocks of 32 with offsets")             \
+  X("q5_0", Q5_0, F32, ROWS, 0, 0, false, "GGUF: 5 bits in blocks of 32")                          \
+  X("q5_1", Q5_1, F32, ROWS, 0, 0, false, "GGUF: 5 bits in blocks of 32 with offsets")             \
+  X("q2_k", Q2_K, F32, ROWS, 0, 0, false,                                                          \
+    "GGUF: 2 bits in blocks of 256 with 4-bit scales and offsets")                                 \
+  X("q3_k", Q3_K, F32, ROWS, 0, 0, false, "GGUF: 3 bits in blocks of 256 with 6-bit scales")       \
+  X("iq4_nl", IQ4_NL, F32, ROWS, 0, 0, false, "GGUF: 4-bit places in a table, in blocks of 32")    \
+  X("iq4_xs", IQ4_XS, F32, ROWS, 0, 0, false,                                                      \
+    "GGUF: 4-bit places in a table, in blocks of 256 with 6-bit scales")                           \
+  X("gguf-mxfp4", MXFP4, F32, ROWS, 0, 0, false,                                                   \
+    "GGUF: FP4 in blocks of 32 with a power of two each")
 
 typedef struct {
   const char *name;

@@ -183,6 +183,19 @@ typedef struct {
   X(linear_i4_gptq, td_linear_args)                                                                \
   X(linear_i4_awq, td_linear_args)                                                                 \
   X(linear_f4e2m1, td_linear_args)                                                                 \
+  X(linear_q8_0, td_linear_args)                                                                   \
+  X(linear_q4_k, td_linear_args)                                                                   \
+  X(linear_q6_k, td_linear_args)                                                                   \
+  X(linear_q5_k, td_linear_args)                                                                   \
+  X(linear_q4_0, td_linear_args)                                                                   \
+  X(linear_q4_1, td_linear_args)                                                                   \
+  X(linear_q5_0, td_linear_args)                                                                   \
+  X(linear_q5_1, td_linear_args)                                                                   \
+  X(linear_q2_k, td_linear_args)                                                                   \
+  X(linear_q3_k, td_linear_args)                                                                   \
+  X(linear_iq4_nl, td_linear_args)                                                                 \
+  X(linear_iq4_xs, td_linear_args)                                                                 \
+  X(linear_mxfp4, td_linear_args)                                                                  \
   X(linear_w4a8, td_linear_args)                                                                   \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \

@@ -12,9 +12,9 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-// Dtypes: name, spelling in safetensors, bits of an element. 4-bit dtypes, which safetensors stores
-// as words or bytes, are spelled by the same pattern. Numbers are part of stored KV records and of
-// the CUDA library's interface: add at the end.
+// Dtypes: name, spelling in safetensors or GGUF, bits of an element (0: see TD_BLOCK_DTYPES). 4-bit
+// dtypes, which safetensors stores as words or bytes, are spelled by the same pattern. Numbers are
+// part of stored KV records and of the CUDA library's interface: add at the end.
 //   F8E4M3  OCP: no infinities, 0x7f and 0xff are NaN
 //   I4      codes 0 .. 15 minus a zero point
 //   F4E2M1  0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign
@@ -28,7 +28,37 @@
   X(I8, "I8", 8)                                                                                   \
   X(I4, "I4", 4)                                                                                   \
   X(F4E2M1, "F4_E2M1", 4)                                                                          \
-  X(F8E8M0, "F8_E8M0", 8)
+  X(F8E8M0, "F8_E8M0", 8)                                                                          \
+  X(Q8_0, "Q8_0", 0)                                                                               \
+  X(Q4_K, "Q4_K", 0)                                                                               \
+  X(Q6_K, "Q6_K", 0)                                                                               \
+  X(Q5_K, "Q5_K", 0)                                                                               \
+  X(Q4_0, "Q4_0", 0)                                                                               \
+  X(Q4_1, "Q4_1", 0)                                                                               \
+  X(Q5_0, "Q5_0", 0)                                                                               \
+  X(Q5_1, "Q5_1", 0)                                                                               \
+  X(Q2_K, "Q2_K", 0)                                                                               \
+  X(Q3_K, "Q3_K", 0)                                                                               \
+  X(IQ4_NL, "IQ4_NL", 0)                                                                           \
+  X(IQ4_XS, "IQ4_XS", 0)                                                                           \
+  X(MXFP4, "MXFP4", 0)
+
+// Dtypes of GGUF, whose blocks hold scales beside codes: dtype, columns of a block, bytes of it. A
+// row is a whole number of blocks. kernels/blocks.h says what is in one.
+#define TD_BLOCK_DTYPES(X)                                                                         \
+  X(Q8_0, 32, 34)                                                                                  \
+  X(Q4_K, 256, 144)                                                                                \
+  X(Q6_K, 256, 210)                                                                                \
+  X(Q5_K, 256, 176)                                                                                \
+  X(Q4_0, 32, 18)                                                                                  \
+  X(Q4_1, 32, 20)                                                                                  \
+  X(Q5_0, 32, 22)                                                                                  \
+  X(Q5_1, 32, 24)                                                                                  \
+  X(Q2_K, 256, 84)                                                                                 \
+  X(Q3_K, 256, 110)                                                                                \
+  X(IQ4_NL, 32, 18)                                                                                \
+  X(IQ4_XS, 256, 136)                                                                              \
+  X(MXFP4, 32, 17)
 
 typedef enum {
 #define X(id, name, bits) TD_##id,
@@ -52,6 +82,21 @@ static inline uint32_t td_dtype_bits(td_dtype dtype) {
 // Bytes of one element; 0 for dtypes of less than a byte.
 static inline size_t td_dtype_bytes(td_dtype dtype) {
   return td_dtype_bits(dtype) / 8;
+}
+
+typedef struct {
+  uint32_t cols, bytes;
+} td_block;
+
+// The block of a dtype; cols 0: it has none.
+static inline td_block td_dtype_block(td_dtype dtype) {
+  switch (dtype) {
+#define X(id, n_cols, n_bytes)                                                                     \
+  case TD_##id: return (td_block){n_cols, n_bytes};
+    TD_BLOCK_DTYPES(X)
+#undef X
+  default: return (td_block){0, 0};
+  }
 }
 
 const char *td_dtype_name(td_dtype dtype);
@@ -78,6 +123,7 @@ typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
 //   code * scale                    TD_F8E4M3, TD_I8
 //   (code - zero) * scale           TD_I4
 //   code * scale * global_scale     TD_F4E2M1
+//   code * scale + offset           TD_BLOCK_DTYPES, from within the block
 // with the scale and zero point of its block. Pointers have the alignment of their elements only.
 // A zeroed td_weight is an absent matrix.
 typedef struct {
@@ -111,8 +157,11 @@ static inline size_t td_weight_row_bytes(const td_weight *w) {
   switch (w->dtype) {
   case TD_I4: return ((size_t)w->cols + 7) / 8 * 4;
   case TD_F4E2M1: return ((size_t)w->cols + 1) / 2;
-  default: return (size_t)w->cols * td_dtype_bytes(w->dtype);
+  default: break;
   }
+  const td_block block = td_dtype_block(w->dtype);
+  return block.cols ? (size_t)(w->cols / block.cols) * block.bytes
+                    : (size_t)w->cols * td_dtype_bytes(w->dtype);
 }
 
 static inline size_t td_weight_data_bytes(const td_weight *w) {

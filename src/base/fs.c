@@ -33,14 +33,6 @@ static td_status read_fd(td_buf *out, int fd, const char *name, size_t max_bytes
   return TD_OK;
 }
 
-td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return fail_errno(err, path, "open");
-  td_status st = read_fd(out, fd, path, max_bytes, err);
-  close(fd);
-  return st;
-}
-
 // Opens a regular file. A FIFO is rejected instead of blocking.
 static td_status open_regular(int *out, struct stat *info, const char *path, td_err *err) {
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -61,6 +53,16 @@ static td_status open_regular(int *out, struct stat *info, const char *path, td_
   return TD_OK;
 }
 
+td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
+  int fd = -1;
+  struct stat info;
+  td_status st = open_regular(&fd, &info, path, err);
+  if (st != TD_OK) return st;
+  st = read_fd(out, fd, path, max_bytes, err);
+  close(fd);
+  return st;
+}
+
 static _Thread_local const td_file_kept *kept_files;
 
 void td_file_keep(const td_file_kept *kept) {
@@ -72,19 +74,13 @@ static const void *find_kept(const char *path, size_t *n_bytes) {
 }
 
 td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
-  int fd = -1;
-  struct stat info;
-  size_t n_bytes;
+  size_t n_bytes, start = out->len;
   const void *bytes = find_kept(path, &n_bytes);
   if (bytes && n_bytes <= max_bytes) {
     td_buf_add(out, bytes, n_bytes);
     return td_buf_status(out, err);
   }
-  td_status st = open_regular(&fd, &info, path, err);
-  if (st != TD_OK) return st;
-  size_t start = out->len;
-  st = read_fd(out, fd, path, max_bytes, err);
-  close(fd);
+  td_status st = td_file_read(out, path, max_bytes, err);
   return st == TD_OK ? td_file_check_fetched(path, td_buf_text(out) + start, out->len - start, err)
                      : st;
 }
@@ -111,6 +107,9 @@ bool td_file_exists(const char *path) {
 }
 
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
+  *out = (td_file_map){.is_kept = true};
+  out->data = find_kept(path, &out->n_bytes);
+  if (out->data) return TD_OK;
   *out = (td_file_map){0};
   int fd = -1;
   struct stat info;
@@ -131,7 +130,7 @@ td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
 }
 
 void td_file_map_close(td_file_map *map) {
-  if (map->data) munmap((void *)map->data, map->n_bytes);
+  if (map->data && !map->is_kept) munmap((void *)map->data, map->n_bytes);
   *map = (td_file_map){0};
 }
 

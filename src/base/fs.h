@@ -8,10 +8,10 @@
 #include "base/buf.h"
 #include "base/status.h"
 
-// Appends the file to out. TD_ENOENT, TD_EIO; TD_ELIMIT if it is larger than max_bytes.
+// Appends the file to out, which must be a regular one (TD_EINVAL: a FIFO, which could block for
+// ever, a device, a directory). TD_ENOENT, TD_EIO; TD_ELIMIT if it is larger than max_bytes.
 td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err);
-// Like td_file_read, for a model's file: it must be a regular file (TD_EINVAL: a FIFO, a device, a
-// directory) and pass td_file_check_fetched.
+// Like td_file_read, for a model's file: it must pass td_file_check_fetched.
 td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, td_err *err);
 // TD_EFORMAT if a file was evidently not downloaded completely: it is empty or a git-lfs pointer.
 td_status td_file_check_fetched(const char *path, const void *bytes, size_t len, td_err *err);
@@ -22,16 +22,17 @@ typedef struct {
 } td_file_kept;
 
 // Sets the calling thread's kept files (borrowed), until the next call; NULL: none.
-// td_file_read_regular and td_file_exists look there before the disk.
+// td_file_read_regular, td_file_map_open and td_file_exists look there before the disk.
 void td_file_keep(const td_file_kept *kept);
 // Reads standard input to the end.
 td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err);
 bool td_file_exists(const char *path);
 
-// A read-only mapping of a whole file. data is NULL if the file is empty.
+// A read-only mapping of a whole file, or a kept file, borrowed. data is NULL if the file is empty.
 typedef struct {
   const void *data;
   size_t n_bytes;
+  bool is_kept;
 } td_file_map;
 
 // TD_EINVAL: not a regular file.

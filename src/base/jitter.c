@@ -1,9 +1,12 @@
-// src/base/jitter.c - random delays for tests.
+// src/base/jitter.c - random delays and measured times for tests.
 #include "base/jitter.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "base/env.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t last_seed, n_streams; // guarded by lock
@@ -27,9 +30,8 @@ static const speed speeds[][4] = {
     [TD_JITTER_EMULATOR] = {{0, 0}, {4, 4}, {16, 4}, {64, 32}},
 };
 
-// TANDEM_JITTER is for tests and debugging; it is read only here.
 td_jitter td_jitter_open(td_jitter_kind kind) {
-  const char *text = getenv("TANDEM_JITTER");
+  const char *text = td_test_var_get(TD_ENV_JITTER);
   const uint64_t seed = text ? strtoull(text, NULL, 10) : 0;
   if (!seed) return (td_jitter){.seed = 0};
   pthread_mutex_lock(&lock);
@@ -47,4 +49,20 @@ void td_jitter_sleep(td_jitter *jitter) {
   long us = (long)(r >> 8 & 0xffff) % 200;
   if ((r >> 24 & 63) < jitter->n_long) us = 1000 + (long)(r >> 32 & 0xffff) % 2000;
   nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+}
+
+static uint64_t times_seed; // 0: measured times are what they are
+static atomic_uint_fast64_t n_times;
+
+static void read_times(void) {
+  const char *text = td_test_var_get(TD_ENV_TIMES);
+  times_seed = text ? strtoull(text, NULL, 10) : 0;
+}
+
+uint64_t td_jitter_time(uint64_t ns) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_times);
+  if (!times_seed) return ns;
+  const uint64_t r = mix(mix(times_seed) ^ atomic_fetch_add(&n_times, 1));
+  return (uint64_t)((double)ns * (double)(r >> 40) * (16.0 / (1 << 24)));
 }

@@ -1,6 +1,6 @@
-// src/base/jitter.h - random delays before a stream's operations, so that tests exercise concurrent
-// operations in more orders than an idle machine produces. Used by the CPU device's streams and by
-// the CUDA emulator, which compiles this file as well.
+// src/base/jitter.h - random measurements, and random delays before a stream's operations, so that
+// tests exercise concurrent operations in more orders than an idle machine produces. Used by the
+// CPU device's streams and by the CUDA emulator, which compiles this file as well.
 #ifndef TD_BASE_JITTER_H
 #define TD_BASE_JITTER_H
 
@@ -29,6 +29,11 @@ void td_jitter_sleep(td_jitter *jitter);
 static inline void td_jitter_wait(td_jitter *jitter) {
   if (jitter->seed) td_jitter_sleep(jitter);
 }
+
+// Of a measured time: ns itself, or with the environment variable TANDEM_TIMES, a seed, anything
+// from none of it to 16 times as much. Whatever a measurement chooses, texts must not depend on it.
+// Any thread.
+uint64_t td_jitter_time(uint64_t ns);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/fs.h"
 
 #define MAX_NODE_ID 1023
@@ -56,7 +57,7 @@ static td_nodes fake_nodes(long n) {
 
 td_nodes td_nodes_get(void) {
   static const td_nodes one = {.n = 1};
-  const char *fake = getenv("TANDEM_FAKE_NODES");
+  const char *fake = td_test_var_get(TD_ENV_FAKE_NODES);
   if (fake && atol(fake) > 1) return fake_nodes(atol(fake));
   cpu_set_t online, cpus;
   if (!read_list(&online, "/sys/devices/system/node/online")) return one;

@@ -11,6 +11,7 @@
 #define TD_OPS_OF_ARGS(X)                                                                          \
   X(EMBED, embed, td_embed_args, "tokens", a->n_tokens, NULL, 0)                                   \
   X(RMSNORM, rmsnorm, td_rmsnorm_args, "tokens", a->n_rows, NULL, 0)                               \
+  X(LAYERNORM, layernorm, td_layernorm_args, "tokens", a->n_rows, NULL, 0)                         \
   X(LINEAR, linear, td_linear_op_args, "tokens", a->n_tokens, "bytes", td_weight_data_bytes(a->w)) \
   X(ROPE, rope, td_rope_args, "tokens", a->n_tokens, NULL, 0)                                      \
   X(SCALE_ROWS, scale_rows, td_scale_rows_args, "tokens", a->n_tokens, NULL, 0)                    \
@@ -18,6 +19,11 @@
   X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args, "tokens", a->batch.n_tokens, NULL, 0)        \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_MLA, attn_mla, td_attn_mla_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
+  X(SELECT_KEYS, select_keys, td_select_keys_args, "tokens", a->batch.n_tokens, NULL, 0)           \
+  X(POOL, pool, td_pool_args, "tokens", a->batch.n_tokens, NULL, 0)                                \
+  X(ATTN_POOL, attn_pool, td_attn_pool_args, "tokens", a->batch.n_tokens, NULL, 0)                 \
+  X(HYPER_READ, hyper_read, td_hyper_read_args, "tokens", a->n_tokens, NULL, 0)                    \
+  X(HYPER_WRITE, hyper_write, td_hyper_write_args, "tokens", a->n_tokens, NULL, 0)                 \
   X(DELTA_CONV, delta_conv, td_delta_conv_args, "tokens", a->batch.n_tokens, NULL, 0)              \
   X(DELTA_RULE, delta_rule, td_delta_rule_op_args, "tokens", a->batch.n_tokens, NULL, 0)           \
   X(GATE_ROWS, gate_rows, td_gate_rows_args, "tokens", a->n_tokens, NULL, 0)                       \

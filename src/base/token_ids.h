@@ -11,8 +11,8 @@
 typedef struct {
   int32_t *ids; // owned; NULL while empty
   size_t n, cap;
-  size_t most; // limit: a producer may stop with TD_ELIMIT beyond it; 0: none
-  bool is_cut; // a producer stopped at the limit
+  size_t most;  // limit: beyond it a producer may count instead of adding; 0: none
+  size_t n_cut; // counted beyond the limit
 } td_token_ids;
 
 // Frees and zeroes; legal for a zeroed array.
