@@ -28,7 +28,7 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-#define TD_CUDA_ABI_VERSION 25u
+#define TD_CUDA_ABI_VERSION 27u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -114,6 +114,16 @@ typedef struct {
   uint32_t unused;
 } td_cu_rmsnorm_args;
 
+// x[i][:] = (x[i][:] - mean) / sqrt(variance + eps) * w[:] + b[:]
+typedef struct {
+  uint16_t *x;
+  td_vec w, b;
+  size_t stride;
+  uint32_t n_rows, dim;
+  float eps;
+  uint32_t unused;
+} td_cu_layernorm_args;
+
 typedef struct {
   uint16_t *x;
   const float *cos_sin;
@@ -182,7 +192,10 @@ typedef struct {
   const uint16_t *x;
   void *y; // BF16 or, with y_f32, f32
   td_vec bias;
-  const float *expert_bias; // NULL, or f32 [experts of the layer][n_rows]; with tiles only
+  // NULL, or f32 [experts of the layer][n_rows], those of the matrices bias_step elements apart;
+  // with tiles only
+  const float *expert_bias;
+  size_t bias_step;
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
@@ -259,10 +272,11 @@ typedef struct {
   size_t page_bytes, rule_at;
 } td_cu_delta_states;
 
-// k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS.
+// k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS. is_tiled: value head h has key head
+// h % n_k_heads; if not, those in a row share one.
 enum { TD_CU_DELTA_TILE = 32, TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_TAPS = 16 };
 typedef struct {
-  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels;
+  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels, is_tiled, unused;
 } td_cu_delta_shape;
 
 // Part of a token's row: group g begins at element offset + g * stride.
@@ -397,6 +411,35 @@ typedef struct {
   td_cu_read read; // of kv_b
 } td_cu_mla_args;
 
+// selected[t] = the positions of the top_k largest scores of those up to token t's own, in rising
+// order, lower positions first among equal ones. A token that sees no more than top_k is skipped.
+// dim is at most TD_CU_INDEX_DIM.
+enum { TD_CU_INDEX_DIM = 128 };
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;          // keys, [page_tokens][dim]
+  const uint16_t *q;    // [n_tokens][n_heads][dim]
+  const float *weights; // [n_tokens][n_heads]
+  float *scores;        // [n_tokens][stride]
+  int32_t *selected;    // [n_tokens][top_k]
+  size_t stride;        // at least the largest number of positions of any token
+  uint32_t n_heads, dim, top_k;
+  uint32_t in_runs; // bool, set by the launcher: how the kernel loads
+} td_cu_select_args;
+
+// Copies what token t attends to into page t of `out`, [page_tokens][dim] each, in the order of
+// positions: the selected entries or, of a token that sees no more than top_k, all. seq, position
+// and page_table describe these pages: tokens are sequences of one page.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;
+  const int32_t *selected;
+  uint16_t *out;
+  int32_t *seq, *position, *page_table; // [n_tokens]
+  uint32_t dim, top_k, page_tokens;
+  uint32_t in_runs; // bool, set by the launcher: how the kernel copies
+} td_cu_select_gather_args;
+
 typedef struct {
   const float *logits, *bias;
   int32_t *ids;
@@ -438,14 +481,16 @@ typedef struct {
 enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
 
 // out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows. With limit
-// > 0, gate has twice as many elements, those of gate and up alternating; with g = min(gate, limit)
-// and u = clamp(up, -limit, limit) it is out[i] = g * sigmoid(alpha * g) * (u + 1).
+// > 0, g = min(gate, limit) and u = clamp(up, -limit, limit) it is out[i] = g * sigmoid(alpha * g)
+// * (u + 1). pairs, with a limit: gate has twice as many elements, those of gate and up
+// alternating.
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
   td_cu_tile_range range;
   uint32_t n_rows, dim;
   float limit, alpha;
+  uint32_t pairs, unused; // pairs: bool
 } td_cu_swiglu_args;
 
 // out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of
@@ -503,6 +548,14 @@ typedef struct {
   int32_t *fault;
 } td_cu_await_args;
 
+// Nothing but mma.sync, to measure its peak: each warp of n_blocks blocks multiplies
+// TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS.
+enum { TD_CU_PEAK_WARPS = 8, TD_CU_PEAK_MMAS = 8, TD_CU_PEAK_FLOPS = 2 * 16 * 8 * 16 };
+typedef struct {
+  float *out; // [n_blocks][32 * TD_CU_PEAK_WARPS]
+  uint32_t n_blocks, n_rounds;
+} td_cu_mma_peak_args;
+
 #define TD_CU_OPS(X)                                                                               \
   X(embed, td_cu_embed_args)                                                                       \
   X(add, td_cu_add_args)                                                                           \
@@ -510,6 +563,7 @@ typedef struct {
   X(gather, td_cu_gather_args)                                                                     \
   X(sum_parts, td_cu_sum_parts_args)                                                               \
   X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
+  X(layernorm, td_cu_layernorm_args)                                                               \
   X(rope, td_cu_rope_args)                                                                         \
   X(scale_rows, td_cu_scale_rows_args)                                                             \
   X(linear_vec, td_cu_linear_args)                                                                 \
@@ -526,6 +580,8 @@ typedef struct {
   X(gate_rows, td_cu_gate_rows_args)                                                               \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
+  X(select, td_cu_select_args)                                                                     \
+  X(select_gather, td_cu_select_gather_args)                                                       \
   X(router, td_cu_router_args)                                                                     \
   X(top_logits, td_cu_top_logits_args)                                                             \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \
@@ -534,7 +590,8 @@ typedef struct {
   X(moe_join, td_cu_moe_join_args)                                                                 \
   X(signal, td_cu_signal_args)                                                                     \
   X(post, td_cu_post_args)                                                                         \
-  X(await, td_cu_await_args)
+  X(await, td_cu_await_args)                                                                       \
+  X(mma_peak, td_cu_mma_peak_args)
 
 // The library's other functions: name, result (a CUDA error code where it is an int), parameters.
 //   open           also makes it the calling thread's current device; threads waiting for it sleep

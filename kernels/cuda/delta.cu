@@ -457,7 +457,9 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_r
   const uint32_t begin = static_cast<uint32_t>(first),
                  n_tokens = static_cast<uint32_t>(end - first);
   const uint32_t head = blockIdx.y;
-  const rule_part part = {head, head / (a.shape.n_v_heads / a.shape.n_k_heads), blockIdx.x * TILE};
+  const uint32_t k_head = a.shape.is_tiled ? head % a.shape.n_k_heads
+                                           : head / (a.shape.n_v_heads / a.shape.n_k_heads);
+  const rule_part part = {head, k_head, blockIdx.x * TILE};
   if (IN_RUNS) fetch<KD>(a, part, begin, at_most(n_tokens, RULE_TOKENS), s);
   const int32_t position = a.batch.position[begin];
   const size_t of_tile = static_cast<size_t>(a.shape.k_dim) * TILE;

@@ -5,6 +5,10 @@
 
 #include "kernels/cuda/common.cuh"
 
+#define TD_HALF_VALUE(bits) f32_from_f16(bits)
+#define TD_BITS_VALUE(bits) __uint_as_float(bits)
+#include "kernels/blocks.h"
+
 __device__ inline uint32_t weight_groups(const td_weight &w) {
   return w.scale_cols ? (w.cols + w.scale_cols - 1) / w.scale_cols : 0;
 }
@@ -85,6 +89,10 @@ __device__ inline float dequant_at(const td_weight &w, uint32_t row, uint32_t co
     return static_cast<float>(static_cast<int>(code4_at(w, row, col)) -
                               zero_at(w, row, col / w.scale_cols));
   case TD_F4E2M1: return f32_from_e2m1(code4_at(w, row, col));
+#define X(id, cols, bytes) case TD_##id:
+    TD_BLOCK_DTYPES(X)
+#undef X
+    return gguf_value(&w, row, col);
   default: return static_cast<const float *>(w.data)[i];
   }
 }

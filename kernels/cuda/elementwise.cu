@@ -274,6 +274,29 @@ extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
   return launched();
 }
 
+// One block per row.
+__global__ static void layernorm_kernel(td_cu_layernorm_args a) {
+  __shared__ float scratch[2][WARP];
+  uint16_t *x = a.x + blockIdx.x * a.stride;
+  float sum = 0, squares = 0, n = static_cast<float>(a.dim);
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
+    sum += f32_from_bf16(x[i]);
+  float mean = block_sum(sum, scratch[0]) / n;
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
+    float d = f32_from_bf16(x[i]) - mean;
+    squares += d * d;
+  }
+  float gain = 1 / sqrtf(block_sum(squares, scratch[1]) / n + a.eps);
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
+    x[i] = bf16_from_f32((f32_from_bf16(x[i]) - mean) * gain * vec_at(a.w, i) + vec_at(a.b, i));
+}
+
+extern "C" int td_cu_layernorm(const td_cu_layernorm_args *a, td_cu_stream stream) {
+  uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, 256);
+  TD_LAUNCH(layernorm_kernel, a->n_rows, threads, 0, stream, *a);
+  return launched();
+}
+
 // The angles of token t, or NULL with the fault set.
 __device__ static const float *angles_of(const td_cu_rope_args &a, uint32_t t) {
   int32_t position = a.position[t];
@@ -366,13 +389,19 @@ extern "C" int td_cu_scale_rows(const td_cu_scale_rows_args *a, td_cu_stream str
   return launched();
 }
 
+__device__ static float clamped_swiglu(const td_cu_swiglu_args &a, float gate, float up) {
+  float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
+  return (u + 1) * (g / (1 + expf(-a.alpha * g)));
+}
+
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
   pair_range used = {0, a.n_rows};
   if (a.range.tiles) used = pairs_of(a.range);
   size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
   for (size_t i = first_element(); i < n; i += element_stride()) {
     float gate = a.gate[i];
-    a.out[i] = bf16_from_f32(gate / (1 + expf(-gate)) * a.up[i]);
+    a.out[i] = bf16_from_f32(a.limit > 0 ? clamped_swiglu(a, gate, a.up[i])
+                                         : gate / (1 + expf(-gate)) * a.up[i]);
   }
 }
 
@@ -389,11 +418,6 @@ __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
       gate[e] = gate[e] / (1 + expf(-gate[e])) * up[e];
     store_run(a.out + i, gate);
   }
-}
-
-__device__ static float clamped_swiglu(const td_cu_swiglu_args &a, float gate, float up) {
-  float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
-  return (u + 1) * (g / (1 + expf(-a.alpha * g)));
 }
 
 // Rows of gate and up alternate. RUNS: four results at a time.
@@ -429,9 +453,10 @@ static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
 }
 
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
-  if (a->limit > 0) return launch_pairs(a, stream);
+  if (a->pairs) return launch_pairs(a, stream);
   size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->out, a->dim)) {
+  if (a->limit == 0 && in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) &&
+      in_runs(a->out, a->dim)) {
     TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
     return launched();
   }

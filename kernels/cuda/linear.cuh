@@ -38,7 +38,7 @@ __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t 
 __device__ inline const float *linear_bias(const td_cu_linear_args &a, uint32_t i) {
   if (!a.expert_bias) return nullptr;
   const td_cu_tile &tile = a.range.tiles[first_tile(a.range) + i];
-  return a.expert_bias + static_cast<size_t>(tile.expert) * a.n_rows;
+  return a.expert_bias + blockIdx.z * a.bias_step + static_cast<size_t>(tile.expert) * a.n_rows;
 }
 
 __device__ inline void linear_put(const td_cu_linear_args &a, const float *bias, uint32_t i,

@@ -156,6 +156,12 @@ static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
   return any;
 }
 
+// Part i of sixteen signed bytes, VL of them.
+static inline vf vf_from_bytes(__m128i bytes, int i) {
+  if (i) bytes = _mm_srli_si128(bytes, VL);
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
 static inline vf vf_from_i8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }

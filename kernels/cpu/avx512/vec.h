@@ -153,6 +153,12 @@ static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
   return found != 0;
 }
 
+// Part i of sixteen signed bytes, VL of them.
+static inline vf vf_from_bytes(__m128i bytes, int i) {
+  (void)i;
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
 static inline vf vf_from_i8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }

@@ -3,7 +3,7 @@
 #ifndef KERNELS_CPU_CODES_H
 #define KERNELS_CPU_CODES_H
 
-#include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/common/gguf.h"
 
 static inline float f32_from_e2m1(unsigned code) {
   static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
@@ -51,6 +51,10 @@ static inline float dequant_at(const td_weight *w, uint32_t row, uint32_t col) {
   case TD_I4: return (float)((int)code4_at(w, row, col) - zero_at(w, row, col / w->scale_cols));
   case TD_F4E2M1: return f32_from_e2m1(code4_at(w, row, col));
   case TD_I8: return ((const int8_t *)w->data)[(size_t)row * w->cols + col];
+#define X(id, cols, bytes) case TD_##id:
+    TD_BLOCK_DTYPES(X)
+#undef X
+    return gguf_value(w, row, col);
   default: return f32_from_any(w->data, w->dtype, (size_t)row * w->cols + col);
   }
 }

@@ -12,6 +12,8 @@
 //   SHARED        if vector_of works for any codes but NaN: this many vectors of a row are decoded
 //                 together because they share work; with watched, watch and watched_nan, which
 //                 report afterwards whether codes of some rows are NaN
+//   LOAD_AT       if columns are in blocks (common/prefetch.h): load_codes of a row's columns from
+//                 k on
 //   ORDER_X       if columns of a group are not in order: stores a group of x in vector_of's order
 //   X_UP          if weights are decoded so small that x must be packed multiplied by a power of
 //                 two; the result corrects for the rest of DOWN. Then also X_FITS_FROM, X_FITS_TO
@@ -36,6 +38,9 @@
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
+#ifndef LOAD_AT
+#define LOAD_AT(row, k) load_codes((row) + (k))
+#endif
 #ifndef ORDER_X
 #define ORDER_X (void)
 #endif
@@ -64,7 +69,7 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
 }
 
 TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
-  return (const elem *)w->data + (size_t)row * w->cols;
+  return (const elem *)((const char *)w->data + COLUMNS_BYTES((size_t)row * w->cols));
 }
 
 static inline bool scale_is_rows(const td_weight *w) {
@@ -149,12 +154,12 @@ static bool token_fits(const td_weight *w, const float *scales, const float *x) 
 
 // ---- run by run -----------------------------------------------------------------------------
 
-// Products of a run of one row.
-static vf run_products(const elem *w, const float *x, uint32_t n, bool *nan) {
+// Products of a run of one row, from column k0 on.
+static vf run_products(const elem *w, uint32_t k0, const float *x, uint32_t n, bool *nan) {
   elem room[GROUP];
   vf acc = vf_zero();
   for (uint32_t k = 0; k < n; k += GROUP) {
-    codes c = n - k < GROUP ? load_codes_n(w + k, n - k, room) : load_codes(w + k);
+    codes c = n - k < GROUP ? load_codes_n(COLUMN_AT(w, k0 + k), n - k, room) : LOAD_AT(w, k0 + k);
     for (uint32_t j = 0; j < VECTORS && k + j * VL < n; j++) {
       uint32_t at = k + j * VL;
       vf xv = n - at < VL ? vf_load_n(x + at, n - at) : vf_load(x + at);
@@ -175,7 +180,7 @@ static void run_by_run(const td_linear_args *a, uint32_t token) {
     vf total = vf_zero();
     for (uint32_t k = 0, n; k < a->w->cols; k += n) {
       n = run_length(a->w, k, RUN);
-      vf acc = run_products(row_data(a->w, row) + k, x + k, n, &nan);
+      vf acc = run_products(row_data(a->w, row), k, x + k, n, &nan);
       float scale = scales[k / a->w->scale_cols];
       bool fits = fabsf(scale) < 0x1p127f / NATURAL_DOWN;
       if (!fits) acc = vf_mul(acc, vf_set1(NATURAL_DOWN));
@@ -278,9 +283,10 @@ _Static_assert((int)FEW_TOKENS <= (int)PANEL_TOKENS, "a panel has room for them"
 static void find_nan(panel *p, uint32_t row, uint32_t n_rows) {
   elem room[GROUP];
   for (uint32_t r = row; r < row + n_rows; r++) {
-    const elem *w = row_data(p->a->w, p->row0 + r) + p->k;
+    const elem *w = row_data(p->a->w, p->row0 + r);
     for (uint32_t k = 0; k < p->n; k += GROUP) {
-      codes c = p->n - k < GROUP ? load_codes_n(w + k, p->n - k, room) : load_codes(w + k);
+      const uint32_t at = p->k + k, left = p->n - k;
+      codes c = left < GROUP ? load_codes_n(COLUMN_AT(w, at), left, room) : LOAD_AT(w, at);
       p->nan[r] |= has_nan(&c);
     }
   }
@@ -293,7 +299,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   vf acc[MAX_ROWS * TILE_TOKENS];
   const size_t stride = p->a->n_tokens, at = row * stride + token;
   TD_UNROLL for (int r = 0; r < R; r++) {
-    w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
+    w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r);
   }
   TD_UNROLL for (int i = 0; i < R * T; i++) {
     acc[i] = p->k == 0 ? vf_zero() : p->total[at + (size_t)(i / T) * stride + (size_t)(i % T)];
@@ -306,15 +312,18 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
     if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, p->ahead[1]);
     TD_UNROLL for (int r = 0; r < R; r++) {
-      __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
-      __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
-      c[r] = load_codes(w[r] + k);
+      const uintptr_t from = (uintptr_t)COLUMN_AT(w[r], p->k + k);
+      __builtin_prefetch((const void *)(from + in_l2.offset), 0, 2);
+      __builtin_prefetch((const void *)(from + in_l1.offset));
+      c[r] = LOAD_AT(w[r], p->k + k);
     }
     add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
   if (k < n) {
     elem room[MAX_ROWS][GROUP];
-    TD_UNROLL for (int r = 0; r < R; r++) c[r] = load_codes_n(w[r] + k, n - k, room[r]);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      c[r] = load_codes_n(COLUMN_AT(w[r], p->k + k), n - k, room[r]);
+    }
     add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
   if (watched_nan(seen)) find_nan(p, row, (uint32_t)R);
@@ -385,11 +394,12 @@ static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
   (void)place;
-  const elem *w = row_data(g->a->w, g->row0 + row) + g->k;
+  const elem *w = row_data(g->a->w, g->row0 + row);
   const size_t step = GEMM_ROWS * VL;
   elem room[GROUP];
   for (uint32_t k = 0; k < g->n; k += GROUP, out += VECTORS * step) {
-    codes c = g->n - k < GROUP ? load_codes_n(w + k, g->n - k, room) : load_codes(w + k);
+    const uint32_t at = g->k + k, left = g->n - k;
+    codes c = left < GROUP ? load_codes_n(COLUMN_AT(w, at), left, room) : LOAD_AT(w, at);
     if (__builtin_expect(plain(1, &c), 1)) {
       TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + j * step, vector_of(&c, j));
       continue;
@@ -400,7 +410,7 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
 }
 
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
-  return (const char *)(row_data(w, row) + k);
+  return (const char *)COLUMN_AT(row_data(w, row), k);
 }
 
 static void end_block(const gemm *g) {

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "kernels/cpu/common/blocks_vec.h"
 #include "kernels/cpu/common/dequant.h"
 #include "kernels/cpu/common/vec_math.h"
 #include "kernels/cpu/rows/sum_row.h"
@@ -120,6 +121,13 @@ void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
     if (w->layout != TD_LAYOUT_ROWS || w->scale_cols % 2) break;
     decode_row4(a);
     return;
+#define X(id, n_cols, n_bytes)                                                                     \
+  case TD_##id:                                                                                    \
+    decode_blocks(TD_##id, (const uint8_t *)w->data + a->row * td_weight_row_bytes(w), w->cols,    \
+                  a->out);                                                                         \
+    return;
+    TD_BLOCK_DTYPES(X)
+#undef X
   default: break;
   }
   decode_row__scalar(a);
