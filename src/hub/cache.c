@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "hub/hub_impl.h"
@@ -12,15 +13,10 @@
 #define MAX_INDEX_BYTES (1u << 28)
 #define MAX_TOKEN_BYTES 4096
 
-const char *td_hub_setting(const char *name) {
-  const char *value = getenv(name);
-  return value && value[0] ? value : NULL;
-}
-
 // Appends the folder of the hub's programs.
 static td_status add_home(td_buf *out, td_err *err) {
-  const char *home = td_hub_setting("HF_HOME"), *cache = td_hub_setting("XDG_CACHE_HOME");
-  const char *user = td_hub_setting("HOME");
+  const char *home = td_env("HF_HOME"), *cache = td_env("XDG_CACHE_HOME");
+  const char *user = td_env("HOME");
   if (home) {
     td_buf_str(out, home);
   } else if (cache) {
@@ -34,9 +30,15 @@ static td_status add_home(td_buf *out, td_err *err) {
 }
 
 bool td_hub_is_name(const char *model) {
-  const char *slash = strchr(model, '/');
+  const char *slash = strchr(model, '/'), *colon = strchr(model, ':');
   static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-  if (!slash || slash == model || !slash[1] || slash[1 + strspn(slash + 1, letters)]) return false;
+  if (!slash || slash == model || !slash[1] || (slash[1 + strspn(slash + 1, letters)] && !colon)) {
+    return false;
+  }
+  if (colon && (colon <= slash + 1 || slash + 1 + strspn(slash + 1, letters) != colon ||
+                !colon[1] || colon[1 + strspn(colon + 1, letters)])) {
+    return false;
+  }
   if (model[0] == '.' || slash[1] == '.' || strspn(model, letters) != (size_t)(slash - model)) {
     return false;
   }
@@ -44,7 +46,7 @@ bool td_hub_is_name(const char *model) {
 }
 
 td_status td_hub_folder(td_buf *out, const char *repo, td_err *err) {
-  const char *cache = td_hub_setting("HF_HUB_CACHE");
+  const char *cache = td_env("HF_HUB_CACHE");
   const char *slash = strchr(repo, '/');
   if (cache) {
     td_buf_str(out, cache);
@@ -58,16 +60,16 @@ td_status td_hub_folder(td_buf *out, const char *repo, td_err *err) {
 }
 
 char *td_hub_token(void) {
-  const char *token = td_hub_setting("HF_TOKEN"), *path = td_hub_setting("HF_TOKEN_PATH");
+  const char *token = td_env("HF_TOKEN"), *path = td_env("HF_TOKEN_PATH");
   td_buf file = TD_BUF_INIT, text = TD_BUF_INIT;
   td_err ignored;
   if (token) {
     td_buf_str(&text, token);
   } else if (path) {
-    td_file_read(&text, path, MAX_TOKEN_BYTES, &ignored);
+    td_file_read_regular(&text, path, MAX_TOKEN_BYTES, &ignored);
   } else if (add_home(&file, &ignored) == TD_OK) {
     td_buf_str(&file, "/token");
-    td_file_read(&text, td_buf_text(&file), MAX_TOKEN_BYTES, &ignored);
+    td_file_read_regular(&text, td_buf_text(&file), MAX_TOKEN_BYTES, &ignored);
   }
   const char *begin = td_buf_text(&text);
   begin += strspn(begin, " \t\r\n");
@@ -133,32 +135,53 @@ static bool has_file(const char *folder, const char *name) {
   return found;
 }
 
-td_status td_hub_find(char **out, const char *repo, const char *revision, td_err *err) {
-  td_buf path = TD_BUF_INIT, commit = TD_BUF_INIT, snapshot = TD_BUF_INIT;
+// The snapshot of a revision in a model's folder of the cache, or a quantization's file in it;
+// NULL: it is not there, or not whole.
+static char *find_snapshot(const char *folder, const char *quant, const char *revision) {
+  td_buf path = TD_BUF_INIT, commit = TD_BUF_INIT;
   td_err ignored;
-  *out = NULL;
   const char *wanted = revision ? revision : "main";
-  td_status st = td_hub_folder(&path, repo, err);
-  const size_t n_folder = path.len;
-  if (st == TD_OK) {
-    td_buf_printf(&path, "/refs/%s", wanted);
-    if (td_file_read(&commit, td_buf_text(&path), 128, &ignored) == TD_OK) {
-      wanted = td_buf_text(&commit);
-    }
-    const int n = (int)strcspn(wanted, " \r\n");
-    td_buf_printf(&snapshot, "%.*s/snapshots/%.*s", (int)n_folder, td_buf_text(&path), n, wanted);
-    const char *folder = td_buf_text(&snapshot);
-    const bool is_whole = has_file(folder, "config.json") && has_shards(folder);
-    *out = is_whole ? strdup(folder) : NULL;
-    if (!*out) {
-      st = td_fail(err, TD_ENOENT, "%s is not in %.*s, or not whole: run `tandem pull %s`", repo,
-                   (int)n_folder, td_buf_text(&path), repo);
-    }
+  td_buf_printf(&path, "%s/refs/%s", folder, wanted);
+  if (td_file_read_regular(&commit, td_buf_text(&path), 128, &ignored) == TD_OK) {
+    wanted = td_buf_text(&commit);
   }
+  const int n = (int)strcspn(wanted, " \r\n");
+  td_buf_clear(&path);
+  td_buf_printf(&path, "%s/snapshots/%.*s", folder, n, wanted);
+  const char *snapshot = td_buf_text(&path);
+  const bool is_whole = !quant && has_file(snapshot, "config.json") && has_shards(snapshot);
+  char *out = quant ? td_hub_find_quant(snapshot, quant) : is_whole ? strdup(snapshot) : NULL;
   td_buf_free(&path);
   td_buf_free(&commit);
-  td_buf_free(&snapshot);
+  return out;
+}
+
+td_status td_hub_find(char **out, const char *repo, const char *quant, const char *revision,
+                      td_err *err) {
+  td_buf folder = TD_BUF_INIT;
+  *out = NULL;
+  td_status st = td_hub_folder(&folder, repo, err);
+  if (st == TD_OK) *out = find_snapshot(td_buf_text(&folder), quant, revision);
+  if (st == TD_OK && !*out) {
+    st = td_fail(err, TD_ENOENT, "%s%s%s is not in %s, or not whole: run `tandem pull %s%s%s`",
+                 repo, quant ? ":" : "", quant ? quant : "", td_buf_text(&folder), repo,
+                 quant ? ":" : "", quant ? quant : "");
+  }
+  td_buf_free(&folder);
   return st;
+}
+
+bool td_hub_is_folder(const char *model) {
+  return !has_file(model, "config.json") && has_file(model, "snapshots");
+}
+
+td_status td_hub_find_in(char **out, const char *folder, const char *revision, td_err *err) {
+  *out = find_snapshot(folder, NULL, revision);
+  if (*out) return TD_OK;
+  return td_fail(err, TD_ENOENT,
+                 "%s: revision %s is not there, or not whole: give one with --revision, or the "
+                 "folder of a snapshot",
+                 folder, revision ? revision : "main");
 }
 
 td_status td_hub_link(const char *folder, const char *commit, const td_hub_file *file,

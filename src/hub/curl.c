@@ -8,10 +8,14 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/clock.h"
+#include "base/env.h"
 #include "hub/hub_impl.h"
 
 #define CONNECT_SECONDS 30
-#define STALLED_SECONDS 60 // without a byte
+#define STALLED_SECONDS 60 // too slow, or without the begin of a body, redirects included
+#define SLOW_BYTES_S    1024L
+#define MAX_ERROR_BYTES (64u << 10) // read of an error's page
 
 #define CURL_FUNCTIONS(X)                                                                          \
   X(curl_global_init)                                                                              \
@@ -57,8 +61,16 @@ typedef struct {
   td_err *err;
   bool has_failed; // take has
   bool has_begun;
+  bool is_late;   // it has not begun in time
   uint64_t begin; // of the body
+  size_t n_error; // bytes of an error's page
+  uint64_t begun_ns;
 } transfer;
+
+static long stalled_seconds(void) {
+  const char *test = td_test_var_get(TD_ENV_HUB_STALLED_S);
+  return test ? strtol(test, NULL, 10) : STALLED_SECONDS;
+}
 
 // The first byte of "Content-Range: bytes 5-9/10".
 static size_t on_header(char *line, size_t size, size_t n, void *arg) {
@@ -83,7 +95,10 @@ static size_t on_body(char *bytes, size_t size, size_t n, void *arg) {
   const size_t len = size * n;
   long http = 0;
   lib.curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &http);
-  if (http >= 300) return len; // the page of an error
+  if (http >= 300) {
+    t->n_error += len;
+    return t->n_error <= MAX_ERROR_BYTES ? len : 0;
+  }
   if (!t->has_begun && http != 206) t->begin = 0;
   t->has_begun = true;
   t->has_failed = t->get->take(t->get->ctx, t->begin, bytes, len, t->err) != TD_OK;
@@ -93,9 +108,11 @@ static size_t on_body(char *bytes, size_t size, size_t n, void *arg) {
 
 static int on_progress(void *arg, curl_off_t total, curl_off_t now, curl_off_t up_total,
                        curl_off_t up_now) {
-  const transfer *t = arg;
+  transfer *t = arg;
   (void)total, (void)now, (void)up_total, (void)up_now;
-  return t->get->stop && atomic_load(t->get->stop);
+  const uint64_t waited_ns = td_clock_ns() - t->begun_ns;
+  t->is_late = !t->has_begun && waited_ns > (uint64_t)stalled_seconds() * 1000000000u;
+  return t->is_late || (t->get->stop && atomic_load(t->get->stop));
 }
 
 static void set_options(transfer *t, struct curl_slist *headers) {
@@ -111,8 +128,9 @@ static void set_options(transfer *t, struct curl_slist *headers) {
   lib.curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
   lib.curl_easy_setopt(c, CURLOPT_REDIR_PROTOCOLS_STR, is_safe ? "https" : "http,https");
   lib.curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
-  lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, (long)STALLED_SECONDS);
+  lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, SLOW_BYTES_S);
+  lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, stalled_seconds());
+  lib.curl_easy_setopt(c, CURLOPT_TIMEOUT, t->get->most_s);
   lib.curl_easy_setopt(c, CURLOPT_BUFFERSIZE, 1L << 18);
   lib.curl_easy_setopt(c, CURLOPT_HEADERFUNCTION, on_header);
   lib.curl_easy_setopt(c, CURLOPT_HEADERDATA, t);
@@ -132,8 +150,12 @@ static td_status judge(transfer *t, CURLcode code, td_err *err) {
   lib.curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &http);
   t->result->http = http;
   if (t->has_failed) return err->code;
+  if (t->is_late) {
+    t->result->is_worth_retrying = true;
+    return td_fail(err, TD_EIO, "%.300s: the server's answer does not begin", url);
+  }
   if (code == CURLE_ABORTED_BY_CALLBACK) return td_fail(err, TD_ECANCELED, "interrupted");
-  if (code != CURLE_OK) {
+  if (code != CURLE_OK && t->n_error <= MAX_ERROR_BYTES) {
     const bool is_final = code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL ||
                           code == CURLE_TOO_MANY_REDIRECTS ||
                           code == CURLE_PEER_FAILED_VERIFICATION;
@@ -146,7 +168,7 @@ static td_status judge(transfer *t, CURLcode code, td_err *err) {
 }
 
 td_status td_hub_fetch(const td_hub_get *get, td_hub_result *result, td_err *err) {
-  transfer t = {.get = get, .result = result, .err = err};
+  transfer t = {.get = get, .result = result, .err = err, .begun_ns = td_clock_ns()};
   struct curl_slist *headers = NULL;
   *result = (td_hub_result){0};
   if (get->token) {

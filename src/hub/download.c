@@ -14,13 +14,15 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/thread.h"
 #include "hub/hub_impl.h"
 
 #define MAX_THREADS    8
-#define MAX_TRIES      6 // in a row that bring nothing
+#define MAX_TRIES      6 // in a row that bring little
+#define LITTLE_BYTES   (64u << 10)
 #define MAX_MISMATCHES 2 // downloads of one file with another hash than listed
 #define MAX_WAIT_S     120
 #define READ_BYTES     (1u << 20)
@@ -149,7 +151,7 @@ static void wait_ms(const download *d, uint64_t ms) {
 // How long to wait after so many failures in a row. For tests the unit is
 // TANDEM_HUB_BACKOFF_MS instead of a second.
 static uint64_t backoff_ms(unsigned n_tries, unsigned retry_after_s) {
-  const char *test = td_hub_setting("TANDEM_HUB_BACKOFF_MS");
+  const char *test = td_test_var_get(TD_ENV_HUB_BACKOFF_MS);
   const uint64_t unit = test ? strtoull(test, NULL, 10) : 1000;
   const uint64_t n = retry_after_s ? retry_after_s : 1u << (n_tries < 6 ? n_tries : 6);
   return unit * (n < MAX_WAIT_S ? n : MAX_WAIT_S);
@@ -166,7 +168,7 @@ static td_status explain(const blob *b, const td_hub_result *r, td_err *err) {
   return td_err_prefix(err, "%s", path);
 }
 
-// Gets the rest of the blob, with more tries as long as something comes.
+// Gets the rest of the blob, with more tries as long as each brings something.
 static td_status get_rest(blob *b, const char *url, td_err *err) {
   unsigned n_tries = 0;
   while (b->n < b->file->n_bytes) {
@@ -187,7 +189,7 @@ static td_status get_rest(blob *b, const char *url, td_err *err) {
     }
     if (!result.is_worth_retrying || st == TD_ECANCELED) return explain(b, &result, err);
     if (result.http == 416 && empty(b, err) != TD_OK) return err->code;
-    n_tries = b->n > before ? 1 : n_tries + 1;
+    n_tries = b->n >= before + LITTLE_BYTES ? 1 : n_tries + 1;
     if (n_tries == MAX_TRIES) return explain(b, &result, err);
     wait_ms(b->d, backoff_ms(n_tries - 1, result.retry_after_s));
     if (atomic_load(&b->d->is_ending)) return td_fail(err, TD_ECANCELED, "interrupted");
@@ -234,18 +236,32 @@ static bool is_there(const td_hub_download *what, const td_hub_file *file) {
   return found;
 }
 
+// Opens what has come so far. What is no file of its own, but leads elsewhere or would block, is
+// left alone.
+static td_status open_begun(blob *b, td_err *err) {
+  struct stat info;
+  const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  b->fd = open(td_buf_text(&b->path), flags, 0666);
+  if (b->fd < 0 && errno != ELOOP && errno != ENXIO) return fail_errno(b, "open", err);
+  if (b->fd >= 0 && fstat(b->fd, &info) != 0) return fail_errno(b, "stat", err);
+  if (b->fd >= 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1) return TD_OK;
+  return td_fail(err, TD_EINVAL, "%s: not a regular file with this one name: remove it",
+                 td_buf_text(&b->path));
+}
+
 static td_status get_file(download *d, const td_hub_file *file, td_err *err) {
   blob b = {.d = d, .file = file};
   td_buf url = TD_BUF_INIT;
-  if (is_there(d->what, file)) { // two files with one content
+  if (file->is_twin) return TD_OK; // its blob comes for another file
+  if (is_there(d->what, file)) {
     atomic_fetch_add(&d->n_bytes, file->n_bytes);
     return TD_OK;
   }
   td_buf_printf(&b.path, "%s/blobs/%s.incomplete", d->what->folder, file->hash);
   td_buf_str(&url, d->what->base_url);
   td_hub_escape(&url, file->path);
-  b.fd = open(td_buf_text(&b.path), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  td_status st = b.fd >= 0 ? TD_OK : fail_errno(&b, "open", err);
+  b.fd = -1;
+  td_status st = open_begun(&b, err);
   const bool is_ours = st == TD_OK && flock(b.fd, LOCK_EX | LOCK_NB) == 0;
   if (st == TD_OK && !is_ours) {
     st = td_fail(err, TD_EAGAIN, "%s: another process is downloading it", file->path);
@@ -359,9 +375,9 @@ static uint64_t n_missing(const td_hub_download *what) {
     struct stat info;
     td_buf path = TD_BUF_INIT;
     td_buf_printf(&path, "%s/blobs/%s.incomplete", what->folder, file->hash);
-    const bool begun = stat(td_buf_text(&path), &info) == 0;
+    const bool begun = lstat(td_buf_text(&path), &info) == 0 && S_ISREG(info.st_mode);
     const uint64_t n = begun && info.st_size > 0 ? (uint64_t)info.st_size : 0;
-    if (!is_there(what, file)) sum += n < file->n_bytes ? file->n_bytes - n : 0;
+    if (!file->is_twin && !is_there(what, file)) sum += n < file->n_bytes ? file->n_bytes - n : 0;
     td_buf_free(&path);
   }
   return sum;
@@ -384,7 +400,7 @@ td_status td_hub_download_all(const td_hub_download *what, td_err *err) {
   td_status st = check_space(what, n_to_come, err);
   if (st != TD_OK) return st;
   for (uint32_t i = 0; i < what->listing->n; i++)
-    d.total += what->listing->files[i].n_bytes;
+    d.total += what->listing->files[i].is_twin ? 0 : what->listing->files[i].n_bytes;
   td_info("%u files, %.2f GB, of which %.2f GB are to be downloaded to %s", what->listing->n,
           (double)d.total / GB, (double)n_to_come / GB, what->folder);
   TD_CHECK(pthread_mutex_init(&d.lock, NULL) == 0);

@@ -18,6 +18,7 @@
 
 typedef struct {
   const char *repo;     // ORG/NAME
+  const char *quant;    // "Q4_K_M": the GGUF files of this quantization alone; NULL: safetensors
   const char *revision; // a branch, tag or commit; NULL: main
   // Patterns of fnmatch for the paths to download; none: the files that tandem reads.
   char *const *include;
@@ -25,15 +26,24 @@ typedef struct {
   const atomic_bool *stop; // set it to stop soon, also from a signal handler; may be NULL
 } td_hub_opts;
 
-// Whether the text is ORG/NAME and names no file here.
+// Whether the text is ORG/NAME or ORG/NAME:QUANT and names no file here.
 bool td_hub_is_name(const char *model);
+// Cuts such a name in two; *quant is NULL without one. The caller frees both.
+td_status td_hub_split(const char *model, char **repo, char **quant, td_err *err);
 
-// The folder of a model that the cache holds whole; the caller frees *out. TD_ENOENT: it does not.
-td_status td_hub_find(char **out, const char *repo, const char *revision, td_err *err);
+// The folder of a model that the cache holds whole or, with a quantization, its first GGUF file;
+// the caller frees *out. TD_ENOENT: it does not.
+td_status td_hub_find(char **out, const char *repo, const char *quant, const char *revision,
+                      td_err *err);
+
+// Whether model is a model's folder of a hub's cache, rather than a checkpoint.
+bool td_hub_is_folder(const char *model);
+// Like td_hub_find in such a folder.
+td_status td_hub_find_in(char **out, const char *folder, const char *revision, td_err *err);
 
 // Downloads what the cache lacks, several files at once; what was begun is continued. Every file is
-// checked by its size and hash. Progress goes to stderr. *out is the folder, which the caller
-// frees. TD_ECANCELED: stopped; what has come is kept.
+// checked by its size and hash. Progress goes to stderr. *out is as td_hub_find's. TD_ECANCELED:
+// stopped; what has come is kept.
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err);
 
 #endif

@@ -10,6 +10,7 @@
 typedef struct {
   const char *url, *token; // token: NULL without
   uint64_t begin;          // first byte that is wanted; not 0: as a Range
+  long most_s;             // for the whole transfer; 0: as long as it is fast enough
   const atomic_bool *stop;
   // Receives the body of a successful response; `begin` is where it really begins. An error ends
   // the transfer.
@@ -25,7 +26,8 @@ typedef struct {
 
 // Loads libcurl. TD_EUNSUPPORTED: it is not installed. Call before threads start.
 td_status td_hub_curl_open(td_err *err);
-// One request; follows redirects, on which the token is not sent to other hosts. Any thread.
+// One request; follows redirects, on which the token is not sent to other hosts. A response that
+// does not begin, one that stalls and an error's page without end are given up. Any thread.
 td_status td_hub_fetch(const td_hub_get *get, td_hub_result *result, td_err *err);
 
 // ---- listing.c: what a repository holds
@@ -38,6 +40,7 @@ typedef struct {
   char hash[TD_HUB_HASH_BYTES];
   bool is_sha256; // else the SHA-1 of git's blob
   uint64_t n_bytes;
+  bool is_twin; // a file before it in the list has its content
 } td_hub_file;
 
 typedef struct {
@@ -53,8 +56,6 @@ void td_hub_listing_free(td_hub_listing *listing);
 
 // ---- cache.c: folders ---------------------------------------------------------------------------
 
-// The value of an environment variable; NULL: not set, or empty.
-const char *td_hub_setting(const char *name);
 // Appends CACHE/models--ORG--NAME.
 td_status td_hub_folder(td_buf *out, const char *repo, td_err *err);
 // Makes a folder and those above it.
@@ -65,6 +66,15 @@ char *td_hub_token(void);
 td_status td_hub_link(const char *folder, const char *commit, const td_hub_file *file, td_err *err);
 td_status td_hub_write_ref(const char *folder, const char *revision, const char *commit,
                            td_err *err);
+
+// ---- gguf.c -------------------------------------------------------------------------------------
+
+// Length of the model's name if the path is that of a GGUF file of this quantization, of a part as
+// well; otherwise 0.
+size_t td_hub_quant_len(const char *path, const char *quant);
+// The file of a quantization in a snapshot, of several parts the first; NULL: there is none, or it
+// is not whole. The caller frees it.
+char *td_hub_find_quant(const char *snapshot, const char *quant);
 
 // ---- download.c ---------------------------------------------------------------------------------
 

@@ -29,8 +29,10 @@ static bool matches(const char *path, const char *const *patterns, size_t n) {
   return false;
 }
 
-// Without patterns: configuration, tokenizer and weights, each of them once.
-static bool is_wanted(const char *path, const td_hub_opts *opts) {
+// Without patterns: configuration, tokenizer and weights, each of them once. Of a quantization the
+// files with the shortest name (n_name) that ends so.
+static bool is_wanted(const char *path, const td_hub_opts *opts, size_t n_name) {
+  if (opts->quant) return n_name && td_hub_quant_len(path, opts->quant) == n_name;
   static const char *const read[] = {"*.safetensors", "*.json",   "*.jinja",  "*.model",
                                      "*.txt",         "LICENSE*", "README.md"};
   static const char *const twice[] = {"original/*", "consolidated*", "onnx/*", "openvino/*"};
@@ -59,22 +61,61 @@ static td_status set_file(td_hub_file *out, const cJSON *json, const char *path,
   return TD_OK;
 }
 
+static int by_hash(const void *a, const void *b) {
+  const td_hub_file *x = *(td_hub_file *const *)a, *y = *(td_hub_file *const *)b;
+  const int order = strcmp(x->hash, y->hash);
+  return order ? order : (x > y) - (x < y);
+}
+
+static td_status mark_twins(td_hub_listing *l, td_err *err) {
+  td_hub_file **sorted = malloc(l->n * sizeof *sorted);
+  if (!sorted) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (uint32_t i = 0; i < l->n; i++)
+    sorted[i] = &l->files[i];
+  qsort(sorted, l->n, sizeof *sorted, by_hash);
+  td_status st = TD_OK;
+  for (uint32_t i = 1; i < l->n && st == TD_OK; i++) {
+    const td_hub_file *before = sorted[i - 1];
+    sorted[i]->is_twin = strcmp(before->hash, sorted[i]->hash) == 0;
+    if (sorted[i]->is_twin && before->n_bytes != sorted[i]->n_bytes) {
+      st = td_fail(err, TD_EFORMAT, "%.200s and %.200s: the hub's list gives one hash two sizes",
+                   before->path, sorted[i]->path);
+    }
+  }
+  free(sorted);
+  return st;
+}
+
+static size_t shortest_quant(const cJSON *list, const char *quant) {
+  size_t best = 0;
+  for (const cJSON *item = list->child; quant && item; item = item->next) {
+    const char *path = cJSON_GetStringValue(td_json_get(item, "rfilename"));
+    const size_t len = path ? td_hub_quant_len(path, quant) : 0;
+    if (len && (!best || len < best)) best = len;
+  }
+  return best;
+}
+
 static td_status set_files(td_hub_listing *out, const cJSON *list, const td_hub_opts *opts,
                            td_err *err) {
   out->files = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *out->files);
   if (!out->files) return td_fail(err, TD_ENOMEM, "out of memory");
+  const size_t n_name = shortest_quant(list, opts->quant);
   for (const cJSON *item = list->child; item; item = item->next) {
     const cJSON *path = td_json_get(item, "rfilename");
     if (!cJSON_IsString(path)) return td_fail(err, TD_EFORMAT, "a file has no name");
-    if (!is_wanted(path->valuestring, opts)) continue;
+    if (!is_wanted(path->valuestring, opts, n_name)) continue;
     td_status st = set_file(&out->files[out->n], item, path->valuestring, err);
     if (st != TD_OK) return st;
     out->n++;
   }
-  return out->n ? TD_OK
+  return out->n ? mark_twins(out, err)
                 : td_fail(err, TD_ENOENT, "%s: none of its %d files is wanted%s", opts->repo,
                           cJSON_GetArraySize(list),
-                          opts->n_include ? ": see --include" : ": it has no safetensors");
+                          opts->quant       ? ": it has no GGUF files of this quantization"
+                          : opts->n_include ? ": see --include"
+                                            : ": it has no safetensors; of GGUF files one "
+                                              "quantization is pulled, ORG/NAME:Q4_K_M");
 }
 
 td_status td_hub_listing_parse(td_hub_listing *out, const char *json, size_t len,

@@ -3,10 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/env.h"
 #include "base/log.h"
+#include "base/mem_info.h"
 #include "hub/hub_impl.h"
 
 #define MAX_LIST_BYTES (64u << 20)
+#define MAX_LIST_S     300
 
 void td_hub_escape(td_buf *out, const char *text) {
   for (const char *c = text; *c; c++) {
@@ -19,7 +22,7 @@ void td_hub_escape(td_buf *out, const char *text) {
 }
 
 static const char *endpoint(void) {
-  const char *given = td_hub_setting("HF_ENDPOINT");
+  const char *given = td_env("HF_ENDPOINT");
   return given ? given : "https://huggingface.co";
 }
 
@@ -56,6 +59,7 @@ static td_status list_files(td_hub_listing *out, const td_hub_opts *opts, const 
   td_buf_str(&url, "?blobs=true");
   const td_hub_get get = {.url = td_buf_text(&url),
                           .token = token,
+                          .most_s = MAX_LIST_S,
                           .stop = opts->stop,
                           .take = take_text,
                           .ctx = &text};
@@ -69,6 +73,28 @@ static td_status list_files(td_hub_listing *out, const td_hub_opts *opts, const 
   td_buf_free(&url);
   td_buf_free(&text);
   return st;
+}
+
+// Says, before anything is downloaded, whether the weights fit into memory: with a tenth more for
+// the rest. Read from disk, decode is slower by a factor of tens.
+static void tell_memory(const td_hub_listing *l) {
+  static const char end[] = ".safetensors";
+  const uint64_t limit = td_memory_limit_bytes();
+  uint64_t n_weights = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    const size_t len = strlen(l->files[i].path), n_end = sizeof end - 1;
+    if (len > n_end && !strcmp(l->files[i].path + len - n_end, end))
+      n_weights += l->files[i].n_bytes;
+  }
+  if (!n_weights || limit == UINT64_MAX) return;
+  if (n_weights + n_weights / 10 > limit) {
+    td_warn("%.2f GB of weights do not fit into this machine's %.2f GB of memory: every token "
+            "would read them from disk. `tandem recommend` lists models that fit",
+            (double)n_weights * 1e-9, (double)limit * 1e-9);
+  } else {
+    td_info("%.2f GB of weights fit into this machine's %.2f GB of memory",
+            (double)n_weights * 1e-9, (double)limit * 1e-9);
+  }
 }
 
 static td_status link_all(const char *folder, const char *revision, const td_hub_listing *l,
@@ -88,6 +114,7 @@ static td_status download(char **out, const td_hub_opts *opts, const char *revis
   td_buf_printf(&blobs, "%s/blobs", folder);
   td_buf_printf(&base, "%s/%s/resolve/%s/", endpoint(), opts->repo, listing.commit);
   td_buf_printf(&snapshot, "%s/snapshots/%s", folder, listing.commit);
+  if (st == TD_OK) tell_memory(&listing);
   if (st == TD_OK) st = td_hub_make_folder(td_buf_text(&blobs), err);
   const td_hub_download what = {.base_url = td_buf_text(&base),
                                 .folder = folder,
@@ -96,8 +123,10 @@ static td_status download(char **out, const td_hub_opts *opts, const char *revis
                                 .stop = opts->stop};
   if (st == TD_OK) st = td_hub_download_all(&what, err);
   if (st == TD_OK) st = link_all(folder, revision, &listing, err);
-  if (st == TD_OK && !(*out = strdup(td_buf_text(&snapshot)))) {
-    st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) {
+    const char *where = td_buf_text(&snapshot);
+    *out = opts->quant ? td_hub_find_quant(where, opts->quant) : strdup(where);
+    if (!*out) st = td_fail(err, TD_EIO, "%s: parts of the model are missing", where);
   }
   free(token);
   td_hub_listing_free(&listing);
@@ -109,7 +138,7 @@ static td_status download(char **out, const td_hub_opts *opts, const char *revis
 
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err) {
   const char *revision = opts->revision ? opts->revision : "main";
-  const char *offline = td_hub_setting("HF_HUB_OFFLINE");
+  const char *offline = td_env("HF_HUB_OFFLINE");
   td_buf folder = TD_BUF_INIT;
   *out = NULL;
   if (!td_hub_is_name(opts->repo)) {

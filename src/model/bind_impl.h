@@ -4,6 +4,7 @@
 #define TD_MODEL_BIND_IMPL_H
 
 #include "model/tensor_bind.h"
+#include "model/tensor_specs.h"
 
 typedef struct {
   td_bound_tensors *out;
@@ -13,6 +14,11 @@ typedef struct {
   td_err *err;
   bool *used; // [n_tensors of store]: tensor is in use
 } td_tensor_binder;
+
+// Bit mask of GGUF's dtypes, whose values need no other tensor.
+#define X(id, cols, bytes) | 1u << TD_##id
+enum { TD_BLOCK_BITS = 0 TD_BLOCK_DTYPES(X) };
+#undef X
 
 // Finds a tensor by name and marks it used. TD_EFORMAT if it is missing.
 td_status td_binder_find(td_tensor_binder *b, const char *name, const td_tensor **out);
@@ -30,6 +36,16 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
 td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out);
 // Like td_binder_place, but the result is always F32. Accepts F32, F16, BF16 and F8_E8M0.
 td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const void **out);
+
+// Allocates n_bytes that live as long as the binding; NULL: out of memory.
+void *td_binder_block(td_tensor_binder *b, size_t n_bytes);
+
+// A_log of a gated delta net from the decays that GGUF has.
+td_status td_bind_gguf_decay(td_tensor_binder *b, const td_tensor *t, const float **field);
+// Binds the strengths or decays of a gated delta net, of which p is one, from the matrix that GGUF
+// has of both: *found says whether it is so.
+td_status td_bind_gguf_gates(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
+                             td_weight *w, bool *found);
 
 // Binds the experts of a layer to the field of spec, if they are fused: *found says so. experts is
 // [n_experts]; prefix is what the names of their tensors begin with.

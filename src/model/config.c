@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "gguf/files.h"
 #include "model/families/family.h"
 
 static td_status read_uints(const td_config_reader *r, const td_config_key *keys, size_t n) {
@@ -34,20 +35,25 @@ td_status td_config_bad(const td_config_reader *r, const char *what) {
   return td_fail(r->err, TD_EFORMAT, "%s: %s", r->file, what);
 }
 
-void td_config_set_moe(td_model_config *c, uint32_t layer_idx) {
-  c->moe_layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
+bool td_config_takes(const td_config_reader *r, const char *key) {
+  for (const char *const *name = r->out->family->ignores; *name; name++)
+    if (strcmp(*name, key) == 0) return false;
+  return true;
 }
 
-// Keys that all families have under the same names.
+// Keys that most families have under the same names.
 static td_status read_common(const td_config_reader *r) {
   td_model_config *c = r->out;
   double eps = c->rms_eps > 0 ? c->rms_eps : 1e-6;
   td_status st = td_config_double(r, r->root, "rms_norm_eps", 1e-30, 1, &eps);
   c->rms_eps = (float)eps;
   if (st == TD_OK) st = td_config_bool(r, r->root, "tie_word_embeddings", &c->tie_embeddings);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "attention_bias", &c->attention_bias);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "norm_topk_prob", &c->norm_topk);
-  if (st == TD_OK) st = td_config_expect_str(r, "hidden_act", "silu");
+  if (st == TD_OK && td_config_takes(r, "attention_bias"))
+    st = td_config_bool(r, r->root, "attention_bias", &c->attention_bias);
+  if (st == TD_OK && td_config_takes(r, "norm_topk_prob"))
+    st = td_config_bool(r, r->root, "norm_topk_prob", &c->norm_topk);
+  if (st == TD_OK && td_config_takes(r, "hidden_act"))
+    st = td_config_expect_str(r, "hidden_act", "silu");
   if (st == TD_OK) st = td_config_read_rope(r);
   if (st == TD_OK) st = td_config_read_quant(r);
   if (st == TD_OK && c->top_k > c->n_experts) {
@@ -101,6 +107,21 @@ td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank) {
   return st;
 }
 
+td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank) {
+  td_model_config *c = r->out;
+  const bool is_interleaved = c->rope_interleaved; // the reference does not read rope_interleave
+  td_status st = td_config_read_mla(r, q_lora_rank);
+  c->rope_interleaved = is_interleaved;
+  if (st == TD_OK && !c->q_lora_rank)
+    st = td_config_bad(r, "q_lora_rank must be a number: the indexer's queries are made of it");
+  if (st == TD_OK && c->index_dim < c->rope_dim)
+    st = td_config_bad(r, "index_head_dim must not be less than qk_rope_head_dim");
+  // So has the layer behind them that predicts.
+  for (uint32_t i = 0; i <= c->n_layers && i < TD_MAX_LAYERS; i++)
+    td_layers_add(c->index_layers, i);
+  return st;
+}
+
 static td_status read_layer_types(const td_config_reader *r, const cJSON *types) {
   td_model_config *c = r->out;
   if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
@@ -110,7 +131,7 @@ static td_status read_layer_types(const td_config_reader *r, const cJSON *types)
   for (const cJSON *type = types->child; type; type = type->next, i++) {
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     if (strcmp(name, "sparse") == 0) {
-      td_config_set_moe(c, i);
+      td_layers_add(c->moe_layers, i);
     } else if (strcmp(name, "dense") != 0) {
       return td_config_bad(r, "mlp_layer_types must hold \"dense\" or \"sparse\"");
     }
@@ -120,10 +141,12 @@ static td_status read_layer_types(const td_config_reader *r, const cJSON *types)
 
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
   const cJSON *types = td_json_get(r->root, "mlp_layer_types");
-  if (types) return read_layer_types(r, types);
-  td_status st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
+  if (types && td_config_takes(r, "mlp_layer_types")) return read_layer_types(r, types);
+  td_status st = TD_OK;
+  if (td_config_takes(r, "first_k_dense_replace"))
+    st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
   for (uint32_t i = n_dense; i < r->out->n_layers && st == TD_OK; i++)
-    td_config_set_moe(r->out, i);
+    td_layers_add(r->out->moe_layers, i);
   return st;
 }
 
@@ -133,7 +156,7 @@ td_status td_config_read_sparse_step(const td_config_reader *r) {
   td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
   if (st != TD_OK) return st;
   for (uint32_t i = 0; i < c->n_layers; i++) {
-    if ((i + 1) % step == 0) td_config_set_moe(c, i);
+    if ((i + 1) % step == 0) td_layers_add(c->moe_layers, i);
   }
   const cJSON *dense = td_json_get(r->root, "mlp_only_layers");
   if (!dense) return TD_OK;
@@ -155,6 +178,20 @@ td_status td_config_read_scaling(const td_config_reader *r, const char *key, dou
   return st;
 }
 
+td_status td_config_read_deepseek_experts(const td_config_reader *r) {
+  uint32_t every = 1;
+  td_status st = td_config_uint(r, r->root, "moe_layer_freq", 1, TD_MAX_LAYERS, &every);
+  if (st == TD_OK && every != 1) {
+    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: moe_layer_freq other than 1 is not supported",
+                 r->file);
+  }
+  if (st == TD_OK) st = td_config_read_moe_layers(r, 3);
+  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);
+  if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sigmoid");
+  if (st == TD_OK) st = td_config_expect_str(r, "topk_method", "noaux_tc");
+  return st == TD_OK ? td_config_check_groups(r) : st;
+}
+
 // Turns partial_rotary into the number of elements of a head.
 static td_status set_rotary(const td_config_reader *r) {
   td_model_config *c = r->out;
@@ -163,7 +200,7 @@ static td_status set_rotary(const td_config_reader *r) {
     return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
                    r->file, part);
   }
-  if (c->attn == TD_ATTN_MLA) return TD_OK; // qk_rope_head_dim says it
+  if (c->rope_dim) return TD_OK; // stated: qk_rope_head_dim
   c->rope_dim = (uint32_t)(c->head_dim * part);
   if (c->rope_dim < 2 || c->rope_dim % 2) {
     return td_config_bad(r, "partial_rotary_factor must leave an even part of each head");
@@ -187,7 +224,9 @@ static td_status read_family(const td_config_reader *r, const td_family *family,
   td_status st = read_uints(r, family->keys, family->n_keys);
   if (st == TD_OK) st = read_common(r);
   if (st == TD_OK) st = family->read(r);
-  return st == TD_OK ? set_rotary(r) : st;
+  if (st == TD_OK) st = set_rotary(r);
+  if (st == TD_OK) td_config_find_ignored(r);
+  return st;
 }
 
 static const td_wrapper wrappers[] = {
@@ -195,13 +234,16 @@ static const td_wrapper wrappers[] = {
      "kimi_k2",
      "language_model.model.",
      "language_model.",
-     {"vision_tower.", "mm_projector."}},
+     true,
+     {"vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."}},
     {"mistral3",
      "mistral4",
      "language_model.model.",
      "language_model.",
-     {"vision_tower.", "multi_modal_projector."}},
-    {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", {"model.visual."}},
+     true,
+     {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+      "model.multi_modal_projector."}},
+    {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
 };
 
 const td_wrapper *td_wrapper_find(const char *model_type) {
@@ -219,7 +261,20 @@ static td_status enter_wrapper(td_config_reader *r, const td_wrapper *wrapper, c
   return td_config_str(r, text, "model_type", type);
 }
 
+// The output matrix is the whole's, so that text_config does not say whether it is tied. (One that
+// is in the checkpoint is used anyway.)
+static td_status read_tied(const td_config_reader *r, const cJSON *whole,
+                           const td_wrapper *wrapper) {
+  bool *tied = &r->out->tie_embeddings;
+  const bool of_text = *tied;
+  *tied = wrapper->is_tied;
+  td_status st = td_config_bool(r, whole, "tie_word_embeddings", tied);
+  if (of_text && !*tied) td_config_add_ignored(r, "tie_word_embeddings");
+  return st;
+}
+
 static td_status find_family(td_config_reader *r) {
+  const cJSON *const root = r->root;
   const char *type = NULL;
   if (!cJSON_IsObject(r->root)) return td_config_bad(r, "must hold a JSON object");
   td_status st = td_config_str(r, r->root, "model_type", &type);
@@ -236,7 +291,7 @@ static td_status find_family(td_config_reader *r) {
         td_buf_free(&names);
         st = read_family(r, families[i], whole);
         r->out->wrapper = wrapper;
-        return st;
+        return st == TD_OK && wrapper ? read_tied(r, root, wrapper) : st;
       }
       td_buf_printf(&names, "%s%s", names.len ? ", " : "", *name);
     }
@@ -273,25 +328,21 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   return st == TD_OK ? td_config_read_sampling(&r) : st;
 }
 
-static td_status read_json(cJSON **out, const char *dir, const char *file, td_err *err) {
-  char *path;
-  if (asprintf(&path, "%s/%s", dir, file) < 0) return td_fail(err, TD_ENOMEM, "out of memory");
-  td_status st = td_json_parse_regular(out, path, TD_CONFIG_MAX_BYTES, err);
-  free(path);
-  return st;
-}
-
 td_status td_model_config_read(td_model_config *out, const char *dir, td_err *err) {
   td_err local;
   if (!err) err = &local;
   cJSON *config = NULL, *generation = NULL;
-  td_status st = read_json(&config, dir, "config.json", err);
-  if (st == TD_ENOENT) {
-    return td_fail(err, TD_ENOENT,
-                   "%s/config.json: no such file: give the directory of a checkpoint as published",
-                   dir);
+  td_status st = td_checkpoint_json(&config, dir, "config.json", TD_CONFIG_MAX_BYTES, err);
+  if (st == TD_ENOENT && !td_gguf_is(dir)) {
+    return td_fail(
+        err, TD_ENOENT,
+        "%s/config.json: no such file: give the directory of a checkpoint as published, or "
+        "a GGUF file",
+        dir);
   }
-  if (st == TD_OK) st = read_json(&generation, dir, "generation_config.json", err);
+  if (st == TD_OK) {
+    st = td_checkpoint_json(&generation, dir, "generation_config.json", TD_CONFIG_MAX_BYTES, err);
+  }
   if (st == TD_OK || (st == TD_ENOENT && config)) {
     st = td_config_parse(out, config, generation, dir, err);
   }

@@ -26,17 +26,24 @@ td_status td_config_read_rope(const td_config_reader *r);      // needs max_posi
 td_status td_config_read_quant(const td_config_reader *r);     // validates quantization_config
 td_status td_config_read_token_ids(const td_config_reader *r); // from either file
 td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
+// Records the keys that another family would obey, and whose values differ from what this family
+// computes: td_model_config.ignored. After everything else is read.
+void td_config_find_ignored(const td_config_reader *r);
+void td_config_add_ignored(const td_config_reader *r, const char *key); // a literal
 
 // For the families (families/family.h). Checks a named option of which only the default is
 // supported.
 td_status td_config_expect_str(const td_config_reader *r, const char *key, const char *supported);
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
-void td_config_set_moe(td_model_config *config, uint32_t layer_idx);
+bool td_config_takes(const td_config_reader *r, const char *key);     // not in family->ignores
 td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
 // head_dim (fallback if absent), and that the heads fit. GQA.
 td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback);
 // q_lora_rank (null: q_proj is one matrix) and rope_interleave. MLA.
 td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank);
+// What MLA over selected keys has: td_config_read_mla, with queries of low rank, and that the
+// indexer's keys hold the rotary part. Every layer has an indexer.
+td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
 // on.
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);
@@ -44,6 +51,8 @@ td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense)
 td_status td_config_read_sparse_step(const td_config_reader *r);
 // The factor of all routing weights.
 td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback);
+// The experts of DeepSeek V3 and V3.2.
+td_status td_config_read_deepseek_experts(const td_config_reader *r);
 
 // Read values of object, which is the root or nested in it. If the key is absent, *out is
 // unchanged; null is an error.

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "model/config.h"
+#include "model/families/family.h"
 
 // The object with RoPE parameters. As in transformers, a non-empty rope_scaling (older files) takes
 // precedence over rope_parameters. NULL if there is none.
@@ -12,6 +12,9 @@ static td_status find_dict(const td_config_reader *r, const cJSON **out) {
   for (size_t i = 0; i < TD_COUNT(keys); i++) {
     const cJSON *dict = td_json_get(r->root, keys[i]);
     if (!dict) continue;
+    // of pooled keys, the others' are plain (families/deepseek_v4.c)
+    const cJSON *pooled = r->out->pool_theta > 0 ? td_json_get(dict, "compress") : NULL;
+    if (pooled) dict = pooled;
     if (!cJSON_IsObject(dict)) {
       return td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, keys[i]);
     }
@@ -44,6 +47,7 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
                                 1u << 30, &y->original_max_position);
   if (st != TD_OK) return st;
   c->query_span = y->original_max_position;
+  double beta = 0;
   y->factor = fmax(1.0, (double)c->max_position / y->original_max_position);
   const struct {
     const char *key;
@@ -55,11 +59,16 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
       {"mscale", 0, 1e3, &y->mscale},
       {"mscale_all_dim", 0, 1e3, &y->mscale_all_dim},
       {"attention_factor", 1e-6, 1e6, &y->attention_factor},
-      {"llama_4_scaling_beta", 0, 1e3, &c->query_beta},
+      {"llama_4_scaling_beta", 0, 1e3, &beta},
   };
   for (size_t i = 0; i < TD_COUNT(keys); i++) {
     st = optional(r, dict, keys[i].key, keys[i].min, keys[i].max, keys[i].out);
     if (st != TD_OK) return st;
+  }
+  if (beta > 0 && !c->family->defaults.query_span) {
+    td_config_add_ignored(r, "llama_4_scaling_beta");
+  } else {
+    c->query_beta = beta;
   }
   if (y->beta_fast == 0) y->beta_fast = 32;
   if (y->beta_slow == 0) y->beta_slow = 1;
@@ -70,6 +79,20 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
   double scaled = y->factor * y->original_max_position;
   if (scaled > c->max_position) c->max_position = (uint32_t)fmin(scaled, 1u << 30);
   return st;
+}
+
+// Queries scale over original_max_position_embeddings, which only YaRN has.
+static td_status check_default(const td_config_reader *r, const cJSON *dict) {
+  double beta = 0;
+  td_status st = dict ? optional(r, dict, "llama_4_scaling_beta", 0, 1e3, &beta) : TD_OK;
+  if (st != TD_OK || beta == 0) return st;
+  if (r->out->family->defaults.query_span) {
+    return td_fail(r->err, TD_EUNSUPPORTED,
+                   "%s: llama_4_scaling_beta %g is supported with RoPE type \"yarn\" only", r->file,
+                   beta);
+  }
+  td_config_add_ignored(r, "llama_4_scaling_beta");
+  return TD_OK;
 }
 
 td_status td_config_read_rope(const td_config_reader *r) {
@@ -94,7 +117,7 @@ td_status td_config_read_rope(const td_config_reader *r) {
   if (st == TD_OK && dict) st = td_config_str(r, dict, "rope_type", &type);
   if (st != TD_OK) return st;
   if (strcmp(type, "yarn") == 0) return read_yarn(r, dict);
-  if (strcmp(type, "default") == 0) return TD_OK;
+  if (strcmp(type, "default") == 0) return check_default(r, dict);
   return td_fail(r->err, TD_EUNSUPPORTED,
                  "%s: RoPE type \"%.40s\" is not supported; supported are default and yarn",
                  r->file, type);

@@ -8,15 +8,23 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/str.h"
 #include "base/thread_pool.h"
+#include "model/convert_bnb.h"
+#include "model/convert_kv_b.h"
 #include "model/convert_matrix.h"
+#include "tandem/kernels.h"
 
 // Sources and result of converting one module. matrix points to the data in the store.
 typedef struct {
   const td_tensor *words, *zeros, *scales, *order; // zeros and order may be NULL
   td_word_matrix matrix;
   bool to_i8;
-  size_t entry; // index of the weight's entry; for GPTQ converted to I8 the scales follow
+  bool transposes; // words is [experts][columns][rows], and all else is unused
+  bool joins;      // words is GGUF's k_b and zeros its v_b: parts says the rest
+  td_kv_b_parts parts;
+  td_bnb_matrix bnb; // with rows, and all else but words is unused
+  size_t entry;      // index of the weight's entry; for GPTQ converted to I8 the scales follow
 } job;
 
 struct td_conversion {
@@ -228,10 +236,140 @@ static td_status look_at(search *s, const td_tensor *t) {
   return st == TD_OK ? add_job(s, j) : st;
 }
 
+// Whether t holds transposed matrices of a layer's experts, as gpt-oss has them in other formats
+// than its own: those with biases beside them. Codes and scales of FP4, too.
+static bool is_transposed(const td_conversion *c, const td_tensor *t) {
+  static const char *const parts[] = {"", "_weight_scale", "_scale", "_packed"};
+  td_dtype dtype;
+  if (t->n_dims != 3 || !strstr(t->name, ".experts.") || !td_tensor_elements(t)) return false;
+  const bool is_known = td_dtype_find(t->dtype, &dtype) ? td_dtype_bytes(dtype) > 0
+                                                        : strcmp(t->dtype, "U8") == 0;
+  if (!is_known || t->n_bytes % td_tensor_elements(t)) return false;
+  for (size_t i = 0; i < TD_COUNT(parts); i++) {
+    if (!td_ends_with(t->name, parts[i])) continue;
+    char name[512];
+    const int n = (int)(strlen(t->name) - strlen(parts[i]));
+    if (snprintf(name, sizeof name, "%.*s_bias", n, t->name) >= (int)sizeof name) return false;
+    const ptrdiff_t idx = td_store_find(c->store, name);
+    if (idx < 0) continue;
+    const td_tensor *bias = td_store_tensor(c->store, (size_t)idx);
+    return bias->n_dims == 2 && bias->shape[0] == t->shape[0] && bias->shape[1] == t->shape[2];
+  }
+  return false;
+}
+
+static td_status add_transposed(td_conversion *c, const td_tensor *t, td_err *err) {
+  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
+      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+    return no_memory(c, err);
+  }
+  td_shard_entry *e = &c->entries[c->n_entries];
+  *e = (td_shard_entry){.dtype = t->dtype,
+                        .n_dims = 3,
+                        .shape = {t->shape[0], t->shape[2], t->shape[1]},
+                        .n_bytes = t->n_bytes};
+  if (asprintf(&e->name, "%s" TD_TRANSPOSED, t->name) < 0) return no_memory(c, err);
+  c->jobs[c->n_jobs++] = (job){.words = t, .transposes = true, .entry = c->n_entries++};
+  return TD_OK;
+}
+
+// The other part of kv_b_proj, of which t is the keys'; NULL: t is none, or it has no other.
+static const td_tensor *other_part(const td_conversion *c, const td_tensor *t, char name[512]) {
+  const size_t n = strlen(t->name) - (td_ends_with(t->name, "." TD_K_B) ? strlen(TD_K_B) : 0);
+  if (t->name[n] == '\0' || t->n_dims != 3) return NULL;
+  if (snprintf(name, 512, "%.*s" TD_V_B, (int)n, t->name) >= 512) return NULL;
+  const ptrdiff_t idx = td_store_find(c->store, name);
+  const td_tensor *v = idx < 0 ? NULL : td_store_tensor(c->store, (size_t)idx);
+  snprintf(name, 512, "%.*skv_b_proj.weight", (int)n, t->name);
+  return v && v->n_dims == 3 && td_store_find(c->store, name) < 0 ? v : NULL;
+}
+
+// Dtypes whose values need no other tensor.
+static bool stands_alone(const td_tensor *t, td_dtype *out) {
+  return td_dtype_find(t->dtype, out) &&
+         (td_dtype_block(*out).cols > 0 || *out == TD_F32 || *out == TD_F16 || *out == TD_BF16);
+}
+
+static td_status add_joined(td_conversion *c, const td_tensor *k, const td_tensor *v,
+                            const char *name, td_err *err) {
+  job j = {.words = k, .zeros = v, .joins = true, .entry = c->n_entries};
+  td_kv_b_parts *p = &j.parts;
+  if (!stands_alone(k, &p->k_dtype) || !stands_alone(v, &p->v_dtype)) {
+    const td_tensor *t = stands_alone(k, &p->k_dtype) ? v : k;
+    return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: dtype %s is not supported here", t->file,
+                   t->name, t->dtype);
+  }
+  if (k->shape[0] != v->shape[0] || k->shape[1] != v->shape[2] ||
+      k->shape[0] * k->shape[1] > UINT32_MAX || v->shape[0] * v->shape[1] > UINT32_MAX ||
+      k->shape[2] > UINT32_MAX) {
+    return td_fail(err, TD_EFORMAT, "%s: tensors %s and %s: their shapes do not fit together",
+                   k->file, k->name, v->name);
+  }
+  p->dtype = td_kv_b_dtype(p->k_dtype, p->v_dtype);
+  p->heads = (uint32_t)k->shape[0];
+  p->latent = (uint32_t)k->shape[1];
+  p->nope = (uint32_t)k->shape[2];
+  p->v_dim = (uint32_t)v->shape[1];
+  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
+      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+    return no_memory(c, err);
+  }
+  const uint64_t rows = (uint64_t)p->heads * (p->nope + (uint64_t)p->v_dim);
+  td_shard_entry *e = &c->entries[c->n_entries];
+  *e = (td_shard_entry){.name = strdup(name),
+                        .dtype = td_dtype_name(p->dtype),
+                        .n_dims = 2,
+                        .shape = {rows, p->latent},
+                        .n_bytes = rows * p->latent * td_dtype_bytes(p->dtype)};
+  if (!e->name) return no_memory(c, err);
+  c->n_entries++;
+  c->jobs[c->n_jobs++] = j;
+  return TD_OK;
+}
+
+// Adds the matrix of bitsandbytes whose factors are in the tensor with this name.
+static td_status add_dequantized(td_conversion *c, const char *absmax, td_err *err) {
+  char name[512];
+  const int n = (int)(strlen(absmax) - strlen(TD_BNB_FACTORS));
+  if (snprintf(name, sizeof name, "%.*s", n, absmax) >= (int)sizeof name) return TD_OK;
+  job j = {.entry = c->n_entries};
+  const td_bnb_matrix *m = &j.bnb;
+  td_status st = td_bnb_open(&j.bnb, c->store, name, err);
+  if (st != TD_OK) return st;
+  j.words = m->parts[TD_BNB_CODES];
+  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
+      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+    return no_memory(c, err);
+  }
+  td_shard_entry *e = &c->entries[c->n_entries];
+  *e = (td_shard_entry){.dtype = td_dtype_name(m->dtype),
+                        .n_dims = 2,
+                        .shape = {m->rows, m->cols},
+                        .n_bytes = (uint64_t)m->rows * m->cols * td_dtype_bytes(m->dtype)};
+  if (asprintf(&e->name, "%s" TD_DEQUANTIZED, name) < 0) return no_memory(c, err);
+  c->n_entries++;
+  c->jobs[c->n_jobs++] = j;
+  return TD_OK;
+}
+
 static td_status plan(td_conversion *c, td_err *err) {
   td_status st = TD_OK;
   for (size_t i = 0; i < td_store_n_tensors(c->store) && st == TD_OK; i++) {
     const td_tensor *t = td_store_tensor(c->store, i);
+    char joined[512];
+    const td_tensor *v = other_part(c, t, joined);
+    if (v) {
+      st = add_joined(c, t, v, joined, err);
+      continue;
+    }
+    if (is_transposed(c, t)) {
+      st = add_transposed(c, t, err);
+      continue;
+    }
+    if (td_ends_with(t->name, ".weight" TD_BNB_FACTORS)) {
+      st = add_dequantized(c, t->name, err);
+      continue;
+    }
     const char *dot = strrchr(t->name, '.');
     bool is_codes = dot && (strcmp(dot, ".qweight") == 0 || strcmp(dot, ".weight_packed") == 0);
     char module[512];
@@ -327,6 +465,29 @@ static void run_jobs(void *ctx, unsigned member, unsigned n_members) {
     const job *j = &r->c->jobs[i];
     td_word_matrix m = j->matrix;
     const td_shard_entry *e = &r->c->entries[j->entry];
+    if (j->joins) {
+      td_kv_b_parts parts = j->parts;
+      parts.k = data_of(r, j->words);
+      parts.v = data_of(r, j->zeros);
+      if (!td_kv_b_join(&parts, r->memory + e->offset)) atomic_store(&r->failed, true);
+      continue;
+    }
+    if (j->bnb.rows) {
+      const void *data[TD_BNB_N_PARTS];
+      for (size_t k = 0; k < TD_BNB_N_PARTS; k++)
+        data[k] = data_of(r, j->bnb.parts[k]);
+      td_bnb_values(&j->bnb, data, r->memory + e->offset);
+      continue;
+    }
+    if (j->transposes) {
+      for (uint64_t k = 0; k < e->shape[0]; k++) {
+        const uint64_t bytes = e->n_bytes / e->shape[0], rows = e->shape[1], cols = e->shape[2];
+        td_transpose(r->memory + e->offset + k * bytes,
+                     (const uint8_t *)data_of(r, j->words) + k * bytes, rows, cols,
+                     bytes / (rows * cols));
+      }
+      continue;
+    }
     m.words = data_of(r, j->words);
     m.zeros = data_of(r, j->zeros);
     m.scales = data_of(r, j->scales);
@@ -343,8 +504,14 @@ static void run_jobs(void *ctx, unsigned member, unsigned n_members) {
 
 static void log_counts(const td_conversion *c) {
   size_t n[TD_N_DTYPES] = {0};
-  for (size_t i = 0; i < c->n_jobs; i++)
-    n[c->jobs[i].to_i8 ? TD_I8 : c->jobs[i].matrix.scale_dtype]++;
+  size_t n_transposed = 0;
+  for (size_t i = 0; i < c->n_jobs; i++) {
+    const job *j = &c->jobs[i];
+    n_transposed += j->transposes;
+    if (!j->transposes && !j->joins)
+      n[j->to_i8 ? TD_I8 : j->bnb.rows ? j->bnb.dtype : j->matrix.scale_dtype]++;
+  }
+  if (n_transposed) td_info("%zu tensors of experts are transposed while loading", n_transposed);
   for (size_t i = 0; i < TD_N_DTYPES; i++) {
     if (!n[i]) continue;
     td_info("%zu matrices are converted to %s while loading (%s): their format has no kernel", n[i],
@@ -356,6 +523,7 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
                             td_err *err) {
   if (!c->n_jobs) return TD_OK;
   run r = {.c = c, .memory = memory};
+  if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
   if (opts) r.opts = *opts;
   td_pool *pool;
   log_counts(c);

@@ -4,8 +4,12 @@
 //   I8     if columns are in order and all zero points are the midpoint; exact
 //   F16, BF16, F32: otherwise the scales' dtype; each product of code and scale is rounded once, as
 //          in the publishers' own code
+// Experts that are stored transposed (gpt-oss in BF16) are transposed, in their own dtype. The two
+// parts of MLA's kv_b_proj in GGUF are joined (convert_kv_b.h).
+// 4-bit codes of bitsandbytes become values of the dtype that they were made of (convert_bnb.h).
 // Results are tensors of an additional shard in memory: <module>.weight, and for GPTQ converted to
-// I8 also <module>.weight_scale.
+// I8 also <module>.weight_scale; for a transposed tensor its name and TD_TRANSPOSED, and for
+// bitsandbytes' <module>.weight that and TD_DEQUANTIZED.
 #ifndef TD_MODEL_CONVERT_H
 #define TD_MODEL_CONVERT_H
 
@@ -14,6 +18,12 @@
 #include "model/checkpoint/shard_writer.h"
 #include "model/checkpoint/store.h"
 #include "model/quant_scheme.h"
+
+#define TD_TRANSPOSED  ".transposed"
+#define TD_DEQUANTIZED ".dequantized"
+// What GGUF's parts of kv_b_proj are called (gguf/names.c).
+#define TD_K_B "k_b_proj.weight"
+#define TD_V_B "v_b_proj.weight"
 
 typedef struct td_conversion td_conversion;
 

@@ -132,3 +132,18 @@ bool td_words_to_values(const td_word_matrix *m, void *out) {
   free(zeros);
   return done;
 }
+
+void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, size_t element_bytes) {
+  enum { BLOCK = 32 };
+  char *to = out;
+  const char *of = from;
+  for (uint64_t first = 0; first < rows; first += BLOCK) {
+    for (uint64_t col = 0; col < cols; col += BLOCK) {
+      for (uint64_t r = first; r < rows && r < first + BLOCK; r++) {
+        for (uint64_t c = col; c < cols && c < col + BLOCK; c++)
+          memcpy(to + (r * cols + c) * element_bytes, of + (c * rows + r) * element_bytes,
+                 element_bytes);
+      }
+    }
+  }
+}

@@ -32,5 +32,7 @@ void td_words_to_i8(const td_word_matrix *m, int8_t *out);
 void td_words_scales(const td_word_matrix *m, float *out);
 // Writes the dequantized values in scale_dtype, [rows][cols]. False: out of memory.
 bool td_words_to_values(const td_word_matrix *m, void *out);
+// out [rows][cols] of from [cols][rows], elements of 1, 2 or 4 bytes.
+void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, size_t element_bytes);
 
 #endif

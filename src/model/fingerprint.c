@@ -3,12 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/fs.h"
+#include "gguf/files.h"
 #include "model/checkpoint/store.h"
 #include "model/config.h"
 
@@ -16,10 +15,8 @@
 #define SAMPLE_BYTES 4096
 
 static td_status add_config(td_sha256 *sha, const char *dir, td_err *err) {
-  char path[4096];
   td_buf text = TD_BUF_INIT;
-  snprintf(path, sizeof path, "%s/config.json", dir);
-  td_status st = td_file_read_regular(&text, path, TD_CONFIG_MAX_BYTES, err);
+  td_status st = td_checkpoint_read(&text, dir, "config.json", TD_CONFIG_MAX_BYTES, err);
   if (st == TD_OK) td_sha256_add(sha, td_buf_text(&text), text.len + 1);
   td_buf_free(&text);
   return st;

@@ -5,14 +5,24 @@
 // In FP8 with F32 or BF16 scales, NAME_scale_inv: one for each expert's part of the tensor
 // ([n_experts], [n_experts][1][1]), one for gate and one for up ([n_experts][2][1]), or one a block
 // ([n_experts][row blocks][column blocks]).
-// In MXFP4, where gate and up rows alternate and are one matrix:
+// In FP4, two codes a byte along the columns, with a scale for 16 (FP8) or 32 (an exponent) of
+// them:
+//   NAME, NAME_weight_scale and NAME_weight_scale_2, a factor          (ModelOpt)
+//   NAME_packed, NAME_scale and NAME_global_scale, a divisor           (compressed-tensors)
+// The last one is for all experts, or for each, or for gate and up of each; with exponents: none.
+// With biases (gpt-oss) gate and up rows alternate and are one matrix, and what is stored
+// transposed was put in order while loading (model/convert.h). In gpt-oss' own MXFP4, where gate
+// and up rows alternate and are one matrix:
 //   gate_up_proj_blocks, down_proj_blocks [n_experts][rows][cols / 32][16], and _scales
 //   [n_experts][rows][cols / 32]
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "gguf/files.h"
 #include "model/bind_impl.h"
+#include "model/convert.h"
 
 // Where a matrix is in each expert's part of the tensor.
 typedef struct {
@@ -144,41 +154,132 @@ static td_status bind_fp8(td_tensor_binder *b, const td_tensor *t, const fused_p
   return st;
 }
 
+// The parts of FP4 experts by tool, after the tensor's name.
+static const struct {
+  const char *codes, *scales, *factor;
+  bool is_divisor;
+} fp4_tools[] = {{"", "_weight_scale", "_weight_scale_2", false},
+                 {"_packed", "_scale", "_global_scale", true}};
+
+// A part of a tensor, put in order if that was needed; NULL: there is none. It is marked as used.
+static const td_tensor *take(td_tensor_binder *b, const char *name, const char *suffix) {
+  char whole[TD_MAX_TENSOR_NAME + 64];
+  const td_tensor *t = NULL, *ordered = NULL;
+  snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  if (td_binder_peek(b, whole)) td_binder_find(b, whole, &t);
+  snprintf(whole, sizeof whole, "%s%s" TD_TRANSPOSED, name, suffix);
+  if (td_binder_peek(b, whole)) td_binder_find(b, whole, &ordered);
+  return ordered ? ordered : t;
+}
+
+static td_status missing(const td_tensor_binder *b, const char *name, const char *suffix) {
+  return td_fail(b->err, TD_EFORMAT, "%s: tensor %s%s is missing: the checkpoint is incomplete",
+                 td_store_listing(b->store), name, suffix);
+}
+
+// Sets the factor of each expert.
+static td_status bind_factors(td_tensor_binder *b, const td_tensor *t, bool is_divisor,
+                              const fused_part *part, td_weight *experts) {
+  const uint64_t n = td_tensor_elements(t), n_experts = b->config->n_experts;
+  const bool in_halves = n == 2 * n_experts && experts[0].rows * 2 == part->n_rows;
+  const void *values = NULL;
+  td_status st = td_binder_place_f32(b, t, &values);
+  if (st == TD_OK && n != 1 && n != n_experts && !in_halves) {
+    st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %llu factors do not fit %llu experts", t->file,
+                 t->name, (unsigned long long)n, (unsigned long long)n_experts);
+  }
+  for (uint64_t e = 0; e < n_experts && st == TD_OK; e++) {
+    const uint64_t at = n == 1 ? 0 : in_halves ? 2 * e + (part->first_row > 0) : e;
+    const float value = ((const float *)values)[at];
+    experts[e].global_scale = is_divisor ? 1 / value : value;
+    if (!(value > 0) || !isfinite(experts[e].global_scale)) {
+      st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %g is no scale", t->file, t->name, value);
+    }
+  }
+  return st;
+}
+
+// codes: [n_experts][part.n_rows][cols / 2].
+static td_status bind_fp4(td_tensor_binder *b, const char *name, size_t tool,
+                          const td_tensor *codes, const fused_part *part, td_weight *experts) {
+  const uint32_t n = b->config->n_experts, cols = experts[0].cols;
+  const td_tensor *scales = take(b, name, fp4_tools[tool].scales);
+  if (!scales) return missing(b, name, fp4_tools[tool].scales);
+  const uint64_t codes_shape[] = {n, part->n_rows, cols / 2};
+  td_weight w = {.dtype = TD_F4E2M1, .rows = experts[0].rows, .cols = cols, .scale_rows = 1};
+  td_status st = check_shape(b, codes, codes_shape, 3);
+  if (st == TD_OK)
+    st = td_binder_dtype(b, scales, 1u << TD_F8E4M3 | 1u << TD_F8E8M0, &w.scale_dtype);
+  if (st != TD_OK) return st;
+  w.scale_cols = w.scale_dtype == TD_F8E4M3 ? 16 : 32;
+  const uint64_t scales_shape[] = {n, part->n_rows, cols / w.scale_cols};
+  if (cols % w.scale_cols) {
+    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: %u columns are no groups of %u",
+                   codes->file, codes->name, cols, w.scale_cols);
+  }
+  st = check_shape(b, scales, scales_shape, 3);
+  for (uint32_t e = 0; e < n && st == TD_OK; e++) {
+    const size_t row = (size_t)e * part->n_rows + part->first_row;
+    experts[e] = w;
+    experts[e].global_scale = 1;
+    experts[e].data = codes->data + row * (cols / 2);
+    experts[e].scale = scales->data + row * (cols / w.scale_cols);
+  }
+  if (st != TD_OK || w.scale_dtype == TD_F8E8M0) return st;
+  const td_tensor *factor = take(b, name, fp4_tools[tool].factor);
+  if (!factor) return missing(b, name, fp4_tools[tool].factor);
+  return bind_factors(b, factor, fp4_tools[tool].is_divisor, part, experts);
+}
+
+static td_status bind_values(td_tensor_binder *b, const td_tensor *t, const fused_part *part,
+                             td_weight *experts) {
+  const uint32_t cols = experts[0].cols;
+  const unsigned plain = 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16;
+  const unsigned allowed = plain | (td_gguf_is(t->file) ? TD_BLOCK_BITS : 1u << TD_F8E4M3);
+  td_dtype dtype;
+  td_status st = td_binder_dtype(b, t, allowed, &dtype);
+  const uint64_t shape[] = {b->config->n_experts, part->n_rows, cols};
+  if (st == TD_OK) st = check_shape(b, t, shape, 3);
+  const void *data = NULL;
+  if (st == TD_OK)
+    st = td_binder_place(b, t, plain >> dtype & 1 ? td_dtype_bytes(dtype) : 1, &data);
+  for (uint32_t e = 0; e < b->config->n_experts && st == TD_OK; e++) {
+    experts[e].dtype = dtype;
+    const size_t row = (size_t)e * part->n_rows + part->first_row;
+    experts[e].data = (const char *)data + row * td_weight_row_bytes(&experts[e]);
+  }
+  return st == TD_OK && dtype == TD_F8E4M3 ? bind_fp8(b, t, part, experts) : st;
+}
+
 td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec, const char *prefix,
                                 td_weight *experts, bool *found) {
   const fused_part part = part_of(b, spec);
   const uint32_t rows = td_dim_value(b->config, spec->rows);
   const uint32_t cols = td_dim_value(b->config, spec->cols);
+  const bool has_pairs = b->config->swiglu_limit > 0 && !b->config->swiglu_plain &&
+                         !b->config->has_split_experts;
   char name[TD_MAX_TENSOR_NAME];
   const int len = snprintf(name, sizeof name, "%s%s", prefix, part.name);
   TD_CHECK(len < (int)sizeof name);
-  const td_tensor *t = td_binder_peek(b, name);
-  if (spec->rows == TD_DIM_EXPERT_PAIRS || b->config->swiglu_limit > 0) {
-    *found = true;
-    if (t) {
-      return td_fail(b->err, TD_EUNSUPPORTED,
-                     "%s: tensor %s: experts of %s in %s are not supported: take the checkpoint as "
-                     "published, whose experts are in MXFP4",
-                     t->file, name, b->config->arch_name, t->dtype);
+  for (uint32_t e = 0; e < b->config->n_experts; e++)
+    experts[e] = (td_weight){.rows = rows, .cols = cols};
+  *found = true;
+  for (size_t i = 0; i < TD_COUNT(fp4_tools); i++) {
+    const td_tensor *t = take(b, name, fp4_tools[i].codes);
+    if (!t || t->n_dims != 3) continue;
+    if (has_pairs && !td_store_is_converted(b->store, t) && strcmp(t->dtype, "U8") != 0) {
+      return td_fail(
+          b->err, TD_EUNSUPPORTED,
+          "%s: tensor %s: experts of %s in %s are read beside biases that fit, and not by "
+          "tandem quantize",
+          t->file, t->name, b->config->arch_name, t->dtype);
     }
-    return bind_mxfp4(b, name, rows, cols, experts);
+    return i || strcmp(t->dtype, "U8") == 0 ? bind_fp4(b, name, i, t, &part, experts)
+                                            : bind_values(b, t, &part, experts);
   }
-  *found = t && t->n_dims == 3;
-  if (!*found) return TD_OK;
-  td_dtype dtype;
-  td_status st = td_binder_find(b, name, &t);
-  const unsigned allowed = 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16 | 1u << TD_F8E4M3;
-  if (st == TD_OK) st = td_binder_dtype(b, t, allowed, &dtype);
-  const uint64_t shape[] = {b->config->n_experts, part.n_rows, cols};
-  if (st == TD_OK) st = check_shape(b, t, shape, 3);
-  const void *data = NULL;
-  if (st == TD_OK) st = td_binder_place(b, t, td_dtype_bytes(dtype), &data);
-  for (uint32_t e = 0; e < b->config->n_experts && st == TD_OK; e++) {
-    experts[e] = (td_weight){.dtype = dtype, .rows = rows, .cols = cols};
-    const size_t row = (size_t)e * part.n_rows + part.first_row;
-    experts[e].data = (const char *)data + row * td_weight_row_bytes(&experts[e]);
-  }
-  return st == TD_OK && dtype == TD_F8E4M3 ? bind_fp8(b, t, &part, experts) : st;
+  if (has_pairs) return bind_mxfp4(b, name, rows, cols, experts);
+  *found = false;
+  return TD_OK;
 }
 
 td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_quant *quant,

@@ -2,12 +2,16 @@
 // bytes.
 #include "model/model.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/mem_info.h"
+#include "base/units.h"
+#include "gguf/files.h"
 #include "model/checkpoint/resident.h"
 #include "model/convert.h"
 #include "model/families/family.h"
@@ -56,6 +60,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   switch (p->kind) {
   case TD_SPEC_WEIGHT:
   case TD_SPEC_ROUTER:
+  case TD_SPEC_SCORES:
   case TD_SPEC_LATENT: count_weight(s, field, all); return;
   case TD_SPEC_PLAIN: // embedding: a token reads one row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
@@ -72,6 +77,13 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     count(s, dtype, n * td_dtype_bytes(dtype), all);
     break;
   }
+  case TD_SPEC_EXPERT_BIAS:
+    n *= c->n_experts * (p->alias ? 2 : 1);
+    count(s, TD_F32, n * sizeof(float), all);
+    break;
+  case TD_SPEC_TABLE: // of ids, not of parameters
+    s->bytes += n * td_dim_value(c, p->cols) * sizeof(int32_t);
+    return;
   case TD_SPEC_F32:
   case TD_SPEC_CONV:
     n *= td_dim_value(c, p->cols);
@@ -119,8 +131,9 @@ static char *name_of_repository(const char *folder) {
 }
 
 char *td_dir_model_name(const char *dir) {
+  if (td_gguf_is(dir)) return td_gguf_model_name(dir);
   char *path = realpath(dir, NULL);
-  if (!path) return strdup("model");
+  if (!path) return errno == ENOMEM ? NULL : strdup("model");
   const char *last = cut_last(path);
   char *name = NULL;
   if (strcmp(cut_last(path), "snapshots") == 0) {
@@ -153,7 +166,7 @@ td_status td_model_convert(td_model *m, td_err *err) {
     return td_fail(err, TD_ENOMEM,
                    "%s: %.2f GiB of converted weights do not fit into the %.2f GiB of memory "
                    "available",
-                   m->dir, (double)n_bytes / (1 << 30), (double)available / (1 << 30));
+                   m->dir, td_gib(n_bytes), td_gib(available));
   }
   m->is_converted = true;
   return td_conversion_run(m->conversion, m->converted, NULL, err);
@@ -162,6 +175,10 @@ td_status td_model_convert(td_model *m, td_err *err) {
 static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err *err) {
   td_status st = td_model_config_read(&m->config, dir, err);
   if (st != TD_OK) return st;
+  for (const char *const *key = m->config.ignored; *key; key++) {
+    td_warn("%s/config.json: %s is ignored: the reference of %s has no such key", dir, *key,
+            m->config.arch_name);
+  }
   m->dir = strdup(dir);
   m->name = td_dir_model_name(dir);
   if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
@@ -183,7 +200,8 @@ typedef struct {
 
 static const void *find_kept(void *ctx, const char *path, size_t *n_bytes) {
   const kept_dir *kept = ctx;
-  size_t len = strlen(kept->dir);
+  const char *slash = td_gguf_is(kept->dir) ? strrchr(kept->dir, '/') : NULL;
+  size_t len = slash ? (size_t)(slash - kept->dir) : strlen(kept->dir);
   if (strncmp(path, kept->dir, len) != 0 || path[len] != '/') return NULL;
   return td_resident_find(&kept->resident, path + len + 1, n_bytes);
 }
@@ -237,16 +255,19 @@ td_status td_model_assemble(td_model **out, const td_model_config *config,
   if (m) {
     m->config = *config;
     m->dir = strdup("");
-    m->name = strdup(config->arch_name);
+    m->name = strdup(parts->name ? parts->name : config->arch_name);
     m->binding.layers = malloc(n_bytes);
+    m->binding.blocks = malloc(sizeof *m->binding.blocks);
   }
-  if (!m || !m->dir || !m->name || !m->binding.layers) {
+  if (!m || !m->dir || !m->name || !m->binding.layers || !m->binding.blocks) {
     td_model_close(m);
     *out = NULL;
     return td_fail(err, TD_ENOMEM, "out of memory: a model of %u layers", config->n_layers);
   }
+  m->binding.blocks[m->binding.n_blocks++] = parts->owned;
   memcpy(m->binding.layers, parts->layers, n_bytes);
-  m->binding.ends = (td_model_ends){parts->embed, parts->lm_head, parts->final_norm};
+  m->binding.ends = (td_model_ends){
+      .embed = parts->embed, .lm_head = parts->lm_head, .final_norm = parts->final_norm};
   m->memory = parts->memory;
   m->n_bytes = parts->n_bytes;
   m->stats = count_all(m);
@@ -276,12 +297,25 @@ const td_model_config *td_model_config_of(const td_model *model) {
 }
 
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
-  TD_CHECK(layer_idx < model->config.n_layers);
+  TD_CHECK(layer_idx < model->config.n_layers + model->config.n_draft_layers);
   return &model->binding.layers[layer_idx];
+}
+
+bool td_model_use_mtp(td_model *model) {
+  model->config.n_draft_layers = model->binding.has_mtp;
+  return model->binding.has_mtp;
+}
+
+const td_mtp *td_model_mtp(const td_model *model) {
+  return model->binding.has_mtp ? &model->binding.mtp : NULL;
 }
 
 const td_weight *td_model_embed(const td_model *model) {
   return &model->binding.ends.embed;
+}
+
+const td_hyper *td_model_head_hyper(const td_model *model) {
+  return &model->binding.ends.hyper;
 }
 
 const td_weight *td_model_lm_head(const td_model *model) {

@@ -9,8 +9,21 @@
 #include "base/status.h"
 #include "tandem/types.h"
 
-// Grouped-query attention, or multi-head latent attention (MLA).
-typedef enum { TD_ATTN_GQA, TD_ATTN_MLA } td_attn_kind;
+// Kinds of attention, of which every layer is one. X(KIND, name): engine/attn/name.c computes it.
+#define TD_ATTN_KINDS(X)                                                                           \
+  X(GQA, gqa)               /* grouped-query attention */                                          \
+  X(MLA, mla)               /* multi-head latent attention */                                      \
+  X(DSA, dsa)               /* MLA over keys that an indexer selects for each token */             \
+  X(DSA_SHARED, dsa_shared) /* MLA over the keys that the layer before attended to */              \
+  X(DELTA, delta)           /* gated delta net: a recurrent state instead of keys and values */    \
+  X(NEAR, near)             /* one key within a window, which is the value, too */                 \
+  X(POOL, pool)             /* and keys pooled of many positions each */                           \
+  X(POOL_TOP, pool_top)     /* and pooled keys that an indexer selects */
+typedef enum {
+#define TD_ATTN_KIND(KIND, name) TD_ATTN_##KIND,
+  TD_ATTN_KINDS(TD_ATTN_KIND)
+#undef TD_ATTN_KIND
+} td_attn_kind;
 
 // RMS norms of queries and keys before RoPE (GQA).
 typedef enum {
@@ -23,8 +36,9 @@ typedef struct td_family td_family; // families/family.h
 // How a checkpoint that holds other parts, too, names those of the language model.
 typedef struct td_wrapper td_wrapper; // families/family.h
 
-#define TD_MAX_EOS    16
-#define TD_MAX_LAYERS 1024
+#define TD_MAX_EOS     16
+#define TD_MAX_LAYERS  1024
+#define TD_MAX_IGNORED 8
 
 // YaRN RoPE scaling; factor 1: none. Field names follow config.json.
 typedef struct {
@@ -35,12 +49,13 @@ typedef struct {
 } td_yarn;
 
 // The contents of config.json and generation_config.json that the forward pass needs. Dimensions
-// are in elements. Fields of the other attention kind are 0.
+// are in elements. Fields of kinds of attention that no layer is are 0.
 typedef struct {
   const td_family *family;
   const td_wrapper *wrapper; // NULL: the checkpoint is a language model alone
-  td_attn_kind attn;
-  char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
+  bool has_newer_names;      // of a wrapper: td_settle_names
+  td_attn_kind attn;         // of layers that no other field gives another kind
+  char arch_name[64];        // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
   uint32_t n_layers, n_vocab, dim, n_heads, max_position;
   bool tie_embeddings, attention_bias;
   float rms_eps;
@@ -48,7 +63,7 @@ typedef struct {
   td_yarn yarn;
   bool rope_interleaved;
   double partial_rotary; // as stated, 0: not; rope_dim follows from it for GQA
-  uint32_t rope_dim;     // elements of a head that RoPE rotates; 0: all (GQA)
+  uint32_t rope_dim;     // elements of a head that RoPE rotates
   // Queries at position p are scaled by 1 + query_beta * ln(1 + floor(p / query_span)).
   // query_beta 0: not scaled.
   double query_beta;
@@ -56,7 +71,6 @@ typedef struct {
   // GQA
   uint32_t n_kv_heads, head_dim;
   td_qk_norm qk_norm;
-  bool has_sinks;
   // Positions that a token sees in the layers of window_layers (bit i: layer i), its own the last.
   uint32_t window;
   uint64_t window_layers[TD_MAX_LAYERS / 64];
@@ -64,12 +78,28 @@ typedef struct {
   bool has_attn_gate;
   // Gated delta nets in place of attention, in the layers of delta_layers (bit i: layer i); none if
   // delta_taps is 0. delta_grouped: the input projection's rows are sorted by key head.
+  // delta_tiled: value head h has key head h % delta_k_heads, as in GGUF files.
   uint64_t delta_layers[TD_MAX_LAYERS / 64];
   uint32_t delta_k_heads, delta_v_heads, delta_k_dim, delta_v_dim, delta_taps;
-  bool delta_grouped;
+  bool delta_grouped, delta_tiled;
   // MLA
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
+  // Indexer over MLA (DSA): its heads, their width, how many keys it selects for a token, how it
+  // rotates the first rope_dim elements, and the layers that have one (bit i: layer i).
+  uint32_t index_heads, index_dim, index_top_k;
+  bool index_interleaved;
+  uint64_t index_layers[TD_MAX_LAYERS / 64];
+  // Pooled attention, of the kinds NEAR (those in neither list), POOL and POOL_TOP: positions of an
+  // entry in either, a base of RoPE of their own (yarn is theirs alone), and the output projection
+  // of low rank, in groups of heads. window: of all layers.
+  uint32_t pool_group, pool_top_group;
+  uint64_t pool_layers[TD_MAX_LAYERS / 64], pool_top_layers[TD_MAX_LAYERS / 64];
+  double pool_theta;
+  uint32_t o_groups, o_lora_rank;
+  // Hyper-connections: streams of the residual; 0: it is a single one without them.
+  uint32_t n_streams, hyper_rounds;
+  float hyper_eps;
   // experts
   uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
   uint32_t shared_dim; // of all shared experts; 0: n_shared_experts * expert_dim
@@ -77,12 +107,16 @@ typedef struct {
   // Experts with biases and a clamped activation, whose rows of gate and up alternate (device.h:
   // td_moe_args); swiglu_limit 0: plain experts.
   float swiglu_limit, swiglu_alpha;
-  bool router_sigmoid, norm_topk;
+  bool swiglu_plain;      // with a limit: silu and no more
+  bool has_split_experts; // with a limit: they do not alternate, as found in the checkpoint
+  bool router_sigmoid, router_softplus, norm_topk;
   float routed_scaling;
-  uint64_t moe_layers[TD_MAX_LAYERS / 64]; // bit i is set if layer i has experts
-  // Multi-token prediction layers after the last one; they are not used. As stated by config.json,
-  // and after td_model_open as found in the checkpoint.
+  uint64_t table_layers[TD_MAX_LAYERS / 64]; // bit i: token ids say layer i's experts
+  uint64_t moe_layers[TD_MAX_LAYERS / 64];   // bit i is set if layer i has experts
+  // Multi-token prediction layers after the last one. As stated by config.json, and after
+  // td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
+  uint32_t n_draft_layers; // of them, those in use: 0, or 1 after td_model_use_mtp
   // Tensors of other parts (vision), which are not used: as found in the checkpoint.
   uint32_t n_other_tensors;
   uint64_t other_bytes;
@@ -90,31 +124,59 @@ typedef struct {
   int32_t bos_id; // -1: none
   int32_t eos_ids[TD_MAX_EOS];
   uint32_t n_eos;
+  // Keys of config.json, ended by NULL, that other families obey but this one's reference does not.
+  const char *ignored[TD_MAX_IGNORED + 1];
   float temperature, top_p; // from generation_config.json; 1 if absent
   uint32_t top_k_sampling;  // 0: off
 } td_model_config;
 
+// Sets of layers, a bit each: [TD_MAX_LAYERS / 64].
+static inline void td_layers_add(uint64_t *layers, uint32_t layer_idx) {
+  layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
+}
+static inline bool td_layers_have(const uint64_t *layers, uint32_t layer_idx) {
+  return layers[layer_idx / 64] >> layer_idx % 64 & 1;
+}
+
 static inline bool td_model_is_moe(const td_model_config *config, uint32_t layer_idx) {
-  return config->moe_layers[layer_idx / 64] >> layer_idx % 64 & 1;
+  return td_layers_have(config->moe_layers, layer_idx);
 }
 
 // The window of a layer; 0: none.
 static inline uint32_t td_model_window(const td_model_config *config, uint32_t layer_idx) {
-  return config->window_layers[layer_idx / 64] >> layer_idx % 64 & 1 ? config->window : 0;
+  return td_layers_have(config->window_layers, layer_idx) ? config->window : 0;
 }
 
-// Whether a layer is a gated delta net, with a recurrent state instead of keys and values.
-static inline bool td_model_is_delta(const td_model_config *config, uint32_t layer_idx) {
-  return config->delta_layers[layer_idx / 64] >> layer_idx % 64 & 1;
+// A layer's kind of attention.
+static inline td_attn_kind td_model_attn(const td_model_config *config, uint32_t layer_idx) {
+  if (td_layers_have(config->delta_layers, layer_idx)) return TD_ATTN_DELTA;
+  if (td_layers_have(config->pool_layers, layer_idx)) return TD_ATTN_POOL;
+  if (td_layers_have(config->pool_top_layers, layer_idx)) return TD_ATTN_POOL_TOP;
+  const bool is_shared = config->attn == TD_ATTN_DSA &&
+                         !td_layers_have(config->index_layers, layer_idx);
+  return is_shared ? TD_ATTN_DSA_SHARED : config->attn;
 }
 
-// How many of the first n layers are gated delta nets.
-static inline uint32_t td_model_n_delta(const td_model_config *config, uint32_t n) {
-  uint32_t n_delta = 0;
-  for (uint32_t i = 0; i < n; i++)
-    n_delta += td_model_is_delta(config, i);
-  return n_delta;
+// The number of layers of a kind.
+static inline uint32_t td_model_n_attn(const td_model_config *config, td_attn_kind kind) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < config->n_layers; i++)
+    n += td_model_attn(config, i) == kind;
+  return n;
 }
+
+// Scores of hyper-connections (device.h: td_hyper_read_args).
+typedef struct {
+  td_weight fn;
+  const float *base, *scale;
+} td_hyper;
+
+// How keys are pooled (device.h: td_pool_args).
+typedef struct {
+  td_weight x, gate;
+  const float *bias;
+  td_vec norm;
+} td_pool_weights;
 
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
 // of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
@@ -128,23 +190,40 @@ typedef struct {
   td_weight q_a, q_b, kv_a, kv_b; // MLA
   td_vec q_a_norm, kv_a_norm;
   td_vec q_a_bias, kv_a_bias;
+  // Indexer: queries from those of low rank, one key, a weight for each head; the key's layer norm.
+  td_weight index_q, index_k, index_weights;
+  td_vec index_norm, index_norm_bias;
   // Gated delta net: inputs of queries, keys, values and the output gate (delta_grouped: one
   // matrix), strengths and decays (delta_grouped: one matrix). conv f32 [delta_taps][channels].
   td_weight delta_qkv, delta_z, delta_b, delta_a;
   const float *delta_conv, *delta_decay, *delta_bias; // the others f32 [delta_v_heads]
   td_vec delta_norm;
-  td_weight router;         // [n_experts][dim]
-  const float *router_bias; // f32 [n_experts] or NULL
-  td_vec logit_bias;        // of the router's logits
-  const float *sinks;       // f32 [n_heads] or NULL
-  // f32 [n_experts][gate's rows], [n_experts][dim]; NULL: none. up is NULL then, and the rows of
-  // gate and up alternate in gate.
+  // Pooled attention: a key for all heads in k, k_norm; o_a [o_groups * o_lora_rank][heads of a
+  // group], o from that; queries and weights of the indexer as above.
+  td_weight o_a;
+  td_pool_weights pool, index_pool;
+  td_hyper attn_hyper, mlp_hyper;
+  td_weight router;            // [n_experts][dim]
+  const int32_t *expert_table; // [n_vocab][top_k] or NULL
+  const float *router_bias;    // f32 [n_experts] or NULL
+  td_vec logit_bias;           // of the router's logits
+  const float *sinks;          // f32 [n_heads] or NULL
+  // f32 [n_experts][gate's rows], [n_experts][dim]; NULL: none. Either up is NULL, and the rows of
+  // gate and up alternate in gate, or the biases of up follow those of gate.
   const float *gate_bias, *down_bias;
   td_weight *gate, *up, *down;
   td_weight mlp_gate, mlp_up, mlp_down;
   td_weight
       shared_gate; // [1][dim]: the sigmoid of its product multiplies the shared expert's output
 } td_layer;
+
+// What is around a layer of multi-token prediction, which is the one behind the last. From the
+// state of a token and the token that follows it, it predicts the one after that:
+//   norm(layer(proj [embed_norm(embedding), hidden_norm(state)])), and the model's head.
+typedef struct {
+  td_vec embed_norm, hidden_norm, norm;
+  td_weight proj; // [dim][2 * dim]
+} td_mtp;
 
 typedef struct td_model td_model;
 
@@ -174,7 +253,8 @@ td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd,
 td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err);
 // Fills tensors that need conversion. Does nothing if that is done. TD_ENOMEM.
 td_status td_model_convert(td_model *model, td_err *err);
-// A model whose weights are already in memory, for benchmarks. The memory is borrowed until close;
+// A model whose weights are already in memory, or of which only the sizes count (model/outline.h).
+// The memory is borrowed until close;
 // several layers may share weights.
 typedef struct {
   const td_layer *layers; // [config->n_layers]
@@ -182,6 +262,8 @@ typedef struct {
   td_vec final_norm;
   const void *memory; // contains all weights
   size_t n_bytes;
+  const char *name; // NULL: the architecture's
+  void *owned;      // freed with the model
 } td_model_parts;
 td_status td_model_assemble(td_model **out, const td_model_config *config,
                             const td_model_parts *parts, td_err *err);
@@ -191,8 +273,13 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes);
 
 const td_model_config *td_model_config_of(const td_model *model);
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);
+// Has the layer of multi-token prediction used, as layer n_layers, with a part of its own in KV
+// pages. False: the checkpoint has none that can be used. Before anything is sized by the model.
+bool td_model_use_mtp(td_model *model);
+const td_mtp *td_model_mtp(const td_model *model); // NULL: none
 const td_weight *td_model_embed(const td_model *model);
-const td_weight *td_model_lm_head(const td_model *model); // the embedding if tied
+const td_hyper *td_model_head_hyper(const td_model *model); // before the final norm
+const td_weight *td_model_lm_head(const td_model *model);   // the embedding if tied
 td_vec td_model_final_norm(const td_model *model);
 td_model_stats td_model_stats_of(const td_model *model);
 // Size of a layer's routed experts in bytes.

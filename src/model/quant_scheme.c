@@ -11,6 +11,7 @@
 #include <pcre2.h>
 
 #include "base/fs.h"
+#include "gguf/files.h"
 #include "model/quant_scheme_impl.h"
 
 enum { MATCH_LIMIT = 100000 };
@@ -156,8 +157,8 @@ static td_status read_root(cJSON **root, char **path, const char *dir, const cha
     *path = NULL;
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
-  if (!td_file_exists(*path)) return TD_OK;
-  return td_json_parse_regular(root, *path, TD_CONFIG_MAX_BYTES, err);
+  if (!td_checkpoint_has(dir, file)) return TD_OK;
+  return td_checkpoint_json(root, dir, file, TD_CONFIG_MAX_BYTES, err);
 }
 
 // Opens ModelOpt's own file.

@@ -1,5 +1,5 @@
 // src/model/quant_scheme_config.c - reads quantization_config, one function per method. gptq, awq
-// and auto-round are in quant_words.c, ModelOpt in quant_modelopt.c.
+// and auto-round are in quant_words.c, ModelOpt in quant_modelopt.c, Quark in quant_quark.c.
 #include <string.h>
 #include <strings.h>
 
@@ -61,9 +61,26 @@ static td_status add_for_all(td_quant *quant, const td_config_reader *r,
   return td_quant_add_scheme(quant, r, "Linear", scheme);
 }
 
+// Routed experts in FP4 beside FP8, as DeepSeek-V4 has them.
+static td_status read_expert_dtype(td_quant *quant, const td_config_reader *r,
+                                   const cJSON *config) {
+  const cJSON *const places[] = {config, r->root};
+  const char *dtype = "fp8";
+  for (size_t i = 0; i < TD_COUNT(places); i++) {
+    const td_status st = td_quant_str(r, places[i], "expert_dtype", &dtype);
+    if (st != TD_OK) return st;
+  }
+  if (strcmp(dtype, "fp8") == 0) return TD_OK;
+  if (strcmp(dtype, "fp4") != 0)
+    return td_quant_unsupported(r, "expert_dtype", dtype, "fp4 or fp8");
+  return td_quant_add_scheme(quant, r, "re:.*\\.experts\\.[0-9]+\\..*",
+                             &(td_quant_scheme){TD_QUANT_MXFP4, 1, 32, true, 0});
+}
+
 static td_status read_fp8(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   const char *fmt = "e4m3";
   td_status st = td_config_str(r, config, "fmt", &fmt);
+  if (st == TD_OK) st = read_expert_dtype(quant, r, config);
   if (st != TD_OK) return st;
   if (strcmp(fmt, "e4m3") != 0 && strcmp(fmt, "float8_e4m3fn") != 0)
     return td_quant_unsupported(r, "FP8 format fmt", fmt, "e4m3, which is float8_e4m3fn");
@@ -264,6 +281,12 @@ static td_status read_mxfp8(td_quant *quant, const td_config_reader *r, const cJ
   return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_FP8, 1, 32, true, 0});
 }
 
+static td_status read_bitsandbytes(td_quant *quant, const td_config_reader *r,
+                                   const cJSON *config) {
+  (void)config;
+  return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_BNB8, 1, 0, true, 0});
+}
+
 td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   static const struct {
     const char *method;
@@ -278,6 +301,8 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
       {"mxfp4", read_mxfp4},
       {"mxfp8", read_mxfp8},
       {"modelopt", td_quant_read_modelopt},
+      {"quark", td_quant_read_quark},
+      {"bitsandbytes", read_bitsandbytes},
   };
   if (!cJSON_IsObject(config)) {
     return td_fail(r->err, TD_EFORMAT, "%s: quantization_config must be an object", r->file);
@@ -290,7 +315,8 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
   }
   return td_quant_unsupported(
       r, "quant_method", method,
-      "fp8, compressed-tensors, gptq, awq, auto-round, mxfp4, mxfp8 and modelopt");
+      "fp8, compressed-tensors, gptq, awq, auto-round, mxfp4, mxfp8, modelopt, quark and "
+      "bitsandbytes");
 }
 
 td_status td_config_read_quant(const td_config_reader *r) {

@@ -32,10 +32,11 @@ const cJSON *td_quant_config_of(const cJSON *root);
 // Reads quantization_config into a zeroed quant.
 td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON *config);
 
-// Methods implemented in quant_words.c and quant_modelopt.c.
+// Methods implemented in quant_words.c, quant_quark.c and quant_modelopt.c.
 td_status td_quant_read_gptq(td_quant *quant, const td_config_reader *r, const cJSON *config);
 td_status td_quant_read_awq(td_quant *quant, const td_config_reader *r, const cJSON *config);
 td_status td_quant_read_auto_round(td_quant *quant, const td_config_reader *r, const cJSON *config);
+td_status td_quant_read_quark(td_quant *quant, const td_config_reader *r, const cJSON *config);
 td_status td_quant_read_modelopt(td_quant *quant, const td_config_reader *r, const cJSON *config);
 
 // Read values for which null means absent.

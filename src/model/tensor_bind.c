@@ -1,20 +1,31 @@
 // src/model/tensor_bind.c - binds a checkpoint's tensors to the fields of the model.
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bf16.h"
 #include "base/f16.h"
+#include "base/log.h"
 #include "base/str.h"
+#include "gguf/files.h"
 #include "model/bind_impl.h"
 #include "model/families/family.h"
 
 // Tensors of published checkpoints that the forward pass does not need.
-static const char *const ignored_suffixes[] = {
-    ".rotary_emb.inv_freq", ".k_scale",          ".v_scale",
-    ".k_cache.scale",       ".v_cache.scale",    ".input_scale",
-    ".activation_scale",    "_activation_scale", ".input_global_scale"};
+static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq",
+                                               ".k_scale",
+                                               ".v_scale",
+                                               ".k_cache.scale",
+                                               ".v_cache.scale",
+                                               ".input_scale",
+                                               ".activation_scale",
+                                               "_activation_scale",
+                                               ".input_global_scale",
+                                               "_input_scale",
+                                               "_input_global_scale",
+                                               ".weight_format"};
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   return td_fail(b->err, TD_EFORMAT,
@@ -63,7 +74,7 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
     *out = TD_F8E8M0;
     return TD_OK;
   }
-  char names[128] = "";
+  char names[192] = "";
   size_t len = 0;
   for (int i = 0; i < TD_N_DTYPES && len < sizeof names; i++) {
     if (!(allowed >> i & 1)) continue;
@@ -75,8 +86,7 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
                  t->dtype, names);
 }
 
-// Allocates n_bytes that live as long as the binding; NULL: out of memory.
-static void *new_block(td_tensor_binder *b, size_t n_bytes) {
+void *td_binder_block(td_tensor_binder *b, size_t n_bytes) {
   td_bound_tensors *out = b->out;
   if (out->n_blocks == out->cap_blocks) {
     size_t cap = out->cap_blocks ? 2 * out->cap_blocks : 16;
@@ -97,7 +107,7 @@ static td_status no_memory(const td_tensor_binder *b, const td_tensor *t) {
 td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out) {
   *out = t->data;
   if ((uintptr_t)t->data % align == 0) return TD_OK;
-  void *copy = new_block(b, t->n_bytes);
+  void *copy = td_binder_block(b, t->n_bytes);
   if (!copy) return no_memory(b, t);
   memcpy(copy, t->data, t->n_bytes);
   *out = copy;
@@ -118,7 +128,7 @@ td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const voi
   if (st != TD_OK) return st;
   if (dtype == TD_F32) return td_binder_place(b, t, sizeof(float), out);
   size_t n = t->n_bytes / td_dtype_bytes(dtype);
-  float *values = new_block(b, n * sizeof *values);
+  float *values = td_binder_block(b, n * sizeof *values);
   if (!values) return no_memory(b, t);
   for (size_t i = 0; i < n; i++)
     values[i] = f32_of(t, dtype, i);
@@ -139,10 +149,11 @@ static td_status bind_vec(td_tensor_binder *b, const td_tensor *t, uint32_t n, t
 // A norm whose weights are stored without the 1 that is added to each.
 static td_status bind_norm1(td_tensor_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
   const void *stored = NULL;
+  if (td_gguf_is(t->file)) return bind_vec(b, t, n, v); // with the 1
   td_status st = td_binder_check_shape(b, t, n, 0);
   if (st == TD_OK) st = td_binder_place_f32(b, t, &stored);
   if (st != TD_OK) return st;
-  float *values = new_block(b, n * sizeof *values);
+  float *values = td_binder_block(b, n * sizeof *values);
   if (!values) return no_memory(b, t);
   for (uint32_t i = 0; i < n; i++)
     values[i] = 1 + ((const float *)stored)[i];
@@ -154,7 +165,9 @@ static td_status bind_norm1(td_tensor_binder *b, const td_tensor *t, uint32_t n,
 static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t channels,
                            uint32_t taps, const float **out) {
   const uint64_t shape[] = {channels, 1, taps};
-  if (t->n_dims != 3 || memcmp(t->shape, shape, sizeof shape) != 0) {
+  const bool is_flat = td_gguf_is(t->file) && t->n_dims == 2 && t->shape[0] == channels &&
+                       t->shape[1] == taps;
+  if (!is_flat && (t->n_dims != 3 || memcmp(t->shape, shape, sizeof shape) != 0)) {
     return td_fail(b->err, TD_EFORMAT,
                    "%s: tensor %s: its shape is not the [%u, 1, %u] that config.json asks for",
                    t->file, t->name, channels, taps);
@@ -162,11 +175,37 @@ static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t cha
   const void *stored = NULL;
   td_status st = td_binder_place_f32(b, t, &stored);
   if (st != TD_OK) return st;
-  float *values = new_block(b, (size_t)channels * taps * sizeof *values);
+  float *values = td_binder_block(b, (size_t)channels * taps * sizeof *values);
   if (!values) return no_memory(b, t);
   for (size_t i = 0; i < (size_t)channels * taps; i++)
     values[i % taps * channels + i / taps] = ((const float *)stored)[i];
   *out = values;
+  return TD_OK;
+}
+
+// Experts of each token id, I32 or I64.
+static td_status bind_table(td_tensor_binder *b, const td_tensor *t, const int32_t **out) {
+  td_status st = td_binder_check_shape(b, t, b->config->n_vocab, b->config->top_k);
+  if (st != TD_OK) return st;
+  const size_t n = (size_t)b->config->n_vocab * b->config->top_k;
+  const bool is_long = strcmp(t->dtype, "I64") == 0;
+  if (!is_long && strcmp(t->dtype, "I32") != 0)
+    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: dtype %s; supported: I32, I64", t->file,
+                   t->name, t->dtype);
+  int32_t *ids = td_binder_block(b, n * sizeof *ids);
+  if (!ids) return no_memory(b, t);
+  for (size_t i = 0; i < n; i++) {
+    int64_t id = 0;
+    int32_t word = 0;
+    memcpy(is_long ? (void *)&id : (void *)&word, t->data + i * (is_long ? 8 : 4), is_long ? 8 : 4);
+    if (!is_long) id = word;
+    if (id < 0 || id >= b->config->n_experts) {
+      return td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %lld is not one of %u experts", t->file,
+                     t->name, (long long)id, b->config->n_experts);
+    }
+    ids[i] = (int32_t)id;
+  }
+  *out = ids;
   return TD_OK;
 }
 
@@ -181,6 +220,9 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
   if (is_matrix(p->kind)) {
     char module[TD_MAX_TENSOR_NAME];
+    bool found = false;
+    const td_status joined = td_bind_gguf_gates(b, p, name, field, &found);
+    if (found) return joined;
     snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
     return td_bind_weight(b, module, p->kind == TD_SPEC_PLAIN, rows, cols, field);
   }
@@ -190,30 +232,17 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
   if (p->kind == TD_SPEC_NORM1) return bind_norm1(b, t, rows, field);
   if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
+  if (p->kind == TD_SPEC_SCORES) {
+    td_weight *w = field;
+    *w = (td_weight){.dtype = TD_F32, .rows = rows, .cols = cols};
+    st = td_binder_check_shape(b, t, rows, cols);
+    return st == TD_OK ? td_binder_place_f32(b, t, &w->data) : st;
+  }
+  if (p->kind == TD_SPEC_TABLE) return bind_table(b, t, field);
   st = td_binder_check_shape(b, t, rows, p->cols == TD_DIM_ONE ? 0 : cols);
+  if (st == TD_OK && p->offset == offsetof(td_layer, delta_decay) && td_gguf_is(t->file))
+    return td_bind_gguf_decay(b, t, field);
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
-}
-
-static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
-                              void *field) {
-  uint32_t n = b->config->n_experts;
-  td_weight *experts = new_block(b, n * sizeof *experts);
-  if (!experts) {
-    return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
-  }
-  *(td_weight **)field = experts;
-  const char *where = b->config->family->experts;
-  char name[TD_MAX_TENSOR_NAME], prefix[TD_MAX_TENSOR_NAME];
-  snprintf(name, sizeof name, "model.layers.%u.%s.", layer_idx, where ? where : "mlp.experts");
-  td_tensor_name(b->config, name, prefix);
-  bool fused;
-  td_status st = td_bind_fused_experts(b, p, prefix, experts, &fused);
-  for (uint32_t e = 0; e < n && st == TD_OK && !fused; e++) {
-    int len = snprintf(name, sizeof name, "%s%u.%s", prefix, e, p->name);
-    TD_CHECK(len < (int)sizeof name);
-    st = bind_place(b, p, name, &experts[e]);
-  }
-  return st;
 }
 
 // Whether the checkpoint has this tensor of layer layer_idx, a matrix in any format.
@@ -230,6 +259,78 @@ static bool is_stored(const td_tensor_binder *b, uint32_t layer_idx, const char 
   return false;
 }
 
+// The prefix of a layer's experts: the family's own, or "mlp.experts." where they are called so.
+static void find_prefix(const td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
+                        const char **name, char prefix[TD_MAX_TENSOR_NAME]) {
+  static const char *const wholes[] = {"gate_up_proj", "gate_up_proj_blocks",
+                                       "gate_up_proj_packed"};
+  const char *const own = b->config->family->experts;
+  const char *const places[] = {own ? own : "mlp.experts", "mlp.experts"};
+  const char *const names[] = {p->name, p->alias};
+  char at[TD_MAX_TENSOR_NAME];
+  for (size_t i = 0; i < TD_COUNT(places); i++) {
+    snprintf(at, sizeof at, "model.layers.%u.%s.", layer_idx, places[i]);
+    td_tensor_name(b->config, at, prefix);
+    bool found = false;
+    for (size_t k = 0; k < TD_COUNT(wholes) && !found; k++) {
+      snprintf(at, sizeof at, "%s.%s", places[i], wholes[k]);
+      found = is_stored(b, layer_idx, at);
+    }
+    for (size_t k = 0; k < TD_COUNT(names) && names[k] && !found; k++) {
+      snprintf(at, sizeof at, "%s.0.%s", places[i], names[k]);
+      found = is_stored(b, layer_idx, at);
+      if (found) *name = names[k];
+    }
+    if (found) return;
+  }
+  // What is missing is called by the name that the family has.
+  snprintf(at, sizeof at, "model.layers.%u.%s.", layer_idx, places[0]);
+  td_tensor_name(b->config, at, prefix);
+}
+
+static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
+                              void *field) {
+  uint32_t n = b->config->n_experts;
+  td_weight *experts = td_binder_block(b, n * sizeof *experts);
+  if (!experts) {
+    return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
+  }
+  *(td_weight **)field = experts;
+  const char *own = p->name;
+  char name[TD_MAX_TENSOR_NAME], prefix[TD_MAX_TENSOR_NAME];
+  find_prefix(b, p, layer_idx, &own, prefix);
+  bool fused;
+  td_status st = td_bind_fused_experts(b, p, prefix, experts, &fused);
+  for (uint32_t e = 0; e < n && st == TD_OK && !fused; e++) {
+    int len = snprintf(name, sizeof name, "%s%u.%s", prefix, e, own);
+    TD_CHECK(len < (int)sizeof name);
+    st = bind_place(b, p, name, &experts[e]);
+  }
+  return st;
+}
+
+static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p,
+                                    uint32_t layer_idx, const float **field) {
+  const char *const names[] = {p->name, p->alias};
+  const uint32_t rows = td_dim_value(b->config, p->rows), n = b->config->n_experts;
+  float *to = td_binder_block(b, (size_t)n * rows * (p->alias ? 2 : 1) * sizeof *to);
+  if (!to) return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
+  *field = to;
+  td_status st = TD_OK;
+  for (uint32_t i = 0; i < (p->alias ? 2 * n : n) && st == TD_OK; i++, to += rows) {
+    char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
+    const td_tensor *t = NULL;
+    const void *values = NULL;
+    snprintf(own, sizeof own, "model.layers.%u.mlp.experts.%u.%s", layer_idx, i % n, names[i / n]);
+    td_tensor_name(b->config, own, name);
+    st = td_binder_find(b, name, &t);
+    if (st == TD_OK) st = td_binder_check_shape(b, t, rows, 0);
+    if (st == TD_OK) st = td_binder_place_f32(b, t, &values);
+    if (st == TD_OK) memcpy(to, values, rows * sizeof *to);
+  }
+  return st;
+}
+
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
@@ -242,6 +343,8 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
     td_status st;
     if (p->kind == TD_SPEC_EXPERT) {
       st = bind_experts(b, p, layer_idx, field);
+    } else if (p->kind == TD_SPEC_EXPERT_BIAS) {
+      st = bind_expert_biases(b, p, layer_idx, field);
     } else {
       char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
       const bool renamed = p->alias && is_stored(b, layer_idx, p->alias);
@@ -252,6 +355,37 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
     if (st != TD_OK) return st;
   }
   return TD_OK;
+}
+
+// Binds the first layer of multi-token prediction, where it follows the last layer and has its own
+// norms. Embedding and head are stored again with it, and are the model's own.
+static td_status bind_mtp(td_tensor_binder *b) {
+  td_model_config *c = b->config;
+  const uint32_t i = c->n_layers;
+  if (is_stored(b, i, "mlp.gate.weight")) td_layers_add(c->moe_layers, i);
+  td_status st = bind_layer(b, i);
+  for (size_t k = 0; k < td_n_mtp_places && st == TD_OK; k++) {
+    const td_tensor_spec *p = &td_mtp_places[k];
+    char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
+    snprintf(own, sizeof own, "model.layers.%u.%s", i, p->name);
+    td_tensor_name(c, own, name);
+    st = bind_place(b, p, name, (char *)&b->out->mtp + p->offset);
+  }
+  b->out->has_mtp = st == TD_OK;
+  return st;
+}
+
+// A checkpoint whose prediction layer is incomplete, or in a format that is not read, is served
+// without it.
+static void try_mtp(td_tensor_binder *b) {
+  const td_model_config *c = b->config;
+  td_err *const err = b->err;
+  td_err why;
+  if (c->family->mtp || !c->n_mtp_layers || c->n_layers == TD_MAX_LAYERS) return;
+  if (!is_stored(b, c->n_layers, "eh_proj.weight")) return;
+  b->err = &why;
+  if (bind_mtp(b) != TD_OK) td_debug("no multi-token prediction: %s", why.msg);
+  b->err = err;
 }
 
 static td_status bind_ends(td_tensor_binder *b) {
@@ -293,7 +427,7 @@ static bool is_other_part(const td_model_config *c, const char *name) {
 
 // Rejects unused tensors unless they are known to be unnecessary.
 static td_status check_rest(td_tensor_binder *b) {
-  uint32_t n_mtp = 0;
+  uint32_t n_mtp = b->out->has_mtp;
   for (size_t i = 0; i < td_store_n_tensors(b->store); i++) {
     if (b->used[i]) continue;
     const td_tensor *t = td_store_tensor(b->store, i);
@@ -328,14 +462,16 @@ td_status td_bind(td_bound_tensors *out, td_model_config *config, const td_quant
   *out = (td_bound_tensors){0};
   td_tensor_binder b = {.out = out, .config = config, .store = store, .quant = quant, .err = err};
   b.used = calloc(td_store_n_tensors(store) + 1, sizeof *b.used);
-  out->layers = calloc(config->n_layers, sizeof *out->layers);
+  out->layers = calloc((size_t)config->n_layers + 1, sizeof *out->layers);
   td_status st = TD_OK;
   if (!b.used || !out->layers) {
     st = td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(store));
   }
+  td_settle_names(config, store);
   if (st == TD_OK) st = bind_ends(&b);
   for (uint32_t i = 0; i < config->n_layers && st == TD_OK; i++)
     st = bind_layer(&b, i);
+  if (st == TD_OK) try_mtp(&b);
   if (st == TD_OK) st = check_rest(&b);
   free(b.used);
   return st;

@@ -8,7 +8,9 @@
 #include "model/tensor_specs.h"
 
 typedef struct {
-  td_layer *layers; // [config->n_layers]
+  td_layer *layers; // [config->n_layers], and the one of mtp
+  td_mtp mtp;
+  bool has_mtp;
   td_model_ends ends;
   void **blocks; // arrays of experts, and tensors that had to be copied
   size_t n_blocks, cap_blocks;

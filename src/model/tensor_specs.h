@@ -3,27 +3,50 @@
 #ifndef TD_MODEL_TENSOR_SPECS_H
 #define TD_MODEL_TENSOR_SPECS_H
 
+#include "model/checkpoint/store.h"
 #include "model/model.h"
 
 // Tensors outside the layers.
 typedef struct {
   td_weight embed, lm_head; // lm_head is zeroed if tied to embed
   td_vec final_norm;
+  td_hyper hyper;
 } td_model_ends;
 
 // A tensor's dimension, derived from config.json.
 typedef enum {
   TD_DIM_ONE, // second dimension of a vector
   TD_DIM_MODEL,
+  TD_DIM_TWO_MODELS, // twice that
   TD_DIM_VOCAB,
-  TD_DIM_Q,    // queries of all heads
-  TD_DIM_KV,   // keys of all heads (GQA)
-  TD_DIM_OUT,  // attention output of all heads
-  TD_DIM_HEAD, // one head (GQA)
+  // GQA
+  TD_DIM_Q,    // queries of all heads, and their output
+  TD_DIM_KV,   // keys of all heads
+  TD_DIM_HEAD, // one head
+  // MLA
+  TD_DIM_MLA_Q,   // queries of all heads
+  TD_DIM_MLA_OUT, // attention output of all heads
   TD_DIM_Q_LORA,
   TD_DIM_KV_LORA,
   TD_DIM_KV_A, // compressed KV and the shared rotary key
   TD_DIM_KV_B, // non-rotary keys, and values, of all heads
+  // indexer
+  TD_DIM_INDEX_Q, // queries of all heads
+  TD_DIM_INDEX_K, // one key
+  TD_DIM_INDEX_HEADS,
+  TD_DIM_INDEX_POOL, // two halves of a key
+  // pooled attention
+  TD_DIM_TWO_HEADS, // two halves of a key
+  TD_DIM_POOL_GROUP,
+  TD_DIM_POOL_TOP_GROUP,
+  TD_DIM_O_A,     // output of low rank, of all groups of heads
+  TD_DIM_O_GROUP, // heads of a group
+  // hyper-connections
+  TD_DIM_STREAMS,
+  TD_DIM_STREAM_SCORES,
+  TD_DIM_STREAM_WIDTH, // of a residual
+  TD_DIM_THREE,
+  TD_DIM_TOP_K,
   TD_DIM_DENSE,
   TD_DIM_EXPERT,
   TD_DIM_SHARED,
@@ -42,6 +65,7 @@ typedef enum {
 } td_dim;
 
 // Conditions under which a layer has a tensor.
+#define TD_IF_FIRST_KIND 16
 enum {
   TD_IF_Q_LORA = 1 << 0,
   TD_IF_Q_WHOLE = 1 << 1, // without q_lora
@@ -51,8 +75,15 @@ enum {
   TD_IF_SHARED = 1 << 5,
   TD_IF_UNTIED = 1 << 6,
   TD_IF_QK_NORM = 1 << 7,
-  TD_IF_ATTN = 1 << 8,
-  TD_IF_DELTA = 1 << 9, // a gated delta net
+  TD_IF_PAIRS = 1 << 8,   // rows of gate and up alternate
+  TD_IF_SPLIT = 1 << 9,   // they do not
+  TD_IF_TABLE = 1 << 10,  // token ids say which experts
+  TD_IF_ROUTED = 1 << 11, // they do not
+  TD_IF_STREAMS = 1 << 12,
+// TD_IF_GQA, TD_IF_MLA and so on: the layer is of this kind of attention.
+#define TD_ATTN_CONDITION(KIND, name) TD_IF_##KIND = 1 << (TD_IF_FIRST_KIND + TD_ATTN_##KIND),
+  TD_ATTN_KINDS(TD_ATTN_CONDITION)
+#undef TD_ATTN_CONDITION
 };
 
 typedef enum {
@@ -65,7 +96,10 @@ typedef enum {
                   // 8 bits
   TD_SPEC_PLAIN,  // td_weight, not quantized
   TD_SPEC_F32,    // const float *, a vector or matrix converted to F32 if needed
+  TD_SPEC_SCORES, // td_weight converted to F32 if needed, whose name is not that of a module
+  TD_SPEC_TABLE,  // const int32_t *, ids of experts
   TD_SPEC_EXPERT, // td_weight *, one per expert
+  TD_SPEC_EXPERT_BIAS, // const float *, F32 [n_experts][rows], and then as many called by the alias
 } td_place_kind;
 
 typedef struct {
@@ -81,11 +115,17 @@ typedef struct {
 
 extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends
 extern const size_t td_n_end_places;
+extern const td_tensor_spec td_mtp_places[]; // offsets into td_mtp; names as of a layer's
+extern const size_t td_n_mtp_places;
 
 #define TD_MAX_TENSOR_NAME 256
 
 // The name in config's checkpoint of the tensor that a language model alone calls `name`.
 void td_tensor_name(const td_model_config *config, const char *name, char out[TD_MAX_TENSOR_NAME]);
+// Finds out by which names store has the language model of a wrapper: its publisher's, or those of
+// transformers 5, "model.language_model." and "lm_head.weight"; and whether experts with a clamped
+// activation are stored one by one.
+void td_settle_names(td_model_config *config, const td_store *store);
 // Whether name is "model.layers.N." and more in the checkpoint's spelling; if so *rest is what
 // follows and *layer_idx is N.
 bool td_tensor_layer(const td_model_config *config, const char *name, uint32_t *layer_idx,

@@ -5,10 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gguf/files.h"
 #include "model/bind_impl.h"
+#include "model/convert.h"
+#include "model/convert_bnb.h"
 
 #define BIT(dtype) (1u << (dtype))
 #define PLAIN      (BIT(TD_F32) | BIT(TD_F16) | BIT(TD_BF16))
+#define BLOCKS     ((unsigned)TD_BLOCK_BITS)
 
 // Indexed by td_quant_format.
 typedef struct {
@@ -25,6 +29,7 @@ static const storage storages[] = {
     [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
     [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4,
                          TD_LAYOUT_ROWS, PLAIN},
+    [TD_QUANT_BNB8] = {"weight", "SCB", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
     // Formats without a kernel are converted at load time (model/convert.h); otherwise rejected.
     [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8,
                           TD_LAYOUT_ROWS, 0},
@@ -110,6 +115,20 @@ static td_status check_scale_shape(const binding *g, const td_tensor *t) {
   return td_binder_check_shape(g->b, t, rows, t->n_dims == 1 && groups == 1 ? 0 : groups);
 }
 
+// A row's code of 127 has the row's largest magnitude.
+static td_status bind_row_maxima(const binding *g, const td_tensor *t) {
+  const void *maxima;
+  td_status st = td_binder_place_f32(g->b, t, &maxima);
+  float *scales = st == TD_OK ? td_binder_block(g->b, g->w->rows * sizeof *scales) : NULL;
+  if (!scales) {
+    return st != TD_OK ? st : td_fail(g->b->err, TD_ENOMEM, "%s: out of memory", t->file);
+  }
+  for (uint32_t r = 0; r < g->w->rows; r++)
+    scales[r] = ((const float *)maxima)[r] / 127;
+  g->w->scale = scales;
+  return TD_OK;
+}
+
 static td_status bind_scale(const binding *g) {
   td_weight *w = g->w;
   const td_tensor *t;
@@ -119,6 +138,8 @@ static td_status bind_scale(const binding *g) {
   if (is_fp8 && !peek_part(g->b, g->module, name)) {
     if (peek_part(g->b, g->module, "weight_scale")) name = "weight_scale";
   }
+  // DeepSeek-V4's
+  if (!peek_part(g->b, g->module, name) && peek_part(g->b, g->module, "scale")) name = "scale";
   td_status st = find_part(g, name, &t);
   if (st != TD_OK) return st;
   const bool is_one = is_fp8 && td_tensor_elements(t) == 1;
@@ -126,6 +147,7 @@ static td_status bind_scale(const binding *g) {
   w->scale_cols = g->scheme->scale_cols && !is_one ? g->scheme->scale_cols : w->cols;
   st = check_scale_shape(g, t);
   if (st != TD_OK) return st;
+  if (g->scheme->format == TD_QUANT_BNB8) return bind_row_maxima(g, t);
   if (!g->storage->scale_dtypes) return td_binder_place_f32(g->b, t, &w->scale);
   st = td_binder_dtype(g->b, t, g->storage->scale_dtypes, &w->scale_dtype);
   if (st != TD_OK) return st;
@@ -257,17 +279,34 @@ static td_status bind_converted(binding *g, const td_tensor *t) {
   return st == TD_OK ? bind_scale(&as_int) : st;
 }
 
+// Whether the matrix is one tensor: plain values, or GGUF's blocks.
 static bool is_plain(const td_tensor *t) {
-  return strcmp(t->dtype, "BF16") == 0 || strcmp(t->dtype, "F32") == 0 ||
-         strcmp(t->dtype, "F16") == 0;
+  td_dtype dtype;
+  return td_dtype_find(t->dtype, &dtype) && (PLAIN | BLOCKS) >> dtype & 1;
 }
 
 static td_status bind_plain(td_tensor_binder *b, const char *name, td_weight *w) {
   const td_tensor *t;
   td_status st = td_binder_find(b, name, &t);
-  if (st == TD_OK) st = td_binder_dtype(b, t, PLAIN, &w->dtype);
+  if (st == TD_OK)
+    st = td_binder_dtype(b, t, td_gguf_is(t->file) ? PLAIN | BLOCKS : PLAIN, &w->dtype);
   if (st == TD_OK) st = td_binder_check_shape(b, t, w->rows, w->cols);
-  return st == TD_OK ? td_binder_place(b, t, td_dtype_bytes(w->dtype), &w->data) : st;
+  const bool is_block = td_dtype_block(w->dtype).cols > 0;
+  return st == TD_OK ? td_binder_place(b, t, is_block ? 1 : td_dtype_bytes(w->dtype), &w->data)
+                     : st;
+}
+
+// Binds kv_b_proj, joined of GGUF's two parts.
+static td_status bind_joined(td_tensor_binder *b, const char *name, td_weight *w) {
+  static const char *const parts[] = {TD_K_B, TD_V_B};
+  const int n = (int)(strlen(name) - strlen("kv_b_proj.weight"));
+  for (size_t i = 0; i < TD_COUNT(parts); i++) {
+    char part[TD_MAX_TENSOR_NAME];
+    const td_tensor *t;
+    snprintf(part, sizeof part, "%.*s%s", n > 0 ? n : 0, name, parts[i]);
+    if (td_binder_peek(b, part)) td_binder_find(b, part, &t);
+  }
+  return bind_plain(b, name, w);
 }
 
 // Rejects t, which is quantized although no scheme covers it.
@@ -279,7 +318,12 @@ static td_status refuse_unexplained(const td_tensor_binder *b, const td_tensor *
                    t->file, t->name, t->dtype);
   }
   td_dtype dtype;
-  return td_binder_dtype(b, t, PLAIN, &dtype);
+  return td_binder_dtype(b, t, td_gguf_is(t->file) ? PLAIN | BLOCKS : PLAIN, &dtype);
+}
+
+static void use(void *ctx, const char *name) {
+  const td_tensor *t;
+  td_binder_find(ctx, name, &t);
 }
 
 td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, uint32_t rows,
@@ -288,10 +332,16 @@ td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, ui
   char name[TD_MAX_TENSOR_NAME];
   td_status st = name_of(b, name, module, "weight");
   if (st != TD_OK) return st;
-  const td_tensor *t = td_binder_peek(b, name);
+  const td_tensor *t = peek_part(b, module, "weight" TD_DEQUANTIZED);
+  if (t) {
+    td_bnb_each(b->store, name, use, b);
+    return bind_plain(b, t->name, w);
+  }
+  t = td_binder_peek(b, name);
   bool converted = t && td_store_is_converted(b->store, t);
   if (!converted && (plain || (t && is_plain(t)))) return bind_plain(b, name, w);
   const td_quant_scheme *scheme = td_quant_find(b->quant, module);
+  if (!scheme && converted) return bind_joined(b, name, w);
   if (!scheme) {
     if (!t) t = peek_part(b, module, "weight_packed");
     if (!t) t = peek_part(b, module, "qweight");

@@ -15,6 +15,8 @@
 
 #include "base/log.h"
 #include "base/thread.h"
+#include "base/units.h"
+#include "gguf/files.h"
 #include "model/checkpoint/numa_layout.h"
 #include "model/checkpoint/resident.h"
 #include "model/checkpoint/resident_impl.h"
@@ -22,9 +24,8 @@
 #define CHUNK_BYTES    ((uint64_t)8 << 20)
 #define N_READERS      8 // NVMe needs several large concurrent reads; more do not help
 #define PROGRESS_NS    200000000
-#define SEAL_TRIES     100         // 1 ms apart
-#define HUGE_2MB       (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
-#define GIB            ((double)(1 << 30))
+#define SEAL_TRIES     100               // 1 ms apart
+#define HUGE_2MB       (21u << 26)       // MFD_HUGE_2MB of linux/memfd.h
 #define MAX_FILE_BYTES ((off_t)64 << 20) // limit for a JSON file kept with the shards
 
 typedef struct {
@@ -101,7 +102,7 @@ static td_status read_failed(const reader *r, int code, td_err *err) {
   return td_fail(err, TD_ENOMEM,
                  "%s: memory ran out after %.2f of %.2f GiB of weights: free some, or give "
                  "--weights mmap, which needs none to spare",
-                 s->path, (double)r->l->done_bytes / GIB, (double)r->l->total_bytes / GIB);
+                 s->path, td_gib(r->l->done_bytes), td_gib(r->l->total_bytes));
 }
 
 // Reads [pos, pos + len) of the source into memory. pos is a multiple of CHUNK_BYTES.
@@ -272,7 +273,7 @@ static td_status add_file(loading *l, const char *dir, size_t dir_len, const cha
 }
 
 static td_status add_files(loading *l, td_err *err) {
-  if (!l->n_sources) return TD_OK;
+  if (!l->n_sources || td_gguf_is(l->sources[0].path)) return TD_OK; // GGUF: all is in the shards
   const char *path = l->sources[0].path;
   size_t dir_len = (size_t)(l->sources[0].name - path); // including the slash
   char dir[4096];
@@ -383,7 +384,7 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   if (!n_bytes) return TD_OK;
   if (fallocate(fd, 0, (off_t)l->converted_offset, (off_t)n_bytes) != 0) {
     return td_fail(err, TD_ENOMEM, "no memory for %.2f GiB of converted weights: %s",
-                   (double)n_bytes / GIB, strerror(errno));
+                   td_gib(n_bytes), strerror(errno));
   }
   td_conversion_write_header(c, l->base + l->converted_offset);
   moving m = {.l = l, .store = store};
@@ -422,7 +423,7 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
     return td_fail(err, TD_ENOMEM,
                    "cannot create %.2f GiB of shared memory for the weights: %s; give --weights "
                    "mmap, which needs none",
-                   (double)l->n_bytes / GIB, strerror(errno));
+                   td_gib(l->n_bytes), strerror(errno));
   }
   madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // subject to the kernel's THP settings
   return TD_OK;
@@ -479,7 +480,7 @@ static td_status place(const loading *l, int fd, td_resident_stats *stats, const
   for (size_t i = 0; st == TD_OK && (e = td_conversion_result(l->opts->conversion, i)); i++) {
     const td_tensor t = {.name = e->name,
                          .n_dims = e->n_dims,
-                         .shape = {e->shape[0], e->shape[1]},
+                         .shape = {e->shape[0], e->shape[1], e->shape[2]},
                          .n_bytes = e->n_bytes};
     st = place_tensor(&p, &t, l->converted_offset + e->offset, err);
   }

@@ -58,7 +58,7 @@ td_status td_shard_layout(td_shard_entry *entries, size_t n, td_buf *header, td_
     }
   }
   td_jw_end_object(&w);
-  while ((sizeof len + text.len) % LINE)
+  while (!text.failed && (sizeof len + text.len) % LINE)
     td_buf_char(&text, ' ');
   len = text.len;
   size_t start = header->len;

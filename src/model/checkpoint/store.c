@@ -7,6 +7,8 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "gguf/files.h"
+#include "model/checkpoint/gguf_shard.h"
 #include "model/checkpoint/resident.h"
 
 #define SINGLE_FILE     "model.safetensors"
@@ -27,6 +29,8 @@ struct td_store {
   td_resident resident; // base is NULL when files are mapped
   shard **shards;       // allocated one by one: tensors keep pointers into them
   size_t n_shards, cap_shards;
+  bool is_gguf;
+  const td_gguf_arch *arch; // of a GGUF model, once its first part is read
   td_safetensors converted; // tensors converted at load time, borrowed
   const uint8_t *converted_bytes;
   size_t n_converted_bytes;
@@ -62,7 +66,18 @@ static td_status shard_map(shard *s, const td_store *store, td_err *err) {
                  s->path);
 }
 
-static td_status shard_open(shard **out, const td_store *store, const char *file, td_err *err) {
+// The first part names the architecture.
+static td_status parse_gguf(shard *s, td_store *store, td_err *err) {
+  td_gguf gguf;
+  td_status st = td_gguf_parse(&gguf, s->map.data, s->map.n_bytes, s->path, err);
+  if (st == TD_OK) st = td_gguf_check_parts(&gguf, td_gguf_n_parts(s->path), err);
+  if (st == TD_OK && !store->arch) st = td_gguf_arch_of(&gguf, &store->arch, err);
+  if (st == TD_OK) st = td_gguf_shard(&s->st, &gguf, store->arch, err);
+  td_gguf_free(&gguf);
+  return st;
+}
+
+static td_status shard_open(shard **out, td_store *store, const char *file, td_err *err) {
   shard *s = calloc(1, sizeof *s);
   if (!s || !(s->path = join(store->dir, file))) {
     free(s);
@@ -70,7 +85,10 @@ static td_status shard_open(shard **out, const td_store *store, const char *file
   }
   s->file = s->path + strlen(store->dir) + 1;
   td_status st = shard_map(s, store, err);
-  if (st == TD_OK) st = td_safetensors_parse(&s->st, s->map.data, s->map.n_bytes, s->path, err);
+  if (st == TD_OK) {
+    st = store->is_gguf ? parse_gguf(s, store, err)
+                        : td_safetensors_parse(&s->st, s->map.data, s->map.n_bytes, s->path, err);
+  }
   if (st != TD_OK) {
     shard_close(store, s);
     return st;
@@ -223,6 +241,27 @@ static td_status open_index(td_store *store, td_err *err) {
   return st;
 }
 
+// store->dir is the folder of the file.
+static td_status open_gguf(td_store *store, const char *model, td_err *err) {
+  td_status st = TD_OK;
+  char *slash = strrchr(store->dir, '/');
+  if (slash) {
+    *slash = '\0';
+  } else {
+    strcpy(store->dir, ".");
+  }
+  if (!(store->listing = strdup(model))) return no_memory(store, err);
+  const uint32_t n = td_gguf_n_parts(model);
+  for (uint32_t i = 0; i < n && st == TD_OK; i++) {
+    char *path = td_gguf_part_path(model, i, n);
+    if (!path) return no_memory(store, err);
+    const char *last = strrchr(path, '/');
+    st = add_shard(store, last ? last + 1 : path, err);
+    free(path);
+  }
+  return st == TD_OK ? build_map(store, err) : st;
+}
+
 static td_status open_dir(td_store *store, td_err *err) {
   if (!(store->listing = join(store->dir, SINGLE_FILE))) return no_memory(store, err);
   if (td_file_exists(store->listing)) {
@@ -267,7 +306,8 @@ static td_status open_store(td_store **out, const char *dir, int weights_fd, td_
     return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
   }
   td_status st = weights_fd < 0 ? TD_OK : td_resident_attach(&store->resident, weights_fd, err);
-  if (st == TD_OK) st = open_dir(store, err);
+  store->is_gguf = td_gguf_is(dir);
+  if (st == TD_OK) st = store->is_gguf ? open_gguf(store, dir, err) : open_dir(store, err);
   if (st == TD_OK && store->resident.base) st = find_converted(store, err);
   if (st != TD_OK) {
     td_store_close(store);

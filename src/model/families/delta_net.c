@@ -3,10 +3,6 @@
 
 #include <string.h>
 
-static void set_delta(td_model_config *c, uint32_t layer_idx) {
-  c->delta_layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
-}
-
 static td_status read_types(const td_config_reader *r, const cJSON *types) {
   td_model_config *c = r->out;
   if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
@@ -16,7 +12,7 @@ static td_status read_types(const td_config_reader *r, const cJSON *types) {
   for (const cJSON *type = types->child; type; type = type->next, i++) {
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     if (strcmp(name, "linear_attention") == 0) {
-      set_delta(c, i);
+      td_layers_add(c->delta_layers, i);
     } else if (strcmp(name, "full_attention") != 0) {
       return td_config_bad(r, "layer_types must hold \"linear_attention\" or \"full_attention\"");
     }
@@ -32,8 +28,8 @@ td_status td_config_read_delta(const td_config_reader *r) {
   const cJSON *types = td_json_get(r->root, "layer_types");
   if (types) st = read_types(r, types);
   for (uint32_t i = 0; i < c->n_layers && !types; i++)
-    if ((i + 1) % interval) set_delta(c, i);
-  if (st == TD_OK && td_model_n_delta(c, c->n_layers) == c->n_layers)
+    if ((i + 1) % interval) td_layers_add(c->delta_layers, i);
+  if (st == TD_OK && td_model_n_attn(c, TD_ATTN_DELTA) == c->n_layers)
     st = td_config_bad(r, "at least one layer must be of type \"full_attention\"");
   if (st == TD_OK && c->delta_v_heads % c->delta_k_heads)
     st = td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");

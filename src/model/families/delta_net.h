@@ -7,12 +7,11 @@
 
 // The keys of the delta nets, with the defaults of Qwen3-Next.
 #define TD_DELTA_KEYS                                                                              \
-  {"linear_conv_kernel_dim", NULL, TD_CONFIG_FIELD(delta_taps), 2, TD_MAX_TAPS, 4},                \
-      {"linear_key_head_dim", NULL, TD_CONFIG_FIELD(delta_k_dim), 1, TD_MAX_HEAD_DIM, 128},        \
-      {"linear_value_head_dim", NULL, TD_CONFIG_FIELD(delta_v_dim), 1, TD_MAX_HEAD_DIM, 128},      \
-      {"linear_num_key_heads", NULL, TD_CONFIG_FIELD(delta_k_heads), 1, TD_MAX_HEADS, 16}, {       \
-    "linear_num_value_heads", NULL, TD_CONFIG_FIELD(delta_v_heads), 1, TD_MAX_HEADS, 32            \
-  }
+  TD_KEY("linear_conv_kernel_dim", NULL, delta_taps, 2, TD_MAX_TAPS, 4),                           \
+      TD_KEY("linear_key_head_dim", NULL, delta_k_dim, 1, TD_MAX_HEAD_DIM, 128),                   \
+      TD_KEY("linear_value_head_dim", NULL, delta_v_dim, 1, TD_MAX_HEAD_DIM, 128),                 \
+      TD_KEY("linear_num_key_heads", NULL, delta_k_heads, 1, TD_MAX_HEADS, 16),                    \
+      TD_KEY("linear_num_value_heads", NULL, delta_v_heads, 1, TD_MAX_HEADS, 32)
 
 #define TD_MAX_TAPS 16u
 
@@ -37,16 +36,16 @@ td_status td_config_read_delta(const td_config_reader *r);
 #define TD_GATED_PLACES                                                                            \
   TD_NORM1("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                  \
       TD_NORM1("post_attention_layernorm.weight", mlp_norm, TD_DIM_MODEL, 0),                      \
-      TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q_GATED, TD_DIM_MODEL, TD_IF_ATTN),   \
-      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, TD_IF_ATTN),        \
-      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, TD_IF_ATTN),        \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, TD_IF_ATTN),       \
-      TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q_GATED, TD_IF_ATTN | TD_IF_BIAS),         \
-      TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_ATTN | TD_IF_BIAS),              \
-      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_ATTN | TD_IF_BIAS),              \
-      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_ATTN | TD_IF_BIAS),           \
-      TD_NORM1("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, TD_IF_ATTN),                        \
-      TD_NORM1("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, TD_IF_ATTN), TD_EXPERT_PLACES,      \
+      TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q_GATED, TD_DIM_MODEL, TD_IF_GQA),    \
+      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, TD_IF_GQA),         \
+      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, TD_IF_GQA),         \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_Q, TD_IF_GQA),          \
+      TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q_GATED, TD_IF_GQA | TD_IF_BIAS),          \
+      TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_GQA | TD_IF_BIAS),               \
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_GQA | TD_IF_BIAS),               \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_GQA | TD_IF_BIAS),            \
+      TD_NORM1("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, TD_IF_GQA),                         \
+      TD_NORM1("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, TD_IF_GQA), TD_EXPERT_PLACES,       \
       TD_MATRIX(WEIGHT, "mlp.shared_expert.gate_proj.weight", mlp_gate, TD_DIM_SHARED,             \
                 TD_DIM_MODEL, TD_IF_MOE),                                                          \
       TD_MATRIX(WEIGHT, "mlp.shared_expert.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,   \

@@ -23,13 +23,15 @@ typedef struct {
   uint32_t min, max, fallback;
 } td_config_key;
 
-#define TD_CONFIG_FIELD(name) offsetof(td_model_config, name)
-
 struct td_family {
   const char *model_types[4]; // values of config.json's model_type, NULL-terminated
   const char *experts;        // what names of experts' tensors begin with; NULL: "mlp.experts"
-  bool has_partial_rotary;    // partial_rotary_factor may be other than 1
-  bool has_norm1;             // the last norm is stored as TD_SPEC_NORM1
+  // Keys that other families have under the same name, but not the reference of this one.
+  const char *ignores[4];
+  bool is_bare;            // names have no body: "layers.N.", "embed.weight", "head.weight"
+  bool has_partial_rotary; // partial_rotary_factor may be other than 1
+  bool has_sparse_step;    // decoder_sparse_step and mlp_only_layers
+  bool has_norm1;          // the last norm is stored as TD_SPEC_NORM1
   const char *mtp; // what names of multi-token prediction begin with; NULL: layers after the last
   // Kinds that config.json does not state, and defaults of optional keys.
   td_model_config defaults;
@@ -47,6 +49,7 @@ struct td_wrapper {
   const char *model_type;      // of the whole
   const char *text_model_type; // of text_config where it states none
   const char *body, *head;     // stand for "model." and "" before "lm_head.weight"
+  bool is_tied;                // tie_word_embeddings of the whole where it is absent
   const char *others[8];       // what names of the other parts' tensors begin with; ends with NULL
 };
 
@@ -57,7 +60,55 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 #include "model/families/families.inc"
 #undef TD_FAMILY
 
-// ---- rows that families share -------------------------------------------------------------------
+// What is alike in every family's file.
+#define TD_FAMILY_PARTS                                                                            \
+  .keys = keys, .n_keys = TD_COUNT(keys), .read = read_rest, .layer = layer,                       \
+  .n_layer = TD_COUNT(layer)
+
+// ---- keys that families share, each with its defaults -------------------------------------------
+
+#define TD_KEY(key, alias, field, min, max, fallback)                                              \
+  { key, alias, offsetof(td_model_config, field), min, max, fallback }
+
+#define TD_BODY_KEYS(vocab, hidden, layers, heads, positions)                                      \
+  TD_KEY("vocab_size", NULL, n_vocab, 1, 1u << 24, vocab),                                         \
+      TD_KEY("hidden_size", NULL, dim, 1, TD_MAX_DIM, hidden),                                     \
+      TD_KEY("num_hidden_layers", NULL, n_layers, 1, TD_MAX_LAYERS, layers),                       \
+      TD_KEY("num_attention_heads", NULL, n_heads, 1, TD_MAX_HEADS, heads),                        \
+      TD_KEY("max_position_embeddings", NULL, max_position, 1, 1u << 30, positions)
+
+#define TD_GQA_KEY(kv_heads)                                                                       \
+  TD_KEY("num_key_value_heads", NULL, n_kv_heads, 1, TD_MAX_HEADS, kv_heads)
+
+#define TD_MLA_KEYS(lora_rank, nope, rope, value)                                                  \
+  TD_KEY("kv_lora_rank", NULL, kv_lora_rank, 1, TD_MAX_DIM, lora_rank),                            \
+      TD_KEY("qk_nope_head_dim", NULL, nope_dim, 1, TD_MAX_HEAD_DIM, nope),                        \
+      TD_KEY("qk_rope_head_dim", NULL, rope_dim, 2, TD_MAX_HEAD_DIM, rope),                        \
+      TD_KEY("v_head_dim", NULL, v_dim, 1, TD_MAX_HEAD_DIM, value)
+
+#define TD_INDEX_KEYS(heads, head_dim, n_selected)                                                 \
+  TD_KEY("index_n_heads", NULL, index_heads, 1, TD_MAX_HEADS, heads),                              \
+      TD_KEY("index_head_dim", NULL, index_dim, 2, TD_MAX_HEAD_DIM, head_dim),                     \
+      TD_KEY("index_topk", NULL, index_top_k, 1, 1u << 20, n_selected)
+
+#define TD_DENSE_KEY(width) TD_KEY("intermediate_size", NULL, dense_dim, 1, TD_MAX_DIM, width)
+
+#define TD_EXPERT_KEYS(n, per_token)                                                               \
+  TD_KEY("num_experts", "num_local_experts", n_experts, 1, TD_MAX_EXPERTS, n),                     \
+      TD_KEY("num_experts_per_tok", NULL, top_k, 1, TD_MAX_EXPERTS, per_token)
+
+// Experts in groups, beside shared ones.
+#define TD_ROUTED_KEYS(n, per_token, width, groups, groups_per_token)                              \
+  TD_KEY("n_routed_experts", "num_local_experts", n_experts, 1, TD_MAX_EXPERTS, n),                \
+      TD_KEY("num_experts_per_tok", NULL, top_k, 1, TD_MAX_EXPERTS, per_token),                    \
+      TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, width),                     \
+      TD_KEY("n_shared_experts", NULL, n_shared_experts, 0, 256, 1),                               \
+      TD_KEY("n_group", NULL, n_groups, 1, TD_MAX_EXPERTS, groups),                                \
+      TD_KEY("topk_group", NULL, topk_groups, 1, TD_MAX_EXPERTS, groups_per_token)
+
+#define TD_MTP_KEY TD_KEY("num_nextn_predict_layers", "num_mtp_layers", n_mtp_layers, 0, 64, 1)
+
+// ---- tensors that families share ----------------------------------------------------------------
 
 #define TD_VECTOR(name, field, rows, conditions)                                                   \
   { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions, NULL }
@@ -74,7 +125,7 @@ const td_wrapper *td_wrapper_find(const char *model_type);
   TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, 0),                      \
       TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
       TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),                \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_Q, 0),                  \
       TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q, TD_IF_BIAS),                            \
       TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_BIAS),                           \
       TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_BIAS)
@@ -88,19 +139,31 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 
 // Multi-head latent attention.
 #define TD_MLA_PLACES                                                                              \
-  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, TD_IF_Q_WHOLE),          \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),                \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_MLA_Q, TD_DIM_MODEL, TD_IF_Q_WHOLE),      \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_MLA_OUT, 0),            \
       TD_OUT_BIAS_PLACE,                                                                           \
       TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL,             \
                 TD_IF_Q_LORA),                                                                     \
       TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, TD_DIM_Q_LORA, TD_IF_Q_LORA | TD_IF_BIAS),    \
       TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, TD_DIM_Q_LORA, TD_IF_Q_LORA),          \
-      TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, TD_DIM_Q, TD_DIM_Q_LORA, TD_IF_Q_LORA),  \
+      TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, TD_DIM_MLA_Q, TD_DIM_Q_LORA,             \
+                TD_IF_Q_LORA),                                                                     \
       TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, TD_DIM_KV_A, TD_DIM_MODEL,    \
                 0),                                                                                \
       TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, TD_DIM_KV_A, TD_IF_BIAS),          \
       TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, TD_DIM_KV_LORA, 0),                  \
       TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, TD_DIM_KV_B, TD_DIM_KV_LORA, 0)
+
+// The indexer of MLA over selected keys.
+#define TD_INDEX_PLACES                                                                            \
+  TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_Q_LORA,       \
+            TD_IF_DSA),                                                                            \
+      TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, TD_DIM_INDEX_K, TD_DIM_MODEL,      \
+                TD_IF_DSA),                                                                        \
+      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_IF_DSA),         \
+      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, TD_DIM_INDEX_K, TD_IF_DSA),      \
+      TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights,                    \
+                TD_DIM_INDEX_HEADS, TD_DIM_MODEL, TD_IF_DSA)
 
 // A dense layer's MLP.
 #define TD_DENSE_PLACES                                                                            \

@@ -2,20 +2,8 @@
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 151552},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 4096},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 46},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 96},
-    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 8},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 131072},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 10944},
-    {"moe_intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 1408},
-    {"n_routed_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 128},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
-    {"n_shared_experts", NULL, TD_CONFIG_FIELD(n_shared_experts), 0, 256, 1},
-    {"n_group", NULL, TD_CONFIG_FIELD(n_groups), 1, TD_MAX_EXPERTS, 1},
-    {"topk_group", NULL, TD_CONFIG_FIELD(topk_groups), 1, TD_MAX_EXPERTS, 1},
-    {"num_nextn_predict_layers", "num_mtp_layers", TD_CONFIG_FIELD(n_mtp_layers), 0, 64, 1},
+    TD_BODY_KEYS(151552, 4096, 46, 96, 131072), TD_GQA_KEY(8), TD_DENSE_KEY(10944),
+    TD_ROUTED_KEYS(128, 8, 1408, 1, 1),         TD_MTP_KEY,
 };
 
 static td_status read_rest(const td_config_reader *r) {
@@ -37,6 +25,7 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_glm4_moe = {
     .model_types = {"glm4_moe"},
+    .ignores = {"mlp_layer_types"},
     .has_partial_rotary = true,
     .defaults = {.attn = TD_ATTN_GQA,
                  .rms_eps = 1e-5f,
@@ -44,9 +33,5 @@ const td_family td_family_glm4_moe = {
                  .router_sigmoid = true,
                  .norm_topk = true,
                  .bos_id = -1},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

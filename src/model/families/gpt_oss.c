@@ -5,28 +5,19 @@
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 201088},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 2880},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 36},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 64},
-    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 8},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 131072},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 2880},
-    {"num_local_experts", "num_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 128},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 4},
-    {"sliding_window", NULL, TD_CONFIG_FIELD(window), 1, 1u << 30, 128},
+    TD_BODY_KEYS(201088, 2880, 36, 64, 131072),
+    TD_GQA_KEY(8),
+    TD_KEY("intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 2880),
+    TD_KEY("num_local_experts", "num_experts", n_experts, 1, TD_MAX_EXPERTS, 128),
+    TD_KEY("num_experts_per_tok", NULL, top_k, 1, TD_MAX_EXPERTS, 4),
 };
-
-static void set_window(td_model_config *c, uint32_t layer_idx) {
-  c->window_layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
-}
 
 // layer_types; without it every second layer, from the first on, has a window.
 static td_status read_windows(const td_config_reader *r) {
   td_model_config *c = r->out;
   const cJSON *types = td_json_get(r->root, "layer_types");
   for (uint32_t i = 0; !types && i < c->n_layers; i += 2)
-    set_window(c, i);
+    td_layers_add(c->window_layers, i);
   if (!types) return TD_OK;
   if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
     return td_config_bad(r, "layer_types must be an array with an entry for each layer");
@@ -35,7 +26,7 @@ static td_status read_windows(const td_config_reader *r) {
   for (const cJSON *type = types->child; type; type = type->next, i++) {
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     if (strcmp(name, "sliding_attention") == 0) {
-      set_window(c, i);
+      td_layers_add(c->window_layers, i);
     } else if (strcmp(name, "full_attention") != 0) {
       return td_config_bad(r, "layer_types must hold \"sliding_attention\" or "
                               "\"full_attention\"");
@@ -44,17 +35,34 @@ static td_status read_windows(const td_config_reader *r) {
   return TD_OK;
 }
 
+// null is no window, which only full attention can do without.
+static td_status read_window(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  td_status st = read_windows(r);
+  if (st != TD_OK) return st;
+  if (!cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"))) {
+    c->window = 128;
+    return td_config_uint(r, r->root, "sliding_window", 1, 1u << 30, &c->window);
+  }
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    if (td_layers_have(c->window_layers, i))
+      return td_config_bad(r, "sliding_window must not be null: layer_types has layers of "
+                              "\"sliding_attention\"");
+  }
+  return TD_OK;
+}
+
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   double limit = 7, alpha = 1.702;
   td_status st = td_config_read_head_dim(r, 64);
-  if (st == TD_OK) st = read_windows(r);
+  if (st == TD_OK) st = read_window(r);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_alpha", 1e-6, 1e6, &alpha);
   c->swiglu_limit = (float)limit;
   c->swiglu_alpha = (float)alpha;
   for (uint32_t i = 0; i < c->n_layers; i++)
-    td_config_set_moe(c, i);
+    td_layers_add(c->moe_layers, i);
   return st;
 }
 
@@ -65,18 +73,26 @@ static const td_tensor_spec layer[] = {
     TD_MATRIX(F32, "self_attn.sinks", sinks, TD_DIM_HEADS, TD_DIM_ONE, 0),
     TD_MATRIX(ROUTER, "mlp.router.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
     TD_VECTOR("mlp.router.bias", logit_bias, TD_DIM_EXPERTS, 0),
-    TD_MATRIX(EXPERT, "gate_up_proj", gate, TD_DIM_EXPERT_PAIRS, TD_DIM_MODEL, 0),
+    TD_MATRIX(EXPERT, "gate_up_proj", gate, TD_DIM_EXPERT_PAIRS, TD_DIM_MODEL, TD_IF_PAIRS),
     TD_MATRIX(F32, "mlp.experts.gate_up_proj_bias", gate_bias, TD_DIM_EXPERTS, TD_DIM_EXPERT_PAIRS,
-              0),
-    TD_MATRIX(EXPERT, "down_proj", down, TD_DIM_MODEL, TD_DIM_EXPERT, 0),
-    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
+              TD_IF_PAIRS),
+    TD_MATRIX(EXPERT, "down_proj", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_PAIRS),
+    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, TD_DIM_EXPERTS, TD_DIM_MODEL,
+              TD_IF_PAIRS),
+    // One by one, as most tools quantize them.
+    TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_SPLIT),
+    {"gate_proj.bias", TD_SPEC_EXPERT_BIAS, offsetof(td_layer, gate_bias), TD_DIM_EXPERT,
+     TD_DIM_ONE, TD_IF_SPLIT, "up_proj.bias"},
+    TD_MATRIX(EXPERT_BIAS, "down_proj.bias", down_bias, TD_DIM_MODEL, TD_DIM_ONE, TD_IF_SPLIT),
 };
 
 const td_family td_family_gpt_oss = {
     .model_types = {"gpt_oss"},
+    .ignores = {"norm_topk_prob", "hidden_act"},
     .defaults = {.attn = TD_ATTN_GQA,
                  .attention_bias = true,
-                 .has_sinks = true,
                  .rms_eps = 1e-5f,
                  .rope_theta = 150000,
                  .yarn = {.factor = 32,
@@ -89,9 +105,5 @@ const td_family td_family_gpt_oss = {
                  .n_groups = 1,
                  .topk_groups = 1,
                  .bos_id = -1},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

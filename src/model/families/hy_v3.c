@@ -2,19 +2,13 @@
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 120832},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 4096},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 80},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 64},
-    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 8},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 131072},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 13312},
-    {"moe_intermediate_size", "expert_hidden_dim", TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM,
-     1536},
-    {"num_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 192},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
-    {"num_shared_experts", NULL, TD_CONFIG_FIELD(n_shared_experts), 0, 256, 1},
-    {"num_nextn_predict_layers", NULL, TD_CONFIG_FIELD(n_mtp_layers), 0, 64, 1},
+    TD_BODY_KEYS(120832, 4096, 80, 64, 131072),
+    TD_GQA_KEY(8),
+    TD_DENSE_KEY(13312),
+    TD_KEY("moe_intermediate_size", "expert_hidden_dim", expert_dim, 1, TD_MAX_DIM, 1536),
+    TD_EXPERT_KEYS(192, 8),
+    TD_KEY("num_shared_experts", NULL, n_shared_experts, 0, 256, 1),
+    TD_KEY("num_nextn_predict_layers", NULL, n_mtp_layers, 0, 64, 1),
 };
 
 static td_status read_rest(const td_config_reader *r) {
@@ -22,7 +16,6 @@ static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_read_head_dim(r, 128);
   if (st == TD_OK) st = td_config_bool(r, r->root, "qk_norm", &norms);
   if (st == TD_OK) st = td_config_bool(r, r->root, "moe_router_use_sigmoid", &sigmoid);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "route_norm", &r->out->norm_topk);
   if (st != TD_OK) return st;
   if (!norms) return td_config_bad(r, "qk_norm must be true");
   if (!sigmoid) return td_config_bad(r, "moe_router_use_sigmoid must be true");
@@ -55,6 +48,7 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_hy_v3 = {
     .model_types = {"hy_v3"},
+    .ignores = {"norm_topk_prob", "first_k_dense_replace"},
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rms_eps = 1e-5f,
@@ -64,9 +58,5 @@ const td_family td_family_hy_v3 = {
                  .n_groups = 1,
                  .topk_groups = 1,
                  .bos_id = -1},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

@@ -3,22 +3,10 @@
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 131072},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 4096},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 36},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 32},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 1048576},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 12288},
-    {"moe_intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 2048},
-    {"n_routed_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 128},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 4},
-    {"n_shared_experts", NULL, TD_CONFIG_FIELD(n_shared_experts), 0, 256, 1},
-    {"n_group", NULL, TD_CONFIG_FIELD(n_groups), 1, TD_MAX_EXPERTS, 1},
-    {"topk_group", NULL, TD_CONFIG_FIELD(topk_groups), 1, TD_MAX_EXPERTS, 1},
-    {"kv_lora_rank", NULL, TD_CONFIG_FIELD(kv_lora_rank), 1, TD_MAX_DIM, 256},
-    {"qk_nope_head_dim", NULL, TD_CONFIG_FIELD(nope_dim), 1, TD_MAX_HEAD_DIM, 64},
-    {"qk_rope_head_dim", NULL, TD_CONFIG_FIELD(rope_dim), 2, TD_MAX_HEAD_DIM, 64},
-    {"v_head_dim", NULL, TD_CONFIG_FIELD(v_dim), 1, TD_MAX_HEAD_DIM, 128},
+    TD_BODY_KEYS(131072, 4096, 36, 32, 1048576),
+    TD_MLA_KEYS(256, 64, 64, 128),
+    TD_DENSE_KEY(12288),
+    TD_ROUTED_KEYS(128, 4, 2048, 1, 1),
 };
 
 static td_status read_rest(const td_config_reader *r) {
@@ -34,6 +22,7 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_mistral4 = {
     .model_types = {"mistral4"},
+    .ignores = {"mlp_layer_types"},
     .has_partial_rotary = true, // states the part that qk_rope_head_dim is
     .defaults = {.attn = TD_ATTN_MLA,
                  .yarn = {.factor = 128,
@@ -49,9 +38,5 @@ const td_family td_family_mistral4 = {
                  .bos_id = 1,
                  .eos_ids = {2},
                  .n_eos = 1},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

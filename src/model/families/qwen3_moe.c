@@ -2,16 +2,11 @@
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 151936},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 2048},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 24},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 32},
-    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 4},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 32768},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 6144},
-    {"moe_intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 768},
-    {"num_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 128},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
+    TD_BODY_KEYS(151936, 2048, 24, 32, 32768),
+    TD_GQA_KEY(4),
+    TD_DENSE_KEY(6144),
+    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 768),
+    TD_EXPERT_KEYS(128, 8),
 };
 
 static td_status check_sliding_window(const td_config_reader *r) {
@@ -39,15 +34,12 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_qwen3_moe = {
     .model_types = {"qwen3_moe"},
+    .has_sparse_step = true,
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .routed_scaling = 1,
                  .n_groups = 1,
                  .topk_groups = 1,
                  .bos_id = -1},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

@@ -3,17 +3,12 @@
 #include "model/families/delta_net.h"
 
 static const td_config_key keys[] = {
-    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 151936},
-    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 2048},
-    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 48},
-    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 16},
-    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 2},
-    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 32768},
-    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 5632},
-    {"moe_intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 512},
-    {"shared_expert_intermediate_size", NULL, TD_CONFIG_FIELD(shared_dim), 1, TD_MAX_DIM, 512},
-    {"num_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 512},
-    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 10},
+    TD_BODY_KEYS(151936, 2048, 48, 16, 32768),
+    TD_GQA_KEY(2),
+    TD_DENSE_KEY(5632),
+    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 512),
+    TD_KEY("shared_expert_intermediate_size", NULL, shared_dim, 1, TD_MAX_DIM, 512),
+    TD_EXPERT_KEYS(512, 10),
     TD_DELTA_KEYS,
 };
 
@@ -35,13 +30,10 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_qwen3_next = {
     .model_types = {"qwen3_next"},
+    .has_sparse_step = true,
     .has_partial_rotary = true,
     .has_norm1 = true,
     .mtp = "mtp.",
     .defaults = {TD_DELTA_DEFAULTS, .delta_grouped = true},
-    .keys = keys,
-    .n_keys = TD_COUNT(keys),
-    .read = read_rest,
-    .layer = layer,
-    .n_layer = TD_COUNT(layer),
+    TD_FAMILY_PARTS,
 };

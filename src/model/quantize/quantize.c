@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "gguf/files.h"
 #include "model/quantize/quantize_impl.h"
 #include "tandem/kernels.h"
 
@@ -90,9 +91,15 @@ static td_status claim_output(const td_quantize_opts *opts, int *lock, td_err *e
 
 static td_status run(td_quantizer *q) {
   const td_quantize_opts *opts = q->opts;
+  if (td_gguf_is(opts->in)) {
+    return td_fail(q->err, TD_EUNSUPPORTED,
+                   "%s: GGUF files are not quantized again: give the checkpoint as published",
+                   opts->in);
+  }
   if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
   td_status st = td_quant_open_dir(&q->quant, opts->in, q->err);
   if (st == TD_OK) st = td_store_open(&q->store, opts->in, q->err);
+  if (st == TD_OK) td_settle_names(&q->config, q->store);
   if (st == TD_OK) st = td_quantize_plan(q);
   for (size_t i = 0; i < q->n_shards && st == TD_OK; i++)
     st = td_quantize_shard_make(q, i);
@@ -105,7 +112,9 @@ td_status td_quantize(const td_quantize_opts *opts, td_quantize_report *report, 
   *report = (td_quantize_report){0};
   td_quantize_opts own = *opts;
   char *in = realpath(opts->in, NULL); // recorded in finished shards as their source
-  if (!in) return td_fail(err, TD_ENOENT, "%s: %s", opts->in, strerror(errno));
+  if (!in)
+    return td_fail(err, errno == ENOMEM ? TD_ENOMEM : TD_ENOENT, "%s: %s", opts->in,
+                   strerror(errno));
   own.in = in;
   td_quantizer q = {.opts = &own, .report = report, .err = err};
   int lock = -1;

@@ -46,9 +46,10 @@ static const td_encoding *encoding_for(const td_quantizer *q, const char *name, 
     const td_tensor_spec *p = &q->config.family->layer[i];
     const bool is_latent = p->kind == TD_SPEC_LATENT;
     if (!is_latent && p->kind != TD_SPEC_WEIGHT && p->kind != TD_SPEC_EXPERT) continue;
-    char suffix[64];
+    char suffix[64], alias[64];
     snprintf(suffix, sizeof suffix, ".%s", p->name);
-    if (!td_ends_with(name, suffix)) continue;
+    snprintf(alias, sizeof alias, ".%s", p->alias ? p->alias : p->name);
+    if (!td_ends_with(name, suffix) && !td_ends_with(name, alias)) continue;
     return fits && !(is_latent && td_encoded_bits(e) < 8) ? e : &td_encoding_int8;
   }
   return NULL;

@@ -1,0 +1,182 @@
+// src/gguf/files.c - parts of a model, and the files made from its metadata.
+#include "gguf/files.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "gguf/tokenizer.h"
+
+#define ENDING ".gguf"
+enum { PART_LEN = sizeof "-00001-of-00002" - 1 };
+
+bool td_gguf_is(const char *model) {
+  return td_ends_with(model, ENDING) && strlen(model) > strlen(ENDING);
+}
+
+static size_t stem_len(const char *path) {
+  return strlen(path) - strlen(ENDING);
+}
+
+// Whether a file's name ends as a part's does: -IIIII-of-NNNNN.gguf.
+static bool is_part(const char *path, uint32_t *nth, uint32_t *n) {
+  const size_t len = stem_len(path);
+  unsigned idx, n_parts;
+  int used = 0;
+  if (len < PART_LEN) return false;
+  if (sscanf(path + len - PART_LEN, "-%5u-of-%5u%n", &idx, &n_parts, &used) != 2) return false;
+  *nth = idx;
+  *n = n_parts;
+  return used == PART_LEN;
+}
+
+char *td_gguf_model_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  const char *name = slash ? slash + 1 : path;
+  uint32_t nth, n;
+  const size_t len = stem_len(name);
+  return strndup(name, is_part(name, &nth, &n) && len > PART_LEN ? len - PART_LEN : len);
+}
+
+char *td_gguf_part_path(const char *path, uint32_t idx, uint32_t n) {
+  char *out;
+  if (n <= 1) return strdup(path);
+  const int len = (int)(stem_len(path) - PART_LEN);
+  return asprintf(&out, "%.*s-%05u-of-%05u" ENDING, len, path, idx + 1, n) < 0 ? NULL : out;
+}
+
+uint32_t td_gguf_n_parts(const char *path) {
+  uint32_t nth, n;
+  return is_part(path, &nth, &n) && n > 1 ? n : 1;
+}
+
+bool td_gguf_is_first(const char *path) {
+  uint32_t nth, n;
+  return !is_part(path, &nth, &n) || nth == 1;
+}
+
+td_status td_gguf_check_parts(const td_gguf *g, uint32_t n, td_err *err) {
+  double stated = 1;
+  const td_gguf_value *v = td_gguf_find(g, "split.count");
+  if (!v || (td_gguf_number(v, 0, &stated) && (stated == n || (n == 1 && stated == 0)))) {
+    return TD_OK;
+  }
+  return td_fail(err, TD_EFORMAT,
+                 "%s: it is one of %g parts, which are found by their names: call them "
+                 "NAME-00001-of-00002.gguf and so on, as published",
+                 g->file, stated);
+}
+
+static td_status open_part(td_gguf_files *f, uint32_t idx, const char *path, td_err *err) {
+  td_status st = td_file_map_open(&f->maps[idx], path, err);
+  if (st == TD_ENOENT && idx) {
+    return td_fail(err, st, "%s: no such file: the model has %u parts, download all of them", path,
+                   f->n);
+  }
+  if (st == TD_OK)
+    st = td_gguf_parse(&f->parts[idx], f->maps[idx].data, f->maps[idx].n_bytes, path, err);
+  return st == TD_OK ? td_gguf_check_parts(&f->parts[idx], f->n, err) : st;
+}
+
+td_status td_gguf_files_open(td_gguf_files *out, const char *path, td_err *err) {
+  td_gguf_files f = {.n = td_gguf_n_parts(path)};
+  td_status st = TD_OK;
+  *out = (td_gguf_files){0};
+  f.parts = calloc(f.n, sizeof *f.parts);
+  f.maps = calloc(f.n, sizeof *f.maps);
+  f.paths = calloc(f.n, sizeof *f.paths);
+  if (!f.parts || !f.maps || !f.paths) st = td_fail(err, TD_ENOMEM, "%s: out of memory", path);
+  for (uint32_t i = 0; i < f.n && st == TD_OK; i++) {
+    f.paths[i] = td_gguf_part_path(path, i, f.n);
+    st = f.paths[i] ? open_part(&f, i, f.paths[i], err)
+                    : td_fail(err, TD_ENOMEM, "%s: out of memory", path);
+  }
+  if (st == TD_OK) {
+    *out = f;
+  } else {
+    td_gguf_files_close(&f);
+  }
+  return st;
+}
+
+void td_gguf_files_close(td_gguf_files *f) {
+  for (uint32_t i = 0; i < f->n; i++) {
+    if (f->parts) td_gguf_free(&f->parts[i]);
+    if (f->maps) td_file_map_close(&f->maps[i]);
+    if (f->paths) free(f->paths[i]);
+  }
+  free(f->parts);
+  free(f->maps);
+  free(f->paths);
+  *f = (td_gguf_files){0};
+}
+
+// ---- files of a checkpoint ----------------------------------------------------------------------
+
+static bool is_made(const char *name) {
+  static const char *const names[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+  for (size_t i = 0; i < TD_COUNT(names); i++)
+    if (strcmp(name, names[i]) == 0) return true;
+  return false;
+}
+
+static td_status make(td_buf *out, const char *model, const char *name, td_err *err) {
+  td_gguf_files f;
+  if (!is_made(name)) return td_fail(err, TD_ENOENT, "%s/%s: no such file", model, name);
+  td_status st = td_gguf_files_open(&f, model, err);
+  if (st != TD_OK) return st;
+  if (strcmp(name, "config.json") == 0) {
+    st = td_gguf_config(out, f.parts, f.n, err);
+  } else if (strcmp(name, "tokenizer.json") == 0) {
+    st = td_gguf_tokenizer(out, &f.parts[0], err);
+  } else {
+    st = td_gguf_tokenizer_config(out, &f.parts[0], err);
+  }
+  td_gguf_files_close(&f);
+  return st;
+}
+
+static char *join(const char *model, const char *name) {
+  char *path;
+  return asprintf(&path, "%s/%s", model, name) < 0 ? NULL : path;
+}
+
+td_status td_checkpoint_read(td_buf *out, const char *model, const char *name, size_t max_bytes,
+                             td_err *err) {
+  if (td_gguf_is(model)) return make(out, model, name, err);
+  char *path = join(model, name);
+  td_status st = path ? td_file_read_regular(out, path, max_bytes, err)
+                      : td_fail(err, TD_ENOMEM, "out of memory");
+  free(path);
+  return st;
+}
+
+td_status td_checkpoint_json(cJSON **out, const char *model, const char *name, size_t max_bytes,
+                             td_err *err) {
+  td_buf text = TD_BUF_INIT;
+  *out = NULL;
+  td_status st = td_checkpoint_read(&text, model, name, max_bytes, err);
+  if (st == TD_OK) {
+    st = td_json_parse(out, td_buf_text(&text), text.len, TD_JSON_MAX_DEPTH, err);
+    if (st != TD_OK && err) td_err_prefix(err, "%s/%s", model, name);
+  }
+  td_buf_free(&text);
+  return st;
+}
+
+bool td_checkpoint_has(const char *model, const char *name) {
+  if (td_gguf_is(model)) return is_made(name);
+  char path[PATH_MAX]; // a longer one names no file
+  const int len = snprintf(path, sizeof path, "%s/%s", model, name);
+  return len > 0 && (size_t)len < sizeof path && td_file_exists(path);
+}
+
+bool td_checkpoint_is(const char *folder, const char *name) {
+  if (name[0] == '.') return false;
+  if (td_gguf_is(name)) return td_gguf_is_first(name);
+  char path[PATH_MAX];
+  const int len = snprintf(path, sizeof path, "%s/%s", folder, name);
+  return len > 0 && (size_t)len < sizeof path && td_checkpoint_has(path, "config.json");
+}

@@ -1,0 +1,14 @@
+// src/gguf/tokenizer.h - a publisher's tokenizer files, from the metadata of a GGUF file.
+#ifndef TD_GGUF_TOKENIZER_H
+#define TD_GGUF_TOKENIZER_H
+
+#include "base/buf.h"
+#include "gguf/gguf.h"
+
+// Appends tokenizer.json. The patterns that cut words are not in the file, only their name
+// (tokenizer.ggml.pre): TD_EUNSUPPORTED lists those that are known. TD_EFORMAT.
+td_status td_gguf_tokenizer(td_buf *out, const td_gguf *gguf, td_err *err);
+// Appends tokenizer_config.json: BOS, EOS and the chat templates.
+td_status td_gguf_tokenizer_config(td_buf *out, const td_gguf *gguf, td_err *err);
+
+#endif

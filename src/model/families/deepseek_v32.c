@@ -1,0 +1,34 @@
+// src/model/families/deepseek_v32.c - DeepSeek V3.2: V3 with an indexer in every layer.
+#include "model/families/family.h"
+
+static const td_config_key keys[] = {
+    TD_BODY_KEYS(129280, 7168, 61, 128, 163840),
+    TD_MLA_KEYS(512, 128, 64, 128),
+    TD_INDEX_KEYS(64, 128, 2048),
+    TD_DENSE_KEY(18432),
+    TD_ROUTED_KEYS(256, 8, 2048, 8, 4),
+    TD_MTP_KEY,
+};
+
+static td_status read_rest(const td_config_reader *r) {
+  td_status st = td_config_read_dsa(r, 1536);
+  return st == TD_OK ? td_config_read_deepseek_experts(r) : st;
+}
+
+static const td_tensor_spec layer[] = {
+    TD_NORM_PLACES,   TD_MLA_PLACES,    TD_INDEX_PLACES,
+    TD_DENSE_PLACES,  TD_EXPERT_PLACES, TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
+    TD_SHARED_PLACES,
+};
+
+const td_family td_family_deepseek_v32 = {
+    .model_types = {"deepseek_v32"},
+    .defaults = {.attn = TD_ATTN_DSA,
+                 .router_sigmoid = true,
+                 .norm_topk = true,
+                 .rope_interleaved = true,
+                 .bos_id = 0,
+                 .eos_ids = {1},
+                 .n_eos = 1},
+    TD_FAMILY_PARTS,
+};

@@ -1,0 +1,227 @@
+// src/model/families/deepseek_v4.c - DeepSeek V4: attention over a window and pooled keys, hyper-
+// connections in place of a residual, the first layers' experts by token id.
+#include <string.h>
+
+#include "model/families/family.h"
+
+static const td_config_key keys[] = {
+    TD_BODY_KEYS(129280, 4096, 43, 64, 1048576),
+    TD_KEY("num_key_value_heads", NULL, n_kv_heads, 1, 1, 1),
+    TD_KEY("q_lora_rank", NULL, q_lora_rank, 1, TD_MAX_DIM, 1024),
+    TD_KEY("o_groups", NULL, o_groups, 1, TD_MAX_HEADS, 8),
+    TD_KEY("o_lora_rank", NULL, o_lora_rank, 1, TD_MAX_DIM, 1024),
+    TD_KEY("sliding_window", NULL, window, 1, 1u << 16, 128),
+    TD_KEY("hc_mult", NULL, n_streams, 1, 16, 4),
+    TD_KEY("hc_sinkhorn_iters", NULL, hyper_rounds, 1, 1000, 20),
+    TD_INDEX_KEYS(64, 128, 512),
+    TD_KEY("n_routed_experts", "num_local_experts", n_experts, 1, TD_MAX_EXPERTS, 256),
+    TD_KEY("num_experts_per_tok", NULL, top_k, 1, TD_MAX_EXPERTS, 6),
+    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 2048),
+    TD_KEY("n_shared_experts", NULL, n_shared_experts, 1, 1, 1),
+    TD_MTP_KEY,
+};
+
+// ---- which layers pool their keys ---------------------------------------------------------------
+
+static td_status read_group(const td_config_reader *r, const char *type, const char *key,
+                            uint32_t *group) {
+  const cJSON *rates = td_json_get(r->root, "compress_rates");
+  td_status st = TD_OK;
+  if (rates) st = td_config_uint(r, rates, type, 1, 1u << 16, group);
+  if (st == TD_OK) st = td_config_uint(r, r->root, key, 1, 1u << 16, group);
+  if (st != TD_OK || (*group & (*group - 1)) == 0) return st;
+  return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s: a rate of %u; supported are powers of two",
+                 r->file, type, *group);
+}
+
+static const char near_type[] = "sliding_attention", pool_type[] = "heavily_compressed_attention",
+                  top_type[] = "compressed_sparse_attention";
+
+// An entry of layer_types, or of compress_ratios.
+static td_status read_layer(const td_config_reader *r, const cJSON *entry, uint32_t layer_idx) {
+  const char *type = cJSON_IsString(entry) ? entry->valuestring : "";
+  const double rate = cJSON_IsNumber(entry) ? entry->valuedouble : -1;
+  if (strcmp(type, pool_type) == 0 || rate == 128) {
+    td_layers_add(r->out->pool_layers, layer_idx);
+  } else if (strcmp(type, top_type) == 0 || rate == 4) {
+    td_layers_add(r->out->pool_top_layers, layer_idx);
+  } else if (strcmp(type, near_type) != 0 && rate != 0) {
+    return td_config_bad(r, cJSON_IsString(entry) ? "layer_types must hold \"sliding_attention\", "
+                                                    "\"compressed_sparse_attention\" or "
+                                                    "\"heavily_compressed_attention\""
+                                                  : "compress_ratios must hold 0, 4 or 128");
+  }
+  return TD_OK;
+}
+
+static td_status read_layers(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  const cJSON *types = td_json_get(r->root, "layer_types");
+  if (!types) types = td_json_get(r->root, "compress_ratios");
+  for (uint32_t i = 0; !types && i < c->n_layers; i++)
+    td_layers_add(i > 2 && i % 2 ? c->pool_top_layers : c->pool_layers, i);
+  if (!types) return TD_OK;
+  uint32_t i = 0;
+  td_status st = TD_OK;
+  for (const cJSON *e = types->child; e && i < c->n_layers && st == TD_OK; e = e->next, i++)
+    st = read_layer(r, e, i);
+  if (st == TD_OK && (!cJSON_IsArray(types) || i < c->n_layers)) {
+    st = td_config_bad(r, "layer_types or compress_ratios must be an array with an entry for each "
+                          "layer");
+  }
+  return st;
+}
+
+// ---- the rest -----------------------------------------------------------------------------------
+
+// Layers without pooled keys rotate by a base of their own and without YaRN.
+static td_status read_bases(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  double theta = 10000, pooled = 160000;
+  const cJSON *both = td_json_get(r->root, "rope_parameters");
+  const cJSON *near = both ? td_json_get(both, "main") : NULL;
+  const cJSON *pool = both ? td_json_get(both, "compress") : NULL;
+  const char *type = "default";
+  td_status st = td_config_double(r, r->root, "rope_theta", 1.0001, 1e15, &theta);
+  if (st == TD_OK) st = td_config_double(r, r->root, "compress_rope_theta", 1.0001, 1e15, &pooled);
+  if (st == TD_OK && near) st = td_config_double(r, near, "rope_theta", 1.0001, 1e15, &theta);
+  if (st == TD_OK && near) st = td_config_str(r, near, "rope_type", &type);
+  if (st == TD_OK && pool) st = td_config_double(r, pool, "rope_theta", 1.0001, 1e15, &pooled);
+  if (st == TD_OK && strcmp(type, "default") != 0)
+    st = td_config_bad(r, "rope_parameters: main must be of rope_type \"default\"");
+  c->rope_theta = theta;
+  c->pool_theta = pooled;
+  // The reference scales neither cosines nor scores.
+  if (c->yarn.attention_factor <= 0 && !pool) c->yarn.attention_factor = 1;
+  return st;
+}
+
+static td_status read_rotary(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  uint32_t rope_dim = c->head_dim / 8;
+  td_status st = td_config_uint(r, r->root, "qk_rope_head_dim", 2, TD_MAX_HEAD_DIM, &rope_dim);
+  if (c->partial_rotary > 0) rope_dim = (uint32_t)(c->head_dim * c->partial_rotary);
+  c->rope_dim = rope_dim;
+  if (st == TD_OK && (rope_dim % 2 || rope_dim < 2 || rope_dim > c->head_dim))
+    st = td_config_bad(r, "qk_rope_head_dim must be even and a part of head_dim");
+  if (st == TD_OK && rope_dim > c->index_dim)
+    st = td_config_bad(r, "index_head_dim must not be less than qk_rope_head_dim");
+  return st;
+}
+
+// The first layers' experts follow from token ids.
+static td_status read_tables(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  uint32_t n = 3, i = 0;
+  td_status st = td_config_uint(r, r->root, "num_hash_layers", 0, TD_MAX_LAYERS, &n);
+  const cJSON *types = td_json_get(r->root, "mlp_layer_types");
+  if (types && (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers))
+    return td_config_bad(r, "mlp_layer_types must be an array with an entry for each layer");
+  for (const cJSON *e = types ? types->child : NULL; e; e = e->next, i++) {
+    const char *type = cJSON_IsString(e) ? e->valuestring : "";
+    if (strcmp(type, "hash_moe") == 0) {
+      td_layers_add(c->table_layers, i);
+    } else if (strcmp(type, "moe") != 0) {
+      return td_config_bad(r, "mlp_layer_types must hold \"hash_moe\" or \"moe\"");
+    }
+  }
+  for (i = 0; !types && i < n && i < c->n_layers; i++)
+    td_layers_add(c->table_layers, i);
+  for (i = 0; i < c->n_layers; i++)
+    td_layers_add(c->moe_layers, i);
+  return st;
+}
+
+static td_status read_rest(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  double limit = 10, eps = 1e-6;
+  bool has_bias = false;
+  c->pool_group = 128;
+  c->pool_top_group = 4;
+  td_status st = td_config_read_head_dim(r, 512);
+  if (st == TD_OK) st = read_group(r, pool_type, "compress_rate_hca", &c->pool_group);
+  if (st == TD_OK) st = read_group(r, top_type, "compress_rate_csa", &c->pool_top_group);
+  if (st == TD_OK) st = read_layers(r);
+  if (st == TD_OK) st = read_bases(r);
+  if (st == TD_OK) st = read_rotary(r);
+  if (st == TD_OK) st = read_tables(r);
+  if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
+  if (st == TD_OK) st = td_config_double(r, r->root, "hc_eps", 0, 1, &eps);
+  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1.5);
+  if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sqrtsoftplus");
+  if (st == TD_OK) st = td_config_bool(r, r->root, "mlp_bias", &has_bias);
+  if (st == TD_OK && has_bias) st = td_config_bad(r, "mlp_bias must be false");
+  if (st == TD_OK && c->n_heads % c->o_groups)
+    st = td_config_bad(r, "o_groups must divide num_attention_heads");
+  if (st == TD_OK && (uint64_t)c->o_groups * c->o_lora_rank > TD_MAX_DIM)
+    st = td_config_bad(r, "o_groups times o_lora_rank is too wide");
+  c->swiglu_limit = (float)limit;
+  c->hyper_eps = (float)eps;
+  return st;
+}
+
+#define POOL_PLACES(name, field, width, group, key, conditions)                                    \
+  TD_MATRIX(LATENT, name ".wkv.weight", field.x, width, TD_DIM_MODEL, conditions),                 \
+      TD_MATRIX(LATENT, name ".wgate.weight", field.gate, width, TD_DIM_MODEL, conditions),        \
+      TD_MATRIX(F32, name ".ape", field.bias, group, width, conditions),                           \
+      TD_VECTOR(name ".norm.weight", field.norm, key, conditions)
+
+#define HYPER_PLACES(name, field)                                                                  \
+  TD_MATRIX(SCORES, name "_fn", field.fn, TD_DIM_STREAM_SCORES, TD_DIM_STREAM_WIDTH, 0),           \
+      TD_MATRIX(F32, name "_base", field.base, TD_DIM_STREAM_SCORES, TD_DIM_ONE, 0),               \
+      TD_MATRIX(F32, name "_scale", field.scale, TD_DIM_THREE, TD_DIM_ONE, 0)
+
+static const td_tensor_spec layer[] = {
+    TD_VECTOR("attn_norm.weight", attn_norm, TD_DIM_MODEL, 0),
+    TD_VECTOR("ffn_norm.weight", mlp_norm, TD_DIM_MODEL, 0),
+    TD_MATRIX(WEIGHT, "attn.wq_a.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL, 0),
+    TD_VECTOR("attn.q_norm.weight", q_a_norm, TD_DIM_Q_LORA, 0),
+    TD_MATRIX(WEIGHT, "attn.wq_b.weight", q_b, TD_DIM_Q, TD_DIM_Q_LORA, 0),
+    TD_MATRIX(LATENT, "attn.wkv.weight", k, TD_DIM_HEAD, TD_DIM_MODEL, 0),
+    TD_VECTOR("attn.kv_norm.weight", k_norm, TD_DIM_HEAD, 0),
+    TD_MATRIX(WEIGHT, "attn.wo_a.weight", o_a, TD_DIM_O_A, TD_DIM_O_GROUP, 0),
+    TD_MATRIX(WEIGHT, "attn.wo_b.weight", o, TD_DIM_MODEL, TD_DIM_O_A, 0),
+    TD_MATRIX(F32, "attn.attn_sink", sinks, TD_DIM_HEADS, TD_DIM_ONE, 0),
+    POOL_PLACES("attn.compressor", pool, TD_DIM_HEAD, TD_DIM_POOL_GROUP, TD_DIM_HEAD, TD_IF_POOL),
+    POOL_PLACES("attn.compressor", pool, TD_DIM_TWO_HEADS, TD_DIM_POOL_TOP_GROUP, TD_DIM_HEAD,
+                TD_IF_POOL_TOP),
+    POOL_PLACES("attn.indexer.compressor", index_pool, TD_DIM_INDEX_POOL, TD_DIM_POOL_TOP_GROUP,
+                TD_DIM_INDEX_K, TD_IF_POOL_TOP),
+    TD_MATRIX(LATENT, "attn.indexer.wq_b.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_Q_LORA,
+              TD_IF_POOL_TOP),
+    TD_MATRIX(ROUTER, "attn.indexer.weights_proj.weight", index_weights, TD_DIM_INDEX_HEADS,
+              TD_DIM_MODEL, TD_IF_POOL_TOP),
+    HYPER_PLACES("hc_attn", attn_hyper),
+    HYPER_PLACES("hc_ffn", mlp_hyper),
+    TD_MATRIX(ROUTER, "ffn.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
+    TD_MATRIX(F32, "ffn.gate.bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_ROUTED),
+    TD_MATRIX(TABLE, "ffn.gate.tid2eid", expert_table, TD_DIM_VOCAB, TD_DIM_TOP_K, TD_IF_TABLE),
+    TD_MATRIX(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, 0),
+    TD_MATRIX(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, 0),
+    TD_MATRIX(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w1.weight", mlp_gate, TD_DIM_SHARED, TD_DIM_MODEL, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w3.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w2.weight", mlp_down, TD_DIM_MODEL, TD_DIM_SHARED, 0),
+};
+
+const td_family td_family_deepseek_v4 = {
+    .model_types = {"deepseek_v4"},
+    .experts = "ffn.experts",
+    .ignores = {"norm_topk_prob", "attention_bias"},
+    .is_bare = true,
+    .has_partial_rotary = true,
+    .mtp = "mtp.",
+    .defaults = {.attn = TD_ATTN_NEAR,
+                 .router_softplus = true,
+                 .norm_topk = true,
+                 .rope_interleaved = true,
+                 .swiglu_plain = true,
+                 .swiglu_alpha = 1,
+                 .pool_theta = 160000,
+                 .n_groups = 1,
+                 .topk_groups = 1,
+                 .bos_id = 0,
+                 .eos_ids = {1},
+                 .n_eos = 1},
+    TD_FAMILY_PARTS,
+};

@@ -1,0 +1,110 @@
+// src/model/outline.c - fills a model's layers with matrices that have no data.
+#include "model/outline.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "model/config.h"
+#include "model/families/family.h"
+
+enum { MAX_DEPTH = 8 };
+
+static const uint32_t nowhere; // stands for data
+
+const td_shape_file *td_shape_find(const char *name) {
+  const char *slash = strrchr(name, '/');
+  if (slash) name = slash + 1;
+  for (const td_shape_file *f = td_shape_files; f->name; f++)
+    if (!strcasecmp(f->name, name)) return f;
+  return NULL;
+}
+
+static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const td_format *f) {
+  static const td_format bf16 = {.dtype = TD_BF16};
+  const bool is_kept = f->dtype == TD_F4E2M1 && p->kind != TD_SPEC_EXPERT;
+  if (is_kept || p->kind == TD_SPEC_ROUTER || p->kind == TD_SPEC_SCORES || p->kind == TD_SPEC_PLAIN)
+    f = &bf16;
+  td_weight w = {.data = &nowhere,
+                 .dtype = f->dtype,
+                 .scale_dtype = f->scale_dtype,
+                 .layout = f->layout,
+                 .rows = td_dim_value(c, p->rows),
+                 .cols = td_dim_value(c, p->cols),
+                 .scale_rows = f->scale_rows,
+                 .global_scale = 1};
+  w.scale_cols = f->scale_cols == TD_FORMAT_WHOLE_ROW ? w.cols : f->scale_cols;
+  if (f->scale_cols) w.scale = &nowhere;
+  if (f->zero) w.zero = &nowhere;
+  return w;
+}
+
+// Layers share the experts of a place.
+static td_weight *experts_of(td_weight *experts, const td_model_config *c, const td_tensor_spec *p,
+                             const td_format *format) {
+  for (uint32_t i = 0; i < c->n_experts; i++)
+    experts[i] = matrix(c, p, format);
+  return experts;
+}
+
+static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
+                       const td_format *format, td_weight *experts) {
+  const unsigned met = td_layer_conditions(c, idx);
+  layer->is_moe = td_model_is_moe(c, idx);
+  for (size_t i = 0; i < c->family->n_layer; i++) {
+    const td_tensor_spec *p = &c->family->layer[i];
+    void *field = (char *)layer + p->offset;
+    if (p->conditions & ~met) continue;
+    switch (p->kind) {
+    case TD_SPEC_WEIGHT:
+    case TD_SPEC_ROUTER:
+    case TD_SPEC_SCORES:
+    case TD_SPEC_LATENT:
+    case TD_SPEC_PLAIN: *(td_weight *)field = matrix(c, p, format); break;
+    case TD_SPEC_EXPERT:
+      *(td_weight **)field = experts_of(experts + i * c->n_experts, c, p, format);
+      break;
+    case TD_SPEC_VEC:
+    case TD_SPEC_NORM1: *(td_vec *)field = (td_vec){.data = &nowhere, .dtype = TD_BF16}; break;
+    case TD_SPEC_EXPERT_BIAS:
+    case TD_SPEC_F32:
+    case TD_SPEC_TABLE:
+    case TD_SPEC_CONV: *(const void **)field = &nowhere; break;
+    }
+  }
+}
+
+static td_status fill(td_model **out, const td_model_config *c, const char *name,
+                      const td_format *format, td_err *err) {
+  static const td_format bf16 = {.dtype = TD_BF16};
+  td_model_parts parts = {.name = name};
+  td_layer *layers = calloc(c->n_layers, sizeof *layers);
+  td_weight *experts = parts.owned = calloc(c->family->n_layer * c->n_experts + 1, sizeof *experts);
+  td_status st = TD_ENOMEM;
+  if (layers && experts) {
+    for (uint32_t i = 0; i < c->n_layers; i++)
+      fill_layer(&layers[i], i, c, format, experts);
+    parts.layers = layers;
+    parts.embed = matrix(c, &td_end_places[0], &bf16);
+    parts.lm_head = parts.embed;
+    parts.final_norm = (td_vec){.data = &nowhere, .dtype = TD_BF16};
+    st = td_model_assemble(out, c, &parts, err);
+  } else {
+    td_fail(err, TD_ENOMEM, "out of memory: the outline of %s", name);
+  }
+  if (st != TD_OK) free(experts);
+  free(layers);
+  return st;
+}
+
+td_status td_model_outline(td_model **out, const td_shape_file *shape, const td_format *format,
+                           td_err *err) {
+  cJSON *root = NULL;
+  td_model_config config;
+  *out = NULL;
+  td_status st = td_json_parse(&root, shape->json, shape->len, MAX_DEPTH, err);
+  if (st == TD_OK) st = td_config_parse(&config, root, NULL, shape->name, err);
+  if (st == TD_OK) st = fill(out, &config, shape->name, format, err);
+  cJSON_Delete(root);
+  return st;
+}
