@@ -33,17 +33,22 @@ td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err
 td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "linear: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
-  TD_DEV_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
+  const uint32_t n_rows = a->n_rows ? a->n_rows : a->w->rows;
+  TD_DEV_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= n_rows),
                  "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
-                 a->y_stride, a->w->rows, a->w->cols);
+                 a->y_stride, n_rows, a->w->cols);
+  TD_DEV_REQUIRE((uint64_t)a->row_begin + n_rows <= a->w->rows && (!a->n_rows || !a->bias.data),
+                 "linear: %u rows from %u on, of %u", n_rows, a->row_begin, a->w->rows);
   return a->bias.data ? td_dev_check_vec(&a->bias, a->w->rows, "bias", err) : TD_OK;
 }
 
 td_status td_dev_check_router(const td_router_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
                  a->n_experts);
-  TD_DEV_REQUIRE(a->kind == TD_ROUTER_SIGMOID || !a->bias,
-                 "router: a bias belongs to the sigmoid kind");
+  TD_DEV_REQUIRE(a->kind != TD_ROUTER_SOFTMAX || !a->bias,
+                 "router: a bias does not belong to the softmax kind");
+  TD_DEV_REQUIRE(!a->table || (a->tokens && a->kind == TD_ROUTER_SOFTPLUS),
+                 "router: a table without tokens");
   if (a->n_groups > 1) {
     TD_DEV_REQUIRE(
         a->n_experts % a->n_groups == 0 && a->topk_groups > 0 && a->topk_groups <= a->n_groups,
@@ -59,6 +64,23 @@ td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
                      a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
                  "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
                  a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
+  TD_DEV_REQUIRE(!a->selected || a->top_k > 0, "attention: a selection of no keys");
+  return TD_OK;
+}
+
+td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->top_k > 0,
+                 "selection: %u keys by %u heads of %u", a->top_k, a->n_heads, a->dim);
+  return TD_OK;
+}
+
+td_status td_dev_check_pool(const td_kv_view *state, const td_batch_view *b, uint32_t group,
+                            size_t at, size_t dim, td_err *err) {
+  TD_DEV_REQUIRE((group & (group - 1)) == 0, "pooled keys: groups of %u", group);
+  const size_t n = at + (group ? td_pool_entries(b->page_tokens, group) : 0) * dim;
+  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= n * sizeof(float),
+                 "pooled keys: a state of %zu bytes in pages of %zu", n * sizeof(float),
+                 state->page_bytes);
   return TD_OK;
 }
 

@@ -16,6 +16,10 @@ td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err
 td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err);
 td_status td_dev_check_router(const td_router_args *a, td_err *err);
 td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err);
+td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err);
+// Entries of dim elements, at `at` elements of a page's state. group 0: none.
+td_status td_dev_check_pool(const td_kv_view *state, const td_batch_view *b, uint32_t group,
+                            size_t at, size_t dim, td_err *err);
 // entry_elements: of a token in a page.
 td_status td_dev_check_batch(const td_batch_view *batch, const td_kv_view *kv, td_dtype act_dtype,
                              size_t entry_elements, td_err *err);

@@ -4,9 +4,8 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "device/device_impl.h"
-
-#define GIB (1024.0 * 1024 * 1024)
 
 static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   td_status status = td_cuda_dev_open(out, opts, err);
@@ -16,7 +15,7 @@ static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   status = td_fail(err, TD_ENOMEM,
                    "%s: the weights take %.2f GiB there, and %.2f GiB of its memory are free; give "
                    "--device cpu, or a smaller copy of the model (tandem quantize)",
-                   td_dev_name(*out), (double)opts->need_bytes / GIB, (double)n_free / GIB);
+                   td_dev_name(*out), td_gib(opts->need_bytes), td_gib(n_free));
   td_dev_close(*out);
   *out = NULL;
   return status;
@@ -133,7 +132,19 @@ void td_inbox_close(td_inbox *inbox, td_dev *dev) {
 }
 
 size_t td_dev_free_vram_bytes(td_dev *dev) {
-  return dev->vtable->own_free_bytes(dev);
+  size_t n_free = 0, total = 0;
+  if (dev->vtable->own_memory) dev->vtable->own_memory(dev, &n_free, &total);
+  return n_free;
+}
+
+size_t td_dev_vram_bytes(td_dev *dev) {
+  size_t n_free = 0, total = 0;
+  if (dev->vtable->own_memory) dev->vtable->own_memory(dev, &n_free, &total);
+  return total;
+}
+
+void td_dev_drop_weights(td_dev *dev) {
+  if (dev->vtable->drop_weights) dev->vtable->drop_weights(dev);
 }
 
 bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w) {

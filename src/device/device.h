@@ -75,10 +75,16 @@ td_status td_inbox_open(td_inbox *out, td_dev *dev, td_dev *from, size_t n_bytes
 void td_inbox_close(td_inbox *inbox, td_dev *dev);
 // Bytes free in the device's own memory; 0: it has none and uses host memory.
 size_t td_dev_free_vram_bytes(td_dev *dev);
+// All of it, likewise.
+size_t td_dev_vram_bytes(td_dev *dev);
 
 // Whether td_op_moe accepts this matrix when td_op_copy has copied it to device memory. Data,
 // scales and zero points then each begin at a multiple of 256 bytes.
 bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w);
+
+// Frees the device's copies of weights; what operators use later is copied again. Nothing may be
+// queued on the device.
+void td_dev_drop_weights(td_dev *dev);
 
 // Registers a read-only mapping that holds weights until td_dev_close, so that a device that copies
 // them does so at full speed; logs if that fails. It takes about a second for some GiB, so a thread
@@ -198,9 +204,9 @@ typedef struct {
 } td_embed_args;
 void td_op_embed(td_stream *stream, const td_embed_args *args);
 
-// out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. With
-// residual: residual[i][:] += x[i][:] first, and the sum is normed (x is unchanged). x_stride and
-// out_stride are in elements; out may equal x.
+// out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
+// NULL: no weights, which a GPU has no kernel for. With residual: residual[i][:] += x[i][:] first,
+// and the sum is normed (x is unchanged). x_stride and out_stride are in elements; out may equal x.
 typedef struct {
   const void *x;
   void *residual; // [n_rows][dim] or NULL
@@ -212,11 +218,23 @@ typedef struct {
 } td_rmsnorm_args;
 void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
+// x[i][:] = (x[i][:] - mean(x[i])) / sqrt(variance(x[i]) + eps) * w[:] + b[:] over n_rows rows of
+// dim elements.
+typedef struct {
+  void *x;
+  td_vec w, b;   // [dim]
+  size_t stride; // elements
+  uint32_t n_rows, dim;
+  float eps;
+} td_layernorm_args;
+void td_op_layernorm(td_stream *stream, const td_layernorm_args *args);
+
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
 // (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
 // n_prompt tokens belong to prompts; a device may compute those with kernels for many tokens. It is
 // passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
-// chunks. weights_on_device: w's data are in device memory, see td_moe_args.
+// chunks. weights_on_device: w's data are in device memory, see td_moe_args. n_rows > 0: y is of
+// the rows [row_begin, row_begin + n_rows) alone, without a bias; on the CPU only.
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -224,6 +242,7 @@ typedef struct {
   void *y;
   size_t x_stride, y_stride; // elements
   uint32_t n_tokens, n_prompt;
+  uint32_t row_begin, n_rows;
   bool out_f32, exact, weights_on_device;
 } td_linear_op_args;
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
@@ -253,14 +272,15 @@ void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_
 
 // Rotates rot_dim elements of each head, in place: token t, head h at
 // x + t * token_stride + h * head_stride (elements). Pairs are (i, i + rot_dim/2), or (2i, 2i + 1)
-// when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside.
+// when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside. backwards: by
+// the negative angles; on the CPU only.
 typedef struct {
   void *x;
   const float *cos_sin;
   const int32_t *position; // i32 [n_tokens]
   size_t token_stride, head_stride;
   uint32_t n_tokens, n_heads, rot_dim;
-  bool interleaved;
+  bool interleaved, backwards;
 } td_rope_args;
 void td_op_rope(td_stream *stream, const td_rope_args *args);
 
@@ -338,26 +358,49 @@ void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 // latents (cheap for few queries). Otherwise keys and values are expanded from the latents block by
 // block (cheap for many queries). Both give the same result up to rounding. weights_on_device:
 // kv_b's data are in device memory, see td_moe_args.
+// selected: results of td_op_select_keys with this top_k; NULL: tokens see all keys. A token that
+// sees a selection is computed as with `absorbed`.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
   const void *q; // [n_tokens][n_heads][nope_dim + rope_dim]
   const td_weight *kv_b;
-  void *out; // [n_tokens][n_heads][v_dim]
-  uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank;
+  const int32_t *selected; // [n_tokens][top_k]
+  void *out;               // [n_tokens][n_heads][v_dim]
+  uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank, top_k;
   float scale;
   bool absorbed, weights_on_device;
 } td_attn_mla_args;
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
+// The positions that each token's attention is confined to: of those up to its own, the top_k with
+// the largest scores, in rising order; of equal scores the lower position comes first. A token that
+// sees top_k keys or fewer sees all of them, and its row is not written. With key j at the begin of
+// its page in kv, [page_tokens][dim]:
+//   score[j] = sum_h weights[h] * max(0, q[h] . key[j])
+// Positive factors of all scores change no order and are left out. Sums are f32, whatever the
+// activations are, and the same for tokens of prompts and of decode.
+// group > 0, on the CPU only: keys are entries of td_op_pool in place of positions; a token sees
+// those of the groups that end with it or before.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *q;        // [n_tokens][n_heads][dim]
+  const float *weights; // f32 [n_tokens][n_heads]
+  int32_t *selected;    // [n_tokens][top_k]
+  uint32_t n_heads, dim, top_k, group;
+} td_select_keys_args;
+void td_op_select_keys(td_stream *stream, const td_select_keys_args *args);
+
 // ---- gated delta nets ---------------------------------------------------------------------------
 
 // Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
-// value heads in a row share a key head. n_taps: length of the causal convolution, from 2 to
-// TD_DELTA_MAX_TAPS.
+// value heads in a row share a key head; is_tiled: value head h has key head h % n_k_heads. n_taps:
+// length of the causal convolution, from 2 to TD_DELTA_MAX_TAPS.
 enum { TD_DELTA_MAX_TAPS = 16 };
 typedef struct {
   uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
+  bool is_tiled;
 } td_delta_shape;
 
 // The channels of the convolution: queries, keys, values.
@@ -421,6 +464,89 @@ typedef struct {
 } td_delta_rule_op_args;
 void td_op_delta_rule(td_stream *stream, const td_delta_rule_op_args *args);
 
+// ---- attention over a window and pooled keys, on the CPU only -----------------------------------
+
+// Layers whose state in a KV page (see above, f32) is a ring of the last `window` keys, entry
+// position % window, and entries pooled of `group` positions each, a power of two. Entry i is in
+// the page of the last of its positions, at i % td_pool_entries.
+static inline uint32_t td_pool_entries(uint32_t page_tokens, uint32_t group) {
+  return page_tokens > group ? page_tokens / group : 1;
+}
+
+// Channel d of entry i is the mean of x over the group's positions, weighted by the softmax of
+// gate + bias. overlaps: rows of x, gate and bias have two halves of dim elements; the mean is of
+// the first halves of the group before (if there is one) and the second halves of its own. Then an
+// RMS norm, and its last rot_dim elements are rotated (interleaved) as at the group's first
+// position. What is open between steps is kept at open_at in the page's state: running maxima, sums
+// of weights and weighted sums, f32 [overlaps + 1][3][dim], the entry that is filled first.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state;
+  const void *x, *gate;
+  size_t stride;     // elements, of x and gate
+  const float *bias; // f32 [group][dim or 2 * dim] in host memory
+  td_vec norm;
+  const float *cos_sin;     // see td_rope_args
+  size_t open_at, entry_at; // elements of the state
+  uint32_t dim, rot_dim, group;
+  bool overlaps;
+  float eps;
+} td_pool_args;
+void td_op_pool(td_stream *stream, const td_pool_args *args);
+
+// Attention with one key for all heads, which is the value, too. A token sees entries of td_op_pool
+// (of the groups that end with it or before; with more than top_k of them those selected; none if
+// group is 0), then the keys of the last `window` positions, its own the last. Then this step's
+// keys are stored in the ring. Sinks as in td_attn_gqa_args.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state;
+  void *q;         // [n_tokens][n_heads][dim], and then the output
+  const void *key; // this step's: token t at key + t * key_stride
+  size_t key_stride;
+  const float *sinks;      // f32 [n_heads] in host memory
+  const int32_t *selected; // [n_tokens][top_k], or NULL: all
+  size_t entry_at;         // elements of the state; the ring is at its begin
+  uint32_t n_heads, dim, window, group, top_k;
+  float scale;
+} td_attn_pool_args;
+void td_op_attn_pool(td_stream *stream, const td_attn_pool_args *args);
+
+// ---- hyper-connections, on the CPU only
+// ------------------------------------------------------------
+
+// A residual of n_streams rows a token (Xie et al., "mHC", 2026). Of each token's scores, f32
+// [(2 + n_streams) * n_streams] products with x, times 1 / sqrt(mean(x^2) + norm_eps) over all
+// streams and scale, plus base: the factors `pre` of the streams in out = sum pre[k] x[k]; `post`,
+// of a block's output in each stream; and `comb`, how streams mix, made doubly stochastic in
+// n_rounds of Sinkhorn's. They replace the scores. out is normed with w.
+// head: scores are n_streams alone.
+enum { TD_MAX_STREAMS = 16 };
+typedef struct {
+  const void *x;             // [n_tokens][n_streams][dim]
+  float *scores;             // [n_tokens][td_hyper_scores, or n_streams]
+  const float *base, *scale; // f32 [scores], f32 [3 or 1], in host memory
+  td_vec w;                  // [dim]
+  void *out;                 // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim, n_rounds;
+  float eps, norm_eps;
+  bool head;
+} td_hyper_read_args;
+void td_op_hyper_read(td_stream *stream, const td_hyper_read_args *args);
+static inline uint32_t td_hyper_scores(uint32_t n_streams) {
+  return (2 + n_streams) * n_streams;
+}
+
+// x[k] = post[k] * y + sum_j comb[j][k] * x[j], with the factors that td_op_hyper_read left in
+// scores; x[k] = y if that is NULL.
+typedef struct {
+  void *x;             // [n_tokens][n_streams][dim]
+  const void *y;       // [n_tokens][dim]
+  const float *scores; // f32 [n_tokens][td_hyper_scores] or NULL
+  uint32_t n_tokens, n_streams, dim;
+} td_hyper_write_args;
+void td_op_hyper_write(td_stream *stream, const td_hyper_write_args *args);
+
 // x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
 // g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
 typedef struct {
@@ -443,19 +569,24 @@ typedef struct {
 } td_top_logits_args;
 void td_op_top_logits(td_stream *stream, const td_top_logits_args *args);
 
-typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID } td_router_kind;
+typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_router_kind;
 
 // Scores from f32 logits, then top_k experts a token, ties to the lower index.
 //   SOFTMAX: s = softmax(logits).
 //   SIGMOID: s = sigmoid(logits); selection by s + bias, weights are the plain s.
+//   SOFTPLUS, on the CPU only: s = sqrt(ln(1 + exp(logits))), else alike. With a table, token t's
+//   experts are table[tokens[t]], in its order.
 // Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
 // topk_groups stay; then the top_k largest are taken.
-// norm_topk: weights are divided by their sum (+ 1e-20 for SIGMOID). All are multiplied by scaling.
+// norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX). All are multiplied by
+// scaling.
 typedef struct {
   const float *logits; // f32 [n_tokens][n_experts]
   const float *bias;   // f32 [n_experts] or NULL
   int32_t *ids;        // [n_tokens][top_k], by falling selection score
   float *weights;      // f32 [n_tokens][top_k]
+  // i32 [n_vocab][top_k] in host memory, ids in [0, n_experts); or NULL. tokens i32 [n_tokens]
+  const int32_t *table, *tokens;
   td_router_kind kind;
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
   bool norm_topk;
@@ -470,9 +601,10 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // is. n_prompt: see td_linear_op_args.
 //
 // pairs: gate holds the rows of gate and up alternately, [2 * hidden][dim], and up is absent.
-// gate_bias and down_bias, of all experts of the layer, are added to the products. limit > 0: with
+// gate_bias and down_bias, of all experts of the layer, are added to the products; without pairs
+// the biases of up follow those of gate, [2][n_routed or n_experts][hidden]. limit > 0: with
 // g = min(gate, limit) and u = clamp(up, -limit, limit) the activation is
-// g * sigmoid(alpha * g) * (u + 1).
+// g * sigmoid(alpha * g) * (u + 1); plain, on the CPU only: g * sigmoid(g) * u.
 //
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).
@@ -496,12 +628,12 @@ typedef struct {
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
-  // f32 [n_routed or n_experts][gate's rows], [..][dim], in host memory, or NULL
+  // f32 [n_routed or n_experts][gate's rows] (and up's), [..][dim], in host memory, or NULL
   const float *gate_bias, *down_bias;
   const int32_t *slots;
   uint32_t n_slots;
   float limit, alpha;
-  bool pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
+  bool plain, pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

@@ -77,7 +77,9 @@ typedef struct {
   void (*free_host)(td_dev *dev, void *ptr);
   // NULL: processors of other devices of this kind reach all its memory
   bool (*is_reached_by)(td_dev *dev, td_dev *from);
-  size_t (*own_free_bytes)(td_dev *dev);
+  // NULL: it has no memory of its own
+  void (*own_memory)(td_dev *dev, size_t *n_free, size_t *total);
+  void (*drop_weights)(td_dev *dev); // NULL: it has no copies
   // NULL, as the next four: nothing to register
   void (*pin)(td_dev *dev, const void *host, size_t n_bytes);
   bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);

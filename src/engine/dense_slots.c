@@ -9,9 +9,26 @@ static bool can_stream(const td_weight *w) {
 
 uint32_t td_dense_matrices(td_layer *l, td_dense_part part,
                            td_weight *out[TD_DENSE_MOST_MATRICES]) {
-  td_weight *const attn[] = {&l->q,         &l->k,       &l->v,       &l->o,
-                             &l->q_a,       &l->q_b,     &l->kv_a,    &l->kv_b,
-                             &l->delta_qkv, &l->delta_z, &l->delta_b, &l->delta_a};
+  td_weight *const attn[] = {&l->q,
+                             &l->k,
+                             &l->v,
+                             &l->o,
+                             &l->q_a,
+                             &l->q_b,
+                             &l->kv_a,
+                             &l->kv_b,
+                             &l->delta_qkv,
+                             &l->delta_z,
+                             &l->delta_b,
+                             &l->delta_a,
+                             &l->index_q,
+                             &l->index_k,
+                             &l->index_weights,
+                             &l->o_a,
+                             &l->pool.x,
+                             &l->pool.gate,
+                             &l->index_pool.x,
+                             &l->index_pool.gate};
   td_weight *const mlp[] = {&l->router, &l->shared_gate};
   td_weight *const expert[] = {&l->mlp_gate, &l->mlp_up, &l->mlp_down};
   const bool is_attn = part == TD_DENSE_ATTN;

@@ -5,11 +5,11 @@
 
 #include <stdint.h>
 
-#include "engine/expert_slots.h"
+#include "engine/experts/expert_slots.h"
 #include "model/model.h"
 
 // In the order of use. The ring has one slot for each part: attention's weights of the next layer
-// arrive while experts are computed, and those of its MLP during its attention.
+// arrive while experts are computed, its MLP's during its attention.
 typedef enum {
   TD_DENSE_ATTN, // projections of attention, or of a delta net
   TD_DENSE_MLP,  // the router and the shared expert, or a dense MLP
@@ -17,7 +17,7 @@ typedef enum {
 } td_dense_part;
 
 enum {
-  TD_DENSE_MOST_MATRICES = 12, // of a part
+  TD_DENSE_MOST_MATRICES = 20, // of a part
   TD_DENSE_MOST_PARTS = TD_DENSE_MOST_MATRICES * TD_SLOT_MATRIX_PARTS,
 };
 

@@ -8,7 +8,7 @@
 
 #include "engine/dense_slots.h"
 #include "engine/engine_impl.h"
-#include "engine/expert_slots.h"
+#include "engine/experts/expert_slots.h"
 
 struct td_dense_stream {
   td_stream *stream;     // for the copies
@@ -170,7 +170,7 @@ static void fetch(td_engine *e, uint32_t layer_idx, td_dense_part part) {
 
 void td_dense_stream_use(td_engine *e, uint32_t layer_idx, td_dense_part part) {
   td_dense_stream *s = e->dense;
-  if (!s || !e->plan.streams_dense[layer_idx]) return;
+  if (!s || !e->step.plan.streams_dense[layer_idx]) return;
   if (s->next[part] <= layer_idx) fetch(e, layer_idx, part);
   td_stream_wait(e->stream, s->filled[part]);
   s->is_used[part] = true;
@@ -186,7 +186,7 @@ void td_dense_stream_leave(td_engine *e, td_dense_part part) {
 void td_dense_stream_fetch_ahead(td_engine *e, uint32_t layer_idx) {
   td_dense_stream *s = e->dense;
   const uint32_t next = layer_idx + 1;
-  if (!s || next == e->config->n_layers || !e->plan.streams_dense[next]) return;
+  if (!s || next == e->config->n_layers || !e->step.plan.streams_dense[next]) return;
   for (int part = 0; part < TD_N_DENSE_PARTS; part++)
     if (s->next[part] <= next) fetch(e, next, (td_dense_part)part);
 }

@@ -8,16 +8,17 @@
 
 #include "base/clock.h"
 #include "base/trace.h"
+#include "base/units.h"
+#include "engine/attn/rope.h"
+#include "engine/attn/window.h"
 #include "engine/engine_impl.h"
-#include "engine/expert_peer.h"
-#include "engine/ranks.h"
-#include "engine/rope.h"
-#include "engine/window.h"
+#include "engine/experts/expert_peer.h"
+#include "engine/experts/ranks.h"
 #include "kv/plan.h"
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
-  enum { LEAST = 512, LEAST_MLA = 1024, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
-  const uint32_t least = config->attn == TD_ATTN_MLA ? LEAST_MLA : LEAST;
+  enum { MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
+  const uint32_t least = td_attn_least_chunk(config);
   if (!config->n_experts || !config->top_k) return least;
   uint64_t n = ((uint64_t)OF_EXPERT * config->n_experts / config->top_k + ROUND - 1) / ROUND *
                ROUND;
@@ -31,56 +32,34 @@ uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, ui
          n_pages * td_kv_layout_states_bytes(&layout);
 }
 
-// Elements per token in each activation buffer.
-typedef struct {
-  size_t dim, q, q_a, kv, v, attn;
-  size_t mixed, shared; // inputs of gated layers; a gated shared expert's output
-  size_t gates;         // of delta nets, f32
-} act_rows;
-
-// Adds what gated attention and delta nets need.
-static act_rows with_gates(act_rows r, const td_model_config *c) {
-  const size_t heads = (size_t)c->n_heads * c->head_dim;
-  if (c->has_attn_gate) r.mixed = 2 * heads;
-  if (c->shared_dim) r.shared = c->dim;
-  if (!c->delta_taps) return r;
-  const td_delta_shape shape = td_delta_shape_of(c);
-  const size_t values = (size_t)c->delta_v_heads * c->delta_v_dim;
-  const size_t channels = td_delta_channels(&shape);
-  const size_t mixed = channels + values + 2 * (size_t)c->delta_v_heads;
-  if (r.mixed < mixed) r.mixed = mixed;
-  if (r.q < channels) r.q = channels;
-  if (r.attn < values) r.attn = values;
-  r.gates = 2 * (size_t)c->delta_v_heads;
-  return r;
+// Elements of a gated shared expert's output.
+static size_t shared_row(const td_model_config *c) {
+  return c->shared_dim ? c->dim : 0;
 }
 
-static act_rows rows_of(const td_model_config *c) {
-  const size_t kv_dim = c->n_kv_heads * c->head_dim;
-  const bool mla = c->attn == TD_ATTN_MLA;
-  const act_rows r = {.dim = c->dim,
-                      .q = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim),
-                      .q_a = c->q_lora_rank,
-                      .kv = mla ? c->kv_lora_rank + c->rope_dim : kv_dim,
-                      .v = mla ? 0 : kv_dim,
-                      .attn = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim)};
-  return with_gates(r, c);
+// Elements of a token's residual.
+static size_t residual_row(const td_model_config *c) {
+  return (size_t)(c->n_streams ? c->n_streams : 1) * c->dim;
 }
 
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
-  const act_rows r = rows_of(config);
-  // dim: x, h, delta
-  const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn + r.mixed + r.shared;
+  const td_attn_rows r = td_attn_rows_of(config);
+  size_t n = residual_row(config) + 2 * (size_t)config->dim + shared_row(config); // x, h, delta
+  for (size_t i = 0; i < TD_N_ACTS; i++)
+    n += r.act[i];
   const size_t router = config->n_experts + 2 * config->top_k; // 32-bit each, as are streamed sums
   const td_kv_layout layout = td_kv_layout_of(config, act_dtype, 0);
   const size_t window = layout.n_blocks ? layout.part_bytes / layout.page_tokens : 0;
-  return n * td_dtype_bytes(act_dtype) + window + (r.dim + router + r.gates) * sizeof(float);
+  const size_t words = config->dim + router + r.words + td_hyper_scores(config->n_streams);
+  return n * td_dtype_bytes(act_dtype) + window + words * sizeof(float);
 }
 
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
-  const act_rows r = rows_of(config);
-  return (r.dim + r.kv + r.v) * td_dtype_bytes(act_dtype) +
-         (r.dim + 2 * config->top_k) * sizeof(float);
+  const td_attn_rows r = td_attn_rows_of(config);
+  size_t n = config->dim;
+  for (size_t i = 0; i < TD_N_ENTRIES; i++)
+    n += r.act[i];
+  return n * td_dtype_bytes(act_dtype) + (config->dim + 2 * config->top_k) * sizeof(float);
 }
 
 static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_err *err) {
@@ -91,21 +70,20 @@ static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_er
 
 static td_status alloc_activations(td_engine *e, td_err *err) {
   const td_model_config *c = e->config;
-  const act_rows r = rows_of(c);
-  struct {
-    void **out;
-    size_t row_elements;
-  } const buffers[] = {{&e->x, r.dim},     {&e->delta, r.dim},   {&e->q, r.q},
-                       {&e->q_a, r.q_a},   {&e->kv, r.kv},       {&e->v, r.v},
-                       {&e->attn, r.attn}, {&e->mixed, r.mixed}, {&e->shared, r.shared}};
-  for (size_t i = 0; i < TD_COUNT(buffers); i++) {
-    td_status st = alloc_acts(e, buffers[i].out, buffers[i].row_elements, err);
-    if (st != TD_OK) return st;
-  }
+  const td_attn_rows r = td_attn_rows_of(c);
+  td_status st = alloc_acts(e, &e->x, residual_row(c), err);
+  if (st == TD_OK) st = alloc_acts(e, &e->delta, c->dim, err);
+  for (size_t i = 0; i < TD_N_ACTS && st == TD_OK; i++)
+    st = alloc_acts(e, &e->act[i], r.act[i], err);
+  if (st == TD_OK) st = alloc_acts(e, &e->shared, shared_row(c), err);
+  if (st != TD_OK) return st;
   size_t n = e->opts.max_step_tokens;
-  td_status st = td_dev_alloc(e->dev, &e->h, td_engine_offload_input_bytes(e, n), err);
-  if (st == TD_OK && r.gates)
-    st = td_dev_alloc(e->dev, (void **)&e->gates, n * r.gates * sizeof(float), err);
+  st = td_dev_alloc(e->dev, &e->h, td_engine_offload_input_bytes(e, n), err);
+  const size_t n_scores = td_hyper_scores(c->n_streams);
+  if (st == TD_OK && n_scores)
+    st = td_dev_alloc(e->dev, (void **)&e->hyper, n * n_scores * sizeof(float), err);
+  if (st == TD_OK && r.words)
+    st = td_dev_alloc(e->dev, &e->act_words, n * r.words * sizeof(float), err);
   if (st != TD_OK) return st;
   return td_dev_alloc(e->dev, (void **)&e->router_logits, n * (c->n_experts + 1) * sizeof(float),
                       err);
@@ -129,7 +107,12 @@ static td_status alloc_table(td_engine *e, float **out, size_t n,
 
 static td_status alloc_rope(td_engine *e, td_err *err) {
   const size_t n = e->opts.max_seq_tokens;
-  td_status st = alloc_table(e, &e->cos_sin, n * td_rope_dims(e->config), td_rope_fill, err);
+  const bool is_pooled = e->config->pool_theta > 0;
+  const size_t n_angles = n * td_rope_dims(e->config);
+  td_status st = alloc_table(e, &e->cos_sin, n_angles, is_pooled ? td_rope_fill_near : td_rope_fill,
+                             err);
+  if (st == TD_OK && is_pooled)
+    st = alloc_table(e, &e->pool_cos_sin, n_angles, td_rope_fill_pooled, err);
   if (st != TD_OK || e->config->query_beta <= 0) return st;
   return alloc_table(e, &e->query_scale, n, td_query_scale_fill, err);
 }
@@ -182,10 +165,10 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
   return td_dev_alloc(e->dev, (void **)&e->dev_routing, n * sizeof *e->routing, err);
 }
 
-// Numbers the layers' parts of a page, those with states last.
+// Numbers the layers' parts of a page, states last.
 static void number_parts(td_engine *e) {
   uint32_t n_whole = 0, n_states = 0;
-  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+  for (uint32_t i = 0; i < e->config->n_layers + e->config->n_draft_layers; i++) {
     const bool is_state = td_kv_layout_is_state(&e->layout, e->config, i);
     e->part[i] = is_state ? e->layout.n_layers + n_states++ : n_whole++;
   }
@@ -199,7 +182,7 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
   if (st != TD_OK) {
     td_fail(err, st, "no memory for a KV cache of %u tokens (%.1f GiB); make the context smaller",
-            e->opts.n_pages * e->opts.page_tokens, (double)n_bytes / (1 << 30));
+            e->opts.n_pages * e->opts.page_tokens, td_gib(n_bytes));
   }
   return st;
 }
@@ -220,7 +203,8 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_dense_stream_open(e, err);
   if (st == TD_OK) st = td_expert_cache_open(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
-  if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
+  if (st == TD_OK) st = td_draft_layer_open(e, err);
+  if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs + e->opts.max_drafts, err);
   return st == TD_OK ? td_ranks_open(e, err) : st;
 }
 
@@ -238,7 +222,6 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
   e->act_bytes = td_dtype_bytes(td_dev_act_dtype(dev));
   e->max_pages = (opts->max_seq_tokens + opts->page_tokens - 1) / opts->page_tokens;
   e->layout = td_kv_layout_of(e->config, opts->kv_dtype, opts->page_tokens);
-  e->attention_scale = td_rope_attention_scale(e->config);
   td_status st = open_memory(e, err);
   if (st != TD_OK) {
     td_engine_close(e);
@@ -262,29 +245,30 @@ void td_engine_close(td_engine *e) {
   void *const buffers[] = {e->x,
                            e->h,
                            e->delta,
-                           e->q,
-                           e->q_a,
-                           e->kv,
-                           e->v,
-                           e->attn,
-                           e->mixed,
                            e->shared,
-                           e->gates,
+                           e->act_words,
                            e->cos_sin,
+                           e->pool_cos_sin,
+                           e->hyper,
                            e->query_scale,
                            e->router_logits,
                            e->dev_logits,
                            e->dev_top,
                            e->dev_meta,
                            e->dev_routing,
+                           e->draft_in,
+                           e->draft_hidden,
                            e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
+  for (size_t i = 0; i < TD_N_ACTS; i++)
+    td_dev_free(e->dev, e->act[i]);
   void *const host_buffers[] = {e->meta, e->logits, e->top};
   for (size_t i = 0; i < TD_COUNT(host_buffers); i++)
     td_dev_free_host(e->dev, host_buffers[i]);
   free(e->routing);
   free(e->first_token);
+  free(e->draft_seqs);
   free(e);
 }
 
@@ -362,7 +346,7 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
 // Appends the sequences of group g after those placed so far; returns the step's tokens so far.
 static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
                             const uint32_t *wholes, uint32_t n_seqs, uint32_t *s, uint32_t t) {
-  step_group *group = &e->whole.groups[g];
+  step_group *group = &e->step.whole.groups[g];
   size_t q_begin = at->q_begin + *s + (size_t)g;
   *group = (step_group){
       .token_begin = t,
@@ -395,26 +379,25 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
 
 static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t n = 0;
-  for (uint32_t i = 0; i < n_seqs; i++) {
-    n += seqs[i].want == TD_WANT_ALL ? seqs[i].n_tokens : seqs[i].want == TD_WANT_LAST;
-  }
+  for (uint32_t i = 0; i < n_seqs; i++)
+    n += td_step_seq_rows(&seqs[i]);
   return n;
 }
 
 void td_engine_place_part(const td_engine *e, td_microbatch *p, uint32_t begin, uint32_t n) {
-  const size_t at = (size_t)begin * e->config->dim * e->act_bytes;
+  const size_t at = begin * e->act_bytes;
   p->begin = begin;
   p->n_tokens = n;
-  p->x = (char *)e->x + at;
-  p->delta = (char *)e->delta + at;
+  p->x = (char *)e->x + at * residual_row(e->config);
+  p->delta = (char *)e->delta + at * e->config->dim;
 }
 
 // Splits a decode step of one token per sequence in two microbatches.
 static void split_microbatches(td_engine *e) {
-  const uint32_t n = e->n_tokens, half = n / 2;
+  const uint32_t n = e->step.n_tokens, half = n / 2;
   for (uint32_t i = 0; i < TD_MAX_MICROBATCHES; i++) {
-    td_microbatch *p = &e->microbatches[i];
-    *p = e->whole;
+    td_microbatch *p = &e->step.microbatches[i];
+    *p = e->step.whole;
     p->idx = i;
     td_engine_place_part(e, p, i ? half : 0, i ? n - half : half);
     td_batch_view *view = &p->groups[GROUP_DECODE].view;
@@ -434,32 +417,30 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   for (uint32_t i = 0; i < n_seqs; i++)
     t += seqs[i].n_tokens;
   const meta_layout at = lay_out_meta(e, t, n_seqs);
-  e->meta_len = at.step + 1;
-  memset(e->meta, 0, e->meta_len * sizeof *e->meta);
+  e->step.meta_len = at.step + 1;
+  memset(e->meta, 0, e->step.meta_len * sizeof *e->meta);
   t = 0;
-  e->is_ranked = e->can_rank;
+  e->step.is_ranked = e->can_rank;
   for (int g = 0; g < N_GROUPS; g++) {
     t = build_group(e, &at, g, seqs, wholes, n_seqs, &s, t);
   }
   for (uint32_t i = 0; i < n_seqs; i++) {
-    if (seqs[i].want == TD_WANT_NONE) continue;
-    uint32_t j = seqs[i].want == TD_WANT_ALL ? 0 : seqs[i].n_tokens - 1;
-    for (; j < seqs[i].n_tokens; j++) {
+    for (uint32_t j = seqs[i].n_tokens - td_step_seq_rows(&seqs[i]); j < seqs[i].n_tokens; j++) {
       memcpy(&e->meta[at.temperature + row], &seqs[i].temperature, sizeof(float));
       e->meta[at.rows + row++] = (int32_t)(e->first_token[i] + j);
     }
-    e->is_ranked &= seqs[i].want != TD_WANT_ALL;
+    e->step.is_ranked &= seqs[i].want != TD_WANT_ALL;
   }
   e->meta[at.step] = (int32_t)++e->n_steps;
-  e->step = (const uint32_t *)e->meta + at.step;
-  e->dev_step = (const uint32_t *)e->dev_meta + at.step;
-  e->n_tokens = t;
-  e->n_rows = row;
-  e->tokens = e->dev_meta + at.tokens;
-  e->whole.position = e->dev_meta + at.position;
-  td_engine_place_part(e, &e->whole, 0, t);
-  e->rows = e->dev_meta + at.rows;
-  e->temperature = (const float *)(e->dev_meta + at.temperature);
+  e->step.number = (const uint32_t *)e->meta + at.step;
+  e->step.dev_number = (const uint32_t *)e->dev_meta + at.step;
+  e->step.n_tokens = t;
+  e->step.n_rows = row;
+  e->step.tokens = e->dev_meta + at.tokens;
+  e->step.whole.position = e->dev_meta + at.position;
+  td_engine_place_part(e, &e->step.whole, 0, t);
+  e->step.rows = e->dev_meta + at.rows;
+  e->step.temperature = (const float *)(e->dev_meta + at.temperature);
 }
 
 enum { KEYS_ALIKE = 256 };
@@ -470,15 +451,15 @@ static void forward(void *ctx) {
 
 static uint32_t choose_microbatches(td_engine *e) {
   return e->opts.n_microbatches ? e->opts.n_microbatches
-                                : td_dual_batch_choose(&e->dual_batch, e->n_tokens);
+                                : td_dual_batch_choose(&e->dual_batch, e->step.n_tokens);
 }
 
 // Decides what the step laid out in engine does with each layer.
 static void plan_step(td_engine *e) {
-  const td_batch_view *decode = &e->whole.groups[GROUP_DECODE].view;
+  const td_batch_view *decode = &e->step.whole.groups[GROUP_DECODE].view;
   bool may_stream[TD_MAX_LAYERS];
   const bool is_parallel = td_rank_is_active(e);
-  const uint32_t n_tokens = is_parallel ? e->rank->n_all : e->n_tokens;
+  const uint32_t n_tokens = is_parallel ? e->rank->n_all : e->step.n_tokens;
   td_step_shape shape = {.n_tokens = n_tokens,
                          .n_prompt = n_tokens - decode->n_tokens,
                          .n_ranks = is_parallel ? e->rank->n_ranks : 1,
@@ -494,33 +475,33 @@ static void plan_step(td_engine *e) {
   for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
     may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
   if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
-  td_step_plan_make(&e->plan, e->config, &shape);
-  uint32_t *max_keys = &e->whole.groups[GROUP_DECODE].view.max_keys;
-  if (e->plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
-  e->cursor = (td_engine_cursor){.layer_idx = 0};
+  td_step_plan_make(&e->step.plan, e->config, &shape);
+  uint32_t *max_keys = &e->step.whole.groups[GROUP_DECODE].view.max_keys;
+  if (e->step.plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
+  e->step.cursor = (td_engine_cursor){.layer_idx = 0};
   td_dense_stream_begin_step(e);
-  e->microbatches[0] = e->whole;
-  if (e->plan.n_microbatches > 1) split_microbatches(e);
+  e->step.microbatches[0] = e->step.whole;
+  if (e->step.plan.n_microbatches > 1) split_microbatches(e);
 }
 
 static bool uses_peer(const td_engine *e) {
-  return e->plan.n_ways[TD_LAYER_PAIRED] + e->plan.n_ways[TD_LAYER_SPREAD] > 0;
+  return e->step.plan.n_ways[TD_LAYER_PAIRED] + e->step.plan.n_ways[TD_LAYER_SPREAD] > 0;
 }
 
 static bool uses_cache(const td_engine *e) {
-  return e->plan.n_ways[TD_LAYER_CACHED] > 0 || uses_peer(e);
+  return e->step.plan.n_ways[TD_LAYER_CACHED] > 0 || uses_peer(e);
 }
 
 // A replayed step's operators depend only on the number of tokens, the longest context (rounded up)
 // and the logits' memory.
 static void run_replayed(td_engine *e) {
-  const td_work_key key = {.n_tokens = e->n_tokens,
-                           .n_rows = e->n_rows,
-                           .n_microbatches = e->plan.n_microbatches,
-                           .max_keys = e->microbatches[0].groups[GROUP_DECODE].view.max_keys,
+  const td_work_key key = {.n_tokens = e->step.n_tokens,
+                           .n_rows = e->step.n_rows,
+                           .n_microbatches = e->step.plan.n_microbatches,
+                           .max_keys = e->step.microbatches[0].groups[GROUP_DECODE].view.max_keys,
                            // rows change only by growing
                            .memory = 2 * e->logits_rows + td_kv_outlet_is_active(e)};
-  if (e->plan.handover == TD_HANDOVER_SIGNALS) td_moe_offload_enqueue(e);
+  if (e->step.plan.handover == TD_HANDOVER_SIGNALS) td_moe_offload_enqueue(e);
   if (uses_peer(e)) td_expert_peer_enqueue(e);
   td_stream_run(e->stream, &key, forward, e);
 }
@@ -531,33 +512,33 @@ static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
   if (st != TD_OK) return st;
   plan_step(e);
   if (uses_cache(e)) {
-    e->dev_slots = e->dev_meta + e->meta_len;
-    e->dev_peer_slots = e->dev_slots + (size_t)e->config->n_layers * e->config->n_experts;
-    e->meta_len += td_expert_cache_begin_step(e, e->meta + e->meta_len);
+    e->step.dev_slots = e->dev_meta + e->step.meta_len;
+    e->step.dev_peer_slots = e->step.dev_slots + (size_t)e->config->n_layers * e->config->n_experts;
+    e->step.meta_len += td_expert_cache_begin_step(e, e->meta + e->step.meta_len);
   }
-  e->is_queued = false;
-  e->begin_ns = td_clock_ns();
-  td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
+  e->step.is_queued = false;
+  e->step.begin_ns = td_clock_ns();
+  td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->step.meta_len * sizeof *e->meta);
   return TD_OK;
 }
 
 td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
-  e->begin_trace_ns = td_trace_begin();
+  e->step.begin_trace_ns = td_trace_begin();
   td_status st = td_engine_check_step(e, seqs, n_seqs, err);
   if (st != TD_OK) return st;
   if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
   td_window_begin(e, seqs, n_seqs);
   td_engine_build_step(e, seqs, NULL, n_seqs);
-  e->n_seqs = n_seqs;
+  e->step.n_seqs = n_seqs;
   td_kv_outlet_begin(e, seqs, n_seqs);
   return begin_built(e, count_rows(seqs, n_seqs), err);
 }
 
 // Queues the rest of the step, or streamed experts up to ahead_bytes.
 static void queue(td_engine *e, uint64_t ahead_bytes) {
-  const bool may_stream = e->plan.n_ways[TD_LAYER_STREAMED] > 0;
+  const bool may_stream = e->step.plan.n_ways[TD_LAYER_STREAMED] > 0;
   if (!ahead_bytes && !may_stream) return;
-  if (e->plan.is_replayed) {
+  if (e->step.plan.is_replayed) {
     run_replayed(e);
   } else if (!may_stream) {
     td_engine_forward(e);
@@ -569,12 +550,12 @@ static void queue(td_engine *e, uint64_t ahead_bytes) {
   td_engine_copy_outputs(e);
   td_kv_outlet_finish(e);
   td_event_record(e->done, e->stream);
-  e->is_queued = true;
+  e->step.is_queued = true;
 }
 
 bool td_engine_feed(td_engine *e, uint64_t ahead_bytes) {
-  if (!e->is_queued) queue(e, ahead_bytes);
-  return e->is_queued && td_event_is_done(e->done);
+  if (!e->step.is_queued) queue(e, ahead_bytes);
+  return e->step.is_queued && td_event_is_done(e->done);
 }
 
 void td_engine_confine(td_engine *e, bool is_confined) {
@@ -582,7 +563,7 @@ void td_engine_confine(td_engine *e, bool is_confined) {
 }
 
 void td_engine_wait(td_engine *e) {
-  if (e->is_queued) {
+  if (e->step.is_queued) {
     td_event_sync(e->done);
   } else {
     td_expert_stream_wait(e);
@@ -604,23 +585,25 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK) st = td_dense_stream_sync(e, err);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
-  if (st == TD_OK && e->is_queued && uses_cache(e)) td_expert_cache_end_step(e);
-  if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
-    td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
-                       td_clock_ns() - e->begin_ns);
+  if (st == TD_OK && e->step.is_queued && uses_cache(e)) td_expert_cache_end_step(e);
+  if (st == TD_OK && e->step.plan.handover == TD_HANDOVER_SIGNALS) {
+    td_dual_batch_note(&e->dual_batch, e->step.n_tokens, e->step.plan.n_microbatches,
+                       td_clock_ns() - e->step.begin_ns);
   }
-  td_trace_span(e->begin_trace_ns, TD_TRACE_STEP, e->n_tokens, e->n_seqs);
+  td_trace_span(e->step.begin_trace_ns, TD_TRACE_STEP, e->step.n_tokens, e->step.n_seqs);
   return st;
 }
 
 td_status td_engine_run_step(td_engine *e, uint32_t n_rows, td_err *err) {
-  e->begin_trace_ns = td_trace_begin();
+  e->step.begin_trace_ns = td_trace_begin();
   td_status st = begin_built(e, n_rows, err);
   if (st != TD_OK) return st;
   queue(e, UINT64_MAX);
   return td_engine_end(e, err);
 }
 
+// meanwhile looks after another engine, of which no event of this step tells: it is called every
+// 100 us.
 td_status td_engine_step_with(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
                               void (*meanwhile)(void *ctx), void *ctx, td_err *err) {
   const struct timespec pause = {.tv_nsec = 100000};
@@ -642,7 +625,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
 td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *err) {
   const td_kv_layout *layout = &e->layout;
   td_kv_outlet_enter(e, from);
-  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+  for (uint32_t i = 0; i < layout->n_layers + layout->n_states; i++) {
     const size_t n_bytes = td_kv_layout_bytes_of_part(layout, i);
     const size_t to_at = td_kv_layout_part_at(layout, i, e->opts.n_pages, (uint32_t)to);
     const size_t from_at = td_kv_layout_part_at(layout, i, e->opts.n_pages, (uint32_t)from);
@@ -654,27 +637,38 @@ td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *er
   return st;
 }
 
+void *td_engine_kv_pages(td_engine *e) {
+  return e->kv_pages;
+}
+
 float *td_engine_logits(td_engine *e) {
   return e->logits;
 }
 
+td_status td_engine_fetch_logits(td_engine *e, uint32_t row, const float **out, td_err *err) {
+  TD_CHECK(row < e->step.n_rows);
+  const size_t n = e->config->n_vocab;
+  *out = e->logits + row * n;
+  if (!e->step.is_ranked) return TD_OK;
+  td_op_copy(e->stream, e->logits + row * n, e->dev_logits + row * n, n * sizeof *e->logits);
+  return td_stream_sync(e->stream, err);
+}
+
 td_status td_engine_draw(td_engine *e, uint32_t row, td_sampler *sampler, int want_logprobs,
                          td_wire_token *out, td_err *err) {
-  TD_CHECK(row < e->n_rows);
-  size_t n = e->config->n_vocab;
-  float *logits = e->logits + row * n;
-  if (e->is_ranked) {
-    if (td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) return TD_OK;
-    td_op_copy(e->stream, logits, e->dev_logits + row * n, n * sizeof *logits);
-    td_status st = td_stream_sync(e->stream, err);
-    if (st != TD_OK) return st;
+  TD_CHECK(row < e->step.n_rows);
+  const float *logits;
+  if (e->step.is_ranked && td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) {
+    return TD_OK;
   }
-  *out = td_sampler_next(sampler, logits, want_logprobs);
+  td_status st = td_engine_fetch_logits(e, row, &logits, err);
+  if (st != TD_OK) return st;
+  *out = td_sampler_next(sampler, e->logits + row * (size_t)e->config->n_vocab, want_logprobs);
   return TD_OK;
 }
 
 const int32_t *td_engine_routing(const td_engine *e, uint32_t layer_idx, uint32_t *n_tokens) {
-  *n_tokens = e->n_tokens;
+  *n_tokens = e->step.n_tokens;
   if (!e->routing || !td_model_layer(e->model, layer_idx)->is_moe) return NULL;
   return e->routing + td_engine_routing_at(e, layer_idx);
 }

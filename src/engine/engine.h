@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "device/device.h"
-#include "engine/kv_layout.h"
+#include "engine/attn/kv_layout.h"
 #include "engine/kv_transfer.h"
 #include "engine/sampler.h"
 #include "model/model.h"
@@ -26,6 +26,7 @@ typedef struct {
   uint32_t page_tokens;     // tokens per KV page
   uint32_t max_step_tokens; // most tokens one step may carry
   uint32_t max_step_seqs;   // most sequences one step may carry
+  uint32_t max_drafts;      // rows of logits that a step may want beside one a sequence
   uint32_t max_seq_tokens;  // longest context
   td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
   // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages *
@@ -46,7 +47,7 @@ typedef struct {
   // With expert_dev: bytes of the engine's device for the ring through which prefill streams
   // experts, in steps with at least break_even_tokens prompt tokens. 0: no streaming.
   size_t stream_bytes;
-  uint32_t break_even_tokens; // 0: measured when the engine opens
+  uint32_t break_even_tokens; // 0: any
   // The dense weights of the last n layers do not stay on the device: every step copies them, into
   // a ring of td_dense_ring_bytes (dense_slots.h). For an engine that prefills only; decode steps
   // are slow with it. Not with peer_devs. 0: none.
@@ -68,7 +69,7 @@ typedef struct {
   // The cache is filled when the engine opens and stays so, with experts from the first layer on,
   // every other one on the peer: results then do not depend on what was computed before.
   bool is_cache_fixed;
-  bool is_urgent;     // its work goes before that of the device's other engines
+  bool is_urgent;     // the device runs its operators before those of its other engines
   bool is_confinable; // or: see td_engine_confine
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
@@ -79,12 +80,17 @@ typedef struct {
   td_dev *const *peer_devs; // [n_peers]
   uint32_t n_peers, parallel_tokens, overlap_tokens;
   const char *comm_backend;
-  // With peer_devs and kv_pages: nobody else writes to the pages without td_engine_note_written.
-  // Otherwise the past of sequences is sent to the peers before every step.
-  bool is_told_of_writes;
+  // With peer_devs and kv_pages: td_engine_note_written reports every step of another engine on the
+  // same pages. Otherwise the past of sequences is sent to the peers before every step.
+  bool writes_are_noted;
 } td_engine_opts;
 
-typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
+typedef enum {
+  TD_WANT_NONE,
+  TD_WANT_LAST,
+  TD_WANT_EACH, // all, to draw from each of them
+  TD_WANT_ALL,  // all, for td_engine_logits
+} td_want;
 
 // One sequence's part of a step: n_tokens new tokens after n_past cached ones.
 typedef struct {
@@ -101,11 +107,18 @@ typedef struct {
   float temperature; // for sampling from its logits; 0: greedy
 } td_step_seq;
 
+// Rows of logits that a sequence wants.
+static inline uint32_t td_step_seq_rows(const td_step_seq *seq) {
+  return seq->want >= TD_WANT_EACH ? seq->n_tokens : seq->want == TD_WANT_LAST;
+}
+
 // model and dev are borrowed and must outlive the engine. On error *out is NULL; TD_ENOMEM names
 // the bytes asked for and what to make smaller.
 td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
                          const td_engine_opts *opts, td_err *err);
 void td_engine_close(td_engine *engine);
+
+void *td_engine_kv_pages(td_engine *engine); // its own or borrowed, see td_engine_opts
 
 // Runs one step. Wanted logits are rows in the order of seqs and tokens, valid until the next step.
 // TD_EINVAL: a token outside the vocabulary, too many tokens or sequences, or a context beyond
@@ -124,8 +137,8 @@ td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n
 // whole by the first call. Returns whether the whole step is computed; waits for nothing that
 // streams.
 bool td_engine_feed(td_engine *engine, uint64_t ahead_bytes);
-// Whether what is queued from now on is computed on a share of the device's SMs, so that the rest
-// is always free for its other engines, or on all of them, as at first. Without is_confinable, or
+// Whether operators queued from now on run on a share of the device's SMs, so that the rest is
+// always free for its other engines, or on all of them, as at first. Without is_confinable, or
 // where the device has no shares, it is all of them. Results are the same.
 void td_engine_confine(td_engine *engine, bool is_confined);
 void td_engine_wait(td_engine *engine); // until the next td_engine_feed has something to do
@@ -139,14 +152,27 @@ td_status td_engine_copy_page(td_engine *engine, int32_t to, int32_t from, td_er
 // part. Copies its recurrent states to host memory, unless they are there, and waits until it is
 // done. Not between td_engine_begin and end.
 td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err);
-// Another engine has computed this step on the same kv_pages, see td_engine_opts.is_told_of_writes.
+// Another engine has computed this step on the same kv_pages, see td_engine_opts.writes_are_noted.
 void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+// With a layer that drafts (td_model_use_mtp), one of the sequences of the step computed last.
+typedef struct {
+  const int32_t *next; // [n_next]: the token that follows each of its first tokens
+  uint32_t n_next;     // the others were rejected drafts, or what follows is not known
+  int32_t *out;        // [n_drafts]: what may follow the last of next; NULL: not wanted
+} td_draft_seq;
+// Computes that layer for the tokens of the step, so that later drafts know of them, and drafts.
+// seqs as in the step; those that want drafts have pages for n_drafts - 1 tokens behind those of
+// the text. Replaces the step's logits.
+td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
+                          uint32_t n_seqs, uint32_t n_drafts, td_err *err);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
 // Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits
 // and the top ones suffice, the full row is not copied to the host.
 td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
                          td_wire_token *out, td_err *err);
+// All logits of a row, where they can be drawn from later. Valid until the next step.
+td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out, td_err *err);
 
 // Expert ids that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in the
 // engine's internal order. NULL for a dense layer or without record_routing.
@@ -156,19 +182,19 @@ const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, ui
 // hardly depends on its number of tokens. 0: no step streams.
 uint32_t td_engine_stream_tokens(const td_engine *engine);
 
-// Whether the experts of all offloaded layers can stream now, so that a step of that many prompt
+// Whether the experts of all offloaded layers can stream, so that a step of that many prompt
 // tokens never waits for the expert device.
 bool td_engine_streams_all(td_engine *engine);
 
-// Bytes of streamed experts since the engine opened. Those copied are counted by td_engine_feed.
+// Bytes of streamed experts since the engine opened; td_engine_feed counts what is copied, and
+// copying_ns, the time from when each copy could begin until td_engine_feed saw it done.
 // dense_bytes: of streamed dense weights, queued; when a step ends, all are copied. confined_bytes:
-// of those of experts queued, the ones computed on a share of the device.
+// of queued_bytes, for experts computed on a share of the device.
 typedef struct {
   uint64_t queued_bytes, copied_bytes, dense_bytes, confined_bytes;
+  uint64_t copying_ns;
 } td_stream_progress;
 td_stream_progress td_engine_stream_progress(const td_engine *engine);
-// Measured when the engine opened, in bytes/ns; 0: not measured.
-double td_engine_stream_rate(const td_engine *engine);
 
 // Experts in the cache, and how often decode steps found theirs there.
 typedef struct {

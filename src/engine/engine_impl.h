@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "engine/attn/kind.h"
 #include "engine/dense_slots.h"
 #include "engine/dual_batch.h"
 #include "engine/engine.h"
@@ -27,7 +28,7 @@ typedef struct {
 // Tokens that pass through the layers together: the whole step, or, with offloaded experts, the
 // first or second half of a decode step, so that attention of one half overlaps the experts of the
 // other.
-typedef struct {
+typedef struct td_microbatch {
   // tokens [begin, begin + n_tokens) of the step; index of the microbatch
   uint32_t begin, n_tokens, idx;
   step_group groups[N_GROUPS]; // token_begin counts from the microbatch's first token
@@ -70,6 +71,23 @@ typedef struct {
   uint32_t layer_idx, group, n_groups;
 } td_engine_cursor;
 
+// What a step needs beside the memory that the engine opened.
+typedef struct {
+  td_microbatch whole, microbatches[TD_MAX_MICROBATCHES];
+  td_step_plan plan;
+  td_engine_cursor cursor;
+  uint32_t n_tokens, n_rows, n_seqs;
+  uint64_t begin_ns, begin_trace_ns;   // when it began
+  bool is_queued;                      // all of its operators are
+  bool is_ranked;                      // the host gets top logits of each row, not all of them
+  size_t meta_len;                     // entries of meta that it uses
+  const uint32_t *number, *dev_number; // n_steps, in meta and in dev_meta
+  const int32_t *tokens, *rows;        // in dev_meta
+  const float *temperature;            // [n_rows], likewise
+  const int32_t *dev_slots;            // of cached experts on the engine's device, in dev_meta
+  const int32_t *dev_peer_slots;       // likewise on the peer
+} td_step_run;
+
 struct td_engine {
   const td_model *model;
   const td_model_config *config;
@@ -80,60 +98,51 @@ struct td_engine {
   td_dense_stream *dense;      // NULL: dense weights stay on the device
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_expert_cache *cache;      // of experts, for decode; NULL: none
-  td_expert_peer *peer;        // that has experts of the cache, too; NULL: none
+  td_expert_peer *peer;        // the other device with cached experts; NULL: none
   td_window *window;           // NULL: no layer has a window that leaves the KV pages
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
   size_t act_bytes; // of one activation element
   uint32_t max_pages;
-  float attention_scale;
 
   // device memory; activations are [max_step_tokens][...]
-  void *x, *h, *delta;    // residual stream, normed input, a block's output: [dim]
-  void *q, *q_a, *kv, *v; // kv: latent and rope key (MLA) or k (GQA)
-  void *attn;             // [n_heads * v_dim]
-  void *mixed;            // queries with their gates, or all inputs of a delta net; NULL: neither
-  void *shared;           // [dim], a gated shared expert's output; NULL: none
-  float *gates;           // of delta nets: [delta_v_heads][2]; NULL: none
+  // residual stream (or streams), normed input, a block's output: [dim]
+  void *x, *h, *delta;
+  void *act[TD_N_ACTS]; // of attention; NULL: no layer uses it
+  void *shared;         // [dim], a gated shared expert's output; NULL: none
+  void *act_words;      // td_attn_rows.words a token; NULL: none
   float *router_logits;
   float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
+  float *pool_cos_sin;    // likewise, of layers with pooled keys; NULL: no layer has any
+  float *hyper;           // [max_step_tokens][td_hyper_scores]; NULL: no hyper-connections
   float *query_scale;     // [max_seq_tokens]; NULL: queries are not scaled
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;
+  void *draft_in;       // [2 * dim], of the layer that drafts; NULL: none does
+  void *draft_hidden;   // [max_step_seqs][dim], its states where tokens were drafted
   int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
   char *kv_pages;       // see td_kv_layout
   td_kv_layout layout;
   uint32_t part[TD_MAX_LAYERS]; // of each layer in a page
 
   // host memory
-  int32_t *meta;         // staged copy of dev_meta
-  size_t meta_len;       // entries used by the step
-  uint32_t *first_token; // index of each sequence's first token in the step
-  int32_t *routing;      // copy of dev_routing
-  float *logits;         // [logits_rows][n_vocab]
-  td_top_logits *top;    // [logits_rows]; NULL unless can_rank
-  uint32_t logits_rows;  // allocated rows
-  bool can_rank;         // logits would cross a bus to the host, so the device can rank them
+  int32_t *meta;           // staged copy of dev_meta
+  td_step_seq *draft_seqs; // [max_step_seqs], of the layer that drafts
+  uint32_t *first_token;   // index of each sequence's first token in the step
+  int32_t *routing;        // copy of dev_routing
+  float *logits;           // [logits_rows][n_vocab]
+  td_top_logits *top;      // [logits_rows]; NULL unless can_rank
+  uint32_t logits_rows;    // allocated rows
+  bool can_rank;           // logits would cross a bus to the host, so the device can rank them
 
-  // the step being run
-  td_microbatch whole, microbatches[TD_MAX_MICROBATCHES];
+  // from step to step
   td_dual_batch_tuner dual_batch;
-  td_step_plan plan;
-  td_engine_cursor cursor;
-  uint32_t n_tokens, n_rows, n_seqs; // of the step
-  uint32_t n_steps;                  // steps so far
-  uint64_t begin_ns, begin_trace_ns; // when the step began
-  bool is_queued;                    // all of the step's work is
-  bool is_confined;                  // what is queued now runs on a share of the device
-  td_event *done;                    // recorded at the end of the step
-  bool is_ranked;                    // the host gets top logits of each row, not all of them
-  const int32_t *dev_slots;          // of cached experts on the engine's device, in dev_meta
-  const int32_t *dev_peer_slots;     // and on the peer
-  const uint32_t *step, *dev_step;   // the step's number (n_steps), in meta and in dev_meta
-  const int32_t *tokens, *rows;      // in dev_meta
-  const float *temperature;          // [n_rows], likewise
+  uint32_t n_steps; // so far
+  bool is_confined; // operators queued from now on run on a share of the device
+  td_event *done;   // recorded at the end of a step
+  td_step_run step; // the one being run, or the last
 };
 
 // moe.c
@@ -170,16 +179,14 @@ void td_engine_moe_ranks_end(td_engine *engine, uint32_t half, uint32_t layer_id
 // is at `input`; without a place for the sum.
 td_moe_args td_engine_moe_args(const td_engine *engine, uint32_t layer_idx, void *input,
                                uint32_t n_tokens);
-// Arguments for a measurement: n prompt tokens through layer layer_idx on the expert device.
-td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint32_t n);
 
 // expert_stream.c
 td_status td_expert_stream_open(td_engine *engine, td_err *err); // on error, close it too
 void td_expert_stream_close(td_engine *engine);
 td_status td_expert_stream_sync(td_engine *engine, td_err *err);
 td_stream *td_expert_stream_queue(const td_engine *engine); // its copies' stream; NULL: none
-// Whether the layer's experts can be streamed now: in their stored format, from registered memory.
-// Requests registration if not.
+// Whether the layer's experts can be streamed, in their stored format. Requests that their memory
+// be registered.
 bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
 // Whether less than ahead_bytes wait to be copied, and neither the ring nor the device's queue is
 // full.
@@ -202,7 +209,8 @@ uint64_t td_dense_stream_copied_bytes(const td_engine *engine); // since the eng
 // The layer as the step finds it: streamed matrices have addresses in the device's memory, which
 // hold their data between td_dense_stream_use and td_dense_stream_leave.
 const td_layer *td_engine_layer(const td_engine *engine, uint32_t layer_idx);
-bool td_engine_is_in_slot(const td_engine *engine, const td_weight *w); // whether it has such
+// Whether w is streamed: its address is a slot's, in the device's memory.
+bool td_engine_is_in_slot(const td_engine *engine, const td_weight *w);
 void td_dense_stream_begin_step(td_engine *engine);
 // Work queued from here on may use the part's weights; their copy is queued if it is not yet.
 void td_dense_stream_use(td_engine *engine, uint32_t layer_idx, td_dense_part part);
@@ -221,7 +229,7 @@ const bool *td_expert_cache_layers(const td_engine *engine);
 const uint8_t *td_expert_cache_pair_share(const td_engine *engine);
 // Before a step's tables are copied: experts that have arrived since the last one are used from now
 // on. Writes [n_layers][n_experts] slots on the engine's device, -1 for experts that are not there,
-// with a peer likewise those on the peer, and returns their number.
+// and with a peer likewise its slots; returns the number of entries.
 size_t td_expert_cache_begin_step(td_engine *engine, int32_t *slots);
 // After a step: what it used counts, and a few experts begin to move.
 void td_expert_cache_end_step(td_engine *engine);
@@ -231,8 +239,8 @@ void td_expert_cache_compute(td_engine *engine, const td_microbatch *part, uint3
 // Queues the others on the expert device; args: as for all of the layer's experts there.
 void td_expert_cache_compute_rest(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                                   const td_moe_args *args);
-// Queues the sum of both, to delta; += for a layer with shared experts. ids and weights of args, in
-// host memory, are those of compute_rest.
+// Queues the sum of both, to delta; += for a layer with shared experts. args: as given to
+// compute_rest, ids and weights in host memory.
 void td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                           const td_moe_args *args);
 
@@ -240,8 +248,8 @@ void td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t
 size_t td_engine_meta_entries(const td_engine *engine, size_t n_seqs); // of a step's tables
 td_status td_engine_check_step(const td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
                                td_err *err);
-// Fills meta and the groups. Rows of logits follow the order of seqs. wholes: for each of seqs the
-// sequence of td_window_begin that it is a part of; NULL: they are those sequences.
+// Fills meta and the groups. Rows of logits follow the order of seqs. wholes: if seqs are pieces,
+// the sequence of td_window_begin that each belongs to; else NULL.
 void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, const uint32_t *wholes,
                           uint32_t n_seqs);
 // The microbatch is tokens [begin, begin + n) of the step.
@@ -249,24 +257,25 @@ void td_engine_place_part(const td_engine *engine, td_microbatch *part, uint32_t
 // Runs the step that was built, with n_rows rows of logits.
 td_status td_engine_run_step(td_engine *engine, uint32_t n_rows, td_err *err);
 
-// The microbatch's rows in a buffer of activations, `row` elements each. Only the halves of a step
-// of several ranks are in it together; other microbatches take turns.
-void *td_engine_rows_at(const td_engine *engine, const td_microbatch *part, void *base, size_t row);
-
 // Queues the next piece of the forward pass of the step described by engine: a layer, up to its
 // experts if those stream, or a group of streamed experts. False: none is left.
 bool td_engine_forward_piece(td_engine *engine);
+// Queues one layer of the whole step, whose experts are on the engine's device: x += its output.
+void td_engine_run_layer(td_engine *engine, uint32_t layer_idx);
 void td_engine_forward(td_engine *engine); // queues all pieces
 // Copies to the host what sampling needs (top logits of each row, or all logits) and the routing
 // record.
 void td_engine_copy_outputs(td_engine *engine);
+
+// draft_layer.c
+td_status td_draft_layer_open(td_engine *engine, td_err *err);
 
 // kv_transfer.c; without opts.transfer, all of them do nothing.
 td_status td_kv_outlet_open(td_engine *engine, td_err *err); // on error, close it too
 void td_kv_outlet_close(td_engine *engine);
 // Copies in the sequences' past, where the device lacks it; the step's work waits for that.
 void td_kv_outlet_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
-// Whether the step's keys and values go to host memory, too, and the layer's pages there.
+// Whether the step's keys and values also go to host memory, and the layer's pages there.
 bool td_kv_outlet_is_active(const td_engine *engine);
 td_kv_view td_kv_outlet_view(const td_engine *engine, uint32_t layer_idx);
 // The layer's keys and values of prompts are stored by what is queued so far: copies them out.
@@ -289,10 +298,12 @@ static inline bool td_engine_has_state(const td_engine *engine, uint32_t layer_i
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
   const td_kv_layout *layout = &engine->layout;
   const uint32_t part = engine->part[layer_idx];
-  return (td_kv_view){
-      .pages = engine->kv_pages + td_kv_layout_part_at(layout, part, engine->opts.n_pages, 0),
-      .page_bytes = td_kv_layout_bytes_of_part(layout, part),
-      .dtype = td_model_is_delta(engine->config, layer_idx) ? TD_F32 : engine->opts.kv_dtype};
+  const td_model_config *config = engine->config;
+  const bool is_f32 = td_attn_of(config, layer_idx)->cache(config).state_bytes > 0;
+  return (td_kv_view){.pages = engine->kv_pages +
+                               td_kv_layout_part_at(layout, part, engine->opts.n_pages, 0),
+                      .page_bytes = td_kv_layout_bytes_of_part(layout, part),
+                      .dtype = is_f32 ? TD_F32 : engine->opts.kv_dtype};
 }
 
 // Whether the layer's routed experts are offloaded.
@@ -303,7 +314,7 @@ static inline bool td_engine_is_offloaded(const td_engine *engine, uint32_t laye
 
 // Index of a layer's first entry in the step's routing record.
 static inline size_t td_engine_routing_at(const td_engine *engine, uint32_t layer_idx) {
-  return (size_t)layer_idx * engine->n_tokens * engine->config->top_k;
+  return (size_t)layer_idx * engine->step.n_tokens * engine->config->top_k;
 }
 
 #endif

@@ -21,10 +21,10 @@ struct td_kv_outlet {
   td_stream *stream; // for copies from the device
   td_event *stored;  // a layer's keys and values are in the device's pages
   td_event *left;    // all copies of the step have ended
-  // Pages that the step in progress writes: the first n_prompt_pages those of prompts.
+  // Pages that the step in progress writes: n_prompt_pages of prompts come first.
   int32_t *pages;
   uint32_t n_pages, n_prompt_pages;
-  int32_t *full; // those of them that it fills, where there are states
+  int32_t *full; // the pages among them that it fills, in a model with states
   uint32_t n_full;
 };
 
@@ -60,10 +60,6 @@ void td_kv_transfer_close(td_kv_transfer *t) {
 
 void td_kv_transfer_pause(td_kv_transfer *t, bool is_paused) {
   t->is_paused = is_paused;
-}
-
-bool td_kv_transfer_is_paused(const td_kv_transfer *t) {
-  return t->is_paused;
 }
 
 td_kv_transfer_stats td_kv_transfer_stats_of(const td_kv_transfer *t) {
@@ -277,7 +273,7 @@ td_status td_kv_outlet_end(td_engine *e, td_err *err) {
   if (!o || !o->n_pages) return TD_OK;
   td_kv_transfer *t = e->opts.transfer;
   td_status st = td_stream_sync(o->stream, err);
-  // The step's own copies have ended; those for later steps are not waited for.
+  // The step's own copies have ended; nothing waits for copies for later steps.
   if (st == TD_OK && td_event_is_done(t->entered)) st = td_stream_sync(t->in, err);
   for (uint32_t i = 0; i < o->n_pages && st == TD_OK; i++)
     note_written(t, o->pages[i], t->opts.layout.n_states > 0);

@@ -13,12 +13,12 @@
 //
 // A recurrent state is large, and each token replaces it. So it leaves, by a copy, when it is the
 // last of its page: at the end of the step that fills the page. The state of a page that is being
-// filled is on the device alone, until td_engine_save_state copies it out for whoever goes on from
-// there. If its process dies before, the page's state in host memory is an older one, or another
-// sequence's: nobody may go on from it (TD_READY_STATES in wire.h).
+// filled is on the device alone, until td_engine_save_state copies it out for another engine to go
+// on from there. If its process dies before, the page's state in host memory is an older one, or
+// another sequence's, and no engine may go on from it (TD_READY_STATES in wire.h).
 //
-// Thread: that of the engines that use it. Who writes to a page is the only one to do so, and
-// nobody reads meanwhile what is being written (wire.h).
+// Thread: that of the engines that use it. A page has one writer at a time, and nobody reads what
+// is being written (wire.h).
 #ifndef TD_ENGINE_KV_TRANSFER_H
 #define TD_ENGINE_KV_TRANSFER_H
 
@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
-#include "engine/kv_layout.h"
+#include "engine/attn/kv_layout.h"
 
 typedef struct td_kv_transfer td_kv_transfer;
 
@@ -46,10 +46,9 @@ void td_kv_transfer_close(td_kv_transfer *transfer); // after its engines; NULL 
 
 // While paused, steps neither read nor write host memory. For steps whose result nobody uses.
 void td_kv_transfer_pause(td_kv_transfer *transfer, bool is_paused);
-bool td_kv_transfer_is_paused(const td_kv_transfer *transfer);
 
-// Begins to copy to the device those of the pages of which it has no current copy. Steps do so by
-// themselves; whoever calls this before can compute other steps meanwhile.
+// Begins to copy pages to the device, unless its copy is current. Steps do so by themselves; a
+// caller that calls this earlier can compute other steps meanwhile.
 void td_kv_transfer_enter(td_kv_transfer *transfer, const int32_t *pages, uint32_t n_pages);
 bool td_kv_transfer_has_entered(td_kv_transfer *transfer); // whether all copies have ended
 void td_kv_transfer_wait(td_kv_transfer *transfer);        // until they have

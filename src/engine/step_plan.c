@@ -1,6 +1,7 @@
 // src/engine/step_plan.c - decides where a step computes every layer's experts.
 #include "engine/step_plan.h"
 
+#include "base/units.h"
 #include "device/device.h"
 
 bool td_step_wants_streaming(const td_step_shape *shape) {
@@ -96,7 +97,7 @@ static void print_dense(td_buf *out, const td_step_plan *plan) {
   while (!plan->streams_dense[first])
     first++;
   td_buf_printf(out, "; dense weights of layers %u-%u streamed, %.2f GiB", first,
-                plan->n_layers - 1, (double)plan->dense_bytes / (1 << 30));
+                plan->n_layers - 1, td_gib(plan->dense_bytes));
 }
 
 void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
@@ -116,7 +117,8 @@ void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
   }
   bool does_offload = false;
   for (uint32_t i = 0; i < plan->n_layers; i++)
-    does_offload |= td_layer_way_is_apart(plan->way[i]) || td_layer_way_has_peer(plan->way[i]);
+    does_offload |= td_layer_way_has_expert_dev(plan->way[i]) ||
+                    td_layer_way_has_peer(plan->way[i]);
   td_buf_printf(out, "; %u tokens, %u of prompts, in %u microbatch%s%s%s", plan->n_tokens,
                 plan->n_prompt, plan->n_microbatches, plan->n_microbatches > 1 ? "es" : "",
                 does_offload ? handovers[plan->handover] : "",

@@ -18,9 +18,9 @@ enum { TD_MAX_MICROBATCHES = 2 };
   X(RESIDENT, "resident")   /* experts on the engine's device */                                   \
   X(OFFLOADED, "offloaded") /* experts on the expert device */                                     \
   X(CACHED, "cached") /* hot experts on the engine's device, the others on the expert device */    \
-  X(STREAMED, "streamed")       /* experts copied to the engine's device, group by group */        \
-  X(PAIRED, "on two devices")   /* experts on the engine's device and its peer */                  \
-  X(SPREAD, "on three devices") /* on these two and the expert device */
+  X(STREAMED, "streamed")         /* experts copied to the engine's device, group by group */      \
+  X(PAIRED, "on device and peer") /* experts on the engine's device and its peer */                \
+  X(SPREAD, "on device, peer and expert device")
 
 typedef enum {
 #define X(id, name) TD_LAYER_##id,
@@ -29,14 +29,14 @@ typedef enum {
       TD_N_LAYER_WAYS
 } td_layer_way;
 
-// Whether a layer that goes this way has experts on the expert device, or on the peer.
-static inline bool td_layer_way_is_apart(uint8_t way) {
+// Whether the expert device, or the peer, computes experts of such a layer.
+static inline bool td_layer_way_has_expert_dev(uint8_t way) {
   return way == TD_LAYER_OFFLOADED || way == TD_LAYER_CACHED || way == TD_LAYER_SPREAD;
 }
 static inline bool td_layer_way_has_peer(uint8_t way) {
   return way == TD_LAYER_PAIRED || way == TD_LAYER_SPREAD;
 }
-// Whether results of single experts are joined.
+// Whether single experts' results, of several devices, are added up in the router's order.
 static inline bool td_layer_way_joins(uint8_t way) {
   return way == TD_LAYER_CACHED || td_layer_way_has_peer(way);
 }
@@ -55,12 +55,12 @@ typedef struct {
   uint64_t expert_bytes; // of one
 } td_pair_layer;
 
-// The bounds of what such devices do: weights read by the expert device and by the peer, and what a
-// message takes. The estimate is for one token, since what a token's experts are computed by must
-// not depend on its batch; with more tokens the peer saves more.
+// Upper bounds: the rates at which the expert device and the peer read weights, and the time of a
+// message. The estimate is for one token, because which device computes a token's experts must not
+// depend on its batch; with more tokens the peer saves more.
 typedef struct {
   double expert_dev_gbps, peer_gbps, link_gbps;
-  double message_s; // from the end of what is sent to the begin of what awaits it
+  double message_s; // from the sender's last operator to the receiver's first
 } td_pair_rates;
 extern const td_pair_rates td_pair_usual; // a server's memory and PCIe 5; not measured
 
@@ -103,7 +103,7 @@ typedef struct {
   uint32_t n_microbatches;
   td_handover handover;
   bool is_replayed; // operators depend on the work key alone, so a device may replay them
-  uint32_t n_ways[TD_N_LAYER_WAYS];  // layers that go each way
+  uint32_t n_ways[TD_N_LAYER_WAYS];  // number of layers of each way
   uint8_t way[TD_MAX_LAYERS];        // td_layer_way
   bool streams_dense[TD_MAX_LAYERS]; // the layer's dense weights are copied in the step
   uint64_t dense_bytes;              // of all that are

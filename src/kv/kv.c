@@ -13,6 +13,7 @@ typedef struct {
   int32_t *shared;
   uint32_t n_pages, cap, n_shared;
   bool is_open;
+  uint64_t salt;
   int32_t source, spare; // held; TD_PAGE_NONE
   uint32_t n_partial;    // tokens in its partial page when it got that
   // The partial page that it has put into the cache, as long as that has the serial.
@@ -76,6 +77,7 @@ td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err) {
     s->is_open = true;
     s->source = s->spare = s->kept = TD_PAGE_NONE;
     s->n_partial = 0;
+    s->salt = 0;
     *seq = i;
     return TD_OK;
   }
@@ -85,6 +87,10 @@ td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err) {
 static sequence *open_seq(const td_kv *kv, uint32_t seq) {
   TD_CHECK(seq < kv->max_seqs && kv->seqs[seq].is_open);
   return &kv->seqs[seq];
+}
+
+void td_kv_set_salt(td_kv *kv, uint32_t seq, uint64_t salt) {
+  open_seq(kv, seq)->salt = salt;
 }
 
 // What it has put into the cache is about as old as its pages.
@@ -163,13 +169,14 @@ static const int32_t *tokens_at(const td_kv *kv, const int32_t *tokens, uint32_t
   return tokens + (size_t)idx * kv->page_tokens;
 }
 
-static uint64_t behind(const td_kv *kv, int32_t page) {
-  return page == TD_PAGE_NONE ? TD_PAGE_START : td_pages_serial(&kv->pool, page);
+static uint64_t behind(const td_kv *kv, uint64_t salt, int32_t page) {
+  return page == TD_PAGE_NONE ? TD_PAGE_SALTED(salt) : td_pages_serial(&kv->pool, page);
 }
 
 // The published page for page idx of a prompt, after the page `before`.
-static int32_t find_page(const td_kv *kv, int32_t before, const int32_t *tokens, uint32_t idx) {
-  return td_pages_find(&kv->pool, behind(kv, before), tokens_at(kv, tokens, idx));
+static int32_t find_page(const td_kv *kv, uint64_t salt, int32_t before, const int32_t *tokens,
+                         uint32_t idx) {
+  return td_pages_find(&kv->pool, behind(kv, salt, before), tokens_at(kv, tokens, idx));
 }
 
 // What the cache has of tokens[n_tokens], without the last one.
@@ -178,30 +185,31 @@ typedef struct {
   int32_t last, partial;      // full page, partial page; TD_PAGE_NONE
 } cached_prefix;
 
-static cached_prefix find_prefix(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
+static cached_prefix find_prefix(const td_kv *kv, uint64_t salt, const int32_t *tokens,
+                                 uint32_t n_tokens) {
   cached_prefix found = {.last = TD_PAGE_NONE};
   int32_t page;
   while ((uint64_t)(found.n_full + 1) * kv->page_tokens < n_tokens &&
-         (page = find_page(kv, found.last, tokens, found.n_full)) != TD_PAGE_NONE) {
+         (page = find_page(kv, salt, found.last, tokens, found.n_full)) != TD_PAGE_NONE) {
     found.last = page;
     found.n_full++;
   }
   const uint32_t left = n_tokens - found.n_full * kv->page_tokens;
-  found.partial = td_pages_find_partial(&kv->pool, behind(kv, found.last),
+  found.partial = td_pages_find_partial(&kv->pool, behind(kv, salt, found.last),
                                         tokens_at(kv, tokens, found.n_full), left ? left - 1 : 0);
   if (found.partial != TD_PAGE_NONE) found.n_partial = kv->pool.pages[found.partial].n_tokens;
   return found;
 }
 
-uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
-  const cached_prefix found = find_prefix(kv, tokens, n_tokens);
+uint32_t td_kv_match(const td_kv *kv, uint64_t salt, const int32_t *tokens, uint32_t n_tokens) {
+  const cached_prefix found = find_prefix(kv, salt, tokens, n_tokens);
   return found.n_full * kv->page_tokens + found.n_partial;
 }
 
 static void hold_full(td_kv *kv, sequence *s, const cached_prefix *found, const int32_t *tokens) {
   int32_t page = TD_PAGE_NONE;
   while (s->n_pages < found->n_full) {
-    page = find_page(kv, page, tokens, s->n_pages);
+    page = find_page(kv, s->salt, page, tokens, s->n_pages);
     td_pages_hold(&kv->pool, page);
     s->pages[s->n_pages] = s->shared[s->n_pages] = page;
     s->n_shared = ++s->n_pages;
@@ -219,7 +227,7 @@ static uint32_t hold_source(td_kv *kv, sequence *s, const cached_prefix *found) 
 uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
   sequence *s = open_seq(kv, seq);
   TD_CHECK(s->n_pages == 0);
-  const cached_prefix found = find_prefix(kv, tokens, n_tokens);
+  const cached_prefix found = find_prefix(kv, s->salt, tokens, n_tokens);
   td_err err; // out of memory for the table: nothing is shared
   if (grow_table(s, found.n_full, &err) != TD_OK) return 0;
   hold_full(kv, s, &found, tokens);
@@ -270,14 +278,14 @@ void td_kv_drop_spare(td_kv *kv, uint32_t seq) {
 static void publish_partial(td_kv *kv, sequence *s, int32_t page, const int32_t *tokens,
                             uint32_t n_tokens) {
   const uint32_t n_full = n_tokens / kv->page_tokens, n = n_tokens % kv->page_tokens;
-  const cached_prefix found = find_prefix(kv, tokens, n_tokens + 1);
+  const cached_prefix found = find_prefix(kv, s->salt, tokens, n_tokens + 1);
   if (!n || found.n_full != n_full) return;
   s->kept = page;
   if (found.n_partial == n) {
     s->kept = found.partial;
   } else {
-    td_pages_publish_partial(&kv->pool, page, behind(kv, found.last), tokens_at(kv, tokens, n_full),
-                             n);
+    td_pages_publish_partial(&kv->pool, page, behind(kv, s->salt, found.last),
+                             tokens_at(kv, tokens, n_full), n);
     kv->pool.pages[page].is_own = false;
   }
   s->kept_serial = td_pages_serial(&kv->pool, s->kept);
@@ -297,10 +305,10 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
   s->n_partial = 0;
   for (uint32_t i = s->n_shared; i < n_full; i++) {
     int32_t before = i ? s->shared[i - 1] : TD_PAGE_NONE;
-    s->shared[i] = find_page(kv, before, tokens, i);
+    s->shared[i] = find_page(kv, s->salt, before, tokens, i);
     if (s->shared[i] == TD_PAGE_NONE) {
       s->shared[i] = s->pages[i];
-      td_pages_publish(&kv->pool, s->pages[i], before, tokens_at(kv, tokens, i));
+      td_pages_publish(&kv->pool, s->pages[i], before, s->salt, tokens_at(kv, tokens, i));
     } else {
       td_pages_hold(&kv->pool, s->shared[i]);
     }
@@ -324,10 +332,10 @@ void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_
   TD_CHECK(n_full <= s->n_pages);
   int32_t before = TD_PAGE_NONE;
   for (uint32_t i = 0; i < n_full; i++) {
-    const int32_t page = find_page(kv, before, tokens, i);
+    const int32_t page = find_page(kv, s->salt, before, tokens, i);
     if (page == TD_PAGE_NONE && i < n_prompt) return; // the prompt's page was lost or is another's
     if (page == TD_PAGE_NONE)
-      td_pages_publish(&kv->pool, s->pages[i], before, tokens_at(kv, tokens, i));
+      td_pages_publish(&kv->pool, s->pages[i], before, s->salt, tokens_at(kv, tokens, i));
     before = page == TD_PAGE_NONE ? s->pages[i] : page;
   }
   if (has_partial && n_full < s->n_pages)
@@ -395,7 +403,7 @@ void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
 uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
   sequence *s = open_seq(kv, seq);
   const uint32_t n_most = a->n_tokens / kv->page_tokens + 1;
-  const cached_prefix found = find_prefix(kv, a->tokens, a->n_prompt + 1);
+  const cached_prefix found = find_prefix(kv, s->salt, a->tokens, a->n_prompt + 1);
   td_err err; // out of memory for the table: nothing is reused
   const uint32_t need = found.n_full > n_most ? found.n_full : n_most;
   if (grow_table(s, need, &err) != TD_OK) {
@@ -438,6 +446,7 @@ bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out) {
   const bool is_partial = p->pages[page].n_tokens != p->page_tokens; // not kept on disk
   if (!p->pages[page].serial || p->pages[page].is_own || is_partial) return false;
   *out = (td_kv_content){.serial = p->pages[page].serial,
+                         .idled = p->pages[page].idled,
                          .name = p->names[page],
                          .tokens = p->tokens + (size_t)page * p->page_tokens};
   return true;

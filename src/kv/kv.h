@@ -32,6 +32,9 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err);
 void td_kv_close(td_kv *kv);
 // Opens an empty sequence; *seq is an index below max_seqs. TD_EAGAIN: all are in use.
 td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err);
+// Keeps the cached pages of the sequence apart from those of sequences with another salt, or none
+// (0). Call before the sequence has pages.
+void td_kv_set_salt(td_kv *kv, uint32_t seq, uint64_t salt);
 void td_kv_seq_close(td_kv *kv, uint32_t seq); // pages that only it held become free
 // Grows seq to hold n_tokens, all or nothing. TD_EAGAIN: pool full.
 td_status td_kv_reserve(td_kv *kv, uint32_t seq, uint32_t n_tokens, td_err *err);
@@ -41,9 +44,10 @@ const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages);
 uint32_t td_kv_n_free(const td_kv *kv); // including pages that are only cache
 uint32_t td_kv_page_tokens(const td_kv *kv);
 
-// How many of a prompt's tokens[n_tokens] are cached, in whole pages and at most one partial page
-// after them. Excludes the last token, which is always computed for its logits.
-uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens);
+// How many of tokens[n_tokens], those of a prompt with this salt, are cached, in whole pages and at
+// most one partial page after them. Excludes the last token, which is always computed for its
+// logits.
+uint32_t td_kv_match(const td_kv *kv, uint64_t salt, const int32_t *tokens, uint32_t n_tokens);
 // Adds those whole pages to the empty sequence and returns the tokens cached. Takes no free page.
 // A partial page becomes the sequence's source.
 uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
@@ -76,6 +80,7 @@ uint32_t td_kv_n_empty(const td_kv *kv); // free pages that are not cache either
 
 typedef struct {
   uint64_t serial; // the page keeps this content as long as it has this serial
+  uint64_t idled;  // differs each time the page becomes idle
   td_digest name;
   const int32_t *tokens; // [page_tokens], the page's own tokens; valid as long
 } td_kv_content;

@@ -104,13 +104,16 @@ static void publish(td_pages *p, int32_t page, uint64_t parent, const int32_t *t
   *bucket = page;
 }
 
-void td_pages_publish(td_pages *p, int32_t page, int32_t before, const int32_t *tokens) {
+void td_pages_publish(td_pages *p, int32_t page, int32_t before, uint64_t salt,
+                      const int32_t *tokens) {
   bool is_first = before == TD_PAGE_NONE;
-  publish(p, page, is_first ? TD_PAGE_START : td_pages_serial(p, before), tokens, p->page_tokens);
+  publish(p, page, is_first ? TD_PAGE_SALTED(salt) : td_pages_serial(p, before), tokens,
+          p->page_tokens);
   p->pages[page].is_own = false;
   if (!p->names) return;
-  const td_digest *name = is_first ? &p->root : &p->names[before];
-  td_kv_name_next(&p->names[page], name, tokens, p->page_tokens);
+  td_digest name = is_first ? p->root : p->names[before];
+  if (is_first) td_kv_name_salted(&name, &name, salt);
+  td_kv_name_next(&p->names[page], &name, tokens, p->page_tokens);
 }
 
 void td_pages_publish_own(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
@@ -139,6 +142,7 @@ static void enter_idle(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
   m->older = p->newest;
   m->newer = TD_PAGE_NONE;
+  m->idled = ++p->n_idled;
   *(m->older == TD_PAGE_NONE ? &p->oldest : &p->pages[m->older].newer) = page;
   p->newest = page;
   p->n_idle++;

@@ -22,6 +22,8 @@
 #define TD_PAGE_NONE     (-1)
 #define TD_PAGE_START    0u              // the root of all prompts
 #define TD_PAGE_OWNER(n) (1u | (n) << 1) // the root of owner n, below 2^63
+// The root of the prompts with this salt; serials stay below it.
+#define TD_PAGE_SALTED(salt) ((salt) ? ((salt) << 1) | 1ull << 63 : TD_PAGE_START)
 
 typedef struct {
   uint64_t serial;   // assigned when published, even; 0: not published
@@ -31,6 +33,7 @@ typedef struct {
   uint32_t n_tokens; // when published
   int32_t bucket_next;
   int32_t older, newer; // links of the list of idle pages
+  uint64_t idled;       // grows each time the page becomes idle
 } td_page;
 
 typedef struct {
@@ -42,8 +45,8 @@ typedef struct {
   int32_t *free;    // stack: recently used pages, still in the CPU's caches, are reused first
   int32_t *buckets; // [n_buckets]
   uint32_t n_free, n_buckets, n_idle;
-  int32_t oldest, newest; // ends of the list of idle pages
-  uint64_t n_published;
+  int32_t oldest, newest;        // ends of the list of idle pages
+  uint64_t n_published, n_idled; // so far
 } td_pages;
 
 // With a root (may be NULL), published pages get names. On error *out is closed. TD_ENOMEM.
@@ -70,9 +73,10 @@ static inline uint64_t td_pages_serial(const td_pages *pages, int32_t page) {
 // The full published page that holds tokens[page_tokens] after `parent`, a serial or a root;
 // TD_PAGE_NONE if there is none.
 int32_t td_pages_find(const td_pages *pages, uint64_t parent, const int32_t *tokens);
-// Publishes a held page after `before`, a published and held page or TD_PAGE_NONE. No page with
-// this key may be published yet.
-void td_pages_publish(td_pages *pages, int32_t page, int32_t before, const int32_t *tokens);
+// Publishes a held page after `before`, a published and held page, or TD_PAGE_NONE for the first of
+// the prompts with this salt. No page with this key may be published yet.
+void td_pages_publish(td_pages *pages, int32_t page, int32_t before, uint64_t salt,
+                      const int32_t *tokens);
 // The same, in an owner's chain.
 void td_pages_publish_own(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens);
 // The longest partial page after `parent` whose tokens tokens[n_most] begin with; TD_PAGE_NONE if

@@ -1,7 +1,7 @@
 // src/kv/plan.c - sizing the KV pool.
 #include "kv/plan.h"
 
-#define GIB (1024.0 * 1024 * 1024)
+#include "base/units.h"
 
 static uint32_t pages_of(const td_kv_need *need, uint64_t n_tokens) {
   const uint32_t page_tokens = td_kv_need_page_tokens(need);
@@ -35,7 +35,7 @@ static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_
     return td_fail(err, TD_ENOMEM,
                    "a KV pool of %u tokens takes %.2f GiB, and %.2f GiB of memory are available; "
                    "give a smaller --kv-cache-tokens",
-                   need->kv_tokens, n_bytes / GIB, (double)available / GIB);
+                   need->kv_tokens, td_gib(n_bytes), td_gib(available));
   }
   *out = (td_kv_plan){.n_ctx = n_ctx, .n_pages = n_pages};
   return TD_OK;
@@ -61,8 +61,7 @@ td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err) 
         err, TD_ENOMEM,
         "the KV cache of one context of %u tokens takes %.2f GiB, and %.2f GiB of memory "
         "are to spare beside the weights; give a smaller --ctx-size",
-        n_ctx, (double)pages_of(need, n_ctx) * (double)page_bytes / GIB,
-        (double)budget_bytes(need) / GIB);
+        n_ctx, (double)pages_of(need, n_ctx) * td_gib(page_bytes), td_gib(budget_bytes(need)));
   }
   uint32_t n_pages = pages_of(need,
                               (uint64_t)pages_of(need, n_ctx) * page_tokens * need->max_batch);

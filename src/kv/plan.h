@@ -34,7 +34,8 @@ typedef struct {
   uint32_t n_layers; // layers with keys and values, a part of each page, all of one size
   // With is_device: host memory available for a second copy of all pages; 0: there is none.
   uint64_t host_bytes;
-  // Layers with a state instead (engine/kv_layout.h), and what it takes of each page, per layer.
+  // Layers with a state instead (engine/attn/kv_layout.h), and what it takes of each page, per
+  // layer.
   uint32_t n_states;
   uint64_t state_bytes;
   uint32_t page_tokens; // 0: TD_KV_PAGE_TOKENS

@@ -131,14 +131,16 @@ td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
   header h;
   *out = (td_kv_shape){0};
   if (!is_decided(fd) || pread(fd, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != MAGIC ||
-      !h.n_layers) {
+      !(h.n_layers + h.n_states)) {
     return td_fail(err, TD_EFORMAT, "the KV pool has no plan");
   }
   if (h.is_device) return td_fail(err, TD_EUNSUPPORTED, "KV pages are in the device's memory");
   *out = (td_kv_shape){.n_pages = h.n_pages,
                        .n_layers = h.n_layers,
                        .page_tokens = h.page_tokens,
-                       .part_bytes = h.bytes_per_token / h.n_layers * h.page_tokens,
+                       // 0: all layers keep states
+                       .part_bytes = h.n_layers ? h.bytes_per_token / h.n_layers * h.page_tokens
+                                                : 0,
                        .n_states = h.n_states,
                        .state_bytes = h.state_bytes};
   return TD_OK;

@@ -30,6 +30,12 @@ void td_kv_name_next(td_digest *out, const td_digest *before, const int32_t *tok
   td_sha256_end(&sha, out);
 }
 
+void td_kv_name_salted(td_digest *out, const td_digest *root, uint64_t salt) {
+  const int32_t words[] = {(int32_t)(uint32_t)salt, (int32_t)(uint32_t)(salt >> 32)};
+  *out = *root;
+  if (salt) td_kv_name_next(out, root, words, TD_COUNT(words));
+}
+
 // ---- bytes ------------------------------------------------------------------------------------
 
 #define LANES    4

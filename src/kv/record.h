@@ -13,6 +13,8 @@
 
 // The name of the page with tokens[n] that follows the page named before.
 void td_kv_name_next(td_digest *out, const td_digest *before, const int32_t *tokens, uint32_t n);
+// The name before that of the first page of prompts with this salt; 0: root itself.
+void td_kv_name_salted(td_digest *out, const td_digest *root, uint64_t salt);
 
 typedef struct {
   td_digest model;       // fingerprint of all that determines keys and values

@@ -3,6 +3,8 @@
 // member computes an item from its first key to its last. With few, the splits of all items are
 // spread over the pool and merged afterwards; where even splits are too few to balance, items have
 // fewer heads. All variants do the same additions in the same order.
+// Of a token with selected keys, key i is the i-th selected one: blocks and splits are of those,
+// and a block's entries are gathered into a piece of the member's memory.
 #include "device/cpu/attn.h"
 
 #include <math.h>
@@ -90,7 +92,8 @@ typedef struct {
   size_t first_item;               // of the wave
   uint32_t max_splits;             // of any tile
   size_t query_bytes, state_bytes; //
-  char *member;        // pieces of queries, total, part; in prefill also transposed keys
+  // pieces of queries, total, part; in prefill also transposed keys, with a selection also entries
+  char *member;
   size_t member_bytes; //
   char *parts;         // [items of the wave][max_splits] states
 } shared_run;
@@ -125,6 +128,18 @@ static void load_queries(const shared_run *run, const shared_item *item, float *
   }
 }
 
+// The positions that the tile's only token sees; NULL: all up to its own.
+static const int32_t *selection_of(const shared_run *run, const td_attn_tile *tile) {
+  const td_attn_shared *a = run->a;
+  if (!a->selected || td_attn_n_keys(a->batch, tile) <= a->top_k) return NULL;
+  return a->selected + (size_t)tile->token * a->top_k;
+}
+
+// Number of keys that the tile's last token sees.
+static uint32_t n_keys_of(const shared_run *run, const td_attn_tile *tile) {
+  return selection_of(run, tile) ? run->a->top_k : td_attn_n_keys(run->a->batch, tile);
+}
+
 static const char *keys_at(const shared_run *run, const shared_item *item, uint32_t position) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
@@ -132,18 +147,29 @@ static const char *keys_at(const shared_run *run, const shared_item *item, uint3
          position % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
 }
 
-// Some keys within one block. at NULL: none.
+// Some keys within one block. at NULL: none, or those of a selection.
 typedef struct {
   const char *at;
-  uint32_t n;
+  uint32_t n; // 0: none
 } key_block;
 
 static key_block block_at(const shared_run *run, const shared_item *item, uint32_t begin) {
   const td_batch_view *b = run->a->batch;
-  const uint32_t n_keys = td_attn_n_keys(b, item->tile);
+  const uint32_t n_keys = n_keys_of(run, item->tile);
   if (begin >= n_keys) return (key_block){0};
-  return (key_block){.at = keys_at(run, item, begin),
+  const bool is_gathered = selection_of(run, item->tile) != NULL;
+  return (key_block){.at = is_gathered ? NULL : keys_at(run, item, begin),
                      .n = td_attn_block_end(begin, b->page_tokens, n_keys) - begin};
+}
+
+// Copies the entries of the n selected keys from the begin-th on.
+static const char *gather(const shared_run *run, const shared_item *item, uint32_t begin,
+                          uint32_t n, char *out) {
+  const size_t entry_bytes = run->a->ld * td_dtype_bytes(run->a->kv->dtype);
+  const int32_t *positions = selection_of(run, item->tile) + begin;
+  for (uint32_t i = 0; i < n; i++)
+    memcpy(out + i * entry_bytes, keys_at(run, item, (uint32_t)positions[i]), entry_bytes);
+  return out;
 }
 
 // Attention over the item's keys of the block at begin. Prefetches the block `next` meanwhile.
@@ -152,6 +178,8 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
   uint32_t n_visible[PROMPT_QUERIES], n_hidden[PROMPT_QUERIES];
+  if (!block.at)
+    block.at = gather(run, item, begin, block.n, piece + run->query_bytes + 2 * run->state_bytes);
   for (uint32_t i = 0; i < item->n_q; i++) {
     const uint32_t token = item->tile->token + i / item->n_heads;
     const uint32_t first = td_attn_first(b, token, a->window);
@@ -195,13 +223,13 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
   td_attn_state_reset(state, item->n_q, run->a->v_dim);
   key_block block = block_at(run, item, begin);
-  for (; block.at && begin + block.n <= first_key(run, item) && begin + block.n < split_end;
+  for (; block.n && begin + block.n <= first_key(run, item) && begin + block.n < split_end;
        block = block_at(run, item, begin))
     begin += block.n;
-  for (key_block next; block.at; block = next) {
+  for (key_block next; block.n; block = next) {
     const uint32_t end = begin + block.n;
     next = end < split_end ? block_at(run, item, end) : (key_block){0};
-    run_block(run, item, begin, block, next.at ? next : then, piece, state);
+    run_block(run, item, begin, block, next.n ? next : then, piece, state);
     begin = end;
   }
 }
@@ -239,7 +267,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
                                         a->v_dim);
   load_queries(run, &item, (float *)piece);
   td_attn_state_reset(&total, item.n_q, a->v_dim);
-  uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
+  uint32_t n_splits = td_attn_n_splits(n_keys_of(run, item.tile));
   for (uint32_t split = first_key(run, &item) / ATTN_SPLIT; split < n_splits; split++) {
     run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), piece, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
@@ -255,7 +283,7 @@ static void one_split(void *ctx, size_t idx, size_t next, unsigned member) {
   const td_attn_shared *a = run->a;
   shared_item item = item_at(run, run->first_item + idx / run->max_splits);
   uint32_t split = (uint32_t)(idx % run->max_splits);
-  if (split >= td_attn_n_splits(td_attn_n_keys(a->batch, item.tile))) return;
+  if (split >= td_attn_n_splits(n_keys_of(run, item.tile))) return;
   key_block then = {0};
   if (next != TD_CPU_NO_ITEM) {
     const shared_item of = item_at(run, run->first_item + next / run->max_splits);
@@ -278,7 +306,7 @@ static void merge_query(void *ctx, size_t idx, size_t next, unsigned member) {
   char *piece = run->member + member * run->member_bytes + run->query_bytes;
   td_attn_state total = td_attn_state_at(piece, 1, a->v_dim);
   td_attn_state_reset(&total, 1, a->v_dim);
-  uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
+  uint32_t n_splits = td_attn_n_splits(n_keys_of(run, item.tile));
   for (uint32_t split = 0; split < n_splits; split++) {
     char *at = run->parts + (in_wave * run->max_splits + split) * run->state_bytes;
     td_attn_state part = td_attn_state_at(at, item.n_q, a->v_dim);
@@ -326,21 +354,22 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   uint32_t n_tiles;
   td_status status;
   for (;; run.tile_queries /= 2) {
-    status = td_attn_make_tiles(stream, a->batch, run.tile_queries / run.tile_heads, &tiles,
-                                &n_tiles, err);
+    const uint32_t tile_tokens = a->selected ? 1 : run.tile_queries / run.tile_heads;
+    status = td_attn_make_tiles(stream, a->batch, tile_tokens, &tiles, &n_tiles, err);
     if (status != TD_OK) return status;
     const bool are_few = count_items(&run, n_tiles) < (size_t)PROMPT_ITEMS * n_threads;
     if (!are_few || run.tile_queries == TILE_QUERIES) break;
   }
   run.tiles = tiles;
   for (uint32_t i = 0; i < n_tiles; i++) {
-    uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, &tiles[i]));
+    uint32_t n_splits = td_attn_n_splits(n_keys_of(&run, &tiles[i]));
     if (n_splits > run.max_splits) run.max_splits = n_splits;
   }
   run.query_bytes = ((size_t)run.tile_queries * a->k_dim * sizeof(float) + 63) & ~(size_t)63;
   run.state_bytes = td_attn_state_bytes(run.tile_queries, a->v_dim);
   run.member_bytes = run.query_bytes + 2 * run.state_bytes;
   if (a->prompt) run.member_bytes += (size_t)a->k_dim * TD_ATTN_KEYS * sizeof(float);
+  if (a->selected) run.member_bytes += TD_ATTN_KEYS * a->ld * td_dtype_bytes(a->kv->dtype);
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
   if (status != TD_OK) return status;

@@ -69,6 +69,10 @@ typedef struct {
   float *out;     // [n_tokens][n_heads][v_dim]
   size_t head_bytes, v_bytes, ld;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
+  // [n_tokens][top_k] positions that a token with more keys sees, as in td_attn_mla_args; or NULL.
+  // Their entries are gathered; values are a part of keys, and one KV head has all.
+  const int32_t *selected;
+  uint32_t top_k;
   uint32_t window;    // as in td_attn_gqa_args
   const float *sinks; //
   float scale;

@@ -2,7 +2,8 @@
 // Absorbed: a head's query is multiplied once by its key rows of kv_b (q' = q_nope K, K decoded row
 // by row), all heads then attend to the latents as to one KV head, and the result is multiplied by
 // the head's value rows. Expanded: block by block, a head's keys and values are computed from the
-// latents.
+// latents. With a selection, a prompt's tokens that see all keys are expanded, and the others
+// absorbed: what each of them sees differs, so that an expansion would serve one token alone.
 #include <string.h>
 
 #include "device/cpu/attn.h"
@@ -10,7 +11,8 @@
 enum {
   EXPANDED_QUERIES = 1024, // per item: about 170 amortize the expansion of a block
   LEAST_QUERIES = 256,     // where items are too few for all members
-  KEY_ROWS = 16            // decoded at a time; they stay in L1 while all tokens use them
+  KEY_ROWS = 16,           // decoded at a time; they stay in L1 while all tokens use them
+  SELECTING_TOKENS = 64    // of a prompt at a time: kv_b is decoded once for them
 };
 
 typedef struct {
@@ -158,6 +160,8 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                                   .n_kv_heads = 1,
                                   .k_dim = run->entry_dim,
                                   .v_dim = a->kv_lora_rank,
+                                  .selected = a->selected,
+                                  .top_k = a->top_k,
                                   .scale = a->scale,
                               },
                               err);
@@ -326,6 +330,43 @@ static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) 
   return TD_OK;
 }
 
+// Tokens [token, token + n) of a sequence as a batch of their own; q_begin holds its bounds.
+static td_attn_mla_args part_of(const td_attn_mla_args *a, uint32_t seq, uint32_t token, uint32_t n,
+                                int32_t q_begin[2]) {
+  td_attn_mla_args part = *a;
+  q_begin[0] = 0;
+  q_begin[1] = (int32_t)n;
+  part.batch.q_begin = q_begin;
+  part.batch.position += token;
+  part.batch.page_table += (size_t)seq * a->batch.max_pages;
+  part.batch.n_tokens = n;
+  part.batch.n_seqs = 1;
+  part.q = (const float *)a->q + (size_t)token * a->n_heads * (a->nope_dim + a->rope_dim);
+  part.selected += (size_t)token * a->top_k;
+  part.out = (float *)a->out + (size_t)token * a->n_heads * a->v_dim;
+  return part;
+}
+
+// A sequence's tokens of a prompt, of which those from the position top_k on see a selection.
+static td_status run_selecting(td_cpu_stream *stream, const mla_run *run, uint32_t seq,
+                               td_err *err) {
+  const td_attn_mla_args *a = run->a;
+  uint32_t token = (uint32_t)a->batch.q_begin[seq], end = (uint32_t)a->batch.q_begin[seq + 1];
+  td_status status = TD_OK;
+  for (uint32_t n; token < end && status == TD_OK; token += n) {
+    const uint32_t position = (uint32_t)a->batch.position[token];
+    const bool sees_all = position < a->top_k;
+    const uint32_t most = sees_all ? a->top_k - position : SELECTING_TOKENS;
+    n = end - token < most ? end - token : most;
+    int32_t q_begin[2];
+    const td_attn_mla_args part = part_of(a, seq, token, n, q_begin);
+    mla_run of_part = *run;
+    of_part.a = &part;
+    status = sees_all ? run_expanded(stream, &of_part, err) : run_absorbed(stream, &of_part, err);
+  }
+  return status;
+}
+
 td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, td_err *err) {
   mla_run run = {.a = a, .entry_dim = a->kv_lora_rank + a->rope_dim};
   td_status status = td_cpu_check_batch(&a->batch, &a->kv, run.entry_dim, err);
@@ -334,5 +375,9 @@ td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, t
   if (status != TD_OK) return status;
   if (a->batch.n_tokens == 0) return TD_OK;
   run.entry_bytes = run.entry_dim * td_dtype_bytes(a->kv.dtype);
-  return a->absorbed ? run_absorbed(stream, &run, err) : run_expanded(stream, &run, err);
+  if (a->absorbed) return run_absorbed(stream, &run, err);
+  if (!a->selected) return run_expanded(stream, &run, err);
+  for (uint32_t s = 0; s < a->batch.n_seqs && status == TD_OK; s++)
+    status = run_selecting(stream, &run, s, err);
+  return status;
 }

@@ -6,39 +6,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/pages.h"
 
 static_assert((int)TD_DELTA_TILE == (int)TD_DELTA_COLUMNS, "columns of a tile");
 
 enum { GATE_TOKENS = 16, CHANNELS = 256 }; // channels convolved together
 #define NORM_EPS 1e-6f                     // of queries and keys
-
-// The tokens [begin, end) of a step, of one sequence and one page.
-typedef struct {
-  int32_t begin, end;
-  char *state; // of the page
-} page_run;
-
-static char *page_of(const td_batch_view *b, const td_kv_view *state, uint32_t s,
-                     int32_t position) {
-  const size_t slot = (size_t)s * b->max_pages + (uint32_t)position / b->page_tokens;
-  return (char *)state->pages + (size_t)b->page_table[slot] * state->page_bytes;
-}
-
-// The state before sequence s's first token of the step; NULL: zeros.
-static const char *state_before(const td_batch_view *b, const td_kv_view *state, uint32_t s) {
-  const int32_t position = b->position[b->q_begin[s]];
-  return position ? page_of(b, state, s, position - 1) : NULL;
-}
-
-// The run that begins at token `begin` of sequence s.
-static page_run run_at(const td_batch_view *b, const td_kv_view *state, uint32_t s, int32_t begin) {
-  const int32_t position = b->position[begin], left = b->q_begin[s + 1] - begin;
-  const int32_t in_page = (int32_t)(b->page_tokens - (uint32_t)position % b->page_tokens);
-  return (page_run){.begin = begin,
-                    .end = begin + (left < in_page ? left : in_page),
-                    .state = page_of(b, state, s, position)};
-}
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *shape,
                        td_err *err) {
@@ -75,7 +48,7 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
   const size_t channels = td_delta_channels(&a->shape);
   const int32_t first = a->batch.q_begin[s], end = a->batch.q_begin[s + 1];
   float past[(TD_DELTA_MAX_TAPS - 1) * CHANNELS];
-  const float *before = (const float *)(const void *)state_before(&a->batch, &a->state, s);
+  const float *before = (const float *)(const void *)td_state_before(&a->batch, &a->state, s);
   for (int32_t i = 0; i < n_past; i++) {
     float *row = past + (size_t)i * CHANNELS;
     if (before) {
@@ -84,8 +57,8 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
       memset(row, 0, p->n * sizeof *row);
     }
   }
-  for (page_run run = {.end = first}; run.end < end;) {
-    run = run_at(&a->batch, &a->state, s, run.end);
+  for (td_page_run run = {.end = first}; run.end < end;) {
+    run = td_page_run_at(&a->batch, &a->state, s, run.end);
     for (int32_t t = run.begin; t < run.end; t++) {
       const float *rows[TD_DELTA_MAX_TAPS];
       for (int32_t j = 0; j <= n_past; j++)
@@ -205,14 +178,15 @@ static void rule_item(void *ctx, size_t item, unsigned member) {
   const size_t at = td_delta_conv_floats(shape) +
                     ((size_t)head * n_tiles + tile) * shape->k_dim * TD_DELTA_TILE;
   const size_t channels = td_delta_channels(shape), of_k = (size_t)shape->n_k_heads * shape->k_dim;
-  const uint32_t k_head = head / (shape->n_v_heads / shape->n_k_heads);
+  const uint32_t k_head = shape->is_tiled ? head % shape->n_k_heads
+                                          : head / (shape->n_v_heads / shape->n_k_heads);
   const uint32_t column = tile * TD_DELTA_TILE, left = shape->v_dim - column;
   const size_t value = (size_t)head * shape->v_dim + column;
-  const float *before = (const float *)(const void *)state_before(&a->batch, &a->state, s);
+  const float *before = (const float *)(const void *)td_state_before(&a->batch, &a->state, s);
   const float *from = before ? before + at : NULL;
   const int32_t end = a->batch.q_begin[s + 1];
-  for (page_run run = {.end = a->batch.q_begin[s]}; run.end < end;) {
-    run = run_at(&a->batch, &a->state, s, run.end);
+  for (td_page_run run = {.end = a->batch.q_begin[s]}; run.end < end;) {
+    run = td_page_run_at(&a->batch, &a->state, s, run.end);
     float *state = (float *)(void *)run.state + at;
     begin_tile(state, from, shape->k_dim);
     from = state;

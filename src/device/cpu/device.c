@@ -3,15 +3,15 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/env.h"
 #include "device/cpu/cpu.h"
 
 enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
-// TANDEM_FORCE_ISA is for tests and debugging; this is the only place that reads it.
 static td_status choose_kernels(td_activations activations, td_err *err) {
-  const char *force = getenv("TANDEM_FORCE_ISA");
+  const char *force = td_test_var_get(TD_ENV_FORCE_ISA);
   pthread_mutex_lock(&kernels_lock);
   td_kernels_result result = td_kernels()->isa ? TD_KERNELS_OK : td_kernels_init(force);
   if (result == TD_KERNELS_OK) td_kernels_use_activations(activations);
@@ -46,11 +46,6 @@ static void cpu_free(td_dev *dev, void *ptr) {
   free(ptr);
 }
 
-static size_t cpu_own_free_bytes(td_dev *dev) {
-  (void)dev;
-  return 0;
-}
-
 static void cpu_close(td_dev *base) {
   td_cpu_dev *dev = (td_cpu_dev *)base;
   while (dev->streams) {
@@ -81,7 +76,6 @@ static const td_dev_vtable vtable = {
     .free = cpu_free,
     .alloc_host = cpu_alloc,
     .free_host = cpu_free,
-    .own_free_bytes = cpu_own_free_bytes,
     .stream_open = td_cpu_stream_open,
     .stream_close = td_cpu_stream_close,
     .stream_sync = td_cpu_stream_sync,

@@ -1,5 +1,6 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the pool.
 #include "base/clock.h"
+#include "base/jitter.h"
 #include "device/cpu/cpu.h"
 
 enum { TILE_TOKENS = 192 }; // at most
@@ -13,6 +14,7 @@ typedef struct {
   uint32_t tile_rows;
   td_gemv_schedule way;
   size_t n_row_tiles;
+  uint32_t row_end;
 } linear_run;
 
 static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
@@ -38,8 +40,8 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
   (void)member;
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
-  uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
-  uint32_t rows_left = a->w->rows - row, i = (uint32_t)(item / run->n_row_tiles);
+  uint32_t row = a->row_begin + (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
+  uint32_t rows_left = run->row_end - row, i = (uint32_t)(item / run->n_row_tiles);
   uint32_t n_decode = a->n_tokens - a->n_prompt, n_answer_tiles = n_tiles_of(n_decode);
   bool prompt = i >= n_answer_tiles;
   uint32_t n_tokens = prompt ? a->n_prompt : n_decode, n_tiles = n_tiles_of(n_tokens);
@@ -55,11 +57,13 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
       .n_tokens = end - begin,
       .row_begin = row,
       .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
+      .y_row0 = a->row_begin,
       .prompt = prompt,
       .way = run->way,
   };
   if (next != TD_CPU_NO_ITEM) {
-    tile.next = td_cpu_rows_at(a->w, (uint32_t)(next % run->n_row_tiles) * run->tile_rows);
+    const uint32_t after = (uint32_t)(next % run->n_row_tiles) * run->tile_rows;
+    tile.next = td_cpu_rows_at(a->w, a->row_begin + after);
   }
   if (a->exact) {
     td_kernels_linear_exact(a->w)(&tile);
@@ -81,9 +85,11 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
   linear_run run = {.a = a, .tile_rows = trial.rows[0], .way = trial.way[0]};
-  run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
+  const uint32_t n_rows = a->n_rows ? a->n_rows : a->w->rows;
+  run.row_end = a->row_begin + n_rows;
+  run.n_row_tiles = (n_rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
   td_cpu_parallel_tiles(stream, &part, 1, linear_tile, &run);
-  td_cpu_tuner_add(dev->tuner, &trial, td_clock_ns() - begin_ns, a->n_tokens);
+  td_cpu_tuner_add(dev->tuner, &trial, td_jitter_time(td_clock_ns() - begin_ns), a->n_tokens);
   return TD_OK;
 }

@@ -12,6 +12,7 @@
 
 #include "base/bf16.h"
 #include "base/clock.h"
+#include "base/jitter.h"
 #include "device/cpu/cpu.h"
 
 enum {
@@ -117,14 +118,34 @@ static const void *weights_of(const moe_run *run, size_t item) {
   return td_cpu_rows_at(&a->down[matrix_of(a, run->tiles[item / run->n_dim_tiles].expert)], row);
 }
 
+static float clamped(const td_moe_args *a, float gate, float up) {
+  const float g = fminf(gate, a->limit), u = fminf(fmaxf(up, -a->limit), a->limit);
+  if (a->plain) return u * (g / (1 + expf(-g)));
+  return (u + 1) * (g / (1 + expf(-a->alpha * g)));
+}
+
 // The clamped activation of one pair's rows of gate and up, which alternate.
 static void activate_pairs(const td_moe_args *a, const float *rows, const float *bias, float *out,
                            uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
-    const float gate = rows[2 * i] + (bias ? bias[2 * i] : 0);
-    const float up = rows[2 * i + 1] + (bias ? bias[2 * i + 1] : 0);
-    const float g = fminf(gate, a->limit), u = fminf(fmaxf(up, -a->limit), a->limit);
-    out[i] = (u + 1) * (g / (1 + expf(-a->alpha * g)));
+    out[i] = clamped(a, rows[2 * i] + (bias ? bias[2 * i] : 0),
+                     rows[2 * i + 1] + (bias ? bias[2 * i + 1] : 0));
+  }
+}
+
+// The activation of rows [row, row + n) of gate and up, in gate's place.
+static void activate(const moe_run *run, const pair_tile *tile, uint32_t row, uint32_t n,
+                     float *gate, const float *up) {
+  const td_moe_args *a = run->a;
+  if (a->limit == 0) {
+    td_kernels()->swiglu_row(&(td_swiglu_row_args){.gate = gate, .up = up, .out = gate, .n = n});
+    return;
+  }
+  const size_t n_biases = (size_t)(a->n_routed ? a->n_routed : a->n_experts) * run->hidden;
+  const float *bias = a->gate_bias;
+  if (bias) bias += (size_t)(a->first_expert + tile->expert) * run->hidden + row;
+  for (uint32_t i = 0; i < n; i++) {
+    gate[i] = clamped(a, gate[i] + (bias ? bias[i] : 0), up[i] + (bias ? bias[n_biases + i] : 0));
   }
 }
 
@@ -188,8 +209,7 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   td_cpu_linear_tile(&args);
   for (uint32_t i = 0; i < tile->n; i++) {
     size_t at = (size_t)i * run->hidden + row;
-    td_kernels()->swiglu_row(
-        &(td_swiglu_row_args){.gate = gate + at, .up = up + at, .out = gate + at, .n = n_rows});
+    activate(run, tile, row, n_rows, gate + at, up + at);
   }
   atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
 }
@@ -343,8 +363,8 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
   TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
-  TD_DEV_REQUIRE(a->pairs ? a->limit > 0 : a->limit == 0 && !a->gate_bias,
-                 "experts: a clamped activation and gate's bias belong to pairs");
+  TD_DEV_REQUIRE(a->limit > 0 || (!a->pairs && !a->gate_bias),
+                 "experts: pairs and gate's bias belong to a clamped activation");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
   run->n_prompt = takes_prompts(a) ? a->n_prompt : 0;
@@ -448,7 +468,7 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
   }
   // Decode time is proportional to the experts read, prefill time to the tokens.
   const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;
-  td_cpu_tuner_add(dev->tuner, &run.trial, td_clock_ns() - begin_ns, work);
+  td_cpu_tuner_add(dev->tuner, &run.trial, td_jitter_time(td_clock_ns() - begin_ns), work);
   return TD_OK;
 }
 

@@ -1,4 +1,5 @@
 // src/device/cpu/ops.c - dispatch, argument checks, and the operators that move or touch rows.
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -183,6 +184,15 @@ td_status td_cpu_op_embed(td_cpu_stream *stream, const td_embed_args *a, td_err 
   return TD_OK;
 }
 
+static void norm_plain(const float *x, float *out, uint32_t n, float eps) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++)
+    sum += (double)x[i] * x[i];
+  const float gain = 1 / sqrtf((float)(sum / n) + eps);
+  for (uint32_t i = 0; i < n; i++)
+    out[i] = x[i] * gain;
+}
+
 static void norm_row(const void *args, size_t i) {
   const td_rmsnorm_args *a = args;
   const float *x = (const float *)a->x + i * a->x_stride;
@@ -192,13 +202,45 @@ static void norm_row(const void *args, size_t i) {
     x = residual;
   }
   float *out = (float *)a->out + i * a->out_stride;
+  if (!a->w.data) {
+    norm_plain(x, out, a->dim, a->eps);
+    return;
+  }
   td_kernels()->rmsnorm_row(&(td_norm_row_args){.x = x, .w = a->w, .out = out, .eps = a->eps});
 }
 
 td_status td_cpu_op_rmsnorm(td_cpu_stream *stream, const td_rmsnorm_args *a, td_err *err) {
-  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  td_status status = a->w.data ? td_dev_check_vec(&a->w, a->dim, "norm", err) : TD_OK;
   if (status != TD_OK) return status;
   for_rows(stream, a->n_rows, a->dim, norm_row, a);
+  return TD_OK;
+}
+
+// Element i of a vector of weights.
+static float element(const td_vec *v, uint32_t i) {
+  return v->dtype == TD_BF16 ? td_bf16_value(((const uint16_t *)v->data)[i])
+                             : ((const float *)v->data)[i];
+}
+
+static void center_row(const void *args, size_t row) {
+  const td_layernorm_args *a = args;
+  float *x = (float *)a->x + row * a->stride;
+  double sum = 0, squares = 0;
+  for (uint32_t i = 0; i < a->dim; i++)
+    sum += x[i];
+  const double mean = sum / a->dim;
+  for (uint32_t i = 0; i < a->dim; i++)
+    squares += (x[i] - mean) * (x[i] - mean);
+  const double gain = 1 / sqrt(squares / a->dim + a->eps);
+  for (uint32_t i = 0; i < a->dim; i++)
+    x[i] = (float)((x[i] - mean) * gain) * element(&a->w, i) + element(&a->b, i);
+}
+
+td_status td_cpu_op_layernorm(td_cpu_stream *stream, const td_layernorm_args *a, td_err *err) {
+  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  if (status == TD_OK) status = td_dev_check_vec(&a->b, a->dim, "norm's bias", err);
+  if (status != TD_OK) return status;
+  for_rows(stream, a->n_rows, a->dim, center_row, a);
   return TD_OK;
 }
 
@@ -211,7 +253,7 @@ static void rope_token(const void *args, size_t t) {
     for (size_t i = 0; i < half; i++) {
       float *first = a->interleaved ? x + 2 * i : x + i;
       float *second = a->interleaved ? x + 2 * i + 1 : x + half + i;
-      float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+      float c = cos_sin[2 * i], s = a->backwards ? -cos_sin[2 * i + 1] : cos_sin[2 * i + 1];
       float u = *first, v = *second;
       *first = u * c - v * s;
       *second = v * c + u * s;

@@ -25,6 +25,10 @@ static void softmax(float *p, const float *logits, uint32_t n) {
     p[i] /= sum;
 }
 
+static float softplus(float x) {
+  return x > 20 ? x : log1pf(expf(x));
+}
+
 static float two_best(const float *value, uint32_t n) {
   float first = -INFINITY, second = -INFINITY;
   for (uint32_t i = 0; i < n; i++) {
@@ -73,16 +77,18 @@ static void route_token(void *ctx, size_t t, unsigned member) {
     memcpy(choice, score, n * sizeof *score);
   } else {
     for (uint32_t e = 0; e < n; e++) {
-      score[e] = 1 / (1 + expf(-logits[e]));
+      score[e] = a->kind == TD_ROUTER_SIGMOID ? 1 / (1 + expf(-logits[e]))
+                                              : sqrtf(softplus(logits[e]));
       choice[e] = score[e] + (a->bias ? a->bias[e] : 0);
     }
   }
   if (a->n_groups > 1) drop_groups(a, choice, group_score, group_kept, taken);
   int32_t *ids = a->ids + t * a->top_k;
   float *weights = a->weights + t * a->top_k;
-  float sum = a->kind == TD_ROUTER_SIGMOID ? 1e-20f : 0;
+  float sum = a->kind == TD_ROUTER_SOFTMAX ? 0 : 1e-20f;
+  const int32_t *fixed = a->table ? a->table + (size_t)a->tokens[t] * a->top_k : NULL;
   for (uint32_t j = 0; j < a->top_k; j++) {
-    uint32_t e = best_free(choice, taken, n);
+    uint32_t e = fixed ? (uint32_t)fixed[j] : best_free(choice, taken, n);
     taken[e] = 1;
     ids[j] = (int32_t)e;
     weights[j] = score[e];

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/stats.h"
 
 enum {
   PLACES = 3,
@@ -14,7 +15,7 @@ enum {
   MAX_KINDS = 128 // further kinds keep their first settings
 };
 // An option must cost less than this share of the current one; smaller gains are noise.
-static const float better = 0.97f;
+static const double better = 0.97;
 
 typedef struct {
   uint32_t rows; // rows per call; 0: no such option
@@ -23,7 +24,7 @@ typedef struct {
 
 typedef struct {
   option options[PLACES];
-  float cost[PLACES][TD_TUNER_ROUND];
+  double cost[PLACES][TD_TUNER_ROUND];
   uint32_t n[PLACES];
 } knob;
 
@@ -97,23 +98,17 @@ static void try_rows(knob *k, uint32_t least) {
   }
 }
 
-static int by_size(const void *a, const void *b) {
-  float x = *(const float *)a, y = *(const float *)b;
-  return (x > y) - (x < y);
-}
-
-static float median(const knob *k, int place) {
-  float sorted[TD_TUNER_ROUND];
-  memcpy(sorted, k->cost[place], sizeof sorted);
-  qsort(sorted, k->n[place], sizeof *sorted, by_size);
-  return sorted[k->n[place] / 2];
+static double median(const knob *k, int place) {
+  double cost[TD_TUNER_ROUND];
+  memcpy(cost, k->cost[place], sizeof cost);
+  return td_median(cost, k->n[place]);
 }
 
 // The index of the best option; MIDDLE unless another one is clearly better.
 static int knob_best(const knob *k) {
   if (k->n[MIDDLE] == 0) return MIDDLE;
   int best = MIDDLE;
-  float least = better * median(k, MIDDLE);
+  double least = better * median(k, MIDDLE);
   for (int i = 0; i < PLACES; i++) {
     if (i == MIDDLE || k->n[i] == 0 || median(k, i) >= least) continue;
     best = i;
@@ -218,7 +213,7 @@ void td_cpu_tuner_add(td_cpu_tuner *t, const td_trial *trial, uint64_t ns, doubl
     for (int i = 0; i < TD_TUNER_KNOBS; i++) {
       knob *b = &k->knobs[i];
       int place = trial->place[i];
-      b->cost[place][b->n[place]++] = (float)((double)ns / work);
+      b->cost[place][b->n[place]++] = (double)ns / work;
     }
     if (++k->n_ended == TD_TUNER_ROUND) end_round(k);
   }

@@ -6,7 +6,8 @@
 // of its own.
 #include "device/cuda/cuda.h"
 
-enum { RUN = 8 }; // elements per load in kernels
+enum { RUN = 8 };         // elements per load in kernels
+enum { PAGE_ROUND = 64 }; // of pages of gathered entries: whole tiles of keys
 
 static td_cu_kv kv_of(const td_kv_view *kv) {
   return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
@@ -204,12 +205,83 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
   return run_decode(stream, &decode, td_cuda_max_keys(&a->batch), err);
 }
 
+// Whether some token may see more keys than are selected.
+static bool selects(const td_batch_view *b, uint32_t top_k) {
+  return td_cuda_max_keys(b) > top_k;
+}
+
+td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_args *a,
+                                 td_err *err) {
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->dim, err);
+  if (status == TD_OK) status = td_dev_check_select_keys(a, err);
+  const uint32_t n_tokens = a->batch.n_tokens, max_keys = td_cuda_max_keys(&a->batch);
+  if (status != TD_OK || n_tokens == 0 || !selects(&a->batch, a->top_k)) return status;
+  if (a->dim > TD_CU_INDEX_DIM) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "selection: an indexer's heads of %u elements; on a GPU at most %d", a->dim,
+                   TD_CU_INDEX_DIM);
+  }
+  const uint32_t n = at_once(stream, n_tokens, max_keys * sizeof(float));
+  void *scores;
+  status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, (size_t)n * max_keys * sizeof(float), &scores,
+                           err);
+  for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
+    td_cu_select_args args = {
+        .batch = td_cuda_batch_of(&a->batch),
+        .kv = kv_of(&a->kv),
+        .q = (const uint16_t *)a->q + (size_t)token * a->n_heads * a->dim,
+        .weights = a->weights + (size_t)token * a->n_heads,
+        .scores = scores,
+        .selected = a->selected + (size_t)token * a->top_k,
+        .stride = max_keys,
+        .n_heads = a->n_heads,
+        .dim = a->dim,
+        .top_k = a->top_k,
+    };
+    args.batch.n_tokens = n_tokens - token < n ? n_tokens - token : n;
+    args.batch.seq += token;
+    args.batch.position += token;
+    status = TD_CUDA_LAUNCH(stream, select, &args);
+  }
+  return status;
+}
+
 // Absorbed queries and results on the latents, for as many tokens as fit.
 typedef struct {
   const td_attn_mla_args *a;
   const td_weight *kv_b;
   float *query, *latent;
+  char *pages;          // of gathered entries, one for each token, and what describes them
+  uint32_t page_tokens; // 0: entries are not gathered
+  size_t page_bytes;
 } mla_latents;
+
+// Gathers what the tokens [token, token + n) see; args are then of those pages.
+static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, uint32_t token,
+                                 uint32_t n, td_cu_attn_decode_args *args, td_err *err) {
+  const td_attn_mla_args *a = l->a;
+  int32_t *tables = (int32_t *)(l->pages + n * l->page_bytes);
+  td_cu_select_gather_args gather = {.batch = args->batch,
+                                     .kv = args->kv,
+                                     .selected = a->selected + (size_t)token * a->top_k,
+                                     .out = (uint16_t *)l->pages,
+                                     .seq = tables,
+                                     .position = tables + n,
+                                     .page_table = tables + 2 * (size_t)n,
+                                     .dim = a->kv_lora_rank + a->rope_dim,
+                                     .top_k = a->top_k,
+                                     .page_tokens = l->page_tokens};
+  args->kv.pages = l->pages;
+  args->kv.page_bytes = l->page_bytes;
+  args->batch = (td_cu_batch){.seq = gather.seq,
+                              .position = gather.position,
+                              .page_table = gather.page_table,
+                              .n_tokens = n,
+                              .n_seqs = n,
+                              .max_pages = 1,
+                              .page_tokens = l->page_tokens};
+  return TD_CUDA_LAUNCH(stream, select_gather, &gather);
+}
 
 // Attention of the tokens [token, token + n).
 static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint32_t token,
@@ -246,7 +318,11 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   args.batch.n_tokens = n;
   args.batch.seq += token;
   args.batch.position += token;
-  status = run_decode(stream, &args, td_cuda_max_keys(&a->batch), err);
+  if (l->page_tokens) status = gather_selected(stream, l, token, n, &args, err);
+  if (status == TD_OK) {
+    const uint32_t max_keys = l->page_tokens ? a->top_k : td_cuda_max_keys(&a->batch);
+    status = run_decode(stream, &args, max_keys, err);
+  }
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
 }
 
@@ -262,13 +338,26 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   }
   const size_t query_bytes = (size_t)a->n_heads * entry_dim * sizeof(float);
   const size_t latent_bytes = (size_t)a->n_heads * a->kv_lora_rank * sizeof(float);
-  const uint32_t n = at_once(stream, n_tokens, query_bytes + latent_bytes);
-  void *query, *latent;
+  mla_latents l = {.a = a, .kv_b = kv_b};
+  if (a->selected && selects(&a->batch, a->top_k)) {
+    l.page_tokens = (a->top_k + PAGE_ROUND - 1) / PAGE_ROUND * PAGE_ROUND;
+    l.page_bytes = (size_t)l.page_tokens * entry_dim * sizeof(uint16_t);
+  }
+  const size_t table_bytes = l.page_tokens ? 3 * sizeof(int32_t) : 0;
+  const uint32_t n = at_once(stream, n_tokens, query_bytes + latent_bytes + l.page_bytes);
+  void *query, *latent, *pages = NULL;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &query, err);
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n * latent_bytes, &latent, err);
   }
-  const mla_latents l = {.a = a, .kv_b = kv_b, .query = query, .latent = latent};
+  if (status == TD_OK && l.page_tokens) {
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * (l.page_bytes + table_bytes), &pages,
+                             err);
+  }
+  if (status != TD_OK) return status;
+  l.query = query;
+  l.latent = latent;
+  l.pages = pages;
   for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
     status = run_latents(stream, &l, token, left < n ? left : n, err);
@@ -381,6 +470,7 @@ td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a,
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   bool fits = a->nope_dim + a->rope_dim <= TD_CU_MMA_HEAD && a->v_dim <= TD_CU_MMA_HEAD &&
               (a->nope_dim | a->rope_dim | a->v_dim | a->kv_lora_rank) % RUN == 0;
-  if (a->absorbed || !fits) return run_absorbed(stream, a, &kv_b, err);
+  const bool is_gathered = a->selected && selects(&a->batch, a->top_k);
+  if (a->absorbed || !fits || is_gathered) return run_absorbed(stream, a, &kv_b, err);
   return run_expanded(stream, a, &kv_b, err);
 }

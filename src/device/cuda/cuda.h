@@ -26,7 +26,7 @@ typedef enum {
   CUDA_SCRATCH_ML,     // attention: maxima and sums of splits; ranking: sums of slices
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
   CUDA_SCRATCH_LATENT, // MLA: latents of a sequence, or results over latents
-  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads
+  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads; scores or entries of selections
   CUDA_SCRATCH_WEIGHT, // some rows of a matrix as BF16
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
@@ -104,6 +104,7 @@ typedef struct {
   size_t staging_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
+  uint32_t n_drops;   // of the copies: graphs made before refer to memory that was freed
   void *blas_library; // cuBLAS; NULL: not looked for yet, or not found
   bool is_blas_sought;
   td_cu_share share; // that streams are confined to; NULL: none
@@ -135,6 +136,7 @@ typedef struct {
   td_cu_blas blas;            // NULL: not needed yet, or not available
   bool is_blas_tried;
   td_cuda_graph graphs[N_CUDA_GRAPHS];
+  uint32_t n_drops;    // td_cuda_dev.n_drops when they were made
   uint32_t next_graph; // the one to be replaced next
   bool is_capturing;
   uint32_t n_refused; // consecutive failed captures; no more attempts after N_CAPTURES_REFUSED
@@ -245,6 +247,7 @@ td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_exp
 bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w);
 // frees all copies; weights used later are copied again
 void td_cuda_weights_close(td_cuda_dev *dev);
+void td_cuda_weights_drop(td_dev *dev); // likewise, while streams are open
 
 // heuristics.c: pure functions.
 // How kernels load weights of this format. x_aligned: activations allow 16-byte loads.

@@ -18,7 +18,8 @@ static td_cu_delta_shape shape_of(const td_delta_shape *s) {
                              .k_dim = s->k_dim,
                              .v_dim = s->v_dim,
                              .n_taps = s->n_taps,
-                             .channels = td_delta_channels(s)};
+                             .channels = td_delta_channels(s),
+                             .is_tiled = s->is_tiled};
 }
 
 static td_cu_row_part part_of(td_row_part part) {

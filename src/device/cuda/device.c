@@ -56,12 +56,10 @@ static bool cuda_is_reached_by(td_dev *base, td_dev *base_from) {
   return from->abi->reach(dev->index, &is_reached) == 0 && is_reached;
 }
 
-static size_t cuda_own_free_bytes(td_dev *base) {
+static void cuda_own_memory(td_dev *base, size_t *n_free, size_t *total) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
-  size_t n_free = 0, total = 0;
   td_cuda_use(dev);
-  dev->abi->memory(&n_free, &total);
-  return n_free;
+  dev->abi->memory(n_free, total);
 }
 
 static void cuda_close(td_dev *base) {
@@ -106,7 +104,8 @@ static const td_dev_vtable vtable = {
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
     .is_reached_by = cuda_is_reached_by,
-    .own_free_bytes = cuda_own_free_bytes,
+    .own_memory = cuda_own_memory,
+    .drop_weights = td_cuda_weights_drop,
     .pin = td_cuda_pin,
     .is_pinning = td_cuda_is_pinning,
     .wait_pinned = td_cuda_wait_pinned,

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/env.h"
 #include "base/log.h"
 #include "device/cuda/cuda.h"
 
@@ -78,7 +79,7 @@ void *td_cuda_find_blas(const char *path, int cuda_major) {
 
 static void find(td_cuda_dev *dev) {
   dev->is_blas_sought = true;
-  dev->blas_library = td_cuda_find_blas(getenv("PATH"), dev->abi->cuda_major);
+  dev->blas_library = td_cuda_find_blas(td_env("PATH"), dev->abi->cuda_major);
   struct link_map *map;
   if (!dev->blas_library) {
     td_warn("%s: cuBLAS is not found, and prompts are several times slower: install it (package "

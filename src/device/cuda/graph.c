@@ -89,6 +89,8 @@ static bool capture(td_cuda_stream *stream, td_cuda_graph *g, void (*enqueue)(vo
 void td_cuda_stream_run(td_stream *base, const td_work_key *key, void (*enqueue)(void *ctx),
                         void *ctx) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
+  if (stream->n_drops != td_cuda_dev_of(stream)->n_drops) td_cuda_graphs_drop(stream);
+  stream->n_drops = td_cuda_dev_of(stream)->n_drops;
   td_cuda_graph *g = is_refused(stream) ? NULL : find(stream, key);
   if (stream->err.code != TD_OK) return;
   td_cuda_use(td_cuda_dev_of(stream));

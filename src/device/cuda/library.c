@@ -6,14 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "device/cuda/cuda.h"
 
 #define LIBRARY_NAME "libtandem_cuda.so"
 enum { CUDA_INSUFFICIENT_DRIVER = 35 }; // cudaErrorInsufficientDriver
 
-// TANDEM_CUDA_LIB is for tests and debugging; this is the only place that reads it.
 static td_status find(char *path, size_t n_bytes, td_err *err) {
-  const char *named = getenv("TANDEM_CUDA_LIB");
+  const char *named = td_test_var_get(TD_ENV_CUDA_LIB);
   if (named) {
     snprintf(path, n_bytes, "%s", named);
     return TD_OK;
@@ -91,6 +91,12 @@ td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {
   char path[PATH_MAX + sizeof LIBRARY_NAME];
   td_status status = find(path, sizeof path, err);
   if (status != TD_OK) return status;
+  // A kernel's first launch would load it, which waits until the device is idle, and it never is
+  // while another kernel spins until this thread has queued more. And 8 hardware queues are too
+  // few: work behind a wait of another stream would wait, too. The runtime reads both once, when it
+  // starts.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   dev->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!dev->library) return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s", dlerror());
   status = open_table(dev, path, err);

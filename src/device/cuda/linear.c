@@ -252,6 +252,7 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
                             .experts = p->experts.device,
                             .n_matrices = p->a->pairs ? 1 : 2,
                             .expert_bias = p->gate_bias,
+                            .bias_step = (size_t)n_routed(p->a) * p->experts.gate.rows,
                             .y_step = (size_t)(p->up - p->gate),
                             .x_rows = x_rows,
                             .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
@@ -271,7 +272,8 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
                             .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
                             .dim = p->hidden,
                             .limit = p->a->limit,
-                            .alpha = p->a->alpha};
+                            .alpha = p->a->alpha,
+                            .pairs = p->a->pairs};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
@@ -366,8 +368,8 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
-  TD_DEV_REQUIRE(a->pairs ? a->ids && a->limit > 0 : a->limit == 0 && !a->gate_bias,
-                 "experts: a clamped activation and gate's bias belong to routed pairs");
+  TD_DEV_REQUIRE(a->limit > 0 ? a->ids != NULL : !a->pairs && !a->gate_bias,
+                 "experts: pairs and gate's bias belong to a clamped activation of routed experts");
   TD_DEV_REQUIRE(a->ids || !a->down_bias, "experts: a bias without ids");
   if (a->rest) {
     return td_fail(err, TD_EUNSUPPORTED, "experts: those without a slot are left to a CPU");
@@ -391,9 +393,9 @@ static td_status find_biases(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   const size_t n = n_routed(a), row_bytes = sizeof(float);
+  const size_t gate_rows = (size_t)p->experts.gate.rows * (a->pairs ? 1 : 2);
   const void *gate = NULL, *down = NULL;
-  td_status status = td_cuda_on_device(dev, a->gate_bias, n * p->experts.gate.rows * row_bytes,
-                                       &gate, err);
+  td_status status = td_cuda_on_device(dev, a->gate_bias, n * gate_rows * row_bytes, &gate, err);
   if (status == TD_OK)
     status = td_cuda_on_device(dev, a->down_bias, n * p->dim * row_bytes, &down, err);
   p->gate_bias = gate;

@@ -100,6 +100,17 @@ td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, const td_rmsnorm_args *a, t
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, rmsnorm, &args) : status;
 }
 
+td_status td_cuda_op_layernorm(td_cuda_stream *stream, const td_layernorm_args *a, td_err *err) {
+  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  if (status == TD_OK) status = td_dev_check_vec(&a->b, a->dim, "norm's bias", err);
+  if (status != TD_OK || a->n_rows == 0) return status;
+  td_cu_layernorm_args args = {
+      .x = a->x, .stride = a->stride, .n_rows = a->n_rows, .dim = a->dim, .eps = a->eps};
+  status = td_cuda_vec(td_cuda_dev_of(stream), &a->w, &args.w, err);
+  if (status == TD_OK) status = td_cuda_vec(td_cuda_dev_of(stream), &a->b, &args.b, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, layernorm, &args) : status;
+}
+
 td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
   if (a->n_tokens == 0) return TD_OK;

@@ -12,9 +12,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "device/cuda/cuda.h"
 
-#define GIB         ((double)(1 << 30))
 #define PROGRESS_NS 10000000000u
 
 enum { PIECE_ALIGN = 2 << 20 };
@@ -72,11 +72,11 @@ static void *pin_pieces(void *ctx) {
   for (td_cuda_pin_piece *piece; !p->is_stopping && (piece = next_piece(p)) != NULL;) {
     pthread_mutex_unlock(&p->lock);
     if (code == 0) code = register_piece(dev, piece);
-    if (code == 0) done += (double)piece->n_bytes / GIB;
+    if (code == 0) done += td_gib(piece->n_bytes);
     if (code == 0 && td_clock_ns() - told_ns > PROGRESS_NS) {
       told_ns = td_clock_ns();
       td_info("%s: %.0f of %.0f GiB of weights are registered", dev->base.name, done,
-              (double)p->n_bytes / GIB);
+              td_gib(p->n_bytes));
     }
     pthread_mutex_lock(&p->lock);
     end_piece(p, piece, code);
@@ -85,7 +85,7 @@ static void *pin_pieces(void *ctx) {
   pthread_mutex_unlock(&p->lock);
   if (code != 0) {
     td_info("%s: %.2f of %.2f GiB of weights are registered; copies of the others are slower: %s",
-            dev->base.name, done, (double)p->n_bytes / GIB, dev->abi->error_text(code));
+            dev->base.name, done, td_gib(p->n_bytes), dev->abi->error_text(code));
   } else if (!is_stopped) {
     td_info("%s: %.2f GiB of weights were registered in %.1f s", dev->base.name, done,
             (double)(td_clock_ns() - begin_ns) * 1e-9);
@@ -221,8 +221,8 @@ td_status td_cuda_register(td_dev *base, void *host, size_t n_bytes, td_err *err
   td_status st = td_cuda_result(dev, dev->abi->pin(host, n_bytes, false),
                                 "registering host memory for KV pages", err);
   if (st != TD_OK) return st;
-  td_debug("%s: %.2f GiB of host memory were registered in %.1f s", base->name,
-           (double)n_bytes / GIB, (double)(td_clock_ns() - begin_ns) * 1e-9);
+  td_debug("%s: %.2f GiB of host memory were registered in %.1f s", base->name, td_gib(n_bytes),
+           (double)(td_clock_ns() - begin_ns) * 1e-9);
   return TD_OK;
 }
 

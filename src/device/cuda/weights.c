@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/units.h"
 #include "device/cuda/cuda.h"
 
 static size_t slot_of(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
@@ -66,7 +67,7 @@ static td_status does_not_fit(const td_cuda_dev *dev, size_t n_bytes, td_err *er
       err, TD_ENOMEM,
       "the model's weights do not fit the GPU: %.1f GiB of %.1f GiB hold weights, and %zu "
       "bytes more do not go in; use --device cpu",
-      (double)dev->copied_bytes / (1 << 30), (double)dev->props.total_bytes / (1 << 30), n_bytes);
+      td_gib(dev->copied_bytes), td_gib(dev->props.total_bytes), n_bytes);
 }
 
 // Lock held, here and in all functions below. The memory stays allocated until the device closes.
@@ -396,4 +397,13 @@ void td_cuda_weights_close(td_cuda_dev *dev) {
   dev->staging = dev->shared_piece = NULL;
   dev->n_pieces = dev->n_copies = dev->n_slots = dev->n_experts = 0;
   dev->copied_bytes = dev->shared_bytes = dev->staging_bytes = 0;
+}
+
+void td_cuda_weights_drop(td_dev *base) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_use(dev);
+  pthread_mutex_lock(&dev->lock);
+  td_cuda_weights_close(dev);
+  dev->n_drops++;
+  pthread_mutex_unlock(&dev->lock);
 }

@@ -1,8 +1,9 @@
-// src/engine/hot_experts.h - which experts a cache of whole experts holds, and which move in next.
-// Recency decides: the least recently used (layer, expert) makes room for one that was used twice
-// since. So an expert that is used once never displaces another, and a cache that can take in only
-// a few experts a step is not churned by the many that it misses. A pure state machine: time is the
-// number of decode steps; experts move where and when the caller says they have. Not thread-safe.
+// src/engine/experts/hot_experts.h - which experts a cache of whole experts holds, and which move
+// in next. Recency decides: the least recently used (layer, expert) makes room for one that was
+// used twice since. So an expert that is used once never displaces another, and a cache that can
+// take in only a few experts a step is not churned by the many that it misses. A pure state
+// machine: time is the number of decode steps; experts move where and when the caller says they
+// have. Not thread-safe.
 #ifndef TD_ENGINE_HOT_EXPERTS_H
 #define TD_ENGINE_HOT_EXPERTS_H
 
@@ -35,20 +36,20 @@ void td_hot_experts_close(td_hot_experts *hot);
 void td_hot_experts_begin_step(td_hot_experts *hot);
 void td_hot_experts_use(td_hot_experts *hot, uint32_t layer_idx, const int32_t *ids, uint32_t n);
 
-// Chooses at most `most` experts of those that the step missed: those with the shortest time since
+// Chooses at most `most` of the experts that the step missed: the ones with the shortest time since
 // the use before come first. The ones they displace leave the table. Returns their number.
 uint32_t td_hot_experts_choose(td_hot_experts *hot, td_hot_move *out, uint32_t most);
-// The move is complete: the expert is in the table.
-// Chooses experts for all slots, to be called once and first: those of the layers in is_layer, from
-// the first on, and as long as there are slots of both kinds every other expert gets one of the
-// first n_first slots, the others one of the rest. Returns the number of moves, at most n_slots.
+// Chooses experts for all slots, to be called once and first, of the layers in is_layer from the
+// first on. As long as both ranges have free slots, experts take turns: one of the first n_first
+// slots, then one of the rest. Returns the number of moves, at most n_slots.
 uint32_t td_hot_experts_fill(td_hot_experts *hot, const bool *is_layer, uint32_t n_first,
                              td_hot_move *out);
+// The move is complete: the expert is in the table.
 void td_hot_experts_publish(td_hot_experts *hot, const td_hot_move *move);
 // The move does not take place: its slot is empty.
 void td_hot_experts_cancel(td_hot_experts *hot, const td_hot_move *move);
 
-// i32 [n_layers][n_experts]: each expert's slot, -1 for those that no slot holds.
+// i32 [n_layers][n_experts]: each expert's slot; -1: no slot holds it.
 const int32_t *td_hot_experts_table(const td_hot_experts *hot);
 td_hot_counts td_hot_experts_counts(const td_hot_experts *hot);
 

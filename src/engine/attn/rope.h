@@ -1,4 +1,4 @@
-// src/engine/rope.h - rotary position tables, with and without YaRN.
+// src/engine/attn/rope.h - rotary position tables, with and without YaRN.
 #ifndef TD_ENGINE_ROPE_H
 #define TD_ENGINE_ROPE_H
 
@@ -14,11 +14,15 @@ uint32_t td_rope_dims(const td_model_config *config);
 // transformers uses, so that both round alike.
 void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
+// The tables of layers without pooled keys, and of those with them.
+void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions);
+void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_positions);
+
 // Fills out f32 [n_positions] with the factors of queries (query_beta of the configuration).
 void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
-// Factor of the attention scores: 1/sqrt(query head dim); for MLA with YaRN times mscale(factor,
-// mscale_all_dim)^2.
-float td_rope_attention_scale(const td_model_config *config);
+// Factor of the attention scores beside 1/sqrt(query head dim), for kinds that apply it: with YaRN
+// mscale(factor, mscale_all_dim)^2.
+double td_rope_score_factor(const td_model_config *config);
 
 #endif

@@ -1,6 +1,6 @@
-// src/engine/ranks.h - expert parallelism: a step computed by several engines, one a device, as
-// ranks. Each has a share of the tokens (zigzag.h) and of every layer's experts. Internal to
-// engine/.
+// src/engine/experts/ranks.h - expert parallelism: a step computed by several engines, one a
+// device, as ranks. Each has a share of the tokens (zigzag.h) and of every layer's experts.
+// Internal to engine/.
 //
 // In a layer, a rank gathers the keys and values (or latents) of all tokens, so that every rank has
 // the whole KV cache, and attends for its own tokens. Then it gathers all hidden states, routes all
@@ -12,7 +12,7 @@
 // a stream of its own, so that one half is exchanged while the other is computed. Bits do not
 // depend on it.
 //
-// Gathered activations are exact, so attention and routing are those of a single engine, bit by
+// Gathered activations are exact, so attention and routing equal a single engine's, bit by
 // bit. Experts' sums are rounded to BF16 and added in f32 in the order of ranks (comm.h).
 //
 // Rank 0 is the engine that the caller has. Steps that are not for all ranks run on it alone; KV
@@ -36,35 +36,35 @@ enum { TD_RANK_HALVES = 2 };
 typedef struct {
   td_microbatch own;                  // this rank's tokens
   step_group all;                     // all ranks' tokens, rank by rank
-  uint32_t begin, n;                  // they are [begin, begin + n) of the step's, as gathered
+  uint32_t begin, n;                  // `all` is [begin, begin + n) of the gathered tokens
   size_t n_tokens[TD_COMM_MAX_RANKS]; // of each rank
   td_event *exchanged;                // its latest collective has ended
 } td_rank_half;
 
-// An engine's end.
+// An engine's part of the group.
 struct td_rank {
   td_comm *comm;
   uint32_t rank, n_ranks;
   uint32_t first_expert, n_experts; // its share
   bool is_active;                   // the step being run is computed by all ranks
   td_stream *stream;                // of the exchange
-  td_event *ready;                  // the engine's stream has what is exchanged next
+  td_event *ready;                  // the next data to exchange is computed
 
   // device memory, for all tokens of a step: hidden states with ids and weights as in td_engine.h,
-  // keys and values, the own experts' sums
-  void *h, *kv, *v;
+  // entries of the KV cache, the own experts' sums
+  void *h, *entry[TD_N_ENTRIES];
   float *part;
   rank_tables all[TD_RANK_HALVES], own, own_halves[TD_RANK_HALVES];
-  rank_tables alone;  // the engine's, meanwhile
-  rank_tables wanted; // [n_all_rows] of the caller's rows, in the gathered ones; temperatures
-  // [2 * n_ranks * max_step_seqs] pieces of sequences, and of which sequence each is
+  rank_tables saved;  // the engine's own, put back behind the step
+  rank_tables wanted; // of wanted logits: where the gathered rows have them; temperatures
+  // [2 * n_ranks * max_step_seqs]: pieces of sequences, and the sequence of each
   td_step_seq *seqs;
   uint32_t *wholes;
 
   // the step being run
   td_rank_half halves[TD_RANK_HALVES];
   uint32_t n_halves, n_all;         // n_all: tokens
-  bool is_sorted;                   // the latest call of td_op_moe had all of the step's tokens
+  bool is_sorted;                   // the latest td_op_moe was for all tokens of the step
   size_t n_rows[TD_COMM_MAX_RANKS]; // wanted logits
   uint32_t n_all_rows;
   td_status status; // of the collectives
@@ -85,17 +85,18 @@ static inline bool td_rank_is_active(const td_engine *e) {
   return e->rank && e->rank->is_active;
 }
 
-// In an active step. What exchanges is queued on the exchange's stream behind the engine's; the
+// In an active step. An exchange runs on its own stream, behind what the engine's stream has; the
 // engine's waits for it where td_rank_await is queued.
-void td_rank_gather_kv(td_engine *engine, td_rank_half *half);     // for td_rank_store
+// Entries of the layer, for td_rank_store.
+void td_rank_gather_entries(td_engine *engine, td_rank_half *half, uint32_t layer_idx);
 void td_rank_gather_hidden(td_engine *engine, td_rank_half *half); // rank->h
 // delta of the own tokens = their sums over all ranks' parts, [n_all][dim]
 void td_rank_reduce(td_engine *engine, td_rank_half *half, const float *sums);
 void td_rank_await(td_engine *engine, const td_rank_half *half); // its latest collective
 // Awaits gathered KV entries and copies them into the layer's pages.
 void td_rank_store(td_engine *engine, const td_rank_half *half, uint32_t layer_idx);
-// h = the residual stream of all wanted rows, in the caller's order; h had the own rows. Makes the
-// step's rows those of all ranks.
+// h = the residual stream of all wanted rows, in the caller's order; h had the own rows. From then
+// on the step's rows are all ranks'.
 void td_rank_gather_rows(td_engine *engine);
 
 #endif

@@ -1,5 +1,5 @@
-// src/engine/rope.c - rotary position tables and the attention scale, with and without YaRN.
-#include "engine/rope.h"
+// src/engine/attn/rope.c - rotary position tables and the attention scale, with and without YaRN.
+#include "engine/attn/rope.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -68,18 +68,25 @@ void td_rope_fill(float *out, const td_model_config *config, uint32_t n_position
   }
 }
 
+void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions) {
+  td_model_config plain = *config;
+  plain.yarn = (td_yarn){.factor = 1};
+  td_rope_fill(out, &plain, n_positions);
+}
+
+void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_positions) {
+  td_model_config pooled = *config;
+  pooled.rope_theta = config->pool_theta;
+  td_rope_fill(out, &pooled, n_positions);
+}
+
 void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions) {
   for (uint32_t p = 0; p < n_positions; p++)
     out[p] = 1 + (float)config->query_beta * logf(1 + (float)(p / config->query_span));
 }
 
-float td_rope_attention_scale(const td_model_config *config) {
-  uint32_t query_dim = config->attn == TD_ATTN_MLA ? config->nope_dim + config->rope_dim
-                                                   : config->head_dim;
-  double scale = 1.0 / sqrt(query_dim);
-  if (config->attn == TD_ATTN_MLA && has_yarn(&config->yarn) && config->yarn.mscale_all_dim > 0) {
-    double mscale = yarn_mscale(config->yarn.factor, config->yarn.mscale_all_dim);
-    scale *= mscale * mscale;
-  }
-  return (float)scale;
+double td_rope_score_factor(const td_model_config *config) {
+  if (!has_yarn(&config->yarn) || config->yarn.mscale_all_dim <= 0) return 1;
+  const double mscale = yarn_mscale(config->yarn.factor, config->yarn.mscale_all_dim);
+  return mscale * mscale;
 }

@@ -1,5 +1,5 @@
-// src/engine/expert_peer.h - experts of the cache that are in a second device's memory: decode
-// computes them there. Internal to engine/.
+// src/engine/experts/expert_peer.h - experts of the cache that are in a second device's memory:
+// decode computes them there. Internal to engine/.
 //
 // Per layer the engine's device posts hidden states and routing to the peer's inbox and goes on
 // with the experts of its own. The peer, whose work for the whole step is queued up front, writes a

@@ -1,9 +1,9 @@
-// src/engine/kv_layout.h - what a KV page holds. Pure arithmetic.
+// src/engine/attn/kv_layout.h - what a KV page holds. Pure arithmetic.
 //
 // A page has a part for every layer. Most layers keep the keys and values of all of its tokens
 // there. Others keep a state: what tokens behind the page need of it, whatever its number of
 // tokens. That is the recurrent state of a gated delta net, or, of a layer whose tokens see a short
-// window, the keys and values of the last tokens (window.h): those before leave the cache.
+// window, the keys and values of the last tokens (window.h): older ones leave the cache.
 //
 // A pool of pages is [n_layers][n_pages][part_bytes], then [n_states][n_pages][state_bytes].
 #ifndef TD_ENGINE_KV_LAYOUT_H
@@ -29,9 +29,8 @@ typedef struct {
 // values, at most 512. A prompt's prefix is reused up to a multiple of it.
 td_kv_layout td_kv_layout_of(const td_model_config *config, td_dtype kv_dtype,
                              uint32_t page_tokens);
-// Elements of a token's keys and values, or latent, in a layer that is no delta net.
+// Elements of a token's keys and values, or latent, in the layer where they are most.
 size_t td_kv_entry_elements(const td_model_config *config);
-td_delta_shape td_delta_shape_of(const td_model_config *config);
 // Whether the layer keeps a state.
 bool td_kv_layout_is_state(const td_kv_layout *layout, const td_model_config *config,
                            uint32_t layer_idx);

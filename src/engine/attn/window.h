@@ -1,7 +1,7 @@
-// src/engine/window.h - keys and values of layers with a window (td_kv_layout.n_blocks), for the
-// steps of an engine. Internal to engine/.
+// src/engine/attn/window.h - keys and values of layers with a window (td_kv_layout.n_blocks), for
+// the steps of an engine. Internal to engine/.
 //
-// Of such a layer, a page keeps the last n_blocks blocks of its tokens: block b of the page is in
+// Of a layer with a window, a page keeps the last n_blocks blocks of its tokens: block b is in
 // slot b % n_blocks of its part. A sequence's next token finds all that it sees there, in its page
 // and the one before, and is stored there. More tokens at once would overwrite what the first of
 // them see. They are stored and attended to in blocks of the engine's own, which all layers take
@@ -9,7 +9,7 @@
 // later tokens see is copied to the pages.
 //
 // For the device's operators, blocks are pages of block_tokens tokens, with a page table of their
-// own and positions as they are. So results are those of layers that keep everything.
+// own and positions as they are. So results equal those of layers that keep everything.
 #ifndef TD_ENGINE_WINDOW_H
 #define TD_ENGINE_WINDOW_H
 
@@ -25,8 +25,8 @@ void td_window_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs
 // it.
 void td_window_table(const td_engine *engine, const td_step_seq *seq, uint32_t s, int32_t *out);
 
-// Queues the copies before and behind a layer's attention; without effect where the layer has no
-// such window or the step's tokens are stored in the pages at once.
+// Queues the copies before and behind a layer's attention; without effect where the layer keeps
+// everything or the step's tokens are stored in the pages at once.
 void td_window_enter(td_engine *engine, uint32_t layer_idx);
 void td_window_leave(td_engine *engine, uint32_t layer_idx);
 

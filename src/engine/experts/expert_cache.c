@@ -1,23 +1,22 @@
-// src/engine/expert_cache.c - a cache of whole experts on the engine's device, for decode with the
-// routed experts on the expert device.
-// A layer's cached experts are computed where they are cached, the others on the expert device, at
-// the same time; the results are added in the router's order, so the cache's state decides who
-// computes a pair, not how its result enters the sum. Which experts are cached is a table in the
-// step's metadata (expert -> slot), so that replayed steps need not change with the cache.
+// src/engine/experts/expert_cache.c - a cache of whole experts on the engine's device, for decode
+// with the routed experts on the expert device. A layer's cached experts are computed where they
+// are cached, the others on the expert device, at the same time; the results are added in the
+// router's order, so the cache's state decides who computes a pair, not how its result enters the
+// sum. Which experts are cached is a table in the step's metadata (expert -> slot), so that
+// replayed steps need not change with the cache.
 //
-// Experts move between steps: after a step a few of those it missed are copied to slots by a stream
+// Experts move between steps: after a step a few that it missed are copied to slots by a stream
 // of their own, while later steps run; an expert is used from the first step that begins after its
 // copies are done. Prefill neither uses the cache nor changes it.
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/engine_impl.h"
-#include "engine/expert_peer.h"
-#include "engine/expert_slots.h"
-#include "engine/hot_experts.h"
-
-#define GIB ((double)(1 << 30))
+#include "engine/experts/expert_peer.h"
+#include "engine/experts/expert_slots.h"
+#include "engine/experts/hot_experts.h"
 
 enum {
   STEP_BYTES = 128 << 20, // about 2.5 ms of a PCIe 5 link
@@ -92,8 +91,8 @@ static bool is_taken(const td_engine *e, const td_layer *layer, uint32_t expert)
   return true;
 }
 
-// A layer is cached if the device takes all its experts as they are stored, and they are like those
-// of the first such layer, so that any slot takes any expert.
+// A layer is cached if the device takes all its experts as they are stored, in the shapes and
+// formats of the first cached layer, so that any slot takes any expert.
 static void choose_layers(td_engine *e) {
   td_expert_cache *cache = e->cache;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
@@ -254,8 +253,7 @@ static void note_shares(td_engine *e) {
 static void log_size(const td_engine *e) {
   const td_expert_cache *cache = e->cache;
   td_info("%s: a cache of %u of %u experts, %.2f GiB, for decode", td_dev_name(e->dev),
-          cache->n_slots, count_experts(e),
-          (double)cache->n_slots * (double)cache->slot_bytes / GIB);
+          cache->n_slots, count_experts(e), (double)cache->n_slots * td_gib(cache->slot_bytes));
   if (has_peer(e))
     td_info("%s: %u of these experts", td_dev_name(e->opts.cache_peer),
             cache->sites[SITE_PEER].n_slots);
@@ -283,7 +281,7 @@ static uint32_t slots_of_peer(const td_engine *e, uint32_t n_here) {
   return (uint32_t)((n_bytes - beside) / e->cache->slot_bytes);
 }
 
-// As many slots as there are experts; of those, the peer has no more than half if both can.
+// As many slots as there are experts; the peer has no more than half if both devices can.
 static void divide_slots(td_engine *e) {
   td_expert_cache *cache = e->cache;
   cache_site *here = &cache->sites[SITE_HERE], *peer = &cache->sites[SITE_PEER];
@@ -331,7 +329,7 @@ static td_status open_cache(td_engine *e, td_err *err) {
   divide_slots(e);
   if (cache->is_any) return open_slots(e, err);
   td_info("%s: no experts are cached: %.0f MiB are left for them (--expert-cache)",
-          td_dev_name(e->dev), (double)e->opts.cache_bytes / (1 << 20));
+          td_dev_name(e->dev), td_mib(e->opts.cache_bytes));
   return TD_OK;
 }
 
@@ -447,9 +445,9 @@ void td_expert_cache_end_step(td_engine *e) {
   td_expert_cache *cache = e->cache;
   td_hot_experts_begin_step(cache->hot);
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    if (e->plan.way[i] == TD_LAYER_CACHED || e->plan.way[i] == TD_LAYER_SPREAD) {
-      td_hot_experts_use(cache->hot, i, routing_of(e, &e->whole, i),
-                         e->n_tokens * e->config->top_k);
+    if (e->step.plan.way[i] == TD_LAYER_CACHED || e->step.plan.way[i] == TD_LAYER_SPREAD) {
+      td_hot_experts_use(cache->hot, i, routing_of(e, &e->step.whole, i),
+                         e->step.n_tokens * e->config->top_k);
     }
   }
   if (cache->n_moves) return; // the link is busy with the last ones
@@ -484,7 +482,7 @@ void td_expert_cache_compute(td_engine *e, const td_microbatch *p, uint32_t laye
   args.gate = site->gate;
   args.up = up_of(cache, site);
   args.down = site->gate + 2 * (size_t)site->n_slots;
-  args.slots = slots_of(e, e->dev_slots, layer_idx);
+  args.slots = slots_of(e, e->step.dev_slots, layer_idx);
   args.n_slots = site->n_slots;
   args.out = pairs_of(e, cache->here, p);
   args.out_f32 = args.by_pair = args.weights_on_device = true;
@@ -507,14 +505,14 @@ void td_expert_cache_join(td_engine *e, const td_microbatch *p, uint32_t layer_i
   const td_expert_cache *cache = e->cache;
   const td_model_config *c = e->config;
   const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
-  const bool is_peers = td_layer_way_has_peer(e->plan.way[layer_idx]);
+  const bool is_peers = td_layer_way_has_peer(e->step.plan.way[layer_idx]);
   const float *peer = is_peers ? td_expert_peer_await(e, p, layer_idx) : NULL;
-  const int32_t *peer_slots = is_peers ? slots_of(e, e->dev_peer_slots, layer_idx) : NULL;
+  const int32_t *peer_slots = is_peers ? slots_of(e, e->step.dev_peer_slots, layer_idx) : NULL;
   char *sum = (char *)cache->sum + (size_t)p->begin * c->dim * e->act_bytes;
   td_op_moe_join(e->stream, &(td_moe_join_args){.here = pairs_of(e, cache->here, p),
                                                 .there = pairs_of(e, cache->there, p),
                                                 .peer = peer,
-                                                .slots = slots_of(e, e->dev_slots, layer_idx),
+                                                .slots = slots_of(e, e->step.dev_slots, layer_idx),
                                                 .peer_slots = peer_slots,
                                                 .ids = args->ids,
                                                 .weights = args->weights,

@@ -1,4 +1,4 @@
-// src/engine/moe.c - the second half of a layer: a dense MLP, or a router and its experts.
+// src/engine/experts/moe.c - the second half of a layer: a dense MLP, or a router and its experts.
 // Routed experts can be offloaded to a second device (the CPU) when they do not fit on the first.
 // Per layer: copy hidden states and routing to pinned host memory, run the experts there while the
 // first device runs the shared expert, add the weighted sum. The first device's processors move
@@ -9,8 +9,9 @@
 #include <string.h>
 
 #include "engine/engine_impl.h"
-#include "engine/expert_peer.h"
-#include "engine/ranks.h"
+#include "engine/experts/expert_peer.h"
+#include "engine/experts/ranks.h"
+#include "engine/rows.h"
 
 static size_t align_64(size_t n) {
   return (n + 63) & ~(size_t)63;
@@ -89,16 +90,7 @@ void td_moe_offload_close(td_engine *e) {
 // Multiplies the shared expert's output by its gate.
 static void gate_shared(td_engine *e, const td_microbatch *p, const td_layer *layer, void *out) {
   const td_model_config *c = e->config;
-  td_op_linear(e->stream, &(td_linear_op_args){
-                              .w = &layer->shared_gate,
-                              .x = td_engine_rows_at(e, p, e->h, c->dim),
-                              .y = e->router_logits,
-                              .x_stride = c->dim,
-                              .y_stride = 1,
-                              .n_tokens = p->n_tokens,
-                              .out_f32 = true,
-                              .exact = true,
-                              .weights_on_device = td_engine_is_in_slot(e, &layer->shared_gate)});
+  td_rows_linear_exact(e, p, &layer->shared_gate, td_rows_at(e, p, e->h, c->dim), e->router_logits);
   td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = out,
                                                   .gate = e->router_logits,
                                                   .gate_stride = 1,
@@ -116,12 +108,14 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
             &(td_moe_args){.gate = &layer->mlp_gate,
                            .up = &layer->mlp_up,
                            .down = &layer->mlp_down,
-                           .x = td_engine_rows_at(e, p, e->h, e->config->dim),
+                           .x = td_rows_at(e, p, e->h, e->config->dim),
                            .out = out,
                            .n_tokens = p->n_tokens,
                            .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
                            .n_experts = 1,
                            .top_k = 1,
+                           .limit = e->config->swiglu_plain ? e->config->swiglu_limit : 0,
+                           .plain = e->config->swiglu_plain,
                            .accumulate = accumulate && !is_gated,
                            .weights_on_device = td_engine_is_in_slot(e, &layer->mlp_gate)});
   if (!is_gated) return;
@@ -129,9 +123,9 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
   if (accumulate) td_op_add(e->stream, p->delta, out, (size_t)p->n_tokens * e->config->dim);
 }
 
-// Routes n_tokens tokens with hidden states x.
-static void route(td_engine *e, const void *x, uint32_t n_tokens, uint32_t layer_idx,
-                  const given *to) {
+// Routes n_tokens tokens with hidden states x. ids: the tokens themselves, for layers with a table.
+static void route(td_engine *e, const void *x, const int32_t *ids, uint32_t n_tokens,
+                  uint32_t layer_idx, const given *to) {
   const td_layer *layer = td_engine_layer(e, layer_idx);
   const td_model_config *c = e->config;
   td_op_linear(e->stream,
@@ -145,19 +139,22 @@ static void route(td_engine *e, const void *x, uint32_t n_tokens, uint32_t layer
                                     .out_f32 = true,
                                     .exact = true,
                                     .weights_on_device = td_engine_is_in_slot(e, &layer->router)});
-  td_op_router(e->stream,
-               &(td_router_args){.logits = e->router_logits,
-                                 .bias = layer->router_bias,
-                                 .ids = to->ids,
-                                 .weights = to->weights,
-                                 .kind = c->router_sigmoid ? TD_ROUTER_SIGMOID : TD_ROUTER_SOFTMAX,
-                                 .n_tokens = n_tokens,
-                                 .n_experts = c->n_experts,
-                                 .top_k = c->top_k,
-                                 .n_groups = c->n_groups,
-                                 .topk_groups = c->topk_groups,
-                                 .norm_topk = c->norm_topk,
-                                 .scaling = c->routed_scaling});
+  td_op_router(e->stream, &(td_router_args){.logits = e->router_logits,
+                                            .bias = layer->router_bias,
+                                            .ids = to->ids,
+                                            .weights = to->weights,
+                                            .table = layer->expert_table,
+                                            .tokens = ids,
+                                            .kind = c->router_sigmoid    ? TD_ROUTER_SIGMOID
+                                                    : c->router_softplus ? TD_ROUTER_SOFTPLUS
+                                                                         : TD_ROUTER_SOFTMAX,
+                                            .n_tokens = n_tokens,
+                                            .n_experts = c->n_experts,
+                                            .top_k = c->top_k,
+                                            .n_groups = c->n_groups,
+                                            .topk_groups = c->topk_groups,
+                                            .norm_topk = c->norm_topk,
+                                            .scaling = c->routed_scaling});
 }
 
 static void record_routing(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
@@ -179,7 +176,8 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, const given
                        .down_bias = layer->down_bias,
                        .limit = e->config->swiglu_limit,
                        .alpha = e->config->swiglu_alpha,
-                       .pairs = e->config->swiglu_limit > 0,
+                       .plain = e->config->swiglu_plain,
+                       .pairs = !layer->up,
                        .x = from->x,
                        .ids = from->ids,
                        .weights = from->weights,
@@ -229,46 +227,39 @@ static td_moe_args offload_args(const td_engine *e, const td_microbatch *p, uint
   return routed(e, td_model_layer(e->model, layer_idx), &from, n, n_prompt, sum_of(e, p));
 }
 
-// For a measurement: n prompt tokens, spread evenly over all experts.
-td_moe_args td_engine_trial_offload(td_engine *e, uint32_t layer_idx, uint32_t n) {
-  const td_microbatch all = {.begin = 0};
-  const given to = offload_input_of(e, &all, n);
-  for (uint32_t i = 0; i < n * e->config->top_k; i++)
-    to.ids[i] = (int32_t)(i % e->config->n_experts);
-  return offload_args(e, &all, layer_idx, n, n);
-}
-
 static size_t signal_at(const td_microbatch *p, uint32_t layer_idx) {
   return (size_t)layer_idx * TD_MAX_MICROBATCHES + p->idx;
 }
 
 // Whether the expert device computes experts of the layer.
-static bool is_apart(const td_engine *e, uint32_t layer_idx) {
-  return td_layer_way_is_apart(e->plan.way[layer_idx]);
+static bool uses_expert_dev(const td_engine *e, uint32_t layer_idx) {
+  return td_layer_way_has_expert_dev(e->step.plan.way[layer_idx]);
 }
 
 void td_moe_offload_enqueue(td_engine *e) {
   td_moe_offload *offload = &e->offload;
-  const uint32_t n_microbatches = e->plan.n_microbatches;
+  const uint32_t n_microbatches = e->step.plan.n_microbatches;
   for (uint32_t i = 0; i < e->config->n_layers * n_microbatches; i++) {
-    const td_microbatch *p = &e->microbatches[i % n_microbatches];
+    const td_microbatch *p = &e->step.microbatches[i % n_microbatches];
     const uint32_t layer_idx = i / n_microbatches;
-    if (!is_apart(e, layer_idx)) continue;
+    if (!uses_expert_dev(e, layer_idx)) continue;
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
-    td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->step);
-    if (td_layer_way_joins(e->plan.way[layer_idx])) {
+    td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step,
+                e->step.number);
+    if (td_layer_way_joins(e->step.plan.way[layer_idx])) {
       td_expert_cache_compute_rest(e, p, layer_idx, &args);
     } else {
       td_op_moe(offload->stream, &args);
     }
-    td_op_signal(offload->stream, &offload->done_signals[signal_at(p, layer_idx)].step, e->step);
+    td_op_signal(offload->stream, &offload->done_signals[signal_at(p, layer_idx)].step,
+                 e->step.number);
   }
 }
 
 void td_moe_offload_release(td_engine *e) {
-  if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
+  if (e->step.plan.handover != TD_HANDOVER_SIGNALS) return;
   for (uint32_t i = 0; i < e->config->n_layers * TD_MAX_MICROBATCHES; i++)
-    atomic_store(&e->offload.input_signals[i].step, *e->step);
+    atomic_store(&e->offload.input_signals[i].step, *e->step.number);
 }
 
 static void send_hidden(td_engine *e, const td_microbatch *p, const given *from, const piece *c) {
@@ -312,12 +303,13 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
                           const given *from) {
   td_moe_offload *offload = &e->offload;
   const td_layer *layer = td_engine_layer(e, layer_idx);
-  const bool has_signals = e->plan.handover == TD_HANDOVER_SIGNALS;
+  const bool has_signals = e->step.plan.handover == TD_HANDOVER_SIGNALS;
   for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
     const piece c = piece_at(e, p, begin);
     send_hidden(e, p, from, &c);
     if (has_signals) {
-      td_op_signal(e->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->dev_step);
+      td_op_signal(e->stream, &offload->input_signals[signal_at(p, layer_idx)].step,
+                   e->step.dev_number);
     } else {
       td_event_record(offload->given, e->stream);
     }
@@ -332,7 +324,7 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
 static void begin_cached(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                          const given *from) {
   const td_layer *layer = td_engine_layer(e, layer_idx);
-  const bool is_paired = e->plan.way[layer_idx] == TD_LAYER_PAIRED;
+  const bool is_paired = e->step.plan.way[layer_idx] == TD_LAYER_PAIRED;
   const piece all = piece_at(e, p, 0);
   if (is_paired) send_hidden(e, p, from, &all); // ids and weights for the join
   if (is_paired && layer->mlp_gate.data) td_engine_mlp(e, p, layer, false);
@@ -341,14 +333,15 @@ static void begin_cached(td_engine *e, const td_microbatch *p, uint32_t layer_id
 }
 
 void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
-  const uint8_t way = e->plan.way[layer_idx];
-  if (is_apart(e, layer_idx))
-    td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
+  if (e->step.plan.handover != TD_HANDOVER_SIGNALS) return;
+  const uint8_t way = e->step.plan.way[layer_idx];
+  if (uses_expert_dev(e, layer_idx))
+    td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step,
+                e->step.dev_number);
   if (td_layer_way_joins(way)) {
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_expert_cache_join(e, p, layer_idx, &args);
-  } else if (is_apart(e, layer_idx)) {
+  } else if (uses_expert_dev(e, layer_idx)) {
     const piece all = piece_at(e, p, 0);
     receive_sum(e, p, layer_idx, &all);
   }
@@ -429,7 +422,7 @@ void td_engine_moe_ranks_group(td_engine *e, uint32_t layer_idx, const td_moe_ar
     const td_moe_args args = of_half(e, group, half);
     const given to = {.ids = (int32_t *)args.ids, .weights = (float *)args.weights};
     if (is_first) td_rank_await(e, half);
-    if (is_first && half->n) route(e, args.x, half->n, layer_idx, &to);
+    if (is_first && half->n) route(e, args.x, NULL, half->n, layer_idx, &to);
     compute_half(e, &args);
     if (is_last) td_rank_reduce(e, half, group->out);
   }
@@ -438,8 +431,8 @@ void td_engine_moe_ranks_group(td_engine *e, uint32_t layer_idx, const td_moe_ar
 
 void td_engine_moe_ranks_begin(td_engine *e, uint32_t layer_idx) {
   const td_rank *r = e->rank;
-  if (e->plan.way[layer_idx] == TD_LAYER_STREAMED && r->n_experts) return;
-  td_moe_args args = all_routed(e, &e->whole, layer_idx);
+  if (e->step.plan.way[layer_idx] == TD_LAYER_STREAMED && r->n_experts) return;
+  td_moe_args args = all_routed(e, &e->step.whole, layer_idx);
   args.n_routed = args.n_experts;
   args.first_expert = r->first_expert;
   args.n_experts = r->n_experts;
@@ -459,11 +452,11 @@ void td_engine_moe_ranks_end(td_engine *e, uint32_t half, uint32_t layer_idx) {
 
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const given from = offload_input_at(e, e->h, p->n_tokens);
-  route(e, e->h, p->n_tokens, layer_idx, &from);
+  route(e, e->h, e->step.tokens + p->begin, p->n_tokens, layer_idx, &from);
   record_routing(e, p, layer_idx, &from);
-  if (td_layer_way_has_peer(e->plan.way[layer_idx]))
+  if (td_layer_way_has_peer(e->step.plan.way[layer_idx]))
     td_expert_peer_post(e, p, layer_idx, from.x, offload_input_bytes_of(e, p->n_tokens));
-  switch ((td_layer_way)e->plan.way[layer_idx]) {
+  switch ((td_layer_way)e->step.plan.way[layer_idx]) {
   case TD_LAYER_STREAMED: begin_streamed(e, p, td_engine_layer(e, layer_idx)); break;
   case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;
   case TD_LAYER_CACHED:

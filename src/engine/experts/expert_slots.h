@@ -1,6 +1,6 @@
-// src/engine/expert_slots.h - packs streamed experts into the slots of a ring: how many share a
-// slot, where each matrix lies in it, and which copies fill it; and how one expert lies in a slot
-// of the cache. Pure functions.
+// src/engine/experts/expert_slots.h - packs streamed experts into the slots of a ring: how many
+// share a slot, where each matrix lies in it, and which copies fill it; and how one expert lies in
+// a slot of the cache. Pure functions.
 #ifndef TD_ENGINE_EXPERT_SLOTS_H
 #define TD_ENGINE_EXPERT_SLOTS_H
 

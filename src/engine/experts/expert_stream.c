@@ -1,8 +1,8 @@
-// src/engine/expert_stream.c - streaming of experts to a device that has no room for them, for
-// prefill.
-// Experts pass through the device's memory group by group, layer by layer; it computes one group
-// while the next is copied. All experts are copied once per step, however many tokens it has, so
-// streaming is faster than offload from some number of tokens on (the break-even).
+// src/engine/experts/expert_stream.c - streaming of experts to a device that has no room for them,
+// for prefill. Experts pass through the device's memory group by group, layer by layer; it computes
+// one group while the next is copied. All experts are copied once per step, however many tokens it
+// has, so streaming is faster than offload from some number of tokens on (the break-even), which
+// the caller gives: the two round differently, so no time measured here may choose between them.
 //
 // Copies fill a ring of slots on their own stream, as far ahead as slots are free, also during
 // attention. The order of copies depends on the model alone.
@@ -11,19 +11,15 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/engine_impl.h"
-#include "engine/expert_slots.h"
-#include "engine/ranks.h"
-
-#define MIB ((double)(1 << 20))
-#define GIB ((double)(1 << 30))
+#include "engine/experts/expert_slots.h"
+#include "engine/experts/ranks.h"
 
 enum {
   MATRIX_PARTS = TD_SLOT_MATRIX_PARTS,
   EXPERT_PARTS = TD_SLOT_EXPERT_PARTS,
-  LEAST_SLOTS = 2,    // one computing, one filling
-  TRIAL_TOKENS = 256, // prompt tokens in the measurement of the expert device
-  LEAST_TOKENS = 32,
+  LEAST_SLOTS = 2, // one computing, one filling
   // A group of experts is more kernels the more tokens the step has, and a stream holds about a
   // thousand: so many tokens times groups are queued before a caller that must not wait.
   MOST_TOKENS_QUEUED = 384 << 10,
@@ -47,7 +43,7 @@ typedef struct {
 
 typedef struct {
   uint32_t slot;
-  uint64_t n_bytes;
+  uint64_t n_bytes, queued_ns; // when
 } queued_group;
 
 struct td_expert_stream {
@@ -62,12 +58,12 @@ struct td_expert_stream {
   streamed_layer *layers;     // [n_layers]
   td_slot packing;            // scratch for packing one group
   uint32_t break_even_tokens; // prompt tokens from which a step streams
-  double rate;                // measured, bytes/ns; 0: unknown
   // Groups that were not seen computed, oldest first: n_queued of [n_slots], from first_queued on,
   // modulo n_slots. The first n_copied of them were seen copied.
   queued_group *queue;
   uint32_t n_queued, first_queued, n_copied;
   td_stream_progress progress;
+  uint64_t copied_ns; // when the last group was seen copied
   size_t piece_bytes; // of the largest copy that is queued next; SIZE_MAX: of any size
 };
 
@@ -202,12 +198,12 @@ static void choose_slots(td_engine *e) {
   if (!s->group) {
     td_warn("%s: no prefill streams experts: %.0f MiB of its memory are left for them, and two of "
             "them take %.0f MiB; a smaller --ctx-size or --prefill-chunk leaves more",
-            td_dev_name(e->dev), (double)ring_bytes / MIB, 2 * (double)expert / MIB);
+            td_dev_name(e->dev), td_mib(ring_bytes), 2 * td_mib(expert));
     return;
   }
   s->n_groups = (e->config->n_experts + s->group - 1) / s->group;
   td_debug("%s: a ring of %u slots of %u experts, %.2f GiB", td_dev_name(e->dev), s->n_slots,
-           s->group, (double)s->n_slots * (double)s->slot_bytes / GIB);
+           s->group, (double)s->n_slots * td_gib(s->slot_bytes));
 }
 
 // ---- streaming a layer --------------------------------------------------------------------------
@@ -245,7 +241,11 @@ static queued_group *queued_at(const td_expert_stream *s, uint32_t i) {
 
 // The oldest group that was not seen copied is.
 static void note_copied(td_expert_stream *s) {
-  s->progress.copied_bytes += queued_at(s, s->n_copied++)->n_bytes;
+  const queued_group *g = queued_at(s, s->n_copied++);
+  const uint64_t now = td_clock_ns();
+  s->progress.copied_bytes += g->n_bytes;
+  s->progress.copying_ns += now - (g->queued_ns > s->copied_ns ? g->queued_ns : s->copied_ns);
+  s->copied_ns = now;
 }
 
 // The oldest group is computed, or nobody will ask.
@@ -258,7 +258,7 @@ static void drop_oldest(td_expert_stream *s) {
 
 static void note_queued(td_expert_stream *s, uint32_t slot, uint64_t n_bytes) {
   if (s->n_queued == s->n_slots) drop_oldest(s);
-  *queued_at(s, s->n_queued++) = (queued_group){slot, n_bytes};
+  *queued_at(s, s->n_queued++) = (queued_group){slot, n_bytes, td_clock_ns()};
   s->progress.queued_bytes += n_bytes;
 }
 
@@ -280,7 +280,7 @@ bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   if (ahead_bytes == UINT64_MAX) return true;
   s->piece_bytes = piece_bytes(e, ahead_bytes);
   poll(s);
-  const uint32_t fitting = MOST_TOKENS_QUEUED / e->n_tokens;
+  const uint32_t fitting = MOST_TOKENS_QUEUED / e->step.n_tokens;
   const uint32_t most = fitting < LEAST_SLOTS ? LEAST_SLOTS : fitting;
   if (!ahead_bytes || s->n_queued == s->n_slots || s->n_queued >= most) return false;
   return s->n_copied == s->n_queued ||
@@ -324,9 +324,11 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
 
 bool td_engine_can_stream(td_engine *e, uint32_t layer_idx) {
   if (!is_taken(e, layer_idx)) return false;
+  // Copies are slower until then. That the other device computed the layer meanwhile would make its
+  // rounding a matter of time.
   streamed_layer *l = &e->streaming->layers[layer_idx];
   if (!l->is_registered) l->is_registered = is_registered(e, layer_idx, e->streaming->n_groups);
-  return l->is_registered;
+  return true;
 }
 
 uint32_t td_engine_stream_tokens(const td_engine *e) {
@@ -347,10 +349,6 @@ td_stream_progress td_engine_stream_progress(const td_engine *e) {
   if (e->streaming) progress = e->streaming->progress;
   progress.dense_bytes = td_dense_stream_copied_bytes(e);
   return progress;
-}
-
-double td_engine_stream_rate(const td_engine *e) {
-  return e->streaming ? e->streaming->rate : 0;
 }
 
 // Experts [*first, *end) of the group that this engine computes: all, or its share as a rank.
@@ -414,80 +412,30 @@ td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   return st;
 }
 
-// ---- break-even ---------------------------------------------------------------------------------
+// ---- from how many tokens on --------------------------------------------------------------------
 
-// Seconds to copy a layer's experts, extrapolated from its first group.
-static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status *st) {
+// A worker's engine says so in the log.
+static void choose_least(td_engine *e) {
   td_expert_stream *s = e->streaming;
-  const double begin = td_clock_s();
-  fill_slot(e, layer_idx, 0);
-  *st = td_stream_sync(s->stream, err);
-  return (td_clock_s() - begin) * e->config->n_experts / group_at(e, 0);
-}
-
-// Seconds for n prompt tokens, spread evenly over all experts, on the expert device.
-static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *err, td_status *st) {
-  const double begin = td_clock_s();
-  const td_moe_args args = td_engine_trial_offload(e, layer_idx, n);
-  td_op_moe(e->offload.stream, &args);
-  *st = td_stream_sync(e->offload.stream, err);
-  return td_clock_s() - begin;
-}
-
-// The number of tokens at which the expert device takes as long as copying a layer; aside_s is for
-// n tokens.
-static uint32_t break_even(double copy_s, double aside_s, uint32_t n) {
-  const double tokens = copy_s * n / aside_s;
-  if (!(tokens > LEAST_TOKENS)) return LEAST_TOKENS;
-  return tokens < UINT32_MAX - 1.0 ? (uint32_t)tokens + 1 : UINT32_MAX;
-}
-
-static void wait_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
-  const streamed_layer *l = &e->streaming->layers[layer_idx];
-  is_registered(e, layer_idx, n_groups); // so that their pieces are registered next
-  for (uint32_t i = 0; i < l->first_copy[n_groups]; i++)
-    td_dev_wait_pinned(e->dev, l->copies[i].from, l->copies[i].n_bytes);
-}
-
-// Measures both twice and keeps the second result: the first run may load weights from disk.
-static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
-  td_expert_stream *s = e->streaming;
-  const uint32_t n = e->offload.most_tokens < TRIAL_TOKENS ? e->offload.most_tokens : TRIAL_TOKENS;
-  double copying = 0, aside = 0, bytes = 0;
-  wait_registered(e, layer_idx, 1);
-  td_status st = TD_OK;
-  for (int i = 0; i < 2 && st == TD_OK; i++) {
-    copying = copy_time(e, layer_idx, err, &st);
-    if (st == TD_OK) aside = aside_time(e, layer_idx, n, err, &st);
-  }
-  if (st != TD_OK) return st;
-  s->break_even_tokens = break_even(copying, aside, n);
-  const streamed_layer *l = &s->layers[layer_idx];
-  for (uint32_t i = 0; i < l->first_copy[s->n_groups]; i++)
-    bytes += (double)l->copies[i].n_bytes;
-  s->rate = bytes / copying * 1e-9;
-  if (s->break_even_tokens <= e->opts.max_step_tokens) {
-    td_info("%s: streaming experts at %.1f GB/s; used for prefill steps of %u tokens or more",
-            td_dev_name(e->dev), bytes / copying * 1e-9, s->break_even_tokens);
+  s->break_even_tokens = e->opts.break_even_tokens ? e->opts.break_even_tokens : 1;
+  uint32_t i = 0;
+  while (i < e->config->n_layers && !is_taken(e, i))
+    i++;
+  if (i == e->config->n_layers) {
+    td_info("%s: no prefill streams experts: their format would have to be laid out anew",
+            td_dev_name(e->dev));
+    s->break_even_tokens = UINT32_MAX;
+  } else if (!e->opts.is_confinable) {
+    return;
+  } else if (s->break_even_tokens <= e->opts.max_step_tokens) {
+    td_info("%s: streaming experts for prefill steps of %u tokens or more (--stream-from)",
+            td_dev_name(e->dev), s->break_even_tokens);
   } else {
-    td_info("%s: streaming experts at %.1f GB/s would pay for prefill steps of %u tokens or more; "
+    td_info("%s: experts would stream for prefill steps of %u tokens or more (--stream-from); "
             "steps have at most %u (--prefill-chunk), so %s computes them",
-            td_dev_name(e->dev), bytes / copying * 1e-9, s->break_even_tokens,
-            e->opts.max_step_tokens, td_dev_name(e->offload.dev));
+            td_dev_name(e->dev), s->break_even_tokens, e->opts.max_step_tokens,
+            td_dev_name(e->offload.dev));
   }
-  return TD_OK;
-}
-
-static td_status choose_least(td_engine *e, td_err *err) {
-  e->streaming->break_even_tokens = e->opts.break_even_tokens;
-  if (e->opts.break_even_tokens) return TD_OK;
-  for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    if (is_taken(e, i)) return measure(e, i, err);
-  }
-  td_info("%s: no prefill streams experts: their format would have to be laid out anew",
-          td_dev_name(e->dev));
-  e->streaming->break_even_tokens = UINT32_MAX;
-  return TD_OK;
 }
 
 // ---- open and close -----------------------------------------------------------------------------
@@ -521,7 +469,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   if (!s->queue) return td_fail(err, TD_ENOMEM, "out of memory");
   st = open_ring(e, err);
   if (st == TD_OK) st = place_layers(e, err);
-  return st == TD_OK ? choose_least(e, err) : st;
+  if (st == TD_OK) choose_least(e);
+  return st;
 }
 
 td_status td_expert_stream_open(td_engine *e, td_err *err) {

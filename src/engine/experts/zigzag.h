@@ -1,6 +1,6 @@
-// src/engine/zigzag.h - how ranks share the tokens of a prompt's chunk. The chunk is cut in twice
-// as many pieces as there are ranks, and rank r has the piece r from the front and the piece r from
-// the back: late tokens attend to more than early ones, and so every rank has as much to do.
+// src/engine/experts/zigzag.h - how ranks share the tokens of a prompt's chunk. The chunk is cut in
+// twice as many pieces as there are ranks, and rank r has the piece r from the front and the piece
+// r from the back: late tokens attend to more than early ones, and so every rank has as much to do.
 #ifndef TD_ENGINE_ZIGZAG_H
 #define TD_ENGINE_ZIGZAG_H
 
@@ -17,7 +17,7 @@ static inline uint32_t td_zigzag_piece(uint32_t n_ranks, uint32_t rank, uint32_t
   return half ? 2 * n_ranks - 1 - rank : rank;
 }
 
-// The first of the experts that a rank has; those of rank n_ranks - 1 end with n_experts.
+// The first of the experts that a rank has; the last rank's end with n_experts.
 static inline uint32_t td_rank_first_expert(uint32_t n_experts, uint32_t n_ranks, uint32_t rank) {
   return (uint32_t)((uint64_t)n_experts * rank / n_ranks);
 }

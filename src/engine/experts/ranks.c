@@ -1,5 +1,6 @@
-// src/engine/ranks.c - expert parallelism: the other ranks' engines and threads, and a step on all.
-#include "engine/ranks.h"
+// src/engine/experts/ranks.c - expert parallelism: the other ranks' engines and threads, and a step
+// on all.
+#include "engine/experts/ranks.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,8 +8,10 @@
 
 #include "base/log.h"
 #include "base/thread.h"
-#include "engine/window.h"
-#include "engine/zigzag.h"
+#include "engine/attn/ops.h"
+#include "engine/attn/window.h"
+#include "engine/experts/zigzag.h"
+#include "engine/rows.h"
 
 enum { LEAST_PARALLEL_TOKENS = 64 };
 
@@ -41,10 +44,6 @@ struct td_ranks {
 };
 
 // ---- memory of a rank ---------------------------------------------------------------------------
-
-static size_t entry_elements(const td_model_config *c) {
-  return c->attn == TD_ATTN_MLA ? c->kv_lora_rank + c->rope_dim : c->n_kv_heads * c->head_dim;
-}
 
 static size_t max_pieces(const td_engine *e) {
   return 2 * (size_t)e->rank->n_ranks * e->opts.max_step_seqs;
@@ -93,7 +92,8 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
   const td_model_config *c = e->config;
-  const size_t n = e->opts.max_step_tokens, entry = n * entry_elements(c) * e->act_bytes;
+  const size_t n = e->opts.max_step_tokens;
+  const td_attn_rows rows = td_attn_rows_of(c);
   r->comm = comm;
   r->rank = td_comm_rank(comm);
   r->n_ranks = td_comm_n_ranks(comm);
@@ -106,8 +106,9 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
   if (st == TD_OK) st = open_tables(e, &r->own, err);
   if (st == TD_OK) st = open_tables(e, &r->wanted, err);
   if (st == TD_OK) st = td_dev_alloc(e->dev, &r->h, td_engine_offload_input_bytes(e, n), err);
-  if (st == TD_OK) st = td_dev_alloc(e->dev, &r->kv, entry, err);
-  if (st == TD_OK && c->attn != TD_ATTN_MLA) st = td_dev_alloc(e->dev, &r->v, entry, err);
+  for (size_t i = 0; i < TD_N_ENTRIES && st == TD_OK; i++) {
+    if (rows.act[i]) st = td_dev_alloc(e->dev, &r->entry[i], n * rows.act[i] * e->act_bytes, err);
+  }
   if (st == TD_OK) st = td_dev_alloc(e->dev, (void **)&r->part, n * c->dim * sizeof(float), err);
   return st;
 }
@@ -115,10 +116,11 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
 static void close_rank(td_engine *e) {
   td_rank *r = e->rank;
   if (!r) return;
-  void *const buffers[] = {r->h, r->kv, r->v, r->part};
   td_stream_close(r->stream);
-  for (size_t i = 0; i < TD_COUNT(buffers); i++)
-    td_dev_free(e->dev, buffers[i]);
+  td_dev_free(e->dev, r->h);
+  td_dev_free(e->dev, r->part);
+  for (size_t i = 0; i < TD_N_ENTRIES; i++)
+    td_dev_free(e->dev, r->entry[i]);
   close_halves(e);
   close_tables(e, &r->own);
   close_tables(e, &r->wanted);
@@ -150,10 +152,6 @@ static uint32_t count_tokens(const td_step_seq *seqs, uint32_t n_seqs) {
   return n;
 }
 
-static uint32_t rows_of(const td_step_seq *seq) {
-  return seq->want == TD_WANT_ALL ? seq->n_tokens : seq->want == TD_WANT_LAST;
-}
-
 // Piece i of a rank: its tokens are in the order of halves, each in the order of sequences.
 static bool piece_of(td_step_seq *out, const td_rank *r, const td_step_seq *seqs, uint32_t n_seqs,
                      uint32_t rank, uint32_t i) {
@@ -178,7 +176,7 @@ static void count_wanted(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
     td_step_seq piece;
     r->n_rows[rank] = 0;
     for (uint32_t i = 0; i < 2 * n_seqs; i++) {
-      if (piece_of(&piece, r, seqs, n_seqs, rank, i)) r->n_rows[rank] += rows_of(&piece);
+      if (piece_of(&piece, r, seqs, n_seqs, rank, i)) r->n_rows[rank] += td_step_seq_rows(&piece);
     }
     r->n_all_rows += (uint32_t)r->n_rows[rank];
   }
@@ -200,7 +198,7 @@ static size_t row_of_piece(const td_rank *r, const td_step_seq *seqs, uint32_t n
     row += r->n_rows[i];
   for (uint32_t i = 0; i < half * n_seqs + s; i++) {
     td_step_seq before;
-    if (piece_of(&before, r, seqs, n_seqs, rank, i)) row += rows_of(&before);
+    if (piece_of(&before, r, seqs, n_seqs, rank, i)) row += td_step_seq_rows(&before);
   }
   return row;
 }
@@ -214,7 +212,7 @@ static void order_rows(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
       td_step_seq part;
       if (!cut(&part, &seqs[s], r->n_ranks, piece)) continue;
       const size_t first = row_of_piece(r, seqs, n_seqs, s, piece);
-      for (uint32_t i = 0; i < rows_of(&part); i++) {
+      for (uint32_t i = 0; i < td_step_seq_rows(&part); i++) {
         memcpy(&temperature[row], &seqs[s].temperature, sizeof(float));
         order[row++] = (int32_t)(first + i);
       }
@@ -223,7 +221,7 @@ static void order_rows(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
   r->wanted.len = 2 * (size_t)r->n_all_rows;
 }
 
-// Lays out the own tokens of a half, and those of all ranks for their KV entries.
+// Lays out the own tokens of a half, and all ranks' tokens for their KV entries.
 static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, uint32_t h) {
   td_rank *r = e->rank;
   td_rank_half *half = &r->halves[h];
@@ -233,16 +231,16 @@ static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, u
     half->n_tokens[rank] = add_pieces(r, seqs, n_seqs, rank, first, first + n_pieces, &n);
   use_tables(e, &r->all[h]);
   td_engine_build_step(e, r->seqs, r->wholes, n);
-  r->all[h].len = e->meta_len;
-  half->all = e->whole.groups[GROUP_PREFILL];
+  r->all[h].len = e->step.meta_len;
+  half->all = e->step.whole.groups[GROUP_PREFILL];
   half->begin = h ? r->halves[h - 1].begin + r->halves[h - 1].n : 0;
-  half->n = e->n_tokens;
+  half->n = e->step.n_tokens;
   n = 0;
   add_pieces(r, seqs, n_seqs, r->rank, first, first + n_pieces, &n);
   use_tables(e, &r->own_halves[h]);
   td_engine_build_step(e, r->seqs, r->wholes, n);
-  r->own_halves[h].len = e->meta_len;
-  half->own = e->whole;
+  r->own_halves[h].len = e->step.meta_len;
+  half->own = e->step.whole;
 }
 
 static bool is_halved(const td_engine *e, uint32_t n_tokens) {
@@ -269,7 +267,7 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   td_engine_build_step(e, r->seqs, r->wholes, n);
   for (uint32_t i = 0; i < n_seqs; i++)
     is_ranked &= seqs[i].want != TD_WANT_ALL;
-  e->is_ranked = e->can_rank && is_ranked;
+  e->step.is_ranked = e->can_rank && is_ranked;
   uint32_t begin = 0;
   for (uint32_t h = 0; h < r->n_halves; begin += r->halves[h++].own.n_tokens)
     td_engine_place_part(e, &r->halves[h].own, begin, r->halves[h].own.n_tokens);
@@ -319,46 +317,27 @@ static void gather_half(td_engine *e, const td_rank_half *half, const void *mine
          half->n_tokens, row);
 }
 
-void td_rank_gather_kv(td_engine *e, td_rank_half *half) {
+void td_rank_gather_entries(td_engine *e, td_rank_half *half, uint32_t layer_idx) {
   td_rank *r = e->rank;
-  const size_t row = entry_elements(e->config);
+  const td_attn_cache cache = td_attn_of(e->config, layer_idx)->cache(e->config);
   begin_exchange(e);
-  gather_half(e, half, e->kv, r->kv, row);
-  if (e->config->attn != TD_ATTN_MLA) gather_half(e, half, e->v, r->v, row);
+  for (size_t i = 0; i < TD_N_ENTRIES; i++) {
+    if (cache.entry[i]) gather_half(e, half, e->act[i], r->entry[i], cache.entry[i]);
+  }
   td_event_record(half->exchanged, r->stream);
 }
 
-static void store_gqa(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
-  const td_rank *r = e->rank;
-  const td_model_config *c = e->config;
-  const size_t row = entry_elements(c), at = half->begin * row * e->act_bytes;
-  td_op_kv_store_gqa(e->stream,
-                     &(td_kv_store_gqa_args){.batch = td_layer_batch(e, &half->all, layer_idx),
-                                             .kv = td_layer_kv(e, layer_idx, false),
-                                             .k = (const char *)r->kv + at,
-                                             .v = (const char *)r->v + at,
-                                             .k_stride = row,
-                                             .v_stride = row,
-                                             .n_kv_heads = c->n_kv_heads,
-                                             .head_dim = c->head_dim});
-}
-
-static void store_mla(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
-  const size_t row = entry_elements(e->config), at = half->begin * row * e->act_bytes;
-  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = half->all.view,
-                                                        .kv = td_engine_kv_view(e, layer_idx),
-                                                        .entry = (const char *)e->rank->kv + at,
-                                                        .entry_dim = (uint32_t)row});
-}
-
 void td_rank_store(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
+  const td_attn_cache cache = td_attn_of(e->config, layer_idx)->cache(e->config);
   td_rank_await(e, half);
   if (!half->n) return;
-  if (e->config->attn == TD_ATTN_MLA) {
-    store_mla(e, half, layer_idx);
-  } else {
-    store_gqa(e, half, layer_idx);
+  td_attn_store store = {.batch = td_layer_batch(e, &half->all, layer_idx),
+                         .kv = td_layer_kv(e, layer_idx, false)};
+  for (size_t i = 0; i < TD_N_ENTRIES; i++) {
+    const size_t at = (size_t)half->begin * cache.entry[i];
+    if (cache.entry[i]) store.entry[i] = td_rows_offset(e, e->rank->entry[i], at);
   }
+  td_attn_ops_of(e->config, layer_idx)->store(e, &store);
 }
 
 void td_rank_gather_hidden(td_engine *e, td_rank_half *half) {
@@ -387,9 +366,9 @@ void td_rank_gather_rows(td_engine *e) {
   gather(e, e->h, r->h, r->n_rows, e->config->dim * e->act_bytes);
   td_event_record(r->halves[0].exchanged, r->stream);
   td_rank_await(e, &r->halves[0]);
-  e->n_rows = r->n_all_rows;
-  e->temperature = (const float *)(r->wanted.dev_meta + r->n_all_rows);
-  td_op_gather_rows(e->stream, e->h, r->h, r->wanted.dev_meta, e->n_rows, e->config->dim);
+  e->step.n_rows = r->n_all_rows;
+  e->step.temperature = (const float *)(r->wanted.dev_meta + r->n_all_rows);
+  td_op_gather_rows(e->stream, e->h, r->h, r->wanted.dev_meta, e->step.n_rows, e->config->dim);
 }
 
 // ---- a step -------------------------------------------------------------------------------------
@@ -416,11 +395,11 @@ static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
 static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
   td_rank *r = e->rank;
   r->status = TD_OK;
-  r->alone = (rank_tables){.meta = e->meta, .dev_meta = e->dev_meta, .first_token = e->first_token};
+  r->saved = (rank_tables){.meta = e->meta, .dev_meta = e->dev_meta, .first_token = e->first_token};
   td_status st = td_engine_check_step(e, all->seqs, all->n_seqs, err);
   if (st == TD_OK) {
     r->is_active = true;
-    e->n_seqs = all->n_seqs;
+    e->step.n_seqs = all->n_seqs;
     send_pages(e, all->pages, all->n_pages);
     build(e, all->seqs, all->n_seqs);
     upload_tables(e);
@@ -430,7 +409,7 @@ static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
     if (st == TD_OK && exchanged != TD_OK) st = exchanged, *err = why;
     if (r->status != TD_OK) st = r->status, *err = r->err;
     r->is_active = false;
-    use_tables(e, &r->alone);
+    use_tables(e, &r->saved);
   }
   if (st != TD_OK) td_comm_abort(r->comm, err->msg);
   td_err why;
@@ -487,7 +466,7 @@ bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
 
 // Borrowed pages may be written by others at any time.
 static bool knows_writes(const td_engine *e) {
-  return !e->opts.kv_pages || e->opts.is_told_of_writes;
+  return !e->opts.kv_pages || e->opts.writes_are_noted;
 }
 
 // Pages with the past of sequences, which the other ranks lack.
@@ -581,8 +560,8 @@ static td_status open_peers(td_engine *e, td_err *err) {
     opts.kv_pages = NULL;
     opts.cache_bytes = 0; // they do not decode
     opts.cache_peer = NULL;
-    if (opts.stream_bytes && !opts.break_even_tokens) opts.break_even_tokens = UINT32_MAX;
-    if (td_engine_stream_tokens(e)) opts.break_even_tokens = td_engine_stream_tokens(e);
+    const uint32_t break_even = td_engine_stream_tokens(e);
+    opts.break_even_tokens = break_even ? break_even : UINT32_MAX;
     st = td_engine_open(&all->engines[r], e->model, e->opts.peer_devs[r - 1], &opts, err);
   }
   return st;
@@ -631,7 +610,7 @@ td_status td_ranks_open(td_engine *e, td_err *err) {
     return td_fail(err, TD_EUNSUPPORTED, "the routing is recorded on one device only");
   if (e->opts.transfer)
     return td_fail(err, TD_EUNSUPPORTED, "KV pages are kept in host memory by one device only");
-  if (td_model_n_delta(e->config, e->config->n_layers)) {
+  if (td_attn_has_states(e->config)) {
     td_info("expert parallelism is not for models with a recurrent state: one device computes");
     return TD_OK;
   }

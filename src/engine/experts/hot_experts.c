@@ -1,5 +1,6 @@
-// src/engine/hot_experts.c - the least recently used experts make room for those used again.
-#include "engine/hot_experts.h"
+// src/engine/experts/hot_experts.c - the least recently used experts make room for those used
+// again.
+#include "engine/experts/hot_experts.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -118,7 +119,7 @@ uint32_t td_hot_experts_choose(td_hot_experts *hot, td_hot_move *out, uint32_t m
     if (at == NO_EXPERT || slot == NO_EXPERT) break;
     const uint32_t e = hot->missed[at], old = hot->held[slot];
     if (old != NO_EXPERT) {
-      if (hot->used_before[e] <= hot->last_used[old]) break; // nor do those that are used less
+      if (hot->used_before[e] <= hot->last_used[old]) break; // nor do less used ones
       hot->table[old] = -1;
       hot->held[slot] = NO_EXPERT;
       hot->counts.n_cached--;

@@ -1,5 +1,6 @@
-// src/engine/expert_peer.c - what the engine's device and its peer send each other in decode.
-#include "engine/expert_peer.h"
+// src/engine/experts/expert_peer.c - what the engine's device and its peer send each other in
+// decode.
+#include "engine/experts/expert_peer.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -111,15 +112,16 @@ static void enqueue(void *ctx) {
   const td_expert_peer *peer = e->peer;
   td_op_copy_direct(peer->stream, peer->dev_meta, peer->meta, meta_bytes(e));
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    if (!td_layer_way_has_peer(e->plan.way[i])) continue;
-    for (uint32_t k = 0; k < e->plan.n_microbatches; k++)
-      compute(e, &e->microbatches[k], i);
+    if (!td_layer_way_has_peer(e->step.plan.way[i])) continue;
+    for (uint32_t k = 0; k < e->step.plan.n_microbatches; k++)
+      compute(e, &e->step.microbatches[k], i);
   }
 }
 
 void td_expert_peer_enqueue(td_engine *e) {
-  const td_work_key key = {.n_tokens = e->n_tokens, .n_microbatches = e->plan.n_microbatches};
-  e->peer->meta[0] = (int32_t)*e->step;
+  const td_work_key key = {.n_tokens = e->step.n_tokens,
+                           .n_microbatches = e->step.plan.n_microbatches};
+  e->peer->meta[0] = (int32_t)*e->step.number;
   td_stream_run(e->peer->stream, &key, enqueue, e);
 }
 
@@ -129,11 +131,11 @@ void td_expert_peer_post(td_engine *e, const td_microbatch *p, uint32_t layer_id
                                         .src = input,
                                         .n_bytes = n_bytes,
                                         .signal = signal_of(&e->peer->given, p, layer_idx),
-                                        .value = e->dev_step});
+                                        .value = e->step.dev_number});
 }
 
 const float *td_expert_peer_await(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  td_op_await(e->stream, signal_of(&e->peer->done, p, layer_idx), e->dev_step);
+  td_op_await(e->stream, signal_of(&e->peer->done, p, layer_idx), e->step.dev_number);
   return results_of(e, p);
 }
 

@@ -1,5 +1,5 @@
-// src/engine/window.c - blocks of layers with a window: where they are, and their copies.
-#include "engine/window.h"
+// src/engine/attn/window.c - blocks of layers with a window: where they are, and their copies.
+#include "engine/attn/window.h"
 
 #include <stdlib.h>
 
@@ -140,7 +140,7 @@ void td_window_table(const td_engine *e, const td_step_seq *seq, uint32_t s, int
 // ---- a layer ------------------------------------------------------------------------------------
 
 static bool has_blocks(const td_engine *e, uint32_t layer_idx) {
-  return e->window && td_model_window(e->config, layer_idx);
+  return e->window && td_engine_has_state(e, layer_idx);
 }
 
 static void copy_runs(td_engine *e, uint32_t layer_idx, const run_list *list, bool is_in) {

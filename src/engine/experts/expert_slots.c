@@ -1,5 +1,5 @@
-// src/engine/expert_slots.c - packs streamed experts into ring slots with few copies.
-#include "engine/expert_slots.h"
+// src/engine/experts/expert_slots.c - packs streamed experts into ring slots with few copies.
+#include "engine/experts/expert_slots.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

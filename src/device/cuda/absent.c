@@ -1,0 +1,14 @@
+// src/device/cuda/absent.c - operators that only the CPU has. Kinds of attention that use them have
+// has_gpu false (engine/attn/kind.c), so that a model of theirs is refused before.
+#include "device/cuda/cuda.h"
+
+#define ABSENT(name, args_type)                                                                    \
+  td_status td_cuda_op_##name(td_cuda_stream *stream, const args_type *a, td_err *err) {           \
+    (void)stream, (void)a;                                                                         \
+    return td_fail(err, TD_EUNSUPPORTED, "%s: there is no GPU kernel", #name);                     \
+  }
+
+ABSENT(pool, td_pool_args)
+ABSENT(attn_pool, td_attn_pool_args)
+ABSENT(hyper_read, td_hyper_read_args)
+ABSENT(hyper_write, td_hyper_write_args)

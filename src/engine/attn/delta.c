@@ -1,0 +1,115 @@
+// src/engine/attn/delta.c - gated delta nets: a recurrent state in place of keys and values.
+#include "engine/attn/ops.h"
+#include "engine/rows.h"
+
+// Nothing: the inputs are projected with the rest, which needs no entries of other tokens.
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  (void)e, (void)p, (void)layer;
+}
+
+// Nothing: its operators write the state.
+static void store(td_engine *e, const td_attn_store *s) {
+  (void)e, (void)s;
+}
+
+// y = W h as a part of each row of mixed, from element `at` on; returns the element after it.
+static size_t mix(td_engine *e, const td_microbatch *p, const td_weight *w, size_t at,
+                  size_t stride) {
+  td_op_linear(e->stream, &(td_linear_op_args){.w = w,
+                                               .x = e->h,
+                                               .y = td_rows_offset(e, e->act[TD_ACT_MIXED], at),
+                                               .x_stride = e->config->dim,
+                                               .y_stride = stride,
+                                               .n_tokens = p->n_tokens,
+                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
+                                               .weights_on_device = td_engine_is_in_slot(e, w)});
+  return at + w->rows;
+}
+
+// Where the inputs of a delta net are in a row of mixed.
+typedef struct {
+  size_t stride;
+  td_row_part q, k, v, z, b, a;
+} delta_inputs;
+
+static delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const size_t heads = c->delta_v_heads / c->delta_k_heads, k = c->delta_k_dim;
+  const size_t v = heads * c->delta_v_dim, keys = c->delta_k_heads * k;
+  const size_t values = c->delta_k_heads * v, head = 2 * (k + v);
+  delta_inputs in = {.stride = 2 * (keys + values + c->delta_v_heads)};
+  size_t at = mix(e, p, &layer->delta_qkv, 0, in.stride);
+  if (c->delta_grouped) {
+    mix(e, p, &layer->delta_b, at, in.stride);
+    in.q = (td_row_part){0, head};
+    in.k = (td_row_part){k, head};
+    in.v = (td_row_part){2 * k, head};
+    in.z = (td_row_part){2 * k + v, head};
+    in.b = (td_row_part){at, 2 * heads};
+    in.a = (td_row_part){at + heads, 2 * heads};
+    return in;
+  }
+  in.q = (td_row_part){0, k};
+  in.k = (td_row_part){keys, k};
+  in.v = (td_row_part){2 * keys, v};
+  in.z = (td_row_part){at, v};
+  at = mix(e, p, &layer->delta_z, at, in.stride);
+  in.b = (td_row_part){at, heads};
+  at = mix(e, p, &layer->delta_b, at, in.stride);
+  in.a = (td_row_part){at, heads};
+  mix(e, p, &layer->delta_a, at, in.stride);
+  return in;
+}
+
+// attn = the delta net's output before its last projection.
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  if (!p->n_tokens) return;
+  const delta_inputs in = project_inputs(e, p, layer);
+  const td_delta_shape shape = td_attn_delta_shape(c);
+  const td_kv_view state = td_engine_kv_view(e, layer_idx);
+  const size_t channels = td_delta_channels(&shape), values = layer->o.cols;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    const size_t t = group->token_begin;
+    void *qkv = td_rows_offset(e, e->act[TD_ACT_Q], t * channels);
+    float *gates = (float *)e->act_words + 2 * t * c->delta_v_heads;
+    td_op_delta_conv(e->stream, &(td_delta_conv_args){
+                                    .batch = group->view,
+                                    .state = state,
+                                    .shape = shape,
+                                    .x = td_rows_offset(e, e->act[TD_ACT_MIXED], t * in.stride),
+                                    .x_stride = in.stride,
+                                    .q = in.q,
+                                    .k = in.k,
+                                    .v = in.v,
+                                    .a = in.a,
+                                    .b = in.b,
+                                    .conv = layer->delta_conv,
+                                    .decay = layer->delta_decay,
+                                    .bias = layer->delta_bias,
+                                    .out = qkv,
+                                    .gates = gates});
+    td_op_delta_rule(e->stream, &(td_delta_rule_op_args){
+                                    .batch = group->view,
+                                    .state = state,
+                                    .shape = shape,
+                                    .qkv = qkv,
+                                    .gates = gates,
+                                    .out = td_rows_offset(e, e->act[TD_ACT_OUT], t * values)});
+  }
+  td_rows_norm(e, e->act[TD_ACT_OUT], layer->delta_norm, c->delta_v_dim,
+               p->n_tokens * c->delta_v_heads, c->rms_eps);
+  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = e->act[TD_ACT_OUT],
+                                                  .gate = e->act[TD_ACT_MIXED],
+                                                  .gate_stride = in.stride,
+                                                  .part = in.z,
+                                                  .n_tokens = p->n_tokens,
+                                                  .n_groups = c->delta_k_heads,
+                                                  .dim = layer->o.cols / c->delta_k_heads,
+                                                  .silu = true});
+}
+
+const td_attn_ops td_attn_delta = TD_ATTN_OPS_HERE;

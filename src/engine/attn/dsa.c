@@ -1,0 +1,107 @@
+// src/engine/attn/dsa.c - latent attention over the keys that an indexer selects for each token:
+// heads of its own score the keys of all positions, of which the best index_top_k are attended to.
+// The indexer's keys are a second plane of a layer's part of a page, behind the latents.
+//
+// Left out of the published code, for neither changes a score but by rounding: the Hadamard
+// rotation of queries and keys, which is orthogonal, and their storage in FP8.
+#include "engine/attn/mla.h"
+#include "engine/rows.h"
+
+// The microbatch's rows.
+typedef struct {
+  void *h, *q_a, *q, *k;
+  float *weights;
+} index_rows;
+
+static index_rows rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  return (index_rows){.h = td_rows_at(e, p, e->h, c->dim),
+                      .q_a = td_rows_at(e, p, e->act[TD_ACT_Q_A], c->q_lora_rank),
+                      .q = td_rows_at(e, p, e->act[TD_ACT_MIXED], q_dim),
+                      .k = td_rows_at(e, p, e->act[TD_ACT_V], c->index_dim),
+                      .weights = (float *)e->act_words +
+                                 (size_t)e->opts.max_step_tokens * c->index_top_k +
+                                 (size_t)p->begin * c->index_heads};
+}
+
+// Rotates the first rope_dim elements of each head.
+static void rotate(td_engine *e, const td_microbatch *p, void *x, uint32_t n_heads) {
+  const td_model_config *c = e->config;
+  td_op_rope(e->stream, &(td_rope_args){.x = x,
+                                        .cos_sin = e->cos_sin,
+                                        .position = p->position,
+                                        .token_stride = (size_t)n_heads * c->index_dim,
+                                        .head_stride = c->index_dim,
+                                        .n_tokens = p->n_tokens,
+                                        .n_heads = n_heads,
+                                        .rot_dim = c->rope_dim,
+                                        .interleaved = c->index_interleaved});
+}
+
+static void project_index(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const td_vec none = {0};
+  td_rows_linear(e, p, &layer->index_q, none, at.q_a, c->q_lora_rank, at.q);
+  td_rows_linear(e, p, &layer->index_k, none, at.h, c->dim, at.k);
+  td_op_layernorm(e->stream, &(td_layernorm_args){.x = at.k,
+                                                  .w = layer->index_norm,
+                                                  .b = layer->index_norm_bias,
+                                                  .stride = c->index_dim,
+                                                  .n_rows = p->n_tokens,
+                                                  .dim = c->index_dim,
+                                                  .eps = TD_MLA_NORM_EPS});
+  rotate(e, p, at.q, c->index_heads);
+  rotate(e, p, at.k, 1);
+  td_rows_linear_exact(e, p, &layer->index_weights, at.h, at.weights);
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  td_mla_project(e, p, layer);
+  if (p->n_tokens) project_index(e, p, layer); // as a rank of several may have none
+}
+
+// The plane of the indexer's keys, as pages.
+static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
+  const uint32_t entry = e->config->kv_lora_rank + e->config->rope_dim;
+  const size_t latents = (size_t)e->layout.page_tokens * entry;
+  kv.pages = (char *)kv.pages + latents * td_dtype_bytes(kv.dtype);
+  return kv;
+}
+
+static void store(td_engine *e, const td_attn_store *s) {
+  td_mla_store(e, s);
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = s->batch,
+                                                        .kv = index_plane(e, s->kv),
+                                                        .entry = s->entry[TD_ACT_V],
+                                                        .entry_dim = e->config->index_dim});
+}
+
+static void select_keys(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    const size_t t = group->token_begin;
+    if (!group->view.n_tokens) continue;
+    td_op_select_keys(e->stream,
+                      &(td_select_keys_args){.batch = group->view,
+                                             .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
+                                             .q = td_rows_offset(e, at.q, t * q_dim),
+                                             .weights = at.weights + t * c->index_heads,
+                                             .selected = td_mla_selected(e, p, t),
+                                             .n_heads = c->index_heads,
+                                             .dim = c->index_dim,
+                                             .top_k = c->index_top_k});
+  }
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  select_keys(e, p, layer_idx);
+  td_mla_attend(e, p, layer, layer_idx, e->config->index_top_k);
+}
+
+const td_attn_ops td_attn_dsa = TD_ATTN_OPS_HERE;

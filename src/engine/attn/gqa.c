@@ -1,0 +1,114 @@
+// src/engine/attn/gqa.c - grouped-query attention, with windows, sinks and gates.
+#include <math.h>
+
+#include "engine/attn/ops.h"
+#include "engine/attn/rope.h"
+#include "engine/attn/window.h"
+#include "engine/rows.h"
+
+// The microbatch's rows.
+typedef struct {
+  void *h, *q, *k, *v, *out;
+} gqa_rows;
+
+static gqa_rows rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = c->n_heads * (size_t)c->head_dim,
+               kv_dim = (size_t)c->n_kv_heads * c->head_dim;
+  return (gqa_rows){.h = td_rows_at(e, p, e->h, c->dim),
+                    .q = td_rows_at(e, p, e->act[TD_ACT_Q], q_dim),
+                    .k = td_rows_at(e, p, e->act[TD_ACT_K], kv_dim),
+                    .v = td_rows_at(e, p, e->act[TD_ACT_V], kv_dim),
+                    .out = td_rows_at(e, p, e->act[TD_ACT_OUT], q_dim)};
+}
+
+// Queries and gates of the microbatch, head by head.
+static void *gated_queries_of(const td_engine *e, const td_microbatch *p) {
+  return td_rows_at(e, p, e->act[TD_ACT_MIXED],
+                    2 * (size_t)e->config->n_heads * e->config->head_dim);
+}
+
+// q = the norms of the queries in mixed, where each head's gate follows it.
+static void norm_gated_queries(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  if (!p->n_tokens) return;
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = gated_queries_of(e, p),
+                                              .w = layer->q_norm,
+                                              .out = rows_of(e, p).q,
+                                              .x_stride = 2 * (size_t)c->head_dim,
+                                              .out_stride = c->head_dim,
+                                              .n_rows = p->n_tokens * c->n_heads,
+                                              .dim = c->head_dim,
+                                              .eps = c->rms_eps});
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const gqa_rows at = rows_of(e, p);
+  uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+  td_rows_linear(e, p, &layer->q, layer->q_bias, at.h, c->dim,
+                 c->has_attn_gate ? gated_queries_of(e, p) : at.q);
+  td_rows_linear(e, p, &layer->k, layer->k_bias, at.h, c->dim, at.k);
+  td_rows_linear(e, p, &layer->v, layer->v_bias, at.h, c->dim, at.v);
+  if (c->has_attn_gate) {
+    norm_gated_queries(e, p, layer);
+    td_rows_norm(e, at.k, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+  } else if (c->qk_norm == TD_QK_NORM_HEAD) {
+    td_rows_norm(e, at.q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
+    td_rows_norm(e, at.k, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+  } else if (c->qk_norm == TD_QK_NORM_ALL) {
+    td_rows_norm(e, at.q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
+    td_rows_norm(e, at.k, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
+  }
+  td_rows_rope(e, p, at.q, q_dim, c->head_dim, c->n_heads, td_rope_dims(c));
+  td_rows_rope(e, p, at.k, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
+  td_rows_scale_queries(e, p, q_dim);
+}
+
+static void store(td_engine *e, const td_attn_store *s) {
+  const td_model_config *c = e->config;
+  const size_t kv_dim = c->n_kv_heads * c->head_dim;
+  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = s->batch,
+                                                        .kv = s->kv,
+                                                        .k = s->entry[TD_ACT_K],
+                                                        .v = s->entry[TD_ACT_V],
+                                                        .k_stride = kv_dim,
+                                                        .v_stride = kv_dim,
+                                                        .n_kv_heads = c->n_kv_heads,
+                                                        .head_dim = c->head_dim});
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const gqa_rows at = rows_of(e, p);
+  const size_t q_dim = c->n_heads * c->head_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    const size_t t = group->token_begin;
+    td_op_attn_gqa(e->stream,
+                   &(td_attn_gqa_args){.batch = td_layer_batch(e, group, layer_idx),
+                                       .kv = td_layer_kv(e, layer_idx, g == GROUP_DECODE),
+                                       .q = td_rows_offset(e, at.q, t * q_dim),
+                                       .out = td_rows_offset(e, at.out, t * q_dim),
+                                       .n_heads = c->n_heads,
+                                       .n_kv_heads = c->n_kv_heads,
+                                       .head_dim = c->head_dim,
+                                       .window = td_model_window(c, layer_idx),
+                                       .sinks = layer->sinks,
+                                       .scale = (float)(1.0 / sqrt(c->head_dim)),
+                                       .prompt = g == GROUP_PREFILL});
+  }
+  if (!c->has_attn_gate || !p->n_tokens) return;
+  td_op_gate_rows(e->stream,
+                  &(td_gate_rows_args){.x = at.out,
+                                       .gate = gated_queries_of(e, p),
+                                       .gate_stride = 2 * q_dim,
+                                       .part = {.offset = c->head_dim, .stride = 2 * c->head_dim},
+                                       .n_tokens = p->n_tokens,
+                                       .n_groups = c->n_heads,
+                                       .dim = c->head_dim});
+}
+
+const td_attn_ops td_attn_gqa = TD_ATTN_OPS_HERE;

@@ -1,0 +1,96 @@
+// src/engine/attn/mla.c - multi-head latent attention: all heads' keys and values are expanded from
+// one latent, and share a rotary key.
+#include "engine/attn/mla.h"
+
+#include <math.h>
+
+#include "engine/attn/rope.h"
+#include "engine/rows.h"
+
+static float scale_of(const td_model_config *c) {
+  return (float)(1.0 / sqrt(c->nope_dim + c->rope_dim) * td_rope_score_factor(c));
+}
+
+// The microbatch's rows; k: latents and rotary keys.
+typedef struct {
+  void *h, *q, *q_a, *k, *out;
+} mla_rows;
+
+static mla_rows rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
+  return (mla_rows){.h = td_rows_at(e, p, e->h, c->dim),
+                    .q = td_rows_at(e, p, e->act[TD_ACT_Q], q_dim),
+                    .q_a = td_rows_at(e, p, e->act[TD_ACT_Q_A], c->q_lora_rank),
+                    .k = td_rows_at(e, p, e->act[TD_ACT_K], c->kv_lora_rank + c->rope_dim),
+                    .out = td_rows_at(e, p, e->act[TD_ACT_OUT], (size_t)c->n_heads * c->v_dim)};
+}
+
+// q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
+void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const mla_rows at = rows_of(e, p);
+  uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
+  td_vec none = {0};
+  if (c->q_lora_rank) {
+    td_rows_linear(e, p, &layer->q_a, layer->q_a_bias, at.h, c->dim, at.q_a);
+    td_rows_norm(e, at.q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, TD_MLA_NORM_EPS);
+    td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
+  } else {
+    td_rows_linear(e, p, &layer->q, none, at.h, c->dim, at.q);
+  }
+  td_rows_linear(e, p, &layer->kv_a, layer->kv_a_bias, at.h, c->dim, at.k);
+  td_rows_norm(e, at.k, layer->kv_a_norm, entry, p->n_tokens, TD_MLA_NORM_EPS);
+  td_rows_rope(e, p, td_rows_offset(e, at.q, c->nope_dim), (size_t)c->n_heads * head, head,
+               c->n_heads, c->rope_dim);
+  td_rows_rope(e, p, td_rows_offset(e, at.k, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+  td_rows_scale_queries(e, p, c->n_heads * head);
+}
+
+void td_mla_store(td_engine *e, const td_attn_store *s) {
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = s->batch,
+                                                        .kv = s->kv,
+                                                        .entry = s->entry[TD_ACT_K],
+                                                        .entry_dim = e->config->kv_lora_rank +
+                                                                     e->config->rope_dim});
+}
+
+int32_t *td_mla_selected(const td_engine *e, const td_microbatch *p, size_t token_begin) {
+  return (int32_t *)e->act_words + (p->begin + token_begin) * e->config->index_top_k;
+}
+
+void td_mla_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, uint32_t layer_idx,
+                   uint32_t top_k) {
+  const td_model_config *c = e->config;
+  const mla_rows at = rows_of(e, p);
+  size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
+  size_t out_dim = (size_t)c->n_heads * c->v_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    size_t t = group->token_begin;
+    td_op_attn_mla(e->stream,
+                   &(td_attn_mla_args){.batch = group->view,
+                                       .kv = td_engine_kv_view(e, layer_idx),
+                                       .q = td_rows_offset(e, at.q, t * q_dim),
+                                       .kv_b = &layer->kv_b,
+                                       .selected = top_k ? td_mla_selected(e, p, t) : NULL,
+                                       .out = td_rows_offset(e, at.out, t * out_dim),
+                                       .n_heads = c->n_heads,
+                                       .nope_dim = c->nope_dim,
+                                       .rope_dim = c->rope_dim,
+                                       .v_dim = c->v_dim,
+                                       .kv_lora_rank = c->kv_lora_rank,
+                                       .top_k = top_k,
+                                       .scale = scale_of(c),
+                                       .absorbed = g == GROUP_DECODE,
+                                       .weights_on_device = td_engine_is_in_slot(e, &layer->kv_b)});
+  }
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  td_mla_attend(e, p, layer, layer_idx, 0);
+}
+
+const td_attn_ops td_attn_mla = {td_mla_project, td_mla_store, attend};

@@ -1,0 +1,21 @@
+// src/engine/attn/mla.h - operators that the kinds of latent attention share. Internal to
+// engine/attn/.
+#ifndef TD_ENGINE_MLA_H
+#define TD_ENGINE_MLA_H
+
+#include "engine/attn/ops.h"
+
+// Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
+#define TD_MLA_NORM_EPS 1e-6f
+
+// Leaves the normed queries of low rank in TD_ACT_Q_A.
+void td_mla_project(td_engine *engine, const td_microbatch *part, const td_layer *layer);
+void td_mla_store(td_engine *engine, const td_attn_store *entries);
+// top_k: tokens see the keys selected for them; 0: all.
+void td_mla_attend(td_engine *engine, const td_microbatch *part, const td_layer *layer,
+                   uint32_t layer_idx, uint32_t top_k);
+// The selections of the microbatch's tokens from token_begin on, [index_top_k] each. They stay from
+// layer to layer, in act_words, before the weights of the indexer's heads (dsa.c).
+int32_t *td_mla_selected(const td_engine *engine, const td_microbatch *part, size_t token_begin);
+
+#endif

@@ -1,0 +1,207 @@
+// src/engine/attn/pool.c - attention over a window and pooled keys (DeepSeek-V4, "CSA" and "HCA"):
+// one key for all heads, which is the value, too. Layers have the window alone (near), keys pooled
+// of many positions beside it (pool), or of few, of which an indexer selects the best (pool_top).
+// All of a layer's cache is a state of its pages (td_pool_places).
+//
+// Values are rotated, being keys; the output is rotated back by the query's position.
+#include <math.h>
+
+#include "engine/attn/ops.h"
+#include "engine/rows.h"
+
+// The microbatch's rows. mixed: the key, pooled x and gate, and of an indexer x, gate and queries.
+typedef struct {
+  void *h, *q_a, *q, *out;
+  char *key, *x, *gate, *index_x, *index_gate, *index_q;
+  size_t stride; // elements of a row of mixed
+  float *weights;
+  int32_t *selected;
+} pool_rows;
+
+static pool_rows rows_of(const td_engine *e, const td_microbatch *p, td_attn_kind kind) {
+  const td_model_config *c = e->config;
+  const bool is_top = kind == TD_ATTN_POOL_TOP;
+  const size_t of_pool = kind == TD_ATTN_NEAR ? 0 : (is_top ? 2 : 1) * (size_t)c->head_dim;
+  const size_t of_index = is_top ? 2 * (size_t)c->index_dim : 0;
+  const size_t of_q = is_top ? (size_t)c->index_heads * c->index_dim : 0;
+  pool_rows at = {.h = td_rows_at(e, p, e->h, c->dim),
+                  .q_a = td_rows_at(e, p, e->act[TD_ACT_Q_A], c->q_lora_rank),
+                  .q = td_rows_at(e, p, e->act[TD_ACT_Q], (size_t)c->n_heads * c->head_dim),
+                  .out = td_rows_at(e, p, e->act[TD_ACT_OUT], (size_t)c->o_groups * c->o_lora_rank),
+                  .stride = c->head_dim + 2 * of_pool + 2 * of_index};
+  at.key = td_rows_at(e, p, e->act[TD_ACT_MIXED], at.stride + of_q);
+  at.x = td_rows_offset(e, at.key, c->head_dim);
+  at.gate = td_rows_offset(e, at.x, of_pool);
+  at.index_x = td_rows_offset(e, at.gate, of_pool);
+  at.index_gate = td_rows_offset(e, at.index_x, of_index);
+  at.index_q = td_rows_offset(e, at.key, e->opts.max_step_tokens * at.stride);
+  if (!is_top) return at;
+  const size_t n = e->opts.max_step_tokens;
+  at.selected = (int32_t *)e->act_words + (size_t)p->begin * c->index_top_k;
+  at.weights = (float *)e->act_words + n * c->index_top_k + (size_t)p->begin * c->index_heads;
+  return at;
+}
+
+static td_attn_kind kind_of(const td_layer *layer) {
+  return layer->index_q.rows ? TD_ATTN_POOL_TOP : layer->pool.x.rows ? TD_ATTN_POOL : TD_ATTN_NEAR;
+}
+
+static const float *angles_of(const td_engine *e, td_attn_kind kind) {
+  return kind == TD_ATTN_NEAR ? e->cos_sin : e->pool_cos_sin;
+}
+
+// Rotates the last rope_dim elements of n_heads heads of dim elements.
+static void rotate(td_engine *e, const td_microbatch *p, const float *angles, void *x,
+                   size_t stride, uint32_t n_heads, uint32_t dim, bool backwards) {
+  const td_model_config *c = e->config;
+  td_op_rope(e->stream, &(td_rope_args){.x = td_rows_offset(e, x, dim - c->rope_dim),
+                                        .cos_sin = angles,
+                                        .position = p->position,
+                                        .token_stride = stride,
+                                        .head_stride = dim,
+                                        .n_tokens = p->n_tokens,
+                                        .n_heads = n_heads,
+                                        .rot_dim = c->rope_dim,
+                                        .interleaved = true,
+                                        .backwards = backwards});
+}
+
+static void project_index(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                          const pool_rows *at) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  td_rows_linear_into(e, p, &layer->index_pool.x, at->h, c->dim, at->index_x, at->stride);
+  td_rows_linear_into(e, p, &layer->index_pool.gate, at->h, c->dim, at->index_gate, at->stride);
+  td_rows_linear(e, p, &layer->index_q, (td_vec){0}, at->q_a, c->q_lora_rank, at->index_q);
+  rotate(e, p, e->pool_cos_sin, at->index_q, q_dim, c->index_heads, c->index_dim, false);
+  td_rows_linear_exact(e, p, &layer->index_weights, at->h, at->weights);
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const td_attn_kind kind = kind_of(layer);
+  const pool_rows at = rows_of(e, p, kind);
+  const uint32_t q_dim = c->n_heads * c->head_dim;
+  const td_vec none = {0};
+  if (!p->n_tokens) return;
+  td_rows_linear(e, p, &layer->q_a, none, at.h, c->dim, at.q_a);
+  td_rows_norm(e, at.q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, c->rms_eps);
+  td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
+  td_rows_norm(e, at.q, (td_vec){.n = c->head_dim}, c->head_dim, p->n_tokens * c->n_heads,
+               c->rms_eps);
+  td_rows_linear_into(e, p, &layer->k, at.h, c->dim, at.key, at.stride);
+  td_rows_norm(e, at.key, layer->k_norm, at.stride, p->n_tokens, c->rms_eps);
+  rotate(e, p, angles_of(e, kind), at.q, q_dim, c->n_heads, c->head_dim, false);
+  rotate(e, p, angles_of(e, kind), at.key, at.stride, 1, c->head_dim, false);
+  if (kind == TD_ATTN_NEAR) return;
+  td_rows_linear_into(e, p, &layer->pool.x, at.h, c->dim, at.x, at.stride);
+  td_rows_linear_into(e, p, &layer->pool.gate, at.h, c->dim, at.gate, at.stride);
+  if (kind == TD_ATTN_POOL_TOP) project_index(e, p, layer, &at);
+}
+
+// Nothing: the operators of attend write the state.
+static void store(td_engine *e, const td_attn_store *s) {
+  (void)e, (void)s;
+}
+
+static void pool(td_engine *e, const step_group *group, td_kv_view state, const td_pool_weights *w,
+                 const pool_rows *at, bool is_index, td_attn_kind kind) {
+  const td_model_config *c = e->config;
+  const td_pool_places places = td_attn_pool_places(c, kind, e->layout.page_tokens);
+  const size_t first = group->token_begin * at->stride;
+  td_op_pool(e->stream,
+             &(td_pool_args){.batch = group->view,
+                             .state = state,
+                             .x = td_rows_offset(e, is_index ? at->index_x : at->x, first),
+                             .gate = td_rows_offset(e, is_index ? at->index_gate : at->gate, first),
+                             .stride = at->stride,
+                             .bias = w->bias,
+                             .norm = w->norm,
+                             .cos_sin = e->pool_cos_sin,
+                             .open_at = is_index ? places.index_open : places.open,
+                             .entry_at = is_index ? places.index_entries : places.entries,
+                             .dim = is_index ? c->index_dim : c->head_dim,
+                             .rot_dim = c->rope_dim,
+                             .group = places.group,
+                             .overlaps = kind == TD_ATTN_POOL_TOP,
+                             .eps = c->rms_eps});
+}
+
+static void select_keys(td_engine *e, const step_group *group, td_kv_view state,
+                        const td_layer *layer, const pool_rows *at) {
+  const td_model_config *c = e->config;
+  const td_pool_places places = td_attn_pool_places(c, TD_ATTN_POOL_TOP, e->layout.page_tokens);
+  const size_t t = group->token_begin;
+  pool(e, group, state, &layer->index_pool, at, true, TD_ATTN_POOL_TOP);
+  state.pages = (float *)state.pages + places.index_entries;
+  td_op_select_keys(
+      e->stream,
+      &(td_select_keys_args){.batch = group->view,
+                             .kv = state,
+                             .q = td_rows_offset(e, at->index_q, t * c->index_heads * c->index_dim),
+                             .weights = at->weights + t * c->index_heads,
+                             .selected = at->selected + t * c->index_top_k,
+                             .n_heads = c->index_heads,
+                             .dim = c->index_dim,
+                             .top_k = c->index_top_k,
+                             .group = places.group});
+}
+
+// A group of heads is projected by its rows of o_a.
+static void project_out(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                        const pool_rows *at) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->n_heads * c->head_dim, of_group = q_dim / c->o_groups;
+  for (uint32_t g = 0; g < c->o_groups; g++) {
+    td_op_linear(e->stream,
+                 &(td_linear_op_args){.w = &layer->o_a,
+                                      .x = td_rows_offset(e, at->q, g * of_group),
+                                      .y = td_rows_offset(e, at->out, g * c->o_lora_rank),
+                                      .x_stride = q_dim,
+                                      .y_stride = (size_t)c->o_groups * c->o_lora_rank,
+                                      .n_tokens = p->n_tokens,
+                                      .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
+                                      .row_begin = g * c->o_lora_rank,
+                                      .n_rows = c->o_lora_rank});
+  }
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const td_attn_kind kind = td_model_attn(c, layer_idx);
+  const pool_rows at = rows_of(e, p, kind);
+  const td_pool_places places = td_attn_pool_places(c, kind, e->layout.page_tokens);
+  const size_t q_dim = (size_t)c->n_heads * c->head_dim;
+  if (!p->n_tokens) return;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    const size_t t = group->token_begin;
+    const td_kv_view state = td_engine_kv_view(e, layer_idx);
+    if (!group->view.n_tokens) continue;
+    if (kind != TD_ATTN_NEAR) pool(e, group, state, &layer->pool, &at, false, kind);
+    if (kind == TD_ATTN_POOL_TOP) select_keys(e, group, state, layer, &at);
+    td_op_attn_pool(
+        e->stream,
+        &(td_attn_pool_args){.batch = group->view,
+                             .state = state,
+                             .q = td_rows_offset(e, at.q, t * q_dim),
+                             .key = td_rows_offset(e, at.key, t * at.stride),
+                             .key_stride = at.stride,
+                             .sinks = layer->sinks,
+                             .selected = at.selected ? at.selected + t * c->index_top_k : NULL,
+                             .entry_at = places.entries,
+                             .n_heads = c->n_heads,
+                             .dim = c->head_dim,
+                             .window = c->window,
+                             .group = places.group,
+                             .top_k = c->index_top_k,
+                             .scale = (float)(1 / sqrt(c->head_dim))});
+  }
+  rotate(e, p, angles_of(e, kind), at.q, q_dim, c->n_heads, c->head_dim, true);
+  project_out(e, p, layer, &at);
+}
+
+const td_attn_ops td_attn_near = TD_ATTN_OPS_HERE;
+const td_attn_ops td_attn_pool = TD_ATTN_OPS_HERE;
+const td_attn_ops td_attn_pool_top = TD_ATTN_OPS_HERE;

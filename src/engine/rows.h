@@ -1,0 +1,42 @@
+// src/engine/rows.h - operators on a microbatch's rows of activations, which attention and the
+// layers around it share. A microbatch without tokens, as one of several ranks may be, queues
+// nothing. Internal to engine/.
+#ifndef TD_ENGINE_ROWS_H
+#define TD_ENGINE_ROWS_H
+
+#include "engine/engine_impl.h"
+
+void *td_rows_offset(const td_engine *engine, void *base, size_t elements); // of activations
+// The microbatch's rows in a buffer of activations, `row` elements each. Only the halves of a step
+// of several ranks are in it together; other microbatches take turns.
+void *td_rows_at(const td_engine *engine, const td_microbatch *part, void *base, size_t row);
+
+// y = W x + bias for every token; rows of y are w->rows elements.
+void td_rows_linear(td_engine *engine, const td_microbatch *part, const td_weight *w, td_vec bias,
+                    const void *x, size_t x_stride, void *y);
+// The same without a bias, into rows y_stride elements apart.
+void td_rows_linear_into(td_engine *engine, const td_microbatch *part, const td_weight *w,
+                         const void *x, size_t x_stride, void *y, size_t y_stride);
+// y = W x in f32, whatever activations are; rows of x and y have no gaps.
+void td_rows_linear_exact(td_engine *engine, const td_microbatch *part, const td_weight *w,
+                          const void *x, float *y);
+// Norms n_rows rows of w.n elements in place, stride apart.
+void td_rows_norm(td_engine *engine, void *x, td_vec w, size_t stride, uint32_t n_rows, float eps);
+// h = norm(x), after x += delta when a block's output is still pending.
+void td_rows_norm_residual(td_engine *engine, const td_microbatch *part, td_vec w, bool pending);
+// The same where the residual may have streams, whose factors are found by `hyper`: those by which
+// the block's output joins them are kept until then.
+void td_rows_enter(td_engine *engine, const td_microbatch *part, td_vec w, const td_hyper *hyper,
+                   bool pending);
+// x += delta, or likewise with streams.
+void td_rows_leave(td_engine *engine, const td_microbatch *part);
+// h = norm of the streams' sum; is_head: behind the last layer.
+void td_rows_read_streams(td_engine *engine, const td_microbatch *part, td_vec w,
+                          const td_hyper *hyper, bool is_head);
+void td_rows_rope(td_engine *engine, const td_microbatch *part, void *x, size_t token_stride,
+                  size_t head_stride, uint32_t n_heads, uint32_t rot_dim);
+// Multiplies the queries, q_dim elements of a token, by the factors of their positions, in a model
+// that scales queries.
+void td_rows_scale_queries(td_engine *engine, const td_microbatch *part, uint32_t q_dim);
+
+#endif
