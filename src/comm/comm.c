@@ -1,15 +1,11 @@
-// src/comm/comm.c - groups: creating and joining them, noticing that a rank has failed, and the
-// checks that all back ends share.
+// src/comm/comm.c - groups: opening them, ending them when a rank has failed, and the checks that
+// all back ends share.
 #include "comm/comm.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/thread.h"
@@ -17,30 +13,26 @@
 
 enum { PIECE_BYTES = 4 << 20, LEAST_PIECE = 64 * TD_COMM_MAX_RANKS, ABORT_WRITING = 1, ABORTED };
 
-size_t comm_header_bytes(void) {
-  return (sizeof(comm_shared) + 4095) & ~(size_t)4095;
-}
-
 // ---- aborts -------------------------------------------------------------------------------------
 
-bool comm_is_aborted(const comm_shared *shared) {
-  return atomic_load_explicit(&shared->abort_state, memory_order_acquire) == ABORTED;
+bool comm_is_aborted(const comm_group *group) {
+  return atomic_load_explicit(&group->abort_state, memory_order_acquire) == ABORTED;
 }
 
-static void abort_group(comm_shared *shared, const char *why) {
+static void abort_group(comm_group *group, const char *why) {
   uint32_t none = 0;
-  if (!atomic_compare_exchange_strong(&shared->abort_state, &none, ABORT_WRITING)) return;
-  snprintf(shared->reason, sizeof shared->reason, "%s", why);
-  atomic_store_explicit(&shared->abort_state, ABORTED, memory_order_release);
+  if (!atomic_compare_exchange_strong(&group->abort_state, &none, ABORT_WRITING)) return;
+  snprintf(group->reason, sizeof group->reason, "%s", why);
+  atomic_store_explicit(&group->abort_state, ABORTED, memory_order_release);
 }
 
 void td_comm_abort(td_comm *comm, const char *why) {
-  abort_group(comm->shared, why);
+  abort_group(comm->group, why);
 }
 
 td_status td_comm_check(td_comm *comm, td_err *err) {
-  if (!comm_is_aborted(comm->shared)) return TD_OK;
-  return td_fail(err, TD_ECANCELED, "expert parallelism: %s", comm->shared->reason);
+  if (!comm_is_aborted(comm->group)) return TD_OK;
+  return td_fail(err, TD_ECANCELED, "expert parallelism: %s", comm->group->reason);
 }
 
 static void sleep_ms(long ms) {
@@ -58,55 +50,17 @@ td_status comm_wait_flag(td_comm *comm, const _Atomic uint32_t *flag, td_err *er
 
 // ---- the watcher --------------------------------------------------------------------------------
 
-static void abort_for_dead(td_comm *comm, uint32_t rank) {
-  const comm_rank_info *info = &comm->shared->ranks[rank];
-  if (atomic_load_explicit(&info->state, memory_order_acquire) == RANK_LEFT) return;
-  char why[96];
-  snprintf(why, sizeof why, "the process of rank %u (pid %d) has ended", rank, (int)info->pid);
-  abort_group(comm->shared, why);
-}
-
-// Opens a descriptor of each process whose rank has joined, and closes those of ranks that left.
-static void look_around(td_comm *comm) {
-  for (uint32_t r = 0; r < comm->n_ranks; r++) {
-    const comm_rank_info *info = &comm->shared->ranks[r];
-    const uint32_t state = atomic_load_explicit(&info->state, memory_order_acquire);
-    if (state == RANK_LEFT && comm->pid_fds[r] >= 0) {
-      close(comm->pid_fds[r]);
-      comm->pid_fds[r] = -1;
-    }
-    if (state != RANK_JOINED || info->pid == getpid() || comm->pid_fds[r] >= 0) continue;
-    comm->pid_fds[r] = (int)syscall(SYS_pidfd_open, (pid_t)info->pid, 0);
-    if (comm->pid_fds[r] < 0 && errno == ESRCH) abort_for_dead(comm, r);
-  }
-}
-
-static void wait_a_tick(td_comm *comm) {
-  struct pollfd fds[TD_COMM_MAX_RANKS];
-  for (uint32_t r = 0; r < comm->n_ranks; r++)
-    fds[r] = (struct pollfd){.fd = comm->pid_fds[r], .events = POLLIN}; // -1: ignored
-  if (poll(fds, comm->n_ranks, COMM_TICK_MS) <= 0) return;
-  for (uint32_t r = 0; r < comm->n_ranks; r++) {
-    if (fds[r].revents) abort_for_dead(comm, r);
-  }
-}
-
+// Until the group closes: the back end's own failures, and the end of what this rank waits for.
 static void *watch(void *arg) {
   td_comm *comm = arg;
-  bool is_canceled = false;
   while (!atomic_load_explicit(&comm->is_closing, memory_order_acquire)) {
-    if (is_canceled) {
-      sleep_ms(COMM_TICK_MS);
-      continue;
-    }
-    look_around(comm);
     const bool is_ready = atomic_load_explicit(&comm->is_ready, memory_order_acquire);
     if (is_ready && comm->backend->poll) comm->backend->poll(comm);
-    if (is_ready && comm_is_aborted(comm->shared)) {
+    if (is_ready && comm_is_aborted(comm->group)) {
       comm->backend->cancel(comm);
-      is_canceled = true;
+      break;
     }
-    wait_a_tick(comm);
+    sleep_ms(COMM_TICK_MS);
   }
   return NULL;
 }
@@ -122,102 +76,41 @@ static td_status check_opts(const td_comm_opts *opts, td_err *err) {
     if (strcmp(opts->backend, names[i]) == 0) return TD_OK;
   }
   return td_fail(err, TD_EINVAL,
-                 "no way '%s' to exchange data between devices; use auto, host or "
-                 "nccl",
+                 "no way '%s' to exchange data between devices; use auto, host or nccl",
                  opts->backend);
 }
 
-static td_status create(td_segment *out, const td_comm_opts *opts, td_err *err) {
-  *out = TD_SEGMENT_CLOSED;
+static td_status create(comm_group **out, const td_comm_opts *opts, td_err *err) {
+  *out = NULL;
   td_status st = check_opts(opts, err);
   if (st != TD_OK) return st;
-  size_t piece = opts->piece_bytes ? opts->piece_bytes : PIECE_BYTES;
-  piece = piece < LEAST_PIECE ? LEAST_PIECE : piece & ~(size_t)63;
-  const size_t area = comm_host_area_bytes(piece);
-  st = td_segment_create(out, "tandem-comm", comm_header_bytes() + opts->n_ranks * area, err);
-  if (st != TD_OK) return st;
-  comm_shared *shared = out->base;
-  shared->magic = COMM_MAGIC;
-  shared->version = COMM_VERSION;
-  shared->n_ranks = opts->n_ranks;
-  shared->piece_bytes = piece;
-  shared->area_bytes = area;
-  snprintf(shared->backend, sizeof shared->backend, "%s", opts->backend);
+  comm_group *group = *out = calloc(1, sizeof *group);
+  if (!group) return td_fail(err, TD_ENOMEM, "out of memory");
+  const size_t piece = opts->piece_bytes ? opts->piece_bytes : PIECE_BYTES;
+  group->piece_bytes = piece < LEAST_PIECE ? LEAST_PIECE : piece & ~(size_t)63;
+  group->n_ranks = opts->n_ranks;
+  group->backend = opts->backend;
+  atomic_init(&group->n_refs, opts->n_ranks + 1);
   return TD_OK;
-}
-
-td_status td_comm_group_create(int *fd, const td_comm_opts *opts, td_err *err) {
-  *fd = -1;
-  td_segment segment;
-  td_status st = create(&segment, opts, err);
-  if (st != TD_OK) return st;
-  *fd = segment.fd;
-  segment.fd = -1; // the caller's
-  td_segment_close(&segment);
-  return TD_OK;
-}
-
-// A mapping of its own; the descriptor stays the caller's.
-static td_status attach(td_segment *out, int fd, td_err *err) {
-  *out = TD_SEGMENT_CLOSED;
-  const int own = dup(fd);
-  if (own < 0) return td_fail(err, TD_EIO, "descriptor %d: %s", fd, strerror(errno));
-  td_status st = td_segment_attach(out, own, err);
-  if (st != TD_OK) {
-    close(own);
-    return st;
-  }
-  const comm_shared *shared = out->base;
-  if (out->n_bytes > sizeof *shared && shared->magic == COMM_MAGIC &&
-      shared->version == COMM_VERSION && shared->n_ranks <= TD_COMM_MAX_RANKS &&
-      out->n_bytes == comm_header_bytes() + shared->n_ranks * shared->area_bytes &&
-      shared->area_bytes == comm_host_area_bytes(shared->piece_bytes)) {
-    return TD_OK;
-  }
-  td_segment_close(out);
-  return td_fail(err, TD_EFORMAT, "descriptor %d is not a group of ranks of this version", fd);
-}
-
-void td_comm_group_abort(int fd, const char *why) {
-  td_segment segment;
-  if (attach(&segment, fd, NULL) != TD_OK) return;
-  abort_group(segment.base, why);
-  td_segment_close(&segment);
 }
 
 static void release_group(comm_group *group) {
-  if (atomic_fetch_sub_explicit(&group->n_refs, 1, memory_order_acq_rel) > 1) return;
-  td_segment_close(&group->segment);
-  free(group);
-}
-
-// Takes over the segment.
-static comm_group *share_segment(td_segment *segment, uint32_t n_refs) {
-  comm_group *group = calloc(1, sizeof *group);
-  if (!group) {
-    td_segment_close(segment);
-    return NULL;
-  }
-  group->segment = *segment;
-  group->shared = segment->base;
-  atomic_init(&group->n_refs, n_refs);
-  return group;
+  if (atomic_fetch_sub_explicit(&group->n_refs, 1, memory_order_acq_rel) == 1) free(group);
 }
 
 // ---- joining ------------------------------------------------------------------------------------
 
 static void introduce(td_comm *comm) {
-  comm_rank_info *own = &comm->shared->ranks[comm->rank];
-  own->pid = getpid();
+  comm_rank_info *own = &comm->group->ranks[comm->rank];
   own->gpu = td_dev_gpu_index(comm->dev);
   own->has_nccl = own->gpu >= 0 && comm_nccl_is_there();
-  atomic_store_explicit(&own->state, RANK_JOINED, memory_order_release);
+  atomic_store_explicit(&own->has_joined, 1, memory_order_release);
 }
 
-static bool is_gpu_shared(const comm_shared *shared) {
-  for (uint32_t a = 0; a < shared->n_ranks; a++) {
+static bool is_gpu_shared(const comm_group *group) {
+  for (uint32_t a = 0; a < group->n_ranks; a++) {
     for (uint32_t b = 0; b < a; b++) {
-      if (shared->ranks[a].gpu == shared->ranks[b].gpu) return true;
+      if (group->ranks[a].gpu == group->ranks[b].gpu) return true;
     }
   }
   return false;
@@ -225,18 +118,18 @@ static bool is_gpu_shared(const comm_shared *shared) {
 
 // The same choice on every rank, from what all have told.
 static td_status choose_backend(td_comm *comm, td_err *err) {
-  const comm_shared *shared = comm->shared;
+  const comm_group *group = comm->group;
   uint32_t r = 0;
-  while (r < comm->n_ranks && shared->ranks[r].has_nccl)
+  while (r < comm->n_ranks && group->ranks[r].has_nccl)
     r++;
-  const bool can = r == comm->n_ranks && !is_gpu_shared(shared);
+  const bool can = r == comm->n_ranks && !is_gpu_shared(group);
   comm->backend = &comm_host;
-  if (strcmp(shared->backend, "host") == 0 || (!can && strcmp(shared->backend, "auto") == 0))
+  if (strcmp(group->backend, "host") == 0 || (!can && strcmp(group->backend, "auto") == 0))
     return TD_OK;
   comm->backend = &comm_nccl;
   if (can) return TD_OK;
   if (r == comm->n_ranks) return td_fail(err, TD_EUNSUPPORTED, "NCCL: two ranks have the same GPU");
-  if (shared->ranks[r].gpu < 0)
+  if (group->ranks[r].gpu < 0)
     return td_fail(err, TD_EUNSUPPORTED, "NCCL: the device of rank %u is not a GPU", r);
   return td_fail(
       err, TD_EUNSUPPORTED,
@@ -255,7 +148,7 @@ static td_status open_backend(td_comm *comm, td_err *err) {
   introduce(comm);
   td_status st = start_watcher(comm, err);
   for (uint32_t r = 0; r < comm->n_ranks && st == TD_OK; r++)
-    st = comm_wait_flag(comm, &comm->shared->ranks[r].state, err);
+    st = comm_wait_flag(comm, &comm->group->ranks[r].has_joined, err);
   if (st == TD_OK) st = choose_backend(comm, err);
   if (st == TD_OK) st = comm->backend->open(comm, err);
   if (st == TD_OK) atomic_store_explicit(&comm->is_ready, true, memory_order_release);
@@ -267,38 +160,24 @@ static td_status join(td_comm **out, td_dev *dev, comm_group *group, uint32_t ra
   *out = NULL;
   td_comm *comm = calloc(1, sizeof *comm);
   if (!comm) {
-    abort_group(group->shared, "a rank has no memory");
+    abort_group(group, "a rank has no memory");
     release_group(group);
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
   comm->group = group;
-  comm->shared = group->shared;
   comm->dev = dev;
   comm->rank = rank;
-  comm->n_ranks = group->shared->n_ranks;
-  for (uint32_t r = 0; r < TD_COMM_MAX_RANKS; r++)
-    comm->pid_fds[r] = -1;
+  comm->n_ranks = group->n_ranks;
   td_err why = {.code = TD_OK};
   td_status st = open_backend(comm, &why);
   if (st == TD_OK) {
     *out = comm;
     return TD_OK;
   }
-  if (!comm_is_aborted(comm->shared)) td_comm_abort(comm, why.msg);
+  if (!comm_is_aborted(comm->group)) td_comm_abort(comm, why.msg);
   td_comm_close(comm);
   if (err) *err = why;
   return st;
-}
-
-td_status td_comm_join(td_comm **out, td_dev *dev, int fd, uint32_t rank, td_err *err) {
-  *out = NULL;
-  td_segment segment;
-  td_status st = attach(&segment, fd, err);
-  if (st != TD_OK) return st;
-  comm_group *group = share_segment(&segment, 1);
-  if (!group) return td_fail(err, TD_ENOMEM, "out of memory");
-  TD_CHECK(rank < group->shared->n_ranks);
-  return join(out, dev, group, rank, err);
 }
 
 // One rank of td_comm_open, on a thread of its own, since joining waits for the others.
@@ -325,18 +204,16 @@ static void start_joining(joining *j) {
     return;
   }
   j->status = td_fail(&j->err, TD_ENOMEM, "cannot start a thread for a rank");
-  abort_group(j->group->shared, j->err.msg);
+  abort_group(j->group, j->err.msg);
   release_group(j->group);
 }
 
 td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *opts, td_err *err) {
   for (uint32_t r = 0; r < opts->n_ranks && r < TD_COMM_MAX_RANKS; r++)
     out[r] = NULL;
-  td_segment segment;
-  td_status st = create(&segment, opts, err);
+  comm_group *group;
+  td_status st = create(&group, opts, err);
   if (st != TD_OK) return st;
-  comm_group *group = share_segment(&segment, opts->n_ranks + 1);
-  if (!group) return td_fail(err, TD_ENOMEM, "out of memory");
   joining ranks[TD_COMM_MAX_RANKS];
   for (uint32_t r = 0; r < opts->n_ranks; r++) {
     ranks[r] = (joining){.out = &out[r], .dev = devs[r], .group = group, .rank = r};
@@ -359,12 +236,8 @@ td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *o
 
 void td_comm_close(td_comm *comm) {
   if (!comm) return;
-  atomic_store_explicit(&comm->shared->ranks[comm->rank].state, RANK_LEFT, memory_order_release);
   atomic_store_explicit(&comm->is_closing, true, memory_order_release);
   if (comm->has_watcher) pthread_join(comm->watcher, NULL);
-  for (uint32_t r = 0; r < TD_COMM_MAX_RANKS; r++) {
-    if (comm->pid_fds[r] >= 0) close(comm->pid_fds[r]);
-  }
   if (comm->is_ready) comm->backend->close(comm);
   release_group(comm->group);
   free(comm);
@@ -424,9 +297,9 @@ static td_status note_call(td_comm *comm, call_kind kind, const size_t *sizes, s
                            td_err *err) {
   const uint32_t c = comm->n_calls++;
   const uint64_t own = (uint64_t)(c + 1) << 32 | hash_call(kind, sizes, n);
-  atomic_store(&comm->shared->ranks[comm->rank].calls[c % COMM_CALLS], own);
+  atomic_store(&comm->group->ranks[comm->rank].calls[c % COMM_CALLS], own);
   for (uint32_t r = 0; r < comm->n_ranks; r++) {
-    const uint64_t other = atomic_load(&comm->shared->ranks[r].calls[c % COMM_CALLS]);
+    const uint64_t other = atomic_load(&comm->group->ranks[r].calls[c % COMM_CALLS]);
     if (other >> 32 != own >> 32 || other == own) continue;
     char why[128];
     snprintf(why, sizeof why, "ranks %u and %u differ in their collective call %u", comm->rank, r,
@@ -454,7 +327,7 @@ td_status td_comm_all_reduce(td_comm *comm, td_stream *stream, const float *part
   const size_t key[] = {n, out_f32}, element = out_f32 ? sizeof(float) : sizeof(uint16_t);
   td_status st = note_call(comm, CALL_ALL_REDUCE, key, TD_COUNT(key), err);
   const size_t n_bytes = n * sizeof(uint16_t);
-  const bool is_small = n_bytes <= COMM_SMALL_BYTES && n_bytes <= comm->shared->piece_bytes;
+  const bool is_small = n_bytes <= COMM_SMALL_BYTES && n_bytes <= comm->group->piece_bytes;
   if (st == TD_OK && is_small && comm->backend->reduce_small)
     return comm->backend->reduce_small(comm, stream, part, out, n, out_f32, err);
   size_t sizes[TD_COMM_MAX_RANKS], bytes[TD_COMM_MAX_RANKS];

@@ -1,17 +1,16 @@
-// src/comm/comm.h - collectives between ranks, each of which has one device: in one process or in
-// several.
+// src/comm/comm.h - collectives between ranks of this process, each of which has one device.
 //
 // Every rank calls the same collectives with the same sizes in the same order; a call that differs
 // aborts the group. A call only queues work on a stream of the rank's device. It may block until
-// other ranks have queued theirs, so ranks of one process need a thread each.
+// other ranks have queued theirs, so each rank needs a thread.
 //
 // Results are the same bits on every run and with every back end: data is copied, and sums are made
 // from parts in BF16, added in f32 in the order of ranks.
 //
-// Failures: a rank that fails calls td_comm_abort, and the others notice when its process ends.
-// Then streams no longer wait for other ranks, further calls fail, and td_comm_check tells why, in
-// one sentence. A stream may have succeeded with incomplete data: results count when td_comm_check
-// says so on every rank behind its sync. An aborted group can only be closed.
+// Failures: a rank that fails calls td_comm_abort. Then streams no longer wait for other ranks,
+// further calls fail, and td_comm_check tells why, in one sentence. A stream may have succeeded
+// with incomplete data: results count when td_comm_check says so on every rank behind its sync. An
+// aborted group can only be closed.
 #ifndef TD_COMM_COMM_H
 #define TD_COMM_COMM_H
 
@@ -29,27 +28,19 @@ static_assert((int)TD_COMM_MAX_RANKS <= (int)TD_MAX_SUM_PARTS, "a sum has a part
 typedef struct td_comm td_comm; // one rank's end
 
 typedef struct {
-  // "host": through memory of the host, any devices; GPUs in one process only
-  // "nccl": a GPU of its own for each rank, in any processes
+  // "host": through memory of the host, any devices
+  // "nccl": a GPU of its own for each rank
   // "auto": nccl if every rank can, else host
   const char *backend;
   uint32_t n_ranks;   // 1 to TD_COMM_MAX_RANKS
   size_t piece_bytes; // a transfer is cut into pieces of at most this size; 0: 4 MiB
 } td_comm_opts;
 
-// Opens all ranks in this process: out[r] is on devs[r]. On error out is all NULL.
+// Opens all ranks: out[r] is on devs[r]. On error out is all NULL.
 td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *opts, td_err *err);
 
-// Ranks in several processes: one creates the group, whose descriptor (owned by the caller,
-// close-on-exec) the others inherit. Each then joins, which waits for all to have joined. fd is
-// borrowed.
-td_status td_comm_group_create(int *fd, const td_comm_opts *opts, td_err *err);
-td_status td_comm_join(td_comm **out, td_dev *dev, int fd, uint32_t rank, td_err *err);
-// For whoever is no rank: a process that ended before it joined is not waited for.
-void td_comm_group_abort(int fd, const char *why);
-
-// After the streams of all ranks of this process have been synced. NCCL waits for the other ranks
-// to close, for a few seconds: those of one process close together. NULL is legal, and as an entry.
+// After the streams of all ranks have been synced. NCCL waits for the other ranks to close, for a
+// few seconds: all close together. NULL is legal, and as an entry.
 void td_comm_close(td_comm *comm);
 void td_comm_close_all(td_comm *const *comms, uint32_t n);
 

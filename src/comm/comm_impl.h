@@ -1,4 +1,4 @@
-// src/comm/comm_impl.h - what the back ends share: a rank's end, and the group in shared memory.
+// src/comm/comm_impl.h - what the back ends share: a rank's end, and the group.
 #ifndef TD_COMM_COMM_IMPL_H
 #define TD_COMM_COMM_IMPL_H
 
@@ -6,11 +6,8 @@
 #include <stdatomic.h>
 
 #include "comm/comm.h"
-#include "shm/segment.h"
 
 enum {
-  COMM_MAGIC = 0x6d6f6374, // "tcom"
-  COMM_VERSION = 1,
   COMM_REASON_BYTES = TD_ERR_BYTES,
   COMM_ID_BYTES = 128,
   COMM_CALLS = 64, // latest calls of a rank that others compare theirs with
@@ -21,39 +18,28 @@ enum {
   COMM_TICK_MS = 20, // how often a rank looks after the others
 };
 
-typedef enum { RANK_ABSENT, RANK_JOINED, RANK_LEFT } comm_rank_state;
-
-// What a rank tells the others. Written by it before `state` becomes RANK_JOINED (release; others
-// acquire), calls later.
+// What a rank tells the others. Written by it before has_joined (release; others acquire), calls
+// later.
 typedef struct {
-  _Atomic uint32_t state; // comm_rank_state
-  int32_t pid;
+  _Atomic uint32_t has_joined;
   int32_t gpu; // index; -1: none
-  uint32_t has_nccl;
-  // Address of the rank's td_comm_area in its process; 0: in this segment.
-  _Atomic uint64_t area;
-  _Atomic uint32_t is_open; // its back end is ready (release; others acquire)
+  bool has_nccl;
+  void *area;               // of host.c
+  _Atomic uint32_t is_open; // area is there, and its back end ready (release; others acquire)
   // Call c is in entry c % COMM_CALLS: c + 1 in the high half, a hash of its arguments in the low.
   _Atomic uint64_t calls[COMM_CALLS];
 } comm_rank_info;
 
-// At the segment's begin; the ranks' areas follow.
 typedef struct {
-  uint32_t magic, version, n_ranks;
-  char backend[8]; // as asked for
-  uint64_t piece_bytes, area_bytes;
+  _Atomic uint32_t n_refs;
+  uint32_t n_ranks;
+  const char *backend; // as asked for; while ranks open
+  size_t piece_bytes;
   _Atomic uint32_t abort_state; // 0; 1: the reason is being written; 2: it is there (release)
   char reason[COMM_REASON_BYTES];
   _Atomic uint32_t has_id; // id is there (release); rank 0 writes it
   unsigned char id[COMM_ID_BYTES];
   comm_rank_info ranks[TD_COMM_MAX_RANKS];
-} comm_shared;
-
-// The segment as mapped by this process; ranks of one process share the mapping.
-typedef struct {
-  td_segment segment;
-  comm_shared *shared;
-  _Atomic uint32_t n_refs;
 } comm_group;
 
 typedef struct {
@@ -78,7 +64,6 @@ typedef struct {
 
 struct td_comm {
   comm_group *group;
-  comm_shared *shared;
   td_dev *dev;
   uint32_t rank, n_ranks;
   const comm_backend *backend; // NULL until all have joined
@@ -88,21 +73,16 @@ struct td_comm {
   pthread_t watcher;
   bool has_watcher;
   _Atomic bool is_closing, is_ready; // is_ready: backend and state may be used by the watcher
-  int pid_fds[TD_COMM_MAX_RANKS];    // the watcher's; -1: none
 };
 
 extern const comm_backend comm_host, comm_nccl;
-
-// Bytes of the segment's header, and of a rank's area in it.
-size_t comm_header_bytes(void);
-size_t comm_host_area_bytes(size_t piece_bytes);
 
 // Whether libnccl can be used here.
 bool comm_nccl_is_there(void);
 
 // Waits until *flag is not zero; TD_ECANCELED with the reason when the group is aborted.
 td_status comm_wait_flag(td_comm *comm, const _Atomic uint32_t *flag, td_err *err);
-bool comm_is_aborted(const comm_shared *shared);
+bool comm_is_aborted(const comm_group *group);
 
 // A block is cut into pieces of `most`; piece p of a block of n is [begin, begin + length).
 typedef struct {

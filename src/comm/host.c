@@ -4,12 +4,8 @@
 // it is queued on the ranks' streams, so nothing blocks a thread, and no order of the streams can
 // deadlock: a rank queues the filling of slot k + 1 before the emptying of slot k, and either waits
 // only for what other ranks have queued earlier in this same order.
-//
-// CPU devices have their areas in the group's segment, so that they may be in several processes.
-// GPUs have theirs in memory that all devices of the process can reach.
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "comm/comm_impl.h"
 
@@ -31,56 +27,35 @@ typedef struct {
 
 typedef struct {
   comm_area *own, *areas[TD_COMM_MAX_RANKS];
-  bool is_pinned; // own is the device's
   size_t piece_bytes;
   uint64_t n_filled[TD_COMM_MAX_RANKS]; // slots that each rank has filled so far
 } host_state;
 
-size_t comm_host_area_bytes(size_t piece_bytes) {
-  const size_t n = sizeof(comm_area) + HOST_SLOTS * piece_bytes;
-  return (n + 4095) & ~(size_t)4095;
-}
-
-static comm_area *area_in_segment(const td_comm *comm, uint32_t rank) {
-  char *base = comm->group->segment.base;
-  return (comm_area *)(base + comm_header_bytes() + rank * comm->shared->area_bytes);
-}
-
 static td_status place_area(td_comm *comm, host_state *s, td_err *err) {
-  void *area = area_in_segment(comm, comm->rank);
-  if (td_dev_gpu_index(comm->dev) >= 0) {
-    td_status st = td_dev_alloc_host(comm->dev, &area, comm->shared->area_bytes, err);
-    if (st != TD_OK) return st;
-    memset(area, 0, sizeof(comm_area));
-    s->is_pinned = true;
-    atomic_store_explicit(&comm->shared->ranks[comm->rank].area, (uintptr_t)area,
-                          memory_order_relaxed);
-  }
-  s->own = area;
+  comm_rank_info *info = &comm->group->ranks[comm->rank];
+  const size_t n_bytes = sizeof(comm_area) + HOST_SLOTS * s->piece_bytes;
+  td_status st = td_dev_alloc_host(comm->dev, &info->area, n_bytes, err);
+  if (st != TD_OK) return st;
+  s->own = info->area;
+  memset(s->own, 0, sizeof *s->own);
   s->own->laps[0] = 1, s->own->laps[1] = 2;
-  atomic_store_explicit(&comm->shared->ranks[comm->rank].is_open, 1, memory_order_release);
+  atomic_store_explicit(&info->is_open, 1, memory_order_release);
   return TD_OK;
 }
 
 static td_status find_areas(td_comm *comm, host_state *s, td_err *err) {
   for (uint32_t r = 0; r < comm->n_ranks; r++) {
-    const comm_rank_info *info = &comm->shared->ranks[r];
-    if (info->pid != getpid() && (info->gpu >= 0 || td_dev_gpu_index(comm->dev) >= 0)) {
-      return td_fail(err, TD_EUNSUPPORTED,
-                     "GPUs of several processes exchange data by NCCL only: install libnccl.so.2 "
-                     "(package libnccl2, or nvidia-nccl-cu13 of Python)");
-    }
+    const comm_rank_info *info = &comm->group->ranks[r];
     td_status st = comm_wait_flag(comm, &info->is_open, err);
     if (st != TD_OK) return st;
-    const uintptr_t area = atomic_load_explicit(&info->area, memory_order_relaxed);
-    s->areas[r] = area ? (comm_area *)area : area_in_segment(comm, r);
+    s->areas[r] = info->area;
   }
   return TD_OK;
 }
 
 static void close_host(td_comm *comm) {
   host_state *s = comm->state;
-  if (s && s->is_pinned) td_dev_free_host(comm->dev, s->own);
+  if (s) td_dev_free_host(comm->dev, s->own);
   free(s);
   comm->state = NULL;
 }
@@ -88,7 +63,7 @@ static void close_host(td_comm *comm) {
 static td_status open_host(td_comm *comm, td_err *err) {
   host_state *s = comm->state = calloc(1, sizeof *s);
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
-  s->piece_bytes = comm->shared->piece_bytes;
+  s->piece_bytes = comm->group->piece_bytes;
   td_status st = place_area(comm, s, err);
   if (st == TD_OK) st = find_areas(comm, s, err);
   if (st != TD_OK) close_host(comm);

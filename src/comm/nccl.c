@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "comm/comm_impl.h"
 
@@ -92,12 +93,11 @@ static void *open_matching(const char *pattern) {
 }
 
 // By the loader's search, then as a Python package beside each folder of PATH (PyTorch brings it).
-// TANDEM_NCCL_LIB is for tests and debugging; this is the only place that reads it.
 static void *open_library(void) {
-  const char *named = getenv("TANDEM_NCCL_LIB");
+  const char *named = td_test_var_get(TD_ENV_NCCL_LIB);
   if (named) return dlopen(named, RTLD_NOW | RTLD_LOCAL);
   void *library = dlopen(LIBRARY_NAME, RTLD_NOW | RTLD_LOCAL);
-  for (const char *at = getenv("PATH"); at && !library;) {
+  for (const char *at = td_env("PATH"); at && !library;) {
     const size_t n = strcspn(at, ":");
     char pattern[PATH_MAX];
     snprintf(pattern, sizeof pattern,
@@ -170,7 +170,7 @@ static td_status settle(td_comm *comm, int code, uint64_t most_ns, td_err *err) 
     fail(comm, code);
     pthread_mutex_unlock(&s->lock);
   }
-  while (!comm_is_aborted(comm->shared) && state_of(comm) == NCCL_IN_PROGRESS) {
+  while (!comm_is_aborted(comm->group) && state_of(comm) == NCCL_IN_PROGRESS) {
     if (most_ns && td_clock_ns() - begin_ns > most_ns) break;
     pause_briefly();
   }
@@ -211,15 +211,15 @@ static td_status transfer(td_comm *comm, td_stream *stream, const transfers *t, 
 
 static td_status share_id(td_comm *comm, nccl_id *id, td_err *err) {
   nccl_state *s = comm->state;
-  comm_shared *shared = comm->shared;
+  comm_group *group = comm->group;
   if (comm->rank == 0) {
     const int code = s->api.GetUniqueId(id);
     if (code != NCCL_SUCCESS) fail(comm, code);
-    memcpy(shared->id, id, sizeof *id);
-    if (code == NCCL_SUCCESS) atomic_store_explicit(&shared->has_id, 1, memory_order_release);
+    memcpy(group->id, id, sizeof *id);
+    if (code == NCCL_SUCCESS) atomic_store_explicit(&group->has_id, 1, memory_order_release);
   }
-  td_status st = comm_wait_flag(comm, &shared->has_id, err);
-  if (st == TD_OK) memcpy(id, shared->id, sizeof *id);
+  td_status st = comm_wait_flag(comm, &group->has_id, err);
+  if (st == TD_OK) memcpy(id, group->id, sizeof *id);
   return st;
 }
 
@@ -252,7 +252,7 @@ static void cancel_nccl(td_comm *comm) {
 static void close_nccl(td_comm *comm) {
   nccl_state *s = comm->state;
   if (!s) return;
-  if (s->comm && !comm_is_aborted(comm->shared)) {
+  if (s->comm && !comm_is_aborted(comm->group)) {
     const int code = s->api.CommFinalize(s->comm);
     settle(comm, code, NCCL_CLOSE_MS * (uint64_t)1000000, NULL);
     if (state_of(comm) == NCCL_SUCCESS) {
@@ -273,7 +273,7 @@ static td_status open_nccl(td_comm *comm, td_err *err) {
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   pthread_mutex_init(&s->lock, NULL);
   TD_CHECK(load(&s->api)); // as comm_nccl_is_there found it
-  s->section = comm->shared->piece_bytes / sizeof(uint16_t);
+  s->section = comm->group->piece_bytes / sizeof(uint16_t);
   const size_t n_bytes = comm->n_ranks * s->section * sizeof(uint16_t);
   // Also makes the GPU the calling thread's current one, which NCCL then uses.
   td_status st = td_dev_alloc(comm->dev, (void **)&s->outbox, n_bytes, err);
@@ -312,7 +312,7 @@ static td_status nccl_all_gather(td_comm *comm, td_stream *stream, const td_all_
   const size_t largest = comm_largest(a->n_bytes, comm->n_ranks);
   if (!largest) return TD_OK;
   // Nobody waits for pieces: NCCL has its own.
-  const size_t most = a->on_arrival ? comm->shared->piece_bytes : largest;
+  const size_t most = a->on_arrival ? comm->group->piece_bytes : largest;
   td_status st = TD_OK;
   for (size_t p = 0; p * most < largest && st == TD_OK; p++) {
     st = gather_piece(comm, stream, a, most, p, err);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "options/closest.h"
 
 static const char *const command_names[] = {
 #define X(id, name, summary) name,
@@ -199,6 +200,35 @@ td_status td_option_set(const td_option *o, td_options *options, const char *tex
   return TD_EINTERNAL;
 }
 
+td_status td_options_set(td_options *options, const char *name, const char *value, td_err *err) {
+  const int idx = td_option_find(options->command, name, strlen(name), 0);
+  if (idx < 0) return td_fail(err, TD_EINVAL, "%s: not an option", name);
+  const td_option *o = &td_option_table[idx];
+  if (value) {
+    td_option_mark_given(options, (size_t)idx);
+    return td_option_set(o, options, value, err);
+  }
+  options->given[idx / 64] &= ~((uint64_t)1 << (idx % 64));
+  if (o->fallback) return td_option_set(o, options, o->fallback, err);
+  if (o->kind != OPT_STR) return TD_OK;
+  char **field = (char **)((char *)options + o->offset);
+  free(*field);
+  *field = NULL;
+  return TD_OK;
+}
+
+void td_options_show(td_buf *out, const td_options *options, const char *name) {
+  const int idx = td_option_find(options->command, name, strlen(name), 0);
+  TD_CHECK(idx >= 0);
+  const td_option *o = &td_option_table[idx];
+  const void *field = (const char *)options + o->offset;
+  const char *text = o->kind == OPT_STR ? *(char *const *)field : NULL;
+  if (o->kind == OPT_INT) td_buf_printf(out, "%lld", (long long)*(const int64_t *)field);
+  if (o->kind == OPT_REAL) td_buf_printf(out, "%.9g", *(const double *)field);
+  if (o->kind == OPT_ENUM) td_buf_str(out, o->names[*(const int *)field]);
+  if (text) td_buf_str(out, text);
+}
+
 bool td_option_is_given(const td_options *options, size_t idx) {
   return options->given[idx / 64] >> (idx % 64) & 1;
 }
@@ -280,25 +310,62 @@ static td_status unknown_command(const char *word, td_err *err) {
     at += (size_t)snprintf(list + at, sizeof list - at, "%s`tandem %s`", at ? ", " : "", name);
   }
   if (at) return td_fail(err, TD_EINVAL, "%s: needs a second word: %s", word, list);
+  td_closest closest = {.word = word, .len = len};
+  for (int c = 0; c < TD_N_COMMANDS; c++)
+    td_closest_try(&closest, command_names[c]);
+  if (closest.best) {
+    return td_fail(err, TD_EINVAL, "%s: not a command; did you mean `tandem %s`?", word,
+                   closest.best);
+  }
   return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", word);
 }
 
-static td_status unknown_option(const td_options *options, const char *arg, td_err *err) {
+// arg: the option as it was written; name[0..len): without dashes and value, NULL for a letter.
+static td_status unknown_option(const td_options *options, const char *arg, const char *name,
+                                size_t len, td_err *err) {
+  const char *command = td_command_name(options->command);
+  td_closest closest = {.word = name, .len = len};
+  for (size_t i = 0; name && i < td_n_options; i++) {
+    if (td_option_table[i].commands >> options->command & 1)
+      td_closest_try(&closest, td_option_table[i].name);
+  }
+  if (closest.best) {
+    return td_fail(err, TD_EINVAL, "%s: not an option of %s; did you mean --%s?", arg, command,
+                   closest.best);
+  }
   return td_fail(err, TD_EINVAL, "%s: not an option of %s; `tandem %s --help` lists them", arg,
-                 td_command_name(options->command), td_command_name(options->command));
+                 command, command);
+}
+
+// A word where an option should be; perhaps the mistyped second word of a command.
+static td_status unexpected_word(const td_options *options, const char *arg, td_err *err) {
+  const char *command = td_command_name(options->command);
+  const size_t n_first = strlen(command);
+  td_closest closest = {.word = arg, .len = strlen(arg)};
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    if (!strncmp(command_names[c], command, n_first) && command_names[c][n_first] == ' ')
+      td_closest_try(&closest, command_names[c] + n_first + 1);
+  }
+  if (closest.best) {
+    return td_fail(err, TD_EINVAL,
+                   "%s: unexpected word after `tandem %s`; did you mean `tandem %s %s`?", arg,
+                   command, command, closest.best);
+  }
+  return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --",
+                 arg, command);
 }
 
 // Parses argv[*i] and its value; *i moves to the last argument used.
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
-  if (arg[0] != '-' && options->command == TD_CMD_PULL && !options->model) { // tandem pull MODEL
+  const bool takes_model = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP;
+  if (arg[0] != '-' && takes_model && !options->model) { // tandem pull MODEL
     const int model = td_option_find(options->command, "model", 5, 0);
     td_option_mark_given(options, (size_t)model);
     return td_option_set(&td_option_table[model], options, arg, err);
   }
   if (arg[0] != '-' || !arg[1]) {
-    return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --",
-                   arg, td_command_name(options->command));
+    return unexpected_word(options, arg, err);
   }
   bool is_long = arg[1] == '-';
   const char *name = is_long ? arg + 2 : NULL;
@@ -313,7 +380,7 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
     }
     idx = -1;
   }
-  if (idx < 0) return unknown_option(options, arg, err);
+  if (idx < 0) return unknown_option(options, arg, name, len, err);
   const char *value = equals ? equals + 1 : "true";
   if (!equals && td_option_table[idx].kind != OPT_FLAG) {
     if (*i + 1 >= argc) {
@@ -338,6 +405,10 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
       st = td_option_set(&td_option_table[i], out, td_option_table[i].fallback, err);
   }
   if (st != TD_OK) return st;
+  if (argc > 2 && !strcmp(argv[1], "help")) { // tandem help COMMAND
+    out->help = true;
+    return match_command(argc - 1, argv + 1, &out->command) ? TD_OK : unknown_command(argv[2], err);
+  }
   int words = match_command(argc, argv, &out->command);
   if (!words) {
     if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
@@ -360,14 +431,17 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
 void td_options_free(td_options *options) {
   for (size_t i = 0; i < td_n_options; i++) {
     void *field = (char *)options + td_option_table[i].offset;
-    const td_option_kind kind = td_option_table[i].kind;
+    const td_option_kind kind =
+        td_option_table[i].kind; // options of two commands may share a field
     if (kind == OPT_STR || kind == OPT_CHOICE || kind == OPT_SUBSET) {
-      // options of two commands may share a field
       free(*(char **)field);
       *(char **)field = NULL;
     }
-    if (td_option_table[i].kind == OPT_INTS) free(((td_int_list *)field)->values);
-    if (td_option_table[i].kind == OPT_NAMES) free_names(field);
+    if (kind == OPT_INTS) {
+      free(((td_int_list *)field)->values);
+      *(td_int_list *)field = (td_int_list){0};
+    }
+    if (kind == OPT_NAMES) free_names(field);
   }
   *options = (td_options){.command = TD_N_COMMANDS};
 }

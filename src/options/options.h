@@ -23,6 +23,12 @@
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
   X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
   X(PULL, "pull", "download a model from a hub")                                                   \
+  X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
+  X(RECOMMEND, "recommend", "models of the hub that fit into this machine's memory")               \
+  X(LIST, "list", "the models of a running server")                                                \
+  X(PS, "ps", "those of them that are loaded")                                                     \
+  X(TOP, "top", "what a running server does, every two seconds")                                   \
+  X(STOP, "stop", "have a running server unload a model")                                          \
   X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
   X(INSPECT_TOKENS, "inspect tokens", "text on stdin to a JSON array of token ids, or back")       \
   X(INSPECT_TEMPLATE, "inspect template", "render a chat template")                                \
@@ -78,9 +84,11 @@ typedef struct {
   int expert_parallel;               // td_auto_on_off
   int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
   int kv_dtype;                      // index in TD_KV_DTYPES
-  int64_t threads, ctx_size, prefill_chunk;
+  int draft;                         // 0: auto, 1: off, 1 + n: n tokens
+  int64_t threads, ctx_size, prefill_chunk, stream_from;
   // prompt and output
-  char *prompt, *file, *system;
+  char *prompt, *file, *system, *effort;
+  int thinking; // td_auto_on_off
   td_int_list token_ids;
   bool raw, json, ignore_eos;
   int64_t n_predict;
@@ -89,7 +97,7 @@ typedef struct {
   int64_t top_k, seed;
   // serve
   char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir, *models;
-  bool cache_output;
+  bool cache_output, cache_per_key;
   // pull
   char *revision;
   td_str_list include;
@@ -118,14 +126,18 @@ typedef struct {
   // eval, inspect and quantize
   char *out, *suite, *template_file, *input;
   int64_t chunk_tokens;
-  double link_gbps, gpu_tflops; // 0: not given
   bool tensors, decode;
+  // plan
+  char *machine, *plan_format;
+  bool with_plan;
+  int64_t plan_depth;
+  double hit_rate, acceptance;
 } td_options;
 
 // Parses argv[1..argc): the command's words, then its options ("--name value", "--name=value", "-x
 // value", "--flag", "--no-flag"), then the file of --config; the command line takes precedence.
-// Errors name the option and its range. With --help, or without a command, help is set and the rest
-// is not checked. Call td_options_free in every case.
+// Errors name the option and its range. With --help, as "help COMMAND" or without a command, help
+// is set and the rest is not checked. Call td_options_free in every case.
 td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err);
 void td_options_free(td_options *options);
 
@@ -136,6 +148,13 @@ bool td_options_given(const td_options *options, const char *name);
 // exist.
 int64_t td_options_number(const td_options *options, const char *name);
 const char *td_options_text(const td_options *options, const char *name);
+
+// Sets an option of options->command by its long name, as if the user had given it; value NULL:
+// back to its default, and not given. TD_EINVAL names the option and its valid values.
+td_status td_options_set(td_options *options, const char *name, const char *value, td_err *err);
+// Appends the value of a number, enum or text option of options->command, as td_options_set reads
+// it; nothing for a text that is not given.
+void td_options_show(td_buf *out, const td_options *options, const char *name);
 
 // Appends the help of a command, or of the program if command is TD_N_COMMANDS.
 void td_options_help(td_buf *out, td_command command);

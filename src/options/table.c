@@ -11,7 +11,9 @@ enum {
   COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
   MICROBENCH = ON(BENCH_KERNELS) | ON(BENCH_LAYER),
   JSON = ON(RUN) | ON(BENCH) | MICROBENCH | ON(BENCH_COMM) | ON(INSPECT) | ON(INSPECT_ROUTING) |
-         ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
+         ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE) | ON(LIST) | ON(PS) | ON(RECOMMEND) |
+         ON(PLAN),
+  REMOTE = ON(LIST) | ON(PS) | ON(TOP) | ON(STOP),
 };
 #define AT(field)    offsetof(td_options, field)
 #define NO_RANGE     0, 0, NULL
@@ -41,6 +43,7 @@ static const char *const activations[] = {"f32", "auto", "int8", NULL};
 static const char *const weights[] = {"mmap", "resident", "auto", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
 static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
+static const char *const drafts[] = {"auto", "off", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
 static const char *const loads[] = {"concurrency", "poisson",      "gamma",
                                     "constant",    "interference", NULL};
 
@@ -71,26 +74,26 @@ const td_option td_option_table[] = {
      "machine-readable output on stdout"},
 
     {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
-     "checkpoint directory as published, or ORG/NAME: from the hub's cache, downloaded if it is "
-     "not "
-     "there"},
+     "checkpoint directory as published, a GGUF file, or ORG/NAME: from the hub's cache, "
+     "downloaded "
+     "if it is not there; ORG/NAME:Q4_K_M: that quantization's GGUF files"},
     {GROUP_MODEL, "revision", 0, OPT_STR, ALL, AT(revision), NO_RANGE, NULL, "REVISION",
      "branch, tag or commit of a model of the hub; main if not given"},
     {GROUP_MODEL, "include", 0, OPT_NAMES, ON(PULL), AT(include), NO_RANGE, NULL, "GLOB,GLOB",
      "download the files whose paths match, instead of those that tandem reads"},
-    {GROUP_MODEL, "models", 0, OPT_STR, ON(SERVE), AT(models), NO_RANGE, NULL, "DIR",
-     "instead of --model: serve every checkpoint in this directory under its folder's name, loaded "
-     "when a request asks for it"},
+    {GROUP_MODEL, "models", 0, OPT_STR, ON(SERVE) | ON(RUN), AT(models), NO_RANGE, NULL, "DIR",
+     "instead of --model: serve every checkpoint and GGUF file in this directory under its name, "
+     "loaded when a request asks for it; run begins with the first, and /model changes it"},
     {GROUP_MODEL, "max-models", 0, OPT_INT, ON(SERVE), AT(max_models), RANGE(1, 64), "1", "N",
      "with --models: how many are loaded at once; the least recently used makes way"},
     {GROUP_MODEL, "sleep-after", 0, OPT_REAL, ON(SERVE), AT(sleep_after_s), RANGE(0, 1e8), "0",
      "SECONDS",
      "give a model's memory back when it has had no request for so long, and load it again for the "
      "next one; 0: never"},
-    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), RANGE(0, 4096), "0",
-     "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
-    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "cpu",
-     "DEVICE", "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
+    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE) | ON(PLAN), AT(threads),
+     RANGE(0, 4096), "0", "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
+    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "auto",
+     "DEVICE", "auto: a GPU if one can be used, else the CPU; cuda: a GPU; cpu"},
     {GROUP_MODEL, "devices", 0, OPT_STR, COMPUTE, AT(devices), NO_RANGE, "0", "N,N",
      "GPUs by index: one, or several for long prompts (--expert-parallel); with --device cpu as "
      "many CPU devices, which share the threads"},
@@ -104,7 +107,13 @@ const td_option td_option_table[] = {
      "auto", "DEVICE",
      "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "
      "GPU, the rest on the CPU)"},
-    {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE, AT(expert_cache), NO_RANGE, "off", "GIB",
+    {GROUP_MODEL, "stream-from", 0, OPT_INT, COMPUTE, AT(stream_from), RANGE(0, 1 << 24), "0",
+     "TOKENS",
+     "prompt tokens of a prefill step from which experts that the CPU would compute are copied to "
+     "the GPU instead; the two round differently. 0: from the model, its format and the number of "
+     "threads"},
+    {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE | ON(PLAN), AT(expert_cache), NO_RANGE, "off",
+     "GIB",
      "GPU memory for a cache of the experts that decode used last, of those that the CPU computes; "
      "auto: what is left, instead of whole layers where less than half of them fit. With a cache "
      "a text need not repeat: results differ by rounding with what it holds"},
@@ -114,7 +123,9 @@ const td_option td_option_table[] = {
      "GPU"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH, AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
-     "activation precision in CPU matmuls: f32 (exact), auto (the fastest of FP16, BF16 and INT16 "
+     "activation precision in CPU matmuls: f32 (exact, unless --expert-parallel has prompts "
+     "computed "
+     "by several devices, which round differently), auto (the fastest of FP16, BF16 and INT16 "
      "on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality)"},
     {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), RANGE(0, 1 << 24), "0", "TOKENS",
      "longest context; 0: the model's, within memory"},
@@ -132,6 +143,10 @@ const td_option td_option_table[] = {
      AT(file), NO_RANGE, NULL, "FILE", "read the text from a file; - is standard input"},
     {GROUP_PROMPT, "system", 0, OPT_STR, ON(RUN), AT(system), NO_RANGE, NULL, "TEXT",
      "system message"},
+    {GROUP_PROMPT, "thinking", 0, OPT_ENUM, ON(RUN), AT(thinking), ONE_OF(auto_on_off), "auto",
+     "WHETHER", "reasoning before the answer, as far as the chat template knows it; auto: its own"},
+    {GROUP_PROMPT, "effort", 0, OPT_STR, ON(RUN), AT(effort), NO_RANGE, NULL, "LEVEL",
+     "how much reasoning, as far as the chat template knows it: low, medium, high; none: off"},
     {GROUP_PROMPT, "token-ids", 0, OPT_INTS, ON(RUN) | ON(EVAL_LOGITS), AT(token_ids),
      RANGE(0, INT32_MAX), NULL, "IDS", "token ids instead of text, as 1,2,3 or @FILE"},
     {GROUP_PROMPT, "raw", 0, OPT_FLAG, ON(RUN), AT(raw), NO_RANGE, NULL, NULL,
@@ -163,14 +178,16 @@ const td_option td_option_table[] = {
      "IPv4 or IPv6 address, or unix:PATH"},
     {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE), AT(port), RANGE(0, 65535), "8080", "PORT",
      "0: any free port"},
-    {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key), NO_RANGE, NULL,
-     "KEY",
-     "bearer token that serve requires and bench --server sends; default: TANDEM_API_KEY of the "
-     "environment"},
-    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key_file), NO_RANGE,
-     NULL, "FILE", "file that holds the key of --api-key, which so stands on no command line"},
+    {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH) | REMOTE, AT(api_key), NO_RANGE,
+     NULL, "KEY",
+     "bearer token that serve requires, and that is sent to --server; default: TANDEM_API_KEY of "
+     "the environment"},
+    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH) | REMOTE, AT(api_key_file),
+     NO_RANGE, NULL, "FILE",
+     "file that holds the key of --api-key, which so stands on no command line"},
     {GROUP_NETWORK, "api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
-     "file of accepted API keys, one per line, optionally followed by a weight (default 1)"},
+     "file of accepted API keys, one per line, optionally followed by a weight (default 1); see "
+     "--cache-per-key for what one key can learn of another"},
     {GROUP_NETWORK, "cors", 0, OPT_STR, ON(SERVE), AT(cors), NO_RANGE, NULL, "ORIGIN",
      "origin whose pages may use the API in a browser, such as https://chat.example; *: any; "
      "default: none"},
@@ -194,6 +211,12 @@ const td_option td_option_table[] = {
      "15", "PERCENT",
      "with experts streaming to a GPU: how much longer decode steps may take beside a long prompt; "
      "a quarter of the bus is the prompt's in any case"},
+    {GROUP_SERVING, "draft", 0, OPT_ENUM, ON(SERVE), AT(draft), ONE_OF(drafts), "auto", "N",
+     "tokens that a step may guess ahead for each request, from what followed the same words "
+     "before or "
+     "by the model's layer for that; a text never changes by it. auto: as many as pay, by how "
+     "often "
+     "guesses are right and how long steps take"},
     {GROUP_SERVING, "drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), RANGE(0, 86400),
      "30", "SECONDS",
      "how long running requests may go on after SIGTERM, and then KV pages be written to --kv-dir"},
@@ -210,6 +233,10 @@ const td_option td_option_table[] = {
      "reuse the KV pages of generated tokens, too: the next turn of a conversation prefills only "
      "what is new. Decode rounds differently from prefill, so that a result may then differ by "
      "rounding from that of a server that has not seen the conversation"},
+    {GROUP_KV, "cache-per-key", 0, OPT_FLAG, ON(SERVE), AT(cache_per_key), NO_RANGE, NULL, NULL,
+     "keep the KV pages of prompts apart for each API key (without keys, for each client address), "
+     "as cache_salt of a request does for its own. Otherwise cached_tokens and the time to the "
+     "first token tell one key what another has asked"},
     {GROUP_KV, "kv-dir", 0, OPT_STR, ON(SERVE), AT(kv_dir), NO_RANGE, NULL, "DIR",
      "keep evicted KV pages in this directory and reload them instead of computing them again; one "
      "process at a time"},
@@ -218,6 +245,25 @@ const td_option td_option_table[] = {
 
     {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(BENCH), AT(bench_prompt), RANGE(0, 1 << 24),
      "512", "N,N", "prompt lengths to prefill"},
+    {GROUP_BENCH, "plan", 0, OPT_FLAG, ON(BENCH), AT(with_plan), NO_RANGE, NULL, NULL,
+     "what `tandem plan` predicts for --machine, beside what is measured"},
+    {GROUP_BENCH, "machine", 0, OPT_STR, ON(PLAN) | ON(BENCH), AT(machine), NO_RANGE, "this",
+     "MACHINE",
+     "this: this machine's CPU, measured; or a file like those of configs/machines, or the name of "
+     "one of them: desktop-64gb, epyc-9355x2, h100; with cards of configs/cards: this+rtx-4090, "
+     "epyc-9355x2+rtx-5090+rtx-5090"},
+    {GROUP_BENCH, "format", 'f', OPT_CHOICE, ON(PLAN), AT(plan_format), ONE_OF(formats), "fp8-b128",
+     "NAME", "format of the weights if --model is a published model's name, as Qwen3-30B-A3B"},
+    {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(PLAN), AT(bench_prompt), RANGE(1, 1 << 24),
+     "2048,8192,32768", "N,N", "prompt lengths"},
+    {GROUP_BENCH, "batch", 'b', OPT_INTS, ON(PLAN), AT(bench_batch), RANGE(1, 1024), "1", "N,N",
+     "sequences decoded together"},
+    {GROUP_BENCH, "depth", 'd', OPT_INT, ON(PLAN), AT(plan_depth), RANGE(0, 1 << 24), "1024", "N",
+     "tokens of each sequence before those that are decoded"},
+    {GROUP_BENCH, "hits", 0, OPT_REAL, ON(PLAN), AT(hit_rate), RANGE(-1, 1), "-1", "SHARE",
+     "share of the chosen experts that --expert-cache holds; -1: as many as of all experts"},
+    {GROUP_BENCH, "acceptance", 0, OPT_REAL, ON(PLAN), AT(acceptance), RANGE(0, 1), "0.7", "SHARE",
+     "share of drafted tokens that are right"},
     {GROUP_BENCH, "gen-tokens", 'n', OPT_INTS, ON(BENCH), AT(bench_gen), RANGE(0, 1 << 24), "64",
      "N,N", "tokens to decode"},
     {GROUP_BENCH, "depth", 'd', OPT_INTS, ON(BENCH), AT(bench_depth), RANGE(0, 1 << 24), "0", "N,N",
@@ -242,6 +288,8 @@ const td_option td_option_table[] = {
      "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
      "bandwidth"},
 
+    {GROUP_NETWORK, "server", 0, OPT_STR, REMOTE, AT(server), NO_RANGE, NULL, "URL",
+     "the running server; default: http://127.0.0.1:8080"},
     {GROUP_LOAD, "server", 0, OPT_STR, ON(BENCH), AT(server), NO_RANGE, NULL, "URL",
      "measure an OpenAI-compatible server instead, http://HOST:PORT"},
     {GROUP_LOAD, "load", 0, OPT_ENUM, ON(BENCH), AT(load_shape), ONE_OF(loads), "concurrency",
@@ -273,10 +321,6 @@ const td_option td_option_table[] = {
      "questions and expected answers, one JSON object a line"},
     {GROUP_FILES, "tensors", 0, OPT_FLAG, ON(INSPECT), AT(tensors), NO_RANGE, NULL, NULL,
      "list every tensor"},
-    {GROUP_FILES, "link-gbps", 0, OPT_REAL, ON(INSPECT), AT(link_gbps), RANGE(0, 10000), "0",
-     "GB/S", "rate of copies to a GPU for the predictions, as measured; 0: 25 or 55, by card"},
-    {GROUP_FILES, "gpu-tflops", 0, OPT_REAL, ON(INSPECT), AT(gpu_tflops), RANGE(0, 100000), "0",
-     "TFLOPS", "operations that prefill reaches on a GPU, likewise; 0: by card"},
     {GROUP_FILES, "decode", 0, OPT_FLAG, ON(INSPECT_TOKENS), AT(decode), NO_RANGE, NULL, NULL,
      "turn a JSON array of ids on stdin into text"},
     {GROUP_FILES, "template", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(template_file), NO_RANGE, NULL,

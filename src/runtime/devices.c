@@ -2,14 +2,15 @@
 #include "runtime/devices.h"
 
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/cpus.h"
+#include "base/env.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
-
-#define GIB ((double)(1 << 30))
 
 static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
   return (td_dev_opts){.kind = kind,
@@ -56,10 +57,11 @@ static td_status open_peers(td_devices *d, const td_devices_opts *opts,
 
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_config *config,
                           const td_model_stats *stats, td_err *err) {
-  td_dev_opts dev = dev_opts(opts, opts->runtime->device);
   td_status st = td_placement_check(opts->runtime, err);
   if (st == TD_OK) st = td_placement_check_model(opts->runtime, config, err);
   if (st != TD_OK) return st;
+  const bool may_use_gpu = td_placement_may_use_gpu(opts->runtime, config);
+  td_dev_opts dev = dev_opts(opts, may_use_gpu ? opts->runtime->device : "cpu");
   dev.need_bytes = td_placement_need_bytes(opts->runtime, stats);
   const td_device_list list = devices_of(opts, config);
   dev.index = list.index[0];
@@ -101,8 +103,34 @@ static void place_for_prefill(td_devices *d, const td_gpu_pair *pair) {
   if (!pair->n_streamed_dense) return;
   td_info("%s: dense weights of the last %u layers stream as experts do, which leaves %.2f GiB for "
           "experts and steps of %u tokens",
-          td_dev_name(d->dev), pair->n_streamed_dense, (double)pair->stream_bytes / GIB,
+          td_dev_name(d->dev), pair->n_streamed_dense, td_gib(pair->stream_bytes),
           pair->prefill_chunk);
+}
+
+static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                        const td_gpu_need *need, const td_gpu_plan *plan,
+                        const td_dense_size *dense) {
+  if (d->n_peers || opts->is_for_prefill || opts->is_for_decode || opts->is_alone) return;
+  const uint32_t n_layers = td_model_config_of(model)->n_layers;
+  td_gpu_work work = {.active_params = td_model_stats_of(model).active_params,
+                      .resident_bytes = need->weight_bytes};
+  for (uint32_t i = 0; i < n_layers; i++) {
+    const uint64_t n_bytes = td_model_expert_bytes(model, i);
+    if (i < d->n_gpu_expert_layers) work.resident_bytes += n_bytes;
+    if (i >= d->n_gpu_expert_layers) work.expert_bytes += n_bytes;
+  }
+  d->longer = td_gpu_long_plan(need, plan, &work, dense, n_layers);
+  const char *tokens = td_test_var_get(TD_ENV_LONGER);
+  if (tokens && plan->stream_bytes) {
+    d->longer.prefill_chunk = (uint32_t)strtoul(tokens, NULL, 10);
+    d->longer.stream_bytes = plan->stream_bytes;
+    d->longer.work.expert_bytes = (uint64_t)1 << 40; // as if copies were all
+  }
+  if (!d->longer.prefill_chunk) return;
+  td_info("%s: while nothing decodes, long prompts have steps of %u tokens instead of %u: dense "
+          "weights stream as experts do then, which have %.2f GiB",
+          td_dev_name(d->dev), d->longer.prefill_chunk, plan->prefill_chunk,
+          td_gib(d->longer.stream_bytes));
 }
 
 // Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
@@ -133,6 +161,7 @@ static void place_experts(td_devices *d, const td_devices_opts *opts, const td_m
   td_dense_size dense[TD_MAX_LAYERS];
   for (uint32_t i = 0; i < n_layers; i++)
     dense[i] = td_dense_size_of(td_model_layer(model, i));
+  plan_longer(d, opts, model, need, plan, dense);
   const td_gpu_pair pair = td_gpu_pair_plan(need, plan, own.cache_bytes, dense, n_layers);
   if (opts->is_for_prefill) place_for_prefill(d, &pair);
   if (opts->is_for_decode) d->stream_bytes = 0;
@@ -149,8 +178,8 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
   d->held_bytes += plan.chunk_bytes + plan.decode_bytes + plan.stream_bytes;
   td_debug("%s: %.2f GiB for weights, %.2f GiB for experts that stream, %.2f GiB for prefill steps "
            "of %u tokens, of %.2f GiB",
-           td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
-           (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
+           td_dev_name(d->dev), td_gib(need.weight_bytes), td_gib(plan.stream_bytes),
+           td_gib(plan.chunk_bytes), plan.prefill_chunk, td_gib(n_free));
   if (d->expert_dev) place_experts(d, opts, model, &need, &plan);
 }
 
@@ -172,6 +201,8 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
                               uint64_t n_free, td_err *err) {
   td_status st = open_cpu(d, opts, err);
   if (st != TD_OK) return st;
+  d->stream_from = opts->runtime->stream_from;
+  if (!d->stream_from) d->stream_from = td_stream_from(model, opts->runtime->n_threads);
   d->held_bytes -= td_model_stats_of(model).expert_bytes;
   plan_memory(d, opts, model, n_free);
   uint64_t n_bytes = 0;
@@ -181,7 +212,7 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
     n_layers += td_model_expert_bytes(model, i) > 0;
   }
   td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev), n_layers,
-          (double)n_bytes / GIB);
+          td_gib(n_bytes));
   return TD_OK;
 }
 
@@ -197,13 +228,17 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
     const uint64_t n = td_dev_free_vram_bytes(out->peers[i]);
     if (n < n_free) n_free = n;
   }
+  if (opts->gpu_bytes > n_free && n_free) {
+    td_info("%s: %.2f GiB of its memory are free, of %.2f GiB that the server divides",
+            td_dev_name(out->dev), td_gib(n_free), td_gib(opts->gpu_bytes));
+  }
+  if (opts->gpu_bytes && n_free) n_free = opts->gpu_bytes;
   out->placement = td_placement_of(runtime, model, n_free);
   out->held_bytes = stats.bytes;
   out->prefill_chunk = runtime->prefill_chunk ? runtime->prefill_chunk
                                               : td_engine_prefill_chunk(td_model_config_of(model));
   if (!out->placement.is_discrete) return TD_OK;
-  td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
-          (double)n_free / GIB);
+  td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
   plan_memory(out, opts, model, n_free);
   return TD_OK;
@@ -220,6 +255,25 @@ void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {
   out->peer_devs = devices->peers;
   out->n_peers = devices->n_peers;
   out->parallel_tokens = devices->parallel_tokens;
+}
+
+void td_devices_open_longer(td_engine **out, td_devices *d, const td_model *model,
+                            const td_engine_opts *opts) {
+  td_engine_opts longer = *opts;
+  td_err err;
+  longer.max_step_tokens = d->longer.prefill_chunk;
+  longer.stream_bytes = d->longer.stream_bytes;
+  longer.n_streamed_dense = d->longer.n_streamed_dense;
+  longer.break_even_tokens = d->stream_from;
+  longer.is_confinable = false; // nothing runs beside it
+  td_dev_drop_weights(d->dev);
+  if (td_engine_open(out, model, d->dev, &longer, &err) == TD_OK) {
+    td_debug("%s: steps of %u tokens in the memory of dense weights", td_dev_name(d->dev),
+             d->longer.prefill_chunk);
+    return;
+  }
+  td_warn("%s: long prompts take several steps: %s", td_dev_name(d->dev), err.msg);
+  d->longer.prefill_chunk = 0;
 }
 
 void td_devices_pin(const td_devices *devices, const void *memory, size_t n_bytes) {

@@ -11,6 +11,9 @@
 
 typedef struct {
   const td_runtime_opts *runtime;
+  // Free GPU memory from which placement and sizes follow, whatever is free now, so that processes
+  // opened one after the other choose the same; 0: what is free.
+  uint64_t gpu_bytes;
   bool cpus_from_end, ends_with_process; // see td_dev_opts
   bool is_alone;                         // one device, whatever --devices has
   // One of two GPUs, see td_gpu_pair: nothing is decoded here, or no long prompt is prefilled.
@@ -32,8 +35,10 @@ typedef struct {
   uint64_t cache_bytes;      // likewise: the cache of experts for decode
   uint64_t peer_cache_bytes; // more of it, in the memory of the first peer; 0: none
   bool is_cache_fixed;       // see td_engine_opts
+  uint32_t stream_from;      // prompt tokens of a step from which experts stream
   uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
   uint32_t n_streamed_dense; // layers whose dense weights stream, too (td_engine_opts)
+  td_gpu_long longer;        // prompts; prefill_chunk 0: no such steps
 } td_devices;
 
 // TD_EINVAL: see td_placement_check. Otherwise the errors of td_dev_open; the message of TD_ENOMEM
@@ -46,6 +51,11 @@ void td_devices_pin(const td_devices *devices, const void *memory, size_t n_byte
 // Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
 // device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);
+// Opens the engine of td_devices.longer, otherwise with opts, in the memory of the weights' copies.
+// Nothing is queued on the device, and until the engine is closed no other may run there. On error
+// *out is NULL, and no long prompts are tried any more, which is logged.
+void td_devices_open_longer(td_engine **out, td_devices *devices, const td_model *model,
+                            const td_engine_opts *opts);
 // Lets an engine compute prompts on all devices.
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);
 

@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpus.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
 
@@ -48,7 +52,7 @@ td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_
   if (*text < '0' || *text > '9' || *end || !(gib > 0 && gib <= 1 << 20))
     return td_fail(err, TD_EINVAL, "--expert-cache %s: give GiB, as 8 or 0.5, or auto or off",
                    text);
-  out->bytes = (uint64_t)(gib * (1 << 30));
+  out->bytes = (uint64_t)(gib * (double)TD_GIB);
   return TD_OK;
 }
 
@@ -89,15 +93,24 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
                  "one and decode on the other",
                  config->arch_name);
   }
+  if (st == TD_OK && strcmp(opts->device, "cuda") == 0 && !td_attn_has_gpu(config)) {
+    st = td_fail(err, TD_EUNSUPPORTED,
+                 "--device cuda: there are no GPU kernels for the attention of %s: "
+                 "give --device cpu",
+                 config->arch_name);
+  }
   return st;
 }
 
 bool td_may_share_prompts(const td_model_config *config) {
-  return td_model_n_delta(config, config->n_layers) == 0;
+  return !td_attn_has_states(config);
 }
 
-bool td_placement_may_use_gpu(const td_runtime_opts *opts) {
-  return strcmp(opts->device, "cpu") != 0 && opts->activations != TD_ACTIVATIONS_INT8;
+bool td_placement_may_use_gpu(const td_runtime_opts *opts, const td_model_config *config) {
+  if (strcmp(opts->device, "cpu") == 0 || opts->activations == TD_ACTIVATIONS_INT8) return false;
+  if (td_attn_has_gpu(config)) return true;
+  td_info("no GPU kernels for the attention of %s; running on the CPU", config->arch_name);
+  return false;
 }
 
 uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_stats *stats) {
@@ -130,6 +143,28 @@ td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
   return (td_placement){.device = "cuda",
                         .is_discrete = true,
                         .experts_on_cpu = experts_are_for_cpu(opts, model, gpu_bytes)};
+}
+
+uint32_t td_stream_from_bytes(const td_model_config *c, uint64_t layer_bytes, uint32_t n_threads) {
+  enum { LEAST = 32 };
+  static const double link_gbps = 25, thread_gflops = 100; // a PCIe 4.0 x16 link; a server's core
+  if (!layer_bytes) return LEAST;
+  const double copy_s = (double)layer_bytes / link_gbps * 1e-9;
+  const double token_flops = 2.0 * 3 * c->top_k * c->dim * c->expert_dim;
+  const double token_s = token_flops / thread_gflops / n_threads * 1e-9;
+  const double tokens = copy_s / token_s;
+  return tokens < LEAST ? LEAST : tokens < 1 << 24 ? (uint32_t)tokens : 1 << 24;
+}
+
+uint32_t td_stream_from(const td_model *model, uint32_t n_threads) {
+  const td_model_config *c = td_model_config_of(model);
+  const uint32_t n_cpus = td_cpu_count();
+  uint64_t layer_bytes = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const uint64_t n_bytes = td_model_expert_bytes(model, i);
+    if (n_bytes > layer_bytes) layer_bytes = n_bytes;
+  }
+  return td_stream_from_bytes(c, layer_bytes, n_threads ? n_threads : n_cpus > 1 ? n_cpus - 1 : 1);
 }
 
 // ---- GPU memory ---------------------------------------------------------------------------------
@@ -277,4 +312,58 @@ td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, u
     if (is_gain && is_better(&next, &pair)) pair = next;
   }
   return pair;
+}
+
+td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
+                             const td_gpu_work *work, const td_dense_size *dense,
+                             uint32_t n_layers) {
+  enum { RING_PART = 3 }; // at least, of the room
+  td_gpu_long out = {
+      .n_streamed_dense = n_layers, .usual_chunk = plan->prefill_chunk, .work = *work};
+  for (uint32_t i = 0; i < n_layers; i++)
+    for (int part = 0; part < TD_N_DENSE_PARTS; part++)
+      out.dense_bytes += dense[i].bytes[part];
+  if (!plan->stream_bytes || need->prefill_chunk) return out;
+  // TD_KV_DEVICE_SPARE: for the workspaces of one more engine.
+  const uint64_t taken = TD_KV_DEVICE_SPARE + td_dense_ring_bytes(dense, n_layers, n_layers);
+  const uint64_t room = without(out.dense_bytes, taken);
+  uint64_t n = at_most(room / RING_PART * (RING_PART - 1) / need->step_token_bytes,
+                       MOST_CHUNK_STREAMED);
+  n -= n % CHUNK_ROUND;
+  if (n <= plan->prefill_chunk) return out;
+  out.prefill_chunk = (uint32_t)n;
+  out.stream_bytes = at_most(room - n * need->step_token_bytes, need->layer_bytes);
+  return out;
+}
+
+// A step's operations.
+static double ops_of(const td_gpu_work *work, const td_model_config *c, double n, double n_past) {
+  double ops = 2 * n * (double)work->active_params;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    ops += td_attn_of(c, i)->flops(c, n, n_past);
+  return ops;
+}
+
+bool td_gpu_long_pays(const td_gpu_long *p, const td_model_config *c, uint32_t stream_from,
+                      uint64_t n_tokens) {
+  static const double link_gbps = 25, tflops = 70; // a PCIe 4.0 x16 link; an RTX 4090
+  if (!p->prefill_chunk || n_tokens < stream_from) return false;
+  const struct {
+    uint32_t chunk;
+    double bytes; // that a step copies
+  } ways[] = {{p->usual_chunk, (double)p->work.expert_bytes},
+              {p->prefill_chunk, (double)(p->work.expert_bytes + p->dense_bytes)}};
+  double seconds[] = {0, (double)p->work.resident_bytes / link_gbps * 1e-9};
+  for (int i = 0; i < 2; i++) {
+    uint64_t n;
+    for (uint64_t done = 0; done < n_tokens; done += n) {
+      n = at_most(n_tokens - done, ways[i].chunk);
+      // The CPU computes a last step of few tokens; stream_from would take as long as the copies.
+      const double share = n < stream_from ? (double)n / stream_from : 1;
+      const double copies_s = ways[i].bytes * share / link_gbps * 1e-9;
+      const double ops_s = ops_of(&p->work, c, (double)n, (double)done) / tflops * 1e-12;
+      seconds[i] += copies_s > ops_s ? copies_s : ops_s;
+    }
+  }
+  return seconds[1] < 0.8 * seconds[0];
 }

@@ -42,8 +42,8 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
 // Whether several devices can compute a prompt together: not with recurrent states.
 bool td_may_share_prompts(const td_model_config *config);
 
-// False: these options always run on the CPU.
-bool td_placement_may_use_gpu(const td_runtime_opts *opts);
+// False: with these options the model always runs on the CPU; logs the reason if it is the model's.
+bool td_placement_may_use_gpu(const td_runtime_opts *opts, const td_model_config *config);
 
 // Bytes of weights that must fit on the GPU.
 uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_stats *stats);
@@ -51,6 +51,14 @@ uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_sta
 // gpu_bytes: free GPU memory; 0: no usable GPU, the model runs on the CPU (model is then not used).
 td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
                              uint64_t gpu_bytes);
+
+// Prompt tokens of a step from which a GPU streams experts sooner than the CPU computes them, both
+// at usual rates: it depends on the model, its format and the threads alone, so that every process
+// finds the same number. n_threads: of the CPU; 0: as many as beside a GPU.
+uint32_t td_stream_from(const td_model *model, uint32_t n_threads);
+// layer_bytes: of the largest layer's routed experts. n_threads: not 0.
+uint32_t td_stream_from_bytes(const td_model_config *config, uint64_t layer_bytes,
+                              uint32_t n_threads);
 
 // Whether a GPU with gpu_bytes of free memory holds weights of that many bytes, workspaces and a
 // context.
@@ -137,5 +145,33 @@ enum { TD_PREFILL_ENGINES = 2 }; // one for long prompts, and one for what else 
 // dense: [n_layers]. cache_bytes: of the cache, if each of the two GPUs were alone.
 td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, uint64_t cache_bytes,
                              const td_dense_size *dense, uint32_t n_layers);
+
+// What a long prompt's steps copy and compute.
+typedef struct {
+  uint64_t expert_bytes;   // of all layers whose experts stream
+  uint64_t resident_bytes; // of all weights on the GPU otherwise
+  uint64_t active_params;
+} td_gpu_work;
+
+// A long prompt on one GPU while nothing decodes: an engine of its own has the memory of the dense
+// weights that can stream, and streams those, too. All weights on the GPU are copied once more,
+// before or behind its steps, by whoever uses them first.
+typedef struct {
+  uint32_t prefill_chunk;    // of that engine; 0: it would take no longer steps than without
+  uint32_t n_streamed_dense; // all layers
+  uint64_t stream_bytes;
+  uint64_t dense_bytes; // that stream
+  uint32_t usual_chunk;
+  td_gpu_work work;
+} td_gpu_long;
+// plan: without it. dense: of every layer.
+td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
+                             const td_gpu_work *work, const td_dense_size *dense,
+                             uint32_t n_layers);
+// Whether a prompt of n_tokens takes a fifth less time that way at the rates of a usual card,
+// enough for others to wait until a step ends. Nothing measured here may choose, as with
+// td_stream_from.
+bool td_gpu_long_pays(const td_gpu_long *plan, const td_model_config *config, uint32_t stream_from,
+                      uint64_t n_tokens);
 
 #endif

@@ -1,6 +1,10 @@
 // src/runtime/predict.c - the division of a card's memory, and the time of every layer of a prompt.
 #include "runtime/predict.h"
 
+#include <math.h>
+
+#include "comm/exchange.h"
+#include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
 
@@ -8,16 +12,33 @@ enum { SEQS = 16 }; // of a decode step; the default of --max-batch
 
 #define DRIVER_BYTES ((uint64_t)600 << 20) // of a card's memory: the context and the kernels
 
-td_prefill_load td_prefill_load_of(const td_model *model) {
+td_plan_load td_plan_load_of(const td_model *model) {
   const td_model_stats stats = td_model_stats_of(model);
-  td_prefill_load load = {.config = td_model_config_of(model),
-                          .active_params = stats.active_params,
-                          .other_bytes = stats.bytes - stats.expert_bytes};
+  td_plan_load load = {.config = td_model_config_of(model),
+                       .active_params = stats.active_params,
+                       .other_bytes = stats.bytes - stats.expert_bytes};
+  double routed = 0;
   for (uint32_t i = 0; i < load.config->n_layers; i++) {
     load.layer_bytes[i] = td_model_expert_bytes(model, i);
     load.dense[i] = td_dense_size_of(td_model_layer(model, i));
+    if (load.layer_bytes[i])
+      routed += (double)load.layer_bytes[i] * load.config->top_k / load.config->n_experts;
   }
+  load.step_bytes = stats.active_bytes - (uint64_t)routed;
+  const td_weight *head = td_model_lm_head(model);
+  load.head_params = (uint64_t)head->rows * head->cols;
+  load.head_bytes = td_weight_bytes(head);
+  // A layer like the others and the head; what binds it to the layers before is a hundredth.
+  if (td_model_mtp(model))
+    load.draft_bytes = stats.active_bytes / load.config->n_layers + load.head_bytes;
   return load;
+}
+
+uint64_t td_plan_load_expert_bytes(const td_plan_load *load) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < load->config->n_layers; i++)
+    bytes += load->layer_bytes[i];
+  return bytes;
 }
 
 // KV pages, as a worker sizes them beside held_bytes.
@@ -38,7 +59,8 @@ static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_b
   out->kv_bytes = td_engine_kv_bytes(c, TD_BF16, out->kv_tokens);
 }
 
-td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card) {
+td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
+                             const td_expert_cache_size *cache) {
   const td_model_config *c = load->config;
   const uint64_t used = DRIVER_BYTES < card->memory_bytes ? DRIVER_BYTES : card->memory_bytes;
   td_gpu_need need = {.free_bytes = card->memory_bytes - used,
@@ -46,11 +68,9 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
                       .kv_bytes = td_placement_kv_bytes(0, c, TD_KV_DEFAULT_CTX),
                       .step_token_bytes = td_engine_step_bytes_per_token(c, TD_BF16),
                       .usual_chunk = td_engine_prefill_chunk(c)};
-  uint64_t expert_bytes = 0;
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    expert_bytes += load->layer_bytes[i];
+  const uint64_t expert_bytes = td_plan_load_expert_bytes(load);
+  for (uint32_t i = 0; i < c->n_layers; i++)
     if (load->layer_bytes[i] > need.layer_bytes) need.layer_bytes = load->layer_bytes[i];
-  }
   td_card_plan plan = {.fits = need.free_bytes >= load->other_bytes + TD_KV_DEVICE_SPARE};
   plan.experts_stream = expert_bytes &&
                         !td_gpu_holds_all(need.free_bytes, load->other_bytes + expert_bytes, 0, c);
@@ -65,13 +85,17 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
                         plan.memory.stream_bytes;
   if (plan.experts_stream) {
     const td_gpu_experts own = td_gpu_experts_plan(&need, held, load->layer_bytes, c->n_layers,
-                                                   true, &(td_expert_cache_size){.is_auto = true});
+                                                   true, cache);
     plan.n_gpu_expert_layers = own.n_layers;
     plan.own_bytes = own.layers_bytes;
     plan.cache_bytes = own.cache_bytes;
     plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
                                           TD_BF16);
     plan.pair = td_gpu_pair_plan(&need, &plan.memory, own.cache_bytes, load->dense, c->n_layers);
+    const td_gpu_work work = {.expert_bytes = expert_bytes - own.layers_bytes,
+                              .resident_bytes = load->other_bytes + own.layers_bytes,
+                              .active_params = load->active_params};
+    plan.longer = td_gpu_long_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
   }
   plan_kv(&plan, c, need.free_bytes,
           held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
@@ -83,23 +107,16 @@ td_card_plan td_card_plan_for_prefill(const td_card_plan *plan) {
   first.memory.stream_bytes = plan->pair.stream_bytes;
   first.memory.prefill_chunk = plan->pair.prefill_chunk;
   first.n_streamed_dense = plan->pair.n_streamed_dense;
+  first.longer = (td_gpu_long){.prefill_chunk = 0};
   return first;
 }
 
-// Operations of a layer's attention for n tokens after n_past: scores and sums of every query with
-// the keys up to its own, and for MLA the expansion of all keys and values from their latents. A
-// delta net takes 7 for each element of its states instead.
-static double attention_flops(const td_model_config *c, uint32_t layer_idx, double n,
-                              double n_past) {
-  if (td_model_is_delta(c, layer_idx))
-    return 7.0 * n * c->delta_v_heads * c->delta_k_dim * c->delta_v_dim;
-  const bool is_mla = c->attn == TD_ATTN_MLA;
-  const double k_dim = is_mla ? c->nope_dim + c->rope_dim : c->head_dim;
-  const double v_dim = is_mla ? c->v_dim : c->head_dim;
-  const double pairs = n * (n_past + n / 2);
-  const double expansion =
-      is_mla ? 2.0 * (n_past + n) * c->kv_lora_rank * c->n_heads * (c->nope_dim + c->v_dim) : 0;
-  return 2 * pairs * c->n_heads * (k_dim + v_dim) + expansion;
+td_card_plan td_card_plan_for_long(const td_card_plan *plan) {
+  td_card_plan longer = *plan;
+  longer.memory.stream_bytes = plan->longer.stream_bytes;
+  longer.memory.prefill_chunk = plan->longer.prefill_chunk;
+  longer.n_streamed_dense = plan->longer.n_streamed_dense;
+  return longer;
 }
 
 // Of one token's routed experts in a layer.
@@ -107,112 +124,263 @@ static double routed_flops(const td_model_config *c) {
   return 2.0 * 3 * c->top_k * c->dim * c->expert_dim;
 }
 
-// Of one token's other matrices in a layer, on average over the layers.
-static double other_flops(const td_prefill_load *load) {
+// Of one token's other matrices in a layer, on average over the layers. The output matrix is none
+// of a layer's.
+static double other_flops(const td_plan_load *load) {
   const td_model_config *c = load->config;
   double routed = 0;
   for (uint32_t i = 0; i < c->n_layers; i++)
     routed += load->layer_bytes[i] ? routed_flops(c) : 0;
-  const double rest = 2.0 * (double)load->active_params - routed;
+  const double rest = 2.0 * (double)(load->active_params - load->head_params) - routed;
   return rest > 0 ? rest / c->n_layers : 0;
 }
 
+static double head_flops(const td_plan_load *load) {
+  return 2.0 * (double)load->head_params;
+}
+
+const char *td_limit_name(td_limit limit) {
+  static const char *const names[] = {
+#define X(id, name) name,
+      TD_LIMITS(X)
+#undef X
+  };
+  return names[limit];
+}
+
+td_limit td_plan_time_limit(const td_plan_time *t) {
+  td_limit most = 0;
+  for (td_limit i = 0; i < TD_N_LIMITS; i++)
+    if (t->busy_s[i] > t->busy_s[most]) most = i;
+  return most;
+}
+
+// The experts of a layer that n tokens choose, as a share, if all are as likely.
+static double share_chosen(const td_model_config *c, double n) {
+  return c->n_experts ? 1 - pow(1 - (double)c->top_k / c->n_experts, n) : 0;
+}
+
+static double longer(double a, double b) {
+  return a > b ? a : b;
+}
+
+// Work of the CPU, which reads while it computes. Returns its time.
+static double host_s(td_plan_time *out, const td_rig *rig, double bytes, double ops) {
+  const double read = bytes / rig->read_gbps * 1e-9, compute = ops / rig->gflops * 1e-9;
+  out->busy_s[TD_LIMIT_HOST_READ] += read;
+  out->busy_s[TD_LIMIT_HOST_OPS] += compute;
+  return longer(read, compute);
+}
+
+static double gpu_s(td_plan_time *out, const td_rig *rig, double bytes, double ops) {
+  const double read = bytes / rig->gpu.read_gbps * 1e-9, compute = ops / rig->gpu.tflops * 1e-12;
+  out->busy_s[TD_LIMIT_GPU_READ] += read;
+  out->busy_s[TD_LIMIT_GPU_OPS] += compute;
+  return longer(read, compute);
+}
+
+static double wait_s(td_plan_time *out, double us) {
+  out->busy_s[TD_LIMIT_WAITS] += us * 1e-6;
+  return us * 1e-6;
+}
+
+// ---- prompts ------------------------------------------------------------------------------------
+
+// A layer of a chunk.
 typedef struct {
   double attention, routed; // operations: of all but routed experts; of those
-  double bytes;             // streamed; 0: none are
+  double bytes;             // of all routed experts
+  double streamed;          // to the card: of those, and of dense weights
+  uint32_t n_tokens;
+  bool is_offloaded; // the CPU computes the experts
 } layer_load;
+
+// Cards that compute a prompt together.
+static uint32_t ranks_of(const td_plan_load *load, const td_rig *rig) {
+  return td_may_share_prompts(load->config) ? rig->n_gpus : 1;
+}
+
+// Seconds that the links to the cards are busy with a layer, each.
+static double link_s(const td_plan_load *load, const td_rig *rig, const layer_load *l) {
+  const td_exchange_layer layer = {.n_tokens = l->n_tokens,
+                                   .n_ranks = ranks_of(load, rig),
+                                   .dim = load->config->dim,
+                                   .kv_elements = (uint32_t)td_kv_entry_elements(load->config),
+                                   .expert_bytes = (uint64_t)l->streamed};
+  const td_exchange_bytes bytes = td_exchange_bytes_of(&layer);
+  return td_exchange_time_of(&bytes, &(td_exchange_links){rig->gpu.link_gbps, rig->gpu.link_gbps,
+                                                          .is_same_link = true})
+      .layer_s;
+}
 
 // Experts are copied while the layer's attention is computed as far as the ring holds them, then
 // while they are computed.
-static void add_layer(td_prefill_time *out, const layer_load *l, const td_card_plan *plan,
-                      const td_gpu_card *card) {
-  const double attention_s = l->attention / card->tflops * 1e-12;
-  const double compute_s = attention_s + l->routed / card->tflops * 1e-12;
-  const double link_s = l->bytes / card->link_gbps * 1e-9;
-  const double ring_s = (double)plan->memory.stream_bytes / card->link_gbps * 1e-9;
-  const double idle_s = link_s > 0 && attention_s > ring_s ? attention_s - ring_s : 0;
-  out->link_s += link_s;
-  out->compute_s += compute_s;
-  out->seconds += link_s + idle_s > compute_s ? link_s + idle_s : compute_s;
+static void add_layer(td_plan_time *out, const td_plan_load *load, const td_rig *rig,
+                      const td_card_plan *plan, const layer_load *l) {
+  const uint32_t n = ranks_of(load, rig);
+  const double attention_s = gpu_s(out, rig, 0, l->attention / n);
+  if (l->is_offloaded) {
+    out->seconds += attention_s +
+                    host_s(out, rig, l->bytes * share_chosen(load->config, l->n_tokens), l->routed);
+    return;
+  }
+  const double compute_s = attention_s + gpu_s(out, rig, 0, l->routed / n);
+  const double copies_s = l->streamed > 0 || n > 1 ? link_s(load, rig, l) : 0;
+  const double ring_s = (double)plan->memory.stream_bytes / rig->gpu.link_gbps * 1e-9;
+  const double idle_s = copies_s > 0 && attention_s > ring_s ? attention_s - ring_s : 0;
+  out->busy_s[TD_LIMIT_LINK] += copies_s;
+  out->seconds += longer(copies_s + idle_s, compute_s);
 }
 
-static uint64_t dense_bytes_of(const td_prefill_load *load, const td_card_plan *plan, uint32_t i) {
+static uint64_t dense_bytes_of(const td_plan_load *load, const td_card_plan *plan, uint32_t i) {
   const uint64_t *bytes = load->dense[i].bytes;
   const bool is_streamed = i + plan->n_streamed_dense >= load->config->n_layers;
   return is_streamed ? bytes[TD_DENSE_ATTN] + bytes[TD_DENSE_MLP] : 0;
 }
 
-static void plan_chunk(td_prefill_time *out, const td_prefill_load *load, const td_card_plan *plan,
-                       uint32_t n) {
+static uint32_t stream_from(const td_plan_load *load, const td_rig *rig) {
+  uint64_t most = 0;
+  for (uint32_t i = 0; i < load->config->n_layers; i++)
+    if (load->layer_bytes[i] > most) most = load->layer_bytes[i];
+  return td_stream_from_bytes(load->config, most, rig->n_cores > 1 ? rig->n_cores - 1 : 1);
+}
+
+static void plan_chunk(td_step_plan *out, const td_plan_load *load, const td_rig *rig,
+                       const td_card_plan *plan, uint32_t n) {
   bool may_stream[TD_MAX_LAYERS];
   uint64_t dense_bytes[TD_MAX_LAYERS];
   for (uint32_t i = 0; i < load->config->n_layers; i++) {
-    may_stream[i] = plan->memory.stream_bytes > 0;
-    dense_bytes[i] = dense_bytes_of(load, plan, i);
+    may_stream[i] = plan && plan->memory.stream_bytes > 0;
+    dense_bytes[i] = plan ? dense_bytes_of(load, plan, i) : 0;
   }
   const td_step_shape shape = {.n_tokens = n,
                                .n_prompt = n,
-                               .n_gpu_expert_layers = plan->n_gpu_expert_layers,
-                               .has_expert_dev = plan->experts_stream,
-                               .break_even_tokens = 1,
+                               .n_ranks = plan ? ranks_of(load, rig) : 1,
+                               .n_gpu_expert_layers = plan ? plan->n_gpu_expert_layers : 0,
+                               .has_expert_dev = plan && plan->experts_stream,
+                               .break_even_tokens = stream_from(load, rig),
                                .may_stream = may_stream,
-                               .dense_bytes = plan->n_streamed_dense ? dense_bytes : NULL};
-  td_step_plan_make(&out->step, load->config, &shape);
+                               .dense_bytes = plan && plan->n_streamed_dense ? dense_bytes : NULL};
+  td_step_plan_make(out, load->config, &shape);
 }
 
-td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_plan *plan,
-                                   const td_gpu_card *card, uint32_t n_tokens) {
-  td_prefill_time out = {.n_steps = 0};
+// A chunk of n tokens on the CPU alone, behind `done` tokens.
+static void add_host_chunk(td_plan_time *out, const td_plan_load *load, const td_rig *rig,
+                           uint32_t n, uint32_t done) {
   const td_model_config *c = load->config;
-  const uint32_t most = plan->memory.prefill_chunk;
-  plan_chunk(&out, load, plan, n_tokens < most ? n_tokens : most);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const double ops = n * (other_flops(load) + (load->layer_bytes[i] ? routed_flops(c) : 0)) +
+                       td_attn_of(c, i)->flops(c, n, done);
+    const double bytes = (double)(load->step_bytes - load->head_bytes) / c->n_layers +
+                         (double)load->layer_bytes[i] * share_chosen(c, n);
+    out->seconds += host_s(out, rig, bytes, ops) + wait_s(out, rig->layer_us);
+  }
+}
+
+td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
+                                const td_card_plan *plan, uint32_t n_tokens) {
+  td_plan_time out = {.n_steps = 0};
+  const td_model_config *c = load->config;
+  td_card_plan longer;
+  if (plan && rig->n_gpus == 1 &&
+      td_gpu_long_pays(&plan->longer, c, stream_from(load, rig), n_tokens)) {
+    longer = td_card_plan_for_long(plan);
+    plan = &longer;
+    const double once_s = (double)plan->longer.work.resident_bytes / rig->gpu.link_gbps * 1e-9;
+    out.seconds = out.busy_s[TD_LIMIT_LINK] = once_s;
+  }
+  const uint32_t most = plan ? plan->memory.prefill_chunk : td_engine_prefill_chunk(c);
   for (uint32_t done = 0, n; done < n_tokens; done += n, out.n_steps++) {
     n = n_tokens - done < most ? n_tokens - done : most;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-      const layer_load layer = {
-          .attention = n * other_flops(load) + attention_flops(c, i, n, done),
-          .routed = load->layer_bytes[i] ? n * routed_flops(c) : 0,
-          .bytes = (out.step.way[i] == TD_LAYER_STREAMED ? (double)load->layer_bytes[i] : 0) +
-                   (double)dense_bytes_of(load, plan, i)};
-      add_layer(&out, &layer, plan, card);
+    td_step_plan step;
+    plan_chunk(&step, load, rig, plan, n);
+    if (!done) out.step = step;
+    if (!plan) add_host_chunk(&out, load, rig, n, done);
+    for (uint32_t i = 0; plan && i < c->n_layers; i++) {
+      const bool is_streamed = step.way[i] == TD_LAYER_STREAMED;
+      const layer_load layer = {.attention = n * other_flops(load) +
+                                             td_attn_of(c, i)->flops(c, n, done),
+                                .routed = load->layer_bytes[i] ? n * routed_flops(c) : 0,
+                                .bytes = (double)load->layer_bytes[i],
+                                .streamed = (is_streamed ? (double)load->layer_bytes[i] : 0) +
+                                            (double)dense_bytes_of(load, plan, i),
+                                .n_tokens = n,
+                                .is_offloaded = step.way[i] == TD_LAYER_OFFLOADED};
+      add_layer(&out, load, rig, plan, &layer);
     }
   }
+  // Logits of the last token.
+  const double bytes = (double)load->head_bytes, ops = head_flops(load);
+  out.seconds += plan ? gpu_s(&out, rig, bytes, ops) : host_s(&out, rig, bytes, ops);
   return out;
 }
 
-static void plan_decode(td_decode_time *out, const td_prefill_load *load,
-                        const td_card_plan *plan) {
+// ---- decode -------------------------------------------------------------------------------------
+
+static void plan_decode(td_plan_time *out, const td_plan_load *load, const td_card_plan *plan,
+                        const td_decode_work *work, uint32_t n_microbatches) {
   bool may_cache[TD_MAX_LAYERS];
   for (uint32_t i = 0; i < load->config->n_layers; i++)
-    may_cache[i] = plan->n_cached > 0;
-  const td_step_shape shape = {.n_tokens = 1,
-                               .n_seqs = 1,
-                               .n_gpu_expert_layers = plan->n_gpu_expert_layers,
-                               .has_expert_dev = plan->experts_stream,
+    may_cache[i] = plan && plan->n_cached > 0;
+  const td_step_shape shape = {.n_tokens = work->n_seqs * work->n_each,
+                               .n_seqs = work->n_seqs,
+                               .n_gpu_expert_layers = plan ? plan->n_gpu_expert_layers : 0,
+                               .has_expert_dev = plan && plan->experts_stream,
                                .may_replay = true,
-                               .may_cache = plan->n_cached ? may_cache : NULL,
-                               .n_microbatches = 1};
+                               .may_cache = plan && plan->n_cached ? may_cache : NULL,
+                               .n_microbatches = n_microbatches};
   td_step_plan_make(&out->step, load->config, &shape);
 }
 
-td_decode_time td_decode_time_of(const td_prefill_load *load, const td_card_plan *plan,
-                                 const td_decode_rates *rates) {
-  td_decode_time out = {.seconds = 0};
+// Operations of a token's attention to depth others. With latents they stay latents, unlike in a
+// prompt.
+static double token_attn_ops(const td_model_config *c, uint32_t layer_idx, double depth) {
+  if (!c->kv_lora_rank) return td_attn_of(c, layer_idx)->flops(c, 1, depth);
+  if (c->index_top_k && depth > c->index_top_k) depth = c->index_top_k;
+  return 2.0 * depth * c->n_heads * (2.0 * c->kv_lora_rank + c->rope_dim);
+}
+
+// A layer of decode with the experts' share that is on a card.
+static void add_decode_layer(td_plan_time *out, const td_plan_load *load, const td_rig *rig,
+                             const td_card_plan *plan, const td_decode_work *work, uint32_t i) {
   const td_model_config *c = load->config;
-  const double gpu_s = 1e-9 / rates->gpu_gbps, host_s = 1e-9 / rates->host_gbps; // per byte
-  plan_decode(&out, load, plan);
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    const double other = (double)load->other_bytes / c->n_layers * gpu_s;
-    const double bytes = load->layer_bytes[i]
-                             ? (double)load->layer_bytes[i] / c->n_experts * c->top_k
-                             : 0;
-    const double hits = out.step.way[i] == TD_LAYER_RESIDENT ? 1
-                        : out.step.way[i] == TD_LAYER_CACHED ? rates->hit_rate
-                                                             : 0;
-    const double here = bytes * hits * gpu_s, there = bytes * (1 - hits) * host_s;
-    out.host_s += there;
-    out.gpu_s += other + here;
-    out.seconds += other + (here > there ? here : there);
+  const uint32_t n_parts = out->step.n_microbatches;
+  const double n = (double)work->n_seqs * work->n_each / n_parts;
+  const td_kv_layout kv = td_kv_layout_of(c, plan ? TD_BF16 : TD_F32, 0);
+  const double kv_bytes = (double)td_kv_layout_token_bytes(&kv) / c->n_layers * work->depth *
+                          work->n_seqs / n_parts;
+  const double other = (double)load->step_bytes / c->n_layers + kv_bytes;
+  const double other_ops = n * (other_flops(load) + head_flops(load) / c->n_layers +
+                                token_attn_ops(c, i, work->depth));
+  const double experts = (double)load->layer_bytes[i] * share_chosen(c, n);
+  const double ops = load->layer_bytes[i] ? n * routed_flops(c) : 0;
+  for (uint32_t k = 0; !plan && k < n_parts; k++)
+    out->seconds += host_s(out, rig, other + experts, other_ops + ops) + wait_s(out, rig->layer_us);
+  if (!plan) return;
+  const bool is_peers = i < plan->n_gpu_expert_layers * rig->n_gpus; // or the first card's
+  const double hits = !td_layer_way_has_expert_dev(out->step.way[i]) || is_peers ? 1
+                      : out->step.way[i] == TD_LAYER_CACHED                      ? work->hit_rate
+                                                                                 : 0;
+  double here = 0, there = 0, before = 0;
+  for (uint32_t k = 0; k < n_parts; k++) {
+    before += gpu_s(out, rig, other, other_ops) + wait_s(out, rig->gpu.layer_us);
+    here += gpu_s(out, rig, experts * hits, ops * hits);
+    there += host_s(out, rig, experts * (1 - hits), ops * (1 - hits));
   }
-  return out;
+  // In two microbatches the cards' and the CPU's parts overlap; in one they follow.
+  out->seconds += n_parts > 1 ? longer(before + here, there) : before + longer(here, there);
+}
+
+td_plan_time td_decode_time_of(const td_plan_load *load, const td_rig *rig,
+                               const td_card_plan *plan, const td_decode_work *work) {
+  td_plan_time best = {.seconds = 0};
+  for (uint32_t n = 1; n <= TD_MAX_MICROBATCHES; n++) {
+    td_plan_time t = {.n_steps = 1};
+    plan_decode(&t, load, plan, work, n);
+    if (t.step.n_microbatches != n) break;
+    for (uint32_t i = 0; i < load->config->n_layers; i++)
+      add_decode_layer(&t, load, rig, plan, work, i);
+    if (n == 1 || t.seconds < best.seconds) best = t;
+  }
+  return best;
 }

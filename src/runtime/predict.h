@@ -1,6 +1,6 @@
-// src/runtime/predict.h - how long a GPU takes to prefill, from bytes over its link's rate and
-// operations over its own, and to decode beside the CPU, from bytes over the memories' rates. Pure
-// arithmetic, without a device.
+// src/runtime/predict.h - how long a machine takes for a prompt and for a token: bytes over the
+// rates of memories and links, operations over those of processors, layer by layer as the engine's
+// plan of the step has it. Pure arithmetic, without a device.
 #ifndef TD_RUNTIME_PREDICT_H
 #define TD_RUNTIME_PREDICT_H
 
@@ -10,24 +10,22 @@
 #include "engine/step_plan.h"
 #include "model/model.h"
 #include "runtime/placement.h"
-
-typedef struct {
-  const char *name;
-  uint64_t memory_bytes;
-  double link_gbps; // from pinned host memory, 10^9 bytes/s
-  double tflops;    // that prefill reaches, 10^12 operations/s
-} td_gpu_card;
+#include "runtime/rig.h"
 
 // What of a model determines the time.
 typedef struct {
   const td_model_config *config;
   uint64_t active_params;
-  uint64_t other_bytes;                // weights that are no routed experts
+  uint64_t other_bytes;             // weights that are no routed experts
+  uint64_t step_bytes;              // of them, what every step reads: all but the embedding
+  uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it
+  uint64_t draft_bytes; // that the layer which drafts reads for a guess; 0: there is none
   uint64_t layer_bytes[TD_MAX_LAYERS]; // of routed experts; 0: a dense layer
   td_dense_size dense[TD_MAX_LAYERS];  // of other matrices that can stream
-} td_prefill_load;
+} td_plan_load;
 
-td_prefill_load td_prefill_load_of(const td_model *model);
+td_plan_load td_plan_load_of(const td_model *model);
+uint64_t td_plan_load_expert_bytes(const td_plan_load *load); // of all layers
 
 // How a card's memory is divided, as a worker would.
 typedef struct {
@@ -44,38 +42,58 @@ typedef struct {
   uint64_t kv_bytes;
   uint32_t kv_tokens;
   uint32_t n_streamed_dense; // layers whose dense weights stream, see td_engine_opts
+  td_gpu_long longer;        // prompts, of a card alone
 } td_card_plan;
 
-td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card);
+// cache: of experts that decode used last, as --expert-cache has it.
+td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
+                             const td_expert_cache_size *cache);
 // Of the first of two such cards, which prefills only.
 td_card_plan td_card_plan_for_prefill(const td_card_plan *plan);
+// Of a card alone, for a prompt that has its dense weights' memory.
+td_card_plan td_card_plan_for_long(const td_card_plan *plan);
+
+// What a step may have to wait for.
+#define TD_LIMITS(X)                                                                               \
+  X(HOST_READ, "CPU memory")                                                                       \
+  X(HOST_OPS, "the CPU's arithmetic")                                                              \
+  X(LINK, "the link to the GPU")                                                                   \
+  X(GPU_READ, "GPU memory")                                                                        \
+  X(GPU_OPS, "the GPU's arithmetic")                                                               \
+  X(WAITS, "launches and messages")
+
+typedef enum {
+#define X(id, name) TD_LIMIT_##id,
+  TD_LIMITS(X)
+#undef X
+      TD_N_LIMITS
+} td_limit;
+
+const char *td_limit_name(td_limit limit);
 
 typedef struct {
-  td_step_plan step;        // of a chunk
-  uint32_t n_steps;         // chunks
-  double link_s, compute_s; // of each alone
+  td_step_plan step;          // of a prompt, its first
+  uint32_t n_steps;           // a prompt's chunks
+  double busy_s[TD_N_LIMITS]; // of each alone
   double seconds;
-} td_prefill_time;
+} td_plan_time;
 
-// A prompt of n_tokens, with all experts and dense weights streamed that are not in the card's
-// memory.
-td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_plan *plan,
-                                   const td_gpu_card *card, uint32_t n_tokens);
+td_limit td_plan_time_limit(const td_plan_time *time); // the one that is busy longest
 
-// What decode depends on and a prediction has to assume.
+// plan: of the rig's first card; NULL: the rig has none, or it does not hold the model's part.
+// A prompt of n_tokens: experts that are not in a card's memory stream to it, if they are fewer
+// than td_stream_from the CPU computes them. Several cards compute it together.
+td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
+                                const td_card_plan *plan, uint32_t n_tokens);
+
+// A step of decode.
 typedef struct {
-  double host_gbps, gpu_gbps; // that the CPU reads weights with, and the GPU, 10^9 bytes/s
-  double hit_rate;            // share of a token's experts that the cache holds, 0 to 1
-} td_decode_rates;
+  uint32_t n_seqs, n_each; // sequences, and tokens of each: one, and those that are drafted
+  uint32_t depth;          // tokens before
+  double hit_rate;         // share of a token's experts that the cache holds, 0 to 1
+} td_decode_work;
 
-typedef struct {
-  td_step_plan step;
-  double host_s, gpu_s; // of each alone
-  double seconds;       // a layer's experts on both sides at the same time, after its attention
-} td_decode_time;
-
-// One token of one sequence, a step of its own.
-td_decode_time td_decode_time_of(const td_prefill_load *load, const td_card_plan *plan,
-                                 const td_decode_rates *rates);
+td_plan_time td_decode_time_of(const td_plan_load *load, const td_rig *rig,
+                               const td_card_plan *plan, const td_decode_work *work);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "engine/draft.h"
 #include "tandem/types.h"
 
 // Where routed experts are computed if there is a GPU. AUTO: on the GPU for as many layers as fit,
@@ -41,13 +42,17 @@ typedef enum {
 //   n_threads      of each process's thread pool; 0: one per CPU, one less beside a GPU
 //   ctx_size       tokens; 0: chosen by kv/plan.h
 //   prefill_chunk  tokens per step; 0: chosen by runtime/devices.h
+//   stream_from    prompt tokens of a step from which experts stream; 0: td_stream_from
 //   expert_parallel  0: automatic, 1: on, 2: off
+//   draft          see engine/draft.h
 //   kv_dtype       TD_F32, on a device what td_dev_kv_dtype makes of it, or TD_F16
 #define TD_RUNTIME_NUMBERS(X)                                                                      \
   X(uint32_t, n_threads, "threads", 0, 4096, false)                                                \
   X(uint32_t, ctx_size, "ctx-size", 0, 1 << 24, false)                                             \
   X(uint32_t, prefill_chunk, "prefill-chunk", 0, 1 << 20, false)                                   \
-  X(uint32_t, expert_parallel, "expert-parallel", 0, 2, false)                                     \
+  X(uint32_t, stream_from, "stream-from", 0, 1 << 24, true)                                        \
+  X(uint32_t, expert_parallel, "expert-parallel", 0, 2, true)                                      \
+  X(uint32_t, draft, "draft", 0, TD_N_DRAFT_MODES - 1, false)                                      \
   X(td_dtype, kv_dtype, "kv-dtype", TD_F32, TD_F16, true)                                          \
   X(td_weights_mode, weights, "weights", 0, TD_N_WEIGHTS_MODES - 1, false)                         \
   X(td_activations, activations, "activations", 0, TD_N_ACTIVATIONS - 1, true)                     \

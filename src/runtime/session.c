@@ -49,8 +49,10 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .record_routing = s->opts.record_routing,
                          .expert_dev = s->devices.expert_dev,
                          .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
-                         .stream_bytes = s->devices.stream_bytes};
+                         .stream_bytes = s->devices.stream_bytes,
+                         .break_even_tokens = s->devices.stream_from};
   td_devices_use_peers(&s->devices, &opts);
+  s->engine_opts = opts;
   td_devices_use_cache(&s->devices, s->model, &opts);
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
@@ -118,12 +120,33 @@ td_status td_session_open(td_session **out, const td_session_opts *opts, td_err 
 
 void td_session_close(td_session *s) {
   if (!s) return;
+  td_engine_close(s->longer);
   td_engine_close(s->engine);
   td_kv_close(s->kv);
   td_devices_close(&s->devices);
   td_model_close(s->model);
   free(s->cached);
   free(s);
+}
+
+// Whoever computes next: the engine for longer steps, or the usual one.
+static td_engine *engine_of(const td_session *s) {
+  return s->longer ? s->longer : s->engine;
+}
+
+// With an engine for longer steps if that pays for n_tokens of a prompt; 0: without.
+static void choose_engine(td_session *s, uint32_t n_tokens) {
+  if (td_gpu_long_pays(&s->devices.longer, s->config, s->devices.stream_from, n_tokens) ==
+      (s->longer != NULL))
+    return;
+  if (s->longer) {
+    td_engine_close(s->longer);
+    s->longer = NULL;
+    return;
+  }
+  td_engine_opts opts = s->engine_opts;
+  opts.kv_pages = td_engine_kv_pages(s->engine);
+  td_devices_open_longer(&s->longer, &s->devices, s->model, &opts);
 }
 
 // One step: n tokens after the cached ones.
@@ -138,7 +161,7 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
                      .is_decode = is_decode,
                      .temperature = args->sampling.temperature};
   seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
-  st = td_engine_step(s->engine, &seq, 1, err);
+  st = td_engine_step(engine_of(s), &seq, 1, err);
   if (st != TD_OK) {
     s->n_cached -= s->n_cached % td_kv_page_tokens(s->kv); // a state may be behind further tokens
     return st;
@@ -165,9 +188,12 @@ static td_status prefill(td_session *s, const td_generate_args *args, td_err *er
   if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
     return TD_ECANCELED;
   }
+  choose_engine(s, args->n_prompt - s->n_cached);
+  const uint32_t chunk = s->longer ? s->devices.longer.prefill_chunk
+                                   : s->opts.runtime.prefill_chunk;
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
-    uint32_t n = left < s->opts.runtime.prefill_chunk ? left : s->opts.runtime.prefill_chunk;
+    uint32_t n = left < chunk ? left : chunk;
     td_status st = step(s, args, args->prompt + s->n_cached, n,
                         n == left ? TD_WANT_LAST : TD_WANT_NONE, false, err);
     if (st != TD_OK) return st;
@@ -192,7 +218,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
   stats->reason = TD_DONE_LENGTH;
   while (stats->n_output < args->max_tokens) {
     td_wire_token token;
-    td_status st = td_engine_draw(s->engine, 0, sampler, 0, &token, err);
+    td_status st = td_engine_draw(engine_of(s), 0, sampler, 0, &token, err);
     if (st == TD_OK) st = td_sampler_status(sampler, err);
     if (st != TD_OK) return st;
     int32_t id = token.id;
@@ -206,6 +232,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
       return TD_OK;
     }
     if (stats->n_output == args->max_tokens || s->n_cached == s->n_ctx) return TD_OK;
+    choose_engine(s, 0);
     st = step(s, args, &id, 1, TD_WANT_LAST, true, err);
     if (st != TD_OK) return st;
   }
@@ -233,6 +260,7 @@ td_status td_session_generate(td_session *s, const td_generate_args *args, td_ge
     st = decode(s, args, sampler, stats, err);
     stats->decode_s = td_clock_s() - first;
   }
+  choose_engine(s, 0);
   td_sampler_close(sampler);
   return st == TD_ECANCELED ? TD_OK : st;
 }

@@ -26,6 +26,7 @@ typedef struct {
   const td_model_config *config;
   td_devices devices;
   td_engine *engine;
+  td_engine *longer; // of devices.longer, in td_session_generate, until the first token is drawn
   td_kv *kv;
   td_session_opts opts;
   bool is_resident; // weights are in shared memory, not mapped from files
@@ -36,6 +37,7 @@ typedef struct {
   uint32_t seq;
   int32_t *cached; // [n_ctx], the tokens in its pages
   uint32_t n_cached;
+  td_engine_opts engine_opts;
 } td_session;
 
 // On success the caller owns *out; on error *out is NULL.

@@ -257,7 +257,7 @@ static void free_file(td_trace_file *f) {
 
 static td_status create(td_trace_file *f, td_err *err) {
   struct stat info;
-  f->fd = open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  f->fd = open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0644);
   if (f->fd < 0 || fstat(f->fd, &info) != 0) {
     return td_fail(err, TD_EIO, "--trace %s: cannot create: %s", f->path, strerror(errno));
   }

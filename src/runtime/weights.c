@@ -9,12 +9,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
 #include "model/checkpoint/resident.h"
 
-#define GIB        ((double)(1 << 30))
-#define MIB        ((double)(1 << 20))
 #define SAY_NS     10000000000u // between two progress lines in a log
 #define LINE_CHARS 79
 
@@ -48,8 +47,8 @@ static bool is_to_be_resident(const td_weights_need *need) {
 }
 
 static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
-  const double weights = (double)need->file_bytes / GIB;
-  const double available = (double)need->available_bytes / GIB;
+  const double weights = td_gib(need->file_bytes);
+  const double available = td_gib(need->available_bytes);
   const bool is_gpus = need->placement.is_discrete && !need->placement.experts_on_cpu;
   if (need->file_bytes > need->available_bytes && !is_gpus) {
     out->is_warning = true;
@@ -77,9 +76,9 @@ static void explain_mapping(td_weights_choice *out, const td_weights_need *need)
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
   *out = (td_weights_choice){.is_resident = is_to_be_resident(need)};
   const uint64_t taken = taken_bytes(need);
-  const double weights = (double)need->file_bytes / GIB;
-  const double available = (double)need->available_bytes / GIB;
-  const double limit = (double)need->limit_bytes / GIB;
+  const double weights = td_gib(need->file_bytes);
+  const double available = td_gib(need->available_bytes);
+  const double limit = td_gib(need->limit_bytes);
   if (need->mode == TD_WEIGHTS_RESIDENT && taken > need->limit_bytes) {
     return td_fail(err, TD_ENOMEM,
                    "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
@@ -114,7 +113,7 @@ typedef struct {
 
 static double gib_per_second(const reporter *r, uint64_t bytes) {
   double seconds = (double)(td_clock_ns() - r->begin_ns) * 1e-9;
-  return seconds > 0 ? (double)bytes / GIB / seconds : 0;
+  return seconds > 0 ? td_gib(bytes) / seconds : 0;
 }
 
 static void draw_bar(const reporter *r, uint64_t done, uint64_t total) {
@@ -122,8 +121,8 @@ static void draw_bar(const reporter *r, uint64_t done, uint64_t total) {
   char line[LINE_CHARS + 1];
   int n_full = total ? (int)(done * CELLS / total) : CELLS;
   int n = snprintf(line, sizeof line, "\rloading [%.*s%*s] %5.1f of %.1f GiB, %.2f GiB/s", n_full,
-                   "##############################", CELLS - n_full, "", (double)done / GIB,
-                   (double)total / GIB, gib_per_second(r, done));
+                   "##############################", CELLS - n_full, "", td_gib(done),
+                   td_gib(total), gib_per_second(r, done));
   if (n > LINE_CHARS) n = LINE_CHARS;
   td_log_draw(line, (size_t)n);
 }
@@ -135,8 +134,8 @@ static void on_progress(void *ctx, uint64_t done, uint64_t total) {
     draw_bar(r, done, total);
   } else if (now_ns - r->said_ns >= SAY_NS) {
     r->said_ns = now_ns;
-    td_info("loading weights: %.1f of %.1f GiB, %.2f GiB/s", (double)done / GIB,
-            (double)total / GIB, gib_per_second(r, done));
+    td_info("loading weights: %.1f of %.1f GiB, %.2f GiB/s", td_gib(done), td_gib(total),
+            gib_per_second(r, done));
   }
 }
 
@@ -146,16 +145,15 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   if (stats->pages == TD_PAGES_RESERVED) {
     pages = "reserved 2 MB pages";
   } else if (stats->pages == TD_PAGES_TRANSPARENT) {
-    snprintf(text, sizeof text, "%.2f GiB of that in 2 MB pages", (double)stats->huge_bytes / GIB);
+    snprintf(text, sizeof text, "%.2f GiB of that in 2 MB pages", td_gib(stats->huge_bytes));
     pages = text;
   }
-  td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)",
-          (double)stats->n_bytes / GIB, (double)(td_clock_ns() - r->begin_ns) * 1e-9,
-          gib_per_second(r, stats->n_bytes), pages);
+  td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)", td_gib(stats->n_bytes),
+          (double)(td_clock_ns() - r->begin_ns) * 1e-9, gib_per_second(r, stats->n_bytes), pages);
   if (stats->n_nodes < 2) return;
   td_buf parts = TD_BUF_INIT;
   for (unsigned i = 0; i < stats->n_nodes; i++)
-    td_buf_printf(&parts, "%s%.1f", i ? " + " : "", (double)stats->node_bytes[i] / MIB);
+    td_buf_printf(&parts, "%s%.1f", i ? " + " : "", td_mib(stats->node_bytes[i]));
   td_info("rows of matrices are on %u NUMA nodes: %s MiB", stats->n_nodes, td_buf_text(&parts));
   td_buf_free(&parts);
 }

@@ -1,0 +1,147 @@
+// src/runtime/rig.c - reads descriptions of machines.
+#include "runtime/rig.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json_parse.h"
+
+enum { MAX_BYTES = 1 << 20, MAX_DEPTH = 4, MAX_GPUS = 8 };
+#define GIB ((double)(1 << 30))
+
+// A positive number of a member.
+typedef struct {
+  const char *key;
+  size_t offset; // of a double
+} rate;
+
+static const rate host_rates[] = {{"read_gbps", offsetof(td_rig, read_gbps)},
+                                  {"gflops", offsetof(td_rig, gflops)},
+                                  {"layer_us", offsetof(td_rig, layer_us)}};
+static const rate gpu_rates[] = {{"link_gbps", offsetof(td_gpu_card, link_gbps)},
+                                 {"tflops", offsetof(td_gpu_card, tflops)},
+                                 {"read_gbps", offsetof(td_gpu_card, read_gbps)},
+                                 {"layer_us", offsetof(td_gpu_card, layer_us)}};
+
+static td_status read_positive(const cJSON *object, const char *key, double *out, td_err *err) {
+  *out = 0;
+  td_status st = td_json_get_double(object, key, out, err);
+  if (st != TD_OK || (*out > 0 && *out < 1e12)) return st;
+  return td_fail(err, TD_EINVAL, "%s must be a number above 0", key);
+}
+
+// memory_gib and the rates of a machine or a card.
+static td_status read_part(const cJSON *object, const rate *rates, size_t n, void *part,
+                           uint64_t *memory_bytes, bool *is_assumed, td_err *err) {
+  double gib;
+  *is_assumed = false;
+  td_status st = td_json_get_bool(object, "assumed", is_assumed, err);
+  if (st == TD_OK) st = read_positive(object, "memory_gib", &gib, err);
+  if (st != TD_OK) return st;
+  *memory_bytes = (uint64_t)(gib * GIB);
+  for (size_t i = 0; i < n && st == TD_OK; i++)
+    st = read_positive(object, rates[i].key, (double *)(void *)((char *)part + rates[i].offset),
+                       err);
+  return st;
+}
+
+static td_status read_name(const cJSON *object, char *out, size_t size, td_err *err) {
+  const char *text = NULL;
+  td_status st = td_json_get_str(object, "name", &text, err);
+  if (st == TD_OK && text) snprintf(out, size, "%s", text);
+  return st;
+}
+
+static td_status read_card(td_gpu_card *out, const cJSON *object, td_err *err) {
+  td_status st = read_name(object, out->name, sizeof out->name, err);
+  return st == TD_OK ? read_part(object, gpu_rates, TD_COUNT(gpu_rates), out, &out->memory_bytes,
+                                 &out->is_assumed, err)
+                     : st;
+}
+
+static td_status read_rig(td_rig *r, const cJSON *root, td_err *err) {
+  int64_t cores = 0, gpus = 0;
+  td_status st = read_name(root, r->name, sizeof r->name, err);
+  if (st == TD_OK)
+    st = read_part(root, host_rates, TD_COUNT(host_rates), r, &r->memory_bytes, &r->is_assumed,
+                   err);
+  if (st == TD_OK) st = td_json_get_int(root, "cores", 1, 1 << 16, &cores, err);
+  const cJSON *gpu = td_json_get(root, "gpu");
+  gpus = gpu != NULL;
+  if (st == TD_OK) st = td_json_get_int(root, "gpus", 0, MAX_GPUS, &gpus, err);
+  if (st != TD_OK) return st;
+  if (gpus && !gpu) return td_fail(err, TD_EINVAL, "gpus without gpu, which describes one");
+  r->n_cores = (uint32_t)(cores ? cores : 1);
+  r->n_gpus = (uint32_t)gpus;
+  if (!gpus) return TD_OK;
+  st = read_card(&r->gpu, gpu, err);
+  return st == TD_OK ? TD_OK : td_err_prefix(err, "gpu");
+}
+
+td_status td_rig_parse(td_rig *out, const char *json, size_t len, const char *name, td_err *err) {
+  cJSON *root;
+  *out = (td_rig){0};
+  snprintf(out->name, sizeof out->name, "%s", name);
+  td_status st = td_json_parse(&root, json, len, MAX_DEPTH, err);
+  if (st == TD_OK) st = read_rig(out, root, err);
+  cJSON_Delete(root);
+  return st == TD_OK ? TD_OK : td_err_prefix(err, "machine %s", name);
+}
+
+// NULL: none has the name, which ends at len.
+static const td_rig_file *find(const td_rig_file *files, const char *name, size_t len) {
+  for (const td_rig_file *f = files; f->name; f++)
+    if (strlen(f->name) == len && !strncmp(f->name, name, len)) return f;
+  return NULL;
+}
+
+static td_status unknown(const char *what, size_t len, const char *name, const char *is_none_of,
+                         const td_rig_file *files, td_err *err) {
+  td_buf known = TD_BUF_INIT;
+  for (const td_rig_file *f = files; f->name; f++)
+    td_buf_printf(&known, "%s%s", f == files ? "" : ", ", f->name);
+  td_status st = td_fail(err, TD_EINVAL, "--machine: %.*s is %s: %s%s", (int)len, name, is_none_of,
+                         what, td_buf_text(&known));
+  td_buf_free(&known);
+  return st;
+}
+
+td_status td_rig_use_cards(td_rig *r, const char *cards, td_err *err) {
+  if (!cards) return TD_OK;
+  const size_t len = strcspn(cards + 1, "+");
+  const td_rig_file *f = find(td_card_files, cards + 1, len);
+  if (!f) return unknown("", len, cards + 1, "no known card", td_card_files, err);
+  cJSON *root;
+  r->gpu = (td_gpu_card){.name = ""};
+  r->n_gpus = 0;
+  td_status st = td_json_parse(&root, f->json, f->len, MAX_DEPTH, err);
+  if (st == TD_OK) st = read_card(&r->gpu, root, err);
+  cJSON_Delete(root);
+  if (st != TD_OK) return td_err_prefix(err, "card %s", f->name);
+  for (const char *at = cards; *at == '+'; at += 1 + len) {
+    if (strcspn(at + 1, "+") != len || strncmp(at + 1, f->name, len) || r->n_gpus == MAX_GPUS)
+      return td_fail(err, TD_EINVAL, "--machine: %s: give up to %d cards that are all alike", cards,
+                     MAX_GPUS);
+    r->n_gpus++;
+  }
+  const size_t n = strlen(r->name);
+  snprintf(r->name + n, sizeof r->name - n, ", %u x %s", r->n_gpus, r->gpu.name);
+  return TD_OK;
+}
+
+td_status td_rig_read(td_rig *out, const char *name, td_err *err) {
+  const size_t len = strcspn(name, "+");
+  const td_rig_file *f = find(td_rig_files, name, len);
+  if (f) {
+    td_status st = td_rig_parse(out, f->json, f->len, f->name, err);
+    return st == TD_OK ? td_rig_use_cards(out, name[len] ? name + len : NULL, err) : st;
+  }
+  td_buf text = TD_BUF_INIT;
+  td_status st = td_file_read(&text, name, MAX_BYTES, err);
+  if (st == TD_OK) st = td_rig_parse(out, td_buf_text(&text), text.len, name, err);
+  td_buf_free(&text);
+  if (st != TD_ENOENT) return st;
+  return unknown("this, ", len, name, "neither a file nor a known machine", td_rig_files, err);
+}

@@ -1,0 +1,48 @@
+// src/runtime/rig.h - a machine as predictions see it: memories, rates, cards. Described by a JSON
+// file (configs/machines) or measured.
+#ifndef TD_RUNTIME_RIG_H
+#define TD_RUNTIME_RIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct {
+  char name[64];
+  bool is_assumed; // no rate was measured on such a card
+  uint64_t memory_bytes;
+  double link_gbps; // from pinned host memory, 10^9 bytes/s
+  double tflops;    // that prefill reaches, 10^12 operations/s
+  double read_gbps; // that decode reads matrices with
+  double layer_us;  // that a layer of decode takes beside its bytes: launches, messages
+} td_gpu_card;
+
+typedef struct {
+  char name[128];
+  bool is_assumed; // no rate of the CPU was measured on such a machine
+  uint64_t memory_bytes;
+  uint32_t n_cores;
+  double read_gbps; // that decode reads weights with, all cores together
+  double gflops;    // that prefill reaches, 10^9 operations/s
+  double layer_us;  // that a layer of decode takes beside its bytes
+  uint32_t n_gpus;  // all alike
+  td_gpu_card gpu;
+} td_rig;
+
+// The machines and cards that the program knows: configs/machines, configs/cards.
+typedef struct {
+  const char *name; // of the file, without .json
+  const char *json;
+  size_t len;
+} td_rig_file;
+extern const td_rig_file td_rig_files[], td_card_files[]; // the last has no name
+
+// A file, or the name of a known machine, and behind each + a card of that machine instead of its
+// own: "epyc-9355x2+rtx-5090+rtx-5090". TD_EINVAL: names the value that is wrong.
+td_status td_rig_read(td_rig *out, const char *name, td_err *err);
+td_status td_rig_parse(td_rig *out, const char *json, size_t len, const char *name, td_err *err);
+// The cards of a machine's name, which begin with its first +; NULL: it has none.
+td_status td_rig_use_cards(td_rig *rig, const char *cards, td_err *err);
+
+#endif
