@@ -183,7 +183,8 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
                .job = *job,
                .keep = -1,
                .tenant = td_fair_share_join(&sched->fair, job->tenant, job->weight),
-               .n_uncached = job->n_prompt - td_kv_match(sched->kv, job->tokens, job->n_prompt)};
+               .n_uncached = job->n_prompt -
+                             td_kv_match(sched->kv, job->salt, job->tokens, job->n_prompt)};
   begin_waiting(sched, e);
   return TD_OK;
 }
@@ -192,7 +193,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
 
 static uint32_t common_prefix_len(const td_sched_job *a, const td_sched_job *b) {
   uint32_t n = 0, least = a->n_prompt < b->n_prompt ? a->n_prompt : b->n_prompt;
-  while (n < least && a->tokens[n] == b->tokens[n])
+  while (n < least && a->salt == b->salt && a->tokens[n] == b->tokens[n])
     n++;
   return n;
 }
@@ -200,7 +201,7 @@ static uint32_t common_prefix_len(const td_sched_job *a, const td_sched_job *b) 
 // Whether a prefill in progress will leave more of this prompt in the prefix cache than it has now.
 static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
   uint32_t page_tokens = sched->opts.page_tokens;
-  uint32_t n_cached = td_kv_match(sched->kv, job->tokens, job->n_prompt);
+  uint32_t n_cached = td_kv_match(sched->kv, job->salt, job->tokens, job->n_prompt);
   for (uint32_t i = 0; i < sched->n_running && sched->n_prefill_left; i++) {
     const entry *e = sched->running[i];
     if (e->phase != TD_SCHED_PREFILL || e->n_done >= e->job.n_prompt) continue;
@@ -237,6 +238,7 @@ static bool take_pages(td_sched *sched, entry *e) {
   td_err err; // too few pages is not an error
   uint32_t n_cached, seq;
   if (td_kv_seq_open(sched->kv, &seq, &err) != TD_OK) return false;
+  td_kv_set_salt(sched->kv, seq, e->job.salt);
   if (e->n_answer) {
     const td_kv_answer answer = answer_of(e);
     n_cached = td_kv_resume(sched->kv, seq, &answer);
@@ -347,7 +349,6 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   }
   begin_running(sched, e, now_ns);
   *out = (td_admission){.id = e->id,
-                        .waited_ns = now_ns - e->submitted_ns,
                         .n_cached = e->n_done,
                         .is_urgent = urgent,
                         .source = td_kv_source(sched->kv, e->seq),

@@ -63,6 +63,7 @@ typedef struct {
   uint32_t n_prompt, max_tokens;
   uint64_t tenant;
   uint32_t weight; // of the tenant; 0 means 1
+  uint64_t salt;   // td_kv_set_salt
   bool is_fresh;   // the prompt is computed whole: nothing of the prefix cache is used
   // Tokens of the prompt after which a copy of the page that is then being filled is kept in the
   // prefix cache, for models whose pages hold a recurrent state (kv/kv.h). 0: none.
@@ -71,7 +72,6 @@ typedef struct {
 
 typedef struct {
   uint64_t id;
-  uint64_t waited_ns;   // from submit to admission
   uint32_t n_cached;    // tokens already in its pages
   const int32_t *pages; // [n_pages], in position order, valid until it grows or is removed
   uint32_t n_pages;

@@ -41,6 +41,7 @@ const char *td_worker_role_name(uint32_t role);
 //   max_batch   sequences decoded together
 //   kv_tokens   size of the KV pool in tokens; 0: chosen
 //   decode_slowdown  by streamed prefill, in percent
+//   gpu_mib     free MiB of GPU memory to divide (td_devices_opts.gpu_bytes); 0: what is free
 //   weights_fd  the front's descriptor of the weights in shared memory; 0: none, map the files
 //   trace_fd    the front's descriptor of the memory for --trace; 0: none
 //   parent_pid  the front's
@@ -49,6 +50,7 @@ const char *td_worker_role_name(uint32_t role);
   X(max_batch, "batch", 1, 4096)                                                                   \
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
   X(decode_slowdown, "decode-slowdown", 0, 1000)                                                   \
+  X(gpu_mib, "gpu-mib", 0, 1 << 30)                                                                \
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
   X(weights_fd, "weights-fd", 0, INT32_MAX)                                                        \

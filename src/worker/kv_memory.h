@@ -6,7 +6,7 @@
 #ifndef TD_WORKER_KV_MEMORY_H
 #define TD_WORKER_KV_MEMORY_H
 
-#include "engine/kv_layout.h"
+#include "engine/attn/kv_layout.h"
 #include "kv/pool.h"
 #include "runtime/devices.h"
 #include "worker/args.h"

@@ -20,6 +20,7 @@ td_status td_requests_open(td_requests *out, const td_request_limits *limits, td
 static void release(td_worker_request *r) {
   td_sampler_close(r->sampler);
   td_matcher_close(r->matcher);
+  free(r->logits);
   free(r->grammar);
   free(r->tokens);
   free(r->pages);
@@ -136,7 +137,8 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->grammar = malloc(submit->n_grammar + (size_t)1);
-  r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
+  r->tokens = malloc((submit->n_prompt + (size_t)r->max_output + TD_DRAFT_MOST) *
+                     sizeof *r->tokens);
   uint32_t at = submit->flags & TD_SUBMIT_URGENT ? 0 : requests->n;
   memmove(&requests->active[at + 1], &requests->active[at],
           (requests->n++ - at) * sizeof requests->active[0]);
@@ -242,7 +244,13 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
   r->phase = td_request_phase_of(r);
+  if (r->matcher) td_matcher_prepare(r->matcher);
+  if (r->matcher && !td_matcher_is_ready(r->matcher)) return TD_OK; // its status is not known yet
   return td_sampler_status(r->sampler, err);
+}
+
+td_done_reason td_request_failure(td_status st) {
+  return st == TD_EINVAL || st == TD_ELIMIT ? TD_DONE_REFUSED : TD_DONE_ERROR;
 }
 
 bool td_request_is_complete(const td_worker_request *r) {
@@ -310,7 +318,8 @@ bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg
   if (!wrong) return false;
   if (r && r->is_held) return mark_ended(r, TD_DONE_ERROR, wrong);
   if (r) {
-    td_requests_end(requests, r, TD_DONE_ERROR, wrong, reply);
+    const td_done_reason reason = wrong == err.msg ? td_request_failure(err.code) : TD_DONE_ERROR;
+    td_requests_end(requests, r, reason, wrong, reply);
   } else {
     write_done(reply, msg->request, TD_DONE_ERROR, wrong);
   }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "engine/draft.h"
 #include "engine/sampler.h"
 #include "model/model.h"
 #include "tandem/wire.h"
@@ -26,7 +27,7 @@ typedef struct {
   uint64_t id;
   td_request_phase phase;
   td_wire_submit submit;
-  int32_t *tokens; // [n_prompt + max_output], owned: the prompt, then the generated tokens
+  int32_t *tokens; // [n_prompt + max_output + TD_DRAFT_MOST], owned: prompt, generated, guesses
   uint32_t n_tokens_received;
   int32_t *pages; // [most_pages], owned: room for the pages of all tokens
   uint32_t most_pages, n_pages_received;
@@ -34,15 +35,20 @@ typedef struct {
   uint32_t n_bias_received;
   char *grammar; // [n_grammar], owned: GBNF
   uint32_t n_grammar_received;
-  td_wire_copies copies;            // still to be made
-  bool has_copies;                  // they were received
-  uint32_t max_output;              // max_tokens, or what fits into the context
-  td_sampler *sampler;              // owned
-  td_matcher *matcher;              // owned; NULL: any text
+  td_wire_copies copies; // still to be made
+  bool has_copies;       // they were received
+  uint32_t max_output;   // max_tokens, or what fits into the context
+  td_sampler *sampler;   // owned
+  td_matcher *matcher;   // owned; NULL: any text
+  // A row that waits for the matcher's mask, owned; it is in no step until a token is drawn.
+  float *logits; // [n_vocab]; NULL: none was needed yet
+  bool has_logits;
   int32_t ends[TD_WORKER_MAX_ENDS]; // end tokens
   uint32_t n_ends;
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
   uint32_t n_output;
+  td_draft draft;     // its guesses follow the generated tokens in tokens
+  uint32_t n_guesses; // of them, those that the model's layer has made for the next step
   uint64_t begin_ns, first_token_ns;
   // Copies of its pages to the device were begun; they have not ended, and it is in no step.
   bool is_placed, is_entering;
@@ -85,9 +91,16 @@ static inline uint32_t td_request_n_to_read(const td_wire_submit *submit) {
 
 bool td_request_ends_with(const td_worker_request *request, int32_t id);
 
+// Where its next generated token goes, and the guess for it is.
+static inline int32_t *td_request_next(const td_worker_request *r) {
+  return r->tokens + r->submit.n_prompt + r->n_output;
+}
+
 // The phase that follows from its n_past.
 td_request_phase td_request_phase_of(const td_worker_request *request);
 
+// How a request ends whose sampler or grammar failed with st.
+td_done_reason td_request_failure(td_status st);
 // Whether the grammar lets nothing follow what was generated.
 bool td_request_is_complete(const td_worker_request *request);
 

@@ -4,6 +4,8 @@
 #include <stdbool.h>
 
 #define FIRST_SHARE 0.5  // until steps beside streaming are measured
+#define FIRST_RATE  1.0  // bytes/ns, until a copy is measured: what any link carries
+#define KEEP_COPIES 0.75 // of earlier steps' copies in the rate, a step
 #define MOST_RISE   1.25 // of the share, from one step to the next
 #define MOST_FALL   0.5
 #define MOST_MIXED  4    // paused steps in a row that cannot be measured alone
@@ -13,8 +15,8 @@ static double within(double x, double least, double most) {
   return x < least ? least : x > most ? most : x;
 }
 
-void td_stream_pace_init(td_stream_pace *out, double slowdown, double rate) {
-  *out = (td_stream_pace){.slowdown = slowdown, .rate = rate, .share = FIRST_SHARE};
+void td_stream_pace_init(td_stream_pace *out, double slowdown) {
+  *out = (td_stream_pace){.slowdown = slowdown, .share = FIRST_SHARE};
 }
 
 static bool is_measured(const td_stream_pace *pace, uint32_t n_decode) {
@@ -29,7 +31,7 @@ uint64_t td_stream_pace_ahead(const td_stream_pace *pace, uint32_t n_decode) {
     ns = pace->alone_ns * (1 + pace->slowdown) * pace->share;
     if (pace->share >= 1) ns *= MARGIN;
   }
-  const double bytes = ns * pace->rate;
+  const double bytes = ns * (pace->copying_ns > 0 ? pace->bytes / pace->copying_ns : FIRST_RATE);
   return bytes < 1 ? 1 : (uint64_t)bytes;
 }
 
@@ -48,19 +50,13 @@ static void note_mixed(td_stream_pace *pace, uint32_t n_decode, double ns) {
   if (!is_measured(pace, n_decode) && ++pace->n_mixed == MOST_MIXED) note_alone(pace, n_decode, ns);
 }
 
-// The link was never idle if something is left; otherwise it is at least that fast.
-static void note_rate(td_stream_pace *pace, double rate, bool is_whole) {
-  if (rate > pace->rate) {
-    pace->rate = rate;
-  } else if (is_whole) {
-    pace->rate += (rate - pace->rate) / 8;
-  }
-}
-
 void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
   const double ns = step->ns ? (double)step->ns : 1;
   const bool streamed = step->copied_bytes || step->left_bytes;
-  if (streamed) note_rate(pace, (double)step->copied_bytes / ns, step->left_bytes > 0);
+  if (step->copied_bytes && step->copying_ns) {
+    pace->bytes = KEEP_COPIES * pace->bytes + (double)step->copied_bytes;
+    pace->copying_ns = KEEP_COPIES * pace->copying_ns + (double)step->copying_ns;
+  }
   if (!step->n_decode) return;
   if (step->n_prefilled) {
     note_mixed(pace, step->n_decode, ns);

@@ -3,10 +3,12 @@
 //
 // Streaming takes memory bandwidth, bus and SMs from decode. Decode steps may take 1 + slowdown
 // times as long as without it. During a decode step, as many bytes of experts are queued as keep
-// the link busy for a share of it. The share is learned from the steps' times and
-// is at least TD_STREAM_PACE_LEAST, so that prefill never starves. How long a decode step takes
-// alone is measured again every TD_STREAM_PACE_STEPS steps and when the number of sequences has
-// doubled or halved: for that, streaming pauses until one step has run without it.
+// the link busy for a share of it. The rate of the link is that of the last copies, from when each
+// could begin until it was done, so it does not depend on how much was queued or on what copies
+// waited for. The share is learned from the steps' times and is at least TD_STREAM_PACE_LEAST, so
+// that prefill never starves. How long a decode step takes alone is measured again every
+// TD_STREAM_PACE_STEPS steps and when the number of sequences has doubled or halved: for that,
+// streaming pauses until one step has run without it.
 #ifndef TD_WORKER_STREAM_PACE_H
 #define TD_WORKER_STREAM_PACE_H
 
@@ -18,7 +20,8 @@
 
 typedef struct {
   double slowdown;   // 0.15: decode steps may take 15 % longer
-  double rate;       // of the link in bytes/ns; 0: unknown
+  double bytes;      // copied in copying_ns; earlier steps count less
+  double copying_ns; // 0: the rate of the link is unknown
   double share;      // of the link
   double alone_ns;   // a decode step without streaming; 0: unknown
   uint32_t n_decode; // sequences in that step
@@ -26,8 +29,7 @@ typedef struct {
   uint32_t n_mixed;  // steps with prompt tokens of their own while streaming paused
 } td_stream_pace;
 
-// rate: as measured, or 0.
-void td_stream_pace_init(td_stream_pace *out, double slowdown, double rate);
+void td_stream_pace_init(td_stream_pace *out, double slowdown);
 
 // Bytes to queue until the end of a step that decodes n_decode sequences, what waits already
 // included. 0: queue nothing, the next step is measured alone. With n_decode 0: bytes to have
@@ -38,6 +40,7 @@ typedef struct {
   uint32_t n_decode, n_prefilled;    // sequences decoded; prompt tokens of the step itself
   uint64_t ns;                       // how long it took
   uint64_t copied_bytes, left_bytes; // of experts: streamed meanwhile; still queued at its end
+  uint64_t copying_ns;               // how long those that were streamed took
 } td_timed_step;
 void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step);
 

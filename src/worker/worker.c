@@ -1,74 +1,47 @@
-// src/worker/worker.c - opening, the loop, and turning step results into records.
-// One thread. Messages are received and sent between steps, and a step is bounded by prefill_chunk,
-// so a cancellation or a heartbeat is delayed by at most one step. Where experts stream to a GPU, a
-// second engine on it prefills long prompts: its work is queued a bounded time ahead between the
-// steps of the first, which decode.
+// src/worker/worker.c - opening, and the loop.
+// One thread, beside which another makes the masks of grammars. Messages are received and sent
+// between steps, and a step is bounded by prefill_chunk, so a cancellation or a heartbeat is
+// delayed by at most one step. Where experts stream to a GPU, a second engine on it prefills long
+// prompts: its work is queued a bounded time ahead between the steps of the first, which decode.
 #include "worker/worker.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/jitter.h"
 #include "base/log.h"
 #include "base/numa.h"
 #include "base/thread_pool.h"
 #include "base/trace.h"
-#include "engine/engine.h"
-#include "runtime/devices.h"
 #include "tandem/kernels.h"
-#include "worker/args.h"
-#include "worker/front_link.h"
-#include "worker/kv_memory.h"
-#include "worker/request.h"
-#include "worker/step.h"
-#include "worker/stream_pace.h"
+#include "worker/worker_impl.h"
 
 #define HEARTBEAT_NS 500000000u // half of wire.h's one second, to leave time for a step
-
-typedef struct {
-  td_worker_opts opts;
-  td_front_link front_link;
-  td_model *model;
-  const td_model_config *config;
-  td_devices devices;
-  td_engine *engine;
-  td_kv_memory kv;
-  td_token_index *tokens; // NULL: the checkpoint has no tokenizer
-  td_grammars *grammars;  // NULL likewise
-  td_requests requests;
-  td_step step;
-  // Prefill with streamed experts; NULL: engine does all.
-  td_engine *streaming;
-  td_step stream_step; // in progress if n is not 0; its requests are held
-  td_stream_pace pace;
-  uint64_t stream_begin_ns;
-  td_stream_progress stream_begin; // as it was then
-  uint64_t stream_until_bytes;     // queued_bytes up to which this decode step queues experts
-  uint32_t n_beside;               // decode steps since
-  td_segment trace;                // --trace records to it; closed without it
-  uint64_t n_steps, heartbeat_ns;
-  uint32_t n_threads; // of the thread pool
-  bool is_shut_down;
-} worker;
 
 // ---- opening ----------------------------------------------------------------------------------
 
 // Tokens per prefill step of the engine that also decodes.
-static uint32_t usual_chunk(const worker *w) {
+static uint32_t usual_chunk(const td_worker *w) {
   const uint32_t usual = td_engine_prefill_chunk(w->config), most = w->devices.prefill_chunk;
   const bool is_second = w->streaming || (w->kv.transfer && w->opts.role == TD_ROLE_DECODE);
   return is_second && usual < most ? usual : most;
 }
 
 // Opens the engine that streams experts, and closes it again where that never pays.
-static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
+static td_status open_streaming(td_worker *w, td_engine_opts *opts, td_err *err) {
   opts->stream_bytes = w->devices.stream_bytes;
+  opts->break_even_tokens = w->devices.stream_from;
   opts->max_step_tokens = w->devices.prefill_chunk;
-  opts->is_told_of_writes = opts->is_confinable = true;
+  opts->writes_are_noted = opts->is_confinable = true;
+  w->streaming_opts = *opts;
   td_status st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
   opts->stream_bytes = 0;
   if (st != TD_OK || td_engine_stream_tokens(w->streaming)) return st;
@@ -77,11 +50,12 @@ static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
   return TD_OK;
 }
 
-static td_status open_engine(worker *w, td_err *err) {
+static td_status open_engine(td_worker *w, td_err *err) {
   td_engine_opts opts = {
       .n_pages = w->kv.pool.plan.n_pages,
       .page_tokens = w->kv.layout.page_tokens,
       .max_step_seqs = w->opts.max_batch,
+      .max_drafts = w->opts.runtime.draft == TD_DRAFT_OFF ? 0 : TD_DRAFT_STEP,
       .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->kv.pages,
@@ -103,7 +77,7 @@ static td_status open_engine(worker *w, td_err *err) {
 
 // The vocabulary by its bytes, for grammars. A checkpoint without a tokenizer is served without
 // them.
-static td_status open_grammars(worker *w, td_err *err) {
+static td_status open_grammars(td_worker *w, td_err *err) {
   td_tokenizer *tok;
   td_err why;
   if (td_tokenizer_open(&tok, w->opts.runtime.model_dir, &why) != TD_OK) {
@@ -112,10 +86,29 @@ static td_status open_grammars(worker *w, td_err *err) {
   }
   td_status st = td_token_index_open(&w->tokens, tok, w->config->n_vocab, err);
   td_tokenizer_close(tok);
-  return st == TD_OK ? td_grammars_open(&w->grammars, w->tokens, err) : st;
+  if (st == TD_OK) st = td_grammars_open(&w->grammars, w->tokens, err);
+  if (st != TD_OK) return st;
+  w->masks_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (w->masks_fd < 0) return td_fail(err, TD_EIO, "eventfd: %s", strerror(errno));
+  return td_grammars_start(w->grammars, w->masks_fd, err);
 }
 
-static td_status open_tables(worker *w, td_err *err) {
+// Whether requests draft tokens: not where a rejected one would leave a trace, or a drafted one
+// would be computed by other kernels than it is alone.
+static void choose_drafts(td_worker *w) {
+  const char *why = w->kv.layout.n_states ? "a recurrent state or a window does not roll back"
+                    : td_engine_cache_stats(w->engine).n_slots
+                        ? "a cache of experts is for steps of one token a request"
+                        : NULL;
+  const uint32_t max_tokens = w->opts.max_batch + TD_DRAFT_STEP;
+  const bool is_on = w->opts.runtime.draft != TD_DRAFT_OFF && w->opts.role != TD_ROLE_PREFILL;
+  if (is_on && why) td_info("no tokens are drafted: %s", why);
+  if (!is_on || why) return;
+  w->step.draft_mode = w->opts.runtime.draft;
+  w->step.max_draft_tokens = w->devices.placement.is_discrete ? TD_DRAFT_GPU_TOKENS : max_tokens;
+}
+
+static td_status open_tables(td_worker *w, td_err *err) {
   const td_request_limits limits = {.n_vocab = w->config->n_vocab,
                                     .n_ctx = w->kv.pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
@@ -126,14 +119,16 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .grammars = w->grammars};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, usual_chunk(w), err);
+  if (st == TD_OK) choose_drafts(w);
+  if (st == TD_OK && w->has_draft_layer) st = td_step_use_layer(&w->step, err);
   if (st != TD_OK || !w->streaming) return st;
-  td_stream_pace_init(&w->pace, w->opts.decode_slowdown * 0.01,
-                      td_engine_stream_rate(w->streaming));
+  td_stream_pace_init(&w->pace, w->opts.decode_slowdown * 0.01);
   return td_step_open(&w->stream_step, w->opts.max_batch, w->devices.prefill_chunk, err);
 }
 
-static td_status open_devices(worker *w, td_err *err) {
+static td_status open_devices(td_worker *w, td_err *err) {
   const td_devices_opts opts = {.runtime = &w->opts.runtime,
+                                .gpu_bytes = (uint64_t)w->opts.gpu_mib << 20,
                                 .ends_with_process = true,
                                 .is_alone = w->opts.role == TD_ROLE_DECODE,
                                 .is_for_prefill = w->opts.role == TD_ROLE_PREFILL,
@@ -159,7 +154,7 @@ static td_status open_devices(worker *w, td_err *err) {
 
 // A device uploads weights and loads kernels at first use. A long chunk, a short one and a decode
 // step together use all of them, before the first request.
-static td_status warm_up(worker *w, td_err *err) {
+static td_status warm_up(td_worker *w, td_err *err) {
   enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   static const uint32_t steps[] = {LONG, SHORT, 1};
@@ -186,7 +181,7 @@ static td_status warm_up(worker *w, td_err *err) {
 
 // On several NUMA nodes, binds this thread to the device's node. Comes last: threads started later
 // would inherit the binding.
-static void sit_beside_device(const worker *w) {
+static void sit_beside_device(const td_worker *w) {
   const td_nodes nodes = td_nodes_get();
   const int node = td_dev_node(w->devices.dev);
   for (unsigned i = 0; i < nodes.n; i++) {
@@ -194,8 +189,19 @@ static void sit_beside_device(const worker *w) {
   }
 }
 
-static td_status open_parts(worker *w, td_err *err) {
+// Whether the model's layer for multi-token prediction is used: by both workers of a pair alike,
+// since it has a part in KV pages. Not with devices that have experts apart, nor with several.
+static void choose_layer(td_worker *w) {
+  const td_runtime_opts *r = &w->opts.runtime;
+  const bool is_alone = !w->devices.placement.is_discrete && !strchr(r->devices, ',');
+  const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
+  if (r->draft == TD_DRAFT_OFF || !is_alone || layout.n_states) return;
+  w->has_draft_layer = td_model_use_mtp(w->model);
+}
+
+static td_status open_parts(td_worker *w, td_err *err) {
   td_status st = open_devices(w, err);
+  if (st == TD_OK) choose_layer(w);
   if (st == TD_OK) st = td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->config, err);
   if (st == TD_OK) st = open_engine(w, err);
   // Whether steps can be long enough for experts to stream, and whether any are cached, is known
@@ -206,18 +212,24 @@ static td_status open_parts(worker *w, td_err *err) {
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
-  if (st == TD_OK) sit_beside_device(w);
-  return st;
+  if (st != TD_OK) return st;
+  sit_beside_device(w);
+  for (uint32_t i = 0; st == TD_OK && i <= w->devices.n_peers; i++) {
+    td_dev *dev = i ? w->devices.peers[i - 1] : w->devices.dev;
+    w->gpu_bytes += td_dev_vram_bytes(dev);
+    w->gpu_free_bytes += td_dev_free_vram_bytes(dev);
+  }
+  return TD_OK;
 }
 
 // What on a GPU the content of KV pages depends on; not which of several equal ones it is.
-static void name_gpu(const worker *w, char *out, size_t size) {
+static void name_gpu(const td_worker *w, char *out, size_t size) {
   const char *kind = strchr(td_dev_name(w->devices.dev), ',');
   snprintf(out, size, "%s, experts of %u layers", kind ? kind + 2 : "",
            w->devices.n_gpu_expert_layers);
 }
 
-static td_status open_all(worker *w, td_err *err) {
+static td_status open_all(td_worker *w, td_err *err) {
   uint64_t begin_ns = td_clock_ns(), trace_ns = td_trace_begin();
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
   td_status st = td_model_open_weights(&w->model, w->opts.runtime.model_dir, weights_fd, err);
@@ -247,14 +259,16 @@ static td_status open_all(worker *w, td_err *err) {
   return td_front_link_send(&w->front_link, &ready, err);
 }
 
-static void close_all(worker *w) {
+static void close_all(td_worker *w) {
   td_step_close(&w->step);
   td_step_close(&w->stream_step);
   td_requests_close(&w->requests);
   td_grammars_close(w->grammars);
+  if (w->masks_fd >= 0) close(w->masks_fd);
   td_token_index_close(w->tokens);
   td_engine_close(w->engine);
   td_engine_close(w->streaming);
+  td_engine_close(w->shelved);
   td_kv_memory_close(&w->kv);
   td_devices_close(&w->devices);
   td_model_close(w->model);
@@ -263,35 +277,18 @@ static void close_all(worker *w) {
 
 // ---- the loop ---------------------------------------------------------------------------------
 
-// Before a DONE that says that the state in the request's last page is that after n_past tokens:
-// it has to be where all workers find it.
-static td_status save_state(worker *w, const td_worker_request *r, td_err *err) {
-  const uint32_t page_idx = r->n_past / w->kv.layout.page_tokens;
-  if (r->is_held || r->is_ended || page_idx >= r->n_pages_received) return TD_OK;
-  return td_engine_save_state(w->engine, r->pages[page_idx], err);
-}
-
-static td_status post_done(worker *w, td_worker_request *r, td_done_reason reason, const char *text,
-                           td_err *err) {
-  td_wire_msg done;
-  td_status st = save_state(w, r, err);
-  if (st != TD_OK) return st;
-  td_requests_end(&w->requests, r, reason, text, &done);
-  return td_front_link_send(&w->front_link, &done, err);
-}
-
 // Has the front's record taken by its request, and replies if that has ended.
-static td_status take(worker *w, const td_wire_msg *msg, td_err *err) {
+static td_status take(td_worker *w, const td_wire_msg *msg, td_err *err) {
   td_wire_msg reply;
   const td_worker_request *r = msg->kind == TD_MSG_CANCEL
                                    ? td_requests_find(&w->requests, msg->request)
                                    : NULL;
-  td_status st = r ? save_state(w, r, err) : TD_OK;
+  td_status st = r ? td_worker_save_state(w, r, err) : TD_OK;
   if (st != TD_OK || !td_requests_take(&w->requests, msg, &reply)) return st;
   return td_front_link_send(&w->front_link, &reply, err);
 }
 
-static td_status drain(worker *w, td_err *err) {
+static td_status drain(td_worker *w, td_err *err) {
   td_wire_msg msg;
   for (;;) {
     td_status st = td_ring_pop(&w->front_link.channel.rx, &msg);
@@ -306,12 +303,12 @@ static td_status drain(worker *w, td_err *err) {
   }
 }
 
-static uint32_t n_threads_now(const worker *w) {
+static uint32_t n_threads_now(const td_worker *w) {
   uint32_t n = atomic_load_explicit(w->front_link.channel.lease, memory_order_relaxed);
   return n && n < w->n_threads ? n : w->n_threads;
 }
 
-static td_wire_cache cache_now(const worker *w) {
+static td_wire_cache cache_now(const td_worker *w) {
   const td_expert_cache_stats stats = td_engine_cache_stats(w->engine);
   return (td_wire_cache){.hits = stats.hits,
                          .misses = stats.misses,
@@ -320,81 +317,23 @@ static td_wire_cache cache_now(const worker *w) {
                          .n_cached = stats.n_cached};
 }
 
-static td_status beat(worker *w, td_err *err) {
+static td_status beat(td_worker *w, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   if (now_ns - w->heartbeat_ns < HEARTBEAT_NS) return TD_OK;
   w->heartbeat_ns = now_ns;
   td_status st = td_front_link_check_alive(&w->front_link, err);
   if (st != TD_OK) return st;
-  const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
-                           .u.heartbeat = {.n_steps = w->n_steps,
-                                           .n_running = w->requests.n,
-                                           .n_threads = n_threads_now(w),
-                                           .cache = cache_now(w)}};
+  const uint32_t n_seqs = w->step.n_decode;
+  const td_wire_msg msg = {
+      .kind = TD_MSG_HEARTBEAT,
+      .u.heartbeat = {.n_steps = w->n_steps,
+                      .n_running = w->requests.n,
+                      .n_threads = n_threads_now(w),
+                      .skips_layer = !td_draft_layer_pays(&w->step.pace, n_seqs ? n_seqs : 1),
+                      .cache = cache_now(w),
+                      .gpu_bytes = w->gpu_bytes,
+                      .gpu_free_bytes = w->gpu_free_bytes}};
   return td_front_link_send(&w->front_link, &msg, err);
-}
-
-// Samples the request's next token from a row of the step, and ends the request if it was the last.
-static td_status answer(worker *w, td_engine *engine, td_worker_request *r, uint32_t row,
-                        td_err *err) {
-  td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
-  td_wire_token *token = &msg.u.token;
-  td_err why;
-  td_status st = TD_OK;
-  const bool is_complete = td_request_is_complete(r);
-  if (!is_complete) {
-    st = td_engine_draw(engine, row, r->sampler, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token,
-                        err);
-  }
-  if (st != TD_OK) return st;
-  if (td_sampler_status(r->sampler, &why) != TD_OK) {
-    return post_done(w, r, TD_DONE_ERROR, why.msg, err);
-  }
-  if (is_complete) return post_done(w, r, TD_DONE_STOP, NULL, err);
-  token->index = r->n_output++;
-  r->tokens[r->submit.n_prompt + token->index] = token->id;
-  token->is_eos = td_request_ends_with(r, token->id);
-  st = td_front_link_send(&w->front_link, &msg, err);
-  if (st != TD_OK) return st;
-  if (token->is_eos || td_request_is_complete(r)) return post_done(w, r, TD_DONE_STOP, NULL, err);
-  if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
-  if (r->submit.flags & TD_SUBMIT_PREFILL_ONLY)
-    return post_done(w, r, TD_DONE_PREFILLED, NULL, err);
-  return TD_OK;
-}
-
-// Reports the log-probabilities of the prompt's tokens that follow those of the step, whose rows
-// begin at row.
-static td_status score(worker *w, td_engine *engine, const td_worker_request *r, uint32_t n_tokens,
-                       uint32_t row, td_err *err) {
-  td_status st = TD_OK;
-  const float *logits = td_engine_logits(engine);
-  for (uint32_t i = 0; i < n_tokens && st == TD_OK; i++) {
-    const uint32_t at = r->n_past + i + 1;
-    if (at >= r->submit.n_prompt) break;
-    td_wire_msg msg = {.kind = TD_MSG_PROMPT_TOKEN, .request = r->id};
-    td_sampler_score(r->sampler, logits + (size_t)(row + i) * w->config->n_vocab, r->tokens[at],
-                     &msg.u.token);
-    msg.u.token.index = at;
-    st = td_front_link_send(&w->front_link, &msg, err);
-  }
-  return st;
-}
-
-static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
-  uint64_t now_ns = td_clock_ns();
-  const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
-                           .request = r->id,
-                           .u.progress = {.n_done = r->n_past,
-                                          .n_prompt = r->submit.n_prompt,
-                                          .n_cached = r->submit.n_past,
-                                          .elapsed_ns = now_ns - r->begin_ns}};
-  if (r->phase == TD_REQUEST_PREFILL && r->n_past == r->submit.n_prompt) r->first_token_ns = now_ns;
-  r->phase = td_request_phase_of(r);
-  td_status st = td_front_link_send(&w->front_link, &msg, err);
-  bool is_read = r->phase == TD_REQUEST_DECODE && r->submit.n_answer;
-  if (st != TD_OK || !is_read || !(r->submit.flags & TD_SUBMIT_PREFILL_ONLY)) return st;
-  return post_done(w, r, TD_DONE_PREFILLED, NULL, err);
 }
 
 static void note_begin(const td_step *step, uint64_t now_ns) {
@@ -407,7 +346,7 @@ static void note_begin(const td_step *step, uint64_t now_ns) {
 }
 
 // Fills pages that are copies, before a step that continues them.
-static td_status copy_sources(const worker *w, td_engine *engine, const td_step *step,
+static td_status copy_sources(const td_worker *w, td_engine *engine, const td_step *step,
                               td_err *err) {
   td_status st = TD_OK;
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
@@ -420,43 +359,9 @@ static td_status copy_sources(const worker *w, td_engine *engine, const td_step 
   return st;
 }
 
-// Copies the page that is being filled, if this is where it is to be kept.
-static td_status keep_page(const worker *w, td_engine *engine, td_worker_request *r, td_err *err) {
-  if (r->copies.keep < 0 || r->n_past != r->copies.n_keep) return TD_OK;
-  const int32_t page = r->pages[(r->n_past - 1) / w->kv.layout.page_tokens], keep = r->copies.keep;
-  r->copies.keep = -1;
-  return td_engine_copy_page(engine, keep, page, err);
-}
-
-// Sends what a computed step has for its requests.
-static td_status post_results(worker *w, td_engine *engine, const td_step *step, td_err *err) {
-  uint32_t row = 0;
-  td_status st = TD_OK;
-  w->n_steps++;
-  for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
-    td_worker_request *r = step->requests[i];
-    const td_step_seq *seq = &step->seqs[i];
-    const bool is_scored = seq->want == TD_WANT_ALL;
-    const uint32_t n_rows = is_scored ? seq->n_tokens : seq->want == TD_WANT_LAST;
-    const bool wants_token = n_rows &&
-                             (!is_scored || r->n_past + seq->n_tokens == r->submit.n_prompt);
-    if (r->is_ended) {
-      st = post_done(w, r, r->end_reason, r->end_text, err);
-    } else {
-      if (is_scored) st = score(w, engine, r, seq->n_tokens, row, err);
-      r->n_past += seq->n_tokens;
-      if (st == TD_OK) st = keep_page(w, engine, r, err);
-      if (st == TD_OK && r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
-      if (st == TD_OK && wants_token) st = answer(w, engine, r, row + n_rows - 1, err);
-    }
-    row += n_rows;
-  }
-  return st;
-}
-
 static void feed_beside(void *ctx);
 
-static td_status run_step(worker *w, td_err *err) {
+static td_status run_step(td_worker *w, td_err *err) {
   td_step *step = &w->step;
   uint64_t now_ns = td_clock_ns();
   note_begin(step, now_ns);
@@ -468,14 +373,16 @@ static td_status run_step(worker *w, td_err *err) {
   }
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   if (w->streaming) td_engine_note_written(w->streaming, step->seqs, step->n);
-  td_step_note(step, td_clock_ns() - now_ns);
-  return post_results(w, w->engine, step, err);
+  td_step_note(step, td_jitter_time(td_clock_ns() - now_ns));
+  td_worker_note_next(w, step);
+  st = td_worker_post_results(w, w->engine, step, err);
+  return st == TD_OK ? td_worker_draft(w, step, err) : st;
 }
 
 // ---- prefill with streamed experts --------------------------------------------------------------
 
 // Ends the step in progress: all of it is computed, or nobody waits for it.
-static td_status end_streaming(worker *w, td_err *err) {
+static td_status end_streaming(td_worker *w, td_err *err) {
   td_step *step = &w->stream_step;
   td_status st = td_engine_end(w->streaming, err);
   if (st != TD_OK) return td_err_prefix(err, "a prefill of %u tokens failed", step->n_prefilled);
@@ -487,13 +394,13 @@ static td_status end_streaming(worker *w, td_err *err) {
            "it on a share of the SMs",
            step->n_prefilled, (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9, w->n_beside,
            queued > 0 ? 100 * confined / queued : 0);
-  st = post_results(w, w->streaming, step, err);
+  st = td_worker_post_results(w, w->streaming, step, err);
   step->n = 0;
   return st;
 }
 
 // Prompts on all devices at once, while nothing is decoded.
-static td_status run_on_all(worker *w, td_err *err) {
+static td_status run_on_all(td_worker *w, td_err *err) {
   td_step *step = &w->stream_step;
   td_engine_confine(w->streaming, false);
   td_status st = td_engine_step(w->streaming, step->seqs, step->n, err);
@@ -501,25 +408,53 @@ static td_status run_on_all(worker *w, td_err *err) {
   td_step_hold(step, false);
   td_debug("prefill of %u tokens on %u devices: %.2f s", step->n_prefilled, w->devices.n_peers + 1,
            (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9);
-  st = post_results(w, w->streaming, step, err);
+  st = td_worker_post_results(w, w->streaming, step, err);
   step->n = 0;
   return st;
 }
 
-static bool is_decoding(const worker *w) {
+static bool is_decoding(const td_worker *w) {
   for (uint32_t i = 0; i < w->requests.n; i++) {
     if (w->requests.active[i]->phase == TD_REQUEST_DECODE) return true;
   }
   return false;
 }
 
-static td_status begin_streaming(worker *w, td_err *err) {
+// Whether the prompts that wait are worth the memory of dense weights. Nobody else computes while
+// they have it.
+static bool wants_longer_steps(td_worker *w) {
+  const uint64_t n = td_step_long_prompts(&w->requests, td_engine_stream_tokens(w->streaming));
+  return td_gpu_long_pays(&w->devices.longer, w->config, w->devices.stream_from, n) &&
+         td_engine_streams_all(w->streaming);
+}
+
+// Between steps: the engine for longer ones takes the usual one's place, or leaves it.
+static void choose_streaming(td_worker *w) {
+  const bool is_longer = w->shelved != NULL;
+  if (wants_longer_steps(w) == is_longer) return;
+  if (is_longer) {
+    td_engine_close(w->streaming);
+    w->streaming = w->shelved;
+    w->shelved = NULL;
+  } else {
+    td_engine *longer;
+    td_devices_open_longer(&longer, &w->devices, w->model, &w->streaming_opts);
+    if (!longer) return;
+    w->shelved = w->streaming;
+    w->streaming = longer;
+  }
+  td_prefill_budget_init(&w->stream_step.budget,
+                         w->shelved ? w->devices.longer.prefill_chunk : w->devices.prefill_chunk);
+}
+
+static td_status begin_streaming(td_worker *w, td_err *err) {
   td_step *step = &w->stream_step;
+  choose_streaming(w);
   const uint32_t least_tokens = td_engine_stream_tokens(w->streaming);
   w->step.stream_tokens = least_tokens;
   td_step_build_prefill(step, &w->requests, least_tokens);
   if (!step->n) return TD_OK;
-  if (!td_engine_streams_all(w->streaming)) { // not yet: the other engine takes them
+  if (!td_engine_streams_all(w->streaming)) { // a layer's format: the other engine takes them
     w->step.stream_tokens = step->n = 0;
     return TD_OK;
   }
@@ -536,7 +471,7 @@ static td_status begin_streaming(worker *w, td_err *err) {
 }
 
 // Ends a step that is done, and begins the next. Before requests are chosen for a decode step.
-static td_status advance_streaming(worker *w, td_err *err) {
+static td_status advance_streaming(td_worker *w, td_err *err) {
   td_status st = TD_OK;
   if (!w->streaming) return TD_OK;
   if (w->stream_step.n && (td_engine_feed(w->streaming, 0) || td_step_is_ended(&w->stream_step)))
@@ -546,14 +481,14 @@ static td_status advance_streaming(worker *w, td_err *err) {
 
 // Queues streamed experts a short time ahead, until those of this step are all queued.
 static void feed_beside(void *ctx) {
-  worker *w = ctx;
+  td_worker *w = ctx;
   const uint64_t queued_bytes = td_engine_stream_progress(w->streaming).queued_bytes;
   const uint64_t ahead_bytes = td_stream_pace_ahead(&w->pace, 0);
   td_engine_feed(w->streaming, queued_bytes < w->stream_until_bytes ? ahead_bytes : 0);
 }
 
 // Runs the step that was built beside the prefill in progress.
-static td_status run_beside_streaming(worker *w, td_err *err) {
+static td_status run_beside_streaming(td_worker *w, td_err *err) {
   const uint32_t n_decode = w->step.n_decode, n_prefilled = w->step.n_prefilled;
   const td_stream_progress before = td_engine_stream_progress(w->streaming);
   w->stream_until_bytes = before.copied_bytes + td_stream_pace_ahead(&w->pace, n_decode);
@@ -566,22 +501,24 @@ static td_status run_beside_streaming(worker *w, td_err *err) {
   } else {
     td_engine_wait(w->streaming);
   }
-  const uint64_t ns = td_clock_ns() - begin_ns;
+  const uint64_t ns = td_jitter_time(td_clock_ns() - begin_ns);
   if (w->stream_step.n) td_engine_feed(w->streaming, 0);
   w->n_beside += n_decode > 0;
   const td_stream_progress after = td_engine_stream_progress(w->streaming);
-  td_stream_pace_note(&w->pace,
-                      &(td_timed_step){.n_decode = n_decode,
-                                       .n_prefilled = n_prefilled,
-                                       .ns = ns,
-                                       .copied_bytes = after.copied_bytes - before.copied_bytes,
-                                       .left_bytes = after.queued_bytes - after.copied_bytes});
+  td_stream_pace_note(
+      &w->pace,
+      &(td_timed_step){.n_decode = n_decode,
+                       .n_prefilled = n_prefilled,
+                       .ns = ns,
+                       .copied_bytes = after.copied_bytes - before.copied_bytes,
+                       .left_bytes = after.queued_bytes - after.copied_bytes,
+                       .copying_ns = td_jitter_time(after.copying_ns - before.copying_ns)});
   return st;
 }
 
 // Begins to copy the pages of new requests to the device. Until they are there, steps of others run
 // without them. Returns whether some are not.
-static bool enter_pages(worker *w) {
+static bool enter_pages(td_worker *w) {
   td_kv_transfer *transfer = w->kv.transfer;
   if (!transfer) return false;
   for (uint32_t i = 0; i < w->requests.n; i++) {
@@ -597,15 +534,20 @@ static bool enter_pages(worker *w) {
   return !is_done;
 }
 
-static td_status serve(worker *w, td_err *err) {
+static td_status serve(td_worker *w, td_err *err) {
   for (;;) {
     td_status st = drain(w, err);
     if (st != TD_OK || w->is_shut_down) return st;
-    st = beat(w, err);
+    st = td_worker_answer_waiting(w, err);
+    if (st == TD_OK) st = beat(w, err);
     const bool are_entering = enter_pages(w);
     if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
-    td_step_build(&w->step, &w->requests);
+    if (w->shelved) {
+      td_step_clear(&w->step);
+    } else {
+      td_step_build(&w->step, &w->requests);
+    }
     if (w->streaming && (w->step.n || w->stream_step.n)) {
       st = run_beside_streaming(w, err);
     } else if (w->step.n) {
@@ -613,7 +555,7 @@ static td_status serve(worker *w, td_err *err) {
     } else if (are_entering) {
       td_kv_transfer_wait(w->kv.transfer);
     } else {
-      st = td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
+      st = td_front_link_wait(&w->front_link, w->masks_fd, HEARTBEAT_NS / 1000000, err);
     }
     if (st != TD_OK) return st;
   }
@@ -645,7 +587,7 @@ static td_status follow_parent(uint32_t parent_pid, td_err *err) {
   return TD_OK;
 }
 
-static td_status attach_trace(worker *w, td_err *err) {
+static td_status attach_trace(td_worker *w, td_err *err) {
   if (!w->opts.trace_fd) return TD_OK;
   td_status st = td_segment_attach(&w->trace, TD_WORKER_TRACE_FD, err);
   if (st != TD_OK) return td_err_prefix(err, "worker");
@@ -656,7 +598,7 @@ static td_status attach_trace(worker *w, td_err *err) {
   return td_fail(err, TD_EFORMAT, "worker: descriptor %d is not for a trace", TD_WORKER_TRACE_FD);
 }
 
-static td_status attach(worker *w, td_err *err) {
+static td_status attach(td_worker *w, td_err *err) {
   int fds[TD_CHANNEL_N_FDS];
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
     fds[i] = TD_WORKER_FIRST_CHANNEL + i;
@@ -666,7 +608,7 @@ static td_status attach(worker *w, td_err *err) {
 }
 
 // Sends FATAL to the front; logs it if that fails. Does neither if the front has died.
-static int fail(worker *w, const td_err *why) {
+static int fail(td_worker *w, const td_err *why) {
   if (why->code == TD_ECANCELED) return 0;
   td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
   int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
@@ -688,7 +630,7 @@ static void introduce(const td_worker_opts *opts) {
 }
 
 int td_worker_main(int argc, char **argv) {
-  worker w = {.trace = TD_SEGMENT_CLOSED};
+  td_worker w = {.trace = TD_SEGMENT_CLOSED, .masks_fd = -1};
   td_err err = {0};
   td_status st = td_worker_args_parse(&w.opts, argc, argv, &err);
   if (st == TD_OK) introduce(&w.opts);
