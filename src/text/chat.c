@@ -6,7 +6,10 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "text/json_replace.h"
+#include "text/roles.h"
 #include "text/template.h"
+#include "text/thinking.h"
 
 #define MAX_TEMPLATE_BYTES (1u << 24)
 
@@ -14,43 +17,9 @@ struct td_chat {
   td_tokenizer *tok;
   td_template *tmpl;  // NULL: the model has none
   td_err no_template; // the reason
+  td_roles roles[2];  // that the template takes, without tools and with some
+  td_thinking thinking;
 };
-
-td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err) {
-  *out = NULL;
-  td_chat *chat = calloc(1, sizeof *chat);
-  if (!chat) return td_fail(err, TD_ENOMEM, "out of memory");
-  td_status st = td_tokenizer_open(&chat->tok, model_dir, err);
-  if (st == TD_OK) {
-    // A missing template is not an error, because base models continue plain text; a broken one is.
-    td_status found = td_template_open_model(&chat->tmpl, model_dir, &chat->no_template);
-    if (found != TD_OK && found != TD_ENOENT) {
-      st = found;
-      if (err) *err = chat->no_template;
-    }
-  }
-  if (st != TD_OK) {
-    td_chat_close(chat);
-    return st;
-  }
-  *out = chat;
-  return TD_OK;
-}
-
-void td_chat_close(td_chat *chat) {
-  if (!chat) return;
-  td_template_close(chat->tmpl);
-  td_tokenizer_close(chat->tok);
-  free(chat);
-}
-
-const td_tokenizer *td_chat_tokenizer(const td_chat *chat) {
-  return chat->tok;
-}
-
-bool td_chat_template_mentions(const td_chat *chat, const char *text) {
-  return chat->tmpl && td_template_mentions(chat->tmpl, text);
-}
 
 // The functions that add variables return false if memory ran out.
 static bool add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
@@ -71,6 +40,68 @@ static bool add_defaults(cJSON *vars, const td_tokenizer *tok) {
          add_default(vars, "tools", cJSON_AddNullToObject) &&
          add_default(vars, "documents", cJSON_AddNullToObject) &&
          add_default(vars, "add_generation_prompt", cJSON_AddTrueToObject);
+}
+
+// Finds out what the template takes with tools, a JSON array, or without any (NULL).
+static td_status probe_with(td_chat *chat, const char *tools, td_err *err) {
+  cJSON *vars = cJSON_CreateObject(), *list = tools ? cJSON_Parse(tools) : cJSON_CreateNull();
+  const bool has_list = vars && list && cJSON_AddItemToObject(vars, "tools", list);
+  if (!has_list) cJSON_Delete(list);
+  td_status st = has_list && add_defaults(vars, chat->tok)
+                     ? td_roles_probe(&chat->roles[tools != NULL], chat->tmpl, vars, err)
+                     : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK && !tools) st = td_thinking_probe(&chat->thinking, chat->tmpl, vars, err);
+  cJSON_Delete(vars);
+  return st;
+}
+
+static td_status probe_template(td_chat *chat, td_err *err) {
+  static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"probe\","
+                              "\"description\":\"\",\"parameters\":{\"type\":\"object\","
+                              "\"properties\":{\"x\":{\"type\":\"integer\"}}}}}]";
+  td_status st = probe_with(chat, NULL, err);
+  return st == TD_OK ? probe_with(chat, tools, err) : st;
+}
+
+td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err) {
+  *out = NULL;
+  td_chat *chat = calloc(1, sizeof *chat);
+  if (!chat) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_status st = td_tokenizer_open(&chat->tok, model_dir, err);
+  if (st == TD_OK) {
+    // A missing template is not an error, because base models continue plain text; a broken one is.
+    td_status found = td_template_open_model(&chat->tmpl, model_dir, &chat->no_template);
+    if (found != TD_OK && found != TD_ENOENT) {
+      st = found;
+      if (err) *err = chat->no_template;
+    }
+  }
+  if (st == TD_OK && chat->tmpl) st = probe_template(chat, err);
+  if (st != TD_OK) {
+    td_chat_close(chat);
+    return st;
+  }
+  *out = chat;
+  return TD_OK;
+}
+
+void td_chat_close(td_chat *chat) {
+  if (!chat) return;
+  td_template_close(chat->tmpl);
+  td_tokenizer_close(chat->tok);
+  free(chat);
+}
+
+const td_tokenizer *td_chat_tokenizer(const td_chat *chat) {
+  return chat->tok;
+}
+
+void td_chat_template_source(const td_chat *chat, td_buf *out) {
+  if (chat->tmpl) td_template_source(chat->tmpl, out);
+}
+
+bool td_chat_template_mentions(const td_chat *chat, const char *text) {
+  return chat->tmpl && td_template_mentions(chat->tmpl, text);
 }
 
 // Whether the template asks somewhere whether a message's content is none.
@@ -95,7 +126,7 @@ static bool split_content(cJSON *message, const char *reasoning, const char *tex
          cJSON_AddStringToObject(block, "type", types[i]) &&
          cJSON_AddStringToObject(block, types[i], values[i]);
   }
-  if (ok) return cJSON_ReplaceItemInObjectCaseSensitive(message, "content", blocks);
+  if (ok) return td_json_replace(message, "content", blocks);
   cJSON_Delete(blocks);
   return false;
 }
@@ -114,7 +145,7 @@ static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(m, "content");
     if (cJSON_IsNull(content) && !keeps_null) {
       cJSON *empty = cJSON_CreateString("");
-      if (!empty || !cJSON_ReplaceItemInObjectCaseSensitive(m, "content", empty)) return false;
+      if (!td_json_replace(m, "content", empty)) return false;
       content = empty;
     }
     const cJSON *reasoning = td_json_get(m, "reasoning_content");
@@ -128,6 +159,14 @@ static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
     if (!cJSON_AddStringToObject(m, "thinking", reasoning->valuestring)) return false;
   }
   return true;
+}
+
+// Makes vars what the template takes. known: see td_roles_fold.
+static td_status adapt_vars(cJSON *vars, const td_chat *chat, const cJSON **known, td_err *err) {
+  const td_roles *roles = &chat->roles[td_json_get(vars, "tools") != NULL];
+  const bool ok = add_defaults(vars, chat->tok) && td_roles_fold(roles, vars, known) &&
+                  td_thinking_fit(&chat->thinking, vars) && adapt_messages(vars, chat->tmpl);
+  return ok ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
 
 static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *err) {
@@ -200,31 +239,33 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   td_buf prompt = TD_BUF_INIT;
   td_spans typed = {0};
   const char *continued;
-  if (!add_defaults(root, chat->tok) || !adapt_messages(root, chat->tmpl))
-    st = td_fail(err, TD_ENOMEM, "out of memory");
+  st = adapt_vars(root, chat, NULL, err);
   if (st == TD_OK) st = take_continued(root, &continued, err);
   if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
   if (st == TD_OK && continued) st = cut_behind(&prompt, &typed, continued, err);
+  cJSON_Delete(root);
   if (st == TD_OK) {
     st = td_tokenizer_encode_spans(chat->tok, td_buf_text(&prompt), prompt.len, &typed,
                                    TD_TOK_PARSE_SPECIAL, out, err);
   }
-  if (st == TD_OK && text) td_buf_add(text, td_buf_text(&prompt), prompt.len);
+  if (st == TD_OK && text) {
+    td_buf_free(text);
+    *text = prompt;
+    prompt = (td_buf)TD_BUF_INIT;
+  }
   td_spans_free(&typed);
   td_buf_free(&prompt);
-  cJSON_Delete(root);
   return st;
 }
 
 // ---- known tokens -------------------------------------------------------------------------------
 
-// Leaves the first messages of vars, and no prompt for another.
-static bool keep_messages(cJSON *vars, uint32_t n) {
+// Leaves the messages up to `last`, and no prompt for another.
+static bool keep_messages(cJSON *vars, const cJSON *last) {
   cJSON *messages = cJSON_GetObjectItemCaseSensitive(vars, "messages");
-  while (cJSON_GetArraySize(messages) > (int)n)
-    cJSON_DeleteItemFromArray(messages, (int)n);
-  cJSON *no = cJSON_CreateFalse();
-  return no && cJSON_ReplaceItemInObjectCaseSensitive(vars, "add_generation_prompt", no);
+  while (last->next)
+    cJSON_Delete(cJSON_DetachItemViaPointer(messages, last->next));
+  return td_json_replace(vars, "add_generation_prompt", cJSON_CreateFalse());
 }
 
 // Where the prompt goes on behind the known tokens, of which `first` is the rendering; SIZE_MAX:
@@ -277,11 +318,13 @@ td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len
   td_spans typed = {0};
   size_t rest = SIZE_MAX;
   td_err ignored;
-  if (!add_defaults(root, chat->tok) || !adapt_messages(root, chat->tmpl))
-    st = td_fail(err, TD_ENOMEM, "out of memory");
-  if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  const cJSON *last = cJSON_GetArrayItem(td_json_get(root, "messages"), (int)known->n_messages - 1);
+  st = adapt_vars(root, chat, &last, err);
+  if (st == TD_OK && last) {
+    st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  }
   // A template may refuse a conversation that ends here.
-  if (st == TD_OK && keep_messages(root, known->n_messages) &&
+  if (st == TD_OK && last && keep_messages(root, last) &&
       td_template_render(chat->tmpl, root, NULL, &first, NULL, &ignored) == TD_OK) {
     rest = find_rest(chat, known, &prompt, &first);
   }

@@ -16,6 +16,8 @@ typedef struct td_chat td_chat;
 td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err);
 void td_chat_close(td_chat *chat);
 const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
+// Appends the source of the model's template, if it has one.
+void td_chat_template_source(const td_chat *chat, td_buf *out);
 // Whether the source of the model's template contains the text.
 bool td_chat_template_mentions(const td_chat *chat, const char *text);
 

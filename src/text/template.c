@@ -10,6 +10,7 @@
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
+#include "gguf/files.h"
 #include "text/jinja/jinja.h"
 
 #define MAX_SOURCE_BYTES  ((size_t)4 << 20)
@@ -78,6 +79,10 @@ td_status td_template_open(td_template **out, const char *source, size_t len, td
   return TD_OK;
 }
 
+void td_template_source(const td_template *t, td_buf *out) {
+  td_buf_add(out, t->source, t->n_source);
+}
+
 bool td_template_mentions(const td_template *t, const char *text) {
   if (memmem(t->source, t->n_source, text, strlen(text))) return true;
   return t->tool_use && td_template_mentions(t->tool_use, text);
@@ -115,9 +120,10 @@ static const char *named_template(const cJSON *list, const char *name) {
   return NULL;
 }
 
-static td_status open_config(td_template **out, const char *path, td_err *err) {
+static td_status open_config(td_template **out, const char *model_dir, td_err *err) {
+  static const char file[] = "tokenizer_config.json";
   cJSON *config;
-  td_status st = td_json_parse_regular(&config, path, MAX_CONFIG_BYTES, err);
+  td_status st = td_checkpoint_json(&config, model_dir, file, MAX_CONFIG_BYTES, err);
   if (st != TD_OK) return st;
   const cJSON *member = td_json_get(config, "chat_template");
   const char *text = cJSON_IsString(member) ? member->valuestring : NULL, *tool_use = NULL;
@@ -134,7 +140,7 @@ static td_status open_config(td_template **out, const char *path, td_err *err) {
   if (st == TD_OK && tool_use) {
     st = td_template_open(&(*out)->tool_use, tool_use, strlen(tool_use), err);
   }
-  if (st != TD_OK && err) td_err_prefix(err, "%s", path);
+  if (st != TD_OK && err) td_err_prefix(err, "%s/%s", model_dir, file);
   cJSON_Delete(config);
   return st;
 }
@@ -143,8 +149,8 @@ static td_status open_model_files(td_template **out, const char *model_dir, td_e
   char path[4096];
   snprintf(path, sizeof path, "%s/chat_template.jinja", model_dir);
   if (!td_file_exists(path)) {
-    snprintf(path, sizeof path, "%s/tokenizer_config.json", model_dir);
-    if (td_file_exists(path)) return open_config(out, path, err);
+    if (td_checkpoint_has(model_dir, "tokenizer_config.json"))
+      return open_config(out, model_dir, err);
     return td_fail(err, TD_ENOENT,
                    "%s: no chat template: neither chat_template.jinja nor "
                    "tokenizer_config.json is there",

@@ -27,6 +27,8 @@ td_status td_template_open(td_template **out, const char *source, size_t len, td
 td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err);
 
 void td_template_close(td_template *tmpl);
+// Appends the source.
+void td_template_source(const td_template *tmpl, td_buf *out);
 // Whether the source, or that of its tool_use, contains the text.
 bool td_template_mentions(const td_template *tmpl, const char *text);
 

@@ -7,7 +7,7 @@
 // Most items visited for one configuration, most frames and most configurations: a grammar in which
 // one text can be derived in very many ways reaches them, and its request fails.
 #define MAX_ITEMS   (1u << 14)
-#define MAX_FRAMES  (1u << 22)
+#define MAX_FRAMES  (1u << 20)
 #define MAX_CONFIGS (1u << 18)
 
 enum { N_SEEN = 4 * MAX_ITEMS };
@@ -231,7 +231,8 @@ static uint32_t intern(td_automaton *a, const uint64_t *items, uint32_t n, bool 
     return TD_AUTOMATON_DEAD;
   }
   if (n) memcpy(copy, items, n * sizeof *copy);
-  a->configs[a->n_configs] = (td_automaton_config){.items = copy, .n_items = n, .may_end = may_end};
+  a->configs[a->n_configs] = (td_automaton_config){
+      .items = copy, .n_items = n, .may_end = may_end, .run.len = TD_RUN_UNKNOWN};
   a->config_slots[at] = ++a->n_configs;
   a->n_bytes += sizeof *a->configs + n * sizeof *copy;
   return a->n_configs - 1;
@@ -306,6 +307,127 @@ uint32_t td_automaton_step(td_automaton *a, uint32_t config, uint8_t byte) {
   return find_step(a, config, byte);
 }
 
+// ---- runs --------------------------------------------------------------------------------------
+
+enum { MAX_RUN = 24, MAX_WAYS = 16 }; // most characters looked ahead, and ways compared
+
+typedef struct {
+  uint32_t next, frame; // after one of the characters
+  td_char_set chars;
+} way;
+
+// Whether the bytes of each of the ranges, one after the other, lead from state to `next`.
+static bool leads_to(const td_grammar *g, uint32_t state, const uint8_t (*ranges)[2], uint32_t n,
+                     uint32_t next) {
+  for (uint32_t i = 0; i < n; i++) {
+    const td_nfa_state *s = &g->states[state];
+    if (s->kind != TD_NFA_BYTES || s->low > ranges[i][0] || s->high < ranges[i][1]) return false;
+    state = s->next;
+  }
+  return state == next;
+}
+
+// Whether every character that is not ASCII goes this way.
+static bool takes_others(const td_automaton *a, const td_automaton_config *config, const way *w) {
+  static const struct {
+    uint8_t ranges[4][2];
+    uint32_t n;
+  } forms[] = {
+      {{{0xC2, 0xDF}, {0x80, 0xBF}}, 2},
+      {{{0xE0, 0xE0}, {0xA0, 0xBF}, {0x80, 0xBF}}, 3},
+      {{{0xE1, 0xEC}, {0x80, 0xBF}, {0x80, 0xBF}}, 3},
+      {{{0xED, 0xED}, {0x80, 0x9F}, {0x80, 0xBF}}, 3},
+      {{{0xEE, 0xEF}, {0x80, 0xBF}, {0x80, 0xBF}}, 3},
+      {{{0xF0, 0xF0}, {0x90, 0xBF}, {0x80, 0xBF}, {0x80, 0xBF}}, 4},
+      {{{0xF1, 0xF3}, {0x80, 0xBF}, {0x80, 0xBF}, {0x80, 0xBF}}, 4},
+      {{{0xF4, 0xF4}, {0x80, 0x8F}, {0x80, 0xBF}, {0x80, 0xBF}}, 4},
+  };
+  for (size_t f = 0; f < TD_COUNT(forms); f++) {
+    bool is_found = false;
+    for (uint32_t i = 0; i < config->n_items && !is_found; i++) {
+      is_found = (uint32_t)config->items[i] == w->frame &&
+                 leads_to(a->grammar, (uint32_t)(config->items[i] >> 32), forms[f].ranges,
+                          forms[f].n, w->next);
+    }
+    if (!is_found) return false;
+  }
+  return true;
+}
+
+static void add_range(td_char_set *chars, uint32_t low, uint32_t high) {
+  for (uint32_t c = low; c <= high && c < TD_CHARS_OTHER; c++)
+    chars->bits[c / 64] |= (uint64_t)1 << (c % 64);
+}
+
+static int n_of(td_char_set chars) {
+  return __builtin_popcountll(chars.bits[0]) + __builtin_popcountll(chars.bits[1]);
+}
+
+// The way that most ASCII characters go. Loops come before what follows them: states that are
+// nearer to the end of their rule have lower numbers.
+static way widest(const td_automaton *a, const td_automaton_config *config) {
+  way ways[MAX_WAYS], best = {0};
+  uint32_t n = 0;
+  for (uint32_t i = config->n_items; i-- > 0;) {
+    const td_nfa_state *s = &a->grammar->states[config->items[i] >> 32];
+    const uint32_t frame = (uint32_t)config->items[i];
+    uint32_t k = 0;
+    if (s->low >= TD_CHARS_OTHER) continue;
+    while (k < n && (ways[k].next != s->next || ways[k].frame != frame))
+      k++;
+    if (k == MAX_WAYS) continue;
+    if (k == n) ways[n++] = (way){.next = s->next, .frame = frame};
+    add_range(&ways[k].chars, s->low, s->high);
+  }
+  for (uint32_t k = 0; k < n; k++) {
+    if (n_of(ways[k].chars) > n_of(best.chars)) best = ways[k];
+  }
+  if (n && takes_others(a, config, &best)) {
+    best.chars.bits[1] |= (uint64_t)1 << (TD_CHARS_OTHER % 64);
+  }
+  return best;
+}
+
+bool td_char_set_holds(td_char_set all, td_char_set some) {
+  return !(some.bits[0] & ~all.bits[0]) && !(some.bits[1] & ~all.bits[1]);
+}
+
+static uint32_t after(td_automaton *a, const way *w) {
+  closure c = {0};
+  begin_closure(a);
+  push(a, &c, w->next, w->frame);
+  close_over(a, &c);
+  return intern_found(a);
+}
+
+td_automaton_run td_automaton_run_of(td_automaton *a, uint32_t config) {
+  uint32_t path[MAX_RUN + 1], n = 0;
+  td_char_set chars[MAX_RUN];
+  td_automaton_run run = {.len = 0};
+  path[0] = config;
+  while (n < MAX_RUN && a->configs[path[n]].run.len == TD_RUN_UNKNOWN) {
+    const way w = widest(a, &a->configs[path[n]]);
+    chars[n] = w.chars;
+    path[n + 1] = n_of(w.chars) ? after(a, &w) : path[n];
+    if (a->status != TD_OK) return run;
+    if (path[n + 1] == path[n]) { // a loop, or none
+      run = (td_automaton_run){.chars = w.chars, .len = n_of(w.chars) ? TD_RUN_ENDLESS : 0};
+      a->configs[path[n]].run = run;
+      break;
+    }
+    n++;
+  }
+  const bool is_cut = n == MAX_RUN;
+  if (!is_cut && a->configs[path[n]].run.len != TD_RUN_UNKNOWN) run = a->configs[path[n]].run;
+  while (n-- > 0) {
+    const bool should_continue = run.len && td_char_set_holds(run.chars, chars[n]);
+    const uint32_t len = !should_continue ? 1 : run.len >= MAX_RUN ? run.len : run.len + 1;
+    run = (td_automaton_run){.chars = chars[n], .len = len};
+    if (!is_cut || n == 0) a->configs[path[n]].run = run;
+  }
+  return run;
+}
+
 void td_automaton_forget(td_automaton *a, uint32_t **keep, uint32_t n) {
   td_automaton_config *before = a->configs;
   uint32_t n_before = a->n_configs;
@@ -316,8 +438,13 @@ void td_automaton_forget(td_automaton *a, uint32_t **keep, uint32_t n) {
   a->n_bytes = 0;
   intern(a, NULL, 0, false); // TD_AUTOMATON_DEAD
   for (uint32_t i = 0; i < n; i++) {
-    const td_automaton_config *c = &before[*keep[i]];
-    *keep[i] = intern(a, c->items, c->n_items, c->may_end);
+    td_automaton_config *c = &before[*keep[i]];
+    const uint32_t to = intern(a, c->items, c->n_items, c->may_end);
+    if (c->mask) {
+      a->configs[to].mask = c->mask;
+      c->mask = NULL;
+    }
+    *keep[i] = to;
   }
   free_configs(before, n_before);
 }

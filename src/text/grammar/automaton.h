@@ -8,15 +8,26 @@
 #include <stdint.h>
 
 #include "text/grammar/grammar_impl.h"
+#include "text/grammar/token_index.h"
 
 #define TD_AUTOMATON_DEAD 0u // the configuration in which nothing matches
+
+#define TD_RUN_ENDLESS 255u
+#define TD_RUN_UNKNOWN 254u // also the longest that is not endless
+
+// Any text of up to `len` characters of the set matches from the configuration on; maybe others do.
+typedef struct {
+  td_char_set chars;
+  uint32_t len;
+} td_automaton_run;
 
 typedef struct {
   uint64_t *items; // [n_items], owned, ascending: NFA state << 32 | frame; BYTES states only
   uint32_t n_items;
   bool may_end;    // the text so far is complete
   uint32_t *steps; // [256], owned: the following configuration + 1; 0: not known. NULL: none known
-  uint64_t *mask;  // owned: matcher.c's; NULL: not made
+  td_automaton_run run;
+  uint64_t *mask; // owned: matcher.c's; NULL: not made
 } td_automaton_config;
 
 // A return address and the frame below it. Frame 0 is the empty stack.
@@ -45,7 +56,11 @@ void td_automaton_close(td_automaton *a);
 uint32_t td_automaton_start(td_automaton *a);
 // The configuration after a byte. DEAD also when it could not be made: status tells.
 uint32_t td_automaton_step(td_automaton *a, uint32_t config, uint8_t byte);
-// Forgets all configurations but those in keep[0..n), which receive their new numbers.
+// Of the runs that begin in the configuration, one with most characters.
+td_automaton_run td_automaton_run_of(td_automaton *a, uint32_t config);
+bool td_char_set_holds(td_char_set all, td_char_set some); // whether some is a part of all
+// Forgets all configurations but those in keep[0..n), which receive their new numbers and keep
+// their masks.
 void td_automaton_forget(td_automaton *a, uint32_t **keep, uint32_t n);
 
 #endif

@@ -16,25 +16,64 @@
 #define MAX_ALTERNATIVES 512
 #define MAX_VALUES       4096 // of an enum; an automaton follows four times as many at once
 
-void td_json_schema_write_common(td_buf *out) {
-  td_buf_str(
-      out,
-      "json-ws ::= (\" \" | \"\\n\" [ \\t]{0,32})?\n"
-      "json-colon ::= json-ws \":\" json-ws\n"
-      "json-hex ::= [0-9a-fA-F]\n"
-      "json-plain ::= [^\"\\\\\\x00-\\x1F]\n"
-      "json-char ::= json-plain | \"\\\\\" ([\"\\\\/bfnrt] | "
-      "\"u\" ([0-9a-cA-CefEF] json-hex json-hex json-hex | [dD] [0-7] json-hex json-hex | "
-      "[dD] [89abAB] json-hex json-hex \"\\\\u\" [dD] [c-fC-F] json-hex json-hex))\n"
-      "json-string ::= \"\\\"\" json-char* \"\\\"\"\n"
-      "json-integer ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15})\n"
-      "json-number ::= json-integer (\".\" [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?\n"
-      "json-object ::= \"{\" json-ws (json-string json-colon json-value json-ws "
-      "(\",\" json-ws json-string json-colon json-value json-ws)*)? \"}\"\n"
-      "json-array ::= \"[\" json-ws (json-value json-ws (\",\" json-ws json-value json-ws)*)? "
-      "\"]\"\n"
-      "json-value ::= json-object | json-array | json-string | json-number | \"true\" | \"false\" "
-      "| \"null\"\n");
+// ---- white space -------------------------------------------------------------------------------
+
+// What stands before the first item of an object or array, between two, behind the last, and
+// behind a key.
+typedef struct {
+  char first[64], comma[64], last[64];
+  const char *colon;
+} spacing;
+
+// lines: indentation of the items in steps of two blanks; 0: none stands on a line of its own.
+static spacing spacing_of(bool is_free, uint32_t lines) {
+  spacing s = {.comma = " \", \" ", .colon = " \": \" "};
+  if (is_free) {
+    return (spacing){.first = " json-ws ",
+                     .comma = " json-ws \",\" json-ws ",
+                     .last = " json-ws ",
+                     .colon = " json-ws \":\" json-ws "};
+  }
+  if (!lines) return s;
+  const int n = 2 * (int)lines;
+  snprintf(s.first, sizeof s.first, " \"\\n%*s\" ", n, "");
+  snprintf(s.comma, sizeof s.comma, " \",\\n%*s\" ", n, "");
+  snprintf(s.last, sizeof s.last, " \"\\n%*s\" ", n - 2, "");
+  return s;
+}
+
+// The rules json-object, json-array and json-value, or those of lines, with .pN behind their names.
+static void write_nested(td_buf *out, bool is_free, uint32_t lines) {
+  const spacing s = spacing_of(is_free, lines);
+  char own[8] = "", value[40] = "json-value";
+  if (lines) snprintf(own, sizeof own, ".p%u", lines);
+  if (lines && lines < TD_SCHEMA_MAX_LINES) {
+    snprintf(value, sizeof value, "(json-value | json-value.p%u)", lines + 1);
+  }
+  const char *may = lines ? "" : "?", *none = lines ? "" : s.first;
+  td_buf_printf(out, "json-member%s ::= json-string%s%s\n", own, s.colon, value);
+  td_buf_printf(out, "json-object%s ::= \"{\" (%sjson-member%s (%sjson-member%s)*%s)%s %s \"}\"\n",
+                own, s.first, own, s.comma, own, s.last, may, is_free ? none : "");
+  td_buf_printf(out, "json-array%s ::= \"[\" (%s%s (%s%s)*%s)%s %s \"]\"\n", own, s.first, value,
+                s.comma, value, s.last, may, is_free ? none : "");
+  td_buf_printf(out, "json-value%s ::= json-object%s | json-array%s%s\n", own, own, own,
+                lines ? "" : " | json-string | json-number | \"true\" | \"false\" | \"null\"");
+}
+
+void td_json_schema_write_common(td_buf *out, bool is_free) {
+  td_buf_str(out,
+             "json-ws ::= (\" \" | \"\\n\" [ \\t]{0,32})?\n"
+             "json-hex ::= [0-9a-fA-F]\n"
+             "json-plain ::= [^\"\\\\\\x00-\\x1F]\n"
+             "json-char ::= json-plain | \"\\\\\" ([\"\\\\/bfnrt] | "
+             "\"u\" ([0-9a-cA-CefEF] json-hex json-hex json-hex | [dD] [0-7] json-hex json-hex | "
+             "[dD] [89abAB] json-hex json-hex \"\\\\u\" [dD] [c-fC-F] json-hex json-hex))\n"
+             "json-string ::= \"\\\"\" json-char* \"\\\"\"\n"
+             "json-integer ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15})\n"
+             "json-number ::= json-integer (\".\" [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?\n");
+  for (uint32_t i = 0; i <= (is_free ? 0 : TD_SCHEMA_MAX_LINES); i++)
+    write_nested(out, is_free, i);
+  td_buf_printf(out, "json-any ::= json-object%s\n", is_free ? "" : " | json-object.p1");
 }
 
 // ---- messages ----------------------------------------------------------------------------------
@@ -136,13 +175,25 @@ static td_status check_keywords(const td_schema_ctx *ctx, const cJSON *schema, u
 
 static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out);
 
-// The rule of a schema, made if there is none yet.
-static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, uint32_t *rule) {
+static td_schema_rule *find_rule(const td_schema_ctx *ctx, const cJSON *schema, uint32_t depth) {
   for (uint32_t i = 0; i < ctx->n_known; i++) {
-    if (ctx->rules[i].schema == schema) {
-      *rule = ctx->rules[i].rule;
-      return TD_OK;
-    }
+    if (ctx->rules[i].schema == schema && ctx->rules[i].depth == depth) return &ctx->rules[i];
+  }
+  return NULL;
+}
+
+static void write_name(const td_schema_ctx *ctx, const td_schema_rule *rule, td_buf *out) {
+  td_buf_printf(out, "%s%u", ctx->opts->prefix, rule->rule);
+  if (rule->depth) td_buf_printf(out, ".p%u", rule->depth);
+}
+
+// The rule of a schema in the lines of ctx, made if there is none yet. *rule is a copy: while it is
+// being made, it counts as one that has text.
+static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, td_schema_rule *rule) {
+  const td_schema_rule *known = find_rule(ctx, schema, ctx->lines);
+  if (known) {
+    *rule = *known;
+    return TD_OK;
   }
   if (ctx->n_rules == MAX_RULES || ctx->depth >= MAX_DEPTH ||
       ctx->out->len > TD_GRAMMAR_MAX_BYTES) {
@@ -151,17 +202,23 @@ static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, uint32_t *rule
   if (ctx->n_known == ctx->cap_known) {
     uint32_t cap = ctx->cap_known ? 2 * ctx->cap_known : 64;
     td_schema_rule *grown = realloc(ctx->rules, cap * sizeof *grown);
-    if (!grown) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+    if (!grown) return td_schema_no_memory(ctx);
     ctx->rules = grown;
     ctx->cap_known = cap;
   }
-  *rule = ctx->n_rules++;
-  ctx->rules[ctx->n_known++] = (td_schema_rule){schema, *rule};
+  *rule = (td_schema_rule){schema, ++ctx->n_rules, ctx->lines, true};
+  const uint32_t at = ctx->n_known++;
+  ctx->rules[at] = *rule;
   td_buf body = TD_BUF_INIT;
+  const bool had_text = ctx->has_text;
+  ctx->has_text = !ctx->lines;
   ctx->depth++;
   td_status st = generate(ctx, schema, &body);
   ctx->depth--;
-  td_buf_printf(ctx->out, "%s%u ::= ", ctx->opts->prefix, *rule);
+  rule->has_text = ctx->rules[at].has_text = ctx->has_text;
+  ctx->has_text = had_text;
+  write_name(ctx, rule, ctx->out);
+  td_buf_str(ctx->out, " ::= ");
   td_buf_add(ctx->out, td_buf_text(&body), body.len);
   td_buf_char(ctx->out, '\n');
   ctx->out->failed |= body.failed;
@@ -169,16 +226,60 @@ static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, uint32_t *rule
   return st;
 }
 
-// Appends a reference to the schema's rule. key and i (or key alone) say where it stands.
-static td_status refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
-  uint32_t rule;
+// Appends the schema's rule in the lines of ctx; nothing where it has no text there. key says where
+// it stands.
+static td_status refer_to(td_schema_ctx *ctx, const cJSON *schema, const char *key,
+                          const char *between, td_buf *out) {
+  td_schema_rule rule;
   size_t len = strlen(ctx->path);
-  snprintf(ctx->path + len, sizeof ctx->path - len, ".%.40s", key);
+  if (key[0]) snprintf(ctx->path + len, sizeof ctx->path - len, ".%.40s", key);
   td_status st = rule_of(ctx, schema, &rule);
   if (st != TD_OK) return st;
   ctx->path[len] = '\0';
-  td_buf_printf(out, "%s%u", ctx->opts->prefix, rule);
+  ctx->has_text |= rule.has_text;
+  if (!rule.has_text) return TD_OK;
+  td_buf_str(out, between);
+  write_name(ctx, &rule, out);
   return TD_OK;
+}
+
+// The schema itself stands for the one being written.
+static td_status refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
+  if (!ctx->lines) return refer_to(ctx, schema, key, "", out);
+  td_buf_str(out, "([]");
+  td_status st = refer_to(ctx, schema, key, " | ", out);
+  td_buf_char(out, ')');
+  return st;
+}
+
+// Whether some value of the schema may have items.
+static bool may_nest(const cJSON *schema) {
+  const cJSON *type = td_json_get(schema, "type");
+  if (td_json_get(schema, "enum") || cJSON_GetObjectItemCaseSensitive(schema, "const"))
+    return false;
+  return !cJSON_IsString(type) || strcmp(type->valuestring, "array") == 0 ||
+         strcmp(type->valuestring, "object") == 0;
+}
+
+// Appends an item of the value being written (NULL: anything): on one line, or one deeper in lines.
+static td_status refer_item(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
+  const uint32_t lines = ctx->lines;
+  const bool had_text = ctx->has_text, has_more = lines && lines < ctx->most;
+  td_status st = TD_OK;
+  td_buf_char(out, '(');
+  if (schema) {
+    ctx->lines = 0;
+    st = refer_to(ctx, schema, key, "", out);
+    ctx->lines = lines + 1;
+    if (st == TD_OK && has_more && may_nest(schema)) st = refer_to(ctx, schema, key, " | ", out);
+    ctx->lines = lines;
+  } else {
+    td_buf_str(out, "json-value");
+    if (has_more) td_buf_printf(out, " | json-value.p%u", lines + 1);
+  }
+  td_buf_char(out, ')');
+  ctx->has_text = had_text;
+  return st;
 }
 
 // ---- arrays ------------------------------------------------------------------------------------
@@ -211,29 +312,25 @@ static td_status read_array(td_schema_ctx *ctx, const cJSON *schema, array_shape
 }
 
 // Items after the i-th, with their commas. depth: of parentheses opened for them.
-static td_status write_tail(td_schema_ctx *ctx, const array_shape *a, td_buf *out) {
+static td_status write_tail(td_schema_ctx *ctx, const array_shape *a, const spacing *s,
+                            td_buf *out) {
   td_status st = TD_OK;
   const cJSON *item = a->prefix;
   uint32_t i = 0, n_open = 0;
   for (; item && st == TD_OK && i < a->max; item = item->next, i++) {
-    td_buf_str(out, i ? "(\",\" json-ws " : "(");
-    st = refer(ctx, item, "prefixItems", out);
-    td_buf_str(out, " json-ws ");
+    td_buf_printf(out, "(%s", i ? s->comma : s->first);
+    st = refer_item(ctx, item, "prefixItems", out);
     n_open++;
   }
   if (st == TD_OK && i == a->n_prefix && i < a->max) {
     uint32_t min = a->min > i ? a->min - i : 0, max = a->max - i;
     td_buf rest = TD_BUF_INIT;
-    if (a->rest) {
-      st = refer(ctx, a->rest, "items", &rest);
-    } else {
-      td_buf_str(&rest, "json-value");
-    }
+    st = refer_item(ctx, a->rest, "items", &rest);
     const char *name = td_buf_text(&rest);
     if (i) {
-      td_buf_printf(out, "(\",\" json-ws %s json-ws)", name);
+      td_buf_printf(out, "(%s%s)", s->comma, name);
     } else {
-      td_buf_printf(out, "(%s json-ws (\",\" json-ws %s json-ws)", name, name);
+      td_buf_printf(out, "(%s%s (%s%s)", s->first, name, s->comma, name);
     }
     uint32_t less = i ? 0 : 1;
     uint32_t least = min > less ? min - less : 0;
@@ -260,9 +357,12 @@ static td_status write_array(td_schema_ctx *ctx, const cJSON *schema, td_buf *ou
     return TD_OK;
   }
   if (a.n_prefix > 64) return td_schema_refuse(ctx, "prefixItems", "with more than 64 schemas");
-  td_buf_str(out, "\"[\" json-ws ");
-  st = write_tail(ctx, &a, out);
-  td_buf_str(out, " \"]\"");
+  const spacing s = spacing_of(ctx->opts->is_free, ctx->lines);
+  if (ctx->lines && a.min == 0) a.min = 1; // an array without items has no lines
+  ctx->has_text |= a.max > 0;
+  td_buf_str(out, a.min > a.max ? "[] \"[\"" : "\"[\"");
+  st = write_tail(ctx, &a, &s, out);
+  td_buf_printf(out, "%s\"]\"", ctx->opts->is_free || ctx->lines ? s.last : "");
   return st;
 }
 
@@ -277,7 +377,8 @@ typedef struct {
 typedef struct {
   member *members; // [n], owned
   uint32_t n, n_required;
-  bool has_more;     // members not named are allowed
+  bool has_more;     // members not named are generated
+  bool is_closed;    // the schema rules them out
   const cJSON *more; // their schema; NULL: anything
   uint32_t min, max;
 } object_shape;
@@ -296,7 +397,7 @@ static td_status read_required(td_schema_ctx *ctx, const cJSON *required, object
     if (!m) {
       m = &o->members[o->n++];
       static const cJSON nothing = {.type = cJSON_False};
-      *m = (member){.name = item->valuestring, .schema = o->has_more ? o->more : &nothing};
+      *m = (member){.name = item->valuestring, .schema = o->is_closed ? &nothing : o->more};
     }
     o->n_required += !m->is_required;
     m->is_required = true;
@@ -315,20 +416,23 @@ static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_sha
   if (required && !cJSON_IsArray(required)) {
     return td_schema_bad(ctx, "required", "must be an array");
   }
-  o->has_more = more ? !cJSON_IsFalse(more) : !(ctx->opts->is_strict && properties);
+  o->is_closed = cJSON_IsFalse(more);
   o->more = cJSON_IsObject(more) ? more : NULL;
   if (more && !cJSON_IsObject(more) && !cJSON_IsBool(more)) {
     return td_schema_bad(ctx, "additionalProperties", "must be a schema");
   }
   size_t most = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
   o->members = calloc(most + 1, sizeof *o->members);
-  if (!o->members) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+  if (!o->members) return td_schema_no_memory(ctx);
   for (const cJSON *p = properties ? properties->child : NULL; p; p = p->next) {
     if (!find_member(o, p->string)) o->members[o->n++] = (member){.name = p->string, .schema = p};
   }
   td_status st = read_required(ctx, required, o);
   if (st == TD_OK) st = td_schema_count(ctx, schema, "minProperties", &o->min);
   if (st == TD_OK) st = td_schema_count(ctx, schema, "maxProperties", &o->max);
+  // Models make up members where they may.
+  const bool is_enough = properties && o->min <= o->n;
+  o->has_more = more ? !o->is_closed : ctx->opts->is_free || !is_enough;
   return st;
 }
 
@@ -383,7 +487,7 @@ static uint32_t write_other_key(td_schema_ctx *ctx, const char **names, uint32_t
 static td_status write_more(td_schema_ctx *ctx, const object_shape *o, td_buf *out) {
   if (o->n) {
     const char **names = malloc(o->n * sizeof *names);
-    if (!names) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+    if (!names) return td_schema_no_memory(ctx);
     for (uint32_t i = 0; i < o->n; i++)
       names[i] = o->members[i].name;
     td_buf_printf(out, "\"\\\"\" %s.k%u", ctx->opts->prefix, write_other_key(ctx, names, o->n, 0));
@@ -391,41 +495,27 @@ static td_status write_more(td_schema_ctx *ctx, const object_shape *o, td_buf *o
   } else {
     td_buf_str(out, "json-string");
   }
-  td_buf_str(out, " json-colon ");
-  td_status st = TD_OK;
-  if (o->more) {
-    st = refer(ctx, o->more, "additionalProperties", out);
-  } else {
-    td_buf_str(out, "json-value");
-  }
-  td_buf_str(out, " json-ws");
-  return st;
+  td_buf_str(out, spacing_of(ctx->opts->is_free, ctx->lines).colon);
+  return refer_item(ctx, o->more, "additionalProperties", out);
 }
 
 static td_status write_member(td_schema_ctx *ctx, const member *m, td_buf *out) {
-  td_status st = TD_OK;
   const cJSON key = {.type = cJSON_String, .valuestring = (char *)m->name};
   td_schema_write_value(out, &key);
-  td_buf_str(out, " json-colon ");
-  if (m->schema) {
-    st = refer(ctx, m->schema, m->name, out);
-  } else {
-    td_buf_str(out, "json-value");
-  }
-  td_buf_str(out, " json-ws ");
-  return st;
+  td_buf_str(out, spacing_of(ctx->opts->is_free, ctx->lines).colon);
+  return refer_item(ctx, m->schema, m->name, out);
 }
 
 // Members in order, as rules from the last to the first: PREFIX.oN-i is what may come from member i
 // on when none came before, PREFIX.rN-i when one did.
 static td_status write_members(td_schema_ctx *ctx, const object_shape *o, const char *more,
-                               uint32_t id) {
+                               const spacing *s, uint32_t id) {
   const char *p = ctx->opts->prefix;
   td_status st = TD_OK;
   if (o->has_more) {
-    td_buf_printf(ctx->out, "%s.o%u-%u ::= (%s (\",\" json-ws %s)*)%s\n", p, id, o->n, more, more,
+    td_buf_printf(ctx->out, "%s.o%u-%u ::= (%s (%s%s)*)%s\n", p, id, o->n, more, s->comma, more,
                   o->min ? "" : "?");
-    td_buf_printf(ctx->out, "%s.r%u-%u ::= (\",\" json-ws %s)*\n", p, id, o->n, more);
+    td_buf_printf(ctx->out, "%s.r%u-%u ::= (%s%s)*\n", p, id, o->n, s->comma, more);
   } else {
     td_buf_printf(ctx->out, "%s.o%u-%u ::= %s\n", p, id, o->n, o->min ? "[]" : "\"\"");
     td_buf_printf(ctx->out, "%s.r%u-%u ::= \"\"\n", p, id, o->n);
@@ -437,7 +527,7 @@ static td_status write_members(td_schema_ctx *ctx, const object_shape *o, const 
     const char *text = td_buf_text(&body);
     td_buf_printf(ctx->out, "%s.o%u-%u ::= %s %s.r%u-%u", p, id, i, text, p, id, i + 1);
     if (!m->is_required) td_buf_printf(ctx->out, " | %s.o%u-%u", p, id, i + 1);
-    td_buf_printf(ctx->out, "\n%s.r%u-%u ::= \",\" json-ws %s %s.r%u-%u", p, id, i, text, p, id,
+    td_buf_printf(ctx->out, "\n%s.r%u-%u ::= %s%s %s.r%u-%u", p, id, i, s->comma, text, p, id,
                   i + 1);
     if (!m->is_required) td_buf_printf(ctx->out, " | %s.r%u-%u", p, id, i + 1);
     td_buf_char(ctx->out, '\n');
@@ -447,30 +537,35 @@ static td_status write_members(td_schema_ctx *ctx, const object_shape *o, const 
   return st;
 }
 
+// Members that are not named, as many as minProperties and maxProperties say.
+static void write_counted(const object_shape *o, const char *more, const spacing *s, td_buf *out) {
+  if (!o->has_more || o->max == 0) {
+    td_buf_str(out, o->min ? "[]" : "\"\"");
+  } else if (o->max < o->min) {
+    td_buf_str(out, "[]");
+  } else {
+    td_buf_printf(out, "(%s (%s%s){%u,", more, s->comma, more, o->min ? o->min - 1 : 0);
+    if (o->max != UINT32_MAX) td_buf_printf(out, "%u", o->max - 1);
+    td_buf_printf(out, "})%s", o->min ? "" : "?");
+  }
+}
+
 static td_status write_object_of(td_schema_ctx *ctx, object_shape *o, td_buf *out) {
+  const spacing s = spacing_of(ctx->opts->is_free, ctx->lines);
   td_buf more = TD_BUF_INIT;
   td_status st = check_counts(ctx, o);
+  if (ctx->lines && o->n_required == 0 && o->min == 0) o->min = 1; // {} has no lines
+  ctx->has_text |= o->n > 0 || o->has_more;
   if (st == TD_OK && o->has_more) st = write_more(ctx, o, &more);
-  td_buf_str(out, "\"{\" json-ws ");
-  if (st == TD_OK && o->n == 0) { // counted
-    const char *text = td_buf_text(&more);
-    if (!o->has_more || o->max == 0) {
-      td_buf_str(out, o->min ? "[]" : "");
-    } else if (o->max == UINT32_MAX) {
-      td_buf_printf(out, "(%s (\",\" json-ws %s){%u,})%s", text, text, o->min ? o->min - 1 : 0,
-                    o->min ? "" : "?");
-    } else if (o->max < o->min) {
-      td_buf_str(out, "[]");
-    } else {
-      td_buf_printf(out, "(%s (\",\" json-ws %s){%u,%u})%s", text, text, o->min ? o->min - 1 : 0,
-                    o->max - 1, o->min ? "" : "?");
-    }
+  td_buf_printf(out, "\"{\"%s", s.first);
+  if (st == TD_OK && o->n == 0) {
+    write_counted(o, td_buf_text(&more), &s, out);
   } else if (st == TD_OK) {
     uint32_t id = ctx->n_key_rules++;
-    st = write_members(ctx, o, td_buf_text(&more), id);
+    st = write_members(ctx, o, td_buf_text(&more), &s, id);
     td_buf_printf(out, "%s.o%u-0", ctx->opts->prefix, id);
   }
-  td_buf_str(out, " \"}\"");
+  td_buf_printf(out, "%s\"}\"", s.last[0] ? s.last : " ");
   out->failed |= more.failed;
   td_buf_free(&more);
   return st;
@@ -536,7 +631,7 @@ static td_status write_alternatives(td_schema_ctx *ctx, const cJSON *schema, con
     return td_schema_bad(ctx, key, "must be an array of schemas");
   }
   const cJSON **all = malloc(MAX_ALTERNATIVES * sizeof *all);
-  if (!all) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+  if (!all) return td_schema_no_memory(ctx);
   uint32_t n;
   td_status st = list_alternatives(ctx, schema, key, all, &n);
   for (uint32_t i = 0; i < n && st == TD_OK && key[0] == 'o'; i++) {
@@ -556,6 +651,7 @@ static td_status write_alternatives(td_schema_ctx *ctx, const cJSON *schema, con
 static td_status write_types(td_schema_ctx *ctx, const cJSON *schema, unsigned types, td_buf *out) {
   td_status st = check_keywords(ctx, schema, types);
   td_buf_str(out, "[]");
+  if (ctx->lines) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
   if (types & TD_SCHEMA_NULL) td_buf_str(out, " | \"null\"");
   if (types & TD_SCHEMA_BOOL) td_buf_str(out, " | \"true\" | \"false\"");
   if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER)) {
@@ -579,13 +675,17 @@ static td_status write_types(td_schema_ctx *ctx, const cJSON *schema, unsigned t
 
 static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
   unsigned types;
-  if (cJSON_IsBool(schema)) {
-    td_buf_str(out, cJSON_IsTrue(schema) ? "json-value" : "[]");
+  if (!cJSON_IsObject(schema) && !cJSON_IsBool(schema)) {
+    return td_schema_bad(ctx, "a schema", "must be an object");
+  }
+  if (cJSON_IsFalse(schema)) {
+    td_buf_str(out, "[]");
     return TD_OK;
   }
-  if (!cJSON_IsObject(schema)) return td_schema_bad(ctx, "a schema", "must be an object");
-  if (td_schema_asserts_only(schema, NULL, NULL)) {
+  if (cJSON_IsTrue(schema) || td_schema_asserts_only(schema, NULL, NULL)) {
     td_buf_str(out, "json-value");
+    if (ctx->lines) td_buf_printf(out, ".p%u", ctx->lines);
+    ctx->has_text = true;
     return TD_OK;
   }
   const cJSON *ref = td_json_get(schema, "$ref"), *target;
@@ -602,23 +702,38 @@ static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) 
   if (td_json_get(schema, "anyOf")) return write_alternatives(ctx, schema, "anyOf", out);
   if (td_json_get(schema, "oneOf")) return write_alternatives(ctx, schema, "oneOf", out);
   if (td_json_get(schema, "enum") || cJSON_GetObjectItemCaseSensitive(schema, "const")) {
+    if (ctx->lines) td_buf_str(out, "[]");
+    if (ctx->lines) return TD_OK;
     return write_values(ctx, schema, types, out);
   }
   return write_types(ctx, schema, types, out);
 }
 
-td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
-                                 td_err *err) {
+static td_status translate(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
+                           uint32_t most, td_err *err) {
   const cJSON *root = opts->root ? opts->root : schema;
-  td_schema_ctx ctx = {.out = out, .root = root, .opts = opts, .err = err};
-  uint32_t rule;
-  td_status st = rule_of(&ctx, schema, &rule);
-  for (uint32_t i = 0; i < ctx.n_owned; i++)
-    cJSON_Delete(ctx.owned[i]);
-  free(ctx.owned);
-  free(ctx.rules);
+  td_schema_ctx ctx = {.out = out, .root = root, .opts = opts, .most = most, .err = err};
+  td_buf top = TD_BUF_INIT;
+  td_status st = refer_to(&ctx, schema, "", "", &top);
+  ctx.lines = 1;
+  if (st == TD_OK && most && may_nest(schema)) st = refer_to(&ctx, schema, "", " | ", &top);
+  td_buf_printf(out, "%s0 ::= %s\n", opts->prefix, td_buf_text(&top));
+  out->failed |= top.failed;
+  td_buf_free(&top);
+  td_schema_ctx_free(&ctx);
+  if (ctx.has_failed) st = td_fail(err, TD_ENOMEM, "out of memory for a schema");
   if (st == TD_OK && out->len > TD_GRAMMAR_MAX_BYTES) {
     st = td_fail(err, TD_ELIMIT, "the schema is too large");
   }
   return st == TD_OK ? td_buf_status(out, err) : st;
+}
+
+td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
+                                 td_err *err) {
+  const size_t begin = out->len;
+  const uint32_t most = opts->is_free || opts->is_one_line ? 0 : TD_SCHEMA_MAX_LINES;
+  td_status st = translate(out, schema, opts, most, err);
+  if (st != TD_ELIMIT || !most) return st;
+  out->len = begin; // on one line
+  return translate(out, schema, opts, 0, err);
 }

@@ -5,20 +5,13 @@
 
 #include "text/grammar/json_schema.h"
 
-enum {
-  TD_SCHEMA_NULL = 1,
-  TD_SCHEMA_BOOL = 2,
-  TD_SCHEMA_INTEGER = 4,
-  TD_SCHEMA_NUMBER = 8, // includes integers
-  TD_SCHEMA_STRING = 16,
-  TD_SCHEMA_ARRAY = 32,
-  TD_SCHEMA_OBJECT = 64,
-  TD_SCHEMA_ANY = 127,
-};
+#define TD_SCHEMA_MAX_LINES 6 // depth down to which values are broken into lines
 
 typedef struct {
   const cJSON *schema;
   uint32_t rule;
+  uint32_t depth; // 0: without lines
+  bool has_text;  // in lines: some value of the schema has items
 } td_schema_rule;
 
 typedef struct {
@@ -30,12 +23,17 @@ typedef struct {
   cJSON **owned; // [n_owned] schemas made here
   uint32_t n_owned, cap_owned;
   uint32_t n_rules, n_key_rules;
-  unsigned depth;        // of schemas within schemas
+  uint32_t lines; // indentation of the items of the value being written, in steps; 0: no lines
+  uint32_t most;  // depth of lines at most
+  bool has_text;  // in lines: what was written of the schema has items
+  unsigned depth; // of schemas within schemas
   unsigned expand_depth; // of $ref and allOf within each other
+  bool has_failed;       // memory ran out, whatever else was said
   char path[128];        // of the schema being translated, for messages
   td_err *err;
 } td_schema_ctx;
 
+td_status td_schema_no_memory(td_schema_ctx *ctx);
 // TD_EUNSUPPORTED: the schema at ctx->path has a keyword that a grammar cannot express, and why.
 td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const char *why);
 td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what);
@@ -48,6 +46,8 @@ td_status td_schema_count(const td_schema_ctx *ctx, const cJSON *schema, const c
                           uint32_t *out);
 
 // schema_merge.c
+// Frees what ctx owns.
+void td_schema_ctx_free(td_schema_ctx *ctx);
 // The schema that a $ref names.
 td_status td_schema_resolve(const td_schema_ctx *ctx, const char *ref, const cJSON **out);
 // A schema that means both a and b; ctx owns it.

@@ -5,10 +5,16 @@
 
 #include "base/json_parse.h"
 #include "text/grammar/schema_impl.h"
+#include "text/json_replace.h"
 
 #define MAX_EXPAND       32
 #define MAX_ALTERNATIVES 64
 #define MAX_OWNED        8192
+
+td_status td_schema_no_memory(td_schema_ctx *ctx) {
+  ctx->has_failed = true;
+  return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+}
 
 static td_status own(td_schema_ctx *ctx, cJSON *schema) {
   if (ctx->n_owned == ctx->cap_owned) {
@@ -25,10 +31,17 @@ static td_status own(td_schema_ctx *ctx, cJSON *schema) {
   }
   if (!schema || ctx->n_owned == ctx->cap_owned) {
     cJSON_Delete(schema);
-    return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+    return td_schema_no_memory(ctx);
   }
   ctx->owned[ctx->n_owned++] = schema;
   return TD_OK;
+}
+
+void td_schema_ctx_free(td_schema_ctx *ctx) {
+  for (uint32_t i = 0; i < ctx->n_owned; i++)
+    cJSON_Delete(ctx->owned[i]);
+  free(ctx->owned);
+  free(ctx->rules);
 }
 
 // ---- keywords ----------------------------------------------------------------------------------
@@ -146,15 +159,19 @@ td_status td_schema_resolve(const td_schema_ctx *ctx, const char *ref, const cJS
 
 // ---- two schemas in one ------------------------------------------------------------------------
 
+// Puts value, which is whole or not, into an object. Takes it, also on error. False: out of memory.
+static bool put_if(bool is_whole, cJSON *to, const char *key, cJSON *value) {
+  if (is_whole) return td_json_put(to, key, value);
+  cJSON_Delete(value);
+  return false;
+}
+
 // Puts {"allOf": [a, b]} into an object.
 static bool put_both(cJSON *to, const char *key, const cJSON *a, const cJSON *b) {
   cJSON *both = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(both, "allOf");
   bool ok = list && cJSON_AddItemToArray(list, cJSON_Duplicate(a, true)) &&
             cJSON_AddItemToArray(list, cJSON_Duplicate(b, true));
-  cJSON_DeleteItemFromObjectCaseSensitive(to, key);
-  if (ok && cJSON_AddItemToObject(to, key, both)) return true;
-  cJSON_Delete(both);
-  return false;
+  return put_if(ok, to, key, both);
 }
 
 // Properties that only `from` names must also satisfy the other's additionalProperties.
@@ -175,12 +192,11 @@ static bool merge_properties(cJSON *to, const cJSON *a, const cJSON *b) {
   for (const cJSON *p = of_b ? of_b->child : NULL; p && ok; p = p->next) {
     const cJSON *there = td_json_get(of_a, p->string);
     ok = there ? put_both(merged, p->string, there, p)
-               : cJSON_AddItemToObject(merged, p->string, cJSON_Duplicate(p, true));
+               : td_json_put(merged, p->string, cJSON_Duplicate(p, true));
   }
   if (ok) ok = restrict_properties(merged, of_a, of_b, td_json_get(b, "additionalProperties"));
   if (ok) ok = restrict_properties(merged, of_b, of_a, td_json_get(a, "additionalProperties"));
-  cJSON_DeleteItemFromObjectCaseSensitive(to, "properties");
-  return ok && cJSON_AddItemToObject(to, "properties", merged);
+  return put_if(ok, to, "properties", merged);
 }
 
 static bool has_value(const cJSON *list, const cJSON *value) {
@@ -198,8 +214,7 @@ static bool merge_lists(cJSON *to, const char *key, const cJSON *a, const cJSON 
     if (has_value(a, item) == is_union) continue;
     ok = cJSON_AddItemToArray(list, cJSON_Duplicate(item, true));
   }
-  cJSON_DeleteItemFromObjectCaseSensitive(to, key);
-  return ok && cJSON_AddItemToObject(to, key, list);
+  return put_if(ok, to, key, list);
 }
 
 static td_status merge_types(td_schema_ctx *ctx, cJSON *to, const cJSON *a, const cJSON *b) {
@@ -215,14 +230,13 @@ static td_status merge_types(td_schema_ctx *ctx, cJSON *to, const cJSON *a, cons
   if (st == TD_OK) st = td_schema_types(ctx, b, &of_b);
   if (st != TD_OK) return st;
   cJSON *list = cJSON_CreateArray();
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
+  bool ok = list;
+  for (size_t i = 0; i < TD_COUNT(names) && ok; i++) {
     bool is_both = of_a & of_b & names[i].bits;
     if (names[i].bits == TD_SCHEMA_INTEGER) is_both &= !(of_a & of_b & TD_SCHEMA_NUMBER);
-    if (is_both) cJSON_AddItemToArray(list, cJSON_CreateString(names[i].name));
+    if (is_both) ok = cJSON_AddItemToArray(list, cJSON_CreateString(names[i].name));
   }
-  cJSON_DeleteItemFromObjectCaseSensitive(to, "type");
-  return cJSON_AddItemToObject(to, "type", list) ? TD_OK
-                                                 : td_fail(ctx->err, TD_ENOMEM, "out of memory");
+  return put_if(ok, to, "type", list) ? TD_OK : td_schema_no_memory(ctx);
 }
 
 // Every alternative of one beside every one of the other.
@@ -231,17 +245,16 @@ static td_status merge_alternatives(td_schema_ctx *ctx, cJSON *to, const cJSON *
     return td_schema_refuse(ctx, "anyOf", "with so many combinations");
   }
   cJSON *list = cJSON_CreateArray();
-  for (const cJSON *x = a->child; x; x = x->next) {
-    for (const cJSON *y = b->child; y; y = y->next) {
+  bool ok = list;
+  for (const cJSON *x = a->child; x && ok; x = x->next) {
+    for (const cJSON *y = b->child; y && ok; y = y->next) {
       cJSON *holder = cJSON_CreateObject();
-      put_both(holder, "both", x, y);
-      cJSON_AddItemToArray(list, cJSON_DetachItemFromObjectCaseSensitive(holder, "both"));
+      ok = holder && put_both(holder, "both", x, y) &&
+           cJSON_AddItemToArray(list, cJSON_DetachItemFromObjectCaseSensitive(holder, "both"));
       cJSON_Delete(holder);
     }
   }
-  cJSON_DeleteItemFromObjectCaseSensitive(to, "anyOf");
-  return cJSON_AddItemToObject(to, "anyOf", list) ? TD_OK
-                                                  : td_fail(ctx->err, TD_ENOMEM, "out of memory");
+  return put_if(ok, to, "anyOf", list) ? TD_OK : td_schema_no_memory(ctx);
 }
 
 static bool is_one_of(const char *key, const char *const *keys, size_t n) {
@@ -264,7 +277,7 @@ static td_status merge_keyword(td_schema_ctx *ctx, cJSON *to, const cJSON *a, co
   if (is_min || is_one_of(key, smaller, TD_COUNT(smaller))) {
     if (!cJSON_IsNumber(a) || !cJSON_IsNumber(b)) return td_schema_refuse(ctx, key, "of two kinds");
     bool takes_b = is_min ? b->valuedouble > a->valuedouble : b->valuedouble < a->valuedouble;
-    if (takes_b) ok = cJSON_ReplaceItemInObjectCaseSensitive(to, key, cJSON_Duplicate(b, true));
+    if (takes_b) ok = td_json_replace(to, key, cJSON_Duplicate(b, true));
   } else if (strcmp(key, "required") == 0 || strcmp(key, "enum") == 0) {
     if (!cJSON_IsArray(a) || !cJSON_IsArray(b)) return td_schema_bad(ctx, key, "must be an array");
     ok = merge_lists(to, key, a, b, key[0] == 'r');
@@ -279,7 +292,7 @@ static td_status merge_keyword(td_schema_ctx *ctx, cJSON *to, const cJSON *a, co
   } else {
     return td_schema_refuse(ctx, key, "more than once within allOf");
   }
-  return ok ? TD_OK : td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+  return ok ? TD_OK : td_schema_no_memory(ctx);
 }
 
 static td_status merge_objects(td_schema_ctx *ctx, cJSON *to, const cJSON *a, const cJSON *b) {
@@ -291,9 +304,7 @@ static td_status merge_objects(td_schema_ctx *ctx, cJSON *to, const cJSON *a, co
     return td_schema_refuse(ctx, "prefixItems", "within allOf");
   }
   bool has_properties = td_json_get(a, "properties") || td_json_get(b, "properties");
-  if (has_properties && !merge_properties(to, a, b)) {
-    return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
-  }
+  if (has_properties && !merge_properties(to, a, b)) return td_schema_no_memory(ctx);
   for (const cJSON *item = b->child; item && st == TD_OK; item = item->next) {
     const char *key = item->string;
     if (strcmp(key, "properties") == 0 || cJSON_IsNull(item)) continue;
@@ -301,8 +312,7 @@ static td_status merge_objects(td_schema_ctx *ctx, cJSON *to, const cJSON *a, co
     if (strcmp(key, "type") == 0) {
       st = merge_types(ctx, to, a, b);
     } else if (!there) {
-      cJSON_DeleteItemFromObjectCaseSensitive(to, key);
-      cJSON_AddItemToObject(to, key, cJSON_Duplicate(item, true));
+      if (!td_json_put(to, key, cJSON_Duplicate(item, true))) st = td_schema_no_memory(ctx);
     } else if (!is_annotation(key)) {
       st = merge_keyword(ctx, to, there, item);
     }
@@ -413,4 +423,52 @@ bool td_schema_excludes(td_schema_ctx *ctx, const cJSON *a, const cJSON *b) {
     if (have_different_values(x, y)) return true;
   }
   return lacks_required(a, b) || lacks_required(b, a);
+}
+
+// ---- types behind references --------------------------------------------------------------------
+
+static unsigned types_of_values(const cJSON *list) {
+  unsigned types = 0;
+  for (const cJSON *v = list->child; v; v = v->next)
+    types |= td_schema_types_of(v);
+  return types;
+}
+
+static unsigned types_within(td_schema_ctx *ctx, const cJSON *schema, unsigned depth) {
+  static const char *const unions[] = {"anyOf", "oneOf"};
+  unsigned types;
+  if (depth == MAX_EXPAND || td_schema_expand(ctx, schema, &schema) != TD_OK) return TD_SCHEMA_ANY;
+  if (cJSON_IsFalse(schema)) return 0;
+  if (td_schema_types(ctx, schema, &types) != TD_OK) return TD_SCHEMA_ANY;
+  const cJSON *single = cJSON_GetObjectItemCaseSensitive(schema, "const");
+  const cJSON *list = td_json_get(schema, "enum");
+  if (single) types &= td_schema_types_of(single);
+  if (cJSON_IsArray(list)) types &= types_of_values(list);
+  for (size_t i = 0; i < TD_COUNT(unions); i++) {
+    const cJSON *any = td_json_get(schema, unions[i]);
+    unsigned of_any = 0;
+    for (const cJSON *item = cJSON_IsArray(any) ? any->child : NULL; item; item = item->next)
+      of_any |= types_within(ctx, item, depth + 1);
+    if (cJSON_IsArray(any)) types &= of_any;
+  }
+  return types;
+}
+
+unsigned td_json_schema_types(const cJSON *root, const cJSON *schema, bool *has_failed) {
+  td_err ignored;
+  td_schema_ctx ctx = {.root = root, .err = &ignored};
+  const unsigned types = types_within(&ctx, schema, 0);
+  *has_failed |= ctx.has_failed;
+  td_schema_ctx_free(&ctx);
+  return types;
+}
+
+cJSON *td_json_schema_expanded(const cJSON *root, const cJSON *schema, bool *has_failed) {
+  td_err ignored;
+  td_schema_ctx ctx = {.root = root, .err = &ignored};
+  const td_status st = td_schema_expand(&ctx, schema, &schema);
+  cJSON *copy = st == TD_OK ? cJSON_Duplicate(schema, true) : NULL;
+  *has_failed |= ctx.has_failed || (st == TD_OK && !copy);
+  td_schema_ctx_free(&ctx);
+  return copy;
 }

@@ -48,23 +48,23 @@ static void write_scalar(td_buf *out, const cJSON *value) {
   td_buf_free(&text);
 }
 
-// White space is allowed where JSON allows it.
+// On one line.
 void td_schema_write_value(td_buf *out, const cJSON *value) {
   bool is_object = cJSON_IsObject(value);
   if (!is_object && !cJSON_IsArray(value)) {
     write_scalar(out, value);
     return;
   }
-  td_buf_str(out, is_object ? "\"{\" json-ws " : "\"[\" json-ws ");
+  td_buf_str(out, is_object ? "\"{\" " : "\"[\" ");
   for (const cJSON *item = value->child; item; item = item->next) {
-    if (item != value->child) td_buf_str(out, "\",\" json-ws ");
+    if (item != value->child) td_buf_str(out, "\", \" ");
     if (is_object) {
       cJSON key = {.type = cJSON_String, .valuestring = item->string};
       write_scalar(out, &key);
-      td_buf_str(out, " json-colon ");
+      td_buf_str(out, " \": \" ");
     }
     td_schema_write_value(out, item);
-    td_buf_str(out, " json-ws ");
+    td_buf_char(out, ' ');
   }
   td_buf_str(out, is_object ? "\"}\"" : "\"]\"");
 }
@@ -175,6 +175,7 @@ td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, 
     td_err why;
     st = td_regex_to_gbnf(out, pattern->valuestring, strlen(pattern->valuestring), TD_REGEX_IN_JSON,
                           &why);
+    if (st == TD_ENOMEM) return td_fail(ctx->err, st, "%s", why.msg);
     if (st != TD_OK) return td_schema_refuse(ctx, "pattern", why.msg);
   } else if (expression) {
     td_buf_str(out, expression);

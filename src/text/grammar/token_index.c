@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 typedef struct {
   const char *bytes;
   uint32_t len;
@@ -48,6 +50,21 @@ static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
   return n;
 }
 
+// Sets the token's characters, and returns how many they are.
+static uint8_t collect_chars(const token *t, td_char_set *out) {
+  uint32_t n = 0;
+  *out = (td_char_set){{0, 0}};
+  for (uint32_t at = 0; at < t->len; n++) {
+    uint32_t c;
+    int len = td_utf8_decode(t->bytes + at, t->len - at, &c);
+    if (len <= 0 || c == TD_CHARS_OTHER || n + 1 == TD_CHARS_NONE) return TD_CHARS_NONE;
+    const uint32_t bit = c < TD_CHARS_OTHER ? c : TD_CHARS_OTHER;
+    out->bits[bit / 64] |= (uint64_t)1 << (bit % 64);
+    at += (uint32_t)len;
+  }
+  return (uint8_t)n;
+}
+
 static void fill(td_token_index *index, const token *tokens) {
   uint32_t at = 0;
   for (uint32_t i = 0; i < index->n; i++) {
@@ -58,6 +75,7 @@ static void fill(td_token_index *index, const token *tokens) {
     at += t->len;
     if (t->len > index->max_bytes) index->max_bytes = t->len;
     index->place_of[t->id] = i;
+    index->n_chars[i] = collect_chars(t, &index->chars[i]);
     index->bucket_end[(uint8_t)t->bytes[0]] = i + 1;
     uint32_t n = 0, most = i && tokens[i - 1].len < t->len ? tokens[i - 1].len : t->len;
     while (i && n < most && tokens[i - 1].bytes[n] == t->bytes[n])
@@ -84,8 +102,11 @@ td_status td_token_index_open(td_token_index **out, const td_tokenizer *tok, uin
     index->begin = malloc((index->n + (size_t)1) * sizeof *index->begin);
     index->shared = malloc((index->n + (size_t)1) * sizeof *index->shared);
     index->bytes = malloc(n_bytes + 1);
+    index->chars = malloc((index->n + (size_t)1) * sizeof *index->chars);
+    index->n_chars = malloc(index->n + (size_t)1);
     index->place_of = malloc((n_vocab + (size_t)1) * sizeof *index->place_of);
-    ok = index->ids && index->begin && index->shared && index->bytes && index->place_of;
+    ok = index->ids && index->begin && index->shared && index->bytes && index->place_of &&
+         index->chars && index->n_chars;
   }
   if (ok) {
     memset(index->place_of, 0xFF, n_vocab * sizeof *index->place_of);
@@ -104,6 +125,8 @@ void td_token_index_close(td_token_index *index) {
   free(index->begin);
   free(index->shared);
   free(index->bytes);
+  free(index->chars);
+  free(index->n_chars);
   free(index->place_of);
   free(index);
 }

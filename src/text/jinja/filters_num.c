@@ -101,35 +101,10 @@ FILTER(filter_round) {
   return JJ_OF_FLOAT((ceiling ? ceil(scaled) : floor(scaled)) / unit);
 }
 
-FILTER(filter_filesizeformat) {
-  (void)raw;
-  static const char *const decimal[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
-  static const char *const binary[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"};
-  double bytes;
-  if (!to_float(j, self, &bytes)) jj_raise_type(j, "a number", self);
-  bool two = jj_arg_bool(a[0], false);
-  double base = two ? 1024 : 1000;
-  char text[400];
-  if (bytes == 1) return jj_text(j, "1 Byte");
-  if (bytes < base) {
-    snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes));
-  } else {
-    double unit = base;
-    size_t i = 0;
-    do {
-      unit *= base;
-    } while (bytes >= unit && ++i < TD_COUNT(decimal));
-    if (i == TD_COUNT(decimal)) i--;
-    snprintf(text, sizeof text, "%.1f %s", base * bytes / unit, (two ? binary : decimal)[i]);
-  }
-  return JJ_OF_STR(jj_str_new(j, text, strlen(text)));
-}
-
 const jj_native jj_num_filters[] = {
     {"int", "|default,base", filter_int},
     {"float", "|default", filter_float},
     {"abs", "", filter_abs},
     {"round", "|precision,method", filter_round},
-    {"filesizeformat", "|binary", filter_filesizeformat},
     {NULL, NULL, NULL},
 };

@@ -253,42 +253,6 @@ FILTER(filter_unique) {
   return jj_generator(j, out);
 }
 
-FILTER(filter_batch) {
-  (void)raw;
-  int64_t size = jj_arg_int(j, a[0], 0);
-  jj_list *items = jj_to_list(j, self), *out = jj_list_new(j, 8), *row = NULL;
-  for (size_t i = 0; i < items->n; i++) {
-    // As in jinja2: size 0 yields an empty row first, a size never reached a single row.
-    if (!row && size == 0) jj_push(j, out, JJ_OF_LIST(jj_list_new(j, 0)));
-    if (!row || (int64_t)row->n == size) jj_push(j, out, JJ_OF_LIST(row = jj_list_new(j, 4)));
-    jj_push(j, row, items->items[i]);
-  }
-  while (row && jj_given_value(a[1]) && (int64_t)row->n < size) {
-    jj_steps(j, 1);
-    jj_push(j, row, a[1]);
-  }
-  return jj_generator(j, out);
-}
-
-FILTER(filter_slice) {
-  (void)raw;
-  int64_t n_slices = jj_arg_int(j, a[0], 0);
-  jj_list *items = jj_to_list(j, self), *out = jj_list_new(j, 8);
-  if (n_slices == 0) jj_raise(j, TD_EFORMAT, "integer division or modulo by zero");
-  if (n_slices < 0) return jj_generator(j, out);
-  size_t each = items->n / (size_t)n_slices, extra = items->n % (size_t)n_slices, at = 0;
-  for (size_t i = 0; i < (size_t)n_slices; i++) {
-    jj_steps(j, 1);
-    size_t n = each + (i < extra);
-    jj_list *row = jj_list_new(j, n + 1);
-    for (size_t k = 0; k < n; k++)
-      jj_push(j, row, items->items[at++]);
-    if (jj_given_value(a[1]) && i >= extra) jj_push(j, row, a[1]);
-    jj_push(j, out, JJ_OF_LIST(row));
-  }
-  return jj_generator(j, out);
-}
-
 FILTER(filter_default) {
   (void)raw;
   bool missing = self.type == JJ_UNDEF || (jj_arg_bool(a[1], false) && !jj_truth(self));
@@ -424,8 +388,6 @@ const jj_native jj_seq_filters[] = {
     {"min", "|case_sensitive,attribute", filter_min},
     {"max", "|case_sensitive,attribute", filter_max},
     {"sum", "|attribute,start", filter_sum},
-    {"batch", "linecount|fill_with", filter_batch},
-    {"slice", "slices|fill_with", filter_slice},
     {"attr", "name", filter_attr},
     {NULL, NULL, NULL},
 };

@@ -73,46 +73,6 @@ GLOBAL(global_namespace) {
   return (jj_value){.type = JJ_NAMESPACE, .dict = dict};
 }
 
-GLOBAL(global_joiner) {
-  (void)self, (void)raw;
-  jj_joiner *joiner = jj_alloc(j, sizeof *joiner);
-  joiner->sep = jj_given(a[0]) ? a[0] : jj_text(j, ", ");
-  return (jj_value){.type = JJ_JOINER, .joiner = joiner};
-}
-
-GLOBAL(global_cycler) {
-  (void)self, (void)a;
-  if (raw->n_kw || !raw->n_pos) {
-    jj_raise(j, TD_EFORMAT, "at least one item has to be provided");
-  }
-  jj_list *items = jj_list_new(j, raw->n_pos);
-  for (size_t i = 0; i < raw->n_pos; i++)
-    jj_push(j, items, raw->pos[i]);
-  jj_cycler *cycler = jj_alloc(j, sizeof *cycler);
-  cycler->items = items;
-  return (jj_value){.type = JJ_CYCLER, .cycler = cycler};
-}
-
-static jj_value cycler_next(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {
-  (void)j, (void)a, (void)raw;
-  jj_cycler *c = self.cycler;
-  jj_value v = c->items->items[c->pos];
-  c->pos = (c->pos + 1) % c->items->n;
-  return v;
-}
-
-static jj_value cycler_reset(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {
-  (void)j, (void)a, (void)raw;
-  self.cycler->pos = 0;
-  return JJ_NONE_VALUE;
-}
-
-const jj_native jj_cycler_methods[] = {
-    {"next", "", cycler_next},
-    {"reset", "", cycler_reset},
-    {NULL, NULL, NULL},
-};
-
 // A template rejects a conversation with raise_exception: a client error, with the template's
 // message.
 GLOBAL(global_raise_exception) {
@@ -163,8 +123,6 @@ const jj_native jj_globals[] = {
     {"range", "/start|stop,step", global_range},
     {"dict", NULL, global_dict},
     {"namespace", NULL, global_namespace},
-    {"joiner", "|sep", global_joiner},
-    {"cycler", NULL, global_cycler},
     {"raise_exception", "message", global_raise_exception},
     {"strftime_now", "format", global_strftime_now},
     {NULL, NULL, NULL},

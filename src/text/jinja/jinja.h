@@ -47,8 +47,6 @@ typedef enum {
   JJ_NATIVE, // a global function, or a bound method
   JJ_MACRO,
   JJ_LOOP,
-  JJ_CYCLER,
-  JJ_JOINER,
 } jj_type;
 
 // Growable storage shared by strings. The string that ends at `used` can be appended to in place,
@@ -82,8 +80,6 @@ typedef struct jj_range jj_range;
 typedef struct jj_iter jj_iter;
 typedef struct jj_bound jj_bound;
 typedef struct jj_macro jj_macro;
-typedef struct jj_cycler jj_cycler;
-typedef struct jj_joiner jj_joiner;
 
 typedef struct {
   jj_type type;
@@ -101,8 +97,6 @@ typedef struct {
     const jj_bound *native;
     const jj_macro *macro;
     jj_loop *loop;
-    jj_cycler *cycler;
-    jj_joiner *joiner;
   };
 } jj_value;
 
@@ -147,16 +141,6 @@ struct jj_iter {
   jj_value items; // list, tuple, range, dict, view or string
   size_t pos;     // number of items already returned
   size_t byte;    // strings: offset of the next character
-};
-
-struct jj_cycler {
-  const jj_list *items;
-  size_t pos;
-};
-
-struct jj_joiner {
-  jj_value sep;
-  bool used;
 };
 
 struct jj_macro {
@@ -209,8 +193,7 @@ struct jj_bound {
 // Tables end with a NULL name. Lookups return NULL if the name is absent.
 extern const jj_native jj_str_filters[], jj_seq_filters[], jj_num_filters[], jj_tests[];
 extern const jj_native jj_str_methods[], jj_dict_methods[], jj_list_methods[], jj_tuple_methods[];
-extern const jj_native jj_loop_methods[], jj_cycler_methods[], jj_globals[],
-    jj_dict_class_methods[];
+extern const jj_native jj_loop_methods[], jj_globals[];
 const jj_native *jj_native_find(const jj_native *table, const jj_str *name);
 const jj_native *jj_filter_find(const jj_str *name);
 const jj_native *jj_test_find(const jj_str *name);
@@ -428,7 +411,7 @@ uint32_t jj_decode(const jj_str *s, size_t byte, size_t *next);
 size_t jj_find(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end);
 size_t jj_rfind(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end);
 
-typedef enum { JJ_LOWER, JJ_UPPER, JJ_TITLE, JJ_CAPITALIZE, JJ_SWAPCASE } jj_case;
+typedef enum { JJ_LOWER, JJ_UPPER, JJ_TITLE, JJ_CAPITALIZE } jj_case;
 const jj_str *jj_recase(jj *j, const jj_str *s, jj_case how);
 // chars NULL: strips white space.
 const jj_str *jj_strip(jj *j, const jj_str *s, const jj_str *chars, bool left, bool right);

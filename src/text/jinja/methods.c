@@ -24,7 +24,6 @@ RECASE(str_lower, JJ_LOWER)
 RECASE(str_upper, JJ_UPPER)
 RECASE(str_title, JJ_TITLE)
 RECASE(str_capitalize, JJ_CAPITALIZE)
-RECASE(str_swapcase, JJ_SWAPCASE)
 
 #define STRIP(fn, left, right)                                                                     \
   METHOD(fn) {                                                                                     \
@@ -53,11 +52,6 @@ METHOD(str_rjust) {
   return pad(j, self, a, '>');
 }
 
-METHOD(str_center) {
-  UNUSED;
-  return pad(j, self, a, 'c');
-}
-
 METHOD(str_zfill) {
   UNUSED;
   int64_t width = jj_arg_int(j, a[0], 0);
@@ -65,26 +59,6 @@ METHOD(str_zfill) {
   const jj_str *digits = jj_sub(j, self.s, sign, self.s->len);
   digits = jj_pad(j, digits, width > INT64_MIN + 1 ? width - sign : 0, jj_lit(j, "0"), '>');
   return JJ_OF_STR(jj_concat(j, jj_sub(j, self.s, 0, sign), digits));
-}
-
-METHOD(str_expandtabs) {
-  UNUSED;
-  int64_t size = jj_arg_int(j, a[0], 8), column = 0;
-  if (size > 1 << 20) jj_raise(j, TD_ELIMIT, "tab size too big");
-  jj_builder b;
-  jj_build(&b, j);
-  for (size_t i = 0, next; i < self.s->len; i = next) {
-    uint32_t c = jj_decode(self.s, i, &next);
-    if (c != '\t') {
-      jj_add_range(&b, self.s, i, next);
-      column = c == '\n' || c == '\r' ? 0 : column + 1;
-      continue;
-    }
-    size_t n = size > 0 ? (size_t)(size - column % size) : 0;
-    jj_add_repeat(&b, jj_lit(j, " "), n);
-    column += (int64_t)n;
-  }
-  return JJ_OF_STR(jj_built(&b));
 }
 
 // ---- splitting and joining ----
@@ -340,11 +314,9 @@ const jj_native jj_str_methods[] = {
     {"replace", "/old,new|count", str_replace},
     {"join", "/iterable", str_join},
     {"lower", "", str_lower},
-    {"casefold", "", str_lower},
     {"upper", "", str_upper},
     {"title", "", str_title},
     {"capitalize", "", str_capitalize},
-    {"swapcase", "", str_swapcase},
     {"find", "/sub|start,end", str_find},
     {"rfind", "/sub|start,end", str_rfind},
     {"index", "/sub|start,end", str_index},
@@ -355,9 +327,7 @@ const jj_native jj_str_methods[] = {
     {"removesuffix", "/suffix", str_removesuffix},
     {"ljust", "/width|fill", str_ljust},
     {"rjust", "/width|fill", str_rjust},
-    {"center", "/width|fill", str_center},
     {"zfill", "/width", str_zfill},
-    {"expandtabs", "|tabsize", str_expandtabs},
     {"isalpha", "", str_isalpha},
     {"isdecimal", "", str_isdecimal},
     {"isdigit", "", str_isdigit},
@@ -409,29 +379,9 @@ METHOD(dict_copy) {
   return JJ_OF_DICT(copy);
 }
 
-METHOD(dict_fromkeys) {
-  (void)self, (void)raw;
-  jj_dict *dict = jj_dict_new(j);
-  jj_iter *it = jj_iterate(j, a[0]);
-  jj_value key;
-  while (jj_next(j, it, &key))
-    jj_dict_set(j, dict, key, jj_given(a[1]) ? a[1] : JJ_NONE_VALUE);
-  return JJ_OF_DICT(dict);
-}
-
 const jj_native jj_dict_methods[] = {
-    {"get", "/key|default", dict_get},
-    {"items", "", dict_items},
-    {"keys", "", dict_keys},
-    {"values", "", dict_values},
-    {"copy", "", dict_copy},
-    {"fromkeys", "/keys|value", dict_fromkeys},
-    {NULL, NULL, NULL},
-};
-
-const jj_native jj_dict_class_methods[] = {
-    {"fromkeys", "/keys|value", dict_fromkeys},
-    {NULL, NULL, NULL},
+    {"get", "/key|default", dict_get}, {"items", "", dict_items}, {"keys", "", dict_keys},
+    {"values", "", dict_values},       {"copy", "", dict_copy},   {NULL, NULL, NULL},
 };
 
 // ---- list and tuple ----

@@ -111,19 +111,10 @@ jj_value jj_native_call(jj *j, const jj_native *native, jj_value self, const jj_
   return result;
 }
 
-static jj_value call_joiner(jj *j, jj_joiner *joiner) {
-  if (joiner->used) return joiner->sep;
-  joiner->used = true;
-  return jj_text(j, "");
-}
-
 jj_value jj_call(jj *j, jj_value callee, const jj_args *args) {
   switch (callee.type) {
   case JJ_NATIVE: return jj_native_call(j, callee.native->native, callee.native->self, args);
   case JJ_MACRO: return jj_macro_call(j, callee.macro, args);
-  case JJ_JOINER:
-    if (args->n_pos || args->n_kw) jj_raise(j, TD_EFORMAT, "joiner takes no arguments");
-    return call_joiner(j, callee.joiner);
   case JJ_LOOP:
     if (args->n_pos != 1 || args->n_kw) {
       jj_raise(j, TD_EFORMAT, "loop() takes one argument: what to iterate over");

@@ -114,9 +114,6 @@ static const jj_native *methods_of(jj_value obj) {
   case JJ_LIST: return jj_list_methods;
   case JJ_TUPLE: return jj_tuple_methods;
   case JJ_DICT: return jj_dict_methods;
-  case JJ_CYCLER: return jj_cycler_methods;
-  case JJ_NATIVE: // the global `dict`, an object with one method
-    return strcmp(obj.native->native->name, "dict") == 0 ? jj_dict_class_methods : NULL;
   default: return NULL;
   }
 }
@@ -152,14 +149,6 @@ static jj_value data_attr(jj *j, jj_value obj, const jj_str *name) {
     if (jj_str_is(name, "start")) return JJ_OF_INT(obj.range->start);
     if (jj_str_is(name, "stop")) return JJ_OF_INT(obj.range->stop);
     if (jj_str_is(name, "step")) return JJ_OF_INT(obj.range->step);
-    break;
-  case JJ_CYCLER:
-    if (jj_str_is(name, "current")) return obj.cycler->items->items[obj.cycler->pos];
-    if (jj_str_is(name, "pos")) return JJ_OF_INT((int64_t)obj.cycler->pos);
-    break;
-  case JJ_JOINER:
-    if (jj_str_is(name, "sep")) return obj.joiner->sep;
-    if (jj_str_is(name, "used")) return JJ_OF_BOOL(obj.joiner->used);
     break;
   default: break;
   }

@@ -380,16 +380,10 @@ const jj_str *jj_recase(jj *j, const jj_str *s, jj_case how) {
   for (size_t i = 0, next; i < s->len; i = next) {
     uint32_t c = jj_decode(s, i, &next), out[3];
     bool lower = how == JJ_LOWER || (how == JJ_TITLE && behind_cased) ||
-                 (how == JJ_CAPITALIZE && i > 0) || (how == JJ_SWAPCASE && td_pychar_is_upper(c));
-    int n = 1;
-    out[0] = c;
-    if (lower) {
-      n = lower_at(s, i, next, c, out);
-    } else if (how == JJ_UPPER || (how == JJ_SWAPCASE && td_pychar_is_lower(c))) {
-      n = td_pychar_upper(c, out);
-    } else if (how != JJ_SWAPCASE) {
-      n = td_pychar_title(c, out);
-    }
+                 (how == JJ_CAPITALIZE && i > 0);
+    const int n = lower             ? lower_at(s, i, next, c, out)
+                  : how == JJ_UPPER ? td_pychar_upper(c, out)
+                                    : td_pychar_title(c, out);
     for (int k = 0; k < n; k++)
       jj_add_char(&b, out[k], jj_typed_at(s, i));
     behind_cased = td_pychar_is_cased(c);
@@ -550,8 +544,6 @@ const jj_str *jj_pad(jj *j, const jj_str *s, int64_t width, const jj_str *fill, 
   size_t missing = (size_t)width - s->n_chars;
   size_t left = 0;
   if (align == '>') left = missing;
-  // Python pads odd widths differently in str.center and in format '^'.
-  if (align == 'c') left = missing / 2 + (missing & (size_t)width & 1);
   if (align == '^') left = missing / 2;
   jj_builder b;
   jj_build(&b, j);

@@ -38,7 +38,7 @@ static bool sequence(jj_value v) {
 }
 
 static bool callable(jj_value v) {
-  return v.type == JJ_NATIVE || v.type == JJ_MACRO || v.type == JJ_JOINER || v.type == JJ_LOOP ||
+  return v.type == JJ_NATIVE || v.type == JJ_MACRO || v.type == JJ_LOOP ||
          v.type == JJ_UNDEF; // Undefined has a __call__, which raises
 }
 

@@ -25,8 +25,6 @@ const char *jj_type_name(jj_value v) {
   case JJ_NATIVE: return "function";
   case JJ_MACRO: return "Macro";
   case JJ_LOOP: return "LoopContext";
-  case JJ_CYCLER: return "Cycler";
-  case JJ_JOINER: return "Joiner";
   }
   return "object";
 }

@@ -210,22 +210,10 @@ const char *td_added_normal_text(const td_added *added, size_t i, int32_t *id, s
 
 // ---- splitting
 
-void td_pieces_free(td_pieces *pieces) {
-  free(pieces->pieces);
-  *pieces = (td_pieces){0};
-}
-
-static td_status add_piece(td_pieces *pieces, size_t begin, size_t end, int32_t id, td_err *err) {
-  if (begin == end) return TD_OK;
-  if (pieces->n == pieces->cap) {
-    size_t cap = pieces->cap ? pieces->cap * 2 : 64;
-    td_piece *grown = realloc(pieces->pieces, cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for %zu pieces of text", cap);
-    pieces->pieces = grown;
-    pieces->cap = cap;
-  }
-  pieces->pieces[pieces->n++] = (td_piece){.begin = begin, .end = end, .id = id};
-  return TD_OK;
+static td_status pass_on(const td_added_text *t, size_t begin, size_t end, int32_t id,
+                         td_err *err) {
+  const td_piece piece = {.begin = begin, .end = end, .id = id};
+  return begin == end ? TD_OK : t->piece(t->owner, &piece, err);
 }
 
 static size_t char_before(const char *text, size_t pos) {
@@ -315,8 +303,7 @@ static const added_token *find_token(const td_added *added, const td_added_text 
   return NULL;
 }
 
-td_status td_added_split(const td_added *added, const td_added_text *t, td_pieces *out,
-                         td_err *err) {
+td_status td_added_split(const td_added *added, const td_added_text *t, td_err *err) {
   size_t done = 0, begin = 0;
   cursor at = {0};
   const added_token *token;
@@ -330,10 +317,10 @@ td_status td_added_split(const td_added *added, const td_added_text *t, td_piece
     if (token->lstrip && begin < done) begin = done; // the previous token already took these spaces
     if (token->rstrip) end = skip_spaces_right(t->text, end, t->len);
     if (begin >= end) continue; // nothing is left of it
-    if (done < begin) st = add_piece(out, done, begin, -1, err);
-    if (st == TD_OK) st = add_piece(out, begin, end, token->id, err);
+    if (done < begin) st = pass_on(t, done, begin, -1, err);
+    if (st == TD_OK) st = pass_on(t, begin, end, token->id, err);
     done = end;
   }
   if (st != TD_OK || done >= t->len) return st;
-  return add_piece(out, done, t->len, -1, err);
+  return pass_on(t, done, t->len, -1, err);
 }

@@ -21,26 +21,22 @@ typedef struct {
   int32_t id;
 } td_piece;
 
-typedef struct {
-  td_piece *pieces; // owned
-  size_t n, cap;
-} td_pieces;
+typedef td_status (*td_added_piece)(void *owner, const td_piece *piece, td_err *err);
 
-void td_pieces_free(td_pieces *pieces);
-
-// A text to split.
+// A text to split, and the callback that receives its pieces.
 typedef struct {
   const char *text; // valid UTF-8
   size_t len;
   const td_spans *literal; // no token may overlap one of these; may be NULL
   bool normalized;         // search tokens marked as normalized; else the others
+  td_added_piece piece;
+  void *owner;
   td_regex_scratch *regex;
 } td_added_text;
 
-// Appends the pieces of text, none of them empty. Tokens are found from left to right, the longest
-// first. Tokens marked lstrip or rstrip include the white space on that side.
-td_status td_added_split(const td_added *added, const td_added_text *text, td_pieces *out,
-                         td_err *err);
+// Passes the pieces of text on in order, none of them empty. Tokens are found from left to right,
+// the longest first. Tokens marked lstrip or rstrip include the white space on that side.
+td_status td_added_split(const td_added *added, const td_added_text *text, td_err *err);
 
 size_t td_added_count(const td_added *added);
 // The normalized spelling of the i-th token, which is the one used for decoding. NULL if it equals

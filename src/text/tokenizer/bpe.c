@@ -16,6 +16,8 @@
 #define METASPACE   "\xE2\x96\x81"
 #define N_METASPACE 3
 
+#define PART_BYTES (256u << 10) // of a word that is only counted
+
 struct td_bpe {
   const td_vocab *vocab;
   td_merges merges;
@@ -27,6 +29,7 @@ struct td_bpe {
   bool has_byte_table; // every byte has a symbol in byte_symbols
   int32_t unk;         // -1: drop characters without a token
   const char *prefix, *suffix;
+  size_t longest;            // td_bpe_longest
   td_buf affixes;            // storage for prefix and suffix
   int32_t byte_symbols[256]; // byte_level: symbol of each byte
   int32_t fallbacks[256];    // tokens <0x00> to <0xFF>; -1 if absent
@@ -44,6 +47,7 @@ typedef struct {
 struct td_bpe_scratch {
   cached_word *cache;   // [N_CACHED], indexed by hash
   td_token_ids symbols; // ids of the current word, merged in place
+  td_token_ids part;    // of a word that is counted
   td_merge_scratch merging;
   td_buf spelled, symbol;
 };
@@ -61,6 +65,7 @@ void td_bpe_scratch_free(td_bpe_scratch *s) {
   if (!s) return;
   free(s->cache);
   td_token_ids_free(&s->symbols);
+  td_token_ids_free(&s->part);
   td_merge_scratch_free(&s->merging);
   td_buf_free(&s->spelled);
   td_buf_free(&s->symbol);
@@ -215,6 +220,27 @@ static void find_byte_tokens(td_bpe *bpe) {
   }
 }
 
+// Bytes of the text that a token covers, of a vocabulary with a table of bytes.
+static size_t bytes_of(const td_bpe *bpe, int32_t id) {
+  size_t len, n = 0;
+  const char *text = td_vocab_text(bpe->vocab, id, &len);
+  for (size_t i = 0; i < len; i++)
+    n += ((uint8_t)text[i] & 0xC0) != 0x80; // a character stands for a byte
+  return n;
+}
+
+static void find_longest(td_bpe *bpe) {
+  for (int32_t id = 0; bpe->has_byte_table && id < bpe->vocab->n_ids; id++) {
+    if (!(td_vocab_flags(bpe->vocab, id) & TD_VOCAB_MODEL)) continue;
+    const size_t n = bytes_of(bpe, id);
+    if (n > bpe->longest) bpe->longest = n;
+  }
+}
+
+size_t td_bpe_longest(const td_bpe *bpe) {
+  return bpe->longest;
+}
+
 td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
                       const td_bpe_opts *opts, td_err *err) {
   *out = NULL;
@@ -236,6 +262,7 @@ td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
     return st;
   }
   find_byte_tokens(bpe);
+  find_longest(bpe);
   *out = bpe;
   return TD_OK;
 }
@@ -373,6 +400,24 @@ td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *s, const char *word, 
     if (st != TD_OK) return st;
     word += n;
     len -= n;
+  }
+  return TD_OK;
+}
+
+td_status td_bpe_count(const td_bpe *bpe, td_bpe_scratch *s, const char *word, size_t len,
+                       size_t *n_ids, td_err *err) {
+  *n_ids = 0;
+  for (size_t done = 0; done < len;) {
+    const bool is_last = len - done <= PART_BYTES;
+    s->part.n = 0;
+    td_status st = td_bpe_encode(bpe, s, word + done, is_last ? len - done : PART_BYTES, &s->part,
+                                 err);
+    if (st != TD_OK) return st;
+    size_t n = 0, n_bytes = 0;
+    while (n < s->part.n && (is_last || n_bytes < PART_BYTES / 4 * 3))
+      n_bytes += bytes_of(bpe, s->part.ids[n++]);
+    done += is_last ? len - done : n_bytes;
+    *n_ids += n;
   }
   return TD_OK;
 }

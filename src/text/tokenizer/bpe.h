@@ -33,4 +33,12 @@ void td_bpe_scratch_free(td_bpe_scratch *scratch);
 td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
                         td_token_ids *out, td_err *err);
 
+// The most bytes of a word that one token covers; 0: not known, td_bpe_count is not to be called.
+size_t td_bpe_longest(const td_bpe *bpe);
+// The number of ids of a word of any length, in bounded memory. A word of more than a few hundred
+// KiB is encoded in parts that begin at a token of the part before, far from its end: exact unless
+// a boundary depends on text tens of KiB behind it.
+td_status td_bpe_count(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
+                       size_t *n_ids, td_err *err);
+
 #endif

@@ -34,11 +34,11 @@ struct td_split {
   bool byte_level;
 };
 
-// Per step, because the pieces of a step are split by the next one before it continues.
+// Per step, because the pieces of a step are split by the next one before it continues. No step
+// keeps the pieces of a text: each is passed on as soon as nothing more can join it.
 struct td_split_scratch {
   struct {
-    td_spans matches, pieces;
-    td_buf edited;
+    td_buf edited, stand_in;
   } steps[TD_TOK_MAX_STEPS];
 };
 
@@ -174,82 +174,78 @@ td_split_scratch *td_split_scratch_new(void) {
 void td_split_scratch_free(td_split_scratch *s) {
   if (!s) return;
   for (size_t i = 0; i < TD_TOK_MAX_STEPS; i++) {
-    td_spans_free(&s->steps[i].matches);
-    td_spans_free(&s->steps[i].pieces);
     td_buf_free(&s->steps[i].edited);
+    td_buf_free(&s->steps[i].stand_in);
   }
   free(s);
 }
 
 // ---- splitting
 
-// Builds the pieces of one step from matches and the text between them, in order.
+static td_status run_steps(const td_split *split, td_split_scratch *s, size_t i,
+                           const td_split_text *t, td_err *err);
+
+// Builds the pieces of one step from matches and the text between them, in order, and gives each to
+// the next step once the one after it has begun.
 typedef struct {
-  const split_step *step;
-  td_spans *pieces;
+  const td_split *split;
+  td_split_scratch *scratch;
+  size_t step_idx;
+  const td_split_text *text;
+  td_span held; // the last piece; empty: none
   bool last_was_match;
 } cutter;
 
+static td_status pass_on(cutter *c, td_err *err) {
+  if (c->held.begin == c->held.end) return TD_OK;
+  td_split_text piece = *c->text;
+  piece.text += c->held.begin;
+  piece.len = c->held.end - c->held.begin;
+  piece.at_start = c->text->at_start && c->held.begin == 0;
+  return run_steps(c->split, c->scratch, c->step_idx + 1, &piece, err);
+}
+
 static td_status cut(cutter *c, size_t begin, size_t end, bool is_match, td_err *err) {
-  if (c->step->invert) is_match = !is_match;
+  const split_step *step = &c->split->steps[c->step_idx];
+  if (step->invert) is_match = !is_match;
   bool extend = false, drop = false;
-  switch (c->step->behavior) {
+  switch (step->behavior) {
   case ISOLATED: break;
   case REMOVED: drop = is_match; break;
   case MERGED_WITH_PREVIOUS: extend = is_match && !c->last_was_match; break;
-  case MERGED_WITH_NEXT: break; // see merge_with_next
+  // Of consecutive matches only the last one joins the text after it.
+  case MERGED_WITH_NEXT: extend = !is_match && c->last_was_match; break;
   case CONTIGUOUS: extend = is_match == c->last_was_match; break;
   }
   c->last_was_match = is_match;
   if (drop) return TD_OK;
-  if (extend && c->pieces->n) {
-    c->pieces->spans[c->pieces->n - 1].end = end;
+  if (extend && c->held.begin != c->held.end) {
+    c->held.end = end;
     return TD_OK;
   }
-  return td_spans_add(c->pieces, begin, end, err);
+  td_status st = pass_on(c, err);
+  c->held = (td_span){begin, end};
+  return st;
 }
 
-static bool is_match_piece(const split_step *step, const td_spans *matches, size_t *k,
-                           td_span piece) {
-  while (*k < matches->n && matches->spans[*k].end < piece.end)
-    ++*k;
-  bool found = *k < matches->n && matches->spans[*k].begin == piece.begin &&
-               matches->spans[*k].end == piece.end;
-  return found != step->invert;
-}
-
-// Joins each match to the text after it; of consecutive matches only the last one.
-static void merge_with_next(const split_step *step, const td_spans *matches, td_spans *pieces) {
-  size_t kept = 0, k = 0;
-  bool pending = false; // the last kept piece is a match without text after it
-  for (size_t i = 0; i < pieces->n; i++) {
-    td_span piece = pieces->spans[i];
-    bool is_match = is_match_piece(step, matches, &k, piece);
-    if (pending && !is_match) {
-      pieces->spans[kept - 1].end = piece.end;
-    } else {
-      pieces->spans[kept++] = piece;
-    }
-    pending = is_match;
-  }
-  pieces->n = kept;
-}
-
-static td_status cut_text(const split_step *step, td_regex_scratch *regex, const char *text,
-                          size_t len, td_spans *matches, td_spans *pieces, td_err *err) {
-  cutter c = {.step = step, .pieces = pieces};
+static td_status cut_text(cutter *c, td_err *err) {
+  const td_split_text *t = c->text;
+  td_regex_search search;
+  td_span match;
+  bool is_found;
   size_t done = 0;
-  td_status st = td_regex_find_all(step->regex, regex, text, len, matches, err);
-  pieces->n = 0;
-  for (size_t i = 0; i < matches->n && st == TD_OK; i++) {
-    td_span match = matches->spans[i];
-    if (done < match.begin) st = cut(&c, done, match.begin, false, err);
-    if (st == TD_OK) st = cut(&c, match.begin, match.end, true, err);
+  td_status st = td_regex_search_begin(&search, c->split->steps[c->step_idx].regex, t->regex,
+                                       &c->scratch->steps[c->step_idx].stand_in, t->text, t->len,
+                                       err);
+  while (st == TD_OK) {
+    st = td_regex_search_next(&search, &match, &is_found, err);
+    if (st != TD_OK || !is_found) break;
+    if (done < match.begin) st = cut(c, done, match.begin, false, err);
+    if (st == TD_OK) st = cut(c, match.begin, match.end, true, err);
     done = match.end;
   }
-  if (done < len && st == TD_OK) st = cut(&c, done, len, false, err);
-  if (st == TD_OK && step->behavior == MERGED_WITH_NEXT) merge_with_next(step, matches, pieces);
-  return st;
+  if (done < t->len && st == TD_OK) st = cut(c, done, t->len, false, err);
+  return st == TD_OK ? pass_on(c, err) : st;
 }
 
 // Prepends the step's mark and replaces spaces, as the step requires.
@@ -275,27 +271,20 @@ static td_status edit(const split_step *step, td_buf *edited, td_split_text *t, 
 }
 
 // Applies the steps from the i-th on.
-static td_status run_steps(const td_split *split, td_split_scratch *s, size_t i, td_split_text t,
-                           td_err *err) {
+static td_status run_steps(const td_split *split, td_split_scratch *s, size_t i,
+                           const td_split_text *text, td_err *err) {
+  td_split_text t = *text;
   if (!t.len) return TD_OK;
   if (i == split->n_steps) return t.word(t.owner, t.text, t.len, err);
   const split_step *step = &split->steps[i];
   td_status st = edit(step, &s->steps[i].edited, &t, err);
   if (st != TD_OK) return st;
-  if (!step->regex) return run_steps(split, s, i + 1, t, err);
-  td_spans *pieces = &s->steps[i].pieces;
-  st = cut_text(step, t.regex, t.text, t.len, &s->steps[i].matches, pieces, err);
-  for (size_t k = 0; k < pieces->n && st == TD_OK; k++) {
-    td_split_text piece = t;
-    piece.text += pieces->spans[k].begin;
-    piece.len = pieces->spans[k].end - pieces->spans[k].begin;
-    piece.at_start = t.at_start && pieces->spans[k].begin == 0;
-    st = run_steps(split, s, i + 1, piece, err);
-  }
-  return st;
+  if (!step->regex) return run_steps(split, s, i + 1, &t, err);
+  cutter c = {.split = split, .scratch = s, .step_idx = i, .text = &t};
+  return cut_text(&c, err);
 }
 
 td_status td_split_run(const td_split *split, td_split_scratch *scratch, const td_split_text *text,
                        td_err *err) {
-  return run_steps(split, scratch, 0, *text, err);
+  return run_steps(split, scratch, 0, text, err);
 }

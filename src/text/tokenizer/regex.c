@@ -120,33 +120,57 @@ static td_status fail_match(int rc, td_err *err) {
   return td_fail(err, st, "a pattern of tokenizer.json failed on this text: %s", (char *)text);
 }
 
-td_status td_regex_find_all(const td_regex *regex, td_regex_scratch *s, const char *text,
-                            size_t len, td_spans *out, td_err *err) {
-  out->n = 0;
+td_status td_regex_search_begin(td_regex_search *search, const td_regex *regex,
+                                td_regex_scratch *scratch, td_buf *stand_in, const char *text,
+                                size_t len, td_err *err) {
   if (!len) text = "";
   if (td_unicode_has_newer(text, len)) {
-    td_buf_clear(&s->stand_in);
-    td_buf_add(&s->stand_in, text, len);
-    td_status st = td_buf_status(&s->stand_in, err);
+    td_buf_clear(stand_in);
+    td_buf_add(stand_in, text, len);
+    td_status st = td_buf_status(stand_in, err);
     if (st != TD_OK) return st;
-    td_unicode_stand_in(s->stand_in.data, len);
-    text = s->stand_in.data;
+    td_unicode_stand_in(stand_in->data, len);
+    text = stand_in->data;
   }
-  const PCRE2_SIZE *found = pcre2_get_ovector_pointer(s->match);
-  size_t start = 0, last_end = SIZE_MAX;
-  while (start <= len) {
-    int rc = match_at(regex, s, text, len, start);
+  *search = (td_regex_search){
+      .regex = regex, .scratch = scratch, .text = text, .len = len, .last_end = SIZE_MAX};
+  return TD_OK;
+}
+
+td_status td_regex_search_next(td_regex_search *s, td_span *match, bool *is_found, td_err *err) {
+  const PCRE2_SIZE *found = pcre2_get_ovector_pointer(s->scratch->match);
+  *is_found = false;
+  while (s->start <= s->len) {
+    int rc = match_at(s->regex, s->scratch, s->text, s->len, s->start);
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) return fail_match(rc, err);
     size_t begin = found[0], end = found[1];
-    if (begin == end && end == last_end) { // an empty match that touches the previous match
+    if (begin == end && end == s->last_end) { // an empty match that touches the previous match
       uint32_t c;
-      start += start < len ? (size_t)td_utf8_decode(text + start, len - start, &c) : 1;
+      const char *rest = s->text + s->start;
+      s->start += s->start < s->len ? (size_t)td_utf8_decode(rest, s->len - s->start, &c) : 1;
       continue;
     }
-    td_status st = td_spans_add(out, begin, end, err);
-    if (st != TD_OK) return st;
-    start = last_end = end;
+    *match = (td_span){begin, end};
+    *is_found = true;
+    s->start = s->last_end = end;
+    return TD_OK;
   }
+  s->start = s->len + 1;
   return TD_OK;
+}
+
+td_status td_regex_find_all(const td_regex *regex, td_regex_scratch *s, const char *text,
+                            size_t len, td_spans *out, td_err *err) {
+  td_regex_search search;
+  td_span match;
+  bool is_found = true;
+  out->n = 0;
+  td_status st = td_regex_search_begin(&search, regex, s, &s->stand_in, text, len, err);
+  while (st == TD_OK) {
+    st = td_regex_search_next(&search, &match, &is_found, err);
+    if (st != TD_OK || !is_found) break;
+    st = td_spans_add(out, match.begin, match.end, err);
+  }
+  return st;
 }

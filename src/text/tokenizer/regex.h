@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/buf.h"
 #include "base/status.h"
 #include "text/span.h"
 
@@ -22,5 +23,21 @@ void td_regex_scratch_free(td_regex_scratch *scratch);
 // is skipped if it touches the previous one. TD_ELIMIT: the pattern backtracks too much.
 td_status td_regex_find_all(const td_regex *regex, td_regex_scratch *scratch, const char *text,
                             size_t len, td_spans *out, td_err *err);
+
+// Finds the same matches one after the other, so that none need be kept. Between two of them the
+// scratch may serve other searches.
+typedef struct {
+  const td_regex *regex;
+  td_regex_scratch *scratch;
+  const char *text;
+  size_t len, start, last_end;
+} td_regex_search;
+
+// stand_in: working memory of this search alone, which outlives it.
+td_status td_regex_search_begin(td_regex_search *search, const td_regex *regex,
+                                td_regex_scratch *scratch, td_buf *stand_in, const char *text,
+                                size_t len, td_err *err);
+// *found: there was another match.
+td_status td_regex_search_next(td_regex_search *search, td_span *match, bool *found, td_err *err);
 
 #endif

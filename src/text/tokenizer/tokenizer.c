@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
+#include "gguf/files.h"
 #include "text/tokenizer/added.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/decode.h"
@@ -29,7 +30,6 @@ typedef struct scratch {
   td_split_scratch *split;
   td_bpe_scratch *bpe;
   td_norm_scratch norm;
-  td_pieces pieces, normal_pieces;
   td_buf valid, normal;
   td_spans valid_literal, part_literal, normal_literal;
 } scratch;
@@ -59,8 +59,6 @@ static void free_scratch(scratch *s) {
   td_split_scratch_free(s->split);
   td_bpe_scratch_free(s->bpe);
   td_norm_scratch_free(&s->norm);
-  td_pieces_free(&s->pieces);
-  td_pieces_free(&s->normal_pieces);
   td_buf_free(&s->valid);
   td_buf_free(&s->normal);
   td_spans_free(&s->valid_literal);
@@ -204,54 +202,38 @@ td_status td_tokenizer_open_ranks(td_tokenizer **out, const char *name, const ch
   return open_texts(out, name, text, len, true, config, config_len, err);
 }
 
-// model_dir/file; NULL: out of memory.
-static char *join(const char *model_dir, const char *file) {
-  char *path;
-  return asprintf(&path, "%s/%s", model_dir, file) < 0 ? NULL : path;
-}
-
-static td_status open_file(td_tokenizer **out, const char *path, bool by_rank, const cJSON *config,
-                           td_err *err) {
+static td_status open_file(td_tokenizer **out, const char *model_dir, const char *file,
+                           bool by_rank, const cJSON *config, td_err *err) {
   td_buf text = TD_BUF_INIT;
-  td_status st = td_file_read_regular(&text, path, MAX_FILE_BYTES, err);
+  td_status st = td_checkpoint_read(&text, model_dir, file, MAX_FILE_BYTES, err);
   if (st == TD_OK) {
     st = open_text(out, td_buf_text(&text), text.len, by_rank, config, err);
-    if (st != TD_OK) td_err_prefix(err, "%s", path);
+    if (st != TD_OK) td_err_prefix(err, "%s/%s", model_dir, file);
   }
   td_buf_free(&text);
   return st;
 }
 
-static td_status open_files(td_tokenizer **out, const char *paths[3], td_err *err) {
+td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *err) {
+  static const char whole[] = "tokenizer.json", ranks[] = "tiktoken.model",
+                    settings[] = "tokenizer_config.json";
   cJSON *config = NULL;
   td_status st = TD_OK;
-  if (td_file_exists(paths[2])) {
-    st = td_json_parse_regular(&config, paths[2], MAX_FILE_BYTES, err);
+  *out = NULL;
+  if (td_checkpoint_has(model_dir, settings)) {
+    st = td_checkpoint_json(&config, model_dir, settings, MAX_FILE_BYTES, err);
   }
-  if (st == TD_OK && td_file_exists(paths[0])) {
-    st = open_file(out, paths[0], false, config, err);
-  } else if (st == TD_OK && td_file_exists(paths[1])) {
-    st = open_file(out, paths[1], true, config, err);
+  if (st == TD_OK && td_checkpoint_has(model_dir, whole)) {
+    st = open_file(out, model_dir, whole, false, config, err);
+  } else if (st == TD_OK && td_checkpoint_has(model_dir, ranks)) {
+    st = open_file(out, model_dir, ranks, true, config, err);
   } else if (st == TD_OK) {
     st = td_fail(err, TD_ENOENT,
-                 "%s: no such file, nor a tiktoken.model beside it: download the model's tokenizer",
-                 paths[0]);
+                 "%s/%s: no such file, nor a tiktoken.model beside it: download the model's "
+                 "tokenizer",
+                 model_dir, whole);
   }
   cJSON_Delete(config);
-  return st;
-}
-
-td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *err) {
-  static const char *const files[] = {"tokenizer.json", "tiktoken.model", "tokenizer_config.json"};
-  char *paths[TD_COUNT(files)];
-  bool has_all = true;
-  *out = NULL;
-  for (size_t i = 0; i < TD_COUNT(files); i++)
-    has_all &= (paths[i] = join(model_dir, files[i])) != NULL;
-  td_status st = has_all ? open_files(out, (const char **)paths, err)
-                         : td_fail(err, TD_ENOMEM, "out of memory for the tokenizer");
-  for (size_t i = 0; i < TD_COUNT(files); i++)
-    free(paths[i]);
   return st;
 }
 
@@ -278,13 +260,35 @@ typedef struct {
   bool parse_special;
 } encoding;
 
+// Counts what was added behind the first n ids, of which there are too many, instead of keeping it.
+static void count_rest(td_token_ids *out, size_t n) {
+  if (!out->most || n <= out->most) return;
+  out->n_cut += out->n - n;
+  out->n = n;
+}
+
+// A word so long that it cannot fit is counted in parts.
 static td_status encode_word(void *owner, const char *word, size_t len, td_err *err) {
   encoding *e = owner;
-  if (e->out->most && e->out->n > e->out->most) {
-    e->out->is_cut = true;
-    return td_fail(err, TD_ELIMIT, "the text has more than %zu tokens", e->out->most);
+  const td_bpe *bpe = e->tok->bpe;
+  td_token_ids *out = e->out;
+  const size_t n = out->n, longest = td_bpe_longest(bpe);
+  if (out->most && longest && n + len / longest > out->most) {
+    size_t n_ids;
+    td_status st = td_bpe_count(bpe, e->s->bpe, word, len, &n_ids, err);
+    out->n_cut += n_ids;
+    return st;
   }
-  return td_bpe_encode(e->tok->bpe, e->s->bpe, word, len, e->out, err);
+  td_status st = td_bpe_encode(bpe, e->s->bpe, word, len, out, err);
+  count_rest(out, n);
+  return st;
+}
+
+static td_status push_added(encoding *e, int32_t id, td_err *err) {
+  const size_t n = e->out->n;
+  td_status st = td_token_ids_push(e->out, id, err);
+  count_rest(e->out, n);
+  return st;
 }
 
 static td_status encode_plain(encoding *e, const char *text, size_t len, bool at_start,
@@ -298,25 +302,35 @@ static td_status encode_plain(encoding *e, const char *text, size_t len, bool at
   return td_split_run(e->tok->split, e->s->split, &split, err);
 }
 
+// A text that is cut at its added tokens.
+typedef struct {
+  encoding *e;
+  const char *text;
+  const td_spans *literal;
+  size_t next_literal;
+  bool at_start;
+} cut_text;
+
+static td_status encode_normal_piece(void *owner, const td_piece *piece, td_err *err) {
+  const cut_text *c = owner;
+  if (piece->id >= 0) return push_added(c->e, piece->id, err);
+  return encode_plain(c->e, c->text + piece->begin, piece->end - piece->begin,
+                      c->at_start && piece->begin == 0, err);
+}
+
 // Encodes normalized text: the added tokens found in it, and the plain text between them.
 static td_status encode_normal(encoding *e, const char *text, size_t len, const td_spans *literal,
                                bool at_start, td_err *err) {
   if (!e->parse_special) return encode_plain(e, text, len, at_start, err);
-  td_pieces *pieces = &e->s->normal_pieces;
-  td_added_text added = {
-      .text = text, .len = len, .literal = literal, .normalized = true, .regex = e->s->regex};
-  pieces->n = 0;
-  td_status st = td_added_split(e->tok->added, &added, pieces, err);
-  for (size_t i = 0; i < pieces->n && st == TD_OK; i++) {
-    td_piece piece = pieces->pieces[i];
-    if (piece.id >= 0) {
-      st = td_token_ids_push(e->out, piece.id, err);
-    } else {
-      st = encode_plain(e, text + piece.begin, piece.end - piece.begin,
-                        at_start && piece.begin == 0, err);
-    }
-  }
-  return st;
+  cut_text c = {.e = e, .text = text, .at_start = at_start};
+  const td_added_text added = {.text = text,
+                               .len = len,
+                               .literal = literal,
+                               .normalized = true,
+                               .piece = encode_normal_piece,
+                               .owner = &c,
+                               .regex = e->s->regex};
+  return td_added_split(e->tok->added, &added, err);
 }
 
 static td_status encode_part(encoding *e, const char *text, size_t len, const td_spans *literal,
@@ -349,28 +363,28 @@ static td_status cut_spans(const td_spans *literal, size_t *next, size_t begin, 
   return TD_OK;
 }
 
+static td_status encode_piece(void *owner, const td_piece *piece, td_err *err) {
+  cut_text *c = owner;
+  td_spans *literal = &c->e->s->part_literal;
+  if (piece->id >= 0) return push_added(c->e, piece->id, err);
+  td_status st = cut_spans(c->literal, &c->next_literal, piece->begin, piece->end, literal, err);
+  if (st != TD_OK) return st;
+  return encode_part(c->e, c->text + piece->begin, piece->end - piece->begin, literal,
+                     piece->begin == 0, err);
+}
+
 static td_status encode_text(encoding *e, const char *text, size_t len, const td_spans *literal,
                              td_err *err) {
   if (!e->parse_special) return encode_part(e, text, len, NULL, true, err);
   static const td_spans none = {0};
-  scratch *s = e->s;
-  if (!literal) literal = &none;
-  td_added_text added = {.text = text, .len = len, .literal = literal, .regex = s->regex};
-  s->pieces.n = 0;
-  td_status st = td_added_split(e->tok->added, &added, &s->pieces, err);
-  size_t next = 0;
-  for (size_t i = 0; i < s->pieces.n && st == TD_OK; i++) {
-    td_piece piece = s->pieces.pieces[i];
-    if (piece.id >= 0) {
-      st = td_token_ids_push(e->out, piece.id, err);
-      continue;
-    }
-    st = cut_spans(literal, &next, piece.begin, piece.end, &s->part_literal, err);
-    if (st != TD_OK) break;
-    st = encode_part(e, text + piece.begin, piece.end - piece.begin, &s->part_literal,
-                     piece.begin == 0, err);
-  }
-  return st;
+  cut_text c = {.e = e, .text = text, .literal = literal ? literal : &none};
+  const td_added_text added = {.text = text,
+                               .len = len,
+                               .literal = c.literal,
+                               .piece = encode_piece,
+                               .owner = &c,
+                               .regex = e->s->regex};
+  return td_added_split(e->tok->added, &added, err);
 }
 
 // Makes text valid UTF-8 and shifts the literal spans accordingly.

@@ -90,9 +90,9 @@ static uint32_t compose(uint32_t first, uint32_t second) {
   size_t low = 0, high = TD_COUNT(compositions);
   while (low < high) {
     size_t mid = (low + high) / 2;
-    const unicode_triple *pair = &compositions[mid];
-    if (pair->a == first && pair->b == second) return pair->c;
-    if (pair->a < first || (pair->a == first && pair->b < second)) {
+    const unicode_triple *whole = &decompositions[compositions[mid]];
+    if (whole->b == first && whole->c == second) return whole->a;
+    if (whole->b < first || (whole->b == first && whole->c < second)) {
       low = mid + 1;
     } else {
       high = mid;
@@ -131,11 +131,12 @@ static td_status order_marks(td_runes *text, size_t i, td_runes *spare, td_err *
 // The full compatibility decomposition of a code point; *n is its length. NULL if it equals the
 // canonical one.
 static const uint32_t *find_compat(uint32_t code_point, size_t *n) {
-  const unicode_triple *row = find_floor(compat_decompositions, TD_COUNT(compat_decompositions),
-                                         code_point);
-  if (!row || row->a != code_point) return NULL;
-  *n = row->c;
-  return compat_parts + row->b;
+  if (code_point < compat_decompositions[0].a) return NULL;
+  const unicode_triple *range = find_range(compat_decompositions, TD_COUNT(compat_decompositions),
+                                           code_point);
+  if (!range) return NULL;
+  *n = range->c & 31;
+  return compat_parts + (range->c >> 5) + (code_point - range->a) * *n;
 }
 
 // Appends the decompositions of n code points.
