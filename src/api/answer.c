@@ -74,10 +74,11 @@ td_status td_answer_echo(td_answer *answer, const td_wire_token *token, td_err *
   return st;
 }
 
-td_status td_answer_finish(td_answer *answer, td_err *err) {
+td_status td_answer_finish(td_answer *answer, bool is_cut, td_err *err) {
   td_answer *a = answer;
   if (a->finished) return TD_OK;
   a->finished = true;
+  a->is_cut = is_cut;
   if (a->stopped) return TD_OK;
   td_status st = td_detok_flush(&a->detok, &a->text, err);
   if (st == TD_OK) st = td_buf_status(&a->text, err);

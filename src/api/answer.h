@@ -32,6 +32,7 @@ typedef struct {
   size_t n_chars;          // characters in text
   bool stopped;            // a stop string matched; text ends at n_sure
   bool finished;           // no more tokens will come
+  bool is_cut;             // finished, and more would have come
   uint32_t n_tokens;       // generated, including the end-of-sequence token
   td_answer_token *tokens; // owned; filled only with keep_tokens
   size_t n_kept, cap;
@@ -54,8 +55,8 @@ td_status td_answer_add(td_answer *answer, const td_wire_token *token, td_err *e
 // Adds a token of the prompt (echo), before any generated one. It is not counted, and stop strings
 // do not apply to it.
 td_status td_answer_echo(td_answer *answer, const td_wire_token *token, td_err *err);
-// No more tokens will come: releases text that was held back.
-td_status td_answer_finish(td_answer *answer, td_err *err);
+// No more tokens will come: releases text that was held back. is_cut: by a limit, not by the model.
+td_status td_answer_finish(td_answer *answer, bool is_cut, td_err *err);
 
 // The next piece to send: bytes [begin, end) of the text and tokens [first, last). td_answer_take
 // returns false when both ranges are empty.

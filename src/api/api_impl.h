@@ -44,6 +44,23 @@ td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_e
 // equal keys is kept.
 void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 
+// thinking.c: writes what the request says of thinking as variables of a template.
+td_status td_api_write_thinking(td_json_writer *w, const cJSON *root, td_api_error *error);
+
+// parts.c: appends the text of content, a string or parts, which are joined with line feeds. What
+// has no text, such as an image, is noted in its place or, if is_asked, an error that names the
+// part by where.
+td_status td_api_add_parts(td_buf *out, const cJSON *content, bool is_asked, const char *where,
+                           td_api_error *error);
+// The same for one part, whose path where is.
+td_status td_api_add_part(td_buf *out, const cJSON *part, bool is_asked, const char *where,
+                          td_api_error *error);
+// Appends the note of something of a type that has no text, on a line of its own.
+void td_api_add_omitted(td_buf *out, const char *type);
+// The message whose own content the user has just sent: the last one's, if that is the user's; what
+// the system says behind it does not count. NULL: none.
+const cJSON *td_api_asked(const cJSON *messages);
+
 // tools.c: checks tools and tool_choice. *tools is NULL when the template must not get any tools.
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error);
 // What tool_choice and strict tools ask of generated calls, after td_api_check_tools.

@@ -37,6 +37,7 @@ static void write_value(td_buf *out, const cJSON *value) {
 // The rule t<TOOL>.v<AT> being written: its alternatives, and the rules they use.
 typedef struct {
   const cJSON *root;
+  bool is_free;
   uint32_t tool, at, n_parts;
   td_buf alternatives, rules;
 } value_rule;
@@ -88,9 +89,12 @@ static bool write_json(value_rule *r, const cJSON *schema) {
   char prefix[48];
   td_err ignored;
   snprintf(prefix, sizeof prefix, "t%u.v%u.%u.", r->tool, r->at, r->n_parts++);
-  const td_json_schema_opts opts = {.prefix = prefix, .root = r->root};
+  const td_json_schema_opts opts = {
+      .prefix = prefix, .is_free = r->is_free, .is_one_line = true, .root = r->root};
   td_buf_printf(&r->alternatives, "%s0", prefix);
-  return td_json_schema_to_gbnf(&r->rules, schema, &opts, &ignored) == TD_OK;
+  const td_status st = td_json_schema_to_gbnf(&r->rules, schema, &opts, &ignored);
+  r->rules.failed |= st == TD_ENOMEM;
+  return st == TD_OK;
 }
 
 static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth);
@@ -104,12 +108,10 @@ static bool write_any_of(value_rule *r, const cJSON *list, unsigned depth) {
   return is_bound;
 }
 
-// Adds what the schema allows. False: any text, or more than can be told.
-static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth) {
-  schema = td_tool_param_resolve(r->root, schema);
+static bool write_expanded(value_rule *r, const cJSON *schema, unsigned depth) {
   const cJSON *values = values_of(schema), *any = td_json_get(schema, "anyOf");
   const bool is_list = !td_json_get(schema, "const");
-  const unsigned types = td_tool_param_types(r->root, schema);
+  const unsigned types = td_tool_param_types(r->root, schema, &r->rules.failed);
   if (!any) any = td_json_get(schema, "oneOf");
   if (depth > MAX_DEPTH) return false;
   for (const cJSON *v = values; v; v = is_list ? v->next : NULL) {
@@ -126,15 +128,25 @@ static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth) {
   return cJSON_IsArray(any) && !td_json_get(schema, "type") && write_any_of(r, any, depth);
 }
 
+// Adds what the schema allows. False: any text, or more than can be told.
+static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth) {
+  cJSON *expanded = td_json_schema_expanded(r->root, schema, &r->rules.failed);
+  const bool is_bound = expanded && write_expanded(r, expanded, depth);
+  cJSON_Delete(expanded);
+  return is_bound;
+}
+
 // The rule t<TOOL>.v<AT>. A value that may be any text has none.
 static void write_rule(td_api_request *out, td_api_tool_param *param, const cJSON *root,
                        const cJSON *schema, uint32_t tool, uint32_t at) {
-  value_rule r = {.root = root, .tool = tool, .at = at};
+  value_rule r = {.root = root, .is_free = out->is_free_json, .tool = tool, .at = at};
   param->is_text = !write_schema(&r, schema, 0);
+  param->types = td_tool_param_types(root, schema, &r.rules.failed);
   if (param->is_text) {
-    const cJSON *own = td_tool_param_resolve(root, schema);
+    cJSON *own = td_json_schema_expanded(root, schema, &r.rules.failed);
     const uint32_t min = count_of(own, "minLength", 0);
-    const bool is_string = td_tool_param_types(root, own) == TD_PARAM_STRING;
+    const bool is_string = param->types == TD_PARAM_STRING;
+    cJSON_Delete(own);
     param->min_length = !is_string ? 0 : min < TD_API_MOST_LEAST ? min : TD_API_MOST_LEAST;
   } else {
     td_buf_printf(&out->value_rules, "t%u.v%u ::= %s\n", tool, at, td_buf_text(&r.alternatives));

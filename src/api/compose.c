@@ -1,9 +1,13 @@
 // src/api/compose.c - one grammar for all of a generation: reasoning, then the answer or tool calls
 // in the model's own form. Rules that are not the client's begin with a dot or hold one.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "api/call_syntax.h"
+#include "api/tool_calls.h"
+#include "api/tool_params.h"
 #include "base/utf8.h"
 #include "text/grammar/grammar.h"
 #include "text/grammar/json_schema.h"
@@ -101,73 +105,30 @@ static void write_least(td_buf *out, const char *name, const char *until, const 
 
 // ---- tool calls --------------------------------------------------------------------------------
 
-// How a form writes each argument of a call as an element: key_open KEY key_close VALUE
-// value_close.
-typedef struct {
-  const char *key_open, *key_close, *value_close;
-} element_syntax;
-
-// How a form writes calls: open call (between call)* close.
-typedef struct {
-  const char *open, *between, *close; // between NULL: one call
-  const char *before_name, *after_name, *after_arguments;
-  const char *index;        // GBNF between name and after_name
-  const element_syntax *in; // NULL: the arguments are one object
-} call_syntax;
-
-static const element_syntax function_elements = {"<parameter=", ">\n", "\n</parameter>\n"};
-static const element_syntax key_elements = {"<arg_key>", "</arg_key>\n<arg_value>",
-                                            "</arg_value>\n"};
-static const element_syntax tight_elements = {"<arg_key>", "</arg_key><arg_value>", "</arg_value>"};
-static const element_syntax suffixed_elements = {"<arg_key:opensource>",
-                                                 "</arg_key:opensource>\n<arg_value:opensource>",
-                                                 "</arg_value:opensource>\n"};
-static const element_syntax invoke_elements = {"<parameter name=\"", "\">", "</parameter>\n"};
-
-static const call_syntax syntaxes[] = {
-    [TD_CALL_HERMES] = {"<tool_call>\n", "\n<tool_call>\n", "", "{\"name\": \"",
-                        "\", \"arguments\": ", "}\n</tool_call>", "", NULL},
-    [TD_CALL_DEEPSEEK] = {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>",
-                          "<｜tool▁calls▁end｜>", "", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "",
-                          NULL},
-    [TD_CALL_DEEPSEEK_V3] = {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
-                             "\n<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>",
-                             "function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
-                             "", NULL},
-    [TD_CALL_KIMI] = {"<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_begin|>",
-                      "<|tool_calls_section_end|>", "functions.", "<|tool_call_argument_begin|>",
-                      "<|tool_call_end|>", "\":\" [0-9]{1,3} ", NULL},
-    [TD_CALL_FUNCTION] = {"<tool_call>\n", "\n<tool_call>\n", "", "<function=", ">\n",
-                          "</function>\n</tool_call>", "", &function_elements},
-    [TD_CALL_ARG_KEYS] = {"<tool_call>", "\n<tool_call>", "", "", "\n", "</tool_call>", "",
-                          &key_elements},
-    [TD_CALL_ARG_KEYS_TIGHT] = {"<tool_call>", "<tool_call>", "", "", "", "</tool_call>", "",
-                                &tight_elements},
-    [TD_CALL_INVOKE] = {"<minimax:tool_call>\n", "", "</minimax:tool_call>", "<invoke name=\"",
-                        "\">\n", "</invoke>\n", "", &invoke_elements},
-    [TD_CALL_HY] = {"<tool_calls>\n<tool_call>", "\n<tool_call>", "\n</tool_calls>", "",
-                    "<tool_sep>\n", "</tool_call>", "", &key_elements},
-    [TD_CALL_HY_SUFFIXED] = {"<tool_calls:opensource>\n<tool_call:opensource>",
-                             "\n<tool_call:opensource>", "\n</tool_calls:opensource>", "",
-                             "<tool_sep:opensource>\n", "</tool_call:opensource>", "",
-                             &suffixed_elements},
-    [TD_CALL_MISTRAL] = {"[TOOL_CALLS]", "[TOOL_CALLS]", "", "", "[ARGS]", "", "", NULL},
-    [TD_CALL_MISTRAL_OBJECTS] = {"[TOOL_CALLS] [", ", ", "]", "{\"name\": \"",
-                                 "\", \"arguments\": ", "}", "", NULL},
-    // Any end token may follow, <|call|> among them.
-    [TD_CALL_HARMONY] = {"<|channel|>commentary to=functions.", NULL, "", "",
-                         " <|constrain|>json<|message|>", "", "", NULL},
-};
+// types: TD_PARAM_* of the value that follows; 0: any.
+static void write_key_close(td_buf *out, const td_call_syntax *e, unsigned types) {
+  const bool is_text = !e->json_key_close || types == TD_PARAM_STRING;
+  const bool is_json = !is_text && types && !(types & TD_PARAM_STRING);
+  if (is_text || is_json) {
+    write_literal(out, is_text ? e->key_close : e->json_key_close);
+    return;
+  }
+  td_buf_char(out, '(');
+  write_literal(out, e->key_close);
+  td_buf_str(out, " | ");
+  write_literal(out, e->json_key_close);
+  td_buf_char(out, ')');
+}
 
 // The rule t<TOOL>.e: the arguments as elements, in the order of the schema.
 static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
-                           const element_syntax *e) {
+                           const td_call_syntax *e) {
   td_buf_printf(out, "t%u.e ::= ", index);
   if (tool->takes_any) {
     td_buf_char(out, '(');
     write_literal(out, e->key_open);
     td_buf_str(out, " [a-zA-Z0-9_.-]{1,64} ");
-    write_literal(out, e->key_close);
+    write_key_close(out, e, 0);
     td_buf_str(out, " .value0)*\n");
     return;
   }
@@ -178,7 +139,7 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
     td_buf_char(out, ' ');
     write_literal(out, param->key);
     td_buf_char(out, ' ');
-    write_literal(out, e->key_close);
+    write_key_close(out, e, param->types);
     if (param->is_text) {
       if (param->min_length) {
         td_buf_printf(out, " .least%u.0.0", param->min_length);
@@ -205,16 +166,13 @@ static bool has_least(const td_api_request *r, unsigned least) {
 }
 
 // The rules .call and .calls; the latter comes after the opening marker.
-static void write_calls(td_buf *out, const td_api_request *r, const call_syntax *s) {
+static void write_calls(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
   for (uint32_t i = 0; i < r->n_callable; i++) {
     td_buf_str(out, i ? " | " : ".call ::= ");
-    write_literal(out, s->before_name);
-    td_buf_char(out, ' ');
     write_literal(out, r->callable[i].name);
     td_buf_printf(out, " %s", s->index);
     write_literal(out, s->after_name);
-    td_buf_printf(out, " t%u.%c ", i, s->in ? 'e' : '0');
-    write_literal(out, s->after_arguments);
+    td_buf_printf(out, " t%u.%c ", i, s->key_open ? 'e' : '0');
   }
   td_buf_str(out, "\n.calls ::= .call ");
   if (!r->one_call && s->between) {
@@ -224,25 +182,132 @@ static void write_calls(td_buf *out, const td_api_request *r, const call_syntax 
   }
   write_literal(out, s->close);
   td_buf_char(out, '\n');
-  if (!s->in) return;
+  if (!s->key_open) return;
   for (uint32_t i = 0; i < r->n_callable; i++)
-    write_elements(out, &r->callable[i], i, s->in);
-  write_until(out, ".value", s->in->value_close, "\"\"", false);
+    write_elements(out, &r->callable[i], i, s);
+  write_until(out, ".value", s->value_close, "\"\"", false);
   for (unsigned least = 1; least <= TD_API_MOST_LEAST; least++) {
     char name[24];
     snprintf(name, sizeof name, ".least%u.", least);
-    if (has_least(r, least)) write_least(out, name, ".value", s->in->value_close, least);
+    if (has_least(r, least)) write_least(out, name, ".value", s->value_close, least);
   }
 }
 
+// ---- text in which calls may begin
+// ---------------------------------------------------------------
+
+#define MAX_STATES 1024
+
+// A tree of markers. The children of state i begin at first[i] and go on at next.
+typedef struct {
+  uint32_t letter;
+  uint16_t first, next, fail;
+  const char *marker; // ends here
+} text_state;
+
+typedef struct {
+  text_state states[MAX_STATES];
+  uint16_t n;
+} marker_tree;
+
+static uint16_t child_of(const marker_tree *t, uint16_t state, uint32_t letter) {
+  uint16_t c = t->states[state].first;
+  while (c && t->states[c].letter != letter)
+    c = t->states[c].next;
+  return c;
+}
+
+static void add_marker(marker_tree *t, const char *marker) {
+  uint16_t at = 0;
+  for (const char *c = marker; *c;) {
+    uint32_t letter;
+    c += td_utf8_decode(c, strlen(c), &letter);
+    uint16_t next = child_of(t, at, letter);
+    if (!next && t->n < MAX_STATES) {
+      next = t->n++;
+      t->states[next] = (text_state){.letter = letter, .next = t->states[at].first};
+      t->states[at].first = next;
+    }
+    at = next;
+  }
+  t->states[at].marker = marker;
+}
+
+// The state behind another and a letter.
+static uint16_t state_after(const marker_tree *t, uint16_t state, uint32_t letter) {
+  for (;;) {
+    const uint16_t c = child_of(t, state, letter);
+    if (c || !state) return c;
+    state = t->states[state].fail;
+  }
+}
+
+static void link_states(marker_tree *t) {
+  uint16_t queue[MAX_STATES], n = 0;
+  queue[n++] = 0;
+  for (uint16_t i = 0; i < n; i++) {
+    const uint16_t at = queue[i];
+    for (uint16_t c = t->states[at].first; c; c = t->states[c].next) {
+      t->states[c].fail = at ? state_after(t, t->states[at].fail, t->states[c].letter) : 0;
+      queue[n++] = c;
+    }
+  }
+}
+
+// What follows in state i: each letter that a marker goes on with, and any other. The marker of the
+// model's own form begins calls; another cannot be written, as it would be read as a call.
+static void write_state(td_buf *out, const marker_tree *t, uint16_t i, const td_call_syntax *s) {
+  td_buf others = TD_BUF_INIT;
+  td_buf_printf(out, ".text%u ::= \"\"", i);
+  for (uint16_t from = i;; from = t->states[from].fail) {
+    for (uint16_t c = t->states[from].first; c; c = t->states[c].next) {
+      const uint32_t letter = t->states[c].letter;
+      const text_state *next = &t->states[c];
+      if (state_after(t, i, letter) != c) continue; // a longer beginning goes on with it
+      td_buf_printf(&others, "\\U%08X", letter);
+      const char *own = next->marker ? strstr(s->open, next->marker) : NULL;
+      if (next->marker && !own) continue;
+      td_buf_printf(out, " | [\\U%08X] ", letter);
+      if (own) {
+        write_literal(out, own + strlen(next->marker));
+        td_buf_str(out, " .calls");
+      } else {
+        td_buf_printf(out, ".text%u", c);
+      }
+    }
+    if (!from) break;
+  }
+  td_buf_printf(out, " | [^%s] .text0\n", td_buf_text(&others));
+  out->failed |= others.failed;
+  td_buf_free(&others);
+}
+
+// Rules .text0, .text1, ...: any text; behind a marker that the output parser takes for the
+// beginning of calls, calls.
+static void write_text(td_buf *out, const td_call_syntax *s) {
+  marker_tree *t = calloc(1, sizeof *t);
+  if (!t) {
+    out->failed = true;
+    return;
+  }
+  t->n = 1;
+  const char *marker;
+  for (unsigned i = 0; (marker = td_call_opening(i)); i++)
+    if (marker[0]) add_marker(t, marker);
+  link_states(t);
+  for (uint16_t i = 0; i < t->n; i++)
+    if (!t->states[i].marker) write_state(out, t, i, s);
+  free(t);
+}
+
 // The rule .answer: what follows the reasoning.
-static void write_answer(td_buf *out, const td_api_request *r, const call_syntax *s) {
+static void write_answer(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
   bool has_format = r->grammar.len, has_calls = r->calls_mode != TD_CALLS_FREE;
   if (has_calls) write_calls(out, r, s);
   td_buf_str(out, ".answer ::= ");
   if (has_calls && !has_format && r->calls_mode == TD_CALLS_CHECKED) {
     td_buf_str(out, ".text0\n");
-    write_until(out, ".text", s->open, ".calls", true);
+    write_text(out, s);
     return;
   }
   if (has_calls) {
@@ -256,7 +321,7 @@ static void write_answer(td_buf *out, const td_api_request *r, const call_syntax
 
 // The rule .root of messages in the Harmony format, behind <|start|>assistant: reasoning may come
 // before a call or an answer, and text that is not constrained before more of them.
-static void write_messages(td_buf *out, const td_api_request *r, const call_syntax *s) {
+static void write_messages(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
   const bool has_format = r->grammar.len, has_calls = r->calls_mode != TD_CALLS_FREE;
   const bool may_say = r->calls_mode != TD_CALLS_REQUIRED;
   td_buf_str(out, ".root ::= .answer | \"<|channel|>analysis<|message|>\" .think0\n");
@@ -278,8 +343,13 @@ static void write_messages(td_buf *out, const td_api_request *r, const call_synt
   td_buf_str(out, ".more ::= (\"<|start|>assistant\" .answer)?\n");
 }
 
-td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reasoning reasoning,
-                                 td_api_error *error) {
+const char *td_api_constrained_by(const td_api_request *r) {
+  return r->constraint ? r->constraint : r->grammar.len ? "tools" : NULL;
+}
+
+td_status td_api_compose_grammar(td_api_request *r, const td_call_syntax *syntax,
+                                 td_reasoning reasoning, td_api_error *error) {
+  const td_call_form form = syntax->form;
   const bool is_mistral = form == TD_CALL_MISTRAL || form == TD_CALL_MISTRAL_OBJECTS;
   const bool is_suffixed = form == TD_CALL_HY_SUFFIXED;
   const char *begin = is_mistral ? "[THINK]" : is_suffixed ? "<think:opensource>" : "<think>";
@@ -288,7 +358,7 @@ td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reason
   td_buf text = TD_BUF_INIT;
   td_err err;
   if (r->is_chat && form == TD_CALL_HARMONY) {
-    write_messages(&text, r, &syntaxes[form]);
+    write_messages(&text, r, syntax);
   } else if (r->is_chat) {
     td_buf_str(&text, ".root ::= ");
     if (reasoning != TD_REASONING_BEGUN) td_buf_str(&text, ".answer");
@@ -296,11 +366,11 @@ td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reason
     td_buf_str(&text, reasoning == TD_REASONING_NONE ? "\n" : ".think0\n");
     write_until(&text, ".think", end, ".rest", false);
     td_buf_str(&text, ".rest ::= [ \\n]{0,4} .answer\n");
-    write_answer(&text, r, &syntaxes[form]);
+    write_answer(&text, r, syntax);
   }
-  if (r->needs_json_rules) td_json_schema_write_common(&text);
+  if (r->needs_json_rules) td_json_schema_write_common(&text, r->is_free_json);
   td_buf_add(&text, td_buf_text(&r->grammar), r->grammar.len);
-  const td_buf *rules = syntaxes[form].in ? &r->value_rules : &r->call_rules;
+  const td_buf *rules = syntax->key_open ? &r->value_rules : &r->call_rules;
   td_buf_add(&text, td_buf_text(rules), rules->len);
   text.failed |= r->grammar.failed || rules->failed;
   td_buf_free(&r->grammar);
@@ -309,7 +379,7 @@ td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reason
   td_status st = td_buf_status(&text, &err);
   if (st == TD_OK) st = td_grammar_open(&grammar, text.data, text.len, &err);
   if (st != TD_OK) {
-    const char *param = r->constraint ? r->constraint : "tools";
+    const char *param = td_api_constrained_by(r);
     td_err_prefix(&err, "%s", param);
     return td_api_fail_err(error, param, &err);
   }

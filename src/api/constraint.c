@@ -9,9 +9,9 @@
 
 #define MAX_CHOICES 4096
 
-static td_status set_schema(td_api_request *out, const cJSON *schema, bool is_strict,
-                            const char *param, td_api_error *error) {
-  const td_json_schema_opts opts = {.prefix = "s", .is_strict = is_strict};
+static td_status set_schema(td_api_request *out, const cJSON *schema, const char *param,
+                            td_api_error *error) {
+  const td_json_schema_opts opts = {.prefix = "s", .is_free = out->is_free_json};
   td_err err;
   td_buf_str(&out->grammar, "root ::= s0\n");
   out->needs_json_rules = true;
@@ -22,19 +22,20 @@ static td_status set_schema(td_api_request *out, const cJSON *schema, bool is_st
 // A schema, or the text of one.
 static td_status set_json(td_api_request *out, const cJSON *value, const char *param,
                           td_api_error *error) {
-  if (!cJSON_IsString(value)) return set_schema(out, value, false, param, error);
+  if (!cJSON_IsString(value)) return set_schema(out, value, param, error);
   cJSON *schema;
   td_err err;
   td_status st = td_json_parse(&schema, value->valuestring, strlen(value->valuestring),
                                TD_JSON_MAX_DEPTH, &err);
+  if (st == TD_ENOMEM) return td_api_fail_err(error, param, &err);
   if (st != TD_OK) return td_api_bad(error, param, "%s is not a JSON schema: %s", param, err.msg);
-  st = set_schema(out, schema, false, param, error);
+  st = set_schema(out, schema, param, error);
   cJSON_Delete(schema);
   return st;
 }
 
 static td_status set_any_object(td_api_request *out) {
-  td_buf_str(&out->grammar, "root ::= json-object\n");
+  td_buf_str(&out->grammar, "root ::= json-any\n");
   out->needs_json_rules = true;
   return TD_OK;
 }
@@ -116,6 +117,12 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
   return TD_OK;
 }
 
+// vLLM's switches; said to be off, they leave JSON free.
+static bool asks_for_freedom(const cJSON *structured) {
+  return cJSON_IsFalse(td_json_get(structured, "disable_any_whitespace")) ||
+         cJSON_IsFalse(td_json_get(structured, "disable_additional_properties"));
+}
+
 static td_status set_structured(td_api_request *out, const cJSON *value, const char *param,
                                 td_api_error *error) {
   static const constraint_name names[] = {
@@ -143,7 +150,7 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
   if (strcmp(name, "text") == 0) return TD_OK;
   if (strcmp(name, "json_object") == 0) {
     const cJSON *schema = td_json_get(format, "schema"); // llama-server's
-    return schema ? set_schema(out, schema, false, param, error) : set_any_object(out);
+    return schema ? set_schema(out, schema, param, error) : set_any_object(out);
   }
   if (strcmp(name, "grammar") == 0) {
     return set_grammar(out, td_json_get(format, "grammar"), param, error);
@@ -157,7 +164,7 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
     return td_api_bad(error, param,
                       "response_format of type json_schema needs json_schema.schema, an object");
   }
-  return set_schema(out, schema, cJSON_IsTrue(td_json_get(holder, "strict")), param, error);
+  return set_schema(out, schema, param, error);
 }
 
 td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error) {
@@ -171,6 +178,7 @@ td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api
                                           {"json_schema", set_json},
                                           {"regex", set_regex},
                                           {"ebnf", set_grammar}};
+  out->is_free_json |= asks_for_freedom(td_json_get(root, "structured_outputs"));
   td_status st = take_one(out, root, names, TD_COUNT(names), NULL, error);
   if (st == TD_OK && out->grammar.failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
   return st;

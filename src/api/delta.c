@@ -9,10 +9,12 @@ static void note_call(td_delta *delta, uint32_t call) {
 td_status td_delta_gather(td_delta *delta, td_output_parser *parts, const td_answer *answer,
                           td_err *err) {
   const char *text = td_buf_text(&answer->text);
-  bool is_final = answer->finished || answer->stopped, found;
+  const bool is_cut = answer->stopped || answer->is_cut;
+  const td_text_end end = is_cut ? TD_TEXT_CUT : answer->finished ? TD_TEXT_ENDED : TD_TEXT_GROWS;
+  bool found;
   td_output_part part;
   td_status st;
-  while ((st = td_output_parser_next(parts, text, answer->n_taken, is_final, &part, &found, err)) ==
+  while ((st = td_output_parser_next(parts, text, answer->n_taken, end, &part, &found, err)) ==
              TD_OK &&
          found) {
     if (part.kind == TD_OUTPUT_CALL) {

@@ -1,6 +1,7 @@
 // src/api/dialect.h - other protocols in front of chat: OpenAI's Responses, Anthropic's Messages,
-// Ollama's chat and generate. A request is translated to the body of /v1/chat/completions; what is
-// generated is written in the protocol's own form, complete or as the bytes of a stream.
+// Ollama's chat and generate, llama-server's completion and infill. A request is translated to the
+// body of /v1/chat/completions or /v1/completions; what is generated is written in the protocol's
+// own form, complete or as the bytes of a stream.
 #ifndef TD_API_DIALECT_H
 #define TD_API_DIALECT_H
 
@@ -8,11 +9,10 @@
 
 #include "api/error.h"
 #include "api/response.h"
+#include "api/response_store.h"
+#include "text/chat.h"
 
 typedef enum { TD_BLOCK_NONE, TD_BLOCK_REASONING, TD_BLOCK_TEXT, TD_BLOCK_CALL } td_block_kind;
-
-// Conversations by response id, for previous_response_id. Any thread.
-typedef struct td_response_store td_response_store;
 
 // One answer while it is written.
 typedef struct {
@@ -25,10 +25,29 @@ typedef struct {
   size_t block_begin;            // where the open block's text begins in reasoning or content
   uint64_t sequence;             // events sent
   td_buf items;                  // Responses: finished output items, comma-separated
-  td_buf echo;     // Responses: members of the request that the response repeats, as JSON
-  td_buf messages; // Responses: the conversation so far, comma-separated chat messages
-  bool is_stored;  // Responses: to be found by previous_response_id
+  td_buf echo;      // Responses: members of the request that the response repeats, as JSON
+  td_buf messages;  // Responses: the conversation so far, comma-separated chat messages
+  bool is_stored;   // Responses: to be found by previous_response_id
+  cJSON *own_tools; // Responses: td_responses_write_tools
+  td_buf input;     // Responses: the request's items, comma-separated
   td_response_store *store;
+  uint64_t owner; // of what is stored
+  td_buf idle;    // the stream's keep-alive
+  // Set before a request is translated.
+  const td_chat *chat; // borrowed: the model's; NULL: without tokens for filling in
+  uint32_t n_ctx;
+  // What the request was translated to, and asks for.
+  bool is_text;             // the body is one of /v1/completions
+  bool returns_tokens;      // llama-server: ids beside the text
+  uint32_t n_probs;         // llama-server: candidates beside the text
+  uint64_t most_predict_ns; // llama-server: the answer ends so long after its first token, once it
+                            // has a whole line; 0: no limit
+  td_buf fields;            // llama-server: response_fields, as JSON; empty: all
+  td_buf prompt;            // llama-server: the prompt's text, which the response repeats
+  // What is written next: a piece of the answer.
+  const td_answer *answer;
+  td_answer_piece piece;
+  uint64_t n_prompt; // tokens
 } td_dialect_state;
 
 // The end of an answer.
@@ -39,8 +58,15 @@ typedef struct {
   const td_api_timings *timings;
 } td_dialect_end;
 
+// What a request says of the model's place in memory.
 typedef struct {
-  // Appends a chat body. state may be NULL where only the prompt matters.
+  bool is_empty; // it has no prompt: the model is only loaded or unloaded
+  bool has_keep;
+  int64_t keep_ms; // time for which the model stays in memory without requests; -1: for ever
+} td_dialect_load;
+
+typedef struct {
+  // Appends the body that the request stands for. state may be NULL where only the prompt matters.
   td_status (*translate)(td_buf *out, const cJSON *root, td_dialect_state *state,
                          td_api_error *error);
   void (*begin)(td_buf *out, td_dialect_state *state, const td_api_usage *usage);
@@ -50,20 +76,31 @@ typedef struct {
                 const td_dialect_end *end);
   // An error: before the response begins, or in a stream.
   void (*error)(td_buf *out, const td_api_error *error, bool in_stream);
-  const char *stream_type;  // content type of a stream; NULL: server-sent events
+  const char *stream_type; // content type of a stream; NULL: server-sent events
+  // A stream's keep-alive, appended to out. NULL: a comment.
+  void (*idle)(td_buf *out, const td_dialect_state *state);
+  // Reads what the request says of loading, before the model is loaded. NULL: nothing.
+  td_status (*peek)(td_dialect_load *out, const cJSON *root, td_api_error *error);
+  // Appends the response to a request that is_empty. how: load or unload.
+  void (*loaded)(td_buf *out, const td_dialect_state *state, const char *how);
+  bool has_logprobs;        // the request may ask for log-probabilities
   const char *model_suffix; // that a model's name may have beyond its own; NULL: none
 } td_dialect;
 
-extern const td_dialect td_dialect_responses, td_dialect_messages, td_dialect_ollama_chat,
-    td_dialect_ollama_generate;
+// The dialect whose form errors of a path have, also where it has no endpoint. is_anthropic: the
+// request says so itself, in the header anthropic-version. NULL: OpenAI's.
+const td_dialect *td_dialect_of_path(const char *path, bool is_anthropic);
 
-// Translates a body and writes the chat body to out. Error: a td_api_error as of td_api_parse_chat.
+extern const td_dialect td_dialect_responses, td_dialect_messages, td_dialect_ollama_chat,
+    td_dialect_ollama_generate, td_dialect_completion, td_dialect_infill;
+
+// Translates a body and writes the body that it stands for to out. Error: a td_api_error as of
+// td_api_parse_chat.
 td_status td_dialect_translate(const td_dialect *dialect, td_dialect_state *state, const char *body,
                                size_t len, td_buf *out, td_api_error *error);
+// Reads what a body says of loading (peek).
+td_status td_dialect_peek(const td_dialect *dialect, td_dialect_load *out, const char *body,
+                          size_t len, td_api_error *error);
 void td_dialect_state_free(td_dialect_state *state);
-
-// NULL: out of memory.
-td_response_store *td_response_store_open(void);
-void td_response_store_close(td_response_store *store);
 
 #endif

@@ -24,20 +24,13 @@ void td_dialect_close_block(td_buf *out, td_dialect_state *s, const td_block_wri
 static inline const td_tool_call *td_dialect_call(const td_dialect_state *s) {
   return &s->parts->calls[s->call];
 }
+// Writes token ids as an array.
+void td_dialect_write_ids(td_json_writer *w, const char *key, const td_token_ids *ids);
 // The random part of the response's id.
 const char *td_dialect_id(const td_dialect_state *s);
 // Writes the members of from, but for those named, which end with NULL.
 void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *const *but);
-// Appends the text of content: a string, or the text of its parts joined with line feeds. Parts of
-// other kinds are an error, which names them by where.
-td_status td_dialect_text(td_buf *out, const cJSON *content, const char *where,
-                          td_api_error *error);
 // The stop string that ended the answer; NULL: none.
 const char *td_dialect_stop_string(const td_answer *answer);
-
-// The store's messages of a response, appended to out. False: it is not there.
-bool td_response_store_get(td_response_store *store, const char *id, td_buf *out);
-// Keeps messages under id; drops the oldest when there are many.
-void td_response_store_put(td_response_store *store, const char *id, const td_buf *messages);
 
 #endif

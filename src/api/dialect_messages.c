@@ -27,7 +27,7 @@ static td_status write_system(td_json_writer *w, const cJSON *system, td_api_err
       }
     }
   } else {
-    st = td_dialect_text(&text, system, "system", error);
+    st = td_api_add_parts(&text, system, true, "system", error);
   }
   if (st == TD_OK && text.len) {
     td_jw_begin_object(w, NULL);
@@ -50,12 +50,13 @@ static td_status write_result(td_json_writer *w, const cJSON *block, const char 
   const cJSON *id = td_json_get(block, "tool_use_id"), *content = td_json_get(block, "content");
   td_buf text = TD_BUF_INIT;
   td_api_path at = td_api_member(where, "content");
-  td_status st = content ? td_dialect_text(&text, content, at.text, error) : TD_OK;
+  td_status st = content ? td_api_add_parts(&text, content, false, at.text, error) : TD_OK;
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", "tool");
   if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
   td_jw_str_len(w, "content", td_buf_text(&text), text.len);
   td_jw_end_object(w);
+  w->out->failed |= text.failed;
   td_buf_free(&text);
   return st;
 }
@@ -72,38 +73,38 @@ static void write_use(td_json_writer *w, const cJSON *block) {
   td_jw_end_object(w);
 }
 
-// Gathers the text of text (or thinking) blocks.
-static void gather(td_buf *out, const cJSON *content, const char *type, const char *key) {
-  for (const cJSON *block = content->child; block; block = block->next) {
-    const cJSON *text = td_json_get(block, key);
-    if (!is_block(block, type) || !cJSON_IsString(text)) continue;
-    if (out->len) td_buf_char(out, '\n');
-    td_buf_str(out, text->valuestring);
-  }
+// Blocks that are no part of what a message says.
+static bool is_said(const cJSON *block) {
+  static const char *const others[] = {"tool_use", "tool_result", "thinking", "redacted_thinking"};
+  for (size_t i = 0; i < TD_COUNT(others); i++)
+    if (is_block(block, others[i])) return false;
+  return true;
 }
 
-static td_status check_blocks(const cJSON *content, const char *where, td_api_error *error) {
-  static const char *const known[] = {"text", "tool_use", "tool_result", "thinking",
-                                      "redacted_thinking"};
-  unsigned n = 0;
+// Writes what the blocks of a message say to text, and what was thought to thinking.
+static td_status gather(td_buf *text, td_buf *thinking, const cJSON *content, bool is_asked,
+                        const char *where, td_api_error *error) {
+  unsigned i = 0;
   for (const cJSON *block = content->child; block; block = block->next) {
-    td_api_path at = td_api_item(where, n++);
-    bool is_known = false;
-    for (size_t i = 0; i < TD_COUNT(known); i++)
-      is_known |= is_block(block, known[i]);
-    const cJSON *type = td_json_get(block, "type");
-    if (is_known) continue;
-    return td_api_bad(error, at.text, "%s: a block of type %.64s is not supported", at.text,
-                      cJSON_IsString(type) ? type->valuestring : "?");
+    const cJSON *thought = td_json_get(block, "thinking");
+    const td_api_path at = td_api_item(where, i++);
+    if (is_block(block, "thinking") && cJSON_IsString(thought)) {
+      if (thinking->len) td_buf_char(thinking, '\n');
+      td_buf_str(thinking, thought->valuestring);
+    }
+    if (!is_said(block)) continue;
+    if (text->len) td_buf_char(text, '\n');
+    td_status st = td_api_add_part(text, block, is_asked, at.text, error);
+    if (st != TD_OK) return st;
   }
   return TD_OK;
 }
 
 // An assistant's blocks are one message. A user's tool results come before what the user says.
 static td_status write_blocks(td_json_writer *w, const char *role, const cJSON *content,
-                              const char *where, td_api_error *error) {
+                              bool is_asked, const char *where, td_api_error *error) {
   bool is_assistant = strcmp(role, "assistant") == 0, has_calls = false;
-  td_status st = check_blocks(content, where, error);
+  td_status st = TD_OK;
   unsigned n_results = 0;
   for (const cJSON *block = content->child; block && st == TD_OK; block = block->next) {
     has_calls |= is_assistant && is_block(block, "tool_use");
@@ -112,8 +113,7 @@ static td_status write_blocks(td_json_writer *w, const char *role, const cJSON *
     n_results++;
   }
   td_buf text = TD_BUF_INIT, thinking = TD_BUF_INIT;
-  gather(&text, content, "text", "text");
-  gather(&thinking, content, "thinking", "thinking");
+  if (st == TD_OK) st = gather(&text, &thinking, content, is_asked, where, error);
   if (st == TD_OK && (text.len || has_calls || is_assistant || !n_results)) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "role", role);
@@ -141,6 +141,7 @@ static td_status write_messages(td_json_writer *w, const cJSON *root, td_api_err
   td_jw_begin_array(w, "messages");
   td_status st = system ? write_system(w, system, error) : TD_OK;
   unsigned i = 0;
+  const cJSON *asked = td_api_asked(messages);
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
     td_api_path where = td_api_item("messages", i++);
     const cJSON *role = td_json_get(m, "role"), *content = td_json_get(m, "content");
@@ -149,42 +150,101 @@ static td_status write_messages(td_json_writer *w, const cJSON *root, td_api_err
       continue;
     }
     where = td_api_member(where.text, "content");
-    st = write_blocks(w, role->valuestring, content, where.text, error);
+    st = write_blocks(w, role->valuestring, content, m == asked, where.text, error);
   }
   td_jw_end_array(w);
   return st;
 }
 
-// Tools of the client; those that run at Anthropic (they have another type) are left out.
-static void write_tools(td_json_writer *w, const cJSON *tools) {
-  td_jw_begin_array(w, "tools");
-  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
-    static const char *const but[] = {"name", "description", "strict", NULL};
-    const cJSON *type = td_json_get(tool, "type");
-    if (cJSON_IsString(type) && strcmp(type->valuestring, "custom") != 0) continue;
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "function");
-    td_jw_begin_object(w, "function");
-    for (size_t i = 0; but[i]; i++) {
-      const cJSON *item = td_json_get(tool, but[i]);
-      if (item) td_api_write_json(w, but[i], item);
-    }
-    const cJSON *schema = td_json_get(tool, "input_schema");
-    if (schema) td_api_write_json(w, "parameters", schema);
-    td_jw_end_object(w);
-    td_jw_end_object(w);
-  }
-  td_jw_end_array(w);
+#define MOST_REFERRED 512 // names of tools
+
+// The tools that a conversation refers to, by tool_reference or by a call: each once, the first
+// first.
+typedef struct {
+  const char *names[MOST_REFERRED];
+  size_t n;
+} referred;
+
+static void add_referred(referred *out, const cJSON *name) {
+  if (!cJSON_IsString(name) || out->n == MOST_REFERRED) return;
+  for (size_t i = 0; i < out->n; i++)
+    if (strcmp(out->names[i], name->valuestring) == 0) return;
+  out->names[out->n++] = name->valuestring;
 }
 
-static td_status write_choice(td_json_writer *w, const cJSON *choice, td_api_error *error) {
+static void find_referred(referred *out, const cJSON *value) {
+  for (const cJSON *item = value->child; item; item = item->next) {
+    const bool is_call = is_block(item, "tool_use");
+    if (is_call || is_block(item, "tool_reference")) {
+      add_referred(out, td_json_get(item, is_call ? "name" : "tool_name"));
+    }
+    if (!is_call) find_referred(out, item);
+  }
+}
+
+// Whether a tool is the client's own: those that run at Anthropic have another type.
+static bool is_own(const cJSON *tool) {
+  const cJSON *type = td_json_get(tool, "type");
+  return !cJSON_IsString(type) || strcmp(type->valuestring, "custom") == 0;
+}
+
+static bool is_deferred(const cJSON *tool) {
+  return cJSON_IsTrue(td_json_get(tool, "defer_loading")) &&
+         cJSON_IsString(td_json_get(tool, "name"));
+}
+
+static void write_tool(td_json_writer *w, const cJSON *tool) {
+  static const char *const but[] = {"name", "description", "strict", NULL};
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", "function");
+  td_jw_begin_object(w, "function");
+  for (size_t i = 0; but[i]; i++) {
+    const cJSON *item = td_json_get(tool, but[i]);
+    if (item) td_api_write_json(w, but[i], item);
+  }
+  const cJSON *schema = td_json_get(tool, "input_schema");
+  if (schema) td_api_write_json(w, "parameters", schema);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+// Tools of the client. Those whose loading is deferred come last, once and in the order in which
+// they are referred to, so that the prompt in front of them stays the same. Returns how many.
+static unsigned write_tools(td_json_writer *w, const cJSON *root) {
+  const cJSON *tools = td_json_get(root, "tools"), *messages = td_json_get(root, "messages");
+  unsigned n = 0;
+  referred all = {.n = 0};
+  if (!cJSON_IsArray(tools)) return 0;
+  if (messages) find_referred(&all, messages);
+  add_referred(&all, td_json_get(td_json_get(root, "tool_choice"), "name"));
+  td_jw_begin_array(w, "tools");
+  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
+    if (!is_own(tool) || is_deferred(tool)) continue;
+    write_tool(w, tool);
+    n++;
+  }
+  for (size_t i = 0; i < all.n; i++) {
+    const cJSON *tool = tools->child;
+    while (tool && !(is_own(tool) && is_deferred(tool) &&
+                     strcmp(td_json_get(tool, "name")->valuestring, all.names[i]) == 0))
+      tool = tool->next;
+    if (!tool) continue;
+    write_tool(w, tool);
+    n++;
+  }
+  td_jw_end_array(w);
+  return n;
+}
+
+static td_status write_choice(td_json_writer *w, const cJSON *choice, bool has_tools,
+                              td_api_error *error) {
   const cJSON *type = td_json_get(choice, "type"), *name = td_json_get(choice, "name");
   const char *word = cJSON_IsString(type) ? type->valuestring : "";
   if (cJSON_IsTrue(td_json_get(choice, "disable_parallel_tool_use"))) {
     td_jw_bool(w, "parallel_tool_calls", false);
   }
   if (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0) {
-    td_jw_str(w, "tool_choice", word);
+    if (has_tools) td_jw_str(w, "tool_choice", word);
   } else if (strcmp(word, "any") == 0) {
     td_jw_str(w, "tool_choice", "required");
   } else if (strcmp(word, "tool") == 0 && cJSON_IsString(name)) {
@@ -198,14 +258,6 @@ static td_status write_choice(td_json_writer *w, const cJSON *choice, td_api_err
     return td_api_bad(error, "tool_choice", "tool_choice.type must be auto, any, tool or none");
   }
   return TD_OK;
-}
-
-static void write_thinking(td_json_writer *w, const cJSON *root) {
-  const cJSON *type = td_json_get(td_json_get(root, "thinking"), "type");
-  if (!cJSON_IsString(type) || td_json_get(root, "chat_template_kwargs")) return;
-  td_jw_begin_object(w, "chat_template_kwargs");
-  td_jw_bool(w, "enable_thinking", strcmp(type->valuestring, "disabled") != 0);
-  td_jw_end_object(w);
 }
 
 static void write_format(td_json_writer *w, const cJSON *root) {
@@ -239,9 +291,9 @@ static bool is_prefilled(const cJSON *messages) {
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                            td_api_error *error) {
   static const char *const own[] = {
-      "messages",           "system",      "tools",         "tool_choice",   "thinking",
-      "stop_sequences",     "metadata",    "output_config", "output_format", "container",
-      "context_management", "mcp_servers", "service_tier",  "betas",         NULL};
+      "messages",    "system",        "tools",         "tool_choice", "stop_sequences",
+      "metadata",    "output_config", "output_format", "container",   "context_management",
+      "mcp_servers", "service_tier",  "betas",         NULL};
   if (td_json_get(root, "thread")) { // it would stand for messages that are not in the request
     return td_api_fail(error, 400, "thread", NO_THREADS,
                        "thread is not supported: send the whole conversation each time");
@@ -250,18 +302,19 @@ static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *sta
   td_jw_begin_object(&w, NULL);
   td_dialect_pass(&w, root, own);
   td_status st = write_messages(&w, root, error);
-  const cJSON *tools = td_json_get(root, "tools"), *choice = td_json_get(root, "tool_choice");
+  const cJSON *choice = td_json_get(root, "tool_choice");
   const cJSON *stops = td_json_get(root, "stop_sequences");
   if (st == TD_OK && !cJSON_IsNumber(td_json_get(root, "max_tokens")) && state) {
     st = td_api_bad(error, "max_tokens", "max_tokens is missing");
   }
-  if (cJSON_IsArray(tools)) write_tools(&w, tools);
-  if (st == TD_OK && choice) st = write_choice(&w, choice, error);
+  const unsigned n_tools = write_tools(&w, root);
+  if (st == TD_OK && choice) st = write_choice(&w, choice, n_tools > 0, error);
   if (stops) td_api_write_json(&w, "stop", stops);
   if (st == TD_OK && is_prefilled(td_json_get(root, "messages"))) {
     td_jw_bool(&w, "continue_final_message", true);
   }
-  write_thinking(&w, root);
+  const cJSON *effort = td_json_get(td_json_get(root, "output_config"), "effort");
+  if (effort) td_api_write_json(&w, "reasoning_effort", effort);
   write_format(&w, root);
   td_jw_end_object(&w);
   return st;
@@ -418,11 +471,13 @@ static void write_content(td_json_writer *w, const td_dialect_state *s, const td
   }
   for (uint32_t i = message->first_call; i < message->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
+    const char *input = td_buf_text(&call->arguments);
+    if (!call->is_whole || input[0] != '{') continue; // input has to be an object
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "type", "tool_use");
     td_jw_str(w, "id", call->id);
     td_jw_str(w, "name", call->name);
-    td_jw_raw(w, "input", td_buf_text(&call->arguments)); // checked: it is an object
+    td_jw_raw(w, "input", input);
     td_jw_end_object(w);
   }
 }
@@ -443,6 +498,7 @@ static const char *type_of(int status) {
   case 401: return "authentication_error";
   case 403: return "permission_error";
   case 404: return "not_found_error";
+  case 408: return "timeout_error";
   case 413: return "request_too_large";
   case 429: return "rate_limit_error";
   case 503: return "overloaded_error";
@@ -457,7 +513,14 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   td_jw_str(&w, "type", "error");
   td_jw_begin_object(&w, "error");
   td_jw_str(&w, "type", type_of(error->status));
-  td_jw_str(&w, "message", error->message);
+  if (error->n_ctx) { // the words that clients look for
+    char text[96];
+    snprintf(text, sizeof text, "prompt is too long: %lld tokens > %lld maximum",
+             (long long)error->n_prompt_tokens, (long long)error->n_ctx - 1);
+    td_jw_str(&w, "message", text);
+  } else {
+    td_jw_str(&w, "message", error->message);
+  }
   if (error->code && strcmp(error->code, NO_THREADS) == 0) { // clients then do without
     td_jw_begin_object(&w, "details");
     td_jw_str(&w, "error_code", NO_THREADS);
@@ -466,6 +529,7 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
     td_jw_end_object(&w);
   }
   td_jw_end_object(&w);
+  if (error->request_id) td_jw_str(&w, "request_id", error->request_id);
   td_jw_end_object(&w);
   if (in_stream) td_dialect_event(out, "error", &json);
   td_buf_free(&json);

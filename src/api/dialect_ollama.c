@@ -1,16 +1,20 @@
 // src/api/dialect_ollama.c - Ollama's /api/chat and /api/generate. A stream is one JSON object a
 // line.
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "api/api_impl.h"
 #include "api/dialect_impl.h"
+#include "api/go_template.h"
+#include "api/infill.h"
 
 // ---- request -----------------------------------------------------------------------------------
 
-static const char *const own[] = {"messages",   "options", "format", "stream",   "think",
-                                  "keep_alive", "prompt",  "system", "template", "context",
-                                  "raw",        "suffix",  "images", NULL};
+static const char *const own[] = {"messages", "options", "format",   "stream",       "keep_alive",
+                                  "prompt",   "system",  "template", "context",      "raw",
+                                  "suffix",   "images",  "logprobs", "top_logprobs", NULL};
 
 static void write_options(td_json_writer *w, const cJSON *options) {
   static const char *const names[][2] = {{"num_predict", "max_tokens"},
@@ -43,14 +47,6 @@ static void write_format(td_json_writer *w, const cJSON *format) {
   td_jw_end_object(w);
 }
 
-static void write_thinking(td_json_writer *w, const cJSON *think) {
-  if (cJSON_IsString(think)) td_jw_str(w, "reasoning_effort", think->valuestring);
-  if (!cJSON_IsBool(think)) return;
-  td_jw_begin_object(w, "chat_template_kwargs");
-  td_jw_bool(w, "enable_thinking", cJSON_IsTrue(think));
-  td_jw_end_object(w);
-}
-
 // Members that are translated rather than passed on, and so are not checked as chat's are.
 static td_status check_types(const cJSON *root, td_api_error *error) {
   static const struct {
@@ -59,6 +55,9 @@ static td_status check_types(const cJSON *root, td_api_error *error) {
   } members[] = {{"options", "an object", cJSON_Object},
                  {"messages", "an array", cJSON_Array},
                  {"system", "a string", cJSON_String},
+                 {"template", "a string", cJSON_String},
+                 {"suffix", "a string", cJSON_String},
+                 {"raw", "true or false", cJSON_True | cJSON_False},
                  {"stream", "true or false", cJSON_True | cJSON_False},
                  {"format", "\"json\" or a schema", cJSON_String | cJSON_Object},
                  {"think", "true, false or a string", cJSON_True | cJSON_False | cJSON_String}};
@@ -76,13 +75,42 @@ static void write_common(td_json_writer *w, const cJSON *root) {
   td_jw_bool(w, "stream", !cJSON_IsFalse(td_json_get(root, "stream")));
   write_options(w, td_json_get(root, "options"));
   write_format(w, td_json_get(root, "format"));
-  write_thinking(w, td_json_get(root, "think"));
 }
 
 static td_status refuse_images(const cJSON *object, const char *where, td_api_error *error) {
   const cJSON *images = td_json_get(object, "images");
   if (!cJSON_IsArray(images) || !images->child) return TD_OK;
   return td_api_bad(error, where, "%s: images are not supported", where);
+}
+
+// An earlier message with images.
+static void write_noted(td_json_writer *w, const cJSON *message) {
+  static const char *const but[] = {"thinking", "images", "tool_name", "content", NULL};
+  const cJSON *content = td_json_get(message, "content");
+  td_buf text = TD_BUF_INIT;
+  td_dialect_pass(w, message, but);
+  if (cJSON_IsString(content)) td_buf_str(&text, content->valuestring);
+  td_api_add_omitted(&text, "image");
+  td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+  w->out->failed |= text.failed;
+  td_buf_free(&text);
+}
+
+// Log-probabilities of the answer: in the form of chat's request, or of completions'.
+static td_status write_logprobs(td_json_writer *w, const cJSON *root, bool is_text,
+                                td_api_error *error) {
+  bool wanted = false;
+  int64_t n_top = 0;
+  td_status st = td_api_get_bool(root, "logprobs", &wanted, error);
+  if (st == TD_OK) st = td_api_get_int(root, "top_logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
+  if (st != TD_OK || (!wanted && !n_top)) return st;
+  if (is_text) {
+    td_jw_int(w, "logprobs", n_top);
+  } else {
+    td_jw_bool(w, "logprobs", true);
+    td_jw_int(w, "top_logprobs", n_top);
+  }
+  return TD_OK;
 }
 
 static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state *state,
@@ -95,18 +123,26 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
   if (st != TD_OK) return st;
   td_jw_begin_object(&w, NULL);
   write_common(&w, root);
+  st = write_logprobs(&w, root, false, error);
   unsigned i = 0;
+  const cJSON *asked = td_api_asked(messages);
   td_jw_begin_array(&w, "messages");
   for (const cJSON *m = messages ? messages->child : NULL; m && st == TD_OK; m = m->next) {
     td_api_path where = td_api_item("messages", i++);
     const cJSON *thinking = td_json_get(m, "thinking"), *name = td_json_get(m, "tool_name");
-    st = refuse_images(m, where.text, error);
+    const cJSON *images = td_json_get(m, "images");
+    const bool has_images = cJSON_IsArray(images) && images->child;
+    if (m == asked) st = refuse_images(m, where.text, error);
     if (!cJSON_IsObject(m)) {
       td_api_write_json(&w, NULL, m);
       continue;
     }
     td_jw_begin_object(&w, NULL);
-    td_dialect_pass(&w, m, but);
+    if (has_images) {
+      write_noted(&w, m);
+    } else {
+      td_dialect_pass(&w, m, but);
+    }
     if (cJSON_IsString(thinking)) td_jw_str(&w, "reasoning_content", thinking->valuestring);
     if (cJSON_IsString(name)) td_jw_str(&w, "name", name->valuestring);
     td_jw_end_object(&w);
@@ -116,34 +152,146 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
   return st;
 }
 
+// The prompt of /v1/completions for what goes to the model without its chat template: what is
+// around the cursor, the text as it is, or rendered by the request's own template.
+static td_status write_prompt(td_json_writer *w, const cJSON *root, const td_dialect_state *s,
+                              td_api_error *error) {
+  const char *prompt = "", *suffix = "", *template = "", *system = "";
+  td_err err;
+  td_status st = td_api_get_str(root, "prompt", &prompt, error);
+  if (st == TD_OK) st = td_api_get_str(root, "suffix", &suffix, error);
+  if (st == TD_OK) st = td_api_get_str(root, "template", &template, error);
+  if (st == TD_OK) st = td_api_get_str(root, "system", &system, error);
+  if (st != TD_OK) return st;
+  const bool is_raw = cJSON_IsTrue(td_json_get(root, "raw"));
+  if (template[0] && !is_raw) {
+    td_buf text = TD_BUF_INIT;
+    const td_go_vars vars = {.system = system, .prompt = prompt, .suffix = suffix};
+    st = td_go_render(&text, template, &vars, &err);
+    td_jw_str_len(w, "prompt", td_buf_text(&text), text.len);
+    td_buf_free(&text);
+    if (st == TD_ENOMEM) return td_api_fail_err(error, "template", &err);
+    return st == TD_OK ? st : td_api_bad(error, "template", "template: %s", err.msg);
+  }
+  if (!suffix[0]) {
+    td_jw_str(w, "prompt", prompt);
+    return TD_OK;
+  }
+  const td_infill_tokens *tokens = td_infill_find(s->chat);
+  const td_infill around = {
+      .before = prompt, .n_before = strlen(prompt), .after = suffix, .n_after = strlen(suffix)};
+  td_token_ids ids = {0};
+  if (!tokens) {
+    return td_api_bad(error, "suffix", "the model does not support insert: " TD_INFILL_NONE);
+  }
+  st = td_infill_encode(s->chat, tokens, &around, 0, &ids, &err);
+  td_dialect_write_ids(w, "prompt", &ids);
+  td_token_ids_free(&ids);
+  return st == TD_OK ? st : td_api_fail_err(error, "suffix", &err);
+}
+
+static bool has_text(const cJSON *root, const char *key) {
+  const cJSON *item = td_json_get(root, key);
+  return cJSON_IsString(item) && item->valuestring[0];
+}
+
+static void write_messages(td_json_writer *w, const cJSON *root) {
+  static const char *const roles[][2] = {{"system", "system"}, {"user", "prompt"}};
+  td_jw_begin_array(w, "messages");
+  for (size_t i = 0; i < TD_COUNT(roles); i++) {
+    if (i == 0 && !has_text(root, roles[i][1])) continue;
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "role", roles[i][0]);
+    td_jw_str(w, "content", td_json_get(root, roles[i][1])->valuestring);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
 static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_state *state,
                                     td_api_error *error) {
-  const cJSON *prompt = td_json_get(root, "prompt"), *system = td_json_get(root, "system");
+  const cJSON *prompt = td_json_get(root, "prompt");
   td_json_writer w = TD_JSON_WRITER(out);
-  (void)state;
   td_status st = check_types(root, error);
   if (st == TD_OK) st = refuse_images(root, "images", error);
-  if (st == TD_OK && cJSON_IsTrue(td_json_get(root, "raw"))) {
-    st = td_api_bad(error, "raw", "raw is not supported here; use /v1/completions");
-  }
-  if (st == TD_OK && !cJSON_IsString(prompt)) {
-    st = td_api_bad(error, "prompt", "prompt must be a string");
-  }
   if (st != TD_OK) return st;
+  const bool is_text = cJSON_IsTrue(td_json_get(root, "raw")) || has_text(root, "suffix") ||
+                       has_text(root, "template");
+  if (!cJSON_IsString(prompt) && !(is_text && !prompt)) {
+    return td_api_bad(error, "prompt", "prompt must be a string");
+  }
+  state->is_text = is_text;
   td_jw_begin_object(&w, NULL);
   write_common(&w, root);
-  td_jw_begin_array(&w, "messages");
-  const cJSON *const texts[] = {system, prompt};
-  for (int i = 0; i < 2; i++) {
-    if (!cJSON_IsString(texts[i]) || (i == 0 && !system->valuestring[0])) continue;
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "role", i ? "user" : "system");
-    td_jw_str(&w, "content", texts[i]->valuestring);
-    td_jw_end_object(&w);
+  st = write_logprobs(&w, root, is_text, error);
+  if (is_text && !td_json_get(td_json_get(root, "options"), "num_predict")) {
+    td_jw_int(&w, "max_tokens", -1);
   }
-  td_jw_end_array(&w);
+  if (st == TD_OK && is_text) {
+    st = write_prompt(&w, root, state, error);
+  } else if (st == TD_OK) {
+    write_messages(&w, root);
+  }
   td_jw_end_object(&w);
+  return st;
+}
+
+// ---- loading -----------------------------------------------------------------------------------
+
+// A duration as Go writes it, 1h30m, 300ms, or seconds; negative: for ever. False: it is neither.
+static bool parse_duration(const char *text, double *out_ms) {
+  static const struct {
+    const char *name;
+    double ms;
+  } units[] = {{"ms", 1}, {"us", 1e-3}, {"ns", 1e-6}, {"h", 3600e3}, {"m", 60e3}, {"s", 1e3}};
+  const bool is_negative = text[0] == '-';
+  double ms = 0;
+  text += is_negative || text[0] == '+';
+  if (!*text) return false;
+  while (*text) {
+    char *end;
+    if (*text != '.' && (*text < '0' || *text > '9')) return false;
+    const double value = strtod(text, &end);
+    size_t i = 0;
+    while (i < TD_COUNT(units) && strncmp(end, units[i].name, strlen(units[i].name)) != 0)
+      i++;
+    if (i == TD_COUNT(units) && *end) return false;
+    ms += value * (i < TD_COUNT(units) ? units[i].ms : 1e3);
+    text = end + (i < TD_COUNT(units) ? strlen(units[i].name) : 0);
+  }
+  *out_ms = is_negative ? -ms : ms;
+  return isfinite(ms);
+}
+
+static td_status parse_keep_alive(td_dialect_load *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "keep_alive";
+  const cJSON *item = td_json_get(root, key);
+  double ms = 0;
+  if (!item) return TD_OK;
+  bool ok = cJSON_IsNumber(item) || cJSON_IsString(item);
+  if (cJSON_IsNumber(item)) ms = item->valuedouble * 1e3;
+  if (cJSON_IsString(item)) ok = parse_duration(item->valuestring, &ms);
+  if (!ok || !isfinite(ms)) {
+    return td_api_bad(error, key,
+                      "keep_alive must be a number of seconds, or a duration such as "
+                      "\"5m\"; negative: for ever");
+  }
+  out->has_keep = true;
+  out->keep_ms = ms < 0 ? -1 : ms < 1e15 ? (int64_t)ceil(ms) : (int64_t)1e15;
   return TD_OK;
+}
+
+static td_status peek_chat(td_dialect_load *out, const cJSON *root, td_api_error *error) {
+  const cJSON *messages = td_json_get(root, "messages");
+  out->is_empty = !messages || (cJSON_IsArray(messages) && !messages->child);
+  return parse_keep_alive(out, root, error);
+}
+
+static td_status peek_generate(td_dialect_load *out, const cJSON *root, td_api_error *error) {
+  const cJSON *prompt = td_json_get(root, "prompt"), *images = td_json_get(root, "images");
+  out->is_empty = (!prompt || (cJSON_IsString(prompt) && !prompt->valuestring[0])) &&
+                  !has_text(root, "suffix") && !(images && images->child);
+  return parse_keep_alive(out, root, error);
 }
 
 // ---- answer ------------------------------------------------------------------------------------
@@ -163,23 +311,23 @@ static td_json_writer begin_line(td_buf *out, const td_dialect_state *s) {
   return w;
 }
 
+// A call that is not whole has no arguments that could be written.
 static void write_calls(td_json_writer *w, const td_dialect_state *s, uint32_t first,
                         uint32_t last) {
-  if (first >= last) return;
-  td_jw_begin_array(w, "tool_calls");
+  bool is_begun = false;
   for (uint32_t i = first; i < last; i++) {
     const td_tool_call *call = &s->parts->calls[i];
+    if (!call->is_whole) continue;
+    if (!is_begun) td_jw_begin_array(w, "tool_calls");
+    is_begun = true;
     td_jw_begin_object(w, NULL);
     td_jw_begin_object(w, "function");
     td_jw_str(w, "name", call->name);
-    td_err err;
-    bool is_json = td_json_check(td_buf_text(&call->arguments), call->arguments.len,
-                                 TD_JSON_MAX_DEPTH, &err) == TD_OK;
-    td_jw_raw(w, "arguments", is_json ? td_buf_text(&call->arguments) : "{}");
+    td_jw_raw(w, "arguments", td_buf_text(&call->arguments));
     td_jw_end_object(w);
     td_jw_end_object(w);
   }
-  td_jw_end_array(w);
+  if (is_begun) td_jw_end_array(w);
 }
 
 static void write_text(td_json_writer *w, bool is_chat, const td_buf *content,
@@ -214,13 +362,31 @@ static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
   (void)usage;
 }
 
+static void write_probabilities(td_json_writer *w, const td_dialect_state *s, size_t first,
+                                size_t last) {
+  if (!s->answer->keep_tokens || first >= last) return;
+  td_api_write_token_logprobs(w, "logprobs", s->head, s->answer, first, last, false);
+}
+
 // Calls are sent whole, when the next one begins or at the end.
 static void send_delta(td_buf *out, td_dialect_state *s, const td_delta *delta, bool is_chat) {
   uint32_t n_whole = s->parts->n_calls ? s->parts->n_calls - 1 : 0;
-  if (!delta->content.len && !delta->reasoning.len && n_whole <= s->n_blocks) return;
+  const bool has_tokens = s->answer->keep_tokens && s->piece.last > s->piece.first;
+  if (!delta->content.len && !delta->reasoning.len && n_whole <= s->n_blocks && !has_tokens) return;
   td_json_writer w = begin_line(out, s);
   write_text(&w, is_chat, &delta->content, &delta->reasoning, s, s->n_blocks, n_whole);
   if (n_whole > s->n_blocks) s->n_blocks = n_whole;
+  td_jw_bool(&w, "done", false);
+  write_probabilities(&w, s, s->piece.first, s->piece.last);
+  td_jw_end_object(&w);
+  td_buf_char(out, '\n');
+}
+
+// A line without text, for clients that give up when nothing comes.
+static void write_empty(td_buf *out, const td_dialect_state *s, bool is_chat) {
+  const td_buf none = TD_BUF_INIT;
+  td_json_writer w = begin_line(out, s);
+  write_text(&w, is_chat, &none, &none, s, 0, 0);
   td_jw_bool(&w, "done", false);
   td_jw_end_object(&w);
   td_buf_char(out, '\n');
@@ -229,9 +395,10 @@ static void send_delta(td_buf *out, td_dialect_state *s, const td_delta *delta, 
 static void send_end(td_buf *out, td_dialect_state *s, const td_dialect_end *end, bool is_chat) {
   const td_buf none = TD_BUF_INIT;
   td_json_writer w;
-  if (s->parts->n_calls > s->n_blocks) {
+  const uint32_t n_whole = s->parts->n_calls - td_output_parser_is_cut(s->parts);
+  if (n_whole > s->n_blocks) {
     w = begin_line(out, s);
-    write_text(&w, is_chat, &none, &none, s, s->n_blocks, s->parts->n_calls);
+    write_text(&w, is_chat, &none, &none, s, s->n_blocks, n_whole);
     td_jw_bool(&w, "done", false);
     td_jw_end_object(&w);
     td_buf_char(out, '\n');
@@ -249,7 +416,26 @@ static void send_whole(td_buf *out, td_dialect_state *s, const td_delta *message
   write_text(&w, is_chat, &message->content, &message->reasoning, s, message->first_call,
              message->last_call);
   write_end(&w, end);
+  write_probabilities(&w, s, 0, td_api_n_shown(end->answer));
   td_jw_end_object(&w);
+}
+
+// The answer to a request without a prompt: the model was loaded, or is unloaded.
+static void send_loaded(td_buf *out, const td_dialect_state *s, const char *how, bool is_chat) {
+  const td_buf none = TD_BUF_INIT;
+  td_json_writer w = begin_line(out, s);
+  write_text(&w, is_chat, &none, &none, s, 0, 0);
+  td_jw_str(&w, "done_reason", how);
+  td_jw_bool(&w, "done", true);
+  td_jw_end_object(&w);
+}
+
+static void chat_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
+  send_loaded(out, s, how, true);
+}
+
+static void generate_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
+  send_loaded(out, s, how, false);
 }
 
 static void chat_delta(td_buf *out, td_dialect_state *s, const td_delta *delta) {
@@ -278,6 +464,14 @@ static void generate_whole(td_buf *out, td_dialect_state *s, const td_delta *mes
   send_whole(out, s, message, end, false);
 }
 
+static void chat_idle(td_buf *out, const td_dialect_state *s) {
+  write_empty(out, s, true);
+}
+
+static void generate_idle(td_buf *out, const td_dialect_state *s) {
+  write_empty(out, s, false);
+}
+
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
@@ -292,6 +486,10 @@ const td_dialect td_dialect_ollama_chat = {.translate = translate_chat,
                                            .end = chat_end,
                                            .whole = chat_whole,
                                            .error = write_error,
+                                           .idle = chat_idle,
+                                           .peek = peek_chat,
+                                           .loaded = chat_loaded,
+                                           .has_logprobs = true,
                                            .stream_type = "application/x-ndjson",
                                            .model_suffix = ":latest"};
 const td_dialect td_dialect_ollama_generate = {.translate = translate_generate,
@@ -300,5 +498,9 @@ const td_dialect td_dialect_ollama_generate = {.translate = translate_generate,
                                                .end = generate_end,
                                                .whole = generate_whole,
                                                .error = write_error,
+                                               .idle = generate_idle,
+                                               .peek = peek_generate,
+                                               .loaded = generate_loaded,
+                                               .has_logprobs = true,
                                                .stream_type = "application/x-ndjson",
                                                .model_suffix = ":latest"};

@@ -10,18 +10,54 @@ static void item_id(const td_dialect_state *s, td_block_kind kind, uint32_t inde
   snprintf(out, 80, "%s_%s_%u", prefixes[kind], td_dialect_id(s), index);
 }
 
-static void write_part(td_json_writer *w, const char *key, const char *text, size_t len) {
+// The log-probabilities of a text that the answer has; without them, or without text, none.
+static void write_logprobs(td_json_writer *w, const td_dialect_state *s, const char *text,
+                           size_t len) {
+  const td_answer *answer = s->answer;
+  const char *all = td_buf_text(&answer->text);
+  const char *at = len && answer->n_kept ? memmem(all, answer->text.len, text, len) : NULL;
+  const size_t begin = at ? (size_t)(at - all) : 0, end = at ? begin + len : 0;
+  size_t first = 0, last;
+  while (first < answer->n_kept && answer->tokens[first].end <= begin)
+    first++;
+  for (last = first; last < answer->n_kept && answer->tokens[last].begin < end;)
+    last++;
+  td_api_write_token_logprobs(w, "logprobs", s->head, answer, first, last, false);
+}
+
+static void write_part(td_json_writer *w, const char *key, const td_dialect_state *s,
+                       const char *text, size_t len) {
   td_jw_begin_object(w, key);
   td_jw_str(w, "type", "output_text");
   td_jw_str_len(w, "text", text, len);
   td_jw_begin_array(w, "annotations");
   td_jw_end_array(w);
-  td_jw_begin_array(w, "logprobs");
-  td_jw_end_array(w);
+  write_logprobs(w, s, text, len);
   td_jw_end_object(w);
 }
 
-// An item, finished or as it begins (text NULL).
+// What is called, and with what.
+static void write_call(td_json_writer *w, const td_dialect_state *s, const td_tool_call *call,
+                       const char *text, size_t len) {
+  const td_responses_call of = td_responses_call_of(s, call);
+  if (of == TD_RESPONSES_SEARCH) {
+    td_jw_str(w, "execution", "client");
+    td_jw_raw(w, "arguments", text && call->is_whole && text[0] == '{' ? text : "{}");
+    return;
+  }
+  td_responses_write_name(w, s, call);
+  if (of == TD_RESPONSES_FUNCTION) {
+    td_jw_str_len(w, "arguments", text ? text : "", len);
+    return;
+  }
+  td_buf input = TD_BUF_INIT;
+  if (text) td_responses_add_input(&input, text, len);
+  td_jw_str_len(w, "input", td_buf_text(&input), input.len);
+  w->out->failed |= input.failed;
+  td_buf_free(&input);
+}
+
+// An item, finished or as it begins (text NULL). A call that broke off is incomplete.
 static void write_item(td_json_writer *w, const char *key, const td_dialect_state *s,
                        td_block_kind kind, uint32_t index, const td_tool_call *call,
                        const char *text, size_t len) {
@@ -32,12 +68,16 @@ static void write_item(td_json_writer *w, const char *key, const td_dialect_stat
   item_id(s, kind, index, id);
   td_jw_begin_object(w, key);
   td_jw_str(w, "id", id);
-  td_jw_str(w, "type", types[kind]);
-  td_jw_str(w, "status", text ? "completed" : "in_progress");
+  const td_responses_call of = td_responses_call_of(s, call);
+  td_jw_str(w, "type",
+            of == TD_RESPONSES_CUSTOM   ? "custom_tool_call"
+            : of == TD_RESPONSES_SEARCH ? "tool_search_call"
+                                        : types[kind]);
+  const bool is_cut = kind == TD_BLOCK_CALL && !call->is_whole;
+  td_jw_str(w, "status", !text ? "in_progress" : is_cut ? "incomplete" : "completed");
   if (kind == TD_BLOCK_CALL) {
     td_jw_str(w, "call_id", call->id);
-    td_jw_str(w, "name", call->name);
-    td_jw_str_len(w, "arguments", text ? text : "", len);
+    write_call(w, s, call, text, len);
   } else {
     if (kind == TD_BLOCK_TEXT) td_jw_str(w, "role", "assistant");
     if (kind == TD_BLOCK_REASONING) {
@@ -45,7 +85,7 @@ static void write_item(td_json_writer *w, const char *key, const td_dialect_stat
       td_jw_end_array(w);
     }
     td_jw_begin_array(w, "content");
-    if (text && kind == TD_BLOCK_TEXT) write_part(w, NULL, text, len);
+    if (text && kind == TD_BLOCK_TEXT) write_part(w, NULL, s, text, len);
     if (text && kind == TD_BLOCK_REASONING) {
       td_jw_begin_object(w, NULL);
       td_jw_str(w, "type", "reasoning_text");
@@ -82,11 +122,17 @@ static void response_id(const td_dialect_state *s, char out[64]) {
   snprintf(out, 64, "resp_%s", td_dialect_id(s));
 }
 
+// Whether a limit cut the answer, or a stop string its last call.
+static bool is_incomplete(const td_dialect_state *s, const td_dialect_end *end) {
+  return strcmp(end->finish_reason, "length") == 0 ||
+         (end->answer->stopped && td_output_parser_is_cut(s->parts));
+}
+
 // The response; end NULL: as it begins.
 static void write_response(td_buf *out, const td_dialect_state *s, const td_dialect_end *end) {
   char id[64];
   response_id(s, id);
-  bool is_cut = end && strcmp(end->finish_reason, "length") == 0;
+  const bool is_cut = end && is_incomplete(s, end);
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "id", id);
@@ -96,7 +142,8 @@ static void write_response(td_buf *out, const td_dialect_state *s, const td_dial
   td_jw_null(&w, "error");
   if (is_cut) {
     td_jw_begin_object(&w, "incomplete_details");
-    td_jw_str(&w, "reason", "max_output_tokens");
+    const bool is_long = strcmp(end->finish_reason, "length") == 0;
+    td_jw_str(&w, "reason", is_long ? "max_output_tokens" : "stop");
     td_jw_end_object(&w);
   } else {
     td_jw_null(&w, "incomplete_details");
@@ -168,7 +215,7 @@ static void open_block(td_buf *out, td_dialect_state *s) {
   td_dialect_event(out, "response.output_item.added", &json);
   if (s->block == TD_BLOCK_TEXT) {
     w = begin_item_event(&json, s, "response.content_part.added", s->n_blocks, true);
-    write_part(&w, "part", "", 0);
+    write_part(&w, "part", s, "", 0);
     td_jw_end_object(&w);
     td_dialect_event(out, "response.content_part.added", &json);
   }
@@ -181,11 +228,12 @@ static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t 
                                       [TD_BLOCK_CALL] = "response.function_call_arguments.delta"};
   td_buf json = TD_BUF_INIT;
   const char *type = types[s->block];
+  if (td_responses_call_of(s, call_of(s)) != TD_RESPONSES_FUNCTION) return; // sent when it is whole
   td_json_writer w = begin_item_event(&json, s, type, s->n_blocks - 1, s->block != TD_BLOCK_CALL);
   td_jw_str_len(&w, "delta", text, len);
   if (s->block == TD_BLOCK_TEXT) {
-    td_jw_begin_array(&w, "logprobs");
-    td_jw_end_array(&w);
+    td_api_write_token_logprobs(&w, "logprobs", s->head, s->answer, s->piece.first,
+                                s->answer->n_kept ? s->piece.last : s->piece.first, false);
   }
   td_jw_end_object(&w);
   td_dialect_event(out, type, &json);
@@ -204,6 +252,24 @@ static const char *block_text(const td_dialect_state *s, size_t *len) {
   return td_buf_text(all) + from;
 }
 
+// The text of a call of a tool that takes text.
+static void send_input(td_buf *out, td_dialect_state *s, uint32_t index, const char *arguments,
+                       size_t len) {
+  td_buf json = TD_BUF_INIT, input = TD_BUF_INIT;
+  td_responses_add_input(&input, arguments, len);
+  static const char *const types[] = {"response.custom_tool_call_input.delta",
+                                      "response.custom_tool_call_input.done"};
+  for (size_t i = 0; i < TD_COUNT(types); i++) {
+    td_json_writer w = begin_item_event(&json, s, types[i], index, false);
+    td_jw_str_len(&w, i ? "input" : "delta", td_buf_text(&input), input.len);
+    td_jw_end_object(&w);
+    td_dialect_event(out, types[i], &json);
+  }
+  out->failed |= input.failed;
+  td_buf_free(&input);
+  td_buf_free(&json);
+}
+
 static void close_block(td_buf *out, td_dialect_state *s) {
   static const char *const types[] = {[TD_BLOCK_REASONING] = "response.reasoning_text.done",
                                       [TD_BLOCK_TEXT] = "response.output_text.done",
@@ -213,18 +279,23 @@ static void close_block(td_buf *out, td_dialect_state *s) {
   const char *text = block_text(s, &len), *type = types[s->block];
   bool is_call = s->block == TD_BLOCK_CALL;
   td_buf json = TD_BUF_INIT;
-  td_json_writer w = begin_item_event(&json, s, type, index, !is_call);
-  if (is_call) td_jw_str(&w, "name", td_dialect_call(s)->name);
-  td_jw_str_len(&w, is_call ? "arguments" : "text", text, len);
-  if (s->block == TD_BLOCK_TEXT) {
-    td_jw_begin_array(&w, "logprobs");
-    td_jw_end_array(&w);
+  td_json_writer w;
+  const td_responses_call of = td_responses_call_of(s, call_of(s));
+  if (of == TD_RESPONSES_CUSTOM) {
+    send_input(out, s, index, text, len);
+  } else if (of == TD_RESPONSES_FUNCTION) {
+    w = begin_item_event(&json, s, type, index, !is_call);
+    if (is_call) td_responses_write_name(&w, s, td_dialect_call(s));
+    td_jw_str_len(&w, is_call ? "arguments" : "text", text, len);
+    if (s->block == TD_BLOCK_TEXT) {
+      write_logprobs(&w, s, text, len);
+    }
+    td_jw_end_object(&w);
+    td_dialect_event(out, type, &json);
   }
-  td_jw_end_object(&w);
-  td_dialect_event(out, type, &json);
   if (s->block == TD_BLOCK_TEXT) {
     w = begin_item_event(&json, s, "response.content_part.done", index, true);
-    write_part(&w, "part", text, len);
+    write_part(&w, "part", s, text, len);
     td_jw_end_object(&w);
     td_dialect_event(out, "response.content_part.done", &json);
   }
@@ -243,8 +314,9 @@ static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
   td_dialect_blocks(out, s, delta, &writer);
 }
 
-// Keeps the conversation with the answer, for previous_response_id.
-static void store(td_dialect_state *s, const td_buf *content, const td_buf *reasoning) {
+// Keeps the response, and the conversation with the answer.
+static void store(td_dialect_state *s, const td_buf *content, const td_buf *reasoning,
+                  const td_dialect_end *end) {
   char id[64];
   if (!s->is_stored || !s->store) return;
   response_id(s, id);
@@ -272,14 +344,20 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
     td_jw_end_array(&w);
   }
   td_jw_end_object(&w);
-  if (!s->messages.failed) td_response_store_put(s->store, id, &s->messages);
+  td_buf response = TD_BUF_INIT;
+  write_response(&response, s, end);
+  td_response_store_put(s->store, s->owner, id,
+                        (const td_buf *const[]){[TD_STORED_MESSAGES] = &s->messages,
+                                                [TD_STORED_INPUT] = &s->input,
+                                                [TD_STORED_RESPONSE] = &response});
+  td_buf_free(&response);
 }
 
 static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
-  bool is_cut = strcmp(end->finish_reason, "length") == 0;
+  const bool is_cut = is_incomplete(s, end);
   td_dialect_close_block(out, s, &writer);
   response_event(out, s, is_cut ? "response.incomplete" : "response.completed", end);
-  store(s, &s->content, &s->reasoning);
+  store(s, &s->content, &s->reasoning, end);
 }
 
 static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
@@ -297,7 +375,7 @@ static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
     keep_item(s, TD_BLOCK_CALL, n++, call, td_buf_text(&call->arguments), call->arguments.len);
   }
   write_response(out, s, end);
-  store(s, &message->content, &message->reasoning);
+  store(s, &message->content, &message->reasoning, end);
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
@@ -322,4 +400,5 @@ const td_dialect td_dialect_responses = {.translate = td_responses_translate,
                                          .delta = delta_of,
                                          .end = end_of,
                                          .whole = whole,
-                                         .error = write_error};
+                                         .error = write_error,
+                                         .has_logprobs = true};

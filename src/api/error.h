@@ -15,6 +15,7 @@ typedef struct {
   char param[TD_API_PARAM_BYTES]; // full path of the offending member; "" if there is none
   char message[TD_ERR_BYTES];
   int64_t n_prompt_tokens, n_ctx; // set when the prompt is too long; 0: not reported
+  const char *request_id;         // borrowed; NULL: none
   uint32_t retry_s;               // for 429 and 503: Retry-After in seconds; 0: shortly
 } td_api_error;
 

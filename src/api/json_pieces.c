@@ -58,7 +58,11 @@ static bool feed_short(td_string_reader *r, char c, piece *p) {
     put(p, meanings[letter - letters]);
     return false;
   }
-  if (c != '\'') put(p, '\\'); // "\d" is not JSON; it means a backslash and a letter
+  if (c == '\'') {
+    put(p, c);
+    return false;
+  }
+  put(p, '\\'); // "\d" is not JSON; it means a backslash and a letter
   return feed(r, c, p);
 }
 
@@ -102,7 +106,7 @@ static bool feed_escape(td_string_reader *r, char c, piece *p) {
 // Feeds one byte. Returns whether c is the closing quote.
 static bool feed(td_string_reader *r, char c, piece *p) {
   if (r->n_held) return feed_escape(r, c, p);
-  if (c == '"') return true;
+  if (c == (r->quote ? r->quote : '"')) return true;
   if (c == '\\') {
     r->held[r->n_held++] = c;
   } else if (c == '\0') {
@@ -136,39 +140,162 @@ void td_json_quote_byte(td_buf *out, char c) {
   }
 }
 
+// What comes next. AT_COMMA: a comma precedes. AT_WORD, AT_NUMBER: the rest of one.
+enum {
+  AT_START,
+  AT_FIRST = TD_OBJECT_FIRST,
+  AT_COLON,
+  AT_VALUE,
+  AT_NEXT,
+  AT_COMMA,
+  AT_WORD,
+  AT_NUMBER
+};
+
+static const struct {
+  const char *written, *json;
+} words[] = {{"true", "true"}, {"false", "false"}, {"null", "null"},
+             {"True", "true"}, {"False", "false"}, {"None", "null"}};
+
+// Parts of a number: what precedes the next byte.
+enum { NO_NUMBER, SIGN, ZERO, WHOLE, POINT, FRACTION, LETTER, POWER_SIGN, POWER };
+
+// The part of a number that c continues or begins; NO_NUMBER: none.
+static uint8_t number_after(uint8_t part, char c) {
+  const bool is_digit = c >= '0' && c <= '9', has_whole = part == ZERO || part == WHOLE;
+  switch (part) {
+  case NO_NUMBER:
+    if (c == '-') return SIGN; // fall through
+  case SIGN: return !is_digit ? NO_NUMBER : c == '0' ? ZERO : WHOLE;
+  case WHOLE:
+    if (is_digit) return WHOLE; // fall through
+  case ZERO:
+  case FRACTION:
+    if (c == '.' && has_whole) return POINT;
+    if (c == 'e' || c == 'E') return LETTER;
+    return is_digit && part == FRACTION ? FRACTION : NO_NUMBER;
+  case POINT: return is_digit ? FRACTION : NO_NUMBER;
+  case LETTER:
+    if (c == '+' || c == '-') return POWER_SIGN; // fall through
+  default: return is_digit ? POWER : NO_NUMBER;
+  }
+}
+
+static bool is_number(uint8_t part) {
+  return part == ZERO || part == WHOLE || part == FRACTION || part == POWER;
+}
+
+static void put_byte(td_buf *out, char c) {
+  if (out) td_buf_char(out, c);
+}
+
 static td_object_state feed_string(td_object_reader *r, char c, td_buf *out) {
   char text[TD_STRING_PIECE];
   bool ended;
   size_t n = td_string_feed(&r->string, c, text, &ended);
   for (size_t i = 0; out && i < n; i++)
     td_json_quote_byte(out, text[i]);
-  if (ended && out) td_buf_char(out, '"');
+  if (ended) put_byte(out, '"');
   r->in_string = !ended;
   return TD_OBJECT_OPEN;
+}
+
+// A byte behind the first of a literal or a number. *ended: the value ended before it.
+static td_object_state feed_word(td_object_reader *r, char c, td_buf *out, bool *ended) {
+  if (r->at == AT_NUMBER) {
+    const uint8_t part = number_after(r->word, c);
+    *ended = part == NO_NUMBER;
+    if (*ended) {
+      r->at = AT_NEXT;
+      return is_number(r->word) ? TD_OBJECT_OPEN : TD_OBJECT_BAD;
+    }
+    r->word = part;
+    put_byte(out, c);
+    return TD_OBJECT_OPEN;
+  }
+  if (!c || words[r->word].written[r->n_word++] != c) return TD_OBJECT_BAD;
+  if (words[r->word].written[r->n_word]) return TD_OBJECT_OPEN;
+  if (out) td_buf_str(out, words[r->word].json);
+  r->at = AT_NEXT;
+  return TD_OBJECT_OPEN;
+}
+
+static td_object_state begin_word(td_object_reader *r, char c, td_buf *out) {
+  r->word = number_after(NO_NUMBER, c);
+  r->at = AT_NUMBER;
+  if (r->word != NO_NUMBER) {
+    put_byte(out, c);
+    return TD_OBJECT_OPEN;
+  }
+  r->at = AT_WORD;
+  r->n_word = 1;
+  for (uint8_t i = 0; i < TD_COUNT(words); i++) {
+    if (words[i].written[0] != c) continue;
+    r->word = i;
+    return TD_OBJECT_OPEN;
+  }
+  return TD_OBJECT_BAD;
 }
 
 static bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+static td_object_state open_bracket(td_object_reader *r, char c, td_buf *out) {
+  const uint64_t bit = (uint64_t)1 << r->depth;
+  if (r->depth == MAX_DEPTH) return TD_OBJECT_BAD;
+  r->arrays = c == '[' ? r->arrays | bit : r->arrays & ~bit;
+  r->depth++;
+  r->at = AT_FIRST;
+  put_byte(out, c);
+  return TD_OBJECT_OPEN;
+}
+
+static td_object_state close_bracket(td_object_reader *r, char c, bool in_array, td_buf *out) {
+  if (in_array != (c == ']')) return TD_OBJECT_BAD;
+  if (r->at == AT_COMMA && r->is_held) {
+    while (out->len && (is_space(out->data[out->len - 1]) || out->data[out->len - 1] == ','))
+      out->len--;
+  } else if (r->at != AT_FIRST && r->at != AT_NEXT) {
+    return TD_OBJECT_BAD;
+  }
+  put_byte(out, c);
+  r->at = AT_NEXT;
+  return --r->depth ? TD_OBJECT_OPEN : TD_OBJECT_WHOLE;
+}
+
 td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
   if (r->in_string) return feed_string(r, c, out);
-  bool opens = c == '{' || c == '[', closes = c == '}' || c == ']';
-  if (r->depth == 0 && c != '{') return TD_OBJECT_BAD;
-  if (r->depth == 1 && !r->has_member && !is_space(c)) {
-    if (c != '"' && c != '}') return TD_OBJECT_BAD;
-    r->has_member = true;
+  if (r->at == AT_WORD || r->at == AT_NUMBER) {
+    bool ended = false;
+    const td_object_state state = feed_word(r, c, out, &ended);
+    if (state == TD_OBJECT_BAD || !ended) return state;
   }
-  bool is_known = c && strchr(" \n\t\r,:+-.0123456789Eaeflnrstu", c);
-  if (!opens && !closes && c != '"' && !is_known) return TD_OBJECT_BAD;
-  if (opens && r->depth == MAX_DEPTH) return TD_OBJECT_BAD;
-  if (closes && (r->arrays >> (r->depth - 1) & 1) != (c == ']')) return TD_OBJECT_BAD;
-  if (opens) {
-    uint64_t bit = (uint64_t)1 << r->depth++;
-    r->arrays = c == '[' ? r->arrays | bit : r->arrays & ~bit;
+  const bool in_array = r->depth && (r->arrays >> (r->depth - 1) & 1);
+  const bool begins = r->at == AT_FIRST || r->at == AT_COMMA;
+  const bool takes_key = begins && !in_array;
+  const bool takes_value = r->at == AT_VALUE || (begins && in_array);
+  const bool is_quote = c == '"' || c == '\'';
+  if (r->at == AT_START) {
+    return c == '{' || (c == '[' && r->may_be_array) ? open_bracket(r, c, out) : TD_OBJECT_BAD;
   }
-  r->depth -= closes;
-  r->in_string = c == '"';
-  if (out) td_buf_char(out, c);
-  return r->depth ? TD_OBJECT_OPEN : TD_OBJECT_WHOLE;
+  if (r->depth == 1 && !is_space(c)) r->has_member |= is_quote || c == '}';
+  if (is_space(c)) {
+    put_byte(out, c);
+  } else if (is_quote && (takes_key || takes_value)) {
+    r->string = (td_string_reader){.quote = c};
+    r->in_string = true;
+    r->at = takes_key ? AT_COLON : AT_NEXT;
+    put_byte(out, '"');
+  } else if (c == '}' || c == ']') {
+    return close_bracket(r, c, in_array, out);
+  } else if ((c == ':' && r->at == AT_COLON) || (c == ',' && r->at == AT_NEXT)) {
+    r->at = c == ':' ? AT_VALUE : AT_COMMA;
+    put_byte(out, c);
+  } else if (takes_value) {
+    return c == '{' || c == '[' ? open_bracket(r, c, out) : begin_word(r, c, out);
+  } else {
+    return TD_OBJECT_BAD;
+  }
+  return TD_OBJECT_OPEN;
 }

@@ -1,7 +1,7 @@
 // src/api/json_pieces.h - reads model-generated JSON byte by byte, as it is generated. Repairs what
 // strict JSON rejects inside strings: raw line feeds, tabs and other control characters, unknown
-// escapes (kept as a literal backslash), \u0000 and lone surrogates (replaced by U+FFFD). Inside
-// src/api only.
+// escapes (kept as a literal backslash), \u0000 and lone surrogates (replaced by U+FFFD). Python's
+// spelling becomes JSON: strings in single quotes, True, False and None. Inside src/api only.
 #ifndef TD_API_JSON_PIECES_H
 #define TD_API_JSON_PIECES_H
 
@@ -17,6 +17,7 @@
 typedef struct {
   char held[12]; // an incomplete escape, or a pair of them
   uint8_t n_held;
+  char quote; // ends the string; 0: "
 } td_string_reader;
 
 // Takes the next byte of a string and writes the text that became final to out. Returns its length
@@ -33,15 +34,21 @@ typedef struct {
   td_string_reader string;
   uint32_t depth;
   uint64_t arrays; // bit i: the i-th open bracket is an array's
+  uint8_t at;      // what may come next: 0 is the beginning, TD_OBJECT_FIRST follows a bracket
+  uint8_t word;    // of a number or a literal: how far it is
+  uint8_t n_word;
   bool in_string;
-  bool has_member; // the first brace was followed by a quote or a closing brace: looks like an
-                   // object
+  bool may_be_array; // the value may also be an array
+  bool is_held;      // out is not used before the value is whole: a comma too many is removed
+  bool has_member;   // the first brace was followed by a quote or a closing brace: looks like an
+                     // object
 } td_object_reader;
 
+#define TD_OBJECT_FIRST 1
+
 // Takes the next byte of an object and appends it, repaired, to out, which may be NULL. WHOLE: the
-// object is complete. BAD: the byte is not allowed there and was not appended. Checks only that
-// brackets match, nest at most 64 deep, and lie outside strings; full validation is left to a
-// parser.
+// object is complete, and JSON. BAD: the byte is not allowed there and was not appended; out is the
+// beginning of an object, but no JSON. Brackets nest at most 64 deep.
 td_object_state td_object_feed(td_object_reader *reader, char c, td_buf *out);
 
 #endif

@@ -9,35 +9,8 @@
 
 #define MAX_KWARGS 64
 
-// Joins the text parts of a content list with line feeds, as other servers do.
-static td_status join_parts(const cJSON *parts, td_buf *out, const char *where,
-                            td_api_error *error) {
-  unsigned i = 0;
-  for (const cJSON *part = parts->child; part; part = part->next) {
-    td_api_path item = td_api_item(where, i++), at = td_api_member(item.text, "type");
-    const cJSON *type = td_json_get(part, "type");
-    if (!cJSON_IsString(type)) {
-      return td_api_bad(error, at.text, "%s is missing or no string", at.text);
-    }
-    bool is_refusal = strcmp(type->valuestring, "refusal") == 0;
-    if (!is_refusal && strcmp(type->valuestring, "text") != 0) {
-      return td_api_bad(error, at.text, "%s: %.64s is not supported, only text", at.text,
-                        type->valuestring);
-    }
-    const char *key = is_refusal ? "refusal" : "text";
-    const cJSON *text = td_json_get(part, key);
-    if (!cJSON_IsString(text)) {
-      at = td_api_member(item.text, key);
-      return td_api_bad(error, at.text, "%s is missing or no string", at.text);
-    }
-    if (part != parts->child) td_buf_char(out, '\n');
-    td_buf_str(out, text->valuestring);
-  }
-  return TD_OK;
-}
-
 static td_status write_content(td_json_writer *w, const cJSON *message, const char *role,
-                               const char *where, td_api_error *error) {
+                               bool is_asked, const char *where, td_api_error *error) {
   const td_api_path at = td_api_member(where, "content");
   const char *param = at.text;
   const cJSON *content = td_json_get(message, "content");
@@ -54,12 +27,10 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
     td_jw_str(w, "content", content->valuestring);
     return TD_OK;
   }
-  if (!cJSON_IsArray(content)) {
-    return td_api_bad(error, param, "%s must be a string or an array of parts", param);
-  }
   td_buf text = TD_BUF_INIT;
-  td_status st = join_parts(content, &text, param, error);
+  td_status st = td_api_add_parts(&text, content, is_asked, param, error);
   if (st == TD_OK) td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+  w->out->failed |= text.failed;
   td_buf_free(&text);
   return st;
 }
@@ -149,8 +120,7 @@ static td_status write_calls(td_json_writer *w, const cJSON *message, bool plain
 static td_status write_optional(td_json_writer *w, const cJSON *message, const char *key,
                                 const char *as, const char *where, td_api_error *error) {
   const char *text = NULL;
-  td_status st = where ? td_api_get_str_at(message, key, where, &text, error)
-                       : td_api_get_str(message, key, &text, error);
+  td_status st = td_api_get_str_at(message, key, where, &text, error);
   if (st == TD_OK && text) td_jw_str(w, as, text);
   return st;
 }
@@ -167,7 +137,7 @@ static const char *role_of(const cJSON *message) {
   return NULL;
 }
 
-static td_status write_message(td_json_writer *w, const cJSON *message, bool plain,
+static td_status write_message(td_json_writer *w, const cJSON *message, bool plain, bool is_asked,
                                const char *where, td_api_error *error) {
   if (!cJSON_IsObject(message)) return td_api_bad(error, where, "%s must be an object", where);
   const char *role = role_of(message);
@@ -178,7 +148,7 @@ static td_status write_message(td_json_writer *w, const cJSON *message, bool pla
   }
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", role);
-  td_status st = write_content(w, message, role, where, error);
+  td_status st = write_content(w, message, role, is_asked, where, error);
   if (st == TD_OK) st = write_optional(w, message, "name", "name", where, error);
   if (st == TD_OK) {
     st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);
@@ -198,7 +168,7 @@ static void hash_answer(const cJSON *message, td_digest *said) {
   td_buf text = TD_BUF_INIT;
   td_api_error ignored;
   td_sha256 sha;
-  if (cJSON_IsArray(content)) join_parts(content, &text, "", &ignored);
+  if (cJSON_IsArray(content)) td_api_add_parts(&text, content, false, "", &ignored);
   if (cJSON_IsString(content)) td_buf_str(&text, content->valuestring);
   td_api_said_begin(&sha, td_buf_text(&text), text.len);
   for (const cJSON *call = calls ? calls->child : NULL; call; call = call->next) {
@@ -239,9 +209,10 @@ static td_status write_messages(td_api_request *out, td_json_writer *w, const cJ
   td_jw_begin_array(w, "messages");
   td_status st = TD_OK;
   unsigned i = 0;
+  const cJSON *asked = td_api_asked(messages);
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
     td_api_path where = td_api_item("messages", i++);
-    st = write_message(w, m, plain, where.text, error);
+    st = write_message(w, m, plain, m == asked, where.text, error);
     if (st == TD_OK && !plain) st = mark_message(out, m, w->out->len, error);
   }
   td_jw_end_array(w);
@@ -323,15 +294,24 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   return TD_OK;
 }
 
-// reasoning_effort "none" under the names that templates have for it, unless chat_template_kwargs
-// gives them.
-static void write_no_thinking(td_json_writer *w, const cJSON *root) {
-  static const char *const names[] = {"enable_thinking", "thinking"};
-  const cJSON *effort = td_json_get(root, "reasoning_effort");
-  const cJSON *kwargs = td_json_get(root, "chat_template_kwargs");
-  if (!cJSON_IsString(effort) || strcmp(effort->valuestring, "none") != 0) return;
-  for (size_t i = 0; i < TD_COUNT(names); i++)
-    if (!td_json_get(kwargs, names[i])) td_jw_bool(w, names[i], false);
+// Without `strict`, which is the server's to obey: models are trained on tools that do not have it.
+static void write_tools(td_json_writer *w, const cJSON *tools) {
+  td_jw_begin_array(w, "tools");
+  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
+    td_jw_begin_object(w, NULL);
+    for (const cJSON *item = tool->child; item; item = item->next) {
+      if (strcmp(item->string, "function") != 0) {
+        td_api_write_json(w, item->string, item);
+        continue;
+      }
+      td_jw_begin_object(w, "function");
+      for (const cJSON *part = item->child; part; part = part->next)
+        if (strcmp(part->string, "strict") != 0) td_api_write_json(w, part->string, part);
+      td_jw_end_object(w);
+    }
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
 }
 
 static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *root, bool plain,
@@ -343,7 +323,7 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   td_status st = write_messages(request, &w, td_json_get(root, "messages"), plain, error);
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
   request->has_tools = st == TD_OK && tools;
-  if (request->has_tools) td_api_write_json(&w, "tools", tools);
+  if (request->has_tools) write_tools(&w, tools);
   if (st == TD_OK) {
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }
@@ -351,9 +331,7 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   request->is_continued = is_continued || !generation_prompt;
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
   if (st == TD_OK && is_continued) td_jw_bool(&w, "continue_final_message", true);
-  if (st == TD_OK)
-    st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", NULL, error);
-  if (st == TD_OK) write_no_thinking(&w, root);
+  if (st == TD_OK) st = td_api_write_thinking(&w, root, error);
   if (st == TD_OK) st = write_kwargs(&w, root, error);
   td_jw_end_object(&w);
   if (st == TD_OK && out->failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
@@ -363,11 +341,6 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error) {
   td_status st = write_vars(out, &out->vars, root, false, error);
   if (st == TD_OK) st = write_vars(out, &out->plain_vars, root, true, error);
-  const cJSON *tools = out->has_tools ? td_json_get(root, "tools") : NULL;
-  td_err err;
-  if (st == TD_OK && tools && td_tool_params_add(&out->params, tools, &err) != TD_OK) {
-    st = td_api_fail_err(error, "tools", &err);
-  }
   if (st != TD_OK) return st;
   bool same = out->vars.len == out->plain_vars.len &&
               memcmp(out->vars.data, out->plain_vars.data, out->vars.len) == 0;

@@ -41,6 +41,7 @@ bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
 typedef struct {
   const char *text;
   size_t len;
+  td_text_end end;
   bool is_final;
 } source;
 
@@ -89,6 +90,23 @@ static td_marker_match ends_reasoning_at(const td_output_parser *p, const source
   return found;
 }
 
+// Within a thought, a marker that may open a call counts unless the thought is known to end later,
+// or calls are constrained, which thoughts are not.
+static td_marker_match ends_thought_at(const td_output_parser *p, const source *s) {
+  td_mark mark;
+  size_t n;
+  unsigned form;
+  const td_marker_match end = ends_reasoning_at(p, s, &n);
+  const bool is_closed = p->params && p->params->is_closed;
+  if (end == TD_MARKER_WHOLE || !p->parse_tool_calls || is_closed ||
+      (p->will_end && p->scan < p->far)) {
+    return end;
+  }
+  const td_marker_match call = td_call_marker_at(TD_MARK_THOUGHT, s->text, p->scan, s->len, &mark,
+                                                 &n, &form);
+  return call == TD_MARKER_NONE ? end : call;
+}
+
 // Matches the marker that ends this state's text. After a call, the marker that closes a run of
 // calls is skipped rather than treated as text.
 static td_marker_match ends_at(const td_output_parser *p, const source *s) {
@@ -96,7 +114,7 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   td_mark mark;
   size_t n;
   unsigned form;
-  if (p->state == TD_PARTS_REASONING) return ends_reasoning_at(p, s, &n);
+  if (p->state == TD_PARTS_REASONING) return ends_thought_at(p, s);
   if (!p->parse_tool_calls) return TD_MARKER_NONE;
   return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
@@ -107,6 +125,8 @@ static td_marker_match find_end(td_output_parser *p, const source *s) {
     char c = s->text[p->scan];
     td_marker_match match = c == '<' || c == '[' ? ends_at(p, s) : TD_MARKER_NONE;
     if (match == TD_MARKER_WHOLE || (match == TD_MARKER_CUT && !s->is_final)) return match;
+    // The beginning of a marker, no mere bracket, is not shown where the text is cut off.
+    if (match == TD_MARKER_CUT && s->end == TD_TEXT_CUT && s->len - p->scan > 1) return match;
     if (!td_is_space(c)) p->solid = p->scan + 1;
   }
   return TD_MARKER_NONE;
@@ -122,17 +142,22 @@ static outcome take_text(td_output_parser *p, const source *s, td_output_part_ki
   }
   td_marker_match match = find_end(p, s);
   *at_end = match == TD_MARKER_WHOLE;
-  bool keeps_space = !has_end || (s->is_final && !*at_end);
+  bool keeps_space = !has_end || (s->is_final && match == TD_MARKER_NONE);
   return give(p, part, kind, keeps_space ? p->scan : p->solid);
 }
 
-static outcome take_reasoning(td_output_parser *p, const source *s, td_output_part *part) {
-  bool at_end;
-  outcome o = take_text(p, s, TD_OUTPUT_REASONING, true, part, &at_end);
+// Searches for the thought's end behind a marker at p->scan that opens a call. p->far stops at it,
+// at a possible prefix of it, or at the end.
+static td_marker_match find_thought_end(td_output_parser *p, const source *s) {
+  const size_t at = p->scan;
+  td_marker_match match = TD_MARKER_NONE;
   size_t n;
-  if (at_end && ends_reasoning_at(p, s, &n) == TD_MARKER_WHOLE)
-    enter(p, TD_PARTS_CONTENT, p->scan + n);
-  return o == FOUND ? FOUND : at_end ? MORE : WAIT;
+  for (p->scan = p->far > at ? p->far : at; p->scan < s->len && match == TD_MARKER_NONE; p->scan++)
+    match = ends_reasoning_at(p, s, &n);
+  p->far = p->scan - (match != TD_MARKER_NONE);
+  p->will_end = match == TD_MARKER_WHOLE;
+  p->scan = at;
+  return match;
 }
 
 // White space after text is part of the text if no call follows.
@@ -142,6 +167,21 @@ static void enter_calls(td_output_parser *p, size_t at) {
   enter(p, TD_PARTS_CALLS, at);
   p->has_begun = has_text;
   p->is_opened = p->may_repeat = false;
+}
+
+static outcome take_reasoning(td_output_parser *p, const source *s, td_output_part *part) {
+  bool at_end;
+  outcome o = take_text(p, s, TD_OUTPUT_REASONING, true, part, &at_end);
+  size_t n;
+  if (o == FOUND || !at_end) return o == FOUND ? FOUND : WAIT;
+  if (ends_reasoning_at(p, s, &n) == TD_MARKER_WHOLE) {
+    enter(p, TD_PARTS_CONTENT, p->scan + n);
+  } else if (find_thought_end(p, s) != TD_MARKER_WHOLE) {
+    if (!s->is_final) return WAIT;
+    enter_calls(p, p->scan);
+    p->in_thought = true;
+  }
+  return MORE;
 }
 
 static outcome take_content(td_output_parser *p, const source *s, td_output_part *part) {
@@ -176,9 +216,18 @@ static outcome take_start(td_output_parser *p, const source *s) {
 
 // Text that began like a call but is none: emits it as text, including its markers, up to end.
 static outcome give_back(td_output_parser *p, td_output_part *part, size_t end) {
-  enter(p, TD_PARTS_CONTENT, p->back_at);
+  const bool is_thought = p->in_thought && !p->n_calls;
+  enter(p, is_thought ? TD_PARTS_REASONING : TD_PARTS_CONTENT, p->back_at);
   p->scan = p->solid = end;
-  return give(p, part, TD_OUTPUT_CONTENT, end);
+  p->in_thought = false;
+  return give(p, part, is_thought ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT, end);
+}
+
+// The beginning of a call that the text's end cuts off.
+static outcome give_cut(td_output_parser *p, const source *s, td_output_part *part) {
+  if (s->end != TD_TEXT_CUT) return give_back(p, part, s->len);
+  enter(p, TD_PARTS_DONE, s->len);
+  return WAIT;
 }
 
 static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_err *err) {
@@ -193,7 +242,7 @@ static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_er
   p->state = TD_PARTS_CALL;
   p->is_given = false;
   p->n_given = 0;
-  td_call_begin(&p->reader, form, at, p->in_pieces, p->params);
+  td_call_begin(&p->reader, form, at, p->params);
   return TD_OK;
 }
 
@@ -224,7 +273,7 @@ static td_status take_calls(td_output_parser *p, const source *s, td_output_part
   if ((is_cut || match == TD_MARKER_CUT || again == TD_MARKER_CUT) && !s->is_final) {
     *o = WAIT;
   } else if (is_cut || match == TD_MARKER_CUT) {
-    *o = p->is_opened || !is_cut ? give_back(p, part, s->len) : WAIT;
+    *o = p->is_opened || !is_cut ? give_cut(p, s, part) : WAIT;
   } else if (p->is_opened || again == TD_MARKER_WHOLE) {
     p->is_opened = false;
     return begin_call(p, p->reader.form, p->at, err);
@@ -257,16 +306,15 @@ static outcome give_call(td_output_parser *p, td_output_part *part) {
   return FOUND;
 }
 
-// In a non-streaming response a call counts only if its arguments parse as JSON.
 static bool is_json(const td_tool_call *call) {
   td_err ignored;
   return td_json_check(td_buf_text(&call->arguments), call->arguments.len, TD_JSON_MAX_DEPTH,
                        &ignored) == TD_OK;
 }
 
-static outcome end_call(td_output_parser *p, td_output_part *part) {
+static outcome end_call(td_output_parser *p, td_output_part *part, bool is_whole) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
-  call->is_whole = true;
+  call->is_whole = is_whole && is_json(call);
   outcome o = give_call(p, part);
   enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_CALLS, p->reader.at);
   p->is_opened = false;
@@ -283,17 +331,19 @@ static td_status take_call(td_output_parser *p, const source *s, td_output_part 
                            td_err *err) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
   td_call_state state;
-  td_status st = td_call_read(&p->reader, call, s->text, s->len, s->is_final, &state, err);
+  td_status st = td_call_read(&p->reader, call, s->text, s->len, s->end, &state, err);
   if (st != TD_OK) return st;
-  if (state == TD_CALL_WHOLE && !p->in_pieces && !is_json(call)) state = TD_CALL_NONE;
-  if (state == TD_CALL_WHOLE) {
-    *o = end_call(p, part);
+  if (state == TD_CALL_WHOLE || state == TD_CALL_BROKEN) {
+    *o = end_call(p, part, state == TD_CALL_WHOLE);
   } else if (state == TD_CALL_NONE) {
     *o = drop_call(p, part, p->reader.at);
-  } else if (p->in_pieces && td_call_is_sure(&p->reader, call)) {
+  } else if (td_call_is_sure(&p->reader, call)) {
     *o = give_call(p, part) == FOUND ? FOUND : WAIT;
+  } else if (s->is_final) {
+    td_tool_call_free(&p->calls[p->n_calls]);
+    *o = give_cut(p, s, part);
   } else {
-    *o = s->is_final ? drop_call(p, part, s->len) : WAIT;
+    *o = WAIT;
   }
   return TD_OK;
 }
@@ -335,7 +385,7 @@ static char *recipient_of(const char *header, size_t len) {
   at += strlen(to);
   size_t n = 0;
   const size_t left = len - (size_t)(at - header);
-  while (n < left && !td_is_space(at[n]) && at[n] != '<')
+  while (n < left && at[n] && !td_is_space(at[n]) && at[n] != '<')
     n++;
   const size_t skip = strlen(FUNCTIONS);
   const bool is_function = n > skip && memcmp(at, FUNCTIONS, skip) == 0;
@@ -349,7 +399,7 @@ static bool is_analysis(const char *header, size_t len) {
 
 static bool begins_header(const td_output_parser *p, const source *s) {
   // The prompt ends in <|start|>assistant, which a recipient may follow.
-  static const char *const begins[] = {"<|start|>", CHANNEL, "to=" FUNCTIONS};
+  static const char *const begins[] = {"<|start|>", CHANNEL, ("to=" FUNCTIONS)};
   for (size_t i = 0; i < TD_COUNT(begins); i++)
     if (td_marker_at(begins[i], s->text, p->at, s->len) != TD_MARKER_NONE) return true;
   return false;
@@ -375,7 +425,8 @@ static td_status take_message_header(td_output_parser *p, const source *s, outco
   const char *header = s->text + p->at;
   const size_t len = (size_t)(found - header), body = p->at + len + n;
   char *name = p->parse_tool_calls ? recipient_of(header, len) : NULL;
-  if (!name) {
+  if (!name || !td_tool_params_may_call(p->params, name)) {
+    free(name);
     enter(p, is_analysis(header, len) ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
     return TD_OK;
   }
@@ -410,16 +461,14 @@ static td_status take_arguments(td_output_parser *p, const source *s, td_output_
   const td_marker_match match = find_message_end(p, s, &n);
   td_buf_add(&call->arguments, s->text + p->at, p->scan - p->at);
   p->at = p->scan;
-  const bool is_whole = match == TD_MARKER_WHOLE || s->is_final;
+  const bool is_whole = match == TD_MARKER_WHOLE || s->end == TD_TEXT_ENDED;
   if (is_whole && call->arguments.len == 0) td_buf_str(&call->arguments, "{}");
   if (call->arguments.failed) return td_fail(err, TD_ENOMEM, "out of memory for a tool call");
   *o = WAIT;
   if (!is_whole) {
-    if (p->in_pieces && call->arguments.len) *o = give_call(p, part) == FOUND ? FOUND : WAIT;
-  } else if (!p->in_pieces && !is_json(call)) {
-    *o = drop_call(p, part, p->at);
+    if (call->arguments.len) *o = give_call(p, part) == FOUND ? FOUND : WAIT;
   } else {
-    call->is_whole = true;
+    call->is_whole = is_json(call);
     *o = give_call(p, part);
     enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_START, p->scan + n);
   }
@@ -440,8 +489,8 @@ static td_status take_harmony(td_output_parser *p, const source *s, td_output_pa
 }
 
 td_status td_output_parser_next(td_output_parser *parts, const char *text, size_t len,
-                                bool is_final, td_output_part *part, bool *found, td_err *err) {
-  const source s = {.text = text, .len = len, .is_final = is_final};
+                                td_text_end end, td_output_part *part, bool *found, td_err *err) {
+  const source s = {.text = text, .len = len, .end = end, .is_final = end != TD_TEXT_GROWS};
   outcome o = MORE;
   td_status st = TD_OK;
   while (o == MORE && st == TD_OK) {
@@ -460,4 +509,8 @@ td_status td_output_parser_next(td_output_parser *parts, const char *text, size_
   }
   *found = o == FOUND;
   return st;
+}
+
+bool td_output_parser_is_cut(const td_output_parser *parts) {
+  return parts->n_calls && !parts->calls[parts->n_calls - 1].is_whole;
 }

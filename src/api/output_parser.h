@@ -11,6 +11,8 @@
 //     </tool_calls>                                                               Hy3
 //   <minimax:tool_call><invoke name="N"><parameter name="K">V</parameter></invoke>
 //     </minimax:tool_call>                                                        MiniMax
+//   <｜DSML｜function_calls><｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true">V
+//     </｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>                 DeepSeek-V3.2
 //   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{...}<｜tool▁call▁end｜>   DeepSeek
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
@@ -24,10 +26,13 @@
 //
 // Arguments may be an object, a string that holds one, empty, null or absent ({}). Markers that
 // models tend to omit may be missing. Anything that turns out not to be a call is emitted as text.
+// Behind an opening marker within a thought, text waits for the end of the thought; a thought that
+// has none ends at the marker, in the forms whose peers read it so.
 //
-// Non-streaming: a call that is cut off, or whose arguments are not JSON, is emitted as text.
-// Streaming: a call is emitted as soon as it has a name and its arguments have begun, and stays a
-// call even if the text ends within it.
+// A call is emitted as soon as it has a name and its arguments have begun, and stays a call
+// whatever follows. Where the text ends within it, or its arguments are no JSON, it is not whole,
+// and its arguments stay unfinished. The beginning of a call that the text's end cuts off is not
+// emitted.
 #ifndef TD_API_OUTPUT_PARSER_H
 #define TD_API_OUTPUT_PARSER_H
 
@@ -54,18 +59,20 @@ typedef enum {
   TD_PARTS_DONE,  // after the only call
 } td_output_parser_state;
 
-// To start, set the first seven members and zero the rest. Callers may read the members but not
+// To start, set the first six members and zero the rest. Callers may read the members but not
 // write them.
 typedef struct {
   bool begins_in_reasoning;     // the prompt ended in <think>
   bool parse_tool_calls;        // recognize calls: the request has tools
-  bool in_pieces;               // streaming: emit calls while they are generated
   bool one_call;                // ignore everything after the first call
   bool is_harmony;              // the text is in the Harmony format, markers included
   uint64_t id;                  // seed for generated call ids
   const td_tool_params *params; // borrowed: of the request's tools; NULL: not known
   td_output_parser_state state;
   unsigned thoughts; // which markers the reasoning block has
+  bool in_thought;   // the calls being read began in a thought without an end
+  size_t far;        // state REASONING: the thought does not end before this
+  bool will_end;     // likewise: it ends there
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is
                    // text before the next call
   bool is_opened;  // state CALLS: a run was opened and has no call yet
@@ -81,11 +88,12 @@ typedef struct {
   uint32_t n_calls, cap;
 } td_output_parser;
 
-// Returns the next part of text[0..len), which must begin with the text of earlier calls. is_final:
-// the text is complete. *found is false if there is nothing more, or the rest may still change.
-// Error: TD_ENOMEM.
+// Returns the next part of text[0..len), which must begin with the text of earlier calls. *found is
+// false if there is nothing more, or the rest may still change. Error: TD_ENOMEM.
 td_status td_output_parser_next(td_output_parser *parts, const char *text, size_t len,
-                                bool is_final, td_output_part *part, bool *found, td_err *err);
+                                td_text_end end, td_output_part *part, bool *found, td_err *err);
+// Whether the last call is not whole.
+bool td_output_parser_is_cut(const td_output_parser *parts);
 void td_output_parser_free(td_output_parser *parts);
 
 // Whether the prompt ends inside a reasoning block.

@@ -100,6 +100,7 @@ void td_api_request_free(td_api_request *request) {
   }
   free(request->prompts);
   free(request->suffix);
+  free(request->cache_salt);
   memset(request, 0, sizeof *request);
 }
 
@@ -133,6 +134,7 @@ td_status td_api_parse_root(cJSON **root, const char *body, size_t len, td_api_e
 
 static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_error *error) {
   td_status st = td_api_get_bool(root, "stream", &out->stream, error);
+  if (st == TD_OK) st = td_api_get_bool(root, "return_progress", &out->return_progress, error);
   if (st != TD_OK) return st;
   const cJSON *options = td_json_get(root, "stream_options");
   if (!options) return TD_OK;
@@ -177,6 +179,15 @@ static td_status parse_ends(td_api_request *out, const cJSON *root, td_api_error
                     (long long)out->max_tokens);
 }
 
+static td_status parse_cache_salt(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "cache_salt";
+  const char *text = NULL;
+  td_status st = td_api_get_str(root, key, &text, error);
+  if (st != TD_OK || !text) return st;
+  if (!text[0]) return td_api_bad(error, key, "cache_salt must not be empty");
+  return td_api_copy(&out->cache_salt, text, error);
+}
+
 static td_status parse_common(td_api_request *out, const cJSON *root,
                               const td_api_defaults *defaults, td_api_error *error) {
   const char *model = NULL;
@@ -188,6 +199,7 @@ static td_status parse_common(td_api_request *out, const cJSON *root,
   if (st == TD_OK) st = td_api_get_int(root, "n", 1, TD_API_MAX_N, &n, error);
   if (st == TD_OK) st = parse_ends(out, root, error);
   if (st == TD_OK) st = td_api_parse_sampling(out, root, defaults, error);
+  if (st == TD_OK) st = parse_cache_salt(out, root, error);
   out->n = (uint32_t)n;
   return st;
 }

@@ -47,6 +47,7 @@ typedef enum {
 typedef struct {
   char *key; // owned
   bool is_required, is_text;
+  unsigned types;      // TD_PARAM_* (tool_params.h) that the schema allows; 0: any
   uint32_t min_length; // of any text, in characters; at most TD_API_MOST_LEAST
 } td_api_tool_param;
 
@@ -71,6 +72,7 @@ typedef struct {
   char *model; // owned; NULL if the request names none, or ""
   bool stream, include_usage;
   bool include_usage_so_far; // report usage with every token
+  bool return_progress;      // streaming: report how much of the prompt is prefilled
   uint32_t n;                // choices computed per prompt, 1 to TD_API_MAX_N
   uint32_t n_best;           // of them, those returned: the likeliest per token
   int64_t max_tokens;        // -1: as many as fit; 0: none (completions)
@@ -83,6 +85,7 @@ typedef struct {
   td_tool_params params;     // their parameters' types
   bool one_call;             // parallel_tool_calls is false
   bool has_seed;
+  char *cache_salt; // owned: keeps the prefix cache apart; NULL: none
   td_sampling sampling;
   td_token_value *bias; // owned
   uint32_t n_bias;
@@ -103,6 +106,7 @@ typedef struct {
   // any text.
   td_buf grammar, call_rules, value_rules;
   bool needs_json_rules;  // they use json_schema.h's common rules
+  bool is_free_json;      // td_json_schema_opts
   const char *constraint; // the member that grammar is from: static; NULL: none
   td_calls_mode calls_mode;
   td_api_tool *callable; // owned, [n_callable]
@@ -134,6 +138,7 @@ typedef enum {
   TD_CALL_ARG_KEYS,       // GLM-4.5 and 4.6
   TD_CALL_ARG_KEYS_TIGHT, // GLM-4.7, without line feeds
   TD_CALL_INVOKE,         // MiniMax
+  TD_CALL_DSML,           // DeepSeek-V3.2
   TD_CALL_HY,             // Hy3's preview
   TD_CALL_HY_SUFFIXED,    // Hy3
   TD_CALL_MISTRAL,
@@ -148,10 +153,13 @@ typedef enum {
   TD_REASONING_BEGUN, // the prompt ends inside a reasoning block
 } td_reasoning;
 
+// The member that constrains the output, if there is a grammar; otherwise NULL. Static.
+const char *td_api_constrained_by(const td_api_request *request);
 // Puts the request's constraints into one grammar in request->grammar, and compiles it to see that
 // it is one. What follows the reasoning is constrained, not the reasoning.
-td_status td_api_compose_grammar(td_api_request *request, td_call_form form, td_reasoning reasoning,
-                                 td_api_error *error);
+struct td_call_syntax;
+td_status td_api_compose_grammar(td_api_request *request, const struct td_call_syntax *syntax,
+                                 td_reasoning reasoning, td_api_error *error);
 
 // Parse bodies of the debugging endpoints. /tokenize: "content" or "prompt", or "messages" as in
 // chat; /apply-template: "messages"; /detokenize: "tokens". The request is a chat when it has

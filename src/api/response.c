@@ -50,7 +50,8 @@ static void write_bytes(td_json_writer *w, const char *bytes, size_t len) {
   td_jw_end_array(w);
 }
 
-static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_token *token) {
+static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_token *token,
+                      bool with_ids) {
   td_jw_begin_array(w, "top_logprobs");
   for (uint32_t i = 0; i < token->n_top && i < TD_WIRE_MAX_TOP; i++) {
     size_t len;
@@ -58,6 +59,7 @@ static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_
     td_buf text = TD_BUF_INIT;
     add_token_text(&text, bytes, len);
     td_jw_begin_object(w, NULL);
+    if (with_ids) td_jw_int(w, "id", token->top[i].id);
     td_jw_str_len(w, "token", td_buf_text(&text), text.len);
     td_jw_double(w, "logprob", logprob_of((double)token->top[i].value));
     write_bytes(w, bytes, len);
@@ -74,10 +76,10 @@ static const char *piece_of(const td_answer *answer, const td_answer_token *t, s
   return td_buf_text(&answer->text) + (*len ? t->begin : 0);
 }
 
-static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
-                                size_t first, size_t last) {
-  td_jw_begin_object(w, "logprobs");
-  td_jw_begin_array(w, "content");
+void td_api_write_token_logprobs(td_json_writer *w, const char *key, const td_api_head *head,
+                                 const td_answer *answer, size_t first, size_t last,
+                                 bool with_ids) {
+  td_jw_begin_array(w, key);
   for (size_t i = first; i < last; i++) {
     const td_answer_token *t = &answer->tokens[i];
     size_t len, n_bytes;
@@ -86,13 +88,20 @@ static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, cons
     bool is_hidden = answer->detok.skip_special && td_tokenizer_is_special(head->tok, t->token.id);
     if (is_hidden) n_bytes = 0; // the content omits it as well
     td_jw_begin_object(w, NULL);
+    if (with_ids) td_jw_int(w, "id", t->token.id);
     td_jw_str_len(w, "token", piece, len);
     td_jw_double(w, "logprob", logprob_of((double)t->token.logprob));
     write_bytes(w, bytes, n_bytes);
-    write_top(w, head, &t->token);
+    write_top(w, head, &t->token, with_ids);
     td_jw_end_object(w);
   }
   td_jw_end_array(w);
+}
+
+static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
+                                size_t first, size_t last) {
+  td_jw_begin_object(w, "logprobs");
+  td_api_write_token_logprobs(w, "content", head, answer, first, last, false);
   td_jw_null(w, "refusal");
   td_jw_end_object(w);
 }
@@ -158,6 +167,8 @@ static void begin(td_json_writer *w, const td_api_head *head, const char *object
   td_jw_str(w, "object", object);
   td_jw_int(w, "created", head->created);
   td_jw_str(w, "model", head->model);
+  if (head->fingerprint && head->fingerprint[0])
+    td_jw_str(w, "system_fingerprint", head->fingerprint);
 }
 
 static void write_usage(td_json_writer *w, const td_api_usage *usage) {
@@ -168,6 +179,10 @@ static void write_usage(td_json_writer *w, const td_api_usage *usage) {
   td_jw_begin_object(w, "prompt_tokens_details");
   td_jw_int(w, "cached_tokens", (int64_t)usage->n_cached);
   td_jw_end_object(w);
+  td_jw_begin_object(w, "completion_tokens_details");
+  td_jw_int(w, "accepted_prediction_tokens", (int64_t)usage->n_accepted);
+  td_jw_int(w, "rejected_prediction_tokens", (int64_t)usage->n_rejected);
+  td_jw_end_object(w);
   td_jw_end_object(w);
 }
 
@@ -175,14 +190,20 @@ static double per_second(uint64_t n, uint64_t ns) {
   return ns ? (double)n * 1e9 / (double)ns : 0;
 }
 
-static void write_timings(td_json_writer *w, const td_api_timings *t) {
+static double ms_each(uint64_t n, uint64_t ns) {
+  return n ? (double)ns / 1e6 / (double)n : 0;
+}
+
+void td_api_write_timings(td_json_writer *w, const td_api_timings *t) {
   td_jw_begin_object(w, "timings");
   td_jw_int(w, "cache_n", (int64_t)t->n_cached);
   td_jw_int(w, "prompt_n", (int64_t)t->n_prefilled);
   td_jw_double(w, "prompt_ms", (double)t->prefill_ns / 1e6);
+  td_jw_double(w, "prompt_per_token_ms", ms_each(t->n_prefilled, t->prefill_ns));
   td_jw_double(w, "prompt_per_second", per_second(t->n_prefilled, t->prefill_ns));
   td_jw_int(w, "predicted_n", (int64_t)t->n_output);
   td_jw_double(w, "predicted_ms", (double)t->follow_ns / 1e6);
+  td_jw_double(w, "predicted_per_token_ms", ms_each(t->n_followed, t->follow_ns));
   td_jw_double(w, "predicted_per_second", per_second(t->n_followed, t->follow_ns));
   td_jw_end_object(w);
 }
@@ -277,6 +298,13 @@ static void write_prompt_logprobs(td_json_writer *w, const td_api_head *head,
   td_jw_end_array(w);
 }
 
+size_t td_api_n_shown(const td_answer *answer) {
+  size_t n = answer->n_kept;
+  while (n > 0 && answer->stopped && answer->tokens[n - 1].begin >= answer->n_sure)
+    n--;
+  return n;
+}
+
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
   const td_answer *answer = choice->answer;
@@ -287,10 +315,7 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
   } else {
     td_jw_str_len(w, "text", td_buf_text(&answer->text), answer->n_sure);
   }
-  size_t n = answer->n_kept;
-  while (n > 0 && answer->stopped && answer->tokens[n - 1].begin >= answer->n_sure)
-    n--;
-  write_logprobs(w, head, answer, 0, n);
+  write_logprobs(w, head, answer, 0, td_api_n_shown(answer));
   if (choice->prompt) write_prompt_logprobs(w, head, choice);
   td_jw_str(w, "finish_reason", choice->finish_reason);
   td_jw_end_object(w);
@@ -306,7 +331,7 @@ void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_ch
     write_choice(&w, head, &choices[i], i);
   td_jw_end_array(&w);
   write_usage(&w, usage);
-  write_timings(&w, timings);
+  td_api_write_timings(&w, timings);
   td_jw_end_object(&w);
 }
 
@@ -342,6 +367,30 @@ void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
   td_jw_end_object(&w);
   td_jw_null(&w, "logprobs");
   end_choice(&w, NULL);
+}
+
+void td_api_write_progress(td_buf *out, const td_api_head *head, uint32_t index,
+                           const td_api_progress *progress) {
+  td_json_writer w = begin_choice(out, head, index);
+  if (head->is_chat) {
+    td_jw_begin_object(&w, "delta");
+    td_jw_str(&w, "role", "assistant");
+    td_jw_null(&w, "content");
+    td_jw_end_object(&w);
+  } else {
+    td_jw_str(&w, "text", "");
+  }
+  td_jw_null(&w, "logprobs");
+  td_jw_null(&w, "finish_reason");
+  td_jw_end_object(&w);
+  td_jw_end_array(&w);
+  td_jw_begin_object(&w, "prompt_progress");
+  td_jw_int(&w, "total", (int64_t)progress->n_prompt);
+  td_jw_int(&w, "cache", (int64_t)progress->n_cached);
+  td_jw_int(&w, "processed", (int64_t)progress->n_done);
+  td_jw_int(&w, "time_ms", (int64_t)(progress->elapsed_ns / 1000000));
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
 }
 
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
@@ -380,7 +429,7 @@ void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
   td_jw_str(&w, "finish_reason", finish_reason);
   td_jw_end_object(&w);
   td_jw_end_array(&w);
-  write_timings(&w, timings);
+  td_api_write_timings(&w, timings);
   td_jw_end_object(&w);
 }
 

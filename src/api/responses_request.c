@@ -4,11 +4,15 @@
 #include "api/api_impl.h"
 #include "api/responses_impl.h"
 
+#define MOST_REFERENCES 1024 // to items, in a request
+
 // Gathers an assistant's turn, which Responses spells as several items.
 typedef struct {
   td_json_writer *w;
   td_buf content, reasoning, calls;
   bool is_open;
+  const td_dialect_state *state; // NULL: nothing is stored
+  unsigned n_references;
 } turn;
 
 static void end_turn(turn *t) {
@@ -32,18 +36,50 @@ static void end_turn(turn *t) {
   t->is_open = false;
 }
 
-static void add_call(turn *t, const cJSON *item) {
+static void add_call(turn *t, const cJSON *item, const char *type) {
   const cJSON *id = td_json_get(item, "call_id"), *name = td_json_get(item, "name");
+  const cJSON *space = td_json_get(item, "namespace"), *input = td_json_get(item, "input");
+  const cJSON *arguments = td_json_get(item, "arguments");
   td_json_writer w = TD_JSON_WRITER(&t->calls);
+  td_buf flat = TD_BUF_INIT;
   td_buf_char(&t->calls, t->calls.len ? ',' : '[');
   td_jw_begin_object(&w, NULL);
   if (cJSON_IsString(id)) td_jw_str(&w, "id", id->valuestring);
   td_jw_str(&w, "type", "function");
   td_jw_begin_object(&w, "function");
-  if (cJSON_IsString(name)) td_jw_str(&w, "name", name->valuestring);
-  td_api_write_json(&w, "arguments", td_json_get(item, "arguments"));
+  if (cJSON_IsString(name)) {
+    td_responses_add_name(&flat, cJSON_IsString(space) ? space->valuestring : NULL,
+                          name->valuestring);
+  } else if (strcmp(type, "function_call") != 0) { // local_shell_call and the like
+    td_buf_add(&flat, type, strlen(type) - strlen("_call"));
+  }
+  if (flat.len) td_jw_str(&w, "name", flat.data);
+  if (strcmp(type, "custom_tool_call") == 0) {
+    td_jw_begin_object(&w, "arguments");
+    td_jw_str(&w, "input", cJSON_IsString(input) ? input->valuestring : "");
+    td_jw_end_object(&w);
+  } else {
+    if (!arguments) arguments = td_json_get(item, "action");
+    td_api_write_json(&w, "arguments", arguments);
+  }
   td_jw_end_object(&w);
   td_jw_end_object(&w);
+  t->calls.failed |= flat.failed;
+  td_buf_free(&flat);
+  t->is_open = true;
+}
+
+// Notes in the assistant's turn what has no result in the conversation, such as web_search_call.
+static void add_note(turn *t, const cJSON *item, const char *type) {
+  const cJSON *action = td_json_get(item, "action");
+  td_json_writer w = TD_JSON_WRITER(&t->content);
+  if (t->content.len) td_buf_char(&t->content, '\n');
+  td_buf_printf(&t->content, "[%.64s", type);
+  if (action) {
+    td_buf_char(&t->content, ' ');
+    td_api_write_json(&w, NULL, action);
+  }
+  td_buf_char(&t->content, ']');
   t->is_open = true;
 }
 
@@ -53,7 +89,12 @@ static td_status write_output(td_json_writer *w, const cJSON *item, const char *
   const cJSON *id = td_json_get(item, "call_id"), *output = td_json_get(item, "output");
   td_api_path at = td_api_member(where, "output");
   td_buf text = TD_BUF_INIT;
-  td_status st = output ? td_dialect_text(&text, output, at.text, error) : TD_OK;
+  td_status st = TD_OK;
+  td_responses_add_found(&text, td_json_get(item, "tools"), NULL);
+  if (cJSON_IsObject(output)) st = td_api_add_part(&text, output, false, at.text, error);
+  if (output && !cJSON_IsObject(output)) {
+    st = td_api_add_parts(&text, output, false, at.text, error);
+  }
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", "tool");
   if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
@@ -64,7 +105,8 @@ static td_status write_output(td_json_writer *w, const cJSON *item, const char *
   return st;
 }
 
-static td_status write_message(turn *t, const cJSON *item, const char *where, td_api_error *error) {
+static td_status write_message(turn *t, const cJSON *item, bool is_asked, const char *where,
+                               td_api_error *error) {
   const cJSON *role = td_json_get(item, "role"), *content = td_json_get(item, "content");
   td_api_path at = td_api_member(where, "content");
   if (!cJSON_IsString(role)) {
@@ -74,11 +116,11 @@ static td_status write_message(turn *t, const cJSON *item, const char *where, td
   if (strcmp(role->valuestring, "assistant") == 0) {
     if (t->content.len) end_turn(t);
     t->is_open = true;
-    return td_dialect_text(&t->content, content, at.text, error);
+    return td_api_add_parts(&t->content, content, false, at.text, error);
   }
   end_turn(t);
   td_buf text = TD_BUF_INIT;
-  td_status st = td_dialect_text(&text, content, at.text, error);
+  td_status st = td_api_add_parts(&text, content, is_asked, at.text, error);
   td_jw_begin_object(t->w, NULL);
   td_jw_str(t->w, "role", role->valuestring);
   td_jw_str_len(t->w, "content", td_buf_text(&text), text.len);
@@ -88,32 +130,86 @@ static td_status write_message(turn *t, const cJSON *item, const char *where, td
   return st;
 }
 
-static td_status write_item(turn *t, const cJSON *item, const char *where, td_api_error *error) {
+static bool ends_with(const char *text, const char *end) {
+  const size_t n = strlen(text), n_end = strlen(end);
+  return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where,
+                            td_api_error *error);
+
+static const cJSON *item_of(const cJSON *items, const char *id) {
+  for (const cJSON *item = items ? items->child : NULL; item; item = item->next) {
+    const cJSON *own = td_json_get(item, "id");
+    if (cJSON_IsString(own) && strcmp(own->valuestring, id) == 0) return item;
+  }
+  return NULL;
+}
+
+// An item that a stored response made, whose id is PREFIX_RESPONSE_INDEX.
+static td_status write_reference(turn *t, const cJSON *item, const char *where,
+                                 td_api_error *error) {
+  const cJSON *id = td_json_get(item, "id");
+  const char *text = cJSON_IsString(id) ? id->valuestring : "";
+  const char *begin = strchr(text, '_'), *end = strrchr(text, '_');
+  const td_api_path at = td_api_member(where, "id");
+  char response[64] = "";
+  if (begin && end > begin) {
+    snprintf(response, sizeof response, "resp_%.*s", (int)(end - begin - 1), begin + 1);
+  }
+  td_buf json = TD_BUF_INIT;
+  cJSON *root = NULL;
+  td_err err = {0};
+  const bool is_there = ++t->n_references <= MOST_REFERENCES && t->state && t->state->store &&
+                        td_response_store_get(t->state->store, t->state->owner, response,
+                                              TD_STORED_RESPONSE, &json) &&
+                        td_json_parse(&root, td_buf_text(&json), json.len, TD_JSON_MAX_DEPTH,
+                                      &err) == TD_OK;
+  td_buf_free(&json);
+  if (err.code == TD_ENOMEM) return td_api_fail_err(error, at.text, &err);
+  const cJSON *found = is_there ? item_of(td_json_get(root, "output"), text) : NULL;
+  td_status st = found ? write_item(t, found, false, where, error)
+                       : td_api_fail(error, 404, at.text, "not_found",
+                                     "%s: there is no item %.64s; responses are kept in memory, "
+                                     "the last ones only: send the item itself",
+                                     at.text, text);
+  cJSON_Delete(root);
+  return st;
+}
+
+static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where,
+                            td_api_error *error) {
   const cJSON *type = td_json_get(item, "type");
   const char *name = cJSON_IsString(type) ? type->valuestring : "message";
   if (!cJSON_IsObject(item)) return td_api_bad(error, where, "%s must be an object", where);
-  if (strcmp(name, "message") == 0) return write_message(t, item, where, error);
-  if (strcmp(name, "function_call") == 0) {
-    add_call(t, item);
-    return TD_OK;
-  }
+  if (strcmp(name, "message") == 0) return write_message(t, item, is_asked, where, error);
   if (strcmp(name, "reasoning") == 0) {
     const cJSON *content = td_json_get(item, "content");
     if (t->is_open) end_turn(t);
     t->is_open = content != NULL;
-    return content ? td_dialect_text(&t->reasoning, content, where, error) : TD_OK;
+    return content ? td_api_add_parts(&t->reasoning, content, false, where, error) : TD_OK;
   }
-  end_turn(t);
-  if (strcmp(name, "function_call_output") == 0) return write_output(t->w, item, where, error);
-  td_api_path at = td_api_member(where, "type");
-  return td_api_bad(error, at.text, "%s: an item of type %.64s is not supported", at.text, name);
+  if (strcmp(name, "additional_tools") == 0) return TD_OK; // they are offered
+  if (strcmp(name, "item_reference") == 0) return write_reference(t, item, where, error);
+  if (ends_with(name, "_output")) {
+    end_turn(t);
+    return write_output(t->w, item, where, error);
+  }
+  const bool is_call = ends_with(name, "_call") && td_json_get(item, "call_id");
+  if (is_call || strcmp(name, "function_call") == 0) {
+    add_call(t, item, name);
+  } else {
+    add_note(t, item, name);
+  }
+  return TD_OK;
 }
 
 // Appends the input as chat messages.
-static td_status write_input(td_buf *out, const cJSON *root, td_api_error *error) {
+static td_status write_input(td_buf *out, const cJSON *root, const td_dialect_state *state,
+                             td_api_error *error) {
   const cJSON *input = td_json_get(root, "input");
   td_json_writer w = TD_JSON_WRITER(out);
-  turn t = {.w = &w};
+  turn t = {.w = &w, .state = state};
   td_status st = TD_OK;
   if (cJSON_IsString(input)) {
     td_jw_begin_object(&w, NULL);
@@ -124,9 +220,10 @@ static td_status write_input(td_buf *out, const cJSON *root, td_api_error *error
     st = td_api_bad(error, "input", "input must be a string or an array of items");
   } else {
     unsigned i = 0;
+    const cJSON *asked = td_api_asked(input);
     for (const cJSON *item = input->child; item && st == TD_OK; item = item->next) {
       td_api_path where = td_api_item("input", i++);
-      st = write_item(&t, item, where.text, error);
+      st = write_item(&t, item, item == asked, where.text, error);
     }
     end_turn(&t);
   }
@@ -147,7 +244,8 @@ static td_status gather_messages(td_buf *out, const cJSON *root, const td_dialec
   }
   if (previous) {
     bool is_found = cJSON_IsString(previous) && state && state->store &&
-                    td_response_store_get(state->store, previous->valuestring, out);
+                    td_response_store_get(state->store, state->owner, previous->valuestring,
+                                          TD_STORED_MESSAGES, out);
     if (!is_found) {
       return td_api_fail(error, 404, "previous_response_id", "not_found",
                          "previous_response_id: there is no such response; responses are kept in "
@@ -155,57 +253,21 @@ static td_status gather_messages(td_buf *out, const cJSON *root, const td_dialec
     }
     td_buf_char(out, ',');
   }
-  return write_input(out, root, error);
+  return write_input(out, root, state, error);
 }
 
 // ---- tools and options -------------------------------------------------------------------------
 
-static void write_tools(td_json_writer *w, const cJSON *tools) {
-  static const char *const names[] = {"name", "description", "parameters", "strict"};
-  td_jw_begin_array(w, "tools");
-  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
-    const cJSON *type = td_json_get(tool, "type");
-    if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0) continue;
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "function");
-    td_jw_begin_object(w, "function");
-    for (size_t i = 0; i < TD_COUNT(names); i++) {
-      const cJSON *item = td_json_get(tool, names[i]);
-      if (item) td_api_write_json(w, names[i], item);
-    }
-    td_jw_end_object(w);
-    td_jw_end_object(w);
-  }
-  td_jw_end_array(w);
-}
-
-static void write_function(td_json_writer *w, const char *key, const cJSON *name) {
-  td_jw_begin_object(w, key);
-  td_jw_str(w, "type", "function");
-  td_jw_begin_object(w, "function");
-  td_api_write_json(w, "name", name);
-  td_jw_end_object(w);
-  td_jw_end_object(w);
-}
-
-static void write_choice(td_json_writer *w, const cJSON *choice) {
-  const cJSON *name = td_json_get(choice, "name"), *list = td_json_get(choice, "tools");
-  if (name) {
-    write_function(w, "tool_choice", name);
-  } else if (cJSON_IsArray(list)) {
-    td_jw_begin_object(w, "tool_choice");
-    td_jw_str(w, "type", "allowed_tools");
-    td_jw_begin_object(w, "allowed_tools");
-    td_api_write_json(w, "mode", td_json_get(choice, "mode"));
-    td_jw_begin_array(w, "tools");
-    for (const cJSON *tool = list->child; tool; tool = tool->next)
-      write_function(w, NULL, td_json_get(tool, "name"));
-    td_jw_end_array(w);
-    td_jw_end_object(w);
-    td_jw_end_object(w);
-  } else {
-    td_api_write_json(w, "tool_choice", choice);
-  }
+// Log-probabilities are asked for by top_logprobs, or in include.
+static void write_wanted_logprobs(td_json_writer *w, const cJSON *root) {
+  const cJSON *top = td_json_get(root, "top_logprobs"), *include = td_json_get(root, "include");
+  bool is_wanted = top && !(cJSON_IsNumber(top) && top->valuedouble == 0);
+  for (const cJSON *item = include ? include->child : NULL; item; item = item->next)
+    is_wanted |= cJSON_IsString(item) &&
+                 strcmp(item->valuestring, "message.output_text.logprobs") == 0;
+  if (!is_wanted) return;
+  td_jw_bool(w, "logprobs", true);
+  if (top) td_api_write_json(w, "top_logprobs", top);
 }
 
 static void write_format(td_json_writer *w, const cJSON *root) {
@@ -221,6 +283,43 @@ static void write_format(td_json_writer *w, const cJSON *root) {
   td_jw_str(w, "type", "json_schema");
   td_api_write_json(w, "json_schema", format); // name, schema and strict are its members
   td_jw_end_object(w);
+}
+
+// Writes content as parts, as which a string, too, is shown.
+static void write_parts(td_json_writer *w, const cJSON *content, bool is_assistant) {
+  if (!cJSON_IsString(content)) {
+    td_api_write_json(w, "content", content);
+    return;
+  }
+  td_jw_begin_array(w, "content");
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", is_assistant ? "output_text" : "input_text");
+  td_jw_str(w, "text", content->valuestring);
+  td_jw_end_object(w);
+  td_jw_end_array(w);
+}
+
+// The request's items, for those who ask for them later.
+static void keep_input(td_dialect_state *state, const cJSON *root) {
+  static const char *const but[] = {"type", "content", NULL};
+  const cJSON *input = td_json_get(root, "input");
+  const bool is_text = cJSON_IsString(input);
+  for (const cJSON *item = is_text ? input : input->child; item;
+       item = is_text ? NULL : item->next) {
+    const cJSON *type = td_json_get(item, "type"), *role = td_json_get(item, "role");
+    const char *name = cJSON_IsString(type) ? type->valuestring : "message";
+    const cJSON *content = is_text ? item : td_json_get(item, "content");
+    td_json_writer w = TD_JSON_WRITER(&state->input);
+    if (state->input.len) td_buf_char(&state->input, ',');
+    td_jw_begin_object(&w, NULL);
+    td_jw_str(&w, "type", name);
+    if (is_text) td_jw_str(&w, "role", "user");
+    if (!is_text) td_dialect_pass(&w, item, but);
+    if (content) {
+      write_parts(&w, content, cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0);
+    }
+    td_jw_end_object(&w);
+  }
 }
 
 // What the response repeats of the request.
@@ -299,19 +398,26 @@ td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_stat
   td_buf_char(&all, ']');
   td_jw_raw(&w, "messages", td_buf_text(&all));
   if ((item = td_json_get(root, "max_output_tokens"))) td_api_write_json(&w, "max_tokens", item);
-  if ((item = td_json_get(root, "tools")) && cJSON_IsArray(item)) write_tools(&w, item);
-  if ((item = td_json_get(root, "tool_choice"))) write_choice(&w, item);
+  cJSON *own_tools = cJSON_CreateObject();
+  const unsigned n_tools = td_responses_write_tools(&w, root, own_tools);
+  if ((item = td_json_get(root, "tool_choice"))) {
+    td_responses_write_choice(&w, item, n_tools, own_tools);
+  }
   item = td_json_get(td_json_get(root, "reasoning"), "effort");
   if (item) td_api_write_json(&w, "reasoning_effort", item);
+  write_wanted_logprobs(&w, root);
   write_format(&w, root);
   td_jw_end_object(&w);
   out->failed |= messages.failed || all.failed;
   td_buf_free(&all);
   if (state) {
     keep_echo(state, root);
+    if (st == TD_OK) keep_input(state, root);
     state->is_stored = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(root, "store"));
     state->messages = messages;
+    state->own_tools = own_tools;
   } else {
+    cJSON_Delete(own_tools);
     td_buf_free(&messages);
   }
   return st;

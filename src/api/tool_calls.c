@@ -16,6 +16,7 @@ enum {
   FUNCTION,
   ARG_KEYS,
   INVOKE,
+  DSML,
   HY,
   HY_SUFFIXED,
   MISTRAL,
@@ -39,15 +40,23 @@ static const td_call_tags suffixed_tags = {.after_name = "<tool_sep:opensource>"
                                            .key_close = "</arg_key:opensource>",
                                            .value_open = "<arg_value:opensource>",
                                            .value_close = "</arg_value:opensource>"};
-static const td_call_tags invoke_tags = {.name_open = "<invoke name=\"",
-                                         .name_close = "\">",
-                                         .key_open = "<parameter name=\"",
-                                         .key_close = "\">",
+static const td_call_tags invoke_tags = {.name_open = "<invoke name=",
+                                         .name_close = ">",
+                                         .key_open = "<parameter name=",
+                                         .key_close = ">",
                                          .value_close = "</parameter>",
                                          .end = "</invoke>"};
 
+static const td_call_tags dsml_tags = {.name_open = "<｜DSML｜invoke name=",
+                                       .name_close = ">",
+                                       .key_open = "<｜DSML｜parameter name=",
+                                       .key_close = ">",
+                                       .text_mark = " string=",
+                                       .value_close = "</｜DSML｜parameter>",
+                                       .end = "</｜DSML｜invoke>"};
+
 static const td_call_form_marks forms[] = {
-    [HERMES] = {.call_open = "<tool_call>", .call_close = "</tool_call>"},
+    [HERMES] = {.call_open = "<tool_call>", .call_close = "</tool_call>", .ends_thought = true},
     [DEEPSEEK] = {.open = "<｜tool▁calls▁begin｜>",
                   .close = "<｜tool▁calls▁end｜>",
                   .call_open = "<｜tool▁call▁begin｜>",
@@ -58,21 +67,27 @@ static const td_call_form_marks forms[] = {
               .call_open = "<|tool_call_begin|>",
               .middle = "<|tool_call_argument_begin|>",
               .call_close = "<|tool_call_end|>",
-              .has_ids = true},
+              .has_ids = true,
+              .ends_thought = true},
     [FUNCTION] = {.call_open = "<function=", .call_close = "</tool_call>", .tags = &function_tags},
     [ARG_KEYS] = {.call_close = "</tool_call>", .tags = &arg_key_tags},
     [INVOKE] = {.open = "<minimax:tool_call>",
                 .close = "</minimax:tool_call>",
                 .tags = &invoke_tags},
+    [DSML] = {.open = "<｜DSML｜function_calls>",
+              .close = "</｜DSML｜function_calls>",
+              .tags = &dsml_tags},
     // Its calls begin with HERMES' marker.
     [HY] = {.open = "<tool_calls>",
             .close = "</tool_calls>",
             .call_close = "</tool_call>",
+            .ends_thought = true,
             .tags = &arg_key_tags},
     [HY_SUFFIXED] = {.open = "<tool_calls:opensource>",
                      .close = "</tool_calls:opensource>",
                      .call_open = "<tool_call:opensource>",
                      .call_close = "</tool_call:opensource>",
+                     .ends_thought = true,
                      .tags = &suffixed_tags},
     [MISTRAL] = {.call_open = "[TOOL_CALLS]", .middle = "[ARGS]", .id_mark = "[CALL_ID]"},
     [MISTRAL_OBJECTS] = {0},
@@ -110,7 +125,7 @@ td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, siz
                  {f->close, TD_MARK_CLOSE},
                  {f->call_close, TD_MARK_CLOSE}};
     for (size_t k = 0; k < TD_COUNT(marks); k++) {
-      if (!marks[k].text || marks[k].mark > last) continue;
+      if (!marks[k].text || (last ? marks[k].mark > last : k > 1 || !f->ends_thought)) continue;
       td_marker_match match = td_marker_at(marks[k].text, text, at, len);
       if (match == TD_MARKER_WHOLE) {
         *mark = marks[k].mark;
@@ -122,6 +137,17 @@ td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, siz
     }
   }
   return found;
+}
+
+const char *td_call_opening(unsigned i) {
+  if (i / 2 >= TD_COUNT(forms)) return NULL;
+  const char *marker = i % 2 ? forms[i / 2].call_open : forms[i / 2].open;
+  return marker ? marker : "";
+}
+
+outcome td_call_at(const reading *x, const char *marker, size_t at) {
+  const td_marker_match match = marker ? td_marker_at(marker, x->text, at, x->len) : TD_MARKER_NONE;
+  return match == TD_MARKER_WHOLE ? GO : match == TD_MARKER_CUT ? WAIT : NONE;
 }
 
 // ---- steps ------------------------------------------------------------------------------------
@@ -152,15 +178,64 @@ static bool skip_space(reading *x) {
 
 // ---- names ------------------------------------------------------------------------------------
 
-static bool is_digits(const char *text) {
-  return text[0] && text[strspn(text, "0123456789")] == '\0';
+static bool is_quote(char c) {
+  return c == '"' || c == '\'';
+}
+
+void td_call_strip(const char **text, size_t *len) {
+  while (*len && (td_is_space((*text)[0]) || is_quote((*text)[0])))
+    ++*text, --*len;
+  while (*len && (td_is_space((*text)[*len - 1]) || is_quote((*text)[*len - 1])))
+    --*len;
+}
+
+static size_t without_digits(const char *text, size_t len) {
+  while (len && text[len - 1] >= '0' && text[len - 1] <= '9')
+    len--;
+  return len;
+}
+
+// Whether the text ends in a colon and digits.
+static bool has_index(const char *text, size_t len) {
+  const size_t n = without_digits(text, len);
+  return n > 0 && n < len && text[n - 1] == ':';
+}
+
+// Length of the name without what the model appended. way 0: all of it; 1: without an index, as in
+// NAME_0 and NAME.0; 2: without an id, as in NAME:call_1 and NAME#x.
+static size_t without_id(const char *name, size_t len, int way) {
+  const size_t n = way == 1 ? without_digits(name, len) : strcspn(name, ":#");
+  if (way == 0 || n == 0) return len;
+  if (way == 2) return n < len ? n : len;
+  return n < len && strchr(":#._-", name[n - 1]) ? n - 1 : len;
+}
+
+// Finds the tool of those offered that name means, with an id before or behind it. Without one of
+// that name only what the model's form puts around names is removed.
+static void match_name(const reading *x, char *name) {
+  static const char prefix[] = "functions";
+  const size_t n = sizeof prefix - 1;
+  char tried[TD_CALL_MAX_NAME + 1];
+  const bool has_prefix = strncmp(name, prefix, n) == 0;
+  const char *begins[] = {name, name + (has_prefix ? n : 0)};
+  if (has_prefix && name[n] && strchr("._:/-", name[n])) begins[1]++;
+  for (int k = 0; k < 6; k++) {
+    const char *from = begins[k % 2];
+    const size_t n_tried = without_id(from, strlen(from), k / 2);
+    memcpy(tried, from, n_tried);
+    tried[n_tried] = '\0';
+    if (!td_tool_params_has_tool(x->r->params, tried)) continue;
+    memcpy(name, tried, n_tried + 1);
+    return;
+  }
+  if (has_prefix && name[n] == '.') memmove(name, name + n + 1, strlen(name + n));
+  if (x->form->has_ids && has_index(name, strlen(name))) *strrchr(name, ':') = '\0';
 }
 
 // Kimi writes functions.NAME:INDEX, which is also the id; parts of it may be missing. Mistral
 // writes the id behind a marker.
 outcome td_call_set_name(reading *x, const char *text, size_t len) {
   char name[TD_CALL_MAX_NAME + 1];
-  static const char prefix[] = "functions.";
   const char *mark = form_of(x)->id_mark;
   const char *found = mark && len ? memmem(text, len, mark, strlen(mark)) : NULL;
   if (found) {
@@ -169,22 +244,16 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
     if (n < sizeof x->call->id && !memchr(id, '\0', n)) memcpy(x->call->id, id, n);
     len = (size_t)(found - text);
   }
-  while (len && td_is_space(text[0]))
-    text++, len--;
-  while (len && td_is_space(text[len - 1]))
-    len--;
+  td_call_strip(&text, &len);
   if (len == 0 || len > TD_CALL_MAX_NAME || memchr(text, '\0', len)) return NONE;
   memcpy(name, text, len);
   name[len] = '\0';
-  char *begin = name;
-  if (strncmp(name, prefix, sizeof prefix - 1) == 0) begin += sizeof prefix - 1;
-  char *colon = form_of(x)->has_ids ? strrchr(begin, ':') : NULL;
-  if (colon && is_digits(colon + 1)) {
-    if (len < sizeof x->call->id) memcpy(x->call->id, name, len + 1);
-    *colon = '\0';
+  match_name(x, name);
+  if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
+  if (form_of(x)->has_ids && has_index(text, len) && len < sizeof x->call->id) {
+    memcpy(x->call->id, text, len);
   }
-  if (!begin[0]) return NONE;
-  x->call->name = strdup(begin);
+  x->call->name = strdup(name);
   if (!x->call->name) x->call->arguments.failed = true;
   return GO;
 }
@@ -200,15 +269,24 @@ static outcome end_arguments(reading *x) {
   return go(x, form_of(x)->middle ? STEP_CLOSE : STEP_KEY);
 }
 
+// Passes the quote that begins a string, which step reads into word.
+static outcome begin_string(reading *x, int step) {
+  td_call_reader *r = x->r;
+  r->string = (td_string_reader){.quote = x->text[r->at++]};
+  td_buf_clear(&r->word);
+  return go(x, step);
+}
+
 // At the first byte of a value that may be the arguments.
 static outcome begin_arguments(reading *x) {
   td_call_reader *r = x->r;
   r->object = (td_object_reader){0};
-  r->string = (td_string_reader){0};
   td_buf_clear(&r->word);
   switch (x->text[r->at]) {
   case '{': return go(x, STEP_OBJECT);
-  case '"': r->at++; return go(x, STEP_QUOTED);
+  case '"':
+  case '\'': return begin_string(x, STEP_QUOTED);
+  case 'N':
   case 'n':
   case '[': return go(x, STEP_LITERAL);
   default: return NONE;
@@ -228,10 +306,15 @@ static outcome read_object(reading *x) {
   return WAIT;
 }
 
-// A byte of the string that holds the arguments.
+// Whether the object in the string that holds the arguments has ended.
+static bool is_quoted_whole(const reading *x) {
+  return x->call->arguments.len && !x->r->object.depth;
+}
+
+// A byte of that string.
 static bool take_quoted(reading *x, char c) {
   td_call_reader *r = x->r;
-  bool is_over = x->call->arguments.len && !r->object.depth;
+  const bool is_over = is_quoted_whole(x);
   if (td_is_space(c) && (is_over || !r->object.depth)) return true;
   if (is_over || (r->word.len && c == '{')) return false;
   if (r->object.depth || c == '{') {
@@ -243,7 +326,7 @@ static bool take_quoted(reading *x, char c) {
 
 static bool is_nothing(const td_buf *word) {
   const char *text = td_buf_text(word);
-  return !text[0] || strcmp(text, "null") == 0 || strcmp(text, "[]") == 0;
+  return !text[0] || !strcmp(text, "null") || !strcmp(text, "None") || !strcmp(text, "[]");
 }
 
 static outcome read_quoted(reading *x) {
@@ -253,14 +336,16 @@ static outcome read_quoted(reading *x) {
     bool ended;
     size_t n = td_string_feed(&r->string, x->text[r->at], bytes, &ended);
     for (size_t i = 0; i < n; i++) {
-      if (!take_quoted(x, bytes[i])) return NONE;
+      if (take_quoted(x, bytes[i])) continue;
+      r->has_arguments = is_quoted_whole(x); // what follows them is no part of the string
+      return NONE;
     }
     if (!ended) continue;
     if (r->object.depth || !is_nothing(&r->word)) return NONE;
     r->at++;
     return end_arguments(x);
   }
-  return WAIT;
+  return x->is_final && is_quoted_whole(x) ? end_arguments(x) : WAIT;
 }
 
 static outcome read_literal(reading *x) {
@@ -274,7 +359,7 @@ static outcome read_literal(reading *x) {
     }
     td_buf_char(&r->word, c);
     if (r->word.failed) return NONE;
-    const char *whole = r->word.data[0] == '[' ? "[]" : "null";
+    const char *whole = r->word.data[0] == '[' ? "[]" : r->word.data[0] == 'n' ? "null" : "None";
     if (strncmp(whole, r->word.data, r->word.len) != 0) return NONE;
     r->at++;
     if (r->word.len == strlen(whole)) return end_arguments(x);
@@ -293,8 +378,8 @@ static outcome begin_tags(reading *x) {
     return go(x, STEP_TAG_OPEN);
   }
   const char *marker = forms[FUNCTION].call_open;
-  const td_marker_match match = td_marker_at(marker, x->text, r->at, x->len);
-  if (match != TD_MARKER_WHOLE) return match == TD_MARKER_CUT ? WAIT : NONE;
+  const outcome o = td_call_at(x, marker, r->at);
+  if (o != GO) return o;
   r->at += strlen(marker);
   set_form(x, FUNCTION);
   return go(x, STEP_TAG_OPEN);
@@ -338,12 +423,7 @@ static outcome read_key(reading *x) {
     r->at++;
     return GO;
   }
-  if (c == '"' && r->has_value == r->has_comma) {
-    r->at++;
-    r->string = (td_string_reader){0};
-    td_buf_clear(&r->word);
-    return go(x, STEP_KEY_TEXT);
-  }
+  if (is_quote(c) && r->has_value == r->has_comma) return begin_string(x, STEP_KEY_TEXT);
   if (c != '}' || r->has_comma) return NONE;
   r->at++;
   return end_object(x);
@@ -377,15 +457,9 @@ static bool is_key(const td_call_reader *r, const char *a, const char *b) {
 // Skips the value of a key that is not used.
 static outcome begin_skip(reading *x) {
   td_call_reader *r = x->r;
-  char c = x->text[r->at];
-  r->string = (td_string_reader){0};
-  if (c == '{' || c == '[') {
-    r->object = (td_object_reader){.depth = 1, .arrays = c == '[', .has_member = true};
-    r->at++;
-    return go(x, STEP_SKIP_OBJECT);
-  }
-  if (c == '"') r->at++;
-  return go(x, c == '"' ? STEP_SKIP_TEXT : STEP_SKIP_WORD);
+  if (is_quote(x->text[r->at])) return begin_string(x, STEP_SKIP_TEXT);
+  r->object = (td_object_reader){.may_be_array = true};
+  return go(x, strchr("{[", x->text[r->at]) ? STEP_SKIP_OBJECT : STEP_SKIP_WORD);
 }
 
 // Llama writes "parameters" instead of "arguments". OpenAI nests both in a "function" object, and
@@ -397,12 +471,7 @@ static outcome read_value(reading *x) {
   bool is_name = is_key(r, "name", "function") && !x->call->name;
   r->has_value = true;
   r->has_comma = false;
-  if (is_name && c == '"') {
-    r->at++;
-    r->string = (td_string_reader){0};
-    td_buf_clear(&r->word);
-    return go(x, STEP_NAME_TEXT);
-  }
+  if (is_name && is_quote(c)) return begin_string(x, STEP_NAME_TEXT);
   if (is_name && c == '{' && !r->is_nested && is_key(r, "function", "function")) {
     r->at++;
     r->is_nested = true;
@@ -444,11 +513,9 @@ static outcome at_end(const reading *x) {
   const td_call_form_marks *f = form_of(x);
   const char *const ends[] = {f->call_close, f->call_open, f->close};
   outcome found = NONE;
-  for (size_t i = 0; i < TD_COUNT(ends); i++) {
-    if (!ends[i]) continue;
-    td_marker_match match = td_marker_at(ends[i], x->text, x->r->at, x->len);
-    if (match == TD_MARKER_WHOLE) return GO;
-    if (match == TD_MARKER_CUT) found = WAIT;
+  for (size_t i = 0; i < TD_COUNT(ends) && found != GO; i++) {
+    const outcome o = td_call_at(x, ends[i], x->r->at);
+    if (o != NONE) found = o;
   }
   return found;
 }
@@ -465,14 +532,6 @@ static bool begins_object(reading *x) {
   return true;
 }
 
-// Whether the marker between name and id is here. WAIT: it may be.
-static outcome at_id(const reading *x) {
-  const char *mark = form_of(x)->id_mark;
-  const td_marker_match match = mark ? td_marker_at(mark, x->text, x->r->at, x->len)
-                                     : TD_MARKER_NONE;
-  return match == TD_MARKER_WHOLE ? GO : match == TD_MARKER_CUT ? WAIT : NONE;
-}
-
 // Reads up to the middle marker, which models may omit whether or not arguments follow.
 static outcome read_header(reading *x) {
   td_call_reader *r = x->r;
@@ -483,7 +542,7 @@ static outcome read_header(reading *x) {
     if (c != '<' && c != '{' && c != '[') continue;
     if (begins_object(x)) return go(x, STEP_BRACE);
     td_marker_match match = td_marker_at(middle, x->text, r->at, x->len);
-    outcome id = match == TD_MARKER_NONE ? at_id(x) : NONE;
+    outcome id = match == TD_MARKER_NONE ? td_call_at(x, form_of(x)->id_mark, r->at) : NONE;
     if (id == GO) continue;
     outcome end = c == '{' || match == TD_MARKER_WHOLE ? GO : at_end(x);
     if (match == TD_MARKER_CUT || end == WAIT || id == WAIT) return WAIT;
@@ -601,6 +660,29 @@ static outcome read_close(reading *x) {
   return WHOLE;
 }
 
+// Skips what a call still holds whose arguments went wrong, up to a marker.
+static outcome read_broken(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    td_mark mark;
+    size_t n;
+    unsigned form;
+    const td_marker_match match = td_call_marker_at(TD_MARK_CLOSE, x->text, r->at, x->len, &mark,
+                                                    &n, &form);
+    if (match == TD_MARKER_CUT && !x->is_final) return WAIT;
+    if (match == TD_MARKER_WHOLE) return BROKEN;
+  }
+  return x->is_final ? BROKEN : WAIT;
+}
+
+// A call that was told stays one, whatever follows: arguments that are whole end it, others go
+// wrong here.
+static outcome end_early(reading *x) {
+  td_call_reader *r = x->r;
+  r->begin = r->at;
+  return go(x, r->has_arguments ? STEP_CLOSE : STEP_BROKEN);
+}
+
 static outcome take_step(reading *x) {
   outcome o;
   switch (x->r->step) {
@@ -624,6 +706,7 @@ static outcome take_step(reading *x) {
   case STEP_QUOTED: return read_quoted(x);
   case STEP_LITERAL: return read_literal(x);
   case STEP_CLOSE: return read_close(x);
+  case STEP_BROKEN: return read_broken(x);
   default: return td_tagged_call_step(x);
   }
 }
@@ -640,14 +723,12 @@ static int first_step(unsigned form) {
   return forms[form].tags ? STEP_TAG_OPEN : forms[form].middle ? STEP_HEADER : STEP_BRACE;
 }
 
-void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces,
-                   const td_tool_params *params) {
+void td_call_begin(td_call_reader *reader, unsigned form, size_t at, const td_tool_params *params) {
   td_buf word = reader->word;
   *reader = (td_call_reader){.form = form,
                              .step = first_step(form),
                              .at = at,
                              .begin = at,
-                             .in_pieces = in_pieces,
                              .params = params,
                              .word = word};
 }
@@ -657,23 +738,24 @@ void td_call_reader_free(td_call_reader *reader) {
 }
 
 td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *text, size_t len,
-                       bool is_final, td_call_state *state, td_err *err) {
+                       td_text_end end, td_call_state *state, td_err *err) {
+  static const td_call_state states[] = {[WAIT] = TD_CALL_OPEN,
+                                         [NONE] = TD_CALL_NONE,
+                                         [WHOLE] = TD_CALL_WHOLE,
+                                         [BROKEN] = TD_CALL_BROKEN};
   reading x = {.r = reader,
                .call = call,
                .form = &forms[reader->form],
                .text = text,
                .len = len,
-               .is_final = is_final};
+               .is_final = end != TD_TEXT_GROWS,
+               .is_ended = end == TD_TEXT_ENDED};
   outcome o = GO;
   while (o == GO) {
     o = take_step(&x);
-    if (o == NONE && reader->in_pieces && td_call_is_sure(reader, call)) {
-      if (x.form->tags && !reader->has_arguments) td_tagged_call_end(&x);
-      reader->begin = reader->at;
-      o = go(&x, STEP_CLOSE);
-    }
+    if (o == NONE && td_call_is_sure(reader, call)) o = end_early(&x);
   }
-  *state = o == WAIT ? TD_CALL_OPEN : o == WHOLE ? TD_CALL_WHOLE : TD_CALL_NONE;
+  *state = states[o];
   td_status st = td_buf_status(&call->arguments, err);
   return st == TD_OK ? td_buf_status(&reader->word, err) : st;
 }

@@ -13,6 +13,7 @@ typedef struct {
   const char *after_name;             // may stand between the name and the arguments
   const char *key_open, *key_close;
   const char *value_open, *value_close;
+  const char *text_mark; // behind a key, before "true" where the value is a string, else "false"
   const char *end;       // ends the arguments
   bool trims_line_feeds; // one behind value's beginning and one before its end are not its own
 } td_call_tags;
@@ -26,6 +27,7 @@ typedef struct {
   const char *call_close;
   const char *id_mark;      // in the header, between the name and an id
   bool has_ids;             // the header is an id that contains the name
+  bool ends_thought;        // its opening marker ends a thought that has no end, as in its peers
   const td_call_tags *tags; // NULL: the arguments are JSON
 } td_call_form_marks;
 
@@ -50,6 +52,7 @@ enum {
   STEP_QUOTED,  // a string that holds the object
   STEP_LITERAL, // null or []
   STEP_CLOSE,
+  STEP_BROKEN, // skips the rest of a call
   // for arguments in tags
   STEP_TAG_OPEN,
   STEP_TAG_NAME,
@@ -59,7 +62,7 @@ enum {
   STEP_TAG_VALUE,
 };
 
-typedef enum { GO, WAIT, NONE, WHOLE } td_call_outcome;
+typedef enum { GO, WAIT, NONE, WHOLE, BROKEN } td_call_outcome;
 
 // State of one reading step.
 typedef struct {
@@ -69,6 +72,7 @@ typedef struct {
   const char *text;
   size_t len;
   bool is_final;
+  bool is_ended; // is_final, and the model ended the text itself
 } td_call_reading;
 
 static inline td_call_outcome td_call_go(td_call_reading *x, int step) {
@@ -81,6 +85,11 @@ bool td_call_skip_space(td_call_reading *x);
 // Sets the name without the model's prefix, and the id if the text holds one. NONE: there is no
 // name.
 td_call_outcome td_call_set_name(td_call_reading *x, const char *text, size_t len);
+
+// Whether text[at..len) begins with a marker. WAIT: it may. NULL: there is none.
+td_call_outcome td_call_at(const td_call_reading *x, const char *marker, size_t at);
+// Without the white space and the quotes around it.
+void td_call_strip(const char **text, size_t *len);
 
 // tagged_calls.c: the steps STEP_TAG_*.
 td_call_outcome td_tagged_call_step(td_call_reading *x);

@@ -1,111 +1,32 @@
 // src/api/tool_params.c - the types of tools' parameters, and arguments written as plain text.
 #include "api/tool_params.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/json_pieces.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
-
-#define MAX_REFS 8 // followed for one parameter
+#include "text/grammar/json_schema.h"
 
 // ---- types of a schema --------------------------------------------------------------------------
 
-static unsigned type_named(const char *name) {
+unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_failed) {
   static const struct {
-    const char *name;
-    unsigned type;
-  } names[] = {{"null", TD_PARAM_NULL},      {"boolean", TD_PARAM_BOOL},
-               {"integer", TD_PARAM_NUMBER}, {"number", TD_PARAM_NUMBER},
-               {"string", TD_PARAM_STRING},  {"array", TD_PARAM_ARRAY},
-               {"object", TD_PARAM_OBJECT}};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    if (strcmp(name, names[i].name) == 0) return names[i].type;
-  }
-  return 0;
+    unsigned schema, param;
+  } types[] = {{TD_SCHEMA_NULL, TD_PARAM_NULL},
+               {TD_SCHEMA_BOOL, TD_PARAM_BOOL},
+               {TD_SCHEMA_INTEGER | TD_SCHEMA_NUMBER, TD_PARAM_NUMBER},
+               {TD_SCHEMA_STRING, TD_PARAM_STRING},
+               {TD_SCHEMA_ARRAY, TD_PARAM_ARRAY},
+               {TD_SCHEMA_OBJECT, TD_PARAM_OBJECT}};
+  const unsigned allowed = td_json_schema_types(root, schema, has_failed);
+  unsigned out = 0;
+  for (size_t i = 0; i < TD_COUNT(types) && allowed != TD_SCHEMA_ANY; i++)
+    out |= allowed & types[i].schema ? types[i].param : 0;
+  return out;
 }
-
-static unsigned type_of_value(const cJSON *value) {
-  if (cJSON_IsNull(value)) return TD_PARAM_NULL;
-  if (cJSON_IsBool(value)) return TD_PARAM_BOOL;
-  if (cJSON_IsNumber(value)) return TD_PARAM_NUMBER;
-  if (cJSON_IsString(value)) return TD_PARAM_STRING;
-  return cJSON_IsArray(value) ? TD_PARAM_ARRAY : TD_PARAM_OBJECT;
-}
-
-// The schema at #/KEY/NAME; NULL: there is none.
-static const cJSON *resolve(const cJSON *root, const char *ref) {
-  if (strncmp(ref, "#/", 2) != 0) return NULL;
-  const char *key = ref + 2, *slash = strchr(key, '/');
-  char first[32];
-  if (!slash || (size_t)(slash - key) >= sizeof first) return NULL;
-  memcpy(first, key, (size_t)(slash - key));
-  first[slash - key] = '\0';
-  return td_json_get(td_json_get(root, first), slash + 1);
-}
-
-static unsigned types_within(const cJSON *root, const cJSON *schema, unsigned depth);
-
-// The union of what the schemas of a list allow; 0 if one of them allows anything.
-static unsigned types_of_any(const cJSON *root, const cJSON *list, unsigned depth) {
-  unsigned types = 0;
-  for (const cJSON *item = list->child; item; item = item->next) {
-    const unsigned own = types_within(root, item, depth);
-    if (!own) return 0;
-    types |= own;
-  }
-  return types;
-}
-
-static unsigned types_within(const cJSON *root, const cJSON *schema, unsigned depth) {
-  const cJSON *type = td_json_get(schema, "type"), *ref = td_json_get(schema, "$ref");
-  const cJSON *list = td_json_get(schema, "enum");
-  const cJSON *constant = cJSON_GetObjectItemCaseSensitive(schema, "const");
-  unsigned types = 0;
-  if (cJSON_IsString(type)) return type_named(type->valuestring);
-  if (cJSON_IsArray(type)) {
-    for (const cJSON *item = type->child; item; item = item->next)
-      types |= cJSON_IsString(item) ? type_named(item->valuestring) : 0;
-    return types;
-  }
-  if (constant) return type_of_value(constant);
-  if (cJSON_IsArray(list)) {
-    for (const cJSON *item = list->child; item; item = item->next)
-      types |= type_of_value(item);
-    return types;
-  }
-  if (depth == MAX_REFS) return 0;
-  if (cJSON_IsString(ref)) return types_within(root, resolve(root, ref->valuestring), depth + 1);
-  static const char *const unions[] = {"anyOf", "oneOf"};
-  for (size_t i = 0; i < TD_COUNT(unions); i++) {
-    const cJSON *any = td_json_get(schema, unions[i]);
-    if (cJSON_IsArray(any)) return types_of_any(root, any, depth + 1);
-  }
-  const cJSON *all = td_json_get(schema, "allOf");
-  return cJSON_IsArray(all) && all->child ? types_within(root, all->child, depth + 1) : 0;
-}
-
-const cJSON *td_tool_param_resolve(const cJSON *root, const cJSON *schema) {
-  for (unsigned i = 0; i < MAX_REFS; i++) {
-    const cJSON *ref = td_json_get(schema, "$ref"), *all = td_json_get(schema, "allOf");
-    const cJSON *next = NULL;
-    if (td_json_get(schema, "type")) return schema;
-    if (cJSON_IsString(ref)) {
-      next = resolve(root, ref->valuestring);
-    } else if (cJSON_IsArray(all) && all->child && !all->child->next) {
-      next = all->child;
-    }
-    if (!next) return schema;
-    schema = next;
-  }
-  return schema;
-}
-
-unsigned td_tool_param_types(const cJSON *root, const cJSON *schema) {
-  return types_within(root, schema, 0);
-}
-
-// ---- the table ----------------------------------------------------------------------------------
 
 static td_status add(td_tool_params *params, const char *tool, const char *key, unsigned types,
                      td_err *err) {
@@ -123,21 +44,17 @@ static td_status add(td_tool_params *params, const char *tool, const char *key, 
   return is_lost ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
 }
 
-td_status td_tool_params_add(td_tool_params *params, const cJSON *tools, td_err *err) {
-  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
-    const cJSON *function = td_json_get(tool, "function");
-    const cJSON *name = td_json_get(function, "name"), *root = td_json_get(function, "parameters");
-    const cJSON *properties = td_json_get(root, "properties");
-    if (!cJSON_IsString(name)) continue;
-    td_status st = add(params, name->valuestring, NULL, 0, err);
-    if (st != TD_OK) return st;
-    if (!cJSON_IsObject(properties)) continue;
-    for (const cJSON *p = properties->child; p; p = p->next) {
-      st = add(params, name->valuestring, p->string, td_tool_param_types(root, p), err);
-      if (st != TD_OK) return st;
-    }
-  }
-  return TD_OK;
+td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_err *err) {
+  const cJSON *function = td_json_get(tool, "function");
+  const cJSON *name = td_json_get(function, "name"), *root = td_json_get(function, "parameters");
+  const cJSON *properties = td_json_get(root, "properties");
+  if (!cJSON_IsString(name)) return TD_OK;
+  td_status st = add(params, name->valuestring, NULL, 0, err);
+  const cJSON *p = cJSON_IsObject(properties) ? properties->child : NULL;
+  bool has_failed = false;
+  for (; p && st == TD_OK && !has_failed; p = p->next)
+    st = add(params, name->valuestring, p->string, td_tool_param_types(root, p, &has_failed), err);
+  return has_failed ? td_fail(err, TD_ENOMEM, "out of memory") : st;
 }
 
 void td_tool_params_free(td_tool_params *params) {
@@ -156,11 +73,26 @@ bool td_tool_params_has_tool(const td_tool_params *params, const char *tool) {
   return false;
 }
 
-unsigned td_tool_params_types(const td_tool_params *params, const char *tool, const char *key) {
+bool td_tool_params_may_call(const td_tool_params *params, const char *tool) {
+  return !params || !params->is_closed || td_tool_params_has_tool(params, tool);
+}
+
+bool td_tool_params_lists(const td_tool_params *params, const char *tool) {
+  for (size_t i = 0; params && i < params->n; i++)
+    if (params->items[i].key && strcmp(params->items[i].tool, tool) == 0) return true;
+  return false;
+}
+
+unsigned td_tool_params_find(const td_tool_params *params, const char *tool, const char *key,
+                             unsigned *at) {
+  *at = 0;
   for (size_t i = 0; params && i < params->n; i++) {
     const td_tool_param *p = &params->items[i];
-    if (p->key && strcmp(p->key, key) == 0 && strcmp(p->tool, tool) == 0) return p->types;
+    if (!p->key || strcmp(p->tool, tool) != 0) continue;
+    if (strcmp(p->key, key) == 0) return p->types;
+    ++*at;
   }
+  *at = UINT_MAX;
   return 0;
 }
 
@@ -180,6 +112,23 @@ static unsigned type_of_json(char first) {
 
 static bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+// Writes an array or an object, in JSON or as Python writes it. False: it is none.
+static bool write_nested(td_buf *out, const char *text, size_t len) {
+  td_buf json = TD_BUF_INIT;
+  td_object_reader reader = {.may_be_array = true, .is_held = true};
+  td_object_state state = TD_OBJECT_OPEN;
+  td_err ignored;
+  for (size_t i = 0; i < len && state != TD_OBJECT_BAD; i++)
+    state = td_object_feed(&reader, text[i], &json);
+  const bool ok = state == TD_OBJECT_WHOLE &&
+                  td_json_check(td_buf_text(&json), json.len, TD_JSON_MAX_DEPTH - 1, &ignored) ==
+                      TD_OK;
+  if (ok) td_buf_add(out, json.data, json.len);
+  out->failed |= json.failed;
+  td_buf_free(&json);
+  return ok;
 }
 
 void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t len) {
@@ -203,6 +152,8 @@ void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t l
     td_buf_add(out, from, n);
     return;
   }
+  const bool is_nested = type & allowed & (TD_PARAM_ARRAY | TD_PARAM_OBJECT);
+  if (is_nested && !(allowed & TD_PARAM_STRING) && write_nested(out, from, n)) return;
   for (size_t i = 0; i < TD_COUNT(words); i++) {
     if (n != strlen(words[i].python) || memcmp(from, words[i].python, n) != 0) continue;
     if (!(words[i].type & types)) continue;

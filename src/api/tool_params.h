@@ -4,6 +4,7 @@
 #define TD_API_TOOL_PARAMS_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/buf.h"
@@ -28,22 +29,28 @@ typedef struct {
 typedef struct {
   td_tool_param *items; // owned, [n]
   size_t n, cap;
+  bool is_closed; // only these may be called
 } td_tool_params;
 
-// Adds the parameters of tools, an array of checked functions. Error: TD_ENOMEM.
-td_status td_tool_params_add(td_tool_params *params, const cJSON *tools, td_err *err);
+// Adds the parameters of a checked function. Error: TD_ENOMEM.
+td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_err *err);
 void td_tool_params_free(td_tool_params *params);
 
 // The types of a property's schema. root: the schema that its $ref refer to.
-unsigned td_tool_param_types(const cJSON *root, const cJSON *schema);
-// The schema that schema names by a $ref, or by an allOf of one, else itself.
-const cJSON *td_tool_param_resolve(const cJSON *root, const cJSON *schema);
+// *has_failed is set if memory ran out.
+unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_failed);
 // params may be NULL: nothing is known.
 bool td_tool_params_has_tool(const td_tool_params *params, const char *tool);
-unsigned td_tool_params_types(const td_tool_params *params, const char *tool, const char *key);
+bool td_tool_params_may_call(const td_tool_params *params, const char *tool);
+// Whether the tool's parameters are known.
+bool td_tool_params_lists(const td_tool_params *params, const char *tool);
+// The types of a tool's parameter, and its place among the tool's; UINT_MAX: there is none.
+unsigned td_tool_params_find(const td_tool_params *params, const char *tool, const char *key,
+                             unsigned *at);
 
 // Appends an argument that was written as text, as JSON: as the JSON it is if the types allow that,
-// else as a string. Also takes Python's spelling of true, false and null.
+// else as a string. Also takes Python's spelling of true, false and null, and of arrays and
+// objects.
 void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t len);
 
 #endif

@@ -124,10 +124,11 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   st = td_api_add_params(out, &grown[index], index, parameters, error);
   if (st != TD_OK) return st;
   snprintf(prefix, sizeof prefix, "t%u.", index);
-  const td_json_schema_opts opts = {.prefix = prefix, .is_strict = is_strict};
+  const td_json_schema_opts opts = {
+      .prefix = prefix, .is_free = out->is_free_json, .is_one_line = true};
   td_buf rules = TD_BUF_INIT;
   if (parameters) st = td_json_schema_to_gbnf(&rules, parameters, &opts, &err);
-  if (st != TD_OK && is_strict) {
+  if (st != TD_OK && (is_strict || st == TD_ENOMEM)) {
     td_api_path where = td_api_item("tools", at);
     where = td_api_member(where.text, "function.parameters");
     td_buf_free(&rules);
@@ -171,10 +172,13 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
     }
   }
   unsigned i = 0;
-  if (out->calls_mode == TD_CALLS_FREE) return TD_OK;
+  out->params.is_closed = out->calls_mode != TD_CALLS_FREE;
   for (const cJSON *tool = tools->child; tool; tool = tool->next, i++) {
+    td_err err;
     if (!may_call(choice, tool)) continue;
-    td_status st = add_callable(out, tool, i, error);
+    td_status st = td_tool_params_add(&out->params, tool, &err);
+    if (st != TD_OK) return td_api_fail_err(error, "tools", &err);
+    if (out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;

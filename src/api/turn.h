@@ -15,8 +15,8 @@ void td_api_said_call(td_sha256 *sha, const char *name, const char *arguments);
 
 // What generated text says, parsed as `how` was (its first members), and its reasoning, appended.
 // Error: TD_ENOMEM.
-td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_digest *said,
-                         td_buf *reasoning, td_err *err);
+td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_text_end end,
+                         td_digest *said, td_buf *reasoning, td_err *err);
 
 // places[i]: the first i messages of the request, with its tools and options; i up to n_marks.
 void td_api_turn_places(const td_api_request *request, td_digest *places);

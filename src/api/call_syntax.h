@@ -1,0 +1,28 @@
+// src/api/call_syntax.h - how a model writes tool calls, to the white space: as its template writes
+// those of the history or, where it shows none, as models of the same form do.
+#ifndef TD_API_CALL_SYNTAX_H
+#define TD_API_CALL_SYNTAX_H
+
+#include "api/request.h"
+#include "text/chat.h"
+
+// Calls are open CALL (between CALL)* close, a call is NAME index after_name ARGUMENTS. Arguments
+// are one object, or elements: key_open KEY key_close VALUE value_close. Some say by key_close
+// whether the value is a string.
+typedef struct td_call_syntax {
+  td_call_form form;
+  const char *open, *between, *close; // between NULL: one call
+  const char *after_name;
+  const char *index;                              // GBNF
+  const char *key_open, *key_close, *value_close; // key_open NULL: one object
+  const char *json_key_close; // key_close before a value that is no string; NULL: the same
+  td_buf own;                 // memory of a template's strings
+} td_call_syntax;
+
+// Of a form's models.
+const td_call_syntax *td_call_syntax_of_form(td_call_form form);
+// Finds how the chat's template writes calls. Renders it a few times.
+void td_call_syntax_open(td_call_syntax *out, const td_chat *chat);
+void td_call_syntax_close(td_call_syntax *syntax);
+
+#endif

@@ -1,0 +1,134 @@
+// src/api/responses_stored.c - GET and DELETE of responses that are kept.
+#include "api/responses_stored.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "api/responses_impl.h"
+
+#define MOST_LISTED 100
+
+static td_status fail_missing(td_api_error *error, const char *id) {
+  return td_api_fail(error, 404, "id", "not_found",
+                     "there is no response %.80s; responses are kept in memory, the last ones only",
+                     id);
+}
+
+// The value of a member of a query, up to size - 1 bytes; "": it has none.
+static void query_value(const char *query, const char *key, char *out, size_t size) {
+  const size_t n = strlen(key);
+  out[0] = '\0';
+  while (*query) {
+    const size_t len = strcspn(query, "&");
+    if (len > n && strncmp(query, key, n) == 0 && query[n] == '=' && len - n - 1 < size) {
+      memcpy(out, query + n + 1, len - n - 1);
+      out[len - n - 1] = '\0';
+      return;
+    }
+    query += len + (query[len] == '&');
+  }
+}
+
+// A page of a list.
+typedef struct {
+  bool is_ascending;
+  int limit;
+  char after[96];
+} page;
+
+static td_status read_page(page *out, const char *query, td_api_error *error) {
+  char order[8], limit[8];
+  query_value(query, "order", order, sizeof order);
+  query_value(query, "limit", limit, sizeof limit);
+  query_value(query, "after", out->after, sizeof out->after);
+  out->is_ascending = strcmp(order, "asc") == 0;
+  out->limit = limit[0] ? atoi(limit) : 20;
+  if (out->limit >= 1 && out->limit <= MOST_LISTED) return TD_OK;
+  return td_api_bad(error, "limit", "limit must be between 1 and %d", MOST_LISTED);
+}
+
+static void write_list(td_buf *out, const cJSON *items, const page *p) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  const cJSON *first = NULL, *last = NULL, *end = items->child ? items->child->prev : NULL;
+  const cJSON *item = p->is_ascending ? items->child : end;
+  bool is_there = !p->after[0];
+  int n = 0;
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "object", "list");
+  td_jw_begin_array(&w, "data");
+  while (item && n < p->limit) {
+    const cJSON *id = td_json_get(item, "id");
+    if (is_there) {
+      td_api_write_json(&w, NULL, item);
+      if (!first) first = id;
+      last = id;
+      n++;
+    }
+    is_there |= cJSON_IsString(id) && strcmp(id->valuestring, p->after) == 0;
+    item = p->is_ascending ? item->next : item == items->child ? NULL : item->prev;
+  }
+  td_jw_end_array(&w);
+  td_api_write_json(&w, "first_id", first);
+  td_api_write_json(&w, "last_id", last);
+  td_jw_bool(&w, "has_more", item != NULL);
+  td_jw_end_object(&w);
+}
+
+cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *id) {
+  td_buf json = TD_BUF_INIT;
+  cJSON *items = NULL;
+  td_err ignored;
+  td_buf_char(&json, '[');
+  const bool is_there = td_response_store_get(store, owner, id, TD_STORED_INPUT, &json);
+  td_buf_char(&json, ']');
+  if (is_there && !json.failed) {
+    td_json_parse(&items, json.data, json.len, TD_JSON_MAX_DEPTH, &ignored);
+  }
+  td_buf_free(&json);
+  unsigned i = 0;
+  for (cJSON *item = items ? items->child : NULL; item; item = item->next, i++) {
+    char own[96];
+    if (cJSON_IsString(td_json_get(item, "id")) || !cJSON_IsObject(item)) continue;
+    snprintf(own, sizeof own, "in_%s_%u", id + strcspn(id, "_") + (strchr(id, '_') != NULL), i);
+    cJSON_AddStringToObject(item, "id", own); // without memory it has none
+  }
+  return items;
+}
+
+static td_status get_input(td_buf *out, td_response_store *store, uint64_t owner, const char *id,
+                           const char *query, td_api_error *error) {
+  page p;
+  td_status st = read_page(&p, query, error);
+  if (st != TD_OK) return st;
+  cJSON *items = td_responses_input(store, owner, id);
+  if (!items) return fail_missing(error, id);
+  write_list(out, items, &p);
+  cJSON_Delete(items);
+  return TD_OK;
+}
+
+td_status td_responses_get(td_buf *out, td_response_store *store, uint64_t owner, const char *path,
+                           const char *query, td_api_error *error) {
+  static const char of_items[] = "/input_items";
+  char id[64];
+  const size_t n = strcspn(path, "/");
+  const char *rest = path + n;
+  snprintf(id, sizeof id, "%.*s", n < sizeof id ? (int)n : 0, path);
+  if (strcmp(rest, of_items) == 0) return get_input(out, store, owner, id, query, error);
+  const bool is_there = !rest[0] &&
+                        td_response_store_get(store, owner, id, TD_STORED_RESPONSE, out);
+  return is_there ? TD_OK : fail_missing(error, path);
+}
+
+td_status td_responses_delete(td_buf *out, td_response_store *store, uint64_t owner, const char *id,
+                              td_api_error *error) {
+  if (!td_response_store_delete(store, owner, id)) return fail_missing(error, id);
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "id", id);
+  td_jw_str(&w, "object", "response");
+  td_jw_bool(&w, "deleted", true);
+  td_jw_end_object(&w);
+  return TD_OK;
+}

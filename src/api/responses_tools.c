@@ -1,0 +1,279 @@
+// src/api/responses_tools.c - tools of Responses: those of the request and those that items of its
+// input bring. Functions in namespaces, tools that take free text and the client's search for tools
+// become functions of chat; calls of them are written as what they are.
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "api/responses_impl.h"
+#include "text/grammar/json_schema.h"
+
+static const char *str_of(const cJSON *object, const char *key) {
+  const cJSON *item = td_json_get(object, key);
+  return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+static bool is_type(const cJSON *object, const char *type) {
+  const char *of = str_of(object, "type");
+  return of && strcmp(of, type) == 0;
+}
+
+#define MOST_BROUGHT 1024 // tools, by items of the input
+
+// A search for tools that the client runs; one that runs at OpenAI is left out.
+static bool is_search(const cJSON *tool) {
+  const char *where = str_of(tool, "execution");
+  return is_type(tool, "tool_search") && where && strcmp(where, "client") == 0;
+}
+
+static const char *name_of(const cJSON *tool) {
+  return is_search(tool) ? "tool_search" : str_of(tool, "name");
+}
+
+void td_responses_add_name(td_buf *out, const char *space, const char *name) {
+  if (space) td_buf_str(out, space);
+  const size_t n = space ? strlen(space) : 0;
+  if (n && space[n - 1] != '_' && name[0] != '_') td_buf_str(out, "__");
+  td_buf_str(out, name);
+}
+
+// Notes what a call of the function is to be written as.
+static void note(cJSON *own, const char *flat, const char *space, const cJSON *tool) {
+  cJSON *entry = own ? cJSON_AddObjectToObject(own, flat) : NULL;
+  if (!entry) return; // it is written as a function
+  if (space) cJSON_AddStringToObject(entry, "namespace", space);
+  cJSON_AddStringToObject(entry, "name", name_of(tool));
+  cJSON_AddStringToObject(entry, "type", str_of(tool, "type"));
+}
+
+// The schema of a tool that takes text: one string, which obeys a regex.
+static void write_input_schema(td_json_writer *w, const cJSON *format) {
+  const char *syntax = str_of(format, "syntax"), *definition = str_of(format, "definition");
+  td_buf schema = TD_BUF_INIT, rules = TD_BUF_INIT, pattern = TD_BUF_INIT;
+  bool is_obeyed = false;
+  td_err ignored;
+  cJSON *json = NULL;
+  td_json_writer s = TD_JSON_WRITER(&schema);
+  td_jw_begin_object(&s, NULL);
+  td_jw_str(&s, "type", "object");
+  td_jw_begin_object(&s, "properties");
+  td_jw_begin_object(&s, "input");
+  td_jw_str(&s, "type", "string");
+  if (syntax && definition && strcmp(syntax, "regex") == 0) {
+    td_buf_printf(&pattern, "^(?:%s)$", definition);
+    td_jw_str(&s, "pattern", td_buf_text(&pattern));
+  }
+  td_jw_end_object(&s);
+  td_jw_end_object(&s);
+  td_buf_str(&schema, ",\"required\":[\"input\"]");
+  td_jw_end_object(&s);
+  if (pattern.len && !schema.failed) {
+    const td_json_schema_opts opts = {.prefix = "x"};
+    td_status st = td_json_parse(&json, schema.data, schema.len, TD_JSON_MAX_DEPTH, &ignored);
+    if (st == TD_OK) st = td_json_schema_to_gbnf(&rules, json, &opts, &ignored);
+    is_obeyed = st == TD_OK;
+    schema.failed |= st == TD_ENOMEM;
+    cJSON_Delete(json);
+  }
+  td_jw_raw(w, "parameters", td_buf_text(&schema));
+  if (is_obeyed) td_jw_bool(w, "strict", true);
+  w->out->failed |= schema.failed || pattern.failed;
+  td_buf_free(&schema);
+  td_buf_free(&rules);
+  td_buf_free(&pattern);
+}
+
+// What a tool that takes text does, and the grammar of its text.
+static void write_description(td_json_writer *w, const cJSON *tool) {
+  const cJSON *format = td_json_get(tool, "format");
+  const char *text = str_of(tool, "description"), *definition = str_of(format, "definition");
+  const char *syntax = str_of(format, "syntax");
+  td_buf all = TD_BUF_INIT;
+  if (text) td_buf_str(&all, text);
+  if (definition) {
+    td_buf_printf(&all, "%sinput matches this %s:\n", all.len ? "\n\n" : "",
+                  syntax && strcmp(syntax, "regex") == 0 ? "regular expression" : "grammar");
+    td_buf_str(&all, definition);
+  }
+  if (all.len) td_jw_str_len(w, "description", all.data, all.len);
+  w->out->failed |= all.failed;
+  td_buf_free(&all);
+}
+
+// Writes a tool as chat's, unless it is_brought by an item and there already. Returns whether.
+static bool write_tool(td_json_writer *w, const cJSON *tool, const char *space, bool is_brought,
+                       cJSON *own) {
+  static const char *const names[] = {"description", "parameters", "strict"};
+  const char *name = name_of(tool);
+  td_buf flat = TD_BUF_INIT;
+  if (name) td_responses_add_name(&flat, space, name);
+  if (name && is_brought && cJSON_GetObjectItemCaseSensitive(own, td_buf_text(&flat))) {
+    td_buf_free(&flat);
+    return false;
+  }
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", "function");
+  td_jw_begin_object(w, "function");
+  if (name) {
+    td_jw_str(w, "name", td_buf_text(&flat));
+    note(own, td_buf_text(&flat), space, tool);
+  }
+  if (is_type(tool, "custom")) {
+    write_description(w, tool);
+    write_input_schema(w, td_json_get(tool, "format"));
+  } else {
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+      const cJSON *item = td_json_get(tool, names[i]);
+      if (item) td_api_write_json(w, names[i], item);
+    }
+  }
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+  w->out->failed |= flat.failed;
+  td_buf_free(&flat);
+  return true;
+}
+
+// At most `most` of them; returns how many.
+static unsigned write_list(td_json_writer *w, const cJSON *tools, const char *space, unsigned most,
+                           bool is_brought, cJSON *own) {
+  unsigned n = 0;
+  for (const cJSON *tool = tools->child; tool && n < most; tool = tool->next) {
+    const cJSON *inner = td_json_get(tool, "tools");
+    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !space) {
+      const char *name = str_of(tool, "name");
+      n += write_list(w, inner, name ? name : "", most - n, is_brought, own);
+    } else if (is_type(tool, "function") || is_type(tool, "custom") || is_search(tool)) {
+      n += write_tool(w, tool, space, is_brought, own);
+    }
+  }
+  return n;
+}
+
+unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, cJSON *own) {
+  const cJSON *tools = td_json_get(root, "tools"), *input = td_json_get(root, "input");
+  unsigned n = 0, n_brought = 0;
+  td_jw_begin_array(w, "tools");
+  if (cJSON_IsArray(tools)) n = write_list(w, tools, NULL, UINT_MAX, false, own);
+  for (const cJSON *item = cJSON_IsArray(input) ? input->child : NULL; item; item = item->next) {
+    if (!is_type(item, "additional_tools") && !is_type(item, "tool_search_output")) continue;
+    tools = td_json_get(item, "tools");
+    if (cJSON_IsArray(tools)) {
+      n_brought += write_list(w, tools, NULL, MOST_BROUGHT - n_brought, true, own);
+    }
+  }
+  td_jw_end_array(w);
+  return n + n_brought;
+}
+
+void td_responses_add_found(td_buf *out, const cJSON *tools, const char *space) {
+  for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
+    const cJSON *inner = td_json_get(tool, "tools");
+    const char *name = str_of(tool, "name");
+    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !space) {
+      td_responses_add_found(out, inner, name ? name : "");
+    } else if (name) {
+      td_buf_str(out, out->len ? "\n[the tool " : "[the tool ");
+      td_responses_add_name(out, space, name);
+      td_buf_str(out, " can be called now]");
+    }
+  }
+}
+
+// ---- the choice --------------------------------------------------------------------------------
+
+// The name in chat of a tool that a choice names.
+static void write_function(td_json_writer *w, const char *key, const cJSON *choice,
+                           const cJSON *own) {
+  const char *name = str_of(choice, "name"), *space = str_of(choice, "namespace");
+  td_buf flat = TD_BUF_INIT;
+  if (name) td_responses_add_name(&flat, space, name);
+  const bool is_flat = flat.len && cJSON_GetObjectItemCaseSensitive(own, flat.data);
+  for (const cJSON *entry = own && !is_flat ? own->child : NULL; entry && name && !space;
+       entry = entry->next) {
+    const char *own_name = str_of(entry, "name");
+    if (!own_name || strcmp(own_name, name) != 0) continue;
+    td_buf_clear(&flat);
+    td_buf_str(&flat, entry->string);
+  }
+  td_jw_begin_object(w, key);
+  td_jw_str(w, "type", "function");
+  td_jw_begin_object(w, "function");
+  if (name) td_jw_str(w, "name", td_buf_text(&flat));
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+  w->out->failed |= flat.failed;
+  td_buf_free(&flat);
+}
+
+void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned n_tools,
+                               const cJSON *own) {
+  const cJSON *list = td_json_get(choice, "tools");
+  const char *word = cJSON_IsString(choice) ? choice->valuestring : "";
+  if (!n_tools && (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0)) return;
+  if (td_json_get(choice, "name")) {
+    write_function(w, "tool_choice", choice, own);
+  } else if (cJSON_IsArray(list)) {
+    td_jw_begin_object(w, "tool_choice");
+    td_jw_str(w, "type", "allowed_tools");
+    td_jw_begin_object(w, "allowed_tools");
+    td_api_write_json(w, "mode", td_json_get(choice, "mode"));
+    td_jw_begin_array(w, "tools");
+    for (const cJSON *tool = list->child; tool; tool = tool->next)
+      write_function(w, NULL, tool, own);
+    td_jw_end_array(w);
+    td_jw_end_object(w);
+    td_jw_end_object(w);
+  } else {
+    td_api_write_json(w, "tool_choice", choice);
+  }
+}
+
+// ---- calls -------------------------------------------------------------------------------------
+
+void td_responses_add_input(td_buf *out, const char *arguments, size_t len) {
+  enum { MOST_CUT = 16 }; // bytes of an escape or a character that broke off
+  const char *colon = memchr(arguments, ':', len);
+  const char *begin = colon ? memchr(colon, '"', len - (size_t)(colon - arguments)) : NULL;
+  td_err ignored;
+  cJSON *json;
+  td_status st = td_json_parse(&json, arguments, len, TD_JSON_MAX_DEPTH, &ignored);
+  out->failed |= st == TD_ENOMEM;
+  if (st == TD_OK) {
+    if (str_of(json, "input")) td_buf_str(out, str_of(json, "input"));
+    cJSON_Delete(json);
+    return;
+  }
+  const size_t n = begin ? len - (size_t)(begin - arguments) : 0;
+  for (size_t cut = 0; cut < MOST_CUT && cut < n; cut++) {
+    td_buf text = TD_BUF_INIT;
+    td_buf_add(&text, begin, n - cut);
+    td_buf_char(&text, '"');
+    st = td_json_parse(&json, td_buf_text(&text), text.len, 1, &ignored);
+    out->failed |= text.failed || st == TD_ENOMEM;
+    td_buf_free(&text);
+    if (st != TD_OK) continue;
+    if (cJSON_IsString(json)) td_buf_str(out, json->valuestring);
+    cJSON_Delete(json);
+    return;
+  }
+}
+
+td_responses_call td_responses_call_of(const td_dialect_state *s, const td_tool_call *call) {
+  const cJSON *entry = call && s->own_tools
+                           ? cJSON_GetObjectItemCaseSensitive(s->own_tools, call->name)
+                           : NULL;
+  return is_type(entry, "custom")        ? TD_RESPONSES_CUSTOM
+         : is_type(entry, "tool_search") ? TD_RESPONSES_SEARCH
+                                         : TD_RESPONSES_FUNCTION;
+}
+
+void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
+                             const td_tool_call *call) {
+  const cJSON *entry = s->own_tools ? cJSON_GetObjectItemCaseSensitive(s->own_tools, call->name)
+                                    : NULL;
+  const char *name = str_of(entry, "name"), *space = str_of(entry, "namespace");
+  td_jw_str(w, "name", name ? name : call->name);
+  if (space) td_jw_str(w, "namespace", space);
+}
