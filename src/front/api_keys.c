@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "base/env.h"
 #include "base/fs.h"
 #include "base/log.h"
 
@@ -145,11 +146,11 @@ static td_status read_key(char **out, const char *path, td_err *err) {
 
 td_status td_api_key_find(td_options *o, int argc, char **argv, td_err *err) {
   hide(argc, argv);
-  char *given = getenv("TANDEM_API_KEY");
+  char *given = (char *)td_env("TANDEM_API_KEY"); // overwritten below
   td_status st = TD_OK;
   if (!o->api_key && o->api_key_file) {
     st = read_key(&o->api_key, o->api_key_file, err);
-  } else if (!o->api_key && given && *given) {
+  } else if (!o->api_key && given) {
     o->api_key = strdup(given);
     if (!o->api_key) st = td_fail(err, TD_ENOMEM, "out of memory");
   }

@@ -48,7 +48,6 @@ static void add_kernels(td_digest *model, const td_wire_ready *info, bool has_ou
 
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   td_backend *b = ((td_worker_handle *)ctx)->backend;
-  if (ctx == &b->workers[0]) b->stream_tokens = info->stream_tokens;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
       info->max_seqs != b->opts.max_batch) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
@@ -77,7 +76,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
              info->n_vocab != b->info.n_vocab || info->flags != b->info.flags) {
     return td_fail(err, TD_EFORMAT, "the checkpoint has changed under the server; start it again");
   }
-  b->info = *info;
+  if (ctx == &b->workers[0] || !b->info.n_vocab) b->info = *info;
   return TD_OK;
 }
 
@@ -176,7 +175,8 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .kv_tokens = opts->kv_tokens,
                       .weights_fd = (uint32_t)opts->weights_fd,
                       .trace_fd = (uint32_t)opts->trace_fd,
-                      .decode_slowdown = opts->decode_slowdown};
+                      .decode_slowdown = opts->decode_slowdown,
+                      .gpu_mib = opts->gpu_mib};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
   if (opts->has_gpus) return open_gpu_workers(b, loop, &w, err);
   TD_CHECK(opts->runtime.prefill_chunk); // must be set: the decode worker's READY does not know it
@@ -268,6 +268,8 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
     out[i].n_steps = heartbeat.n_steps;
     out[i].n_threads = heartbeat.n_threads;
     out[i].cache = heartbeat.cache;
+    out[i].gpu_bytes = heartbeat.gpu_bytes;
+    out[i].gpu_free_bytes = heartbeat.gpu_free_bytes;
     for (uint32_t j = 0; j < b->n_slots; j++)
       out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
   }
@@ -298,6 +300,7 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
   uint32_t room = b->info.n_ctx - q->n_prompt;
   uint32_t max_tokens = q->max_tokens < room ? q->max_tokens : room;
   r->callbacks = *callbacks;
+  r->salt = q->salt;
   r->out.submit = (td_wire_submit){.sampling = q->sampling,
                                    .n_prompt = q->n_prompt,
                                    .max_tokens = max_tokens,
@@ -345,6 +348,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
                             .max_tokens = r->out.submit.max_tokens,
                             .tenant = q->tenant,
                             .weight = q->weight,
+                            .salt = q->salt,
                             .is_fresh = q->flags & TD_SUBMIT_SCORE_PROMPT,
                             .n_keep = keeps ? q->n_keep ? q->n_keep : q->n_prompt : 0};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);

@@ -35,6 +35,7 @@ typedef struct {
   bool has_gpus;
   uint32_t kv_tokens;       // size of the KV pool in tokens; 0: chosen from ctx_size and max_batch
   uint32_t decode_slowdown; // by streamed prefill, in percent
+  uint32_t gpu_mib;         // free GPU memory that each worker divides; 0: what it finds free
   uint32_t prefill_threads; // when split: prefill's threads while decode is active; 0: half
   // weights in shared memory (model/checkpoint/resident.h), borrowed; 0: workers map the files
   int weights_fd;
@@ -62,6 +63,7 @@ typedef struct {
   uint32_t n_keep; // prompt tokens that a later prompt is likely to begin with; 0: all
   uint64_t tenant; // tenant (sched/fair_share.h) and that tenant's weight; weight 0 means 1
   uint32_t weight;
+  uint64_t salt; // keeps its prefix cache apart (kv/kv.h); 0: shared
 } td_request;
 
 // TD_EINVAL: workers whose READY was info cannot run this request.
@@ -88,7 +90,7 @@ void td_backend_close(td_backend *backend, void (*closed)(void *ctx), void *ctx)
 
 td_backend_state td_backend_state_of(const td_backend *backend);
 const char *td_backend_reason(const td_backend *backend);
-// Zeroed until a worker is ready.
+// Of the worker that prefills; zeroed until a worker is ready.
 td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
@@ -106,10 +108,12 @@ typedef struct {
   const char *reason; // see td_supervisor_reason; borrowed until control returns to the loop
   uint32_t n_restarts;
   uint32_t n_running; // requests at this worker now
-  // From its last heartbeat: steps since it was started, active threads, the cache of experts.
+  // From its last heartbeat: steps since it was started, active threads, the cache of experts, its
+  // GPU's memory.
   uint64_t n_steps;
   uint32_t n_threads;
   td_wire_cache cache;
+  uint64_t gpu_bytes, gpu_free_bytes;
 } td_backend_worker;
 
 // Fills out and returns the number of workers.

@@ -33,7 +33,8 @@ struct td_front_request {
   uint32_t max_progress;        // most tokens, prompt and generated, ever computed for it
   uint32_t crash_score;         // raised by worker crashes, see request_flow.c
   uint64_t prefill_ns, read_ns; // duration of the prefill, and the time it ended
-  td_kv_disk_read *loading;     // while pages are read from disk
+  uint64_t salt;
+  td_kv_disk_read *loading; // while pages are read from disk
 };
 
 struct td_backend {
@@ -46,10 +47,9 @@ struct td_backend {
   int kv_fd;                           // the KV pool; it survives worker crashes
   td_sched *sched;                     // NULL until a worker has been READY
   td_kv_disk *tier;                    // NULL without a directory
-  td_wire_ready info;
-  uint32_t stream_tokens;   // of the first worker's READY
-  uint32_t n_threads;       // of both together
-  td_front_request **slots; // [n_slots]; request id is in slot id % n_slots
+  td_wire_ready info;                  // the first worker's, or until that is READY the other's
+  uint32_t n_threads;                  // of both together
+  td_front_request **slots;            // [n_slots]; request id is in slot id % n_slots
   uint32_t n_slots;
   uint64_t n_submitted;
   bool is_closing;

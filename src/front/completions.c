@@ -15,22 +15,19 @@
 #include "base/trace.h"
 #include "front/job.h"
 
-#define LARGE_BODY_BYTES (1u << 20)
-
 // ---- submission -----------------------------------------------------------------------------
 
 static td_status check_context(td_job *j, uint32_t n_ctx) {
   const char *param = j->is_chat ? "messages" : "prompt";
   for (uint32_t i = 0; i < j->n_prompts; i++) {
-    bool is_cut = j->prompts[i].is_cut; // tokenization stopped at the limit
-    size_t n = is_cut ? j->prompts[i].most + 1 : j->prompts[i].n;
+    size_t n = j->prompts[i].n + j->prompts[i].n_cut;
     if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
     if (n < n_ctx) continue;
     td_api_fail(&j->error, 400, param, "context_length_exceeded",
-                "This model's maximum context length is %u tokens. However, the prompt has %s%zu "
+                "This model's maximum context length is %u tokens. However, the prompt has %zu "
                 "tokens, and the output needs room for at least one: shorten the %s, or start the "
                 "server with a larger --ctx-size.",
-                n_ctx, is_cut ? "at least " : "", n, param);
+                n_ctx, n, param);
     j->error.n_prompt_tokens = (int64_t)n;
     j->error.n_ctx = n_ctx;
     return TD_EINVAL;
@@ -53,6 +50,22 @@ static uint32_t collect_ends(const td_job *j, int32_t *ends) {
     if (id >= 0 && td_tokenizer_is_special(tok, id)) ends[n++] = id;
   }
   return n;
+}
+
+// What keeps the request's cached pages apart from others'; 0: nothing does.
+static uint64_t salt_of(const td_job *j) {
+  const char *given = j->request.cache_salt;
+  const bool is_apart = j->serve->options->cache_per_key;
+  if (!given && !is_apart) return 0;
+  td_sha256 sha;
+  td_digest digest;
+  uint64_t salt;
+  td_sha256_begin(&sha);
+  if (is_apart) td_sha256_add(&sha, &j->caller.tenant, sizeof j->caller.tenant);
+  if (given) td_sha256_add(&sha, given, strlen(given) + 1);
+  td_sha256_end(&sha, &digest);
+  memcpy(&salt, digest.bytes, sizeof salt);
+  return salt | 1; // never 0
 }
 
 static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
@@ -79,7 +92,8 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
                         .min_tokens = (uint32_t)r->min_tokens,
                         .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
                         .tenant = j->caller.tenant,
-                        .weight = j->caller.weight};
+                        .weight = j->caller.weight,
+                        .salt = salt_of(j)};
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
@@ -142,7 +156,6 @@ static td_status open_choices(td_job *j) {
                                      .min_tokens = (uint32_t)r->min_tokens});
     c->parts = (td_output_parser){.begins_in_reasoning = j->prompt_thinks,
                                   .parse_tool_calls = r->has_tools,
-                                  .in_pieces = r->stream,
                                   .one_call = r->one_call,
                                   .is_harmony = is_harmony,
                                   .id = j->call_id + i,
@@ -153,9 +166,10 @@ static td_status open_choices(td_job *j) {
   return TD_OK;
 }
 
-// The other protocols have one answer, and no log-probabilities.
+// The other protocols have one answer.
 static void begin_dialect(td_job *j) {
   j->state.head = &j->head;
+  j->state.answer = &j->choices[0].answer;
   j->state.parts = &j->choices[0].parts;
 }
 
@@ -169,6 +183,7 @@ static td_status begin_answer(td_job *j) {
   if (!j->request.has_seed) j->request.sampling.seed = seed;
   td_api_head_init(&j->head, j->is_chat, j->host->name, td_chat_tokenizer(j->host->chat),
                    (int64_t)time(NULL), random);
+  j->head.fingerprint = j->host->fingerprint;
   memcpy(&j->call_id, random + 8, sizeof j->call_id);
   uint32_t n_ctx = j->host->n_ctx;
   td_status st = check_context(j, n_ctx);
@@ -178,7 +193,7 @@ static td_status begin_answer(td_job *j) {
     st = submit(j, &j->choices[i], n_ctx);
   }
   for (uint32_t i = 0; i < j->n_prompts; i++)
-    j->usage.n_prompt += j->prompts[i].n;
+    j->usage.n_prompt += j->prompts[i].n + j->prompts[i].n_cut;
   return st;
 }
 
@@ -195,30 +210,44 @@ static td_status open_chat(td_job *j) {
   return td_host_chat(j->host, &err) ? TD_OK : td_api_fail_err(&j->error, NULL, &err);
 }
 
+// Translates a dialect's body to the one it stands for.
+static td_status translate(td_job *j) {
+  td_buf translated = TD_BUF_INIT;
+  td_status st = open_chat(j);
+  j->state.chat = j->host->chat;
+  j->state.n_ctx = j->n_ctx;
+  if (st == TD_OK) {
+    st = td_dialect_translate(j->dialect, &j->state, td_buf_text(&j->body), j->body.len,
+                              &translated, &j->error);
+  }
+  td_buf_free(&j->body);
+  j->body = translated;
+  if (j->state.is_text) j->is_chat = false;
+  return st;
+}
+
+static td_status parse(td_job *j) {
+  td_api_request *r = &j->request;
+  td_status (*parse_body)(td_api_request *, const char *, size_t, const td_api_defaults *,
+                          td_api_error *) = j->is_chat ? td_api_parse_chat
+                                                       : td_api_parse_completion;
+  td_status st = parse_body(r, td_buf_text(&j->body), j->body.len, &j->host->defaults, &j->error);
+  if (!j->dialect) return st;
+  r->n = r->n_best = 1;
+  r->logprobs = r->logprobs && j->dialect->has_logprobs;
+  r->include_usage = r->include_usage_so_far = r->return_progress = false;
+  if (st == TD_OK && !j->is_chat && r->n_prompts != 1) {
+    st = td_api_bad(&j->error, "prompt", "only one prompt at a time");
+  }
+  return st;
+}
+
 // On the thread pool. Uses only the job and immutable state.
 static void prepare(uv_work_t *work) {
   td_job *j = work->data;
-  const td_api_defaults *defaults = &j->host->defaults;
-  const char *body = td_buf_text(&j->body);
-  td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
-                     td_api_error *) = j->is_chat ? td_api_parse_chat : td_api_parse_completion;
-  j->status = TD_OK;
-  if (j->dialect) {
-    td_buf translated = TD_BUF_INIT;
-    j->status = td_dialect_translate(j->dialect, &j->state, body, j->body.len, &translated,
-                                     &j->error);
-    td_buf_free(&j->body);
-    j->body = translated;
-    body = td_buf_text(&j->body);
-  }
-  if (j->status == TD_OK) {
-    j->status = parse(&j->request, body, j->body.len, defaults, &j->error);
-  }
+  j->status = j->dialect ? translate(j) : TD_OK;
+  if (j->status == TD_OK) j->status = parse(j);
   td_buf_free(&j->body);
-  if (j->dialect) {
-    j->request.n = j->request.n_best = 1;
-    j->request.logprobs = j->request.include_usage = j->request.include_usage_so_far = false;
-  }
   if (j->status == TD_OK) j->status = check_model(j, &j->error);
   if (j->status == TD_OK) j->status = open_chat(j);
   if (j->status != TD_OK) return;
@@ -238,13 +267,10 @@ static void prepare(uv_work_t *work) {
   j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
   if (j->status == TD_OK) {
-    j->status = td_serve_compose(j->host->chat, &j->request, j->prompt_thinks, &j->error);
+    j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, j->prompt_thinks,
+                                 &j->error);
   }
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
-  bool is_cut = false;
-  for (uint32_t i = 0; i < n; i++)
-    is_cut |= j->prompts[i].is_cut;
-  if (is_cut) check_context(j, j->n_ctx);
   td_buf_free(&j->request.vars);
   td_buf_free(&j->request.plain_vars);
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
@@ -253,7 +279,7 @@ static void prepare(uv_work_t *work) {
 // Returns the memory of a large body to the system.
 static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
-  bool was_large = j->body.len >= LARGE_BODY_BYTES;
+  bool was_large = j->body.len >= TD_LARGE_BODY_BYTES;
   prepare(work);
   td_buf_free(&j->body);
   if (was_large) malloc_trim(0);
@@ -273,6 +299,10 @@ static void on_prepared(uv_work_t *work, int canceled) {
     td_job_refuse(j, &j->error);
   } else if (j->request.stream && j->dialect && j->dialect->stream_type) {
     td_http_stream_begin(j->x, 200, j->dialect->stream_type);
+    if (j->dialect->idle) {
+      j->dialect->idle(&j->state.idle, &j->state);
+      td_http_stream_keep_alive(j->x, td_buf_text(&j->state.idle));
+    }
   } else if (j->request.stream) {
     td_http_sse_begin(j->x);
   }
@@ -281,7 +311,9 @@ static void on_prepared(uv_work_t *work, int canceled) {
 static void begin_prepare(td_job *j) {
   j->preparing = true;
   j->n_ctx = j->host->n_ctx;
-  if (j->is_chat) {
+  if (j->body.len >= TD_LARGE_BODY_BYTES) {
+    td_lane_queue(&j->serve->large, &j->work, run_prepare, on_prepared);
+  } else if (j->is_chat) {
     td_lane_queue(&j->serve->templates, &j->work, run_prepare, on_prepared);
   } else {
     TD_CHECK(uv_queue_work(&j->serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
@@ -290,11 +322,35 @@ static void begin_prepare(td_job *j) {
 
 // ---- the model ------------------------------------------------------------------------------
 
+// Answers a request that asks for no text.
+static void send_loaded(td_job *j, const char *how) {
+  td_buf body = TD_BUF_INIT;
+  td_api_head_init(&j->head, true, j->host->name, NULL, (int64_t)time(NULL),
+                   (const unsigned char[16]){0});
+  j->state.head = &j->head;
+  j->dialect->loaded(&body, &j->state, how);
+  if (body.failed) {
+    td_http_error(j->x, 503, "out of memory");
+  } else {
+    td_http_respond(j->x, 200, "application/json", body.data, body.len);
+  }
+  td_buf_free(&body);
+  td_job_free(j);
+}
+
+static void begin_inside(td_job *j) {
+  if (j->load.is_empty) {
+    send_loaded(j, "load");
+  } else {
+    begin_prepare(j);
+  }
+}
+
 static void on_turn(td_host_use *use, const char *why) {
   td_job *j = (td_job *)((char *)use - offsetof(td_job, use));
   td_api_error error;
   if (!why) {
-    begin_prepare(j);
+    begin_inside(j);
     return;
   }
   td_api_fail(&error, 503, NULL, NULL, "%s", why);
@@ -303,7 +359,11 @@ static void on_turn(td_host_use *use, const char *why) {
 
 static void enter_host(td_job *j) {
   j->use.on_turn = on_turn;
-  if (td_host_enter(j->host, &j->use)) begin_prepare(j);
+  if (td_host_enter(j->host, &j->use)) begin_inside(j);
+}
+
+static bool has_load(const td_job *j) {
+  return j->dialect && j->dialect->peek;
 }
 
 // On the thread pool.
@@ -311,6 +371,17 @@ static void find_host(uv_work_t *work) {
   td_job *j = work->data;
   const char *suffix = j->dialect ? j->dialect->model_suffix : NULL;
   j->host = td_serve_pick(j->serve, &j->body, suffix, &j->error);
+  if (!j->host || !has_load(j)) return;
+  char *name = NULL;
+  td_status st = td_api_parse_model(&name, td_buf_text(&j->body), j->body.len, &j->error);
+  if (st == TD_OK && name && name[0] && !td_hosts_find(&j->serve->hosts, name, suffix)) {
+    st = td_serve_unknown_model(j->serve, name, &j->error);
+  }
+  free(name);
+  if (st == TD_OK) {
+    st = td_dialect_peek(j->dialect, &j->load, td_buf_text(&j->body), j->body.len, &j->error);
+  }
+  if (st != TD_OK) j->host = NULL;
 }
 
 static void on_host_found(uv_work_t *work, int canceled) {
@@ -319,10 +390,17 @@ static void on_host_found(uv_work_t *work, int canceled) {
   j->preparing = false;
   if (!j->x) {
     td_job_free(j);
-  } else if (j->host) {
-    enter_host(j);
-  } else {
+    return;
+  }
+  if (!j->host) {
     td_job_refuse(j, &j->error);
+    return;
+  }
+  if (has_load(j)) td_host_keep(j->host, j->load.has_keep ? &j->load.keep_ms : NULL);
+  if (j->load.is_empty && j->load.has_keep && j->load.keep_ms == 0) {
+    send_loaded(j, "unload");
+  } else {
+    enter_host(j);
   }
 }
 
@@ -350,9 +428,10 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   j->begin_ns = td_clock_ns();
   j->work.work.data = j;
   td_serve_authorize(serve, x, &j->caller);
+  j->state.owner = td_serve_owner(serve, &j->caller);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, td_job_on_gone, j);
-  if (serve->hosts.n == 1) {
+  if (serve->hosts.n == 1 && !has_load(j)) {
     j->host = &serve->hosts.all[0];
     enter_host(j);
   } else {
@@ -375,6 +454,19 @@ void td_serve_responses(void *ctx, td_http_exchange *x) {
 
 void td_serve_messages(void *ctx, td_http_exchange *x) {
   start_job(ctx, x, true, &td_dialect_messages);
+}
+
+void td_serve_completion(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_completion);
+}
+
+// An older name.
+void td_serve_plain_completions(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_completion);
+}
+
+void td_serve_infill(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_infill);
 }
 
 void td_serve_ollama_chat(void *ctx, td_http_exchange *x) {

@@ -8,11 +8,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "front/serve_impl.h"
 #include "model/fingerprint.h"
 #include "runtime/weights.h"
-
-#define GIB ((double)(1 << 30))
 
 // ---- state ------------------------------------------------------------------------------------
 
@@ -85,6 +84,15 @@ void td_host_leave(td_host_use *use) {
   td_hosts_update(&h->serve->hosts);
 }
 
+void td_host_keep(td_host *h, const int64_t *ms) {
+  const uint64_t usual_ns = h->serve->hosts.sleep_ns;
+  h->keep_ns = !ms && !usual_ns ? UINT64_MAX
+               : !ms            ? usual_ns
+               : *ms < 0        ? UINT64_MAX
+                                : (uint64_t)*ms * 1000000;
+  td_hosts_update(&h->serve->hosts);
+}
+
 void td_host_admit(td_host *h) {
   while (h->first && td_host_accepts(h) && !h->is_leaving) {
     td_host_use *use = h->first;
@@ -109,18 +117,35 @@ void td_host_refuse(td_host *h) {
 
 // ---- loading ----------------------------------------------------------------------------------
 
-// Fingerprint of all that determines KV content: weights, KV format and activation precision.
+// What is chosen before the workers open, of all that results are rounded by.
+static void add_choices(const td_host *h, td_sha256 *sha) {
+  const td_runtime_opts *r = &h->runtime;
+  td_device_list list;
+  td_device_list_parse(&list, r->devices, NULL); // was checked
+  td_sha256_add(sha, TD_VERSION, sizeof TD_VERSION);
+  td_sha256_add(sha, h->placement.device, strlen(h->placement.device) + 1);
+  td_sha256_add(sha, &list.n, sizeof list.n);
+  if (h->placement.is_discrete) { // two workers on CPUs compute what one does
+    td_sha256_add(sha, r->expert_cache, strlen(r->expert_cache) + 1);
+    td_sha256_add(sha, &h->is_split, sizeof h->is_split);
+  }
+#define X(type, field, option, least, most, in_kv)                                                 \
+  if (in_kv) td_sha256_add(sha, &r->field, sizeof r->field);
+  TD_RUNTIME_NUMBERS(X)
+#undef X
+}
+
+// Fingerprint of all that determines KV content but what only READY tells: weights, KV format,
+// activation precision, devices.
 static td_status identify(td_host *h, td_err *err) {
   const td_runtime_opts *r = &h->runtime;
   const uint32_t page_tokens = TD_KV_PAGE_TOKENS;
   td_sha256 sha;
   td_sha256_begin(&sha);
-  td_sha256_add(&sha, TD_VERSION, sizeof TD_VERSION);
+  add_choices(h, &sha);
   td_sha256_add(&sha, &page_tokens, sizeof page_tokens);
-#define X(type, field, option, least, most, in_kv)                                                 \
-  if (in_kv) td_sha256_add(&sha, &r->field, sizeof r->field);
-  TD_RUNTIME_NUMBERS(X)
-#undef X
+  const bool has_drafts = r->draft != TD_DRAFT_OFF; // a layer for them has a part in pages
+  td_sha256_add(&sha, &has_drafts, sizeof has_drafts);
   td_status st = td_model_fingerprint(&sha, r->model_dir, err);
   td_sha256_end(&sha, &h->kv_model);
   return st;
@@ -135,10 +160,10 @@ static td_status open_kv_dir(td_host *h, td_err *err) {
   td_status st = identify(h, err);
   pthread_mutex_lock(&all->kv_dir_lock);
   if (st == TD_OK && !all->kv_dir) {
-    st = td_kv_dir_open(&all->kv_dir, o->kv_dir, (uint64_t)(o->kv_dir_gib * GIB), err);
+    st = td_kv_dir_open(&all->kv_dir, o->kv_dir, (uint64_t)(o->kv_dir_gib * (double)TD_GIB), err);
     if (st == TD_OK) {
       td_info("--kv-dir %s: %.2f of %.2f GiB are used", o->kv_dir,
-              (double)td_kv_dir_bytes(all->kv_dir) / GIB, o->kv_dir_gib);
+              td_gib(td_kv_dir_bytes(all->kv_dir)), o->kv_dir_gib);
     }
   }
   pthread_mutex_unlock(&all->kv_dir_lock);
@@ -164,9 +189,39 @@ static void load_weights(uv_work_t *work) {
   err->code = st;
 }
 
+// With the choices that the workers made from what the front gave them.
+static void note_choices(td_host *h) {
+  const td_wire_ready info = td_backend_info(h->backend);
+  const bool is_first = !h->fingerprint[0];
+  td_sha256 sha;
+  td_digest digest;
+  td_sha256_begin(&sha);
+  add_choices(h, &sha);
+  td_sha256_add(&sha, info.isa, strnlen(info.isa, sizeof info.isa));
+  td_sha256_add(&sha, info.gpu, strnlen(info.gpu, sizeof info.gpu));
+  if (h->placement.is_discrete) { // on CPUs no bit depends on it
+    td_sha256_add(&sha, &info.prefill_chunk, sizeof info.prefill_chunk);
+    td_sha256_add(&sha, &info.stream_tokens, sizeof info.stream_tokens);
+  }
+  td_sha256_end(&sha, &digest);
+  char now[sizeof h->fingerprint];
+  snprintf(now, sizeof now, "fp_%02x%02x%02x%02x%02x", digest.bytes[0], digest.bytes[1],
+           digest.bytes[2], digest.bytes[3], digest.bytes[4]);
+  if (strcmp(now, h->fingerprint) == 0) return;
+  memcpy(h->fingerprint, now, sizeof now);
+  char streaming[64] = "no experts stream";
+  if (info.stream_tokens)
+    snprintf(streaming, sizeof streaming, "experts stream from %u on", info.stream_tokens);
+  td_info("%s: results are rounded %s %s: %s%s%s, prefill in steps of %u tokens, %s", h->name,
+          is_first ? "as" : "otherwise from now on, as", now, info.isa, info.gpu[0] ? ", " : "",
+          info.gpu, info.prefill_chunk, streaming);
+}
+
 static void on_state(void *ctx, td_backend_state state) {
   td_host *h = ctx;
+  if (state == TD_BACKEND_READY) note_choices(h);
   if (state == TD_BACKEND_READY && h->load_ns) {
+    td_host_note_weights(h);
     h->n_ctx = td_backend_info(h->backend).n_ctx;
     h->n_loads++;
     h->used_ns = td_clock_ns();
@@ -187,6 +242,7 @@ static td_status open_backend(td_host *h, td_err *err) {
                           .max_batch = (uint32_t)o->max_batch,
                           .cache_output = o->cache_output,
                           .kv_tokens = (uint32_t)o->kv_tokens,
+                          .gpu_mib = h->placement.is_discrete ? h->gpu_mib : 0,
                           .is_split = h->is_split,
                           .has_gpus = h->placement.is_discrete,
                           .prefill_threads = (uint32_t)o->prefill_threads,

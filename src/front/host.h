@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+#include "api/call_syntax.h"
 #include "api/request.h"
 #include "front/backend.h"
 #include "front/host_state.h"
@@ -43,13 +44,21 @@ struct td_host {
   td_runtime_opts wish; // as asked; the next three are what became of it
   td_runtime_opts runtime;
   td_placement placement;
-  bool is_split;  // prefill and decode are two workers
-  bool is_placed; // these hold for the load to come
+  uint32_t gpu_mib;     // free GPU memory that placement and workers divide; 0: no GPU yet
+  char fingerprint[16]; // "fp_", then hex: of what results are rounded by; empty until ready
+  bool is_split;        // prefill and decode are two workers
+  bool is_placed;       // these hold for the load to come
   td_api_defaults defaults;
+  char arch_name[64]; // model_type as published
+  // Of the weights, once it was loaded for the first time; 0 and NULL before. dtype is the name of
+  // the format of most of them.
+  _Atomic uint64_t n_params;
+  const char *dtype;
   // Tokens; the workers', or before they were ready what options and model say.
   _Atomic uint32_t n_ctx;
   pthread_mutex_t chat_lock;
   td_chat *_Atomic chat; // NULL until td_host_chat has opened it
+  td_call_syntax calls;  // of its template, once it is open
   td_model_files files;  // as they were when the server began
   td_turns *turns;       // what was generated, for when it comes back
   td_metrics metrics;
@@ -69,6 +78,7 @@ struct td_host {
   td_host_use *first, *last; // waiting
   uint32_t n_inside;         // uses that do not wait
   bool is_leaving;           // another model needs its place: new requests wait
+  uint64_t keep_ns;          // time without a use after which it is unloaded; UINT64_MAX: never
   uint64_t used_ns;          // when a use last began or ended
   uint64_t wanted_ns;        // when the first that waits came
 };
@@ -81,6 +91,8 @@ td_status td_host_open(td_host *host, struct td_serve *serve, const char *name, 
 void td_host_close(td_host *host);
 // Chooses the device, where experts run, and one worker or two. Any thread, one at a time.
 td_status td_host_place(td_host *host, td_err *err);
+// Notes n_params and dtype. Once a worker has loaded the model: opening it may wait for its files.
+void td_host_note_weights(td_host *host);
 // The model's tokenizer and template, opened by the first call. NULL: err says why. Any thread.
 const td_chat *td_host_chat(td_host *host, td_err *err);
 
@@ -94,6 +106,9 @@ bool td_host_accepts(const td_host *host);
 bool td_host_enter(td_host *host, td_host_use *use);
 // Ends a use or a wait; does nothing if it has neither.
 void td_host_leave(td_host_use *use);
+// How long the model stays in memory without a use from now on, in milliseconds; negative: for
+// ever; NULL: as --sleep-after says. Without --sleep-after and --models a model always stays.
+void td_host_keep(td_host *host, const int64_t *ms);
 // Lets in those who wait, while the host accepts requests and is not leaving.
 void td_host_admit(td_host *host);
 

@@ -37,6 +37,33 @@ static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, ui
              : st;
 }
 
+// How much GPU memory is divided: what is found free when the model is first loaded, rounded so
+// that the little that another start finds more or less changes nothing. It stays when the model is
+// loaded again, unless less is free.
+static uint64_t choose_gpu_bytes(td_host *h, uint64_t free_bytes) {
+  enum { PARTS = 64 };
+  uint32_t mib = (uint32_t)(free_bytes >> 20), step = 1;
+  while (mib / PARTS / 2 >= step)
+    step *= 2;
+  mib -= mib % step;
+  if (mib && (!h->gpu_mib || mib < h->gpu_mib)) h->gpu_mib = mib;
+  return mib ? (uint64_t)h->gpu_mib << 20 : free_bytes;
+}
+
+// A checkpoint that cannot be opened is an error elsewhere.
+void td_host_note_weights(td_host *h) {
+  td_err ignored;
+  td_model *model;
+  if (h->n_params || td_model_open_shapes(&model, h->dir, &ignored) != TD_OK) return;
+  const td_model_stats stats = td_model_stats_of(model);
+  td_dtype most = 0;
+  for (uint32_t i = 0; i < TD_N_DTYPES; i++)
+    if (stats.bytes_by_dtype[i] > stats.bytes_by_dtype[most]) most = (td_dtype)i;
+  h->dtype = td_dtype_name(most);
+  h->n_params = stats.params;
+  td_model_close(model);
+}
+
 // Chooses the device and where experts run; resolves auto.
 static td_status choose_placement(td_host *h, const td_model_config *config, td_err *err) {
   td_runtime_opts *m = &h->runtime;
@@ -44,11 +71,18 @@ static td_status choose_placement(td_host *h, const td_model_config *config, td_
   td_model *model = NULL;
   td_status st = td_placement_check_model(m, config, err);
   if (st != TD_OK) return st;
-  if (td_placement_may_use_gpu(m)) {
+  if (td_placement_may_use_gpu(m, config)) {
     st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
     if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
+    if (st == TD_OK) gpu_bytes = choose_gpu_bytes(h, gpu_bytes);
   }
   if (st == TD_OK) h->placement = td_placement_of(m, model, gpu_bytes);
+  // Chosen here, so that every worker is given the same.
+  if (st == TD_OK && !h->placement.experts_on_cpu) {
+    m->stream_from = 0;
+  } else if (st == TD_OK && !m->stream_from) {
+    m->stream_from = td_stream_from(model, m->n_threads);
+  }
   td_model_close(model);
   if (st != TD_OK) return st;
   m->device = h->placement.device;
@@ -131,6 +165,7 @@ static td_status read_config(td_host *h, td_err *err) {
                                   .top_p = config.top_p,
                                   .top_k = config.top_k_sampling,
                                   .n_vocab = config.n_vocab};
+  memcpy(h->arch_name, config.arch_name, sizeof h->arch_name);
   h->n_ctx = h->options.ctx_size ? (uint32_t)h->options.ctx_size : config.max_position;
   return TD_OK;
 }
@@ -154,6 +189,7 @@ void td_host_close(td_host *h) {
   if (!h->serve) return;
   if (h->weights_fd >= 0) close(h->weights_fd);
   td_chat_close(h->chat);
+  td_call_syntax_close(&h->calls);
   td_turns_close(h->turns);
   free(h->name);
   free(h->dir);
@@ -161,12 +197,25 @@ void td_host_close(td_host *h) {
   *h = (td_host){0};
 }
 
+// Clients are told the model's name, not where its folder is.
+static void name_folder(const td_host *h, td_err *err) {
+  const size_t n_dir = strlen(h->dir), n_name = strlen(h->name);
+  for (char *at; n_name <= n_dir && (at = strstr(err->msg, h->dir));) {
+    memcpy(at, h->name, n_name);
+    memmove(at + n_name, at + n_dir, strlen(at + n_dir) + 1);
+  }
+}
+
 const td_chat *td_host_chat(td_host *h, td_err *err) {
   td_chat *chat = atomic_load(&h->chat);
   if (chat) return chat;
   pthread_mutex_lock(&h->chat_lock);
   chat = atomic_load(&h->chat);
-  if (!chat && td_chat_open(&chat, h->dir, err) == TD_OK) atomic_store(&h->chat, chat);
+  if (!chat && td_chat_open(&chat, h->dir, err) == TD_OK) {
+    td_call_syntax_open(&h->calls, chat);
+    atomic_store(&h->chat, chat);
+  }
   pthread_mutex_unlock(&h->chat_lock);
+  if (!chat && h->serve->options->models) name_folder(h, err);
   return chat;
 }

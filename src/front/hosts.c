@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "front/serve_impl.h"
+#include "gguf/files.h"
 #include "runtime/command.h"
 
 // ---- decisions --------------------------------------------------------------------------------
@@ -62,15 +62,16 @@ static void share_places(td_hosts *hosts) {
 // Unloads what has been idle for long enough. Returns the time until the next is, 0: none.
 static uint64_t put_to_sleep(td_hosts *hosts) {
   uint64_t next_ns = 0, now = td_clock_ns();
-  for (uint32_t i = 0; hosts->sleep_ns && i < hosts->n; i++) {
+  for (uint32_t i = 0; hosts->is_on_demand && i < hosts->n; i++) {
     td_host *h = &hosts->all[i];
     if (td_host_state_of(h) != TD_HOST_READY || h->n_inside || h->first) continue;
+    if (h->keep_ns == UINT64_MAX) continue;
     uint64_t idle_ns = now - h->used_ns;
-    if (idle_ns >= hosts->sleep_ns) {
+    if (idle_ns >= h->keep_ns) {
       td_info("%s: idle for %.0f s, going to sleep", h->name, (double)idle_ns * 1e-9);
       td_host_unload(h);
-    } else if (!next_ns || hosts->sleep_ns - idle_ns < next_ns) {
-      next_ns = hosts->sleep_ns - idle_ns;
+    } else if (!next_ns || h->keep_ns - idle_ns < next_ns) {
+      next_ns = h->keep_ns - idle_ns;
     }
   }
   return next_ns;
@@ -117,8 +118,10 @@ void td_hosts_update(td_hosts *hosts) {
 // ---- open and close ---------------------------------------------------------------------------
 
 static td_status add(td_hosts *hosts, const char *name, const char *dir, td_err *err) {
-  td_status st = td_host_open(&hosts->all[hosts->n], hosts->serve, name, dir, err);
+  td_host *h = &hosts->all[hosts->n];
+  td_status st = td_host_open(h, hosts->serve, name, dir, err);
   if (st == TD_OK) hosts->n++;
+  if (st == TD_OK) td_host_keep(h, NULL);
   return st;
 }
 
@@ -134,17 +137,17 @@ static td_status open_one(td_hosts *hosts, td_err *err) {
   return st == TD_OK ? td_host_place(&hosts->all[0], err) : st;
 }
 
-static void add_folder(td_hosts *hosts, const char *parent, const char *name) {
+static void add_entry(td_hosts *hosts, const char *parent, const char *entry) {
   td_err err;
-  td_buf dir = TD_BUF_INIT, config = TD_BUF_INIT;
-  td_buf_printf(&dir, "%s/%s", parent, name);
-  td_buf_printf(&config, "%s/config.json", td_buf_text(&dir));
-  bool is_model = name[0] != '.' && access(td_buf_text(&config), F_OK) == 0;
-  if (is_model && add(hosts, name, td_buf_text(&dir), &err) != TD_OK) {
-    td_warn("--models: %s is not served: %s", name, err.msg);
+  td_buf dir = TD_BUF_INIT;
+  if (!td_checkpoint_is(parent, entry)) return;
+  td_buf_printf(&dir, "%s/%s", parent, entry);
+  char *name = td_gguf_is(entry) ? td_gguf_model_name(entry) : strdup(entry);
+  if (!name || add(hosts, name, td_buf_text(&dir), &err) != TD_OK) {
+    td_warn("--models: %s is not served: %s", entry, name ? err.msg : "out of memory");
   }
+  free(name);
   td_buf_free(&dir);
-  td_buf_free(&config);
 }
 
 static td_status open_folder(td_hosts *hosts, td_err *err) {
@@ -154,7 +157,7 @@ static td_status open_folder(td_hosts *hosts, td_err *err) {
   if (n < 0) return td_fail(err, TD_ENOENT, "--models %s: %s", path, strerror(errno));
   hosts->all = calloc((size_t)n + 1, sizeof *hosts->all);
   for (int i = 0; i < n; i++) {
-    if (hosts->all) add_folder(hosts, path, entries[i]->d_name);
+    if (hosts->all) add_entry(hosts, path, entries[i]->d_name);
     free(entries[i]);
   }
   free(entries);

@@ -2,21 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/responses_stored.h"
 #include "base/json_write.h"
+#include "base/mem_info.h"
 #include "front/serve_impl.h"
-
-static void respond_as(td_http_exchange *x, int status, const char *type, td_buf *body) {
-  if (body->failed) {
-    td_http_error(x, 503, "out of memory");
-  } else {
-    td_http_respond(x, status, type, td_buf_text(body), body->len);
-  }
-  td_buf_free(body);
-}
-
-static void respond(td_http_exchange *x, int status, td_buf *body) {
-  respond_as(x, status, "application/json", body);
-}
 
 // Anthropic's clients say so, and have a form of their own.
 static bool is_anthropic(const td_http_exchange *x) {
@@ -38,6 +27,7 @@ static void write_model(td_json_writer *w, const td_http_exchange *x, const td_h
     td_jw_str(w, "owned_by", "tandem");
   }
   td_jw_int(w, "max_model_len", h->n_ctx);
+  if (!is_anthropic(x)) td_jw_int(w, "size", (int64_t)h->files.n_bytes); // of the files
   td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
   td_jw_end_object(w);
 }
@@ -63,7 +53,7 @@ void td_serve_models(void *ctx, td_http_exchange *x) {
     td_jw_str(&w, "last_id", names->n ? names->values[n - 1] : hosts[n - 1].name);
   }
   td_jw_end_object(&w);
-  respond(x, 200, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 void td_serve_model(void *ctx, td_http_exchange *x) {
@@ -73,13 +63,41 @@ void td_serve_model(void *ctx, td_http_exchange *x) {
   if (!h) {
     td_api_error error;
     td_serve_unknown_model(serve, id, &error);
-    td_serve_fail_as(x, &error, is_anthropic(x) ? &td_dialect_messages : NULL);
+    td_serve_fail(x, &error);
     return;
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   write_model(&w, x, h, id);
-  respond(x, 200, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
+}
+
+static void answer_stored(td_serve *serve, td_http_exchange *x, bool is_deleted) {
+  const char *path = td_http_path(x) + strlen("/v1/responses/");
+  td_api_caller caller;
+  td_api_error error;
+  td_buf body = TD_BUF_INIT;
+  td_serve_authorize(serve, x, &caller);
+  const uint64_t owner = td_serve_owner(serve, &caller);
+  const char *query = td_http_query(x);
+  const td_status st = is_deleted
+                           ? td_responses_delete(&body, serve->responses, owner, path, &error)
+                           : td_responses_get(&body, serve->responses, owner, path,
+                                              query ? query : "", &error);
+  if (st == TD_OK) {
+    td_serve_respond(x, 200, TD_JSON_TYPE, &body);
+  } else {
+    td_buf_free(&body);
+    td_serve_fail(x, &error);
+  }
+}
+
+void td_serve_response(void *ctx, td_http_exchange *x) {
+  answer_stored(ctx, x, false);
+}
+
+void td_serve_response_end(void *ctx, td_http_exchange *x) {
+  answer_stored(ctx, x, true);
 }
 
 static const char *worker_state(td_backend_state state) {
@@ -120,12 +138,28 @@ static uint32_t n_waiting(const td_host *h) {
   return n;
 }
 
+void td_serve_write_choices(td_json_writer *w, const td_host *h) {
+  if (!h->backend || !h->fingerprint[0]) return;
+  const td_wire_ready info = td_backend_info(h->backend);
+  td_jw_str(w, "system_fingerprint", h->fingerprint);
+  td_jw_begin_object(w, "choices");
+  td_jw_str(w, "kernels", info.isa);
+  if (info.gpu[0]) td_jw_str(w, "gpu", info.gpu);
+  td_jw_str(w, "devices", h->runtime.devices);
+  td_jw_int(w, "workers", h->is_split ? 2 : 1);
+  td_jw_int(w, "prefill_chunk", info.prefill_chunk);
+  td_jw_int(w, "stream_from", info.stream_tokens);
+  td_jw_str(w, "expert_cache", h->runtime.expert_cache);
+  td_jw_end_object(w);
+}
+
 static void write_states(td_json_writer *w, const td_hosts *hosts) {
   td_jw_begin_array(w, "models");
   for (uint32_t i = 0; i < hosts->n; i++) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "id", hosts->all[i].name);
     td_jw_str(w, "status", td_host_state_name(td_host_state_of(&hosts->all[i])));
+    td_serve_write_choices(w, &hosts->all[i]);
     td_jw_int(w, "running", n_running(&hosts->all[i]));
     td_jw_int(w, "waiting", n_waiting(&hosts->all[i]));
     td_jw_end_object(w);
@@ -171,7 +205,7 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   write_states(&w, hosts);
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
-  respond(x, ok ? 200 : 503, &body);
+  td_serve_respond(x, ok ? 200 : 503, TD_JSON_TYPE, &body);
 }
 
 static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *key,
@@ -186,8 +220,8 @@ static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *
   td_jw_int(w, id_key, id);
 }
 
-// The model that ?model=NAME names; without it the first.
-static td_host *host_of_query(const td_serve *serve, td_http_exchange *x, td_api_error *error) {
+td_host *td_serve_queried_host(const td_serve *serve, const td_http_exchange *x,
+                               td_api_error *error) {
   static const char key[] = "model=";
   const char *query = td_http_query(x);
   if (!query || strncmp(query, key, sizeof key - 1) != 0) return &serve->hosts.all[0];
@@ -196,16 +230,19 @@ static td_host *host_of_query(const td_serve *serve, td_http_exchange *x, td_api
   return h;
 }
 
+const td_chat *td_serve_chat_of(td_host *h, td_http_exchange *x, td_api_error *error) {
+  td_err err;
+  const td_chat *chat = h ? td_host_chat(h, &err) : NULL;
+  if (h && !chat) td_api_fail_err(error, NULL, &err);
+  if (!chat) td_serve_fail(x, error);
+  return chat;
+}
+
 void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
   td_api_error error;
-  td_err err;
-  td_host *h = host_of_query(ctx, x, &error);
-  const td_chat *chat = h ? td_host_chat(h, &err) : NULL;
-  if (h && !chat) td_api_fail_err(&error, NULL, &err);
-  if (!chat) {
-    td_serve_fail(x, &error);
-    return;
-  }
+  td_host *h = td_serve_queried_host(ctx, x, &error);
+  const td_chat *chat = td_serve_chat_of(h, x, &error);
+  if (!chat) return;
   const td_tokenizer *tok = td_chat_tokenizer(chat);
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
@@ -217,7 +254,7 @@ void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
   td_jw_int(&w, "vocab_size", h->defaults.n_vocab);
   td_jw_int(&w, "model_max_length", h->n_ctx);
   td_jw_end_object(&w);
-  respond(x, 200, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 // The document of openapi.json, with what only the build knows in front of its members.
@@ -228,7 +265,7 @@ void td_serve_openapi(void *ctx, td_http_exchange *x) {
              "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"tandem\",\"version\":\"" TD_VERSION
              "\"},");
   td_buf_add(&body, (const char *)td_openapi + 1, td_openapi_len - 1);
-  respond(x, 200, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 static const char *page_type(const char *name) {
@@ -255,12 +292,19 @@ static void respond_page(td_http_exchange *x, const char *name) {
   td_http_add_header(x, "X-Content-Type-Options", "nosniff");
   td_http_add_header(x, "Referrer-Policy", "no-referrer");
   td_http_add_header(x, "Cache-Control", "no-cache");
+  const bool is_gzip = file->bytes[0] == 0x1f && file->bytes[1] == 0x8b;
+  if (is_gzip) td_http_add_header(x, "Content-Encoding", "gzip"); // which all browsers read
   td_http_respond(x, 200, page_type(name), file->bytes, file->len);
 }
 
 void td_serve_page(void *ctx, td_http_exchange *x) {
   (void)ctx;
   respond_page(x, "index.html");
+}
+
+void td_serve_status(void *ctx, td_http_exchange *x) {
+  (void)ctx;
+  respond_page(x, "status.html");
 }
 
 void td_serve_page_file(void *ctx, td_http_exchange *x) {
@@ -290,11 +334,13 @@ void td_serve_metrics(void *ctx, td_http_exchange *x) {
   td_metrics_now now = {.n = serve->hosts.n,
                         .models = calloc(serve->hosts.n, sizeof *now.models),
                         .n_routed = serve->n_routed,
+                        .memory_bytes = td_memory_limit_bytes(),
+                        .memory_available_bytes = td_memory_available_bytes(),
                         .has_kv_dir = serve->hosts.kv_dir != NULL};
   for (uint32_t i = 0; now.models && i < now.n; i++)
     now.models[i] = metrics_of(&serve->hosts.all[i]);
   body.failed = !now.models;
   if (now.models) td_metrics_write(&body, &now);
   free(now.models);
-  respond_as(x, 200, TD_METRICS_TYPE, &body);
+  td_serve_respond(x, 200, TD_METRICS_TYPE, &body);
 }

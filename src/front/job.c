@@ -74,6 +74,8 @@ static void log_end(const td_job *j, int status) {
 static void count_usage(td_job *j) {
   for (uint32_t i = 0; i < j->n_choices; i++) {
     j->usage.n_output += j->choices[i].answer.n_tokens;
+    j->usage.n_accepted += j->choices[i].n_accepted;
+    j->usage.n_rejected += j->choices[i].n_rejected;
     if (i % j->request.n == 0) j->usage.n_cached += j->choices[i].n_cached;
   }
 }
@@ -91,7 +93,7 @@ void td_job_on_gone(void *arg) {
 void td_job_refuse(td_job *j, const td_api_error *error) {
   cancel_running(j);
   log_end(j, error->status);
-  td_serve_fail_as(j->x, error, j->dialect);
+  td_serve_fail(j->x, error);
   td_job_free(j);
 }
 
@@ -111,15 +113,17 @@ static void send_raw(td_job *j, td_buf *text) {
   if (text->failed) {
     td_http_abort(j->x);
   } else {
-    td_http_sse_raw(j->x, td_buf_text(text), text->len);
+    td_http_stream_write(j->x, td_buf_text(text), text->len);
   }
   td_buf_clear(text);
 }
 
 // Fails a running job: a stream gets an error event and ends without [DONE].
-static void fail_running(td_job *j, int status, const char *message) {
+// param: the member of the request that is wrong, or NULL.
+static void fail_running(td_job *j, int status, const char *param, const char *message) {
   td_api_error error;
-  td_api_fail(&error, status, NULL, NULL, "%s", message);
+  td_api_fail(&error, status, param, NULL, "%s%s%s", param ? param : "", param ? ": " : "",
+              message);
   if (!j->request.stream) {
     td_job_refuse(j, &error);
     return;
@@ -128,7 +132,11 @@ static void fail_running(td_job *j, int status, const char *message) {
   count_usage(j);
   td_buf text = TD_BUF_INIT;
   if (j->dialect) {
+    td_buf id = TD_BUF_INIT;
+    td_http_added_header(j->x, TD_REQUEST_ID, &id);
+    error.request_id = td_buf_text(&id);
     j->dialect->error(&text, &error, true);
+    td_buf_free(&id);
     send_raw(j, &text);
   } else {
     td_api_error_write(&text, &error);
@@ -143,7 +151,7 @@ static void fail_running(td_job *j, int status, const char *message) {
 void td_serve_end_jobs(td_serve *serve, const char *why) {
   for (td_job *j = serve->jobs, *next; j; j = next) {
     next = j->next;
-    if (!j->preparing) fail_running(j, 503, why);
+    if (!j->preparing) fail_running(j, 503, NULL, why);
   }
 }
 
@@ -249,7 +257,7 @@ static void end_job(td_job *j) {
   if (j->request.stream) {
     end_stream(j);
   } else if (!send_response(j)) {
-    fail_running(j, 500, "out of memory");
+    fail_running(j, 500, NULL, "out of memory");
     return;
   }
   log_end(j, 200);
@@ -278,7 +286,11 @@ static td_status take_piece(td_choice *c, td_err *err) {
     td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
     if (st != TD_OK) return st;
     has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
+  } else if (j->dialect && has_piece) {
+    td_buf_add(&c->delta.content, td_buf_text(&c->answer.text) + piece.begin,
+               piece.end - piece.begin);
   }
+  j->state.piece = piece;
   if (!j->request.stream) return TD_OK; // the output is kept for the response
   td_buf event = TD_BUF_INIT;
   if (j->dialect) {
@@ -291,8 +303,11 @@ static td_status take_piece(td_choice *c, td_err *err) {
     send_event(j, &event);
   }
   c->started = true;
-  const td_api_usage usage = {
-      .n_prompt = n_prompt_of(c), .n_output = c->answer.n_tokens, .n_cached = c->n_cached};
+  const td_api_usage usage = {.n_prompt = n_prompt_of(c),
+                              .n_output = c->answer.n_tokens,
+                              .n_cached = c->n_cached,
+                              .n_accepted = c->n_accepted,
+                              .n_rejected = c->n_rejected};
   const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
   if (has_piece || (so_far && !c->answer.finished)) {
     if (j->is_chat) {
@@ -308,9 +323,11 @@ static td_status take_piece(td_choice *c, td_err *err) {
   return TD_OK;
 }
 
+// Calls of which a stop string cut the last are not to be made.
 static const char *finish_reason(const td_choice *c, td_finish how) {
   if (how != TD_FINISH_STOP || c->job->request.max_tokens == 0) return "length";
-  return c->parts.n_calls ? "tool_calls" : "stop";
+  const bool is_cut = c->answer.stopped && td_output_parser_is_cut(&c->parts);
+  return c->parts.n_calls && !is_cut ? "tool_calls" : "stop";
 }
 
 // Remembers what was generated for when the conversation comes back. An answer that a stop string
@@ -330,11 +347,11 @@ static void keep_turn(const td_choice *c) {
 static void end_choice(td_choice *c, td_finish how) {
   td_job *j = c->job;
   td_err err;
-  td_status st = td_answer_finish(&c->answer, &err);
+  td_status st = td_answer_finish(&c->answer, how == TD_FINISH_LENGTH, &err);
   if (st == TD_OK) st = take_piece(c, &err);
   if (st != TD_OK) {
     leave_worker(c, TD_FINISH_ERROR);
-    fail_running(j, 500, err.msg);
+    fail_running(j, 500, NULL, err.msg);
     return;
   }
   if (c->answer.stopped) how = TD_FINISH_STOP;
@@ -352,7 +369,7 @@ static void end_choice(td_choice *c, td_finish how) {
   if (j->n_running == 0) end_job(j);
 }
 
-static void note_token(td_choice *c) {
+static void note_token(td_choice *c, const td_wire_token *token) {
   td_job *j = c->job;
   td_metrics *m = &j->host->metrics;
   uint64_t now_ns = td_clock_ns();
@@ -365,6 +382,10 @@ static void note_token(td_choice *c) {
   if (!j->first_token_ns) j->first_token_ns = now_ns;
   c->last_token_ns = now_ns;
   m->n_output++;
+  c->n_accepted += token->is_drafted;
+  c->n_rejected += token->n_rejected;
+  m->n_accepted += token->is_drafted;
+  m->n_rejected += token->n_rejected;
 }
 
 // Notes which token ended the reasoning. from: the text's length before it.
@@ -380,17 +401,30 @@ static void note_reasoning(td_choice *c, size_t from) {
   }
 }
 
+// Whether the time for the answer is over, and it has a whole line.
+static bool is_late(const td_choice *c) {
+  const uint64_t most_ns = c->job->state.most_predict_ns;
+  const td_buf *text = &c->answer.text;
+  return most_ns && c->last_token_ns - c->first_token_ns > most_ns && text->len &&
+         memchr(text->data, '\n', text->len);
+}
+
 static void on_token(void *ctx, const td_wire_token *token) {
   td_choice *c = ctx;
   td_job *j = c->job;
   td_err err;
   if (j->request.max_tokens == 0) return; // drawn by the way
-  note_token(c);
+  note_token(c, token);
   c->sum_logprob += (double)token->logprob;
   size_t n_text = c->answer.text.len;
   td_status st = td_answer_add(&c->answer, token, &err);
   if (st == TD_OK && j->is_chat) st = td_token_ids_push(&c->ids, token->id, &err);
   note_reasoning(c, n_text);
+  if (st == TD_OK && is_late(c)) {
+    td_backend_cancel(j->host->backend, c->id);
+    end_choice(c, TD_FINISH_LENGTH);
+    return;
+  }
   if (st == TD_OK && c->answer.stopped) {
     td_backend_cancel(j->host->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
@@ -399,7 +433,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   bool ends_early = j->is_chat && j->request.one_call;
   if (st == TD_OK && (j->request.stream || ends_early)) st = take_piece(c, &err);
   if (st != TD_OK) {
-    fail_running(j, 500, err.msg);
+    fail_running(j, 500, NULL, err.msg);
   } else if (c->parts.state == TD_PARTS_DONE) {
     td_backend_cancel(j->host->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
@@ -411,13 +445,23 @@ static void on_prompt_token(void *ctx, const td_wire_token *token) {
   td_err err;
   if (c->prompt) c->prompt[token->index] = *token;
   if (!c->job->request.echo || !c->job->request.logprobs) return;
-  if (td_answer_echo(&c->answer, token, &err) != TD_OK) fail_running(c->job, 500, err.msg);
+  if (td_answer_echo(&c->answer, token, &err) != TD_OK) fail_running(c->job, 500, NULL, err.msg);
 }
 
 static void on_progress(void *ctx, const td_wire_progress *progress) {
   td_choice *c = ctx;
   c->n_cached = progress->n_cached;
   c->prefill_ns = progress->elapsed_ns;
+  if (c->job->request.stream && c->job->request.return_progress && !c->started) {
+    const td_api_progress told = {.n_prompt = progress->n_prompt,
+                                  .n_cached = progress->n_cached,
+                                  .n_done = progress->n_done,
+                                  .elapsed_ns = progress->elapsed_ns};
+    td_buf event = TD_BUF_INIT;
+    td_api_write_progress(&event, &c->job->head, c->index, &told);
+    send_event(c->job, &event);
+    td_buf_free(&event);
+  }
   if (progress->n_done < progress->n_prompt) return;
   c->job->host->metrics.n_prompt += progress->n_prompt;
   c->job->host->metrics.n_cached += progress->n_cached;
@@ -433,11 +477,15 @@ static void on_done(void *ctx, const td_wire_done *done) {
   case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
   case TD_DONE_CANCELED:
     leave_worker(c, TD_FINISH_ABORT);
-    fail_running(c->job, 500, "the request was canceled");
+    fail_running(c->job, 500, NULL, "the request was canceled");
+    break;
+  case TD_DONE_REFUSED:
+    leave_worker(c, TD_FINISH_ERROR);
+    fail_running(c->job, 400, td_api_constrained_by(&c->job->request), done->text);
     break;
   default:
     leave_worker(c, TD_FINISH_ERROR);
-    fail_running(c->job, done->reason == TD_DONE_LOST ? 503 : 500,
+    fail_running(c->job, done->reason == TD_DONE_LOST ? 503 : 500, NULL,
                  done->text[0] ? done->text : "the worker failed");
     break;
   }

@@ -18,10 +18,11 @@ typedef struct {
   uint64_t first_token_ns, last_token_ns; // arrival times
   uint32_t n_cached;                      // prompt tokens found in the prefix cache
   td_answer answer;
-  td_output_parser parts;   // chat
-  td_delta delta;           // chat: output not sent yet; without streaming, all of it
-  uint32_t n_before_answer; // tokens up to the one that ended the reasoning; 0: none did
-  double sum_logprob;       // of its tokens, if there are choices to choose from (best_of)
+  td_output_parser parts;          // chat
+  td_delta delta;                  // chat: output not sent yet; without streaming, all of it
+  uint32_t n_before_answer;        // tokens up to the one that ended the reasoning; 0: none did
+  uint64_t n_accepted, n_rejected; // drafted tokens
+  double sum_logprob;              // of its tokens, if there are choices to choose from (best_of)
   const char *finish_reason;
   td_token_ids ids;      // chat: generated
   bool has_end;          // the last of them is an end token
@@ -37,6 +38,7 @@ struct td_job {
   bool is_chat;
   const td_dialect *dialect; // NULL: OpenAI's chat or completions
   td_dialect_state state;
+  td_dialect_load load; // what the request says of the model's place in memory
   td_lane_work work;
   bool preparing;
   td_buf body;

@@ -8,7 +8,9 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/jitter.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "kv/record.h"
 
 #define AHEAD       2  // 1/AHEAD of the pages are kept empty or already on disk
@@ -28,11 +30,16 @@ struct td_kv_disk_read {
   uint64_t ns;
 };
 
+// What a page held when it was last written, and when it had become idle; 0: not written.
+typedef struct {
+  uint64_t serial, idled;
+} written_page;
+
 // The page being written; there is one at a time.
 typedef struct {
   uv_work_t work;
   int32_t page;
-  uint64_t serial;
+  written_page what;
   td_kv_record record;
   uint64_t used_ns;
   td_digest victims[MAX_VICTIMS];
@@ -49,9 +56,11 @@ struct td_kv_disk {
   uint32_t n_loadings;
   td_kv_disk_read **loadings; // [shape.n_pages]: each load has at least one page of its own
   saving save;
-  char *file;      // [record_bytes], the record being written
-  int32_t *tokens; // [page_tokens], its tokens
-  int32_t *idle;   // [shape.n_pages], scratch list of pages
+  char *file;               // [record_bytes], the record being written
+  int32_t *tokens;          // [page_tokens], its tokens
+  int32_t *idle;            // [shape.n_pages], scratch list of pages
+  written_page *written;    // [shape.n_pages]
+  uint64_t given_max_bytes; // of the directory, before a full disk shrank it
   bool is_saving, has_shrunk;
   uint32_t n_failed;          // failed writes in a row
   uint64_t paused_until_ns;   // no writes before then
@@ -167,7 +176,8 @@ static void after_load(uv_work_t *work, int status) {
 static void look_up(td_kv_disk_read *l) {
   const td_kv_disk *disk = l->disk;
   uint32_t page_tokens = disk->shape.page_tokens, n_had = l->load.n_cached / page_tokens;
-  td_digest name = disk->opts.model;
+  td_digest name;
+  td_kv_name_salted(&name, &disk->opts.model, l->load.salt);
   for (uint32_t i = 0; i < (l->load.n_prompt - 1) / page_tokens; i++) {
     td_kv_name_next(&name, &name, l->load.prompt + (size_t)i * page_tokens, page_tokens);
     if (i < n_had) continue;
@@ -223,7 +233,7 @@ void td_kv_loading_cancel(td_kv_disk_read *loading) {
 void td_kv_disk_note_prefill(td_kv_disk *disk, uint32_t n_tokens, uint64_t ns) {
   if (n_tokens < disk->shape.page_tokens) return;
   disk->prefill_ns = blend(disk->prefill_ns,
-                           (double)ns / n_tokens * (double)disk->shape.page_tokens);
+                           (double)td_jitter_time(ns) / n_tokens * (double)disk->shape.page_tokens);
 }
 
 // ---- saving -----------------------------------------------------------------------------------
@@ -257,10 +267,13 @@ static void save_next(td_kv_disk *disk);
 static bool shrink(td_kv_disk *disk) {
   td_kv_dir *dir = disk->opts.dir;
   uint64_t n_bytes = td_kv_dir_bytes(dir), less = td_kv_dir_max_bytes(dir) - n_bytes;
-  if (n_bytes < disk->record_bytes) return false;
+  if (n_bytes < disk->record_bytes) {
+    td_kv_dir_limit(dir, disk->given_max_bytes); // after the pause from the start
+    return false;
+  }
   if (!disk->has_shrunk) {
     td_warn("--kv-dir %s: %s; it is kept to the %.2f GiB that it has", td_kv_dir_path(dir),
-            disk->save.err.msg, (double)n_bytes / (1 << 30));
+            disk->save.err.msg, td_gib(n_bytes));
   }
   disk->has_shrunk = true;
   td_kv_dir_limit(dir, n_bytes);
@@ -290,6 +303,9 @@ static void after_write(uv_work_t *work, int status) {
   td_kv_disk *disk = work->data;
   saving *s = &disk->save;
   disk->is_saving = false;
+  written_page *before = &disk->written[s->page];
+  const bool is_again = before->serial == s->what.serial;
+  if (s->err.code != TD_ELIMIT) *before = s->what;
   if (s->err.code != TD_OK) {
     if (s->err.code != TD_ELIMIT) {
       note_failed_write(disk);
@@ -299,6 +315,7 @@ static void after_write(uv_work_t *work, int status) {
   } else if (s->has_room) {
     td_kv_dir_add(disk->opts.dir, &s->record.name, disk->record_bytes);
     disk->stats.written_bytes += disk->record_bytes;
+    if (is_again) disk->stats.rewritten_bytes += disk->record_bytes;
     disk->n_failed = 0;
   }
   save_next(disk);
@@ -309,7 +326,7 @@ static void after_copy(uv_work_t *work, int status) {
   td_kv_disk *disk = work->data;
   saving *s = &disk->save;
   td_kv_content now;
-  bool is_whole = td_kv_content_of(disk->opts.kv, s->page, &now) && now.serial == s->serial;
+  bool is_whole = td_kv_content_of(disk->opts.kv, s->page, &now) && now.serial == s->what.serial;
   if (s->err.code != TD_OK) pause_saving(disk);
   if (s->err.code != TD_OK || !is_whole) {
     disk->is_saving = false;
@@ -329,7 +346,7 @@ static void save_page(td_kv_disk *disk, int32_t page, const td_kv_content *conte
   saving *s = &disk->save;
   memcpy(disk->tokens, content->tokens, disk->shape.page_tokens * sizeof *disk->tokens);
   s->page = page;
-  s->serial = content->serial;
+  s->what = (written_page){content->serial, content->idled};
   s->record = record_of(disk, &content->name, disk->tokens);
   s->used_ns = disk->is_flushing ? disk->flush_used_ns-- : realtime_ns();
   s->work.data = disk;
@@ -337,14 +354,19 @@ static void save_page(td_kv_disk *disk, int32_t page, const td_kv_content *conte
   TD_CHECK(uv_queue_work(disk->opts.loop, &s->work, run_copy, after_copy) == 0);
 }
 
-// The next page likely to be evicted that is not on disk yet.
+// The next page likely to be evicted that is not on disk yet. Looks at no more pages than the
+// directory has room for, or writing one would drive out another that is as likely to be evicted,
+// for ever. Nor does a page come twice before it is used again, whoever else writes here.
 static bool find_endangered(td_kv_disk *disk, int32_t *page, td_kv_content *content) {
   uint32_t ahead = disk->shape.n_pages / AHEAD + 1, n_empty = td_kv_n_empty(disk->opts.kv);
   uint32_t n = n_empty < ahead ? td_kv_idle(disk->opts.kv, ahead - n_empty, disk->idle) : 0;
-  for (uint32_t i = 0; i < n; i++) {
+  uint64_t room = td_kv_dir_max_bytes(disk->opts.dir) / disk->record_bytes;
+  for (uint32_t i = 0; i < n && room; i++) {
     *page = disk->idle[i];
-    bool is_published = td_kv_content_of(disk->opts.kv, *page, content);
-    if (is_published && !td_kv_dir_has(disk->opts.dir, &content->name)) return true;
+    if (!td_kv_content_of(disk->opts.kv, *page, content)) continue;
+    room--;
+    if (td_kv_dir_has(disk->opts.dir, &content->name)) continue;
+    if (disk->written[*page].idled != content->idled) return true;
   }
   return false;
 }
@@ -390,6 +412,7 @@ static void free_tier(td_kv_disk *disk) {
   free(disk->file);
   free(disk->tokens);
   free(disk->idle);
+  free(disk->written);
   free(disk);
 }
 
@@ -437,7 +460,9 @@ td_status td_kv_disk_open(td_kv_disk **out, const td_kv_disk_opts *opts, td_err 
   disk->file = malloc(disk->record_bytes);
   disk->tokens = malloc(shape.page_tokens * sizeof *disk->tokens);
   disk->idle = malloc(shape.n_pages * sizeof *disk->idle);
-  if (!disk->loadings || !disk->file || !disk->tokens || !disk->idle) {
+  disk->written = calloc(shape.n_pages, sizeof *disk->written);
+  disk->given_max_bytes = td_kv_dir_max_bytes(opts->dir);
+  if (!disk->loadings || !disk->file || !disk->tokens || !disk->idle || !disk->written) {
     st = td_fail(err, TD_ENOMEM, "out of memory for --kv-dir");
   } else if (disk->record_bytes > td_kv_dir_max_bytes(opts->dir)) {
     st = td_fail(err, TD_EINVAL, "one KV page takes %llu bytes: give a larger --kv-dir-size",
@@ -456,4 +481,9 @@ td_kv_disk_stats td_kv_disk_stats_of(const td_kv_disk *disk) {
   td_kv_disk_stats stats = disk->stats;
   stats.bytes = td_kv_dir_bytes(disk->opts.dir);
   return stats;
+}
+
+double td_kv_disk_amplification(const td_kv_disk_stats *stats) {
+  const uint64_t once = stats->written_bytes - stats->rewritten_bytes;
+  return once ? (double)stats->written_bytes / (double)once : 1;
 }

@@ -1,8 +1,9 @@
 // src/front/kv_disk.h - the disk tier of the KV cache, on the front's loop.
-// Pages in memory that are next to be evicted are written to the directory ahead of time, and at
-// shutdown all pages that memory still caches. When a prompt's pages are on disk they are read into
-// the request's own pages before a worker sees it. File I/O runs on the loop's thread pool; calls
-// and callbacks happen on the loop's thread.
+// Pages in memory that are next to be evicted are written to the directory ahead of time, at most
+// as many as it has room for and each once per time that it becomes idle; at shutdown all pages
+// that memory still caches. When a prompt's pages are on disk they are read into the request's own
+// pages before a worker sees it. File I/O runs on the loop's thread pool; calls and callbacks
+// happen on the loop's thread.
 #ifndef TD_FRONT_KV_DISK_H
 #define TD_FRONT_KV_DISK_H
 
@@ -32,6 +33,7 @@ void td_kv_disk_close(td_kv_disk *disk, void (*closed)(void *ctx), void *ctx);
 
 typedef struct {
   uint64_t id;           // the request's
+  uint64_t salt;         // the prompt's (kv/kv.h)
   const int32_t *prompt; // [n_prompt], borrowed until on_loaded
   uint32_t n_prompt;
   uint32_t n_cached;    // tokens already in its pages, a multiple of the page size
@@ -54,10 +56,13 @@ void td_kv_disk_note_prefill(td_kv_disk *disk, uint32_t n_tokens, uint64_t ns);
 typedef struct {
   uint64_t n_hits; // tokens loaded
   uint64_t read_bytes, written_bytes;
-  uint64_t n_damaged; // records dropped as damaged
-  uint64_t bytes;     // size of the directory now
+  uint64_t rewritten_bytes; // of written_bytes: of pages that were written before with this content
+  uint64_t n_damaged;       // records dropped as damaged
+  uint64_t bytes;           // size of the directory now
 } td_kv_disk_stats;
 
 td_kv_disk_stats td_kv_disk_stats_of(const td_kv_disk *disk); // NULL: zeros
+// Bytes written for each byte of pages; 1: every page was written once, or none was.
+double td_kv_disk_amplification(const td_kv_disk_stats *stats);
 
 #endif

@@ -142,8 +142,8 @@ static void write_histogram(const writer *w, const char *name, const char *label
     write_head(w, name, type, help);                                                               \
     EACH_MODEL(w, m)                                                                               \
     EACH_WORKER(m, k)                                                                              \
-    td_buf_printf((w)->out, "tandem_%s{%s,worker=\"%s\"} %u\n", name, label_of(w, m), k->role,     \
-                  (unsigned)(value));                                                              \
+    td_buf_printf((w)->out, "tandem_%s{%s,worker=\"%s\"} %" PRIu64 "\n", name, label_of(w, m),     \
+                  k->role, (uint64_t)(value));                                                     \
   } while (0)
 
 static void write_workers(const writer *w) {
@@ -152,6 +152,19 @@ static void write_workers(const writer *w) {
   WORKERS(w, "worker_requests_running", "gauge", k->n_running, "Requests at the worker process.");
   WORKERS(w, "worker_restarts_total", "counter", k->n_restarts,
           "Times the worker process was started again.");
+  WORKERS(w, "gpu_memory_bytes", "gauge", k->gpu_bytes,
+          "Memory of the worker's GPU, 0 without one.");
+  WORKERS(w, "gpu_memory_free_bytes", "gauge", k->gpu_free_bytes,
+          "What of it was left once the worker had loaded the model.");
+}
+
+// Of the machine, not of a model.
+static void write_memory(const writer *w) {
+  write_head(w, "memory_bytes", "gauge", "Memory of this machine, or its control group's limit.");
+  td_buf_printf(w->out, "tandem_memory_bytes %" PRIu64 "\n", w->now->memory_bytes);
+  write_head(w, "memory_available_bytes", "gauge", "What of it programs could still have.");
+  td_buf_printf(w->out, "tandem_memory_available_bytes %" PRIu64 "\n",
+                w->now->memory_available_bytes);
 }
 
 static td_wire_cache caches_of(const td_metrics_model *m) {
@@ -187,6 +200,10 @@ static void write_kv_disk(const writer *w) {
   COUNTER(w, "kv_disk_hits_total", m->kv_disk.n_hits, "Tokens of prompts read from --kv-dir.");
   COUNTER(w, "kv_disk_read_bytes_total", m->kv_disk.read_bytes, "Bytes read from --kv-dir.");
   COUNTER(w, "kv_disk_written_bytes_total", m->kv_disk.written_bytes, "Bytes written to --kv-dir.");
+  COUNTER(w, "kv_disk_rewritten_bytes_total", m->kv_disk.rewritten_bytes,
+          "Of these, bytes of pages that had been written before.");
+  GAUGE(w, "kv_disk_write_amplification", td_kv_disk_amplification(&m->kv_disk),
+        "Bytes written to --kv-dir for each byte of pages, 1 is best.");
   COUNTER(w, "kv_disk_dropped_total", m->kv_disk.n_damaged,
           "Files of --kv-dir that were damaged or not this model's.");
 }
@@ -208,8 +225,13 @@ static void write_all(const writer *w) {
           "Tokens looked for in the cache of prefixes.");
   COUNTER(w, "prefix_cache_hits_total", m->counts->n_cached,
           "Tokens found in the cache of prefixes.");
+  COUNTER(w, "spec_decode_num_draft_tokens_total", m->counts->n_accepted + m->counts->n_rejected,
+          "Tokens that were drafted and computed.");
+  COUNTER(w, "spec_decode_num_accepted_tokens_total", m->counts->n_accepted,
+          "Drafted tokens that became generated ones.");
   if (w->now->has_kv_dir) write_kv_disk(w);
   write_workers(w);
+  write_memory(w);
   write_caches(w);
   HISTOGRAM(w, "time_to_first_token_seconds", first_token,
             "From a request's arrival to its first token.");

@@ -34,9 +34,10 @@ typedef struct {
   uint64_t n_finished[TD_N_FINISHES];
   // prompt tokens of completed prefills; of them from the prefix cache
   uint64_t n_prompt, n_cached;
-  uint64_t n_output;        // generated tokens
-  td_histogram first_token; // TTFT, seconds from the request's arrival
-  td_histogram next_token;  // ITL, seconds between consecutive tokens
+  uint64_t n_output;               // generated tokens
+  uint64_t n_accepted, n_rejected; // drafted tokens
+  td_histogram first_token;        // TTFT, seconds from the request's arrival
+  td_histogram next_token;         // ITL, seconds between consecutive tokens
   td_histogram whole; // end-to-end latency, seconds, of requests that ended with stop or length
 } td_metrics;
 
@@ -58,6 +59,7 @@ typedef struct {
   uint32_t n;
   const uint64_t *n_routed; // [TD_N_ROUTES] HTTP requests whose route was found
   bool has_kv_dir;
+  uint64_t memory_bytes, memory_available_bytes; // see base/mem_info.h
 } td_metrics_now;
 
 void td_metrics_init(td_metrics *metrics);

@@ -1,62 +1,104 @@
 // src/front/ollama.c - Ollama's endpoints without a job.
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "api/infill.h"
+#include "base/clock.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "front/serve_impl.h"
 
-static void respond(td_http_exchange *x, td_buf *body) {
-  if (body->failed) {
-    td_http_error(x, 503, "out of memory");
-  } else {
-    td_http_respond(x, 200, "application/json", td_buf_text(body), body->len);
-  }
-  td_buf_free(body);
-}
+// Of Ollama's API what is spoken here is that of this version, by which clients decide.
+#define OLLAMA_VERSION "0.12.11"
+#define FOR_EVER_S     10982476800 // 2318, which clients show as for ever
 
-static void write_details(td_json_writer *w) {
+// Empty until the model was loaded for the first time.
+static void write_details(td_json_writer *w, const td_host *h) {
+  const double n = (double)h->n_params;
+  char size[32] = "";
+  if (n >= 1e9) {
+    snprintf(size, sizeof size, "%.1fB", n * 1e-9);
+  } else if (n > 0) {
+    snprintf(size, sizeof size, "%.1fM", n * 1e-6);
+  }
   td_jw_begin_object(w, "details");
   td_jw_str(w, "parent_model", "");
   td_jw_str(w, "format", "safetensors");
-  td_jw_str(w, "family", "tandem");
+  td_jw_str(w, "family", h->arch_name);
   td_jw_begin_array(w, "families");
-  td_jw_str(w, NULL, "tandem");
+  td_jw_str(w, NULL, h->arch_name);
   td_jw_end_array(w);
-  td_jw_str(w, "parameter_size", "");
-  td_jw_str(w, "quantization_level", "");
+  td_jw_str(w, "parameter_size", size);
+  td_jw_str(w, "quantization_level", n > 0 ? h->dtype : "");
   td_jw_end_object(w);
 }
 
-static void write_model(td_json_writer *w, const td_host *h, const char *name) {
+static void begin_model(td_json_writer *w, const td_host *h, const char *name) {
   char digest[TD_DIGEST_HEX];
   td_digest_hex(digest, &h->files.digest);
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "name", name);
   td_jw_str(w, "model", name);
-  td_serve_write_time(w, "modified_at", h->files.modified_s);
   td_jw_int(w, "size", (int64_t)h->files.n_bytes);
   td_jw_str(w, "digest", digest);
   td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
-  write_details(w);
+  write_details(w, h);
+}
+
+static void write_model(td_json_writer *w, const td_host *h, const char *name) {
+  begin_model(w, h, name);
+  td_serve_write_time(w, "modified_at", h->files.modified_s);
   td_jw_end_object(w);
+}
+
+// When the model will be unloaded if no request comes, seconds since 1970.
+static int64_t expires_s(const td_serve *serve, const td_host *h) {
+  if (!serve->hosts.is_on_demand || h->keep_ns == UINT64_MAX) return FOR_EVER_S;
+  const uint64_t idle_ns = h->n_inside ? 0 : td_clock_ns() - h->used_ns;
+  const uint64_t left_ns = idle_ns < h->keep_ns ? h->keep_ns - idle_ns : 0;
+  return (int64_t)time(NULL) + (int64_t)(left_ns / 1000000000u);
+}
+
+void td_serve_ollama_ps(void *ctx, td_http_exchange *x) {
+  const td_serve *serve = ctx;
+  td_buf body = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&body);
+  td_jw_begin_object(&w, NULL);
+  td_jw_begin_array(&w, "models");
+  for (uint32_t i = 0; i < serve->hosts.n; i++) {
+    const td_host *h = &serve->hosts.all[i];
+    const bool is_on_gpu = h->placement.is_discrete && !h->placement.experts_on_cpu;
+    if (td_host_state_of(h) != TD_HOST_READY) continue;
+    begin_model(&w, h, h->name);
+    td_serve_write_time(&w, "expires_at", expires_s(serve, h));
+    td_jw_int(&w, "size_vram", is_on_gpu ? (int64_t)h->files.n_bytes : 0);
+    td_jw_int(&w, "context_length", h->n_ctx);
+    td_jw_int(&w, "running", td_backend_n_running(h->backend));
+    td_jw_int(&w, "waiting", td_backend_n_waiting(h->backend));
+    td_jw_end_object(&w);
+  }
+  td_jw_end_array(&w);
+  td_jw_end_object(&w);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   const td_str_list *names = &serve->options->model_names;
   const td_host *hosts = serve->hosts.all;
+  const uint32_t n = names->n ? names->n : serve->hosts.n;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
   td_jw_begin_array(&w, "models");
-  for (uint32_t i = 0; !names->n && i < serve->hosts.n; i++)
-    write_model(&w, &hosts[i], hosts[i].name);
-  for (uint32_t i = 0; i < names->n; i++)
-    write_model(&w, &hosts[0], names->values[i]);
+  for (uint32_t i = 0; i < n; i++) {
+    const td_host *h = &hosts[names->n ? 0 : i];
+    write_model(&w, h, names->n ? names->values[i] : h->name);
+  }
   td_jw_end_array(&w);
   td_jw_end_object(&w);
-  respond(x, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 // The model that the body names. NULL: error says why.
@@ -70,36 +112,48 @@ static td_host *find_named(const td_serve *serve, const td_buf *body, td_api_err
   return h;
 }
 
-void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
-  const td_serve *serve = ctx;
-  td_api_error error;
-  td_err err;
-  td_host *h = find_named(serve, td_http_body(x), &error);
-  const td_chat *chat = h ? td_host_chat(h, &err) : NULL;
-  if (h && !chat) td_api_fail_err(&error, NULL, &err);
-  if (!chat) {
-    td_serve_fail_as(x, &error, &td_dialect_ollama_chat);
-    return;
-  }
-  td_buf body = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&body);
+// The template stands for the model's own, which is not in Go's language: clients look in it for
+// what the model can do.
+static void write_shown(td_buf *body, const td_host *h, const td_chat *chat) {
+  const bool fills_in = td_infill_find(chat);
+  const bool has_tools = td_chat_template_mentions(chat, "tools");
+  char text[96];
+  td_json_writer w = TD_JSON_WRITER(body);
   td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "license", "");
   td_jw_str(&w, "modelfile", "");
-  td_jw_str(&w, "parameters", "");
-  td_jw_str(&w, "template", "");
+  snprintf(text, sizeof text, "num_ctx %u", (unsigned)h->n_ctx);
+  td_jw_str(&w, "parameters", text);
+  snprintf(text, sizeof text, "{{ .System }}%s{{ .Prompt }}%s{{ .Response }}",
+           has_tools ? "{{ .Tools }}" : "", fills_in ? "{{ .Suffix }}" : "");
+  td_jw_str(&w, "template", text);
   td_serve_write_time(&w, "modified_at", h->files.modified_s);
-  write_details(&w);
+  write_details(&w, h);
   td_jw_begin_object(&w, "model_info");
-  td_jw_str(&w, "general.architecture", "tandem");
-  td_jw_int(&w, "tandem.context_length", h->n_ctx);
+  td_jw_str(&w, "general.architecture", h->arch_name);
+  td_jw_str(&w, "general.basename", h->name);
+  if (h->n_params) td_jw_int(&w, "general.parameter_count", (int64_t)h->n_params);
+  snprintf(text, sizeof text, "%.63s.context_length", h->arch_name);
+  td_jw_int(&w, text, h->n_ctx);
   td_jw_end_object(&w);
   td_jw_begin_array(&w, "capabilities");
   td_jw_str(&w, NULL, "completion");
-  if (td_chat_template_mentions(chat, "tools")) td_jw_str(&w, NULL, "tools");
+  if (has_tools) td_jw_str(&w, NULL, "tools");
   if (td_chat_template_mentions(chat, "</think")) td_jw_str(&w, NULL, "thinking");
+  if (fills_in) td_jw_str(&w, NULL, "insert");
   td_jw_end_array(&w);
   td_jw_end_object(&w);
-  respond(x, &body);
+}
+
+void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
+  const td_serve *serve = ctx;
+  td_api_error error;
+  td_host *h = find_named(serve, td_http_body(x), &error);
+  const td_chat *chat = td_serve_chat_of(h, x, &error);
+  if (!chat) return;
+  td_buf body = TD_BUF_INIT;
+  write_shown(&body, h, chat);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
 void td_serve_ollama_version(void *ctx, td_http_exchange *x) {
@@ -107,7 +161,9 @@ void td_serve_ollama_version(void *ctx, td_http_exchange *x) {
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "version", TD_VERSION);
+  td_jw_str(&w, "version", OLLAMA_VERSION);
+  td_jw_str(&w, "api", "ollama");
+  td_jw_str(&w, "server", "tandem " TD_VERSION);
   td_jw_end_object(&w);
-  respond(x, &body);
+  td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/infill.h"
 #include "api/turn.h"
 #include "front/serve_impl.h"
 
@@ -41,7 +42,7 @@ static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_req
     if (st == TD_OK) break;
     used = false;
     out->n = 0;
-    out->is_cut = false;
+    out->n_cut = 0;
     if (text) td_buf_clear(text);
   }
   td_token_ids_free(&ids);
@@ -75,7 +76,8 @@ void td_serve_keep_turn(td_turns *turns, const td_generated *g) {
   td_digest said;
   td_err ignored;
   const size_t n = g->ids->n - g->has_end;
-  td_status st = td_api_said_by(g->how, td_buf_text(g->text), g->text->len, &said, &reasoning,
+  td_status st = td_api_said_by(g->how, td_buf_text(g->text), g->text->len,
+                                g->has_end ? TD_TEXT_ENDED : TD_TEXT_CUT, &said, &reasoning,
                                 &ignored);
   if (st == TD_OK) st = td_token_ids_add(&ids, g->prompt->ids, g->prompt->n, &ignored);
   if (st == TD_OK) st = td_token_ids_add(&ids, g->ids->ids, n, &ignored);
@@ -104,7 +106,7 @@ static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_
   if (st == TD_OK) return st;
   if (st != TD_ELIMIT && request->plain_vars.len > 0) {
     td_err second;
-    out->n = 0;
+    out->n = out->n_cut = 0;
     if (text) td_buf_clear(text);
     st = td_chat_encode(chat, request->plain_vars.data, request->plain_vars.len, out, text,
                         &second);
@@ -113,49 +115,21 @@ static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_
   return td_api_fail_err(error, "messages", &err);
 }
 
-// The control tokens around the text before and after what is to be filled in.
-typedef struct {
-  const char *before, *after, *fill;
-} fim_tokens;
-
-static const fim_tokens *find_fim(const td_tokenizer *tok) {
-  static const fim_tokens all[] = {
-      {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},    // Qwen
-      {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"},    // DeepSeek
-      {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"}, // GLM
-      {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},
-  };
-  for (size_t i = 0; i < TD_COUNT(all); i++) {
-    const char *const names[] = {all[i].before, all[i].after, all[i].fill};
-    size_t n_found = 0;
-    for (size_t k = 0; k < TD_COUNT(names); k++)
-      n_found += td_tokenizer_find(tok, names[k], strlen(names[k])) >= 0;
-    if (n_found == TD_COUNT(names)) return &all[i];
-  }
-  return NULL;
-}
-
 static td_status encode_around(const td_chat *chat, const td_api_request *request,
                                const td_api_prompt *prompt, td_token_ids *out,
                                td_api_error *error) {
-  const fim_tokens *fim = find_fim(td_chat_tokenizer(chat));
+  const td_infill_tokens *tokens = td_infill_find(chat);
+  const td_infill around = {.before = prompt->text,
+                            .n_before = prompt->len,
+                            .after = request->suffix,
+                            .n_after = strlen(request->suffix),
+                            .is_bare = request->is_bare};
   td_err err;
-  if (!fim) {
+  if (!tokens) {
     return td_api_fail(error, 400, "suffix", "unsupported_parameter",
-                       "suffix is not supported: the model's tokenizer has no tokens for filling "
-                       "in, such as <|fim_prefix|>");
+                       "suffix is not supported: " TD_INFILL_NONE);
   }
-  td_buf text = TD_BUF_INIT;
-  td_buf_str(&text, fim->before);
-  td_buf_add(&text, prompt->text, prompt->len);
-  td_buf_str(&text, fim->after);
-  td_buf_str(&text, request->suffix);
-  td_buf_str(&text, fim->fill);
-  td_status st = td_buf_status(&text, &err);
-  if (st == TD_OK) {
-    st = td_chat_encode_plain(chat, text.data, text.len, !request->is_bare, out, &err);
-  }
-  td_buf_free(&text);
+  td_status st = td_infill_encode(chat, tokens, &around, 0, out, &err);
   return st == TD_OK ? st : td_api_fail_err(error, "prompt", &err);
 }
 
@@ -193,37 +167,12 @@ uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
 
 // ---- grammar ------------------------------------------------------------------------------------
 
-// The form of the model's tool calls is that of its template.
-static td_call_form call_form_of(const td_chat *chat) {
-  static const struct {
-    const char *text;
-    td_call_form form;
-  } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
-               {"<minimax:tool_call>", TD_CALL_INVOKE},
-               {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
-               {"<arg_key>", TD_CALL_ARG_KEYS},
-               {"<function=", TD_CALL_FUNCTION},
-               {"[ARGS]", TD_CALL_MISTRAL},
-               {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
-  if (td_chat_template_mentions(chat, "<|channel|>")) return TD_CALL_HARMONY;
-  if (td_chat_template_mentions(chat, "<tool_sep")) {
-    const bool is_suffixed = td_chat_template_mentions(chat, ":opensource");
-    return is_suffixed ? TD_CALL_HY_SUFFIXED : TD_CALL_HY;
-  }
-  for (size_t i = 0; i < TD_COUNT(marks); i++) {
-    if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
-  }
-  if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
-  bool is_fenced = td_chat_template_mentions(chat, "```json");
-  return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
-}
-
-td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
-                           td_api_error *error) {
+td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
+                           td_api_request *request, bool prompt_thinks, td_api_error *error) {
   const bool may_think = td_chat_template_mentions(chat, "</think") ||
                          td_chat_template_mentions(chat, "[/THINK]");
   const td_reasoning reasoning = prompt_thinks ? TD_REASONING_BEGUN
                                  : may_think   ? TD_REASONING_MAYBE
                                                : TD_REASONING_NONE;
-  return td_api_compose_grammar(request, call_form_of(chat), reasoning, error);
+  return td_api_compose_grammar(request, calls, reasoning, error);
 }

@@ -156,8 +156,8 @@ static bool is_up(const td_worker_handle *w) {
 static bool is_for_decoder(const td_backend *b, const td_front_request *r) {
   const uint32_t n_prompt = r->out.submit.n_prompt;
   if (can_decode(r)) return true;
-  if (!b->opts.has_gpus || !b->stream_tokens) return false;
-  return r->n_past >= n_prompt || n_prompt - r->n_past < b->stream_tokens;
+  if (!b->opts.has_gpus || !b->info.stream_tokens) return false;
+  return r->n_past >= n_prompt || n_prompt - r->n_past < b->info.stream_tokens;
 }
 
 // The request has n_past tokens in its pages now: copies up to there were made.
@@ -173,6 +173,8 @@ static void give(td_backend *b, td_front_request *r) {
   end_trial(b, r);
   td_worker_handle *w = is_for_decoder(b, r) ? decoder(b) : reader(b);
   r->at = w;
+  if (!r->was_given && td_supervisor_heartbeat(decoder(b)->supervisor).skips_layer)
+    submit->flags |= TD_SUBMIT_SKIP_LAYER; // for good: its pages have no entries of the layer then
   r->was_given = true;
   submit->n_answer = r->n_output;
   submit->n_past = r->n_past;
@@ -192,6 +194,7 @@ static bool load(td_backend *b, td_front_request *r) {
   if (!b->tier || is_fresh || r->n_past >= r->out.submit.n_prompt) return false;
   td_kv_disk_save(b->tier); // admitting r may have evicted cached pages
   const td_kv_load what = {.id = r->out.id,
+                           .salt = r->salt,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
                            .n_cached = r->n_past - r->n_past % b->info.page_tokens,

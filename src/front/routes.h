@@ -19,14 +19,22 @@ enum {
   X(completions, "POST", "/v1/completions", TD_ROUTE_WORKER, "continue a text")                    \
   X(responses, "POST", "/v1/responses", TD_ROUTE_WORKER,                                           \
     "OpenAI's Responses; the last 1,024 are kept in memory for previous_response_id")              \
+  X(response, "GET", "/v1/responses/*", 0, "one that is kept, or its /input_items")                \
+  X(response_end, "DELETE", "/v1/responses/*", 0, "forget it")                                     \
   X(messages, "POST", "/v1/messages", TD_ROUTE_WORKER,                                             \
     "Anthropic's Messages; the key may be in x-api-key")                                           \
   X(count_tokens, "POST", "/v1/messages/count_tokens", 0, "tokens of such a request's prompt")     \
+  X(completion, "POST", "/completion", TD_ROUTE_WORKER, "llama-server's: continue a text")         \
+  X(plain_completions, "POST", "/completions", TD_ROUTE_WORKER, "the same")                        \
+  X(infill, "POST", "/infill", TD_ROUTE_WORKER, "llama-server's: fill in the middle of a text")    \
+  X(props, "GET", "/props", 0, "llama-server's: what the model is and how it is run")              \
+  X(slots, "GET", "/slots", 0, "llama-server's: places in a batch, and which are in use")          \
   X(ollama_chat, "POST", "/api/chat", TD_ROUTE_WORKER, "Ollama's chat")                            \
   X(ollama_generate, "POST", "/api/generate", TD_ROUTE_WORKER, "Ollama's generate")                \
   X(ollama_tags, "GET", "/api/tags", 0, "the models, for Ollama's clients")                        \
   X(ollama_show, "POST", "/api/show", 0, "one of them, for Ollama's clients")                      \
-  X(ollama_version, "GET", "/api/version", 0, "tandem's version")                                  \
+  X(ollama_ps, "GET", "/api/ps", 0, "those that are loaded, for Ollama's clients")                 \
+  X(ollama_version, "GET", "/api/version", 0, "the version of Ollama's API, and tandem's")         \
   X(models, "GET", "/v1/models", 0, "the model's names and context")                               \
   X(model, "GET", "/v1/models/*", 0, "one of them")                                                \
   X(tokenize, "POST", "/tokenize", 0, "text to token ids")                                         \
@@ -37,7 +45,35 @@ enum {
   X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
   X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
   X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")                                                \
+  X(status, "GET", "/status", TD_ROUTE_OPEN, "a page about the server's health and speed")         \
   X(page_file, "GET", "/page/*", TD_ROUTE_OPEN, "its scripts and styles")
+
+#define TD_NO_EMBEDDINGS                                                                           \
+  "this server makes no embeddings, since its models are made for generating text; use a server "  \
+  "with an embedding model"
+#define TD_NO_RERANK                                                                               \
+  "this server does not rank documents, since its models are made for generating text"
+#define TD_NO_MODEL_FILES                                                                          \
+  "models are not managed through this API: use `tandem pull` on the server's machine, and start " \
+  "it with --model or --models"
+
+// Endpoints of the spoken APIs that are answered with 501: method, path, why.
+#define TD_NOT_OFFERED(X)                                                                          \
+  X("POST", "/api/embed", TD_NO_EMBEDDINGS)                                                        \
+  X("POST", "/api/embeddings", TD_NO_EMBEDDINGS)                                                   \
+  X("POST", "/v1/embeddings", TD_NO_EMBEDDINGS)                                                    \
+  X("POST", "/embedding", TD_NO_EMBEDDINGS)                                                        \
+  X("POST", "/embeddings", TD_NO_EMBEDDINGS)                                                       \
+  X("POST", "/rerank", TD_NO_RERANK)                                                               \
+  X("POST", "/reranking", TD_NO_RERANK)                                                            \
+  X("POST", "/v1/rerank", TD_NO_RERANK)                                                            \
+  X("POST", "/api/pull", TD_NO_MODEL_FILES)                                                        \
+  X("POST", "/api/push", TD_NO_MODEL_FILES)                                                        \
+  X("POST", "/api/create", TD_NO_MODEL_FILES)                                                      \
+  X("POST", "/api/copy", TD_NO_MODEL_FILES)                                                        \
+  X("DELETE", "/api/delete", TD_NO_MODEL_FILES)                                                    \
+  X("HEAD", "/api/blobs/*", TD_NO_MODEL_FILES)                                                     \
+  X("POST", "/api/blobs/*", TD_NO_MODEL_FILES)
 
 typedef enum {
 #define X(name, method, path, needs, what) TD_ROUTE_ID_##name,
@@ -50,5 +86,6 @@ typedef enum {
 #define X(name, method, path, needs, what) void td_serve_##name(void *ctx, td_http_exchange *x);
 TD_ROUTES(X)
 #undef X
+void td_serve_not_offered(void *ctx, td_http_exchange *x);
 
 #endif

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem_info.h"
 #include "base/thread.h"
 #include "runtime/command.h"
 
@@ -32,18 +33,25 @@ static void add_headers(td_http_exchange *x, int status, uint32_t retry_s) {
   if (status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
 }
 
-void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
-  td_serve_fail_as(x, error, NULL);
+static void write_as_addressed(td_http_exchange *x, td_buf *out, const td_api_error *error) {
+  const bool is_anthropic = td_http_header(x, "anthropic-version");
+  const td_dialect *dialect = td_dialect_of_path(td_http_path(x), is_anthropic);
+  td_api_error named = *error;
+  td_buf id = TD_BUF_INIT;
+  td_http_added_header(x, TD_REQUEST_ID, &id);
+  named.request_id = td_buf_text(&id);
+  if (dialect) {
+    dialect->error(out, &named, false);
+  } else {
+    td_api_error_write(out, &named);
+  }
+  td_buf_free(&id);
 }
 
-void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect) {
+void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   td_buf body = TD_BUF_INIT;
   add_headers(x, error->status, error->retry_s);
-  if (dialect) {
-    dialect->error(&body, error, false);
-  } else {
-    td_api_error_write(&body, error);
-  }
+  write_as_addressed(x, &body, error);
   if (body.failed) {
     td_http_abort(x);
   } else {
@@ -52,12 +60,26 @@ void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_d
   td_buf_free(&body);
 }
 
-// Body of errors detected by src/http.
-static void write_error(void *ctx, td_buf *out, int status, const char *message) {
-  (void)ctx;
+void td_serve_respond(td_http_exchange *x, int status, const char *type, td_buf *body) {
+  if (body->failed) {
+    td_http_error(x, 503, "out of memory");
+  } else {
+    td_http_respond(x, status, type, td_buf_text(body), body->len);
+  }
+  td_buf_free(body);
+}
+
+static void add_request_id(void *ctx, td_http_exchange *x);
+
+// Body of errors detected by src/http, which may be before the head is complete.
+static void write_error(void *ctx, td_http_exchange *x, td_buf *out, int status,
+                        const char *message) {
   td_api_error error;
+  td_buf id = TD_BUF_INIT;
+  if (!td_http_added_header(x, TD_REQUEST_ID, &id)) add_request_id(ctx, x);
+  td_buf_free(&id);
   td_api_fail(&error, status, NULL, NULL, "%s", message);
-  td_api_error_write(out, &error);
+  write_as_addressed(x, out, &error);
 }
 
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
@@ -77,7 +99,7 @@ td_status td_serve_unknown_model(const td_serve *serve, const char *name, td_api
   char names[160];
   td_hosts_list(&serve->hosts, names, sizeof names);
   return td_api_fail(error, 404, "model", "model_not_found",
-                     "the model %.100s does not exist: this server has %s", name, names);
+                     "model '%.100s' not found: this server has %s", name, names);
 }
 
 td_host *td_serve_pick(const td_serve *serve, const td_buf *body, const char *suffix,
@@ -107,8 +129,13 @@ static const unsigned route_needs[TD_N_ROUTES] = {
 #undef X
 };
 
+// Routes behind those are of endpoints that are not offered.
+static bool is_offered(const td_http_exchange *x) {
+  return td_http_route_of(x) < TD_N_ROUTES;
+}
+
 static bool needs(const td_http_exchange *x, unsigned what) {
-  return route_needs[td_http_route_of(x)] & what;
+  return is_offered(x) && route_needs[td_http_route_of(x)] & what;
 }
 
 void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds) {
@@ -129,6 +156,10 @@ bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api
     authorization = bearer;
   }
   return td_api_keys_check(&serve->keys, authorization, td_http_peer(x), caller);
+}
+
+uint64_t td_serve_owner(const td_serve *serve, const td_api_caller *caller) {
+  return serve->keys.n ? caller->tenant + 1 : 0;
 }
 
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
@@ -155,12 +186,12 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
-// x-request-id: the request's own, or a new one.
+// The request's own id, or a new one; Anthropic's header of it is request-id.
 static void add_request_id(void *ctx, td_http_exchange *x) {
   (void)ctx;
   static const char allowed[] =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
-  const char *given = td_http_header(x, "x-request-id");
+  const char *given = td_http_header(x, TD_REQUEST_ID);
   char fresh[40];
   bool is_usable = given && given[0] && strlen(given) <= 128 && !given[strspn(given, allowed)];
   unsigned char random[16];
@@ -171,15 +202,21 @@ static void add_request_id(void *ctx, td_http_exchange *x) {
     given = fresh;
     is_usable = true;
   }
-  if (is_usable) td_http_add_header(x, "x-request-id", given);
+  if (!is_usable) return;
+  td_http_add_header(x, TD_REQUEST_ID, given);
+  td_http_add_header(x, "request-id", given);
 }
 
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
-  ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
+  if (is_offered(x)) ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
-    td_api_fail(&error, 401, NULL, NULL, "a valid API key is needed: Authorization: Bearer KEY");
+    td_api_fail(&error, 401, NULL, NULL,
+                "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY");
+  } else if (!is_offered(x)) { // before a body is received, whatever it is
+    td_serve_not_offered(ctx, x);
+    return false;
   } else if (strcmp(td_http_method(x), "POST") != 0) {
     return true;
   } else if (coding && strcasecmp(coding, "identity") != 0) {
@@ -254,7 +291,17 @@ static const td_http_route routes[] = {
   {method, path, td_serve_##name, ((needs)&TD_ROUTE_ALWAYS) != 0},
     TD_ROUTES(X)
 #undef X
+#define X(method, path, why) {method, path, td_serve_not_offered, false},
+        TD_NOT_OFFERED(X)
+#undef X
 };
+
+// The bodies that are being received or wait: 256 MiB, or an eighth of a small machine's memory,
+// but room for two of the largest.
+static size_t bodies_bytes(void) {
+  const uint64_t n_bytes = td_memory_limit_bytes() / 8, least = 64u << 20, most = 256u << 20;
+  return n_bytes < least ? least : n_bytes > most ? most : n_bytes;
+}
 
 static td_status open_http(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
@@ -268,6 +315,7 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .on_head = check_head,
                        .write_error = write_error,
                        .on_drained = on_drained};
+  opts.max_bodies_bytes = bodies_bytes();
   opts.loopback_hosts_only = !serve->keys.n && td_http_server_is_loopback(o->host);
   td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
   if (st == TD_OK && !serve->keys.n && !td_http_server_is_loopback(o->host)) {
@@ -298,6 +346,7 @@ static td_status open_loop(td_serve *serve, td_err *err) {
   // Leaves one of the pool's four threads for tokenization, files and KV pages, however long
   // templates take.
   serve->templates = (td_lane){.loop = &serve->loop, .max_running = 3};
+  serve->large = (td_lane){.loop = &serve->loop, .max_running = 1};
   uv_signal_init(&serve->loop, &serve->on_term);
   uv_signal_init(&serve->loop, &serve->on_int);
   uv_timer_init(&serve->loop, &serve->drain_timer);

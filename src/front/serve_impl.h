@@ -26,10 +26,13 @@
 #include "runtime/trace_file.h"
 #include "text/chat.h"
 
+#define TD_LARGE_BODY_BYTES (1u << 20)
+
 typedef struct td_serve {
   const td_options *options; // borrowed
   uv_loop_t loop;
   td_lane templates; // limits concurrent chat templates, which may be slow
+  td_lane large; // bodies of TD_LARGE_BODY_BYTES and more, whose memory is needed once at a time
   uv_signal_t on_term, on_int;
   uv_timer_t drain_timer;
   td_http_server *http;
@@ -49,16 +52,31 @@ typedef struct td_serve {
 // whatever the name. NULL: error says why. Any thread.
 td_host *td_serve_pick(const td_serve *serve, const td_buf *body, const char *suffix,
                        td_api_error *error);
+// The model that ?model=NAME names; without it the first. NULL: error says why.
+td_host *td_serve_queried_host(const td_serve *serve, const td_http_exchange *x,
+                               td_api_error *error);
+// The chat of h; NULL: the exchange has been answered. h NULL: error says why.
+const td_chat *td_serve_chat_of(td_host *h, td_http_exchange *x, td_api_error *error);
 // 404 that lists the models.
 td_status td_serve_unknown_model(const td_serve *serve, const char *name, td_api_error *error);
-// Responds with error and the headers of its status.
+// The header with the request's id.
+#define TD_REQUEST_ID "x-request-id"
+// Responds with error, in the form of the API that the request's path belongs to, and the headers
+// of its status.
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
-// The same in the form of a dialect; NULL: OpenAI's.
-void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect);
+// Responds with body of this media type, and frees it.
+void td_serve_respond(td_http_exchange *x, int status, const char *type, td_buf *body);
+#define TD_JSON_TYPE "application/json"
 // seconds since 1970 as 2026-01-31T12:00:00Z.
 void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds);
+// system_fingerprint and choices: what a model's results are rounded by, chosen once for all its
+// workers. Nothing before they are ready.
+void td_serve_write_choices(td_json_writer *w, const td_host *h);
 // Whether the request has a valid key, in Authorization or x-api-key, and whose it is.
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller);
+// Whose stored responses the caller may read: those of its key or, where none is needed,
+// everyone's.
+uint64_t td_serve_owner(const td_serve *serve, const td_api_caller *caller);
 // Responds 503 and returns true while the model is not ready, unless requests wait for that.
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
 
@@ -92,8 +110,8 @@ td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_req
 // reasoning block that is opened, or opened and closed, at the end is left out of it there.
 uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt);
 // Puts the request's constraints into one grammar. Any thread.
-td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
-                           td_api_error *error);
+td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
+                           td_api_request *request, bool prompt_thinks, td_api_error *error);
 
 // A chat's complete output; all borrowed.
 typedef struct {

@@ -6,8 +6,6 @@
 #include "base/json_write.h"
 #include "front/serve_impl.h"
 
-#define LARGE_BODY_BYTES (1u << 20)
-
 typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT } task_kind;
 
 typedef struct {
@@ -44,14 +42,16 @@ static void write_tokens(task *t, const td_token_ids *ids) {
 static void write_count(task *t, const td_token_ids *ids) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
-  td_jw_int(&w, "input_tokens", (int64_t)ids->n);
+  td_jw_int(&w, "input_tokens", (int64_t)(ids->n + ids->n_cut));
   td_jw_end_object(&w);
 }
 
+// llama-server calls a text of tokens content, vLLM prompt.
 static void write_prompt(task *t, const td_buf *text) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
   td_jw_str_len(&w, "prompt", td_buf_text(text), text->len);
+  if (t->kind == DETOKENIZE) td_jw_str_len(&w, "content", td_buf_text(text), text->len);
   td_jw_end_object(&w);
 }
 
@@ -70,7 +70,7 @@ static td_status encode(task *t, const td_api_request *request) {
   if (!request->is_chat && request->n_prompts != 1) {
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
   }
-  td_token_ids ids = {0};
+  td_token_ids ids = {.most = t->kind == COUNT}; // counted, not kept
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
@@ -120,7 +120,7 @@ static void run(uv_work_t *work) {
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
   }
   td_api_request_free(&request);
-  bool was_large = t->body.len >= LARGE_BODY_BYTES;
+  bool was_large = t->body.len >= TD_LARGE_BODY_BYTES;
   td_buf_free(&t->body);
   if (was_large) malloc_trim(0);
 }
@@ -130,7 +130,7 @@ static void on_run(uv_work_t *work, int canceled) {
   task *t = work->data;
   if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
   if (t->x && t->status != TD_OK) {
-    td_serve_fail_as(t->x, &t->error, t->kind == COUNT ? &td_dialect_messages : NULL);
+    td_serve_fail(t->x, &t->error);
   } else if (t->x) {
     td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
   }
@@ -154,7 +154,9 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->work.work.data = t;
   t->body_bytes = td_http_take_body(x, &t->body);
   td_http_on_gone(x, on_gone, t);
-  if (kind == DETOKENIZE) {
+  if (t->body.len >= TD_LARGE_BODY_BYTES) {
+    td_lane_queue(&serve->large, &t->work, run, on_run);
+  } else if (kind == DETOKENIZE) {
     TD_CHECK(uv_queue_work(&serve->loop, &t->work.work, run, on_run) == 0);
   } else { // it may contain messages and so run a template
     td_lane_queue(&serve->templates, &t->work, run, on_run);

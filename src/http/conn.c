@@ -14,18 +14,12 @@
 #define BODY_BYTES_PER_MS 64
 #define SMALL_BODY_BYTES  65536 // smaller bodies are not charged to the shared budget
 #define STALLED_MS        1000  // age at which a stalled body is dropped if another needs memory
-#define SLOW_HEAD_MS      2000  // age at which an incomplete head makes room for a new connection
-#define N_EXTRA           64    // connections accepted beyond the limit
 
 enum { STAGE_NONE, STAGE_IDLE, STAGE_HEAD, STAGE_BODY };
 
 static void pump(td_http_conn *conn);
 static void update_reading(td_http_conn *conn);
 static void on_timer(uv_timer_t *timer);
-
-static uint64_t now_ms(void) {
-  return td_clock_ns() / 1000000;
-}
 
 static void on_closed(uv_handle_t *handle) {
   td_http_conn *conn = handle->data;
@@ -73,7 +67,7 @@ static void update_stage(td_http_conn *conn) {
                                         : STAGE_BODY;
   if (conn->phase != TD_CONN_READ || stage == conn->stage) return;
   conn->stage = stage;
-  conn->stage_since_ms = conn->body_ms = now_ms();
+  conn->stage_since_ms = conn->body_ms = td_http_now_ms();
   arm(conn, stage_limit_ms(conn), 0);
 }
 
@@ -94,7 +88,7 @@ static void refuse(td_http_conn *conn, int status, const char *message) {
 // The body that has received nothing for the longest time, at least STALLED_MS. NULL: none.
 static td_http_conn *most_stalled(const td_http_conn *conn) {
   td_http_conn *found = NULL;
-  uint64_t before = now_ms() - STALLED_MS;
+  uint64_t before = td_http_now_ms() - STALLED_MS;
   for (td_http_conn *c = conn->server->conns; c; c = c->next) {
     if (c == conn || c->phase != TD_CONN_READ || !c->held_bytes || c->body_ms > before) continue;
     before = c->body_ms;
@@ -117,7 +111,7 @@ static void keep_to_budget(td_http_conn *conn) {
 }
 
 static void on_read_timer(td_http_conn *conn) {
-  uint64_t now = now_ms(), spent = now - conn->stage_since_ms, limit = stage_limit_ms(conn);
+  uint64_t now = td_http_now_ms(), spent = now - conn->stage_since_ms, limit = stage_limit_ms(conn);
   // A large body may take long in total, but must not stall.
   uint64_t still = now - conn->body_ms, most = conn->server->opts.body_timeout_ms;
   bool stands_still = conn->stage == STAGE_BODY && still >= most;
@@ -151,9 +145,9 @@ static void on_write_timer(td_http_conn *conn) {
     td_http_conn_drop(conn);
     return;
   }
-  if (conn->sse && now - conn->sse_ns >= (uint64_t)opts->sse_comment_ms * 1000000) {
-    conn->sse_ns = now;
-    td_http_stream_write(conn, ":\n\n", 3);
+  if (conn->keep_alive_text && conn->phase == TD_CONN_BUSY &&
+      now - conn->stream_ns >= (uint64_t)opts->sse_comment_ms * 1000000) {
+    td_http_stream_write(conn, conn->keep_alive_text, strlen(conn->keep_alive_text));
   }
 }
 
@@ -204,7 +198,8 @@ static void begin_request(td_http_conn *conn) {
   td_buf_clear(&conn->extra_headers);
   conn->route = NULL;
   conn->on_gone = NULL;
-  conn->head_sent = conn->chunked = conn->no_body = conn->sse = false;
+  conn->head_sent = conn->chunked = conn->no_body = false;
+  conn->keep_alive_text = NULL;
 }
 
 void td_http_conn_flushed(td_http_conn *conn) {
@@ -225,7 +220,8 @@ static bool allow_origin(td_http_conn *conn) {
   if (!cors || !origin || !(is_any || strcmp(cors, origin) == 0)) return false;
   td_http_add_header(conn, "Access-Control-Allow-Origin", cors);
   if (!is_any) td_http_add_header(conn, "Vary", "Origin");
-  td_http_add_header(conn, "Access-Control-Expose-Headers", "Retry-After, WWW-Authenticate");
+  td_http_add_header(conn, "Access-Control-Expose-Headers",
+                     "Retry-After, WWW-Authenticate, x-request-id, request-id");
   return true;
 }
 
@@ -313,7 +309,7 @@ static void pump(td_http_conn *conn) {
     td_http_event event = td_http_parser_feed(&conn->parser, td_buf_text(&conn->pending),
                                               conn->pending.len, &used);
     td_buf_drop(&conn->pending, used);
-    if (used && conn->parser.head_done) conn->body_ms = now_ms();
+    if (used && conn->parser.head_done) conn->body_ms = td_http_now_ms();
     td_http_conn_count_body(conn);
     if (event == TD_HTTP_MORE) break;
     if (event == TD_HTTP_HEAD) on_head(conn);
@@ -392,60 +388,6 @@ static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
   return true;
 }
 
-// ---- connections beyond the limit ---------------------------------------------------------------
-
-// How suitable a connection is for being closed in favour of a new one; 0: not at all. Lingering
-// ones first, then idle ones, then those slow to send a head.
-static int readiness_to_go(const td_http_conn *conn, uint64_t now) {
-  if (conn->phase == TD_CONN_LINGER) return 3;
-  if (conn->is_extra || conn->phase != TD_CONN_READ) return 0;
-  if (td_http_conn_is_idle(conn)) return 2;
-  return conn->stage == STAGE_HEAD && now - conn->stage_since_ms >= SLOW_HEAD_MS;
-}
-
-static td_http_conn *readiest(const td_http_conn *newcomer) {
-  td_http_conn *found = NULL;
-  int most = 1;
-  uint64_t now = now_ms();
-  for (td_http_conn *c = newcomer->server->conns; c; c = c->next) {
-    int ready = c == newcomer ? 0 : readiness_to_go(c, now);
-    if (ready < most || (found && ready == most && c->stage_since_ms > found->stage_since_ms)) {
-      continue;
-    }
-    most = ready;
-    found = c;
-  }
-  return found;
-}
-
-// Extra connections have the usual time for a request; when there are too many of them, the oldest
-// is dropped early.
-static void drop_oldest_extra(const td_http_conn *newcomer) {
-  static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
-                              "Content-Length: 0\r\nConnection: close\r\n\r\n";
-  td_http_conn *oldest = NULL; // new ones are inserted at the head of the list
-  for (td_http_conn *c = newcomer->server->conns; c; c = c->next) {
-    if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) oldest = c;
-  }
-  if (!oldest) return;
-  uv_buf_t text = uv_buf_init((char *)sorry, sizeof sorry - 1);
-  if (oldest->phase == TD_CONN_READ) uv_try_write(&oldest->io.stream, &text, 1);
-  td_http_conn_drop(oldest);
-}
-
-static void find_place(td_http_conn *conn) {
-  const td_http_server *server = conn->server;
-  if (server->n_conns - server->n_closing <= server->opts.max_connections) return;
-  td_http_conn *leaving = readiest(conn);
-  if (leaving) {
-    td_http_conn_drop(leaving);
-    return;
-  }
-  conn->is_extra = true;
-  size_t n = server->n_conns - server->n_closing;
-  if (n > (size_t)server->opts.max_connections + N_EXTRA) drop_oldest_extra(conn);
-}
-
 bool td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   td_http_conn *conn = calloc(1, sizeof *conn);
   if (!conn) return false;
@@ -464,7 +406,8 @@ bool td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
     td_http_conn_drop(conn);
     return true;
   }
-  find_place(conn);
+  conn->peer = td_http_peer_of(conn);
+  td_http_conn_find_place(conn);
   if (listener->type == UV_TCP) {
     uv_tcp_nodelay(&conn->io.tcp, 1);
     uv_tcp_keepalive(&conn->io.tcp, 1, 60);

@@ -39,8 +39,9 @@ typedef struct {
   // Called when a request's head is complete and its route was found, before the body is read.
   // Returns false if it has already responded (401). May be NULL.
   bool (*on_head)(void *ctx, td_http_exchange *x);
-  // Writes the JSON body of an error response. NULL: {"error":{"message":...}}.
-  void (*write_error)(void *ctx, td_buf *out, int status, const char *message);
+  // Writes the JSON body of an error response; may add headers. The head of x may be malformed or
+  // incomplete: its path may be "". NULL: {"error":{"message":...}}.
+  void (*write_error)(void *ctx, td_http_exchange *x, td_buf *out, int status, const char *message);
   // Called once after td_http_server_drain, when no connection is left. May be NULL.
   void (*on_drained)(void *ctx);
 
@@ -54,8 +55,10 @@ typedef struct {
   // 0 selects the default
   td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
   size_t max_bodies_bytes; // 256 MiB: total of all bodies over 64 KiB; 503 if exceeded
-  // 1024, capped by the descriptor limit. A connection beyond it replaces the one that has been
-  // idle longest. If none is idle, it is served only routes with `always` and gets 503 for others.
+  // 8192, capped by the descriptor limit. A connection beyond it replaces one that waits for a
+  // request: of the client with most such connections the one that has been idle longest, or on
+  // which a request is slow to arrive. If there is none, it is served only routes with `always` and
+  // gets 503 for others.
   uint32_t max_connections;
   size_t max_write_queue_bytes; // 1 MiB: a streaming client is dropped when more bytes are queued
                                 // for it
@@ -63,7 +66,7 @@ typedef struct {
   uint32_t body_timeout_ms;     // 30 s, plus 1 ms per 64 bytes received, then 408
   uint32_t idle_timeout_ms;     // 75 s between requests
   uint32_t write_timeout_ms;    // 30 s without progress by the reader
-  uint32_t sse_comment_ms;      // 2 s without an event before a comment is sent
+  uint32_t sse_comment_ms;      // 2 s without an event before a stream's keep-alive is sent
 } td_http_opts;
 
 // Binds and listens. On success the caller owns *out; on error *out is NULL.
@@ -103,6 +106,8 @@ void td_http_on_gone(td_http_exchange *x, void (*on_gone)(void *arg), void *arg)
 
 // Adds a header to the response, before it begins.
 void td_http_add_header(td_http_exchange *x, const char *name, const char *value);
+// The value of a header added to the response, appended to out. False: there is none of that name.
+bool td_http_added_header(const td_http_exchange *x, const char *name, td_buf *out);
 void td_http_respond(td_http_exchange *x, int status, const char *content_type, const void *body,
                      size_t len);
 // td_http_respond with a body from write_error.
@@ -113,12 +118,14 @@ void td_http_error(td_http_exchange *x, int status, const char *message);
 void td_http_stream_begin(td_http_exchange *x, int status, const char *content_type);
 void td_http_stream_write(td_http_exchange *x, const void *bytes, size_t len);
 void td_http_stream_end(td_http_exchange *x);
+// From now on text (borrowed until the stream ends) is sent whenever nothing was written for
+// sse_comment_ms.
+void td_http_stream_keep_alive(td_http_exchange *x, const char *text);
 
 // Server-sent events. Headers are sent at once; a comment is sent whenever nothing was written for
 // sse_comment_ms.
 void td_http_sse_begin(td_http_exchange *x);
-void td_http_sse_data(td_http_exchange *x, const char *data, size_t len);  // one line of text
-void td_http_sse_raw(td_http_exchange *x, const char *events, size_t len); // as they are sent
+void td_http_sse_data(td_http_exchange *x, const char *data, size_t len); // one line of text
 void td_http_sse_end(td_http_exchange *x);
 // Closes the connection before the response is complete. on_gone is called later.
 void td_http_abort(td_http_exchange *x);

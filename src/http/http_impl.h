@@ -2,6 +2,7 @@
 #ifndef TD_HTTP_HTTP_IMPL_H
 #define TD_HTTP_HTTP_IMPL_H
 
+#include "base/clock.h"
 #include "http/http.h"
 
 #define TD_HTTP_MAX_LISTENERS 8
@@ -57,6 +58,7 @@ struct td_http_conn {
   td_buf pending; // bytes after the current request
   const td_http_route *route;
   bool pumping, reading, eof;
+  uint64_t peer;     // td_http_peer
   bool is_extra;     // accepted beyond max_connections
   bool served;       // at least one response was sent
   size_t held_bytes; // this body's share of server->held_bytes
@@ -67,8 +69,8 @@ struct td_http_conn {
   td_buf extra_headers;
   bool open; // a handler has not completed its response
   bool head_sent, chunked, keep_alive, no_body;
-  bool sse;
-  uint64_t sse_ns; // SSE: when something was last written
+  const char *keep_alive_text; // of a stream, borrowed; NULL: none
+  uint64_t stream_ns;          // when something was last written to the stream
   void (*on_gone)(void *arg);
   void *gone_arg;
   // bytes handed to libuv; bytes whose write callback came; bytes the kernel had taken by the last
@@ -76,6 +78,10 @@ struct td_http_conn {
   uint64_t n_queued, n_written, n_moved;
   uint64_t moved_ns; // when n_moved last grew or the queue was last empty
 };
+
+static inline uint64_t td_http_now_ms(void) {
+  return td_clock_ns() / 1000000;
+}
 
 // server.c
 bool td_http_host_is_allowed(const char *host); // host names the loopback, with or without a port
@@ -94,6 +100,13 @@ void td_http_conn_drop(td_http_conn *conn);
 void td_http_conn_finish(td_http_conn *conn);
 // A complete response has been written.
 void td_http_conn_flushed(td_http_conn *conn);
+
+// places.c
+// Gives a connection that was just accepted a place: another may have to leave for it, or it
+// becomes an extra one.
+void td_http_conn_find_place(td_http_conn *conn);
+// Identifies the client of an accepted connection, for td_http_peer.
+uint64_t td_http_peer_of(const td_http_conn *conn);
 
 // response.c
 // Queues bytes unchanged.

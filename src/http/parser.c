@@ -238,7 +238,8 @@ static int check_expect(td_http_parser *p) {
 static int check_head(td_http_parser *p) {
   p->http10 = p->llhttp.http_minor == 0;
   if (p->llhttp.method == HTTP_CONNECT) return fail(p, 400, "CONNECT is not supported");
-  if (check_framing(p) || check_host(p) || check_target(p)) return -1;
+  // The path first: who answers an error chooses its form by it.
+  if (check_host(p) || check_target(p) || check_framing(p)) return -1;
   unsigned n_authorization; // reject several: one could be checked and another used
   find_header(p, "authorization", &n_authorization);
   if (n_authorization > 1) return fail(p, 400, "several Authorization headers");

@@ -31,6 +31,7 @@ const char *td_http_status_text(int status) {
   case 429: return "Too Many Requests";
   case 431: return "Request Header Fields Too Large";
   case 500: return "Internal Server Error";
+  case 501: return "Not Implemented";
   case 503: return "Service Unavailable";
   default: return "Status";
   }
@@ -109,6 +110,17 @@ void td_http_add_header(td_http_exchange *x, const char *name, const char *value
   td_buf_printf(&x->extra_headers, "%s: %s\r\n", name, value);
 }
 
+bool td_http_added_header(const td_http_exchange *x, const char *name, td_buf *out) {
+  const size_t len = strlen(name);
+  for (const char *line = td_buf_text(&x->extra_headers); *line; line = strstr(line, "\r\n") + 2) {
+    if (strncmp(line, name, len) != 0 || line[len] != ':') continue;
+    const char *value = line + len + 2;
+    td_buf_add(out, value, (size_t)(strstr(value, "\r\n") - value));
+    return true;
+  }
+  return false;
+}
+
 void td_http_respond(td_http_exchange *x, int status, const char *content_type, const void *body,
                      size_t len) {
   TD_CHECK(!x->head_sent);
@@ -130,7 +142,7 @@ void td_http_error(td_http_exchange *x, int status, const char *message) {
   const td_http_opts *opts = &x->server->opts;
   td_buf body = TD_BUF_INIT;
   if (opts->write_error) {
-    opts->write_error(opts->ctx, &body, status, message);
+    opts->write_error(opts->ctx, x, &body, status, message);
   } else {
     td_buf_str(&body, "{\"error\":{\"message\":");
     td_json_quote(&body, message, strlen(message));
@@ -155,7 +167,13 @@ void td_http_stream_begin(td_http_exchange *x, int status, const char *content_t
   td_buf_free(&head);
 }
 
+void td_http_stream_keep_alive(td_http_exchange *x, const char *text) {
+  x->keep_alive_text = text;
+  x->stream_ns = td_clock_ns();
+}
+
 void td_http_stream_write(td_http_exchange *x, const void *bytes, size_t len) {
+  x->stream_ns = td_clock_ns();
   if (len == 0 || x->phase != TD_CONN_BUSY || x->no_body) return;
   if (uv_stream_get_write_queue_size(&x->io.stream) > x->server->opts.max_write_queue_bytes) {
     td_http_conn_drop(x);
@@ -186,8 +204,7 @@ void td_http_sse_begin(td_http_exchange *x) {
   td_http_add_header(x, "Cache-Control", "no-cache");
   td_http_add_header(x, "X-Accel-Buffering", "no"); // nginx must not buffer events
   td_http_stream_begin(x, 200, "text/event-stream; charset=utf-8");
-  x->sse = true;
-  x->sse_ns = td_clock_ns();
+  td_http_stream_keep_alive(x, ":\n\n");
 }
 
 void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
@@ -195,18 +212,12 @@ void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
   td_buf_str(&event, "data: ");
   td_buf_add(&event, data, len);
   td_buf_str(&event, "\n\n");
-  x->sse_ns = td_clock_ns();
   if (event.failed) {
     td_http_conn_drop(x);
   } else {
     td_http_stream_write(x, event.data, event.len);
   }
   td_buf_free(&event);
-}
-
-void td_http_sse_raw(td_http_exchange *x, const char *events, size_t len) {
-  x->sse_ns = td_clock_ns();
-  td_http_stream_write(x, events, len);
 }
 
 void td_http_sse_end(td_http_exchange *x) {
@@ -242,26 +253,7 @@ const td_buf *td_http_body(const td_http_exchange *x) {
 }
 
 uint64_t td_http_peer(const td_http_exchange *x) {
-  static const unsigned char v4_in_v6[12] = {[10] = 0xff, [11] = 0xff};
-  struct sockaddr_storage addr = {0};
-  int len = sizeof addr;
-  const unsigned char *bytes = NULL;
-  size_t n = 0;
-  if (x->io.handle.type == UV_TCP &&
-      uv_tcp_getpeername(&x->io.tcp, (struct sockaddr *)&addr, &len) == 0) {
-    if (addr.ss_family == AF_INET6) {
-      bytes = ((struct sockaddr_in6 *)&addr)->sin6_addr.s6_addr;
-      n = 8;
-      if (memcmp(bytes, v4_in_v6, sizeof v4_in_v6) == 0) bytes += 12, n = 4;
-    } else {
-      bytes = (const unsigned char *)&((struct sockaddr_in *)&addr)->sin_addr;
-      n = 4;
-    }
-  }
-  uint64_t hash = 0xcbf29ce484222325u; // FNV-1a
-  for (size_t i = 0; i < n; i++)
-    hash = (hash ^ bytes[i]) * 0x100000001b3u;
-  return hash;
+  return x->peer;
 }
 
 size_t td_http_take_body(td_http_exchange *x, td_buf *out) {

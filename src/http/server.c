@@ -192,7 +192,7 @@ static void fill_defaults(td_http_opts *o) {
   OR(o->limits.max_head_bytes, 32u << 10);
   OR(o->limits.max_body_bytes, 32u << 20);
   OR(o->max_bodies_bytes, 256u << 20);
-  OR(o->max_connections, 1024);
+  OR(o->max_connections, 8192);
   OR(o->max_write_queue_bytes, 1u << 20);
   OR(o->head_timeout_ms, 10000);
   OR(o->body_timeout_ms, 30000);

@@ -7,6 +7,11 @@ export class ApiError extends Error {
     this.status = status;
     this.code = error?.code ?? "";
   }
+
+  // Whether the same request may succeed later.
+  get mayPass() {
+    return this.status === 0 || this.status >= 500 || this.status === 429;
+  }
 }
 
 function headers(key) {
@@ -33,6 +38,12 @@ export async function fetchHealth() {
   }
 }
 
+export async function fetchMetrics(key) {
+  const response = await fetch("metrics", { headers: headers(key) });
+  if (!response.ok) throw await failure(response);
+  return response.text();
+}
+
 // The data of each server-sent event.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -52,6 +63,7 @@ function body(model, messages, settings) {
   const number = (text) => (text === "" ? undefined : Number(text));
   return {
     model, messages, stream: true,
+    return_progress: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     temperature: number(settings.temperature),
     top_p: number(settings.top_p),
@@ -61,7 +73,7 @@ function body(model, messages, settings) {
   };
 }
 
-// Yields {content, reasoning, usage, timings, finish} of each chunk, members absent if there is
+// Yields {content, reasoning, usage, timings, progress, finish} of each chunk, members absent if there is
 // nothing. Throws an ApiError, also for an error amid the stream.
 export async function* streamChat({ model, messages, settings, key, signal }) {
   const response = await fetch("v1/chat/completions", {
@@ -76,7 +88,7 @@ export async function* streamChat({ model, messages, settings, key, signal }) {
     const choice = chunk.choices?.[0];
     yield {
       content: choice?.delta?.content, reasoning: choice?.delta?.reasoning_content,
-      finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings,
+      finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings, progress: chunk.prompt_progress,
     };
   }
   throw new ApiError(0, { message: "the connection ended before the answer did" });

@@ -1,14 +1,19 @@
 // The chat page: which chats there are, which one is shown, and the answers on their way. An answer
 // belongs to the chat it was asked in, whichever is shown meanwhile.
 
-import { fetchHealth, fetchModels, streamChat } from "./api.js";
+import { ApiError, fetchHealth, fetchModels, streamChat } from "./api.js";
+import {
+  addVersion, firstSent, mentions, newChat, NEW_TITLE, readChats, readTextFile, removeVersion, showVersion, slide,
+  titleOf, toSend, withFiles,
+} from "./conversation.js";
 import { element } from "./markdown.js";
 import { asJson, asMarkdown, DEFAULTS, download, Store } from "./store.js";
-import { copyText, viewOf } from "./view.js";
+import { copyText, tool, viewOf } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
-const NEW_TITLE = "New chat";
 const SAVE_MS = 2000, POLL_MS = 1500, IDLE_POLL_MS = 20000;
+const LONG_PASTE = 4000; // characters; more become an attachment
+const GIB = 2 ** 30;
 
 const store = new Store((text) => {
   $("storage").textContent = text;
@@ -16,17 +21,19 @@ const store = new Store((text) => {
 }, takeChange);
 const views = new WeakMap(); // by message
 const runs = new Map(); // by chat id: the answer being generated
-const composers = new Map(); // by chat id: {draft, reason}
+const composers = new Map(); // by chat id: {draft, files, reason, mends}; mends: reason may pass by itself
+const fallen = element("p", "fallen", element("span", "",
+  "The messages above no longer fit into the context: the model does not see them."),
+  tool("Continue in a new chat with a summary", summarize));
+const SUMMARIZE = "Summarize our conversation so far for someone who is to continue it: what was asked, what was " +
+  "found and decided, and what is open. Keep names, figures and code that are needed. Write only the summary.";
+// Enter is a line break where there is no keyboard, and the button sends.
+const isTouch = matchMedia("(pointer: coarse)").matches;
 
 let chats = [], current = null, models = [];
-let settings = store.loadSettings(), key = store.loadKey();
+let settings = store.loadSettings(), { key, isKept } = store.loadKey();
 
 // ---- chats -------------------------------------------------------------------------------------
-
-function newChat() {
-  return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: NEW_TITLE,
-           created: Date.now(), updated: Date.now(), messages: [] };
-}
 
 const isStored = (chat) => chats.includes(chat);
 
@@ -37,7 +44,10 @@ function touch(chat) {
 }
 
 function showChats() {
-  $("chats").replaceChildren(...chats.map((chat) => {
+  const words = $("search").value.trim().toLowerCase();
+  $("search").hidden = chats.length < 2;
+  const shown = words ? chats.filter((chat) => mentions(chat, words)) : chats;
+  $("chats").replaceChildren(...shown.map((chat) => {
     const button = element("button", runs.has(chat.id) ? "busy" : "", chat.title);
     button.type = "button";
     if (chat === current) button.setAttribute("aria-current", "true");
@@ -47,7 +57,7 @@ function showChats() {
 }
 
 function select(chat) {
-  if (current) composerOf(current).draft = $("input").value;
+  if (current) setDraft(current, $("input").value);
   current = chat;
   try {
     sessionStorage.setItem("tandem.chat", chat.id);
@@ -56,6 +66,7 @@ function select(chat) {
   }
   openSidebar(false);
   show();
+  if (models.length) showModels();
   $("scroller").scrollTop = $("scroller").scrollHeight;
   $("input").focus();
 }
@@ -64,6 +75,7 @@ async function remove(chat) {
   runs.get(chat.id)?.controller.abort();
   chats = chats.filter((other) => other !== chat);
   composers.delete(chat.id);
+  store.saveDraft(chat.id, "");
   if (current === chat) select(chats[0] ?? newChat());
   showChats();
   await store.remove(chat.id);
@@ -84,13 +96,21 @@ function takeChange(id, changed) {
 
 // ---- showing -----------------------------------------------------------------------------------
 
+const draftKey = (chat) => (isStored(chat) ? chat.id : "");
+
 function composerOf(chat) {
-  if (!composers.has(chat.id)) composers.set(chat.id, { draft: "", reason: "" });
+  if (!composers.has(chat.id))
+    composers.set(chat.id, { draft: store.loadDraft(draftKey(chat)), files: [], reason: "" });
   return composers.get(chat.id);
 }
 
+function setDraft(chat, text) {
+  composerOf(chat).draft = text;
+  store.saveDraft(draftKey(chat), text);
+}
+
 function viewFor(message) {
-  if (!views.has(message)) views.set(message, viewOf(message, { edit, retry }));
+  if (!views.has(message)) views.set(message, viewOf(message, { edit, retry, show: changeVersion }));
   return views.get(message);
 }
 
@@ -105,6 +125,7 @@ function show() {
   showMessages(run);
   if ($("input").value !== draft) $("input").value = draft; // the cursor stays where it can
   resizeInput();
+  showFiles();
   showReason(reason);
   showState();
   showChats();
@@ -114,9 +135,11 @@ function show() {
 function showMessages(run) {
   const nodes = current.messages.map((message) => {
     const view = viewFor(message);
-    view.update(run?.message === message ? run : undefined);
+    view.update(run?.message === message ? run : undefined, Boolean(run));
     return view.node;
   });
+  const from = firstSent(current);
+  if (from) nodes.splice(from, 0, fallen);
   const shown = $("messages").children;
   let same = 0;
   while (same < nodes.length && shown[same] === nodes[same]) same++;
@@ -140,6 +163,23 @@ function showState() {
   $("context-text").textContent = `${used.toLocaleString("en")} / ${most.toLocaleString("en")}`;
 }
 
+// What is attached to the message that is being written; a click takes it away.
+function showFiles() {
+  const { files } = composerOf(current);
+  $("files").hidden = !files.length;
+  $("files").replaceChildren(...files.map((file) => {
+    const button = element("button", "", `${file.name} (${file.text.length.toLocaleString("en")} characters) ✕`);
+    button.type = "button";
+    button.setAttribute("aria-label", `Remove ${file.name}`);
+    button.addEventListener("click", () => {
+      files.splice(files.indexOf(file), 1);
+      showFiles();
+      $("input").focus();
+    });
+    return element("li", "", button);
+  }));
+}
+
 function resizeInput() {
   const { style } = $("input");
   style.height = "auto";
@@ -157,14 +197,6 @@ function announce(text) {
 
 // ---- answers -----------------------------------------------------------------------------------
 
-function toSend(chat) {
-  const messages = chat.messages.slice(0, -1).map(({ role, content, reasoning }) => ({
-    role, content, ...(reasoning && { reasoning_content: reasoning }),
-  }));
-  if (settings.system) messages.unshift({ role: "system", content: settings.system });
-  return messages;
-}
-
 // Redraws at most once a frame, and only what is shown. A hidden page has no frames.
 function redrawSoon(chat, run) {
   if (run.isDue || current !== chat) return;
@@ -173,14 +205,16 @@ function redrawSoon(chat, run) {
     run.isDue = false;
     if (current !== chat) return;
     const follows = isAtEnd();
-    viewFor(run.message).update(runs.get(chat.id) === run ? run : undefined);
+    const isRunning = runs.get(chat.id) === run;
+    viewFor(run.message).update(isRunning ? run : undefined, isRunning);
     showState();
     if (follows) $("scroller").scrollTop = $("scroller").scrollHeight;
   });
 }
 
-function take(run, { content, reasoning, usage, timings, finish }) {
+function take(run, { content, reasoning, usage, timings, progress, finish }) {
   const { message } = run, now = performance.now();
+  if (progress) run.progress = progress;
   if (content || reasoning) run.first ||= now;
   if (content && message.reasoning && !message.content)
     message.thoughtSeconds = (now - run.first) / 1000;
@@ -198,11 +232,23 @@ function take(run, { content, reasoning, usage, timings, finish }) {
   };
 }
 
-async function stream(chat, run) {
+// Where little room would be left for an answer, the oldest messages are left out until half of
+// what was sent is gone, so that not every turn has to be prefilled anew.
+function chooseFirst(chat, end) {
+  const { stats } = chat.messages[end - 2] ?? {}, most = chosenModel(chat)?.max_model_len;
+  const next = (stats?.context ?? 0) + chat.messages[end - 1].content.length / 3; // tokens, about
+  const from = firstSent(chat);
+  return stats && most && next > most - Math.min(most / 4, 4096) ? slide(chat, from, end) : from;
+}
+
+async function streamFrom(chat, run, from, end) {
+  const { controller: { signal }, message } = run, model = chosenModel(chat)?.id ?? "";
+  const settings = settingsOf(chat), messages = toSend(chat.messages.slice(0, end), from, settings.system);
   let saved = performance.now();
-  const { controller: { signal }, message } = run;
-  const request = { model: chosenModel()?.id ?? "", messages: toSend(chat), settings, key, signal };
-  for await (const chunk of streamChat(request)) {
+  message.model = model;
+  if (from) message.from = from;
+  if (from && current === chat) showMessages(run);
+  for await (const chunk of streamChat({ model, messages, settings, key, signal })) {
     take(run, chunk);
     redrawSoon(chat, run);
     if (performance.now() - saved > SAVE_MS && isStored(chat)) {
@@ -210,26 +256,47 @@ async function stream(chat, run) {
       store.save(chat);
     }
   }
-  if (current === chat) announce(`Answer: ${message.content}`);
 }
 
-// The chat as it was, its text in the box again, and why.
-function giveBack(chat, before, text, error) {
+// Leaves out older messages as long as the server says that they do not fit.
+async function untilItFits(chat, from, end, ask) {
+  for (;;) {
+    try {
+      return await ask(from);
+    } catch (error) {
+      const later = slide(chat, from, end);
+      if (error.code !== "context_length_exceeded" || later === from) throw error;
+      from = later;
+    }
+  }
+}
+
+async function stream(chat, run) {
+  const end = chat.messages.indexOf(run.message);
+  await untilItFits(chat, chooseFirst(chat, end), end, (from) => streamFrom(chat, run, from, end));
+  if (current === chat) announce(`Answer: ${run.message.content}`);
+}
+
+// The chat as it was, the message's text in the box again, and why.
+function giveBack(chat, undo, asked, error) {
   const composer = composerOf(chat);
   if (current === chat) composer.draft = $("input").value;
-  chat.messages = before;
-  composer.draft = [text, composer.draft].filter(Boolean).join("\n\n");
+  undo();
+  if (asked) {
+    setDraft(chat, [asked.text ?? asked.content, composer.draft].filter(Boolean).join("\n\n"));
+    composer.files = [...asked.files ?? [], ...composer.files];
+  }
   composer.reason = error.name === "AbortError" ? "" : `Not sent: ${error.message}`;
+  composer.mends = !(error instanceof ApiError) || error.mayPass;
+  if (composer.mends) watchAfter(POLL_MS);
   if (error.status === 401) openSettings("set-key");
 }
 
-// Generates an answer to the chat's last message. Where none begins, the chat returns to the
-// messages `before`, and text to the box.
-async function answer(chat, before, text) {
-  const message = { role: "assistant", content: "", reasoning: "", interrupted: true };
+// Generates an answer to the chat's last message. Where none begins, undo() makes the chat what it
+// was, and asked, a message, returns to the box.
+async function answer(chat, message, undo, asked) {
   const run = { controller: new AbortController(), message, begin: performance.now(), first: 0 };
   runs.set(chat.id, run);
-  chat.messages.push(message);
   composerOf(chat).reason = "";
   touch(chat);
   show();
@@ -239,7 +306,7 @@ async function answer(chat, before, text) {
   try {
     await stream(chat, run);
   } catch (error) {
-    if (!message.content && !message.reasoning) giveBack(chat, before, text, error);
+    if (!message.content && !message.reasoning) giveBack(chat, undo, asked, error);
     else if (error.name === "AbortError") message.stopped = true;
     else message.error = error.message;
   }
@@ -253,54 +320,160 @@ async function answer(chat, before, text) {
 
 function finishShowing(chat, message) {
   const isBack = chat.messages.at(-1) !== message, follows = isAtEnd();
-  if (!isBack) composerOf(chat).draft = $("input").value;
+  if (!isBack) setDraft(chat, $("input").value);
   show();
   if (follows) $("scroller").scrollTop = $("scroller").scrollHeight;
   if (isBack) $("input").focus();
 }
 
-function titleOf(text) {
-  const line = text.split("\n").find((part) => part.trim()) ?? text;
-  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
-}
+const newAnswer = () => ({ role: "assistant", content: "", reasoning: "", interrupted: true });
 
-function ask(chat, text, kept) {
-  const before = chat.messages;
-  if (runs.has(chat.id)) return;
-  if (chat.title === NEW_TITLE) chat.title = titleOf(text);
-  chat.messages = [...kept, { role: "user", content: text }];
-  answer(chat, before, text);
+function newQuestion(text, files) {
+  const content = withFiles(text, files);
+  return { role: "user", content, ...(files.length && { text, files }) };
 }
-
-const until = (chat, message) => chat.messages.slice(0, chat.messages.indexOf(message));
 
 function edit(message, text) {
-  ask(current, text, until(current, message));
+  const chat = current, at = message.fork?.at ?? 0, question = newQuestion(text, message.files ?? []);
+  if (runs.has(chat.id)) return;
+  addVersion(chat, message, question);
+  const reply = newAnswer();
+  chat.messages.push(reply);
+  answer(chat, reply, () => removeVersion(chat, question, at), question);
 }
 
 function retry(message) {
-  if (runs.has(current.id)) return;
-  const before = current.messages;
-  current.messages = until(current, message);
-  answer(current, before, "");
+  const chat = current, at = message.fork?.at ?? 0, reply = newAnswer();
+  if (runs.has(chat.id)) return;
+  addVersion(chat, message, reply);
+  answer(chat, reply, () => removeVersion(chat, reply, at));
+}
+
+function changeVersion(message, at) {
+  const chat = current;
+  if (runs.has(chat.id)) return;
+  const { top } = viewFor(message).node.getBoundingClientRect();
+  const first = showVersion(chat, message, at);
+  store.save(chat);
+  setDraft(chat, $("input").value);
+  show();
+  const { node, versions } = viewFor(first); // stays where it was, with the focus on an arrow
+  $("scroller").scrollTop += node.getBoundingClientRect().top - top;
+  [versions.after, versions.before].find((button) => !button.disabled)?.focus({ preventScroll: true });
 }
 
 function send() {
-  const text = $("input").value.trim();
-  if (!text || runs.has(current.id)) return;
-  composerOf(current).draft = "";
-  ask(current, text, current.messages);
+  const chat = current, text = $("input").value.trim(), { files } = composerOf(chat);
+  if (!(text || files.length) || runs.has(chat.id)) return;
+  const before = chat.messages, question = newQuestion(text, files), reply = newAnswer();
+  setDraft(chat, "");
+  composerOf(chat).files = [];
+  if (chat.title === NEW_TITLE) chat.title = titleOf(text || files[0].name);
+  chat.messages = [...before, question, reply];
+  answer(chat, reply, () => { chat.messages = before; }, question);
+}
+
+// A new chat to whose first message a summary of this one is attached.
+async function summarize(button) {
+  const chat = current, settings = settingsOf(chat), label = button.textContent;
+  const all = [...chat.messages, { role: "user", content: SUMMARIZE }];
+  let text = "";
+  button.disabled = true;
+  button.textContent = "Summarizing…";
+  try {
+    await untilItFits(chat, firstSent(chat), chat.messages.length, async (from) => {
+      const messages = toSend(all, from, settings.system), model = chosenModel(chat)?.id ?? "";
+      for await (const { content } of streamChat({ model, messages, settings, key })) text += content ?? "";
+    });
+    if (!text.trim()) throw new Error("the model wrote nothing");
+    const next = { ...newChat(), ...(chat.settings && { settings: { ...chat.settings } }) };
+    composerOf(next).files.push({ name: `Summary of “${chat.title}”`, text: text.trim() });
+    select(next);
+  } catch (error) {
+    showReason(`No summary: ${error.message}`);
+  }
+  button.disabled = false;
+  button.textContent = label;
+}
+
+// ---- attached texts ----------------------------------------------------------------------------
+
+async function attach(files) {
+  const chat = current, composer = composerOf(chat), reasons = [];
+  for (const file of files) {
+    try {
+      composer.files.push(await readTextFile(file));
+    } catch (error) {
+      reasons.push(error.message);
+    }
+  }
+  composer.reason = reasons.join("; ");
+  composer.mends = false;
+  if (current !== chat) return;
+  showFiles();
+  showReason(composer.reason);
+  $("input").focus();
+}
+
+function paste(event) {
+  const text = event.clipboardData.getData("text/plain"), { files } = composerOf(current);
+  if (event.clipboardData.files.length) {
+    event.preventDefault();
+    attach(event.clipboardData.files);
+  } else if (text.length > LONG_PASTE) {
+    event.preventDefault();
+    const n = files.filter(({ name }) => name.startsWith("Pasted text")).length;
+    files.push({ name: n ? `Pasted text ${n + 1}` : "Pasted text", text });
+    showFiles();
+  }
+}
+
+async function importChats(files) {
+  const found = [];
+  try {
+    for (const file of files) found.push(...readChats(await file.text()));
+  } catch (error) {
+    await askDialog(error.message, "OK", null);
+    return;
+  }
+  for (const chat of found) {
+    const own = chats.find(({ id }) => id === chat.id);
+    const isHere = own && asJson(readChats(asJson([own]))[0].messages) === asJson(chat.messages);
+    if (isHere) continue;
+    if (own) chat.id = newChat().id;
+    chats.push(chat);
+    await store.save(chat);
+  }
+  chats.sort((a, b) => b.updated - a.updated);
+  $("settings").close();
+  if (found.length) select(chats.find(({ id }) => id === found[0].id));
 }
 
 // ---- the server --------------------------------------------------------------------------------
 
-const chosenModel = () => models.find(({ id }) => id === settings.model) ?? models[0];
+const settingsOf = (chat) => chat?.settings ?? settings;
+const chosenModel = (chat = current) => models.find(({ id }) => id === settingsOf(chat).model) ?? models[0];
+
+const STATUS_NAMES = { ok: "loaded", sleeping: "not loaded", failed: "cannot be loaded" };
+
+// The models with their sizes and whether they are loaded; states: of /health, fresher.
+function showModels(states = []) {
+  const options = models.map(({ id, size, status }) => {
+    const own = states.find((state) => state.id === id)?.status ?? status;
+    return [id, [id, size && `${(size / GIB).toFixed(1)} GiB`, STATUS_NAMES[own] ?? own].filter(Boolean).join(" · ")];
+  });
+  const picker = $("picker"), same = options.length === picker.length &&
+    options.every(([id, text], i) => picker[i].value === id && picker[i].text === text);
+  if (!same) picker.replaceChildren(...options.map(([id, text]) => new Option(text, id)));
+  picker.value = chosenModel()?.id ?? "";
+  picker.hidden = models.length < 2;
+  $("model").textContent = chosenModel()?.id ?? "no model";
+}
 
 async function connect() {
   try {
     models = await fetchModels(key);
-    const model = chosenModel();
-    $("model").textContent = model ? model.id : "no model";
+    showModels();
     if (current) showState();
   } catch (error) {
     $("model").textContent = error.status === 401 ? "An API key is needed: see Settings." : "";
@@ -316,6 +489,14 @@ const STATES = {
   failed: "The model could not be loaded: see the server's log.",
 };
 
+// The server is well again: what it refused meanwhile can be sent.
+function clearMended() {
+  for (const composer of composers.values()) {
+    if (composer.mends && composer.reason) composer.reason = "";
+  }
+  showReason(composerOf(current).reason);
+}
+
 async function watch() {
   const { status, models: states } = await fetchHealth();
   const own = states?.find(({ id }) => id === chosenModel()?.id)?.status ?? status;
@@ -323,30 +504,52 @@ async function watch() {
   if ($("server").textContent !== text) $("server").textContent = text;
   $("server").hidden = !text;
   if (!models.length && status !== "unreachable") await connect();
-  setTimeout(watch, text || !models.length ? POLL_MS : IDLE_POLL_MS);
+  if (models.length && states) showModels(states);
+  if (!text) clearMended();
+  watchAfter(text || !models.length ? POLL_MS : IDLE_POLL_MS);
+}
+
+let watchTimer;
+function watchAfter(ms) {
+  clearTimeout(watchTimer);
+  watchTimer = setTimeout(watch, ms);
 }
 
 // ---- dialogs -----------------------------------------------------------------------------------
 
+const SET = Object.keys(DEFAULTS).filter((name) => name !== "model"); // that has a picker of its own
+
+function fillSettings(values) {
+  const { elements } = $("settings").querySelector("form");
+  for (const name of SET) elements[name].value = values[name];
+}
+
 function openSettings(focus = "set-system") {
   const form = $("settings").querySelector("form");
-  $("model-field").hidden = models.length < 2;
-  $("set-model").replaceChildren(...models.map(({ id }) => element("option", "", id)));
-  for (const name of Object.keys(DEFAULTS)) form.elements[name].value = settings[name];
-  form.elements.model.value = chosenModel()?.id ?? "";
+  fillSettings(settingsOf(current));
+  form.elements.only.checked = Boolean(current.settings);
   form.elements.key.value = key;
+  form.elements.keep.checked = isKept;
   $("settings").returnValue = "";
   $("settings").showModal();
   $(focus).focus();
 }
 
+function saveSettings() {
+  store.saveSettings(settings);
+  if (isStored(current)) store.save(current);
+}
+
 function takeSettings() {
   if ($("settings").returnValue !== "save") return;
   const { elements } = $("settings").querySelector("form");
-  settings = Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, elements[name].value.trim()]));
+  if (elements.only.checked) current.settings ??= { ...settings };
+  else delete current.settings;
+  for (const name of SET) settingsOf(current)[name] = elements[name].value.trim();
   key = elements.key.value.trim();
-  store.saveSettings(settings);
-  store.saveKey(key);
+  isKept = elements.keep.checked;
+  saveSettings();
+  store.saveKey({ key, isKept });
   connect();
 }
 
@@ -407,17 +610,45 @@ listen("composer", "submit", (event) => {
   if (run) run.controller.abort();
   else send();
 });
-listen("input", "input", resizeInput);
+listen("input", "input", () => {
+  resizeInput();
+  setDraft(current, $("input").value);
+});
+listen("input", "paste", paste);
 listen("input", "keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch) return;
   event.preventDefault();
   send();
 });
 listen("new-chat", "click", () => select(newChat()));
+listen("new-chat-top", "click", () => select(newChat()));
+listen("search", "input", showChats);
+listen("attach", "click", () => $("attach-input").click());
+listen("attach-input", "change", async ({ target }) => {
+  await attach(target.files);
+  target.value = "";
+});
+listen("import", "click", () => $("import-input").click());
+listen("import-input", "change", async ({ target }) => {
+  await importChats(target.files);
+  target.value = "";
+});
+listen("picker", "change", ({ target }) => {
+  settingsOf(current).model = target.value;
+  saveSettings();
+  showModels();
+  showState();
+});
+listen("content", "dragover", (event) => event.preventDefault());
+listen("content", "drop", (event) => {
+  event.preventDefault();
+  attach(event.dataTransfer.files);
+});
 listen("menu", "click", () => openSidebar(!document.body.classList.contains("side-open")));
 listen("shade", "click", closeSidebar);
 listen("open-settings", "click", () => openSettings());
 listen("settings", "close", takeSettings);
+listen("set-only", "change", ({ target }) => fillSettings(target.checked ? settingsOf(current) : settings));
 listen("rename", "click", rename);
 listen("delete", "click", confirmRemove);
 listen("export-markdown", "click", () =>

@@ -1,17 +1,25 @@
 // Markdown as models write it, as DOM nodes: headings, lists, quotes, tables, fenced code, code
-// spans, emphasis, strikethrough and links. Only createElement and text nodes are used, so nothing
+// spans, formulas, emphasis, strikethrough and links. Only createElement and text nodes are used, so nothing
 // in the text can become markup; raw HTML is shown as it is, and images as links.
+
+import { colour } from "./highlight.js";
 
 const MAX_DEPTH = 12; // of quotes, lists, emphasis and brackets in one another
 
 const MAX_SPAN = 4000; // characters of emphasis or a link: bounds the search for its end
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
+const MAX_BLOCK = 100_000; // characters of a block that is rendered; longer ones are plain text
+const MAX_FORMULA = 2000; // characters; longer ones stay LaTeX
+const MAX_COLUMNS = 200; // of a table; wider ones are plain text
+
+// No pattern may look at a character more than a few times, whatever the text: a run that could be
+// divided between two parts of a pattern is matched by one alone.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
-const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const DELIMITERS = /^\|? *:?-+:?(?: *\| *:?-+:?)* *\|?$/; // of a trimmed line
 
 export function element(name, className, ...children) {
   const node = document.createElement(name);
@@ -25,15 +33,31 @@ export function element(name, className, ...children) {
 const isBlank = (line) => line.trim() === "";
 const indentOf = (line) => line.length - line.trimStart().length;
 
+const isTableOf = (n, nMarks) => n === nMarks && n <= MAX_COLUMNS;
+
 function isTable(lines, at) {
   return lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("|") &&
-    DELIMITERS.test(lines[at + 1]) && cells(lines[at]).length === cells(lines[at + 1]).length;
+    DELIMITERS.test(lines[at + 1].trim()) && isTableOf(cells(lines[at]).length, cells(lines[at + 1]).length);
+}
+
+// The mark that ends the display formula which begins a line, if one does.
+const formulaEnd = (line) => ({ "$$": "$$", "\\[": "\\]" })[line.trimStart().slice(0, 2)];
+
+// The number of lines from `at` on that are a display formula and nothing else, or 0.
+function formulaLines(lines, at) {
+  const mark = formulaEnd(lines[at]);
+  if (!mark) return 0;
+  for (let end = at, left = MAX_FORMULA; end < lines.length && left > 0; left -= lines[end++].length + 1) {
+    const line = end === at ? lines[at].trim().slice(2) : lines[end], found = line.indexOf(mark);
+    if (found >= 0) return line.slice(found + 2).trim() ? 0 : end + 1 - at;
+  }
+  return 0;
 }
 
 function beginsBlock(lines, at) {
   const line = lines[at];
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) ||
-    ITEM.test(line) || isTable(lines, at);
+    ITEM.test(line) || isTable(lines, at) || formulaLines(lines, at) > 0;
 }
 
 // The lines from `at` on that belong to one block, as [kind, number of lines].
@@ -45,6 +69,8 @@ function blockAt(lines, at) {
     while (end < lines.length && !close.test(lines[end])) end++;
     return ["code", Math.min(end + 1, lines.length) - at];
   }
+  const nFormula = formulaLines(lines, at);
+  if (nFormula) return ["formula", nFormula];
   if (HEADING.test(line)) return ["heading", 1];
   if (RULE.test(line)) return ["rule", 1];
   if (QUOTE.test(line)) {
@@ -115,7 +141,7 @@ function renderCode(lines) {
   const copy = element("button", "", "Copy");
   copy.type = "button";
   copy.dataset.copies = "code";
-  const pre = element("pre", "", element("code", "", body));
+  const pre = element("pre", "", element("code", "", ...colour(body, language)));
   pre.tabIndex = 0; // it scrolls
   pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", `Code: ${language}`);
@@ -150,8 +176,8 @@ function cells(line) {
 function renderTable(lines, depth) {
   const sides = cells(lines[1]).map((mark) =>
     !mark.endsWith(":") ? "" : mark.startsWith(":") ? "to-center" : "to-right");
-  const row = (name, line) => element("tr", "", ...sides.map((side, i) =>
-    element(name, side, ...inline(cells(line)[i] ?? "", depth + 1))));
+  const row = (name, line) => element("tr", "", ...cells(line).slice(0, sides.length).map((cell, i) =>
+    element(name, sides[i], ...inline(cell, depth + 1))));
   const table = element("table", "", element("thead", "", row("th", lines[0])),
     element("tbody", "", ...lines.slice(2).map((line) => row("td", line))));
   const scroller = element("div", "table", table);
@@ -161,14 +187,23 @@ function renderTable(lines, depth) {
   return scroller;
 }
 
+// A heading's text without the # that may close it.
+function withoutMarks(text) {
+  const whole = text.trim();
+  let end = whole.length;
+  while (whole[end - 1] === "#") end--;
+  return end === 0 || /\s/.test(whole[end - 1]) ? whole.slice(0, end).trimEnd() : whole;
+}
+
 const RENDER = {
   code: renderCode,
   list: renderList,
   table: renderTable,
+  formula: (lines) => element("p", "", formula(lines.join("\n").trim().slice(2, -2), true)),
   rule: () => element("hr", ""),
   heading: ([line], depth) => {
-    const [, marks, text] = HEADING.exec(line);
-    return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(text ?? "", depth));
+    const [all, marks] = HEADING.exec(line);
+    return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(withoutMarks(line.slice(all.length)), depth));
   },
   quote: (lines, depth) => element("blockquote", "",
     ...renderLines(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
@@ -176,14 +211,45 @@ const RENDER = {
     line.trimStart()).join("\n"), depth)),
 };
 
-export const renderBlock = (source) => renderLines(source.split("\n"), 0);
+export const renderBlock = (source) => source.length > MAX_BLOCK ? [element("p", "plain", source)]
+  : renderLines(source.split("\n"), 0);
+
+// ---- formulas ----------------------------------------------------------------------------------
+
+let temml; // a promise of the library that makes MathML of LaTeX
+
+// LaTeX as MathML, once the library is there; what it does not understand stays as it is.
+function formula(source, isDisplayed) {
+  const node = element("span", "formula", source.trim());
+  temml ??= import("./temml.js").then((module) => module.default);
+  temml.then((library) => {
+    const math = element("span", "");
+    library.render(source, math, { displayMode: isDisplayed, throwOnError: true });
+    node.replaceChildren(math.firstChild);
+  }).catch(() => node.classList.add("unknown"));
+  return node;
+}
+
+// $x$, $$x$$, \(x\) or \[x\] at `at`: [node, end], or null. A $ before a space, or where the
+// next one is after a space or before a letter or digit, is only a character.
+function formulaAt(text, at) {
+  const mark = /^(?:\$\$?|\\[([])/.exec(text.slice(at, at + 2))?.[0];
+  if (!mark) return null;
+  const begin = at + mark.length, near = text.slice(begin, begin + MAX_FORMULA);
+  const close = { "$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]" }[mark];
+  let end = near.indexOf(close);
+  while (mark === "$" && near[end - 1] === "\\") end = near.indexOf(close, end + 1);
+  const isMoney = mark === "$" && (/^\s/.test(near) || /\s/.test(near[end - 1]) || isWord(near[end + 1]));
+  if (end < 0 || isMoney || !near.slice(0, end).trim()) return null;
+  return [formula(near.slice(0, end), mark === "$$" || mark === "\\["), begin + end + close.length];
+}
 
 // ---- inline ------------------------------------------------------------------------------------
 
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const SAFE = /^(?:https?:\/\/|mailto:)/i;
 const BARE_URL = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,:;!?)\]}*_]/;
-const SPECIAL = /[\\`*_~[!<h\n]/g;
+const SPECIAL = /[\\`*_~[!<h\n$]/g;
 const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"] };
 
 function link(url, ...children) {
@@ -204,9 +270,9 @@ function closing(text, mark, from, vain) {
     if (text[at] === "\\") {
       at++;
     } else if (text[at] === "`") {
-      const run = /^`+/.exec(text.slice(at))[0];
-      const end = text.indexOf(run, at + run.length);
-      at = (end < 0 ? at : end) + run.length - 1;
+      const near = text.slice(at, limit), run = /^`+/.exec(near)[0];
+      const end = near.indexOf(run, run.length);
+      at += (end < 0 ? 0 : end) + run.length - 1;
     } else if (text.startsWith(mark, at) && at > from && !/\s/.test(text[at - 1])) {
       let end = at;
       while (text[end] === mark[0]) end++;
@@ -227,7 +293,7 @@ function linkAt(text, at) {
     else if (text[close] === "[" && ++depth > MAX_DEPTH) return null;
     else if (text[close] === "]" && --depth === 0) break;
   }
-  const target = /^\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/
+  const target = /^\]\(\s{0,8}<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s{1,8}(?:"[^"]*"|'[^']*'))?\s{0,8}\)/
     .exec(text.slice(close, close + MAX_SPAN));
   return target && [text.slice(at + 1, close), target[1], close + target[0].length];
 }
@@ -236,6 +302,10 @@ function linkAt(text, at) {
 function spanAt(text, at, depth, vain) {
   const c = text[at], next = text[at + 1];
   if (c === "\\" && next === "\n") return [element("br", ""), at + 2];
+  if (c === "$" || (c === "\\" && (next === "(" || next === "["))) {
+    const found = formulaAt(text, at);
+    if (found || c === "$") return found;
+  }
   if (c === "\\") return next && PUNCTUATION.test(next) ? [next, at + 2] : null;
   if (c === "\n") return [element("br", ""), at + 1]; // as models mean it, unlike CommonMark
   if (c === "`") {
@@ -245,7 +315,8 @@ function spanAt(text, at, depth, vain) {
       end = text.indexOf(run, end + /^`+/.exec(text.slice(end))[0].length);
     if (end < 0) return [run, at + run.length];
     const code = text.slice(at + run.length, end).replaceAll("\n", " ");
-    return [element("code", "", code.replace(/^ (.*[^ ].*) $/, "$1")), end + run.length];
+    const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
+    return [element("code", "", isPadded ? code.slice(1, -1) : code), end + run.length];
   }
   if (c === "!" && next !== "[") return null;
   if (c === "[" || c === "!") {

@@ -1,8 +1,9 @@
-// Chats in IndexedDB, settings in localStorage, the API key for the life of the tab. Where the
+// Chats in IndexedDB, settings and drafts in localStorage, the API key for the life of the tab, or in
+// localStorage if it is to be kept. Where the
 // browser refuses to store, everything works until the page is closed, and onProblem is told why.
 // Other tabs with the page announce what they store, so that none writes over what it has not seen.
 
-const SETTINGS = "tandem.settings", KEY = "tandem.key";
+const SETTINGS = "tandem.settings", KEY = "tandem.key", DRAFTS = "tandem.drafts";
 
 export const DEFAULTS = {
   model: "", system: "", temperature: "", top_p: "", max_tokens: "", thinking: "", effort: "",
@@ -93,19 +94,46 @@ export class Store {
     }
   }
 
+  // {key, isKept}
   loadKey() {
     try {
-      return sessionStorage.getItem(KEY) ?? "";
+      const kept = localStorage.getItem(KEY);
+      return { key: kept ?? sessionStorage.getItem(KEY) ?? "", isKept: kept !== null };
     } catch {
-      return "";
+      return { key: "", isKept: false };
     }
   }
 
-  saveKey(key) {
+  saveKey({ key, isKept }) {
     try {
       sessionStorage.setItem(KEY, key);
+      if (isKept && key) localStorage.setItem(KEY, key);
+      else localStorage.removeItem(KEY);
     } catch {
       // it stays in memory
+    }
+  }
+
+  // What is being typed in a chat; id "": in a new one.
+  loadDraft(id) {
+    return this.#drafts()[id] ?? "";
+  }
+
+  saveDraft(id, text) {
+    const { [id]: before, ...others } = this.#drafts();
+    if ((before ?? "") === text) return;
+    try {
+      localStorage.setItem(DRAFTS, JSON.stringify(text ? { ...others, [id]: text } : others));
+    } catch {
+      // it stays in the box
+    }
+  }
+
+  #drafts() {
+    try {
+      return JSON.parse(localStorage.getItem(DRAFTS) ?? "{}");
+    } catch {
+      return {};
     }
   }
 }

@@ -3,6 +3,8 @@
 
 import { element, renderBlock, splitBlocks } from "./markdown.js";
 
+const SLICE = 50_000; // characters rendered at a time
+
 export async function copyText(button, text) {
   const label = button.textContent;
   try {
@@ -24,7 +26,7 @@ export async function copyText(button, text) {
   setTimeout(() => { button.textContent = label; }, 1500);
 }
 
-function tool(label, action) {
+export function tool(label, action) {
   const button = element("button", "", label);
   button.type = "button";
   button.addEventListener("click", () => action(button));
@@ -34,14 +36,53 @@ function tool(label, action) {
 export function statistics(message) {
   const { stats } = message, parts = [];
   if (!stats) return "";
+  if (message.model) parts.push(message.model.split("/").pop());
   parts.push(`${stats.tokens} tokens`);
   if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
   parts.push(`first after ${stats.first.toFixed(2)} s`);
   return parts.join(" · ");
 }
 
-const waitingText = (seconds) =>
-  `Processing the prompt…${seconds >= 2 ? ` ${Math.floor(seconds)} s` : ""}`;
+const number = (value) => value.toLocaleString("en");
+
+function fileView({ name, text }) {
+  const summary = element("summary", "", `${name} (${number(text.length)} characters)`);
+  return element("details", "file", summary, element("div", "", text));
+}
+
+// The arrows between the versions of a message and of what follows it.
+class Versions {
+  constructor(message, actions) {
+    const show = (step) => actions.show(message, message.fork.at + step);
+    this.message = message;
+    this.before = tool("‹", () => show(-1));
+    this.after = tool("›", () => show(1));
+    this.before.setAttribute("aria-label", "Previous version");
+    this.after.setAttribute("aria-label", "Next version");
+    this.count = element("span", "");
+    this.node = element("span", "versions", this.before, this.count, this.after);
+  }
+
+  update(isBusy) {
+    const { fork } = this.message;
+    this.node.hidden = !fork;
+    if (!fork) return;
+    this.count.textContent = `${fork.at + 1} / ${fork.tails.length}`;
+    this.before.disabled = isBusy || fork.at === 0;
+    this.after.disabled = isBusy || fork.at === fork.tails.length - 1;
+  }
+}
+
+// How far the prefill is, and how long it takes yet at the speed so far.
+function waitingText({ begin, progress }) {
+  const seconds = (performance.now() - begin) / 1000;
+  if (!progress || progress.processed >= progress.total)
+    return `Processing the prompt…${seconds >= 2 ? ` ${Math.floor(seconds)} s` : ""}`;
+  const { total, cache, processed, time_ms: ms } = progress;
+  const left = processed > cache && (total - processed) * ms / (processed - cache) / 1000;
+  return `Processing the prompt: ${number(processed)} of ${number(total)} tokens` +
+    (left ? `, about ${Math.ceil(left)} s left` : "");
+}
 
 // Why an answer is not whole; "" if it is.
 function shortfall({ stopped, finish, interrupted }) {
@@ -54,17 +95,22 @@ class UserView {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.body = element("div", "body", message.content);
+    this.text = message.text ?? message.content; // without what is attached
+    this.body = element("div", "body", ...(message.files ?? []).map(fileView), this.text);
+    this.versions = new Versions(message, actions);
     this.tools = element("div", "tools", tool("Edit", () => this.edit()),
-      tool("Copy", (button) => copyText(button, message.content)));
+      tool("Copy", (button) => copyText(button, message.content)), this.versions.node);
+    this.update();
     this.node = element("article", "message user", element("h2", "who", "You"), this.body, this.tools);
   }
 
-  update() {}
+  update(run, isBusy) {
+    this.versions.update(isBusy);
+  }
 
   edit() {
     const area = element("textarea", ""), form = element("form", "edit");
-    area.value = this.message.content;
+    area.value = this.text;
     area.rows = Math.min(12, area.value.split("\n").length + 1);
     area.setAttribute("aria-label", "Edit the message");
     const save = element("button", "", "Send again"), cancel = tool("Cancel", () => close());
@@ -77,7 +123,7 @@ class UserView {
       event.preventDefault();
       const text = area.value.trim();
       close();
-      if (text) this.actions.edit(this.message, text);
+      if (text || this.message.files) this.actions.edit(this.message, text);
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
@@ -97,6 +143,7 @@ class UserView {
 class AssistantView {
   #content = "";
   #blocks = []; // {source, nodes} of what is in body
+  #later; // timer: what is still to be rendered
 
   constructor(message, actions) {
     this.message = message;
@@ -109,14 +156,15 @@ class AssistantView {
     this.note = element("p", "note");
     this.retry = tool("Retry", () => actions.retry(message));
     this.copy = tool("Copy", (button) => copyText(button, message.content));
-    const tools = element("div", "tools", this.note, this.copy, this.retry);
+    this.versions = new Versions(message, actions);
+    const tools = element("div", "tools", this.note, this.copy, this.retry, this.versions.node);
     this.node = element("article", "message assistant", element("h2", "who", "Assistant"), this.thoughts,
       this.body, this.waiting, this.error, tools);
     this.update();
   }
 
   // run: what is known of the answer while it is generated.
-  update(run) {
+  update(run, isBusy) {
     const { message } = this, { reasoning, content, error } = message;
     this.thoughts.hidden = !reasoning;
     if (this.thoughtText.textContent !== reasoning) this.thoughtText.textContent = reasoning;
@@ -125,12 +173,13 @@ class AssistantView {
       : seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thoughts";
     this.#renderContent(content);
     this.waiting.hidden = !run || Boolean(content || reasoning);
-    this.waiting.textContent = run ? waitingText((performance.now() - run.begin) / 1000) : "";
+    this.waiting.textContent = run ? waitingText(run) : "";
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.note.textContent = [statistics(message), run ? "" : shortfall(message)].filter(Boolean).join(" · ");
     this.note.hidden = !this.note.textContent;
     this.retry.hidden = this.copy.hidden = Boolean(run);
+    this.versions.update(isBusy);
   }
 
   #renderContent(content) {
@@ -141,11 +190,20 @@ class AssistantView {
     while (same < sources.length && this.#blocks[same]?.source === sources[same]) same++;
     for (const { nodes } of this.#blocks.splice(same))
       for (const node of nodes) node.remove();
-    for (const source of sources.slice(same)) {
-      const nodes = renderBlock(source);
-      this.body.append(...nodes);
+    clearTimeout(this.#later);
+    this.#append(sources, same);
+  }
+
+  // In slices, between which the page reacts.
+  #append(sources, from) {
+    let n = 0, at = from;
+    for (; at < sources.length && n < SLICE; at++) {
+      const source = sources[at], nodes = renderBlock(source);
+      for (const node of nodes) this.body.append(node);
       this.#blocks.push({ source, nodes });
+      n += source.length;
     }
+    if (at < sources.length) this.#later = setTimeout(() => this.#append(sources, at), 0);
   }
 }
 
