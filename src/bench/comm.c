@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/cpus.h"
+#include "base/stats.h"
 #include "base/thread.h"
 #include "bench/bench.h"
 #include "bench/report.h"
@@ -93,7 +94,7 @@ static double received_bytes(const comm_bench *b) {
 }
 
 static void add_record(comm_bench *b) {
-  const double seconds = td_bench_median(b->seconds, (size_t)b->options->repeat);
+  const double seconds = td_median(b->seconds, (size_t)b->options->repeat);
   const double gbps = received_bytes(b) / seconds * 1e-9;
   const char *backend = td_comm_backend(b->ranks[0].comm);
   if (!b->options->json) {

@@ -57,7 +57,10 @@ static uint32_t word_of(td_dtype dtype, uint32_t random) {
   case TD_BF16: return 0x3c003c00u | (random & 0x807f807fu);   //
   case TD_F16: return 0x20002000u | (random & 0x83ff83ffu);    //
   case TD_F8E4M3: return 0x30303030u | (random & 0x8f8f8f8fu); // +-[0.5, 2); also for scales
-  default: return random;
+  case TD_MXFP4: return random; // its scales are bytes: see fill_block_scales
+  default:
+    // Blocks of GGUF are of even length, with F16 scales at even places: any two bytes can be one.
+    return td_dtype_block(dtype).cols ? word_of(TD_F16, random) : random;
   }
 }
 
@@ -81,6 +84,12 @@ static void fill_scales(const td_weight *weight, char *to) {
   repeat_bytes(to, bytes, td_weight_scale_bytes(weight));
 }
 
+// Gives the blocks of MXFP4 ordinary scales: E8M0, 2^-6, in the first of 17 bytes.
+static void fill_block_scales(char *blocks, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 17)
+    blocks[i] = 121;
+}
+
 void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed) {
   enum { PATTERN_WORDS = 1 << 14 };
   char *to = memory;
@@ -93,6 +102,7 @@ void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed) {
     memcpy(to + 4 * i, &word, 4);
   }
   repeat_bytes(to, 4 * n, bytes);
+  if (weight->dtype == TD_MXFP4) fill_block_scales(to, bytes);
   const char *base = weight->data;
   if (weight->scale) fill_scales(weight, to + ((const char *)weight->scale - base));
   if (weight->zero) {

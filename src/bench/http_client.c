@@ -140,8 +140,8 @@ static void build_request(td_load_call *call, const char *path, const td_buf *js
   const td_load_target *t = call->target;
   td_buf *r = &call->request;
   td_buf_clear(r);
-  td_buf_printf(r, "%s %s/v1%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n",
-                json ? "POST" : "GET", t->base, path, t->host);
+  td_buf_printf(r, "%s %s%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", json ? "POST" : "GET",
+                t->base, path, t->host);
   if (t->api_key) td_buf_printf(r, "Authorization: Bearer %s\r\n", t->api_key);
   if (json) {
     td_buf_printf(r, "Content-Type: application/json\r\nContent-Length: %zu\r\n", json->len);

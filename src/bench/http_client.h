@@ -45,8 +45,8 @@ struct td_load_call {
   int is_whole;
 };
 
-// Starts a request: GET if json is NULL, otherwise POST. path is relative to /v1. Callbacks run on
-// the loop.
+// Starts a request: GET if json is NULL, otherwise POST. path follows the target's base, as
+// /v1/models. Callbacks run on the loop.
 void td_load_call_start(td_load_call *call, uv_loop_t *loop, const char *path, const td_buf *json);
 void td_load_call_free(td_load_call *call);
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "bench/bench.h"
 #include "bench/delta.h"
 #include "bench/report.h"
@@ -114,8 +115,8 @@ static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *va
     run_once(b);
     seconds[b->way][i / TD_N_GEMV_SCHEDULES] = td_clock_s() - start;
   }
-  const double one = td_bench_median(seconds[TD_GEMV_SEQUENTIAL], TRIALS);
-  const double other = td_bench_median(seconds[TD_GEMV_INTERLEAVED], TRIALS);
+  const double one = td_median(seconds[TD_GEMV_SEQUENTIAL], TRIALS);
+  const double other = td_median(seconds[TD_GEMV_INTERLEAVED], TRIALS);
   return one <= other ? TD_GEMV_SEQUENTIAL : TD_GEMV_INTERLEAVED;
 }
 

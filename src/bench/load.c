@@ -17,6 +17,8 @@
 #include "base/clock.h"
 #include "base/json_write.h"
 #include "base/log.h"
+#include "base/stats.h"
+#include "bench/fetch.h"
 #include "bench/http_client.h"
 #include "bench/openai_client.h"
 #include "runtime/command.h"
@@ -208,7 +210,7 @@ static void start_next(load *l) {
   write_prompt(l, &prompt);
   td_client_body(&body, td_buf_text(&l->model), td_buf_text(&prompt),
                  is_prompt ? 1 : (uint32_t)l->options->bench_gen.values[0], l->options->extra_body);
-  td_load_call_start(&r->call, &l->loop, "/chat/completions", &body);
+  td_load_call_start(&r->call, &l->loop, "/v1/chat/completions", &body);
   td_buf_free(&prompt);
   td_buf_free(&body);
 }
@@ -249,51 +251,32 @@ static td_status run_load(load *l, td_err *err) {
 
 // ---- the model's name -----------------------------------------------------------------------
 
-static void on_models_done(td_load_call *call) {
-  load *l = call->ctx;
-  if (call->error[0]) {
-    td_fail(&l->err, TD_EIO, "%s: %s", l->options->server, call->error);
-  } else if (td_client_parse_models(&l->model, td_buf_text(&call->body), call->body.len, &l->err) !=
-             TD_OK) {
-    td_err_prefix(&l->err, "%s", l->options->server);
-  }
-}
-
 // Uses --model, or the first model that the server lists.
 static td_status choose_model(load *l, td_err *err) {
   if (l->options->model) {
     td_buf_str(&l->model, l->options->model);
     return td_buf_status(&l->model, err);
   }
-  td_load_call *call = calloc(1, sizeof *call);
-  if (!call) return td_fail(err, TD_ENOMEM, "out of memory");
-  call->target = &l->target;
-  call->on_done = on_models_done;
-  call->ctx = l;
-  td_load_call_start(call, &l->loop, "/models", NULL);
-  uv_run(&l->loop, UV_RUN_DEFAULT);
-  td_load_call_free(call);
-  free(call);
-  if (l->err.code != TD_OK) *err = l->err;
-  return l->err.code;
+  td_buf models = TD_BUF_INIT;
+  const td_fetch_args args = {
+      .server = l->options->server, .api_key = l->options->api_key, .path = "/v1/models"};
+  td_status st = td_fetch(&models, &args, err);
+  if (st == TD_OK) {
+    st = td_client_parse_models(&l->model, td_buf_text(&models), models.len, err);
+    if (st != TD_OK) td_err_prefix(err, "%s", l->options->server);
+  }
+  td_buf_free(&models);
+  return st;
 }
 
 // ---- report ---------------------------------------------------------------------------------
 
-static int by_size(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-// Nearest-rank percentile of sorted values.
 static double percentile(const series *s, double p) {
-  if (!s->n) return NAN;
-  size_t rank = (size_t)ceil(p / 100 * (double)s->n);
-  return s->values[rank ? rank - 1 : 0];
+  return td_percentile(s->values, s->n, p);
 }
 
 static void report_series(series *s, const char *name, const char *title, td_json_writer *w) {
-  qsort(s->values, s->n, sizeof *s->values, by_size);
+  td_sort(s->values, s->n);
   double mean = 0;
   for (size_t i = 0; i < s->n; i++)
     mean += s->values[i] / (double)s->n;

@@ -6,8 +6,9 @@
 
 #include "base/clock.h"
 #include "base/mem_info.h"
+#include "base/units.h"
 
-#define BUFFER_BYTES ((size_t)1 << 30)
+#define BUFFER_BYTES TD_GIB
 #define LEAST_S      0.06 // stop after this time and at least two passes
 
 enum { LINE_WORDS = 8 };

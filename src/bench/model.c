@@ -7,11 +7,14 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "bench/bench.h"
 #include "bench/load.h"
 #include "bench/machine.h"
 #include "bench/mem_bandwidth.h"
+#include "bench/this_rig.h"
 #include "runtime/command.h"
+#include "runtime/predict.h"
 #include "runtime/session.h"
 
 typedef struct {
@@ -23,6 +26,7 @@ typedef struct {
   int32_t *tokens;      // [n_ctx] scratch
   uint32_t *seqs;       // [max batch] open sequences
   uint8_t *chosen;      // [n_experts]
+  td_rig rig;           // --plan
   td_json_writer *json; // NULL: print a table; else one line per case, so that an aborted run keeps
                         // its results
 } bench;
@@ -172,23 +176,49 @@ static td_status measure_once(bench *b, const bench_case *c, bench_sample *out, 
   return st;
 }
 
+// ---- predicting -----------------------------------------------------------------------------
+
+// Memory and arithmetic of a shared machine differ from minute to minute, so it is measured anew
+// before each case.
+static td_status prepare_plan(bench *b, td_err *err) {
+  const td_options *o = b->options;
+  if (!o->with_plan) return TD_OK;
+  if (td_rig_is_this(o->machine) && b->session->devices.placement.is_discrete) {
+    return td_fail(
+        err, TD_EINVAL,
+        "--plan: --machine this is the CPU alone; describe a machine with a GPU in a file, "
+        "or add --device cpu");
+  }
+  return td_rig_open(&b->rig, o->machine, b->session->model, (unsigned)o->threads, err);
+}
+
+// Tokens per second, as predicted.
+static double planned_rate(const bench *b, const bench_case *c) {
+  const td_plan_load load = td_plan_load_of(b->session->model);
+  td_expert_cache_size cache = {0};
+  td_expert_cache_parse(&cache, b->options->expert_cache, NULL); // checked when the session opened
+  td_card_plan card = {.fits = false};
+  if (b->rig.n_gpus) card = td_card_plan_of(&load, &b->rig.gpu, &cache);
+  const td_card_plan *plan = card.fits ? &card : NULL;
+  if (c->is_prefill) {
+    const double before_s = td_prefill_time_of(&load, &b->rig, plan, c->depth).seconds;
+    const uint32_t n_all = c->depth + c->n_tokens;
+    return c->n_tokens / (td_prefill_time_of(&load, &b->rig, plan, n_all).seconds - before_s);
+  }
+  const td_decode_work work = {c->batch, 1, c->depth + c->n_tokens / 2, 0};
+  return c->batch / td_decode_time_of(&load, &b->rig, plan, &work).seconds;
+}
+
 // ---- reporting ------------------------------------------------------------------------------
 
 typedef struct {
   double mean, median, min, max, stdev;
 } spread;
 
-static int by_size(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 // Sorts values in place.
 static spread spread_of(double *values, size_t n) {
-  qsort(values, n, sizeof *values, by_size);
-  spread s = {.median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2,
-              .min = values[0],
-              .max = values[n - 1]};
+  spread s = {.median = td_median(values, n)};
+  s.min = values[0], s.max = values[n - 1];
   for (size_t i = 0; i < n; i++)
     s.mean += values[i] / (double)n;
   double squares = 0;
@@ -205,10 +235,13 @@ static td_status print_line(bench *b, td_err *err) {
 
 static void print_case(const bench *b, const bench_case *c, const spread *rate, double gbps,
                        double read_gbps) {
+  const double planned = b->options->with_plan ? planned_rate(b, c) : 0;
   const char *kind = c->is_prefill ? "prefill" : "decode";
   if (!b->json) {
-    printf("%-8s %7u %7u %6u %11.2f %11.2f %10.2f %8.2f %8.2f %7.2f\n", kind, c->n_tokens, c->depth,
+    printf("%-8s %7u %7u %6u %11.2f %11.2f %10.2f %8.2f %8.2f %7.2f", kind, c->n_tokens, c->depth,
            c->batch, rate->mean, rate->median, rate->stdev, gbps, read_gbps, gbps / read_gbps);
+    if (b->options->with_plan) printf(" %11.2f %7.2f", planned, planned / rate->median);
+    puts("");
     fflush(stdout);
     return;
   }
@@ -229,6 +262,10 @@ static void print_case(const bench *b, const bench_case *c, const spread *rate, 
   td_jw_double(w, "gbps", gbps);
   td_jw_double(w, "read_gbps", read_gbps);
   td_jw_double(w, "share_of_read_bandwidth", gbps / read_gbps);
+  if (b->options->with_plan) {
+    td_jw_double(w, "planned_tokens_per_s", planned);
+    td_jw_double(w, "planned_over_measured", planned / rate->median);
+  }
   td_jw_end_object(w);
 }
 
@@ -236,7 +273,8 @@ static td_status run_case(bench *b, const bench_case *c, td_err *err) {
   double rates[1000], gbps[1000];
   size_t n = (size_t)b->options->repeat;
   bench_sample sample;
-  td_status st = measure_once(b, c, &sample, err); // warm-up
+  td_status st = prepare_plan(b, err);
+  if (st == TD_OK) st = measure_once(b, c, &sample, err); // warm-up
   double read_gbps = td_read_speed_gbps(&b->reads);
   for (size_t i = 0; i < n && st == TD_OK; i++) {
     st = measure_once(b, c, &sample, err);
@@ -245,6 +283,7 @@ static td_status run_case(bench *b, const bench_case *c, td_err *err) {
   }
   if (st != TD_OK) return st;
   read_gbps = fmax(read_gbps, td_read_speed_gbps(&b->reads));
+  if (td_rig_is_this(b->options->machine)) b->rig.read_gbps = read_gbps;
   spread rate = spread_of(rates, n), speed = spread_of(gbps, n);
   print_case(b, c, &rate, speed.median, read_gbps);
   return print_line(b, err);
@@ -277,8 +316,9 @@ static void print_head(bench *b) {
     printf("%s: %.2f B parameters, %.2f B active, %.2f GB; %s, %u threads, reads %.1f GB/s\n", name,
            (double)stats.params * 1e-9, (double)stats.active_params * 1e-9,
            (double)stats.bytes * 1e-9, b->machine.cpu, b->machine.n_threads, b->machine.read_gbps);
-    printf("%-8s %7s %7s %6s %11s %11s %10s %8s %8s %7s\n", "", "tokens", "depth", "batch",
-           "mean tok/s", "median", "stdev", "GB/s", "of reads", "share");
+    printf("%-8s %7s %7s %6s %11s %11s %10s %8s %8s %7s%s\n", "", "tokens", "depth", "batch",
+           "mean tok/s", "median", "stdev", "GB/s", "of reads", "share",
+           b->options->with_plan ? "     planned   ratio" : "");
     return;
   }
   td_jw_begin_object(b->json, NULL);

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem_info.h"
+#include "base/stats.h"
 
 #define SHORTEST_S 0.02 // per measurement; hides the clock's and the pool's overhead
 #define LONGEST_S  2.0  // no further measurements of a case after this time
@@ -14,16 +15,6 @@
 enum { N_ROUNDS = 3 }; // bandwidth measurements at the start
 
 // ---- time -----------------------------------------------------------------------------------
-
-static int by_size(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-double td_bench_median(double *values, size_t n) {
-  qsort(values, n, sizeof *values, by_size);
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 static double time_calls(void (*run)(void *ctx), void *ctx, uint32_t n_calls) {
   double start = td_clock_s();
@@ -41,7 +32,7 @@ static double median_time(void (*run)(void *ctx), void *ctx, uint32_t n) {
     seconds[done] = time_calls(run, ctx, n_calls);
     spent += seconds[done++] * n_calls;
   }
-  return td_bench_median(seconds, done);
+  return td_median(seconds, done);
 }
 
 td_bench_time td_bench_measure(td_bench_report *r, void (*run)(void *ctx), void *ctx) {

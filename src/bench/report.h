@@ -59,7 +59,6 @@ double td_bench_peak(const td_bench_speed *speed);
 // bandwidth measured around it. Short calls are repeated within a measurement; slow cases get fewer
 // measurements. report->reads must be open.
 td_bench_time td_bench_measure(td_bench_report *report, void (*run)(void *ctx), void *ctx);
-double td_bench_median(double *values, size_t n); // sorts values in place
 
 // TD_ENOMEM, with the amounts, if less than `bytes` of memory is available.
 td_status td_bench_need_memory(double bytes, const char *what, td_err *err);

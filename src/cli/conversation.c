@@ -2,6 +2,11 @@
 #include "cli/conversation.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+
+#define MAX_FILE_BYTES (1u << 28)
 
 static void free_message(td_message *m) {
   td_buf_free(&m->content);
@@ -62,4 +67,49 @@ void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all
     write_message(w, m->role == TD_ROLE_USER ? "user" : "assistant", &m->content, &m->reasoning);
   }
   td_jw_end_array(w);
+}
+
+// ---- files ----------------------------------------------------------------------------------
+
+static td_status read_text(td_buf *out, const cJSON *message, const char *key, td_err *err) {
+  const char *text = "";
+  td_status st = td_json_get_str(message, key, &text, err);
+  if (st == TD_OK) td_buf_str(out, text);
+  return st == TD_OK ? td_buf_status(out, err) : st;
+}
+
+static td_status read_message(td_conversation *c, const cJSON *message, td_err *err) {
+  const char *role = "";
+  td_status st = td_json_get_str(message, "role", &role, err);
+  if (st != TD_OK) return st;
+  if (!strcmp(role, "system")) return read_text(&c->system, message, "content", err);
+  if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0)
+    return td_fail(err, TD_EFORMAT, "its role is none of system, user and assistant");
+  td_message *m = td_conversation_add(c, role[0] == 'u' ? TD_ROLE_USER : TD_ROLE_ASSISTANT);
+  if (!m) return td_fail(err, TD_ENOMEM, "out of memory");
+  st = read_text(&m->content, message, "content", err);
+  if (st == TD_OK) st = read_text(&m->reasoning, message, "reasoning_content", err);
+  if (st == TD_OK && !m->reasoning.len) st = read_text(&m->reasoning, message, "reasoning", err);
+  return st;
+}
+
+td_status td_conversation_read(td_conversation *c, const char *path, td_err *err) {
+  cJSON *root = NULL;
+  td_status st = td_json_parse_file(&root, path, MAX_FILE_BYTES, err);
+  if (st != TD_OK) return st;
+  const cJSON *messages = td_json_get(cJSON_IsArray(root) ? root->child : root, "messages");
+  td_conversation read = {0};
+  int n = 0;
+  if (!cJSON_IsArray(messages)) {
+    st = td_fail(err, TD_EFORMAT, "%s: there is no list of messages in it", path);
+  }
+  for (const cJSON *m = messages ? messages->child : NULL; st == TD_OK && m; m = m->next, n++) {
+    st = read_message(&read, m, err);
+    if (st != TD_OK) td_err_prefix(err, "%s: message %d", path, n);
+  }
+  cJSON_Delete(root);
+  td_conversation *gone = st == TD_OK ? c : &read;
+  td_conversation_free(gone);
+  if (st == TD_OK) *c = read;
+  return st;
 }

@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "base/json_write.h"
+#include "cli/plan.h"
 #include "comm/exchange.h"
+#include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "engine/step_plan.h"
 #include "model/model.h"
@@ -39,44 +41,10 @@ static void add_count(td_buf *out, uint64_t n) {
   }
 }
 
-// Layers with a window.
-static uint32_t n_windows_of(const td_model_config *c) {
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    n += td_model_window(c, i) > 0;
-  return n;
-}
-
 static void add_architecture(td_buf *out, const td_model_config *c) {
   td_buf_printf(out, "architecture  %s: %u layers of width %u, vocabulary of %u\n", c->arch_name,
                 c->n_layers, c->dim, c->n_vocab);
-  td_buf_printf(out, "attention     %u heads, ", c->n_heads);
-  if (c->attn == TD_ATTN_MLA) {
-    td_buf_printf(out, "MLA: keys and values of rank %u and %u rotary, ", c->kv_lora_rank,
-                  c->rope_dim);
-    if (c->q_lora_rank) {
-      td_buf_printf(out, "queries of rank %u\n", c->q_lora_rank);
-    } else {
-      td_buf_str(out, "queries of full rank\n");
-    }
-  } else {
-    td_buf_printf(out, "GQA: %u of keys and values, %u wide", c->n_kv_heads, c->head_dim);
-    if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
-    const uint32_t n_windows = n_windows_of(c);
-    if (n_windows) {
-      td_buf_printf(out, ", %u positions in %u of the %u layers", c->window, n_windows,
-                    c->n_layers);
-    }
-    td_buf_str(out, "\n");
-  }
-  const uint32_t n_delta = td_model_n_delta(c, c->n_layers);
-  if (n_delta) {
-    td_buf_printf(out,
-                  "delta nets    in %u of the %u layers instead: %u heads of keys, %u of values, "
-                  "%u and %u wide\n",
-                  n_delta, c->n_layers, c->delta_k_heads, c->delta_v_heads, c->delta_k_dim,
-                  c->delta_v_dim);
-  }
+  td_attn_describe(c, out);
   uint32_t n_moe = count_moe_layers(c);
   td_buf_printf(out, "experts       %u a layer, %u for a token", c->n_experts, c->top_k);
   if (c->n_shared_experts) td_buf_printf(out, " and %u shared", c->n_shared_experts);
@@ -100,13 +68,12 @@ typedef struct {
 
 static exchange exchange_of(const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
-  const bool is_mla = c->attn == TD_ATTN_MLA;
-  td_exchange_layer layer = {
-      .n_tokens = EXCHANGE_TOKENS,
-      .n_ranks = EXCHANGE_RANKS,
-      .dim = c->dim,
-      .kv_elements = is_mla ? c->kv_lora_rank + c->rope_dim : 2 * c->n_kv_heads * c->head_dim,
-      .expert_bytes = td_model_stats_of(m).expert_bytes / count_moe_layers(c)};
+  td_exchange_layer layer = {.n_tokens = EXCHANGE_TOKENS,
+                             .n_ranks = EXCHANGE_RANKS,
+                             .dim = c->dim,
+                             .kv_elements = (uint32_t)td_kv_entry_elements(c),
+                             .expert_bytes = td_model_stats_of(m).expert_bytes /
+                                             count_moe_layers(c)};
   const td_exchange_links links = {EXCHANGE_LINK_GBPS, EXCHANGE_LINK_GBPS, .is_same_link = true};
   exchange e = {.bytes = td_exchange_bytes_of(&layer)};
   e.time = td_exchange_time_of(&e.bytes, &links);
@@ -161,28 +128,50 @@ static void add_memory(td_buf *out, const td_model_config *c, const td_model_sta
   add_bytes(out, s->active_bytes);
   td_buf_str(out, " of weights for a token\nmemory        ");
   add_bytes(out, s->bytes);
-  td_buf_str(out, ", and ");
   const td_kv_layout kv = td_kv_layout_of(c, TD_F32, 0);
-  add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
-  td_buf_str(out, " for every 1000 tokens of context");
+  if (kv.n_layers) {
+    td_buf_str(out, ", and ");
+    add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
+    td_buf_str(out, " for every 1000 tokens of context");
+  }
   if (kv.n_states) {
     td_buf_str(out, ", and ");
     add_bytes(out, td_kv_layout_states_bytes(&kv));
-    td_buf_printf(out, " %s for every %u",
-                  kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens);
+    td_buf_printf(out, " %s for every %u%s",
+                  kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens,
+                  kv.n_layers ? "" : " tokens of context");
   }
   td_buf_str(out, "\n");
 }
 
-static void add_unused(td_buf *out, const td_model_config *c) {
-  if (c->n_mtp_layers) {
-    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
+static void add_unused(td_buf *out, const td_model *m) {
+  const td_model_config *c = td_model_config_of(m);
+  const uint32_t n_used = td_model_mtp(m) != NULL;
+  if (n_used) td_buf_str(out, "drafting      by a layer of multi-token prediction, on the CPU\n");
+  if (c->n_mtp_layers > n_used) {
+    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n",
+                  c->n_mtp_layers - n_used);
   }
   if (c->n_other_tensors) {
     td_buf_printf(out, "not used      vision: %u tensors, ", c->n_other_tensors);
     add_bytes(out, c->other_bytes);
     td_buf_str(out, "\n");
   }
+}
+
+// Bits of 256 elements.
+static uint32_t bits_of_256(td_dtype dtype) {
+  const td_block block = td_dtype_block(dtype);
+  return block.cols ? 256 / block.cols * block.bytes * 8 : td_dtype_bits(dtype) * 256;
+}
+
+// The dtype with the fewest bits of those that have bytes; TD_N_DTYPES: none has.
+static td_dtype smallest(const uint64_t bytes[TD_N_DTYPES]) {
+  td_dtype best = TD_N_DTYPES;
+  for (td_dtype d = 0; d < TD_N_DTYPES; d++) {
+    if (bytes[d] && (best == TD_N_DTYPES || bits_of_256(d) < bits_of_256(best))) best = d;
+  }
+  return best;
 }
 
 static void add_sizes(td_buf *out, const td_model *m) {
@@ -195,15 +184,16 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, " active for a token\nweights       ");
   add_bytes(out, s.bytes);
   const char *before = ": ";
-  for (uint32_t i = 0; i < TD_N_DTYPES * 4; i++) { // the fewest bits first: 4, 8, 16, 32
-    const td_dtype dtype = (td_dtype)(i % TD_N_DTYPES);
-    if (td_dtype_bits(dtype) != 4u << i / TD_N_DTYPES || !s.bytes_by_dtype[dtype]) continue;
+  for (uint32_t n = 0; n < TD_N_DTYPES; n++) {
+    const td_dtype dtype = smallest(s.bytes_by_dtype);
+    if (dtype == TD_N_DTYPES) break;
     td_buf_printf(out, "%s%s ", before, td_dtype_name(dtype));
     add_bytes(out, s.bytes_by_dtype[dtype]);
+    s.bytes_by_dtype[dtype] = 0;
     before = ", ";
   }
   add_memory(out, c, &s);
-  if (s.expert_bytes) {
+  if (s.expert_bytes && td_attn_has_gpu(c)) {
     td_buf_str(out, "with a GPU    ");
     add_bytes(out, s.bytes - s.expert_bytes);
     td_buf_str(out, " and the context in its memory, ");
@@ -219,7 +209,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
   }
   td_buf_str(out, "\n");
-  add_unused(out, c);
+  add_unused(out, m);
 }
 
 static void add_tensors(td_buf *out, const td_model *m) {
@@ -237,11 +227,32 @@ static void add_tensors(td_buf *out, const td_model *m) {
   }
 }
 
+// On the machines of configs/machines, as `tandem plan` has it for any.
+static void add_plans(td_buf *out, const td_model *m) {
+  td_rig rig;
+  for (const td_rig_file *f = td_rig_files; f->name; f++) {
+    if (td_rig_parse(&rig, f->json, f->len, f->name, NULL) != TD_OK) continue;
+    td_buf_str(out, "\n");
+    td_plan_add(out, m, &rig, &td_plan_usual);
+    if (!rig.n_gpus) td_plan_add_cards(out, m, &rig);
+  }
+}
+
+static void add_json_plans(td_json_writer *w, const td_model *m) {
+  td_rig rig;
+  td_jw_begin_array(w, "plans");
+  for (const td_rig_file *f = td_rig_files; f->name; f++) {
+    if (td_rig_parse(&rig, f->json, f->len, f->name, NULL) != TD_OK) continue;
+    td_plan_add_json(w, m, &rig, &td_plan_usual);
+  }
+  td_jw_end_array(w);
+}
+
 static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
   add_sizes(out, m);
-  if (td_model_stats_of(m).expert_bytes) td_inspect_add_gpus(out, m, opts);
+  if (td_model_stats_of(m).expert_bytes) add_plans(out, m);
   if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
     add_tensors(out, m);
@@ -319,7 +330,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   } dims[] = {
       {"n_layers", c->n_layers},
       {"n_moe_layers", count_moe_layers(c)},
-      {"n_delta_layers", td_model_n_delta(c, c->n_layers)},
+      {"n_delta_layers", td_model_n_attn(c, TD_ATTN_DELTA)},
       {"dim", c->dim},
       {"n_vocab", c->n_vocab},
       {"n_heads", c->n_heads},
@@ -342,7 +353,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   add_json_sizes(&w, m);
   if (td_model_stats_of(m).expert_bytes) {
     if (td_may_share_prompts(c)) add_json_exchange(&w, m);
-    td_inspect_add_json_gpus(&w, m, opts);
+    add_json_plans(&w, m);
   }
   if (opts->tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);

@@ -14,10 +14,7 @@
 int td_cmd_inspect(const td_options *o) {
   td_err err;
   td_status st = td_cmd_need_model(o, &err);
-  const td_inspect_opts opts = {.tensors = o->tensors,
-                                .json = o->json,
-                                .link_gbps = o->link_gbps,
-                                .gpu_tflops = o->gpu_tflops};
+  const td_inspect_opts opts = {.tensors = o->tensors, .json = o->json};
   if (st == TD_OK) st = td_inspect_model(o->model, &opts, stdout, &err);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }

@@ -1,7 +1,9 @@
-// src/cli/line_editor.c - libedit, with input that Ctrl-C interrupts and bracketed paste.
+// src/cli/line_editor.c - libedit, with input that Ctrl-C interrupts, bracketed paste, completion
+// and a history on disk.
 #include "cli/line_editor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <locale.h>
 #include <poll.h>
@@ -9,16 +11,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/env.h"
+#include "base/log.h"
 #include "base/utf8.h"
 #include "cli/interrupt.h"
 #include "cli/terminal.h"
 
-#define MAX_HISTORY 1000
-#define QUOTES      "\"\"\""
-#define PASTE_BEGIN "\\e[200~" // as el_set spells it
-#define PASTE_END   "\033[201~"
+#define MAX_HISTORY       1000
+#define MAX_HISTORY_BYTES (1 << 20)
+#define QUOTES            "\"\"\""
+#define PASTE_BEGIN       "\\e[200~" // as el_set spells it
+#define PASTE_END         "\033[201~"
 
 struct td_line_editor {
   EditLine *el;
@@ -27,6 +33,9 @@ struct td_line_editor {
   int wake_fd;             // readable when a signal came; not owned
   bool has_paste;          // the terminal marks pasted text
   const char *prompt;
+  td_line_complete *complete;
+  void *complete_ctx;
+  td_buf history_path; // empty: there is none
 };
 
 static td_line_editor *editor_of(EditLine *el) {
@@ -107,6 +116,96 @@ static unsigned char insert_newline(EditLine *el, wint_t ch) {
   return el_insertstr(el, "\n") == 0 ? CC_REFRESH : CC_ERROR;
 }
 
+// ---- completion -----------------------------------------------------------------------------
+
+static void list_ways(const td_buf *ways) {
+  fputs("\n", stderr);
+  for (const char *way = td_buf_text(ways); *way; way += strcspn(way, "\n") + 1)
+    fprintf(stderr, "  %.*s\n", (int)strcspn(way, "\n"), way);
+}
+
+// The length of what all ways begin with.
+static size_t common_len(const td_buf *ways) {
+  const char *first = td_buf_text(ways);
+  size_t len = strcspn(first, "\n");
+  for (const char *way = first; *way; way += strcspn(way, "\n") + 1) {
+    size_t same = 0;
+    while (same < len && way[same] == first[same])
+      same++;
+    len = same;
+  }
+  return td_utf8_whole(first, len);
+}
+
+// Inserts what all ways to complete the line have in common; if that is nothing, lists them.
+static unsigned char complete_line(EditLine *el, wint_t ch) {
+  (void)ch;
+  const td_line_editor *e = editor_of(el);
+  const LineInfo *info = el_line(el);
+  td_buf line = TD_BUF_INIT, ways = TD_BUF_INIT;
+  td_buf_add(&line, info->buffer, (size_t)(info->cursor - info->buffer));
+  e->complete(e->complete_ctx, td_buf_text(&line), &ways);
+  unsigned char result = CC_REFRESH_BEEP;
+  if (ways.len && !ways.failed && !line.failed) {
+    const size_t len = common_len(&ways);
+    ways.failed = len < line.len; // not this line's
+    if (len > line.len) {
+      char end = ways.data[len];
+      ways.data[len] = '\0';
+      result = el_insertstr(el, ways.data + line.len) == 0 ? CC_REFRESH : CC_REFRESH_BEEP;
+      ways.data[len] = end;
+    } else if (!ways.failed) {
+      list_ways(&ways);
+      result = CC_REDISPLAY;
+    }
+  }
+  td_buf_free(&line);
+  td_buf_free(&ways);
+  return result;
+}
+
+// ---- the history on disk --------------------------------------------------------------------
+
+// Makes the folders of a path that are not there, for its owner only.
+static void make_folders(char *path) {
+  for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    mkdir(path, 0700); // a failure shows when the file is opened
+    *slash = '/';
+  }
+}
+
+static void open_history(td_line_editor *e) {
+  const char *state = td_env("XDG_STATE_HOME"), *home = td_env("HOME");
+  if (state && state[0] == '/') {
+    td_buf_printf(&e->history_path, "%s/tandem/history", state);
+  } else if (home && home[0] == '/') {
+    td_buf_printf(&e->history_path, "%s/.local/state/tandem/history", home);
+  }
+  if (!e->history_path.len || e->history_path.failed) return;
+  make_folders(e->history_path.data);
+  HistEvent event;
+  struct stat file;
+  history(e->history, &event, H_LOAD, e->history_path.data);
+  const bool is_large = stat(e->history_path.data, &file) == 0 && file.st_size > MAX_HISTORY_BYTES;
+  if (is_large) history(e->history, &event, H_SAVE, e->history_path.data); // what was loaded
+}
+
+// Appends the last message, so that several programs can share the file.
+static void save_message(td_line_editor *e) {
+  HistEvent event;
+  if (!e->history_path.len || e->history_path.failed) return;
+  const int fd = open(e->history_path.data, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  FILE *file = fd < 0 ? NULL : fdopen(fd, "a");
+  if (!file && fd >= 0) close(fd);
+  bool is_saved = file && fseek(file, 0, SEEK_END) == 0 &&
+                  history(e->history, &event, H_NSAVE_FP, (size_t)1, file) >= 0;
+  if (file && fclose(file) != 0) is_saved = false;
+  if (is_saved) return;
+  td_warn("%s: %s: messages are not kept for later", e->history_path.data, strerror(errno));
+  td_buf_free(&e->history_path);
+}
+
 // ---- opening --------------------------------------------------------------------------------
 
 static td_status open_libedit(td_line_editor *e, td_err *err) {
@@ -125,16 +224,23 @@ static td_status open_libedit(td_line_editor *e, td_err *err) {
   el_wset(e->el, EL_ADDFN, L"tandem-paste", L"insert pasted text", insert_pasted);
   el_wset(e->el, EL_ADDFN, L"tandem-newline", L"insert a line break", insert_newline);
   el_set(e->el, EL_BIND, PASTE_BEGIN, "tandem-paste", NULL);
+  el_wset(e->el, EL_ADDFN, L"tandem-complete", L"complete the line", complete_line);
+  // Alt-Enter sends \e\r, of which libedit's mode of the terminal makes \e\n
   el_set(e->el, EL_BIND, "\\e\\r", "tandem-newline", NULL);
+  el_set(e->el, EL_BIND, "\\e\\n", "tandem-newline", NULL);
+  el_set(e->el, EL_BIND, "\t", "tandem-complete", NULL);
   el_source(e->el, NULL); // ~/.editrc
   return TD_OK;
 }
 
-td_status td_line_editor_open(td_line_editor **out, td_err *err) {
+td_status td_line_editor_open(td_line_editor **out, td_line_complete *complete, void *ctx,
+                              td_err *err) {
   *out = NULL;
   td_line_editor *e = calloc(1, sizeof *e);
   if (!e) return td_fail(err, TD_ENOMEM, "out of memory");
   e->prompt = "";
+  e->complete = complete;
+  e->complete_ctx = ctx;
   e->wake_fd = td_interrupt_open_fd();
   e->has_paste = td_terminal_moves_cursor(STDERR_FILENO);
   e->locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
@@ -144,6 +250,7 @@ td_status td_line_editor_open(td_line_editor **out, td_err *err) {
     td_line_editor_close(e);
     return st;
   }
+  open_history(e);
   *out = e;
   return TD_OK;
 }
@@ -156,6 +263,7 @@ void td_line_editor_close(td_line_editor *e) {
     uselocale(e->before);
     freelocale(e->locale);
   }
+  td_buf_free(&e->history_path);
   free(e);
 }
 
@@ -218,6 +326,6 @@ td_line_result td_line_editor_read(td_line_editor *e, td_buf *out) {
   } while (has_more && !out->failed);
   if (out->data) out->data[out->len] = '\0';
   HistEvent event;
-  if (out->len) history(e->history, &event, H_ENTER, td_buf_text(out));
+  if (out->len && history(e->history, &event, H_ENTER, td_buf_text(out)) >= 0) save_message(e);
   return TD_LINE_READ;
 }

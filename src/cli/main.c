@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpus.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/thread.h"
@@ -32,6 +33,12 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,
     [TD_CMD_QUANTIZE] = td_cmd_quantize,
     [TD_CMD_PULL] = td_cmd_pull,
+    [TD_CMD_PLAN] = td_cmd_plan,
+    [TD_CMD_RECOMMEND] = td_cmd_recommend,
+    [TD_CMD_LIST] = td_cmd_list,
+    [TD_CMD_PS] = td_cmd_ps,
+    [TD_CMD_TOP] = td_cmd_top,
+    [TD_CMD_STOP] = td_cmd_stop,
     [TD_CMD_INSPECT] = td_cmd_inspect,
     [TD_CMD_INSPECT_TOKENS] = td_cmd_inspect_tokens,
     [TD_CMD_INSPECT_TEMPLATE] = td_cmd_inspect_template,
@@ -117,6 +124,13 @@ static void set_log(const td_options *options) {
   td_log_set(&opts);
 }
 
+static void check_threads(const td_options *options) {
+  const unsigned n_cpus = td_cpu_count();
+  if (options->threads <= 2 * (int64_t)n_cpus) return;
+  td_warn("--threads %lld: this process may use %u CPUs; threads that share one are slower",
+          (long long)options->threads, n_cpus);
+}
+
 int main(int argc, char **argv) {
   td_err err;
   hold_standard_descriptors();
@@ -148,6 +162,7 @@ int main(int argc, char **argv) {
   } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
     status = td_cmd_fail(&err);
   } else {
+    check_threads(&options);
     st = td_cli_find_model(&options, &err);
     status = st == TD_OK ? commands[options.command](&options) : td_cmd_fail(&err);
   }

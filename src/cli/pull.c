@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/find_model.h"
 #include "hub/hub.h"
+#include "model/outline.h"
 #include "runtime/command.h"
 
 static atomic_bool is_stopped;
@@ -21,16 +22,22 @@ static void on_signal(int number) {
 static td_status pull(char **out, const td_options *o, td_err *err) {
   const struct sigaction stop = {.sa_handler = on_signal};
   struct sigaction on_int, on_term;
-  const td_hub_opts opts = {.repo = o->model,
+  char *repo, *quant;
+  td_status st = td_hub_split(o->model, &repo, &quant, err);
+  if (st != TD_OK) return st;
+  const td_hub_opts opts = {.repo = repo,
+                            .quant = quant,
                             .revision = o->revision,
                             .include = o->include.values,
                             .n_include = o->include.n,
                             .stop = &is_stopped};
   sigaction(SIGINT, &stop, &on_int);
   sigaction(SIGTERM, &stop, &on_term);
-  td_status st = td_hub_pull(out, &opts, err);
+  st = td_hub_pull(out, &opts, err);
   sigaction(SIGINT, &on_int, NULL);
   sigaction(SIGTERM, &on_term, NULL);
+  free(repo);
+  free(quant);
   return st;
 }
 
@@ -38,7 +45,10 @@ int td_cmd_pull(const td_options *o) {
   td_err err;
   char *dir;
   if (!o->model) {
-    td_fail(&err, TD_EINVAL, "tandem pull needs the model: tandem pull ORG/NAME");
+    td_fail(
+        &err, TD_EINVAL,
+        "tandem pull needs the model: tandem pull ORG/NAME; tandem recommend lists some that fit "
+        "this machine");
     return td_cmd_fail(&err);
   }
   td_status st = pull(&dir, o, &err);
@@ -64,10 +74,23 @@ static td_status keep_name(td_options *o, const char *repo, td_err *err) {
 
 td_status td_cli_find_model(td_options *o, td_err *err) {
   char *dir;
-  if (o->command == TD_CMD_PULL || o->server || !o->model || !td_hub_is_name(o->model)) {
+  const bool is_other = o->command == TD_CMD_PULL || o->command == TD_CMD_STOP || o->server;
+  if (is_other || !o->model) return TD_OK;
+  if (o->command == TD_CMD_PLAN && td_shape_find(o->model)) return TD_OK;
+  if (td_hub_is_folder(o->model)) {
+    td_status found = td_hub_find_in(&dir, o->model, o->revision, err);
+    if (found != TD_OK) return found;
+    free(o->model);
+    o->model = dir;
     return TD_OK;
   }
-  td_status st = td_hub_find(&dir, o->model, o->revision, err);
+  if (!td_hub_is_name(o->model)) return TD_OK;
+  char *repo, *quant;
+  td_status st = td_hub_split(o->model, &repo, &quant, err);
+  if (st != TD_OK) return st;
+  st = td_hub_find(&dir, repo, quant, o->revision, err);
+  free(repo);
+  free(quant);
   if (st == TD_ENOENT) {
     td_info("%s is neither a folder here nor whole in the hub's cache: downloading it", o->model);
     st = pull(&dir, o, err);

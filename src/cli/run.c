@@ -1,10 +1,8 @@
 // src/cli/run.c - `tandem run`: generates one response, or chats on a terminal.
 // Only responses go to stdout; progress and timings go to stderr.
-#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -17,24 +15,6 @@
 #include "runtime/command.h"
 
 #define MAX_TEXT_BYTES (1u << 28)
-
-// The user's options take precedence over generation_config.json.
-static td_sampling choose_sampling(const td_options *o, const td_model_config *config) {
-  td_sampling s = {.temperature = (float)o->temperature,
-                   .top_p = (float)o->top_p,
-                   .min_p = (float)o->min_p,
-                   .repetition_penalty = (float)o->repetition_penalty,
-                   .presence_penalty = (float)o->presence_penalty,
-                   .frequency_penalty = (float)o->frequency_penalty,
-                   .top_k = (uint32_t)o->top_k,
-                   .seed = (uint64_t)o->seed};
-  if (!td_options_given(o, "temperature")) s.temperature = config->temperature;
-  if (!td_options_given(o, "top-p")) s.top_p = config->top_p;
-  if (!td_options_given(o, "top-k")) s.top_k = config->top_k_sampling;
-  if (s.top_p == 0) s.top_p = FLT_MIN; // greedy: 0 would disable top_p instead
-  if (!td_options_given(o, "seed") && getrandom(&s.seed, sizeof s.seed, 0) < 0) s.seed = 0;
-  return s;
-}
 
 // ---- one response ---------------------------------------------------------------------------
 
@@ -65,7 +45,8 @@ static const char *reason_name(td_done_reason reason) {
   case TD_DONE_CANCELED: return "canceled";
   case TD_DONE_ERROR:
   case TD_DONE_PREFILLED:
-  case TD_DONE_LOST: break;
+  case TD_DONE_LOST:
+  case TD_DONE_REFUSED: break;
   }
   return "error";
 }
@@ -144,38 +125,53 @@ static td_status run_once(td_runner *r, td_err *err) {
 
 // ---- the command ----------------------------------------------------------------------------
 
-static td_status open_runner(td_runner *r, td_err *err) {
+td_status td_run_open_model(td_runner *r, td_err *err) {
   const td_options *o = r->options;
+  td_options chosen = *o; // borrows
+  chosen.model = r->settings.model ? r->settings.model : o->model;
   td_session_opts opts;
-  td_status st = td_cmd_session_opts(o, &opts, err);
+  td_status st = td_cmd_session_opts(&chosen, &opts, err);
+  if (st == TD_OK && !o->token_ids.n) st = td_chat_open(&r->chat, chosen.model, err);
+  if (st == TD_OK) st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
-  if (o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
-  if (st != TD_OK) return st;
-  if (!o->token_ids.n) st = td_chat_open(&r->chat, o->model, err);
-  if (st != TD_OK) return st;
-  st = td_session_open(&r->session, &opts, err);
-  if (st != TD_OK) return st;
-  r->sampling = choose_sampling(o, r->session->config);
+  td_run_settle(r);
   if (!r->chat) return TD_OK;
   r->parser.is_harmony = !o->raw && td_chat_template_mentions(r->chat, "<|channel|>");
   // Mistral's reasoning is marked with control tokens, too.
   const bool is_mistral = !o->raw && td_chat_template_mentions(r->chat, "[THINK]");
   td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !r->parser.is_harmony && !is_mistral);
-  if (o->system) td_buf_str(&r->conversation.system, o->system);
-  return td_buf_status(&r->conversation.system, err);
+  return TD_OK;
+}
+
+void td_run_close_model(td_runner *r) {
+  if (r->chat) td_detok_free(&r->detok);
+  td_session_close(r->session);
+  td_chat_close(r->chat);
+  r->session = NULL;
+  r->chat = NULL;
+}
+
+static td_status open_runner(td_runner *r, td_err *err) {
+  const td_options *o = r->options;
+  td_status st = td_run_open_settings(r, err);
+  if (st == TD_OK && o->models && !o->model) st = td_run_choose_first(r, err);
+  if (st == TD_OK && o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
+  if (st == TD_OK && o->system) td_buf_str(&r->conversation.system, o->system);
+  if (st == TD_OK) st = td_buf_status(&r->conversation.system, err);
+  return st == TD_OK ? td_run_open_model(r, err) : st;
 }
 
 static void close_runner(td_runner *r) {
-  if (r->chat) td_detok_free(&r->detok);
+  td_run_close_model(r);
   td_output_parser_free(&r->parser);
   td_conversation_free(&r->conversation);
+  td_word_wrap_free(&r->wrap);
   td_buf_free(&r->text);
   td_buf_free(&r->reasoning);
   td_buf_free(&r->said);
   td_token_ids_free(&r->ids);
-  td_session_close(r->session);
   td_trace_file_close(r->trace);
-  td_chat_close(r->chat);
+  td_options_free(&r->settings);
 }
 
 int td_cmd_run(const td_options *o) {
@@ -189,6 +185,7 @@ int td_cmd_run(const td_options *o) {
   if (st == TD_OK) {
     td_interrupt_catch();
     bool one = o->prompt || o->file || o->token_ids.n || !isatty(STDIN_FILENO);
+    r.is_chat = !one;
     st = one ? run_once(&r, &err) : td_run_chat(&r, &err);
     is_interrupted = one && td_interrupted();
   }

@@ -2,6 +2,7 @@
 // to a terminal on stderr.
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json_write.h"
 #include "base/log.h"
@@ -11,9 +12,28 @@
 
 // ---- showing --------------------------------------------------------------------------------
 
+// In a chat, text for a terminal is broken between words; text NULL: the word held back. A terminal
+// gets no control characters; that of stdout is guarded in any case.
+static void write_wrapped(td_runner *r, int fd, const char *text, size_t len) {
+  td_buf safe = TD_BUF_INIT, shown = TD_BUF_INIT;
+  r->wrap.width = r->is_chat && isatty(fd) == 1 ? td_terminal_width(fd) : 0;
+  const bool is_safe = fd != STDERR_FILENO && !r->wrap.width;
+  if (!is_safe && text) td_printable_add(&safe, text, len, "\n\t");
+  if (text) {
+    td_word_wrap_add(&r->wrap, is_safe ? text : td_buf_text(&safe), is_safe ? len : safe.len,
+                     &shown);
+  } else {
+    td_word_wrap_end(&r->wrap, &shown);
+  }
+  fwrite(td_buf_text(&shown), 1, shown.len, fd == STDERR_FILENO ? stderr : stdout);
+  td_buf_free(&safe);
+  td_buf_free(&shown);
+}
+
 static void end_reasoning(td_runner *r) {
   if (!r->is_in_reasoning) return;
   r->is_in_reasoning = false;
+  write_wrapped(r, STDERR_FILENO, NULL, 0);
   fputs(r->has_colors ? "\033[0m\n\n" : "\n\n", stderr);
 }
 
@@ -23,10 +43,7 @@ static void show_reasoning(td_runner *r, const char *text, size_t len) {
   td_spinner_stop(&r->spinner);
   if (!r->is_in_reasoning) fputs(r->has_colors ? "\033[2m" : "thinking: ", stderr);
   r->is_in_reasoning = true;
-  td_buf safe = TD_BUF_INIT;
-  td_printable_add(&safe, text, len, "\n\t");
-  fwrite(td_buf_text(&safe), 1, safe.len, stderr);
-  td_buf_free(&safe);
+  write_wrapped(r, STDERR_FILENO, text, len);
 }
 
 static void show_content(td_runner *r, const char *text, size_t len) {
@@ -34,7 +51,7 @@ static void show_content(td_runner *r, const char *text, size_t len) {
   if (r->options->json || !len) return;
   td_spinner_stop(&r->spinner);
   end_reasoning(r);
-  fwrite(text, 1, len, stdout);
+  write_wrapped(r, STDOUT_FILENO, text, len);
   fflush(stdout);
 }
 
@@ -48,8 +65,8 @@ static td_status show_new(td_runner *r, bool is_final, td_err *err) {
   }
   td_output_part part;
   for (bool found = true; st == TD_OK && found;) {
-    st = td_output_parser_next(&r->parser, td_buf_text(&r->text), r->text.len, is_final, &part,
-                               &found, err);
+    st = td_output_parser_next(&r->parser, td_buf_text(&r->text), r->text.len,
+                               is_final ? TD_TEXT_ENDED : TD_TEXT_GROWS, &part, &found, err);
     if (st != TD_OK || !found) break;
     const char *begin = td_buf_text(&r->text) + part.begin;
     (part.kind == TD_OUTPUT_REASONING ? show_reasoning : show_content)(r, begin,
@@ -97,13 +114,14 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
   begin(r);
   td_generate_args args = {.prompt = prompt,
                            .n_prompt = (uint32_t)n_prompt,
-                           .max_tokens = (uint32_t)r->options->n_predict,
+                           .max_tokens = (uint32_t)r->settings.n_predict,
                            .ignore_eos = r->options->ignore_eos,
                            .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
                            .sampling = r->sampling,
                            .on_prefill = on_prefill,
                            .on_token = on_token,
                            .ctx = r};
+  if (r->is_chat) td_terminal_hush(&r->input);
   td_status st = td_session_generate(r->session, &args, &r->stats, err);
   td_spinner_stop(&r->spinner);
   if (st == TD_OK && r->status != TD_OK) {
@@ -114,9 +132,11 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
   if (st == TD_OK) st = show_new(r, true, err);
   end_reasoning(r);
   if (st == TD_OK && !r->options->json) {
+    write_wrapped(r, STDOUT_FILENO, NULL, 0);
     putchar('\n');
     fflush(stdout);
   }
+  if (r->is_chat) td_terminal_unhush(&r->input);
   return st;
 }
 
@@ -129,6 +149,7 @@ static td_status encode(td_runner *r, td_token_ids *ids, td_err *err) {
   td_jw_begin_object(&w, NULL);
   td_conversation_write(&r->conversation, &w, false);
   td_jw_bool(&w, "add_generation_prompt", true);
+  td_run_write_reasoning(r, &w);
   td_jw_end_object(&w);
   td_status st = td_buf_status(&vars, err);
   if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, &text, err);
@@ -145,7 +166,7 @@ static td_status encode(td_runner *r, td_token_ids *ids, td_err *err) {
 static td_status encode_fitting(td_runner *r, td_token_ids *ids, td_err *err) {
   const uint32_t n_ctx = r->session->n_ctx;
   const size_t before = r->conversation.first;
-  uint64_t n_room = (uint64_t)r->options->n_predict;
+  uint64_t n_room = (uint64_t)r->settings.n_predict;
   if (n_room > n_ctx / 4) n_room = n_ctx / 4;
   td_status st = encode(r, ids, err);
   if (st != TD_OK || ids->n + n_room <= n_ctx) return st;

@@ -1,5 +1,6 @@
 // src/cli/run_chat.c - a chat on a terminal: messages, and commands that begin with a slash.
 #include <ctype.h>
+#include <glob.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ typedef struct {
   bool (*run)(td_runner *r, const char *args);
 } command;
 
-static void print_name(const td_runner *r) {
+void td_run_print_name(const td_runner *r) {
   td_buf name = TD_BUF_INIT;
   const char *given = td_model_name(r->session->model);
   td_printable_add(&name, given, strlen(given), "");
@@ -68,12 +69,13 @@ static bool clear(td_runner *r, const char *args) {
 static bool retry(td_runner *r, const char *args) {
   (void)args;
   td_conversation *c = &r->conversation;
-  if (c->n < 2) {
+  const bool has_message = c->n > 1 || (c->n && c->messages[0].role == TD_ROLE_USER);
+  if (!has_message) {
     SAY("There is no response yet.\n");
     return true;
   }
-  td_conversation_cut(c, c->n - 1);
-  respond(r, c->n - 1);
+  if (c->messages[c->n - 1].role == TD_ROLE_ASSISTANT) td_conversation_cut(c, c->n - 1);
+  respond(r, c->n);
   return true;
 }
 
@@ -108,6 +110,27 @@ static bool save(td_runner *r, const char *args) {
   return true;
 }
 
+static bool load(td_runner *r, const char *args) {
+  td_err err;
+  if (!*args) {
+    SAY("Name a file: /load chat.json\n");
+  } else if (td_conversation_read(&r->conversation, args, &err) != TD_OK) {
+    td_error("%s", err.msg);
+  } else {
+    SAY("%zu messages loaded.\n", r->conversation.n);
+  }
+  return true;
+}
+
+static bool set(td_runner *r, const char *args) {
+  const size_t len = strcspn(args, " \t\n");
+  if (len == strlen("system") && !memcmp(args, "system", len)) {
+    return set_system(r, args + len + strspn(args + len, " \t\n"));
+  }
+  td_run_set(r, args);
+  return true;
+}
+
 static bool leave(td_runner *r, const char *args) {
   (void)r;
   (void)args;
@@ -120,7 +143,11 @@ static const command commands[] = {
     {"clear", "", "begin a new conversation", clear},
     {"retry", "", "generate the last response again", retry},
     {"system", " TEXT", "set the system message; without TEXT remove it", set_system},
+    {"set", " NAME VALUE", "change sampling, thinking, effort and others; /set lists them", set},
+    {"model", " NAME", "go on with another model of --models; without NAME list them",
+     td_run_change_model},
     {"save", " FILE", "write the conversation as JSON", save},
+    {"load", " FILE", "go on with a conversation that /save or the chat page wrote", load},
     {"help", "", "print this", help},
     {"exit", "", "end; so does Ctrl-D", leave},
 };
@@ -131,11 +158,12 @@ static bool help(td_runner *r, const char *args) {
   for (size_t i = 0; i < TD_COUNT(commands); i++) {
     char usage[32];
     snprintf(usage, sizeof usage, "/%s%s", commands[i].name, commands[i].args);
-    SAY("  %-14s %s\n", usage, commands[i].help);
+    SAY("  %-16s %s\n", usage, commands[i].help);
   }
   SAY("A message goes on in the next line after \\ at the end of a line, or from \"\"\" to "
       "\"\"\";\n"
-      "Alt-Enter inserts a line break. A space in front of / sends the line as a message.\n");
+      "Alt-Enter inserts a line break, Tab completes commands. A space in front of / sends the "
+      "line as a message.\n");
   return true;
 }
 
@@ -156,6 +184,58 @@ static bool run_command(td_runner *r, const char *line) {
   }
   SAY("There is no command /%.*s.\n", (int)len, name);
   return help(r, "");
+}
+
+// ---- completion -----------------------------------------------------------------------------
+
+// Whether line is "/NAME BEGUN"; *begun points into it.
+static bool is_argument(const char *line, const char *name, const char **begun) {
+  const size_t len = strlen(name);
+  if (strncmp(line + 1, name, len) != 0 || line[1 + len] != ' ') return false;
+  *begun = line + 2 + len;
+  return true;
+}
+
+static void complete_path(const char *line, const char *begun, td_buf *out) {
+  td_buf pattern = TD_BUF_INIT;
+  for (const char *c = begun; *c; c++)
+    td_buf_printf(&pattern, strchr("*?[\\", *c) ? "\\%c" : "%c", *c);
+  td_buf_char(&pattern, '*');
+  glob_t found;
+  if (glob(td_buf_text(&pattern), GLOB_MARK, NULL, &found) == 0) {
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+      if (!strpbrk(found.gl_pathv[i], "\n\r\033"))
+        td_buf_printf(out, "%.*s%s\n", (int)(begun - line), line, found.gl_pathv[i]);
+    }
+    globfree(&found);
+  }
+  td_buf_free(&pattern);
+}
+
+static void complete_model(const td_runner *r, const char *begun, td_buf *out) {
+  td_buf list = TD_BUF_INIT;
+  td_err err;
+  if (r->options->models && td_run_list_models(r, &list, &err) == TD_OK) {
+    for (const char *at = td_buf_text(&list); *at; at += strcspn(at, "\n") + 1) {
+      if (!strncmp(at, begun, strlen(begun)))
+        td_buf_printf(out, "/model %.*s\n", (int)strcspn(at, "\n"), at);
+    }
+  }
+  td_buf_free(&list);
+}
+
+// What Tab does: commands, and what follows them.
+static void complete(void *ctx, const char *line, td_buf *out) {
+  const char *begun;
+  if (line[0] != '/') return;
+  for (size_t i = 0; i < TD_COUNT(commands); i++) {
+    if (!strncmp(commands[i].name, line + 1, strlen(line + 1)))
+      td_buf_printf(out, "/%s%s\n", commands[i].name, commands[i].args[0] ? " " : "");
+  }
+  if (is_argument(line, "set", &begun)) td_run_complete_set(begun, out);
+  if (is_argument(line, "model", &begun)) complete_model(ctx, begun, out);
+  if (is_argument(line, "save", &begun) || is_argument(line, "load", &begun))
+    complete_path(line, begun, out);
 }
 
 // ---- the chat -------------------------------------------------------------------------------
@@ -202,9 +282,9 @@ static bool take_message(td_runner *r, td_buf *text) {
 
 td_status td_run_chat(td_runner *r, td_err *err) {
   td_line_editor *editor;
-  td_status st = td_line_editor_open(&editor, err);
+  td_status st = td_line_editor_open(&editor, complete, r, err);
   if (st != TD_OK) return st;
-  print_name(r);
+  td_run_print_name(r);
   td_buf text = TD_BUF_INIT;
   for (bool should_continue = true; should_continue;) {
     td_interrupt_clear();

@@ -7,6 +7,8 @@
 #include "base/token_ids.h"
 #include "cli/conversation.h"
 #include "cli/spinner.h"
+#include "cli/terminal.h"
+#include "cli/word_wrap.h"
 #include "options/options.h"
 #include "runtime/session.h"
 #include "runtime/trace_file.h"
@@ -14,6 +16,7 @@
 
 typedef struct {
   const td_options *options;
+  td_options settings; // the model, sampling and the rest that a chat may change
   td_session *session;
   td_trace_file *trace; // NULL without --trace
   td_chat *chat;        // NULL: the prompt is token ids, and so is the output
@@ -21,10 +24,13 @@ typedef struct {
   bool shows_reasoning; // stderr is a terminal; reasoning goes nowhere else
   bool shows_progress;  // stderr is a terminal that can redraw a line
   bool has_colors;      // on stderr
+  bool is_chat;         // on a terminal
   td_conversation conversation;
 
   // the response being generated
   td_spinner spinner;
+  td_word_wrap wrap;       // of a chat; width 0: what is shown is no terminal's
+  td_terminal_input input; // what is typed meanwhile
   td_detok detok;
   td_output_parser parser;
   bool is_parsed;         // by the chat template: the text has reasoning and content
@@ -47,7 +53,31 @@ td_status td_run_answer_chat(td_runner *r, td_err *err);
 // Appends a user's message.
 td_status td_run_ask(td_runner *r, const char *text, size_t len, td_err *err);
 
+// run.c
+// Opens the model of settings; td_run_close_model in every case.
+td_status td_run_open_model(td_runner *r, td_err *err);
+void td_run_close_model(td_runner *r);
+
+// run_settings.c
+// Copies from the options what a chat may change.
+td_status td_run_open_settings(td_runner *r, td_err *err);
+// Sets r->sampling from the settings and, where they say nothing, from generation_config.json.
+void td_run_settle(td_runner *r);
+// Writes the members of a template's variables that say how much the model thinks.
+void td_run_write_reasoning(const td_runner *r, td_json_writer *w);
+// The command /set, and the ways to complete it: whole lines.
+void td_run_set(td_runner *r, const char *args);
+void td_run_complete_set(const char *begun, td_buf *out);
+
+// run_models.c, for --models
+// Appends the names, one a line. An error: there is none.
+td_status td_run_list_models(const td_runner *r, td_buf *out, td_err *err);
+td_status td_run_choose_first(td_runner *r, td_err *err);
+// Loads the model of that name, or lists all. The conversation stays. False: there is no model now.
+bool td_run_change_model(td_runner *r, const char *name);
+
 // run_chat.c
+void td_run_print_name(const td_runner *r);
 // Chats until the end of input. An error in one turn does not end the chat.
 td_status td_run_chat(td_runner *r, td_err *err);
 

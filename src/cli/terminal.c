@@ -1,16 +1,35 @@
-// src/cli/terminal.c - the two environment variables that describe a terminal.
+// src/cli/terminal.c - the environment variables that describe a terminal, and its modes.
 #include "cli/terminal.h"
 
-#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/env.h"
+
 bool td_terminal_moves_cursor(int fd) {
-  const char *name = getenv("TERM");
-  return isatty(fd) == 1 && name && *name && strcmp(name, "dumb") != 0;
+  const char *name = td_env("TERM");
+  return isatty(fd) == 1 && name && strcmp(name, "dumb") != 0;
 }
 
 bool td_terminal_has_colors(int fd) {
-  const char *wish = getenv("NO_COLOR");
-  return td_terminal_moves_cursor(fd) && !(wish && *wish);
+  return td_terminal_moves_cursor(fd) && !td_env("NO_COLOR");
+}
+
+uint32_t td_terminal_width(int fd) {
+  struct winsize size;
+  return ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void td_terminal_hush(td_terminal_input *input) {
+  input->is_quiet = tcgetattr(STDIN_FILENO, &input->before) == 0;
+  if (!input->is_quiet) return;
+  struct termios quiet = input->before;
+  quiet.c_lflag &= ~(tcflag_t)(ECHO | ICANON); // in lines, Ctrl-D and backspace would be taken
+  tcsetattr(STDIN_FILENO, TCSADRAIN, &quiet);
+}
+
+void td_terminal_unhush(td_terminal_input *input) {
+  if (input->is_quiet) tcsetattr(STDIN_FILENO, TCSADRAIN, &input->before);
+  input->is_quiet = false;
 }

@@ -1,0 +1,18 @@
+// src/bench/this_rig.h - measures this machine for predictions (runtime/rig.h).
+#ifndef TD_BENCH_THIS_RIG_H
+#define TD_BENCH_THIS_RIG_H
+
+#include <stdbool.h>
+
+#include "model/model.h"
+#include "runtime/rig.h"
+
+// The CPU alone: what it reads, and what it computes with experts like the model's, each with as
+// many tokens as in a usual step of a prompt. n_threads: 0 is one a CPU. Takes seconds. TD_ENOMEM.
+td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads, td_err *err);
+// --machine: "this" is measured, anything else read (td_rig_read); each may have cards.
+td_status td_rig_open(td_rig *out, const char *machine, const td_model *model, unsigned n_threads,
+                      td_err *err);
+bool td_rig_is_this(const char *machine);
+
+#endif

@@ -1,0 +1,442 @@
+// src/cli/plan.c - `tandem plan`: how long prompts and tokens take on a machine.
+#include "cli/plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "bench/this_rig.h"
+#include "cli/cli.h"
+#include "engine/attn/kind.h"
+#include "model/outline.h"
+#include "runtime/command.h"
+
+#define GIB ((double)(1 << 30))
+
+static int32_t usual_prompts[] = {2048, 8192, 32768}, usual_batches[] = {1};
+const td_plan_opts td_plan_usual = {.prompts = {usual_prompts, TD_COUNT(usual_prompts)},
+                                    .batches = {usual_batches, TD_COUNT(usual_batches)},
+                                    .hit_rate = -1,
+                                    .acceptance = 0.7};
+
+// A model on a machine.
+typedef struct {
+  td_plan_load load;
+  td_rig rig;
+  td_card_plan card;
+  const td_plan_opts *opts;
+} setup;
+
+static void divide(setup *s) {
+  s->card = (td_card_plan){.fits = false};
+  if (s->rig.n_gpus) s->card = td_card_plan_of(&s->load, &s->rig.gpu, &s->opts->cache);
+}
+
+static const td_card_plan *card_of(const setup *s) {
+  return s->card.fits ? &s->card : NULL;
+}
+
+static double share_cached(const setup *s) {
+  const td_model_config *c = s->load.config;
+  uint32_t n = 0;
+  for (uint32_t i = s->card.n_gpu_expert_layers; i < c->n_layers; i++)
+    n += s->load.layer_bytes[i] ? c->n_experts : 0;
+  return n && s->card.n_cached < n ? (double)s->card.n_cached / n : n ? 1 : 0;
+}
+
+// A prompt of n tokens, or a step of n sequences with n_drafts guesses each.
+typedef struct {
+  bool is_prompt;
+  uint32_t n, n_drafts;
+} work;
+
+static td_plan_time time_of(const setup *s, const work *w) {
+  if (w->is_prompt) return td_prefill_time_of(&s->load, &s->rig, card_of(s), w->n);
+  const double hits = s->opts->hit_rate < 0 ? share_cached(s) : s->opts->hit_rate;
+  const td_decode_work step = {w->n, 1 + w->n_drafts, s->opts->depth, hits};
+  td_plan_time t = td_decode_time_of(&s->load, &s->rig, card_of(s), &step);
+  // The model's layer that drafts runs on the CPU, for one guess of every sequence at a time.
+  if (!card_of(s)) t.seconds += w->n_drafts * (double)s->load.draft_bytes / s->rig.read_gbps * 1e-9;
+  return t;
+}
+
+// ---- what would lift a limit --------------------------------------------------------------------
+
+static void faster_memory(setup *s) {
+  s->rig.read_gbps *= 2;
+}
+static void more_cores(setup *s) {
+  s->rig.gflops *= 2;
+  s->rig.n_cores *= 2;
+}
+static void more_gpus(setup *s) {
+  if (!s->rig.n_gpus) {
+    td_rig_use_cards(&s->rig, "+rtx-5090", NULL);
+  } else {
+    s->rig.n_gpus++;
+  }
+}
+static void faster_link(setup *s) {
+  s->rig.gpu.link_gbps *= 2;
+}
+static void faster_gpu(setup *s) {
+  s->rig.gpu.tflops *= 2;
+  s->rig.gpu.read_gbps *= 2;
+}
+static void smaller_weights(setup *s) {
+  for (uint32_t i = 0; i < s->load.config->n_layers; i++) {
+    s->load.layer_bytes[i] /= 2;
+    for (int k = 0; k < TD_N_DENSE_PARTS; k++)
+      s->load.dense[i].bytes[k] /= 2;
+  }
+  s->load.other_bytes /= 2;
+  s->load.step_bytes /= 2;
+}
+
+static const struct {
+  const char *what;
+  void (*apply)(setup *s);
+  bool needs_gpu, needs_none;
+} changes[] = {{"memory twice as fast (more channels)", faster_memory, false, false},
+               {"twice the cores", more_cores, false, false},
+               {"an RTX 5090", more_gpus, false, true},
+               {"one more GPU", more_gpus, true, false},
+               {"a link twice as fast", faster_link, true, false},
+               {"GPUs twice as fast", faster_gpu, true, false},
+               {"weights of half the bits", smaller_weights, false, false}};
+
+typedef struct {
+  const char *what;
+  double seconds;
+} lift;
+enum { MOST_LIFTS = 2 };
+
+// The changes that shorten the work most, by a tenth at least. Returns their number.
+static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift out[MOST_LIFTS]) {
+  uint32_t n = 0;
+  for (size_t i = 0; i < TD_COUNT(changes); i++) {
+    if (card_of(s) ? changes[i].needs_none : changes[i].needs_gpu) continue;
+    setup other = *s;
+    changes[i].apply(&other);
+    divide(&other);
+    const lift one = {changes[i].what, time_of(&other, w).seconds};
+    if (one.seconds > 0.9 * seconds) continue;
+    uint32_t at = n < MOST_LIFTS ? n++ : MOST_LIFTS;
+    for (; at > 0 && one.seconds < out[at - 1].seconds; at--)
+      if (at < MOST_LIFTS) out[at] = out[at - 1];
+    if (at < MOST_LIFTS) out[at] = one;
+  }
+  return n;
+}
+
+// ---- drafts -------------------------------------------------------------------------------------
+
+enum { MOST_DRAFTS = 3 };
+
+typedef struct {
+  double seconds, break_even; // of a step; the acceptance from which it pays, above 1: never
+  double tokens_per_s;        // at opts->acceptance
+} draft_plan;
+
+static double tokens_drawn(double acceptance, uint32_t n_drafts) {
+  double sum = 1, reach = 1;
+  for (uint32_t i = 0; i < n_drafts; i++)
+    sum += reach *= acceptance;
+  return sum;
+}
+
+static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts, double alone_s) {
+  const td_plan_time t = time_of(s, &(work){.n = n_seqs, .n_drafts = n_drafts});
+  double low = 0, high = 1;
+  for (int i = 0; i < 30; i++) {
+    const double mid = (low + high) / 2;
+    if (tokens_drawn(mid, n_drafts) * alone_s < t.seconds) {
+      low = mid;
+    } else {
+      high = mid;
+    }
+  }
+  const bool pays = (1 + n_drafts) * alone_s > t.seconds;
+  return (draft_plan){t.seconds, pays ? high : 2,
+                      n_seqs * tokens_drawn(s->opts->acceptance, n_drafts) / t.seconds};
+}
+
+// ---- text ---------------------------------------------------------------------------------------
+
+static void add_limit(td_buf *out, const setup *s, const work *w, const td_plan_time *t) {
+  lift lifts[MOST_LIFTS];
+  const td_limit limit = td_plan_time_limit(t);
+  td_buf_printf(out, "; %s: %.0f %% of it", td_limit_name(limit),
+                100 * fmin(t->busy_s[limit] / t->seconds, 1));
+  const uint32_t n = find_lifts(s, w, t->seconds, lifts);
+  for (uint32_t i = 0; i < n; i++)
+    td_buf_printf(out, "%s%s: %.2g times", i ? ", " : "; ", lifts[i].what,
+                  t->seconds / lifts[i].seconds);
+  td_buf_str(out, "\n");
+}
+
+static void add_memory(td_buf *out, const setup *s) {
+  const double experts = (double)td_plan_load_expert_bytes(&s->load);
+  const double other = (double)s->load.other_bytes;
+  const td_card_plan *card = card_of(s);
+  const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts);
+  td_buf_printf(out, "memory        %.2f GiB of weights in the CPU's %.0f GiB%s\n", host / GIB,
+                (double)s->rig.memory_bytes / GIB,
+                1.1 * host > (double)s->rig.memory_bytes
+                    ? ": they do not fit, and would be read from disk; figures are as if they did"
+                    : "");
+  if (s->rig.n_gpus && !card)
+    td_buf_printf(out,
+                  "              the GPU's %.0f GiB do not hold the %.2f GiB beside the experts; "
+                  "without it:\n",
+                  (double)s->rig.gpu.memory_bytes / GIB, other / GIB);
+  if (!card) return;
+  td_buf_printf(out, "on the GPU    %.2f GiB of weights, %.2f GiB of experts",
+                (double)card->weight_bytes / GIB,
+                (double)(card->own_bytes + card->cache_bytes) / GIB);
+  if (card->experts_stream)
+    td_buf_printf(out, ", %.2f GiB to stream others through",
+                  (double)card->memory.stream_bytes / GIB);
+  td_buf_printf(out, ", keys and values of %u tokens\n", card->kv_tokens);
+  if (s->rig.n_gpus == 1 && card->longer.prefill_chunk) {
+    td_buf_printf(
+        out,
+        "              while nothing decodes, long prompts have steps of %u tokens: dense "
+        "weights stream then, and %.2f GiB are for experts\n",
+        card->longer.prefill_chunk, (double)card->longer.stream_bytes / GIB);
+  }
+}
+
+static void add_prompt(td_buf *out, const setup *s, uint32_t n) {
+  const work w = {.is_prompt = true, .n = n};
+  const td_plan_time t = time_of(s, &w);
+  td_buf_printf(out, "prompt        %u tokens in %.2f s, %.0f/s", n, t.seconds, n / t.seconds);
+  if (t.n_steps > 1) td_buf_printf(out, ", in %u steps", t.n_steps);
+  if (card_of(s) && n > s->card.kv_tokens) td_buf_printf(out, " (with --ctx-size %u)", n);
+  add_limit(out, s, &w, &t);
+}
+
+static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
+  const work w = {.n = n_seqs};
+  const td_plan_time t = time_of(s, &w);
+  td_buf_printf(out, "decode        of %u, %u tokens deep: %.1f tokens/s, a step %.1f ms", n_seqs,
+                s->opts->depth, n_seqs / t.seconds, t.seconds * 1e3);
+  add_limit(out, s, &w, &t);
+  td_buf_str(out, "  drafts     ");
+  for (uint32_t n = 1; n <= MOST_DRAFTS; n++) {
+    const draft_plan d = plan_drafts(s, n_seqs, n, t.seconds);
+    td_buf_printf(out, "%s %u: %.1f tokens/s at an acceptance of %.2f", n > 1 ? ";" : "", n,
+                  d.tokens_per_s, s->opts->acceptance);
+    if (d.break_even <= 1) {
+      td_buf_printf(out, ", pays from %.2f", d.break_even);
+    } else {
+      td_buf_str(out, ", never pays");
+    }
+  }
+  td_buf_str(out, "\n");
+}
+
+static setup setup_of(const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
+  setup s = {.load = td_plan_load_of(model), .rig = *rig, .opts = opts};
+  divide(&s);
+  return s;
+}
+
+static const char *source(bool is_assumed) {
+  return is_assumed ? " (assumed)" : "";
+}
+
+void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
+  const setup s = setup_of(model, rig, opts);
+  td_buf_printf(out, "machine       %s: reads %.1f GB/s, computes %.0f GFLOP/s%s\n", rig->name,
+                rig->read_gbps, rig->gflops, source(rig->is_assumed));
+  const td_gpu_card *gpu = &rig->gpu;
+  if (rig->n_gpus) {
+    td_buf_printf(out,
+                  "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, %g GB/s in "
+                  "decode%s\n",
+                  gpu->name, (double)gpu->memory_bytes / GIB, gpu->link_gbps, gpu->tflops,
+                  gpu->read_gbps, source(gpu->is_assumed));
+  }
+  add_memory(out, &s);
+  for (uint32_t i = 0; i < opts->prompts.n; i++)
+    add_prompt(out, &s, (uint32_t)opts->prompts.values[i]);
+  for (uint32_t i = 0; i < opts->batches.n; i++)
+    add_decode(out, &s, (uint32_t)opts->batches.values[i]);
+}
+
+void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig) {
+  enum { TOKENS = 32768 };
+  if (!td_attn_has_gpu(td_model_config_of(model))) return;
+  for (const td_rig_file *f = td_card_files; f->name; f++) {
+    td_rig with = *rig;
+    char name[64];
+    snprintf(name, sizeof name, "+%s", f->name);
+    if (td_rig_use_cards(&with, name, NULL) != TD_OK) continue;
+    const setup s = setup_of(model, &with, &td_plan_usual);
+    td_buf_printf(out, "  with        %-12s %3.0f GB: ", with.gpu.name,
+                  (double)with.gpu.memory_bytes / GIB);
+    if (!card_of(&s)) {
+      td_buf_printf(out,
+                    "does not hold the %.2f GiB beside the experts, so the CPU computes alone\n",
+                    (double)s.load.other_bytes / GIB);
+      continue;
+    }
+    const td_plan_time prompt = time_of(&s, &(work){.is_prompt = true, .n = TOKENS});
+    const td_plan_time token = time_of(&s, &(work){.n = 1});
+    td_buf_printf(out, "prompt of %u tokens %.1f s, decode %.1f tokens/s%s\n", TOKENS,
+                  prompt.seconds, 1 / token.seconds, source(with.gpu.is_assumed));
+  }
+}
+
+// ---- JSON ---------------------------------------------------------------------------------------
+
+static void add_json_time(td_json_writer *w, const setup *s, const work *what) {
+  static const char *const keys[] = {
+#define X(id, name) #id,
+      TD_LIMITS(X)
+#undef X
+  };
+  const td_plan_time t = time_of(s, what);
+  lift lifts[MOST_LIFTS];
+  td_buf plan = TD_BUF_INIT;
+  td_step_plan_print(&plan, &t.step);
+  td_jw_double(w, "seconds", t.seconds);
+  td_jw_double(w, "tokens_per_s", what->n / t.seconds);
+  td_jw_int(w, "steps", t.n_steps);
+  td_jw_str(w, "plan", td_buf_text(&plan));
+  td_buf_free(&plan);
+  td_jw_str(w, "binds", td_limit_name(td_plan_time_limit(&t)));
+  td_jw_begin_object(w, "busy_s");
+  for (td_limit i = 0; i < TD_N_LIMITS; i++)
+    td_jw_double(w, keys[i], t.busy_s[i]);
+  td_jw_end_object(w);
+  td_jw_begin_array(w, "lifts");
+  const uint32_t n = find_lifts(s, what, t.seconds, lifts);
+  for (uint32_t i = 0; i < n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "by", lifts[i].what);
+    td_jw_double(w, "seconds", lifts[i].seconds);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
+static void add_json_decode(td_json_writer *w, const setup *s, uint32_t n_seqs) {
+  const work what = {.n = n_seqs};
+  td_jw_begin_object(w, NULL);
+  td_jw_int(w, "batch", n_seqs);
+  td_jw_int(w, "depth", s->opts->depth);
+  add_json_time(w, s, &what);
+  const double alone_s = time_of(s, &what).seconds;
+  td_jw_begin_array(w, "drafts");
+  for (uint32_t n = 1; n <= MOST_DRAFTS; n++) {
+    const draft_plan d = plan_drafts(s, n_seqs, n, alone_s);
+    td_jw_begin_object(w, NULL);
+    td_jw_int(w, "n", n);
+    td_jw_double(w, "seconds", d.seconds);
+    td_jw_double(w, "tokens_per_s", d.tokens_per_s);
+    if (d.break_even <= 1) td_jw_double(w, "break_even_acceptance", d.break_even);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+static void add_json_card(td_json_writer *w, const td_card_plan *p) {
+  const struct {
+    const char *key;
+    uint64_t value;
+  } sizes[] = {{"resident_bytes", p->weight_bytes + p->own_bytes},
+               {"stream_bytes", p->memory.stream_bytes},
+               {"cache_bytes", p->cache_bytes},
+               {"cached_experts", p->n_cached},
+               {"expert_layers", p->n_gpu_expert_layers},
+               {"prefill_chunk", p->memory.prefill_chunk},
+               {"long_prefill_chunk", p->longer.prefill_chunk},
+               {"long_stream_bytes", p->longer.prefill_chunk ? p->longer.stream_bytes : 0},
+               {"kv_tokens", p->kv_tokens},
+               {"kv_bytes", p->kv_bytes}};
+  td_jw_begin_object(w, "gpu");
+  for (size_t i = 0; i < TD_COUNT(sizes); i++)
+    td_jw_int(w, sizes[i].key, (int64_t)sizes[i].value);
+  td_jw_end_object(w);
+}
+
+void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *rig,
+                      const td_plan_opts *opts) {
+  const setup s = setup_of(model, rig, opts);
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "machine", rig->name);
+  const td_model_stats stats = td_model_stats_of(model);
+  td_jw_str(w, "model", td_model_name(model));
+  td_jw_int(w, "params", (int64_t)stats.params);
+  td_jw_int(w, "active_params", (int64_t)stats.active_params);
+  td_jw_int(w, "weight_bytes", (int64_t)stats.bytes);
+  td_jw_int(w, "expert_bytes", (int64_t)stats.expert_bytes);
+  td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
+  td_jw_double(w, "read_gbps", rig->read_gbps);
+  td_jw_double(w, "gflops", rig->gflops);
+  td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && rig->gpu.is_assumed));
+  td_jw_int(w, "gpus", rig->n_gpus);
+  if (s.card.fits) add_json_card(w, &s.card);
+  td_jw_begin_array(w, "prompts");
+  for (uint32_t i = 0; i < opts->prompts.n; i++) {
+    const work what = {.is_prompt = true, .n = (uint32_t)opts->prompts.values[i]};
+    td_jw_begin_object(w, NULL);
+    td_jw_int(w, "tokens", what.n);
+    add_json_time(w, &s, &what);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "decode");
+  for (uint32_t i = 0; i < opts->batches.n; i++)
+    add_json_decode(w, &s, (uint32_t)opts->batches.values[i]);
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+// ---- the command --------------------------------------------------------------------------------
+
+// A checkpoint's folder, or the name of a published model.
+static td_status open_model(td_model **out, const td_options *o, td_err *err) {
+  td_status st = td_cmd_need_model(o, err);
+  if (st != TD_OK) return st;
+  const td_shape_file *shape = td_shape_find(o->model);
+  if (!shape || td_file_exists(o->model)) return td_model_open_shapes(out, o->model, err);
+  size_t n;
+  const td_format *formats = td_formats(&n);
+  for (size_t i = 0; i < n; i++)
+    if (!strcmp(formats[i].name, o->plan_format))
+      return td_model_outline(out, shape, &formats[i], err);
+  return td_fail(err, TD_EINVAL, "--format %s: no such format", o->plan_format);
+}
+
+int td_cmd_plan(const td_options *o) {
+  td_plan_opts opts = {.prompts = o->bench_prompt,
+                       .batches = o->bench_batch,
+                       .depth = (uint32_t)o->plan_depth,
+                       .hit_rate = o->hit_rate,
+                       .acceptance = o->acceptance};
+  td_err err;
+  td_rig rig;
+  td_model *model = NULL;
+  td_status st = td_expert_cache_parse(&opts.cache, o->expert_cache, &err);
+  if (st == TD_OK) st = open_model(&model, o, &err);
+  if (st == TD_OK) st = td_rig_open(&rig, o->machine, model, (unsigned)o->threads, &err);
+  td_buf text = TD_BUF_INIT;
+  if (st == TD_OK && o->json) {
+    td_json_writer w = TD_JSON_WRITER(&text);
+    td_plan_add_json(&w, model, &rig, &opts);
+    td_buf_char(&text, '\n');
+  } else if (st == TD_OK) {
+    td_buf_printf(&text, "model         %s\n", td_model_name(model));
+    td_plan_add(&text, model, &rig, &opts);
+  }
+  if (st == TD_OK) st = td_buf_status(&text, &err);
+  if (st == TD_OK) fputs(td_buf_text(&text), stdout);
+  td_buf_free(&text);
+  td_model_close(model);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

@@ -1,0 +1,24 @@
+// src/cli/plan.h - predicts a model's speed on a machine, with what binds and what would lift it.
+#ifndef TD_CLI_PLAN_H
+#define TD_CLI_PLAN_H
+
+#include "base/json_write.h"
+#include "options/options.h"
+#include "runtime/predict.h"
+
+typedef struct {
+  td_int_list prompts, batches;
+  uint32_t depth;             // tokens before those that are decoded
+  double hit_rate;            // below 0: the share of experts that are cached
+  double acceptance;          // share of drafts that are right
+  td_expert_cache_size cache; // of experts, on a card
+} td_plan_opts;
+extern const td_plan_opts td_plan_usual;
+
+void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts);
+// With each of the cards that the program knows, a line.
+void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig);
+void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *rig,
+                      const td_plan_opts *opts);
+
+#endif

@@ -1,0 +1,113 @@
+// src/cli/recommend.c - `tandem recommend`: models of the hub that this machine can hold.
+#include <stdio.h>
+
+#include "base/json_write.h"
+#include "base/mem_info.h"
+#include "base/units.h"
+#include "bench/mem_bandwidth.h"
+#include "cli/cli.h"
+#include "runtime/command.h"
+
+// By total parameters, the most first; a test holds the sizes against README.md's table.
+static const struct {
+  const char *repo, *format;
+  double total_b, active_b; // parameters, in billions
+  double weights_gib;
+  double gpu_gib; // of the weights: all but the routed experts
+} models[] = {
+    {"moonshotai/Kimi-K2-Instruct-0905", "FP8", 1026, 32, 958, 13.3},
+    {"deepseek-ai/DeepSeek-V3.1", "FP8", 671, 37, 627, 17.8},
+    {"Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "FP8", 480, 35, 449, 13.0},
+    {"zai-org/GLM-4.7-FP8", "FP8", 353, 33, 330, 17.2},
+    {"Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "FP8", 235, 22, 220, 8.7},
+    {"MiniMaxAI/MiniMax-M2", "FP8", 229, 10, 214, 4.9},
+    {"openai/gpt-oss-120b", "MXFP4", 117, 5.2, 61, 4.1},
+    {"zai-org/GLM-4.5-Air-FP8", "FP8", 107, 13, 101, 7.9},
+    {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "FP8", 80, 3.9, 75, 2.8},
+    {"Qwen/Qwen3.5-35B-A3B", "BF16", 35, 3.5, 65, 6.6},
+    {"Qwen/Qwen3-30B-A3B-FP8", "FP8", 31, 3.0, 29, 2.0},
+    {"zai-org/GLM-4.7-Flash", "BF16", 30, 3.6, 56, 5.2},
+    {"openai/gpt-oss-20b", "MXFP4", 21, 3.6, 13, 3.4},
+    {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 4.2},
+};
+
+// With what else a server needs: README's rule of 10 % and the KV cache.
+static double needed_gib(double weights_gib) {
+  return 1.1 * weights_gib + 1;
+}
+
+// Tokens a second at most, if every active parameter is read from memory once a token.
+static double fastest(double active_b, double weights_gib, double total_b, double gbps) {
+  return gbps / (active_b * weights_gib * (double)TD_GIB / (total_b * 1e9));
+}
+
+static td_status measure(double *gbps, td_err *err) {
+  td_read_speed speed = {0};
+  td_status st = td_read_speed_open(&speed, 0, err);
+  if (st == TD_OK) *gbps = td_read_speed_gbps(&speed);
+  td_read_speed_close(&speed);
+  return st;
+}
+
+static void write_row(td_json_writer *w, size_t i, double gbps) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "model", models[i].repo);
+  td_jw_str(w, "format", models[i].format);
+  td_jw_double(w, "parameters", models[i].total_b * 1e9);
+  td_jw_double(w, "active_parameters", models[i].active_b * 1e9);
+  td_jw_double(w, "weights_gib", models[i].weights_gib);
+  td_jw_double(w, "gpu_gib", models[i].gpu_gib);
+  td_jw_double(w, "tokens_per_s_at_most",
+               fastest(models[i].active_b, models[i].weights_gib, models[i].total_b, gbps));
+  td_jw_end_object(w);
+}
+
+static void print_table(double memory_gib, double gbps) {
+  printf("memory: %.0f GiB, read at %.0f GB/s\n\n", memory_gib, gbps);
+  printf("%-40s  %-6s %8s  %8s  %8s  %s\n", "model", "format", "weights", "on a GPU", "active",
+         "at most");
+  size_t n = 0;
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    if (needed_gib(models[i].weights_gib) > memory_gib) continue;
+    printf("%-40s  %-6s %4.0f GiB  %4.1f GiB  %6.1f B  %.1f tokens/s\n", models[i].repo,
+           models[i].format, models[i].weights_gib, models[i].gpu_gib, models[i].active_b,
+           fastest(models[i].active_b, models[i].weights_gib, models[i].total_b, gbps));
+    n++;
+  }
+  if (n) {
+    puts(
+        "\nThe largest first. Speeds are those of one request decoded from this machine's memory;\n"
+        "a GPU that holds what is \"on a GPU\" makes prompts much faster. Next: tandem serve -m "
+        "MODEL");
+  } else {
+    printf("none: the smallest, openai/gpt-oss-20b, needs %.0f GiB; smaller checkpoints of your "
+           "own\ncan be made with tandem quantize\n",
+           needed_gib(13));
+  }
+}
+
+int td_cmd_recommend(const td_options *o) {
+  td_err err;
+  double gbps = 0;
+  const double memory_gib = td_gib(td_memory_limit_bytes());
+  if (measure(&gbps, &err) != TD_OK) return td_cmd_fail(&err);
+  if (!o->json) {
+    print_table(memory_gib, gbps);
+    return 0;
+  }
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  td_jw_begin_object(&w, NULL);
+  td_jw_double(&w, "memory_gib", memory_gib);
+  td_jw_double(&w, "read_gbps", gbps);
+  td_jw_begin_array(&w, "models");
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    if (needed_gib(models[i].weights_gib) <= memory_gib) write_row(&w, i, gbps);
+  }
+  td_jw_end_array(&w);
+  td_jw_end_object(&w);
+  td_status st = td_buf_status(&text, &err);
+  if (st == TD_OK) puts(td_buf_text(&text));
+  td_buf_free(&text);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

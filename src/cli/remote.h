@@ -1,0 +1,13 @@
+// src/cli/remote.h - requests to the server that --server names.
+#ifndef TD_CLI_REMOTE_H
+#define TD_CLI_REMOTE_H
+
+#include "base/buf.h"
+#include "base/status.h"
+#include "options/options.h"
+
+// As td_fetch: appends the answer's body.
+td_status td_cli_fetch(td_buf *out, const td_options *options, const char *path, const td_buf *json,
+                       td_err *err);
+
+#endif
