@@ -85,6 +85,29 @@ static void bench_copies(td_gpu_bench *b) {
   td_gpu_free(b, second);
 }
 
+static void mma_peak_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  (void)call;
+  const td_cuda_stream *stream = (td_cuda_stream *)b->stream;
+  const int code = td_cuda_dev_of(stream)->abi->mma_peak(args, stream->cu);
+  td_err err;
+  td_gpu_must(td_cuda_result(td_cuda_dev_of(stream), code, "mma_peak", &err), &err);
+}
+
+// The peak of a GPU without wgmma, and of code for one.
+static void bench_mma_peak(td_gpu_bench *b) {
+  enum { BLOCKS_OF_SM = 2, ROUNDS = 20000 };
+  const td_cuda_dev *dev = (td_cuda_dev *)b->dev;
+  td_cu_mma_peak_args args = {.n_rounds = fewer(b, ROUNDS, 1)};
+  args.n_blocks = fewer(b, BLOCKS_OF_SM * (uint32_t)dev->props.n_sms, 1);
+  const double n_warps = (double)args.n_blocks * TD_CU_PEAK_WARPS;
+  const double flops = n_warps * TD_CU_PEAK_MMAS * TD_CU_PEAK_FLOPS * args.n_rounds;
+  args.out = td_gpu_alloc(b, args.n_blocks * (size_t)TD_CU_PEAK_WARPS * 32 * sizeof *args.out);
+  b->mma_tflops = flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
+  td_jw_double(b->json, "mma_sync_peak_tflops", b->mma_tflops);
+  td_jw_bool(b->json, "has_wgmma", dev->props.has_wgmma);
+  td_gpu_free(b, args.out);
+}
+
 // Peak: an 8192 x 8192 matrix times 8192 tokens.
 static void bench_peak(td_gpu_bench *b) {
   const uint32_t n = shrunk(b, 8192);
@@ -98,6 +121,7 @@ static void bench_peak(td_gpu_bench *b) {
   td_gpu_free(b, x);
   td_gpu_free(b, y);
   td_gpu_forget_weights(b);
+  bench_mma_peak(b);
 }
 
 // ---- matrices ---------------------------------------------------------------------------------

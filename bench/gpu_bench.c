@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "bench/report.h"
 
 enum { RUNS = 5, GRAPH_CALLS = 32 };
@@ -109,7 +110,7 @@ static double measure_launches(const launch *l) {
   double seconds[RUNS];
   for (int i = 0; i < RUNS; i++)
     seconds[i] = run_launches(l, n) / n / l->n_calls;
-  return td_bench_median(seconds, RUNS);
+  return td_median(seconds, RUNS);
 }
 
 double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args) {
@@ -172,6 +173,7 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
   if (c->flops > 0) td_jw_double(w, "tflops", tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
+  if (c->flops > 0) td_jw_double(w, "share_of_mma_sync_peak", tflops / b->mma_tflops);
   td_jw_end_object(w);
   td_gpu_write(b);
 }

@@ -18,6 +18,7 @@ typedef struct {
   td_json_writer *json;
   double copy_gbps;     // device-to-device copy, counting reads and writes
   double peak_tflops;   // of a large dense BF16 matrix product
+  double mma_tflops;    // of mma.sync alone, in BF16
   double pinned_gbps;   // host to device; for paths
   double read_gbps;     // bandwidth of the host's threads; 0: not measured
   const char *only;     // NULL: all cases

@@ -11,12 +11,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
+#include "base/units.h"
 #include "bench/report.h"
 #include "gpu_paths.h"
 
-#define KB(n)  ((size_t)(n) << 10)
-#define MB(n)  ((size_t)(n) << 20)
-#define GIB(n) ((size_t)(n) << 30)
+#define KB(n) ((size_t)(n) << 10)
+#define MB(n) ((size_t)(n) << 20)
 
 enum { RUNS = 9, PART_BYTES = 4 << 20 };
 
@@ -98,7 +99,7 @@ static double beside(td_gpu_bench *b, const buffers *m, td_stream *other, size_t
     td_err err;
     td_gpu_must(td_stream_sync(other, &err), &err);
   }
-  return td_bench_median(seconds, RUNS);
+  return td_median(seconds, RUNS);
 }
 
 static void beside_cases(td_gpu_bench *b, const buffers *m) {
@@ -233,7 +234,7 @@ static void register_case(td_gpu_bench *b, const memory_kind *k, size_t n_bytes)
   td_jw_double(b->json, "fill_s", td_clock_s() - start);
   td_jw_int(b->json, "huge_bytes", huge_bytes(memory));
   pin_case(b, memory, n_bytes, n_bytes, "whole");
-  pin_case(b, memory, n_bytes, GIB(1) / b->shrink, "parts_of_1_gib");
+  pin_case(b, memory, n_bytes, TD_GIB / b->shrink, "parts_of_1_gib");
   munmap(memory, n_bytes);
   end(b);
 }
@@ -247,7 +248,7 @@ void td_gpu_path_register(td_gpu_bench *b) {
       {"reserved 2 MB pages", false, true, true},
   };
   for (size_t i = 0; i < TD_COUNT(kinds); i++)
-    register_case(b, &kinds[i], GIB(8) / b->shrink);
+    register_case(b, &kinds[i], 8 * TD_GIB / b->shrink);
 }
 
 // ---- signals ------------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ static double play(table_tennis *t, const value_calls *calls, const buffers *m, 
     td_err err;
     if (other) td_gpu_must(td_stream_sync(other, &err), &err);
   }
-  return td_bench_median(seconds, RUNS);
+  return td_median(seconds, RUNS);
 }
 
 static void signal_case(table_tennis *t, const value_calls *calls, const buffers *m,

@@ -8,16 +8,18 @@
 
 #include "base/clock.h"
 #include "base/cpus.h"
+#include "base/stats.h"
+#include "base/units.h"
 #include "bench/report.h"
 #include "engine/engine.h"
-#include "engine/expert_slots.h"
+#include "engine/experts/expert_slots.h"
 #include "gpu_paths.h"
 #include "worker/stream_pace.h"
 
 enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
 enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
 #define CASE_S           1.5
-#define CACHE_STEP_BYTES ((size_t)2 << 30) // so that a cache is full after few steps
+#define CACHE_STEP_BYTES (2 * TD_GIB) // so that a cache is full after few steps
 
 // ---- open and close -----------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
   td_jw_double(s->b->json, "hit_rate",
                (double)(after.hits - before.hits) / ((double)n_steps * n_of_token));
   td_jw_double(s->b->json, "cache_bytes", (double)cache_bytes);
-  td_jw_double(s->b->json, "itl_ms", td_bench_median(seconds, n_steps) * 1e3);
+  td_jw_double(s->b->json, "itl_ms", td_median(seconds, n_steps) * 1e3);
   end(s);
   close_rig(s, &r);
 }
@@ -389,7 +391,7 @@ static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
     bytes += routed_bytes(s, r);
   }
   need_choices(s, batch, bytes / n);
-  return (decode_time){td_bench_median(seconds, n), bytes / n};
+  return (decode_time){td_median(seconds, n), bytes / n};
 }
 
 static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32_t batch) {
@@ -480,7 +482,8 @@ static bool run_beside(interference *t, td_stream_pace *pace) {
   const td_timed_step step = {.n_decode = 1,
                               .ns = (uint64_t)(gap_s * 1e9),
                               .copied_bytes = after.copied_bytes - before.copied_bytes,
-                              .left_bytes = after.queued_bytes - after.copied_bytes};
+                              .left_bytes = after.queued_bytes - after.copied_bytes,
+                              .copying_ns = after.copying_ns - before.copying_ns};
   td_stream_pace_note(pace, &step);
   if (!is_done && t->n < MOST_GAPS) t->gaps_s[t->n++] = gap_s;
   return is_done;
@@ -491,7 +494,7 @@ static void measure_beside(interference *t, uint32_t n_prompt, double slowdown) 
   td_err err;
   td_engine *engine = t->prefill->engine;
   td_stream_pace pace;
-  td_stream_pace_init(&pace, slowdown, td_engine_stream_rate(engine));
+  td_stream_pace_init(&pace, slowdown);
   const uint32_t n = build_step(t->s, t->prefill, &(step_shape){.n_prompt = n_prompt}, seqs);
   const uint64_t copied = td_engine_stream_progress(engine).copied_bytes;
   t->n = 0;
@@ -529,7 +532,7 @@ static void interference_case(interference *t, uint32_t n_prompt, double slowdow
   td_jw_int(w, "decode_steps", t->n);
   td_jw_double(w, "itl_alone_ms", t->alone_s * 1e3);
   if (t->n) {
-    const double itl_s = td_bench_median(t->gaps_s, t->n);
+    const double itl_s = td_median(t->gaps_s, t->n);
     td_jw_double(w, "itl_ms", itl_s * 1e3);
     td_jw_double(w, "itl_mean_ms", sum / t->n * 1e3);
     td_jw_double(w, "itl_max_ms", longest * 1e3);
@@ -565,7 +568,7 @@ void td_gpu_path_interference(td_gpu_steps *s) {
     const double seconds = decode_step(&t);
     if (i >= 0) alone_s[i] = seconds;
   }
-  t.alone_s = td_bench_median(alone_s, ALONE_STEPS);
+  t.alone_s = td_median(alone_s, ALONE_STEPS);
   for (size_t i = 0; i < TD_COUNT(prompts); i++) {
     const uint32_t n = chunk_of(s, fewer(s, prompts[i], LEAST_PROMPT));
     interference_case(&t, n, 0, false);

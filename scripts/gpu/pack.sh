@@ -1,7 +1,8 @@
 #!/bin/bash
 # Packs what a machine with a GPU needs to run scripts/gpu/stage.sh, as one archive that travels
-# beside the checkout: programs, test programs, the kernels' library, and every shared library that
-# is neither libc's nor the driver's. Run it where nvcc and what scripts/setup.sh installs are.
+# beside the checkout: programs, test programs, the kernels' library, a second one that has what older
+# and GeForce GPUs run (as PTX, which any GPU from sm_80 on translates), and every shared library that is
+# neither libc's nor the driver's. Run it where nvcc and what scripts/setup.sh installs are.
 # usage: scripts/gpu/pack.sh [-o FILE] [ARCH]             builds for ARCH in build-gpu; default: 90a
 #        scripts/gpu/pack.sh [-o FILE] --emulator BUILD   BUILD's programs with the GPU emulator
 # FILE is .gpu.tar.xz by default, which stage.sh unpacks.
@@ -9,8 +10,6 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 most_bytes=20000000
-programs=(tandem bench_gpu test_cuda_{device,graphs,weights,rows,router,linear}
-  test_cuda_{moe,moe_pairs,attn_gqa,attn_mla,delta,engine,comm})
 out=.gpu.tar.xz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
 while [ $# -gt 0 ]; do
   case $1 in
@@ -25,16 +24,23 @@ while [ $# -gt 0 ]; do
 done
 
 if ! $emulator; then
+  scripts/setup.sh --test
   cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
-    -DTD_WERROR=OFF
-  ninja -C $build tandem_cuda "${programs[@]}"
+    -DTD_WERROR=OFF -DTD_CUDA_EMULATOR=OFF
+  ninja -C $build tandem_cuda gpu_tests
+  cmake -S . -B $build/ptx -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS= -DTD_CUDA_EMULATOR=OFF
+  ninja -C $build/ptx tandem_cuda
 fi
+mapfile -t tests < "$build/gpu_tests.txt" # the label gpu
+programs=(tandem bench_gpu "${tests[@]}")
 
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 mkdir -p "$dir"/gpu/{bin,lib/cxx}
 for f in "${programs[@]}"; do strip -o "$dir/gpu/bin/$f" "$build/bin/$f"; done
 strip -o "$dir/gpu/bin/$library" "$build/bin/$library"
+if ! $emulator; then strip -o "$dir/gpu/bin/libtandem_cuda_ptx.so" "$build/ptx/bin/$library"; fi
+cp "$build/gpu_tests.txt" "$dir/gpu/"
 
 # The C++ runtime lies apart: only a machine that has none is to use it.
 ldd "$dir"/gpu/bin/* | awk '$2 == "=>" {print $1, $3}' | sort -u | while read -r name path; do

@@ -2,13 +2,15 @@
 
 usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh tests|measure|sanitize
 
-  tests     what the machine is, the unit programs and the golden models side by side, operators
+  tests     what the machine is, the unit programs and the golden models side by side, operators, and
+            what of these depends on kernels with the code for GPUs without wgmma
   measure   what decides a design first: copies, pinning, signals, streamed prefill, hybrid decode,
-            decode with cached experts and beside a prefill, and then all operators
+            decode with cached experts and beside a prefill, and then all operators; prefill and the
+            operators of V3 with the code for GPUs without wgmma, too
   sanitize  compute-sanitizer's memcheck, then its racecheck, over some of the unit tests
 
 The programs come from .gpu.tar.xz (scripts/gpu/pack.sh), or from TANDEM_BUILD where that names an
-unpacked one or a build folder. Each stage has LIMIT seconds (165, 440 and 120). Every step appends
+unpacked one or a build folder. Each stage has LIMIT seconds (300, 590 and 120). Every step appends
 one JSON line to FOLDER/<stage>.jsonl (default: bench/results) as soon as it ends, whatever its end:
 
   {"stage", "name", "status", "exit_code", "seconds", "at", "result", "log"}
@@ -23,6 +25,7 @@ import glob
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +36,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIMITS = {"tests": 165, "measure": 440, "sanitize": 120}
+LIMITS = {"tests": 300, "measure": 590, "sanitize": 120}
 # The emulator shows that a bundle is whole; its tests run whole in CTest.
 EMULATED_TESTS = {
     "device": "*names_and_memory",
@@ -50,8 +53,9 @@ EMULATED_TESTS = {
     "engine": "*failure_is_not_waited_for",
     "comm": "*host",
 }
-UNITS = list(EMULATED_TESTS)
 EMULATED_GOLDEN = "test_logits and qwen3_int8"
+# Programs that the code for GPUs without wgmma must pass as well.
+OLDER_TESTS = ["device", "weights", "rows", "router", "linear", "moe", "moe_pairs", "attn_gqa", "attn_mla", "delta"]
 # What sanitizers slow down a hundredfold must be small.
 SANITIZED = [(unit, "*") for unit in ("attn_gqa", "attn_mla", "delta", "moe_pairs")]
 SANITIZED += [("moe", "*moe*"), ("linear", "*linear*")]
@@ -70,6 +74,11 @@ class Bundle:
         for needed in [self.path / "bin" / "tandem", self.library]:
             if not needed.exists():
                 sys.exit(f"stage: {needed} is not there: pack the bundle again (scripts/gpu/pack.sh)")
+        # Makes the programs run the code for GPUs without wgmma; None where the bundle has none.
+        self.older = {"TANDEM_EMU_CAPABILITY": "89"} if self.is_emulator else None
+        ptx = self.path / "bin" / "libtandem_cuda_ptx.so"
+        if ptx.exists():
+            self.older = {"TANDEM_CUDA_LIB": str(ptx)}
         self.blas = None if self.is_emulator else find_blas()
         folders = [self.path / "lib", self.blas, os.environ.get("LD_LIBRARY_PATH")]
         if not has_cxx():
@@ -134,6 +143,13 @@ def result_of(text):
     return found[0] if len(found) == 1 else found
 
 
+def log_of(text):
+    """Its lines with errors, and its end."""
+    head, end = text[:-LOG_CHARS], text[-LOG_CHARS:]
+    wrong = [line for line in head.splitlines() if re.search(r"ERROR|FAILED|error:|LINE  |Sanitizer", line)]
+    return "\n".join(wrong)[:LOG_CHARS] + ("\n...\n" if wrong else "") + end
+
+
 class Stage:
     def __init__(self, name, bundle):
         self.name, self.bundle = name, bundle
@@ -189,7 +205,7 @@ class Stage:
             texts = [read_back(f) for f in (out, log)]
         self.record(
             name, "passed" if code == 0 else "timed out" if code is None else "failed", exit_code=code,
-            seconds=round(time.monotonic() - begin, 3), result=result_of(texts[0]), log=texts[1][-LOG_CHARS:],
+            seconds=round(time.monotonic() - begin, 3), result=result_of(texts[0]), log=log_of(texts[1]),
         )  # fmt: skip
 
     def side_by_side(self, steps):
@@ -259,19 +275,23 @@ def facts(stage):
     stage.step("facts", [sys.executable, ROOT / "scripts/gpu/facts.py", stage.bundle.blas or "", archs], 25)
 
 
+def unit_step(bundle, test, name="{}", **env):
+    command = [bundle.program(test)]
+    if bundle.is_emulator:
+        command.append(EMULATED_TESTS.get(test.removeprefix("test_cuda_"), "*"))
+    return (name.format(test), command, 110), env
+
+
+def golden_step(bundle, name, **env):
+    only = ["-k", EMULATED_GOLDEN] if bundle.is_emulator else []
+    return (name, pytest("tests/golden/test_golden_cuda.py", *only), 150), env
+
+
 def tests(stage):
     bundle = stage.bundle
     facts(stage)
-    golden = ["tests/golden/test_golden_cuda.py"]
-    if bundle.is_emulator:
-        golden += ["-k", EMULATED_GOLDEN]
-    steps = []
-    for unit in UNITS:
-        command = [bundle.program(f"test_cuda_{unit}")]
-        if bundle.is_emulator:
-            command.append(EMULATED_TESTS[unit])
-        steps.append(((f"test_cuda_{unit}", command, 110), {}))
-    steps.append((("golden models", pytest(*golden), 150), {}))
+    units = (bundle.path / "gpu_tests.txt").read_text().split()
+    steps = [unit_step(bundle, test) for test in units] + [golden_step(bundle, "golden models")]
     lacking = [m for m in ("httpx", "tokenizers") if not importlib.util.find_spec(m)]
     if lacking:
         stage.skip("a server", f"this Python has no {' and no '.join(lacking)}")
@@ -279,6 +299,12 @@ def tests(stage):
         steps.append((("a server", pytest("tests/e2e/test_cuda_serve.py"), 150), {}))
     stage.side_by_side(steps)
     stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
+    if not bundle.older:
+        return stage.skip("older", "the bundle has no code for GPUs without wgmma")
+    # The first to run has the driver translate PTX, which it keeps.
+    first, *rest = [unit_step(bundle, f"test_cuda_{t}", "older {}", **bundle.older) for t in OLDER_TESTS]
+    stage.step(*first[0], **first[1])
+    stage.side_by_side([*rest, golden_step(bundle, "older golden models", **bundle.older)])
 
 
 PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "cache": 40, "interference": 85}  # seconds
@@ -292,11 +318,16 @@ EMULATED_PATHS = {
 
 
 def measure(stage):
+    older = stage.bundle.older
     facts(stage)
     for path, most in PATHS.items():
         args = EMULATED_PATHS.get(path, []) if stage.bundle.is_emulator else []
         stage.step(path, bench(stage.bundle, "--path", path, *args), most)
+        if path == "stream" and older:
+            stage.step("older stream", bench(stage.bundle, "--path", path, *args), most, **older)
     only = ["--only", "v3 fp8"] if stage.bundle.is_emulator else []
+    if older:
+        stage.step("older operators", bench(stage.bundle, *(only or ["--only", " v3 "])), 90, **older)
     stage.step("operators", bench(stage.bundle, *only), stage.left())
 
 
