@@ -26,6 +26,18 @@ LONG_FILES = [
 ]
 
 
+MARKS = {
+    "slow": "left out by scripts/test.sh quick",
+    "no_asan": "not under AddressSanitizer: release compares the same, or no code of ours runs",
+    "tsan": "under ThreadSanitizer, too: several threads, or processes over shared memory",
+}
+
+
+def pytest_configure(config):
+    for name, text in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+
+
 def pytest_report_header():
     return f"tandem build: {build_path()}, shared data: {shared_path()}"
 

@@ -537,6 +537,23 @@ def _():
     assert "".join(part.message.content for part in parts)
 
 
+# ---- agents
+
+
+@case("claude-agent-sdk", "Claude Code: tools, images, MCP, interrupt, compaction, resume")
+def _():
+    import agents
+
+    agents.claude_code()
+
+
+@case("openai-codex-cli-bin", "Codex: tools, images, patches, MCP, resume")
+def _():
+    import agents
+
+    agents.codex()
+
+
 def try_one(function):
     started = time.monotonic()
     CALLED.clear()

@@ -31,7 +31,7 @@ struct emu_pending {
   std::vector<emu_registers> registers;
   bool has_begun = false;
 };
-emu_pending &emu_mine();
+EMU_OWN emu_pending &emu_mine();
 
 // What the thread has written to shared memory may be read by products behind the next barrier.
 void emu_wgmma_publish();

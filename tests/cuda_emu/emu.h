@@ -49,11 +49,13 @@ enum {
   EMU_SHARED_BYTES_90 = 227 << 10
 };
 
-// What a running kernel sees of itself.
+// What a running kernel sees of itself. A thread finds the same of what is its own, wherever it
+// asks.
+#define EMU_OWN __attribute__((const))
 struct emu_place {
   dim3 thread, block, block_dim, grid_dim;
 };
-const emu_place &emu_here();
+EMU_OWN const emu_place &emu_here();
 #define threadIdx (emu_here().thread)
 #define blockIdx  (emu_here().block)
 #define blockDim  (emu_here().block_dim)
@@ -61,7 +63,7 @@ const emu_place &emu_here();
 
 void __syncthreads();
 void __syncwarp();
-unsigned char *emu_dynamic_shared();
+EMU_OWN unsigned char *emu_dynamic_shared();
 
 // All lanes of the warp, none of which has returned, bring n_bytes; returns [32] slots
 // EMU_SLOT_BYTES apart, valid until this lane's next exchange.

@@ -71,6 +71,8 @@ struct warp_state {
 
 struct fiber {
   emu_place place;
+  const rendezvous *waits_at; // until n_waited have passed; NULL: it can run
+  uint64_t n_waited;
   race_clock clock;
   uint32_t n_published; // clock.n_publishes at the last barrier
   emu_pending pending;
@@ -90,6 +92,7 @@ struct block_state {
   std::vector<char *> stacks;
   rendezvous meet;
   fiber *current = nullptr;
+  race_view *view = nullptr; // the host thread's
   const std::function<void()> *body = nullptr;
   uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
   uint32_t n_barriers = 1;
@@ -124,10 +127,6 @@ const emu_place &emu_here() {
   return block->current->place;
 }
 
-const race_clock *emu_clock() {
-  return block && block->current ? &block->current->clock : nullptr;
-}
-
 unsigned char *emu_dynamic_shared() {
   return block->shared;
 }
@@ -146,6 +145,7 @@ emu_pending &emu_mine() {
 
 static void enter(block_state *b, fiber *f) {
   b->current = f;
+  b->view->now = &f->clock;
 #if defined(__SANITIZE_ADDRESS__)
   void *fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, b->stacks[static_cast<size_t>(f - b->fibers.data())],
@@ -161,33 +161,41 @@ static void enter(block_state *b, fiber *f) {
 #endif
 }
 
-static void leave(bool for_good) {
-  fiber *f = block->current;
+static void leave(block_state *b, bool for_good) {
+  fiber *f = b->current;
 #if defined(__SANITIZE_ADDRESS__)
   void *fake = nullptr;
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, block->scheduler_stack,
-                                 block->scheduler_stack_bytes);
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, b->scheduler_stack,
+                                 b->scheduler_stack_bytes);
 #else
   (void)for_good;
 #endif
 #if defined(__x86_64__)
-  emu_switch(&f->stack_pointer, block->scheduler);
+  emu_switch(&f->stack_pointer, b->scheduler);
 #else
-  swapcontext(&f->context, &block->scheduler);
+  swapcontext(&f->context, &b->scheduler);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, &block->scheduler_stack, &block->scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(fake, &b->scheduler_stack, &b->scheduler_stack_bytes);
 #endif
 }
 
-static void meet(rendezvous *r) {
-  uint64_t before = r->n_passed;
+static void meet(block_state *b, rendezvous *r) {
+  fiber *f = b->current;
+  f->n_waited = r->n_passed;
   if (++r->n_arrived == r->n_live) {
     r->release();
-    block->n_moves++;
+    b->n_moves++;
+    return;
   }
-  while (r->n_passed == before)
-    leave(false);
+  f->waits_at = r;
+  leave(b, false);
+}
+
+static bool can_run(fiber *f) {
+  if (f->done || (f->waits_at && f->waits_at->n_passed == f->n_waited)) return false;
+  f->waits_at = nullptr;
+  return true;
 }
 
 static void depart(rendezvous *r) {
@@ -211,17 +219,19 @@ void emu_no_fence() {
 }
 
 void __syncthreads() {
-  race_clock *clock = &block->current->clock;
-  block->current->n_published = clock->n_publishes;
-  meet(&block->meet);
+  block_state *b = block;
+  race_clock *clock = &b->current->clock;
+  b->current->n_published = clock->n_publishes;
+  meet(b, &b->meet);
   clock->n_barriers++;
   clock->n_warp_barriers = 0;
-  if (block->n_barriers < clock->n_barriers) block->n_barriers = clock->n_barriers;
+  if (b->n_barriers < clock->n_barriers) b->n_barriers = clock->n_barriers;
 }
 
 void __syncwarp() {
-  race_clock *clock = &block->current->clock;
-  meet(&block->current->warp->meet);
+  block_state *b = block;
+  race_clock *clock = &b->current->clock;
+  meet(b, &b->current->warp->meet);
   clock->n_warp_barriers++;
 }
 
@@ -233,14 +243,16 @@ unsigned atomicAdd(unsigned *at, unsigned v) {
 }
 
 const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
-  warp_state *warp = block->current->warp;
+  block_state *b = block;
+  const fiber *f = b->current;
+  warp_state *warp = f->warp;
   if (warp->meet.n_live < EMU_WARP) {
     std::fprintf(stderr, "cuda_emu: a warp shuffles or multiplies without all of its lanes\n");
     abort();
   }
   unsigned char *slots = warp->slots[warp->meet.n_passed % 2];
-  std::memcpy(slots + threadIdx.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
-  meet(&warp->meet);
+  std::memcpy(slots + f->place.thread.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
+  meet(b, &warp->meet);
   return slots;
 }
 
@@ -252,18 +264,20 @@ static float half_of(uint32_t pair, unsigned half, bool is_f16) {
 static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_f16) {
   struct {
     uint32_t a[4], b[2];
-  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, other;
+  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   static_assert(sizeof mine <= EMU_SLOT_BYTES, "");
   const unsigned char *slots = emu_exchange(&mine, sizeof mine);
   unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
   for (unsigned i = 0; i < 4; i++) {
     unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
     float sum = c[i];
-    for (unsigned k = 0; k < 16; k++) {
-      std::memcpy(&other, slots + (g * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
-      float x = half_of(other.a[upper + 2 * (k / 8)], k % 2, is_f16);
-      std::memcpy(&other, slots + (column * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
-      sum += x * half_of(other.b[k / 8], k % 2, is_f16);
+    for (unsigned k = 0; k < 16; k += 2) {
+      uint32_t x, y; // two elements each
+      const unsigned lane_x = g * 4 + k % 8 / 2, lane_y = column * 4 + k % 8 / 2;
+      std::memcpy(&x, slots + lane_x * EMU_SLOT_BYTES + (upper + 2 * (k / 8)) * 4, sizeof x);
+      std::memcpy(&y, slots + lane_y * EMU_SLOT_BYTES + sizeof mine.a + k / 8 * 4, sizeof y);
+      sum += half_of(x, 0, is_f16) * half_of(y, 0, is_f16);
+      sum += half_of(x, 1, is_f16) * half_of(y, 1, is_f16);
     }
     c[i] = sum;
   }
@@ -281,23 +295,25 @@ static void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack, &block->scheduler_stack_bytes);
 #endif
-  (*block->body)();
-  fiber *f = block->current;
+  block_state *b = block;
+  (*b->body)();
+  fiber *f = b->current;
   if (!f->pending.copies.empty() || !f->pending.products.empty()) {
     std::fprintf(stderr, "cuda_emu: a thread ends and has not waited for what it asked for\n");
     abort();
   }
   f->done = true;
-  block->n_moves++;
+  b->n_moves++;
   depart(&f->warp->meet);
-  depart(&block->meet);
-  leave(true);
+  depart(&b->meet);
+  leave(b, true);
   abort();
 }
 
 static void prepare(block_state *b, size_t i) {
   fiber *f = &b->fibers[i];
   f->done = false;
+  f->waits_at = nullptr;
   f->pending.registers.clear();
   f->pending.has_begun = false;
   forget_frames(b->stacks[i]);
@@ -337,7 +353,7 @@ static void run_block(block_state *b, bool backwards) {
     uint64_t before = b->n_moves;
     for (size_t j = 0; j < n; j++) {
       fiber *f = &b->fibers[backwards ? n - 1 - j : j];
-      if (f->done) continue;
+      if (!can_run(f)) continue;
       enter(b, f);
       n_left -= f->done;
     }
@@ -369,6 +385,7 @@ void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void(
   static thread_local block_owner owner;
   block_state *b = &owner.state;
   b->body = &body;
+  b->view = race_begin();
   make_fibers(b, grid, dim);
   size_t n_blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
   for (size_t i = 0; i < n_blocks; i++) {
@@ -380,6 +397,7 @@ void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void(
     run_block(b, i % 2 == 1);
   }
   b->current = nullptr;
+  b->view->now = nullptr;
 }
 
 void emu_misaligned(const void *at, size_t n_bytes) {

@@ -1,23 +1,18 @@
-// tests/cuda_emu/nccl.cpp - what src/comm/nccl.c uses of NCCL, between streams of the emulator in
-// one process or in several: data passes through a file in memory, whose name is the id. It is as
-// strict as NCCL may be: calls take a while, a call during another is refused,
-// each rank receives in an order of its own, and a transfer without its counterpart waits until its
-// own communicator is aborted.
+// tests/cuda_emu/nccl.cpp - what src/comm/nccl.c uses of NCCL, between streams of the emulator. It is
+// as strict as NCCL may be: calls take a while, a call during another is refused, each rank receives
+// in an order of its own, and a transfer without its counterpart waits until its own communicator is
+// aborted.
 #include "cuda_runtime.h"
 #include "hooks.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <fcntl.h>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <pthread.h>
 #include <string>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -48,9 +43,9 @@ struct box {
   unsigned char data[BOX_BYTES];
 };
 
-// Of a communicator, in the memory of all its processes.
+// Of a communicator.
 struct clique {
-  pthread_mutex_t lock; // guards the boxes; robust: a process may die with it
+  std::mutex lock; // guards the boxes
   std::atomic<int> n_joined;
   box boxes[MAX_RANKS][MAX_RANKS]; // by source and target
 };
@@ -73,7 +68,7 @@ struct end {
 };
 
 std::mutex cliques_lock; // guards what follows
-// Kept for good, and mapped once a process.
+// By id, kept for good.
 std::map<std::string, clique *> &cliques = *new std::map<std::string, clique *>;
 std::vector<std::unique_ptr<end>> &ends = *new std::vector<std::unique_ptr<end>>;
 int failing_rank = -1, failing_group;
@@ -102,10 +97,6 @@ thread_local group mine;
 // Lock held.
 bool is_busy(const end &e) {
   return e.all->n_joined < e.n_ranks || e.n_polls > 0;
-}
-
-void take_lock(clique &all) {
-  if (pthread_mutex_lock(&all.lock) == EOWNERDEAD) pthread_mutex_consistent(&all.lock);
 }
 
 // Lock of the clique held. Whether a piece could be sent; moves `at` on.
@@ -144,7 +135,7 @@ void run_transfers(end &e, const std::vector<transfer> &transfers) {
   for (bool is_done = false; !is_done && !e.is_aborted;) {
     bool is_moved = false;
     is_done = true;
-    take_lock(all);
+    all.lock.lock();
     for (size_t i = 0; i < transfers.size(); i++) {
       // The first to be received is another one on each rank.
       const size_t k = (i + static_cast<size_t>(e.rank) * 3) % transfers.size();
@@ -152,7 +143,7 @@ void run_transfers(end &e, const std::vector<transfer> &transfers) {
       is_moved |= t.to ? receive_piece(all, e, t, at[k]) : send_piece(all, e, t, at[k]);
       is_done &= at[k] == t.n_bytes && (t.to || !all.boxes[e.rank][t.peer].is_full);
     }
-    pthread_mutex_unlock(&all.lock);
+    all.lock.unlock();
     if (!is_moved && !is_done) usleep(PAUSE_US);
   }
 }
@@ -172,22 +163,6 @@ int add(void *to, const void *from, size_t n, int type, int peer, ncclComm *comm
 bool is_failing(const end &e) {
   std::lock_guard<std::mutex> hold(cliques_lock);
   return e.rank == failing_rank && (failing_group < 0 || e.n_groups == failing_group);
-}
-
-clique *map_clique(int fd) {
-  void *memory = mmap(nullptr, sizeof(clique), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<clique *>(memory);
-}
-
-// By the name of its file; lock of cliques held.
-clique *find_clique(const std::string &name) {
-  clique *&all = cliques[name];
-  if (all) return all;
-  const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return nullptr;
-  all = map_clique(fd);
-  close(fd);
-  return all;
 }
 
 } // namespace
@@ -215,22 +190,11 @@ EXPORTED const char *ncclGetLastError(ncclComm *) {
   return "the fake says so";
 }
 
-// The file stays open, so that others can open it by its name.
 EXPORTED int ncclGetUniqueId(nccl_id *id) {
-  *id = {};
-  const int fd = memfd_create("emu-nccl", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, sizeof(clique)) != 0) return SYSTEM_ERROR;
-  std::snprintf(id->bytes, sizeof id->bytes, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
   std::lock_guard<std::mutex> hold(cliques_lock);
-  clique *all = map_clique(fd);
-  if (!all) return SYSTEM_ERROR;
-  pthread_mutexattr_t kind;
-  pthread_mutexattr_init(&kind);
-  pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
-  pthread_mutex_init(&all->lock, &kind);
-  pthread_mutexattr_destroy(&kind);
-  cliques[id->bytes] = all;
+  *id = {};
+  std::snprintf(id->bytes, sizeof id->bytes, "clique %zu", cliques.size());
+  cliques[id->bytes] = new clique{};
   return SUCCESS;
 }
 
@@ -242,8 +206,9 @@ EXPORTED int ncclCommInitRankConfig(ncclComm **out, int n_ranks, nccl_id id, int
       config[4] != 0)
     return INVALID_ARGUMENT;
   std::lock_guard<std::mutex> hold(cliques_lock);
-  clique *all = find_clique(id.bytes);
-  if (!all) return SYSTEM_ERROR;
+  const auto found = cliques.find(id.bytes);
+  if (found == cliques.end()) return SYSTEM_ERROR;
+  clique *all = found->second;
   all->n_joined++;
   ends.push_back(std::make_unique<end>());
   end *joined = ends.back().get();

@@ -8,15 +8,13 @@
 #include <link.h>
 #include <vector>
 
-struct record {
+struct race_record {
   race_clock write, read;      // the last ones; n_barriers 0: none
   bool many_lanes, many_warps; // since the last barrier others have read it as well
 };
 
-struct shadow {
-  uintptr_t begin = 0;
-  std::vector<record> records;
-};
+// Constant at first, so that no access to it asks whether it is.
+static __thread race_view view;
 
 static int find_memory(dl_phdr_info *info, size_t, void *out) {
   uintptr_t here = reinterpret_cast<uintptr_t>(find_memory);
@@ -30,9 +28,9 @@ static int find_memory(dl_phdr_info *info, size_t, void *out) {
     is_ours |= part.p_type == PT_LOAD && here - begin < part.p_memsz;
   }
   if (!is_ours) return 0;
-  shadow *s = static_cast<shadow *>(out);
-  s->begin = memory;
-  s->records.resize(n_bytes);
+  auto *records = static_cast<std::vector<race_record> *>(out);
+  records->resize(n_bytes);
+  view = {nullptr, memory, n_bytes, records->data()};
   return 1;
 }
 
@@ -46,13 +44,13 @@ static bool is_unordered(const race_clock &then, const race_clock &now) {
   return !is_of_warp(then, now) || then.n_warp_barriers == now.n_warp_barriers;
 }
 
-static bool races_with_reads(const record &r, const race_clock &now) {
+static bool races_with_reads(const race_record &r, const race_clock &now) {
   if (r.read.n_barriers != now.n_barriers) return false;
   if (r.many_warps || is_unordered(r.read, now)) return true;
   return r.many_lanes && r.read.n_warp_barriers == now.n_warp_barriers;
 }
 
-static void note_read(record &r, const race_clock &now) {
+static void note_read(race_record &r, const race_clock &now) {
   if (r.read.n_barriers != now.n_barriers) {
     r.read = now;
     r.many_lanes = r.many_warps = false;
@@ -80,10 +78,10 @@ static void note_read(record &r, const race_clock &now) {
   std::abort();
 }
 
-static void note(shadow &s, const race_clock &now, uintptr_t at, size_t n_bytes, bool is_write,
-                 const void *code) {
-  for (size_t i = at; i < at + n_bytes && i < s.records.size(); i++) {
-    record &r = s.records[i];
+static void note(const race_view &v, size_t at, size_t n_bytes, bool is_write, const void *code) {
+  const race_clock &now = *v.now;
+  for (size_t i = at; i < at + n_bytes && i < v.n_bytes; i++) {
+    race_record &r = v.records[i];
     if (is_unordered(r.write, now)) report(r.write, now, code);
     if (is_write && races_with_reads(r, now)) report(r.read, now, code);
     if (is_write) {
@@ -94,22 +92,16 @@ static void note(shadow &s, const race_clock &now, uintptr_t at, size_t n_bytes,
   }
 }
 
-static shadow make_shadow() {
-  shadow s;
-  dl_iterate_phdr(find_memory, &s);
-  return s;
-}
-
-static shadow &own_shadow() {
-  static thread_local shadow s = make_shadow();
-  return s;
+race_view *race_begin() {
+  static thread_local std::vector<race_record> records;
+  if (records.empty()) dl_iterate_phdr(find_memory, &records);
+  return &view;
 }
 
 void emu_read_by_product(const void *memory) {
-  const shadow &s = own_shadow();
-  uintptr_t at = reinterpret_cast<uintptr_t>(memory) - s.begin;
-  if (at >= s.records.size()) return;
-  const race_clock &write = s.records[at].write;
+  uintptr_t at = reinterpret_cast<uintptr_t>(memory) - view.begin;
+  if (at >= view.n_bytes) return;
+  const race_clock &write = view.records[at].write;
   if (write.n_barriers == 0 || emu_is_published(write)) return;
   std::fprintf(
       stderr,
@@ -124,10 +116,8 @@ static inline void touch(const void *memory, size_t n_bytes, bool is_write, cons
   enum { FRAME_BYTES = 4096 };
   uintptr_t at = reinterpret_cast<uintptr_t>(memory);
   if (at - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < FRAME_BYTES) return;
-  shadow &s = own_shadow();
-  if (at - s.begin >= s.records.size()) return;
-  const race_clock *now = emu_clock();
-  if (now) note(s, *now, at - s.begin, n_bytes, is_write, code);
+  const race_view &v = view;
+  if (at - v.begin < v.n_bytes && v.now) note(v, at - v.begin, n_bytes, is_write, code);
 }
 
 // ---- what the compiler calls

@@ -17,8 +17,16 @@ struct race_clock {
   uint32_t n_publishes;
 };
 
-// The running thread's; NULL outside of kernels.
-const race_clock *emu_clock();
+// What a host thread's accesses are held against.
+struct race_record;
+struct race_view {
+  const race_clock *now; // of the kernel's thread that runs; NULL: none
+  uintptr_t begin;       // shared memory
+  size_t n_bytes;
+  race_record *records; // [n_bytes]
+};
+// The host thread's own, with its memory.
+race_view *race_begin();
 // Whether products may read what was written then: a thread of this block has published it, and
 // met the others, since.
 bool emu_is_published(const race_clock &write);

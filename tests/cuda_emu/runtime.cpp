@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <sys/stat.h>
 #include <thread>
@@ -59,9 +60,36 @@ struct copy_engine {
   }
 };
 
+// A queue of the hardware: what several streams have put into it begins in the order in which they
+// did, so that work which waits for its own stream holds up that of others behind it.
+struct hardware_queue {
+  std::mutex lock;
+  std::condition_variable moved;
+  uint64_t n_added = 0, n_begun = 0;
+  long n_streams = 0;
+
+  uint64_t add() {
+    std::lock_guard<std::mutex> hold(lock);
+    return n_added++;
+  }
+
+  void wait(uint64_t n) {
+    std::unique_lock<std::mutex> hold(lock);
+    moved.wait(hold, [&] { return n_begun == n; });
+  }
+
+  void leave() {
+    std::lock_guard<std::mutex> hold(lock);
+    n_begun++;
+    moved.notify_all();
+  }
+};
+
 struct operation {
   std::function<void()> run;
   copy_engine *engine; // that it needs, or null
+  bool waits = false;  // for other streams: it stays at the head of its hardware queue meanwhile
+  uint64_t place = 0;  // in the hardware queue
 };
 
 struct emu_graph {
@@ -69,15 +97,26 @@ struct emu_graph {
   std::vector<operation> work;
 };
 
-enum { MAX_DEVICES = 8 };
+enum { MAX_DEVICES = 8, MAX_QUEUES = 32 };
+
+struct emu_stream;
 
 struct emu_device {
   copy_engine to_device, to_host;
-  size_t used_bytes = 0; // guarded by memory_lock
+  hardware_queue queues[MAX_QUEUES];
+  std::mutex streams_lock;
+  std::set<emu_stream *> streams;   // guarded by streams_lock, as the numbers of streams of queues
+  std::set<const void *> is_loaded; // kernels; likewise
+  size_t used_bytes = 0;            // guarded by memory_lock
   std::atomic<bool> is_waited_for_asleep{false};
 };
 
 static emu_device devices[MAX_DEVICES];
+
+static long number_of(const char *name, long otherwise) {
+  const char *text = std::getenv(name);
+  return text ? std::strtol(text, nullptr, 10) : otherwise;
+}
 static thread_local int current_device = 0;
 
 // A failure stays with the calling thread until cudaGetLastError.
@@ -95,11 +134,6 @@ static thread_local bool is_spoiled = false;
 static cudaError_t spoil() {
   is_spoiled = true;
   return result(cudaErrorStreamCaptureUnsupported);
-}
-
-static long number_of(const char *name, long otherwise) {
-  const char *text = std::getenv(name);
-  return text ? std::strtol(text, nullptr, 10) : otherwise;
 }
 
 // TANDEM_EMU_BREAK, while it is set: the device is broken, as one is whose kernel has touched
@@ -127,9 +161,29 @@ struct emu_stream {
   bool stopping = false;       // likewise
   uint64_t n_added = 0;
   td_jitter jitter = td_jitter_open(TD_JITTER_EMULATOR);
+  hardware_queue *const hardware = join();
   std::thread thread{[this] { main(); }};
 
   emu_stream(emu_green *in = nullptr) : device(in ? in->device : current_device), green(in) {}
+
+  ~emu_stream() {
+    emu_device &d = devices[device];
+    std::lock_guard<std::mutex> hold(d.streams_lock);
+    d.streams.erase(this);
+    hardware->n_streams--;
+  }
+
+  // The queue that the fewest streams share, of as many as CUDA_DEVICE_MAX_CONNECTIONS says.
+  hardware_queue *join() {
+    emu_device &d = devices[device];
+    const long n = std::clamp<long>(number_of("CUDA_DEVICE_MAX_CONNECTIONS", 8), 1, MAX_QUEUES);
+    std::lock_guard<std::mutex> hold(d.streams_lock);
+    d.streams.insert(this);
+    hardware_queue *best = std::min_element(
+        d.queues, d.queues + n, [](auto &a, auto &b) { return a.n_streams < b.n_streams; });
+    best->n_streams++;
+    return best;
+  }
 
   void main() {
     std::unique_lock<std::mutex> hold(at->lock);
@@ -148,19 +202,22 @@ struct emu_stream {
 
   // A copy that takes long holds its engine meanwhile.
   void run(const operation &o) {
+    hardware->wait(o.place);
+    if (!o.waits) hardware->leave();
     if (o.engine) o.engine->take();
     td_jitter_wait(&jitter);
     o.run();
     if (o.engine) o.engine->give_back();
+    if (o.waits) hardware->leave();
   }
 
-  uint64_t add(std::function<void()> work, copy_engine *engine = nullptr) {
+  uint64_t add(std::function<void()> work, copy_engine *engine = nullptr, bool waits = false) {
     if (captured) {
-      captured->work.push_back({std::move(work), engine});
+      captured->work.push_back({std::move(work), engine, waits});
       return n_added;
     }
     std::unique_lock<std::mutex> hold(at->lock);
-    queue.push_back({std::move(work), engine});
+    queue.push_back({std::move(work), engine, waits, hardware->add()});
     at->moved.notify_all();
     n_added = ++at->n_queued;
     if (is_blocking()) at->moved.wait(hold, [&] { return at->n_done == at->n_queued; });
@@ -178,6 +235,32 @@ struct emu_event {
 // TANDEM_EMU_CAPABILITY: the GPU's compute capability, ten times.
 static int capability() {
   return static_cast<int>(number_of("TANDEM_EMU_CAPABILITY", 80));
+}
+
+// Waits for all that has been put into a device's streams.
+static void await_idle(int device) {
+  std::vector<std::pair<std::shared_ptr<progress>, uint64_t>> all;
+  {
+    std::lock_guard<std::mutex> hold(devices[device].streams_lock);
+    for (emu_stream *s : devices[device].streams) {
+      std::lock_guard<std::mutex> queued(s->at->lock);
+      all.emplace_back(s->at, s->at->n_queued);
+    }
+  }
+  for (auto &[at, n] : all)
+    at->wait(n);
+}
+
+// The first launch of a kernel loads it, which waits until the device is idle; with
+// CUDA_MODULE_LOADING=EAGER all are loaded before.
+static void load_kernel(const void *kernel, int device) {
+  const char *when = std::getenv("CUDA_MODULE_LOADING");
+  if (when && std::string(when) == "EAGER") return;
+  {
+    std::lock_guard<std::mutex> hold(devices[device].streams_lock);
+    if (!devices[device].is_loaded.insert(kernel).second) return;
+  }
+  await_idle(device);
 }
 
 // TANDEM_EMU_PTX=0: the driver is older than what the code was built with.
@@ -231,6 +314,7 @@ bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_b
               grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu && grid.y <= 65535 &&
               grid.z <= 65535 && shared_bytes <= most_shared(kernel);
   if (!fine) last_error = cudaErrorInvalidConfiguration;
+  if (fine) load_kernel(kernel, current_device);
   return fine;
 }
 
@@ -426,6 +510,7 @@ static bool forget(const void *ptr, bool (*is_such)(int device)) {
 cudaError_t cudaFree(void *ptr) {
   if (captured) return spoil();
   if (!ptr) return cudaSuccess;
+  await_idle(current_device); // as hardware does
   if (!forget(ptr, [](int device) { return device >= 0; })) return result(cudaErrorInvalidValue);
   std::free(ptr);
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
@@ -534,7 +619,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   (void)flags;
   std::shared_ptr<progress> of = event->of;
   uint64_t n = event->n;
-  if (of) stream->add([=] { of->wait(n); });
+  if (of) stream->add([=] { of->wait(n); }, nullptr, true);
   return cudaSuccess;
 }
 
@@ -649,7 +734,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   if (!is_current(stream)) return last_error;
   if (graph->device != stream->device) return result(cudaErrorInvalidValue);
   for (const auto &work : graph->work)
-    stream->add(work.run, work.engine);
+    stream->add(work.run, work.engine, work.waits);
   return cudaSuccess;
 }
 

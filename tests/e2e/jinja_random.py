@@ -10,11 +10,10 @@ FILTERS = ["upper", "lower", "length", "string", "list", "first", "last", "trim"
            "title", "capitalize", "default('D')", "default('D',true)", "sum", "min", "max",
            "items|list", "dictsort", "map('string')|list", "map('upper')|list", "select|list",
            "reject('none')|list", "select('string')|list", "replace('a','X')", "replace('l','')",
-           "batch(2)|list", "slice(2)|list", "indent(2)", "wordcount", "escape", "safe",
-           "tojson(indent=2)", "center(12)", "truncate(5)", "map(attribute='a')|list", "count",
-           "sort(reverse=true)", "urlencode", "striptags", "round(1)", "int(9)", "float(1.5)",
-           "string|length", "tojson|length", "list|tojson", "map('length')|list", "groupby('a')",
-           "selectattr('a')|list", "filesizeformat", "format(1)", "round(0,'floor')"]
+           "indent(2)", "escape", "safe", "tojson(indent=2)", "map(attribute='a')|list", "count",
+           "sort(reverse=true)", "round(1)", "int(9)", "float(1.5)", "string|length",
+           "tojson|length", "list|tojson", "map('length')|list", "groupby('a')",
+           "selectattr('a')|list", "format(1)", "round(0,'floor')"]
 TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float", "boolean",
          "mapping", "iterable", "sequence", "odd", "even", "true", "lower", "upper", "callable",
          "eq 1", "ne 'a'", "in [1,2,'a']", "divisibleby 2", "gt 1", "lt 'b'", "escaped"]
@@ -22,7 +21,7 @@ METHODS = ["upper()", "lower()", "strip()", "split()", "split(',')", "items()|li
            "keys()|list", "values()|list", "get('zz',1)", "startswith('a')", "replace('o','0')",
            "find('l')", "count('l')", "index(1)", "title()", "splitlines()", "a", "b", "zz", "0",
            "isdigit()", "rsplit(' ',1)", "partition(' ')", "lstrip('Hx ')", "zfill(6)", "copy()",
-           "capitalize()", "join(['x','y'])", "format(1,2)", "swapcase()", "rfind('o')"]
+           "capitalize()", "join(['x','y'])", "format(1,2)", "rfind('o')"]
 BINARY = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in",
           "and", "or", "~", "~", "==", "and", "or"]
 SUBSCRIPTS = ["0", "-1", "1:", "::-1", ":2", "'a'", "'b'", "1:3", "::2", "-2:", "5", "1:-1", "none",

@@ -16,6 +16,8 @@ import httpx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# A request waits as long as its test may take, not httpx's 5 seconds, where it says nothing else.
+httpx._config.DEFAULT_TIMEOUT_CONFIG.read = None
 # A sanitizer watches: everything takes several times as long, so that tests repeat less.
 SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 
@@ -58,6 +60,8 @@ class Server:
 
     def __init__(self, binary, model, *options, wait=True, descriptors=None):
         limits = (descriptors, descriptors)
+        if "--device" not in options:
+            options = ("--device", "cpu", *options)
         self.process = subprocess.Popen(
             [binary, "serve", *(["--model", model] if model else []), "--port", "0", "--threads", "2", *options],
             stderr=subprocess.PIPE,

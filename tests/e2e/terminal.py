@@ -12,7 +12,9 @@ class Terminal:
         self.seen = b""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execve(args[0], [str(a) for a in args], {**os.environ, "TERM": "xterm", **(env or {})})
+            # without HOME nothing of a chat is kept
+            env = {**os.environ, "TERM": "xterm", "HOME": "", "XDG_STATE_HOME": "", **(env or {})}
+            os.execve(args[0], [str(a) for a in args], env)
 
     def read_until(self, enough, what, seconds=120):
         end = time.monotonic() + seconds

@@ -11,6 +11,8 @@ import pytest
 
 from serving import Server, make_model
 
+pytestmark = pytest.mark.no_asan
+
 FIELDS = {
     "kernel", "variant", "format", "rows", "cols", "batch", "threads", "ms", "gbps", "gflops",
     "read_gbps", "share_of_read_bandwidth", "share_of_peak",
@@ -38,6 +40,7 @@ def records(tandem_bin, *args):
     return found
 
 
+@pytest.mark.slow
 def test_kernels(tandem_bin):
     found = records(
         tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--n-weights", "2",
@@ -79,6 +82,62 @@ def test_layer(tandem_bin):
     weights = 2 * 3 * 2048 * 7168
     for r in found:
         assert r["gbps"] * r["ms"] * 1e6 == pytest.approx(weights, rel=0.001)
+
+
+def plan(tandem_bin, *args):
+    done = subprocess.run([tandem_bin, "plan", *args], capture_output=True, text=True)
+    return done
+
+
+def test_plan(tandem_bin, tiny_model):
+    options = ["--model", tiny_model, "-p", "64,512", "-b", "1,4", "--depth", "100"]
+    mine = json.loads(plan(tandem_bin, *options, "--json").stdout)  # on this machine, measured
+    assert mine["gflops"] > 0 and mine["read_gbps"] > 0 and mine["gpus"] == 0 and "gpu" not in mine
+    assert [p["tokens"] for p in mine["prompts"]] == [64, 512] and [d["batch"] for d in mine["decode"]] == [1, 4]
+    for p in mine["prompts"]:
+        assert p["tokens_per_s"] == pytest.approx(p["tokens"] / p["seconds"])
+        assert p["seconds"] >= max(p["busy_s"].values()) * 0.999
+    for d in mine["decode"]:
+        seconds = [draft["seconds"] for draft in d["drafts"]]
+        assert d["seconds"] < seconds[0] < seconds[1] < seconds[2]
+    known = json.loads(plan(tandem_bin, *options, "--json", "--machine", "h100").stdout)
+    assert known["gpu"]["kv_tokens"] > 0 and known["prompts"][0]["plan"].startswith("layers 0")
+    assert not known["assumed"]
+    text = plan(tandem_bin, *options, "--machine", "epyc-9355x2+rtx-5090+rtx-5090").stdout
+    assert "machine       2x EPYC 9355" in text and "prompt        512 tokens in " in text
+    assert "6400, 2 x RTX 5090: reads 980.0 GB/s, computes 6400 GFLOP/s (assumed)" in text
+    assert "GPU           RTX 5090, 32 GiB: 55 GB/s to it" in text
+    missing = plan(tandem_bin, *options, "--machine", "no-such")
+    assert missing.returncode == 2 and "no-such is neither a file nor a known machine" in missing.stderr
+    for cards, says in (("rtx-1", "rtx-1 is no known card: rtx-3060, "), ("rtx-3060+rtx-3090", "all alike")):
+        wrong = plan(tandem_bin, *options, "--machine", "desktop-64gb+" + cards)
+        assert wrong.returncode == 2 and says in wrong.stderr
+
+
+def test_plan_of_cards(tandem_bin):
+    """Each card by name: what is too small for a model says so, and a larger one is no slower."""
+    seconds = []
+    for card in "rtx-3060", "rtx-4060-ti", "rtx-4090", "rtx-5090", "rtx-pro-6000":
+        found = plan(tandem_bin, "-m", "DeepSeek-V3", "--machine", "epyc-9355x2+" + card, "-p", "32768", "--json")
+        one = json.loads(found.stdout)
+        assert one["assumed"] and ("gpu" in one) == (card not in ("rtx-3060", "rtx-4060-ti"))
+        if card in ("rtx-4090", "rtx-5090"):  # with the memory of dense weights
+            assert one["gpu"]["long_prefill_chunk"] == 32768 > one["gpu"]["prefill_chunk"]
+            is_long = "dense weights" in one["prompts"][0]["plan"]
+            assert is_long == (one["prompts"][0]["steps"] == 1) == (card == "rtx-4090")  # the other one computes longer
+        seconds.append(one["prompts"][0]["seconds"])
+    assert seconds[0] == seconds[1] > seconds[2] > seconds[3] > seconds[4]  # the first two: the CPU alone
+    text = plan(tandem_bin, "-m", "DeepSeek-V3", "--machine", "epyc-9355x2+rtx-4060-ti").stdout
+    assert "the GPU's 16 GiB do not hold the 17.77 GiB beside the experts; without it:" in text
+
+
+def test_prediction_beside_measurement(tandem_bin, tiny_model):
+    done = bench(tandem_bin, "-m", tiny_model, "--device", "cpu", "--plan", "-p", "64", "-n", "4", "-r", "1", "--json")
+    head, *cases = map(json.loads, done.stdout.splitlines())
+    assert head["machine"] and [case["kind"] for case in cases] == ["prefill", "decode"]
+    for case in cases:
+        ratio = case["planned_tokens_per_s"] / case["tokens_per_s"]["median"]
+        assert case["planned_over_measured"] == pytest.approx(ratio) and ratio > 0
 
 
 def test_table_and_bad_format(tandem_bin):

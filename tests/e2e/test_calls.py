@@ -97,13 +97,53 @@ def test_a_call_without_arguments_leaves_the_next_ones(client):
     assert [c.id for c in choice.message.tool_calls] == ["functions.list_it:0", "functions.drop_it:1"]
 
 
-def test_a_call_cut_off_is_no_call(client):
-    choice = ask(client, "write", max_tokens=28).choices[0]
-    assert choice.finish_reason == "length" and not choice.message.tool_calls
-    assert choice.message.content.startswith('I write it.\n<tool_call>\n{"name": "write_file"')
-    content, calls, reason, _ = gathered(ask(client, "write", max_tokens=28, stream=True))
-    assert content == "I write it." and reason == "length"
-    assert calls[0][0] == "write_file" and calls[0][1].startswith('{"path": "a')
+CUT = [{"max_tokens": 28}, {"stop": ["two and"]}]
+
+
+@pytest.mark.parametrize("limit", CUT, ids=["length", "stop"])
+def test_a_call_cut_off_looks_like_one(client, limit):
+    reason = "length" if "max_tokens" in limit else "stop"
+    choice = ask(client, "write", **limit).choices[0]
+    content, calls, ended, _ = gathered(ask(client, "write", stream=True, **limit))
+    assert (content, ended) == ("I write it.", reason)
+    assert (choice.message.content, choice.finish_reason, calls_of(choice)) == (content, reason, calls)
+    ((name, arguments),) = calls
+    assert name == "write_file" and arguments.startswith('{"path": "a')
+    with pytest.raises(ValueError):
+        json.loads(arguments)
+
+
+@pytest.mark.parametrize("limit", CUT, ids=["length", "stop"])
+def test_a_call_cut_off_in_every_protocol(server, limit):
+    def post(path, **body):
+        answer = httpx.post(server.url + path, json={"model": "", **body}, timeout=60)
+        assert answer.status_code == 200
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n")]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    is_long = "max_tokens" in limit
+    messages = [{"role": "user", "content": "write"}]
+    function = {"type": "function", "name": "f", "parameters": {}}
+    for stream in (False, True):
+        body = {"input": "write", "tools": [function], "stream": stream, "stop": limit.get("stop")}
+        body |= {"max_output_tokens": 28} if is_long else {}
+        last = post("/v1/responses", **body)[-1]
+        response = last["response"] if stream else last
+        assert response["status"] == "incomplete" and last.get("type") in (None, "response.incomplete")
+        assert response["incomplete_details"]["reason"] == ("max_output_tokens" if is_long else "stop")
+        assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+        tools = [{"name": "f", "input_schema": {}}]
+        body = {"max_tokens": limit.get("max_tokens", 99), "stop_sequences": limit.get("stop")}
+        events = post("/v1/messages", messages=messages, tools=tools, stream=stream, **body)
+        end = events[-2]["delta"] if stream else events[0]
+        assert end["stop_reason"] == ("max_tokens" if is_long else "stop_sequence")
+        if not stream:  # half an input cannot be told from a whole one
+            assert [b["type"] for b in end["content"]] == ["text"]
+        options = {"num_predict": 28} if is_long else limit
+        lines = post("/api/chat", messages=messages, tools=TOOLS, stream=stream, options=options)
+        assert "".join(line["message"]["content"] for line in lines) == "I write it."
+        assert not any("tool_calls" in line["message"] for line in lines)
+        assert lines[-1]["done_reason"] == ("length" if is_long else "stop")
 
 
 def test_elements_are_what_the_schema_says(client):
@@ -158,6 +198,28 @@ def test_calls_of_hy3(tandem_bin, tmp_path, suffix):
                 assert said.message.reasoning_content == "So it is." and not said.message.content
                 pieces = gathered(ask(client, script, tools=tools, tool_choice=choice, stream=True))
                 assert pieces[:3] == ("", [("save", '{"text": "12"}')], "tool_calls")
+    finally:
+        server.close()
+
+
+def test_calls_of_deepseek_v32(tandem_bin, tmp_path):
+    """In DSML, where a template mentions it: the tags of arguments say which are strings."""
+    elements = '<｜DSML｜parameter name="text" string="true">12 <b></｜DSML｜parameter>\n'
+    elements += '<｜DSML｜parameter name="lines" string="false">[1, 2]</｜DSML｜parameter>\n'
+    call = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="save">\n' + elements + "</｜DSML｜invoke>\n"
+    say = "So it is.</think>\n\n" + call + "</｜DSML｜function_calls>"
+    write_model(tmp_path, {"go": "<think>" + say}, template=SAY + "{# ｜DSML｜ </think> #}")
+    server = Server(tandem_bin, tmp_path)
+    tools = [{"type": "function", "function": {"name": "save", "parameters": SAVE}}]
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            for choice in ("auto", "required"):
+                said = ask(client, "go", tools=tools, tool_choice=choice).choices[0]
+                ((name, arguments),) = calls_of(said)
+                assert name == "save" and json.loads(arguments) == {"text": "12 <b>", "lines": [1, 2]}
+                assert said.message.reasoning_content == "So it is." and not said.message.content
+                pieces = gathered(ask(client, "go", tools=tools, tool_choice=choice, stream=True))
+                assert pieces[1:3] == ([(name, arguments)], "tool_calls")
     finally:
         server.close()
 

@@ -138,6 +138,34 @@ def test_errors_name_the_thing(tandem, model, args, status, words):
     assert done.stdout == b""
 
 
+def test_no_file_of_an_option_blocks(tandem, model, tmp_path):
+    """A FIFO without a writer is refused, whichever option names it; so is NaN where a number is meant."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    serve = ["serve", "--model", model, "--port", 0]
+    for args in (
+        [*serve, "--api-keys", fifo],
+        [*serve, "--api-key-file", fifo],
+        [*serve, "--config", fifo],
+        [*serve, "--trace", fifo],
+        ["run", "--model", model, "-f", fifo],
+        ["run", "--model", model, "--token-ids", f"@{fifo}"],
+        ["eval", "perplexity", "--model", model, "-f", fifo],
+        ["eval", "chat", "--model", model, "--suite", fifo],
+        ["inspect", "template", "--model", model, "--input", fifo],
+    ):
+        done = tandem(*args, ok=False)
+        assert done.returncode in (1, 2) and str(fifo) in done.stderr.decode(), (args, done.stderr)
+    for args in ["--sleep-after", "nan"], ["--kv-dir-size", "nan"], ["--expert-cache", "nan"], ["--sleep-after", "inf"]:
+        done = tandem(*serve, *args, ok=False)
+        assert done.returncode == 2 and args[0] in done.stderr.decode(), (args, done.stderr)
+
+
+def test_more_threads_than_cpus_are_warned_of(tandem, model):
+    done = tandem("run", "--model", model, "-p", "x", "-n", 1, "--threads", 1000)
+    assert "--threads 1000" in done.stderr.decode()
+
+
 @pytest.mark.parametrize("where", ["full", "closed"])
 @pytest.mark.parametrize(
     "args",
@@ -329,6 +357,7 @@ def test_routing_counts_every_choice(tandem, model, tmp_path):
 # ---- bench -----------------------------------------------------------------------------------
 
 
+@pytest.mark.no_asan
 def test_bench_reports_speed_and_machine(tandem, model):
     done = tandem("bench", "--model", model, "-p", "8", "-n", 4, "-d", "0,70", "-b", "1,3", "-r", 2, "--json")
     head, *results = map(json.loads, done.stdout.splitlines())
@@ -340,6 +369,7 @@ def test_bench_reports_speed_and_machine(tandem, model):
     assert b"tok/s" in tandem("bench", "--model", model, "-p", "4", "-n", 2, "-r", 1).stdout
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("load", ["concurrency", "poisson", "gamma", "constant"])
 def test_bench_drives_a_server(tandem, tandem_bin, model, load):
     server = Server(tandem_bin, model)

@@ -8,6 +8,8 @@ import pytest
 
 from serving import ROOT
 
+pytestmark = [pytest.mark.no_asan, pytest.mark.slow]
+
 
 def test_clients(tandem_bin):
     if not (ROOT / "configs/models/tandem-nano/model.safetensors").exists():

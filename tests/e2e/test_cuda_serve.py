@@ -3,6 +3,7 @@
 TANDEM_CUDA_LIB names the library, the emulator of the build by default."""
 
 import concurrent.futures
+import contextlib
 import glob
 import json
 import os
@@ -19,9 +20,12 @@ import pytest
 from serving import Server, cached, make_model, metric, wait_until, widen
 
 # Whole models on the emulator take minutes under a sanitizer; unit tests show the kernels to those.
-pytestmark = pytest.mark.skipif(
-    "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="slow under a sanitizer"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="slow under a sanitizer"
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,16 @@ def post(server, path, **body):
     return reply.json()
 
 
+def least_streamed(server):
+    """The prompt tokens from which experts stream."""
+    least = re.search(r"streaming experts for prefill steps of (\d+) tokens or more", server.log())
+    assert least, server.log()
+    if int(least[1]) > 600:
+        server.close()
+        pytest.skip(f"streaming does not pay for so short prompts here: {least[0]}")
+    return int(least[1])
+
+
 def complete(server, prompt, n):
     body = post(server, "/v1/completions", prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True)
     assert body["usage"]["completion_tokens"] == n
@@ -51,7 +65,7 @@ def test_chat(tandem_bin, tiny_model, experts):
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     server.await_line("cuda, ")
-    for words in ["computes the experts of", "streaming experts at"]:
+    for words in ["computes the experts of", "streaming experts for"]:
         assert (words in server.log()) == (experts == "cpu")
     # A GPU that has all weights needs no other copy; experts stream from memory.
     assert ("of weights are in memory" in server.log()) == (experts == "cpu")
@@ -104,6 +118,46 @@ def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library, experts):
     server.close()
 
 
+def test_texts_do_not_depend_on_times(tandem_bin, tiny_model, library, monkeypatch):
+    """Servers to whom every measured time is a random one say the same, to the last bit,
+    and so does a worker that comes back."""
+    if "_emu" not in library:
+        pytest.skip("a measured GPU's own times differ enough")
+    options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--prefill-chunk", "48"]
+    said = []
+    for seed in range(1, 6):
+        monkeypatch.setenv("TANDEM_TIMES", str(seed))
+        server = Server(tandem_bin, tiny_model, *options)
+        for life in range(2 if seed < 3 else 1):
+            if life:
+                killed = server.decoder()
+                server.kill_worker()
+                wait_until(lambda: server.decoder() not in (None, killed))
+            ask = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+            bodies = [post(server, "/v1/completions", prompt=list(range(3, 3 + n)), **ask) for n in (31, 40, 100)]
+            choices = health(server)["models"][0]["choices"]
+            said.append([choices, *[(b["choices"], b["system_fingerprint"]) for b in bodies]])
+        server.close()
+    assert choices["stream_from"] in range(32, 49)  # so that some of the steps stream, and some do not
+    assert all(each == said[0] for each in said), said
+
+
+def test_stream_from_is_as_given(tandem_bin, tiny_model, library):
+    options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--stream-from", "77"]
+    server = Server(tandem_bin, tiny_model, *options)
+    server.await_line("streaming experts for prefill steps of 77 tokens or more")
+    model = health(server)["models"][0]
+    assert model["choices"]["stream_from"] == 77
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json={**body, "stream": True}) as reply:
+        chunks = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
+    prints = {chunk["system_fingerprint"] for chunk in chunks}
+    prints.add(post(server, "/v1/chat/completions", **body)["system_fingerprint"])
+    assert prints == {model["system_fingerprint"]}
+    assert re.fullmatch("fp_[0-9a-f]{10}", model["system_fingerprint"])
+    server.close()
+
+
 def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     if "_emu" not in library:
         pytest.skip("a GPU's memory cannot be chosen")
@@ -132,6 +186,7 @@ def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library, monkeypa
     wait_until(lambda: metric(server, "expert_cache_hits_total") > 0)
     assert metric(server, "expert_cache_misses_total") > 0 and metric(server, "expert_cache_moves_total") > 0
     assert 0 < metric(server, "expert_cache_experts") <= metric(server, "expert_cache_slots")
+    assert 0 < metric(server, "gpu_memory_free_bytes") < metric(server, "gpu_memory_bytes")
     assert ("compute experts of decode together" in server.log()) == (n_gpus == 2)
     server.close()
 
@@ -142,10 +197,8 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library, mo
     monkeypatch.setenv("TANDEM_EMU_SMS", "16")
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--decode-slowdown", "30"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
-    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
-    if not least or int(least[1]) > 600:
-        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
-    prompt = [3 + i % 200 for i in range(int(least[1]) + 40)]
+    least = least_streamed(server)
+    prompt = [3 + i % 200 for i in range(least + 40)]
     n = 24 if "_emu" in library else 2000
     answer, said = complete(server, [5, 6, 7], n), complete(server, prompt, 2)
     assert beside(server) == [0] and shares(server) == [0]
@@ -153,7 +206,7 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library, mo
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(complete, server, [5, 6, 7], n)
         wait_until(lambda: health(server)["running"] == 1)
-        with pytest.raises(httpx.ReadTimeout):
+        with contextlib.suppress(httpx.ReadTimeout):  # hardware may be quicker
             httpx.post(server.url + "/v1/completions", json={"prompt": other, "max_tokens": 2}, timeout=0.05)
         wait_until(lambda: health(server)["running"] == 1)
         between = complete(server, [8, *prompt[1:]], 2)
@@ -167,6 +220,41 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library, mo
     assert complete(server, [8, *prompt[1:]], 2) == between
     assert complete(server, prompt, 2) == said
     server.close()
+
+
+def test_long_prompts_have_the_memory_of_dense_weights(tandem_bin, tiny_model, library, monkeypatch):
+    """A long prompt is one step instead of several while nothing decodes, and else is not; answers before, beside and
+    behind it are the same. A request that arrives meanwhile waits; a prompt that goes away leaves nothing behind."""
+    if "_emu" not in library:
+        pytest.skip("it does not pay for a model as small as this one")
+    options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--log-level", "debug"]
+    options += ["--prefill-chunk", "48", "--stream-from", "32", "--ctx-size", "512"]
+    prompts = [[first, *(3 + i % 200 for i in range(95))] for first in (5, 6, 7, 8)]
+    run = [tandem_bin, "run", "--model", tiny_model, "--raw", "-p", "Once upon a time " * 24, "-n", "4"]
+    run += ["--temperature", "0", "--ignore-eos", "--json", *options]
+    said = []
+    for longer in None, "192", "100000000":
+        if longer:
+            monkeypatch.setenv("TANDEM_LONGER", longer)
+        server = Server(tandem_bin, tiny_model, *options)
+        assert (f"long prompts have steps of {longer} tokens instead of 48" in server.log()) == bool(longer)
+        short = complete(server, [5, 6, 7], 8)
+        texts = [complete(server, prompts[0], 4), complete(server, [5, 6, 7], 8)]
+        assert texts[1] == short  # weights are back, and graphs are made anew
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pair = [pool.submit(complete, server, prompts[1], 4), pool.submit(complete, server, [9, 8, 7], 8)]
+            texts += [each.result() for each in pair]
+        with contextlib.suppress(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/completions", json={"prompt": prompts[2], "max_tokens": 2}, timeout=0.05)
+        texts.append(complete(server, prompts[3], 4))
+        steps = [int(n) for n in re.findall(r"prefill of (\d+) tokens with streamed experts", server.log())]
+        assert steps[0] == (96 if longer == "192" else 48) and (96 in steps[1:]) == (longer == "192"), steps
+        assert len(re.findall("long prompts take several steps: ", server.log())) == (longer == "100000000")
+        server.close()
+        done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
+        assert ("in the memory of dense weights" in done.stderr) == (longer == "192")
+        said.append((texts, json.loads(done.stdout)["text"]))
+    assert said[0] == said[1] == said[2]
 
 
 def test_recurrent_states_are_reused(tandem_bin, library, tmp_path):
@@ -209,11 +297,8 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     options += ["--disaggregate", "off"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     server.await_line("expert parallelism on 2 devices, exchange by nccl")
-    wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes the prompt
-    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
-    if not least or int(least[1]) > 600:
-        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
-    prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
+    least = least_streamed(server)
+    prompt = [3 + i % 200 for i in range(least + 70)]
     said = complete(server, prompt, 3)
     server.await_line(f"prefill of {len(prompt)} tokens on 2 devices")
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -379,16 +464,11 @@ def test_short_prompts_stay_with_decode(tandem_bin, tiny_model, library, monkeyp
     options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--log-level", "debug"]
     server = Server(tandem_bin, tiny_model, *options, "--devices", "0,1", "--ctx-size", "1024")
     assert sorted(server.workers()) == ["decode", "prefill"]  # auto, since experts stream
-    wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes long prompts
-    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
-    if least:
-        os.kill(server.workers()["prefill"], signal.SIGSTOP)
-        complete(server, [5, 6, 7], 2)
-        os.kill(server.workers()["prefill"], signal.SIGCONT)
-    if not least or int(least[1]) > 600:
-        server.close()
-        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
-    prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
+    least = least_streamed(server)
+    os.kill(server.workers()["prefill"], signal.SIGSTOP)
+    complete(server, [5, 6, 7], 2)
+    os.kill(server.workers()["prefill"], signal.SIGCONT)
+    prompt = [3 + i % 200 for i in range(least + 70)]
     complete(server, prompt, 3)
     server.await_line(f"prefill of {len(prompt)} tokens with streamed experts")
     server.close()
@@ -458,7 +538,7 @@ def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
         assert " ".join(wish[:1]) in server.log() and "--device cpu" in server.log()
     for wish, says in [
         (["--device", "gpu"], "--device gpu: give cpu, cuda or auto"),
-        (["--expert-device", "gpu"], "--expert-device gpu: give --device cuda"),
+        (["--device", "cpu", "--expert-device", "gpu"], "--expert-device gpu: give --device cuda"),
         (["--device", "cuda", "--activations", "int8"], "--activations int8 is for the CPU"),
         (["--ctx-size", "16000000"], "the model's longest context is"),
     ]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import signal
 
 import anthropic
 import httpx
@@ -10,7 +12,7 @@ import openai
 import pytest
 
 from scripted_model import write_model
-from serving import Server
+from serving import Server, Wire
 
 SCRIPTS = {
     "short": "A short answer.",
@@ -19,9 +21,13 @@ SCRIPTS = {
     '"text": "one\\ntwo"}}\n</tool_call>',
     "two": '<tool_call>\n{"name": "alpha", "arguments": {"x": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "beta", "arguments": {}}\n</tool_call>',
-    "object": 'no object: {"n": 12}',
+    "object": '{"n": 13}',
+    "patch": '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin\\n+\\"q\\" é"}}\n</tool_call>',
+    "find": '<tool_call>\n{"name": "tool_search", "arguments": {"query": "q"}}\n</tool_call>',
+    "log": '<tool_call>\n{"name": "mcp__git__log", "arguments": {"n": 2}}\n</tool_call>',
 }
 MODEL = "scripted"
+SEEN = ["later", "never_yet"]  # tools that the template shows, each as often as its place says
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +35,26 @@ def server(tandem_bin, tmp_path_factory):
     out = tmp_path_factory.mktemp("models") / MODEL
     write_model(out, SCRIPTS)
     config = out / "tokenizer_config.json"
-    lines = "{%- for m in messages %}{%- if m.tool_calls %}[{{ m.tool_calls[0].function.name }}]"
+    lines = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first -%}"
+    lines += "{{ raise_exception('System message must be at the beginning.') }}{%- endif -%}"
+    lines += "{%- if m.tool_calls %}[{{ m.tool_calls[0].function.name }}]"
     lines += "{%- endif %}{{- m.role ~ ':' ~ (m.content or '') ~ (m.reasoning_content or '') ~ '|' -}}"
     lines += "{%- endfor -%}"
+    lines += "{%- if reasoning_effort|default('low') not in ['no_think', 'low', 'high'] -%}"
+    lines += "{{ raise_exception('reasoning_effort') }}{%- endif -%}"
+    lines += "{%- if messages[-1].content == 'switch' -%}{{ '<|think|>' if thinking is defined and "
+    lines += "thinking and reasoning_effort|default('low') != 'no_think' else '<|short|>' }}{%- endif -%}"
+    lines += "{%- for t in tools or [] if t.function.name in SEEN %}{% for _ in range(loop.index) -%}"
+    lines += "+{{ t.function.name }}{% endfor %}{% endfor -%}"
+    lines = lines.replace("SEEN", str(SEEN))
     text = json.loads(config.read_text())
     # The last message that is a script's name says which; before it stands what was said.
     text["chat_template"] = lines + text["chat_template"] + "{#- </think> -#}"
     config.write_text(json.dumps(text))
-    running = Server(tandem_bin, out, "--api-key", "secret")
+    keys = out.parent / "keys"
+    keys.write_text("other\n")
+    keys.chmod(0o600)
+    running = Server(tandem_bin, out, "--api-key", "secret", "--api-keys", keys)
     running.model = out
     yield running
     running.close()
@@ -163,6 +181,40 @@ def test_previous_response(server, client):
             client.responses.create(model=MODEL, input="think", previous_response_id=id)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_stored_responses(server, client, stream):
+    """A response that is kept is what was answered, with what was asked; to other keys it is not there."""
+    items = [{"role": "user", "content": "hm"}, {"type": "message", "id": "msg_own", "role": "user",
+             "content": [{"type": "input_text", "text": "short"}]}]
+    if stream:
+        *_, last = client.responses.create(model=MODEL, input=items, temperature=0, stream=True)
+        made = last.response
+    else:
+        made = client.responses.create(model=MODEL, input=items, temperature=0)
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+    listed = client.responses.input_items.list(made.id, order="asc")
+    assert [i.content[0].text for i in listed.data] == ["hm", "short"]
+    assert listed.data[1].id == "msg_own" and listed.data[0].id and not listed.has_more
+    page = client.responses.input_items.list(made.id, limit=1)
+    assert [i.id for i in page.data] == ["msg_own"] and page.has_more
+    assert [i.id for i in page] == ["msg_own", listed.data[0].id]
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="other", max_retries=0) as other:
+        for ask in (
+            lambda: other.responses.retrieve(made.id),
+            lambda: other.responses.delete(made.id),
+            lambda: other.responses.input_items.list(made.id),
+            lambda: other.responses.create(model=MODEL, input="x", previous_response_id=made.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+    again = client.responses.create(model=MODEL, input="short", previous_response_id=made.id)
+    assert again.output_text == "A short answer."
+    client.responses.delete(made.id)
+    for ask in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+
+
 def test_response_history(server, client):
     items = [
         {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
@@ -180,6 +232,126 @@ def test_response_history(server, client):
     assert answer.usage.input_tokens == plain + 1  # and the script's token
 
 
+CODEX = [
+    {"type": "namespace", "name": "mcp__git__", "description": "Git.", "tools": [
+        {"type": "function", "name": "log", "strict": False, "parameters": {"type": "object"}}]},
+    {"type": "custom", "name": "apply_patch", "description": "Patches.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+    {"type": "web_search"},
+    {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
+]
+
+
+def codex_output(server, script, stream, **more):
+    """The items of an answer, whole or as the events of its stream tell them."""
+    body = {"model": MODEL, "input": script, "tools": CODEX, "temperature": 0, "stream": stream, **more}
+    reply = post(server, "/v1/responses", body)
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        return reply.json()["output"], reply.json()["id"]
+    events = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data:")]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    told = {}
+    for e in events:
+        if e["type"].endswith(".delta"):
+            told[e["output_index"]] = told.get(e["output_index"], "") + e["delta"]
+    for i, item in enumerate(done):
+        assert told.get(i) == (None if "execution" in item else item.get("input", item.get("arguments")))
+    return done, events[-1]["response"]["id"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_codex(server, stream):
+    """Tools of MCP servers come in namespaces and patches as free text; their calls are answered as such."""
+    (call,), made = codex_output(server, "patch", stream)
+    assert call["type"] == "custom_tool_call" and call["name"] == "apply_patch"
+    assert call["input"] == '*** Begin\n+"q" é' and call["call_id"] and "arguments" not in call
+    (log,), _ = codex_output(server, "log", stream)
+    assert (log["type"], log["namespace"], log["name"]) == ("function_call", "mcp__git__", "log")
+    assert json.loads(log["arguments"]) == {"n": 2}
+    history = [
+        {"role": "user", "content": "go"}, {"type": "item_reference", "id": call["id"]},
+        {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "patched"}, log,
+        {"type": "function_call_output", "call_id": log["call_id"], "output": "logged"},
+        {"type": "local_shell_call", "call_id": "s1", "status": "completed",
+         "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "call_id": "s1", "output": "a.txt"},
+        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "q"}},
+        {"role": "user", "content": "short"},
+    ]
+    body = {"model": MODEL, "input": history, "tools": CODEX, "temperature": 0, "stream": False}
+    reply = post(server, "/v1/responses", body).json()
+    assert reply["output"][0]["content"][0]["text"] == "A short answer.", reply
+    rendered = "user:go|[apply_patch]assistant:|tool:patched|[mcp__git__log]assistant:|tool:logged|"
+    rendered += "[local_shell]assistant:|tool:a.txt|"
+    rendered += 'assistant:[web_search_call {"type":"search","query":"q"}]|user:short|'
+    assert reply["usage"]["input_tokens"] == post(server, "/tokenize", {"prompt": rendered}).json()["count"] + 1
+    followed = post(server, "/v1/responses", {
+        "model": MODEL, "previous_response_id": made, "temperature": 0,
+        "input": [{"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "short"}]})
+    assert followed.json()["output"][0]["content"][0]["text"] == "A short answer.", followed.text
+    missing = post(server, "/v1/responses", {**body, "input": [{"type": "item_reference", "id": "msg_0_0"}]})
+    assert missing.status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_the_input_brings(server, stream):
+    """The client's search for tools is called as such; what it finds is offered, once, and so is what an
+    item of the input adds."""
+    (search,), _ = codex_output(server, "find", stream)
+    assert (search["type"], search["execution"], search["arguments"]) == ("tool_search_call", "client", {"query": "q"})
+    found = [{"type": "namespace", "name": "git", "tools": CODEX[0]["tools"]}, {"type": "function", "name": "later"}]
+    result = {"type": "tool_search_output", "call_id": search["call_id"], "execution": "client", "tools": found}
+    more = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "never_yet"}]}
+    history = [more, {"role": "user", "content": "go"}, search, result, search, result]
+    body = {"model": MODEL, "temperature": 0, "input": [*history, {"role": "user", "content": "log"}]}
+    rendered = "user:go|" + 2 * ("[tool_search]assistant:|tool:[the tool git__log can be called now]\n"
+                                 "[the tool later can be called now]|")
+    rendered += "user:log|+never_yet+later+later"
+    n = post(server, "/tokenize", {"prompt": rendered}).json()["count"]
+    assert prompt_tokens(server, "/v1/responses", {**body, "max_output_tokens": 1}) == n + 1
+    body["input"] = [*history, {"role": "user", "content": "two"}]
+    body["tool_choice"] = {"type": "function", "name": "log"}
+    (call,) = post(server, "/v1/responses", {**body, "max_output_tokens": 100}).json()["output"]
+    assert (call["namespace"], call["name"]) == ("git", "log")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_logprobs(server, stream):
+    body = {"model": MODEL, "input": "think", "temperature": 0, "stream": stream, "top_logprobs": 2}
+    reply = post(server, "/v1/responses", body)
+    assert reply.status_code == 200, reply.text
+    if stream:
+        events = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data:")]
+        assert any(e.get("logprobs") for e in events if e["type"] == "response.output_text.delta")
+        response = events[-1]["response"]
+    else:
+        response = reply.json()
+    (part,) = response["output"][-1]["content"]
+    assert "".join(p["token"] for p in part["logprobs"]).strip() == part["text"] == "It is 4."
+    assert all(len(p["top_logprobs"]) == 2 and p["logprob"] <= 0 for p in part["logprobs"])
+    plain = post(server, "/v1/responses", {**body, "top_logprobs": 0, "stream": False}).json()
+    assert plain["output"][-1]["content"][0]["logprobs"] == []
+
+
+def test_tools_left_out(server):
+    """A choice is no error where all tools were left out, but for one that asks for a call."""
+    body = {"model": MODEL, "input": "short", "tools": [{"type": "web_search"}], "temperature": 0}
+    for choice, status in (("auto", 200), ("none", 200), ("required", 400)):
+        assert post(server, "/v1/responses", {**body, "tool_choice": choice}).status_code == status
+
+
+def test_custom_tools_are_forced(server):
+    """A regular expression of a tool that takes text is obeyed."""
+    tools = [{"type": "custom", "name": "digits", "format": {"type": "grammar", "syntax": "regex", "definition": "1{3}"}}]
+    choice = {"type": "custom", "name": "digits"}
+    (*_, call), _ = codex_output(
+        server, "short", False, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_output_tokens=400
+    )
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "digits", "111")
+
+
 def test_response_format(client):
     text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": {
         "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
@@ -195,7 +367,7 @@ def test_response_format(client):
 
 
 def test_response_errors(client):
-    for wrong in ({"input": []}, {"input": [{"type": "computer_call"}]}, {"input": 5},
+    for wrong in ({"input": []}, {"input": 5},
                   {"input": "short", "conversation": "c"},
                   {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}):
         with pytest.raises(openai.BadRequestError):
@@ -392,6 +564,9 @@ def test_ollama_models(llama, server):
     size = (server.model / "model.safetensors").stat().st_size
     digest.update(b"model.safetensors\0" + size.to_bytes(8, "little"))
     assert listed.digest == digest.hexdigest()
+    (loaded,) = llama.ps().models
+    assert loaded.model == MODEL and loaded.size == listed.size
+    assert llama.generate(MODEL, keep_alive=0).done_reason == "unload"
     shown = llama.show(MODEL)
     assert "completion" in shown.capabilities and "thinking" in shown.capabilities
     with pytest.raises(ollama.ResponseError) as caught:
@@ -399,8 +574,65 @@ def test_ollama_models(llama, server):
     assert caught.value.status_code == 404
     with pytest.raises(ollama.ResponseError):
         llama.chat(model="other", messages=[{"role": "user", "content": "short"}])
-    version = httpx.get(server.url + "/api/version", headers={"Authorization": "Bearer secret"}, trust_env=False)
-    assert version.json()["version"]
+    assert shown.modelinfo["qwen3_moe.context_length"] == 4096 and shown.details.family == "qwen3_moe"
+    assert shown.modelinfo["general.architecture"] == "qwen3_moe" and shown.parameters == "num_ctx 4096"
+    (loaded,) = llama.ps().models
+    assert loaded.model == MODEL and loaded.expires_at.year > 2300 and loaded.context_length == 4096
+    version = httpx.get(server.url + "/api/version", headers=KEYED, trust_env=False).json()["version"]
+    assert tuple(int(n) for n in version.split(".")) >= (0, 6, 4)  # what Copilot asks for
+
+
+def test_ollama_loads(llama, server):
+    """Requests without a prompt; the model stays, since the server has no other and does not sleep."""
+    for keep, how in ((None, "load"), ("10m", "load"), (-1, "load"), ("1h30m", "load"), (0, "unload"), ("0s", "unload")):
+        for answer in (
+            llama.generate(model=MODEL, keep_alive=keep),
+            llama.generate(model=MODEL, prompt="", keep_alive=keep, stream=False),
+            llama.chat(model=MODEL, messages=[], keep_alive=keep),
+        ):
+            assert answer.done and answer.done_reason == how, (keep, answer)
+    assert chat(llama, "short", keep_alive=0).message.content == "A short answer."
+    for path, body in (("/api/generate", {"prompt": "short"}), ("/api/chat", {"messages": []})):
+        for keep in ("soon", "5x", [], {}, True):
+            refused = post(server, path, {**body, "keep_alive": keep})
+            assert refused.status_code == 400 and "keep_alive" in refused.json()["error"], keep
+        assert post(server, path, {**body, "model": "other"}).status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ollama_logprobs(llama, server, stream):
+    asked = {"logprobs": True, "top_logprobs": 2, "stream": stream, "options": {"temperature": 0}}
+    bodies = {
+        "/api/chat": {"messages": [{"role": "user", "content": "short"}]},
+        "/api/generate": {"prompt": "short"},
+    }
+    raw = {"prompt": "<|short|>", "raw": True}
+    for path, body in [*bodies.items(), ("/api/generate", raw)]:
+        text = post(server, path, {**asked, **body}).text
+        tokens = [t for line in text.splitlines() for t in json.loads(line).get("logprobs", [])]
+        assert "".join(t["token"] for t in tokens) == "A short answer."
+        assert all(len(t["top_logprobs"]) == 2 and t["logprob"] <= 0 for t in tokens)
+        plain = post(server, path, {**asked, **body, "logprobs": False, "top_logprobs": 0}).text
+        assert '"logprobs"' not in plain
+
+
+def test_ollama_without_the_chat_template(llama, server):
+    def generate(**body):
+        reply = post(server, "/api/generate", {"stream": False, "options": {"temperature": 0}, **body})
+        return reply.json()
+
+    raw = generate(prompt="<|short|>", raw=True)
+    assert raw["response"] == "A short answer." and raw["prompt_eval_count"] == 1
+    assert generate(prompt="<|short|>", raw=True, options={"num_predict": 2})["done_reason"] == "length"
+    parts = list(llama.generate(model=MODEL, prompt="<|short|>", raw=True, stream=True))
+    assert "".join(p.response for p in parts) == "A short answer." and parts[-1].done
+    template = "{{- if .System }}[{{ .System }}]{{ else }}!{{ end -}}\n <|{{ .Prompt }}|>{{ .Response }} after"
+    answer = generate(prompt="short", template=template)
+    assert answer["response"] == "A short answer." and answer["prompt_eval_count"] == 2
+    assert generate(prompt="short", template=template, system="ab")["prompt_eval_count"] == 5
+    for wrong in ("{{ range .Messages }}", "{{ if .Prompt }}", "{{ .Prompt", "{{ .Other }}"):
+        refused = generate(prompt="short", template=wrong)
+        assert "template" in refused["error"], refused
 
 
 # -- a message that is continued --------------------------------------------------------------
@@ -427,6 +659,229 @@ def test_continued(server, claude):
     ):
         refused = post(server, "/v1/chat/completions", {**body, **wrong})
         assert refused.status_code == 400, refused.text
+
+
+# -- what is no text ------------------------------------------------------------------------------
+
+PIXEL = {"type": "base64", "media_type": "image/png", "data": "aWk="}
+# How each API spells an image: shown by the user, and as a tool's result; the text around and behind it.
+PICTURES = {
+    "/v1/chat/completions": lambda image, result, last: {"messages": [
+        {"role": "user", "content": [image, {"type": "text", "text": "look"}]},
+        {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "alpha", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [result]}, *last]},
+    "/v1/responses": lambda image, result, last: {"input": [
+        {"role": "user", "content": [image, {"type": "input_text", "text": "look"}]},
+        {"type": "function_call", "call_id": "c1", "name": "alpha", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [result]}, *last]},
+    "/v1/messages": lambda image, result, last: {"max_tokens": 60, "messages": [
+        {"role": "user", "content": [image, {"type": "text", "text": "look"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "alpha", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [result]}]}, *last]},
+}
+IMAGES = {
+    "/v1/chat/completions": {"type": "image_url", "image_url": {"url": "data:image/png;base64,aWk="}},
+    "/v1/responses": {"type": "input_image", "image_url": "data:image/png;base64,aWk="},
+    "/v1/messages": {"type": "image", "source": PIXEL},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [*PICTURES, "/api/chat"])
+def test_images_stay_in_the_history(server, path, stream):
+    """An image that a tool returned, or of an earlier turn, ends no session; one just sent is refused."""
+    if path == "/api/chat":
+        def body(last):
+            return {"messages": [
+                {"role": "user", "content": "look", "images": ["aWk="]},
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "alpha", "arguments": {}}}]},
+                {"role": "tool", "content": "", "images": ["aWk="]}, *last]}
+        shown = [{"role": "user", "content": "short", "images": ["aWk="]}]
+    else:
+        def body(last):
+            return PICTURES[path](IMAGES[path], IMAGES[path], last)
+        shown = [{"role": "user", "content": [IMAGES[path]]}]
+    last = [{"role": "user", "content": "short"}]
+    reply = post(server, path, {"model": MODEL, "temperature": 0, "stream": stream, **body(last)})
+    assert reply.status_code == 200, reply.text
+    reply = post(server, path, {"model": MODEL, "temperature": 0, "stream": stream, **body(shown)})
+    assert reply.status_code == 400 and "image" in reply.text, reply.text
+
+
+def test_blocks_of_anthropic_tools(server):
+    """Deferred tools are offered once they are referred to, and text documents are read."""
+    deferred = [{"name": n, "input_schema": {"type": "object"}, "defer_loading": True} for n in SEEN]
+
+    def count(content, **more):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
+        return post(server, "/v1/messages/count_tokens", body).json()["input_tokens"]
+
+    def plain(rendered):
+        return post(server, "/tokenize", {"prompt": rendered}).json()["count"]
+    read = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "all of it"}}
+    assert count([read]) == plain("user:all of it|")
+    found = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "later"}]}
+    offered = "[the tool later can be called now]|"
+    assert count([found], tools=deferred) == plain("tool:" + offered + "+later")
+    found["content"] = [{"type": "tool_reference", "tool_name": n} for n in ("never_yet", "later", "never_yet")]
+    offered = "[the tool never_yet can be called now]\n[the tool later can be called now]\n"
+    offered += "[the tool never_yet can be called now]|+never_yet+later+later"
+    assert count([found], tools=deferred) == plain("tool:" + offered)  # in the order of the references
+    assert count("hm", tools=deferred, tool_choice={"type": "auto"}) == plain("user:hm|")
+
+
+def prompt_tokens(server, path, body):
+    """How long the prompt is that an API makes of a request."""
+    reply = post(server, path, {"model": MODEL, **body})
+    assert reply.status_code == 200, reply.text
+    said = reply.json()
+    usage = said.get("usage", said)
+    read = usage.get("cache_read_input_tokens", 0)
+    return read + next(usage[k] for k in ("prompt_tokens", "input_tokens", "prompt_eval_count") if k in usage)
+
+
+ROLES = {  # what is said, and the prompt of a template that takes a system message in front alone
+    "two in front": ("system a, system b, user hm", "system:a\n\nb|user:hm|"),
+    "both kinds in front": ("system a, developer b, user hm", "system:a\n\nb|user:hm|"),
+    "in the middle": ("user hm, assistant ok, system a, user hm", "user:hm|assistant:ok|user:a\n\nhm|"),
+    "at the end": ("system a, user hm, system b", "system:a|user:hm\n\nb|"),
+    "all": ("system a, developer b, user hm, assistant ok, developer c, user hm, system d",
+            "system:a\n\nb|user:hm|assistant:ok|user:c\n\nhm\n\nd|"),
+}
+
+
+@pytest.mark.parametrize("said, shown", ROLES.values(), ids=ROLES)
+def test_orders_of_roles(server, said, shown):
+    """No order of roles is refused, whichever API is spoken and whatever the template refuses."""
+    messages = [dict(zip(("role", "content"), part.split())) for part in said.split(", ")]
+    reply = post(server, "/apply-template", {"messages": messages})
+    assert reply.json()["prompt"] == shown, reply.text
+    n = len(shown)  # each byte is a token
+    short = {"max_tokens": 1}
+    assert prompt_tokens(server, "/v1/chat/completions", {"messages": messages, **short}) == n
+    assert prompt_tokens(server, "/api/chat", {"messages": messages, "stream": False, "options": {"num_predict": 1}}) == n
+    assert prompt_tokens(server, "/v1/responses", {"input": messages, "max_output_tokens": 1}) == n
+    assert prompt_tokens(server, "/v1/messages", {"messages": messages, **short}) == n
+    if messages[0]["role"] == "system":  # where the API has a place of its own for the first
+        first, rest = messages[0]["content"], messages[1:]
+        asked = {"instructions": first, "input": rest, "max_output_tokens": 1}
+        assert prompt_tokens(server, "/v1/responses", asked) == n
+        assert prompt_tokens(server, "/v1/messages", {"system": first, "messages": rest, **short}) == n
+
+
+# -- thinking -------------------------------------------------------------------------------------
+
+THINKING = [
+    *(("/v1/chat/completions", {"reasoning_effort": level}, level != "none") for level in ("none", "minimal", "medium", "xhigh")),
+    ("/v1/chat/completions", {"enable_thinking": True}, True),
+    ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": True}}, True),
+    *(("/v1/responses", {"reasoning": {"effort": level}}, level != "none") for level in ("none", "medium")),
+    *(("/v1/messages", {"thinking": {"type": kind}}, kind != "disabled") for kind in ("disabled", "adaptive")),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 4096}}, True),
+    ("/v1/messages", {"output_config": {"effort": "max"}}, True),
+    *(("/api/chat", {"think": think}, bool(think)) for think in (False, True, "medium")),
+]
+
+
+@pytest.mark.parametrize("path, said, thinks", THINKING)
+def test_thinking(server, path, said, thinks):
+    """Every spelling reaches a template whose switch is `thinking`, off unless set, and whose levels are
+    no_think, low and high, anything else being refused."""
+    asked = [{"role": "user", "content": "switch"}]
+    body = {"input": asked} if path == "/v1/responses" else {"messages": asked}
+    if path == "/v1/messages":
+        body["max_tokens"] = 60
+    reply = post(server, path, {"model": MODEL, "temperature": 0, "stream": False, **body, **said})
+    assert reply.status_code == 200, reply.text
+    assert ("It is 4." if thinks else "A short answer.") in reply.text, reply.text
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+KEYED = {"Authorization": "Bearer secret"}
+SPOKEN = {
+    "openai": ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/nothing", "/nothing"],
+    "anthropic": ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"],
+    "ollama": ["/api/chat", "/api/generate", "/api/show", "/api/nothing"],
+}
+
+
+def in_form_of(api, reply):
+    """Whether an error has the form of that API, and the headers with the request's id."""
+    body = reply.json()
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    if api == "anthropic":
+        assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+        return body["request_id"] == reply.headers["request-id"]
+    if api == "ollama":
+        return set(body) == {"error"} and isinstance(body["error"], str)
+    return set(body) == {"error"} and {"message", "type", "param", "code"} <= set(body["error"])
+
+
+@pytest.mark.parametrize("api", SPOKEN)
+def test_errors_are_in_the_form_of_what_was_addressed(server, api):
+    """Whoever notices them: the parser, the check of keys or types, or the protocol itself."""
+    json_type = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        for path in SPOKEN[api]:
+            exists = "nothing" not in path and "batches" not in path
+            tries = [(404 if not exists else 405, "PUT", {"headers": KEYED})]
+            if exists:
+                tries += [
+                    (401, "POST", {"json": {}}),
+                    (401, "POST", {"json": {}, "headers": {"x-api-key": "wrong"}}),
+                    (400, "POST", {"content": b"{", "headers": KEYED | json_type}),
+                    (400, "POST", {"content": b"a=b", "headers": KEYED | {"Content-Type": "text/html"}}),
+                    (415, "POST", {"json": {}, "headers": KEYED | {"Content-Encoding": "gzip"}}),
+                ]
+            for status, method, request in tries:
+                reply = http.request(method, path, **request)
+                assert reply.status_code == status, (path, method, request, reply.text)
+                assert in_form_of(api, reply), reply.text
+
+
+@pytest.mark.parametrize("api", SPOKEN)
+def test_errors_of_framing_are_too(server, api):
+    def send(length):
+        with Wire(server) as wire:
+            head = f"POST {SPOKEN[api][0]} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+            wire.send(head + length + "\r\n")
+            status, headers, body = wire.response()
+            return httpx.Response(status, headers=headers, content=body)
+
+    for status, length in ((413, "Content-Length: 999999999999\r\n"), (411, "")):
+        reply = send(length)
+        assert reply.status_code == status and in_form_of(api, reply), reply.text
+
+
+def test_errors_name_a_prompt_too_long(server):
+    text = "x" * 5000
+    messages = [{"role": "user", "content": text}]
+    limit = f"{len(text) + len('user:|')} tokens > 4095 maximum"
+    told = post(server, "/v1/messages", {"messages": messages, "max_tokens": 5})
+    assert told.status_code == 400 and told.json()["error"]["message"] == f"prompt is too long: {limit}"
+    told = post(server, "/v1/chat/completions", {"messages": messages}).json()["error"]
+    assert (told["code"], told["n_prompt_tokens"]) == ("context_length_exceeded", len(text) + 6)
+    told = post(server, "/api/chat", {"messages": messages})
+    assert told.status_code == 400 and f"{len(text) + 6} tokens" in told.json()["error"]
+
+
+def test_ollama_streams_are_kept_alive(server):
+    """Lines without text while nothing comes, which clients read as they do all others."""
+    body = {"messages": [{"role": "user", "content": "short"}]}
+    worker = server.decoder()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with httpx.stream("POST", server.url + "/api/chat", json=body, headers=KEYED, trust_env=False) as reply:
+            lines = reply.iter_lines()
+            first, idle = json.loads(next(lines)), json.loads(next(lines))
+            os.kill(worker, signal.SIGCONT)
+            rest = [json.loads(line) for line in lines]
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert idle["message"] == {"role": "assistant", "content": ""} and not idle["done"]
+    assert "".join(line["message"]["content"] for line in [first, *rest]) == "A short answer."
 
 
 # -- the server ------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import httpx
 
+import pytest
 from serving import SANITIZED, Server, make_model, metric, wait_until
+
+pytestmark = [pytest.mark.tsan, pytest.mark.slow]
 
 N_KILLS = int(os.environ.get("TANDEM_KILLS", "4" if SANITIZED else "8"))
 N_CLIENTS = 6

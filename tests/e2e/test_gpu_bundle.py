@@ -16,9 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "numpy", "numpy.libs"]
 
-pytestmark = pytest.mark.skipif(
-    "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="a sanitizer's runtime is no part of it"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="a sanitizer's runtime is no part of it"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +121,9 @@ def test_a_bare_machine(bundle, bare_root, namespace):
     assert done.returncode == 0, done.stdout + done.stderr
     units = [path.name for path in (bare_root.path / "project" / ".gpu" / "gpu" / "bin").glob("test_cuda_*")]
     assert units
-    for name in ["facts", *units, "golden models", "operators of V3"]:
+    older = [name for name in steps if name.startswith("older ")]
+    assert {"older test_cuda_linear", "older test_cuda_attn_mla", "older golden models"} < set(older)
+    for name in ["facts", *units, "golden models", "operators of V3", *older]:
         assert steps[name]["status"] == "passed"
     for name in units:
         assert "PASSED  ]" in steps[name]["log"]
@@ -141,8 +146,9 @@ def test_a_failure_is_told_and_gone_past(bare_root, namespace):
     assert steps["test_cuda_rows"]["exit_code"] == 3 and "1 test failed" in steps["test_cuda_rows"]["log"]
     assert steps["test_cuda_attn_mla"]["status"] == "failed"
     assert steps["test_cuda_engine"]["status"] == steps["golden models"]["status"] == "passed"
-    assert "2 failed: test_cuda_" in done.stdout.splitlines()[-1]
-    assert sorted(steps["summary"]["failed"]) == ["test_cuda_attn_mla", "test_cuda_rows"]
+    assert "4 failed: test_cuda_" in done.stdout.splitlines()[-1]
+    wrong = ["test_cuda_attn_mla", "test_cuda_rows"]
+    assert sorted(steps["summary"]["failed"]) == [f"older {name}" for name in wrong] + wrong
     done, steps = stage(bare_root, namespace, "tests", limit=0.01)
     assert done.returncode == 1
     assert "facts" in steps["summary"]["unfinished"]
@@ -191,9 +197,16 @@ def test_measure_begins_with_the_bus(bare_root, namespace):
     done, steps = stage(bare_root, namespace, "measure")
     assert done.returncode == 0, done.stdout + done.stderr
     order = [name for name in steps if name != "summary"]
-    assert order[:2] == ["facts", "copies"] and order[-1] == "operators"
+    assert order[:2] == ["facts", "copies"] and order[-2:] == ["older operators", "operators"]
     results = {name: steps[name]["result"] for name in order}
-    for name in order[1:-1]:
+    for name in order[-2:]:
+        head, *cases = results[name]
+        assert head["mma_sync_peak_tflops"] > 0 and head["has_wgmma"] is False
+        for c in cases:
+            assert c["share_of_mma_sync_peak"] == pytest.approx(c["tflops"] / head["mma_sync_peak_tflops"])
+    older = results.pop("older stream")
+    assert [c["tokens"] for c in older[1:]] == [c["tokens"] for c in results["stream"][1:]]
+    for name in [n for n in order[1:-2] if n in results]:
         head, *cases = results[name]
         assert head["pinned_gbps"] > 0 and head["machine"]["cpu"] and cases
         assert {c["path"] for c in cases} == {name}

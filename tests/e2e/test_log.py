@@ -14,6 +14,8 @@ import pytest
 
 from serving import Server, wait_until
 
+pytestmark = pytest.mark.tsan
+
 
 def is_ready(server):
     return httpx.get(server.url + "/health", trust_env=False).status_code == 200

@@ -9,7 +9,7 @@ import pytest
 
 from serving import Server, make_model, wait_until
 
-SAMPLE = re.compile(r'([a-z_0-9]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (\S+)')
+SAMPLE = re.compile(r'([a-z_0-9]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (\S+)')
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def read(server, **headers):
             kinds[name] = kind
             continue
         name, labels, value = SAMPLE.fullmatch(line).groups()
-        found = dict(re.findall(r'([a-z_]+)="([^"]*)"', labels))
-        assert found.pop("model_name") == "tiny"
+        found = dict(re.findall(r'([a-z_]+)="([^"]*)"', labels or ""))
+        assert found.pop("model_name", None) == (None if name.startswith("tandem_memory_") else "tiny")
         family = re.sub("_(bucket|sum|count)$", "", name) if name not in kinds else name
         assert name.startswith("tandem_") and family in kinds
         assert (kinds[family] == "histogram") == ("le" in found or name != family)
@@ -70,8 +70,10 @@ def test_counts(server):
     before = read(server)
     counted = {"tandem_worker_up", "tandem_http_requests_total"}  # /health and this were asked for
     counted |= {"tandem_model_state", "tandem_model_loads_total"}
+    counted |= {"tandem_memory_bytes", "tandem_memory_available_bytes"}
     assert all(value == 0 for key, value in before.items() if key[0] not in counted)
     assert before["tandem_http_requests_total", "GET", "/metrics"] == 1
+    assert 0 < before[("tandem_memory_available_bytes",)] < before[("tandem_memory_bytes",)]
     post(server)
     post(server)
     post(server, n=2)

@@ -1,8 +1,10 @@
 """The HTTP API through the openai client, against a checkpoint of random weights."""
 
 import concurrent.futures
+import json
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -85,6 +87,25 @@ def test_usage_in_streams(client):
     assert chunks[-1].usage.completion_tokens == 24
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert all(chunk.usage is None for chunk in chat(client, stream=True))
+
+
+def test_progress_of_a_prompt(server):
+    """As llama-server's clients know it: tokens of the prompt so far, before the first of the answer."""
+    text = "".join(random.Random(5).choices("abcdefghij", k=1500))
+    for path, body in (("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+                       ("completions", {"prompt": text})):
+        body |= {"stream": True, "return_progress": True, "max_tokens": 2, "ignore_eos": True, "temperature": 0}
+        with httpx.stream("POST", f"{server.url}/v1/{path}", json=body, timeout=300, trust_env=False) as answer:
+            data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+        told = [chunk["prompt_progress"] for chunk in data if "prompt_progress" in chunk]
+        done = [p["processed"] for p in told]
+        total = told[0]["total"]
+        assert total > 1000 and done == sorted(done) and done[-1] == total and len(done) > 1
+        assert all(p["total"] == total and p["cache"] < done[0] and p["time_ms"] >= 0 for p in told)
+        assert "prompt_progress" in data[len(told) - 1] and len(data) > len(told)
+        body["return_progress"] = False
+        quiet = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=300, trust_env=False).text
+        assert "prompt_progress" not in quiet
 
 
 def test_usage_with_every_token(client):
@@ -375,8 +396,9 @@ def test_error_classes(client):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.InternalServerError) as caught:
         client.embeddings.create(model="tiny", input="x")
+    assert caught.value.status_code == 501 and "embeddings" in caught.value.message
 
 
 def test_prompt_beyond_the_context(client, server):
@@ -531,6 +553,7 @@ def test_a_foreign_host_is_told_what_to_do(server):
 # -- many at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.tsan
 def test_sixteen_at_once_say_what_each_says_alone(client):
     def ask(i):
         words = " ".join(f"word{j}" for j in range(i * 7 % 40 + 1))
@@ -564,6 +587,7 @@ def test_client_that_leaves_frees_its_place(client, server):
 # -- the end ---------------------------------------------------------------------------------
 
 
+@pytest.mark.tsan
 def test_sigterm_drains(tandem_bin, model):
     server = Server(tandem_bin, model)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:

@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import queue
-import random
 import re
 import shutil
 import threading
@@ -20,12 +19,15 @@ import pytest
 from scripted_model import write_model
 from serving import Server
 
+pytestmark = pytest.mark.no_asan
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if not CHROMIUM:
     pytest.skip("no chromium: scripts/setup.sh --test installs it", allow_module_level=True)
 api = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 expect = api.expect
+expect.set_options(timeout=60_000)  # milliseconds; a machine that tests is slow
 
 MARKDOWN = """# Sorting
 
@@ -62,6 +64,8 @@ SCRIPTS = {
     "hello": "Good morning to you.",
     "ponder": "<think>It depends,\nI should think.</think>\n\nYes indeed.",
     "sort": MARKDOWN,
+    "Summarize": "They greet each other.",
+    "Summary": "I see.",
 }
 
 
@@ -93,7 +97,8 @@ class Gate(ThreadingHTTPServer):
         self.pieces = queue.Queue()
         self.asked = []
         self.health = None  # (status, body) of /health instead of the server's
-        self.models = None  # ids of /v1/models instead of the server's
+        self.models = None  # cards of /v1/models instead of the server's
+        self.refuses = False  # messages, with 503
         self.key = None  # what /v1/models asks for
         self.gone = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}/"
@@ -116,7 +121,9 @@ class GateHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         asked = json.loads(body)
         self.server.asked.append(asked)
-        if asked["messages"][-1]["content"].startswith("slow"):
+        if self.server.refuses:
+            self.answer(503, {"error": {"message": "the worker is restarting"}})
+        elif asked["messages"][-1]["content"].startswith("slow"):
             self.answer_slowly()
         else:
             self.handle_any(body)
@@ -143,12 +150,11 @@ class GateHandler(BaseHTTPRequestHandler):
     def handle_any(self, body):
         if self.path == "/health" and self.server.health:
             return self.answer(*self.server.health)
-        if self.path == "/v1/models":
+        if self.path in ("/v1/models", "/metrics"):
             if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
                 return self.answer(401, {"error": {"message": "no such key"}})
-            if self.server.models:
-                cards = [{"id": name, "max_model_len": 4096} for name in self.server.models]
-                return self.answer(200, {"data": cards})
+            if self.server.models and self.path != "/metrics":
+                return self.answer(200, {"data": self.server.models})
         behind = http.client.HTTPConnection("127.0.0.1", self.server.server_port_behind)
         headers = {"Content-Type": "application/json"} if body else {}
         behind.request(self.command, self.path, body or None, headers)
@@ -257,85 +263,6 @@ def test_markdown_is_shown_and_never_run(open_page):
     check_accessible(page)
 
 
-# What a text becomes, as tags and text; each part ends where the next begins.
-CASES = [
-    ("a_b_c and _d_", "<p>a_b_c and <em>d</em></p>"),
-    ("***x*** __y__", "<p><strong><em>x</em></strong> <strong>y</strong></p>"),
-    ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
-    ("a  \nb\\\nc\nd", "<p>a  <br>b<br>c<br>d</p>"),
-    ("a\\b \\", "<p>a\\b \\</p>"),
-    ("2 * 3 * 4", "<p>2 * 3 * 4</p>"),
-    (r"\*not\* ``a`b``", "<p>*not* <code>a`b</code></p>"),
-    ("see https://a.org/x_(y).", "<p>see <a>https://a.org/x_(y</a>).</p>"),
-    ("![alt](https://a.org/i.png)", "<p><a>alt</a></p>"),
-    ("## A ##\ntext\n---", "<h3>A</h3><p>text</p><hr>"),
-    ("3. a\n4. b\n\ntext", "<ol start=3><li>a</li><li>b</li></ol><p>text</p>"),
-    ("- a\n\n  more\n- b", "<ul><li><p>a</p><p>more</p></li><li>b</li></ul>"),
-    ("- a\n  ```\n  x\n  ```", "<ul><li>a<pre>x</pre></li></ul>"),
-    ("~~~\n```\n~~~", "<pre>```</pre>"),
-    ("```js\nopen", "<pre>open</pre>"),
-    ("a | b\n--|--\n1 | 2 | 3", "<table>a,b/1,2</table>"),
-    ("a | b", "<p>a | b</p>"),
-    ("|a\n---", "<p>|a</p><hr>"),
-    ("<b>x</b> &amp;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;amp;</p>"),
-    ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
-    (">" * 100 + " deep", None),
-    ("*" * 5000 + "a", None),
-    ("[" * 5000, None),
-    ("*a " * 5000, None),
-    ("- " * 2000, None),
-]
-
-# What random texts are made of.
-PARTS = ["a", "word ", "\n", "\n\n", "    ", "  ", "\t", "*", "**", "_", "~~", "`", "```", "~~~", "- ", "1. ",
-         "> ", "# ", "|", "|-|-|", "--|--", "---", "[", "](", "https://a.org", ")", "!", "<", ">", "\\", "\r\n",
-         "\u65e5", "\U0001f600", ":", "a|b\n-|-\n"]
-
-SHAPE = """async (text) => {
-  const { renderBlock, splitBlocks } = await import("/page/markdown.js");
-  const escape = (t) => t.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const shape = (node) => {
-    if (node.nodeType === 3) return escape(node.data);
-    if (node.className === "code") return `<pre>${escape(node.querySelector("code").textContent)}</pre>`;
-    if (node.className === "table")
-      return `<table>${[...node.querySelectorAll("tr")].map((r) =>
-        [...r.children].map((c) => c.textContent).join()).join("/")}</table>`;
-    const name = node.tagName.toLowerCase(), start = node.start > 1 ? ` start=${node.start}` : "";
-    if (name === "hr" || name === "br") return `<${name}>`;
-    return `<${name}${start}>${[...node.childNodes].map(shape).join("")}</${name}>`;
-  };
-  return splitBlocks(text).flatMap(renderBlock).map(shape).join("");
-}"""
-
-# The same text, shown at once and letter by letter.
-GROWING = """async (text) => {
-  const { viewOf } = await import("/page/view.js");
-  const message = (content) => ({ role: "assistant", content, reasoning: "" });
-  const grown = message(""), view = viewOf(grown, {});
-  for (const letter of text) {
-    grown.content += letter;
-    view.update({ begin: 0 });
-  }
-  return [view.body.outerHTML, viewOf(message(text), {}).body.outerHTML];
-}"""
-
-
-def test_markdown_cases(open_page):
-    page = open_page()
-    for text, shape in CASES:
-        became = page.evaluate(SHAPE, text)
-        assert became == shape or shape is None, text
-    for text in [MARKDOWN, "\r\n".join(MARKDOWN.split("\n")), "- a\n\n\t- b\n\n  more\n\nend\n***",
-                 "text\na|b\n-|-\n1|2"]:
-        grown, whole = page.evaluate(GROWING, text)
-        assert grown == whole
-    rng = random.Random(1)
-    for _ in range(300):
-        text = "".join(rng.choice(PARTS) for _ in range(rng.randint(1, 40)))
-        grown, whole = page.evaluate(GROWING, text)
-        assert grown == whole, repr(text)
-
-
 def test_thoughts_are_folded_and_kept(open_page, gate):
     page = open_page(color_scheme="dark")
     answer = asked(page, "ponder")
@@ -372,11 +299,15 @@ def test_an_answer_can_be_stopped(open_page, gate, way):
     expect(page.locator(".assistant .markdown")).to_have_text("Once upon a time")
 
 
-def test_stopped_before_it_began(open_page):
+def test_stopped_before_it_began(open_page, gate):
     page = open_page()
     asked(page, "hello")
     ask(page, "slow question")
     expect(page.locator(".assistant .waiting").last).to_contain_text("Processing the prompt")
+    progress = {"total": 10000, "cache": 1000, "processed": 4000, "time_ms": 2000}
+    gate.say({"choices": [{"delta": {"role": "assistant", "content": None}}], "prompt_progress": progress})
+    expect(page.locator(".assistant .waiting").last).to_have_text(
+        "Processing the prompt: 4,000 of 10,000 tokens, about 4 s left")
     page.keyboard.press("Escape")
     expect(page.locator("#input")).to_have_value("slow question")
     expect(page.locator(".message")).to_have_count(2)
@@ -420,7 +351,11 @@ def test_two_tabs_see_each_other(open_page):
     expect(first.locator("#chats button")).to_have_count(0)
 
 
-def test_edit_and_retry(open_page, gate):
+def versions(page, who, nth=0):
+    return page.locator(who).nth(nth).locator(".versions")
+
+
+def test_edit_and_retry_make_versions(open_page, gate):
     page = open_page()
     asked(page, "hello")
     asked(page, "ponder")
@@ -435,6 +370,145 @@ def test_edit_and_retry(open_page, gate):
     expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
     assert [m["content"] for m in gate.asked[-1]["messages"]] == ["hello again"]
     assert len(gate.asked) == 4
+    expect(versions(page, ".user")).to_have_text("‹2 / 2›")
+    expect(versions(page, ".assistant")).to_have_text("‹2 / 2›")
+    check_accessible(page)
+    shoot(page, "versions")
+    versions(page, ".user").get_by_label("Previous version").click()
+    expect(page.locator(".message")).to_have_count(4)
+    expect(versions(page, ".user")).to_have_text("‹1 / 2›")
+    expect(versions(page, ".user").get_by_label("Next version")).to_be_focused()
+    expect(versions(page, ".assistant")).to_be_hidden()
+    page.reload()  # all are kept
+    expect(page.locator(".user .body").first).to_have_text("hello")
+    asked(page, "ponder again")
+    assert [m["content"] for m in gate.asked[-1]["messages"]][::2] == ["hello", "ponder", "ponder again"]
+    versions(page, ".user").get_by_label("Next version").click()
+    expect(page.locator(".message")).to_have_count(2)
+    versions(page, ".assistant").get_by_label("Previous version").click()
+    expect(versions(page, ".assistant")).to_have_text("‹1 / 2›")
+    gate.refuses = True  # a version that does not come about is none
+    page.locator(".assistant").get_by_role("button", name="Retry").click()
+    expect(page.locator("#reason")).to_contain_text("worker is restarting")
+    expect(versions(page, ".assistant")).to_have_text("‹1 / 2›")
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.fill(".edit textarea", "hello once more")
+    page.keyboard.press("Enter")
+    expect(page.locator("#input")).to_have_value("hello once more")
+    expect(versions(page, ".user")).to_have_text("‹2 / 2›")
+    gate.refuses = False
+    expect(page.locator("#reason")).to_be_hidden()  # the server is well again
+    page.click("#send")
+    expect(page.locator(".message")).to_have_count(4)
+
+
+def test_a_full_chat_goes_on(open_page, gate):
+    """The context of 4,096 tokens, of a letter each, holds two of these messages."""
+    page = open_page()
+    for letter in "abcd":
+        asked(page, "hello " + letter * 1500)
+    sent = [[m["content"][6] for m in a["messages"] if m["role"] == "user"] for a in gate.asked]
+    assert sent[:2] == [["a"], ["a", "b"]] and sent[-1] == ["c", "d"]
+    sent_last = gate.asked[-1]["messages"]
+    expect(page.locator(".message")).to_have_count(8)
+    expect(page.locator(".fallen")).to_contain_text("no longer fit")
+    assert page.locator("#messages > *").nth(4).get_attribute("class") == "fallen"
+    check_accessible(page)
+    shoot(page, "full")
+    page.reload()
+    expect(page.locator(".fallen")).to_be_visible()
+    page.get_by_role("button", name="Continue in a new chat with a summary").click()
+    expect(page.locator("#files li")).to_have_text(re.compile("^Summary of “hello a+…” .22 characters. ✕$"))
+    assert gate.asked[-1]["messages"][:-1] == [*sent_last, {"role": "assistant", "content": "Good morning to you."}]
+    expect(page.locator(".message")).to_have_count(0)
+    assert asked(page, "and then?").locator(".markdown").inner_text() == "I see."
+    assert "\n```\nThey greet each other.\n```\n\nand then?" in gate.asked[-1]["messages"][0]["content"]
+
+
+def test_texts_are_attached(open_page, gate, tmp_path):
+    page = open_page()
+    (tmp_path / "hello .py").write_text("print(1)\n```\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
+    page.set_input_files("#attach-input", [tmp_path / "hello .py", tmp_path / "picture.png"])
+    expect(page.locator("#files button")).to_have_text("hello .py (13 characters) ✕")
+    expect(page.locator("#reason")).to_contain_text("picture.png is no text file")
+    page.evaluate("""() => { const data = new DataTransfer(); data.setData("text/plain", "y".repeat(5000));
+        document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, cancelable: true })); }""")
+    expect(page.locator("#files button")).to_have_count(2)
+    check_accessible(page)
+    shoot(page, "attached")
+    page.get_by_label("Remove Pasted text").click()
+    expect(page.locator("#files button")).to_have_count(1)
+    gate.refuses = True
+    ask(page, "what is this?")
+    expect(page.locator("#reason")).to_contain_text("worker is restarting")
+    expect(page.locator("#files button")).to_have_count(1)
+    expect(page.locator("#input")).to_have_value("what is this?")
+    gate.refuses = False
+    assert "Good morning" in asked(page, "what is this?").inner_text()
+    assert gate.asked[-1]["messages"][0]["content"] == "hello .py:\n````\nprint(1)\n```\n````\n\nwhat is this?"
+    message = page.locator(".user")
+    expect(message.locator(".body")).to_contain_text("what is this?")
+    message.locator(".file summary").click()
+    expect(message.locator(".file div")).to_have_text("print(1)\n```\n", use_inner_text=False)
+    message.get_by_role("button", name="Edit").click()
+    expect(page.locator(".edit textarea")).to_have_value("what is this?")
+    page.fill(".edit textarea", "and this?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#send")).to_have_text("Send")
+    assert gate.asked[-1]["messages"][0]["content"].endswith("````\n\nand this?")
+
+
+def test_drafts_and_search(open_page):
+    page = open_page()
+    asked(page, "hello sun")
+    page.fill("#input", "half a thought")
+    page.click("#new-chat")
+    expect(page.locator("#input")).to_have_value("")
+    asked(page, "ponder the moon")
+    page.fill("#input", "another half")
+    page.reload()
+    expect(page.locator("#input")).to_have_value("another half")
+    page.locator("#chats").get_by_role("button", name="hello sun").click()
+    expect(page.locator("#input")).to_have_value("half a thought")
+    page.fill("#search", "GOOD morn")  # what was answered, whatever the case
+    expect(page.locator("#chats button")).to_have_text(["hello sun"])
+    page.fill("#search", "moon")
+    expect(page.locator("#chats button")).to_have_text(["ponder the moon"])
+    page.fill("#search", "")
+    expect(page.locator("#chats button")).to_have_count(2)
+
+
+def test_what_was_exported_is_imported(open_page, tmp_path):
+    page = open_page()
+    asked(page, "hello sun")
+    page.locator(".assistant").get_by_role("button", name="Retry").click()
+    expect(versions(page, ".assistant")).to_have_text("‹2 / 2›")
+    expect(page.locator("#send")).to_have_text("Send")
+    page.click("#open-settings")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    text = Path(download.value.path()).read_text()
+    (tmp_path / "chats.json").write_text(text)
+    page.set_input_files("#import-input", tmp_path / "chats.json")
+    expect(page.locator("#chats button")).to_have_count(1)  # it is here already
+    other = open_page()
+    other.click("#open-settings")
+    (tmp_path / "bad.json").write_text('[{"title": "x", "messages": [{"role": "tool"}]}]')
+    other.set_input_files("#import-input", tmp_path / "bad.json")
+    expect(other.locator("#ask-title")).to_contain_text("no chats in this file")
+    other.click("#ask-ok")
+    (tmp_path / "cli.json").write_text(json.dumps({"messages": [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]}))
+    other.set_input_files("#import-input", [tmp_path / "chats.json", tmp_path / "cli.json"])
+    expect(other.locator("#chats button")).to_have_count(2)
+    other.locator("#chats").get_by_role("button", name="hello sun").click()
+    expect(versions(other, ".assistant")).to_have_text("‹2 / 2›")
+    other.reload()
+    other.locator("#chats").get_by_role("button", name="Hi").click()
+    expect(other.locator(".assistant .markdown")).to_have_text("Yes.")
+    expect(other.locator(".thoughts div")).to_have_text("Hm.")
 
 
 def test_what_cannot_be_sent_stays(open_page):
@@ -524,6 +598,25 @@ def test_settings_are_sent_and_kept(open_page, gate):
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.5, 0.9, 3)
     assert sent["reasoning_effort"] == "low" and sent["chat_template_kwargs"] == {"enable_thinking": False}
+    page.click("#open-settings")
+    page.check("#set-only")
+    page.fill("#set-system", "Be long.")
+    page.fill("#set-max-tokens", "")
+    page.get_by_role("button", name="Save").click()
+    page.reload()
+    asked(page, "hello again")
+    assert gate.asked[-1]["messages"][0]["content"] == "Be long." and "max_tokens" not in gate.asked[-1]
+    page.click("#new-chat")
+    asked(page, "hello")
+    assert gate.asked[-1]["messages"][0]["content"] == "Be brief."
+    page.locator("#chats button").nth(1).click()
+    page.click("#open-settings")
+    expect(page.locator("#set-system")).to_have_value("Be long.")
+    page.uncheck("#set-only")
+    expect(page.locator("#set-system")).to_have_value("Be brief.")
+    page.get_by_role("button", name="Save").click()
+    asked(page, "hello")
+    assert gate.asked[-1]["messages"][0]["content"] == "Be brief."
 
 
 def test_loading_is_shown(open_page, gate):
@@ -535,16 +628,24 @@ def test_loading_is_shown(open_page, gate):
 
 
 def test_one_of_several_models(open_page, gate):
-    gate.models = ["other", "scripted"]
-    page = open_page("other")
+    gate.models = [{"id": "org/other", "max_model_len": 4096, "size": 3 << 30, "status": "sleeping"},
+                   {"id": "scripted", "max_model_len": 4096, "size": 1 << 29, "status": "ok"}]
+    page = open_page("org/other")
+    options = ["org/other · 3.0 GiB · not loaded", "scripted · 0.5 GiB · loaded"]
+    assert page.locator("#picker option").all_text_contents() == options
     ask(page, "hello")  # the server has no such model
     expect(page.locator("#reason")).to_contain_text("other")
-    page.click("#open-settings")
-    page.select_option("#set-model", "scripted")
-    page.get_by_role("button", name="Save").click()
+    page.select_option("#picker", "scripted")
     expect(page.locator("#model")).to_have_text("scripted")
+    check_accessible(page)
+    shoot(page, "models")
     page.click("#send")
     expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
+    expect(page.locator(".assistant .note").first).to_contain_text("scripted · ")
+    gate.health = (200, {"status": "ok", "models": [{"id": "org/other", "status": "loading"}]})
+    page.reload()
+    expect(page.locator("#picker option").first).to_have_text("org/other · 3.0 GiB · loading")
+    assert page.locator("#picker").input_value() == "scripted"
 
 
 def test_a_key_is_asked_for(open_page, gate):
@@ -554,6 +655,13 @@ def test_a_key_is_asked_for(open_page, gate):
     page.fill("#set-key", "secret")
     page.keyboard.press("Enter")
     expect(page.locator("#model")).to_have_text("scripted")
+    assert page.evaluate("localStorage.getItem('tandem.key')") is None
+    page.click("#open-settings")
+    page.check("#set-keep")
+    page.get_by_role("button", name="Save").click()
+    second = page.context.new_page()
+    second.goto(page.url)
+    expect(second.locator("#model")).to_have_text("scripted")
 
 
 def test_a_full_store_is_said(open_page):
@@ -565,16 +673,23 @@ def test_a_full_store_is_said(open_page):
 
 
 def test_a_phone(open_page):
-    page = open_page(viewport={"width": 390, "height": 780}, has_touch=True)
-    asked(page, "sort a list")
+    page = open_page(viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True)
+    page.fill("#input", "sort")
+    page.press("#input", "Enter")  # there is no Shift
+    page.keyboard.type("a list")
+    expect(page.locator("#input")).to_have_value("sort\na list")
+    page.click("#send")
+    expect(page.locator(".assistant .note")).to_contain_text("tokens/s")
+    expect(page.locator("#send")).to_have_text("Send")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     shoot(page, "phone")
     check_accessible(page)
     expect(page.locator("#new-chat")).to_be_hidden()
+    page.click("#new-chat-top")
+    expect(page.locator(".message")).to_have_count(0)
     page.click("#menu")
     expect(page.locator("#new-chat")).to_be_focused()
     shoot(page, "phone-chats")
     check_accessible(page)
     page.keyboard.press("Escape")
     expect(page.locator("#new-chat")).to_be_hidden()
-    expect(page.locator("#menu")).to_be_focused()

@@ -6,7 +6,10 @@ import random
 import threading
 
 import httpx
+import pytest
 from serving import SANITIZED, Server, metric, wait_until
+
+pytestmark = [pytest.mark.tsan, pytest.mark.slow]
 
 N_STREAMS = 4 if SANITIZED else 8
 

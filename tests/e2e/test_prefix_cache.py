@@ -57,6 +57,52 @@ def test_the_same_prompt_again(server):
     assert cached(complete(server, prompt[: 8 * PAGE + 1])) == 8 * PAGE
 
 
+def test_salts_keep_apart(server):
+    """cache_salt: what one asked shows to none without it, in any form of request."""
+    prompt = tokens(5, 500)
+    for salt in {"cache_salt": "a"}, {"cache_salt": "b"}, {}:
+        assert cached(complete(server, prompt, **salt)) == 0
+        assert cached(complete(server, prompt, **salt)) == 500 // PAGE * PAGE
+    said = [{"role": "user", "content": "word " * 300}]
+    for salt, is_known in ("a", False), ("b", False), ("a", True):
+        reply = httpx.post(
+            server.url + "/v1/chat/completions",
+            json={"messages": said, "max_tokens": 2, "cache_salt": salt},
+            timeout=120,
+            trust_env=False,
+        )
+        assert (cached(reply.json()) > 0) == is_known
+    for wrong in "", 7:
+        reply = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "cache_salt": wrong})
+        assert reply.status_code == 400 and "cache_salt" in reply.text
+
+
+def test_keys_kept_apart(tandem_bin, model, tmp_path):
+    """--cache-per-key: in memory, and on disk after a restart."""
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    prompt, salt = tokens(6, 500), {}
+
+    def ask(server, key):
+        reply = httpx.post(
+            server.url + "/v1/completions",
+            json={"prompt": prompt, "max_tokens": 2, **salt},
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=120,
+            trust_env=False,
+        )
+        return cached(reply.json())
+
+    options = "--cache-per-key", "--api-keys", tmp_path / "keys", "--kv-dir", tmp_path / "kv", "--ctx-size", "2048"
+    server = Server(tandem_bin, model, *options)
+    assert [ask(server, key) for key in ("one", "two", "one")] == [0, 0, 448]
+    server.close()
+    server = Server(tandem_bin, model, *options)
+    assert [ask(server, key) for key in ("two", "one")] == [448, 448]
+    salt["cache_salt"] = "more"
+    assert [ask(server, key) for key in ("two", "one")] == [0, 0]
+    server.close()
+
+
 def test_a_prefix_with_other_ends(tandem_bin, model, server):
     prefix = tokens(2, 1024)
     prompts = [prefix + tokens(100 + i, 5 + 40 * i) for i in range(4)]
@@ -91,6 +137,7 @@ def test_the_next_turn(tandem_bin, model, server):
     fresh.close()
 
 
+@pytest.mark.tsan
 def test_together(server):
     """Eight at once with one new prefix: together as alone, and most of it is read once."""
     prefix = tokens(6, 1000)
@@ -125,6 +172,7 @@ def test_a_small_pool_under_pressure(tandem_bin, model):
     server.close()
 
 
+@pytest.mark.tsan
 def test_the_cache_outlives_a_worker(tandem_bin, model):
     server = Server(tandem_bin, model)
     prompt = tokens(8, 400)

@@ -1,11 +1,13 @@
 """Downloads from a hub that breaks off, redirects, throttles and lies. The network is loopback."""
 
+import contextlib
 import fcntl
 import hashlib
 import http.server
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -110,6 +112,13 @@ class Hub:
         what = todo.pop(0) if todo else ""
         if isinstance(what, int):
             return self.send(request, what, b"later", [("Retry-After", "1")])
+        if what == "endless":  # the page of an error
+            request.send_response(404)
+            request.end_headers()
+            return self.pour(request, b"x" * 65536, 0)
+        if what == "silent":  # headers, and never a body
+            request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            return self.pour(request, b"X: y\r\n", 0.2)
         if what == "redirect":
             to = f"http://localhost:{self.port}/cdn/{path}"
             return self.send(request, 302, b"", [("Location", to)])
@@ -127,6 +136,8 @@ class Hub:
         if what.startswith("break"):
             body = body[: int(what.split()[1])]
             request.close_connection = True
+        if what == "drip":
+            return self.pour(request, b"x", 0.2)
         try:
             if what == "pause":
                 half = len(body) // 2
@@ -137,6 +148,14 @@ class Hub:
             self.sent += len(body)
         except ConnectionError:
             pass
+
+
+    def pour(self, request, piece, pause):
+        """The same without end, until the other side has enough."""
+        request.close_connection = True
+        with contextlib.suppress(ConnectionError):
+            while not self.resume.wait(pause):
+                request.wfile.write(piece)
 
 
 @pytest.fixture
@@ -188,8 +207,18 @@ def test_the_layout_of_the_cache(pull, hub):
     assert (pull.cache / "refs" / "main").read_text() == COMMIT
     check_whole(pull, hub)
     assert "model.safetensors: 0.003 GB" in errors and "\r" not in errors
+    fits = errors.index("0.00 GB of weights fit into this machine's")
+    assert fits < errors.index("are to be downloaded")  # before it begins
     n = len(hub.requests)
     assert pull()[0] == 0 and len(hub.requests) == n + 1  # the list alone
+
+
+def test_weights_that_do_not_fit_into_memory(pull, hub):
+    hub.sizes = {"model.safetensors": 10**15}  # no machine has so much; the disk is asked first
+    status, _, errors = pull()
+    assert status == 1
+    assert "1000000.00 GB of weights do not fit" in errors and "tandem recommend" in errors
+    assert len(hub.requests) == 1
 
 
 def test_what_is_wanted(pull, hub, tmp_path):
@@ -213,6 +242,60 @@ def test_a_broken_download_goes_on(pull, hub, plan):
     ranges = [r for path, r, *_ in hub.requests if path.endswith("model.safetensors")]
     assert len(ranges) == len(plan) + 1 and ranges[0] is None
     assert ranges[-1] == f"bytes={700000 if len(plan) == 7 else 6}-"
+
+
+def test_a_hub_that_gives_too_little(pull, hub):
+    """Or too much: an answer that never begins, a body of a few bytes a second, an error without end."""
+    hub.plan["model.safetensors"] = ["silent", "drip"]
+    status, _, errors = pull(TANDEM_HUB_STALLED_S="2")
+    assert status == 0, errors
+    check_whole(pull, hub)
+    assert len([path for path, *_ in hub.requests if path.endswith("model.safetensors")]) >= 3
+    shutil.rmtree(pull.cache)
+    hub.plan["model.safetensors"] = ["endless"]
+    status, _, errors = pull()
+    assert status == 1 and "model.safetensors" in errors and "404" in errors
+    # A byte each time is no progress.
+    hub.plan["model.safetensors"] = ["break 1"] * 20
+    status, _, errors = pull()
+    assert status == 1 and "model.safetensors" in errors
+    assert len(hub.plan["model.safetensors"]) == 14
+
+
+def test_files_with_the_same_content(pull, hub):
+    """They are one blob, which one of them brings."""
+    for n in 1, 2 << 20:
+        hub.files = {"config.json": b"{}", "a.json": b"{}", "model.safetensors": BIG[:n]}
+        hub.files |= {f"{i}/model.safetensors": BIG[:n] for i in range(9)}
+        hub.lfs = [path for path in hub.files if "safetensors" in path]
+        hub.requests.clear()
+        status, _, errors = pull()
+        assert status == 0, errors
+        check_whole(pull, hub, list(hub.files))
+        assert len(hub.requests) <= 3
+    hub.sizes["0/model.safetensors"] = 7
+    status, _, errors = pull()
+    assert status == 1 and "one hash two sizes" in errors
+
+
+def test_a_begun_file_that_is_none(pull, hub, tmp_path):
+    (pull.cache / "blobs").mkdir(parents=True)
+    begun = pull.cache / "blobs" / (hashlib.sha256(BIG).hexdigest() + ".incomplete")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for plant in (
+        lambda: begun.symlink_to(victim),
+        lambda: begun.symlink_to(tmp_path / "absent"),
+        lambda: begun.hardlink_to(victim),
+        lambda: os.mkfifo(begun),
+    ):
+        plant()
+        status, _, errors = pull()
+        assert status == 2 and "remove it" in errors
+        begun.unlink()
+    assert victim.read_bytes() == b"precious" and not (tmp_path / "absent").exists()
+    assert pull()[0] == 0
+    check_whole(pull, hub)
 
 
 def test_a_server_without_ranges(pull, hub):
@@ -401,3 +484,22 @@ def test_a_server_offers_the_name(tandem_bin, model_hub, tmp_path, monkeypatch):
         assert [m["id"] for m in models] == ["org/name"]
     finally:
         server.close()
+
+
+def test_a_quantization(pull, hub):
+    """One of the GGUF files, of several that end so the one with the shortest name, with its parts."""
+    few = {f"M-{q}.gguf": q.encode() for q in ("Q8_0", "Q4_K_M", "UD-Q4_K_M")}
+    parts = {f"big/M-BF16-0000{i}-of-00002.gguf": b"part %d" % i for i in (1, 2)}
+    hub.files = few | parts | {"README.md": b"", "mmproj-BF16.gguf": b"vision"}
+    snapshot = pull.cache / "snapshots" / COMMIT
+    for quant, wanted in (("q4_k_m", ["M-Q4_K_M.gguf"]), ("BF16", sorted(parts))):
+        before = {p for p in snapshot.rglob("*.gguf")}
+        status, out, errors = pull(command=("pull", f"org/name:{quant}"))
+        assert status == 0, errors
+        assert out.strip() == str(snapshot / wanted[0])
+        new = {p for p in snapshot.rglob("*.gguf")} - before
+        assert {str(p.relative_to(snapshot)) for p in new} == set(wanted)
+    status, _, errors = pull(command=("pull", "org/name:Q2_K"))
+    assert status == 1 and "no GGUF files of this quantization" in errors
+    status, _, errors = pull("--model", "org/name:BF16", command=("inspect",))
+    assert status == 1 and "not a GGUF file" in errors  # found in the cache

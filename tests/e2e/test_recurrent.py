@@ -1,4 +1,4 @@
-"""Models with gated delta nets or windows: states are kept, handed over and restored as KV pages are."""
+"""Models with gated delta nets, windows or pooled keys: states are kept, handed over and restored as KV pages are."""
 
 import concurrent.futures
 import json
@@ -19,6 +19,11 @@ OPTIONS = ("--ctx-size", "1024", "--prefill-chunk", "100")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "hybrid", "tiny-qwen3-next")
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "pooled", "tiny-deepseek-v4")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,7 @@ def test_a_worker_killed_in_mid_stream(tandem_bin, model, workers):
     server.close()
 
 
+@pytest.mark.slow
 def test_preempted_requests_go_on(tandem_bin, model):
     def ask(number):
         prompt = random.Random(number % 2).choices(range(3, 900), k=130) + [3 + number]
@@ -177,8 +183,10 @@ def test_preempted_requests_go_on(tandem_bin, model):
     server.close()
 
 
-def test_windows_go_on_where_a_prompt_is_known(tandem_bin, windowed, tmp_path):
+@pytest.mark.parametrize("kind", ["windowed", "pooled"])
+def test_windows_go_on_where_a_prompt_is_known(tandem_bin, kind, request, tmp_path):
     """Keys before a window have left the cache: reuse, turns, another worker and the disk do without."""
+    windowed = request.getfixturevalue(kind)
     page, prompt = 512, random.Random(2).choices(range(3, 900), k=1100)
     options = ("--ctx-size", "2048", "--prefill-chunk", "300", "--kv-dir", tmp_path / "kv")
     server = Server(tandem_bin, windowed, *options, "--disaggregate", "on")

@@ -1,5 +1,6 @@
 """Models that are not always loaded: --sleep-after, and several models behind one port."""
 
+import json
 import os
 import shutil
 import signal
@@ -68,6 +69,13 @@ def sleeper(tandem_bin, tiny_model, tmp_path_factory):
     server.close()
 
 
+def ollama(server, **body):
+    body = {"prompt": "Once", "stream": False, "options": {"num_predict": 2}, **body}
+    reply = httpx.post(server.url + "/api/generate", json=body, timeout=WAIT_S, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
 def asleep(server):
     wait_until(lambda: state(server) == "sleeping", WAIT_S)
 
@@ -108,10 +116,12 @@ def test_what_needs_no_worker_does_not_wake(sleeper):
     url = sleeper.url + "/tokenize"
     assert httpx.post(url, json={"content": "one two"}, trust_env=False).json()["tokens"]
     assert get(sleeper, "/tokenizer_info").status_code == 200
-    assert get(sleeper, "/api/tags").json()["models"][0]["status"] == "sleeping"
+    told = get(sleeper, "/api/tags").json()["models"][0]
+    assert told["status"] == "sleeping" and told["details"]["quantization_level"] == "BF16"
     assert n_loads(sleeper) == loads
 
 
+@pytest.mark.tsan
 def test_many_wake_it_once(sleeper):
     asleep(sleeper)
     loads = n_loads(sleeper)
@@ -143,6 +153,29 @@ def test_a_request_keeps_it_awake(sleeper):
     wait_until(lambda: found, WAIT_S)
     assert found[0].json()["usage"]["completion_tokens"] == 400
     assert awake == "ok" and n_loads(sleeper) == loads
+
+
+def loaded(server):
+    return {m["name"]: m["expires_at"] for m in get(server, "/api/ps").json()["models"]}
+
+
+def test_keep_alive(sleeper):
+    """Ollama's way to load a model, to keep it and to let it go."""
+    asleep(sleeper)
+    assert loaded(sleeper) == {}
+    assert ollama(sleeper, prompt="", keep_alive=-1)["done_reason"] == "load"
+    loads = n_loads(sleeper)
+    time.sleep(3 * SLEEP_AFTER_S)
+    assert loaded(sleeper)["tiny"].startswith("2318") and state(sleeper) == "ok"
+    assert ollama(sleeper, prompt="", keep_alive=0)["done_reason"] == "unload"
+    asleep(sleeper)
+    assert ollama(sleeper, prompt="", keep_alive="0s")["done_reason"] == "unload"  # it wakes nothing
+    assert n_loads(sleeper) == loads and loaded(sleeper) == {}
+    assert ollama(sleeper, raw=True, keep_alive="1h")["eval_count"] == 2
+    time.sleep(3 * SLEEP_AFTER_S)
+    assert state(sleeper) == "ok" and not loaded(sleeper)["tiny"].startswith("2318")
+    assert ollama(sleeper, raw=True)["eval_count"] == 2  # as --sleep-after says again
+    asleep(sleeper)
 
 
 def test_a_model_that_cannot_be_loaded_again(tandem_bin, tiny_model, tmp_path):
@@ -220,6 +253,13 @@ def test_models_on_demand(several):
     assert [w["model"] for w in get(several).json()["workers"]] == ["gamma"] * len(several.workers())
 
 
+def test_keep_alive_of_one_of_several(several):
+    ollama(several, model="alpha", prompt="", keep_alive="5m")
+    assert list(loaded(several)) == ["alpha"]
+    assert ollama(several, model="alpha", raw=True, keep_alive=0)["eval_count"] == 2
+    wait_until(lambda: loaded(several) == {}, WAIT_S)
+
+
 def test_unknown_and_missing_names(several):
     for path, extra in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
                         ("/v1/completions", {"prompt": "a"}), ("/tokenize", {"content": "a"})):
@@ -232,6 +272,24 @@ def test_unknown_and_missing_names(several):
     assert get(several, "/v1/models/beta").json()["id"] == "beta"
     response = httpx.post(several.url + "/v1/completions", content="{", trust_env=False)
     assert response.status_code == 400
+
+
+def test_errors_do_not_say_where_models_are(tandem_bin, folder, tmp_path):
+    """A model whose tokenizer is broken: clients read its name, not the folder's path."""
+    shutil.copytree(folder / "alpha", tmp_path / "several" / "alpha")
+    (tmp_path / "several" / "alpha" / "tokenizer.json").write_text("{")
+    server = Models(tandem_bin, tmp_path / "several", "--ctx-size", "512")
+    post = lambda path, **body: httpx.post(server.url + path, json=body, timeout=WAIT_S, trust_env=False)
+    replies = [
+        post("/v1/completions", model="alpha", prompt="a"),
+        post("/v1/chat/completions", model="alpha", messages=[{"role": "user", "content": "a"}]),
+        post("/tokenize", model="alpha", content="a"),
+        post("/api/show", model="alpha"),
+    ]
+    server.close()
+    for reply in replies:
+        assert str(tmp_path) not in reply.text, reply.text
+    assert replies[2].status_code >= 400 and "alpha/tokenizer.json" in replies[2].text
 
 
 def test_other_protocols_choose_too(several):
@@ -259,6 +317,7 @@ def test_running_requests_end_first(several):
     assert text_of(other[0]) and text_of(late[0])
 
 
+@pytest.mark.tsan
 def test_turns_between_models(several):
     """Whoever waits is served, however many others ask for the model that is loaded."""
     names = ("alpha", "beta", "gamma") * 4
@@ -286,6 +345,46 @@ def test_a_model_that_fails_leaves_the_others(tandem_bin, folder, tmp_path):
         server.close()
 
 
+def test_commands_for_a_running_server(tandem_bin, several, sleeper):
+    def tandem(*args, server=several, status=0):
+        done = subprocess.run([tandem_bin, *args, "--server", server.url], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout or done.stderr
+
+    text_of(complete(several, model="alpha"))
+    rows = [line.split() for line in tandem("list").splitlines()]
+    assert rows[0] == ["NAME", "SIZE", "STATUS"]
+    states = {row[0]: row[-1] for row in rows[1:]}
+    assert states["alpha"] == "ok" and len(states) == len(get(several, "/v1/models").json()["data"])
+    header, row = (line.split() for line in tandem("ps").splitlines())
+    assert header[-3:] == ["RUNNING", "WAITING", "CONTEXT"] and row[0] == "alpha" and row[-3:-1] == ["0", "0"]
+    (loaded,) = json.loads(tandem("ps", "--json"))["models"]
+    assert loaded["name"] == "alpha" and loaded["context_length"] == int(row[-1])
+    assert tandem("stop") == ""  # the only one
+    wait_until(lambda: state(several, "alpha") == "sleeping", WAIT_S)
+    assert len(tandem("ps").splitlines()) == 1
+    assert "nothing to stop" in tandem("stop", status=2)
+    assert "other" in tandem("stop", "other", status=1)
+    asleep(sleeper)
+    assert tandem("stop", "tiny", server=sleeper) == ""  # it sleeps already
+
+
+def test_a_model_is_unloaded_after_its_requests(several):
+    text_of(complete(several, model="alpha"))  # what loads is not running yet
+    busy = 'tandem_num_requests_running{model_name="alpha"}'
+    for _ in range(10):  # a request may be over before it was seen
+        running = background(lambda: complete(several, model="alpha", max_tokens=450))
+        wait_until(lambda: running or metrics(several)[busy] == 1, WAIT_S)
+        if not running:
+            break
+    assert not running
+    asked = httpx.post(several.url + "/api/generate", json={"model": "alpha", "keep_alive": 0}, timeout=WAIT_S, trust_env=False)
+    assert asked.json()["done_reason"] == "unload"
+    wait_until(lambda: state(several, "alpha") == "sleeping", WAIT_S)
+    wait_until(lambda: running, WAIT_S)
+    assert text_of(running[0])
+
+
 def test_two_at_once(tandem_bin, folder):
     server = Models(tandem_bin, folder, "--max-models", "2", "--sleep-after", "1000")
     try:
@@ -305,4 +404,4 @@ def test_options_that_exclude_each_other(tandem_bin, folder, tiny_model):
     both = run("--models", folder, "--model", tiny_model)
     assert both.returncode == 2 and "leave out --model" in both.stderr
     assert "--models" in run().stderr
-    assert "no folder in it" in run("--models", folder / "notes").stderr
+    assert "holds a model that can be served" in run("--models", folder / "notes").stderr

@@ -63,6 +63,20 @@ def test_json_schema(client, sampling):
     check_person(ask(client, response_format=schema(PERSON), **sampling))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_open_objects_are_closed_and_compact(client, seed):
+    """A schema that allows more, of a model that likes white space."""
+    person = {k: v for k, v in PERSON.items() if k != "additionalProperties"}
+    spaces = {str(b): 8 for b in (10, 32, 198, 220)}
+    text = ask(client, response_format=schema(person, strict=False), temperature=2, seed=seed,
+               logit_bias=spaces)
+    check_person(text)
+    skeleton = re.sub(r'"(\\.|[^"\\])*"', '""', text)
+    for line in skeleton.split("\n"):
+        assert not re.search(r"(?<!^)\s{2}|,(?=\S)|:(?=\S)|\s[,:}\]]", line.strip()), skeleton
+        assert (len(line) - len(line.lstrip())) % 2 == 0
+
+
 def test_json_object_of_noise(client):
     # Strings without end are what a random model likes: the choices differ in where they stop.
     answer = client.chat.completions.create(
@@ -84,6 +98,7 @@ def test_streamed_and_whole_are_the_same(client):
     assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == whole
 
 
+@pytest.mark.tsan
 def test_batched_are_the_same(client):
     """What a request is computed beside changes neither its grammar nor its text."""
     formats = [schema(PERSON), schema({"enum": ["x", "yy"]}), None, schema({"type": "integer"})]
@@ -161,9 +176,9 @@ def test_the_longest_enum(client):
 def test_too_ambiguous_fails_alone(server, client):
     rules = [f'x{i} ::= "a" x{i + 1} "b" | "a" x{i + 1} "c"' for i in range(20)]
     text = "\n".join(["root ::= x0", *rules, 'x20 ::= "d"'])
-    with pytest.raises(openai.InternalServerError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         ask(client, temperature=0, extra_body={"grammar": text})
-    assert "ambiguous" in caught.value.message
+    assert "grammar: the grammar is too ambiguous" in caught.value.message and caught.value.param == "grammar"
     check_person(ask(client, response_format=schema(PERSON)))
     assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
 
@@ -312,3 +327,71 @@ def test_checked_calls(scripted):
     # The arguments it wants to give are outside the schema.
     choice = say(scripted, "call", tools=[tool("beta", {"const": 13})], **one).choices[0]
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"x": 13}
+
+
+def test_costly_expressions_change_nothing_for_others(server):
+    """Expressions without a small automaton, side by side: every text is what it is alone."""
+    texts = ["q1|(.*[a-m].{30}){8}", "([^x]*[a-m].{40}){12}", "(.*[a-m ].{9}){2}z"]
+
+    def generate(kwargs):
+        body = {"prompt": "Once", "max_tokens": 24, "temperature": 1.5, "seed": 5} | kwargs
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    requests = [{"guided_regex": text, "seed": seed} for text in texts for seed in (1, 2)]
+    requests += [{"seed": 7}, {"guided_regex": "[a-z ]{200}"}]
+    alone = [generate(request) for request in requests]
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        for _ in range(2):
+            assert list(pool.map(generate, requests)) == alone
+
+
+# How templates write calls of the history, and the start of a call that a model makes of its own.
+WRITTEN = {
+    "tight": ('<tool_call>{"name": "NAME", "arguments": ARGS}</tool_call>', "<tool_call>{"),
+    "loose": ('<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>\n', "<tool_call>\n{"),
+    "elements": ("<tool_call>\n<function=NAME>EACH\n</function>\n</tool_call>", "<tool_call>\n<function="),
+    "inline": ("<tool_call><function=NAME>EACH</function></tool_call>", "<tool_call><function="),
+    "keys": ("<tool_call>NAMEKEYS</tool_call>", "<tool_call>beta<arg_key>x</arg_key>"),
+}
+PARTS = {
+    "NAME": "{{ f.name }}",
+    "ARGS": "{{ f.arguments | tojson }}",
+    "EACH": "{% for k, v in f.arguments.items() %}\n<parameter={{ k }}>\n{{ v }}\n</parameter>{% endfor %}",
+    "KEYS": "{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_calls_are_written_as_the_template_does(tandem_bin, tmp_path, form):
+    written, start = WRITTEN[form]
+    pattern = written
+    for part, jinja in PARTS.items():
+        written = written.replace(part, jinja)
+    written = written.replace("\n", "{{ '\\n' }}")
+    template = (
+        "{%- for m in messages -%}{%- if m.role == 'user' -%}{{- begin[m.content] or m.content -}}"
+        "{%- elif m.tool_calls -%}{%- for c in m.tool_calls -%}{%- set f = c.function -%}"
+        + written + "{%- endfor -%}<|im_end|>{%- else -%}{{- m.content -}}<|im_end|>{%- endif -%}{%- endfor -%}"
+    )
+    write_model(tmp_path, {"go": "Well. " + start + ' whatever it is "gamma"'}, template=template)
+    running = Server(tandem_bin, tmp_path)
+    try:
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client:
+            for strict, choice in ((False, "required"), (True, "auto")):
+                number = {"type": "object", "properties": {"x": {"enum": [7]}}, "required": ["x"]}
+                function = {"name": "beta", "strict": strict, "parameters": number}
+                tools = [{"type": "function", "function": function}]
+                answer = say(client, "go", tools=tools, tool_choice=choice, logprobs=True,
+                             parallel_tool_calls=False, max_tokens=200)
+                assert answer.choices[0].message.tool_calls, answer
+                (made,) = answer.choices[0].message.tool_calls
+                assert (made.function.name, json.loads(made.function.arguments)) == ("beta", {"x": 7})
+                text = "".join(t.token for t in answer.choices[0].logprobs.content)
+                wanted = pattern.replace("NAME", "beta").replace("ARGS", '{"x": 7}')
+                wanted = wanted.replace("EACH", "\n<parameter=x>\n7\n</parameter>")
+                wanted = wanted.replace("KEYS", "<arg_key>x</arg_key><arg_value>7</arg_value>")
+                assert text.endswith(wanted.strip()), text
+    finally:
+        running.close()

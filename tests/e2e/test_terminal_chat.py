@@ -1,8 +1,12 @@
 """`tandem run` without a prompt, as a person at a terminal meets it: editing, commands, reasoning."""
 
+import fcntl
 import json
 import re
+import shutil
+import struct
 import subprocess
+import termios
 
 import pytest
 from scripted_model import write_model
@@ -15,6 +19,8 @@ TEMPLATE = """
   {%- if 'think' in m.content and m.role == 'assistant' -%}{{ raise_exception('reasoning came back') }}{%- endif -%}
   {{- m.content -}}
 {%- endfor -%}
+{%- if enable_thinking is defined -%}{{ 'thinking ' }}{{ 'on' if enable_thinking else 'off' }}{%- endif -%}
+{%- if reasoning_effort is defined -%}{{ 'effort ' ~ reasoning_effort }}{%- endif -%}
 {%- set begin = BEGIN -%}{{- begin[messages[-1].content.split()[0]] -}}
 """
 
@@ -23,6 +29,8 @@ SCRIPTS = {
     "ponder": "<think>It depends, I should think.</think>\n\nYes indeed.",
     "evil": "<think>\x1b]0;owned\x07 a plan</think>Nothing.",
     "count": "one two three four five six seven eight nine ten",
+    "code": "```\nthis line of code is wider than the terminal\n```\n\u8a9e\u8a9e\u8a9e\u8a9e and unbreakable-" + "x" * 40,
+    "long": "la " * 400,
 }
 
 
@@ -42,9 +50,11 @@ PROMPT = re.compile(rb"\r\n(\x1b\[\?2004h)?> $")
 
 
 class Chat(Terminal):
-    def __init__(self, binary, model, *options, env=None):
-        super().__init__(binary, "run", "--model", model, "--temperature", "0", "--threads", "1",
-                         *options, env=env)
+    def __init__(self, binary, model, *options, env=None, columns=0):
+        models = ("--model", model) if model else ()
+        super().__init__(binary, "run", *models, "--temperature", "0", "--threads", "1", *options,
+                         env=env)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.wait_for(b"/help")
         self.wait_for(b"> ")
 
@@ -122,7 +132,8 @@ def test_messages_of_several_lines(chat, tmp_path):
 
 
 def test_commands(chat, tmp_path):
-    for name in ("/clear", "/retry", "/system TEXT", "/save FILE", "/help", "/exit"):
+    for name in ("/clear", "/retry", "/system TEXT", "/set NAME VALUE", "/model NAME", "/save FILE",
+                 "/load FILE", "/help", "/exit"):
         assert name in chat.ask("/help")
     assert "no response yet" in chat.ask("/retry")
     assert "There is no command /nothing" in chat.ask("/nothing")
@@ -138,6 +149,135 @@ def test_commands(chat, tmp_path):
     assert [m["role"] for m in saved(chat, tmp_path / "b.json")] == ["system"]
     chat.ask("/system")
     assert saved(chat, tmp_path / "c.json") == []
+
+
+def test_alt_enter_begins_another_line(chat, tmp_path):
+    chat.send(b"hello\x1b\rworld")  # as terminals send it
+    assert "Good morning" in chat.ask("")
+    assert saved(chat, tmp_path / "chat.json")[0]["content"] == "hello\nworld"
+
+
+def test_messages_come_back_in_the_next_chat(tandem_bin, model, tmp_path):
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    first = Chat(tandem_bin, model, env=env)
+    first.ask("hello gr\u00fc\u00dfe")
+    first.send(b"count\x1b\rtwice")
+    first.ask("")
+    second = Chat(tandem_bin, model, env=env)  # beside the first
+    second.ask("hello again")
+    first.leave()
+    second.leave()
+    assert (tmp_path / "tandem" / "history").stat().st_mode & 0o777 == 0o600
+    third = Chat(tandem_bin, model, env=env)
+    for n_up in (1, 2, 4):
+        third.ask("\x1b[A" * n_up)
+    asked = [m["content"] for m in saved(third, tmp_path / "chat.json")[::2]]
+    third.leave()
+    assert asked == ["hello again", "count\ntwice", "hello gr\u00fc\u00dfe"]
+
+
+def test_answers_break_between_words(tandem_bin, model):
+    chat = Chat(tandem_bin, model, columns=20)
+    lines = chat.ask("count").removeprefix("\x1b[?2004l").split("\r\n")
+    assert lines[:3] == ["one two three four", "five six seven eight", "nine ten"]
+    lines = chat.ask("code").split("\r\n")
+    assert lines[1] == "this line of code is wider than the terminal"
+    assert lines[3:5] == ["\u8a9e" * 4 + " and", "unbreakable-" + "x" * 40]
+    chat.leave()
+
+
+def test_what_is_typed_during_an_answer_waits(chat):
+    chat.send(b"long\r")
+    chat.wait_for(b"la la la")
+    chat.send(b"hello typed ahead\r")
+    assert b"typed" not in chat.wait_for(b"tokens/s")
+    chat.wait_for(b"hello typed ahead\r\n")
+    chat.wait_for(b"Good morning")
+    chat.read_until(lambda: PROMPT.search(chat.seen), "the prompt")
+    chat.seen = b""
+    chat.send(b"long\r")
+    chat.wait_for(b"la la la")
+    chat.send(b"\x03")
+    assert b"^C" not in chat.wait_for(b"tokens/s")
+    chat.wait_for(b"> ")
+
+
+def test_tab_completes_commands(chat, tmp_path):
+    assert "no response yet" in chat.ask("/re\t")
+    shown = chat.ask("/s\t\x15/help")  # several: they are listed
+    assert all(f"  /{name}" in shown for name in ("set", "save", "system"))
+    assert "temperature        0.5" in chat.ask("/set te\t0.5")
+    (tmp_path / "a chat.json").write_text('{"messages": []}')
+    assert "0 messages loaded" in chat.ask(f"/load {tmp_path}/a\t")
+    assert "Good morning" in chat.ask("hello\t")
+
+
+def test_a_saved_conversation_is_loaded(chat, tmp_path):
+    chat.ask("/system Be brief.")
+    chat.ask("ponder")
+    before = saved(chat, tmp_path / "a.json")
+    chat.ask("/clear")
+    assert "2 messages loaded" in chat.ask(f"/load {tmp_path}/a.json")
+    assert saved(chat, tmp_path / "b.json") == before
+    exported = [{"title": "t", "messages": [{"role": "user", "content": "hello"}]}]
+    (tmp_path / "page.json").write_text(json.dumps(exported))
+    chat.ask(f"/load {tmp_path}/page.json")
+    assert "Good morning" in chat.ask("/retry")  # the message that has no answer
+    for text, words in (("{}", "no list of messages"), ("[", "a.json"),
+                        ('{"messages": [{"role": "tool", "content": "x"}]}', "message 0: its role")):
+        (tmp_path / "a.json").write_text(text)
+        assert words in chat.ask(f"/load {tmp_path}/a.json")
+    assert "/nowhere" in chat.ask("/load /nowhere") and "Name a file" in chat.ask("/load")
+    assert len(saved(chat, tmp_path / "c.json")) == 2  # what was there stays
+
+
+def test_settings(chat):
+    shown = chat.ask("/set")
+    assert re.search(r"temperature +0\r\n", shown) and re.search(r"top-k +\d+ \(the model's\)", shown)
+    assert "temperature        0.25" in chat.ask("/set temperature 0.25")
+    assert "(the model's)" in chat.ask("/set temperature")
+    assert "top-p              0.5" in chat.ask("/set top_p 0.5")
+    assert "from 0 to 1" in chat.ask("/set top-p 2")
+    assert "There is no setting nothing" in chat.ask("/set nothing 1")
+    assert "n-predict          3" in chat.ask("/set n-predict 3")
+    assert "limit of 3 tokens" in chat.ask("hello")
+    assert "thinking           on" in chat.ask("/set thinking on")
+    assert "effort             low" in chat.ask("/set effort low")
+    assert "is set" in chat.ask("/set system Be brief.")
+
+
+def test_thinking_and_effort_reach_the_template(tandem_bin, model):
+    def prompt_tokens(*options):
+        done = subprocess.run([tandem_bin, "run", "--model", model, "-p", "hello", "--json", *options],
+                              capture_output=True, check=True)
+        return json.loads(done.stdout)["n_prompt"]
+
+    plain, on, off = prompt_tokens(), prompt_tokens("--thinking", "on"), prompt_tokens("--thinking", "off")
+    assert on == plain + len("thinking on") and off >= plain + len("thinking off")
+    assert prompt_tokens("--effort", "none") == off  # however the template is told
+    assert prompt_tokens("--effort", "medium") - prompt_tokens("--effort", "low") == len("medium") - len("low")
+
+
+def test_models_change_within_a_chat(tandem_bin, model, tmp_path):
+    for name in ("alpha", "beta"):
+        shutil.copytree(model, tmp_path / name)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    chat = Chat(tandem_bin, None, "--models", tmp_path)
+    chat.ask("hello")
+    shown = chat.ask("/model")
+    assert all(f"  {name}\r\n" in shown for name in ("alpha", "beta", "broken"))
+    assert "There is no model gamma" in chat.ask("/model gamma")
+    assert "beta, 4096 tokens of context" in chat.ask("/model be\t")
+    assert "Good morning" in chat.ask("/retry")  # the conversation is still there
+    shown = chat.ask("/model broken")
+    assert "config.json" in shown
+    assert "Good morning" in chat.ask("hello")  # by beta again
+    chat.leave()
+
+
+def test_one_model_does_not_change(chat):
+    assert "--models DIR" in chat.ask("/model")
 
 
 def test_exit_ends(tandem_bin, model):

@@ -20,7 +20,9 @@ import golden_families  # noqa: E402
 import golden_weights  # noqa: E402
 import shapes  # noqa: E402
 
-SHAPES = ["tiny", "tiny-qwen3", "tiny-gpt-oss", "tiny-qwen3-next"]
+SHAPES = ["tiny", "tiny-qwen3", "tiny-gpt-oss", "tiny-qwen3-next", "tiny-deepseek-v4"]
+# The longest prompt and the pool where pages have 512 tokens; published in other formats than FP8.
+LONG_PAGES = {"tiny-gpt-oss": (700, 2560), "tiny-deepseek-v4": (1400, 5120)}
 FAMILIES = ["kimi_k25_int4", "glm4_moe_norms", "minimax_m2", "qwen3_5_moe"]
 N = 8
 VOCAB = range(2, 64)
@@ -28,7 +30,7 @@ VOCAB = range(2, 64)
 
 def make(case, out):
     if case in SHAPES:
-        return make_model(out, case, dtype="bf16" if case == "tiny-gpt-oss" else "fp8")
+        return make_model(out, case, dtype="bf16" if case in LONG_PAGES else "fp8")
     config, dtype = copy.deepcopy(golden_families.CASES[case])
     text = shapes.text_config(config)
     dtype = "fp8" if dtype == "bf16" else dtype
@@ -66,7 +68,7 @@ def ask(server, body):
 def test_together_as_alone(tandem_bin, tmp_path, case):
     rng = random.Random(case)
     model = make(case, tmp_path / "model")
-    longest, pool = (700, 2560) if case == "tiny-gpt-oss" else (250, 512)  # its pages have 512 tokens
+    longest, pool = LONG_PAGES.get(case, (250, 512))
     bodies = list(bodies_of(rng, longest))
     server = Server(tandem_bin, model, "--disaggregate", "off", "--max-batch", "2")
     alone = [ask(server, body)["choices"] for body in bodies]

@@ -113,6 +113,7 @@ def test_control_tokens_stay_text_unless_asked_for(pair):
     assert not special & {i for ids in driver.encode(texts, 0) for i in ids}
 
 
+@pytest.mark.no_asan
 def test_long_runs_take_linear_time(pair):
     tok, driver = pair
     for unit in ("a", " ", "\n", "A", "中", "1", "!", "e\u0301", " a", "\r\n", "\u0327\u0301"):
@@ -168,6 +169,8 @@ PROPERTIES = (
 ).split()
 
 
+@pytest.mark.no_asan
+@pytest.mark.slow
 def test_every_code_point(bytes_model, tok_driver, tmp_path):
     """Each property matches exactly the code points that it matches in the library."""
     planes = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000)]
@@ -186,6 +189,7 @@ def test_every_code_point(bytes_model, tok_driver, tmp_path):
         assert not wrong, f"{prop}: {[hex(ord(c)) for c in wrong[:40]]}"
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_normal_forms(form, bytes_model, tok_driver, tmp_path):
     tok = Tokenizer.from_str(bytes_model)

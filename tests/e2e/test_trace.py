@@ -12,6 +12,8 @@ import pytest
 
 from serving import Server, wait_until
 
+pytestmark = pytest.mark.tsan
+
 
 @pytest.fixture(scope="module")
 def model(tiny_model):

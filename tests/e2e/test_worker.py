@@ -11,6 +11,8 @@ import pytest
 
 from serving import SANITIZED, Server, make_model, wait_until
 
+pytestmark = pytest.mark.tsan
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

@@ -25,11 +25,12 @@ static void check_accepted(const td_api_request *r, uint32_t n_vocab) {
   TD_CHECK(td_json_check(r->vars.data, r->vars.len, 2 * TD_JSON_MAX_DEPTH, &err) == TD_OK);
 }
 
-// A body that a dialect accepts becomes JSON, which chat then judges.
-static void translate(unsigned which, td_buf *body) {
-  static const td_dialect *const dialects[] = {&td_dialect_responses, &td_dialect_messages,
-                                               &td_dialect_ollama_chat,
-                                               &td_dialect_ollama_generate};
+// A body that a dialect accepts becomes JSON, which chat or completions then judges. True: the
+// latter.
+static bool translate(unsigned which, td_buf *body) {
+  static const td_dialect *const dialects[] = {&td_dialect_responses,   &td_dialect_messages,
+                                               &td_dialect_ollama_chat, &td_dialect_ollama_generate,
+                                               &td_dialect_completion,  &td_dialect_infill};
   td_dialect_state state = {.store = td_response_store_open()};
   td_buf out = TD_BUF_INIT;
   td_api_error error;
@@ -39,16 +40,23 @@ static void translate(unsigned which, td_buf *body) {
   if (st == TD_OK) {
     TD_CHECK(td_json_check(td_buf_text(&out), out.len, 2 * TD_JSON_MAX_DEPTH, &err) == TD_OK);
   } else {
-    TD_CHECK(error.status < 500 && error.message[0]);
+    TD_CHECK((error.status < 500 || error.status == 501) && error.message[0]);
     td_buf_clear(&out);
     dialects[which]->error(&out, &error, false);
     TD_CHECK(td_json_check(td_buf_text(&out), out.len, 4, &err) == TD_OK);
     td_buf_clear(&out);
   }
+  td_dialect_load load = {0};
+  if (dialects[which]->peek) {
+    st = td_dialect_peek(dialects[which], &load, td_buf_text(body), body->len, &error);
+    TD_CHECK(st == TD_OK ? load.keep_ms >= -1 : error.status == 400);
+  }
+  const bool is_text = state.is_text;
   td_response_store_close(state.store);
   td_dialect_state_free(&state);
   td_buf_free(body);
   *body = out;
+  return is_text;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -65,8 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   td_buf body = TD_BUF_INIT;
   td_buf_add(&body, data + 1, size - 1);
   if (data[0] & 4) {
-    translate(which, &body);
-    which = 0;
+    which = translate((which + (data[0] & 8 ? 4 : 0)) % 6, &body);
   }
   td_status st = parsers[which](&request, td_buf_text(&body), body.len, &defaults, &error);
   if (st == TD_OK && which < 2) check_accepted(&request, defaults.n_vocab);

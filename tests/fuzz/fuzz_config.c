@@ -19,11 +19,25 @@ static void check(const td_model_config *c) {
   TD_CHECK(c->yarn.beta_fast > 0 && c->yarn.beta_slow > 0);
   TD_CHECK(c->rms_eps > 0 && c->routed_scaling > 0 && c->max_position >= 1);
   TD_CHECK(c->n_eos <= TD_MAX_EOS && c->bos_id < (int32_t)c->n_vocab && c->bos_id >= -1);
-  if (c->attn == TD_ATTN_MLA) {
+  switch (c->attn) {
+  case TD_ATTN_MLA:
+  case TD_ATTN_DSA:
+  case TD_ATTN_DSA_SHARED:
     TD_CHECK(c->rope_dim % 2 == 0 && c->rope_dim && c->kv_lora_rank && c->v_dim && c->nope_dim);
-  } else {
+    break;
+  case TD_ATTN_NEAR:
+  case TD_ATTN_POOL:
+  case TD_ATTN_POOL_TOP:
+    TD_CHECK(c->rope_dim % 2 == 0 && c->rope_dim && c->rope_dim <= c->index_dim && c->window);
+    TD_CHECK(c->o_groups && c->n_heads % c->o_groups == 0 && c->n_streams);
+    TD_CHECK(c->pool_group && c->pool_top_group && c->rope_dim <= c->head_dim);
+    TD_CHECK(c->head_dim % 2 == 0);
+    break;
+  case TD_ATTN_GQA:
+  case TD_ATTN_DELTA:
     TD_CHECK(c->n_kv_heads && c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
     TD_CHECK(c->head_dim >= 2);
+    break;
   }
 }
 

@@ -16,14 +16,14 @@ static td_status translate(unsigned kind, const char *text, size_t len, td_buf *
     td_buf_add(out, text, len);
     return TD_OK;
   }
-  td_json_schema_write_common(out);
+  td_json_schema_write_common(out, len % 2);
   td_buf_str(out, kind == SCHEMA ? "root ::= s0\n" : "root ::= ");
   if (kind != SCHEMA)
     return td_regex_to_gbnf(out, text, len, (td_regex_place)(kind == PATTERN), err);
   cJSON *schema;
   td_status st = td_json_parse_at_most(&schema, text, len, TD_JSON_MAX_DEPTH, 1 << 14, err);
   if (st != TD_OK) return st;
-  const td_json_schema_opts opts = {.prefix = "s", .is_strict = len % 2};
+  const td_json_schema_opts opts = {.prefix = "s", .is_free = len % 2};
   st = td_json_schema_to_gbnf(out, schema, &opts, err);
   cJSON_Delete(schema);
   return st;

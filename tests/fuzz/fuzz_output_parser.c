@@ -22,12 +22,12 @@ static const td_tool_params params = {
                           {.tool = "t", .key = "i", .types = TD_PARAM_STRING | TD_PARAM_NUMBER}},
     .n = 3};
 
-static void take(outcome *o, const char *text, size_t len, bool is_final, size_t *shown) {
+static void take(outcome *o, const char *text, size_t len, td_text_end end, size_t *shown) {
   td_output_part part;
   td_err err;
   for (;;) {
     bool found;
-    TD_CHECK(td_output_parser_next(&o->parts, text, len, is_final, &part, &found, &err) == TD_OK);
+    TD_CHECK(td_output_parser_next(&o->parts, text, len, end, &part, &found, &err) == TD_OK);
     if (!found) return;
     if (part.kind == TD_OUTPUT_CALL) {
       TD_CHECK(part.call + 1 == o->parts.n_calls);
@@ -44,7 +44,6 @@ static void take(outcome *o, const char *text, size_t len, bool is_final, size_t
 static outcome tell_apart(unsigned how, const char *text, size_t len, size_t step) {
   outcome o = {.parts = {.begins_in_reasoning = how & 1,
                          .parse_tool_calls = !(how & 2),
-                         .in_pieces = how & 4,
                          .one_call = how & 8,
                          .is_harmony = how & 16,
                          .id = 7,
@@ -53,10 +52,10 @@ static outcome tell_apart(unsigned how, const char *text, size_t len, size_t ste
   for (size_t at = step; step && at < len; at += step) {
     char *copy = malloc(at);
     memcpy(copy, text, at);
-    take(&o, copy, at, false, &shown);
+    take(&o, copy, at, TD_TEXT_GROWS, &shown);
     free(copy);
   }
-  take(&o, text, len, true, &shown);
+  take(&o, text, len, how & 4 ? TD_TEXT_CUT : TD_TEXT_ENDED, &shown);
   return o;
 }
 
@@ -67,10 +66,10 @@ static void check_calls(const outcome *o) {
     TD_CHECK(call->name && call->name[0] && call->id[0]);
     for (uint32_t k = 0; k < i; k++)
       TD_CHECK(strcmp(call->id, o->parts.calls[k].id) != 0);
-    if (o->parts.in_pieces) continue;
     const char *json = td_buf_text(&call->arguments);
-    TD_CHECK(call->is_whole && json[0] == '{');
-    TD_CHECK(td_json_check(json, call->arguments.len, TD_JSON_MAX_DEPTH, &err) == TD_OK);
+    const bool is_json = td_json_check(json, call->arguments.len, TD_JSON_MAX_DEPTH, &err) == TD_OK;
+    TD_CHECK(o->parts.is_harmony || !call->is_whole || json[0] == '{');
+    TD_CHECK(call->is_whole ? is_json : !is_json || o->parts.is_harmony);
   }
 }
 

@@ -16,7 +16,9 @@ static void check_seq(const td_worker_request *r, const td_step_seq *seq) {
   uint32_t end = seq->n_past + seq->n_tokens;
   TD_CHECK(r->phase != TD_REQUEST_RECEIVING && seq->n_tokens > 0);
   TD_CHECK(seq->n_past == r->n_past && seq->tokens == r->tokens + r->n_past);
-  TD_CHECK(end <= r->submit.n_prompt + r->n_output && r->n_output < r->max_output);
+  const uint32_t n_drafted = seq->want == TD_WANT_EACH ? r->draft.n_drafted : 0;
+  TD_CHECK(end <= r->submit.n_prompt + r->n_output + n_drafted);
+  TD_CHECK(r->n_output + n_drafted < r->max_output);
   TD_CHECK(r->submit.n_prompt + r->max_output <= N_CTX);
   TD_CHECK(seq->pages == r->pages && seq->n_pages <= N_PAGES && end <= seq->n_pages * PAGE_TOKENS);
   for (uint32_t i = 0; i < seq->n_pages; i++)
@@ -38,11 +40,14 @@ static void run_step(td_requests *requests, td_step *step) {
   TD_CHECK(n_tokens <= td_step_max_tokens(MAX_SEQS, CHUNK));
   for (uint32_t i = 0; i < step->n; i++) {
     td_worker_request *r = step->requests[i];
-    r->n_past += step->seqs[i].n_tokens;
+    const bool has_drafts = step->seqs[i].want == TD_WANT_EACH; // of which one is taken
+    TD_CHECK(!has_drafts || (r->phase == TD_REQUEST_DECODE && r->draft.n_drafted));
+    if (has_drafts) r->tokens[r->submit.n_prompt + r->n_output++] = r->tokens[r->n_past] % 3;
+    r->n_past += has_drafts ? 2 : step->seqs[i].n_tokens;
     TD_CHECK(step->seqs[i].is_decode == (r->phase != TD_REQUEST_PREFILL));
     if (r->phase != TD_REQUEST_DECODE) r->phase = td_request_phase_of(r);
     // a scored prompt wants all rows; the last of its last step draws the first token
-    const bool wants_token = step->seqs[i].want == TD_WANT_LAST ||
+    const bool wants_token = step->seqs[i].want == TD_WANT_LAST || has_drafts ||
                              (step->seqs[i].want == TD_WANT_ALL && r->n_past == r->submit.n_prompt);
     TD_CHECK(!wants_token || r->phase == TD_REQUEST_DECODE);
     if (!wants_token) continue;
@@ -68,6 +73,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       td_step_open(&step, MAX_SEQS, CHUNK, &err) != TD_OK) {
     abort();
   }
+  step.draft_mode = TD_DRAFT_AUTO;
+  step.max_draft_tokens = MAX_SEQS + TD_DRAFT_STEP;
   for (; size >= sizeof(td_wire_msg); size -= sizeof(td_wire_msg)) {
     td_wire_msg msg, reply;
     memcpy(&msg, data, sizeof msg);

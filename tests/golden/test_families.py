@@ -19,11 +19,14 @@ from test_golden_cuda import cuda  # noqa: F401
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 
+import checkpoint  # noqa: E402
 import golden_families  # noqa: E402
+import golden_weights  # noqa: E402
 
 DATA = ROOT / "families"
 PROVENANCE = json.loads((DATA / "provenance.json").read_text())["cases"]
 CASES = sorted(golden_families.CASES)
+SELECTING = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +56,7 @@ def test_each_family_has_three_cases():
 def logits_of(tandem, model, prompt, out, chunk, *options):  # noqa: F811
     args = ["--model", model, "--token-ids", ids_of(prompt), "--activations", "f32"]
     args += [] if chunk is None else ["--chunk-tokens", chunk]
+    args += [] if "--device" in options else ["--device", "cpu"]
     tandem("eval", "logits", *args, "--out", out, *options)
     return np.load(out)
 
@@ -65,9 +69,9 @@ def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
         check_logits(ours, golden["logits"])
 
 
-# A recurrent state passes from step to step by the bit, wherever a prompt is cut.
-@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5"))])
-def test_recurrent_states_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
+# A recurrent state passes from step to step by the bit, wherever a prompt is cut, and so do selections of keys.
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5", *SELECTING))])
+def test_the_same_bits_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
     ours = [
         logits_of(tandem, model, golden["prompt"], tmp_path / "l.npy", chunk)
@@ -99,8 +103,13 @@ RECURRENT_BOUNDS = dict.fromkeys(RECURRENT, (0.035, 0.7)) | {"qwen3_next_odd": (
 
 # Experts of gpt_oss nearly tie from position 24 on, with any window, so that BF16 chooses others, and later
 # positions look back at those. (The CPU's BF16 kernels are more than 6 % off at 28 of the 140, too.)
-CUDA_TIES = {"gpt_oss": 24}
-CUDA_BOUNDS = RECURRENT_BOUNDS | {"gpt_oss": (0.06, 0.6)}
+# So do keys' scores: of 24 selected keys another one puts a position off by some percent, though the first 24
+# positions, which see all keys, select none. The reference with results rounded to BF16 has 70 % of the
+# positions of deepseek_v32 below 6 % and 62 % of those of glm_moe_dsa_shared, with medians of 2.2 % and 3.2 %;
+# the emulator, of the first 90 and 60, 79 % and 78 %, 1.7 % and 2.6 %.
+CUDA_TIES = {"deepseek_v32": 24, "gpt_oss": 24}
+CUDA_BOUNDS = RECURRENT_BOUNDS | {
+    "deepseek_v32": (0.05, 0.5), "glm_moe_dsa_shared": (0.06, 0.5), "gpt_oss": (0.06, 0.6)}
 
 
 # What the device computes otherwise than for the older families: a part of each head rotates, one norm
@@ -108,14 +117,16 @@ CUDA_BOUNDS = RECURRENT_BOUNDS | {"gpt_oss": (0.06, 0.6)}
 # a gated shared expert; sinks, windows, biases of everything and pairs of gate and up, with experts on
 # either device. Tolerances: test_golden_cuda.py.
 # Latent attention takes the emulator long, so that these see the beginning of the prompt alone.
-SHORT = {"kimi_k25_int4": 40, "glm4_moe_lite": 40, "mistral4_fp8": 40}
+SHORT = {"deepseek_v32": 90, "glm_moe_dsa_shared": 60, "kimi_k25_int4": 40, "glm4_moe_lite": 40, "mistral4_fp8": 40}
 
 
+@pytest.mark.slow
+@pytest.mark.no_asan
 @pytest.mark.parametrize(
     ("case", "chunk", "experts"),
     [("kimi_k25_int4", 37, "cpu"), ("glm4_moe_lite", 37, "cpu"), ("mistral4_fp8", 13, "gpu")]
     + [(case, 37, "gpu") for case in ("glm4_moe_norms", "minimax_m2", "mistral4_groups", *RECURRENT)]
-    + [("hy_v3_published", 37, "gpu")]
+    + [("hy_v3_published", 37, "gpu"), ("deepseek_v32", 37, "gpu"), ("glm_moe_dsa_shared", 37, "cpu")]
     + [("gpt_oss", None, "gpu"), ("gpt_oss", 37, "cpu"), ("gpt_oss_layers", 64, "gpu")]
     + [("gpt_oss_layers", 1, "cpu"), ("gpt_oss_plain", 37, "gpu")],
 )
@@ -134,6 +145,7 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, chunk, experts, tmp_p
 
 # Matrices are tandem's own kernels here, whose results do not depend on a step's number of tokens up to
 # 64: cuBLAS takes 17 and more.
+@pytest.mark.no_asan
 def test_recurrent_states_in_chunks_on_cuda(tandem, cuda, checkpoint_of, tmp_path, monkeypatch):  # noqa: F811
     golden, model = np.load(DATA / "qwen3_next.npz"), checkpoint_of("qwen3_next")
     for name, value in (cuda | {"TANDEM_EMU_BLAS": "0"}).items():
@@ -148,6 +160,7 @@ def test_recurrent_states_in_chunks_on_cuda(tandem, cuda, checkpoint_of, tmp_pat
 
 # A generated token's states follow those of the prompt: what decode computes agrees with the same tokens in
 # a prompt.
+@pytest.mark.no_asan
 @pytest.mark.parametrize(
     ("case", "experts"), [("qwen3_5_moe_text", "gpu"), ("qwen3_5_moe_text", "cpu"), ("gpt_oss_layers", "gpu")]
 )
@@ -175,6 +188,13 @@ def test_inspect_of_windows_and_pairs(tandem, tmp_path):  # noqa: F811
     assert words in text
 
 
+def test_inspect_of_selections(tandem, checkpoint_of):  # noqa: F811
+    text = tandem("inspect", "--model", checkpoint_of("glm_moe_dsa_shared"))
+    assert "selection     5 keys for a token, by 12 heads, 20 wide, in 2 of the 4 layers\n" in text
+    # Latents of 16 with 8 rotary, and keys of the indexer, in F32.
+    assert "687.50 KiB for every 1000 tokens of context" in text
+
+
 def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
     text = tandem("inspect", "--model", checkpoint_of("qwen3_5_moe"))
     assert "delta nets    in 3 of the 4 layers instead: 2 heads of keys, 4 of values, 16 and 16 wide" in text
@@ -185,9 +205,9 @@ def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
     assert facts["state_bytes_per_page"] == 3 * 4 * (3 * 128 + 4 * 16 * 32)
     assert facts["kv_bytes_per_token"] == 2 * 2 * 16 * 4 and facts["page_tokens"] == 64
     # On a GPU keys and values are BF16, states are not.
-    assert "with a GPU" in text and "on a GPU, predicted" in text
+    assert "with a GPU" in text and "on the GPU" in text
     assert "on two GPUs" not in text and "two_gpus" not in facts
-    for card in facts["gpus"]:
+    for card in [plan["gpu"] for plan in facts["plans"] if plan["gpus"]]:
         pages = card["kv_tokens"] // 64
         assert pages > 0 and card["kv_bytes"] == pages * (64 * 2 * 2 * 16 * 2 + facts["state_bytes_per_page"])
 
@@ -239,3 +259,60 @@ def test_blocks_of_mxfp4_are_small_already(tandem_bin, checkpoint_of, tmp_path):
     options = ["--model", checkpoint_of("gpt_oss"), "--to", "fp8", "--out", tmp_path / "fp8"]
     refused = subprocess.run([tandem_bin, "quantize", *options], capture_output=True, text=True)
     assert refused.returncode == 1 and "F4_E2M1 already; give a checkpoint in BF16" in refused.stderr
+
+
+def in_bf16(case, directory, one_by_one):
+    """gpt_oss as it is saved after training: experts in BF16, of the values that MXFP4 stands for, either
+    transposed in one tensor, or one by one, gate and up apart, as tools have them that quantize."""
+    config, dtype = golden_families.config_of(case)
+    stored, used = golden_weights.weights(config, dtype, PROVENANCE[case]["seed"])
+    entries = [e for e in stored if not e.name.endswith(("_blocks", "_scales"))]
+
+    def add(name, values):
+        bits = checkpoint.to_bf16(np.ascontiguousarray(values))
+        assert (checkpoint.from_bf16(bits) == values).all()
+        entries.append(checkpoint.Entry.of_array(name, bits, "BF16"))
+
+    for name, values in used.items():
+        prefix, _, kind = name.rpartition(".")
+        if one_by_one and prefix.endswith("experts") and kind.endswith("_bias"):
+            entries = [e for e in entries if e.name != name]
+        elif not kind.endswith("_proj"):
+            continue
+        elif not one_by_one:
+            add(name, values)
+            continue
+        what = "bias" if kind.endswith("_bias") else "weight"
+        for e, v in enumerate(values):
+            parts = {"gate": v.T[0::2], "up": v.T[1::2]} if "gate_up" in kind else {"down": v.T}
+            for role, part in parts.items():
+                add(f"{prefix}.{e}.{role}_proj.{what}", part)
+    config = {k: v for k, v in config.items() if k != "quantization_config"}
+    golden_families.write_checkpoint(directory, config, entries)
+
+
+# The same values as in MXFP4, in another order of sums.
+in_bf16_cases = pytest.mark.parametrize("case", ["gpt_oss", "gpt_oss_layers", "gpt_oss_plain"])
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@in_bf16_cases
+def test_gpt_oss_in_bf16(tandem, case, one_by_one, tmp_path):
+    golden = np.load(DATA / f"{case}.npz")
+    in_bf16(case, tmp_path / "m", one_by_one)
+    for weights in ("mmap", "resident"):
+        ours = logits_of(tandem, tmp_path / "m", golden["prompt"], tmp_path / "l.npy", 37, "--weights", weights)
+        check_logits(ours, golden["logits"])
+
+
+@pytest.mark.no_asan
+@in_bf16_cases
+def test_gpt_oss_in_bf16_on_a_gpu(tandem, cuda, case, tmp_path, monkeypatch):  # noqa: F811
+    golden = np.load(DATA / f"{case}.npz")
+    in_bf16(case, tmp_path / "m", one_by_one=case == "gpt_oss_layers")
+    for name, value in cuda.items():
+        monkeypatch.setenv(name, value)
+    for experts, chunk in (("gpu", 37), ("cpu", 37), ("gpu", 1)):
+        options = ("--device", "cuda", "--expert-device", experts)
+        ours = logits_of(tandem, tmp_path / "m", golden["prompt"], tmp_path / "l.npy", chunk, *options)
+        check_cuda_logits(ours, golden["logits"], *CUDA_BOUNDS.get(case, ()))

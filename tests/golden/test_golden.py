@@ -65,6 +65,7 @@ def logits_of(tandem, case, tmp_path, chunk, *options, activations="f32", **envi
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
     args += ["--activations", activations]
+    args += [] if "--device" in options else ["--device", "cpu"]
     if chunk is not None:
         args += ["--chunk-tokens", chunk]
     tandem("eval", "logits", *args, "--out", out, *options, **environment)
@@ -93,8 +94,16 @@ def test_there_are_goldens():
     assert families == {"deepseek_v3", "qwen3_moe"}
 
 
-@pytest.mark.parametrize("chunk", CHUNKS, ids=lambda c: f"chunk_{c or 'all'}")
-@pytest.mark.parametrize("case", CASES)
+def chunks_of(case):
+    """Each with its marks: blocks, ragged ones and single tokens are all in chunks of 37."""
+    for chunk in CHUNKS:
+        marks = [pytest.mark.no_asan] if chunk != 37 else []
+        if chunk == 37 and case in ("deepseek_fp8", "qwen3_moe"):
+            marks.append(pytest.mark.tsan)
+        yield pytest.param(case, chunk, marks=marks, id=f"{case}-chunk_{chunk or 'all'}")
+
+
+@pytest.mark.parametrize("case, chunk", [p for case in CASES for p in chunks_of(case)])
 def test_logits(tandem, case, chunk, tmp_path):
     check_logits(logits_of(tandem, case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
 
@@ -133,6 +142,7 @@ def check_greedy(tandem, case, n_tokens, activations, **environment):
     assert json.loads(out)["token_ids"] == golden
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_continuation(tandem, case):
     check_greedy(tandem, case, None, "f32")
@@ -142,6 +152,7 @@ def is_quantized(case):
     return "quantization_config" in json.loads((DATA / case / "config.json").read_text())
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("case", [c for c in CASES if is_quantized(c)])
 @pytest.mark.parametrize("isa", ROUNDING)
 def test_rounded_activations(tandem, case, isa, tmp_path):

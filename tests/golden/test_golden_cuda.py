@@ -17,6 +17,8 @@ import pytest
 import test_formats
 from test_golden import DATA, ids_of, logits_of, relative_errors, tandem  # noqa: F401
 
+pytestmark = [pytest.mark.no_asan, pytest.mark.slow]
+
 MEDIAN, MOST, SHARE = 0.03, 0.06, 0.95
 FORMATS = ["deepseek_awq", "deepseek_mxfp4", "qwen3_gptq", "qwen3_int8", "qwen3_nvfp4"]
 

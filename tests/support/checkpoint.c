@@ -67,6 +67,10 @@ ck_tensor *ck_add(checkpoint *ck, const char *name, const char *dtype, uint64_t 
   return t;
 }
 
+void ck_add_text(checkpoint *ck, const char *name, const char *text) {
+  ck_add(ck, name, "U8", strlen(text), 0, 0)->text = text;
+}
+
 static void add(checkpoint *ck, int layer, const char *name, uint64_t d0, uint64_t d1) {
   char full[128];
   snprintf(full, sizeof full, "model.layers.%d.%s", layer, name);
@@ -340,7 +344,7 @@ static void write_shard(const checkpoint *ck, uint32_t shard) {
     uint64_t begin = data.len;
     if (ck->is_random) add_random(t, &data);
     for (uint64_t k = 0; !ck->is_random && k < ck_bytes(t); k++)
-      td_buf_char(&data, (char)ck_byte(t, k));
+      td_buf_char(&data, t->text ? t->text[k] : (char)ck_byte(t, k));
     td_buf_printf(&header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, t->dtype);
     for (uint32_t d = 0; d < t->n_dims; d++)
       td_buf_printf(&header, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);

@@ -19,6 +19,7 @@ typedef struct {
   uint64_t shape[4];
   uint32_t n_dims;
   uint32_t shard;
+  const char *text; // its data, borrowed; NULL: what ck_byte says
 } ck_tensor;
 
 typedef struct {
@@ -53,6 +54,8 @@ ck_tensor *ck_find(checkpoint *ck, const char *name); // must exist
 // Dimensions end with the first 0.
 ck_tensor *ck_add(checkpoint *ck, const char *name, const char *dtype, uint64_t d0, uint64_t d1,
                   uint64_t d2);
+// A tensor of bytes that holds text.
+void ck_add_text(checkpoint *ck, const char *name, const char *text);
 void ck_drop(checkpoint *ck, const char *name);
 // Stores a matrix as FP8 with scales of the given dtype, in blocks of block x block.
 void ck_make_fp8(checkpoint *ck, const char *name, uint32_t block, const char *scale_dtype);

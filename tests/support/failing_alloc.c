@@ -18,6 +18,8 @@
 #define MAX_SITES 4096
 #define MAX_LIVE  (1u << 15) // a power of two
 #define DEPTH     16         // frames that tell one place from another
+#define WINDOW    3          // calls in a row that make a place worth a failure
+#define MAX_SEEN  (1u << 14) // a power of two
 #define MAX_DEPTH 128
 
 typedef struct {
@@ -38,7 +40,8 @@ static int trace_fd;
 static pthread_t base_thread; // of fa_begin's caller
 static int base_depth;        // frames outside of it
 static fa_site sites[MAX_SITES];
-static size_t n_sites, n_live;
+static uint64_t seen[MAX_SEEN];
+static size_t n_sites, n_live, n_seen;
 static live table[MAX_LIVE];
 
 // ---- what is not freed --------------------------------------------------------------------------
@@ -83,10 +86,28 @@ static fa_site site_of(const void *caller, const stack *s) {
   return (fa_site){caller, hash};
 }
 
-static void note_site(fa_site site) {
-  for (size_t i = 0; i < n_sites; i++) {
-    if (sites[i].hash == site.hash) return;
+// True the first time.
+static bool see(uint64_t hash) {
+  size_t at = hash & (MAX_SEEN - 1);
+  while (seen[at] && seen[at] != hash)
+    at = (at + 1) & (MAX_SEEN - 1);
+  if (seen[at]) return false;
+  TD_CHECK(++n_seen < MAX_SEEN / 2);
+  seen[at] = hash;
+  return true;
+}
+
+// Notes a site if its stack has WINDOW calls, each made by the next, that no site before had in a
+// row: an error at one of the sites passes through every caller of every function, while recursion
+// does not multiply the sites.
+static void note_site(fa_site site, const stack *s) {
+  bool is_new = false;
+  for (int i = 0; i == 0 || i + WINDOW <= s->n; i++) {
+    stack window = {.n = s->n < WINDOW ? s->n : WINDOW};
+    memcpy(window.frames, s->frames + i, (size_t)window.n * sizeof *s->frames);
+    is_new |= see(site_of(NULL, &window).hash);
   }
+  if (!is_new) return;
   TD_CHECK(n_sites < MAX_SITES);
   sites[n_sites++] = site;
 }
@@ -109,11 +130,9 @@ __attribute__((noinline)) static bool fails(const void *caller) {
   const stack from = stack_here();
   const fa_site site = site_of(caller, &from);
   pthread_mutex_lock(&lock);
-  if (!chosen.caller) note_site(site);
+  if (!chosen.caller) note_site(site, &from);
   const bool result = site.hash == chosen.hash && !has_failed && n_left-- == 0;
-  if (result) {
-    has_failed = true;
-  }
+  if (result) has_failed = true;
   pthread_mutex_unlock(&lock);
   if (result) {
     backtrace_symbols_fd(from.frames, from.n, trace_fd);

@@ -21,8 +21,8 @@ void fa_begin(fa_site site, uint32_t idx, int fd);
 // Stops; allocations made from now on succeed and are not tracked, but frees still are.
 void fa_end(void);
 
-// Sites reached since fa_begin, in order of first appearance. Returns their number; *out is
-// borrowed.
+// Sites reached since fa_begin, in order of first appearance, without those whose calls others
+// have, too, three in a row. Returns their number; *out is borrowed.
 size_t fa_sites(const fa_site **out);
 // Whether the chosen allocation was reached.
 int fa_has_failed(void);

@@ -12,6 +12,7 @@
 #include "engine/sampler.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/matcher.h"
+#include "text/grammar/regex.h"
 #include "text/tokenizer/bytelevel.h"
 
 enum { STEPS = 4000 };
@@ -103,6 +104,61 @@ static void measure(const char *name, td_grammars *grammars, const char *gbnf, s
   free(logits);
 }
 
+// Mean and longest microseconds to advance by a random allowed token and to make the next mask.
+static void measure_masks(const char *name, const td_token_index *index, const char *gbnf) {
+  enum { RUNS = 4, TOKENS = 250 };
+  td_grammars *grammars;
+  td_err err;
+  if (td_grammars_open(&grammars, index, &err) != TD_OK) exit(1);
+  uint64_t x = 1;
+  for (int run = 0; run < RUNS; run++) {
+    td_matcher *m;
+    double total = 0, longest = 0;
+    uint32_t n = 0;
+    double begin_us = now_us();
+    if (td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err) != TD_OK) {
+      fprintf(stderr, "%s\n", err.msg);
+      exit(1);
+    }
+    const double open_us = now_us() - begin_us;
+    while (n < TOKENS && !td_matcher_must_end(m)) {
+      begin_us = now_us();
+      const uint64_t *mask = td_matcher_mask(m);
+      double us = now_us() - begin_us;
+      if (!mask) break;
+      uint32_t id;
+      do {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        id = (uint32_t)(x >> 33) % index->n_vocab;
+        for (; x >> 62 == 0 && id < index->n_vocab && !(mask[id / 64] >> (id % 64) & 1);)
+          id++;
+      } while (id >= index->n_vocab || !(mask[id / 64] >> (id % 64) & 1));
+      begin_us = now_us();
+      td_matcher_advance(m, (int32_t)id);
+      us += now_us() - begin_us;
+      n++;
+      total += us;
+      if (us > longest) longest = us;
+    }
+    if (td_matcher_status(m, &err) != TD_OK) printf("%s\n", err.msg);
+    if (run == 0 || run == RUNS - 1) {
+      printf("%-28s %s: open %7.0f us, %3u tokens, %8.1f us a token, longest %8.1f us\n", name,
+             run ? "again" : "first", open_us, n, total / (n ? n : 1), longest);
+    }
+    td_matcher_close(m);
+  }
+  td_grammars_close(grammars);
+}
+
+static void measure_regex(const char *regex, const td_token_index *index) {
+  td_buf gbnf = TD_BUF_INIT;
+  td_err err;
+  td_buf_str(&gbnf, "root ::= ");
+  if (td_regex_to_gbnf(&gbnf, regex, strlen(regex), TD_REGEX_WHOLE, &err) == TD_OK)
+    measure_masks(regex, index, td_buf_text(&gbnf));
+  td_buf_free(&gbnf);
+}
+
 int main(int argc, char **argv) {
   static const char schema[] =
       "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":200},"
@@ -122,11 +178,23 @@ int main(int argc, char **argv) {
   printf("tokenizer %.0f ms, index %.0f ms\n", (double)(index_ns - begin_ns) * 1e-6,
          (double)(td_clock_ns() - index_ns) * 1e-6);
   if (td_json_parse(&root, schema, sizeof schema - 1, 64, &err) != TD_OK) return 1;
-  td_json_schema_write_common(&text);
+  td_json_schema_write_common(&text, false);
   td_buf_str(&text, "root ::= s0\n");
   if (td_json_schema_to_gbnf(&text, root, &(td_json_schema_opts){.prefix = "s"}, &err) != TD_OK) {
     return 1;
   }
+  static const char *const regexes[] = {"[a-z]+@[a-z]+\\.[a-z]{2,4}( [a-z]+@[a-z]+\\.[a-z]{2,4})*",
+                                        ".*error.{0,200}", "q1|(.*[a-m].{30}){8}",
+                                        "(.*[a-m].{60}){40}", "([a-z ]{1,100}){0,100}"};
+  measure_masks("schema", index, td_buf_text(&text));
+  td_buf object = TD_BUF_INIT;
+  td_json_schema_write_common(&object, true);
+  td_buf_str(&object, "root ::= json-object\n");
+  measure_masks("any JSON object", index, td_buf_text(&object));
+  td_buf_free(&object);
+  for (size_t i = 0; i < TD_COUNT(regexes); i++)
+    measure_regex(regexes[i], index);
+  if (argc > 2) return 0;
   if (td_grammars_open(&grammars, index, &err) != TD_OK) return 1;
   static const td_sampling samplings[] = {
       {.temperature = 0}, {.temperature = 1}, {.temperature = 1, .top_p = 0.95f}};

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "base/thread_pool.h"
 
 enum { N = 2001 };
@@ -31,24 +32,18 @@ static void run_openmp(unsigned n_members) {
   nothing(NULL, 0, n_members);
 }
 
-static int by_value(const void *a, const void *b) {
-  const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-  return (x > y) - (x < y);
-}
-
 // Median of N sections, in microseconds, each after gap_ns of the caller's own work.
 static double measure(void (*run)(unsigned n_members), uint64_t gap_ns, int is_changing) {
-  static uint64_t took_ns[N];
+  static double took_us[N];
   for (int i = 0; i < N; i++) {
     const uint64_t idle_ns = td_clock_ns();
     while (td_clock_ns() - idle_ns < gap_ns) {
     }
     const uint64_t start_ns = td_clock_ns();
     run(is_changing && i % 2 ? n_threads / 2 : n_threads);
-    took_ns[i] = td_clock_ns() - start_ns;
+    took_us[i] = (double)(td_clock_ns() - start_ns) * 1e-3;
   }
-  qsort(took_ns, N, sizeof *took_ns, by_value);
-  return (double)took_ns[N / 2] * 1e-3;
+  return td_median(took_us, N);
 }
 
 int main(int argc, char **argv) {

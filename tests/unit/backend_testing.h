@@ -121,11 +121,19 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model;
 }
 
+bool td_model_use_mtp(td_model *model) {
+  (void)model;
+  return false;
+}
+
 void td_dev_follow_pins(td_dev *dev, td_dev *of) {
   (void)dev, (void)of;
 }
 
 void td_dev_stop_pinning(td_dev *dev) {
+  (void)dev;
+}
+void td_dev_drop_weights(td_dev *dev) {
   (void)dev;
 }
 
@@ -151,6 +159,10 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
 }
 
 size_t td_dev_free_vram_bytes(td_dev *dev) {
+  return dev->own_bytes;
+}
+
+size_t td_dev_vram_bytes(td_dev *dev) {
   return dev->own_bytes;
 }
 
@@ -286,7 +298,8 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
     e->pages = e->own_pages = malloc(n_bytes);
     memset(e->own_pages, 0x55, n_bytes); // no token: what is not written again is noticed
   }
-  e->logits = malloc((size_t)opts->max_step_seqs * N_VOCAB * sizeof *e->logits);
+  e->logits = malloc((size_t)(opts->max_step_seqs + opts->max_drafts) * N_VOCAB *
+                     sizeof *e->logits);
   *out = e;
   return TD_OK;
 }
@@ -300,6 +313,12 @@ void td_engine_close(td_engine *engine) {
 
 float *td_engine_logits(td_engine *engine) {
   return engine->logits;
+}
+
+td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out, td_err *err) {
+  (void)err;
+  *out = engine->logits + (size_t)row * N_VOCAB;
+  return TD_OK;
 }
 
 td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
@@ -355,29 +374,35 @@ static inline td_status misbehave(int32_t how, _Atomic uint32_t *pulse, td_err *
   return how == FAIL ? td_fail(err, TD_EIO, "the engine is out of order") : TD_OK;
 }
 
+// The logits behind the first n tokens.
+static inline void write_row(td_engine *e, const td_step_seq *seq, uint32_t n, float *row) {
+  uint32_t hash = 2166136261u;
+  for (uint32_t j = 0; j < n; j++)
+    hash = mix(hash, *cell(e, seq, j));
+  memset(row, 0, N_VOCAB * sizeof *row);
+  // A prompt of one token is answered by counting up, which ends at EOS.
+  int32_t first = *cell(e, seq, 0), last = *cell(e, seq, n - 1) % DECODED;
+  bool counts = first > DIE + 50;
+  row[counts ? last + 1 - (last == EOS) : (int32_t)(hash % N_PLAIN)] = 1;
+}
+
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
   uint32_t n_rows = 0, n_tokens = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
     const td_step_seq *seq = &seqs[i];
-    uint32_t n = seq->n_past + seq->n_tokens, hash = 2166136261u;
+    const uint32_t n = seq->n_past + seq->n_tokens;
     n_tokens += seq->n_tokens;
     for (uint32_t j = 0; j < seq->n_tokens; j++)
       *cell(e, seq, seq->n_past + j) = seq->tokens[j] + (seq->is_decode ? DECODED : 0);
     _Atomic uint32_t *n_steps = steps_of(*cell(e, seq, 0));
     if (n_steps) atomic_fetch_add(n_steps, 1);
-    if (n >= 2 && n == (uint32_t)*cell(e, seq, 1)) {
+    const uint32_t limit = n >= 2 ? (uint32_t)*cell(e, seq, 1) : 0;
+    if (limit > seq->n_past && limit <= n && (seq->is_decode || limit == n)) {
       td_status st = misbehave(*cell(e, seq, 0), e->dev->pulse, err);
       if (st != TD_OK) return st;
     }
-    if (seq->want != TD_WANT_LAST) continue;
-    for (uint32_t j = 0; j < n; j++)
-      hash = mix(hash, *cell(e, seq, j));
-    float *row = e->logits + (size_t)n_rows++ * N_VOCAB;
-    memset(row, 0, N_VOCAB * sizeof *row);
-    // A prompt of one token is answered by counting up, which ends at EOS.
-    int32_t first = *cell(e, seq, 0), last = *cell(e, seq, n - 1) % DECODED;
-    bool counts = first > DIE + 50;
-    row[counts ? last + 1 - (last == EOS) : (int32_t)(hash % N_PLAIN)] = 1;
+    for (uint32_t j = td_step_seq_rows(seq); j > 0; j--)
+      write_row(e, seq, n - j + 1, e->logits + (size_t)n_rows++ * N_VOCAB);
   }
   TD_CHECK(n_tokens <= e->opts.max_step_tokens && n_seqs <= e->opts.max_step_seqs);
   const char *step_us = getenv("TANDEM_TEST_STEP_US");
@@ -436,6 +461,13 @@ td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err) {
   return TD_OK;
 }
 
+td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
+                          uint32_t n_seqs, uint32_t n_drafts, td_err *err) {
+  (void)engine, (void)seqs, (void)drafts, (void)n_seqs, (void)n_drafts, (void)err;
+  TD_CHECK(!"no layer drafts here");
+  return TD_OK;
+}
+
 void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs) {
   (void)engine;
   (void)seqs;
@@ -466,11 +498,6 @@ td_stream_progress td_engine_stream_progress(const td_engine *engine) {
 td_expert_cache_stats td_engine_cache_stats(const td_engine *engine) {
   (void)engine;
   return (td_expert_cache_stats){.n_slots = 0};
-}
-
-double td_engine_stream_rate(const td_engine *engine) {
-  (void)engine;
-  return 0;
 }
 
 // ---- a client -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ typedef struct {
   uint32_t window;                        //
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
+  uint32_t top_k;                         // keys that a token sees (sees_key); 0: all
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
   size_t keys_bytes; // 0: the device's own
@@ -169,6 +170,29 @@ static inline void store_mla(world *w, const td_batch_view *batch, const td_kv_v
       &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
 }
 
+// Key i that position p sees: they are spread over all that it could see.
+static inline uint32_t selected_key(const layout *l, uint32_t p, uint32_t i) {
+  return i * (p + 1) / l->top_k;
+}
+
+static inline bool sees_key(const layout *l, uint32_t p, uint32_t j) {
+  if (!l->top_k || p < l->top_k) return true;
+  const uint32_t i = (j * l->top_k + p) / (p + 1);
+  return i < l->top_k && selected_key(l, p, i) == j;
+}
+
+static inline int32_t *put_selected(world *w, uint32_t n) {
+  const layout *l = w->l;
+  if (!l->top_k) return NULL;
+  int32_t *all = malloc((size_t)n * l->top_k * sizeof *all);
+  for (uint32_t t = 0; t < n; t++)
+    for (uint32_t i = 0; i < l->top_k; i++)
+      all[t * l->top_k + i] = (int32_t)selected_key(l, (uint32_t)w->position[t], i);
+  int32_t *out = cuda_put(w->f, all, (size_t)n * l->top_k * sizeof *all);
+  free(all);
+  return out;
+}
+
 static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv,
                            const uint16_t *q, const uint16_t *k, uint16_t *out) {
   const layout *l = w->l;
@@ -177,6 +201,8 @@ static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_vie
                                                    .kv = *kv,
                                                    .q = q,
                                                    .kv_b = &w->kv_b.w,
+                                                   .selected = put_selected(w, batch->n_tokens),
+                                                   .top_k = l->top_k,
                                                    .out = out,
                                                    .n_heads = l->n_heads,
                                                    .nope_dim = l->nope,
@@ -223,6 +249,8 @@ static inline void naive_attention(const world *w, uint32_t s, uint32_t head, ui
   double key_ulp = w->l->mla ? ULP_BF16 / 2 : 0;
   for (uint32_t j = first; j <= p; j++) {
     double size = 0;
+    score[j] = -INFINITY;
+    if (!sees_key(w->l, p, j)) continue;
     score[j] = 0;
     for (uint32_t d = 0; d < w->k_dim; d++) {
       double product = q[d] * ks[(size_t)j * w->k_dim + d] * w->scale;

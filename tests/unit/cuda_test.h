@@ -35,6 +35,12 @@ typedef struct {
     assert_int_equal(td_stream_open(&(f).stream, (f).dev, &err_), TD_OK);                          \
   } while (0)
 
+// Whether the device is the emulator; a GPU's memory, tiles and driver are what they are.
+static inline bool is_emulated(void) {
+  const char *library = getenv("TANDEM_CUDA_LIB");
+  return library && strstr(library, "_emu");
+}
+
 static inline void cuda_close(cuda_fixture *f) {
   td_stream_close(f->stream);
   while (f->n_owned > 0)

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
-#include "engine/expert_slots.h"
+#include "engine/experts/expert_slots.h"
 #include "support/checkpoint.h"
 #include "unit/ref.h"
 
@@ -291,6 +291,7 @@ typedef struct {
   td_model *model;
   td_dev *dev, *expert_dev;
   td_engine *prefill, *decode; // prefill streams experts; decode leaves them to the CPU
+  td_engine_opts opts;         // prefill's
   void *kv_pages;
   size_t n_vocab;
   float *out; // [LANE_SEQS][LANE_DECODE + 1][n_vocab]: of the prompt's last token, then of answers
@@ -325,6 +326,7 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
   assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);
   opts.kv_pages = l->kv_pages;
   if (td_engine_open(&l->prefill, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  l->opts = opts;
   opts.stream_bytes = 0;
   opts.is_confinable = false;
   opts.is_urgent = true;

@@ -33,13 +33,16 @@ typedef struct {
   uint16_t port;
   _Atomic int command; // 1: drain, 2: close
   _Atomic int n_gone, n_drained, n_handled;
+  _Atomic size_t n_connections; // when the last /hello was answered
   char unix_path[64];
 } fixture;
 
 // Handlers.
 
 static void serve_hello(void *ctx, td_http_exchange *x) {
-  ((fixture *)ctx)->n_handled++;
+  fixture *f = ctx;
+  f->n_handled++;
+  f->n_connections = td_http_server_n_connections(f->server);
   td_http_respond(x, 200, "text/plain", "hello", 5);
 }
 
@@ -226,6 +229,8 @@ static inline bool becomes(const _Atomic int *value, int wanted) {
 
 // Clients.
 
+static uint32_t dial_from; // address; 0: any
+
 static inline int dial(const fixture *f) {
   int fd;
   if (f->unix_path[0]) {
@@ -238,6 +243,10 @@ static inline int dial(const fixture *f) {
   struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(f->port)};
   addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   fd = socket(AF_INET, SOCK_STREAM, 0);
+  if (dial_from) { // another address of the loopback's network
+    const struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(dial_from)};
+    assert_int_equal(bind(fd, (const struct sockaddr *)&own, sizeof own), 0);
+  }
   assert_int_equal(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
   return fd;
 }

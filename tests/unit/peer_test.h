@@ -3,7 +3,7 @@
 #ifndef TESTS_UNIT_PEER_TEST_H
 #define TESTS_UNIT_PEER_TEST_H
 
-#include "engine/expert_peer.h"
+#include "engine/experts/expert_peer.h"
 #include "unit/engine_test.h"
 
 enum { PEER_SEQS = 16, PEER_STEPS = 16 };
@@ -102,7 +102,7 @@ static inline void run_peer(engine_fixture *f, peer_result *r) {
       seqs[s].tokens++, seqs[s].n_past++;
   }
   r->stats = td_engine_cache_stats(f->engine);
-  r->plan = f->engine->plan;
+  r->plan = f->engine->step.plan;
 }
 
 // The caller frees out. seed: of delays.

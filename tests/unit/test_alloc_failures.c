@@ -2,6 +2,7 @@
 // places that allocate (support/failing_alloc.h); then, for each, the first and the second
 // allocation there fail in a process of their own. Expected: an error that says what is missing, or
 // the same result as without the failure; no crash, nothing leaked, and the next request works.
+// CTest: slow no-tsan
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -25,20 +26,25 @@
 
 #include <cmocka.h>
 
+#include "api/call_syntax.h"
+#include "api/dialect.h"
+#include "api/request.h"
 #include "base/fs.h"
 #include "base/status.h"
 #include "front/front.h"
 #include "kv/pool.h"
+#include "model/quantize/quantize.h"
 #include "options/options.h"
 #include "runtime/command.h"
 #include "shm/channel.h"
+#include "support/checkpoint.h"
 #include "support/failing_alloc.h"
 #include "support/folder.h"
 #include "tandem.h"
 #include "worker/args.h"
 #include "worker/worker.h"
 
-#define MAX_TEXT 4096
+#define MAX_TEXT (1u << 16)
 #ifdef __SANITIZE_ADDRESS__ // several times slower
 #define N_AT_PLACE 1
 #else
@@ -74,6 +80,9 @@ _Noreturn static void run_child(const scenario *s, fa_site site, uint32_t idx) {
   dup2(log, STDERR_FILENO);
   close(log);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  static const int ends[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
+  for (size_t i = 0; i < TD_COUNT(ends); i++) // cmocka's handlers would go on with the next test
+    signal(ends[i], SIG_DFL);
   fa_begin(site, idx, trace);
   int rc = s->run();
   fa_end();
@@ -172,7 +181,7 @@ static int add_text(void *ctx, const char *text, size_t len) {
 static int use_model(int *n_failed) {
   char error[512] = "";
   tandem *model;
-  const tandem_opts opts = {.model_dir = model_dir, .n_threads = 2, .ctx_size = 128};
+  const tandem_opts opts = {.model_dir = model_dir, .n_threads = 1, .ctx_size = 128};
   int rc = tandem_open(&model, &opts, error, sizeof error);
   *n_failed = rc != 0;
   if (rc) return check_error(rc, error);
@@ -450,6 +459,188 @@ static void test_server(void **state) {
   sweep(&(scenario){.prepare = prepare_server, .run = run_server, .peer = be_client}, 100);
 }
 
+// ---- checkpoints in formats that are converted, quantized ones made
+// ------------------------------
+
+static checkpoint words, experts; // 8-bit words with rules by name; BF16, transposed
+
+static void make_words(void) {
+  ck_qwen3(&words);
+  ck_set(&words, "quantization_config",
+         "{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 8, \"dynamic\":"
+         " {\"-:.*lm_head\": {}, \"+:.*up_proj\": {\"bits\": 4}}}");
+  const ck_tensor was = *ck_find(&words, "model.layers.0.mlp.down_proj.weight");
+  const uint64_t rows = was.shape[0], cols = was.shape[1];
+  ck_drop(&words, was.name);
+  ck_add(&words, "model.layers.0.mlp.down_proj.qweight", "I32", cols / 4, rows, 0);
+  ck_add(&words, "model.layers.0.mlp.down_proj.qzeros", "I32", cols / 8, rows / 4, 0);
+  ck_add(&words, "model.layers.0.mlp.down_proj.scales", "BF16", cols / 8, rows, 0);
+  ck_write(&words);
+}
+
+static void make_experts(void) {
+  ck_gpt_oss(&experts);
+  for (int layer = 0; layer < 2; layer++) {
+    static const char *const names[] = {"gate_up_proj", "down_proj"};
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+      char name[128], part[160];
+      snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%s", layer, names[i]);
+      snprintf(part, sizeof part, "%s_blocks", name);
+      ck_drop(&experts, part);
+      snprintf(part, sizeof part, "%s_scales", name);
+      ck_drop(&experts, part);
+      snprintf(part, sizeof part, "%s_bias", name);
+      ck_add(&experts, name, "BF16", 8, 32, ck_find(&experts, part)->shape[1]);
+    }
+  }
+  ck_write(&experts);
+}
+
+static td_status open_model(const char *folder, td_err *err) {
+  td_model *m;
+  td_status st = td_model_open(&m, folder, err);
+  if (st != TD_OK) return st;
+  const size_t at = strlen(shared->text);
+  snprintf(shared->text + at, MAX_TEXT - at, "%s %llu ", td_model_config_of(m)->arch_name,
+           (unsigned long long)td_model_stats_of(m).bytes);
+  td_model_close(m);
+  return TD_OK;
+}
+
+static td_status make_smaller(td_err *err) {
+  td_quantize_report made;
+  const char *names;
+  const td_quantize_opts opts = {
+      .in = model_dir, .out = kv_path, .encoding = td_encoding_find("fp8", &names), .n_threads = 1};
+  const td_status st = td_quantize(&opts, &made, err);
+  td_quantize_report_free(&made);
+  return st;
+}
+
+// Each once more after a failure.
+static int use_formats(void) {
+  int n_bad = 0, n_failed = 0;
+  for (int i = 0; i < 3; i++) {
+    td_err err;
+    td_status st = TD_EAGAIN;
+    for (int tries = 0; st != TD_OK && tries < 2; tries++) {
+      st = i == 2 ? make_smaller(&err) : open_model(i ? experts.dir : words.dir, &err);
+      if (st == TD_OK) break;
+      n_bad += check_error(st, err.msg);
+      n_failed++;
+    }
+  }
+  return n_bad + (n_failed > 1) + check_result();
+}
+
+static void test_formats(void **state) {
+  (void)state;
+  sweep(&(scenario){.prepare = prepare_server, .run = use_formats}, 60);
+}
+
+// ---- requests of every kind, read and made into grammars ----------------------------------------
+
+typedef struct {
+  const td_dialect *dialect; // NULL: OpenAI's chat
+  td_call_form form;
+  const char *body;
+} request_case;
+
+#define CHAT "'messages': [{'role': 'user', 'content': 'a'}]"
+#define TOOL                                                                                       \
+  "'tools': [{'type': 'function', 'function': {'name': 'f', 'parameters': {'type': 'object',"      \
+  " 'properties': {'n': {'type': 'integer', 'minimum': 3}, 's': {'enum': ['p', 'q']}, 'l':"        \
+  " {'type': 'array', 'items': {'$ref': '#/$defs/t'}}, 'm': {'type': 'string', 'maxLength': 4}},"  \
+  " 'required': ['n'], '$defs': {'t': {'type': ['number', 'null']}}}}}]"
+
+// Their quotes are single ones.
+static const request_case requests[] = {
+    {NULL, TD_CALL_HERMES,
+     "{'messages': [{'role': 'system', 'content': 'a'}, {'role': 'user', 'content': [{'type': "
+     "'text', 'text': 'b'}]}, {'role': 'assistant', 'tool_calls': [{'id': 'x', 'type': 'function',"
+     " 'function': {'name': 'f', 'arguments': '{}'}}]}, {'role': 'tool', 'tool_call_id': 'x',"
+     " 'content': '1'}], " TOOL ", 'tool_choice': 'required', 'stop': ['z'],"
+     " 'logit_bias': {'5': 1}, 'chat_template_kwargs': {'k': 1}}"},
+    {NULL, TD_CALL_FUNCTION, "{" CHAT ", " TOOL ", 'tool_choice': 'required'}"},
+    {NULL, TD_CALL_HERMES,
+     "{" CHAT ", 'response_format': {'type': 'json_schema', 'json_schema': {'name': 's', 'schema':"
+     " {'$defs': {'t': {'type': 'array', 'items': {'pattern': '^a+[b-d]{2}$', 'type': 'string'}}},"
+     " 'anyOf': [{'$ref': '#/$defs/t'}, {'type': 'object', 'properties': {'d': {'type': 'number'}}"
+     "}]}}}}"},
+    {NULL, TD_CALL_HERMES,
+     "{" CHAT ", 'response_format': {'type': 'json_schema', 'json_schema': {'name': 's', 'schema':"
+     " {'allOf': [{'type': 'object', 'properties': {'a': {'enum': [1, 2]}, 'b': {}}, 'required':"
+     " ['a'], 'additionalProperties': {'maximum': 5}}, {'type': ['object', 'null'], 'properties':"
+     " {'a': {'enum': [2, 3]}, 'c': {'type': 'integer'}}, 'required': ['c'], 'title': 't'}],"
+     " 'anyOf': [{'required': ['b']}, {'required': ['c']}]}}}}"},
+    {NULL, TD_CALL_HERMES,
+     "{" CHAT ", 'response_format': {'type': 'json_schema', 'json_schema': {'name': 's', 'schema':"
+     " {'oneOf': [{'$ref': '#/$defs/u'}, {'type': 'object', 'properties': {'k': {'const': 2}},"
+     " 'required': ['k']}], '$defs': {'u': {'type': 'object', 'properties': {'k': {'const': 1}},"
+     " 'required': ['k']}}}}}}"},
+    {NULL, TD_CALL_HERMES, "{" CHAT ", 'guided_regex': '(yes|no)[0-9]+'}"},
+    {NULL, TD_CALL_HERMES, "{" CHAT ", 'guided_json': '{\\'type\\': \\'integer\\'}'}"},
+    {&td_dialect_responses, TD_CALL_HERMES,
+     "{'model': 'm', 'input': [{'role': 'user', 'content': 'a'}, {'type': 'function_call',"
+     " 'call_id': 'c', 'name': 'f', 'arguments': '{}'}, {'type': 'function_call_output',"
+     " 'call_id': 'c', 'output': '2'}], 'instructions': 'i', 'max_output_tokens': 9, 'tools':"
+     " [{'type': 'custom', 'name': 'g', 'format': {'type': 'grammar', 'syntax': 'regex',"
+     " 'definition': 'a+'}}], 'tool_choice': 'required'}"},
+    {&td_dialect_messages, TD_CALL_HERMES,
+     "{'model': 'm', 'max_tokens': 9, 'system': 'i', 'messages': [{'role': 'user', 'content':"
+     " [{'type': 'text', 'text': 'a'}]}], 'stop_sequences': ['z']}"},
+    {&td_dialect_ollama_chat, TD_CALL_HERMES,
+     "{'model': 'm', " CHAT ", 'format': 'json', 'options': {'num_predict': 5}}"},
+};
+
+static td_status read_request(const request_case *c, td_api_error *error) {
+  static const td_api_defaults defaults = {.temperature = 1, .top_p = 1, .n_vocab = 256};
+  td_dialect_state state = {0};
+  td_api_request request = {0};
+  td_buf body = TD_BUF_INIT;
+  td_status st = TD_OK;
+  char asked[2048];
+  const char *text = asked;
+  TD_CHECK(snprintf(asked, sizeof asked, "%s", c->body) < (int)sizeof asked);
+  for (char *at = asked; (at = strchr(at, '\'')) != NULL;)
+    *at = '"';
+  if (c->dialect) {
+    st = td_dialect_translate(c->dialect, &state, text, strlen(text), &body, error);
+    text = td_buf_text(&body);
+  }
+  if (st == TD_OK) st = td_api_parse_chat(&request, text, strlen(text), &defaults, error);
+  const td_call_syntax *calls = td_call_syntax_of_form(c->form);
+  if (st == TD_OK) st = td_api_compose_grammar(&request, calls, TD_REASONING_MAYBE, error);
+  if (st == TD_OK) {
+    const size_t at = strlen(shared->text);
+    snprintf(shared->text + at, MAX_TEXT - at, "%s\n", td_buf_text(&request.grammar));
+  }
+  td_api_request_free(&request);
+  td_dialect_state_free(&state);
+  td_buf_free(&body);
+  return st;
+}
+
+static int use_requests(void) {
+  int n_bad = 0, n_failed = 0;
+  for (size_t i = 0; i < TD_COUNT(requests); i++) {
+    td_api_error error = {0};
+    for (int tries = 0; tries < 2; tries++) {
+      if (read_request(&requests[i], &error) == TD_OK) break;
+      n_failed++;
+      if (error.status >= 500 && strstr(error.message, "memory")) continue;
+      fprintf(stderr, "error %d is not about memory: %s\n", error.status, error.message);
+      n_bad++;
+    }
+  }
+  return n_bad + (n_failed > 1) + check_result();
+}
+
+static void test_requests(void **state) {
+  (void)state;
+  sweep(&(scenario){.run = use_requests}, 100);
+}
+
 // ---- setup --------------------------------------------------------------------------------------
 
 static void make_path(char *out, const char *name) {
@@ -489,6 +680,8 @@ static int setup(void **state) {
   make_path(trace_path, "trace");
   make_path(kv_path, "kv");
   make_model();
+  make_words();
+  make_experts();
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   TD_CHECK(shared != MAP_FAILED);
   return 0;
@@ -497,13 +690,16 @@ static int setup(void **state) {
 static int teardown(void **state) {
   (void)state;
   td_test_remove_folder(dir);
+  ck_free(&words);
+  ck_free(&experts);
   return 0;
 }
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_library), cmocka_unit_test(test_worker),
-                                     cmocka_unit_test(test_server)};
+                                     cmocka_unit_test(test_server), cmocka_unit_test(test_formats),
+                                     cmocka_unit_test(test_requests)};
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, setup, teardown);
 }

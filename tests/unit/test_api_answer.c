@@ -89,7 +89,7 @@ static growth grow(const char *stop, const int *ids, size_t n) {
     assert_int_equal(td_answer_add(&g.answer, &token, &err), TD_OK);
     take(&g);
   }
-  assert_int_equal(td_answer_finish(&g.answer, &err), TD_OK);
+  assert_int_equal(td_answer_finish(&g.answer, false, &err), TD_OK);
   take(&g);
   return g;
 }
@@ -194,7 +194,7 @@ static void writes_logprobs(void **state) {
   token.top[0] = (td_token_value){.id = A, .value = -0.25f};
   token.top[1] = (td_token_value){.id = BYTE0, .value = NAN};
   td_answer_add(&answer, &token, &err);
-  td_answer_finish(&answer, &err);
+  td_answer_finish(&answer, false, &err);
   td_answer_piece piece;
   td_output_parser parts = {0};
   td_delta message = {0};
@@ -203,9 +203,11 @@ static void writes_logprobs(void **state) {
   td_api_choice choice = {
       .answer = &answer, .message = &message, .parts = &parts, .finish_reason = "length"};
   td_buf text = TD_BUF_INIT;
-  td_api_write_response(&text, &head, &choice, 1,
-                        &(td_api_usage){.n_prompt = 3, .n_output = 1, .n_cached = 2},
-                        &(td_api_timings){1, 2, 500000, 1, 0, 0});
+  td_api_write_response(
+      &text, &head, &choice, 1,
+      &(td_api_usage){
+          .n_prompt = 3, .n_output = 1, .n_cached = 2, .n_accepted = 1, .n_rejected = 4},
+      &(td_api_timings){1, 2, 500000, 1, 0, 0});
   assert_string_equal(
       text.data,
       "{\"id\":\"chatcmpl-ab000000000000000000000000000000\",\"object\":\"chat.completion\","
@@ -214,9 +216,12 @@ static void writes_logprobs(void **state) {
       "\"logprob\":-9999,\"bytes\":[240],\"top_logprobs\":[{\"token\":\"a\",\"logprob\":-0.25,"
       "\"bytes\":[97]},{\"token\":\"bytes:\\\\xf0\",\"logprob\":-9999,\"bytes\":[240]}]}],"
       "\"refusal\":null},\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":3,"
-      "\"completion_tokens\":1,\"total_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":2}},"
-      "\"timings\":{\"cache_n\":2,\"prompt_n\":1,\"prompt_ms\":0.5,\"prompt_per_second\":2000,"
-      "\"predicted_n\":1,\"predicted_ms\":0,\"predicted_per_second\":0}}");
+      "\"completion_tokens\":1,\"total_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":2},"
+      "\"completion_tokens_details\":{\"accepted_prediction_tokens\":1,"
+      "\"rejected_prediction_tokens\":4}},"
+      "\"timings\":{\"cache_n\":2,\"prompt_n\":1,\"prompt_ms\":0.5,\"prompt_per_token_ms\":0.5,"
+      "\"prompt_per_second\":2000,\"predicted_n\":1,\"predicted_ms\":0,"
+      "\"predicted_per_token_ms\":0,\"predicted_per_second\":0}}");
   cJSON_Delete(parse(&text));
   td_buf_free(&text);
   td_delta_free(&message);
@@ -254,12 +259,13 @@ static void writes_chunks(void **state) {
                                     "\"completion_tokens\":2,\"total_tokens\":5,"));
   td_buf_clear(&text);
   head.is_chat = true;
-  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){9, 0, 2000000, 5, 4, 8000000});
+  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){8, 0, 2000000, 5, 4, 8000000});
   assert_non_null(strstr(
       text.data,
       "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"timings\":{\"cache_n\":0,"
-      "\"prompt_n\":9,\"prompt_ms\":2,\"prompt_per_second\":4500,"
-      "\"predicted_n\":5,\"predicted_ms\":8,\"predicted_per_second\":500}"));
+      "\"prompt_n\":8,\"prompt_ms\":2,\"prompt_per_token_ms\":0.25,\"prompt_per_second\":4000,"
+      "\"predicted_n\":5,\"predicted_ms\":8,\"predicted_per_token_ms\":2,"
+      "\"predicted_per_second\":500}"));
   td_buf_free(&text);
   td_answer_free(&answer);
 }

@@ -1,4 +1,5 @@
 // tests/unit/test_api_request.c - requests of the OpenAI protocol: what is taken, what is refused.
+// CTest: no-tsan
 #include <float.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "api/call_syntax.h"
 #include "api/output_parser.h"
 #include "api/request.h"
 #include "text/grammar/grammar.h"
@@ -259,10 +261,16 @@ static void composes_a_grammar(void **state) {
       {WITH("\"guided_regex\":\"x+\""), TD_REASONING_BEGUN, "x</thin</think>x", "x"},
       {WITH("\"response_format\":{\"type\":\"json_object\"}"), TD_REASONING_NONE, "{\"a\": [1]}",
        "[1]"},
+      {WITH("\"guided_json\":{\"type\":\"object\",\"properties\":{\"a\":{}}}"), TD_REASONING_NONE,
+       "{\"a\": 1}", "{\"a\": 1, \"b\": 2}"},
+      {WITH("\"guided_json\":{\"type\":\"object\",\"properties\":{\"a\":{}}},"
+            "\"structured_outputs\":{\"disable_any_whitespace\":false}"),
+       TD_REASONING_NONE, "{\"a\":1,\n\"b\" : 2}", "{\"a\"}"},
       {WITH(TOOL ",\"tool_choice\":\"required\""), TD_REASONING_NONE,
        "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>", "text"},
       {WITH(TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
-       TD_REASONING_MAYBE, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>",
+       TD_REASONING_MAYBE,
+       "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>",
        "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"},
       {WITH("\"parallel_tool_calls\":false," TOOL ",\"guided_choice\":[\"a\"]"), TD_REASONING_NONE,
        "a", "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> "},
@@ -273,7 +281,8 @@ static void composes_a_grammar(void **state) {
     td_grammar *g;
     td_err err;
     if (parse(&r, true, list[i].body, &error) != TD_OK ||
-        td_api_compose_grammar(&r, TD_CALL_HERMES, list[i].reasoning, &error) != TD_OK) {
+        td_api_compose_grammar(&r, td_call_syntax_of_form(TD_CALL_HERMES), list[i].reasoning,
+                               &error) != TD_OK) {
       fail_msg("%s: %s", list[i].body, error.message);
     }
     assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
@@ -284,21 +293,69 @@ static void composes_a_grammar(void **state) {
   }
 }
 
+// Text in which calls are checked holds no call but those: what the output parser takes for the
+// beginning of one begins a checked call of the model's form, or cannot be written.
+static void checked_text_holds_no_other_calls(void **state) {
+  (void)state;
+  static const struct {
+    td_call_form form;
+    const char *text;
+    bool is_in;
+  } list[] = {
+      {TD_CALL_HERMES, "a <tool_cal [TOOL_CALL <function> <<tool_calls> b", false},
+      {TD_CALL_HERMES, "a <tool_cal [TOOL_CALL <function> <<tool_calls b", true},
+      {TD_CALL_HERMES, "So:<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>", true},
+      {TD_CALL_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", false},
+      {TD_CALL_HERMES, "<<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>", false},
+      {TD_CALL_HERMES, "[TOOL_CALLS]f[ARGS]{}", false},
+      {TD_CALL_HERMES, "<function=f>\n</function>", false},
+      {TD_CALL_FUNCTION, "a<function=f>\n</function>\n</tool_call>", true},
+      {TD_CALL_FUNCTION, "a<tool_call>\n<function=f>\n</function>\n</tool_call>", true},
+      {TD_CALL_FUNCTION, "<function=g>\n</function>\n</tool_call>", false},
+      {TD_CALL_FUNCTION, "<tool_call>\n{\"name\": \"f\"}\n</tool_call>", false},
+      {TD_CALL_DEEPSEEK,
+       "a<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+       "<｜tool▁calls▁end｜>",
+       true},
+      {TD_CALL_DEEPSEEK, "a<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}", false},
+      {TD_CALL_DEEPSEEK, "a<tool_call>", false},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_api_request r;
+    td_api_error error;
+    td_grammar *g;
+    td_err err;
+    parse(&r, true,
+          WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true}}]"),
+          &error);
+    assert_null(strstr(r.vars.data, "strict"));
+    assert_int_equal(
+        td_api_compose_grammar(&r, td_call_syntax_of_form(list[i].form), TD_REASONING_NONE, &error),
+        TD_OK);
+    assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+    if (td_grammar_matches(g, list[i].text, strlen(list[i].text)) != list[i].is_in) {
+      fail_msg("%s", list[i].text);
+    }
+    td_grammar_close(g);
+    td_api_request_free(&r);
+  }
+}
+
 // The calls of each model family are those that its output parser reads.
 static void composes_calls_in_each_form(void **state) {
   (void)state;
   static const char *const calls[] = {
-      [TD_CALL_HERMES] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>\n"
+      [TD_CALL_HERMES] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n"
                          "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
-      [TD_CALL_DEEPSEEK] = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\":1}"
+      [TD_CALL_DEEPSEEK] = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\": 1}"
                            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"
                            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
       [TD_CALL_DEEPSEEK_V3] =
-          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\":1}"
+          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}"
           "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}"
           "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
       [TD_CALL_KIMI] = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
-                       "<|tool_call_argument_begin|>{\"x\":1}<|tool_call_end|><|tool_call_begin|>"
+                       "<|tool_call_argument_begin|>{\"x\": 1}<|tool_call_end|><|tool_call_begin|>"
                        "functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
                        "<|tool_calls_section_end|>",
       [TD_CALL_FUNCTION] =
@@ -311,6 +368,10 @@ static void composes_calls_in_each_form(void **state) {
       [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n"
                          "<parameter name=\"x\">1</parameter>\n</invoke>\n<invoke name=\"f\">\n"
                          "</invoke>\n</minimax:tool_call>",
+      [TD_CALL_DSML] = "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n"
+                       "<｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n"
+                       "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n"
+                       "</｜DSML｜function_calls>",
       [TD_CALL_HY] = "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n"
                      "<arg_value>1</arg_value>\n</tool_call>\n<tool_call>f<tool_sep>\n"
                      "</tool_call>\n</tool_calls>",
@@ -319,11 +380,11 @@ static void composes_calls_in_each_form(void **state) {
           "<arg_key:opensource>x</arg_key:opensource>\n<arg_value:opensource>1"
           "</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>f"
           "<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
-      [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]f[ARGS]{}",
-      [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\":1}}, "
+      [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]f[ARGS]{}",
+      [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, "
                                   "{\"name\": \"f\", \"arguments\": {}}]",
       [TD_CALL_HARMONY] = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
-                          "{\"x\":1}",
+                          "{\"x\": 1}",
   };
   for (unsigned form = 0; form < TD_COUNT(calls); form++) {
     td_api_request r;
@@ -331,7 +392,8 @@ static void composes_calls_in_each_form(void **state) {
     td_grammar *g;
     td_err err;
     parse(&r, true, WITH(TOOL ",\"tool_choice\":\"required\""), &error);
-    assert_int_equal(td_api_compose_grammar(&r, form, TD_REASONING_NONE, &error), TD_OK);
+    assert_int_equal(
+        td_api_compose_grammar(&r, td_call_syntax_of_form(form), TD_REASONING_NONE, &error), TD_OK);
     assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
     assert_true(td_grammar_matches(g, calls[form], strlen(calls[form])));
     td_grammar_close(g);
@@ -349,7 +411,7 @@ static void composes_calls_in_each_form(void **state) {
     assert_string_equal(parts.calls[0].name, "f");
     const bool is_tagged = form >= TD_CALL_FUNCTION && form <= TD_CALL_HY_SUFFIXED;
     assert_string_equal(td_buf_text(&parts.calls[0].arguments),
-                        is_tagged ? "{\"x\": 1}" : "{\"x\":1}");
+                        is_tagged ? "{\"x\": 1}" : "{\"x\": 1}");
     td_output_parser_free(&parts);
     td_api_request_free(&r);
   }
@@ -389,7 +451,9 @@ static void composes_messages_of_harmony(void **state) {
     td_grammar *g;
     td_err err;
     assert_int_equal(parse(&r, true, bodies[i], &error), TD_OK);
-    assert_int_equal(td_api_compose_grammar(&r, TD_CALL_HARMONY, TD_REASONING_NONE, &error), TD_OK);
+    assert_int_equal(td_api_compose_grammar(&r, td_call_syntax_of_form(TD_CALL_HARMONY),
+                                            TD_REASONING_NONE, &error),
+                     TD_OK);
     assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
     for (size_t k = 0; k < TD_COUNT(list); k++) {
       const bool is_right = list[k].right >> i & 1;
@@ -430,7 +494,9 @@ static void composes_values_without_quotes(void **state) {
   td_grammar *g;
   td_err err;
   assert_int_equal(parse(&r, true, td_buf_text(&body), &error), TD_OK);
-  assert_int_equal(td_api_compose_grammar(&r, TD_CALL_FUNCTION, TD_REASONING_NONE, &error), TD_OK);
+  assert_int_equal(td_api_compose_grammar(&r, td_call_syntax_of_form(TD_CALL_FUNCTION),
+                                          TD_REASONING_NONE, &error),
+                   TD_OK);
   assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
   for (size_t i = 0; i < TD_COUNT(list); i++) {
     td_buf call = TD_BUF_INIT;
@@ -456,7 +522,10 @@ static bool takes_value(const char *schema, unsigned form, const char *value) {
       [TD_CALL_ARG_KEYS_TIGHT] = "<tool_call>f<arg_key>s</arg_key><arg_value>%s</arg_value>"
                                  "</tool_call>",
       [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">%s"
-                         "</parameter>\n</invoke>\n</minimax:tool_call>"};
+                         "</parameter>\n</invoke>\n</minimax:tool_call>",
+      [TD_CALL_DSML] = "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n"
+                       "<｜DSML｜parameter name=\"s\" string=\"%s</｜DSML｜parameter>\n"
+                       "</｜DSML｜invoke>\n</｜DSML｜function_calls>"};
   td_buf body = TD_BUF_INIT, call = TD_BUF_INIT;
   td_buf_printf(
       &body,
@@ -473,7 +542,8 @@ static bool takes_value(const char *schema, unsigned form, const char *value) {
   td_grammar *g;
   td_err err;
   assert_int_equal(parse(&r, true, td_buf_text(&body), &error), TD_OK);
-  assert_int_equal(td_api_compose_grammar(&r, form, TD_REASONING_NONE, &error), TD_OK);
+  assert_int_equal(
+      td_api_compose_grammar(&r, td_call_syntax_of_form(form), TD_REASONING_NONE, &error), TD_OK);
   assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
   const bool is_taken = td_grammar_matches(g, call.data, call.len);
   td_grammar_close(g);
@@ -527,6 +597,33 @@ static void composes_strings_without_quotes(void **state) {
 #undef STRING
 }
 
+// Where a key's tag says whether the value is a string, the tag agrees with the schema.
+static void composes_types_beside_keys(void **state) {
+  (void)state;
+  static const struct {
+    const char *schema, *type, *value;
+    bool is_right;
+  } list[] = {
+      {"{\"type\":\"string\"}", "true", "a", true},
+      {"{\"type\":\"string\"}", "false", "a", false},
+      {"{\"type\":\"integer\"}", "false", "12", true},
+      {"{\"type\":\"integer\"}", "true", "12", false},
+      {"{\"type\":\"array\"}", "false", "[1]", true},
+      {"{\"type\":[\"string\",\"null\"]}", "false", "null", true},
+      {"{\"type\":[\"string\",\"null\"]}", "true", "a", true},
+      {"{}", "true", "a", true},
+      {"{}", "false", "1", true},
+      {"{\"enum\":[\"red\",\"blue\"]}", "true", "blue", true},
+      {"{\"enum\":[\"red\",\"blue\"]}", "true", "green", false},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    char value[128];
+    snprintf(value, sizeof value, "%s\">%s", list[i].type, list[i].value);
+    if (takes_value(list[i].schema, TD_CALL_DSML, value) != list[i].is_right)
+      fail_msg("%s: string=\"%s", list[i].schema, value);
+  }
+}
+
 // What others obey is refused by its name rather than ignored, unless it asks for nothing.
 static void refuses_what_it_does_not_obey(void **state) {
   (void)state;
@@ -551,6 +648,85 @@ static void refuses_what_it_does_not_obey(void **state) {
                                      ",\"parallel_tool_calls\":false,\"tool_choice\":\"auto\""));
   assert_true(r.one_call && r.has_tools);
   td_api_request_free(&r);
+}
+
+// What has no text is noted in its place, but for what the user has just sent.
+static void takes_every_spelling_of_thinking(void **state) {
+  (void)state;
+  static const char *const spellings[][2] = {
+      {"\"reasoning_effort\":\"high\"", "\"reasoning_effort\":\"high\",+"},
+      {"\"reasoning\":{\"effort\":\"low\"}", "\"reasoning_effort\":\"low\",+"},
+      {"\"reasoning\":{\"enabled\":false}", "-"},
+      {"\"enable_thinking\":false", "-"},
+      {"\"think\":true", "+"},
+      {"\"think\":\"none\"", "\"reasoning_effort\":\"none\",-"},
+      {"\"thinking\":{\"type\":\"disabled\"}", "-"},
+      {"\"thinking\":{\"type\":\"adaptive\"}", "+"},
+      {"\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":4096}",
+       "\"reasoning_effort\":\"medium\",+,\"thinking_budget\":4096"},
+      {"\"thinking_budget\":0", "-,\"thinking_budget\":0"},
+      {"\"chat_template_kwargs\":{\"reasoning_effort\":\"low\"}", "\"reasoning_effort\":\"low\",+"},
+      {"\"chat_template_kwargs\":{\"thinking\":false}",
+       "\"enable_thinking\":false,\"thinking\":false"}};
+  for (size_t i = 0; i < TD_COUNT(spellings); i++) {
+    td_buf body = TD_BUF_INIT, expected = TD_BUF_INIT;
+    td_buf_printf(&body, "{" HELLO ",%s}", spellings[i][0]);
+    td_buf_str(&expected, "\"add_generation_prompt\":true,");
+    for (const char *c = spellings[i][1]; *c; c++) {
+      const char *flag = *c == '+' ? "true" : "false";
+      if (*c == '+' || *c == '-') {
+        td_buf_printf(&expected, "\"enable_thinking\":%s,\"thinking\":%s", flag, flag);
+      } else {
+        td_buf_char(&expected, *c);
+      }
+    }
+    td_buf_char(&expected, '}');
+    td_api_request r = good(true, body.data);
+    if (!strstr(r.vars.data, expected.data)) fail_msg("%s: %s", body.data, r.vars.data);
+    td_api_request_free(&r);
+    td_buf_free(&body);
+    td_buf_free(&expected);
+  }
+}
+
+static void notes_what_is_no_text(void **state) {
+  (void)state;
+#define IMAGE "{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}"
+  static const char body[] =
+      "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"see\"}," IMAGE
+      "]},{\"role\":\"assistant\",\"content\":[{\"type\":\"strange\"}]},"
+      "{\"role\":\"user\",\"content\":[" IMAGE "]},"
+      "{\"role\":\"user\",\"content\":[{\"type\":\"document\",\"source\":{\"type\":\"text\","
+      "\"data\":"
+      "\"of text\"}}]},{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"1\","
+      "\"function\":{\"name\":\"f\"}}]},{\"role\":\"tool\",\"content\":[" IMAGE
+      ",{\"type\":\"file\",\"file\":{\"filename\":\"a.pdf\"}},{\"type\":\"search_result\","
+      "\"content\":"
+      "[{\"type\":\"text\",\"text\":\"found\"}]},{\"type\":\"resource\",\"resource\":{\"text\":"
+      "\"res\"}}]}"
+      "%s]}";
+  td_buf all = TD_BUF_INIT;
+  td_buf_printf(&all, body, "");
+  td_api_request r = good(true, all.data);
+  assert_non_null(strstr(
+      r.vars.data, "\"see\\n[image omitted: it cannot be shown as text]\"},"
+                   "{\"role\":\"assistant\",\"content\":\"[strange omitted: it cannot be shown "
+                   "as text]\"},{\"role\":\"user\",\"content\":\"[image omitted: it cannot be "
+                   "shown as text]\"},{\"role\":\"user\",\"content\":\"of text\"}"));
+  assert_non_null(strstr(r.vars.data, "\"content\":\"[image omitted: it cannot be shown as text]\\n"
+                                      "[document a.pdf omitted: it cannot be shown as text]\\n"
+                                      "found\\nres\"}"));
+  td_api_request_free(&r);
+  td_buf_clear(&all);
+  td_buf_printf(&all, body,
+                ",{\"role\":\"user\",\"content\":[" IMAGE "]},"
+                "{\"role\":\"system\",\"content\":\"a\"}");
+  td_api_error error;
+  assert_int_not_equal(td_api_parse_chat(&r, all.data, all.len, &defaults, &error), TD_OK);
+  assert_string_equal(error.param, "messages[6].content[0].type");
+  td_api_request_free(&r);
+  td_buf_free(&all);
+#undef IMAGE
 }
 
 static void is_as_lenient_as_its_peers(void **state) {
@@ -691,7 +867,8 @@ static void writes_template_variables(void **state) {
       "{\"role\":\"tool\",\"content\":\"42\",\"tool_call_id\":\"c1\"},"
       "{\"role\":\"user\",\"content\":\"\",\"name\":\"eve\"}],"
       "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
-      "\"add_generation_prompt\":true,\"reasoning_effort\":\"low\",\"enable_thinking\":false,"
+      "\"add_generation_prompt\":true,\"reasoning_effort\":\"low\",\"thinking\":false,\"enable_"
+      "thinking\":false,"
       "\"k\":null,\"x\":[1.0,1e2]}");
   assert_non_null(strstr(r.plain_vars.data, "\"arguments\":\"{\\\"x\\\": 1.0}\""));
   td_api_request_free(&r);
@@ -705,7 +882,7 @@ static void writes_template_variables(void **state) {
   td_api_request_free(&r);
   r = good(true,
            WITH("\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"thinking\":true}"));
-  assert_non_null(strstr(r.vars.data, "\"none\",\"enable_thinking\":false,\"thinking\":true}"));
+  assert_non_null(strstr(r.vars.data, "\"none\",\"enable_thinking\":true,\"thinking\":true}"));
   td_api_request_free(&r);
 }
 
@@ -738,11 +915,15 @@ int main(void) {
       cmocka_unit_test(refuses_bad_completions),
       cmocka_unit_test(says_what_is_not_supported),
       cmocka_unit_test(composes_a_grammar),
+      cmocka_unit_test(checked_text_holds_no_other_calls),
       cmocka_unit_test(composes_calls_in_each_form),
       cmocka_unit_test(composes_messages_of_harmony),
       cmocka_unit_test(composes_values_without_quotes),
       cmocka_unit_test(composes_strings_without_quotes),
+      cmocka_unit_test(composes_types_beside_keys),
       cmocka_unit_test(refuses_what_it_does_not_obey),
+      cmocka_unit_test(takes_every_spelling_of_thinking),
+      cmocka_unit_test(notes_what_is_no_text),
       cmocka_unit_test(is_as_lenient_as_its_peers),
       cmocka_unit_test(takes_what_ends_an_answer),
       cmocka_unit_test(takes_defaults),

@@ -1,5 +1,6 @@
 // tests/unit/test_backend.c - backend, supervision and worker with real processes and a
 // simulated engine (backend_testing.h).
+// CTest: slow
 #include "backend_testing.h"
 
 // ---- tests --------------------------------------------------------------------------------------

@@ -224,6 +224,43 @@ static void test_a_full_disk(void **state) {
   world_close(&w);
 }
 
+// A directory with room for fewer pages than memory keeps ready: what is written fits it, nothing
+// is written twice, and once the backend is idle nothing is written at all.
+static bool is_still(void *ctx) {
+  static uint64_t written_bytes;
+  static int n_same;
+  const uint64_t now = td_backend_kv_disk(((world *)ctx)->backend).written_bytes;
+  n_same = now == written_bytes ? n_same + 1 : 0;
+  written_bytes = now;
+  return n_same >= 20; // turns of the loop, at most 10 ms each
+}
+
+static void test_a_small_directory(void **state) {
+  (void)state;
+  enum { N = 6, N_RECORDS = 5, SHORT = 500 };
+  static int32_t prompts[N][SHORT];
+  static client clients[N];
+  kv_tokens = 40 * PAGE;
+  td_kv_dir_limit(kv_dir, bytes_of_records() / N_FULL * N_RECORDS);
+  world w;
+  world_ready(&w, 1024, 2);
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend};
+    make_prompt(prompts[i], SHORT, 200 + i);
+    assert_int_equal(submit(&clients[i], prompts[i], SHORT, ANSWER), TD_OK);
+    run_until(&w, is_done, &clients[i]);
+  }
+  run_until(&w, is_still, &w);
+  const td_kv_disk_stats stats = td_backend_kv_disk(w.backend);
+  assert_true(stats.written_bytes > 0 && stats.bytes <= td_kv_dir_max_bytes(kv_dir));
+  assert_int_equal(stats.rewritten_bytes, 0);
+  assert_true(td_kv_disk_amplification(&stats) == 1);
+  kv_tokens = 0;
+  world_close(&w);
+  td_kv_dir_close(kv_dir);
+  open_dir();
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
   const struct CMUnitTest tests[] = {
@@ -234,6 +271,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_deaths_while_it_loads),
       cmocka_unit_test(test_none_with_a_device),
       cmocka_unit_test(test_a_full_disk),
+      cmocka_unit_test(test_a_small_directory),
   };
   int n_failed = cmocka_run_group_tests_name("one worker", tests, begin, end);
   is_split = true;

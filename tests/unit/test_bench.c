@@ -1,4 +1,5 @@
 // The pure parts of the benches: formats, their matrices, medians.
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
+#include "base/stats.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
 
@@ -128,9 +130,13 @@ static void test_filled_matrices_are_ordinary(void **state) {
 static void test_median(void **state) {
   (void)state;
   double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, one[] = {5};
-  assert_true(td_bench_median(odd, 3) == 2);
-  assert_true(td_bench_median(even, 4) == 2.5);
-  assert_true(td_bench_median(one, 1) == 5);
+  assert_true(td_median(odd, 3) == 2);
+  assert_true(td_median(even, 4) == 2.5);
+  assert_true(td_median(one, 1) == 5);
+  const double sorted[] = {1, 2, 3, 4};
+  assert_true(td_percentile(sorted, 4, 50) == 2 && td_percentile(sorted, 4, 51) == 3);
+  assert_true(td_percentile(sorted, 4, 0) == 1 && td_percentile(sorted, 4, 100) == 4);
+  assert_true(isnan(td_percentile(NULL, 0, 50)));
 }
 
 static void test_share_refers_to_dot_products_where_there_are_some(void **state) {

@@ -13,8 +13,7 @@
 
 #include "base/cgroup.h"
 #include "base/fs.h"
-
-#define MIB ((uint64_t)1 << 20)
+#include "base/units.h"
 
 typedef struct {
   char root[64], groups[96], mounts[96];
@@ -73,7 +72,7 @@ static void test_v1(void **state) {
   put(&m, "cg/memory/outer/memory.limit_in_bytes", "314572800\n");
   put(&m, "cg/memory/outer/memory.usage_in_bytes", "104857600\n");
   put(&m, "cg/memory/outer/memory.stat", "cache 7\ntotal_cache 73400320\ntotal_shmem 10485760\n");
-  assert_int_equal(td_cgroup_memory_left(&m.view), 260 * MIB);
+  assert_int_equal(td_cgroup_memory_left(&m.view), 260 * TD_MIB);
   discard(&m);
 }
 
@@ -89,8 +88,8 @@ static void test_v1_limit_out_of_sight(void **state) {
   put(&m, "cg/memory/memory.stat", "hierarchical_memory_limit 209715200\n");
   put(&m, "cg/cpu/cpu.cfs_quota_us", "200000\n");
   put(&m, "cg/cpu/cpu.cfs_period_us", "100000\n");
-  assert_int_equal(td_cgroup_memory_left(&m.view), 150 * MIB);
-  assert_int_equal(td_cgroup_memory_limit(&m.view), 200 * MIB);
+  assert_int_equal(td_cgroup_memory_left(&m.view), 150 * TD_MIB);
+  assert_int_equal(td_cgroup_memory_limit(&m.view), 200 * TD_MIB);
   assert_int_equal(td_cgroup_cpus(&m.view), 2);
   discard(&m);
 }
@@ -108,11 +107,11 @@ static void test_v2(void **state) {
   put(&m, "cg/slice/memory.current", "104857600\n");
   put(&m, "cg/slice/memory.stat", "anon 1\nfile 73400320\nshmem 10485760\n");
   put(&m, "cg/slice/cpu.max", "150000 100000\n");
-  assert_int_equal(td_cgroup_memory_left(&m.view), 260 * MIB);
+  assert_int_equal(td_cgroup_memory_left(&m.view), 260 * TD_MIB);
   assert_int_equal(td_cgroup_cpus(&m.view), 2);
   put(&m, "cg/slice/unit/memory.high", "104857600\n");
-  assert_int_equal(td_cgroup_memory_left(&m.view), 99 * MIB);
-  assert_int_equal(td_cgroup_memory_limit(&m.view), 100 * MIB);
+  assert_int_equal(td_cgroup_memory_left(&m.view), 99 * TD_MIB);
+  assert_int_equal(td_cgroup_memory_limit(&m.view), 100 * TD_MIB);
   discard(&m);
 }
 

@@ -1,17 +1,15 @@
-// tests/unit/test_comm.c - collectives between CPU devices, in one process and in several, and what
-// becomes of the others when a rank fails.
+// tests/unit/test_comm.c - collectives between CPU devices, and what becomes of the others when a
+// rank fails.
 #include <setjmp.h>
 
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "comm/exchange.h"
-#include "unit/comm_process_test.h"
+#include "unit/comm_test.h"
 
 static void test_collectives(void **state) {
   (void)state;
@@ -82,6 +80,17 @@ static void test_arrivals(void **state) {
   run_ranks(&r, gather_in_pieces, NULL);
   close_ranks(&r);
   unsetenv("TANDEM_JITTER");
+}
+
+static void gather_4k(rank_end *end) {
+  static const size_t sizes[TD_COMM_MAX_RANKS] = {4096, 4096, 4096};
+  char *all = rank_alloc(end, 3 * 4096);
+  const td_all_gather_args args = {
+      .mine = all + end->rank * (size_t)4096, .all = all, .n_bytes = sizes};
+  end->status = td_comm_all_gather(end->comm, end->stream, &args, &end->err);
+  if (end->status == TD_OK) rank_sync(end);
+  td_stream_sync(end->stream, NULL);
+  td_dev_free(end->dev, all);
 }
 
 static void fail_or_gather(rank_end *end) {
@@ -184,48 +193,11 @@ static void test_exchange(void **state) {
   assert_int_equal(b.kv_bytes, 0);
 }
 
-// ---- processes ----------------------------------------------------------------------------------
-
-static void test_processes(void **state) {
-  (void)state;
-  check_processes(&(process_case){.kind = "cpu", .backend = "auto", .expected = "host"});
-}
-
-static void test_killed_process(void **state) {
-  (void)state;
-  check_processes(
-      &(process_case){.kind = "cpu", .backend = "auto", .expected = "host", .kills = true});
-}
-
-// One that never joins: who started it says so.
-static void test_process_that_does_not_join(void **state) {
-  (void)state;
-  td_err err;
-  int fd, status;
-  const td_comm_opts opts = {.backend = "host", .n_ranks = 2};
-  assert_int_equal(td_comm_group_create(&fd, &opts, &err), TD_OK);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    td_dev *dev;
-    td_comm *comm;
-    if (td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err) != TD_OK) _exit(1);
-    const td_status st = td_comm_join(&comm, dev, fd, 0, &err);
-    _exit(st == TD_ECANCELED && strstr(err.msg, "rank 1 did not start") ? SAID_DEAD : SAID_OTHER);
-  }
-  td_comm_group_abort(fd, "rank 1 did not start");
-  assert_int_equal(waitpid(pid, &status, 0), pid);
-  assert_true(WIFEXITED(status));
-  assert_int_equal(WEXITSTATUS(status), SAID_DEAD);
-  close(fd);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_processes), // first: they fork
-      cmocka_unit_test(test_killed_process), cmocka_unit_test(test_process_that_does_not_join),
-      cmocka_unit_test(test_collectives),    cmocka_unit_test(test_arrivals),
-      cmocka_unit_test(test_failed_rank),    cmocka_unit_test(test_different_calls),
-      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_exchange),
+      cmocka_unit_test(test_collectives), cmocka_unit_test(test_arrivals),
+      cmocka_unit_test(test_failed_rank), cmocka_unit_test(test_different_calls),
+      cmocka_unit_test(test_refusals),    cmocka_unit_test(test_exchange),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 // tests/unit/test_cuda_attn_gqa.c - the CUDA device's grouped-query attention and its KV pages
 // against a naive one in double: whole prompts, chunks on top of cached pages and single tokens,
 // ragged lengths and dims, windows and sinks.
+// CTest: gpu slow no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 // tests/unit/test_cuda_attn_mla.c - the CUDA device's latent attention and its KV pages against a
 // naive one in double: whole prompts, chunks on top of cached pages and single tokens, ragged
 // lengths and dims, keys expanded or absorbed.
+// CTest: gpu slow no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -62,6 +63,47 @@ static const layout layouts[] = {
      .len = {280},
      .kv_dtype = TD_F16,
      .kv_b_dtype = TD_BF16},
+    {.name = "selected keys, few at a time",
+     .mla = true,
+     .n_heads = 3,
+     .nope = 40,
+     .rope = 16,
+     .v_dim = 24,
+     .rank = 64,
+     .top_k = 9,
+     .page_tokens = 16,
+     .n_seqs = 2,
+     .len = {60, 12},
+     .kv_dtype = TD_BF16,
+     .kv_b_dtype = TD_BF16,
+     .keys_bytes = 1},
+    {.name = "selected keys of DeepSeek-V3's dims",
+     .mla = true,
+     .n_heads = 2,
+     .nope = 128,
+     .rope = 64,
+     .v_dim = 128,
+     .rank = 512,
+     .top_k = 70,
+     .page_tokens = 64,
+     .n_seqs = 1,
+     .len = {90},
+     .kv_dtype = TD_F16,
+     .kv_b_dtype = TD_BF16,
+     .host_knows = true},
+    {.name = "one selected key, of rows that no runs of eight make",
+     .mla = true,
+     .n_heads = 3,
+     .nope = 20,
+     .rope = 12,
+     .v_dim = 27,
+     .rank = 44,
+     .top_k = 1,
+     .page_tokens = 16,
+     .n_seqs = 1,
+     .len = {30},
+     .kv_dtype = TD_F16,
+     .kv_b_dtype = TD_F16},
 };
 
 static void check_mla(bool absorbed) {

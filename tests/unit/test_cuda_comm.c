@@ -1,6 +1,7 @@
 // tests/unit/test_cuda_comm.c - collectives between GPUs: through host memory, and by NCCL. On the
 // emulator NCCL is a fake (tests/cuda_emu/nccl.cpp); on a machine with one GPU the real one has a
 // group of one rank.
+// CTest: gpu slow no-asan
 #include <setjmp.h>
 
 #include <dlfcn.h>
@@ -10,7 +11,7 @@
 #include <cmocka.h>
 
 #include "cuda_emu/hooks.h"
-#include "unit/comm_process_test.h"
+#include "unit/comm_test.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
 #include "unit/ranks_test.h"
@@ -146,39 +147,6 @@ static void test_nccl_error(void **state) {
   close_ranks(&r);
 }
 
-static void fail_next_group(void) {
-  nccl_fail(1, -1);
-}
-
-// GPUs of several processes find each other by NCCL's id, and whoever dies, is told of an error by
-// NCCL, or waits for one of these ends.
-static void check_nccl_processes(bool kills, const char *says) {
-  if (!is_emulator) skip();
-  setenv("TANDEM_JITTER", "1", 1);
-  check_processes(&(process_case){.kind = "cuda",
-                                  .backend = "auto",
-                                  .expected = "nccl",
-                                  .kills = kills,
-                                  .says = says,
-                                  .before_failing = fail_next_group});
-  unsetenv("TANDEM_JITTER");
-}
-
-static void test_nccl_processes(void **state) {
-  (void)state;
-  check_nccl_processes(false, NULL);
-}
-
-static void test_nccl_killed_process(void **state) {
-  (void)state;
-  check_nccl_processes(true, NULL);
-}
-
-static void test_nccl_error_in_a_process(void **state) {
-  (void)state;
-  check_nccl_processes(false, "NCCL on rank 1: unhandled system error");
-}
-
 static void abort_or_gather(rank_end *end) {
   if (end->rank < 2) {
     gather_twice(end);
@@ -232,15 +200,9 @@ static void test_no_nccl(void **state) {
 int main(int argc, char **argv) {
   open_emulator();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nccl_processes), // first: they fork
-      cmocka_unit_test(test_nccl_killed_process),
-      cmocka_unit_test(test_nccl_error_in_a_process),
-      cmocka_unit_test(test_host),
-      cmocka_unit_test(test_nccl),
-      cmocka_unit_test(test_engine),
-      cmocka_unit_test(test_nccl_error),
-      cmocka_unit_test(test_nccl_aborted),
-      cmocka_unit_test(test_no_nccl),
+      cmocka_unit_test(test_host),         cmocka_unit_test(test_nccl),
+      cmocka_unit_test(test_engine),       cmocka_unit_test(test_nccl_error),
+      cmocka_unit_test(test_nccl_aborted), cmocka_unit_test(test_no_nccl),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 // tests/unit/test_cuda_delta.c - the CUDA device's operators of gated delta nets against the CPU's
 // kernels, which test_delta.c holds against double, and against themselves however a prompt is cut.
+// CTest: gpu no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -21,11 +22,14 @@ typedef struct {
 } delta_case;
 
 static const delta_case cases[] = {
-    {{2, 6, 12, 36, 4}, 16, true},  // widths that make no runs of eight, two tiles
-    {{2, 4, 16, 40, 4}, 8, false},  // in runs
-    {{1, 2, 40, 8, 2}, 16, false},  // keys of more than 32
-    {{1, 1, 128, 32, 4}, 16, true}, // of the most
-    {{3, 3, 8, 136, 7}, 4, false}, // values of more than a warp's piece; pages shorter than filters
+    {{2, 6, 12, 36, 4, false}, 16, true},  // widths that make no runs of eight, two tiles
+    {{2, 4, 16, 40, 4, false}, 8, false},  // in runs
+    {{1, 2, 40, 8, 2, false}, 16, false},  // keys of more than 32
+    {{1, 1, 128, 32, 4, false}, 16, true}, // of the most
+    {{3, 3, 8, 136, 7, false},
+     4,
+     false}, // values of more than a warp's piece; pages shorter than filters
+    {{2, 6, 16, 8, 4, true}, 16, false}, // value heads in the other order
 };
 
 // A case's inputs, and what the GPU makes of them.

@@ -1,5 +1,6 @@
 // tests/unit/test_cuda_devices.c - two CUDA devices in one process, and copies that queue after
 // others as a GPU's copy engines make them.
+// CTest: slow no-asan
 #include <setjmp.h>
 
 #include <dlfcn.h>

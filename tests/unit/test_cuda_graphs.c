@@ -1,4 +1,5 @@
 // tests/unit/test_cuda_graphs.c - work that comes again is captured as a graph of the CUDA device.
+// CTest: gpu
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -8,11 +9,6 @@
 
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
-
-static bool is_emulated(void) {
-  const char *library = getenv("TANDEM_CUDA_LIB");
-  return library && strstr(library, "_emu");
-}
 
 enum { RUN_N = 500 };
 

@@ -2,6 +2,7 @@
 // against naive ones in double, at small and ragged shapes, within bounds that follow from the
 // types: a result in BF16 errs by half a unit in the last place, a sum of k products in FP32 by at
 // most k units of the sum of their magnitudes.
+// CTest: gpu slow no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
+#include "unit/ref_blocks.h"
 #include "unit/sanitized.h"
 
 typedef struct {
@@ -95,6 +97,46 @@ static void test_linear(void **state) {
     if (IS_ASAN && (i / TD_COUNT(cases) + i) % 4 != 0) continue; // every case, of some formats
     CUDA_OPEN(f); // each its own: a device knows weights by their address
     check_linear(&f, format, c);
+    cuda_close(&f);
+  }
+}
+
+// GGUF's blocks; of many tokens their values are rounded to BF16.
+static void check_blocks(cuda_fixture *f, const ref_block_format *format, uint32_t n) {
+  enum { ROWS = 19, COLS = 512 };
+  ref_weight w = ref_make_blocks(&f->rng, format, ROWS, COLS);
+  float *x = cuda_floats(f, (size_t)n * COLS), *got = malloc((size_t)n * ROWS * sizeof *got);
+  float *y = cuda_alloc(f, (size_t)n * ROWS * sizeof *y);
+  td_op_linear(f->stream, &(td_linear_op_args){.w = &w.w,
+                                               .x = cuda_put_bf16(f, x, (size_t)n * COLS),
+                                               .y = y,
+                                               .x_stride = COLS,
+                                               .y_stride = ROWS,
+                                               .n_tokens = n,
+                                               .out_f32 = true});
+  cuda_get(f, got, y, (size_t)n * ROWS * sizeof *y);
+  for (size_t i = 0; i < (size_t)n * ROWS; i++) {
+    double want = 0, magnitude = 0;
+    for (uint32_t k = 0; k < COLS; k++) {
+      const double product = ref_block_at(&w.w, (uint32_t)(i % ROWS), k) * x[i / ROWS * COLS + k];
+      want += product;
+      magnitude += fabs(product);
+    }
+    const double slack = magnitude * ((n > 64 ? ULP_BF16 / 2 : 0) + (COLS + 4) * ULP_F32);
+    cuda_assert_within(got[i], want, slack, format->family, i);
+  }
+  free(x);
+  free(got);
+  ref_free_weight(&w);
+}
+
+static void test_blocks(void **state) {
+  (void)state;
+  static const uint32_t n_tokens[] = {1, 20, 70};
+  for (size_t i = 0; i < TD_COUNT(ref_block_formats) * TD_COUNT(n_tokens); i++) {
+    if (IS_ASAN && i % 4 != 0) continue;
+    CUDA_OPEN(f);
+    check_blocks(&f, &ref_block_formats[i / TD_COUNT(n_tokens)], n_tokens[i % TD_COUNT(n_tokens)]);
     cuda_close(&f);
   }
 }
@@ -250,6 +292,7 @@ static void test_scales_that_are_not_taken(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_blocks),
       cmocka_unit_test(test_e4m3_codes),
       cmocka_unit_test(test_e2m1_codes_and_scales),
       cmocka_unit_test(test_linear_without_blas),

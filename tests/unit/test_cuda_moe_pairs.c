@@ -2,6 +2,7 @@
 // with biases and a clamp, against naive ones in double, at small and ragged shapes, within bounds
 // that follow from the types: a result in BF16 errs by half a unit in the last place, a sum of k
 // products in FP32 by at most k units of the sum of their magnitudes.
+// CTest: gpu no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

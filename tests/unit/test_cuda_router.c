@@ -1,5 +1,6 @@
 // tests/unit/test_cuda_router.c - the CUDA device's choices against naive ones: experts by their
 // router's logits, and the most probable tokens.
+// CTest: gpu no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

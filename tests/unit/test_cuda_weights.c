@@ -1,5 +1,6 @@
 // tests/unit/test_cuda_weights.c - what the CUDA device keeps of weights, and the choices of
 // heuristics.c.
+// CTest: gpu
 #include <setjmp.h>
 
 #include <stdarg.h>

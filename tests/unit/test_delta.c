@@ -219,7 +219,7 @@ static void test_a_broken_kernel_is_caught(void **state) {
 enum { PAGE = 16, SEQ_PAGES = 4, N_TOKENS = 55, N_PAGES = 2 * SEQ_PAGES + 1 };
 
 // Two key heads for six value heads, widths that fill no vector, two tiles of the state.
-static const td_delta_shape shape = {
+static td_delta_shape shape = {
     .n_k_heads = 2, .n_v_heads = 6, .k_dim = 12, .v_dim = 36, .n_taps = 4};
 enum { KEYS = 24, VALUES = 216, CHANNELS = 2 * KEYS + VALUES, MIXED = CHANNELS + 12 + 5 };
 
@@ -360,7 +360,8 @@ static void naive(const fixture *f, int s, bool is_grouped, double *out) {
     }
     const float *row = f->x + ((uint32_t)s * N_TOKENS + (uint32_t)t) * MIXED + CHANNELS;
     for (int h = 0; h < 6; h++) {
-      const double *q = c + h / 3 * 12, *k = c + KEYS + h / 3 * 12, *v = c + 2 * KEYS + h * 36;
+      const int k_head = shape.is_tiled ? h % 2 : h / 3;
+      const double *q = c + k_head * 12, *k = c + KEYS + k_head * 12, *v = c + 2 * KEYS + h * 36;
       const double b = row[is_grouped ? h / 3 * 6 + h % 3 : h];
       const double a = row[is_grouped ? h / 3 * 6 + 3 + h % 3 : 6 + h] + f->bias[h];
       const double g = exp(-exp(f->decay[h]) * log1p(exp(a))), strength = 1 / (1 + exp(-b));
@@ -385,8 +386,10 @@ static void naive(const fixture *f, int s, bool is_grouped, double *out) {
 
 static void test_operators(void **state) {
   (void)state;
-  for (int is_grouped = 0; is_grouped < 2; is_grouped++) {
+  for (int order = 0; order < 3; order++) {
+    const bool is_grouped = order == 1;
     fixture f;
+    shape.is_tiled = order == 2;
     open_fixture(&f, 3);
     run(&f, 0, N_TOKENS, is_grouped);
     double *want = ref_doubles(N_TOKENS * VALUES);
@@ -398,6 +401,7 @@ static void test_operators(void **state) {
     free(want);
     close_fixture(&f);
   }
+  shape.is_tiled = false;
 }
 
 // Results and all pages' states are the same bits however both sequences are cut, whatever the
@@ -483,14 +487,14 @@ static void test_bad_shapes(void **state) {
     td_delta_shape shape;
     td_dtype dtype;
     const char *part;
-  } cases[] = {{{2, 4, 8, 8, 4}, TD_F32, NULL},
-               {{2, 4, 8, 8, 2}, TD_F32, NULL},
-               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS}, TD_F32, NULL},
-               {{0, 4, 8, 8, 4}, TD_F32, "4 value heads for 0 key heads"},
-               {{3, 4, 8, 8, 4}, TD_F32, "4 value heads for 3 key heads"},
-               {{2, 4, 8, 8, 1}, TD_F32, "a filter of 1 taps"},
-               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS + 1}, TD_F32, "a filter of 17 taps"},
-               {{2, 4, 8, 8, 4}, TD_F16, "a state of"}};
+  } cases[] = {{{2, 4, 8, 8, 4, false}, TD_F32, NULL},
+               {{2, 4, 8, 8, 2, false}, TD_F32, NULL},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS, false}, TD_F32, NULL},
+               {{0, 4, 8, 8, 4, false}, TD_F32, "4 value heads for 0 key heads"},
+               {{3, 4, 8, 8, 4, false}, TD_F32, "4 value heads for 3 key heads"},
+               {{2, 4, 8, 8, 1, false}, TD_F32, "a filter of 1 taps"},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS + 1, false}, TD_F32, "a filter of 17 taps"},
+               {{2, 4, 8, 8, 4, false}, TD_F16, "a state of"}};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_err err;
     td_kv_view view = {.dtype = cases[i].dtype,

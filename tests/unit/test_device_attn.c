@@ -1,5 +1,6 @@
 // tests/unit/test_device_attn.c - paged attention against a naive one in double, and the promise
 // that chunks, batches and threads do not change a bit of it.
+// CTest: no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -11,7 +12,7 @@
 #include "unit/ref.h"
 #include "unit/sanitized.h"
 
-enum { MAX_SEQS = 3 };
+enum { MAX_SEQS = 3, INDEX_HEADS = 5, INDEX_DIM = 12, INDEX_Q = INDEX_HEADS * INDEX_DIM };
 
 // A model of one attention layer with its whole sequences, f32, and a paged cache for them.
 typedef struct {
@@ -21,6 +22,8 @@ typedef struct {
   uint32_t window;                        //
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
+  uint32_t top_k;                         // MLA over selected keys
+  bool has_ties;                          // their scores tie, exactly
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
   td_dtype kv_dtype; // of the pages: TD_F16 or TD_F32
@@ -32,6 +35,9 @@ typedef struct {
   float *q[MAX_SEQS];               // [len][n_heads][q_dim]
   float *k[MAX_SEQS], *v[MAX_SEQS]; // GQA [len][n_kv_heads][head_dim]; MLA k: [len][rank + rope]
   float *out[MAX_SEQS];             // [len][n_heads][out_dim]
+  // [len][INDEX_HEADS][INDEX_DIM], [len][INDEX_DIM], [len][INDEX_HEADS]
+  float *index_q[MAX_SEQS], *index_k[MAX_SEQS], *index_weights[MAX_SEQS];
+  int32_t *selected[MAX_SEQS]; // [len][top_k]
   ref_weight kv_b;
   float scale;
   float *sinks; // [n_heads]
@@ -43,6 +49,22 @@ typedef struct {
 
 static uint32_t entry_floats(const layout *l) {
   return l->mla ? l->rank + l->rope : l->n_kv_heads * l->head_dim;
+}
+
+// With ties: small multiples of a half, whose products and sums are exact.
+static float *index_values(const layout *l, uint64_t *rng, size_t n) {
+  float *out = ref_floats(rng, n);
+  for (size_t i = 0; i < n && l->has_ties; i++)
+    out[i] = rintf(out[i] * 2) / 2;
+  return out;
+}
+
+static void make_index(world *w, uint64_t *rng, uint32_t s) {
+  const size_t n = w->l.len[s];
+  w->index_q[s] = index_values(&w->l, rng, n * INDEX_Q);
+  w->index_k[s] = index_values(&w->l, rng, n * INDEX_DIM);
+  w->index_weights[s] = index_values(&w->l, rng, n * INDEX_HEADS);
+  w->selected[s] = calloc(n * w->l.top_k, sizeof(int32_t));
 }
 
 static void make_world(world *w, const layout *l) {
@@ -57,6 +79,7 @@ static void make_world(world *w, const layout *l) {
     w->k[s] = ref_floats(&rng, n * entry_floats(l));
     w->v[s] = ref_floats(&rng, n * entry_floats(l));
     w->out[s] = calloc(n * l->n_heads * w->out_dim, sizeof(float));
+    make_index(w, &rng, s);
     uint32_t pages = (l->len[s] + l->page_tokens - 1) / l->page_tokens;
     if (pages > w->max_pages) w->max_pages = pages;
   }
@@ -68,7 +91,7 @@ static void make_world(world *w, const layout *l) {
   size_t n_pages = (size_t)l->n_seqs * w->max_pages;
   w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype) *
                       (l->mla ? 1 : 2) +
-                  64;
+                  (l->top_k ? l->page_tokens * INDEX_DIM * td_dtype_bytes(l->kv_dtype) : 0) + 64;
   w->pages = malloc(n_pages * w->page_bytes);
   memset(w->pages, 0xff, n_pages * w->page_bytes); // NaN: what was never stored must not be used
   w->page_table = malloc(n_pages * sizeof *w->page_table);
@@ -88,6 +111,10 @@ static void free_world(world *w) {
     free(w->k[s]);
     free(w->v[s]);
     free(w->out[s]);
+    free(w->index_q[s]);
+    free(w->index_k[s]);
+    free(w->index_weights[s]);
+    free(w->selected[s]);
   }
   ref_free_weight(&w->kv_b);
   free(w->sinks);
@@ -97,9 +124,27 @@ static void free_world(world *w) {
 
 // The rows of a step's tokens, one after the other.
 typedef struct {
-  const float *q, *k, *v;
+  const float *q, *k, *v, *index_q, *index_k, *index_weights;
+  int32_t *selected;
   float *out;
 } layer_io;
+
+// Stores the indexer's keys behind the latents of their pages.
+static void run_index(const world *w, td_stream *stream, td_batch_view batch, const layer_io *io) {
+  const layout *l = &w->l;
+  const size_t latents = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype);
+  const td_kv_view kv = {
+      .pages = (char *)w->pages + latents, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
+  td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io->index_k, INDEX_DIM});
+  td_op_select_keys(stream, &(td_select_keys_args){.batch = batch,
+                                                   .kv = kv,
+                                                   .q = io->index_q,
+                                                   .weights = io->index_weights,
+                                                   .selected = io->selected,
+                                                   .n_heads = INDEX_HEADS,
+                                                   .dim = INDEX_DIM,
+                                                   .top_k = l->top_k});
+}
 
 static void run_layer(const world *w, td_stream *stream, td_batch_view batch, layer_io io) {
   const layout *l = &w->l;
@@ -107,10 +152,13 @@ static void run_layer(const world *w, td_stream *stream, td_batch_view batch, la
   td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
   if (l->mla) {
     td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io.k, e});
+    if (l->top_k) run_index(w, stream, batch, &io);
     td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
                                                .kv = kv,
                                                .q = io.q,
                                                .kv_b = &w->kv_b.w,
+                                               .selected = l->top_k ? io.selected : NULL,
+                                               .top_k = l->top_k,
                                                .out = io.out,
                                                .n_heads = l->n_heads,
                                                .nope_dim = l->nope,
@@ -153,6 +201,9 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
   size_t q_row = (size_t)l->n_heads * w->q_dim, out_row = (size_t)l->n_heads * w->out_dim;
   float *q = malloc(n * q_row * sizeof *q), *out = malloc(n * out_row * sizeof *out);
   float *k = malloc((size_t)n * e * sizeof *k), *v = malloc((size_t)n * e * sizeof *v);
+  float *index_q = malloc(n * INDEX_Q * sizeof *q), *index_k = malloc(n * INDEX_DIM * sizeof *k);
+  float *index_weights = malloc(n * INDEX_HEADS * sizeof *q);
+  int32_t *selected = calloc(n * (size_t)l->top_k + 1, sizeof *selected);
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, t++) {
       seq[t] = (int32_t)s;
@@ -160,6 +211,10 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
       memcpy(q + t * q_row, w->q[s] + p * q_row, q_row * sizeof *q);
       memcpy(k + (size_t)t * e, w->k[s] + (size_t)p * e, e * sizeof *k);
       memcpy(v + (size_t)t * e, w->v[s] + (size_t)p * e, e * sizeof *v);
+      memcpy(index_q + t * INDEX_Q, w->index_q[s] + p * INDEX_Q, INDEX_Q * sizeof *q);
+      memcpy(index_k + t * INDEX_DIM, w->index_k[s] + p * INDEX_DIM, INDEX_DIM * sizeof *k);
+      memcpy(index_weights + t * INDEX_HEADS, w->index_weights[s] + p * INDEX_HEADS,
+             INDEX_HEADS * sizeof *q);
     }
     q_begin[s + 1] = (int32_t)t;
   }
@@ -171,15 +226,21 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                          .n_seqs = l->n_seqs,
                          .max_pages = w->max_pages,
                          .page_tokens = l->page_tokens};
-  run_layer(w, stream, batch, (layer_io){q, k, v, out});
+  run_layer(w, stream, batch, (layer_io){q, k, v, index_q, index_k, index_weights, selected, out});
   td_err err;
   if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
   t = 0;
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, t++) {
       memcpy(w->out[s] + p * out_row, out + t * out_row, out_row * sizeof *out);
+      memcpy(w->selected[s] + (size_t)p * l->top_k, selected + (size_t)t * l->top_k,
+             l->top_k * sizeof *selected);
     }
   }
+  free(index_q);
+  free(index_k);
+  free(index_weights);
+  free(selected);
   free(seq);
   free(position);
   free(q);
@@ -222,10 +283,37 @@ static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double 
     k[l->nope + d] = latent[l->rank + d];
 }
 
+// Which positions token t of sequence s sees: of scores in double, by their order and position.
+static void naive_selection(const world *w, uint32_t s, uint32_t t, bool *sees) {
+  const uint32_t top_k = w->l.top_k;
+  double *score = ref_doubles(t + 1);
+  for (uint32_t p = 0; p <= t; p++) {
+    score[p] = 0;
+    for (uint32_t h = 0; h < INDEX_HEADS; h++) {
+      double dot = 0;
+      for (uint32_t d = 0; d < INDEX_DIM; d++)
+        dot += w->index_q[s][t * INDEX_Q + h * INDEX_DIM + d] *
+               cached(w, w->index_k[s][p * INDEX_DIM + d]);
+      score[p] += w->index_weights[s][t * INDEX_HEADS + h] * fmax(0, dot);
+    }
+  }
+  uint32_t n = 0;
+  for (uint32_t p = 0; p <= t; p++) {
+    uint32_t n_before = 0;
+    for (uint32_t other = 0; other <= t; other++)
+      n_before += score[other] > score[p] || (score[other] == score[p] && other < p);
+    sees[p] = !top_k || n_before < top_k;
+    if (top_k && t >= top_k && sees[p] && w->selected[s][t * top_k + n++] != (int32_t)p)
+      fail_msg("sequence %u token %u: position %u is not the selection's %u", s, t, p, n - 1);
+  }
+  free(score);
+}
+
 // Compares every `every`-th token of each sequence with attention in double.
 static void check_naive(const world *w, uint32_t every) {
   const layout *l = &w->l;
   double *k = ref_doubles(1024), *v = ref_doubles(1024), *want = ref_doubles(w->out_dim);
+  bool sees[2048];
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     double *keys = ref_doubles((size_t)l->len[s] * w->q_dim);
     double *values = ref_doubles((size_t)l->len[s] * w->out_dim);
@@ -237,8 +325,10 @@ static void check_naive(const world *w, uint32_t every) {
         const float *q = w->q[s] + ((size_t)t * l->n_heads + h) * w->q_dim;
         double sum = l->has_sinks ? exp(w->sinks[h]) : 0;
         memset(want, 0, w->out_dim * sizeof *want);
+        if (l->top_k) naive_selection(w, s, t, sees);
         for (uint32_t p = l->window && t >= l->window ? t + 1 - l->window : 0; p <= t; p++) {
           double dot = 0;
+          if (l->top_k && !sees[p]) continue;
           for (uint32_t d = 0; d < w->q_dim; d++)
             dot += q[d] * keys[(size_t)p * w->q_dim + d];
           double weight = exp(w->scale * dot);
@@ -297,6 +387,8 @@ static void check_layout_of(const layout *l, uint32_t every) {
     for (uint32_t s = 0; s < l->n_seqs; s++) {
       size_t n = (size_t)l->len[s] * l->n_heads * whole.out_dim;
       assert_memory_equal(whole.out[s], other.out[s], n * sizeof(float));
+      n = (size_t)l->len[s] * l->top_k;
+      if (n) assert_memory_equal(whole.selected[s], other.selected[s], n * sizeof(int32_t));
     }
     free_world(&other);
   }
@@ -411,9 +503,90 @@ static void test_mla_beyond_splits_and_large_pages(void **state) {
   }
 }
 
+// One key for a token, some, as many as a split, more than a sequence has; scores that tie and
+// those that do not.
+static void test_mla_over_selected_keys(void **state) {
+  (void)state;
+  static const uint32_t top_k[] = {1, 7, 64, 149, 150};
+  for (size_t i = 0; i < 2 * TD_COUNT(top_k); i++) {
+    layout l = mla;
+    l.kv_b_dtype = i % 2 ? TD_F8E4M3 : TD_BF16;
+    l.top_k = top_k[i / 2];
+    for (int k = 0; k < 2; k++) {
+      l.has_ties = k == 0;
+      l.absorbed = (i + k) % 2;
+      check_layout(&l, IS_ASAN ? 13 : 3);
+    }
+  }
+}
+
+static void test_mla_over_selections_beyond_splits(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    layout l = mla;
+    l.kv_b_dtype = TD_BF16;
+    l.absorbed = i % 2;
+    l.has_ties = i >= 2;
+    l.page_tokens = i < 2 ? 64 : 128;
+    l.top_k = 300;
+    l.len[0] = 1100;
+    check_layout(&l, 111);
+  }
+}
+
+// Runs the layout in one step and returns a sequence's output.
+static float *out_of(const layout *l) {
+  world w;
+  td_dev *dev;
+  td_stream *stream;
+  td_err err;
+  const uint32_t from[MAX_SEQS] = {0};
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 2}, &err), TD_OK);
+  assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+  make_world(&w, l);
+  step(&w, stream, from, l->len);
+  float *out = w.out[0];
+  w.out[0] = NULL;
+  free_world(&w);
+  td_stream_close(stream);
+  td_dev_close(dev);
+  return out;
+}
+
+// A selection that holds every key changes no bit, nor does one for tokens that see no more keys;
+// and a token that selects is computed alike in a prompt and in decode.
+static void test_selections_of_everything(void **state) {
+  (void)state;
+  for (int absorbed = 0; absorbed < 2; absorbed++) {
+    layout l = mla;
+    l.kv_dtype = TD_F16;
+    l.kv_b_dtype = TD_BF16;
+    l.absorbed = absorbed;
+    const size_t row = l.n_heads * l.v_dim, n = l.len[0] * row;
+    float *all = out_of(&l);
+    l.top_k = l.len[0];
+    float *whole = out_of(&l);
+    l.top_k = 40;
+    float *some = out_of(&l);
+    l.absorbed = true;
+    float *decoded = out_of(&l);
+    assert_memory_equal(all, whole, n * sizeof *all);
+    assert_memory_equal(all, some, l.top_k * row * sizeof *all);
+    assert_memory_equal(some + l.top_k * row, decoded + l.top_k * row,
+                        (n - l.top_k * row) * sizeof *all);
+    free(all);
+    free(whole);
+    free(some);
+    free(decoded);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_mla_over_selected_keys),
+      cmocka_unit_test(test_mla_over_selections_beyond_splits),
+      cmocka_unit_test(test_selections_of_everything),
       cmocka_unit_test(test_gqa_with_windows_and_sinks),
       cmocka_unit_test(test_gqa_one_odd_head_group),
       cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),

@@ -1,5 +1,6 @@
 // tests/unit/test_engine.c - the engine with the routed experts on a device of their own, or
 // passing through the memory of the first: two CPU devices.
+// CTest: slow
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -193,7 +194,7 @@ static void test_bytes_of_dense_weights(void **state) {
     for (uint64_t n_steps = 1; n_steps <= 3; n_steps++) {
       td_err err;
       assert_int_equal(td_engine_step(f.engine, &seq, 1, &err), TD_OK);
-      assert_int_equal(f.engine->plan.dense_bytes, want);
+      assert_int_equal(f.engine->step.plan.dense_bytes, want);
       assert_int_equal(td_engine_stream_progress(f.engine).dense_bytes, n_steps * want);
       seq = (td_step_seq){.tokens = tokens, // a prompt too short for experts to stream; a token
                           .n_tokens = n_steps == 1 ? 2 : 1,

@@ -11,9 +11,8 @@
 #include <cmocka.h>
 
 #include "base/status.h"
-#include "engine/expert_slots.h"
-
-#define GIB ((uint64_t)1 << 30)
+#include "base/units.h"
+#include "engine/experts/expert_slots.h"
 
 enum { MATRICES = 3, EXPERTS = 4, MOST_PARTS = 2 * MATRICES * EXPERTS };
 enum { DATA = 16384, SCALE = 512 }; // bytes, multiples of TD_SLOT_ALIGN as published shapes' are
@@ -164,8 +163,8 @@ static void test_experts_of_a_slot(void **state) {
     if (td_slot_experts(ring, v3, 256) != cases[i].of_v3) fail_msg("V3, case %zu", i);
     if (td_slot_experts(ring, qwen3, 128) != cases[i].of_qwen3) fail_msg("Qwen3, case %zu", i);
   }
-  assert_int_equal(td_slot_experts(16 * GIB, 1000, 8), 8);
-  assert_int_equal(td_slot_experts(16 * GIB, 0, 8), 0);
+  assert_int_equal(td_slot_experts(16 * TD_GIB, 1000, 8), 8);
+  assert_int_equal(td_slot_experts(16 * TD_GIB, 0, 8), 0);
 }
 
 int main(void) {

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "engine/hot_experts.h"
+#include "engine/experts/hot_experts.h"
 
 static td_hot_experts *open_hot(uint32_t n_layers, uint32_t n_experts, uint32_t n_slots) {
   td_hot_experts *hot;

@@ -445,6 +445,63 @@ static void bounds_connections(void **state) {
   stop_server(&f);
 }
 
+static int dial_and_put_body(fixture *f, size_t announced, size_t sent) {
+  char head[128], block[65536];
+  memset(block, 'x', sizeof block);
+  snprintf(head, sizeof head, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+           announced);
+  int fd = dial_and_put(f, head);
+  for (size_t n; sent > 0; sent -= n) {
+    n = sent < sizeof block ? sent : sizeof block;
+    put(fd, block, n);
+  }
+  return fd;
+}
+
+// Half heads and half bodies take every place again and again, from one address: others, and whole
+// requests of the same, are served all the same, and what others have open stays so.
+static void slow_senders_make_room(void **state) {
+  (void)state;
+  enum { PLACES = 40, N = 400 };
+  static const char half[] = "POST /echo HTTP/1.1\r\nHost: x\r\n";
+  fixture f;
+  start_server(&f, (td_http_opts){.max_connections = PLACES});
+  td_buf out = TD_BUF_INIT;
+  dial_from = INADDR_LOOPBACK + 1;
+  const int idle = dial_and_put(&f, HELLO), slow = dial_and_put(&f, "GET /hello HT");
+  assert_true(get(idle, &out, "hello", 3000));
+  int fds[N];
+  for (int i = 0; i < N; i++) {
+    dial_from = 0;
+    fds[i] = dial_and_put(&f, half);
+    if (i % 40) continue;
+    check_status(&f, HELLO, 200);
+    check_status(&f, VITAL, 200);
+    dial_from = INADDR_LOOPBACK + 2;
+    check_status(&f, HELLO, 200);
+  }
+  td_buf_clear(&out);
+  put_str(idle, HELLO);
+  assert_true(get(idle, &out, "hello", 3000));
+  td_buf_clear(&out);
+  put_str(slow, "TP/1.1\r\nHost: x\r\n\r\n");
+  assert_true(get(slow, &out, "hello", 3000));
+  assert_in_range(f.n_connections, PLACES / 2, PLACES + 1);
+  for (int i = 0; i < N; i++)
+    close(fds[i]);
+  close(idle);
+  close(slow);
+  dial_from = 0;
+  for (int i = 0; i < PLACES; i++)
+    fds[i] = dial_and_put_body(&f, 60000, 100);
+  usleep(2100000); // slow by now
+  check_status(&f, HELLO, 200);
+  for (int i = 0; i < PLACES; i++)
+    close(fds[i]);
+  td_buf_free(&out);
+  stop_server(&f);
+}
+
 // The connection that has stood idle longest makes room for a new one.
 static void idle_connections_make_room(void **state) {
   (void)state;
@@ -477,19 +534,6 @@ static void idle_connections_make_room(void **state) {
   close(newcomer);
   td_buf_free(&out);
   stop_server(&f);
-}
-
-static int dial_and_put_body(fixture *f, size_t announced, size_t sent) {
-  char head[128], block[65536];
-  memset(block, 'x', sizeof block);
-  snprintf(head, sizeof head, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
-           announced);
-  int fd = dial_and_put(f, head);
-  for (size_t n; sent > 0; sent -= n) {
-    n = sent < sizeof block ? sent : sizeof block;
-    put(fd, block, n);
-  }
-  return fd;
 }
 
 // Bodies together are held to a budget: one that stands still gives way to one that comes in, and
@@ -650,6 +694,7 @@ int main(void) {
       cmocka_unit_test(drops_readers_that_stall),
       cmocka_unit_test(times_out),
       cmocka_unit_test(bounds_connections),
+      cmocka_unit_test(slow_senders_make_room),
       cmocka_unit_test(idle_connections_make_room),
       cmocka_unit_test(bounds_the_memory_of_bodies),
       cmocka_unit_test(a_body_that_stands_still),

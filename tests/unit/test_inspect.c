@@ -74,13 +74,13 @@ static void describes_in_json(void **state) {
                    32 * 2 + 2 * 8 + 1 * 32 * 4); // two experts, one of them on the second GPU
   assert_true(td_json_get(two, "decode_messages_s")->valuedouble > 3e-5);
   assert_true(cJSON_IsFalse(td_json_get(two, "decode_is_shared")));
-  const cJSON *gpus = td_json_get(object, "gpus");
-  assert_int_equal(cJSON_GetArraySize(gpus), 3);
-  assert_int_equal(cJSON_GetArraySize(td_json_get(gpus->child, "prompts")), 3);
-  assert_int_equal(number(gpus->child, "resident_bytes"),
-                   bytes + widened); // all fits, on either of two
-  assert_int_equal(number(gpus->child, "kv_bytes"),
-                   number(gpus->child, "kv_tokens") * 14 * 2 * 2); // in BF16
+  const cJSON *plan = td_json_get(object, "plans")->child; // of a desktop
+  assert_null(td_json_get(plan, "gpu"));
+  plan = plan->next->next; // of an H100
+  const cJSON *gpu = td_json_get(plan, "gpu");
+  assert_int_equal(cJSON_GetArraySize(td_json_get(plan, "prompts")), 3);
+  assert_int_equal(number(gpu, "resident_bytes"), bytes + widened);                 // all fits
+  assert_int_equal(number(gpu, "kv_bytes"), number(gpu, "kv_tokens") * 14 * 2 * 2); // in BF16
   cJSON_Delete(object);
   free(text);
   ck_free(&ck);
@@ -103,10 +103,12 @@ static void describes_in_text(void **state) {
       " ms of that are exchange, hidden if a GPU computes for as long;\n",
       "BF16",
       "for every 1000 tokens of context",
-      "80 GB, as an H100, 55 GB/s, 280 TFLOP/s: all experts fit",
-      "layers 0 dense, 1 resident; 2048 tokens, 2048 of prompts",
-      "two of them, for prefill and decode: ",
-      "of keys and values of ",
+      "machine       H100",
+      "  with        RTX 3060      12 GB: prompt of 32768 tokens ",
+      "of experts, keys and values of ",
+      "prompt        8192 tokens in ",
+      "decode        of 1, 0 tokens deep: ",
+      "at an acceptance of 0.70, pays from ",
   };
   for (size_t i = 0; i < TD_COUNT(says); i++) {
     if (!strstr(text, says[i])) fail_msg("no \"%s\" in:\n%s", says[i], text);

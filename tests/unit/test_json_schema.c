@@ -11,11 +11,11 @@
 #include "text/grammar/grammar.h"
 #include "text/grammar/json_schema.h"
 
-static td_status translate(const char *schema, bool is_strict, td_buf *out, td_err *err) {
+static td_status translate(const char *schema, bool is_free, td_buf *out, td_err *err) {
   cJSON *root;
   if (td_json_parse(&root, schema, strlen(schema), 64, err) != TD_OK) fail_msg("%s", err->msg);
-  const td_json_schema_opts opts = {.prefix = "s", .is_strict = is_strict};
-  td_json_schema_write_common(out);
+  const td_json_schema_opts opts = {.prefix = "s", .is_free = is_free};
+  td_json_schema_write_common(out, is_free);
   td_buf_str(out, "root ::= s0\n");
   td_status st = td_json_schema_to_gbnf(out, root, &opts, err);
   cJSON_Delete(root);
@@ -147,14 +147,13 @@ static const language languages[] = {
     {"{\"type\":[\"string\",\"null\"],\"maxLength\":1}", {"null", "\"a\""}, {"\"ab\""}},
 };
 
-static void test_languages(void **state) {
-  (void)state;
-  for (size_t i = 0; i < TD_COUNT(languages); i++) {
-    const language *c = &languages[i];
+static void check_languages(const language *all, size_t n, bool is_free) {
+  for (size_t i = 0; i < n; i++) {
+    const language *c = &all[i];
     td_buf out = TD_BUF_INIT;
     td_err err;
     td_grammar *g;
-    if (translate(c->schema, false, &out, &err) != TD_OK) fail_msg("%s: %s", c->schema, err.msg);
+    if (translate(c->schema, is_free, &out, &err) != TD_OK) fail_msg("%s: %s", c->schema, err.msg);
     if (td_grammar_open(&g, out.data, out.len, &err) != TD_OK) {
       fail_msg("%s: %s\n%s", c->schema, err.msg, out.data);
     }
@@ -171,21 +170,42 @@ static void test_languages(void **state) {
   }
 }
 
-static void test_strict(void **state) {
+static void test_languages(void **state) {
   (void)state;
-  static const char schema[] =
-      "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}";
-  static const char more[] = "{\"a\":1,\"b\":2}";
-  for (int is_strict = 0; is_strict < 2; is_strict++) {
-    td_buf out = TD_BUF_INIT;
-    td_err err;
-    td_grammar *g;
-    assert_int_equal(translate(schema, is_strict, &out, &err), TD_OK);
-    assert_int_equal(td_grammar_open(&g, out.data, out.len, &err), TD_OK);
-    assert_int_equal(td_grammar_matches(g, more, strlen(more)), !is_strict);
-    td_grammar_close(g);
-    td_buf_free(&out);
-  }
+  check_languages(languages, TD_COUNT(languages), true);
+}
+
+// Objects with properties have no others, and white space is one blank or lines of items.
+static const language closed[] = {
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"const\":1}},"
+     "\"b\":{\"type\":\"object\",\"properties\":{\"c\":{\"const\":null}}}}}",
+     {"{}", "{\"a\": [1, 1], \"b\": {\"c\": null}}", "{\n  \"a\": [1, 1],\n  \"b\": {}\n}",
+      "{\n  \"a\": [\n    1,\n    1\n  ],\n  \"b\": {\n    \"c\": null\n  }\n}"},
+     {"{\"a\": [1,1]}", "{\"a\":[1]}", "{ }", "{\"d\": 1}", "{\n \"a\": []\n}", "{\n}",
+      "{\"a\": [\n    1\n  ]}", "{\n  \"a\": [\n  1\n  ]\n}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"additionalProperties\":true}",
+     {"{\"a\": 1, \"b\": []}", "{\n  \"b\": {\n    \"c\": 1\n  }\n}"},
+     {"{\"a\": 2}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\",\"x\"]}",
+     {"{\"a\": 1, \"x\": {\"y\": 2}}"},
+     {"{\"a\": 1}", "{\"a\": 1, \"x\": 1, \"z\": 1}"}},
+    {"{\"type\":\"object\",\"properties\":{}}", {"{}"}, {"{\"a\": 1}"}},
+    {"{\"type\":\"object\"}", {"{\"a\": [1]}", "{}", "{\n  \"a\": 1\n}"}, {"{\"a\":1}"}},
+    {"{\"allOf\":[{\"properties\":{\"a\":{\"const\":1}}},{\"properties\":{\"b\":{\"const\":2}}}],"
+     "\"type\":\"object\"}",
+     {"{\"a\": 1, \"b\": 2}"},
+     {"{\"a\": 1, \"c\": 2}"}},
+    {"{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"next\":{"
+     "\"anyOf\":[{\"$ref\":\"#/$defs/n\"},{\"type\":\"null\"}]}}}}}",
+     {"{\"next\": {\"next\": null}}", "{\n  \"next\": {\n    \"next\": null\n  }\n}"},
+     {"{\n  \"next\": {\n  \"next\": null\n  }\n}"}},
+    {"{\"enum\":[{\"x\":[1,2]},[]]}", {"{\"x\": [1, 2]}", "[]"}, {"{\"x\":[1, 2]}"}},
+    {"true", {"[1, {\"a\": 2}]", "[\n  1,\n  2\n]", "[]"}, {"[ ]", "[1,2]", "[\n  1, 2\n]"}},
+};
+
+static void test_closed(void **state) {
+  (void)state;
+  check_languages(closed, TD_COUNT(closed), false);
 }
 
 // Each message names the keyword, and where it stands.
@@ -248,7 +268,7 @@ static void test_unsatisfiable(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_languages),
-      cmocka_unit_test(test_strict),
+      cmocka_unit_test(test_closed),
       cmocka_unit_test(test_refused),
       cmocka_unit_test(test_unsatisfiable),
   };

@@ -1,5 +1,6 @@
 // tests/unit/test_kernels_a8.c - 4-bit weights times activations in 8 bits: every version gives the
 // scalar one's bits, and that one is within its bound of the product in double.
+// CTest: no-asan no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

@@ -2,6 +2,7 @@
 // Scores are of magnitude 10 and come from sums of at most 600 products of magnitude 1/60, so they
 // are right to 600 2^-24 10 / 2 < 2e-4 in the worst and 1e-6 in the usual case; probabilities and
 // their averages inherit that. 1e-5 of the result's norm is asked for.
+// CTest: no-asan no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

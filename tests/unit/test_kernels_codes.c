@@ -1,5 +1,6 @@
 // tests/unit/test_kernels_codes.c - weights of four bits: every code, zero point and scale there
 // is, at every place of a row, in every version of the kernels this machine runs.
+// CTest: no-asan no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

@@ -2,6 +2,7 @@
 // numbers, which random codes are not, so kernels may take another way with them. Activations of
 // every magnitude, since kernels may scale them: with a scale a row, and with one for all rows. The
 // bound is that of test_kernels_linear.c.
+// CTest: slow no-asan no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

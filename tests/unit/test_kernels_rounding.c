@@ -3,6 +3,7 @@
 // FP16; those of kernels/cpu/avx512bf16 and avx2int16 lose no more than that. That each is within
 // error_bound, whatever its weights and activations, is for test_kernels_linear.c and
 // test_kernels_f8.c.
+// CTest: no-asan no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

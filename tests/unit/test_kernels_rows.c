@@ -1,5 +1,6 @@
 // tests/unit/test_kernels_rows.c - norms, activations, conversions: every version this machine
 // runs.
+// CTest: no-asan no-tsan
 #include <setjmp.h>
 
 #include <float.h>

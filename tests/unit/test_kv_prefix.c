@@ -2,6 +2,7 @@
 // A shadow of the pool stores at every place what the engine would: a hash of all tokens up to
 // there. Whatever is shared or evicted, each sequence must find its own. A naive model (a list of
 // prefixes with the time they were let go) says exactly how much must be found in the cache.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -175,7 +176,7 @@ static void start_one(world *w) {
   draw_prompt(w, &s);
   if (td_kv_seq_open(w->kv, &seq, &err) != TD_OK) return;
   assert_false(w->seqs[seq].open);
-  uint32_t n_match = td_kv_match(w->kv, s.tokens, s.n_prompt);
+  uint32_t n_match = td_kv_match(w->kv, 0, s.tokens, s.n_prompt);
   uint32_t n_reused = td_kv_reuse(w->kv, seq, s.tokens, s.n_prompt);
   model_reuse(w, &s);
   assert_int_equal(n_reused, n_match);
@@ -286,6 +287,36 @@ static void test_what_came_before_counts(void **state) {
   td_kv_close(kv);
 }
 
+// Pages of one salt are found by that salt alone, and their names on disk differ.
+static void test_salts_keep_apart(void **state) {
+  (void)state;
+  static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  static const uint64_t salts[] = {0, 1, 1ull << 40 | 1};
+  const td_digest root = {.bytes = {1}};
+  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 16, .max_seqs = 4, .root = &root};
+  td_kv_content content[3];
+  td_kv *kv;
+  td_err err;
+  uint32_t n;
+  assert_int_equal(td_kv_open(&kv, &opts, &err), TD_OK);
+  for (uint32_t i = 0; i < TD_COUNT(salts); i++) {
+    uint32_t seq;
+    assert_int_equal(td_kv_match(kv, salts[i], tokens, 9), 0);
+    assert_int_equal(td_kv_seq_open(kv, &seq, &err), TD_OK);
+    td_kv_set_salt(kv, seq, salts[i]);
+    assert_int_equal(td_kv_reuse(kv, seq, tokens, 9), 0);
+    assert_int_equal(td_kv_reserve(kv, seq, 9, &err), TD_OK);
+    td_kv_commit(kv, seq, tokens, 9);
+    assert_true(td_kv_content_of(kv, td_kv_pages(kv, seq, &n)[1], &content[i]));
+    td_kv_seq_close(kv, seq);
+    for (uint32_t k = 0; k < i; k++)
+      assert_memory_not_equal(&content[k].name, &content[i].name, sizeof root);
+  }
+  for (uint32_t i = 0; i < TD_COUNT(salts); i++)
+    assert_int_equal(td_kv_match(kv, salts[i], tokens, 9), 8);
+  td_kv_close(kv);
+}
+
 // What is lost is found no more, and every page is free for something else.
 static void test_what_is_forgotten(void **state) {
   (void)state;
@@ -298,9 +329,9 @@ static void test_what_is_forgotten(void **state) {
   for (int round = 0; round < 3; round++) {
     fill(kv, &a, tokens, 9);
     td_kv_seq_close(kv, a);
-    assert_int_equal(td_kv_match(kv, tokens, 9), 8);
+    assert_int_equal(td_kv_match(kv, 0, tokens, 9), 8);
     td_kv_invalidate_all(kv);
-    assert_int_equal(td_kv_match(kv, tokens, 9), 0);
+    assert_int_equal(td_kv_match(kv, 0, tokens, 9), 0);
     assert_int_equal(td_kv_n_free(kv), 8);
   }
   assert_int_equal(td_kv_seq_open(kv, &b, &err), TD_OK);
@@ -313,6 +344,7 @@ int main(void) {
       cmocka_unit_test(test_random_traces),
       cmocka_unit_test(test_the_last_token_is_never_reused),
       cmocka_unit_test(test_what_came_before_counts),
+      cmocka_unit_test(test_salts_keep_apart),
       cmocka_unit_test(test_what_is_forgotten),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
 // tests/unit/test_metrics.c - what GET /metrics writes, held against the text format's rules.
+#include <ctype.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -31,8 +32,10 @@ static td_buf written(const td_metrics *metrics, const char *model) {
       .state = TD_BACKEND_LOADING,
       .n_restarts = 2,
       .n_running = 5,
-      .cache = {.hits = 70, .misses = 30, .moves = 9, .n_slots = 8, .n_cached = 6}};
-  td_metrics_write(&out, &(td_metrics_now){.models = &m, .n = 1, .n_routed = n_routed});
+      .cache = {.hits = 70, .misses = 30, .moves = 9, .n_slots = 8, .n_cached = 6},
+      .gpu_bytes = UINT64_C(80) << 30};
+  td_metrics_write(
+      &out, &(td_metrics_now){.models = &m, .n = 1, .n_routed = n_routed, .memory_bytes = 9});
   assert_false(out.failed);
   return out;
 }
@@ -72,6 +75,8 @@ static void test_values(void **state) {
   expect_line(&text, "tandem_worker_up{model_name=\"nano\",worker=\"decode\"} 0");
   expect_line(&text, "tandem_worker_requests_running{model_name=\"nano\",worker=\"decode\"} 5");
   expect_line(&text, "tandem_worker_restarts_total{model_name=\"nano\",worker=\"decode\"} 2");
+  expect_line(&text, "tandem_gpu_memory_bytes{model_name=\"nano\",worker=\"decode\"} 85899345920");
+  expect_line(&text, "tandem_memory_bytes 9");
   expect_line(&text, "tandem_model_loads_total{model_name=\"nano\"} 4");
   expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"loading\"} 1");
   expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"ok\"} 0");
@@ -88,13 +93,20 @@ static void test_values(void **state) {
 // method and what it answers.
 static bool is_described(const td_buf *api, const char *method, const char *path,
                          const char *what) {
-  td_buf begin = TD_BUF_INIT;
+  td_buf begin = TD_BUF_INIT, operation = TD_BUF_INIT;
   size_t len = strcspn(path, "*");
-  td_buf_printf(&begin, "    \"%.*s%s\": {\"%s\": {\"summary\": \"%s\",", (int)len, path,
-                path[len] ? "{id}" : "", strcmp(method, "GET") ? "post" : "get", what);
-  bool found = strstr(td_buf_text(api), td_buf_text(&begin)) != NULL;
-  if (!found) print_error("openapi.json lacks: %s\n", td_buf_text(&begin));
+  td_buf_printf(&begin, "\n    \"%.*s%s\": {", (int)len, path, path[len] ? "{id}" : "");
+  td_buf_str(&operation, "\"");
+  for (const char *c = method; *c; c++)
+    td_buf_char(&operation, (char)tolower(*c));
+  td_buf_printf(&operation, "\": {\"summary\": \"%s\",", what);
+  const char *at = strstr(td_buf_text(api), td_buf_text(&begin));
+  const char *end = at ? strstr(at + 1, "\n    \"/") : NULL;
+  const char *is = at ? strstr(at, td_buf_text(&operation)) : NULL;
+  const bool found = is && (!end || is < end);
+  if (!found) print_error("openapi.json lacks: %s%s\n", begin.data, operation.data);
   td_buf_free(&begin);
+  td_buf_free(&operation);
   return found;
 }
 

@@ -148,6 +148,94 @@ static void reads_glm(void **state) {
   assert_true(c.routed_scaling == 1.8f && c.rope_interleaved);
 }
 
+// What an indexer's layers are, as V3.2, GLM-5 and GLM-5.2 are published, and in other spellings.
+static void reads_indexers(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"deepseek_v32\", \"rope_interleave\": false}",
+                               NULL);
+  assert_int_equal(c.attn, TD_ATTN_DSA);
+  assert_int_equal(c.n_layers, 61);
+  assert_int_equal(c.index_heads, 64);
+  assert_int_equal(c.index_dim, 128);
+  assert_int_equal(c.index_top_k, 2048);
+  assert_true(c.rope_interleaved && !c.index_interleaved);
+  assert_string_equal(c.ignored[0], "rope_interleave");
+  // The last is the one that predicts.
+  for (uint32_t i = 0; i <= 61; i++)
+    assert_int_equal(td_model_attn(&c, i), TD_ATTN_DSA);
+  static const struct {
+    const char *says;
+    uint64_t layers;
+  } cases[] = {
+      {"\"index_topk\": 7", 0x3ff},
+      {"\"index_topk_freq\": 4, \"index_skip_topk_offset\": 3", 0x007 | 1 << 6},
+      {"\"index_topk_freq\": 3", 0x003 | 1 << 4 | 1 << 7},
+      {"\"index_topk_freq\": 0", 0x3ff},
+      {"\"index_topk_pattern\": \"FSFSSSSSSF\"", 1 | 1 << 2 | 1 << 9},
+      {"\"index_topk_pattern\": [\"full\", \"shared\", \"full\", \"shared\", \"shared\", "
+       "\"shared\","
+       " \"shared\", \"shared\", \"shared\", \"shared\"]",
+       5},
+      {"\"index_topk_freq\": 1, \"indexer_types\": [\"full\", \"full\", \"shared\", \"shared\","
+       " \"shared\", \"shared\", \"shared\", \"shared\", \"shared\", \"full\"]",
+       3 | 1 << 9},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    char json[512];
+    snprintf(json, sizeof json, "{\"model_type\": \"glm_moe_dsa\", \"num_hidden_layers\": 10, %s}",
+             cases[i].says);
+    c = parse_ok(json, NULL);
+    assert_int_equal(c.index_layers[0], cases[i].layers | 1 << 10); // and the one that predicts
+    assert_true(c.rope_interleaved && c.index_interleaved && c.index_heads == 32);
+    for (uint32_t k = 0; k < 10; k++)
+      assert_int_equal(td_model_attn(&c, k),
+                       cases[i].layers >> k & 1 ? TD_ATTN_DSA : TD_ATTN_DSA_SHARED);
+  }
+}
+
+// As published, and as transformers 5 writes it.
+static void reads_pooled_attention(void **state) {
+  (void)state;
+  static const char published[] =
+      "{\"model_type\": \"deepseek_v4\", \"num_hidden_layers\": 4, \"compress_ratios\": [0, 4, "
+      "128, 4, "
+      "0],"
+      " \"num_hash_layers\": 2, \"rope_theta\": 20000, \"compress_rope_theta\": 160000,"
+      " \"qk_rope_head_dim\": 64, \"expert_dtype\": \"fp4\", \"scoring_func\": \"sqrtsoftplus\","
+      " \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, \"beta_fast\": 32, \"beta_slow\": 1,"
+      " \"original_max_position_embeddings\": 65536}, \"quantization_config\": {\"quant_method\":"
+      " \"fp8\", \"fmt\": \"e4m3\", \"scale_fmt\": \"ue8m0\", \"weight_block_size\": [128, 128]}}";
+  td_model_config c = parse_ok(published, NULL);
+  static const td_attn_kind kinds[] = {TD_ATTN_NEAR, TD_ATTN_POOL_TOP, TD_ATTN_POOL,
+                                       TD_ATTN_POOL_TOP};
+  for (uint32_t i = 0; i < 4; i++) {
+    assert_int_equal(td_model_attn(&c, i), kinds[i]);
+    assert_true(td_model_is_moe(&c, i));
+  }
+  assert_int_equal(c.table_layers[0], 3);
+  assert_int_equal(c.rope_dim, 64);
+  assert_int_equal(c.max_position, 1048576);
+  assert_true(c.rope_theta == 20000 && c.pool_theta == 160000 && c.yarn.factor == 16);
+  assert_true(c.yarn.attention_factor == 1 && c.swiglu_limit == 10 && c.router_softplus);
+  assert_null(c.ignored[0]);
+
+  c = parse_ok(
+      "{\"model_type\": \"deepseek_v4\", \"num_hidden_layers\": 5, \"head_dim\": 48,"
+      " \"index_head_dim\": 16, \"mlp_layer_types\": [\"moe\", \"hash_moe\", \"moe\", \"moe\","
+      " \"moe\"], \"compress_rates\": {\"compressed_sparse_attention\": 8,"
+      " \"heavily_compressed_attention\": 32}, \"rope_parameters\": {\"main\": {\"rope_type\":"
+      " \"default\", \"rope_theta\": 5000}, \"compress\": {\"rope_type\": \"default\","
+      " \"rope_theta\": 7000, \"partial_rotary_factor\": 0.25}}}",
+      NULL);
+  assert_int_equal(c.pool_layers[0], 0x17); // as they are without layer_types
+  assert_int_equal(c.pool_top_layers[0], 8);
+  assert_int_equal(c.table_layers[0], 2);
+  assert_int_equal(c.pool_top_group, 8);
+  assert_int_equal(c.pool_group, 32);
+  assert_int_equal(c.rope_dim, 12);
+  assert_true(c.rope_theta == 5000 && c.pool_theta == 7000 && c.yarn.factor == 1);
+}
+
 static void reads_minimax_hy_and_mistral(void **state) {
   (void)state;
   td_model_config c = parse_ok("{\"model_type\": \"minimax_m2\", \"rotary_dim\": 64}", NULL);
@@ -160,9 +248,8 @@ static void reads_minimax_hy_and_mistral(void **state) {
   assert_int_equal(c.rope_dim, 128);
   assert_int_equal(c.n_shared_experts, 1);
   assert_true(c.routed_scaling == 2.826f && c.rms_eps == 1e-5f && c.rope_theta == 11158840);
-  c = parse_ok("{\"model_type\": \"hy_v3\", \"expert_hidden_dim\": 96, \"route_norm\": false}",
-               NULL);
-  assert_true(c.expert_dim == 96 && !c.norm_topk);
+  c = parse_ok("{\"model_type\": \"hy_v3\", \"expert_hidden_dim\": 96}", NULL);
+  assert_true(c.expert_dim == 96);
 
   c = parse_ok("{\"model_type\": \"mistral3\", \"eos_token_id\": 7, \"text_config\":"
                " {\"model_type\": \"mistral4\", \"eos_token_id\": 6, \"rope_parameters\":"
@@ -174,6 +261,95 @@ static void reads_minimax_hy_and_mistral(void **state) {
   assert_int_equal(c.query_span, 8192);
   assert_int_equal(c.n_eos, 1);
   assert_int_equal(c.eos_ids[0], 7);
+}
+
+// Keys that the family's reference does not have change nothing and are named.
+static void ignores_what_the_reference_does(void **state) {
+  (void)state;
+  static const struct {
+    const char *model_type, *keys, *ignored;
+  } cases[] = {
+      {"minimax_m2", "\"norm_topk_prob\": false", "norm_topk_prob "},
+      {"hy_v3", "\"norm_topk_prob\": false", "norm_topk_prob "},
+      {"gpt_oss", "\"norm_topk_prob\": false", "norm_topk_prob "},
+      {"qwen3_5_moe_text", "\"norm_topk_prob\": false", "norm_topk_prob "},
+      {"hy_v3", "\"route_norm\": false", "route_norm "},
+      {"minimax_m2", "\"attention_bias\": true", "attention_bias "},
+      {"minimax_m2", "\"routed_scaling_factor\": 2.5, \"n_group\": 4",
+       "routed_scaling_factor n_group "},
+      {"hy_v3", "\"routed_scaling_factor\": 2.5", "routed_scaling_factor "},
+      {"hy_v3", "\"first_k_dense_replace\": 3", "first_k_dense_replace "},
+      {"glm4_moe_lite", "\"first_k_dense_replace\": 0", "first_k_dense_replace "},
+      {"glm4_moe", "\"num_hidden_layers\": 2, \"mlp_layer_types\": [\"dense\", \"dense\"]",
+       "mlp_layer_types "},
+      {"mistral4", "\"mlp_layer_types\": [\"dense\"]", "mlp_layer_types "},
+      {"gpt_oss", "\"hidden_act\": \"gelu\"", ""},
+      {"qwen3_5_moe_text", "\"mlp_only_layers\": [1], \"decoder_sparse_step\": 2",
+       "decoder_sparse_step mlp_only_layers "},
+      {"qwen3_moe", "\"n_group\": 2, \"swiglu_limit\": 7", "swiglu_limit n_group "},
+      {"qwen3_next", "\"sliding_window\": 128", "sliding_window "},
+      {"glm4_moe",
+       "\"rope_parameters\": {\"type\": \"yarn\", \"llama_4_scaling_beta\": 0.1,"
+       " \"factor\": 2}",
+       "llama_4_scaling_beta "},
+      {"deepseek_v3", "\"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}",
+       "llama_4_scaling_beta "},
+      // What says the same as the family computes, or is read.
+      {"minimax_m2",
+       "\"norm_topk_prob\": true, \"attention_bias\": false, \"n_group\": 1,"
+       " \"routed_scaling_factor\": 1.0, \"sliding_window\": null",
+       ""},
+      {"hy_v3", "\"first_k_dense_replace\": 1, \"route_norm\": true", ""},
+      {"qwen3_moe",
+       "\"norm_topk_prob\": true, \"decoder_sparse_step\": 2, \"mlp_only_layers\":"
+       " [1], \"use_sliding_window\": false, \"sliding_window\": 4096",
+       ""},
+      {"deepseek_v3", "\"norm_topk_prob\": false, \"first_k_dense_replace\": 2", ""},
+      {"gpt_oss", "\"attention_bias\": false, \"swiglu_limit\": 3, \"sliding_window\": 64", ""},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    char text[512], names[256] = "";
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\", \"head_dim\": 128}", cases[i].model_type);
+    td_model_config plain = parse_ok(text, NULL);
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\", \"head_dim\": 128, %s}",
+             cases[i].model_type, cases[i].keys);
+    const td_model_config c = parse_ok(text, NULL);
+    for (size_t k = 0; c.ignored[k]; k++) {
+      const size_t len = strlen(names);
+      snprintf(names + len, sizeof names - len, "%s ", c.ignored[k]);
+    }
+    if (strcmp(names, cases[i].ignored) != 0) fail_msg("%s: %s", text, names);
+    if (!names[0]) continue;
+    assert_true(c.norm_topk == plain.norm_topk && c.attention_bias == plain.attention_bias);
+    assert_true(c.routed_scaling == plain.routed_scaling && c.query_beta == plain.query_beta);
+    assert_int_equal(c.moe_layers[0] & 3, plain.moe_layers[0] & 3);
+  }
+}
+
+// lm_head is the whole's, so that text_config does not say whether it is there.
+static void ties_as_the_whole_says(void **state) {
+  (void)state;
+  static const struct {
+    const char *whole, *keys, *text;
+    bool tied;
+  } cases[] = {
+      {"kimi_k25", "", "", true},
+      {"mistral3", "", "\"model_type\": \"mistral4\"", true},
+      {"qwen3_5_moe", "", "", false},
+      {"kimi_k25", "", "\"tie_word_embeddings\": false", true},
+      {"kimi_k25", "\"tie_word_embeddings\": false,", "", false},
+      {"qwen3_5_moe", "\"tie_word_embeddings\": true,", "\"tie_word_embeddings\": false", true},
+      {"qwen3_5_moe", "", "\"tie_word_embeddings\": true", false},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    char text[512];
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s \"text_config\": {%s}}",
+             cases[i].whole, cases[i].keys, cases[i].text);
+    const td_model_config c = parse_ok(text, NULL);
+    if (c.tie_embeddings != cases[i].tied) fail_msg("%s", text);
+    const bool says_otherwise = !cases[i].tied && strstr(cases[i].text, "true");
+    assert_int_equal(c.ignored[0] != NULL, says_otherwise);
+  }
 }
 
 static void defaults_of_rope(void **state) {
@@ -348,6 +524,44 @@ static void refuses_bad_values(void **state) {
       {"\"num_experts\": 4", TD_EFORMAT, "num_experts_per_tok 8 is more than the 4"},
   };
   check_refusals("qwen3_moe", qwen3, TD_COUNT(qwen3));
+  static const refusal dsa[] = {
+      {"\"q_lora_rank\": null", TD_EFORMAT, "q_lora_rank must be a number"},
+      {"\"index_head_dim\": 62", TD_EFORMAT,
+       "index_head_dim must not be less than qk_rope_head_dim"},
+      {"\"index_topk\": 0", TD_EFORMAT, "index_topk"},
+      {"\"indexer_types\": [\"full\"]", TD_EFORMAT, "indexer_types must have an entry for each"},
+      {"\"indexer_types\": [\"half\"]", TD_EFORMAT, "indexer_types must hold \"full\""},
+      {"\"index_topk_pattern\": \"FS\"", TD_EFORMAT, "index_topk_pattern must have a letter"},
+      {"\"num_hidden_layers\": 2, \"index_topk_pattern\": \"SF\"", TD_EFORMAT,
+       "the first layer must have an indexer"},
+      {"\"num_hidden_layers\": 2, \"index_topk_pattern\": \"FX\"", TD_EFORMAT,
+       "index_topk_pattern must hold F and S"},
+  };
+  check_refusals("glm_moe_dsa", dsa, TD_COUNT(dsa));
+  static const refusal pooled[] = {
+      {"\"compress_ratios\": [0]", TD_EFORMAT, "an entry for each layer"},
+      {"\"num_hidden_layers\": 1, \"compress_ratios\": [8]", TD_EFORMAT, "must hold 0, 4 or 128"},
+      {"\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]", TD_EFORMAT,
+       "layer_types must hold"},
+      {"\"compress_rates\": {\"compressed_sparse_attention\": 6}", TD_EUNSUPPORTED,
+       "powers of two"},
+      {"\"mlp_layer_types\": [\"moe\"]", TD_EFORMAT, "mlp_layer_types must be an array"},
+      {"\"num_hidden_layers\": 1, \"mlp_layer_types\": [\"dense\"]", TD_EFORMAT, "\"hash_moe\""},
+      {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func"},
+      {"\"num_key_value_heads\": 2", TD_EFORMAT, "num_key_value_heads"},
+      {"\"n_shared_experts\": 2", TD_EFORMAT, "n_shared_experts"},
+      {"\"o_groups\": 7", TD_EFORMAT, "o_groups must divide"},
+      {"\"o_groups\": 64, \"o_lora_rank\": 4000000", TD_EFORMAT, "o_groups times o_lora_rank"},
+      {"\"hc_mult\": 17", TD_EFORMAT, "hc_mult"},
+      {"\"head_dim\": 23", TD_EFORMAT, "must be even"},
+      {"\"sliding_window\": 0", TD_EFORMAT, "sliding_window"},
+      {"\"qk_rope_head_dim\": 63", TD_EFORMAT, "qk_rope_head_dim must be even"},
+      {"\"index_head_dim\": 32", TD_EFORMAT, "index_head_dim must not be less"},
+      {"\"mlp_bias\": true", TD_EFORMAT, "mlp_bias"},
+      {"\"expert_dtype\": \"fp6\", \"quantization_config\": {\"quant_method\": \"fp8\"}",
+       TD_EUNSUPPORTED, "expert_dtype \"fp6\""},
+  };
+  check_refusals("deepseek_v4", pooled, TD_COUNT(pooled));
 }
 
 static void refuses_rope_and_quantization(void **state) {
@@ -371,6 +585,11 @@ static void refuses_rope_and_quantization(void **state) {
       {"\"quantization_config\": []", TD_EFORMAT, "quantization_config must be an object"},
       {"\"quantization_config\": {}", TD_EUNSUPPORTED, "quant_method"},
       {"\"quantization_config\": {\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "\"bitnet\""},
+      {"\"quantization_config\": {\"quant_method\": \"quark\"}", TD_EFORMAT, "global_quant_config"},
+      {"\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": "
+       "{\"weight\":"
+       " {\"dtype\": \"int4\"}}}",
+       TD_EUNSUPPORTED, "dtype int4"},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", TD_EUNSUPPORTED,
        "\"e5m2\""},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128]}",
@@ -390,7 +609,7 @@ static void reads_gpt_oss(void **state) {
                                " {\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false,"
                                " \"original_max_position_embeddings\": 4096}}",
                                NULL);
-  assert_true(c.has_sinks && c.attention_bias && c.norm_topk && !c.router_sigmoid);
+  assert_true(c.attention_bias && c.norm_topk && !c.router_sigmoid);
   assert_true(c.yarn.untruncated && c.rope_theta == 150000);
   assert_true(c.swiglu_limit == 7 && c.swiglu_alpha == 1.702f);
   assert_int_equal(c.max_position, 131072);
@@ -401,6 +620,10 @@ static void reads_gpt_oss(void **state) {
                NULL);
   assert_int_equal(td_model_window(&c, 0), 0);
   assert_int_equal(td_model_window(&c, 1), 9);
+  c = parse_ok("{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"sliding_window\": null,"
+               " \"layer_types\": [\"full_attention\", \"full_attention\"]}",
+               NULL);
+  assert_int_equal(td_model_window(&c, 0) + td_model_window(&c, 1), 0);
 }
 
 static void reads_delta_nets(void **state) {
@@ -409,8 +632,8 @@ static void reads_delta_nets(void **state) {
   assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk);
   assert_int_equal(c.rope_dim, 64);
   assert_int_equal(c.shared_dim, 512);
-  assert_int_equal(td_model_n_delta(&c, c.n_layers), 36);
-  assert_true(td_model_is_delta(&c, 2) && !td_model_is_delta(&c, 3));
+  assert_int_equal(td_model_n_attn(&c, TD_ATTN_DELTA), 36);
+  assert_true(td_model_attn(&c, 2) == TD_ATTN_DELTA && td_model_attn(&c, 3) == TD_ATTN_GQA);
   assert_true(!td_model_is_moe(&c, 2) && td_model_is_moe(&c, 3));
   // 36 states of 32 matrices of 128 x 128 and three inputs of 8192 channels.
   const td_kv_layout kv = td_kv_layout_of(&c, TD_F16, 0);
@@ -425,7 +648,8 @@ static void reads_delta_nets(void **state) {
                NULL);
   assert_string_equal(c.arch_name, "qwen3_5_moe");
   assert_true(!c.delta_grouped && c.rope_dim == 128 && c.rope_theta == 1000);
-  assert_true(td_model_is_delta(&c, 0) && !td_model_is_delta(&c, 1) && !td_model_is_delta(&c, 2));
+  assert_true(td_model_attn(&c, 0) == TD_ATTN_DELTA && td_model_attn(&c, 1) == TD_ATTN_GQA &&
+              td_model_attn(&c, 2) == TD_ATTN_GQA);
 }
 
 static void refuses_of_new_families(void **state) {
@@ -436,7 +660,15 @@ static void refuses_of_new_families(void **state) {
       {"\"num_hidden_layers\": 1, \"mlp_layer_types\": [\"thin\"]", TD_EFORMAT, "\"sparse\""},
       {"\"use_qk_norm\": 1", TD_EFORMAT, "use_qk_norm"},
   };
-  check_refusals("glm4_moe", glm, TD_COUNT(glm));
+  check_refusals("glm4_moe", glm, 1);
+  check_refusals("glm4_moe", glm + 3, 1);
+  check_refusals("hy_v3", glm + 1, 2);
+  static const refusal mistral[] = {
+      {"\"rope_parameters\": {\"llama_4_scaling_beta\": 0.1, \"rope_theta\": 1e4,"
+       " \"original_max_position_embeddings\": 64}",
+       TD_EUNSUPPORTED, "llama_4_scaling_beta"},
+  };
+  check_refusals("mistral4", mistral, TD_COUNT(mistral));
   static const refusal minimax[] = {
       {"\"rotary_dim\": 129", TD_EFORMAT, "rotary_dim"},
       {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func"},
@@ -454,6 +686,7 @@ static void refuses_of_new_families(void **state) {
       {"\"num_hidden_layers\": 1, \"layer_types\": [\"linear\"]", TD_EFORMAT, "layer_types"},
       {"\"swiglu_limit\": 0", TD_EFORMAT, "swiglu_limit"},
       {"\"sliding_window\": 0", TD_EFORMAT, "sliding_window"},
+      {"\"sliding_window\": null", TD_EFORMAT, "sliding_window must not be null"},
   };
   check_refusals("gpt_oss", oss, TD_COUNT(oss));
   static const refusal next[] = {
@@ -480,7 +713,7 @@ static void refuses_other_architectures(void **state) {
   td_err err;
   assert_int_equal(parse("{\"model_type\": \"llama\"}", NULL, &c, &err), TD_EUNSUPPORTED);
   const char *start = "dir/config.json: model_type \"llama\" is not supported; supported are "
-                      "deepseek_v3, kimi_k2, qwen3_moe, ";
+                      "deepseek_v3, kimi_k2, deepseek_v32, deepseek_v4, qwen3_moe, ";
   assert_int_equal(strncmp(err.msg, start, strlen(start)), 0);
   assert_int_equal(parse("{}", NULL, &c, &err), TD_EFORMAT);
   assert_non_null(strstr(err.msg, "model_type"));
@@ -499,7 +732,7 @@ static void test_prefill_chunk(void **state) {
                                       {160, 8, 640},  {256, 8, 1024},       {384, 8, 1536},
                                       {512, 6, 2048}, {UINT32_MAX, 1, 2048}};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    const td_model_config config = {.n_experts = cases[i][0], .top_k = cases[i][1]};
+    const td_model_config config = {.n_layers = 1, .n_experts = cases[i][0], .top_k = cases[i][1]};
     assert_int_equal(td_engine_prefill_chunk(&config), cases[i][2]);
     td_model_config mla = config;
     mla.attn = TD_ATTN_MLA;
@@ -514,8 +747,12 @@ int main(void) {
       cmocka_unit_test(reads_deepseek),
       cmocka_unit_test(defaults_are_transformers),
       cmocka_unit_test(reads_glm),
+      cmocka_unit_test(reads_indexers),
+      cmocka_unit_test(reads_pooled_attention),
       cmocka_unit_test(reads_minimax_hy_and_mistral),
       cmocka_unit_test(reads_gpt_oss),
+      cmocka_unit_test(ignores_what_the_reference_does),
+      cmocka_unit_test(ties_as_the_whole_says),
       cmocka_unit_test(reads_delta_nets),
       cmocka_unit_test(refuses_of_new_families),
       cmocka_unit_test(defaults_of_rope),

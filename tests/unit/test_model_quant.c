@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/json_parse.h"
 #include "model/convert.h"
 #include "model/quant_scheme.h"
@@ -468,6 +469,99 @@ static void conversions_can_be_canceled(void **state) {
   ck_free(&ck);
 }
 
+static float ck_f32(checkpoint *ck, const char *name, uint64_t idx) {
+  uint8_t bytes[4];
+  float value;
+  for (unsigned i = 0; i < 4; i++)
+    bytes[i] = ck_byte(ck_find(ck, name), idx * 4 + i);
+  memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+// 1,536 codes of 4 bits in 24 blocks, whose factors are in F32, or in U8 with a table of their own.
+static void add_bnb(checkpoint *ck, bool is_nested) {
+  start(ck, "{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true}");
+  ck_add(ck, MODULE ".weight", "U8", 768, 1, 0);
+  ck_add(ck, MODULE ".weight.quant_map", "F32", 16, 0, 0);
+  ck_add(ck, MODULE ".weight.absmax", is_nested ? "U8" : "F32", 24, 0, 0);
+  if (is_nested) {
+    ck_add(ck, MODULE ".weight.nested_absmax", "F32", 2, 0, 0);
+    ck_add(ck, MODULE ".weight.nested_quant_map", "F32", 256, 0, 0);
+  }
+  ck_add_text(ck, MODULE ".weight.quant_state.bitsandbytes__nf4",
+              is_nested ? "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\","
+                          " \"shape\": [48, 32], \"nested_blocksize\": 16,"
+                          " \"nested_dtype\": \"float32\", \"nested_offset\": 0.25}"
+                        : "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\","
+                          " \"shape\": [48, 32]}");
+}
+
+static void dequantizes_codes_of_bitsandbytes(void **state) {
+  (void)state;
+  for (int is_nested = 0; is_nested < 2; is_nested++) {
+    checkpoint ck;
+    add_bnb(&ck, is_nested);
+    td_model *m = open_ok(&ck);
+    const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+    assert_int_equal(w->dtype, is_nested ? TD_F32 : TD_BF16);
+    assert_null(w->scale);
+    for (uint64_t i = 0; i < 48 * 32; i++) {
+      const uint8_t pair = ck_byte(ck_find(&ck, MODULE ".weight"), i / 2);
+      const float value = ck_f32(&ck, MODULE ".weight.quant_map", i % 2 ? pair % 16 : pair / 16);
+      const uint8_t code = ck_byte(ck_find(&ck, MODULE ".weight.absmax"), i / 64);
+      if (!is_nested) {
+        const float product = value * ck_f32(&ck, MODULE ".weight.absmax", i / 64);
+        assert_int_equal(((const uint16_t *)w->data)[i], td_bf16_of(product));
+        continue;
+      }
+      float factor = ck_f32(&ck, MODULE ".weight.nested_quant_map", code);
+      factor *= ck_f32(&ck, MODULE ".weight.nested_absmax", i / 64 / 16);
+      factor += 0.25f;
+      assert_float_equal(((const float *)w->data)[i], value * factor, 0);
+    }
+    td_model_close(m);
+    ck_find(&ck, MODULE ".weight")->shape[0] = 767;
+    WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "does not fit the state");
+    ck_drop(&ck, MODULE ".weight.quant_map");
+    WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight.absmax or .quant_map is missing");
+    ck_free(&ck);
+  }
+  static const char *const states[] = {
+      "{\"blocksize\": 0, \"dtype\": \"float32\", \"shape\": [48, 32]}",
+      "{\"blocksize\": 64, \"dtype\": \"int8\", \"shape\": [48, 32]}",
+      "{\"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [48, 32, 1]}",
+      "{\"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [48, 1e300]}",
+      "[[[[[[",
+  };
+  for (size_t i = 0; i < TD_COUNT(states); i++) {
+    checkpoint ck;
+    add_bnb(&ck, false);
+    ck_drop(&ck, MODULE ".weight.quant_state.bitsandbytes__nf4");
+    ck_add_text(&ck, MODULE ".weight.quant_state.bitsandbytes__fp4", states[i]);
+    WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight.quant_state.bitsandbytes__fp4");
+    ck_free(&ck);
+  }
+}
+
+static void binds_rows_of_bitsandbytes(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true}");
+  ck_add(&ck, MODULE ".weight", "I8", 48, 32, 0);
+  ck_add(&ck, MODULE ".SCB", "F32", 48, 0, 0);
+  ck_add(&ck, MODULE ".weight_format", "U8", 1, 0, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_I8);
+  assert_true(holds(&ck, MODULE ".weight", w->data));
+  for (unsigned r = 0; r < 48; r++)
+    assert_float_equal(((const float *)w->scale)[r], ck_f32(&ck, MODULE ".SCB", r) / 127, 0);
+  td_model_close(m);
+  ck_find(&ck, MODULE ".SCB")->shape[0] = 47;
+  WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".SCB", "[47]");
+  ck_free(&ck);
+}
+
 static void binds_fp4(void **state) {
   (void)state;
   checkpoint ck;
@@ -596,6 +690,8 @@ int main(void) {
       cmocka_unit_test(refuses_bad_configs),
       cmocka_unit_test(binds_words_with_zero_points),
       cmocka_unit_test(binds_columns_of_words),
+      cmocka_unit_test(dequantizes_codes_of_bitsandbytes),
+      cmocka_unit_test(binds_rows_of_bitsandbytes),
       cmocka_unit_test(binds_fp4),
       cmocka_unit_test(binds_int8_and_fp8_rows),
       cmocka_unit_test(binds_fp8_with_one_scale),

@@ -81,6 +81,38 @@ static void test_same_letter_in_two_commands(void **state) {
   assert_null(parsed.prompt);
 }
 
+static void test_help_of_a_command(void **state) {
+  (void)state;
+  assert_int_equal(parse("help run"), TD_OK);
+  assert_true(parsed.help);
+  assert_int_equal(parsed.command, TD_CMD_RUN);
+  assert_int_equal(parse("help inspect tokens"), TD_OK);
+  assert_int_equal(parsed.command, TD_CMD_INSPECT_TOKENS);
+  assert_int_equal(parse("help"), TD_OK);
+  assert_int_equal(parsed.command, TD_N_COMMANDS);
+}
+
+static void test_values_set_later(void **state) {
+  (void)state;
+  td_buf text = TD_BUF_INIT;
+  assert_int_equal(parse("run --temperature 0.6 --thinking off"), TD_OK);
+  td_options_show(&text, &parsed, "temperature");
+  td_options_show(&text, &parsed, "n-predict");
+  td_options_show(&text, &parsed, "thinking");
+  td_options_show(&text, &parsed, "effort");
+  assert_string_equal(td_buf_text(&text), "0.61024off");
+  td_buf_free(&text);
+  assert_int_equal(td_options_set(&parsed, "temperature", NULL, &error), TD_OK);
+  assert_false(td_options_given(&parsed, "temperature"));
+  assert_true(parsed.temperature == 1);
+  assert_int_equal(td_options_set(&parsed, "effort", "low", &error), TD_OK);
+  assert_string_equal(parsed.effort, "low");
+  assert_int_equal(td_options_set(&parsed, "effort", NULL, &error), TD_OK);
+  assert_null(parsed.effort);
+  assert_int_equal(td_options_set(&parsed, "top-p", "2", &error), TD_EINVAL);
+  assert_int_equal(td_options_set(&parsed, "port", "1", &error), TD_EINVAL); // not of run
+}
+
 static void expect_error(const char *line, const char *part) {
   assert_int_equal(parse(line), TD_EINVAL);
   if (!strstr(error.msg, part)) fail_msg("%s: \"%s\" lacks \"%s\"", line, error.msg, part);
@@ -91,7 +123,17 @@ static void test_errors_name_the_option(void **state) {
   expect_error("dance", "dance: not a command");
   expect_error("eval", "`tandem eval logits`, `tandem eval perplexity`");
   expect_error("eval nonsense", "`tandem eval chat`");
-  expect_error("bench kernel", "kernel: unexpected word after `tandem bench`");
+  expect_error("bench kernel", "kernel: unexpected word after `tandem bench`; did you mean `tandem "
+                               "bench kernels`?");
+  expect_error("bench what", "what: unexpected word after `tandem bench`; options begin with --");
+  expect_error("srve", "srve: not a command; did you mean `tandem serve`?");
+  expect_error("insepct", "did you mean `tandem inspect`?");
+  expect_error("help rnu", "did you mean `tandem run`?");
+  expect_error("run --temprature 1", "--temprature: not an option of run; did you mean "
+                                     "--temperature?");
+  expect_error("run --topp=1", "--topp=1: not an option of run; did you mean --top-p?");
+  expect_error("run --xyz 1", "--xyz: not an option of run; `tandem run --help` lists them");
+  expect_error("run --0123456789012345678901234567890123456789 1", "--help` lists them");
   expect_error("run --nonsense 1", "--nonsense");
   expect_error("run --port 80", "--port");
   expect_error("run -n 0", "n-predict");
@@ -251,6 +293,8 @@ static void test_runtime_options_are_in_the_table(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_values_and_defaults, teardown),
+      cmocka_unit_test_teardown(test_help_of_a_command, teardown),
+      cmocka_unit_test_teardown(test_values_set_later, teardown),
       cmocka_unit_test_teardown(test_several_names, teardown),
       cmocka_unit_test_teardown(test_two_word_commands, teardown),
       cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),

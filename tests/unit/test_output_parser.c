@@ -1,5 +1,6 @@
 // tests/unit/test_output_parser.c - output split into reasoning, content and tool calls. The result
 // must not depend on how the text arrives, and nothing of a call's markers may be shown.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +29,7 @@
 #define BAD      "\xEF\xBF\xBD"
 
 typedef struct {
-  bool thinks, parse_tool_calls, in_pieces, one_call, is_harmony;
+  bool thinks, parse_tool_calls, one_call, is_harmony, is_cut;
 } how;
 
 typedef struct {
@@ -59,7 +60,6 @@ static void write_calls(outcome *out, const td_output_parser *parts) {
 static outcome tell_apart(const char *text, size_t step, how h) {
   td_output_parser parts = {.begins_in_reasoning = h.thinks,
                             .parse_tool_calls = h.parse_tool_calls,
-                            .in_pieces = h.in_pieces,
                             .one_call = h.one_call,
                             .is_harmony = h.is_harmony,
                             .id = 7,
@@ -77,11 +77,12 @@ static outcome tell_apart(const char *text, size_t step, how h) {
       size_t now = last ? n : len;
       char *copy = malloc(now + 1);
       memcpy(copy, text, now);
-      td_status st = td_output_parser_next(&parts, copy, now, last, &part, &found, &err);
+      const td_text_end end = !last ? TD_TEXT_GROWS : h.is_cut ? TD_TEXT_CUT : TD_TEXT_ENDED;
+      td_status st = td_output_parser_next(&parts, copy, now, end, &part, &found, &err);
       assert_int_equal(st, TD_OK);
       if (found && part.kind == TD_OUTPUT_CALL) {
         bool is_new = part.call == n_calls;
-        assert_true(is_new || (h.in_pieces && part.call + 1 == n_calls));
+        assert_true(is_new || part.call + 1 == n_calls);
         assert_true(is_new || parts.calls[part.call].arguments.len > n_given);
         n_given = parts.calls[part.call].arguments.len;
         n_calls += is_new;
@@ -112,17 +113,19 @@ static void check_how(const char *text, how h, const char *reasoning, const char
   }
 }
 
-// The same whether the response comes in one piece or in several.
 static void check_parts(const char *text, bool thinks, bool parse_tool_calls, const char *reasoning,
                         const char *content, const char *calls) {
-  for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
-    const how h = {.thinks = thinks, .parse_tool_calls = parse_tool_calls, .in_pieces = in_pieces};
-    check_how(text, h, reasoning, content, calls);
-  }
+  const how h = {.thinks = thinks, .parse_tool_calls = parse_tool_calls};
+  check_how(text, h, reasoning, content, calls);
 }
 
 static void check_calls(const char *text, const char *content, const char *calls) {
   check_parts(text, false, true, "", content, calls);
+}
+
+// The text is cut off by a limit.
+static void check_cut(const char *text, const char *content, const char *calls) {
+  check_how(text, (how){.parse_tool_calls = true, .is_cut = true}, "", content, calls);
 }
 
 #define H_THINK "<|channel|>analysis<|message|>"
@@ -131,10 +134,8 @@ static void check_calls(const char *text, const char *content, const char *calls
 
 static void check_harmony(const char *text, const char *reasoning, const char *content,
                           const char *calls) {
-  for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
-    const how h = {.parse_tool_calls = true, .in_pieces = in_pieces, .is_harmony = true};
-    check_how(text, h, reasoning, content, calls);
-  }
+  const how h = {.parse_tool_calls = true, .is_harmony = true};
+  check_how(text, h, reasoning, content, calls);
 }
 
 static void messages_of_harmony_are_told_apart(void **state) {
@@ -157,7 +158,11 @@ static void messages_of_harmony_are_told_apart(void **state) {
   const how no_calls = {.is_harmony = true};
   check_how("<|channel|>commentary to=functions.f<|message|>{}<|call|>", no_calls, "", "{}", "");
   const how whole = {.parse_tool_calls = true, .is_harmony = true};
-  check_how("<|channel|>commentary to=functions.f<|message|>{\"a<|call|>", whole, "", "{\"a", "");
+  check_how("<|channel|>commentary to=functions.f<|message|>{\"a<|call|>", whole, "", "",
+            "[f {\"a]...");
+  const how cut = {.parse_tool_calls = true, .is_harmony = true, .is_cut = true};
+  check_how("<|channel|>commentary to=functions.f<|message|>{}", cut, "", "", "[f {}]...");
+  check_how(H_THINK "a" H_NEXT "<|channel|>comm", cut, "a", "", "");
   const how one = {.parse_tool_calls = true, .is_harmony = true, .one_call = true};
   check_how("<|channel|>commentary to=functions.f<|message|>{}<|call|>" H_SAY "b", one, "", "",
             "[f {}]");
@@ -260,6 +265,25 @@ static void elements_of_each_family(void **state) {
       "<parameter name=\"i\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
       "</minimax:tool_call>\nSo",
       "Look.So", "[t {\"s\": \"1\\n\", \"i\": 1}][g {}]");
+#define DSML(key, type, value)                                                                     \
+  "<｜DSML｜parameter name=\"" key "\" string=\"" type "\">" value "</｜DSML｜parameter>\n"
+  check_calls("Look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"t\">\n" DSML("s", "true",
+                                                                                      "1 <b>\n")
+                  DSML("i", "false",
+                       "1") "</｜DSML｜invoke>\n"
+                            "<｜DSML｜invoke name=\"g\">\n" DSML("a", "true", "[1]") DSML(
+                                "b", "false", "[1]") "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+              "Look.", "[t {\"s\": \"1 <b>\\n\", \"i\": 1}][g {\"a\": \"[1]\", \"b\": [1]}]");
+  // The schema goes before the tag.
+  check_calls("<｜DSML｜function_calls><｜DSML｜invoke name=\"t\">" DSML("s", "false", "1")
+                  DSML("i", "true", "2") "</｜DSML｜invoke></｜DSML｜function_calls>",
+              "", "[t {\"s\": \"1\", \"i\": 2}]");
+  // Tags without types, and one that ends no value.
+  check_calls(
+      "<｜DSML｜function_calls><｜DSML｜invoke name=\"t\"><｜DSML｜parameter name=\"s\">a\n" DSML(
+          "i", "false", "1") "</｜DSML｜invoke></｜DSML｜function_calls>",
+      "", "[t {\"s\": \"a\\n\", \"i\": 1}]");
+#undef DSML
   check_calls("[TOOL_CALLS]f[ARGS]{\"a\": [1]}[TOOL_CALLS]g[CALL_ID]abcDEF123[ARGS]{}", "",
               "[f {\"a\": [1]}][abcDEF123 g {}]");
   check_calls(
@@ -274,13 +298,64 @@ static void elements_of_each_family(void **state) {
 // A string comes as it is written, anything else when it is complete.
 static void elements_come_in_pieces(void **state) {
   (void)state;
-  const how h = {.parse_tool_calls = true, .in_pieces = true};
-  check_how("<tool_call><function=t><parameter=s>\nab\n", h, "", "", "[t {\"s\": \"ab]...");
-  check_how("<tool_call><function=t><parameter=i>\n1", h, "", "", "[t {\"i\": ]...");
-  check_how("<tool_call><function=t><parameter=i>1</parameter>oh", h, "", "oh", "[t {\"i\": 1}]");
-  const how whole = {.parse_tool_calls = true};
-  check_how("<tool_call><function=t><parameter=i>1</parameter>oh", whole, "",
-            "<tool_call><function=t><parameter=i>1</parameter>oh", "");
+  check_cut("<tool_call><function=t><parameter=s>\nab\n", "", "[t {\"s\": \"ab]...");
+  check_cut("<tool_call><function=t><parameter=i>\n1", "", "[t {\"i\": ]...");
+  check_cut("<tool_call><function=t><parameter=i>\n1</parameter>\n", "", "[t {\"i\": ]...");
+  check_cut("a<tool_call><function=t>", "a", "");
+  check_cut("<tool_call>t<arg_key>i</arg_key><arg_value>1</arg_value>\n", "", "[t {\"i\": ]...");
+  check_calls("<tool_call><function=t><parameter=i>1</parameter></function>oh", "oh",
+              "[t {\"i\": 1}]");
+}
+
+// A model that ends its answer itself has written what it wanted.
+static void elements_that_the_answer_ends(void **state) {
+  (void)state;
+  check_calls("<tool_call><function=t><parameter=s>\nab\n", "", "[t {\"s\": \"ab\"}]");
+  check_calls("<tool_call><function=t><parameter=i>1</parameter>\n", "", "[t {\"i\": 1}]");
+  check_calls("<tool_call><function=t><parameter=s>a</par", "", "[t {\"s\": \"a\"}]");
+  check_calls("<tool_call>t<arg_key>i</arg_key><arg_value>1</arg_value>", "", "[t {\"i\": 1}]");
+}
+
+// Where the tag that ends a value is missing, garbled, or part of the value.
+static void values_end_at_tags(void **state) {
+  (void)state;
+  check_calls("<tool_call>\n<function=t>\n<parameter=s>\na\n<parameter=i>\n1\n</function>\n"
+              "</tool_call>",
+              "", "[t {\"s\": \"a\", \"i\": 1}]");
+  check_calls("<function=t><parameter=s>a<parameter=i>1</function></tool_call>", "",
+              "[t {\"s\": \"a\", \"i\": 1}]");
+  check_calls("<function=t>\n<parameter=s>\na\n</tool_call>\n", "", "[t {\"s\": \"a\"}]");
+  check_calls(FN("<parameter=s>\na\n</parameter_function>\n"), "", "[t {\"s\": \"a\"}]");
+  check_calls(FN(P("s", "<parameter=z>b</parameter>' <c> </function> d\n<parameter=s>\n")), "",
+              "[t {\"s\": \"<parameter=z>b</parameter>' <c> </function> d\\n<parameter=s>\\n\"}]");
+  check_calls(FN(P("\"s\"", "a") P(" i ", "2")), "", "[t {\"s\": \"a\", \"i\": 2}]");
+  check_calls("<tool_call><function='t'>\n" P("'s'", "a") "</function></tool_call>", "",
+              "[t {\"s\": \"a\"}]");
+  check_calls("<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a\n<arg_key>i</arg_key>\n"
+              "<arg_value>1</tool_call>\n<tool_call>t<arg_key>s</arg_key><arg_value>"
+              "</arg_value>b</arg_value></tool_call>",
+              "", "[t {\"s\": \"a\\n\", \"i\": 1}][t {\"s\": \"</arg_value>b\"}]");
+  check_calls("<minimax:tool_call>\n<invoke name='t'>\n<parameter name=s>a\n</invoke>\n"
+              "<invoke name=\"t\">\n<parameter name=\"s\">b</parameter>\n</minimax:tool_call>",
+              "", "[t {\"s\": \"a\\n\"}][t {\"s\": \"b\"}]");
+}
+
+static void python_is_read(void **state) {
+  (void)state;
+  check_calls(FN(P("a", "['x', \"y's\", True, None, 1.5e3,]")), "",
+              "[t {\"a\": [\"x\", \"y's\", true, null, 1.5e3]}]");
+  check_calls(FN(P("o", "{'k': {'l': False}, }")), "", "[t {\"o\": {\"k\": {\"l\": false}}}]");
+  check_calls(FN(P("a", "['x' 'y']") P("a", "[01]") P("s", "['x']")), "",
+              "[t {\"a\": \"['x' 'y']\", \"a\": \"[01]\", \"s\": \"['x']\"}]");
+  check_calls("<tool_call>{'name': 'f', 'arguments': {'a': 'it\\'s \"', \"b\": None}}</tool_call>",
+              "", "[f {\"a\": \"it's \\\"\", \"b\": null}]");
+}
+
+// The types are those that the grammar of the schema allows.
+static void types_behind_references(void **state) {
+  (void)state;
+  check_calls(FN(P("deep", "103") P("all", "103") P("any", "103") P("both", "103")), "",
+              "[t {\"deep\": \"103\", \"all\": \"103\", \"any\": 103, \"both\": \"103\"}]");
 }
 
 static int open_params(void **state) {
@@ -294,12 +369,17 @@ static int open_params(void **state) {
       "\"#/$defs/r\"}, "
       "\"e\": {\"enum\": [\"a\", \"1\"]}, \"u\": {\"allOf\": [{\"$ref\": \"#/$defs/s\"}]}, \"a\": "
       "{\"type\": "
-      "\"array\"}}, \"$defs\": {\"r\": {\"$ref\": \"#/$defs/q\"}, \"q\": {\"type\": \"number\"}, "
+      "\"array\"}, \"deep\": {\"$ref\": \"#/properties/x/properties/id\"}, \"x\": {\"properties\": "
+      "{\"id\": {\"type\": \"string\"}}}, \"all\": {\"allOf\": [{\"minLength\": 1}, {\"$ref\": "
+      "\"#/$defs/s\"}]}, \"any\": {\"anyOf\": [{\"$ref\": \"#/$defs/s\"}, {\"type\": "
+      "\"integer\"}]}, \"both\": {\"type\": [\"string\", \"integer\"], \"anyOf\": [{\"$ref\": "
+      "\"#/$defs/s\"}]}}, \"$defs\": {\"r\": {\"$ref\": \"#/$defs/q\"}, \"q\": {\"type\": "
+      "\"number\"}, "
       "\"s\": {\"type\": \"string\"}}}}}]";
   cJSON *tools;
   td_err err;
   assert_int_equal(td_json_parse(&tools, text, strlen(text), TD_JSON_MAX_DEPTH, &err), TD_OK);
-  assert_int_equal(td_tool_params_add(&params, tools, &err), TD_OK);
+  assert_int_equal(td_tool_params_add(&params, tools->child, &err), TD_OK);
   cJSON_Delete(tools);
   return 0;
 }
@@ -491,25 +571,92 @@ static void strings_are_mended(void **state) {
               "[f {\"a\": \"</tool_call>}\\\"\\\\\"}]");
 }
 
-// In pieces, what was told cannot be taken back; in one piece, a client gets calls that parse.
+// What was told cannot be taken back: arguments that break off or go wrong stay unfinished.
 static void calls_that_break_off(void **state) {
   (void)state;
   static const struct {
-    const char *text, *content, *calls;
+    const char *text, *calls;
   } cases[] = {
-      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ", "", "[f {\"a\": ]..."},
-      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b", "", "[f {\"a\": \"b]..."},
-      {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": ", "", "[f {\"a\": ]..."},
-      {DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ", "", "[f {\"a\": ]..."},
-      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "", "[f {\"a\": 1]"},
-      {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}", "[f:0 f {\"a\": ]"},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ", "[f {\"a\": ]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b", "[f {\"a\": \"b]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": ", "[f {\"a\": ]..."},
+      {DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ", "[f {\"a\": ]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "[f {\"a\": 1]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": no \"b\"}}</tool_call>",
+       "[f {\"a\": ]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1 2}}", "[f {\"a\": 1 ]..."},
+      {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "[f:0 f {\"a\": ]..."},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    const how whole = {.parse_tool_calls = true},
-              pieces = {.parse_tool_calls = true, .in_pieces = true};
-    check_how(cases[i].text, whole, "", cases[i].text, "");
-    check_how(cases[i].text, pieces, "", cases[i].content, cases[i].calls);
+    check_calls(cases[i].text, "", cases[i].calls);
+    check_cut(cases[i].text, "", cases[i].calls);
   }
+  check_calls("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": x}}</tool_call> so", "so",
+              "[f {\"a\": ]...");
+}
+
+// Where a limit cuts the text, the beginning of a call is no text.
+static void beginnings_are_not_shown(void **state) {
+  (void)state;
+  static const char *const texts[] = {"<tool_ca",
+                                      "<tool_call>",
+                                      "<tool_call>\n{\"name\": \"f",
+                                      "<tool_call>\n{\"name\": \"f\", \"arguments\": ",
+                                      DS_CALLS,
+                                      DS_CALLS DS_CALL "f",
+                                      KM_CALLS KM_CALL "functions.f:0" KM_ARGS,
+                                      "<minimax:tool_call>\n<invoke name=\"f\">\n",
+                                      "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n",
+                                      "[TOOL_CALLS]f",
+                                      "[TOOL_C"};
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "So: %s", texts[i]);
+    check_cut(text, "So:", "");
+  }
+  check_cut("1 <", "1 <", "");
+  check_cut("<tool_call>{\"name\": \"f\", \"arguments\": {}", "", "[f {}]");
+  check_cut("<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}", "", "[f {\"a\": 1}]");
+  check_cut("<tool_call>{\"name\": \"f\", \"arguments\": '{\"a\": 1", "", "[f {\"a\": 1]...");
+  // what follows arguments that are whole does not make them less so
+  check_calls("<tool_call>{\"name\": \"f\", \"arguments\": '{\"a\": 1}}\n</tool_call>", "",
+              "[f {\"a\": 1}]");
+}
+
+// A thought that has no end is over where a call begins.
+static void calls_within_thoughts(void **state) {
+  (void)state;
+#define CALL "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"
+  check_parts("<think>so\n" CALL, false, true, "so", "", "[f {}]");
+  check_parts("so\n" CALL "\n" CALL, true, true, "so", "", "[f {}][f {}]");
+  check_parts("so " CALL " it</think>Hi", true, true, "so " CALL " it", "Hi", "");
+  check_parts("so " CALL " it</think>" CALL, true, true, "so " CALL " it", "", "[f {}]");
+  check_parts("a <tool_call> b", true, true, "a <tool_call> b", "", "");
+  check_parts("so\n" CALL, true, false, "so\n" CALL, "", "");
+  check_parts("so" KM_CALLS KM_CALL "functions.f:0" KM_ARGS "{}" KM_END KM_LAST, true, true, "so",
+              "", "[functions.f:0 f {}]");
+  check_parts("so" DS_CALLS DS_CALL "f" DS_SEP "{}" DS_END DS_LAST, true, true,
+              "so" DS_CALLS DS_CALL "f" DS_SEP "{}" DS_END DS_LAST, "", "");
+#undef CALL
+}
+
+// Names that are not offered as they are written, and calls that may not be made.
+static void names_are_those_offered(void **state) {
+  (void)state;
+  static const char *const names[] = {"t",           "functions.t:0", "t:0",  "functions.t",
+                                      "functions_t", "t_0",           "t#12", "\\\"t\\\"",
+                                      "functions:t", "t:call_1"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "<tool_call>{\"name\": \"%s\"}</tool_call>", names[i]);
+    check_calls(text, "", "[t {}]");
+  }
+  check_calls("<tool_call>{\"name\": \"t_x\"}</tool_call>", "", "[t_x {}]");
+  params.is_closed = true;
+  check_calls("<tool_call>{\"name\": \"f\"}</tool_call>",
+              "<tool_call>{\"name\": \"f\"}</tool_call>", "");
+  check_calls("<tool_call>{\"name\": \"t\"}</tool_call>", "", "[t {}]");
+  params.is_closed = false;
 }
 
 static void one_call_is_all(void **state) {
@@ -523,14 +670,15 @@ static void one_call_is_all(void **state) {
 static void arguments_come_in_pieces(void **state) {
   (void)state;
   static const char text[] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"bcd\"}}\n";
-  td_output_parser parts = {.parse_tool_calls = true, .in_pieces = true};
+  td_output_parser parts = {.parse_tool_calls = true};
   size_t n_parts = 0;
   for (size_t len = 0; len < sizeof text; len++) {
     td_output_part part;
     td_err err;
     bool found;
     do {
-      assert_int_equal(td_output_parser_next(&parts, text, len, false, &part, &found, &err), TD_OK);
+      assert_int_equal(td_output_parser_next(&parts, text, len, TD_TEXT_GROWS, &part, &found, &err),
+                       TD_OK);
       n_parts += found;
     } while (found);
   }
@@ -561,14 +709,14 @@ static void long_answers_are_looked_at_once(void **state) {
     size_t n = strlen(beginnings[i]);
     memcpy(text, beginnings[i], n);
     memset(text + n, ' ', N_BYTES - n);
-    td_output_parser parts = {.parse_tool_calls = true, .in_pieces = true};
+    td_output_parser parts = {.parse_tool_calls = true};
     for (size_t len = 0; len < N_BYTES; len++) {
       td_output_part part;
       td_err err;
       bool found;
       do {
-        assert_int_equal(td_output_parser_next(&parts, text, len, false, &part, &found, &err),
-                         TD_OK);
+        assert_int_equal(
+            td_output_parser_next(&parts, text, len, TD_TEXT_GROWS, &part, &found, &err), TD_OK);
       } while (found);
     }
     td_output_parser_free(&parts);
@@ -604,6 +752,13 @@ int main(void) {
       cmocka_unit_test(long_answers_are_looked_at_once),
       cmocka_unit_test(strings_are_mended),
       cmocka_unit_test(calls_that_break_off),
+      cmocka_unit_test(elements_that_the_answer_ends),
+      cmocka_unit_test(values_end_at_tags),
+      cmocka_unit_test(python_is_read),
+      cmocka_unit_test(types_behind_references),
+      cmocka_unit_test(beginnings_are_not_shown),
+      cmocka_unit_test(calls_within_thoughts),
+      cmocka_unit_test(names_are_those_offered),
       cmocka_unit_test(one_call_is_all),
       cmocka_unit_test(arguments_come_in_pieces),
       cmocka_unit_test(prompts_that_end_in_a_thought),

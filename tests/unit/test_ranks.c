@@ -1,4 +1,5 @@
 // tests/unit/test_ranks.c - expert parallelism: prompts on several CPU devices.
+// CTest: slow
 #include <setjmp.h>
 
 #include <math.h>
@@ -7,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "engine/ranks.h"
-#include "engine/zigzag.h"
+#include "engine/experts/ranks.h"
+#include "engine/experts/zigzag.h"
 #include "unit/ranks_test.h"
 #include "unit/sanitized.h"
 

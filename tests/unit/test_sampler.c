@@ -1,4 +1,5 @@
 // Sampling: greedy, truncation, penalties, seeds, log-probabilities.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 // tests/unit/test_sched_fair.c - who waits how long. A server is simulated, in steps of 10 ms: it
 // reads 1000 tokens of prompts a second in the order given, and gives each running answer a token
 // every 50 ms. Bounds are those that sched.h and fair.h promise, with a little to spare.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

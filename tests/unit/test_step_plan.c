@@ -73,7 +73,8 @@ static void test_a_peer(void **state) {
   shape.may_cache = may_cache;
   shape.pair_share = share;
   td_step_plan plan = plan_of(&shape);
-  check_text(&plan, "layers 0-2 dense, 3-19 on two devices, 20-29 on three devices, 30-60 cached; "
+  check_text(&plan, "layers 0-2 dense, 3-19 on device and peer, 20-29 on device, peer and expert "
+                    "device, 30-60 cached; "
                     "4 tokens, 0 of prompts, in 1 microbatch, both devices queued up front, "
                     "replayed");
   shape = prompt_of(2000);

@@ -530,6 +530,32 @@ static void threads_share_a_tokenizer(void **state) {
   td_tokenizer_close(tok);
 }
 
+// With a limit, ids beyond it are counted, not kept: words as well as added tokens, and a word of
+// more than a part, however its tokens lie.
+static void what_is_too_much_is_counted(void **state) {
+  (void)state;
+  enum { N = 1 << 20 };
+  static const char *const texts[] = {"abc", "ab", "xab", "abcabxc", "<start>abc ", "a"};
+  td_tokenizer *tok = open_test("null");
+  td_err err;
+  char *text = malloc(N);
+  for (size_t k = 0; k < TD_COUNT(texts); k++) {
+    for (size_t i = 0, n = strlen(texts[k]); i < N; i++)
+      text[i] = texts[k][i % n];
+    td_token_ids all = {0}, cut = {.most = 1000};
+    assert_int_equal(td_tokenizer_encode(tok, text, N, TD_TOK_PARSE_SPECIAL, &all, &err), TD_OK);
+    assert_int_equal(td_tokenizer_encode(tok, text, N, TD_TOK_PARSE_SPECIAL, &cut, &err), TD_OK);
+    assert_int_equal(cut.n + cut.n_cut, all.n);
+    assert_true(cut.cap <= 4096);
+    const size_t n_kept = cut.n < cut.most ? cut.n : cut.most;
+    if (n_kept) assert_memory_equal(cut.ids, all.ids, n_kept * sizeof *all.ids);
+    td_token_ids_free(&all);
+    td_token_ids_free(&cut);
+  }
+  free(text);
+  td_tokenizer_close(tok);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(control_tokens_only_when_asked),
@@ -546,6 +572,7 @@ int main(void) {
       cmocka_unit_test(broken_folders_are_refused),
       cmocka_unit_test(endless_growth_is_refused),
       cmocka_unit_test(runaway_patterns_are_an_error),
+      cmocka_unit_test(what_is_too_much_is_counted),
       cmocka_unit_test(threads_share_a_tokenizer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

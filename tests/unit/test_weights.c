@@ -19,11 +19,10 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/units.h"
 #include "model/checkpoint/resident.h"
 #include "runtime/weights.h"
 #include "support/checkpoint.h"
-
-#define GIB ((uint64_t)1 << 30)
 
 // ---- the choice ---------------------------------------------------------------------------------
 
@@ -64,11 +63,11 @@ static void test_choice(void **state) {
                                     .experts_on_cpu = cases[i].where == BOTH};
     const td_weights_need need = {.mode = cases[i].mode,
                                   .placement = placement,
-                                  .file_bytes = cases[i].weights_gib * GIB,
-                                  .resident_bytes = cases[i].weights_gib * GIB,
-                                  .kv_bytes = cases[i].kv_gib * GIB,
-                                  .available_bytes = cases[i].available_gib * GIB,
-                                  .limit_bytes = cases[i].limit_gib * GIB,
+                                  .file_bytes = cases[i].weights_gib * TD_GIB,
+                                  .resident_bytes = cases[i].weights_gib * TD_GIB,
+                                  .kv_bytes = cases[i].kv_gib * TD_GIB,
+                                  .available_bytes = cases[i].available_gib * TD_GIB,
+                                  .limit_bytes = cases[i].limit_gib * TD_GIB,
                                   .pages = (td_page_kind)cases[i].pages};
     td_weights_choice choice;
     td_err err;

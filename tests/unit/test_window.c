@@ -1,6 +1,6 @@
 // tests/unit/test_window.c - layers whose tokens see a short window, of which KV pages keep the
 // last tokens only: the same bits as when pages keep all.
-#include "engine/window.h"
+#include "engine/attn/window.h"
 
 #include <setjmp.h>
 

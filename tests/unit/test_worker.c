@@ -24,8 +24,10 @@ static void test_args_round_trip(void **state) {
                                            .device = "cuda",
                                            .devices = "1,0",
                                            .expert_cache = "2.5",
+                                           .stream_from = 77,
                                            .expert_parallel = 2,
                                            .ctx_size = 1,
+                                           .draft = TD_DRAFT_OFF + 3,
                                            .n_threads = 3,
                                            .prefill_chunk = 5,
                                            .kv_dtype = TD_F16,
@@ -36,6 +38,7 @@ static void test_args_round_trip(void **state) {
                                .max_batch = 2,
                                .kv_tokens = 4,
                                .decode_slowdown = 9,
+                               .gpu_mib = 10,
                                .weights_fd = 7,
                                .trace_fd = 8,
                                .log_level = TD_LOG_DEBUG,
@@ -573,7 +576,9 @@ static void test_steps_that_stream(void **state) {
   assert_false(send_tokens(&t, 2, 45, 3));
   assert_false(send_tokens(&t, 2, 45, 3));
   td_step_build(&step, &t.requests);
-  assert_int_equal(step.n, 1); // not the long one
+  assert_int_equal(step.n, 1);                                // not the long one
+  assert_int_equal(td_step_long_prompts(&t.requests, 40), 0); // a short one waits
+  assert_int_equal(td_step_long_prompts(&t.requests, 39), 39 + 90);
   td_step_build_prefill(&stream, &t.requests, 40);
   assert_int_equal(stream.n, 2);
   assert_int_equal(stream.n_prefilled, 100);
@@ -581,6 +586,7 @@ static void test_steps_that_stream(void **state) {
   assert_int_equal(stream.seqs[1].n_tokens, 61);
   assert_int_equal(stream.seqs[1].want, TD_WANT_NONE);
   td_step_hold(&stream, true);
+  assert_int_equal(td_step_long_prompts(&t.requests, 39), 0); // nobody waits
 
   assert_false(send_submit(&t, 3, 5, 5, 0));
   assert_false(send_tokens(&t, 3, 5, 4));
@@ -654,6 +660,32 @@ static void test_steps_end_at_copies(void **state) {
   td_requests_find(&t.requests, 4)->n_past = 3;
   expect_end(&t, send_kind(&t, 4, TD_MSG_CANCEL), 4, TD_DONE_CANCELED);
   assert_int_equal(t.reply.u.done.n_past, 3);
+  td_step_close(&step);
+  table_close(&t);
+}
+
+// A request that waits for its grammar's mask is in no step; others take part in every one.
+static void test_steps_without_those_that_wait_for_masks(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 8, &err), TD_OK);
+  for (uint64_t id = 1; id <= 2; id++) {
+    assert_false(send_submit(&t, id, 4, 8, 0));
+    assert_false(send_tokens(&t, id, 4, 1));
+    td_worker_request *r = td_requests_find(&t.requests, id);
+    r->n_past = 4;
+    r->phase = TD_REQUEST_DECODE;
+  }
+  td_requests_find(&t.requests, 1)->has_logits = true;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.requests[0]->id, 2);
+  td_requests_find(&t.requests, 1)->has_logits = false;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
   td_step_close(&step);
   table_close(&t);
 }
@@ -826,6 +858,7 @@ int main(void) {
       cmocka_unit_test(test_steps_that_stream),
       cmocka_unit_test(test_steps_end_at_copies),
       cmocka_unit_test(test_steps_wait_for_pages),
+      cmocka_unit_test(test_steps_without_those_that_wait_for_masks),
       cmocka_unit_test(test_steps_of_a_replay),
       cmocka_unit_test(test_steps_go_on_in_an_answer),
   };

@@ -1,0 +1,117 @@
+"""What the READMEs name is there: files, folders, sections; and the drawing is that of its text."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.no_asan
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+PAGES = [ROOT / name for name in TRACKED if name.endswith(".md") and "/data/" not in name]
+FILES = {Path(name).name for name in TRACKED}
+FOLDERS = {parent.name for name in TRACKED for parent in Path(name).parents}
+# A file or folder in code style: `src/base/log.h`, `front/routes.h`, `scripts/gpu/`.
+NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:c|h|cu|cuh|py|sh|inc|md|cmake))`")
+# A source file named without it: (kv/pool.c), | framing.c |.
+BARE = re.compile(r"(?<![\w./*`-])([a-z]\w*(?:/\w+)*\.(?:c|h|cu|cuh|py|sh|inc))(?![\w/*`])")
+PLACEHOLDER = re.compile(r"[A-Z]{2}|\b[XN]\b|\*|^[a-z]+/(?:plain|json|event)|^(?:v1|api|etc|dev|proc|tmp|sys)/|^[A-Za-z]+/[A-Z]|build|OUT/")
+# What is made or published elsewhere.
+ELSEWHERE = {"uv.h", "llhttp.h", "cJSON.h", "curl.h", "nccl.h"}
+
+
+def slug(heading):
+    """The anchor that a heading has on a forge."""
+    text = re.sub(r"[`*]|\[|\]\([^)]*\)", "", heading).strip().lower()
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text))
+
+
+def resolves(name, page):
+    """Relative to the page, to the project, or to a folder that the page's text is about."""
+    bases = [page.parent, ROOT, ROOT / "src", ROOT / "kernels", ROOT / "kernels/cpu", ROOT / "tests", ROOT / "include", ROOT / "src/model"]
+    if any((base / name).exists() for base in bases):
+        return True
+    return name in FILES or (name.count("/") == 1 and name[:-1] in FOLDERS)
+
+
+@pytest.mark.skipif(not PAGES, reason="no git here lists the pages")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page):
+    text = page.read_text()
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, section = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists():
+            wrong.append(target)
+        elif section and section not in map(slug, re.findall(r"^#+ (.*)$", file.read_text(), re.M)):
+            wrong.append(target)
+    for name in NAMED.findall(prose) + BARE.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose)):
+        if name not in ELSEWHERE and not PLACEHOLDER.search(name) and not resolves(name, page):
+            wrong.append(name)
+    assert not wrong, f"{page.relative_to(ROOT)} names what is not there"
+
+
+def test_a_missing_name_is_noticed(tmp_path):
+    assert not resolves("src/base/no_such_file.h", ROOT / "README.md")
+    assert resolves("base/log.h", ROOT / "src/README.md")
+    assert BARE.findall("| a.c | x/b.h (c.py), `d.c`") == ["a.c", "x/b.h", "c.py"]
+    assert slug("Will it fit, and how fast?") == "will-it-fit-and-how-fast"
+
+
+def test_the_drawing_is_that_of_its_text(tmp_path):
+    source = ROOT / "src/architecture.txt"
+    subprocess.run([sys.executable, ROOT / "scripts/draw.py", source, tmp_path / "a.svg"], check=True)
+    assert (tmp_path / "a.svg").read_text() == source.with_suffix(".svg").read_text(), "run scripts/draw.py"
+
+
+def test_recommended_models_have_the_sizes_of_the_readme():
+    source = (ROOT / "src/cli/recommend.c").read_text()
+    rows = re.findall(r'\{"(\S+/\S+)", "(\w+)", ([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+)\},', source)
+    totals = [float(row[2]) for row in rows]
+    assert len(rows) > 10 and totals == sorted(totals, reverse=True)
+    page = (ROOT / "README.md").read_text()
+    table = {tuple(map(float, found.groups())): line for line in page.splitlines()
+             if (found := re.match(r"\| .*? \| ([\d.]+) B \(([\d.]+) B\) \|", line))}
+    for repo, form, total, active, weights, gpu in rows:
+        if form == "MXFP4":  # in the text below the table
+            name = repo.split("-")[-1]
+            assert re.search(rf"{weights} GiB\s+for\s+{name} \({total} B, {active} B active\)", page), repo
+            continue
+        cells = [cell.strip() for cell in table[float(total), float(active)].split("|")]
+        assert cells[{"BF16": 3, "FP8": 4}[form]] == f"{weights} GiB", repo
+        assert form == "BF16" or cells[6] == f"{gpu} GiB", repo
+
+
+def test_known_shapes_have_the_sizes_of_the_readme(tandem_bin):
+    known = {path.stem for path in (ROOT / "configs/shapes").glob("*.json")}
+    rows = re.findall(r"^\| (\S.*?) \| ([\d.]+) B \([\d.]+ B\) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) > 10
+    for names, total, cells in rows:
+        name = next(path for path in known if path == names.split(", ")[0].replace("4.6", "4.7").replace(" ", "-"))
+        *sizes, gpu, _ = (float(cell.split()[0]) for cell in cells.split(" | "))
+        for form, size in zip(["bf16", "fp8-b128", "int4-g128"], sizes):
+            options = ["plan", "-m", "someone/" + name.lower(), "--format", form, "--machine", "desktop-64gb", "--json"]
+            facts = json.loads(subprocess.run([tandem_bin, *options], capture_output=True, text=True, check=True).stdout)
+            assert abs(facts["params"] / 1e9 - float(total)) < 0.55, name
+            assert facts["weight_bytes"] / 2**30 == pytest.approx(size, abs=1), (name, form)
+            if form == "fp8-b128":
+                assert (facts["weight_bytes"] - facts["expert_bytes"]) / 2**30 == pytest.approx(gpu, abs=0.06), name
+
+
+def test_recommendations_fit(tandem_bin):
+    done = subprocess.run([tandem_bin, "recommend", "--json"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["memory_gib"] > 1 and found["read_gbps"] > 0
+    for model in found["models"]:
+        assert model["weights_gib"] < found["memory_gib"] and model["tokens_per_s_at_most"] > 0
+    text = subprocess.run([tandem_bin, "recommend"], capture_output=True, text=True, check=True).stdout
+    assert all(model["model"] in text for model in found["models"])
+    assert found["models"] or "none" in text

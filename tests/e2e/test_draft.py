@@ -1,0 +1,220 @@
+"""Drafted tokens: a text is the same with them and without, whatever is asked of it, and however
+many are accepted."""
+
+import concurrent.futures
+import json
+import random
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import SANITIZED, Server, metric, wait_until
+
+pytestmark = pytest.mark.tsan
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden/data"
+NANO = Path(__file__).resolve().parents[2] / "configs/models/tandem-nano"
+needs_nano = pytest.param(
+    NANO, marks=pytest.mark.skipif(not (NANO / "model.safetensors").exists(), reason="tandem-nano's weights are missing")
+)
+N_AT_ONCE = 8
+
+
+def prompts():
+    """Texts that repeat themselves, from exact copies to noise: drafts are right and wrong."""
+    rng = random.Random(5)
+    for i in range(3 if SANITIZED else 6):
+        phrase = rng.choices(range(3, 200), k=4 + 5 * i)
+        text = [t if rng.random() > 0.03 * i else rng.randrange(3, 200) for t in phrase * (1 + 90 // len(phrase))]
+        yield text[: 20 + 15 * i]
+
+
+# Every kind of draw. The biases leave few tokens, so that the text repeats itself, but not always.
+FEW = {str(t): 60 for t in (5, 9, 17, 23)}
+DRAWS = [
+    {"temperature": 0},
+    {"temperature": 0, "logit_bias": FEW, "repetition_penalty": 1.05, "logprobs": 3},
+    {"temperature": 1, "logit_bias": FEW, "logprobs": 1},
+    {"temperature": 0.8, "top_p": 0.9, "logit_bias": FEW, "frequency_penalty": 0.1},
+    {"temperature": 1.3, "top_k": 3, "min_p": 0.05, "presence_penalty": 0.3},
+    {"temperature": 0.7, "logit_bias": FEW, "min_tokens": 20, "n": 2},
+]
+
+
+def bodies():
+    for i, prompt in enumerate(prompts()):
+        for k, draw in enumerate(DRAWS):
+            ends = {} if k == 5 else {"ignore_eos": True}
+            yield {"prompt": prompt, "max_tokens": 24 + 7 * (i % 5), "seed": 10 * i + k, **draw, **ends}
+
+
+def ask(server, body):
+    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=300, trust_env=False)
+    if reply.status_code == 503:
+        return None
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def ask_all(server, asked, n_at_once=N_AT_ONCE):
+    with concurrent.futures.ThreadPoolExecutor(n_at_once) as pool:
+        return list(pool.map(lambda body: ask(server, body), asked))
+
+
+def details(answer):
+    d = answer["usage"]["completion_tokens_details"]
+    return d["accepted_prediction_tokens"], d["rejected_prediction_tokens"]
+
+
+def choices(answers):
+    return [answer["choices"] for answer in answers]
+
+
+# The first has a layer that drafts.
+@pytest.mark.parametrize("name", ["deepseek_yarn_mscale", "qwen3_moe"])
+def test_texts_are_the_same(tandem_bin, name):
+    asked = list(bodies())
+    options = ["--max-batch", str(N_AT_ONCE), "--prefill-chunk", "64"]
+    server = Server(tandem_bin, GOLDEN / name, *options, "--draft", "off")
+    expected = ask_all(server, asked)
+    assert {details(answer) for answer in expected} == {(0, 0)}
+    server.close()
+    for depth, workers in [("8", "off"), ("auto", "on")]:
+        server = Server(tandem_bin, GOLDEN / name, *options, "--draft", depth, "--disaggregate", workers)
+        for n_at_once in [N_AT_ONCE, 1]:
+            if n_at_once == 1 and (depth == "auto" or SANITIZED):
+                continue
+            every = 1 if n_at_once > 1 else 5
+            answers = ask_all(server, asked[::every], n_at_once)
+            assert choices(answers) == choices(expected[::every])  # to the last bit of a log-probability
+            if every == 1:
+                accepted, rejected = map(sum, zip(*map(details, answers)))
+        if depth == "8":
+            assert accepted > 30 and rejected > 30
+            assert metric(server, "spec_decode_num_accepted_tokens_total") >= accepted
+            assert metric(server, "spec_decode_num_draft_tokens_total") >= accepted + rejected
+        server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SANITIZED, reason="release compares the same")
+@pytest.mark.parametrize("model", sorted(GOLDEN.glob("*/")), ids=lambda model: model.name)
+def test_every_format(tandem_bin, model):
+    asked = list(bodies())[-len(DRAWS) :]
+    answers = {}
+    for depth in ["off", "8"]:
+        server = Server(tandem_bin, model, "--ctx-size", "512", "--draft", depth, "--disaggregate", "off")
+        answers[depth] = ask_all(server, asked)
+        server.close()
+    assert choices(answers["8"]) == choices(answers["off"])
+    assert sum(details(answer)[0] for answer in answers["8"]) > 0
+
+
+@pytest.mark.parametrize("model", [GOLDEN / "deepseek_v3", GOLDEN / "deepseek_yarn_mscale"], ids=lambda model: model.name)
+def test_preempted_and_killed(tandem_bin, model):
+    """Where the pool holds few of them and their worker dies: what goes on does so with its own tokens."""
+    asked = [{**body, "max_tokens": 120} for body in bodies() if "n" not in body][::2]
+    server = Server(tandem_bin, model, "--max-batch", "4", "--draft", "off")
+    expected = ask_all(server, asked)
+    server.close()
+    options = ["--max-batch", "4", "--ctx-size", "256", "--kv-cache-tokens", "320", "--disaggregate", "on"]
+    server = Server(tandem_bin, model, *options, "--draft", "8")
+    is_over, rng, n_kills = threading.Event(), random.Random(3), 0
+
+    def kill():
+        nonlocal n_kills
+        while not is_over.is_set() and n_kills < (2 if SANITIZED else 5):
+            at = metric(server, "generation_tokens_total") + rng.randrange(90)
+            wait_until(lambda: is_over.is_set() or metric(server, "generation_tokens_total") > at)
+            if not is_over.is_set():
+                server.kill_worker()
+                n_kills += 1
+                wait_until(lambda: server.decoder() is not None)
+
+    n_whole = n_accepted = 0
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        for _ in range(8):  # once may be over before it was killed twice; and who was there twice ends
+            for answer, other in zip(ask_all(server, asked), expected):
+                assert answer is None or answer["choices"] == other["choices"]
+                n_whole += answer is not None
+                n_accepted += details(answer)[0] if answer else 0
+            n_preempted = metric(server, "num_preemptions_total")
+            if n_kills > 1 and n_whole > len(asked) // 2 and n_accepted > 30 and n_preempted > 0:
+                break
+        is_over.set()
+        killing.result()
+    assert n_whole > len(asked) // 2 and n_accepted > 30 and n_preempted > 0
+    server.close()
+    assert server.log().count("signal 9") > 1
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "names": {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 6, "maxItems": 9},
+        "more": {"type": "string", "maxLength": 12},
+    },
+    "required": ["names", "more"],
+}
+
+
+def test_under_a_schema_and_up_to_a_stop_string(tandem_bin, tiny_model):
+    """A grammar's masks follow the drawn tokens one by one, and a stop string cuts what was drafted."""
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    asked = []
+    for seed in range(4 if SANITIZED else 16):
+        body = {"messages": [{"role": "user", "content": "names " * 9}], "seed": seed, "temperature": seed % 3}
+        asked.append({**body, "max_tokens": 120, "response_format": form, "logprobs": True, "top_logprobs": 2})
+        asked.append({**body, "max_tokens": 60, "ignore_eos": True, "logit_bias": FEW, "stop": ["\u0000", "e", "9"]})
+
+    def answers_of(*options):
+        server = Server(tandem_bin, tiny_model, "--ctx-size", "1024", *options)
+        url = server.url + "/v1/chat/completions"
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda b: httpx.post(url, json=b, timeout=300, trust_env=False).json(), asked))
+        server.close()
+        return replies
+
+    expected, answers = answers_of("--draft", "off"), answers_of("--draft", "8")
+    assert choices(answers) == choices(expected)
+    assert sum(details(answer)[0] for answer in answers) > 20
+
+
+def chats():
+    suite = [json.loads(line) for line in (NANO / "suite.jsonl").read_text().splitlines()]
+    for i, question in enumerate(suite[: 5 if SANITIZED else 24]):
+        draw = {"temperature": i % 3 / 2, "seed": i, "max_tokens": 48, "logprobs": True, "top_logprobs": 2}
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}
+        more = [{}, {"presence_penalty": 0.4}, {"stop": [" is", "a"]}, {"n": 2}, form][i % 5]
+        yield {"messages": question["messages"], **draw, **more}
+
+
+@pytest.mark.parametrize("model", [needs_nano], ids=lambda model: model.name)
+@pytest.mark.parametrize("workers", ["off", "on"])
+def test_the_layer_that_a_model_has_for_it(tandem_bin, model, workers):
+    """tandem-nano predicts the token after the next: most are accepted, and none changes a text."""
+    asked = list(chats())
+
+    def answers_of(draft):
+        options = ["--ctx-size", "1024", "--max-batch", "6", "--prefill-chunk", "64", "--disaggregate", workers]
+        server = Server(tandem_bin, model, *options, "--draft", draft)
+        url = server.url + "/v1/chat/completions"
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            replies = list(pool.map(lambda b: httpx.post(url, json=b, timeout=300, trust_env=False).json(), asked))
+        server.close()
+        return replies
+
+    expected = answers_of("off")
+    for draft in ["auto", "3"] if workers == "on" else ["1", "8"]:
+        if SANITIZED and draft in ["3", "8"]:
+            continue
+        answers = answers_of(draft)
+        for answer, other in zip(answers, expected):
+            for choice, same in zip(answer["choices"], other["choices"]):
+                assert choice["message"] == same["message"] and choice["logprobs"] == same["logprobs"]
+        free = [details(answer) for body, answer in zip(asked, answers) if "response_format" not in body]
+        accepted, rejected = map(sum, zip(*free))
+        if draft == "1":
+            assert accepted > 4 * rejected

@@ -1,0 +1,153 @@
+// tests/unit/test_kernels_blocks.c - kernels for GGUF's blocks, every version this machine runs.
+// CTest: no-tsan
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/kernel_test.h"
+#include "unit/ref_blocks.h"
+
+typedef struct {
+  const ref_block_format *format;
+  uint32_t rows, cols, n_tokens;
+} shape;
+
+static exact_dot dot_blocks(const td_weight *w, uint32_t row, const float *x) {
+  exact_dot d = {0};
+  for (uint32_t k = 0; k < w->cols; k++) {
+    const double product = ref_block_at(w, row, k) * x[k];
+    d.sum += product;
+    d.magnitude += fabs(product);
+  }
+  return d;
+}
+
+// Blocks, x and y end at guard pages.
+static bool check_product(void (*fn)(void), const void *arg, why *w) {
+  const shape *s = arg;
+  uint64_t rng = s->rows * 31 + s->cols;
+  ref_weight weight = ref_make_blocks(&rng, s->format, s->rows, s->cols);
+  const size_t n_x = (size_t)s->n_tokens * s->cols, n_y = (size_t)s->n_tokens * s->rows;
+  ref_mem x = ref_guarded(n_x * sizeof(float)), y = ref_guarded(n_y * sizeof(float));
+  for (size_t i = 0; i < n_x; i++)
+    ((float *)x.data)[i] = ref_float(&rng);
+  memset(y.data, 0xff, n_y * sizeof(float));
+  multiply(fn, &weight.w, x.data, y.data, s->n_tokens);
+  bool ok = true;
+  for (size_t i = 0; ok && i<n_y; i += s->n_tokens> 20 ? 7 : 1) {
+    const uint32_t token = (uint32_t)(i / s->rows), row = (uint32_t)(i % s->rows);
+    const exact_dot d = dot_blocks(&weight.w, row, (const float *)x.data + (size_t)token * s->cols);
+    const double error = fabs(((const float *)y.data)[i] - d.sum);
+    const double bound = error_bound(fn, &weight.w, &d);
+    if (!(error <= bound)) {
+      ok = KERNEL_FAIL(w, "%ux%u, row %u token %u: off by %g, bound %g", s->rows, s->cols, row,
+                       token, error, bound);
+    }
+  }
+  ref_free_weight(&weight);
+  ref_unmap(&x);
+  ref_unmap(&y);
+  return ok;
+}
+
+static void test_products(void **state) {
+  (void)state;
+  static const shape shapes[] = {{0, 1, 256, 1},  {0, 3, 512, 2},   {0, 17, 256, 3},
+                                 {0, 5, 2304, 5}, {0, 130, 768, 1}, {0, 26, 1024, 16},
+                                 {0, 9, 768, 17}, {0, 33, 1280, 97}};
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++) {
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+      shape s = shapes[i];
+      s.format = &ref_block_formats[f];
+      if (td_dtype_block(s.format->dtype).cols == 32) s.cols += 32 * (uint32_t)i;
+      for_versions(s.format->family, check_product, &s);
+    }
+  }
+}
+
+// y[t][r] to the bit, whatever is computed beside it.
+static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 29, COLS = 768, MOST = 40 };
+  uint64_t rng = 5;
+  ref_weight weight = ref_make_blocks(&rng, arg, ROWS, COLS);
+  float *x = ref_floats(&rng, MOST * COLS), want[MOST * ROWS], y[MOST * ROWS];
+  for (uint32_t t = 0; t < MOST; t++)
+    multiply(fn, &weight.w, x + t * COLS, want + t * ROWS, 1);
+  bool ok = true;
+  for (uint32_t n = 1; ok && n <= MOST; n += n < 20 ? 1 : 10) {
+    const uint32_t begin = ref_below(&rng, ROWS), end = begin + 1 + ref_below(&rng, ROWS - begin);
+    const uint32_t n_rows = end - begin;
+    td_linear_args a = {.w = &weight.w, .x = x, .y = y, .ldx = COLS, .ldy = n_rows};
+    a.n_tokens = n;
+    a.row_begin = a.y_row0 = begin;
+    a.row_end = end;
+    a.prompt = as_prompt;
+    ((td_linear_fn)fn)(&a);
+    for (uint32_t t = 0; ok && t < n; t++) {
+      if (memcmp(y + t * n_rows, want + t * ROWS + begin, n_rows * sizeof *y) != 0)
+        ok = KERNEL_FAIL(w, "token %u of %u differs, rows %u to %u", t, n, begin, end);
+    }
+  }
+  free(x);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_batch_invariance(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
+    for_versions(ref_block_formats[f].family, check_invariance, &ref_block_formats[f]);
+}
+
+// Scale times code is exact, so that a value is rounded once, by its offset.
+static bool check_row(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 40, COLS = 1024 };
+  uint64_t rng = 9;
+  ref_weight weight = ref_make_blocks(&rng, arg, ROWS, COLS);
+  ref_mem out = ref_guarded(COLS * sizeof(float));
+  float *values = out.data;
+  bool ok = true;
+  for (uint32_t r = 0; ok && r < ROWS; r++) {
+    td_decode_row_args a = {.w = &weight.w, .out = values, .row = r};
+    ((void (*)(const td_decode_row_args *))fn)(&a);
+    for (uint32_t c = 0; ok && c < COLS; c++) {
+      const double want = ref_block_at(&weight.w, r, c);
+      if (values[c] != (float)want)
+        ok = KERNEL_FAIL(w, "row %u column %u: %g, not %g", r, c, values[c], want);
+    }
+  }
+  ref_unmap(&out);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_rows(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
+    for_versions("decode_row", check_row, &ref_block_formats[f]);
+}
+
+static void test_every_block_has_a_reference(void **state) {
+  (void)state;
+  size_t n = 0;
+#define X(id, cols, bytes)                                                                         \
+  assert_int_equal(ref_block_formats[n].dtype, TD_##id);                                           \
+  assert_string_equal(ref_block_formats[n].family, td_weight_kind_of(TD_##id, 0)->family);         \
+  n++;
+  TD_BLOCK_DTYPES(X)
+#undef X
+  assert_int_equal(n, TD_COUNT(ref_block_formats));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_products),
+      cmocka_unit_test(test_batch_invariance),
+      cmocka_unit_test(test_rows),
+      cmocka_unit_test(test_every_block_has_a_reference),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
