@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: folder ranks, fences between trees, fences around vendor headers.
+"""Checks who includes whom: folder ranks, fences between trees, fences around vendor headers; and
+that the environment is read in one place.
 
 Reads the #include lines of src/, kernels/ and include/; prints each breach as file:line with the
 rule it breaks. Exit status 1 on a breach, 2 when there is nothing to check. --self-test breaks
@@ -15,7 +16,7 @@ import tempfile
 # A folder of src/ includes lower ranks, and itself.
 RANKS = [
     ["base"],
-    ["options", "shm"],
+    ["options", "shm", "gguf"],
     ["model", "text", "kv", "hub"],
     ["device"],
     ["comm"],
@@ -33,6 +34,7 @@ SEPARATE = [
     ("src/sched", "src/device", "sched never sees a device"),
     ("src/sched", "src/comm", "sched never sees a device"),
     ("src/worker", "src/sched", "sched and worker share only include/tandem/wire.h"),
+    ("src/engine/attn", "src/engine/experts", "attention does not know who computes the experts"),
     ("src/device/cpu", "src/device/cuda", "the devices do not know each other"),
     ("src/device/cuda", "src/device/cpu", "the devices do not know each other"),
     ("kernels/cpu", "kernels/cuda", "the devices do not know each other"),
@@ -56,6 +58,10 @@ KERNEL_SYSTEM = re.compile(
     r"(assert|cpuid|float|limits|math|stdalign|stdbool|stddef|stdint|string|\w*intrin|arm_\w+)\.h"
     r"|(cuda|cublas|nv)\w*\.(h|hpp)|mma\.h|cooperative_groups\.h"
 )
+
+# The one file that reads the environment.
+ENVIRONMENT = "src/base/env.h"
+GETENV = re.compile(r"\b(secure_)?getenv *\(")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b\s*(?:"([^"\n]*)"|<([^>\n]*)>|.*)', re.M)
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
@@ -156,7 +162,12 @@ def check(root):
     breaches = []
     for file in files:
         path = file.relative_to(root).as_posix()
-        for line, header, quoted in includes(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        for match in GETENV.finditer(without_comments(text)):
+            if path != ENVIRONMENT:
+                line = text.count("\n", 0, match.start()) + 1
+                breaches.append(f"{path}:{line}: the environment is read in {ENVIRONMENT}")
+        for line, header, quoted in includes(text):
             rule = breach(root, file, path, header, quoted)
             if rule:
                 breaches.append(f"{path}:{line}: {rule}")
@@ -170,6 +181,8 @@ SELF_TEST = {
     "include/tandem/types.h": ("", None),
     "include/tandem/bad.h": ('#include "base/log.h"\n', "include/ must not depend"),
     "src/base/log.h": ("#include <stdlib.h>\n", None),
+    "src/base/env.h": ("#include <stdlib.h>\n getenv(name)\n", None),
+    "src/base/home.c": ('// getenv(name)\ngetenv("HOME")\n', "the environment is read in"),
     "src/base/up.c": ('\n#include "options/options.h"\n', "base (rank 0) must not include options"),
     "src/options/options.h": ('#include "base/log.h"\n#include <cjson/cJSON.h>\n', None),
     "src/shm/ring.c": ('#include "options/options.h"\n', "shm (rank 1) must not include options"),
@@ -188,6 +201,11 @@ SELF_TEST = {
     "src/engine/run.c": (
         '#include "device/device.h"\n#include "kernels/decl.h"\n',
         "only src/device/ includes",
+    ),
+    "src/engine/experts/ranks.h": ('#include "device/device.h"\n', None),
+    "src/engine/attn/gqa.c": (
+        '#include "engine/experts/ranks.h"\n',
+        "attention does not know",
     ),
     "src/engine/gpu.c": ("#include <cublas_v2.h>\n", "cublas_v2.h is fenced"),
     "src/sched/sched.h": ('#include "kv/kv.h"\n#include "device/device.h"\n', "sched never sees"),

@@ -12,7 +12,7 @@ import numpy as np
 
 BLOCK = 128  # rows and columns that share one FP8 scale
 E4M3_MAX = 448.0
-ITEM_BYTES = {"I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
+ITEM_BYTES = {"I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1}
 
 
 def _e4m3_values():
@@ -65,17 +65,19 @@ def expand_scales(scales, shape):
     return np.repeat(np.repeat(scales, BLOCK, 0), BLOCK, 1)[: shape[0], : shape[1]]
 
 
-def quantize_blocks(w, bf16_scales=False):
+def quantize_blocks(w, bf16_scales=False, powers=False):
     """float32 [rows][cols] -> (E4M3 codes, float32 scale of each 128x128 block).
 
     Scales are those that a checkpoint calls weight_scale_inv: weight = code * scale. bf16_scales
-    rounds them to BF16 first, as the Qwen FP8 checkpoints store them.
+    rounds them to BF16 first, as the Qwen FP8 checkpoints store them; powers, up to one of two.
     """
     rows, cols = w.shape
     padded = np.zeros((_blocks(rows) * BLOCK, _blocks(cols) * BLOCK), np.float32)
     padded[:rows, :cols] = np.abs(w)
     peak = padded.reshape(_blocks(rows), BLOCK, _blocks(cols), BLOCK).max(axis=(1, 3))
     scales = (np.maximum(peak, 1e-12) / E4M3_MAX).astype(np.float32)
+    if powers:
+        scales = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
     if bf16_scales:
         scales = from_bf16(to_bf16(scales))
     return to_e4m3(w / expand_scales(scales, w.shape)), scales

@@ -505,6 +505,181 @@ CASES["hy_v3_published"] = (
     },
     "fp8-static",
 )
+# Attention to the keys that an indexer selects: fewer than the prompt has from the 25th token on.
+# Heads of indexers are many enough that few scores are exactly 0: ties there are a test's of its own.
+_DSA = _MLA | {
+    "index_head_dim": 16,
+    "index_n_heads": 9,
+    "index_topk": 24,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+_V32 = _DSA | {"model_type": "deepseek_v32", "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_GLM5 = _DSA | {"model_type": "glm_moe_dsa"}
+CASES["deepseek_v32"] = (_V32, "bf16")
+# YaRN as published, expert groups, one selected key in three of the prompt, heads of the indexer that
+# are all rotary, a prediction layer to be skipped, FP8.
+CASES["deepseek_v32_yarn"] = (
+    {k: v for k, v in _V32.items() if k != "rope_parameters"}
+    | {
+        "first_k_dense_replace": 0,
+        "index_head_dim": 8,
+        "index_n_heads": 13,
+        "index_topk": 67,
+        "n_group": 3,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": 5,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 5,
+        "rope_scaling": _YARN,
+        "topk_group": 2,
+        "v_head_dim": 20,
+    },
+    "fp8",
+)
+# A selection larger than the prompt and its continuation, so that all zeros of a single head of the
+# indexer change nothing; biases, weights of experts as they are.
+CASES["deepseek_v32_dense"] = (
+    _V32
+    | {
+        "attention_bias": True,
+        "index_n_heads": 1,
+        "index_topk": 300,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "routed_scaling_factor": 1.0,
+    },
+    "bf16",
+)
+CASES["glm_moe_dsa"] = (_GLM5, "bf16")
+# Layers that share selections, of five keys.
+CASES["glm_moe_dsa_shared"] = (
+    _GLM5
+    | {
+        "index_head_dim": 20,
+        "index_n_heads": 12,
+        "index_topk": 5,
+        "indexer_types": ["full", "shared", "full", "shared"],
+        "num_attention_heads": 5,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 5,
+        "v_head_dim": 28,
+    },
+    "bf16",
+)
+# Sharing by step, values wider than keys, expert groups, tied embeddings, FP8.
+CASES["glm_moe_dsa_step"] = (
+    _GLM5
+    | {
+        "index_n_heads": 11,
+        "index_topk": 37,
+        "index_skip_topk_offset": 1,
+        "index_topk_freq": 2,
+        "n_group": 3,
+        "n_shared_experts": 2,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "topk_group": 2,
+        "v_head_dim": 28,
+    },
+    "fp8",
+)
+# Attention over a window and pooled keys. Rates are such that a prompt has entries of both kinds,
+# more than are selected. Names are the publisher's; the first layer's experts follow from a table.
+_V4 = {k: v for k, v in _COMMON.items()} | {
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "compress_ratios": [0, 4, 128, 4],
+    "compress_rope_theta": 160000,
+    "hc_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "head_dim": 16,
+    "index_head_dim": 16,
+    "index_n_heads": 9,
+    "index_topk": 12,
+    "model_type": "deepseek_v4",
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_hash_layers": 1,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 0,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 16,
+        "original_max_position_embeddings": 32,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 24,
+    "swiglu_limit": 10.0,
+    "topk_method": "noaux_tc",
+}
+CASES["deepseek_v4"] = (_V4, "bf16")
+# A window of one position, other rates, widths that fill no vector, three groups of one head, a
+# clamp that most values reach, no tables, no YaRN.
+CASES["deepseek_v4_odd"] = (
+    {k: v for k, v in _V4.items() if k not in ("rope_scaling", "compress_ratios")}
+    | {
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
+        "hc_mult": 3,
+        "hc_sinkhorn_iters": 2,
+        "head_dim": 12,
+        "index_head_dim": 20,
+        "index_n_heads": 13,
+        "index_topk": 5,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention",
+                        "compressed_sparse_attention"],
+        "num_attention_heads": 3,
+        "num_experts_per_tok": 3,
+        "num_hash_layers": 0,
+        "num_hidden_layers": 3,
+        "o_groups": 3,
+        "o_lora_rank": 5,
+        "qk_rope_head_dim": 4,
+        "sliding_window": 1,
+        "swiglu_limit": 0.75,
+    },
+    "bf16",
+)
+# Rates and formats as published, all entries seen, a window over more than a page of 64, one group,
+# two streams.
+CASES["deepseek_v4_dense"] = (
+    {k: v for k, v in _V4.items() if k != "compress_rates"}
+    | {
+        "compress_ratios": [128, 4, 0],
+        "hc_mult": 2,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "index_n_heads": 1,
+        "index_topk": 300,
+        "num_attention_heads": 5,
+        "num_experts_per_tok": 1,
+        "num_hash_layers": 2,
+        "num_hidden_layers": 3,
+        "o_groups": 1,
+        "rms_norm_eps": 1e-4,
+        "sliding_window": 67,
+        "tie_word_embeddings": True,
+    },
+    "deepseek-v4",
+)
 # Fused experts with one FP8 scale each.
 CASES["mistral4_fp8"] = (
     _wrapped("mistral3", _mistral(beta=0.2, n_shared_experts=2, num_attention_heads=5,

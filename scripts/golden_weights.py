@@ -11,8 +11,11 @@ from make_model import deviation
 def random_values(tensor, config, rng):
     if tensor.role == "router_bias":
         return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
+    if tensor.role == "table":
+        rows = [rng.permutation(config["n_routed_experts"]) for _ in range(tensor.shape[0])]
+        return np.array(rows, np.int64)[:, : tensor.shape[1]]
     if len(tensor.shape) == 1:
-        known = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
+        known = {"hyper_base": (0, 0.5), "hyper_scale": (0.7, 0.1), "bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
                  "decay": (-2.5, 1)}
         mean, std = known.get(tensor.role, (1, 0.2))
         return rng.normal(mean, std, tensor.shape).astype(np.float32)
@@ -37,6 +40,23 @@ def mxfp4_blocks(name, values):
         entry(name + "_blocks", bits[0].reshape(n, rows, cols // 32, 16), "U8"),
         entry(name + "_scales", bits[1].reshape(n, rows, cols // 32), "U8"),
     ], np.ascontiguousarray(used.reshape(n, rows, cols).transpose(0, 2, 1), np.float32)
+
+
+def v4_formats(tensor, values):
+    """FP8 blocks and FP4 experts as DeepSeek-V4 is published, scales as exponents (E8M0)."""
+    entry, module = checkpoint.Entry.of_array, tensor.name.removesuffix(".weight")
+    if tensor.expert:
+        stored, used = quant_formats.FORMATS["mxfp4"].quantize(module, values)
+        codes, scales = [
+            np.concatenate([np.asarray(c).ravel() for c in e.chunks()]).view(np.uint8) for e in stored
+        ]
+        rows, cols = values.shape
+        return [entry(tensor.name, codes.reshape(rows, cols // 2), "I8"),
+                entry(module + ".scale", scales.reshape(rows, cols // 32), "F8_E8M0")], used
+    codes, scales = checkpoint.quantize_blocks(values, powers=True)
+    exponents = (np.log2(scales) + 127).astype(np.uint8)
+    return [entry(tensor.name, codes, "F8_E4M3"),
+            entry(module + ".scale", exponents, "F8_E8M0")], checkpoint.dequantize_blocks(codes, scales)
 
 
 def static_fp8(tensor, values, config):
@@ -64,8 +84,12 @@ def static_fp8(tensor, values, config):
 def stored_and_used(tensor, values, config, dtype):
     """(entries as published, the float32 values that they stand for)."""
     entry = checkpoint.Entry.of_array
-    if tensor.role == "router_bias":
+    if tensor.role in shapes.PRECISE:
         return [entry(tensor.name, values, "F32")], values
+    if tensor.role == "table":
+        return [entry(tensor.name, values, "I64")], values
+    if dtype == "deepseek-v4" and tensor.role in shapes.LINEAR:
+        return v4_formats(tensor, values)
     if shapes.family(config).mxfp4 and tensor.expert:
         return mxfp4_blocks(tensor.name, values)
     if shapes.is_quantized(tensor, dtype):

@@ -8,7 +8,8 @@ the weights as stored, dequantized. Run in the environment of scripts/setup.sh -
 
 Seeds are searched until nothing rests on a near-tie: the best token leads by MIN_LEAD of the logits'
 RMS at each greedy step, and the last expert (and group) taken leads the first left out by
-MIN_MARGIN in score. A case in which attention, routing or an expert hardly matters is refused.
+MIN_MARGIN in score, as does the last key that an indexer selects, by MIN_INDEX_MARGIN of the scores' RMS.
+A case in which attention, routing or an expert hardly matters is refused.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
+import unittest.mock
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ N_GREEDY = 64
 N_VOCAB = 264  # 256 bytes and a few special tokens
 MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
+MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
 SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
@@ -267,7 +270,8 @@ def load_reference(config, used):
                 for t in shapes.tensors(shapes.language_model(config))}
         config = text | ({"model_type": "deepseek_v3"} if text["model_type"] == "kimi_k2" else {})
     with tempfile.TemporaryDirectory() as directory:
-        entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
+        entries = [checkpoint.Entry.of_array(n, v, "I64" if v.dtype == np.int64 else "F32")
+                   for n, v in used.items()]
         checkpoint.write_shard(os.path.join(directory, "model.safetensors"), entries)
         plain = {k: v for k, v in config.items() if k != "quantization_config"}
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
@@ -288,7 +292,7 @@ def router_margins(module, args, softmax):
     hidden = args[0]
     logits = hidden.reshape(-1, hidden.shape[-1]).float() @ module.weight.float().T
     logits = logits + getattr(module, "bias", 0)
-    scores = logits.softmax(-1) if softmax else logits.sigmoid()
+    scores = logits.softmax(-1) if softmax else getattr(module, "score_fn", torch.sigmoid)(logits)
     bias = args[1] if len(args) > 1 else getattr(module, "e_score_correction_bias", None)
     scores = scores if bias is None else scores + bias
     n_groups = getattr(module, "num_group", 1)
@@ -305,19 +309,46 @@ def router_margins(module, args, softmax):
 def lead(scores, k):
     if k >= scores.shape[-1]:
         return torch.full((len(scores),), torch.inf), scores.topk(k)[1]
-    values, indices = scores.topk(k + 1)
+    values, indices = torch.topk(scores, k + 1)
     return values[:, k - 1] - values[:, k], indices[:, :k]
 
 
 class Routing:
-    """Watches every router of a model; after a forward pass knows margins and choices."""
+    """Watches every router and indexer of a model; after a forward pass knows margins and choices."""
 
     def __init__(self, model, n_experts):
         self.margin, self.chosen, self.n_experts = torch.inf, {}, n_experts
+        self.index_margin = torch.inf
         self.softmax = model.config.model_type in SOFTMAX_ROUTERS
         for name, module in model.named_modules():
             if type(module).__name__.lower().endswith("topkrouter"):
                 module.register_forward_pre_hook(self._hook(name))
+            if type(module).__name__.endswith("Indexer"):
+                self._watch_indexer(module)
+
+    def _watch_indexer(self, module):
+        select, forward = torch.Tensor.topk, module.forward
+
+        def watch_select(scores, k, **options):
+            if k < scores.shape[-1]:
+                seen = scores.view(-1, scores.shape[-1])
+                is_seen = seen > torch.finfo(seen.dtype).min / 2
+                margin, _ = lead(seen, k)
+                margin = margin[is_seen.sum(-1) > k] / seen[is_seen].square().mean().sqrt()
+                self.index_margin = min([self.index_margin, *margin.tolist()])
+            return select(scores, k, **options)
+
+        def watched(*args, **options):
+            with unittest.mock.patch.object(torch.Tensor, "topk", watch_select):
+                return forward(*args, **options)
+
+        module.forward = watched
+
+    def tie(self):
+        """What nearly ties, or nothing."""
+        if self.margin < MIN_MARGIN:
+            return f"router margin {self.margin:.1e}"
+        return f"selection margin {self.index_margin:.1e}" if self.index_margin < MIN_INDEX_MARGIN else ""
 
     def _hook(self, name):
         def watch(module, args):
@@ -359,8 +390,8 @@ def attempt(config, dtype, seed):
     routing = Routing(model, shapes.n_experts(text))
     prompt = np.random.default_rng([seed, 1]).integers(0, n_vocab, N_PROMPT).tolist()
     logits = forward(model, prompt)
-    if routing.margin < MIN_MARGIN:
-        return f"router margin {routing.margin:.1e}"
+    if routing.tie():
+        return routing.tie()
     if not routing.all_used():
         return "an expert is never used"
     other = forward(model, [(prompt[0] + 1) % n_vocab] + prompt[1:])
@@ -371,8 +402,8 @@ def attempt(config, dtype, seed):
     continuation, smallest = greedy(model, prompt, MIN_LEAD)
     if continuation is None:
         return f"lead {smallest:.1e}"
-    if routing.margin < MIN_MARGIN:
-        return f"router margin {routing.margin:.1e} in the continuation"
+    if routing.tie():
+        return f"{routing.tie()} in the continuation"
     if len(set(continuation)) < N_GREEDY // 8:
         return "the continuation runs in a small circle"
     facts = {
@@ -459,7 +490,7 @@ def make_all(make, names, out, folder, n_seeds):
         "versions": {
             "numpy": np.__version__,
             "python": sys.version.split()[0],
-            "torch": torch.__version__,
+            "torch": torch.__version__.split("+")[0],
             "transformers": transformers.__version__,
         },
     }

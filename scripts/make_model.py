@@ -41,7 +41,7 @@ def vector(tensor, rng):
     """float32 values of the one-dimensional tensors."""
     if tensor.role == "router_bias":
         return rng.normal(0, 0.1, tensor.shape).astype(np.float32)
-    mean = {"bias": 0.0, "qk_norm": 1.2, "norm1": 0.0, "decay": -3.0}.get(tensor.role, 1.0)
+    mean = {"hyper_base": 0.0, "bias": 0.0, "qk_norm": 1.2, "norm1": 0.0, "decay": -3.0}.get(tensor.role, 1.0)
     return rng.normal(mean, 0.1, tensor.shape).astype(np.float32)
 
 
@@ -112,9 +112,16 @@ class Values:
 
     def entries(self, tensor):
         name, shape = tensor.name, tensor.shape
+        if tensor.role == "table":
+            rng, n = self.rng(name), self.config["n_routed_experts"]
+            table = np.array([rng.permutation(n)[: shape[1]] for _ in range(shape[0])], np.int32)
+            return [checkpoint.Entry.of_array(name, table, "I32")]
+        if tensor.role in ("ape", "hyper"):
+            values = self.rng(name).normal(0, deviation(tensor, self.config), shape)
+            return [checkpoint.Entry.of_array(name, values.astype(np.float32), "F32")]
         if len(shape) == 1:
             values = vector(tensor, self.rng(name))
-            if tensor.role == "router_bias":
+            if tensor.role in shapes.PRECISE:
                 return [checkpoint.Entry.of_array(name, values, "F32")]
             return [checkpoint.Entry.of_array(name, checkpoint.to_bf16(values), "BF16")]
         n, std = int(np.prod(shape, dtype=np.int64)), deviation(tensor, self.config)

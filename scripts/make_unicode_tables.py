@@ -61,18 +61,25 @@ def decompositions():
 
 
 def compatibility():
-    """(code point, begin, length) into the list of code points, of every one whose compatibility
-    decomposition is another than the canonical one; and the list. Decompositions are whole."""
-    rows, parts, known = [], [], {}
+    """Code points whose compatibility decomposition is another than the canonical one, as runs (first,
+    last, begin, length): that of first + i has `length` of the list of code points from
+    begin + i * length on; and the list."""
+    runs, parts = [], ""
     for c in SCALARS:
         text = nfkd(chr(c))
         if text == nfd(chr(c)):
             continue
-        if text not in known:
-            known[text] = len(parts)
-            parts += map(ord, text)
-        rows.append((c, known[text], len(text)))
-    return rows, parts
+        if runs and runs[-1][1] == c - 1 and runs[-1][3] == len(text):
+            runs[-1][1] = c
+            runs[-1][2] += text
+        else:
+            runs.append([c, c, text, len(text)])
+    # The longest first: others are found within them.
+    for run in sorted(runs, key=lambda run: (-len(run[2]), run[0])):
+        if run[2] not in parts:
+            parts += run[2]
+        run[2] = parts.index(run[2])
+    return runs, [ord(c) for c in parts]
 
 
 def orders_as_known(c):
@@ -221,26 +228,28 @@ def write_table(out, name, comment, rows):
     out[-1] += "\n"
 
 
-def write_list(out, name, comment, values):
-    write_cells(out, f"// {comment}\nstatic const uint32_t {name}[] = {{", (f"0x{v:X}" for v in values))
+def write_list(out, name, comment, values, kind="uint32_t"):
+    write_cells(out, f"// {comment}\nstatic const {kind} {name}[] = {{", (f"0x{v:X}" for v in values))
     out[-1] += "\n"
 
 
 def tokenizer_tables():
     steps = decompositions()
-    pairs = sorted((a, b, c) for c, a, b, composes in steps if composes)
+    pairs = sorted((a, b, i) for i, (_, a, b, composes) in enumerate(steps) if composes)
     out = [
         f"// Made by scripts/make_unicode_tables.py from unicodedata {unicodedata.unidata_version} and "
         f"tokenizers {tokenizers.__version__}. Do not edit.\n"
     ]
     write_table(out, "decompositions", "One canonical step: code point, first, second or 0.",
                 [(c, a, b) for c, a, b, _ in steps])
-    write_table(out, "compositions", "First, second, what they compose to; Hangul is arithmetic.",
-                pairs)
-    wholes, parts = compatibility()
+    write_list(out, "compositions", "Places in decompositions of what composes, by first and second; Hangul is "
+               "arithmetic.", [i for *_, i in pairs], "uint16_t")
+    runs, parts = compatibility()
+    assert all(length < 32 for *_, length in runs)
     write_table(out, "compat_decompositions",
-                "Whole compatibility decompositions: code point, begin in compat_parts, length.",
-                wholes)
+                "Whole compatibility decompositions, all of one length: first code point, last, 32 * begin of\n"
+                "// the first's in compat_parts + length.",
+                [(first, last, begin << 5 | length) for first, last, begin, length in runs])
     write_list(out, "compat_parts", "What compat_decompositions point to.", parts)
     write_table(out, "combining_classes", "First, last, canonical combining class where not 0.",
                 combining_classes())

@@ -434,6 +434,26 @@ def compressed_tensors(format_name, weights, symmetric, ignore):
     }
 
 
+class Quark:
+    """Another format under the quantization_config that AMD's Quark writes."""
+
+    def __init__(self, inner, **weight):
+        self.inner, self.weight = inner, {"is_dynamic": False, "symmetric": None} | weight
+
+    def quantize(self, module, w):
+        entries, values = self.inner.quantize(module, w)
+        for e in entries:
+            e.name = e.name.replace(".weight_packed", ".weight")
+        return entries, values
+
+    def config(self, ignore):
+        names = [name if name.isidentifier() else f"*{name.removeprefix('model.')}" for name in ignore]
+        own = {"weight": self.weight, "bias": None, "input_tensors": None}
+        return {"quant_method": "quark", "quant_mode": "eager_mode", "global_quant_config": own,
+                "layer_quant_config": {}, "layer_type_quant_config": {}, "exclude": names,
+                "export": {"pack_method": "reorder", "weight_format": "real_quantized"}}
+
+
 # Those that no golden model has: tests/golden/test_formats.py holds them against their values.
 MORE_FORMATS = {
     "int8-packed-channel": Packed8("channel"),
@@ -458,6 +478,8 @@ MORE_FORMATS = {
     "auto-round-awq": AutoRound(Awq(32), "auto_round:auto_awq"),
     "awq-sym": AwqSymmetric(32, has_zeros=True),
     "awq-no-zeros": AwqSymmetric(32, has_zeros=False),
+    "quark-mxfp4": Quark(MxFp4(), dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"),
+    "quark-fp8": Quark(ModelOptFp8(), dtype="fp8_e4m3", qscheme="per_tensor", group_size=None),
 }
 
 FORMATS = {

@@ -11,7 +11,6 @@ nano=configs/models/tandem-nano
 tiny=.models/tiny
 port=8080
 model=
-device=
 arguments=("$@")
 while [ $# -gt 0 ]; do
   case $1 in
@@ -19,7 +18,6 @@ while [ $# -gt 0 ]; do
     --port=*) port=${1#*=} ;;
     --model | -m) model=${2:-} ;;
     --model=*) model=${1#*=} ;;
-    --device | --device=* | --disaggregate | --disaggregate=* | --config | --config=*) device=given ;;
   esac
   shift
 done
@@ -55,11 +53,10 @@ if [ -n "$arch" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /
   echo "quickstart: a GPU is here (sm_$arch), with nvcc to build for it"
   targets+=(tandem_cuda)
   settings+=(-DTD_CUDA=ON "-DTD_CUDA_ARCHS=$arch")
-  if [ -z "$device" ]; then arguments=(--device auto "${arguments[@]}"); fi
 elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
   lacks=nvcc
   if [ -z "$arch" ]; then lacks="nvidia-smi that tells a compute capability of 8.0 or more"; fi
-  echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see the README, under GPUs"
+  echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see kernels/cuda/README.md"
 fi
 
 build() {

@@ -7,6 +7,8 @@ import quant_formats
 
 # What is quantized in a published FP8 checkpoint: the matrices of the layers, but not the router.
 LINEAR = {"q", "k", "v", "o", "gate", "up", "down", "latent"}
+# What is published in FP32.
+PRECISE = {"router_bias", "hyper", "hyper_base", "hyper_scale", "ape"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,27 @@ def _mla(c, p):
     yield Tensor(f"{p}.o_proj.weight", (dim, heads * c["v_head_dim"]), "o")
     if bias:
         yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+
+
+def has_indexer(c, i):
+    """Whether layer i selects keys itself, rather than attend to those of an earlier one."""
+    if c.get("indexer_types"):
+        return c["indexer_types"][i] == "full"
+    if c.get("index_topk_pattern"):
+        return c["index_topk_pattern"][i] == "F"
+    return max(i - c.get("index_skip_topk_offset", 2) + 1, 0) % c.get("index_topk_freq", 1) == 0
+
+
+def _dsa(c, p):
+    yield from _mla(c, p)
+    if not has_indexer(c, int(p.split(".")[2])):
+        return
+    p, n, width = f"{p}.indexer", c["index_n_heads"], c["index_head_dim"]
+    yield Tensor(f"{p}.wq_b.weight", (n * width, c["q_lora_rank"]), "latent")
+    yield Tensor(f"{p}.wk.weight", (width, c["hidden_size"]), "latent")
+    yield Tensor(f"{p}.k_norm.weight", (width,), "norm")
+    yield Tensor(f"{p}.k_norm.bias", (width,), "bias")
+    yield Tensor(f"{p}.weights_proj.weight", (n, c["hidden_size"]), "router")
 
 
 def _gqa(c, p):
@@ -152,6 +175,71 @@ def _gated_shared(c, p):
     yield from _experts(c, p)
 
 
+V4_TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+V4_RATES = {V4_TYPES[4]: 4, V4_TYPES[128]: 128}
+
+
+def _v4_pool(p, rate, dim, width, key):
+    yield Tensor(f"{p}.wkv.weight", (width, dim), "pool")
+    yield Tensor(f"{p}.wgate.weight", (width, dim), "pool")
+    yield Tensor(f"{p}.ape", (rate, width), "ape")
+    yield Tensor(f"{p}.norm.weight", (key,), "norm")
+
+
+def _v4_layer(c, i):
+    p, dim, head = f"layers.{i}", c["hidden_size"], c["head_dim"]
+    n, rank, groups = c["num_attention_heads"], c["q_lora_rank"], c["o_groups"]
+    yield Tensor(f"{p}.attn_norm.weight", (dim,), "norm")
+    yield Tensor(f"{p}.ffn_norm.weight", (dim,), "norm")
+    for site in ("attn", "ffn"):
+        scores, width = (2 + c["hc_mult"]) * c["hc_mult"], c["hc_mult"] * dim
+        yield Tensor(f"{p}.hc_{site}_fn", (scores, width), "hyper")
+        yield Tensor(f"{p}.hc_{site}_base", (scores,), "hyper_base")
+        yield Tensor(f"{p}.hc_{site}_scale", (3,), "hyper_scale")
+    yield Tensor(f"{p}.attn.wq_a.weight", (rank, dim), "latent")
+    yield Tensor(f"{p}.attn.q_norm.weight", (rank,), "norm")
+    yield Tensor(f"{p}.attn.wq_b.weight", (n * head, rank), "q")
+    yield Tensor(f"{p}.attn.wkv.weight", (head, dim), "k")
+    yield Tensor(f"{p}.attn.kv_norm.weight", (head,), "norm")
+    yield Tensor(f"{p}.attn.wo_a.weight", (groups * c["o_lora_rank"], n * head // groups), "latent")
+    yield Tensor(f"{p}.attn.wo_b.weight", (dim, groups * c["o_lora_rank"]), "o")
+    yield Tensor(f"{p}.attn.attn_sink", (n,), "sinks")
+    kind = c["layer_types"][i] if "layer_types" in c else V4_TYPES[c["compress_ratios"][i]]
+    rate = c.get("compress_rates", V4_RATES).get(kind)
+    is_top = kind == V4_TYPES[4]
+    if rate:
+        yield from _v4_pool(f"{p}.attn.compressor", rate, dim, head * (1 + is_top), head)
+    if is_top:
+        key = c["index_head_dim"]
+        yield Tensor(f"{p}.attn.indexer.wq_b.weight", (c["index_n_heads"] * key, rank), "latent")
+        yield Tensor(f"{p}.attn.indexer.weights_proj.weight", (c["index_n_heads"], dim), "router")
+        yield from _v4_pool(f"{p}.attn.indexer.compressor", rate, dim, 2 * key, key)
+    p, experts, inner = f"{p}.ffn", c["n_routed_experts"], c["moe_intermediate_size"]
+    yield Tensor(f"{p}.gate.weight", (experts, dim), "router")
+    if i < c.get("num_hash_layers", 3):
+        yield Tensor(f"{p}.gate.tid2eid", (c["vocab_size"], c["num_experts_per_tok"]), "table")
+    else:
+        yield Tensor(f"{p}.gate.bias", (experts,), "router_bias")
+    for e in ["shared_experts", *(f"experts.{k}" for k in range(experts))]:
+        is_expert = e != "shared_experts"
+        yield Tensor(f"{p}.{e}.w1.weight", (inner, dim), "gate", is_expert)
+        yield Tensor(f"{p}.{e}.w3.weight", (inner, dim), "up", is_expert)
+        yield Tensor(f"{p}.{e}.w2.weight", (dim, inner), "down", is_expert)
+
+
+def _v4_tensors(c):
+    dim, n = c["hidden_size"], c["hc_mult"]
+    yield Tensor("embed.weight", (c["vocab_size"], dim), "embed")
+    for i in range(c["num_hidden_layers"]):
+        yield from _v4_layer(c, i)
+    yield Tensor("norm.weight", (dim,), "norm")
+    yield Tensor("hc_head_fn", (n, n * dim), "hyper")
+    yield Tensor("hc_head_base", (n,), "hyper_base")
+    yield Tensor("hc_head_scale", (1,), "hyper_scale")
+    if not c["tie_word_embeddings"]:
+        yield Tensor("head.weight", (c["vocab_size"], dim), "head")
+
+
 @dataclass(frozen=True)
 class Family:
     """What its tensors are called, as published."""
@@ -174,9 +262,12 @@ class Family:
 
 FAMILIES = {
     "deepseek_v3": Family(_mla),
+    "deepseek_v32": Family(_dsa),
+    "deepseek_v4": Family(),
     "qwen3_moe": Family(qk_norm="head", experts_key="num_experts", router_bias=""),
     "glm4_moe": Family(qk_norm="head", out_bias=False),
     "glm4_moe_lite": Family(_mla),
+    "glm_moe_dsa": Family(_dsa),
     "minimax_m2": Family(
         qk_norm="all",
         experts_key="num_local_experts",
@@ -314,6 +405,9 @@ def tensors(c):
         for name in WRAPPERS[c["model_type"]]:
             yield Tensor(name, (4, 8), "vision")
         return
+    if c["model_type"] == "deepseek_v4":
+        yield from _v4_tensors(c)
+        return
     yield Tensor("model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"]), "embed")
     for i in range(c["num_hidden_layers"]):
         yield from _layer(c, i)
@@ -335,7 +429,7 @@ def is_quantized(tensor, dtype):
 
 def is_fp8(tensor, dtype):
     """In blocks. mixed: the routed experts alone are FP8."""
-    if dtype in quant_formats.FORMATS or dtype == "fp8-static":
+    if dtype in quant_formats.FORMATS or dtype in ("fp8-static", "deepseek-v4"):
         return False
     if dtype == "bf16" or tensor.role not in LINEAR or len(tensor.shape) != 2:
         return False
@@ -366,6 +460,8 @@ def quantize_config(c, dtype):
         "quant_method": "fp8",
         "weight_block_size": [128, 128],
     }
+    if dtype == "deepseek-v4":
+        return c | {"expert_dtype": "fp4", "quantization_config": quant | {"scale_fmt": "ue8m0"}}
     if c["model_type"] == "minimax_m2":
         kept = ["gate", "e_score_correction_bias", "lm_head"]
         return c | {"quantization_config": quant | {"fmt": "float8_e4m3fn", "modules_to_not_convert": kept}}
@@ -596,6 +692,67 @@ _GLM_FLASH = _BASE | {
     "vocab_size": 154880,
 }
 
+_INDEXER = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+_V32 = DEEPSEEK_BASE | _INDEXER | {"model_type": "deepseek_v32"}
+_GLM_5 = _GLM_FLASH | _INDEXER | {
+    "first_k_dense_replace": 3,
+    "hidden_size": 6144,
+    "index_n_heads": 32,
+    "index_skip_topk_offset": 3,
+    "index_topk_freq": 4,
+    "intermediate_size": 12288,
+    "model_type": "glm_moe_dsa",
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 2048,
+    "routed_scaling_factor": 2.5,
+}
+
+_V4 = {k: v for k, v in _BASE.items() if k != "first_k_dense_replace"} | {
+    "compress_ratios": [0, 4, 128, 4],
+    "compress_rope_theta": 160000,
+    "hc_eps": 1e-06,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "head_dim": 512,
+    "hidden_size": 4096,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
+    "max_position_embeddings": 1048576,
+    "model_type": "deepseek_v4",
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 1,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128,
+    "swiglu_limit": 10.0,
+    "vocab_size": 129280,
+}
+
 _MINIMAX_M2 = _BASE | {
     "first_k_dense_replace": 0,
     "head_dim": 128,
@@ -779,6 +936,31 @@ def _wrapped(model_type, text):
 # name -> (config, tokens the tokenizer is trained to)
 SHAPES = {
     "tiny": (DEEPSEEK_BASE | _TINY, 1000),
+    "tiny-dsa": (_V32 | _TINY | {"index_head_dim": 32, "index_n_heads": 8, "index_topk": 48}, 1000),
+    "tiny-deepseek-v4": (
+        _V4
+        | {
+            "compress_rates": {V4_TYPES[4]: 4, V4_TYPES[128]: 32},
+            "head_dim": 32,
+            "hidden_size": 128,
+            "index_head_dim": 32,
+            "index_n_heads": 8,
+            "index_topk": 16,
+            "max_position_embeddings": 8192,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 16,
+            "num_attention_heads": 4,
+            "num_experts_per_tok": 4,
+            "o_groups": 2,
+            "o_lora_rank": 32,
+            "q_lora_rank": 64,
+            "qk_rope_head_dim": 16,
+            "rope_scaling": None,
+            "sliding_window": 48,
+            "vocab_size": 1024,
+        },
+        1000,
+    ),
     "tiny-qwen3": (QWEN3_BASE | _TINY_QWEN3, 1000),
     "tiny-gpt-oss": (
         _GPT_OSS
@@ -842,6 +1024,9 @@ SHAPES = {
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.
     "deepseek-v3-layers": (DEEPSEEK_BASE | {"num_hidden_layers": 4}, 4000),
+    "deepseek-v3.2-layers": (_V32 | {"num_hidden_layers": 4}, 4000),
+    "deepseek-v4-layers": (_V4, 4000),
+    "glm-5-layers": (_GLM_5, 4000),
     "kimi-k2.5-layers": (_wrapped("kimi_k25", DEEPSEEK_BASE | _KIMI_K2), 4000),
     "glm-4.5-air": (_GLM_AIR, 4000),
     "glm-4.7-flash": (_GLM_FLASH, 4000),

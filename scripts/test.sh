@@ -4,7 +4,8 @@
 #   asan     AddressSanitizer (leaks too) and UBSan: unit tests, fuzz corpora; pytest
 #   tsan     ThreadSanitizer: what has threads of the unit tests and of pytest
 #   fuzz     clang and libFuzzer: each target for a few seconds from its corpus
-# usage: scripts/test.sh [release|asan|tsan|fuzz]...      default: all of them
+#   quick    for a change under way: what takes under ten minutes of release on two cores; not among all
+# usage: scripts/test.sh [release|asan|tsan|fuzz|quick]...      default: all but quick
 # The last line is "N passed, N failed" over everything; the exit status is 0 when nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -117,6 +118,16 @@ test_release() {
   run_pytest release
 }
 
+# Release's build folder, so that either finds what the other has built.
+test_quick() {
+  build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA_ARCHS=90a -DTD_CUDA_PTX=OFF
+  run_ctest release -LE '^slow$'
+  run_pytest release -m "not slow"
+  say "quick: left out: sanitizers, fuzzing, and what is marked slow"
+  ctest --test-dir "$work/release" -N -L '^slow$' | sed -nE 's/^ *Test +#[0-9]+: /  /p'
+  grep -lE 'mark\.slow' -r tests --include='*.py' | grep -v conftest | sed 's/^/  /'
+}
+
 # sanitized_tests VARIANT PYTEST-ARGUMENTS...: also what the array tested chooses of CTest's.
 sanitized_tests() {
   local variant=$1
@@ -125,31 +136,20 @@ sanitized_tests() {
   run_pytest "$variant" "$@"
 }
 
-# Goldens in chunks use whole blocks, ragged ones and single tokens; release has compared the rest,
-# and more strings, attention by scalar kernels, what only sm_90 has, and the benches, which are many
-# calls of the same. Kernels' tests end at guard pages, which find in release what ASan would. The
-# emulated GPU's engines run under ThreadSanitizer, and here in goldens.
+# Which tests run here and under ThreadSanitizer, each says itself: labels of CTest, marks of pytest
+# (tests/README.md).
 test_asan() {
-  tested=(-LE source -E '^(test_kernels_.*|.*_(scalar|nodes)|test_cuda_(engine|comm|devices|.*_sm90))$')
+  tested=(-LE '^(source|again|no-asan)$')
   build asan "${checked[@]}" -DTD_SANITIZE=address
-  TANDEM_STRINGS=2000 sanitized asan sanitized_tests asan \
-    -k "not test_bench and not test_page and not test_clients and not test_package and not on_cuda and not long_runs and not code_point and not normal_forms and (not test_golden or chunk_37 or isa or wrong)"
+  TANDEM_STRINGS=2000 sanitized asan sanitized_tests asan -m "not no_asan"
 }
 
-# What has threads, or several processes over shared memory: workers and their deaths, the prefix
-# cache in use, requests at once, ranks, and a golden of each kind of attention. Kernels, tokenizer,
-# templates, the sampler and the scheduler have no threads, and the emulator's kernels are
-# not instrumented. Unit tests know their sanitizer and repeat less (tests/unit/sanitized.h), and so
-# do those of pytest (SANITIZED in tests/e2e/serving.py).
+# Unit tests know their sanitizer and repeat less (tests/unit/sanitized.h), and so do those of pytest
+# (SANITIZED in tests/e2e/serving.py).
 test_tsan() {
-  tested=(-LE source -E '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_(rows|router|linear|moe|attn|delta).*|sampler|sched.*|output_parser|grammar)$')
+  tested=(-LE '^(source|again|no-tsan)$')
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
-  local threaded="(test_worker and not (hundred and off)) or test_preemption or test_expert_parallel or test_faults or test_trace or test_log.py"
-  threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
-  threaded+=" or many_wake_it_once or turns_between_models"
-  threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
-  sanitized tsan sanitized_tests tsan \
-    -k "$threaded"
+  sanitized tsan sanitized_tests tsan -m tsan
 }
 
 # fuzz_one NAME: one target, from its corpus.
@@ -191,9 +191,9 @@ test_fuzz() {
 
 for variant in $variants; do
   case $variant in
-    release | asan | tsan | fuzz) ;;
+    release | asan | tsan | fuzz | quick) ;;
     *)
-      echo "usage: scripts/test.sh [release|asan|tsan|fuzz]..." >&2
+      echo "usage: scripts/test.sh [release|asan|tsan|fuzz|quick]..." >&2
       exit 2
       ;;
   esac

@@ -5,7 +5,7 @@
 
 Needs torch, transformers, tokenizers, safetensors, jinja2 and numpy (versions in the model
 card) and apt-get for the documentation text. Steps can be run one by one: prepare, train
-(resumes from its checkpoint, also with another --steps), eval, export. Work files go to
+(resumes from its checkpoint, also with another --steps), lengthen (from what is in --out), eval, export. Work files go to
 --work (default build/nano). Runs on a GPU where torch sees one, else on the CPU.
 """
 
@@ -21,6 +21,7 @@ import torch.multiprocessing as mp
 from tokenizers import Tokenizer
 
 from nano import data, export
+from nano import lengthen as lengthening
 from nano.evaluate import losses, run_suite
 from nano.model import Config, HeadLoss, Nano, on_device, row_inputs
 from nano.optim import Optimizer
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["prepare", "train", "eval", "export", "all"])
+    p.add_argument("what", choices=["prepare", "train", "lengthen", "eval", "export", "all"])
     p.add_argument("--work", type=Path, default=ROOT / "build/nano")
     p.add_argument("--out", type=Path, default=ROOT / "configs/models/tandem-nano")
     p.add_argument("--bf16", type=Path, help="export also writes the weights before rounding to FP8, here")
@@ -42,6 +43,7 @@ def arguments():
     p.add_argument("--steps", type=int, default=2200)
     p.add_argument("--decay-from", type=int, default=1300, help="step at which the learning rate begins to fall")
     p.add_argument("--quant-from", type=int, default=1850, help="step from which weights are rounded to FP8")
+    p.add_argument("--long-steps", type=int, default=360, help="of lengthen")
     p.add_argument("--batch-tokens", type=int, default=4096, help="over all processes")
     p.add_argument("--lr-muon", type=float, default=0.006)
     p.add_argument("--lr-adam", type=float, default=0.002)
@@ -60,10 +62,13 @@ def schedule(step, args):
     return max(0.01, (args.steps - step) / (args.steps - args.decay_from))
 
 
-def batch_loss(model, ids, doc, weight):
-    """Sums up what one batch asks for: next token, balance, and MTP on a sixth of the rows."""
+def batch_loss(model, ids, doc, weight, at=None):
+    """Sums up what one batch asks for: next token, balance, and MTP on a sixth of the rows. `at`:
+    positions, where they are not those within each document."""
     ids, doc, weight = (on_device(a) for a in (ids, doc, weight))
     pos, bias = row_inputs(doc[:, :-1])
+    if at is not None:
+        pos = on_device(at)[:, :-1]
     counted = weight[:, 1:] > 0
     hidden = model.trunk(ids[:, :-1], pos, bias)
     loss = HeadLoss.apply(hidden[counted], model.lm_head.weight, ids[:, 1:][counted])
@@ -186,6 +191,33 @@ def report(score, wrong, n_wrong=8):
     return total[0] / total[1]
 
 
+def lengthen(args):
+    """Goes on from what is in --out, with --long-steps steps; see nano/lengthen.py."""
+    torch.manual_seed(args.seed)
+    tok = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    rows = lengthening.Rows(ROOT, args.work, tok, Template(args.out / "chat_template.jinja"), args.seed)
+    model = Nano(Config())
+    lengthening.load_export(model, args.out)
+    model.train()
+    opt = Optimizer(model, args.lr_muon / 6, args.lr_adam / 6)
+    begin, sums = time.time(), [[0.0, 0], [0.0, 0]]
+    for step in range(args.long_steps):
+        with FakeQuant(model):
+            loss, mtp, balance = batch_loss(model, *rows.batch(step))
+            (loss + 0.2 * mtp + 0.01 * balance).backward()
+        scale = min(1.0, (step + 1) / 20) * max(0.01, 1 - step / args.long_steps)
+        opt.step(step + 1, scale)
+        update_bias(model, 0.0005 * scale)
+        total = sums[step % 2]
+        total[0], total[1] = total[0] + loss.item(), total[1] + 1
+        if step % 20 == 19:
+            print(f"step {step + 1} loss, long {sums[0][0] / sums[0][1]:.3f} short {sums[1][0] / sums[1][1]:.3f} "
+                  f"{time.time() - begin:.0f} s", flush=True)
+            sums = [[0.0, 0], [0.0, 0]]
+    lengthening.average(model, args.out)
+    save(args.work / "checkpoint.pt", model, opt, args.long_steps, [])
+
+
 def load_model(args):
     saved = torch.load(args.work / "checkpoint.pt", map_location=args.device)
     model = Nano(Config())
@@ -213,6 +245,10 @@ def main():
         data.prepare(ROOT, args.work, args.out, args.tokens, args.seed)
     if args.what in ("train", "all"):
         train(args)
+    if args.what in ("lengthen", "all"):
+        if args.what == "all":
+            export.write(load_model(args)[0], args.out)
+        lengthen(args)
     if args.what == "eval":
         evaluate(args)
     if args.what in ("export", "all"):

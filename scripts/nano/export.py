@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from .model import Nano
 from .quant import is_quantized, quantize
-from .text import BOS, END, PAD, tokenizer_config
+from .text import BOS, CONTEXT, END, PAD, tokenizer_config
 
 
 def config(m: Nano, fp8: bool) -> dict:
@@ -18,7 +18,7 @@ def config(m: Nano, fp8: bool) -> dict:
         "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": BOS, "eos_token_id": END,
         "pad_token_id": PAD, "ep_size": 1, "first_k_dense_replace": c.dense_layers, "hidden_act": "silu",
         "hidden_size": c.hidden, "initializer_range": 0.02, "intermediate_size": c.dense_inter,
-        "kv_lora_rank": c.kv_lora, "max_position_embeddings": 2048, "moe_intermediate_size": c.moe_inter,
+        "kv_lora_rank": c.kv_lora, "max_position_embeddings": CONTEXT, "moe_intermediate_size": c.moe_inter,
         "moe_layer_freq": 1, "n_group": c.groups, "n_routed_experts": c.experts, "n_shared_experts": 1,
         "norm_topk_prob": True, "num_attention_heads": c.heads, "num_experts_per_tok": c.top_k,
         "num_hidden_layers": c.layers, "num_key_value_heads": c.heads, "num_nextn_predict_layers": 1,

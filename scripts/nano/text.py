@@ -13,6 +13,7 @@ CONTROL = ["<|endoftext|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|a
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]  # visible in decoded text
 PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(7)
 VOCAB = 4096
+CONTEXT = 32768  # tokens, after lengthen.py
 # Words, single digits, punctuation, white space (the Qwen2 pattern).
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
            r"|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -39,7 +40,7 @@ def tokenizer_config() -> dict:
              for i, t in enumerate(CONTROL + MARKUP)}
     return {"added_tokens_decoder": added, "add_bos_token": False, "add_eos_token": False,
             "bos_token": "<|bos|>", "eos_token": "<|end|>", "pad_token": "<|endoftext|>",
-            "clean_up_tokenization_spaces": False, "model_max_length": 2048,
+            "clean_up_tokenization_spaces": False, "model_max_length": CONTEXT,
             "tokenizer_class": "PreTrainedTokenizerFast"}
 
 

@@ -13,7 +13,8 @@ configure_file(${CMAKE_SOURCE_DIR}/scripts/package/tandem.pc.in ${CMAKE_BINARY_D
 install(FILES ${CMAKE_BINARY_DIR}/tandem.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 install(FILES ${CMAKE_SOURCE_DIR}/scripts/package/tandem.service DESTINATION lib/systemd/system)
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs/examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs/examples ${CMAKE_SOURCE_DIR}/configs/machines ${CMAKE_SOURCE_DIR}/configs/cards DESTINATION
+        ${CMAKE_INSTALL_DOCDIR})
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE
               ${CMAKE_SOURCE_DIR}/configs/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
