@@ -67,11 +67,6 @@ else()
   message(STATUS "CUDA: no kernels for GPUs are built")
 endif()
 
-# The GPU's benchmark, which scripts/gpu/stage.sh runs where there is one.
-file(GLOB bench_gpu CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*.c)
-add_executable(bench_gpu ${bench_gpu})
-target_link_libraries(bench_gpu PRIVATE tandem_core)
-
 # The emulator. Without a C++ compiler its tests skip, visibly.
 include(CheckLanguage)
 if(NOT TD_FUZZ)

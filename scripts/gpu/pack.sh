@@ -32,7 +32,7 @@ if ! $emulator; then
   ninja -C $build/ptx tandem_cuda
 fi
 mapfile -t tests < "$build/gpu_tests.txt" # the label gpu
-programs=(tandem bench_gpu "${tests[@]}")
+programs=(tandem "${tests[@]}")
 
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

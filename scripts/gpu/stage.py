@@ -171,7 +171,8 @@ class Stage:
         return self.started + self.limit - time.monotonic()
 
     def record(self, name, status, **more):
-        entry = {"stage": self.name, "name": name, "status": status, **more, "at": time.time()}
+        commit = {"commit": self.bundle.about["commit"]} if self.bundle.about else {}
+        entry = {"stage": self.name, "name": name, "status": status, **more, **commit, "at": time.time()}
         with self.lock:
             self.ends[name] = status
             self.file.write(json.dumps(entry) + "\n")
@@ -266,8 +267,7 @@ def pytest(*args):
 
 def bench(bundle, *args):
     shrink = ["--shrink", "1024"] if bundle.is_emulator else []
-    commit = [f"commit={bundle.about['commit']}"] if bundle.about else []
-    return [bundle.program("bench_gpu"), *args, *shrink, *commit]
+    return [bundle.program("tandem"), "bench", "gpu", *args, *shrink]
 
 
 def facts(stage):

@@ -9,5 +9,6 @@ int td_cmd_bench(const td_options *options);
 int td_cmd_bench_kernels(const td_options *options);
 int td_cmd_bench_layer(const td_options *options);
 int td_cmd_bench_comm(const td_options *options);
+int td_cmd_bench_gpu(const td_options *options);
 
 #endif

@@ -195,10 +195,11 @@ static void add_sizes(td_buf *out, const td_model *m) {
   add_memory(out, c, &s);
   if (s.expert_bytes && td_attn_has_gpu(c)) {
     td_buf_str(out, "with a GPU    ");
+    td_buf_str(out, "GPU memory holds the context and ");
     add_bytes(out, s.bytes - s.expert_bytes);
-    td_buf_str(out, " and the context in its memory, ");
+    td_buf_str(out, " of weights; experts (");
     add_bytes(out, s.expert_bytes);
-    td_buf_str(out, " of experts in the CPU's, or there, too\n");
+    td_buf_str(out, ") lie in CPU memory, or in the GPU's as far as they fit\n");
     if (td_may_share_prompts(c)) {
       add_exchange(out, m);
       add_pair(out, m);

@@ -28,6 +28,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_BENCH_KERNELS] = td_cmd_bench_kernels,
     [TD_CMD_BENCH_LAYER] = td_cmd_bench_layer,
     [TD_CMD_BENCH_COMM] = td_cmd_bench_comm,
+    [TD_CMD_BENCH_GPU] = td_cmd_bench_gpu,
     [TD_CMD_EVAL_LOGITS] = td_cmd_eval_logits,
     [TD_CMD_EVAL_PERPLEXITY] = td_cmd_eval_perplexity,
     [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,

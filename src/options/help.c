@@ -63,6 +63,7 @@ static const struct {
     [TD_CMD_BENCH_KERNELS] = {"", "tandem bench kernels --format fp8-b128 --batch 1"},
     [TD_CMD_BENCH_LAYER] = {"", "tandem bench layer --format fp8-b128 --threads 0"},
     [TD_CMD_BENCH_COMM] = {"", "tandem bench comm --ranks 2,4 --bytes 16777216"},
+    [TD_CMD_BENCH_GPU] = {"", "tandem bench gpu --path stream"},
     [TD_CMD_EVAL_LOGITS] = {"--model DIR --token-ids IDS --out FILE",
                             "tandem eval logits -m DIR --token-ids 1,2,3 -o logits.npy"},
     [TD_CMD_EVAL_PERPLEXITY] = {"--model DIR --file FILE",

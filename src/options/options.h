@@ -18,6 +18,7 @@
   X(BENCH_KERNELS, "bench kernels", "every matrix kernel beside the machine's limits")             \
   X(BENCH_LAYER, "bench layer", "one layer of experts beside the machine's limits")                \
   X(BENCH_COMM, "bench comm", "collectives between devices")                                       \
+  X(BENCH_GPU, "bench gpu", "a GPU's operators, copies and steps beside its limits")               \
   X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
@@ -54,6 +55,16 @@ typedef enum {
   TD_LOAD_CONSTANT,
   TD_LOAD_INTERFERENCE
 } td_load_shape;
+typedef enum {
+  TD_GPU_OPERATORS,
+  TD_GPU_COPIES,
+  TD_GPU_REGISTER,
+  TD_GPU_SIGNALS,
+  TD_GPU_STREAM,
+  TD_GPU_DECODE,
+  TD_GPU_CACHE,
+  TD_GPU_INTERFERENCE
+} td_gpu_path;
 
 const char *td_load_name(td_load_shape load);
 // A value of --comm: "auto", "host" or "nccl".
@@ -121,6 +132,11 @@ typedef struct {
   // bench comm
   td_int_list bench_ranks, bench_bytes;
   int comm_backend; // td_comm_way_name
+  // bench gpu
+  int gpu_path; // td_gpu_path
+  char *only;
+  bool list, without_cublas;
+  int64_t bench_layers, shrink;
   // quantize
   char *to;
   // eval, inspect and quantize

@@ -44,6 +44,8 @@ static const char *const weights[] = {"mmap", "resident", "auto", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
 static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
 static const char *const drafts[] = {"auto", "off", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
+static const char *const gpu_paths[] = {"operators", "copies", "register",     "signals", "stream",
+                                        "decode",    "cache",  "interference", NULL};
 static const char *const loads[] = {"concurrency", "poisson",      "gamma",
                                     "constant",    "interference", NULL};
 
@@ -90,10 +92,11 @@ const td_option td_option_table[] = {
      "SECONDS",
      "give a model's memory back when it has had no request for so long, and load it again for the "
      "next one; 0: never"},
-    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE) | ON(PLAN), AT(threads),
-     RANGE(0, 4096), "0", "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
-    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "auto",
-     "DEVICE", "auto: a GPU if one can be used, else the CPU; cuda: a GPU; cpu"},
+    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(BENCH_GPU),
+     AT(threads), RANGE(0, 4096), "0", "N",
+     "compute threads; 0: one per CPU, but one less beside a GPU"},
+    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM) | ON(BENCH_GPU), AT(device),
+     NO_RANGE, "auto", "DEVICE", "auto: a GPU if one can be used, else the CPU; cuda: a GPU; cpu"},
     {GROUP_MODEL, "devices", 0, OPT_STR, COMPUTE, AT(devices), NO_RANGE, "0", "N,N",
      "GPUs by index: one, or several for long prompts (--expert-parallel); with --device cpu as "
      "many CPU devices, which share the threads"},
@@ -284,6 +287,22 @@ const td_option td_option_table[] = {
      "16384,1048576,16777216", "N,N", "bytes of all ranks together, in BF16"},
     {GROUP_BENCH, "comm", 0, OPT_ENUM, ON(BENCH_COMM), AT(comm_backend), ONE_OF(comm_ways), "auto",
      "WAY", "host: through host memory; nccl: by NCCL, between GPUs; auto: nccl where possible"},
+    {GROUP_BENCH, "path", 0, OPT_ENUM, ON(BENCH_GPU), AT(gpu_path), ONE_OF(gpu_paths), "operators",
+     "NAME",
+     "operators: each alone; copies, register, signals: between host and GPU; stream, decode, "
+     "cache, "
+     "interference: steps of a model of DeepSeek-V3's shape with experts on the CPU, with --device "
+     "cpu on two CPU devices"},
+    {GROUP_BENCH, "only", 0, OPT_STR, ON(BENCH_GPU), AT(only), NO_RANGE, NULL, "TEXT",
+     "operators whose \"operator model format\" contains TEXT"},
+    {GROUP_BENCH, "list", 0, OPT_FLAG, ON(BENCH_GPU), AT(list), NO_RANGE, NULL, NULL,
+     "list the operators' cases without measuring; needs no GPU"},
+    {GROUP_BENCH, "layers", 0, OPT_INT, ON(BENCH_GPU), AT(bench_layers), RANGE(0, 1024), "0", "N",
+     "layers of the model; 0: 61"},
+    {GROUP_BENCH, "without-cublas", 0, OPT_FLAG, ON(BENCH_GPU), AT(without_cublas), NO_RANGE, NULL,
+     NULL, "go on where cuBLAS is not installed, with tandem's own kernels"},
+    {GROUP_BENCH, "shrink", 0, OPT_INT, ON(BENCH_GPU), AT(shrink), RANGE(1, 1 << 16), "1", "N",
+     "divide dimensions by N and run each case once, to try the benchmark out"},
     {GROUP_BENCH, "n-weights", 0, OPT_INT, MICROBENCH, AT(n_matrices), RANGE(1, 4096), "64", "N",
      "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
      "bandwidth"},

@@ -59,8 +59,11 @@ def shared_memory(pid):
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     held = {line.split()[4] for line in maps if "memfd:tandem" in line}
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if "memfd:tandem" in os.readlink(fd):
-            held.add(str(fd.stat().st_ino))
+        try:
+            if "memfd:tandem" in os.readlink(fd):
+                held.add(str(fd.stat().st_ino))
+        except FileNotFoundError:  # closed meanwhile
+            continue
     return held
 
 

@@ -7,9 +7,9 @@
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // linear_vec reads weights from L2 once per 16 tokens, and gives a token the same bits in any
 // company up to MOST_VEC_TOKENS. Beyond, converting a matrix to BF16 for cuBLAS is fastest,
-// although it moves five times the bytes of FP8 (H100, bench_gpu --only "linear v3 fp8": 28 us at
-// 64 tokens, then 21 us at 128 for 1536 x 7168). FP4 needs more tokens, because the product of
-// weight and global scale is rounded only on this path.
+// although it moves five times the bytes of FP8 (H100, tandem bench gpu --only "linear v3 fp8": 28
+// us at 64 tokens, then 21 us at 128 for 1536 x 7168). FP4 needs more tokens, because the product
+// of weight and global scale is rounded only on this path.
 enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 65, DEQUANT_F4_TOKENS = 256 };
 enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };

@@ -1,4 +1,4 @@
-// bench/gpu_model.h - a synthetic FP8 model of DeepSeek-V3's shape whose layers share their
+// src/bench/gpu/model.h - a synthetic FP8 model of DeepSeek-V3's shape whose layers share their
 // weights: 11.3 GB of experts instead of 654 GB, but as many steps as the real model.
 #ifndef TD_BENCH_GPU_MODEL_H
 #define TD_BENCH_GPU_MODEL_H

@@ -1,4 +1,4 @@
-// bench/gpu_bus.c - benchmarks the connection between host memory and GPU: copies from and to
+// src/bench/gpu/bus.c - benchmarks the connection between host memory and GPU: copies from and to
 // pinned memory, the cost of pinning, and the latency of signals between a stream and a thread.
 #include <dlfcn.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "base/units.h"
+#include "bench/gpu/paths.h"
 #include "bench/report.h"
-#include "gpu_paths.h"
 
 #define KB(n) ((size_t)(n) << 10)
 #define MB(n) ((size_t)(n) << 20)

@@ -1,7 +1,7 @@
-// bench/gpu_model.c - a synthetic model; see gpu_model.h. It has the tensors of the family's table.
+// src/bench/gpu/model.c - a synthetic model; see model.h. It has the tensors of the family's table.
 // The six tensors of an expert are adjacent, as in published files, and start 16 bytes after a
 // cache line.
-#include "gpu_model.h"
+#include "bench/gpu/model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

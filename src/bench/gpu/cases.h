@@ -1,7 +1,7 @@
-// bench/gpu_bench.h - helpers with which bench_gpu.c builds and measures its cases: memory,
-// weights, timing, output. Errors print a message and exit. Single thread.
-#ifndef TD_BENCH_GPU_BENCH_H
-#define TD_BENCH_GPU_BENCH_H
+// src/bench/gpu/cases.h - helpers with which `tandem bench gpu` makes and measures its cases:
+// memory, weights, timing, output. Errors print a message and exit. Single thread.
+#ifndef TD_BENCH_GPU_CASES_H
+#define TD_BENCH_GPU_CASES_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,6 +30,14 @@ typedef struct {
 
 void td_gpu_must(td_status status, const td_err *err);
 void td_gpu_sync(td_gpu_bench *b);
+
+// A dimension reduced by --shrink, still a multiple of the scale groups.
+uint32_t td_gpu_shrunk(const td_gpu_bench *b, uint32_t n);
+// A count reduced by --shrink, but not below `least`.
+uint32_t td_gpu_fewer(const td_gpu_bench *b, uint32_t n, uint32_t least);
+
+// Calls rotate through so many bytes, which no L2 holds. A page of the KV cache has so many tokens.
+enum { TD_GPU_ROTATING_BYTES = 512 << 20, TD_GPU_PAGE_TOKENS = 64 };
 
 // ---- memory -----------------------------------------------------------------------------------
 

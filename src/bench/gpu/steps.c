@@ -1,5 +1,5 @@
-// bench/gpu_steps.c - benchmarks steps of a whole model on a GPU with experts on the CPU: prefill
-// with streamed experts, decode on both devices, and decode concurrent with such a prefill.
+// src/bench/gpu/steps.c - benchmarks steps of a whole model on a GPU with experts on the CPU:
+// prefill with streamed experts, decode on both devices, and decode concurrent with such a prefill.
 // Devices, prefill chunk and the ring of streamed experts are chosen as in a worker.
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,13 +10,19 @@
 #include "base/cpus.h"
 #include "base/stats.h"
 #include "base/units.h"
+#include "bench/gpu/paths.h"
 #include "bench/report.h"
 #include "engine/engine.h"
 #include "engine/experts/expert_slots.h"
-#include "gpu_paths.h"
 #include "worker/stream_pace.h"
 
-enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
+enum {
+  PAGE_TOKENS = TD_GPU_PAGE_TOKENS,
+  MAX_BATCH = 16,
+  DEPTH = 1024,
+  LONGEST_PROMPT = 32768,
+  MAX_STEPS = 64
+};
 enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
 #define CASE_S           1.5
 #define CACHE_STEP_BYTES (2 * TD_GIB) // so that a cache is full after few steps

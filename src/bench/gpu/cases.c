@@ -1,5 +1,5 @@
-// bench/gpu_bench.c - memory, weights, timing and output for bench_gpu; see gpu_bench.h.
-#include "gpu_bench.h"
+// src/bench/gpu/cases.c - memory, weights, timing and output; see cases.h.
+#include "bench/gpu/cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,17 @@ struct td_gpu_kept {
 
 void td_gpu_must(td_status status, const td_err *err) {
   if (status == TD_OK) return;
-  fprintf(stderr, "bench_gpu: %s\n", err->msg);
+  fprintf(stderr, "tandem bench gpu: %s\n", err->msg);
   exit(1);
+}
+
+uint32_t td_gpu_shrunk(const td_gpu_bench *b, uint32_t n) {
+  enum { GROUP = 128 };
+  return b->shrink == 1 ? n : (n / b->shrink / GROUP + 1) * GROUP;
+}
+
+uint32_t td_gpu_fewer(const td_gpu_bench *b, uint32_t n, uint32_t least) {
+  return b->shrink == 1 || n / b->shrink > least ? n / b->shrink : n < least ? n : least;
 }
 
 void td_gpu_sync(td_gpu_bench *b) {

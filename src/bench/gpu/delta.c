@@ -1,9 +1,9 @@
-// bench/gpu_delta.c - gated delta nets at the shape of Qwen3-Next. Calls of a decode case rotate
-// through the states of several batches, since those of a model's layers do not stay in L2.
+// src/bench/gpu/delta.c - gated delta nets at the shape of Qwen3-Next. Calls of a decode case
+// rotate through the states of several batches, since those of a model's layers do not stay in L2.
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu_paths.h"
+#include "bench/gpu/paths.h"
 
 enum { PAGE_TOKENS = 512, MOST_STATES = 64, STATES_BYTES = 256 << 20 };
 

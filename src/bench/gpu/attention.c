@@ -1,0 +1,215 @@
+// src/bench/gpu/attention.c - attention: a token of one or of several sequences, and prompts.
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/gpu/paths.h"
+
+static int32_t *put_ints(td_gpu_bench *b, const int32_t *host, size_t n) {
+  int32_t *out = td_gpu_alloc(b, n * sizeof *out);
+  if (!b->dev) return out;
+  td_op_copy(b->stream, out, host, n * sizeof *out);
+  td_gpu_sync(b);
+  return out;
+}
+
+static int32_t *kept(const int32_t *host, size_t n) {
+  int32_t *copy = malloc(n * sizeof *copy);
+  TD_CHECK(copy);
+  return memcpy(copy, host, n * sizeof *copy);
+}
+
+td_batch_view td_gpu_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys) {
+  uint32_t n_pages = (n_keys + TD_GPU_PAGE_TOKENS - 1) / TD_GPU_PAGE_TOKENS, n = n_seqs * n_tokens;
+  td_batch_view batch = {.n_tokens = n,
+                         .n_seqs = n_seqs,
+                         .max_pages = n_pages,
+                         .page_tokens = TD_GPU_PAGE_TOKENS,
+                         .max_keys = n_keys};
+  int32_t *host = malloc((n + n_seqs * n_pages + 1) * sizeof *host);
+  TD_CHECK(host);
+  for (uint32_t i = 0; i <= n_seqs; i++)
+    host[i] = (int32_t)(i * n_tokens);
+  batch.q_begin = put_ints(b, host, n_seqs + 1);
+  batch.host_q_begin = kept(host, n_seqs + 1);
+  for (uint32_t i = 0; i < n; i++)
+    host[i] = (int32_t)(i / n_tokens);
+  batch.seq = put_ints(b, host, n);
+  for (uint32_t i = 0; i < n; i++)
+    host[i] = (int32_t)(n_keys - n_tokens + i % n_tokens);
+  batch.position = put_ints(b, host, n);
+  batch.host_position = kept(host, n);
+  for (uint32_t i = 0; i < n_seqs * n_pages; i++)
+    host[i] = (int32_t)i;
+  batch.page_table = put_ints(b, host, (size_t)n_seqs * n_pages);
+  free(host);
+  return batch;
+}
+
+void td_gpu_free_batch(td_gpu_bench *b, const td_batch_view *batch) {
+  const int32_t *const memory[] = {batch->q_begin, batch->seq, batch->position, batch->page_table};
+  for (size_t i = 0; i < TD_COUNT(memory); i++)
+    td_gpu_free(b, (void *)memory[i]);
+  free((void *)batch->host_q_begin);
+  free((void *)batch->host_position);
+}
+
+// Number of (query, visible key) pairs in one sequence.
+static double n_pairs(uint32_t n_tokens, uint32_t n_keys) {
+  return n_tokens * ((double)n_keys - (n_tokens - 1) / 2.0);
+}
+
+enum { MAX_CACHES = 128, MAX_KV_B = 16 };
+
+typedef struct {
+  uint32_t seqs, tokens, keys;
+} attn_shape;
+
+static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1, 32768},
+                                         {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
+                                         {1, 8192, 8192}, {1, 2048, 32768}};
+
+// KV caches that calls rotate through. In a real decode step the weights evict the KV cache from
+// L2, so it must not be found there. For prefill one cache suffices, since reading it is a small
+// part of the work.
+typedef struct {
+  size_t n_bytes; // size of one
+  uint32_t n;
+} caches;
+
+static caches caches_of(const attn_shape *s, size_t n_bytes) {
+  size_t n = s->tokens == 1 ? TD_GPU_ROTATING_BYTES / 2 / n_bytes : 1;
+  return (caches){n_bytes, n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n};
+}
+
+static void *cache_of(const caches *c, const td_kv_view *first, uint32_t call) {
+  return (char *)first->pages + call % c->n * c->n_bytes;
+}
+
+typedef struct {
+  td_attn_gqa_args args;
+  caches caches;
+} gqa_calls;
+
+static void attn_gqa_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const gqa_calls *c = args;
+  td_attn_gqa_args a = c->args;
+  a.kv.pages = cache_of(&c->caches, &a.kv, call);
+  td_op_attn_gqa(b->stream, &a);
+}
+
+static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *s) {
+  const char *op = s->tokens == 1 ? "decode" : "prefill";
+  if (!td_gpu_wants(b, op, m->name, "")) return;
+  uint32_t n = s->seqs * s->tokens;
+  size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
+  td_batch_view batch = td_gpu_batch(b, s->seqs, s->tokens, s->keys);
+  gqa_calls calls = {.caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
+  void *q = td_gpu_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  calls.args = (td_attn_gqa_args){.batch = batch,
+                                  .kv = {pages, page_bytes, TD_BF16},
+                                  .q = q,
+                                  .out = out,
+                                  .n_heads = m->n_heads,
+                                  .n_kv_heads = m->n_kv_heads,
+                                  .head_dim = m->head_dim,
+                                  .scale = 0.1f,
+                                  .prompt = s->tokens > 1};
+  double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
+  double pairs = s->seqs * n_pairs(s->tokens, s->keys);
+  td_gpu_record(b,
+                &(td_gpu_case){.op = op,
+                               .model = m->name,
+                               .tokens = n,
+                               .seqs = s->seqs,
+                               .keys = s->keys,
+                               .bytes = 4.0 * m->n_kv_heads * m->head_dim * s->keys * s->seqs,
+                               .flops = 4.0 * m->n_heads * m->head_dim * pairs},
+                seconds);
+  td_gpu_free(b, pages);
+  td_gpu_free(b, q);
+  td_gpu_free(b, out);
+  td_gpu_free_batch(b, &batch);
+}
+
+typedef struct {
+  td_attn_mla_args args;
+  const td_weight *kv_b; // MAX_KV_B of them
+  caches caches;
+} mla_calls;
+
+static void attn_mla_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const mla_calls *c = args;
+  td_attn_mla_args a = c->args;
+  a.kv.pages = cache_of(&c->caches, &a.kv, call);
+  a.kv_b = &c->kv_b[call % MAX_KV_B];
+  td_op_attn_mla(b->stream, &a);
+}
+
+static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *kv_b,
+                      const attn_shape *s) {
+  const char *op = s->tokens == 1 ? "mla_decode" : "mla_prefill";
+  if (!td_gpu_wants(b, op, m->name, "")) return;
+  uint32_t n = s->seqs * s->tokens;
+  size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * (TD_GPU_RANK + TD_GPU_ROPE) * 2;
+  td_batch_view batch = td_gpu_batch(b, s->seqs, s->tokens, s->keys);
+  mla_calls calls = {.kv_b = kv_b, .caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
+  void *q = td_gpu_noise(b, (size_t)n * m->n_heads * (TD_GPU_NOPE + TD_GPU_ROPE) * 2);
+  void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * TD_GPU_V_DIM * 2);
+  calls.args = (td_attn_mla_args){.batch = batch,
+                                  .kv = {pages, page_bytes, TD_BF16},
+                                  .q = q,
+                                  .out = out,
+                                  .n_heads = m->n_heads,
+                                  .nope_dim = TD_GPU_NOPE,
+                                  .rope_dim = TD_GPU_ROPE,
+                                  .v_dim = TD_GPU_V_DIM,
+                                  .kv_lora_rank = TD_GPU_RANK,
+                                  .scale = 0.1f,
+                                  .absorbed = s->tokens == 1};
+  uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
+  double seconds = td_gpu_measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
+  double width = s->tokens == 1 ? 2 * TD_GPU_RANK + TD_GPU_ROPE
+                                : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
+  td_gpu_record(
+      b,
+      &(td_gpu_case){.op = op,
+                     .model = m->name,
+                     .tokens = n,
+                     .seqs = s->seqs,
+                     .keys = s->keys,
+                     .bytes = 2.0 * (TD_GPU_RANK + TD_GPU_ROPE) * s->keys * s->seqs +
+                              (double)td_weight_bytes(kv_b),
+                     .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
+      seconds);
+  td_gpu_free(b, pages);
+  td_gpu_free(b, q);
+  td_gpu_free(b, out);
+  td_gpu_free_batch(b, &batch);
+}
+
+// A prefill case keeps at least two tokens, which distinguishes it from decode.
+static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
+  attn_shape s = attn_shapes[i];
+  s.seqs = td_gpu_fewer(b, s.seqs, 2);
+  s.tokens = td_gpu_fewer(b, s.tokens, 2);
+  s.keys = td_gpu_fewer(b, s.keys, 2);
+  return s;
+}
+
+void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m) {
+  td_weight kv_b[MAX_KV_B];
+  for (size_t i = 0; i < MAX_KV_B && !m->n_kv_heads; i++)
+    kv_b[i] = td_gpu_weight(b, m->format, m->n_heads * (TD_GPU_NOPE + TD_GPU_V_DIM), TD_GPU_RANK);
+  for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
+    const attn_shape s = attn_shape_of(b, i);
+    if (m->n_kv_heads) {
+      bench_gqa(b, m, &s);
+    } else {
+      bench_mla(b, m, kv_b, &s);
+    }
+  }
+  td_gpu_forget_weights(b);
+}
