@@ -79,6 +79,16 @@ static const td_call_syntax syntaxes[] = {
                       .key_close = "\" string=\"true\">",
                       .json_key_close = "\" string=\"false\">",
                       .value_close = "</｜DSML｜parameter>\n"},
+    [TD_CALL_DSML_V4] = {.form = TD_CALL_DSML_V4,
+                         .open = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"",
+                         .between = "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"",
+                         .close = "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+                         .after_name = "\">\n",
+                         .index = "",
+                         .key_open = "<｜DSML｜parameter name=\"",
+                         .key_close = "\" string=\"true\">",
+                         .json_key_close = "\" string=\"false\">",
+                         .value_close = "</｜DSML｜parameter>\n"},
     [TD_CALL_HY] = {.form = TD_CALL_HY,
                     .open = "<tool_calls>\n<tool_call>",
                     .between = "</tool_call>\n<tool_call>",
@@ -133,6 +143,7 @@ static td_call_form form_of(const td_chat *chat) {
     td_call_form form;
   } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
                {"<minimax:tool_call>", TD_CALL_INVOKE},
+               {"<｜DSML｜tool_calls>", TD_CALL_DSML_V4},
                {"｜DSML｜", TD_CALL_DSML},
                {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
                {"<arg_key>", TD_CALL_ARG_KEYS},
@@ -342,6 +353,18 @@ static bool is_read(const td_call_syntax *s) {
   return ok;
 }
 
+// Adds what closes the key of a value that is no string, where the tag says so: the probes' values
+// are strings.
+static bool add_json_key_close(td_buf *out, piece key_close) {
+  piece before;
+  if (!cut(&key_close, "true", &before)) return false;
+  td_buf_add(out, before.at, before.n);
+  td_buf_str(out, "false");
+  td_buf_add(out, key_close.at, key_close.n);
+  td_buf_char(out, '\0');
+  return true;
+}
+
 // Makes a syntax of the pieces. False: they are none, such as where an id stands in them.
 static bool take_parts(td_call_syntax *s, td_call_form form, const piece parts[N_PIECES],
                        bool has_two) {
@@ -356,6 +379,9 @@ static bool take_parts(td_call_syntax *s, td_call_form form, const piece parts[N
     td_buf_add(&s->own, parts[i].n ? parts[i].at : "", parts[i].n);
     td_buf_char(&s->own, '\0');
   }
+  const bool says_type = syntaxes[form].json_key_close != NULL;
+  const size_t json_at = s->own.len;
+  if (says_type && !add_json_key_close(&s->own, parts[KEY_CLOSE])) return false;
   if (s->own.failed) return false;
   const char *text = td_buf_text(&s->own);
   s->form = form;
@@ -366,6 +392,7 @@ static bool take_parts(td_call_syntax *s, td_call_form form, const piece parts[N
   s->index = syntaxes[form].index;
   s->key_open = has_elements ? text + at[KEY_OPEN] : NULL;
   s->key_close = text + at[KEY_CLOSE];
+  s->json_key_close = says_type ? text + json_at : NULL;
   s->value_close = text + at[VALUE_CLOSE];
   return is_read(s);
 }

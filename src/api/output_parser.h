@@ -13,6 +13,7 @@
 //     </minimax:tool_call>                                                        MiniMax
 //   <｜DSML｜function_calls><｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true">V
 //     </｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>                 DeepSeek-V3.2
+//   the same between <｜DSML｜tool_calls> and </｜DSML｜tool_calls>                 DeepSeek-V4
 //   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{...}<｜tool▁call▁end｜>   DeepSeek
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi

@@ -274,6 +274,10 @@ static void elements_of_each_family(void **state) {
                             "<｜DSML｜invoke name=\"g\">\n" DSML("a", "true", "[1]") DSML(
                                 "b", "false", "[1]") "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
               "Look.", "[t {\"s\": \"1 <b>\\n\", \"i\": 1}][g {\"a\": \"[1]\", \"b\": [1]}]");
+  check_calls("Look.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"t\">\n" DSML("s", "true", "1")
+                  DSML("i", "false", "1") "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n\n"
+                                          "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+              "Look.", "[t {\"s\": \"1\", \"i\": 1}][g {}]");
   // The schema goes before the tag.
   check_calls("<｜DSML｜function_calls><｜DSML｜invoke name=\"t\">" DSML("s", "false", "1")
                   DSML("i", "true", "2") "</｜DSML｜invoke></｜DSML｜function_calls>",
@@ -607,6 +611,7 @@ static void beginnings_are_not_shown(void **state) {
                                       KM_CALLS KM_CALL "functions.f:0" KM_ARGS,
                                       "<minimax:tool_call>\n<invoke name=\"f\">\n",
                                       "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n",
+                                      "<｜DSML｜tool_calls>\n<｜DSML｜inv",
                                       "[TOOL_CALLS]f",
                                       "[TOOL_C"};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
@@ -633,6 +638,9 @@ static void calls_within_thoughts(void **state) {
   check_parts("so " CALL " it</think>" CALL, true, true, "so " CALL " it", "", "[f {}]");
   check_parts("a <tool_call> b", true, true, "a <tool_call> b", "", "");
   check_parts("so\n" CALL, true, false, "so\n" CALL, "", "");
+  check_parts("so\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n"
+              "</｜DSML｜tool_calls>",
+              true, true, "so", "", "[f {}]");
   check_parts("so" KM_CALLS KM_CALL "functions.f:0" KM_ARGS "{}" KM_END KM_LAST, true, true, "so",
               "", "[functions.f:0 f {}]");
   check_parts("so" DS_CALLS DS_CALL "f" DS_SEP "{}" DS_END DS_LAST, true, true,
