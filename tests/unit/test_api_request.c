@@ -372,6 +372,10 @@ static void composes_calls_in_each_form(void **state) {
                        "<｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n"
                        "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n"
                        "</｜DSML｜function_calls>",
+      [TD_CALL_DSML_V4] = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n"
+                          "<｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n"
+                          "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n"
+                          "</｜DSML｜tool_calls>",
       [TD_CALL_HY] = "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n"
                      "<arg_value>1</arg_value>\n</tool_call>\n<tool_call>f<tool_sep>\n"
                      "</tool_call>\n</tool_calls>",
@@ -876,6 +880,13 @@ static void writes_template_variables(void **state) {
                       "\"tool_choice\":\"none\""));
   assert_null(strstr(r.vars.data, "tools"));
   assert_int_equal(r.plain_vars.len, 0);
+  td_api_request_free(&r);
+  r = good(true, WITH("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{"
+                      "\"type\":\"object\"}}}"));
+  assert_non_null(strstr(r.vars.data, "\"response_format\":{\"type\":\"object\"}"));
+  td_api_request_free(&r);
+  r = good(true, WITH("\"response_format\":{\"type\":\"json_object\"}"));
+  assert_null(strstr(r.vars.data, "response_format"));
   td_api_request_free(&r);
   r = good(true, WITH("\"reasoning_effort\":\"none\""));
   assert_non_null(strstr(r.vars.data, "\"none\",\"enable_thinking\":false,\"thinking\":false}"));
