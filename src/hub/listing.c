@@ -33,8 +33,8 @@ static bool matches(const char *path, const char *const *patterns, size_t n) {
 // files with the shortest name (n_name) that ends so.
 static bool is_wanted(const char *path, const td_hub_opts *opts, size_t n_name) {
   if (opts->quant) return n_name && td_hub_quant_len(path, opts->quant) == n_name;
-  static const char *const read[] = {"*.safetensors", "*.json",   "*.jinja",  "*.model",
-                                     "*.txt",         "LICENSE*", "README.md"};
+  static const char *const read[] = {"*.safetensors", "*.json",   "*.jinja",   "*.model",
+                                     "*.txt",         "LICENSE*", "README.md", "encoding/*.py"};
   static const char *const twice[] = {"original/*", "consolidated*", "onnx/*", "openvino/*"};
   if (opts->n_include) {
     return matches(path, (const char *const *)opts->include, opts->n_include);

@@ -11,6 +11,7 @@
 #include "base/json_parse.h"
 #include "base/utf8.h"
 #include "gguf/files.h"
+#include "text/builtin.h"
 #include "text/jinja/jinja.h"
 
 #define MAX_SOURCE_BYTES  ((size_t)4 << 20)
@@ -162,9 +163,30 @@ static td_status open_model_files(td_template **out, const char *model_dir, td_e
   return td_file_exists(path) ? open_file(&(*out)->tool_use, path, err) : TD_OK;
 }
 
+// no_template: why there is none in the model's files.
+static td_status open_builtin(td_template **out, const char *model_dir, const td_err *no_template,
+                              td_err *err) {
+  td_buf source = TD_BUF_INIT;
+  td_status st = td_builtin_template_find(&source, model_dir, err);
+  if (st == TD_OK && source.len) {
+    st = td_template_open(out, td_buf_text(&source), source.len, err);
+  } else if (st == TD_OK) {
+    st = no_template->code;
+    if (err) *err = *no_template;
+  }
+  td_buf_free(&source);
+  return st;
+}
+
 td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err) {
+  td_err no_template;
   *out = NULL;
-  td_status st = open_model_files(out, model_dir, err);
+  td_status st = open_model_files(out, model_dir, &no_template);
+  if (st == TD_ENOENT) {
+    st = open_builtin(out, model_dir, &no_template, err);
+  } else if (st != TD_OK && err) {
+    *err = no_template;
+  }
   if (st != TD_OK) {
     td_template_close(*out);
     *out = NULL;

@@ -23,7 +23,7 @@ td_status td_template_open(td_template **out, const char *source, size_t len, td
 // Opens the template of a model directory: chat_template.jinja, else chat_template in
 // tokenizer_config.json, which is a string or a list of named templates. A template named tool_use,
 // in that list or as additional_chat_templates/tool_use.jinja, is used for renders with tools.
-// TD_ENOENT if there is no template.
+// Without any, the one of builtin.h for the model's model_type. TD_ENOENT if there is no template.
 td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err);
 
 void td_template_close(td_template *tmpl);

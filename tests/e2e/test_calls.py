@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import httpx
 import openai
@@ -222,6 +223,100 @@ def test_calls_of_deepseek_v32(tandem_bin, tmp_path):
                 assert pieces[1:3] == ([(name, arguments)], "tool_calls")
     finally:
         server.close()
+
+
+DSML_SAVE = (
+    '<｜DSML｜invoke name="save">\n<｜DSML｜parameter name="text" string="true">12 <b></｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="lines" string="false">[1, 2]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+)
+SAVED = {"text": "12 <b>", "lines": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def deepseek_v4(tandem_bin, tmp_path_factory):
+    """With the template that such models get, whose call its history shows to the parser."""
+    template = Path(__file__).resolve().parents[2] / "src/text/templates/deepseek_v4.jinja"
+    calls = f"\n\n<｜DSML｜tool_calls>\n{DSML_SAVE}</｜DSML｜tool_calls>"
+    scripts = {
+        "go": "<think>So it is.</think>" + calls,
+        "hasty": "<think>So it is." + calls.replace("12 <b>", "34 <b>"),
+        "object": '<think>Well.</think>{"n": 13}',
+    }
+    out = tmp_path_factory.mktemp("models") / "deepseek"
+    write_model(out, scripts, template=template.read_text() + SAY)
+    running = Server(tandem_bin, out)
+    yield running
+    running.close()
+
+
+def said_in(api, events):
+    """Thoughts, text and calls of an answer, whole or streamed."""
+    thought, text, calls = "", "", []
+    for event in events:
+        if api == "/v1/chat/completions":
+            part = event["choices"][0].get("message") or event["choices"][0].get("delta")
+            thought, text = (a + (part.get(k) or "") for a, k in ((thought, "reasoning_content"), (text, "content")))
+            for call in part.get("tool_calls") or []:
+                calls += [[call["function"]["name"], ""]] if call["function"].get("name") else []
+                calls[-1][1] += call["function"]["arguments"]
+        elif api == "/api/chat":
+            thought += event["message"].get("thinking") or ""
+            text += event["message"].get("content") or ""
+            calls += [[c["function"]["name"], json.dumps(c["function"]["arguments"])]
+                      for c in event["message"].get("tool_calls") or []]
+        elif api == "/v1/responses":
+            for item in event.get("response", event).get("output") or []:
+                parts = item.get("content") or []
+                if event.get("type", "response.completed") != "response.completed":
+                    continue
+                calls += [[item["name"], item["arguments"]]] if item["type"] == "function_call" else []
+                thought += "".join(p["text"] for p in parts if item["type"] == "reasoning")
+                text += "".join(p["text"] for p in parts if item["type"] == "message")
+        else:
+            for block in event.get("content") or [event.get("content_block"), event.get("delta")]:
+                block = block or {}
+                thought, text = thought + block.get("thinking", ""), text + block.get("text", "")
+                if block.get("type") == "tool_use":
+                    calls.append([block["name"], json.dumps(block["input"]) if block["input"] else ""])
+                if block.get("type") == "input_json_delta":
+                    calls[-1][1] += block["partial_json"]
+    return thought, text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("api", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_calls_of_deepseek_v4(deepseek_v4, api, choice):
+    """In every protocol, whole and streamed; the tags of arguments say which are strings."""
+    function = {"name": "save", "parameters": SAVE}
+    tools = [{"type": "function", "function": function}]
+    if api == "/v1/responses":
+        tools = [{"type": "function", **function}]
+    if api == "/v1/messages":
+        tools = [{"name": "save", "input_schema": SAVE}]
+        choice = {"type": "any" if choice == "required" else choice}
+    for script, answer in (("go", SAVED), ("hasty", SAVED | {"text": "34 <b>"})):
+        if script == "hasty" and choice not in ("auto", {"type": "auto"}):
+            continue  # what must call cannot leave its thoughts so
+        for stream in (False, True):
+            body = {"model": "", "tools": tools, "tool_choice": choice, "temperature": 0, "stream": stream}
+            body |= {"max_tokens": 500, "options": {"temperature": 0}}
+            body |= {"input" if api == "/v1/responses" else "messages": [{"role": "user", "content": script}]}
+            reply = httpx.post(deepseek_v4.url + api, json=body, timeout=60)
+            assert reply.status_code == 200, reply.text
+            lines = [line.removeprefix("data: ") for line in reply.text.split("\n")]
+            events = [json.loads(line) for line in lines if line.startswith("{")]
+            assert said_in(api, events) == ("So it is.", "", [("save", answer)])
+
+
+def test_formats_of_deepseek_v4(deepseek_v4):
+    """The model is shown the schema, and obeys it behind its thoughts."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "object"}], "response_format": form, "temperature": 0}
+    said = httpx.post(deepseek_v4.url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert said["reasoning_content"] == "Well." and said["content"] == '{"n": 13}'
+    prompt = httpx.post(deepseek_v4.url + "/apply-template", json=body).json()["prompt"]
+    assert "## Response Format:" in prompt and json.dumps(schema) in prompt
 
 
 @pytest.mark.parametrize("stream", [False, True])

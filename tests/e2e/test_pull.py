@@ -25,10 +25,12 @@ FILES = {
     "model.safetensors": BIG,
     "sub dir/tokenizer.json": b"{}",
     "README.md": b"",
+    "encoding/encoding_dsv4.py": b"REASONING_EFFORT_PROMPTS",
+    "modeling.py": b"import os",
     "original/consolidated.00.pth": b"twice",
     "pytorch_model.bin": b"twice, too",
 }
-READ = ["README.md", "config.json", "model.safetensors", "sub dir/tokenizer.json"]
+READ = ["README.md", "config.json", "encoding/encoding_dsv4.py", "model.safetensors", "sub dir/tokenizer.json"]
 
 
 def git_hash(data):
@@ -230,7 +232,7 @@ def test_what_is_wanted(pull, hub, tmp_path):
     assert sorted(os.listdir(folder / "snapshots" / COMMIT)) == ["config.json", "pytorch_model.bin"]
     assert (folder / "refs" / "v" / "1").read_text() == COMMIT
     status, _, errors = pull("--include", "*.none")
-    assert status == 1 and "none of its 6 files is wanted: see --include" in errors
+    assert status == 1 and "none of its 8 files is wanted: see --include" in errors
 
 
 @pytest.mark.parametrize("plan", [["break 100000"] * 7, ["break 1", "break 0", 503, 429, "break 5"]])

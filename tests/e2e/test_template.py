@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ import jinja_reference
 # Python compiles what jinja2 makes of a template, and has opinions about it.
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 
+ROOT = Path(__file__).resolve().parents[2]
+OWN = sorted((ROOT / "src/text/templates").glob("*.jinja"))
 NOW_US = int(jinja_reference.NOW.timestamp() * 1e6)
 
 
@@ -63,15 +66,12 @@ def test_random_templates(template_driver, seed):
     check(template_driver, cases, jinja_random.excused)
 
 
-def shared_templates(shared_dir):
-    return sorted((shared_dir / "data" / "chat-templates").glob("*.jinja"))
+def model_templates(shared_dir):
+    return OWN + sorted((shared_dir / "data" / "chat-templates").glob("*.jinja"))
 
 
 def test_model_templates(template_driver, shared_dir):
-    files = shared_templates(shared_dir)
-    if not files:
-        pytest.skip(f"no templates in {shared_dir}/data/chat-templates")
-    for path in files:
+    for path in model_templates(shared_dir):
         template = path.read_text()
         cases = [(template, variables) for _, variables in conversations.matrix()]
         check(template_driver, cases)
@@ -90,9 +90,7 @@ def test_typed_text_is_told_apart(template_driver, shared_dir):
             return {k: mark(v, k) for k, v in value.items()}
         return value
 
-    files = shared_templates(shared_dir)
-    if not files:
-        pytest.skip(f"no templates in {shared_dir}/data/chat-templates")
+    files = model_templates(shared_dir)
     chosen = ("one", "turns", "hostile", "reasoning", "call", "two calls", "inline think")
     cases = [(path.read_text(), {"messages": mark(conversations.CONVERSATIONS[name]),
                                  "tools": [conversations.PLAIN], "bos_token": "<s>",
@@ -120,6 +118,16 @@ def test_typed_text_is_told_apart(template_driver, shared_dir):
             at = text.index(b"<|im_start|>")
             assert not any(inside[at:at + len(b"<|im_start|>")])
     assert n_typed > 1000
+
+
+def test_prompts_of_published_encoders(template_driver):
+    """Of models whose prompts a program describes: scripts/make_prompt_golden.py."""
+    cases = json.loads((ROOT / "tests/golden/prompts.json").read_text())
+    sources = {path.stem: path.read_text() for path in OWN}
+    assert {case["template"] for case in cases} == set(sources)
+    answers = render_all(template_driver, [(sources[c["template"]], c["vars"]) for c in cases])
+    for case, answer in zip(cases, answers):
+        assert answer.get("text") == case["prompt"], (case, answer)
 
 
 def test_errors_name_the_line(template_driver):

@@ -14,6 +14,7 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "text/builtin.h"
 #include "text/roles.h"
 
 // The checks of published templates, and how little they need to write a prompt.
@@ -232,6 +233,16 @@ static void odd_templates_get_what_was_sent(void **state) {
   td_template_close(tmpl);
 }
 
+static void built_in_templates_take_every_order(void **state) {
+  (void)state;
+  for (const td_builtin_template *t = td_builtin_templates; t->model_type; t++) {
+    td_buf source = TD_BUF_INIT;
+    td_buf_add(&source, t->text, t->len);
+    try_all_orders(td_buf_text(&source));
+    td_buf_free(&source);
+  }
+}
+
 // Published templates, where they are at hand.
 static void published_templates_take_every_order(void **state) {
   (void)state;
@@ -263,6 +274,7 @@ int main(void) {
       cmocka_unit_test(prompts_grow),
       cmocka_unit_test(folds_at_the_place),
       cmocka_unit_test(odd_templates_get_what_was_sent),
+      cmocka_unit_test(built_in_templates_take_every_order),
       cmocka_unit_test(published_templates_take_every_order),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -438,6 +438,49 @@ static void models_have_their_templates(void **state) {
   rmdir(dir);
 }
 
+// Models whose prompts a program describes have a template here, unless they bring one.
+static void some_models_have_one_of_ours(void **state) {
+  (void)state;
+  static const char hi[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], "
+                           "\"add_generation_prompt\": true, \"reasoning_effort\": \"high\"}";
+  static const char asked[] = "<｜User｜>Hi<｜Assistant｜>";
+  char dir[] = "/tmp/test_template_XXXXXX", encoding[sizeof dir + 16], text[2000];
+  td_buf effort = TD_BUF_INIT;
+  td_err err;
+  assert_non_null(mkdtemp(dir));
+  snprintf(encoding, sizeof encoding, "%s/encoding", dir);
+  assert_int_equal(mkdir(encoding, 0700), 0);
+  write_text(dir, "config.json", "{\"model_type\": \"qwen3_moe\"}");
+  expect_no_model(dir, TD_ENOENT, "no chat template");
+  write_text(dir, "config.json", "{\"model_type\": \"deepseek_v32\"}");
+  snprintf(text, sizeof text, "%s</think>", asked);
+  expect_model(dir, hi, text);
+  write_text(dir, "tokenizer_config.json", "{}");
+  write_text(dir, "config.json", "{\"model_type\": \"deepseek_v4\"}");
+  td_template *tmpl;
+  assert_int_equal(td_template_open_model(&tmpl, dir, &err), TD_OK);
+  cJSON *vars = parse_vars(hi);
+  assert_int_equal(td_template_render(tmpl, vars, NULL, &effort, NULL, &err), TD_OK);
+  assert_ptr_equal(strstr(effort.data, "Reasoning Effort: Absolute maximum"), effort.data);
+  snprintf(text, sizeof text, "%s<think>", asked);
+  assert_string_equal(strstr(effort.data, asked), text);
+  // Before July 2026 the text was that of a higher effort.
+  write_text(encoding, "encoding_dsv4.py", "REASONING_EFFORT_MAX = (\n");
+  expect_model(dir, hi, text);
+  write_text(encoding, "encoding_dsv4.py", "REASONING_EFFORT_PROMPTS: Dict[str, str] = {\n");
+  expect_model(dir, hi, effort.data);
+  write_text(dir, "tokenizer_config.json", "{\"chat_template\": \"one\"}");
+  expect_model(dir, hi, "one");
+  td_buf_free(&effort);
+  cJSON_Delete(vars);
+  td_template_close(tmpl);
+  remove_file(encoding, "encoding_dsv4.py");
+  rmdir(encoding);
+  remove_file(dir, "tokenizer_config.json");
+  remove_file(dir, "config.json");
+  rmdir(dir);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(renders),
@@ -452,6 +495,7 @@ int main(void) {
       cmocka_unit_test(appends_behind_what_is_there),
       cmocka_unit_test(threads_share_a_template),
       cmocka_unit_test(models_have_their_templates),
+      cmocka_unit_test(some_models_have_one_of_ours),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/json_parse.h"
+#include "text/builtin.h"
 #include "text/thinking.h"
 
 // How templates read it.
@@ -85,10 +86,52 @@ static void switches_reach_levels(void **state) {
   expect(both, "{\"reasoning_effort\":\"high\",\"enable_thinking\":false}", "off");
 }
 
+// Levels between those of DeepSeek-V4 become the higher one, and any level turns it on.
+static void efforts_of_deepseek(void **state) {
+  (void)state;
+  static const struct {
+    const char *said, *begin;
+  } list[] = {{EFFORT("minimal"), ""},
+              {EFFORT("low"), ""},
+              {EFFORT("medium"), "Reasoning Effort: Absolute maximum"},
+              {EFFORT("high"), "Reasoning Effort: Absolute maximum"},
+              {EFFORT("xhigh"), "Reasoning Effort: Beyond maximum"},
+              {EFFORT("max"), "Reasoning Effort: Beyond maximum"},
+              {"{\"reasoning_effort\":\"max\",\"thinking\":false}", ""}};
+  const td_builtin_template *v4 = td_builtin_templates;
+  while (strcmp(v4->model_type, "deepseek_v4") != 0)
+    v4++;
+  td_buf source = TD_BUF_INIT, text = TD_BUF_INIT;
+  td_template *tmpl;
+  td_thinking thinking;
+  td_err err;
+  td_buf_add(&source, v4->text, v4->len);
+  cJSON *asked = cJSON_Parse("{\"add_generation_prompt\":true}");
+  assert_int_equal(td_template_open(&tmpl, source.data, source.len, &err), TD_OK);
+  assert_int_equal(td_thinking_probe(&thinking, tmpl, asked, &err), TD_OK);
+  assert_true(thinking.has_switch);
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    cJSON *vars = cJSON_Parse(list[i].said);
+    assert_true(td_thinking_fit(&thinking, vars));
+    td_buf_clear(&text);
+    assert_int_equal(td_template_render(tmpl, vars, NULL, &text, NULL, &err), TD_OK);
+    if (strncmp(td_buf_text(&text), list[i].begin, strlen(list[i].begin)) != 0 ||
+        !list[i].begin[0] != !text.len) {
+      fail_msg("%s: %s", list[i].said, td_buf_text(&text));
+    }
+    cJSON_Delete(vars);
+  }
+  td_template_close(tmpl);
+  cJSON_Delete(asked);
+  td_buf_free(&source);
+  td_buf_free(&text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(efforts_become_levels_that_are_known),
       cmocka_unit_test(switches_reach_levels),
+      cmocka_unit_test(efforts_of_deepseek),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
