@@ -6,7 +6,9 @@
 // The publisher signals only if some member sleeps. A member increments n_asleep before its last
 // look at turn; the publisher advances turn before it reads n_asleep. Both are sequentially
 // consistent, so at least one sees the other and no wakeup is lost. The end of a run is signalled
-// in the same way with roles swapped, through n_running and runner_asleep.
+// in the same way with roles swapped, through n_running and runner_asleep. Members at work are
+// counted by NUMA node, and n_running counts nodes, so that the end of a run moves one cache line a
+// node between sockets, not one a member.
 //
 // Members that do not take part are parked on a separate condition variable, which runs do not
 // signal until the number of members grows.
@@ -26,6 +28,10 @@ enum { SPINS = 40000 };
 
 typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);
 
+typedef struct {
+  _Alignas(64) _Atomic unsigned n;
+} counter;
+
 struct td_pool {
   unsigned n_threads;
   unsigned n_started; // threads to join: members 1 to n_started
@@ -43,8 +49,9 @@ struct td_pool {
   const _Atomic uint32_t *n_active;   // number of members in the next run; NULL: all
   _Alignas(64) _Atomic uint64_t turn; // run number << 16 | members
   _Atomic bool stopping;
-  _Alignas(64) _Atomic unsigned n_running; // members still at work, except the runner
-  _Atomic unsigned n_asleep;
+  counter on_node[TD_MAX_NODES];           // members still at work, except the runner
+  _Alignas(64) _Atomic unsigned n_running; // nodes with such members
+  _Alignas(64) _Atomic unsigned n_asleep;
   _Atomic bool runner_asleep;
   pthread_mutex_t sleep_lock;
   pthread_cond_t wake, unpark, done;
@@ -105,6 +112,8 @@ static void *member_main(void *arg) {
     turn = wait_for_turn(pool, turn, member->idx);
     if (atomic_load(&pool->stopping)) return NULL;
     pool->fn(pool->ctx, member->idx, members_of(turn));
+    counter *here = &pool->on_node[td_pool_node(pool, member->idx)];
+    if (atomic_fetch_sub(&here->n, 1) > 1) continue; // others of the node are at work
     if (atomic_fetch_sub(&pool->n_running, 1) == 1 && atomic_load(&pool->runner_asleep)) {
       pthread_mutex_lock(&pool->sleep_lock);
       pthread_cond_signal(&pool->done);
@@ -270,13 +279,24 @@ static unsigned n_active_of(const td_pool *pool) {
   return n && n < pool->n_threads ? n : pool->n_threads;
 }
 
+// Of the first n members but the runner.
+static void count_members(td_pool *pool, unsigned n) {
+  unsigned on_node[TD_MAX_NODES] = {n - 1}, n_nodes = 1;
+  if (pool->nodes.n > 1) on_node[0] = n_nodes = 0;
+  for (unsigned i = 1; i < n && pool->nodes.n > 1; i++)
+    n_nodes += on_node[td_pool_node(pool, i)]++ == 0;
+  for (unsigned k = 0; k < pool->nodes.n; k++)
+    atomic_store_explicit(&pool->on_node[k].n, on_node[k], memory_order_relaxed);
+  atomic_store(&pool->n_running, n_nodes); // turn publishes them
+}
+
 void td_pool_run(td_pool *pool, run_fn fn, void *ctx) {
   pthread_mutex_lock(&pool->run_lock);
   unsigned n = n_active_of(pool);
   if (n > 1) {
     pool->fn = fn;
     pool->ctx = ctx;
-    atomic_store(&pool->n_running, n - 1);
+    count_members(pool, n);
     publish(pool, n);
   }
   fn(ctx, 0, n);
