@@ -50,11 +50,13 @@ static void run_layer(td_engine *e, const void *hidden) {
 
 // Logits of the step's rows, whose states go to draft_hidden.
 static void run_head(td_engine *e) {
+  const td_mtp *mtp = td_model_mtp(e->model);
   const uint32_t dim = e->config->dim, n_vocab = e->config->n_vocab, n = e->step.n_rows;
   if (!n) return;
   td_op_gather_rows(e->stream, e->draft_hidden, e->step.whole.x, e->step.rows, n, dim);
+  if (mtp->is_normed) td_rows_norm(e, e->draft_hidden, mtp->norm, dim, n, e->config->rms_eps);
   td_op_gather_rows(e->stream, e->h, e->step.whole.x, e->step.rows, n, dim);
-  td_rows_norm(e, e->h, td_model_mtp(e->model)->norm, dim, n, e->config->rms_eps);
+  td_rows_norm(e, e->h, mtp->norm, dim, n, e->config->rms_eps);
   td_op_linear(e->stream, &(td_linear_op_args){.w = td_model_lm_head(e->model),
                                                .x = e->h,
                                                .y = e->dev_logits,

@@ -223,6 +223,7 @@ typedef struct {
 typedef struct {
   td_vec embed_norm, hidden_norm, norm;
   td_weight proj; // [dim][2 * dim]
+  bool is_normed; // it goes on, to the token after that one, from norm's result
 } td_mtp;
 
 typedef struct td_model td_model;

@@ -331,6 +331,12 @@ static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p
   return st;
 }
 
+// What the layer's tensor is called, of its two names.
+static const char *stored_name(const td_tensor_binder *b, const td_tensor_spec *p,
+                               uint32_t layer_idx) {
+  return p->alias && is_stored(b, layer_idx, p->alias) ? p->alias : p->name;
+}
+
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
@@ -347,8 +353,7 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
       st = bind_expert_biases(b, p, layer_idx, field);
     } else {
       char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
-      const bool renamed = p->alias && is_stored(b, layer_idx, p->alias);
-      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, renamed ? p->alias : p->name);
+      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, stored_name(b, p, layer_idx));
       td_tensor_name(b->config, own, name);
       st = bind_place(b, p, name, field);
     }
@@ -357,17 +362,30 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   return TD_OK;
 }
 
+// Whether a layer has experts, by what is stored.
+static bool has_router(const td_tensor_binder *b, uint32_t layer_idx) {
+  const td_family *family = b->config->family;
+  for (size_t i = 0; i < family->n_layer; i++) {
+    const td_tensor_spec *p = &family->layer[i];
+    if (p->offset == offsetof(td_layer, router) &&
+        is_stored(b, layer_idx, stored_name(b, p, layer_idx)))
+      return true;
+  }
+  return false;
+}
+
 // Binds the first layer of multi-token prediction, where it follows the last layer and has its own
 // norms. Embedding and head are stored again with it, and are the model's own.
 static td_status bind_mtp(td_tensor_binder *b) {
   td_model_config *c = b->config;
   const uint32_t i = c->n_layers;
-  if (is_stored(b, i, "mlp.gate.weight")) td_layers_add(c->moe_layers, i);
+  if (has_router(b, i)) td_layers_add(c->moe_layers, i);
+  b->out->mtp.is_normed = is_stored(b, i, TD_MTP_OWN_NORM);
   td_status st = bind_layer(b, i);
   for (size_t k = 0; k < td_n_mtp_places && st == TD_OK; k++) {
     const td_tensor_spec *p = &td_mtp_places[k];
     char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
-    snprintf(own, sizeof own, "model.layers.%u.%s", i, p->name);
+    snprintf(own, sizeof own, "model.layers.%u.%s", i, stored_name(b, p, i));
     td_tensor_name(c, own, name);
     st = bind_place(b, p, name, (char *)&b->out->mtp + p->offset);
   }

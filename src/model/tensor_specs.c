@@ -26,7 +26,8 @@ const size_t td_n_end_places = TD_COUNT(td_end_places);
 const td_tensor_spec td_mtp_places[] = {
     {"enorm.weight", TD_SPEC_VEC, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
     {"hnorm.weight", TD_SPEC_VEC, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"shared_head.norm.weight", TD_SPEC_VEC, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"shared_head.norm.weight", TD_SPEC_VEC, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
+     TD_MTP_OWN_NORM},
     {"eh_proj.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_TWO_MODELS, 0, NULL},
 };
 const size_t td_n_mtp_places = TD_COUNT(td_mtp_places);

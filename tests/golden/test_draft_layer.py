@@ -1,0 +1,193 @@
+"""The layer of multi-token prediction of every family that publishes one: what it says, and that texts stay the same.
+
+Checkpoints are made on the spot from a seed. The reference of the layer is numpy for what is around it (norms, the
+projection of a token's state beside the embedding of the next one, and what goes on to the guess after that) and, for
+the layer itself, a model of that layer alone whose embeddings are the layer's inputs: models are held against
+transformers in test_families.py and test_golden.py.
+"""
+
+import concurrent.futures
+import pathlib
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import pytest
+from test_golden import check_logits, ids_of, tandem  # noqa: F401
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/e2e")]
+
+import checkpoint  # noqa: E402
+import golden_families  # noqa: E402
+import golden_weights  # noqa: E402
+import shapes  # noqa: E402
+from serving import Server, metric  # noqa: E402
+
+CASES = {
+    "deepseek_v3": (golden_families._KIMI | {"model_type": "deepseek_v3", "n_group": 2}, "bf16"),
+    "deepseek_v3_fp8": (golden_families._KIMI | {"model_type": "deepseek_v3", "q_lora_rank": None}, "fp8"),
+    # Norms of queries and keys, one key head for five, two shared experts.
+    "glm4_moe": (golden_families.CASES["glm4_moe_norms"][0], "bf16"),
+    "glm4_moe_bias": (golden_families.CASES["glm4_moe_bias"][0], "bf16"),
+    "glm4_moe_lite": (golden_families.CASES["glm4_moe_lite"][0], "bf16"),
+    # A norm of its own behind the layer, neither embedding nor head; by the names of Tencent, and of transformers.
+    "hy_v3_published": golden_families.CASES["hy_v3_published"],
+    "hy_v3": (golden_families.CASES["hy_v3"][0], "bf16"),
+}
+DRAFTS = 3
+
+
+def config_of(case):
+    config, dtype = CASES[case]
+    return shapes.quantize_config(config | {"num_nextn_predict_layers": 1}, dtype), dtype
+
+
+def published_name(config, name):
+    """What the tensor of a prediction layer in DeepSeek's layout is called; None: it is not published."""
+    if config["model_type"] != "hy_v3":
+        return name
+    if name.endswith((f".{config['num_hidden_layers']}.embed_tokens.weight", ".shared_head.head.weight")):
+        return None
+    return name.replace("shared_head.norm", "final_layernorm")
+
+
+def make_entries(config, dtype, change=lambda tensor, values: values):
+    """Entries by the name that the whole model has them under, and the values that they stand for."""
+    rng, stored, used = np.random.default_rng(7), [], {}
+    for tensor in shapes.tensors(config):
+        values = change(tensor, golden_weights.random_values(tensor, config, rng))
+        name = published_name(config, tensor.name)
+        if name is None:
+            continue
+        tensor = shapes.Tensor(name, tensor.shape, tensor.role, tensor.expert)
+        entries, used[name] = golden_weights.stored_and_used(tensor, values, config, dtype)
+        stored += entries
+    return stored, used
+
+
+def renamed(entry, name):
+    return checkpoint.Entry(name, entry.shape, entry.dtype, entry.chunks)
+
+
+def f32(name, values):
+    return checkpoint.Entry.of_array(name, np.ascontiguousarray(values, np.float32), "F32")
+
+
+def padded(rows):
+    return np.concatenate([rows, np.zeros((golden_families.N_VOCAB - len(rows), rows.shape[1]))])
+
+
+class Reference:
+    """The prediction layer of a checkpoint, out of models that have none."""
+
+    def __init__(self, tandem, directory, config, stored, used):  # noqa: F811
+        self.tandem, self.directory, self.used = tandem, directory, used
+        self.config, self.dim, self.eps = config, config["hidden_size"], config["rms_norm_eps"]
+        n = config["num_hidden_layers"]
+        self.prefix = f"model.layers.{n}."
+        self.is_normed = self.prefix + "final_layernorm.weight" in used
+        self.norm = used[self.prefix + ("final_layernorm" if self.is_normed else "shared_head.norm") + ".weight"]
+        around = tuple(self.prefix + part for part in ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head", "final_"))
+        self.main = [e for e in stored if not e.name.startswith(self.prefix)]
+        own = [e for e in stored if e.name.startswith(self.prefix) and not e.name.startswith(around)]
+        self.layer = [renamed(e, e.name.replace(self.prefix, "model.layers.0.")) for e in own]
+
+    def _logits(self, name, config, entries, ids):
+        directory, out = self.directory / name, self.directory / (name + ".npy")
+        golden_families.write_checkpoint(directory, config | {"num_nextn_predict_layers": 0}, entries)
+        self.tandem("eval", "logits", "--model", directory, "--token-ids", ids_of(np.array(ids)),
+                    "--activations", "f32", "--device", "cpu", "--out", out)  # fmt: skip
+        return np.load(out).astype(np.float64)
+
+    def states(self, tokens):
+        """The model's states behind the last norm: with the identity for a head, they are the logits."""
+        entries = [e for e in self.main if e.name != "lm_head.weight"]
+        head = f32("lm_head.weight", padded(np.eye(self.dim)))
+        return self._logits("states", self.config, [*entries, head], tokens)[:, : self.dim]
+
+    def through_layer(self, name, inputs, norm, head):
+        """Its output for these inputs, one a position, behind the norm and the head."""
+        config = self.config | {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
+        ends = [f32("model.embed_tokens.weight", padded(inputs)), f32("model.norm.weight", norm)]
+        return self._logits(name, config, [*ends, f32("lm_head.weight", head), *self.layer], range(len(inputs)))
+
+    def rms(self, x, w):
+        x = x.astype(np.float64)
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * w
+
+    def inputs(self, tokens, states):
+        embeddings = self.used["model.embed_tokens.weight"][tokens]
+        both = [self.rms(embeddings, self.used[self.prefix + "enorm.weight"]),
+                self.rms(states, self.used[self.prefix + "hnorm.weight"])]  # fmt: skip
+        return np.concatenate(both, -1) @ self.used[self.prefix + "eh_proj.weight"].astype(np.float64).T
+
+    def guesses(self, tokens, n):
+        """Logits of n guesses behind the last of the tokens."""
+        inputs, out = self.inputs(tokens[1:], self.states(tokens[:-1])), []
+        for k in range(n):
+            head = self.used["lm_head.weight"]
+            out.append(self.through_layer(f"guess{k}", inputs, self.norm, head)[-1])
+            # A norm takes no notice of its input's length, so that the state divided by it will do.
+            state = self.through_layer(f"state{k}", inputs, np.ones(self.dim), padded(np.eye(self.dim)))[-1:, : self.dim]
+            state = state * self.norm if self.is_normed else state
+            inputs = np.concatenate([inputs, self.inputs([int(out[-1].argmax())], state)])
+        return np.array(out)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_layer_says(tandem, build_dir, case, tmp_path):  # noqa: F811
+    config, dtype = config_of(case)
+    stored, used = make_entries(config, dtype)
+    golden_families.write_checkpoint(tmp_path / "whole", config, stored)
+    tokens = np.random.default_rng(1).integers(2, golden_families.N_VOCAB, 50)
+    args = [build_dir / "bin/draft_driver", tmp_path / "whole", ids_of(tokens), DRAFTS, tmp_path / "drafts"]
+    done = subprocess.run([str(a) for a in args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ours = np.fromfile(tmp_path / "drafts", np.float32).reshape(DRAFTS, golden_families.N_VOCAB)
+    wanted = Reference(tandem, tmp_path, config, stored, used).guesses(tokens, DRAFTS)
+    check_logits(ours, wanted)
+    assert [int(line) for line in done.stdout.split()] == wanted.argmax(-1).tolist()
+
+
+def predictable(config):
+    """Weights with which a token follows from the one before, nearly, and the layer knows it as well as the model."""
+    last = f"model.layers.{config['num_hidden_layers']}."
+
+    def change(tensor, values):
+        if tensor.role in ("o", "down"):
+            return values * np.float32(0.1)
+        if tensor.name in ("model.norm.weight", last + "enorm.weight", last + "shared_head.norm.weight"):
+            return np.ones_like(values)
+        if tensor.name == last + "eh_proj.weight":  # the embedding as it is
+            return np.concatenate([np.eye(len(values)), np.zeros((len(values),) * 2)], 1).astype(np.float32)
+        return values
+
+    return change
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_texts_are_the_same(tandem_bin, case, tmp_path):
+    config, dtype = config_of(case)
+    stored, _ = make_entries(config, dtype, predictable(config))
+    golden_families.write_checkpoint(tmp_path / "model", config, stored)
+    rng = np.random.default_rng(2)
+    bodies = [
+        {"prompt": rng.integers(2, golden_families.N_VOCAB, 9 + 5 * i).tolist(), "max_tokens": 14, "seed": i,
+         "temperature": (0.2, 0.5, 0.9)[i % 3], "logprobs": 2, "ignore_eos": True}  # fmt: skip
+        for i in range(12)
+    ]
+    answers = {}
+    for draft in "off", "3":
+        server = Server(tandem_bin, tmp_path / "model", "--disaggregate", "off", "--draft", draft, "--prefill-chunk", "16")
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            ask = lambda body: httpx.post(server.url + "/v1/completions", json=body, timeout=300, trust_env=False)
+            answers[draft] = [reply.json() for reply in pool.map(ask, bodies)]
+        n_drafted = metric(server, "spec_decode_num_draft_tokens_total")
+        server.close()
+    assert [a["choices"] for a in answers["3"]] == [a["choices"] for a in answers["off"]]
+    # Texts so short hardly repeat three tokens: nearly all guesses are the layer's, and many are right.
+    details = [a["usage"]["completion_tokens_details"] for a in answers["3"]]
+    accepted = sum(d["accepted_prediction_tokens"] for d in details)
+    assert n_drafted > 12 * 14 / 2 and n_drafted / 5 < accepted < n_drafted
