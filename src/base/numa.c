@@ -1,11 +1,10 @@
-// src/base/numa.c - finds NUMA nodes, binds threads and memory to them.
+// src/base/numa.c - finds NUMA nodes, binds threads and memory to them, asks where memory lies.
 #include "base/numa.h"
 
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -91,23 +90,57 @@ int td_nodes_of_pci(const char *devices, const char *pci_id) {
   return id >= 0 && id <= MAX_NODE_ID ? id : -1;
 }
 
-void td_nodes_prefer(int id) {
+bool td_nodes_prefer(int id) {
   unsigned long mask[(MAX_NODE_ID + 1) / (8 * sizeof(unsigned long))] = {0};
   const size_t word = 8 * sizeof mask[0];
   if (id >= 0) mask[(size_t)id / word] |= 1ul << (size_t)id % word;
-  // A failure only costs speed.
-  syscall(SYS_set_mempolicy, id < 0 ? DEFAULT : PREFERRED, id < 0 ? NULL : mask,
-          id < 0 ? 0 : MAX_NODE_ID + 2ul);
+  return syscall(SYS_set_mempolicy, id < 0 ? DEFAULT : PREFERRED, id < 0 ? NULL : mask,
+                 id < 0 ? 0 : MAX_NODE_ID + 2ul) == 0;
 }
 
-// The policy belongs to the memory: it outlives this mapping and applies to every process.
-bool td_nodes_place(const td_nodes *nodes, unsigned idx, int fd, uint64_t at, uint64_t n_bytes) {
-  unsigned long mask[(MAX_NODE_ID + 1) / (8 * sizeof(unsigned long))] = {0};
-  size_t word = 8 * sizeof mask[0], id = (size_t)nodes->ids[idx];
-  void *base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
-  if (base == MAP_FAILED) return false;
-  mask[id / word] |= 1ul << id % word;
-  long rc = syscall(SYS_mbind, base, n_bytes, PREFERRED, mask, MAX_NODE_ID + 2ul, 0u);
-  munmap(base, n_bytes);
-  return rc == 0;
+// ---- stripes ------------------------------------------------------------------------------------
+
+uint64_t td_stripes_bytes(const td_stripes *s, unsigned idx) {
+  const uint64_t n = s->n_bytes / s->stripe_bytes, rest = s->n_bytes % s->stripe_bytes;
+  const uint64_t whole = n / s->n_nodes + (idx < n % s->n_nodes);
+  return whole * s->stripe_bytes + (idx == n % s->n_nodes ? rest : 0);
+}
+
+bool td_stripes_touch(const td_stripes *s, const td_nodes *nodes) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  bool is_placed = true;
+  for (size_t at = 0; at < s->n_bytes; at += s->stripe_bytes) {
+    const size_t left = s->n_bytes - at, n = left < s->stripe_bytes ? left : s->stripe_bytes;
+    is_placed &= nodes->is_fake || td_nodes_prefer(nodes->ids[td_stripes_node(s, s->base + at)]);
+    for (size_t i = 0; i < n; i += page)
+      ((volatile char *)s->base)[at + i] = 0;
+  }
+  return nodes->is_fake || (td_nodes_prefer(-1) && is_placed);
+}
+
+static uint8_t idx_of(const td_nodes *nodes, int id) {
+  unsigned idx = 0;
+  while (idx < nodes->n && nodes->ids[idx] != id)
+    idx++;
+  return (uint8_t)(idx < nodes->n ? idx : TD_MAX_NODES);
+}
+
+bool td_stripes_where(const td_stripes *s, const td_nodes *nodes, size_t page_bytes, uint8_t *out) {
+  enum { AT_ONCE = 512 };
+  const size_t n_pages = (s->n_bytes + page_bytes - 1) / page_bytes;
+  for (size_t done = 0; done < n_pages; done += AT_ONCE) {
+    const size_t n = n_pages - done < AT_ONCE ? n_pages - done : AT_ONCE;
+    void *pages[AT_ONCE];
+    int ids[AT_ONCE];
+    for (size_t i = 0; i < n; i++) {
+      pages[i] = (void *)(uintptr_t)(s->base + (done + i) * page_bytes);
+      out[done + i] = (uint8_t)td_stripes_node(s, pages[i]);
+    }
+    if (nodes->is_fake) continue;
+    // Without nodes to move to, it only asks.
+    if (syscall(SYS_move_pages, 0, n, pages, NULL, ids, 0) != 0) return false;
+    for (size_t i = 0; i < n; i++)
+      out[done + i] = idx_of(nodes, ids[i]);
+  }
+  return true;
 }

@@ -1,9 +1,9 @@
-// src/base/numa.h - NUMA nodes this process may compute on, and how a matrix's rows are split over
-// them.
+// src/base/numa.h - NUMA nodes this process may compute on, and memory that lies on them in turn.
 //
-// Rows are split into one contiguous range per node, in node order. The pages of a node's rows are
-// allocated in its memory (model/checkpoint/numa_layout.c), and its threads take these rows first
-// (device/cpu), so that cores mostly read local memory.
+// Weights are read into stripes that lie on the nodes in turn (model/checkpoint/resident_load.c).
+// Threads on a node take the rows in its stripes first (device/cpu/tile_map.h), so that cores
+// mostly read local memory, whatever the size of a matrix: a stripe is no smaller than a page, and
+// matrices begin anywhere in one, so that their shares of the nodes even out.
 #ifndef TD_BASE_NUMA_H
 #define TD_BASE_NUMA_H
 
@@ -34,17 +34,42 @@ void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread);
 // (/sys/bus/pci/devices). -1: any, or unknown.
 int td_nodes_of_pci(const char *devices, const char *pci_id);
 // The calling thread's new memory comes from that node while it has any free. -1: from the node
-// where the thread runs.
-void td_nodes_prefer(int id);
+// where the thread runs. False: the kernel refused, and nothing changed.
+bool td_nodes_prefer(int id);
 
 // First row of the idx-th of n_nodes; its rows end where the next node's begin.
 static inline size_t td_node_begin(size_t n_rows, unsigned n_nodes, unsigned idx) {
   return n_rows * idx / n_nodes;
 }
 
-// Sets the node from which the pages [at, at + n_bytes) of shared memory will be allocated, while
-// it has free memory. They must not be allocated yet; both numbers are multiples of the page size.
-// False: the kernel refused.
-bool td_nodes_place(const td_nodes *nodes, unsigned idx, int fd, uint64_t at, uint64_t n_bytes);
+// Tiles of a matrix, at least, in a stripe: a tile over a border is read from two nodes.
+enum { TD_STRIPE_TILES = 16 };
+
+// Memory in stripes of which the i-th, counted from base, is on node i % n_nodes.
+typedef struct {
+  const char *base; // NULL: no such memory
+  size_t n_bytes, stripe_bytes;
+  unsigned n_nodes;
+} td_stripes;
+
+static inline bool td_stripes_hold(const td_stripes *s, const void *at, size_t n_bytes) {
+  const size_t offset = (size_t)((uintptr_t)at - (uintptr_t)s->base);
+  return s->base && (uintptr_t)at >= (uintptr_t)s->base && offset <= s->n_bytes &&
+         n_bytes <= s->n_bytes - offset;
+}
+// Node of an address in it.
+static inline unsigned td_stripes_node(const td_stripes *s, const void *at) {
+  return (unsigned)((size_t)((const char *)at - s->base) / s->stripe_bytes % s->n_nodes);
+}
+// Bytes of it that lie on the idx-th node.
+uint64_t td_stripes_bytes(const td_stripes *stripes, unsigned idx);
+// Allocates the pages of memory that nothing has touched yet, each on its stripe's node. False: the
+// kernel refused, and pages are where this thread runs.
+bool td_stripes_touch(const td_stripes *stripes, const td_nodes *nodes);
+// Sets out[i] to the index of the node that the i-th page of page_bytes really lies on, as the
+// kernel says; TD_MAX_NODES: none of them. On fake nodes pages lie where they should. False: the
+// kernel refused.
+bool td_stripes_where(const td_stripes *stripes, const td_nodes *nodes, size_t page_bytes,
+                      uint8_t *out);
 
 #endif

@@ -1,10 +1,13 @@
 // src/bench/layer.c - `tandem bench layer`: the routed experts of one DeepSeek-V3 layer through the
 // device's MoE operator. Every step routes each token to new random distinct experts. Bytes count
-// the experts that at least one token of the step uses.
+// the experts that at least one token of the step uses. Weights lie on NUMA nodes as a server's do;
+// --nodes counts which threads read them where, and measures the first node alone, too.
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem_info.h"
 #include "bench/bench.h"
 #include "bench/report.h"
 #include "device/device.h"
@@ -17,10 +20,15 @@ typedef struct {
   const td_format *format;
   uint32_t n_experts, top_k, n_largest; // n_largest: largest batch, in tokens
   td_weight *weights;                   // [3][n_experts]: gate, up, down
-  void *memory;
-  float *x, *out, *route; // [n_largest][DIM] twice, [n_largest][top_k]
-  int32_t *ids;           // [n_largest][top_k]
-  uint8_t *chosen;        // [n_experts]
+  void *memory;                         // of the weights
+  float *x, *out, *route;               // [n_largest][DIM] twice, [n_largest][top_k]
+  int32_t *ids;                         // [n_largest][top_k]
+  uint8_t *chosen;                      // [n_experts]
+  const td_nodes *nodes;                // that threads and weights are on
+  td_stripes stripes;                   // of memory
+  td_dev_reads reads;
+  uint8_t *page_node; // NULL: reads are not counted
+  double *alone_s;    // [batches]: on the first node alone; 0: not measured
   td_dev *dev;
   td_stream *stream;
   uint32_t n_tokens;
@@ -85,11 +93,29 @@ static size_t weight_bytes(const td_format *format, uint32_t part) {
   return td_bench_weight(&unused, format, rows_of(part), DIM + HIDDEN - rows_of(part), NULL);
 }
 
+// Has the memory's pages allocated on the nodes, and notes where they are if reads are counted.
+static td_status place_weights(layer_bench *b, size_t n_bytes, td_err *err) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  b->stripes = (td_stripes){b->memory, n_bytes, TD_HUGE_PAGE_BYTES, b->nodes->n};
+  const bool is_placed = td_stripes_touch(&b->stripes, b->nodes);
+  if (is_placed) td_dev_use_stripes(b->dev, &b->stripes);
+  if (!b->report.options->bench_nodes) return TD_OK;
+  free(b->page_node);
+  b->page_node = malloc(n_bytes / page + 1);
+  if (!b->page_node) return td_fail(err, TD_ENOMEM, "out of memory");
+  b->reads = (td_dev_reads){.page_node = b->page_node, .page_bytes = page};
+  if (is_placed && td_stripes_where(&b->stripes, b->nodes, page, b->page_node)) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED,
+                 "--nodes: the kernel neither places memory nor says where it is: allow "
+                 "set_mempolicy and move_pages, as with --cap-add SYS_NICE of a container");
+}
+
 static td_status make_weights(layer_bench *b, td_err *err) {
   const td_format *f = b->format;
   size_t bytes = TD_BENCH_OFF_LINE + b->n_experts * (2 * weight_bytes(f, 0) + weight_bytes(f, 2));
   td_status st = td_bench_need_memory((double)bytes, f->name, err);
   if (st == TD_OK) st = td_dev_alloc(b->dev, &b->memory, bytes, err);
+  if (st == TD_OK) st = place_weights(b, bytes, err);
   if (st != TD_OK) return st;
   char *at = (char *)b->memory + TD_BENCH_OFF_LINE;
   for (uint32_t i = 0; i < 3 * b->n_experts; i++) {
@@ -109,12 +135,35 @@ static void settle(layer_bench *b) {
     run_step(b);
 }
 
-static void run_case(layer_bench *b, const td_bench_speed *speed) {
+// What the threads on each node read in a step, of a few.
+static void count_nodes(layer_bench *b, td_bench_nodes *out) {
+  enum { STEPS = 8 };
+  *out = (td_bench_nodes){.n = b->nodes->n};
+  memset(b->reads.n_bytes, 0, sizeof b->reads.n_bytes);
+  td_dev_count_reads(b->dev, &b->reads);
+  for (int i = 0; i < STEPS; i++)
+    run_step(b);
+  td_dev_count_reads(b->dev, NULL);
+  for (unsigned k = 0; k < out->n; k++) {
+    for (unsigned of = 0; of <= TD_MAX_NODES; of++)
+      *(of == k ? &out->local_bytes[k] : &out->remote_bytes[k]) += (double)b->reads.n_bytes[k][of] /
+                                                                   STEPS;
+  }
+}
+
+static void run_case(layer_bench *b, const td_bench_speed *speed, double *alone_s) {
+  td_bench_nodes nodes;
   settle(b);
   b->bytes = 0;
   b->n_steps = 0;
   td_bench_time time = td_bench_measure(&b->report, run_step, b);
   if (b->status != TD_OK) return;
+  const double bytes = b->bytes / b->n_steps;
+  if (b->page_node) {
+    count_nodes(b, &nodes);
+    if (nodes.n == 1) *alone_s = time.seconds;
+    if (nodes.n > 1 && *alone_s > 0) nodes.speedup = *alone_s / time.seconds;
+  }
   const char *isa = strrchr(td_dev_name(b->dev), ' ');
   td_bench_report_add(&b->report, &(td_bench_record){
                                       .kernel = "moe_layer",
@@ -124,9 +173,10 @@ static void run_case(layer_bench *b, const td_bench_speed *speed) {
                                       .cols = DIM,
                                       .batch = b->n_tokens,
                                       .speed = speed,
-                                      .bytes = b->bytes / b->n_steps,
+                                      .bytes = bytes,
                                       .flops = 6.0 * DIM * HIDDEN * b->top_k * (double)b->n_tokens,
                                       .time = time,
+                                      .nodes = b->page_node ? &nodes : NULL,
                                   });
 }
 
@@ -143,6 +193,7 @@ static td_status run_threads(layer_bench *b, const td_bench_speed *speed, td_err
   const td_int_list *batches = &b->report.options->bench_batches;
   const td_dev_opts dev = {.kind = "cpu",
                            .n_threads = speed->n_threads,
+                           .nodes = b->nodes,
                            .activations = (td_activations)b->report.options->activations};
   td_status st = td_bench_report_use(&b->report, speed, err);
   if (st == TD_OK) st = td_dev_open(&b->dev, &dev, err);
@@ -150,11 +201,46 @@ static td_status run_threads(layer_bench *b, const td_bench_speed *speed, td_err
   if (st == TD_OK) st = make_weights(b, err);
   for (uint32_t i = 0; i < batches->n && st == TD_OK; i++) {
     b->n_tokens = (uint32_t)batches->values[i];
-    run_case(b, speed);
+    run_case(b, speed, &b->alone_s[i]);
     st = b->status;
   }
   close_device(b);
   return st;
+}
+
+// On the first of the nodes, with its part of the threads.
+static td_status run_alone(layer_bench *b, const td_nodes *all, const td_bench_speed *speed,
+                           td_err *err) {
+  const td_nodes first = {.n = 1, .ids = {all->ids[0]}, .is_fake = all->is_fake};
+  td_bench_speed part = *speed;
+  cpu_set_t before;
+  part.n_threads = speed->n_threads / all->n;
+  part.peaks.fma_gflops /= all->n;
+  part.peaks.dot_gflops /= all->n;
+  sched_getaffinity(0, sizeof before, &before);
+  td_nodes_bind(all, 0, pthread_self());
+  b->nodes = &first;
+  td_status st = run_threads(b, &part, err);
+  sched_setaffinity(0, sizeof before, &before);
+  return st;
+}
+
+static td_status run_format(layer_bench *b, const td_nodes *all, td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t i = 0; i < b->report.n_speeds && st == TD_OK; i++) {
+    const td_bench_speed *speed = &b->report.speeds[i];
+    memset(b->alone_s, 0, b->report.options->bench_batches.n * sizeof *b->alone_s);
+    if (b->report.options->bench_nodes && speed->n_threads >= all->n)
+      st = run_alone(b, all, speed, err);
+    b->nodes = all;
+    if (st == TD_OK) st = run_threads(b, speed, err);
+  }
+  return st;
+}
+
+static td_status check_nodes(const td_options *o, const td_nodes *all, td_err *err) {
+  if (!o->bench_nodes || all->n > 1) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED, "--nodes: this machine has one NUMA node: leave it out");
 }
 
 static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
@@ -173,7 +259,8 @@ static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
   b->out = malloc(n * sizeof *b->out);
   b->route = malloc(n_pairs * sizeof *b->route);
   b->ids = malloc(n_pairs * sizeof *b->ids);
-  if (!b->weights || !b->chosen || !b->x || !b->out || !b->route || !b->ids) {
+  b->alone_s = calloc(o->bench_batches.n, sizeof *b->alone_s);
+  if (!b->alone_s || !b->weights || !b->chosen || !b->x || !b->out || !b->route || !b->ids) {
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
   for (size_t i = 0; i < n; i++)
@@ -186,18 +273,21 @@ static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
 int td_cmd_bench_layer(const td_options *o) {
   td_err err;
   layer_bench b = {.random = 1, .err = &err};
-  td_status st = open_bench(&b, o, &err);
+  const td_nodes all = td_nodes_get();
+  td_status st = check_nodes(o, &all, &err);
+  if (st == TD_OK) st = open_bench(&b, o, &err);
   const char *list = o->bench_format ? o->bench_format : "fp8-b128,bf16";
   size_t n;
   const td_format *formats = td_formats(&n);
   for (size_t f = 0; f < n && st == TD_OK; f++) {
     if (!td_bench_format_chosen(&formats[f], list)) continue;
     b.format = &formats[f];
-    for (uint32_t i = 0; i < b.report.n_speeds && st == TD_OK; i++)
-      st = run_threads(&b, &b.report.speeds[i], &err);
+    st = run_format(&b, &all, &err);
   }
   st = td_bench_report_close(&b.report, st, &err);
   free(b.weights);
+  free(b.page_node);
+  free(b.alone_s);
   free(b.chosen);
   free(b.x);
   free(b.out);

@@ -140,6 +140,18 @@ td_status td_bench_report_open(td_bench_report *r, const td_options *options, td
   return TD_OK;
 }
 
+static void nodes_json(td_json_writer *w, const td_bench_nodes *nodes) {
+  td_jw_begin_array(w, "nodes");
+  for (unsigned k = 0; k < nodes->n; k++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_double(w, "local_bytes", nodes->local_bytes[k]);
+    td_jw_double(w, "remote_bytes", nodes->remote_bytes[k]);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  if (nodes->speedup > 0) td_jw_double(w, "over_one_node", nodes->speedup);
+}
+
 static void record_json(td_json_writer *w, const td_bench_record *x, double gbps, double gflops) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "kernel", x->kernel);
@@ -156,7 +168,18 @@ static void record_json(td_json_writer *w, const td_bench_record *x, double gbps
   td_jw_double(w, "share_of_read_bandwidth", gbps / x->time.read_gbps);
   double peak = td_bench_peak(x->speed);
   td_jw_double(w, "share_of_peak", peak > 0 ? gflops / peak : NAN);
+  if (x->nodes) nodes_json(w, x->nodes);
   td_jw_end_object(w);
+}
+
+static void print_nodes(const td_bench_nodes *nodes) {
+  for (unsigned k = 0; k < nodes->n; k++) {
+    printf("  node %u reads %.2f MB of its own memory, %.2f MB of others'%s", k,
+           nodes->local_bytes[k] * 1e-6, nodes->remote_bytes[k] * 1e-6,
+           k + 1 < nodes->n ? "\n" : "");
+  }
+  if (nodes->speedup > 0) printf("; %.2f times as fast as one node alone", nodes->speedup);
+  printf("\n");
 }
 
 void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
@@ -171,6 +194,7 @@ void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
          x->variant, x->format->name, x->rows, x->cols, x->batch, x->speed->n_threads,
          x->time.seconds * 1e3, gbps, x->time.read_gbps, gbps / x->time.read_gbps, gflops,
          peak > 0 ? gflops / peak : 0);
+  if (x->nodes) print_nodes(x->nodes);
   fflush(stdout);
 }
 

@@ -34,6 +34,14 @@ typedef struct {
   double read_gbps; // the better of the measurements before and after
 } td_bench_time;
 
+// Where the weights of a run were read from, on several NUMA nodes.
+typedef struct {
+  unsigned n;
+  // Per run, by threads on each node: of its own memory and of others'.
+  double local_bytes[TD_MAX_NODES], remote_bytes[TD_MAX_NODES];
+  double speedup; // over the first node alone; 0: this is the first alone
+} td_bench_nodes;
+
 typedef struct {
   const char *kernel, *variant;
   const td_format *format;
@@ -41,6 +49,7 @@ typedef struct {
   const td_bench_speed *speed; // its number of threads and their peaks
   double bytes, flops;         // per run
   td_bench_time time;
+  const td_bench_nodes *nodes; // NULL: not counted
 } td_bench_record;
 
 // Measures the limits for every number of threads in --threads (0: one per CPU; duplicates are

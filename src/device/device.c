@@ -78,6 +78,14 @@ void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads) {
   if (dev->vtable->follow_threads) dev->vtable->follow_threads(dev, n_threads);
 }
 
+void td_dev_use_stripes(td_dev *dev, const td_stripes *stripes) {
+  if (dev->vtable->use_stripes) dev->vtable->use_stripes(dev, stripes);
+}
+
+void td_dev_count_reads(td_dev *dev, td_dev_reads *reads) {
+  if (dev->vtable->count_reads) dev->vtable->count_reads(dev, reads);
+}
+
 void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->vtable->show_pulse(dev, pulse);
 }

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/numa.h"
 #include "base/status.h"
 #include "tandem/types.h"
 
@@ -29,6 +30,7 @@ typedef struct {
   const char *kind;           // "cpu"; "cuda": a GPU; "auto": a usable GPU, else the CPU
   unsigned index;             // index of the GPU, from 0
   unsigned n_threads;         // CPU: size of the thread pool; 0: one thread per CPU
+  const td_nodes *nodes;      // CPU: over which threads are spread; NULL: all of them
   td_activations activations; // CPU; applies to all CPU devices of the process
   bool cpus_from_end; // CPU: pin threads from the last CPU down; another device has the first CPUs
   size_t need_bytes;  // bytes of weights that must fit into the device's own memory
@@ -52,6 +54,20 @@ td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
 // when a parallel part of an operator begins. Results do not depend on it. n_threads is borrowed;
 // its value may change at any time.
 void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads);
+// CPU: the memory that weights are in, if it lies on the NUMA nodes in stripes: threads then take
+// rows on their own node first. Call before the first operator; the memory is borrowed.
+void td_dev_use_stripes(td_dev *dev, const td_stripes *stripes);
+// Bytes that threads on each node (first index) read of weights in each node's memory (second; the
+// last: on none of them): the rows of td_op_linear and td_op_moe, without scales stored apart, and
+// those of td_op_attn_mla's absorbed matrix, twice.
+typedef struct {
+  const uint8_t *page_node; // td_stripes_where
+  size_t page_bytes;
+  _Atomic uint64_t n_bytes[TD_MAX_NODES][TD_MAX_NODES + 1];
+} td_dev_reads;
+// CPU: adds what operators read from now on, which costs them time; NULL: no longer. Borrowed.
+// Nothing may be queued.
+void td_dev_count_reads(td_dev *dev, td_dev_reads *reads);
 // *pulse advances while operators run: on the CPU also inside long ones; on a GPU as operators are
 // queued, since a GPU holds only a limited number. pulse is borrowed; call before the first
 // operator.

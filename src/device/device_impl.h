@@ -68,8 +68,10 @@ typedef struct {
   int (*node)(const td_dev *dev);      // NULL: none
   int (*gpu_index)(const td_dev *dev); // NULL, as the next: not a GPU
   void *(*stream_native)(td_stream *stream);
-  // NULL: the device has no host threads.
+  // NULL, as the next two: the device has no host threads.
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
+  void (*use_stripes)(td_dev *dev, const td_stripes *stripes);
+  void (*count_reads)(td_dev *dev, td_dev_reads *reads);
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);

@@ -292,6 +292,10 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model->memory;
 }
 
+td_stripes td_model_stripes(const td_model *model) {
+  return model->store ? td_store_stripes(model->store) : (td_stripes){.base = NULL};
+}
+
 const td_model_config *td_model_config_of(const td_model *model) {
   return &model->config;
 }

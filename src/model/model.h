@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/numa.h"
 #include "base/status.h"
 #include "tandem/types.h"
 
@@ -271,6 +272,8 @@ td_status td_model_assemble(td_model **out, const td_model_config *config,
 void td_model_close(td_model *model);
 // The memory that contains all weights; NULL if they are mapped from files.
 const void *td_model_memory(const td_model *model, size_t *n_bytes);
+// How it lies on NUMA nodes; base is NULL if it is not spread over them.
+td_stripes td_model_stripes(const td_model *model);
 
 const td_model_config *td_model_config_of(const td_model *model);
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);

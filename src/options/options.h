@@ -129,6 +129,7 @@ typedef struct {
   td_int_list bench_batches, bench_threads;
   char *bench_format;
   int64_t n_matrices;
+  bool bench_nodes; // bench layer
   // bench comm
   td_int_list bench_ranks, bench_bytes;
   int comm_backend; // td_comm_way_name

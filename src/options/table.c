@@ -122,8 +122,8 @@ const td_option td_option_table[] = {
      "a text need not repeat: results differ by rounding with what it holds"},
     {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
-     "possible; auto: resident if it fits and such pages are available, or experts stream to a "
-     "GPU"},
+     "possible; auto: resident if it fits and such pages are available, or there are several NUMA "
+     "nodes, which the weights are then spread over, or experts stream to a GPU"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH, AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in CPU matmuls: f32 (exact, unless --expert-parallel has prompts "
@@ -306,6 +306,9 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "n-weights", 0, OPT_INT, MICROBENCH, AT(n_matrices), RANGE(1, 4096), "64", "N",
      "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
      "bandwidth"},
+    {GROUP_BENCH, "nodes", 0, OPT_FLAG, ON(BENCH_LAYER), AT(bench_nodes), NO_RANGE, NULL, NULL,
+     "of several NUMA nodes: how many bytes the threads on each read of its own memory and of "
+     "others', by where pages really are, and the time of the first node alone"},
 
     {GROUP_NETWORK, "server", 0, OPT_STR, REMOTE, AT(server), NO_RANGE, NULL, "URL",
      "the running server; default: http://127.0.0.1:8080"},

@@ -276,7 +276,14 @@ void td_devices_open_longer(td_engine **out, td_devices *d, const td_model *mode
   d->longer.prefill_chunk = 0;
 }
 
-void td_devices_pin(const td_devices *devices, const void *memory, size_t n_bytes) {
+void td_devices_use_memory(const td_devices *devices, const td_model *model) {
+  const td_stripes stripes = td_model_stripes(model);
+  size_t n_bytes;
+  const void *memory = td_model_memory(model, &n_bytes);
+  td_dev_use_stripes(devices->dev, &stripes);
+  if (devices->expert_dev) td_dev_use_stripes(devices->expert_dev, &stripes);
+  for (uint32_t i = 0; i < devices->n_peers; i++)
+    td_dev_use_stripes(devices->peers[i], &stripes);
   if (!devices->stream_bytes && !devices->cache_bytes && !devices->peer_cache_bytes) return;
   for (uint32_t i = 0; i < devices->n_peers; i++)
     td_dev_follow_pins(devices->peers[i], devices->dev);

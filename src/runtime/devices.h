@@ -46,8 +46,9 @@ typedef struct {
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);
-// Registers the weights' memory with the devices that copy from it.
-void td_devices_pin(const td_devices *devices, const void *memory, size_t n_bytes);
+// Tells CPU devices how the model's weights lie on NUMA nodes, and registers their memory with the
+// devices that copy from it. The model's memory is borrowed.
+void td_devices_use_memory(const td_devices *devices, const td_model *model);
 // Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
 // device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);

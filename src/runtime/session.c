@@ -90,9 +90,7 @@ static td_status open_parts(td_session *s, td_err *err) {
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
-  size_t n_bytes;
-  const void *memory = td_model_memory(s->model, &n_bytes);
-  td_devices_pin(&s->devices, memory, n_bytes);
+  td_devices_use_memory(&s->devices, s->model);
   st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;

@@ -42,7 +42,8 @@ static bool is_to_be_resident(const td_weights_need *need) {
   const td_placement *p = &need->placement;
   if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_RESIDENT;
   if (p->is_discrete && !p->experts_on_cpu) return false;
-  bool gains = p->experts_on_cpu || need->pages != TD_PAGES_PLAIN || need->converted_bytes;
+  bool gains = p->experts_on_cpu || need->pages != TD_PAGES_PLAIN || need->n_nodes > 1 ||
+               need->converted_bytes;
   return gains && has_room_for_kv(need);
 }
 
@@ -154,7 +155,7 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   td_buf parts = TD_BUF_INIT;
   for (unsigned i = 0; i < stats->n_nodes; i++)
     td_buf_printf(&parts, "%s%.1f", i ? " + " : "", td_mib(stats->node_bytes[i]));
-  td_info("rows of matrices are on %u NUMA nodes: %s MiB", stats->n_nodes, td_buf_text(&parts));
+  td_info("weights are on %u NUMA nodes: %s MiB, in turn", stats->n_nodes, td_buf_text(&parts));
   td_buf_free(&parts);
 }
 
@@ -216,6 +217,7 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
     need->kv_bytes = td_engine_kv_bytes(&config, opts->runtime->kv_dtype, n_ctx);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);
+  need->n_nodes = td_nodes_get().n;
   for (size_t i = 0; i < td_store_n_shards(c->store); i++)
     need->file_bytes += td_store_shard(c->store, i).n_bytes;
   return TD_OK;

@@ -27,6 +27,7 @@ typedef struct {
   // memory that may become available: the machine's, or the control group's limit
   uint64_t limit_bytes;
   td_page_kind pages; // page kind that shared memory would get
+  unsigned n_nodes;   // NUMA nodes
 } td_weights_need;
 
 typedef struct {
@@ -34,9 +35,9 @@ typedef struct {
   char text[384];               // the reason, a sentence
 } td_weights_choice;
 
-// Auto chooses resident if it fits and either brings huge pages, saves workers a conversion, or
-// lets a GPU stream experts from there. A GPU that holds all weights needs no other copy.
-// TD_ENOMEM: resident was requested and can never fit.
+// Auto chooses resident if it fits and either brings huge pages, spreads weights over NUMA nodes,
+// saves workers a conversion, or lets a GPU stream experts from there. A GPU that holds all weights
+// needs no other copy. TD_ENOMEM: resident was requested and can never fit.
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
 
 typedef struct {

@@ -142,10 +142,9 @@ static td_status open_devices(td_worker *w, td_err *err) {
   td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);
   td_dev_set_progress_counter(d->dev, w->front_link.channel.pulse);
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
+  td_devices_use_memory(d, w->model);
   size_t n_bytes;
-  const void *memory = td_model_memory(w->model, &n_bytes);
-  td_devices_pin(d, memory, n_bytes);
-  if (d->expert_dev && !memory) {
+  if (d->expert_dev && !td_model_memory(w->model, &n_bytes)) {
     td_info("experts are read through the page cache, from which they stream to the GPU more "
             "slowly; give --weights resident");
   }

@@ -121,6 +121,11 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model;
 }
 
+td_stripes td_model_stripes(const td_model *model) {
+  (void)model;
+  return (td_stripes){.base = NULL};
+}
+
 bool td_model_use_mtp(td_model *model) {
   (void)model;
   return false;
@@ -242,6 +247,10 @@ void td_dev_close(td_dev *dev) {
 void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads) {
   (void)dev;
   TD_CHECK(n_threads);
+}
+
+void td_dev_use_stripes(td_dev *dev, const td_stripes *stripes) {
+  (void)dev, (void)stripes;
 }
 
 void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {

@@ -403,9 +403,90 @@ static void test_an_expert_that_is_none(void **state) {
   device_close(&f);
 }
 
+// Moves the weights of all experts into one block, in stripes on the nodes.
+static td_stripes move_to_stripes(experts *e, unsigned n_nodes) {
+  enum { STRIPE = 1000 };
+  td_weight *const parts[] = {e->g, e->u, e->d};
+  const size_t n_bytes = EXPERTS * 3 * td_weight_data_bytes(&e->g[0]);
+  char *block = malloc(n_bytes), *at = block;
+  for (int i = 0; i < EXPERTS; i++) {
+    for (size_t k = 0; k < TD_COUNT(parts); k++) {
+      td_weight *w = &parts[k][i];
+      memcpy(at, w->data, td_weight_data_bytes(w));
+      w->data = at;
+      at += td_weight_data_bytes(w);
+    }
+  }
+  return (td_stripes){block, n_bytes, STRIPE, n_nodes};
+}
+
+// Gate and up are items of their own then: the same bits, and every byte of a chosen expert is read
+// once, by threads on either node.
+static void test_moe_in_stripes(void **state) {
+  (void)state;
+  enum { TOKENS = 40, NODES = 2, PAGE = 100 };
+  const td_nodes nodes = {.n = NODES, .is_fake = true};
+  uint64_t rng = 3;
+  td_err err;
+  td_dev *dev;
+  td_stream *stream;
+  experts e;
+  make_experts(&e, &rng, TD_BF16);
+  const td_dev_opts opts = {.kind = "cpu", .n_threads = 3, .nodes = &nodes};
+  assert_int_equal(td_dev_open(&dev, &opts, &err), TD_OK);
+  assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+  float *x = ref_floats(&rng, TOKENS * DIM), *weights = ref_floats(&rng, TOKENS * TOP_K);
+  float *out[2] = {ref_floats(&rng, TOKENS * DIM), ref_floats(&rng, TOKENS * DIM)};
+  int32_t ids[TOKENS * TOP_K];
+  for (int i = 0; i < TOKENS * TOP_K; i++)
+    ids[i] = i % 3 == 0 ? 0 : 1 + (int32_t)ref_below(&rng, EXPERTS - 2); // the last gets none
+  const td_stripes stripes = move_to_stripes(&e, NODES);
+  static uint8_t page_node[1 << 16];
+  assert_true(td_stripes_where(&stripes, &nodes, PAGE, page_node));
+  for (int n_tokens = 1; n_tokens <= TOKENS; n_tokens += TOKENS - 1) {
+    td_dev_reads reads = {.page_node = page_node, .page_bytes = PAGE};
+    bool is_chosen[EXPERTS] = {false};
+    uint64_t wanted = 0, counted = 0;
+    for (int i = 0; i < n_tokens * TOP_K; i++) {
+      if (!is_chosen[ids[i]]) wanted += 3 * td_weight_data_bytes(&e.g[0]);
+      is_chosen[ids[i]] = true;
+    }
+    for (int is_placed = 0; is_placed < 2; is_placed++) {
+      td_dev_use_stripes(dev, is_placed ? &stripes : &(td_stripes){.base = NULL});
+      td_dev_count_reads(dev, is_placed ? &reads : NULL);
+      td_op_moe(stream, &(td_moe_args){.gate = e.g,
+                                       .up = e.u,
+                                       .down = e.d,
+                                       .x = x,
+                                       .ids = ids,
+                                       .weights = weights,
+                                       .out = out[is_placed],
+                                       .n_tokens = (uint32_t)n_tokens,
+                                       .n_experts = EXPERTS,
+                                       .top_k = TOP_K});
+      assert_int_equal(td_stream_sync(stream, &err), TD_OK);
+    }
+    assert_memory_equal(out[0], out[1], (size_t)n_tokens * DIM * sizeof *x);
+    for (unsigned by = 0; by < NODES; by++) {
+      for (unsigned of = 0; of < NODES; of++)
+        counted += reads.n_bytes[by][of];
+    }
+    assert_int_equal(counted, wanted);
+  }
+  td_stream_close(stream);
+  td_dev_close(dev);
+  free((void *)(uintptr_t)stripes.base);
+  free(x);
+  free(weights);
+  free(out[0]);
+  free(out[1]);
+  free_experts(&e);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_moe_in_stripes),
       cmocka_unit_test(test_moe_of_pairs),
       cmocka_unit_test(test_moe_of_bf16),
       cmocka_unit_test(test_moe_in_groups),

@@ -1,4 +1,5 @@
-// tests/unit/test_numa.c - which rows, and which pages, belong to which NUMA node.
+// tests/unit/test_numa.c - which rows, and which bytes, belong to which NUMA node, and where pages
+// lie.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,40 +15,6 @@
 
 #include "base/numa.h"
 #include "base/status.h"
-#include "model/checkpoint/numa_layout.h"
-
-static uint64_t distance(uint64_t a, uint64_t b) {
-  return a > b ? a - b : b - a;
-}
-
-// Every whole page of the matrix is somebody's, in order, and a border between two nodes' pages is
-// as near to that between their rows as pages allow.
-static void check_plan(unsigned n_nodes, uint64_t at, uint64_t n_rows, uint64_t row_bytes,
-                       uint64_t page_bytes) {
-  td_page_range parts[TD_MAX_NODES];
-  uint64_t n_bytes = n_rows * row_bytes;
-  td_place_rows(parts, n_nodes, at, n_bytes, n_rows, page_bytes);
-  assert_int_equal(parts[0].begin, (at + page_bytes - 1) / page_bytes * page_bytes);
-  assert_int_equal(parts[n_nodes - 1].end, (at + n_bytes) / page_bytes * page_bytes);
-  for (unsigned k = 0; k < n_nodes; k++) {
-    assert_true(parts[k].begin <= parts[k].end);
-    assert_int_equal(parts[k].begin % page_bytes + parts[k].end % page_bytes, 0);
-    if (k + 1 == n_nodes) break;
-    assert_int_equal(parts[k].end, parts[k + 1].begin);
-    uint64_t border = at + td_node_begin(n_rows, n_nodes, k + 1) * row_bytes;
-    assert_true(distance(parts[k].end, border) <= page_bytes / 2);
-  }
-}
-
-static void test_plan(void **state) {
-  (void)state;
-  for (unsigned n_nodes = 1; n_nodes <= TD_MAX_NODES; n_nodes++) {
-    check_plan(n_nodes, 0, 2048, 7168, 4096);
-    check_plan(n_nodes, 12345, 1408, 2048, 4096);
-    check_plan(n_nodes, 5 << 20, 7168, 18432, 2 << 20);
-    check_plan(n_nodes, (3 << 20) + 777, 99991, 1001, 2 << 20);
-  }
-}
 
 static void test_node_of_a_device(void **state) {
   (void)state;
@@ -90,19 +57,6 @@ static void test_rows(void **state) {
   }
 }
 
-static void test_what_is_cut(void **state) {
-  (void)state;
-  td_tensor t = {.name = "a.weight", .n_bytes = 1 << 20, .shape = {512, 1024}, .n_dims = 2};
-  assert_true(td_place_is_cut(&t, 2, 4096));
-  assert_false(td_place_is_cut(&t, 1, 4096));
-  assert_false(td_place_is_cut(&t, 2, 2 << 20)); // one page
-  t.name = "a.qweight";                          // columns lie together
-  assert_false(td_place_is_cut(&t, 2, 4096));
-  t.name = "a.norm";
-  t.n_dims = 1;
-  assert_false(td_place_is_cut(&t, 2, 4096));
-}
-
 static void test_fake_nodes(void **state) {
   (void)state;
   setenv("TANDEM_FAKE_NODES", "3", 1);
@@ -119,27 +73,60 @@ static void test_fake_nodes(void **state) {
   assert_true(td_nodes_get().n >= 1);
 }
 
-// The kernel takes the placement, or has none; the memory is whole in either case.
-static void test_placed_memory(void **state) {
+// Every byte is one node's, and each node has its share of them.
+static void test_stripes(void **state) {
   (void)state;
-  enum { N = 1 << 20 };
-  td_nodes nodes = td_nodes_get();
-  int fd = memfd_create("test", MFD_CLOEXEC);
-  assert_int_equal(ftruncate(fd, N), 0);
-  if (!td_nodes_place(&nodes, 0, fd, 4096, N - 8192)) print_message("mbind is refused here\n");
-  char *base = mmap(NULL, N, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  static const size_t sizes[] = {1, 999, 1000, 1001, 6000, 7500, 123456};
+  for (unsigned n_nodes = 1; n_nodes <= TD_MAX_NODES; n_nodes++) {
+    for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+      const td_stripes s = {(const char *)4096, sizes[i], 1000, n_nodes};
+      uint64_t n_bytes[TD_MAX_NODES] = {0};
+      for (size_t at = 0; at < s.n_bytes; at++)
+        n_bytes[td_stripes_node(&s, s.base + at)]++;
+      for (unsigned k = 0; k < n_nodes; k++)
+        assert_int_equal(td_stripes_bytes(&s, k), n_bytes[k]);
+      assert_true(td_stripes_hold(&s, s.base, s.n_bytes));
+      assert_false(td_stripes_hold(&s, s.base, s.n_bytes + 1));
+      assert_false(td_stripes_hold(&s, s.base - 1, 1));
+      assert_true(td_stripes_hold(&s, s.base + s.n_bytes - 1, 1));
+      assert_false(td_stripes_hold(&s, s.base + s.n_bytes, 1));
+    }
+  }
+  assert_false(td_stripes_hold(&(td_stripes){.base = NULL}, "a", 1));
+}
+
+// The kernel says of pages that are there on which node they are, and nothing of others.
+static void test_where_memory_lies(void **state) {
+  (void)state;
+  enum { STRIPE = 16384, PAGE = 4096, N = 40 * STRIPE };
+  char *base = mmap(NULL, N, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(base != MAP_FAILED);
-  memset(base, 7, N);
-  assert_int_equal(base[N - 1] + base[5000], 14);
+  const td_nodes nodes = td_nodes_get(), fake = {.n = 3, .is_fake = true};
+  const td_stripes s = {base, N, STRIPE, nodes.n}, fakes = {base, N, STRIPE, 3};
+  static uint8_t where[N / PAGE];
+  if (td_stripes_where(&s, &nodes, PAGE, where)) {
+    for (size_t i = 0; i < N / PAGE; i++)
+      assert_int_equal(where[i], TD_MAX_NODES);
+    const bool is_placed = td_stripes_touch(&s, &nodes);
+    assert_true(td_stripes_where(&s, &nodes, PAGE, where));
+    for (size_t i = 0; i < N / PAGE; i++) {
+      if (is_placed) assert_int_equal(where[i], i * PAGE / STRIPE % nodes.n);
+      assert_true(where[i] < nodes.n);
+    }
+  } else {
+    print_message("move_pages is refused here\n");
+  }
+  assert_true(td_stripes_where(&fakes, &fake, PAGE, where));
+  for (size_t i = 0; i < N / PAGE; i++)
+    assert_int_equal(where[i], i * PAGE / STRIPE % 3);
   munmap(base, N);
-  close(fd);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_plan),       cmocka_unit_test(test_node_of_a_device),
-      cmocka_unit_test(test_rows),       cmocka_unit_test(test_what_is_cut),
-      cmocka_unit_test(test_fake_nodes), cmocka_unit_test(test_placed_memory),
+      cmocka_unit_test(test_node_of_a_device),  cmocka_unit_test(test_rows),
+      cmocka_unit_test(test_fake_nodes),        cmocka_unit_test(test_stripes),
+      cmocka_unit_test(test_where_memory_lies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,15 @@ typedef struct {
   _Atomic bool is_next_wrong, is_member_wrong;
   _Atomic bool is_busy[N_THREADS];
   bool is_alone; // one member: its next is what follows
+  td_cpu_rows first[TD_CPU_MAX_PARTS];
 } tally;
+
+static td_cpu_rows rows_of(const void *ctx, size_t part, size_t matrix) {
+  const tally *t = ctx;
+  td_cpu_rows rows = t->first[part];
+  if (rows.base) rows.base += matrix * rows.n_bytes;
+  return rows;
+}
 
 static void count_item(void *ctx, size_t item, size_t next, unsigned member) {
   tally *t = ctx;
@@ -41,6 +49,8 @@ static void count_item(void *ctx, size_t item, size_t next, unsigned member) {
   atomic_fetch_add(&t->n_done, 1);
 }
 
+static const char memory[8192]; // nobody looks into it
+
 static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
   static tally t;
   t = (tally){.is_alone = is_alone};
@@ -49,9 +59,14 @@ static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
   for (size_t i = 0; i < n_parts; i++) {
     parts[i] = (td_cpu_part){.n_matrices = ref_next(rng) % 30, .n_tiles = ref_next(rng) % 20};
     t.part_begin[i + 1] = t.part_begin[i] + parts[i].n_matrices * parts[i].n_tiles;
+    t.first[i] = (td_cpu_rows){.tile_bytes = 10, .n_bytes = 10 * parts[i].n_tiles};
+    if (ref_next(rng) % 4) t.first[i].base = memory + ref_next(rng) % 100;
   }
   t.n_items = t.part_begin[n_parts];
-  td_cpu_parallel_tiles((td_cpu_stream *)stream, parts, n_parts, count_item, &t);
+  const td_cpu_tiles tiles = {
+      .parts = parts, .n_parts = n_parts, .fn = count_item, .rows = rows_of, .ctx = &t};
+  td_err err;
+  assert_int_equal(td_cpu_parallel_tiles((td_cpu_stream *)stream, &tiles, &err), TD_OK);
   assert_int_equal(t.n_done, t.n_items);
   assert_false(t.is_next_wrong);
   assert_false(t.is_member_wrong);
@@ -72,6 +87,7 @@ static void test_every_tile_once(void **state) {
                      TD_OK);
     assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
     td_dev_set_thread_limit(dev, &n_active);
+    td_dev_use_stripes(dev, &(td_stripes){memory, sizeof memory, 37, td_nodes_get().n});
     uint64_t rng = i;
     for (int round = 0; round < 50; round++) {
       n_active = (uint32_t)(ref_next(&rng) % (N_THREADS + 1));

@@ -29,7 +29,7 @@
 static void test_choice(void **state) {
   (void)state;
   enum { PLAIN = TD_PAGES_PLAIN, THP = TD_PAGES_TRANSPARENT, RESERVED = TD_PAGES_RESERVED };
-  enum { CPU, GPU, BOTH }; // BOTH: experts are the CPU's
+  enum { CPU, NODES, GPU, BOTH }; // NODES: two; BOTH: experts are the CPU's
   static const struct {
     td_weights_mode mode;
     int pages, where;
@@ -40,6 +40,7 @@ static void test_choice(void **state) {
       {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 14, 99, TD_OK, true, false},
       {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 13, 99, TD_OK, false, false},    // two contexts do not fit
       {TD_WEIGHTS_AUTO, PLAIN, CPU, 10, 2, 99, 99, TD_OK, false, false},  // brings nothing
+      {TD_WEIGHTS_AUTO, PLAIN, NODES, 10, 2, 99, 99, TD_OK, true, false}, // each has its part
       {TD_WEIGHTS_AUTO, RESERVED, CPU, 10, 2, 4, 99, TD_OK, true, false}, // set aside already
       {TD_WEIGHTS_AUTO, RESERVED, CPU, 10, 2, 3, 99, TD_OK, false, true},
       {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 9, 99, TD_OK, false, true}, // the disk will be read on
@@ -59,7 +60,7 @@ static void test_choice(void **state) {
       {TD_WEIGHTS_AUTO, THP, BOTH, 10, 0, 9, 99, TD_OK, false, true},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    const td_placement placement = {.is_discrete = cases[i].where != CPU,
+    const td_placement placement = {.is_discrete = cases[i].where >= GPU,
                                     .experts_on_cpu = cases[i].where == BOTH};
     const td_weights_need need = {.mode = cases[i].mode,
                                   .placement = placement,
@@ -68,7 +69,8 @@ static void test_choice(void **state) {
                                   .kv_bytes = cases[i].kv_gib * TD_GIB,
                                   .available_bytes = cases[i].available_gib * TD_GIB,
                                   .limit_bytes = cases[i].limit_gib * TD_GIB,
-                                  .pages = (td_page_kind)cases[i].pages};
+                                  .pages = (td_page_kind)cases[i].pages,
+                                  .n_nodes = cases[i].where == NODES ? 2 : 1};
     td_weights_choice choice;
     td_err err;
     td_status st = td_weights_choose(&choice, &need, &err);

@@ -327,8 +327,14 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
   for (; run->first_item < n_items; run->first_item += wave) {
     size_t left = n_items - run->first_item;
     size_t n = left < wave ? left : wave;
-    td_cpu_parallel_tiles(stream, &(td_cpu_part){1, n * run->max_splits}, 1, one_split, run);
-    td_cpu_parallel_tiles(stream, &(td_cpu_part){n, run->tile_queries}, 1, merge_query, run);
+    const td_cpu_part splits = {1, n * run->max_splits}, queries = {n, run->tile_queries};
+    status = td_cpu_parallel_tiles(
+        stream, &(td_cpu_tiles){.parts = &splits, .n_parts = 1, .fn = one_split, .ctx = run}, err);
+    if (status != TD_OK) return status;
+    status = td_cpu_parallel_tiles(
+        stream, &(td_cpu_tiles){.parts = &queries, .n_parts = 1, .fn = merge_query, .ctx = run},
+        err);
+    if (status != TD_OK) return status;
   }
   return TD_OK;
 }

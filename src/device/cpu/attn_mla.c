@@ -123,6 +123,13 @@ static void value_head(void *ctx, size_t head, size_t next, unsigned member) {
   });
 }
 
+static td_cpu_rows head_rows(const void *ctx, size_t part, size_t matrix) {
+  (void)part, (void)matrix;
+  const td_attn_mla_args *a = ((const mla_run *)ctx)->a;
+  const size_t of_head = a->nope_dim + a->v_dim;
+  return td_cpu_rows_of(a->kv_b, head_row(a, 0), of_head, a->n_heads * of_head);
+}
+
 static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
   size_t n_rows = (size_t)a->batch.n_tokens * a->n_heads;
@@ -145,10 +152,13 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
   run->latent = latent;
   const td_cpu_part heads = {1, a->n_heads};
   if (a->batch.n_tokens == 1 && td_dtype_bits(a->kv_b->dtype) >= 8) {
-    td_cpu_parallel_tiles(stream, &heads, 1, absorb_one, run);
+    const td_cpu_tiles tiles = {
+        .parts = &heads, .n_parts = 1, .fn = absorb_one, .rows = head_rows, .ctx = run};
+    status = td_cpu_parallel_tiles(stream, &tiles, err);
   } else {
     td_cpu_for(stream, a->n_heads, absorb_head, run);
   }
+  if (status != TD_OK) return status;
   status = td_attn_run_shared(stream,
                               &(td_attn_shared){
                                   .batch = &a->batch,
@@ -166,8 +176,9 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                               },
                               err);
   if (status != TD_OK) return status;
-  td_cpu_parallel_tiles(stream, &heads, 1, value_head, run);
-  return TD_OK;
+  const td_cpu_tiles tiles = {
+      .parts = &heads, .n_parts = 1, .fn = value_head, .rows = head_rows, .ctx = run};
+  return td_cpu_parallel_tiles(stream, &tiles, err);
 }
 
 // A member's buffers for one block's latents and a head's expanded keys and values.

@@ -11,6 +11,7 @@
 #include "base/jitter.h"
 #include "base/thread_pool.h"
 #include "device/check.h"
+#include "device/cpu/tile_map.h"
 #include "device/cpu/tuner.h"
 #include "tandem/kernels.h"
 
@@ -25,21 +26,23 @@ typedef enum {
   SCRATCH_MEMBER, // one piece per member of the pool
   SCRATCH_QUERY,  // absorbed queries
   SCRATCH_LATENT, // attention over latents, before the value rows
+  SCRATCH_RUNS,   // runs of tiles, by NUMA node
+  SCRATCH_HALVES, // MoE: whether one of gate and up is done
   N_SCRATCH
 } td_cpu_scratch_slot;
 
 typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
-  td_pool *pool; // spread over the NUMA nodes
+  td_pool *pool;       // spread over the NUMA nodes
+  td_stripes stripes;  // of weights
+  td_dev_reads *reads; // NULL: not counted
   td_cpu_tuner *tuner;
   _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
   _Atomic uint32_t unseen_pulse; // used until a counter is set
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // open and closed ones, for reuse
 } td_cpu_dev;
-
-enum { TD_CPU_MAX_PARTS = 3 }; // of td_cpu_parallel_tiles
 
 // Tiles taken from a member's share of a part: low 32 bits from the front, high 32 bits from the
 // back.
@@ -125,22 +128,27 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
 // there may be more threads than CPUs.
 void td_cpu_wait_turn(unsigned n_waits);
 
-// Items that are tiles of matrices: n_tiles tiles for each of n_matrices, in order of rows. The
-// index of tile t of matrix m is the number of items in earlier parts plus m * n_tiles + t.
-typedef struct {
-  size_t n_matrices, n_tiles;
-} td_cpu_part;
-
 #define TD_CPU_NO_ITEM SIZE_MAX
+
+typedef struct {
+  const td_cpu_part *parts; // [n_parts], at most TD_CPU_MAX_PARTS
+  size_t n_parts;
+  void (*fn)(void *ctx, size_t item, size_t next, unsigned member);
+  // The memory of a matrix of a part; NULL: none is known.
+  td_cpu_rows (*rows)(const void *ctx, size_t part, size_t matrix);
+  void *ctx; // of both
+} td_cpu_tiles;
 
 // Calls fn(ctx, item, next, member) for every item; an item may wait for items of earlier parts.
 // Each member has a share of every part, tiles in order, and takes from its front. next is the item
 // it computes afterwards, for prefetching, or TD_CPU_NO_ITEM. A member whose share is empty steals
-// from the back of others' shares. With several NUMA nodes a member's share holds rows on its own
-// node.
-void td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                           void (*fn)(void *ctx, size_t item, size_t next, unsigned member),
-                           void *ctx);
+// from the back of others' shares, of members on its own NUMA node first. A member's share holds
+// tiles whose rows are on its own node (tile_map.h). TD_ENOMEM.
+td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles, td_err *err);
+// At most tile_rows, so that a stripe of the weights' memory has many tiles of the matrix.
+uint32_t td_cpu_tile_rows(const td_cpu_dev *dev, const td_weight *w, uint32_t tile_rows);
+// Of a matrix in tiles of tile_rows rows, n_rows in all, the first at row_begin.
+td_cpu_rows td_cpu_rows_of(const td_weight *w, size_t row_begin, size_t tile_rows, size_t n_rows);
 
 // Start of piece i when n things are cut into n_pieces as evenly as possible.
 static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {

@@ -64,6 +64,14 @@ static void cpu_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
   td_pool_set_limit(((td_cpu_dev *)dev)->pool, n_threads);
 }
 
+static void cpu_use_stripes(td_dev *dev, const td_stripes *stripes) {
+  ((td_cpu_dev *)dev)->stripes = *stripes;
+}
+
+static void cpu_count_reads(td_dev *dev, td_dev_reads *reads) {
+  ((td_cpu_dev *)dev)->reads = reads;
+}
+
 static void cpu_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
   ((td_cpu_dev *)dev)->pulse = pulse;
 }
@@ -71,6 +79,8 @@ static void cpu_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
 static const td_dev_vtable vtable = {
     .close = cpu_close,
     .follow_threads = cpu_follow_threads,
+    .use_stripes = cpu_use_stripes,
+    .count_reads = cpu_count_reads,
     .show_pulse = cpu_show_pulse,
     .alloc = cpu_alloc,
     .free = cpu_free,
@@ -96,7 +106,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_F32;
   pthread_mutex_init(&dev->lock, NULL);
-  dev->nodes = td_nodes_get();
+  dev->nodes = opts->nodes ? *opts->nodes : td_nodes_get();
   dev->pulse = &dev->unseen_pulse;
   const td_pool_opts pool = {.n_threads = opts->n_threads,
                              .pin = true,

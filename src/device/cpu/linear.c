@@ -73,6 +73,13 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
   if (a->bias.data) add_bias(a, &tile);
 }
 
+static td_cpu_rows linear_rows(const void *ctx, size_t part, size_t matrix) {
+  (void)part, (void)matrix;
+  const linear_run *run = ctx;
+  return td_cpu_rows_of(run->a->w, run->a->row_begin, run->tile_rows,
+                        run->row_end - run->a->row_begin);
+}
+
 td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
   td_status status = td_cpu_check_weight(a->w, "linear", err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
@@ -84,12 +91,15 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
-  linear_run run = {.a = a, .tile_rows = trial.rows[0], .way = trial.way[0]};
+  linear_run run = {
+      .a = a, .tile_rows = td_cpu_tile_rows(dev, a->w, trial.rows[0]), .way = trial.way[0]};
   const uint32_t n_rows = a->n_rows ? a->n_rows : a->w->rows;
   run.row_end = a->row_begin + n_rows;
   run.n_row_tiles = (n_rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
-  td_cpu_parallel_tiles(stream, &part, 1, linear_tile, &run);
+  const td_cpu_tiles tiles = {
+      .parts = &part, .n_parts = 1, .fn = linear_tile, .rows = linear_rows, .ctx = &run};
+  status = td_cpu_parallel_tiles(stream, &tiles, err);
   td_cpu_tuner_add(dev->tuner, &trial, td_jitter_time(td_clock_ns() - begin_ns), a->n_tokens);
-  return TD_OK;
+  return status;
 }

@@ -6,6 +6,10 @@
 // depend on its batch. They are one parallel run: a down item waits for its own expert's gate and
 // up items, a sum waits for all down items. Items wait only for earlier items, and those are done
 // or running, so there is no deadlock; with many experts there is hardly any waiting.
+//
+// Where weights lie on several NUMA nodes, the same rows of gate and up may be on different ones,
+// so that each is an item of its own, and the second to be done computes the activation. Counters
+// that all members change have a cache line each, and those of all items one a node.
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -24,10 +28,13 @@ enum {
 
 // Some pairs of one expert; an item is one of these times a tile of rows.
 typedef struct {
-  uint32_t expert, begin, n;      // pairs [begin, begin + n) in sorted order
-  bool prompt;                    // prefill or decode pairs
-  _Atomic uint32_t n_hidden_done; // completed gate and up items
+  uint32_t expert, begin, n; // pairs [begin, begin + n) in sorted order
+  bool prompt;               // prefill or decode pairs
 } pair_tile;
+
+typedef struct {
+  _Alignas(64) _Atomic uint32_t n;
+} counter;
 
 typedef struct {
   const td_moe_args *a;
@@ -44,13 +51,18 @@ typedef struct {
   uint32_t *place; // [n_tokens][top_k]: the pair's index in sorted order, or UINT32_MAX
   // [2 n_experts + 1]: number of decode pairs, then of prefill pairs, of each expert
   uint32_t *count;
-  pair_tile *tiles; // at most n_pairs
+  pair_tile *tiles;       // at most n_pairs
+  counter *n_hidden_done; // [n_tiles]: tiles of rows whose activation is done
   uint32_t n_tiles;
+  // Of [n_tiles][n_hidden_tiles] tiles of rows, whether gate's or up's are done; NULL: they are one
+  // item.
+  _Atomic uint8_t *is_half_done;
   float *gate, *up; // [n_pairs][gate_rows], [n_pairs][hidden]
   float *active;    // [n_pairs][hidden]: the activation, in gate's memory or in up's
   float *parts;     // [n_pairs][dim]
   size_t n_hidden_items, n_down_items;
-  _Atomic size_t n_down_done;
+  const td_pool *pool;
+  counter n_down_done[TD_MAX_NODES]; // by the node of who computed them
 } moe_run;
 
 // The pair's expert, relative to first_expert; UINT32_MAX: it is not in this group.
@@ -92,7 +104,6 @@ static void order_pairs(moe_run *run) {
       tile->prompt = kind % 2;
       tile->begin = begin + at;
       tile->n = td_cpu_cut(n, i + 1, n_tiles) - at;
-      atomic_init(&tile->n_hidden_done, 0);
     }
     run->count[kind] = begin; // from here on: the index of its next pair
     begin += n;
@@ -104,18 +115,44 @@ static void order_pairs(moe_run *run) {
   }
 }
 
+// The tile of pairs that matrix i of the hidden items is for, and the matrix itself; with gate and
+// up in one item, gate.
+static const pair_tile *hidden_tile_of(const moe_run *run, size_t i) {
+  return &run->tiles[run->is_half_done ? i / 2 : i];
+}
+
+static const td_weight *hidden_matrix(const moe_run *run, size_t i) {
+  const td_moe_args *a = run->a;
+  const td_weight *matrices = run->is_half_done && i % 2 ? a->up : a->gate;
+  return &matrices[matrix_of(a, hidden_tile_of(run, i)->expert)];
+}
+
+static const td_weight *down_matrix(const moe_run *run, size_t i) {
+  return &run->a->down[matrix_of(run->a, run->tiles[i].expert)];
+}
+
 // Where an item's weights begin, for prefetching; NULL: it has none.
 static const void *weights_of(const moe_run *run, size_t item) {
-  const td_moe_args *a = run->a;
   if (item < run->n_hidden_items) {
     uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
-    const uint32_t e = run->tiles[item / run->n_hidden_tiles].expert;
-    return td_cpu_rows_at(&a->gate[matrix_of(a, e)], row);
+    return td_cpu_rows_at(hidden_matrix(run, item / run->n_hidden_tiles), row);
   }
   item -= run->n_hidden_items;
   if (item >= run->n_down_items) return NULL; // or no item at all
   uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
-  return td_cpu_rows_at(&a->down[matrix_of(a, run->tiles[item / run->n_dim_tiles].expert)], row);
+  return td_cpu_rows_at(down_matrix(run, item / run->n_dim_tiles), row);
+}
+
+enum { HIDDEN_PART, DOWN_PART, SUM_PART };
+
+static td_cpu_rows expert_rows(const void *ctx, size_t part, size_t matrix) {
+  const moe_run *run = ctx;
+  switch (part) {
+  case HIDDEN_PART:
+    return td_cpu_rows_of(hidden_matrix(run, matrix), 0, run->hidden_tile, run->gate_rows);
+  case DOWN_PART: return td_cpu_rows_of(down_matrix(run, matrix), 0, run->dim_tile, run->dim);
+  default: return (td_cpu_rows){.base = NULL};
+  }
 }
 
 static float clamped(const td_moe_args *a, float gate, float up) {
@@ -150,7 +187,7 @@ static void activate(const moe_run *run, const pair_tile *tile, uint32_t row, ui
 }
 
 // Rows [row, row + n_rows) of gate and up, which alternate, and their activation.
-static void pairs_tile(const moe_run *run, pair_tile *tile, uint32_t row, uint32_t n_rows,
+static void pairs_tile(const moe_run *run, const pair_tile *tile, uint32_t row, uint32_t n_rows,
                        const void *next) {
   const td_moe_args *a = run->a;
   float *rows = run->gate + (size_t)tile->begin * run->gate_rows;
@@ -173,26 +210,22 @@ static void pairs_tile(const moe_run *run, pair_tile *tile, uint32_t row, uint32
     activate_pairs(a, rows + (size_t)i * run->gate_rows + row, bias,
                    out + (size_t)i * run->hidden + row / 2, n_rows / 2);
   }
-  atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
 }
 
-static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
+// Rows [row, row + n_rows) of gate and up, or of one of them if they are items of their own, which
+// the other half's item may have to go on with. Whether the activation of the rows is done.
+static bool gate_up_rows(const moe_run *run, const pair_tile *tile, size_t item, uint32_t row,
+                         uint32_t n_rows, const void *next) {
   const td_moe_args *a = run->a;
-  pair_tile *tile = &run->tiles[item / run->n_hidden_tiles];
-  uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
-  uint32_t left = run->gate_rows - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
-  if (a->pairs) {
-    pairs_tile(run, tile, row, n_rows, next);
-    return;
-  }
   const uint32_t matrix = matrix_of(a, tile->expert);
+  const size_t i = item / run->n_hidden_tiles;
   float *gate = run->gate + (size_t)tile->begin * run->hidden;
   float *up = run->up + (size_t)tile->begin * run->hidden;
   td_linear_args args = {
-      .w = &a->gate[matrix],
+      .w = hidden_matrix(run, i),
       .x = run->x,
       .x_rows = run->token + tile->begin,
-      .y = gate,
+      .y = run->is_half_done && i % 2 ? up : gate,
       .ldx = run->dim,
       .ldy = run->hidden,
       .n_tokens = tile->n,
@@ -200,18 +233,35 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
       .row_end = row + n_rows,
       .prompt = tile->prompt,
       .way = run->trial.way[0],
-      .next = td_cpu_rows_at(&a->up[matrix], row),
+      .next = run->is_half_done ? next : td_cpu_rows_at(&a->up[matrix], row),
   };
   td_cpu_linear_tile(&args);
-  args.w = &a->up[matrix];
-  args.y = up;
-  args.next = next;
-  td_cpu_linear_tile(&args);
-  for (uint32_t i = 0; i < tile->n; i++) {
-    size_t at = (size_t)i * run->hidden + row;
+  if (run->is_half_done) {
+    const size_t at = i / 2 * run->n_hidden_tiles + item % run->n_hidden_tiles;
+    if (!atomic_exchange_explicit(&run->is_half_done[at], 1, memory_order_acq_rel)) return false;
+  } else {
+    args.w = &a->up[matrix];
+    args.y = up;
+    args.next = next;
+    td_cpu_linear_tile(&args);
+  }
+  for (uint32_t k = 0; k < tile->n; k++) {
+    size_t at = (size_t)k * run->hidden + row;
     activate(run, tile, row, n_rows, gate + at, up + at);
   }
-  atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
+  return true;
+}
+
+static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
+  const pair_tile *tile = hidden_tile_of(run, item / run->n_hidden_tiles);
+  uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
+  uint32_t left = run->gate_rows - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
+  if (run->a->pairs) {
+    pairs_tile(run, tile, row, n_rows, next);
+  } else if (!gate_up_rows(run, tile, item, row, n_rows, next)) {
+    return;
+  }
+  atomic_fetch_add_explicit(&run->n_hidden_done[tile - run->tiles].n, 1, memory_order_release);
 }
 
 // To rows [row, row + n_rows) of each of the tile's parts, so that a part is the same whether it is
@@ -227,10 +277,10 @@ static void add_down_bias(const moe_run *run, const pair_tile *tile, uint32_t ro
   }
 }
 
-static void down_tile(moe_run *run, size_t item, const void *next) {
-  pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
-  for (unsigned i = 0;
-       atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < run->n_hidden_tiles;
+static void down_tile(moe_run *run, size_t item, const void *next, unsigned member) {
+  const pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
+  const counter *done = &run->n_hidden_done[item / run->n_dim_tiles];
+  for (unsigned i = 0; atomic_load_explicit(&done->n, memory_order_acquire) < run->n_hidden_tiles;
        i++) {
     td_cpu_wait_turn(i);
   }
@@ -250,7 +300,15 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
       .next = next,
   });
   if (run->a->down_bias) add_down_bias(run, tile, row, n_rows);
-  atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
+  const unsigned node = td_pool_node(run->pool, member);
+  atomic_fetch_add_explicit(&run->n_down_done[node].n, 1, memory_order_release);
+}
+
+static size_t n_down_done(const moe_run *run) {
+  size_t n = 0;
+  for (unsigned k = 0; k < TD_MAX_NODES; k++)
+    n += atomic_load_explicit(&run->n_down_done[k].n, memory_order_acquire);
+  return n;
 }
 
 // Columns [begin, begin + n) of a token's pairs, each to its own row of out.
@@ -268,10 +326,8 @@ static void sum_piece(moe_run *run, size_t item) {
   float widened[SUM_ELEMENTS];
   const td_moe_args *a = run->a;
   const bool is_rounded = a->is_bf16 && !a->out_f32;
-  for (unsigned i = 0;
-       atomic_load_explicit(&run->n_down_done, memory_order_acquire) < run->n_down_items; i++) {
+  for (unsigned i = 0; n_down_done(run) < run->n_down_items; i++)
     td_cpu_wait_turn(i);
-  }
   size_t n_pieces = (run->dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
   size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;
   size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
@@ -298,12 +354,11 @@ static void sum_piece(moe_run *run, size_t item) {
 }
 
 static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
-  (void)member;
   moe_run *run = ctx;
   if (item < run->n_hidden_items) {
     gate_up_tile(run, item, weights_of(run, next));
   } else if (item - run->n_hidden_items < run->n_down_items) {
-    down_tile(run, item - run->n_hidden_items, weights_of(run, next));
+    down_tile(run, item - run->n_hidden_items, weights_of(run, next), member);
   } else {
     sum_piece(run, item - run->n_hidden_items - run->n_down_items);
   }
@@ -342,9 +397,9 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   const td_tuner_kind kind = td_tuner_kind_of(&a->gate[e], a->n_experts, a->n_tokens,
                                               a->n_prompt > 0);
   run->trial = td_cpu_tuner_next(dev->tuner, &kind, first);
-  run->hidden_tile = run->trial.rows[0];
+  run->hidden_tile = td_cpu_tile_rows(dev, &a->gate[e], run->trial.rows[0]);
   if (a->pairs) run->hidden_tile += run->hidden_tile % 2;
-  run->dim_tile = run->trial.rows[1];
+  run->dim_tile = td_cpu_tile_rows(dev, &a->down[e], run->trial.rows[1]);
   run->n_hidden_tiles = (run->gate_rows + run->hidden_tile - 1) / run->hidden_tile;
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
@@ -383,13 +438,23 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   return TD_OK;
 }
 
+// Whether gate's rows and up's may be on different nodes, or are to be counted each.
+static bool are_halves_apart(const td_cpu_dev *dev, const td_moe_args *a) {
+  return (dev->nodes.n > 1 || dev->reads) && dev->stripes.base && !a->pairs;
+}
+
 static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs, td_err *err) {
   size_t n = max_pairs, n_experts = run->a->n_experts;
-  void *order, *tiles, *gate, *up, *parts;
+  void *order, *tiles, *gate, *up, *parts, *halves;
   td_status status = td_cpu_scratch(stream, SCRATCH_ORDER,
                                     (2 * (n + n_experts) + 1) * sizeof(uint32_t), &order, err);
   if (status == TD_OK) {
-    status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * sizeof(pair_tile), &tiles, err);
+    status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * (sizeof(counter) + sizeof(pair_tile)),
+                            &tiles, err);
+  }
+  if (status == TD_OK && are_halves_apart(td_cpu_dev_of(stream), run->a)) {
+    status = td_cpu_scratch(stream, SCRATCH_HALVES, n * run->n_hidden_tiles, &halves, err);
+    run->is_half_done = halves;
   }
   size_t hidden_bytes = n * run->hidden * sizeof(float);
   size_t gate_bytes = n * run->gate_rows * sizeof(float);
@@ -402,7 +467,8 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
   run->token = order;
   run->place = run->token + n;
   run->count = run->place + n;
-  run->tiles = tiles;
+  run->n_hidden_done = tiles;
+  run->tiles = (pair_tile *)(run->n_hidden_done + n);
   run->gate = gate;
   run->up = up;
   run->active = run->a->pairs ? run->up : run->gate;
@@ -438,10 +504,18 @@ static td_status take_x(td_cpu_stream *stream, moe_run *run, td_err *err) {
   return TD_OK;
 }
 
+static void reset_counters(moe_run *run) {
+  memset(run->n_hidden_done, 0, run->n_tiles * sizeof *run->n_hidden_done);
+  memset(run->n_down_done, 0, sizeof run->n_down_done);
+  if (run->is_half_done) {
+    memset((void *)run->is_half_done, 0, (size_t)run->n_tiles * run->n_hidden_tiles);
+  }
+}
+
 td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
-  moe_run run = {.a = a};
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  moe_run run = {.a = a, .pool = dev->pool};
   td_status status = check(&run, dev, err);
   if (status != TD_OK) return status;
   uint32_t pass_tokens = MAX_PAIRS / a->top_k > 0 ? MAX_PAIRS / a->top_k : 1;
@@ -457,14 +531,21 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     status = take_x(stream, &run, err);
     if (status != TD_OK) return status;
     order_pairs(&run);
-    run.n_hidden_items = (size_t)run.n_tiles * run.n_hidden_tiles;
+    const td_cpu_part parts[] = {
+        [HIDDEN_PART] = {(size_t)run.n_tiles * (run.is_half_done ? 2 : 1), run.n_hidden_tiles},
+        [DOWN_PART] = {run.n_tiles, run.n_dim_tiles},
+        [SUM_PART] = {1, run.n_tokens * sum_pieces}};
+    run.n_hidden_items = parts[HIDDEN_PART].n_matrices * run.n_hidden_tiles;
     run.n_down_items = (size_t)run.n_tiles * run.n_dim_tiles;
-    atomic_store(&run.n_down_done, 0);
+    reset_counters(&run);
     n_tiles += run.n_tiles;
-    const td_cpu_part parts[] = {{run.n_tiles, run.n_hidden_tiles},
-                                 {run.n_tiles, run.n_dim_tiles},
-                                 {1, run.n_tokens * sum_pieces}};
-    td_cpu_parallel_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
+    const td_cpu_tiles tiles = {.parts = parts,
+                                .n_parts = TD_COUNT(parts),
+                                .fn = run_item,
+                                .rows = expert_rows,
+                                .ctx = &run};
+    status = td_cpu_parallel_tiles(stream, &tiles, err);
+    if (status != TD_OK) return status;
   }
   // Decode time is proportional to the experts read, prefill time to the tokens.
   const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;

@@ -58,12 +58,9 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
 // ---- tiles in shares, with stealing -------------------------------------------------------------
 
 typedef struct {
-  void (*fn)(void *ctx, size_t item, size_t next, unsigned member);
-  void *ctx;
-  const td_cpu_part *parts;
-  size_t n_parts;
-  const td_pool *pool;
-  unsigned n_nodes;
+  const td_cpu_tiles *tiles;
+  const td_cpu_dev *dev;
+  const td_tile_map *map; // NULL: there is one node
   _Atomic uint32_t *pulse;
   td_cpu_tile_range *shares; // [n_parts][members of the pool]
 } tile_run;
@@ -75,9 +72,9 @@ typedef struct {
 } seats;
 
 static seats seats_of(const tile_run *run, unsigned n_members) {
-  seats s = {.n_nodes = run->n_nodes};
+  seats s = {.n_nodes = run->map ? run->dev->nodes.n : 1};
   for (unsigned i = 0; s.n_nodes > 1 && i < n_members; i++)
-    s.on_node[td_pool_node(run->pool, i)]++;
+    s.on_node[td_pool_node(run->dev->pool, i)]++;
   for (unsigned k = 0; k < s.n_nodes; k++) {
     if (s.on_node[k] == 0) s.n_nodes = 1;
   }
@@ -85,30 +82,52 @@ static seats seats_of(const tile_run *run, unsigned n_members) {
   return s;
 }
 
+static unsigned seat_of(const tile_run *run, const seats *s, unsigned member) {
+  return s->n_nodes == 1 ? 0 : td_pool_node(run->dev->pool, member);
+}
+
 // A member's tiles of a part.
 typedef struct {
-  size_t first, n_tiles; // of the part: its first item, and tiles per matrix
-  size_t begin, width;   // of the node: its first tile in each matrix, and their number
-  size_t at, n; // of the member: its first of the node's tiles, matrix by matrix, and their number
+  const td_tile_map *map; // NULL: all tiles of the part are one node's
+  size_t part, first;     // first: the part's first item
+  unsigned node;
+  size_t at, n; // of the node's tiles: the member's first, and their number
 } stretch;
 
 static stretch stretch_of(const tile_run *run, const seats *s, size_t part, unsigned member) {
-  unsigned node = s->n_nodes == 1 ? 0 : td_pool_node(run->pool, member);
-  unsigned rank = s->n_nodes == 1 ? member : td_pool_rank(run->pool, member);
-  stretch t = {.n_tiles = run->parts[part].n_tiles};
+  const td_cpu_part *parts = run->tiles->parts;
+  stretch t = {.map = s->n_nodes == 1 ? NULL : run->map, .part = part};
+  t.node = seat_of(run, s, member);
   for (size_t i = 0; i < part; i++)
-    t.first += run->parts[i].n_matrices * run->parts[i].n_tiles;
-  t.begin = td_node_begin(t.n_tiles, s->n_nodes, node);
-  t.width = td_node_begin(t.n_tiles, s->n_nodes, node + 1) - t.begin;
-  size_t n = run->parts[part].n_matrices * t.width;
-  t.at = n * rank / s->on_node[node];
-  t.n = n * (rank + 1) / s->on_node[node] - t.at;
+    t.first += parts[i].n_matrices * parts[i].n_tiles;
+  const unsigned rank = t.map ? td_pool_rank(run->dev->pool, member) : member;
+  const size_t n = t.map ? t.map->of[part][t.node].n_items
+                         : parts[part].n_matrices * parts[part].n_tiles;
+  t.at = n * rank / s->on_node[t.node];
+  t.n = n * (rank + 1) / s->on_node[t.node] - t.at;
   return t;
 }
 
 static size_t item_of(const stretch *t, size_t i) {
-  i += t->at;
-  return t->first + i / t->width * t->n_tiles + t->begin + i % t->width;
+  return t->map ? td_tile_map_item(t->map, t->part, t->node, t->at + i) : t->first + t->at + i;
+}
+
+// Adds what the item reads, by the nodes of the member and of the memory.
+static void count_reads(const tile_run *run, const stretch *t, size_t item, unsigned member) {
+  td_dev_reads *reads = run->dev->reads;
+  const size_t n_tiles = run->tiles->parts[t->part].n_tiles, i = item - t->first;
+  const td_cpu_rows rows = run->tiles->rows(run->tiles->ctx, t->part, i / n_tiles);
+  if (!rows.base || !td_stripes_hold(&run->dev->stripes, rows.base, rows.n_bytes)) return;
+  const size_t base = (size_t)(rows.base - run->dev->stripes.base), end = base + rows.n_bytes;
+  size_t at = base + i % n_tiles * rows.tile_bytes, last = at + rows.tile_bytes;
+  if (last > end) last = end;
+  for (size_t n; at < last; at += n) {
+    const size_t page = at / reads->page_bytes, left = (page + 1) * reads->page_bytes - at;
+    n = left < last - at ? left : last - at;
+    atomic_fetch_add_explicit(
+        &reads->n_bytes[td_pool_node(run->dev->pool, member)][reads->page_node[page]], n,
+        memory_order_relaxed);
+  }
 }
 
 // Takes the rest of a share. An owner's last item is followed by item `then`.
@@ -122,8 +141,23 @@ static void take_share(const tile_run *run, td_cpu_tile_range *share, const stre
     if (front + back >= t->n) return;
     size_t i = is_own ? front : t->n - 1 - back, next = then;
     if (front + back + 1 < t->n) next = item_of(t, is_own ? i + 1 : i - 1);
+    const size_t item = item_of(t, i);
     show_pulse(run->pulse, member);
-    run->fn(run->ctx, item_of(t, i), next, member);
+    run->tiles->fn(run->tiles->ctx, item, next, member);
+    if (run->dev->reads && run->tiles->rows) count_reads(run, t, item, member);
+  }
+}
+
+// Takes what others have left of a part: on the member's node, then on other nodes.
+static void steal(const tile_run *run, const seats *s, td_cpu_tile_range *shares, size_t part,
+                  unsigned member, unsigned n_members) {
+  for (int is_away = 0; is_away < (s->n_nodes > 1 ? 2 : 1); is_away++) {
+    for (unsigned k = 1; k < n_members; k++) {
+      const unsigned other = (member + k) % n_members;
+      if ((seat_of(run, s, other) != seat_of(run, s, member)) != is_away) continue;
+      const stretch left = stretch_of(run, s, part, other);
+      take_share(run, &shares[other], &left, member, false, TD_CPU_NO_ITEM);
+    }
   }
 }
 
@@ -131,44 +165,71 @@ static void take_share(const tile_run *run, td_cpu_tile_range *share, const stre
 // done or running, so waiting for them ends.
 static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   const tile_run *run = ctx;
+  const size_t n_parts = run->tiles->n_parts;
   const seats s = seats_of(run, n_members);
   td_cpu_tile_range *shares = run->shares;
   stretch own = stretch_of(run, &s, 0, member);
-  for (size_t part = 0; part < run->n_parts; part++, shares += td_pool_size(run->pool)) {
-    stretch then = part + 1 < run->n_parts ? stretch_of(run, &s, part + 1, member) : (stretch){0};
+  for (size_t part = 0; part < n_parts; part++, shares += td_pool_size(run->dev->pool)) {
+    stretch then = part + 1 < n_parts ? stretch_of(run, &s, part + 1, member) : (stretch){0};
     take_share(run, &shares[member], &own, member, true,
                then.n ? item_of(&then, 0) : TD_CPU_NO_ITEM);
-    for (unsigned k = 1; k < n_members; k++) {
-      unsigned other = (member + k) % n_members;
-      stretch left = stretch_of(run, &s, part, other);
-      take_share(run, &shares[other], &left, member, false, TD_CPU_NO_ITEM);
-    }
+    steal(run, &s, shares, part, member, n_members);
     own = then;
   }
 }
 
-void td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                           void (*fn)(void *ctx, size_t item, size_t next, unsigned member),
-                           void *ctx) {
+static td_status map_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles, td_tile_map *map,
+                           td_err *err) {
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
-  TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
+  const td_tile_map_opts opts = {.parts = tiles->parts,
+                                 .n_parts = tiles->n_parts,
+                                 .rows = tiles->rows,
+                                 .ctx = tiles->ctx,
+                                 .stripes = &dev->stripes,
+                                 .n_nodes = dev->nodes.n};
+  void *runs;
+  const size_t n_bytes = td_tile_map_most_runs(&opts) * sizeof *map->runs;
+  td_status status = td_cpu_scratch(stream, SCRATCH_RUNS, n_bytes, &runs, err);
+  if (status == TD_OK) td_tile_map_make(map, runs, &opts);
+  return status;
+}
+
+td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles, td_err *err) {
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  TD_CHECK(tiles->n_parts <= TD_CPU_MAX_PARTS);
   size_t n_items = 0;
-  for (size_t i = 0; i < n_parts; i++)
-    n_items += parts[i].n_matrices * parts[i].n_tiles;
-  if (n_items == 0) return;
-  if (n_items == 1) {
+  for (size_t i = 0; i < tiles->n_parts; i++)
+    n_items += tiles->parts[i].n_matrices * tiles->parts[i].n_tiles;
+  if (n_items == 0) return TD_OK;
+  if (n_items == 1 && !dev->reads) {
     show_pulse(dev->pulse, 0);
-    fn(ctx, 0, TD_CPU_NO_ITEM, 0);
-    return;
+    tiles->fn(tiles->ctx, 0, TD_CPU_NO_ITEM, 0);
+    return TD_OK;
   }
-  memset(stream->shares, 0, n_parts * td_pool_size(dev->pool) * sizeof *stream->shares);
-  tile_run run = {.fn = fn,
-                  .ctx = ctx,
-                  .parts = parts,
-                  .n_parts = n_parts,
-                  .pool = dev->pool,
-                  .n_nodes = dev->nodes.n,
-                  .pulse = dev->pulse,
-                  .shares = stream->shares};
+  memset(stream->shares, 0, tiles->n_parts * td_pool_size(dev->pool) * sizeof *stream->shares);
+  td_tile_map map;
+  tile_run run = {.tiles = tiles, .dev = dev, .pulse = dev->pulse, .shares = stream->shares};
+  if (dev->nodes.n > 1) {
+    td_status status = map_tiles(stream, tiles, &map, err);
+    if (status != TD_OK) return status;
+    run.map = &map;
+  }
   td_pool_run(dev->pool, take_tiles, &run);
+  return TD_OK;
+}
+
+uint32_t td_cpu_tile_rows(const td_cpu_dev *dev, const td_weight *w, uint32_t tile_rows) {
+  enum { UNIT = 8 };
+  if (dev->nodes.n < 2 || !dev->stripes.base || w->layout != TD_LAYOUT_ROWS) return tile_rows;
+  const size_t most = dev->stripes.stripe_bytes / TD_STRIPE_TILES / td_weight_row_bytes(w);
+  const uint32_t n = (uint32_t)(most < UNIT ? UNIT : most - most % UNIT);
+  return n < tile_rows ? n : tile_rows;
+}
+
+td_cpu_rows td_cpu_rows_of(const td_weight *w, size_t row_begin, size_t tile_rows, size_t n_rows) {
+  if (w->layout != TD_LAYOUT_ROWS) return (td_cpu_rows){.base = NULL}; // columns lie together
+  const size_t row_bytes = td_weight_row_bytes(w);
+  return (td_cpu_rows){.base = (const char *)w->data + row_begin * row_bytes,
+                       .tile_bytes = tile_rows * row_bytes,
+                       .n_bytes = n_rows * row_bytes};
 }

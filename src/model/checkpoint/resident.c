@@ -14,6 +14,7 @@ static bool is_well_formed(const td_resident *r) {
   const resident_head *head = (const void *)r->base;
   if (head->magic != RESIDENT_MAGIC || head->version != RESIDENT_VERSION) return false;
   if (resident_head_bytes(head->n_shards) > r->n_bytes) return false;
+  if (!head->n_nodes || head->n_nodes > TD_MAX_NODES || !head->stripe_bytes) return false;
   for (uint32_t i = 0; i < head->n_shards; i++) {
     const resident_shard *s = &head->shards[i];
     if (s->offset > r->n_bytes || s->n_bytes > r->n_bytes - s->offset) return false;
@@ -45,6 +46,15 @@ td_status td_resident_attach(td_resident *out, int fd, td_err *err) {
 void td_resident_detach(td_resident *r) {
   if (r->base) munmap((void *)r->base, r->n_bytes);
   *r = (td_resident){0};
+}
+
+td_stripes td_resident_stripes(const td_resident *r) {
+  const resident_head *head = (const void *)r->base;
+  if (!head || head->n_nodes < 2) return (td_stripes){.base = NULL};
+  return (td_stripes){.base = r->base,
+                      .n_bytes = r->n_bytes,
+                      .stripe_bytes = (size_t)head->stripe_bytes,
+                      .n_nodes = head->n_nodes};
 }
 
 const void *td_resident_find(const td_resident *r, const char *name, size_t *n_bytes) {

@@ -1,7 +1,8 @@
 // src/model/checkpoint/resident.h - a checkpoint's shards in shared memory: read once, sealed, and
 // mapped by every process that computes with them, so that weights exist once and survive a
 // worker's crash. The memory holds the shards unchanged, one after the other, followed by the JSON
-// files that describe the tensors, so that a model can be opened without its directory.
+// files that describe the tensors, so that a model can be opened without its directory. On several
+// NUMA nodes it lies in stripes on them (base/numa.h).
 #ifndef TD_MODEL_CHECKPOINT_RESIDENT_H
 #define TD_MODEL_CHECKPOINT_RESIDENT_H
 
@@ -35,8 +36,8 @@ typedef struct {
   td_page_kind pages;
   uint64_t n_bytes;                  // bytes of the shards
   uint64_t huge_bytes;               // bytes in 2 MB pages, including gaps between shards
-  unsigned n_nodes;                  // nodes that matrix rows are spread over; 1: not spread
-  uint64_t node_bytes[TD_MAX_NODES]; // bytes placed on each node; unsplit tensors are not counted
+  unsigned n_nodes;                  // nodes that stripes are spread over; 1: not spread
+  uint64_t node_bytes[TD_MAX_NODES]; // of the memory, on each node
 } td_resident_stats;
 
 // Memory needed for the store's shards and for the result of conversion (may be NULL), in bytes.
@@ -58,6 +59,8 @@ typedef struct {
 // TD_EFORMAT if fd was not made by td_resident_load.
 td_status td_resident_attach(td_resident *out, int fd, td_err *err);
 void td_resident_detach(td_resident *resident);
+// How the memory lies on NUMA nodes; base is NULL if it is not spread. The memory is borrowed.
+td_stripes td_resident_stripes(const td_resident *resident);
 // Data and size of the file called name, or NULL.
 const void *td_resident_find(const td_resident *resident, const char *name, size_t *n_bytes);
 

@@ -17,11 +17,11 @@
 #include "base/thread.h"
 #include "base/units.h"
 #include "gguf/files.h"
-#include "model/checkpoint/numa_layout.h"
 #include "model/checkpoint/resident.h"
 #include "model/checkpoint/resident_impl.h"
 
 #define CHUNK_BYTES    ((uint64_t)8 << 20)
+#define STRIPE_BYTES   ((uint64_t)256 << 10) // in pages of 4 KB: many rows, and many in a matrix
 #define N_READERS      8 // NVMe needs several large concurrent reads; more do not help
 #define PROGRESS_NS    200000000
 #define SEAL_TRIES     100               // 1 ms apart
@@ -41,6 +41,8 @@ typedef struct {
   source *sources; // [n_sources]
   size_t n_sources;
   char *base;
+  td_nodes nodes; // several: stripes lie on them in turn
+  uint64_t stripe_bytes;
   uint64_t converted_offset;               // in memory, after the shards
   uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: the memory's size; total_bytes: the shards'
                                            // size
@@ -54,6 +56,32 @@ typedef struct {
 
 static uint64_t round_up(uint64_t n, uint64_t unit) {
   return (n + unit - 1) / unit * unit;
+}
+
+// ---- NUMA placement ---------------------------------------------------------------------------
+// A page is allocated where the thread that first touches it prefers. So memory is filled a stripe
+// at a time, which leaves no policy for the kernel to keep.
+
+// Bytes of the stripe at offset from there on, at most n_bytes, and its node preferred.
+static uint64_t enter_stripe(const loading *l, uint64_t offset, uint64_t n_bytes) {
+  if (l->nodes.n < 2) return n_bytes;
+  td_nodes_prefer(l->nodes.ids[offset / l->stripe_bytes % l->nodes.n]);
+  const uint64_t left = l->stripe_bytes - offset % l->stripe_bytes;
+  return left < n_bytes ? left : n_bytes;
+}
+
+static void leave_stripes(const loading *l) {
+  if (l->nodes.n > 1) td_nodes_prefer(-1);
+}
+
+static void choose_stripes(loading *l, td_page_kind pages) {
+  l->stripe_bytes = pages == TD_PAGES_PLAIN ? STRIPE_BYTES : TD_HUGE_PAGE_BYTES;
+  l->nodes = td_nodes_get();
+  if (l->nodes.n < 2 || l->nodes.is_fake) return;
+  if (td_nodes_prefer(l->nodes.ids[0]) && td_nodes_prefer(-1)) return;
+  td_warn("weights are not placed by NUMA node: the kernel does not place memory: %s",
+          strerror(errno));
+  l->nodes = (td_nodes){.n = 1};
 }
 
 // ---- one reader ---------------------------------------------------------------------------------
@@ -105,8 +133,8 @@ static td_status read_failed(const reader *r, int code, td_err *err) {
                  s->path, td_gib(r->l->done_bytes), td_gib(r->l->total_bytes));
 }
 
-// Reads [pos, pos + len) of the source into memory. pos is a multiple of CHUNK_BYTES.
-static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
+// Reads [pos, pos + len) of the source into memory. pos is a multiple of RESIDENT_ALIGN.
+static td_status read_piece(reader *r, uint64_t pos, uint64_t len, td_err *err) {
   const source *s = r->source;
   char *to = r->l->base + s->offset + pos;
   uint64_t have = 0;
@@ -128,6 +156,16 @@ static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) 
   // Do not keep a second copy in the page cache.
   if (!r->is_direct) posix_fadvise(r->fd, (off_t)pos, (off_t)len, POSIX_FADV_DONTNEED);
   return TD_OK;
+}
+
+// The same, a stripe at a time.
+static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
+  td_status st = TD_OK;
+  for (uint64_t end = pos + len, n; pos < end && st == TD_OK; pos += n) {
+    n = enter_stripe(r->l, r->source->offset + pos, end - pos);
+    st = read_piece(r, pos, n, err);
+  }
+  return st;
 }
 
 static const source *source_of(const loading *l, uint64_t chunk) {
@@ -327,8 +365,11 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
 
 static void write_head(const loading *l) {
   resident_head *head = (void *)l->base;
-  *head = (resident_head){
-      .magic = RESIDENT_MAGIC, .version = RESIDENT_VERSION, .n_shards = (uint32_t)l->n_sources};
+  *head = (resident_head){.magic = RESIDENT_MAGIC,
+                          .version = RESIDENT_VERSION,
+                          .n_shards = (uint32_t)l->n_sources,
+                          .n_nodes = l->nodes.n,
+                          .stripe_bytes = l->stripe_bytes};
   for (size_t i = 0; i < l->n_sources; i++) {
     resident_shard *s = &head->shards[i];
     s->offset = l->sources[i].offset;
@@ -382,10 +423,13 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   const td_conversion *c = l->opts->conversion;
   uint64_t n_bytes = td_conversion_bytes(c);
   if (!n_bytes) return TD_OK;
-  if (fallocate(fd, 0, (off_t)l->converted_offset, (off_t)n_bytes) != 0) {
+  for (uint64_t done = 0, n; done < n_bytes; done += n) {
+    n = enter_stripe(l, l->converted_offset + done, n_bytes - done);
+    if (fallocate(fd, 0, (off_t)(l->converted_offset + done), (off_t)n) == 0) continue;
     return td_fail(err, TD_ENOMEM, "no memory for %.2f GiB of converted weights: %s",
                    td_gib(n_bytes), strerror(errno));
   }
+  leave_stripes(l);
   td_conversion_write_header(c, l->base + l->converted_offset);
   moving m = {.l = l, .store = store};
   const td_conversion_opts how = {.moved = moved, .ctx = &m, .canceled = l->opts->canceled};
@@ -429,64 +473,6 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
   return TD_OK;
 }
 
-// ---- NUMA placement ---------------------------------------------------------------------------
-
-static td_status place_matrix(const td_nodes *nodes, int fd, const td_page_range *parts,
-                              td_resident_stats *stats, td_err *err) {
-  for (unsigned k = 0; k < nodes->n; k++) {
-    uint64_t n_bytes = parts[k].end - parts[k].begin;
-    if (n_bytes && !td_nodes_place(nodes, k, fd, parts[k].begin, n_bytes)) {
-      return td_fail(err, TD_EUNSUPPORTED, "the kernel does not place memory: %s", strerror(errno));
-    }
-    stats->node_bytes[k] += n_bytes;
-  }
-  return TD_OK;
-}
-
-typedef struct {
-  td_nodes nodes;
-  int fd;
-  uint64_t page_bytes;
-  td_resident_stats *stats;
-} placing;
-
-static td_status place_tensor(const placing *p, const td_tensor *t, uint64_t at, td_err *err) {
-  if (!td_place_is_cut(t, p->nodes.n, p->page_bytes)) return TD_OK;
-  td_page_range parts[TD_MAX_NODES];
-  td_place_rows(parts, p->nodes.n, at, t->n_bytes, t->shape[0], p->page_bytes);
-  return place_matrix(&p->nodes, p->fd, parts, p->stats, err);
-}
-
-// Assigns each node the rows that its threads take first. Called before any page is allocated.
-static td_status place(const loading *l, int fd, td_resident_stats *stats, const td_store *store,
-                       td_err *err) {
-  placing p = {.nodes = td_nodes_get(),
-               .fd = fd,
-               .page_bytes = stats->pages == TD_PAGES_PLAIN ? RESIDENT_ALIGN : TD_HUGE_PAGE_BYTES,
-               .stats = stats};
-  td_status st = TD_OK;
-  stats->n_nodes = p.nodes.n;
-  if (p.nodes.n == 1) return TD_OK;
-  size_t shard = 0;
-  for (size_t i = 0; st == TD_OK && i < td_store_n_tensors(store); i++) {
-    const td_tensor *t = td_store_tensor(store, i); // sorted by shard
-    td_shard_info info = td_store_shard(store, shard);
-    while (t->data < info.bytes || t->data >= info.bytes + info.n_bytes)
-      info = td_store_shard(store, ++shard);
-    uint64_t at = l->sources[shard].offset + (uint64_t)(t->data - info.bytes);
-    st = place_tensor(&p, t, at, err);
-  }
-  const td_shard_entry *e;
-  for (size_t i = 0; st == TD_OK && (e = td_conversion_result(l->opts->conversion, i)); i++) {
-    const td_tensor t = {.name = e->name,
-                         .n_dims = e->n_dims,
-                         .shape = {e->shape[0], e->shape[1], e->shape[2]},
-                         .n_bytes = e->n_bytes};
-    st = place_tensor(&p, &t, l->converted_offset + e->offset, err);
-  }
-  return st;
-}
-
 // Seals the memory: contents and size, or for a device the size only. The kernel returns EBUSY
 // while reads into it are in flight. Before Linux 6.7, write-sealed memory can be mapped shared
 // only from a read-only descriptor.
@@ -508,17 +494,24 @@ static td_status publish(int *fd, bool for_device, td_err *err) {
   return TD_OK;
 }
 
+static void note_stripes(const loading *l, td_resident_stats *stats) {
+  const td_stripes all = {
+      .n_bytes = l->n_bytes, .stripe_bytes = l->stripe_bytes, .n_nodes = l->nodes.n};
+  stats->n_nodes = l->nodes.n;
+  for (unsigned k = 0; k < l->nodes.n; k++)
+    stats->node_bytes[k] = td_stripes_bytes(&all, k);
+}
+
 static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_store *store,
                       td_err *err) {
   td_status st = plan(l, store, err);
   if (st == TD_OK) st = create(l, fd, &stats->pages, err);
   if (st != TD_OK) return st;
-  st = place(l, *fd, stats, store, err);
-  if (st != TD_OK) { // only slower
-    td_warn("weights are not placed by NUMA node: %s", err->msg);
-    stats->n_nodes = 1;
-  }
+  choose_stripes(l, stats->pages);
+  note_stripes(l, stats);
+  enter_stripe(l, 0, l->n_bytes);
   write_head(l);
+  leave_stripes(l);
   st = run_readers(l, err);
   if (st == TD_OK) st = convert(l, *fd, stats->pages, store, err);
   stats->n_bytes = l->total_bytes;

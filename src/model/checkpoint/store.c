@@ -367,6 +367,10 @@ td_shard_info td_store_shard(const td_store *store, size_t idx) {
       .path = s->path, .name = s->file, .n_bytes = s->map.n_bytes, .bytes = s->map.data};
 }
 
+td_stripes td_store_stripes(const td_store *store) {
+  return td_resident_stripes(&store->resident);
+}
+
 const void *td_store_memory(const td_store *store, size_t *n_bytes) {
   *n_bytes = store->resident.n_bytes;
   return store->resident.base;

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "base/numa.h"
 #include "model/checkpoint/safetensors.h"
 
 typedef struct td_store td_store;
@@ -41,5 +42,7 @@ size_t td_store_n_shards(const td_store *store);
 td_shard_info td_store_shard(const td_store *store, size_t idx);
 // The resident memory that contains all shards; NULL if files are mapped.
 const void *td_store_memory(const td_store *store, size_t *n_bytes);
+// How it lies on NUMA nodes (td_resident_stripes).
+td_stripes td_store_stripes(const td_store *store);
 
 #endif
