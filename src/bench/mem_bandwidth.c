@@ -1,6 +1,8 @@
 // src/bench/mem_bandwidth.c - measures the memory read bandwidth.
 #include "bench/mem_bandwidth.h"
 
+#include <limits.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -46,20 +48,36 @@ static inline void read_streams(const uint64_t *words, size_t begin, size_t end,
   (void)sink;
 }
 
-static void read_one_stream(void *ctx, unsigned member, unsigned n_members) {
-  size_t begin, end;
-  slice_of(member, n_members, &begin, &end);
-  read_streams(ctx, begin, end, 1);
+typedef struct {
+  uint64_t *words;
+  const td_pool *pool;
+  size_t n_streams;
+  bool is_remote;
+} reading;
+
+// A member of the next node that has any, so that each is about one other's; UINT_MAX: none has.
+static unsigned remote_of(const td_pool *pool, unsigned member, unsigned n_members) {
+  const unsigned node = td_pool_node(pool, member);
+  for (unsigned step = 1; step < TD_MAX_NODES; step++) {
+    unsigned n = 0, found = UINT_MAX;
+    for (unsigned i = 0; i < n_members; i++)
+      n += td_pool_node(pool, i) == (node + step) % TD_MAX_NODES;
+    for (unsigned i = 0; i < n_members && n; i++) {
+      if (td_pool_node(pool, i) == (node + step) % TD_MAX_NODES &&
+          td_pool_rank(pool, i) == td_pool_rank(pool, member) % n) {
+        found = i;
+      }
+    }
+    if (found != UINT_MAX) return found;
+  }
+  return UINT_MAX;
 }
 
-static void read_four_streams(void *ctx, unsigned member, unsigned n_members) {
+static void read_slice(void *ctx, unsigned member, unsigned n_members) {
+  const reading *r = ctx;
   size_t begin, end;
-  slice_of(member, n_members, &begin, &end);
-  read_streams(ctx, begin, end, 4);
-}
-
-static void run(const td_read_speed *speed, void (*fn)(void *, unsigned, unsigned)) {
-  td_pool_run(speed->pool, fn, speed->words);
+  slice_of(r->is_remote ? remote_of(r->pool, member, n_members) : member, n_members, &begin, &end);
+  read_streams(r->words, begin, end, r->n_streams);
 }
 
 td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err) {
@@ -79,7 +97,7 @@ td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err
   }
   cpu_set_t before;
   td_pool_pin_caller(out->pool, &before);
-  run(out, touch_slice);
+  td_pool_run(out->pool, touch_slice, out->words);
   td_pool_unpin_caller(&before);
   return TD_OK;
 }
@@ -91,17 +109,27 @@ void td_read_speed_close(td_read_speed *speed) {
 }
 
 // Depending on the CPU, one stream or four streams are faster: measure both and keep the best.
-double td_read_speed_gbps(td_read_speed *speed) {
+static double best_of(td_read_speed *speed, bool is_remote) {
   cpu_set_t before;
   td_pool_pin_caller(speed->pool, &before);
   double best = 0, spent = 0;
   for (unsigned i = 0; i < 2 || spent < LEAST_S; i++) {
     double start = td_clock_s();
-    run(speed, i % 2 ? read_four_streams : read_one_stream);
+    reading r = {speed->words, speed->pool, i % 2 ? 4 : 1, is_remote};
+    td_pool_run(speed->pool, read_slice, &r);
     double seconds = td_clock_s() - start, gbps = (double)BUFFER_BYTES / seconds * 1e-9;
     if (gbps > best) best = gbps;
     spent += seconds;
   }
   td_pool_unpin_caller(&before);
   return best;
+}
+
+double td_read_speed_gbps(td_read_speed *speed) {
+  return best_of(speed, false);
+}
+
+double td_read_speed_remote_gbps(td_read_speed *speed) {
+  const unsigned n = td_pool_size(speed->pool);
+  return remote_of(speed->pool, 0, n) == UINT_MAX ? 0 : best_of(speed, true);
 }

@@ -20,5 +20,8 @@ void td_read_speed_close(td_read_speed *speed);
 // Best of a few passes with all threads, in 10^9 bytes/s. Takes about 0.1 s, or longer if that is
 // too short for two passes.
 double td_read_speed_gbps(td_read_speed *speed);
+// The same where every thread reads what lies on another NUMA node than its own. 0: all threads are
+// on one.
+double td_read_speed_remote_gbps(td_read_speed *speed);
 
 #endif

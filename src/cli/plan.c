@@ -66,6 +66,9 @@ static td_plan_time time_of(const setup *s, const work *w) {
 static void faster_memory(setup *s) {
   s->rig.read_gbps *= 2;
 }
+static void faster_nodes(setup *s) {
+  s->rig.remote_gbps *= 2;
+}
 static void more_cores(setup *s) {
   s->rig.gflops *= 2;
   s->rig.n_cores *= 2;
@@ -99,6 +102,7 @@ static const struct {
   void (*apply)(setup *s);
   bool needs_gpu, needs_none;
 } changes[] = {{"memory twice as fast (more channels)", faster_memory, false, false},
+               {"a link between nodes twice as fast", faster_nodes, false, false},
                {"twice the cores", more_cores, false, false},
                {"an RTX 5090", more_gpus, false, true},
                {"one more GPU", more_gpus, true, false},
@@ -176,6 +180,26 @@ static void add_limit(td_buf *out, const setup *s, const work *w, const td_plan_
   td_buf_str(out, "\n");
 }
 
+// Of a machine of several NUMA nodes: seconds that the work takes on one of them alone.
+static double one_node_seconds(const setup *s, const work *w) {
+  setup one = *s;
+  one.rig = td_rig_node(&s->rig);
+  divide(&one);
+  return time_of(&one, w).seconds;
+}
+
+static void add_nodes(td_buf *out, const setup *s, const work *w, const td_plan_time *t) {
+  const uint32_t n = s->rig.n_nodes;
+  if (n < 2 || t->host_bytes <= 0) return;
+  const double one_s = one_node_seconds(s, w);
+  td_buf_printf(out,
+                "  nodes       each of %u reads %.2f GB of its own memory and %.2f GB of others', "
+                "with the link between them busy for %.0f %% of it; one alone: %.1f tokens/s, so "
+                "%u are %.2f times as fast\n",
+                n, (t->host_bytes - t->remote_bytes) / n * 1e-9, t->remote_bytes / n * 1e-9,
+                100 * t->busy_s[TD_LIMIT_NODES] / t->seconds, w->n / one_s, n, one_s / t->seconds);
+}
+
 static void add_memory(td_buf *out, const setup *s) {
   const double experts = (double)td_plan_load_expert_bytes(&s->load);
   const double other = (double)s->load.other_bytes;
@@ -215,6 +239,7 @@ static void add_prompt(td_buf *out, const setup *s, uint32_t n) {
   if (t.n_steps > 1) td_buf_printf(out, ", in %u steps", t.n_steps);
   if (card_of(s) && n > s->card.kv_tokens) td_buf_printf(out, " (with --ctx-size %u)", n);
   add_limit(out, s, &w, &t);
+  add_nodes(out, s, &w, &t);
 }
 
 static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
@@ -223,6 +248,7 @@ static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
   td_buf_printf(out, "decode        of %u, %u tokens deep: %.1f tokens/s, a step %.1f ms", n_seqs,
                 s->opts->depth, n_seqs / t.seconds, t.seconds * 1e3);
   add_limit(out, s, &w, &t);
+  add_nodes(out, s, &w, &t);
   td_buf_str(out, "  drafts     ");
   for (uint32_t n = 1; n <= MOST_DRAFTS; n++) {
     const draft_plan d = plan_drafts(s, n_seqs, n, t.seconds);
@@ -251,6 +277,11 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
   const setup s = setup_of(model, rig, opts);
   td_buf_printf(out, "machine       %s: reads %.1f GB/s, computes %.0f GFLOP/s%s\n", rig->name,
                 rig->read_gbps, rig->gflops, source(rig->is_assumed));
+  if (rig->n_nodes > 1) {
+    td_buf_printf(out,
+                  "              %u NUMA nodes, which read %.1f GB/s of each other's memory%s\n",
+                  rig->n_nodes, rig->remote_gbps, source(rig->is_assumed));
+  }
   const td_gpu_card *gpu = &rig->gpu;
   if (rig->n_gpus) {
     td_buf_printf(out,
@@ -312,6 +343,13 @@ static void add_json_time(td_json_writer *w, const setup *s, const work *what) {
   for (td_limit i = 0; i < TD_N_LIMITS; i++)
     td_jw_double(w, keys[i], t.busy_s[i]);
   td_jw_end_object(w);
+  if (s->rig.n_nodes > 1) {
+    td_jw_begin_object(w, "node");
+    td_jw_double(w, "local_bytes", (t.host_bytes - t.remote_bytes) / s->rig.n_nodes);
+    td_jw_double(w, "remote_bytes", t.remote_bytes / s->rig.n_nodes);
+    td_jw_double(w, "seconds_alone", one_node_seconds(s, what));
+    td_jw_end_object(w);
+  }
   td_jw_begin_array(w, "lifts");
   const uint32_t n = find_lifts(s, what, t.seconds, lifts);
   for (uint32_t i = 0; i < n; i++) {
@@ -378,6 +416,8 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
   td_jw_double(w, "read_gbps", rig->read_gbps);
   td_jw_double(w, "gflops", rig->gflops);
+  td_jw_int(w, "nodes", rig->n_nodes);
+  if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
   td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && rig->gpu.is_assumed));
   td_jw_int(w, "gpus", rig->n_gpus);
   if (s.card.fits) add_json_card(w, &s.card);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/numa.h"
 #include "comm/exchange.h"
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
@@ -164,12 +165,65 @@ static double longer(double a, double b) {
   return a > b ? a : b;
 }
 
+// ---- NUMA nodes ---------------------------------------------------------------------------------
+
+#define STRIPE_BYTES ((double)(2 << 20)) // huge pages, as a server has
+
+// Of [0, bytes), what is on the first node.
+static double on_first(double bytes, uint32_t n_nodes) {
+  const double period = STRIPE_BYTES * n_nodes, n = floor(bytes / period);
+  return n * STRIPE_BYTES + fmin(bytes - n * period, STRIPE_BYTES);
+}
+
+double td_plan_remote_share(double n_regions, double region_bytes, uint32_t n_nodes) {
+  enum { PHASES = 64 };
+  if (n_nodes < 2 || n_regions <= 0 || region_bytes <= 0) return 0;
+  double squares = 0; // of what a node has more than its part of a region
+  for (int i = 0; i < PHASES; i++) {
+    const double begin = (i + 0.5) / PHASES * STRIPE_BYTES * n_nodes;
+    const double more = on_first(begin + region_bytes, n_nodes) - on_first(begin, n_nodes) -
+                        region_bytes / n_nodes;
+    squares += more * more / PHASES;
+  }
+  // The sum over regions is much like a normal distribution, whose positive part has a mean of 0.4
+  // deviations.
+  const double left = 0.4 * n_nodes * sqrt(squares * n_regions) / (n_regions * region_bytes);
+  // A tile over a border lies on both sides of it, a quarter of it on average on the lesser.
+  const double share = left + 0.25 / TD_STRIPE_TILES, most = 1 - 1.0 / n_nodes;
+  return share < most ? share : most;
+}
+
+// What the CPU reads and computes.
+typedef struct {
+  double bytes, remote_bytes; // remote_bytes: of bytes
+  double ops;
+} host_load;
+
+static void add_regions(host_load *l, const td_rig *rig, double n_regions, double region_bytes) {
+  const double bytes = n_regions * region_bytes;
+  l->bytes += bytes;
+  l->remote_bytes += bytes * td_plan_remote_share(n_regions, region_bytes, rig->n_nodes);
+}
+
+// The share of a layer's experts that is read: gate and up beside each other, then down.
+static void add_experts(host_load *l, const td_rig *rig, const td_model_config *c,
+                        double layer_bytes, double share) {
+  if (layer_bytes <= 0) return;
+  const double n = c->n_experts * share, matrix_bytes = layer_bytes / c->n_experts / 3;
+  add_regions(l, rig, n, 2 * matrix_bytes);
+  add_regions(l, rig, n, matrix_bytes);
+}
+
 // Work of the CPU, which reads while it computes. Returns its time.
-static double host_s(td_plan_time *out, const td_rig *rig, double bytes, double ops) {
-  const double read = bytes / rig->read_gbps * 1e-9, compute = ops / rig->gflops * 1e-9;
+static double host_s(td_plan_time *out, const td_rig *rig, const host_load *l) {
+  const double read = l->bytes / rig->read_gbps * 1e-9, compute = l->ops / rig->gflops * 1e-9;
+  const double link = rig->n_nodes > 1 ? l->remote_bytes / rig->remote_gbps * 1e-9 : 0;
+  out->host_bytes += l->bytes;
+  out->remote_bytes += l->remote_bytes;
   out->busy_s[TD_LIMIT_HOST_READ] += read;
+  out->busy_s[TD_LIMIT_NODES] += link;
   out->busy_s[TD_LIMIT_HOST_OPS] += compute;
-  return longer(read, compute);
+  return longer(longer(read, link), compute);
 }
 
 static double gpu_s(td_plan_time *out, const td_rig *rig, double bytes, double ops) {
@@ -220,8 +274,9 @@ static void add_layer(td_plan_time *out, const td_plan_load *load, const td_rig 
   const uint32_t n = ranks_of(load, rig);
   const double attention_s = gpu_s(out, rig, 0, l->attention / n);
   if (l->is_offloaded) {
-    out->seconds += attention_s +
-                    host_s(out, rig, l->bytes * share_chosen(load->config, l->n_tokens), l->routed);
+    host_load experts = {.ops = l->routed};
+    add_experts(&experts, rig, load->config, l->bytes, share_chosen(load->config, l->n_tokens));
+    out->seconds += attention_s + host_s(out, rig, &experts);
     return;
   }
   const double compute_s = attention_s + gpu_s(out, rig, 0, l->routed / n);
@@ -269,11 +324,11 @@ static void add_host_chunk(td_plan_time *out, const td_plan_load *load, const td
                            uint32_t n, uint32_t done) {
   const td_model_config *c = load->config;
   for (uint32_t i = 0; i < c->n_layers; i++) {
-    const double ops = n * (other_flops(load) + (load->layer_bytes[i] ? routed_flops(c) : 0)) +
-                       td_attn_of(c, i)->flops(c, n, done);
-    const double bytes = (double)(load->step_bytes - load->head_bytes) / c->n_layers +
-                         (double)load->layer_bytes[i] * share_chosen(c, n);
-    out->seconds += host_s(out, rig, bytes, ops) + wait_s(out, rig->layer_us);
+    host_load l = {.ops = n * (other_flops(load) + (load->layer_bytes[i] ? routed_flops(c) : 0)) +
+                          td_attn_of(c, i)->flops(c, n, done)};
+    add_regions(&l, rig, 1, (double)(load->step_bytes - load->head_bytes) / c->n_layers);
+    add_experts(&l, rig, c, (double)load->layer_bytes[i], share_chosen(c, n));
+    out->seconds += host_s(out, rig, &l) + wait_s(out, rig->layer_us);
   }
 }
 
@@ -310,8 +365,9 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
     }
   }
   // Logits of the last token.
-  const double bytes = (double)load->head_bytes, ops = head_flops(load);
-  out.seconds += plan ? gpu_s(&out, rig, bytes, ops) : host_s(&out, rig, bytes, ops);
+  host_load head = {.ops = head_flops(load)};
+  add_regions(&head, rig, 1, (double)load->head_bytes);
+  out.seconds += plan ? gpu_s(&out, rig, head.bytes, head.ops) : host_s(&out, rig, &head);
   return out;
 }
 
@@ -352,20 +408,25 @@ static void add_decode_layer(td_plan_time *out, const td_plan_load *load, const 
   const double other = (double)load->step_bytes / c->n_layers + kv_bytes;
   const double other_ops = n * (other_flops(load) + head_flops(load) / c->n_layers +
                                 token_attn_ops(c, i, work->depth));
-  const double experts = (double)load->layer_bytes[i] * share_chosen(c, n);
+  const double share = share_chosen(c, n), experts = (double)load->layer_bytes[i] * share;
   const double ops = load->layer_bytes[i] ? n * routed_flops(c) : 0;
+  host_load all = {.ops = other_ops + ops};
+  add_regions(&all, rig, 1, other);
+  add_experts(&all, rig, c, (double)load->layer_bytes[i], share);
   for (uint32_t k = 0; !plan && k < n_parts; k++)
-    out->seconds += host_s(out, rig, other + experts, other_ops + ops) + wait_s(out, rig->layer_us);
+    out->seconds += host_s(out, rig, &all) + wait_s(out, rig->layer_us);
   if (!plan) return;
   const bool is_peers = i < plan->n_gpu_expert_layers * rig->n_gpus; // or the first card's
   const double hits = !td_layer_way_has_expert_dev(out->step.way[i]) || is_peers ? 1
                       : out->step.way[i] == TD_LAYER_CACHED                      ? work->hit_rate
                                                                                  : 0;
+  host_load rest = {.ops = ops * (1 - hits)};
+  add_experts(&rest, rig, c, (double)load->layer_bytes[i], share * (1 - hits));
   double here = 0, there = 0, before = 0;
   for (uint32_t k = 0; k < n_parts; k++) {
     before += gpu_s(out, rig, other, other_ops) + wait_s(out, rig->gpu.layer_us);
     here += gpu_s(out, rig, experts * hits, ops * hits);
-    there += host_s(out, rig, experts * (1 - hits), ops * (1 - hits));
+    there += host_s(out, rig, &rest);
   }
   // In two microbatches the cards' and the CPU's parts overlap; in one they follow.
   out->seconds += n_parts > 1 ? longer(before + here, there) : before + longer(here, there);

@@ -56,6 +56,7 @@ td_card_plan td_card_plan_for_long(const td_card_plan *plan);
 // What a step may have to wait for.
 #define TD_LIMITS(X)                                                                               \
   X(HOST_READ, "CPU memory")                                                                       \
+  X(NODES, "the link between NUMA nodes")                                                          \
   X(HOST_OPS, "the CPU's arithmetic")                                                              \
   X(LINK, "the link to the GPU")                                                                   \
   X(GPU_READ, "GPU memory")                                                                        \
@@ -75,10 +76,18 @@ typedef struct {
   td_step_plan step;          // of a prompt, its first
   uint32_t n_steps;           // a prompt's chunks
   double busy_s[TD_N_LIMITS]; // of each alone
+  double host_bytes;          // that the CPU's cores read of weights, keys and values
+  double remote_bytes;        // of them, of another node's memory than the core's
   double seconds;
 } td_plan_time;
 
 td_limit td_plan_time_limit(const td_plan_time *time); // the one that is busy longest
+
+// Of reads of n regions of region_bytes each, which begin anywhere in stripes that lie on n_nodes
+// in turn, the share that cores read of other nodes' memory, if those on a node read its stripes
+// first and then what is left of others': tiles that lie on two nodes, and the rest of the node
+// that has more.
+double td_plan_remote_share(double n_regions, double region_bytes, uint32_t n_nodes);
 
 // plan: of the rig's first card; NULL: the rig has none, or it does not hold the model's part.
 // A prompt of n_tokens: experts that are not in a card's memory stream to it, if they are fewer

@@ -7,6 +7,7 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "base/numa.h"
 
 enum { MAX_BYTES = 1 << 20, MAX_DEPTH = 4, MAX_GPUS = 8 };
 #define GIB ((double)(1 << 30))
@@ -62,18 +63,21 @@ static td_status read_card(td_gpu_card *out, const cJSON *object, td_err *err) {
 }
 
 static td_status read_rig(td_rig *r, const cJSON *root, td_err *err) {
-  int64_t cores = 0, gpus = 0;
+  int64_t cores = 0, nodes = 1, gpus = 0;
   td_status st = read_name(root, r->name, sizeof r->name, err);
   if (st == TD_OK)
     st = read_part(root, host_rates, TD_COUNT(host_rates), r, &r->memory_bytes, &r->is_assumed,
                    err);
   if (st == TD_OK) st = td_json_get_int(root, "cores", 1, 1 << 16, &cores, err);
+  if (st == TD_OK) st = td_json_get_int(root, "nodes", 1, TD_MAX_NODES, &nodes, err);
+  if (st == TD_OK && nodes > 1) st = read_positive(root, "remote_gbps", &r->remote_gbps, err);
   const cJSON *gpu = td_json_get(root, "gpu");
   gpus = gpu != NULL;
   if (st == TD_OK) st = td_json_get_int(root, "gpus", 0, MAX_GPUS, &gpus, err);
   if (st != TD_OK) return st;
   if (gpus && !gpu) return td_fail(err, TD_EINVAL, "gpus without gpu, which describes one");
   r->n_cores = (uint32_t)(cores ? cores : 1);
+  r->n_nodes = (uint32_t)nodes;
   r->n_gpus = (uint32_t)gpus;
   if (!gpus) return TD_OK;
   st = read_card(&r->gpu, gpu, err);
@@ -88,6 +92,17 @@ td_status td_rig_parse(td_rig *out, const char *json, size_t len, const char *na
   if (st == TD_OK) st = read_rig(out, root, err);
   cJSON_Delete(root);
   return st == TD_OK ? TD_OK : td_err_prefix(err, "machine %s", name);
+}
+
+td_rig td_rig_node(const td_rig *rig) {
+  td_rig node = *rig;
+  node.n_nodes = 1;
+  node.remote_gbps = 0;
+  node.memory_bytes /= rig->n_nodes;
+  node.n_cores = rig->n_cores > rig->n_nodes ? rig->n_cores / rig->n_nodes : 1;
+  node.read_gbps /= rig->n_nodes;
+  node.gflops /= rig->n_nodes;
+  return node;
 }
 
 // NULL: none has the name, which ends at len.

@@ -23,10 +23,13 @@ typedef struct {
   bool is_assumed; // no rate of the CPU was measured on such a machine
   uint64_t memory_bytes;
   uint32_t n_cores;
-  double read_gbps; // that decode reads weights with, all cores together
-  double gflops;    // that prefill reaches, 10^9 operations/s
-  double layer_us;  // that a layer of decode takes beside its bytes
-  uint32_t n_gpus;  // all alike
+  double read_gbps; // that decode reads weights with, all cores together, of their nodes' memory
+  uint32_t n_nodes; // NUMA nodes, all alike
+  // What all cores together read of other nodes' memory, if they read nothing else; 0: one node.
+  double remote_gbps;
+  double gflops;   // that prefill reaches, 10^9 operations/s
+  double layer_us; // that a layer of decode takes beside its bytes
+  uint32_t n_gpus; // all alike
   td_gpu_card gpu;
 } td_rig;
 
@@ -42,6 +45,8 @@ extern const td_rig_file td_rig_files[], td_card_files[]; // the last has no nam
 // own: "epyc-9355x2+rtx-5090+rtx-5090". TD_EINVAL: names the value that is wrong.
 td_status td_rig_read(td_rig *out, const char *name, td_err *err);
 td_status td_rig_parse(td_rig *out, const char *json, size_t len, const char *name, td_err *err);
+// One node of the machine, with all of its cards.
+td_rig td_rig_node(const td_rig *rig);
 // The cards of a machine's name, which begin with its first +; NULL: it has none.
 td_status td_rig_use_cards(td_rig *rig, const char *cards, td_err *err);
 

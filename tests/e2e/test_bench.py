@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import subprocess
 import threading
 import time
@@ -84,6 +85,21 @@ def test_layer(tandem_bin):
         assert r["gbps"] * r["ms"] * 1e6 == pytest.approx(weights, rel=0.001)
 
 
+def test_layer_on_two_nodes(tandem_bin, monkeypatch):
+    """One node that passes for two: alone and together they read the same, and nothing is counted twice."""
+    options = ["layer", "--format", "int4-g128", "--batch", "2", "--n-weights", "1", "--nodes", "-r", "1"]
+    monkeypatch.setenv("TANDEM_FAKE_NODES", "2")
+    done = bench(tandem_bin, *options, "--threads", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()][1:]
+    assert [(r["batch"], r["threads"], len(r["nodes"])) for r in found] == [(2, 1, 1), (2, 2, 2)]
+    for r in found:
+        assert set(r) == FIELDS | {"nodes"} | ({"over_one_node"} if len(r["nodes"]) > 1 else set())
+        read = sum(node["local_bytes"] + node["remote_bytes"] for node in r["nodes"])
+        assert read == 3 * 2048 * 7168 / 2  # of the one expert, without scales
+    assert found[0]["nodes"][0]["remote_bytes"] == 0
+
+
 def plan(tandem_bin, *args):
     done = subprocess.run([tandem_bin, "plan", *args], capture_output=True, text=True)
     return done
@@ -112,6 +128,35 @@ def test_plan(tandem_bin, tiny_model):
     for cards, says in (("rtx-1", "rtx-1 is no known card: rtx-3060, "), ("rtx-3060+rtx-3090", "all alike")):
         wrong = plan(tandem_bin, *options, "--machine", "desktop-64gb+" + cards)
         assert wrong.returncode == 2 and says in wrong.stderr
+
+
+def test_plan_of_two_nodes(tandem_bin, tmp_path, monkeypatch, tiny_model):
+    machine = {"memory_gib": 1128, "cores": 64, "read_gbps": 980, "gflops": 6400, "layer_us": 20}
+    machine |= {"nodes": 2, "remote_gbps": 380}
+    options = ["-m", "DeepSeek-V3", "-p", "2048"]
+
+    def planned(remote_gbps):
+        (tmp_path / "m.json").write_text(json.dumps(machine | {"remote_gbps": remote_gbps}))
+        found = json.loads(plan(tandem_bin, *options, "--machine", tmp_path / "m.json", "--json").stdout)
+        assert found["nodes"] == 2 and found["remote_gbps"] == remote_gbps
+        return found["decode"][0]
+
+    usual, slow = planned(380), planned(4)
+    node = usual["node"]
+    assert 1.8 < node["seconds_alone"] / usual["seconds"] < 2.01 and usual["binds"] == "CPU memory"
+    assert 0 < node["remote_bytes"] < 0.1 * node["local_bytes"]
+    assert slow["binds"] == "the link between NUMA nodes" and slow["seconds"] > usual["seconds"]
+    assert slow["lifts"][0]["by"] == "a link between nodes twice as fast"
+    text = plan(tandem_bin, *options, "--machine", "epyc-9355x2").stdout
+    assert "2 NUMA nodes, which read 380.0 GB/s of each other's memory (assumed)" in text
+    assert text.count("\n  nodes       each of 2 reads ") == 2
+    del machine["remote_gbps"]
+    (tmp_path / "m.json").write_text(json.dumps(machine))
+    wrong = plan(tandem_bin, *options, "--machine", tmp_path / "m.json")
+    assert wrong.returncode == 2 and "remote_gbps must be a number above 0" in wrong.stderr
+    monkeypatch.setenv("TANDEM_FAKE_NODES", "2")
+    mine = json.loads(plan(tandem_bin, "-m", tiny_model, "-p", "64", "--json").stdout)
+    assert mine["nodes"] == (2 if os.cpu_count() > 1 else 1) and mine.get("remote_gbps", 1) > 0
 
 
 def test_plan_of_cards(tandem_bin):

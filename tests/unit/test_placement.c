@@ -440,6 +440,69 @@ static void test_prediction_for_a_pair(void **state) {
               td_prefill_time_of(&load, &rig, &one, 32768).seconds);
 }
 
+// What one node has more than another of regions that begin anywhere, half of it read across; found
+// by trying.
+static double tried_share(double n_regions, double region_bytes, unsigned n_nodes) {
+  enum { TRIES = 400, STEPS = 200 };
+  const double stripe = 2 << 20, step = region_bytes / STEPS;
+  uint64_t random = 1;
+  double sum = 0;
+  for (int try = 0; try < TRIES; try++) {
+    double on[TD_MAX_NODES] = {0}, more = 0;
+    for (int r = 0; r < (int)n_regions; r++) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      const double begin = (double)(random >> 33) / 2147483648.0 * stripe * n_nodes;
+      for (int i = 0; i < STEPS; i++)
+        on[(unsigned)((begin + (i + 0.5) * step) / stripe) % n_nodes] += step;
+    }
+    for (unsigned k = 0; k < n_nodes; k++)
+      more += fmax(on[k] - n_regions * region_bytes / n_nodes, 0);
+    sum += more / (n_regions * region_bytes) / TRIES;
+  }
+  return sum;
+}
+
+static void test_reads_across_nodes(void **state) {
+  (void)state;
+  static const double mib = 1 << 20;
+  const struct {
+    double n_regions, mib;
+    uint32_t n_nodes;
+  } cases[] = {{8, 14, 2},   {16, 14, 2}, {8, 1.5, 2}, {8, 3, 2},
+               {64, 0.3, 2}, {8, 4.5, 4}, {20, 7, 3}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const double bytes = cases[i].mib * mib, n = cases[i].n_regions;
+    const double share = td_plan_remote_share(n, bytes, cases[i].n_nodes);
+    const double over_borders = 0.25 / TD_STRIPE_TILES,
+                 tried = tried_share(n, bytes, cases[i].n_nodes);
+    if (fabs(share - over_borders - tried) > 0.01 + 0.15 * tried)
+      fail_msg("case %zu: %g, tried %g", i, share - over_borders, tried);
+  }
+  assert_true(td_plan_remote_share(8, 14 * mib, 1) <= 0);
+  assert_true(td_plan_remote_share(1, 1000, 2) <= 0.5); // one node has it: half goes across
+}
+
+// Two nodes read twice what one does, as long as the link between them carries what goes across.
+static void test_prediction_for_two_nodes(void **state) {
+  (void)state;
+  const td_plan_load load = load_of_v3();
+  td_rig rig = {.n_cores = 64, .read_gbps = 980, .gflops = 6400, .n_nodes = 2, .remote_gbps = 380};
+  const td_rig one = td_rig_node(&rig);
+  assert_true(one.n_nodes == 1 && one.n_cores == 32);
+  const td_decode_work token = {.n_seqs = 1, .n_each = 1, .depth = 1024};
+  const td_plan_time two_s = td_decode_time_of(&load, &rig, NULL, &token);
+  const td_plan_time one_s = td_decode_time_of(&load, &one, NULL, &token);
+  assert_true(one_s.seconds > 1.8 * two_s.seconds && one_s.seconds <= 2 * two_s.seconds);
+  assert_true(one_s.remote_bytes <= 0 && two_s.remote_bytes > 0);
+  assert_true(fabs(one_s.host_bytes - two_s.host_bytes) < 1e-6 * one_s.host_bytes);
+  assert_true(two_s.remote_bytes < 0.1 * two_s.host_bytes);
+  assert_int_equal(td_plan_time_limit(&two_s), TD_LIMIT_HOST_READ);
+  rig.remote_gbps = 5; // a link that binds
+  const td_plan_time slow = td_decode_time_of(&load, &rig, NULL, &token);
+  assert_int_equal(td_plan_time_limit(&slow), TD_LIMIT_NODES);
+  assert_true(slow.seconds > 2 * two_s.seconds);
+}
+
 // A card alone: dense weights, without a ring for them and workspaces, are room for long steps.
 // They pay where copies bind.
 static void test_long_prompts_of_a_card(void **state) {
@@ -676,6 +739,8 @@ int main(void) {
       cmocka_unit_test(test_a_pair_of_gpus),
       cmocka_unit_test(test_dense_weights_of_a_pair),
       cmocka_unit_test(test_prediction_for_a_pair),
+      cmocka_unit_test(test_reads_across_nodes),
+      cmocka_unit_test(test_prediction_for_two_nodes),
       cmocka_unit_test(test_chunks_of_a_gpu_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
