@@ -74,6 +74,14 @@ td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err) {
   return TD_OK;
 }
 
+td_status td_dev_check_select_blocks(const td_select_blocks_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->block > 0 && a->top_blocks > 0 &&
+                     a->n_local <= a->top_blocks,
+                 "selection: %u of them near, %u blocks of %u by %u heads of %u", a->n_local,
+                 a->top_blocks, a->block, a->n_heads, a->dim);
+  return TD_OK;
+}
+
 td_status td_dev_check_pool(const td_kv_view *state, const td_batch_view *b, uint32_t group,
                             size_t at, size_t dim, td_err *err) {
   TD_DEV_REQUIRE((group & (group - 1)) == 0, "pooled keys: groups of %u", group);

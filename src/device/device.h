@@ -355,7 +355,9 @@ void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
-// that takes part in its softmax without a value.
+// that takes part in its softmax without a value. blocks, on the CPU only: results of
+// td_op_select_blocks with this `block` and top_blocks, of n_kv_heads heads; NULL: tokens see all
+// keys.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
@@ -363,6 +365,8 @@ typedef struct {
   const void *q; // [n_tokens][n_heads][head_dim]
   void *out;     // [n_tokens][n_heads][head_dim]
   uint32_t n_heads, n_kv_heads, head_dim, window;
+  const int32_t *blocks; // [n_tokens][n_kv_heads][top_blocks]
+  uint32_t block, top_blocks;
   const float *sinks; // f32 [n_heads] in host memory, or NULL
   float scale;
   bool prompt;
@@ -407,6 +411,20 @@ typedef struct {
   uint32_t n_heads, dim, top_k, group;
 } td_select_keys_args;
 void td_op_select_keys(td_stream *stream, const td_select_keys_args *args);
+
+// On the CPU only. Of the blocks of `block` positions up to a token's own, those that each head's
+// attention is confined to: its own and the n_local - 1 before, and with them the top_blocks whose
+// best keys have the largest scores q[h] . key[j], in rising order; of equal scores the lower block
+// comes first. A token that sees top_blocks blocks or fewer sees all of them, and its rows are not
+// written. Keys as in td_select_keys_args.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *q;     // [n_tokens][n_heads][dim]
+  int32_t *selected; // [n_tokens][n_heads][top_blocks]
+  uint32_t n_heads, dim, block, top_blocks, n_local;
+} td_select_blocks_args;
+void td_op_select_blocks(td_stream *stream, const td_select_blocks_args *args);
 
 // ---- gated delta nets ---------------------------------------------------------------------------
 

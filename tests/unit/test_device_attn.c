@@ -23,6 +23,7 @@ typedef struct {
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t top_k;                         // MLA over selected keys
+  uint32_t block, top_blocks, n_local;    // GQA over selected blocks, of INDEX_HEADS KV heads
   bool has_ties;                          // their scores tie, exactly
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
@@ -37,7 +38,7 @@ typedef struct {
   float *out[MAX_SEQS];             // [len][n_heads][out_dim]
   // [len][INDEX_HEADS][INDEX_DIM], [len][INDEX_DIM], [len][INDEX_HEADS]
   float *index_q[MAX_SEQS], *index_k[MAX_SEQS], *index_weights[MAX_SEQS];
-  int32_t *selected[MAX_SEQS]; // [len][top_k]
+  int32_t *selected[MAX_SEQS]; // [len][selected_row]
   ref_weight kv_b;
   float scale;
   float *sinks; // [n_heads]
@@ -49,6 +50,11 @@ typedef struct {
 
 static uint32_t entry_floats(const layout *l) {
   return l->mla ? l->rank + l->rope : l->n_kv_heads * l->head_dim;
+}
+
+// Of a token.
+static size_t selected_row(const layout *l) {
+  return l->block ? (size_t)INDEX_HEADS * l->top_blocks : l->top_k;
 }
 
 // With ties: small multiples of a half, whose products and sums are exact.
@@ -64,7 +70,7 @@ static void make_index(world *w, uint64_t *rng, uint32_t s) {
   w->index_q[s] = index_values(&w->l, rng, n * INDEX_Q);
   w->index_k[s] = index_values(&w->l, rng, n * INDEX_DIM);
   w->index_weights[s] = index_values(&w->l, rng, n * INDEX_HEADS);
-  w->selected[s] = calloc(n * w->l.top_k, sizeof(int32_t));
+  w->selected[s] = calloc(n * selected_row(&w->l), sizeof(int32_t));
 }
 
 static void make_world(world *w, const layout *l) {
@@ -91,7 +97,8 @@ static void make_world(world *w, const layout *l) {
   size_t n_pages = (size_t)l->n_seqs * w->max_pages;
   w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype) *
                       (l->mla ? 1 : 2) +
-                  (l->top_k ? l->page_tokens * INDEX_DIM * td_dtype_bytes(l->kv_dtype) : 0) + 64;
+                  (selected_row(l) ? l->page_tokens * INDEX_DIM * td_dtype_bytes(l->kv_dtype) : 0) +
+                  64;
   w->pages = malloc(n_pages * w->page_bytes);
   memset(w->pages, 0xff, n_pages * w->page_bytes); // NaN: what was never stored must not be used
   w->page_table = malloc(n_pages * sizeof *w->page_table);
@@ -129,13 +136,26 @@ typedef struct {
   float *out;
 } layer_io;
 
-// Stores the indexer's keys behind the latents of their pages.
+// Stores the indexer's keys behind the latents, or keys and values, of their pages.
 static void run_index(const world *w, td_stream *stream, td_batch_view batch, const layer_io *io) {
   const layout *l = &w->l;
-  const size_t latents = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype);
-  const td_kv_view kv = {
-      .pages = (char *)w->pages + latents, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
+  const size_t entries = (size_t)l->page_tokens * entry_floats(l) * (l->mla ? 1 : 2);
+  const td_kv_view kv = {.pages = (char *)w->pages + entries * td_dtype_bytes(l->kv_dtype),
+                         .page_bytes = w->page_bytes,
+                         .dtype = l->kv_dtype};
   td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io->index_k, INDEX_DIM});
+  if (l->block) {
+    td_op_select_blocks(stream, &(td_select_blocks_args){.batch = batch,
+                                                         .kv = kv,
+                                                         .q = io->index_q,
+                                                         .selected = io->selected,
+                                                         .n_heads = INDEX_HEADS,
+                                                         .dim = INDEX_DIM,
+                                                         .block = l->block,
+                                                         .top_blocks = l->top_blocks,
+                                                         .n_local = l->n_local});
+    return;
+  }
   td_op_select_keys(stream, &(td_select_keys_args){.batch = batch,
                                                    .kv = kv,
                                                    .q = io->index_q,
@@ -176,9 +196,13 @@ static void run_layer(const world *w, td_stream *stream, td_batch_view batch, la
                                                        .v_stride = e,
                                                        .n_kv_heads = l->n_kv_heads,
                                                        .head_dim = l->head_dim});
+    if (l->block) run_index(w, stream, batch, &io);
     td_op_attn_gqa(stream, &(td_attn_gqa_args){.batch = batch,
                                                .kv = kv,
                                                .q = io.q,
+                                               .blocks = l->block ? io.selected : NULL,
+                                               .block = l->block,
+                                               .top_blocks = l->top_blocks,
                                                .out = io.out,
                                                .n_heads = l->n_heads,
                                                .n_kv_heads = l->n_kv_heads,
@@ -203,7 +227,7 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
   float *k = malloc((size_t)n * e * sizeof *k), *v = malloc((size_t)n * e * sizeof *v);
   float *index_q = malloc(n * INDEX_Q * sizeof *q), *index_k = malloc(n * INDEX_DIM * sizeof *k);
   float *index_weights = malloc(n * INDEX_HEADS * sizeof *q);
-  int32_t *selected = calloc(n * (size_t)l->top_k + 1, sizeof *selected);
+  int32_t *selected = calloc(n * selected_row(l) + 1, sizeof *selected);
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, t++) {
       seq[t] = (int32_t)s;
@@ -233,8 +257,8 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, t++) {
       memcpy(w->out[s] + p * out_row, out + t * out_row, out_row * sizeof *out);
-      memcpy(w->selected[s] + (size_t)p * l->top_k, selected + (size_t)t * l->top_k,
-             l->top_k * sizeof *selected);
+      memcpy(w->selected[s] + p * selected_row(l), selected + t * selected_row(l),
+             selected_row(l) * sizeof *selected);
     }
   }
   free(index_q);
@@ -309,6 +333,35 @@ static void naive_selection(const world *w, uint32_t s, uint32_t t, bool *sees) 
   free(score);
 }
 
+// Of those blocks, which positions token t of sequence s sees with KV head h.
+static void naive_blocks(const world *w, uint32_t s, uint32_t h, uint32_t t, bool *sees) {
+  const layout *l = &w->l;
+  const uint32_t n_blocks = t / l->block + 1;
+  double *score = ref_doubles(n_blocks);
+  for (uint32_t b = 0; b < n_blocks; b++)
+    score[b] = b + l->n_local >= n_blocks ? INFINITY : -INFINITY;
+  for (uint32_t p = 0; p <= t; p++) {
+    double dot = 0;
+    for (uint32_t d = 0; d < INDEX_DIM; d++)
+      dot += w->index_q[s][t * INDEX_Q + h * INDEX_DIM + d] *
+             cached(w, w->index_k[s][p * INDEX_DIM + d]);
+    score[p / l->block] = fmax(score[p / l->block], dot);
+  }
+  const int32_t *selected = w->selected[s] + t * selected_row(l) + (size_t)h * l->top_blocks;
+  for (uint32_t b = 0, n = 0; b < n_blocks; b++) {
+    uint32_t n_before = 0;
+    for (uint32_t other = 0; other < n_blocks; other++)
+      n_before += score[other] > score[b] || (score[other] == score[b] && other < b);
+    const bool is_seen = n_before < l->top_blocks;
+    for (uint32_t p = b * l->block; p <= t && p < (b + 1) * l->block; p++)
+      sees[p] = is_seen;
+    if (n_blocks > l->top_blocks && is_seen && selected[n++] != (int32_t)b)
+      fail_msg("sequence %u token %u head %u: block %u is not the selection's %u", s, t, h, b,
+               n - 1);
+  }
+  free(score);
+}
+
 // Compares every `every`-th token of each sequence with attention in double.
 static void check_naive(const world *w, uint32_t every) {
   const layout *l = &w->l;
@@ -326,9 +379,10 @@ static void check_naive(const world *w, uint32_t every) {
         double sum = l->has_sinks ? exp(w->sinks[h]) : 0;
         memset(want, 0, w->out_dim * sizeof *want);
         if (l->top_k) naive_selection(w, s, t, sees);
+        if (l->block) naive_blocks(w, s, h / (l->n_heads / l->n_kv_heads), t, sees);
         for (uint32_t p = l->window && t >= l->window ? t + 1 - l->window : 0; p <= t; p++) {
           double dot = 0;
-          if (l->top_k && !sees[p]) continue;
+          if (selected_row(l) && !sees[p]) continue;
           for (uint32_t d = 0; d < w->q_dim; d++)
             dot += q[d] * keys[(size_t)p * w->q_dim + d];
           double weight = exp(w->scale * dot);
@@ -387,7 +441,7 @@ static void check_layout_of(const layout *l, uint32_t every) {
     for (uint32_t s = 0; s < l->n_seqs; s++) {
       size_t n = (size_t)l->len[s] * l->n_heads * whole.out_dim;
       assert_memory_equal(whole.out[s], other.out[s], n * sizeof(float));
-      n = (size_t)l->len[s] * l->top_k;
+      n = l->len[s] * selected_row(l);
       if (n) assert_memory_equal(whole.selected[s], other.selected[s], n * sizeof(int32_t));
     }
     free_world(&other);
@@ -444,6 +498,30 @@ static void test_gqa_with_windows_and_sinks(void **state) {
                          .n_seqs = 1,
                          .len = {70}},
                1);
+}
+
+// Blocks smaller than a page, that pages cut, larger than pages and than splits of keys; ties; with
+// none, some and all of them near; one block, and more than there are.
+static void test_gqa_over_selected_blocks(void **state) {
+  (void)state;
+  static const struct {
+    uint32_t block, top_blocks, n_local;
+    bool has_ties;
+  } list[] = {{8, 3, 1, false},   {5, 4, 0, false}, {24, 2, 2, false},
+              {300, 1, 1, false}, {3, 9, 2, true},  {16, 99, 1, false}};
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    check_layout(&(layout){.n_heads = 2 * INDEX_HEADS,
+                           .n_kv_heads = INDEX_HEADS,
+                           .head_dim = 12,
+                           .block = list[i].block,
+                           .top_blocks = list[i].top_blocks,
+                           .n_local = list[i].n_local,
+                           .has_ties = list[i].has_ties,
+                           .page_tokens = 16,
+                           .n_seqs = 2,
+                           .len = {list[i].block > 100 ? 700 : 290, 40}},
+                 13);
+  }
 }
 
 static void test_gqa_one_odd_head_group(void **state) {
@@ -588,6 +666,7 @@ int main(void) {
       cmocka_unit_test(test_mla_over_selections_beyond_splits),
       cmocka_unit_test(test_selections_of_everything),
       cmocka_unit_test(test_gqa_with_windows_and_sinks),
+      cmocka_unit_test(test_gqa_over_selected_blocks),
       cmocka_unit_test(test_gqa_one_odd_head_group),
       cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
       cmocka_unit_test(test_mla),

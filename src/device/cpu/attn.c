@@ -4,7 +4,8 @@
 // spread over the pool and merged afterwards; where even splits are too few to balance, items have
 // fewer heads. All variants do the same additions in the same order.
 // Of a token with selected keys, key i is the i-th selected one: blocks and splits are of those,
-// and a block's entries are gathered into a piece of the member's memory.
+// and a block's entries are gathered into a piece of the member's memory. Of one with selected
+// blocks of keys, those between are passed over.
 #include "device/cpu/attn.h"
 
 #include <math.h>
@@ -140,6 +141,28 @@ static uint32_t n_keys_of(const shared_run *run, const td_attn_tile *tile) {
   return selection_of(run, tile) ? run->a->top_k : td_attn_n_keys(run->a->batch, tile);
 }
 
+// Whether the tile's last token sees a selection of blocks. It is then the only one.
+static bool has_blocks(const td_attn_shared *a, const td_attn_tile *tile) {
+  return a->blocks && (td_attn_n_keys(a->batch, tile) - 1) / a->block >= a->top_blocks;
+}
+
+// The blocks of keys that the item's only token sees; NULL: all.
+static const int32_t *blocks_of(const shared_run *run, const shared_item *item) {
+  const td_attn_shared *a = run->a;
+  if (!has_blocks(a, item->tile)) return NULL;
+  const size_t row = (size_t)item->tile->token * a->n_kv_heads + item->kv_head;
+  return a->blocks + row * a->top_blocks;
+}
+
+// The first position from begin on that is in one of the blocks; UINT32_MAX: none.
+static uint32_t next_seen(const td_attn_shared *a, const int32_t *blocks, uint32_t begin) {
+  for (uint32_t i = 0; i < a->top_blocks; i++) {
+    const uint32_t first = (uint32_t)blocks[i] * a->block;
+    if (begin < first + a->block) return begin < first ? first : begin;
+  }
+  return UINT32_MAX;
+}
+
 static const char *keys_at(const shared_run *run, const shared_item *item, uint32_t position) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
@@ -153,13 +176,18 @@ typedef struct {
   uint32_t n; // 0: none
 } key_block;
 
-static key_block block_at(const shared_run *run, const shared_item *item, uint32_t begin) {
-  const td_batch_view *b = run->a->batch;
-  const uint32_t n_keys = n_keys_of(run, item->tile);
-  if (begin >= n_keys) return (key_block){0};
+// The first keys from *begin on that the item's tokens see; *begin is then theirs.
+static key_block block_at(const shared_run *run, const shared_item *item, uint32_t *begin) {
+  const td_attn_shared *a = run->a;
+  const int32_t *blocks = blocks_of(run, item);
+  uint32_t n_keys = n_keys_of(run, item->tile);
+  if (blocks) *begin = next_seen(a, blocks, *begin);
+  if (*begin >= n_keys) return (key_block){0};
+  const uint32_t end = blocks ? *begin - *begin % a->block + a->block : n_keys;
+  if (end < n_keys) n_keys = end;
   const bool is_gathered = selection_of(run, item->tile) != NULL;
-  return (key_block){.at = is_gathered ? NULL : keys_at(run, item, begin),
-                     .n = td_attn_block_end(begin, b->page_tokens, n_keys) - begin};
+  return (key_block){.at = is_gathered ? NULL : keys_at(run, item, *begin),
+                     .n = td_attn_block_end(*begin, a->batch->page_tokens, n_keys) - *begin};
 }
 
 // Copies the entries of the n selected keys from the begin-th on.
@@ -196,7 +224,9 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
-      .transposed = a->prompt ? (float *)(piece + run->query_bytes + 2 * run->state_bytes) : NULL,
+      .transposed = a->prompt && !has_blocks(a, item->tile)
+                        ? (float *)(piece + run->query_bytes + 2 * run->state_bytes)
+                        : NULL,
       .next_k = next.at,
       .next_v = next.at && a->v_bytes ? next.at + a->v_bytes : NULL,
       .next_bytes = next.n * a->ld * td_dtype_bytes(a->kv->dtype),
@@ -222,16 +252,24 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
                       key_block then, char *piece, const td_attn_state *state) {
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
   td_attn_state_reset(state, item->n_q, run->a->v_dim);
-  key_block block = block_at(run, item, begin);
-  for (; block.n && begin + block.n <= first_key(run, item) && begin + block.n < split_end;
-       block = block_at(run, item, begin))
+  key_block block = block_at(run, item, &begin);
+  while (block.n && begin + block.n <= first_key(run, item) && begin + block.n < split_end) {
     begin += block.n;
-  for (key_block next; block.n; block = next) {
-    const uint32_t end = begin + block.n;
-    next = end < split_end ? block_at(run, item, end) : (key_block){0};
-    run_block(run, item, begin, block, next.n ? next : then, piece, state);
+    block = block_at(run, item, &begin);
+  }
+  while (block.n && begin < split_end) {
+    uint32_t end = begin + block.n;
+    const key_block next = block_at(run, item, &end);
+    run_block(run, item, begin, block, next.n && end < split_end ? next : then, piece, state);
+    block = next;
     begin = end;
   }
+}
+
+// What is used first of a split.
+static key_block first_of(const shared_run *run, const shared_item *item, uint32_t split) {
+  uint32_t begin = split * ATTN_SPLIT;
+  return block_at(run, item, &begin);
 }
 
 // Writes query i of the item, whose state is the first of total.
@@ -269,7 +307,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(n_keys_of(run, item.tile));
   for (uint32_t split = first_key(run, &item) / ATTN_SPLIT; split < n_splits; split++) {
-    run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), piece, &part);
+    run_split(run, &item, split, first_of(run, &item, split + 1), piece, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
   for (uint32_t i = 0; i < item.n_q; i++) {
@@ -287,7 +325,7 @@ static void one_split(void *ctx, size_t idx, size_t next, unsigned member) {
   key_block then = {0};
   if (next != TD_CPU_NO_ITEM) {
     const shared_item of = item_at(run, run->first_item + next / run->max_splits);
-    then = block_at(run, &of, (uint32_t)(next % run->max_splits) * ATTN_SPLIT);
+    then = first_of(run, &of, (uint32_t)(next % run->max_splits));
   }
   char *piece = run->member + member * run->member_bytes;
   td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
@@ -350,6 +388,28 @@ static bool should_halve(const shared_run *run, size_t n_splits, unsigned n_thre
   return run->tile_heads > LEAST_HEADS && n_splits < n_threads;
 }
 
+// Tiles of at most tile_tokens tokens, of which those that see a selection have one.
+static td_status make_tiles(td_cpu_stream *stream, const td_attn_shared *a, uint32_t tile_tokens,
+                            td_attn_tile **tiles, uint32_t *n_tiles, td_err *err) {
+  const uint32_t most = a->selected || a->blocks ? 1 : tile_tokens;
+  const td_status status = td_attn_make_tiles(stream, a->batch, most, tiles, n_tiles, err);
+  if (status != TD_OK || !a->blocks) return status;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < *n_tiles; i++) {
+    const td_attn_tile tile = (*tiles)[i];
+    td_attn_tile *last = n ? &(*tiles)[n - 1] : NULL;
+    const bool joins = last && last->seq == tile.seq && last->n < tile_tokens &&
+                       !has_blocks(a, &tile);
+    if (joins) {
+      last->n++;
+    } else {
+      (*tiles)[n++] = tile;
+    }
+  }
+  *n_tiles = n;
+  return TD_OK;
+}
+
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err) {
   if (a->batch->n_tokens == 0) return TD_OK;
   shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
@@ -360,8 +420,7 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   uint32_t n_tiles;
   td_status status;
   for (;; run.tile_queries /= 2) {
-    const uint32_t tile_tokens = a->selected ? 1 : run.tile_queries / run.tile_heads;
-    status = td_attn_make_tiles(stream, a->batch, tile_tokens, &tiles, &n_tiles, err);
+    status = make_tiles(stream, a, run.tile_queries / run.tile_heads, &tiles, &n_tiles, err);
     if (status != TD_OK) return status;
     const bool are_few = count_items(&run, n_tiles) < (size_t)PROMPT_ITEMS * n_threads;
     if (!are_few || run.tile_queries == TILE_QUERIES) break;
@@ -398,6 +457,8 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
   if (status != TD_OK) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
                  "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
+  TD_DEV_REQUIRE(!a->blocks || (a->block > 0 && a->top_blocks > 0),
+                 "attention: a selection of %u blocks of %u keys", a->top_blocks, a->block);
   size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * td_dtype_bytes(a->kv.dtype);
   return td_attn_run_shared(stream,
                             &(td_attn_shared){
@@ -412,6 +473,9 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
                                 .n_kv_heads = a->n_kv_heads,
                                 .k_dim = a->head_dim,
                                 .v_dim = a->head_dim,
+                                .blocks = a->blocks,
+                                .block = a->block,
+                                .top_blocks = a->top_blocks,
                                 .window = a->window,
                                 .sinks = a->sinks,
                                 .scale = a->scale,

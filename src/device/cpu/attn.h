@@ -73,11 +73,18 @@ typedef struct {
   // Their entries are gathered; values are a part of keys, and one KV head has all.
   const int32_t *selected;
   uint32_t top_k;
+  // As in td_attn_gqa_args.
+  const int32_t *blocks;
+  uint32_t block, top_blocks;
   uint32_t window;    // as in td_attn_gqa_args
   const float *sinks; //
   float scale;
   bool prompt; // prefill: transpose keys (td_attn_block_args) if the kernel can
 } td_attn_shared;
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err);
+
+// select.c: the indices of the k largest of n scores, 0 < k <= n, in rising order; of equal scores
+// the lower index comes first.
+void td_cpu_pick_largest(const float *scores, uint32_t n, uint32_t k, int32_t *out);
 
 #endif

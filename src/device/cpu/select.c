@@ -130,6 +130,17 @@ static uint32_t find_least(const float *scores, uint32_t n, uint32_t k, uint32_t
   return rank;
 }
 
+void td_cpu_pick_largest(const float *scores, uint32_t n, uint32_t k, int32_t *out) {
+  uint32_t n_equal, n_out = 0;
+  const uint32_t least = find_least(scores, n, k, &n_equal);
+  for (uint32_t j = 0; j < n && n_out < k; j++) {
+    const uint32_t rank = rank_of(scores[j]);
+    if (rank < least || (rank == least && n_equal == 0)) continue;
+    n_equal -= rank == least;
+    out[n_out++] = (int32_t)j;
+  }
+}
+
 static void select_token(void *ctx, size_t item, unsigned member) {
   (void)member;
   const select_run *run = ctx;
@@ -137,17 +148,8 @@ static void select_token(void *ctx, size_t item, unsigned member) {
   const td_attn_tile *tile = &run->tiles[item / run->tile_tokens];
   const uint32_t i = (uint32_t)(item % run->tile_tokens), token = tile->token + i;
   if (i >= tile->n || !selects(a, token)) return;
-  const float *scores = scores_at(run, item / run->tile_tokens, i);
-  const uint32_t n_keys = n_seen(a, token);
-  uint32_t n_equal, n = 0;
-  const uint32_t least = find_least(scores, n_keys, a->top_k, &n_equal);
-  int32_t *out = a->selected + (size_t)token * a->top_k;
-  for (uint32_t j = 0; j < n_keys && n < a->top_k; j++) {
-    const uint32_t rank = rank_of(scores[j]);
-    if (rank < least || (rank == least && n_equal == 0)) continue;
-    n_equal -= rank == least;
-    out[n++] = (int32_t)j;
-  }
+  td_cpu_pick_largest(scores_at(run, item / run->tile_tokens, i), n_seen(a, token), a->top_k,
+                      a->selected + (size_t)token * a->top_k);
 }
 
 // Tiles whose last token sees no more keys than are selected are dropped.

@@ -8,6 +8,7 @@
     return td_fail(err, TD_EUNSUPPORTED, "%s: there is no GPU kernel", #name);                     \
   }
 
+ABSENT(select_blocks, td_select_blocks_args)
 ABSENT(pool, td_pool_args)
 ABSENT(attn_pool, td_attn_pool_args)
 ABSENT(hyper_read, td_hyper_read_args)

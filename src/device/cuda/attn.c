@@ -179,6 +179,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
                  "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
+  if (a->blocks) return td_fail(err, TD_EUNSUPPORTED, "attention: selected blocks on a GPU");
   if (a->head_dim > TD_CU_MMA_HEAD) {
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
