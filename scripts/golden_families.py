@@ -320,7 +320,7 @@ CASES = {
 
 
 # Families whose cases include their wrapper.
-INSIDE = {"mistral3": "mistral4", "qwen3_5_moe": "qwen3_5_moe_text"}
+INSIDE = {"mistral3": "mistral4", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text"}
 
 _QWEN3_NEXT = _COMMON | {
     "attention_bias": False,
@@ -679,6 +679,75 @@ CASES["deepseek_v4_dense"] = (
         "tie_word_embeddings": True,
     },
     "deepseek-v4",
+)
+# Attention to 5 of up to 24 blocks of 6 keys, which pages of 64 cut, the last two in any case; a clamp that
+# many values reach.
+_M3 = _COMMON | {
+    "dense_intermediate_size": 48,
+    "head_dim": 16,
+    "intermediate_size": 12,
+    "model_type": "minimax_m3_vl_text",
+    "moe_layer_freq": [0, 1, 1],
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000,
+    "rotary_dim": 8,
+    "routed_scaling_factor": 1.5,
+    "shared_intermediate_size": 20,
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1],
+        "sparse_block_size": 6,
+        "sparse_index_dim": 16,
+        "sparse_local_block": 2,
+        "sparse_num_index_heads": 2,
+        "sparse_topk_blocks": 5,
+    },
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 1.5,
+}
+CASES["minimax_m3"] = (_wrapped("minimax_m3_vl", _M3), "bf16")
+# By itself, with the keys of transformers: one KV head for five, widths that fill no vector, small blocks of which
+# none is seen in any case, a layer without experts behind one with, tied embeddings.
+CASES["minimax_m3_odd"] = (
+    {k: v for k, v in _M3.items()
+     if k not in ("moe_layer_freq", "partial_rotary_factor", "rope_theta", "sparse_attention_config")}
+    | {
+        "head_dim": 24,
+        "index_block_size": 3,
+        "index_head_dim": 20,
+        "index_local_blocks": 0,
+        "index_n_heads": 1,
+        "index_topk_blocks": 7,
+        "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "num_attention_heads": 5,
+        "num_experts_per_tok": 1,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+        "rotary_dim": 12,
+        "swiglu_alpha": 1.2,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": True,
+    },
+    "bf16",
+)
+# A token's own block alone, of 128 keys, which is more than a page; three KV heads, experts in every layer, FP8.
+CASES["minimax_m3_fp8"] = (
+    _M3
+    | {
+        "moe_layer_freq": [1, 1, 1],
+        "num_attention_heads": 3,
+        "num_experts_per_tok": 3,
+        "num_key_value_heads": 3,
+        "sparse_attention_config": _M3["sparse_attention_config"]
+        | {"sparse_block_size": 128, "sparse_local_block": 1, "sparse_num_index_heads": 3,
+           "sparse_topk_blocks": 1},
+    },
+    "fp8",
 )
 # Fused experts with one FP8 scale each.
 CASES["mistral4_fp8"] = (

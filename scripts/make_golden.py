@@ -23,6 +23,7 @@ import unittest.mock
 import numpy as np
 import torch
 import transformers
+from transformers import conversion_mapping
 
 import checkpoint
 import golden_families
@@ -262,6 +263,11 @@ CASES = {
 }
 
 
+# Published names are known of the whole alone, and the language model is loaded by itself.
+conversion_mapping.register_checkpoint_conversion_mapping(
+    "minimax_m3_vl_text", conversion_mapping.get_checkpoint_conversion_mapping("minimax_m3_vl"))
+
+
 def load_reference(config, used):
     """transformers' own model of the architecture, float32, eager attention, every tensor loaded."""
     text = shapes.text_config(config)
@@ -334,7 +340,8 @@ class Routing:
                 seen = scores.view(-1, scores.shape[-1])
                 is_seen = seen > torch.finfo(seen.dtype).min / 2
                 margin, _ = lead(seen, k)
-                margin = margin[is_seen.sum(-1) > k] / seen[is_seen].square().mean().sqrt()
+                is_scored = is_seen & seen.isfinite()  # not those that count in any case
+                margin = margin[is_seen.sum(-1) > k] / seen[is_scored].square().mean().sqrt()
                 self.index_margin = min([self.index_margin, *margin.tolist()])
             return select(scores, k, **options)
 

@@ -92,6 +92,29 @@ def _gqa(c, p):
             yield Tensor(f"{p}.{role}_norm.weight", (n,), "qk_norm")
 
 
+def selects_blocks(c, i):
+    """Whether layer i of MiniMax-M3 has an indexer."""
+    if c.get("layer_types"):
+        return c["layer_types"][i] == "minimax_m3_sparse"
+    return bool(c.get("sparse_attention_config", {}).get("sparse_attention_freq", [0] * (i + 1))[i])
+
+
+def _block_attention(c, p):
+    dim, head, sparse = c["hidden_size"], c["head_dim"], c.get("sparse_attention_config", {})
+    n_q, n_kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    for role, rows in (("q", n_q), ("k", n_kv), ("v", n_kv)):
+        yield Tensor(f"{p}.{role}_proj.weight", (rows, dim), role)
+    yield Tensor(f"{p}.o_proj.weight", (dim, n_q), "o")
+    for role in "qk":
+        yield Tensor(f"{p}.{role}_norm.weight", (head,), "norm1")
+    if not selects_blocks(c, int(p.split(".")[2])):
+        return
+    width = sparse.get("sparse_index_dim", c.get("index_head_dim"))
+    for role, rows in (("q", c["num_key_value_heads"] * width), ("k", width)):
+        yield Tensor(f"{p}.index_{role}_proj.weight", (rows, dim), "latent")
+        yield Tensor(f"{p}.index_{role}_norm.weight", (width,), "norm1")
+
+
 def _fuses_experts(c):
     """Whether a layer's experts are two tensors: quantized ones are not, but for Mistral's."""
     quant = c.get("quantization_config", {})
@@ -113,8 +136,9 @@ def _experts(c, p):
     if bias:
         yield Tensor(f"{p}.{bias}", (n,), "router_bias")
     n_shared = c.get("n_shared_experts", c.get("num_shared_experts", 0))
-    if n_shared:
-        yield from _mlp(f"{p}.{shared}", dim, inner * n_shared)
+    shared_dim = c.get("shared_intermediate_size", inner * n_shared)
+    if shared_dim:
+        yield from _mlp(f"{p}.{shared}", dim, shared_dim)
     yield Tensor(f"{p}.{router}.weight", (n, dim), "router")
     if _fuses_experts(c):
         yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
@@ -276,6 +300,15 @@ FAMILIES = {
         moe="block_sparse_moe",
         router_bias="e_score_correction_bias",
     ),
+    "minimax_m3_vl_text": Family(
+        _block_attention,
+        experts_key="num_local_experts",
+        expert_dim="intermediate_size",
+        expert_names=("w1", "w3", "w2"),
+        moe="block_sparse_moe",
+        router_bias="e_score_correction_bias",
+        norm="norm1",
+    ),
     "hy_v3": Family(
         qk_norm="head",
         experts_key="num_experts",
@@ -313,6 +346,7 @@ FAMILIES = {
 WRAPPERS = {
     "kimi_k25": ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
     "mistral3": ["vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"],
+    "minimax_m3_vl": ["vision_tower.vision_model.pre_layrnorm.weight", "patch_merge_mlp.linear_1.weight"],
     "qwen3_5_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
 }
 
@@ -355,6 +389,8 @@ def _is_moe(c, i):
         return i not in c["mlp_only_layers"] and (i + 1) % c["decoder_sparse_step"] == 0
     if c.get("mlp_layer_types"):
         return c["mlp_layer_types"][i] == "sparse"
+    if isinstance(c.get("moe_layer_freq"), list):
+        return bool(c["moe_layer_freq"][i])
     return i >= c.get("first_k_dense_replace", 0)
 
 
@@ -369,7 +405,7 @@ def _layer(c, i):
     if _is_moe(c, i):
         yield from f.experts(c, f"{p}.{f.moe}")
     else:
-        yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
+        yield from _mlp(f"{p}.mlp", dim, c.get("dense_intermediate_size", c["intermediate_size"]))
 
 
 def _mtp(c, i):
@@ -772,6 +808,33 @@ _MINIMAX_M2 = _BASE | {
     "vocab_size": 200064,
 }
 
+_MINIMAX_M3 = {k: v for k, v in _MINIMAX_M2.items() if k not in ("first_k_dense_replace", "qk_norm_type")} | {
+    "dense_intermediate_size": 12288,
+    "hidden_size": 6144,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 524288,
+    "model_type": "minimax_m3_vl_text",
+    "moe_layer_freq": [0, 1, 1, 1],
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "num_local_experts": 128,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 2.0,
+    "shared_intermediate_size": 3072,
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1, 1],
+        "sparse_block_size": 128,
+        "sparse_index_dim": 128,
+        "sparse_local_block": 1,
+        "sparse_num_index_heads": 4,
+        "sparse_topk_blocks": 16,
+    },
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+
 _HY3 = _BASE | {
     "head_dim": 128,
     "hidden_size": 4096,
@@ -1031,6 +1094,7 @@ SHAPES = {
     "glm-4.5-air": (_GLM_AIR, 4000),
     "glm-4.7-flash": (_GLM_FLASH, 4000),
     "minimax-m2": (_MINIMAX_M2, 4000),
+    "minimax-m3-layers": (_wrapped("minimax_m3_vl", _MINIMAX_M3), 4000),
     "hy3": (_HY3, 4000),
     "gpt-oss-20b": (_GPT_OSS, 4000),
     "gpt-oss-120b": (_GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, 4000),

@@ -244,6 +244,13 @@ static const td_wrapper wrappers[] = {
      {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
       "model.multi_modal_projector."}},
     {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
+    {"minimax_m3_vl",
+     "minimax_m3_vl_text",
+     "language_model.model.",
+     "language_model.",
+     false,
+     {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp.", "model.vision_tower.",
+      "model.multi_modal_projector."}},
 };
 
 const td_wrapper *td_wrapper_find(const char *model_type) {

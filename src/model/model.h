@@ -13,6 +13,7 @@
 // Kinds of attention, of which every layer is one. X(KIND, name): engine/attn/name.c computes it.
 #define TD_ATTN_KINDS(X)                                                                           \
   X(GQA, gqa)               /* grouped-query attention */                                          \
+  X(BLOCKS, blocks)         /* GQA over blocks of keys that an indexer selects for each KV head */ \
   X(MLA, mla)               /* multi-head latent attention */                                      \
   X(DSA, dsa)               /* MLA over keys that an indexer selects for each token */             \
   X(DSA_SHARED, dsa_shared) /* MLA over the keys that the layer before attended to */              \
@@ -91,6 +92,10 @@ typedef struct {
   uint32_t index_heads, index_dim, index_top_k;
   bool index_interleaved;
   uint64_t index_layers[TD_MAX_LAYERS / 64];
+  // Indexer over GQA (BLOCKS), in the layers of index_layers: positions of a block, how many blocks
+  // a token sees, and how many of them are its own and those before, in any case. index_block 0:
+  // the indexer is none of GQA.
+  uint32_t index_block, index_top_blocks, index_local_blocks;
   // Pooled attention, of the kinds NEAR (those in neither list), POOL and POOL_TOP: positions of an
   // entry in either, a base of RoPE of their own (yarn is theirs alone), and the output projection
   // of low rank, in groups of heads. window: of all layers.
@@ -153,6 +158,7 @@ static inline td_attn_kind td_model_attn(const td_model_config *config, uint32_t
   if (td_layers_have(config->delta_layers, layer_idx)) return TD_ATTN_DELTA;
   if (td_layers_have(config->pool_layers, layer_idx)) return TD_ATTN_POOL;
   if (td_layers_have(config->pool_top_layers, layer_idx)) return TD_ATTN_POOL_TOP;
+  if (config->index_block && td_layers_have(config->index_layers, layer_idx)) return TD_ATTN_BLOCKS;
   const bool is_shared = config->attn == TD_ATTN_DSA &&
                          !td_layers_have(config->index_layers, layer_idx);
   return is_shared ? TD_ATTN_DSA_SHARED : config->attn;
@@ -194,6 +200,7 @@ typedef struct {
   // Indexer: queries from those of low rank, one key, a weight for each head; the key's layer norm.
   td_weight index_q, index_k, index_weights;
   td_vec index_norm, index_norm_bias;
+  td_vec index_q_norm; // BLOCKS: of each head's query
   // Gated delta net: inputs of queries, keys, values and the output gate (delta_grouped: one
   // matrix), strengths and decays (delta_grouped: one matrix). conv f32 [delta_taps][channels].
   td_weight delta_qkv, delta_z, delta_b, delta_a;

@@ -26,7 +26,7 @@ import golden_weights  # noqa: E402
 DATA = ROOT / "families"
 PROVENANCE = json.loads((DATA / "provenance.json").read_text())["cases"]
 CASES = sorted(golden_families.CASES)
-SELECTING = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")
+SELECTING = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3")
 
 
 @pytest.fixture(scope="session")

@@ -244,6 +244,19 @@ static void reads_minimax_hy_and_mistral(void **state) {
   assert_int_equal(c.expert_dim, 1536);
   assert_true(c.rope_theta == 5e6 && td_model_is_moe(&c, 0));
 
+  c = parse_ok(
+      "{\"model_type\": \"minimax_m3_vl\", \"text_config\": {\"num_hidden_layers\": 3,"
+      " \"model_type\": \"minimax_m3_vl_text\", \"hidden_act\": \"swigluoai\","
+      " \"rotary_dim\": 64, \"moe_layer_freq\": [0, 1, 1], \"sparse_attention_config\":"
+      " {\"sparse_attention_freq\": [false, false, true, true], \"sparse_topk_blocks\": 8}}}",
+      NULL);
+  assert_int_equal(td_model_attn(&c, 1), TD_ATTN_GQA);
+  assert_int_equal(td_model_attn(&c, 2), TD_ATTN_BLOCKS);
+  assert_true(!td_model_is_moe(&c, 0) && td_model_is_moe(&c, 1) && c.routed_scaling == 2);
+  assert_int_equal(c.index_top_blocks, 8);
+  assert_int_equal(c.index_block, 128);
+  assert_int_equal(c.rope_dim, 64);
+
   c = parse_ok("{\"model_type\": \"hy_v3\"}", NULL);
   assert_int_equal(c.rope_dim, 128);
   assert_int_equal(c.n_shared_experts, 1);
@@ -562,6 +575,16 @@ static void refuses_bad_values(void **state) {
        TD_EUNSUPPORTED, "expert_dtype \"fp6\""},
   };
   check_refusals("deepseek_v4", pooled, TD_COUNT(pooled));
+  static const refusal blocks[] = {
+      {"\"index_n_heads\": 8", TD_EFORMAT, "index_n_heads must be num_key_value_heads"},
+      {"\"index_head_dim\": 64", TD_EFORMAT, "index_head_dim must not be less"},
+      {"\"index_local_blocks\": 17", TD_EFORMAT, "index_local_blocks must not exceed"},
+      {"\"moe_layer_freq\": [1]", TD_EFORMAT, "moe_layer_freq must be an array"},
+      {"\"num_hidden_layers\": 1, \"layer_types\": [\"x\"]", TD_EFORMAT,
+       "layer_types must hold \"minimax_m3_sparse\""},
+      {"\"sparse_attention_config\": {\"sparse_block_size\": 0}", TD_EFORMAT, "sparse_block_size"},
+  };
+  check_refusals("minimax_m3_vl_text", blocks, TD_COUNT(blocks));
 }
 
 static void refuses_rope_and_quantization(void **state) {

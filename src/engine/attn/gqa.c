@@ -1,7 +1,8 @@
 // src/engine/attn/gqa.c - grouped-query attention, with windows, sinks and gates.
+#include "engine/attn/gqa.h"
+
 #include <math.h>
 
-#include "engine/attn/ops.h"
 #include "engine/attn/rope.h"
 #include "engine/attn/window.h"
 #include "engine/rows.h"
@@ -42,7 +43,7 @@ static void norm_gated_queries(td_engine *e, const td_microbatch *p, const td_la
                                               .eps = c->rms_eps});
 }
 
-static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+void td_gqa_project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   const gqa_rows at = rows_of(e, p);
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
@@ -65,7 +66,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_rows_scale_queries(e, p, q_dim);
 }
 
-static void store(td_engine *e, const td_attn_store *s) {
+void td_gqa_store(td_engine *e, const td_attn_store *s) {
   const td_model_config *c = e->config;
   const size_t kv_dim = c->n_kv_heads * c->head_dim;
   td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = s->batch,
@@ -78,11 +79,12 @@ static void store(td_engine *e, const td_attn_store *s) {
                                                         .head_dim = c->head_dim});
 }
 
-static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
-                   uint32_t layer_idx) {
+void td_gqa_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, uint32_t layer_idx,
+                   const int32_t *blocks) {
   const td_model_config *c = e->config;
   const gqa_rows at = rows_of(e, p);
   const size_t q_dim = c->n_heads * c->head_dim;
+  const size_t n_blocks = (size_t)c->n_kv_heads * c->index_top_blocks;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
@@ -96,6 +98,9 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                                        .n_kv_heads = c->n_kv_heads,
                                        .head_dim = c->head_dim,
                                        .window = td_model_window(c, layer_idx),
+                                       .blocks = blocks ? blocks + t * n_blocks : NULL,
+                                       .block = c->index_block,
+                                       .top_blocks = c->index_top_blocks,
                                        .sinks = layer->sinks,
                                        .scale = (float)(1.0 / sqrt(c->head_dim)),
                                        .prompt = g == GROUP_PREFILL});
@@ -109,6 +114,19 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                                        .n_tokens = p->n_tokens,
                                        .n_groups = c->n_heads,
                                        .dim = c->head_dim});
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  td_gqa_project(e, p, layer);
+}
+
+static void store(td_engine *e, const td_attn_store *s) {
+  td_gqa_store(e, s);
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  td_gqa_attend(e, p, layer, layer_idx, NULL);
 }
 
 const td_attn_ops td_attn_gqa = TD_ATTN_OPS_HERE;

@@ -41,6 +41,39 @@ static void gqa_describe(const td_model_config *c, td_buf *out) {
   td_buf_str(out, "\n");
 }
 
+// ---- grouped-query attention over selected blocks -----------------------------------------------
+
+enum { blocks_least_chunk = 512, blocks_has_gpu = false };
+
+static td_attn_cache blocks_cache(const td_model_config *c) {
+  td_attn_cache out = gqa_cache(c);
+  out.entry[TD_ACT_INDEX] = c->index_dim;
+  return out;
+}
+
+static td_attn_rows blocks_rows(const td_model_config *c) {
+  td_attn_rows out = gqa_rows(c);
+  out.act[TD_ACT_MIXED] = (size_t)c->index_heads * c->index_dim;
+  out.words = (size_t)c->index_heads * c->index_top_blocks;
+  return out;
+}
+
+// With the scores of all keys.
+static double blocks_flops(const td_model_config *c, double n, double n_past) {
+  const double most = (double)c->index_top_blocks * c->index_block, seen = n_past + n / 2;
+  return pair_flops(c->index_heads, c->index_dim, n, n_past) +
+         4 * n * (seen < most ? seen : most) * c->n_heads * c->head_dim;
+}
+
+static void blocks_describe(const td_model_config *c, td_buf *out) {
+  if (!td_model_n_attn(c, TD_ATTN_GQA)) gqa_describe(c, out);
+  td_buf_printf(out,
+                "selection     %u blocks of %u keys for a token and KV head, by heads %u wide, in "
+                "%u of the %u layers\n",
+                c->index_top_blocks, c->index_block, c->index_dim,
+                td_model_n_attn(c, TD_ATTN_BLOCKS), c->n_layers);
+}
+
 // ---- multi-head latent attention ----------------------------------------------------------------
 
 enum { mla_least_chunk = 1024, mla_has_gpu = true };

@@ -11,8 +11,9 @@
 // Buffers of activations that attention uses. What a token leaves in the cache comes first: the
 // engine that computes it stores it; with several ranks all of them do.
 enum {
-  TD_ACT_K, // keys, or latents and rotary keys
-  TD_ACT_V, // values, or an indexer's keys
+  TD_ACT_K,     // keys, or latents and rotary keys
+  TD_ACT_V,     // values, or an indexer's keys
+  TD_ACT_INDEX, // an indexer's keys beside values
   TD_N_ENTRIES,
   TD_ACT_Q = TD_N_ENTRIES,
   TD_ACT_Q_A,   // queries of low rank

@@ -1,0 +1,82 @@
+// src/engine/attn/blocks.c - grouped-query attention over the blocks of keys that an indexer
+// selects for each token and KV head (MiniMax-M3): a head of the indexer for each KV head scores
+// all keys, and of a block the best score counts. The indexer's keys are a plane of a layer's part
+// of a page, behind keys and values.
+#include "engine/attn/gqa.h"
+#include "engine/attn/rope.h"
+#include "engine/rows.h"
+
+// The microbatch's rows.
+typedef struct {
+  void *h, *q, *k;
+  int32_t *selected;
+} index_rows;
+
+static size_t n_selected(const td_model_config *c) {
+  return (size_t)c->index_heads * c->index_top_blocks;
+}
+
+static index_rows rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  return (index_rows){.h = td_rows_at(e, p, e->h, c->dim),
+                      .q = td_rows_at(e, p, e->act[TD_ACT_MIXED], q_dim),
+                      .k = td_rows_at(e, p, e->act[TD_ACT_INDEX], c->index_dim),
+                      .selected = (int32_t *)e->act_words + p->begin * n_selected(c)};
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const uint32_t q_dim = c->index_heads * c->index_dim;
+  const td_vec none = {0};
+  td_gqa_project(e, p, layer);
+  if (!p->n_tokens) return; // as a rank of several may have none
+  td_rows_linear(e, p, &layer->index_q, none, at.h, c->dim, at.q);
+  td_rows_linear(e, p, &layer->index_k, none, at.h, c->dim, at.k);
+  td_rows_norm(e, at.q, layer->index_q_norm, c->index_dim, p->n_tokens * c->index_heads,
+               c->rms_eps);
+  td_rows_norm(e, at.k, layer->index_norm, c->index_dim, p->n_tokens, c->rms_eps);
+  td_rows_rope(e, p, at.q, q_dim, c->index_dim, c->index_heads, td_rope_dims(c));
+  td_rows_rope(e, p, at.k, c->index_dim, c->index_dim, 1, td_rope_dims(c));
+}
+
+// The plane of the indexer's keys, as pages.
+static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
+  const size_t entry = 2 * (size_t)e->config->n_kv_heads * e->config->head_dim;
+  kv.pages = (char *)kv.pages + e->layout.page_tokens * entry * td_dtype_bytes(kv.dtype);
+  return kv;
+}
+
+static void store(td_engine *e, const td_attn_store *s) {
+  td_gqa_store(e, s);
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = s->batch,
+                                                        .kv = index_plane(e, s->kv),
+                                                        .entry = s->entry[TD_ACT_INDEX],
+                                                        .entry_dim = e->config->index_dim});
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    const size_t t = group->token_begin;
+    if (!group->view.n_tokens) continue;
+    td_op_select_blocks(
+        e->stream, &(td_select_blocks_args){.batch = group->view,
+                                            .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
+                                            .q = td_rows_offset(e, at.q, t * q_dim),
+                                            .selected = at.selected + t * n_selected(c),
+                                            .n_heads = c->index_heads,
+                                            .dim = c->index_dim,
+                                            .block = c->index_block,
+                                            .top_blocks = c->index_top_blocks,
+                                            .n_local = c->index_local_blocks});
+  }
+  td_gqa_attend(e, p, layer, layer_idx, at.selected);
+}
+
+const td_attn_ops td_attn_blocks = TD_ATTN_OPS_HERE;
