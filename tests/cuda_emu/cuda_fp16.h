@@ -21,7 +21,7 @@ inline float __half2float(__half h) {
   if (exponent == 31) {
     magnitude = mantissa ? NAN : INFINITY;
   } else if (exponent == 0) {
-    magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   } else {
     magnitude = __uint_as_float((exponent + 112) << 23 | mantissa << 13);
   }

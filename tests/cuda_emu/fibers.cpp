@@ -256,28 +256,36 @@ const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
   return slots;
 }
 
-static float half_of(uint32_t pair, unsigned half, bool is_f16) {
-  uint16_t bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
+static float element(uint32_t pair, unsigned half, bool is_f16) {
+  const uint16_t bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
   return is_f16 ? __half2float(__ushort_as_half(bits)) : emu_bf16(bits);
 }
 
+// Each lane decodes what it brings.
 static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_f16) {
-  struct {
-    uint32_t a[4], b[2];
-  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  struct operands {
+    float a[4][2], b[2][2];
+  } mine;
   static_assert(sizeof mine <= EMU_SLOT_BYTES, "");
+  for (unsigned half = 0; half < 2; half++) {
+    for (unsigned i = 0; i < 4; i++)
+      mine.a[i][half] = element(a[i], half, is_f16);
+    for (unsigned i = 0; i < 2; i++)
+      mine.b[i][half] = element(b[i], half, is_f16);
+  }
   const unsigned char *slots = emu_exchange(&mine, sizeof mine);
-  unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
+  const auto of = [slots](unsigned lane) {
+    return reinterpret_cast<const operands *>(slots + lane * EMU_SLOT_BYTES);
+  };
+  const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
   for (unsigned i = 0; i < 4; i++) {
-    unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
+    const unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
     float sum = c[i];
     for (unsigned k = 0; k < 16; k += 2) {
-      uint32_t x, y; // two elements each
-      const unsigned lane_x = g * 4 + k % 8 / 2, lane_y = column * 4 + k % 8 / 2;
-      std::memcpy(&x, slots + lane_x * EMU_SLOT_BYTES + (upper + 2 * (k / 8)) * 4, sizeof x);
-      std::memcpy(&y, slots + lane_y * EMU_SLOT_BYTES + sizeof mine.a + k / 8 * 4, sizeof y);
-      sum += half_of(x, 0, is_f16) * half_of(y, 0, is_f16);
-      sum += half_of(x, 1, is_f16) * half_of(y, 1, is_f16);
+      const float *x = of(g * 4 + k % 8 / 2)->a[upper + 2 * (k / 8)];
+      const float *y = of(column * 4 + k % 8 / 2)->b[k / 8];
+      sum += x[0] * y[0];
+      sum += x[1] * y[1];
     }
     c[i] = sum;
   }
@@ -335,6 +343,22 @@ static void prepare(block_state *b, size_t i) {
 #endif
 }
 
+// Runs the warp that begins at fiber `first` until each of its threads has ended or waits for other
+// warps. Returns how many have ended.
+static size_t run_warp(block_state *b, size_t first, bool backwards) {
+  size_t n_ended = 0;
+  for (uint64_t before = ~b->n_moves; b->n_moves != before;) {
+    before = b->n_moves;
+    for (size_t j = 0; j < EMU_WARP; j++) {
+      fiber *f = &b->fibers[first + (backwards ? EMU_WARP - 1 - j : j)];
+      if (!can_run(f)) continue;
+      enter(b, f);
+      n_ended += f->done;
+    }
+  }
+  return n_ended;
+}
+
 static void run_block(block_state *b, bool backwards) {
   size_t n = b->fibers.size(), n_left = n;
   b->meet = rendezvous();
@@ -350,13 +374,9 @@ static void run_block(block_state *b, bool backwards) {
     b->fibers[i].n_published = 0;
   }
   while (n_left > 0) {
-    uint64_t before = b->n_moves;
-    for (size_t j = 0; j < n; j++) {
-      fiber *f = &b->fibers[backwards ? n - 1 - j : j];
-      if (!can_run(f)) continue;
-      enter(b, f);
-      n_left -= f->done;
-    }
+    const uint64_t before = b->n_moves;
+    for (size_t j = 0; j < n; j += EMU_WARP)
+      n_left -= run_warp(b, backwards ? n - j - EMU_WARP : j, backwards);
     if (b->n_moves == before) {
       std::fprintf(stderr, "cuda_emu: a block's threads wait for one another for ever\n");
       abort();

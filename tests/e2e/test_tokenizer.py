@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 import text_gen
 import tokenizer_models
 
-N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 20000))
+N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 10000))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 
 
@@ -117,7 +117,7 @@ def test_control_tokens_stay_text_unless_asked_for(pair):
 def test_long_runs_take_linear_time(pair):
     tok, driver = pair
     for unit in ("a", " ", "\n", "A", "中", "1", "!", "e\u0301", " a", "\r\n", "\u0327\u0301"):
-        text = unit * (1_000_000 // len(unit))
+        text = unit * (400_000 // len(unit))
         ids = driver.encode([text])[0]  # quadratic time would not end
         small = unit * 4000
         same([small], driver.encode([small]), library_ids(tok, [small], False))

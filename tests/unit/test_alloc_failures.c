@@ -2,7 +2,7 @@
 // places that allocate (support/failing_alloc.h); then, for each, the first and the second
 // allocation there fail in a process of their own. Expected: an error that says what is missing, or
 // the same result as without the failure; no crash, nothing leaked, and the next request works.
-// CTest: slow no-tsan
+// CTest: slow asan
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

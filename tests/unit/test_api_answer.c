@@ -1,4 +1,5 @@
 // tests/unit/test_api_answer.c - a response grows from tokens, and is written whole and in chunks.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 // tests/unit/test_api_keys.c - files of API keys, and who is let in.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 // The pure parts of the benches: formats, their matrices, medians.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

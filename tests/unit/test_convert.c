@@ -1,5 +1,6 @@
 // tests/unit/test_convert.c - words of codes into rows: rounding, orders and odd sizes. Whole
 // formats are in tests/golden/test_formats.py.
+// CTest: no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

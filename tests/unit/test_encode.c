@@ -1,5 +1,6 @@
 // tests/unit/test_encode.c - the encodings: what has a code keeps it, what lies between goes to the
 // nearest, layouts are those the kernels read, and the search for scales pays.
+// CTest: no-tsan
 #include <setjmp.h>
 
 #include <stdarg.h>

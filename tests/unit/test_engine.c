@@ -19,7 +19,7 @@
 
 enum {
   N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 4,
-  N_PEER_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 3
+  N_PEER_SCHEDULES = IS_TSAN || IS_ASAN ? 1 : 2
 }; // of each cache
 // Of either model, and either way.
 enum { N_SCHEDULES = IS_TSAN || IS_ASAN ? 6 : 50, N_TRANSFERS = N_SCHEDULES > 10 ? 5 : 2 };

@@ -1,4 +1,5 @@
 // tests/unit/test_gguf.c - GGUF headers, whole and lying, and what is made of them.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

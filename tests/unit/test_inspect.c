@@ -1,4 +1,5 @@
 // tests/unit/test_inspect.c - the description of a checkpoint, as text and as JSON.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
 // tests/unit/test_json.c - the strict JSON reader, the JSON writer, and UTF-8 under both.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

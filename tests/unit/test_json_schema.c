@@ -1,4 +1,5 @@
 // JSON Schema to grammars: which texts a schema's grammar generates, and what is refused.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
 // tests/unit/test_kv.c - the page tables against random traces: no page is leaked, none is shared.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

@@ -1,5 +1,6 @@
 // tests/unit/test_model_config.c - config.json in all its spellings, what is refused of it, and how
 // prompts are cut because of it.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 // tests/unit/test_placement.c - where a model is computed, and how a GPU's memory is shared out.
+// CTest: no-tsan
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 // tests/unit/test_roles.c - conversations of every order of roles are folded into what templates
 // take: all that was said is shown, in its order, and a longer conversation begins as the shorter
 // one did.
+// CTest: no-tsan
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>

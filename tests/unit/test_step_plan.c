@@ -1,4 +1,5 @@
 // tests/unit/test_step_plan.c - what steps do with each layer, without any device.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
 // tests/unit/test_thinking.c - what is said of thinking reaches each variable that a template
 // reads, as a level that it knows.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

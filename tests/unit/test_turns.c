@@ -1,5 +1,6 @@
 // tests/unit/test_turns.c - the memory of generated turns: found by key, the least recently used
 // forgotten.
+// CTest: no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

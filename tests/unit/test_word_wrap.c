@@ -1,4 +1,5 @@
 // Word wrap of text that arrives in pieces.
+// CTest: no-tsan
 #include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
