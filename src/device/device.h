@@ -462,6 +462,13 @@ static inline size_t td_delta_state_bytes(const td_delta_shape *s) {
 // at position 0) and writes that after its last one, and at the end of each page it passes. So a
 // full page keeps the state at its end.
 //
+// Where a state may have to go back, those between are kept, too, in host memory.
+typedef struct {
+  char *slots;          // [any][td_delta_state_bytes]; NULL: none are kept. On the CPU only
+  const int32_t *first; // [n_seqs]: the slot for the state after the sequence's first token; that
+                        // after each further one but the last follows. -1: not of this sequence
+} td_state_trail;
+
 // Part of a token's row: group g begins at element offset + g * stride.
 typedef struct {
   size_t offset, stride;
@@ -475,6 +482,7 @@ typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
   td_delta_shape shape;
+  td_state_trail trail;
   const void *x;   // [n_tokens][x_stride]
   size_t x_stride; // elements
   td_row_part q, k, v, a, b;
@@ -492,6 +500,7 @@ typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
   td_delta_shape shape;
+  td_state_trail trail;
   const void *qkv;
   const float *gates;
   void *out; // [n_tokens][n_v_heads][v_dim]

@@ -18,6 +18,7 @@
 enum {
   TD_DRAFT_MOST = 8,        // drafts of one request in a step
   TD_DRAFT_STEP = 32,       // of all requests
+  TD_DRAFT_STATES = 8,      // of all requests where recurrent states are kept after each
   TD_DRAFT_GPU_TOKENS = 16, // of a step with drafts on a GPU: with more, kernels round differently
 };
 

@@ -187,6 +187,17 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
   return st;
 }
 
+static td_status alloc_trail(td_engine *e, td_err *err) {
+  const size_t n_seqs = e->opts.max_step_seqs;
+  const bool is_host = td_dev_free_vram_bytes(e->dev) == 0;
+  if (!td_attn_rolls_back(e->config) || !e->opts.max_drafts || !is_host) return TD_OK;
+  e->trail_first = malloc(2 * n_seqs * sizeof *e->trail_first);
+  if (!e->trail_first) return td_fail(err, TD_ENOMEM, "out of memory: states to go back to");
+  e->trail_of = e->trail_first + n_seqs;
+  const size_t n_bytes = e->opts.max_drafts * td_kv_layout_states_bytes(&e->layout);
+  return td_dev_alloc(e->dev, (void **)&e->trail, n_bytes, err);
+}
+
 static td_status open_memory(td_engine *e, td_err *err) {
   td_status st = e->opts.is_urgent       ? td_stream_open_urgent(&e->stream, e->dev, err)
                  : e->opts.is_confinable ? td_stream_open_confinable(&e->stream, e->dev, err)
@@ -203,6 +214,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_dense_stream_open(e, err);
   if (st == TD_OK) st = td_expert_cache_open(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
+  if (st == TD_OK) st = alloc_trail(e, err);
   if (st == TD_OK) st = td_draft_layer_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs + e->opts.max_drafts, err);
   return st == TD_OK ? td_ranks_open(e, err) : st;
@@ -256,6 +268,7 @@ void td_engine_close(td_engine *e) {
                            e->dev_top,
                            e->dev_meta,
                            e->dev_routing,
+                           e->trail,
                            e->draft_in,
                            e->draft_hidden,
                            e->opts.kv_pages ? NULL : e->kv_pages};
@@ -269,6 +282,7 @@ void td_engine_close(td_engine *e) {
   free(e->routing);
   free(e->first_token);
   free(e->draft_seqs);
+  free(e->trail_first);
   free(e);
 }
 
@@ -343,6 +357,15 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
   if (n_blocks) td_window_table(e, seq, whole, e->meta + at->blocks + (size_t)s * n_blocks);
 }
 
+// The first slot for the states of a sequence that drafts, of which n_kept are taken; -1: none.
+static int32_t take_slots(const td_engine *e, const td_step_seq *seq, uint32_t *n_kept) {
+  if (seq->want != TD_WANT_EACH) return -1;
+  const uint32_t first = *n_kept;
+  *n_kept += seq->n_tokens - 1;
+  TD_CHECK(*n_kept <= e->opts.max_drafts);
+  return (int32_t)first;
+}
+
 // Appends the sequences of group g after those placed so far; returns the step's tokens so far.
 static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
                             const uint32_t *wholes, uint32_t n_seqs, uint32_t *s, uint32_t t) {
@@ -362,10 +385,13 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
     group->view.host_position = e->meta + at->position + t;
   }
   e->meta[q_begin] = 0;
+  uint32_t n_kept = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
     if (seqs[i].is_decode != (g == GROUP_DECODE)) continue;
     add_seq(e, at, group, &seqs[i], wholes ? wholes[i] : i, *s, t);
     e->first_token[i] = t;
+    if (e->trail && g == GROUP_DECODE)
+      e->trail_first[group->view.n_seqs] = e->trail_of[i] = take_slots(e, &seqs[i], &n_kept);
     t += seqs[i].n_tokens;
     group->view.n_seqs++;
     group->view.n_tokens += seqs[i].n_tokens;
@@ -635,6 +661,32 @@ td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *er
   td_status st = td_stream_sync(e->stream, err);
   if (st == TD_OK) td_kv_outlet_note(e, to);
   return st;
+}
+
+td_state_trail td_engine_trail(const td_engine *e, uint32_t layer_idx) {
+  if (!e->trail) return (td_state_trail){.slots = NULL};
+  const size_t layer = e->part[layer_idx] - e->layout.n_layers;
+  return (td_state_trail){.slots = e->trail + layer * e->opts.max_drafts * e->layout.state_bytes,
+                          .first = e->trail_first};
+}
+
+bool td_engine_can_roll_back(const td_engine *e) {
+  return !e->layout.n_states || e->trail;
+}
+
+td_status td_engine_roll_back(td_engine *e, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
+                              td_err *err) {
+  const td_kv_layout *layout = &e->layout;
+  if (!e->trail) return TD_OK;
+  TD_CHECK(n_tokens > 0 && e->trail_of[seq_idx] >= 0);
+  const size_t slot = (size_t)e->trail_of[seq_idx] + n_tokens - 1;
+  for (uint32_t i = 0; i < layout->n_states; i++) {
+    const uint32_t part = layout->n_layers + i;
+    const size_t to = td_kv_layout_part_at(layout, part, e->opts.n_pages, (uint32_t)page);
+    const size_t from = (i * (size_t)e->opts.max_drafts + slot) * layout->state_bytes;
+    td_op_copy(e->stream, e->kv_pages + to, e->trail + from, layout->state_bytes);
+  }
+  return td_stream_sync(e->stream, err);
 }
 
 void *td_engine_kv_pages(td_engine *e) {

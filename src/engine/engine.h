@@ -165,6 +165,14 @@ typedef struct {
 // the text. Replaces the step's logits.
 td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
                           uint32_t n_seqs, uint32_t n_drafts, td_err *err);
+// Whether sequences can go back behind drafts (td_engine_roll_back), or need not: what later tokens
+// overwrite does no harm, but a recurrent state has gone on.
+bool td_engine_can_roll_back(const td_engine *engine);
+// The recurrent states of a sequence of the last step, which wanted TD_WANT_EACH, become those
+// after the first n_tokens of its tokens, of which there are more. page: that of the last of these.
+// Nothing is done in a model without states. Before td_engine_draft.
+td_status td_engine_roll_back(td_engine *engine, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
+                              td_err *err);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
 // Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits

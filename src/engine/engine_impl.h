@@ -120,6 +120,11 @@ struct td_engine {
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;
+  // States after the tokens of sequences that draft, but their last ones; NULL: states do not go
+  // back, or there are none.
+  char *trail;          // [n_states][max_drafts][state_bytes]
+  int32_t *trail_first; // [max_step_seqs]: see td_state_trail, of the sequences of GROUP_DECODE
+  int32_t *trail_of;    // [max_step_seqs]: the same in the caller's order
   void *draft_in;       // [2 * dim], of the layer that drafts; NULL: none does
   void *draft_hidden;   // [max_step_seqs][dim], its states where tokens were drafted
   int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
@@ -266,6 +271,9 @@ void td_engine_forward(td_engine *engine); // queues all pieces
 // Copies to the host what sampling needs (top logits of each row, or all logits) and the routing
 // record.
 void td_engine_copy_outputs(td_engine *engine);
+
+// engine.c
+td_state_trail td_engine_trail(const td_engine *engine, uint32_t layer_idx); // of the layer
 
 // draft_layer.c
 td_status td_draft_layer_open(td_engine *engine, td_err *err);

@@ -49,6 +49,9 @@ typedef struct {
   uint32_t n_output;
   td_draft draft;     // its guesses follow the generated tokens in tokens
   uint32_t n_guesses; // of them, those that the model's layer has made for the next step
+  // With drafts in the step whose results are being posted: the sequence it is there, and tokens in
+  // the pages as the step has left them; 0: not more than n_past.
+  uint32_t step_seq, n_computed;
   uint64_t begin_ns, first_token_ns;
   // Copies of its pages to the device were begun; they have not ended, and it is in no step.
   bool is_placed, is_entering;

@@ -14,10 +14,20 @@ td_status td_worker_save_state(td_worker *w, const td_worker_request *r, td_err 
   return td_engine_save_state(w->engine, r->pages[page_idx], err);
 }
 
+// Has recurrent states go back behind drafts that are not of the text.
+static td_status roll_back(const td_worker *w, td_worker_request *r, td_err *err) {
+  const uint32_t n_ahead = r->n_computed > r->n_past ? r->n_computed - r->n_past : 0;
+  r->n_computed = 0;
+  if (!n_ahead) return TD_OK;
+  return td_engine_roll_back(w->engine, r->step_seq, w->step.seqs[r->step_seq].n_tokens - n_ahead,
+                             r->pages[(r->n_past - 1) / w->kv.layout.page_tokens], err);
+}
+
 static td_status post_done(td_worker *w, td_worker_request *r, td_done_reason reason,
                            const char *text, td_err *err) {
   td_wire_msg done;
-  td_status st = td_worker_save_state(w, r, err);
+  td_status st = roll_back(w, r, err);
+  if (st == TD_OK) st = td_worker_save_state(w, r, err);
   if (st != TD_OK) return st;
   td_requests_end(&w->requests, r, reason, text, &done);
   return td_front_link_send(&w->front_link, &done, err);
@@ -88,13 +98,17 @@ static td_status answer(td_worker *w, td_engine *engine, td_worker_request *r, u
 
 // Samples the request's next tokens from the rows of a step, the last drawn token's and those of
 // drafts: as long as the drafts are what is drawn.
-static td_status answer_drafts(td_worker *w, td_worker_request *r, uint32_t row, td_err *err) {
+static td_status answer_drafts(td_worker *w, td_worker_request *r, uint32_t seq_idx, uint32_t row,
+                               td_err *err) {
   const uint64_t id = r->id;
+  r->step_seq = seq_idx;
+  r->n_computed = r->n_past + w->step.seqs[seq_idx].n_tokens;
   for (;; row++) {
     r->n_past++;
     const uint32_t n_taken = r->draft.n_taken;
     td_status st = answer(w, w->engine, r, row, err);
-    if (st != TD_OK || r->id != id || r->draft.n_taken != n_taken + 1) return st;
+    if (st != TD_OK || r->id != id) return st;
+    if (r->draft.n_taken != n_taken + 1) return roll_back(w, r, err);
   }
 }
 
@@ -188,7 +202,7 @@ td_status td_worker_post_results(td_worker *w, td_engine *engine, td_step *step,
     if (r->is_ended) {
       st = post_done(w, r, r->end_reason, r->end_text, err);
     } else if (seq->want == TD_WANT_EACH) {
-      st = answer_drafts(w, r, row, err);
+      st = answer_drafts(w, r, i, row, err);
     } else {
       if (is_scored) st = score(w, engine, r, seq->n_tokens, row, err);
       r->n_past += seq->n_tokens;

@@ -109,8 +109,9 @@ static void add_drafts(td_step *step, uint32_t page_tokens) {
     }
     step->drafts[i] = &r->draft;
   }
+  const uint32_t most = step->n + step->max_drafts;
   td_draft_choose(step->drafts, step->n, step->draft_mode, &step->pace, step->n,
-                  step->max_draft_tokens);
+                  most < step->max_draft_tokens ? most : step->max_draft_tokens);
   for (uint32_t i = 0; i < step->n; i++) {
     const uint32_t n = step->drafts[i]->n_drafted;
     if (!n) continue;

@@ -19,6 +19,7 @@ typedef struct {
   uint32_t max_seqs;
   uint32_t draft_mode;       // --draft; td_step_open: off
   uint32_t max_draft_tokens; // of a step with drafts, prompts apart
+  uint32_t max_drafts;       // of a step
   td_draft_pace pace;
   bool is_warm;           // the last step decoded alone, and no pause followed
   td_draft **drafts;      // [max_seqs], of the requests that decode

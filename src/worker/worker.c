@@ -21,6 +21,7 @@
 #include "base/numa.h"
 #include "base/thread_pool.h"
 #include "base/trace.h"
+#include "engine/attn/kind.h"
 #include "tandem/kernels.h"
 #include "worker/worker_impl.h"
 
@@ -50,12 +51,16 @@ static td_status open_streaming(td_worker *w, td_engine_opts *opts, td_err *err)
   return TD_OK;
 }
 
+static uint32_t max_drafts(const td_worker *w) {
+  return w->kv.layout.n_states ? TD_DRAFT_STATES : TD_DRAFT_STEP;
+}
+
 static td_status open_engine(td_worker *w, td_err *err) {
   td_engine_opts opts = {
       .n_pages = w->kv.pool.plan.n_pages,
       .page_tokens = w->kv.layout.page_tokens,
       .max_step_seqs = w->opts.max_batch,
-      .max_drafts = w->opts.runtime.draft == TD_DRAFT_OFF ? 0 : TD_DRAFT_STEP,
+      .max_drafts = w->opts.runtime.draft == TD_DRAFT_OFF ? 0 : max_drafts(w),
       .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->kv.pages,
@@ -96,7 +101,8 @@ static td_status open_grammars(td_worker *w, td_err *err) {
 // Whether requests draft tokens: not where a rejected one would leave a trace, or a drafted one
 // would be computed by other kernels than it is alone.
 static void choose_drafts(td_worker *w) {
-  const char *why = w->kv.layout.n_states ? "a recurrent state or a window does not roll back"
+  const char *why = !td_engine_can_roll_back(w->engine)
+                        ? "a recurrent state on a GPU, or a window, does not roll back"
                     : td_engine_cache_stats(w->engine).n_slots
                         ? "a cache of experts is for steps of one token a request"
                         : NULL;
@@ -105,6 +111,7 @@ static void choose_drafts(td_worker *w) {
   if (is_on && why) td_info("no tokens are drafted: %s", why);
   if (!is_on || why) return;
   w->step.draft_mode = w->opts.runtime.draft;
+  w->step.max_drafts = max_drafts(w);
   w->step.max_draft_tokens = w->devices.placement.is_discrete ? TD_DRAFT_GPU_TOKENS : max_tokens;
 }
 
@@ -194,7 +201,8 @@ static void choose_layer(td_worker *w) {
   const td_runtime_opts *r = &w->opts.runtime;
   const bool is_alone = !w->devices.placement.is_discrete && !strchr(r->devices, ',');
   const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
-  if (r->draft == TD_DRAFT_OFF || !is_alone || layout.n_states) return;
+  const bool may_draft = !layout.n_states || td_attn_rolls_back(w->config);
+  if (r->draft == TD_DRAFT_OFF || !is_alone || !may_draft) return;
   w->has_draft_layer = td_model_use_mtp(w->model);
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import SANITIZED, Server, metric, wait_until
+from serving import SANITIZED, Server, cached, make_model, metric, wait_until
 
 pytestmark = pytest.mark.tsan
 
@@ -71,17 +71,23 @@ def choices(answers):
     return [answer["choices"] for answer in answers]
 
 
-# The first has a layer that drafts.
-@pytest.mark.parametrize("name", ["deepseek_yarn_mscale", "qwen3_moe"])
-def test_texts_are_the_same(tandem_bin, name):
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "recurrent", shape="tiny-qwen3-next")
+
+
+# The first has a layer that drafts, the last recurrent states, which go back behind what is rejected.
+@pytest.mark.parametrize("name", ["deepseek_yarn_mscale", "qwen3_moe", "recurrent"])
+def test_texts_are_the_same(tandem_bin, recurrent_model, name):
     asked = list(bodies())
+    model = recurrent_model if name == "recurrent" else GOLDEN / name
     options = ["--max-batch", str(N_AT_ONCE), "--prefill-chunk", "64"]
-    server = Server(tandem_bin, GOLDEN / name, *options, "--draft", "off")
+    server = Server(tandem_bin, model, *options, "--draft", "off")
     expected = ask_all(server, asked)
     assert {details(answer) for answer in expected} == {(0, 0)}
     server.close()
     for depth, workers in [("8", "off"), ("auto", "on")]:
-        server = Server(tandem_bin, GOLDEN / name, *options, "--draft", depth, "--disaggregate", workers)
+        server = Server(tandem_bin, model, *options, "--draft", depth, "--disaggregate", workers)
         for n_at_once in [N_AT_ONCE, 1]:
             if n_at_once == 1 and (depth == "auto" or SANITIZED):
                 continue
@@ -111,9 +117,10 @@ def test_every_format(tandem_bin, model):
     assert sum(details(answer)[0] for answer in answers["8"]) > 0
 
 
-@pytest.mark.parametrize("model", [GOLDEN / "deepseek_v3", GOLDEN / "deepseek_yarn_mscale"], ids=lambda model: model.name)
-def test_preempted_and_killed(tandem_bin, model):
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_yarn_mscale", "recurrent"])
+def test_preempted_and_killed(tandem_bin, recurrent_model, name):
     """Where the pool holds few of them and their worker dies: what goes on does so with its own tokens."""
+    model = recurrent_model if name == "recurrent" else GOLDEN / name
     asked = [{**body, "max_tokens": 120} for body in bodies() if "n" not in body][::2]
     server = Server(tandem_bin, model, "--max-batch", "4", "--draft", "off")
     expected = ask_all(server, asked)
@@ -148,6 +155,33 @@ def test_preempted_and_killed(tandem_bin, model):
     assert n_whole > len(asked) // 2 and n_accepted > 30 and n_preempted > 0
     server.close()
     assert server.log().count("signal 9") > 1
+
+
+def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_model):
+    """A text ends where more was drafted; its states, from which the next turn goes on, end there, too."""
+    end = json.loads((recurrent_model / "config.json").read_text())["eos_token_id"]
+    asked = [
+        {"prompt": prompt, "max_tokens": 60, "seed": seed, "logprobs": 1, "logit_bias": FEW | {str(end): 60}}
+        for seed, prompt in enumerate(list(prompts()) * (1 if SANITIZED else 2))
+    ]
+    turns, n_ended = {}, 0
+    for draft in ["off", "8"]:
+        server = Server(tandem_bin, recurrent_model, "--cache-output", "--disaggregate", "off", "--draft", draft)
+        sure = [{"prompt": [3], "max_tokens": 1, "logit_bias": {t: 100}} for t in FEW]
+        ids = {ask(server, body)["choices"][0]["text"]: int(t) for t, body in zip(FEW, sure)}
+        assert len(ids) == len(FEW)
+        turns[draft] = []
+        for body in asked:
+            (first,) = ask(server, body)["choices"]
+            said = [ids[t] for t in first["logprobs"]["tokens"] if t in ids]
+            more = ask(server, body | {"prompt": body["prompt"] + said + [7]})
+            turns[draft].append((first, more["choices"], cached(more)))
+            n_ended += draft == "8" and first["finish_reason"] == "stop" and len(said) > 5
+        n_accepted = metric(server, "spec_decode_num_accepted_tokens_total")
+        server.close()
+    for turn, other in zip(turns["8"], turns["off"]):
+        assert turn == other
+    assert n_accepted > 30 and n_ended > 1
 
 
 SCHEMA = {

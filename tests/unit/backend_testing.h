@@ -470,6 +470,17 @@ td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err) {
   return TD_OK;
 }
 
+bool td_engine_can_roll_back(const td_engine *engine) {
+  (void)engine;
+  return true;
+}
+
+td_status td_engine_roll_back(td_engine *engine, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
+                              td_err *err) {
+  (void)engine, (void)seq_idx, (void)n_tokens, (void)page, (void)err;
+  return TD_OK;
+}
+
 td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
                           uint32_t n_seqs, uint32_t n_drafts, td_err *err) {
   (void)engine, (void)seqs, (void)drafts, (void)n_seqs, (void)n_drafts, (void)err;

@@ -43,6 +43,23 @@ static const float *input_row(const td_delta_conv_args *a, const conv_piece *p, 
   return (const float *)a->x + (size_t)(first + i - n_past) * a->x_stride + p->input;
 }
 
+// The slot for the state after token t of sequence s, which is not its last; NULL: it is not kept.
+static float *slot_of(const td_state_trail *trail, const td_delta_shape *shape,
+                      const td_batch_view *b, uint32_t s, int32_t t) {
+  if (!trail->slots || trail->first[s] < 0 || t + 1 >= b->q_begin[s + 1]) return NULL;
+  const size_t slot = (size_t)(trail->first[s] + t - b->q_begin[s]);
+  return (float *)(void *)(trail->slots + slot * td_delta_state_bytes(shape));
+}
+
+// The inputs that the token behind t needs, to a state.
+static void keep_inputs(const td_delta_conv_args *a, const conv_piece *p, const float *past,
+                        int32_t first, int32_t t, float *state) {
+  const size_t channels = td_delta_channels(&a->shape);
+  for (int32_t i = 0; i < (int32_t)a->shape.n_taps - 1; i++)
+    memcpy(state + (size_t)i * channels + p->channel,
+           input_row(a, p, past, first, t + 1 - first + i), p->n * sizeof *past);
+}
+
 static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_piece *p) {
   const int32_t n_past = (int32_t)a->shape.n_taps - 1;
   const size_t channels = td_delta_channels(&a->shape);
@@ -70,10 +87,10 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
                                .n = p->n,
                                .ldw = channels,
                                .n_taps = a->shape.n_taps});
+      float *slot = slot_of(&a->trail, &a->shape, &a->batch, s, t);
+      if (slot) keep_inputs(a, p, past, first, t, slot);
     }
-    for (int32_t i = 0; i < n_past; i++)
-      memcpy((float *)(void *)run.state + (size_t)i * channels + p->channel,
-             input_row(a, p, past, first, run.end - first + i), p->n * sizeof *past);
+    keep_inputs(a, p, past, first, run.end - 1, (float *)(void *)run.state);
   }
 }
 
@@ -190,22 +207,28 @@ static void rule_item(void *ctx, size_t item, unsigned member) {
     float *state = (float *)(void *)run.state + at;
     begin_tile(state, from, shape->k_dim);
     from = state;
-    const float *row = (const float *)a->qkv + run.begin * channels;
     const size_t v_dims = (size_t)shape->n_v_heads * shape->v_dim;
-    td_kernels()->delta_rule(
-        &(td_delta_rule_args){.state = state,
-                              .q = row + (size_t)k_head * shape->k_dim,
-                              .k = row + of_k + (size_t)k_head * shape->k_dim,
-                              .v = row + 2 * of_k + value,
-                              .gates = a->gates + ((size_t)run.begin * shape->n_v_heads + head) * 2,
-                              .out = (float *)a->out + run.begin * v_dims + value,
-                              .ldk = channels,
-                              .ldv = channels,
-                              .ldg = 2 * (size_t)shape->n_v_heads,
-                              .ldo = v_dims,
-                              .n_tokens = (uint32_t)(run.end - run.begin),
-                              .k_dim = shape->k_dim,
-                              .n_cols = left < TD_DELTA_TILE ? left : TD_DELTA_TILE});
+    const bool is_kept = a->trail.slots && a->trail.first[s] >= 0;
+    for (int32_t t = run.begin, n; t < run.end; t += n) {
+      n = is_kept ? 1 : run.end - t;
+      const float *row = (const float *)a->qkv + t * channels;
+      td_kernels()->delta_rule(
+          &(td_delta_rule_args){.state = state,
+                                .q = row + (size_t)k_head * shape->k_dim,
+                                .k = row + of_k + (size_t)k_head * shape->k_dim,
+                                .v = row + 2 * of_k + value,
+                                .gates = a->gates + ((size_t)t * shape->n_v_heads + head) * 2,
+                                .out = (float *)a->out + t * v_dims + value,
+                                .ldk = channels,
+                                .ldv = channels,
+                                .ldg = 2 * (size_t)shape->n_v_heads,
+                                .ldo = v_dims,
+                                .n_tokens = (uint32_t)n,
+                                .k_dim = shape->k_dim,
+                                .n_cols = left < TD_DELTA_TILE ? left : TD_DELTA_TILE});
+      float *slot = slot_of(&a->trail, shape, &a->batch, s, t);
+      if (slot) begin_tile(slot + at, state, shape->k_dim);
+    }
   }
 }
 

@@ -74,12 +74,15 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     const size_t t = group->token_begin;
+    const td_state_trail trail = g == GROUP_DECODE ? td_engine_trail(e, layer_idx)
+                                                   : (td_state_trail){.slots = NULL};
     void *qkv = td_rows_offset(e, e->act[TD_ACT_Q], t * channels);
     float *gates = (float *)e->act_words + 2 * t * c->delta_v_heads;
     td_op_delta_conv(e->stream, &(td_delta_conv_args){
                                     .batch = group->view,
                                     .state = state,
                                     .shape = shape,
+                                    .trail = trail,
                                     .x = td_rows_offset(e, e->act[TD_ACT_MIXED], t * in.stride),
                                     .x_stride = in.stride,
                                     .q = in.q,
@@ -96,6 +99,7 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                                     .batch = group->view,
                                     .state = state,
                                     .shape = shape,
+                                    .trail = trail,
                                     .qkv = qkv,
                                     .gates = gates,
                                     .out = td_rows_offset(e, e->act[TD_ACT_OUT], t * values)});

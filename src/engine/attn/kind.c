@@ -324,6 +324,14 @@ bool td_attn_has_states(const td_model_config *c) {
   return false;
 }
 
+bool td_attn_rolls_back(const td_model_config *c) {
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    if (td_attn_of(c, i)->cache(c).state_bytes && td_model_attn(c, i) != TD_ATTN_DELTA)
+      return false;
+  }
+  return td_attn_has_states(c);
+}
+
 uint32_t td_attn_cache_elements(const td_attn_cache *cache) {
   uint32_t n = 0;
   for (size_t i = 0; i < TD_N_ENTRIES; i++)

@@ -56,6 +56,9 @@ uint32_t td_attn_least_chunk(const td_model_config *config);
 void td_attn_describe(const td_model_config *config, td_buf *out);
 bool td_attn_has_gpu(const td_model_config *config);    // for all layers
 bool td_attn_has_states(const td_model_config *config); // in any layer
+// Whether states can go back to those before the last tokens of a decode step: only delta nets keep
+// those between (td_state_trail).
+bool td_attn_rolls_back(const td_model_config *config);
 // Elements that a token leaves in a page.
 uint32_t td_attn_cache_elements(const td_attn_cache *cache);
 td_delta_shape td_attn_delta_shape(const td_model_config *config);
