@@ -245,15 +245,28 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
 
+enum { MOST_IN_LAYER = 200 }; // bytes of a tensor's name behind that of its layer
+
+// The whole name of a layer's tensor. Of a layer that is apart names have no body.
+static void name_in_layer(const td_model_config *c, uint32_t layer_idx, const char *name,
+                          char out[TD_MAX_TENSOR_NAME]) {
+  char own[TD_MAX_TENSOR_NAME];
+  if (layer_idx == c->n_layers && c->family->mtp) {
+    snprintf(out, TD_MAX_TENSOR_NAME, "%slayers.0.%s", c->family->mtp, name);
+    return;
+  }
+  snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, name);
+  td_tensor_name(c, own, out);
+}
+
 // Whether the checkpoint has this tensor of layer layer_idx, a matrix in any format.
 static bool is_stored(const td_tensor_binder *b, uint32_t layer_idx, const char *name) {
   static const char *const parts[] = {"weight", "weight_packed", "qweight"};
-  char own[TD_MAX_TENSOR_NAME], whole[TD_MAX_TENSOR_NAME];
+  char own[MOST_IN_LAYER], whole[TD_MAX_TENSOR_NAME];
   const size_t n = strlen(name) - (td_ends_with(name, ".weight") ? strlen("weight") : 0);
   for (size_t i = 0; i < TD_COUNT(parts); i++) {
-    snprintf(own, sizeof own, "model.layers.%u.%.*s%s", layer_idx, (int)n, name,
-             n == strlen(name) ? "" : parts[i]);
-    td_tensor_name(b->config, own, whole);
+    snprintf(own, sizeof own, "%.*s%s", (int)n, name, n == strlen(name) ? "" : parts[i]);
+    name_in_layer(b->config, layer_idx, own, whole);
     if (td_binder_peek(b, whole)) return true;
   }
   return false;
@@ -267,10 +280,10 @@ static void find_prefix(const td_tensor_binder *b, const td_tensor_spec *p, uint
   const char *const own = b->config->family->experts;
   const char *const places[] = {own ? own : "mlp.experts", "mlp.experts"};
   const char *const names[] = {p->name, p->alias};
-  char at[TD_MAX_TENSOR_NAME];
+  char at[MOST_IN_LAYER];
   for (size_t i = 0; i < TD_COUNT(places); i++) {
-    snprintf(at, sizeof at, "model.layers.%u.%s.", layer_idx, places[i]);
-    td_tensor_name(b->config, at, prefix);
+    snprintf(at, sizeof at, "%s.", places[i]);
+    name_in_layer(b->config, layer_idx, at, prefix);
     bool found = false;
     for (size_t k = 0; k < TD_COUNT(wholes) && !found; k++) {
       snprintf(at, sizeof at, "%s.%s", places[i], wholes[k]);
@@ -284,8 +297,8 @@ static void find_prefix(const td_tensor_binder *b, const td_tensor_spec *p, uint
     if (found) return;
   }
   // What is missing is called by the name that the family has.
-  snprintf(at, sizeof at, "model.layers.%u.%s.", layer_idx, places[0]);
-  td_tensor_name(b->config, at, prefix);
+  snprintf(at, sizeof at, "%s.", places[0]);
+  name_in_layer(b->config, layer_idx, at, prefix);
 }
 
 static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
@@ -318,11 +331,11 @@ static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p
   *field = to;
   td_status st = TD_OK;
   for (uint32_t i = 0; i < (p->alias ? 2 * n : n) && st == TD_OK; i++, to += rows) {
-    char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
+    char own[MOST_IN_LAYER], name[TD_MAX_TENSOR_NAME];
     const td_tensor *t = NULL;
     const void *values = NULL;
-    snprintf(own, sizeof own, "model.layers.%u.mlp.experts.%u.%s", layer_idx, i % n, names[i / n]);
-    td_tensor_name(b->config, own, name);
+    snprintf(own, sizeof own, "mlp.experts.%u.%s", i % n, names[i / n]);
+    name_in_layer(b->config, layer_idx, own, name);
     st = td_binder_find(b, name, &t);
     if (st == TD_OK) st = td_binder_check_shape(b, t, rows, 0);
     if (st == TD_OK) st = td_binder_place_f32(b, t, &values);
@@ -352,9 +365,8 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
     } else if (p->kind == TD_SPEC_EXPERT_BIAS) {
       st = bind_expert_biases(b, p, layer_idx, field);
     } else {
-      char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
-      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, stored_name(b, p, layer_idx));
-      td_tensor_name(b->config, own, name);
+      char name[TD_MAX_TENSOR_NAME];
+      name_in_layer(b->config, layer_idx, stored_name(b, p, layer_idx), name);
       st = bind_place(b, p, name, field);
     }
     if (st != TD_OK) return st;
@@ -374,33 +386,54 @@ static bool has_router(const td_tensor_binder *b, uint32_t layer_idx) {
   return false;
 }
 
-// Binds the first layer of multi-token prediction, where it follows the last layer and has its own
-// norms. Embedding and head are stored again with it, and are the model's own.
+// What is around the layer: with its names where it follows the last layer, else beside it.
+static td_status bind_around_mtp(td_tensor_binder *b) {
+  const td_model_config *c = b->config;
+  const bool is_apart = c->family->has_mtp_apart;
+  const td_tensor_spec *places = is_apart ? td_mtp_apart_places : td_mtp_places;
+  const size_t n = is_apart ? td_n_mtp_apart_places : td_n_mtp_places;
+  td_status st = TD_OK;
+  for (size_t k = 0; k < n && st == TD_OK; k++) {
+    const td_tensor_spec *p = &places[k];
+    char name[TD_MAX_TENSOR_NAME];
+    if (is_apart) {
+      snprintf(name, sizeof name, "%s%s", c->family->mtp, p->name);
+    } else {
+      name_in_layer(c, c->n_layers, stored_name(b, p, c->n_layers), name);
+    }
+    st = bind_place(b, p, name, (char *)&b->out->mtp + p->offset);
+  }
+  return st;
+}
+
+// Binds the first layer of multi-token prediction, which has its own norms. Embedding and head, if
+// they are stored again with it, are the model's own.
 static td_status bind_mtp(td_tensor_binder *b) {
   td_model_config *c = b->config;
   const uint32_t i = c->n_layers;
   if (has_router(b, i)) td_layers_add(c->moe_layers, i);
-  b->out->mtp.is_normed = is_stored(b, i, TD_MTP_OWN_NORM);
+  b->out->mtp.is_normed = c->family->has_mtp_apart || is_stored(b, i, TD_MTP_OWN_NORM);
   td_status st = bind_layer(b, i);
-  for (size_t k = 0; k < td_n_mtp_places && st == TD_OK; k++) {
-    const td_tensor_spec *p = &td_mtp_places[k];
-    char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
-    snprintf(own, sizeof own, "model.layers.%u.%s", i, stored_name(b, p, i));
-    td_tensor_name(c, own, name);
-    st = bind_place(b, p, name, (char *)&b->out->mtp + p->offset);
-  }
+  if (st == TD_OK) st = bind_around_mtp(b);
   b->out->has_mtp = st == TD_OK;
   return st;
+}
+
+static bool may_have_mtp(const td_tensor_binder *b) {
+  const td_model_config *c = b->config;
+  char name[TD_MAX_TENSOR_NAME];
+  if (c->n_layers == TD_MAX_LAYERS) return false;
+  if (!c->family->mtp) return c->n_mtp_layers && is_stored(b, c->n_layers, "eh_proj.weight");
+  snprintf(name, sizeof name, "%sfc.weight", c->family->mtp);
+  return c->family->has_mtp_apart && td_binder_peek(b, name);
 }
 
 // A checkpoint whose prediction layer is incomplete, or in a format that is not read, is served
 // without it.
 static void try_mtp(td_tensor_binder *b) {
-  const td_model_config *c = b->config;
   td_err *const err = b->err;
   td_err why;
-  if (c->family->mtp || !c->n_mtp_layers || c->n_layers == TD_MAX_LAYERS) return;
-  if (!is_stored(b, c->n_layers, "eh_proj.weight")) return;
+  if (!may_have_mtp(b)) return;
   b->err = &why;
   if (bind_mtp(b) != TD_OK) td_debug("no multi-token prediction: %s", why.msg);
   b->err = err;

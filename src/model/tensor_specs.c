@@ -32,6 +32,16 @@ const td_tensor_spec td_mtp_places[] = {
 };
 const size_t td_n_mtp_places = TD_COUNT(td_mtp_places);
 
+const td_tensor_spec td_mtp_apart_places[] = {
+    {"pre_fc_norm_embedding.weight", TD_SPEC_NORM1, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
+     NULL},
+    {"pre_fc_norm_hidden.weight", TD_SPEC_NORM1, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
+     NULL},
+    {"norm.weight", TD_SPEC_NORM1, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"fc.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_TWO_MODELS, 0, NULL},
+};
+const size_t td_n_mtp_apart_places = TD_COUNT(td_mtp_apart_places);
+
 static const char own_body[] = "model.", newer_body[] = "model.language_model.";
 
 static const char *body_of(const td_model_config *c) {

@@ -120,6 +120,8 @@ extern const td_tensor_spec td_mtp_places[]; // offsets into td_mtp; names as of
 // normed.
 #define TD_MTP_OWN_NORM "final_layernorm.weight"
 extern const size_t td_n_mtp_places;
+extern const td_tensor_spec td_mtp_apart_places[]; // names behind td_family.mtp, if has_mtp_apart
+extern const size_t td_n_mtp_apart_places;
 
 #define TD_MAX_TENSOR_NAME 256
 

@@ -35,13 +35,19 @@ CASES = {
     # A norm of its own behind the layer, neither embedding nor head; by the names of Tencent, and of transformers.
     "hy_v3_published": golden_families.CASES["hy_v3_published"],
     "hy_v3": (golden_families.CASES["hy_v3"][0], "bf16"),
+    # Apart from the other layers, with norms less the 1 that is added, of a model with recurrent states.
+    "qwen3_next": golden_families.CASES["qwen3_next"],
+    "qwen3_next_fp8": golden_families.CASES["qwen3_next_fp8"],
+    "qwen3_5_moe": (golden_families._QWEN35, "bf16"),
 }
+WRAPPED = "qwen3_5_moe_wrapped"  # as it is published
 DRAFTS = 3
 
 
 def config_of(case):
-    config, dtype = CASES[case]
-    return shapes.quantize_config(config | {"num_nextn_predict_layers": 1}, dtype), dtype
+    config, dtype = golden_families.CASES["qwen3_5_moe"] if case == WRAPPED else CASES[case]
+    more = {} if case.startswith("qwen") else {"num_nextn_predict_layers": 1}
+    return shapes.quantize_config(config | more, dtype), dtype
 
 
 def published_name(config, name):
@@ -85,18 +91,27 @@ class Reference:
     def __init__(self, tandem, directory, config, stored, used):  # noqa: F811
         self.tandem, self.directory, self.used = tandem, directory, used
         self.config, self.dim, self.eps = config, config["hidden_size"], config["rms_norm_eps"]
-        n = config["num_hidden_layers"]
-        self.prefix = f"model.layers.{n}."
-        self.is_normed = self.prefix + "final_layernorm.weight" in used
-        self.norm = used[self.prefix + ("final_layernorm" if self.is_normed else "shared_head.norm") + ".weight"]
-        around = tuple(self.prefix + part for part in ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head", "final_"))
-        self.main = [e for e in stored if not e.name.startswith(self.prefix)]
-        own = [e for e in stored if e.name.startswith(self.prefix) and not e.name.startswith(around)]
+        self.less = float(shapes.family(config).norm == "norm1")  # what stored norms lack
+        last = f"model.layers.{config['num_hidden_layers']}."
+        self.is_apart = "mtp.fc.weight" in used
+        self.prefix = "mtp.layers.0." if self.is_apart else last
+        names = {"embed_norm": "mtp.pre_fc_norm_embedding", "hidden_norm": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm",
+                 "proj": "mtp.fc"}  # fmt: skip
+        own_norm = last + "final_layernorm"
+        if not self.is_apart:
+            norm = own_norm if own_norm + ".weight" in used else last + "shared_head.norm"
+            names = {"embed_norm": last + "enorm", "hidden_norm": last + "hnorm", "norm": norm, "proj": last + "eh_proj"}
+        self.is_normed = self.is_apart or names["norm"] == own_norm
+        self.around = {k: used[v + ".weight"].astype(np.float64) + self.less * (k != "proj") for k, v in names.items()}
+        skipped = tuple(last + part for part in ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head", "final_"))
+        self.main = [e for e in stored if not e.name.startswith((last, "mtp."))]
+        own = [e for e in stored if e.name.startswith(self.prefix) and not e.name.startswith(skipped)]
         self.layer = [renamed(e, e.name.replace(self.prefix, "model.layers.0.")) for e in own]
 
     def _logits(self, name, config, entries, ids):
         directory, out = self.directory / name, self.directory / (name + ".npy")
-        golden_families.write_checkpoint(directory, config | {"num_nextn_predict_layers": 0}, entries)
+        alone = {"num_nextn_predict_layers": 0, "mtp_num_hidden_layers": 0}
+        golden_families.write_checkpoint(directory, config | {k: v for k, v in alone.items() if k in config}, entries)
         self.tandem("eval", "logits", "--model", directory, "--token-ids", ids_of(np.array(ids)),
                     "--activations", "f32", "--device", "cpu", "--out", out)  # fmt: skip
         return np.load(out).astype(np.float64)
@@ -109,8 +124,9 @@ class Reference:
 
     def through_layer(self, name, inputs, norm, head):
         """Its output for these inputs, one a position, behind the norm and the head."""
-        config = self.config | {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
-        ends = [f32("model.embed_tokens.weight", padded(inputs)), f32("model.norm.weight", norm)]
+        config = self.config | {"num_hidden_layers": 1}
+        config |= {"layer_types": ["full_attention"]} if self.is_apart else {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
+        ends = [f32("model.embed_tokens.weight", padded(inputs)), f32("model.norm.weight", norm - self.less)]
         return self._logits(name, config, [*ends, f32("lm_head.weight", head), *self.layer], range(len(inputs)))
 
     def rms(self, x, w):
@@ -119,19 +135,18 @@ class Reference:
 
     def inputs(self, tokens, states):
         embeddings = self.used["model.embed_tokens.weight"][tokens]
-        both = [self.rms(embeddings, self.used[self.prefix + "enorm.weight"]),
-                self.rms(states, self.used[self.prefix + "hnorm.weight"])]  # fmt: skip
-        return np.concatenate(both, -1) @ self.used[self.prefix + "eh_proj.weight"].astype(np.float64).T
+        both = [self.rms(embeddings, self.around["embed_norm"]), self.rms(states, self.around["hidden_norm"])]
+        return np.concatenate(both, -1) @ self.around["proj"].T
 
     def guesses(self, tokens, n):
         """Logits of n guesses behind the last of the tokens."""
         inputs, out = self.inputs(tokens[1:], self.states(tokens[:-1])), []
         for k in range(n):
             head = self.used["lm_head.weight"]
-            out.append(self.through_layer(f"guess{k}", inputs, self.norm, head)[-1])
+            out.append(self.through_layer(f"guess{k}", inputs, self.around["norm"], head)[-1])
             # A norm takes no notice of its input's length, so that the state divided by it will do.
             state = self.through_layer(f"state{k}", inputs, np.ones(self.dim), padded(np.eye(self.dim)))[-1:, : self.dim]
-            state = state * self.norm if self.is_normed else state
+            state = state * self.around["norm"] if self.is_normed else state
             inputs = np.concatenate([inputs, self.inputs([int(out[-1].argmax())], state)])
         return np.array(out)
 
@@ -153,21 +168,23 @@ def test_what_the_layer_says(tandem, build_dir, case, tmp_path):  # noqa: F811
 
 def predictable(config):
     """Weights with which a token follows from the one before, nearly, and the layer knows it as well as the model."""
-    last = f"model.layers.{config['num_hidden_layers']}."
+    last = f"model.layers.{shapes.text_config(config)['num_hidden_layers']}."
+    ones = [last + "enorm", last + "shared_head.norm", "mtp.pre_fc_norm_embedding", "mtp.norm"]
 
     def change(tensor, values):
+        name = tensor.name.removesuffix(".weight")
         if tensor.role in ("o", "down"):
             return values * np.float32(0.1)
-        if tensor.name in ("model.norm.weight", last + "enorm.weight", last + "shared_head.norm.weight"):
-            return np.ones_like(values)
-        if tensor.name == last + "eh_proj.weight":  # the embedding as it is
+        if name in ones or name.endswith(("model.norm", "language_model.norm")):
+            return np.full_like(values, tensor.role != "norm1")
+        if name in (last + "eh_proj", "mtp.fc"):  # the embedding as it is
             return np.concatenate([np.eye(len(values)), np.zeros((len(values),) * 2)], 1).astype(np.float32)
         return values
 
     return change
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, WRAPPED])
 def test_texts_are_the_same(tandem_bin, case, tmp_path):
     config, dtype = config_of(case)
     stored, _ = make_entries(config, dtype, predictable(config))

@@ -33,6 +33,7 @@ struct td_family {
   bool has_sparse_step;    // decoder_sparse_step and mlp_only_layers
   bool has_norm1;          // the last norm is stored as TD_SPEC_NORM1
   const char *mtp; // what names of multi-token prediction begin with; NULL: layers after the last
+  bool has_mtp_apart; // with mtp: the layer is that of Qwen3-Next
   // Kinds that config.json does not state, and defaults of optional keys.
   td_model_config defaults;
   const td_config_key *keys;

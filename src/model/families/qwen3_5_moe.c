@@ -38,6 +38,7 @@ const td_family td_family_qwen3_5_moe = {
     .has_partial_rotary = true,
     .has_norm1 = true,
     .mtp = "mtp.",
+    .has_mtp_apart = true,
     .defaults = {TD_DELTA_DEFAULTS},
     TD_FAMILY_PARTS,
 };

@@ -34,6 +34,7 @@ const td_family td_family_qwen3_next = {
     .has_partial_rotary = true,
     .has_norm1 = true,
     .mtp = "mtp.",
+    .has_mtp_apart = true,
     .defaults = {TD_DELTA_DEFAULTS, .delta_grouped = true},
     TD_FAMILY_PARTS,
 };
