@@ -28,7 +28,7 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-#define TD_CUDA_ABI_VERSION 27u
+#define TD_CUDA_ABI_VERSION 28u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -106,8 +106,8 @@ typedef struct {
 typedef struct {
   const uint16_t *x;
   uint16_t *residual; // NULL or [n_rows][dim]; residual += x comes first
-  td_vec w;
-  uint16_t *out; // may be x
+  td_vec w;           // data NULL: 1
+  uint16_t *out;      // may be x
   size_t x_stride, out_stride;
   uint32_t n_rows, dim;
   float eps;
@@ -130,7 +130,7 @@ typedef struct {
   const int32_t *position;
   size_t token_stride, head_stride;
   uint32_t n_tokens, n_heads, rot_dim;
-  uint32_t interleaved; // bool
+  uint16_t interleaved, backwards; // bool
   int32_t *fault;
 } td_cu_rope_args;
 
@@ -264,14 +264,14 @@ typedef struct {
   int32_t *fault;
 } td_cu_kv_store_args;
 
-// A layer's recurrent states: that of page i begins at pages + i * page_bytes, f32: the
-// convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element rule_at on,
-// [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
+// A layer's states: that of page i begins at pages + i * page_bytes, f32.
 typedef struct {
   char *pages;
-  size_t page_bytes, rule_at;
-} td_cu_delta_states;
+  size_t page_bytes;
+} td_cu_states;
 
+// A state is the convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element
+// rule_at on, [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
 // k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS. is_tiled: value head h has key head
 // h % n_k_heads; if not, those in a row share one.
 enum { TD_CU_DELTA_TILE = 32, TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_TAPS = 16 };
@@ -286,7 +286,7 @@ typedef struct {
 
 typedef struct {
   td_cu_batch batch;
-  td_cu_delta_states states;
+  td_cu_states states;
   td_cu_delta_shape shape;
   const uint16_t *x;
   size_t x_stride;
@@ -300,7 +300,8 @@ typedef struct {
 
 typedef struct {
   td_cu_batch batch;
-  td_cu_delta_states states;
+  td_cu_states states;
+  size_t rule_at;
   td_cu_delta_shape shape;
   const uint16_t *qkv; // [n_tokens][channels]
   const float *gates;
@@ -413,7 +414,8 @@ typedef struct {
 
 // selected[t] = the positions of the top_k largest scores of those up to token t's own, in rising
 // order, lower positions first among equal ones. A token that sees no more than top_k is skipped.
-// dim is at most TD_CU_INDEX_DIM.
+// dim is at most TD_CU_INDEX_DIM. group > 0: keys are entries of so many positions each, f32,
+// page_entries of them in a page; a token sees those of the groups that end with it or before.
 enum { TD_CU_INDEX_DIM = 128 };
 typedef struct {
   td_cu_batch batch;
@@ -422,8 +424,8 @@ typedef struct {
   const float *weights; // [n_tokens][n_heads]
   float *scores;        // [n_tokens][stride]
   int32_t *selected;    // [n_tokens][top_k]
-  size_t stride;        // at least the largest number of positions of any token
-  uint32_t n_heads, dim, top_k;
+  size_t stride;        // at least the largest number of keys of any token
+  uint32_t n_heads, dim, top_k, group, page_entries;
   uint32_t in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_select_args;
 
@@ -440,13 +442,90 @@ typedef struct {
   uint32_t in_runs; // bool, set by the launcher: how the kernel copies
 } td_cu_select_gather_args;
 
+// Pools keys (td_pool_args in device/device.h); a page has page_entries entries. open: scratch for
+// what stays open in the page of each sequence's first token.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_states states;
+  const float *x, *gate; // token t at x + t * stride
+  size_t stride;
+  const float *bias; // [group][dim or 2 * dim]
+  td_vec norm;
+  const float *cos_sin;
+  float *open;              // [n_seqs][overlaps + 1][3][dim]
+  size_t open_at, entry_at; // elements of the state
+  uint32_t dim, rot_dim, group, page_entries;
+  float eps;
+  uint32_t overlaps; // bool
+  int32_t *fault;
+} td_cu_pool_args;
+
+// Copies what tokens [token0, token0 + n) of the batch see (td_attn_pool_args in device/device.h)
+// into pages of `out`, [page_tokens][dim] each: entries, then the window's keys. seq, position and
+// page_table describe these pages: tokens are sequences of one page.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_states states; // the ring is at their begin
+  const uint16_t *key; // of the batch's token t at key + t * key_stride
+  size_t key_stride;
+  const int32_t *selected; // [batch.n_tokens][top_k], or NULL: all entries
+  uint16_t *out;
+  int32_t *seq, *position, *page_table; // [n]
+  size_t entry_at;                      // elements of the state
+  uint32_t token0, n, dim, window, group, top_k, page_entries, page_tokens;
+  uint32_t most_keys; // that any token sees
+  uint32_t in_runs;   // bool, set by the launcher: how the kernel copies
+} td_cu_pool_gather_args;
+
+// Leaves the window's last keys in each page that the batch's sequences pass: that of position p at
+// element p % window * dim of the state. Earlier keys are in the page of the position before.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_states states;
+  const uint16_t *key;
+  size_t key_stride;
+  uint32_t dim, window;
+  int32_t *fault;
+} td_cu_pool_ring_args;
+
+enum { TD_CU_MAX_STREAMS = 16, TD_CU_STREAM_DIM = 24 << 10 };
+
+// td_hyper_read_args in device/device.h; dim is at most TD_CU_STREAM_DIM.
+typedef struct {
+  const uint16_t *x;         // [n_tokens][n_streams][dim]
+  float *scores;             // [n_tokens][n_scores]
+  const float *base, *scale; // [n_scores], [3 or, of a head, 1]
+  td_vec w;
+  uint16_t *out; // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim, n_rounds;
+  float eps, norm_eps;
+  uint32_t n_scores; // n_streams of a head, else (2 + n_streams) * n_streams
+  uint32_t unused;
+} td_cu_hyper_read_args;
+
+// td_hyper_write_args in device/device.h.
+typedef struct {
+  uint16_t *x;
+  const uint16_t *y;
+  const float *scores; // or NULL
+  uint32_t n_tokens, n_streams, dim, unused;
+} td_cu_hyper_write_args;
+
+// How logits become scores: softmax, sigmoid, or the square root of softplus.
+typedef enum { TD_CU_SOFTMAX, TD_CU_SIGMOID, TD_CU_SOFTPLUS } td_cu_scoring;
+
 typedef struct {
   const float *logits, *bias;
+  // [n_vocab][top_k], or NULL: the experts of token tokens[t] are a row of it
+  const int32_t *table, *tokens;
   int32_t *ids;
   float *weights;
-  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
-  uint32_t sigmoid, norm_topk; // bool
+  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab;
+  td_cu_scoring scoring;
+  uint32_t norm_topk; // bool
   float scaling;
+  uint32_t unused;
+  int32_t *fault;
 } td_cu_router_args;
 
 enum { TD_CU_MAX_EXPERTS = 1024 };
@@ -482,15 +561,15 @@ enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
 
 // out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows. With limit
 // > 0, g = min(gate, limit) and u = clamp(up, -limit, limit) it is out[i] = g * sigmoid(alpha * g)
-// * (u + 1). pairs, with a limit: gate has twice as many elements, those of gate and up
-// alternating.
+// * (u + 1) or, plain, silu(g) * u. pairs, with a limit: gate has twice as many elements, those of
+// gate and up alternating.
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
   td_cu_tile_range range;
   uint32_t n_rows, dim;
   float limit, alpha;
-  uint32_t pairs, unused; // pairs: bool
+  uint32_t pairs, plain; // bool
 } td_cu_swiglu_args;
 
 // out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of
@@ -582,6 +661,11 @@ typedef struct {
   X(mla_values, td_cu_mla_args)                                                                    \
   X(select, td_cu_select_args)                                                                     \
   X(select_gather, td_cu_select_gather_args)                                                       \
+  X(pool, td_cu_pool_args)                                                                         \
+  X(pool_gather, td_cu_pool_gather_args)                                                           \
+  X(pool_ring, td_cu_pool_ring_args)                                                               \
+  X(hyper_read, td_cu_hyper_read_args)                                                             \
+  X(hyper_write, td_cu_hyper_write_args)                                                           \
   X(router, td_cu_router_args)                                                                     \
   X(top_logits, td_cu_top_logits_args)                                                             \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \

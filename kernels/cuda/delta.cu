@@ -12,31 +12,12 @@
 // for the 32 heads of Qwen3-Next: a step of decode is at best 1.25 us a sequence and layer at
 // 3.35 TB/s. In a prompt S stays in registers; 3.7 MFLOP a token at 67 TFLOPS of FP32 are 0.06 us,
 // and the tokens follow one another, so that results do not depend on how a prompt is cut.
-#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/cp_async.cuh"
+#include "kernels/cuda/states.cuh"
 
 #define NORM_EPS 1e-6f // of queries and keys
 
 // ---- states -------------------------------------------------------------------------------------
-
-// The state after a position of a sequence; NULL and a fault: no page.
-__device__ static float *state_of(const td_cu_batch &b, const td_cu_delta_states &s, uint32_t seq,
-                                  int32_t position, int32_t *fault) {
-  uint32_t p = static_cast<uint32_t>(position);
-  bool fits = position >= 0 && p / b.page_tokens < b.max_pages;
-  int32_t id = fits ? kv_page(b, seq, p) : -1;
-  if (id < 0) {
-    *fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
-    return nullptr;
-  }
-  return reinterpret_cast<float *>(s.pages + static_cast<size_t>(id) * s.page_bytes);
-}
-
-// The state before a position; NULL: zeros.
-__device__ static const float *state_before(const td_cu_batch &b, const td_cu_delta_states &s,
-                                            uint32_t seq, int32_t position, int32_t *fault) {
-  return position == 0 ? nullptr : state_of(b, s, seq, position - 1, fault);
-}
 
 // Of the tokens from t to `end` of a sequence, how many are in the page of the first, whose
 // position is given.
@@ -463,8 +444,7 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_r
   if (IN_RUNS) fetch<KD>(a, part, begin, at_most(n_tokens, RULE_TOKENS), s);
   const int32_t position = a.batch.position[begin];
   const size_t of_tile = static_cast<size_t>(a.shape.k_dim) * TILE;
-  const size_t at = a.states.rule_at +
-                    (static_cast<size_t>(head) * gridDim.x + blockIdx.x) * of_tile;
+  const size_t at = a.rule_at + (static_cast<size_t>(head) * gridDim.x + blockIdx.x) * of_tile;
   const float *before = state_before(a.batch, a.states, blockIdx.z, position, a.fault);
   rule_state<KD> state;
   load_state<KD>(before ? before + at : nullptr, a.shape.k_dim, state);

@@ -199,7 +199,15 @@ __global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
   float scale = 1 / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
   uint16_t *out = a.out + row * a.out_stride;
   for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-    out[i] = bf16_from_f32(f32_from_bf16(x[i]) * scale * vec_at(a.w, i));
+    out[i] = bf16_from_f32(f32_from_bf16(x[i]) * scale * (a.w.data ? vec_at(a.w, i) : 1));
+}
+
+// A norm's weights from i on.
+__device__ static void load_weights(const td_vec &w, uint32_t i, float (&v)[RUN_OF_8]) {
+  for (int e = 0; e < RUN_OF_8; e++)
+    v[e] = 1;
+  if (w.data && w.dtype == TD_BF16) load_run(static_cast<const uint16_t *>(w.data) + i, v);
+  if (w.data && w.dtype != TD_BF16) load_run(static_cast<const float *>(w.data) + i, v);
 }
 
 // The same in runs; short rows take one warp each, several per block.
@@ -239,11 +247,7 @@ template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_a
   for (uint32_t i = first; i < a.dim; i += step) {
     float v[RUN_OF_8], w[RUN_OF_8];
     load_run(x + i, v);
-    if (a.w.dtype == TD_BF16) {
-      load_run(static_cast<const uint16_t *>(a.w.data) + i, w);
-    } else {
-      load_run(static_cast<const float *>(a.w.data) + i, w);
-    }
+    load_weights(a.w, i, w);
 #pragma unroll
     for (int e = 0; e < RUN_OF_8; e++)
       v[e] = v[e] * scale * w[e];
@@ -305,9 +309,9 @@ __device__ static const float *angles_of(const td_cu_rope_args &a, uint32_t t) {
   return nullptr;
 }
 
-// Rotates the pair (x, y) by a position's angle.
-__device__ static void turn(const float *cos_sin, float &x, float &y) {
-  float c = cos_sin[0], s = cos_sin[1], u = x, v = y;
+// Rotates the pair (x, y) by a position's angle, or back.
+__device__ static void turn(const float *cos_sin, bool backwards, float &x, float &y) {
+  float c = cos_sin[0], s = backwards ? -cos_sin[1] : cos_sin[1], u = x, v = y;
   x = u * c - v * s;
   y = v * c + u * s;
 }
@@ -324,7 +328,7 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
     uint16_t *first = a.interleaved ? x + 2 * i : x + i;
     uint16_t *second = a.interleaved ? first + 1 : first + half;
     float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
-    turn(cos_sin + 2 * i, u, v);
+    turn(cos_sin + 2 * i, a.backwards, u, v);
     *first = bf16_from_f32(u);
     *second = bf16_from_f32(v);
   }
@@ -346,13 +350,13 @@ template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_a
     if (INTERLEAVED) {
 #pragma unroll
       for (int e = 0; e < RUN_OF_8; e += 2)
-        turn(&angles[0][e], first[e], first[e + 1]);
+        turn(&angles[0][e], a.backwards, first[e], first[e + 1]);
     } else {
       load_run(cos_sin + 2 * i + RUN_OF_8, angles[1]);
       load_run(x + half, second);
 #pragma unroll
       for (int e = 0; e < RUN_OF_8; e++)
-        turn(&angles[e / 4][e % 4 * 2], first[e], second[e]);
+        turn(&angles[e / 4][e % 4 * 2], a.backwards, first[e], second[e]);
       store_run(x + half, second);
     }
     store_run(x, first);
@@ -391,18 +395,20 @@ extern "C" int td_cu_scale_rows(const td_cu_scale_rows_args *a, td_cu_stream str
 
 __device__ static float clamped_swiglu(const td_cu_swiglu_args &a, float gate, float up) {
   float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
+  if (a.plain) return u * (g / (1 + expf(-g)));
   return (u + 1) * (g / (1 + expf(-a.alpha * g)));
+}
+
+__device__ static float swiglu(const td_cu_swiglu_args &a, float gate, float up) {
+  return a.limit > 0 ? clamped_swiglu(a, gate, up) : gate / (1 + expf(-gate)) * up;
 }
 
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
   pair_range used = {0, a.n_rows};
   if (a.range.tiles) used = pairs_of(a.range);
   size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
-  for (size_t i = first_element(); i < n; i += element_stride()) {
-    float gate = a.gate[i];
-    a.out[i] = bf16_from_f32(a.limit > 0 ? clamped_swiglu(a, gate, a.up[i])
-                                         : gate / (1 + expf(-gate)) * a.up[i]);
-  }
+  for (size_t i = first_element(); i < n; i += element_stride())
+    a.out[i] = bf16_from_f32(swiglu(a, a.gate[i], a.up[i]));
 }
 
 __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
@@ -415,7 +421,7 @@ __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
     load_run(a.up + i, up);
 #pragma unroll
     for (int e = 0; e < RUN_OF_8; e++)
-      gate[e] = gate[e] / (1 + expf(-gate[e])) * up[e];
+      gate[e] = swiglu(a, gate[e], up[e]);
     store_run(a.out + i, gate);
   }
 }
@@ -455,8 +461,7 @@ static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
   if (a->pairs) return launch_pairs(a, stream);
   size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (a->limit == 0 && in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) &&
-      in_runs(a->out, a->dim)) {
+  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->out, a->dim)) {
     TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
     return launched();
   }

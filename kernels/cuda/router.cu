@@ -63,6 +63,10 @@ __device__ static void drop_groups(const td_cu_router_args &a, const float *choi
   __syncwarp();
 }
 
+__device__ static float softplus(float x) {
+  return x > 20 ? x : log1pf(expf(x));
+}
+
 __device__ static void make_scores(const td_cu_router_args &a, const float *logits, float *score,
                                    float *choice) {
   float largest = -INFINITY, sum = 0;
@@ -73,9 +77,20 @@ __device__ static void make_scores(const td_cu_router_args &a, const float *logi
     sum += expf(logits[e] - largest);
   sum = warp_sum(sum);
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
-    score[e] = a.sigmoid ? 1 / (1 + expf(-logits[e])) : expf(logits[e] - largest) / sum;
-    choice[e] = a.sigmoid && a.bias ? score[e] + a.bias[e] : score[e];
+    score[e] = a.scoring == TD_CU_SIGMOID    ? 1 / (1 + expf(-logits[e]))
+               : a.scoring == TD_CU_SOFTPLUS ? sqrtf(softplus(logits[e]))
+                                             : expf(logits[e] - largest) / sum;
+    choice[e] = a.bias ? score[e] + a.bias[e] : score[e];
   }
+}
+
+// The table's row for a token; NULL: there is no table, or a fault.
+__device__ static const int32_t *row_of(const td_cu_router_args &a, size_t t) {
+  if (!a.table) return nullptr;
+  uint32_t token = static_cast<uint32_t>(a.tokens[t]);
+  if (token < a.n_vocab) return a.table + static_cast<size_t>(token) * a.top_k;
+  if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_TOKEN;
+  return nullptr;
 }
 
 // One warp per token.
@@ -90,9 +105,10 @@ __global__ static void router_kernel(td_cu_router_args a) {
   if (a.n_groups > 1) drop_groups(a, choice, group, kept, taken);
   int32_t *ids = a.ids + t * a.top_k;
   float *weights = a.weights + t * a.top_k;
-  float sum = a.sigmoid ? 1e-20f : 0;
+  float sum = a.scoring == TD_CU_SOFTMAX ? 0 : 1e-20f;
+  const int32_t *row = row_of(a, t);
   for (uint32_t j = 0; j < a.top_k; j++) {
-    uint32_t e = take_best(choice, taken, a.n_experts);
+    uint32_t e = row ? static_cast<uint32_t>(row[j]) : take_best(choice, taken, a.n_experts);
     sum += score[e];
     if (threadIdx.x == 0) {
       ids[j] = static_cast<int32_t>(e);

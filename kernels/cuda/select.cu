@@ -12,8 +12,10 @@ enum { RUN_TILES = 8, RUN_KEYS = RUN_TILES * TILE_KEYS }; // keys of a block
 enum { HEADS = 64, ROW = TD_CU_INDEX_DIM + 8 };           // padded against bank conflicts
 enum { STEPS = TD_CU_INDEX_DIM / 16, RUNS = TD_CU_INDEX_DIM / RUN_OF_8 };
 
-__device__ static bool selects(const td_cu_select_args &a, uint32_t t) {
-  return keys_of(a.batch, t) > a.top_k;
+// The number of keys that a token sees.
+__device__ static uint32_t seen_by(const td_cu_select_args &a, uint32_t t) {
+  uint32_t n = keys_of(a.batch, t);
+  return a.group ? n / a.group : n;
 }
 
 // ---- scores -----------------------------------------------------------------------------------
@@ -37,7 +39,28 @@ __device__ static void load_heads(const td_cu_select_args &a, uint32_t t, uint32
     weights[h] = head0 + h < a.n_heads ? a.weights[first + head0 + h] : 0;
 }
 
-// Keys [begin, begin + TILE_KEYS); zeros from `end` on.
+// Entries [begin, begin + TILE_KEYS) as keys; zeros from `end` on.
+__device__ static void load_entries(const td_cu_select_args &a, uint32_t seq, uint32_t begin,
+                                    uint32_t end, uint16_t (&k)[TILE_KEYS][ROW]) {
+  for (uint32_t i = threadIdx.x; i < TILE_KEYS * RUNS; i += SCORE_THREADS) {
+    uint32_t row = i / RUNS, d = i % RUNS * RUN_OF_8, entry = begin + row;
+    bool is_there = entry < end && d < a.dim;
+    int32_t id = is_there ? kv_page(a.batch, seq, (entry + 1) * a.group - 1) : -1;
+    uint32_t n = id < 0 ? 0 : at_most(a.dim - d, RUN_OF_8);
+    const float *from = reinterpret_cast<const float *>(kv_page_at(a.kv, id < 0 ? 0 : id)) +
+                        static_cast<size_t>(entry % a.page_entries) * a.dim + d;
+    float v[RUN_OF_8] = {};
+    if (a.in_runs) {
+      if (n) load_run(from, v);
+      store_run(&k[row][d], v);
+      continue;
+    }
+    for (uint32_t e = 0; e < RUN_OF_8; e++)
+      k[row][d + e] = e < n ? bf16_from_f32(from[e]) : 0;
+  }
+}
+
+// The same of keys of positions.
 __device__ static void load_keys(const td_cu_select_args &a, uint32_t seq, uint32_t begin,
                                  uint32_t end, uint16_t (&k)[TILE_KEYS][ROW]) {
   for (uint32_t i = threadIdx.x; i < TILE_KEYS * RUNS; i += SCORE_THREADS) {
@@ -88,8 +111,8 @@ struct score_shared {
 
 __global__ static void scores_kernel(td_cu_select_args a) {
   __shared__ score_shared s;
-  uint32_t t = blockIdx.y, n_keys = keys_of(a.batch, t), first = blockIdx.x * RUN_KEYS;
-  if (!selects(a, t) || first >= n_keys) return;
+  uint32_t t = blockIdx.y, n_keys = seen_by(a, t), first = blockIdx.x * RUN_KEYS;
+  if (n_keys <= a.top_k || first >= n_keys) return;
   uint32_t end = at_most(first + RUN_KEYS, n_keys), seq = static_cast<uint32_t>(a.batch.seq[t]);
   uint32_t lane = threadIdx.x % WARP, mine = threadIdx.x / WARP * 8 + lane % 4 * 2;
   float *scores = a.scores + static_cast<size_t>(t) * a.stride;
@@ -98,7 +121,8 @@ __global__ static void scores_kernel(td_cu_select_args a) {
     for (uint32_t head = 0; head < a.n_heads; head += HEADS) {
       __syncthreads();
       if (begin == first || a.n_heads > HEADS) load_heads(a, t, head, s.q, s.weights);
-      if (head == 0) load_keys(a, seq, begin, end, s.k);
+      if (head == 0 && a.group) load_entries(a, seq, begin, end, s.k);
+      if (head == 0 && !a.group) load_keys(a, seq, begin, end, s.k);
       __syncthreads();
       add_heads(s.q, s.weights, s.k, sum);
     }
@@ -156,8 +180,8 @@ __device__ static void find_least(const float *scores, uint32_t n_keys, uint32_t
 __global__ static void select_kernel(td_cu_select_args a) {
   __shared__ uint32_t count[DIGITS], n_above[SELECT_THREADS], n_level[SELECT_THREADS];
   __shared__ least last;
-  uint32_t t = blockIdx.x, n_keys = keys_of(a.batch, t);
-  if (!selects(a, t)) return;
+  uint32_t t = blockIdx.x, n_keys = seen_by(a, t);
+  if (n_keys <= a.top_k) return;
   const float *scores = a.scores + static_cast<size_t>(t) * a.stride;
   if (threadIdx.x == 0) last = {0, 0, a.top_k};
   __syncthreads();

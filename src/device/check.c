@@ -47,7 +47,7 @@ td_status td_dev_check_router(const td_router_args *a, td_err *err) {
                  a->n_experts);
   TD_DEV_REQUIRE(a->kind != TD_ROUTER_SOFTMAX || !a->bias,
                  "router: a bias does not belong to the softmax kind");
-  TD_DEV_REQUIRE(!a->table || (a->tokens && a->kind == TD_ROUTER_SOFTPLUS),
+  TD_DEV_REQUIRE(!a->table || (a->tokens && a->n_vocab && a->kind == TD_ROUTER_SOFTPLUS),
                  "router: a table without tokens");
   if (a->n_groups > 1) {
     TD_DEV_REQUIRE(

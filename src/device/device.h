@@ -221,8 +221,8 @@ typedef struct {
 void td_op_embed(td_stream *stream, const td_embed_args *args);
 
 // out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
-// NULL: no weights, which a GPU has no kernel for. With residual: residual[i][:] += x[i][:] first,
-// and the sum is normed (x is unchanged). x_stride and out_stride are in elements; out may equal x.
+// NULL: no weights. With residual: residual[i][:] += x[i][:] first, and the sum is normed (x is
+// unchanged). x_stride and out_stride are in elements; out may equal x.
 typedef struct {
   const void *x;
   void *residual; // [n_rows][dim] or NULL
@@ -250,7 +250,7 @@ void td_op_layernorm(td_stream *stream, const td_layernorm_args *args);
 // n_prompt tokens belong to prompts; a device may compute those with kernels for many tokens. It is
 // passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
 // chunks. weights_on_device: w's data are in device memory, see td_moe_args. n_rows > 0: y is of
-// the rows [row_begin, row_begin + n_rows) alone, without a bias; on the CPU only.
+// the rows [row_begin, row_begin + n_rows) alone, without a bias.
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -289,7 +289,7 @@ void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_
 // Rotates rot_dim elements of each head, in place: token t, head h at
 // x + t * token_stride + h * head_stride (elements). Pairs are (i, i + rot_dim/2), or (2i, 2i + 1)
 // when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside. backwards: by
-// the negative angles; on the CPU only.
+// the negative angles.
 typedef struct {
   void *x;
   const float *cos_sin;
@@ -400,8 +400,8 @@ void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 //   score[j] = sum_h weights[h] * max(0, q[h] . key[j])
 // Positive factors of all scores change no order and are left out. Sums are f32, whatever the
 // activations are, and the same for tokens of prompts and of decode.
-// group > 0, on the CPU only: keys are entries of td_op_pool in place of positions; a token sees
-// those of the groups that end with it or before.
+// group > 0: keys are entries of td_op_pool in place of positions; a token sees those of the groups
+// that end with it or before.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -507,7 +507,7 @@ typedef struct {
 } td_delta_rule_op_args;
 void td_op_delta_rule(td_stream *stream, const td_delta_rule_op_args *args);
 
-// ---- attention over a window and pooled keys, on the CPU only -----------------------------------
+// ---- attention over a window and pooled keys ----------------------------------------------------
 
 // Layers whose state in a KV page (see above, f32) is a ring of the last `window` keys, entry
 // position % window, and entries pooled of `group` positions each, a power of two. Entry i is in
@@ -525,7 +525,7 @@ static inline uint32_t td_pool_entries(uint32_t page_tokens, uint32_t group) {
 typedef struct {
   td_batch_view batch;
   td_kv_view state;
-  const void *x, *gate;
+  const float *x, *gate;
   size_t stride;     // elements, of x and gate
   const float *bias; // f32 [group][dim or 2 * dim] in host memory
   td_vec norm;
@@ -555,8 +555,7 @@ typedef struct {
 } td_attn_pool_args;
 void td_op_attn_pool(td_stream *stream, const td_attn_pool_args *args);
 
-// ---- hyper-connections, on the CPU only
-// ------------------------------------------------------------
+// ---- hyper-connections --------------------------------------------------------------------------
 
 // A residual of n_streams rows a token (Xie et al., "mHC", 2026). Of each token's scores, f32
 // [(2 + n_streams) * n_streams] products with x, times 1 / sqrt(mean(x^2) + norm_eps) over all
@@ -617,8 +616,8 @@ typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_rou
 // Scores from f32 logits, then top_k experts a token, ties to the lower index.
 //   SOFTMAX: s = softmax(logits).
 //   SIGMOID: s = sigmoid(logits); selection by s + bias, weights are the plain s.
-//   SOFTPLUS, on the CPU only: s = sqrt(ln(1 + exp(logits))), else alike. With a table, token t's
-//   experts are table[tokens[t]], in its order.
+//   SOFTPLUS: s = sqrt(ln(1 + exp(logits))), else alike. With a table, token t's experts are
+//   table[tokens[t]], in its order.
 // Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
 // topk_groups stay; then the top_k largest are taken.
 // norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX). All are multiplied by
@@ -631,7 +630,7 @@ typedef struct {
   // i32 [n_vocab][top_k] in host memory, ids in [0, n_experts); or NULL. tokens i32 [n_tokens]
   const int32_t *table, *tokens;
   td_router_kind kind;
-  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
+  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab; // n_vocab: with a table
   bool norm_topk;
   float scaling;
 } td_router_args;
@@ -647,7 +646,7 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // gate_bias and down_bias, of all experts of the layer, are added to the products; without pairs
 // the biases of up follow those of gate, [2][n_routed or n_experts][hidden]. limit > 0: with
 // g = min(gate, limit) and u = clamp(up, -limit, limit) the activation is
-// g * sigmoid(alpha * g) * (u + 1); plain, on the CPU only: g * sigmoid(g) * u.
+// g * sigmoid(alpha * g) * (u + 1); plain: g * sigmoid(g) * u.
 //
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).

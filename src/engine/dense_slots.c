@@ -28,7 +28,9 @@ uint32_t td_dense_matrices(td_layer *l, td_dense_part part,
                              &l->pool.x,
                              &l->pool.gate,
                              &l->index_pool.x,
-                             &l->index_pool.gate};
+                             &l->index_pool.gate,
+                             &l->attn_hyper.fn,
+                             &l->mlp_hyper.fn};
   td_weight *const mlp[] = {&l->router, &l->shared_gate};
   td_weight *const expert[] = {&l->mlp_gate, &l->mlp_up, &l->mlp_down};
   const bool is_attn = part == TD_DENSE_ATTN;

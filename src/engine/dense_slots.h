@@ -17,7 +17,7 @@ typedef enum {
 } td_dense_part;
 
 enum {
-  TD_DENSE_MOST_MATRICES = 20, // of a part
+  TD_DENSE_MOST_MATRICES = 22, // of a part
   TD_DENSE_MOST_PARTS = TD_DENSE_MOST_MATRICES * TD_SLOT_MATRIX_PARTS,
 };
 

@@ -26,11 +26,12 @@ void td_rows_linear(td_engine *e, const td_microbatch *p, const td_weight *w, td
                  .w = w, .bias = bias, .x = x, .y = y, .x_stride = x_stride, .y_stride = w->rows});
 }
 
-void td_rows_linear_into(td_engine *e, const td_microbatch *p, const td_weight *w, const void *x,
-                         size_t x_stride, void *y, size_t y_stride) {
+void td_rows_linear_f32(td_engine *e, const td_microbatch *p, const td_weight *w, const void *x,
+                        float *y, size_t y_stride) {
   run_linear(
       e, p,
-      (td_linear_op_args){.w = w, .x = x, .y = y, .x_stride = x_stride, .y_stride = y_stride});
+      (td_linear_op_args){
+          .w = w, .x = x, .y = y, .x_stride = w->cols, .y_stride = y_stride, .out_f32 = true});
 }
 
 void td_rows_linear_exact(td_engine *e, const td_microbatch *p, const td_weight *w, const void *x,

@@ -14,10 +14,11 @@ void *td_rows_at(const td_engine *engine, const td_microbatch *part, void *base,
 // y = W x + bias for every token; rows of y are w->rows elements.
 void td_rows_linear(td_engine *engine, const td_microbatch *part, const td_weight *w, td_vec bias,
                     const void *x, size_t x_stride, void *y);
-// The same without a bias, into rows y_stride elements apart.
-void td_rows_linear_into(td_engine *engine, const td_microbatch *part, const td_weight *w,
-                         const void *x, size_t x_stride, void *y, size_t y_stride);
-// y = W x in f32, whatever activations are; rows of x and y have no gaps.
+// y = W x in f32, whatever activations are, into rows y_stride elements apart; rows of x have no
+// gaps.
+void td_rows_linear_f32(td_engine *engine, const td_microbatch *part, const td_weight *w,
+                        const void *x, float *y, size_t y_stride);
+// The same with x exact (td_linear_op_args); rows of y have no gaps, either.
 void td_rows_linear_exact(td_engine *engine, const td_microbatch *part, const td_weight *w,
                           const void *x, float *y);
 // Norms n_rows rows of w.n elements in place, stride apart.

@@ -101,6 +101,46 @@ static void test_linear(void **state) {
   }
 }
 
+// Some rows of a matrix, whose scales are of blocks that they cut.
+static void test_some_rows(void **state) {
+  (void)state;
+  enum { ROWS = 290, FIRST = 101, SOME = 70, COLS = 264, STRIDE = 3 * SOME, MOST = 70 };
+  static const ref_format format = {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0};
+  CUDA_OPEN(f);
+  ref_weight w = ref_make_format(&f.rng, &format, ROWS, COLS, 128, 128);
+  float *x = cuda_floats(&f, MOST * COLS);
+  for (uint32_t n = 3; n <= MOST; n += MOST - 3) {
+    uint16_t *y = cuda_alloc(&f, (size_t)n * STRIDE * sizeof *y);
+    td_op_fill_zero(f.stream, y, (size_t)n * STRIDE * sizeof *y);
+    td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
+                                                .x = cuda_put_bf16(&f, x, (size_t)n * COLS),
+                                                .y = y + SOME,
+                                                .x_stride = COLS,
+                                                .y_stride = STRIDE,
+                                                .n_tokens = n,
+                                                .row_begin = FIRST,
+                                                .n_rows = SOME});
+    float *got = cuda_get_bf16(&f, y, (size_t)n * STRIDE);
+    for (size_t i = 0; i < (size_t)n * STRIDE; i++) {
+      const size_t t = i / STRIDE, r = i % STRIDE - SOME;
+      double want = 0, magnitude = 0;
+      for (uint32_t k = 0; r < SOME && k < COLS; k++) {
+        const double product = ref_at(&w.w, (uint32_t)(FIRST + r), k) * x[t * COLS + k];
+        want += product;
+        magnitude += fabs(product);
+      }
+      const double weight_ulp = n > 64 ? ULP_BF16 / 2 : 0; // for cuBLAS
+      const double slack = fabs(want) * ULP_BF16 / 2 +
+                           magnitude * (weight_ulp + (COLS + 4) * ULP_F32);
+      cuda_assert_within(got[i], want, slack, "some rows", i);
+    }
+    free(got);
+  }
+  free(x);
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
 // GGUF's blocks; of many tokens their values are rounded to BF16.
 static void check_blocks(cuda_fixture *f, const ref_block_format *format, uint32_t n) {
   enum { ROWS = 19, COLS = 512 };
@@ -292,6 +332,7 @@ static void test_scales_that_are_not_taken(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_some_rows),
       cmocka_unit_test(test_blocks),
       cmocka_unit_test(test_e4m3_codes),
       cmocka_unit_test(test_e2m1_codes_and_scales),

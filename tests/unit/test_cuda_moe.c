@@ -22,6 +22,7 @@ typedef struct {
   ref_weight gate[EXPERTS], up[EXPERTS], down[EXPERTS];
   td_weight g[EXPERTS], u[EXPERTS], d[EXPERTS];
   td_weight on_device[3][EXPERTS];
+  float limit; // of a clamped activation; 0: none
 } experts;
 
 // Groups of one size or, of every other expert, of another, and zero points likewise.
@@ -32,6 +33,7 @@ typedef struct {
 } expert_formats;
 
 static void make_experts(experts *e, uint64_t *rng, const expert_formats *formats) {
+  e->limit = 0;
   for (int i = 0; i < EXPERTS; i++) {
     ref_format format = formats->format;
     uint32_t n = i % 2 ? formats->other : formats->group;
@@ -66,6 +68,10 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
       u += b;
       g_size += fabs(a);
       u_size += fabs(b);
+    }
+    if (e->limit > 0) {
+      g = fmin(g, e->limit);
+      u = fmax(fmin(u, e->limit), -e->limit);
     }
     h[r] = g / (1 + exp(-g)) * u;
     // |silu'| < 1.1, |silu(g)| <= |g|
@@ -138,6 +144,9 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, moe_kind kind
                             .n_tokens = n,
                             .n_experts = routed ? EXPERTS : 1,
                             .top_k = routed ? TOP_K : 1,
+                            .limit = e->limit,
+                            .alpha = 1,
+                            .plain = e->limit > 0,
                             .accumulate = routed};
   if (kind == IN_GROUPS) {
     td_op_add_f32(f->stream, out, sum_in_groups(f, e, &args), n_x);
@@ -240,6 +249,10 @@ static void test_moe(void **state) {
     // Tables: of all experts, of the one of a dense MLP, of each group; however often they are
     // used.
     assert_int_equal(((td_cuda_dev *)f.dev)->n_experts, is_copied ? 5 : 2);
+    e.limit = 0.4f; // which values reach on either side
+    for (moe_kind kind = ROUTED; i < 2 && kind <= DENSE; kind++)
+      run_moe(&f, &e, 7, kind);
+    e.limit = 0;
     if (i == 0) {
       run_moe_in_passes(&f, &e);
       check_rounds(&f, &e);

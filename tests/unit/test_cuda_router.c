@@ -15,7 +15,7 @@
 typedef struct {
   td_router_kind kind;
   uint32_t n_experts, top_k, n_groups, topk_groups;
-  bool norm, bias;
+  bool norm, bias, has_table;
 } router_case;
 
 // Takes the best of choice, n times over; what is -inf is not there.
@@ -49,18 +49,21 @@ static void drop_groups(const router_case *c, double *choice) {
   }
 }
 
-static void naive_route(const router_case *c, const float *logits, const float *bias, int32_t *ids,
-                        double *weights) {
+// fixed: the table's row, or NULL.
+static void naive_route(const router_case *c, const float *logits, const float *bias,
+                        const int32_t *fixed, int32_t *ids, double *weights) {
   double score[512], choice[512], total = 0;
   for (uint32_t e = 0; e < c->n_experts; e++)
     total += exp(logits[e]);
   for (uint32_t e = 0; e < c->n_experts; e++) {
-    bool soft = c->kind == TD_ROUTER_SOFTMAX;
-    score[e] = soft ? exp(logits[e]) / total : 1 / (1 + exp(-(double)logits[e]));
+    score[e] = c->kind == TD_ROUTER_SOFTMAX   ? exp(logits[e]) / total
+               : c->kind == TD_ROUTER_SIGMOID ? 1 / (1 + exp(-(double)logits[e]))
+                                              : sqrt(log1p(exp(logits[e])));
     choice[e] = score[e] + (c->bias ? bias[e] : 0);
   }
   if (c->n_groups > 1) drop_groups(c, choice);
   take(choice, c->n_experts, c->top_k, ids);
+  if (fixed) memcpy(ids, fixed, c->top_k * sizeof *ids);
   double sum = 0;
   for (uint32_t j = 0; j < c->top_k; j++)
     sum += score[ids[j]];
@@ -70,20 +73,27 @@ static void naive_route(const router_case *c, const float *logits, const float *
 
 static void test_router(void **state) {
   (void)state;
-  static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false},
-                                      {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
-                                      {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false},
-                                      {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},
-                                      {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
-                                      {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
-  enum { TOKENS = 20, MAX_K = 8 };
-  CUDA_OPEN(f);
+  static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false, false},
+                                      {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false, false},
+                                      {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false, false},
+                                      {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true, false},
+                                      {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true, false},
+                                      {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false, false},
+                                      {TD_ROUTER_SOFTPLUS, 256, 6, 1, 1, true, true, false},
+                                      {TD_ROUTER_SOFTPLUS, 40, 6, 1, 1, true, false, true}};
+  enum { TOKENS = 20, MAX_K = 8, VOCAB = 7 };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    CUDA_OPEN(f); // each its own: a device knows biases and tables by their address
     const router_case *c = &cases[i];
     uint32_t n = c->n_experts, k = c->top_k;
     float *logits = ref_floats(&f.rng, TOKENS * n), *bias = ref_floats(&f.rng, n);
     for (size_t j = 0; j < (size_t)TOKENS * n; j++)
-      logits[j] *= 4;
+      logits[j] *= c->kind == TD_ROUTER_SOFTPLUS && j % 50 == 7 ? 40 : 4;
+    int32_t table[VOCAB * MAX_K], tokens[TOKENS];
+    for (uint32_t j = 0; j < VOCAB * k; j++) // distinct in a row
+      table[j] = (int32_t)(j % k * (n / k) + ref_below(&f.rng, n / k));
+    for (int t = 0; t < TOKENS; t++)
+      tokens[t] = (int32_t)ref_below(&f.rng, VOCAB);
     int32_t ids[TOKENS * MAX_K], *dev_ids = cuda_alloc(&f, TOKENS * k * sizeof *ids);
     float weights[TOKENS * MAX_K], *dev_weights = cuda_alloc(&f, TOKENS * k * sizeof *weights);
     td_op_router(f.stream,
@@ -91,8 +101,11 @@ static void test_router(void **state) {
                                    .bias = c->bias ? bias : NULL,
                                    .ids = dev_ids,
                                    .weights = dev_weights,
+                                   .table = c->has_table ? table : NULL,
+                                   .tokens = cuda_put(&f, tokens, sizeof tokens),
                                    .kind = c->kind,
                                    .n_tokens = TOKENS,
+                                   .n_vocab = VOCAB,
                                    .n_experts = n,
                                    .top_k = k,
                                    .n_groups = c->n_groups,
@@ -104,7 +117,8 @@ static void test_router(void **state) {
     for (uint32_t t = 0; t < TOKENS; t++) {
       int32_t want_ids[MAX_K];
       double want[MAX_K];
-      naive_route(c, logits + t * n, bias, want_ids, want);
+      const int32_t *fixed = c->has_table ? table + (size_t)tokens[t] * k : NULL;
+      naive_route(c, logits + t * n, bias, fixed, want_ids, want);
       assert_memory_equal(ids + t * k, want_ids, k * sizeof *ids);
       for (uint32_t j = 0; j < k; j++) {
         double slack = want[j] * (n + 16) * ULP_F32;
@@ -113,6 +127,29 @@ static void test_router(void **state) {
     }
     free(logits);
     free(bias);
+    cuda_close(&f);
+  }
+}
+
+static void test_a_token_of_no_table(void **state) {
+  (void)state;
+  static const int32_t table[] = {1, 0};
+  static const float logits[] = {1, 2};
+  static const int32_t bad[] = {2, -1};
+  CUDA_OPEN(f);
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    td_op_router(f.stream, &(td_router_args){.logits = cuda_put(&f, logits, sizeof logits),
+                                             .ids = cuda_alloc(&f, sizeof(int32_t)),
+                                             .weights = cuda_alloc(&f, sizeof(float)),
+                                             .table = table,
+                                             .tokens = cuda_put(&f, &bad[i], sizeof bad[i]),
+                                             .kind = TD_ROUTER_SOFTPLUS,
+                                             .n_tokens = 1,
+                                             .n_experts = 2,
+                                             .top_k = 1,
+                                             .n_vocab = 2,
+                                             .scaling = 1});
+    cuda_expect_failure(&f, "token id");
   }
   cuda_close(&f);
 }
@@ -203,6 +240,7 @@ static void test_ranking_of_no_numbers(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_router),
+      cmocka_unit_test(test_a_token_of_no_table),
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_ranking_of_no_numbers),

@@ -113,13 +113,13 @@ static void test_embed_gather_add(void **state) {
   check_embed_gather_add(40);
 }
 
-// x[i] / rms(x) * w[i] of a row.
+// x[i] / rms(x) * w[i] of a row, or without w.
 static void check_norm(const float *x, const float *w, const float *got, size_t dim, double eps) {
   double sum = 0;
   for (size_t d = 0; d < dim; d++)
     sum += (double)x[d] * x[d];
   for (size_t d = 0; d < dim; d++) {
-    double want = x[d] / sqrt(sum / (double)dim + eps) * w[d];
+    double want = x[d] / sqrt(sum / (double)dim + eps) * (w ? w[d] : 1);
     double slack = fabs(want) * (ULP_BF16 / 2 + (double)(dim + 4) * ULP_F32);
     cuda_assert_within(got[d], want, slack, "norm", d);
   }
@@ -169,6 +169,20 @@ static void check_rmsnorm(uint32_t dim) {
     check_norm(got + i * HEAD, w, again + i * HEAD, HEAD, 1e-6);
   assert_memory_equal(again + 100 * HEAD, got + 100 * HEAD,
                       (ROWS * dim - 100 * HEAD) * sizeof *got);
+  free(sum);
+  sum = cuda_get_bf16(&f, residual, ROWS * dim);
+  td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = residual,
+                                             .w = {.n = dim},
+                                             .out = residual,
+                                             .x_stride = dim,
+                                             .out_stride = dim,
+                                             .n_rows = ROWS,
+                                             .dim = dim,
+                                             .eps = 1e-3f});
+  free(got);
+  got = cuda_get_bf16(&f, residual, ROWS * dim);
+  for (size_t i = 0; i < ROWS; i++)
+    check_norm(sum + i * dim, NULL, got + i * dim, dim, 1e-3);
   free(x);
   free(before);
   free(w);
@@ -196,7 +210,8 @@ static void check_rope(uint32_t rot) {
   for (int t = 0; t < TOKENS; t++)
     position[t] = (int32_t)ref_below(&f.rng, MAX);
   int32_t *positions = cuda_put(&f, position, sizeof position);
-  for (int interleaved = 0; interleaved < 2; interleaved++) {
+  for (int kind = 0; kind < 4; kind++) {
+    const bool interleaved = kind % 2, backwards = kind / 2;
     float *before = cuda_floats(&f, n);
     uint16_t *x = cuda_put_bf16(&f, before, n);
     td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
@@ -207,7 +222,8 @@ static void check_rope(uint32_t rot) {
                                          .n_tokens = TOKENS,
                                          .n_heads = HEADS,
                                          .rot_dim = rot,
-                                         .interleaved = interleaved});
+                                         .interleaved = interleaved,
+                                         .backwards = backwards});
     float *got = cuda_get_bf16(&f, x, n);
     for (size_t row = 0; row < TOKENS * HEADS; row++) {
       const float *cs = table + (size_t)position[row / HEADS] * rot;
@@ -216,7 +232,8 @@ static void check_rope(uint32_t rot) {
       for (size_t i = 0; i < rot / 2; i++) {
         size_t a = row * dim + OFFSET + (interleaved ? 2 * i : i);
         size_t b = interleaved ? a + 1 : a + rot / 2;
-        double c = cs[2 * i], s = cs[2 * i + 1], u = before[a], v = before[b];
+        double c = cs[2 * i], s = backwards ? -cs[2 * i + 1] : cs[2 * i + 1];
+        double u = before[a], v = before[b];
         double slack = (fabs(u) + fabs(v)) * 4 * ULP_F32;
         double first = u * c - v * s, second = v * c + u * s;
         cuda_assert_within(got[a], first, fabs(first) * ULP_BF16 / 2 + slack, "rope", a);

@@ -62,8 +62,7 @@ static bool ends_group(const td_pool_args *a, int32_t position) {
 
 static void take_token(const td_pool_args *a, open_entry *open, uint32_t t, uint32_t channel,
                        uint32_t n) {
-  const float *x = (const float *)a->x + t * a->stride + channel;
-  const float *gate = (const float *)a->gate + t * a->stride + channel;
+  const float *x = a->x + t * a->stride + channel, *gate = a->gate + t * a->stride + channel;
   const size_t width = a->overlaps ? 2 * (size_t)a->dim : a->dim;
   const float *bias = a->bias + (uint32_t)a->batch.position[t] % a->group * width + channel;
   if (!a->overlaps) {

@@ -9,7 +9,3 @@
   }
 
 ABSENT(select_blocks, td_select_blocks_args)
-ABSENT(pool, td_pool_args)
-ABSENT(attn_pool, td_attn_pool_args)
-ABSENT(hyper_read, td_hyper_read_args)
-ABSENT(hyper_write, td_hyper_write_args)

@@ -44,8 +44,7 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
-// How many of n heads or tokens, each_bytes of scratch each, fit keys_bytes; at least 1.
-static uint32_t at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes) {
+uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes) {
   size_t most = td_cuda_dev_of(stream)->keys_bytes / each_bytes;
   return most < 1 ? 1 : most < n ? (uint32_t)most : n;
 }
@@ -63,9 +62,8 @@ static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint3
   return some;
 }
 
-// Chooses the splits, allocates scratch for them, and launches for as many tokens at a time as fit.
-static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args, uint32_t max_keys,
-                            td_err *err) {
+td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args,
+                             uint32_t max_keys, td_err *err) {
   const uint32_t shared_by = args->n_heads / args->n_kv_heads;
   const uint32_t most = td_cu_decode_heads(args->k_dim, args->v_in_k);
   const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
@@ -80,7 +78,8 @@ static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args
   args->n_rows = args->by_block ? (args->n_splits - 1) / TD_CU_FOLDED + 1 : args->n_splits;
   const size_t rows = (size_t)args->n_heads * args->n_rows; // per token
   const size_t row_bytes = args->v_dim * sizeof(float);
-  const uint32_t n_tokens = args->batch.n_tokens, n = at_once(stream, n_tokens, rows * row_bytes);
+  const uint32_t n_tokens = args->batch.n_tokens,
+                 n = td_cuda_at_once(stream, n_tokens, rows * row_bytes);
   void *part, *ml;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * rows * row_bytes, &part, err);
   if (status == TD_OK) {
@@ -148,7 +147,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
 static td_status run_listed(td_cuda_stream *stream, const td_attn_gqa_args *a,
                             const td_cu_prefill_list *list, size_t key_bytes, td_err *err) {
   if (list->n_keys == 0 || list->n_tiles == 0) return TD_OK;
-  const uint32_t group = at_once(stream, a->n_kv_heads, list->n_keys * key_bytes);
+  const uint32_t group = td_cuda_at_once(stream, a->n_kv_heads, list->n_keys * key_bytes);
   void *keys;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * list->n_keys * key_bytes,
                                      &keys, err);
@@ -203,7 +202,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
                                    .window = a->window,
                                    .sinks = a->sinks,
                                    .scale = a->scale};
-  return run_decode(stream, &decode, td_cuda_max_keys(&a->batch), err);
+  return td_cuda_run_decode(stream, &decode, td_cuda_max_keys(&a->batch), err);
 }
 
 // Whether some token may see more keys than are selected.
@@ -211,18 +210,28 @@ static bool selects(const td_batch_view *b, uint32_t top_k) {
   return td_cuda_max_keys(b) > top_k;
 }
 
+static td_status check_select(const td_select_keys_args *a, td_err *err) {
+  td_status status = td_dev_check_select_keys(a, err);
+  if (status != TD_OK) return status;
+  if (!a->group) return td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->dim, err);
+  status = td_dev_check_batch(&a->batch, &a->kv, TD_F32, 0, err);
+  if (status != TD_OK) return status;
+  return td_dev_check_pool(&a->kv, &a->batch, a->group, 0, a->dim, err);
+}
+
 td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_args *a,
                                  td_err *err) {
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->dim, err);
-  if (status == TD_OK) status = td_dev_check_select_keys(a, err);
-  const uint32_t n_tokens = a->batch.n_tokens, max_keys = td_cuda_max_keys(&a->batch);
-  if (status != TD_OK || n_tokens == 0 || !selects(&a->batch, a->top_k)) return status;
+  td_status status = check_select(a, err);
+  if (status != TD_OK) return status;
+  const uint32_t n_tokens = a->batch.n_tokens;
+  const uint32_t max_keys = td_cuda_max_keys(&a->batch) / (a->group ? a->group : 1);
+  if (n_tokens == 0 || max_keys <= a->top_k) return TD_OK;
   if (a->dim > TD_CU_INDEX_DIM) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "selection: an indexer's heads of %u elements; on a GPU at most %d", a->dim,
                    TD_CU_INDEX_DIM);
   }
-  const uint32_t n = at_once(stream, n_tokens, max_keys * sizeof(float));
+  const uint32_t n = td_cuda_at_once(stream, n_tokens, max_keys * sizeof(float));
   void *scores;
   status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, (size_t)n * max_keys * sizeof(float), &scores,
                            err);
@@ -238,6 +247,8 @@ td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_ar
         .n_heads = a->n_heads,
         .dim = a->dim,
         .top_k = a->top_k,
+        .group = a->group,
+        .page_entries = a->group ? td_pool_entries(a->batch.page_tokens, a->group) : 0,
     };
     args.batch.n_tokens = n_tokens - token < n ? n_tokens - token : n;
     args.batch.seq += token;
@@ -322,7 +333,7 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   if (l->page_tokens) status = gather_selected(stream, l, token, n, &args, err);
   if (status == TD_OK) {
     const uint32_t max_keys = l->page_tokens ? a->top_k : td_cuda_max_keys(&a->batch);
-    status = run_decode(stream, &args, max_keys, err);
+    status = td_cuda_run_decode(stream, &args, max_keys, err);
   }
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
 }
@@ -345,7 +356,7 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
     l.page_bytes = (size_t)l.page_tokens * entry_dim * sizeof(uint16_t);
   }
   const size_t table_bytes = l.page_tokens ? 3 * sizeof(int32_t) : 0;
-  const uint32_t n = at_once(stream, n_tokens, query_bytes + latent_bytes + l.page_bytes);
+  const uint32_t n = td_cuda_at_once(stream, n_tokens, query_bytes + latent_bytes + l.page_bytes);
   void *query, *latent, *pages = NULL;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &query, err);
   if (status == TD_OK) {
@@ -444,7 +455,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
     seq = td_cuda_list_prompts(&a->batch, seq, 0, most, &s.list);
     const size_t n_keys = s.list.n_keys;
     if (n_keys == 0 || s.list.n_tiles == 0) continue;
-    const uint32_t group = at_once(stream, a->n_heads, n_keys * key_bytes);
+    const uint32_t group = td_cuda_at_once(stream, a->n_heads, n_keys * key_bytes);
     void *latent, *expanded;
     status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n_keys * latent_bytes, &latent, err);
     if (status == TD_OK) {

@@ -25,7 +25,8 @@ typedef enum {
   CUDA_SCRATCH_PARTS,
   CUDA_SCRATCH_ML,     // attention: maxima and sums of splits; ranking: sums of slices
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
-  CUDA_SCRATCH_LATENT, // MLA: latents of a sequence, or results over latents
+  CUDA_SCRATCH_LATENT, // MLA: latents of a sequence, or results over latents; pooled keys: open
+                       // ones
   CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads; scores or entries of selections
   CUDA_SCRATCH_WEIGHT, // some rows of a matrix as BF16
   N_CUDA_SCRATCH
@@ -178,6 +179,10 @@ static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {
                        .page_tokens = b->page_tokens};
 }
 
+static inline td_cu_states td_cuda_states_of(const td_kv_view *state) {
+  return (td_cu_states){.pages = state->pages, .page_bytes = state->page_bytes};
+}
+
 // TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err);
 
@@ -310,6 +315,12 @@ typedef struct {
   bool y_f32;
 } td_cuda_matmul;
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
+// attn.c: how many of n heads or tokens, each_bytes of scratch each, fit keys_bytes; at least 1.
+uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes);
+// Attention of a few queries a sequence, each of which sees max_keys keys at most: chooses the
+// splits, allocates scratch for them, and launches for as many tokens at a time as fit.
+td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args,
+                             uint32_t max_keys, td_err *err);
 // blas.c: whether cuBLAS is available and can compute this matmul.
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);

@@ -6,12 +6,6 @@
 static_assert((int)TD_DELTA_TILE == (int)TD_CU_DELTA_TILE, "columns of a tile");
 static_assert((int)TD_DELTA_MAX_TAPS == (int)TD_CU_DELTA_TAPS, "taps of a filter");
 
-static td_cu_delta_states states_of(const td_kv_view *state, const td_delta_shape *shape) {
-  return (td_cu_delta_states){.pages = state->pages,
-                              .page_bytes = state->page_bytes,
-                              .rule_at = td_delta_conv_floats(shape)};
-}
-
 static td_cu_delta_shape shape_of(const td_delta_shape *s) {
   return (td_cu_delta_shape){.n_k_heads = s->n_k_heads,
                              .n_v_heads = s->n_v_heads,
@@ -50,7 +44,7 @@ td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args
   if (st == TD_OK) st = td_cuda_on_device(dev, a->bias, of_heads, &bias, err);
   if (st != TD_OK) return st;
   const td_cu_delta_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                      .states = states_of(&a->state, &a->shape),
+                                      .states = td_cuda_states_of(&a->state),
                                       .shape = shape_of(&a->shape),
                                       .x = a->x,
                                       .x_stride = a->x_stride,
@@ -73,7 +67,8 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_a
   td_status st = check(&a->batch, &a->state, &a->shape, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   const td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                      .states = states_of(&a->state, &a->shape),
+                                      .states = td_cuda_states_of(&a->state),
+                                      .rule_at = td_delta_conv_floats(&a->shape),
                                       .shape = shape_of(&a->shape),
                                       .qkv = a->qkv,
                                       .gates = a->gates,

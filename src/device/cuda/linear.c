@@ -57,7 +57,8 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
                       .x_stride = a->x_stride,
                       .y_stride = a->y_stride,
                       .n_tokens = a->n_tokens,
-                      .n_rows = w.rows,
+                      .row0 = a->row_begin,
+                      .n_rows = a->n_rows ? a->n_rows : w.rows,
                       .y_f32 = a->out_f32};
   if (a->bias.data) status = td_cuda_vec(td_cuda_dev_of(stream), &a->bias, &m.bias, err);
   return status == TD_OK ? td_cuda_run_matmul(stream, &m, err) : status;
@@ -273,7 +274,8 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
                             .dim = p->hidden,
                             .limit = p->a->limit,
                             .alpha = p->a->alpha,
-                            .pairs = p->a->pairs};
+                            .pairs = p->a->pairs,
+                            .plain = p->a->plain};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
@@ -368,7 +370,7 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
-  TD_DEV_REQUIRE(a->limit > 0 ? a->ids != NULL : !a->pairs && !a->gate_bias,
+  TD_DEV_REQUIRE((a->limit > 0 && a->ids) || (!a->pairs && !a->gate_bias),
                  "experts: pairs and gate's bias belong to a clamped activation of routed experts");
   TD_DEV_REQUIRE(a->ids || !a->down_bias, "experts: a bias without ids");
   if (a->rest) {

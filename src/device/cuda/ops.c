@@ -86,7 +86,7 @@ td_status td_cuda_op_embed(td_cuda_stream *stream, const td_embed_args *a, td_er
 }
 
 td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, const td_rmsnorm_args *a, td_err *err) {
-  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  td_status status = a->w.data ? td_dev_check_vec(&a->w, a->dim, "norm", err) : TD_OK;
   if (status != TD_OK || a->n_rows == 0) return status;
   td_cu_rmsnorm_args args = {.x = a->x,
                              .residual = a->residual,
@@ -123,6 +123,7 @@ td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err 
                           .n_heads = a->n_heads,
                           .rot_dim = a->rot_dim,
                           .interleaved = a->interleaved,
+                          .backwards = a->backwards,
                           .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, rope, &args);
 }
@@ -146,12 +147,19 @@ td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_
     return td_fail(err, TD_EUNSUPPORTED, "router: %u experts; on a GPU at most %d", a->n_experts,
                    TD_CU_MAX_EXPERTS);
   }
-  const void *bias;
-  status = td_cuda_on_device(td_cuda_dev_of(stream), a->bias, a->n_experts * sizeof *a->bias, &bias,
-                             err);
+  static const td_cu_scoring scoring[] = {[TD_ROUTER_SOFTMAX] = TD_CU_SOFTMAX,
+                                          [TD_ROUTER_SIGMOID] = TD_CU_SIGMOID,
+                                          [TD_ROUTER_SOFTPLUS] = TD_CU_SOFTPLUS};
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  const size_t table_bytes = (size_t)a->n_vocab * a->top_k * sizeof *a->table;
+  const void *bias, *table = NULL;
+  status = td_cuda_on_device(dev, a->bias, a->n_experts * sizeof *a->bias, &bias, err);
+  if (status == TD_OK) status = td_cuda_on_device(dev, a->table, table_bytes, &table, err);
   if (status != TD_OK) return status;
   td_cu_router_args args = {.logits = a->logits,
                             .bias = bias,
+                            .table = table,
+                            .tokens = a->tokens,
                             .ids = a->ids,
                             .weights = a->weights,
                             .n_tokens = a->n_tokens,
@@ -159,9 +167,11 @@ td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_
                             .top_k = a->top_k,
                             .n_groups = a->n_groups,
                             .topk_groups = a->topk_groups,
-                            .sigmoid = a->kind == TD_ROUTER_SIGMOID,
+                            .n_vocab = a->n_vocab,
+                            .scoring = scoring[a->kind],
                             .norm_topk = a->norm_topk,
-                            .scaling = a->scaling};
+                            .scaling = a->scaling,
+                            .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, router, &args);
 }
 
@@ -190,4 +200,56 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, const td_top_logits_args
                                 .n_vocab = a->n_vocab,
                                 .n_slices = n_slices};
   return TD_CUDA_LAUNCH(stream, top_logits, &args);
+}
+
+static_assert((int)TD_MAX_STREAMS == (int)TD_CU_MAX_STREAMS, "streams of a residual");
+
+static td_status check_streams(uint32_t n_streams, uint32_t dim, td_err *err) {
+  TD_DEV_REQUIRE(n_streams > 0 && n_streams <= TD_MAX_STREAMS,
+                 "hyper-connections: %u streams; at most %d", n_streams, TD_MAX_STREAMS);
+  if (dim <= TD_CU_STREAM_DIM) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED,
+                 "hyper-connections: rows of %u elements; on a GPU at most %d", dim,
+                 TD_CU_STREAM_DIM);
+}
+
+td_status td_cuda_op_hyper_read(td_cuda_stream *stream, const td_hyper_read_args *a, td_err *err) {
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_status status = check_streams(a->n_streams, a->dim, err);
+  if (status == TD_OK) status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  if (status != TD_OK || a->n_tokens == 0) return status;
+  const uint32_t n_scores = a->head ? a->n_streams : td_hyper_scores(a->n_streams);
+  const size_t n_scales = a->head ? 1 : 3;
+  td_cu_hyper_read_args args = {.x = a->x,
+                                .scores = a->scores,
+                                .out = a->out,
+                                .n_tokens = a->n_tokens,
+                                .n_streams = a->n_streams,
+                                .dim = a->dim,
+                                .n_rounds = a->n_rounds,
+                                .eps = a->eps,
+                                .norm_eps = a->norm_eps,
+                                .n_scores = n_scores};
+  const void *base, *scale = NULL;
+  status = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &base, err);
+  if (status == TD_OK)
+    status = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &scale, err);
+  if (status == TD_OK) status = td_cuda_vec(dev, &a->w, &args.w, err);
+  if (status != TD_OK) return status;
+  args.base = base;
+  args.scale = scale;
+  return TD_CUDA_LAUNCH(stream, hyper_read, &args);
+}
+
+td_status td_cuda_op_hyper_write(td_cuda_stream *stream, const td_hyper_write_args *a,
+                                 td_err *err) {
+  td_status status = check_streams(a->n_streams, a->dim, err);
+  if (status != TD_OK || a->n_tokens == 0) return status;
+  const td_cu_hyper_write_args args = {.x = a->x,
+                                       .y = a->y,
+                                       .scores = a->scores,
+                                       .n_tokens = a->n_tokens,
+                                       .n_streams = a->n_streams,
+                                       .dim = a->dim};
+  return TD_CUDA_LAUNCH(stream, hyper_write, &args);
 }

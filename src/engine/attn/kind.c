@@ -199,9 +199,9 @@ static void delta_describe(const td_model_config *c, td_buf *out) {
 
 // ---- a window and pooled keys -------------------------------------------------------------------
 
-enum { near_least_chunk = 512, near_has_gpu = false };
-enum { pool_least_chunk = 512, pool_has_gpu = false };
-enum { pool_top_least_chunk = 512, pool_top_has_gpu = false };
+enum { near_least_chunk = 512, near_has_gpu = true };
+enum { pool_least_chunk = 512, pool_has_gpu = true };
+enum { pool_top_least_chunk = 512, pool_top_has_gpu = true };
 enum { RUNNING = 3 }; // numbers a channel that is being pooled has
 
 td_pool_places td_attn_pool_places(const td_model_config *c, td_attn_kind kind,
@@ -246,14 +246,14 @@ static td_attn_rows near_rows(const td_model_config *c) {
 
 static td_attn_rows pool_rows(const td_model_config *c) {
   td_attn_rows out = near_rows(c);
-  out.act[TD_ACT_MIXED] += 2 * (size_t)c->head_dim;
+  out.words = 2 * (size_t)c->head_dim;
   return out;
 }
 
 static td_attn_rows pool_top_rows(const td_model_config *c) {
   td_attn_rows out = near_rows(c);
-  out.act[TD_ACT_MIXED] += 4 * (size_t)c->head_dim + (c->index_heads + 4) * (size_t)c->index_dim;
-  out.words = (size_t)c->index_top_k + c->index_heads;
+  out.act[TD_ACT_MIXED] += c->index_heads * (size_t)c->index_dim;
+  out.words = 4 * ((size_t)c->head_dim + c->index_dim) + c->index_top_k + c->index_heads;
   return out;
 }
 

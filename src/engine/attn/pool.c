@@ -9,11 +9,13 @@
 #include "engine/attn/ops.h"
 #include "engine/rows.h"
 
-// The microbatch's rows. mixed: the key, pooled x and gate, and of an indexer x, gate and queries.
+// The microbatch's rows. mixed: keys, then an indexer's queries. words: what is pooled, x and gate
+// and an indexer's x and gate, in f32, for the gates are exponents; then selections, then weights.
 typedef struct {
   void *h, *q_a, *q, *out;
-  char *key, *x, *gate, *index_x, *index_gate, *index_q;
-  size_t stride; // elements of a row of mixed
+  char *key, *index_q;
+  float *x, *gate, *index_x, *index_gate;
+  size_t stride; // floats of a row of x
   float *weights;
   int32_t *selected;
 } pool_rows;
@@ -24,21 +26,22 @@ static pool_rows rows_of(const td_engine *e, const td_microbatch *p, td_attn_kin
   const size_t of_pool = kind == TD_ATTN_NEAR ? 0 : (is_top ? 2 : 1) * (size_t)c->head_dim;
   const size_t of_index = is_top ? 2 * (size_t)c->index_dim : 0;
   const size_t of_q = is_top ? (size_t)c->index_heads * c->index_dim : 0;
+  const size_t n = e->opts.max_step_tokens, stride = 2 * (of_pool + of_index);
   pool_rows at = {.h = td_rows_at(e, p, e->h, c->dim),
                   .q_a = td_rows_at(e, p, e->act[TD_ACT_Q_A], c->q_lora_rank),
                   .q = td_rows_at(e, p, e->act[TD_ACT_Q], (size_t)c->n_heads * c->head_dim),
                   .out = td_rows_at(e, p, e->act[TD_ACT_OUT], (size_t)c->o_groups * c->o_lora_rank),
-                  .stride = c->head_dim + 2 * of_pool + 2 * of_index};
-  at.key = td_rows_at(e, p, e->act[TD_ACT_MIXED], at.stride + of_q);
-  at.x = td_rows_offset(e, at.key, c->head_dim);
-  at.gate = td_rows_offset(e, at.x, of_pool);
-  at.index_x = td_rows_offset(e, at.gate, of_pool);
-  at.index_gate = td_rows_offset(e, at.index_x, of_index);
-  at.index_q = td_rows_offset(e, at.key, e->opts.max_step_tokens * at.stride);
+                  .stride = stride};
+  at.key = td_rows_at(e, p, e->act[TD_ACT_MIXED], c->head_dim + of_q);
+  at.index_q = td_rows_offset(e, at.key, n * c->head_dim);
+  at.x = (float *)e->act_words + p->begin * stride;
+  at.gate = at.x + of_pool;
+  at.index_x = at.gate + of_pool;
+  at.index_gate = at.index_x + of_index;
   if (!is_top) return at;
-  const size_t n = e->opts.max_step_tokens;
-  at.selected = (int32_t *)e->act_words + (size_t)p->begin * c->index_top_k;
-  at.weights = (float *)e->act_words + n * c->index_top_k + (size_t)p->begin * c->index_heads;
+  int32_t *selected = (int32_t *)e->act_words + n * stride;
+  at.selected = selected + (size_t)p->begin * c->index_top_k;
+  at.weights = (float *)selected + n * c->index_top_k + (size_t)p->begin * c->index_heads;
   return at;
 }
 
@@ -70,8 +73,8 @@ static void project_index(td_engine *e, const td_microbatch *p, const td_layer *
                           const pool_rows *at) {
   const td_model_config *c = e->config;
   const size_t q_dim = (size_t)c->index_heads * c->index_dim;
-  td_rows_linear_into(e, p, &layer->index_pool.x, at->h, c->dim, at->index_x, at->stride);
-  td_rows_linear_into(e, p, &layer->index_pool.gate, at->h, c->dim, at->index_gate, at->stride);
+  td_rows_linear_f32(e, p, &layer->index_pool.x, at->h, at->index_x, at->stride);
+  td_rows_linear_f32(e, p, &layer->index_pool.gate, at->h, at->index_gate, at->stride);
   td_rows_linear(e, p, &layer->index_q, (td_vec){0}, at->q_a, c->q_lora_rank, at->index_q);
   rotate(e, p, e->pool_cos_sin, at->index_q, q_dim, c->index_heads, c->index_dim, false);
   td_rows_linear_exact(e, p, &layer->index_weights, at->h, at->weights);
@@ -89,13 +92,13 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
   td_rows_norm(e, at.q, (td_vec){.n = c->head_dim}, c->head_dim, p->n_tokens * c->n_heads,
                c->rms_eps);
-  td_rows_linear_into(e, p, &layer->k, at.h, c->dim, at.key, at.stride);
-  td_rows_norm(e, at.key, layer->k_norm, at.stride, p->n_tokens, c->rms_eps);
+  td_rows_linear(e, p, &layer->k, none, at.h, c->dim, at.key);
+  td_rows_norm(e, at.key, layer->k_norm, c->head_dim, p->n_tokens, c->rms_eps);
   rotate(e, p, angles_of(e, kind), at.q, q_dim, c->n_heads, c->head_dim, false);
-  rotate(e, p, angles_of(e, kind), at.key, at.stride, 1, c->head_dim, false);
+  rotate(e, p, angles_of(e, kind), at.key, c->head_dim, 1, c->head_dim, false);
   if (kind == TD_ATTN_NEAR) return;
-  td_rows_linear_into(e, p, &layer->pool.x, at.h, c->dim, at.x, at.stride);
-  td_rows_linear_into(e, p, &layer->pool.gate, at.h, c->dim, at.gate, at.stride);
+  td_rows_linear_f32(e, p, &layer->pool.x, at.h, at.x, at.stride);
+  td_rows_linear_f32(e, p, &layer->pool.gate, at.h, at.gate, at.stride);
   if (kind == TD_ATTN_POOL_TOP) project_index(e, p, layer, &at);
 }
 
@@ -112,8 +115,8 @@ static void pool(td_engine *e, const step_group *group, td_kv_view state, const 
   td_op_pool(e->stream,
              &(td_pool_args){.batch = group->view,
                              .state = state,
-                             .x = td_rows_offset(e, is_index ? at->index_x : at->x, first),
-                             .gate = td_rows_offset(e, is_index ? at->index_gate : at->gate, first),
+                             .x = (is_index ? at->index_x : at->x) + first,
+                             .gate = (is_index ? at->index_gate : at->gate) + first,
                              .stride = at->stride,
                              .bias = w->bias,
                              .norm = w->norm,
@@ -162,7 +165,8 @@ static void project_out(td_engine *e, const td_microbatch *p, const td_layer *la
                                       .n_tokens = p->n_tokens,
                                       .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
                                       .row_begin = g * c->o_lora_rank,
-                                      .n_rows = c->o_lora_rank});
+                                      .n_rows = c->o_lora_rank,
+                                      .weights_on_device = td_engine_is_in_slot(e, &layer->o_a)});
   }
 }
 
@@ -186,8 +190,8 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
         &(td_attn_pool_args){.batch = group->view,
                              .state = state,
                              .q = td_rows_offset(e, at.q, t * q_dim),
-                             .key = td_rows_offset(e, at.key, t * at.stride),
-                             .key_stride = at.stride,
+                             .key = td_rows_offset(e, at.key, t * c->head_dim),
+                             .key_stride = c->head_dim,
                              .sinks = layer->sinks,
                              .selected = at.selected ? at.selected + t * c->index_top_k : NULL,
                              .entry_at = places.entries,

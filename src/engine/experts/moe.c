@@ -154,6 +154,7 @@ static void route(td_engine *e, const void *x, const int32_t *ids, uint32_t n_to
                                             .top_k = c->top_k,
                                             .n_groups = c->n_groups,
                                             .topk_groups = c->topk_groups,
+                                            .n_vocab = c->n_vocab,
                                             .norm_topk = c->norm_topk,
                                             .scaling = c->routed_scaling});
 }
