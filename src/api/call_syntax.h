@@ -15,8 +15,9 @@ typedef struct td_call_syntax {
   const char *after_name;
   const char *index;                              // GBNF
   const char *key_open, *key_close, *value_close; // key_open NULL: one object
-  const char *json_key_close; // key_close before a value that is no string; NULL: the same
-  td_buf own;                 // memory of a template's strings
+  const char *json_key_close;        // key_close before a value that is no string; NULL: the same
+  const char *thought, *thought_end; // around reasoning; NULL: <think> and </think>
+  td_buf own;                        // memory of a template's strings
 } td_call_syntax;
 
 // Of a form's models.

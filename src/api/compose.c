@@ -350,10 +350,8 @@ const char *td_api_constrained_by(const td_api_request *r) {
 td_status td_api_compose_grammar(td_api_request *r, const td_call_syntax *syntax,
                                  td_reasoning reasoning, td_api_error *error) {
   const td_call_form form = syntax->form;
-  const bool is_mistral = form == TD_CALL_MISTRAL || form == TD_CALL_MISTRAL_OBJECTS;
-  const bool is_suffixed = form == TD_CALL_HY_SUFFIXED;
-  const char *begin = is_mistral ? "[THINK]" : is_suffixed ? "<think:opensource>" : "<think>";
-  const char *end = is_mistral ? "[/THINK]" : is_suffixed ? "</think:opensource>" : "</think>";
+  const char *begin = syntax->thought ? syntax->thought : "<think>";
+  const char *end = syntax->thought_end ? syntax->thought_end : "</think>";
   if (!r->grammar.len && r->calls_mode == TD_CALLS_FREE) return TD_OK;
   td_buf text = TD_BUF_INIT;
   td_err err;

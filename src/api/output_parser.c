@@ -13,7 +13,8 @@ static const struct {
   const char *begin, *end;
 } thoughts[] = {{"<think>", "</think>"},
                 {"[THINK]", "[/THINK]"},
-                {"<think:opensource>", "</think:opensource>"}};
+                {"<think:opensource>", "</think:opensource>"},
+                {"<mm:think>", "</mm:think>"}};
 
 void td_output_parser_free(td_output_parser *parts) {
   uint32_t n = parts->n_calls;

@@ -2,8 +2,9 @@
 // grows; a part is emitted as soon as it cannot change any more, so the result does not depend on
 // how the text was split into pieces. Each byte is examined a bounded number of times.
 //
-// Reasoning is enclosed in <think> and </think> (Mistral: [THINK] and [/THINK]), or starts with the
-// generated text if the prompt ended in <think>. The forms of tool calls that are recognized:
+// Reasoning is enclosed in <think> and </think> (Mistral: [THINK] and [/THINK]; MiniMax-M3:
+// <mm:think> and </mm:think>), or starts with the generated text if the prompt ended in <think>.
+// The forms of tool calls that are recognized:
 //   <tool_call>{"name": N, "arguments": {...}}</tool_call>                        Qwen, Hermes
 //   <tool_call><function=N><parameter=K>V</parameter></function></tool_call>      Qwen3-Coder
 //   <tool_call>N<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>          GLM

@@ -308,6 +308,19 @@ def test_calls_of_deepseek_v4(deepseek_v4, api, choice):
             assert said_in(api, events) == ("So it is.", "", [("save", answer)])
 
 
+def test_formats_behind_thoughts_of_minimax_m3(tandem_bin, tmp_path):
+    """Their markers are those that the template mentions."""
+    write_model(tmp_path, {"go": '<mm:think>Well </think>.</mm:think>{"n": 13}'}, template=SAY + "{# </mm:think> #}")
+    server = Server(tandem_bin, tmp_path)
+    body = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
+    body |= {"response_format": {"type": "json_object"}}
+    try:
+        said = httpx.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    finally:
+        server.close()
+    assert said["reasoning_content"] == "Well </think>." and said["content"] == '{"n": 13}'
+
+
 def test_formats_of_deepseek_v4(deepseek_v4):
     """The model is shown the schema, and obeys it behind its thoughts."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -297,6 +297,8 @@ static void elements_of_each_family(void **state) {
   check_calls("[TOOL_CALLS]f{\"a\": 1} [", "[", "[f {\"a\": 1}]");
   check_parts("[THINK]a [b] </think>[/THINK]c", false, true, "a [b] </think>", "c", "");
   check_parts("[THIN", false, true, "", "[THIN", "");
+  check_parts("<mm:think>a </think></mm:think>b", false, true, "a </think>", "b", "");
+  check_parts("a</mm:think>b", true, true, "a", "b", "");
 }
 
 // A string comes as it is written, anything else when it is complete.
