@@ -433,7 +433,7 @@ def metadata_of(config):
     }
 
 
-def vocabulary(tokens, types, merges, **more):
-    """Metadata of a gpt2 tokenizer."""
-    out = {"tokens": tokens, "token_type": types, "merges": merges} | more
+def vocabulary(tokens, types, **more):
+    """Metadata of a tokenizer; more has its merges or scores."""
+    out = {"tokens": tokens, "token_type": types} | more
     return {f"tokenizer.ggml.{k}": v for k, v in out.items()}

@@ -21,6 +21,8 @@
   "]+[" lower "]*" ending
 #define NO_HAN "&&[^\\p{Han}]"
 
+static const char *const gpt2[] = {
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", NULL};
 static const char *const qwen[] = {WORDS("\\p{N}"), NULL};
 // Marks belong to words.
 static const char *const qwen35[] = {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
@@ -50,7 +52,11 @@ static const struct {
   bool ignores_merges;         // a word that is a token is not merged
 } pres[] = {
     {"qwen2", qwen, true, false},
+    {"deepseek-r1-qwen", qwen, false, false},
+    {"megrez", qwen, false, false},
+    {"solar-open", qwen, false, false},
     {"deepseek-v3", deepseek, false, false},
+    {"joyai-llm", deepseek, false, false},
     {"qwen35", qwen35, true, false},
     {"hunyuan", qwen, false, false},
     {"hunyuan-dense", deepseek, false, false},
@@ -60,22 +66,33 @@ static const struct {
     {"glm4", glm, false, true},
     {"chatglm-bpe", glm, false, false},
     {"gpt-4o", o200k, false, true},
+    {"kanana2", o200k, false, false},
     {"minimax-m2", o200k, false, false},
     {"kimi-k2", kimi, false, true},
     {"tekken", tekken, false, true},
+    {"gigachat", gpt2, false, false},
 };
 
-static td_status find_pre(const td_gguf *g, size_t *out, td_err *err) {
-  td_gguf_str model = {.data = "none", .len = 4}, pre = {.data = "none", .len = 4};
+// Whether the vocabulary is SentencePiece's, with scores instead of merges.
+static bool has_scores(const td_gguf *g) {
+  td_gguf_str model;
+  return td_gguf_text(td_gguf_find(g, "tokenizer.ggml.model"), &model) &&
+         td_gguf_str_is(model, "llama");
+}
+
+static td_status check_kind(const td_gguf *g, td_err *err) {
+  td_gguf_str model = {.data = "none", .len = 4};
   td_gguf_text(td_gguf_find(g, "tokenizer.ggml.model"), &model);
+  if (has_scores(g) || td_gguf_str_is(model, "gpt2")) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED,
+                 "%s: a tokenizer of kind %.*s is not supported; supported are gpt2 and llama",
+                 g->file, model.len < 40 ? (int)model.len : 40, model.data);
+}
+
+static td_status find_pre(const td_gguf *g, size_t *out, td_err *err) {
+  td_gguf_str pre = {.data = "none", .len = 4};
   td_gguf_text(td_gguf_find(g, "tokenizer.ggml.pre"), &pre);
-  if (!td_gguf_str_is(model, "gpt2")) {
-    return td_fail(err, TD_EUNSUPPORTED,
-                   "%s: a tokenizer of kind %.*s is not supported; supported is "
-                   "gpt2",
-                   g->file, model.len < 40 ? (int)model.len : 40, model.data);
-  }
-  char list[256] = "";
+  char list[512] = "";
   for (size_t i = 0, len = 0; i < TD_COUNT(pres) && len < sizeof list; i++) {
     *out = i;
     if (td_gguf_str_is(pre, pres[i].name)) return TD_OK;
@@ -115,7 +132,7 @@ static void write_pre(td_json_writer *w, const char *const *patterns) {
 
 // ---- tokens -------------------------------------------------------------------------------------
 
-enum { CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };
+enum { UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };
 
 // The array of strings or numbers called key; NULL: it is none.
 static const td_gguf_value *list(const td_gguf *g, const char *key, bool of_text) {
@@ -136,6 +153,10 @@ static bool is_text(td_gguf_str token) {
   return token.len > sizeof tool - 1 && memcmp(token.data, tool, sizeof tool - 1) == 0;
 }
 
+static bool is_added(int type) {
+  return type == UNKNOWN || type == CONTROL || type == USER_DEFINED;
+}
+
 static void write_added(td_json_writer *w, const td_gguf_value *tokens,
                         const td_gguf_value *types) {
   const uint8_t *at = tokens->data;
@@ -143,7 +164,7 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
     const int type = type_of(types, id);
-    if ((type != CONTROL && type != USER_DEFINED) || !token.len) continue;
+    if (!is_added(type) || !token.len) continue;
     td_jw_begin_object(w, NULL);
     td_jw_int(w, "id", (int64_t)id);
     td_jw_str_len(w, "content", token.data, token.len);
@@ -151,7 +172,7 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
     td_jw_bool(w, "lstrip", false);
     td_jw_bool(w, "rstrip", false);
     td_jw_bool(w, "normalized", false);
-    td_jw_bool(w, "special", type == CONTROL && !is_text(token));
+    td_jw_bool(w, "special", type != USER_DEFINED && !is_text(token));
     td_jw_end_object(w);
   }
   td_jw_end_array(w);
@@ -165,29 +186,168 @@ static void write_id(td_json_writer *w, td_gguf_str token, uint64_t id, td_buf *
   td_jw_int(w, td_buf_text(key), (int64_t)id);
 }
 
-static void write_model(td_json_writer *w, const td_gguf_value *tokens, const td_gguf_value *types,
-                        const td_gguf_value *merges, bool ignores_merges) {
+static void write_vocab(td_json_writer *w, const td_gguf_value *tokens,
+                        const td_gguf_value *types) {
   td_buf key = TD_BUF_INIT;
-  td_jw_begin_object(w, "model");
-  td_jw_str(w, "type", "BPE");
-  td_jw_bool(w, "ignore_merges", ignores_merges);
-  td_jw_begin_object(w, "vocab");
   const uint8_t *at = tokens->data;
+  td_jw_begin_object(w, "vocab");
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
     const int type = type_of(types, id);
     if (type != CONTROL && type != UNUSED) write_id(w, token, id, &key);
   }
   td_jw_end_object(w);
+  td_buf_free(&key);
+}
+
+static void write_merges(td_json_writer *w, const td_gguf_value *merges) {
+  const uint8_t *at = merges->data;
   td_jw_begin_array(w, "merges");
-  at = merges->data;
   for (uint64_t i = 0; i < merges->n; i++) {
     const td_gguf_str merge = td_gguf_next_str(&at);
     td_jw_str_len(w, NULL, merge.data, merge.len);
   }
   td_jw_end_array(w);
+}
+
+// Everything of a byte-level vocabulary but its tokens.
+static void write_byte_level_model(td_json_writer *w, const td_gguf_value *merges, size_t pre) {
+  if (pres[pre].composes) {
+    td_jw_begin_object(w, "normalizer");
+    td_jw_str(w, "type", "NFC");
+    td_jw_end_object(w);
+  }
+  write_pre(w, pres[pre].patterns);
+  write_byte_level(w, "decoder");
+  td_jw_begin_object(w, "model");
+  td_jw_str(w, "type", "BPE");
+  td_jw_bool(w, "ignore_merges", pres[pre].ignores_merges);
+  write_merges(w, merges);
+}
+
+// ---- SentencePiece ------------------------------------------------------------------------------
+
+#define METASPACE "\xE2\x96\x81" // stands for a space
+
+// A number or truth of the metadata.
+static double number_or(const td_gguf *g, const char *key, double otherwise) {
+  double value = otherwise;
+  td_gguf_number(td_gguf_find(g, key), 0, &value);
+  return value;
+}
+
+static bool adds_bos(const td_gguf *g) {
+  return number_or(g, "tokenizer.ggml.add_bos_token", has_scores(g)) != 0;
+}
+
+static void write_replace(td_json_writer *w, const char *kind, const char *pattern,
+                          const char *content) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", "Replace");
+  td_jw_begin_object(w, "pattern");
+  td_jw_str(w, kind, pattern);
   td_jw_end_object(w);
-  td_buf_free(&key);
+  td_jw_str(w, "content", content);
+  td_jw_end_object(w);
+}
+
+static void write_step(td_json_writer *w, const char *type, const char *key, const char *value) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", type);
+  if (key) td_jw_str(w, key, value);
+  td_jw_end_object(w);
+}
+
+static void begin_steps(td_json_writer *w, const char *key, const char *list) {
+  td_jw_begin_object(w, key);
+  td_jw_str(w, "type", "Sequence");
+  td_jw_begin_array(w, list);
+}
+
+static void end_steps(td_json_writer *w) {
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+// Each part of a text between two control tokens gets a space in front.
+static void write_spaces(td_json_writer *w, const td_gguf *g) {
+  const bool has_prefix = number_or(g, "tokenizer.ggml.add_space_prefix", true) != 0;
+  begin_steps(w, "normalizer", "normalizers");
+  if (number_or(g, "tokenizer.ggml.remove_extra_whitespaces", false) != 0) {
+    write_replace(w, "Regex", "\\A +| +\\z", "");
+    write_replace(w, "Regex", " {2,}", " ");
+  }
+  if (has_prefix) write_step(w, "Prepend", "prepend", METASPACE);
+  write_replace(w, "String", " ", METASPACE);
+  end_steps(w);
+  begin_steps(w, "decoder", "decoders");
+  write_replace(w, "String", METASPACE, " ");
+  write_step(w, "ByteFallback", NULL, NULL);
+  write_step(w, "Fuse", NULL, NULL);
+  if (has_prefix) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "Strip");
+    td_jw_str(w, "content", " ");
+    td_jw_int(w, "start", 1);
+    td_jw_int(w, "stop", 0);
+    td_jw_end_object(w);
+  }
+  end_steps(w);
+}
+
+// Everything of a vocabulary with scores but its tokens.
+static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
+                                    const td_gguf_value *tokens, const td_gguf_value *types,
+                                    td_err *err) {
+  const td_gguf_value *scores = list(g, "tokenizer.ggml.scores", false);
+  if (!scores || scores->n != tokens->n) {
+    return td_fail(err, TD_EFORMAT,
+                   "%s: metadata tokenizer.ggml.scores: not a number for each token", g->file);
+  }
+  write_spaces(w, g);
+  td_jw_begin_object(w, "model");
+  td_jw_str(w, "type", "BPE");
+  td_jw_bool(w, "byte_fallback", true);
+  td_jw_bool(w, "fuse_unk", true);
+  const uint8_t *at = tokens->data;
+  bool has_unknown = false;
+  for (uint64_t id = 0; id < tokens->n && !has_unknown; id++) {
+    const td_gguf_str token = td_gguf_next_str(&at);
+    has_unknown = type_of(types, id) == UNKNOWN;
+    if (has_unknown) td_jw_str_len(w, "unk_token", token.data, token.len);
+  }
+  td_jw_begin_array(w, "scores");
+  for (uint64_t id = 0; id < scores->n; id++) {
+    double score = 0;
+    td_gguf_number(scores, id, &score);
+    td_jw_double(w, NULL, score);
+  }
+  td_jw_end_array(w);
+  return TD_OK;
+}
+
+// ---- tokenizer.json -----------------------------------------------------------------------------
+
+// Ids of a vocabulary with scores that its metadata need not say; -1: there is none.
+static double usual_bos(const td_gguf *g) {
+  return has_scores(g) ? 1 : -1;
+}
+
+static double usual_eos(const td_gguf *g) {
+  return has_scores(g) ? 2 : -1;
+}
+
+// The end of a text. Its beginning is in tokenizer_config.json.
+static void write_post(td_json_writer *w, const td_gguf *g, const td_gguf_value *tokens) {
+  const double eos = number_or(g, "tokenizer.ggml.eos_token_id", usual_eos(g));
+  if (number_or(g, "tokenizer.ggml.add_eos_token", false) == 0) return;
+  if (!(eos >= 0 && eos < (double)tokens->n)) return;
+  char text[256];
+  snprintf(text, sizeof text,
+           "{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"A\"}},"
+           "{\"SpecialToken\":{\"id\":\"eos\"}}],\"special_tokens\":{\"eos\":{\"ids\":[%u]}}}",
+           (unsigned)eos);
+  td_jw_raw(w, "post_processor", text);
 }
 
 td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
@@ -195,9 +355,11 @@ td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
   const td_gguf_value *tokens = list(g, "tokenizer.ggml.tokens", true);
   const td_gguf_value *merges = list(g, "tokenizer.ggml.merges", true);
   const td_gguf_value *types = list(g, "tokenizer.ggml.token_type", false);
-  td_status st = find_pre(g, &pre, err);
+  const bool scored = has_scores(g);
+  td_status st = check_kind(g, err);
+  if (st == TD_OK && !scored) st = find_pre(g, &pre, err);
   if (st != TD_OK) return st;
-  if (!tokens || !merges || !types || types->n != tokens->n) {
+  if (!tokens || !(merges || scored) || !types || types->n != tokens->n) {
     return td_fail(err, TD_EFORMAT,
                    "%s: metadata tokenizer.ggml: tokens, token_type and merges do not make a "
                    "vocabulary",
@@ -206,26 +368,27 @@ td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   write_added(&w, tokens, types);
-  if (pres[pre].composes) {
-    td_jw_begin_object(&w, "normalizer");
-    td_jw_str(&w, "type", "NFC");
-    td_jw_end_object(&w);
+  write_post(&w, g, tokens);
+  if (scored) {
+    st = write_scored_model(&w, g, tokens, types, err);
+    if (st != TD_OK) return st;
+  } else {
+    write_byte_level_model(&w, merges, pre);
   }
-  write_pre(&w, pres[pre].patterns);
-  write_byte_level(&w, "decoder");
-  write_model(&w, tokens, types, merges, pres[pre].ignores_merges);
+  write_vocab(&w, tokens, types);
+  td_jw_end_object(&w); // model
   td_jw_end_object(&w);
   return td_buf_status(out, err);
 }
 
 // ---- tokenizer_config.json ----------------------------------------------------------------------
 
-// The token whose id is the number called id_key.
-static void write_named(td_json_writer *w, const td_gguf *g, const char *key, const char *id_key) {
+// The token whose id is the number called id_key, or else `otherwise`.
+static void write_named(td_json_writer *w, const td_gguf *g, const char *key, const char *id_key,
+                        double otherwise) {
   const td_gguf_value *tokens = list(g, "tokenizer.ggml.tokens", true);
-  double id = 0;
-  if (!tokens || !td_gguf_number(td_gguf_find(g, id_key), 0, &id)) return;
-  if (!(id >= 0 && id < (double)tokens->n)) return;
+  const double id = number_or(g, id_key, otherwise);
+  if (!tokens || !(id >= 0 && id < (double)tokens->n)) return;
   const uint8_t *at = tokens->data;
   for (uint64_t i = 0; i < (uint64_t)id; i++)
     td_gguf_next_str(&at);
@@ -268,13 +431,11 @@ static void write_templates(td_json_writer *w, const td_gguf *g) {
 
 td_status td_gguf_tokenizer_config(td_buf *out, const td_gguf *g, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(out);
-  double adds = 0;
   td_jw_begin_object(&w, NULL);
-  if (td_gguf_number(td_gguf_find(g, "tokenizer.ggml.add_bos_token"), 0, &adds))
-    td_jw_bool(&w, "add_bos_token", adds != 0);
-  write_named(&w, g, "bos_token", "tokenizer.ggml.bos_token_id");
-  write_named(&w, g, "eos_token", "tokenizer.ggml.eos_token_id");
-  write_named(&w, g, "pad_token", "tokenizer.ggml.padding_token_id");
+  td_jw_bool(&w, "add_bos_token", adds_bos(g));
+  write_named(&w, g, "bos_token", "tokenizer.ggml.bos_token_id", usual_bos(g));
+  write_named(&w, g, "eos_token", "tokenizer.ggml.eos_token_id", usual_eos(g));
+  write_named(&w, g, "pad_token", "tokenizer.ggml.padding_token_id", -1);
   write_templates(&w, g);
   td_jw_end_object(&w);
   return td_buf_status(out, err);

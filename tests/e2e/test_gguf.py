@@ -3,11 +3,14 @@
 import contextlib
 import json
 import pathlib
+import random
+import re
 import subprocess
 import sys
 
 import httpx
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 import text_gen
 import tokenizer_models
@@ -22,7 +25,7 @@ import gguf_files
 from gguf_files import Tensor
 
 NANO = ROOT / "configs/models/tandem-nano"
-NORMAL, CONTROL_TYPE, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL_TYPE, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 # Pre-tokenizers by their names in GGUF: the tokenizer, and a pattern of its own.
 PRES = {
     "qwen2": ("qwen", None),
@@ -34,6 +37,9 @@ PRES = {
     "gpt-4o": ("o200k", None),
     "tekken": ("o200k", tokenizer_models.O200K.replace(tokenizer_models.CONTRACTIONS + "?", "").replace(
         r"\p{N}{1,3}", r"\p{N}")),
+    "gigachat": ("kimi", tokenizer_models.GPT2),
+    "solar-open": ("kimi", tokenizer_models.QWEN),
+    "kanana2": ("kimi", tokenizer_models.O200K),
 }
 
 
@@ -46,7 +52,7 @@ def vocabulary_of(spec, pre, n=0):
              else CONTROL_TYPE if added[i]["special"] else USER_DEFINED for i in range(size)]
     merges = [m if isinstance(m, str) else " ".join(m) for m in spec["model"]["merges"]]
     names = [tokens.get(i, f"[PAD{i}]") for i in range(size)]
-    return gguf_files.vocabulary(names, types, merges, model="gpt2", pre=pre)
+    return gguf_files.vocabulary(names, types, merges=merges, model="gpt2", pre=pre)
 
 
 @pytest.mark.no_asan
@@ -66,6 +72,98 @@ def test_token_ids(pre, corpus, tok_driver, tmp_path):  # noqa: F811
     for skip in (False, True):
         want = [tok.decode(i, skip_special_tokens=skip) for i in ids]
         same(ids, driver.decode(ids, skip), want)
+
+
+# ---- SentencePiece's vocabularies -----------------------------------------------------------------
+
+SPECIAL = {"<unk>": UNKNOWN, "<s>": CONTROL_TYPE, "</s>": CONTROL_TYPE, "<tool>": USER_DEFINED}
+SPACES = {"usual": {}, "none in front": {"add_space_prefix": False},
+          "squeezed": {"remove_extra_whitespaces": True}}
+
+
+class Scored:
+    """A vocabulary with scores, and the rule: the adjacent pair whose token has the best score first,
+    the leftmost among equals; a character without a token becomes its bytes."""
+
+    def __init__(self, corpus, order, **spaces):
+        spec = json.loads(tokenizer_models.llama(corpus).to_str())
+        size, r = len(spec["model"]["vocab"]), random.Random(8)
+        self.vocab = spec["model"]["vocab"] | {"<tool>": size}
+        self.tokens = sorted(self.vocab, key=self.vocab.get)
+        self.types = [SPECIAL.get(t, BYTE if re.fullmatch("<0x..>", t) else NORMAL) for t in self.tokens]
+        self.scores = [0.0 if k != NORMAL else -float(i) if order == "by id" else float(r.randrange(-99, 9))
+                       for i, k in enumerate(self.types)]
+        self.spaces = spaces
+        self.mergeable = {t: s for t, s, k in zip(self.tokens, self.scores, self.types) if k == NORMAL}
+
+    def metadata(self, **more):
+        more |= {"model": "llama", "pre": "default", "scores": self.scores} | self.spaces
+        return {"general.architecture": "qwen3moe"} | gguf_files.vocabulary(self.tokens, self.types, **more)
+
+    def word_ids(self, word):
+        parts = list(word)
+        while True:
+            pairs = [(-self.mergeable[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:]))
+                     if a + b in self.mergeable]
+            if not pairs:
+                break
+            i = min(pairs)[1]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        for part in parts:
+            yield from ([self.vocab[part]] if part in self.mergeable else
+                        [self.vocab[f"<0x{b:02X}>"] for b in part.encode()])
+
+    def ids(self, text):
+        out = []
+        for part in re.split("(" + "|".join(SPECIAL) + ")", text):
+            if part in SPECIAL:
+                out.append(self.vocab[part])
+                continue
+            if self.spaces.get("remove_extra_whitespaces"):
+                part = re.sub(" {2,}", " ", part.strip(" "))
+            if part and self.spaces.get("add_space_prefix", True):
+                part = " " + part
+            out += self.word_ids(part.replace(" ", "▁"))
+        return out
+
+    def decoder(self):
+        """The library's: bytes make characters, and a text loses the space in front."""
+        tok = Tokenizer(models.BPE(self.vocab, [], byte_fallback=True, unk_token="<unk>"))
+        tok.add_special_tokens([t for t, k in SPECIAL.items() if k != USER_DEFINED])
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        has_space = self.spaces.get("add_space_prefix", True)
+        tok.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * has_space)
+        return tok
+
+
+@pytest.mark.no_asan
+@pytest.mark.parametrize("order", ["by id", "with equals"])
+@pytest.mark.parametrize("spaces", SPACES)
+def test_token_ids_by_scores(order, spaces, corpus, tok_driver, tmp_path):  # noqa: F811
+    vocabulary = Scored(corpus[:2000], order, **SPACES[spaces])
+    driver = Driver(tok_driver, tmp_path, "")
+    driver.folder = tmp_path / "vocabulary.gguf"
+    gguf_files.write(driver.folder, vocabulary.metadata(), [])
+    texts = text_gen.strings(1000, 2, [*SPECIAL, "<0x41>", "  ", "▁a"])
+    ids = [vocabulary.ids(t) for t in texts]
+    same(texts, driver.encode(texts), ids)
+    r, size, tok = random.Random(3), len(vocabulary.tokens), vocabulary.decoder()
+    ids += [[r.randrange(size) for _ in range(r.randint(0, 9))] for _ in range(500)]
+    ids += [[vocabulary.vocab[f"<0x{b:02X}>"] for b in "é中😀".encode()[: r.randint(1, 9)]] for _ in range(20)]
+    for skip in (False, True):
+        want = [tok.decode(i, skip_special_tokens=skip) for i in ids]
+        same(ids, driver.decode(ids, skip), want)
+        same(ids, driver.decode(ids, skip, "stream"), want)
+
+
+def test_ends_of_a_text_with_scores(corpus, tok_driver, tmp_path):  # noqa: F811
+    vocabulary = Scored(corpus[:200], "by id")
+    driver = Driver(tok_driver, tmp_path, "")
+    driver.folder = tmp_path / "vocabulary.gguf"
+    plain = vocabulary.ids("a text")
+    for adds in (False, True):
+        gguf_files.write(driver.folder, vocabulary.metadata(add_eos_token=adds), [])
+        assert driver.encode(["a text"], flags=3) == [plain + [vocabulary.vocab["</s>"]] * adds]
 
 
 def nano_values():

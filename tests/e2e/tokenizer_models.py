@@ -34,6 +34,7 @@ QWEN = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{TAIL}"
 )
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GLM = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 KIMI = (
     r"[\p{Han}]+|"

@@ -154,15 +154,16 @@ static td_status read_merges(td_bpe *bpe, const cJSON *merges, td_err *err) {
   return st;
 }
 
-// Visits every split of every token into two tokens. puts: add them as merges. Returns their
-// number.
-static size_t each_split(td_bpe *bpe, bool puts) {
+// Visits every split of every token into two tokens. puts: add them as merges, of rank ranks[id],
+// or id without ranks. Returns their number.
+static size_t each_split(td_bpe *bpe, const uint32_t *ranks, bool puts) {
   size_t n = 0;
   for (int32_t id = 0; id < bpe->vocab->n_ids; id++) {
     uint32_t kind = td_vocab_flags(bpe->vocab, id) & (TD_VOCAB_MODEL | TD_VOCAB_SPECIAL);
     if (kind != TD_VOCAB_MODEL) continue;
     size_t len;
     const char *text = td_vocab_text(bpe->vocab, id, &len);
+    bool is_merge = false;
     for (size_t i = 1; i < len; i++) {
       if (((uint8_t)text[i] & 0xC0) == 0x80) continue; // inside a character
       n++;
@@ -170,15 +171,55 @@ static size_t each_split(td_bpe *bpe, bool puts) {
       int32_t left = td_vocab_find_plain(bpe->vocab, text, i);
       int32_t right = td_vocab_find_plain(bpe->vocab, text + i, len - i);
       if (left < 0 || right < 0) continue;
-      td_merges_put(&bpe->merges, (td_merge){left, right, (uint32_t)id, id});
+      td_merges_put(&bpe->merges, (td_merge){left, right, ranks ? ranks[id] : (uint32_t)id, id});
+      is_merge = true;
     }
+    if (is_merge && crosses_metaspace(text, len)) bpe->cuts_at_metaspace = false;
   }
   return n;
 }
 
-static td_status rank_merges(td_bpe *bpe, td_err *err) {
-  td_status st = td_merges_init(&bpe->merges, each_split(bpe, false), err);
-  if (st == TD_OK) each_split(bpe, true);
+// Merges of any two tokens that concatenate to a third.
+static td_status rank_merges(td_bpe *bpe, const uint32_t *ranks, td_err *err) {
+  td_status st = td_merges_init(&bpe->merges, each_split(bpe, ranks, false), err);
+  if (st == TD_OK) each_split(bpe, ranks, true);
+  return st;
+}
+
+typedef struct {
+  double score;
+  int32_t id;
+} scored;
+
+static int best_first(const void *a, const void *b) {
+  const double left = ((const scored *)a)->score, right = ((const scored *)b)->score;
+  return (left < right) - (left > right);
+}
+
+// The same, the token of the best score first. Tokens of one score have one rank, so that the
+// leftmost pair is first among them.
+static td_status score_merges(td_bpe *bpe, const cJSON *json, td_err *err) {
+  const size_t n = (size_t)bpe->vocab->n_ids;
+  scored *scores = calloc(n + 1, sizeof *scores);
+  uint32_t *ranks = calloc(n + 1, sizeof *ranks);
+  td_status st = scores && ranks ? TD_OK
+                                 : td_fail(err, TD_ENOMEM, "out of memory for %zu scores", n);
+  const cJSON *item = cJSON_IsArray(json) ? json->child : NULL;
+  for (size_t i = 0; i < n && st == TD_OK; i++, item = item->next) {
+    if (!cJSON_IsNumber(item)) {
+      st = td_fail(err, TD_EFORMAT, "model.scores must be an array of numbers, one a token");
+      break;
+    }
+    scores[i] = (scored){.score = item->valuedouble, .id = (int32_t)i};
+  }
+  if (st == TD_OK) {
+    qsort(scores, n, sizeof *scores, best_first);
+    for (size_t i = 1; i < n; i++)
+      ranks[scores[i].id] = ranks[scores[i - 1].id] + (scores[i].score < scores[i - 1].score);
+    st = rank_merges(bpe, ranks, err);
+  }
+  free(scores);
+  free(ranks);
   return st;
 }
 
@@ -254,7 +295,9 @@ td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
     bpe->cuts_at_metaspace = !opts->byte_level && !bpe->ignore_merges && !*bpe->prefix &&
                              !*bpe->suffix &&
                              td_vocab_find_plain(vocab, METASPACE, N_METASPACE) >= 0;
-    st = opts->by_rank ? rank_merges(bpe, err)
+    const cJSON *scores = td_json_get(model, "scores");
+    st = opts->by_rank ? rank_merges(bpe, NULL, err)
+         : scores      ? score_merges(bpe, scores, err)
                        : read_merges(bpe, td_json_get(model, "merges"), err);
   }
   if (st != TD_OK) {

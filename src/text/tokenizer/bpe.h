@@ -19,7 +19,9 @@ typedef struct {
 } td_bpe_opts;
 
 // model: the "model" object of tokenizer.json, whose vocabulary was read into vocab. vocab must
-// outlive *out and have all its flags set.
+// outlive *out and have all its flags set. In place of merges it may have scores, a number for each
+// id, as SentencePiece's models do: any two tokens that concatenate to a third may be merged, best
+// score of the third first.
 td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
                       const td_bpe_opts *opts, td_err *err);
 void td_bpe_close(td_bpe *bpe);
