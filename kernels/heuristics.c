@@ -46,7 +46,8 @@ static kind kind_of_machine(void) {
   const bool has_avx512 = features & TD_ISA_AVX512;
   const bool is_rounded = td_kernels()->activations != TD_ACTIVATIONS_F32;
   if (is_rounded && features & TD_ISA_AVX512_BF16) return IN_BF16;
-  const bool has_int16 = features & TD_MATH_INT16 && !(features & TD_ISA_AVX512_BF16);
+  const bool has_int16 = features & TD_MATH_INT16 &&
+                         !(features & (TD_ISA_AVX512_BF16 | TD_ISA_AVX512_FP16));
   if (is_rounded && has_int16) return has_avx512 ? IN_INT16_AVX512 : IN_INT16_AVX2;
   return features & TD_ISA_AVX2 && !has_avx512 ? IN_F32_AVX2 : IN_F32;
 }
@@ -57,7 +58,7 @@ static bool is_4_bit(const td_weight *w) {
 
 uint32_t td_kernels_n_schedules(const td_weight *w) {
   const bool meets_bf16 = w->layout == TD_LAYOUT_ROWS && !w->zero && w->dtype != TD_F32 &&
-                          w->dtype != TD_F16;
+                          w->dtype != TD_F16 && !td_dtype_block(w->dtype).cols;
   return kind_of_machine() == IN_BF16 && meets_bf16 ? TD_N_GEMV_SCHEDULES : 1;
 }
 

@@ -232,10 +232,10 @@ enum {
 };
 
 // Instruction sets, best first: name, features that select an entry, features its kernels may use.
-// FP16 is preferred where available: on known CPUs BF16 dot products have a quarter of FP16's
-// throughput. Without FP16, BF16 has twice FP32's.
+// BF16 dot products have a quarter of FP16's throughput on CPUs that have both, and twice FP32's.
 #define TD_ISAS(X)                                                                                 \
-  X(avx512fp16, TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2)              \
+  X(avx512fp16, TD_ISA_AVX512_FP16,                                                                \
+    TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                              \
   X(avx512bf16, TD_ISA_AVX512_BF16,                                                                \
     TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                              \
   X(avx512int16, TD_ISA_AVX512, TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                       \

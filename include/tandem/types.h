@@ -210,8 +210,8 @@ typedef enum {
   // AVX512-BF16 without FP16, for BF16 and 8-bit weights, and 4-bit weights in rows without zero
   // points: BF16, as published models are run. Sums are FP32.
   //
-  // AVX2 without FP16, for other 4-bit weights: 16 bits with one scale per 16 to 128 columns. The
-  // sum over such a group is exact; rounding x loses 1/50 to 1/100 of what BF16 would.
+  // AVX2 without FP16, for other 4-bit weights: 16 bits with one scale per 16 to 128 columns, for
+  // GGUF's blocks with AVX-512 15 bits per 256. Sums of a group are exact; error: 1/50 of BF16's.
   TD_ACTIVATIONS_AUTO,
   // Like AUTO, but 8-bit activations for prefill with 4-bit weights in rows (linear_w4a8).
   TD_ACTIVATIONS_INT8,

@@ -15,12 +15,20 @@ typedef struct {
   uint32_t rows, cols, n_tokens;
 } shape;
 
+// Rounded to 15 bits, x errs by half a 16256th of the largest of 256 columns.
 static exact_dot dot_blocks(const td_weight *w, uint32_t row, const float *x) {
+  enum { PART = 256 };
   exact_dot d = {0};
+  double weights = 0, most = 0;
   for (uint32_t k = 0; k < w->cols; k++) {
-    const double product = ref_block_at(w, row, k) * x[k];
+    const double value = ref_block_at(w, row, k), product = value * x[k];
     d.sum += product;
     d.magnitude += fabs(product);
+    weights += fabs(value);
+    most = fmax(most, fabs(x[k]));
+    if ((k + 1) % PART > 0 && k + 1 < w->cols) continue;
+    d.in_int16 += weights * most / (2 * 16256);
+    weights = most = 0;
   }
   return d;
 }
@@ -130,6 +138,41 @@ static void test_rows(void **state) {
     for_versions("decode_row", check_row, &ref_block_formats[f]);
 }
 
+// A token that cannot be rounded changes no other, and gets what FP32 gives.
+static bool check_odd_tokens(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 21, COLS = 768, N = 4 };
+  static const float odd[] = {NAN, INFINITY, 0x1p104f, 0x1p-120f};
+  uint64_t rng = 6;
+  ref_weight weight = ref_make_blocks(&rng, arg, ROWS, COLS);
+  float *x = ref_floats(&rng, N * COLS), want[N * ROWS], y[N * ROWS];
+  multiply(fn, &weight.w, x, want, N);
+  bool ok = true;
+  for (size_t i = 0; ok && i < TD_COUNT(odd); i++) {
+    float *token = x + 2 * COLS;
+    for (uint32_t k = 0; k < COLS; k++)
+      token[k] = i < 2 ? (k == 300 ? odd[i] : 1) : odd[i];
+    multiply(fn, &weight.w, x, y, N);
+    ok = memcmp(y, want, 2 * ROWS * sizeof *y) == 0 &&
+         memcmp(y + 3 * ROWS, want + 3 * ROWS, ROWS * sizeof *y) == 0;
+    if (!ok) ok = KERNEL_FAIL(w, "%g in a token changes others", (double)odd[i]);
+    for (uint32_t r = 0; ok && r < ROWS; r++) {
+      const exact_dot d = dot_blocks(&weight.w, r, token);
+      const double got = y[2 * ROWS + r], bound = (COLS + 5.0) * 0x1p-24 * d.magnitude;
+      const bool is_right = i < 2 ? !isfinite(got) : fabs(got - d.sum) <= bound;
+      if (!is_right) ok = KERNEL_FAIL(w, "%g: row %u is %g, not %g", (double)odd[i], r, got, d.sum);
+    }
+  }
+  free(x);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_odd_tokens(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
+    for_versions(ref_block_formats[f].family, check_odd_tokens, &ref_block_formats[f]);
+}
+
 static void test_every_block_has_a_reference(void **state) {
   (void)state;
   size_t n = 0;
@@ -146,6 +189,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_products),
       cmocka_unit_test(test_batch_invariance),
+      cmocka_unit_test(test_odd_tokens),
       cmocka_unit_test(test_rows),
       cmocka_unit_test(test_every_block_has_a_reference),
   };
