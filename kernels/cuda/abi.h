@@ -157,6 +157,9 @@ typedef enum {
   // These require cols % 32 == 0.
   TD_CU_READ_MXFP4, // groups of 32, scales E8M0 from 2^TD_CU_E8M0_LEAST to 2^TD_CU_E8M0_MOST
   TD_CU_READ_NVFP4, // groups of 16, scales E4M3
+  // GGUF's blocks, at any address; rows of x aligned to eight activations. linear_vec reads them
+  // whole, others value by value.
+  TD_CU_READ_BLOCKS,
   TD_CU_N_READS
 } td_cu_read;
 
@@ -180,7 +183,8 @@ typedef struct {
 // x_rows[pair] of x (row i if x_rows is NULL). A table may hold several matrices per expert; their
 // results are y_step elements apart. n_at_once: tiles that get their own blocks. A block of
 // linear_mma or linear_wgmma loops over further tiles; linear_vec needs n_at_once to cover all
-// possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no TD_CU_READ_ANY, _F32 or _F16.
+// possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no TD_CU_READ_ANY, _BLOCKS, _F32 or
+// _F16.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]

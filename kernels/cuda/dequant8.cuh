@@ -3,7 +3,7 @@
 #ifndef KERNELS_CUDA_CODES8_CUH
 #define KERNELS_CUDA_CODES8_CUH
 
-#include "kernels/cuda/dequant.cuh"
+#include "kernels/cuda/blocks.cuh"
 
 template <int READ> constexpr bool IS_FP4 = READ == TD_CU_READ_MXFP4 || READ == TD_CU_READ_NVFP4;
 template <int READ>
@@ -355,6 +355,7 @@ template <int READ>
 __device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, const raw8<READ> &raw,
                                float *out) {
   if constexpr (READ == TD_CU_READ_ANY) {
+    if (gguf_block(w.dtype).cols) return gguf_values8(w, row, k, out);
     for (uint32_t i = 0; i < 8; i++)
       out[i] = k + i < w.cols ? dequant_at(w, row, k + i) : 0;
   } else if constexpr (READ == TD_CU_READ_F8) {

@@ -5,6 +5,10 @@
 #include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/tiles.cuh"
 
+// The part of linear_vec and linear_blocks that a block of threads computes: rows, and tokens of a
+// fragment.
+enum { VEC_ROWS = 16, VEC_TILE_TOKENS = 8 };
+
 // w is a copy, since taking an address inside the arguments would make every thread copy them to
 // local memory.
 struct linear_part {
@@ -53,5 +57,35 @@ __device__ inline void linear_put(const td_cu_linear_args &a, const float *bias,
     static_cast<uint16_t *>(a.y)[at] = bf16_from_f32(v);
   }
 }
+
+// Adds the warps' sums in order and stores them, times unit. total: of a lane's fragments, for rows
+// from row0 on.
+template <int N>
+__device__ inline void put_row_sums(const td_cu_linear_args &a, uint32_t row0,
+                                    const float (&total)[N][4], float unit) {
+  TD_DYNAMIC_SHARED(shared);
+  float(*sums)[N * VEC_TILE_TOKENS][VEC_ROWS] =
+      reinterpret_cast<float(*)[N * VEC_TILE_TOKENS][VEC_ROWS]>(shared);
+  uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (uint32_t t = 0; t < N; t++) {
+    for (uint32_t c = 0; c < 4; c++)
+      sums[warp][t * VEC_TILE_TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
+  }
+  __syncthreads();
+  const linear_part part = linear_part_of(a, blockIdx.x); // recomputed to save registers
+  const float *bias = linear_bias(a, blockIdx.x);
+  for (uint32_t i = threadIdx.x; i < part.n * VEC_ROWS; i += blockDim.x) {
+    uint32_t t = i / VEC_ROWS, r = i % VEC_ROWS;
+    float sum = 0;
+    for (uint32_t j = 0; j < blockDim.x / WARP; j++)
+      sum += sums[j][t][r];
+    if (row0 + r < a.row0 + a.n_rows)
+      linear_put(a, bias, part.begin + t, row0 + r, sum * (unit * global_scale(part.w)));
+  }
+}
+
+// td_cu_linear_vec for TD_CU_READ_BLOCKS.
+int linear_blocks(const td_cu_linear_args *a, td_cu_stream stream);
 
 #endif

@@ -14,9 +14,9 @@
 #include "kernels/cuda/mma.cuh"
 
 enum {
-  ROWS = 16,
-  TOKENS = 8, // per fragment
-  UNIT = 8,   // columns per lane
+  ROWS = VEC_ROWS,
+  TOKENS = VEC_TILE_TOKENS,
+  UNIT = 8, // columns per lane
   QUAD = 4 * UNIT
 };
 
@@ -223,31 +223,6 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
   }
 }
 
-// Adds the warps' sums in order and stores them.
-template <int READ, int N>
-__device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
-                                const float (&total)[N][4]) {
-  TD_DYNAMIC_SHARED(shared);
-  float(*sums)[N * TOKENS][ROWS] = reinterpret_cast<float(*)[N * TOKENS][ROWS]>(shared);
-  uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (uint32_t t = 0; t < N; t++) {
-    for (uint32_t c = 0; c < 4; c++)
-      sums[warp][t * TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
-  }
-  __syncthreads();
-  const linear_part part = linear_part_of(a, blockIdx.x); // recomputed to save registers
-  const float *bias = linear_bias(a, blockIdx.x);
-  for (uint32_t i = threadIdx.x; i < part.n * ROWS; i += blockDim.x) {
-    uint32_t t = i / ROWS, r = i % ROWS;
-    float sum = 0;
-    for (uint32_t j = 0; j < blockDim.x / WARP; j++)
-      sum += sums[j][t][r];
-    if (row0 + r < a.row0 + a.n_rows)
-      linear_put(a, bias, part.begin + t, row0 + r, sum * (SUMS_UNIT<READ> * global_scale(part.w)));
-  }
-}
-
 // Bounded so that registers suffice for that many warps per SM, in blocks of that many or a third.
 template <int READ, int SPAN, bool ZEROS, int N>
 __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
@@ -275,7 +250,7 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     fetch<false, ZEROS>(r, end, chunk);
     add_chunk<false, ZEROS>(r, end, chunk, x, total);
   }
-  put_sums<READ>(a, row0, total);
+  put_row_sums(a, row0, total, SUMS_UNIT<READ>);
 }
 
 // Any format, value by value: one warp per row; a lane takes every 32nd run of eight columns.
@@ -351,6 +326,7 @@ extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream)
                   : launch<TD_CU_READ_I4, QUAD>(a, stream);
   case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, 0>(a, stream);
   case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, 0>(a, stream);
+  case TD_CU_READ_BLOCKS: return linear_blocks(a, stream);
   default: return launch_any(a, stream);
   }
 }

@@ -79,6 +79,14 @@ template <class T> T __shfl_xor_sync(unsigned mask, T v, int lane_mask) {
   return out;
 }
 
+template <class T> T __shfl_sync(unsigned mask, T v, unsigned lane) {
+  (void)mask;
+  const unsigned char *slots = emu_exchange(&v, sizeof v);
+  T out;
+  std::memcpy(&out, slots + lane % EMU_WARP * EMU_SLOT_BYTES, sizeof out);
+  return out;
+}
+
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 

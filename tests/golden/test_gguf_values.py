@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from test_families import DATA, PROVENANCE
 from test_formats import CONFIG, PROMPT, random_values
-from test_golden import check_logits, ids_of, relative_errors
+from test_golden import check_logits, ids_of, relative_errors, tandem  # noqa: F401
+from test_golden_cuda import check_logits as check_cuda_logits
+from test_golden_cuda import cuda  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -112,6 +114,20 @@ def test_rounded_activations(dtype, tandem_bin, tmp_path):
         ours = logits(tandem_bin, tmp_path / "model.gguf", PROMPT, tmp_path / "ours.npy", *options,
                       activations="auto")
         check_logits(ours, want)
+
+
+@pytest.mark.no_asan
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["Q4_K", "Q6_K", "MXFP4"])
+def test_cuda(tandem, cuda, tandem_bin, dtype, tmp_path):  # noqa: F811
+    metadata, tensors, _ = make(dtype)
+    model, out = tmp_path / "model.gguf", tmp_path / "logits.npy"
+    gguf_files.write(model, metadata, tensors)
+    want = logits(tandem_bin, model, PROMPT, tmp_path / "want.npy")
+    for chunk in ((), ("--chunk-tokens", "7")):
+        args = ("--model", model, "--token-ids", ids_of(np.asarray(PROMPT)), "--out", out, "--device", "cuda")
+        tandem("eval", "logits", *args, *chunk, **cuda)
+        check_cuda_logits(np.load(out), want)
 
 
 def test_parts_and_weights_in_memory(tandem_bin, tmp_path):

@@ -144,6 +144,8 @@ static void test_how_weights_are_read(void **state) {
       {TD_F4E2M1, TD_F8E8M0, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_MXFP4},
       {TD_F4E2M1, TD_F8E8M0, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
       {TD_F4E2M1, TD_F8E4M3, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_Q4_K, TD_F32, 512, 0, TD_LAYOUT_ROWS, TD_CU_READ_BLOCKS},
+      {TD_MXFP4, TD_F32, 96, 0, TD_LAYOUT_ROWS, TD_CU_READ_BLOCKS},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_weight w = {.dtype = cases[i].dtype,

@@ -35,7 +35,7 @@ static td_cu_read read_of_format(const td_weight *w) {
     if (w->scale_dtype == TD_F8E8M0 && w->scale_cols == 32) return TD_CU_READ_MXFP4;
     if (w->scale_dtype == TD_F8E4M3 && w->scale_cols == 16) return TD_CU_READ_NVFP4;
     return TD_CU_READ_ANY;
-  default: return TD_CU_READ_ANY;
+  default: return td_dtype_block(w->dtype).cols ? TD_CU_READ_BLOCKS : TD_CU_READ_ANY;
   }
 }
 
@@ -47,7 +47,8 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
 td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,
                              bool has_wgmma) {
   if (n_tokens <= MOST_VEC_TOKENS || w->dtype == TD_F32 || w->dtype == TD_F16) return CUDA_GEMM_VEC;
-  return has_wgmma && read != TD_CU_READ_ANY ? CUDA_GEMM_WGMMA : CUDA_GEMM_MMA;
+  const bool is_direct = read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS;
+  return has_wgmma && is_direct ? CUDA_GEMM_WGMMA : CUDA_GEMM_MMA;
 }
 
 uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens) {
