@@ -53,6 +53,10 @@ const char *td_dev_name(const td_dev *dev) {
   return dev->name;
 }
 
+double td_dev_link_gbps(const td_dev *dev) {
+  return dev->link_gbps;
+}
+
 int td_dev_node(const td_dev *dev) {
   return dev->vtable->node ? dev->vtable->node(dev) : -1;
 }

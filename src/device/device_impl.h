@@ -112,6 +112,7 @@ typedef struct {
 struct td_dev {
   const td_dev_vtable *vtable;
   td_dtype act_dtype;
+  double link_gbps; // 0: none, or unknown
   char name[64];
 };
 

@@ -1,5 +1,6 @@
 // src/front/host_open.c - what is decided about a model before it is loaded: its configuration,
 // defaults, device, and the number of its workers.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,21 +14,22 @@
 
 #define MAX_TURN_BYTES (64u << 20) // of what is remembered of conversations
 
-// Free bytes of GPU memory, the least of those of --devices; 0: the model runs on the CPU.
-static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
+// The least of the GPUs of --devices. free_bytes 0: the model runs on the CPU.
+static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, td_gpu_facts *out,
                           td_err *err) {
   const td_model_stats stats = td_model_stats_of(model);
   td_device_list list;
   td_status st = td_device_list_parse(&list, wish->devices, err);
   if (st != TD_OK) return st;
-  *out = UINT64_MAX;
+  *out = (td_gpu_facts){.free_bytes = UINT64_MAX, .link_gbps = HUGE_VAL};
   for (uint32_t i = 0; i < list.n && st == TD_OK; i++) {
     td_gpu_facts gpu;
     st = td_gpu_probe(&gpu, list.index[i], td_placement_need_bytes(wish, &stats), err);
-    if (gpu.free_bytes < *out) *out = gpu.free_bytes;
+    if (gpu.free_bytes < out->free_bytes) out->free_bytes = gpu.free_bytes;
+    if (gpu.link_gbps < out->link_gbps) out->link_gbps = gpu.link_gbps;
   }
   if (st == TD_OK) return TD_OK;
-  *out = 0;
+  out->free_bytes = 0;
   if (strcmp(wish->device, "auto") == 0) {
     td_info("no usable GPU (%s); running on the CPU", err->msg);
     return TD_OK;
@@ -67,21 +69,21 @@ void td_host_note_weights(td_host *h) {
 // Chooses the device and where experts run; resolves auto.
 static td_status choose_placement(td_host *h, const td_model_config *config, td_err *err) {
   td_runtime_opts *m = &h->runtime;
-  uint64_t gpu_bytes = 0;
+  td_gpu_facts gpu = {.free_bytes = 0};
   td_model *model = NULL;
   td_status st = td_placement_check_model(m, config, err);
   if (st != TD_OK) return st;
   if (td_placement_may_use_gpu(m, config)) {
     st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
-    if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
-    if (st == TD_OK) gpu_bytes = choose_gpu_bytes(h, gpu_bytes);
+    if (st == TD_OK) st = find_gpu(m, model, &gpu, err);
+    if (st == TD_OK) gpu.free_bytes = choose_gpu_bytes(h, gpu.free_bytes);
   }
-  if (st == TD_OK) h->placement = td_placement_of(m, model, gpu_bytes);
+  if (st == TD_OK) h->placement = td_placement_of(m, model, gpu.free_bytes);
   // Chosen here, so that every worker is given the same.
   if (st == TD_OK && !h->placement.experts_on_cpu) {
     m->stream_from = 0;
   } else if (st == TD_OK && !m->stream_from) {
-    m->stream_from = td_stream_from(model, m->n_threads);
+    m->stream_from = td_stream_from(model, m->n_threads, gpu.link_gbps);
   }
   td_model_close(model);
   if (st != TD_OK) return st;

@@ -33,6 +33,7 @@ int td_gpu_probe_main(int argc, char **argv) {
   if (td_dev_open(&dev, &opts, &reply.err) == TD_OK) {
     reply.err.code = TD_OK;
     reply.facts.free_bytes = td_dev_free_vram_bytes(dev);
+    reply.facts.link_gbps = td_dev_link_gbps(dev);
     snprintf(reply.facts.name, sizeof reply.facts.name, "%s", td_dev_name(dev));
     td_dev_close(dev);
   }

@@ -9,6 +9,7 @@
 
 typedef struct {
   uint64_t free_bytes; // GPU memory free while a context is open
+  double link_gbps;    // td_dev_link_gbps
   char name[64];       // of the device, NUL-terminated
 } td_gpu_facts;
 

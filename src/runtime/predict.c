@@ -297,7 +297,8 @@ static uint32_t stream_from(const td_plan_load *load, const td_rig *rig) {
   uint64_t most = 0;
   for (uint32_t i = 0; i < load->config->n_layers; i++)
     if (load->layer_bytes[i] > most) most = load->layer_bytes[i];
-  return td_stream_from_bytes(load->config, most, rig->n_cores > 1 ? rig->n_cores - 1 : 1);
+  return td_stream_from_bytes(load->config, most, rig->n_cores > 1 ? rig->n_cores - 1 : 1,
+                              rig->gpu.link_gbps > 25 ? rig->gpu.link_gbps : 25);
 }
 
 static void plan_chunk(td_step_plan *out, const td_plan_load *load, const td_rig *rig,

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/numa.h"
+#include "base/pci.h"
 #include "device/cuda/cuda.h"
 
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
@@ -128,11 +129,14 @@ static const td_dev_vtable vtable = {
     .enqueue = td_cuda_enqueue,
 };
 
-static int node_of(const td_cu_props *props) {
+static void find_place(td_cuda_dev *dev) {
+  static const char devices[] = "/sys/bus/pci/devices";
+  const td_cu_props *props = &dev->props;
   char id[32];
   snprintf(id, sizeof id, "%04x:%02x:%02x.0", (unsigned)props->pci_domain, (unsigned)props->pci_bus,
            (unsigned)props->pci_device);
-  return td_nodes_of_pci("/sys/bus/pci/devices", id);
+  dev->node = td_nodes_of_pci(devices, id);
+  dev->base.link_gbps = td_pci_link_gbps(devices, id);
 }
 
 static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
@@ -142,7 +146,7 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   snprintf(what, sizeof what, "GPU %d", dev->index);
   status = td_cuda_result(dev, dev->abi->open(dev->index, &dev->props), what, err);
   if (status != TD_OK) return status;
-  dev->node = node_of(&dev->props);
+  find_place(dev);
   if (dev->props.capability < 80) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "CUDA: %s has compute capability %d.%d; BF16 on tensor cores begins with 8.0",
