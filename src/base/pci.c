@@ -22,7 +22,8 @@ static double number_in(const char *folder, const char *file) {
 
 // 128 bits of 130 are data from generation 3 (8 GT/s) on, 8 of 10 before. Lanes are at most 32.
 static double side_gbps(const char *folder) {
-  const double gts = number_in(folder, "max_link_speed"), lanes = number_in(folder, "max_link_width");
+  const double gts = number_in(folder, "max_link_speed"),
+               lanes = number_in(folder, "max_link_width");
   if (!(gts > 0 && gts < 1000 && lanes >= 1 && lanes <= 32)) return 0;
   return gts * lanes / 8 * (gts < 8 ? 0.8 : 128. / 130);
 }

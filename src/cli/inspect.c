@@ -6,10 +6,8 @@
 
 #include "base/json_write.h"
 #include "cli/plan.h"
-#include "comm/exchange.h"
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
-#include "engine/step_plan.h"
 #include "model/model.h"
 #include "runtime/placement.h"
 
@@ -53,74 +51,6 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
     td_buf_printf(out, "dense         %u of the %u layers, %u wide\n", c->n_layers - n_moe,
                   c->n_layers, c->dense_dim);
   }
-}
-
-// A prefill step of EXCHANGE_TOKENS on two GPUs with half of the experts each, all MoE layers
-// alike, on PCIe 5 x16 without a path between the GPUs: their exchange and the experts take the
-// same links.
-enum { EXCHANGE_TOKENS = 32768, EXCHANGE_RANKS = 2 };
-#define EXCHANGE_LINK_GBPS 55.0
-
-typedef struct {
-  td_exchange_bytes bytes;
-  td_exchange_time time, alone; // on EXCHANGE_RANKS GPUs; on one
-} exchange;
-
-static exchange exchange_of(const td_model *m) {
-  const td_model_config *c = td_model_config_of(m);
-  td_exchange_layer layer = {.n_tokens = EXCHANGE_TOKENS,
-                             .n_ranks = EXCHANGE_RANKS,
-                             .dim = c->dim,
-                             .kv_elements = (uint32_t)td_kv_entry_elements(c),
-                             .expert_bytes = td_model_stats_of(m).expert_bytes /
-                                             count_moe_layers(c)};
-  const td_exchange_links links = {EXCHANGE_LINK_GBPS, EXCHANGE_LINK_GBPS, .is_same_link = true};
-  exchange e = {.bytes = td_exchange_bytes_of(&layer)};
-  e.time = td_exchange_time_of(&e.bytes, &links);
-  layer.n_ranks = 1;
-  const td_exchange_bytes alone = td_exchange_bytes_of(&layer);
-  e.alone = td_exchange_time_of(&alone, &links);
-  return e;
-}
-
-static void add_exchange(td_buf *out, const td_model *m) {
-  const exchange e = exchange_of(m);
-  td_buf_str(out, "on two GPUs   a layer of 32768 prompt tokens exchanges ");
-  add_bytes(out, e.bytes.kv_bytes + e.bytes.hidden_bytes + e.bytes.sum_bytes);
-  td_buf_str(out, " and streams ");
-  add_bytes(out, e.bytes.expert_bytes);
-  td_buf_printf(out, " to each: %.1f ms at %.0f GB/s, %.1f ms on one GPU\n", e.time.layer_s * 1e3,
-                EXCHANGE_LINK_GBPS, e.alone.layer_s * 1e3);
-  td_buf_printf(
-      out,
-      "              %.1f ms of that are exchange, hidden if a GPU computes for as long;\n"
-      "              not hidden in steps of fewer than %d tokens\n",
-      e.time.exchange_s * 1e3, TD_OVERLAP_TOKENS);
-}
-
-// Half of a layer's experts on the second GPU, for a token.
-static td_pair_time pair_time_of(const td_model *m) {
-  const td_model_config *c = td_model_config_of(m);
-  const uint64_t layer_bytes = td_model_stats_of(m).expert_bytes / count_moe_layers(c);
-  const td_pair_layer layer = {.dim = c->dim,
-                               .top_k = c->top_k,
-                               .n_experts = c->n_experts,
-                               .n_peer = c->n_experts / 2,
-                               .expert_bytes = layer_bytes / c->n_experts};
-  return td_pair_time_of(&layer, &td_pair_usual);
-}
-
-static void add_pair(td_buf *out, const td_model *m) {
-  const td_pair_time t = pair_time_of(m);
-  td_buf_printf(out,
-                "              decode: half of a layer's experts on the second GPU save %.0f us\n"
-                "              of a CPU that reads %.0f GB/s, and take %.0f us there and %.0f us "
-                "for\n              two messages (",
-                t.saved_s * 1e6, td_pair_usual.expert_dev_gbps, t.peer_s * 1e6, t.sent_s * 1e6);
-  add_bytes(out, t.to_peer);
-  td_buf_str(out, ", ");
-  add_bytes(out, t.from_peer);
-  td_buf_str(out, td_pair_pays(&t) ? "): used\n" : "): not used\n");
 }
 
 static void add_memory(td_buf *out, const td_model_config *c, const td_model_stats *s) {
@@ -195,15 +125,11 @@ static void add_sizes(td_buf *out, const td_model *m) {
   add_memory(out, c, &s);
   if (s.expert_bytes && td_attn_has_gpu(c)) {
     td_buf_str(out, "with a GPU    ");
-    td_buf_str(out, "GPU memory holds the context and ");
+    td_buf_str(out, "the context and ");
     add_bytes(out, s.bytes - s.expert_bytes);
-    td_buf_str(out, " of weights; experts (");
+    td_buf_str(out, " of weights in its memory, ");
     add_bytes(out, s.expert_bytes);
-    td_buf_str(out, ") lie in CPU memory, or in the GPU's as far as they fit\n");
-    if (td_may_share_prompts(c)) {
-      add_exchange(out, m);
-      add_pair(out, m);
-    }
+    td_buf_str(out, " of experts in the CPU's, or in its own as far as they fit\n");
   }
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
@@ -297,27 +223,6 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
   td_jw_int(w, "page_tokens", kv.page_tokens);
 }
 
-static void add_json_exchange(td_json_writer *w, const td_model *m) {
-  const exchange e = exchange_of(m);
-  td_jw_begin_object(w, "two_gpus");
-  td_jw_int(w, "tokens", EXCHANGE_TOKENS);
-  td_jw_int(w, "layer_kv_bytes", (int64_t)e.bytes.kv_bytes);
-  td_jw_int(w, "layer_hidden_bytes", (int64_t)e.bytes.hidden_bytes);
-  td_jw_int(w, "layer_sum_bytes", (int64_t)e.bytes.sum_bytes);
-  td_jw_int(w, "layer_expert_bytes", (int64_t)e.bytes.expert_bytes);
-  td_jw_double(w, "link_gbps", EXCHANGE_LINK_GBPS);
-  td_jw_double(w, "layer_exchange_s", e.time.exchange_s);
-  td_jw_double(w, "layer_s", e.time.layer_s);
-  td_jw_double(w, "layer_s_on_one", e.alone.layer_s);
-  const td_pair_time pair = pair_time_of(m);
-  td_jw_int(w, "decode_message_bytes", (int64_t)(pair.to_peer + pair.from_peer));
-  td_jw_double(w, "decode_saved_s", pair.saved_s);
-  td_jw_double(w, "decode_peer_s", pair.peer_s);
-  td_jw_double(w, "decode_messages_s", pair.sent_s);
-  td_jw_bool(w, "decode_is_shared", td_pair_pays(&pair));
-  td_jw_end_object(w);
-}
-
 static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   const td_model_config *c = td_model_config_of(m);
   td_json_writer w = TD_JSON_WRITER(out);
@@ -352,10 +257,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m);
-  if (td_model_stats_of(m).expert_bytes) {
-    if (td_may_share_prompts(c)) add_json_exchange(&w, m);
-    add_json_plans(&w, m);
-  }
+  if (td_model_stats_of(m).expert_bytes) add_json_plans(&w, m);
   if (opts->tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);
   td_buf_char(out, '\n');

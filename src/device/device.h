@@ -47,7 +47,8 @@ td_dtype td_dev_act_dtype(const td_dev *dev);
 int td_dev_gpu_index(const td_dev *dev);
 // The nearest NUMA node, by the kernel's number; -1: no particular one.
 int td_dev_node(const td_dev *dev);
-// Of a GPU: what its PCIe link allows each way, in 10^9 bytes/s. 0: unknown, or host memory is the device's.
+// Of a GPU: what its PCIe link allows each way, in 10^9 bytes/s. 0: unknown, or host memory is the
+// device's.
 double td_dev_link_gbps(const td_dev *dev);
 // The dtype that KV pages get if `asked` is requested: TD_F32 becomes the activations' dtype, since
 // those are what is stored.

@@ -157,8 +157,8 @@ uint32_t td_stream_from_bytes(const td_model_config *c, uint64_t layer_bytes, ui
   return tokens < LEAST ? LEAST : tokens < 1 << 24 ? (uint32_t)tokens : 1 << 24;
 }
 
-// What copies reach of a link: an H100's 53.9 of 63 GB/s. Of a link that is unknown, or that a virtual
-// machine shows as slow as none is, a PCIe 4.0 x16 link's.
+// What copies reach of a link: an H100's 53.9 of 63 GB/s. Of a link that is unknown, or that a
+// virtual machine shows as slow as none is, a PCIe 4.0 x16 link's.
 static double copies_of(double link_gbps) {
   static const double share = 0.85, least = 25;
   return share * link_gbps > least ? share * link_gbps : least;
@@ -172,7 +172,10 @@ uint32_t td_stream_from(const td_model *model, uint32_t n_threads, double link_g
     const uint64_t n_bytes = td_model_expert_bytes(model, i);
     if (n_bytes > layer_bytes) layer_bytes = n_bytes;
   }
-  return td_stream_from_bytes(c, layer_bytes, n_threads ? n_threads : n_cpus > 1 ? n_cpus - 1 : 1,
+  return td_stream_from_bytes(c, layer_bytes,
+                              n_threads    ? n_threads
+                              : n_cpus > 1 ? n_cpus - 1
+                                           : 1,
                               copies_of(link_gbps));
 }
 

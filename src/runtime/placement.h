@@ -53,11 +53,12 @@ td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
                              uint64_t gpu_bytes);
 
 // Prompt tokens of a step from which a GPU streams experts sooner than the CPU computes them, both
-// at usual rates: it depends on the model, its format, the threads and the kind of link alone, not on
-// a time, so that every process finds the same number. n_threads: of the CPU; 0: as many as beside a
-// GPU. link_gbps: td_dev_link_gbps of the slowest GPU.
+// at usual rates: it depends on the model, its format, the threads and the kind of link alone, not
+// on a time, so that every process finds the same number. n_threads: of the CPU; 0: as many as
+// beside a GPU. link_gbps: td_dev_link_gbps of the slowest GPU.
 uint32_t td_stream_from(const td_model *model, uint32_t n_threads, double link_gbps);
-// layer_bytes: of the largest layer's routed experts. n_threads: not 0. copy_gbps: from pinned memory.
+// layer_bytes: of the largest layer's routed experts. n_threads: not 0. copy_gbps: from pinned
+// memory.
 uint32_t td_stream_from_bytes(const td_model_config *config, uint64_t layer_bytes,
                               uint32_t n_threads, double copy_gbps);
 
