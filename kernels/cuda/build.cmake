@@ -94,9 +94,6 @@ if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
                              ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src)
   target_include_directories(tandem_cuda_emu SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
   target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64") # __shared__ memory is thread-local
-    target_compile_options(tandem_cuda_emu PRIVATE -mtls-dialect=gnu2)
-  endif()
   # ThreadSanitizer does not know the fibers of a block, which are one thread.
   if(TD_SANITIZE STREQUAL "thread")
     target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)

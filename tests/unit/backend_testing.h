@@ -147,6 +147,11 @@ int td_dev_gpu_index(const td_dev *dev) {
   return -1;
 }
 
+double td_dev_link_gbps(const td_dev *dev) {
+  (void)dev;
+  return 0;
+}
+
 int td_dev_node(const td_dev *dev) {
   (void)dev;
   return -1;
