@@ -229,7 +229,8 @@ typedef struct {
   float *conv, decay[6], bias[6];
   float *x;     // [2][N_TOKENS][MIXED], of two sequences
   char *states; // [N_PAGES]
-  float *out;   // [2][N_TOKENS][VALUES]
+  td_state_trail trail;
+  float *out; // [2][N_TOKENS][VALUES]
 } fixture;
 
 static const int32_t pages[2][SEQ_PAGES] = {{3, 0, 7, 5}, {1, 2, 6, 4}};
@@ -238,6 +239,7 @@ static void open_fixture(fixture *f, unsigned n_threads) {
   td_err err;
   uint64_t rng = 4;
   const td_dev_opts opts = {.kind = "cpu", .n_threads = n_threads};
+  f->trail = (td_state_trail){.slots = NULL};
   assert_int_equal(td_dev_open(&f->dev, &opts, &err), TD_OK);
   assert_int_equal(td_stream_open(&f->stream, f->dev, &err), TD_OK);
   f->conv = ref_floats(&rng, 4 * CHANNELS);
@@ -290,6 +292,7 @@ static void step(fixture *f, const uint32_t begin[2], const uint32_t n[2], bool 
       .batch = batch,
       .state = states,
       .shape = shape,
+      .trail = f->trail,
       .x = x,
       .x_stride = MIXED,
       .q = {0, is_grouped ? width : shape.k_dim},
@@ -303,10 +306,13 @@ static void step(fixture *f, const uint32_t begin[2], const uint32_t n[2], bool 
       .out = qkv,
       .gates = gates};
   td_op_delta_conv(f->stream, &conv);
-  td_op_delta_rule(
-      f->stream,
-      &(td_delta_rule_op_args){
-          .batch = batch, .state = states, .shape = shape, .qkv = qkv, .gates = gates, .out = out});
+  td_op_delta_rule(f->stream, &(td_delta_rule_op_args){.batch = batch,
+                                                       .state = states,
+                                                       .shape = shape,
+                                                       .trail = f->trail,
+                                                       .qkv = qkv,
+                                                       .gates = gates,
+                                                       .out = out});
   td_err err;
   if (td_stream_sync(f->stream, &err) != TD_OK) fail_msg("%s", err.msg);
   for (int s = 0; s < 2; s++)
@@ -446,6 +452,37 @@ static void test_a_restored_page_continues(void **state) {
   close_fixture(&restored);
 }
 
+// The states that a sequence may go back to are those of steps that end there, of it alone.
+static void test_states_to_go_back_to(void **state) {
+  (void)state;
+  enum { N = PAGE + 3, FIRST = 1 };
+  static const int32_t first[] = {-1, FIRST};
+  static const uint32_t begin[2] = {0, 0};
+  const size_t n = td_delta_state_bytes(&shape);
+  char *slots = malloc((FIRST + N) * n);
+  fixture kept, cut;
+  memset(slots, 0xff, (FIRST + N) * n);
+  open_fixture(&kept, 3);
+  kept.trail = (td_state_trail){slots, first};
+  step(&kept, begin, (uint32_t[]){2, N}, true);
+  for (uint32_t i = 0; i < N; i++) {
+    open_fixture(&cut, 2);
+    step(&cut, begin, (uint32_t[]){2, i + 1}, true);
+    const char *want = cut.states + (size_t)pages[1][i / PAGE] * n;
+    if (i + 1 < N) {
+      assert_memory_equal(slots + (FIRST + i) * n, want, n);
+    } else {
+      assert_memory_equal(cut.states, kept.states, N_PAGES * n);
+      assert_memory_equal(cut.out, kept.out, 2 * VALUES * sizeof *cut.out);
+    }
+    close_fixture(&cut);
+  }
+  for (size_t i = 0; i < n; i++)
+    assert_true(slots[i] == (char)0xff && slots[(FIRST + N - 1) * n + i] == (char)0xff);
+  free(slots);
+  close_fixture(&kept);
+}
+
 static void test_gate_rows(void **state) {
   (void)state;
   enum { TOKENS = 5, GROUPS = 3, DIM = 18, STRIDE = 2 * GROUPS * DIM + 1 };
@@ -515,6 +552,7 @@ int main(void) {
       cmocka_unit_test(test_operators),
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
+      cmocka_unit_test(test_states_to_go_back_to),
       cmocka_unit_test(test_gate_rows),
       cmocka_unit_test(test_bad_shapes),
   };
