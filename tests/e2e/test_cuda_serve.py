@@ -288,9 +288,9 @@ def test_pooled_keys_are_reused(tandem_bin, library, tmp_path):
     """A turn goes on from the state of the page that the last one filled in part, with the bits of a prompt that is
     computed whole."""
     model = widen(make_model(tmp_path / "pooled", "tiny-deepseek-v4"))
-    prompt = random.Random(1).choices(range(3, 900), k=70)
-    ask = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 1}
-    options = ("--device", "cuda", "--expert-device", "gpu", "--ctx-size", "512", "--prefill-chunk", "48")
+    prompt = random.Random(1).choices(range(3, 900), k=24)
+    ask = {"max_tokens": 2, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    options = ("--device", "cuda", "--expert-device", "gpu", "--ctx-size", "512", "--prefill-chunk", "16")
     server = Server(tandem_bin, model, *options)
     fresh = post(server, "/v1/completions", prompt=prompt, **ask)
     longer = prompt + [5, 6, 7]
@@ -300,11 +300,6 @@ def test_pooled_keys_are_reused(tandem_bin, library, tmp_path):
     server = Server(tandem_bin, model, *options[:-2])
     alone = post(server, "/v1/completions", prompt=longer, **ask)
     assert cached(alone) == 0 and alone["choices"] == turn["choices"]
-    server.close()
-    server = Server(tandem_bin, model, "--device", "cpu", "--ctx-size", "512")
-    on_cpu = post(server, "/v1/completions", prompt=longer, **ask)
-    first, wanted = (a["choices"][0]["logprobs"]["tokens"][0] for a in (alone, on_cpu))
-    assert first == wanted  # later ones nearly tie, which BF16 may decide otherwise
     server.close()
 
 
