@@ -325,6 +325,28 @@ typedef struct {
 
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
+#ifdef __CUDACC__
+#define TD_CU_ANYWHERE __host__ __device__
+#else
+#define TD_CU_ANYWHERE
+#endif
+
+// The most keys that attn_latents cuts into splits of `keys`, which is at least 64. Short sequences
+// have few splits, so that batches of them do not leave more partial sums than they read keys.
+enum { TD_CU_LATENT_SPLITS = 64 }; // of a sequence, at most
+TD_CU_ANYWHERE static inline uint64_t td_cu_latent_reach(uint64_t keys) {
+  const uint64_t most = TD_CU_LATENT_SPLITS;
+  return keys * (keys / 4 < most ? keys / 4 : most);
+}
+
+// Keys per split of a sequence of n_keys: a power of two, `least` (which is one) or more.
+TD_CU_ANYWHERE static inline uint32_t td_cu_latent_split(uint32_t n_keys, uint32_t least) {
+  uint64_t keys = least;
+  while (n_keys > td_cu_latent_reach(keys))
+    keys *= 2;
+  return (uint32_t)keys;
+}
+
 // Maximum heads that share keys in one block of attn_decode.
 static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
   return k_dim <= 128 && !v_in_k ? 16 : 32;
@@ -342,18 +364,23 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 //   weights and has no value.
 //   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
 //   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
+// attn_latents does the latter for many heads and needs td_cu_props.has_wgmma, BF16 pages, queries
+// in BF16 and results in f32, k_dim and v_dim multiples of 8, page_tokens one of TD_CU_LATENT_KEYS,
+// pages, page_bytes and q of 16 bytes. Splits are by_length: those of td_cu_latent_split of a
+// token's own number of keys with split_keys as `least`; there are at most n_splits.
+enum { TD_CU_LATENT_HEADS = 64, TD_CU_LATENT_KEYS = 64 }; // of a block, of a tile
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
   const void *q;      // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
-  void *out;          // [n_tokens][n_heads][v_dim], likewise
+  void *out;          // [n_tokens][n_heads][v_dim], likewise; of attn_latents always f32
   float *part;        // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
   float *part_ml;     // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
   const float *sinks; // [n_heads] or NULL
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows, window;
   float scale;
-  uint32_t q_f32, v_in_k, by_block; // bool
-  uint32_t in_runs, in_pages;       // bool, set by the launcher: how the kernel loads
+  uint32_t q_f32, v_in_k, by_block, by_length; // bool
+  uint32_t in_runs, in_pages, out_f32; // bool, set by the launcher: how the kernel loads and stores
 } td_cu_attn_decode_args;
 
 // The sequences of one launch of prefill attention. Their keys, of n_keys positions from `first`
@@ -405,15 +432,17 @@ typedef struct {
 enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };
 
 // absorb: query[t][h][0 .. lora) = q_nope times kv_b's key rows of head h; query[t][h][lora ..) =
-// q_rope. values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].
+// q_rope; f32 or, with query_bf16, BF16. values: out[t][h][:] = kv_b's value rows of head h times
+// latent[t][h][:].
 typedef struct {
   td_weight kv_b;
   const uint16_t *q;   // [n_tokens][n_heads][nope + rope]
-  float *query;        // [n_tokens][n_heads][lora + rope]
+  void *query;         // [n_tokens][n_heads][lora + rope]
   const float *latent; // [n_tokens][n_heads][lora]
   uint16_t *out;       // [n_tokens][n_heads][v_dim]
-  uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora, unused;
-  td_cu_read read; // of kv_b
+  uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora;
+  uint32_t query_bf16; // bool
+  td_cu_read read;     // of kv_b
 } td_cu_mla_args;
 
 // selected[t] = the positions of the top_k largest scores of those up to token t's own, in rising
@@ -657,6 +686,7 @@ typedef struct {
   X(kv_store, td_cu_kv_store_args)                                                                 \
   X(kv_gather, td_cu_kv_gather_args)                                                               \
   X(attn_decode, td_cu_attn_decode_args)                                                           \
+  X(attn_latents, td_cu_attn_decode_args)                                                          \
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
   X(delta_conv, td_cu_delta_conv_args)                                                             \
   X(delta_rule, td_cu_delta_rule_args)                                                             \

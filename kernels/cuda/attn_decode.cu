@@ -5,12 +5,12 @@
 // the other is used. For a tile, each of eight warps multiplies sixteen heads by eight keys;
 // weights are exchanged through shared memory; then each warp multiplies all of them by its columns
 // of the values.
-#include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/attn_merge.cuh"
 #include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/swizzle.cuh"
 
-enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, MERGE_THREADS = 128 };
+enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP };
 enum { ROWS_AT_ONCE = DECODE_THREADS / PANEL_CHUNKS };
 
 template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> struct decode_shape {
@@ -45,21 +45,6 @@ struct decode_part {
   uint32_t first;      // those before it are hidden
 };
 
-// Keys per block.
-__device__ static uint32_t block_keys(const td_cu_attn_decode_args &a) {
-  return a.by_block ? a.split_keys * TD_CU_FOLDED : a.split_keys;
-}
-
-// Factors that bring two partial sums with different maxima to the common maximum m.
-struct fold_factors {
-  float m, old, more;
-};
-
-__device__ static fold_factors factors_of(float m, float other) {
-  float larger = fmaxf(m, other);
-  return {larger, exp2_approx(m - larger), exp2_approx(other - larger)};
-}
-
 template <class S> __device__ static decode_part part_of(const td_cu_attn_decode_args &a) {
   decode_part part;
   uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + S::HEADS - 1) / S::HEADS;
@@ -71,8 +56,9 @@ template <class S> __device__ static decode_part part_of(const td_cu_attn_decode
   part.n_heads = at_most(group - first, S::HEADS);
   uint32_t n_keys = keys_of(a.batch, part.t);
   part.first = S::V_IN_K ? 0 : first_seen(n_keys, a.window);
-  part.begin = (part.first / block_keys(a) + blockIdx.y) * block_keys(a);
-  part.end = at_most(part.begin + block_keys(a), n_keys);
+  uint32_t block_keys = block_keys_of(a, n_keys);
+  part.begin = (part.first / block_keys + blockIdx.y) * block_keys;
+  part.end = at_most(part.begin + block_keys, n_keys);
   uint32_t seen = part.first / S::KEYS * S::KEYS; // whole tiles before it are not loaded
   if (part.begin < seen) part.begin = seen;
   return part;
@@ -309,29 +295,39 @@ __device__ static void put_of_keys(typename S::shared &s, float of_g, float of_g
 }
 
 // Writes the sums of a split. added: adds them to the sums of the block's earlier splits, which the
-// same threads wrote.
+// same threads wrote. The loads of a batch are in flight at once, since no store is between them.
 template <class S>
 __device__ static void put_part(const td_cu_attn_decode_args &a, const decode_part &part,
                                 const typename S::shared &s, const decode_state<S> &state,
                                 bool added) {
+  enum { BATCH = 4 };
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
 #pragma unroll
-  for (uint32_t i = 0; i < S::ROW_TILES; i++) {
+  for (uint32_t tile = 0; tile < S::ROW_TILES; tile++) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      uint32_t h = 16 * i + g + 8 * r;
+      uint32_t h = 16 * tile + g + 8 * r;
       if (h >= part.n_heads) continue;
       size_t row = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.n_rows;
       row += blockIdx.y;
-      float m = product(state.m[i][r], state.scale[i][r]);
+      float m = product(state.m[tile][r], state.scale[tile][r]);
       fold_factors f = {m, 0, 1};
       if (S::V_IN_K && added) f = factors_of(s.folded[h], m);
 #pragma unroll
-      for (int e = 0; e < S::COLUMNS / 4; e++) {
-        uint32_t d = threadIdx.x / WARP * S::COLUMNS + e / 2 * 8 + p + e % 2;
-        if (d >= a.v_dim) continue;
-        float *sum = &a.part[row * a.v_dim + d], more = state.acc[i][e / 2][2 * r + e % 2];
-        *sum = S::V_IN_K && added ? fold(*sum, f.old, more, f.more) : more;
+      for (int e = 0; e < S::COLUMNS / 4; e += BATCH) {
+        float before[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+          uint32_t d = threadIdx.x / WARP * S::COLUMNS + (e + i) / 2 * 8 + p + i % 2;
+          before[i] = S::V_IN_K && added && d < a.v_dim ? a.part[row * a.v_dim + d] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+          uint32_t d = threadIdx.x / WARP * S::COLUMNS + (e + i) / 2 * 8 + p + i % 2;
+          float more = state.acc[tile][(e + i) / 2][2 * r + i % 2];
+          if (S::V_IN_K && added) more = fold(before[i], f.old, more, f.more);
+          if (d < a.v_dim) a.part[row * a.v_dim + d] = more;
+        }
       }
       if (threadIdx.x / WARP != 0 || p != 0) continue;
       float l = 0;
@@ -421,78 +417,6 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   put_part<S>(a, part, s, state, part.end - part.begin > a.split_keys);
 }
 
-// Result of folding a head's rows in order: maximum, sum and the factors.
-struct folded_rows {
-  float m, l;
-  float old[TD_CU_FOLDED], more[TD_CU_FOLDED];
-};
-
-__device__ static folded_rows fold_rows(const float *ml, uint32_t n) {
-  folded_rows f = {ml[0], ml[1], {}, {}};
-#pragma unroll
-  for (uint32_t i = 1; i < TD_CU_FOLDED; i++) {
-    if (i >= n) break;
-    fold_factors next = factors_of(f.m, ml[2 * i]);
-    f.l = fold(f.l, next.old, ml[2 * i + 1], next.more);
-    f.m = next.m;
-    f.old[i] = next.old;
-    f.more[i] = next.more;
-  }
-  return f;
-}
-
-// One block per token and head. All warps compute the same factors. FOLDED: rows that are added in
-// order first.
-template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
-  __shared__ float factor[TD_CU_MAX_SPLITS], old[TD_CU_MAX_SPLITS], more[TD_CU_MAX_SPLITS];
-  size_t row = static_cast<size_t>(blockIdx.y) * a.n_heads + blockIdx.x;
-  const float *ml = a.part_ml + row * a.n_rows * 2;
-  const float *part = a.part + row * a.n_rows * a.v_dim;
-  uint32_t lane = threadIdx.x % WARP, n_keys = keys_of(a.batch, blockIdx.y);
-  uint32_t skipped = first_seen(n_keys, a.window) / block_keys(a); // splits
-  uint32_t n = at_most((n_keys + block_keys(a) - 1) / block_keys(a) - skipped, a.n_rows);
-  float m = -INFINITY, l = 0;
-  for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED)
-    m = fmaxf(m, FOLDED > 1 ? fold_rows(ml + 2 * i, n - i).m : ml[2 * i]);
-  float sink = a.sinks ? a.sinks[blockIdx.x] * LOG2_E : -INFINITY;
-  m = fmaxf(warp_max(m), sink);
-  for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED) {
-    folded_rows rows = {ml[2 * i], ml[2 * i + 1], {}, {}};
-    if (FOLDED > 1) rows = fold_rows(ml + 2 * i, n - i);
-    float f = exp2_approx(rows.m - m);
-    l += f * rows.l;
-    if (threadIdx.x >= WARP) continue;
-    factor[i] = f;
-    for (uint32_t j = 1; j < FOLDED && i + j < n; j++) {
-      old[i + j] = rows.old[j];
-      more[i + j] = rows.more[j];
-    }
-  }
-  l = warp_sum(l);
-  if (a.sinks) l += exp2_approx(sink - m);
-  __syncthreads();
-  for (uint32_t d = threadIdx.x; d < a.v_dim; d += MERGE_THREADS) {
-    float sum = 0;
-#pragma unroll 4
-    for (uint32_t i = 0; i < n; i += FOLDED) {
-      float of_rows = part[static_cast<size_t>(i) * a.v_dim + d];
-#pragma unroll
-      for (uint32_t j = 1; j < FOLDED; j++) {
-        if (i + j < n)
-          of_rows = fold(of_rows, old[i + j], part[static_cast<size_t>(i + j) * a.v_dim + d],
-                         more[i + j]);
-      }
-      sum += factor[i] * of_rows;
-    }
-    float v = sum / l;
-    if (a.q_f32) {
-      static_cast<float *>(a.out)[row * a.v_dim + d] = v;
-    } else {
-      static_cast<uint16_t *>(a.out)[row * a.v_dim + d] = bf16_from_f32(v);
-    }
-  }
-}
-
 template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   auto kernel = attn_decode_kernel<S>;
   const size_t n_bytes = sizeof(typename S::shared);
@@ -502,6 +426,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   td_cu_attn_decode_args args = *a;
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   uint32_t page_tokens = a->batch.page_tokens;
+  args.out_f32 = a->q_f32;
   args.in_runs = (a->k_dim | a->v_dim) % CHUNK == 0 && places % sizeof(uint4) == 0;
   args.in_pages = args.in_runs && page_tokens % S::KEYS == 0 && a->split_keys % S::KEYS == 0 &&
                   (page_tokens & (page_tokens - 1)) == 0;
@@ -509,9 +434,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   dim3 grid(a->n_kv_heads * chunks, a->n_rows, a->batch.n_tokens);
   TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
   if (int failed = launched()) return failed;
-  auto merge = S::V_IN_K && !a->by_block ? attn_merge_kernel<TD_CU_FOLDED> : attn_merge_kernel<1>;
-  TD_LAUNCH(merge, dim3(a->n_heads, a->batch.n_tokens), MERGE_THREADS, 0, stream, args);
-  return launched();
+  return launch_merge(args, S::V_IN_K, stream);
 }
 
 // For up to td_cu_decode_heads heads.

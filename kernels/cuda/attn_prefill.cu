@@ -4,11 +4,7 @@
 // sm_90a, multiplies while the next scores become weights (FlashAttention-3, arXiv 2407.08608).
 // Matrices are in shared memory in panels (swizzle.cuh), with two buffers for tiles of keys and
 // values: one is loaded while the other is multiplied.
-#include "kernels/cuda/attn.cuh"
-#include "kernels/cuda/cp_async.cuh"
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/swizzle.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/attn_tile.cuh"
 
 enum { QUERIES = TD_CU_PREFILL_TOKENS, PREFILL_THREADS = 256 };
 
@@ -158,47 +154,6 @@ __device__ static void hide_old(float (&score)[BLOCKS][4], uint32_t p, uint32_t 
   }
 }
 
-// Turns scores into weights 2^(scale (score - m)). Sums made with the old m must be multiplied by
-// rescale.
-template <int BLOCKS, int VD>
-__device__ static void weigh(float (&score)[BLOCKS][4], float scale, query_state<VD> &state,
-                             float (&rescale)[2]) {
-  float m[2] = {state.m[0], state.m[1]}, base[2];
-#pragma unroll
-  for (int e = 0; e < 4 * BLOCKS; e++)
-    m[e % 4 / 2] = fmaxf(m[e % 4 / 2], score[e / 4][e % 4]);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    m[r] = quad_max(m[r]);
-    float seen = m[r] == -INFINITY ? 0 : m[r]; // nothing seen yet: all weights are 0
-    base[r] = seen * scale;
-    rescale[r] = exp2_approx((state.m[r] - seen) * scale); // exactly 1 where m is unchanged
-    state.m[r] = m[r];
-    state.l[r] *= rescale[r];
-  }
-#pragma unroll
-  for (int e = 0; e < 4 * BLOCKS; e++) {
-    float &s = score[e / 4][e % 4];
-    s = exp2_approx(s * scale - base[e % 4 / 2]);
-    state.l[e % 4 / 2] += s;
-  }
-}
-
-// Weights as BF16 fragments in the order of mma.cuh.
-template <int BLOCKS>
-__device__ static void pack(const float (&weight)[BLOCKS][4], uint32_t (&p)[BLOCKS / 2][4]) {
-#pragma unroll
-  for (int i = 0; i < 2 * BLOCKS; i++) // registers 0 and 1, then 2 and 3 of every second block
-    p[i / 4][i % 4] = bf16x2_from_f32(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1]);
-}
-
-template <int VD>
-__device__ static void multiply(float (&acc)[VD / 8][4], const float (&rescale)[2]) {
-#pragma unroll
-  for (int e = 0; e < VD / 2; e++)
-    acc[e / 4][e % 4] *= rescale[e % 4 / 2];
-}
-
 template <int VD>
 __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_tile &tile,
                                   const query_state<VD> &state) {
@@ -317,9 +272,9 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
     score_keys<KD, KEYS>(q, now.k, score);
     if (begin + KEYS > all_see) hide(score, p, begin);
     if (WINDOW && begin < some_miss) hide_old(score, p, begin, a.window);
-    weigh(score, a.scale, state, rescale);
+    weigh(score, a.scale, state.m, state.l, rescale);
     pack(score, weights);
-    multiply<VD>(state.acc, rescale);
+    multiply(state.acc, rescale);
     add_values<VD, KEYS>(now.v, weights, state.acc);
   }
   put_result(a, tile, state);
@@ -331,37 +286,6 @@ template <int KD, int VD, int KEYS> struct wgmma_shared {
   uint16_t q[KD / PANEL][QUERIES][PANEL];
   key_tile<KD, VD, KEYS> tiles[2];
 };
-
-// score = q k^T, asynchronous.
-template <int KD, int KEYS>
-__device__ static void begin_scores(uint16_t (*q)[QUERIES][PANEL], uint16_t (*keys)[KEYS][PANEL],
-                                    float (&score)[KEYS / 8][4]) {
-  uint32_t row = threadIdx.x / (4 * WARP) * 64;
-  wgmma_begin();
-#pragma unroll
-  for (uint32_t k = 0; k < KD / 16; k++) {
-    uint32_t panel = k / 4, column = k % 4 * 16;
-    wgmma_rows<KEYS, 0>(score, wgmma_matrix(q[panel][row] + column, QUERIES),
-                        wgmma_matrix(keys[panel][0] + column, KEYS), k > 0);
-  }
-  wgmma_commit();
-}
-
-// acc += p v, asynchronous.
-template <int VD, int KEYS>
-__device__ static void begin_values(uint16_t (*values)[KEYS][PANEL],
-                                    const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
-  enum { COLUMNS = VD < 128 ? VD : 128 };
-  wgmma_begin();
-#pragma unroll
-  for (uint32_t k = 0; k < KEYS / 16; k++) {
-    wgmma_columns<COLUMNS, 0>(acc, p[k], wgmma_matrix(values[0][16 * k], KEYS));
-    if constexpr (VD > COLUMNS)
-      wgmma_columns<COLUMNS, COLUMNS / 8>(acc, p[k],
-                                          wgmma_matrix(values[COLUMNS / PANEL][16 * k], KEYS));
-  }
-  wgmma_commit();
-}
 
 // ptxas moves a wait for tensor cores up before all arithmetic that precedes it, which destroys the
 // overlap. It does not move a wait across a branch: this one is never taken but depends on that
@@ -383,8 +307,9 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   auto &s = *reinterpret_cast<wgmma_shared<KD, VD, KEYS> *>(memory);
   query_tile tile = find_tile(a);
   if (tile.n == 0) return;
+  const uint32_t row = threadIdx.x / (4 * WARP) * 64; // the warpgroup's first query
   // same, for the warpgroup's queries
-  uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1;
+  uint32_t all_see = tile.position + row + 1;
   uint32_t some_miss = WINDOW ? first_seen(all_see + 63, a.window) : 0;
   const uint32_t first = WINDOW ? first_loaded<KEYS>(a, tile) : 0;
   uint32_t p = tile.position + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
@@ -397,31 +322,31 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   query_state<VD> state = nothing_seen<VD>();
   float score[KEYS / 8][4], rescale[2];
   uint32_t weights[KEYS / 16][4], begin = first;
-  begin_scores<KD, KEYS>(s.q, s.tiles[first / KEYS % 2].k, score);
+  begin_scores<KD>(s.q, row, s.tiles[first / KEYS % 2].k, score);
   load_panels(keys.v, first, tile.n_keys, s.tiles[first / KEYS % 2].v);
   load_panels(keys.k, first + KEYS, tile.n_keys, s.tiles[(first / KEYS + 1) % 2].k);
   wgmma_wait<0>(score);
   if (first + KEYS > all_see) hide(score, p, first);
   if (WINDOW && first < some_miss) hide_old(score, p, first, a.window);
-  weigh(score, a.scale, state, rescale);
+  weigh(score, a.scale, state.m, state.l, rescale);
   pack(score, weights);
   for (; begin + KEYS < tile.n_keys; begin += KEYS) {
     auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
     copy_async_wait();
     wgmma_publish();
     __syncthreads(); // after it nobody reads the keys in `now` and the values in `next`
-    begin_scores<KD, KEYS>(s.q, next.k, score);
+    begin_scores<KD>(s.q, row, next.k, score);
     begin_values<VD, KEYS>(now.v, weights, state.acc);
     load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
     load_panels(keys.k, begin + 2 * KEYS, tile.n_keys, now.k);
     wgmma_wait<1>(score);
     if (begin + 2 * KEYS > all_see) hide(score, p, begin + KEYS);
     if (WINDOW && begin + KEYS < some_miss) hide_old(score, p, begin + KEYS, a.window);
-    weigh(score, a.scale, state, rescale);
+    weigh(score, a.scale, state.m, state.l, rescale);
     settle_weights(state);
     wgmma_wait<0>(state.acc);
     pack(score, weights);
-    multiply<VD>(state.acc, rescale);
+    multiply(state.acc, rescale);
   }
   copy_async_wait();
   wgmma_publish();

@@ -87,6 +87,18 @@ template <class T> T __shfl_sync(unsigned mask, T v, unsigned lane) {
   return out;
 }
 
+inline bool __any_sync(unsigned mask, bool v) {
+  (void)mask;
+  const unsigned char *slots = emu_exchange(&v, sizeof v);
+  bool any = false;
+  for (unsigned lane = 0; lane < EMU_WARP; lane++) {
+    bool other;
+    std::memcpy(&other, slots + lane * EMU_SLOT_BYTES, sizeof other);
+    any |= other;
+  }
+  return any;
+}
+
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 

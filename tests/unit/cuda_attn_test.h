@@ -6,7 +6,7 @@
 #include "unit/cuda_test.h"
 #include "unit/sanitized.h"
 
-enum { MAX_SEQS = 3 };
+enum { MAX_SEQS = 3, MAX_TOKENS = 1200 };
 enum { ASAN_MOST = 135 }; // tokens: two splits of 128 keys
 
 // One attention layer and the sequences it sees.
@@ -37,9 +37,9 @@ typedef struct {
   uint32_t max_pages;
   size_t page_bytes;
   char *pages;
-  int32_t *page_table;                           // on the device
-  bool prompt;                                   // what the next step's tokens are, of GQA
-  int32_t q_begin[MAX_SEQS + 1], position[1024]; // of the last step
+  int32_t *page_table;                                 // on the device
+  bool prompt;                                         // what the next step's tokens are, of GQA
+  int32_t q_begin[MAX_SEQS + 1], position[MAX_TOKENS]; // of the last step
 } world;
 
 static inline void make_pages(world *w) {
@@ -116,7 +116,7 @@ static inline uint16_t *gather(world *w, float *const *rows, size_t width, const
 }
 
 static inline td_batch_view make_batch(world *w, const uint32_t *from, const uint32_t *to) {
-  int32_t seq[1024], *position = w->position, *q_begin = w->q_begin;
+  int32_t seq[MAX_TOKENS], *position = w->position, *q_begin = w->q_begin;
   uint32_t n = 0, max_keys = 0;
   for (uint32_t s = 0; s < w->l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, n++) {
@@ -245,7 +245,7 @@ static inline void naive_attention(const world *w, uint32_t s, uint32_t head, ui
   const float *q = w->q[s] + ((size_t)p * w->l->n_heads + head) * w->k_dim;
   const uint32_t window = w->l->window, first = window && p + 1 > window ? p + 1 - window : 0;
   const double sink = w->l->has_sinks ? w->sinks[head] : -INFINITY;
-  double total = 0, worst = 0, largest = sink, score[1024];
+  double total = 0, worst = 0, largest = sink, score[MAX_TOKENS];
   double key_ulp = w->l->mla ? ULP_BF16 / 2 : 0;
   for (uint32_t j = first; j <= p; j++) {
     double size = 0;

@@ -196,12 +196,93 @@ static void test_mla_replay(void **state) {
   cuda_close(&f);
 }
 
+// Every sequence's last token, of those that are `last`, is the same to the last bit alone.
+static void check_alone(world *w, const float *got, uint32_t last) {
+  const layout *l = w->l;
+  const size_t row = (size_t)l->n_heads * w->out_dim;
+  uint32_t from[MAX_SEQS], to[MAX_SEQS], n = 0;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    for (uint32_t i = 0; i < l->n_seqs; i++) {
+      to[i] = l->len[i];
+      from[i] = l->len[i] - (i == s);
+    }
+    n += l->len[s] < last ? l->len[s] : last;
+    float *alone = step(w, from, to);
+    assert_memory_equal(alone, got + (n - 1) * row, row * sizeof *alone);
+    free(alone);
+  }
+}
+
+// Heads of which a block takes 64, in the second block some; splits of 64 keys, and of 128 from
+// 1025 keys on; pages of one tile and of two, keys after the last in each. Last tokens beside one
+// another are what drafted ones are.
+static const layout many_heads[] = {
+    {.name = "latents for 70 heads of ragged dims",
+     .n_heads = 70,
+     .nope = 8,
+     .rope = 16,
+     .v_dim = 12,
+     .rank = 136,
+     .page_tokens = 64,
+     .n_seqs = 3,
+     .len = {130, 64, 2},
+     .kv_dtype = TD_BF16,
+     .kv_b_dtype = TD_F8E4M3},
+    {.name = "latents of DeepSeek-V3's dims",
+     .n_heads = 34,
+     .nope = 16,
+     .rope = 64,
+     .v_dim = 16,
+     .rank = 512,
+     .page_tokens = 128,
+     .n_seqs = 2,
+     .len = {1030, 140},
+     .kv_dtype = TD_BF16,
+     .kv_b_dtype = TD_BF16},
+    {.name = "selected latents for 40 heads",
+     .n_heads = 40,
+     .nope = 8,
+     .rope = 8,
+     .v_dim = 8,
+     .rank = 40,
+     .top_k = 70,
+     .page_tokens = 16,
+     .n_seqs = 2,
+     .len = {150, 75},
+     .kv_dtype = TD_BF16,
+     .kv_b_dtype = TD_BF16},
+};
+
+static void test_latents_of_many_heads(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(many_heads); i++) {
+    layout l = many_heads[i];
+    l.mla = l.absorbed = true;
+    if (IS_ASAN && l.len[0] > ASAN_MOST) l.len[0] = ASAN_MOST;
+    CUDA_OPEN(f);
+    world w;
+    make_world(&w, &l, &f);
+    enum { LAST = 2 };
+    uint32_t from[MAX_SEQS] = {0};
+    const td_kv_view kv = {.pages = w.pages, .page_bytes = w.page_bytes, .dtype = l.kv_dtype};
+    const td_batch_view all = make_batch(&w, from, l.len);
+    store_mla(&w, &all, &kv, gather(&w, w.k, w.entry, from, l.len));
+    for (uint32_t s = 0; s < l.n_seqs; s++)
+      from[s] = l.len[s] < LAST ? 0 : l.len[s] - LAST;
+    float *got = step(&w, from, l.len);
+    check_alone(&w, got, LAST);
+    free(got);
+    cuda_close(&f);
+    free_world(&w);
+  }
+}
+
 // Splits that a block adds up, where there are few SMs, are to the last bit those that it does not.
-static void check_folding(uint32_t len, td_dtype kv_dtype) {
+static void check_folding(uint32_t n_heads, uint32_t len, td_dtype kv_dtype) {
   const layout l = {.name = "many splits",
                     .mla = true,
                     .absorbed = true,
-                    .n_heads = 3,
+                    .n_heads = n_heads,
                     .nope = 16,
                     .rope = 8,
                     .v_dim = 16,
@@ -232,9 +313,16 @@ static void check_folding(uint32_t len, td_dtype kv_dtype) {
 
 static void test_splits_are_added_up_alike(void **state) {
   (void)state;
-  check_folding(900, TD_F16); // a block's four, and three and some
-  check_folding(512, TD_BF16);
-  check_folding(257, TD_BF16);
+  check_folding(3, 900, TD_F16); // a block's four, and three and some
+  check_folding(3, 512, TD_BF16);
+  check_folding(3, 257, TD_BF16);
+}
+
+static void test_latents_are_added_up_alike(void **state) {
+  (void)state;
+  check_folding(33, 450, TD_BF16); // a block's four, and four of which the last has two keys
+  check_folding(33, 256, TD_BF16);
+  check_folding(33, 100, TD_F16); // which attn_latents does not take
 }
 
 static void test_bad_batches(void **state) {
@@ -313,9 +401,14 @@ static void test_attention_over_bad_batches(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_mla_expanded), cmocka_unit_test(test_mla_absorbed),
-      cmocka_unit_test(test_mla_replay),   cmocka_unit_test(test_splits_are_added_up_alike),
-      cmocka_unit_test(test_bad_batches),  cmocka_unit_test(test_attention_over_bad_batches),
+      cmocka_unit_test(test_mla_expanded),
+      cmocka_unit_test(test_mla_absorbed),
+      cmocka_unit_test(test_mla_replay),
+      cmocka_unit_test(test_splits_are_added_up_alike),
+      cmocka_unit_test(test_latents_of_many_heads),
+      cmocka_unit_test(test_latents_are_added_up_alike),
+      cmocka_unit_test(test_bad_batches),
+      cmocka_unit_test(test_attention_over_bad_batches),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -287,6 +287,27 @@ static void test_splits_of_a_window(void **state) {
   }
 }
 
+// A launch is sized for the most splits that any length has, and lengths alone decide on splits.
+static void test_splits_of_latents(void **state) {
+  (void)state;
+  static const struct {
+    uint32_t n_keys, keys;
+  } cases[] = {{1, 64},      {1024, 64},   {1025, 128},  {4096, 128},  {4097, 256},
+               {16384, 256}, {16385, 512}, {32768, 512}, {32769, 1024}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++)
+    assert_int_equal(td_cu_latent_split(cases[i].n_keys, 64), cases[i].keys);
+  for (uint32_t least = 64; least <= 2048; least *= 32) {
+    uint32_t most = 1;
+    for (uint32_t n = 1; n < 70000; n++) {
+      const uint32_t keys = td_cu_latent_split(n, least), n_splits = (n - 1) / keys + 1;
+      if (n_splits > most) most = n_splits;
+      if (n % 61 == 0) assert_int_equal(td_cuda_latent_splits(n, least), most);
+    }
+    assert_true(most <= TD_CU_MAX_SPLITS);
+  }
+  assert_true(td_cuda_latent_keys(64) == td_cuda_latent_keys(1));
+}
+
 static void test_splits_that_a_block_adds_up(void **state) {
   (void)state;
   assert_false(td_cuda_folds_by_block(1, 4, 64, 132));
@@ -356,6 +377,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
       cmocka_unit_test(test_splits_of_a_window),
+      cmocka_unit_test(test_splits_of_latents),
       cmocka_unit_test(test_splits_that_a_block_adds_up),
       cmocka_unit_test(test_prompts_of_a_launch),
   };

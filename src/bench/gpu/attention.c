@@ -64,9 +64,15 @@ typedef struct {
   uint32_t seqs, tokens, keys;
 } attn_shape;
 
-static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1, 32768},
-                                         {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
-                                         {1, 8192, 8192}, {1, 2048, 32768}};
+static const attn_shape attn_shapes[] = {{1, 1, 1024},   {1, 1, 8192},    {1, 1, 32768},
+                                         {1, 4, 32768},  {16, 1, 8192},   {1, 512, 512},
+                                         {1, 512, 8192}, {1, 8192, 8192}, {1, 2048, 32768}};
+
+// Of a sequence: a token, or one and those drafted behind it.
+static bool is_decode(const attn_shape *s) {
+  enum { MOST_DRAFTED = 3 };
+  return s->tokens <= 1 + MOST_DRAFTED;
+}
 
 // KV caches that calls rotate through. In a real decode step the weights evict the KV cache from
 // L2, so it must not be found there. For prefill one cache suffices, since reading it is a small
@@ -77,7 +83,7 @@ typedef struct {
 } caches;
 
 static caches caches_of(const attn_shape *s, size_t n_bytes) {
-  size_t n = s->tokens == 1 ? TD_GPU_ROTATING_BYTES / 2 / n_bytes : 1;
+  size_t n = is_decode(s) ? TD_GPU_ROTATING_BYTES / 2 / n_bytes : 1;
   return (caches){n_bytes, n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n};
 }
 
@@ -98,7 +104,7 @@ static void attn_gqa_once(td_gpu_bench *b, const void *args, uint32_t call) {
 }
 
 static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *s) {
-  const char *op = s->tokens == 1 ? "decode" : "prefill";
+  const char *op = is_decode(s) ? "decode" : "prefill";
   if (!td_gpu_wants(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
@@ -115,7 +121,7 @@ static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *
                                   .n_kv_heads = m->n_kv_heads,
                                   .head_dim = m->head_dim,
                                   .scale = 0.1f,
-                                  .prompt = s->tokens > 1};
+                                  .prompt = !is_decode(s)};
   double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
   td_gpu_record(b,
@@ -149,7 +155,7 @@ static void attn_mla_once(td_gpu_bench *b, const void *args, uint32_t call) {
 
 static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *kv_b,
                       const attn_shape *s) {
-  const char *op = s->tokens == 1 ? "mla_decode" : "mla_prefill";
+  const char *op = is_decode(s) ? "mla_decode" : "mla_prefill";
   if (!td_gpu_wants(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * (TD_GPU_RANK + TD_GPU_ROPE) * 2;
@@ -168,10 +174,10 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
                                   .v_dim = TD_GPU_V_DIM,
                                   .kv_lora_rank = TD_GPU_RANK,
                                   .scale = 0.1f,
-                                  .absorbed = s->tokens == 1};
+                                  .absorbed = is_decode(s)};
   uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
-  double seconds = td_gpu_measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
-  double width = s->tokens == 1 ? 2 * TD_GPU_RANK + TD_GPU_ROPE
+  double seconds = td_gpu_measure(b, attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
+  double width = is_decode(s) ? 2 * TD_GPU_RANK + TD_GPU_ROPE
                                 : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
   td_gpu_record(
       b,
@@ -190,11 +196,11 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
   td_gpu_free_batch(b, &batch);
 }
 
-// A prefill case keeps at least two tokens, which distinguishes it from decode.
+// A prefill case keeps more tokens than decode has.
 static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
   attn_shape s = attn_shapes[i];
   s.seqs = td_gpu_fewer(b, s.seqs, 2);
-  s.tokens = td_gpu_fewer(b, s.tokens, 2);
+  if (!is_decode(&s)) s.tokens = td_gpu_fewer(b, s.tokens, 5);
   s.keys = td_gpu_fewer(b, s.keys, 2);
   return s;
 }

@@ -52,22 +52,26 @@ uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_b
 // The arguments for n tokens beginning with `token`.
 static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint32_t token,
                                         uint32_t n) {
-  const size_t at = (size_t)token * all->n_heads, bytes = all->q_f32 ? 4 : 2;
+  const size_t at = (size_t)token * all->n_heads, q_bytes = all->q_f32 ? 4 : 2;
+  const size_t out_bytes = all->q_f32 || all->by_length ? 4 : 2;
   td_cu_attn_decode_args some = *all;
   some.batch.n_tokens = n;
   some.batch.seq += token;
   some.batch.position += token;
-  some.q = (const char *)all->q + at * all->k_dim * bytes;
-  some.out = (char *)all->out + at * all->v_dim * bytes;
+  some.q = (const char *)all->q + at * all->k_dim * q_bytes;
+  some.out = (char *)all->out + at * all->v_dim * out_bytes;
   return some;
 }
 
 td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args,
                              uint32_t max_keys, td_err *err) {
   const uint32_t shared_by = args->n_heads / args->n_kv_heads;
-  const uint32_t most = td_cu_decode_heads(args->k_dim, args->v_in_k);
+  const uint32_t most = args->by_length ? TD_CU_LATENT_HEADS
+                                        : td_cu_decode_heads(args->k_dim, args->v_in_k);
   const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
-  if (args->window) {
+  if (args->by_length) {
+    args->n_splits = td_cuda_latent_splits(max_keys, args->split_keys);
+  } else if (args->window) {
     td_cuda_window_splits(args->window, max_keys, n_blocks, &args->split_keys, &args->n_splits);
   } else {
     td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
@@ -91,7 +95,8 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
   for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
     const td_cu_attn_decode_args some = tokens_of(args, token, left < n ? left : n);
-    status = TD_CUDA_LAUNCH(stream, attn_decode, &some);
+    status = args->by_length ? TD_CUDA_LAUNCH(stream, attn_latents, &some)
+                             : TD_CUDA_LAUNCH(stream, attn_decode, &some);
   }
   return status;
 }
@@ -262,7 +267,8 @@ td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_ar
 typedef struct {
   const td_attn_mla_args *a;
   const td_weight *kv_b;
-  float *query, *latent;
+  void *query;
+  float *latent;
   char *pages;          // of gathered entries, one for each token, and what describes them
   uint32_t page_tokens; // 0: entries are not gathered
   size_t page_bytes;
@@ -295,11 +301,37 @@ static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, u
   return TD_CUDA_LAUNCH(stream, select_gather, &gather);
 }
 
+// The tokens [token, token + n), from the pages of their sequences.
+static td_cu_attn_decode_args latents_of(const mla_latents *l, uint32_t token, uint32_t n) {
+  const td_attn_mla_args *a = l->a;
+  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .q = l->query,
+                                 .out = l->latent,
+                                 .n_heads = a->n_heads,
+                                 .n_kv_heads = 1,
+                                 .k_dim = a->kv_lora_rank + a->rope_dim,
+                                 .v_dim = a->kv_lora_rank,
+                                 .scale = a->scale,
+                                 .v_in_k = true};
+  args.batch.n_tokens = n;
+  args.batch.seq += token;
+  args.batch.position += token;
+  return args;
+}
+
 // Attention of the tokens [token, token + n).
 static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint32_t token,
                              uint32_t n, td_err *err) {
   const td_attn_mla_args *a = l->a;
   const size_t at = (size_t)token * a->n_heads;
+  td_cu_attn_decode_args args = latents_of(l, token, n);
+  td_status status = TD_OK;
+  if (l->page_tokens) status = gather_selected(stream, l, token, n, &args, err);
+  if (status != TD_OK) return status;
+  args.by_length = td_cuda_takes_latents(&args, td_cuda_dev_of(stream)->props.has_wgmma);
+  args.q_f32 = !args.by_length;
+  args.split_keys = td_cuda_latent_keys(a->batch.n_tokens); // with by_length
   const td_cu_mla_args mla = {
       .kv_b = *l->kv_b,
       .q = (const uint16_t *)a->q + at * (a->nope_dim + a->rope_dim),
@@ -312,25 +344,10 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
       .rope_dim = a->rope_dim,
       .v_dim = a->v_dim,
       .lora = a->kv_lora_rank,
+      .query_bf16 = args.by_length,
       .read = td_cuda_read_of(l->kv_b, true),
   };
-  td_status status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
-  if (status != TD_OK) return status;
-  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
-                                 .q = l->query,
-                                 .out = l->latent,
-                                 .n_heads = a->n_heads,
-                                 .n_kv_heads = 1,
-                                 .k_dim = a->kv_lora_rank + a->rope_dim,
-                                 .v_dim = a->kv_lora_rank,
-                                 .scale = a->scale,
-                                 .q_f32 = true,
-                                 .v_in_k = true};
-  args.batch.n_tokens = n;
-  args.batch.seq += token;
-  args.batch.position += token;
-  if (l->page_tokens) status = gather_selected(stream, l, token, n, &args, err);
+  status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
   if (status == TD_OK) {
     const uint32_t max_keys = l->page_tokens ? a->top_k : td_cuda_max_keys(&a->batch);
     status = td_cuda_run_decode(stream, &args, max_keys, err);

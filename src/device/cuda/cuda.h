@@ -287,6 +287,13 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, 
 // The same with a window, whatever the contexts: as many splits as any token's window can touch.
 void td_cuda_window_splits(uint32_t window, uint32_t max_keys, uint32_t n_blocks,
                            uint32_t *split_keys, uint32_t *n_splits);
+// Whether attn_latents computes this absorbed attention: where wgmma is, BF16 pages that its tiles
+// fit, and more heads than a block of attn_decode takes.
+bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma);
+// Least keys per split for a step's number of tokens, and the most splits of a sequence of at most
+// max_keys.
+uint32_t td_cuda_latent_keys(uint32_t n_tokens);
+uint32_t td_cuda_latent_splits(uint32_t max_keys, uint32_t least);
 // Whether one block computes TD_CU_FOLDED splits and leaves their merged sum: yes where this
 // smaller number of blocks still keeps all SMs busy. n_blocks: per token and split.
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,

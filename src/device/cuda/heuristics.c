@@ -111,6 +111,29 @@ void td_cuda_window_splits(uint32_t window, uint32_t max_keys, uint32_t n_blocks
   *n_splits = touched < all ? touched : all;
 }
 
+// Steps of more tokens, whose results depend on one another's number anyway (MOST_VEC_TOKENS), have
+// enough of them to fill a GPU.
+enum { LATENT_KEYS = 64, LATENT_KEYS_OF_MANY = 2048, FEW_HEADS = 32 };
+
+bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma) {
+  const size_t places = (uintptr_t)a->kv.pages | (uintptr_t)a->q | a->kv.page_bytes;
+  return has_wgmma && a->n_heads > FEW_HEADS && !a->kv.f16 && (a->k_dim | a->v_dim) % 8 == 0 &&
+         places % 16 == 0 && a->batch.page_tokens % TD_CU_LATENT_KEYS == 0;
+}
+
+uint32_t td_cuda_latent_keys(uint32_t n_tokens) {
+  return n_tokens > MOST_VEC_TOKENS ? LATENT_KEYS_OF_MANY : LATENT_KEYS;
+}
+
+uint32_t td_cuda_latent_splits(uint32_t max_keys, uint32_t least) {
+  uint64_t most = 1;
+  for (uint64_t keys = least;; keys *= 2) {
+    const uint64_t reach = td_cu_latent_reach(keys), n_keys = max_keys < reach ? max_keys : reach;
+    if ((n_keys + keys - 1) / keys > most) most = (n_keys + keys - 1) / keys;
+    if (max_keys <= reach) return (uint32_t)most;
+  }
+}
+
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
                             uint32_t n_sms) {
   return (uint64_t)n_tokens * n_blocks * ((n_splits + TD_CU_FOLDED - 1) / TD_CU_FOLDED) >= n_sms;
