@@ -28,7 +28,7 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-#define TD_CUDA_ABI_VERSION 28u
+#define TD_CUDA_ABI_VERSION 29u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -126,11 +126,17 @@ typedef struct {
 
 typedef struct {
   uint16_t *x;
+  size_t token_stride, head_stride;
+  uint32_t n_heads, unused;
+} td_cu_rope_heads;
+
+typedef struct {
+  td_cu_rope_heads heads, also; // also.x NULL: none
   const float *cos_sin;
   const int32_t *position;
-  size_t token_stride, head_stride;
-  uint32_t n_tokens, n_heads, rot_dim;
+  uint32_t n_tokens, rot_dim;
   uint16_t interleaved, backwards; // bool
+  uint32_t unused;
   int32_t *fault;
 } td_cu_rope_args;
 
@@ -168,6 +174,15 @@ typedef struct {
   uint32_t expert, begin, n;
 } td_cu_tile;
 
+// A further matrix of linear_vec's x, all of its rows; w.data NULL: none.
+enum { TD_CU_LINEAR_ALSO = 2 };
+typedef struct {
+  td_weight w;
+  td_vec bias;
+  void *y;
+  size_t y_stride;
+} td_cu_linear_also;
+
 // A window on the tiles that the sorted pairs were cut into: of the tiles [*first, *end), which are
 // read from device memory, at most n_tiles after skipping `skip`. Kernels count pairs from the
 // window's first one, and experts from first_expert.
@@ -183,8 +198,9 @@ typedef struct {
 // x_rows[pair] of x (row i if x_rows is NULL). A table may hold several matrices per expert; their
 // results are y_step elements apart. n_at_once: tiles that get their own blocks. A block of
 // linear_mma or linear_wgmma loops over further tiles; linear_vec needs n_at_once to cover all
-// possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no TD_CU_READ_ANY, _BLOCKS, _F32 or
-// _F16.
+// possible tiles. also: linear_vec without experts, and not with TD_CU_READ_ANY or _BLOCKS;
+// matrices that differ from w in data and number of rows alone. linear_wgmma needs
+// td_cu_props.has_wgmma and no TD_CU_READ_ANY, _BLOCKS, _F32 or _F16.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
@@ -209,6 +225,7 @@ typedef struct {
   uint32_t n_at_once;
   td_cu_read read;
   uint32_t y_f32; // bool
+  td_cu_linear_also also[TD_CU_LINEAR_ALSO];
 } td_cu_linear_args;
 
 enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };

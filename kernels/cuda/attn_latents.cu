@@ -1,12 +1,12 @@
 // kernels/cuda/attn_latents.cu - absorbed MLA attention for few queries on sm_90a: many heads of a
 // token against the latents of its sequence, whose first elements are the values, too.
-// A block takes up to 64 heads of a token and one split of its keys, or several in a row; attn_merge
-// adds the splits up. Queries and two tiles of 64 latents are in shared memory. Of its two
-// warpgroups, the first multiplies queries by keys and turns scores into weights, while the second
-// loads the next tile; then each multiplies the weights by half of the columns of the values, which
-// it adds up in registers. Blocks of the same keys follow one another, and find them in L2.
-// Splits depend on the length of a token's own sequence alone, so its result does not depend on
-// other tokens.
+// A block takes up to 64 heads of a token and one split of its keys, or several in a row;
+// attn_merge adds the splits up. Queries and two tiles of 64 latents are in shared memory. Of its
+// two warpgroups, the first multiplies queries by keys and turns scores into weights, while the
+// second loads the next tile; then each multiplies the weights by half of the columns of the
+// values, which it adds up in registers. Blocks of the same keys follow one another, and find them
+// in L2. Splits depend on the length of a token's own sequence alone, so its result does not depend
+// on other tokens.
 #include "kernels/cuda/attn_merge.cuh"
 #include "kernels/cuda/attn_tile.cuh"
 
@@ -25,10 +25,11 @@ struct latent_shared {
   uint16_t q[KD / PANEL][HEADS][PANEL];
   uint16_t tiles[2][KD / PANEL][KEYS][PANEL];
   uint16_t weights[1][HEADS][KEYS];
-  float rescale[HEADS];         // of sums made before this tile
+  float rescale[HEADS];          // of sums made before this tile
   float old[HEADS], more[HEADS]; // factors of the earlier splits' sums and of this split's
 };
-static_assert(int(KEYS) == int(PANEL) && HEADS == 64, "weights are one panel, heads the rows of a wgmma");
+static_assert(int(KEYS) == int(PANEL) && HEADS == 64,
+              "weights are one panel, heads the rows of a wgmma");
 static_assert(sizeof(latent_shared) <= 227 << 10, "shared memory of sm_90");
 
 // The work of a block.

@@ -1,5 +1,5 @@
-// kernels/cuda/attn_merge.cuh - partial sums of decode attention's splits: how they are added up, in
-// the block that computes several splits of a head or in the kernel that comes last.
+// kernels/cuda/attn_merge.cuh - partial sums of decode attention's splits: how they are added up,
+// in the block that computes several splits of a head or in the kernel that comes last.
 #ifndef KERNELS_CUDA_ATTN_MERGE_CUH
 #define KERNELS_CUDA_ATTN_MERGE_CUH
 

@@ -1,6 +1,6 @@
-// kernels/cuda/attn_tile.cuh - a tile of queries against a tile of keys: the online softmax, and the
-// products on wgmma. Matrices are in shared memory in panels (swizzle.cuh); registers of scores and
-// sums are laid out as in mma.cuh.
+// kernels/cuda/attn_tile.cuh - a tile of queries against a tile of keys: the online softmax, and
+// the products on wgmma. Matrices are in shared memory in panels (swizzle.cuh); registers of scores
+// and sums are laid out as in mma.cuh.
 #ifndef KERNELS_CUDA_ATTN_TILE_CUH
 #define KERNELS_CUDA_ATTN_TILE_CUH
 

@@ -316,15 +316,22 @@ __device__ static void turn(const float *cos_sin, bool backwards, float &x, floa
   y = v * c + u * s;
 }
 
-// One block per token, one thread per pair.
+// Blocks (t, 0) have the heads of a token, blocks (t, 1) those that are turned also.
+__device__ static td_cu_rope_heads heads_of(const td_cu_rope_args &a) {
+  td_cu_rope_heads heads = blockIdx.y == 0 ? a.heads : a.also;
+  heads.x += blockIdx.x * heads.token_stride;
+  return heads;
+}
+
+// One thread per pair.
 __global__ static void rope_kernel(td_cu_rope_args a) {
-  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
-  const float *cos_sin = angles_of(a, t);
+  uint32_t half = a.rot_dim / 2;
+  const float *cos_sin = angles_of(a, blockIdx.x);
   if (!cos_sin) return;
-  uint16_t *token = a.x + t * a.token_stride;
-  for (uint32_t p = threadIdx.x; p < a.n_heads * half; p += blockDim.x) {
+  const td_cu_rope_heads heads = heads_of(a);
+  for (uint32_t p = threadIdx.x; p < heads.n_heads * half; p += blockDim.x) {
     uint32_t i = p % half;
-    uint16_t *x = token + p / half * a.head_stride;
+    uint16_t *x = heads.x + p / half * heads.head_stride;
     uint16_t *first = a.interleaved ? x + 2 * i : x + i;
     uint16_t *second = a.interleaved ? first + 1 : first + half;
     float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
@@ -334,16 +341,16 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
   }
 }
 
-// One block per token; a thread handles eight pairs or, interleaved, four.
+// A thread handles eight pairs or, interleaved, four.
 template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_args a) {
-  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
-  const float *cos_sin = angles_of(a, t);
+  uint32_t half = a.rot_dim / 2;
+  const float *cos_sin = angles_of(a, blockIdx.x);
   if (!cos_sin) return;
-  uint16_t *token = a.x + t * a.token_stride;
+  const td_cu_rope_heads heads = heads_of(a);
   uint32_t n_runs = (INTERLEAVED ? a.rot_dim : half) / RUN_OF_8;
-  for (uint32_t p = threadIdx.x; p < a.n_heads * n_runs; p += blockDim.x) {
+  for (uint32_t p = threadIdx.x; p < heads.n_heads * n_runs; p += blockDim.x) {
     uint32_t i = p % n_runs * RUN_OF_8;
-    uint16_t *x = token + p / n_runs * a.head_stride + i;
+    uint16_t *x = heads.x + p / n_runs * heads.head_stride + i;
     float first[RUN_OF_8], second[RUN_OF_8], angles[2][RUN_OF_8];
     load_run(cos_sin + (INTERLEAVED ? i : 2 * i), angles[0]);
     load_run(x, first);
@@ -363,15 +370,19 @@ template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_a
   }
 }
 
+static bool are_in_runs(const td_cu_rope_heads &heads) {
+  return in_runs(heads.x, heads.token_stride | heads.head_stride);
+}
+
 extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
   uint32_t run_dim = a->interleaved ? a->rot_dim : a->rot_dim / 2;
-  if (in_runs(a->x, a->token_stride) && in_runs(a->cos_sin, a->head_stride) &&
-      run_dim % RUN_OF_8 == 0) {
+  dim3 grid(a->n_tokens, a->also.x ? 2 : 1);
+  if (are_in_runs(a->heads) && are_in_runs(a->also) && in_runs(a->cos_sin, run_dim)) {
     auto kernel = a->interleaved ? rope_runs_kernel<true> : rope_runs_kernel<false>;
-    TD_LAUNCH(kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+    TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
     return launched();
   }
-  TD_LAUNCH(rope_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  TD_LAUNCH(rope_kernel, grid, ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }
 

@@ -45,24 +45,64 @@ __device__ inline const float *linear_bias(const td_cu_linear_args &a, uint32_t 
   return a.expert_bias + blockIdx.z * a.bias_step + static_cast<size_t>(tile.expert) * a.n_rows;
 }
 
-__device__ inline void linear_put(const td_cu_linear_args &a, const float *bias, uint32_t i,
-                                  uint32_t row, float v) {
-  uint32_t r = row - a.row0;
-  if (a.bias.data) v += vec_at(a.bias, r);
+// Where results of a matrix go; its rows count from row0.
+struct linear_out {
+  void *y;
+  td_vec bias;
+  size_t first, stride; // elements
+  uint32_t row0;
+};
+
+__device__ inline linear_out linear_out_of(const td_cu_linear_args &a) {
+  return {a.y, a.bias, blockIdx.z * a.y_step, a.y_stride, a.row0};
+}
+
+__device__ inline void linear_put(const td_cu_linear_args &a, const linear_out &out,
+                                  const float *bias, uint32_t i, uint32_t row, float v) {
+  uint32_t r = row - out.row0;
+  if (out.bias.data) v += vec_at(out.bias, r);
   if (bias) v += bias[r];
-  size_t at = blockIdx.z * a.y_step + i * a.y_stride + r;
+  size_t at = out.first + i * out.stride + r;
   if (a.y_f32) {
-    static_cast<float *>(a.y)[at] = v;
+    static_cast<float *>(out.y)[at] = v;
   } else {
-    static_cast<uint16_t *>(a.y)[at] = bf16_from_f32(v);
+    static_cast<uint16_t *>(out.y)[at] = bf16_from_f32(v);
   }
 }
 
-// Adds the warps' sums in order and stores them, times unit. total: of a lane's fragments, for rows
-// from row0 on.
+// The rows of a block of linear_vec, of matrix 0, which is w, or i + 1, which is also[i].
+struct linear_rows {
+  uint32_t matrix, row0, end;
+};
+
+__device__ inline linear_rows linear_rows_of(const td_cu_linear_args &a) {
+  uint32_t i = blockIdx.y, n = (a.n_rows + VEC_ROWS - 1) / VEC_ROWS;
+  if (i < n) return {0, a.row0 + i * VEC_ROWS, a.row0 + a.n_rows};
+  i -= n;
+  n = (a.also[0].w.rows + VEC_ROWS - 1) / VEC_ROWS;
+  if (i < n) return {1, i * VEC_ROWS, a.also[0].w.rows};
+  return {2, (i - n) * VEC_ROWS, a.also[1].w.rows};
+}
+
+// Arguments are not indexed by what is not a constant, which would put them in local memory.
+__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, const linear_rows &rows) {
+  linear_part part = linear_part_of(a, blockIdx.x);
+  if (rows.matrix == 1) part.w = a.also[0].w;
+  if (rows.matrix == 2) part.w = a.also[1].w;
+  return part;
+}
+
+__device__ inline linear_out linear_out_of(const td_cu_linear_args &a, const linear_rows &rows) {
+  if (rows.matrix == 1) return {a.also[0].y, a.also[0].bias, 0, a.also[0].y_stride, 0};
+  if (rows.matrix == 2) return {a.also[1].y, a.also[1].bias, 0, a.also[1].y_stride, 0};
+  return linear_out_of(a);
+}
+
+// Adds the warps' sums in order and stores them, times unit. total: of a lane's fragments, for the
+// block's rows.
 template <int N>
-__device__ inline void put_row_sums(const td_cu_linear_args &a, uint32_t row0,
-                                    const float (&total)[N][4], float unit) {
+__device__ inline void put_row_sums(const td_cu_linear_args &a, const float (&total)[N][4],
+                                    float unit) {
   TD_DYNAMIC_SHARED(shared);
   float(*sums)[N * VEC_TILE_TOKENS][VEC_ROWS] =
       reinterpret_cast<float(*)[N * VEC_TILE_TOKENS][VEC_ROWS]>(shared);
@@ -73,15 +113,17 @@ __device__ inline void put_row_sums(const td_cu_linear_args &a, uint32_t row0,
       sums[warp][t * VEC_TILE_TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
   }
   __syncthreads();
-  const linear_part part = linear_part_of(a, blockIdx.x); // recomputed to save registers
+  const linear_rows rows = linear_rows_of(a); // recomputed to save registers, as what follows
+  const linear_part part = linear_part_of(a, rows);
+  const linear_out out = linear_out_of(a, rows);
   const float *bias = linear_bias(a, blockIdx.x);
   for (uint32_t i = threadIdx.x; i < part.n * VEC_ROWS; i += blockDim.x) {
     uint32_t t = i / VEC_ROWS, r = i % VEC_ROWS;
     float sum = 0;
     for (uint32_t j = 0; j < blockDim.x / WARP; j++)
       sum += sums[j][t][r];
-    if (row0 + r < a.row0 + a.n_rows)
-      linear_put(a, bias, part.begin + t, row0 + r, sum * (unit * global_scale(part.w)));
+    if (rows.row0 + r < rows.end)
+      linear_put(a, out, bias, part.begin + t, rows.row0 + r, sum * (unit * global_scale(part.w)));
   }
 }
 

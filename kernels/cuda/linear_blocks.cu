@@ -166,7 +166,7 @@ __global__ static void __launch_bounds__(WARPS *WARP) linear_blocks_kernel(td_cu
     add_chunk<DTYPE>(rows, n / BLOCK_GROUP, x, k, total);
   }
   __syncthreads(); // sums take the place of the chunks
-  put_row_sums(a, row0, total, 1);
+  put_row_sums(a, total, 1);
 }
 
 template <int DTYPE> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {

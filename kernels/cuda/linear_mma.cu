@@ -205,7 +205,7 @@ __device__ static void multiply_part(const td_cu_linear_args &a, uint32_t at,
     int i = e / 16, j = e / 4 % 4, c = e % 4;
     uint32_t t = t0 + 16 * i + g + c / 2 * 8, row = row0 + r0 + 8 * j + p + c % 2;
     if (t < part.n && row < a.row0 + a.n_rows)
-      linear_put(a, bias, part.begin + t, row, total[i][j][c] * global_scale(w));
+      linear_put(a, linear_out_of(a), bias, part.begin + t, row, total[i][j][c] * global_scale(w));
   }
 }
 

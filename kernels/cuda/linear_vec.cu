@@ -227,10 +227,11 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
 template <int READ, int SPAN, bool ZEROS, int N>
 __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     linear_vec_kernel(td_cu_linear_args a) {
-  linear_part part = linear_part_of(a, blockIdx.x);
+  const linear_rows rows = linear_rows_of(a);
+  linear_part part = linear_part_of(a, rows);
   if (part.n == 0) return;
-  uint32_t row0 = a.row0 + blockIdx.y * ROWS, n_cols = part.w.cols;
-  const lane_rows r = rows_of<READ, SPAN>(part.w, row0, a.row0 + a.n_rows);
+  uint32_t n_cols = part.w.cols;
+  const lane_rows r = rows_of<READ, SPAN>(part.w, rows.row0, rows.end);
   const uint16_t *x[N]; // past the last token: another token, whose sums are not stored
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
@@ -250,7 +251,7 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     fetch<false, ZEROS>(r, end, chunk);
     add_chunk<false, ZEROS>(r, end, chunk, x, total);
   }
-  put_row_sums(a, row0, total, SUMS_UNIT<READ>);
+  put_row_sums(a, total, SUMS_UNIT<READ>);
 }
 
 // Any format, value by value: one warp per row; a lane takes every 32nd run of eight columns.
@@ -281,13 +282,16 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
   for (uint32_t t = 0; t < T; t++) {
     if (t >= part.n) break;
     float total = warp_sum(sum[t]) * global_scale(w);
-    if (threadIdx.x % WARP == 0) linear_put(a, bias, part.begin + t, row, total);
+    if (threadIdx.x % WARP == 0) linear_put(a, linear_out_of(a), bias, part.begin + t, row, total);
   }
 }
 
 template <int READ, int SPAN, bool ZEROS = false>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(a->n_at_once, ceil_div(a->n_rows, ROWS), a->n_matrices);
+  uint32_t n_blocks = ceil_div(a->n_rows, ROWS);
+  for (const td_cu_linear_also &more : a->also)
+    n_blocks += ceil_div(more.w.rows, ROWS);
+  dim3 grid(a->n_at_once, n_blocks, a->n_matrices);
   uint32_t n_chunks = ceil_div(a->w.cols, chunk_part<READ, SPAN>::COLUMNS);
   uint32_t n_warps = at_most(n_chunks, a->vec_warps);
   uint32_t shared_bytes = n_warps * a->tile_tokens * ROWS * sizeof(float);

@@ -278,7 +278,7 @@ __device__ static void linear_by_wgmma(const td_cu_linear_args &a) {
     for (int e = 0; e < TOKENS / 2; e++) {
       uint32_t t = e / 4 * 8 + p + e % 2, row = row0 + e % 4 / 2 * 8;
       if (t < part.n && row < a.row0 + a.n_rows)
-        linear_put(a, bias, part.begin + t, row, total[e / 4][e % 4] * global);
+        linear_put(a, linear_out_of(a), bias, part.begin + t, row, total[e / 4][e % 4] * global);
     }
     copy_async_wait(); // the last steps' copies, before the next part's go to the same buffers
   }

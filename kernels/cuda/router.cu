@@ -16,30 +16,33 @@ __device__ static best warp_best(best b) {
   return b;
 }
 
-// Index of the largest of choice[0 .. n), where taken entries are -inf; marks it as taken. NaN is
-// never chosen; if nothing else is left, the lowest index not taken is.
-__device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) {
+// A lane has every 32nd entry, from its own number on; bit i of its mask is entry lane + 32 i.
+static_assert(TD_CU_MAX_EXPERTS <= WARP * WARP, "bits of a mask");
+
+// Index of the largest of choice[0 .. n) that is not taken; takes it. NaN is never chosen; if
+// nothing else is left, the lowest index not taken is.
+__device__ static uint32_t take_best(const float *choice, uint32_t *taken, uint32_t n) {
   best b = {-INFINITY, UINT32_MAX};
-  for (uint32_t i = threadIdx.x; i < n; i += WARP) {
-    if (taken[i] || isnan(choice[i])) continue;
-    if (b.idx == UINT32_MAX || choice[i] > b.value) b = {choice[i], i};
+  for (uint32_t i = threadIdx.x, bit = 1; i < n; i += WARP, bit <<= 1) {
+    float v = choice[i];
+    if (*taken & bit || isnan(v)) continue;
+    if (b.idx == UINT32_MAX || v > b.value) b = {v, i};
   }
   b = warp_best(b);
   if (b.idx == UINT32_MAX) {
-    for (uint32_t i = threadIdx.x; i < n && b.idx == UINT32_MAX; i += WARP)
-      if (!taken[i]) b = {0, i};
+    for (uint32_t i = threadIdx.x, bit = 1; i < n && b.idx == UINT32_MAX; i += WARP, bit <<= 1)
+      if (!(*taken & bit)) b = {0, i};
     b = warp_best({0, b.idx});
   }
-  __syncwarp(); // every lane has read its entries of taken
-  if (b.idx < n && threadIdx.x == 0) taken[b.idx] = 1;
-  __syncwarp();
-  return b.idx < n ? b.idx : 0;
+  if (b.idx >= n) return 0;
+  if (b.idx % WARP == threadIdx.x) *taken |= 1u << b.idx / WARP;
+  return b.idx;
 }
 
-// Marks as taken all experts outside the best groups, which are ranked by the sum of their two best
-// experts.
+// Takes all experts outside the best groups, which are ranked by the sum of their two best experts.
+// group: memory for a number of each group.
 __device__ static void drop_groups(const td_cu_router_args &a, const float *choice, float *group,
-                                   uint8_t *kept, uint8_t *taken) {
+                                   uint32_t *taken) {
   uint32_t size = a.n_experts / a.n_groups;
   for (uint32_t g = threadIdx.x; g < a.n_groups; g += WARP) {
     float first = -INFINITY, second = -INFINITY;
@@ -53,35 +56,44 @@ __device__ static void drop_groups(const td_cu_router_args &a, const float *choi
       }
     }
     group[g] = size > 1 ? first + second : first;
-    kept[g] = 0;
   }
   __syncwarp();
+  uint32_t taken_groups = 0;
   for (uint32_t i = 0; i < a.topk_groups; i++)
-    take_best(group, kept, a.n_groups);
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
-    taken[e] = !kept[e / size];
+    take_best(group, &taken_groups, a.n_groups);
+  __syncwarp(); // all have read the groups' sums, which become marks
+  for (uint32_t g = threadIdx.x, bit = 1; g < a.n_groups; g += WARP, bit <<= 1)
+    group[g] = taken_groups & bit ? 1 : 0;
   __syncwarp();
+  for (uint32_t e = threadIdx.x, bit = 1; e < a.n_experts; e += WARP, bit <<= 1)
+    if (group[e / size] == 0) *taken |= bit;
 }
 
 __device__ static float softplus(float x) {
   return x > 20 ? x : log1pf(expf(x));
 }
 
+// Each lane makes its own entries.
 __device__ static void make_scores(const td_cu_router_args &a, const float *logits, float *score,
                                    float *choice) {
   float largest = -INFINITY, sum = 0;
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
-    largest = fmaxf(largest, logits[e]);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
+    choice[e] = logits[e];
+    largest = fmaxf(largest, choice[e]);
+  }
   largest = warp_max(largest);
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
-    sum += expf(logits[e] - largest);
+  for (uint32_t e = threadIdx.x; e < a.n_experts && a.scoring == TD_CU_SOFTMAX; e += WARP) {
+    score[e] = expf(choice[e] - largest);
+    sum += score[e];
+  }
   sum = warp_sum(sum);
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
-    score[e] = a.scoring == TD_CU_SIGMOID    ? 1 / (1 + expf(-logits[e]))
-               : a.scoring == TD_CU_SOFTPLUS ? sqrtf(softplus(logits[e]))
-                                             : expf(logits[e] - largest) / sum;
+    score[e] = a.scoring == TD_CU_SIGMOID    ? 1 / (1 + expf(-choice[e]))
+               : a.scoring == TD_CU_SOFTPLUS ? sqrtf(softplus(choice[e]))
+                                             : score[e] / sum;
     choice[e] = a.bias ? score[e] + a.bias[e] : score[e];
   }
+  __syncwarp();
 }
 
 // The table's row for a token; NULL: there is no table, or a fault.
@@ -93,31 +105,26 @@ __device__ static const int32_t *row_of(const td_cu_router_args &a, size_t t) {
   return nullptr;
 }
 
-// One warp per token.
+// One warp per token. Lane j has the chosen experts j, j + 32, ..
 __global__ static void router_kernel(td_cu_router_args a) {
   __shared__ float score[TD_CU_MAX_EXPERTS], choice[TD_CU_MAX_EXPERTS], group[TD_CU_MAX_EXPERTS];
-  __shared__ uint8_t taken[TD_CU_MAX_EXPERTS], kept[TD_CU_MAX_EXPERTS];
+  float *chosen = group; // scores, when groups are done
   size_t t = blockIdx.x;
   make_scores(a, a.logits + t * a.n_experts, score, choice);
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
-    taken[e] = 0;
+  uint32_t taken = 0;
+  if (a.n_groups > 1) drop_groups(a, choice, group, &taken);
   __syncwarp();
-  if (a.n_groups > 1) drop_groups(a, choice, group, kept, taken);
-  int32_t *ids = a.ids + t * a.top_k;
-  float *weights = a.weights + t * a.top_k;
   float sum = a.scoring == TD_CU_SOFTMAX ? 0 : 1e-20f;
   const int32_t *row = row_of(a, t);
   for (uint32_t j = 0; j < a.top_k; j++) {
-    uint32_t e = row ? static_cast<uint32_t>(row[j]) : take_best(choice, taken, a.n_experts);
+    uint32_t e = row ? static_cast<uint32_t>(row[j]) : take_best(choice, &taken, a.n_experts);
     sum += score[e];
-    if (threadIdx.x == 0) {
-      ids[j] = static_cast<int32_t>(e);
-      weights[j] = score[e];
-    }
+    if (threadIdx.x != j % WARP) continue;
+    a.ids[t * a.top_k + j] = static_cast<int32_t>(e);
+    chosen[j] = score[e];
   }
-  if (threadIdx.x != 0) return;
-  for (uint32_t j = 0; j < a.top_k; j++)
-    weights[j] = (a.norm_topk ? weights[j] / sum : weights[j]) * a.scaling;
+  for (uint32_t j = threadIdx.x; j < a.top_k; j += WARP)
+    a.weights[t * a.top_k + j] = (a.norm_topk ? chosen[j] / sum : chosen[j]) * a.scaling;
 }
 
 extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {

@@ -12,7 +12,7 @@
   X(EMBED, embed, td_embed_args, "tokens", a->n_tokens, NULL, 0)                                   \
   X(RMSNORM, rmsnorm, td_rmsnorm_args, "tokens", a->n_rows, NULL, 0)                               \
   X(LAYERNORM, layernorm, td_layernorm_args, "tokens", a->n_rows, NULL, 0)                         \
-  X(LINEAR, linear, td_linear_op_args, "tokens", a->n_tokens, "bytes", td_weight_data_bytes(a->w)) \
+  X(LINEAR, linear, td_linear_op_args, "tokens", a->n_tokens, "bytes", td_linear_bytes(a))         \
   X(ROPE, rope, td_rope_args, "tokens", a->n_tokens, NULL, 0)                                      \
   X(SCALE_ROWS, scale_rows, td_scale_rows_args, "tokens", a->n_tokens, NULL, 0)                    \
   X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)        \

@@ -256,6 +256,27 @@ bool td_event_is_done(td_event *event) {
   return event->dev->vtable->event_is_done(event);
 }
 
+td_linear_op_args td_linear_matrix(const td_linear_op_args *args, uint32_t i) {
+  td_linear_op_args out = *args;
+  memset(out.also, 0, sizeof out.also);
+  if (i == 0) return out;
+  out.w = NULL;
+  if (i > TD_LINEAR_ALSO) return out;
+  const td_linear_also *also = &args->also[i - 1];
+  out.w = also->w;
+  out.bias = also->bias;
+  out.y = also->y;
+  out.y_stride = also->y_stride;
+  return out;
+}
+
+uint64_t td_linear_bytes(const td_linear_op_args *args) {
+  uint64_t n = td_weight_data_bytes(args->w);
+  for (uint32_t i = 0; i < TD_LINEAR_ALSO && args->also[i].w; i++)
+    n += td_weight_data_bytes(args->also[i].w);
+  return n;
+}
+
 static void enqueue(td_stream *stream, const td_op *op) {
   stream->dev->vtable->enqueue(stream, op);
 }

@@ -254,6 +254,17 @@ void td_op_layernorm(td_stream *stream, const td_layernorm_args *args);
 // passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
 // chunks. weights_on_device: w's data are in device memory, see td_moe_args. n_rows > 0: y is of
 // the rows [row_begin, row_begin + n_rows) alone, without a bias.
+// also: further matrices of the same x, each with a result of its own, which has the bits that it
+// would have alone; weights_on_device, out_f32 and exact hold for all of them; not with n_rows. A
+// GPU computes those of one format in one launch.
+enum { TD_LINEAR_ALSO = 2 };
+typedef struct {
+  const td_weight *w; // NULL: none, and none after it
+  td_vec bias;
+  void *y;
+  size_t y_stride;
+} td_linear_also;
+
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -263,7 +274,11 @@ typedef struct {
   uint32_t n_tokens, n_prompt;
   uint32_t row_begin, n_rows;
   bool out_f32, exact, weights_on_device;
+  td_linear_also also[TD_LINEAR_ALSO];
 } td_linear_op_args;
+// The arguments for matrix i alone, i counting w and then also; w is NULL if there is none.
+td_linear_op_args td_linear_matrix(const td_linear_op_args *args, uint32_t i);
+uint64_t td_linear_bytes(const td_linear_op_args *args); // data of all matrices
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
 // x[i] += y[i] over n elements. y may be in memory of td_dev_alloc_host.
@@ -292,7 +307,13 @@ void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_
 // Rotates rot_dim elements of each head, in place: token t, head h at
 // x + t * token_stride + h * head_stride (elements). Pairs are (i, i + rot_dim/2), or (2i, 2i + 1)
 // when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside. backwards: by
-// the negative angles.
+// the negative angles. also: heads elsewhere, by the same angles (keys).
+typedef struct {
+  void *x; // NULL: none
+  size_t token_stride, head_stride;
+  uint32_t n_heads;
+} td_rope_heads;
+
 typedef struct {
   void *x;
   const float *cos_sin;
@@ -300,6 +321,7 @@ typedef struct {
   size_t token_stride, head_stride;
   uint32_t n_tokens, n_heads, rot_dim;
   bool interleaved, backwards;
+  td_rope_heads also;
 } td_rope_args;
 void td_op_rope(td_stream *stream, const td_rope_args *args);
 

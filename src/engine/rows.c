@@ -26,6 +26,21 @@ void td_rows_linear(td_engine *e, const td_microbatch *p, const td_weight *w, td
                  .w = w, .bias = bias, .x = x, .y = y, .x_stride = x_stride, .y_stride = w->rows});
 }
 
+void td_rows_linear_all(td_engine *e, const td_microbatch *p, const td_linear_also *all, uint32_t n,
+                        const void *x, size_t x_stride) {
+  td_linear_op_args a = {.w = all[0].w,
+                         .bias = all[0].bias,
+                         .x = x,
+                         .y = all[0].y,
+                         .x_stride = x_stride,
+                         .y_stride = all[0].w->rows};
+  for (uint32_t i = 1; i < n; i++) {
+    a.also[i - 1] = all[i];
+    a.also[i - 1].y_stride = all[i].w->rows;
+  }
+  run_linear(e, p, a);
+}
+
 void td_rows_linear_f32(td_engine *e, const td_microbatch *p, const td_weight *w, const void *x,
                         float *y, size_t y_stride) {
   run_linear(
@@ -122,18 +137,19 @@ void td_rows_enter(td_engine *e, const td_microbatch *p, td_vec w, const td_hype
   td_rows_read_streams(e, p, w, hyper, false);
 }
 
-void td_rows_rope(td_engine *e, const td_microbatch *p, void *x, size_t token_stride,
-                  size_t head_stride, uint32_t n_heads, uint32_t rot_dim) {
+void td_rows_rope(td_engine *e, const td_microbatch *p, td_rope_heads q, td_rope_heads k,
+                  uint32_t rot_dim) {
   if (!p->n_tokens) return;
-  td_op_rope(e->stream, &(td_rope_args){.x = x,
+  td_op_rope(e->stream, &(td_rope_args){.x = q.x,
                                         .cos_sin = e->cos_sin,
                                         .position = p->position,
-                                        .token_stride = token_stride,
-                                        .head_stride = head_stride,
+                                        .token_stride = q.token_stride,
+                                        .head_stride = q.head_stride,
                                         .n_tokens = p->n_tokens,
-                                        .n_heads = n_heads,
+                                        .n_heads = q.n_heads,
                                         .rot_dim = rot_dim,
-                                        .interleaved = e->config->rope_interleaved});
+                                        .interleaved = e->config->rope_interleaved,
+                                        .also = k});
 }
 
 void td_rows_scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {

@@ -14,6 +14,10 @@ void *td_rows_at(const td_engine *engine, const td_microbatch *part, void *base,
 // y = W x + bias for every token; rows of y are w->rows elements.
 void td_rows_linear(td_engine *engine, const td_microbatch *part, const td_weight *w, td_vec bias,
                     const void *x, size_t x_stride, void *y);
+// The same for n matrices of one layer, at most 1 + TD_LINEAR_ALSO; rows of each y are w->rows
+// elements, whatever y_stride says.
+void td_rows_linear_all(td_engine *engine, const td_microbatch *part, const td_linear_also *all,
+                        uint32_t n, const void *x, size_t x_stride);
 // y = W x in f32, whatever activations are, into rows y_stride elements apart; rows of x have no
 // gaps.
 void td_rows_linear_f32(td_engine *engine, const td_microbatch *part, const td_weight *w,
@@ -34,8 +38,8 @@ void td_rows_leave(td_engine *engine, const td_microbatch *part);
 // h = norm of the streams' sum; is_head: behind the last layer.
 void td_rows_read_streams(td_engine *engine, const td_microbatch *part, td_vec w,
                           const td_hyper *hyper, bool is_head);
-void td_rows_rope(td_engine *engine, const td_microbatch *part, void *x, size_t token_stride,
-                  size_t head_stride, uint32_t n_heads, uint32_t rot_dim);
+void td_rows_rope(td_engine *engine, const td_microbatch *part, td_rope_heads q, td_rope_heads k,
+                  uint32_t rot_dim);
 // Multiplies the queries, q_dim elements of a token, by the factors of their positions, in a model
 // that scales queries.
 void td_rows_scale_queries(td_engine *engine, const td_microbatch *part, uint32_t q_dim);

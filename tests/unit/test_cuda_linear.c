@@ -328,6 +328,78 @@ static void test_linear_alone_and_in_company(void **state) {
 }
 
 // Scales that the kernels of MXFP4 have no room for are widened when they are copied.
+static int (*linear_vec)(const td_cu_linear_args *args, td_cu_stream stream);
+static uint32_t n_launches;
+
+static int count_launch(const td_cu_linear_args *args, td_cu_stream stream) {
+  n_launches++;
+  return linear_vec(args, stream);
+}
+
+// Matrices of one input have the bits that each has alone; those of one format are one launch.
+static void test_matrices_of_one_input(void **state) {
+  (void)state;
+  enum { N = 3, COLS = 264, MOST_ROWS = 67, MOST_TOKENS = 70 };
+  static const uint32_t rows[N] = {40, MOST_ROWS, 24}, n_tokens[] = {1, 9, 20, MOST_TOKENS};
+  static const struct {
+    td_dtype dtype[N];
+    uint32_t n_launches; // of few tokens
+  } cases[] = {{{TD_F8E4M3, TD_F8E4M3, TD_F8E4M3}, 1},
+               {{TD_BF16, TD_F8E4M3, TD_BF16}, 2},
+               {{TD_BF16, TD_BF16, TD_F16}, 2}};
+  for (size_t i = 0; i < TD_COUNT(cases) * TD_COUNT(n_tokens); i++) {
+    const uint32_t n = n_tokens[i % TD_COUNT(n_tokens)];
+    CUDA_OPEN(f);
+    td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+    static td_cu_abi counting;
+    counting = *dev->abi;
+    linear_vec = counting.linear_vec;
+    counting.linear_vec = count_launch;
+    dev->abi = &counting;
+    dev->props.n_sms = MOST_ROWS; // as many warps for each, on which the bits depend
+    ref_weight w[N];
+    float *x = cuda_floats(&f, (size_t)n * COLS), *bias = cuda_floats(&f, MOST_ROWS);
+    uint16_t *alone[N], *y[N];
+    td_linear_op_args all = {
+        .x = cuda_put_bf16(&f, x, (size_t)n * COLS), .x_stride = COLS, .n_tokens = n};
+    for (uint32_t m = 0; m < N; m++) {
+      w[m] = ref_make_weight(&f.rng, cases[i / TD_COUNT(n_tokens)].dtype[m], rows[m], COLS, 128,
+                             128);
+      y[m] = cuda_alloc(&f, (size_t)n * rows[m] * sizeof **y);
+      alone[m] = cuda_alloc(&f, (size_t)n * rows[m] * sizeof **alone);
+      const td_vec of_rows = {.data = m == 1 ? bias : NULL, .dtype = TD_F32, .n = rows[m]};
+      td_linear_op_args one = all;
+      one.w = &w[m].w;
+      one.bias = of_rows;
+      one.y = alone[m];
+      one.y_stride = rows[m];
+      td_op_linear(f.stream, &one);
+      if (m > 0) {
+        all.also[m - 1] = (td_linear_also){&w[m].w, of_rows, y[m], rows[m]};
+        continue;
+      }
+      all.w = one.w;
+      all.y = y[m];
+      all.y_stride = rows[m];
+    }
+    n_launches = 0;
+    td_op_linear(f.stream, &all);
+    if (n <= TD_CU_VEC_TOKENS)
+      assert_int_equal(n_launches, cases[i / TD_COUNT(n_tokens)].n_launches);
+    for (uint32_t m = 0; m < N; m++) {
+      float *want = cuda_get_bf16(&f, alone[m], (size_t)n * rows[m]);
+      float *got = cuda_get_bf16(&f, y[m], (size_t)n * rows[m]);
+      assert_memory_equal(got, want, (size_t)n * rows[m] * sizeof *got);
+      free(want);
+      free(got);
+      ref_free_weight(&w[m]);
+    }
+    free(x);
+    free(bias);
+    cuda_close(&f);
+  }
+}
+
 static void test_scales_that_are_not_taken(void **state) {
   (void)state;
   CUDA_OPEN(f);
@@ -350,6 +422,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_e2m1_codes_and_scales),
       cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
+      cmocka_unit_test(test_matrices_of_one_input),
       cmocka_unit_test(test_scales_that_are_not_taken),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;

@@ -220,10 +220,14 @@ static void check_rope(uint32_t rot) {
                                          .token_stride = HEADS * dim,
                                          .head_stride = dim,
                                          .n_tokens = TOKENS,
-                                         .n_heads = HEADS,
+                                         .n_heads = HEADS - 1,
                                          .rot_dim = rot,
                                          .interleaved = interleaved,
-                                         .backwards = backwards});
+                                         .backwards = backwards,
+                                         .also = {.x = x + OFFSET + (HEADS - 1) * dim,
+                                                  .token_stride = HEADS * dim,
+                                                  .head_stride = dim,
+                                                  .n_heads = 1}});
     float *got = cuda_get_bf16(&f, x, n);
     for (size_t row = 0; row < TOKENS * HEADS; row++) {
       const float *cs = table + (size_t)position[row / HEADS] * rot;

@@ -223,16 +223,21 @@ static void test_linear(void **state) {
       ref_weight w = ref_make_weight(&f.rng, cases[c].dtype, rows, cols, 128, 128);
       float *x = ref_floats(&f.rng, n * ldx), *bias = ref_floats(&f.rng, rows);
       float *y = ref_floats(&f.rng, n * ldy), *dense = malloc((size_t)n * rows * sizeof *dense);
+      float *again = malloc((size_t)n * rows * sizeof *again); // by the same matrix
       double *want = ref_doubles((size_t)n * rows);
-      td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
-                                                  .bias = {bias, TD_F32, rows},
-                                                  .x = x,
-                                                  .y = y,
-                                                  .x_stride = ldx,
-                                                  .y_stride = ldy,
-                                                  .n_tokens = n,
-                                                  .n_prompt = n / 5 * 4,
-                                                  .out_f32 = true});
+      td_op_linear(
+          f.stream,
+          &(td_linear_op_args){
+              .w = &w.w,
+              .bias = {bias, TD_F32, rows},
+              .x = x,
+              .y = y,
+              .x_stride = ldx,
+              .y_stride = ldy,
+              .n_tokens = n,
+              .n_prompt = n / 5 * 4,
+              .out_f32 = true,
+              .also = {{.w = &w.w, .bias = {bias, TD_F32, rows}, .y = again, .y_stride = rows}}});
       device_sync(&f);
       for (uint32_t t = 0; t < n; t++) {
         for (uint32_t r = 0; r < rows; r++) {
@@ -244,9 +249,11 @@ static void test_linear(void **state) {
         }
       }
       device_assert_close(dense, want, (size_t)n * rows, 1e-6);
+      assert_memory_equal(again, dense, (size_t)n * rows * sizeof *dense);
       free(x);
       free(bias);
       free(y);
+      free(again);
       free(dense);
       free(want);
       ref_free_weight(&w);
@@ -273,9 +280,13 @@ static void test_rope(void **state) {
                                            .token_stride = HEADS * DIM,
                                            .head_stride = DIM,
                                            .n_tokens = TOKENS,
-                                           .n_heads = HEADS,
+                                           .n_heads = HEADS - 1,
                                            .rot_dim = ROT,
-                                           .interleaved = interleaved});
+                                           .interleaved = interleaved,
+                                           .also = {.x = x + OFFSET + (HEADS - 1) * DIM,
+                                                    .token_stride = HEADS * DIM,
+                                                    .head_stride = DIM,
+                                                    .n_heads = 1}});
       device_sync(&f);
       for (size_t row = 0; row < TOKENS * HEADS; row++) {
         const float *cs = table + (size_t)position[row / HEADS] * ROT;

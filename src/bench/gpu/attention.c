@@ -178,7 +178,7 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
   uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
   double seconds = td_gpu_measure(b, attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
   double width = is_decode(s) ? 2 * TD_GPU_RANK + TD_GPU_ROPE
-                                : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
+                              : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
   td_gpu_record(
       b,
       &(td_gpu_case){.op = op,
@@ -201,7 +201,7 @@ static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
   attn_shape s = attn_shapes[i];
   s.seqs = td_gpu_fewer(b, s.seqs, 2);
   if (!is_decode(&s)) s.tokens = td_gpu_fewer(b, s.tokens, 5);
-  s.keys = td_gpu_fewer(b, s.keys, 2);
+  s.keys = td_gpu_fewer(b, s.keys, s.tokens);
   return s;
 }
 

@@ -80,7 +80,7 @@ static td_cpu_rows linear_rows(const void *ctx, size_t part, size_t matrix) {
                         run->row_end - run->a->row_begin);
 }
 
-td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
+static td_status run_matrix(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
   td_status status = td_cpu_check_weight(a->w, "linear", err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
@@ -101,5 +101,15 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
       .parts = &part, .n_parts = 1, .fn = linear_tile, .rows = linear_rows, .ctx = &run};
   status = td_cpu_parallel_tiles(stream, &tiles, err);
   td_cpu_tuner_add(dev->tuner, &trial, td_jitter_time(td_clock_ns() - begin_ns), a->n_tokens);
+  return status;
+}
+
+td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
+  td_status status = run_matrix(stream, a, err);
+  for (uint32_t i = 1; status == TD_OK && i <= TD_LINEAR_ALSO; i++) {
+    const td_linear_op_args one = td_linear_matrix(a, i);
+    if (!one.w) break;
+    status = run_matrix(stream, &one, err);
+  }
   return status;
 }

@@ -258,12 +258,11 @@ td_status td_cpu_op_layernorm(td_cpu_stream *stream, const td_layernorm_args *a,
   return TD_OK;
 }
 
-static void rope_token(const void *args, size_t t) {
-  const td_rope_args *a = args;
+static void turn_heads(const td_rope_args *a, const td_rope_heads *heads, size_t t) {
   size_t half = a->rot_dim / 2;
   const float *cos_sin = a->cos_sin + (size_t)a->position[t] * a->rot_dim;
-  for (uint32_t h = 0; h < a->n_heads; h++) {
-    float *x = (float *)a->x + t * a->token_stride + h * a->head_stride;
+  for (uint32_t h = 0; h < heads->n_heads; h++) {
+    float *x = (float *)heads->x + t * heads->token_stride + h * heads->head_stride;
     for (size_t i = 0; i < half; i++) {
       float *first = a->interleaved ? x + 2 * i : x + i;
       float *second = a->interleaved ? x + 2 * i + 1 : x + half + i;
@@ -275,12 +274,20 @@ static void rope_token(const void *args, size_t t) {
   }
 }
 
+static void rope_token(const void *args, size_t t) {
+  const td_rope_args *a = args;
+  const td_rope_heads heads = {a->x, a->token_stride, a->head_stride, a->n_heads};
+  turn_heads(a, &heads, t);
+  if (a->also.x) turn_heads(a, &a->also, t);
+}
+
 td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
   for (uint32_t t = 0; t < a->n_tokens; t++) {
     TD_DEV_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
   }
-  for_rows(stream, a->n_tokens, (size_t)a->n_heads * a->rot_dim, rope_token, a);
+  const size_t n_heads = (size_t)a->n_heads + (a->also.x ? a->also.n_heads : 0);
+  for_rows(stream, a->n_tokens, n_heads * a->rot_dim, rope_token, a);
   return TD_OK;
 }
 

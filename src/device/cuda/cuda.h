@@ -257,6 +257,8 @@ void td_cuda_weights_drop(td_dev *dev); // likewise, while streams are open
 // heuristics.c: pure functions.
 // How kernels load weights of this format. x_aligned: activations allow 16-byte loads.
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
+// Whether matrices differ in data and number of rows alone.
+bool td_cuda_same_format(const td_weight *a, const td_weight *b);
 // linear_vec, linear_mma, linear_wgmma: each takes only weights that those before it take.
 typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA } td_cuda_gemm;
 // The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec until, with

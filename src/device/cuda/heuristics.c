@@ -44,6 +44,12 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
   return is_even ? read_of_format(w) : TD_CU_READ_ANY;
 }
 
+bool td_cuda_same_format(const td_weight *a, const td_weight *b) {
+  return a->dtype == b->dtype && a->layout == b->layout && a->cols == b->cols &&
+         a->scale_dtype == b->scale_dtype && a->scale_rows == b->scale_rows &&
+         a->scale_cols == b->scale_cols && !a->scale == !b->scale && !a->zero == !b->zero;
+}
+
 td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,
                              bool has_wgmma) {
   if (n_tokens <= MOST_VEC_TOKENS || w->dtype == TD_F32 || w->dtype == TD_F16) return CUDA_GEMM_VEC;

@@ -1,4 +1,6 @@
 // src/device/cuda/linear.c - linear layers and experts.
+#include <assert.h>
+
 #include "device/cuda/cuda.h"
 
 static bool is_aligned(const void *x, size_t stride) {
@@ -20,11 +22,18 @@ static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda
   }
 }
 
-td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
-  if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
-  const td_cu_read read = td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride));
-  const td_cuda_gemm gemm = td_cuda_gemm_of(m->w, read, m->n_tokens,
-                                            td_cuda_dev_of(stream)->props.has_wgmma);
+static td_cu_read read_of(const td_cuda_matmul *m) {
+  return td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride));
+}
+
+static td_cuda_gemm gemm_of(const td_cuda_stream *stream, const td_cuda_matmul *m) {
+  return td_cuda_gemm_of(m->w, read_of(m), m->n_tokens, td_cuda_dev_of(stream)->props.has_wgmma);
+}
+
+// By a kernel of this library; also: further matrices for linear_vec.
+static td_status run_kernel(td_cuda_stream *stream, const td_cuda_matmul *m,
+                            const td_cuda_matmul *const *also, uint32_t n_also, td_err *err) {
+  const td_cuda_gemm gemm = gemm_of(stream, m);
   const uint32_t tile = td_cuda_tile_tokens(gemm, m->n_tokens);
   td_cu_linear_args args = {
       .w = *m->w,
@@ -39,29 +48,80 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
       .n_rows = m->n_rows,
       .tile_tokens = tile,
       .n_at_once = ceil_div(m->n_tokens, tile),
-      .read = read,
+      .read = read_of(m),
       .y_f32 = m->y_f32,
   };
+  for (uint32_t i = 0; i < n_also; i++)
+    args.also[i] = (td_cu_linear_also){
+        .w = *also[i]->w, .bias = also[i]->bias, .y = also[i]->y, .y_stride = also[i]->y_stride};
   return launch(stream, &args, gemm, err);
 }
 
-td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
-  td_weight w;
-  td_status status = td_cuda_weight_at(td_cuda_dev_of(stream), a->w, a->weights_on_device, "linear",
-                                       &w, err);
+td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
+  if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
+  return run_kernel(stream, m, NULL, 0, err);
+}
+
+static bool is_for_vec(td_cuda_stream *stream, const td_cuda_matmul *m) {
+  const td_cu_read read = read_of(m);
+  return read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS &&
+         gemm_of(stream, m) == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, m);
+}
+
+// Whether linear_vec computes both in one launch, with the bits that each has alone.
+static bool share_launch(td_cuda_stream *stream, const td_cuda_matmul *m,
+                         const td_cuda_matmul *more) {
+  const uint32_t n_sms = (uint32_t)td_cuda_dev_of(stream)->props.n_sms;
+  return is_for_vec(stream, m) && is_for_vec(stream, more) && td_cuda_same_format(m->w, more->w) &&
+         td_cuda_vec_warps(m->n_rows, false, n_sms) ==
+             td_cuda_vec_warps(more->n_rows, false, n_sms);
+}
+
+static td_status matmul_of(td_cuda_stream *stream, const td_linear_op_args *a, td_weight *w,
+                           td_cuda_matmul *out, td_err *err) {
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_status status = td_cuda_weight_at(dev, a->w, a->weights_on_device, "linear", w, err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
+  if (status != TD_OK) return status;
+  *out = (td_cuda_matmul){.w = w,
+                          .x = a->x,
+                          .y = a->y,
+                          .x_stride = a->x_stride,
+                          .y_stride = a->y_stride,
+                          .n_tokens = a->n_tokens,
+                          .row0 = a->row_begin,
+                          .n_rows = a->n_rows ? a->n_rows : w->rows,
+                          .y_f32 = a->out_f32};
+  return a->bias.data ? td_cuda_vec(dev, &a->bias, &out->bias, err) : TD_OK;
+}
+
+td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
+  enum { MOST = 1 + TD_LINEAR_ALSO };
+  static_assert((int)TD_LINEAR_ALSO == (int)TD_CU_LINEAR_ALSO, "further matrices");
+  td_weight w[MOST];
+  td_cuda_matmul m[MOST];
+  bool is_done[MOST] = {false};
+  td_status status = TD_OK;
+  uint32_t n = 0;
+  for (; status == TD_OK && n < MOST; n++) {
+    const td_linear_op_args one = td_linear_matrix(a, n);
+    if (!one.w && n > 0) break;
+    status = matmul_of(stream, &one, &w[n], &m[n], err);
+  }
   if (status != TD_OK || a->n_tokens == 0) return status;
-  td_cuda_matmul m = {.w = &w,
-                      .x = a->x,
-                      .y = a->y,
-                      .x_stride = a->x_stride,
-                      .y_stride = a->y_stride,
-                      .n_tokens = a->n_tokens,
-                      .row0 = a->row_begin,
-                      .n_rows = a->n_rows ? a->n_rows : w.rows,
-                      .y_f32 = a->out_f32};
-  if (a->bias.data) status = td_cuda_vec(td_cuda_dev_of(stream), &a->bias, &m.bias, err);
-  return status == TD_OK ? td_cuda_run_matmul(stream, &m, err) : status;
+  for (uint32_t i = 0; status == TD_OK && i < n; i++) {
+    const td_cuda_matmul *also[TD_LINEAR_ALSO];
+    uint32_t n_also = 0;
+    if (is_done[i]) continue;
+    for (uint32_t j = i + 1; j < n; j++) {
+      if (is_done[j] || !share_launch(stream, &m[i], &m[j])) continue;
+      is_done[j] = true;
+      also[n_also++] = &m[j];
+    }
+    status = n_also ? run_kernel(stream, &m[i], also, n_also, err)
+                    : td_cuda_run_matmul(stream, &m[i], err);
+  }
+  return status;
 }
 
 // One pass over some of an operator's tokens; over all of them for a group of a layer's experts. A
@@ -346,19 +406,26 @@ static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err 
   return status == TD_OK ? td_cuda_run_matmul(stream, &in, err) : status;
 }
 
+// What nothing is added to needs no sum.
 static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  const td_moe_args *a = p->a;
+  const size_t row_bytes = p->dim * (a->out_f32 ? sizeof(float) : sizeof(uint16_t));
   td_status status = run_dense_in(stream, p, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
-  const td_cuda_matmul out = {.w = &p->experts.down,
-                              .x = p->hidden_x,
-                              .y = p->parts,
-                              .x_stride = p->hidden,
-                              .y_stride = p->dim,
-                              .n_tokens = p->n_tokens,
-                              .n_rows = p->dim,
-                              .y_f32 = true};
+  td_cuda_matmul out = {.w = &p->experts.down,
+                        .x = p->hidden_x,
+                        .y = (char *)a->out + p->token0 * row_bytes,
+                        .x_stride = p->hidden,
+                        .y_stride = p->dim,
+                        .n_tokens = p->n_tokens,
+                        .n_rows = p->dim,
+                        .y_f32 = a->out_f32};
+  if (a->accumulate) {
+    out.y = p->parts;
+    out.y_f32 = true;
+  }
   if (status == TD_OK) status = td_cuda_run_matmul(stream, &out, err);
-  return status == TD_OK ? run_sum(stream, p, err) : status;
+  return status == TD_OK && a->accumulate ? run_sum(stream, p, err) : status;
 }
 
 static uint32_t tokens_of_pass(const moe_pass *p, size_t pass_bytes) {

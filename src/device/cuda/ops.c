@@ -114,13 +114,17 @@ td_status td_cuda_op_layernorm(td_cuda_stream *stream, const td_layernorm_args *
 td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
   if (a->n_tokens == 0) return TD_OK;
-  td_cu_rope_args args = {.x = a->x,
+  td_cu_rope_args args = {.heads = {.x = a->x,
+                                    .token_stride = a->token_stride,
+                                    .head_stride = a->head_stride,
+                                    .n_heads = a->n_heads},
+                          .also = {.x = a->also.x,
+                                   .token_stride = a->also.token_stride,
+                                   .head_stride = a->also.head_stride,
+                                   .n_heads = a->also.n_heads},
                           .cos_sin = a->cos_sin,
                           .position = a->position,
-                          .token_stride = a->token_stride,
-                          .head_stride = a->head_stride,
                           .n_tokens = a->n_tokens,
-                          .n_heads = a->n_heads,
                           .rot_dim = a->rot_dim,
                           .interleaved = a->interleaved,
                           .backwards = a->backwards,

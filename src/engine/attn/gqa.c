@@ -47,10 +47,14 @@ void td_gqa_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   const td_model_config *c = e->config;
   const gqa_rows at = rows_of(e, p);
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-  td_rows_linear(e, p, &layer->q, layer->q_bias, at.h, c->dim,
-                 c->has_attn_gate ? gated_queries_of(e, p) : at.q);
-  td_rows_linear(e, p, &layer->k, layer->k_bias, at.h, c->dim, at.k);
-  td_rows_linear(e, p, &layer->v, layer->v_bias, at.h, c->dim, at.v);
+  const td_linear_also of_h[] = {
+      {.w = &layer->q,
+       .bias = layer->q_bias,
+       .y = c->has_attn_gate ? gated_queries_of(e, p) : at.q},
+      {.w = &layer->k, .bias = layer->k_bias, .y = at.k},
+      {.w = &layer->v, .bias = layer->v_bias, .y = at.v},
+  };
+  td_rows_linear_all(e, p, of_h, TD_COUNT(of_h), at.h, c->dim);
   if (c->has_attn_gate) {
     norm_gated_queries(e, p, layer);
     td_rows_norm(e, at.k, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
@@ -61,8 +65,8 @@ void td_gqa_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
     td_rows_norm(e, at.q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
     td_rows_norm(e, at.k, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
   }
-  td_rows_rope(e, p, at.q, q_dim, c->head_dim, c->n_heads, td_rope_dims(c));
-  td_rows_rope(e, p, at.k, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
+  td_rows_rope(e, p, (td_rope_heads){at.q, q_dim, c->head_dim, c->n_heads},
+               (td_rope_heads){at.k, kv_dim, c->head_dim, c->n_kv_heads}, td_rope_dims(c));
   td_rows_scale_queries(e, p, q_dim);
 }
 

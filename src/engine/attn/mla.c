@@ -32,18 +32,26 @@ void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   const mla_rows at = rows_of(e, p);
   uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
   td_vec none = {0};
+  const td_linear_also of_h[] = {
+      c->q_lora_rank ? (td_linear_also){.w = &layer->q_a, .bias = layer->q_a_bias, .y = at.q_a}
+                     : (td_linear_also){.w = &layer->q, .y = at.q},
+      {.w = &layer->kv_a, .bias = layer->kv_a_bias, .y = at.k},
+  };
+  td_rows_linear_all(e, p, of_h, TD_COUNT(of_h), at.h, c->dim);
   if (c->q_lora_rank) {
-    td_rows_linear(e, p, &layer->q_a, layer->q_a_bias, at.h, c->dim, at.q_a);
     td_rows_norm(e, at.q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, TD_MLA_NORM_EPS);
     td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
-  } else {
-    td_rows_linear(e, p, &layer->q, none, at.h, c->dim, at.q);
   }
-  td_rows_linear(e, p, &layer->kv_a, layer->kv_a_bias, at.h, c->dim, at.k);
   td_rows_norm(e, at.k, layer->kv_a_norm, entry, p->n_tokens, TD_MLA_NORM_EPS);
-  td_rows_rope(e, p, td_rows_offset(e, at.q, c->nope_dim), (size_t)c->n_heads * head, head,
-               c->n_heads, c->rope_dim);
-  td_rows_rope(e, p, td_rows_offset(e, at.k, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+  const td_rope_heads q = {.x = td_rows_offset(e, at.q, c->nope_dim),
+                           .token_stride = (size_t)c->n_heads * head,
+                           .head_stride = head,
+                           .n_heads = c->n_heads};
+  const td_rope_heads k = {.x = td_rows_offset(e, at.k, c->kv_lora_rank),
+                           .token_stride = entry,
+                           .head_stride = entry,
+                           .n_heads = 1};
+  td_rows_rope(e, p, q, k, c->rope_dim);
   td_rows_scale_queries(e, p, c->n_heads * head);
 }
 
