@@ -59,6 +59,12 @@ static bool there(const fixture *f, const char *file) {
   return td_file_exists(out_path(f, file));
 }
 
+static void remove_file(const char *folder, const char *name) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  assert_int_equal(remove(path), 0);
+}
+
 static void finish(fixture *f) {
   DIR *dir = opendir(f->out);
   for (struct dirent *e; dir && (e = readdir(dir));) {
@@ -104,6 +110,11 @@ static void makes_int4(void **state) {
   ck_write(&f.ck);
   ck_write_file(&f.ck, "tokenizer.json", "{\"x\": 1}", 8);
   ck_write_file(&f.ck, "pytorch_model.bin", "old", 3);
+  char folder[80];
+  snprintf(folder, sizeof folder, "%s/encoding", f.ck.dir);
+  assert_int_equal(mkdir(folder, 0777), 0);
+  ck_write_file(&f.ck, "encoding/encoder.py", "code", 4);
+  ck_write_file(&f.ck, "encoding/notes.txt", "notes", 5);
   quantize_ok(&f, "int4-g32");
   td_model *m = open_out(&f);
   const td_layer *l0 = td_model_layer(m, 0), *l1 = td_model_layer(m, 1);
@@ -142,6 +153,12 @@ static void makes_int4(void **state) {
   assert_true(there(&f, "tokenizer.json") && there(&f, "quantize_report.json"));
   assert_false(there(&f, "pytorch_model.bin"));
   assert_false(there(&f, "model-00001-of-00003.safetensors.done"));
+  assert_true(there(&f, "encoding/encoder.py"));
+  assert_false(there(&f, "encoding/notes.txt"));
+  remove(out_path(&f, "encoding/encoder.py"));
+  remove_file(folder, "encoder.py");
+  remove_file(folder, "notes.txt");
+  remove(folder);
   finish(&f);
 }
 

@@ -16,6 +16,7 @@
 #include "model/quantize/quantize_impl.h"
 
 #define REPORT_FILE "quantize_report.json"
+#define ENCODER     "encoding"
 
 // Files that are neither weights nor rewritten: tokenizer, templates, licence and so on.
 static bool is_copied(const char *name) {
@@ -55,6 +56,26 @@ static td_status copy_others(td_quantizer *q) {
     if (is_copied(e->d_name)) st = copy_file(q, e->d_name);
   }
   closedir(dir);
+  return st;
+}
+
+// Copies the prompt encoder that DeepSeek's checkpoints bring in place of a chat template.
+static td_status copy_encoder(td_quantizer *q) {
+  char *from = td_quantize_path(q->opts->in, ENCODER),
+       *to = td_quantize_path(q->opts->out, ENCODER);
+  td_status st = from && to ? TD_OK : td_quantize_no_memory(q);
+  DIR *dir = st == TD_OK ? opendir(from) : NULL;
+  if (dir && mkdir(to, 0777) != 0 && errno != EEXIST) {
+    st = td_fail(q->err, TD_EIO, "%s: %s", to, strerror(errno));
+  }
+  for (struct dirent *e; dir && st == TD_OK && (e = readdir(dir));) {
+    char name[sizeof ENCODER + sizeof e->d_name];
+    snprintf(name, sizeof name, ENCODER "/%s", e->d_name);
+    if (td_ends_with(name, ".py")) st = copy_file(q, name);
+  }
+  if (dir) closedir(dir);
+  free(from);
+  free(to);
   return st;
 }
 
@@ -237,6 +258,7 @@ static void remove_notes(const td_quantizer *q) {
 
 td_status td_quantize_finish(td_quantizer *q) {
   td_status st = copy_others(q);
+  if (st == TD_OK) st = copy_encoder(q);
   if (st == TD_OK) st = write_config(q);
   if (st == TD_OK) st = write_report(q);
   if (st == TD_OK) st = write_index(q);
