@@ -89,6 +89,17 @@ static const td_call_syntax syntaxes[] = {
                          .key_close = "\" string=\"true\">",
                          .json_key_close = "\" string=\"false\">",
                          .value_close = "</｜DSML｜parameter>\n"},
+#define NS "]<]minimax[>["
+    [TD_CALL_ELEMENTS] = {.form = TD_CALL_ELEMENTS,
+                          .open = NS "<tool_call>\n" NS "<invoke name=\"",
+                          .between = NS "</invoke>\n" NS "<invoke name=\"",
+                          .close = NS "</invoke>\n" NS "</tool_call>",
+                          .after_name = "\">",
+                          .index = "",
+                          .key_open = NS "<",
+                          .key_close = ">",
+                          .value_close = NS "<",
+                          .ends_by_key = true},
     [TD_CALL_HY] = {.form = TD_CALL_HY,
                     .open = "<tool_calls>\n<tool_call>",
                     .between = "</tool_call>\n<tool_call>",
@@ -151,6 +162,7 @@ static td_call_form form_of(const td_chat *chat) {
                {"<minimax:tool_call>", TD_CALL_INVOKE},
                {"<｜DSML｜tool_calls>", TD_CALL_DSML_V4},
                {"｜DSML｜", TD_CALL_DSML},
+               {NS, TD_CALL_ELEMENTS},
                {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
                {"<arg_key>", TD_CALL_ARG_KEYS},
                {"<function=", TD_CALL_FUNCTION},
@@ -414,8 +426,10 @@ void td_call_syntax_open(td_call_syntax *out, const td_chat *chat) {
   const td_call_form form = form_of(chat);
   td_buf said = TD_BUF_INIT;
   bool is_found = false;
-  // Templates write Harmony's recipients elsewhere than models do.
-  const bool can_say = form != TD_CALL_HARMONY && render(&said, chat, CHAT("\"" SAID "\""));
+  // Templates write Harmony's recipients elsewhere than models do, and end tags with a key's name
+  // are no pieces.
+  const bool can_say = form != TD_CALL_HARMONY && !syntaxes[form].ends_by_key &&
+                       render(&said, chat, CHAT("\"" SAID "\""));
   for (size_t i = 0; i < N_TRIES && can_say && !is_found; i++) {
     const char *const *probe = probes[form == TD_CALL_KIMI][i];
     td_buf one = TD_BUF_INIT, two = TD_BUF_INIT;

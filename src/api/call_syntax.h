@@ -16,6 +16,7 @@ typedef struct td_call_syntax {
   const char *index;                              // GBNF
   const char *key_open, *key_close, *value_close; // key_open NULL: one object
   const char *json_key_close;        // key_close before a value that is no string; NULL: the same
+  bool ends_by_key;                  // /KEY> follows value_close
   const char *thought, *thought_end; // around reasoning; NULL: <think> and </think>
   td_buf own;                        // memory of a template's strings
 } td_call_syntax;

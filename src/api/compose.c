@@ -129,7 +129,7 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
     write_literal(out, e->key_open);
     td_buf_str(out, " [a-zA-Z0-9_.-]{1,64} ");
     write_key_close(out, e, 0);
-    td_buf_str(out, " .value0)*\n");
+    td_buf_printf(out, " .value0%s)*\n", e->ends_by_key ? " \"/\" [a-zA-Z0-9_.-]{1,64} \">\"" : "");
     return;
   }
   for (uint32_t i = 0; i < tool->n_params; i++) {
@@ -149,6 +149,11 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
     } else {
       td_buf_printf(out, " t%u.v%u ", index, i);
       write_literal(out, e->value_close);
+    }
+    if (e->ends_by_key) {
+      td_buf_str(out, " \"/\" ");
+      write_literal(out, param->key);
+      td_buf_str(out, " \">\" ");
     }
     td_buf_str(out, param->is_required ? ") " : ")? ");
   }
@@ -266,6 +271,8 @@ static void write_state(td_buf *out, const marker_tree *t, uint16_t i, const td_
       if (state_after(t, i, letter) != c) continue; // a longer beginning goes on with it
       td_buf_printf(&others, "\\U%08X", letter);
       const char *own = next->marker ? strstr(s->open, next->marker) : NULL;
+      // Another form's marker may be the end of one.
+      if (own != s->open && s->ends_by_key) own = NULL;
       if (next->marker && !own) continue;
       td_buf_printf(out, " | [\\U%08X] ", letter);
       if (own) {

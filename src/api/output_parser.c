@@ -124,7 +124,8 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
 static td_marker_match find_end(td_output_parser *p, const source *s) {
   for (; p->scan < s->len; p->scan++) {
     char c = s->text[p->scan];
-    td_marker_match match = c == '<' || c == '[' ? ends_at(p, s) : TD_MARKER_NONE;
+    const bool may_be = c == '<' || c == '[' || c == ']';
+    td_marker_match match = may_be ? ends_at(p, s) : TD_MARKER_NONE;
     if (match == TD_MARKER_WHOLE || (match == TD_MARKER_CUT && !s->is_final)) return match;
     // The beginning of a marker, no mere bracket, is not shown where the text is cut off.
     if (match == TD_MARKER_CUT && s->end == TD_TEXT_CUT && s->len - p->scan > 1) return match;

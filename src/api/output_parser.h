@@ -12,6 +12,8 @@
 //     </tool_calls>                                                               Hy3
 //   <minimax:tool_call><invoke name="N"><parameter name="K">V</parameter></invoke>
 //     </minimax:tool_call>                                                        MiniMax
+//   <tool_call><invoke name="N"><K>V</K></invoke></tool_call>, with ]<]minimax[>[ before each
+//     tag; a V may be of such elements                                            MiniMax-M3
 //   <｜DSML｜function_calls><｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true">V
 //     </｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>                 DeepSeek-V3.2
 //   the same between <｜DSML｜tool_calls> and </｜DSML｜tool_calls>                 DeepSeek-V4

@@ -140,6 +140,7 @@ typedef enum {
   TD_CALL_INVOKE,         // MiniMax
   TD_CALL_DSML,           // DeepSeek-V3.2
   TD_CALL_DSML_V4,        // DeepSeek-V4
+  TD_CALL_ELEMENTS,       // MiniMax-M3
   TD_CALL_HY,             // Hy3's preview
   TD_CALL_HY_SUFFIXED,    // Hy3
   TD_CALL_MISTRAL,

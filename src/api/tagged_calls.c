@@ -7,7 +7,19 @@
 #include "api/tool_calls_impl.h"
 #include "base/json_write.h"
 
-#define MAX_GAP 256 // white space between two tags that is looked through
+#define MAX_GAP     256 // white space between two tags that is looked through
+#define MAX_NESTING 32  // of elements within an argument
+
+// Whether one of the markers is at `at`.
+static td_call_outcome any_at(const td_call_reading *x, const char *const *marks, size_t n,
+                              size_t at) {
+  td_call_outcome found = NONE;
+  for (size_t i = 0; i < n && found != GO; i++) {
+    const td_call_outcome o = td_call_at(x, marks[i], at);
+    if (o != NONE) found = o;
+  }
+  return found;
+}
 
 // Passes the marker. WAIT: it may be here; NONE: it is not. A form without the marker passes.
 static td_call_outcome pass(td_call_reading *x, const char *marker) {
@@ -84,16 +96,17 @@ static td_call_outcome read_next(td_call_reading *x) {
   const bool may_sep = t->after_name && !r->object.has_member;
   const td_call_outcome sep = may_sep ? pass(x, t->after_name) : NONE;
   if (sep == GO) return GO;
-  const td_call_outcome key = pass(x, t->key_open);
-  if (key == GO) {
+  const char *const marks[] = {x->form->call_close, x->form->close};
+  const td_call_outcome last = any_at(x, marks, TD_COUNT(marks), r->at);
+  const td_call_outcome end = t->end ? pass(x, t->end) : NONE;
+  if (end != GO && last != GO) {
+    // An end may begin like a key.
+    const td_call_outcome key = end == NONE && last == NONE ? pass(x, t->key_open) : WAIT;
+    if (key == NONE && sep == WAIT) return WAIT;
+    if (key != GO) return key;
     r->begin = r->at;
     return td_call_go(x, STEP_TAG_KEY);
   }
-  const td_call_outcome end = t->end ? pass(x, t->end) : NONE;
-  const td_call_outcome last = td_call_at(x, x->form->call_close, r->at);
-  const td_call_outcome all = td_call_at(x, x->form->close, r->at);
-  if (end != GO && last != GO && all != GO)
-    return key == WAIT || end == WAIT || last == WAIT || all == WAIT || sep == WAIT ? WAIT : NONE;
   if (!is_named(x)) return NONE;
   td_tagged_call_end(x);
   return GO;
@@ -156,6 +169,7 @@ static td_call_outcome read_value_open(td_call_reading *x) {
   td_buf_str(out, r->types == TD_PARAM_STRING ? ": \"" : ": ");
   r->object.has_member = true;
   td_buf_clear(&r->word);
+  r->depth = 0;
   return td_call_go(x, STEP_TAG_VALUE);
 }
 
@@ -167,29 +181,95 @@ static void take_byte(td_call_reading *x, char c) {
   }
 }
 
+// ---- values of elements -------------------------------------------------------------------------
+// The members of an object are elements of their names, those of an array elements called item.
+
+typedef struct {
+  const td_call_tags *tags;
+  const char *at, *end;
+} elements;
+
+static bool is_next(const elements *e, const char *marker) {
+  const size_t n = strlen(marker);
+  return (size_t)(e->end - e->at) >= n && memcmp(e->at, marker, n) == 0;
+}
+
+static bool take_next(elements *e, const char *marker) {
+  const bool is_there = is_next(e, marker);
+  if (is_there) e->at += strlen(marker);
+  return is_there;
+}
+
+// Whether an element begins here, behind white space, which is passed if so.
+static bool begins_element(elements *e) {
+  elements next = *e;
+  while (next.at < next.end && td_is_space(*next.at))
+    next.at++;
+  if (!is_next(&next, e->tags->key_open) || is_next(&next, e->tags->value_close)) return false;
+  *e = next;
+  return true;
+}
+
+static bool write_leaf(td_buf *out, elements *e) {
+  const char *open = e->tags->key_open;
+  const size_t left = (size_t)(e->end - e->at);
+  const char *next = left ? memmem(e->at, left, open, strlen(open)) : NULL;
+  if (!next) return false;
+  td_tool_param_write(out, 0, e->at, (size_t)(next - e->at));
+  e->at = next;
+  return true;
+}
+
+// Writes elements, or the text of one, up to the tag that ends what they are in. False: the tags do
+// not match.
+static bool write_elements(td_buf *out, elements *e, unsigned depth) {
+  static const char item[] = "item";
+  if (!begins_element(e)) return depth > 0 && write_leaf(out, e);
+  const char *first = e->at + strlen(e->tags->key_open);
+  const bool is_array = (size_t)(e->end - first) > strlen(item) && !memcmp(first, "item>", 5);
+  bool is_whole = depth < MAX_NESTING;
+  td_buf_char(out, is_array ? '[' : '{');
+  for (unsigned n = 0; is_whole && begins_element(e); n++) {
+    e->at += strlen(e->tags->key_open);
+    const char *key = e->at, *close = memchr(key, '>', (size_t)(e->end - key));
+    const size_t n_key = close ? (size_t)(close - key) : 0;
+    if (!n_key || (is_array && (n_key != strlen(item) || memcmp(key, item, n_key)))) return false;
+    if (n) td_buf_str(out, ", ");
+    if (!is_array) td_json_quote(out, key, n_key);
+    if (!is_array) td_buf_str(out, ": ");
+    e->at = close + 1;
+    is_whole = write_elements(out, e, depth + 1) && take_next(e, e->tags->value_close) &&
+               (size_t)(e->end - e->at) > n_key && !memcmp(e->at, key, n_key + 1);
+    if (is_whole) e->at += n_key + 1;
+  }
+  td_buf_char(out, is_array ? ']' : '}');
+  while (e->at < e->end && td_is_space(*e->at))
+    e->at++;
+  return is_whole && (depth > 0 || e->at == e->end);
+}
+
 static void end_value(td_call_reading *x) {
   td_buf *out = &x->call->arguments;
   const td_buf *word = &x->r->word;
+  const char *text = td_buf_text(word);
   if (x->r->types == TD_PARAM_STRING) {
     td_buf_char(out, '"');
-  } else {
-    td_tool_param_write(out, x->r->types, td_buf_text(word), word->len);
+    return;
   }
+  td_buf value = TD_BUF_INIT;
+  elements all = {.tags = x->form->tags, .at = text, .end = text + word->len};
+  if (all.tags->keys_are_tags && write_elements(&value, &all, 0)) {
+    td_buf_add(out, td_buf_text(&value), value.len);
+  } else {
+    td_tool_param_write(out, x->r->types, text, word->len);
+  }
+  out->failed |= value.failed;
+  td_buf_free(&value);
 }
 
 // ---- where a value ends -------------------------------------------------------------------------
 // A value may hold tags as its text, and models forget or garble the tag that ends one. So an end
 // counts by what follows it.
-
-static td_call_outcome any_at(const td_call_reading *x, const char *const *marks, size_t n,
-                              size_t at) {
-  td_call_outcome found = NONE;
-  for (size_t i = 0; i < n && found != GO; i++) {
-    const td_call_outcome o = td_call_at(x, marks[i], at);
-    if (o != NONE) found = o;
-  }
-  return found;
-}
 
 // Where the text goes on behind white space; SIZE_MAX: it ends there so far.
 static size_t behind_space(const td_call_reading *x, size_t at) {
@@ -287,19 +367,51 @@ static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begi
   return NONE;
 }
 
+// The same where keys are tags: at the end of the argument's own element, or of the call.
+static td_call_outcome ends_element(const td_call_reading *x, size_t at, size_t *next) {
+  const td_call_tags *t = x->form->tags;
+  const char *const ends[] = {t->end, x->form->close};
+  *next = at;
+  const td_call_outcome end = any_at(x, ends, TD_COUNT(ends), at);
+  if (end != NONE) return end;
+  const td_call_outcome closes = td_call_at(x, t->value_close, at);
+  if (closes == WAIT) return WAIT;
+  if (closes == NONE) {
+    const td_call_outcome opens = td_call_at(x, t->key_open, at);
+    if (opens == GO) x->r->depth++;
+    return opens == WAIT ? WAIT : NONE;
+  }
+  if (x->r->depth > 0) {
+    x->r->depth--;
+    return NONE;
+  }
+  for (size_t n = strlen(t->value_close); n <= TD_CALL_MAX_NAME; n++) {
+    if (at + n == x->len) return WAIT;
+    if (x->text[at + n] != '>') continue;
+    *next = at + n + 1;
+    return GO;
+  }
+  return NONE;
+}
+
 static td_call_outcome read_value(td_call_reading *x) {
   td_call_reader *r = x->r;
-  const bool trims = x->form->tags->trims_line_feeds;
+  const td_call_tags *t = x->form->tags;
+  const bool trims = t->trims_line_feeds;
+  const char first = t->key_open[0];
   for (; r->at < x->len; r->at++) {
     const char c = x->text[r->at];
     const bool is_feed = c == '\n' && trims;
-    if (is_feed || c == '<') {
+    if (is_feed || c == first) {
       const size_t at = r->at + is_feed;
       const bool begins_line = is_feed || (r->at > 0 && x->text[r->at - 1] == '\n');
       size_t next = at;
-      td_call_outcome o = at == x->len         ? WAIT
-                          : x->text[at] == '<' ? ends_value(x, at, begins_line, &next)
-                                               : NONE;
+      td_call_outcome o = NONE;
+      if (at == x->len) {
+        o = WAIT;
+      } else if (x->text[at] == first) {
+        o = t->keys_are_tags ? ends_element(x, at, &next) : ends_value(x, at, begins_line, &next);
+      }
       if (o == WAIT && x->is_ended) {
         o = GO;
         next = x->len;

@@ -16,6 +16,7 @@ enum {
   FUNCTION,
   ARG_KEYS,
   INVOKE,
+  ELEMENTS,
   DSML,
   DSML_V4,
   HY,
@@ -48,6 +49,16 @@ static const td_call_tags invoke_tags = {.name_open = "<invoke name=",
                                          .value_close = "</parameter>",
                                          .end = "</invoke>"};
 
+// MiniMax-M3 puts a token before each tag.
+#define NS "]<]minimax[>["
+static const td_call_tags element_tags = {.name_open = NS "<invoke name=",
+                                          .name_close = ">",
+                                          .key_open = NS "<",
+                                          .key_close = ">",
+                                          .value_close = NS "</",
+                                          .end = NS "</invoke>",
+                                          .keys_are_tags = true};
+
 static const td_call_tags dsml_tags = {.name_open = "<｜DSML｜invoke name=",
                                        .name_close = ">",
                                        .key_open = "<｜DSML｜parameter name=",
@@ -75,6 +86,7 @@ static const td_call_form_marks forms[] = {
     [INVOKE] = {.open = "<minimax:tool_call>",
                 .close = "</minimax:tool_call>",
                 .tags = &invoke_tags},
+    [ELEMENTS] = {.open = NS "<tool_call>", .close = NS "</tool_call>", .tags = &element_tags},
     [DSML] = {.open = "<｜DSML｜function_calls>",
               .close = "</｜DSML｜function_calls>",
               .ends_thought = true,
@@ -120,7 +132,7 @@ bool td_is_space(char c) {
 td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,
                                   td_mark *mark, size_t *n, unsigned *form) {
   td_marker_match found = TD_MARKER_NONE;
-  if (at == len || (text[at] != '<' && text[at] != '[')) return found;
+  if (at == len || !strchr("<[]", text[at]) || !text[at]) return found;
   for (unsigned i = 0; i < TD_COUNT(forms); i++) {
     const td_call_form_marks *f = &forms[i];
     const struct {

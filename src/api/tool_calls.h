@@ -64,6 +64,7 @@ typedef struct {
   unsigned types;               // TD_PARAM_* of the argument being read, of a form with tags
   int is_text;                  // whether its tag says that it is a string; -1: it says nothing
   uint64_t given;               // which of the tool's first 64 parameters were given, likewise
+  unsigned depth;               // elements open within the argument being read
   const td_tool_params *params; // borrowed; may be NULL
   td_buf word;                  // owned: the key, name or literal being read
   td_string_reader string;

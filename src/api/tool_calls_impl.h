@@ -16,6 +16,9 @@ typedef struct {
   const char *text_mark; // behind a key, before "true" where the value is a string, else "false"
   const char *end;       // ends the arguments
   bool trims_line_feeds; // one behind value's beginning and one before its end are not its own
+  // An argument's key is the name of its element, whose end tag begins with value_close; values may
+  // hold elements.
+  bool keys_are_tags;
 } td_call_tags;
 
 // The markers with which a model family writes calls. NULL: not used.

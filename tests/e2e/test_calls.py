@@ -321,6 +321,28 @@ def test_formats_behind_thoughts_of_minimax_m3(tandem_bin, tmp_path):
     assert said["reasoning_content"] == "Well </think>." and said["content"] == '{"n": 13}'
 
 
+def test_calls_of_minimax_m3(tandem_bin, tmp_path):
+    """In elements, each tag behind a token of its own; a list may be of elements, too."""
+    call = '<tool_call>\n#<invoke name="save">#<text>12 <b>#</text>#<lines>{}#</lines>#</invoke>\n#</tool_call>'
+    lines = {"nested": "#<item>1#</item>#<item>2#</item>", "json": "[1, 2]"}
+    calls = {k: ("#" + call.format(v)).replace("#", "]<]minimax[>[") for k, v in lines.items()}
+    scripts = {k: f"<mm:think>So it is.</mm:think>{v}" for k, v in calls.items()}
+    write_model(tmp_path, scripts, template=SAY + "{# ]<]minimax[>[ </mm:think> #}")
+    server = Server(tandem_bin, tmp_path)
+    tools = [{"type": "function", "function": {"name": "save", "parameters": SAVE}}]
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            for script, choice in (("nested", "auto"), ("json", "auto"), ("json", "required")):
+                said = ask(client, script, tools=tools, tool_choice=choice).choices[0]
+                ((name, arguments),) = calls_of(said)
+                assert name == "save" and json.loads(arguments) == SAVED
+                assert said.message.reasoning_content == "So it is." and not said.message.content
+                pieces = gathered(ask(client, script, tools=tools, tool_choice=choice, stream=True))
+                assert pieces[:3] == ("", [(name, arguments)], "tool_calls")
+    finally:
+        server.close()
+
+
 def test_formats_of_deepseek_v4(deepseek_v4):
     """The model is shown the schema, and obeys it behind its thoughts."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -376,6 +376,11 @@ static void composes_calls_in_each_form(void **state) {
                           "<｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n"
                           "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n"
                           "</｜DSML｜tool_calls>",
+#define NS "]<]minimax[>["
+      [TD_CALL_ELEMENTS] = NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<x>1" NS "</x>" NS
+                              "</invoke>\n" NS "<invoke name=\"f\">" NS "</invoke>\n" NS
+                              "</tool_call>",
+#undef NS
       [TD_CALL_HY] = "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n"
                      "<arg_value>1</arg_value>\n</tool_call>\n<tool_call>f<tool_sep>\n"
                      "</tool_call>\n</tool_calls>",

@@ -265,6 +265,24 @@ static void elements_of_each_family(void **state) {
       "<parameter name=\"i\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
       "</minimax:tool_call>\nSo",
       "Look.So", "[t {\"s\": \"1\\n\", \"i\": 1}][g {}]");
+#define NS        "]<]minimax[>["
+#define M3(calls) NS "<tool_call>\n" calls NS "</tool_call>"
+  check_calls("Look [1].\n" M3(NS "<invoke name=\"t\">" NS "<s>1 <b>\n" NS "</s>" NS "<i>1" NS
+                                  "</i>" NS "</invoke>\n" NS "<invoke name=\"g\">" NS
+                                  "</invoke>\n") "\nSo]",
+              "Look [1].So]", "[t {\"s\": \"1 <b>\\n\", \"i\": 1}][g {}]");
+  // Values of elements, one with a member of its own name; what is left open ends with the call.
+  check_calls(M3(NS "<invoke name=\"g\">" NS "<a>" NS "<item>x" NS "</item>" NS "<item>" NS
+                    "<a>2" NS "</a>" NS "<b>" NS "</b>" NS "</item>" NS "</a>" NS "<o>" NS
+                    "<o>true" NS "</o>" NS "</o>" NS "</invoke>\n"),
+              "", "[g {\"a\": [\"x\", {\"a\": 2, \"b\": \"\"}], \"o\": {\"o\": true}}]");
+  check_calls(M3(NS "<invoke name=\"t\">" NS "<s>a" NS "</invoke>\n" NS "<invoke name=\"t\">" NS
+                    "<s>b" NS "</s>"),
+              "", "[t {\"s\": \"a\"}][t {\"s\": \"b\"}]");
+  check_calls(
+      M3(NS "<invoke name=\"g\">" NS "<a>" NS "<item>x" NS "</b>" NS "</a>" NS "</invoke>\n"), "",
+      "[g {\"a\": \"" NS "<item>x" NS "</b>\"}]");
+#undef M3
 #define DSML(key, type, value)                                                                     \
   "<｜DSML｜parameter name=\"" key "\" string=\"" type "\">" value "</｜DSML｜parameter>\n"
   check_calls("Look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"t\">\n" DSML("s", "true",
@@ -614,6 +632,8 @@ static void beginnings_are_not_shown(void **state) {
                                       "<minimax:tool_call>\n<invoke name=\"f\">\n",
                                       "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n",
                                       "<｜DSML｜tool_calls>\n<｜DSML｜inv",
+                                      NS "<tool_call>\n" NS "<invoke name=\"f\">" NS,
+                                      NS "<tool",
                                       "[TOOL_CALLS]f",
                                       "[TOOL_C"};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
