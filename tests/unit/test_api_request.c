@@ -474,6 +474,40 @@ static void composes_messages_of_harmony(void **state) {
   }
 }
 
+// Text may hold the beginning of a call's marker, and nothing that another form's calls begin with.
+static void composes_text_before_elements(void **state) {
+  (void)state;
+#define NS    "]<]minimax[>["
+#define BEGIN NS "<tool_call>\n" NS "<invoke name=\"f\">"
+#define END   NS "</invoke>\n" NS "</tool_call>"
+  static const char *const right[] = {"", "a [1] ]<]minimax[>[<tool", "Hi" BEGIN END,
+                                      BEGIN NS "<any>x" NS "</any>" END};
+  static const char *const wrong[] = {
+      "<tool_call>\n" NS "<invoke name=\"f\">" END,
+      "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+      BEGIN NS "<any>" NS "<b>" NS "</any>" END, BEGIN, NS "<tool_call>"};
+  td_api_request r;
+  td_api_error error;
+  td_grammar *g;
+  td_err err;
+  static const char body[] = WITH(
+      "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true}}]");
+  assert_int_equal(parse(&r, true, body, &error), TD_OK);
+  assert_int_equal(td_api_compose_grammar(&r, td_call_syntax_of_form(TD_CALL_ELEMENTS),
+                                          TD_REASONING_NONE, &error),
+                   TD_OK);
+  assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+  for (size_t i = 0; i < TD_COUNT(right); i++)
+    if (!td_grammar_matches(g, right[i], strlen(right[i]))) fail_msg("not %s", right[i]);
+  for (size_t i = 0; i < TD_COUNT(wrong); i++)
+    if (td_grammar_matches(g, wrong[i], strlen(wrong[i]))) fail_msg("%s", wrong[i]);
+  td_grammar_close(g);
+  td_api_request_free(&r);
+#undef NS
+#undef BEGIN
+#undef END
+}
+
 // Each argument by itself: strings without quotes, other values as the schema says.
 static void composes_values_without_quotes(void **state) {
   (void)state;
@@ -934,6 +968,7 @@ int main(void) {
       cmocka_unit_test(checked_text_holds_no_other_calls),
       cmocka_unit_test(composes_calls_in_each_form),
       cmocka_unit_test(composes_messages_of_harmony),
+      cmocka_unit_test(composes_text_before_elements),
       cmocka_unit_test(composes_values_without_quotes),
       cmocka_unit_test(composes_strings_without_quotes),
       cmocka_unit_test(composes_types_beside_keys),
