@@ -29,17 +29,19 @@ enum {
 
 // One block of each row.
 typedef struct {
-  const uint8_t *p; // the first row's
-  size_t apart;     // bytes from row to row
-  uint32_t n_rows;  // the other lanes get zeros
+  const uint8_t *p;  // the first row's
+  size_t apart;      // bytes from row to row
+  uint32_t n_rows;   // the other lanes get zeros
+  const char *ahead; // what is prefetched next
 } row_blocks;
 
-// Vector i has dword i of the 16 bytes at `at`.
-TD_INLINE void dwords_at(const row_blocks *b, uint32_t at, vi out[4]) {
+// Vector i has dword i of the 16 bytes at `at`. Prefetches as much as it loads.
+TD_INLINE void dwords_at(row_blocks *b, uint32_t at, vi out[4]) {
+  TD_UNROLL for (int i = 0; i < 4; i++, b->ahead += 64) __builtin_prefetch(b->ahead, 0, 2);
   transpose_rows((const char *)b->p + at, b->apart, b->n_rows, 16, out);
 }
 
-TD_INLINE vi dword_at(const row_blocks *b, uint32_t at) {
+TD_INLINE vi dword_at(row_blocks *b, uint32_t at) {
   const vi rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const vi places = _mm512_mullo_epi32(rows, _mm512_set1_epi32((int)b->apart));
   return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (__mmask16)((1u << b->n_rows) - 1),
@@ -80,7 +82,7 @@ TD_INLINE vf negated(vf a, vf b) {
 // ---- scales -------------------------------------------------------------------------------------
 
 // Q4_K and Q5_K: gguf_scale_k4 of all parts.
-TD_INLINE void scales_k4(const row_blocks *b, vf *scale, vf *offset, size_t step) {
+TD_INLINE void scales_k4(row_blocks *b, vf *scale, vf *offset, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
   const vf d = low_halves(q[0]), least = high_halves(q[0]);
@@ -94,7 +96,7 @@ TD_INLINE void scales_k4(const row_blocks *b, vf *scale, vf *offset, size_t step
   }
 }
 
-TD_INLINE void scales_q6(const row_blocks *b, vf *scale, size_t step) {
+TD_INLINE void scales_q6(row_blocks *b, vf *scale, size_t step) {
   vi q[4];
   dwords_at(b, Q6_K_SCALES, q);
   const vf d = high_halves(dword_at(b, Q6_K_D - 2));
@@ -102,7 +104,7 @@ TD_INLINE void scales_q6(const row_blocks *b, vf *scale, size_t step) {
       scale[g * step] = vf_mul(d, signed_byte_of(q[g / 4], g % 4));
 }
 
-TD_INLINE void scales_q2(const row_blocks *b, vf *scale, vf *offset, size_t step) {
+TD_INLINE void scales_q2(row_blocks *b, vf *scale, vf *offset, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
   const vi both = dword_at(b, Q2_K_D);
@@ -114,7 +116,7 @@ TD_INLINE void scales_q2(const row_blocks *b, vf *scale, vf *offset, size_t step
 }
 
 // gguf_scale_q3 of all groups, from the last 16 bytes of the block.
-TD_INLINE void scales_q3(const row_blocks *b, vf *scale, size_t step) {
+TD_INLINE void scales_q3(row_blocks *b, vf *scale, size_t step) {
   enum { AT = Q3_K_D - 14 };
   vi q[4];
   dwords_at(b, AT, q);
@@ -132,7 +134,7 @@ TD_INLINE void scales_q3(const row_blocks *b, vf *scale, size_t step) {
   }
 }
 
-TD_INLINE void scales_iq4(const row_blocks *b, vf *scale, size_t step) {
+TD_INLINE void scales_iq4(row_blocks *b, vf *scale, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
   const vf d = low_halves(q[0]);
@@ -153,7 +155,7 @@ TD_INLINE vf scales_mx(vi dwords) {
 }
 
 // Scales and offsets of a block's groups, step vectors apart.
-TD_INLINE void block_scales(const row_blocks *b, vf *scale, vf *offset, size_t step) {
+TD_INLINE void block_scales(row_blocks *b, vf *scale, vf *offset, size_t step) {
   switch (BLOCK_DTYPE) {
   case TD_Q4_K:
   case TD_Q5_K: scales_k4(b, scale, offset, step); return;
@@ -187,7 +189,7 @@ enum {
 };
 
 // 16 bytes of nibbles: the lower ones are the first 16 columns. high: fifth bits, or 0.
-TD_INLINE void nibbles_32(const row_blocks *b, uint32_t at, vi high, bool is_five, uint8_t *out,
+TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, uint8_t *out,
                           size_t step) {
   vi q[4];
   dwords_at(b, at, q);
@@ -204,7 +206,7 @@ TD_INLINE void nibbles_32(const row_blocks *b, uint32_t at, vi high, bool is_fiv
 }
 
 // Q4_K and Q5_K: in 32 bytes the lower nibbles are 32 columns, then the upper ones.
-TD_INLINE void codes_k4(const row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_k4(row_blocks *b, uint8_t *out, size_t step) {
   vi high[8];
   TD_UNROLL for (uint32_t i = 0; BLOCK_DTYPE == TD_Q5_K && i < 2; i++)
       dwords_at(b, Q5_K_HIGH + 16 * i, high + 4 * i);
@@ -221,7 +223,7 @@ TD_INLINE void codes_k4(const row_blocks *b, uint8_t *out, size_t step) {
   }
 }
 
-TD_INLINE void codes_q6(const row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_q6(row_blocks *b, uint8_t *out, size_t step) {
   TD_UNROLL for (uint32_t c = 0; c < 4; c++) { // half c / 2 of the columns, 16 of 32 bytes
     vi low[8], high[4];
     dwords_at(b, c / 2 * 64 + c % 2 * 16, low);
@@ -238,7 +240,7 @@ TD_INLINE void codes_q6(const row_blocks *b, uint8_t *out, size_t step) {
 }
 
 // Q2_K and Q3_K: in 32 bytes four times 32 columns of two bits.
-TD_INLINE void codes_pairs(const row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_pairs(row_blocks *b, uint8_t *out, size_t step) {
   TD_UNROLL for (uint32_t c = 0; c < 4; c++) {
     vi q[4], high[4];
     dwords_at(b, (BLOCK_DTYPE == TD_Q3_K ? Q3_K_CODES : Q2_K_CODES) + 16 * c, q);
@@ -254,7 +256,7 @@ TD_INLINE void codes_pairs(const row_blocks *b, uint8_t *out, size_t step) {
   }
 }
 
-TD_INLINE void codes_bytes(const row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_bytes(row_blocks *b, uint8_t *out, size_t step) {
   TD_UNROLL for (uint32_t i = 0; i < 2; i++) {
     vi q[4];
     dwords_at(b, Q8_0_CODES + 16 * i, q);
@@ -264,7 +266,7 @@ TD_INLINE void codes_bytes(const row_blocks *b, uint8_t *out, size_t step) {
 }
 
 // A block's codes as unsigned bytes, LESS too large: four columns of every row, step bytes apart.
-TD_INLINE void block_codes(const row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void block_codes(row_blocks *b, uint8_t *out, size_t step) {
   const vi none = _mm512_setzero_si512();
   switch (BLOCK_DTYPE) {
   case TD_Q8_0: codes_bytes(b, out, step); return;

@@ -122,26 +122,21 @@ static size_t bytes_before(uint32_t k) {
   return (size_t)(k / block.cols) * block.bytes;
 }
 
-// Prefetches what is read after the tile, as much as is decoded now, in the order of memory: a
-// stream that the hardware prefetcher follows.
-static void fetch_ahead(product *g, size_t n_bytes) {
-  const char *end = g->ahead + n_bytes;
-  for (; g->ahead < end; g->ahead += 64)
-    __builtin_prefetch(g->ahead, 0, 2);
-}
-
-// Decodes columns [k, k + n) of vector v of the rows from `row` on.
+// Decodes columns [k, k + n) of vector v of the rows from `row` on. Prefetches as much of what is
+// read after the tile, in the order of memory: a stream that the hardware prefetcher follows.
 static void decode_rows(product *g, uint32_t row, uint32_t v, uint32_t k, uint32_t n) {
   const td_block block = td_dtype_block(BLOCK_DTYPE);
   const uint32_t left = g->n_rows - row - v * VL;
-  row_blocks b = {.apart = g->row_bytes, .n_rows = left < VL ? left : VL};
+  row_blocks b = {.apart = g->row_bytes, .n_rows = left < VL ? left : VL, .ahead = g->ahead};
+  g->ahead += bytes_before(n) * VL;
   b.p = (const uint8_t *)g->a->w->data + (size_t)(g->row0 + row + v * VL) * g->row_bytes +
         bytes_before(k);
-  fetch_ahead(g, bytes_before(n) * VL);
   for (uint32_t at = 0; at < n; at += block.cols, b.p += block.bytes) {
     block_codes(&b, g->w[at / 4][v], sizeof g->w[0]);
     block_scales(&b, &g->scale[at / GROUP_COLS][v], &g->offset[at / GROUP_COLS][v], ROW_VECTORS);
   }
+  for (; b.ahead < g->ahead; b.ahead += 64)
+    __builtin_prefetch(b.ahead, 0, 2);
 }
 
 // ---- products -------------------------------------------------------------------------------
