@@ -215,6 +215,9 @@ typedef enum {
   TD_ACTIVATIONS_AUTO,
   // Like AUTO, but 8-bit activations for prefill with 4-bit weights in rows (linear_w4a8).
   TD_ACTIVATIONS_INT8,
+  // On GPUs, for prefill with E4M3 weights: E4M3 with an FP32 scale per token and 128 columns.
+  // Otherwise, and on the CPU, like AUTO.
+  TD_ACTIVATIONS_FP8,
   TD_N_ACTIVATIONS
 } td_activations;
 

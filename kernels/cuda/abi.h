@@ -28,7 +28,7 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-#define TD_CUDA_ABI_VERSION 29u
+#define TD_CUDA_ABI_VERSION 30u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -57,6 +57,8 @@ typedef struct {
   int capability; // 10 * major + minor
   int n_sms;
   uint32_t has_wgmma; // bool: sm_90a, and the library has code for it
+  uint32_t has_f8;    // bool: E4M3 on tensor cores, sm_89 and later, likewise
+  uint32_t unused;
 } td_cu_props;
 
 typedef struct {
@@ -201,6 +203,9 @@ typedef struct {
 // possible tiles. also: linear_vec without experts, and not with TD_CU_READ_ANY or _BLOCKS;
 // matrices that differ from w in data and number of rows alone. linear_wgmma needs
 // td_cu_props.has_wgmma and no TD_CU_READ_ANY, _BLOCKS, _F32 or _F16.
+// linear_f8 needs td_cu_props.has_f8, x8 in place of x, and weights in E4M3: TD_LAYOUT_ROWS,
+// cols % 8 == 0, rows of data aligned to 8 bytes, scales in f32, of whole rows or of multiples of
+// TD_CU_F8_BLOCK columns.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
@@ -210,6 +215,8 @@ typedef struct {
   td_cu_tile_range range;
   const uint32_t *x_rows; // indexed by pair, counted over all pairs
   const uint16_t *x;
+  const uint8_t *x8; // linear_f8: x as td_cu_round_f8_args leaves it
+  const float *x8_scale;
   void *y; // BF16 or, with y_f32, f32
   td_vec bias;
   // NULL, or f32 [experts of the layer][n_rows], those of the matrices bias_step elements apart;
@@ -219,7 +226,7 @@ typedef struct {
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
-  // TD_CU_WGMMA_TOKENS
+  // TD_CU_WGMMA_TOKENS; linear_f8: either that or TD_CU_F8_TOKENS
   uint32_t tile_tokens;
   uint32_t vec_warps; // linear_vec: warps per block, at most; determines summation order
   uint32_t n_at_once;
@@ -233,8 +240,24 @@ enum {
   TD_CU_VEC_TOKENS = 16,
   TD_CU_VEC_WARPS = 24,
   TD_CU_MMA_TOKENS = 64,
-  TD_CU_WGMMA_TOKENS = 128
+  TD_CU_WGMMA_TOKENS = 128,
+  TD_CU_F8_TOKENS = 128
 };
+
+// Rounds x to E4M3 in blocks of TD_CU_F8_BLOCK columns: with m the largest magnitude in a block, or
+// TD_CU_F8_LEAST_MOST if that is more, codes are x * (TD_CU_F8_MOST / m) rounded to nearest even,
+// and the scale is m / TD_CU_F8_MOST. NaN and infinity become NaN.
+#define TD_CU_F8_MOST       448.0f // the largest E4M3
+#define TD_CU_F8_LEAST_MOST 0x1p-100f
+enum { TD_CU_F8_BLOCK = 128 };
+typedef struct {
+  const uint16_t *x;
+  uint8_t *codes; // [n_rows][n_blocks * TD_CU_F8_BLOCK], 16-byte aligned; from cols on zeros
+  float *scales;  // [n_rows][n_blocks], n_blocks = ceil(cols / TD_CU_F8_BLOCK)
+  td_cu_tile_range range; // with tiles: x and codes are of its pairs, n_rows at most
+  size_t x_stride;
+  uint32_t n_rows, cols;
+} td_cu_round_f8_args;
 
 // y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; w is dense.
 typedef struct {
@@ -678,11 +701,13 @@ typedef struct {
 } td_cu_await_args;
 
 // Nothing but mma.sync, to measure its peak: each warp of n_blocks blocks multiplies
-// TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS.
+// TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS, twice that in E4M3.
 enum { TD_CU_PEAK_WARPS = 8, TD_CU_PEAK_MMAS = 8, TD_CU_PEAK_FLOPS = 2 * 16 * 8 * 16 };
 typedef struct {
   float *out; // [n_blocks][32 * TD_CU_PEAK_WARPS]
   uint32_t n_blocks, n_rounds;
+  uint32_t is_f8; // bool: E4M3, which needs td_cu_props.has_f8; else BF16
+  uint32_t unused;
 } td_cu_mma_peak_args;
 
 #define TD_CU_OPS(X)                                                                               \
@@ -698,6 +723,8 @@ typedef struct {
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
   X(linear_wgmma, td_cu_linear_args)                                                               \
+  X(round_f8, td_cu_round_f8_args)                                                                 \
+  X(linear_f8, td_cu_linear_args)                                                                  \
   X(as_rows, td_cu_as_rows_args)                                                                   \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \

@@ -33,6 +33,22 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint
 #endif
 }
 
+// c += a b over a warp, a 16x32 and b 32x8 in E4M3, c 16x8 in f32 as above; from sm_89 up. With g =
+// lane / 4 and q = lane % 4 * 4, each register holds four elements, the lowest index first:
+//   a[0] (g, q..)  a[1] (g + 8, q..)  a[2] (g, q + 16..)  a[3] (g + 8, q + 16..)   (row, k)
+//   b[0] (q.., g)  b[1] (q + 16.., g)                                              (k, column)
+// So in pairs of elements the fragments are those of mma_bf16, and load_matrices loads them.
+__device__ inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+  emu_mma_e4m3(c, a, b);
+#endif
+}
+
 // Loads four 8x8 matrices from shared memory. Lanes 8 i to 8 i + 7 pass the rows of matrix i, each
 // 16-byte aligned. Register i gets elements p and p + 1 of its row g or, transposed, of its column
 // g.

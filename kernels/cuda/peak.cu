@@ -6,7 +6,9 @@
 
 enum { MMAS = TD_CU_PEAK_MMAS, PEAK_THREADS = TD_CU_PEAK_WARPS * WARP };
 
-// The products of a round do not depend on one another.
+// The products of a round do not depend on one another. As E4M3 the operands are small numbers,
+// too.
+template <bool IS_F8>
 __global__ static void __launch_bounds__(PEAK_THREADS, 2)
     mma_peak_kernel(td_cu_mma_peak_args args) {
   const uint32_t low = 0x3c003d00u ^ (threadIdx.x & 0x7f); // two small numbers
@@ -15,8 +17,10 @@ __global__ static void __launch_bounds__(PEAK_THREADS, 2)
   float c[MMAS][4] = {};
   for (uint32_t i = 0; i < args.n_rounds; i++) {
 #pragma unroll
-    for (int k = 0; k < MMAS; k++)
-      mma_bf16(c[k], a, b);
+    for (int k = 0; k < MMAS; k++) {
+      if (IS_F8) mma_e4m3(c[k], a, b);
+      if (!IS_F8) mma_bf16(c[k], a, b);
+    }
   }
   float sum = 0;
 #pragma unroll
@@ -26,6 +30,7 @@ __global__ static void __launch_bounds__(PEAK_THREADS, 2)
 }
 
 extern "C" int td_cu_mma_peak(const td_cu_mma_peak_args *a, td_cu_stream stream) {
-  TD_LAUNCH(mma_peak_kernel, a->n_blocks, PEAK_THREADS, 0, stream, *a);
+  auto kernel = a->is_f8 ? mma_peak_kernel<true> : mma_peak_kernel<false>;
+  TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, 0, stream, *a);
   return launched();
 }

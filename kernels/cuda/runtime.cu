@@ -28,6 +28,18 @@ int td_cu_use(int device) {
   return code;
 }
 
+__global__ static void probe_kernel() {}
+
+// Whether the code that the GPU runs was made for one with FP8 on tensor cores. Code for an earlier
+// one, which it runs too, has no such instructions.
+static bool runs_f8(int capability) {
+  enum { FIRST_F8 = 89 };
+  cudaFuncAttributes attributes;
+  if (capability < FIRST_F8) return false;
+  return told(cudaFuncGetAttributes(&attributes, probe_kernel)) == 0 &&
+         attributes.ptxVersion >= FIRST_F8;
+}
+
 // Threads that wait for the GPU block instead of spinning, since a spinning thread would take a CPU
 // from the offloaded experts.
 int td_cu_open(int device, td_cu_props *props) {
@@ -48,10 +60,9 @@ int td_cu_open(int device, td_cu_props *props) {
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
   props->has_wgmma = runs_wgmma(props->capability);
+  props->has_f8 = runs_f8(props->capability);
   return 0;
 }
-
-__global__ static void probe_kernel() {}
 
 // Without this, a failure would show up at the first launch.
 int td_cu_probe() {

@@ -31,7 +31,7 @@ typedef struct {
   unsigned index;             // index of the GPU, from 0
   unsigned n_threads;         // CPU: size of the thread pool; 0: one thread per CPU
   const td_nodes *nodes;      // CPU: over which threads are spread; NULL: all of them
-  td_activations activations; // CPU; applies to all CPU devices of the process
+  td_activations activations; // on the CPU of all CPU devices of the process
   bool cpus_from_end; // CPU: pin threads from the last CPU down; another device has the first CPUs
   size_t need_bytes;  // bytes of weights that must fit into the device's own memory
   bool ends_with_process; // td_dev_close leaves unpinning, which is slow, to process exit
@@ -676,10 +676,11 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).
 // Other experts are left out of the sum, and a device may sum in order of expert. same_ids: ids and
-// n_tokens are those of the stream's previous td_op_moe, also a group of this layer, so that a
-// device can reuse the sorted pairs. weights_on_device: the matrices' data are in device memory,
-// read when the operator runs; td_dev_supports_device_weights tells which matrices may be. The
-// arrays gate, up and down must not change.
+// n_tokens are those of the stream's previous td_op_moe, also a group of this layer, and so is what
+// x points to, so that a device can reuse the sorted pairs and rounded tokens. weights_on_device:
+// the matrices' data are in device memory, read when the operator runs;
+// td_dev_supports_device_weights tells which matrices may be. The arrays gate, up and down must not
+// change.
 //
 // slots: i32 [n_experts] in device memory, read when the operator runs. Experts with a slot >= 0
 // are in gate[slot], up[slot] and down[slot], of n_slots matrices alike; the others are left out of

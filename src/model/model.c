@@ -14,6 +14,7 @@
 #include "gguf/files.h"
 #include "model/checkpoint/resident.h"
 #include "model/convert.h"
+#include "model/f8.h"
 #include "model/families/family.h"
 #include "model/tensor_bind.h"
 
@@ -51,6 +52,14 @@ static void count_weight(td_model_stats *s, const td_weight *w, share used) {
   s->active_params += n * used.part / used.whole;
 }
 
+static void count_f8(td_model_stats *s, const td_weight *w, bool is_expert) {
+  if (!w->rows) return; // shares memory with another
+  s->n_matrices++;
+  if (!td_weight_takes_f8(w)) return;
+  s->n_f8++;
+  if (!is_expert) s->f8_params += (uint64_t)w->rows * w->cols;
+}
+
 // Counts the weights bound to one field of object.
 static void count_place(td_model_stats *s, const td_model_config *c, const td_tensor_spec *p,
                         const void *object) {
@@ -59,16 +68,22 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   uint64_t n = td_dim_value(c, p->rows);
   switch (p->kind) {
   case TD_SPEC_WEIGHT:
+  case TD_SPEC_LATENT:
+    count_f8(s, field, false);
+    count_weight(s, field, all);
+    return;
   case TD_SPEC_ROUTER:
-  case TD_SPEC_SCORES:
-  case TD_SPEC_LATENT: count_weight(s, field, all); return;
+  case TD_SPEC_SCORES: count_weight(s, field, all); return;
   case TD_SPEC_PLAIN: // embedding: a token reads one row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
   case TD_SPEC_EXPERT:
     s->expert_bytes -= s->bytes;
-    for (uint32_t e = 0; e < c->n_experts; e++)
-      count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
+    for (uint32_t e = 0; e < c->n_experts; e++) {
+      const td_weight *w = &(*(td_weight *const *)field)[e];
+      count_f8(s, w, true);
+      count_weight(s, w, (share){c->top_k, c->n_experts});
+    }
     s->expert_bytes += s->bytes;
     return;
   case TD_SPEC_VEC:

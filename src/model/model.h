@@ -243,6 +243,10 @@ typedef struct {
   uint64_t active_bytes;                // read by one token's forward pass, without the embedding
                                         // row
   uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
+  // Matrices that a token's activations are multiplied by, routers aside; those that
+  // td_weight_takes_f8 is true of, and the parameters of these without routed experts.
+  uint32_t n_matrices, n_f8;
+  uint64_t f8_params;
 } td_model_stats;
 
 // Reads config.json and generation_config.json only.

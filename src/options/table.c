@@ -39,7 +39,7 @@ static const char *const formats[] = {
     TD_FORMATS(X)
 #undef X
         NULL};
-static const char *const activations[] = {"f32", "auto", "int8", NULL};
+static const char *const activations[] = {"f32", "auto", "int8", "fp8", NULL};
 static const char *const weights[] = {"mmap", "resident", "auto", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
 static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
@@ -124,12 +124,15 @@ const td_option td_option_table[] = {
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
      "possible; auto: resident if it fits and such pages are available, or there are several NUMA "
      "nodes, which the weights are then spread over, or experts stream to a GPU"},
-    {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH, AT(activations),
+    {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH | ON(PLAN), AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
-     "activation precision in CPU matmuls: f32 (exact, unless --expert-parallel has prompts "
-     "computed "
-     "by several devices, which round differently), auto (the fastest of FP16, BF16 and INT16 "
-     "on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality)"},
+     "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "
+     "prompts "
+     "computed by several devices, which round differently), auto (the fastest of FP16, BF16 and "
+     "INT16 on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality). On "
+     "a "
+     "GPU: BF16, or fp8 (prefill with FP8 weights rounds to FP8, too; GPUs from compute capability "
+     "8.9 on; slightly lower quality)"},
     {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), RANGE(0, 1 << 24), "0", "TOKENS",
      "longest context; 0: the model's, within memory"},
     {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE, AT(kv_dtype), ONE_OF(kv_dtypes), "f32", "DTYPE",

@@ -36,6 +36,9 @@ static td_runtime_opts runtime_of(const td_options *o) {
   TD_RUNTIME_NUMBERS(X)
 #undef X
   r.kv_dtype = kv_dtypes[o->kv_dtype];
+  // without such a GPU an error says why, instead of a CPU that does not round so
+  const bool needs_gpu = r.activations == TD_ACTIVATIONS_FP8 && strcmp(r.device, "auto") == 0;
+  if (needs_gpu) r.device = "cuda";
   return r;
 }
 

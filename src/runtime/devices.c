@@ -218,6 +218,12 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   return TD_OK;
 }
 
+static void log_f8(const td_devices *d, const td_devices_opts *opts, const td_model_stats *stats) {
+  if (opts->runtime->activations != TD_ACTIVATIONS_FP8) return;
+  td_info("%s: --activations fp8: prompts are rounded to E4M3 for %u of the model's %u matrices",
+          td_dev_name(d->dev), stats->n_f8, stats->n_matrices);
+}
+
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err) {
   const td_runtime_opts *runtime = opts->runtime;
@@ -241,6 +247,7 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
                                               : td_engine_prefill_chunk(td_model_config_of(model));
   if (!out->placement.is_discrete) return TD_OK;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));
+  log_f8(out, opts, &stats);
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
   plan_memory(out, opts, model, n_free);
   return TD_OK;

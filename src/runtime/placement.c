@@ -76,6 +76,11 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
     return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
   }
+  if (is_cpu && opts->activations == TD_ACTIVATIONS_FP8) {
+    return td_fail(err, TD_EINVAL,
+                   "--activations fp8 is for GPUs: leave out --device cpu, or give --activations "
+                   "auto");
+  }
   td_expert_cache_size cache;
   td_status st = td_expert_cache_parse(&cache, opts->expert_cache, err);
   return st == TD_OK ? check_devices(opts, err) : st;

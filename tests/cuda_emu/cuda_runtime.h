@@ -98,12 +98,15 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
 
-struct cudaFuncAttributes {};
+struct cudaFuncAttributes {
+  int ptxVersion; // the architecture that the code was made for, ten times
+};
 cudaError_t emu_load();
 
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, Kernel kernel) {
-  (void)attributes, (void)kernel;
+  (void)kernel;
+  attributes->ptxVersion = 120; // all that the sources have
   return emu_load();
 }
 

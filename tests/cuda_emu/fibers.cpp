@@ -2,6 +2,7 @@
 #include "cuda_fp16.h"
 #include "race.h"
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <sys/mman.h>
@@ -288,6 +289,41 @@ static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], b
       sum += x[1] * y[1];
     }
     c[i] = sum;
+  }
+}
+
+// All values of E4M3.
+static const float *e4m3_values() {
+  static const auto values = [] {
+    std::array<float, 256> v;
+    for (unsigned code = 0; code < 256; code++) {
+      const int exponent = code >> 3 & 15, mantissa = code & 7;
+      const float m = exponent ? std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10)
+                               : std::ldexp(static_cast<float>(mantissa), -9);
+      v[code] = (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -m : m;
+    }
+    return v;
+  }();
+  return values.data();
+}
+
+// Products are exact, as on hardware; sums are FP32, of which hardware keeps fewer bits (some 14 on
+// sm_90, arXiv 2412.19437, 3.3.2).
+void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  struct {
+    uint32_t a[4], b[2];
+  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const unsigned char *slots = emu_exchange(&mine, sizeof mine);
+  const float *value = e4m3_values();
+  const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
+  for (unsigned i = 0; i < 4; i++) {
+    const unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
+    for (unsigned k = 0; k < 32; k++) {
+      const unsigned lane_x = g * 4 + k % 16 / 4, lane_y = column * 4 + k % 16 / 4;
+      const unsigned x = slots[lane_x * EMU_SLOT_BYTES + (upper + 2 * (k / 16)) * 4 + k % 4];
+      const unsigned y = slots[lane_y * EMU_SLOT_BYTES + sizeof mine.a + k / 16 * 4 + k % 4];
+      c[i] += value[x] * value[y];
+    }
   }
 }
 

@@ -33,6 +33,8 @@ static void test_what_cannot_be(void **state) {
       {{.device = "gpu"}, "--device gpu: give cpu, cuda or auto"},
       {{.device = "cpu", .experts = TD_EXPERTS_GPU}, "--expert-device gpu"},
       {{.device = "cuda", .activations = TD_ACTIVATIONS_INT8}, "--activations int8"},
+      {{.device = "cpu", .activations = TD_ACTIVATIONS_FP8}, "--activations fp8 is for GPUs"},
+      {{.device = "cuda", .activations = TD_ACTIVATIONS_FP8}, NULL},
       {{.device = "cuda", .devices = "1,0", .expert_parallel = 1}, NULL},
       {{.device = "cuda", .devices = "1", .expert_parallel = 1}, "--expert-parallel on"},
       {{.device = "cuda", .devices = "1,1"}, "--devices 1,1"},

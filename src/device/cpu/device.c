@@ -120,7 +120,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     cpu_close(&dev->base);
     return status;
   }
-  static const char *const suffix[TD_N_ACTIVATIONS] = {", FP32", "", "+int8"};
+  static const char *const suffix[TD_N_ACTIVATIONS] = {", FP32", "", "+int8", ""};
   snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_pool_size(dev->pool),
            td_kernels()->isa, suffix[opts->activations]);
   *out = &dev->base;

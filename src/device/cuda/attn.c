@@ -416,7 +416,8 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
                       .y_stride = row,
                       .n_tokens = s->list.n_keys,
                       .row0 = head0 * width,
-                      .n_rows = n * width};
+                      .n_rows = n * width,
+                      .is_prompt = a->batch.n_tokens > TD_CU_VEC_TOKENS};
   td_status status = td_cuda_run_matmul(stream, &m, err);
   if (status != TD_OK) return status;
   td_cu_attn_prefill_args args = {.batch = td_cuda_batch_of(&a->batch),

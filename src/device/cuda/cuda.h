@@ -29,6 +29,8 @@ typedef enum {
                        // ones
   CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads; scores or entries of selections
   CUDA_SCRATCH_WEIGHT, // some rows of a matrix as BF16
+  CUDA_SCRATCH_F8,     // matrices' activations in E4M3, and their scales
+  CUDA_SCRATCH_MOE_F8, // likewise of routed experts
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
 
@@ -46,6 +48,7 @@ typedef struct {
   td_weight gate, up, down; // expert 0, in device memory
   uint32_t n_experts;
   td_cu_read read_gate, read_down; // the fastest load method that suits all experts
+  bool takes_f8;                   // linear_f8 takes all of them
 } td_cuda_experts;
 
 // State of a piece of the weights' memory: whether it is registered (pinned) with the driver.
@@ -81,7 +84,8 @@ typedef struct {
   const td_cu_abi *abi;
   int index; // the GPU's, from 0
   td_cu_props props;
-  int node; // nearest NUMA node; -1: any
+  int node;       // nearest NUMA node; -1: any
+  bool rounds_f8; // prompts' activations are rounded to E4M3 where weights are E4M3, too
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: not set
   size_t pass_bytes;       // scratch memory per MoE pass; more pairs are cut into rounds
@@ -127,6 +131,12 @@ typedef struct {
   uint32_t n_tokens, top_k, n_experts, tile_tokens;
 } td_cuda_sorted;
 
+// Activations in CUDA_SCRATCH_MOE_F8.
+typedef struct {
+  const void *x; // NULL: none
+  uint32_t n_tokens, dim;
+} td_cuda_rounded;
+
 typedef struct {
   td_stream base;
   td_cu_stream cu;            // whole or inside: the one that work is queued on
@@ -142,6 +152,7 @@ typedef struct {
   bool is_capturing;
   uint32_t n_refused; // consecutive failed captures; no more attempts after N_CAPTURES_REFUSED
   td_cuda_sorted sorted;
+  td_cuda_rounded rounded;
   // How many tiles each expert of the sorted pairs has, for the host: first_tile of moe_sort, in
   // pinned memory, once `counted` is done. NULL: not needed yet.
   uint32_t *first_tile;
@@ -260,7 +271,8 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
 // Whether matrices differ in data and number of rows alone.
 bool td_cuda_same_format(const td_weight *a, const td_weight *b);
 // linear_vec, linear_mma, linear_wgmma: each takes only weights that those before it take.
-typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA } td_cuda_gemm;
+// linear_f8 is chosen apart, since it rounds activations.
+typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA, CUDA_GEMM_F8 } td_cuda_gemm;
 // The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec until, with
 // TD_CU_VEC_TOKENS tokens at a time, it would load the weights too often, and for weights that BF16
 // cannot represent.
@@ -322,6 +334,7 @@ typedef struct {
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   bool y_f32;
+  bool is_prompt; // the tokens belong to prompts, so x may be rounded
 } td_cuda_matmul;
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 // attn.c: how many of n heads or tokens, each_bytes of scratch each, fit keys_bytes; at least 1.
@@ -330,6 +343,19 @@ uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_b
 // splits, allocates scratch for them, and launches for as many tokens at a time as fit.
 td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args,
                              uint32_t max_keys, td_err *err);
+
+// f8.c: activations in E4M3, see td_cu_round_f8_args.
+typedef struct {
+  uint8_t *codes;
+  float *scales;
+} td_cuda_f8;
+// Whether a matrix takes n_prompt tokens of prompts so. Few tokens wait for weights, not for
+// arithmetic.
+bool td_cuda_rounds_f8(const td_cuda_dev *dev, const td_weight *w, uint32_t n_prompt);
+size_t td_cuda_f8_bytes(size_t n_rows, uint32_t cols); // of memory for td_cuda_f8_at
+td_cuda_f8 td_cuda_f8_at(void *memory, size_t n_rows, uint32_t cols);
+// n matmuls with the same x and n_tokens.
+td_status td_cuda_run_f8(td_cuda_stream *stream, const td_cuda_matmul *m, uint32_t n, td_err *err);
 // blas.c: whether cuBLAS is available and can compute this matmul.
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);

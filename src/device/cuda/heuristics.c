@@ -1,4 +1,5 @@
 // src/device/cuda/heuristics.c - pure choices: kernel variants, splits, tiles and pieces.
+#include <assert.h>
 #include <math.h>
 
 #include "device/cuda/cuda.h"
@@ -59,8 +60,9 @@ td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tok
 
 uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens) {
   if (gemm == CUDA_GEMM_VEC) return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
-  return gemm == CUDA_GEMM_WGMMA && n_tokens > TD_CU_MMA_TOKENS ? TD_CU_WGMMA_TOKENS
-                                                                : TD_CU_MMA_TOKENS;
+  static_assert((int)TD_CU_F8_TOKENS == (int)TD_CU_WGMMA_TOKENS, "tiles of many tokens");
+  return gemm != CUDA_GEMM_MMA && n_tokens > TD_CU_MMA_TOKENS ? TD_CU_WGMMA_TOKENS
+                                                              : TD_CU_MMA_TOKENS;
 }
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {

@@ -18,6 +18,7 @@ static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda
   switch (gemm) {
   case CUDA_GEMM_MMA: return TD_CUDA_LAUNCH(stream, linear_mma, args);
   case CUDA_GEMM_WGMMA: return TD_CUDA_LAUNCH(stream, linear_wgmma, args);
+  case CUDA_GEMM_F8: return TD_CUDA_LAUNCH(stream, linear_f8, args);
   default: return TD_CUDA_LAUNCH(stream, linear_vec, args);
   }
 }
@@ -58,6 +59,8 @@ static td_status run_kernel(td_cuda_stream *stream, const td_cuda_matmul *m,
 }
 
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
+  if (m->is_prompt && td_cuda_rounds_f8(td_cuda_dev_of(stream), m->w, m->n_tokens))
+    return td_cuda_run_f8(stream, m, 1, err);
   if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
   return run_kernel(stream, m, NULL, 0, err);
 }
@@ -72,7 +75,8 @@ static bool is_for_vec(td_cuda_stream *stream, const td_cuda_matmul *m) {
 static bool share_launch(td_cuda_stream *stream, const td_cuda_matmul *m,
                          const td_cuda_matmul *more) {
   const uint32_t n_sms = (uint32_t)td_cuda_dev_of(stream)->props.n_sms;
-  return is_for_vec(stream, m) && is_for_vec(stream, more) && td_cuda_same_format(m->w, more->w) &&
+  return m->n_tokens == more->n_tokens && is_for_vec(stream, m) && is_for_vec(stream, more) &&
+         td_cuda_same_format(m->w, more->w) &&
          td_cuda_vec_warps(m->n_rows, false, n_sms) ==
              td_cuda_vec_warps(more->n_rows, false, n_sms);
 }
@@ -95,6 +99,24 @@ static td_status matmul_of(td_cuda_stream *stream, const td_linear_op_args *a, t
   return a->bias.data ? td_cuda_vec(dev, &a->bias, &out->bias, err) : TD_OK;
 }
 
+// Multiplies the prompts' tokens, which are the last, by matrices that take them in E4M3. What is
+// left of those matrices' tokens have the results of a step without prompts.
+static td_status run_prompts_f8(td_cuda_stream *stream, td_cuda_matmul *m, uint32_t n,
+                                uint32_t n_prompt, td_err *err) {
+  td_cuda_matmul f8[1 + TD_LINEAR_ALSO];
+  uint32_t n_f8 = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!td_cuda_rounds_f8(td_cuda_dev_of(stream), m[i].w, n_prompt)) continue;
+    const size_t n_others = m[i].n_tokens -= n_prompt;
+    const size_t y_bytes = m[i].y_f32 ? sizeof(float) : sizeof(uint16_t);
+    f8[n_f8] = m[i];
+    f8[n_f8].x = (const uint16_t *)m[i].x + n_others * m[i].x_stride;
+    f8[n_f8].y = (char *)m[i].y + n_others * m[i].y_stride * y_bytes;
+    f8[n_f8++].n_tokens = n_prompt;
+  }
+  return n_f8 ? td_cuda_run_f8(stream, f8, n_f8, err) : TD_OK;
+}
+
 td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
   enum { MOST = 1 + TD_LINEAR_ALSO };
   static_assert((int)TD_LINEAR_ALSO == (int)TD_CU_LINEAR_ALSO, "further matrices");
@@ -109,10 +131,11 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
     status = matmul_of(stream, &one, &w[n], &m[n], err);
   }
   if (status != TD_OK || a->n_tokens == 0) return status;
+  if (!a->exact) status = run_prompts_f8(stream, m, n, a->n_prompt, err);
   for (uint32_t i = 0; status == TD_OK && i < n; i++) {
     const td_cuda_matmul *also[TD_LINEAR_ALSO];
     uint32_t n_also = 0;
-    if (is_done[i]) continue;
+    if (is_done[i] || m[i].n_tokens == 0) continue;
     for (uint32_t j = i + 1; j < n; j++) {
       if (is_done[j] || !share_launch(stream, &m[i], &m[j])) continue;
       is_done[j] = true;
@@ -134,6 +157,7 @@ typedef struct {
   size_t pair_bytes; // of scratch memory per pair
   uint32_t token0, n_tokens, n_pairs;
   bool is_group;
+  bool is_f8; // activations are rounded to E4M3, if there are tokens enough
   td_cuda_gemm gemm;
   uint32_t tile_tokens, max_tiles, likely_tiles;
   td_cu_tile_range range; // tiles of this round
@@ -142,6 +166,7 @@ typedef struct {
   td_cu_tile *tiles;
   float *gate, *up, *parts; // parts: at gate's place, which is read no more when they are written
   uint16_t *hidden_x;
+  td_cuda_f8 x8, hidden_x8;
 } moe_pass;
 
 static uint32_t n_routed(const td_moe_args *a) {
@@ -156,7 +181,7 @@ static void plan(td_cuda_stream *stream, moe_pass *p, size_t pass_bytes) {
   const td_cuda_gemm in = td_cuda_gemm_of(&p->experts.gate, read, p->n_tokens, has_wgmma);
   const td_cuda_gemm out = td_cuda_gemm_of(&p->experts.down, p->experts.read_down, p->n_tokens,
                                            has_wgmma);
-  p->gemm = mean < 4 ? CUDA_GEMM_VEC : in < out ? in : out;
+  p->gemm = mean < 4 ? CUDA_GEMM_VEC : p->is_f8 ? CUDA_GEMM_F8 : in < out ? in : out;
   p->tile_tokens = td_cuda_tile_tokens(p->gemm, mean);
   // A token's experts are distinct, so a group has at most as many of its pairs as experts.
   const uint32_t most = p->is_group && n_experts < p->a->top_k ? n_experts : p->a->top_k;
@@ -200,10 +225,11 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   size_t n = (size_t)p->range.n_tiles * p->tile_tokens;
   if (n > p->n_pairs) n = p->n_pairs;
   const size_t hidden_elements = n * p->hidden;
+  const size_t hidden_bytes = (hidden_elements * sizeof(uint16_t) + 15) / 16 * 16;
+  const size_t f8_bytes = p->gemm == CUDA_GEMM_F8 ? td_cuda_f8_bytes(n, p->hidden) : 0;
   td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_elements * sizeof(uint16_t),
-                             &hidden, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + f8_bytes, &hidden, err);
   }
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &parts, err);
@@ -212,6 +238,7 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   p->gate = parts;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
+  p->hidden_x8 = td_cuda_f8_at((char *)hidden + hidden_bytes, n, p->hidden);
   p->parts = parts;
   return TD_OK;
 }
@@ -306,6 +333,41 @@ static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_
   return launch(stream, &args, p->gemm, err);
 }
 
+// The pass's tokens in E4M3, unless the stream's previous group of this layer left them.
+static td_status round_tokens(td_cuda_stream *stream, moe_pass *p, td_err *err) {
+  const td_cuda_rounded wanted = {(const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
+                                  p->n_tokens, p->dim};
+  const td_cuda_rounded *r = &stream->rounded;
+  void *memory;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_MOE_F8,
+                                     td_cuda_f8_bytes(p->n_tokens, p->dim), &memory, err);
+  if (status != TD_OK) return status;
+  p->x8 = td_cuda_f8_at(memory, p->n_tokens, p->dim);
+  if (p->a->same_ids && r->x == wanted.x && r->n_tokens == wanted.n_tokens && r->dim == wanted.dim)
+    return TD_OK;
+  const td_cu_round_f8_args args = {.x = wanted.x,
+                                    .codes = p->x8.codes,
+                                    .scales = p->x8.scales,
+                                    .x_stride = p->dim,
+                                    .n_rows = p->n_tokens,
+                                    .cols = p->dim};
+  status = TD_CUDA_LAUNCH(stream, round_f8, &args);
+  stream->rounded = status == TD_OK ? wanted : (td_cuda_rounded){.x = NULL};
+  return status;
+}
+
+static td_status round_hidden(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  const uint64_t n_pairs = (uint64_t)p->range.n_tiles * p->tile_tokens;
+  const td_cu_round_f8_args args = {.x = p->hidden_x,
+                                    .codes = p->hidden_x8.codes,
+                                    .scales = p->hidden_x8.scales,
+                                    .range = p->range,
+                                    .x_stride = p->hidden,
+                                    .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
+                                    .cols = p->hidden};
+  return p->gemm == CUDA_GEMM_F8 ? TD_CUDA_LAUNCH(stream, round_f8, &args) : TD_OK;
+}
+
 // Gate and up in one launch: a single expert matrix would not fill a large GPU.
 static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uint32_t *x_rows,
                             td_err *err) {
@@ -317,6 +379,8 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
                             .y_step = (size_t)(p->up - p->gate),
                             .x_rows = x_rows,
                             .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
+                            .x8 = p->x8.codes,
+                            .x8_scale = p->x8.scales,
                             .y = p->gate,
                             .x_stride = p->dim,
                             .n_rows = p->experts.gate.rows,
@@ -364,11 +428,14 @@ static td_status run_sum(td_cuda_stream *stream, const moe_pass *p, td_err *err)
 static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   td_status status = project_in(stream, p, p->token, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
+  if (status == TD_OK) status = round_hidden(stream, p, err);
   td_cu_linear_args down = {.w = p->experts.down,
                             .experts = p->experts.device + 2 * (size_t)p->experts.n_experts,
                             .n_matrices = 1,
                             .expert_bias = p->down_bias,
                             .x = p->hidden_x,
+                            .x8 = p->hidden_x8.codes,
+                            .x8_scale = p->hidden_x8.scales,
                             .y = p->parts,
                             .x_stride = p->hidden,
                             .n_rows = p->dim,
@@ -380,6 +447,7 @@ static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *er
 // The first round may be of no tiles: it sets the sum to zero.
 static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   td_status status = sort(stream, p, err);
+  if (status == TD_OK && p->gemm == CUDA_GEMM_F8) status = round_tokens(stream, p, err);
   if (status == TD_OK) status = run_round(stream, p, err);
   for (p->range.skip = p->range.n_tiles; status == TD_OK && p->range.skip < most_tiles(stream, p);
        p->range.skip += p->range.n_tiles)
@@ -397,6 +465,12 @@ static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err 
                        .n_tokens = p->n_tokens,
                        .n_rows = p->hidden,
                        .y_f32 = true};
+  if (p->gemm == CUDA_GEMM_F8) {
+    td_cuda_matmul both[] = {in, in};
+    both[1].w = &p->experts.up;
+    both[1].y = p->up;
+    return td_cuda_run_f8(stream, both, TD_COUNT(both), err);
+  }
   if (p->gemm == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, &in)) {
     return project_in(stream, p, NULL, err);
   }
@@ -419,7 +493,8 @@ static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *er
                         .y_stride = p->dim,
                         .n_tokens = p->n_tokens,
                         .n_rows = p->dim,
-                        .y_f32 = a->out_f32};
+                        .y_f32 = a->out_f32,
+                        .is_prompt = p->gemm == CUDA_GEMM_F8};
   if (a->accumulate) {
     out.y = p->parts;
     out.y_f32 = true;
@@ -472,8 +547,28 @@ static td_status find_biases(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   return status;
 }
 
+// Tokens [begin, end), in as many passes as scratch memory asks for.
+static td_status run_tokens(td_cuda_stream *stream, moe_pass *p, uint32_t begin, uint32_t end,
+                            td_err *err) {
+  const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
+  td_status status = TD_OK;
+  p->pair_bytes = p->hidden * sizeof *p->hidden_x + parts_bytes(p);
+  if (p->is_f8) p->pair_bytes += td_cuda_f8_bytes(1, p->hidden);
+  const uint32_t most = p->is_group ? end - begin : tokens_of_pass(p, pass_bytes);
+  for (p->token0 = begin; status == TD_OK && p->token0 < end; p->token0 += most) {
+    const uint32_t left = end - p->token0;
+    p->n_tokens = left < most ? left : most;
+    p->n_pairs = p->n_tokens * p->a->top_k;
+    plan(stream, p, pass_bytes);
+    status = reserve(stream, p, err);
+    if (status != TD_OK) break;
+    status = p->a->ids ? run_experts(stream, p, err) : run_dense(stream, p, err);
+  }
+  return status;
+}
+
 // Only sums in f32 that accumulate over calls may be cut into rounds; otherwise rounding would
-// depend on the cut.
+// depend on the cut. Tokens that are not rounded to E4M3 are computed as in a step without prompts.
 td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   td_status status = check_moe(a, err);
@@ -484,20 +579,13 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows / (a->pairs ? 2 : 1);
-  p.pair_bytes = p.hidden * sizeof *p.hidden_x + parts_bytes(&p);
   status = find_biases(stream, &p, err);
-  const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
-  const uint32_t pass_tokens = p.is_group ? a->n_tokens : tokens_of_pass(&p, pass_bytes);
-  for (; status == TD_OK && p.token0 < a->n_tokens; p.token0 += pass_tokens) {
-    const uint32_t left = a->n_tokens - p.token0;
-    p.n_tokens = left < pass_tokens ? left : pass_tokens;
-    p.n_pairs = p.n_tokens * a->top_k;
-    plan(stream, &p, pass_bytes);
-    status = reserve(stream, &p, err);
-    if (status != TD_OK) break;
-    status = a->ids ? run_experts(stream, &p, err) : run_dense(stream, &p, err);
-  }
-  return status;
+  const bool is_f8 = p.experts.takes_f8 && a->n_prompt <= a->n_tokens &&
+                     td_cuda_rounds_f8(td_cuda_dev_of(stream), &p.experts.gate, a->n_prompt);
+  const uint32_t n_others = is_f8 ? a->n_tokens - a->n_prompt : a->n_tokens;
+  if (status == TD_OK) status = run_tokens(stream, &p, 0, n_others, err);
+  p.is_f8 = is_f8;
+  return status == TD_OK ? run_tokens(stream, &p, n_others, a->n_tokens, err) : status;
 }
 
 td_status td_cuda_op_moe_join(td_cuda_stream *stream, const td_moe_join_args *a, td_err *err) {
