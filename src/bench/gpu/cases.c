@@ -221,6 +221,14 @@ void td_gpu_forget_weights(td_gpu_bench *b) {
   b->weights = NULL;
 }
 
+bool td_gpu_may_round_f8(const td_gpu_bench *b, const td_gpu_format *f) {
+  return f->dtype == TD_F8E4M3 && (!b->dev || ((const td_cuda_dev *)b->dev)->props.has_f8);
+}
+
+void td_gpu_round_f8(td_gpu_bench *b, bool is_on) {
+  if (b->dev) ((td_cuda_dev *)b->dev)->rounds_f8 = is_on;
+}
+
 td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
   uint8_t bits[4096];

@@ -66,6 +66,12 @@ void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes);
 // Frees the weights of a case and the device's copies of them.
 void td_gpu_forget_weights(td_gpu_bench *b);
 
+// Whether such weights are multiplied by activations in E4M3 where the device rounds those, and it
+// can.
+bool td_gpu_may_round_f8(const td_gpu_bench *b, const td_gpu_format *f);
+// As --activations fp8 does; off at first.
+void td_gpu_round_f8(td_gpu_bench *b, bool is_on);
+
 // ---- cases ------------------------------------------------------------------------------------
 
 typedef struct {

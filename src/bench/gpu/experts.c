@@ -8,15 +8,40 @@ static void moe_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_op_moe(b->stream, &a);
 }
 
+// With `most` tokens at most.
+static void bench_tokens(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format,
+                         td_moe_args *args, uint32_t most, bool is_f8) {
+  static const uint32_t tokens[] = {1, 8, 64, 512, 4096};
+  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
+    if (is_f8 && tokens[i] <= 16) continue; // as without
+    args->n_tokens = tokens[i];
+    args->n_prompt = is_f8 ? tokens[i] : 0;
+    uint32_t pairs = tokens[i] * m->top_k, used = pairs < args->n_experts ? pairs : args->n_experts;
+    double seconds = td_gpu_measure(b, moe_once, args, args->n_experts / used);
+    td_gpu_record(b,
+                  &(td_gpu_case){.op = is_f8 ? "experts_f8" : "experts",
+                                 .model = m->name,
+                                 .format = format->name,
+                                 .rows = m->hidden,
+                                 .cols = m->dim,
+                                 .tokens = tokens[i],
+                                 .bytes = used * 3.0 * (double)td_weight_bytes(&args->gate[0]),
+                                 .flops = 6.0 * m->dim * m->hidden * pairs},
+                  seconds);
+  }
+}
+
 // Tokens also rotate through the experts, so that n tokens use min(n * top_k, experts) of them. If
 // a model has too many experts, 64 represent them.
 void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format) {
   enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
-  static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
   static td_weight w[3][MAX_EXPERTS];
   static int32_t ids[TOKENS * MAX_K + MAX_EXPERTS];
   static float weights[TOKENS * MAX_K];
-  if (!td_gpu_wants(b, "experts", m->name, format->name)) return;
+  const bool is_f8 = td_gpu_may_round_f8(b, format) &&
+                     td_gpu_wants(b, "experts_f8", m->name, format->name);
+  const bool is_plain = td_gpu_wants(b, "experts", m->name, format->name);
+  if (!is_plain && !is_f8) return;
   uint32_t n_experts = m->n_experts <= MAX_EXPERTS ? m->n_experts : 64;
   for (uint32_t e = 0; e < n_experts; e++) {
     w[0][e] = td_gpu_weight(b, format, m->hidden, m->dim);
@@ -41,21 +66,11 @@ void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_f
                       .out = out,
                       .n_experts = n_experts,
                       .top_k = m->top_k};
-  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= td_gpu_fewer(b, TOKENS, 1); i++) {
-    args.n_tokens = tokens[i];
-    uint32_t pairs = tokens[i] * m->top_k, used = pairs < n_experts ? pairs : n_experts;
-    double seconds = td_gpu_measure(b, moe_once, &args, n_experts / used);
-    td_gpu_record(b,
-                  &(td_gpu_case){.op = "experts",
-                                 .model = m->name,
-                                 .format = format->name,
-                                 .rows = m->hidden,
-                                 .cols = m->dim,
-                                 .tokens = tokens[i],
-                                 .bytes = used * 3.0 * (double)td_weight_bytes(&w[0][0]),
-                                 .flops = 6.0 * m->dim * m->hidden * pairs},
-                  seconds);
-  }
+  const uint32_t most = td_gpu_fewer(b, TOKENS, 1);
+  if (is_plain) bench_tokens(b, m, format, &args, most, false);
+  td_gpu_round_f8(b, true);
+  if (is_f8) bench_tokens(b, m, format, &args, most, true);
+  td_gpu_round_f8(b, false);
   void *const memory[] = {x, out, dev_ids, dev_weights};
   for (size_t i = 0; i < TD_COUNT(memory); i++)
     td_gpu_free(b, memory[i]);

@@ -14,7 +14,7 @@ typedef struct {
   uint32_t n_matrices, n_tokens;
   const void *x;
   void *y;
-  bool out_f32;
+  bool out_f32, is_f8; // is_f8: x is rounded to E4M3
 } linear_args;
 
 static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
@@ -26,6 +26,7 @@ static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
                                                .x_stride = w->cols,
                                                .y_stride = w->rows,
                                                .n_tokens = a->n_tokens,
+                                               .n_prompt = a->is_f8 ? a->n_tokens : 0,
                                                .out_f32 = a->out_f32});
 }
 
@@ -72,6 +73,11 @@ static void bench_mma_peak(td_gpu_bench *b) {
   args.out = td_gpu_alloc(b, args.n_blocks * (size_t)TD_CU_PEAK_WARPS * 32 * sizeof *args.out);
   b->mma_tflops = flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
   td_jw_double(b->json, "mma_sync_peak_tflops", b->mma_tflops);
+  args.is_f8 = dev->props.has_f8;
+  if (args.is_f8) {
+    const double f8_tflops = 2 * flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
+    td_jw_double(b->json, "mma_sync_fp8_peak_tflops", f8_tflops);
+  }
   td_jw_bool(b->json, "has_wgmma", dev->props.has_wgmma);
   td_gpu_free(b, args.out);
 }
@@ -129,9 +135,34 @@ static const linear_case linear_cases[] = {
     {"moonlight", &td_gpu_bf16, 163840, 2048, true},
 };
 
-static void bench_linear(td_gpu_bench *b, const linear_case *c) {
+// With these tokens, once each.
+static void bench_tokens(td_gpu_bench *b, const linear_case *c, linear_args *args, uint32_t most) {
   static const uint32_t tokens[] = {1, 8, 16, 64, 512, 4096};
-  if (!td_gpu_wants(b, "linear", c->model, c->format->name)) return;
+  const td_weight *w = &args->w[0];
+  const double out_bytes = args->out_f32 ? 4 : 2;
+  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
+    if (args->is_f8 && tokens[i] <= 16) continue; // as without
+    args->n_tokens = tokens[i];
+    const double seconds = td_gpu_measure(b, linear_once, args, args->n_matrices);
+    const double activations = tokens[i] * (out_bytes * w->rows + 2.0 * w->cols);
+    td_gpu_record(b,
+                  &(td_gpu_case){.op = args->is_f8 ? "linear_f8" : "linear",
+                                 .model = c->model,
+                                 .format = c->format->name,
+                                 .rows = w->rows,
+                                 .cols = w->cols,
+                                 .tokens = tokens[i],
+                                 .bytes = (double)td_weight_bytes(w) + activations,
+                                 .flops = 2.0 * w->rows * w->cols * tokens[i]},
+                  seconds);
+  }
+}
+
+static void bench_linear(td_gpu_bench *b, const linear_case *c) {
+  const bool is_f8 = td_gpu_may_round_f8(b, c->format) &&
+                     td_gpu_wants(b, "linear_f8", c->model, c->format->name);
+  const bool is_plain = td_gpu_wants(b, "linear", c->model, c->format->name);
+  if (!is_plain && !is_f8) return;
   const uint32_t rows = td_gpu_shrunk(b, c->rows), cols = td_gpu_shrunk(b, c->cols);
   td_weight w[MAX_MATRICES];
   w[0] = td_gpu_weight(b, c->format, rows, cols);
@@ -140,26 +171,16 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   for (size_t i = 1; i < n; i++)
     w[i] = td_gpu_weight(b, c->format, rows, cols);
   bool is_head = c->rows > 100000; // only a few rows of a step need logits
-  uint32_t most = td_gpu_fewer(b, is_head ? 64 : 4096, 1), out_bytes = c->out_f32 ? 4 : 2;
+  const uint32_t most = td_gpu_fewer(b, is_head ? 64 : 4096, 1);
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
   void *x = td_gpu_noise(b, (size_t)most * cols * 2);
   args.x = x;
-  args.y = td_gpu_alloc(b, (size_t)most * rows * out_bytes);
-  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
-    args.n_tokens = tokens[i];
-    double seconds = td_gpu_measure(b, linear_once, &args, (uint32_t)n);
-    double activations = tokens[i] * ((double)out_bytes * rows + 2.0 * cols);
-    td_gpu_record(b,
-                  &(td_gpu_case){.op = "linear",
-                                 .model = c->model,
-                                 .format = c->format->name,
-                                 .rows = rows,
-                                 .cols = cols,
-                                 .tokens = tokens[i],
-                                 .bytes = (double)td_weight_bytes(&w[0]) + activations,
-                                 .flops = 2.0 * rows * cols * tokens[i]},
-                  seconds);
-  }
+  args.y = td_gpu_alloc(b, (size_t)most * rows * (c->out_f32 ? 4 : 2));
+  if (is_plain) bench_tokens(b, c, &args, most);
+  args.is_f8 = true;
+  td_gpu_round_f8(b, true);
+  if (is_f8) bench_tokens(b, c, &args, most);
+  td_gpu_round_f8(b, false);
   td_gpu_free(b, x);
   td_gpu_free(b, args.y);
   td_gpu_forget_weights(b);
