@@ -194,7 +194,8 @@ static td_status prepare_plan(bench *b, td_err *err) {
 
 // Tokens per second, as predicted.
 static double planned_rate(const bench *b, const bench_case *c) {
-  const td_plan_load load = td_plan_load_of(b->session->model);
+  td_plan_load load = td_plan_load_of(b->session->model);
+  load.is_f8 = b->options->activations == TD_ACTIVATIONS_FP8;
   td_expert_cache_size cache = {0};
   td_expert_cache_parse(&cache, b->options->expert_cache, NULL); // checked when the session opened
   td_card_plan card = {.fits = false};

@@ -85,6 +85,7 @@ static void faster_link(setup *s) {
 }
 static void faster_gpu(setup *s) {
   s->rig.gpu.tflops *= 2;
+  s->rig.gpu.fp8_tflops *= 2;
   s->rig.gpu.read_gbps *= 2;
 }
 static void smaller_weights(setup *s) {
@@ -265,6 +266,7 @@ static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
 
 static setup setup_of(const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
   setup s = {.load = td_plan_load_of(model), .rig = *rig, .opts = opts};
+  s.load.is_f8 = opts->is_f8;
   divide(&s);
   return s;
 }
@@ -284,11 +286,10 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
   }
   const td_gpu_card *gpu = &rig->gpu;
   if (rig->n_gpus) {
-    td_buf_printf(out,
-                  "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, %g GB/s in "
-                  "decode%s\n",
-                  gpu->name, (double)gpu->memory_bytes / GIB, gpu->link_gbps, gpu->tflops,
-                  gpu->read_gbps, source(gpu->is_assumed));
+    td_buf_printf(out, "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, ",
+                  gpu->name, (double)gpu->memory_bytes / GIB, gpu->link_gbps, gpu->tflops);
+    if (opts->is_f8) td_buf_printf(out, "%g in FP8, ", gpu->fp8_tflops);
+    td_buf_printf(out, "%g GB/s in decode%s\n", gpu->read_gbps, source(gpu->is_assumed));
   }
   add_memory(out, &s);
   for (uint32_t i = 0; i < opts->prompts.n; i++)
@@ -419,6 +420,7 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_int(w, "nodes", rig->n_nodes);
   if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
   td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && rig->gpu.is_assumed));
+  td_jw_bool(w, "fp8_activations", opts->is_f8);
   td_jw_int(w, "gpus", rig->n_gpus);
   if (s.card.fits) add_json_card(w, &s.card);
   td_jw_begin_array(w, "prompts");
@@ -458,13 +460,20 @@ int td_cmd_plan(const td_options *o) {
                        .batches = o->bench_batch,
                        .depth = (uint32_t)o->plan_depth,
                        .hit_rate = o->hit_rate,
-                       .acceptance = o->acceptance};
+                       .acceptance = o->acceptance,
+                       .is_f8 = o->activations == TD_ACTIVATIONS_FP8};
   td_err err;
   td_rig rig;
   td_model *model = NULL;
   td_status st = td_expert_cache_parse(&opts.cache, o->expert_cache, &err);
   if (st == TD_OK) st = open_model(&model, o, &err);
   if (st == TD_OK) st = td_rig_open(&rig, o->machine, model, (unsigned)o->threads, &err);
+  if (st == TD_OK && opts.is_f8 && !(rig.n_gpus && rig.gpu.fp8_tflops > 0)) {
+    st = td_fail(&err, TD_EINVAL,
+                 "--activations fp8: %s has no GPU with an FP8 rate (fp8_tflops): leave it out, or "
+                 "add a card that has one, as +rtx-5090",
+                 rig.name);
+  }
   td_buf text = TD_BUF_INIT;
   if (st == TD_OK && o->json) {
     td_json_writer w = TD_JSON_WRITER(&text);

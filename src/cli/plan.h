@@ -12,6 +12,7 @@ typedef struct {
   double hit_rate;            // below 0: the share of experts that are cached
   double acceptance;          // share of drafts that are right
   td_expert_cache_size cache; // of experts, on a card
+  bool is_f8;                 // --activations fp8
 } td_plan_opts;
 extern const td_plan_opts td_plan_usual;
 

@@ -8,6 +8,7 @@
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
+#include "model/f8.h"
 
 enum { SEQS = 16 }; // of a decode step; the default of --max-batch
 
@@ -17,11 +18,16 @@ td_plan_load td_plan_load_of(const td_model *model) {
   const td_model_stats stats = td_model_stats_of(model);
   td_plan_load load = {.config = td_model_config_of(model),
                        .active_params = stats.active_params,
+                       .f8_params = stats.f8_params,
                        .other_bytes = stats.bytes - stats.expert_bytes};
   double routed = 0;
   for (uint32_t i = 0; i < load.config->n_layers; i++) {
     load.layer_bytes[i] = td_model_expert_bytes(model, i);
-    load.dense[i] = td_dense_size_of(td_model_layer(model, i));
+    const td_layer *layer = td_model_layer(model, i);
+    load.dense[i] = td_dense_size_of(layer);
+    load.f8_latents[i] = td_weight_takes_f8(&layer->kv_b);
+    load.f8_experts[i] = layer->is_moe && td_weight_takes_f8(&layer->gate[0]) &&
+                         td_weight_takes_f8(&layer->down[0]);
     if (load.layer_bytes[i])
       routed += (double)load.layer_bytes[i] * load.config->top_k / load.config->n_experts;
   }
@@ -29,6 +35,7 @@ td_plan_load td_plan_load_of(const td_model *model) {
   const td_weight *head = td_model_lm_head(model);
   load.head_params = (uint64_t)head->rows * head->cols;
   load.head_bytes = td_weight_bytes(head);
+  if (td_weight_takes_f8(head)) load.f8_params -= load.head_params;
   // A layer like the others and the head; what binds it to the layers before is a hundredth.
   if (td_model_mtp(model))
     load.draft_bytes = stats.active_bytes / load.config->n_layers + load.head_bytes;
@@ -134,6 +141,24 @@ static double other_flops(const td_plan_load *load) {
     routed += load->layer_bytes[i] ? routed_flops(c) : 0;
   const double rest = 2.0 * (double)(load->active_params - load->head_params) - routed;
   return rest > 0 ? rest / c->n_layers : 0;
+}
+
+// What an operation at the card's FP8 rate comes to at its BF16 rate.
+static double f8_share(const td_plan_load *load, const td_rig *rig) {
+  return load->is_f8 && rig->gpu.fp8_tflops > 0 ? rig->gpu.tflops / rig->gpu.fp8_tflops : 1;
+}
+
+// Of a layer's chunk of n tokens behind `done` others, without routed experts, on a card; FP8
+// operations count as f8_share.
+static double card_flops(const td_plan_load *load, const td_rig *rig, uint32_t layer_idx, double n,
+                         double done) {
+  const td_model_config *c = load->config;
+  const double saved = 1 - f8_share(load, rig);
+  double flops = n * (other_flops(load) - saved * 2 * (double)load->f8_params / c->n_layers) +
+                 td_attn_of(c, layer_idx)->flops(c, n, done);
+  if (load->f8_latents[layer_idx] && td_model_attn(c, layer_idx) == TD_ATTN_MLA)
+    flops -= saved * td_attn_expand_flops(c, done);
+  return flops;
 }
 
 static double head_flops(const td_plan_load *load) {
@@ -354,14 +379,15 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
     if (!plan) add_host_chunk(&out, load, rig, n, done);
     for (uint32_t i = 0; plan && i < c->n_layers; i++) {
       const bool is_streamed = step.way[i] == TD_LAYER_STREAMED;
-      const layer_load layer = {.attention = n * other_flops(load) +
-                                             td_attn_of(c, i)->flops(c, n, done),
-                                .routed = load->layer_bytes[i] ? n * routed_flops(c) : 0,
+      const bool is_offloaded = step.way[i] == TD_LAYER_OFFLOADED;
+      const double share = load->f8_experts[i] && !is_offloaded ? f8_share(load, rig) : 1;
+      const layer_load layer = {.attention = card_flops(load, rig, i, n, done),
+                                .routed = load->layer_bytes[i] ? share * n * routed_flops(c) : 0,
                                 .bytes = (double)load->layer_bytes[i],
                                 .streamed = (is_streamed ? (double)load->layer_bytes[i] : 0) +
                                             (double)dense_bytes_of(load, plan, i),
                                 .n_tokens = n,
-                                .is_offloaded = step.way[i] == TD_LAYER_OFFLOADED};
+                                .is_offloaded = is_offloaded};
       add_layer(&out, load, rig, plan, &layer);
     }
   }

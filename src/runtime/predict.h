@@ -16,6 +16,11 @@
 typedef struct {
   const td_model_config *config;
   uint64_t active_params;
+  // With --activations fp8, which the caller sets: what is computed at a card's FP8 rate, of the
+  // active parameters without routed experts and the output matrix.
+  bool is_f8;
+  uint64_t f8_params;
+  bool f8_experts[TD_MAX_LAYERS], f8_latents[TD_MAX_LAYERS];
   uint64_t other_bytes;             // weights that are no routed experts
   uint64_t step_bytes;              // of them, what every step reads: all but the embedding
   uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it

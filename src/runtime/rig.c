@@ -57,9 +57,12 @@ static td_status read_name(const cJSON *object, char *out, size_t size, td_err *
 
 static td_status read_card(td_gpu_card *out, const cJSON *object, td_err *err) {
   td_status st = read_name(object, out->name, sizeof out->name, err);
-  return st == TD_OK ? read_part(object, gpu_rates, TD_COUNT(gpu_rates), out, &out->memory_bytes,
-                                 &out->is_assumed, err)
-                     : st;
+  if (st == TD_OK)
+    st = read_part(object, gpu_rates, TD_COUNT(gpu_rates), out, &out->memory_bytes,
+                   &out->is_assumed, err);
+  out->fp8_tflops = 0;
+  if (st != TD_OK || !td_json_get(object, "fp8_tflops")) return st;
+  return read_positive(object, "fp8_tflops", &out->fp8_tflops, err);
 }
 
 static td_status read_rig(td_rig *r, const cJSON *root, td_err *err) {

@@ -12,10 +12,11 @@ typedef struct {
   char name[64];
   bool is_assumed; // no rate was measured on such a card
   uint64_t memory_bytes;
-  double link_gbps; // from pinned host memory, 10^9 bytes/s
-  double tflops;    // that prefill reaches, 10^12 operations/s
-  double read_gbps; // that decode reads matrices with
-  double layer_us;  // that a layer of decode takes beside its bytes: launches, messages
+  double link_gbps;  // from pinned host memory, 10^9 bytes/s
+  double tflops;     // that prefill reaches, 10^12 operations/s
+  double fp8_tflops; // likewise of E4M3 activations and weights; 0: unknown, or there are none such
+  double read_gbps;  // that decode reads matrices with
+  double layer_us;   // that a layer of decode takes beside its bytes: launches, messages
 } td_gpu_card;
 
 typedef struct {

@@ -176,6 +176,28 @@ def test_plan_of_cards(tandem_bin):
     assert "the GPU's 16 GiB do not hold the 17.77 GiB beside the experts; without it:" in text
 
 
+def test_plan_with_fp8_activations(tandem_bin):
+    """Arithmetic is faster, copies are not; decode and what is not in FP8 are as they were."""
+
+    def of(machine, *options):
+        return plan(tandem_bin, "-m", "DeepSeek-V3", "--machine", machine, "-p", "32768", *options)
+
+    fp8 = ("--activations", "fp8")
+    machine = "epyc-9355x2+rtx-5090"
+    usual, faster = (json.loads(of(machine, "--json", *more).stdout) for more in ((), fp8))
+    assert faster["fp8_activations"] and not usual["fp8_activations"]
+    one, other = usual["prompts"][0], faster["prompts"][0]
+    assert 0.5 * one["busy_s"]["GPU_OPS"] < other["busy_s"]["GPU_OPS"] < 0.8 * one["busy_s"]["GPU_OPS"]
+    assert other["seconds"] < one["seconds"]
+    assert faster["decode"] == usual["decode"]
+    assert "89 TFLOP/s in prompts, 176 in FP8, " in of(machine, *fp8).stdout
+    for format, is_same in ("bf16", True), ("fp8-b128", False):
+        times = [json.loads(of(machine, "--json", "-f", format, *more).stdout)["prompts"] for more in ((), fp8)]
+        assert (times[0] == times[1]) == is_same
+    missing = of("epyc-9355x2+rtx-3090", *fp8)
+    assert missing.returncode == 2 and "RTX 3090 has no GPU with an FP8 rate" in missing.stderr
+
+
 def test_prediction_beside_measurement(tandem_bin, tiny_model):
     done = bench(tandem_bin, "-m", tiny_model, "--device", "cpu", "--plan", "-p", "64", "-n", "4", "-r", "1", "--json")
     head, *cases = map(json.loads, done.stdout.splitlines())

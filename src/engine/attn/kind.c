@@ -88,10 +88,13 @@ static td_attn_rows mla_rows(const td_model_config *c) {
                                 [TD_ACT_OUT] = (size_t)c->n_heads * c->v_dim}};
 }
 
-// With the expansion of earlier keys and values from their latents, once more for every chunk.
+double td_attn_expand_flops(const td_model_config *c, double n_past) {
+  return 2.0 * n_past * c->kv_lora_rank * c->n_heads * (c->nope_dim + c->v_dim);
+}
+
 static double mla_flops(const td_model_config *c, double n, double n_past) {
   return pair_flops(c->n_heads, (double)(c->nope_dim + c->rope_dim) + c->v_dim, n, n_past) +
-         2.0 * n_past * c->kv_lora_rank * c->n_heads * (c->nope_dim + c->v_dim);
+         td_attn_expand_flops(c, n_past);
 }
 
 static void mla_describe(const td_model_config *c, td_buf *out) {

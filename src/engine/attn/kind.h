@@ -54,6 +54,9 @@ const td_attn_spec *td_attn_of(const td_model_config *config, uint32_t layer_idx
 td_attn_rows td_attn_rows_of(const td_model_config *config);
 uint32_t td_attn_least_chunk(const td_model_config *config);
 void td_attn_describe(const td_model_config *config, td_buf *out);
+// Operations of a layer's expansion of n_past keys and values from MLA's latents, which prefill
+// does once more for every chunk; part of td_attn_spec.flops.
+double td_attn_expand_flops(const td_model_config *config, double n_past);
 bool td_attn_has_gpu(const td_model_config *config);    // for all layers
 bool td_attn_has_states(const td_model_config *config); // in any layer
 // Whether states can go back to those before the last tokens of a decode step: only delta nets keep
