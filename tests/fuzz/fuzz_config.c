@@ -34,9 +34,12 @@ static void check(const td_model_config *c) {
     TD_CHECK(c->head_dim % 2 == 0);
     break;
   case TD_ATTN_GQA:
+  case TD_ATTN_BLOCKS:
   case TD_ATTN_DELTA:
     TD_CHECK(c->n_kv_heads && c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
     TD_CHECK(c->head_dim >= 2);
+    TD_CHECK(!c->index_block || (c->index_heads == c->n_kv_heads && c->index_top_blocks));
+    TD_CHECK(c->index_local_blocks <= c->index_top_blocks);
     break;
   }
 }
