@@ -238,7 +238,8 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   p->gate = parts;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
-  p->hidden_x8 = td_cuda_f8_at((char *)hidden + hidden_bytes, n, p->hidden);
+  p->hidden_x8 = (td_cuda_f8){NULL, NULL};
+  if (f8_bytes) p->hidden_x8 = td_cuda_f8_at((char *)hidden + hidden_bytes, n, p->hidden);
   p->parts = parts;
   return TD_OK;
 }
