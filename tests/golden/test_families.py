@@ -216,7 +216,7 @@ def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
     text = tandem("inspect", "--model", checkpoint_of("qwen3_5_moe"))
     assert "delta nets    in 3 of the 4 layers instead: 2 heads of keys, 4 of values, 16 and 16 wide" in text
     assert "GQA: 2 of keys and values, 16 wide, 4 rotary\n" in text
-    assert "multi-token prediction: 1 of its layers" in text and "vision: 2 tensors" in text
+    assert "by a layer of multi-token prediction, on the CPU" in text and "vision: 2 tensors" in text
     facts = json.loads(tandem("inspect", "--model", checkpoint_of("qwen3_5_moe"), "--json"))
     # Three inputs of 128 channels, and a matrix of 16 x 32 for each of four heads, in three layers.
     assert facts["state_bytes_per_page"] == 3 * 4 * (3 * 128 + 4 * 16 * 32)
