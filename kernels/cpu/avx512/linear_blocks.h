@@ -88,7 +88,8 @@ static bool pack_part(const float *x, uint32_t n, int8_t *out, float *scale, int
     if ((k + VL) % GROUP_COLS > 0) continue;
     const int32_t of_group = _mm512_reduce_add_epi32(group);
     group = _mm512_setzero_si512();
-    if (LESS) less[k / GROUP_COLS] = -LESS * of_group;
+    // Unsigned: what does not fit may pass the range.
+    if (LESS) less[k / GROUP_COLS] = (int32_t)((uint32_t)-LESS * (uint32_t)of_group);
     if (HAS_OFFSETS) sum[k / GROUP_COLS] = (float)of_group * *scale;
   }
   return fits;
