@@ -181,7 +181,7 @@ def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_mod
         server.close()
     for turn, other in zip(turns["8"], turns["off"]):
         assert turn == other
-    assert n_accepted > 30 and n_ended > 1
+    assert n_accepted > 30 and n_ended > (0 if SANITIZED else 1)
 
 
 SCHEMA = {
