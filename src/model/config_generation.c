@@ -44,6 +44,8 @@ td_status td_config_read_token_ids(const td_config_reader *r) {
   td_status st = read_eos(r);
   const cJSON *bos = td_json_get(r->root, "bos_token_id");
   if (st == TD_OK && bos) st = token_id(r, "bos_token_id", bos, &r->out->bos_id);
+  // The family's, of a larger vocabulary than this model's.
+  if (r->out->bos_id >= (int32_t)r->out->n_vocab) r->out->bos_id = -1;
   return st;
 }
 
