@@ -1,7 +1,6 @@
 // include/tandem.h - tandem as a library: open a model, generate, close. One caller at a time for
 // each handle. Link with `pkg-config --cflags --libs tandem`.
-#ifndef TANDEM_H
-#define TANDEM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +52,4 @@ void tandem_close(tandem *model); // NULL is legal
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 // include/tandem/formats.h - the formats that weights and KV pages are stored in, one list each.
 // Dispatch, checks, benches, options and tests are made from these lists.
-#ifndef TANDEM_FORMATS_H
-#define TANDEM_FORMATS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -96,6 +95,5 @@ const td_format *td_formats(size_t *n);
 // Precisions of KV pages: dtype and name in options. On a GPU F32 means the activations' dtype.
 #define TD_KV_DTYPES(X)                                                                            \
   X(F32, "f32")                                                                                    \
-  X(F16, "f16")
-
-#endif
+  X(F16, "f16")                                                                                    \
+  X(F8E4M3, "fp8")

@@ -9,8 +9,7 @@
 // whether the token is prefill or decode, not on n_tokens or the row range of the call. Logits on
 // one machine therefore do not depend on how a prompt is chunked or what else is in a decode batch.
 // The attention kernels guarantee the same per query.
-#ifndef TANDEM_KERNELS_H
-#define TANDEM_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -92,19 +91,30 @@ typedef struct {
 #define TD_DELTA_COLUMNS 32
 
 // The gated delta rule, position by position, on TD_DELTA_COLUMNS columns of a head's state S
-// [k_dim][TD_DELTA_COLUMNS]. With decay g and strength b of a position:
+// [k_dim][TD_DELTA_COLUMNS]. With decay g, of all rows of S or of each, and strength b of a
+// position:
 //   S *= g;  d = b * (v - k S);  S += k (x) d;  out = q S
 // The result of a position does not depend on how many are computed by a call. Columns from n_cols
-// on are computed, too, with v = 0.
+// on are also computed, with v = 0.
 typedef struct {
   float *state;       // f32 [k_dim][TD_DELTA_COLUMNS]
   const float *q, *k; // f32 [n_tokens][ldk]
   const float *v;     // f32 [n_tokens][ldv]
-  const float *gates; // f32 [n_tokens][ldg]: g, b
+  const float *gates; // f32 [n_tokens][ldg]: n_decays of g, b
   float *out;         // f32 [n_tokens][ldo]
   size_t ldk, ldv, ldg, ldo;
   uint32_t n_tokens, k_dim, n_cols; // n_cols: 1 to TD_DELTA_COLUMNS
+  uint32_t n_decays;                // 1 or k_dim
 } td_delta_rule_args;
+
+// Decays of a head's channels: out[i] = exp(-rate * softplus(x[i] + bias[i])) or, with a bound
+// below 0, exp(bound * sigmoid(rate * (x[i] + bias[i]))).
+typedef struct {
+  const float *x, *bias;
+  float *out;
+  size_t n;
+  float rate, bound; // 0: no bound
+} td_decay_row_args;
 
 // y[i] += sum_j a[j] * x[j * ldx + i], in the order of j.
 typedef struct {
@@ -203,6 +213,7 @@ typedef struct {
   X(sigmoid_row, td_sigmoid_row_args)                                                              \
   X(conv_silu, td_conv_silu_args)                                                                  \
   X(delta_rule, td_delta_rule_args)                                                                \
+  X(decay_row, td_decay_row_args)                                                                  \
   X(axpy, td_axpy_args)                                                                            \
   X(axpy_weights, td_axpy_weights_args)                                                            \
   X(f32_from_f16, td_convert_args)                                                                 \
@@ -280,5 +291,3 @@ typedef struct {
 } td_kernel_variant;
 const td_kernel_variant *td_kernel_variants(size_t *n);
 bool td_kernel_variant_runs(const td_kernel_variant *variant); // on this machine
-
-#endif

@@ -1,12 +1,11 @@
 // include/tandem/types.h - dtypes, and descriptors of weights as checkpoints store them.
-#ifndef TANDEM_TYPES_H
-#define TANDEM_TYPES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-// The structs here have no padding, as kernels/cuda/abi.h wants of those that it embeds.
+// The structs here have no padding, as kernels/cuda/abi.h, which embeds some of them, requires.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wpadded"
@@ -213,16 +212,14 @@ typedef enum {
   // AVX2 without FP16, for other 4-bit weights: 16 bits with one scale per 16 to 128 columns, for
   // GGUF's blocks with AVX-512 15 bits per 256. Sums of a group are exact; error: 1/50 of BF16's.
   TD_ACTIVATIONS_AUTO,
-  // Like AUTO, but 8-bit activations for prefill with 4-bit weights in rows (linear_w4a8).
+  // Like AUTO, but INT8 for prefill: on CPUs with 4-bit weights (linear_w4a8), on GPUs with INT8's.
   TD_ACTIVATIONS_INT8,
-  // On GPUs, for prefill with E4M3 weights: E4M3 with an FP32 scale per token and 128 columns.
-  // Otherwise, and on the CPU, like AUTO.
+  // Like AUTO, but E4M3 for prefill with E4M3 weights on GPUs. On GPUs 8 bits have an FP32 scale
+  // per token and 128 columns.
   TD_ACTIVATIONS_FP8,
   TD_N_ACTIVATIONS
 } td_activations;
 
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC diagnostic pop
-#endif
-
 #endif

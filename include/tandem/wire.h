@@ -5,8 +5,7 @@
 // worker responds to every SUBMIT with exactly one DONE. Until then it may write to the request's
 // pages, except those filled by the first n_past tokens, which others may read. The front may send
 // more PAGES until then; a request without a page for its next token waits for one.
-#ifndef TANDEM_WIRE_H
-#define TANDEM_WIRE_H
+#pragma once
 
 #include <assert.h>
 #include <stdint.h>
@@ -86,13 +85,13 @@ typedef enum {
 #define TD_SUBMIT_SCORE_PROMPT 16u
 
 #define TD_SUBMIT_COPIES     32u // a COPIES belongs to it
-#define TD_SUBMIT_SKIP_LAYER 64u // with --draft auto: without the layer that drafts
+#define TD_SUBMIT_SKIP_LAYER 64u // without the layer that drafts
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
-// Pages also hold a state (kv/kv.h), which a step overwrites: a worker that died may have left it
-// behind more tokens than it has reported, or have had it in its device's memory alone. Only full
-// pages can be continued from then: once their last token is reported, their state is shared.
+// Pages also hold a state (kv/kv.h), which a step overwrites: when a worker dies, the state may
+// include tokens that it has not reported, or exist only in its device's memory. Then only full
+// pages can be continued: once their last token is reported, their state is shared.
 #define TD_READY_STATES 2u
 
 typedef struct {
@@ -221,5 +220,3 @@ typedef struct {
   } u;
 } td_wire_msg;
 static_assert(sizeof(td_wire_msg) == 256, "wire layout");
-
-#endif
