@@ -4,8 +4,7 @@
 // hold the group's codes after a shift and a mask, in the order of columns. Scales and codes are so
 // short that scale * code is exact in FP32.
 // Include after TD_HALF_VALUE and TD_BITS_VALUE, which make floats of the bits of an F16 or F32.
-#ifndef KERNELS_BLOCKS_H
-#define KERNELS_BLOCKS_H
+#pragma once
 
 #include "tandem/types.h"
 
@@ -205,5 +204,3 @@ TD_BLOCK_FN float gguf_value(const td_weight *w, uint32_t row, uint32_t col) {
   const gguf_scale s = gguf_scale_of(w->dtype, at, group);
   return s.scale * (float)gguf_code(w->dtype, at, group, in_block % BLOCK_GROUP) + s.offset;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/decl.h - prototypes of every registered kernel, made from the registry.
-#ifndef KERNELS_DECL_H
-#define KERNELS_DECL_H
+#pragma once
 
 #include "tandem/kernels.h"
 
@@ -11,5 +10,3 @@ TD_KERNEL_FAMILIES(X)
 #define TD_KERNEL(family, isa, features, ...) family##_kernel family##__##isa;
 #include "kernels/registry.inc"
 #undef TD_KERNEL
-
-#endif

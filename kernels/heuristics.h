@@ -1,6 +1,5 @@
 // kernels/heuristics.h - what heuristics.c asks registry.c.
-#ifndef KERNELS_HEURISTICS_H
-#define KERNELS_HEURISTICS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -10,5 +9,3 @@
 unsigned td_kernels_features(void);
 // Whether prefill rounds activations to 8 bits for these weights (linear_w4a8).
 bool td_kernels_rounds_x(const td_weight *w);
-
-#endif

@@ -1,7 +1,10 @@
 # Makes a C file for each kernel of registry.inc that has none of its own: the headers and macros that
 # stand behind its features, and the kernel, which calls the last one. Sets TD_KERNEL_INSTANCES.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/registry.inc)
-file(READ ${CMAKE_SOURCE_DIR}/kernels/registry.inc registry)
+# The preprocessor expands the macros of several rows, and leaves TD_KERNEL, which nothing defines.
+execute_process(COMMAND ${CMAKE_C_COMPILER} -E -P -x c ${CMAKE_SOURCE_DIR}/kernels/registry.inc
+                OUTPUT_VARIABLE registry COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE "\" \"" "" registry "${registry}") # adjacent strings are one
 set(item "\"[^\"]*\"")
 string(REGEX MATCHALL "TD_KERNEL\\([a-z0-9_]+, [a-z0-9]+, [^,\"]+,[ \n]*${item}(,[ \n]*${item})*\\)" kernels
        "${registry}")

@@ -7,8 +7,7 @@
 // (query, dimension) of the result one over the keys, in order, so a query's result does not depend
 // on the other queries. With transposed keys a score is one lane; otherwise its lanes are added at
 // the end.
-#ifndef KERNELS_CPU_ATTN_VEC_H
-#define KERNELS_CPU_ATTN_VEC_H
+#pragma once
 
 #include <math.h>
 
@@ -326,5 +325,3 @@ static void attend_all(const td_attn_block_args *a) {
       next[1] = add_values(1, &g, d, a->v_dim - d < VL ? a->v_dim - d : 0, next[1]);
   }
 }
-
-#endif

@@ -17,8 +17,7 @@
 //
 // The order of additions differs from decode's: with one lane per row, a single token would wait
 // for each addition, and the rows of a tile are not one stream of memory.
-#ifndef KERNELS_CPU_AVX2_GEMM_PROMPT_H
-#define KERNELS_CPU_AVX2_GEMM_PROMPT_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/scales.h"
@@ -340,5 +339,3 @@ static void prompt_block(const td_linear_args *a) {
 static void linear_prompt(const td_linear_args *a) {
   in_parts(a, MOST_TOKENS, prompt_block);
 }
-
-#endif

@@ -1,8 +1,8 @@
 // kernels/cpu/avx2/linear_i4.c - INT4 in groups, with zero points or without; see linear_q4.h.
-#include "kernels/cpu/avx2/int4.h"
+#include "kernels/cpu/avx2/nibbles.h"
 
-#define Q4_CODES(name) int4_##name
-#define Q4_ZEROS       1
+#define Q4_TABLE int4_table
+#define Q4_ZEROS 1
 
 #include "kernels/cpu/linear/linear_q4.h"
 

@@ -1,8 +1,7 @@
 // kernels/cpu/avx2/vec.h - vectors of eight floats, the operations used by *_vec.h.
 // vf_*_n access only the first n < VL elements and touch no memory after them; missing elements are
 // zeros.
-#ifndef KERNELS_CPU_AVX2_VEC_H
-#define KERNELS_CPU_AVX2_VEC_H
+#pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -287,5 +286,3 @@ static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place)
   words = _mm256_and_si256(words, _mm256_set1_epi32(15));
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(words, _mm256_set1_epi32(8)));
 }
-
-#endif

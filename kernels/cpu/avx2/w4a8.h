@@ -1,6 +1,5 @@
 // kernels/cpu/avx2/w4a8.h - 4-bit weights times activations in 8 bits; see linear_w4a8.h.
-#ifndef KERNELS_CPU_AVX2_A8_H
-#define KERNELS_CPU_AVX2_A8_H
+#pragma once
 
 #include "kernels/cpu/avx2/vec.h"
 
@@ -83,5 +82,3 @@ static inline int32_t a8_sum(const int8_t *x, uint32_t n) {
 }
 
 #include "kernels/cpu/linear/linear_w4a8.h"
-
-#endif

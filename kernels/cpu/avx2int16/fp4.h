@@ -1,6 +1,5 @@
 // kernels/cpu/avx2int16/fp4.h - MXFP4 and NVFP4, activations rounded to 16 bits; see linear_q4.h.
-#ifndef KERNELS_CPU_AVX2INT16_FP4_H
-#define KERNELS_CPU_AVX2INT16_FP4_H
+#pragma once
 
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/linear/w4a8.h"
@@ -24,5 +23,3 @@ static inline void pairs_of(__m256i dwords, __m256i out[4]) {
 }
 
 #include "kernels/cpu/avx2int16/linear_q4.h"
-
-#endif

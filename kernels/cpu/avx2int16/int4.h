@@ -1,6 +1,5 @@
 // kernels/cpu/avx2int16/int4.h - INT4 in groups, activations rounded to 16 bits; see linear_q4.h.
-#ifndef KERNELS_CPU_AVX2INT16_INT4_H
-#define KERNELS_CPU_AVX2INT16_INT4_H
+#pragma once
 
 #include "kernels/cpu/avx2/vec.h"
 
@@ -18,5 +17,3 @@ static inline void pairs_of(__m256i dwords, __m256i out[4]) {
 }
 
 #include "kernels/cpu/avx2int16/linear_q4.h"
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/cpu/avx2int16/kmajor.h - a part of column-major INT4: rows whose sums fit registers.
-#ifndef KERNELS_CPU_AVX2INT16_COLS_H
-#define KERNELS_CPU_AVX2INT16_COLS_H
+#pragma once
 
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/avx2int16/round.h"
@@ -13,5 +12,3 @@ enum { PART_VECTORS = 8, PART = PART_VECTORS * VL };
 TD_INLINE vi codes_at(vi words, int shift) {
   return _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(0x000f000f));
 }
-
-#endif

@@ -3,8 +3,7 @@
 // The words of two columns are interleaved by 16 bits; lower halves hold rows 0 2 4 6, upper halves
 // rows 1 3 5 7. Lanes 2 l and 2 l + 1 of vector 4 h + i are rows 2 i and 2 i + 1 of word 2 h + {0,
 // 1, 4, 5}[l].
-#ifndef KERNELS_CPU_AVX2INT16_COLS_AWQ_H
-#define KERNELS_CPU_AVX2INT16_COLS_AWQ_H
+#pragma once
 
 #include "kernels/cpu/avx2int16/kmajor.h"
 
@@ -77,5 +76,3 @@ static inline void lanes_to_rows(const float *lanes, float *rows) {
     }
   }
 }
-
-#endif

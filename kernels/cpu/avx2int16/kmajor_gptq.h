@@ -1,8 +1,7 @@
 // kernels/cpu/avx2int16/kmajor_gptq.h - AutoGPTQ's layout for linear_kmajor.h: a word holds eight
 // columns of one row; the next word is the next row's.
 // Lanes are rows in stored order.
-#ifndef KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
-#define KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
+#pragma once
 
 #include "kernels/cpu/avx2int16/kmajor.h"
 
@@ -35,5 +34,3 @@ static inline void rows_to_lanes(const float *rows, float *lanes) {
 static inline void lanes_to_rows(const float *lanes, float *rows) {
   memcpy(rows, lanes, PART * sizeof *lanes);
 }
-
-#endif

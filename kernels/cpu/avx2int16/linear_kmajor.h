@@ -10,8 +10,7 @@
 // top to bottom, a block of columns at a time for all tokens of a call. Their x stays in L2; the
 // parts of the strip are in L1 one after the other. A strip is wide enough to read several adjacent
 // cache lines.
-#ifndef KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
-#define KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
+#pragma once
 
 #include "kernels/cpu/avx2int16/kmajor.h"
 #include "kernels/cpu/common/scales.h"
@@ -309,5 +308,3 @@ static inline void linear_kmajor16(const td_linear_args *a) {
     do_tokens(&g);
   }
 }
-
-#endif

@@ -17,8 +17,7 @@
 //   more              lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded
 //                     into L1 and used for one tile of tokens after the other; x of a block of
 //                     tokens stays in L2
-#ifndef KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
-#define KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -620,5 +619,3 @@ static inline void linear_q16(const td_linear_args *a) {
     Q16_EXACT(a);
   }
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/avx2int16/round.h - rounds activations to 16-bit integers, and multiplies those.
 // Include after avx2/vec.h.
-#ifndef KERNELS_CPU_AVX2INT16_ROUND_H
-#define KERNELS_CPU_AVX2INT16_ROUND_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -63,5 +62,3 @@ TD_INLINE vi pair_of(const int16_t *x) {
   memcpy(&pair, x, sizeof pair);
   return _mm256_set1_epi32(pair);
 }
-
-#endif

@@ -1,8 +1,8 @@
 // kernels/cpu/avx512/linear_f4e2m1.c - MXFP4 and NVFP4; see linear_q4.h.
-#include "kernels/cpu/avx512/fp4.h"
+#include "kernels/cpu/avx512/nibbles.h"
 
-#define Q4_CODES(name) fp4_##name
-#define Q4_ZEROS       0
+#define Q4_TABLE fp4_table
+#define Q4_ZEROS 0
 
 #include "kernels/cpu/linear/linear_q4.h"
 

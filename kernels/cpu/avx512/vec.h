@@ -1,8 +1,7 @@
 // kernels/cpu/avx512/vec.h - vectors of sixteen floats, the operations used by *_vec.h.
 // vf_*_n access only the first n < VL elements and touch no memory after them; missing elements are
 // zeros.
-#ifndef KERNELS_CPU_AVX512_VEC_H
-#define KERNELS_CPU_AVX512_VEC_H
+#pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -260,5 +259,3 @@ static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place)
   words = _mm512_and_si512(words, _mm512_set1_epi32(15));
   return _mm512_cvtepi32_ps(_mm512_sub_epi32(words, _mm512_set1_epi32(8)));
 }
-
-#endif

@@ -2,8 +2,7 @@
 // linear_rows.h and gemm_prompt.h.
 // Include after elem is defined; define after it:
 //   upper_of, lower_of   the upper and lower bytes of the BF16 numbers
-#ifndef KERNELS_CPU_AVX512BF16_BYTES_H
-#define KERNELS_CPU_AVX512BF16_BYTES_H
+#pragma once
 
 #include "kernels/cpu/avx512bf16/dequant.h"
 
@@ -47,5 +46,3 @@ static inline void pairs_of(vi dwords, pv out[2]) {
   out[0] = pv_of(_mm512_ternarylogic_epi32(low_bytes, lower, _mm512_slli_epi16(upper, 8), SELECT));
   out[1] = pv_of(_mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(lower, 8), upper, SELECT));
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/avx512bf16/dequant.h - tiny-weight checks of linear_rows.h and gemm_prompt.h for
 // coded weights, which need none: no nonzero value is below 2^-9.
-#ifndef KERNELS_CPU_AVX512BF16_CODES_H
-#define KERNELS_CPU_AVX512BF16_CODES_H
+#pragma once
 
 #include "kernels/cpu/avx512bf16/vec.h"
 #include "kernels/cpu/common/finite_range.h"
@@ -17,5 +16,3 @@ static inline __mmask32 tiny_of(vi seen) {
   (void)seen;
   return 0;
 }
-
-#endif

@@ -25,8 +25,7 @@
 //                    TOKENS tokens need ROW_VECTORS + TOKENS loads, at two loads a cycle.
 // The order differs from decode's (linear_rows.h, linear_q4.h): with one lane per row, a single
 // token would wait for each addition, and 16 rows are not one stream of memory.
-#ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
-#define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/transpose.h"
@@ -605,5 +604,3 @@ static void linear_prompt(const td_linear_args *a) {
     }
   }
 }
-
-#endif

@@ -1,15 +1,11 @@
 // kernels/cpu/avx512bf16/linear_f4e2m1.c - E2M1 in groups, activations rounded to BF16; see
 // linear_q4.h.
-#include "kernels/cpu/avx512bf16/fp4.h"
+#include "kernels/cpu/avx512bf16/nibbles.h"
 
-#define Q4_CODES(name)    fp4_##name
+#define Q4_TABLE          fp4_table
 #define Q4_ZEROS          0
 #define Q4_EXACT          linear_f4e2m1__avx512
 #define Q4_STORED(X, arg) X(FOUR_E8M0, arg) X(EIGHT_E4M3, arg)
-
-static inline vi q4_table(void) {
-  return fp4_table();
-}
 
 #include "kernels/cpu/avx512bf16/linear_q4.h"
 

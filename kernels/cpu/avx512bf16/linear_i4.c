@@ -1,16 +1,12 @@
 // kernels/cpu/avx512bf16/linear_i4.c - INT4 in groups, activations rounded to BF16; see
 // linear_q4.h. Weights with zero points have no table of values; for them activations are rounded
 // to 16 bits.
-#include "kernels/cpu/avx512bf16/int4.h"
+#include "kernels/cpu/avx512bf16/nibbles.h"
 
-#define Q4_CODES(name)    int4_##name
+#define Q4_TABLE          int4_table
 #define Q4_ZEROS          0
 #define Q4_EXACT          linear_i4__avx512
 #define Q4_STORED(X, arg) X(ONE_BF16, arg) X(SOME_BF16, arg) X(SOME_F16, arg)
-
-static inline vi q4_table(void) {
-  return int4_table();
-}
 
 #include "kernels/cpu/avx512bf16/linear_q4.h"
 

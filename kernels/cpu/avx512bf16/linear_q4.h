@@ -1,12 +1,10 @@
 // kernels/cpu/avx512bf16/linear_q4.h - y = W x for rows of 4-bit codes, activations rounded to
 // BF16.
 // Include after what kernels/cpu/linear/linear_q4.h needs and
-//   q4_table       the values of codes, twice
 //   Q4_STORED      the forms of stored scales that linear_direct reads in place
 // Decode uses that header's code for few tokens, however many there are, or linear_direct; prefill
 // uses gemm_prompt.h.
-#ifndef KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
-#define KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
+#pragma once
 
 #include "kernels/cpu/avx512bf16/dequant.h"
 #include "kernels/cpu/linear/linear_q4.h"
@@ -14,7 +12,7 @@
 enum { DWORD_COLS = 8, HAS_SCALES = 1, MIN_GROUP = 8 };
 
 static inline void pairs_of(vi dwords, pv out[4]) {
-  const vi table = q4_table();
+  const vi table = Q4_TABLE();
   TD_UNROLL for (int i = 0; i < 4; i++) {
     out[i] = pv_of(_mm512_permutexvar_epi16(_mm512_srli_epi16(dwords, 4 * i), table));
   }
@@ -215,7 +213,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
   // Only the first tile prefetches codes.
   const bool fetches = T == 1 || token == 0;
   const size_t far = fetches ? d->far : 0, near = fetches ? d->near : 0;
-  const vi table = q4_table();
+  const vi table = Q4_TABLE();
   for (size_t at = 0; fetches && at < R * d->scale_bytes; at += 64)
     __builtin_prefetch((const void *)((uintptr_t)scales + SCALES_AHEAD + at));
   vf total[DIRECT_ROWS][DIRECT_TOKENS];
@@ -400,5 +398,3 @@ static inline void linear_q4(const td_linear_args *a) {
   }
   in_parts(a, MAX_TOKENS, linear_answers);
 }
-
-#endif

@@ -23,8 +23,7 @@
 // A scale of whole rows multiplies the sum. A scale that changes along rows but is shared by a band
 // of rows multiplies x before it is rounded. Rounding errors are bounded in error_bound of
 // tests/unit/kernel_test.h.
-#ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
-#define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
+#pragma once
 
 #include "kernels/cpu/common/prefetch.h"
 #include "kernels/decl.h"
@@ -449,5 +448,3 @@ static inline void linear_rows(const td_linear_args *a) {
     in_parts(a, PANEL_TOKENS, linear_few);
   }
 }
-
-#endif

@@ -1,8 +1,7 @@
 // kernels/cpu/avx512bf16/nibbles.h - converts words of four 4-bit codes to BF16 by a table of
-// sixteen values. The table is stored twice, because the permutation uses the five lowest bits of
-// each lane.
-#ifndef KERNELS_CPU_AVX512BF16_NIBBLES_H
-#define KERNELS_CPU_AVX512BF16_NIBBLES_H
+// sixteen values: INT4's (code - 8) or E2M1's; for q4.h. The table is stored twice, because the
+// permutation uses the five lowest bits of each lane.
+#pragma once
 
 #include "kernels/cpu/avx512bf16/vec.h"
 
@@ -14,14 +13,34 @@ enum {
   Q4_AHEAD = 4096, // prefetch distance in bytes, for one token
 };
 
-// Loads PL words at p; v[1] has the upper halves.
-static inline void nibbles_load(const uint8_t *p, vi v[4]) {
+static inline vi nibbles_table(const uint16_t values[16]) {
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
+}
+
+static inline vi int4_table(void) {
+  static const uint16_t values[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+                                      0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040,
+                                      0x4080, 0x40a0, 0x40c0, 0x40e0};
+  return nibbles_table(values);
+}
+
+static inline vi fp4_table(void) {
+  static const uint16_t values[16] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+                                      0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0,
+                                      0xc000, 0xc040, 0xc080, 0xc0c0};
+  return nibbles_table(values);
+}
+
+// Loads PL words at p; v[1] has the upper halves. Values are looked up by nibbles_pair.
+static inline void nibbles_load(const uint8_t *p, vi table, vi v[4]) {
+  (void)table;
   v[0] = vi_load(p);
   v[1] = _mm512_srli_epi16(v[0], 8);
 }
 
 // Loads the first n <= 2 PL bytes, followed by zeros; reads no more.
-static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
+static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi table, vi v[4]) {
+  (void)table;
   v[0] = n < 2 * PL ? vi_load_n(p, n) : vi_load(p);
   v[1] = _mm512_srli_epi16(v[0], 8);
 }
@@ -30,10 +49,6 @@ static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
 static inline void nibbles_pair(const vi v[4], int i, vi table, pv *lo, pv *hi) {
   *lo = pv_of(_mm512_permutexvar_epi16(v[i], table));
   *hi = pv_of(_mm512_permutexvar_epi16(_mm512_srli_epi16(v[i], 4), table));
-}
-
-static inline vi nibbles_table(const uint16_t values[16]) {
-  return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
 }
 
 // Vector i has columns 4 j + i, i < 4: takes every second number twice.
@@ -59,5 +74,3 @@ static inline void q4_order(const float *x, packed *out, size_t step) {
 static inline void q4_less(pv *lo, pv *hi, vf zero) {
   (void)lo, (void)hi, (void)zero;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/avx512bf16/vec.h - vectors of 32 BF16 numbers, whose pairwise products are added to
 // 16 FP32 sums; the BF16 counterpart of packed_f32.h.
-#ifndef KERNELS_CPU_AVX512BF16_VEC_H
-#define KERNELS_CPU_AVX512BF16_VEC_H
+#pragma once
 
 #include "kernels/cpu/avx512/vec.h"
 
@@ -27,5 +26,3 @@ static inline vf pv_fma(pv a, pv b, vf c) {
 static inline vi pv_from_vf(vf lo, vf hi) {
   return (vi)_mm512_cvtne2ps_pbh(hi, lo);
 }
-
-#endif

@@ -1,7 +1,6 @@
-// kernels/cpu/avx512fp16/gemm_vh.h - definitions for gemm_vec.h where products are of F16 and their
-// sums begin at zero. Include after gemm_scale, which is gemm_lanes, too.
-#ifndef KERNELS_CPU_AVX512FP16_GEMM_VH_H
-#define KERNELS_CPU_AVX512FP16_GEMM_VH_H
+// kernels/cpu/avx512fp16/gemm_vh.h - definitions for gemm_vec.h where products are F16 and sums
+// begin at zero. Include after gemm_scale, which serves as gemm_lanes as well.
+#pragma once
 
 #include "kernels/cpu/avx512fp16/vec.h"
 
@@ -25,5 +24,3 @@ TD_INLINE sv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
-
-#endif

@@ -2,8 +2,7 @@
 // rows of one column.
 // A cache line is 128 rows of a column. Code t of the 16-bit words gives rows 8 j + 2 t and 8 j + 2
 // t + 1 of each word j, adjacent.
-#ifndef KERNELS_CPU_AVX512FP16_COLS_AWQ_H
-#define KERNELS_CPU_AVX512FP16_COLS_AWQ_H
+#pragma once
 
 #include "kernels/cpu/avx512fp16/q4.h"
 #include "kernels/cpu/common/scales.h"
@@ -90,5 +89,3 @@ TD_INLINE void end_chain(vh sum, const float *scale, float *total) {
   vf_store(total, vf_fma(lo, vf_load(scale), vf_load(total)));
   vf_store(total + VL, vf_fma(hi, vf_load(scale + VL), vf_load(total + VL)));
 }
-
-#endif

@@ -2,8 +2,7 @@
 // columns of one row.
 // A cache line is eight columns of 16 rows. Code t of the 16-bit words gives columns t and t + 4,
 // adjacent, of each row.
-#ifndef KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
-#define KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
+#pragma once
 
 #include "kernels/cpu/avx512fp16/q4.h"
 #include "kernels/cpu/common/scales.h"
@@ -64,5 +63,3 @@ TD_INLINE void end_chain(vh sum, const float *scale, float *total) {
   vf wide = _mm512_cvtxph_ps(_mm256_castsi256_ph(_mm512_cvtepi32_epi16(both)));
   vf_store(total, vf_fma(wide, vf_load(scale), vf_load(total)));
 }
-
-#endif

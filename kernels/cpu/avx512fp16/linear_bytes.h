@@ -19,8 +19,7 @@
 // [2^(TOP - 1), 2^TOP) and converted to FP16; the total corrects for it. A scale shared by a band
 // of rows multiplies x first; one of whole rows multiplies the result. Rounding errors are bounded
 // in error_bound of tests/unit/kernel_test.h.
-#ifndef KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
-#define KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -386,5 +385,3 @@ static inline void linear_bytes(const td_linear_args *a) {
   }
   linear_bands(a);
 }
-
-#endif

@@ -21,8 +21,7 @@
 //   1 to 3 tokens  values are multiplied as they are decoded
 //   more           a chain of a strip is decoded into L1 for all tokens of a block
 // The error is that of linear_q4.h.
-#ifndef KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
-#define KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
+#pragma once
 
 #include "kernels/cpu/avx512fp16/q4_results.h"
 
@@ -319,5 +318,3 @@ static inline void linear_kmajor(const td_linear_args *a) {
     }
   }
 }
-
-#endif

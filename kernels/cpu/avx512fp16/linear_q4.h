@@ -16,8 +16,7 @@
 //   18 2^-11 sum |w x| + n 2^-31 (max |code| + 1) max |x| max |scale|
 // plus that of the FP32 sums. Rounding errors are nearly independent, so typically it is about 6e-4
 // of the root of the sum of squares.
-#ifndef KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
-#define KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
+#pragma once
 
 #include "kernels/cpu/avx512fp16/q4_groups.h"
 #include "kernels/cpu/avx512fp16/q4_results.h"
@@ -402,5 +401,3 @@ static inline void linear_q4(const td_linear_args *a) {
     linear_few(a);
   }
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 // The values have at most three significant bits, so an FP16's lower byte is zero. The upper byte
 // comes from a byte permutation, which uses a code and two more bits as index.
-#ifndef KERNELS_CPU_AVX512FP16_Q4_H
-#define KERNELS_CPU_AVX512FP16_Q4_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -136,5 +135,3 @@ static inline void q4_pack(const float *x, uint32_t n, float power, _Float16 *ou
     }
   }
 }
-
-#endif

@@ -3,8 +3,7 @@
 // Those of a window are converted to F32 (zero points: to 16-bit integers) and listed: one entry
 // for each group inside a window, or one per block of 16 columns if groups do not divide windows.
 // Longer groups have one entry per 2^shift windows.
-#ifndef KERNELS_CPU_AVX512FP16_Q4_GROUPS_H
-#define KERNELS_CPU_AVX512FP16_Q4_GROUPS_H
+#pragma once
 
 #include "kernels/cpu/avx512fp16/q4.h"
 #include "kernels/cpu/common/scales.h"
@@ -125,5 +124,3 @@ static void q4_list_zeros(const td_weight *w, const q4_groups *g, const q4_band 
   for (uint32_t i = band->n_stored; g->stored && i < band->n_listed; i++)
     list[i] = 0;
 }
-
-#endif

@@ -2,8 +2,7 @@
 // Include after Q4_EXACT, the kernel for results beyond the range of such sums. A sum in the range
 // of FP32 does not imply that about the result. If a sum is not well inside the range, because of
 // x, scales or being 0, Q4_EXACT computes the result.
-#ifndef KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
-#define KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/vec_math.h"
@@ -48,5 +47,3 @@ static void finish_token(const td_linear_args *a, uint32_t token, float power, u
     }
   }
 }
-
-#endif

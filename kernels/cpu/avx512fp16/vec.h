@@ -1,7 +1,6 @@
 // kernels/cpu/avx512fp16/vec.h - vectors of 32 FP16 numbers, in addition to those of 16 FP32
 // numbers.
-#ifndef KERNELS_CPU_AVX512FP16_VEC_H
-#define KERNELS_CPU_AVX512FP16_VEC_H
+#pragma once
 
 #include "kernels/cpu/avx512/vec.h"
 
@@ -53,5 +52,3 @@ static inline vf vh_fold(vh a) {
   __asm__("" : "+m"(lanes));
   return _mm512_cvtxph_ps(_mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL)));
 }
-
-#endif

@@ -1,82 +1,85 @@
-// kernels/cpu/common/blocks_vec.h - the groups of kernels/blocks.h, sixteen columns at a time.
+// kernels/cpu/common/blocks_vec.h - the codes of kernels/blocks.h, 32 columns at a time.
 // Include after an ISA's vec.h, whose vf_from_bytes converts VL of sixteen signed bytes.
-#ifndef KERNELS_CPU_BLOCKS_VEC_H
-#define KERNELS_CPU_BLOCKS_VEC_H
+#pragma once
 
 #include <immintrin.h>
 
 #include "kernels/cpu/common/gguf.h"
 
-static const int8_t iq4_values[16] = GGUF_IQ4_VALUES, mxfp4_values[16] = GGUF_MXFP4_VALUES;
-
-static inline __m128i gguf_load(const uint8_t *p) {
-  return _mm_loadu_si128((const __m128i *)(const void *)p);
+static inline __m256i gguf_byte(int byte) {
+  return _mm256_set1_epi8((char)byte);
 }
 
-// Bits [shift, shift + 8) of bytes, with those of the next byte above; the mask removes them.
-static inline __m128i gguf_bits(const uint8_t *p, unsigned shift, int mask) {
-  return _mm_and_si128(_mm_srl_epi16(gguf_load(p), _mm_cvtsi32_si128((int)shift)),
-                       _mm_set1_epi8((char)mask));
+// Bits [shift, shift + 8) of 32 bytes, with those of the next byte above; the mask removes them.
+static inline __m256i gguf_bits(const uint8_t *p, unsigned shift, int mask) {
+  const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)p);
+  return _mm256_and_si256(_mm256_srli_epi16(bytes, (int)shift), gguf_byte(mask));
 }
 
-// Sixteen bits from p on, as bytes of 0 or 0xff.
-static inline __m128i gguf_mask(const uint8_t *p) {
-  const __m128i each = _mm_set1_epi64x((long long)0x8040201008040201ull);
-  __m128i v = _mm_cvtsi32_si128(p[0] | p[1] << 8);
-  v = _mm_shuffle_epi8(v, _mm_set_epi64x(0x0101010101010101, 0));
-  return _mm_cmpeq_epi8(_mm_and_si128(v, each), each);
+// 16 bytes of nibbles: the lower ones are the first 16 columns.
+static inline __m256i gguf_nibbles(const uint8_t *p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+  const __m256i shifts = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4);
+  return _mm256_and_si256(_mm256_srlv_epi32(_mm256_broadcastsi128_si256(bytes), shifts),
+                          gguf_byte(15));
 }
 
-static inline __m128i gguf_table(const int8_t values[16], __m128i codes) {
-  return _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)values), codes);
+// The same with the fifth bit of each at `high`.
+static inline __m256i gguf_five(const uint8_t *p, const uint8_t *high) {
+  const __m256i each = _mm256_set1_epi64x((long long)0x8040201008040201ull);
+  const __m256i from = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
+                                          0x0303030303030303);
+  int bits;
+  memcpy(&bits, high, sizeof bits);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), from);
+  const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+  return _mm256_or_si256(gguf_nibbles(p), _mm256_and_si256(is_set, gguf_byte(16)));
 }
 
-// Nibbles of blocks of 32, with the fifth bit of each at p.
-static inline __m128i gguf_five(const uint8_t *codes, const uint8_t *p, unsigned group) {
-  const __m128i high = _mm_and_si128(gguf_mask(p + 2 * group), _mm_set1_epi8(16));
-  return _mm_or_si128(gguf_bits(codes, 4 * group, 15), high);
+// The unsigned values of nibbles that are places in a table.
+static inline __m256i gguf_values(const int8_t table[16], __m256i places) {
+  const __m128i values = _mm_loadu_si128((const __m128i *)(const void *)table);
+  const __m256i both = _mm256_xor_si256(_mm256_broadcastsi128_si256(values), gguf_byte(128));
+  return _mm256_shuffle_epi8(both, places);
 }
 
-static inline __m128i gguf_bits_k(const uint8_t *codes, unsigned group) {
-  return gguf_bits(codes + group / 8 * 32 + group % 2 * 16, group % 8 / 2 * 2, 3);
+static inline __m256i gguf_above(__m256i low, __m256i high, int shift) {
+  return _mm256_or_si256(low, _mm256_slli_epi16(high, shift));
 }
 
-static inline __m128i gguf_nibbles_k(const uint8_t *codes, unsigned group) {
-  return gguf_bits(codes + group / 4 * 32 + group % 2 * 16, group / 2 % 2 * 4, 15);
-}
-
-// The codes of a group.
-static inline __m128i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned group) {
+// The codes of 32 columns of a block as unsigned bytes, gguf_less too large.
+static inline __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned part) {
+  static const int8_t iq4[16] = GGUF_IQ4_VALUES, mxfp4[16] = GGUF_MXFP4_VALUES;
+  const unsigned pairs_at = part / 4 * 32, pair = part % 4 * 2;
   switch (dtype) {
-  case TD_Q8_0: return gguf_load(b + Q8_0_CODES + 16 * group);
-  case TD_Q4_0: return _mm_sub_epi8(gguf_bits(b + Q4_0_CODES, 4 * group, 15), _mm_set1_epi8(8));
-  case TD_Q4_1: return gguf_bits(b + Q4_1_CODES, 4 * group, 15);
-  case TD_Q5_0:
-    return _mm_sub_epi8(gguf_five(b + Q5_0_CODES, b + Q5_0_HIGH, group), _mm_set1_epi8(16));
-  case TD_Q5_1: return gguf_five(b + Q5_1_CODES, b + Q5_1_HIGH, group);
-  case TD_Q2_K: return gguf_bits_k(b + Q2_K_CODES, group);
-  case TD_Q3_K: {
-    const __m128i high = gguf_bits(b + group % 2 * 16, group / 2, 1);
-    const __m128i up = _mm_sub_epi8(_mm_slli_epi16(high, 2), _mm_set1_epi8(4));
-    return _mm_add_epi8(gguf_bits_k(b + Q3_K_CODES, group), up);
+  case TD_Q8_0: return _mm256_xor_si256(gguf_bits(b + Q8_0_CODES, 0, 255), gguf_byte(128));
+  case TD_Q4_0: return gguf_nibbles(b + Q4_0_CODES);
+  case TD_Q4_1: return gguf_nibbles(b + Q4_1_CODES);
+  case TD_Q5_0: return gguf_five(b + Q5_0_CODES, b + Q5_0_HIGH);
+  case TD_Q5_1: return gguf_five(b + Q5_1_CODES, b + Q5_1_HIGH);
+  case TD_Q2_K: return gguf_bits(b + Q2_K_CODES + pairs_at, pair, 3);
+  case TD_Q3_K:
+    return gguf_above(gguf_bits(b + Q3_K_CODES + pairs_at, pair, 3), gguf_bits(b, part, 1), 2);
+  case TD_Q4_K: return gguf_bits(b + Q4_K_CODES + part / 2 * 32, part % 2 * 4, 15);
+  case TD_Q5_K:
+    return gguf_above(gguf_bits(b + Q5_K_CODES + part / 2 * 32, part % 2 * 4, 15),
+                      gguf_bits(b + Q5_K_HIGH, part, 1), 4);
+  case TD_Q6_K:
+    return gguf_above(gguf_bits(b + part / 4 * 64 + part % 2 * 32, part % 4 / 2 * 4, 15),
+                      gguf_bits(b + Q6_K_HIGH + pairs_at, pair, 3), 4);
+  case TD_IQ4_NL: return gguf_values(iq4, gguf_nibbles(b + IQ4_NL_CODES));
+  case TD_IQ4_XS: return gguf_values(iq4, gguf_nibbles(b + IQ4_XS_CODES + part * 16));
+  case TD_MXFP4: return gguf_values(mxfp4, gguf_nibbles(b + MXFP4_CODES));
+  default: return _mm256_setzero_si256();
   }
-  case TD_Q4_K: return gguf_nibbles_k(b + Q4_K_CODES, group);
-  case TD_Q5_K: {
-    const __m128i high = gguf_bits(b + Q5_K_HIGH + group % 2 * 16, group / 2, 1);
-    return _mm_or_si128(gguf_nibbles_k(b + Q5_K_CODES, group), _mm_slli_epi16(high, 4));
-  }
-  case TD_Q6_K: {
-    const uint8_t *low = b + group / 8 * 64 + group / 2 % 2 * 32 + group % 2 * 16;
-    const __m128i codes = _mm_or_si128(gguf_bits(low, group % 8 / 4 * 4, 15),
-                                       _mm_slli_epi16(gguf_bits_k(b + Q6_K_HIGH, group), 4));
-    return _mm_sub_epi8(codes, _mm_set1_epi8(32));
-  }
-  case TD_IQ4_NL: return gguf_table(iq4_values, gguf_bits(b + IQ4_NL_CODES, 4 * group, 15));
-  case TD_IQ4_XS:
-    return gguf_table(iq4_values, gguf_bits(b + IQ4_XS_CODES + group / 2 * 16, group % 2 * 4, 15));
-  case TD_MXFP4: return gguf_table(mxfp4_values, gguf_bits(b + MXFP4_CODES, 4 * group, 15));
-  default: return _mm_setzero_si128();
-  }
+}
+
+// The codes themselves, signed, 16 columns each.
+static inline void gguf_signed_codes(td_dtype dtype, const uint8_t *b, unsigned part,
+                                     __m128i out[2]) {
+  const __m256i all = _mm256_sub_epi8(gguf_codes_of(dtype, b, part), gguf_byte(gguf_less(dtype)));
+  out[0] = _mm256_castsi256_si128(all);
+  out[1] = _mm256_extracti128_si256(all, 1);
 }
 
 // A row of a matrix.
@@ -84,9 +87,11 @@ static inline void decode_blocks(const td_dtype dtype, const uint8_t *row, uint3
                                  float *out) {
   const td_block block = td_dtype_block(dtype);
   for (uint32_t k = 0; k < cols; k += block.cols, row += block.bytes) {
+    __m128i both[2];
     for (unsigned g = 0; g < block.cols / BLOCK_GROUP; g++, out += BLOCK_GROUP) {
+      if (g % 2 == 0) gguf_signed_codes(dtype, row, g / 2, both);
       const gguf_scale s = gguf_scale_of(dtype, row, g);
-      const __m128i codes = gguf_codes_of(dtype, row, g);
+      const __m128i codes = both[g % 2];
       for (int i = 0; i < BLOCK_GROUP / VL; i++) {
         vf_store(out + i * VL,
                  vf_fma(vf_from_bytes(codes, i), vf_set1(s.scale), vf_set1(s.offset)));
@@ -94,5 +99,3 @@ static inline void decode_blocks(const td_dtype dtype, const uint8_t *row, uint3
     }
   }
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/common/dequant.h - addresses and values of a matrix's elements, zero points and
 // scales, one at a time, for every format. Layouts are in tandem/types.h.
-#ifndef KERNELS_CPU_CODES_H
-#define KERNELS_CPU_CODES_H
+#pragma once
 
 #include "kernels/cpu/common/gguf.h"
 
@@ -72,5 +71,3 @@ static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
 static inline float weight_at(const td_weight *w, uint32_t row, uint32_t col) {
   return dequant_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
 }
-
-#endif

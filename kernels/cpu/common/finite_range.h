@@ -1,7 +1,6 @@
 // kernels/cpu/common/finite_range.h - whether a token's scaled activations stay well within the
 // range of FP32. Include after a vec.h.
-#ifndef KERNELS_CPU_X_RANGE_H
-#define KERNELS_CPU_X_RANGE_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -36,5 +35,3 @@ TD_INLINE x_range both_ranges(x_range a, x_range b) {
 static inline bool range_within(x_range range, float least, float most) {
   return -vf_max_all(vf_sub(vf_zero(), range.least)) >= least && vf_max_all(range.most) < most;
 }
-
-#endif

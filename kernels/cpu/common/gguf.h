@@ -1,6 +1,5 @@
 // kernels/cpu/common/gguf.h - GGUF's blocks (kernels/blocks.h) for the CPU.
-#ifndef KERNELS_CPU_GGUF_H
-#define KERNELS_CPU_GGUF_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 
@@ -14,4 +13,17 @@
 
 #include "kernels/blocks.h"
 
-#endif
+// What unsigned codes of vectors are larger by than a block's codes.
+static inline int gguf_less(td_dtype dtype) {
+  switch (dtype) {
+  case TD_Q8_0:
+  case TD_IQ4_NL:
+  case TD_IQ4_XS:
+  case TD_MXFP4: return 128;
+  case TD_Q4_0: return 8;
+  case TD_Q5_0: return 16;
+  case TD_Q3_K: return 4;
+  case TD_Q6_K: return 32;
+  default: return 0;
+  }
+}

@@ -1,7 +1,6 @@
 // kernels/cpu/common/numeric.h - scalar helpers: small float formats, runs of columns with one
 // scale, and calls for some of the tokens.
-#ifndef KERNELS_CPU_NUMERIC_H
-#define KERNELS_CPU_NUMERIC_H
+#pragma once
 
 #include <string.h>
 
@@ -122,5 +121,3 @@ static inline td_linear_args one_token(const td_linear_args *a, uint32_t token, 
   one.row_end = end;
   return one;
 }
-
-#endif

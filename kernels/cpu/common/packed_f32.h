@@ -1,7 +1,6 @@
 // kernels/cpu/common/packed_f32.h - FP32 as the type of packed x and w, for gemm_vec.h and
 // linear_q4.h. Include after a vec.h.
-#ifndef KERNELS_CPU_PACKED_F32_H
-#define KERNELS_CPU_PACKED_F32_H
+#pragma once
 
 #include "kernels/cpu/common/vec_math.h"
 
@@ -18,5 +17,3 @@ static inline void pv_store(packed *p, pv v) {
 static inline vf pv_fma(pv a, pv b, vf c) {
   return vf_fma(a, b, c);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/cpu/common/prefetch.h - software prefetch distances for rows of weights.
-#ifndef KERNELS_CPU_AHEAD_H
-#define KERNELS_CPU_AHEAD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ enum { PREFETCH_GEMV_BYTES = 8192, AHEAD_MORE = 4096 };
 typedef struct {
   uint32_t rows, cols;
 } distance;
-
-#endif

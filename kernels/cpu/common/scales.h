@@ -1,6 +1,5 @@
 // kernels/cpu/common/scales.h - scales of groups of 4-bit codes as floats. Include after a vec.h.
-#ifndef KERNELS_CPU_SCALES_H
-#define KERNELS_CPU_SCALES_H
+#pragma once
 
 #include "tandem/types.h"
 
@@ -25,5 +24,3 @@ static void scales_to_f32(const void *from, td_dtype dtype, size_t left, uint32_
   memcpy(part, (const char *)from + at * bytes, (left - at) * bytes);
   vf_store(out + at, scales_from(part, dtype));
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/common/transpose.h - transposes 16 bytes of up to VL rows to vectors of dwords.
 // Include after a vec.h that has vi_transpose.
-#ifndef KERNELS_CPU_TURN_H
-#define KERNELS_CPU_TURN_H
+#pragma once
 
 #include "kernels/cpu/common/vec_math.h"
 
@@ -24,5 +23,3 @@ TD_INLINE void transpose_rows(const char *p, size_t apart, uint32_t n_rows, size
     turn_copy(p, apart, n_rows, n_bytes, out);
   }
 }
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/cpu/common/vec_math.h - math functions on vectors, for either vec.h.
-#ifndef KERNELS_CPU_VEC_MATH_H
-#define KERNELS_CPU_VEC_MATH_H
+#pragma once
 
 #define TD_INLINE static inline __attribute__((always_inline))
 
@@ -26,5 +25,3 @@ TD_INLINE float vf_sum(vf a) {
   vf_sum4(a, vf_zero(), vf_zero(), vf_zero(), sum);
   return sum[0];
 }
-
-#endif

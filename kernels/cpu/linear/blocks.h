@@ -2,8 +2,7 @@
 // kernel.
 // Groups of 32 columns, which lie in one block. Rows consist of whole blocks, so that there are no
 // shorter groups.
-#ifndef KERNELS_CPU_LINEAR_BLOCKS_H
-#define KERNELS_CPU_LINEAR_BLOCKS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -38,9 +37,9 @@ static inline __attribute__((always_inline)) codes load_group(const elem *row, u
   const uint8_t *at = row + (size_t)(k / block.cols) * block.bytes;
   const unsigned first = k % block.cols / GROUP * HALVES;
   codes c;
+  gguf_signed_codes(BLOCK_DTYPE, at, first / HALVES, c.bytes);
   for (unsigned i = 0; i < HALVES; i++) {
     const gguf_scale s = gguf_scale_of(BLOCK_DTYPE, at, first + i);
-    c.bytes[i] = gguf_codes_of(BLOCK_DTYPE, at, first + i);
     c.scale[i] = vf_set1(s.scale);
     c.offset[i] = vf_set1(s.offset);
   }
@@ -70,5 +69,3 @@ static inline bool has_nan(const codes *c) {
   (void)c;
   return false;
 }
-
-#endif

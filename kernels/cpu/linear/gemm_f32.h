@@ -1,8 +1,7 @@
 // kernels/cpu/linear/gemm_f32.h - gemm_vec.h with sums in FP32.
 // A run's products are added directly to the totals or, if SCALED, summed separately and multiplied
 // by the row's scale. Include after packed_f32.h.
-#ifndef KERNELS_CPU_GEMM_F32_H
-#define KERNELS_CPU_GEMM_F32_H
+#pragma once
 
 #include "kernels/cpu/common/vec_math.h"
 
@@ -23,5 +22,3 @@ TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf
   (void)g, (void)token;
   return SCALED ? vf_fma(sum, scale, total) : sum;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cpu/linear/gemm_q4.h - rows of 4-bit codes times many tokens in FP32.
 // Uses gemm_vec.h with the column order of linear_q4.h; include after that.
-#ifndef KERNELS_CPU_GEMM_Q4_H
-#define KERNELS_CPU_GEMM_Q4_H
+#pragma once
 
 // A run is a block, and every lane has its own scale.
 enum { SCALED = 1, WINDOW_RUNS = 512 / BLOCK };
@@ -51,7 +50,7 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
     if (w->zero) zero = vf_permute(vf_load(zeros + at), groups.spread);
     TD_UNROLL for (int i = 0; i < STEPS / 2; i++, out += 2 * step) {
       pv lo, hi;
-      Q4_CODES(pair)(v, i, &lo, &hi);
+      nibbles_pair(v, i, Q4_TABLE(), &lo, &hi);
       if (Q4_ZEROS) q4_less(&lo, &hi, zero);
       pv_store(out, lo);
       pv_store(out + step, hi);
@@ -74,5 +73,3 @@ static inline void linear_q4(const td_linear_args *a) {
     linear_few(a);
   }
 }
-
-#endif

@@ -27,8 +27,7 @@
 // The weights of a group and the x of a tile of tokens fit L1 together. Totals stay in L2; they are
 // vectors, so at most BLOCK_TOTALS pairs are in work at once. Runs are padded with zeros to whole
 // vectors, which adds zeros to sums.
-#ifndef KERNELS_CPU_GEMM_VEC_H
-#define KERNELS_CPU_GEMM_VEC_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/vec_math.h"
@@ -302,5 +301,3 @@ static void gemm_all(const td_linear_args *a, const float *x_scales) {
     }
   }
 }
-
-#endif

@@ -2,8 +2,7 @@
 // of one column.
 // The eight vectors of a strip are the eight nibble positions of VL words. A column of a strip is
 // two cache lines.
-#ifndef KERNELS_CPU_COLS_AWQ_H
-#define KERNELS_CPU_COLS_AWQ_H
+#pragma once
 
 enum {
   STRIP = 256,
@@ -41,7 +40,8 @@ TD_INLINE void unpack(const uint32_t *words, uint32_t s, uint32_t n_rows, vf out
   vi v[4];
   load_words((const uint8_t *)(words + s / 8), n_rows > s ? (n_rows - s) / 8 * sizeof *words : 0,
              v);
-  TD_UNROLL for (int i = 0; i < 4; i++) Q4_CODES(pair)(v, i, &out[2 * i], &out[2 * i + 1]);
+  TD_UNROLL for (int i = 0; i < 4; i++)
+      nibbles_pair(v, i, Q4_TABLE(), &out[2 * i], &out[2 * i + 1]);
 }
 
 static void zeros_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n_rows, vf *zero) {
@@ -98,8 +98,9 @@ TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, 
         if (c % PASSES == pass) fetch_column(strip + ahead);
         TD_UNROLL for (int i = 0; i < IN_REGISTERS; i += 2) {
           vf lo, hi;
-          if (i % 8 == 0) Q4_CODES(load_n)((const uint8_t *)(words + i / 8 * VL), sizeof(vi), v);
-          Q4_CODES(pair)(v, i % 8 / 2, &lo, &hi);
+          if (i % 8 == 0)
+            nibbles_load_n((const uint8_t *)(words + i / 8 * VL), sizeof(vi), Q4_TABLE(), v);
+          nibbles_pair(v, i % 8 / 2, Q4_TABLE(), &lo, &hi);
           acc[i] = vf_fma(zeros ? vf_sub(lo, zero[i]) : lo, xv, acc[i]);
           acc[i + 1] = vf_fma(zeros ? vf_sub(hi, zero[i + 1]) : hi, xv, acc[i + 1]);
         }
@@ -110,5 +111,3 @@ TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, 
     zero -= VECTORS;
   }
 }
-
-#endif

@@ -1,8 +1,7 @@
 // kernels/cpu/linear/kmajor_gptq.h - AutoGPTQ's layout for linear_kmajor.h: a word holds eight
 // columns of one row.
 // Lanes are rows in order.
-#ifndef KERNELS_CPU_COLS_GPTQ_H
-#define KERNELS_CPU_COLS_GPTQ_H
+#pragma once
 
 enum {
   STRIP = 64,
@@ -52,7 +51,7 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
                  word);
       TD_UNROLL for (int i = 0; i < 4; i++) {
         vf lo, hi;
-        Q4_CODES(pair)(word, i, &lo, &hi);
+        nibbles_pair(word, i, Q4_TABLE(), &lo, &hi);
         vf_store(decoded_at(out, c + 2 * (uint32_t)i, v), vf_sub(lo, zero[v]));
         vf_store(decoded_at(out, c + 2 * (uint32_t)i + 1, v), vf_sub(hi, zero[v]));
       }
@@ -74,12 +73,12 @@ TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, 
       __builtin_prefetch((const void *)((uintptr_t)(words + v * VL) + (size_t)AHEAD / 2 * w->rows),
                          0, 2);
       if (v < VECTORS - 1) {
-        Q4_CODES(load)((const uint8_t *)(words + v * VL), word);
+        nibbles_load((const uint8_t *)(words + v * VL), Q4_TABLE(), word);
       } else {
-        Q4_CODES(load_n)((const uint8_t *)(words + v * VL), sizeof(vi), word);
+        nibbles_load_n((const uint8_t *)(words + v * VL), sizeof(vi), Q4_TABLE(), word);
       }
       TD_UNROLL for (int i = 0; i < 4; i++) {
-        Q4_CODES(pair)(word, i, &lo, &hi);
+        nibbles_pair(word, i, Q4_TABLE(), &lo, &hi);
         acc[v] = vf_fma(zeros ? vf_sub(lo, zero[v]) : lo, vf_set1(x[c + 2 * i]), acc[v]);
         acc[v] = vf_fma(zeros ? vf_sub(hi, zero[v]) : hi, vf_set1(x[c + 2 * i + 1]), acc[v]);
       }
@@ -87,5 +86,3 @@ TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, 
   }
   TD_UNROLL for (int v = 0; v < VECTORS; v++) sum[v] = acc[v];
 }
-
-#endif

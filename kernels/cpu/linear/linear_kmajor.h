@@ -1,7 +1,7 @@
 // kernels/cpu/linear/linear_kmajor.h - y = W x for column-major INT4 (TD_LAYOUT_GPTQ,
 // TD_LAYOUT_AWQ).
 // Include after an ISA's codes and
-//   Q4_CODES                                       see q4.h
+//   Q4_TABLE                                       see q4.h
 //   VECTORS, STRIP, WHOLE_COLS, row_of, zeros_of, scales_of, decode, dot_columns
 //                                                  of a layout: kmajor_gptq.h, kmajor_awq.h
 //
@@ -13,8 +13,7 @@
 // longer than a group, is decoded into L1 with zero points subtracted, and used for all tokens.
 // Either way every (row, token) pair has a sum over the products of one group, in the order of
 // columns, and a total, to which sum times scale is added at the group's end.
-#ifndef KERNELS_CPU_LINEAR_COLS_H
-#define KERNELS_CPU_LINEAR_COLS_H
+#pragma once
 
 #include "kernels/decl.h"
 
@@ -131,5 +130,3 @@ static inline void linear_kmajor(const td_linear_args *a) {
     }
   }
 }
-
-#endif

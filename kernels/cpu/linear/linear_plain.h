@@ -1,8 +1,7 @@
 // kernels/cpu/linear/linear_plain.h - definitions for linear_vec.h, for formats whose elements are
 // converted a vector at a time.
 // vector_at converts one vector of a group. No code is NaN.
-#ifndef KERNELS_CPU_LINEAR_PLAIN_H
-#define KERNELS_CPU_LINEAR_PLAIN_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -40,5 +39,3 @@ static inline bool has_nan(const codes *c) {
   (void)c;
   return false;
 }
-
-#endif

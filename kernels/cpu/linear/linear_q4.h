@@ -1,7 +1,7 @@
 // kernels/cpu/linear/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a scale
 // per group.
 // Include after an ISA's and dtype's codes and
-//   Q4_CODES    see q4.h
+//   Q4_TABLE    see q4.h
 //   Q4_ZEROS    1 if there may be zero points
 //   Q4_EXACT    if activations are rounded: the kernel for tokens that cannot be
 //
@@ -18,8 +18,7 @@
 //                    Q4_TOKENS, with sums in registers; a window of columns is as long as the x of
 //                    all tokens fits L1
 //   more             gemm_q4.h, codes decoded into the cache; not in BF16
-#ifndef KERNELS_CPU_LINEAR_Q4_H
-#define KERNELS_CPU_LINEAR_Q4_H
+#pragma once
 
 #include "kernels/cpu/linear/q4.h"
 #include "kernels/decl.h"
@@ -184,7 +183,7 @@ TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zer
   TD_UNROLL for (int i = 0; i < STEPS / 2; i++) {
     pv lo[MAX_ROWS], hi[MAX_ROWS];
     TD_UNROLL for (int r = 0; r < R; r++) {
-      Q4_CODES(pair)(words[r], i, &lo[r], &hi[r]);
+      nibbles_pair(words[r], i, Q4_TABLE(), &lo[r], &hi[r]);
       if (zero) q4_less(&lo[r], &hi[r], zero[r]);
     }
     TD_UNROLL for (int t = 0; t < 2 * T; t++, x += PL) {
@@ -215,7 +214,7 @@ TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool o
     TD_UNROLL for (int r = 0; r < R; r++) {
       const uint8_t *codes = tile->codes[r] + b * sizeof(vi);
       __builtin_prefetch((const void *)((uintptr_t)codes + tile->ahead));
-      Q4_CODES(load)(codes, words[r]);
+      nibbles_load(codes, Q4_TABLE(), words[r]);
       if (zeros) zero[r] = vf_permute(vf_load(tile->zeros[r] + at), g->spread);
     }
     dot_block(R, T, words, zeros ? zero : NULL, x, acc);
@@ -444,5 +443,3 @@ static void linear_few(const td_linear_args *a) {
   for (uint32_t t = 0; t < a->n_tokens && a->row_begin < a->row_end; t++)
     end_token(a, t, p.range[t]);
 }
-
-#endif

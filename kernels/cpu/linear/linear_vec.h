@@ -29,8 +29,7 @@
 // of rows is multiplied into x, once for the band: one rounding per product, as small as that of
 // its addition. A token for which such a product leaves the range of FP32 is computed run by run
 // with each run's sum scaled, and so are scales shared by few rows.
-#ifndef KERNELS_CPU_LINEAR_VEC_H
-#define KERNELS_CPU_LINEAR_VEC_H
+#pragma once
 
 #include "kernels/cpu/common/finite_range.h"
 #include "kernels/cpu/common/packed_f32.h"
@@ -445,5 +444,3 @@ static inline void linear_vec(const td_linear_args *a) {
   }
   linear_bands(a);
 }
-
-#endif

@@ -23,8 +23,7 @@
 // Lanes are rows. The weights of a strip of rows and a window of columns are reordered and made
 // unsigned once for BLOCK_TOKENS tokens (L1); x is quantized once per call. Eight columns are two
 // words of four: columns 0 2 4 6, then 1 3 5 7, which is what masking nibbles gives.
-#ifndef KERNELS_CPU_LINEAR_A8_H
-#define KERNELS_CPU_LINEAR_A8_H
+#pragma once
 
 #include "kernels/cpu/common/scales.h"
 #include "kernels/cpu/common/vec_math.h"
@@ -280,5 +279,3 @@ static inline void linear_w4a8_rows(const td_linear_args *a) {
     }
   }
 }
-
-#endif

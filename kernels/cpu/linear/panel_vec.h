@@ -12,8 +12,7 @@
 //   is_sum      whether the result is that sum, unless something is tiny or NaN
 //   is_final    the same for a whole panel
 // Define linear_band, which computes rows that share scales for all tokens, after it.
-#ifndef KERNELS_CPU_PANEL_VEC_H
-#define KERNELS_CPU_PANEL_VEC_H
+#pragma once
 
 // Lane sums of v [R][T], for rows [row, row + R) and tokens [token, token + T).
 TD_INLINE void put_sums(const int R, const int T, const panel *p, uint32_t row, uint32_t token,
@@ -158,5 +157,3 @@ static void linear_bands(const td_linear_args *a) {
     linear_band(&band, row_scales(w, band.row_begin));
   }
 }
-
-#endif

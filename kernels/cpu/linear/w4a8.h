@@ -1,7 +1,6 @@
 // kernels/cpu/linear/w4a8.h - x in 8 bits and its scales, shared by all versions of linear_w4a8;
 // blocks of columns also for avx2int16.
-#ifndef KERNELS_CPU_A8_H
-#define KERNELS_CPU_A8_H
+#pragma once
 
 #include "kernels/cpu/common/dequant.h"
 
@@ -39,5 +38,3 @@ static inline a8_scale a8_scale_of(uint32_t largest) {
 static inline float a8_result(const td_weight *w, float total) {
   return w->dtype == TD_F4E2M1 ? 0.5f * total * w->global_scale : total;
 }
-
-#endif

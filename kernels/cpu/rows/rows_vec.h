@@ -1,7 +1,6 @@
 // kernels/cpu/rows/rows_vec.h - vector kernels for one row of activations. Included by each ISA's
 // rows.c after its vec.h.
-#ifndef KERNELS_CPU_ROWS_VEC_H
-#define KERNELS_CPU_ROWS_VEC_H
+#pragma once
 
 #include <math.h>
 
@@ -342,5 +341,3 @@ void TD_VEC_NAME(f16_from_f32)(const td_convert_args *a) {
 void TD_VEC_NAME(sum_row)(const td_sum_row_args *a) {
   sum_row(a);
 }
-
-#endif

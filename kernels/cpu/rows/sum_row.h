@@ -1,7 +1,6 @@
 // kernels/cpu/rows/sum_row.h - sums of parts in BF16. Plain loops, which the compiler turns into
 // vectors of the ISA whose rows.c includes them.
-#ifndef KERNELS_CPU_SUM_ROW_H
-#define KERNELS_CPU_SUM_ROW_H
+#pragma once
 
 #include "kernels/cpu/common/numeric.h"
 
@@ -60,5 +59,3 @@ static inline void sum_row(const td_sum_row_args *a) {
     if (!a->out_f32) store_bf16((uint16_t *)a->out + begin, sum, n);
   }
 }
-
-#endif

@@ -2,8 +2,7 @@
 // A (row, token) pair has eight sums; lane l takes the columns with k % 8 == l of each run. A run's
 // sums are scaled and then added to the row's. Every run is decoded once for a block of tokens. All
 // families use this code; they differ only in their other variants.
-#ifndef KERNELS_CPU_SCALAR_LINEAR_H
-#define KERNELS_CPU_SCALAR_LINEAR_H
+#pragma once
 
 #include "kernels/cpu/common/dequant.h"
 #include "kernels/decl.h"
@@ -59,5 +58,3 @@ static inline void linear_rows(const td_linear_args *a) {
       linear_row(a, row, t, n_tok);
   }
 }
-
-#endif

@@ -1,30 +1,19 @@
-// kernels/cpu/avx512/blocks_rows.h - GGUF's blocks of sixteen rows, a row a lane. BLOCK_DTYPE: the
-// one of this kernel.
+// kernels/cpu/linear/blocks_rows.h - GGUF's blocks of VL rows, a row a lane. BLOCK_DTYPE: the one
+// of this kernel. Include after an ISA's blocks.h, which has put_codes.
 // A dword of four consecutive columns is as kernels/blocks.h has it, so that shifts and masks of
 // the rows' transposed dwords give codes in the order of columns.
-#ifndef KERNELS_CPU_AVX512_BLOCKS_ROWS_H
-#define KERNELS_CPU_AVX512_BLOCKS_ROWS_H
+#pragma once
 
-#include "kernels/cpu/avx512/vec.h"
+#include <stdbool.h>
+
 #include "kernels/cpu/common/gguf.h"
 #include "kernels/cpu/common/transpose.h"
-
-#define TD_UNROLL _Pragma("GCC unroll 64")
 
 enum {
   HAS_OFFSETS = BLOCK_DTYPE == TD_Q4_1 || BLOCK_DTYPE == TD_Q5_1 || BLOCK_DTYPE == TD_Q2_K ||
                 BLOCK_DTYPE == TD_Q4_K || BLOCK_DTYPE == TD_Q5_K,
   IS_FINE = BLOCK_DTYPE == TD_Q2_K || BLOCK_DTYPE == TD_Q3_K || BLOCK_DTYPE == TD_Q6_K,
   GROUP_COLS = IS_FINE ? BLOCK_GROUP : 2 * BLOCK_GROUP, // that share a scale
-  // what unsigned codes are larger by than a block's codes
-  LESS = BLOCK_DTYPE == TD_Q8_0 || BLOCK_DTYPE == TD_IQ4_NL || BLOCK_DTYPE == TD_IQ4_XS ||
-                 BLOCK_DTYPE == TD_MXFP4
-             ? 128
-         : BLOCK_DTYPE == TD_Q4_0 ? 8
-         : BLOCK_DTYPE == TD_Q5_0 ? 16
-         : BLOCK_DTYPE == TD_Q3_K ? 4
-         : BLOCK_DTYPE == TD_Q6_K ? 32
-                                  : 0,
 };
 
 // One block of each row.
@@ -37,46 +26,34 @@ typedef struct {
 
 // Vector i has dword i of the 16 bytes at `at`. Prefetches as much as it loads.
 TD_INLINE void dwords_at(row_blocks *b, uint32_t at, vi out[4]) {
-  TD_UNROLL for (int i = 0; i < 4; i++, b->ahead += 64) __builtin_prefetch(b->ahead, 0, 2);
+  TD_UNROLL for (int i = 0; i < VL / 4; i++, b->ahead += 64) __builtin_prefetch(b->ahead, 0, 2);
   transpose_rows((const char *)b->p + at, b->apart, b->n_rows, 16, out);
 }
 
 TD_INLINE vi dword_at(row_blocks *b, uint32_t at) {
-  const vi rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const vi places = _mm512_mullo_epi32(rows, _mm512_set1_epi32((int)b->apart));
-  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (__mmask16)((1u << b->n_rows) - 1),
-                                     places, b->p + at, 1);
-}
-
-TD_INLINE vf low_halves(vi dwords) {
-  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(dwords));
+  return vi_gather(b->p + at, b->apart, b->n_rows);
 }
 
 TD_INLINE vf high_halves(vi dwords) {
-  return low_halves(_mm512_srli_epi32(dwords, 16));
+  return vf_from_low_halves(vi_srl(dwords, 16));
 }
 
 // (dwords >> shift) & mask, in every byte.
 TD_INLINE vi bits_of(vi dwords, unsigned shift, int mask) {
-  return _mm512_and_si512(_mm512_srli_epi32(dwords, shift), _mm512_set1_epi32(mask * 0x01010101));
-}
-
-TD_INLINE vi or_of(vi a, vi b) {
-  return _mm512_or_si512(a, b);
+  return vi_and(vi_srl(dwords, shift), vi_set1(mask * 0x01010101));
 }
 
 // Byte i of every lane, as a number.
 TD_INLINE vf byte_of(vi dwords, unsigned i) {
-  return _mm512_cvtepi32_ps(
-      _mm512_and_si512(_mm512_srli_epi32(dwords, 8 * i), _mm512_set1_epi32(255)));
+  return vf_from_vi(vi_and(vi_srl(dwords, 8 * i), vi_set1(255)));
 }
 
 TD_INLINE vf signed_byte_of(vi dwords, unsigned i) {
-  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(dwords, 24 - 8 * i), 24));
+  return vf_from_vi(vi_sra(vi_sll(dwords, 24 - 8 * i), 24));
 }
 
 TD_INLINE vf negated(vf a, vf b) {
-  return _mm512_fnmadd_ps(a, b, vf_zero());
+  return vf_sub(vf_zero(), vf_mul(a, b));
 }
 
 // ---- scales -------------------------------------------------------------------------------------
@@ -85,11 +62,11 @@ TD_INLINE vf negated(vf a, vf b) {
 TD_INLINE void scales_k4(row_blocks *b, vf *scale, vf *offset, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
-  const vf d = low_halves(q[0]), least = high_halves(q[0]);
-  const vi upper[2] = {_mm512_and_si512(_mm512_srli_epi32(q[1], 2), _mm512_set1_epi32(0x30303030)),
-                       _mm512_and_si512(_mm512_srli_epi32(q[2], 2), _mm512_set1_epi32(0x30303030))};
-  const vi of_scale[2] = {bits_of(q[1], 0, 63), or_of(bits_of(q[3], 0, 15), upper[0])};
-  const vi of_offset[2] = {bits_of(q[2], 0, 63), or_of(bits_of(q[3], 4, 15), upper[1])};
+  const vf d = vf_from_low_halves(q[0]), least = high_halves(q[0]);
+  const vi upper[2] = {vi_and(vi_srl(q[1], 2), vi_set1(0x30303030)),
+                       vi_and(vi_srl(q[2], 2), vi_set1(0x30303030))};
+  const vi of_scale[2] = {bits_of(q[1], 0, 63), vi_or(bits_of(q[3], 0, 15), upper[0])};
+  const vi of_offset[2] = {bits_of(q[2], 0, 63), vi_or(bits_of(q[3], 4, 15), upper[1])};
   TD_UNROLL for (unsigned j = 0; j < 8; j++) {
     scale[j * step] = vf_mul(d, byte_of(of_scale[j / 4], j % 4));
     offset[j * step] = negated(least, byte_of(of_offset[j / 4], j % 4));
@@ -108,7 +85,7 @@ TD_INLINE void scales_q2(row_blocks *b, vf *scale, vf *offset, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
   const vi both = dword_at(b, Q2_K_D);
-  const vf d = low_halves(both), least = high_halves(both);
+  const vf d = vf_from_low_halves(both), least = high_halves(both);
   TD_UNROLL for (unsigned g = 0; g < 16; g++) {
     scale[g * step] = vf_mul(d, byte_of(bits_of(q[g / 4], 0, 15), g % 4));
     offset[g * step] = negated(least, byte_of(bits_of(q[g / 4], 4, 15), g % 4));
@@ -123,35 +100,30 @@ TD_INLINE void scales_q3(row_blocks *b, vf *scale, size_t step) {
   const vf d = high_halves(q[3]);
   TD_UNROLL for (unsigned g = 0; g < 16; g++) {
     const unsigned low = Q3_K_SCALES - AT + g % 8, high = Q3_K_SCALES - AT + 8 + g % 4;
-    const vi bits = _mm512_slli_epi32(
-        _mm512_and_si512(_mm512_srli_epi32(q[high / 4], 8 * (high % 4) + g / 4 * 2),
-                         _mm512_set1_epi32(3)),
-        4);
-    const vi four = _mm512_and_si512(_mm512_srli_epi32(q[low / 4], 8 * (low % 4) + g / 8 * 4),
-                                     _mm512_set1_epi32(15));
-    const vi code = _mm512_sub_epi32(or_of(four, bits), _mm512_set1_epi32(32));
-    scale[g * step] = vf_mul(d, _mm512_cvtepi32_ps(code));
+    const vi bits = vi_sll(vi_and(vi_srl(q[high / 4], 8 * (high % 4) + g / 4 * 2), vi_set1(3)), 4);
+    const vi four = vi_and(vi_srl(q[low / 4], 8 * (low % 4) + g / 8 * 4), vi_set1(15));
+    const vi code = vi_sub(vi_or(four, bits), vi_set1(32));
+    scale[g * step] = vf_mul(d, vf_from_vi(code));
   }
 }
 
 TD_INLINE void scales_iq4(row_blocks *b, vf *scale, size_t step) {
   vi q[4];
   dwords_at(b, 0, q);
-  const vf d = low_halves(q[0]);
+  const vf d = vf_from_low_halves(q[0]);
   TD_UNROLL for (unsigned j = 0; j < 8; j++) {
-    const vi low = _mm512_and_si512(_mm512_srli_epi32(q[1], 4 * j), _mm512_set1_epi32(15));
-    const vi high = _mm512_and_si512(_mm512_srli_epi32(q[0], 16 + 2 * j), _mm512_set1_epi32(3));
-    const vi code = _mm512_sub_epi32(or_of(low, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32));
-    scale[j * step] = vf_mul(d, _mm512_cvtepi32_ps(code));
+    const vi low = vi_and(vi_srl(q[1], 4 * j), vi_set1(15));
+    const vi high = vi_and(vi_srl(q[0], 16 + 2 * j), vi_set1(3));
+    const vi code = vi_sub(vi_or(low, vi_sll(high, 4)), vi_set1(32));
+    scale[j * step] = vf_mul(d, vf_from_vi(code));
   }
 }
 
 // gguf_scale_mx.
 TD_INLINE vf scales_mx(vi dwords) {
-  const vi e = _mm512_and_si512(dwords, _mm512_set1_epi32(255)), one = _mm512_set1_epi32(1);
-  const vi tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
-  const vi usual = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
-  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(usual, _mm512_cmple_epu32_mask(e, one), tiny));
+  const vi e = vi_and(dwords, vi_set1(255)), one = vi_set1(1);
+  const vi tiny = vi_mul(vi_add(e, one), vi_set1(0x00200000));
+  return vf_from_bits(vi_where_less(e, vi_set1(2), tiny, vi_sll(vi_sub(e, one), 23)));
 }
 
 // Scales and offsets of a block's groups, step vectors apart.
@@ -166,22 +138,17 @@ TD_INLINE void block_scales(row_blocks *b, vf *scale, vf *offset, size_t step) {
   default: break;
   }
   const vi first = dword_at(b, 0);
-  *scale = BLOCK_DTYPE == TD_MXFP4 ? scales_mx(first) : low_halves(first);
+  *scale = BLOCK_DTYPE == TD_MXFP4 ? scales_mx(first) : vf_from_low_halves(first);
   if (HAS_OFFSETS) *offset = high_halves(first);
 }
 
 // ---- codes --------------------------------------------------------------------------------------
 
-TD_INLINE void put_codes(vi codes, uint8_t *out) {
-  _mm512_storeu_si512(out, codes);
-}
-
 // The codes of bytes that have one of sixteen values each, as unsigned numbers.
 TD_INLINE vi values_of(vi codes) {
   static const int8_t iq4[16] = GGUF_IQ4_VALUES, mxfp4[16] = GGUF_MXFP4_VALUES;
   const int8_t *table = BLOCK_DTYPE == TD_MXFP4 ? mxfp4 : iq4;
-  const vi values = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table));
-  return _mm512_shuffle_epi8(_mm512_xor_si512(values, _mm512_set1_epi8((char)0x80)), codes);
+  return vi_bytes_at(vi_xor(vi_repeat16(table), vi_set1((int)0x80808080)), codes);
 }
 
 enum {
@@ -197,9 +164,9 @@ TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, uin
     vi codes = bits_of(q[j % 4], j / 4 * 4, 15);
     if (HAS_TABLE) codes = values_of(codes);
     if (is_five) {
-      const vi four = _mm512_and_si512(_mm512_srli_epi32(high, 4 * j), _mm512_set1_epi32(15));
-      const vi spread = _mm512_mullo_epi32(four, _mm512_set1_epi32(0x00204081));
-      codes = or_of(codes, _mm512_slli_epi32(bits_of(spread, 0, 1), 4));
+      const vi four = vi_and(vi_srl(high, 4 * j), vi_set1(15));
+      const vi spread = vi_mul(four, vi_set1(0x00204081));
+      codes = vi_or(codes, vi_sll(bits_of(spread, 0, 1), 4));
     }
     put_codes(codes, out + j * step);
   }
@@ -216,8 +183,7 @@ TD_INLINE void codes_k4(row_blocks *b, uint8_t *out, size_t step) {
     TD_UNROLL for (uint32_t i = 0; i < 8; i++) {
       const uint32_t part = c / 2 * 2 + i / 4, j = c % 2 * 4 + i % 4;
       vi codes = bits_of(q[i % 4], i / 4 * 4, 15);
-      if (BLOCK_DTYPE == TD_Q5_K)
-        codes = or_of(codes, _mm512_slli_epi32(bits_of(high[j], part, 1), 4));
+      if (BLOCK_DTYPE == TD_Q5_K) codes = vi_or(codes, vi_sll(bits_of(high[j], part, 1), 4));
       put_codes(codes, out + (part * 8 + j) * step);
     }
   }
@@ -231,8 +197,8 @@ TD_INLINE void codes_q6(row_blocks *b, uint8_t *out, size_t step) {
     dwords_at(b, Q6_K_HIGH + c / 2 * 32 + c % 2 * 16, high);
     TD_UNROLL for (uint32_t part = 0; part < 4; part++) {
       TD_UNROLL for (uint32_t j = 0; j < 4; j++) {
-        const vi upper = _mm512_slli_epi32(bits_of(high[j], 2 * part, 3), 4);
-        put_codes(or_of(bits_of(low[part % 2 * 4 + j], part / 2 * 4, 15), upper),
+        const vi upper = vi_sll(bits_of(high[j], 2 * part, 3), 4);
+        put_codes(vi_or(bits_of(low[part % 2 * 4 + j], part / 2 * 4, 15), upper),
                   out + (c / 2 * 32 + part * 8 + c % 2 * 4 + j) * step);
       }
     }
@@ -249,7 +215,7 @@ TD_INLINE void codes_pairs(row_blocks *b, uint8_t *out, size_t step) {
       TD_UNROLL for (uint32_t j = 0; j < 4; j++) {
         vi codes = bits_of(q[j], 2 * part, 3);
         if (BLOCK_DTYPE == TD_Q3_K)
-          codes = or_of(codes, _mm512_slli_epi32(bits_of(high[j], c / 2 * 4 + part, 1), 2));
+          codes = vi_or(codes, vi_sll(bits_of(high[j], c / 2 * 4 + part, 1), 2));
         put_codes(codes, out + (c / 2 * 32 + part * 8 + c % 2 * 4 + j) * step);
       }
     }
@@ -261,13 +227,13 @@ TD_INLINE void codes_bytes(row_blocks *b, uint8_t *out, size_t step) {
     vi q[4];
     dwords_at(b, Q8_0_CODES + 16 * i, q);
     TD_UNROLL for (uint32_t j = 0; j < 4; j++)
-        put_codes(_mm512_xor_si512(q[j], _mm512_set1_epi8((char)0x80)), out + (4 * i + j) * step);
+        put_codes(vi_xor(q[j], vi_set1((int)0x80808080)), out + (4 * i + j) * step);
   }
 }
 
 // A block's codes as unsigned bytes, LESS too large: four columns of every row, step bytes apart.
 TD_INLINE void block_codes(row_blocks *b, uint8_t *out, size_t step) {
-  const vi none = _mm512_setzero_si512();
+  const vi none = vi_zero();
   switch (BLOCK_DTYPE) {
   case TD_Q8_0: codes_bytes(b, out, step); return;
   case TD_Q4_0: nibbles_32(b, Q4_0_CODES, none, false, out, step); return;
@@ -286,5 +252,3 @@ TD_INLINE void block_codes(row_blocks *b, uint8_t *out, size_t step) {
   default: codes_k4(b, out, step); return;
   }
 }
-
-#endif

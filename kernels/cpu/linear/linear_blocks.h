@@ -1,49 +1,50 @@
-// kernels/cpu/avx512/linear_blocks.h - y = W x for GGUF's blocks, with x rounded to 15 bits.
-// Include after BLOCK_DTYPE and BLOCKS_EXACT, the kernel for tokens that do not qualify.
+// kernels/cpu/linear/linear_blocks.h - y = W x for GGUF's blocks, with x rounded to 15 bits.
+// Include after an ISA's blocks.h and these definitions:
+//   BLOCK_DTYPE   the format
+//   BLOCKS_EXACT  the kernel for tokens that do not qualify
+// If blocks.h defines ROW_SUMS, it has order_x and row_sums, for one token; if BLOCKS_ONE, that is
+// a kernel of another ISA, or NULL, which takes one token instead.
 //
-// A token has a scale per 256 columns, its largest magnitude / 16256, so that x is scale * (128 a +
-// b) with signed bytes a and b. Codes are unsigned bytes, and VNNI multiplies four columns of
-// sixteen rows by one of those bytes each: sums of a group of 16 or 32 columns are exact integers.
-// total = fma(sum * token scale, weight scale, total), group after group, and where weights have
-// offsets, total = fma(offset, sum of the group's x, total). All paths are one, so a token's bits
-// do not depend on its batch. |error| <= sum |w| scale / 2 over the columns, from rounding x, plus
-// that of the FP32 sum.
-// Lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded into L1 (a fifth of
-// the work of one token) and used for one tile of tokens after the other; x of a block of tokens
-// stays in L2.
-#ifndef KERNELS_CPU_AVX512_LINEAR_BLOCKS_H
-#define KERNELS_CPU_AVX512_LINEAR_BLOCKS_H
+// A token has a scale per 256 columns, a part: its largest magnitude / 16256. Codes are unsigned
+// numbers, and the sum of code times x over a group of 16 or 32 columns is an exact integer:
+// part = fma(sum, weight scale, part), group after group, and where weights have offsets,
+// part = fma(offset, sum of the group's x, part). Then total = fma(part, token scale, total). All
+// paths do that, so a token's bits do not depend on its batch, nor on the ISA. |error| <=
+// sum |w| scale / 2 over the columns, from rounding x, plus that of the FP32 sum.
+// Lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded into L1 and used for
+// one tile of tokens after the other; x of a block of tokens stays in L2.
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
 
-#include "kernels/cpu/avx512/blocks_rows.h"
 #include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/linear/blocks_rows.h"
 #include "kernels/decl.h"
 
 enum {
-  ROW_VECTORS = 2,
   TILE_ROWS = ROW_VECTORS * VL,
-  TOKENS = 6, // per tile: 2 x 6 sums of a and of b, and what is loaded, fill the registers
   PART = 256,
   GROUPS = PART / GROUP_COLS,
   DWORDS = PART / 4,
   MOST_TOKENS = 96, // per block
   MOST_ROWS = 512,
   X_COLS = 192 << 10, // over all tokens of a block
+  X_FOUR = 8,         // bytes of four columns of x
   X_PAD = 64,         // bytes between tokens, so that they fall into different L1 sets
-  X_MOST_INT = 16256, // 127 * 128
+  X_MOST_INT = 16256, // 127 * 128: two signed bytes hold it
 };
 #define X_LEAST_MAX 0x1p-100f
 #define X_MOST_MAX  0x1p100f
 
 // Some rows times some tokens. Lives on the stack.
 typedef struct {
-  _Alignas(64) uint8_t w[DWORDS][ROW_VECTORS][64];
+  _Alignas(64) uint8_t w[DWORDS][ROW_VECTORS][FOUR_BYTES];
   vf scale[GROUPS][ROW_VECTORS], offset[GROUPS][ROW_VECTORS];
-  _Alignas(64) int8_t x[X_COLS * 2 + MOST_TOKENS * X_PAD];    // [token][dword][a or b][4]
-  float x_scale[X_COLS / PART + MOST_TOKENS];                 // [token][part]
-  int32_t x_less[X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS]; // [token][group]: -LESS * sum of x
+  _Alignas(64) int8_t x[X_COLS * 2 + MOST_TOKENS * X_PAD]; // [token][four columns][X_FOUR]
+  float x_scale[X_COLS / PART + MOST_TOKENS];              // [token][part]
+  int32_t
+      x_less[X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS]; // [token][group]: - gguf_less * sum of x
   float x_sum[HAS_OFFSETS ? X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS : 1];
   vf total[MOST_ROWS / VL * MOST_TOKENS]; // [vector of rows][token]
   bool fits[MOST_TOKENS];
@@ -58,39 +59,29 @@ typedef struct {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// The largest magnitude; NaN if any is NaN.
-static float largest_of(const float *x, uint32_t n) {
-  const vi magnitude = _mm512_set1_epi32(0x7fffffff);
-  vi most = _mm512_setzero_si512();
-  for (uint32_t k = 0; k < n; k += VL) // NaN and infinity are larger than all others as integers
-    most = _mm512_max_epi32(most, _mm512_and_si512(vi_load(x + k), magnitude));
-  return f32_from_bits((uint32_t)_mm512_reduce_max_epi32(most));
+static bool can_round(float most) {
+  return most == 0 || (most >= X_LEAST_MAX && most < X_MOST_MAX);
 }
 
-// Packs a part of n columns of a token, a multiple of 32: a and b in turn, four columns each.
-// False: it does not fit.
+// Packs a part of n columns of a token, a multiple of 32. False: it does not fit.
 static bool pack_part(const float *x, uint32_t n, int8_t *out, float *scale, int32_t *less,
                       float *sum) {
-  const float most = largest_of(x, n);
-  const bool is_zero = most == 0, fits = is_zero || (most >= X_LEAST_MAX && most < X_MOST_MAX);
+  const float most = f32_from_bits(vf_largest(x, n)); // NaN if any is
+  const bool is_zero = most == 0, fits = can_round(most);
   *scale = fits ? most / X_MOST_INT : 0;
   const vf inverse = vf_set1(fits && !is_zero ? X_MOST_INT / most : 0);
-  vi group = _mm512_setzero_si512();
+  vi group = vi_zero();
   for (uint32_t k = 0; k < n; k += VL, out += 2 * VL) {
-    const vi q = _mm512_cvtps_epi32(vf_mul(vf_load(x + k), inverse));
-    const vi a = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(64)), 7);
-    const vi b = _mm512_sub_epi32(q, _mm512_slli_epi32(a, 7));
-    const __m128i pair[2] = {_mm512_cvtepi32_epi8(a), _mm512_cvtepi32_epi8(b)};
-    _mm_storeu_si128((__m128i *)(void *)out, _mm_unpacklo_epi32(pair[0], pair[1]));
-    _mm_storeu_si128((__m128i *)(void *)(out + VL), _mm_unpackhi_epi32(pair[0], pair[1]));
-    if (!LESS && !HAS_OFFSETS) continue;
-    group = _mm512_add_epi32(group, q);
+    const vi q = vi_from_vf(vf_mul(vf_load(x + k), inverse));
+    pack_fours(q, out);
+    if (!gguf_less(BLOCK_DTYPE) && !HAS_OFFSETS) continue;
+    group = vi_add(group, q);
     if ((k + VL) % GROUP_COLS > 0) continue;
-    const int32_t of_group = _mm512_reduce_add_epi32(group);
-    group = _mm512_setzero_si512();
+    const int32_t of_group = vi_sum(group);
+    group = vi_zero();
     // Unsigned: what does not fit may pass the range.
-    if (LESS) less[k / GROUP_COLS] = (int32_t)((uint32_t)-LESS * (uint32_t)of_group);
-    if (HAS_OFFSETS) sum[k / GROUP_COLS] = (float)of_group * *scale;
+    less[k / GROUP_COLS] = (int32_t)(0 - (uint32_t)gguf_less(BLOCK_DTYPE) * (uint32_t)of_group);
+    if (HAS_OFFSETS) sum[k / GROUP_COLS] = (float)of_group;
   }
   return fits;
 }
@@ -150,52 +141,41 @@ typedef struct {
   size_t x_step, scale_step, group_step; // from token to token
 } tile_x;
 
-TD_INLINE vi dword_of(const int8_t *p) {
-  int dword;
-  memcpy(&dword, p, sizeof dword);
-  return _mm512_set1_epi32(dword);
-}
-
 // total [R][..] of T tokens += a part of n_groups groups; a vector of rows is total_step from the
 // next.
 TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t n_groups,
                             const tile_x *x, vf *total, size_t total_step) {
   enum { STEPS = GROUP_COLS / 4 };
+  const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
+  vf part[ROW_VECTORS * TOKENS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) part[i] = vf_zero();
   for (uint32_t i = 0; i < n_groups; i++) {
-    vi a[ROW_VECTORS * TOKENS], b[ROW_VECTORS * TOKENS];
+    group_sum sums[ROW_VECTORS * TOKENS];
     TD_UNROLL for (int t = 0; t < T; t++) {
-      const vi less = LESS ? _mm512_set1_epi32(x->less[(size_t)t * x->group_step + i])
-                           : _mm512_setzero_si512();
-      TD_UNROLL for (int r = 0; r < R; r++) {
-        a[r * T + t] = _mm512_setzero_si512();
-        b[r * T + t] = less;
-      }
+      const vi less = has_less ? vi_set1(x->less[(size_t)t * x->group_step + i]) : vi_zero();
+      TD_UNROLL for (int r = 0; r < R; r++) sums[r * T + t] = begin_group(less);
     }
     TD_UNROLL for (uint32_t d = 0; d < STEPS; d++) {
-      vi w[ROW_VECTORS];
-      TD_UNROLL for (int r = 0; r < R; r++) w[r] = vi_load(g->w[i * STEPS + d][r]);
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        const int8_t *of_x = x->x + (size_t)t * x->x_step + (i * STEPS + d) * 8;
-        vi xa = dword_of(of_x), xb = dword_of(of_x + 4);
-        __asm__("" : "+v"(xa), "+v"(xb)); // one load instead of one per multiplication
-        TD_UNROLL for (int r = 0; r < R; r++) {
-          a[r * T + t] = _mm512_dpbusd_epi32(a[r * T + t], w[r], xa);
-          b[r * T + t] = _mm512_dpbusd_epi32(b[r * T + t], w[r], xb);
-        }
-      }
+      const uint8_t *w = g->w[i * STEPS + d][0];
+      multiply_fours(R, T, w, x->x + (i * STEPS + d) * X_FOUR, x->x_step, sums);
     }
     TD_UNROLL for (int t = 0; t < T; t++) {
-      const vf scale = vf_set1(x->scale[(size_t)t * x->scale_step]);
+      const vf sum_x = vf_set1(HAS_OFFSETS ? x->sum[(size_t)t * x->group_step + i] : 0);
       TD_UNROLL for (int r = 0; r < R; r++) {
-        const vi sum = _mm512_add_epi32(_mm512_slli_epi32(a[r * T + t], 7), b[r * T + t]);
-        vf *to = total + (size_t)r * total_step + t;
-        *to = vf_fma(vf_mul(_mm512_cvtepi32_ps(sum), scale), g->scale[i][r], *to);
-        if (HAS_OFFSETS)
-          *to = vf_fma(g->offset[i][r], vf_set1(x->sum[(size_t)t * x->group_step + i]), *to);
+        vf *to = &part[r * T + t];
+        *to = vf_fma(vf_from_vi(end_group(sums[r * T + t])), g->scale[i][r], *to);
+        if (HAS_OFFSETS) *to = vf_fma(g->offset[i][r], sum_x, *to);
       }
     }
-    // Keeps the compiler from holding totals in registers, of which there are too few.
-    __asm__ volatile("" ::: "memory");
+    // Keeps the compiler from holding many sums in registers, of which there are too few.
+    if (T > 1) __asm__ volatile("" : "+m"(part));
+  }
+  TD_UNROLL for (int t = 0; t < T; t++) {
+    const vf scale = vf_set1(x->scale[(size_t)t * x->scale_step]);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      vf *to = total + (size_t)r * total_step + t;
+      *to = vf_fma(part[r * T + t], scale, *to);
+    }
   }
 }
 
@@ -223,6 +203,48 @@ __attribute__((noinline)) static void product_any_tile(uint32_t n_vectors, uint3
   }
 }
 _Static_assert(TOKENS == 6 && ROW_VECTORS == 2, "a case for every size of tile");
+
+#ifdef ROW_SUMS
+static int8_t *ordered_x(product *g) {
+  return g->x + X_COLS; // behind the only token's
+}
+
+// VL rows times the block's only token, over the span.
+static void product_of_one(product *g, uint32_t row) {
+  enum { OF_32 = 32 / GROUP_COLS };
+  const td_block block = td_dtype_block(BLOCK_DTYPE);
+  const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
+  const int8_t *x = ordered_x(g);
+  const int32_t *less = g->x_less;
+  const float *sum_x = g->x_sum;
+  row_blocks b = {.apart = g->row_bytes, .n_rows = VL, .ahead = g->ahead};
+  b.p = (const uint8_t *)g->a->w->data + (size_t)(g->row0 + row) * g->row_bytes +
+        bytes_before(g->span);
+  for (uint32_t k = 0; k < g->n_span; k += PART) {
+    const uint32_t n = g->n_span - k < PART ? g->n_span - k : PART;
+    vf part = vf_zero();
+    for (uint32_t at = 0; at < n; at += block.cols, b.p += block.bytes) {
+      vf scale[GROUPS], offset[GROUPS];
+      g->ahead += block.bytes * VL;
+      block_scales(&b, scale, offset, 1);
+      vi sums[OF_32];
+      TD_UNROLL for (uint32_t i = 0; i < block.cols / GROUP_COLS; i++, less++) {
+        if (i % OF_32 == 0) {
+          row_sums(BLOCK_DTYPE, OF_32, b.p, b.apart, i / OF_32, x, sums);
+          x += 32 / 4 * X_FOUR;
+        }
+        const vi sum = vi_add(sums[i % OF_32], has_less ? vi_set1(*less) : vi_zero());
+        part = vf_fma(vf_from_vi(sum), scale[i], part);
+        if (HAS_OFFSETS) part = vf_fma(offset[i], vf_set1(*sum_x++), part);
+      }
+      for (; b.ahead < g->ahead; b.ahead += 64)
+        __builtin_prefetch(b.ahead, 0, 2);
+    }
+    vf *total = &g->total[row / VL];
+    *total = vf_fma(part, vf_set1(g->x_scale[k / PART]), *total);
+  }
+}
+#endif
 
 // A tile of rows times the block's tokens, over a part of the span.
 static void product_part(product *g, uint32_t row, uint32_t part) {
@@ -257,9 +279,9 @@ static void put_results(const product *g) {
   }
 }
 
-// Where the rows behind `row` of the block begin.
+// Where the block's rows from `row` on begin, or what is read after its last one.
 static const char *rows_behind(const product *g, uint32_t row) {
-  const uint32_t behind = g->row0 + row + TILE_ROWS;
+  const uint32_t behind = g->row0 + row;
   if (behind >= g->a->row_end && g->a->next) return g->a->next;
   return (const char *)g->a->w->data + behind * g->row_bytes + bytes_before(g->span);
 }
@@ -273,8 +295,16 @@ static void product_block(product *g, uint32_t most_span) {
     g->n_span = cols - g->span < most_span ? cols - g->span : most_span;
     g->n_parts = (g->n_span + PART - 1) / PART;
     pack_tokens(g);
-    for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
-      g->ahead = rows_behind(g, row);
+    uint32_t row = 0;
+#ifdef ROW_SUMS
+    if (g->n_tokens == 1) order_x(g->x, g->n_span, ordered_x(g));
+    for (; g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
+      g->ahead = rows_behind(g, row + VL);
+      product_of_one(g, row);
+    }
+#endif
+    for (; row < g->n_rows; row += TILE_ROWS) {
+      g->ahead = rows_behind(g, row + TILE_ROWS);
       for (uint32_t part = 0; part < g->n_parts; part++)
         product_part(g, row, part);
     }
@@ -282,7 +312,26 @@ static void product_block(product *g, uint32_t most_span) {
   put_results(g);
 }
 
+#ifdef BLOCKS_ONE
+static bool can_round_first(const td_linear_args *a) {
+  const float *x = a->x + (a->x_rows ? a->x_rows[0] : 0) * a->ldx;
+  bool can = true;
+  for (uint32_t k = 0; k < a->w->cols; k += PART) {
+    const uint32_t left = a->w->cols - k;
+    can &= can_round(f32_from_bits(vf_largest(x + k, left < PART ? left : PART)));
+  }
+  return can;
+}
+#endif
+
 static void linear_blocks(const td_linear_args *a) {
+#ifdef BLOCKS_ONE
+  const td_linear_fn for_one = BLOCKS_ONE;
+  if (for_one && a->n_tokens == 1 && can_round_first(a)) {
+    for_one(a);
+    return;
+  }
+#endif
   product g;
   g.a = a;
   g.row_bytes = td_weight_row_bytes(a->w);
@@ -290,7 +339,8 @@ static void linear_blocks(const td_linear_args *a) {
   for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
-    const uint32_t most_span = X_COLS / g.n_tokens / PART * PART;
+    // One token's x may be there in two orders.
+    const uint32_t most_span = X_COLS / (g.n_tokens > 1 ? g.n_tokens : 2) / PART * PART;
     for (uint32_t t = 0; t < g.n_tokens; t++)
       g.fits[t] = true;
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {
@@ -304,5 +354,3 @@ static void linear_blocks(const td_linear_args *a) {
     }
   }
 }
-
-#endif
