@@ -14,8 +14,7 @@
 // A launcher does not check sizes, dtypes or anything else the host can check. For errors that only
 // the device can see (an id, position or page out of range) the kernel skips that row and stores a
 // td_cu_fault in *fault, which is host memory.
-#ifndef KERNELS_CUDA_ABI_H
-#define KERNELS_CUDA_ABI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,7 +27,9 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
-#define TD_CUDA_ABI_VERSION 30u
+#include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
+
+#define TD_CUDA_ABI_VERSION 39u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -105,25 +106,36 @@ typedef struct {
   int32_t *fault;
 } td_cu_gather_args;
 
+// Further rows of a norm, as many as it has, without a residual.
+typedef struct {
+  const uint16_t *x; // NULL: none
+  td_vec w;
+  uint16_t *out;
+  size_t x_stride, out_stride;
+  uint32_t dim, unused;
+} td_cu_norm_also;
+
 typedef struct {
   const uint16_t *x;
-  uint16_t *residual; // NULL or [n_rows][dim]; residual += x comes first
-  td_vec w;           // data NULL: 1
-  uint16_t *out;      // may be x
+  const uint16_t *more; // with residual; NULL or [n_rows][dim]: x + more, rounded, in place of x
+  uint16_t *residual;   // NULL or [n_rows][dim]; residual += x comes first
+  td_vec w;             // data NULL: 1
+  uint16_t *out;        // may be x
   size_t x_stride, out_stride;
   uint32_t n_rows, dim;
   float eps;
   uint32_t unused;
+  td_cu_norm_also also;
 } td_cu_rmsnorm_args;
 
 // x[i][:] = (x[i][:] - mean) / sqrt(variance + eps) * w[:] + b[:]
 typedef struct {
-  uint16_t *x;
+  void *x; // bf16, or f32
   td_vec w, b;
   size_t stride;
   uint32_t n_rows, dim;
   float eps;
-  uint32_t unused;
+  uint32_t is_f32; // bool
 } td_cu_layernorm_args;
 
 typedef struct {
@@ -150,149 +162,20 @@ typedef struct {
   int32_t *fault;
 } td_cu_scale_rows_args;
 
-// How a linear kernel loads eight consecutive weights of a row.
-typedef enum {
-  TD_CU_READ_ANY, // value by value: any format, any alignment
-  // The others require: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0; rows of data aligned to eight
-  // weights, at most 16 bytes; rows of x aligned to eight activations; scales and zero points
-  // aligned to 16 bytes; groups of whole rows or of a power of two columns, at least 32.
-  TD_CU_READ_F32,
-  TD_CU_READ_F16,
-  TD_CU_READ_BF16,
-  TD_CU_READ_F8,
-  TD_CU_READ_I8,
-  TD_CU_READ_I4,
-  // These require cols % 32 == 0.
-  TD_CU_READ_MXFP4, // groups of 32, scales E8M0 from 2^TD_CU_E8M0_LEAST to 2^TD_CU_E8M0_MOST
-  TD_CU_READ_NVFP4, // groups of 16, scales E4M3
-  // GGUF's blocks, at any address; rows of x aligned to eight activations. linear_vec reads them
-  // whole, others value by value.
-  TD_CU_READ_BLOCKS,
-  TD_CU_N_READS
-} td_cu_read;
-
-// Pairs [begin, begin + n) in sorted order, all of one expert.
-typedef struct {
-  uint32_t expert, begin, n;
-} td_cu_tile;
-
-// A further matrix of linear_vec's x, all of its rows; w.data NULL: none.
-enum { TD_CU_LINEAR_ALSO = 2 };
-typedef struct {
-  td_weight w;
-  td_vec bias;
-  void *y;
-  size_t y_stride;
-} td_cu_linear_also;
-
-// A window on the tiles that the sorted pairs were cut into: of the tiles [*first, *end), which are
-// read from device memory, at most n_tiles after skipping `skip`. Kernels count pairs from the
-// window's first one, and experts from first_expert.
-typedef struct {
-  const td_cu_tile *tiles; // NULL: no tiles, all pairs are one range
-  const uint32_t *first, *end;
-  uint32_t skip, n_tiles, first_expert, unused;
-} td_cu_tile_range;
-
-// y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows), with
-// expert_bias also + expert_bias[tile's expert][r - row0]. Without tiles, i runs over the n_tokens
-// rows of x. With tiles, a tile gives the expert and the rows of y; row i of y uses row
-// x_rows[pair] of x (row i if x_rows is NULL). A table may hold several matrices per expert; their
-// results are y_step elements apart. n_at_once: tiles that get their own blocks. A block of
-// linear_mma or linear_wgmma loops over further tiles; linear_vec needs n_at_once to cover all
-// possible tiles. also: linear_vec without experts, and not with TD_CU_READ_ANY or _BLOCKS;
-// matrices that differ from w in data and number of rows alone. linear_wgmma needs
-// td_cu_props.has_wgmma and no TD_CU_READ_ANY, _BLOCKS, _F32 or _F16.
-// linear_f8 needs td_cu_props.has_f8, x8 in place of x, and weights in E4M3: TD_LAYOUT_ROWS,
-// cols % 8 == 0, rows of data aligned to 8 bytes, scales in f32, of whole rows or of multiples of
-// TD_CU_F8_BLOCK columns.
-typedef struct {
-  td_weight w;              // with experts: one of them, since all have the same dims and format
-  const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
-  const int32_t *slots;     // NULL, or i32: an expert's index in experts
-  uint32_t n_matrices, n_experts;
-  size_t y_step;
-  td_cu_tile_range range;
-  const uint32_t *x_rows; // indexed by pair, counted over all pairs
-  const uint16_t *x;
-  const uint8_t *x8; // linear_f8: x as td_cu_round_f8_args leaves it
-  const float *x8_scale;
-  void *y; // BF16 or, with y_f32, f32
-  td_vec bias;
-  // NULL, or f32 [experts of the layer][n_rows], those of the matrices bias_step elements apart;
-  // with tiles only
-  const float *expert_bias;
-  size_t bias_step;
-  size_t x_stride, y_stride;
-  uint32_t n_tokens, row0, n_rows;
-  // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
-  // TD_CU_WGMMA_TOKENS; linear_f8: either that or TD_CU_F8_TOKENS
-  uint32_t tile_tokens;
-  uint32_t vec_warps; // linear_vec: warps per block, at most; determines summation order
-  uint32_t n_at_once;
-  td_cu_read read;
-  uint32_t y_f32; // bool
-  td_cu_linear_also also[TD_CU_LINEAR_ALSO];
-} td_cu_linear_args;
-
-enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };
-enum {
-  TD_CU_VEC_TOKENS = 16,
-  TD_CU_VEC_WARPS = 24,
-  TD_CU_MMA_TOKENS = 64,
-  TD_CU_WGMMA_TOKENS = 128,
-  TD_CU_F8_TOKENS = 128
-};
-
-// Rounds x to E4M3 in blocks of TD_CU_F8_BLOCK columns: with m the largest magnitude in a block, or
-// TD_CU_F8_LEAST_MOST if that is more, codes are x * (TD_CU_F8_MOST / m) rounded to nearest even,
-// and the scale is m / TD_CU_F8_MOST. NaN and infinity become NaN.
-#define TD_CU_F8_MOST       448.0f // the largest E4M3
-#define TD_CU_F8_LEAST_MOST 0x1p-100f
-enum { TD_CU_F8_BLOCK = 128 };
-typedef struct {
-  const uint16_t *x;
-  uint8_t *codes; // [n_rows][n_blocks * TD_CU_F8_BLOCK], 16-byte aligned; from cols on zeros
-  float *scales;  // [n_rows][n_blocks], n_blocks = ceil(cols / TD_CU_F8_BLOCK)
-  td_cu_tile_range range; // with tiles: x and codes are of its pairs, n_rows at most
-  size_t x_stride;
-  uint32_t n_rows, cols;
-} td_cu_round_f8_args;
-
-// y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; w is dense.
-typedef struct {
-  const uint16_t *w; // [n_rows][cols]
-  const uint16_t *x; // [n_tokens][x_stride]
-  void *y;           // [n_tokens][y_stride], BF16 or, with y_f32, f32
-  size_t x_stride, y_stride;
-  uint32_t n_tokens, n_rows, cols;
-  uint32_t y_f32; // bool
-} td_cu_gemm_args;
-
-// Repacks a matrix of 4-bit codes from another layout to TD_LAYOUT_ROWS; zero_add is applied.
-typedef struct {
-  td_weight w;
-  uint32_t *data, *zero; // zero only if w has zero points
-  void *scale;
-} td_cu_as_rows_args;
-
-// out[r][k] = w[row0 + r][k], rounded to BF16. cols % 8 == 0.
-typedef struct {
-  td_weight w;
-  uint16_t *out; // [n_rows][cols], 16-byte aligned
-  uint32_t row0, n_rows, unused;
-  td_cu_read read;
-} td_cu_dequant_args;
-
 typedef struct {
   const int32_t *seq, *position, *q_begin, *page_table;
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
 } td_cu_batch;
 
+// dtype: TD_BF16, TD_F16 or TD_F8E4M3, whose pages are as tandem/kv_f8.h says: pages and page_bytes
+// are multiples of 16 bytes, rows begin with n_codes codes, a multiple of 16, and what follows in
+// BF16 is a multiple of 8.
 typedef struct {
   char *pages;
   size_t page_bytes;
-  uint32_t f16; // bool; else BF16
+  uint32_t dtype;
+  uint32_t n_codes;   // of a row in TD_F8E4M3
+  uint32_t scales_at; // likewise, in a page
   uint32_t unused;
 } td_cu_kv;
 
@@ -314,13 +197,29 @@ typedef struct {
   size_t page_bytes;
 } td_cu_states;
 
+// Where the states between a sequence's tokens are kept: td_state_trail in device/device.h. slots
+// NULL: nowhere.
+typedef struct {
+  char *slots;
+  const int32_t *first; // [n_seqs]
+  size_t slot_bytes;
+} td_cu_trail;
+
 // A state is the convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element
 // rule_at on, [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
 // k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS. is_tiled: value head h has key head
-// h % n_k_heads; if not, those in a row share one.
+// h % n_k_heads; if not, those in a row share one. by_channel: a value head has k_dim decays, not
+// one.
 enum { TD_CU_DELTA_TILE = 32, TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_TAPS = 16 };
+// Positions that delta_chunks takes at a time, with one decay a value head, and delta_channels,
+// with a decay for each channel. page_tokens is a multiple of them, k_dim and v_dim are multiples
+// of 8, and qkv is 16-byte aligned.
+enum { TD_CU_DELTA_CHUNK = 32, TD_CU_CHANNEL_CHUNK = 16 };
+// What delta_channels has of a chunk and head in memory: elements. A slot is of a chunk of all
+// heads.
+enum { TD_CU_CHANNEL_PRODUCTS = 4 * TD_CU_CHANNEL_CHUNK * TD_CU_CHANNEL_CHUNK };
 typedef struct {
-  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels, is_tiled, unused;
+  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels, is_tiled, by_channel;
 } td_cu_delta_shape;
 
 // Part of a token's row: group g begins at element offset + g * stride.
@@ -331,25 +230,30 @@ typedef struct {
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
+  td_cu_trail trail;
   td_cu_delta_shape shape;
   const uint16_t *x;
   size_t x_stride;
   td_cu_row_part q, k, v, a, b;
   const float *conv;         // [n_taps][channels]
-  const float *decay, *bias; // [n_v_heads]
+  const float *decay, *bias; // [n_v_heads], [n_v_heads][decays]
   uint16_t *out;             // [n_tokens][channels]
-  float *gates;              // [n_tokens][n_v_heads][2]: decay, strength
+  float *gates;              // [n_tokens][n_v_heads][decays + 1]: decays, strength
   int32_t *fault;
+  float bound; // 0: none (td_delta_conv_args in device/device.h)
+  uint32_t unused;
 } td_cu_delta_conv_args;
 
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
+  td_cu_trail trail; // of delta_rule
   size_t rule_at;
   td_cu_delta_shape shape;
   const uint16_t *qkv; // [n_tokens][channels]
   const float *gates;
-  uint16_t *out; // [n_tokens][n_v_heads][v_dim]
+  uint16_t *out;      // [n_tokens][n_v_heads][v_dim]
+  uint16_t *products; // of delta_channels: [slots][n_v_heads][TD_CU_CHANNEL_PRODUCTS]
   int32_t *fault;
 } td_cu_delta_rule_args;
 
@@ -370,6 +274,13 @@ enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 #else
 #define TD_CU_ANYWHERE
 #endif
+
+// The slot of delta_channels' products that is a sequence's first; from its first token of the
+// step. A sequence of n tokens has at most n / 16 + 2 chunks, so with those of all n_tokens and
+// n_seqs this is the number of slots.
+TD_CU_ANYWHERE static inline size_t td_cu_channel_slot(uint32_t first_token, uint32_t seq) {
+  return first_token / TD_CU_CHANNEL_CHUNK + (size_t)2 * seq;
+}
 
 // The most keys that attn_latents cuts into splits of `keys`, which is at least 64. Short sequences
 // have few splits, so that batches of them do not leave more partial sums than they read keys.
@@ -401,9 +312,10 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 //   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD. With a
 //   window > 0 a token sees that many positions, its own the last, and its splits are counted from
 //   the one with the first of them on. A sink is a logit of the head that adds to the sum of
-//   weights and has no value.
-//   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
-//   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
+//   weights and has no value. blocks, instead of a window: of a token that sees more than
+//   top_blocks blocks of `block` positions, those that a KV head sees, in rising order; its keys
+//   are then counted over them, one after the other. MLA absorbed: n_kv_heads 1, v_in_k: values are
+//   the first v_dim elements of the keys; k_dim at most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
 // attn_latents does the latter for many heads and needs td_cu_props.has_wgmma, BF16 pages, queries
 // in BF16 and results in f32, k_dim and v_dim multiples of 8, page_tokens one of TD_CU_LATENT_KEYS,
 // pages, page_bytes and q of 16 bytes. Splits are by_length: those of td_cu_latent_split of a
@@ -412,11 +324,13 @@ enum { TD_CU_LATENT_HEADS = 64, TD_CU_LATENT_KEYS = 64 }; // of a block, of a ti
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
-  const void *q;      // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
-  void *out;          // [n_tokens][n_heads][v_dim], likewise; of attn_latents always f32
-  float *part;        // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
-  float *part_ml;     // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
-  const float *sinks; // [n_heads] or NULL
+  const void *q;         // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
+  void *out;             // [n_tokens][n_heads][v_dim], likewise; of attn_latents always f32
+  float *part;           // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
+  float *part_ml;        // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
+  const float *sinks;    // [n_heads] or NULL
+  const int32_t *blocks; // [n_tokens][n_kv_heads][top_blocks] or NULL: all
+  uint32_t block, top_blocks;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows, window;
   float scale;
   uint32_t q_f32, v_in_k, by_block, by_length; // bool
@@ -489,29 +403,35 @@ typedef struct {
 // order, lower positions first among equal ones. A token that sees no more than top_k is skipped.
 // dim is at most TD_CU_INDEX_DIM. group > 0: keys are entries of so many positions each, f32,
 // page_entries of them in a page; a token sees those of the groups that end with it or before.
+// block > 0: of each head apart, and of blocks of so many positions, by the best score q . key in
+// each, after the token's own block and the n_local - 1 before.
 enum { TD_CU_INDEX_DIM = 128 };
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;          // keys, [page_tokens][dim]
   const uint16_t *q;    // [n_tokens][n_heads][dim]
-  const float *weights; // [n_tokens][n_heads]
-  float *scores;        // [n_tokens][stride]
-  int32_t *selected;    // [n_tokens][top_k]
-  size_t stride;        // at least the largest number of keys of any token
-  uint32_t n_heads, dim, top_k, group, page_entries;
-  uint32_t in_runs; // bool, set by the launcher: how the kernel loads
+  const float *weights; // [n_tokens][n_heads]; NULL with blocks
+  float *scores;        // [n_tokens][stride] or, with blocks, [n_tokens][n_heads][stride]
+  int32_t *selected;    // [n_tokens][top_k], likewise
+  size_t stride;        // at least the largest number of keys, or blocks, of any token
+  uint32_t n_heads, dim, top_k, group, page_entries, block, n_local;
+  uint32_t tile_rows, run_keys; // of a thread block, with blocks; set by the launcher
+  uint32_t in_runs;             // bool, set by the launcher: how the kernel loads
 } td_cu_select_args;
 
 // Copies what token t attends to into page t of `out`, [page_tokens][dim] each, in the order of
-// positions: the selected entries or, of a token that sees no more than top_k, all. seq, position
-// and page_table describe these pages: tokens are sequences of one page.
+// positions: the selected entries or, of a token that sees no more than most, all. group > 0:
+// groups of so many entries are selected, and a token sees those of its own, too
+// (td_attn_mla_args). seq, position and page_table describe these pages: tokens are sequences of
+// one page.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
   const int32_t *selected;
   uint16_t *out;
   int32_t *seq, *position, *page_table; // [n_tokens]
-  uint32_t dim, top_k, page_tokens;
+  uint32_t dim, top_k, group, page_tokens;
+  uint32_t most;    // keys that any token sees: td_most_selected
   uint32_t in_runs; // bool, set by the launcher: how the kernel copies
 } td_cu_select_gather_args;
 
@@ -520,6 +440,8 @@ typedef struct {
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
+  td_cu_trail trail;
+  size_t trail_at;       // elements of a slot: where these open entries are
   const float *x, *gate; // token t at x + t * stride
   size_t stride;
   const float *bias; // [group][dim or 2 * dim]
@@ -545,19 +467,20 @@ typedef struct {
   uint16_t *out;
   int32_t *seq, *position, *page_table; // [n]
   size_t entry_at;                      // elements of the state
-  uint32_t token0, n, dim, window, group, top_k, page_entries, page_tokens;
+  uint32_t token0, n, dim, window, ring, group, top_k, page_entries, page_tokens;
   uint32_t most_keys; // that any token sees
   uint32_t in_runs;   // bool, set by the launcher: how the kernel copies
+  uint32_t unused;
 } td_cu_pool_gather_args;
 
-// Leaves the window's last keys in each page that the batch's sequences pass: that of position p at
-// element p % window * dim of the state. Earlier keys are in the page of the position before.
+// Leaves the last `ring` keys in each page that the batch's sequences pass: that of position p at
+// element p % ring * dim of the state. Earlier keys are in the page of the position before.
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
   const uint16_t *key;
   size_t key_stride;
-  uint32_t dim, window;
+  uint32_t dim, ring;
   int32_t *fault;
 } td_cu_pool_ring_args;
 
@@ -584,25 +507,6 @@ typedef struct {
   uint32_t n_tokens, n_streams, dim, unused;
 } td_cu_hyper_write_args;
 
-// How logits become scores: softmax, sigmoid, or the square root of softplus.
-typedef enum { TD_CU_SOFTMAX, TD_CU_SIGMOID, TD_CU_SOFTPLUS } td_cu_scoring;
-
-typedef struct {
-  const float *logits, *bias;
-  // [n_vocab][top_k], or NULL: the experts of token tokens[t] are a row of it
-  const int32_t *table, *tokens;
-  int32_t *ids;
-  float *weights;
-  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab;
-  td_cu_scoring scoring;
-  uint32_t norm_topk; // bool
-  float scaling;
-  uint32_t unused;
-  int32_t *fault;
-} td_cu_router_args;
-
-enum { TD_CU_MAX_EXPERTS = 1024 };
-
 typedef struct {
   const float *logits;      // [n_rows][n_vocab]
   const float *temperature; // [n_rows]; 0 counts as 1
@@ -615,63 +519,6 @@ typedef struct {
 } td_cu_top_logits_args;
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
-
-// Sorts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), by expert and cuts
-// each expert's pairs into tiles of at most tile_tokens. slots: NULL, or i32 [n_experts]; pairs of
-// experts with a negative one are left out.
-typedef struct {
-  const int32_t *ids, *slots;
-  uint32_t *token;      // [n_pairs] in sorted order: the pair's token
-  uint32_t *place;      // [n_pairs]: the pair's index in sorted order; UINT32_MAX: left out
-  td_cu_tile *tiles;    // at most [n_pairs]
-  uint32_t *first_tile; // [n_experts + 1]: each expert's first tile, then the number of tiles
-  uint32_t *counts; // [TD_CU_SORT_BLOCKS][n_experts], used with more than TD_CU_SORT_PAIRS pairs
-  uint32_t n_tokens, top_k, n_experts, tile_tokens;
-  int32_t *fault;
-} td_cu_moe_sort_args;
-
-enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
-
-// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows. With limit
-// > 0, g = min(gate, limit) and u = clamp(up, -limit, limit) it is out[i] = g * sigmoid(alpha * g)
-// * (u + 1) or, plain, silu(g) * u. pairs, with a limit: gate has twice as many elements, those of
-// gate and up alternating.
-typedef struct {
-  const float *gate, *up;
-  uint16_t *out;
-  td_cu_tile_range range;
-  uint32_t n_rows, dim;
-  float limit, alpha;
-  uint32_t pairs, plain; // bool
-} td_cu_swiglu_args;
-
-// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of
-// j or, with by_expert, of place. weights NULL: all 1. place NULL: parts are in the order of pairs.
-// out is BF16 or, with out_f32, f32. top_k <= TD_CU_MAX_TOP_K. by_pair: no sum, but out[pair] =
-// parts[place[pair]], f32, for the pairs in the range.
-typedef struct {
-  const float *parts;
-  const uint32_t *place;
-  const float *weights;
-  void *out;
-  td_cu_tile_range range;
-  uint32_t n_tokens, top_k, dim;
-  bool accumulate, out_f32, by_expert, by_pair;
-} td_cu_moe_sum_args;
-
-// out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, with parts `here` for experts with
-// a slot >= 0, `peer` (unless NULL) for those with one in peer_slots, `there` for the others.
-typedef struct {
-  const float *here, *there, *peer;  // [n_tokens][top_k][dim]
-  const int32_t *slots, *peer_slots; // [n_experts]
-  const int32_t *ids;
-  const float *weights;
-  uint16_t *out;
-  uint32_t n_tokens, n_experts, top_k, dim; // top_k <= TD_CU_MAX_TOP_K
-  int32_t *fault;
-} td_cu_moe_join_args;
-
-enum { TD_CU_MAX_TOP_K = 64 };
 
 // *signal, in host memory, becomes *value, which is in device memory. Visible to the host.
 typedef struct {
@@ -700,14 +547,16 @@ typedef struct {
   int32_t *fault;
 } td_cu_await_args;
 
-// Nothing but mma.sync, to measure its peak: each warp of n_blocks blocks multiplies
-// TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS, twice that in E4M3.
+// Nothing but mma.sync or wgmma, to measure its peak: each warp of n_blocks blocks multiplies
+// TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS, TD_CU_PEAK_WGMMA times that by wgmma,
+// and twice that in 8 bits.
+enum { TD_CU_PEAK_WGMMA = 16 };
 enum { TD_CU_PEAK_WARPS = 8, TD_CU_PEAK_MMAS = 8, TD_CU_PEAK_FLOPS = 2 * 16 * 8 * 16 };
 typedef struct {
   float *out; // [n_blocks][32 * TD_CU_PEAK_WARPS]
   uint32_t n_blocks, n_rounds;
-  uint32_t is_f8; // bool: E4M3, which needs td_cu_props.has_f8; else BF16
-  uint32_t unused;
+  td_dtype dtype;    // TD_BF16; TD_F8E4M3, which needs td_cu_props.has_f8; TD_I8
+  uint32_t is_wgmma; // bool: needs td_cu_props.has_wgmma
 } td_cu_mma_peak_args;
 
 #define TD_CU_OPS(X)                                                                               \
@@ -723,8 +572,9 @@ typedef struct {
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
   X(linear_wgmma, td_cu_linear_args)                                                               \
-  X(round_f8, td_cu_round_f8_args)                                                                 \
-  X(linear_f8, td_cu_linear_args)                                                                  \
+  X(round_a8, td_cu_round_a8_args)                                                                 \
+  X(linear_a8, td_cu_linear_args)                                                                  \
+  X(linear_a8_wgmma, td_cu_linear_args)                                                            \
   X(as_rows, td_cu_as_rows_args)                                                                   \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \
@@ -734,6 +584,8 @@ typedef struct {
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
   X(delta_conv, td_cu_delta_conv_args)                                                             \
   X(delta_rule, td_cu_delta_rule_args)                                                             \
+  X(delta_chunks, td_cu_delta_rule_args)                                                           \
+  X(delta_channels, td_cu_delta_rule_args)                                                         \
   X(gate_rows, td_cu_gate_rows_args)                                                               \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
@@ -860,6 +712,4 @@ TD_CU_OPS(X)
 #undef X
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,20 +1,19 @@
 // kernels/cuda/attn.cuh - addressing of cached keys and values.
 // They were BF16 before they were stored, so reading them as BF16 is exact, except for values that
 // F16 pages rounded (the smallest) or saturated (the largest).
-#ifndef KERNELS_CUDA_ATTN_CUH
-#define KERNELS_CUDA_ATTN_CUH
+#pragma once
 
 #include "kernels/cuda/common.cuh"
 
 __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t at) {
   uint16_t stored = reinterpret_cast<const uint16_t *>(page)[at];
-  return kv.f16 ? bf16_from_f32(f32_from_f16(stored)) : stored;
+  return kv.dtype == TD_F16 ? bf16_from_f32(f32_from_f16(stored)) : stored;
 }
 
 // Eight elements at once; at, the page and the destination are 16-byte aligned.
 __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t at) {
   uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
-  if (!kv.f16) return v;
+  if (kv.dtype != TD_F16) return v;
   uint32_t words[4] = {v.x, v.y, v.z, v.w};
   for (int i = 0; i < 4; i++)
     words[i] = bf16x2_from_f32(f32_from_f16(static_cast<uint16_t>(words[i])),
@@ -64,5 +63,3 @@ __device__ inline size_t kv_row(const td_cu_batch &b, uint32_t position, uint32_
                                 uint32_t dim) {
   return (static_cast<size_t>(head) * b.page_tokens + position % b.page_tokens) * dim;
 }
-
-#endif

@@ -4,21 +4,26 @@
 // kernel merges the splits. Shared memory has two buffers for tiles of keys: one is loaded while
 // the other is used. For a tile, each of eight warps multiplies sixteen heads by eight keys;
 // weights are exchanged through shared memory; then each warp multiplies all of them by its columns
-// of the values.
+// of the values. Of pages in E4M3 one buffer takes what is loaded, and the other one its values.
 #include "kernels/cuda/attn_merge.cuh"
 #include "kernels/cuda/cp_async.cuh"
+#include "kernels/cuda/kv_f8.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/swizzle.cuh"
 
 enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP };
 enum { ROWS_AT_ONCE = DECODE_THREADS / PANEL_CHUNKS };
 
-template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> struct decode_shape {
-  enum { IS_F16 = IS_F16_ }; // dtype of pages and tensor core inputs: F16, else BF16
+template <td_dtype PAGES_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_, bool BLOCKS_>
+struct decode_shape {
+  enum { IS_F16 = PAGES_ == TD_F16 };   // dtype of pages and tensor core inputs: F16, else BF16
+  enum { IS_F8 = PAGES_ == TD_F8E4M3 }; // but of pages E4M3
+  enum { BLOCKS = BLOCKS_ };            // whether blocks of keys are selected
   enum { KD = KD_, VD = VD_, HEADS = HEADS_, KEYS = KEYS_, V_IN_K = V_IN_K_ };
   enum { COLUMNS = VD / DECODE_WARPS, ROW_TILES = HEADS / 16, KEY_TILES = KEYS / 8 };
   static_assert(ROW_TILES * KEY_TILES == DECODE_WARPS && COLUMNS % 16 == 0, "");
   static_assert(KEYS % ROWS_AT_ONCE == 0 && KD % 32 == 0, "");
+  enum { SCALES = (KD + TD_KV_F8_BLOCK - 1) / TD_KV_F8_BLOCK };
   struct tile {
     uint16_t k[KD / PANEL][KEYS][PANEL], v[V_IN_K ? 0 : VD / PANEL][KEYS][PANEL];
   };
@@ -28,6 +33,7 @@ template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> s
     float of_keys[HEADS][KEY_TILES];   // a row's maximum, or sum
     float scale[HEADS];                // the weight is 2^(scale * score)
     float folded[V_IN_K ? HEADS : 1];  // running maxima of folded splits
+    float k_scales[IS_F8 ? KEYS : 1][SCALES], v_scales[IS_F8 && !V_IN_K ? KEYS : 1][SCALES];
   };
   typedef uint16_t (*queries)[HEADS][PANEL];
   static_assert(sizeof(uint16_t[KD / PANEL][HEADS][PANEL]) <= sizeof(tile), "");
@@ -41,8 +47,9 @@ template <class S> __device__ static typename S::queries queries_of(typename S::
 // The work of a block.
 struct decode_part {
   uint32_t t, seq, kv_head, head0, n_heads;
-  uint32_t begin, end; // keys [begin, end)
-  uint32_t first;      // those before it are hidden
+  uint32_t begin, end;   // keys [begin, end)
+  uint32_t first;        // those before it are hidden
+  const int32_t *blocks; // that hold the keys; NULL: a key's number is its position
 };
 
 template <class S> __device__ static decode_part part_of(const td_cu_attn_decode_args &a) {
@@ -54,7 +61,8 @@ template <class S> __device__ static decode_part part_of(const td_cu_attn_decode
   uint32_t first = blockIdx.x % chunks * S::HEADS;
   part.head0 = part.kv_head * group + first;
   part.n_heads = at_most(group - first, S::HEADS);
-  uint32_t n_keys = keys_of(a.batch, part.t);
+  part.blocks = S::BLOCKS ? blocks_of(a, part.t, part.kv_head) : nullptr;
+  uint32_t n_keys = S::BLOCKS ? seen_keys(a, part.t, part.blocks) : keys_of(a.batch, part.t);
   part.first = S::V_IN_K ? 0 : first_seen(n_keys, a.window);
   uint32_t block_keys = block_keys_of(a, n_keys);
   part.begin = (part.first / block_keys + blockIdx.y) * block_keys;
@@ -62,6 +70,14 @@ template <class S> __device__ static decode_part part_of(const td_cu_attn_decode
   uint32_t seen = part.first / S::KEYS * S::KEYS; // whole tiles before it are not loaded
   if (part.begin < seen) part.begin = seen;
   return part;
+}
+
+// The position of a key of the part.
+template <class S>
+__device__ static uint32_t position_of(const td_cu_attn_decode_args &a, const decode_part &part,
+                                       uint32_t key) {
+  if (!S::BLOCKS || !part.blocks) return key;
+  return static_cast<uint32_t>(part.blocks[key / a.block]) * a.block + key % a.block;
 }
 
 // ---- queries and keys -------------------------------------------------------------------------
@@ -127,8 +143,8 @@ __device__ static void load_rows(const td_cu_attn_decode_args &a, const decode_p
   uint32_t column = threadIdx.x % PANEL_CHUNKS;
 #pragma unroll 1
   for (uint32_t row = threadIdx.x / PANEL_CHUNKS; row < S::KEYS; row += ROWS_AT_ONCE) {
-    uint32_t position = begin + row;
-    int32_t id = position < part.end ? kv_page(a.batch, part.seq, position) : -1;
+    uint32_t key = begin + row, position = key < part.end ? position_of<S>(a, part, key) : 0;
+    int32_t id = key < part.end ? kv_page(a.batch, part.seq, position) : -1;
     const uint16_t *page = nullptr, *k = nullptr, *v = nullptr;
     if (id >= 0) {
       page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, id));
@@ -142,25 +158,34 @@ __device__ static void load_rows(const td_cu_attn_decode_args &a, const decode_p
   }
 }
 
-// The page of a tile that lies within one page; negative: it begins after the last key.
-__device__ static int32_t page_of(const td_cu_attn_decode_args &a, const decode_part &part,
-                                  uint32_t begin) {
-  return a.in_pages && begin < part.end ? kv_page(a.batch, part.seq, begin) : -1;
+// Where a tile is that lies within one page; a negative page: it begins after the last key.
+struct tile_place {
+  uint32_t position;
+  int32_t page;
+};
+
+template <class S>
+__device__ static tile_place place_of(const td_cu_attn_decode_args &a, const decode_part &part,
+                                      uint32_t begin) {
+  if (!a.in_pages || begin >= part.end) return {begin, -1};
+  uint32_t position = position_of<S>(a, part, begin);
+  return {position, kv_page(a.batch, part.seq, position)};
 }
 
 // Keys and values from position begin on; zeros after the last key.
 template <class S>
 __device__ static void load_tile(const td_cu_attn_decode_args &a, const decode_part &part,
-                                 uint32_t begin, int32_t id, typename S::tile &to) {
+                                 uint32_t begin, tile_place place, typename S::tile &to) {
   if (!a.in_pages) {
     load_rows<S>(a, part, begin, to);
     return;
   }
   uint32_t column = threadIdx.x % PANEL_CHUNKS, row0 = threadIdx.x / PANEL_CHUNKS;
-  uint32_t n = id < 0 ? 0 : at_most(part.end - begin, S::KEYS);
-  const uint16_t *page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, id));
+  uint32_t n = place.page < 0 ? 0 : at_most(part.end - begin, S::KEYS);
+  uint32_t position = S::BLOCKS ? place.position : begin;
+  const uint16_t *page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, place.page));
   size_t row = static_cast<size_t>(part.kv_head) * a.batch.page_tokens +
-               (begin & (a.batch.page_tokens - 1)) + row0;
+               (position & (a.batch.page_tokens - 1)) + row0;
   const uint16_t *k = page + row * a.k_dim + column * CHUNK;
   const uint16_t *v = page + values_plane(a) + row * a.v_dim + column * CHUNK;
 #pragma unroll
@@ -173,6 +198,80 @@ __device__ static void load_tile(const td_cu_attn_decode_args &a, const decode_p
     for (uint32_t c = 0; !S::V_IN_K && c < S::VD / CHUNK; c += PANEL_CHUNKS)
       copy_async(chunk_of(to.v, row0 + i, c + column), v + i * a.v_dim + c * CHUNK,
                  row0 + i < n && (c + column) * CHUNK < a.v_dim);
+  }
+}
+
+// ---- keys and values in E4M3 --------------------------------------------------------------------
+
+// Row `row` of a tile as it is in its page, and its scales, both from position `at` of the page's
+// rows. There is room: rows have fewer bytes than in BF16.
+template <int SCALES>
+__device__ static void load_row(const td_cu_attn_decode_args &a, const char *page, size_t at,
+                                uint32_t dim, char *row, float (&scales)[SCALES]) {
+  const char *from = page + f8_codes_at(a.kv, at, dim);
+  uint32_t column = threadIdx.x % PANEL_CHUNKS, n_chunks = f8_row_bytes(a.kv, dim) / sizeof(uint4);
+#pragma unroll 2
+  for (uint32_t c = column; c < n_chunks; c += PANEL_CHUNKS)
+    copy_async_value(reinterpret_cast<uint4 *>(row) + c, reinterpret_cast<const uint4 *>(from) + c,
+                     true);
+  auto from_scales = reinterpret_cast<const float *>(page + f8_scales_at(a.kv, at));
+  if (column < f8_blocks(a.kv)) copy_async_value(scales + column, from_scales + column, true);
+}
+
+// A tile's rows, as load_tile or load_rows has them; nothing after the last key.
+template <class S>
+__device__ static void load_f8(const td_cu_attn_decode_args &a, const decode_part &part,
+                               uint32_t begin, tile_place place, typename S::shared &s) {
+  auto k = reinterpret_cast<char *>(s.tiles[0].k), v = reinterpret_cast<char *>(s.tiles[0].v);
+#pragma unroll 1
+  for (uint32_t row = threadIdx.x / PANEL_CHUNKS; row < S::KEYS; row += ROWS_AT_ONCE) {
+    uint32_t position = begin + row;
+    if (position >= part.end) return;
+    int32_t id = a.in_pages ? place.page : kv_page(a.batch, part.seq, position);
+    const char *page = kv_page_at(a.kv, id < 0 ? 0 : id);
+    load_row(a, page, kv_row(a.batch, position, part.kv_head, 1), a.k_dim,
+             k + row * S::KD * sizeof(uint16_t), s.k_scales[row]);
+    if constexpr (!S::V_IN_K)
+      load_row(a, page, kv_row(a.batch, position, a.n_kv_heads + part.kv_head, 1), a.v_dim,
+               v + row * S::VD * sizeof(uint16_t), s.v_scales[row]);
+  }
+}
+
+// Values of what load_f8 loaded of n keys; zeros after the last key and the last column.
+template <class S>
+__device__ static void expand_f8(const td_cu_attn_decode_args &a, uint32_t n,
+                                 typename S::shared &s) {
+  auto k = reinterpret_cast<char *>(s.tiles[0].k), v = reinterpret_cast<char *>(s.tiles[0].v);
+  const uint4 zeros = {0, 0, 0, 0};
+#pragma unroll 1
+  for (uint32_t row = threadIdx.x / PANEL_CHUNKS; row < S::KEYS; row += ROWS_AT_ONCE) {
+#pragma unroll 2
+    for (uint32_t c = threadIdx.x % PANEL_CHUNKS; c < S::KD / CHUNK; c += PANEL_CHUNKS) {
+      bool there = row < n && c * CHUNK < a.k_dim;
+      const char *from = k + row * S::KD * sizeof(uint16_t);
+      put_run(chunk_of(s.tiles[1].k, row, c),
+              there ? f8_run(a.kv, from, s.k_scales[row], c * CHUNK) : zeros);
+    }
+#pragma unroll 2
+    for (uint32_t c = threadIdx.x % PANEL_CHUNKS; !S::V_IN_K && c < S::VD / CHUNK;
+         c += PANEL_CHUNKS) {
+      bool there = row < n && c * CHUNK < a.v_dim;
+      const char *from = v + row * S::VD * sizeof(uint16_t);
+      put_run(chunk_of(s.tiles[1].v, row, c),
+              there ? f8_run(a.kv, from, s.v_scales[row], c * CHUNK) : zeros);
+    }
+  }
+}
+
+// Begins to load a tile into the buffer.
+template <class S>
+__device__ static void load_next(const td_cu_attn_decode_args &a, const decode_part &part,
+                                 uint32_t begin, tile_place place, uint32_t buffer,
+                                 typename S::shared &s) {
+  if constexpr (S::IS_F8) {
+    load_f8<S>(a, part, begin, place, s);
+  } else {
+    load_tile<S>(a, part, begin, place, s.tiles[buffer]);
   }
 }
 
@@ -371,8 +470,8 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   auto &s = *reinterpret_cast<typename S::shared *>(memory);
   decode_part part = part_of<S>(a);
   if (part.begin >= part.end) return; // attn_merge_kernel skips such splits
-  load_tile<S>(a, part, part.begin, page_of(a, part, part.begin), s.tiles[0]);
-  int32_t page = page_of(a, part, part.begin + S::KEYS);
+  load_next<S>(a, part, part.begin, place_of<S>(a, part, part.begin), 0, s);
+  tile_place place = place_of<S>(a, part, part.begin + S::KEYS);
   load_queries<S>(a, part, s);
   __syncthreads();
   decode_state<S> state = {};
@@ -390,18 +489,24 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   for (uint32_t begin = part.begin; begin < part.end; begin += S::KEYS, at ^= 1) {
     copy_async_wait();
     __syncthreads(); // after it the other buffer and the weights are free
+    if constexpr (S::IS_F8) {
+      expand_f8<S>(a, at_most(part.end - begin, S::KEYS), s);
+      __syncthreads();
+      at = 0;
+    }
+    auto &tile = s.tiles[S::IS_F8 ? 1 : at];
     if (begin + S::KEYS < part.end) {
-      load_tile<S>(a, part, begin + S::KEYS, page, s.tiles[at ^ 1]);
-      page = page_of(a, part, begin + 2 * S::KEYS);
+      load_next<S>(a, part, begin + S::KEYS, place, at ^ 1, s);
+      place = place_of<S>(a, part, begin + 2 * S::KEYS);
     }
     float score[4];
     uint32_t n_hidden = part.first > begin ? part.first - begin : 0;
-    score_keys<S>(s.tiles[at], n_hidden, part.end - begin, state, score);
+    score_keys<S>(tile, n_hidden, part.end - begin, state, score);
     put_of_keys<S>(s, quad_max(fmaxf(score[0], score[1])), quad_max(fmaxf(score[2], score[3])));
     __syncthreads();
     weigh_keys<S>(s, score, state);
     __syncthreads();
-    add_values<S>(s, s.tiles[at], state);
+    add_values<S>(s, tile, state);
     bool ends = S::V_IN_K && ((begin + S::KEYS) & (a.split_keys - 1)) == 0; // a power of two
     if (!ends || begin + S::KEYS >= part.end) continue;
     bool added = begin - part.begin >= a.split_keys;
@@ -429,7 +534,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   args.out_f32 = a->q_f32;
   args.in_runs = (a->k_dim | a->v_dim) % CHUNK == 0 && places % sizeof(uint4) == 0;
   args.in_pages = args.in_runs && page_tokens % S::KEYS == 0 && a->split_keys % S::KEYS == 0 &&
-                  (page_tokens & (page_tokens - 1)) == 0;
+                  (page_tokens & (page_tokens - 1)) == 0 && (!S::BLOCKS || a->block % S::KEYS == 0);
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, S::HEADS);
   dim3 grid(a->n_kv_heads * chunks, a->n_rows, a->batch.n_tokens);
   TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
@@ -438,14 +543,23 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
 }
 
 // For up to td_cu_decode_heads heads.
-template <bool IS_F16>
-static int launch_shape(const td_cu_attn_decode_args *a, td_cu_stream stream) {
-  if (a->v_in_k) return launch<decode_shape<IS_F16, 576, 512, 32, 32, true>>(a, stream);
+template <td_dtype PAGES, bool BLOCKS>
+static int launch_gqa(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   if (a->k_dim <= 128 && a->v_dim <= 128)
-    return launch<decode_shape<IS_F16, 128, 128, 16, 64, false>>(a, stream);
-  return launch<decode_shape<IS_F16, 256, 256, 32, 32, false>>(a, stream);
+    return launch<decode_shape<PAGES, 128, 128, 16, 64, false, BLOCKS>>(a, stream);
+  return launch<decode_shape<PAGES, 256, 256, 32, 32, false, BLOCKS>>(a, stream);
+}
+
+template <td_dtype PAGES>
+static int launch_shape(const td_cu_attn_decode_args *a, td_cu_stream stream) {
+  if (a->v_in_k) return launch<decode_shape<PAGES, 576, 512, 32, 32, true, false>>(a, stream);
+  if constexpr (PAGES != TD_F8E4M3)
+    if (a->blocks) return launch_gqa<PAGES, true>(a, stream);
+  return launch_gqa<PAGES, false>(a, stream);
 }
 
 extern "C" int td_cu_attn_decode(const td_cu_attn_decode_args *a, td_cu_stream stream) {
-  return a->kv.f16 ? launch_shape<true>(a, stream) : launch_shape<false>(a, stream);
+  if (a->kv.dtype == TD_F8E4M3) return launch_shape<TD_F8E4M3>(a, stream);
+  if (a->kv.dtype == TD_F16) return launch_shape<TD_F16>(a, stream);
+  return launch_shape<TD_BF16>(a, stream);
 }

@@ -6,9 +6,10 @@
 // second loads the next tile; then each multiplies the weights by half of the columns of the
 // values, which it adds up in registers. Blocks of the same keys follow one another, and find them
 // in L2. Splits depend on the length of a token's own sequence alone, so its result does not depend
-// on other tokens.
+// on other tokens. E4M3 pages become BF16, exactly, on their way to a tile, through registers.
 #include "kernels/cuda/attn_merge.cuh"
 #include "kernels/cuda/attn_tile.cuh"
+#include "kernels/cuda/kv_f8.cuh"
 
 enum {
   KD = TD_CU_MMA_ENTRY,
@@ -89,6 +90,53 @@ __device__ static void load_tile(const td_cu_attn_decode_args &a, const latent_p
     for (uint32_t c = 0; c < KD / CHUNK; c += PANEL_CHUNKS)
       copy_async(chunk_of(to, row0 + row, c + column), from + row * a.k_dim + c * CHUNK,
                  row0 + row < n && (c + column) * CHUNK < a.k_dim);
+  }
+}
+
+// The same of E4M3 pages. A thread's loads of two rows are in flight at once.
+template <uint32_t THREADS>
+__device__ static void load_codes(const td_cu_attn_decode_args &a, const latent_part &part,
+                                  uint32_t begin, int32_t id, uint32_t i,
+                                  uint16_t (*to)[KEYS][PANEL]) {
+  enum { ROWS = 2, STEP = THREADS / PANEL_CHUNKS, CHUNKS = KD / PANEL };
+  static_assert(int(TD_KV_F8_BLOCK) == 2 * int(PANEL), "two panels share scales");
+  const uint32_t column = i % PANEL_CHUNKS, row0 = i / PANEL_CHUNKS;
+  const uint32_t n = id < 0 ? 0 : at_most(part.end - begin, KEYS);
+  const char *page = kv_page_at(a.kv, id);
+#pragma unroll 1
+  for (uint32_t row = row0; row < KEYS; row += ROWS * STEP) {
+    uint4 bits[ROWS][CHUNKS];
+    float scales[ROWS][(CHUNKS + 1) / 2];
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; r++) {
+      const size_t at = begin % a.batch.page_tokens + row + r * STEP;
+      const char *codes = page + f8_codes_at(a.kv, at, a.k_dim);
+      const auto of_row = reinterpret_cast<const float *>(page + f8_scales_at(a.kv, at));
+#pragma unroll
+      for (uint32_t c = 0; c < CHUNKS; c++) {
+        const uint32_t d = c * PANEL + column * CHUNK;
+        bits[r][c] = {0, 0, 0, 0};
+        if (c % 2 == 0) scales[r][c / 2] = 0;
+        if (row + r * STEP >= n || d >= a.k_dim) continue;
+        if (d >= a.kv.n_codes) {
+          bits[r][c] = *reinterpret_cast<const uint4 *>(codes + 2 * d - a.kv.n_codes);
+        } else {
+          const uint2 of_chunk = *reinterpret_cast<const uint2 *>(codes + d);
+          bits[r][c].x = of_chunk.x, bits[r][c].y = of_chunk.y;
+          if (c % 2 == 0) scales[r][c / 2] = of_row[c / 2];
+        }
+      }
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; r++) {
+#pragma unroll
+      for (uint32_t c = 0; c < CHUNKS; c++) {
+        uint4 run = bits[r][c];
+        if (c * PANEL + column * CHUNK < a.kv.n_codes)
+          run = f8_values({run.x, run.y}, scales[r][c / 2]);
+        put_run(chunk_of(to, row + r * STEP, c * PANEL_CHUNKS + column), run);
+      }
+    }
   }
 }
 
@@ -222,14 +270,15 @@ __device__ static bool changes(const float (&rescale)[2]) {
   return __any_sync(TD_FULL_WARP, rescale[0] != 1 || rescale[1] != 1);
 }
 
-__device__ static void attend(const td_cu_attn_decode_args &a) {
+template <bool IS_F8> __device__ static void attend(const td_cu_attn_decode_args &a) {
+  constexpr auto load_first = IS_F8 ? load_codes<LATENT_THREADS> : load_tile<LATENT_THREADS>;
+  constexpr auto load_next = IS_F8 ? load_codes<GROUP> : load_tile<GROUP>;
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<latent_shared *>(memory);
   const latent_part part = part_of(a);
   if (part.begin >= part.end) return; // attn_merge_kernel skips such splits
   load_queries(a, part, s);
-  load_tile<LATENT_THREADS>(a, part, part.begin, page_of(a, part, part.begin), threadIdx.x,
-                            s.tiles[0]);
+  load_first(a, part, part.begin, page_of(a, part, part.begin), threadIdx.x, s.tiles[0]);
   int32_t page = page_of(a, part, part.begin + KEYS);
   const bool is_first = threadIdx.x < GROUP; // of the warpgroups
   split_sums sums;
@@ -252,7 +301,7 @@ __device__ static void attend(const td_cu_attn_decode_args &a) {
       pack(score, p);
       put_weights(s, p, rescale);
     } else if (begin + KEYS < part.end) {
-      load_tile<GROUP>(a, part, begin + KEYS, page, threadIdx.x - GROUP, s.tiles[at ^ 1]);
+      load_next(a, part, begin + KEYS, page, threadIdx.x - GROUP, s.tiles[at ^ 1]);
       page = page_of(a, part, begin + 2 * KEYS);
     }
     __syncthreads();
@@ -271,23 +320,25 @@ __device__ static void attend(const td_cu_attn_decode_args &a) {
   if (is_first) put_folded(a, part, folded);
 }
 
+template <bool IS_F8>
 __global__ static void __launch_bounds__(LATENT_THREADS)
     attn_latents_kernel(td_cu_attn_decode_args a) {
 #if TD_HAS_WGMMA
-  attend(a);
+  attend<IS_F8>(a);
 #elif defined(__CUDA_ARCH__)
   __trap(); // unreachable: the caller asks for has_wgmma
 #endif
 }
 
 extern "C" int td_cu_attn_latents(const td_cu_attn_decode_args *a, td_cu_stream stream) {
-  cudaError_t code = allow_shared(attn_latents_kernel, sizeof(latent_shared));
+  auto kernel = a->kv.dtype == TD_F8E4M3 ? attn_latents_kernel<true> : attn_latents_kernel<false>;
+  cudaError_t code = allow_shared(kernel, sizeof(latent_shared));
   if (code != cudaSuccess) return code;
   td_cu_attn_decode_args args = *a;
   args.scale *= LOG2_E;
   args.out_f32 = true;
   dim3 grid(ceil_div(a->n_heads, HEADS), a->batch.n_tokens, a->n_rows);
-  TD_LAUNCH(attn_latents_kernel, grid, LATENT_THREADS, sizeof(latent_shared), stream, args);
+  TD_LAUNCH(kernel, grid, LATENT_THREADS, sizeof(latent_shared), stream, args);
   if (int failed = launched()) return failed;
   return launch_merge(args, true, stream);
 }

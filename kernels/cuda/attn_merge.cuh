@@ -1,9 +1,25 @@
 // kernels/cuda/attn_merge.cuh - partial sums of decode attention's splits: how they are added up,
 // in the block that computes several splits of a head or in the kernel that comes last.
-#ifndef KERNELS_CUDA_ATTN_MERGE_CUH
-#define KERNELS_CUDA_ATTN_MERGE_CUH
+#pragma once
 
 #include "kernels/cuda/attn.cuh"
+
+// The blocks of keys that a token sees with a KV head; NULL: all.
+__device__ inline const int32_t *blocks_of(const td_cu_attn_decode_args &a, uint32_t t,
+                                           uint32_t kv_head) {
+  if (!a.blocks || keys_of(a.batch, t) <= static_cast<uint64_t>(a.top_blocks) * a.block)
+    return nullptr;
+  return a.blocks + (static_cast<size_t>(t) * a.n_kv_heads + kv_head) * a.top_blocks;
+}
+
+// The number of keys that it sees with them: all blocks are whole but the one that it is in itself.
+__device__ inline uint32_t seen_keys(const td_cu_attn_decode_args &a, uint32_t t,
+                                     const int32_t *blocks) {
+  uint32_t n_keys = keys_of(a.batch, t), before = a.top_blocks - 1;
+  if (!blocks) return n_keys;
+  return before * a.block +
+         at_most(n_keys - static_cast<uint32_t>(blocks[before]) * a.block, a.block);
+}
 
 // Keys per split of a token that sees n_keys.
 __device__ inline uint32_t split_keys_of(const td_cu_attn_decode_args &a, uint32_t n_keys) {
@@ -52,7 +68,8 @@ template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode
   size_t row = static_cast<size_t>(blockIdx.y) * a.n_heads + blockIdx.x;
   const float *ml = a.part_ml + row * a.n_rows * 2;
   const float *part = a.part + row * a.n_rows * a.v_dim;
-  uint32_t lane = threadIdx.x % WARP, n_keys = keys_of(a.batch, blockIdx.y);
+  uint32_t lane = threadIdx.x % WARP, kv_head = blockIdx.x / (a.n_heads / a.n_kv_heads);
+  uint32_t n_keys = seen_keys(a, blockIdx.y, blocks_of(a, blockIdx.y, kv_head));
   uint32_t block_keys = block_keys_of(a, n_keys);
   uint32_t skipped = first_seen(n_keys, a.window) / block_keys; // splits
   uint32_t n = at_most((n_keys + block_keys - 1) / block_keys - skipped, a.n_rows);
@@ -108,5 +125,3 @@ static inline int launch_merge(const td_cu_attn_decode_args &a, bool folds, td_c
             a);
   return launched();
 }
-
-#endif

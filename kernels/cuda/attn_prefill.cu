@@ -1,9 +1,10 @@
 // kernels/cuda/attn_prefill.cu - causal attention for tiles of 128 queries of one head on tensor
 // cores, over tiles of keys with an online softmax (FlashAttention-2, arXiv 2307.08691).
-// Two kernels share most code. mma.sync, from sm_80 up, keeps queries in registers. wgmma, on
-// sm_90a, multiplies while the next scores become weights (FlashAttention-3, arXiv 2407.08608).
-// Matrices are in shared memory in panels (swizzle.cuh), with two buffers for tiles of keys and
-// values: one is loaded while the other is multiplied.
+// Two kernels share most code. mma.sync, from sm_80 up, keeps queries in registers; of the two
+// warps that share tensor cores one multiplies values while the other one's scores become weights.
+// wgmma, on sm_90a, multiplies while the next scores become weights. (Both: FlashAttention-3, arXiv
+// 2407.08608.) Matrices are in shared memory in panels (swizzle.cuh), with buffers for tiles of
+// keys and values of which some are loaded while others are multiplied.
 #include "kernels/cuda/attn_tile.cuh"
 
 enum { QUERIES = TD_CU_PREFILL_TOKENS, PREFILL_THREADS = 256 };
@@ -181,10 +182,18 @@ __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_
 }
 
 // ---- mma.sync: warp w has queries from 16 w on, registers as in mma.cuh -------------------------
+// Warps w and w + 4 share tensor cores. The latter are half a tile late: they pass the barrier that
+// ends a tile before its values are multiplied, where the others are done with them. Were all at
+// the same place, the tensor cores would be idle whenever scores become weights. The price is a
+// third buffer for values.
+
+template <int KD, int VD, int KEYS> struct mma_tiles {
+  uint16_t k[2][KD / PANEL][KEYS][PANEL], v[3][VD / PANEL][KEYS][PANEL];
+};
 
 template <int KD, int VD, int KEYS> union mma_shared {
   uint16_t q[KD / PANEL][QUERIES][PANEL]; // used before the first keys are loaded
-  key_tile<KD, VD, KEYS> tiles[2];
+  mma_tiles<KD, VD, KEYS> tiles;
 };
 
 template <int KD>
@@ -256,27 +265,40 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   const uint32_t first = WINDOW ? first_loaded<KEYS>(a, tile) : 0;
   query_state<VD> state = nothing_seen<VD>();
   const auto keys = find_keys<KD, VD>(a, tile.key_begin);
-  load_panels(keys.k, first, tile.n_keys, s.tiles[first / KEYS % 2].k);
-  load_panels(keys.v, first, tile.n_keys, s.tiles[first / KEYS % 2].v);
-  for (uint32_t begin = first; begin < tile.n_keys; begin += KEYS) {
-    auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
+  const auto load = [&](uint32_t i) {
+    uint32_t begin = first + i * KEYS;
+    if (begin >= tile.n_keys) return;
+    load_panels(keys.k, begin, tile.n_keys, s.tiles.k[i % 2]);
+    load_panels(keys.v, begin, tile.n_keys, s.tiles.v[i % 3]);
+  };
+  // After it tile i is there, and nobody reads the keys of the one before and the values of the one
+  // before that.
+  const auto meet = [&](uint32_t i) {
     copy_async_wait();
-    __syncthreads(); // after it nobody reads `next`
-    if (begin + KEYS < tile.n_keys) {
-      load_panels(keys.k, begin + KEYS, tile.n_keys, next.k);
-      load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
-    }
-    if (begin >= some_see || (WINDOW && begin + KEYS <= none_see)) continue;
-    float score[KEYS / 8][4], rescale[2];
+    barrier_anywhere();
+    load(i + 1);
+  };
+  const bool is_late = threadIdx.x >= PREFILL_THREADS / 2;
+  uint32_t i = 0;
+  load(0);
+  meet(0);
+  for (uint32_t begin = first; begin < tile.n_keys; begin += KEYS, i++) {
+    if (i > 0 && !is_late) meet(i);
+    const bool is_seen = begin < some_see && !(WINDOW && begin + KEYS <= none_see);
     uint32_t weights[KEYS / 16][4];
-    score_keys<KD, KEYS>(q, now.k, score);
-    if (begin + KEYS > all_see) hide(score, p, begin);
-    if (WINDOW && begin < some_miss) hide_old(score, p, begin, a.window);
-    weigh(score, a.scale, state.m, state.l, rescale);
-    pack(score, weights);
-    multiply(state.acc, rescale);
-    add_values<VD, KEYS>(now.v, weights, state.acc);
+    if (is_seen) {
+      float score[KEYS / 8][4], rescale[2];
+      score_keys<KD, KEYS>(q, s.tiles.k[i % 2], score);
+      if (begin + KEYS > all_see) hide(score, p, begin);
+      if (WINDOW && begin < some_miss) hide_old(score, p, begin, a.window);
+      weigh(score, a.scale, state.m, state.l, rescale);
+      pack(score, weights);
+      multiply(state.acc, rescale);
+    }
+    if (is_late) meet(i + 1);
+    if (is_seen) add_values<VD, KEYS>(s.tiles.v[i % 3], weights, state.acc);
   }
+  if (!is_late) meet(i);
   put_result(a, tile, state);
 }
 

@@ -1,8 +1,7 @@
 // kernels/cuda/attn_tile.cuh - a tile of queries against a tile of keys: the online softmax, and
 // the products on wgmma. Matrices are in shared memory in panels (swizzle.cuh); registers of scores
 // and sums are laid out as in mma.cuh.
-#ifndef KERNELS_CUDA_ATTN_TILE_CUH
-#define KERNELS_CUDA_ATTN_TILE_CUH
+#pragma once
 
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -79,5 +78,3 @@ __device__ static void begin_values(uint16_t (*values)[KEYS][PANEL],
   }
   wgmma_commit();
 }
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/cuda/blocks.cuh - GGUF's blocks (kernels/blocks.h) four codes at a time.
-#ifndef KERNELS_CUDA_BLOCKS_CUH
-#define KERNELS_CUDA_BLOCKS_CUH
+#pragma once
 
 #include "kernels/cuda/dequant.cuh"
 
@@ -130,5 +129,3 @@ __device__ inline void gguf_values8(const td_weight &w, uint32_t row, uint32_t k
     }
   }
 }
-
-#endif

@@ -50,6 +50,7 @@ if(wanted AND TD_NVCC)
     set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
     add_custom_command(OUTPUT ${object} COMMAND ${TD_NVCC} ${flags} -c ${source} -o ${object}
                        DEPENDS ${source} ${TD_CUDA_HEADERS}
+                               ${CMAKE_SOURCE_DIR}/include/tandem/kv_f8.h
                                ${CMAKE_SOURCE_DIR}/include/tandem/types.h
                        COMMENT "nvcc ${name}.cu" VERBATIM)
     list(APPEND objects ${object})

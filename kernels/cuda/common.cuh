@@ -1,8 +1,7 @@
 // kernels/cuda/common.cuh - shared by all kernel files: launching, conversions, reductions over a
 // warp or a block.
 // Blocks consist of whole warps, and shuffles involve all 32 lanes.
-#ifndef KERNELS_CUDA_COMMON_CUH
-#define KERNELS_CUDA_COMMON_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -74,12 +73,21 @@ __device__ inline uint32_t f16x2_from_f32(float low, float high) {
 }
 
 // Fuses the parts of an address into one value; the compiler would add them again for every load.
-__device__ inline void settle(const char *&address) {
+template <class T> __device__ inline void settle(T *&address) {
 #if defined(__CUDA_ARCH__)
   asm("" : "+l"(address));
 #else
   (void)address;
 #endif
+}
+
+// A value that the compiler does not know, to compute what follows from it where it is needed
+// instead of ahead, in registers that are wanted for other things.
+__device__ inline uint32_t unknown(uint32_t v) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(v));
+#endif
+  return v;
 }
 
 // bits & mask | set in one instruction; with constant mask and set the compiler would use two.
@@ -139,6 +147,16 @@ __device__ inline float product(float a, float b) {
 #else
   volatile float rounded = a * b;
   return rounded;
+#endif
+}
+
+// a + b where one of them may be a product, which is rounded before.
+__device__ inline float plain_sum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  volatile float first = a, second = b;
+  return first + second;
 #endif
 }
 
@@ -238,6 +256,15 @@ __device__ inline float warp_max(float v) {
   return v;
 }
 
+// A barrier of the block that its warps may pass at different places of the code.
+__device__ inline void barrier_anywhere() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync 1;" ::: "memory");
+#elif !defined(__CUDACC__)
+  __syncthreads();
+#endif
+}
+
 // The sum over a block of at most 32 warps, returned to all threads. scratch: shared, 32 floats;
 // reusable after the next barrier.
 __device__ inline float block_sum(float v, float *scratch) {
@@ -251,5 +278,3 @@ __device__ inline float block_sum(float v, float *scratch) {
     total += scratch[w];
   return total;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // kernels/cuda/cp_async.cuh - asynchronous copies from device memory to shared memory.
-#ifndef KERNELS_CUDA_COPY_CUH
-#define KERNELS_CUDA_COPY_CUH
+#pragma once
 
 #include "kernels/cuda/common.cuh"
 
@@ -28,6 +27,12 @@ __device__ inline void copy_async(uint16_t *to, const uint16_t *from, bool there
 template <class T> __device__ inline void copy_async_value(T *to, const T *from, bool there) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "");
 #if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 16) { // past L1, which only these can
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+    return;
+  }
   asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(there ? static_cast<int>(sizeof(T)) : 0), "n"(sizeof(T))
                : "memory");
@@ -62,5 +67,3 @@ __device__ inline void copy_async_wait() {
   emu_copy_async_wait();
 #endif
 }
-
-#endif

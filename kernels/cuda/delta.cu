@@ -8,12 +8,13 @@
 //
 // td_cu_delta_rule, per value head and token, S f32 [k_dim][v_dim], q, k, v bf16, out bf16:
 //   d = strength * (v - decay * k S),  S = decay * S + k d^T,  out = q S
+// where a decay may be that of a row of S each, and k S then one of k times the decays.
 // That is 7 operations an element of S. S is read and written once a launch and sequence, 2 x 2 MiB
 // for the 32 heads of Qwen3-Next: a step of decode is at best 1.25 us a sequence and layer at
-// 3.35 TB/s. In a prompt S stays in registers; 3.7 MFLOP a token at 67 TFLOPS of FP32 are 0.06 us,
-// and the tokens follow one another, so that results do not depend on how a prompt is cut.
-#include "kernels/cuda/cp_async.cuh"
-#include "kernels/cuda/states.cuh"
+// 3.35 TB/s, and 0.63 us more for each drafted token, whose state is written to the trail. Tokens
+// follow one another with S in registers, so results do not depend on how a sequence is cut into
+// steps. Prompts whose shape they take go through delta_chunks.cu and delta_channels.cu.
+#include "kernels/cuda/delta.cuh"
 
 #define NORM_EPS 1e-6f // of queries and keys
 
@@ -104,6 +105,30 @@ __device__ static void divide_by_norm(float (&x)[CONV_LANE], uint32_t k_dim, boo
     x[i] *= factor;
 }
 
+__device__ static float bounded_decay(float x, float rate, float bound) {
+  return expf(bound / (1 + expf(-rate * x)));
+}
+
+__device__ static float decay_of(float x, float rate) {
+  return expf(-rate * (x > 20 ? x : log1pf(expf(x))));
+}
+
+// A lane per channel of value head h.
+__device__ static void gates_of_head(const td_cu_delta_conv_args &a, uint32_t t, uint32_t h) {
+  const uint32_t of_group = a.shape.n_v_heads / a.shape.n_k_heads, k_dim = a.shape.k_dim;
+  const uint16_t *row = a.x + t * a.x_stride;
+  const size_t group = h / of_group, i = h % of_group;
+  const uint16_t *x = row + a.a.offset + group * a.a.stride + i * k_dim;
+  const float *bias = a.bias + static_cast<size_t>(h) * k_dim, rate = expf(a.decay[h]);
+  float *gates = a.gates + (static_cast<size_t>(t) * a.shape.n_v_heads + h) * (k_dim + 1);
+  for (uint32_t c = threadIdx.x % WARP; c < k_dim; c += WARP) {
+    const float decay = f32_from_bf16(x[c]) + bias[c];
+    gates[c] = a.bound < 0 ? bounded_decay(decay, rate, a.bound) : decay_of(decay, rate);
+  }
+  const float strength = f32_from_bf16(row[a.b.offset + group * a.b.stride + i]);
+  if (threadIdx.x % WARP == 0) gates[k_dim] = 1 / (1 + expf(-strength));
+}
+
 // A lane per value head, from head h0 on.
 __device__ static void gates_of_token(const td_cu_delta_conv_args &a, uint32_t t, uint32_t h0) {
   uint32_t h = h0 + threadIdx.x % WARP, of_group = a.shape.n_v_heads / a.shape.n_k_heads;
@@ -112,21 +137,27 @@ __device__ static void gates_of_token(const td_cu_delta_conv_args &a, uint32_t t
   size_t group = h / of_group, i = h % of_group;
   float decay = f32_from_bf16(row[a.a.offset + group * a.a.stride + i]) + a.bias[h];
   float strength = f32_from_bf16(row[a.b.offset + group * a.b.stride + i]);
-  float softplus = decay > 20 ? decay : log1pf(expf(decay));
   float *gates = a.gates + (static_cast<size_t>(t) * a.shape.n_v_heads + h) * 2;
-  gates[0] = expf(-expf(a.decay[h]) * softplus);
+  gates[0] = decay_of(decay, expf(a.decay[h]));
   gates[1] = 1 / (1 + expf(-strength));
 }
 
-// A warp per head and some tokens; the warps after the heads have the gates of 32 heads each.
+// A warp per head and some tokens; the warps after the heads have the gates of 32 heads each, or of
+// one that has a decay for each channel.
 template <int TAPS> __global__ static void conv_kernel(td_cu_delta_conv_args a) {
   uint32_t head_idx = blockIdx.y * CONV_WARPS + threadIdx.x / WARP;
   uint32_t n_heads = 2 * a.shape.n_k_heads + a.shape.n_v_heads;
   uint32_t n = (a.batch.n_tokens + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * n;
   uint32_t end = at_most(begin + n, a.batch.n_tokens);
   if (head_idx >= n_heads) {
-    for (uint32_t t = begin; t < end; t++)
-      gates_of_token(a, t, (head_idx - n_heads) * WARP);
+    const uint32_t i = head_idx - n_heads;
+    for (uint32_t t = begin; t < end; t++) {
+      if (!a.shape.by_channel) {
+        gates_of_token(a, t, i * WARP);
+      } else if (i < a.shape.n_v_heads) {
+        gates_of_head(a, t, i);
+      }
+    }
     return;
   }
   const conv_head head = conv_head_of(a, head_idx);
@@ -149,8 +180,8 @@ template <int TAPS> __global__ static void conv_kernel(td_cu_delta_conv_args a) 
 
 // The last inputs of each page's tokens into its state. A thread per channel, blockIdx.y: sequence,
 // blockIdx.z: the page, counted from the sequence's first one of the step. The first block also
-// fills pages whose state still has rows from before the step, since it alone has read those before
-// they are overwritten. Runs after conv_kernel.
+// fills the trail, and pages whose state still has rows from before the step, since it alone has
+// read those before they are overwritten. Runs after conv_kernel.
 __global__ static void conv_states_kernel(td_cu_delta_conv_args a) {
   uint32_t seq = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, head_idx;
   int32_t first = a.batch.q_begin[seq], end = a.batch.q_begin[seq + 1];
@@ -164,6 +195,15 @@ __global__ static void conv_states_kernel(td_cu_delta_conv_args a) {
   float old[TD_CU_DELTA_TAPS];
   for (int32_t i = 0; i < n_past && blockIdx.z == 0; i++)
     old[i] = input_at(a, past, first - n_past + i, input, c);
+  for (int32_t t = first; a.trail.slots && blockIdx.z == 0 && t < end; t++) {
+    float *slot = trail_slot(a.trail, a.batch, seq, t);
+    for (int32_t i = 0; slot && i < n_past; i++) {
+      int32_t row = t + 1 - n_past + i;
+      slot[static_cast<size_t>(i) * a.shape.channels + c] = row < first
+                                                                ? old[row - first + n_past]
+                                                                : input_at(a, past, row, input, c);
+    }
+  }
   int32_t position = a.batch.position[first], page = 0;
   for (int32_t t = first; t < end; page++) {
     int32_t n = in_page(a.batch, position, end - t);
@@ -182,7 +222,8 @@ __global__ static void conv_states_kernel(td_cu_delta_conv_args a) {
 extern "C" int td_cu_delta_conv(const td_cu_delta_conv_args *a, td_cu_stream stream) {
   enum { STATE_THREADS = 256 };
   const td_cu_delta_shape &s = a->shape;
-  uint32_t n_warps = 2 * s.n_k_heads + s.n_v_heads + ceil_div(s.n_v_heads, WARP);
+  uint32_t of_gates = s.by_channel ? s.n_v_heads : ceil_div(s.n_v_heads, WARP);
+  uint32_t n_warps = 2 * s.n_k_heads + s.n_v_heads + of_gates;
   uint32_t n = a->batch.n_tokens, each = n >= CONV_MANY ? CONV_TOKENS : 1;
   auto kernel = s.n_taps == 4 ? conv_kernel<4> : conv_kernel<0>;
   TD_LAUNCH(kernel, dim3(ceil_div(n, each), ceil_div(n_warps, CONV_WARPS)), CONV_WARPS * WARP, 0,
@@ -201,7 +242,7 @@ extern "C" int td_cu_delta_conv(const td_cu_delta_conv_args *a, td_cu_stream str
 // rows take three shuffles. Tokens' inputs come to shared memory RULE_TOKENS at a time; the next
 // are on their way while these are used.
 enum { RULE_WARPS = 4, RULE_THREADS = RULE_WARPS * WARP, RULE_TOKENS = 16 };
-enum { TILE = TD_CU_DELTA_TILE, COLUMNS = 2, ROWS = 4, ROW_STEP = ROWS * WARP / 4 };
+enum { COLUMNS = 2, ROWS = 4, ROW_STEP = ROWS * WARP / 4 };
 static_assert(RULE_WARPS * 4 * COLUMNS == TILE, "warps share a tile");
 
 struct alignas(sizeof(float) * COLUMNS) columns_of_2 {
@@ -211,16 +252,13 @@ struct alignas(sizeof(float) * ROWS) rows_of_4 {
   float v[ROWS];
 };
 
-// KD: elements of a key, at most.
-template <int KD> struct rule_shared {
+// KD: elements of a key, at most. EACH: a decay for each of them.
+template <int KD, bool EACH> struct rule_shared {
+  enum { DECAYS = EACH ? KD : 1 };
   alignas(16) float q[RULE_TOKENS][KD], k[RULE_TOKENS][KD], v[RULE_TOKENS][TILE];
   alignas(16) uint16_t raw_q[RULE_TOKENS][KD], raw_k[RULE_TOKENS][KD], raw_v[RULE_TOKENS][TILE];
-  alignas(16) float gates[RULE_TOKENS][2], raw_gates[RULE_TOKENS][2];
-};
-
-// What a block computes.
-struct rule_part {
-  uint32_t head, k_head, column; // column: of the head's values, the first of the tile
+  alignas(16) float decay[RULE_TOKENS][DECAYS], raw_gates[RULE_TOKENS][DECAYS + 1];
+  float strength[RULE_TOKENS];
 };
 
 template <int KD> struct rule_state { float s[KD / ROW_STEP][ROWS][COLUMNS]; };
@@ -233,25 +271,10 @@ __device__ static uint32_t lane_column() { // of the tile
   return (threadIdx.x / WARP * 4 + threadIdx.x % 4) * COLUMNS;
 }
 
-// A token's queries, keys and values are at these elements of its row.
-__device__ static size_t q_of(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t) {
-  return static_cast<size_t>(t) * a.shape.channels + part.k_head * a.shape.k_dim;
-}
-
-__device__ static size_t k_of(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t) {
-  return q_of(a, part, t) + static_cast<size_t>(a.shape.n_k_heads) * a.shape.k_dim;
-}
-
-__device__ static size_t v_of(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t) {
-  return static_cast<size_t>(t) * a.shape.channels +
-         static_cast<size_t>(2) * a.shape.n_k_heads * a.shape.k_dim +
-         static_cast<size_t>(part.head) * a.shape.v_dim + part.column;
-}
-
 // Starts copying n tokens' inputs, from token t on.
-template <int KD>
+template <int KD, bool EACH>
 __device__ static void fetch(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t,
-                             uint32_t n, rule_shared<KD> &s) {
+                             uint32_t n, rule_shared<KD, EACH> &s) {
   enum { OF_KEY = KD / RUN_OF_8, OF_TOKEN = 2 * OF_KEY + TILE / RUN_OF_8 };
   for (uint32_t i = threadIdx.x; i < n * OF_TOKEN; i += RULE_THREADS) {
     uint32_t token = i / OF_TOKEN, run = i % OF_TOKEN;
@@ -266,16 +289,27 @@ __device__ static void fetch(const td_cu_delta_rule_args &a, const rule_part &pa
                  part.column + d < a.shape.v_dim);
     }
   }
-  for (uint32_t i = threadIdx.x; i < n * 2; i += RULE_THREADS)
-    copy_async_value(
-        &s.raw_gates[i / 2][i % 2],
-        a.gates + (static_cast<size_t>(t + i / 2) * a.shape.n_v_heads + part.head) * 2 + i % 2,
-        true);
+  const uint32_t of_token = (EACH ? a.shape.k_dim : 1) + 1;
+  for (uint32_t i = threadIdx.x; i < n * of_token; i += RULE_THREADS) {
+    uint32_t token = i / of_token, gate = i % of_token;
+    copy_async_value(&s.raw_gates[token][gate], gates_of(a, part, t + token) + gate, true);
+  }
   copy_async_commit();
 }
 
+// Decays, zeros past the last, and strength of a token from where they follow one another.
+template <int KD, bool EACH>
+__device__ static void unpack_gate(rule_shared<KD, EACH> &s, uint32_t token, uint32_t d,
+                                   uint32_t k_dim, const float *gates) {
+  const uint32_t n_decays = EACH ? k_dim : 1;
+  s.decay[token][d] = d < n_decays ? gates[d] : 0;
+  if (d == 0) s.strength[token] = gates[n_decays];
+}
+
 // What was fetched as FP32, for all threads after the next barrier.
-template <int KD> __device__ static void unpack(uint32_t n, rule_shared<KD> &s) {
+template <int KD, bool EACH>
+__device__ static void unpack(uint32_t n, uint32_t k_dim, rule_shared<KD, EACH> &s) {
+  enum { DECAYS = rule_shared<KD, EACH>::DECAYS };
   float v[RUN_OF_8];
   for (uint32_t i = threadIdx.x * RUN_OF_8; i < n * KD; i += RULE_THREADS * RUN_OF_8) {
     load_run(&s.raw_q[0][0] + i, v);
@@ -287,14 +321,15 @@ template <int KD> __device__ static void unpack(uint32_t n, rule_shared<KD> &s) 
     load_run(&s.raw_v[0][0] + i, v);
     store_run(&s.v[0][0] + i, v);
   }
-  for (uint32_t i = threadIdx.x; i < n * 2; i += RULE_THREADS)
-    s.gates[i / 2][i % 2] = s.raw_gates[i / 2][i % 2];
+  for (uint32_t i = threadIdx.x; i < n * DECAYS; i += RULE_THREADS)
+    unpack_gate(s, i / DECAYS, i % DECAYS, k_dim, s.raw_gates[i / DECAYS]);
 }
 
 // The same as fetch and unpack, for rows that runs of eight do not make.
-template <int KD>
+template <int KD, bool EACH>
 __device__ static void load_inputs(const td_cu_delta_rule_args &a, const rule_part &part,
-                                   uint32_t t, uint32_t n, rule_shared<KD> &s) {
+                                   uint32_t t, uint32_t n, rule_shared<KD, EACH> &s) {
+  enum { DECAYS = rule_shared<KD, EACH>::DECAYS };
   for (uint32_t i = threadIdx.x; i < n * KD; i += RULE_THREADS) {
     uint32_t token = i / KD, d = i % KD;
     bool is_there = d < a.shape.k_dim;
@@ -306,9 +341,8 @@ __device__ static void load_inputs(const td_cu_delta_rule_args &a, const rule_pa
     bool is_there = part.column + d < a.shape.v_dim;
     s.v[token][d] = is_there ? f32_from_bf16(a.qkv[v_of(a, part, t + token) + d]) : 0;
   }
-  for (uint32_t i = threadIdx.x; i < n * 2; i += RULE_THREADS)
-    s.gates[i / 2][i % 2] =
-        a.gates[(static_cast<size_t>(t + i / 2) * a.shape.n_v_heads + part.head) * 2 + i % 2];
+  for (uint32_t i = threadIdx.x; i < n * DECAYS; i += RULE_THREADS)
+    unpack_gate(s, i / DECAYS, i % DECAYS, a.shape.k_dim, gates_of(a, part, t + i / DECAYS));
 }
 
 // The lane's part of a tile [k_dim][TILE]; tile NULL, and rows past the last: zeros.
@@ -353,14 +387,26 @@ __device__ static rows_of_4 rows_at(const float *v) {
   return *reinterpret_cast<const rows_of_4 *>(v);
 }
 
+// Four rows of a token's key, or with EACH of its products with the decays.
+template <bool EACH> __device__ static rows_of_4 keys_at(const float *k, const float *decay) {
+  rows_of_4 key = rows_at(k);
+  if (!EACH) return key;
+  const rows_of_4 g = rows_at(decay);
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+    key.v[r] = product(key.v[r], g.v[r]);
+  return key;
+}
+
 // known = the lane's share of k S.
-template <int KD>
-__device__ static void recall(const float *k, const rule_state<KD> &state,
+template <int KD, bool EACH>
+__device__ static void recall(const float *k, const float *decay, const rule_state<KD> &state,
                               float (&known)[COLUMNS]) {
   known[0] = known[1] = 0;
 #pragma unroll
   for (int j = 0; j < KD / ROW_STEP; j++) {
-    const rows_of_4 key = rows_at(k + j * ROW_STEP + lane_row());
+    const uint32_t row = j * ROW_STEP + lane_row();
+    const rows_of_4 key = keys_at<EACH>(k + row, decay + row);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -370,24 +416,28 @@ __device__ static void recall(const float *k, const rule_state<KD> &state,
   }
 }
 
-// S = decay S + k d; sum = the lane's share of q S, and known of next S, in the order of recall.
-template <int KD>
-__device__ static void update(const float *q, const float *k, const float *next, float decay,
+// S = decay S + k d of token i; sum = the lane's share of q S, and known of the key of `next` S, in
+// the order of recall.
+template <int KD, bool EACH>
+__device__ static void update(const rule_shared<KD, EACH> &s, uint32_t i, uint32_t next,
                               const float (&d)[COLUMNS], rule_state<KD> &state,
                               float (&sum)[COLUMNS], float (&known)[COLUMNS]) {
   sum[0] = sum[1] = known[0] = known[1] = 0;
 #pragma unroll
   for (int j = 0; j < KD / ROW_STEP; j++) {
     const uint32_t row = j * ROW_STEP + lane_row();
-    const rows_of_4 query = rows_at(q + row), key = rows_at(k + row), after = rows_at(next + row);
+    const rows_of_4 query = rows_at(s.q[i] + row), key = rows_at(s.k[i] + row);
+    const rows_of_4 after = keys_at<EACH>(s.k[next] + row, s.decay[next] + row);
+    rows_of_4 decay = {};
+    if (EACH) decay = rows_at(s.decay[i] + row);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
 #pragma unroll
       for (int c = 0; c < COLUMNS; c++) {
-        float *s = &state.s[j][r][c];
-        *s = fmaf(key.v[r], d[c], product(decay, *s));
-        sum[c] = fmaf(query.v[r], *s, sum[c]);
-        known[c] = fmaf(after.v[r], *s, known[c]);
+        float *x = &state.s[j][r][c];
+        *x = fmaf(key.v[r], d[c], product(EACH ? decay.v[r] : s.decay[i][0], *x));
+        sum[c] = fmaf(query.v[r], *x, sum[c]);
+        known[c] = fmaf(after.v[r], *x, known[c]);
       }
     }
   }
@@ -407,22 +457,24 @@ __device__ static void put_result(const td_cu_delta_rule_args &a, const rule_par
 
 // n tokens from token t on, whose inputs are in shared memory. position: of the first; last: of the
 // sequence's last in this step. State `at` elements into those of its page.
-template <int KD>
+template <int KD, bool EACH>
 __device__ static void run_tokens(const td_cu_delta_rule_args &a, const rule_part &part,
-                                  const rule_shared<KD> &s, uint32_t t, uint32_t n,
+                                  const rule_shared<KD, EACH> &s, uint32_t t, uint32_t n,
                                   int32_t position, int32_t last, size_t at,
                                   rule_state<KD> &state) {
   float known[COLUMNS], sum[COLUMNS];
-  recall<KD>(s.k[0], state, known);
+  recall<KD, EACH>(s.k[0], s.decay[0], state, known);
 #pragma unroll 1
   for (uint32_t i = 0; i < n; i++, position++) {
-    const float decay = s.gates[i][0], strength = s.gates[i][1];
+    const float decay = EACH ? 1 : s.decay[i][0]; // of what is known as a whole
     float d[COLUMNS];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
-      d[c] = product(strength, fmaf(-decay, sum_of_rows(known[c]), s.v[i][lane_column() + c]));
-    update<KD>(s.q[i], s.k[i], s.k[i + 1 < n ? i + 1 : i], decay, d, state, sum, known);
+      d[c] = product(s.strength[i], fmaf(-decay, sum_of_rows(known[c]), s.v[i][lane_column() + c]));
+    update<KD, EACH>(s, i, i + 1 < n ? i + 1 : i, d, state, sum, known);
     put_result(a, part, t + i, sum);
+    float *slot = trail_slot(a.trail, a.batch, blockIdx.z, static_cast<int32_t>(t + i));
+    if (slot) store_state<KD>(slot + at, a.shape.k_dim, state);
     if (position != last && static_cast<uint32_t>(position + 1) % a.batch.page_tokens) continue;
     float *page = state_of(a.batch, a.states, blockIdx.z, position, a.fault);
     if (page) store_state<KD>(page + at, a.shape.k_dim, state);
@@ -430,21 +482,17 @@ __device__ static void run_tokens(const td_cu_delta_rule_args &a, const rule_par
 }
 
 // A block per tile, value head and sequence.
-template <int KD, bool IN_RUNS>
+template <int KD, bool IN_RUNS, bool EACH>
 __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_rule_args a) {
-  __shared__ rule_shared<KD> s;
+  __shared__ rule_shared<KD, EACH> s;
   const int32_t first = a.batch.q_begin[blockIdx.z], end = a.batch.q_begin[blockIdx.z + 1];
   if (first >= end) return;
   const uint32_t begin = static_cast<uint32_t>(first),
                  n_tokens = static_cast<uint32_t>(end - first);
-  const uint32_t head = blockIdx.y;
-  const uint32_t k_head = a.shape.is_tiled ? head % a.shape.n_k_heads
-                                           : head / (a.shape.n_v_heads / a.shape.n_k_heads);
-  const rule_part part = {head, k_head, blockIdx.x * TILE};
-  if (IN_RUNS) fetch<KD>(a, part, begin, at_most(n_tokens, RULE_TOKENS), s);
+  const rule_part part = rule_part_of_block(a.shape);
+  if (IN_RUNS) fetch<KD, EACH>(a, part, begin, at_most(n_tokens, RULE_TOKENS), s);
   const int32_t position = a.batch.position[begin];
-  const size_t of_tile = static_cast<size_t>(a.shape.k_dim) * TILE;
-  const size_t at = a.rule_at + (static_cast<size_t>(head) * gridDim.x + blockIdx.x) * of_tile;
+  const size_t at = rule_tile_at(a);
   const float *before = state_before(a.batch, a.states, blockIdx.z, position, a.fault);
   rule_state<KD> state;
   load_state<KD>(before ? before + at : nullptr, a.shape.k_dim, state);
@@ -455,33 +503,34 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_r
     if (IN_RUNS) copy_async_wait();
     __syncthreads(); // the inputs before these are no longer used, and these are there
     if (IN_RUNS) {
-      unpack<KD>(n, s);
+      unpack<KD, EACH>(n, a.shape.k_dim, s);
     } else {
-      load_inputs<KD>(a, part, begin + done, n, s);
+      load_inputs<KD, EACH>(a, part, begin + done, n, s);
     }
     __syncthreads();
     if (IN_RUNS && next < n_tokens)
-      fetch<KD>(a, part, begin + next, at_most(n_tokens - next, RULE_TOKENS), s);
-    run_tokens<KD>(a, part, s, begin + done, n, position + static_cast<int32_t>(done), last, at,
-                   state);
+      fetch<KD, EACH>(a, part, begin + next, at_most(n_tokens - next, RULE_TOKENS), s);
+    run_tokens<KD, EACH>(a, part, s, begin + done, n, position + static_cast<int32_t>(done), last,
+                         at, state);
   }
 }
 
-template <int KD>
+template <int KD, bool EACH>
 static void launch_rule(const td_cu_delta_rule_args *a, dim3 grid, td_cu_stream stream) {
   const td_cu_delta_shape &s = a->shape;
   bool runs = in_runs(a->qkv, s.channels) && s.k_dim % RUN_OF_8 == 0 && s.v_dim % RUN_OF_8 == 0;
-  auto kernel = runs ? rule_kernel<KD, true> : rule_kernel<KD, false>;
+  auto kernel = runs ? rule_kernel<KD, true, EACH> : rule_kernel<KD, false, EACH>;
   TD_LAUNCH(kernel, grid, RULE_THREADS, 0, stream, *a);
 }
 
 extern "C" int td_cu_delta_rule(const td_cu_delta_rule_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->shape.v_dim, TILE), a->shape.n_v_heads, a->batch.n_seqs);
-  if (a->shape.k_dim <= ROW_STEP) {
-    launch_rule<ROW_STEP>(a, grid, stream);
-  } else {
-    launch_rule<TD_CU_DELTA_KEYS>(a, grid, stream);
-  }
+  const bool is_short = a->shape.k_dim <= ROW_STEP;
+  auto launch = a->shape.by_channel
+                    ? is_short ? launch_rule<ROW_STEP, true> : launch_rule<TD_CU_DELTA_KEYS, true>
+                : is_short ? launch_rule<ROW_STEP, false>
+                           : launch_rule<TD_CU_DELTA_KEYS, false>;
+  launch(a, grid, stream);
   return launched();
 }
 

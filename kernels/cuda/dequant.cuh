@@ -1,7 +1,6 @@
 // kernels/cuda/dequant.cuh - value-by-value dequantization of stored weights of any format. Layouts
 // are in tandem/types.h.
-#ifndef KERNELS_CUDA_CODES_CUH
-#define KERNELS_CUDA_CODES_CUH
+#pragma once
 
 #include "kernels/cuda/common.cuh"
 
@@ -121,5 +120,3 @@ __device__ inline float weight_at(const td_weight &w, uint32_t row, uint32_t col
   float scale = w.scale ? scale_at(w, row, col / w.scale_cols) : 1;
   return dequant_at(w, row, col) * scale * global_scale(w);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // kernels/cuda/dequant8.cuh - dequantizes eight weights of a row at a time in registers, with their
 // scales, to BF16 pairs for tensor cores or to floats.
-#ifndef KERNELS_CUDA_CODES8_CUH
-#define KERNELS_CUDA_CODES8_CUH
+#pragma once
 
 #include "kernels/cuda/blocks.cuh"
 
@@ -271,9 +270,30 @@ __device__ inline uint32_t bf16x2_from_i8(uint32_t codes, int i) {
                     and_or(spread, 0x00800080u, 0xc300c300u));
 }
 
+// Codes 2 i and 2 i + 1 of a word of bytes.
+template <int READ> __device__ inline uint32_t bf16x2_of_bytes(uint32_t codes, int i) {
+  static_assert(READ == TD_CU_READ_I8 || READ == TD_CU_READ_F8, "");
+  if (READ == TD_CU_READ_I8) return bf16x2_from_i8(codes, i);
+  uint32_t pair = bf16x2_from_e4m3(codes, i);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
+  for (int j = 0; j < 2; j++)
+    if ((codes >> (16 * i + 8 * j) & 0x7f) == 0x7f) pair |= 0x7fffu << 16 * j;
+#endif
+  return pair;
+}
+
+// Both codes of a byte, the lower one in bits 0 to 3, the other one in bits 16 to 19.
+__device__ inline uint32_t spread_nibbles(uint32_t byte) {
+  return byte * 0x1001u; // bits between them are left over
+}
+
 // Codes i and i + 4 of a word; less_zero is a pair of -(128 + the zero point).
 __device__ inline uint32_t bf16x2_from_i4(uint32_t codes, int i, uint32_t less_zero) {
   return bf16x2_fma(and_or(codes >> 4 * i, 0x000f000fu, 0x43004300u), 0x3f803f80u, less_zero);
+}
+
+__device__ inline uint32_t bf16x2_from_i4_pair(uint32_t byte, uint32_t less_zero) {
+  return bf16x2_from_i4(spread_nibbles(byte), 0, less_zero);
 }
 
 __device__ inline uint32_t less_zero_point(uint32_t zero) {
@@ -295,6 +315,13 @@ __device__ inline void pairs_from_e2m1(uint32_t codes, uint32_t factor, uint32_t
   for (int i = 0; i < 4; i++)
     out[i] = bf16x2_fma(transposed(i < 2 ? low : high, 12 - 4 * i) & 0x81c081c0u, factor,
                         0x80008000u);
+}
+
+// Both codes of a byte.
+__device__ inline uint32_t bf16x2_from_e2m1_pair(uint32_t byte) {
+  const uint32_t codes = spread_nibbles(byte);
+  return bf16x2_fma(and_or(codes << 6, 0x01c001c0u, codes << 12 & 0x80008000u), 0x7e807e80u,
+                    0x80008000u);
 }
 
 // Converts the result of load8 to BF16 pairs. less_zero is for TD_CU_READ_I4.
@@ -387,5 +414,3 @@ __device__ inline void activations8(const uint16_t *x, uint32_t k, uint32_t n, f
   for (uint32_t i = 0; i < 8; i++)
     out[i] = k + i < n ? f32_from_bf16(x[k + i]) : 0;
 }
-
-#endif

@@ -3,6 +3,7 @@
 // Where alignment allows, a thread handles runs of eight elements; there are separate kernels for
 // that and for arbitrary rows.
 #include "kernels/cuda/dequant.cuh"
+#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
@@ -177,8 +178,12 @@ extern "C" int td_cu_gather(const td_cu_gather_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// One block per row. The residual's sum is rounded to BF16 before it is normed, because later reads
-// see the rounded value.
+// A sum of BF16 values, which later reads see rounded.
+__device__ static float rounded_sum(float a, float b) {
+  return f32_from_bf16(bf16_from_f32(a + b));
+}
+
+// One block per row.
 __global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
   __shared__ float scratch[WARP];
   size_t row = blockIdx.x;
@@ -186,8 +191,11 @@ __global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
   float sum = 0;
   if (a.residual) {
     uint16_t *residual = a.residual + row * a.dim;
+    const uint16_t *more = a.more ? a.more + row * a.dim : nullptr;
     for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
-      residual[i] = bf16_from_f32(f32_from_bf16(residual[i]) + f32_from_bf16(x[i]));
+      float v = f32_from_bf16(x[i]);
+      if (more) v = rounded_sum(v, f32_from_bf16(more[i]));
+      residual[i] = bf16_from_f32(f32_from_bf16(residual[i]) + v);
     }
     x = residual; // each thread reads back its own elements
   }
@@ -210,30 +218,38 @@ __device__ static void load_weights(const td_vec &w, uint32_t i, float (&v)[RUN_
   if (w.data && w.dtype != TD_BF16) load_run(static_cast<const float *>(w.data) + i, v);
 }
 
-// The same in runs; short rows take one warp each, several per block.
+// The same in runs; short rows take one warp each, several per block. What is added may be in host
+// memory, so a thread loads its next run of it before it stores this one.
 enum { SHORT_ROW = 1024, ROWS_OF_BLOCK = 8 };
 
-template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_args a) {
-  __shared__ float scratch[WARP];
-  size_t row = blockIdx.x;
+template <bool SHORT>
+__device__ static void norm_runs(const td_cu_rmsnorm_args &a, size_t row, float *scratch) {
   uint32_t first = threadIdx.x * RUN_OF_8, step = blockDim.x * RUN_OF_8;
   if (SHORT) {
-    row = row * ROWS_OF_BLOCK + threadIdx.x / WARP;
+    row = row * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row >= a.n_rows) return;
     first = threadIdx.x % WARP * RUN_OF_8;
     step = WARP * RUN_OF_8;
   }
   const uint16_t *x = a.x + row * a.x_stride;
   uint16_t *residual = a.residual ? a.residual + row * a.dim : nullptr;
-  float sum = 0;
+  const uint16_t *more = residual && a.more ? a.more + row * a.dim : nullptr;
+  float sum = 0, next[RUN_OF_8] = {};
+  if (more && first < a.dim) load_run(more + first, next);
   for (uint32_t i = first; i < a.dim; i += step) {
     float v[RUN_OF_8], before[RUN_OF_8];
     load_run(x + i, v);
+    if (more) {
+#pragma unroll
+      for (int e = 0; e < RUN_OF_8; e++)
+        v[e] = rounded_sum(v[e], next[e]);
+      if (i + step < a.dim) load_run(more + i + step, next);
+    }
     if (residual) {
       load_run(residual + i, before);
 #pragma unroll
       for (int e = 0; e < RUN_OF_8; e++)
-        v[e] = f32_from_bf16(bf16_from_f32(before[e] + v[e]));
+        v[e] = rounded_sum(before[e], v[e]);
       store_run(residual + i, v);
     }
 #pragma unroll
@@ -255,49 +271,105 @@ template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_a
   }
 }
 
-// The summation order differs from rmsnorm_kernel's but does not depend on the batch.
-static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
-  if (a->dim <= SHORT_ROW) {
-    TD_LAUNCH(rmsnorm_runs_kernel<true>, ceil_div(a->n_rows, ROWS_OF_BLOCK), ROWS_OF_BLOCK * WARP,
-              0, stream, *a);
-    return launched();
+__device__ __host__ static td_cu_rmsnorm_args also_of(const td_cu_rmsnorm_args &a) {
+  td_cu_rmsnorm_args also = {};
+  also.x = a.also.x;
+  also.w = a.also.w;
+  also.out = a.also.out;
+  also.x_stride = a.also.x_stride;
+  also.out_stride = a.also.out_stride;
+  also.n_rows = a.n_rows;
+  also.dim = a.also.dim;
+  also.eps = a.eps;
+  return also;
+}
+
+// The last blocks have the further rows, which are short.
+template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_args a) {
+  __shared__ float scratch[WARP];
+  const uint32_t n_warps = blockDim.x / WARP;
+  const uint32_t n_blocks = SHORT ? (a.n_rows + n_warps - 1) / n_warps : a.n_rows;
+  if (blockIdx.x < n_blocks) {
+    norm_runs<SHORT>(a, blockIdx.x, scratch);
+  } else {
+    norm_runs<true>(also_of(a), blockIdx.x - n_blocks, scratch);
   }
-  uint32_t threads = at_most(ceil_div(a->dim, RUN_OF_8 * WARP) * WARP, 512);
-  TD_LAUNCH(rmsnorm_runs_kernel<false>, a->n_rows, threads, 0, stream, *a);
+}
+
+static bool is_in_runs(const td_cu_rmsnorm_args &a) {
+  return in_runs(a.x, a.x_stride) && in_runs(a.out, a.out_stride) && in_runs(a.more, a.dim) &&
+         in_runs(a.residual, a.dim) && in_runs(a.w.data, a.dim);
+}
+
+// The summation order differs from rmsnorm_kernel's but does not depend on the batch, nor on rows
+// that are normed also.
+static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  const bool is_short = a->dim <= SHORT_ROW;
+  const uint32_t n_threads = is_short ? ROWS_OF_BLOCK * WARP
+                                      : at_most(ceil_div(a->dim, RUN_OF_8 * WARP) * WARP, 512);
+  const uint32_t of_short = ceil_div(a->n_rows, n_threads / WARP);
+  const uint32_t n_blocks = (is_short ? of_short : a->n_rows) + (a->also.x ? of_short : 0);
+  auto kernel = is_short ? rmsnorm_runs_kernel<true> : rmsnorm_runs_kernel<false>;
+  TD_LAUNCH(kernel, n_blocks, n_threads, 0, stream, *a);
   return launched();
 }
 
-extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
-  if (in_runs(a->x, a->x_stride) && in_runs(a->out, a->out_stride) &&
-      in_runs(a->residual, a->dim) && in_runs(a->w.data, a->dim)) {
-    return launch_norm_of_runs(a, stream);
-  }
+static int launch_norm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  if (is_in_runs(*a)) return launch_norm_of_runs(a, stream);
   uint32_t threads = ceil_div(a->dim, 4 * WARP) * WARP;
   if (threads > 512) threads = 512;
   TD_LAUNCH(rmsnorm_kernel, a->n_rows, threads, 0, stream, *a);
   return launched();
 }
 
+extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  if (!a->also.x) return launch_norm(a, stream);
+  const td_cu_rmsnorm_args also = also_of(*a);
+  if (is_in_runs(*a) && is_in_runs(also) && also.dim <= SHORT_ROW)
+    return launch_norm_of_runs(a, stream);
+  td_cu_rmsnorm_args first = *a;
+  first.also = {};
+  if (int failed = launch_norm(&first, stream)) return failed;
+  return launch_norm(&also, stream);
+}
+
 // One block per row.
-__global__ static void layernorm_kernel(td_cu_layernorm_args a) {
+__device__ static float value_of(uint16_t x) {
+  return f32_from_bf16(x);
+}
+
+__device__ static float value_of(float x) {
+  return x;
+}
+
+__device__ static void put_value(uint16_t *to, float v) {
+  *to = bf16_from_f32(v);
+}
+
+__device__ static void put_value(float *to, float v) {
+  *to = v;
+}
+
+template <class Element> __global__ static void layernorm_kernel(td_cu_layernorm_args a) {
   __shared__ float scratch[2][WARP];
-  uint16_t *x = a.x + blockIdx.x * a.stride;
+  Element *x = static_cast<Element *>(a.x) + blockIdx.x * a.stride;
   float sum = 0, squares = 0, n = static_cast<float>(a.dim);
   for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-    sum += f32_from_bf16(x[i]);
+    sum += value_of(x[i]);
   float mean = block_sum(sum, scratch[0]) / n;
   for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
-    float d = f32_from_bf16(x[i]) - mean;
+    float d = value_of(x[i]) - mean;
     squares += d * d;
   }
   float gain = 1 / sqrtf(block_sum(squares, scratch[1]) / n + a.eps);
   for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-    x[i] = bf16_from_f32((f32_from_bf16(x[i]) - mean) * gain * vec_at(a.w, i) + vec_at(a.b, i));
+    put_value(&x[i], (value_of(x[i]) - mean) * gain * vec_at(a.w, i) + vec_at(a.b, i));
 }
 
 extern "C" int td_cu_layernorm(const td_cu_layernorm_args *a, td_cu_stream stream) {
   uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, 256);
-  TD_LAUNCH(layernorm_kernel, a->n_rows, threads, 0, stream, *a);
+  auto kernel = a->is_f32 ? layernorm_kernel<float> : layernorm_kernel<uint16_t>;
+  TD_LAUNCH(kernel, a->n_rows, threads, 0, stream, *a);
   return launched();
 }
 
@@ -404,22 +476,12 @@ extern "C" int td_cu_scale_rows(const td_cu_scale_rows_args *a, td_cu_stream str
   return launched();
 }
 
-__device__ static float clamped_swiglu(const td_cu_swiglu_args &a, float gate, float up) {
-  float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
-  if (a.plain) return u * (g / (1 + expf(-g)));
-  return (u + 1) * (g / (1 + expf(-a.alpha * g)));
-}
-
-__device__ static float swiglu(const td_cu_swiglu_args &a, float gate, float up) {
-  return a.limit > 0 ? clamped_swiglu(a, gate, up) : gate / (1 + expf(-gate)) * up;
-}
-
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
   pair_range used = {0, a.n_rows};
   if (a.range.tiles) used = pairs_of(a.range);
   size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
   for (size_t i = first_element(); i < n; i += element_stride())
-    a.out[i] = bf16_from_f32(swiglu(a, a.gate[i], a.up[i]));
+    a.glu.out[i] = bf16_from_f32(swiglu(a.glu, a.gate[i], a.up[i]));
 }
 
 __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
@@ -432,8 +494,8 @@ __global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
     load_run(a.up + i, up);
 #pragma unroll
     for (int e = 0; e < RUN_OF_8; e++)
-      gate[e] = swiglu(a, gate[e], up[e]);
-    store_run(a.out + i, gate);
+      gate[e] = swiglu(a.glu, gate[e], up[e]);
+    store_run(a.glu.out + i, gate);
   }
 }
 
@@ -446,21 +508,21 @@ template <bool RUNS> __global__ static void swiglu_pairs_kernel(td_cu_swiglu_arg
   for (size_t i = first_element() * AT_ONCE; i < n; i += element_stride() * AT_ONCE) {
     float v[RUN_OF_8];
     if (!RUNS) {
-      a.out[i] = bf16_from_f32(clamped_swiglu(a, a.gate[2 * i], a.gate[2 * i + 1]));
+      a.glu.out[i] = bf16_from_f32(clamped_swiglu(a.glu, a.gate[2 * i], a.gate[2 * i + 1]));
       continue;
     }
     load_run(a.gate + 2 * i, v);
 #pragma unroll
     for (int e = 0; e < AT_ONCE; e++)
-      v[e] = clamped_swiglu(a, v[2 * e], v[2 * e + 1]);
-    *reinterpret_cast<uint2 *>(a.out + i) = {bf16x2_from_f32(v[0], v[1]),
-                                             bf16x2_from_f32(v[2], v[3])};
+      v[e] = clamped_swiglu(a.glu, v[2 * e], v[2 * e + 1]);
+    *reinterpret_cast<uint2 *>(a.glu.out + i) = {bf16x2_from_f32(v[0], v[1]),
+                                                 bf16x2_from_f32(v[2], v[3])};
   }
 }
 
 static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
   size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (in_runs(a->gate, 2 * a->dim) && in_runs(a->out, 2 * a->dim)) {
+  if (in_runs(a->gate, 2 * a->dim) && in_runs(a->glu.out, 2 * a->dim)) {
     TD_LAUNCH(swiglu_pairs_kernel<true>, element_blocks(n / (RUN_OF_8 / 2)), ELEMENT_THREADS, 0,
               stream, *a);
     return launched();
@@ -472,7 +534,7 @@ static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
   if (a->pairs) return launch_pairs(a, stream);
   size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->out, a->dim)) {
+  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->glu.out, a->dim)) {
     TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
     return launched();
   }

@@ -84,10 +84,15 @@ __global__ static void __launch_bounds__(READ_THREADS) hyper_read_kernel(td_cu_h
       squares = fmaf(v[e], v[e], squares);
   }
   squares = block_sum(squares, scratch[0]);
-  float *scores = a.scores + t * a.n_scores;
-  find_factors(a, scores, 1 / sqrtf(squares / static_cast<float>(width) + a.norm_eps), factor);
-  for (uint32_t i = threadIdx.x; i < a.n_scores; i += blockDim.x)
-    scores[i] = factor[i];
+  if (a.scores) {
+    float *scores = a.scores + t * a.n_scores;
+    find_factors(a, scores, 1 / sqrtf(squares / static_cast<float>(width) + a.norm_eps), factor);
+    for (uint32_t i = threadIdx.x; i < a.n_scores; i += blockDim.x)
+      scores[i] = factor[i];
+  } else { // the mean
+    if (threadIdx.x < a.n_streams) factor[threadIdx.x] = 1 / static_cast<float>(a.n_streams);
+    __syncthreads();
+  }
   squares = 0;
   for (uint32_t c = threadIdx.x * N; c < a.dim; c += blockDim.x * N) {
     float sum[N] = {};

@@ -1,8 +1,8 @@
 // kernels/cuda/linear.cuh - which part of a linear operator a block computes.
-#ifndef KERNELS_CUDA_LINEAR_CUH
-#define KERNELS_CUDA_LINEAR_CUH
+#pragma once
 
 #include "kernels/cuda/dequant.cuh"
+#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 // The part of linear_vec and linear_blocks that a block of threads computes: rows, and tokens of a
@@ -17,12 +17,13 @@ struct linear_part {
   uint32_t x_begin;  // first row of x, or of x_rows
 };
 
-// Part i of matrix blockIdx.z; n is 0 after the last part.
-__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_t i) {
+// Part i of a matrix; n is 0 after the last part.
+__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_t i,
+                                             uint32_t matrix = blockIdx.z) {
   if (!a.range.tiles) {
     uint32_t begin = i * a.tile_tokens;
     uint32_t n = begin < a.n_tokens ? at_most(a.n_tokens - begin, a.tile_tokens) : 0;
-    return {a.experts ? a.experts[blockIdx.z * a.n_experts] : a.w, begin, n, begin};
+    return {a.experts ? a.experts[matrix * a.n_experts] : a.w, begin, n, begin};
   }
   uint32_t first = first_tile(a.range);
   if (i >= n_tiles_from(a.range, first)) return {a.w, 0, 0, 0};
@@ -30,7 +31,7 @@ __device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_
   uint32_t begin = tile.begin - a.range.tiles[first].begin;
   uint32_t e = a.slots ? static_cast<uint32_t>(a.slots[tile.expert])
                        : tile.expert - a.range.first_expert;
-  return {a.experts[blockIdx.z * a.n_experts + e], begin, tile.n, a.x_rows ? tile.begin : begin};
+  return {a.experts[matrix * a.n_experts + e], begin, tile.n, a.x_rows ? tile.begin : begin};
 }
 
 __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t i) {
@@ -64,9 +65,11 @@ __device__ inline void linear_put(const td_cu_linear_args &a, const linear_out &
   if (bias) v += bias[r];
   size_t at = out.first + i * out.stride + r;
   if (a.y_f32) {
-    static_cast<float *>(out.y)[at] = v;
+    float *y = static_cast<float *>(out.y) + at;
+    *y = a.add ? plain_sum(*y, v) : v;
   } else {
-    static_cast<uint16_t *>(out.y)[at] = bf16_from_f32(v);
+    uint16_t *y = static_cast<uint16_t *>(out.y) + at;
+    *y = bf16_from_f32(a.add ? plain_sum(f32_from_bf16(*y), v) : v);
   }
 }
 
@@ -84,9 +87,22 @@ __device__ inline linear_rows linear_rows_of(const td_cu_linear_args &a) {
   return {2, (i - n) * VEC_ROWS, a.also[1].w.rows};
 }
 
+// Which of a linear_vec block's warps have a matrix, and number idx of them. Of gate and up each
+// has half of the warps.
+struct matrix_warps {
+  uint32_t matrix, idx, n;
+};
+
+__device__ inline matrix_warps matrix_warps_of(const td_cu_linear_args &a) {
+  const uint32_t warp = threadIdx.x / WARP, n = blockDim.x / WARP;
+  if (!a.glu.out) return {blockIdx.z, warp, n};
+  return {warp / (n / 2), warp % (n / 2), n / 2};
+}
+
 // Arguments are not indexed by what is not a constant, which would put them in local memory.
-__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, const linear_rows &rows) {
-  linear_part part = linear_part_of(a, blockIdx.x);
+__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, const linear_rows &rows,
+                                             uint32_t matrix) {
+  linear_part part = linear_part_of(a, blockIdx.x, matrix);
   if (rows.matrix == 1) part.w = a.also[0].w;
   if (rows.matrix == 2) part.w = a.also[1].w;
   return part;
@@ -96,6 +112,32 @@ __device__ inline linear_out linear_out_of(const td_cu_linear_args &a, const lin
   if (rows.matrix == 1) return {a.also[0].y, a.also[0].bias, 0, a.also[0].y_stride, 0};
   if (rows.matrix == 2) return {a.also[1].y, a.also[1].bias, 0, a.also[1].y_stride, 0};
   return linear_out_of(a);
+}
+
+// A row's sum is that of its parts, of at most MOST_PARTS, and a part's that of consecutive slices
+// of the columns, one of linear_vec's warps each; all of them in order, whatever kernel adds them.
+enum { MOST_PARTS = TD_CU_WIDE_PARTS };
+
+static_assert(static_cast<int>(TD_CU_VEC_WARPS) <= 2 * MOST_PARTS, "parts of one slice or two");
+
+TD_CU_ANYWHERE inline uint32_t slices_of_part(uint32_t n_slices) {
+  return n_slices > MOST_PARTS ? 2 : 1;
+}
+
+template <int TOKENS>
+__device__ inline float sum_of_warps(const float (*sums)[TOKENS][VEC_ROWS], uint32_t n, uint32_t t,
+                                     uint32_t r) {
+  float sum = 0;
+  if (slices_of_part(n) == 2) {
+#pragma unroll 4
+    for (uint32_t j = 0; j < n; j += 2)
+      sum += sums[j][t][r] + (j + 1 < n ? sums[j + 1][t][r] : 0);
+    return sum;
+  }
+#pragma unroll 4
+  for (uint32_t j = 0; j < n; j++)
+    sum += sums[j][t][r];
+  return sum;
 }
 
 // Adds the warps' sums in order and stores them, times unit. total: of a lane's fragments, for the
@@ -114,20 +156,31 @@ __device__ inline void put_row_sums(const td_cu_linear_args &a, const float (&to
   }
   __syncthreads();
   const linear_rows rows = linear_rows_of(a); // recomputed to save registers, as what follows
-  const linear_part part = linear_part_of(a, rows);
+  const uint32_t n_sums = matrix_warps_of(a).n;
+  const linear_part part = linear_part_of(a, rows, a.glu.out ? 0 : blockIdx.z);
+  const float factor = unit * global_scale(part.w);
+  if (a.glu.out) {
+    const float up_factor = unit * global_scale(linear_part_of(a, rows, 1).w);
+    for (uint32_t i = threadIdx.x; i < part.n * VEC_ROWS; i += blockDim.x) {
+      const uint32_t t = i / VEC_ROWS, r = i % VEC_ROWS;
+      const float gate = sum_of_warps(sums, n_sums, t, r) * factor;
+      const float up = sum_of_warps(sums + n_sums, n_sums, t, r) * up_factor;
+      if (rows.row0 + r < rows.end)
+        a.glu.out[static_cast<size_t>(part.begin + t) * a.n_rows + rows.row0 - a.row0 + r] =
+            bf16_from_f32(swiglu(a.glu, gate, up));
+    }
+    return;
+  }
   const linear_out out = linear_out_of(a, rows);
   const float *bias = linear_bias(a, blockIdx.x);
   for (uint32_t i = threadIdx.x; i < part.n * VEC_ROWS; i += blockDim.x) {
-    uint32_t t = i / VEC_ROWS, r = i % VEC_ROWS;
-    float sum = 0;
-    for (uint32_t j = 0; j < blockDim.x / WARP; j++)
-      sum += sums[j][t][r];
+    const uint32_t t = i / VEC_ROWS, r = i % VEC_ROWS;
+    const float sum = sum_of_warps(sums, n_sums, t, r);
     if (rows.row0 + r < rows.end)
-      linear_put(a, out, bias, part.begin + t, rows.row0 + r, sum * (unit * global_scale(part.w)));
+      linear_put(a, out, bias, part.begin + t, rows.row0 + r, sum * factor);
   }
 }
 
-// td_cu_linear_vec for TD_CU_READ_BLOCKS.
+// td_cu_linear_vec for TD_CU_READ_BLOCKS, and for tiles of more than TD_CU_VEC_TOKENS tokens.
 int linear_blocks(const td_cu_linear_args *a, td_cu_stream stream);
-
-#endif
+int linear_wide(const td_cu_linear_args *a, td_cu_stream stream);

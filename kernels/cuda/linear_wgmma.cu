@@ -1,294 +1,400 @@
 // kernels/cuda/linear_wgmma.cu - y = W x for many tokens on the tensor cores of sm_90a.
-// A block of two warpgroups computes 128 rows of W by 64 or 128 tokens, in steps of 64 columns.
-// While the tensor cores multiply a step, the threads convert the next step's weights to BF16.
-// Codes are copied to shared memory three steps ahead and activations two, always after the fence
-// that publishes what was converted, so that it has none of them to wait for. Codes of up to 8 bits
-// are exact in BF16, and so are those of FP4 times their groups' scales. Other scales multiply sums
-// over their columns in FP32.
+// A block computes 256 rows of W by 64 or 128 tokens. Each of its two warpgroups that multiply has
+// two units of 64 rows: it converts their weights to BF16 in registers, from where tensor cores
+// take them, 16 columns at a time and up to four such products under way, while the other
+// warpgroup's are multiplied, too. Codes of up to 8 bits are exact in BF16, and so are those of FP4
+// times their groups' scales. Other scales multiply sums over their columns, 128 at most, in FP32.
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/dequant8.cuh"
-#include "kernels/cuda/linear.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/linear_ring.cuh"
 
 enum {
-  THREADS = 256,
-  ROWS = 128,
-  STEP = PANEL,
-  HALF = STEP / 2,                       // fewest columns of a scale
-  ROWS_AT_ONCE = THREADS / PANEL_CHUNKS, // that the threads load a chunk each of
-  W_CHUNKS = ROWS / ROWS_AT_ONCE,        // of a step, per thread
-  W_BUFFERS = 2,
-  X_BUFFERS = 3,
-  CODE_BUFFERS = 3,
+  K = 16, // columns of a product
+  UNITS = 2,
+  UNIT_ROWS = 64,
+  REGISTERS = 224, // of a thread that multiplies
+  MOST_STAGES = 4,
+  STAGES_BYTES = 224 << 10
 };
 
-template <int READ, int TOKENS> struct linear_shared {
-  uint16_t w[W_BUFFERS][ROWS][PANEL];
-  uint16_t x[X_BUFFERS][TOKENS][PANEL];
-  raw8<READ> codes[CODE_BUFFERS][W_CHUNKS][THREADS]; // each thread's own
+template <int READ> constexpr int STEP = BITS<READ> == 16 ? PANEL : 2 * PANEL;
+template <int READ> constexpr int CHUNKS = STEP<READ> *BITS<READ> / 8 / COPY; // of a row's codes
+
+// SPAN: 0 where no scales are left for sums, else the fewest columns of one: 32 or a step.
+template <int READ, int SPAN> struct sum_scales {
+  float scale[STEP<READ> / SPAN][RING_ROWS];
+  uint8_t zero[READ == TD_CU_READ_I4 ? STEP<READ> / SPAN : 1][RING_ROWS];
+};
+template <int READ> struct sum_scales<READ, 0> {};
+
+template <int READ, int SPAN, int TOKENS> struct alignas(1024) linear_stage {
+  uint16_t x[STEP<READ> / PANEL][TOKENS][PANEL];
+  uint4 codes[RING_ROWS * CHUNKS<READ>];
+  sum_scales<READ, SPAN> scales;
 };
 
-// SPAN: 0 where no scales are left for the sums, else the fewest columns of a scale: HALF or STEP.
-template <int READ, int SPAN> struct weight_source {
-  const char *codes[W_CHUNKS];
-  const uint32_t *zero[W_CHUNKS]; // words of eight zero points; NULL: all are 8
-  row_scales chunk_scales[IS_FP4<READ> ? W_CHUNKS : 1];
-  row_scales sum_scales[2]; // of the thread's two rows of sums
-  uint32_t zero_shift[W_CHUNKS], group_shift, cols;
+template <int READ, int SPAN, int TOKENS>
+constexpr int STAGES = sizeof(linear_stage<READ, SPAN, TOKENS>) * MOST_STAGES <= STAGES_BYTES
+                           ? MOST_STAGES
+                           : MOST_STAGES - 1;
+
+template <int READ, int SPAN, int TOKENS> struct linear_stages {
+  enum { N = STAGES<READ, SPAN, TOKENS> };
+  linear_stage<READ, SPAN, TOKENS> stage[N];
+  uint32_t row[N][TOKENS]; // see find_rows
+  linear_ring<N> ring;
 };
 
-// What belongs to the thread's chunks of a step.
-template <int READ> struct chunk_scales { uint32_t zero[W_CHUNKS], scale[W_CHUNKS]; };
+// ---- copies -------------------------------------------------------------------------------------
 
-__device__ inline uint32_t chunk_row(uint32_t i) {
-  return threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
-}
+// What rows of eight weights at a time are aligned to.
+template <int READ> using code_unit = decltype(raw8<READ>::v);
 
-__device__ inline uint32_t chunk_column() {
-  return threadIdx.x % PANEL_CHUNKS * CHUNK;
-}
-
-// The first of the thread's two rows of sums in the block; the other is eight below.
-__device__ inline uint32_t sum_row() {
-  return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
-}
-
-// Rows past the last one repeat the last one; their sums are not stored.
+// Rows past the last one repeat the last one, and columns the last one; their sums are not stored.
 template <int READ, int SPAN>
-__device__ static weight_source<READ, SPAN> weights_from(const td_weight &w, uint32_t row0,
-                                                         uint32_t last) {
-  weight_source<READ, SPAN> from = {};
-  from.cols = w.cols;
-  from.group_shift = SPAN > 0 || READ == TD_CU_READ_I4 ? group_shift(w) : 0;
+__device__ static void copy_scales(const td_weight &w, uint32_t row0, uint32_t last, uint32_t k,
+                                   sum_scales<READ, SPAN> &to) {
+  const uint32_t n_groups = weight_groups(w), shift = group_shift(w);
+#pragma unroll 1
+  for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += WARP) {
+    const uint32_t row = at_most(row0 + r, last);
+    const size_t first = static_cast<size_t>(row / w.scale_rows) * n_groups;
+    const row_scales from = {static_cast<const char *>(w.scale) +
+                                 first * scale_bytes<READ>(w.scale_dtype),
+                             shift, w.scale_dtype};
 #pragma unroll
-  for (uint32_t i = 0; i < W_CHUNKS; i++) {
-    uint32_t row = at_most(row0 + chunk_row(i), last);
-    from.codes[i] = static_cast<const char *>(w.data) +
-                    bytes_of<READ>(static_cast<size_t>(row) * w.cols + chunk_column());
-    settle(from.codes[i]);
-    if constexpr (IS_FP4<READ>) from.chunk_scales[i] = scales_of_row<READ>(w, row);
-    if (READ == TD_CU_READ_I4 && w.zero) {
-      from.zero[i] = w.zero + static_cast<size_t>(row / 8) * weight_groups(w);
-      from.zero_shift[i] = row % 8 * 4;
+    for (uint32_t i = 0; i < STEP<READ> / SPAN; i++) {
+      const uint32_t group = at_most(k + i * SPAN, w.cols - 1) >> shift;
+      if constexpr (READ != TD_CU_READ_I4) {
+        copy_async_value(&to.scale[i][r], reinterpret_cast<const float *>(from.first) + group,
+                         true);
+      } else {
+        uint32_t bits[1];
+        float value[1];
+        load_scales<READ>(from, {group}, bits);
+        scale_values<READ>(from.dtype, bits, value);
+        to.scale[i][r] = value[0];
+        const size_t word = static_cast<size_t>(row / 8) * n_groups + group;
+        to.zero[i][r] = w.zero ? __ldg(w.zero + word) >> row % 8 * 4 & 15 : 8;
+      }
     }
   }
-  if constexpr (SPAN > 0) {
-    for (uint32_t i = 0; i < 2; i++)
-      from.sum_scales[i] = scales_of_row<READ>(w, at_most(row0 + sum_row() + 8 * i, last));
-  }
-  return from;
 }
 
-// Codes of the step from column k on; zeros past the last column. Asynchronous.
-template <int READ, int SPAN>
-__device__ static void copy_codes(const weight_source<READ, SPAN> &from, uint32_t k,
-                                  raw8<READ> (&codes)[W_CHUNKS][THREADS]) {
-  using run = decltype(raw8<READ>::v);
-  bool is_there = k + chunk_column() < from.cols;
-#pragma unroll
-  for (uint32_t i = 0; i < W_CHUNKS; i++)
-    copy_async_value(&codes[i][threadIdx.x].v,
-                     reinterpret_cast<const run *>(from.codes[i] + bytes_of<READ>(k)), is_there);
-}
-
-template <int READ, int SPAN>
-__device__ static chunk_scales<READ> fetch_scales(const weight_source<READ, SPAN> &from,
-                                                  uint32_t k) {
-  chunk_scales<READ> out = {};
-  if (k + chunk_column() >= from.cols) return out;
-#pragma unroll
-  for (uint32_t i = 0; i < W_CHUNKS; i++) {
-    if constexpr (READ == TD_CU_READ_I4) {
-      uint32_t group = (k + chunk_column()) >> from.group_shift;
-      out.zero[i] = from.zero[i] ? __ldg(from.zero[i] + group) >> from.zero_shift[i] & 15 : 8;
+template <int READ, int SPAN, int TOKENS>
+__device__ static void copy_tiles(const td_cu_linear_args &a,
+                                  linear_stages<READ, SPAN, TOKENS> &s) {
+  enum { N_STAGES = linear_stages<READ, SPAN, TOKENS>::N };
+  const linear_span &span = s.ring.span;
+  const uint32_t column = threadIdx.x % PANEL_CHUNKS * CHUNK;
+  uint32_t n = 0; // steps of tiles before
+  if (!has_stage<N_STAGES>()) return;
+#pragma unroll 1
+  for (uint32_t at = span.first;; at += gridDim.y) {
+    const linear_part &part = find_part(a, at, s.ring);
+    if (part.n == 0) return;
+    const uint32_t cols = part.w.cols, n_steps = (cols + STEP<READ> - 1) / STEP<READ>;
+    uint32_t(&row)[TOKENS] = s.row[threadIdx.x / WARP - MULTIPLY_WARPS];
+    find_rows<TOKENS>(a, part, row);
+#pragma unroll 1
+    for (uint32_t tile = span.begin; tile < span.end; tile++, n += n_steps) {
+      const code_source codes = codes_of<CHUNKS<READ>>(
+          part.w, bytes_of<READ>(cols), a.row0 + tile * RING_ROWS, a.row0 + a.n_rows);
+#pragma unroll 1
+      for (uint32_t i = ring_next<N_STAGES>(n); i < n + n_steps; i += N_STAGES) {
+        auto &stage = s.stage[i % N_STAGES];
+        const uint32_t k = (i - n) * STEP<READ>;
+        ring_wait_free(s.ring, i);
+#pragma unroll 1
+        for (uint32_t p = 0; p < STEP<READ> / PANEL; p++)
+          copy_panel<TOKENS>(a.x, static_cast<uint32_t>(a.x_stride * sizeof *a.x),
+                             (k + p * PANEL) * static_cast<uint32_t>(sizeof *a.x),
+                             k + p * PANEL + column < cols, row, stage.x[p]);
+        copy_codes<CHUNKS<READ>, code_unit<READ>>(codes, bytes_of<READ>(k), stage.codes);
+        if constexpr (SPAN > 0)
+          copy_scales<READ, SPAN>(part.w, a.row0 + tile * RING_ROWS, a.row0 + a.n_rows - 1, k,
+                                  stage.scales);
+        ring_fill(s.ring, i);
+      }
     }
-    if constexpr (IS_FP4<READ>) {
-      uint32_t bits[1];
-      const row_scales &s = from.chunk_scales[i];
-      load_scales<READ>(s, {(k + chunk_column()) >> s.shift}, bits);
-      out.scale[i] = bits[0];
-    }
   }
-  return out;
 }
 
-// Converts the thread's codes to BF16.
+// ---- weights ------------------------------------------------------------------------------------
+
+// Scales of FP4 of the thread's two rows of a unit, for a step, in stored form.
+template <int READ> struct fp4_scales {
+  enum {
+    EACH = READ == TD_CU_READ_NVFP4 ? 16 : 32, // columns
+    N = STEP<READ> / EACH
+  };
+  uint32_t scale[2][N];
+};
+
+// The first of the thread's two rows of a unit in the tile; the other one is eight below.
+__device__ inline uint32_t unit_row(uint32_t unit) {
+  return (threadIdx.x / GROUP * UNITS + unit) * UNIT_ROWS + threadIdx.x % GROUP / WARP * 16 +
+         threadIdx.x % WARP / 4;
+}
+
 template <int READ>
-__device__ static void put(const raw8<READ> (&codes)[W_CHUNKS][THREADS],
-                           const chunk_scales<READ> &scales, uint16_t (&w)[ROWS][PANEL]) {
+__device__ static void fetch_scales(const td_weight &w, uint32_t row, uint32_t last, uint32_t k,
+                                    fp4_scales<READ> &out) {
 #pragma unroll
-  for (uint32_t i = 0; i < W_CHUNKS; i++) {
-    uint32_t pairs[1][4];
-    pairs8<READ>(codes[i][threadIdx.x], less_zero_point(scales.zero[i]), pairs);
-    if (IN_FOURS<READ>) order_from_fours(pairs[0]);
-    if constexpr (IS_FP4<READ>) {
-      float scale[1];
-      scale_values<READ>(TD_F32, {scales.scale[i]}, scale);
-      uint32_t both = bf16x2_cut(scale[0], scale[0]);
-      for (int j = 0; j < 4; j++)
-        pairs[0][j] = bf16x2_fma(pairs[0][j], both, 0x80008000u);
-    }
-    put_run(chunk_of(&w, chunk_row(i), threadIdx.x % PANEL_CHUNKS),
-            {pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]});
+  for (uint32_t h = 0; h < 2; h++) {
+    const row_scales from = scales_of_row<READ>(w, at_most(unknown(row) + 8 * h, last));
+    uint32_t group[fp4_scales<READ>::N];
+#pragma unroll
+    for (uint32_t i = 0; i < fp4_scales<READ>::N; i++)
+      group[i] = at_most(k + i * fp4_scales<READ>::EACH, w.cols - 1) >> from.shift;
+    load_scales<READ>(from, group, out.scale[h]);
   }
 }
 
-template <int TOKENS> struct token_source {
-  const uint16_t *row[TOKENS / ROWS_AT_ONCE]; // NULL: no such token
+// The codes of the thread's first row of a unit: at its columns of chunk 0, were that at position
+// 0, and where chunks are. The row eight below has its chunks at the same positions (code_chunk).
+struct row_codes {
+  const unsigned char *at;
+  uint32_t swizzle; // bytes
 };
 
-template <int TOKENS>
-__device__ static token_source<TOKENS> tokens_from(const td_cu_linear_args &a,
-                                                   const linear_part &part) {
-  token_source<TOKENS> from = {};
+template <int READ> __device__ inline row_codes row_codes_of(const uint4 *codes, uint32_t row) {
+  return {reinterpret_cast<const unsigned char *>(codes + row * CHUNKS<READ>) +
+              threadIdx.x % 4 * 2 * BITS<READ> / 8,
+          unknown(code_chunk<CHUNKS<READ>>(row, 0) % CHUNKS<READ> * COPY)};
+}
+
+// Weights of two rows and columns from K i of the step on, as wgmma_rows takes them. zero: of INT4.
+template <int READ>
+__device__ static void weights_of(const row_codes &codes, uint32_t i,
+                                  const fp4_scales<READ> &scales, const uint32_t (&zero)[2],
+                                  uint32_t (&out)[4]) {
 #pragma unroll
-  for (uint32_t i = 0; i < TOKENS / ROWS_AT_ONCE; i++) {
-    uint32_t t = chunk_row(i);
-    if (t < part.n) from.row[i] = linear_x(a, part.x_begin + t) + chunk_column();
+  for (uint32_t h = 0; h < 2; h++) {
+    const unsigned char *at[2]; // columns p and p + 8 of the row
+#pragma unroll
+    for (uint32_t j = 0; j < 2; j++) {
+      const uint32_t byte = (K * i + 8 * j) * BITS<READ> / 8;
+      at[j] = codes.at + 8 * h * CHUNKS<READ> * COPY + (byte / COPY * COPY ^ codes.swizzle) +
+              byte % COPY;
+    }
+    if constexpr (READ == TD_CU_READ_BF16) {
+      for (uint32_t j = 0; j < 2; j++)
+        out[h + 2 * j] = *reinterpret_cast<const uint32_t *>(at[j]);
+    } else if constexpr (BITS<READ> == 8) {
+      const uint32_t pairs = *reinterpret_cast<const uint16_t *>(at[0]) |
+                             static_cast<uint32_t>(*reinterpret_cast<const uint16_t *>(at[1]))
+                                 << 16;
+      for (uint32_t j = 0; j < 2; j++)
+        out[h + 2 * j] = bf16x2_of_bytes<READ>(pairs, j);
+    } else {
+      const uint32_t group = i * K / fp4_scales<READ>::EACH;
+      for (uint32_t j = 0; j < 2; j++) {
+        if constexpr (READ == TD_CU_READ_I4) {
+          out[h + 2 * j] = bf16x2_from_i4_pair(*at[j], less_zero_point(zero[h]));
+        } else {
+          float scale[1];
+          scale_values<READ>(TD_F32, {scales.scale[h][group]}, scale);
+          out[h + 2 * j] = bf16x2_fma(bf16x2_from_e2m1_pair(*at[j]), bf16x2_cut(scale[0], scale[0]),
+                                      0x80008000u);
+        }
+      }
+    }
   }
-  return from;
 }
 
-// Activations from column k on; zeros past the last column and token. Asynchronous.
-template <int TOKENS>
-__device__ static void copy_tokens(const token_source<TOKENS> &from, uint32_t k, uint32_t cols,
-                                   uint16_t (&x)[TOKENS][PANEL]) {
-  bool is_there = k + chunk_column() < cols;
-#pragma unroll
-  for (uint32_t i = 0; i < TOKENS / ROWS_AT_ONCE; i++)
-    copy_async(chunk_of(&x, chunk_row(i), threadIdx.x % PANEL_CHUNKS), from.row[i] + k,
-               is_there && from.row[i]);
-}
-
-// sum (+)= columns [16 first, 16 last) of a step for the warpgroup's 64 rows. Asynchronous.
-template <int TOKENS>
-__device__ static void begin_products(const uint16_t (&w)[ROWS][PANEL],
-                                      const uint16_t (&x)[TOKENS][PANEL], uint32_t first,
-                                      uint32_t last, bool add, float (&sum)[TOKENS / 8][4]) {
-  uint32_t row = threadIdx.x / (4 * WARP) * 64;
-  wgmma_begin();
-#pragma unroll
-  for (uint32_t k = first; k < last; k++)
-    wgmma_rows<TOKENS, 0>(sum, wgmma_matrix(w[row] + 16 * k, ROWS),
-                          wgmma_matrix(x[0] + 16 * k, TOKENS), add || k > first);
-  wgmma_commit();
-}
+// ---- products -----------------------------------------------------------------------------------
 
 // total += sum times the scales of the thread's two rows.
 template <int N>
-__device__ static void take(const float (&scale)[2], const float (&sum)[N][4],
-                            float (&total)[N][4]) {
+__device__ static void take(const float (&scale)[2], const float (&sum)[N][4], float (*total)[4]) {
 #pragma unroll
   for (int e = 0; e < 4 * N; e++)
     total[e / 4][e % 4] += scale[e % 4 / 2] * sum[e / 4][e % 4];
 }
 
-template <int READ, int SPAN>
-__device__ static void load_sum_scales(const weight_source<READ, SPAN> &from, uint32_t k,
-                                       uint32_t (&bits)[2]) {
-  for (uint32_t i = 0; i < 2; i++) {
-    uint32_t one[1];
-    load_scales<READ>(from.sum_scales[i], {at_most(k, from.cols - 1) >> from.group_shift}, one);
-    bits[i] = one[0];
-  }
+// Registers of what is multiplied: with scales for sums there are fewer for products under way. A
+// sum of 32 columns is of two, and of 64 tokens, so that their scales have registers, too.
+template <int SPAN> constexpr int UNDER_WAY = SPAN == 0 ? 4 : 2;
+template <int SPAN, int TOKENS> constexpr int SUM_TOKENS = SPAN == 2 * K ? 64 : TOKENS;
+
+template <int SPAN, int TOKENS> struct products {
+  float total[UNITS][TOKENS / 8][4];
+  float sum[SPAN == 0 ? 1 : SUM_TOKENS<SPAN, TOKENS> / 8][4];
+  uint32_t weights[UNDER_WAY<SPAN>][4];
+};
+
+// The matrix of a step's tokens from t on and columns from K i on.
+template <int READ, int SPAN, int TOKENS>
+__device__ inline uint64_t tokens_at(const linear_stage<READ, SPAN, TOKENS> &stage, uint32_t t,
+                                     uint32_t i) {
+  return wgmma_matrix(stage.x[i / (PANEL / K)][t] + i % (PANEL / K) * K, TOKENS);
 }
 
-// total = the part's 64 rows of the warpgroup by TOKENS. Every buffer that is written was last read
-// before the barrier that ends the previous step.
+// total += the unit's rows by a step's columns, of which 2 K share scales.
 template <int READ, int SPAN, int TOKENS>
-__device__ static void multiply_part(const td_cu_linear_args &a, const linear_part &part,
-                                     linear_shared<READ, TOKENS> &s,
-                                     float (&total)[TOKENS / 8][4]) {
-  const uint32_t row0 = a.row0 + blockIdx.x * ROWS, cols = part.w.cols;
-  const auto w = weights_from<READ, SPAN>(part.w, row0, a.row0 + a.n_rows - 1);
-  const auto x = tokens_from<TOKENS>(a, part);
-  copy_codes(w, 0, s.codes[0]);
-  copy_tokens<TOKENS>(x, 0, cols, s.x[0]);
-  copy_async_commit();
-  copy_codes(w, STEP, s.codes[1]);
-  copy_async_commit();
-  copy_codes(w, 2 * STEP, s.codes[2]);
-  copy_tokens<TOKENS>(x, STEP, cols, s.x[1]);
-  copy_async_commit();
-  copy_async_wait_for<2>();
-  put<READ>(s.codes[0], fetch_scales(w, 0), s.w[0]);
-  chunk_scales<READ> next_scales = fetch_scales(w, STEP);
-  wgmma_publish();
-  __syncthreads();
-  float sum[SPAN > 0 ? TOKENS / 8 : 1][4];
-  uint32_t scale_bits[SPAN == HALF ? 2 : 1][2] = {};
-  bool is_first = true; // of the columns of a scale
-  for (uint32_t k = 0, i = 0; k < cols; k += STEP, i++) {
-    const auto &w_now = s.w[i % W_BUFFERS];
-    const auto &x_now = s.x[i % X_BUFFERS];
-    if constexpr (SPAN == 0) {
-      begin_products<TOKENS>(w_now, x_now, 0, STEP / 16, k > 0, total);
-    } else if constexpr (SPAN == HALF) {
-      begin_products<TOKENS>(w_now, x_now, 0, HALF / 16, false, sum);
-      load_sum_scales(w, k, scale_bits[0]);
-      load_sum_scales(w, k + HALF, scale_bits[1]);
-    } else {
-      begin_products<TOKENS>(w_now, x_now, 0, STEP / 16, !is_first, sum);
-      if (is_first) load_sum_scales(w, k, scale_bits[0]);
-    }
-    copy_async_wait_for<1>();
-    put<READ>(s.codes[(i + 1) % CODE_BUFFERS], next_scales, s.w[(i + 1) % W_BUFFERS]);
-    next_scales = fetch_scales(w, k + 2 * STEP);
-    copy_async_wait_for<0>();
-    wgmma_publish();
-    copy_codes(w, k + 3 * STEP, s.codes[i % CODE_BUFFERS]);
-    copy_tokens<TOKENS>(x, k + 2 * STEP, cols, s.x[(i + 2) % X_BUFFERS]);
-    copy_async_commit();
-    if constexpr (SPAN == 0) {
-      wgmma_wait<0>(total);
-    } else {
-      float scale[2];
-      wgmma_wait<0>(sum);
-      is_first = SPAN == HALF || k + STEP >= cols ||
-                 (k + STEP) >> w.group_shift != k >> w.group_shift;
-      if (is_first) {
-        scale_values<READ>(w.sum_scales[0].dtype, scale_bits[0], scale);
-        take(scale, sum, total);
-      }
-      if constexpr (SPAN == HALF) {
-        begin_products<TOKENS>(w_now, x_now, HALF / 16, STEP / 16, false, sum);
-        wgmma_wait<0>(sum);
-        scale_values<READ>(w.sum_scales[0].dtype, scale_bits[1], scale);
-        take(scale, sum, total);
-      }
-    }
-    __syncthreads();
-  }
-}
-
-template <int READ, int SPAN, int TOKENS>
-__device__ static void linear_by_wgmma(const td_cu_linear_args &a) {
-  TD_DYNAMIC_SHARED(memory);
-  auto &s = *reinterpret_cast<linear_shared<READ, TOKENS> *>(memory);
+__device__ static void multiply_by_pairs(const linear_stage<READ, SPAN, TOKENS> &stage,
+                                         uint32_t unit, products<SPAN, TOKENS> &m) {
+  enum { N = SUM_TOKENS<SPAN, TOKENS> };
+  const row_codes codes = row_codes_of<READ>(stage.codes, unit_row(unit));
 #pragma unroll 1
-  for (uint32_t i = blockIdx.y;; i += gridDim.y) {
-    linear_part part = linear_part_of(a, i);
-    if (part.n == 0) return;
-    float total[TOKENS / 8][4] = {};
-    multiply_part<READ, SPAN, TOKENS>(a, part, s, total);
-    float global = global_scale(part.w);
-    const float *bias = linear_bias(a, i);
-    uint32_t row0 = a.row0 + blockIdx.x * ROWS + sum_row(), p = threadIdx.x % 4 * 2;
+  for (uint32_t i = 0; i < STEP<READ> / K; i += 2) {
+    const float *scale = &stage.scales.scale[i * K / SPAN][unit_row(unit)];
+    uint32_t zero[2] = {8, 8};
+    for (uint32_t h = 0; h < 2 && READ == TD_CU_READ_I4; h++)
+      zero[h] = stage.scales.zero[i * K / SPAN][unit_row(unit) + 8 * h];
+    for (uint32_t q = 0; q < 2; q++)
+      weights_of<READ>(codes, i + q, {}, zero, m.weights[q]);
 #pragma unroll
-    for (int e = 0; e < TOKENS / 2; e++) {
-      uint32_t t = e / 4 * 8 + p + e % 2, row = row0 + e % 4 / 2 * 8;
-      if (t < part.n && row < a.row0 + a.n_rows)
-        linear_put(a, linear_out_of(a), bias, part.begin + t, row, total[e / 4][e % 4] * global);
+    for (uint32_t t = 0; t < TOKENS; t += N) {
+      wgmma_begin();
+      wgmma_rows<N, 0>(m.sum, m.weights[0], tokens_at(stage, t, i), false);
+      wgmma_rows<N, 0>(m.sum, m.weights[1], tokens_at(stage, t, i + 1), true);
+      wgmma_commit();
+      wgmma_wait<0>(m.sum);
+      take({scale[0], scale[8]}, m.sum, m.total[unit] + t / 8);
     }
-    copy_async_wait(); // the last steps' copies, before the next part's go to the same buffers
+  }
+}
+
+// The same where a step has one scale or, for the sums, none: total is valid then as soon as
+// products are waited for.
+template <int READ, int SPAN, int TOKENS>
+__device__ static void
+multiply_unit(const td_weight &w, const linear_stage<READ, SPAN, TOKENS> &stage, uint32_t unit,
+              uint32_t row0, uint32_t last, uint32_t k, products<SPAN, TOKENS> &m) {
+  const row_codes codes = row_codes_of<READ>(stage.codes, unit_row(unit));
+  fp4_scales<READ> scales;
+  uint32_t zero[2] = {8, 8};
+  if constexpr (IS_FP4<READ>) fetch_scales<READ>(w, row0 + unit_row(unit), last, k, scales);
+  if constexpr (READ == TD_CU_READ_I4) {
+    for (uint32_t h = 0; h < 2; h++)
+      zero[h] = stage.scales.zero[0][unit_row(unit) + 8 * h];
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < STEP<READ> / K; i++) {
+    uint32_t(&weights)[4] = m.weights[i % UNDER_WAY<SPAN>];
+    wgmma_wait<UNDER_WAY<SPAN> - 1>();
+    weights_of<READ>(codes, i, scales, zero, weights);
+    wgmma_begin();
+    if constexpr (SPAN == 0) {
+      wgmma_rows<TOKENS, 0>(m.total[unit], weights, tokens_at(stage, 0, i), k > 0 || i > 0);
+    } else {
+      wgmma_rows<TOKENS, 0>(m.sum, weights, tokens_at(stage, 0, i), i > 0);
+    }
+    wgmma_commit();
+  }
+  if constexpr (SPAN > 0) {
+    const float *scale = &stage.scales.scale[0][unit_row(unit)];
+    wgmma_wait<0>(m.sum);
+    take({scale[0], scale[8]}, m.sum, m.total[unit]);
   }
 }
 
 template <int READ, int SPAN, int TOKENS>
-__global__ static void __launch_bounds__(THREADS, TOKENS <= 64 ? 2 : 1)
-    linear_wgmma_kernel(td_cu_linear_args a) {
+__device__ static void multiply_tile(const td_cu_linear_args &a, const td_weight &w, uint32_t row0,
+                                     uint32_t &n, linear_stages<READ, SPAN, TOKENS> &s,
+                                     products<SPAN, TOKENS> &m) {
+  const uint32_t last = a.row0 + a.n_rows - 1;
+  if constexpr (SPAN > 0) {
+#pragma unroll
+    for (int e = 0; e < UNITS * TOKENS / 2; e++)
+      m.total[e / (TOKENS / 2)][e / 4 % (TOKENS / 8)][e % 4] = 0;
+  }
+#pragma unroll 1
+  for (uint32_t k = 0; k < w.cols; k += STEP<READ>, n++) {
+    const auto &stage = s.stage[n % STAGES<READ, SPAN, TOKENS>];
+    ring_wait_full(s.ring, n);
+#pragma unroll
+    for (uint32_t unit = 0; unit < UNITS; unit++) {
+      if constexpr (SPAN == 2 * K) {
+        multiply_by_pairs<READ, SPAN, TOKENS>(stage, unit, m);
+      } else {
+        multiply_unit<READ, SPAN, TOKENS>(w, stage, unit, row0, last, k, m);
+      }
+    }
+    wgmma_wait<0>();
+    ring_free(s.ring, n);
+  }
+#pragma unroll
+  for (uint32_t unit = 0; SPAN == 0 && unit < UNITS; unit++)
+    wgmma_wait<0>(m.total[unit]);
+}
+
+// Results of the thread's rows that exist, times factor and with their biases.
+template <int SPAN, int TOKENS, class Out>
+__device__ static void put_rows(Out *y, const linear_out &out, const linear_part &part,
+                                const float *bias, uint32_t row0, uint32_t end, float factor,
+                                const products<SPAN, TOKENS> &m) {
+  const uint32_t p = unknown(threadIdx.x % 4 * 2), first = row0 + unit_row(0) - out.row0;
+  float more[UNITS][2] = {};
+  bool is_there[UNITS][2];
+#pragma unroll
+  for (uint32_t e = 0; e < 2 * UNITS; e++) {
+    const uint32_t r = first + e / 2 * UNIT_ROWS + e % 2 * 8;
+    is_there[e / 2][e % 2] = r < end - out.row0;
+    if (is_there[e / 2][e % 2] && out.bias.data) more[e / 2][e % 2] = vec_at(out.bias, r);
+    if (is_there[e / 2][e % 2] && bias) more[e / 2][e % 2] += bias[r];
+  }
+  Out *to = y + out.first + (part.begin + p) * out.stride + first;
+#pragma unroll
+  for (uint32_t t = 0; t < TOKENS / 4; t++) {
+    const uint32_t j = t / 2, c = t % 2;
+    if (8 * j >= part.n) return;
+#pragma unroll
+    for (uint32_t e = 0; e < 2 * UNITS; e++) {
+      const float v[1] = {m.total[e / 2][j][c + e % 2 * 2] * factor + more[e / 2][e % 2]};
+      if (is_there[e / 2][e % 2] && 8 * j + p + c < part.n)
+        put_elements(to + e / 2 * UNIT_ROWS + e % 2 * 8, v);
+    }
+    to += (c ? 7 : 1) * out.stride;
+    settle(to);
+  }
+}
+
+template <int SPAN, int TOKENS>
+__device__ static void put_tile(const td_cu_linear_args &a, const linear_part &part, uint32_t at,
+                                uint32_t row0, const products<SPAN, TOKENS> &m) {
+  const float *bias = linear_bias(a, at), factor = global_scale(part.w);
+  const linear_out out = linear_out_of(a);
+  const uint32_t end = a.row0 + a.n_rows;
+  if (a.y_f32) {
+    put_rows(static_cast<float *>(out.y), out, part, bias, row0, end, factor, m);
+  } else {
+    put_rows(static_cast<uint16_t *>(out.y), out, part, bias, row0, end, factor, m);
+  }
+}
+
+template <int READ, int SPAN, int TOKENS>
+__device__ static void multiply_tiles(const td_cu_linear_args &a,
+                                      linear_stages<READ, SPAN, TOKENS> &s) {
+  const linear_span &span = s.ring.span;
+  products<SPAN, TOKENS> m;
+  uint32_t n = 0; // steps
+#pragma unroll 1
+  for (uint32_t at = span.first;; at += gridDim.y) {
+    const linear_part &part = find_part(a, at, s.ring);
+    if (part.n == 0) return;
+#pragma unroll 1
+    for (uint32_t tile = span.begin; tile < span.end; tile++) {
+      const uint32_t row0 = a.row0 + tile * RING_ROWS;
+      multiply_tile<READ, SPAN, TOKENS>(a, part.w, row0, n, s, m);
+      put_tile<SPAN, TOKENS>(a, part, at, row0, m);
+    }
+  }
+}
+
+template <int READ, int SPAN, int TOKENS>
+__global__ static void __launch_bounds__(RING_THREADS, 1) linear_wgmma_kernel(td_cu_linear_args a) {
 #if TD_HAS_WGMMA
-  linear_by_wgmma<READ, SPAN, TOKENS>(a);
+  TD_DYNAMIC_SHARED(memory);
+  auto &s = *reinterpret_cast<linear_stages<READ, SPAN, TOKENS> *>(memory);
+  ring_open(a, s.ring);
+  if (begin_copying<REGISTERS>()) {
+    copy_tiles<READ, SPAN, TOKENS>(a, s);
+  } else {
+    multiply_tiles<READ, SPAN, TOKENS>(a, s);
+  }
 #elif defined(__CUDA_ARCH__)
   __trap(); // unreachable: td_cu_props.has_wgmma is false
 #endif
@@ -297,11 +403,10 @@ __global__ static void __launch_bounds__(THREADS, TOKENS <= 64 ? 2 : 1)
 template <int READ, int SPAN, int TOKENS>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   auto kernel = linear_wgmma_kernel<READ, SPAN, TOKENS>;
-  const size_t n_bytes = sizeof(linear_shared<READ, TOKENS>);
+  const size_t n_bytes = sizeof(linear_stages<READ, SPAN, TOKENS>);
   cudaError_t code = allow_shared(kernel, n_bytes);
   if (code != cudaSuccess) return code;
-  dim3 grid(ceil_div(a->n_rows, ROWS), a->n_at_once, a->n_matrices);
-  TD_LAUNCH(kernel, grid, THREADS, n_bytes, stream, *a);
+  TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, n_bytes, stream, *a);
   return launched();
 }
 
@@ -311,8 +416,9 @@ template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_c
 }
 
 template <int READ> static int launch_scaled(const td_cu_linear_args *a, td_cu_stream stream) {
-  if (a->w.scale_cols < STEP && a->w.scale_cols < a->w.cols) return launch<READ, HALF>(a, stream);
-  return launch<READ, STEP>(a, stream);
+  const uint32_t each = a->w.scale_cols;
+  if (each < STEP<READ> && each < a->w.cols) return launch<READ, 32>(a, stream);
+  return launch<READ, STEP<READ>>(a, stream);
 }
 
 extern "C" int td_cu_linear_wgmma(const td_cu_linear_args *a, td_cu_stream stream) {

@@ -1,7 +1,6 @@
 // kernels/cuda/mma.cuh - the mma.sync tensor core instruction, from sm_80 up, and the loads of its
 // fragments from shared memory.
-#ifndef KERNELS_CUDA_MMA_CUH
-#define KERNELS_CUDA_MMA_CUH
+#pragma once
 
 #include "kernels/cuda/cp_async.cuh"
 
@@ -38,7 +37,7 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint
 //   a[0] (g, q..)  a[1] (g + 8, q..)  a[2] (g, q + 16..)  a[3] (g + 8, q + 16..)   (row, k)
 //   b[0] (q.., g)  b[1] (q + 16.., g)                                              (k, column)
 // So in pairs of elements the fragments are those of mma_bf16, and load_matrices loads them.
-__device__ inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+__device__ inline void mma_8bit(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -46,6 +45,18 @@ __device__ inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uin
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #elif !defined(__CUDACC__)
   emu_mma_e4m3(c, a, b);
+#endif
+}
+
+// The same with a, b and c in integers; from sm_80 up.
+__device__ inline void mma_8bit(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+  emu_mma_i8(c, a, b);
 #endif
 }
 
@@ -84,5 +95,3 @@ __device__ inline float quad_sum(float v) {
   v += __shfl_xor_sync(TD_FULL_WARP, v, 1);
   return v + __shfl_xor_sync(TD_FULL_WARP, v, 2);
 }
-
-#endif

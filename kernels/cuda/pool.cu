@@ -69,6 +69,7 @@ __device__ static void finish_entry(const td_cu_pool_args &a, const pool_step &s
     out[d] = r.sum / r.weights;
     squares = fmaf(out[d], out[d], squares);
   }
+  if (!a.norm.n) return;
   const float gain = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(a.dim) + a.eps);
   for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x)
     out[d] = out[d] * gain * vec_at(a.norm, d);
@@ -95,8 +96,8 @@ __device__ static void store_open(const td_cu_pool_args &a, const pool_step &s, 
 }
 
 // One block per token: those that end a group have an entry, those that a page or the step ends
-// with leave a state. Other blocks read what is open in the page of the first token, so that its
-// successor goes to scratch.
+// with leave a state, and those that may be the last have one in the trail. Other blocks read what
+// is open in the page of the first token, so that its successor goes to scratch.
 __global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_args a) {
   __shared__ float scratch[WARP];
   const td_cu_batch &b = a.batch;
@@ -106,7 +107,8 @@ __global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_ar
   const bool ends = ((last + 1) & (a.group - 1)) == 0;
   const bool leaves = (last + 1) % page_tokens == 0 ||
                       static_cast<int32_t>(t) + 1 == b.q_begin[seq + 1];
-  if (!ends && !leaves) return;
+  float *slot_of_trail = trail_slot(a.trail, b, seq, static_cast<int32_t>(t));
+  if (!ends && !leaves && !slot_of_trail) return;
   const uint32_t first = static_cast<uint32_t>(b.q_begin[seq]);
   const int32_t past = b.position[first];
   float *page = state_of(b, a.states, seq, position, a.fault);
@@ -115,6 +117,7 @@ __global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_ar
                        state_before(b, a.states, seq, past, a.fault)};
   const size_t of_open = static_cast<size_t>(a.overlaps + 1) * RUNNING * a.dim;
   const bool is_first = last / page_tokens == s.past / page_tokens;
+  if (slot_of_trail) store_open(a, s, last, slot_of_trail + a.trail_at);
   if (leaves) store_open(a, s, last, is_first ? a.open + seq * of_open : page + a.open_at);
   const size_t slot = last / a.group % a.page_entries;
   if (ends) finish_entry(a, s, last, scratch, page + a.entry_at + slot * a.dim);
@@ -151,11 +154,11 @@ struct key_row {
 // The key in the ring or, of this step, in its row.
 __device__ static key_row window_key(const td_cu_batch &b, const float *ring, const uint16_t *key,
                                      size_t key_stride, uint32_t seq, uint32_t position,
-                                     uint32_t window, uint32_t dim) {
+                                     uint32_t n_ring, uint32_t dim) {
   const uint32_t first = static_cast<uint32_t>(b.q_begin[seq]);
   const uint32_t past = static_cast<uint32_t>(b.position[first]);
   if (position >= past) return {nullptr, key + (first + position - past) * key_stride};
-  return {ring ? ring + static_cast<size_t>(position % window) * dim : nullptr, nullptr};
+  return {ring ? ring + static_cast<size_t>(position % n_ring) * dim : nullptr, nullptr};
 }
 
 __device__ static const float *state_if_any(const td_cu_batch &b, const td_cu_states &s,
@@ -206,7 +209,7 @@ __global__ static void pool_gather_kernel(td_cu_pool_gather_args a) {
   } else {
     const uint32_t past = static_cast<uint32_t>(a.batch.position[a.batch.q_begin[seq]]);
     const float *ring = past ? state_if_any(a.batch, a.states, seq, past - 1) : nullptr;
-    from = window_key(a.batch, ring, a.key, a.key_stride, seq, first + row - n_entries, a.window,
+    from = window_key(a.batch, ring, a.key, a.key_stride, seq, first + row - n_entries, a.ring,
                       a.dim);
   }
   copy_key(from, a.dim, a.in_runs, a.out + (static_cast<size_t>(i) * a.page_tokens + row) * a.dim);
@@ -229,7 +232,7 @@ extern "C" int td_cu_pool_gather(const td_cu_pool_gather_args *a, td_cu_stream s
 
 // ---- the window ---------------------------------------------------------------------------------
 
-// One warp per key of the window that page blockIdx.y of sequence blockIdx.z's step ends with. The
+// One warp per key of the ring that page blockIdx.y of sequence blockIdx.z's step ends with. The
 // page of the first token has the earlier ones already, or gets them from the page before; no
 // other page's slots are read where they are written.
 __global__ static void pool_ring_kernel(td_cu_pool_ring_args a) {
@@ -240,20 +243,20 @@ __global__ static void pool_ring_kernel(td_cu_pool_ring_args a) {
   const int32_t past = b.position[first];
   const uint32_t page_idx = static_cast<uint32_t>(past) / page_tokens + blockIdx.y;
   const uint32_t end = at_most((page_idx + 1) * page_tokens, static_cast<uint32_t>(past + n));
-  const uint32_t in_window = blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
-  if (past < 0 || end <= page_idx * page_tokens || in_window >= at_most(a.window, end)) return;
-  const uint32_t position = end - 1 - in_window;
+  const uint32_t in_ring = blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
+  if (past < 0 || end <= page_idx * page_tokens || in_ring >= at_most(a.ring, end)) return;
+  const uint32_t position = end - 1 - in_ring;
   float *ring = state_of(b, a.states, seq, static_cast<int32_t>(end) - 1, a.fault);
   const float *before = state_before(b, a.states, seq, past, a.fault);
-  const key_row from = window_key(b, before, a.key, a.key_stride, seq, position, a.window, a.dim);
+  const key_row from = window_key(b, before, a.key, a.key_stride, seq, position, a.ring, a.dim);
   if (!ring || (!from.own && (!from.wide || before == ring))) return;
-  float *to = ring + static_cast<size_t>(position % a.window) * a.dim;
+  float *to = ring + static_cast<size_t>(position % a.ring) * a.dim;
   for (uint32_t d = threadIdx.x % WARP; d < a.dim; d += WARP)
     to[d] = from.own ? f32_from_bf16(from.own[d]) : from.wide[d];
 }
 
 extern "C" int td_cu_pool_ring(const td_cu_pool_ring_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->window, ROW_WARPS), a->batch.n_tokens / a->batch.page_tokens + 2,
+  dim3 grid(ceil_div(a->ring, ROW_WARPS), a->batch.n_tokens / a->batch.page_tokens + 2,
             a->batch.n_seqs);
   TD_LAUNCH(pool_ring_kernel, grid, ROW_THREADS, 0, stream, *a);
   return launched();

@@ -1,6 +1,5 @@
 // kernels/cuda/states.cuh - states of sequences in KV pages: that after a position is in its page.
-#ifndef KERNELS_CUDA_STATES_CUH
-#define KERNELS_CUDA_STATES_CUH
+#pragma once
 
 #include "kernels/cuda/attn.cuh"
 
@@ -23,4 +22,10 @@ __device__ inline const float *state_before(const td_cu_batch &b, const td_cu_st
   return position == 0 ? nullptr : state_of(b, s, seq, position - 1, fault);
 }
 
-#endif
+// Where the state after token t of a sequence, which is not its last, is kept; NULL: nowhere.
+__device__ inline float *trail_slot(const td_cu_trail &trail, const td_cu_batch &b, uint32_t seq,
+                                    int32_t t) {
+  if (!trail.slots || trail.first[seq] < 0 || t + 1 >= b.q_begin[seq + 1]) return nullptr;
+  const size_t slot = static_cast<size_t>(trail.first[seq] + t - b.q_begin[seq]);
+  return reinterpret_cast<float *>(trail.slots + slot * trail.slot_bytes);
+}

@@ -3,8 +3,7 @@
 // A panel's row has eight 16-byte chunks; chunk c is stored at position c ^ row % 8. So the same
 // chunk of eight rows, which tensor cores load together, covers all banks. This is wgmma's 128-byte
 // swizzle.
-#ifndef KERNELS_CUDA_PANELS_CUH
-#define KERNELS_CUDA_PANELS_CUH
+#pragma once
 
 #include "kernels/cuda/common.cuh"
 
@@ -15,5 +14,3 @@ __device__ inline uint16_t *chunk_of(uint16_t (*panels)[ROWS][PANEL], uint32_t r
                                      uint32_t chunk) {
   return panels[chunk / PANEL_CHUNKS][row] + (chunk % PANEL_CHUNKS ^ row % 8) * CHUNK;
 }
-
-#endif

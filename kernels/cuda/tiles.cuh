@@ -1,7 +1,6 @@
 // kernels/cuda/tiles.cuh - ranges of tiles, which are pieces of one expert's sorted (token, expert)
 // pairs.
-#ifndef KERNELS_CUDA_TILES_CUH
-#define KERNELS_CUDA_TILES_CUH
+#pragma once
 
 #include "kernels/cuda/common.cuh"
 
@@ -25,5 +24,3 @@ __device__ inline pair_range pairs_of(const td_cu_tile_range &r) {
   const td_cu_tile &last = r.tiles[first + n - 1];
   return {r.tiles[first].begin, last.begin + last.n};
 }
-
-#endif
