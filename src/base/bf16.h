@@ -1,6 +1,5 @@
 // src/base/bf16.h - conversion between BF16 and f32.
-#ifndef TD_BASE_BF16_H
-#define TD_BASE_BF16_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ static inline void td_bf16_values(float *out, const uint16_t *bf16, size_t n) {
   for (size_t i = 0; i < n; i++)
     out[i] = td_bf16_value(bf16[i]);
 }
-
-#endif

@@ -2,8 +2,7 @@
 // Appending functions do not report errors: when memory runs out, the buffer keeps its contents and
 // sets `failed`, and the caller checks td_buf_status once at the end. data is NUL-terminated
 // whenever len or cap > 0.
-#ifndef TD_BASE_BUF_H
-#define TD_BASE_BUF_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ void td_buf_drop(td_buf *buf, size_t len);
 td_status td_buf_status(const td_buf *buf, td_err *err);
 // "" for an empty buffer, never NULL.
 const char *td_buf_text(const td_buf *buf);
-
-#endif

@@ -1,7 +1,6 @@
-// src/base/cgroup.h - limits that control groups (v1 and v2) impose on this process: those of its
-// own groups and of all their visible ancestors.
-#ifndef TD_BASE_CGROUP_H
-#define TD_BASE_CGROUP_H
+// src/base/cgroup.h - limits that control groups (v1 and v2) impose on this process, by its own
+// groups and all their visible ancestors.
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ uint64_t td_cgroup_memory_left(const td_cgroup_view *view);
 uint64_t td_cgroup_memory_limit(const td_cgroup_view *view);
 // Number of CPUs that the quota amounts to, rounded up. UINT32_MAX: no quota.
 uint32_t td_cgroup_cpus(const td_cgroup_view *view);
-
-#endif

@@ -1,6 +1,5 @@
 // src/base/clock.h - the only clock: monotonic nanoseconds, comparable between processes.
-#ifndef TD_BASE_CLOCK_H
-#define TD_BASE_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -21,5 +20,3 @@ static inline uint64_t td_clock_cpu_ns(void) {
 static inline double td_clock_s(void) {
   return (double)td_clock_ns() * 1e-9;
 }
-
-#endif

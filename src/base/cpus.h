@@ -1,7 +1,6 @@
 // src/base/cpus.h - the CPUs this process may use, and which of them a pool's members are pinned
 // to.
-#ifndef TD_BASE_CPUS_H
-#define TD_BASE_CPUS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -36,5 +35,3 @@ unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes);
 // kernel, which sees the other processes' load.
 bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpus, unsigned n_nodes,
                    bool from_end);
-
-#endif

@@ -1,7 +1,6 @@
-// src/base/env.h - environment variables, and the list of those for tests and debugging.
+// src/base/env.h - environment variables, and the list that tests and debugging use.
 // The program calls getenv only here; scripts/check_includes.py checks it.
-#ifndef TD_BASE_ENV_H
-#define TD_BASE_ENV_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -33,5 +32,3 @@ static inline const char *td_test_var_get(td_test_var var) {
 #undef TD_TEST_VAR_NAME
   return td_env(names[var]);
 }
-
-#endif

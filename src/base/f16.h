@@ -1,6 +1,5 @@
 // src/base/f16.h - conversion between IEEE half precision and f32.
-#ifndef TD_BASE_F16_H
-#define TD_BASE_F16_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ static inline uint16_t td_f16_of(float value) {
   bits += 0xFFF + (bits >> 13 & 1); // a carry propagates into the exponent
   return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
 }
-
-#endif

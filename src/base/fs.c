@@ -109,7 +109,10 @@ bool td_file_exists(const char *path) {
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
   *out = (td_file_map){.is_kept = true};
   out->data = find_kept(path, &out->n_bytes);
-  if (out->data) return TD_OK;
+  return out->data ? TD_OK : td_file_map_disk(out, path, err);
+}
+
+td_status td_file_map_disk(td_file_map *out, const char *path, td_err *err) {
   *out = (td_file_map){0};
   int fd = -1;
   struct stat info;

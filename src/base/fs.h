@@ -1,6 +1,5 @@
 // src/base/fs.h - whole files: read, map, write atomically.
-#ifndef TD_BASE_FS_H
-#define TD_BASE_FS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,9 +36,8 @@ typedef struct {
 
 // TD_EINVAL: not a regular file.
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err);
+td_status td_file_map_disk(td_file_map *out, const char *path, td_err *err); // never a kept file
 void td_file_map_close(td_file_map *map);
 
 // Writes path atomically: through a temporary file in the same directory.
 td_status td_file_write(const char *path, const void *bytes, size_t len, td_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 // src/base/jitter.h - random measurements, and random delays before a stream's operations, so that
 // tests exercise concurrent operations in more orders than an idle machine produces. Used by the
 // CPU device's streams and by the CUDA emulator, which compiles this file as well.
-#ifndef TD_BASE_JITTER_H
-#define TD_BASE_JITTER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,13 +29,10 @@ static inline void td_jitter_wait(td_jitter *jitter) {
   if (jitter->seed) td_jitter_sleep(jitter);
 }
 
-// Of a measured time: ns itself, or with the environment variable TANDEM_TIMES, a seed, anything
-// from none of it to 16 times as much. Whatever a measurement chooses, texts must not depend on it.
-// Any thread.
+// A measured time: ns itself or, with the environment variable TANDEM_TIMES (a seed), a random one
+// from 0 to 16 times as long. No text may depend on what a measurement chooses. Any thread.
 uint64_t td_jitter_time(uint64_t ns);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,8 +1,7 @@
 // src/base/json_parse.h - strict JSON: validated here, then parsed by cJSON.
 // Files that include this may use cJSON's types; see the vendor fences in
 // scripts/check_includes.py.
-#ifndef TD_BASE_JSON_PARSE_H
-#define TD_BASE_JSON_PARSE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -47,5 +46,3 @@ td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int
                           int64_t *out, td_err *err);
 // *out borrows from object.
 td_status td_json_get_str(const cJSON *object, const char *key, const char **out, td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/base/json_write.h - writes JSON into a td_buf and takes care of commas and quoting.
-#ifndef TD_BASE_JSON_WRITE_H
-#define TD_BASE_JSON_WRITE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ bool td_jw_print_line(td_json_writer *w, FILE *file);
 // Appends text as a quoted JSON string. Invalid UTF-8 bytes, and NUL, which td_json_check rejects,
 // become U+FFFD, so that the output can be parsed again.
 void td_json_quote(td_buf *out, const char *text, size_t len);
-
-#endif

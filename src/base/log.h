@@ -4,8 +4,7 @@
 // the terminal is stopped, the line is dropped and counted; the count is logged when lines can be
 // written again. Control characters are escaped (base/printable.h), since messages contain text
 // from clients and files.
-#ifndef TD_BASE_LOG_H
-#define TD_BASE_LOG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ void td_log_draw(const char *bytes, size_t len);
 #define td_warn(...)  td_log(TD_LOG_WARN, __VA_ARGS__)
 #define td_info(...)  td_log(TD_LOG_INFO, __VA_ARGS__)
 #define td_debug(...) td_log(TD_LOG_DEBUG, __VA_ARGS__)
-
-#endif

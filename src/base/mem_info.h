@@ -1,6 +1,5 @@
 // src/base/mem_info.h - memory available to this process, and the page sizes it can have.
-#ifndef TD_BASE_MEM_INFO_H
-#define TD_BASE_MEM_INFO_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ typedef enum {
 td_page_kind td_memory_shared_pages(uint64_t n_bytes);
 // Bytes of shared memory that this process maps in transparent 2 MB pages.
 uint64_t td_memory_shared_huge_bytes(void);
-
-#endif

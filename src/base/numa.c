@@ -1,7 +1,6 @@
 // src/base/numa.c - finds NUMA nodes, binds threads and memory to them, asks where memory lies.
 #include "base/numa.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,7 @@
 // Threads on a node take the rows in its stripes first (device/cpu/tile_map.h), so that cores
 // mostly read local memory, whatever the size of a matrix: a stripe is no smaller than a page, and
 // matrices begin anywhere in one, so that their shares of the nodes even out.
-#ifndef TD_BASE_NUMA_H
-#define TD_BASE_NUMA_H
+#pragma once
 
 #include <pthread.h>
 #include <sched.h>
@@ -61,7 +60,7 @@ static inline bool td_stripes_hold(const td_stripes *s, const void *at, size_t n
 static inline unsigned td_stripes_node(const td_stripes *s, const void *at) {
   return (unsigned)((size_t)((const char *)at - s->base) / s->stripe_bytes % s->n_nodes);
 }
-// Bytes of it that lie on the idx-th node.
+// Bytes on the idx-th node.
 uint64_t td_stripes_bytes(const td_stripes *stripes, unsigned idx);
 // Allocates the pages of memory that nothing has touched yet, each on its stripe's node. False: the
 // kernel refused, and pages are where this thread runs.
@@ -71,5 +70,3 @@ bool td_stripes_touch(const td_stripes *stripes, const td_nodes *nodes);
 // kernel refused.
 bool td_stripes_where(const td_stripes *stripes, const td_nodes *nodes, size_t page_bytes,
                       uint8_t *out);
-
-#endif

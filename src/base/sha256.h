@@ -1,6 +1,5 @@
 // src/base/sha256.h - SHA-256 by nettle, for collision-resistant names.
-#ifndef TD_BASE_SHA256_H
-#define TD_BASE_SHA256_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ static inline void td_digest_hex(char out[TD_DIGEST_HEX], const td_digest *diges
   base16_encode_update(out, sizeof digest->bytes, digest->bytes);
   out[TD_DIGEST_HEX - 1] = '\0';
 }
-
-#endif

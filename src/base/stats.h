@@ -1,6 +1,5 @@
 // src/base/stats.h - order statistics of measurements.
-#ifndef TD_BASE_STATS_H
-#define TD_BASE_STATS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -9,5 +8,3 @@ void td_sort(double *values, size_t n); // ascending
 double td_median(double *values, size_t n);
 // Nearest rank, of values in ascending order; p in percent. NAN where n is 0.
 double td_percentile(const double *sorted, size_t n, double p);
-
-#endif

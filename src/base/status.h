@@ -1,8 +1,7 @@
 // src/base/status.h - status codes, error messages, violated invariants.
 // User input, files, allocation and full pools return td_status and fill a td_err whose message
 // names the thing and the cure. Violated invariants abort through TD_CHECK, also in release builds.
-#ifndef TD_BASE_STATUS_H
-#define TD_BASE_STATUS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -54,5 +53,3 @@ _Noreturn void td_check_failed(const char *file, int line, const char *what);
   } while (0)
 
 #define TD_COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-#endif

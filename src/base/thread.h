@@ -1,6 +1,5 @@
 // src/base/thread.h - starts threads whose stack size does not depend on the process's limits.
-#ifndef TD_BASE_THREAD_H
-#define TD_BASE_THREAD_H
+#pragma once
 
 #include <pthread.h>
 
@@ -16,5 +15,3 @@ int td_thread_start(pthread_t *thread, void *(*fn)(void *arg), void *arg);
 // Call in main before threads start: lets the calling thread's stack grow to TD_STACK_BYTES.
 // TD_ELIMIT: the hard limit is lower.
 td_status td_thread_raise_limit(td_err *err);
-
-#endif

@@ -12,8 +12,7 @@
 // * Another process changes the number of active members while a step runs.
 // * ThreadSanitizer sees how members synchronize, libgomp's it does not.
 // * A thread that cannot be started is an error here; libgomp ends the process.
-#ifndef TD_BASE_THREAD_POOL_H
-#define TD_BASE_THREAD_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ void td_pool_set_limit(td_pool *pool, const _Atomic uint32_t *n_active);
 // returned.
 void td_pool_run(td_pool *pool, void (*fn)(void *ctx, unsigned member, unsigned n_members),
                  void *ctx);
-
-#endif

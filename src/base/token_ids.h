@@ -1,6 +1,5 @@
 // src/base/token_ids.h - a growable array of token ids.
-#ifndef TD_BASE_TOKEN_IDS_H
-#define TD_BASE_TOKEN_IDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ void td_token_ids_free(td_token_ids *ids);
 td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err);
 td_status td_token_ids_push(td_token_ids *ids, int32_t id, td_err *err);
 td_status td_token_ids_add(td_token_ids *ids, const int32_t *more, size_t n, td_err *err);
-
-#endif

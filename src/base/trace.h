@@ -3,8 +3,7 @@
 // fixed-size records, written by its thread and read by the front, which writes them to a file
 // (runtime/trace_file.h). Recording never blocks: a record that finds its ring full is dropped and
 // counted. While tracing is off, a call costs one predicted branch.
-#ifndef TD_BASE_TRACE_H
-#define TD_BASE_TRACE_H
+#pragma once
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -15,8 +14,8 @@
 #include "base/clock.h"
 #include "base/ops.h"
 
-// All events: id, name, category, names of its two values (NULL: none). Operators are events, too.
-// The list can be expanded with a macro named X only.
+// All events: id, name, category, names of its two values (NULL: none). Operators are events as
+// well. Only a macro named X can expand the list.
 #define TD_TRACE_OF_OP(NAME, name, args_type, unit, n_tokens, amount_unit, amount)                 \
   X(OP_##NAME, #name, "operator", unit, amount_unit)
 #define TD_TRACE_EVENTS(X)                                                                         \
@@ -136,5 +135,3 @@ static inline void td_trace_mark(td_trace_event event, uint32_t a, uint64_t b) {
 size_t td_trace_take(td_trace_lane *lane, td_trace_record *out, size_t max);
 // Frees a lane whose process has ended, once it is empty.
 void td_trace_free_lane(td_trace_lane *lane);
-
-#endif

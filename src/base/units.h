@@ -1,6 +1,5 @@
 // src/base/units.h - binary units of bytes, as sizes and as quotients for messages.
-#ifndef TD_BASE_UNITS_H
-#define TD_BASE_UNITS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ static inline double td_mib(double n_bytes) {
 static inline double td_gib(double n_bytes) {
   return n_bytes / (double)TD_GIB;
 }
-
-#endif

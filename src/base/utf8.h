@@ -1,6 +1,5 @@
 // src/base/utf8.h - strict UTF-8: no surrogates, no overlong forms, nothing above U+10FFFF.
-#ifndef TD_BASE_UTF8_H
-#define TD_BASE_UTF8_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,5 +21,3 @@ size_t td_utf8_whole(const char *text, size_t len);
 size_t td_utf8_bad_len(const char *text, size_t len);
 // Appends text with each invalid part replaced by U+FFFD.
 void td_utf8_add_replaced(td_buf *out, const char *text, size_t len);
-
-#endif

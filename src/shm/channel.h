@@ -1,8 +1,7 @@
 // src/shm/channel.h - what the front and one worker share: two rings, the worker's thread limit and
 // its pulse, in one segment with four eventfds. The front creates it and passes the descriptors to
 // the worker, which attaches.
-#ifndef TD_SHM_CHANNEL_H
-#define TD_SHM_CHANNEL_H
+#pragma once
 
 #include "base/status.h"
 #include "shm/ring.h"
@@ -35,5 +34,3 @@ td_status td_channel_create(td_channel *out, uint32_t capacity, td_err *err);
 // The worker's side, from inherited descriptors, which *out owns in every case.
 td_status td_channel_attach(td_channel *out, const int fds[TD_CHANNEL_N_FDS], td_err *err);
 void td_channel_close(td_channel *channel); // closing a closed one is legal
-
-#endif

@@ -12,8 +12,7 @@
 // Waking: before sleeping, an end sets its flag, checks the ring once more, and only then polls its
 // descriptor. The peer makes a system call only if the flag is set. ring.c shows why no wake is
 // lost.
-#ifndef TD_SHM_RING_H
-#define TD_SHM_RING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ void td_ring_writer_disarm(td_ring_writer *writer);
 
 // Records in the ring, approximately; for reports only.
 uint32_t td_ring_n_used(const td_ring_end *end);
-
-#endif

@@ -1,8 +1,7 @@
 // src/shm/segment.h - shared memory: an anonymous file (memfd) whose size is sealed, so that no
 // process can make another fault by shrinking it. The kernel frees it when the last mapping and
 // descriptor are gone, so a crash leaves nothing behind.
-#ifndef TD_SHM_SEGMENT_H
-#define TD_SHM_SEGMENT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -31,5 +30,3 @@ td_status td_segment_size(int fd, size_t n_bytes, td_err *err);
 // not a segment, or its size is not sealed.
 td_status td_segment_attach(td_segment *out, int fd, td_err *err);
 void td_segment_close(td_segment *segment); // closing a closed one is legal
-
-#endif
