@@ -1,14 +1,13 @@
 // src/gguf/arch.h - what llama.cpp's writers call the parts of a model: architectures, keys of
 // their metadata and names of their tensors, in the terms of the models' publishers.
-#ifndef TD_GGUF_ARCH_H
-#define TD_GGUF_ARCH_H
+#pragma once
 
 #include "base/buf.h"
 #include "gguf/gguf.h"
 
 typedef struct td_gguf_arch td_gguf_arch;
 
-// The architecture that the metadata name. TD_EUNSUPPORTED lists those that are known.
+// The architecture that the metadata name. TD_EUNSUPPORTED lists the known ones.
 td_status td_gguf_arch_of(const td_gguf *gguf, const td_gguf_arch **out, td_err *err);
 
 // The publisher's name of a tensor; a '*' in it stands for the number of an expert, over which the
@@ -19,5 +18,3 @@ bool td_gguf_tensor_name(const td_gguf_arch *arch, td_gguf_str name, char *out, 
 // Appends the config.json that the metadata of a model's files describe; the first file has them.
 // TD_EFORMAT, TD_EUNSUPPORTED.
 td_status td_gguf_config(td_buf *out, const td_gguf *parts, size_t n_parts, td_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 // src/gguf/arch_impl.h - the table of architectures, shared by what reads their names (names.c) and
 // their metadata (config.c).
-#ifndef TD_GGUF_ARCH_IMPL_H
-#define TD_GGUF_ARCH_IMPL_H
+#pragma once
 
 #include "base/json_write.h"
 #include "gguf/arch.h"
@@ -28,5 +27,3 @@ struct td_gguf_arch {
   const td_gguf_name *keys;  // metadata, after the architecture's name, and keys of config.json
   td_status (*write)(const td_gguf_config_writer *w); // writes everything else; may be NULL
 };
-
-#endif

@@ -116,10 +116,7 @@ void td_gguf_files_close(td_gguf_files *f) {
 // ---- files of a checkpoint ----------------------------------------------------------------------
 
 static bool is_made(const char *name) {
-  static const char *const names[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
-  for (size_t i = 0; i < TD_COUNT(names); i++)
-    if (strcmp(name, names[i]) == 0) return true;
-  return false;
+  return td_is_word("config.json tokenizer.json tokenizer_config.json", name);
 }
 
 static td_status make(td_buf *out, const char *model, const char *name, td_err *err) {

@@ -1,7 +1,6 @@
 // src/gguf/files.h - a model in GGUF: one file, or parts of it called NAME-00001-of-0000N.gguf,
 // seen as the folder of files that its publisher would have made.
-#ifndef TD_GGUF_FILES_H
-#define TD_GGUF_FILES_H
+#pragma once
 
 #include "base/fs.h"
 #include "base/json_parse.h"
@@ -45,5 +44,3 @@ bool td_checkpoint_has(const char *model, const char *name);
 // Whether an entry of a folder is a model: a folder with a config.json, or a GGUF file, of whose
 // parts the first.
 bool td_checkpoint_is(const char *folder, const char *name);
-
-#endif

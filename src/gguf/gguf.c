@@ -34,16 +34,6 @@ static const struct {
     {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},
 };
 
-bool td_gguf_block(const char *dtype, uint32_t *cols, uint32_t *bytes) {
-  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (strcmp(dtypes[i].name, dtype) != 0) continue;
-    *cols = dtypes[i].cols;
-    *bytes = dtypes[i].bytes;
-    return true;
-  }
-  return false;
-}
-
 typedef struct {
   td_gguf *out;
   const uint8_t *begin, *at, *end; // of the file; at: what is read next

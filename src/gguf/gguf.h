@@ -3,8 +3,7 @@
 // values, the values (key, type, value), the tensors (name, dimensions, type, offset), then, at a
 // multiple of the alignment, the data. Nothing in it is trusted: every count and length is checked
 // against the bytes that are left.
-#ifndef TD_GGUF_GGUF_H
-#define TD_GGUF_GGUF_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -80,8 +79,3 @@ bool td_gguf_text(const td_gguf_value *v, td_gguf_str *out);
 // The strings of an array, one after the other: *at begins as v->data. Call at most v->n times.
 td_gguf_str td_gguf_next_str(const uint8_t **at);
 bool td_gguf_str_is(td_gguf_str s, const char *text);
-
-// Columns and bytes of a block of a tensor's type; false: the name is none of GGUF's.
-bool td_gguf_block(const char *dtype, uint32_t *cols, uint32_t *bytes);
-
-#endif

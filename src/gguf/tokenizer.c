@@ -132,7 +132,7 @@ static void write_pre(td_json_writer *w, const char *const *patterns) {
 
 // ---- tokens -------------------------------------------------------------------------------------
 
-enum { UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 
 // The array of strings or numbers called key; NULL: it is none.
 static const td_gguf_value *list(const td_gguf *g, const char *key, bool of_text) {
@@ -140,10 +140,11 @@ static const td_gguf_value *list(const td_gguf *g, const char *key, bool of_text
   return v && v->is_array && (v->type == TD_GGUF_STR) == of_text ? v : NULL;
 }
 
+// NORMAL where the file states none, or no type.
 static int type_of(const td_gguf_value *types, uint64_t id) {
-  double type = 1;
+  double type = NORMAL;
   td_gguf_number(types, id, &type);
-  return (int)type;
+  return type >= NORMAL && type <= BYTE ? (int)type : NORMAL;
 }
 
 // Writers make control tokens of all that look so. DeepSeek's of tool calls are text, which the

@@ -1,7 +1,6 @@
 // src/model/bind_impl.h - declarations shared by tensor_bind.c (assigns tensors to the model's
 // fields) and weight_formats.c (the ways a matrix is stored).
-#ifndef TD_MODEL_BIND_IMPL_H
-#define TD_MODEL_BIND_IMPL_H
+#pragma once
 
 #include "model/tensor_bind.h"
 #include "model/tensor_specs.h"
@@ -55,5 +54,3 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
 // Binds module.weight [rows][cols] in whichever format it is stored. plain: reject quantized ones.
 td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, uint32_t rows,
                          uint32_t cols, td_weight *w);
-
-#endif

@@ -35,6 +35,13 @@ td_status td_config_bad(const td_config_reader *r, const char *what) {
   return td_fail(r->err, TD_EFORMAT, "%s: %s", r->file, what);
 }
 
+td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out) {
+  *out = td_json_get(r->root, key);
+  return !*out || cJSON_IsObject(*out)
+             ? TD_OK
+             : td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, key);
+}
+
 bool td_config_takes(const td_config_reader *r, const char *key) {
   for (const char *const *name = r->out->family->ignores; *name; name++)
     if (strcmp(*name, key) == 0) return false;
@@ -55,7 +62,6 @@ static td_status read_common(const td_config_reader *r) {
   if (st == TD_OK && td_config_takes(r, "hidden_act"))
     st = td_config_expect_str(r, "hidden_act", "silu");
   if (st == TD_OK) st = td_config_read_rope(r);
-  if (st == TD_OK) st = td_config_read_quant(r);
   if (st == TD_OK && c->top_k > c->n_experts) {
     st = td_fail(r->err, TD_EFORMAT, "%s: num_experts_per_tok %u is more than the %u experts",
                  r->file, c->top_k, c->n_experts);
@@ -200,7 +206,7 @@ static td_status set_rotary(const td_config_reader *r) {
     return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
                    r->file, part);
   }
-  if (c->rope_dim) return TD_OK; // stated: qk_rope_head_dim
+  if (c->rope_dim || c->has_no_rope) return TD_OK; // stated: qk_rope_head_dim
   c->rope_dim = (uint32_t)(c->head_dim * part);
   if (c->rope_dim < 2 || c->rope_dim % 2) {
     return td_config_bad(r, "partial_rotary_factor must leave an even part of each head");
@@ -251,6 +257,8 @@ static const td_wrapper wrappers[] = {
      false,
      {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp.", "model.vision_tower.",
       "model.multi_modal_projector."}},
+    {"glm5_next", "glm5_next_text", "model.language_model.", "", false, {"model.visual."}},
+    {"qwen4_exp", "qwen4_exp_text", "model.language_model.", "", false, {"model.visual."}},
 };
 
 const td_wrapper *td_wrapper_find(const char *model_type) {
@@ -319,6 +327,10 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   *out = (td_model_config){.bos_id = -1};
   td_config_reader r = {.root = config, .file = file, .out = out, .err = err ? err : &local};
   td_status st = find_family(&r);
+  if (st == TD_OK) {
+    const td_config_reader whole = {.root = config, .file = file, .out = out, .err = r.err};
+    st = td_config_read_quant(&whole);
+  }
   // What config.json states replaces the family's default; the whole has precedence over
   // text_config.
   const cJSON *const places[] = {r.root, config};

@@ -1,7 +1,6 @@
 // src/model/config.h - reads config.json and generation_config.json, both as published by the
 // models' makers and as written by transformers 4 and 5.
-#ifndef TD_MODEL_CONFIG_H
-#define TD_MODEL_CONFIG_H
+#pragma once
 
 #include "base/json_parse.h"
 #include "model/model.h"
@@ -35,7 +34,9 @@ void td_config_add_ignored(const td_config_reader *r, const char *key); // a lit
 // supported.
 td_status td_config_expect_str(const td_config_reader *r, const char *key, const char *supported);
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
-bool td_config_takes(const td_config_reader *r, const char *key);     // not in family->ignores
+// The object called key; NULL: there is none.
+td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out);
+bool td_config_takes(const td_config_reader *r, const char *key); // not in family->ignores
 td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
 // head_dim (fallback if absent), and that the heads fit. GQA.
 td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback);
@@ -44,6 +45,9 @@ td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank);
 // What MLA over selected keys has: td_config_read_mla, with queries of low rank, and that the
 // indexer's keys hold the rotary part. Every layer has an indexer.
 td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank);
+// The layers that have an indexer, as GLM's configurations say: indexer_types, index_topk_pattern,
+// or index_topk_freq.
+td_status td_config_read_index_layers(const td_config_reader *r);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
 // on.
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);
@@ -65,5 +69,3 @@ td_status td_config_bool(const td_config_reader *r, const cJSON *object, const c
                          bool *out);
 td_status td_config_str(const td_config_reader *r, const cJSON *object, const char *key,
                         const char **out);
-
-#endif

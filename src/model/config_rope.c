@@ -98,6 +98,10 @@ static td_status check_default(const td_config_reader *r, const cJSON *dict) {
 td_status td_config_read_rope(const td_config_reader *r) {
   td_model_config *c = r->out;
   if (c->rope_theta <= 0) c->rope_theta = 10000;
+  if (c->has_no_rope) { // whatever config.json says of positions
+    c->yarn = (td_yarn){.factor = 1, .beta_fast = 32, .beta_slow = 1};
+    return TD_OK;
+  }
   const cJSON *dict;
   td_status st = find_dict(r, &dict);
   // A family's default counts only where the file says nothing, as in transformers.

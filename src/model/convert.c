@@ -2,7 +2,6 @@
 #include "model/convert.h"
 
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -427,10 +426,6 @@ uint64_t td_conversion_bytes(const td_conversion *c) {
 
 const td_tensor *td_conversion_source(const td_conversion *c, size_t idx) {
   return idx < c->n_jobs ? c->jobs[idx].words : NULL;
-}
-
-const td_shard_entry *td_conversion_result(const td_conversion *c, size_t idx) {
-  return c && idx < c->n_entries ? &c->entries[idx] : NULL;
 }
 
 void td_conversion_write_header(const td_conversion *c, void *memory) {

@@ -10,8 +10,7 @@
 // Results are tensors of an additional shard in memory: <module>.weight, and for GPTQ converted to
 // I8 also <module>.weight_scale; for a transposed tensor its name and TD_TRANSPOSED, and for
 // bitsandbytes' <module>.weight that and TD_DEQUANTIZED.
-#ifndef TD_MODEL_CONVERT_H
-#define TD_MODEL_CONVERT_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -37,8 +36,6 @@ void td_conversion_close(td_conversion *conversion);
 uint64_t td_conversion_bytes(const td_conversion *conversion);
 // The idx-th tensor of codes, unused after conversion; NULL if idx is past the end.
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
-// The idx-th resulting tensor with its offset in the shard; NULL if idx is past the end.
-const td_shard_entry *td_conversion_result(const td_conversion *conversion, size_t idx);
 // Writes the shard's header to zeroed, 64-byte aligned memory of td_conversion_bytes.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);
 typedef struct {
@@ -52,5 +49,3 @@ typedef struct {
 // which dtype. TD_ENOMEM, TD_ECANCELED.
 td_status td_conversion_run(const td_conversion *conversion, void *memory,
                             const td_conversion_opts *opts, td_err *err);
-
-#endif

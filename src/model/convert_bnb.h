@@ -1,8 +1,7 @@
 // src/model/convert_bnb.h - dequantizes matrices that bitsandbytes stored: a code of 4 bits an
 // element, the higher half of a byte first, that indexes a table (NF4, FP4), times the largest
 // magnitude of a block; these factors may be stored in 8 bits the same way, less their mean.
-#ifndef TD_MODEL_CONVERT_BNB_H
-#define TD_MODEL_CONVERT_BNB_H
+#pragma once
 
 #include "model/checkpoint/store.h"
 #include "tandem/types.h"
@@ -28,5 +27,3 @@ void td_bnb_each(const td_store *store, const char *weight,
                  void (*use)(void *ctx, const char *name), void *ctx);
 // Writes the values, rounded once, to out [rows][cols] of dtype. data: where each part is now.
 void td_bnb_values(const td_bnb_matrix *m, const void *const data[TD_BNB_N_PARTS], void *out);
-
-#endif

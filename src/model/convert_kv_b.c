@@ -2,7 +2,6 @@
 #include "model/convert_kv_b.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/bf16.h"
 #include "base/f16.h"

@@ -1,9 +1,8 @@
-// src/model/convert_kv_b.h - MLA's kv_b_proj from the two tensors that GGUF has of it:
+// src/model/convert_kv_b.h - makes MLA's kv_b_proj from the two tensors that GGUF stores instead:
 //   k_b [heads][latent][nope], each head's part transposed
 //   v_b [heads][v][latent]
 // to [heads][nope, then v][latent].
-#ifndef TD_MODEL_CONVERT_KV_B_H
-#define TD_MODEL_CONVERT_KV_B_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -20,5 +19,3 @@ typedef struct {
 td_dtype td_kv_b_dtype(td_dtype k, td_dtype v);
 // False: out of memory.
 bool td_kv_b_join(const td_kv_b_parts *parts, void *out);
-
-#endif

@@ -1,6 +1,5 @@
 // src/model/convert_matrix.h - unpacks one matrix of packed codes to a dtype that kernels support.
-#ifndef TD_MODEL_CONVERT_MATRIX_H
-#define TD_MODEL_CONVERT_MATRIX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ void td_words_scales(const td_word_matrix *m, float *out);
 bool td_words_to_values(const td_word_matrix *m, void *out);
 // out [rows][cols] of from [cols][rows], elements of 1, 2 or 4 bytes.
 void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, size_t element_bytes);
-
-#endif

@@ -1,6 +1,5 @@
 // src/model/fingerprint.h - identifies a checkpoint, for data on disk that depends on it.
-#ifndef TD_MODEL_FINGERPRINT_H
-#define TD_MODEL_FINGERPRINT_H
+#pragma once
 
 #include "base/sha256.h"
 #include "base/status.h"
@@ -9,5 +8,3 @@
 // modification time and samples of its bytes (small files entirely). Detects a checkpoint that was
 // modified or replaced; a fresh copy of the same checkpoint may get a different fingerprint.
 td_status td_model_fingerprint(td_sha256 *sha, const char *dir, td_err *err);
-
-#endif

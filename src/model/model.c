@@ -12,9 +12,9 @@
 #include "base/mem_info.h"
 #include "base/units.h"
 #include "gguf/files.h"
+#include "model/a8.h"
 #include "model/checkpoint/resident.h"
 #include "model/convert.h"
-#include "model/f8.h"
 #include "model/families/family.h"
 #include "model/tensor_bind.h"
 
@@ -52,12 +52,15 @@ static void count_weight(td_model_stats *s, const td_weight *w, share used) {
   s->active_params += n * used.part / used.whole;
 }
 
-static void count_f8(td_model_stats *s, const td_weight *w, bool is_expert) {
+static void count_a8(td_model_stats *s, const td_weight *w, share used, bool is_expert) {
   if (!w->rows) return; // shares memory with another
   s->n_matrices++;
-  if (!td_weight_takes_f8(w)) return;
-  s->n_f8++;
-  if (!is_expert) s->f8_params += (uint64_t)w->rows * w->cols;
+  const td_activations a8 = td_weight_a8(w);
+  if (a8 == TD_ACTIVATIONS_AUTO) return;
+  const uint64_t n = (uint64_t)w->rows * w->cols;
+  s->a8[a8].n_matrices++;
+  if (!is_expert) s->a8[a8].params += n;
+  s->a8[a8].active_params += n * used.part / used.whole;
 }
 
 // Counts the weights bound to one field of object.
@@ -69,7 +72,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   switch (p->kind) {
   case TD_SPEC_WEIGHT:
   case TD_SPEC_LATENT:
-    count_f8(s, field, false);
+    count_a8(s, field, all, false);
     count_weight(s, field, all);
     return;
   case TD_SPEC_ROUTER:
@@ -81,8 +84,9 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     s->expert_bytes -= s->bytes;
     for (uint32_t e = 0; e < c->n_experts; e++) {
       const td_weight *w = &(*(td_weight *const *)field)[e];
-      count_f8(s, w, true);
-      count_weight(s, w, (share){c->top_k, c->n_experts});
+      const share used = {c->top_k, c->n_experts};
+      count_a8(s, w, used, true);
+      count_weight(s, w, used);
     }
     s->expert_bytes += s->bytes;
     return;
@@ -99,8 +103,17 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   case TD_SPEC_TABLE: // of ids, not of parameters
     s->bytes += n * td_dim_value(c, p->cols) * sizeof(int32_t);
     return;
+  case TD_SPEC_NGRAMS: {
+    const td_ngram_table *table = field;
+    for (uint32_t i = 0; i < table->n_shards; i++) {
+      s->table_bytes += td_weight_data_bytes(&table->shards[i]);
+      s->params += (uint64_t)table->shards[i].rows * table->shards[i].cols;
+    }
+    return;
+  }
   case TD_SPEC_F32:
   case TD_SPEC_CONV:
+  case TD_SPEC_CONV3:
     n *= td_dim_value(c, p->cols);
     count(s, TD_F32, n * sizeof(float), all);
     break;
@@ -109,21 +122,24 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   s->active_params += n;
 }
 
+static void count_layer(td_model_stats *s, const td_model *m, uint32_t layer_idx) {
+  const td_family *family = m->config.family;
+  const unsigned met = td_layer_conditions(&m->config, layer_idx);
+  for (size_t i = 0; i < family->n_layer; i++) {
+    const td_tensor_spec *p = &family->layer[i];
+    if (!(p->conditions & ~met)) count_place(s, &m->config, p, &m->binding.layers[layer_idx]);
+  }
+}
+
 static td_model_stats count_all(const td_model *m) {
   td_model_stats s = {0};
-  unsigned met = td_end_conditions(&m->config);
+  const unsigned met = td_end_conditions(&m->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
     const td_tensor_spec *p = &td_end_places[i];
     if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.ends);
   }
-  const td_family *family = m->config.family;
-  for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
-    met = td_layer_conditions(&m->config, layer);
-    for (size_t i = 0; i < family->n_layer; i++) {
-      const td_tensor_spec *p = &family->layer[i];
-      if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.layers[layer]);
-    }
-  }
+  for (uint32_t layer = 0; layer < m->config.n_layers; layer++)
+    count_layer(&s, m, layer);
   return s;
 }
 
@@ -265,7 +281,7 @@ td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err) {
 
 td_status td_model_assemble(td_model **out, const td_model_config *config,
                             const td_model_parts *parts, td_err *err) {
-  const size_t n_bytes = config->n_layers * sizeof *parts->layers;
+  const size_t n_bytes = (config->n_layers + (parts->mtp != NULL)) * sizeof *parts->layers;
   td_model *m = *out = calloc(1, sizeof *m);
   if (m) {
     m->config = *config;
@@ -281,6 +297,8 @@ td_status td_model_assemble(td_model **out, const td_model_config *config,
   }
   m->binding.blocks[m->binding.n_blocks++] = parts->owned;
   memcpy(m->binding.layers, parts->layers, n_bytes);
+  m->binding.has_mtp = parts->mtp != NULL;
+  if (parts->mtp) m->binding.mtp = *parts->mtp;
   m->binding.ends = (td_model_ends){
       .embed = parts->embed, .lm_head = parts->lm_head, .final_norm = parts->final_norm};
   m->memory = parts->memory;
@@ -354,6 +372,15 @@ uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx) {
     if (layer->up) n += td_weight_bytes(&layer->up[e]);
   }
   return n;
+}
+
+uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts) {
+  if (!model->binding.has_mtp) return 0;
+  td_model_stats s = {0};
+  count_layer(&s, model, model->config.n_layers);
+  const td_mtp *mtp = &model->binding.mtp;
+  return s.bytes - (has_experts ? 0 : s.expert_bytes) + td_weight_bytes(&mtp->proj) +
+         td_weight_bytes(&mtp->hidden_proj);
 }
 
 td_model_stats td_model_stats_of(const td_model *model) {

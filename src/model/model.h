@@ -1,6 +1,5 @@
 // src/model/model.h - a checkpoint directory: its configuration, and its weights mapped as stored.
-#ifndef TD_MODEL_MODEL_H
-#define TD_MODEL_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -8,6 +7,7 @@
 
 #include "base/numa.h"
 #include "base/status.h"
+#include "model/ngrams.h"
 #include "tandem/types.h"
 
 // Kinds of attention, of which every layer is one. X(KIND, name): engine/attn/name.c computes it.
@@ -17,7 +17,10 @@
   X(MLA, mla)               /* multi-head latent attention */                                      \
   X(DSA, dsa)               /* MLA over keys that an indexer selects for each token */             \
   X(DSA_SHARED, dsa_shared) /* MLA over the keys that the layer before attended to */              \
+  X(GROUPS, groups)         /* GQA over groups of keys, whose mean keys an indexer selects */      \
+  X(DSA_POOL, dsa_pool)     /* MLA over groups of keys, whose pooled keys an indexer selects */    \
   X(DELTA, delta)           /* gated delta net: a recurrent state instead of keys and values */    \
+  X(KDA, kda)               /* and with a decay for each channel: Kimi delta attention */          \
   X(NEAR, near)             /* one key within a window, which is the value, too */                 \
   X(POOL, pool)             /* and keys pooled of many positions each */                           \
   X(POOL_TOP, pool_top)     /* and pooled keys that an indexer selects */
@@ -35,7 +38,7 @@ typedef enum {
 } td_qk_norm;
 
 typedef struct td_family td_family; // families/family.h
-// How a checkpoint that holds other parts, too, names those of the language model.
+// How a checkpoint of several parts names the tensors of its language model.
 typedef struct td_wrapper td_wrapper; // families/family.h
 
 #define TD_MAX_EOS     16
@@ -80,11 +83,16 @@ typedef struct {
   bool has_attn_gate;
   // Gated delta nets in place of attention, in the layers of delta_layers (bit i: layer i); none if
   // delta_taps is 0. delta_grouped: the input projection's rows are sorted by key head.
-  // delta_tiled: value head h has key head h % delta_k_heads, as in GGUF files.
+  // delta_tiled: value head h has key head h % delta_k_heads, as in GGUF files. delta_by_channel:
+  // the layers are of the kind KDA.
   uint64_t delta_layers[TD_MAX_LAYERS / 64];
   uint32_t delta_k_heads, delta_v_heads, delta_k_dim, delta_v_dim, delta_taps;
-  bool delta_grouped, delta_tiled;
+  bool delta_grouped, delta_tiled, delta_by_channel;
+  bool delta_sigmoid; // of the output's gate, in place of its SiLU
+  float delta_bound;  // of the decays' logarithms (device.h: td_delta_conv_args); 0: none
   // MLA
+  bool has_no_rope;     // the rotary part of queries and keys, if any, is not rotated
+  bool latents_eps;     // norms of latents have rms_eps, not MLA's own epsilon
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
   // Indexer over MLA (DSA): its heads, their width, how many keys it selects for a token, how it
@@ -92,20 +100,30 @@ typedef struct {
   uint32_t index_heads, index_dim, index_top_k;
   bool index_interleaved;
   uint64_t index_layers[TD_MAX_LAYERS / 64];
-  // Indexer over GQA (BLOCKS), in the layers of index_layers: positions of a block, how many blocks
-  // a token sees, and how many of them are its own and those before, in any case. index_block 0:
-  // the indexer is none of GQA.
+  uint32_t index_group; // DSA_POOL, GROUPS: positions of a key; index_top_k counts such keys
+  // Indexer over GQA (BLOCKS), in the layers of index_layers: positions in a block, how many blocks
+  // a token sees, and how many of them are always its own and the ones just before. index_block 0:
+  // no indexer over GQA.
   uint32_t index_block, index_top_blocks, index_local_blocks;
-  // Pooled attention, of the kinds NEAR (those in neither list), POOL and POOL_TOP: positions of an
-  // entry in either, a base of RoPE of their own (yarn is theirs alone), and the output projection
-  // of low rank, in groups of heads. window: of all layers.
+  // Pooled attention, kinds NEAR (layers in neither list), POOL and POOL_TOP: positions pooled into
+  // an entry of either kind, their own RoPE base (only they use yarn), and the low-rank output
+  // projection, in groups of heads. window applies to all layers.
   uint32_t pool_group, pool_top_group;
   uint64_t pool_layers[TD_MAX_LAYERS / 64], pool_top_layers[TD_MAX_LAYERS / 64];
   double pool_theta;
   uint32_t o_groups, o_lora_rank;
-  // Hyper-connections: streams of the residual; 0: it is a single one without them.
+  // Hyper-connections: streams of the residual; 0: a plain residual. streams_mean: the head reads
+  // their mean.
   uint32_t n_streams, hyper_rounds;
+  uint32_t hyper_rank; // of what gates each element of the streams; 0: a factor for each stream
+  bool streams_mean;
   float hyper_eps;
+  // Embeddings of the n-grams that end with a token, added to the streams in front of the layers of
+  // ngram_layers, which are delta nets (ngrams.h). ngram_taps: of the convolution over them,
+  // ngram_size tokens apart.
+  uint64_t ngram_layers[TD_MAX_LAYERS / 64];
+  uint32_t ngram_size, ngram_heads, ngram_dim, ngram_taps, ngram_base, ngram_seed;
+  int32_t ngram_end; // the token that parts texts
   // experts
   uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
   uint32_t shared_dim; // of all shared experts; 0: n_shared_experts * expert_dim
@@ -117,12 +135,12 @@ typedef struct {
   bool has_split_experts; // with a limit: they do not alternate, as found in the checkpoint
   bool router_sigmoid, router_softplus, norm_topk;
   float routed_scaling;
-  uint64_t table_layers[TD_MAX_LAYERS / 64]; // bit i: token ids say layer i's experts
+  uint64_t table_layers[TD_MAX_LAYERS / 64]; // bit i: token ids choose layer i's experts
   uint64_t moe_layers[TD_MAX_LAYERS / 64];   // bit i is set if layer i has experts
   // Multi-token prediction layers after the last one. As stated by config.json, and after
   // td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
-  uint32_t n_draft_layers; // of them, those in use: 0, or 1 after td_model_use_mtp
+  uint32_t n_draft_layers; // how many of them are in use: 0, or 1 after td_model_use_mtp
   // Tensors of other parts (vision), which are not used: as found in the checkpoint.
   uint32_t n_other_tensors;
   uint64_t other_bytes;
@@ -155,12 +173,13 @@ static inline uint32_t td_model_window(const td_model_config *config, uint32_t l
 
 // A layer's kind of attention.
 static inline td_attn_kind td_model_attn(const td_model_config *config, uint32_t layer_idx) {
-  if (td_layers_have(config->delta_layers, layer_idx)) return TD_ATTN_DELTA;
+  if (td_layers_have(config->delta_layers, layer_idx))
+    return config->delta_by_channel ? TD_ATTN_KDA : TD_ATTN_DELTA;
   if (td_layers_have(config->pool_layers, layer_idx)) return TD_ATTN_POOL;
   if (td_layers_have(config->pool_top_layers, layer_idx)) return TD_ATTN_POOL_TOP;
   if (config->index_block && td_layers_have(config->index_layers, layer_idx)) return TD_ATTN_BLOCKS;
-  const bool is_shared = config->attn == TD_ATTN_DSA &&
-                         !td_layers_have(config->index_layers, layer_idx);
+  const bool selects = config->attn == TD_ATTN_DSA || config->attn == TD_ATTN_DSA_POOL;
+  const bool is_shared = selects && !td_layers_have(config->index_layers, layer_idx);
   return is_shared ? TD_ATTN_DSA_SHARED : config->attn;
 }
 
@@ -176,7 +195,19 @@ static inline uint32_t td_model_n_attn(const td_model_config *config, td_attn_ki
 typedef struct {
   td_weight fn;
   const float *base, *scale;
+  // With hyper_rank, in their place: a norm of each stream, gates of low rank, the factors of the
+  // block's output.
+  td_vec norm; // [n_streams * dim]
+  td_weight down, up, inject;
 } td_hyper;
+
+// Embeddings of n-grams, and what makes them an addition to the streams.
+typedef struct {
+  td_ngram_table table;
+  td_weight key, value;                 // [n_streams * dim][ngram_dim], [dim][ngram_dim]
+  td_vec key_norm, query_norm, in_norm; // [n_streams * dim]
+  const float *conv;                    // f32 [ngram_taps][n_streams * dim]
+} td_ngrams;
 
 // How keys are pooled (device.h: td_pool_args).
 typedef struct {
@@ -191,26 +222,30 @@ typedef struct {
 typedef struct {
   bool is_moe;
   td_vec attn_norm, mlp_norm;
-  td_weight q, k, v, o; // GQA; q also for MLA without q_lora; o for all kinds
+  td_weight q, k, v, o; // GQA and KDA; q also for MLA without q_lora; o for all kinds
   td_vec q_bias, k_bias, v_bias, o_bias;
   td_vec q_norm, k_norm;
   td_weight q_a, q_b, kv_a, kv_b; // MLA
   td_vec q_a_norm, kv_a_norm;
   td_vec q_a_bias, kv_a_bias;
-  // Indexer: queries from those of low rank, one key, a weight for each head; the key's layer norm.
+  // Indexer: queries from the low-rank queries, one key, a weight per head; the key's layer norm.
+  // GROUPS: index_q has the rows of the key behind those of queries.
   td_weight index_q, index_k, index_weights;
   td_vec index_norm, index_norm_bias;
-  td_vec index_q_norm; // BLOCKS: of each head's query
+  td_vec index_q_norm; // BLOCKS, GROUPS: of each head's query
   // Gated delta net: inputs of queries, keys, values and the output gate (delta_grouped: one
   // matrix), strengths and decays (delta_grouped: one matrix). conv f32 [delta_taps][channels].
   td_weight delta_qkv, delta_z, delta_b, delta_a;
   const float *delta_conv, *delta_decay, *delta_bias; // the others f32 [delta_v_heads]
   td_vec delta_norm;
+  // KDA: of low rank, in front of delta_z and delta_a. delta_bias f32 [delta_v_heads][delta_k_dim].
+  td_weight delta_z_in, delta_a_in;
   // Pooled attention: a key for all heads in k, k_norm; o_a [o_groups * o_lora_rank][heads of a
   // group], o from that; queries and weights of the indexer as above.
   td_weight o_a;
-  td_pool_weights pool, index_pool;
+  td_pool_weights pool, index_pool; // DSA_POOL: the key of index_k is what is pooled
   td_hyper attn_hyper, mlp_hyper;
+  td_ngrams ngrams;
   td_weight router;            // [n_experts][dim]
   const int32_t *expert_table; // [n_vocab][top_k] or NULL
   const float *router_bias;    // f32 [n_experts] or NULL
@@ -228,13 +263,25 @@ typedef struct {
 // What is around a layer of multi-token prediction, which is the one behind the last. From the
 // state of a token and the token that follows it, it predicts the one after that:
 //   norm(layer(proj [embed_norm(embedding), hidden_norm(state)])), and the model's head.
+// With n_streams, the state is that of the streams, each of which gets
+//   proj embed_norm(embedding) + hidden_proj hidden_norm(stream),
+// and hyper reads them in front of norm.
 typedef struct {
   td_vec embed_norm, hidden_norm, norm;
-  td_weight proj; // [dim][2 * dim]
+  td_weight proj;        // [dim][2 * dim] or, with n_streams, [dim][dim]
+  td_weight hidden_proj; // [dim][dim]
+  td_hyper hyper;
   bool is_normed; // it goes on, to the token after that one, from norm's result
 } td_mtp;
 
 typedef struct td_model td_model;
+
+// Matrices that take prompts' activations in 8 bits.
+typedef struct {
+  uint32_t n_matrices;
+  uint64_t params;        // without routed experts
+  uint64_t active_params; // with them, as far as a token has them
+} td_a8_stats;
 
 typedef struct {
   uint64_t params, active_params;       // active: used by one token's forward pass
@@ -243,10 +290,9 @@ typedef struct {
   uint64_t active_bytes;                // read by one token's forward pass, without the embedding
                                         // row
   uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
-  // Matrices that a token's activations are multiplied by, routers aside; those that
-  // td_weight_takes_f8 is true of, and the parameters of these without routed experts.
-  uint32_t n_matrices, n_f8;
-  uint64_t f8_params;
+  uint64_t table_bytes;             // of tables of n-grams, which stay in their files; not in bytes
+  uint32_t n_matrices;              // that a token's activations are multiplied by, routers aside
+  td_a8_stats a8[TD_N_ACTIVATIONS]; // of those, by td_weight_a8
 } td_model_stats;
 
 // Reads config.json and generation_config.json only.
@@ -270,7 +316,8 @@ td_status td_model_convert(td_model *model, td_err *err);
 // The memory is borrowed until close;
 // several layers may share weights.
 typedef struct {
-  const td_layer *layers; // [config->n_layers]
+  const td_layer *layers; // [config->n_layers], and the one of mtp
+  const td_mtp *mtp;      // NULL: no layer of multi-token prediction
   td_weight embed, lm_head;
   td_vec final_norm;
   const void *memory; // contains all weights
@@ -292,6 +339,8 @@ const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);
 // pages. False: the checkpoint has none that can be used. Before anything is sized by the model.
 bool td_model_use_mtp(td_model *model);
 const td_mtp *td_model_mtp(const td_model *model); // NULL: none
+// Bytes of its weights, with or without its routed experts; 0: none.
+uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts);
 const td_weight *td_model_embed(const td_model *model);
 const td_hyper *td_model_head_hyper(const td_model *model); // before the final norm
 const td_weight *td_model_lm_head(const td_model *model);   // the embedding if tied
@@ -315,5 +364,3 @@ typedef struct {
 } td_tensor_info;
 size_t td_model_n_tensors(const td_model *model);
 td_tensor_info td_model_tensor(const td_model *model, size_t idx);
-
-#endif

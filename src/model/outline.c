@@ -66,25 +66,47 @@ static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
       break;
     case TD_SPEC_VEC:
     case TD_SPEC_NORM1: *(td_vec *)field = (td_vec){.data = &nowhere, .dtype = TD_BF16}; break;
+    case TD_SPEC_NGRAMS: break;
     case TD_SPEC_EXPERT_BIAS:
     case TD_SPEC_F32:
     case TD_SPEC_TABLE:
-    case TD_SPEC_CONV: *(const void **)field = &nowhere; break;
+    case TD_SPEC_CONV:
+    case TD_SPEC_CONV3: *(const void **)field = &nowhere; break;
     }
   }
 }
 
-static td_status fill(td_model **out, const td_model_config *c, const char *name,
-                      const td_format *format, td_err *err) {
+// Whether the model is published with a layer of multi-token prediction, which only its tensors
+// say.
+static bool has_mtp(const cJSON *root) {
+  const cJSON *text = cJSON_GetObjectItemCaseSensitive(root, "text_config");
+  const cJSON *n = cJSON_GetObjectItemCaseSensitive(text ? text : root, "num_nextn_predict_layers");
+  return cJSON_IsNumber(n) && n->valueint > 0;
+}
+
+static void fill_mtp(td_mtp *mtp, const td_model_config *c, const td_format *format) {
+  for (size_t i = 0; i < td_n_mtp_places; i++)
+    if (td_mtp_places[i].kind == TD_SPEC_WEIGHT)
+      *(td_weight *)(void *)((char *)mtp + td_mtp_places[i].offset) = matrix(c, &td_mtp_places[i],
+                                                                             format);
+}
+
+static td_status fill(td_model **out, td_model_config *c, const char *name, const td_format *format,
+                      bool with_mtp, td_err *err) {
   static const td_format bf16 = {.dtype = TD_BF16};
   td_model_parts parts = {.name = name};
-  td_layer *layers = calloc(c->n_layers, sizeof *layers);
+  td_mtp mtp = {.is_normed = false};
+  const uint32_t n_layers = c->n_layers + with_mtp;
+  td_layer *layers = calloc(n_layers, sizeof *layers);
   td_weight *experts = parts.owned = calloc(c->family->n_layer * c->n_experts + 1, sizeof *experts);
   td_status st = TD_ENOMEM;
   if (layers && experts) {
-    for (uint32_t i = 0; i < c->n_layers; i++)
+    if (with_mtp) td_layers_add(c->moe_layers, c->n_layers);
+    for (uint32_t i = 0; i < n_layers; i++)
       fill_layer(&layers[i], i, c, format, experts);
     parts.layers = layers;
+    if (with_mtp) fill_mtp(&mtp, c, format);
+    parts.mtp = with_mtp ? &mtp : NULL;
     parts.embed = matrix(c, &td_end_places[0], &bf16);
     parts.lm_head = parts.embed;
     parts.final_norm = (td_vec){.data = &nowhere, .dtype = TD_BF16};
@@ -104,7 +126,7 @@ td_status td_model_outline(td_model **out, const td_shape_file *shape, const td_
   *out = NULL;
   td_status st = td_json_parse(&root, shape->json, shape->len, MAX_DEPTH, err);
   if (st == TD_OK) st = td_config_parse(&config, root, NULL, shape->name, err);
-  if (st == TD_OK) st = fill(out, &config, shape->name, format, err);
+  if (st == TD_OK) st = fill(out, &config, shape->name, format, has_mtp(root), err);
   cJSON_Delete(root);
   return st;
 }

@@ -1,7 +1,6 @@
 // src/model/outline.h - models by their shapes alone, without a checkpoint: what their weights
 // weigh.
-#ifndef TD_MODEL_OUTLINE_H
-#define TD_MODEL_OUTLINE_H
+#pragma once
 
 #include "model/model.h"
 #include "tandem/formats.h"
@@ -21,5 +20,3 @@ const td_shape_file *td_shape_find(const char *name);
 // routers are BF16; with 4-bit floats all but the routed experts is, as gpt-oss is published.
 td_status td_model_outline(td_model **out, const td_shape_file *shape, const td_format *format,
                            td_err *err);
-
-#endif

@@ -10,7 +10,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include "base/fs.h"
 #include "gguf/files.h"
 #include "model/quant_scheme_impl.h"
 

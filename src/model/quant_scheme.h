@@ -3,8 +3,7 @@
 // mxfp4, mxfp8, gptq, awq, auto-round, quark,
 // bitsandbytes (8 bits; matrices of 4 bits say themselves what they are: model/convert_bnb.h).
 // Settings for activations are ignored.
-#ifndef TD_MODEL_QUANT_SCHEME_H
-#define TD_MODEL_QUANT_SCHEME_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -49,5 +48,3 @@ void td_quant_close(td_quant *quant);
 
 // The scheme of a module ("model.layers.0.mlp.up_proj"), borrowed. NULL: not quantized.
 const td_quant_scheme *td_quant_find(const td_quant *quant, const char *module);
-
-#endif

@@ -1,7 +1,6 @@
 // src/model/quant_scheme_impl.h - declarations shared by quant_scheme.c (matching) and
 // quant_scheme_config.c (reading).
-#ifndef TD_MODEL_QUANT_SCHEME_IMPL_H
-#define TD_MODEL_QUANT_SCHEME_IMPL_H
+#pragma once
 
 #include "model/config.h"
 #include "model/quant_scheme.h"
@@ -50,5 +49,3 @@ td_status td_quant_uint(const td_config_reader *r, const cJSON *object, const ch
 td_status td_quant_group_size(const td_config_reader *r, const cJSON *object, uint32_t *out);
 td_status td_quant_unsupported(const td_config_reader *r, const char *key, const char *value,
                                const char *supported);
-
-#endif

@@ -14,18 +14,13 @@
 #include "model/families/family.h"
 
 // Tensors of published checkpoints that the forward pass does not need.
-static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq",
-                                               ".k_scale",
-                                               ".v_scale",
-                                               ".k_cache.scale",
-                                               ".v_cache.scale",
-                                               ".input_scale",
-                                               ".activation_scale",
-                                               "_activation_scale",
-                                               ".input_global_scale",
-                                               "_input_scale",
-                                               "_input_global_scale",
-                                               ".weight_format"};
+static const char *const ignored_suffixes[] = {
+    ".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".k_cache.scale", ".v_cache.scale",
+    ".input_scale", ".activation_scale", "_activation_scale", ".input_global_scale", "_input_scale",
+    "_input_global_scale", ".weight_format",
+    // td_ngram_hash
+    ".ple_embedding.layer_multipliers", ".ple_embedding.ngram_heads_vocab_sizes",
+    ".ple_embedding.ngram_heads_offsets"};
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   return td_fail(b->err, TD_EFORMAT,
@@ -161,9 +156,9 @@ static td_status bind_norm1(td_tensor_binder *b, const td_tensor *t, uint32_t n,
   return TD_OK;
 }
 
-// A convolution's filter [channels][1][taps], transposed.
-static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t channels,
-                           uint32_t taps, const float **out) {
+// A convolution's filter [channels][1][taps], transposed to rows of `stride` elements at `to`.
+static td_status copy_conv(td_tensor_binder *b, const td_tensor *t, uint32_t channels,
+                           uint32_t taps, uint32_t stride, float *to) {
   const uint64_t shape[] = {channels, 1, taps};
   const bool is_flat = td_gguf_is(t->file) && t->n_dims == 2 && t->shape[0] == channels &&
                        t->shape[1] == taps;
@@ -174,13 +169,29 @@ static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t cha
   }
   const void *stored = NULL;
   td_status st = td_binder_place_f32(b, t, &stored);
-  if (st != TD_OK) return st;
+  for (size_t i = 0; st == TD_OK && i < (size_t)channels * taps; i++)
+    to[i % taps * stride + i / taps] = ((const float *)stored)[i];
+  return st;
+}
+
+// The filter t or, with n_filters 3, those of queries, keys and values side by side, t the first.
+static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t n_filters,
+                           uint32_t channels, uint32_t taps, const float **out) {
+  static const char queries[] = "q_conv1d", letters[] = "qkv";
+  char name[TD_MAX_TENSOR_NAME];
   float *values = td_binder_block(b, (size_t)channels * taps * sizeof *values);
   if (!values) return no_memory(b, t);
-  for (size_t i = 0; i < (size_t)channels * taps; i++)
-    values[i % taps * channels + i / taps] = ((const float *)stored)[i];
   *out = values;
-  return TD_OK;
+  const uint32_t n = channels / n_filters;
+  td_status st = copy_conv(b, t, n, taps, channels, values);
+  for (uint32_t i = 1; i < n_filters && st == TD_OK; i++) {
+    snprintf(name, sizeof name, "%s", t->name);
+    *strstr(name, queries) = letters[i];
+    const td_tensor *other = NULL;
+    st = td_binder_find(b, name, &other);
+    if (st == TD_OK) st = copy_conv(b, other, n, taps, channels, values + (size_t)i * n);
+  }
+  return st;
 }
 
 // Experts of each token id, I32 or I64.
@@ -214,6 +225,16 @@ static bool is_matrix(td_place_kind kind) {
          kind == TD_SPEC_PLAIN || kind == TD_SPEC_EXPERT;
 }
 
+// Whether t holds n values along one dimension, beside others of 1 (A_log of Kimi-Linear).
+static bool is_row(const td_tensor *t, uint64_t n) {
+  uint32_t n_long = 0;
+  for (uint32_t i = 0; i < t->n_dims; i++) {
+    if (t->shape[i] != 1 && t->shape[i] != n) return false;
+    n_long += t->shape[i] == n;
+  }
+  return n_long == 1 || (n == 1 && t->n_dims);
+}
+
 // Binds the tensors of one spec to its field.
 static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
                             void *field) {
@@ -231,7 +252,8 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
   if (p->kind == TD_SPEC_NORM1) return bind_norm1(b, t, rows, field);
-  if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
+  if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, 1, rows, cols, field);
+  if (p->kind == TD_SPEC_CONV3) return bind_conv(b, t, 3, rows, cols, field);
   if (p->kind == TD_SPEC_SCORES) {
     td_weight *w = field;
     *w = (td_weight){.dtype = TD_F32, .rows = rows, .cols = cols};
@@ -239,20 +261,26 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
     return st == TD_OK ? td_binder_place_f32(b, t, &w->data) : st;
   }
   if (p->kind == TD_SPEC_TABLE) return bind_table(b, t, field);
-  st = td_binder_check_shape(b, t, rows, p->cols == TD_DIM_ONE ? 0 : cols);
+  if (p->cols != TD_DIM_ONE || !is_row(t, rows))
+    st = td_binder_check_shape(b, t, rows, p->cols == TD_DIM_ONE ? 0 : cols);
   if (st == TD_OK && p->offset == offsetof(td_layer, delta_decay) && td_gguf_is(t->file))
     return td_bind_gguf_decay(b, t, field);
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
 
+static const char *mtp_layers(const td_model_config *c) {
+  return c->family->is_bare ? "" : "layers.";
+}
+
 enum { MOST_IN_LAYER = 200 }; // bytes of a tensor's name behind that of its layer
 
-// The whole name of a layer's tensor. Of a layer that is apart names have no body.
+// The whole name of a layer's tensor. Of a prediction layer under a name of its own names have no
+// body; nor, where other layers' have none, the word for a layer.
 static void name_in_layer(const td_model_config *c, uint32_t layer_idx, const char *name,
                           char out[TD_MAX_TENSOR_NAME]) {
   char own[TD_MAX_TENSOR_NAME];
   if (layer_idx == c->n_layers && c->family->mtp) {
-    snprintf(out, TD_MAX_TENSOR_NAME, "%slayers.0.%s", c->family->mtp, name);
+    snprintf(out, TD_MAX_TENSOR_NAME, "%s%s0.%s", c->family->mtp, mtp_layers(c), name);
     return;
   }
   snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, name);
@@ -344,6 +372,91 @@ static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p
   return st;
 }
 
+// Whether what is stored of a hash, if anything is, is what follows from config.json.
+static td_status check_hash(const td_tensor_binder *b, const char *name, const int64_t *want,
+                            uint32_t n) {
+  const td_tensor *t = td_binder_peek(b, name);
+  if (!t || (strcmp(t->dtype, "I64") == 0 && t->n_bytes == n * sizeof *want &&
+             memcmp(t->data, want, t->n_bytes) == 0))
+    return TD_OK;
+  return td_fail(b->err, TD_EUNSUPPORTED,
+                 "%s: tensor %s: is not what follows from config.json's seed, vocab_size and "
+                 "ngram_vocab_size_base",
+                 t->file, t->name);
+}
+
+static td_status fill_hash(const td_tensor_binder *b, uint32_t layer_idx, td_ngram_hash *h,
+                           uint64_t *n_rows) {
+  const td_model_config *c = b->config;
+  uint32_t nth = 0;
+  int64_t stored[TD_MAX_NGRAM_HEADS];
+  char name[TD_MAX_TENSOR_NAME];
+  for (uint32_t i = 0; i < layer_idx; i++)
+    nth += td_layers_have(c->ngram_layers, i);
+  *h = (td_ngram_hash){.size = c->ngram_size, .n_heads = c->ngram_heads, .end = c->ngram_end};
+  *n_rows = td_ngram_hash_fill(h, nth, c->ngram_seed, c->ngram_base, c->n_vocab);
+  for (uint32_t i = 0; i < h->size; i++)
+    stored[i] = (int64_t)h->factor[i];
+  name_in_layer(c, layer_idx, "ple.ple_embedding.layer_multipliers", name);
+  td_status st = check_hash(b, name, stored, h->size);
+  for (uint32_t i = 0; i < td_ngram_rows(h); i++)
+    stored[i] = h->rows[i];
+  name_in_layer(c, layer_idx, "ple.ple_embedding.ngram_heads_vocab_sizes", name);
+  return st == TD_OK ? check_hash(b, name, stored, td_ngram_rows(h)) : st;
+}
+
+// Shard i of a table of n-grams, or with i < 0 the whole table, and its module's name; NULL: none.
+static const td_tensor *find_shard(const td_tensor_binder *b, const td_tensor_spec *p,
+                                   uint32_t layer_idx, int i, char module[TD_MAX_TENSOR_NAME]) {
+  char own[MOST_IN_LAYER], name[TD_MAX_TENSOR_NAME + sizeof ".weight"];
+  snprintf(own, sizeof own, i < 0 ? "%sweight" : "%sshard_%d.weight", p->name, i);
+  name_in_layer(b->config, layer_idx, own, name);
+  snprintf(module, TD_MAX_TENSOR_NAME, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+  return td_binder_peek(b, name);
+}
+
+// All shards but the last have as many rows as the first.
+static td_status check_shard(const td_tensor_binder *b, const td_tensor *t, uint32_t cols,
+                             uint64_t n_first, bool is_last) {
+  const bool is_long = is_last ? t->shape[0] <= n_first : t->shape[0] == n_first;
+  if (t->n_dims == 2 && t->shape[1] == cols && is_long && n_first <= INT32_MAX) return TD_OK;
+  return td_fail(b->err, TD_EFORMAT,
+                 "%s: tensor %s: is not a shard, as long as the others, of rows of %u elements",
+                 t->file, t->name, cols);
+}
+
+// A table of n-grams, which stays where its file is mapped.
+static td_status bind_ngrams(td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
+                             td_ngram_table *table) {
+  char module[TD_MAX_TENSOR_NAME];
+  uint64_t n_rows, n_have = 0;
+  td_status st = fill_hash(b, layer_idx, &table->hash, &n_rows);
+  if (st != TD_OK) return st;
+  const uint32_t cols = b->config->ngram_dim / td_ngram_rows(&table->hash);
+  const bool is_whole = find_shard(b, p, layer_idx, -1, module);
+  uint32_t n = is_whole;
+  while (!is_whole && find_shard(b, p, layer_idx, (int)n, module))
+    n++;
+  if (!n) return fail_missing(b, module);
+  td_weight *shards = td_binder_block(b, n * sizeof *shards);
+  if (!shards) return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
+  for (uint32_t i = 0; i < n && st == TD_OK; i++) {
+    const td_tensor *t = find_shard(b, p, layer_idx, is_whole ? -1 : (int)i, module);
+    st = check_shard(b, t, cols, i ? shards[0].rows : t->shape[0], i + 1 == n);
+    if (st == TD_OK) st = td_bind_weight(b, module, true, (uint32_t)t->shape[0], cols, &shards[i]);
+    n_have += t->shape[0];
+  }
+  if (st == TD_OK && n_have < n_rows) {
+    st = td_fail(b->err, TD_EFORMAT,
+                 "%s: tensor %s.weight: the last of %llu rows, but config.json asks for %llu",
+                 td_store_listing(b->store), module, (unsigned long long)n_have,
+                 (unsigned long long)n_rows);
+  }
+  table->shards = shards;
+  table->n_shards = n;
+  return st;
+}
+
 // What the layer's tensor is called, of its two names.
 static const char *stored_name(const td_tensor_binder *b, const td_tensor_spec *p,
                                uint32_t layer_idx) {
@@ -364,6 +477,8 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
       st = bind_experts(b, p, layer_idx, field);
     } else if (p->kind == TD_SPEC_EXPERT_BIAS) {
       st = bind_expert_biases(b, p, layer_idx, field);
+    } else if (p->kind == TD_SPEC_NGRAMS) {
+      st = bind_ngrams(b, p, layer_idx, field);
     } else {
       char name[TD_MAX_TENSOR_NAME];
       name_in_layer(b->config, layer_idx, stored_name(b, p, layer_idx), name);
@@ -389,9 +504,13 @@ static bool has_router(const td_tensor_binder *b, uint32_t layer_idx) {
 // What is around the layer: with its names where it follows the last layer, else beside it.
 static td_status bind_around_mtp(td_tensor_binder *b) {
   const td_model_config *c = b->config;
-  const bool is_apart = c->family->has_mtp_apart;
-  const td_tensor_spec *places = is_apart ? td_mtp_apart_places : td_mtp_places;
-  const size_t n = is_apart ? td_n_mtp_apart_places : td_n_mtp_places;
+  const bool is_apart = c->family->has_mtp_apart, has_streams = c->n_streams > 0;
+  const td_tensor_spec *places = is_apart      ? td_mtp_apart_places
+                                 : has_streams ? td_mtp_stream_places
+                                               : td_mtp_places;
+  const size_t n = is_apart      ? td_n_mtp_apart_places
+                   : has_streams ? td_n_mtp_stream_places
+                                 : td_n_mtp_places;
   td_status st = TD_OK;
   for (size_t k = 0; k < n && st == TD_OK; k++) {
     const td_tensor_spec *p = &places[k];
@@ -423,6 +542,7 @@ static bool may_have_mtp(const td_tensor_binder *b) {
   const td_model_config *c = b->config;
   char name[TD_MAX_TENSOR_NAME];
   if (c->n_layers == TD_MAX_LAYERS) return false;
+  if (c->n_streams) return c->n_mtp_layers && is_stored(b, c->n_layers, "e_proj.weight");
   if (!c->family->mtp) return c->n_mtp_layers && is_stored(b, c->n_layers, "eh_proj.weight");
   snprintf(name, sizeof name, "%sfc.weight", c->family->mtp);
   return c->family->has_mtp_apart && td_binder_peek(b, name);
@@ -461,7 +581,7 @@ static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_i
   const char *rest, *prefix = c->family->mtp;
   if (prefix && strncmp(name, prefix, strlen(prefix)) == 0) {
     *layer_idx = 0;
-    sscanf(name + strlen(prefix), "layers.%9u.", layer_idx);
+    sscanf(name + strlen(prefix), c->family->is_bare ? "%9u." : "layers.%9u.", layer_idx);
     *layer_idx += c->n_layers;
     return true;
   }

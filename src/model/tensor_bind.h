@@ -1,7 +1,6 @@
 // src/model/tensor_bind.h - binds every tensor of a checkpoint to a field of the model, and every
 // field to a tensor.
-#ifndef TD_MODEL_TENSOR_BIND_H
-#define TD_MODEL_TENSOR_BIND_H
+#pragma once
 
 #include "model/checkpoint/store.h"
 #include "model/quant_scheme.h"
@@ -31,5 +30,3 @@ td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, cons
                         const td_store *store, const td_tensor_spec *spec, const char *prefix,
                         bool *used, td_weight *experts, td_err *err);
 void td_binding_free(td_bound_tensors *binding);
-
-#endif

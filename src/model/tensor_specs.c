@@ -8,16 +8,23 @@
 #include "model/families/family.h"
 
 #define END(field) offsetof(td_model_ends, field)
+#define MIXER      "model.hyper_connection_mixer"
 
 const td_tensor_spec td_end_places[] = {
     {"model.embed_tokens.weight", TD_SPEC_PLAIN, END(embed), TD_DIM_VOCAB, TD_DIM_MODEL, 0, NULL},
-    {"model.norm.weight", TD_SPEC_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"model.norm.weight", TD_SPEC_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, TD_IF_NORM, NULL},
     {"lm_head.weight", TD_SPEC_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED,
      NULL},
     {"hc_head_fn", TD_SPEC_SCORES, END(hyper.fn), TD_DIM_STREAMS, TD_DIM_STREAM_WIDTH,
      TD_IF_STREAMS, NULL},
     {"hc_head_base", TD_SPEC_F32, END(hyper.base), TD_DIM_STREAMS, TD_DIM_ONE, TD_IF_STREAMS, NULL},
     {"hc_head_scale", TD_SPEC_F32, END(hyper.scale), TD_DIM_ONE, TD_DIM_ONE, TD_IF_STREAMS, NULL},
+    {MIXER ".hc_norm.weight", TD_SPEC_NORM1, END(hyper.norm), TD_DIM_STREAM_WIDTH, TD_DIM_ONE,
+     TD_IF_GATED, NULL},
+    {MIXER ".input_mix_weight_down.weight", TD_SPEC_LATENT, END(hyper.down), TD_DIM_HYPER_RANK,
+     TD_DIM_STREAM_WIDTH, TD_IF_GATED, NULL},
+    {MIXER ".input_mix_weight_up.weight", TD_SPEC_LATENT, END(hyper.up), TD_DIM_STREAM_WIDTH,
+     TD_DIM_HYPER_RANK, TD_IF_GATED, NULL},
 };
 const size_t td_n_end_places = TD_COUNT(td_end_places);
 
@@ -41,6 +48,18 @@ const td_tensor_spec td_mtp_apart_places[] = {
     {"fc.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_TWO_MODELS, 0, NULL},
 };
 const size_t td_n_mtp_apart_places = TD_COUNT(td_mtp_apart_places);
+
+const td_tensor_spec td_mtp_stream_places[] = {
+    {"enorm.weight", TD_SPEC_VEC, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"hnorm.weight", TD_SPEC_VEC, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"norm.weight", TD_SPEC_VEC, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
+    {"e_proj.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_MODEL, 0, NULL},
+    {"h_proj.weight", TD_SPEC_WEIGHT, MTP(hidden_proj), TD_DIM_MODEL, TD_DIM_MODEL, 0, NULL},
+    {"hc_head_fn", TD_SPEC_SCORES, MTP(hyper.fn), TD_DIM_STREAMS, TD_DIM_STREAM_WIDTH, 0, NULL},
+    {"hc_head_base", TD_SPEC_F32, MTP(hyper.base), TD_DIM_STREAMS, TD_DIM_ONE, 0, NULL},
+    {"hc_head_scale", TD_SPEC_F32, MTP(hyper.scale), TD_DIM_ONE, TD_DIM_ONE, 0, NULL},
+};
+const size_t td_n_mtp_stream_places = TD_COUNT(td_mtp_stream_places);
 
 static const char own_body[] = "model.", newer_body[] = "model.language_model.";
 
@@ -116,8 +135,10 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   case TD_DIM_KV_B: return c->n_heads * (c->nope_dim + c->v_dim);
   case TD_DIM_INDEX_Q: return c->index_heads * c->index_dim;
   case TD_DIM_INDEX_K: return c->index_dim;
+  case TD_DIM_INDEX_QK: return (c->index_heads + 1) * c->index_dim;
   case TD_DIM_INDEX_HEADS: return c->index_heads;
   case TD_DIM_INDEX_POOL: return 2 * c->index_dim;
+  case TD_DIM_INDEX_GROUP: return c->index_group;
   case TD_DIM_TWO_HEADS: return 2 * c->head_dim;
   case TD_DIM_POOL_GROUP: return c->pool_group;
   case TD_DIM_POOL_TOP_GROUP: return c->pool_top_group;
@@ -127,6 +148,9 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   case TD_DIM_STREAM_SCORES: return (2 + c->n_streams) * c->n_streams;
   case TD_DIM_STREAM_WIDTH: return c->n_streams * c->dim;
   case TD_DIM_THREE: return 3;
+  case TD_DIM_HYPER_RANK: return c->hyper_rank;
+  case TD_DIM_NGRAM: return c->ngram_dim;
+  case TD_DIM_NGRAM_TAPS: return c->ngram_taps;
   case TD_DIM_TOP_K: return c->top_k;
   case TD_DIM_DENSE: return c->dense_dim;
   case TD_DIM_EXPERT: return c->expert_dim;
@@ -154,7 +178,11 @@ unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
   met |= 1u << (TD_IF_FIRST_KIND + td_model_attn(c, layer_idx));
   met |= c->has_split_experts ? TD_IF_SPLIT : TD_IF_PAIRS;
   met |= td_layers_have(c->table_layers, layer_idx) ? TD_IF_TABLE : TD_IF_ROUTED;
-  if (c->n_streams) met |= TD_IF_STREAMS;
+  const unsigned index = TD_IF_DSA | TD_IF_DSA_POOL;
+  const unsigned latent = TD_IF_MLA | TD_IF_DSA_SHARED | index;
+  if (met & latent) met |= TD_IF_LATENT;
+  if (met & index) met |= TD_IF_INDEX;
+  if (td_layers_have(c->ngram_layers, layer_idx)) met |= TD_IF_NGRAMS;
   if (c->attention_bias) met |= TD_IF_BIAS;
   if (c->n_shared_experts) met |= TD_IF_SHARED;
   if (c->qk_norm) met |= TD_IF_QK_NORM;
@@ -162,5 +190,7 @@ unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
 }
 
 unsigned td_end_conditions(const td_model_config *c) {
-  return (c->tie_embeddings ? 0 : TD_IF_UNTIED) | (c->n_streams ? TD_IF_STREAMS : 0);
+  const bool has_head = c->n_streams && !c->streams_mean && !c->hyper_rank;
+  return (c->tie_embeddings ? 0 : TD_IF_UNTIED) | (has_head ? TD_IF_STREAMS : 0) |
+         (c->hyper_rank ? TD_IF_GATED : TD_IF_NORM);
 }

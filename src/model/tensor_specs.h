@@ -1,7 +1,6 @@
 // src/model/tensor_specs.h - how a family describes its tensors: name, shape, destination field,
 // and the conditions under which a layer has it.
-#ifndef TD_MODEL_TENSOR_SPECS_H
-#define TD_MODEL_TENSOR_SPECS_H
+#pragma once
 
 #include "model/checkpoint/store.h"
 #include "model/model.h"
@@ -31,10 +30,12 @@ typedef enum {
   TD_DIM_KV_A, // compressed KV and the shared rotary key
   TD_DIM_KV_B, // non-rotary keys, and values, of all heads
   // indexer
-  TD_DIM_INDEX_Q, // queries of all heads
-  TD_DIM_INDEX_K, // one key
+  TD_DIM_INDEX_Q,  // queries of all heads
+  TD_DIM_INDEX_K,  // one key
+  TD_DIM_INDEX_QK, // both
   TD_DIM_INDEX_HEADS,
   TD_DIM_INDEX_POOL, // two halves of a key
+  TD_DIM_INDEX_GROUP,
   // pooled attention
   TD_DIM_TWO_HEADS, // two halves of a key
   TD_DIM_POOL_GROUP,
@@ -46,6 +47,9 @@ typedef enum {
   TD_DIM_STREAM_SCORES,
   TD_DIM_STREAM_WIDTH, // of a residual
   TD_DIM_THREE,
+  TD_DIM_HYPER_RANK,
+  TD_DIM_NGRAM, // the embeddings of all n-grams of a token
+  TD_DIM_NGRAM_TAPS,
   TD_DIM_TOP_K,
   TD_DIM_DENSE,
   TD_DIM_EXPERT,
@@ -65,7 +69,7 @@ typedef enum {
 } td_dim;
 
 // Conditions under which a layer has a tensor.
-#define TD_IF_FIRST_KIND 16
+#define TD_IF_FIRST_KIND 18
 enum {
   TD_IF_Q_LORA = 1 << 0,
   TD_IF_Q_WHOLE = 1 << 1, // without q_lora
@@ -75,11 +79,16 @@ enum {
   TD_IF_SHARED = 1 << 5,
   TD_IF_UNTIED = 1 << 6,
   TD_IF_QK_NORM = 1 << 7,
-  TD_IF_PAIRS = 1 << 8,   // rows of gate and up alternate
-  TD_IF_SPLIT = 1 << 9,   // they do not
-  TD_IF_TABLE = 1 << 10,  // token ids say which experts
-  TD_IF_ROUTED = 1 << 11, // they do not
-  TD_IF_STREAMS = 1 << 12,
+  TD_IF_PAIRS = 1 << 8,    // rows of gate and up alternate
+  TD_IF_SPLIT = 1 << 9,    // they do not
+  TD_IF_TABLE = 1 << 10,   // token ids say which experts
+  TD_IF_ROUTED = 1 << 11,  // they do not
+  TD_IF_STREAMS = 1 << 12, // which the head reads by scores
+  TD_IF_LATENT = 1 << 13,  // of a kind of latent attention
+  TD_IF_INDEX = 1 << 14,   // of one with an indexer of its own
+  TD_IF_NGRAMS = 1 << 15,
+  TD_IF_GATED = 1 << 16, // streams that the head reads by gates
+  TD_IF_NORM = 1 << 17,  // which it does not, so that a norm is the last
 // TD_IF_GQA, TD_IF_MLA and so on: the layer is of this kind of attention.
 #define TD_ATTN_CONDITION(KIND, name) TD_IF_##KIND = 1 << (TD_IF_FIRST_KIND + TD_ATTN_##KIND),
   TD_ATTN_KINDS(TD_ATTN_CONDITION)
@@ -90,6 +99,8 @@ typedef enum {
   TD_SPEC_VEC,    // td_vec
   TD_SPEC_NORM1,  // td_vec of a norm, stored without the 1 that is added to each weight
   TD_SPEC_CONV,   // const float *: a filter stored as [rows][1][cols], bound as F32 [cols][rows]
+  TD_SPEC_CONV3,  // the same of three filters of rows / 3 each, of which the name is the first's
+                  // ("q_conv1d", and then k and v)
   TD_SPEC_WEIGHT, // td_weight
   TD_SPEC_ROUTER, // td_weight that td_quantize keeps
   TD_SPEC_LATENT, // td_weight of MLA's latent keys and values: td_quantize encodes it with at least
@@ -98,6 +109,7 @@ typedef enum {
   TD_SPEC_F32,    // const float *, a vector or matrix converted to F32 if needed
   TD_SPEC_SCORES, // td_weight converted to F32 if needed, whose name is not that of a module
   TD_SPEC_TABLE,  // const int32_t *, ids of experts
+  TD_SPEC_NGRAMS, // td_ngram_table, in one tensor or in shards: name is theirs up to the number
   TD_SPEC_EXPERT, // td_weight *, one per expert
   TD_SPEC_EXPERT_BIAS, // const float *, F32 [n_experts][rows], and then as many called by the alias
 } td_place_kind;
@@ -122,13 +134,15 @@ extern const td_tensor_spec td_mtp_places[]; // offsets into td_mtp; names as of
 extern const size_t td_n_mtp_places;
 extern const td_tensor_spec td_mtp_apart_places[]; // names behind td_family.mtp, if has_mtp_apart
 extern const size_t td_n_mtp_apart_places;
+extern const td_tensor_spec td_mtp_stream_places[]; // with n_streams; names as of a layer's
+extern const size_t td_n_mtp_stream_places;
 
 #define TD_MAX_TENSOR_NAME 256
 
 // The name in config's checkpoint of the tensor that a language model alone calls `name`.
 void td_tensor_name(const td_model_config *config, const char *name, char out[TD_MAX_TENSOR_NAME]);
-// Finds out by which names store has the language model of a wrapper: its publisher's, or those of
-// transformers 5, "model.language_model." and "lm_head.weight"; and whether experts with a clamped
+// Finds out which names the store uses for a wrapper's language model: the publisher's, or those of
+// transformers 5 ("model.language_model.", "lm_head.weight"); and whether experts with a clamped
 // activation are stored one by one.
 void td_settle_names(td_model_config *config, const td_store *store);
 // Whether name is "model.layers.N." and more in the checkpoint's spelling; if so *rest is what
@@ -140,5 +154,3 @@ uint32_t td_dim_value(const td_model_config *config, td_dim dim);
 // Bit mask of conditions a layer meets. It has the tensors all of whose conditions are in the mask.
 unsigned td_layer_conditions(const td_model_config *config, uint32_t layer_idx);
 unsigned td_end_conditions(const td_model_config *config);
-
-#endif

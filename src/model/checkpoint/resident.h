@@ -1,10 +1,10 @@
 // src/model/checkpoint/resident.h - a checkpoint's shards in shared memory: read once, sealed, and
 // mapped by every process that computes with them, so that weights exist once and survive a
 // worker's crash. The memory holds the shards unchanged, one after the other, followed by the JSON
-// files that describe the tensors, so that a model can be opened without its directory. On several
+// files that describe the tensors, so that a model can be opened without its directory. Tables of
+// n-grams (td_store_is_table) are holes in it and stay in their files. On several
 // NUMA nodes it lies in stripes on them (base/numa.h).
-#ifndef TD_MODEL_CHECKPOINT_RESIDENT_H
-#define TD_MODEL_CHECKPOINT_RESIDENT_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -34,13 +34,14 @@ typedef struct {
 
 typedef struct {
   td_page_kind pages;
-  uint64_t n_bytes;                  // bytes of the shards
+  uint64_t n_bytes;                  // bytes of the shards that were read
   uint64_t huge_bytes;               // bytes in 2 MB pages, including gaps between shards
   unsigned n_nodes;                  // nodes that stripes are spread over; 1: not spread
   uint64_t node_bytes[TD_MAX_NODES]; // of the memory, on each node
 } td_resident_stats;
 
-// Memory needed for the store's shards and for the result of conversion (may be NULL), in bytes.
+// Memory needed for the store's shards, without tables of n-grams, and for the result of conversion
+// (may be NULL), in bytes.
 uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversion);
 
 // Reads the shards of a file-mapping store into sealed shared memory, in parallel and bypassing the
@@ -63,5 +64,3 @@ void td_resident_detach(td_resident *resident);
 td_stripes td_resident_stripes(const td_resident *resident);
 // Data and size of the file called name, or NULL.
 const void *td_resident_find(const td_resident *resident, const char *name, size_t *n_bytes);
-
-#endif

@@ -1,7 +1,6 @@
 // src/model/checkpoint/resident_impl.h - layout of the shared memory: a table of shards, then each
 // shard at a multiple of RESIDENT_ALIGN, as O_DIRECT needs. The total is a multiple of 2 MB.
-#ifndef TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
-#define TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
+#pragma once
 
 #include <assert.h>
 #include <fcntl.h>
@@ -30,5 +29,3 @@ static_assert(sizeof(resident_head) == 24, "shared layout");
 static inline uint64_t resident_head_bytes(uint64_t n_shards) {
   return sizeof(resident_head) + n_shards * sizeof(resident_shard);
 }
-
-#endif

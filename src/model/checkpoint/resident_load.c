@@ -29,10 +29,17 @@
 #define MAX_FILE_BYTES ((off_t)64 << 20) // limit for a JSON file kept with the shards
 
 typedef struct {
+  uint64_t begin, end;
+} byte_range;
+
+typedef struct {
   const char *path, *name;  // name: the end of path
   char *own_path;           // owned; NULL for a shard, whose path belongs to the store
   uint64_t n_bytes, offset; // offset in memory
   uint64_t first_chunk;     // index among all chunks
+  byte_range *tables;       // whole pages of tables, which are not read; rising
+  size_t n_tables;
+  uint64_t table_bytes; // of them
   struct stat before;
 } source;
 
@@ -158,12 +165,26 @@ static td_status read_piece(reader *r, uint64_t pos, uint64_t len, td_err *err) 
   return TD_OK;
 }
 
-// The same, a stripe at a time.
+// The part of [begin, end) that is read first, up to a table or the end.
+static byte_range next_read(const source *s, uint64_t begin, uint64_t end) {
+  for (size_t i = 0; i < s->n_tables && s->tables[i].begin < end; i++) {
+    if (begin < s->tables[i].begin) end = s->tables[i].begin;
+    if (begin >= s->tables[i].begin && begin < s->tables[i].end) begin = s->tables[i].end;
+  }
+  return (byte_range){begin, end};
+}
+
+// The same, a stripe at a time, without tables.
 static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
   td_status st = TD_OK;
-  for (uint64_t end = pos + len, n; pos < end && st == TD_OK; pos += n) {
-    n = enter_stripe(r->l, r->source->offset + pos, end - pos);
-    st = read_piece(r, pos, n, err);
+  const uint64_t end = pos + len;
+  while (st == TD_OK) {
+    const byte_range part = next_read(r->source, pos, end);
+    if (part.begin >= part.end) return st;
+    const uint64_t n = enter_stripe(r->l, r->source->offset + part.begin, part.end - part.begin);
+    st = read_piece(r, part.begin, n, err);
+    pos = part.begin + n;
+    if (st == TD_OK && !r->source->own_path) atomic_fetch_add(&r->l->done_bytes, n);
   }
   return st;
 }
@@ -191,7 +212,6 @@ static td_status read_chunks(reader *r, td_err *err) {
     uint64_t len = left < CHUNK_BYTES ? left : CHUNK_BYTES;
     if (st == TD_OK) st = read_chunk(r, pos, len, err);
     if (st != TD_OK) return st;
-    if (!s->own_path) atomic_fetch_add(&l->done_bytes, len);
   }
 }
 
@@ -279,7 +299,7 @@ uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversio
   for (size_t i = 0; i < n_shards; i++)
     n_bytes += round_up(td_store_shard(store, i).n_bytes, RESIDENT_ALIGN);
   n_bytes += round_up(td_conversion_bytes(conversion), RESIDENT_ALIGN);
-  return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
+  return round_up(n_bytes - td_store_table_bytes(store), TD_HUGE_PAGE_BYTES);
 }
 
 // Files a worker reads in addition to the shards: configuration and index, but not the tokenizer.
@@ -325,13 +345,33 @@ static td_status add_files(loading *l, td_err *err) {
   return st;
 }
 
+// Finds the tables of a shard; tensors are sorted by shard and offset.
+static td_status find_tables(source *s, const td_store *store, const td_shard_info *shard,
+                             td_err *err) {
+  const size_t n_tensors = td_store_n_tensors(store);
+  for (size_t i = 0; i < n_tensors; i++) {
+    const td_tensor *t = td_store_tensor(store, i);
+    if (t->file != shard->path || !td_store_is_table(t->name)) continue;
+    const uint64_t at = (uint64_t)(t->data - shard->bytes);
+    const uint64_t begin = round_up(at, RESIDENT_ALIGN);
+    const uint64_t end = (at + t->n_bytes) / RESIDENT_ALIGN * RESIDENT_ALIGN;
+    if (begin >= end) continue;
+    byte_range *grown = realloc(s->tables, (s->n_tables + 1) * sizeof *grown);
+    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
+    s->tables = grown;
+    s->tables[s->n_tables++] = (byte_range){begin, end};
+    s->table_bytes += end - begin;
+  }
+  return TD_OK;
+}
+
 static td_status add_shards(loading *l, const td_store *store, td_err *err) {
   size_t n = td_store_n_shards(store);
   l->sources = calloc(n + 1, sizeof *l->sources);
   if (!l->sources) return td_fail(err, TD_ENOMEM, "out of memory");
-  for (; l->n_sources < n; l->n_sources++) {
+  while (l->n_sources < n) {
     td_shard_info info = td_store_shard(store, l->n_sources);
-    source *s = &l->sources[l->n_sources];
+    source *s = &l->sources[l->n_sources++];
     *s = (source){.path = info.path, .name = info.name, .n_bytes = info.n_bytes};
     if (strlen(info.name) >= RESIDENT_NAME) {
       return td_fail(err, TD_ELIMIT, "%s: a file name of more than %d bytes", s->path,
@@ -340,6 +380,8 @@ static td_status add_shards(loading *l, const td_store *store, td_err *err) {
     if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
       return changed(s, err);
     }
+    const td_status st = find_tables(s, store, &info, err);
+    if (st != TD_OK) return st;
   }
   return TD_OK;
 }
@@ -354,7 +396,7 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
     s->offset = offset;
     s->first_chunk = l->n_chunks;
     offset += round_up(s->n_bytes, RESIDENT_ALIGN);
-    if (!s->own_path) l->total_bytes += s->n_bytes;
+    if (!s->own_path) l->total_bytes += s->n_bytes - s->table_bytes;
     l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
   }
   l->converted_offset = offset;
@@ -533,8 +575,10 @@ td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *st
     close(*fd);
     *fd = -1;
   }
-  for (size_t i = 0; i < l.n_sources; i++)
+  for (size_t i = 0; i < l.n_sources; i++) {
     free(l.sources[i].own_path);
+    free(l.sources[i].tables);
+  }
   free(l.sources);
   pthread_cond_destroy(&l.ended);
   pthread_mutex_destroy(&l.lock);

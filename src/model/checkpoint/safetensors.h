@@ -1,8 +1,7 @@
 // src/model/checkpoint/safetensors.h - reads the header of one safetensors file.
 // The file: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets}},
 // then the data, which the tensors must tile without holes or overlaps.
-#ifndef TD_MODEL_CHECKPOINT_SAFETENSORS_H
-#define TD_MODEL_CHECKPOINT_SAFETENSORS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -42,5 +41,3 @@ typedef struct {
 td_status td_safetensors_parse(td_safetensors *out, const void *bytes, size_t n_bytes,
                                const char *file_name, td_err *err);
 void td_safetensors_free(td_safetensors *st);
-
-#endif

@@ -1,7 +1,6 @@
 // src/model/checkpoint/shard_writer.h - writes one safetensors file: tensors in any order and in
 // pieces, under a temporary name until it is complete.
-#ifndef TD_MODEL_CHECKPOINT_SHARD_WRITER_H
-#define TD_MODEL_CHECKPOINT_SHARD_WRITER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ td_status td_shard_writer_sync(const td_shard_writer *w, td_err *err);
 td_status td_shard_writer_commit(const td_shard_writer *w, td_err *err);
 // Frees the writer. Without a commit the temporary file remains. A zeroed writer is legal.
 void td_shard_writer_close(td_shard_writer *w);
-
-#endif

@@ -17,9 +17,10 @@
 #define MAX_INDEX_BYTES ((size_t)256 << 20)
 
 typedef struct {
-  char *path;       // owned; td_tensor.file of its tensors points here
-  const char *file; // path without the directory
-  td_file_map map;  // the file, or a part of store->resident
+  char *path;         // owned; td_tensor.file of its tensors points here
+  const char *file;   // path without the directory
+  td_file_map map;    // the file, or a part of store->resident
+  td_file_map tables; // the file, with resident weights, if tables of n-grams are in it
   td_safetensors st;
 } shard;
 
@@ -52,6 +53,7 @@ static char *join(const char *dir, const char *file) {
 static void shard_close(const td_store *store, shard *s) {
   td_safetensors_free(&s->st);
   if (!store->resident.base) td_file_map_close(&s->map);
+  td_file_map_close(&s->tables);
   free(s->path);
   free(s);
 }
@@ -77,6 +79,27 @@ static td_status parse_gguf(shard *s, td_store *store, td_err *err) {
   return st;
 }
 
+bool td_store_is_table(const char *name) {
+  return strstr(name, ".ngram_embedding.") != NULL;
+}
+
+// Tables of n-grams in the file itself, of a shard that is in memory but for them.
+static td_status map_tables(shard *s, td_err *err) {
+  for (size_t i = 0; i < s->st.n_tensors; i++) {
+    td_tensor *t = &s->st.tensors[i];
+    if (!td_store_is_table(t->name)) continue;
+    td_status st = s->tables.data ? TD_OK : td_file_map_disk(&s->tables, s->path, err);
+    if (st != TD_OK) return st;
+    if (s->tables.n_bytes != s->map.n_bytes) {
+      return td_fail(err, TD_EFORMAT,
+                     "%s: the checkpoint has changed since it was loaded, start the server again",
+                     s->path);
+    }
+    t->data = (const uint8_t *)s->tables.data + (t->data - (const uint8_t *)s->map.data);
+  }
+  return TD_OK;
+}
+
 static td_status shard_open(shard **out, td_store *store, const char *file, td_err *err) {
   shard *s = calloc(1, sizeof *s);
   if (!s || !(s->path = join(store->dir, file))) {
@@ -89,6 +112,7 @@ static td_status shard_open(shard **out, td_store *store, const char *file, td_e
     st = store->is_gguf ? parse_gguf(s, store, err)
                         : td_safetensors_parse(&s->st, s->map.data, s->map.n_bytes, s->path, err);
   }
+  if (st == TD_OK && store->resident.base) st = map_tables(s, err);
   if (st != TD_OK) {
     shard_close(store, s);
     return st;
@@ -358,6 +382,13 @@ const char *td_store_listing(const td_store *store) {
 
 size_t td_store_n_shards(const td_store *store) {
   return store->n_shards;
+}
+
+uint64_t td_store_table_bytes(const td_store *store) {
+  uint64_t n_bytes = 0;
+  for (size_t i = 0; i < store->n_tensors; i++)
+    if (td_store_is_table(store->tensors[i]->name)) n_bytes += store->tensors[i]->n_bytes;
+  return n_bytes;
 }
 
 td_shard_info td_store_shard(const td_store *store, size_t idx) {

@@ -1,7 +1,6 @@
 // src/model/checkpoint/store.h - the tensors of a checkpoint directory: maps every shard, finds
 // tensors by name.
-#ifndef TD_MODEL_CHECKPOINT_STORE_H
-#define TD_MODEL_CHECKPOINT_STORE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -32,6 +31,11 @@ ptrdiff_t td_store_find(const td_store *store, const char *name);
 // Path of the file that lists the tensors: the index, or the only shard.
 const char *td_store_listing(const td_store *store);
 
+// Whether the tensor is a part of a table of n-grams, of which a token reads single rows and which
+// may be larger than memory: it is mapped from its file even where weights are resident.
+bool td_store_is_table(const char *name);
+uint64_t td_store_table_bytes(const td_store *store); // of all of them
+
 // One shard file. Converted tensors are in none.
 typedef struct {
   const char *path, *name; // name: path without the directory; both live until close
@@ -44,5 +48,3 @@ td_shard_info td_store_shard(const td_store *store, size_t idx);
 const void *td_store_memory(const td_store *store, size_t *n_bytes);
 // How it lies on NUMA nodes (td_resident_stripes).
 td_stripes td_store_stripes(const td_store *store);
-
-#endif

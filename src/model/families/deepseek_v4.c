@@ -25,9 +25,9 @@ static const td_config_key keys[] = {
 
 static td_status read_group(const td_config_reader *r, const char *type, const char *key,
                             uint32_t *group) {
-  const cJSON *rates = td_json_get(r->root, "compress_rates");
-  td_status st = TD_OK;
-  if (rates) st = td_config_uint(r, rates, type, 1, 1u << 16, group);
+  const cJSON *rates;
+  td_status st = td_config_part(r, "compress_rates", &rates);
+  if (st == TD_OK && rates) st = td_config_uint(r, rates, type, 1, 1u << 16, group);
   if (st == TD_OK) st = td_config_uint(r, r->root, key, 1, 1u << 16, group);
   if (st != TD_OK || (*group & (*group - 1)) == 0) return st;
   return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s: a rate of %u; supported are powers of two",
@@ -166,11 +166,6 @@ static td_status read_rest(const td_config_reader *r) {
       TD_MATRIX(F32, name ".ape", field.bias, group, width, conditions),                           \
       TD_VECTOR(name ".norm.weight", field.norm, key, conditions)
 
-#define HYPER_PLACES(name, field)                                                                  \
-  TD_MATRIX(SCORES, name "_fn", field.fn, TD_DIM_STREAM_SCORES, TD_DIM_STREAM_WIDTH, 0),           \
-      TD_MATRIX(F32, name "_base", field.base, TD_DIM_STREAM_SCORES, TD_DIM_ONE, 0),               \
-      TD_MATRIX(F32, name "_scale", field.scale, TD_DIM_THREE, TD_DIM_ONE, 0)
-
 static const td_tensor_spec layer[] = {
     TD_VECTOR("attn_norm.weight", attn_norm, TD_DIM_MODEL, 0),
     TD_VECTOR("ffn_norm.weight", mlp_norm, TD_DIM_MODEL, 0),
@@ -191,8 +186,8 @@ static const td_tensor_spec layer[] = {
               TD_IF_POOL_TOP),
     TD_MATRIX(ROUTER, "attn.indexer.weights_proj.weight", index_weights, TD_DIM_INDEX_HEADS,
               TD_DIM_MODEL, TD_IF_POOL_TOP),
-    HYPER_PLACES("hc_attn", attn_hyper),
-    HYPER_PLACES("hc_ffn", mlp_hyper),
+    TD_HYPER_PLACES("hc_attn", attn_hyper),
+    TD_HYPER_PLACES("hc_ffn", mlp_hyper),
     TD_MATRIX(ROUTER, "ffn.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
     TD_MATRIX(F32, "ffn.gate.bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_ROUTED),
     TD_MATRIX(TABLE, "ffn.gate.tid2eid", expert_table, TD_DIM_VOCAB, TD_DIM_TOP_K, TD_IF_TABLE),

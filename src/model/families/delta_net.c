@@ -13,7 +13,8 @@ static td_status read_types(const td_config_reader *r, const cJSON *types) {
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     if (strcmp(name, "linear_attention") == 0) {
       td_layers_add(c->delta_layers, i);
-    } else if (strcmp(name, "full_attention") != 0) {
+    } else if (strcmp(name, "full_attention") != 0 &&
+               !(c->index_group && strcmp(name, "indexed_attention") == 0)) {
       return td_config_bad(r, "layer_types must hold \"linear_attention\" or \"full_attention\"");
     }
   }
@@ -29,13 +30,34 @@ td_status td_config_read_delta(const td_config_reader *r) {
   if (types) st = read_types(r, types);
   for (uint32_t i = 0; i < c->n_layers && !types; i++)
     if ((i + 1) % interval) td_layers_add(c->delta_layers, i);
-  if (st == TD_OK && td_model_n_attn(c, TD_ATTN_DELTA) == c->n_layers)
-    st = td_config_bad(r, "at least one layer must be of type \"full_attention\"");
-  if (st == TD_OK && c->delta_v_heads % c->delta_k_heads)
-    st = td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");
+  return st == TD_OK ? td_config_check_delta(r) : st;
+}
+
+td_status td_config_read_kda_heads(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  const cJSON *part;
+  td_status st = td_config_part(r, "linear_attn_config", &part);
+  if (st == TD_OK) st = td_config_uint(r, part, "head_dim", 1, TD_MAX_HEAD_DIM, &c->delta_v_dim);
+  if (st == TD_OK) st = td_config_uint(r, part, "num_heads", 1, TD_MAX_HEADS, &c->delta_v_heads);
+  if (st == TD_OK)
+    st = td_config_uint(r, part, "short_conv_kernel_size", 2, TD_MAX_TAPS, &c->delta_taps);
+  c->delta_k_heads = c->delta_v_heads;
+  c->delta_k_dim = c->delta_v_dim;
+  return st;
+}
+
+td_status td_config_check_delta(const td_config_reader *r) {
+  const td_model_config *c = r->out;
+  uint32_t n_delta = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n_delta += td_layers_have(c->delta_layers, i);
+  if (n_delta == c->n_layers)
+    return td_config_bad(r, "at least one layer must be of type \"full_attention\"");
+  if (c->delta_v_heads % c->delta_k_heads)
+    return td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");
   if ((uint64_t)c->delta_k_heads * c->delta_k_dim > TD_MAX_DIM ||
       (uint64_t)c->delta_v_heads * c->delta_v_dim > TD_MAX_DIM) {
-    st = td_config_bad(r, "the heads of linear attention are too many or too wide");
+    return td_config_bad(r, "the heads of linear attention are too many or too wide");
   }
-  return st;
+  return TD_OK;
 }

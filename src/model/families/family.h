@@ -1,7 +1,6 @@
 // src/model/families/family.h - a model family's descriptor; each family has its own file. The rest
 // of the program branches on kinds (of attention, router, cache), never on the family.
-#ifndef TD_MODEL_FAMILIES_FAMILY_H
-#define TD_MODEL_FAMILIES_FAMILY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -116,6 +115,9 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 // kind: the suffix of TD_SPEC_.
 #define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
   { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, NULL }
+// A tensor as its publisher calls it, and as transformers or newer tools do.
+#define TD_RENAMED(kind, name, field, rows, cols, conditions, alias)                               \
+  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, alias }
 
 #define TD_NORM_PLACES                                                                             \
   TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \
@@ -140,31 +142,42 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 
 // Multi-head latent attention.
 #define TD_MLA_PLACES                                                                              \
-  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_MLA_Q, TD_DIM_MODEL, TD_IF_Q_WHOLE),      \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_MLA_OUT, 0),            \
-      TD_OUT_BIAS_PLACE,                                                                           \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_MLA_Q, TD_DIM_MODEL,                      \
+            TD_IF_LATENT | TD_IF_Q_WHOLE),                                                         \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_MLA_OUT, TD_IF_LATENT), \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_LATENT | TD_IF_BIAS),         \
       TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL,             \
-                TD_IF_Q_LORA),                                                                     \
-      TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, TD_DIM_Q_LORA, TD_IF_Q_LORA | TD_IF_BIAS),    \
-      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, TD_DIM_Q_LORA, TD_IF_Q_LORA),          \
+                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
+      TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, TD_DIM_Q_LORA,                                \
+                TD_IF_LATENT | TD_IF_Q_LORA | TD_IF_BIAS),                                         \
+      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, TD_DIM_Q_LORA,                         \
+                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
       TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, TD_DIM_MLA_Q, TD_DIM_Q_LORA,             \
-                TD_IF_Q_LORA),                                                                     \
+                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
       TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, TD_DIM_KV_A, TD_DIM_MODEL,    \
-                0),                                                                                \
-      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, TD_DIM_KV_A, TD_IF_BIAS),          \
-      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, TD_DIM_KV_LORA, 0),                  \
-      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, TD_DIM_KV_B, TD_DIM_KV_LORA, 0)
+                TD_IF_LATENT),                                                                     \
+      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, TD_DIM_KV_A,                       \
+                TD_IF_LATENT | TD_IF_BIAS),                                                        \
+      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, TD_DIM_KV_LORA, TD_IF_LATENT),       \
+      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, TD_DIM_KV_B, TD_DIM_KV_LORA,           \
+                TD_IF_LATENT)
 
 // The indexer of MLA over selected keys.
 #define TD_INDEX_PLACES                                                                            \
   TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_Q_LORA,       \
-            TD_IF_DSA),                                                                            \
+            TD_IF_INDEX),                                                                          \
       TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, TD_DIM_INDEX_K, TD_DIM_MODEL,      \
-                TD_IF_DSA),                                                                        \
-      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_IF_DSA),         \
-      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, TD_DIM_INDEX_K, TD_IF_DSA),      \
+                TD_IF_INDEX),                                                                      \
+      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_IF_INDEX),       \
+      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, TD_DIM_INDEX_K, TD_IF_INDEX),    \
       TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights,                    \
-                TD_DIM_INDEX_HEADS, TD_DIM_MODEL, TD_IF_DSA)
+                TD_DIM_INDEX_HEADS, TD_DIM_MODEL, TD_IF_INDEX)
+
+// Scores of hyper-connections, in front of a block.
+#define TD_HYPER_PLACES(name, field)                                                               \
+  TD_MATRIX(SCORES, name "_fn", field.fn, TD_DIM_STREAM_SCORES, TD_DIM_STREAM_WIDTH, 0),           \
+      TD_MATRIX(F32, name "_base", field.base, TD_DIM_STREAM_SCORES, TD_DIM_ONE, 0),               \
+      TD_MATRIX(F32, name "_scale", field.scale, TD_DIM_THREE, TD_DIM_ONE, 0)
 
 // A dense layer's MLP.
 #define TD_DENSE_PLACES                                                                            \
@@ -193,5 +206,3 @@ const td_wrapper *td_wrapper_find(const char *model_type);
                 TD_IF_MOE | TD_IF_SHARED),                                                         \
       TD_MATRIX(WEIGHT, "mlp.shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,             \
                 TD_DIM_SHARED, TD_IF_MOE | TD_IF_SHARED)
-
-#endif

@@ -31,22 +31,19 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 #define EXPERTS "block_sparse_moe"
-// A tensor of the experts as MiniMax calls it, and as newer tools do.
-#define RENAMED(kind, name, field, rows, cols, alias)                                              \
-  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, 0, alias }
 
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_GQA_PLACES,
     TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_Q, 0),
     TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_KV, 0),
-    RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL,
-            "mlp.gate.weight"),
-    RENAMED(F32, EXPERTS ".e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE,
-            "mlp.e_score_correction_bias"),
-    RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, "gate_proj.weight"),
-    RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, "up_proj.weight"),
-    RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, "down_proj.weight"),
+    TD_RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0,
+               "mlp.gate.weight"),
+    TD_RENAMED(F32, EXPERTS ".e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, 0,
+               "mlp.e_score_correction_bias"),
+    TD_RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, 0, "gate_proj.weight"),
+    TD_RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, 0, "up_proj.weight"),
+    TD_RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, 0, "down_proj.weight"),
 };
 
 const td_family td_family_minimax_m2 = {

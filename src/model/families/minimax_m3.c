@@ -58,11 +58,11 @@ static td_status read_moe_layers(const td_config_reader *r) {
 static td_status read_selection(const td_config_reader *r) {
   static const char part[] = "sparse_attention_config";
   td_model_config *c = r->out;
-  const cJSON *sparse = td_json_get(r->root, part), *types = td_json_get(r->root, "layer_types");
+  const cJSON *sparse, *types = td_json_get(r->root, "layer_types");
+  td_status st = td_config_part(r, part, &sparse);
   const cJSON *freq = td_json_get(sparse, "sparse_attention_freq");
   uint32_t n_first = 0; // blocks at the beginning that count in any case
-  td_status st = TD_OK;
-  if (sparse) {
+  if (st == TD_OK && sparse) {
     st = td_config_uint(r, sparse, "sparse_num_index_heads", 1, TD_MAX_HEADS, &c->index_heads);
     if (st == TD_OK)
       st = td_config_uint(r, sparse, "sparse_index_dim", 2, TD_MAX_HEAD_DIM, &c->index_dim);
@@ -111,9 +111,6 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 #define EXPERTS "block_sparse_moe"
-// A tensor as MiniMax calls it, and as transformers 5 does.
-#define RENAMED(kind, name, field, rows, cols, conditions, alias)                                  \
-  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, alias }
 
 static const td_tensor_spec layer[] = {
     TD_NORM1("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),
@@ -121,28 +118,30 @@ static const td_tensor_spec layer[] = {
     TD_GQA_PLACES,
     TD_NORM1("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, 0),
     TD_NORM1("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, 0),
-    RENAMED(LATENT, "self_attn.index_q_proj.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_MODEL,
-            TD_IF_BLOCKS, "self_attn.indexer.q_proj.weight"),
-    RENAMED(LATENT, "self_attn.index_k_proj.weight", index_k, TD_DIM_INDEX_K, TD_DIM_MODEL,
-            TD_IF_BLOCKS, "self_attn.indexer.k_proj.weight"),
-    RENAMED(NORM1, "self_attn.index_q_norm.weight", index_q_norm, TD_DIM_INDEX_K, TD_DIM_ONE,
-            TD_IF_BLOCKS, "self_attn.indexer.q_norm.weight"),
-    RENAMED(NORM1, "self_attn.index_k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_DIM_ONE,
-            TD_IF_BLOCKS, "self_attn.indexer.k_norm.weight"),
+    TD_RENAMED(LATENT, "self_attn.index_q_proj.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_MODEL,
+               TD_IF_BLOCKS, "self_attn.indexer.q_proj.weight"),
+    TD_RENAMED(LATENT, "self_attn.index_k_proj.weight", index_k, TD_DIM_INDEX_K, TD_DIM_MODEL,
+               TD_IF_BLOCKS, "self_attn.indexer.k_proj.weight"),
+    TD_RENAMED(NORM1, "self_attn.index_q_norm.weight", index_q_norm, TD_DIM_INDEX_K, TD_DIM_ONE,
+               TD_IF_BLOCKS, "self_attn.indexer.q_norm.weight"),
+    TD_RENAMED(NORM1, "self_attn.index_k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_DIM_ONE,
+               TD_IF_BLOCKS, "self_attn.indexer.k_norm.weight"),
     TD_DENSE_PLACES,
-    RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE,
-            "mlp.gate.weight"),
-    RENAMED(F32, EXPERTS ".e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE,
-            TD_IF_MOE, "mlp.gate.e_score_correction_bias"),
-    RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE, "gate_proj.weight"),
-    RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE, "up_proj.weight"),
-    RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE, "down_proj.weight"),
-    RENAMED(WEIGHT, EXPERTS ".shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED,
-            TD_DIM_MODEL, TD_IF_MOE, "mlp.shared_experts.gate_proj.weight"),
-    RENAMED(WEIGHT, EXPERTS ".shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,
-            TD_IF_MOE, "mlp.shared_experts.up_proj.weight"),
-    RENAMED(WEIGHT, EXPERTS ".shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,
-            TD_DIM_SHARED, TD_IF_MOE, "mlp.shared_experts.down_proj.weight"),
+    TD_RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE,
+               "mlp.gate.weight"),
+    TD_RENAMED(F32, EXPERTS ".e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE,
+               TD_IF_MOE, "mlp.gate.e_score_correction_bias"),
+    TD_RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE,
+               "gate_proj.weight"),
+    TD_RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE, "up_proj.weight"),
+    TD_RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE,
+               "down_proj.weight"),
+    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED,
+               TD_DIM_MODEL, TD_IF_MOE, "mlp.shared_experts.gate_proj.weight"),
+    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED,
+               TD_DIM_MODEL, TD_IF_MOE, "mlp.shared_experts.up_proj.weight"),
+    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,
+               TD_DIM_SHARED, TD_IF_MOE, "mlp.shared_experts.down_proj.weight"),
 };
 
 const td_family td_family_minimax_m3 = {

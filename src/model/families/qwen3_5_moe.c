@@ -22,14 +22,7 @@ static td_status read_rest(const td_config_reader *r) {
 static const td_tensor_spec layer[] = {
     TD_GATED_PLACES,
     TD_DELTA_PLACES,
-    TD_MATRIX(WEIGHT, "linear_attn.in_proj_qkv.weight", delta_qkv, TD_DIM_DELTA_QKV, TD_DIM_MODEL,
-              TD_IF_DELTA),
-    TD_MATRIX(WEIGHT, "linear_attn.in_proj_z.weight", delta_z, TD_DIM_DELTA_V, TD_DIM_MODEL,
-              TD_IF_DELTA),
-    TD_MATRIX(ROUTER, "linear_attn.in_proj_b.weight", delta_b, TD_DIM_DELTA_HEADS, TD_DIM_MODEL,
-              TD_IF_DELTA),
-    TD_MATRIX(ROUTER, "linear_attn.in_proj_a.weight", delta_a, TD_DIM_DELTA_HEADS, TD_DIM_MODEL,
-              TD_IF_DELTA),
+    TD_DELTA_INPUT_PLACES,
 };
 
 const td_family td_family_qwen3_5_moe = {

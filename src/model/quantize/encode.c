@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/bf16.h"
+#include "base/e4m3.h"
 #include "base/status.h"
 #include "tandem/formats.h"
 
@@ -46,10 +47,6 @@ static float round_e2m1(float f) {
   return round_to(clamp(f, -6, 6), 1, 0);
 }
 
-static float round_e4m3(float f) {
-  return round_to(clamp(f, -448, 448), 3, -6);
-}
-
 static uint8_t code_int4(float f) {
   return (uint8_t)((int)f + 8);
 }
@@ -58,12 +55,6 @@ static uint8_t code_e2m1(float f) {
   float a = fabsf(f);
   uint32_t magnitude = a < 1 ? (uint32_t)(2 * a) : (bits_of(a) >> 22) - 252;
   return (uint8_t)(magnitude | (signbit(f) ? 8 : 0));
-}
-
-static uint8_t code_e4m3(float f) {
-  float a = fabsf(f);
-  uint32_t magnitude = a < 0x1p-6f ? (uint32_t)(512 * a) : (bits_of(a) >> 20) - (120 << 3);
-  return (uint8_t)(magnitude | (signbit(f) ? 0x80 : 0));
 }
 
 typedef struct {
@@ -111,7 +102,7 @@ static float largest(const block *b) {
 LOSS(loss_int4, round_int4)
 LOSS(loss_int8, round_int8)
 LOSS(loss_e2m1, round_e2m1)
-LOSS(loss_e4m3, round_e4m3)
+LOSS(loss_e4m3, td_e4m3_round)
 
 typedef struct {
   float scale;
@@ -202,69 +193,31 @@ static double encode_fp8(const float *w, size_t ld, uint32_t rows, uint32_t cols
   memcpy(scale, &best.scale, sizeof best.scale);
   for (uint32_t r = 0; r < rows; r++) {
     for (uint32_t c = 0; c < cols; c++)
-      codes[r * codes_ld + c] = code_e4m3(round_e4m3(w[r * ld + c] * (1 / best.scale)));
+      codes[r * codes_ld + c] = td_e4m3_code(td_e4m3_round(w[r * ld + c] * (1 / best.scale)));
   }
   return best.loss;
 }
 
+// As the members of td_encoding; codes and scales by tensor, dtype, bytes of an item.
+#define ENCODING(name, format, type, rows, cols, per_item, codes, dtype, bytes, scales, s_bytes,   \
+                 whole, shape, encode)                                                             \
+  {                                                                                                \
+    name, format, type, rows, cols, per_item, {codes, dtype, bytes},                               \
+        {"weight_scale", scales, s_bytes}, whole, shape, encode                                    \
+  }
 static const td_encoding encodings[] = {
-    {"int4-g128",
-     "pack-quantized",
-     "int",
-     1,
-     128,
-     8,
-     {"weight_packed", "I32", 4},
-     {"weight_scale", "BF16", 2},
-     true,
-     true,
-     encode_int4},
-    {"int4-g32",
-     "pack-quantized",
-     "int",
-     1,
-     32,
-     8,
-     {"weight_packed", "I32", 4},
-     {"weight_scale", "BF16", 2},
-     true,
-     true,
-     encode_int4},
-    {"fp8",
-     "float-quantized",
-     "float",
-     128,
-     128,
-     1,
-     {"weight", "F8_E4M3", 1},
-     {"weight_scale", "F32", 4},
-     false,
-     false,
-     encode_fp8},
-    {"mxfp4",
-     "mxfp4-pack-quantized",
-     "float",
-     1,
-     32,
-     2,
-     {"weight_packed", "U8", 1},
-     {"weight_scale", "U8", 1},
-     true,
-     false,
-     encode_mxfp4},
+    ENCODING("int4-g128", "pack-quantized", "int", 1, 128, 8, "weight_packed", "I32", 4, "BF16", 2,
+             true, true, encode_int4),
+    ENCODING("int4-g32", "pack-quantized", "int", 1, 32, 8, "weight_packed", "I32", 4, "BF16", 2,
+             true, true, encode_int4),
+    ENCODING("fp8", "float-quantized", "float", 128, 128, 1, "weight", "F8_E4M3", 1, "F32", 4,
+             false, false, encode_fp8),
+    ENCODING("mxfp4", "mxfp4-pack-quantized", "float", 1, 32, 2, "weight_packed", "U8", 1, "U8", 1,
+             true, false, encode_mxfp4),
 };
-
-const td_encoding td_encoding_int8 = {"int8",
-                                      "int-quantized",
-                                      "int",
-                                      1,
-                                      TD_ENCODE_WHOLE_ROW,
-                                      1,
-                                      {"weight", "I8", 1},
-                                      {"weight_scale", "BF16", 2},
-                                      false,
-                                      false,
-                                      encode_int8};
+const td_encoding td_encoding_int8 = ENCODING("int8", "int-quantized", "int", 1,
+                                              TD_ENCODE_WHOLE_ROW, 1, "weight", "I8", 1, "BF16", 2,
+                                              false, false, encode_int8);
 
 const td_encoding *td_encoding_find(const char *name, const char **names) {
 #define X(each) ", " each

@@ -1,8 +1,7 @@
 // src/model/quantize/encode.h - encodes f32 matrices in the quantized formats, with the layout of
 // published checkpoints. Rounds to nearest; tries several scales per block and keeps the one with
 // the least squared error.
-#ifndef TD_MODEL_QUANTIZE_ENCODE_H
-#define TD_MODEL_QUANTIZE_ENCODE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,5 +57,3 @@ typedef struct {
 // scales [ceil(n_rows / block_rows)][groups].
 td_encode_result td_encode_rows(const td_encoding *e, const float *w, uint32_t n_rows,
                                 uint32_t cols, uint8_t *codes, uint8_t *scales);
-
-#endif

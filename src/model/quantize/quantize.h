@@ -4,8 +4,7 @@
 // latent keys and values; and matrices that do not consist of whole groups. Shards are made one at
 // a time, each under a temporary name until it is complete. A later run with the same arguments
 // keeps finished shards. The index is written last, so a checkpoint that can be opened is complete.
-#ifndef TD_MODEL_QUANTIZE_QUANTIZE_H
-#define TD_MODEL_QUANTIZE_QUANTIZE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ typedef struct {
 // after an error. The report is also written to out/quantize_report.json.
 td_status td_quantize(const td_quantize_opts *opts, td_quantize_report *report, td_err *err);
 void td_quantize_report_free(td_quantize_report *report);
-
-#endif

@@ -22,10 +22,7 @@
 static bool is_copied(const char *name) {
   static const char *const others[] = {".safetensors", ".bin",        ".pt",   ".pth",
                                        ".gguf",        ".index.json", ".part", TD_QUANTIZE_DONE};
-  static const char *const rewritten[] = {"config.json", "hf_quant_config.json", REPORT_FILE};
-  for (size_t i = 0; i < TD_COUNT(rewritten); i++) {
-    if (strcmp(name, rewritten[i]) == 0) return false;
-  }
+  if (td_is_word("config.json hf_quant_config.json " REPORT_FILE, name)) return false;
   if (name[0] == '.') return false;
   for (size_t i = 0; i < TD_COUNT(others); i++) {
     if (td_ends_with(name, others[i])) return false;

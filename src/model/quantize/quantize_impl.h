@@ -1,7 +1,6 @@
 // src/model/quantize/quantize_impl.h - declarations shared by the files of td_quantize: plan
 // (action for each tensor), shard (makes one shard), files (everything but shards).
-#ifndef TD_MODEL_QUANTIZE_QUANTIZE_IMPL_H
-#define TD_MODEL_QUANTIZE_QUANTIZE_IMPL_H
+#pragma once
 
 #include "model/checkpoint/shard_writer.h"
 #include "model/quantize/quantize.h"
@@ -14,7 +13,8 @@ typedef enum {
   TD_QUANTIZE_ENCODE,
 } td_quantize_action;
 
-// Action for one tensor, or for one expert's matrix in a tensor that holds those of all experts.
+// Action for one tensor, or for one expert's matrix in a tensor that holds the matrices of all
+// experts.
 typedef struct {
   const td_tensor *t;
   size_t tensor;    // t's index in the store
@@ -72,5 +72,3 @@ td_status td_quantize_no_memory(const td_quantizer *q);
 #define TD_QUANTIZE_INDEX  "model.safetensors.index.json"
 #define TD_QUANTIZE_SINGLE "model.safetensors"
 #define TD_QUANTIZE_DONE   ".done" // marks a finished shard until all are finished
-
-#endif
