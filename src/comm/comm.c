@@ -7,7 +7,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/log.h"
 #include "base/thread.h"
 #include "comm/comm_impl.h"
 

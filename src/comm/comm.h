@@ -11,8 +11,7 @@
 // further calls fail, and td_comm_check tells why, in one sentence. A stream may have succeeded
 // with incomplete data: results count when td_comm_check says so on every rank behind its sync. An
 // aborted group can only be closed.
-#ifndef TD_COMM_COMM_H
-#define TD_COMM_COMM_H
+#pragma once
 
 #include <assert.h>
 #include <stdbool.h>
@@ -88,5 +87,3 @@ td_status td_comm_all_reduce(td_comm *comm, td_stream *stream, const float *part
 // data of rank root replaces that of all others.
 td_status td_comm_broadcast(td_comm *comm, td_stream *stream, void *data, size_t n_bytes,
                             uint32_t root, td_err *err);
-
-#endif

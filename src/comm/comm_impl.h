@@ -1,6 +1,5 @@
 // src/comm/comm_impl.h - what the back ends share: a rank's end, and the group.
-#ifndef TD_COMM_COMM_IMPL_H
-#define TD_COMM_COMM_IMPL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -107,5 +106,3 @@ static inline size_t comm_before(const size_t *n, uint32_t rank) {
     sum += n[r];
   return sum;
 }
-
-#endif

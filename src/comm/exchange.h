@@ -1,7 +1,6 @@
 // src/comm/exchange.h - what expert parallelism sends between ranks in a prefill step, and how long
 // that takes. Pure functions.
-#ifndef TD_COMM_EXCHANGE_H
-#define TD_COMM_EXCHANGE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ typedef struct {
 
 td_exchange_time td_exchange_time_of(const td_exchange_bytes *bytes,
                                      const td_exchange_links *links);
-
-#endif

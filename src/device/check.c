@@ -30,6 +30,12 @@ td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err
   return TD_OK;
 }
 
+td_status td_dev_check_rmsnorm(const td_rmsnorm_args *a, td_err *err) {
+  td_status status = a->w.data ? td_dev_check_vec(&a->w, a->dim, "norm", err) : TD_OK;
+  if (status != TD_OK || !a->also.x) return status;
+  return td_dev_check_vec(&a->also.w, a->also.dim, "norm of further rows", err);
+}
+
 td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "linear: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
@@ -65,12 +71,15 @@ td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
                  "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
                  a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
   TD_DEV_REQUIRE(!a->selected || a->top_k > 0, "attention: a selection of no keys");
+  TD_DEV_REQUIRE(!a->selected || a->kv.dtype != TD_F8E4M3,
+                 "attention: a selection of keys in E4M3 pages");
   return TD_OK;
 }
 
 td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->top_k > 0,
                  "selection: %u keys by %u heads of %u", a->top_k, a->n_heads, a->dim);
+  TD_DEV_REQUIRE(a->kv.dtype != TD_F8E4M3, "selection: keys in E4M3");
   return TD_OK;
 }
 
@@ -79,6 +88,7 @@ td_status td_dev_check_select_blocks(const td_select_blocks_args *a, td_err *err
                      a->n_local <= a->top_blocks,
                  "selection: %u of them near, %u blocks of %u by %u heads of %u", a->n_local,
                  a->top_blocks, a->block, a->n_heads, a->dim);
+  TD_DEV_REQUIRE(a->kv.dtype != TD_F8E4M3, "selection: keys in E4M3");
   return TD_OK;
 }
 
@@ -104,10 +114,20 @@ td_status td_dev_check_delta(const td_kv_view *state, const td_delta_shape *shap
 }
 
 td_status td_dev_check_batch(const td_batch_view *b, const td_kv_view *kv, td_dtype act_dtype,
-                             size_t entry_elements, td_err *err) {
-  TD_DEV_REQUIRE(kv->dtype == act_dtype || kv->dtype == TD_F16,
+                             td_kv_rows rows, td_err *err) {
+  enum { RUN = 16 }; // bytes
+  const bool is_f8 = kv->dtype == TD_F8E4M3;
+  TD_DEV_REQUIRE(kv->dtype == act_dtype || kv->dtype == TD_F16 || is_f8,
                  "KV pages: dtype %d is not for them", (int)kv->dtype);
-  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
+  const size_t token_bytes = is_f8 ? td_kv_f8_token_bytes(&rows)
+                                   : (size_t)rows.n * rows.dim * td_dtype_bytes(kv->dtype);
+  const size_t used = b->page_tokens * token_bytes;
+  TD_DEV_REQUIRE(!is_f8 || (rows.n_bf16 < rows.dim && td_kv_f8_codes(&rows) % RUN == 0 &&
+                            rows.n_bf16 % (RUN / 2) == 0 && kv->page_bytes % RUN == 0 &&
+                            (uintptr_t)kv->pages % RUN == 0),
+                 "KV pages in E4M3: rows of %u codes and %u BF16 in pages of %zu bytes are not in "
+                 "runs of %d bytes",
+                 td_kv_f8_codes(&rows), rows.n_bf16, kv->page_bytes, RUN);
   TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
                  b->page_tokens, used, kv->page_bytes);
   TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,

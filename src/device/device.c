@@ -256,6 +256,18 @@ bool td_event_is_done(td_event *event) {
   return event->dev->vtable->event_is_done(event);
 }
 
+td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args) {
+  const td_norm_also *also = &args->also;
+  return (td_rmsnorm_args){.x = also->x,
+                           .w = also->w,
+                           .out = also->out,
+                           .x_stride = also->x_stride,
+                           .out_stride = also->out_stride,
+                           .n_rows = args->n_rows,
+                           .dim = also->dim,
+                           .eps = args->eps};
+}
+
 td_linear_op_args td_linear_matrix(const td_linear_op_args *args, uint32_t i) {
   td_linear_op_args out = *args;
   memset(out.also, 0, sizeof out.also);

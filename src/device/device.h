@@ -11,8 +11,7 @@
 // td_dev_act_dtype (f32 on the CPU, BF16 on CUDA), dense row-major, one row per token, unless a
 // stride is given. A failure in a stream is sticky: its later operators are skipped and
 // td_stream_sync reports the failure.
-#ifndef TD_DEVICE_DEVICE_H
-#define TD_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,6 +19,8 @@
 
 #include "base/numa.h"
 #include "base/status.h"
+#include "model/ngrams.h"
+#include "tandem/kv_f8.h"
 #include "tandem/types.h"
 
 typedef struct td_dev td_dev;
@@ -225,16 +226,29 @@ void td_op_embed(td_stream *stream, const td_embed_args *args);
 
 // out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
 // NULL: no weights. With residual: residual[i][:] += x[i][:] first, and the sum is normed (x is
-// unchanged). x_stride and out_stride are in elements; out may equal x.
+// unchanged); with `more`, x[i][:] + more[i][:] is added, bit for bit as after td_op_add(x, more).
+// x_stride and out_stride are in elements; out may equal x. also: n_rows further rows, with eps and
+// without a residual, with the same bits as alone; a GPU norms both in one launch.
+typedef struct {
+  const void *x; // NULL: none
+  td_vec w;      // [dim]
+  void *out;
+  size_t x_stride, out_stride;
+  uint32_t dim;
+} td_norm_also;
+
 typedef struct {
   const void *x;
-  void *residual; // [n_rows][dim] or NULL
-  td_vec w;       // [dim]
+  const void *more; // [n_rows][dim] or NULL; may be in memory of td_dev_alloc_host
+  void *residual;   // [n_rows][dim] or NULL
+  td_vec w;         // [dim]
   void *out;
   size_t x_stride, out_stride;
   uint32_t n_rows, dim;
   float eps;
+  td_norm_also also;
 } td_rmsnorm_args;
+td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args); // the arguments for `also` alone
 void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
 // x[i][:] = (x[i][:] - mean(x[i])) / sqrt(variance(x[i]) + eps) * w[:] + b[:] over n_rows rows of
@@ -245,18 +259,18 @@ typedef struct {
   size_t stride; // elements
   uint32_t n_rows, dim;
   float eps;
+  bool is_f32; // x is, whatever the device's activations are
 } td_layernorm_args;
 void td_op_layernorm(td_stream *stream, const td_layernorm_args *args);
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
 // (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
-// n_prompt tokens belong to prompts; a device may compute those with kernels for many tokens. It is
+// n_prompt tokens belong to prompts; a device may use kernels for many tokens for them. n_prompt is
 // passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
 // chunks. weights_on_device: w's data are in device memory, see td_moe_args. n_rows > 0: y is of
-// the rows [row_begin, row_begin + n_rows) alone, without a bias.
-// also: further matrices of the same x, each with a result of its own, which has the bits that it
-// would have alone; weights_on_device, out_f32 and exact hold for all of them; not with n_rows. A
-// GPU computes those of one format in one launch.
+// the rows [row_begin, row_begin + n_rows) alone, without a bias. also: further matrices times the
+// same x, each with its own result, with the same bits as alone; weights_on_device, out_f32 and
+// exact apply to all of them; not with n_rows. A GPU computes matrices of one format in one launch.
 enum { TD_LINEAR_ALSO = 2 };
 typedef struct {
   const td_weight *w; // NULL: none, and none after it
@@ -352,13 +366,15 @@ typedef struct {
 } td_batch_view;
 
 // One layer's KV pages: page i begins at pages + i * page_bytes. Elements have the activations'
-// dtype, or are f16: rounded to nearest even and saturated at the largest finite value.
+// dtype, or are f16: rounded to nearest even and saturated at the largest finite value. In
+// TD_F8E4M3 pages are as tandem/kv_f8.h says, with the rows below.
 //   GQA: K [n_kv_heads][page_tokens][head_dim], then V likewise
 //   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
 typedef struct {
   void *pages;
   size_t page_bytes;
-  td_dtype dtype; // see td_dev_kv_dtype
+  td_dtype dtype;  // see td_dev_kv_dtype
+  uint32_t n_bf16; // td_kv_rows, with TD_F8E4M3
 } td_kv_view;
 
 typedef struct {
@@ -370,6 +386,14 @@ typedef struct {
 } td_kv_store_gqa_args;
 void td_op_kv_store_gqa(td_stream *stream, const td_kv_store_gqa_args *args);
 
+// What a token has in a layer's pages.
+static inline td_kv_rows td_gqa_rows(const td_kv_view *kv, uint32_t n_kv_heads, uint32_t head_dim) {
+  return (td_kv_rows){.n = 2 * n_kv_heads, .dim = head_dim, .n_bf16 = kv->n_bf16};
+}
+static inline td_kv_rows td_mla_rows(const td_kv_view *kv, uint32_t entry_dim) {
+  return (td_kv_rows){.n = 1, .dim = entry_dim, .n_bf16 = kv->n_bf16};
+}
+
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -380,9 +404,9 @@ void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
-// that takes part in its softmax without a value. blocks, on the CPU only: results of
-// td_op_select_blocks with this `block` and top_blocks, of n_kv_heads heads; NULL: tokens see all
-// keys.
+// that takes part in its softmax without a value. blocks: results of td_op_select_blocks with this
+// `block` and top_blocks, of n_kv_heads heads, without a window; NULL: tokens see all keys.
+// selected: likewise groups of `group` positions, for all heads, as in td_attn_mla_args.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
@@ -392,6 +416,8 @@ typedef struct {
   uint32_t n_heads, n_kv_heads, head_dim, window;
   const int32_t *blocks; // [n_tokens][n_kv_heads][top_blocks]
   uint32_t block, top_blocks;
+  const int32_t *selected; // [n_tokens][top_k]
+  uint32_t top_k, group;
   const float *sinks; // f32 [n_heads] in host memory, or NULL
   float scale;
   bool prompt;
@@ -404,7 +430,8 @@ void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 // block (cheap for many queries). Both give the same result up to rounding. weights_on_device:
 // kv_b's data are in device memory, see td_moe_args.
 // selected: results of td_op_select_keys with this top_k; NULL: tokens see all keys. A token that
-// sees a selection is computed as with `absorbed`.
+// sees a selection is computed as with `absorbed`. group > 0: what is selected are groups of so
+// many positions; a token also sees those of its own group, up to itself, unless that ends with it.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -412,36 +439,40 @@ typedef struct {
   const td_weight *kv_b;
   const int32_t *selected; // [n_tokens][top_k]
   void *out;               // [n_tokens][n_heads][v_dim]
-  uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank, top_k;
+  uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank, top_k, group;
   float scale;
   bool absorbed, weights_on_device;
 } td_attn_mla_args;
+// The most keys that a token sees, also of a selection.
+static inline uint64_t td_most_selected(uint32_t top_k, uint32_t group) {
+  return group ? ((uint64_t)top_k + 1) * group - 1 : top_k;
+}
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
-// The positions that each token's attention is confined to: of those up to its own, the top_k with
+// Selects the positions that each token attends to: of the positions up to its own, the top_k with
 // the largest scores, in rising order; of equal scores the lower position comes first. A token that
 // sees top_k keys or fewer sees all of them, and its row is not written. With key j at the begin of
 // its page in kv, [page_tokens][dim]:
 //   score[j] = sum_h weights[h] * max(0, q[h] . key[j])
-// Positive factors of all scores change no order and are left out. Sums are f32, whatever the
-// activations are, and the same for tokens of prompts and of decode.
-// group > 0: keys are entries of td_op_pool in place of positions; a token sees those of the groups
-// that end with it or before.
+// Positive factors common to all scores are left out, as they do not change the order. Sums are
+// f32, whatever the activations are, and the same for tokens of prompts and of decode. group > 0:
+// keys are entries of td_op_pool in place of positions; a token sees those of the groups that end
+// with it or before.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
   const void *q;        // [n_tokens][n_heads][dim]
-  const float *weights; // f32 [n_tokens][n_heads]
+  const float *weights; // f32 [n_tokens][n_heads]; NULL: all 1
   int32_t *selected;    // [n_tokens][top_k]
   uint32_t n_heads, dim, top_k, group;
 } td_select_keys_args;
 void td_op_select_keys(td_stream *stream, const td_select_keys_args *args);
 
-// On the CPU only. Of the blocks of `block` positions up to a token's own, those that each head's
-// attention is confined to: its own and the n_local - 1 before, and with them the top_blocks whose
-// best keys have the largest scores q[h] . key[j], in rising order; of equal scores the lower block
-// comes first. A token that sees top_blocks blocks or fewer sees all of them, and its rows are not
-// written. Keys as in td_select_keys_args.
+// Selects the blocks of `block` positions that each head of a token attends to: its own block and
+// the n_local - 1 before, and those whose best keys have the largest scores q[h] . key[j],
+// top_blocks in all, in rising order; of equal scores the lower block comes first. A token that
+// sees top_blocks blocks or fewer sees all of them, and its rows are not written. Keys as in
+// td_select_keys_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -455,12 +486,18 @@ void td_op_select_blocks(td_stream *stream, const td_select_blocks_args *args);
 
 // Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
 // value heads in a row share a key head; is_tiled: value head h has key head h % n_k_heads. n_taps:
-// length of the causal convolution, from 2 to TD_DELTA_MAX_TAPS.
+// length of the causal convolution, from 2 to TD_DELTA_MAX_TAPS. by_channel: a value head has a
+// decay for each of its k_dim rows of the state, not one for all.
 enum { TD_DELTA_MAX_TAPS = 16 };
 typedef struct {
   uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
-  bool is_tiled;
+  bool is_tiled, by_channel;
 } td_delta_shape;
+
+// Decays of a value head.
+static inline uint32_t td_delta_decays(const td_delta_shape *s) {
+  return s->by_channel ? s->k_dim : 1;
+}
 
 // The channels of the convolution: queries, keys, values.
 static inline uint32_t td_delta_channels(const td_delta_shape *s) {
@@ -482,16 +519,18 @@ static inline size_t td_delta_state_bytes(const td_delta_shape *s) {
   return (td_delta_conv_floats(s) + s->n_v_heads * of_head) * sizeof(float);
 }
 
-// The states of a step's sequences are in their KV pages: that after n positions of a sequence is
-// in the page of position n - 1. An operator reads the one before a sequence's first token (zeros
-// at position 0) and writes that after its last one, and at the end of each page it passes. So a
-// full page keeps the state at its end.
+// The states of a step's sequences are in their KV pages: the state after n positions is in the
+// page of position n - 1. An operator reads the one before a sequence's first token (zeros at
+// position 0) and writes that after its last one, and at the end of each page it passes. So a full
+// page keeps the state at its end.
 //
-// Where a state may have to go back, those between are kept, too, in host memory.
+// Where a state may have to be rolled back, the states between tokens are also kept, in the
+// device's memory: all of a delta net's state, only the open entries of a pooled one.
 typedef struct {
-  char *slots;          // [any][td_delta_state_bytes]; NULL: none are kept. On the CPU only
+  char *slots;          // [any][slot_bytes]; NULL: none are kept, nor of prompts
   const int32_t *first; // [n_seqs]: the slot for the state after the sequence's first token; that
                         // after each further one but the last follows. -1: not of this sequence
+  size_t slot_bytes;
 } td_state_trail;
 
 // Part of a token's row: group g begins at element offset + g * stride.
@@ -501,8 +540,9 @@ typedef struct {
 
 // The causal convolution and SiLU of queries, keys and values, then queries and keys divided by
 // their norms (queries by sqrt(k_dim), too), and of each value head decay
-// exp(-exp(decay) * softplus(a + bias)) and strength sigmoid(b). q, k: groups of k_dim elements; v,
-// a, b: of the value heads that share a key head.
+// exp(-exp(decay) * softplus(a + bias)) and strength sigmoid(b). bound < 0, with by_channel: decays
+// are exp(bound * sigmoid(exp(decay) * (a + bias))). q, k: groups of k_dim elements; v, a, b: of
+// the value heads that share a key head. a, bias: td_delta_decays elements of a value head.
 typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
@@ -512,15 +552,18 @@ typedef struct {
   size_t x_stride; // elements
   td_row_part q, k, v, a, b;
   const float *conv;         // f32 [n_taps][channels] in host memory, as the next
-  const float *decay, *bias; // f32 [n_v_heads]
+  const float *decay, *bias; // f32 [n_v_heads], [n_v_heads][n_decays]
+  float bound;               // 0: none
   void *out;                 // [n_tokens][channels]
-  float *gates;              // f32 [n_tokens][n_v_heads][2]: decay, strength
+  float *gates;              // f32 [n_tokens][n_v_heads][n_decays + 1]: decays, strength
 } td_delta_conv_args;
 void td_op_delta_conv(td_stream *stream, const td_delta_conv_args *args);
 
 // The gated delta rule (tandem/kernels.h: td_delta_rule_args) of every value head, token by token:
-// a token's result is the same however its sequence is cut into steps. qkv, gates: results of
-// td_op_delta_conv.
+// a token's result is the same however its sequence is cut into steps. A GPU may compute prompts in
+// chunks that begin at multiples of 32 positions: then steps that begin there give the same result,
+// and other steps one that differs by rounding. qkv, gates: results of td_op_delta_conv. prompt:
+// all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
@@ -529,27 +572,33 @@ typedef struct {
   const void *qkv;
   const float *gates;
   void *out; // [n_tokens][n_v_heads][v_dim]
+  bool prompt;
 } td_delta_rule_op_args;
 void td_op_delta_rule(td_stream *stream, const td_delta_rule_op_args *args);
 
 // ---- attention over a window and pooled keys ----------------------------------------------------
 
-// Layers whose state in a KV page (see above, f32) is a ring of the last `window` keys, entry
-// position % window, and entries pooled of `group` positions each, a power of two. Entry i is in
-// the page of the last of its positions, at i % td_pool_entries.
+// Layers whose state in a KV page (see above, f32) is a ring of the last `ring` keys, entry
+// position % ring, and entries pooled of `group` positions each, a power of two. Entry i is in
+// the page of the last of its positions, at i % td_pool_entries. A ring that is longer than the
+// window still has its keys when up to ring - window of the last tokens are taken back; entries
+// that end with those are not seen, and are computed again.
 static inline uint32_t td_pool_entries(uint32_t page_tokens, uint32_t group) {
   return page_tokens > group ? page_tokens / group : 1;
 }
 
 // Channel d of entry i is the mean of x over the group's positions, weighted by the softmax of
-// gate + bias. overlaps: rows of x, gate and bias have two halves of dim elements; the mean is of
-// the first halves of the group before (if there is one) and the second halves of its own. Then an
-// RMS norm, and its last rot_dim elements are rotated (interleaved) as at the group's first
-// position. What is open between steps is kept at open_at in the page's state: running maxima, sums
-// of weights and weighted sums, f32 [overlaps + 1][3][dim], the entry that is filled first.
+// gate + bias; gate and bias NULL: weights are equal. overlaps: rows of x, gate and bias have two
+// halves of dim elements; the mean is of the first halves of the group before (if there is one) and
+// the second halves of its own. Then an RMS norm (norm.n 0: none), and its last rot_dim elements
+// are rotated (interleaved) as at the group's first position; rotates_first: its first rot_dim, not
+// interleaved. What is open between steps is kept at open_at in the page's state: running maxima,
+// sums of weights and weighted sums, f32 [overlaps + 1][3][dim], the entry that is filled first.
 typedef struct {
   td_batch_view batch;
   td_kv_view state;
+  td_state_trail trail;
+  size_t trail_at; // elements of a slot: where these open entries are
   const float *x, *gate;
   size_t stride;     // elements, of x and gate
   const float *bias; // f32 [group][dim or 2 * dim] in host memory
@@ -557,12 +606,12 @@ typedef struct {
   const float *cos_sin;     // see td_rope_args
   size_t open_at, entry_at; // elements of the state
   uint32_t dim, rot_dim, group;
-  bool overlaps;
+  bool overlaps, rotates_first;
   float eps;
 } td_pool_args;
 void td_op_pool(td_stream *stream, const td_pool_args *args);
 
-// Attention with one key for all heads, which is the value, too. A token sees entries of td_op_pool
+// Attention with one key for all heads, which is also the value. A token sees entries of td_op_pool
 // (of the groups that end with it or before; with more than top_k of them those selected; none if
 // group is 0), then the keys of the last `window` positions, its own the last. Then this step's
 // keys are stored in the ring. Sinks as in td_attn_gqa_args.
@@ -575,7 +624,7 @@ typedef struct {
   const float *sinks;      // f32 [n_heads] in host memory
   const int32_t *selected; // [n_tokens][top_k], or NULL: all
   size_t entry_at;         // elements of the state; the ring is at its begin
-  uint32_t n_heads, dim, window, group, top_k;
+  uint32_t n_heads, dim, window, ring, group, top_k; // ring: at least window
   float scale;
 } td_attn_pool_args;
 void td_op_attn_pool(td_stream *stream, const td_attn_pool_args *args);
@@ -587,7 +636,7 @@ void td_op_attn_pool(td_stream *stream, const td_attn_pool_args *args);
 // streams and scale, plus base: the factors `pre` of the streams in out = sum pre[k] x[k]; `post`,
 // of a block's output in each stream; and `comb`, how streams mix, made doubly stochastic in
 // n_rounds of Sinkhorn's. They replace the scores. out is normed with w.
-// head: scores are n_streams alone.
+// head: scores are n_streams alone. scores NULL: out is the norm of the streams' mean.
 enum { TD_MAX_STREAMS = 16 };
 typedef struct {
   const void *x;             // [n_tokens][n_streams][dim]
@@ -605,14 +654,74 @@ static inline uint32_t td_hyper_scores(uint32_t n_streams) {
 }
 
 // x[k] = post[k] * y + sum_j comb[j][k] * x[j], with the factors that td_op_hyper_read left in
-// scores; x[k] = y if that is NULL.
+// scores; x[k] = y if that is NULL. adds: x[k] += scores[k] * y, with those of td_op_hyper_mix.
 typedef struct {
   void *x;             // [n_tokens][n_streams][dim]
   const void *y;       // [n_tokens][dim]
-  const float *scores; // f32 [n_tokens][td_hyper_scores] or NULL
+  const float *scores; // f32 [n_tokens][td_hyper_scores, or n_streams] or NULL
   uint32_t n_tokens, n_streams, dim;
+  bool adds;
 } td_hyper_write_args;
 void td_op_hyper_write(td_stream *stream, const td_hyper_write_args *args);
+
+// out = the mean over streams of sigmoid(gate[k]) * x[k], by element; scores[k] = 2 *
+// sigmoid(scores[k] / n_streams) become the factors of a block's output. CPU alone.
+typedef struct {
+  const void *x, *gate; // [n_tokens][n_streams][dim]
+  float *scores;        // f32 [n_tokens][n_streams] or NULL
+  void *out;            // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim;
+} td_hyper_mix_args;
+void td_op_hyper_mix(td_stream *stream, const td_hyper_mix_args *args);
+
+// x[i][:] = silu(factor * x[i][:]). CPU alone.
+typedef struct {
+  void *x; // [n_rows][dim]
+  uint32_t n_rows, dim;
+  float factor;
+} td_silu_rows_args;
+void td_op_silu_rows(td_stream *stream, const td_silu_rows_args *args);
+
+// ---- embeddings of n-grams, on the CPU alone ----------------------------------------------------
+
+// The rows of the n-grams that end with each token, side by side. A state (see above) has the ids
+// of the last hash.size - 1 tokens, i32, oldest first.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state;
+  td_state_trail trail;
+  size_t ids_at;         // elements, of the state and of a slot
+  const int32_t *tokens; // [n_tokens]
+  const td_ngram_table *table;
+  void *out; // [n_tokens][td_ngram_rows * columns of a shard]
+} td_ngram_rows_args;
+void td_op_ngram_rows(td_stream *stream, const td_ngram_rows_args *args);
+
+// x[k] = sigmoid(g) * value, g = sign(s) sqrt(max(|s|, 1e-6)), s = x[k] . query[k] / sqrt(dim).
+typedef struct {
+  void *x;           // [n_tokens][n_streams][dim]: keys, then what is added to the streams
+  const void *query; // [n_tokens][n_streams][dim]
+  const void *value; // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim;
+} td_ngram_gate_args;
+void td_op_ngram_gate(td_stream *stream, const td_ngram_gate_args *args);
+
+// x[t] += y[t] + silu(sum_j conv[j] * in[t - (n_taps - 1 - j) * step]), channel by channel, zeros
+// in front of the sequence. A state has the last (n_taps - 1) * step rows of `in`, oldest first.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state;
+  td_state_trail trail;
+  size_t rows_at;    // elements, of the state and of a slot
+  const float *conv; // f32 [n_taps][channels] in host memory
+  const void *in, *y;
+  void *x; // [n_tokens][channels]
+  uint32_t channels, n_taps, step;
+} td_ngram_conv_args;
+static inline uint32_t td_ngram_past(uint32_t n_taps, uint32_t step) { // rows of the state
+  return (n_taps - 1) * step;
+}
+void td_op_ngram_conv(td_stream *stream, const td_ngram_conv_args *args);
 
 // x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
 // g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
@@ -720,5 +829,3 @@ typedef struct {
   uint32_t n_tokens, n_experts, top_k, dim;
 } td_moe_join_args;
 void td_op_moe_join(td_stream *stream, const td_moe_join_args *args);
-
-#endif

@@ -1,8 +1,7 @@
 // src/device/device_impl.h - what a device implements. Each kind fills a td_dev_vtable and embeds
 // td_dev, td_stream and td_event as first members of its own structs; device.c dispatches through
 // the table.
-#ifndef TD_DEVICE_DEVICE_IMPL_H
-#define TD_DEVICE_DEVICE_IMPL_H
+#pragma once
 
 #include "base/ops.h"
 #include "device/device.h"
@@ -126,5 +125,3 @@ struct td_event {
 
 td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
-
-#endif

@@ -4,12 +4,14 @@
 // spread over the pool and merged afterwards; where even splits are too few to balance, items have
 // fewer heads. All variants do the same additions in the same order.
 // Of a token with selected keys, key i is the i-th selected one: blocks and splits are of those,
-// and a block's entries are gathered into a piece of the member's memory. Of one with selected
-// blocks of keys, those between are passed over.
+// and a block's entries are gathered into a piece of the member's memory, as are those in E4M3,
+// which become f32. Of one with selected blocks of keys, those between are passed over.
 #include "device/cpu/attn.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "device/cpu/kv_f8.h"
 
 enum {
   TILE_QUERIES = 32,    // per item in decode, and the minimum
@@ -86,17 +88,18 @@ td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint
 typedef struct {
   const td_attn_shared *a;
   const td_attn_tile *tiles;
-  uint32_t group;                  // heads that share keys
-  uint32_t tile_queries;           // per item, at most
-  uint32_t tile_heads;             // heads per item
-  uint32_t head_tiles;             // items per group
-  size_t first_item;               // of the wave
-  uint32_t max_splits;             // of any tile
-  size_t query_bytes, state_bytes; //
-  // pieces of queries, total, part; in prefill also transposed keys, with a selection also entries
+  uint32_t group;        // heads that share keys
+  uint32_t tile_queries; // per item, at most
+  uint32_t tile_heads;   // heads per item
+  uint32_t head_tiles;   // items per group
+  size_t first_item;     // of the wave
+  uint32_t max_splits;   // of any tile
+  size_t query_bytes, state_bytes;
+  size_t element_bytes; // of gathered entries
+  // pieces of queries, total, part; in prefill also transposed keys, then also gathered entries
   char *member;
-  size_t member_bytes; //
-  char *parts;         // [items of the wave][max_splits] states
+  size_t member_bytes, entries_at; //
+  char *parts;                     // [items of the wave][max_splits] states
 } shared_run;
 
 typedef struct {
@@ -129,16 +132,32 @@ static void load_queries(const shared_run *run, const shared_item *item, float *
   }
 }
 
-// The positions that the tile's only token sees; NULL: all up to its own.
+// Whether the tile's last token sees a selection of keys or groups. It is then the only one.
+static bool has_selection(const td_attn_shared *a, const td_attn_tile *tile) {
+  return a->selected && td_attn_n_keys(a->batch, tile) > td_most_selected(a->top_k, a->group);
+}
+
+// What is selected for the tile's only token; NULL: it sees all keys up to its own.
 static const int32_t *selection_of(const shared_run *run, const td_attn_tile *tile) {
   const td_attn_shared *a = run->a;
-  if (!a->selected || td_attn_n_keys(a->batch, tile) <= a->top_k) return NULL;
-  return a->selected + (size_t)tile->token * a->top_k;
+  return has_selection(a, tile) ? a->selected + (size_t)tile->token * a->top_k : NULL;
 }
 
 // Number of keys that the tile's last token sees.
 static uint32_t n_keys_of(const shared_run *run, const td_attn_tile *tile) {
-  return selection_of(run, tile) ? run->a->top_k : td_attn_n_keys(run->a->batch, tile);
+  const td_attn_shared *a = run->a;
+  const uint32_t n = td_attn_n_keys(a->batch, tile);
+  if (!selection_of(run, tile)) return n;
+  return a->group ? a->top_k * a->group + n % a->group : a->top_k;
+}
+
+// The position of the i-th key of a selection, which a token sees of n_keys.
+static uint32_t selected_at(const td_attn_shared *a, const int32_t *selection, uint32_t n_keys,
+                            uint32_t i) {
+  if (!a->group) return (uint32_t)selection[i];
+  const uint32_t of_group = i % a->group;
+  if (i / a->group < a->top_k) return (uint32_t)selection[i / a->group] * a->group + of_group;
+  return n_keys - n_keys % a->group + of_group;
 }
 
 // Whether the tile's last token sees a selection of blocks. It is then the only one.
@@ -170,7 +189,11 @@ static const char *keys_at(const shared_run *run, const shared_item *item, uint3
          position % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
 }
 
-// Some keys within one block. at NULL: none, or those of a selection.
+static bool is_f8(const td_attn_shared *a) {
+  return a->kv->dtype == TD_F8E4M3;
+}
+
+// Some keys within one block. at NULL: none, or those that are gathered.
 typedef struct {
   const char *at;
   uint32_t n; // 0: none
@@ -185,18 +208,43 @@ static key_block block_at(const shared_run *run, const shared_item *item, uint32
   if (*begin >= n_keys) return (key_block){0};
   const uint32_t end = blocks ? *begin - *begin % a->block + a->block : n_keys;
   if (end < n_keys) n_keys = end;
-  const bool is_gathered = selection_of(run, item->tile) != NULL;
+  const bool is_gathered = is_f8(a) || selection_of(run, item->tile);
   return (key_block){.at = is_gathered ? NULL : keys_at(run, item, *begin),
                      .n = td_attn_block_end(*begin, a->batch->page_tokens, n_keys) - *begin};
 }
 
-// Copies the entries of the n selected keys from the begin-th on.
+// The keys of the n positions from begin on, and behind TD_ATTN_KEYS keys their values, as f32.
+static const char *gather_f8(const shared_run *run, const shared_item *item, uint32_t begin,
+                             uint32_t n, char *out) {
+  const td_attn_shared *a = run->a;
+  const uint32_t page_tokens = a->batch->page_tokens,
+                 first = begin % page_tokens; // one page has all
+  const char *page = td_attn_page(a->batch, a->kv, item->tile->seq, begin);
+  const size_t k = (size_t)item->kv_head * page_tokens + first;
+  const size_t v = k + (size_t)a->n_kv_heads * page_tokens;
+  float *to = (float *)(void *)out;
+  for (uint32_t i = 0; i < n; i++)
+    td_kv_f8_get(&a->rows, page_tokens, page, k + i, to + i * a->ld);
+  for (uint32_t i = 0; i < n && a->v_bytes; i++)
+    td_kv_f8_get(&a->rows, page_tokens, page, v + i, to + (TD_ATTN_KEYS + i) * a->ld);
+  return out;
+}
+
+// Copies the entries of the n selected keys from the begin-th on, and behind TD_ATTN_KEYS keys
+// their values, if they are no part of them.
 static const char *gather(const shared_run *run, const shared_item *item, uint32_t begin,
                           uint32_t n, char *out) {
+  if (is_f8(run->a)) return gather_f8(run, item, begin, n, out);
   const size_t entry_bytes = run->a->ld * td_dtype_bytes(run->a->kv->dtype);
-  const int32_t *positions = selection_of(run, item->tile) + begin;
-  for (uint32_t i = 0; i < n; i++)
-    memcpy(out + i * entry_bytes, keys_at(run, item, (uint32_t)positions[i]), entry_bytes);
+  const int32_t *selection = selection_of(run, item->tile);
+  const uint32_t n_keys = td_attn_n_keys(run->a->batch, item->tile);
+  for (uint32_t i = 0; i < n; i++) {
+    const uint32_t position = selected_at(run->a, selection, n_keys, begin + i);
+    const char *key = keys_at(run, item, position);
+    memcpy(out + i * entry_bytes, key, entry_bytes);
+    if (run->a->v_bytes)
+      memcpy(out + (TD_ATTN_KEYS + i) * entry_bytes, key + run->a->v_bytes, entry_bytes);
+  }
   return out;
 }
 
@@ -206,8 +254,11 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
   uint32_t n_visible[PROMPT_QUERIES], n_hidden[PROMPT_QUERIES];
-  if (!block.at)
-    block.at = gather(run, item, begin, block.n, piece + run->query_bytes + 2 * run->state_bytes);
+  size_t v_bytes = a->v_bytes;
+  if (!block.at) {
+    block.at = gather(run, item, begin, block.n, piece + run->entries_at);
+    if (v_bytes) v_bytes = TD_ATTN_KEYS * a->ld * run->element_bytes;
+  }
   for (uint32_t i = 0; i < item->n_q; i++) {
     const uint32_t token = item->tile->token + i / item->n_heads;
     const uint32_t first = td_attn_first(b, token, a->window);
@@ -218,13 +269,13 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   td_attn_block_args args = {
       .q = (const float *)piece,
       .k = block.at,
-      .v = block.at + a->v_bytes,
+      .v = block.at + v_bytes,
       .n_visible = n_visible,
       .n_hidden = a->window ? n_hidden : NULL,
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
-      .transposed = a->prompt && !has_blocks(a, item->tile)
+      .transposed = a->prompt && !has_blocks(a, item->tile) && !has_selection(a, item->tile)
                         ? (float *)(piece + run->query_bytes + 2 * run->state_bytes)
                         : NULL,
       .next_k = next.at,
@@ -393,13 +444,13 @@ static td_status make_tiles(td_cpu_stream *stream, const td_attn_shared *a, uint
                             td_attn_tile **tiles, uint32_t *n_tiles, td_err *err) {
   const uint32_t most = a->selected || a->blocks ? 1 : tile_tokens;
   const td_status status = td_attn_make_tiles(stream, a->batch, most, tiles, n_tiles, err);
-  if (status != TD_OK || !a->blocks) return status;
+  if (status != TD_OK || most == tile_tokens) return status;
   uint32_t n = 0;
   for (uint32_t i = 0; i < *n_tiles; i++) {
     const td_attn_tile tile = (*tiles)[i];
     td_attn_tile *last = n ? &(*tiles)[n - 1] : NULL;
     const bool joins = last && last->seq == tile.seq && last->n < tile_tokens &&
-                       !has_blocks(a, &tile);
+                       !has_blocks(a, &tile) && !has_selection(a, &tile);
     if (joins) {
       last->n++;
     } else {
@@ -434,7 +485,10 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   run.state_bytes = td_attn_state_bytes(run.tile_queries, a->v_dim);
   run.member_bytes = run.query_bytes + 2 * run.state_bytes;
   if (a->prompt) run.member_bytes += (size_t)a->k_dim * TD_ATTN_KEYS * sizeof(float);
-  if (a->selected) run.member_bytes += TD_ATTN_KEYS * a->ld * td_dtype_bytes(a->kv->dtype);
+  run.entries_at = run.member_bytes;
+  run.element_bytes = is_f8(a) ? sizeof(float) : td_dtype_bytes(a->kv->dtype);
+  const size_t entry_bytes = (a->v_bytes ? 2 : 1) * run.element_bytes;
+  if (is_f8(a) || a->selected) run.member_bytes += TD_ATTN_KEYS * a->ld * entry_bytes;
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
   if (status != TD_OK) return status;
@@ -452,13 +506,15 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
 }
 
 td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, td_err *err) {
-  size_t entry = (size_t)2 * a->n_kv_heads * a->head_dim;
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, entry, err);
+  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
   if (status != TD_OK) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
                  "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
   TD_DEV_REQUIRE(!a->blocks || (a->block > 0 && a->top_blocks > 0),
                  "attention: a selection of %u blocks of %u keys", a->top_blocks, a->block);
+  TD_DEV_REQUIRE(!a->selected || (a->top_k > 0 && a->kv.dtype != TD_F8E4M3 && !a->blocks),
+                 "attention: a selection of %u groups", a->top_k);
   size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * td_dtype_bytes(a->kv.dtype);
   return td_attn_run_shared(stream,
                             &(td_attn_shared){
@@ -469,6 +525,7 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
                                 .head_bytes = head_bytes,
                                 .v_bytes = a->n_kv_heads * head_bytes,
                                 .ld = a->head_dim,
+                                .rows = rows,
                                 .n_heads = a->n_heads,
                                 .n_kv_heads = a->n_kv_heads,
                                 .k_dim = a->head_dim,
@@ -476,6 +533,9 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
                                 .blocks = a->blocks,
                                 .block = a->block,
                                 .top_blocks = a->top_blocks,
+                                .selected = a->selected,
+                                .top_k = a->top_k,
+                                .group = a->group,
                                 .window = a->window,
                                 .sinks = a->sinks,
                                 .scale = a->scale,

@@ -4,8 +4,7 @@
 // or after TD_ATTN_KEYS keys. The blocks of a split run in order by online softmax from a fresh
 // state; the splits' states are merged in order. Chunks, batches and the number of threads change
 // nothing of this.
-#ifndef TD_DEVICE_CPU_ATTN_H
-#define TD_DEVICE_CPU_ATTN_H
+#pragma once
 
 #include "device/cpu/cpu.h"
 
@@ -61,18 +60,21 @@ td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint
                              td_attn_tile **tiles, uint32_t *n_tiles, td_err *err);
 
 // Attention where n_heads / n_kv_heads query heads share cached keys and values. Key i of a page
-// and KV head h is at page + h * head_bytes + i * ld elements; its value is v_bytes after it.
+// and KV head h is at page + h * head_bytes + i * ld elements; its value is v_bytes after it. In
+// E4M3 pages it is row h * page_tokens + i of `rows`, and its value is n_kv_heads * page_tokens
+// rows after it, unless v_bytes is 0.
 typedef struct {
   const td_batch_view *batch;
   const td_kv_view *kv;
   const float *q; // [n_tokens][n_heads][k_dim]
   float *out;     // [n_tokens][n_heads][v_dim]
   size_t head_bytes, v_bytes, ld;
+  td_kv_rows rows;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
-  // [n_tokens][top_k] positions that a token with more keys sees, as in td_attn_mla_args; or NULL.
-  // Their entries are gathered; values are a part of keys, and one KV head has all.
+  // [n_tokens][top_k] positions or groups that a token sees, as in td_attn_mla_args; or NULL.
+  // Their entries are gathered.
   const int32_t *selected;
-  uint32_t top_k;
+  uint32_t top_k, group;
   // As in td_attn_gqa_args.
   const int32_t *blocks;
   uint32_t block, top_blocks;
@@ -82,9 +84,3 @@ typedef struct {
   bool prompt; // prefill: transpose keys (td_attn_block_args) if the kernel can
 } td_attn_shared;
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err);
-
-// select.c: the indices of the k largest of n scores, 0 < k <= n, in rising order; of equal scores
-// the lower index comes first.
-void td_cpu_pick_largest(const float *scores, uint32_t n, uint32_t k, int32_t *out);
-
-#endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "device/cpu/attn.h"
+#include "device/cpu/kv_f8.h"
 
 enum {
   EXPANDED_QUERIES = 1024, // per item: about 170 amortize the expansion of a block
@@ -166,12 +167,14 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                                   .q = run->query,
                                   .out = run->latent,
                                   .ld = run->entry_dim,
+                                  .rows = td_mla_rows(&a->kv, run->entry_dim),
                                   .n_heads = a->n_heads,
                                   .n_kv_heads = 1,
                                   .k_dim = run->entry_dim,
                                   .v_dim = a->kv_lora_rank,
                                   .selected = a->selected,
                                   .top_k = a->top_k,
+                                  .group = a->group,
                                   .scale = a->scale,
                               },
                               err);
@@ -194,17 +197,37 @@ static size_t expansion_floats(const td_attn_mla_args *a) {
          (a->kv_lora_rank + a->rope_dim + 2 * (a->nope_dim + a->rope_dim) + a->v_dim);
 }
 
-static void expand_block(const mla_run *run, uint32_t head, const void *entries, uint32_t n,
-                         const expansion *e) {
+static const char *entries_at(const mla_run *run, const td_attn_tile *tile, uint32_t position) {
+  const td_attn_mla_args *a = run->a;
+  return td_attn_page(&a->batch, &a->kv, tile->seq, position) +
+         position % a->batch.page_tokens * run->entry_bytes;
+}
+
+// The entries of the n positions from begin on, all in one page, as f32.
+static void load_entries(const mla_run *run, const td_attn_tile *tile, uint32_t begin, uint32_t n,
+                         float *out) {
+  const td_attn_mla_args *a = run->a;
+  const void *entries = entries_at(run, tile, begin);
+  const size_t n_elements = (size_t)n * run->entry_dim;
+  if (a->kv.dtype == TD_F8E4M3) {
+    const td_kv_rows rows = td_mla_rows(&a->kv, run->entry_dim);
+    const uint32_t page_tokens = a->batch.page_tokens;
+    const char *page = td_attn_page(&a->batch, &a->kv, tile->seq, begin);
+    for (uint32_t i = 0; i < n; i++)
+      td_kv_f8_get(&rows, page_tokens, page, begin % page_tokens + i,
+                   out + (size_t)i * run->entry_dim);
+  } else if (a->kv.dtype == TD_F16) {
+    td_kernels()->f32_from_f16(&(td_convert_args){.in = entries, .out = out, .n = n_elements});
+  } else {
+    memcpy(out, entries, n_elements * sizeof(float));
+  }
+}
+
+static void expand_block(const mla_run *run, const td_attn_tile *tile, uint32_t head,
+                         uint32_t begin, uint32_t n, const expansion *e) {
   const td_attn_mla_args *a = run->a;
   uint32_t k_dim = a->nope_dim + a->rope_dim;
-  size_t n_elements = (size_t)n * run->entry_dim;
-  if (a->kv.dtype == TD_F16) {
-    td_kernels()->f32_from_f16(
-        &(td_convert_args){.in = entries, .out = e->latent, .n = n_elements});
-  } else {
-    memcpy(e->latent, entries, n_elements * sizeof(float));
-  }
+  load_entries(run, tile, begin, n, e->latent);
   uint32_t row0 = head_row(a, head);
   td_linear_args args = {
       .w = a->kv_b,
@@ -228,12 +251,6 @@ static void expand_block(const mla_run *run, uint32_t head, const void *entries,
     memcpy(e->k + (size_t)i * k_dim + a->nope_dim,
            e->latent + (size_t)i * run->entry_dim + a->kv_lora_rank, a->rope_dim * sizeof(float));
   }
-}
-
-static const char *entries_at(const mla_run *run, const td_attn_tile *tile, uint32_t position) {
-  const td_attn_mla_args *a = run->a;
-  return td_attn_page(&a->batch, &a->kv, tile->seq, position) +
-         position % a->batch.page_tokens * run->entry_bytes;
 }
 
 static void load_queries(const mla_run *run, const td_attn_tile *tile, uint32_t head, float *q) {
@@ -300,7 +317,7 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
   for (uint32_t begin = 0; begin < n_keys;) {
     uint32_t end = td_attn_block_end(begin, a->batch.page_tokens, n_keys);
     const char *next = end < n_keys ? entries_at(run, tile, end) : NULL;
-    expand_block(run, head, entries_at(run, tile, begin), end - begin, &e);
+    expand_block(run, tile, head, begin, end - begin, &e);
     attend_block(run, tile, q, &e, begin, end, next, &part);
     if (end % ATTN_SPLIT == 0 || end == n_keys) {
       td_attn_merge(&total, &part, tile->n, a->v_dim);
@@ -358,17 +375,18 @@ static td_attn_mla_args part_of(const td_attn_mla_args *a, uint32_t seq, uint32_
   return part;
 }
 
-// A sequence's tokens of a prompt, of which those from the position top_k on see a selection.
+// A sequence's tokens of a prompt, of which the first see all keys and the others a selection.
 static td_status run_selecting(td_cpu_stream *stream, const mla_run *run, uint32_t seq,
                                td_err *err) {
   const td_attn_mla_args *a = run->a;
   uint32_t token = (uint32_t)a->batch.q_begin[seq], end = (uint32_t)a->batch.q_begin[seq + 1];
+  const uint64_t n_all = td_most_selected(a->top_k, a->group); // first positions, which see all
   td_status status = TD_OK;
   for (uint32_t n; token < end && status == TD_OK; token += n) {
     const uint32_t position = (uint32_t)a->batch.position[token];
-    const bool sees_all = position < a->top_k;
-    const uint32_t most = sees_all ? a->top_k - position : SELECTING_TOKENS;
-    n = end - token < most ? end - token : most;
+    const bool sees_all = position < n_all;
+    const uint64_t most = sees_all ? n_all - position : SELECTING_TOKENS;
+    n = end - token < most ? end - token : (uint32_t)most;
     int32_t q_begin[2];
     const td_attn_mla_args part = part_of(a, seq, token, n, q_begin);
     mla_run of_part = *run;
@@ -380,12 +398,14 @@ static td_status run_selecting(td_cpu_stream *stream, const mla_run *run, uint32
 
 td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, td_err *err) {
   mla_run run = {.a = a, .entry_dim = a->kv_lora_rank + a->rope_dim};
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, run.entry_dim, err);
+  const td_kv_rows rows = td_mla_rows(&a->kv, run.entry_dim);
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
   if (status == TD_OK) status = td_cpu_check_weight(a->kv_b, "kv_b", err);
   if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
   if (status != TD_OK) return status;
   if (a->batch.n_tokens == 0) return TD_OK;
-  run.entry_bytes = run.entry_dim * td_dtype_bytes(a->kv.dtype);
+  run.entry_bytes = a->kv.dtype == TD_F8E4M3 ? td_kv_f8_row_bytes(&rows)
+                                             : run.entry_dim * td_dtype_bytes(a->kv.dtype);
   if (a->absorbed) return run_absorbed(stream, &run, err);
   if (!a->selected) return run_expanded(stream, &run, err);
   for (uint32_t s = 0; s < a->batch.n_seqs && status == TD_OK; s++)

@@ -3,8 +3,7 @@
 // pool. Concurrent streams share the pool, one parallel part of an operator at a time. An event is
 // a position in a stream. Stream structs are freed only by td_dev_close, so an event can refer to a
 // closed stream, and waiting compares two counters.
-#ifndef TD_DEVICE_CPU_CPU_H
-#define TD_DEVICE_CPU_CPU_H
+#pragma once
 
 #include <pthread.h>
 
@@ -120,7 +119,7 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
                          void **out, td_err *err);
 
 // Calls fn(ctx, item, member) for every item below n_items. The pool takes items one by one in
-// ascending order, so an item may wait for lower ones: those are done or running.
+// ascending order, so an item may wait for lower ones, which are done or running.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
 
@@ -167,10 +166,10 @@ static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
 
 // TD_EINVAL unless the kernels can read the matrix.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);
-// TD_EINVAL unless the batch's arrays are consistent and its positions, of entry_elements each, fit
-// the pages.
-td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
-                             size_t entry_elements, td_err *err);
+// TD_EINVAL unless the batch's arrays are consistent and its positions, of these rows each, fit the
+// pages.
+td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv, td_kv_rows rows,
+                             td_err *err);
 
 // Runs the linear kernel of the weight's dtype on the calling thread.
 void td_cpu_linear_tile(const td_linear_args *args);
@@ -179,5 +178,3 @@ void td_cpu_linear_tile(const td_linear_args *args);
   td_status td_cpu_op_##name(td_cpu_stream *stream, const args_type *args, td_err *err);
 TD_OPS(X)
 #undef X
-
-#endif

@@ -10,13 +10,13 @@
 
 static_assert((int)TD_DELTA_TILE == (int)TD_DELTA_COLUMNS, "columns of a tile");
 
-enum { GATE_TOKENS = 16, CHANNELS = 256 }; // channels convolved together
-#define NORM_EPS 1e-6f                     // of queries and keys
+enum { GATES = 512, CHANNELS = 256 }; // decays of an item; channels convolved together
+#define NORM_EPS 1e-6f                // of queries and keys
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *shape,
                        td_err *err) {
   const td_status st = td_dev_check_delta(state, shape, err);
-  return st == TD_OK ? td_cpu_check_batch(b, state, 0, err) : st;
+  return st == TD_OK ? td_cpu_check_batch(b, state, (td_kv_rows){0}, err) : st;
 }
 
 // ---- the convolution ----------------------------------------------------------------------------
@@ -26,7 +26,6 @@ typedef enum { PART_Q, PART_K, PART_V, N_PARTS } part_kind;
 typedef struct {
   const td_delta_conv_args *args;
   td_vec norm[2]; // of queries and keys: the weights of an RMS norm that divides by the norm
-  uint32_t n_gate_pieces;
 } conv_run;
 
 // Channels [channel, channel + n) of the convolution, whose inputs are at `input` of a token's row.
@@ -41,14 +40,6 @@ static const float *input_row(const td_delta_conv_args *a, const conv_piece *p, 
   const int32_t n_past = (int32_t)a->shape.n_taps - 1;
   if (i < n_past) return past + (size_t)i * CHANNELS;
   return (const float *)a->x + (size_t)(first + i - n_past) * a->x_stride + p->input;
-}
-
-// The slot for the state after token t of sequence s, which is not its last; NULL: it is not kept.
-static float *slot_of(const td_state_trail *trail, const td_delta_shape *shape,
-                      const td_batch_view *b, uint32_t s, int32_t t) {
-  if (!trail->slots || trail->first[s] < 0 || t + 1 >= b->q_begin[s + 1]) return NULL;
-  const size_t slot = (size_t)(trail->first[s] + t - b->q_begin[s]);
-  return (float *)(void *)(trail->slots + slot * td_delta_state_bytes(shape));
 }
 
 // The inputs that the token behind t needs, to a state.
@@ -87,7 +78,7 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
                                .n = p->n,
                                .ldw = channels,
                                .n_taps = a->shape.n_taps});
-      float *slot = slot_of(&a->trail, &a->shape, &a->batch, s, t);
+      float *slot = td_trail_slot(&a->trail, &a->batch, s, t);
       if (slot) keep_inputs(a, p, past, first, t, slot);
     }
     keep_inputs(a, p, past, first, run.end - 1, (float *)(void *)run.state);
@@ -120,20 +111,31 @@ static float softplus(float x) {
   return x > 20 ? x : log1pf(expf(x));
 }
 
-static void gates_of_token(const td_delta_conv_args *a, uint32_t t) {
+// Value head h of token t.
+static void gates_of_head(const td_delta_conv_args *a, size_t t, uint32_t h) {
   const uint32_t of_group = a->shape.n_v_heads / a->shape.n_k_heads;
+  const uint32_t group = h / of_group, i = h % of_group, n = td_delta_decays(&a->shape);
   const float *row = (const float *)a->x + t * a->x_stride;
-  for (uint32_t h = 0; h < a->shape.n_v_heads; h++) {
-    const uint32_t group = h / of_group, i = h % of_group;
-    const float decay = row[a->a.offset + group * a->a.stride + i] + a->bias[h];
-    const float strength = row[a->b.offset + group * a->b.stride + i];
-    float *out = a->gates + ((size_t)t * a->shape.n_v_heads + h) * 2;
-    out[0] = expf(-expf(a->decay[h]) * softplus(decay));
-    out[1] = 1 / (1 + expf(-strength));
+  const float *x = row + a->a.offset + group * a->a.stride + (size_t)i * n;
+  const float *bias = a->bias + (size_t)h * n, rate = expf(a->decay[h]);
+  float *out = a->gates + (t * a->shape.n_v_heads + h) * (n + 1);
+  if (a->shape.by_channel) {
+    td_kernels()->decay_row(&(td_decay_row_args){
+        .x = x, .bias = bias, .out = out, .n = n, .rate = rate, .bound = a->bound});
+  } else {
+    out[0] = expf(-rate * softplus(x[0] + bias[0]));
   }
+  out[n] = 1 / (1 + expf(-row[a->b.offset + group * a->b.stride + i]));
 }
 
-// Items: of each sequence the groups of queries, keys and values; then pieces of tokens' gates.
+// Heads of tokens whose gates are an item.
+static size_t gate_heads(const td_delta_shape *shape) {
+  const uint32_t n = GATES / td_delta_decays(shape);
+  return n ? n : 1;
+}
+
+// Items: of each sequence the groups of queries, keys and values; then gates of some heads of
+// tokens.
 static void conv_item(void *ctx, size_t item, unsigned member) {
   (void)member;
   const conv_run *run = ctx;
@@ -144,9 +146,10 @@ static void conv_item(void *ctx, size_t item, unsigned member) {
     conv_group(run, (uint32_t)(item / of_seq), (part_kind)(at % N_PARTS), (uint32_t)(at / N_PARTS));
     return;
   }
-  const uint32_t begin = (uint32_t)(item - of_seq * a->batch.n_seqs) * GATE_TOKENS;
-  for (uint32_t t = begin; t < begin + GATE_TOKENS && t < a->batch.n_tokens; t++)
-    gates_of_token(a, t);
+  const size_t heads = a->shape.n_v_heads, n = heads * a->batch.n_tokens;
+  const size_t begin = (item - of_seq * a->batch.n_seqs) * gate_heads(&a->shape);
+  for (size_t i = begin; i < begin + gate_heads(&a->shape) && i < n; i++)
+    gates_of_head(a, i / heads, (uint32_t)(i % heads));
 }
 
 td_status td_cpu_op_delta_conv(td_cpu_stream *stream, const td_delta_conv_args *a, td_err *err) {
@@ -166,7 +169,8 @@ td_status td_cpu_op_delta_conv(td_cpu_stream *stream, const td_delta_conv_args *
   conv_run run = {.args = a,
                   .norm = {{.data = norms, .dtype = TD_F32, .n = n},
                            {.data = norms + n, .dtype = TD_F32, .n = n}}};
-  const size_t n_gates = (a->batch.n_tokens + GATE_TOKENS - 1) / GATE_TOKENS;
+  const size_t n_heads = (size_t)a->batch.n_tokens * a->shape.n_v_heads;
+  const size_t n_gates = (n_heads + gate_heads(&a->shape) - 1) / gate_heads(&a->shape);
   td_cpu_for(stream, (size_t)N_PARTS * a->shape.n_k_heads * a->batch.n_seqs + n_gates, conv_item,
              &run);
   return TD_OK;
@@ -195,6 +199,7 @@ static void rule_item(void *ctx, size_t item, unsigned member) {
   const size_t at = td_delta_conv_floats(shape) +
                     ((size_t)head * n_tiles + tile) * shape->k_dim * TD_DELTA_TILE;
   const size_t channels = td_delta_channels(shape), of_k = (size_t)shape->n_k_heads * shape->k_dim;
+  const size_t of_gates = td_delta_decays(shape) + 1;
   const uint32_t k_head = shape->is_tiled ? head % shape->n_k_heads
                                           : head / (shape->n_v_heads / shape->n_k_heads);
   const uint32_t column = tile * TD_DELTA_TILE, left = shape->v_dim - column;
@@ -212,21 +217,22 @@ static void rule_item(void *ctx, size_t item, unsigned member) {
     for (int32_t t = run.begin, n; t < run.end; t += n) {
       n = is_kept ? 1 : run.end - t;
       const float *row = (const float *)a->qkv + t * channels;
-      td_kernels()->delta_rule(
-          &(td_delta_rule_args){.state = state,
-                                .q = row + (size_t)k_head * shape->k_dim,
-                                .k = row + of_k + (size_t)k_head * shape->k_dim,
-                                .v = row + 2 * of_k + value,
-                                .gates = a->gates + ((size_t)t * shape->n_v_heads + head) * 2,
-                                .out = (float *)a->out + t * v_dims + value,
-                                .ldk = channels,
-                                .ldv = channels,
-                                .ldg = 2 * (size_t)shape->n_v_heads,
-                                .ldo = v_dims,
-                                .n_tokens = (uint32_t)n,
-                                .k_dim = shape->k_dim,
-                                .n_cols = left < TD_DELTA_TILE ? left : TD_DELTA_TILE});
-      float *slot = slot_of(&a->trail, shape, &a->batch, s, t);
+      td_kernels()->delta_rule(&(td_delta_rule_args){
+          .state = state,
+          .q = row + (size_t)k_head * shape->k_dim,
+          .k = row + of_k + (size_t)k_head * shape->k_dim,
+          .v = row + 2 * of_k + value,
+          .gates = a->gates + ((size_t)t * shape->n_v_heads + head) * of_gates,
+          .out = (float *)a->out + t * v_dims + value,
+          .ldk = channels,
+          .ldv = channels,
+          .ldg = of_gates * shape->n_v_heads,
+          .ldo = v_dims,
+          .n_tokens = (uint32_t)n,
+          .k_dim = shape->k_dim,
+          .n_cols = left < TD_DELTA_TILE ? left : TD_DELTA_TILE,
+          .n_decays = td_delta_decays(shape)});
+      float *slot = td_trail_slot(&a->trail, &a->batch, s, t);
       if (slot) begin_tile(slot + at, state, shape->k_dim);
     }
   }

@@ -61,9 +61,14 @@ static void read_token(void *ctx, size_t t, unsigned member) {
   const td_hyper_read_args *a = ctx;
   const uint32_t n = a->n_streams;
   const float *x = (const float *)a->x + t * n * a->dim;
-  float *scores = a->scores + t * (a->head ? n : td_hyper_scores(n));
+  float equal[TD_MAX_STREAMS], *scores = equal;
   float *out = (float *)a->out + t * a->dim;
-  find_factors(a, x, scores);
+  for (uint32_t i = 0; i < n; i++)
+    equal[i] = 1 / (float)n;
+  if (a->scores) {
+    scores = a->scores + t * (a->head ? n : td_hyper_scores(n));
+    find_factors(a, x, scores);
+  }
   memset(out, 0, a->dim * sizeof *out);
   td_kernels()->axpy(
       &(td_axpy_args){.y = out, .x = x, .a = scores, .n = a->dim, .ldx = a->dim, .n_rows = n});
@@ -93,6 +98,15 @@ static void write_token(void *ctx, size_t t, unsigned member) {
       memcpy(x + (size_t)k * a->dim, y, a->dim * sizeof *x);
     return;
   }
+  if (a->adds) {
+    for (uint32_t k = 0; k < n; k++)
+      td_kernels()->axpy(&(td_axpy_args){.y = x + (size_t)k * a->dim,
+                                         .x = y,
+                                         .a = a->scores + t * n + k,
+                                         .n = a->dim,
+                                         .n_rows = 1});
+    return;
+  }
   const float *post = a->scores + t * td_hyper_scores(n) + n, *comb = post + n;
   float mixed[TD_MAX_STREAMS * COLUMNS];
   for (uint32_t c = 0; c < a->dim; c += COLUMNS) {
@@ -117,5 +131,49 @@ td_status td_cpu_op_hyper_write(td_cpu_stream *stream, const td_hyper_write_args
   TD_DEV_REQUIRE(a->n_streams > 0 && a->n_streams <= TD_MAX_STREAMS,
                  "hyper-connections: %u streams; at most %d", a->n_streams, TD_MAX_STREAMS);
   td_cpu_for(stream, a->n_tokens, write_token, (void *)a);
+  return TD_OK;
+}
+
+static void mix_token(void *ctx, size_t t, unsigned member) {
+  (void)member;
+  const td_hyper_mix_args *a = ctx;
+  const uint32_t n = a->n_streams;
+  const float *x = (const float *)a->x + t * n * a->dim, part = 1 / (float)n;
+  const float *gate = (const float *)a->gate + t * n * a->dim;
+  float *out = (float *)a->out + t * a->dim, gated[COLUMNS];
+  for (uint32_t k = 0; a->scores && k < n; k++)
+    a->scores[t * n + k] = 2 * sigmoid(a->scores[t * n + k] / (float)n);
+  memset(out, 0, a->dim * sizeof *out);
+  for (uint32_t c = 0; c < a->dim; c += COLUMNS) {
+    const uint32_t n_columns = a->dim - c < COLUMNS ? a->dim - c : COLUMNS;
+    for (uint32_t k = 0; k < n; k++) {
+      const size_t at = (size_t)k * a->dim + c;
+      td_kernels()->sigmoid_row(
+          &(td_sigmoid_row_args){.gate = gate + at, .x = x + at, .out = gated, .n = n_columns});
+      td_kernels()->axpy(
+          &(td_axpy_args){.y = out + c, .x = gated, .a = &part, .n = n_columns, .n_rows = 1});
+    }
+  }
+}
+
+td_status td_cpu_op_hyper_mix(td_cpu_stream *stream, const td_hyper_mix_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_streams > 0 && a->n_streams <= TD_MAX_STREAMS,
+                 "hyper-connections: %u streams; at most %d", a->n_streams, TD_MAX_STREAMS);
+  td_cpu_for(stream, a->n_tokens, mix_token, (void *)a);
+  return TD_OK;
+}
+
+static void silu_row(void *ctx, size_t i, unsigned member) {
+  (void)member;
+  const td_silu_rows_args *a = ctx;
+  float *x = (float *)a->x + i * a->dim;
+  for (uint32_t c = 0; c < a->dim; c++)
+    x[c] *= a->factor;
+  td_kernels()->sigmoid_row(&(td_sigmoid_row_args){.gate = x, .x = x, .out = x, .n = a->dim});
+}
+
+td_status td_cpu_op_silu_rows(td_cpu_stream *stream, const td_silu_rows_args *a, td_err *err) {
+  (void)err;
+  td_cpu_for(stream, a->n_rows, silu_row, (void *)a);
   return TD_OK;
 }

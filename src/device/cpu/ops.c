@@ -5,6 +5,7 @@
 
 #include "base/bf16.h"
 #include "device/cpu/cpu.h"
+#include "device/cpu/kv_f8.h"
 
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
   switch (op->kind) {
@@ -25,9 +26,9 @@ td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err)
   return TD_OK;
 }
 
-td_status td_cpu_check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
+td_status td_cpu_check_batch(const td_batch_view *b, const td_kv_view *kv, td_kv_rows rows,
                              td_err *err) {
-  td_status status = td_dev_check_batch(b, kv, TD_F32, entry_elements, err);
+  td_status status = td_dev_check_batch(b, kv, TD_F32, rows, err);
   if (status != TD_OK) return status;
   TD_DEV_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
                  "batch: q_begin does not cover the %u tokens", b->n_tokens);
@@ -212,7 +213,10 @@ static void norm_row(const void *args, size_t i) {
   const float *x = (const float *)a->x + i * a->x_stride;
   if (a->residual) {
     float *residual = (float *)a->residual + i * a->dim;
-    add(residual, x, a->dim);
+    const float *more = a->more ? (const float *)a->more + i * a->dim : NULL;
+    for (uint32_t c = 0; more && c < a->dim; c++)
+      residual[c] += x[c] + more[c];
+    if (!more) add(residual, x, a->dim);
     x = residual;
   }
   float *out = (float *)a->out + i * a->out_stride;
@@ -224,9 +228,11 @@ static void norm_row(const void *args, size_t i) {
 }
 
 td_status td_cpu_op_rmsnorm(td_cpu_stream *stream, const td_rmsnorm_args *a, td_err *err) {
-  td_status status = a->w.data ? td_dev_check_vec(&a->w, a->dim, "norm", err) : TD_OK;
+  td_status status = td_dev_check_rmsnorm(a, err);
   if (status != TD_OK) return status;
+  const td_rmsnorm_args also = td_rmsnorm_also(a);
   for_rows(stream, a->n_rows, a->dim, norm_row, a);
+  if (also.x) for_rows(stream, also.n_rows, also.dim, norm_row, &also);
   return TD_OK;
 }
 
@@ -315,13 +321,16 @@ static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uin
   return (char *)kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
 }
 
-// Converts and writes n elements at element index `at` of a page.
-static void store(const td_kv_view *kv, char *page, size_t at, const float *in, size_t n) {
-  void *out = page + at * td_dtype_bytes(kv->dtype);
-  if (kv->dtype == TD_F16) {
-    td_kernels()->f16_from_f32(&(td_convert_args){.in = in, .out = out, .n = n});
-  } else {
-    memcpy(out, in, n * sizeof(float));
+// Converts and writes row `at` of a page, counted over all heads and tokens.
+static void store(const td_kv_view *kv, uint32_t page_tokens, td_kv_rows rows, char *page,
+                  size_t at, const float *in) {
+  void *out = page + at * rows.dim * td_dtype_bytes(kv->dtype);
+  switch (kv->dtype) {
+  case TD_F8E4M3: td_kv_f8_put(&rows, page_tokens, page, at, in); return;
+  case TD_F16:
+    td_kernels()->f16_from_f32(&(td_convert_args){.in = in, .out = out, .n = rows.dim});
+    return;
+  default: memcpy(out, in, rows.dim * sizeof(float));
   }
 }
 
@@ -329,22 +338,22 @@ static void store_gqa_token(const void *args, size_t t) {
   const td_kv_store_gqa_args *a = args;
   uint32_t offset;
   char *page = page_of(&a->kv, &a->batch, t, &offset);
-  size_t head_elements = (size_t)a->batch.page_tokens * a->head_dim;
-  size_t v_begin = a->n_kv_heads * head_elements;
+  const uint32_t n = a->batch.page_tokens;
+  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
   for (uint32_t h = 0; h < a->n_kv_heads; h++) {
-    size_t to = h * head_elements + (size_t)offset * a->head_dim;
+    const size_t k = (size_t)h * n + offset, v = (size_t)(a->n_kv_heads + h) * n + offset;
     size_t from = (size_t)h * a->head_dim;
-    store(&a->kv, page, to, (const float *)a->k + t * a->k_stride + from, a->head_dim);
-    store(&a->kv, page, v_begin + to, (const float *)a->v + t * a->v_stride + from, a->head_dim);
+    store(&a->kv, n, rows, page, k, (const float *)a->k + t * a->k_stride + from);
+    store(&a->kv, n, rows, page, v, (const float *)a->v + t * a->v_stride + from);
   }
 }
 
 td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_args *a,
                                  td_err *err) {
-  size_t entry = (size_t)2 * a->n_kv_heads * a->head_dim;
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, entry, err);
+  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
   if (status != TD_OK) return status;
-  for_rows(stream, a->batch.n_tokens, entry, store_gqa_token, a);
+  for_rows(stream, a->batch.n_tokens, (size_t)rows.n * rows.dim, store_gqa_token, a);
   return TD_OK;
 }
 
@@ -352,13 +361,14 @@ static void store_mla_token(const void *args, size_t t) {
   const td_kv_store_mla_args *a = args;
   uint32_t offset;
   char *page = page_of(&a->kv, &a->batch, t, &offset);
-  store(&a->kv, page, (size_t)offset * a->entry_dim, (const float *)a->entry + t * a->entry_dim,
-        a->entry_dim);
+  store(&a->kv, a->batch.page_tokens, td_mla_rows(&a->kv, a->entry_dim), page, offset,
+        (const float *)a->entry + t * a->entry_dim);
 }
 
 td_status td_cpu_op_kv_store_mla(td_cpu_stream *stream, const td_kv_store_mla_args *a,
                                  td_err *err) {
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, a->entry_dim, err);
+  const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
   if (status != TD_OK) return status;
   for_rows(stream, a->batch.n_tokens, a->entry_dim, store_mla_token, a);
   return TD_OK;

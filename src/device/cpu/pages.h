@@ -1,7 +1,6 @@
 // src/device/cpu/pages.h - recurrent states in KV pages: the one before a sequence's tokens of a
 // step, and the pages that they pass.
-#ifndef TD_DEVICE_CPU_PAGES_H
-#define TD_DEVICE_CPU_PAGES_H
+#pragma once
 
 #include "device/cpu/cpu.h"
 
@@ -34,4 +33,10 @@ static inline td_page_run td_page_run_at(const td_batch_view *b, const td_kv_vie
                        .state = td_state_page(b, state, s, position)};
 }
 
-#endif
+// The slot for the state after token t of sequence s, which is not its last; NULL: it is not kept.
+static inline float *td_trail_slot(const td_state_trail *trail, const td_batch_view *b, uint32_t s,
+                                   int32_t t) {
+  if (!trail->slots || trail->first[s] < 0 || t + 1 >= b->q_begin[s + 1]) return NULL;
+  const size_t slot = (size_t)(trail->first[s] + t - b->q_begin[s]);
+  return (float *)(void *)(trail->slots + slot * trail->slot_bytes);
+}

@@ -31,15 +31,19 @@ static void load_open(open_entry *e, const float *at, uint32_t dim, uint32_t n) 
   memcpy(e->sum, at + 2 * (size_t)dim, n * sizeof *at);
 }
 
-static void store_open(const open_entry *e, float *at, uint32_t dim, uint32_t n) {
-  memcpy(at, e->max, n * sizeof *at);
-  memcpy(at + dim, e->weights, n * sizeof *at);
-  memcpy(at + 2 * (size_t)dim, e->sum, n * sizeof *at);
+// Those of all channels follow one another.
+static void store_open(const open_entry *open, uint32_t n_open, float *at, uint32_t dim,
+                       uint32_t n) {
+  for (const open_entry *e = open; e < open + n_open; e++, at += (size_t)N_RUNNING * dim) {
+    memcpy(at, e->max, n * sizeof *at);
+    memcpy(at + dim, e->weights, n * sizeof *at);
+    memcpy(at + 2 * (size_t)dim, e->sum, n * sizeof *at);
+  }
 }
 
 static void take(open_entry *e, const float *x, const float *gate, const float *bias, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
-    const float g = gate[i] + bias[i];
+    const float g = gate ? gate[i] + bias[i] : 0;
     const bool is_most = g > e->max[i];
     const float other = expf(is_most ? e->max[i] - g : g - e->max[i]);
     const float keep = is_most ? other : 1, gain = is_most ? 1 : other;
@@ -60,20 +64,30 @@ static bool ends_group(const td_pool_args *a, int32_t position) {
   return ((uint32_t)position + 1) % a->group == 0;
 }
 
-static void take_token(const td_pool_args *a, open_entry *open, uint32_t t, uint32_t channel,
-                       uint32_t n) {
-  const float *x = a->x + t * a->stride + channel, *gate = a->gate + t * a->stride + channel;
+// Takes a token in; where it ends a group, the entry goes to its place in the page, before its
+// norm.
+static void take_token(const td_pool_args *a, open_entry *open, char *page, uint32_t t,
+                       uint32_t channel, uint32_t n) {
+  const int32_t position = a->batch.position[t];
+  const float *x = a->x + t * a->stride + channel;
+  const float *gate = a->gate ? a->gate + t * a->stride + channel : NULL;
   const size_t width = a->overlaps ? 2 * (size_t)a->dim : a->dim;
-  const float *bias = a->bias + (uint32_t)a->batch.position[t] % a->group * width + channel;
-  if (!a->overlaps) {
+  const float *bias = gate ? a->bias + (uint32_t)position % a->group * width + channel : NULL;
+  if (a->overlaps) {
+    take(&open[1], x, gate, bias, n);
+    take(&open[0], x + a->dim, gate + a->dim, bias + a->dim, n);
+  } else {
     take(open, x, gate, bias, n);
-    return;
   }
-  take(&open[1], x, gate, bias, n);
-  take(&open[0], x + a->dim, gate + a->dim, bias + a->dim, n);
+  if (!ends_group(a, position)) return;
+  float *out = entry_of(a, page, position) + channel;
+  for (uint32_t i = 0; i < n; i++)
+    out[i] = open[0].sum[i] / open[0].weights[i];
+  open[0] = open[1];
+  clear(&open[1]);
 }
 
-// Items: of each sequence the pieces of channels. Entries are left as they are before their norm.
+// Items: of each sequence the pieces of channels.
 static void pool_item(void *ctx, size_t item, unsigned member) {
   (void)member;
   const td_pool_args *a = ctx;
@@ -91,18 +105,12 @@ static void pool_item(void *ctx, size_t item, unsigned member) {
   for (td_page_run run = {.end = a->batch.q_begin[s]}; run.end < end;) {
     run = td_page_run_at(&a->batch, &a->state, s, run.end);
     for (int32_t t = run.begin; t < run.end; t++) {
-      const int32_t position = a->batch.position[t];
-      take_token(a, open, (uint32_t)t, channel, n);
-      if (!ends_group(a, position)) continue;
-      float *out = entry_of(a, run.state, position) + channel;
-      for (uint32_t i = 0; i < n; i++)
-        out[i] = open[0].sum[i] / open[0].weights[i];
-      open[0] = open[1];
-      clear(&open[1]);
+      take_token(a, open, run.state, (uint32_t)t, channel, n);
+      float *slot = td_trail_slot(&a->trail, &a->batch, s, t);
+      if (slot) store_open(open, n_open, slot + a->trail_at + channel, a->dim, n);
     }
     float *state = (float *)(void *)run.state + a->open_at + channel;
-    for (uint32_t i = 0; i < n_open; i++)
-      store_open(&open[i], state + i * of_open, a->dim, n);
+    store_open(open, n_open, state, a->dim, n);
   }
 }
 
@@ -117,24 +125,28 @@ static void finish_entry(void *ctx, size_t t, unsigned member) {
   td_kernels()->rmsnorm_row(
       &(td_norm_row_args){.x = entry, .w = a->norm, .out = entry, .eps = a->eps});
   const float *cos_sin = a->cos_sin + ((size_t)position + 1 - a->group) * a->rot_dim;
-  float *x = entry + a->dim - a->rot_dim;
+  float *x = entry + (a->rotates_first ? 0 : a->dim - a->rot_dim);
+  const uint32_t apart = a->rotates_first ? a->rot_dim / 2 : 1; // elements of a pair
   for (uint32_t i = 0; i < a->rot_dim; i += 2) {
-    const float u = x[i], v = x[i + 1], c = cos_sin[i], s = cos_sin[i + 1];
-    x[i] = u * c - v * s;
-    x[i + 1] = v * c + u * s;
+    float *pair = a->rotates_first ? x + i / 2 : x + i;
+    const float u = pair[0], v = pair[apart], c = cos_sin[i], s = cos_sin[i + 1];
+    pair[0] = u * c - v * s;
+    pair[apart] = v * c + u * s;
   }
 }
 
 td_status td_cpu_op_pool(td_cpu_stream *stream, const td_pool_args *a, td_err *err) {
-  td_status st = td_cpu_check_batch(&a->batch, &a->state, 0, err);
-  if (st == TD_OK) st = td_dev_check_vec(&a->norm, a->dim, "pooled keys' norm", err);
+  td_status st = td_cpu_check_batch(&a->batch, &a->state, (td_kv_rows){0}, err);
+  if (st == TD_OK && a->norm.n) st = td_dev_check_vec(&a->norm, a->dim, "pooled keys' norm", err);
   if (st == TD_OK) st = td_dev_check_pool(&a->state, &a->batch, a->group, a->entry_at, a->dim, err);
   if (st != TD_OK) return st;
-  TD_DEV_REQUIRE(a->group > 0 && a->rot_dim % 2 == 0 && a->rot_dim <= a->dim,
+  TD_DEV_REQUIRE(!a->gate || a->bias, "pooled keys: gates without a bias");
+  TD_DEV_REQUIRE(!a->overlaps || a->gate, "pooled keys: halves without gates");
+  TD_DEV_REQUIRE(a->group > 0 && a->rot_dim % 2 == 0 && a->rot_dim <= (a->norm.n ? a->dim : 0),
                  "pooled keys: %u of %u elements rotate", a->rot_dim, a->dim);
   const size_t n_pieces = (a->dim + CHANNELS - 1) / CHANNELS;
   td_cpu_for(stream, a->batch.n_seqs * n_pieces, pool_item, (void *)a);
-  td_cpu_for(stream, a->batch.n_tokens, finish_entry, (void *)a);
+  if (a->norm.n) td_cpu_for(stream, a->batch.n_tokens, finish_entry, (void *)a);
   return TD_OK;
 }
 
@@ -184,7 +196,7 @@ static const float *key_at(const td_attn_pool_args *a, const seen *s, uint32_t i
   }
   const uint32_t position = s->first + i - s->n_entries;
   if (position < s->past)
-    return (const float *)(const void *)s->before + (size_t)(position % a->window) * a->dim;
+    return (const float *)(const void *)s->before + (size_t)(position % a->ring) * a->dim;
   const uint32_t token = (uint32_t)a->batch.q_begin[s->seq] + position - s->past;
   return (const float *)a->key + token * a->key_stride;
 }
@@ -240,7 +252,7 @@ static void attn_item(void *ctx, size_t item, unsigned member) {
     finish_head(a, &state, i, head + i, rows + (size_t)i * a->dim);
 }
 
-// Leaves the window's last keys in the page of every run.
+// Leaves the last keys in the page of every run.
 static void store_ring(void *ctx, size_t s, unsigned member) {
   (void)member;
   const td_attn_pool_args *a = ctx;
@@ -252,8 +264,8 @@ static void store_ring(void *ctx, size_t s, unsigned member) {
     float *ring = (float *)(void *)run.state;
     const uint32_t begin = (uint32_t)b->position[run.begin];
     const uint32_t n_keys = begin + (uint32_t)(run.end - run.begin);
-    for (uint32_t p = n_keys > a->window ? n_keys - a->window : 0; p < n_keys; p++) {
-      const size_t at = (size_t)(p % a->window) * a->dim;
+    for (uint32_t p = n_keys > a->ring ? n_keys - a->ring : 0; p < n_keys; p++) {
+      const size_t at = (size_t)(p % a->ring) * a->dim;
       const uint32_t token = (uint32_t)run.begin + p - begin;
       const float *key = p < begin ? from + at : (const float *)a->key + token * a->key_stride;
       if (key != ring + at) memcpy(ring + at, key, a->dim * sizeof *ring);
@@ -263,11 +275,12 @@ static void store_ring(void *ctx, size_t s, unsigned member) {
 }
 
 td_status td_cpu_op_attn_pool(td_cpu_stream *stream, const td_attn_pool_args *a, td_err *err) {
-  td_status st = td_cpu_check_batch(&a->batch, &a->state, 0, err);
+  td_status st = td_cpu_check_batch(&a->batch, &a->state, (td_kv_rows){0}, err);
   if (st == TD_OK) st = td_dev_check_pool(&a->state, &a->batch, a->group, a->entry_at, a->dim, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
-  TD_DEV_REQUIRE(a->window > 0 && a->n_heads > 0 && a->sinks,
-                 "pooled attention: %u heads over a window of %u", a->n_heads, a->window);
+  TD_DEV_REQUIRE(a->window > 0 && a->ring >= a->window && a->n_heads > 0 && a->sinks,
+                 "pooled attention: %u heads over a window of %u in a ring of %u", a->n_heads,
+                 a->window, a->ring);
   const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
   attn_run run = {.a = a, .tile_heads = a->n_heads < TILE_HEADS ? a->n_heads : TILE_HEADS};
   if (a->batch.n_tokens < ITEMS_A_THREAD * n_threads && run.tile_heads > FEW_HEADS)

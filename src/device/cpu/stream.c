@@ -1,5 +1,4 @@
 // src/device/cpu/stream.c - streams as threads, events as positions in them.
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/thread.h"

@@ -1,7 +1,6 @@
 // src/device/cpu/tile_map.h - which tiles of matrices the members on each NUMA node take first:
 // those whose rows lie in the node's memory. Pure.
-#ifndef TD_DEVICE_CPU_TILE_MAP_H
-#define TD_DEVICE_CPU_TILE_MAP_H
+#pragma once
 
 #include "base/numa.h"
 
@@ -48,5 +47,3 @@ size_t td_tile_map_most_runs(const td_tile_map_opts *opts);
 void td_tile_map_make(td_tile_map *out, td_tile_run *runs, const td_tile_map_opts *opts);
 // The i-th of the node's items of a part, i < n_items.
 size_t td_tile_map_item(const td_tile_map *map, size_t part, unsigned node, size_t i);
-
-#endif

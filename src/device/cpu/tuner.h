@@ -6,8 +6,7 @@
 // with half and twice as many, beginning with what the kernels propose, until the middle one is
 // best. This takes the first generated tokens, or the first layers of a prefill; nothing is stored
 // on disk. Thread: any.
-#ifndef TD_DEVICE_CPU_TUNER_H
-#define TD_DEVICE_CPU_TUNER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ td_trial td_cpu_tuner_next(td_cpu_tuner *tuner, const td_tuner_kind *kind,
 // Records the run's time for an amount of work, in a unit that is the same for all runs of its
 // kind.
 void td_cpu_tuner_add(td_cpu_tuner *tuner, const td_trial *trial, uint64_t ns, double work);
-
-#endif

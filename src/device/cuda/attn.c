@@ -1,25 +1,22 @@
 // src/device/cuda/attn.c - KV page stores and attention over KV pages.
-// Decode: keys in splits, one query at a time. Prefill: tiles of queries on tensor cores. The
-// caller passes in which one it is; it is not guessed from counts, because a token's result depends
-// on it. Decode launches are sized for batch.max_keys, or for all pages if that is 0. Prefill
+// Decode: keys in splits, one query at a time. Prefill: tiles of queries on tensor cores; where
+// tokens select blocks of keys, one query at a time, too, its keys in one split. The caller passes
+// in which one it is; it is not guessed from counts, because a token's result depends on it. Decode
+// launches are sized for batch.max_keys, or for all pages if that is 0. Prefill
 // launches have the exact tiles if the batch has host copies; otherwise each sequence is a launch
 // of its own.
 #include "device/cuda/cuda.h"
 
 enum { RUN = 8 };         // elements per load in kernels
-enum { PAGE_ROUND = 64 }; // of pages of gathered entries: whole tiles of keys
-
-static td_cu_kv kv_of(const td_kv_view *kv) {
-  return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
-}
+enum { PAGE_ROUND = 64 }; // of splits and of pages of gathered entries: whole tiles of keys
 
 td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_args *a,
                                   td_err *err) {
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16,
-                                        (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
-                              .kv = kv_of(&a->kv),
+                              .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
                               .k = a->k,
                               .v = a->v,
                               .k_stride = a->k_stride,
@@ -32,10 +29,11 @@ td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_
 
 td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_args *a,
                                   td_err *err) {
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->entry_dim, err);
+  const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
-                              .kv = kv_of(&a->kv),
+                              .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
                               .k = a->entry,
                               .k_stride = a->entry_dim,
                               .n_heads = 1,
@@ -58,6 +56,7 @@ static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint3
   some.batch.n_tokens = n;
   some.batch.seq += token;
   some.batch.position += token;
+  if (all->blocks) some.blocks += (size_t)token * all->n_kv_heads * all->top_blocks;
   some.q = (const char *)all->q + at * all->k_dim * q_bytes;
   some.out = (char *)all->out + at * all->v_dim * out_bytes;
   return some;
@@ -73,7 +72,7 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
     args->n_splits = td_cuda_latent_splits(max_keys, args->split_keys);
   } else if (args->window) {
     td_cuda_window_splits(args->window, max_keys, n_blocks, &args->split_keys, &args->n_splits);
-  } else {
+  } else if (!args->n_splits) { // else the caller's
     td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
   }
   args->by_block = args->v_in_k &&
@@ -101,6 +100,19 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
   return status;
 }
 
+static td_kv_rows gqa_rows(const td_attn_gqa_args *a) {
+  return td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+}
+
+static td_cu_kv gqa_kv(const td_attn_gqa_args *a) {
+  return td_cuda_kv_of(&a->kv, gqa_rows(a), a->batch.page_tokens);
+}
+
+static td_cu_kv mla_kv(const td_attn_mla_args *a) {
+  return td_cuda_kv_of(&a->kv, td_mla_rows(&a->kv, a->kv_lora_rank + a->rope_dim),
+                       a->batch.page_tokens);
+}
+
 static size_t whole_runs(size_t n) {
   return (n + RUN - 1) / RUN * RUN;
 }
@@ -116,7 +128,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
   const size_t stride = (size_t)a->n_heads * a->head_dim;
   const size_t first = (size_t)head0 * heads_per_kv * a->head_dim;
   td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
+                                 .kv = gqa_kv(a),
                                  .list = *list,
                                  .out = keys,
                                  .n_planes = 2,
@@ -175,15 +187,30 @@ static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td
   return status;
 }
 
+static uint32_t power_of_two(uint32_t least) {
+  uint32_t n = PAGE_ROUND;
+  while (n < least)
+    n *= 2;
+  return n;
+}
+
+// Whether some token may see more keys than are selected.
+static bool selects(const td_batch_view *b, uint64_t n_keys) {
+  return td_cuda_max_keys(b) > n_keys;
+}
+
 td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *args, td_err *err) {
   td_attn_gqa_args here = *args;
   const td_attn_gqa_args *a = &here;
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16,
-                                        (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, gqa_rows(a), err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
                  "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
-  if (a->blocks) return td_fail(err, TD_EUNSUPPORTED, "attention: selected blocks on a GPU");
+  TD_DEV_REQUIRE(!a->blocks || (a->block > 0 && a->top_blocks > 0 && !a->window),
+                 "attention: a selection of %u blocks of %u keys, a window of %u", a->top_blocks,
+                 a->block, a->window);
+  TD_DEV_REQUIRE(!a->blocks || a->kv.dtype != TD_F8E4M3,
+                 "attention: a selection of blocks in E4M3 pages");
   if (a->head_dim > TD_CU_MMA_HEAD) {
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
@@ -195,9 +222,11 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
   here.sinks = sinks;
   // a window of all that pages hold hides nothing
   if (a->window >= a->batch.max_pages * a->batch.page_tokens) here.window = 0;
-  if (a->prompt) return run_tiles(stream, a, err);
+  const uint64_t top_keys = (uint64_t)a->top_blocks * a->block;
+  const bool has_blocks = a->blocks && selects(&a->batch, top_keys);
+  if (a->prompt && !has_blocks) return run_tiles(stream, a, err);
   td_cu_attn_decode_args decode = {.batch = td_cuda_batch_of(&a->batch),
-                                   .kv = kv_of(&a->kv),
+                                   .kv = gqa_kv(a),
                                    .q = a->q,
                                    .out = a->out,
                                    .n_heads = a->n_heads,
@@ -206,61 +235,16 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
                                    .v_dim = a->head_dim,
                                    .window = a->window,
                                    .sinks = a->sinks,
+                                   .blocks = has_blocks ? a->blocks : NULL,
+                                   .block = a->block,
+                                   .top_blocks = a->top_blocks,
                                    .scale = a->scale};
-  return td_cuda_run_decode(stream, &decode, td_cuda_max_keys(&a->batch), err);
-}
-
-// Whether some token may see more keys than are selected.
-static bool selects(const td_batch_view *b, uint32_t top_k) {
-  return td_cuda_max_keys(b) > top_k;
-}
-
-static td_status check_select(const td_select_keys_args *a, td_err *err) {
-  td_status status = td_dev_check_select_keys(a, err);
-  if (status != TD_OK) return status;
-  if (!a->group) return td_dev_check_batch(&a->batch, &a->kv, TD_BF16, a->dim, err);
-  status = td_dev_check_batch(&a->batch, &a->kv, TD_F32, 0, err);
-  if (status != TD_OK) return status;
-  return td_dev_check_pool(&a->kv, &a->batch, a->group, 0, a->dim, err);
-}
-
-td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_args *a,
-                                 td_err *err) {
-  td_status status = check_select(a, err);
-  if (status != TD_OK) return status;
-  const uint32_t n_tokens = a->batch.n_tokens;
-  const uint32_t max_keys = td_cuda_max_keys(&a->batch) / (a->group ? a->group : 1);
-  if (n_tokens == 0 || max_keys <= a->top_k) return TD_OK;
-  if (a->dim > TD_CU_INDEX_DIM) {
-    return td_fail(err, TD_EUNSUPPORTED,
-                   "selection: an indexer's heads of %u elements; on a GPU at most %d", a->dim,
-                   TD_CU_INDEX_DIM);
+  const uint32_t max_keys = has_blocks ? (uint32_t)top_keys : td_cuda_max_keys(&a->batch);
+  if (a->prompt) { // enough tokens to fill a GPU
+    decode.n_splits = 1;
+    decode.split_keys = power_of_two(max_keys);
   }
-  const uint32_t n = td_cuda_at_once(stream, n_tokens, max_keys * sizeof(float));
-  void *scores;
-  status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, (size_t)n * max_keys * sizeof(float), &scores,
-                           err);
-  for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
-    td_cu_select_args args = {
-        .batch = td_cuda_batch_of(&a->batch),
-        .kv = kv_of(&a->kv),
-        .q = (const uint16_t *)a->q + (size_t)token * a->n_heads * a->dim,
-        .weights = a->weights + (size_t)token * a->n_heads,
-        .scores = scores,
-        .selected = a->selected + (size_t)token * a->top_k,
-        .stride = max_keys,
-        .n_heads = a->n_heads,
-        .dim = a->dim,
-        .top_k = a->top_k,
-        .group = a->group,
-        .page_entries = a->group ? td_pool_entries(a->batch.page_tokens, a->group) : 0,
-    };
-    args.batch.n_tokens = n_tokens - token < n ? n_tokens - token : n;
-    args.batch.seq += token;
-    args.batch.position += token;
-    status = TD_CUDA_LAUNCH(stream, select, &args);
-  }
-  return status;
+  return td_cuda_run_decode(stream, &decode, max_keys, err);
 }
 
 // Absorbed queries and results on the latents, for as many tokens as fit.
@@ -273,6 +257,10 @@ typedef struct {
   uint32_t page_tokens; // 0: entries are not gathered
   size_t page_bytes;
 } mla_latents;
+
+static uint32_t most_selected(const td_attn_mla_args *a) {
+  return (uint32_t)td_most_selected(a->top_k, a->group);
+}
 
 // Gathers what the tokens [token, token + n) see; args are then of those pages.
 static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, uint32_t token,
@@ -288,7 +276,9 @@ static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, u
                                      .page_table = tables + 2 * (size_t)n,
                                      .dim = a->kv_lora_rank + a->rope_dim,
                                      .top_k = a->top_k,
-                                     .page_tokens = l->page_tokens};
+                                     .group = a->group,
+                                     .page_tokens = l->page_tokens,
+                                     .most = most_selected(a)};
   args->kv.pages = l->pages;
   args->kv.page_bytes = l->page_bytes;
   args->batch = (td_cu_batch){.seq = gather.seq,
@@ -305,7 +295,7 @@ static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, u
 static td_cu_attn_decode_args latents_of(const mla_latents *l, uint32_t token, uint32_t n) {
   const td_attn_mla_args *a = l->a;
   td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
+                                 .kv = mla_kv(a),
                                  .q = l->query,
                                  .out = l->latent,
                                  .n_heads = a->n_heads,
@@ -349,7 +339,7 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   };
   status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
   if (status == TD_OK) {
-    const uint32_t max_keys = l->page_tokens ? a->top_k : td_cuda_max_keys(&a->batch);
+    const uint32_t max_keys = l->page_tokens ? most_selected(a) : td_cuda_max_keys(&a->batch);
     status = td_cuda_run_decode(stream, &args, max_keys, err);
   }
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
@@ -368,8 +358,8 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   const size_t query_bytes = (size_t)a->n_heads * entry_dim * sizeof(float);
   const size_t latent_bytes = (size_t)a->n_heads * a->kv_lora_rank * sizeof(float);
   mla_latents l = {.a = a, .kv_b = kv_b};
-  if (a->selected && selects(&a->batch, a->top_k)) {
-    l.page_tokens = (a->top_k + PAGE_ROUND - 1) / PAGE_ROUND * PAGE_ROUND;
+  if (a->selected && selects(&a->batch, most_selected(a))) {
+    l.page_tokens = (most_selected(a) + PAGE_ROUND - 1) / PAGE_ROUND * PAGE_ROUND;
     l.page_bytes = (size_t)l.page_tokens * entry_dim * sizeof(uint16_t);
   }
   const size_t table_bytes = l.page_tokens ? 3 * sizeof(int32_t) : 0;
@@ -447,7 +437,7 @@ static td_status run_sequences(td_cuda_stream *stream, const mla_sequences *s, u
                                td_err *err) {
   const td_attn_mla_args *a = s->a;
   td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
+                                 .kv = mla_kv(a),
                                  .list = s->list,
                                  .out = s->latent,
                                  .n_planes = 1,
@@ -490,7 +480,8 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
 
 td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a, td_err *err) {
   uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, entry_dim, err);
+  const td_kv_rows rows = td_mla_rows(&a->kv, entry_dim);
+  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   td_weight kv_b;
   if (status == TD_OK) {
     status = td_cuda_weight_at(td_cuda_dev_of(stream), a->kv_b, a->weights_on_device, "kv_b", &kv_b,
@@ -500,7 +491,7 @@ td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a,
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   bool fits = a->nope_dim + a->rope_dim <= TD_CU_MMA_HEAD && a->v_dim <= TD_CU_MMA_HEAD &&
               (a->nope_dim | a->rope_dim | a->v_dim | a->kv_lora_rank) % RUN == 0;
-  const bool is_gathered = a->selected && selects(&a->batch, a->top_k);
+  const bool is_gathered = a->selected && selects(&a->batch, most_selected(a));
   if (a->absorbed || !fits || is_gathered) return run_absorbed(stream, a, &kv_b, err);
   return run_expanded(stream, a, &kv_b, err);
 }

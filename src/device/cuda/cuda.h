@@ -6,8 +6,7 @@
 //
 // Weights are in host memory. A matrix is copied to the GPU on first use and found again by its
 // host address; it must not change until the device closes.
-#ifndef TD_DEVICE_CUDA_CUDA_H
-#define TD_DEVICE_CUDA_CUDA_H
+#pragma once
 
 #include <pthread.h>
 
@@ -20,17 +19,19 @@ enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_SUPPORTED = 801 }; // as cudaError_t has
 typedef enum {
   CUDA_SCRATCH_SORT,   // MoE: pairs sorted by expert, tiles
   CUDA_SCRATCH_HIDDEN, //
-  // MoE: gate and up, then a result, per pair; attention: partial results of splits; ranking: top
-  // logits of slices
+  // MoE: gate and up, then a result, per pair; attention: partial results of splits; delta nets:
+  // products of chunks; ranking: top logits of slices
   CUDA_SCRATCH_PARTS,
-  CUDA_SCRATCH_ML,     // attention: maxima and sums of splits; ranking: sums of slices
-  CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
-  CUDA_SCRATCH_LATENT, // MLA: latents of a sequence, or results over latents; pooled keys: open
-                       // ones
-  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads; scores or entries of selections
-  CUDA_SCRATCH_WEIGHT, // some rows of a matrix as BF16
-  CUDA_SCRATCH_F8,     // matrices' activations in E4M3, and their scales
-  CUDA_SCRATCH_MOE_F8, // likewise of routed experts
+  CUDA_SCRATCH_ML,      // attention: maxima and sums of splits; ranking: sums of slices
+  CUDA_SCRATCH_QUERY,   // MLA: absorbed queries
+  CUDA_SCRATCH_LATENT,  // MLA: latents of a sequence, or results over latents; pooled keys: open
+                        // ones
+  CUDA_SCRATCH_KEYS,    // prefill: keys and values of some heads; scores or entries of selections
+  CUDA_SCRATCH_WEIGHT,  // some rows of a matrix as BF16
+  CUDA_SCRATCH_A8,      // matrices' activations in 8 bits, and their scales
+  CUDA_SCRATCH_MOE_A8,  // likewise of routed experts
+  CUDA_SCRATCH_SPLITS,  // sums of tiles that several blocks compute
+  CUDA_SCRATCH_ARRIVED, // how many of a tile's blocks are done: zeros
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
 
@@ -48,7 +49,7 @@ typedef struct {
   td_weight gate, up, down; // expert 0, in device memory
   uint32_t n_experts;
   td_cu_read read_gate, read_down; // the fastest load method that suits all experts
-  bool takes_f8;                   // linear_f8 takes all of them
+  td_activations a8;               // of all of them, see td_weight_a8
 } td_cuda_experts;
 
 // State of a piece of the weights' memory: whether it is registered (pinned) with the driver.
@@ -84,8 +85,8 @@ typedef struct {
   const td_cu_abi *abi;
   int index; // the GPU's, from 0
   td_cu_props props;
-  int node;       // nearest NUMA node; -1: any
-  bool rounds_f8; // prompts' activations are rounded to E4M3 where weights are E4M3, too
+  int node;                   // nearest NUMA node; -1: any
+  td_activations activations; // to which prompts' are rounded where weights take them
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: not set
   size_t pass_bytes;       // scratch memory per MoE pass; more pairs are cut into rounds
@@ -94,7 +95,7 @@ typedef struct {
   size_t page_bytes; // granularity of GPU memory allocation
   uint64_t await_ns; // timeout of a stream's wait for a signal
   td_cuda_pins pins;
-  td_cuda_pins *followed; // another device's, which registers for this one, too; or NULL
+  td_cuda_pins *followed; // another device's, which also registers for this one; or NULL
 
   pthread_mutex_t lock; // guards the fields below
   // hash table with open addressing, n_slots a power of two; host NULL: empty slot
@@ -131,7 +132,7 @@ typedef struct {
   uint32_t n_tokens, top_k, n_experts, tile_tokens;
 } td_cuda_sorted;
 
-// Activations in CUDA_SCRATCH_MOE_F8.
+// Activations in CUDA_SCRATCH_MOE_A8.
 typedef struct {
   const void *x; // NULL: none
   uint32_t n_tokens, dim;
@@ -190,8 +191,21 @@ static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {
                        .page_tokens = b->page_tokens};
 }
 
+// rows: of a token in a page.
+static inline td_cu_kv td_cuda_kv_of(const td_kv_view *kv, td_kv_rows rows, uint32_t page_tokens) {
+  td_cu_kv out = {.pages = kv->pages, .page_bytes = kv->page_bytes, .dtype = kv->dtype};
+  if (kv->dtype != TD_F8E4M3) return out;
+  out.n_codes = td_kv_f8_codes(&rows);
+  out.scales_at = (uint32_t)td_kv_f8_scales_at(&rows, page_tokens);
+  return out;
+}
+
 static inline td_cu_states td_cuda_states_of(const td_kv_view *state) {
   return (td_cu_states){.pages = state->pages, .page_bytes = state->page_bytes};
+}
+
+static inline td_cu_trail td_cuda_trail_of(const td_state_trail *t) {
+  return (td_cu_trail){.slots = t->slots, .first = t->first, .slot_bytes = t->slot_bytes};
 }
 
 // TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
@@ -270,18 +284,20 @@ void td_cuda_weights_drop(td_dev *dev); // likewise, while streams are open
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
 // Whether matrices differ in data and number of rows alone.
 bool td_cuda_same_format(const td_weight *a, const td_weight *b);
-// linear_vec, linear_mma, linear_wgmma: each takes only weights that those before it take.
-// linear_f8 is chosen apart, since it rounds activations.
-typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA, CUDA_GEMM_F8 } td_cuda_gemm;
-// The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec until, with
-// TD_CU_VEC_TOKENS tokens at a time, it would load the weights too often, and for weights that BF16
-// cannot represent.
+// linear_vec, linear_mma, linear_wgmma: each takes only weights that the ones before it take.
+// linear_a8 is chosen apart, since it rounds activations.
+typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA, CUDA_GEMM_A8 } td_cuda_gemm;
+// The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec for as many as its
+// pass has, and for weights that BF16 cannot represent.
 td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,
                              bool has_wgmma);
 // Tokens per tile when each matrix has n_tokens of them.
 uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens);
-// Whether cuBLAS computes them, if available: BF16 weights from the first number of tokens that
-// linear_vec cannot do in one pass; other weights when there are enough tokens to amortize
+// Tokens that linear_vec takes in one pass over weights other than routed experts'; 0: tiles of
+// td_cuda_tile_tokens.
+uint32_t td_cuda_wide_tokens(td_cu_read read, uint32_t n_tokens);
+// Whether cuBLAS computes them, if available: BF16 weights of more than TD_CU_VEC_TOKENS tokens;
+// other weights when there are enough tokens to amortize
 // converting them to BF16.
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 // Of a group's n_tiles tiles of experts, how many get their own blocks in the round that skips the
@@ -290,10 +306,12 @@ bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely);
 // Of n_rows rows, how many are converted to BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
-// Warps per block of linear_vec, so that SMs have TD_CU_VEC_WARPS warps even with few rows and the
-// last wave of blocks does not leave most SMs idle. It determines summation order, so it must not
-// depend on n_tokens (batch invariance).
-uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
+// Warps per block of linear_vec for n_rows rows of w, or of each of a block's n_matrices like it:
+// so that SMs have TD_CU_VEC_WARPS warps even with few rows, that the last wave of blocks does not
+// leave most SMs idle, and that warps of short rows have more than one chunk. It determines
+// summation order, so it must not depend on n_tokens (batch invariance).
+uint32_t td_cuda_vec_warps(const td_weight *w, uint32_t n_matrices, uint32_t n_rows,
+                           bool of_experts, uint32_t n_sms);
 // Keys per split and number of splits for contexts of at most max_keys. The same for all contexts
 // up to the same power of two, so that sums do not depend on other sequences of the batch.
 // n_blocks: blocks per split of one token.
@@ -301,9 +319,13 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, 
 // The same with a window, whatever the contexts: as many splits as any token's window can touch.
 void td_cuda_window_splits(uint32_t window, uint32_t max_keys, uint32_t n_blocks,
                            uint32_t *split_keys, uint32_t *n_splits);
-// Whether attn_latents computes this absorbed attention: where wgmma is, BF16 pages that its tiles
-// fit, and more heads than a block of attn_decode takes.
+// Whether attn_latents computes this absorbed attention: where wgmma is, BF16 or E4M3 pages that
+// its tiles fit, and more heads than a block of attn_decode takes.
 bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma);
+// Whether delta_chunks or, with a decay for each channel, delta_channels computes this of prompts:
+// keys that fill more than half of its 128 elements, rows in runs of 16 bytes, and pages that end
+// where chunks do.
+bool td_cuda_takes_delta_chunks(const td_cu_delta_rule_args *a);
 // Least keys per split for a step's number of tokens, and the most splits of a sequence of at most
 // max_keys.
 uint32_t td_cuda_latent_keys(uint32_t n_tokens);
@@ -313,8 +335,8 @@ uint32_t td_cuda_latent_splits(uint32_t max_keys, uint32_t least);
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
                             uint32_t n_sms);
 // SMs of the share that a prefill has beside decode; 0: the GPU is too small for one. A quarter, or
-// more by what the driver rounds to, is left to decode alone: few tokens wait for memory and for
-// the CPU's experts, not for SMs, whereas many tokens' products take as long as they have SMs.
+// more as the driver rounds, is left to decode alone: with few tokens it waits for memory and for
+// the CPU's experts, not for SMs, whereas prefill is limited by its SMs.
 uint32_t td_cuda_share_sms(uint32_t n_sms, int capability);
 // The largest number of visible positions of any token in the batch.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
@@ -334,28 +356,32 @@ typedef struct {
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   bool y_f32;
+  bool add;       // y += ; linear_vec alone can
   bool is_prompt; // the tokens belong to prompts, so x may be rounded
 } td_cuda_matmul;
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 // attn.c: how many of n heads or tokens, each_bytes of scratch each, fit keys_bytes; at least 1.
 uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes);
 // Attention of a few queries a sequence, each of which sees max_keys keys at most: chooses the
-// splits, allocates scratch for them, and launches for as many tokens at a time as fit.
+// splits, unless args have n_splits and split_keys already, allocates scratch for them, and
+// launches for as many tokens at a time as fit.
 td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args,
                              uint32_t max_keys, td_err *err);
 
-// f8.c: activations in E4M3, see td_cu_round_f8_args.
+// a8.c: activations in E4M3 or INT8, see td_cu_round_a8_args.
 typedef struct {
   uint8_t *codes;
   float *scales;
-} td_cuda_f8;
+} td_cuda_a8;
 // Whether a matrix takes n_prompt tokens of prompts so. Few tokens wait for weights, not for
 // arithmetic.
-bool td_cuda_rounds_f8(const td_cuda_dev *dev, const td_weight *w, uint32_t n_prompt);
-size_t td_cuda_f8_bytes(size_t n_rows, uint32_t cols); // of memory for td_cuda_f8_at
-td_cuda_f8 td_cuda_f8_at(void *memory, size_t n_rows, uint32_t cols);
+bool td_cuda_rounds(const td_cuda_dev *dev, const td_weight *w, uint32_t n_prompt);
+size_t td_cuda_a8_bytes(size_t n_rows, uint32_t cols); // of memory for td_cuda_a8_at
+td_cuda_a8 td_cuda_a8_at(void *memory, size_t n_rows, uint32_t cols);
+// By wgmma where the GPU has it.
+td_status td_cuda_launch_a8(td_cuda_stream *stream, const td_cu_linear_args *args, td_err *err);
 // n matmuls with the same x and n_tokens.
-td_status td_cuda_run_f8(td_cuda_stream *stream, const td_cuda_matmul *m, uint32_t n, td_err *err);
+td_status td_cuda_run_a8(td_cuda_stream *stream, const td_cuda_matmul *m, uint32_t n, td_err *err);
 // blas.c: whether cuBLAS is available and can compute this matmul.
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
@@ -369,5 +395,3 @@ TD_OPS(X)
 #define TD_CUDA_LAUNCH(stream, name, args)                                                         \
   td_cuda_result(td_cuda_dev_of(stream), td_cuda_dev_of(stream)->abi->name((args), (stream)->cu),  \
                  #name, err)
-
-#endif

@@ -13,7 +13,8 @@ static td_cu_delta_shape shape_of(const td_delta_shape *s) {
                              .v_dim = s->v_dim,
                              .n_taps = s->n_taps,
                              .channels = td_delta_channels(s),
-                             .is_tiled = s->is_tiled};
+                             .is_tiled = s->is_tiled,
+                             .by_channel = s->by_channel};
 }
 
 static td_cu_row_part part_of(td_row_part part) {
@@ -23,7 +24,7 @@ static td_cu_row_part part_of(td_row_part part) {
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *s,
                        td_err *err) {
   td_status st = td_dev_check_delta(state, s, err);
-  if (st == TD_OK) st = td_dev_check_batch(b, state, TD_F32, 0, err);
+  if (st == TD_OK) st = td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
   if (st != TD_OK) return st;
   if (s->k_dim > TD_CU_DELTA_KEYS) {
     return td_fail(err, TD_EUNSUPPORTED, "delta net: keys of %u elements; on a GPU at most %d",
@@ -41,10 +42,12 @@ td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args
   const void *conv, *decay = NULL, *bias = NULL;
   st = td_cuda_on_device(dev, a->conv, of_taps, &conv, err);
   if (st == TD_OK) st = td_cuda_on_device(dev, a->decay, of_heads, &decay, err);
-  if (st == TD_OK) st = td_cuda_on_device(dev, a->bias, of_heads, &bias, err);
+  if (st == TD_OK)
+    st = td_cuda_on_device(dev, a->bias, of_heads * td_delta_decays(&a->shape), &bias, err);
   if (st != TD_OK) return st;
   const td_cu_delta_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
                                       .states = td_cuda_states_of(&a->state),
+                                      .trail = td_cuda_trail_of(&a->trail),
                                       .shape = shape_of(&a->shape),
                                       .x = a->x,
                                       .x_stride = a->x_stride,
@@ -58,7 +61,8 @@ td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args
                                       .bias = bias,
                                       .out = a->out,
                                       .gates = a->gates,
-                                      .fault = stream->fault};
+                                      .fault = stream->fault,
+                                      .bound = a->bound};
   return TD_CUDA_LAUNCH(stream, delta_conv, &args);
 }
 
@@ -66,15 +70,26 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_a
                                 td_err *err) {
   td_status st = check(&a->batch, &a->state, &a->shape, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
-  const td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                      .states = td_cuda_states_of(&a->state),
-                                      .rule_at = td_delta_conv_floats(&a->shape),
-                                      .shape = shape_of(&a->shape),
-                                      .qkv = a->qkv,
-                                      .gates = a->gates,
-                                      .out = a->out,
-                                      .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, delta_rule, &args);
+  td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                .states = td_cuda_states_of(&a->state),
+                                .trail = td_cuda_trail_of(&a->trail),
+                                .rule_at = td_delta_conv_floats(&a->shape),
+                                .shape = shape_of(&a->shape),
+                                .qkv = a->qkv,
+                                .gates = a->gates,
+                                .out = a->out,
+                                .fault = stream->fault};
+  if (!a->prompt || !td_cuda_takes_delta_chunks(&args))
+    return TD_CUDA_LAUNCH(stream, delta_rule, &args);
+  if (!a->shape.by_channel) return TD_CUDA_LAUNCH(stream, delta_chunks, &args);
+  const size_t n_slots = td_cu_channel_slot(a->batch.n_tokens, a->batch.n_seqs);
+  void *products;
+  st = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
+                       n_slots * a->shape.n_v_heads * TD_CU_CHANNEL_PRODUCTS * sizeof(uint16_t),
+                       &products, err);
+  if (st != TD_OK) return st;
+  args.products = products;
+  return TD_CUDA_LAUNCH(stream, delta_channels, &args);
 }
 
 td_status td_cuda_op_gate_rows(td_cuda_stream *stream, const td_gate_rows_args *a, td_err *err) {

@@ -152,8 +152,9 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
                    "CUDA: %s has compute capability %d.%d; BF16 on tensor cores begins with 8.0",
                    dev->props.name, dev->props.capability / 10, dev->props.capability % 10);
   }
+  const bool is_f8 = dev->activations == TD_ACTIVATIONS_FP8;
   int code = dev->abi->probe();
-  if (code == 0 && dev->rounds_f8 && !dev->props.has_f8) {
+  if (code == 0 && is_f8 && !dev->props.has_f8) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "--activations fp8: %s has compute capability %d.%d, and FP8 on tensor cores "
                    "begins with 8.9%s: give --activations auto",
@@ -166,23 +167,20 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
                    "with -DTD_CUDA_ARCHS=%d, or install a newer driver",
                    dev->props.name, dev->abi->error_text(code), dev->props.capability);
   }
-  if (dev->rounds_f8 && dev->props.has_wgmma) {
-    td_warn("--activations fp8: %s multiplies E4M3 as F16 with these kernels, which is slower than "
-            "BF16 there",
+  if (is_f8 && dev->props.capability == 90 && !dev->props.has_wgmma) {
+    td_warn("--activations fp8: %s multiplies E4M3 as F16 with these kernels, which is no faster "
+            "than BF16: build with -DTD_CUDA_ARCHS=90a",
             dev->props.name);
   }
   return td_cuda_result(dev, dev->abi->stream_open(&dev->upload, false), "a stream", err);
 }
 
 td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
-  if (opts->activations == TD_ACTIVATIONS_INT8) {
-    return td_fail(err, TD_EUNSUPPORTED, "--activations int8 is for the CPU: add --device cpu");
-  }
   td_cuda_dev *dev = calloc(1, sizeof *dev);
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_BF16;
-  dev->rounds_f8 = opts->activations == TD_ACTIVATIONS_FP8;
+  dev->activations = opts->activations;
   dev->index = (int)opts->index;
   dev->pass_bytes = PASS_BYTES;
   dev->keys_bytes = KEYS_BYTES;

@@ -6,15 +6,15 @@
 
 // Large GPUs have some 130 SMs; with few blocks, more splits are needed to keep them busy.
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
-// linear_vec reads weights from L2 once per 16 tokens, and gives a token the same bits in any
-// company up to MOST_VEC_TOKENS. Beyond, converting a matrix to BF16 for cuBLAS is fastest,
-// although it moves five times the bytes of FP8 (H100, tandem bench gpu --only "linear v3 fp8": 28
-// us at 64 tokens, then 21 us at 128 for 1536 x 7168). FP4 needs more tokens, because the product
-// of weight and global scale is rounded only on this path.
+// linear_vec gives a token the same bits in any company up to MOST_VEC_TOKENS. Beyond, converting a
+// matrix to BF16 for cuBLAS is fastest, although it moves five times the bytes of FP8 (H100, tandem
+// bench gpu --only "linear v3 fp8": 28 us at 64 tokens, in passes of 16, then 21 us at 128 for 1536
+// x 7168). FP4 needs more tokens, because the product of weight and global scale is rounded only on
+// this path.
 enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 65, DEQUANT_F4_TOKENS = 256 };
 enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };
-enum { VEC_ROWS = 16 }; // per block of linear_vec
+enum { VEC_ROWS = 16, CHUNK_ROW_BYTES = 128 }; // of linear_vec: per block; of a chunk, mostly
 
 static bool groups_are_simple(const td_weight *w) {
   if (!w->scale) return false;
@@ -60,9 +60,16 @@ td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tok
 
 uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens) {
   if (gemm == CUDA_GEMM_VEC) return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
-  static_assert((int)TD_CU_F8_TOKENS == (int)TD_CU_WGMMA_TOKENS, "tiles of many tokens");
+  static_assert((int)TD_CU_A8_TOKENS == (int)TD_CU_WGMMA_TOKENS, "tiles of many tokens");
   return gemm != CUDA_GEMM_MMA && n_tokens > TD_CU_MMA_TOKENS ? TD_CU_WGMMA_TOKENS
                                                               : TD_CU_MMA_TOKENS;
+}
+
+uint32_t td_cuda_wide_tokens(td_cu_read read, uint32_t n_tokens) {
+  static_assert((int)MOST_VEC_TOKENS == (int)TD_CU_WIDE_TOKENS, "one pass");
+  const bool is_direct = read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS;
+  if (!is_direct || n_tokens <= TD_CU_VEC_TOKENS || n_tokens > TD_CU_WIDE_TOKENS) return 0;
+  return n_tokens > TD_CU_WIDE_TOKENS / 2 ? TD_CU_WIDE_TOKENS : TD_CU_WIDE_TOKENS / 2;
 }
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
@@ -82,20 +89,30 @@ uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {
   return n < n_rows ? n : n_rows;
 }
 
-// Share of the GPU's time that blocks of n_warps warps keep busy, if all blocks take equally long.
-static double filled(uint32_t n_blocks, uint32_t n_warps, uint32_t n_sms) {
-  double at_once = (double)n_sms * (TD_CU_VEC_WARPS / n_warps);
-  return n_blocks / (ceil(n_blocks / at_once) * at_once);
+// How long linear_vec's blocks of n_warps warps take, in times of a warp's chunk. A block begins
+// and ends with as much as 1.3 of them: some 370 instructions of each warp, where a chunk has 186,
+// and a barrier (counted in the code for FP8; on an H100, which took 20 us for 24576 x 1536 by
+// blocks of 8 warps with one chunk or two, 1.6 us a chunk).
+static double vec_time(uint32_t n_blocks, uint32_t n_chunks, uint32_t n_warps, uint32_t n_sms) {
+  const double at_once = (double)n_sms * (TD_CU_VEC_WARPS / n_warps);
+  return ceil(n_blocks / at_once) * (1.3 + ceil((double)n_chunks / n_warps));
 }
 
-uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms) {
-  static const uint32_t others[] = {TD_CU_VEC_WARPS / 4, TD_CU_VEC_WARPS / 2};
+uint32_t td_cuda_vec_warps(const td_weight *w, uint32_t n_matrices, uint32_t n_rows,
+                           bool of_experts, uint32_t n_sms) {
+  static const uint32_t others[] = {TD_CU_VEC_WARPS / 12, TD_CU_VEC_WARPS / 6, TD_CU_VEC_WARPS / 4,
+                                    TD_CU_VEC_WARPS / 2};
   const uint32_t n_blocks = (n_rows + VEC_ROWS - 1) / VEC_ROWS;
+  const size_t row_bytes = td_weight_row_bytes(w);
+  const uint32_t n_chunks = n_matrices *
+                            (uint32_t)((row_bytes + CHUNK_ROW_BYTES - 1) / CHUNK_ROW_BYTES);
   uint32_t best = TD_CU_VEC_WARPS / 3;
   if (of_experts) return best;
   if (n_blocks <= n_sms) return TD_CU_VEC_WARPS;
   for (size_t i = 0; i < TD_COUNT(others); i++) { // only for a clear gain
-    if (filled(n_blocks, others[i], n_sms) > 1.05 * filled(n_blocks, best, n_sms)) best = others[i];
+    if (1.05 * vec_time(n_blocks, n_chunks, others[i], n_sms) <
+        vec_time(n_blocks, n_chunks, best, n_sms))
+      best = others[i];
   }
   return best;
 }
@@ -125,8 +142,15 @@ enum { LATENT_KEYS = 64, LATENT_KEYS_OF_MANY = 2048, FEW_HEADS = 32 };
 
 bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma) {
   const size_t places = (uintptr_t)a->kv.pages | (uintptr_t)a->q | a->kv.page_bytes;
-  return has_wgmma && a->n_heads > FEW_HEADS && !a->kv.f16 && (a->k_dim | a->v_dim) % 8 == 0 &&
+  return has_wgmma && a->n_heads > FEW_HEADS &&
+         (a->kv.dtype == TD_BF16 || a->kv.dtype == TD_F8E4M3) && (a->k_dim | a->v_dim) % 8 == 0 &&
          places % 16 == 0 && a->batch.page_tokens % TD_CU_LATENT_KEYS == 0;
+}
+
+bool td_cuda_takes_delta_chunks(const td_cu_delta_rule_args *a) {
+  const td_cu_delta_shape *s = &a->shape;
+  return s->k_dim > TD_CU_DELTA_KEYS / 2 && (s->k_dim | s->v_dim) % 8 == 0 &&
+         (uintptr_t)a->qkv % 16 == 0 && a->batch.page_tokens % TD_CU_DELTA_CHUNK == 0;
 }
 
 uint32_t td_cuda_latent_keys(uint32_t n_tokens) {

@@ -11,14 +11,50 @@ static uint32_t ceil_div(uint32_t n, uint32_t d) {
   return (n + d - 1) / d;
 }
 
+// Memory for the sums of tiles that several blocks share, if there may be any.
+static td_status open_wide(td_cuda_stream *stream, td_cu_linear_args *args, td_err *err) {
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  const uint32_t n_tiles = td_cu_wide_tiles(args), n_matrices = args->glu.out ? 2 : 1;
+  const uint32_t n_warps = args->vec_warps / n_matrices; // per matrix, at most
+  const uint32_t n_parts = n_warps < TD_CU_WIDE_PARTS ? n_warps : TD_CU_WIDE_PARTS;
+  const size_t tile_bytes = (size_t)TD_CU_WIDE_ROWS * args->tile_tokens * sizeof(float);
+  void *memory;
+  args->wide = (td_cu_wide){.n_sms = (uint32_t)dev->props.n_sms};
+  if (n_tiles >= args->wide.n_sms && n_warps <= TD_CU_WIDE_PARTS) return TD_OK;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_SPLITS, n_tiles * n_parts * tile_bytes,
+                                     &memory, err);
+  if (status != TD_OK) return status;
+  args->wide.sums = memory;
+  const size_t before = stream->scratch_bytes[CUDA_SCRATCH_ARRIVED];
+  status = td_cuda_scratch(stream, CUDA_SCRATCH_ARRIVED, n_tiles * sizeof *args->wide.n_arrived,
+                           &memory, err);
+  if (status != TD_OK) return status;
+  args->wide.n_arrived = memory;
+  if (stream->scratch_bytes[CUDA_SCRATCH_ARRIVED] == before) return TD_OK;
+  const int code = dev->abi->fill_zero(memory, stream->scratch_bytes[CUDA_SCRATCH_ARRIVED],
+                                       stream->cu);
+  return td_cuda_result(dev, code, "zeros", err);
+}
+
 static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda_gemm gemm,
                         td_err *err) {
-  args->vec_warps = td_cuda_vec_warps(args->n_matrices * args->n_rows, args->range.tiles != NULL,
+  const uint32_t n_together = args->glu.out ? args->n_matrices : 1; // in a block
+  const uint32_t n_rows = args->n_matrices / n_together * args->n_rows;
+  args->vec_warps = td_cuda_vec_warps(&args->w, n_together, n_rows, args->range.tiles != NULL,
                                       (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
+  const uint32_t wide = gemm == CUDA_GEMM_VEC && !args->range.tiles
+                            ? td_cuda_wide_tokens(args->read, args->n_tokens)
+                            : 0;
+  if (wide) {
+    args->tile_tokens = wide;
+    args->n_at_once = 1;
+    const td_status status = open_wide(stream, args, err);
+    if (status != TD_OK) return status;
+  }
   switch (gemm) {
   case CUDA_GEMM_MMA: return TD_CUDA_LAUNCH(stream, linear_mma, args);
   case CUDA_GEMM_WGMMA: return TD_CUDA_LAUNCH(stream, linear_wgmma, args);
-  case CUDA_GEMM_F8: return TD_CUDA_LAUNCH(stream, linear_f8, args);
+  case CUDA_GEMM_A8: return td_cuda_launch_a8(stream, args, err);
   default: return TD_CUDA_LAUNCH(stream, linear_vec, args);
   }
 }
@@ -51,6 +87,7 @@ static td_status run_kernel(td_cuda_stream *stream, const td_cuda_matmul *m,
       .n_at_once = ceil_div(m->n_tokens, tile),
       .read = read_of(m),
       .y_f32 = m->y_f32,
+      .add = m->add,
   };
   for (uint32_t i = 0; i < n_also; i++)
     args.also[i] = (td_cu_linear_also){
@@ -59,16 +96,20 @@ static td_status run_kernel(td_cuda_stream *stream, const td_cuda_matmul *m,
 }
 
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
-  if (m->is_prompt && td_cuda_rounds_f8(td_cuda_dev_of(stream), m->w, m->n_tokens))
-    return td_cuda_run_f8(stream, m, 1, err);
+  if (m->is_prompt && td_cuda_rounds(td_cuda_dev_of(stream), m->w, m->n_tokens))
+    return td_cuda_run_a8(stream, m, 1, err);
   if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
   return run_kernel(stream, m, NULL, 0, err);
 }
 
+// Whether linear_vec computes it, rounded activations aside.
+static bool is_of_vec(td_cuda_stream *stream, const td_cuda_matmul *m) {
+  return gemm_of(stream, m) == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, m);
+}
+
 static bool is_for_vec(td_cuda_stream *stream, const td_cuda_matmul *m) {
   const td_cu_read read = read_of(m);
-  return read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS &&
-         gemm_of(stream, m) == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, m);
+  return read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS && is_of_vec(stream, m);
 }
 
 // Whether linear_vec computes both in one launch, with the bits that each has alone.
@@ -77,8 +118,8 @@ static bool share_launch(td_cuda_stream *stream, const td_cuda_matmul *m,
   const uint32_t n_sms = (uint32_t)td_cuda_dev_of(stream)->props.n_sms;
   return m->n_tokens == more->n_tokens && is_for_vec(stream, m) && is_for_vec(stream, more) &&
          td_cuda_same_format(m->w, more->w) &&
-         td_cuda_vec_warps(m->n_rows, false, n_sms) ==
-             td_cuda_vec_warps(more->n_rows, false, n_sms);
+         td_cuda_vec_warps(m->w, 1, m->n_rows, false, n_sms) ==
+             td_cuda_vec_warps(more->w, 1, more->n_rows, false, n_sms);
 }
 
 static td_status matmul_of(td_cuda_stream *stream, const td_linear_op_args *a, td_weight *w,
@@ -99,22 +140,22 @@ static td_status matmul_of(td_cuda_stream *stream, const td_linear_op_args *a, t
   return a->bias.data ? td_cuda_vec(dev, &a->bias, &out->bias, err) : TD_OK;
 }
 
-// Multiplies the prompts' tokens, which are the last, by matrices that take them in E4M3. What is
+// Multiplies the prompts' tokens, which are the last, by matrices that take them in 8 bits. What is
 // left of those matrices' tokens have the results of a step without prompts.
-static td_status run_prompts_f8(td_cuda_stream *stream, td_cuda_matmul *m, uint32_t n,
+static td_status run_prompts_a8(td_cuda_stream *stream, td_cuda_matmul *m, uint32_t n,
                                 uint32_t n_prompt, td_err *err) {
-  td_cuda_matmul f8[1 + TD_LINEAR_ALSO];
-  uint32_t n_f8 = 0;
+  td_cuda_matmul a8[1 + TD_LINEAR_ALSO];
+  uint32_t n_a8 = 0;
   for (uint32_t i = 0; i < n; i++) {
-    if (!td_cuda_rounds_f8(td_cuda_dev_of(stream), m[i].w, n_prompt)) continue;
+    if (!td_cuda_rounds(td_cuda_dev_of(stream), m[i].w, n_prompt)) continue;
     const size_t n_others = m[i].n_tokens -= n_prompt;
     const size_t y_bytes = m[i].y_f32 ? sizeof(float) : sizeof(uint16_t);
-    f8[n_f8] = m[i];
-    f8[n_f8].x = (const uint16_t *)m[i].x + n_others * m[i].x_stride;
-    f8[n_f8].y = (char *)m[i].y + n_others * m[i].y_stride * y_bytes;
-    f8[n_f8++].n_tokens = n_prompt;
+    a8[n_a8] = m[i];
+    a8[n_a8].x = (const uint16_t *)m[i].x + n_others * m[i].x_stride;
+    a8[n_a8].y = (char *)m[i].y + n_others * m[i].y_stride * y_bytes;
+    a8[n_a8++].n_tokens = n_prompt;
   }
-  return n_f8 ? td_cuda_run_f8(stream, f8, n_f8, err) : TD_OK;
+  return n_a8 ? td_cuda_run_a8(stream, a8, n_a8, err) : TD_OK;
 }
 
 td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
@@ -131,7 +172,7 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
     status = matmul_of(stream, &one, &w[n], &m[n], err);
   }
   if (status != TD_OK || a->n_tokens == 0) return status;
-  if (!a->exact) status = run_prompts_f8(stream, m, n, a->n_prompt, err);
+  if (!a->exact) status = run_prompts_a8(stream, m, n, a->n_prompt, err);
   for (uint32_t i = 0; status == TD_OK && i < n; i++) {
     const td_cuda_matmul *also[TD_LINEAR_ALSO];
     uint32_t n_also = 0;
@@ -157,7 +198,7 @@ typedef struct {
   size_t pair_bytes; // of scratch memory per pair
   uint32_t token0, n_tokens, n_pairs;
   bool is_group;
-  bool is_f8; // activations are rounded to E4M3, if there are tokens enough
+  bool is_a8; // activations are rounded to 8 bits, if there are tokens enough
   td_cuda_gemm gemm;
   uint32_t tile_tokens, max_tiles, likely_tiles;
   td_cu_tile_range range; // tiles of this round
@@ -166,7 +207,7 @@ typedef struct {
   td_cu_tile *tiles;
   float *gate, *up, *parts; // parts: at gate's place, which is read no more when they are written
   uint16_t *hidden_x;
-  td_cuda_f8 x8, hidden_x8;
+  td_cuda_a8 x8, hidden_x8;
 } moe_pass;
 
 static uint32_t n_routed(const td_moe_args *a) {
@@ -181,7 +222,7 @@ static void plan(td_cuda_stream *stream, moe_pass *p, size_t pass_bytes) {
   const td_cuda_gemm in = td_cuda_gemm_of(&p->experts.gate, read, p->n_tokens, has_wgmma);
   const td_cuda_gemm out = td_cuda_gemm_of(&p->experts.down, p->experts.read_down, p->n_tokens,
                                            has_wgmma);
-  p->gemm = mean < 4 ? CUDA_GEMM_VEC : p->is_f8 ? CUDA_GEMM_F8 : in < out ? in : out;
+  p->gemm = mean < 4 ? CUDA_GEMM_VEC : p->is_a8 ? CUDA_GEMM_A8 : in < out ? in : out;
   p->tile_tokens = td_cuda_tile_tokens(p->gemm, mean);
   // A token's experts are distinct, so a group has at most as many of its pairs as experts.
   const uint32_t most = p->is_group && n_experts < p->a->top_k ? n_experts : p->a->top_k;
@@ -226,10 +267,10 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   if (n > p->n_pairs) n = p->n_pairs;
   const size_t hidden_elements = n * p->hidden;
   const size_t hidden_bytes = (hidden_elements * sizeof(uint16_t) + 15) / 16 * 16;
-  const size_t f8_bytes = p->gemm == CUDA_GEMM_F8 ? td_cuda_f8_bytes(n, p->hidden) : 0;
+  const size_t a8_bytes = p->gemm == CUDA_GEMM_A8 ? td_cuda_a8_bytes(n, p->hidden) : 0;
   td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + f8_bytes, &hidden, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + a8_bytes, &hidden, err);
   }
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &parts, err);
@@ -238,8 +279,8 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   p->gate = parts;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
-  p->hidden_x8 = (td_cuda_f8){NULL, NULL};
-  if (f8_bytes) p->hidden_x8 = td_cuda_f8_at((char *)hidden + hidden_bytes, n, p->hidden);
+  p->hidden_x8 = (td_cuda_a8){NULL, NULL};
+  if (a8_bytes) p->hidden_x8 = td_cuda_a8_at((char *)hidden + hidden_bytes, n, p->hidden);
   p->parts = parts;
   return TD_OK;
 }
@@ -334,39 +375,52 @@ static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_
   return launch(stream, &args, p->gemm, err);
 }
 
-// The pass's tokens in E4M3, unless the stream's previous group of this layer left them.
+// The pass's tokens in 8 bits, unless the stream's previous group of this layer left them.
 static td_status round_tokens(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   const td_cuda_rounded wanted = {(const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
                                   p->n_tokens, p->dim};
   const td_cuda_rounded *r = &stream->rounded;
   void *memory;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_MOE_F8,
-                                     td_cuda_f8_bytes(p->n_tokens, p->dim), &memory, err);
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_MOE_A8,
+                                     td_cuda_a8_bytes(p->n_tokens, p->dim), &memory, err);
   if (status != TD_OK) return status;
-  p->x8 = td_cuda_f8_at(memory, p->n_tokens, p->dim);
+  p->x8 = td_cuda_a8_at(memory, p->n_tokens, p->dim);
   if (p->a->same_ids && r->x == wanted.x && r->n_tokens == wanted.n_tokens && r->dim == wanted.dim)
     return TD_OK;
-  const td_cu_round_f8_args args = {.x = wanted.x,
+  const td_cu_round_a8_args args = {.x = wanted.x,
                                     .codes = p->x8.codes,
                                     .scales = p->x8.scales,
                                     .x_stride = p->dim,
                                     .n_rows = p->n_tokens,
-                                    .cols = p->dim};
-  status = TD_CUDA_LAUNCH(stream, round_f8, &args);
+                                    .cols = p->dim,
+                                    .dtype = p->experts.gate.dtype};
+  status = TD_CUDA_LAUNCH(stream, round_a8, &args);
   stream->rounded = status == TD_OK ? wanted : (td_cuda_rounded){.x = NULL};
   return status;
 }
 
 static td_status round_hidden(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const uint64_t n_pairs = (uint64_t)p->range.n_tiles * p->tile_tokens;
-  const td_cu_round_f8_args args = {.x = p->hidden_x,
+  const td_cu_round_a8_args args = {.x = p->hidden_x,
                                     .codes = p->hidden_x8.codes,
                                     .scales = p->hidden_x8.scales,
                                     .range = p->range,
                                     .x_stride = p->hidden,
                                     .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
-                                    .cols = p->hidden};
-  return p->gemm == CUDA_GEMM_F8 ? TD_CUDA_LAUNCH(stream, round_f8, &args) : TD_OK;
+                                    .cols = p->hidden,
+                                    .dtype = p->experts.down.dtype};
+  return p->gemm == CUDA_GEMM_A8 ? TD_CUDA_LAUNCH(stream, round_a8, &args) : TD_OK;
+}
+
+// Whether linear_vec computes gate, up and their activation in one launch.
+static bool takes_glu(const moe_pass *p) {
+  const td_cu_read read = is_aligned(p->a->x, p->dim) ? p->experts.read_gate : TD_CU_READ_ANY;
+  return !p->a->ids && read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS;
+}
+
+static td_cu_glu glu_of(const moe_pass *p) {
+  return (td_cu_glu){
+      .out = p->hidden_x, .limit = p->a->limit, .alpha = p->a->alpha, .plain = p->a->plain};
 }
 
 // Gate and up in one launch: a single expert matrix would not fill a large GPU.
@@ -386,6 +440,7 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
                             .x_stride = p->dim,
                             .n_rows = p->experts.gate.rows,
                             .read = p->experts.read_gate};
+  if (takes_glu(p)) args.glu = glu_of(p);
   return project(stream, p, &args, err);
 }
 
@@ -393,14 +448,11 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
   const uint64_t n_pairs = (uint64_t)p->range.n_tiles * p->tile_tokens;
   td_cu_swiglu_args args = {.gate = p->gate,
                             .up = p->up,
-                            .out = p->hidden_x,
+                            .glu = glu_of(p),
                             .range = p->range,
                             .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
                             .dim = p->hidden,
-                            .limit = p->a->limit,
-                            .alpha = p->a->alpha,
-                            .pairs = p->a->pairs,
-                            .plain = p->a->plain};
+                            .pairs = p->a->pairs};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
@@ -448,7 +500,7 @@ static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *er
 // The first round may be of no tiles: it sets the sum to zero.
 static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   td_status status = sort(stream, p, err);
-  if (status == TD_OK && p->gemm == CUDA_GEMM_F8) status = round_tokens(stream, p, err);
+  if (status == TD_OK && p->gemm == CUDA_GEMM_A8) status = round_tokens(stream, p, err);
   if (status == TD_OK) status = run_round(stream, p, err);
   for (p->range.skip = p->range.n_tiles; status == TD_OK && p->range.skip < most_tiles(stream, p);
        p->range.skip += p->range.n_tiles)
@@ -456,29 +508,30 @@ static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   return status;
 }
 
-// The single expert of all tokens: pairs are the tokens in order.
+// Gate, up and activation of the single expert of all tokens: pairs are the tokens in order.
 static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
-  td_cuda_matmul in = {.w = &p->experts.gate,
-                       .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
-                       .y = p->gate,
-                       .x_stride = p->dim,
-                       .y_stride = p->hidden,
-                       .n_tokens = p->n_tokens,
-                       .n_rows = p->hidden,
-                       .y_f32 = true};
-  if (p->gemm == CUDA_GEMM_F8) {
-    td_cuda_matmul both[] = {in, in};
-    both[1].w = &p->experts.up;
-    both[1].y = p->up;
-    return td_cuda_run_f8(stream, both, TD_COUNT(both), err);
+  const td_cuda_matmul in = {.w = &p->experts.gate,
+                             .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
+                             .y = p->gate,
+                             .x_stride = p->dim,
+                             .y_stride = p->hidden,
+                             .n_tokens = p->n_tokens,
+                             .n_rows = p->hidden,
+                             .y_f32 = true};
+  td_cuda_matmul both[] = {in, in};
+  both[1].w = &p->experts.up;
+  both[1].y = p->up;
+  td_status status;
+  if (p->gemm == CUDA_GEMM_A8) {
+    status = td_cuda_run_a8(stream, both, TD_COUNT(both), err);
+  } else if (p->gemm == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, &in)) {
+    status = project_in(stream, p, NULL, err);
+    if (takes_glu(p)) return status;
+  } else {
+    status = td_cuda_run_matmul(stream, &both[0], err);
+    if (status == TD_OK) status = td_cuda_run_matmul(stream, &both[1], err);
   }
-  if (p->gemm == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, &in)) {
-    return project_in(stream, p, NULL, err);
-  }
-  td_status status = td_cuda_run_matmul(stream, &in, err);
-  in.w = &p->experts.up;
-  in.y = p->up;
-  return status == TD_OK ? td_cuda_run_matmul(stream, &in, err) : status;
+  return status == TD_OK ? run_swiglu(stream, p, err) : status;
 }
 
 // What nothing is added to needs no sum.
@@ -486,7 +539,6 @@ static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *er
   const td_moe_args *a = p->a;
   const size_t row_bytes = p->dim * (a->out_f32 ? sizeof(float) : sizeof(uint16_t));
   td_status status = run_dense_in(stream, p, err);
-  if (status == TD_OK) status = run_swiglu(stream, p, err);
   td_cuda_matmul out = {.w = &p->experts.down,
                         .x = p->hidden_x,
                         .y = (char *)a->out + p->token0 * row_bytes,
@@ -495,13 +547,14 @@ static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *er
                         .n_tokens = p->n_tokens,
                         .n_rows = p->dim,
                         .y_f32 = a->out_f32,
-                        .is_prompt = p->gemm == CUDA_GEMM_F8};
-  if (a->accumulate) {
+                        .is_prompt = p->gemm == CUDA_GEMM_A8};
+  out.add = a->accumulate && !out.is_prompt && is_of_vec(stream, &out);
+  if (a->accumulate && !out.add) {
     out.y = p->parts;
     out.y_f32 = true;
   }
   if (status == TD_OK) status = td_cuda_run_matmul(stream, &out, err);
-  return status == TD_OK && a->accumulate ? run_sum(stream, p, err) : status;
+  return status == TD_OK && a->accumulate && !out.add ? run_sum(stream, p, err) : status;
 }
 
 static uint32_t tokens_of_pass(const moe_pass *p, size_t pass_bytes) {
@@ -554,7 +607,7 @@ static td_status run_tokens(td_cuda_stream *stream, moe_pass *p, uint32_t begin,
   const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
   td_status status = TD_OK;
   p->pair_bytes = p->hidden * sizeof *p->hidden_x + parts_bytes(p);
-  if (p->is_f8) p->pair_bytes += td_cuda_f8_bytes(1, p->hidden);
+  if (p->is_a8) p->pair_bytes += td_cuda_a8_bytes(1, p->hidden);
   const uint32_t most = p->is_group ? end - begin : tokens_of_pass(p, pass_bytes);
   for (p->token0 = begin; status == TD_OK && p->token0 < end; p->token0 += most) {
     const uint32_t left = end - p->token0;
@@ -569,7 +622,8 @@ static td_status run_tokens(td_cuda_stream *stream, moe_pass *p, uint32_t begin,
 }
 
 // Only sums in f32 that accumulate over calls may be cut into rounds; otherwise rounding would
-// depend on the cut. Tokens that are not rounded to E4M3 are computed as in a step without prompts.
+// depend on the cut. Tokens that are not rounded to 8 bits are computed as in a step without
+// prompts.
 td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   td_status status = check_moe(a, err);
@@ -581,11 +635,11 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows / (a->pairs ? 2 : 1);
   status = find_biases(stream, &p, err);
-  const bool is_f8 = p.experts.takes_f8 && a->n_prompt <= a->n_tokens &&
-                     td_cuda_rounds_f8(td_cuda_dev_of(stream), &p.experts.gate, a->n_prompt);
-  const uint32_t n_others = is_f8 ? a->n_tokens - a->n_prompt : a->n_tokens;
+  const bool is_a8 = p.experts.a8 != TD_ACTIVATIONS_AUTO && a->n_prompt <= a->n_tokens &&
+                     td_cuda_rounds(td_cuda_dev_of(stream), &p.experts.gate, a->n_prompt);
+  const uint32_t n_others = is_a8 ? a->n_tokens - a->n_prompt : a->n_tokens;
   if (status == TD_OK) status = run_tokens(stream, &p, 0, n_others, err);
-  p.is_f8 = is_f8;
+  p.is_a8 = is_a8;
   return status == TD_OK ? run_tokens(stream, &p, n_others, a->n_tokens, err) : status;
 }
 

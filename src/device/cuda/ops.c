@@ -86,17 +86,25 @@ td_status td_cuda_op_embed(td_cuda_stream *stream, const td_embed_args *a, td_er
 }
 
 td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, const td_rmsnorm_args *a, td_err *err) {
-  td_status status = a->w.data ? td_dev_check_vec(&a->w, a->dim, "norm", err) : TD_OK;
+  td_status status = td_dev_check_rmsnorm(a, err);
   if (status != TD_OK || a->n_rows == 0) return status;
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_cu_rmsnorm_args args = {.x = a->x,
+                             .more = a->more,
                              .residual = a->residual,
                              .out = a->out,
                              .x_stride = a->x_stride,
                              .out_stride = a->out_stride,
                              .n_rows = a->n_rows,
                              .dim = a->dim,
-                             .eps = a->eps};
-  status = td_cuda_vec(td_cuda_dev_of(stream), &a->w, &args.w, err);
+                             .eps = a->eps,
+                             .also = {.x = a->also.x,
+                                      .out = a->also.out,
+                                      .x_stride = a->also.x_stride,
+                                      .out_stride = a->also.out_stride,
+                                      .dim = a->also.dim}};
+  status = td_cuda_vec(dev, &a->w, &args.w, err);
+  if (status == TD_OK && a->also.x) status = td_cuda_vec(dev, &a->also.w, &args.also.w, err);
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, rmsnorm, &args) : status;
 }
 
@@ -104,8 +112,12 @@ td_status td_cuda_op_layernorm(td_cuda_stream *stream, const td_layernorm_args *
   td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
   if (status == TD_OK) status = td_dev_check_vec(&a->b, a->dim, "norm's bias", err);
   if (status != TD_OK || a->n_rows == 0) return status;
-  td_cu_layernorm_args args = {
-      .x = a->x, .stride = a->stride, .n_rows = a->n_rows, .dim = a->dim, .eps = a->eps};
+  td_cu_layernorm_args args = {.x = a->x,
+                               .stride = a->stride,
+                               .n_rows = a->n_rows,
+                               .dim = a->dim,
+                               .eps = a->eps,
+                               .is_f32 = a->is_f32};
   status = td_cuda_vec(td_cuda_dev_of(stream), &a->w, &args.w, err);
   if (status == TD_OK) status = td_cuda_vec(td_cuda_dev_of(stream), &a->b, &args.b, err);
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, layernorm, &args) : status;
@@ -234,9 +246,9 @@ td_status td_cuda_op_hyper_read(td_cuda_stream *stream, const td_hyper_read_args
                                 .eps = a->eps,
                                 .norm_eps = a->norm_eps,
                                 .n_scores = n_scores};
-  const void *base, *scale = NULL;
-  status = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &base, err);
-  if (status == TD_OK)
+  const void *base = NULL, *scale = NULL;
+  if (a->scores) status = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &base, err);
+  if (a->scores && status == TD_OK)
     status = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &scale, err);
   if (status == TD_OK) status = td_cuda_vec(dev, &a->w, &args.w, err);
   if (status != TD_OK) return status;
@@ -257,3 +269,15 @@ td_status td_cuda_op_hyper_write(td_cuda_stream *stream, const td_hyper_write_ar
                                        .dim = a->dim};
   return TD_CUDA_LAUNCH(stream, hyper_write, &args);
 }
+
+// Operators of families that a GPU does not compute (td_attn_has_gpu).
+#define ON_CPU_ALONE(name)                                                                         \
+  td_status td_cuda_op_##name(td_cuda_stream *stream, const td_##name##_args *a, td_err *err) {    \
+    (void)stream, (void)a;                                                                         \
+    return td_fail(err, TD_EUNSUPPORTED, #name ": give --device cpu");                             \
+  }
+ON_CPU_ALONE(hyper_mix)
+ON_CPU_ALONE(silu_rows)
+ON_CPU_ALONE(ngram_rows)
+ON_CPU_ALONE(ngram_gate)
+ON_CPU_ALONE(ngram_conv)

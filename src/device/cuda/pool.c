@@ -8,16 +8,16 @@ static uint32_t page_entries(const td_batch_view *b, uint32_t group) {
 
 static td_status check(const td_batch_view *b, const td_kv_view *state, uint32_t group, size_t at,
                        uint32_t dim, td_err *err) {
-  td_status st = td_dev_check_batch(b, state, TD_F32, 0, err);
+  td_status st = td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
   return st == TD_OK ? td_dev_check_pool(state, b, group, at, dim, err) : st;
 }
 
 td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err *err) {
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_status st = check(&a->batch, &a->state, a->group, a->entry_at, a->dim, err);
-  if (st == TD_OK) st = td_dev_check_vec(&a->norm, a->dim, "pooled keys' norm", err);
+  if (st == TD_OK && a->norm.n) st = td_dev_check_vec(&a->norm, a->dim, "pooled keys' norm", err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
-  TD_DEV_REQUIRE(a->group > 0 && a->rot_dim % 2 == 0 && a->rot_dim <= a->dim,
+  TD_DEV_REQUIRE(a->group > 0 && a->rot_dim % 2 == 0 && a->rot_dim <= (a->norm.n ? a->dim : 0),
                  "pooled keys: %u of %u elements rotate", a->rot_dim, a->dim);
   enum { RUNNING = 3 };
   const uint32_t n_halves = a->overlaps ? 2 : 1;
@@ -25,6 +25,8 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
   const size_t of_bias = (size_t)a->group * n_halves * a->dim * sizeof(float);
   td_cu_pool_args args = {.batch = td_cuda_batch_of(&a->batch),
                           .states = td_cuda_states_of(&a->state),
+                          .trail = td_cuda_trail_of(&a->trail),
+                          .trail_at = a->trail_at,
                           .x = a->x,
                           .gate = a->gate,
                           .stride = a->stride,
@@ -41,7 +43,7 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
   const void *bias;
   void *open;
   st = td_cuda_on_device(dev, a->bias, of_bias, &bias, err);
-  if (st == TD_OK) st = td_cuda_vec(dev, &a->norm, &args.norm, err);
+  if (st == TD_OK && a->norm.n) st = td_cuda_vec(dev, &a->norm, &args.norm, err);
   if (st == TD_OK) {
     st = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &open, err);
   }
@@ -88,6 +90,7 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
                                          .n = n,
                                          .dim = a->dim,
                                          .window = a->window,
+                                         .ring = a->ring,
                                          .group = a->group,
                                          .top_k = a->top_k,
                                          .page_entries = page_entries(&a->batch, a->group),
@@ -103,7 +106,7 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
                                            .n_seqs = n,
                                            .max_pages = 1,
                                            .page_tokens = page_tokens},
-                                 .kv = {.pages = pages, .page_bytes = page_bytes},
+                                 .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
                                  .q = q,
                                  .out = q,
                                  .sinks = sinks,
@@ -136,8 +139,9 @@ static td_status run_attention(td_cuda_stream *stream, const td_attn_pool_args *
 td_status td_cuda_op_attn_pool(td_cuda_stream *stream, const td_attn_pool_args *a, td_err *err) {
   td_status st = check(&a->batch, &a->state, a->group, a->entry_at, a->dim, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
-  TD_DEV_REQUIRE(a->window > 0 && a->n_heads > 0 && a->sinks,
-                 "pooled attention: %u heads over a window of %u", a->n_heads, a->window);
+  TD_DEV_REQUIRE(a->window > 0 && a->ring >= a->window && a->n_heads > 0 && a->sinks,
+                 "pooled attention: %u heads over a window of %u in a ring of %u", a->n_heads,
+                 a->window, a->ring);
   if (a->dim > TD_CU_MMA_LORA) {
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->dim, TD_CU_MMA_LORA);
@@ -149,7 +153,7 @@ td_status td_cuda_op_attn_pool(td_cuda_stream *stream, const td_attn_pool_args *
                                      .key = a->key,
                                      .key_stride = a->key_stride,
                                      .dim = a->dim,
-                                     .window = a->window,
+                                     .ring = a->ring,
                                      .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, pool_ring, &ring);
 }

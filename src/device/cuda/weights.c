@@ -4,7 +4,7 @@
 
 #include "base/units.h"
 #include "device/cuda/cuda.h"
-#include "model/f8.h"
+#include "model/a8.h"
 
 static size_t slot_of(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
   uint64_t key = (uint64_t)(uintptr_t)host * 0x9e3779b97f4a7c15u ^ n_bytes;
@@ -312,8 +312,10 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
                      down->rows == gate->cols && down->cols == hidden &&
                      same_shape(gate, &table[0]),
                  "expert %u: its shapes are not those of the first one", e);
-  out->takes_f8 = (e == 0 || out->takes_f8) && td_weight_takes_f8(gate) &&
-                  td_weight_takes_f8(down) && (a->pairs || td_weight_takes_f8(up));
+  const td_activations a8 = td_weight_a8(gate);
+  const bool is_alike = td_weight_a8(down) == a8 && (a->pairs || td_weight_a8(up) == a8) &&
+                        (e == 0 || out->a8 == a8);
+  out->a8 = is_alike ? a8 : TD_ACTIVATIONS_AUTO;
   if (e == 0) {
     out->read_gate = td_cuda_read_of(gate, true);
     out->read_down = td_cuda_read_of(down, true);
