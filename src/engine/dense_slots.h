@@ -1,7 +1,6 @@
 // src/engine/dense_slots.h - which dense weights of a layer (all but its routed experts) can
 // stream, in which parts, and how much memory the ring for them takes. Pure functions.
-#ifndef TD_ENGINE_DENSE_SLOTS_H
-#define TD_ENGINE_DENSE_SLOTS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,7 +16,7 @@ typedef enum {
 } td_dense_part;
 
 enum {
-  TD_DENSE_MOST_MATRICES = 22, // of a part
+  TD_DENSE_MOST_MATRICES = 24, // of a part
   TD_DENSE_MOST_PARTS = TD_DENSE_MOST_MATRICES * TD_SLOT_MATRIX_PARTS,
 };
 
@@ -41,5 +40,3 @@ td_dense_size td_dense_size_of(const td_layer *layer);
 uint64_t td_dense_slot_bytes(const td_dense_size *sizes, uint32_t n_layers, uint32_t n_streamed,
                              td_dense_part part);
 uint64_t td_dense_ring_bytes(const td_dense_size *sizes, uint32_t n_layers, uint32_t n_streamed);
-
-#endif

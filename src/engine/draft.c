@@ -27,6 +27,13 @@ uint32_t td_draft_lookup(int32_t *tokens, uint32_t n, uint32_t most) {
   return most;
 }
 
+uint32_t td_draft_most_each(uint32_t n_seqs, bool has_states, bool is_gpu) {
+  uint32_t n = td_draft_most(has_states) / n_seqs;
+  if (is_gpu && (n + 1) * n_seqs > TD_DRAFT_GPU_TOKENS)
+    n = n_seqs < TD_DRAFT_GPU_TOKENS ? TD_DRAFT_GPU_TOKENS / n_seqs - 1 : 0;
+  return n < TD_DRAFT_MOST ? n : TD_DRAFT_MOST;
+}
+
 // ---- how often they are right -------------------------------------------------------------------
 
 // Before any trial it is as if this many guesses of this share of hits had been made; of a request,

@@ -9,11 +9,13 @@
 //
 // How many to draft follows from how often drafts were right and from what a token more costs a
 // step, both measured: a draft is computed if tokens per second are expected to rise by it.
-#ifndef TD_ENGINE_DRAFT_H
-#define TD_ENGINE_DRAFT_H
+#pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#include "engine/attn/kv_layout.h"
 
 enum {
   TD_DRAFT_MOST = 8,        // drafts of one request in a step
@@ -21,6 +23,20 @@ enum {
   TD_DRAFT_STATES = 8,      // of all requests where recurrent states are kept after each
   TD_DRAFT_GPU_TOKENS = 16, // of a step with drafts on a GPU: with more, kernels round differently
 };
+
+// Drafts of all requests in a step.
+static inline uint32_t td_draft_most(bool has_states) {
+  return has_states ? TD_DRAFT_STATES : TD_DRAFT_STEP;
+}
+
+// Why a model whose pages are laid out so drafts nothing; NULL: it may.
+static inline const char *td_draft_hindrance(const td_kv_layout *layout, bool has_expert_cache) {
+  if (layout->n_blocks) return "keys that have left a window do not come back";
+  return has_expert_cache ? "a cache of experts is for steps of one token a request" : NULL;
+}
+
+// Drafts of each of n_seqs requests that decode together, if all have as many.
+uint32_t td_draft_most_each(uint32_t n_seqs, bool has_states, bool is_gpu);
 
 // Values of --draft: AUTO, OFF, and 1 + n for n drafts.
 enum { TD_DRAFT_AUTO, TD_DRAFT_OFF, TD_N_DRAFT_MODES = 2 + TD_DRAFT_MOST };
@@ -56,10 +72,11 @@ typedef struct {
   uint32_t n_proposed, n_drafted, n_taken;
   td_draft_source source;
   td_draft_odds odds[TD_N_DRAFT_SOURCES];
-  float reach; // that the step's next draft of it is right and all before are
+  float reach; // probability that its next draft and all before are right
 } td_draft;
 
-// That the request's next guess is right: from its own, and as long as these are few, from all.
+// Probability that the request's next guess is right: from its own record or, while that is short,
+// from all requests'.
 float td_draft_odds_of(const td_draft *draft, td_draft_source source, const td_draft_pace *pace);
 
 // The next token was drawn as id; guess is the one proposed for it, read only if there is one.
@@ -77,7 +94,7 @@ double td_draft_pace_cost(const td_draft_pace *pace, uint32_t n_tokens);
 // Records that n_passes of the layer took ns.
 void td_draft_pace_note_passes(td_draft_pace *pace, uint32_t n_passes, uint64_t ns);
 // How many guesses the layer should make for a request, beside n_seqs that decode. has_text: its
-// text has guesses, too, which cost no pass; 0 if those are expected to pay more.
+// text also has guesses, which cost no pass; 0 if the text's are expected to pay more.
 uint32_t td_draft_depth(const td_draft *draft, uint32_t mode, const td_draft_pace *pace,
                         uint32_t n_seqs, bool has_text);
 // Whether computing the layer for a new request's prompt is worth it: its guesses are expected to
@@ -88,5 +105,3 @@ bool td_draft_layer_pays(const td_draft_pace *pace, uint32_t n_seqs);
 // it has most_tokens at most. mode: --draft.
 void td_draft_choose(td_draft *const *drafts, uint32_t n, uint32_t mode, const td_draft_pace *pace,
                      uint32_t n_tokens, uint32_t most_tokens);
-
-#endif

@@ -3,8 +3,7 @@
 // Two microbatches keep both devices busy, but weights of experts that both of them choose are
 // loaded twice. So both variants are measured: steps of similar size alternate between them for a
 // trial, then use the faster one until the next trial. Pure arithmetic; time is passed in.
-#ifndef TD_ENGINE_DUAL_BATCH_H
-#define TD_ENGINE_DUAL_BATCH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ uint32_t td_dual_batch_choose(td_dual_batch_tuner *dual_batch, uint32_t n_tokens
 // Records that this step took ns.
 void td_dual_batch_note(td_dual_batch_tuner *dual_batch, uint32_t n_tokens, uint32_t n_microbatches,
                         uint64_t ns);
-
-#endif

@@ -38,13 +38,19 @@ static size_t shared_row(const td_model_config *c) {
 }
 
 // Elements of a token's residual.
-static size_t residual_row(const td_model_config *c) {
+size_t td_engine_row(const td_model_config *c) {
   return (size_t)(c->n_streams ? c->n_streams : 1) * c->dim;
+}
+
+// Elements of the normed streams, or of their gates, if they are read by gates.
+static size_t gated_row(const td_model_config *c) {
+  return c->hyper_rank ? td_engine_row(c) : 0;
 }
 
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   const td_attn_rows r = td_attn_rows_of(config);
-  size_t n = residual_row(config) + 2 * (size_t)config->dim + shared_row(config); // x, h, delta
+  size_t n = td_engine_row(config) + 2 * (size_t)config->dim + shared_row(config); // x, h, delta
+  n += 2 * gated_row(config) + config->hyper_rank;
   for (size_t i = 0; i < TD_N_ACTS; i++)
     n += r.act[i];
   const size_t router = config->n_experts + 2 * config->top_k; // 32-bit each, as are streamed sums
@@ -71,11 +77,14 @@ static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_er
 static td_status alloc_activations(td_engine *e, td_err *err) {
   const td_model_config *c = e->config;
   const td_attn_rows r = td_attn_rows_of(c);
-  td_status st = alloc_acts(e, &e->x, residual_row(c), err);
+  td_status st = alloc_acts(e, &e->x, td_engine_row(c), err);
   if (st == TD_OK) st = alloc_acts(e, &e->delta, c->dim, err);
   for (size_t i = 0; i < TD_N_ACTS && st == TD_OK; i++)
     st = alloc_acts(e, &e->act[i], r.act[i], err);
   if (st == TD_OK) st = alloc_acts(e, &e->shared, shared_row(c), err);
+  if (st == TD_OK) st = alloc_acts(e, &e->streams, gated_row(c), err);
+  if (st == TD_OK) st = alloc_acts(e, &e->gates, gated_row(c), err);
+  if (st == TD_OK) st = alloc_acts(e, &e->low, c->hyper_rank, err);
   if (st != TD_OK) return st;
   size_t n = e->opts.max_step_tokens;
   st = td_dev_alloc(e->dev, &e->h, td_engine_offload_input_bytes(e, n), err);
@@ -108,6 +117,7 @@ static td_status alloc_table(td_engine *e, float **out, size_t n,
 static td_status alloc_rope(td_engine *e, td_err *err) {
   const size_t n = e->opts.max_seq_tokens;
   const bool is_pooled = e->config->pool_theta > 0;
+  if (e->config->has_no_rope) return TD_OK;
   const size_t n_angles = n * td_rope_dims(e->config);
   td_status st = alloc_table(e, &e->cos_sin, n_angles, is_pooled ? td_rope_fill_near : td_rope_fill,
                              err);
@@ -140,10 +150,10 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   return st;
 }
 
-// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin, a page table and a
-// block table (window.h). Then the step number, and slots of cached experts.
+// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin, a slot of the trail,
+// a page table and a block table (window.h). Then the step number, and slots of cached experts.
 size_t td_engine_meta_entries(const td_engine *e, size_t n_seqs) {
-  const size_t of_seq = 1 + e->max_pages + td_window_max_blocks(e);
+  const size_t of_seq = 2 + e->max_pages + td_window_max_blocks(e);
   return 5 * (size_t)e->opts.max_step_tokens + n_seqs * of_seq + N_GROUPS + 1 +
          td_expert_cache_meta_entries(e);
 }
@@ -188,13 +198,13 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
 }
 
 static td_status alloc_trail(td_engine *e, td_err *err) {
-  const size_t n_seqs = e->opts.max_step_seqs;
-  const bool is_host = td_dev_free_vram_bytes(e->dev) == 0;
-  if (!td_attn_rolls_back(e->config) || !e->opts.max_drafts || !is_host) return TD_OK;
-  e->trail_first = malloc(2 * n_seqs * sizeof *e->trail_first);
-  if (!e->trail_first) return td_fail(err, TD_ENOMEM, "out of memory: states to go back to");
-  e->trail_of = e->trail_first + n_seqs;
-  const size_t n_bytes = e->opts.max_drafts * td_kv_layout_states_bytes(&e->layout);
+  if (!td_attn_has_states(e->config) || !e->opts.max_drafts) return TD_OK;
+  const uint64_t n_bytes = td_kv_trail_bytes(e->config, e->opts.max_drafts);
+  for (uint32_t i = 1; i < e->config->n_layers; i++) {
+    e->trail_at[i] = e->trail_at[i - 1] + td_kv_undo_bytes(e->config, i - 1) * e->opts.max_drafts;
+  }
+  e->trail_of = malloc(e->opts.max_step_seqs * sizeof *e->trail_of);
+  if (!e->trail_of) return td_fail(err, TD_ENOMEM, "out of memory: states to go back to");
   return td_dev_alloc(e->dev, (void **)&e->trail, n_bytes, err);
 }
 
@@ -262,6 +272,9 @@ void td_engine_close(td_engine *e) {
                            e->cos_sin,
                            e->pool_cos_sin,
                            e->hyper,
+                           e->streams,
+                           e->gates,
+                           e->low,
                            e->query_scale,
                            e->router_logits,
                            e->dev_logits,
@@ -271,6 +284,7 @@ void td_engine_close(td_engine *e) {
                            e->trail,
                            e->draft_in,
                            e->draft_hidden,
+                           e->draft_head_memory,
                            e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
@@ -282,7 +296,8 @@ void td_engine_close(td_engine *e) {
   free(e->routing);
   free(e->first_token);
   free(e->draft_seqs);
-  free(e->trail_first);
+  free(e->draft_rows);
+  free(e->trail_of);
   free(e);
 }
 
@@ -324,18 +339,19 @@ td_status td_engine_check_step(const td_engine *e, const td_step_seq *seqs, uint
 
 // Where each table of the step lies in meta, in entries.
 typedef struct {
-  size_t tokens, seq, position, rows, temperature, q_begin, page_table, blocks, step;
+  size_t tokens, seq, position, rows, temperature, q_begin, trail, page_table, blocks, step;
 } meta_layout;
 
 // For a step of n_seqs sequences with n tokens in all.
 static meta_layout lay_out_meta(const td_engine *e, size_t n, size_t n_seqs) {
-  const size_t page_table = 5 * n + n_seqs + N_GROUPS;
+  const size_t trail = 5 * n + n_seqs + N_GROUPS, page_table = trail + n_seqs;
   return (meta_layout){.tokens = 0,
                        .seq = n,
                        .position = 2 * n,
                        .rows = 3 * n,
                        .temperature = 4 * n,
                        .q_begin = 5 * n,
+                       .trail = trail,
                        .page_table = page_table,
                        .blocks = page_table + n_seqs * e->max_pages,
                        .step = page_table + n_seqs * (e->max_pages + td_window_max_blocks(e))};
@@ -390,8 +406,8 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
     if (seqs[i].is_decode != (g == GROUP_DECODE)) continue;
     add_seq(e, at, group, &seqs[i], wholes ? wholes[i] : i, *s, t);
     e->first_token[i] = t;
-    if (e->trail && g == GROUP_DECODE)
-      e->trail_first[group->view.n_seqs] = e->trail_of[i] = take_slots(e, &seqs[i], &n_kept);
+    if (e->trail_of && g == GROUP_DECODE)
+      e->meta[at->trail + *s] = e->trail_of[i] = take_slots(e, &seqs[i], &n_kept);
     t += seqs[i].n_tokens;
     group->view.n_seqs++;
     group->view.n_tokens += seqs[i].n_tokens;
@@ -414,7 +430,7 @@ void td_engine_place_part(const td_engine *e, td_microbatch *p, uint32_t begin, 
   const size_t at = begin * e->act_bytes;
   p->begin = begin;
   p->n_tokens = n;
-  p->x = (char *)e->x + at * residual_row(e->config);
+  p->x = (char *)e->x + at * td_engine_row(e->config);
   p->delta = (char *)e->delta + at * e->config->dim;
 }
 
@@ -467,6 +483,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   td_engine_place_part(e, &e->step.whole, 0, t);
   e->step.rows = e->dev_meta + at.rows;
   e->step.temperature = (const float *)(e->dev_meta + at.temperature);
+  e->step.trail_first = e->dev_meta + at.trail;
 }
 
 enum { KEYS_ALIKE = 256 };
@@ -663,29 +680,28 @@ td_status td_engine_copy_page(td_engine *e, int32_t to, int32_t from, td_err *er
   return st;
 }
 
-td_state_trail td_engine_trail(const td_engine *e, uint32_t layer_idx) {
-  if (!e->trail) return (td_state_trail){.slots = NULL};
-  const size_t layer = e->part[layer_idx] - e->layout.n_layers;
-  return (td_state_trail){.slots = e->trail + layer * e->opts.max_drafts * e->layout.state_bytes,
-                          .first = e->trail_first};
-}
-
-bool td_engine_can_roll_back(const td_engine *e) {
-  return !e->layout.n_states || e->trail;
+td_state_trail td_engine_trail(const td_engine *e, uint32_t layer_idx, int group) {
+  if (!e->trail_of || group != GROUP_DECODE) return (td_state_trail){.slots = NULL};
+  return (td_state_trail){.slots = e->trail + e->trail_at[layer_idx],
+                          .first = e->step.trail_first,
+                          .slot_bytes = td_kv_undo_bytes(e->config, layer_idx)};
 }
 
 td_status td_engine_roll_back(td_engine *e, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
                               td_err *err) {
   const td_kv_layout *layout = &e->layout;
-  if (!e->trail) return TD_OK;
+  if (!e->trail_of) return TD_OK;
   TD_CHECK(n_tokens > 0 && e->trail_of[seq_idx] >= 0);
   const size_t slot = (size_t)e->trail_of[seq_idx] + n_tokens - 1;
-  for (uint32_t i = 0; i < layout->n_states; i++) {
-    const uint32_t part = layout->n_layers + i;
-    const size_t to = td_kv_layout_part_at(layout, part, e->opts.n_pages, (uint32_t)page);
-    const size_t from = (i * (size_t)e->opts.max_drafts + slot) * layout->state_bytes;
-    td_op_copy(e->stream, e->kv_pages + to, e->trail + from, layout->state_bytes);
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    const td_attn_cache cache = td_attn_of(e->config, i)->cache(e->config);
+    if (!cache.undo_bytes) continue;
+    size_t at = td_kv_layout_part_at(layout, e->part[i], e->opts.n_pages, (uint32_t)page);
+    if (cache.is_beside) at += layout->beside_at;
+    td_op_copy(e->stream, e->kv_pages + at + cache.undo_at,
+               e->trail + e->trail_at[i] + slot * cache.undo_bytes, cache.undo_bytes);
   }
+  td_kv_outlet_note_rolled_back(e, page);
   return td_stream_sync(e->stream, err);
 }
 

@@ -2,8 +2,7 @@
 // Thread: one caller at a time per engine. Sequences and their page tables belong to the caller
 // (kv/kv.h). The engine owns activations and streams; it also owns page storage unless the caller
 // passes kv_pages.
-#ifndef TD_ENGINE_ENGINE_H
-#define TD_ENGINE_ENGINE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,8 +26,10 @@ typedef struct {
   uint32_t max_step_tokens; // most tokens one step may carry
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_drafts;      // rows of logits that a step may want beside one a sequence
+  bool has_draft_layer;     // td_engine_draft is called, if the model uses its layer for that
   uint32_t max_seq_tokens;  // longest context
-  td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
+  td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision; or
+                            // TD_F8E4M3 (tandem/kv_f8.h), with what td_attn_check_kv takes
   // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages *
   // td_kv_layout_page_bytes. NULL: the engine allocates its own.
   void *kv_pages;
@@ -69,7 +70,7 @@ typedef struct {
   // The cache is filled when the engine opens and stays so, with experts from the first layer on,
   // every other one on the peer: results then do not depend on what was computed before.
   bool is_cache_fixed;
-  bool is_urgent;     // the device runs its operators before those of its other engines
+  bool is_urgent;     // the device runs its operators before other engines' operators
   bool is_confinable; // or: see td_engine_confine
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
@@ -159,18 +160,25 @@ typedef struct {
   const int32_t *next; // [n_next]: the token that follows each of its first tokens
   uint32_t n_next;     // the others were rejected drafts, or what follows is not known
   int32_t *out;        // [n_drafts]: what may follow the last of next; NULL: not wanted
+  // The layer has, and sees, the sequence from this position on, where a page begins: its positions
+  // count from there. With drafts wanted the last of next is behind it.
+  uint32_t from;
 } td_draft_seq;
+typedef struct {
+  // Computed the step, with rows of logits: another one of the same device and KV pages, or itself.
+  const td_engine *of;
+  const td_step_seq *seqs;    // [n_seqs], as in the step
+  const td_draft_seq *drafts; // [n_seqs]
+  uint32_t n_seqs, n_drafts;
+} td_draft_step;
 // Computes that layer for the tokens of the step, so that later drafts know of them, and drafts.
-// seqs as in the step; those that want drafts have pages for n_drafts - 1 tokens behind those of
-// the text. Replaces the step's logits.
-td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
-                          uint32_t n_seqs, uint32_t n_drafts, td_err *err);
-// Whether sequences can go back behind drafts (td_engine_roll_back), or need not: what later tokens
-// overwrite does no harm, but a recurrent state has gone on.
-bool td_engine_can_roll_back(const td_engine *engine);
-// The recurrent states of a sequence of the last step, which wanted TD_WANT_EACH, become those
-// after the first n_tokens of its tokens, of which there are more. page: that of the last of these.
-// Nothing is done in a model without states. Before td_engine_draft.
+// Sequences that want drafts have pages for n_drafts - 1 tokens after the text. Another engine's
+// step must not have more tokens than this engine's steps take. Replaces the logits of this
+// engine's last step.
+td_status td_engine_draft(td_engine *engine, const td_draft_step *step, td_err *err);
+// Rolls the recurrent states of a sequence of the last step, which wanted TD_WANT_EACH, back to
+// those after its first n_tokens tokens, fewer than it had. page: the page of the last of them.
+// Does nothing in a model without states. Before td_engine_draft.
 td_status td_engine_roll_back(td_engine *engine, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
                               td_err *err);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
@@ -218,13 +226,20 @@ uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
 
 // Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
+// And how many more with a layer that drafts (td_engine_opts.has_draft_layer).
+size_t td_engine_draft_token_bytes(const td_model_config *config, td_dtype act_dtype);
 // And how many more with peer_devs, on each.
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // Bytes of the pages for n_tokens, in pages of the default size.
 uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens);
+// Memory of a device for drafts, beside that of an engine without: recurrent states between them,
+// logits, and for a layer of multi-token prediction its inputs and on a CPU the output matrix in 4
+// bits. is_host: a CPU. Of opts only max_drafts, has_draft_layer, max_step_tokens and max_step_seqs
+// are read.
+uint64_t td_engine_draft_bytes(const td_model *model, bool is_host, const td_engine_opts *opts);
+// What a guess by that layer reads of the output matrix on a CPU.
+uint64_t td_engine_draft_head_bytes(const td_model *model);
 // Default prefill chunk in tokens: 512; 1024 for MLA, which expands keys and values from latents
 // again for each chunk; more where an expert would get fewer than 32 tokens, so that decoding its
 // weights is amortized. At most 2048, which bounds the length of a step.
 uint32_t td_engine_prefill_chunk(const td_model_config *config);
-
-#endif

@@ -1,8 +1,7 @@
 // src/engine/engine_impl.h - state shared by engine.c (memory, steps), forward.c (operators), moe.c
 // (MLP, routing, offload), expert_stream.c and dense_stream.c (streaming) and kv_transfer.c (pages
 // in host memory).
-#ifndef TD_ENGINE_ENGINE_IMPL_H
-#define TD_ENGINE_ENGINE_IMPL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -84,6 +83,7 @@ typedef struct {
   const uint32_t *number, *dev_number; // n_steps, in meta and in dev_meta
   const int32_t *tokens, *rows;        // in dev_meta
   const float *temperature;            // [n_rows], likewise
+  const int32_t *trail_first;          // likewise, of the sequences of GROUP_DECODE
   const int32_t *dev_slots;            // of cached experts on the engine's device, in dev_meta
   const int32_t *dev_peer_slots;       // likewise on the peer
 } td_step_run;
@@ -113,34 +113,40 @@ struct td_engine {
   void *shared;         // [dim], a gated shared expert's output; NULL: none
   void *act_words;      // td_attn_rows.words a token; NULL: none
   float *router_logits;
-  float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
-  float *pool_cos_sin;    // likewise, of layers with pooled keys; NULL: no layer has any
-  float *hyper;           // [max_step_tokens][td_hyper_scores]; NULL: no hyper-connections
+  float *cos_sin;      // [max_seq_tokens][rot_dim/2][2]
+  float *pool_cos_sin; // likewise, of layers with pooled keys; NULL: no layer has any
+  float *hyper;        // [max_step_tokens][td_hyper_scores]; NULL: no hyper-connections
+  // With hyper_rank: normed streams, their gates, [n_streams * dim] each, and [hyper_rank].
+  void *streams, *gates, *low;
   float *query_scale;     // [max_seq_tokens]; NULL: queries are not scaled
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;
   // States after the tokens of sequences that draft, but their last ones; NULL: states do not go
   // back, or there are none.
-  char *trail;          // [n_states][max_drafts][state_bytes]
-  int32_t *trail_first; // [max_step_seqs]: see td_state_trail, of the sequences of GROUP_DECODE
-  int32_t *trail_of;    // [max_step_seqs]: the same in the caller's order
-  void *draft_in;       // [2 * dim], of the layer that drafts; NULL: none does
-  void *draft_hidden;   // [max_step_seqs][dim], its states where tokens were drafted
-  int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
-  char *kv_pages;       // see td_kv_layout
+  char *trail;             // [layers with a state][max_drafts][td_kv_undo_bytes]
+  void *draft_in;          // [2 * td_engine_row], of the layer that drafts; NULL: none does
+  void *draft_hidden;      // [max_step_seqs][td_engine_row], its states where tokens were drafted
+  td_weight draft_head;    // its output matrix: the model's, or in 4 bits
+  void *draft_head_memory; // the latter's memory
+  int32_t *dev_routing;    // [n_layers][n_tokens][top_k]; NULL unless recorded
+  char *kv_pages;          // see td_kv_layout
   td_kv_layout layout;
-  uint32_t part[TD_MAX_LAYERS]; // of each layer in a page
+  uint32_t part[TD_MAX_LAYERS];   // of each layer in a page
+  size_t trail_at[TD_MAX_LAYERS]; // of each layer's slots
 
   // host memory
   int32_t *meta;           // staged copy of dev_meta
   td_step_seq *draft_seqs; // [max_step_seqs], of the layer that drafts
+  uint32_t *draft_rows;    // [max_step_seqs]: where their states are in a step's x
   uint32_t *first_token;   // index of each sequence's first token in the step
-  int32_t *routing;        // copy of dev_routing
-  float *logits;           // [logits_rows][n_vocab]
-  td_top_logits *top;      // [logits_rows]; NULL unless can_rank
-  uint32_t logits_rows;    // allocated rows
-  bool can_rank;           // logits would cross a bus to the host, so the device can rank them
+  int32_t *trail_of;  // [max_step_seqs]: see td_state_trail.first; NULL: states do not go back, or
+                      // there are none
+  int32_t *routing;   // copy of dev_routing
+  float *logits;      // [logits_rows][n_vocab]
+  td_top_logits *top; // [logits_rows]; NULL unless can_rank
+  uint32_t logits_rows; // allocated rows
+  bool can_rank;        // logits would cross a bus to the host, so the device can rank them
 
   // from step to step
   td_dual_batch_tuner dual_batch;
@@ -163,12 +169,15 @@ void td_moe_offload_release(td_engine *engine);
 // delta (+)= dense MLP of the layer, or its shared expert, applied to h.
 void td_engine_mlp(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                    bool accumulate);
-// delta = the layer's experts (routed and shared) applied to h; complete after td_engine_moe_end.
+// delta = the layer's experts (routed and shared) applied to h; complete after td_engine_moe_end
+// and td_rows_complete of what it returns, or an operator that adds both.
 // For a streamed layer, td_engine_moe_group follows for every group instead.
 void td_engine_moe_begin(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 void td_engine_moe_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                          uint32_t group);
-void td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
+// Returns activations that delta lacks, [n_tokens][dim], or NULL; they stay until the layer's next
+// td_engine_moe_begin.
+const void *td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 
 // In a step of several ranks, when hidden states are being gathered: routes, and computes the own
 // experts unless they stream; then td_engine_moe_ranks_group follows for every group. For each
@@ -244,10 +253,10 @@ void td_expert_cache_compute(td_engine *engine, const td_microbatch *part, uint3
 // Queues the others on the expert device; args: as for all of the layer's experts there.
 void td_expert_cache_compute_rest(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                                   const td_moe_args *args);
-// Queues the sum of both, to delta; += for a layer with shared experts. args: as given to
-// compute_rest, ids and weights in host memory.
-void td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
-                          const td_moe_args *args);
+// Queues the sum of both: to delta or, for a layer with shared experts, which have that, to what it
+// returns. args: as given to compute_rest, ids and weights in host memory.
+const void *td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                                 const td_moe_args *args);
 
 // engine.c, for ranks
 size_t td_engine_meta_entries(const td_engine *engine, size_t n_seqs); // of a step's tables
@@ -272,11 +281,20 @@ void td_engine_forward(td_engine *engine); // queues all pieces
 // record.
 void td_engine_copy_outputs(td_engine *engine);
 
+// ngrams.c
+// The streams += embeddings of the n-grams that end with each token.
+void td_engine_ngrams(td_engine *engine, const td_microbatch *part, const td_layer *layer,
+                      uint32_t layer_idx);
+
 // engine.c
-td_state_trail td_engine_trail(const td_engine *engine, uint32_t layer_idx); // of the layer
+size_t td_engine_row(const td_model_config *config); // elements of a token's residual
+// Of the layer, for a group of the step.
+td_state_trail td_engine_trail(const td_engine *engine, uint32_t layer_idx, int group);
 
 // draft_layer.c
 td_status td_draft_layer_open(td_engine *engine, td_err *err);
+// draft_head.c
+td_status td_draft_head_open(td_engine *engine, td_err *err);
 
 // kv_transfer.c; without opts.transfer, all of them do nothing.
 td_status td_kv_outlet_open(td_engine *engine, td_err *err); // on error, close it too
@@ -289,6 +307,8 @@ td_kv_view td_kv_outlet_view(const td_engine *engine, uint32_t layer_idx);
 // The layer's keys and values of prompts are stored by what is queued so far: copies them out.
 void td_kv_outlet_layer(td_engine *engine, uint32_t layer_idx);
 void td_kv_outlet_finish(td_engine *engine); // the stream waits for the step's copies
+// The page's states were rolled back; those in host memory are ahead of them.
+void td_kv_outlet_note_rolled_back(td_engine *engine, int32_t page);
 // After the stream has been waited for: the pages that the step wrote are current.
 td_status td_kv_outlet_end(td_engine *engine, td_err *err);
 // For td_engine_copy_page: the stream waits until the device has `page`; a part of a page, at the
@@ -307,11 +327,20 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
   const td_kv_layout *layout = &engine->layout;
   const uint32_t part = engine->part[layer_idx];
   const td_model_config *config = engine->config;
-  const bool is_f32 = td_attn_of(config, layer_idx)->cache(config).state_bytes > 0;
-  return (td_kv_view){.pages = engine->kv_pages +
-                               td_kv_layout_part_at(layout, part, engine->opts.n_pages, 0),
-                      .page_bytes = td_kv_layout_bytes_of_part(layout, part),
-                      .dtype = is_f32 ? TD_F32 : engine->opts.kv_dtype};
+  const td_attn_cache cache = td_attn_of(config, layer_idx)->cache(config);
+  return (td_kv_view){
+      .pages = engine->kv_pages + td_kv_layout_part_at(layout, part, engine->opts.n_pages, 0),
+      .page_bytes = td_kv_layout_bytes_of_part(layout, part),
+      .dtype = cache.state_bytes && !cache.is_beside ? TD_F32 : engine->opts.kv_dtype,
+      .n_bf16 = cache.f8.n_bf16};
+}
+
+// The states beside the layer's keys and values.
+static inline td_kv_view td_engine_beside_view(const td_engine *engine, uint32_t layer_idx) {
+  td_kv_view out = td_engine_kv_view(engine, layer_idx);
+  out.pages = (char *)out.pages + engine->layout.beside_at;
+  out.dtype = TD_F32;
+  return out;
 }
 
 // Whether the layer's routed experts are offloaded.
@@ -324,5 +353,3 @@ static inline bool td_engine_is_offloaded(const td_engine *engine, uint32_t laye
 static inline size_t td_engine_routing_at(const td_engine *engine, uint32_t layer_idx) {
   return (size_t)layer_idx * engine->step.n_tokens * engine->config->top_k;
 }
-
-#endif

@@ -54,10 +54,18 @@ static void head(td_engine *e) {
                                                .out_f32 = true});
 }
 
-// h, and from it queries, keys and values.
-static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+// h, and from it queries, keys and values. more: what the layer before left out of delta.
+static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                            const void *more) {
   const td_layer *layer = td_engine_layer(e, layer_idx);
-  td_rows_enter(e, p, layer->attn_norm, &layer->attn_hyper, layer_idx > 0);
+  td_rows_left left = {.pending = layer_idx > 0, .more = more};
+  if (td_layers_have(e->config->ngram_layers, layer_idx)) {
+    td_rows_complete(e, p, left.more);
+    if (left.pending) td_rows_leave(e, p);
+    td_engine_ngrams(e, p, layer, layer_idx);
+    left = (td_rows_left){.pending = false};
+  }
+  td_rows_enter(e, p, layer->attn_norm, &layer->attn_hyper, left);
   td_attn_ops_of(e->config, layer_idx)->project(e, p, layer);
 }
 
@@ -68,14 +76,15 @@ static void end_attention(td_engine *e, const td_microbatch *p, uint32_t layer_i
   td_attn_ops_of(e->config, layer_idx)->attend(e, p, layer, layer_idx);
   td_rows_linear(e, p, &layer->o, layer->o_bias,
                  td_rows_at(e, p, e->act[TD_ACT_OUT], layer->o.cols), layer->o.cols, p->delta);
-  td_rows_enter(e, p, layer->mlp_norm, &layer->mlp_hyper, true);
+  td_rows_enter(e, p, layer->mlp_norm, &layer->mlp_hyper, (td_rows_left){.pending = true});
 }
 
 // One layer, except that offloaded experts' sums may still be missing from delta.
-static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                        const void *more) {
   const td_layer *layer = td_engine_layer(e, layer_idx);
   td_dense_stream_use(e, layer_idx, TD_DENSE_ATTN);
-  begin_attention(e, p, layer_idx);
+  begin_attention(e, p, layer_idx, more);
   td_window_enter(e, layer_idx);
   td_attn_store_rows(e, p, layer_idx);
   end_attention(e, p, layer_idx);
@@ -100,7 +109,7 @@ static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
     if (layer_idx > 0 && td_model_layer(e->model, layer_idx - 1)->is_moe)
       td_engine_moe_ranks_end(e, h, layer_idx - 1);
     if (layer_idx == n_layers) continue;
-    begin_attention(e, &r->halves[h].own, layer_idx);
+    begin_attention(e, &r->halves[h].own, layer_idx, NULL);
     td_rank_gather_entries(e, &r->halves[h], layer_idx);
   }
   if (layer_idx == n_layers) return;
@@ -139,18 +148,22 @@ void td_engine_run_layer(td_engine *e, uint32_t layer_idx) {
   const td_microbatch *p = &e->step.whole;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const td_attn_ops *attn = td_attn_ops_of(e->config, layer_idx);
-  e->step.plan.way[layer_idx] = layer->is_moe ? TD_LAYER_RESIDENT : TD_LAYER_DENSE;
-  td_rows_norm_residual(e, p, layer->attn_norm, false);
+  const bool is_offloaded = layer->is_moe && e->offload.dev;
+  e->step.plan.way[layer_idx] = !layer->is_moe ? TD_LAYER_DENSE
+                                : is_offloaded ? TD_LAYER_OFFLOADED
+                                               : TD_LAYER_RESIDENT;
+  e->step.plan.handover = is_offloaded ? TD_HANDOVER_HOST : TD_HANDOVER_NONE;
+  td_rows_enter(e, p, layer->attn_norm, &layer->attn_hyper, (td_rows_left){.pending = false});
   attn->project(e, p, layer);
   td_attn_store_rows(e, p, layer_idx);
   end_attention(e, p, layer_idx);
   if (layer->is_moe) {
     td_engine_moe_begin(e, p, layer_idx);
-    td_engine_moe_end(e, p, layer_idx);
+    td_rows_complete(e, p, td_engine_moe_end(e, p, layer_idx));
   } else {
     td_engine_mlp(e, p, layer, false);
   }
-  td_op_add(e->stream, p->x, p->delta, (size_t)p->n_tokens * e->config->dim);
+  td_rows_leave(e, p);
 }
 
 // Alternates between microbatches: while one waits for its experts, the other is computed.
@@ -166,8 +179,13 @@ bool td_engine_forward_piece(td_engine *e) {
   if (layer_idx == 0) embed(e);
   if (td_rank_is_active(e)) begin_ranks_layer(e, layer_idx);
   for (uint32_t k = 0; !td_rank_is_active(e) && k < e->step.plan.n_microbatches; k++) {
-    if (layer_idx > 0) td_engine_moe_end(e, &e->step.microbatches[k], layer_idx - 1);
-    if (layer_idx < n_layers) begin_layer(e, &e->step.microbatches[k], layer_idx);
+    const td_microbatch *p = &e->step.microbatches[k];
+    const void *more = layer_idx > 0 ? td_engine_moe_end(e, p, layer_idx - 1) : NULL;
+    if (layer_idx < n_layers) {
+      begin_layer(e, p, layer_idx, more);
+    } else {
+      td_rows_complete(e, p, more);
+    }
   }
   const bool is_streamed = layer_idx < n_layers && e->step.plan.way[layer_idx] == TD_LAYER_STREAMED;
   *at = (td_engine_cursor){.layer_idx = layer_idx + 1};

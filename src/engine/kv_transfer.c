@@ -200,9 +200,9 @@ bool td_kv_outlet_is_active(const td_engine *e) {
 
 td_kv_view td_kv_outlet_view(const td_engine *e, uint32_t layer_idx) {
   const td_kv_transfer *t = e->opts.transfer;
-  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, e->part[layer_idx], 0),
-                      .page_bytes = t->opts.layout.part_bytes,
-                      .dtype = e->opts.kv_dtype};
+  td_kv_view out = td_engine_kv_view(e, layer_idx);
+  out.pages = t->opts.host_pages + part_at(t, e->part[layer_idx], 0);
+  return out;
 }
 
 // Copies a part of the pages out, on a stream of its own.
@@ -235,7 +235,7 @@ void td_kv_outlet_finish(td_engine *e) {
   if (!o || (!o->n_prompt_pages && !o->n_full)) return;
   const td_kv_transfer *t = e->opts.transfer;
   if (o->n_full) wait_for_step(e);
-  for (uint32_t i = t->opts.layout.n_layers; i < n_parts(t); i++)
+  for (uint32_t i = td_kv_layout_first_state(&t->opts.layout); i < n_parts(t); i++)
     leave(e, i, o->full, o->n_full);
   td_event_record(o->left, o->stream);
   td_stream_wait(e->stream, o->left);
@@ -258,10 +258,14 @@ void td_kv_outlet_note(td_engine *e, int32_t page) {
   if (td_kv_outlet_is_active(e)) note_written(e->opts.transfer, page, false);
 }
 
+void td_kv_outlet_note_rolled_back(td_engine *e, int32_t page) {
+  if (td_kv_outlet_is_active(e)) e->opts.transfer->is_ahead[page] = true;
+}
+
 td_status td_engine_save_state(td_engine *e, int32_t page, td_err *err) {
   td_kv_transfer *t = e->opts.transfer;
   if (!td_kv_outlet_is_active(e) || !is_current(t, page) || !t->is_ahead[page]) return TD_OK;
-  for (uint32_t i = t->opts.layout.n_layers; i < n_parts(t); i++)
+  for (uint32_t i = td_kv_layout_first_state(&t->opts.layout); i < n_parts(t); i++)
     leave(e, i, &page, 1);
   td_status st = td_stream_sync(e->outlet->stream, err);
   if (st == TD_OK) note_written(t, page, false);

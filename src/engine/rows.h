@@ -1,8 +1,7 @@
 // src/engine/rows.h - operators on a microbatch's rows of activations, which attention and the
 // layers around it share. A microbatch without tokens, as one of several ranks may be, queues
 // nothing. Internal to engine/.
-#ifndef TD_ENGINE_ROWS_H
-#define TD_ENGINE_ROWS_H
+#pragma once
 
 #include "engine/engine_impl.h"
 
@@ -11,6 +10,9 @@ void *td_rows_offset(const td_engine *engine, void *base, size_t elements); // o
 // of several ranks are in it together; other microbatches take turns.
 void *td_rows_at(const td_engine *engine, const td_microbatch *part, void *base, size_t row);
 
+// td_op_linear for every token; sets n_tokens, n_prompt and weights_on_device, the last for each
+// matrix by itself.
+void td_rows_linear_op(td_engine *engine, const td_microbatch *part, td_linear_op_args args);
 // y = W x + bias for every token; rows of y are w->rows elements.
 void td_rows_linear(td_engine *engine, const td_microbatch *part, const td_weight *w, td_vec bias,
                     const void *x, size_t x_stride, void *y);
@@ -27,21 +29,29 @@ void td_rows_linear_exact(td_engine *engine, const td_microbatch *part, const td
                           const void *x, float *y);
 // Norms n_rows rows of w.n elements in place, stride apart.
 void td_rows_norm(td_engine *engine, void *x, td_vec w, size_t stride, uint32_t n_rows, float eps);
-// h = norm(x), after x += delta when a block's output is still pending.
-void td_rows_norm_residual(td_engine *engine, const td_microbatch *part, td_vec w, bool pending);
-// The same where the residual may have streams, whose factors are found by `hyper`: those by which
-// the block's output joins them are kept until then.
+// Additions that a block leaves to the norm that follows, whose operator can add. pending: x +=
+// delta. more: [n_tokens][dim], still to be added to delta; NULL: none.
+typedef struct {
+  bool pending;
+  const void *more;
+} td_rows_left;
+
+// h = norm(x), after what is left. If the residual has streams, `hyper` computes their factors;
+// those for adding the block's output are kept until td_rows_leave.
 void td_rows_enter(td_engine *engine, const td_microbatch *part, td_vec w, const td_hyper *hyper,
-                   bool pending);
+                   td_rows_left left);
+// delta += more, where nothing else adds it.
+void td_rows_complete(td_engine *engine, const td_microbatch *part, const void *more);
 // x += delta, or likewise with streams.
 void td_rows_leave(td_engine *engine, const td_microbatch *part);
 // h = norm of the streams' sum; is_head: behind the last layer.
 void td_rows_read_streams(td_engine *engine, const td_microbatch *part, td_vec w,
                           const td_hyper *hyper, bool is_head);
+// out = norm of each stream of x by itself, with a part of w each.
+void td_rows_norm_streams(td_engine *engine, const td_microbatch *part, td_vec w, const void *x,
+                          void *out);
 void td_rows_rope(td_engine *engine, const td_microbatch *part, td_rope_heads q, td_rope_heads k,
                   uint32_t rot_dim);
 // Multiplies the queries, q_dim elements of a token, by the factors of their positions, in a model
 // that scales queries.
 void td_rows_scale_queries(td_engine *engine, const td_microbatch *part, uint32_t q_dim);
-
-#endif

@@ -2,7 +2,6 @@
 #include "engine/sampler.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

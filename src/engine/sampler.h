@@ -1,8 +1,7 @@
 // src/engine/sampler.h - draws one token from one row of logits.
 // Draws depend only on (seed, index of the generated token), so a request's text does not depend on
 // its batch. Thread: one caller at a time per sampler.
-#ifndef TD_ENGINE_SAMPLER_H
-#define TD_ENGINE_SAMPLER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ td_wire_token td_sampler_next(td_sampler *sampler, float *logits, int want_logpr
 // truncation that keeps more tokens than were ranked, or NaN.
 bool td_sampler_next_of_top(td_sampler *sampler, const td_top_logits *top, int want_logprobs,
                             td_wire_token *out);
-
-#endif

@@ -1,8 +1,7 @@
 // src/engine/step_plan.h - what a step does with every layer, decided before it runs: where the
 // routed experts are computed, how results pass between devices, in how many microbatches. The
 // forward pass interprets the plan. Pure functions.
-#ifndef TD_ENGINE_STEP_PLAN_H
-#define TD_ENGINE_STEP_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,7 +28,7 @@ typedef enum {
       TD_N_LAYER_WAYS
 } td_layer_way;
 
-// Whether the expert device, or the peer, computes experts of such a layer.
+// Whether the expert device, or the peer, computes experts of a layer that goes this way.
 static inline bool td_layer_way_has_expert_dev(uint8_t way) {
   return way == TD_LAYER_OFFLOADED || way == TD_LAYER_CACHED || way == TD_LAYER_SPREAD;
 }
@@ -125,5 +124,3 @@ void td_step_plan_make(td_step_plan *out, const td_model_config *config,
 
 // "layers 0-2 dense, 3-60 streamed; 8192 tokens, 8192 of prompts; ..."
 void td_step_plan_print(td_buf *out, const td_step_plan *plan);
-
-#endif

@@ -1,6 +1,78 @@
 // src/engine/attn/delta.c - gated delta nets: a recurrent state in place of keys and values.
-#include "engine/attn/ops.h"
+#include "engine/attn/delta.h"
+
 #include "engine/rows.h"
+
+size_t td_delta_mix(td_engine *e, const td_microbatch *p, const td_weight *const w[3],
+                    const void *x, size_t x_stride, size_t at, size_t stride) {
+  td_linear_op_args a = {.w = w[0],
+                         .x = x,
+                         .y = td_rows_offset(e, e->act[TD_ACT_MIXED], at),
+                         .x_stride = x_stride,
+                         .y_stride = stride};
+  at += w[0]->rows;
+  for (int i = 1; i < 3 && w[i]; i++) {
+    a.also[i - 1] = (td_linear_also){
+        .w = w[i], .y = td_rows_offset(e, e->act[TD_ACT_MIXED], at), .y_stride = stride};
+    at += w[i]->rows;
+  }
+  td_rows_linear_op(e, p, a);
+  return at;
+}
+
+void td_delta_attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                     uint32_t layer_idx, const td_delta_inputs *in) {
+  const td_model_config *c = e->config;
+  const td_delta_shape shape = td_attn_delta_shape(c);
+  const td_kv_view state = td_engine_kv_view(e, layer_idx);
+  const size_t channels = td_delta_channels(&shape), values = layer->o.cols;
+  const size_t of_gates = td_delta_decays(&shape) + 1;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    const size_t t = group->token_begin;
+    const td_state_trail trail = td_engine_trail(e, layer_idx, g);
+    void *qkv = td_rows_offset(e, e->act[TD_ACT_Q], t * channels);
+    float *gates = (float *)e->act_words + t * c->delta_v_heads * of_gates;
+    td_op_delta_conv(e->stream, &(td_delta_conv_args){
+                                    .batch = group->view,
+                                    .state = state,
+                                    .shape = shape,
+                                    .trail = trail,
+                                    .x = td_rows_offset(e, e->act[TD_ACT_MIXED], t * in->stride),
+                                    .x_stride = in->stride,
+                                    .q = in->q,
+                                    .k = in->k,
+                                    .v = in->v,
+                                    .a = in->a,
+                                    .b = in->b,
+                                    .conv = layer->delta_conv,
+                                    .decay = layer->delta_decay,
+                                    .bias = layer->delta_bias,
+                                    .bound = c->delta_bound,
+                                    .out = qkv,
+                                    .gates = gates});
+    td_op_delta_rule(e->stream, &(td_delta_rule_op_args){
+                                    .batch = group->view,
+                                    .state = state,
+                                    .shape = shape,
+                                    .trail = trail,
+                                    .qkv = qkv,
+                                    .gates = gates,
+                                    .out = td_rows_offset(e, e->act[TD_ACT_OUT], t * values),
+                                    .prompt = g == GROUP_PREFILL});
+  }
+  td_rows_norm(e, e->act[TD_ACT_OUT], layer->delta_norm, c->delta_v_dim,
+               p->n_tokens * c->delta_v_heads, c->rms_eps);
+  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = e->act[TD_ACT_OUT],
+                                                  .gate = e->act[TD_ACT_MIXED],
+                                                  .gate_stride = in->stride,
+                                                  .part = in->z,
+                                                  .n_tokens = p->n_tokens,
+                                                  .n_groups = c->delta_k_heads,
+                                                  .dim = layer->o.cols / c->delta_k_heads,
+                                                  .silu = in->has_silu_gate});
+}
 
 // Nothing: the inputs are projected with the rest, which needs no entries of other tokens.
 static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
@@ -15,29 +87,17 @@ static void store(td_engine *e, const td_attn_store *s) {
 // y = W h as a part of each row of mixed, from element `at` on; returns the element after it.
 static size_t mix(td_engine *e, const td_microbatch *p, const td_weight *w, size_t at,
                   size_t stride) {
-  td_op_linear(e->stream, &(td_linear_op_args){.w = w,
-                                               .x = e->h,
-                                               .y = td_rows_offset(e, e->act[TD_ACT_MIXED], at),
-                                               .x_stride = e->config->dim,
-                                               .y_stride = stride,
-                                               .n_tokens = p->n_tokens,
-                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
-                                               .weights_on_device = td_engine_is_in_slot(e, w)});
-  return at + w->rows;
+  const td_weight *const all[] = {w, NULL, NULL};
+  return td_delta_mix(e, p, all, e->h, e->config->dim, at, stride);
 }
 
-// Where the inputs of a delta net are in a row of mixed.
-typedef struct {
-  size_t stride;
-  td_row_part q, k, v, z, b, a;
-} delta_inputs;
-
-static delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+static td_delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   const size_t heads = c->delta_v_heads / c->delta_k_heads, k = c->delta_k_dim;
   const size_t v = heads * c->delta_v_dim, keys = c->delta_k_heads * k;
   const size_t values = c->delta_k_heads * v, head = 2 * (k + v);
-  delta_inputs in = {.stride = 2 * (keys + values + c->delta_v_heads)};
+  td_delta_inputs in = {.stride = 2 * (keys + values + c->delta_v_heads),
+                        .has_silu_gate = !c->delta_sigmoid};
   size_t at = mix(e, p, &layer->delta_qkv, 0, in.stride);
   if (c->delta_grouped) {
     mix(e, p, &layer->delta_b, at, in.stride);
@@ -61,59 +121,11 @@ static delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const t
   return in;
 }
 
-// attn = the delta net's output before its last projection.
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
-  const td_model_config *c = e->config;
   if (!p->n_tokens) return;
-  const delta_inputs in = project_inputs(e, p, layer);
-  const td_delta_shape shape = td_attn_delta_shape(c);
-  const td_kv_view state = td_engine_kv_view(e, layer_idx);
-  const size_t channels = td_delta_channels(&shape), values = layer->o.cols;
-  for (int g = 0; g < N_GROUPS; g++) {
-    const step_group *group = &p->groups[g];
-    if (!group->view.n_tokens) continue;
-    const size_t t = group->token_begin;
-    const td_state_trail trail = g == GROUP_DECODE ? td_engine_trail(e, layer_idx)
-                                                   : (td_state_trail){.slots = NULL};
-    void *qkv = td_rows_offset(e, e->act[TD_ACT_Q], t * channels);
-    float *gates = (float *)e->act_words + 2 * t * c->delta_v_heads;
-    td_op_delta_conv(e->stream, &(td_delta_conv_args){
-                                    .batch = group->view,
-                                    .state = state,
-                                    .shape = shape,
-                                    .trail = trail,
-                                    .x = td_rows_offset(e, e->act[TD_ACT_MIXED], t * in.stride),
-                                    .x_stride = in.stride,
-                                    .q = in.q,
-                                    .k = in.k,
-                                    .v = in.v,
-                                    .a = in.a,
-                                    .b = in.b,
-                                    .conv = layer->delta_conv,
-                                    .decay = layer->delta_decay,
-                                    .bias = layer->delta_bias,
-                                    .out = qkv,
-                                    .gates = gates});
-    td_op_delta_rule(e->stream, &(td_delta_rule_op_args){
-                                    .batch = group->view,
-                                    .state = state,
-                                    .shape = shape,
-                                    .trail = trail,
-                                    .qkv = qkv,
-                                    .gates = gates,
-                                    .out = td_rows_offset(e, e->act[TD_ACT_OUT], t * values)});
-  }
-  td_rows_norm(e, e->act[TD_ACT_OUT], layer->delta_norm, c->delta_v_dim,
-               p->n_tokens * c->delta_v_heads, c->rms_eps);
-  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = e->act[TD_ACT_OUT],
-                                                  .gate = e->act[TD_ACT_MIXED],
-                                                  .gate_stride = in.stride,
-                                                  .part = in.z,
-                                                  .n_tokens = p->n_tokens,
-                                                  .n_groups = c->delta_k_heads,
-                                                  .dim = layer->o.cols / c->delta_k_heads,
-                                                  .silu = true});
+  const td_delta_inputs in = project_inputs(e, p, layer);
+  td_delta_attend(e, p, layer, layer_idx, &in);
 }
 
 const td_attn_ops td_attn_delta = TD_ATTN_OPS_HERE;

@@ -84,11 +84,13 @@ void td_gqa_store(td_engine *e, const td_attn_store *s) {
 }
 
 void td_gqa_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, uint32_t layer_idx,
-                   const int32_t *blocks) {
+                   const int32_t *selected) {
   const td_model_config *c = e->config;
   const gqa_rows at = rows_of(e, p);
   const size_t q_dim = c->n_heads * c->head_dim;
-  const size_t n_blocks = (size_t)c->n_kv_heads * c->index_top_blocks;
+  const bool has_blocks = selected && c->index_block, has_groups = selected && c->index_group;
+  const size_t n_selected = has_blocks ? (size_t)c->n_kv_heads * c->index_top_blocks
+                                       : c->index_top_k;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
@@ -102,9 +104,12 @@ void td_gqa_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, 
                                        .n_kv_heads = c->n_kv_heads,
                                        .head_dim = c->head_dim,
                                        .window = td_model_window(c, layer_idx),
-                                       .blocks = blocks ? blocks + t * n_blocks : NULL,
+                                       .blocks = has_blocks ? selected + t * n_selected : NULL,
                                        .block = c->index_block,
                                        .top_blocks = c->index_top_blocks,
+                                       .selected = has_groups ? selected + t * n_selected : NULL,
+                                       .top_k = c->index_top_k,
+                                       .group = c->index_group,
                                        .sinks = layer->sinks,
                                        .scale = (float)(1.0 / sqrt(c->head_dim)),
                                        .prompt = g == GROUP_PREFILL});

@@ -26,6 +26,29 @@ static mla_rows rows_of(const td_engine *e, const td_microbatch *p) {
                     .out = td_rows_at(e, p, e->act[TD_ACT_OUT], (size_t)c->n_heads * c->v_dim)};
 }
 
+// Norms queries and latents in place, or latents alone.
+static void norm_latents(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                         const mla_rows *at) {
+  const td_model_config *c = e->config;
+  const size_t entry = c->kv_lora_rank + c->rope_dim;
+  td_rmsnorm_args args = {.x = at->k,
+                          .w = layer->kv_a_norm,
+                          .out = at->k,
+                          .x_stride = entry,
+                          .out_stride = entry,
+                          .n_rows = p->n_tokens,
+                          .dim = c->kv_lora_rank,
+                          .eps = c->latents_eps ? c->rms_eps : TD_MLA_NORM_EPS};
+  if (!p->n_tokens) return;
+  if (c->q_lora_rank) {
+    args.also = (td_norm_also){args.x, args.w, args.out, entry, entry, args.dim};
+    args.x = args.out = at->q_a;
+    args.w = layer->q_a_norm;
+    args.x_stride = args.out_stride = args.dim = c->q_lora_rank;
+  }
+  td_op_rmsnorm(e->stream, &args);
+}
+
 // q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
 void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
@@ -38,11 +61,8 @@ void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
       {.w = &layer->kv_a, .bias = layer->kv_a_bias, .y = at.k},
   };
   td_rows_linear_all(e, p, of_h, TD_COUNT(of_h), at.h, c->dim);
-  if (c->q_lora_rank) {
-    td_rows_norm(e, at.q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, TD_MLA_NORM_EPS);
-    td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
-  }
-  td_rows_norm(e, at.k, layer->kv_a_norm, entry, p->n_tokens, TD_MLA_NORM_EPS);
+  norm_latents(e, p, layer, &at);
+  if (c->q_lora_rank) td_rows_linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
   const td_rope_heads q = {.x = td_rows_offset(e, at.q, c->nope_dim),
                            .token_stride = (size_t)c->n_heads * head,
                            .head_stride = head,
@@ -51,7 +71,7 @@ void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
                            .token_stride = entry,
                            .head_stride = entry,
                            .n_heads = 1};
-  td_rows_rope(e, p, q, k, c->rope_dim);
+  if (!c->has_no_rope) td_rows_rope(e, p, q, k, c->rope_dim);
   td_rows_scale_queries(e, p, c->n_heads * head);
 }
 
@@ -90,6 +110,7 @@ void td_mla_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, 
                                        .v_dim = c->v_dim,
                                        .kv_lora_rank = c->kv_lora_rank,
                                        .top_k = top_k,
+                                       .group = c->index_group,
                                        .scale = scale_of(c),
                                        .absorbed = g == GROUP_DECODE,
                                        .weights_on_device = td_engine_is_in_slot(e, &layer->kv_b)});

@@ -1,11 +1,11 @@
 // src/engine/attn/mla.h - operators that the kinds of latent attention share. Internal to
 // engine/attn/.
-#ifndef TD_ENGINE_MLA_H
-#define TD_ENGINE_MLA_H
+#pragma once
 
 #include "engine/attn/ops.h"
 
-// Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
+// Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code), but for
+// td_model_config.latents_eps.
 #define TD_MLA_NORM_EPS 1e-6f
 
 // Leaves the normed queries of low rank in TD_ACT_Q_A.
@@ -17,5 +17,3 @@ void td_mla_attend(td_engine *engine, const td_microbatch *part, const td_layer 
 // The selections of the microbatch's tokens from token_begin on, [index_top_k] each. They stay from
 // layer to layer, in act_words, before the weights of the indexer's heads (dsa.c).
 int32_t *td_mla_selected(const td_engine *engine, const td_microbatch *part, size_t token_begin);
-
-#endif

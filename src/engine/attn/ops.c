@@ -27,7 +27,7 @@ void td_attn_store_rows(td_engine *e, const td_microbatch *p, uint32_t layer_idx
         store.entry[i] = td_rows_offset(e, e->act[i], (size_t)group->token_begin * cache.entry[i]);
     }
     ops->store(e, &store);
-    if (td_engine_has_state(e, layer_idx))
+    if (td_engine_has_state(e, layer_idx) || e->layout.beside_at)
       continue; // it leaves the device with its page (kv_transfer.h)
     if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
     if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {

@@ -3,8 +3,7 @@
 //
 // A file NAME.c of this folder defines static functions of the names below and ends with
 // `const td_attn_ops td_attn_NAME = TD_ATTN_OPS_HERE;`. What is missing does not compile.
-#ifndef TD_ENGINE_ATTN_OPS_H
-#define TD_ENGINE_ATTN_OPS_H
+#pragma once
 
 #include "engine/engine_impl.h"
 
@@ -35,5 +34,3 @@ TD_ATTN_KINDS(TD_ATTN_ROW)
 const td_attn_ops *td_attn_ops_of(const td_model_config *config, uint32_t layer_idx);
 // Queues the entries of the microbatch's tokens into the layer's pages.
 void td_attn_store_rows(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
-
-#endif

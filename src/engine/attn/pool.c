@@ -107,14 +107,16 @@ static void store(td_engine *e, const td_attn_store *s) {
   (void)e, (void)s;
 }
 
-static void pool(td_engine *e, const step_group *group, td_kv_view state, const td_pool_weights *w,
-                 const pool_rows *at, bool is_index, td_attn_kind kind) {
+static void pool(td_engine *e, const step_group *group, td_kv_view state, td_state_trail trail,
+                 const td_pool_weights *w, const pool_rows *at, bool is_index, td_attn_kind kind) {
   const td_model_config *c = e->config;
   const td_pool_places places = td_attn_pool_places(c, kind, e->layout.page_tokens);
   const size_t first = group->token_begin * at->stride;
   td_op_pool(e->stream,
              &(td_pool_args){.batch = group->view,
                              .state = state,
+                             .trail = trail,
+                             .trail_at = is_index ? places.index_open - places.open : 0,
                              .x = (is_index ? at->index_x : at->x) + first,
                              .gate = (is_index ? at->index_gate : at->gate) + first,
                              .stride = at->stride,
@@ -131,11 +133,11 @@ static void pool(td_engine *e, const step_group *group, td_kv_view state, const 
 }
 
 static void select_keys(td_engine *e, const step_group *group, td_kv_view state,
-                        const td_layer *layer, const pool_rows *at) {
+                        td_state_trail trail, const td_layer *layer, const pool_rows *at) {
   const td_model_config *c = e->config;
   const td_pool_places places = td_attn_pool_places(c, TD_ATTN_POOL_TOP, e->layout.page_tokens);
   const size_t t = group->token_begin;
-  pool(e, group, state, &layer->index_pool, at, true, TD_ATTN_POOL_TOP);
+  pool(e, group, state, trail, &layer->index_pool, at, true, TD_ATTN_POOL_TOP);
   state.pages = (float *)state.pages + places.index_entries;
   td_op_select_keys(
       e->stream,
@@ -183,8 +185,9 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
     const size_t t = group->token_begin;
     const td_kv_view state = td_engine_kv_view(e, layer_idx);
     if (!group->view.n_tokens) continue;
-    if (kind != TD_ATTN_NEAR) pool(e, group, state, &layer->pool, &at, false, kind);
-    if (kind == TD_ATTN_POOL_TOP) select_keys(e, group, state, layer, &at);
+    const td_state_trail trail = td_engine_trail(e, layer_idx, g);
+    if (kind != TD_ATTN_NEAR) pool(e, group, state, trail, &layer->pool, &at, false, kind);
+    if (kind == TD_ATTN_POOL_TOP) select_keys(e, group, state, trail, layer, &at);
     td_op_attn_pool(
         e->stream,
         &(td_attn_pool_args){.batch = group->view,
@@ -198,6 +201,7 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                              .n_heads = c->n_heads,
                              .dim = c->head_dim,
                              .window = c->window,
+                             .ring = places.ring,
                              .group = places.group,
                              .top_k = c->index_top_k,
                              .scale = (float)(1 / sqrt(c->head_dim))});

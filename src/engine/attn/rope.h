@@ -1,6 +1,5 @@
 // src/engine/attn/rope.h - rotary position tables, with and without YaRN.
-#ifndef TD_ENGINE_ROPE_H
-#define TD_ENGINE_ROPE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,7 +13,7 @@ uint32_t td_rope_dims(const td_model_config *config);
 // transformers uses, so that both round alike.
 void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
-// The tables of layers without pooled keys, and of those with them.
+// The tables of layers without pooled keys, and of layers with them.
 void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions);
 void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_positions);
 
@@ -24,5 +23,3 @@ void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_p
 // Factor of the attention scores beside 1/sqrt(query head dim), for kinds that apply it: with YaRN
 // mscale(factor, mscale_all_dim)^2.
 double td_rope_score_factor(const td_model_config *config);
-
-#endif

@@ -9,9 +9,8 @@
 // later tokens see is copied to the pages.
 //
 // For the device's operators, blocks are pages of block_tokens tokens, with a page table of their
-// own and positions as they are. So results equal those of layers that keep everything.
-#ifndef TD_ENGINE_WINDOW_H
-#define TD_ENGINE_WINDOW_H
+// own and positions as they are. So results are the same as if layers kept everything.
+#pragma once
 
 #include "engine/engine_impl.h"
 
@@ -33,5 +32,3 @@ void td_window_leave(td_engine *engine, uint32_t layer_idx);
 // What operators of the layer take for the group's sequences.
 td_batch_view td_layer_batch(const td_engine *engine, const step_group *group, uint32_t layer_idx);
 td_kv_view td_layer_kv(const td_engine *engine, uint32_t layer_idx, bool is_decode);
-
-#endif

@@ -500,8 +500,8 @@ void td_expert_cache_compute_rest(td_engine *e, const td_microbatch *p, uint32_t
   td_op_moe(e->offload.stream, &args);
 }
 
-void td_expert_cache_join(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
-                          const td_moe_args *args) {
+const void *td_expert_cache_join(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                                 const td_moe_args *args) {
   const td_expert_cache *cache = e->cache;
   const td_model_config *c = e->config;
   const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
@@ -521,5 +521,5 @@ void td_expert_cache_join(td_engine *e, const td_microbatch *p, uint32_t layer_i
                                                 .n_experts = c->n_experts,
                                                 .top_k = c->top_k,
                                                 .dim = c->dim});
-  if (has_shared) td_op_add(e->stream, p->delta, sum, (size_t)p->n_tokens * c->dim);
+  return has_shared ? sum : NULL;
 }

@@ -6,8 +6,7 @@
 // result for each pair of token and expert to the engine's inbox and signals. What is added is
 // added in the router's order (td_op_moe_join), so no bit depends on which device computed a pair,
 // or when.
-#ifndef TD_ENGINE_EXPERT_PEER_H
-#define TD_ENGINE_EXPERT_PEER_H
+#pragma once
 
 #include "engine/engine_impl.h"
 
@@ -34,5 +33,3 @@ const float *td_expert_peer_await(td_engine *engine, const td_microbatch *part, 
 // Ends the peer's waiting after a failure of the engine's device.
 void td_expert_peer_release(td_engine *engine);
 td_status td_expert_peer_sync(td_engine *engine, td_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 // src/engine/experts/expert_slots.h - packs streamed experts into the slots of a ring: how many
 // share a slot, where each matrix lies in it, and which copies fill it; and how one expert lies in
 // a slot of the cache. Pure functions.
-#ifndef TD_ENGINE_EXPERT_SLOTS_H
-#define TD_ENGINE_EXPERT_SLOTS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -57,5 +56,3 @@ typedef struct {
 // neighbours in host memory share a copy and keep their distance where it is a multiple of
 // TD_SLOT_ALIGN. Gaps between them are copied too, but only inside memory.
 size_t td_slot_pack(td_slot *slot);
-
-#endif

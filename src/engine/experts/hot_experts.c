@@ -2,7 +2,6 @@
 // again.
 #include "engine/experts/hot_experts.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 
 #define NO_EXPERT UINT32_MAX // a slot without an expert

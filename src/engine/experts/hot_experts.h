@@ -4,8 +4,7 @@
 // take in only a few experts a step is not churned by the many that it misses. A pure state
 // machine: time is the number of decode steps; experts move where and when the caller says they
 // have. Not thread-safe.
-#ifndef TD_ENGINE_HOT_EXPERTS_H
-#define TD_ENGINE_HOT_EXPERTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ void td_hot_experts_cancel(td_hot_experts *hot, const td_hot_move *move);
 // i32 [n_layers][n_experts]: each expert's slot; -1: no slot holds it.
 const int32_t *td_hot_experts_table(const td_hot_experts *hot);
 td_hot_counts td_hot_experts_counts(const td_hot_experts *hot);
-
-#endif

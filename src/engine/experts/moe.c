@@ -1,10 +1,11 @@
 // src/engine/experts/moe.c - the second half of a layer: a dense MLP, or a router and its experts.
 // Routed experts can be offloaded to a second device (the CPU) when they do not fit on the first.
 // Per layer: copy hidden states and routing to pinned host memory, run the experts there while the
-// first device runs the shared expert, add the weighted sum. The first device's processors move
-// these bytes: its copy engines may be busy with streamed experts for a long time. Decode steps are
-// queued up front on both devices, which wait for each other's signals. For prefill the calling
-// thread waits in between, because a GPU that waits for long may be taken for a hung one.
+// first device runs the shared expert, add the weighted sum (in decode the next norm does, from
+// where it is). The first device's processors move these bytes: its copy engines may be busy with
+// streamed experts for a long time. Decode steps are queued up front on both devices, which wait
+// for each other's signals. For prefill the calling thread waits in between, because a GPU that
+// waits for long may be taken for a hung one.
 #include <stdatomic.h>
 #include <string.h>
 
@@ -277,11 +278,33 @@ static void send_hidden(td_engine *e, const td_microbatch *p, const given *from,
   td_op_copy_direct(e->stream, to.weights, from->weights + pair, n_pairs * sizeof *to.weights);
 }
 
+// The same of all tokens, and then the expert device's signal: in one operator where they are few,
+// since one block of a GPU's threads copies for it.
+static void send_and_signal(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                            const given *from, const piece *c) {
+  enum { FEW_BYTES = 64 << 10 };
+  _Atomic uint32_t *signal = &e->offload.input_signals[signal_at(p, layer_idx)].step;
+  const size_t n_bytes = offload_input_bytes_of(e, c->n);
+  if (c->n == p->n_tokens && n_bytes <= FEW_BYTES) {
+    td_op_post(e->stream, &(td_post_args){.dst = offload_input_of(e, p, c->n).x,
+                                          .src = from->x,
+                                          .n_bytes = n_bytes,
+                                          .signal = signal,
+                                          .value = e->step.dev_number});
+    return;
+  }
+  send_hidden(e, p, from, c);
+  td_op_signal(e->stream, signal, e->step.dev_number);
+}
+
+static bool has_shared(const td_engine *e, uint32_t layer_idx) {
+  return td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
+}
+
 // delta = the sum of a piece; += for a layer with shared experts.
 static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const piece *c) {
-  const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
   char *delta = p->delta + c->begin * row_bytes(e);
-  if (has_shared) {
+  if (has_shared(e, layer_idx)) {
     td_op_add(e->stream, delta, sum_of(e, p), (size_t)c->n * e->config->dim);
   } else {
     td_op_copy_direct(e->stream, delta, sum_of(e, p), c->n * row_bytes(e));
@@ -300,7 +323,7 @@ static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_i
   receive_sum(e, p, layer_idx, c);
 }
 
-// Sends h piece by piece; delta = the shared expert. With signals, td_engine_moe_end adds the sum.
+// Sends h piece by piece; delta = the shared expert. With signals, td_engine_moe_end has the sum.
 static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const given *from) {
   td_moe_offload *offload = &e->offload;
@@ -308,11 +331,10 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
   const bool has_signals = e->step.plan.handover == TD_HANDOVER_SIGNALS;
   for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
     const piece c = piece_at(e, p, begin);
-    send_hidden(e, p, from, &c);
     if (has_signals) {
-      td_op_signal(e->stream, &offload->input_signals[signal_at(p, layer_idx)].step,
-                   e->step.dev_number);
+      send_and_signal(e, p, layer_idx, from, &c);
     } else {
+      send_hidden(e, p, from, &c);
       td_event_record(offload->given, e->stream);
     }
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
@@ -334,19 +356,21 @@ static void begin_cached(td_engine *e, const td_microbatch *p, uint32_t layer_id
   td_expert_cache_compute(e, p, layer_idx, &args);
 }
 
-void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  if (e->step.plan.handover != TD_HANDOVER_SIGNALS) return;
+const void *td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (e->step.plan.handover != TD_HANDOVER_SIGNALS) return NULL;
   const uint8_t way = e->step.plan.way[layer_idx];
   if (uses_expert_dev(e, layer_idx))
     td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step,
                 e->step.dev_number);
   if (td_layer_way_joins(way)) {
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
-    td_expert_cache_join(e, p, layer_idx, &args);
-  } else if (uses_expert_dev(e, layer_idx)) {
-    const piece all = piece_at(e, p, 0);
-    receive_sum(e, p, layer_idx, &all);
+    return td_expert_cache_join(e, p, layer_idx, &args);
   }
+  if (!uses_expert_dev(e, layer_idx)) return NULL;
+  if (has_shared(e, layer_idx)) return sum_of(e, p);
+  const piece all = piece_at(e, p, 0);
+  receive_sum(e, p, layer_idx, &all);
+  return NULL;
 }
 
 // ---- the whole MoE block ------------------------------------------------------------------------

@@ -17,8 +17,7 @@
 //
 // Rank 0 is the engine that the caller has. Steps that are not for all ranks run on it alone; KV
 // pages that these steps write are sent to the other ranks when they need them.
-#ifndef TD_ENGINE_RANKS_H
-#define TD_ENGINE_RANKS_H
+#pragma once
 
 #include "comm/comm.h"
 #include "engine/engine_impl.h"
@@ -98,5 +97,3 @@ void td_rank_store(td_engine *engine, const td_rank_half *half, uint32_t layer_i
 // h = the residual stream of all wanted rows, in the caller's order; h had the own rows. From then
 // on the step's rows are all ranks'.
 void td_rank_gather_rows(td_engine *engine);
-
-#endif

@@ -1,8 +1,7 @@
 // src/engine/experts/zigzag.h - how ranks share the tokens of a prompt's chunk. The chunk is cut in
 // twice as many pieces as there are ranks, and rank r has the piece r from the front and the piece
 // r from the back: late tokens attend to more than early ones, and so every rank has as much to do.
-#ifndef TD_ENGINE_ZIGZAG_H
-#define TD_ENGINE_ZIGZAG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ static inline uint32_t td_zigzag_piece(uint32_t n_ranks, uint32_t rank, uint32_t
 static inline uint32_t td_rank_first_expert(uint32_t n_experts, uint32_t n_ranks, uint32_t rank) {
   return (uint32_t)((uint64_t)n_experts * rank / n_ranks);
 }
-
-#endif

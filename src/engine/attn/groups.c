@@ -1,0 +1,98 @@
+// src/engine/attn/groups.c - grouped-query attention over groups of keys, of which an indexer
+// selects the best for each token by the mean of its own keys (Qwen4-Exp). A token also sees the
+// keys of the group that it is in, up to itself. Mean keys, and the one that is open, are a state
+// beside keys and values.
+#include "engine/attn/gqa.h"
+#include "engine/attn/rope.h"
+#include "engine/rows.h"
+
+// The microbatch's rows. words: selections, then keys.
+typedef struct {
+  void *h, *q;
+  int32_t *selected;
+  float *key;
+} index_rows;
+
+static index_rows rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  float *keys = (float *)e->act_words + (size_t)e->opts.max_step_tokens * c->index_top_k;
+  return (index_rows){.h = td_rows_at(e, p, e->h, c->dim),
+                      .q = td_rows_at(e, p, e->act[TD_ACT_Q_A], q_dim),
+                      .selected = (int32_t *)e->act_words + (size_t)p->begin * c->index_top_k,
+                      .key = keys + (size_t)p->begin * c->index_dim};
+}
+
+// Rows [begin, begin + n) of the indexer's matrix, which has queries first and then the key.
+static td_linear_op_args rows_of_matrix(const td_engine *e, const td_layer *layer, const void *h,
+                                        uint32_t begin, uint32_t n, void *y) {
+  return (td_linear_op_args){.w = &layer->index_q,
+                             .x = h,
+                             .y = y,
+                             .x_stride = e->config->dim,
+                             .y_stride = n,
+                             .row_begin = begin,
+                             .n_rows = n};
+}
+
+static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const uint32_t q_dim = c->index_heads * c->index_dim;
+  td_gqa_project(e, p, layer);
+  if (!p->n_tokens) return;
+  td_rows_linear_op(e, p, rows_of_matrix(e, layer, at.h, 0, q_dim, at.q));
+  td_linear_op_args key = rows_of_matrix(e, layer, at.h, q_dim, c->index_dim, at.key);
+  key.out_f32 = true;
+  td_rows_linear_op(e, p, key);
+  td_rows_norm(e, at.q, layer->index_q_norm, c->index_dim, p->n_tokens * c->index_heads,
+               c->rms_eps);
+  td_rows_rope(e, p, (td_rope_heads){at.q, q_dim, c->index_dim, c->index_heads},
+               (td_rope_heads){.x = NULL}, td_rope_dims(c));
+}
+
+// Of a page's state, the open key is first.
+static void pool(td_engine *e, const step_group *group, td_kv_view state, td_state_trail trail,
+                 const td_layer *layer, const float *key) {
+  const td_model_config *c = e->config;
+  td_op_pool(e->stream, &(td_pool_args){.batch = group->view,
+                                        .state = state,
+                                        .trail = trail,
+                                        .x = key,
+                                        .stride = c->index_dim,
+                                        .norm = layer->index_norm,
+                                        .cos_sin = e->cos_sin,
+                                        .entry_at = td_attn_open_floats(c),
+                                        .dim = c->index_dim,
+                                        .rot_dim = td_rope_dims(c),
+                                        .group = c->index_group,
+                                        .rotates_first = true,
+                                        .eps = c->rms_eps});
+}
+
+static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                   uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    const size_t t = group->token_begin;
+    td_kv_view state = td_engine_beside_view(e, layer_idx);
+    if (!group->view.n_tokens) continue;
+    pool(e, group, state, td_engine_trail(e, layer_idx, g), layer, at.key + t * c->index_dim);
+    state.pages = (float *)state.pages + td_attn_open_floats(c);
+    td_op_select_keys(e->stream,
+                      &(td_select_keys_args){.batch = group->view,
+                                             .kv = state,
+                                             .q = td_rows_offset(e, at.q, t * q_dim),
+                                             .selected = at.selected + t * c->index_top_k,
+                                             .n_heads = c->index_heads,
+                                             .dim = c->index_dim,
+                                             .top_k = c->index_top_k,
+                                             .group = c->index_group});
+  }
+  td_gqa_attend(e, p, layer, layer_idx, at.selected);
+}
+
+const td_attn_ops td_attn_groups = {project, td_gqa_store, attend};
