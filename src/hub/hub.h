@@ -1,14 +1,13 @@
 // src/hub/hub.h - models by their names on a hub: the local cache, and downloads into it. The cache
-// has the layout of Hugging Face's own programs, which find what is here and the other way round:
+// has the layout of Hugging Face's own programs, so each finds the other's files:
 //   CACHE/models--ORG--NAME/blobs/HASH              a file by its content
-//   CACHE/models--ORG--NAME/blobs/HASH.incomplete   what of it has come
+//   CACHE/models--ORG--NAME/blobs/HASH.incomplete   the part downloaded so far
 //   CACHE/models--ORG--NAME/snapshots/COMMIT/PATH   a link to it
 //   CACHE/models--ORG--NAME/refs/REVISION           the commit a branch or tag was at
 // CACHE is HF_HUB_CACHE, HF_HOME/hub or ~/.cache/huggingface/hub. The hub is HF_ENDPOINT or
 // https://huggingface.co; the key is HF_TOKEN, or in the file HF_TOKEN_PATH or HF_HOME/token.
 // HF_HUB_OFFLINE=1: the cache only.
-#ifndef TD_HUB_HUB_H
-#define TD_HUB_HUB_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -28,7 +27,7 @@ typedef struct {
 
 // Whether the text is ORG/NAME or ORG/NAME:QUANT and names no file here.
 bool td_hub_is_name(const char *model);
-// Cuts such a name in two; *quant is NULL without one. The caller frees both.
+// Cuts ORG/NAME:QUANT in two; *quant is NULL without one. The caller frees both.
 td_status td_hub_split(const char *model, char **repo, char **quant, td_err *err);
 
 // The folder of a model that the cache holds whole or, with a quantization, its first GGUF file;
@@ -38,12 +37,10 @@ td_status td_hub_find(char **out, const char *repo, const char *quant, const cha
 
 // Whether model is a model's folder of a hub's cache, rather than a checkpoint.
 bool td_hub_is_folder(const char *model);
-// Like td_hub_find in such a folder.
+// Like td_hub_find, in that folder.
 td_status td_hub_find_in(char **out, const char *folder, const char *revision, td_err *err);
 
 // Downloads what the cache lacks, several files at once; what was begun is continued. Every file is
 // checked by its size and hash. Progress goes to stderr. *out is as td_hub_find's. TD_ECANCELED:
 // stopped; what has come is kept.
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/hub/hub_impl.h - shared by the files of src/hub.
-#ifndef TD_HUB_HUB_IMPL_H
-#define TD_HUB_HUB_IMPL_H
+#pragma once
 
 #include "base/buf.h"
 #include "hub/hub.h"
@@ -58,7 +57,7 @@ void td_hub_listing_free(td_hub_listing *listing);
 
 // Appends CACHE/models--ORG--NAME.
 td_status td_hub_folder(td_buf *out, const char *repo, td_err *err);
-// Makes a folder and those above it.
+// Makes a folder and its parents.
 td_status td_hub_make_folder(const char *path, td_err *err);
 // The key, or NULL; the caller frees it.
 char *td_hub_token(void);
@@ -89,5 +88,3 @@ typedef struct {
 td_status td_hub_download_all(const td_hub_download *what, td_err *err);
 // Appends text with what a URL does not hold escaped, slashes excepted.
 void td_hub_escape(td_buf *out, const char *text);
-
-#endif

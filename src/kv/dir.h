@@ -2,11 +2,10 @@
 // size, and their LRU order. Opening may happen on any thread, afterwards one thread. Only opening
 // touches files; whoever writes or removes one must update the index.
 //
-// The directory may contain files of several models; those of other models are never looked up, so
+// The directory may contain files of several models. Files of other models are never looked up, so
 // they age and are evicted. Files not named like a record are left alone; files too short for one
 // are removed.
-#ifndef TD_KV_DIR_H
-#define TD_KV_DIR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void td_kv_dir_forget(td_kv_dir *dir, const td_digest *name);
 // If n_bytes more would exceed the limit: removes the least recently used record from the index and
 // returns its name, for the caller to delete the file. False: there is room, or no record is left.
 bool td_kv_dir_evict(td_kv_dir *dir, uint64_t n_bytes, td_digest *victim);
-
-#endif

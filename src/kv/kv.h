@@ -10,8 +10,7 @@
 // last computed token, so a page that is still filled cannot be shared. A copy of it can: it is
 // cached as a partial page, found by prompts that begin with exactly its tokens, and copied to a
 // page of theirs, which they fill further.
-#ifndef TD_KV_KV_H
-#define TD_KV_KV_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,9 +43,8 @@ const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages);
 uint32_t td_kv_n_free(const td_kv *kv); // including pages that are only cache
 uint32_t td_kv_page_tokens(const td_kv *kv);
 
-// How many of tokens[n_tokens], those of a prompt with this salt, are cached, in whole pages and at
-// most one partial page after them. Excludes the last token, which is always computed for its
-// logits.
+// How many of a prompt's tokens[n_tokens], with this salt, are cached: whole pages and at most one
+// partial page after them. Excludes the last token, which is always computed for its logits.
 uint32_t td_kv_match(const td_kv *kv, uint64_t salt, const int32_t *tokens, uint32_t n_tokens);
 // Adds those whole pages to the empty sequence and returns the tokens cached. Takes no free page.
 // A partial page becomes the sequence's source.
@@ -94,7 +92,7 @@ void td_kv_drop_duplicates(td_kv *kv, uint32_t seq);
 
 // Shares also the full pages with generated tokens: tokens[n_tokens], from the sequence's start,
 // are computed. Its prompt was committed and dropped its duplicates. Call before closing seq.
-// has_partial: the page after the full ones is cached, too; its state is that after n_tokens.
+// has_partial: the page after the full ones is also cached, with the state after n_tokens.
 void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
                          bool has_partial);
 
@@ -109,7 +107,7 @@ typedef struct {
 } td_kv_answer;
 
 // Closes seq, whose computed prompt tokens were committed. Its full pages, and the partial one if
-// wanted, stay in the cache, those beyond the prompt for the same owner only.
+// wanted, stay in the cache; pages beyond the prompt only for the same owner.
 void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
 // Adds to the empty sequence the cached pages of the prompt, its last token included, and those
 // left by td_kv_suspend; returns the number of tokens they hold. answer->n_tokens: the maximum of
@@ -119,5 +117,3 @@ uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
 bool td_kv_has_partial(const td_kv *kv, uint32_t seq);
 // Frees the pages kept for the owner, which will not resume.
 void td_kv_drop_suspended(td_kv *kv, const td_kv_answer *answer);
-
-#endif

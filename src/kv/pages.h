@@ -10,8 +10,7 @@
 // hash only finds candidates; the tokens are compared.
 //
 // A published page is full, or partial: with fewer tokens, and never anybody's parent.
-#ifndef TD_KV_PAGES_H
-#define TD_KV_PAGES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -91,5 +90,3 @@ void td_pages_publish_partial(td_pages *pages, int32_t page, uint64_t parent, co
 void td_pages_refresh(td_pages *pages, int32_t page);
 // Undoes publishing.
 void td_pages_withdraw(td_pages *pages, int32_t page);
-
-#endif

@@ -8,8 +8,7 @@
 // shortened until it does. On a device with its own memory, a quarter of what the weights leave is
 // kept for workspaces, at least TD_KV_DEVICE_SPARE. Where host memory has a copy of a device's
 // pages, that takes at most half of it.
-#ifndef TD_KV_PLAN_H
-#define TD_KV_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -57,5 +56,3 @@ typedef struct {
 // TD_EINVAL: ctx_size exceeds the model's maximum, or the requested pool does not hold one context.
 // TD_ENOMEM: one context, or the requested pool, does not fit into memory.
 td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err);
-
-#endif

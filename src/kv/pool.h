@@ -4,8 +4,7 @@
 // restarted ones, read the size from it. The front decides which page holds what. If pages are in
 // device memory alone, the pool holds only the size. If devices have copies of its pages
 // (engine/kv_transfer.h), versions tell which copy is current.
-#ifndef TD_KV_POOL_H
-#define TD_KV_POOL_H
+#pragma once
 
 #include "base/status.h"
 #include "kv/plan.h"
@@ -25,7 +24,7 @@ typedef struct {
 // The front's side. The caller owns *fd; on error it is -1.
 td_status td_kv_pool_create(int *fd, td_err *err);
 
-// Layout of a sized pool: layer by layer, the parts of all pages; likewise the recurrent states.
+// Layout of a sized pool: layer by layer, the parts of all pages, then their recurrent states.
 typedef struct {
   uint32_t n_pages, n_layers, n_states, page_tokens;
   uint64_t part_bytes, state_bytes; // of one layer of one page
@@ -49,5 +48,3 @@ td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const v
 // td_kv_plan_make.
 td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err);
 void td_kv_pool_close(td_kv_pool *pool); // closing a zeroed one is legal
-
-#endif

@@ -3,8 +3,7 @@
 // A page's name is the SHA-256 of the previous page's name and its own tokens; the first page is
 // chained to the model's fingerprint. A name therefore identifies all tokens from the start, and
 // the model. It is also the file name.
-#ifndef TD_KV_RECORD_H
-#define TD_KV_RECORD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ void td_kv_record_remove(const char *dir, const td_digest *name);
 
 #define TD_KV_RECORD_SUFFIX ".kv"
 #define TD_KV_TEMP_SUFFIX   ".tmp" // while being written
-
-#endif

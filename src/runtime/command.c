@@ -27,6 +27,10 @@ static const td_dtype kv_dtypes[] = {
 #undef X
 };
 
+td_dtype td_cmd_kv_dtype(const td_options *o) {
+  return kv_dtypes[o->kv_dtype];
+}
+
 static td_runtime_opts runtime_of(const td_options *o) {
   td_runtime_opts r;
 #define X(field, option) r.field = td_options_text(o, option);
@@ -35,7 +39,7 @@ static td_runtime_opts runtime_of(const td_options *o) {
 #define X(type, field, option, least, most, in_kv) r.field = (type)td_options_number(o, option);
   TD_RUNTIME_NUMBERS(X)
 #undef X
-  r.kv_dtype = kv_dtypes[o->kv_dtype];
+  r.kv_dtype = td_cmd_kv_dtype(o);
   // without such a GPU an error says why, instead of a CPU that does not round so
   const bool needs_gpu = r.activations == TD_ACTIVATIONS_FP8 && strcmp(r.device, "auto") == 0;
   if (needs_gpu) r.device = "cuda";

@@ -1,7 +1,6 @@
 // src/runtime/command.h - shared by the subcommands: from options to a session, input texts and
 // errors.
-#ifndef TD_RUNTIME_COMMAND_H
-#define TD_RUNTIME_COMMAND_H
+#pragma once
 
 #include "base/token_ids.h"
 #include "options/options.h"
@@ -17,9 +16,9 @@ td_status td_cmd_window(const td_options *options, uint32_t *out, td_err *err);
 // TD_EINVAL: --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
 
+// The dtype that --kv-dtype names.
+td_dtype td_cmd_kv_dtype(const td_options *options);
 // Session options from --model, --device, --threads, --ctx-size, --prefill-chunk, --kv-dtype,
 // --weights, --activations and --expert-device. Checks them against each other and the model's
 // config.json.
 td_status td_cmd_session_opts(const td_options *options, td_session_opts *out, td_err *err);
-
-#endif

@@ -9,7 +9,8 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "engine/engine.h"
+#include "engine/attn/kind.h"
+#include "engine/draft.h"
 #include "kv/plan.h"
 
 static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
@@ -80,7 +81,8 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
   td_gpu_need need = {
       .free_bytes = n_free,
       .weight_bytes = d->held_bytes,
-      .kv_bytes = td_placement_kv_bytes(opts->runtime->ctx_size, c, TD_KV_DEFAULT_CTX),
+      .kv_bytes = td_placement_kv_bytes(opts->runtime->ctx_size, opts->runtime->kv_dtype, c,
+                                        TD_KV_DEFAULT_CTX),
       .is_ctx_given = opts->runtime->ctx_size != 0,
       .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)) +
                           (d->n_peers ? td_engine_rank_bytes_per_token(c, td_dev_act_dtype(d->dev))
@@ -92,6 +94,9 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
     const uint64_t n = td_model_expert_bytes(model, i);
     if (n > need.layer_bytes) need.layer_bytes = n;
   }
+  // Beside experts that stream, the engine that drafts has steps of usual_chunk.
+  if (d->has_draft_layer && !d->expert_dev)
+    need.step_token_bytes += td_engine_draft_token_bytes(c, td_dev_act_dtype(d->dev));
   return need;
 }
 
@@ -112,7 +117,9 @@ static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_mod
                         const td_dense_size *dense) {
   if (d->n_peers || opts->is_for_prefill || opts->is_for_decode || opts->is_alone) return;
   const uint32_t n_layers = td_model_config_of(model)->n_layers;
-  td_gpu_work work = {.active_params = td_model_stats_of(model).active_params,
+  const td_model_stats stats = td_model_stats_of(model);
+  td_gpu_work work = {.active_params = stats.active_params,
+                      .a8_params = stats.a8[opts->runtime->activations].active_params,
                       .resident_bytes = need->weight_bytes};
   for (uint32_t i = 0; i < n_layers; i++) {
     const uint64_t n_bytes = td_model_expert_bytes(model, i);
@@ -218,10 +225,55 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   return TD_OK;
 }
 
-static void log_f8(const td_devices *d, const td_devices_opts *opts, const td_model_stats *stats) {
-  if (opts->runtime->activations != TD_ACTIVATIONS_FP8) return;
-  td_info("%s: --activations fp8: prompts are rounded to E4M3 for %u of the model's %u matrices",
-          td_dev_name(d->dev), stats->n_f8, stats->n_matrices);
+// TD_EINVAL: the GPU rounds activations for nothing. INT8 may be for 4-bit experts on the CPU.
+static td_status check_a8(const td_devices *d, const td_devices_opts *opts,
+                          const td_model_stats *stats, td_err *err) {
+  const td_activations a8 = opts->runtime->activations;
+  const bool is_int8 = a8 == TD_ACTIVATIONS_INT8;
+  if (a8 != TD_ACTIVATIONS_FP8 && !is_int8) return TD_OK;
+  const uint32_t n = stats->a8[a8].n_matrices;
+  if (!n && !(is_int8 && d->placement.experts_on_cpu)) {
+    return td_fail(err, TD_EINVAL,
+                   "--activations %s: the model has no %s matrices with scales of rows or of 128 "
+                   "columns, which is what a GPU multiplies so: give --activations auto%s",
+                   is_int8 ? "int8" : "fp8", is_int8 ? "INT8" : "FP8",
+                   is_int8 ? ", or --device cpu" : "");
+  }
+  td_info("%s: --activations %s: prompts are rounded to %s for %u of the model's %u matrices",
+          td_dev_name(d->dev), is_int8 ? "int8" : "fp8", is_int8 ? "INT8" : "E4M3", n,
+          stats->n_matrices);
+  return TD_OK;
+}
+
+// What drafts take of the GPU's memory: of two GPUs on both alike, since as many pages are to fit.
+static void plan_drafts(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                        uint64_t n_free) {
+  const td_model_config *c = td_model_config_of(model);
+  const td_model_stats stats = td_model_stats_of(model);
+  const bool has_experts = !d->placement.experts_on_cpu;
+  td_expert_cache_size cache;
+  td_expert_cache_parse(&cache, opts->runtime->expert_cache, NULL); // was checked
+  td_gpu_draft_need need = {
+      .drafts = td_gpu_draft_bytes_of(model, opts->max_seqs),
+      .free_bytes = n_free,
+      .weight_bytes = has_experts ? stats.bytes : stats.bytes - stats.expert_bytes,
+      .ctx_size = opts->runtime->ctx_size,
+      .kv_dtype = opts->runtime->kv_dtype,
+      .has_cache = !has_experts && (cache.is_auto || cache.bytes),
+      .is_alone = !opts->is_for_prefill && !opts->is_for_decode && !d->n_peers,
+  };
+  if (!opts->drafts) return;
+  if (has_experts && need.drafts.layer_bytes)
+    need.expert_bytes = td_model_expert_bytes(model, c->n_layers);
+  const td_gpu_drafts drafts = td_gpu_drafts_plan(&need, c);
+  if (drafts.lacking) {
+    td_info("%s: no tokens are drafted, which would take %.2f GiB", td_dev_name(d->dev),
+            td_gib(drafts.lacking));
+  }
+  if (!drafts.are_verified) return;
+  d->max_drafts = td_draft_most(td_attn_has_states(c));
+  d->has_draft_layer = drafts.has_layer;
+  d->draft_bytes = drafts.bytes;
 }
 
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
@@ -245,9 +297,14 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   out->held_bytes = stats.bytes;
   out->prefill_chunk = runtime->prefill_chunk ? runtime->prefill_chunk
                                               : td_engine_prefill_chunk(td_model_config_of(model));
+  out->max_drafts = opts->drafts ? td_draft_most(td_attn_has_states(td_model_config_of(model))) : 0;
   if (!out->placement.is_discrete) return TD_OK;
+  out->max_drafts = 0;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));
-  log_f8(out, opts, &stats);
+  st = check_a8(out, opts, &stats, err);
+  if (st != TD_OK) return st;
+  plan_drafts(out, opts, model, n_free);
+  out->held_bytes += out->draft_bytes;
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
   plan_memory(out, opts, model, n_free);
   return TD_OK;

@@ -1,7 +1,6 @@
 // src/runtime/devices.h - the devices of a process: one device, or a GPU with the CPU for the
 // routed experts.
-#ifndef TD_RUNTIME_DEVICES_H
-#define TD_RUNTIME_DEVICES_H
+#pragma once
 
 #include "comm/comm.h"
 #include "device/device.h"
@@ -18,6 +17,8 @@ typedef struct {
   bool is_alone;                         // one device, whatever --devices has
   // One of two GPUs, see td_gpu_pair: nothing is decoded here, or no long prompt is prefilled.
   bool is_for_prefill, is_for_decode;
+  bool drafts;       // tokens (engine/draft.h), also by the model's layer for that where it can
+  uint32_t max_seqs; // with drafts: requests of a step
 } td_devices_opts;
 
 typedef struct {
@@ -31,13 +32,16 @@ typedef struct {
   td_placement placement;       // the final decision
   // weights, and on a discrete device also what a large prefill_chunk and streaming need
   uint64_t held_bytes;
+  uint32_t max_drafts;       // of a step (td_engine_opts); 0: none, or not beside the rest
+  bool has_draft_layer;      // the layer of multi-token prediction drafts on the GPU
+  uint64_t draft_bytes;      // part of held_bytes: of a GPU, for drafts and that layer
   uint64_t stream_bytes;     // part of held_bytes: the ring for streamed experts (td_engine_opts)
   uint64_t cache_bytes;      // likewise: the cache of experts for decode
   uint64_t peer_cache_bytes; // more of it, in the memory of the first peer; 0: none
   bool is_cache_fixed;       // see td_engine_opts
   uint32_t stream_from;      // prompt tokens of a step from which experts stream
   uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
-  uint32_t n_streamed_dense; // layers whose dense weights stream, too (td_engine_opts)
+  uint32_t n_streamed_dense; // layers whose dense weights also stream (td_engine_opts)
   td_gpu_long longer;        // prompts; prefill_chunk 0: no such steps
 } td_devices;
 
@@ -59,5 +63,3 @@ void td_devices_open_longer(td_engine **out, td_devices *devices, const td_model
                             const td_engine_opts *opts);
 // Lets an engine compute prompts on all devices.
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);
-
-#endif

@@ -1,7 +1,6 @@
 // src/runtime/gpu_probe.h - queries the GPU in a process of its own. The front never loads CUDA,
 // because the driver would keep memory and threads in it permanently.
-#ifndef TD_RUNTIME_GPU_PROBE_H
-#define TD_RUNTIME_GPU_PROBE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ td_status td_gpu_probe(td_gpu_facts *out, uint32_t index, uint64_t need_bytes, t
 // Main function of that process; its arguments after "probe" are need=BYTES and index=N. Returns
 // the exit status.
 int td_gpu_probe_main(int argc, char **argv);
-
-#endif

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/attn/kind.h"
+#include "engine/draft.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
 
@@ -71,10 +72,7 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
     return td_fail(err, TD_EINVAL, "--device %s: give cpu, cuda or auto", opts->device);
   }
   if (is_cpu && opts->experts == TD_EXPERTS_GPU) {
-    return td_fail(err, TD_EINVAL, "--expert-device gpu: give --device cuda, too, or leave it out");
-  }
-  if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
-    return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
+    return td_fail(err, TD_EINVAL, "--expert-device gpu needs --device cuda: give both or neither");
   }
   if (is_cpu && opts->activations == TD_ACTIVATIONS_FP8) {
     return td_fail(err, TD_EINVAL,
@@ -104,7 +102,7 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
                  "give --device cpu",
                  config->arch_name);
   }
-  return st;
+  return st == TD_OK ? td_attn_check_kv(config, opts->kv_dtype, err) : st;
 }
 
 bool td_may_share_prompts(const td_model_config *config) {
@@ -112,7 +110,7 @@ bool td_may_share_prompts(const td_model_config *config) {
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts, const td_model_config *config) {
-  if (strcmp(opts->device, "cpu") == 0 || opts->activations == TD_ACTIVATIONS_INT8) return false;
+  if (strcmp(opts->device, "cpu") == 0) return false;
   if (td_attn_has_gpu(config)) return true;
   td_info("no GPU kernels for the attention of %s; running on the CPU", config->arch_name);
   return false;
@@ -122,15 +120,49 @@ uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_sta
   return opts->experts == TD_EXPERTS_GPU ? stats->bytes : stats->bytes - stats->expert_bytes;
 }
 
-uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint32_t n_tokens) {
+td_dtype td_gpu_kv_dtype(td_dtype kv_dtype) {
+  return kv_dtype == TD_F32 ? TD_BF16 : kv_dtype;
+}
+
+uint64_t td_placement_kv_bytes(uint32_t ctx_size, td_dtype kv_dtype, const td_model_config *c,
+                               uint32_t n_tokens) {
   const uint64_t n = ctx_size ? ctx_size : at_most(c->max_position, n_tokens);
-  return td_engine_kv_bytes(c, TD_BF16, n);
+  return td_engine_kv_bytes(c, td_gpu_kv_dtype(kv_dtype), n);
 }
 
 bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,
-                      const td_model_config *c) {
-  return gpu_bytes >=
-         weight_bytes + TD_KV_DEVICE_SPARE + td_placement_kv_bytes(ctx_size, c, LEAST_CTX);
+                      td_dtype kv_dtype, const td_model_config *c) {
+  return gpu_bytes >= weight_bytes + TD_KV_DEVICE_SPARE +
+                          td_placement_kv_bytes(ctx_size, kv_dtype, c, LEAST_CTX);
+}
+
+td_gpu_draft_bytes td_gpu_draft_bytes_of(const td_model *model, uint32_t max_seqs) {
+  const td_model_config *c = td_model_config_of(model);
+  td_engine_opts of_step = {.max_drafts = td_draft_most(td_attn_has_states(c)),
+                            .max_step_seqs = max_seqs,
+                            .max_step_tokens = max_seqs + TD_DRAFT_STEP +
+                                               td_engine_prefill_chunk(c)};
+  td_gpu_draft_bytes out = {.bytes = td_engine_draft_bytes(model, false, &of_step)};
+  const uint64_t of_layer = td_model_mtp_bytes(model, false);
+  of_step.has_draft_layer = of_layer > 0;
+  if (of_layer) out.layer_bytes = of_layer + td_engine_draft_bytes(model, false, &of_step);
+  return out;
+}
+
+static bool holds_drafts(const td_gpu_draft_need *need, uint64_t n_bytes,
+                         const td_model_config *c) {
+  return td_gpu_holds_all(need->free_bytes, need->weight_bytes + n_bytes, need->ctx_size,
+                          need->kv_dtype, c);
+}
+
+td_gpu_drafts td_gpu_drafts_plan(const td_gpu_draft_need *need, const td_model_config *c) {
+  const uint64_t n = need->drafts.bytes, n_with = need->drafts.layer_bytes + need->expert_bytes;
+  const bool may_have_layer = need->drafts.layer_bytes && need->is_alone && !need->has_cache;
+  if (need->has_cache && td_attn_has_states(c)) return (td_gpu_drafts){.bytes = 0};
+  if (may_have_layer && holds_drafts(need, n_with, c))
+    return (td_gpu_drafts){.are_verified = true, .has_layer = true, .bytes = n_with};
+  if (holds_drafts(need, n, c)) return (td_gpu_drafts){.are_verified = true, .bytes = n};
+  return (td_gpu_drafts){.lacking = n};
 }
 
 // With AUTO, the GPU gets all experts only if workspaces and one context fit too.
@@ -139,7 +171,8 @@ static bool experts_are_for_cpu(const td_runtime_opts *opts, const td_model *mod
   const td_model_stats stats = td_model_stats_of(model);
   if (!stats.expert_bytes || opts->experts == TD_EXPERTS_GPU) return false;
   if (opts->experts == TD_EXPERTS_CPU) return true;
-  return !td_gpu_holds_all(gpu_bytes, stats.bytes, opts->ctx_size, td_model_config_of(model));
+  return !td_gpu_holds_all(gpu_bytes, stats.bytes, opts->ctx_size, opts->kv_dtype,
+                           td_model_config_of(model));
 }
 
 td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
@@ -353,9 +386,10 @@ td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
   return out;
 }
 
-// A step's operations.
+// A step's operations; those in 8 bits count as half, since tensor cores have at least twice the
+// rate there. No card's share of it was measured.
 static double ops_of(const td_gpu_work *work, const td_model_config *c, double n, double n_past) {
-  double ops = 2 * n * (double)work->active_params;
+  double ops = n * (double)(2 * work->active_params - work->a8_params);
   for (uint32_t i = 0; i < c->n_layers; i++)
     ops += td_attn_of(c, i)->flops(c, n, n_past);
   return ops;
@@ -363,7 +397,7 @@ static double ops_of(const td_gpu_work *work, const td_model_config *c, double n
 
 bool td_gpu_long_pays(const td_gpu_long *p, const td_model_config *c, uint32_t stream_from,
                       uint64_t n_tokens) {
-  static const double link_gbps = 25, tflops = 70; // a PCIe 4.0 x16 link; an RTX 4090
+  static const double link_gbps = 25, tflops = 115; // a PCIe 4.0 x16 link; an RTX 4090
   if (!p->prefill_chunk || n_tokens < stream_from) return false;
   const struct {
     uint32_t chunk;

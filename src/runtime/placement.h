@@ -1,8 +1,7 @@
 // src/runtime/placement.h - where a model is computed, and how GPU memory is divided. Decided
-// before weights are loaded, by the front and by whoever opens a device, from the same numbers.
-// Pure arithmetic.
-#ifndef TD_RUNTIME_PLACEMENT_H
-#define TD_RUNTIME_PLACEMENT_H
+// before weights are loaded, by the front and again where a device is opened, from the same
+// numbers. Pure arithmetic.
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,11 +64,45 @@ uint32_t td_stream_from_bytes(const td_model_config *config, uint64_t layer_byte
 // Whether a GPU with gpu_bytes of free memory holds weights of that many bytes, workspaces and a
 // context.
 bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,
-                      const td_model_config *config);
+                      td_dtype kv_dtype, const td_model_config *config);
 
-// KV bytes of one context: of ctx_size tokens, or if that is 0 of the model's maximum but at most
-// n_tokens.
-uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *config, uint32_t n_tokens);
+// What drafted tokens take of a GPU's memory.
+typedef struct {
+  uint64_t bytes;       // of guesses, wherever they come from
+  uint64_t layer_bytes; // with the layer of multi-token prediction on the GPU; 0: it is not
+} td_gpu_draft_bytes;
+// max_seqs: requests of a step. The layer's routed experts are left out.
+td_gpu_draft_bytes td_gpu_draft_bytes_of(const td_model *model, uint32_t max_seqs);
+
+typedef struct {
+  bool are_verified; // false: none are drafted
+  bool has_layer;    // the layer drafts on the GPU
+  uint64_t bytes;    // of the two, the one that is taken
+  uint64_t lacking;  // what guesses would take, where that does not fit
+} td_gpu_drafts;
+
+typedef struct {
+  td_gpu_draft_bytes drafts;
+  uint64_t expert_bytes; // of the layer's routed experts, if they are the GPU's
+  uint64_t free_bytes;   // free GPU memory
+  uint64_t weight_bytes; // of weights beside those of drafts
+  uint32_t ctx_size;
+  td_dtype kv_dtype;
+  bool has_cache; // of experts that the CPU computes
+  bool is_alone;  // one GPU and one process compute prompts and decode
+} td_gpu_draft_need;
+
+// Drafts as far as they fit beside weights, workspaces and a context. With a cache of experts steps
+// have one token a request: the layer does not draft, and with recurrent states nothing does. Nor
+// does the layer beside a second GPU or process.
+td_gpu_drafts td_gpu_drafts_plan(const td_gpu_draft_need *need, const td_model_config *config);
+
+// KV bytes of one context on a GPU: of ctx_size tokens, or if that is 0 of the model's maximum but
+// at most n_tokens. kv_dtype: of --kv-dtype.
+uint64_t td_placement_kv_bytes(uint32_t ctx_size, td_dtype kv_dtype, const td_model_config *config,
+                               uint32_t n_tokens);
+// The dtype that GPUs make of the one of --kv-dtype.
+td_dtype td_gpu_kv_dtype(td_dtype kv_dtype);
 
 // Input for dividing GPU memory.
 typedef struct {
@@ -116,26 +149,27 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
                                    const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
                                    const td_expert_cache_size *cache);
 
-// Decode with experts in the memory of two GPUs in one process, which hold as much of everything.
+// Decode with experts in the memory of two GPUs in one process, which otherwise hold the same.
 typedef struct {
   td_gpu_experts first;
   uint64_t peer_bytes; // of the second's cache
   bool is_fixed;       // see td_engine_opts.is_cache_fixed
 } td_gpu_shared_experts;
 
-// Without a cache (own.cache_bytes is 0) half of what whole layers take is a fixed cache's instead,
-// whose experts take turns with those of the second GPU. The second holds a share of the first's
-// whole layers, for prompts (1 / n_devices); what these leave there is its cache's.
+// Without a cache (own.cache_bytes is 0), half the memory of whole layers goes to a fixed cache
+// instead, whose experts alternate with the second GPU's. The second GPU holds 1 / n_devices of the
+// first's whole layers, for prompts; the rest of that memory is its cache.
 td_gpu_shared_experts td_gpu_share_experts(const td_gpu_experts *own, const uint64_t *layer_bytes,
                                            uint32_t n_layers, uint32_t n_devices);
 
-// Two GPUs that share KV pages, one for prefill and one for decode, hold as much of everything
-// else, so that as many pages fit on both. The cache's part is the first's for a longer ring, up to
-// one layer; the ring's part and a long prefill_chunk's are the second's for a larger cache.
+// Two GPUs that share KV pages, one for prefill and one for decode, use the same amount of memory
+// for everything else, so that the same number of pages fits on both. The first spends the cache's
+// part on a longer ring, up to one layer; the second spends the parts of the ring and of a long
+// prefill_chunk on a larger cache.
 //
-// If that leaves the first a ring of less than half a layer, or short steps, dense weights of its
-// last layers stream, too: of as few layers as give it both, or of all. A layer of experts has
-// about fifty times the bytes of its dense weights, so that costs little.
+// If that leaves the first a ring of less than half a layer, or short steps, the dense weights of
+// its last layers also stream: of as few layers as are enough for both, or of all. A layer's
+// experts have about fifty times the bytes of its dense weights, so this costs little.
 typedef struct {
   uint64_t stream_bytes, cache_bytes; // of the first; of the second
   // Of the first:
@@ -153,11 +187,12 @@ typedef struct {
   uint64_t expert_bytes;   // of all layers whose experts stream
   uint64_t resident_bytes; // of all weights on the GPU otherwise
   uint64_t active_params;
+  uint64_t a8_params; // of those, that are multiplied in 8 bits
 } td_gpu_work;
 
-// A long prompt on one GPU while nothing decodes: an engine of its own has the memory of the dense
-// weights that can stream, and streams those, too. All weights on the GPU are copied once more,
-// before or behind its steps, by whoever uses them first.
+// A long prompt on one GPU while nothing decodes: a separate engine takes the memory of the dense
+// weights that can stream, and streams them as well. That costs one more copy of all weights on the
+// GPU, before or after its steps, by the engine that uses them first.
 typedef struct {
   uint32_t prefill_chunk;    // of that engine; 0: it would take no longer steps than without
   uint32_t n_streamed_dense; // all layers
@@ -175,5 +210,3 @@ td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
 // td_stream_from.
 bool td_gpu_long_pays(const td_gpu_long *plan, const td_model_config *config, uint32_t stream_from,
                       uint64_t n_tokens);
-
-#endif

@@ -2,13 +2,14 @@
 #include "runtime/predict.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/numa.h"
 #include "comm/exchange.h"
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
-#include "model/f8.h"
+#include "model/a8.h"
 
 enum { SEQS = 16 }; // of a decode step; the default of --max-batch
 
@@ -18,16 +19,18 @@ td_plan_load td_plan_load_of(const td_model *model) {
   const td_model_stats stats = td_model_stats_of(model);
   td_plan_load load = {.config = td_model_config_of(model),
                        .active_params = stats.active_params,
-                       .f8_params = stats.f8_params,
+                       .activations = TD_ACTIVATIONS_AUTO,
                        .other_bytes = stats.bytes - stats.expert_bytes};
+  memcpy(load.a8, stats.a8, sizeof load.a8);
   double routed = 0;
   for (uint32_t i = 0; i < load.config->n_layers; i++) {
     load.layer_bytes[i] = td_model_expert_bytes(model, i);
     const td_layer *layer = td_model_layer(model, i);
     load.dense[i] = td_dense_size_of(layer);
-    load.f8_latents[i] = td_weight_takes_f8(&layer->kv_b);
-    load.f8_experts[i] = layer->is_moe && td_weight_takes_f8(&layer->gate[0]) &&
-                         td_weight_takes_f8(&layer->down[0]);
+    load.a8_latents[i] = td_weight_a8(&layer->kv_b);
+    load.a8_experts[i] = TD_ACTIVATIONS_AUTO;
+    if (layer->is_moe && td_weight_a8(&layer->gate[0]) == td_weight_a8(&layer->down[0]))
+      load.a8_experts[i] = td_weight_a8(&layer->gate[0]);
     if (load.layer_bytes[i])
       routed += (double)load.layer_bytes[i] * load.config->top_k / load.config->n_experts;
   }
@@ -35,10 +38,14 @@ td_plan_load td_plan_load_of(const td_model *model) {
   const td_weight *head = td_model_lm_head(model);
   load.head_params = (uint64_t)head->rows * head->cols;
   load.head_bytes = td_weight_bytes(head);
-  if (td_weight_takes_f8(head)) load.f8_params -= load.head_params;
-  // A layer like the others and the head; what binds it to the layers before is a hundredth.
-  if (td_model_mtp(model))
-    load.draft_bytes = stats.active_bytes / load.config->n_layers + load.head_bytes;
+  const td_activations of_head = td_weight_a8(head);
+  if (of_head != TD_ACTIVATIONS_AUTO) load.a8[of_head].params -= load.head_params;
+  load.drafts = td_gpu_draft_bytes_of(model, SEQS);
+  if (td_model_mtp(model)) {
+    load.draft_expert_bytes = td_model_expert_bytes(model, load.config->n_layers);
+    load.draft_bytes = td_model_mtp_bytes(model, false);
+    load.draft_head_bytes = td_engine_draft_head_bytes(model);
+  }
   return load;
 }
 
@@ -50,10 +57,12 @@ uint64_t td_plan_load_expert_bytes(const td_plan_load *load) {
 }
 
 // KV pages, as a worker sizes them beside held_bytes.
-static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_bytes,
+static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_bytes,
                     uint64_t held_bytes) {
   enum { MAX_BATCH = 16 };
-  const td_kv_layout layout = td_kv_layout_of(c, TD_BF16, 0);
+  const td_model_config *c = load->config;
+  const td_dtype kv_dtype = td_gpu_kv_dtype(load->kv_dtype);
+  const td_kv_layout layout = td_kv_layout_of(c, kv_dtype, 0);
   td_kv_need need = {.max_position = c->max_position,
                      .weight_bytes = held_bytes,
                      .available_bytes = free_bytes,
@@ -64,16 +73,17 @@ static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_b
   td_err ignored; // nothing is left
   if (td_kv_plan_make(&plan, &need, &ignored) != TD_OK) return;
   out->kv_tokens = plan.n_pages * layout.page_tokens;
-  out->kv_bytes = td_engine_kv_bytes(c, TD_BF16, out->kv_tokens);
+  out->kv_bytes = td_engine_kv_bytes(c, kv_dtype, out->kv_tokens);
 }
 
-td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
+td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                              const td_expert_cache_size *cache) {
   const td_model_config *c = load->config;
+  const td_gpu_card *card = &rig->gpu;
   const uint64_t used = DRIVER_BYTES < card->memory_bytes ? DRIVER_BYTES : card->memory_bytes;
   td_gpu_need need = {.free_bytes = card->memory_bytes - used,
                       .weight_bytes = load->other_bytes,
-                      .kv_bytes = td_placement_kv_bytes(0, c, TD_KV_DEFAULT_CTX),
+                      .kv_bytes = td_placement_kv_bytes(0, load->kv_dtype, c, TD_KV_DEFAULT_CTX),
                       .step_token_bytes = td_engine_step_bytes_per_token(c, TD_BF16),
                       .usual_chunk = td_engine_prefill_chunk(c)};
   const uint64_t expert_bytes = td_plan_load_expert_bytes(load);
@@ -81,11 +91,25 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
     if (load->layer_bytes[i] > need.layer_bytes) need.layer_bytes = load->layer_bytes[i];
   td_card_plan plan = {.fits = need.free_bytes >= load->other_bytes + TD_KV_DEVICE_SPARE};
   plan.experts_stream = expert_bytes &&
-                        !td_gpu_holds_all(need.free_bytes, load->other_bytes + expert_bytes, 0, c);
+                        !td_gpu_holds_all(need.free_bytes, load->other_bytes + expert_bytes, 0,
+                                          load->kv_dtype, c);
   if (!plan.experts_stream) {
     need.weight_bytes += expert_bytes;
     need.layer_bytes = 0;
   }
+  const td_gpu_draft_need drafts = {
+      .drafts = load->drafts,
+      .expert_bytes = plan.experts_stream ? 0 : load->draft_expert_bytes,
+      .free_bytes = need.free_bytes,
+      .weight_bytes = need.weight_bytes,
+      .kv_dtype = load->kv_dtype,
+      .has_cache = plan.experts_stream && (cache->is_auto || cache->bytes),
+      .is_alone = rig->n_gpus == 1,
+  };
+  plan.drafts = td_gpu_drafts_plan(&drafts, c);
+  need.weight_bytes += plan.drafts.bytes;
+  if (plan.drafts.has_layer && !plan.experts_stream)
+    need.step_token_bytes += td_engine_draft_token_bytes(c, TD_BF16);
   plan.memory = td_gpu_plan_make(&need);
   plan.weight_bytes = load->other_bytes;
   plan.own_bytes = plan.experts_stream ? 0 : expert_bytes;
@@ -102,21 +126,13 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
     plan.pair = td_gpu_pair_plan(&need, &plan.memory, own.cache_bytes, load->dense, c->n_layers);
     const td_gpu_work work = {.expert_bytes = expert_bytes - own.layers_bytes,
                               .resident_bytes = load->other_bytes + own.layers_bytes,
-                              .active_params = load->active_params};
+                              .active_params = load->active_params,
+                              .a8_params = load->a8[load->activations].active_params};
     plan.longer = td_gpu_long_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
   }
-  plan_kv(&plan, c, need.free_bytes,
+  plan_kv(&plan, load, need.free_bytes,
           held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
   return plan;
-}
-
-td_card_plan td_card_plan_for_prefill(const td_card_plan *plan) {
-  td_card_plan first = *plan;
-  first.memory.stream_bytes = plan->pair.stream_bytes;
-  first.memory.prefill_chunk = plan->pair.prefill_chunk;
-  first.n_streamed_dense = plan->pair.n_streamed_dense;
-  first.longer = (td_gpu_long){.prefill_chunk = 0};
-  return first;
 }
 
 td_card_plan td_card_plan_for_long(const td_card_plan *plan) {
@@ -143,21 +159,26 @@ static double other_flops(const td_plan_load *load) {
   return rest > 0 ? rest / c->n_layers : 0;
 }
 
-// What an operation at the card's FP8 rate comes to at its BF16 rate.
-static double f8_share(const td_plan_load *load, const td_rig *rig) {
-  return load->is_f8 && rig->gpu.fp8_tflops > 0 ? rig->gpu.tflops / rig->gpu.fp8_tflops : 1;
+// What an operation with such activations comes to at the card's BF16 rate; a8: those that its
+// matrix takes.
+static double a8_share(const td_plan_load *load, const td_rig *rig, td_activations a8) {
+  const bool is_taken = a8 != TD_ACTIVATIONS_AUTO && a8 == load->activations;
+  const double tflops = rig->gpu.a8[a8].tflops;
+  return is_taken && tflops > 0 ? rig->gpu.tflops / tflops : 1;
 }
 
-// Of a layer's chunk of n tokens behind `done` others, without routed experts, on a card; FP8
-// operations count as f8_share.
+// Of a layer's chunk of n tokens behind `done` others, without routed experts, on a card;
+// operations in 8 bits count as a8_share.
 static double card_flops(const td_plan_load *load, const td_rig *rig, uint32_t layer_idx, double n,
                          double done) {
   const td_model_config *c = load->config;
-  const double saved = 1 - f8_share(load, rig);
-  double flops = n * (other_flops(load) - saved * 2 * (double)load->f8_params / c->n_layers) +
+  const double saved = 1 - a8_share(load, rig, load->activations);
+  const double in_a8 = 2 * (double)load->a8[load->activations].params / c->n_layers;
+  double flops = n * (other_flops(load) - saved * in_a8) +
                  td_attn_of(c, layer_idx)->flops(c, n, done);
-  if (load->f8_latents[layer_idx] && td_model_attn(c, layer_idx) == TD_ATTN_MLA)
-    flops -= saved * td_attn_expand_flops(c, done);
+  if (td_model_attn(c, layer_idx) == TD_ATTN_MLA) {
+    flops -= (1 - a8_share(load, rig, load->a8_latents[layer_idx])) * td_attn_expand_flops(c, done);
+  }
   return flops;
 }
 
@@ -380,7 +401,7 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
     for (uint32_t i = 0; plan && i < c->n_layers; i++) {
       const bool is_streamed = step.way[i] == TD_LAYER_STREAMED;
       const bool is_offloaded = step.way[i] == TD_LAYER_OFFLOADED;
-      const double share = load->f8_experts[i] && !is_offloaded ? f8_share(load, rig) : 1;
+      const double share = is_offloaded ? 1 : a8_share(load, rig, load->a8_experts[i]);
       const layer_load layer = {.attention = card_flops(load, rig, i, n, done),
                                 .routed = load->layer_bytes[i] ? share * n * routed_flops(c) : 0,
                                 .bytes = (double)load->layer_bytes[i],
@@ -419,8 +440,21 @@ static void plan_decode(td_plan_time *out, const td_plan_load *load, const td_ca
 // prompt.
 static double token_attn_ops(const td_model_config *c, uint32_t layer_idx, double depth) {
   if (!c->kv_lora_rank) return td_attn_of(c, layer_idx)->flops(c, 1, depth);
-  if (c->index_top_k && depth > c->index_top_k) depth = c->index_top_k;
+  const double most = (double)td_most_selected(c->index_top_k, c->index_group);
+  if (c->index_top_k && depth > most) depth = most;
   return 2.0 * depth * c->n_heads * (2.0 * c->kv_lora_rank + c->rope_dim);
+}
+
+// What a layer's states of a sequence move, on average over the layers: read, written, and kept
+// between a step's n_each tokens.
+static double state_bytes(const td_plan_load *load, uint32_t n_each) {
+  const td_model_config *c = load->config;
+  if (!td_attn_has_states(c)) return 0;
+  const double trail = (double)td_kv_trail_bytes(c, n_each - 1);
+  double n_bytes = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n_bytes += 2 * (double)td_kv_undo_bytes(c, i);
+  return (n_bytes + trail) / c->n_layers;
 }
 
 // A layer of decode with the experts' share that is on a card.
@@ -429,19 +463,23 @@ static void add_decode_layer(td_plan_time *out, const td_plan_load *load, const 
   const td_model_config *c = load->config;
   const uint32_t n_parts = out->step.n_microbatches;
   const double n = (double)work->n_seqs * work->n_each / n_parts;
-  const td_kv_layout kv = td_kv_layout_of(c, plan ? TD_BF16 : TD_F32, 0);
+  const td_dtype kv_dtype = plan ? td_gpu_kv_dtype(load->kv_dtype) : load->kv_dtype;
+  const td_kv_layout kv = td_kv_layout_of(c, kv_dtype, 0);
+  const double n_seqs = (double)work->n_seqs / n_parts;
   const double kv_bytes = (double)td_kv_layout_token_bytes(&kv) / c->n_layers * work->depth *
-                          work->n_seqs / n_parts;
-  const double other = (double)load->step_bytes / c->n_layers + kv_bytes;
-  const double other_ops = n * (other_flops(load) + head_flops(load) / c->n_layers +
-                                token_attn_ops(c, i, work->depth));
+                          n_seqs;
+  const double other = (double)(load->step_bytes - load->head_bytes) / c->n_layers + kv_bytes +
+                       state_bytes(load, work->n_each) * n_seqs;
+  const double other_ops = n * (other_flops(load) + token_attn_ops(c, i, work->depth));
   const double share = share_chosen(c, n), experts = (double)load->layer_bytes[i] * share;
   const double ops = load->layer_bytes[i] ? n * routed_flops(c) : 0;
-  host_load all = {.ops = other_ops + ops};
-  add_regions(&all, rig, 1, other);
-  add_experts(&all, rig, c, (double)load->layer_bytes[i], share);
-  for (uint32_t k = 0; !plan && k < n_parts; k++)
-    out->seconds += host_s(out, rig, &all) + wait_s(out, rig->layer_us);
+  host_load dense = {.ops = other_ops}, routed = {.ops = ops};
+  add_regions(&dense, rig, 1, other);
+  add_experts(&routed, rig, c, (double)load->layer_bytes[i], share);
+  for (uint32_t k = 0; !plan && k < n_parts; k++) {
+    out->seconds += host_s(out, rig, &dense) + host_s(out, rig, &routed) +
+                    wait_s(out, rig->layer_us);
+  }
   if (!plan) return;
   const bool is_peers = i < plan->n_gpu_expert_layers * rig->n_gpus; // or the first card's
   const double hits = !td_layer_way_has_expert_dev(out->step.way[i]) || is_peers ? 1
@@ -468,7 +506,32 @@ td_plan_time td_decode_time_of(const td_plan_load *load, const td_rig *rig,
     if (t.step.n_microbatches != n) break;
     for (uint32_t i = 0; i < load->config->n_layers; i++)
       add_decode_layer(&t, load, rig, plan, work, i);
+    host_load head = {.ops = work->n_seqs * work->n_each * head_flops(load)};
+    add_regions(&head, rig, 1, (double)load->head_bytes);
+    t.seconds += plan ? gpu_s(&t, rig, head.bytes, head.ops) : host_s(&t, rig, &head);
     if (n == 1 || t.seconds < best.seconds) best = t;
   }
   return best;
+}
+
+double td_draft_time_of(const td_plan_load *load, const td_rig *rig, const td_card_plan *plan,
+                        double n_tokens, double n_seqs) {
+  const td_model_config *c = load->config;
+  const double expert_bytes = (double)load->draft_expert_bytes, others = (double)load->draft_bytes;
+  const double experts_ops = expert_bytes > 0 ? n_tokens * routed_flops(c) : 0;
+  const double others_ops = n_tokens * other_flops(load), head_ops = n_seqs * head_flops(load);
+  const double share = share_chosen(c, n_tokens);
+  td_plan_time t = {.n_steps = 0};
+  if (others <= 0 || (plan && !plan->drafts.has_layer)) return 0;
+  host_load experts = {.ops = experts_ops}, rest = {.ops = others_ops}, head = {.ops = head_ops};
+  add_experts(&experts, rig, c, expert_bytes, share);
+  add_regions(&rest, rig, 1, others);
+  add_regions(&head, rig, 1, (double)load->draft_head_bytes);
+  if (!plan)
+    return host_s(&t, rig, &experts) + host_s(&t, rig, &rest) + host_s(&t, rig, &head) +
+           wait_s(&t, rig->layer_us);
+  const double routed_s = plan->experts_stream ? host_s(&t, rig, &experts)
+                                               : gpu_s(&t, rig, expert_bytes * share, experts_ops);
+  return routed_s + gpu_s(&t, rig, others, others_ops) +
+         gpu_s(&t, rig, (double)load->head_bytes, head_ops) + wait_s(&t, rig->gpu.layer_us);
 }

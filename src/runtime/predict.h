@@ -1,8 +1,7 @@
 // src/runtime/predict.h - how long a machine takes for a prompt and for a token: bytes over the
-// rates of memories and links, operations over those of processors, layer by layer as the engine's
-// plan of the step has it. Pure arithmetic, without a device.
-#ifndef TD_RUNTIME_PREDICT_H
-#define TD_RUNTIME_PREDICT_H
+// bandwidth of memory and links, operations over the throughput of processors, layer by layer as in
+// the engine's step plan. Pure arithmetic, without a device.
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,16 +14,20 @@
 // What of a model determines the time.
 typedef struct {
   const td_model_config *config;
+  td_dtype kv_dtype; // of --kv-dtype, which the caller sets; TD_F32 to begin with
   uint64_t active_params;
-  // With --activations fp8, which the caller sets: what is computed at a card's FP8 rate, of the
-  // active parameters without routed experts and the output matrix.
-  bool is_f8;
-  uint64_t f8_params;
-  bool f8_experts[TD_MAX_LAYERS], f8_latents[TD_MAX_LAYERS];
+  td_activations activations; // which the caller sets; at first TD_ACTIVATIONS_AUTO
+  // What a card computes in 8 bits, by the activations that ask for it: of the active parameters
+  // without the output matrix, and which of a layer (TD_ACTIVATIONS_AUTO: none).
+  td_a8_stats a8[TD_N_ACTIVATIONS];
+  td_activations a8_experts[TD_MAX_LAYERS], a8_latents[TD_MAX_LAYERS];
   uint64_t other_bytes;             // weights that are no routed experts
   uint64_t step_bytes;              // of them, what every step reads: all but the embedding
   uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it
-  uint64_t draft_bytes; // that the layer which drafts reads for a guess; 0: there is none
+  td_gpu_draft_bytes drafts;        // on a card
+  // The layer that drafts: all of its routed experts, what a guess reads of others, and on the CPU
+  // of the output matrix (on a GPU head_bytes); 0: there is none.
+  uint64_t draft_expert_bytes, draft_bytes, draft_head_bytes;
   uint64_t layer_bytes[TD_MAX_LAYERS]; // of routed experts; 0: a dense layer
   td_dense_size dense[TD_MAX_LAYERS];  // of other matrices that can stream
 } td_plan_load;
@@ -34,13 +37,14 @@ uint64_t td_plan_load_expert_bytes(const td_plan_load *load); // of all layers
 
 // How a card's memory is divided, as a worker would.
 typedef struct {
-  bool fits;                    // at least the weights that are no routed experts do
+  bool fits; // at least the weights that are no routed experts do
+  td_gpu_drafts drafts;
   bool experts_stream;          // or else all experts are in the card's memory
   uint32_t n_gpu_expert_layers; // the first layers, whose experts never leave it
   uint64_t cache_bytes;         // for experts that decode used last
   uint32_t n_cached;            // experts that fit there, with decode steps of 16 sequences
   td_gpu_plan memory;
-  td_gpu_pair pair;                 // of two such cards
+  td_gpu_pair pair;                 // of two cards of the kind
   uint64_t weight_bytes, own_bytes; // in the card's memory: no routed experts; routed experts
   // KV pages in what is left, for as many requests as `serve` decodes by default. Two of these
   // cards, one for prefill and one for decode, both hold them.
@@ -50,11 +54,9 @@ typedef struct {
   td_gpu_long longer;        // prompts, of a card alone
 } td_card_plan;
 
-// cache: of experts that decode used last, as --expert-cache has it.
-td_card_plan td_card_plan_of(const td_plan_load *load, const td_gpu_card *card,
+// Of the rig's first card. cache: of experts that decode used last, as --expert-cache has it.
+td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                              const td_expert_cache_size *cache);
-// Of the first of two such cards, which prefills only.
-td_card_plan td_card_plan_for_prefill(const td_card_plan *plan);
 // Of a card alone, for a prompt that has its dense weights' memory.
 td_card_plan td_card_plan_for_long(const td_card_plan *plan);
 
@@ -88,10 +90,9 @@ typedef struct {
 
 td_limit td_plan_time_limit(const td_plan_time *time); // the one that is busy longest
 
-// Of reads of n regions of region_bytes each, which begin anywhere in stripes that lie on n_nodes
-// in turn, the share that cores read of other nodes' memory, if those on a node read its stripes
-// first and then what is left of others': tiles that lie on two nodes, and the rest of the node
-// that has more.
+// The share of reads from another node's memory. n regions of region_bytes each begin anywhere in
+// stripes that alternate between n_nodes; the cores of a node first read its own stripes, then what
+// is left: tiles that span two nodes, and the rest of the node that has more.
 double td_plan_remote_share(double n_regions, double region_bytes, uint32_t n_nodes);
 
 // plan: of the rig's first card; NULL: the rig has none, or it does not hold the model's part.
@@ -102,12 +103,15 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
 
 // A step of decode.
 typedef struct {
-  uint32_t n_seqs, n_each; // sequences, and tokens of each: one, and those that are drafted
+  uint32_t n_seqs, n_each; // sequences, and tokens of each: one, and its drafts
   uint32_t depth;          // tokens before
   double hit_rate;         // share of a token's experts that the cache holds, 0 to 1
 } td_decode_work;
 
 td_plan_time td_decode_time_of(const td_plan_load *load, const td_rig *rig,
                                const td_card_plan *plan, const td_decode_work *work);
-
-#endif
+// The time of a pass of the layer that drafts, beside the step that verifies its guesses: of
+// n_tokens, after which n_seqs sequences have a guess each. plan NULL: the CPU. 0: there is none,
+// or it does not draft there (td_devices.has_draft_layer): guesses are the text's.
+double td_draft_time_of(const td_plan_load *load, const td_rig *rig, const td_card_plan *plan,
+                        double n_tokens, double n_seqs);

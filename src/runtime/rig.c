@@ -1,6 +1,7 @@
 // src/runtime/rig.c - reads descriptions of machines.
 #include "runtime/rig.h"
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,14 +56,27 @@ static td_status read_name(const cJSON *object, char *out, size_t size, td_err *
   return st;
 }
 
+// A rate that a card need not have.
+static td_status read_a8(td_a8_rate *out, const cJSON *object, const char *rate_key,
+                         const char *assumed_key, td_err *err) {
+  if (!td_json_get(object, rate_key)) return TD_OK;
+  td_status st = td_json_get_bool(object, assumed_key, &out->is_assumed, err);
+  return st == TD_OK ? read_positive(object, rate_key, &out->tflops, err) : st;
+}
+
 static td_status read_card(td_gpu_card *out, const cJSON *object, td_err *err) {
   td_status st = read_name(object, out->name, sizeof out->name, err);
   if (st == TD_OK)
     st = read_part(object, gpu_rates, TD_COUNT(gpu_rates), out, &out->memory_bytes,
                    &out->is_assumed, err);
-  out->fp8_tflops = 0;
-  if (st != TD_OK || !td_json_get(object, "fp8_tflops")) return st;
-  return read_positive(object, "fp8_tflops", &out->fp8_tflops, err);
+  const td_a8_rate none = {.is_assumed = out->is_assumed};
+  for (int i = 0; i < TD_N_ACTIVATIONS; i++)
+    out->a8[i] = none;
+  if (st == TD_OK)
+    st = read_a8(&out->a8[TD_ACTIVATIONS_FP8], object, "fp8_tflops", "fp8_assumed", err);
+  if (st == TD_OK)
+    st = read_a8(&out->a8[TD_ACTIVATIONS_INT8], object, "int8_tops", "int8_assumed", err);
+  return st;
 }
 
 static td_status read_rig(td_rig *r, const cJSON *root, td_err *err) {
@@ -149,17 +163,29 @@ td_status td_rig_use_cards(td_rig *r, const char *cards, td_err *err) {
   return TD_OK;
 }
 
+static td_status read_rig_file(td_rig *out, const char *path, td_err *err) {
+  td_buf text = TD_BUF_INIT;
+  td_status st = td_file_read(&text, path, MAX_BYTES, err);
+  if (st == TD_OK) st = td_rig_parse(out, td_buf_text(&text), text.len, path, err);
+  td_buf_free(&text);
+  return st;
+}
+
 td_status td_rig_read(td_rig *out, const char *name, td_err *err) {
   const size_t len = strcspn(name, "+");
+  const char *cards = name[len] ? name + len : NULL;
   const td_rig_file *f = find(td_rig_files, name, len);
   if (f) {
-    td_status st = td_rig_parse(out, f->json, f->len, f->name, err);
-    return st == TD_OK ? td_rig_use_cards(out, name[len] ? name + len : NULL, err) : st;
+    const td_status st = td_rig_parse(out, f->json, f->len, f->name, err);
+    return st == TD_OK ? td_rig_use_cards(out, cards, err) : st;
   }
-  td_buf text = TD_BUF_INIT;
-  td_status st = td_file_read(&text, name, MAX_BYTES, err);
-  if (st == TD_OK) st = td_rig_parse(out, td_buf_text(&text), text.len, name, err);
-  td_buf_free(&text);
+  td_status st = read_rig_file(out, name, err); // whose path may have a +
+  char path[PATH_MAX];
+  if (st == TD_ENOENT && cards && len < sizeof path) {
+    snprintf(path, sizeof path, "%.*s", (int)len, name);
+    st = read_rig_file(out, path, err);
+    if (st == TD_OK) return td_rig_use_cards(out, cards, err);
+  }
   if (st != TD_ENOENT) return st;
   return unknown("this, ", len, name, "neither a file nor a known machine", td_rig_files, err);
 }

@@ -1,27 +1,34 @@
 // src/runtime/rig.h - a machine as predictions see it: memories, rates, cards. Described by a JSON
 // file (configs/machines) or measured.
-#ifndef TD_RUNTIME_RIG_H
-#define TD_RUNTIME_RIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
+#include "tandem/types.h"
+
+// What prefill reaches in matrices with weights and activations of 8 bits: of TD_ACTIVATIONS_FP8
+// and TD_ACTIVATIONS_INT8.
+typedef struct {
+  double tflops; // 10^12 operations/s; 0: unknown, or the card has none
+  bool is_assumed;
+} td_a8_rate;
 
 typedef struct {
   char name[64];
-  bool is_assumed; // no rate was measured on such a card
+  bool is_assumed; // no rate was measured on this kind of card
   uint64_t memory_bytes;
-  double link_gbps;  // from pinned host memory, 10^9 bytes/s
-  double tflops;     // that prefill reaches, 10^12 operations/s
-  double fp8_tflops; // likewise of E4M3 activations and weights; 0: unknown, or there are none such
-  double read_gbps;  // that decode reads matrices with
-  double layer_us;   // that a layer of decode takes beside its bytes: launches, messages
+  double link_gbps; // from pinned host memory, 10^9 bytes/s
+  double tflops;    // that prefill reaches, 10^12 operations/s
+  td_a8_rate a8[TD_N_ACTIVATIONS];
+  double read_gbps; // that decode reads matrices with
+  double layer_us;  // that a layer of decode takes beside its bytes: launches, messages
 } td_gpu_card;
 
 typedef struct {
   char name[128];
-  bool is_assumed; // no rate of the CPU was measured on such a machine
+  bool is_assumed; // no rate was measured on this kind of CPU
   uint64_t memory_bytes;
   uint32_t n_cores;
   double read_gbps; // that decode reads weights with, all cores together, of their nodes' memory
@@ -50,5 +57,3 @@ td_status td_rig_parse(td_rig *out, const char *json, size_t len, const char *na
 td_rig td_rig_node(const td_rig *rig);
 // The cards of a machine's name, which begin with its first +; NULL: it has none.
 td_status td_rig_use_cards(td_rig *rig, const char *cards, td_err *err);
-
-#endif

@@ -1,9 +1,8 @@
 // src/runtime/runtime_opts.h - which model runs, on which devices and in what precision: one struct
 // from the command line through the front and its workers to the devices.
-// A new option of this kind is a row here and one in options/table.c. Whoever opens a device,
+// A new option of this kind is a row here and one in options/table.c. Code that opens a device,
 // places weights or starts a worker is handed the whole struct.
-#ifndef TD_RUNTIME_RUNTIME_OPTS_H
-#define TD_RUNTIME_RUNTIME_OPTS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -45,7 +44,7 @@ typedef enum {
 //   stream_from    prompt tokens of a step from which experts stream; 0: td_stream_from
 //   expert_parallel  0: automatic, 1: on, 2: off
 //   draft          see engine/draft.h
-//   kv_dtype       TD_F32, on a device what td_dev_kv_dtype makes of it, or TD_F16
+//   kv_dtype       TD_F32 (the device's default, td_dev_kv_dtype), TD_F16 or TD_F8E4M3
 #define TD_RUNTIME_NUMBERS(X)                                                                      \
   X(uint32_t, n_threads, "threads", 0, 4096, false)                                                \
   X(uint32_t, ctx_size, "ctx-size", 0, 1 << 24, false)                                             \
@@ -53,7 +52,7 @@ typedef enum {
   X(uint32_t, stream_from, "stream-from", 0, 1 << 24, true)                                        \
   X(uint32_t, expert_parallel, "expert-parallel", 0, 2, true)                                      \
   X(uint32_t, draft, "draft", 0, TD_N_DRAFT_MODES - 1, false)                                      \
-  X(td_dtype, kv_dtype, "kv-dtype", TD_F32, TD_F16, true)                                          \
+  X(td_dtype, kv_dtype, "kv-dtype", TD_F32, TD_F8E4M3, true)                                       \
   X(td_weights_mode, weights, "weights", 0, TD_N_WEIGHTS_MODES - 1, false)                         \
   X(td_activations, activations, "activations", 0, TD_N_ACTIVATIONS - 1, true)                     \
   X(td_expert_place, experts, "expert-device", 0, TD_N_EXPERT_PLACES - 1, false)
@@ -66,5 +65,3 @@ typedef struct {
   TD_RUNTIME_NUMBERS(X)
 #undef X
 } td_runtime_opts;
-
-#endif

@@ -1,7 +1,6 @@
 // src/runtime/session.h - a model, its devices and an engine in this process, used by run, eval,
 // bench and the embedding API. One caller at a time.
-#ifndef TD_RUNTIME_SESSION_H
-#define TD_RUNTIME_SESSION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -69,5 +68,3 @@ typedef struct {
 // recomputed. TD_EINVAL: empty, or longer than the context.
 td_status td_session_generate(td_session *session, const td_generate_args *args,
                               td_generate_stats *stats, td_err *err);
-
-#endif

@@ -3,8 +3,7 @@
 // microseconds of CLOCK_MONOTONIC, which all processes share. The closing bracket is rewritten
 // after every write, so the file is valid whenever a process dies. Events lost because a ring was
 // full are reported by events named "dropped"; the last event, "end of trace", has their total.
-#ifndef TD_RUNTIME_TRACE_FILE_H
-#define TD_RUNTIME_TRACE_FILE_H
+#pragma once
 
 #include "base/status.h"
 
@@ -20,5 +19,3 @@ int td_trace_file_fd(const td_trace_file *file);
 // Writes the remaining records and stops. Call when no other thread of this process records any
 // more and the other processes have ended.
 void td_trace_file_close(td_trace_file *file);
-
-#endif

@@ -1,8 +1,7 @@
 // src/runtime/weights.h - where the weights live: mapped from the checkpoint's files through the
 // page cache, or read once into shared memory (model/checkpoint/resident.h). Makes the choice,
 // loads, and reports on stderr.
-#ifndef TD_RUNTIME_WEIGHTS_H
-#define TD_RUNTIME_WEIGHTS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -50,5 +49,3 @@ typedef struct {
 // Chooses, and loads if the choice is resident, with progress on stderr. *fd is the descriptor of
 // the weights, the caller's to close; -1: map the files. Any thread.
 td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err);
-
-#endif

@@ -7,8 +7,7 @@
 // raised to the lowest counter among the active tenants, so that being idle earns no credit; a
 // higher counter is kept. Tenants that always have requests waiting are therefore served in
 // proportion to their weights, up to one request each.
-#ifndef TD_SCHED_FAIR_SHARE_H
-#define TD_SCHED_FAIR_SHARE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -43,5 +42,3 @@ void td_fair_share_leave(td_fair_share_share *fair, uint32_t idx);
 void td_fair_share_charge(td_fair_share_share *fair, uint32_t idx, uint64_t cost);
 // NULL: not active.
 const td_tenant *td_fair_share_find(const td_fair_share_share *fair, uint64_t id);
-
-#endif

@@ -18,8 +18,7 @@
 // cache, it returns to its place in the queue, and it continues when there is room. The oldest
 // request is never preempted for pages and can use the whole pool, so at least one always
 // progresses. Admission leaves one free page per running request, which makes preemption rare.
-#ifndef TD_SCHED_SCHED_H
-#define TD_SCHED_SCHED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -114,9 +113,9 @@ bool td_sched_grow(td_sched *sched, td_growth *out);
 // its pages until its worker has dropped it; then call td_sched_requeue or td_sched_remove. False:
 // none, or a preemption is in progress.
 bool td_sched_preempt(td_sched *sched, uint64_t now_ns, uint64_t *id);
-// The worker has dropped the running request, and the recurrent state in its last page is that
-// after the tokens of its last progress: that page, too, can be kept. Call before td_sched_remove
-// or td_sched_requeue.
+// The worker has dropped the running request, and its last page holds the recurrent state after the
+// tokens last reported: that page can also be kept. Call before td_sched_remove or
+// td_sched_requeue.
 void td_sched_settle(td_sched *sched, uint64_t id);
 // Removes a request, finished or canceled, and returns the phase it was in.
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id);
@@ -139,5 +138,3 @@ uint32_t td_sched_n_running(const td_sched *sched);
 uint32_t td_sched_n_free_pages(const td_sched *sched); // including pages that are only cache
 uint64_t td_sched_n_preemptions(const td_sched *sched);
 const td_kv *td_sched_kv(const td_sched *sched); // page metadata, read-only
-
-#endif

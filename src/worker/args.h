@@ -1,8 +1,7 @@
 // src/worker/args.h - how the front passes options to a worker: `tandem worker key=value ...`, a
 // hidden command, formatted and parsed from this one list. Descriptors are inherited at fixed
 // numbers.
-#ifndef TD_WORKER_ARGS_H
-#define TD_WORKER_ARGS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -76,5 +75,3 @@ typedef struct {
 // The arguments that parse to opts. Call td_worker_argv_free in every case.
 td_status td_worker_args_format(td_worker_argv *out, const td_worker_opts *opts, td_err *err);
 void td_worker_argv_free(td_worker_argv *args);
-
-#endif

@@ -1,7 +1,6 @@
 // src/worker/front_link.h - the worker's end of the channel: blocking send and receive, and
 // detection of a dead front process.
-#ifndef TD_WORKER_FRONT_LINK_H
-#define TD_WORKER_FRONT_LINK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ td_status td_front_link_send(td_front_link *front_link, const td_wire_msg *msg, 
 td_status td_front_link_wait(td_front_link *front_link, int also_fd, int timeout_ms, td_err *err);
 // TD_ECANCELED: the front has died. Does not block.
 td_status td_front_link_check_alive(td_front_link *front_link, td_err *err);
-
-#endif

@@ -2,21 +2,22 @@
 #include "worker/kv_memory.h"
 
 #include "base/mem_info.h"
-#include "engine/engine.h"
 
 static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_devices *devices,
-                        const td_model_config *config, td_err *err) {
+                        const td_model *model, uint64_t draft_bytes, td_err *err) {
+  const td_model_config *config = td_model_config_of(model);
   // weights are uploaded later, so they still count against free memory
   const bool is_own = devices->placement.is_discrete;
   const bool is_shared = is_own && opts->role != TD_ROLE_BOTH;
+  const uint64_t host = td_memory_available_bytes();
   td_kv_need need = {
       .max_position = config->max_position,
       // Weights in shared memory are already excluded from the available memory.
       .weight_bytes = opts->weights_fd && !is_own ? 0 : devices->held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(devices->dev)
-                                : td_memory_available_bytes(),
+                                : host - (draft_bytes < host ? draft_bytes : host),
       .is_device = is_own,
-      .host_bytes = is_shared ? td_memory_available_bytes() : 0,
+      .host_bytes = is_shared ? host : 0,
       .ctx_size = opts->runtime.ctx_size,
       .kv_tokens = opts->kv_tokens,
       .max_batch = opts->max_batch,
@@ -41,10 +42,12 @@ static td_status open_transfer(td_kv_memory *m, size_t n_bytes, td_err *err) {
 }
 
 td_status td_kv_memory_open(td_kv_memory *out, const td_worker_opts *opts,
-                            const td_devices *devices, const td_model_config *config, td_err *err) {
-  *out = (td_kv_memory){.dev = devices->dev,
-                        .layout = td_kv_layout_of(config, opts->runtime.kv_dtype, 0)};
-  td_status st = attach(out, opts, devices, config, err);
+                            const td_devices *devices, const td_model *model, uint64_t draft_bytes,
+                            td_err *err) {
+  *out = (td_kv_memory){
+      .dev = devices->dev,
+      .layout = td_kv_layout_of(td_model_config_of(model), opts->runtime.kv_dtype, 0)};
+  td_status st = attach(out, opts, devices, model, draft_bytes, err);
   out->pages = out->pool.pages;
   if (st != TD_OK || !devices->placement.is_discrete) return st;
   const size_t n_bytes = out->pool.plan.n_pages * td_kv_layout_page_bytes(&out->layout);

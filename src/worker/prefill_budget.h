@@ -9,8 +9,7 @@
 // The budget is at least TD_PREFILL_BUDGET_MIN_TOKENS, so that prefill progresses too. Any step
 // with prompt tokens reads many experts' weights and the prompt's whole KV cache; with fewer tokens
 // it would hardly be faster, and many more steps would be needed.
-#ifndef TD_WORKER_PREFILL_BUDGET_H
-#define TD_WORKER_PREFILL_BUDGET_H
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ uint32_t td_prefill_budget_tokens(const td_prefill_budget *budget, uint32_t n_de
 // Records that a step with n_decode sequences and n_prefilled prompt tokens took ns.
 void td_prefill_budget_note(td_prefill_budget *budget, uint32_t n_decode, uint32_t n_prefilled,
                             uint64_t ns);
-
-#endif

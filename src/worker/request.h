@@ -1,8 +1,7 @@
 // src/worker/request.h - a worker's requests, from the front's records to their last token.
 // Everything the front sends is checked here: an invalid record ends its request with an error and
 // does not affect others.
-#ifndef TD_WORKER_REQUEST_H
-#define TD_WORKER_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,7 +47,10 @@ typedef struct {
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
   uint32_t n_output;
   td_draft draft;     // its guesses follow the generated tokens in tokens
-  uint32_t n_guesses; // of them, those that the model's layer has made for the next step
+  uint32_t n_guesses; // how many of them the model's layer has made for the next step
+  // Where that layer's part of the text begins, at a page: 0, or after a prompt with streamed
+  // experts some of its last tokens.
+  uint32_t layer_from;
   // With drafts in the step whose results are being posted: the sequence it is there, and tokens in
   // the pages as the step has left them; 0: not more than n_past.
   uint32_t step_seq, n_computed;
@@ -109,7 +111,7 @@ bool td_request_is_complete(const td_worker_request *request);
 
 // Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, COPIES or CANCEL. True: the request ended; send
 // *reply (a DONE). Records of unknown requests are dropped: they follow a request that was
-// rejected. A held request is marked as ended instead; whoever holds it sends its DONE.
+// rejected. A held request is marked as ended instead; its holder sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // The request with that id; NULL: there is none.
@@ -118,5 +120,3 @@ td_worker_request *td_requests_find(const td_requests *requests, uint64_t id);
 // Ends a request and writes its DONE into *reply. text may be NULL.
 void td_requests_end(td_requests *requests, td_worker_request *request, td_done_reason reason,
                      const char *text, td_wire_msg *reply);
-
-#endif

@@ -220,24 +220,83 @@ td_status td_worker_post_results(td_worker *w, td_engine *engine, td_step *step,
 // ---- the layer that drafts ----------------------------------------------------------------------
 
 // Whether it is computed for the request at all.
-static bool uses_layer(const td_worker *w, const td_worker_request *r) {
-  return w->opts.runtime.draft != TD_DRAFT_AUTO || !(r->submit.flags & TD_SUBMIT_SKIP_LAYER);
+static bool uses_layer(const td_worker_request *r) {
+  return !(r->submit.flags & TD_SUBMIT_SKIP_LAYER);
 }
 
-void td_worker_note_next(const td_worker *w, td_step *step) {
+// Of a prompt whose experts stream the layer computes tokens at the end, with its own experts where
+// decode has them: LEAST_TAIL tokens and what begins the page that they are in, as far as the step
+// has them. The layer sees the text from there on, or else from the next page on.
+enum { LEAST_TAIL = 64 };
+
+static uint32_t tail_from(const td_step_seq *seq, uint32_t page_tokens) {
+  const uint32_t end = seq->n_past + seq->n_tokens;
+  const uint32_t least = (seq->n_past + page_tokens - 1) / page_tokens * page_tokens;
+  const uint32_t from = end > LEAST_TAIL ? (end - LEAST_TAIL) / page_tokens * page_tokens : 0;
+  return from > least ? from : least;
+}
+
+// What the layer does behind a step with streamed experts. Not while an engine has the memory of
+// dense weights (td_worker.shelved).
+static void note_tails(const td_worker *w, td_step *step) {
+  const uint32_t page_tokens = w->kv.layout.page_tokens;
+  uint32_t room = w->shelved ? 0 : w->step.budget.max_tokens;
+  for (uint32_t i = 0; i < step->n; i++) {
+    const td_step_seq *seq = &step->seqs[i];
+    const uint32_t end = seq->n_past + seq->n_tokens;
+    const uint32_t most = seq->want == TD_WANT_NONE || !uses_layer(step->requests[i]) ? 0 : room;
+    uint32_t from = tail_from(seq, page_tokens);
+    while (from < end && end - from > most)
+      from += page_tokens;
+    step->requests[i]->layer_from = from;
+    step->layer.seqs[i] = (td_draft_seq){.from = from};
+    if (from >= end) continue;
+    room -= end - from;
+    step->layer.reads_prompt = true;
+  }
+}
+
+// Makes the sequences' pages those of the step.
+static td_status keep_pages(td_step *step, td_err *err) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < step->n; i++)
+    n += step->seqs[i].n_pages;
+  if (n > step->layer.max_pages) {
+    int32_t *pages = realloc(step->layer.pages, 2 * (size_t)n * sizeof *pages);
+    if (!pages) return td_fail(err, TD_ENOMEM, "out of memory for the pages of a step");
+    step->layer.pages = pages;
+    step->layer.max_pages = 2 * n;
+  }
+  int32_t *at = step->layer.pages;
+  for (uint32_t i = 0; i < step->n; at += step->seqs[i++].n_pages) {
+    td_step_seq *seq = &step->seqs[i];
+    if (seq->n_pages) memcpy(at, seq->pages, seq->n_pages * sizeof *at);
+    seq->pages = at;
+  }
+  return TD_OK;
+}
+
+td_status td_worker_note_next(const td_worker *w, td_step *step, td_err *err) {
   int32_t *next = step->layer.next;
   step->layer.reads_prompt = false;
-  if (!w->has_draft_layer) return;
+  if (!w->has_draft_layer) return TD_OK;
+  if (step == &w->stream_step) {
+    note_tails(w, step);
+    return TD_OK;
+  }
+  const td_status st = keep_pages(step, err);
+  if (st != TD_OK) return st;
   for (uint32_t i = 0; i < step->n; i++) {
     const td_worker_request *r = step->requests[i];
     const td_step_seq *seq = &step->seqs[i];
     const uint32_t n_text = r->submit.n_prompt + r->n_output, from = seq->n_past + 1;
     const uint32_t n = n_text - from < seq->n_tokens ? n_text - from : seq->n_tokens;
     memcpy(next, r->tokens + from, n * sizeof *next);
-    step->layer.seqs[i] = (td_draft_seq){.next = next, .n_next = n};
+    step->layer.seqs[i] = (td_draft_seq){.next = next, .n_next = n, .from = r->layer_from};
     next += seq->n_tokens;
-    if (r->phase != TD_REQUEST_DECODE && uses_layer(w, r)) step->layer.reads_prompt = true;
+    if (r->phase != TD_REQUEST_DECODE && uses_layer(r)) step->layer.reads_prompt = true;
   }
+  return TD_OK;
 }
 
 // How many guesses the layer should make for the request; 0: none, or its text has better ones.
@@ -245,8 +304,9 @@ static uint32_t wanted_guesses(const td_worker *w, const td_worker_request *r) {
   const td_step *step = &w->step;
   const uint32_t most = td_step_most_drafts(r, w->kv.layout.page_tokens);
   const bool can_draft = step->draft_mode != TD_DRAFT_OFF && r->phase == TD_REQUEST_DECODE &&
-                         most && uses_layer(w, r);
+                         most && uses_layer(r);
   if (!can_draft || r->has_logits || r->n_past + 1 != r->submit.n_prompt + r->n_output) return 0;
+  if (r->n_past <= r->layer_from) return 0;
   return td_draft_depth(&r->draft, step->draft_mode, &step->pace,
                         step->n_decode ? step->n_decode : 1,
                         td_draft_lookup(r->tokens, r->n_past + 1, most) > 0);
@@ -259,6 +319,7 @@ static uint32_t complete_next(const td_worker *w, td_step *step, uint32_t i) {
   const td_step_seq *seq = &step->seqs[i];
   td_draft_seq *d = &step->layer.seqs[i];
   if (!r->id) { // it has ended: another worker may go on behind its prompt
+    if (step == &w->stream_step) return 0;
     const bool is_last = !seq->is_decode && d->n_next + 1 == seq->n_tokens;
     if (is_last && step->layer.drawn[i] >= 0)
       step->layer.next[d->next - step->layer.next + d->n_next++] = step->layer.drawn[i];
@@ -287,7 +348,12 @@ td_status td_worker_draft(td_worker *w, td_step *step, td_err *err) {
       step->layer.seqs[i].out = NULL;
   }
   const uint64_t begin_ns = td_clock_ns();
-  td_status st = td_engine_draft(w->engine, step->seqs, step->layer.seqs, step->n, depth, err);
+  const td_draft_step draft = {.of = step == &w->stream_step ? w->streaming : w->engine,
+                               .seqs = step->seqs,
+                               .drafts = step->layer.seqs,
+                               .n_seqs = step->n,
+                               .n_drafts = depth};
+  td_status st = td_engine_draft(w->engine, &draft, err);
   if (st != TD_OK) return td_err_prefix(err, "drafts of %u sequences failed", step->n);
   if (depth && !step->n_prefilled && step->is_warm)
     td_draft_pace_note_passes(&step->pace, depth, td_jitter_time(td_clock_ns() - begin_ns));

@@ -33,6 +33,7 @@ void td_step_close(td_step *step) {
   free(step->layer.next);
   free(step->layer.drawn);
   free(step->layer.seqs);
+  free(step->layer.pages);
   *step = (td_step){0};
 }
 

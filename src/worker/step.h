@@ -5,8 +5,7 @@
 // budget of prefill_budget.h if the step decodes, so that decode does not pause for long. Where a
 // second engine streams experts, long prompts and whatever waits beside them form steps of its own,
 // which hold their requests while they last.
-#ifndef TD_WORKER_STEP_H
-#define TD_WORKER_STEP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,15 +26,17 @@ typedef struct {
   td_prefill_budget budget;
   td_step_seq *seqs;            // [max_seqs], the first n form the step
   td_worker_request **requests; // [max_seqs], the request of each
-  uint32_t n, n_decode;         // sequences; those that decode
+  uint32_t n, n_decode;         // sequences; how many of them decode
   uint32_t n_decode_tokens;     // their tokens
   uint32_t n_prefilled;         // tokens of the other sequences
   // For the layer that drafts; NULL: there is none.
   struct {
-    int32_t *next;      // [td_step_max_tokens]: tokens that follow those of the step
+    int32_t *next;      // [td_step_max_tokens]: what follows each token of the step
     int32_t *drawn;     // [max_seqs]: the last token drawn for each sequence; -1: none
     td_draft_seq *seqs; // [max_seqs]
-    bool reads_prompt;  // or a replay, of a request that the layer is computed for
+    int32_t *pages;     // [max_pages]: the sequences' pages, which requests that end take along
+    uint32_t max_pages;
+    bool reads_prompt; // or a replay, of a request that the layer is computed for
   } layer;
 } td_step;
 
@@ -65,5 +66,3 @@ void td_step_hold(const td_step *step, bool is_held); // the step's requests
 bool td_step_is_ended(const td_step *step);           // nobody waits for any of its requests
 // Records that computing the step took ns.
 void td_step_note(td_step *step, uint64_t ns);
-
-#endif

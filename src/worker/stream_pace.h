@@ -3,14 +3,13 @@
 //
 // Streaming takes memory bandwidth, bus and SMs from decode. Decode steps may take 1 + slowdown
 // times as long as without it. During a decode step, as many bytes of experts are queued as keep
-// the link busy for a share of it. The rate of the link is that of the last copies, from when each
-// could begin until it was done, so it does not depend on how much was queued or on what copies
-// waited for. The share is learned from the steps' times and is at least TD_STREAM_PACE_LEAST, so
-// that prefill never starves. How long a decode step takes alone is measured again every
-// TD_STREAM_PACE_STEPS steps and when the number of sequences has doubled or halved: for that,
-// streaming pauses until one step has run without it.
-#ifndef TD_WORKER_STREAM_PACE_H
-#define TD_WORKER_STREAM_PACE_H
+// the link busy for a share of it. The rate of the link is measured over the last copies, each from
+// when it could begin until it was done, so it does not depend on how much was queued or on what
+// copies waited for. The share is learned from the steps' times and is at least
+// TD_STREAM_PACE_LEAST, so that prefill never starves. How long a decode step takes alone is
+// measured again every TD_STREAM_PACE_STEPS steps and when the number of sequences has doubled or
+// halved: for that, streaming pauses until one step has run without it.
+#pragma once
 
 #include <stdint.h>
 
@@ -40,8 +39,6 @@ typedef struct {
   uint32_t n_decode, n_prefilled;    // sequences decoded; prompt tokens of the step itself
   uint64_t ns;                       // how long it took
   uint64_t copied_bytes, left_bytes; // of experts: streamed meanwhile; still queued at its end
-  uint64_t copying_ns;               // how long those that were streamed took
+  uint64_t copying_ns;               // how long streamed ones took
 } td_timed_step;
 void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step);
-
-#endif

@@ -51,8 +51,9 @@ static td_status open_streaming(td_worker *w, td_engine_opts *opts, td_err *err)
   return TD_OK;
 }
 
+// Of a step; 0: this worker drafts nothing.
 static uint32_t max_drafts(const td_worker *w) {
-  return w->kv.layout.n_states ? TD_DRAFT_STATES : TD_DRAFT_STEP;
+  return w->opts.role == TD_ROLE_PREFILL ? 0 : w->devices.max_drafts;
 }
 
 static td_status open_engine(td_worker *w, td_err *err) {
@@ -60,7 +61,6 @@ static td_status open_engine(td_worker *w, td_err *err) {
       .n_pages = w->kv.pool.plan.n_pages,
       .page_tokens = w->kv.layout.page_tokens,
       .max_step_seqs = w->opts.max_batch,
-      .max_drafts = w->opts.runtime.draft == TD_DRAFT_OFF ? 0 : max_drafts(w),
       .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->kv.pages,
@@ -73,6 +73,8 @@ static td_status open_engine(td_worker *w, td_err *err) {
   td_status st = w->devices.stream_bytes ? open_streaming(w, &opts, err) : TD_OK;
   if (st != TD_OK) return st;
   if (w->streaming) opts.n_peers = 0; // prompts on all devices are for that engine
+  opts.max_drafts = max_drafts(w);
+  opts.has_draft_layer = w->has_draft_layer;
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
   opts.is_confinable = false;
@@ -101,13 +103,10 @@ static td_status open_grammars(td_worker *w, td_err *err) {
 // Whether requests draft tokens: not where a rejected one would leave a trace, or a drafted one
 // would be computed by other kernels than it is alone.
 static void choose_drafts(td_worker *w) {
-  const char *why = !td_engine_can_roll_back(w->engine)
-                        ? "a recurrent state on a GPU, or a window, does not roll back"
-                    : td_engine_cache_stats(w->engine).n_slots
-                        ? "a cache of experts is for steps of one token a request"
-                        : NULL;
+  const bool has_cache = td_engine_cache_stats(w->engine).n_slots > 0;
+  const char *why = td_draft_hindrance(&w->kv.layout, has_cache);
   const uint32_t max_tokens = w->opts.max_batch + TD_DRAFT_STEP;
-  const bool is_on = w->opts.runtime.draft != TD_DRAFT_OFF && w->opts.role != TD_ROLE_PREFILL;
+  const bool is_on = max_drafts(w) > 0;
   if (is_on && why) td_info("no tokens are drafted: %s", why);
   if (!is_on || why) return;
   w->step.draft_mode = w->opts.runtime.draft;
@@ -130,7 +129,8 @@ static td_status open_tables(td_worker *w, td_err *err) {
   if (st == TD_OK && w->has_draft_layer) st = td_step_use_layer(&w->step, err);
   if (st != TD_OK || !w->streaming) return st;
   td_stream_pace_init(&w->pace, w->opts.decode_slowdown * 0.01);
-  return td_step_open(&w->stream_step, w->opts.max_batch, w->devices.prefill_chunk, err);
+  st = td_step_open(&w->stream_step, w->opts.max_batch, w->devices.prefill_chunk, err);
+  return st == TD_OK && w->has_draft_layer ? td_step_use_layer(&w->stream_step, err) : st;
 }
 
 static td_status open_devices(td_worker *w, td_err *err) {
@@ -140,6 +140,8 @@ static td_status open_devices(td_worker *w, td_err *err) {
                                 .is_alone = w->opts.role == TD_ROLE_DECODE,
                                 .is_for_prefill = w->opts.role == TD_ROLE_PREFILL,
                                 .is_for_decode = w->opts.role == TD_ROLE_DECODE,
+                                .drafts = w->opts.runtime.draft != TD_DRAFT_OFF,
+                                .max_seqs = w->opts.max_batch,
                                 .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
@@ -196,20 +198,34 @@ static void sit_beside_device(const td_worker *w) {
 }
 
 // Whether the model's layer for multi-token prediction is used: by both workers of a pair alike,
-// since it has a part in KV pages. Not with devices that have experts apart, nor with several.
+// since it has a part in KV pages. Not with several devices, nor where keys leave a window.
 static void choose_layer(td_worker *w) {
   const td_runtime_opts *r = &w->opts.runtime;
-  const bool is_alone = !w->devices.placement.is_discrete && !strchr(r->devices, ',');
+  const td_devices *d = &w->devices;
+  const bool fits = !d->placement.is_discrete || d->has_draft_layer;
   const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
-  const bool may_draft = !layout.n_states || td_attn_rolls_back(w->config);
-  if (r->draft == TD_DRAFT_OFF || !is_alone || !may_draft) return;
+  if (r->draft == TD_DRAFT_OFF || strchr(r->devices, ',') || !fits || layout.n_blocks) return;
   w->has_draft_layer = td_model_use_mtp(w->model);
+}
+
+// The pool is sized by the worker of a pair that opens first, whichever drafts. A GPU's memory for
+// drafts is part of td_devices.held_bytes.
+static td_status open_kv(td_worker *w, td_err *err) {
+  const td_engine_opts drafts = {
+      .max_drafts = w->devices.max_drafts,
+      .has_draft_layer = w->has_draft_layer,
+      .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->devices.prefill_chunk),
+      .max_step_seqs = w->opts.max_batch};
+  const uint64_t n_bytes = w->devices.placement.is_discrete
+                               ? 0
+                               : td_engine_draft_bytes(w->model, true, &drafts);
+  return td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->model, n_bytes, err);
 }
 
 static td_status open_parts(td_worker *w, td_err *err) {
   td_status st = open_devices(w, err);
   if (st == TD_OK) choose_layer(w);
-  if (st == TD_OK) st = td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->config, err);
+  if (st == TD_OK) st = open_kv(w, err);
   if (st == TD_OK) st = open_engine(w, err);
   // Whether steps can be long enough for experts to stream, and whether any are cached, is known
   // only now.
@@ -336,7 +352,8 @@ static td_status beat(td_worker *w, td_err *err) {
       .u.heartbeat = {.n_steps = w->n_steps,
                       .n_running = w->requests.n,
                       .n_threads = n_threads_now(w),
-                      .skips_layer = !td_draft_layer_pays(&w->step.pace, n_seqs ? n_seqs : 1),
+                      .skips_layer = w->step.draft_mode == TD_DRAFT_AUTO &&
+                                     !td_draft_layer_pays(&w->step.pace, n_seqs ? n_seqs : 1),
                       .cache = cache_now(w),
                       .gpu_bytes = w->gpu_bytes,
                       .gpu_free_bytes = w->gpu_free_bytes}};
@@ -381,8 +398,8 @@ static td_status run_step(td_worker *w, td_err *err) {
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   if (w->streaming) td_engine_note_written(w->streaming, step->seqs, step->n);
   td_step_note(step, td_jitter_time(td_clock_ns() - now_ns));
-  td_worker_note_next(w, step);
-  st = td_worker_post_results(w, w->engine, step, err);
+  st = td_worker_note_next(w, step, err);
+  if (st == TD_OK) st = td_worker_post_results(w, w->engine, step, err);
   return st == TD_OK ? td_worker_draft(w, step, err) : st;
 }
 
@@ -401,7 +418,9 @@ static td_status end_streaming(td_worker *w, td_err *err) {
            "it on a share of the SMs",
            step->n_prefilled, (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9, w->n_beside,
            queued > 0 ? 100 * confined / queued : 0);
-  st = td_worker_post_results(w, w->streaming, step, err);
+  st = td_worker_note_next(w, step, err);
+  if (st == TD_OK) st = td_worker_post_results(w, w->streaming, step, err);
+  if (st == TD_OK) st = td_worker_draft(w, step, err);
   step->n = 0;
   return st;
 }

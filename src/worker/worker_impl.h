@@ -1,7 +1,6 @@
 // src/worker/worker_impl.h - the worker's state, shared by worker.c (opening, the loop) and
 // results.c (what a step gave, as records).
-#ifndef TD_WORKER_WORKER_IMPL_H
-#define TD_WORKER_WORKER_IMPL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,11 +52,10 @@ typedef struct {
 td_status td_worker_save_state(td_worker *w, const td_worker_request *r, td_err *err);
 // Sends what a computed step has for its requests.
 td_status td_worker_post_results(td_worker *w, td_engine *engine, td_step *step, td_err *err);
-// With a layer that drafts: before the results of a step are posted, notes which tokens follow its
-// own; after, has it compute them, and guess the next tokens of requests that decode.
-void td_worker_note_next(const td_worker *w, td_step *step);
+// With a layer that drafts: before the results of a step are posted, which may end requests, notes
+// which tokens follow its own and their pages; after, has it compute them, and guess the next
+// tokens of requests that decode.
+td_status td_worker_note_next(const td_worker *w, td_step *step, td_err *err);
 td_status td_worker_draft(td_worker *w, td_step *step, td_err *err);
 // Samples the tokens that waited for a mask which is made now.
 td_status td_worker_answer_waiting(td_worker *w, td_err *err);
-
-#endif
