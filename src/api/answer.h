@@ -2,8 +2,7 @@
 // strings, and releases only text that can no longer change.
 // A token's text is the piece that the decoder emits for it, so the pieces always concatenate to
 // the content. A character split over several tokens belongs to the last of them.
-#ifndef TD_API_ANSWER_H
-#define TD_API_ANSWER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,5 +64,3 @@ typedef struct {
   size_t first, last;
 } td_answer_piece;
 bool td_answer_take(td_answer *answer, td_answer_piece *piece);
-
-#endif

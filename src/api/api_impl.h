@@ -1,6 +1,5 @@
 // src/api/api_impl.h - declarations shared by the files that parse requests.
-#ifndef TD_API_API_IMPL_H
-#define TD_API_API_IMPL_H
+#pragma once
 
 #include "api/request.h"
 #include "base/json_parse.h"
@@ -47,9 +46,9 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 // thinking.c: writes what the request says of thinking as variables of a template.
 td_status td_api_write_thinking(td_json_writer *w, const cJSON *root, td_api_error *error);
 
-// parts.c: appends the text of content, a string or parts, which are joined with line feeds. What
-// has no text, such as an image, is noted in its place or, if is_asked, an error that names the
-// part by where.
+// parts.c: appends the text of content, a string or parts, which are joined with line feeds. A part
+// without text, such as an image, leaves a note in its place or, if is_asked, is an error that
+// names it by `where`.
 td_status td_api_add_parts(td_buf *out, const cJSON *content, bool is_asked, const char *where,
                            td_api_error *error);
 // The same for one part, whose path where is.
@@ -84,5 +83,3 @@ void td_api_tool_free(td_api_tool *tool);
 // prompt.c: the prompt of /v1/completions, or the tokens of /detokenize.
 td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,
                               const td_api_defaults *defaults, td_api_error *error);
-
-#endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/tool_params.h"
+#include "api/calls/tool_params.h"
 #include "text/grammar/json_schema.h"
 
 static bool is_listed(const cJSON *list, const char *name) {

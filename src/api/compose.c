@@ -5,18 +5,14 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/call_syntax.h"
-#include "api/tool_calls.h"
-#include "api/tool_params.h"
+#include "api/calls/call_syntax.h"
+#include "api/calls/tool_calls.h"
+#include "api/calls/tool_params.h"
 #include "base/utf8.h"
 #include "text/grammar/grammar.h"
 #include "text/grammar/json_schema.h"
 
 #define MAX_MARKER 64 // characters
-
-static void write_literal(td_buf *out, const char *text) {
-  td_api_write_gbnf_literal(out, text);
-}
 
 // ---- text up to a marker -----------------------------------------------------------------------
 
@@ -39,19 +35,31 @@ static bool is_first_of(const uint32_t *marker, unsigned i) {
   return true;
 }
 
+static unsigned read_marker(const char *text, uint32_t marker[MAX_MARKER]) {
+  unsigned n = 0;
+  for (const char *at = text; *at && n < MAX_MARKER; n++)
+    at += td_utf8_decode(at, strlen(at), &marker[n]);
+  return n;
+}
+
+// Any character that is not in the marker.
+static void write_others(td_buf *out, const uint32_t *marker, unsigned n) {
+  td_buf_str(out, "[^");
+  for (unsigned k = 0; k < n; k++)
+    if (is_first_of(marker, k)) td_buf_printf(out, "\\U%08X", marker[k]);
+  td_buf_char(out, ']');
+}
+
 // Rules NAME0, NAME1, ...: any text without the marker, then the marker, then the rule `after`. The
 // number says how many characters of the marker precede. may_stop: or no marker.
 static void write_until(td_buf *out, const char *name, const char *text, const char *after,
                         bool may_stop) {
   uint32_t marker[MAX_MARKER];
-  unsigned n = 0;
-  for (const char *at = text; *at && n < MAX_MARKER; n++)
-    at += td_utf8_decode(at, strlen(at), &marker[n]);
+  const unsigned n = read_marker(text, marker);
   for (unsigned i = 0; i < n; i++) {
-    td_buf_printf(out, "%s%u ::= [^", name, i);
-    for (unsigned k = 0; k < n; k++)
-      if (is_first_of(marker, k)) td_buf_printf(out, "\\U%08X", marker[k]);
-    td_buf_printf(out, "] %s0", name);
+    td_buf_printf(out, "%s%u ::= ", name, i);
+    write_others(out, marker, n);
+    td_buf_printf(out, " %s0", name);
     for (unsigned k = 0; k < n; k++) {
       if (!is_first_of(marker, k)) continue;
       unsigned next = after_char(marker, i, marker[k]);
@@ -82,15 +90,12 @@ static void write_next(td_buf *out, const char *name, const char *until, unsigne
 static void write_least(td_buf *out, const char *name, const char *until, const char *text,
                         unsigned least) {
   uint32_t marker[MAX_MARKER];
-  unsigned n = 0;
-  for (const char *at = text; *at && n < MAX_MARKER; n++)
-    at += td_utf8_decode(at, strlen(at), &marker[n]);
+  const unsigned n = read_marker(text, marker);
   for (unsigned p = 0; p < least; p++) {
     for (unsigned i = 0; i < n; i++) {
-      td_buf_printf(out, "%s%u.%u ::= [^", name, p, i);
-      for (unsigned k = 0; k < n; k++)
-        if (is_first_of(marker, k)) td_buf_printf(out, "\\U%08X", marker[k]);
-      td_buf_str(out, "] ");
+      td_buf_printf(out, "%s%u.%u ::= ", name, p, i);
+      write_others(out, marker, n);
+      td_buf_char(out, ' ');
       write_next(out, name, until, least, p + i + 1, 0);
       for (unsigned k = 0; k < n; k++) {
         const unsigned next = after_char(marker, i, marker[k]);
@@ -110,13 +115,13 @@ static void write_key_close(td_buf *out, const td_call_syntax *e, unsigned types
   const bool is_text = !e->json_key_close || types == TD_PARAM_STRING;
   const bool is_json = !is_text && types && !(types & TD_PARAM_STRING);
   if (is_text || is_json) {
-    write_literal(out, is_text ? e->key_close : e->json_key_close);
+    td_api_write_gbnf_literal(out, is_text ? e->key_close : e->json_key_close);
     return;
   }
   td_buf_char(out, '(');
-  write_literal(out, e->key_close);
+  td_api_write_gbnf_literal(out, e->key_close);
   td_buf_str(out, " | ");
-  write_literal(out, e->json_key_close);
+  td_api_write_gbnf_literal(out, e->json_key_close);
   td_buf_char(out, ')');
 }
 
@@ -126,7 +131,7 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
   td_buf_printf(out, "t%u.e ::= ", index);
   if (tool->takes_any) {
     td_buf_char(out, '(');
-    write_literal(out, e->key_open);
+    td_api_write_gbnf_literal(out, e->key_open);
     td_buf_str(out, " [a-zA-Z0-9_.-]{1,64} ");
     write_key_close(out, e, 0);
     td_buf_printf(out, " .value0%s)*\n", e->ends_by_key ? " \"/\" [a-zA-Z0-9_.-]{1,64} \">\"" : "");
@@ -135,9 +140,9 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
   for (uint32_t i = 0; i < tool->n_params; i++) {
     const td_api_tool_param *param = &tool->params[i];
     td_buf_char(out, '(');
-    write_literal(out, e->key_open);
+    td_api_write_gbnf_literal(out, e->key_open);
     td_buf_char(out, ' ');
-    write_literal(out, param->key);
+    td_api_write_gbnf_literal(out, param->key);
     td_buf_char(out, ' ');
     write_key_close(out, e, param->types);
     if (param->is_text) {
@@ -148,11 +153,11 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
       }
     } else {
       td_buf_printf(out, " t%u.v%u ", index, i);
-      write_literal(out, e->value_close);
+      td_api_write_gbnf_literal(out, e->value_close);
     }
     if (e->ends_by_key) {
       td_buf_str(out, " \"/\" ");
-      write_literal(out, param->key);
+      td_api_write_gbnf_literal(out, param->key);
       td_buf_str(out, " \">\" ");
     }
     td_buf_str(out, param->is_required ? ") " : ")? ");
@@ -174,18 +179,18 @@ static bool has_least(const td_api_request *r, unsigned least) {
 static void write_calls(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
   for (uint32_t i = 0; i < r->n_callable; i++) {
     td_buf_str(out, i ? " | " : ".call ::= ");
-    write_literal(out, r->callable[i].name);
+    td_api_write_gbnf_literal(out, r->callable[i].name);
     td_buf_printf(out, " %s", s->index);
-    write_literal(out, s->after_name);
+    td_api_write_gbnf_literal(out, s->after_name);
     td_buf_printf(out, " t%u.%c ", i, s->key_open ? 'e' : '0');
   }
   td_buf_str(out, "\n.calls ::= .call ");
   if (!r->one_call && s->between) {
     td_buf_char(out, '(');
-    write_literal(out, s->between);
+    td_api_write_gbnf_literal(out, s->between);
     td_buf_str(out, " .call)* ");
   }
-  write_literal(out, s->close);
+  td_api_write_gbnf_literal(out, s->close);
   td_buf_char(out, '\n');
   if (!s->key_open) return;
   for (uint32_t i = 0; i < r->n_callable; i++)
@@ -276,7 +281,7 @@ static void write_state(td_buf *out, const marker_tree *t, uint16_t i, const td_
       if (next->marker && !own) continue;
       td_buf_printf(out, " | [\\U%08X] ", letter);
       if (own) {
-        write_literal(out, own + strlen(next->marker));
+        td_api_write_gbnf_literal(out, own + strlen(next->marker));
         td_buf_str(out, " .calls");
       } else {
         td_buf_printf(out, ".text%u", c);
@@ -318,7 +323,7 @@ static void write_answer(td_buf *out, const td_api_request *r, const td_call_syn
     return;
   }
   if (has_calls) {
-    write_literal(out, s->open);
+    td_api_write_gbnf_literal(out, s->open);
     td_buf_str(out, " .calls");
   }
   if (has_calls && has_format && r->calls_mode == TD_CALLS_CHECKED) td_buf_str(out, " | root");
@@ -337,7 +342,7 @@ static void write_messages(td_buf *out, const td_api_request *r, const td_call_s
   if (has_calls) write_calls(out, r, s);
   td_buf_str(out, ".answer ::= ");
   if (has_calls) {
-    write_literal(out, s->open);
+    td_api_write_gbnf_literal(out, s->open);
     td_buf_str(out, may_say ? " .calls | " : " .calls\n");
   }
   if (!may_say) return;

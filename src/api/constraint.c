@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "text/grammar/grammar.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/regex.h"
 

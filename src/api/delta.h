@@ -1,6 +1,5 @@
 // src/api/delta.h - what a choice gained since the last chunk: reasoning, content, tool calls.
-#ifndef TD_API_DELTA_H
-#define TD_API_DELTA_H
+#pragma once
 
 #include "api/answer.h"
 #include "api/output_parser.h"
@@ -22,5 +21,3 @@ static inline bool td_delta_is_empty(const td_delta *delta) {
   return !delta->reasoning.len && !delta->content.len && delta->first_call == delta->last_call;
 }
 void td_delta_free(td_delta *delta);
-
-#endif

@@ -1,6 +1,5 @@
 // src/api/error.h - errors in the form of the OpenAI protocol.
-#ifndef TD_API_ERROR_H
-#define TD_API_ERROR_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *
 
 // Appends {"error":{"message","type","param","code"}}.
 void td_api_error_write(td_buf *out, const td_api_error *error);
-
-#endif

@@ -49,8 +49,8 @@ static td_status add_file(const td_chat *chat, const td_infill_tokens *t,
   return st == TD_OK ? add(chat, NULL, file->text, strlen(file->text), out, err) : st;
 }
 
-// The files in front, behind a repository's name where the model knows such. From the last to the
-// first they are taken while they fit.
+// The files in front, behind a repository's name where the model has a token for it. From the last
+// to the first they are taken while they fit.
 static td_status add_files(const td_chat *chat, const td_infill_tokens *t, const td_infill *f,
                            size_t most_tokens, td_token_ids *out, td_err *err) {
   static const char repo[] = "project\n", here[] = "filename\n";

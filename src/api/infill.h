@@ -1,7 +1,6 @@
 // src/api/infill.h - filling in the middle of a text, by the control tokens that a model's own
 // tokenizer has for it.
-#ifndef TD_API_INFILL_H
-#define TD_API_INFILL_H
+#pragma once
 
 #include "text/chat.h"
 
@@ -11,7 +10,7 @@ typedef struct {
   const char *repo, *file;           // in front of a repository's and a file's name; NULL: none
 } td_infill_tokens;
 
-// Those that the model's tokenizer has. NULL: none of a known spelling, or no model.
+// The spelling that the model's tokenizer has. NULL: none of a known spelling, or no model.
 const td_infill_tokens *td_infill_find(const td_chat *chat);
 
 // A text of another file. Borrowed.
@@ -37,5 +36,3 @@ td_status td_infill_encode(const td_chat *chat, const td_infill_tokens *tokens,
 #define TD_INFILL_NONE                                                                             \
   "the model's tokenizer has no tokens for filling in, such as <|fim_prefix|>; choose a model "    \
   "trained for it"
-
-#endif

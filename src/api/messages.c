@@ -6,6 +6,7 @@
 
 #include "api/api_impl.h"
 #include "api/turn.h"
+#include "base/str.h"
 
 #define MAX_KWARGS 64
 
@@ -247,13 +248,9 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
 
 // Names that belong to the protocol; chat_template_kwargs must not override them.
 static bool is_reserved(const char *name) {
-  static const char *const names[] = {
-      "messages",  "tools",     "add_generation_prompt", "reasoning_effort",
-      "bos_token", "eos_token", "continue_final_message"};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    if (strcmp(name, names[i]) == 0) return true;
-  }
-  return false;
+  return td_is_word("messages tools add_generation_prompt reasoning_effort bos_token eos_token "
+                    "continue_final_message",
+                    name);
 }
 
 static bool is_first(const cJSON *object, const cJSON *item) {

@@ -21,8 +21,9 @@
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
 //   [TOOL_CALLS]N[CALL_ID]ID[ARGS]{...}   or   [TOOL_CALLS][{"name": N, ...}]     Mistral
-// Hy3's markers may all end in ":opensource>", those of reasoning, too (its release's do, those of
-// its preview do not). A value V without quotes is JSON or a string, as the tool's schema says.
+// All of Hy3's markers, those of reasoning included, may end in ":opensource>" (the release; not
+// the preview). A value V without quotes is JSON or a string, as the tool's schema says.
+//
 // gpt-oss writes messages of the Harmony format instead, once is_harmony is set:
 //   <|start|>assistant<|channel|>CHANNEL to=functions.N <|constrain|>json<|message|>TEXT<|end|>
 // A message with a recipient is a call, of the channel analysis reasoning, of any other content.
@@ -30,21 +31,20 @@
 //
 // Arguments may be an object, a string that holds one, empty, null or absent ({}). Markers that
 // models tend to omit may be missing. Anything that turns out not to be a call is emitted as text.
-// Behind an opening marker within a thought, text waits for the end of the thought; a thought that
-// has none ends at the marker, in the forms whose peers read it so.
+// Behind an opening marker within a thought, text waits for the end of the thought; in some forms,
+// a thought without an end ends at the marker.
 //
 // A call is emitted as soon as it has a name and its arguments have begun, and stays a call
 // whatever follows. Where the text ends within it, or its arguments are no JSON, it is not whole,
 // and its arguments stay unfinished. The beginning of a call that the text's end cuts off is not
 // emitted.
-#ifndef TD_API_OUTPUT_PARSER_H
-#define TD_API_OUTPUT_PARSER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "api/tool_calls.h"
+#include "api/calls/tool_calls.h"
 
 typedef enum { TD_OUTPUT_REASONING, TD_OUTPUT_CONTENT, TD_OUTPUT_CALL } td_output_part_kind;
 
@@ -102,5 +102,3 @@ void td_output_parser_free(td_output_parser *parts);
 
 // Whether the prompt ends inside a reasoning block.
 bool td_output_parser_prompt_thinks(const char *prompt, size_t len);
-
-#endif

@@ -1,14 +1,13 @@
 // src/api/request.h - parses and checks requests of the OpenAI protocol. Pure functions, callable
 // from any thread. null counts as absent, and unknown members are accepted everywhere.
-#ifndef TD_API_REQUEST_H
-#define TD_API_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "api/calls/tool_params.h"
 #include "api/error.h"
 #include "api/stop.h"
-#include "api/tool_params.h"
 #include "base/buf.h"
 #include "base/sha256.h"
 #include "tandem/wire.h"
@@ -38,7 +37,7 @@ typedef struct {
 typedef enum {
   TD_CALLS_FREE,     // not at all
   TD_CALLS_CHECKED,  // the model chooses whether to call; a call is one of the tools in `callable`
-  TD_CALLS_REQUIRED, // the answer is one or more such calls
+  TD_CALLS_REQUIRED, // the answer is one or more calls of the kind
 } td_calls_mode;
 
 #define TD_API_MOST_LEAST 4
@@ -74,7 +73,7 @@ typedef struct {
   bool include_usage_so_far; // report usage with every token
   bool return_progress;      // streaming: report how much of the prompt is prefilled
   uint32_t n;                // choices computed per prompt, 1 to TD_API_MAX_N
-  uint32_t n_best;           // of them, those returned: the likeliest per token
+  uint32_t n_best;           // how many of them are returned: the likeliest per token
   int64_t max_tokens;        // -1: as many as fit; 0: none (completions)
   int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;
@@ -170,5 +169,3 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
                                 const td_api_defaults *defaults, td_api_error *error);
 td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error);
-
-#endif

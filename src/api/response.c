@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json_write.h"
 #include "base/utf8.h"
 
 #define MIN_LOGPROB (-9999.0) // stands for minus infinity, which JSON lacks
@@ -417,7 +416,8 @@ void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
 }
 
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason, const td_api_timings *timings) {
+                         const char *finish_reason, const td_api_timings *timings,
+                         const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
   if (head->is_chat) {
     td_jw_begin_object(&w, "delta");
@@ -430,6 +430,7 @@ void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
   td_jw_end_object(&w);
   td_jw_end_array(&w);
   td_api_write_timings(&w, timings);
+  if (so_far) write_usage(&w, so_far);
   td_jw_end_object(&w);
 }
 

@@ -1,6 +1,5 @@
 // src/api/response.h - writes responses of the OpenAI protocol, complete or in streaming chunks.
-#ifndef TD_API_RESPONSE_H
-#define TD_API_RESPONSE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,7 +32,7 @@ typedef struct {
   uint64_t n_prefilled, n_cached; // prompt tokens: computed; found in the prefix cache
   uint64_t prefill_ns;            // time spent on prefill
   uint64_t n_output;              // generated tokens
-  uint64_t n_followed;            // of them, those after the first of their choice
+  uint64_t n_followed;            // how many of them are not their choice's first
   uint64_t follow_ns;             // from the first token to the last
 } td_api_timings;
 
@@ -65,8 +64,8 @@ void td_api_write_token_logprobs(td_json_writer *w, const char *key, const td_ap
 size_t td_api_n_shown(const td_answer *answer);
 void td_api_write_timings(td_json_writer *w, const td_api_timings *timings);
 
-// The `prompt_progress` object, as in llama-server: tokens of the prompt, of those the ones
-// prefilled so far or found in the prefix cache.
+// The `prompt_progress` object, as in llama-server: tokens of the prompt, and how many of them are
+// prefilled or were found in the prefix cache.
 typedef struct {
   uint64_t n_prompt, n_cached, n_done;
   uint64_t elapsed_ns; // since prefill began
@@ -88,7 +87,6 @@ void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_output_parser *parts, const td_delta *delta,
                         const td_api_usage *so_far);
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason, const td_api_timings *timings);
+                         const char *finish_reason, const td_api_timings *timings,
+                         const td_api_usage *so_far);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);
-
-#endif

@@ -1,6 +1,5 @@
 // src/api/stop.h - stop strings in text that grows.
-#ifndef TD_API_STOP_H
-#define TD_API_STOP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ void td_stops_free(td_stops *stops);
 // complete, so a partial match at the end does not count.
 size_t td_stops_scan(const td_stops *stops, const char *text, size_t len, size_t from, bool final,
                      bool *matched);
-
-#endif

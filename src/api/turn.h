@@ -2,8 +2,7 @@
 // with it: what was said before it, the tools and options, and what it says. White space around the
 // content and the spelling of arguments do not count, nor do ids of calls and the reasoning, which
 // clients leave out.
-#ifndef TD_API_TURN_H
-#define TD_API_TURN_H
+#pragma once
 
 #include "api/output_parser.h"
 #include "api/request.h"
@@ -24,5 +23,3 @@ void td_api_turn_places(const td_api_request *request, td_digest *places);
 void td_api_turn_place(const td_api_request *request, td_digest *place);
 // The key of a message that says `said` there.
 void td_api_turn_key(const td_digest *place, const td_digest *said, td_digest *key);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/builtin.h - chat templates for models that are published without one, because their
 // prompts are described by a program instead: files of src/text/templates, in the executable.
-#ifndef TD_TEXT_BUILTIN_H
-#define TD_TEXT_BUILTIN_H
+#pragma once
 
 #include "base/buf.h"
 #include "base/status.h"
@@ -18,5 +17,3 @@ extern const td_builtin_template td_builtin_templates[]; // the last has no mode
 // Appends the source of the template for the model_type in the config.json of a model; nothing if
 // there is none. Only TD_ENOMEM is an error.
 td_status td_builtin_template_find(td_buf *out, const char *model, td_err *err);
-
-#endif

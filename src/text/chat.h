@@ -1,8 +1,7 @@
 // src/text/chat.h - turns a conversation into the token ids that a model expects.
 // Combines a model's chat template with its tokenizer: control tokens written by the template are
-// parsed, those contained in the conversation are treated as plain text.
-#ifndef TD_TEXT_CHAT_H
-#define TD_TEXT_CHAT_H
+// parsed, control tokens in the conversation are plain text.
+#pragma once
 
 #include "base/buf.h"
 #include "base/status.h"
@@ -39,14 +38,14 @@ typedef struct {
 } td_chat_known;
 
 // Like td_chat_encode, but the prompt begins with known tokens. *used is false, and nothing else
-// happens, if the template renders those messages differently now that others follow: that is the
-// model's way of forgetting, such as earlier reasoning.
+// happens, if the template renders these messages differently now that others follow, as templates
+// do that drop earlier reasoning.
 td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len,
                                const td_chat_known *known, td_token_ids *out, td_buf *text,
                                bool *used, td_err *err);
 
 // Appends the token ids of a plain prompt, with BOS if the model wants it. Control tokens in the
-// text are parsed, because whoever writes a prompt by hand may need them (fill-in-the-middle, a
+// text are parsed, because a prompt written by hand may need them (fill-in-the-middle, a
 // hand-made template). add_special false: without BOS and other tokens that the tokenizer adds.
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
                                td_token_ids *out, td_err *err);
@@ -55,5 +54,3 @@ td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len
 // path or, if path is NULL, that of model_dir.
 td_status td_chat_render(const char *path, const char *model_dir, const char *vars, size_t len,
                          td_buf *out, td_err *err);
-
-#endif

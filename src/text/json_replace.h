@@ -1,7 +1,6 @@
 // src/text/json_replace.h - replaces members of JSON objects. cJSON's own function leaves an object
 // with a nameless member when memory runs out.
-#ifndef TD_TEXT_JSON_REPLACE_H
-#define TD_TEXT_JSON_REPLACE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -30,5 +29,3 @@ static inline bool td_json_put(cJSON *object, const char *key, cJSON *value) {
   cJSON_Delete(value);
   return false;
 }
-
-#endif

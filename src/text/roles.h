@@ -1,8 +1,7 @@
 // src/text/roles.h - which orders of roles a chat template takes, found by rendering probes, and
-// how conversations in other orders are folded into those. Protocols accept any order; templates
-// raise, or leave a message out without a word.
-#ifndef TD_TEXT_ROLES_H
-#define TD_TEXT_ROLES_H
+// how conversations in other orders are folded into one of these. Protocols accept any order;
+// templates raise, or leave a message out without a word.
+#pragma once
 
 #include "text/template.h"
 
@@ -31,5 +30,3 @@ td_status td_roles_probe(td_roles *out, const td_template *tmpl, const cJSON *va
 // renders as it did. known, if not NULL, points to a message and becomes NULL if that is joined
 // with another. Returns false if memory ran out.
 bool td_roles_fold(const td_roles *roles, cJSON *vars, const cJSON **known);
-
-#endif

@@ -1,8 +1,7 @@
 // src/text/span.h - byte ranges of a text that came from a user.
 // Template rendering reports which ranges of a prompt are user input rather than template text; the
 // tokenizer never parses control tokens inside them.
-#ifndef TD_TEXT_SPAN_H
-#define TD_TEXT_SPAN_H
+#pragma once
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -21,5 +20,3 @@ static inline void td_spans_free(td_spans *spans) {
   free(spans->spans);
   *spans = (td_spans){0};
 }
-
-#endif

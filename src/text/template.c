@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "base/str.h"
 #include "base/utf8.h"
 #include "gguf/files.h"
 #include "text/builtin.h"
@@ -225,13 +226,8 @@ static const jj_str *import_text(importer *im, const char *text, bool typed) {
 // Templates build control tokens from roles ('<|' + role + '|>'), so known role names are not
 // treated as user input.
 static bool is_role(const cJSON *node) {
-  static const char *const roles[] = {"system", "user",     "assistant", "tool",
-                                      "model",  "function", "developer", "ipython"};
-  if (!node->string || strcmp(node->string, "role") != 0) return false;
-  for (size_t i = 0; i < TD_COUNT(roles); i++) {
-    if (strcmp(node->valuestring, roles[i]) == 0) return true;
-  }
-  return false;
+  static const char roles[] = "system user assistant tool model function developer ipython";
+  return node->string && strcmp(node->string, "role") == 0 && td_is_word(roles, node->valuestring);
 }
 
 static jj_value import_object(importer *im, const cJSON *node) {

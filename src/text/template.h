@@ -3,8 +3,7 @@
 // lstrip_blocks, loop controls, {% generation %}, raise_exception, strftime_now, and tojson
 // implemented by json.dumps. A template is parsed once; several threads may render it at the same
 // time.
-#ifndef TD_TEXT_TEMPLATE_H
-#define TD_TEXT_TEMPLATE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -57,5 +56,3 @@ typedef struct {
 td_status td_template_render(const td_template *tmpl, const cJSON *vars,
                              const td_template_opts *opts, td_buf *out, td_spans *typed,
                              td_err *err);
-
-#endif

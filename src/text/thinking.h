@@ -1,7 +1,6 @@
 // src/text/thinking.h - how a chat template is told whether, and how hard, the model shall think.
 // What it reads, and the levels that it knows, are found by rendering probes.
-#ifndef TD_TEXT_THINKING_H
-#define TD_TEXT_THINKING_H
+#pragma once
 
 #include "text/template.h"
 
@@ -43,5 +42,3 @@ bool td_thinking_is_off(const char *effort);
 // thinking_budget of vars say: the nearest level that each knows, the higher of two as near.
 // Returns false if memory ran out.
 bool td_thinking_fit(const td_thinking *thinking, cJSON *vars);
-
-#endif

@@ -1,8 +1,7 @@
 // src/text/grammar/automaton.h - the configurations that a generation under a grammar can be in:
 // sets of automaton states with their stacks of return addresses. Each is found when it is needed
 // first, and kept with its successors. Private to text/grammar. Thread: one at a time.
-#ifndef TD_TEXT_GRAMMAR_AUTOMATON_H
-#define TD_TEXT_GRAMMAR_AUTOMATON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,5 +61,3 @@ bool td_char_set_holds(td_char_set all, td_char_set some); // whether some is a 
 // Forgets all configurations but those in keep[0..n), which receive their new numbers and keep
 // their masks.
 void td_automaton_forget(td_automaton *a, uint32_t **keep, uint32_t n);
-
-#endif

@@ -1,8 +1,7 @@
 // src/text/grammar/cover.h - the tokens that consist of given characters: where a grammar takes any
 // text of these (automaton.h's runs), only the rest of the vocabulary is walked. Private to
 // text/grammar. Thread: one at a time.
-#ifndef TD_TEXT_GRAMMAR_COVER_H
-#define TD_TEXT_GRAMMAR_COVER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,7 +12,7 @@ enum { TD_MAX_COVERS = 32 };
 
 typedef struct {
   td_automaton_run run;
-  uint64_t *mask;   // the tokens that the run takes; NULL: they are too few to be worth it
+  uint64_t *mask;   // the tokens that the run takes; NULL: too few to be worth a mask
   uint32_t *places; // [n] the others, in the order of the index
   uint16_t *shared; // [n] bytes shared with the one before
   uint32_t n;
@@ -30,5 +29,3 @@ typedef struct {
 // NULL: walk the whole vocabulary. Valid until the next call.
 const td_cover *td_covers_get(td_covers *covers, const td_automaton_run *run);
 void td_covers_close(td_covers *covers);
-
-#endif

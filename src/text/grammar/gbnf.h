@@ -1,8 +1,7 @@
 // src/text/grammar/gbnf.h - GBNF text to a syntax tree. Private to text/grammar.
 // GBNF is llama.cpp's notation: rules `name ::= alternatives`, literals "..", classes [..], `.`,
 // groups, and the repetitions * + ? {n} {n,} {n,m}. `[]` is the empty class, which nothing matches.
-#ifndef TD_TEXT_GRAMMAR_GBNF_H
-#define TD_TEXT_GRAMMAR_GBNF_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ typedef struct {
 // case.
 td_status td_gbnf_parse(td_gbnf *out, const char *text, size_t len, td_err *err);
 void td_gbnf_free(td_gbnf *gbnf);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/grammar/grammar.h - a compiled grammar: the texts that a generation may consist of.
 // Immutable once open; any thread.
-#ifndef TD_TEXT_GRAMMAR_GRAMMAR_H
-#define TD_TEXT_GRAMMAR_GRAMMAR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -20,5 +19,3 @@ void td_grammar_close(td_grammar *grammar);
 // Whether the grammar generates exactly text[0..len). False also when that cannot be decided
 // (memory).
 int td_grammar_matches(const td_grammar *grammar, const char *text, size_t len);
-
-#endif

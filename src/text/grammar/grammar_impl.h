@@ -1,6 +1,5 @@
 // src/text/grammar/grammar_impl.h - the automata of a grammar's rules. Private to text/grammar.
-#ifndef TD_TEXT_GRAMMAR_GRAMMAR_IMPL_H
-#define TD_TEXT_GRAMMAR_GRAMMAR_IMPL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ struct td_grammar {
   uint32_t n_rules;
   uint32_t root; // a rule
 };
-
-#endif

@@ -1,8 +1,7 @@
 // src/text/grammar/json_schema.h - JSON Schema to GBNF.
 // What the grammar generates satisfies the schema. The subset of the standard is in README.md; a
 // schema outside it is TD_EUNSUPPORTED with a message that names the keyword and where it stands.
-#ifndef TD_TEXT_GRAMMAR_JSON_SCHEMA_H
-#define TD_TEXT_GRAMMAR_JSON_SCHEMA_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -51,5 +50,3 @@ cJSON *td_json_schema_expanded(const cJSON *root, const cJSON *schema, bool *has
 // Appends an expression for a string that stands without quotes before a marker that begins with <,
 // as the schema's pattern or format says. False: it has none, or none that a grammar can express.
 bool td_json_schema_write_bare(td_buf *out, const cJSON *schema);
-
-#endif

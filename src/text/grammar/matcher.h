@@ -1,7 +1,6 @@
 // src/text/grammar/matcher.h - a generation under a grammar: which tokens may come next. Thread:
 // one at a time for all matchers of one td_grammars, beside which a thread of theirs may run.
-#ifndef TD_TEXT_GRAMMAR_MATCHER_H
-#define TD_TEXT_GRAMMAR_MATCHER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,5 +49,3 @@ bool td_matcher_is_ready(td_matcher *matcher);
 size_t td_grammars_n_bytes(td_grammars *grammars);
 // For tests: while held, the thread makes no masks.
 void td_grammars_hold(td_grammars *grammars, bool is_held);
-
-#endif

@@ -1,8 +1,7 @@
 // src/text/grammar/regex.h - a regular expression as a GBNF expression.
 // The syntax is ECMAScript's, which JSON Schema asks for; \d, \w and \s are ASCII. Not supported:
 // look-around, back-references, \b, Unicode properties, flags, anchors in the middle.
-#ifndef TD_TEXT_GRAMMAR_REGEX_H
-#define TD_TEXT_GRAMMAR_REGEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,5 +21,3 @@ typedef enum {
 // Appends an expression. TD_EFORMAT, TD_EUNSUPPORTED.
 td_status td_regex_to_gbnf(td_buf *out, const char *regex, size_t len, td_regex_place place,
                            td_err *err);
-
-#endif

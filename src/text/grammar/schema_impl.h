@@ -1,7 +1,6 @@
 // src/text/grammar/schema_impl.h - shared by the files that translate JSON Schema. Private to
 // text/grammar.
-#ifndef TD_TEXT_GRAMMAR_SCHEMA_IMPL_H
-#define TD_TEXT_GRAMMAR_SCHEMA_IMPL_H
+#pragma once
 
 #include "text/grammar/json_schema.h"
 
@@ -67,5 +66,3 @@ void td_schema_write_value(td_buf *out, const cJSON *value);
 td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, td_buf *out);
 td_status td_schema_write_number(const td_schema_ctx *ctx, const cJSON *schema, bool is_integer,
                                  td_buf *out);
-
-#endif

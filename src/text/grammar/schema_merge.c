@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json_parse.h"
+#include "base/str.h"
 #include "text/grammar/schema_impl.h"
 #include "text/json_replace.h"
 
@@ -48,53 +49,14 @@ void td_schema_ctx_free(td_schema_ctx *ctx) {
 
 // Keywords that assert nothing, or are used by others.
 static bool is_annotation(const char *key) {
-  static const char *const asserting[] = {"$ref",
-                                          "type",
-                                          "enum",
-                                          "const",
-                                          "properties",
-                                          "required",
-                                          "additionalProperties",
-                                          "items",
-                                          "prefixItems",
-                                          "additionalItems",
-                                          "minItems",
-                                          "maxItems",
-                                          "minLength",
-                                          "maxLength",
-                                          "pattern",
-                                          "format",
-                                          "minimum",
-                                          "maximum",
-                                          "exclusiveMinimum",
-                                          "exclusiveMaximum",
-                                          "multipleOf",
-                                          "anyOf",
-                                          "oneOf",
-                                          "allOf",
-                                          "not",
-                                          "if",
-                                          "then",
-                                          "else",
-                                          "dependentRequired",
-                                          "dependentSchemas",
-                                          "dependencies",
-                                          "propertyNames",
-                                          "patternProperties",
-                                          "contains",
-                                          "minContains",
-                                          "maxContains",
-                                          "uniqueItems",
-                                          "minProperties",
-                                          "maxProperties",
-                                          "unevaluatedProperties",
-                                          "unevaluatedItems",
-                                          "$dynamicRef",
-                                          "$recursiveRef"};
-  for (size_t i = 0; i < TD_COUNT(asserting); i++) {
-    if (strcmp(key, asserting[i]) == 0) return false;
-  }
-  return true;
+  static const char asserting[] =
+      "$ref type enum const properties required additionalProperties items prefixItems "
+      "additionalItems minItems maxItems minLength maxLength pattern format minimum maximum "
+      "exclusiveMinimum exclusiveMaximum multipleOf anyOf oneOf allOf not if then else "
+      "dependentRequired dependentSchemas dependencies propertyNames patternProperties contains "
+      "minContains maxContains uniqueItems minProperties maxProperties unevaluatedProperties "
+      "unevaluatedItems $dynamicRef $recursiveRef";
+  return !td_is_word(asserting, key);
 }
 
 bool td_schema_asserts_only(const cJSON *schema, const char *a, const char *b) {
@@ -257,24 +219,15 @@ static td_status merge_alternatives(td_schema_ctx *ctx, cJSON *to, const cJSON *
   return put_if(ok, to, "anyOf", list) ? TD_OK : td_schema_no_memory(ctx);
 }
 
-static bool is_one_of(const char *key, const char *const *keys, size_t n) {
-  for (size_t i = 0; i < n; i++) {
-    if (strcmp(key, keys[i]) == 0) return true;
-  }
-  return false;
-}
-
 // A keyword that both have. *done: it is merged.
 static td_status merge_keyword(td_schema_ctx *ctx, cJSON *to, const cJSON *a, const cJSON *b) {
-  static const char *const larger[] = {"minLength", "minItems", "minProperties", "minimum",
-                                       "exclusiveMinimum"};
-  static const char *const smaller[] = {"maxLength", "maxItems", "maxProperties", "maximum",
-                                        "exclusiveMaximum"};
+  static const char larger[] = "minLength minItems minProperties minimum exclusiveMinimum";
+  static const char smaller[] = "maxLength maxItems maxProperties maximum exclusiveMaximum";
   const char *key = b->string;
   bool ok = true;
   if (cJSON_Compare(a, b, true)) return TD_OK;
-  bool is_min = is_one_of(key, larger, TD_COUNT(larger));
-  if (is_min || is_one_of(key, smaller, TD_COUNT(smaller))) {
+  bool is_min = td_is_word(larger, key);
+  if (is_min || td_is_word(smaller, key)) {
     if (!cJSON_IsNumber(a) || !cJSON_IsNumber(b)) return td_schema_refuse(ctx, key, "of two kinds");
     bool takes_b = is_min ? b->valuedouble > a->valuedouble : b->valuedouble < a->valuedouble;
     if (takes_b) ok = td_json_replace(to, key, cJSON_Duplicate(b, true));

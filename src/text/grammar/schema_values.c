@@ -6,6 +6,7 @@
 
 #include "base/json_parse.h"
 #include "base/json_write.h"
+#include "base/str.h"
 #include "text/grammar/regex.h"
 #include "text/grammar/schema_impl.h"
 
@@ -137,7 +138,7 @@ static const char *find_format(const char *name) {
 
 bool td_json_schema_write_bare(td_buf *out, const cJSON *schema) {
   // These contain the character < or anything.
-  static const char *const wide[] = {"regex", "json-pointer", "relative-json-pointer"};
+  static const char wide[] = "regex json-pointer relative-json-pointer";
   const cJSON *pattern = td_json_get(schema, "pattern"), *format = td_json_get(schema, "format");
   td_err ignored;
   if (cJSON_IsString(pattern)) {
@@ -149,8 +150,7 @@ bool td_json_schema_write_bare(td_buf *out, const cJSON *schema) {
     return st == TD_OK;
   }
   const char *expression = cJSON_IsString(format) ? find_format(format->valuestring) : NULL;
-  for (size_t i = 0; i < TD_COUNT(wide) && expression; i++)
-    if (strcmp(format->valuestring, wide[i]) == 0) return false;
+  if (expression && td_is_word(wide, format->valuestring)) return false;
   if (expression) td_buf_printf(out, "(%s)", expression);
   return expression != NULL;
 }

@@ -1,7 +1,6 @@
 // src/text/grammar/token_index.h - a vocabulary in the order of its tokens' bytes, so that tokens
 // with a common beginning are neighbours. Immutable once open; any thread.
-#ifndef TD_TEXT_GRAMMAR_TOKEN_INDEX_H
-#define TD_TEXT_GRAMMAR_TOKEN_INDEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ typedef struct {
 td_status td_token_index_open(td_token_index **out, const td_tokenizer *tok, uint32_t n_vocab,
                               td_err *err);
 void td_token_index_close(td_token_index *index);
-
-#endif

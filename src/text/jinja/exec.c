@@ -17,14 +17,8 @@ jj_env *jj_env_new(jj *j, const jj_scope *scope, jj_env *up) {
   return env;
 }
 
-// Looks up a render variable or a global; inside {% block %} also the variables that the template
-// has set so far.
-static jj_value lookup(jj *j, const jj_scope *scope, const jj_str *name) {
-  const jj_scope *root = &j->tree->scope;
-  for (size_t i = 0; scope->in_block && i < root->n; i++) {
-    bool set = root->slots[i].stored && j->root->slots[i].type != JJ_MISSING;
-    if (set && jj_str_eq(root->slots[i].name, name)) return j->root->slots[i];
-  }
+// Looks up a render variable or a global.
+static jj_value lookup(jj *j, const jj_str *name) {
   const jj_value *v = jj_dict_get_str(j, j->vars, name);
   if (v) return *v;
   const jj_native *global = jj_native_find(jj_globals, name);
@@ -41,7 +35,7 @@ void jj_env_enter(jj *j, const jj_scope *scope, jj_env *env) {
     switch (slot->load) {
     case LOAD_PARAM: break;
     case LOAD_UNSET: env->slots[i] = JJ_NO_VALUE; break;
-    case LOAD_CONTEXT: env->slots[i] = lookup(j, scope, slot->name); break;
+    case LOAD_CONTEXT: env->slots[i] = lookup(j, slot->name); break;
     case LOAD_OUTER: env->slots[i] = *jj_slot_of(env->up, slot->outer); break;
     }
   }
@@ -113,14 +107,13 @@ static flow capture(jj *j, jj_env *env, const jj_nodes *body, const jj_str **tex
 
 struct jj_loop {
   const jj_node *node;
-  jj_env *outer, *test_env;
+  jj_env *test_env;
   jj_iter *it;
   bool sized;     // the iterable has a length and there is no filter
   bool filtered;  // the filter was applied in advance; iterate over what it left
   int64_t length; // -1: not computed yet
-  int64_t index0, depth0;
+  int64_t index0;
   jj_value current, before, after; // JJ_MISSING if there is none
-  jj_list *changed;                // the arguments of the last loop.changed()
 };
 
 // The value of the targets. With a filter, an item is what was unpacked from it.
@@ -192,42 +185,14 @@ jj_value jj_loop_attr(jj *j, jj_loop *loop, const jj_str *name) {
   if (jj_str_is(name, "revindex0")) return JJ_OF_INT(loop_length(j, loop) - loop->index0 - 1);
   if (jj_str_is(name, "previtem")) return loop_neighbour(j, loop, false);
   if (jj_str_is(name, "nextitem")) return loop_neighbour(j, loop, true);
-  if (jj_str_is(name, "depth")) return JJ_OF_INT(loop->depth0 + 1);
-  if (jj_str_is(name, "depth0")) return JJ_OF_INT(loop->depth0);
-  const jj_native *method = jj_native_find(jj_loop_methods, name);
-  if (!method) return JJ_NO_VALUE;
-  jj_bound *bound = jj_alloc(j, sizeof *bound);
-  *bound = (jj_bound){.native = method, .self = {.type = JJ_LOOP, .loop = loop}};
-  return (jj_value){.type = JJ_NATIVE, .native = bound};
+  return JJ_NO_VALUE;
 }
-
-static jj_value loop_cycle(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {
-  (void)a;
-  if (!raw->n_pos) jj_raise(j, TD_EFORMAT, "no items for cycling given");
-  return raw->pos[(uint64_t)self.loop->index0 % raw->n_pos];
-}
-
-static jj_value loop_changed(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {
-  (void)a;
-  jj_list *seen = jj_list_new(j, raw->n_pos);
-  for (size_t i = 0; i < raw->n_pos; i++)
-    jj_push(j, seen, raw->pos[i]);
-  jj_list *last = self.loop->changed;
-  self.loop->changed = seen;
-  return JJ_OF_BOOL(!last || !jj_equal(j, JJ_OF_LIST(last), JJ_OF_LIST(seen)));
-}
-
-const jj_native jj_loop_methods[] = {
-    {"cycle", NULL, loop_cycle},
-    {"changed", NULL, loop_changed},
-    {NULL, NULL, NULL},
-};
 
 // Runs the loop once over `items`. All iterations share one environment: a macro defined in the
 // body sees the variables of later iterations, like a Python closure.
-static flow run_loop(jj *j, const jj_node *node, jj_env *outer, jj_value items, int64_t depth0) {
+static flow run_loop(jj *j, const jj_node *node, jj_env *outer, jj_value items) {
   jj_loop *loop = jj_alloc(j, sizeof *loop);
-  *loop = (jj_loop){.node = node, .outer = outer, .length = -1, .index0 = -1, .depth0 = depth0};
+  *loop = (jj_loop){.node = node, .length = -1, .index0 = -1};
   loop->sized = !node->c && items.type != JJ_ITER;
   loop->it = jj_iterate(j, items);
   if (node->c) {
@@ -251,31 +216,10 @@ static flow run_loop(jj *j, const jj_node *node, jj_env *outer, jj_value items, 
   return exec_body(j, env, &node->orelse);
 }
 
-static jj_value run_recursive(jj *j, const jj_node *node, jj_env *outer, jj_value items,
-                              int64_t depth0) {
-  jj_builder b, *out = j->out;
-  jj_build(&b, j);
-  j->out = &b;
-  jj_enter(j);
-  run_loop(j, node, outer, items, depth0);
-  jj_leave(j);
-  j->out = out;
-  return JJ_OF_STR(jj_built(&b));
-}
-
-jj_value jj_loop_call(jj *j, jj_loop *loop, jj_value items) {
-  if (!loop->node->flag) {
-    jj_raise(j, TD_EFORMAT, "The loop must have the 'recursive' marker to be called recursively.");
-  }
-  return run_recursive(j, loop->node, loop->outer, items, loop->depth0 + 1);
-}
-
 static flow exec_for(jj *j, jj_env *env, const jj_node *node) {
   jj_value items = jj_eval(j, env, node->b);
   j->line = node->line;
-  if (!node->flag) return run_loop(j, node, env, items, 0);
-  jj_add_value(j->out, run_recursive(j, node, env, items, 0));
-  return FLOW_NEXT;
+  return run_loop(j, node, env, items);
 }
 
 // ---- macros ----
@@ -436,14 +380,6 @@ static flow exec_with(jj *j, jj_env *env, const jj_node *node) {
   return exec_body(j, inner, &node->body);
 }
 
-static flow exec_autoescape(jj *j, jj_env *env, const jj_node *node) {
-  jj_env *inner = enter_scope(j, node->scope, env);
-  if (jj_truth(jj_eval(j, inner, node->a))) {
-    jj_raise(j, TD_EUNSUPPORTED, "autoescape is not supported: prompts are not HTML");
-  }
-  return exec_body(j, inner, &node->body);
-}
-
 static _Noreturn void raise_no_loader(jj *j, const jj_node *node) {
   jj_raise(j, TD_EUNSUPPORTED, "'%s' is not supported: a chat template is one file", node->name->p);
 }
@@ -460,8 +396,6 @@ static flow exec(jj *j, jj_env *env, const jj_node *node) {
   case NODE_CALL_BLOCK: exec_call_block(j, env, node); return FLOW_NEXT;
   case NODE_FILTER_BLOCK: return exec_filter_block(j, env, node);
   case NODE_WITH: return exec_with(j, env, node);
-  case NODE_BLOCK: return exec_body(j, enter_scope(j, node->scope, NULL), &node->body);
-  case NODE_AUTOESCAPE: return exec_autoescape(j, env, node);
   case NODE_BREAK: return FLOW_BREAK;
   case NODE_CONTINUE: return FLOW_CONTINUE;
   case NODE_NEEDS_LOADER: raise_no_loader(j, node);
@@ -481,8 +415,7 @@ static flow exec_body(jj *j, jj_env *env, const jj_nodes *body) {
 }
 
 void jj_run(jj *j, const jj_tree *tree) {
-  j->tree = tree;
-  j->root = jj_env_new(j, &tree->scope, NULL);
-  jj_env_enter(j, &tree->scope, j->root);
-  exec_body(j, j->root, &tree->body);
+  jj_env *root = jj_env_new(j, &tree->scope, NULL);
+  jj_env_enter(j, &tree->scope, root);
+  exec_body(j, root, &tree->body);
 }

@@ -1,7 +1,6 @@
 // src/text/jinja/expr.c - parses expressions by recursive descent, with jinja2's precedences: all
 // binary operators are left-associative, including `**`; `~` binds between `+` and `*`; unary minus
 // binds tighter than `**`.
-#include <string.h>
 
 #include "text/jinja/parse.h"
 

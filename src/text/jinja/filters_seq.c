@@ -73,8 +73,8 @@ FILTER(filter_sort) {
   jj_list *items = jj_to_list(j, self);
   jj_value *keys = jj_alloc_n(j, items->n, sizeof *keys);
   for (size_t i = 0; i < items->n; i++)
-    keys[i] = multi_key(j, items->items[i], a[2], jj_arg_bool(a[1], false));
-  jj_sort(j, items->items, keys, items->n, jj_arg_bool(a[0], false));
+    keys[i] = multi_key(j, items->items[i], a[2], jj_arg_bool(a[1]));
+  jj_sort(j, items->items, keys, items->n, jj_arg_bool(a[0]));
   return JJ_OF_LIST(items);
 }
 
@@ -96,34 +96,10 @@ FILTER(filter_dictsort) {
   for (size_t i = 0; i < dict->n; i++) {
     const jj_entry *e = &dict->entries[i];
     jj_push(j, items, jj_pair(j, e->key, e->value));
-    keys[i] = fold(j, by_value ? e->value : e->key, jj_arg_bool(a[0], false));
+    keys[i] = fold(j, by_value ? e->value : e->key, jj_arg_bool(a[0]));
   }
-  jj_sort(j, items->items, keys, items->n, jj_arg_bool(a[2], false));
+  jj_sort(j, items->items, keys, items->n, jj_arg_bool(a[2]));
   return JJ_OF_LIST(items);
-}
-
-FILTER(filter_groupby) {
-  (void)raw;
-  bool case_sensitive = jj_arg_bool(a[2], false);
-  jj_value fallback = jj_given_value(a[1]) ? a[1] : JJ_NO_VALUE;
-  jj_list *items = jj_to_list(j, self);
-  jj_value *keys = jj_alloc_n(j, items->n, sizeof *keys);
-  for (size_t i = 0; i < items->n; i++)
-    keys[i] = key_of(j, items->items[i], a[0], fallback, case_sensitive);
-  jj_sort(j, items->items, keys, items->n, false);
-  jj_list *groups = jj_list_new(j, 4);
-  for (size_t i = 0; i < items->n;) {
-    jj_list *members = jj_list_new(j, 4);
-    size_t first = i;
-    while (i < items->n && jj_equal(j, keys[i], keys[first]))
-      jj_push(j, members, items->items[i++]);
-    if (i == first) jj_push(j, members, items->items[i++]); // NaN equals nothing
-    jj_value grouper = key_of(j, items->items[first], a[0], fallback, true);
-    jj_value group = jj_pair(j, grouper, JJ_OF_LIST(members));
-    group.list->is_group = true;
-    jj_push(j, groups, group);
-  }
-  return JJ_OF_LIST(groups);
 }
 
 // ---- first, last, extremes, sums ----
@@ -169,7 +145,7 @@ FILTER(filter_reverse) {
 static jj_value extreme(jj *j, jj_value self, const jj_value *a, jj_op better) {
   jj_list *items = jj_to_list(j, self);
   if (!items->n) return jj_undefined(j, "No aggregated item, sequence was empty.");
-  bool case_sensitive = jj_arg_bool(a[0], false);
+  bool case_sensitive = jj_arg_bool(a[0]);
   size_t best = 0;
   jj_value best_key = key_of(j, items->items[0], a[1], JJ_NO_VALUE, case_sensitive);
   for (size_t i = 1; i < items->n; i++) {
@@ -245,7 +221,7 @@ FILTER(filter_unique) {
   jj_iter *it = jj_iterate(j, self);
   jj_value v;
   while (jj_next(j, it, &v)) {
-    jj_value key = key_of(j, v, a[1], JJ_NO_VALUE, jj_arg_bool(a[0], false));
+    jj_value key = key_of(j, v, a[1], JJ_NO_VALUE, jj_arg_bool(a[0]));
     if (jj_dict_get(j, seen, key)) continue;
     jj_dict_set(j, seen, key, JJ_NONE_VALUE);
     jj_push(j, out, v);
@@ -255,7 +231,7 @@ FILTER(filter_unique) {
 
 FILTER(filter_default) {
   (void)raw;
-  bool missing = self.type == JJ_UNDEF || (jj_arg_bool(a[1], false) && !jj_truth(self));
+  bool missing = self.type == JJ_UNDEF || (jj_arg_bool(a[1]) && !jj_truth(self));
   if (!missing) return self;
   return jj_given(a[0]) ? a[0] : jj_text(j, "");
 }
@@ -384,7 +360,6 @@ const jj_native jj_seq_filters[] = {
     {"sort", "|reverse,case_sensitive,attribute", filter_sort},
     {"dictsort", "|case_sensitive,by,reverse", filter_dictsort},
     {"unique", "|case_sensitive,attribute", filter_unique},
-    {"groupby", "attribute|default,case_sensitive", filter_groupby},
     {"min", "|case_sensitive,attribute", filter_min},
     {"max", "|case_sensitive,attribute", filter_max},
     {"sum", "|attribute,start", filter_sum},

@@ -91,7 +91,7 @@ FILTER(filter_indent) {
   (void)raw;
   if (self.type != JJ_STR) jj_raise_type(j, "a string", self);
   const jj_str *indent = spaces(j, a[0]);
-  bool first = jj_arg_bool(a[1], false), blank = jj_arg_bool(a[2], false);
+  bool first = jj_arg_bool(a[1]), blank = jj_arg_bool(a[2]);
   // The added newline makes an empty last line count.
   jj_list *lines = jj_splitlines(j, jj_concat(j, self.s, jj_lit(j, "\n")), false);
   jj_builder b;
@@ -110,19 +110,10 @@ FILTER(filter_indent) {
 
 FILTER(filter_format) {
   (void)a;
-  if (raw->n_pos && raw->n_kw) {
-    jj_raise(j, TD_EFORMAT, "can't handle positional and keyword arguments at the same time");
-  }
-  jj_value args;
-  if (raw->n_kw) {
-    args = JJ_OF_DICT(jj_dict_new(j));
-    for (size_t i = 0; i < raw->n_kw; i++)
-      jj_dict_set(j, args.dict, JJ_OF_STR(raw->kw[i].name), raw->kw[i].value);
-  } else {
-    args = JJ_OF_TUPLE(jj_list_new(j, raw->n_pos));
-    for (size_t i = 0; i < raw->n_pos; i++)
-      jj_push(j, args.list, raw->pos[i]);
-  }
+  if (raw->n_kw) jj_raise(j, TD_EFORMAT, "format takes no arguments by name");
+  const jj_value args = JJ_OF_TUPLE(jj_list_new(j, raw->n_pos));
+  for (size_t i = 0; i < raw->n_pos; i++)
+    jj_push(j, args.list, raw->pos[i]);
   return JJ_OF_STR(jj_percent(j, jj_to_str(j, self), args));
 }
 
@@ -137,7 +128,7 @@ static const jj_str *json_separator(jj *j, jj_value pair, size_t which) {
 // tojson as in transformers: json.dumps with its own defaults, without HTML escaping.
 FILTER(filter_tojson) {
   (void)raw;
-  jj_json_opts opts = {.ascii = jj_arg_bool(a[0], false), .sort_keys = jj_arg_bool(a[3], false)};
+  jj_json_opts opts = {.ascii = jj_arg_bool(a[0]), .sort_keys = jj_arg_bool(a[3])};
   if (jj_given_value(a[1])) opts.indent = spaces(j, a[1]);
   opts.item_sep = jj_lit(j, opts.indent ? "," : ", ");
   opts.key_sep = jj_lit(j, ": ");

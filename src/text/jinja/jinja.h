@@ -3,14 +3,13 @@
 //
 // Pipeline: lex (lex.c) -> parse (parse.c, expr.c) -> resolve names to slots as Jinja2's compiler
 // does (scope.c) -> walk the tree (exec.c, eval.c). Values live in the run's arena, are immutable
-// except for namespaces, cyclers and iterators, and follow Python's semantics. A string records
+// except for namespaces and iterators, and follow Python's semantics. A string records
 // which of its bytes are user input ("typed").
 //
 // Errors: jj_raise fills the caller's td_err and longjmps to the entry point that set jj.on_error.
 // All memory of the run belongs to the arena, so nothing leaks. Names shared between these files
 // start with jj_; the rest of the program uses only template.h.
-#ifndef TD_TEXT_JINJA_JINJA_H
-#define TD_TEXT_JINJA_JINJA_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdbool.h>
@@ -103,7 +102,6 @@ typedef struct {
 struct jj_list {
   jj_value *items;
   size_t n, cap;
-  bool is_group; // a tuple made by |groupby: its items are also .grouper and .list
 };
 
 typedef struct {
@@ -193,7 +191,7 @@ struct jj_bound {
 // Tables end with a NULL name. Lookups return NULL if the name is absent.
 extern const jj_native jj_str_filters[], jj_seq_filters[], jj_num_filters[], jj_tests[];
 extern const jj_native jj_str_methods[], jj_dict_methods[], jj_list_methods[], jj_tuple_methods[];
-extern const jj_native jj_loop_methods[], jj_globals[];
+extern const jj_native jj_globals[];
 const jj_native *jj_native_find(const jj_native *table, const jj_str *name);
 const jj_native *jj_filter_find(const jj_str *name);
 const jj_native *jj_test_find(const jj_str *name);
@@ -232,15 +230,13 @@ typedef enum {
   NODE_DATA,         // value (string)
   NODE_OUTPUT,       // list
   NODE_IF,           // a, body, list of elif NODE_IF, orelse
-  NODE_FOR,          // a target, b iterable, c filter or NULL, body, orelse, flag recursive
+  NODE_FOR,          // a target, b iterable, c filter or NULL, body, orelse
   NODE_SET,          // a target, b expression
   NODE_SET_BLOCK,    // a target, b filter chain or NULL, body
   NODE_MACRO,        // name, ref, list parameters, kwargs defaults, body
   NODE_CALL_BLOCK,   // a call (NULL: generation), list parameters, kwargs defaults, body
   NODE_FILTER_BLOCK, // a filter chain, body
   NODE_WITH,         // list targets, kwargs values, body
-  NODE_BLOCK,        // name, body
-  NODE_AUTOESCAPE,   // a, body
   NODE_BREAK,
   NODE_CONTINUE,
   NODE_NEEDS_LOADER, // include, import, extends: name is the tag
@@ -287,10 +283,9 @@ typedef struct {
 
 typedef struct jj_scope jj_scope;
 struct jj_scope {
-  const jj_scope *up; // NULL: the template itself, or a block
+  const jj_scope *up; // NULL: the template itself
   jj_slot *slots;
   size_t n, cap;
-  bool in_block; // from here on the template's variables are looked up by name
 };
 
 // Where a macro puts surplus arguments. A slot is -1 if the body does not use it.
@@ -301,7 +296,7 @@ typedef struct {
 struct jj_node {
   jj_node_kind kind;
   uint8_t op;
-  bool flag; // FOR: recursive; NAME: assigned to; TEST: negated
+  bool flag; // NAME: assigned to; TEST: negated
   uint32_t line;
   jj_ref ref;
   const jj_str *name, *attr;
@@ -351,8 +346,6 @@ struct jj {
   int64_t now_us;
   // rendering
   const jj_dict *vars;
-  const jj_tree *tree;
-  jj_env *root;
   jj_builder *out;
 };
 
@@ -488,7 +481,6 @@ jj_value jj_slice(jj *j, jj_value obj, jj_value start, jj_value stop, jj_value s
 // none.
 jj_value jj_get_path(jj *j, jj_value obj, jj_value path, jj_value fallback);
 jj_value jj_loop_attr(jj *j, jj_loop *loop, const jj_str *name);
-jj_value jj_loop_call(jj *j, jj_loop *loop, jj_value items);
 
 // ---- formatting and numbers (format.c, number.c) ----
 
@@ -547,5 +539,3 @@ void jj_assign(jj *j, jj_env *env, const jj_node *target, jj_value v);
 jj_env *jj_env_new(jj *j, const jj_scope *scope, jj_env *up);
 void jj_env_enter(jj *j, const jj_scope *scope, jj_env *env);
 jj_value *jj_slot_of(jj_env *env, jj_ref ref);
-
-#endif

@@ -210,8 +210,8 @@ static bool lex_name(lexer *x) {
   size_t end = x->at, next;
   while (end < x->src->len) {
     uint32_t c = jj_decode(x->src, end, &next);
-    bool combining = c >= 0x80 && td_pychar_is_case_ignorable(c);
-    if (c != '_' && !td_pychar_is_alnum(c) && !combining) break;
+    const bool is_ascii_name = c == '_' || (c < 0x80 && isalnum((int)c));
+    if (!is_ascii_name && (c < 0x80 || td_pychar_is_space(c))) break;
     end = next;
   }
   if (end == x->at) return false;

@@ -13,7 +13,7 @@ static const jj_str *need_str(jj *j, jj_value v) {
   return v.s;
 }
 
-// ---- case, padding, stripping ----
+// ---- case, stripping ----
 
 #define RECASE(fn, how)                                                                            \
   METHOD(fn) {                                                                                     \
@@ -34,33 +34,6 @@ STRIP(str_strip, true, true)
 STRIP(str_lstrip, true, false)
 STRIP(str_rstrip, false, true)
 
-static jj_value pad(jj *j, jj_value self, const jj_value *a, char align) {
-  const jj_str *fill = jj_given(a[1]) ? need_str(j, a[1]) : jj_lit(j, " ");
-  if (fill->n_chars != 1) {
-    jj_raise(j, TD_EFORMAT, "The fill character must be exactly one character long");
-  }
-  return JJ_OF_STR(jj_pad(j, self.s, jj_arg_int(j, a[0], 0), fill, align));
-}
-
-METHOD(str_ljust) {
-  UNUSED;
-  return pad(j, self, a, '<');
-}
-
-METHOD(str_rjust) {
-  UNUSED;
-  return pad(j, self, a, '>');
-}
-
-METHOD(str_zfill) {
-  UNUSED;
-  int64_t width = jj_arg_int(j, a[0], 0);
-  bool sign = self.s->len && (self.s->p[0] == '-' || self.s->p[0] == '+');
-  const jj_str *digits = jj_sub(j, self.s, sign, self.s->len);
-  digits = jj_pad(j, digits, width > INT64_MIN + 1 ? width - sign : 0, jj_lit(j, "0"), '>');
-  return JJ_OF_STR(jj_concat(j, jj_sub(j, self.s, 0, sign), digits));
-}
-
 // ---- splitting and joining ----
 
 METHOD(str_split) {
@@ -75,7 +48,7 @@ METHOD(str_rsplit) {
 
 METHOD(str_splitlines) {
   UNUSED;
-  return JJ_OF_LIST(jj_splitlines(j, self.s, jj_arg_bool(a[0], false)));
+  return JJ_OF_LIST(jj_splitlines(j, self.s, jj_arg_bool(a[0])));
 }
 
 static jj_value partition(jj *j, jj_value self, jj_value separator, bool from_right) {
@@ -254,51 +227,8 @@ static bool every(jj *j, const jj_str *s, bool (*test)(uint32_t)) {
     UNUSED;                                                                                        \
     return JJ_OF_BOOL(self.s->len && every(j, self.s, test));                                      \
   }
-EVERY(str_isalpha, td_pychar_is_alpha)
-EVERY(str_isdecimal, td_pychar_is_decimal)
 EVERY(str_isdigit, td_pychar_is_digit)
-EVERY(str_isnumeric, td_pychar_is_numeric)
-EVERY(str_isalnum, td_pychar_is_alnum)
 EVERY(str_isspace, td_pychar_is_space)
-
-METHOD(str_isprintable) {
-  UNUSED;
-  return JJ_OF_BOOL(every(j, self.s, td_pychar_is_printable));
-}
-
-METHOD(str_isascii) {
-  UNUSED;
-  return JJ_OF_BOOL(self.s->n_chars == self.s->len);
-}
-
-static jj_value test_case(jj *j, jj_value self, const char *test) {
-  static const jj_args none = {0};
-  const jj_str name = {.p = test, .len = strlen(test)};
-  return jj_native_call(j, jj_test_find(&name), self, &none);
-}
-
-METHOD(str_islower) {
-  UNUSED;
-  return test_case(j, self, "lower");
-}
-
-METHOD(str_isupper) {
-  UNUSED;
-  return test_case(j, self, "upper");
-}
-
-METHOD(str_istitle) {
-  UNUSED;
-  bool behind_cased = false, any = false;
-  for (size_t i = 0; i < self.s->len;) {
-    uint32_t c = jj_decode(self.s, i, &i);
-    bool begins = td_pychar_is_upper(c) || td_pychar_is_title(c);
-    if (td_pychar_is_cased(c) && begins == behind_cased) return JJ_OF_BOOL(false);
-    behind_cased = td_pychar_is_cased(c);
-    any = any || behind_cased;
-  }
-  return JJ_OF_BOOL(any);
-}
 
 const jj_native jj_str_methods[] = {
     {"strip", "/|chars", str_strip},
@@ -325,20 +255,8 @@ const jj_native jj_str_methods[] = {
     {"format", NULL, str_format},
     {"removeprefix", "/prefix", str_removeprefix},
     {"removesuffix", "/suffix", str_removesuffix},
-    {"ljust", "/width|fill", str_ljust},
-    {"rjust", "/width|fill", str_rjust},
-    {"zfill", "/width", str_zfill},
-    {"isalpha", "", str_isalpha},
-    {"isdecimal", "", str_isdecimal},
     {"isdigit", "", str_isdigit},
-    {"isnumeric", "", str_isnumeric},
-    {"isalnum", "", str_isalnum},
     {"isspace", "", str_isspace},
-    {"isprintable", "", str_isprintable},
-    {"isascii", "", str_isascii},
-    {"islower", "", str_islower},
-    {"isupper", "", str_isupper},
-    {"istitle", "", str_istitle},
     {NULL, NULL, NULL},
 };
 

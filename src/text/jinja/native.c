@@ -26,8 +26,8 @@ void jj_raise_type(jj *j, const char *expected, jj_value got) {
   jj_raise(j, TD_EFORMAT, "%s is required, not '%s'", expected, jj_type_name(got));
 }
 
-bool jj_arg_bool(jj_value v, bool otherwise) {
-  return jj_given(v) ? jj_truth(v) : otherwise;
+bool jj_arg_bool(jj_value v) {
+  return jj_given(v) && jj_truth(v);
 }
 
 int64_t jj_arg_int(jj *j, jj_value v, int64_t otherwise) {
@@ -115,11 +115,6 @@ jj_value jj_call(jj *j, jj_value callee, const jj_args *args) {
   switch (callee.type) {
   case JJ_NATIVE: return jj_native_call(j, callee.native->native, callee.native->self, args);
   case JJ_MACRO: return jj_macro_call(j, callee.macro, args);
-  case JJ_LOOP:
-    if (args->n_pos != 1 || args->n_kw) {
-      jj_raise(j, TD_EFORMAT, "loop() takes one argument: what to iterate over");
-    }
-    return jj_loop_call(j, callee.loop, args->pos[0]);
   case JJ_UNDEF: jj_raise_undefined(j, callee);
   default: jj_raise(j, TD_EFORMAT, "'%s' object is not callable", jj_type_name(callee));
   }

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "text/jinja/jinja.h"
 #include "text/jinja/number.h"
 
 static _Noreturn void overflow(jj *j) {

@@ -138,11 +138,6 @@ static jj_value data_attr(jj *j, jj_value obj, const jj_str *name) {
     const jj_value *v = jj_dict_get_str(j, obj.dict, name);
     return v ? *v : JJ_NO_VALUE;
   }
-  case JJ_TUPLE:
-    if (!obj.list->is_group) break;
-    if (jj_str_is(name, "grouper")) return obj.list->items[0];
-    if (jj_str_is(name, "list")) return obj.list->items[1];
-    break;
   case JJ_LOOP: return jj_loop_attr(j, obj.loop, name);
   case JJ_MACRO: return macro_attr(j, obj.macro, name);
   case JJ_RANGE:

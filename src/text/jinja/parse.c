@@ -224,19 +224,16 @@ static jj_node *parse_for(jj_parser *p, uint32_t line) {
   jj_node *node = jj_node_new(p, NODE_FOR, line);
   node->a = parse_target(p, "in", false);
   jj_expect_word(p, "in");
-  node->b = jj_parse_tuple(p, &(jj_tuple_opts){.no_conditional = true, .end_word = "recursive"});
+  node->b = jj_parse_tuple(p, &(jj_tuple_opts){.no_conditional = true});
   if (jj_skip_word(p, "if")) node->c = jj_parse_expr(p);
-  node->flag = jj_skip_word(p, "recursive");
-  int n_loops = p->n_loops;
-  p->n_loops = node->flag ? 1 : n_loops + 1;
+  p->n_loops++;
   node->body = parse_block_body(p, (const char *const[]){"endfor", "else", NULL});
-  p->n_loops = node->flag ? 0 : n_loops;
+  p->n_loops--;
   if (jj_skip_word(p, "else")) {
     node->orelse = parse_whole_body(p, "endfor");
   } else {
     jj_advance(p);
   }
-  p->n_loops = n_loops;
   return node;
 }
 
@@ -345,30 +342,6 @@ static jj_node *parse_print(jj_parser *p, uint32_t line) {
   return node;
 }
 
-static jj_node *parse_block(jj_parser *p, uint32_t line) {
-  jj_node *node = jj_node_new(p, NODE_BLOCK, line);
-  node->name = jj_expect_name(p);
-  for (size_t i = 0; i < p->blocks.n; i++) {
-    if (jj_str_eq(p->blocks.items[i]->name, node->name)) {
-      jj_raise(p->j, TD_EFORMAT, "block '%.*s' defined twice", jj_clip(node->name), node->name->p);
-    }
-  }
-  jj_nodes_push(p, &p->blocks, node);
-  if (jj_at_word(p, "required") || jj_at_word(p, "scoped")) {
-    jj_raise(p->j, TD_EUNSUPPORTED, "template inheritance is not supported");
-  }
-  node->body = parse_function_body(p, "endblock");
-  if (p->t->kind == TOK_NAME && jj_str_eq(p->t->text, node->name)) jj_advance(p);
-  return node;
-}
-
-static jj_node *parse_autoescape(jj_parser *p, uint32_t line) {
-  jj_node *node = jj_node_new(p, NODE_AUTOESCAPE, line);
-  node->a = jj_parse_expr(p);
-  node->body = parse_whole_body(p, "endautoescape");
-  return node;
-}
-
 static jj_node *parse_break(jj_parser *p, uint32_t line) {
   if (!p->n_loops) jj_raise(p->j, TD_EFORMAT, "'break' outside loop");
   return jj_node_new(p, NODE_BREAK, line);
@@ -414,19 +387,12 @@ static jj_node *parse_statement(jj_parser *p) {
     const char *word;
     jj_node *(*parse)(jj_parser *p, uint32_t line);
   } statements[] = {
-      {"if", parse_if},
-      {"for", parse_for},
-      {"set", parse_set},
-      {"macro", parse_macro},
-      {"break", parse_break},
-      {"continue", parse_continue},
-      {"call", parse_call_block},
-      {"generation", parse_generation},
-      {"with", parse_with},
-      {"filter", parse_filter_block},
+      {"if", parse_if},           {"for", parse_for},
+      {"set", parse_set},         {"macro", parse_macro},
+      {"break", parse_break},     {"continue", parse_continue},
+      {"call", parse_call_block}, {"generation", parse_generation},
+      {"with", parse_with},       {"filter", parse_filter_block},
       {"print", parse_print},
-      {"block", parse_block},
-      {"autoescape", parse_autoescape},
   };
   static const char *const loaders[] = {"include", "import", "from", "extends"};
   if (p->t->kind != TOK_NAME) jj_raise(p->j, TD_EFORMAT, "tag name expected");

@@ -1,6 +1,5 @@
 // src/text/jinja/parse.h - declarations shared by the statement parser and the expression parser.
-#ifndef TD_TEXT_JINJA_PARSE_H
-#define TD_TEXT_JINJA_PARSE_H
+#pragma once
 
 #include "text/jinja/jinja.h"
 
@@ -9,7 +8,6 @@ typedef struct {
   const jj_token *t; // current token; the array ends with TOK_EOF, which is never passed over
   int depth;         // nesting depth of expressions and statements
   int n_loops;       // enclosing for loops within the innermost macro or block
-  jj_nodes blocks;   // the {% block %}s parsed so far
 } jj_parser;
 
 // What ends a tuple, besides closing brackets and tag ends, and what it may contain.
@@ -42,5 +40,3 @@ jj_node *jj_parse_expr(jj_parser *p);
 jj_node *jj_parse_tuple(jj_parser *p, const jj_tuple_opts *opts);
 // Wraps node in the filters "|a|b(c)". bare: the first filter has no pipe. node may be NULL.
 jj_node *jj_parse_filters(jj_parser *p, jj_node *node, bool bare);
-
-#endif

@@ -108,7 +108,7 @@ typedef struct {
 
 static void look_for(void *context, jj_node *node) {
   mention *m = context;
-  if (m->settled || node->kind == NODE_BLOCK) return;
+  if (m->settled) return;
   jj_enter(m->j);
   jj_steps(m->j, 1);
   if (node->kind == NODE_NAME && jj_str_is(node->name, m->name)) {
@@ -196,8 +196,6 @@ static void declare(void *context, jj_node *node) {
     if (node->b) declare(r, node->b);
     declare(r, node->a);
     break;
-  case NODE_BLOCK:
-  case NODE_AUTOESCAPE: break;
   default: each_child(node, declare, r);
   }
   jj_leave(r->j);
@@ -219,7 +217,6 @@ static void bind(void *context, jj_node *node);
 static jj_scope *new_scope(resolver *r, const jj_scope *up) {
   jj_scope *scope = jj_alloc(r->j, sizeof *scope);
   scope->up = up;
-  scope->in_block = up && up->in_block;
   return scope;
 }
 
@@ -256,7 +253,7 @@ static void bind_for(resolver *r, jj_node *node) {
   node->scope = new_scope(r, r->scope);
   resolver body = within(r, node->scope);
   declare_targets(&body, node->a);
-  if (node->flag || reads(r->j, &node->body, "loop")) {
+  if (reads(r->j, &node->body, "loop")) {
     node->loop_slot = note_param(r->j, node->scope, jj_lit(r->j, "loop"));
   }
   bind(&body, node->a);
@@ -317,12 +314,11 @@ static void bind_with(resolver *r, jj_node *node) {
   declare_and_bind(&inner, &node->body);
 }
 
-// Binds a body that has only a scope of its own; `outside` NULL isolates it.
-static void bind_body(resolver *r, jj_node *node, const jj_scope *outside) {
-  node->scope = new_scope(r, outside);
-  node->scope->in_block = node->scope->in_block || !outside;
+// Binds a body that has only a scope of its own.
+static void bind_body(resolver *r, jj_node *node) {
+  node->scope = new_scope(r, r->scope);
   resolver inner = within(r, node->scope);
-  if (node->kind == NODE_FILTER_BLOCK || node->kind == NODE_AUTOESCAPE) {
+  if (node->kind == NODE_FILTER_BLOCK) {
     declare(&inner, node->a);
     bind(&inner, node->a);
   }
@@ -373,11 +369,9 @@ static void bind(void *context, jj_node *node) {
   case NODE_SET_BLOCK:
     bind(r, node->a);
     if (node->b) bind(r, node->b);
-    bind_body(r, node, r->scope);
+    bind_body(r, node);
     break;
-  case NODE_FILTER_BLOCK:
-  case NODE_AUTOESCAPE: bind_body(r, node, r->scope); break;
-  case NODE_BLOCK: bind_body(r, node, NULL); break;
+  case NODE_FILTER_BLOCK: bind_body(r, node); break;
   default: each_child(node, bind, r);
   }
   jj_leave(r->j);

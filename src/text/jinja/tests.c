@@ -1,7 +1,5 @@
 // src/text/jinja/tests.c - tests, i.e. what follows `is`.
 #include "text/jinja/native.h"
-#include "text/jinja/number.h"
-#include "text/unicode/python_chars.h"
 
 #define TEST(fn, expr)                                                                             \
   static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {                \
@@ -18,27 +16,13 @@ static bool odd(jj *j, jj_value v) {
   return jj_equal(j, jj_binary(j, OP_MOD, v, JJ_OF_INT(2)), JJ_OF_INT(1));
 }
 
-// At least one cased character, and none of the opposite case.
-static bool all_case(jj *j, jj_value v, bool upper) {
-  const jj_str *s = jj_to_str(j, v);
-  bool cased = false;
-  for (size_t i = 0; i < s->len;) {
-    uint32_t c = jj_decode(s, i, &i);
-    bool other = upper ? td_pychar_is_lower(c) : td_pychar_is_upper(c);
-    if (other || td_pychar_is_title(c)) return false;
-    cased = cased || td_pychar_is_cased(c);
-  }
-  jj_steps(j, s->len >> 4);
-  return cased;
-}
-
 static bool sequence(jj_value v) {
   return v.type == JJ_UNDEF || v.type == JJ_STR || v.type == JJ_LIST || v.type == JJ_TUPLE ||
          v.type == JJ_DICT || v.type == JJ_RANGE;
 }
 
 static bool callable(jj_value v) {
-  return v.type == JJ_NATIVE || v.type == JJ_MACRO || v.type == JJ_LOOP ||
+  return v.type == JJ_NATIVE || v.type == JJ_MACRO ||
          v.type == JJ_UNDEF; // Undefined has a __call__, which raises
 }
 
@@ -63,8 +47,6 @@ TEST(test_callable, callable(self))
 TEST(test_odd, odd(j, self))
 TEST(test_even, divisible(j, self, JJ_OF_INT(2)))
 TEST(test_divisibleby, divisible(j, self, a[0]))
-TEST(test_lower, all_case(j, self, false))
-TEST(test_upper, all_case(j, self, true))
 TEST(test_escaped, self.type == JJ_STR && self.s->markup)
 TEST(test_filter, known(self, jj_filter_find))
 TEST(test_test, known(self, jj_test_find))
@@ -95,8 +77,6 @@ const jj_native jj_tests[] = {
     {"odd", "", test_odd},
     {"even", "", test_even},
     {"divisibleby", "num", test_divisibleby},
-    {"lower", "", test_lower},
-    {"upper", "", test_upper},
     {"escaped", "", test_escaped},
     {"filter", "", test_filter},
     {"test", "", test_test},

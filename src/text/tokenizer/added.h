@@ -1,7 +1,6 @@
 // src/text/tokenizer/added.h - "added_tokens" of tokenizer.json, which are cut out of a text before
 // all other steps. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_ADDED_H
-#define TD_TEXT_TOKENIZER_ADDED_H
+#pragma once
 
 #include <cjson/cJSON.h>
 
@@ -42,5 +41,3 @@ size_t td_added_count(const td_added *added);
 // The normalized spelling of the i-th token, which is the one used for decoding. NULL if it equals
 // the token's own spelling.
 const char *td_added_normal_text(const td_added *added, size_t i, int32_t *id, size_t *len);
-
-#endif

@@ -1,6 +1,5 @@
 // src/text/tokenizer/bpe.h - byte-pair encoding of one word. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_BPE_H
-#define TD_TEXT_TOKENIZER_BPE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -42,5 +41,3 @@ size_t td_bpe_longest(const td_bpe *bpe);
 // a boundary depends on text tens of KiB behind it.
 td_status td_bpe_count(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
                        size_t *n_ids, td_err *err);
-
-#endif

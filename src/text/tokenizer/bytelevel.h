@@ -1,8 +1,7 @@
 // src/text/tokenizer/bytelevel.h - GPT-2's alphabet of 256 printable characters for bytes:
 // 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF represent themselves, the other 68 bytes in ascending order
 // are U+0100 and following. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_BYTELEVEL_H
-#define TD_TEXT_TOKENIZER_BYTELEVEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ uint32_t td_bytelevel_char(uint8_t byte);
 void td_bytelevel_spell(td_buf *out, const char *bytes, size_t len);
 // Appends the bytes that text represents. False, with nothing appended, if it has other characters.
 bool td_bytelevel_bytes(td_buf *out, const char *text, size_t len);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/tokenizer/charset.h - character classes of patterns as sets. A set is a union of general
 // categories, ranges and other properties, or the complement of such a union. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_CHARSET_H
-#define TD_TEXT_TOKENIZER_CHARSET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ bool td_charset_unite(td_charset *set, td_charset *other, td_err *err);
 bool td_charset_intersect(td_charset *set, td_charset *other, td_err *err);
 // Appends the set as a PCRE2 character class.
 void td_charset_write(const td_charset *set, td_buf *out);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/tokenizer/decode.h - the "decoder" of tokenizer.json: decodes tokens to text. Private to
 // text/.
-#ifndef TD_TEXT_TOKENIZER_DECODE_H
-#define TD_TEXT_TOKENIZER_DECODE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -35,5 +34,3 @@ td_status td_decoder_feed(const td_decoder *decoder, const td_decoding *text, in
                           td_buf *out, td_err *err);
 td_status td_decoder_flush(const td_decoder *decoder, const td_decoding *text, td_buf *out,
                            td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/text/tokenizer/hash.h - hashes of short byte strings and of pairs. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_HASH_H
-#define TD_TEXT_TOKENIZER_HASH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ static inline uint64_t td_hash_bytes(const char *bytes, size_t len) {
 static inline uint64_t td_hash_pair(int32_t a, int32_t b) {
   return td_hash_mix(((uint64_t)(uint32_t)a << 32 | (uint32_t)b) * 0x9E3779B97F4A7C15u);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/tokenizer/json.h - helpers to read the typed objects of tokenizer.json. Private to
 // text/.
-#ifndef TD_TEXT_TOKENIZER_JSON_H
-#define TD_TEXT_TOKENIZER_JSON_H
+#pragma once
 
 #include <cjson/cJSON.h>
 
@@ -21,5 +20,3 @@ td_status td_tok_each_step(const cJSON *json, const char *key, td_tok_step step,
 td_status td_tok_read_pattern(const cJSON *json, td_regex **regex, td_err *err);
 // Reads a required string.
 td_status td_tok_need_str(const cJSON *json, const char *key, const char **out, td_err *err);
-
-#endif

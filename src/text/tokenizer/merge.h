@@ -1,6 +1,5 @@
 // src/text/tokenizer/merge.h - merges of byte-pair encoding, and applying them. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_MERGE_H
-#define TD_TEXT_TOKENIZER_MERGE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void td_merge_scratch_free(td_merge_scratch *scratch);
 // among equals. O(n log n).
 td_status td_merges_apply(const td_merges *merges, td_merge_scratch *scratch, td_token_ids *symbols,
                           td_err *err);
-
-#endif

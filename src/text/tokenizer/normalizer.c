@@ -18,7 +18,7 @@ typedef struct {
   bool left, right;    // STRIP
 } norm_step;
 
-// Limits on the code points per input byte (the longest decomposition has 18), and for short texts
+// Limits on the code points per input byte (the longest decomposition has 4), and for short texts
 // in total. Replacements in a hostile file could double a text in every step.
 #define MAX_GROWTH 32
 #define MIN_LIMIT  4096
@@ -43,24 +43,14 @@ static td_status read_replace(norm_step *step, const cJSON *json, td_err *err) {
   return read_text(&step->text, json, "content", err);
 }
 
-static bool find_form(const char *type, td_normal_form *out) {
-  static const char *const names[] = {
-      [TD_NFC] = "NFC", [TD_NFD] = "NFD", [TD_NFKC] = "NFKC", [TD_NFKD] = "NFKD"};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    if (strcmp(type, names[i]) != 0) continue;
-    *out = (td_normal_form)i;
-    return true;
-  }
-  return false;
-}
-
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
   td_norm *norm = owner;
   if (norm->n_steps == TD_TOK_MAX_STEPS) return td_fail(err, TD_ELIMIT, "too many steps");
   norm_step *step = &norm->steps[norm->n_steps++];
   td_status st = TD_OK;
-  if (find_form(type, &step->form)) {
+  if (strcmp(type, "NFC") == 0 || strcmp(type, "NFD") == 0) {
     step->kind = NORMAL_FORM;
+    step->form = type[2] == 'C' ? TD_NFC : TD_NFD;
   } else if (strcmp(type, "Prepend") == 0) {
     step->kind = PREPEND;
     st = read_text(&step->text, json, "prepend", err);
@@ -109,14 +99,11 @@ void td_norm_scratch_free(td_norm_scratch *s) {
 }
 
 bool td_norm_keeps(const td_norm *norm, const char *text, size_t len) {
-  bool compat = false;
   for (size_t i = 0; i < norm->n_steps; i++) {
     const norm_step *step = &norm->steps[i];
-    bool composes = step->kind == NORMAL_FORM && (step->form == TD_NFC || step->form == TD_NFKC);
-    if (!composes) return false;
-    compat |= step->form == TD_NFKC;
+    if (step->kind != NORMAL_FORM || step->form != TD_NFC) return false;
   }
-  return norm->n_steps == 0 || td_unicode_surely_composed(text, len, compat);
+  return norm->n_steps == 0 || td_unicode_surely_composed(text, len);
 }
 
 // Checks that a text of n code points may grow by n_extra.

@@ -1,6 +1,5 @@
 // src/text/tokenizer/normalizer.h - the "normalizer" of tokenizer.json. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_NORMALIZER_H
-#define TD_TEXT_TOKENIZER_NORMALIZER_H
+#pragma once
 
 #include <cjson/cJSON.h>
 
@@ -9,7 +8,7 @@
 
 typedef struct td_norm td_norm;
 
-// Supports NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, and Sequences of them. json may be NULL:
+// Supports NFC, NFD, Prepend, Replace, Strip, and Sequences of them. json may be NULL:
 // text is unchanged.
 td_status td_norm_open(td_norm **out, const cJSON *json, td_err *err);
 void td_norm_close(td_norm *norm);
@@ -31,5 +30,3 @@ bool td_norm_keeps(const td_norm *norm, const char *text, size_t len);
 td_status td_norm_apply(const td_norm *norm, td_norm_scratch *scratch, td_regex_scratch *regex,
                         const char *text, size_t len, const td_spans *literal, td_buf *out,
                         td_spans *out_literal, td_err *err);
-
-#endif

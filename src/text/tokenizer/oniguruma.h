@@ -1,7 +1,6 @@
 // src/text/tokenizer/oniguruma.h - translates Oniguruma's dialect, which tokenizer.json uses, to
 // PCRE2's. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_ONIGURUMA_H
-#define TD_TEXT_TOKENIZER_ONIGURUMA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -20,5 +19,3 @@
 td_status td_pattern_translate(td_buf *out, const char *pattern, size_t len, td_err *err);
 // Appends a pattern that matches text literally.
 void td_pattern_quote(td_buf *out, const char *text, size_t len);
-
-#endif

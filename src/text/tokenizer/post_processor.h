@@ -1,7 +1,6 @@
 // src/text/tokenizer/post_processor.h - the "post_processor" of tokenizer.json: tokens added before
 // and after a text. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_POST_PROCESSOR_H
-#define TD_TEXT_TOKENIZER_POST_PROCESSOR_H
+#pragma once
 
 #include <cjson/cJSON.h>
 
@@ -15,5 +14,3 @@ typedef struct {
 // json may be NULL.
 td_status td_post_read(td_post *post, const cJSON *json, td_err *err);
 void td_post_free(td_post *post);
-
-#endif

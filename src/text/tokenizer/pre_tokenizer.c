@@ -7,7 +7,6 @@
 #include "base/json_parse.h"
 #include "base/utf8.h"
 #include "text/tokenizer/json.h"
-#include "text/unicode/unicode.h"
 
 // GPT-2's word pattern.
 #define GPT2_PATTERN                                                                               \

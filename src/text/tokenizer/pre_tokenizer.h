@@ -1,7 +1,6 @@
 // src/text/tokenizer/pre_tokenizer.h - the "pre_tokenizer" of tokenizer.json: splits text into
 // words. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_PRE_TOKENIZER_H
-#define TD_TEXT_TOKENIZER_PRE_TOKENIZER_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -36,5 +35,3 @@ typedef struct {
 
 td_status td_split_run(const td_split *split, td_split_scratch *scratch, const td_split_text *text,
                        td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/text/tokenizer/regex.h - compiled patterns. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_REGEX_H
-#define TD_TEXT_TOKENIZER_REGEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ td_status td_regex_search_begin(td_regex_search *search, const td_regex *regex,
                                 size_t len, td_err *err);
 // *found: there was another match.
 td_status td_regex_search_next(td_regex_search *search, td_span *match, bool *found, td_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/tokenizer/tiktoken.h - "tiktoken.model", the vocabulary format of Kimi K2 and Moonlight:
 // one base64 token and its rank per line. Private to text/.
-#ifndef TD_TEXT_TOKENIZER_TIKTOKEN_H
-#define TD_TEXT_TOKENIZER_TIKTOKEN_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stddef.h>
@@ -14,5 +13,3 @@
 // (tokenizer_config.json, may be NULL) and reserved ones. On success the caller owns *root.
 td_status td_tiktoken_read(cJSON **root, const char *text, size_t len, const cJSON *config,
                            td_err *err);
-
-#endif

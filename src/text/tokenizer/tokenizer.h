@@ -4,8 +4,7 @@
 // library for a tiktoken.model. In text that is not valid UTF-8, each maximal invalid part is
 // replaced by U+FFFD. Thread: an open tokenizer may be used by several threads at once; a td_detok
 // by one.
-#ifndef TD_TEXT_TOKENIZER_TOKENIZER_H
-#define TD_TEXT_TOKENIZER_TOKENIZER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -86,5 +85,3 @@ td_status td_detok_feed(td_detok *detok, int32_t id, td_buf *out, td_err *err);
 // Replaces incomplete bytes by U+FFFD. The detokenizer may then be used for a new text.
 td_status td_detok_flush(td_detok *detok, td_buf *out, td_err *err);
 void td_detok_free(td_detok *detok);
-
-#endif

@@ -1,7 +1,6 @@
 // src/text/tokenizer/vocab.h - the tokens of a tokenizer: spelling to id and back. Private to
 // text/.
-#ifndef TD_TEXT_TOKENIZER_VOCAB_H
-#define TD_TEXT_TOKENIZER_VOCAB_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stddef.h>
@@ -48,5 +47,3 @@ int32_t td_vocab_find_plain(const td_vocab *vocab, const char *text, size_t len)
 uint32_t td_vocab_flags(const td_vocab *vocab, int32_t id);
 // id must be in range.
 const char *td_vocab_text(const td_vocab *vocab, int32_t id, size_t *len);
-
-#endif

@@ -1,7 +1,7 @@
 // src/text/unicode/python_chars.c - looks up character properties and case mappings in tables.
 #include "text/unicode/python_chars.h"
 
-#include <stddef.h>
+#include <stdlib.h>
 
 #include "base/status.h"
 
@@ -24,55 +24,30 @@ typedef struct {
 
 #include "text/unicode/python_chars_tables.inc"
 
+// row begins with the first and the last code point of a run.
+static int against_run(const void *c, const void *row) {
+  const uint32_t *range = row;
+  return *(const uint32_t *)c < range[0] ? -1 : *(const uint32_t *)c > range[1];
+}
+
+static int against_special(const void *c, const void *row) {
+  const special *s = row;
+  return *(const uint32_t *)c < s->c ? -1 : *(const uint32_t *)c > s->c;
+}
+
 static bool in_runs(const run *runs, size_t n, uint32_t c) {
-  size_t low = 0, high = n;
-  while (low < high) {
-    size_t mid = (low + high) / 2;
-    if (c > runs[mid].last) {
-      low = mid + 1;
-    } else {
-      high = mid;
-    }
-  }
-  return low < n && c >= runs[low].first && (c - runs[low].first) % runs[low].step == 0;
+  const run *r = bsearch(&c, runs, n, sizeof *runs, against_run);
+  return r && (c - r->first) % r->step == 0;
 }
 
 #define IN(table, c) in_runs(table, TD_COUNT(table), c)
-
-bool td_pychar_is_alpha(uint32_t c) {
-  return IN(alpha, c);
-}
-
-bool td_pychar_is_decimal(uint32_t c) {
-  return IN(decimal, c);
-}
 
 bool td_pychar_is_digit(uint32_t c) {
   return IN(digit, c);
 }
 
-bool td_pychar_is_numeric(uint32_t c) {
-  return IN(numeric, c);
-}
-
-bool td_pychar_is_alnum(uint32_t c) {
-  return IN(alpha, c) || IN(decimal, c) || IN(digit, c) || IN(numeric, c);
-}
-
-bool td_pychar_is_upper(uint32_t c) {
-  return IN(upper, c);
-}
-
-bool td_pychar_is_lower(uint32_t c) {
-  return IN(lower, c);
-}
-
-bool td_pychar_is_title(uint32_t c) {
-  return IN(title, c);
-}
-
 bool td_pychar_is_cased(uint32_t c) {
-  return IN(lower, c) || IN(upper, c) || IN(title, c);
+  return IN(cased, c);
 }
 
 bool td_pychar_is_case_ignorable(uint32_t c) {
@@ -95,36 +70,16 @@ bool td_pychar_is_newline(uint32_t c) {
 }
 
 static uint32_t shifted(const shift *runs, size_t n, uint32_t c) {
-  size_t low = 0, high = n;
-  while (low < high) {
-    size_t mid = (low + high) / 2;
-    if (c > runs[mid].last) {
-      low = mid + 1;
-    } else {
-      high = mid;
-    }
-  }
-  bool hit = low < n && c >= runs[low].first && (c - runs[low].first) % runs[low].step == 0;
-  return hit ? (uint32_t)((int32_t)c + runs[low].delta) : c;
+  const shift *r = bsearch(&c, runs, n, sizeof *runs, against_run);
+  return r && (c - r->first) % r->step == 0 ? (uint32_t)((int32_t)c + r->delta) : c;
 }
 
 // Returns the number of code points written to out; 0 if c is not in the table.
 static int find_special(const special *table, size_t n, uint32_t c, uint32_t out[3]) {
-  size_t low = 0, high = n;
-  while (low < high) {
-    size_t mid = (low + high) / 2;
-    if (c > table[mid].c) {
-      low = mid + 1;
-    } else {
-      high = mid;
-    }
-  }
-  if (low == n || table[low].c != c) return 0;
+  const special *s = bsearch(&c, table, n, sizeof *table, against_special);
   int n_out = 0;
-  while (n_out < 3 && table[low].to[n_out]) {
-    out[n_out] = table[low].to[n_out];
-    n_out++;
-  }
+  for (; s && n_out < 3 && s->to[n_out]; n_out++)
+    out[n_out] = s->to[n_out];
   return n_out;
 }
 

@@ -1,18 +1,10 @@
 // src/text/unicode/python_chars.h - character properties and case mappings of Python's str methods.
-#ifndef TD_TEXT_UNICODE_PYTHON_CHARS_H
-#define TD_TEXT_UNICODE_PYTHON_CHARS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-bool td_pychar_is_alpha(uint32_t c);
-bool td_pychar_is_decimal(uint32_t c);
 bool td_pychar_is_digit(uint32_t c);
-bool td_pychar_is_numeric(uint32_t c);
-bool td_pychar_is_alnum(uint32_t c);
-bool td_pychar_is_upper(uint32_t c);
-bool td_pychar_is_lower(uint32_t c);
-bool td_pychar_is_title(uint32_t c); // title-case digraphs
 bool td_pychar_is_cased(uint32_t c);
 bool td_pychar_is_case_ignorable(uint32_t c);
 bool td_pychar_is_printable(uint32_t c);
@@ -24,5 +16,3 @@ bool td_pychar_is_newline(uint32_t c);
 int td_pychar_lower(uint32_t c, uint32_t out[3]);
 int td_pychar_upper(uint32_t c, uint32_t out[3]);
 int td_pychar_title(uint32_t c, uint32_t out[3]);
-
-#endif

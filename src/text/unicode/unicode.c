@@ -128,30 +128,15 @@ static td_status order_marks(td_runes *text, size_t i, td_runes *spare, td_err *
   return TD_OK;
 }
 
-// The full compatibility decomposition of a code point; *n is its length. NULL if it equals the
-// canonical one.
-static const uint32_t *find_compat(uint32_t code_point, size_t *n) {
-  if (code_point < compat_decompositions[0].a) return NULL;
-  const unicode_triple *range = find_range(compat_decompositions, TD_COUNT(compat_decompositions),
-                                           code_point);
-  if (!range) return NULL;
-  *n = range->c & 31;
-  return compat_parts + (range->c >> 5) + (code_point - range->a) * *n;
-}
-
 // Appends the decompositions of n code points.
-static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, bool compat,
-                                td_runes *spare, td_err *err) {
+static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, td_runes *spare,
+                                td_err *err) {
   size_t begin = out->n;
   for (size_t i = 0; i < n; i++) {
-    uint32_t code_point = TD_RUNE_CODE(text[i]), canonical[4];
-    size_t n_parts = 0, put = out->n;
-    const uint32_t *parts = compat ? find_compat(code_point, &n_parts) : NULL;
-    if (!parts) {
-      n_parts = (size_t)decompose(code_point, canonical);
-      parts = canonical;
-    }
-    td_status st = td_runes_add(out, parts, n_parts, err);
+    uint32_t parts[4];
+    size_t put = out->n;
+    const int n_parts = decompose(TD_RUNE_CODE(text[i]), parts);
+    td_status st = td_runes_add(out, parts, (size_t)n_parts, err);
     if (st != TD_OK) return st;
     for (; put < out->n; put++)
       out->r[put] |= text[i] & TD_RUNE_LITERAL;
@@ -184,37 +169,37 @@ static void swap_runes(td_runes *a, td_runes *b) {
   *b = swap;
 }
 
-static td_status to_decomposed(td_runes *text, bool compat, td_runes *spare, td_err *err) {
+static td_status to_decomposed(td_runes *text, td_runes *spare, td_err *err) {
   td_runes marks = {0};
   spare->n = 0;
-  td_status st = add_decomposed(spare, text->r, text->n, compat, &marks, err);
+  td_status st = add_decomposed(spare, text->r, text->n, &marks, err);
   td_runes_free(&marks);
   swap_runes(text, spare);
   return st;
 }
 
 // Whether c is unchanged and composes with nothing before it.
-static bool is_inert(uint32_t c, bool compat) {
-  return c < (compat ? 0xA0 : 0x300) || (c >= 0x3400 && c <= 0x9FFF);
+static bool is_inert(uint32_t c) {
+  return c < 0x300 || (c >= 0x3400 && c <= 0x9FFF);
 }
 
-static td_status to_composed(td_runes *text, bool compat, td_runes *spare, td_err *err) {
+static td_status to_composed(td_runes *text, td_runes *spare, td_err *err) {
   td_runes marks = {0};
   spare->n = 0;
   td_status st = TD_OK;
   for (size_t i = 0; i < text->n && st == TD_OK;) {
     size_t begin = i;
-    while (i < text->n && is_inert(TD_RUNE_CODE(text->r[i]), compat))
+    while (i < text->n && is_inert(TD_RUNE_CODE(text->r[i])))
       i++;
     // The last one may compose with what follows.
     if (i > begin && i < text->n) i--;
     st = td_runes_add(spare, text->r + begin, i - begin, err);
     if (i == text->n || st != TD_OK) break;
     begin = i++;
-    while (i < text->n && !is_inert(TD_RUNE_CODE(text->r[i]), compat))
+    while (i < text->n && !is_inert(TD_RUNE_CODE(text->r[i])))
       i++;
     size_t tail = spare->n;
-    st = add_decomposed(spare, text->r + begin, i - begin, compat, &marks, err);
+    st = add_decomposed(spare, text->r + begin, i - begin, &marks, err);
     if (st == TD_OK) compose_tail(spare, tail);
   }
   td_runes_free(&marks);
@@ -223,22 +208,13 @@ static td_status to_composed(td_runes *text, bool compat, td_runes *spare, td_er
 }
 
 td_status td_unicode_normalize(td_runes *text, td_normal_form form, td_runes *spare, td_err *err) {
-  switch (form) {
-  case TD_NFD: return to_decomposed(text, false, spare, err);
-  case TD_NFKD: return to_decomposed(text, true, spare, err);
-  case TD_NFC: return to_composed(text, false, spare, err);
-  case TD_NFKC: return to_composed(text, true, spare, err);
-  }
-  return TD_OK;
+  return form == TD_NFD ? to_decomposed(text, spare, err) : to_composed(text, spare, err);
 }
 
-bool td_unicode_surely_composed(const char *text, size_t len, bool compat) {
+bool td_unicode_surely_composed(const char *text, size_t len) {
   const uint8_t *b = (const uint8_t *)text;
-  // Below U+0300 nothing combines, and NFC leaves everything unchanged. NFKC changes some code
-  // points from U+00A0 on.
-  uint8_t first = compat ? 0x80 : 0xCC;
   for (size_t i = 0; i < len;) {
-    if (b[i] < first) {
+    if (b[i] < 0xCC) { // below U+0300: nothing combines, and NFC leaves everything unchanged
       i++;
     } else if (b[i] >= 0xE4 && b[i] <= 0xE9) { // ideographs of the basic plane
       i += 3;

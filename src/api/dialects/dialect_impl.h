@@ -1,8 +1,7 @@
-// src/api/dialect_impl.h - shared by the dialects.
-#ifndef TD_API_DIALECT_IMPL_H
-#define TD_API_DIALECT_IMPL_H
+// src/api/dialects/dialect_impl.h - shared by the dialects.
+#pragma once
 
-#include "api/dialect.h"
+#include "api/dialects/dialect.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 
@@ -24,13 +23,13 @@ void td_dialect_close_block(td_buf *out, td_dialect_state *s, const td_block_wri
 static inline const td_tool_call *td_dialect_call(const td_dialect_state *s) {
   return &s->parts->calls[s->call];
 }
-// Writes token ids as an array.
-void td_dialect_write_ids(td_json_writer *w, const char *key, const td_token_ids *ids);
+// Writes a member "prompt" of token ids.
+void td_dialect_write_prompt(td_json_writer *w, const td_token_ids *ids);
 // The random part of the response's id.
 const char *td_dialect_id(const td_dialect_state *s);
-// Writes the members of from, but for those named, which end with NULL.
-void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *const *but);
+// Writes the members of `from` except those in `but`, words that blanks separate.
+void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *but);
+// Writes chat's message of what the call `id` returned, and frees text.
+void td_dialect_write_result(td_json_writer *w, const cJSON *id, td_buf *text);
 // The stop string that ended the answer; NULL: none.
 const char *td_dialect_stop_string(const td_answer *answer);
-
-#endif

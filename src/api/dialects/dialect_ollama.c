@@ -1,20 +1,20 @@
-// src/api/dialect_ollama.c - Ollama's /api/chat and /api/generate. A stream is one JSON object a
-// line.
+// src/api/dialects/dialect_ollama.c - Ollama's /api/chat and /api/generate. A stream is one JSON
+// object a line.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "api/api_impl.h"
-#include "api/dialect_impl.h"
-#include "api/go_template.h"
+#include "api/dialects/dialect_impl.h"
+#include "api/dialects/go_template.h"
 #include "api/infill.h"
 
 // ---- request -----------------------------------------------------------------------------------
 
-static const char *const own[] = {"messages", "options", "format",   "stream",       "keep_alive",
-                                  "prompt",   "system",  "template", "context",      "raw",
-                                  "suffix",   "images",  "logprobs", "top_logprobs", NULL};
+static const char own[] =
+    "messages options format stream keep_alive prompt system template context raw suffix images "
+    "logprobs top_logprobs";
 
 static void write_options(td_json_writer *w, const cJSON *options) {
   static const char *const names[][2] = {{"num_predict", "max_tokens"},
@@ -85,10 +85,9 @@ static td_status refuse_images(const cJSON *object, const char *where, td_api_er
 
 // An earlier message with images.
 static void write_noted(td_json_writer *w, const cJSON *message) {
-  static const char *const but[] = {"thinking", "images", "tool_name", "content", NULL};
   const cJSON *content = td_json_get(message, "content");
   td_buf text = TD_BUF_INIT;
-  td_dialect_pass(w, message, but);
+  td_dialect_pass(w, message, "thinking images tool_name content");
   if (cJSON_IsString(content)) td_buf_str(&text, content->valuestring);
   td_api_add_omitted(&text, "image");
   td_jw_str_len(w, "content", td_buf_text(&text), text.len);
@@ -115,7 +114,6 @@ static td_status write_logprobs(td_json_writer *w, const cJSON *root, bool is_te
 
 static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state *state,
                                 td_api_error *error) {
-  static const char *const but[] = {"thinking", "images", "tool_name", NULL};
   const cJSON *messages = td_json_get(root, "messages");
   td_json_writer w = TD_JSON_WRITER(out);
   (void)state;
@@ -141,7 +139,7 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
     if (has_images) {
       write_noted(&w, m);
     } else {
-      td_dialect_pass(&w, m, but);
+      td_dialect_pass(&w, m, "thinking images tool_name");
     }
     if (cJSON_IsString(thinking)) td_jw_str(&w, "reasoning_content", thinking->valuestring);
     if (cJSON_IsString(name)) td_jw_str(&w, "name", name->valuestring);
@@ -185,7 +183,7 @@ static td_status write_prompt(td_json_writer *w, const cJSON *root, const td_dia
     return td_api_bad(error, "suffix", "the model does not support insert: " TD_INFILL_NONE);
   }
   st = td_infill_encode(s->chat, tokens, &around, 0, &ids, &err);
-  td_dialect_write_ids(w, "prompt", &ids);
+  td_dialect_write_prompt(w, &ids);
   td_token_ids_free(&ids);
   return st == TD_OK ? st : td_api_fail_err(error, "suffix", &err);
 }

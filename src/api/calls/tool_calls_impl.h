@@ -1,8 +1,7 @@
-// src/api/tool_calls_impl.h - shared by the files that read a tool call. Private to them.
-#ifndef TD_API_TOOL_CALLS_IMPL_H
-#define TD_API_TOOL_CALLS_IMPL_H
+// src/api/calls/tool_calls_impl.h - shared by the files that read a tool call. Private to them.
+#pragma once
 
-#include "api/tool_calls.h"
+#include "api/calls/tool_calls.h"
 
 #define TD_CALL_MAX_NAME 256 // bytes
 #define TD_CALL_MAX_KEY  64
@@ -98,5 +97,3 @@ void td_call_strip(const char **text, size_t *len);
 td_call_outcome td_tagged_call_step(td_call_reading *x);
 // What was read is all of the arguments.
 void td_tagged_call_end(td_call_reading *x);
-
-#endif

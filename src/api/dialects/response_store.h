@@ -1,7 +1,6 @@
-// src/api/response_store.h - the last responses, for previous_response_id and GET. Each belongs to
-// the key that made it: to others it is not there. Any thread.
-#ifndef TD_API_RESPONSE_STORE_H
-#define TD_API_RESPONSE_STORE_H
+// src/api/dialects/response_store.h - the last responses, for previous_response_id and GET. Each
+// belongs to the key that made it: to others it is not there. Any thread.
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ void td_response_store_put(td_response_store *store, uint64_t owner, const char 
                            const td_buf *const parts[TD_N_STORED]);
 // False: the owner has no such response.
 bool td_response_store_delete(td_response_store *store, uint64_t owner, const char *id);
-
-#endif

@@ -1,5 +1,5 @@
-// src/api/json_pieces.c - incremental readers for a JSON string and a JSON object.
-#include "api/json_pieces.h"
+// src/api/calls/json_pieces.c - incremental readers for a JSON string and a JSON object.
+#include "api/calls/json_pieces.h"
 
 #include <string.h>
 

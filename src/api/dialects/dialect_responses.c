@@ -1,8 +1,8 @@
-// src/api/dialect_responses.c - OpenAI's Responses: what is generated, as items.
+// src/api/dialects/dialect_responses.c - OpenAI's Responses: what is generated, as items.
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/responses_impl.h"
+#include "api/dialects/responses_impl.h"
 
 static void item_id(const td_dialect_state *s, td_block_kind kind, uint32_t index, char out[80]) {
   static const char *const prefixes[] = {

@@ -1,7 +1,6 @@
-// src/api/tool_params.h - the parameters of a request's tools, with the types their schemas allow.
-// Forms of calls that write arguments without quotes need them. Inside src/api only.
-#ifndef TD_API_TOOL_PARAMS_H
-#define TD_API_TOOL_PARAMS_H
+// src/api/calls/tool_params.h - the parameters of a request's tools, with the types their schemas
+// allow. Forms of calls that write arguments without quotes need them. Inside src/api only.
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -52,5 +51,3 @@ unsigned td_tool_params_find(const td_tool_params *params, const char *tool, con
 // else as a string. Also takes Python's spelling of true, false and null, and of arrays and
 // objects.
 void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t len);
-
-#endif

@@ -1,11 +1,12 @@
-// src/api/tool_params.c - the types of tools' parameters, and arguments written as plain text.
-#include "api/tool_params.h"
+// src/api/calls/tool_params.c - the types of tools' parameters, and arguments written as plain
+// text.
+#include "api/calls/tool_params.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/json_pieces.h"
+#include "api/calls/json_pieces.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "text/grammar/json_schema.h"

@@ -1,10 +1,10 @@
-// src/api/tagged_calls.c - incremental reader of a tool call whose arguments are elements:
+// src/api/calls/tagged_calls.c - incremental reader of a tool call whose arguments are elements:
 //   <function=NAME> <parameter=KEY> VALUE </parameter> ... </function>
 // and the like. The arguments become the JSON text of an object: a value whose schema allows only
 // strings as it comes, another when it is complete.
 #include <string.h>
 
-#include "api/tool_calls_impl.h"
+#include "api/calls/tool_calls_impl.h"
 #include "base/json_write.h"
 
 #define MAX_GAP     256 // white space between two tags that is looked through

@@ -1,9 +1,9 @@
-// src/api/dialect_llama.c - llama-server's /completion and /infill, which editors use. A request is
-// translated to the body of /v1/completions.
+// src/api/dialects/dialect_llama.c - llama-server's /completion and /infill, which editors use. A
+// request is translated to the body of /v1/completions.
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/dialect_impl.h"
+#include "api/dialects/dialect_impl.h"
 #include "api/infill.h"
 
 #define MOST_FILES 256
@@ -11,20 +11,11 @@
 // ---- request -----------------------------------------------------------------------------------
 
 // Translated, or without a meaning here.
-static const char *const own[] = {"prompt",         "n_predict",
-                                  "max_tokens",     "max_completion_tokens",
-                                  "n_probs",        "logprobs",
-                                  "seed",           "repeat_penalty",
-                                  "logit_bias",     "stop",
-                                  "grammar",        "json_schema",
-                                  "temperature",    "input_prefix",
-                                  "input_suffix",   "input_extra",
-                                  "suffix",         "response_fields",
-                                  "return_tokens",  "n",
-                                  "best_of",        "echo",
-                                  "stream_options", "t_max_predict_ms",
-                                  "n_indent",       "cache_prompt",
-                                  "top_logprobs",   NULL};
+static const char own[] =
+    "prompt n_predict max_tokens max_completion_tokens n_probs logprobs seed repeat_penalty "
+    "logit_bias stop grammar json_schema temperature input_prefix input_suffix input_extra suffix "
+    "response_fields return_tokens n best_of echo stream_options t_max_predict_ms n_indent "
+    "cache_prompt top_logprobs";
 
 static void pass(td_json_writer *w, const cJSON *root, const char *from, const char *to) {
   const cJSON *item = td_json_get(root, from);
@@ -211,8 +202,8 @@ static td_status encode_infill(td_token_ids *ids, const cJSON *root, const td_in
   return st == TD_OK ? st : td_api_fail_err(error, "input_prefix", &err);
 }
 
-void td_dialect_write_ids(td_json_writer *w, const char *key, const td_token_ids *ids) {
-  td_jw_begin_array(w, key);
+void td_dialect_write_prompt(td_json_writer *w, const td_token_ids *ids) {
+  td_jw_begin_array(w, "prompt");
   for (size_t i = 0; i < ids->n; i++)
     td_jw_int(w, NULL, ids->ids[i]);
   td_jw_end_array(w);
@@ -241,7 +232,7 @@ static td_status translate_infill(td_buf *out, const cJSON *root, td_dialect_sta
     td_jw_begin_object(&w, NULL);
     st = write_common(&w, root, s, error);
     write_infill_stop(&w, td_json_get(root, "stop"), tokens);
-    td_dialect_write_ids(&w, "prompt", &ids);
+    td_dialect_write_prompt(&w, &ids);
     td_jw_end_object(&w);
   }
   td_token_ids_free(&ids);

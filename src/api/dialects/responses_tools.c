@@ -1,12 +1,12 @@
-// src/api/responses_tools.c - tools of Responses: those of the request and those that items of its
-// input bring. Functions in namespaces, tools that take free text and the client's search for tools
-// become functions of chat; calls of them are written as what they are.
+// src/api/dialects/responses_tools.c - tools of Responses: those of the request and those that
+// items of its input bring. Functions in namespaces, tools that take free text and the client's
+// search for tools become functions of chat; calls of them are written as what they are.
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/responses_impl.h"
+#include "api/dialects/responses_impl.h"
 #include "text/grammar/json_schema.h"
 
 static const char *str_of(const cJSON *object, const char *key) {

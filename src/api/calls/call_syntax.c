@@ -1,6 +1,6 @@
-// src/api/call_syntax.c - how a model writes tool calls: found in what its template writes, which
-// the output parser must read, too.
-#include "api/call_syntax.h"
+// src/api/calls/call_syntax.c - how a model writes tool calls: found in what its template writes,
+// which the output parser must read, too.
+#include "api/calls/call_syntax.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,11 @@
-// src/api/responses_stored.c - GET and DELETE of responses that are kept.
-#include "api/responses_stored.h"
+// src/api/dialects/responses_stored.c - GET and DELETE of responses that are kept.
+#include "api/dialects/responses_stored.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/responses_impl.h"
+#include "api/dialects/responses_impl.h"
 
 #define MOST_LISTED 100
 

@@ -1,8 +1,8 @@
-// src/api/responses_request.c - from a body of /v1/responses to one of chat.
+// src/api/dialects/responses_request.c - from a body of /v1/responses to one of chat.
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/responses_impl.h"
+#include "api/dialects/responses_impl.h"
 
 #define MOST_REFERENCES 1024 // to items, in a request
 
@@ -95,13 +95,7 @@ static td_status write_output(td_json_writer *w, const cJSON *item, const char *
   if (output && !cJSON_IsObject(output)) {
     st = td_api_add_parts(&text, output, false, at.text, error);
   }
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", "tool");
-  if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
-  td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-  td_jw_end_object(w);
-  w->out->failed |= text.failed;
-  td_buf_free(&text);
+  td_dialect_write_result(w, id, &text);
   return st;
 }
 
@@ -301,7 +295,6 @@ static void write_parts(td_json_writer *w, const cJSON *content, bool is_assista
 
 // The request's items, for those who ask for them later.
 static void keep_input(td_dialect_state *state, const cJSON *root) {
-  static const char *const but[] = {"type", "content", NULL};
   const cJSON *input = td_json_get(root, "input");
   const bool is_text = cJSON_IsString(input);
   for (const cJSON *item = is_text ? input : input->child; item;
@@ -314,7 +307,7 @@ static void keep_input(td_dialect_state *state, const cJSON *root) {
     td_jw_begin_object(&w, NULL);
     td_jw_str(&w, "type", name);
     if (is_text) td_jw_str(&w, "role", "user");
-    if (!is_text) td_dialect_pass(&w, item, but);
+    if (!is_text) td_dialect_pass(&w, item, "type content");
     if (content) {
       write_parts(&w, content, cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0);
     }
@@ -354,30 +347,11 @@ static void keep_echo(td_dialect_state *state, const cJSON *root) {
 
 td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                                  td_api_error *error) {
-  static const char *const own[] = {"input",
-                                    "instructions",
-                                    "tools",
-                                    "tool_choice",
-                                    "text",
-                                    "max_output_tokens",
-                                    "reasoning",
-                                    "previous_response_id",
-                                    "store",
-                                    "include",
-                                    "metadata",
-                                    "truncation",
-                                    "conversation",
-                                    "prompt",
-                                    "background",
-                                    "service_tier",
-                                    "user",
-                                    "stream_options",
-                                    "top_logprobs",
-                                    "max_tool_calls",
-                                    "prompt_cache_key",
-                                    "safety_identifier",
-                                    "client_metadata",
-                                    NULL};
+  static const char own[] =
+      "input instructions tools tool_choice text max_output_tokens reasoning previous_response_id "
+      "store include metadata truncation conversation prompt background service_tier user "
+      "stream_options top_logprobs max_tool_calls prompt_cache_key safety_identifier "
+      "client_metadata";
   td_buf messages = TD_BUF_INIT;
   td_status st = gather_messages(&messages, root, state, error);
   const cJSON *instructions = td_json_get(root, "instructions"), *item;

@@ -1,5 +1,5 @@
-// src/api/response_store.c - responses of OpenAI's Responses by their ids, in memory.
-#include "api/response_store.h"
+// src/api/dialects/response_store.c - responses of OpenAI's Responses by their ids, in memory.
+#include "api/dialects/response_store.h"
 
 #include <pthread.h>
 #include <stdlib.h>

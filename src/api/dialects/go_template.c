@@ -1,5 +1,5 @@
-// src/api/go_template.c - renders them in one pass.
-#include "api/go_template.h"
+// src/api/dialects/go_template.c - renders them in one pass.
+#include "api/dialects/go_template.h"
 
 #include <string.h>
 

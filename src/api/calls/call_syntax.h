@@ -1,7 +1,6 @@
-// src/api/call_syntax.h - how a model writes tool calls, to the white space: as its template writes
-// those of the history or, where it shows none, as models of the same form do.
-#ifndef TD_API_CALL_SYNTAX_H
-#define TD_API_CALL_SYNTAX_H
+// src/api/calls/call_syntax.h - how a model writes tool calls, white space included: as its
+// template renders earlier calls or, if it renders none, as other models of the same form do.
+#pragma once
 
 #include "api/request.h"
 #include "text/chat.h"
@@ -26,5 +25,3 @@ const td_call_syntax *td_call_syntax_of_form(td_call_form form);
 // Finds how the chat's template writes calls. Renders it a few times.
 void td_call_syntax_open(td_call_syntax *out, const td_chat *chat);
 void td_call_syntax_close(td_call_syntax *syntax);
-
-#endif

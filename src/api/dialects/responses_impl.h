@@ -1,14 +1,13 @@
-// src/api/responses_impl.h - the two halves of OpenAI's Responses.
-#ifndef TD_API_RESPONSES_IMPL_H
-#define TD_API_RESPONSES_IMPL_H
+// src/api/dialects/responses_impl.h - the two halves of OpenAI's Responses.
+#pragma once
 
-#include "api/dialect_impl.h"
+#include "api/dialects/dialect_impl.h"
 
 td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                                  td_api_error *error);
 
-// responses_tools.c: writes the tools of a request as chat's, those that items of its input bring
-// last, and returns how many there are. own, if not NULL, receives each one's type, name and
+// responses_tools.c: writes the tools of a request in the form of chat, the ones found in its input
+// items last, and returns their number. own, if not NULL, receives each one's type, name and
 // namespace by its name in chat.
 unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, cJSON *own);
 // Appends what tools (NULL: none) a search has found; space NULL: they are in no namespace.
@@ -17,8 +16,8 @@ void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned 
                                const cJSON *own);
 // Appends the name in chat of a function of a namespace (NULL: none).
 void td_responses_add_name(td_buf *out, const char *space, const char *name);
-// What a call (NULL: none) is of: a function, a tool that takes text, the client's search for
-// tools.
+// What a call (NULL: none) refers to: a function, a tool that takes text, or the client's search
+// for tools.
 typedef enum { TD_RESPONSES_FUNCTION, TD_RESPONSES_CUSTOM, TD_RESPONSES_SEARCH } td_responses_call;
 td_responses_call td_responses_call_of(const td_dialect_state *s, const td_tool_call *call);
 // Appends the text of a tool that takes text: the string `input` of arguments, which may have
@@ -31,5 +30,3 @@ void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
 // The items of a stored response's request, each with an id; the caller deletes them. NULL: the
 // owner has no such response.
 cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *id);
-
-#endif

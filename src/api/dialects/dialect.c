@@ -1,8 +1,9 @@
-// src/api/dialect.c - what the dialects share.
+// src/api/dialects/dialect.c - what the dialects share.
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/dialect_impl.h"
+#include "api/dialects/dialect_impl.h"
+#include "base/str.h"
 
 void td_dialect_state_free(td_dialect_state *state) {
   td_buf_free(&state->reasoning);
@@ -70,13 +71,21 @@ const char *td_dialect_id(const td_dialect_state *s) {
   return dash ? dash + 1 : s->head->id;
 }
 
-void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *const *but) {
+void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *but) {
   for (const cJSON *item = from->child; item; item = item->next) {
-    bool is_passed = !cJSON_IsNull(item);
-    for (size_t i = 0; but[i] && is_passed; i++)
-      is_passed = strcmp(item->string, but[i]) != 0;
-    if (is_passed) td_api_write_json(w, item->string, item);
+    if (cJSON_IsNull(item) || td_is_word(but, item->string)) continue;
+    td_api_write_json(w, item->string, item);
   }
+}
+
+void td_dialect_write_result(td_json_writer *w, const cJSON *id, td_buf *text) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "role", "tool");
+  if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
+  td_jw_str_len(w, "content", td_buf_text(text), text->len);
+  td_jw_end_object(w);
+  w->out->failed |= text->failed;
+  td_buf_free(text);
 }
 
 const char *td_dialect_stop_string(const td_answer *answer) {

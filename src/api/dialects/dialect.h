@@ -1,15 +1,14 @@
-// src/api/dialect.h - other protocols in front of chat: OpenAI's Responses, Anthropic's Messages,
-// Ollama's chat and generate, llama-server's completion and infill. A request is translated to the
-// body of /v1/chat/completions or /v1/completions; what is generated is written in the protocol's
-// own form, complete or as the bytes of a stream.
-#ifndef TD_API_DIALECT_H
-#define TD_API_DIALECT_H
+// src/api/dialects/dialect.h - other protocols in front of chat: OpenAI's Responses, Anthropic's
+// Messages, Ollama's chat and generate, llama-server's completion and infill. A request is
+// translated to the body of /v1/chat/completions or /v1/completions; what is generated is written
+// in the protocol's own form, complete or as the bytes of a stream.
+#pragma once
 
 #include <cjson/cJSON.h>
 
+#include "api/dialects/response_store.h"
 #include "api/error.h"
 #include "api/response.h"
-#include "api/response_store.h"
 #include "text/chat.h"
 
 typedef enum { TD_BLOCK_NONE, TD_BLOCK_REASONING, TD_BLOCK_TEXT, TD_BLOCK_CALL } td_block_kind;
@@ -102,5 +101,3 @@ td_status td_dialect_translate(const td_dialect *dialect, td_dialect_state *stat
 td_status td_dialect_peek(const td_dialect *dialect, td_dialect_load *out, const char *body,
                           size_t len, td_api_error *error);
 void td_dialect_state_free(td_dialect_state *state);
-
-#endif

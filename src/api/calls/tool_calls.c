@@ -1,10 +1,8 @@
-// src/api/tool_calls.c - incremental reader of one tool call, for all supported forms.
-#include "api/tool_calls_impl.h"
+// src/api/calls/tool_calls.c - incremental reader of one tool call, for all supported forms.
+#include "api/calls/tool_calls_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "base/json_parse.h"
 
 typedef td_call_outcome outcome;
 typedef td_call_reading reading;

@@ -1,10 +1,9 @@
-// src/api/tool_calls.h - incremental reader of one tool call in generated text, in any of the forms
-// of output_parser.h. Examines each byte once. Inside src/api only.
-#ifndef TD_API_TOOL_CALLS_H
-#define TD_API_TOOL_CALLS_H
+// src/api/calls/tool_calls.h - incremental reader of one tool call in generated text, in any of the
+// forms of output_parser.h. Examines each byte once. Inside src/api only.
+#pragma once
 
-#include "api/json_pieces.h"
-#include "api/tool_params.h"
+#include "api/calls/json_pieces.h"
+#include "api/calls/tool_params.h"
 #include "base/buf.h"
 #include "base/status.h"
 
@@ -33,7 +32,7 @@ bool td_is_space(char c);
 typedef enum { TD_MARK_THOUGHT, TD_MARK_OPEN, TD_MARK_CALL, TD_MARK_CLOSE } td_mark;
 
 // The marker at text[at..len): its length in *n, its form in *form. Only roles up to `last`, in the
-// order above, are considered. TD_MARK_THOUGHT: those that open a call within a thought that the
+// order above, are considered. TD_MARK_THOUGHT: markers that open a call within a thought that the
 // model forgot to close.
 td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,
                                   td_mark *mark, size_t *n, unsigned *form);
@@ -90,5 +89,3 @@ td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *t
 // Whether the call may be emitted: it has a name and its arguments have begun. It then stays a
 // call, whatever follows.
 bool td_call_is_sure(const td_call_reader *reader, const td_tool_call *call);
-
-#endif

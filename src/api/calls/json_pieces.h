@@ -1,9 +1,9 @@
-// src/api/json_pieces.h - reads model-generated JSON byte by byte, as it is generated. Repairs what
-// strict JSON rejects inside strings: raw line feeds, tabs and other control characters, unknown
-// escapes (kept as a literal backslash), \u0000 and lone surrogates (replaced by U+FFFD). Python's
-// spelling becomes JSON: strings in single quotes, True, False and None. Inside src/api only.
-#ifndef TD_API_JSON_PIECES_H
-#define TD_API_JSON_PIECES_H
+// src/api/calls/json_pieces.h - reads model-generated JSON byte by byte, as it is generated.
+// Repairs what strict JSON rejects inside strings: raw line feeds, tabs and other control
+// characters, unknown escapes (kept as a literal backslash), \u0000 and lone surrogates (replaced
+// by U+FFFD). Python's spelling becomes JSON: strings in single quotes, True, False and None.
+// Inside src/api only.
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,5 +50,3 @@ typedef struct {
 // object is complete, and JSON. BAD: the byte is not allowed there and was not appended; out is the
 // beginning of an object, but no JSON. Brackets nest at most 64 deep.
 td_object_state td_object_feed(td_object_reader *reader, char c, td_buf *out);
-
-#endif

@@ -1,8 +1,8 @@
-// src/api/dialect_messages.c - Anthropic's Messages.
+// src/api/dialects/dialect_messages.c - Anthropic's Messages.
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "api/dialect_impl.h"
+#include "api/dialects/dialect_impl.h"
 
 // ---- request -----------------------------------------------------------------------------------
 
@@ -51,13 +51,7 @@ static td_status write_result(td_json_writer *w, const cJSON *block, const char 
   td_buf text = TD_BUF_INIT;
   td_api_path at = td_api_member(where, "content");
   td_status st = content ? td_api_add_parts(&text, content, false, at.text, error) : TD_OK;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", "tool");
-  if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
-  td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-  td_jw_end_object(w);
-  w->out->failed |= text.failed;
-  td_buf_free(&text);
+  td_dialect_write_result(w, id, &text);
   return st;
 }
 
@@ -290,10 +284,9 @@ static bool is_prefilled(const cJSON *messages) {
 
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                            td_api_error *error) {
-  static const char *const own[] = {
-      "messages",    "system",        "tools",         "tool_choice", "stop_sequences",
-      "metadata",    "output_config", "output_format", "container",   "context_management",
-      "mcp_servers", "service_tier",  "betas",         NULL};
+  static const char own[] =
+      "messages system tools tool_choice stop_sequences metadata output_config output_format "
+      "container context_management mcp_servers service_tier betas";
   if (td_json_get(root, "thread")) { // it would stand for messages that are not in the request
     return td_api_fail(error, 400, "thread", NO_THREADS,
                        "thread is not supported: send the whole conversation each time");
