@@ -2,7 +2,6 @@
 #include "front/api_keys.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

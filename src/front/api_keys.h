@@ -1,7 +1,6 @@
 // src/front/api_keys.h - who may use the server, and with what share of it: the keys of --api-key
 // and --api-keys. Each key is a tenant of the scheduler (sched/fair_share.h).
-#ifndef TD_FRONT_API_KEYS_H
-#define TD_FRONT_API_KEYS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ bool td_api_keys_check(const td_api_keys *keys, const char *authorization, uint6
 // Call before --api-key is used. Takes the key from --api-key-file or TANDEM_API_KEY if --api-key
 // was not given; if it was, overwrites it in argv to hide it from the process list.
 td_status td_api_key_find(td_options *options, int argc, char **argv, td_err *err);
-
-#endif

@@ -2,7 +2,6 @@
 // submit copies a request; request_flow.c takes it from there. Thread: the loop's.
 #include "front/backend.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,7 @@
 // src/front/backend.h - the front's interface to its worker processes, on the front's libuv loop.
 // It hides submission, scheduling (sched/), the rings (shm/) and supervision; sockets and protocols
 // see only this header. All calls and callbacks happen on the loop's thread.
-#ifndef TD_FRONT_BACKEND_H
-#define TD_FRONT_BACKEND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -131,5 +130,3 @@ td_status td_backend_submit(td_backend *backend, const td_request *request,
 uint32_t td_backend_retry_s(const td_backend *backend);
 // No callback of this request runs after this call. Unknown ids are ignored.
 void td_backend_cancel(td_backend *backend, uint64_t id);
-
-#endif

@@ -1,8 +1,7 @@
 // src/front/backend_impl.h - shared by the backend's files. request_flow.c moves requests from the
 // queue through the workers to completion; backend.c has the calls of backend.h and worker state.
 // Thread: the loop's.
-#ifndef TD_FRONT_BACKEND_IMPL_H
-#define TD_FRONT_BACKEND_IMPL_H
+#pragma once
 
 #include "front/backend.h"
 #include "front/outbox.h"
@@ -32,7 +31,8 @@ struct td_front_request {
   uint32_t n_scored;            // prompt tokens whose log-probabilities were passed on
   uint32_t max_progress;        // most tokens, prompt and generated, ever computed for it
   uint32_t crash_score;         // raised by worker crashes, see request_flow.c
-  uint64_t prefill_ns, read_ns; // duration of the prefill, and the time it ended
+  uint64_t prefill_ns, read_ns; // duration of the prefill so far, and the time it ended
+  uint64_t given_prefill_ns;    // prefill_ns when it was last sent to a worker
   uint64_t salt;
   td_kv_disk_read *loading; // while pages are read from disk
 };
@@ -71,5 +71,3 @@ void td_backend_pump(td_backend *b);
 void td_backend_on_record(void *ctx, const td_wire_msg *msg);
 void td_backend_on_space(void *ctx);
 void td_backend_on_death(void *ctx, const char *why);
-
-#endif

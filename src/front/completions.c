@@ -1,5 +1,5 @@
 // src/front/completions.c - POST /v1/chat/completions, /v1/completions and the other protocols
-// (api/dialect.h): one job per request.
+// (api/dialects/dialect.h): one job per request.
 // A job is prepared on the thread pool (parse, check, template, tokenize); everything else is on
 // the loop's thread: each choice is submitted to the backend, and job.c makes its tokens a
 // response. Every error a client can cause is detected before the first byte of the response.
@@ -298,7 +298,7 @@ static void on_prepared(uv_work_t *work, int canceled) {
   if (j->status != TD_OK) {
     td_job_refuse(j, &j->error);
   } else if (j->request.stream && j->dialect && j->dialect->stream_type) {
-    td_http_stream_begin(j->x, 200, j->dialect->stream_type);
+    td_http_stream_begin(j->x, j->dialect->stream_type);
     if (j->dialect->idle) {
       j->dialect->idle(&j->state.idle, &j->state);
       td_http_stream_keep_alive(j->x, td_buf_text(&j->state.idle));

@@ -5,14 +5,13 @@
 // reads the weights, then starts the workers; unloading ends them, writes the KV pages that memory
 // caches to --kv-dir, and frees weights and pool. hosts.h decides when either happens. Thread: the
 // loop's, except where noted.
-#ifndef TD_FRONT_HOST_H
-#define TD_FRONT_HOST_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <uv.h>
 
-#include "api/call_syntax.h"
+#include "api/calls/call_syntax.h"
 #include "api/request.h"
 #include "front/backend.h"
 #include "front/host_state.h"
@@ -41,7 +40,7 @@ struct td_host {
   struct td_serve *serve;
   char *name, *dir;     // owned
   td_options options;   // the server's, with dir as the model; texts are borrowed
-  td_runtime_opts wish; // as asked; the next three are what became of it
+  td_runtime_opts wish; // as requested; the next three are the result
   td_runtime_opts runtime;
   td_placement placement;
   uint32_t gpu_mib;     // free GPU memory that placement and workers divide; 0: no GPU yet
@@ -67,7 +66,7 @@ struct td_host {
   uv_work_t load_work;
   atomic_bool is_canceled; // loading is of no use any more
   bool is_reading, is_unloading, has_failed;
-  bool has_just_failed; // and those who wait have not been told
+  bool has_just_failed; // and its waiters have not been told
   bool was_ready;
   td_err load_err;
   int weights_fd;     // of weights in shared memory; -1: none
@@ -87,7 +86,7 @@ struct td_host {
 // need not be closed.
 td_status td_host_open(td_host *host, struct td_serve *serve, const char *name, const char *dir,
                        td_err *err);
-// No handle of it may be left on the loop. Zeroed hosts are legal.
+// None of its handles may be left on the loop. Zeroed hosts are legal.
 void td_host_close(td_host *host);
 // Chooses the device, where experts run, and one worker or two. Any thread, one at a time.
 td_status td_host_place(td_host *host, td_err *err);
@@ -109,16 +108,14 @@ void td_host_leave(td_host_use *use);
 // How long the model stays in memory without a use from now on, in milliseconds; negative: for
 // ever; NULL: as --sleep-after says. Without --sleep-after and --models a model always stays.
 void td_host_keep(td_host *host, const int64_t *ms);
-// Lets in those who wait, while the host accepts requests and is not leaving.
+// Lets waiters in while the host accepts requests and is not leaving.
 void td_host_admit(td_host *host);
 
-// From asleep. What becomes of it is seen by its state.
+// Starts loading a model that is asleep; its state shows the outcome.
 void td_host_load(td_host *host);
 // Its workers have been started, and nobody is inside.
 void td_host_unload(td_host *host);
-// Tells those who wait that the model could not be loaded.
+// Tells waiters that the model could not be loaded.
 void td_host_refuse(td_host *host);
-// The server ends: stops everything. Those who wait have left.
+// The server ends: stops everything. No waiter is left.
 void td_host_shut_down(td_host *host);
-
-#endif

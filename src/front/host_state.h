@@ -1,7 +1,6 @@
 // src/front/host_state.h - where a model is in its life, and what /health, /v1/models and /metrics
 // call that.
-#ifndef TD_FRONT_HOST_STATE_H
-#define TD_FRONT_HOST_STATE_H
+#pragma once
 
 //   SLEEPING   neither weights nor workers
 //   LOADING    weights are read or workers start: at first, after a sleep, after a crash
@@ -31,5 +30,3 @@ static inline const char *td_host_state_name(td_host_state state) {
   };
   return names[state];
 }
-
-#endif

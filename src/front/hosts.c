@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "front/serve_impl.h"
 #include "gguf/files.h"
-#include "runtime/command.h"
 
 // ---- decisions --------------------------------------------------------------------------------
 
@@ -173,7 +172,7 @@ static td_status check_options(const td_options *o, td_err *err) {
   if (!o->model && !o->models) {
     return td_fail(err, TD_EINVAL,
                    "tandem serve needs --model DIR, a checkpoint directory, or "
-                   "--models DIR, a directory of such");
+                   "--models DIR, a directory of checkpoints");
   }
   if (o->models && (o->model || o->model_names.n)) {
     return td_fail(err, TD_EINVAL, "--models names its models by their folders: leave out %s",

@@ -2,8 +2,7 @@
 // at a time: a request for another one unloads the least recently used, once its running requests
 // have ended; requests that arrive for it meanwhile wait for their turn. With --sleep-after an idle
 // model is unloaded. Thread: the loop's.
-#ifndef TD_FRONT_HOSTS_H
-#define TD_FRONT_HOSTS_H
+#pragma once
 
 #include <uv.h>
 
@@ -22,8 +21,8 @@ typedef struct {
   uv_timer_t timer;            // makes decisions apart from the call that made them necessary
 } td_hosts;
 
-// One host for --model, or one for each sub-folder of --models with a config.json; those that
-// cannot be served are named in the log. Call td_hosts_close in every case.
+// One host for --model, or one for each sub-folder of --models with a config.json. The log names
+// models that cannot be served. Call td_hosts_close in every case.
 td_status td_hosts_open(td_hosts *hosts, struct td_serve *serve, td_err *err);
 void td_hosts_close(td_hosts *hosts);
 // Begins to decide. Without --models, loads the model.
@@ -38,5 +37,3 @@ void td_hosts_update(td_hosts *hosts);
 td_host *td_hosts_find(const td_hosts *hosts, const char *name, const char *suffix);
 // The names of all, comma-separated, cut to fit.
 void td_hosts_list(const td_hosts *hosts, char *out, size_t n_bytes);
-
-#endif

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/turn.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
@@ -276,6 +275,14 @@ static void send_dialect(td_choice *c, td_buf *out, bool has_piece) {
   if (out->len) send_raw(j, out);
 }
 
+static td_api_usage usage_so_far(const td_choice *c) {
+  return (td_api_usage){.n_prompt = n_prompt_of(c),
+                        .n_output = c->answer.n_tokens,
+                        .n_cached = c->n_cached,
+                        .n_accepted = c->n_accepted,
+                        .n_rejected = c->n_rejected};
+}
+
 // Takes the output of a choice that is final, and sends it if the response is streamed. With usage
 // in every chunk each token gets its own event, even if it adds no text.
 static td_status take_piece(td_choice *c, td_err *err) {
@@ -303,11 +310,7 @@ static td_status take_piece(td_choice *c, td_err *err) {
     send_event(j, &event);
   }
   c->started = true;
-  const td_api_usage usage = {.n_prompt = n_prompt_of(c),
-                              .n_output = c->answer.n_tokens,
-                              .n_cached = c->n_cached,
-                              .n_accepted = c->n_accepted,
-                              .n_rejected = c->n_rejected};
+  const td_api_usage usage = usage_so_far(c);
   const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
   if (has_piece || (so_far && !c->answer.finished)) {
     if (j->is_chat) {
@@ -318,6 +321,7 @@ static td_status take_piece(td_choice *c, td_err *err) {
       td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
     }
     send_event(j, &event);
+    if (so_far) c->n_told = c->answer.n_tokens;
   }
   td_buf_free(&event);
   return TD_OK;
@@ -362,7 +366,11 @@ static void end_choice(td_choice *c, td_finish how) {
     td_buf event = TD_BUF_INIT;
     td_api_timings timings = {0};
     add_timings(&timings, c);
-    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings);
+    // Tokens that end the answer without a chunk of their own, as those of a stop string.
+    const bool has_more = j->request.include_usage_so_far && c->n_told < c->answer.n_tokens;
+    const td_api_usage usage = usage_so_far(c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings,
+                        has_more ? &usage : NULL);
     send_event(j, &event);
     td_buf_free(&event);
   }

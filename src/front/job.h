@@ -1,9 +1,8 @@
 // src/front/job.h - a job: one request for output, from its body to its last event (completions.c
 // begins it, job.c runs and ends it). Thread: the loop's, except while it is being prepared.
-#ifndef TD_FRONT_JOB_H
-#define TD_FRONT_JOB_H
+#pragma once
 
-#include "api/dialect.h"
+#include "api/dialects/dialect.h"
 #include "api/response.h"
 #include "front/serve_impl.h"
 
@@ -20,6 +19,7 @@ typedef struct {
   td_answer answer;
   td_output_parser parts;          // chat
   td_delta delta;                  // chat: output not sent yet; without streaming, all of it
+  uint32_t n_told;                 // tokens that a chunk's usage has counted
   uint32_t n_before_answer;        // tokens up to the one that ended the reasoning; 0: none did
   uint64_t n_accepted, n_rejected; // drafted tokens
   double sum_logprob;              // of its tokens, if there are choices to choose from (best_of)
@@ -70,5 +70,3 @@ void td_job_refuse(td_job *j, const td_api_error *error);
 void td_job_on_gone(void *arg);
 // What the backend calls for a choice.
 td_request_callbacks td_choice_callbacks(td_choice *c);
-
-#endif

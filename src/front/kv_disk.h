@@ -4,8 +4,7 @@
 // that memory still caches. When a prompt's pages are on disk they are read into the request's own
 // pages before a worker sees it. File I/O runs on the loop's thread pool; calls and callbacks
 // happen on the loop's thread.
-#ifndef TD_FRONT_KV_DISK_H
-#define TD_FRONT_KV_DISK_H
+#pragma once
 
 #include <uv.h>
 
@@ -43,8 +42,9 @@ typedef struct {
   void *ctx;
 } td_kv_load;
 
-// Starts reading the prompt's pages that follow those it has. Until on_loaded, which is never
-// called from inside, only this disk writes to them. NULL: none are on disk, or prefill is faster.
+// Starts reading the pages that follow the ones the prompt has. Until on_loaded, which is never
+// called from inside this function, nothing else writes to them. NULL: none are on disk, or prefill
+// is faster.
 td_kv_disk_read *td_kv_disk_load(td_kv_disk *disk, const td_kv_load *load);
 void td_kv_loading_cancel(td_kv_disk_read *loading);
 
@@ -64,5 +64,3 @@ typedef struct {
 td_kv_disk_stats td_kv_disk_stats_of(const td_kv_disk *disk); // NULL: zeros
 // Bytes written for each byte of pages; 1: every page was written once, or none was.
 double td_kv_disk_amplification(const td_kv_disk_stats *stats);
-
-#endif

@@ -1,8 +1,7 @@
 // src/front/lane.h - a bounded share of libuv's thread pool: at most max_running of the items
 // queued here run at a time, so that the pool's other threads stay free for short work. Thread: the
 // loop's.
-#ifndef TD_FRONT_LANE_H
-#define TD_FRONT_LANE_H
+#pragma once
 
 #include <uv.h>
 
@@ -25,5 +24,3 @@ struct td_lane_work {
 
 // Like uv_queue_work. after may free work.
 void td_lane_queue(td_lane *lane, td_lane_work *work, uv_work_cb run, uv_after_work_cb after);
-
-#endif

@@ -1,7 +1,6 @@
 // src/front/metrics.h - request counters and GET /metrics in Prometheus' text format, version
 // 0.0.4. Names and meanings follow vLLM's, with the prefix tandem_. Thread: the loop's.
-#ifndef TD_FRONT_METRICS_H
-#define TD_FRONT_METRICS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -65,5 +64,3 @@ typedef struct {
 void td_metrics_init(td_metrics *metrics);
 void td_histogram_add(td_histogram *histogram, uint64_t ns);
 void td_metrics_write(td_buf *out, const td_metrics_now *now);
-
-#endif

@@ -1,7 +1,6 @@
 // src/front/model_files.h - what the files of a model's folder say of it: size, time and a name for
 // the content.
-#ifndef TD_FRONT_MODEL_FILES_H
-#define TD_FRONT_MODEL_FILES_H
+#pragma once
 
 #include "base/sha256.h"
 
@@ -13,5 +12,3 @@ typedef struct {
 
 // Reads the folder; what cannot be read is left out.
 void td_model_files_read(td_model_files *out, const char *dir);
-
-#endif

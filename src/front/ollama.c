@@ -1,11 +1,9 @@
 // src/front/ollama.c - Ollama's endpoints without a job.
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "api/infill.h"
 #include "base/clock.h"
-#include "base/json_parse.h"
 #include "base/json_write.h"
 #include "front/serve_impl.h"
 

@@ -1,8 +1,7 @@
 // src/front/outbox.h - requests being sent to a worker. A request stays in the worker's outbox
 // until all records that make it up are in the ring. The send position is kept in the request, so a
 // full ring costs no memory and a worker's death only resets the position. Thread: the loop's.
-#ifndef TD_FRONT_OUTBOX_H
-#define TD_FRONT_OUTBOX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,10 +39,8 @@ struct td_outbox {
 // send more: new pages (submit.n_pages) or a cancellation.
 void td_outbox_enter(td_outbox *box, td_outgoing *out);
 void td_outbox_leave(td_outgoing *out); // no effect if it is in none
-// Resets the send position: the worker has nothing of it any more.
+// Resets the send position: the worker no longer has any of it.
 void td_outgoing_rewind(td_outgoing *out);
 // Sends as much as fits into the ring. The rest is sent by another flush after the supervisor's
 // on_space.
 void td_outbox_flush(td_outbox *box, td_supervisor *to);
-
-#endif

@@ -176,6 +176,7 @@ static void give(td_backend *b, td_front_request *r) {
   if (!r->was_given && td_supervisor_heartbeat(decoder(b)->supervisor).skips_layer)
     submit->flags |= TD_SUBMIT_SKIP_LAYER; // for good: its pages have no entries of the layer then
   r->was_given = true;
+  r->given_prefill_ns = r->prefill_ns;
   submit->n_answer = r->n_output;
   submit->n_past = r->n_past;
   submit->flags &= ~(TD_SUBMIT_PREFILL_ONLY | TD_SUBMIT_COPIES);
@@ -368,9 +369,9 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
   if (n_done < r->n_past || n_done > n_known) return;
   note_past(r, n_done);
   td_sched_progress(b->sched, r->out.id, n_done, td_clock_ns());
+  if (is_new) r->prefill_ns = r->given_prefill_ns + progress->elapsed_ns;
   if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
-    r->prefill_ns = progress->elapsed_ns;
     uint32_t n_prefilled = r->out.submit.n_prompt - r->n_cached;
     if (b->tier) td_kv_disk_note_prefill(b->tier, n_prefilled, r->prefill_ns);
   }
@@ -380,6 +381,7 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
   td_wire_progress told = *progress;
   told.n_cached = r->n_cached;
   told.n_prompt = n_prompt;
+  told.elapsed_ns = r->prefill_ns;
   r->callbacks.on_progress(r->callbacks.ctx, &told);
 }
 

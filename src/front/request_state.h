@@ -1,7 +1,6 @@
 // src/front/request_state.h - where a request is in its life, and how it may go on. One state says
 // what several flags would have to agree on; every change is checked against one table. Pure.
-#ifndef TD_FRONT_REQUEST_STATE_H
-#define TD_FRONT_REQUEST_STATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,9 +9,10 @@
 //   LOADING           admitted; pages of its prompt are read from disk
 //   LOADING_RECALLED  preempted meanwhile: queued again when the read ends
 //   LOADING_CANCELED  canceled meanwhile: ends when the read ends
-//   HELD              has a worker, which is sent nothing of it while a crash suspect is on
-//   probation SENDING           in its worker's outbox; the worker knows nothing of it yet RUNNING
-//   its worker has it: SUBMIT was sent RECALLED          preempted: its worker is asked to drop it
+//   HELD              has a worker, which is sent nothing while a crash suspect is on probation
+//   SENDING           in its worker's outbox; the worker knows nothing of it yet
+//   RUNNING           its worker has it: SUBMIT was sent
+//   RECALLED          preempted: its worker is asked to drop it
 //   COMPLETE          its last token has arrived, its worker's DONE has not
 //   CANCELED          by the client: its worker is asked to drop it; no callbacks are made
 //   ENDED             on_done is called unless it was canceled; it is freed
@@ -58,5 +58,3 @@ static inline bool td_request_is_at_worker(td_request_state s) {
 static inline bool td_request_is_canceled(td_request_state s) {
   return s == TD_REQUEST_CANCELED || s == TD_REQUEST_LOADING_CANCELED;
 }
-
-#endif

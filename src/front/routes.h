@@ -1,8 +1,7 @@
 // src/front/routes.h - every endpoint of the server. From this list come the HTTP server's routes
 // (and so 404, 405 and Allow), the checks before a body is received, the counters of /metrics, the
 // handlers' prototypes and the table in front/README.md, which a test compares.
-#ifndef TD_FRONT_ROUTES_H
-#define TD_FRONT_ROUTES_H
+#pragma once
 
 #include "http/http.h"
 
@@ -23,7 +22,7 @@ enum {
   X(response_end, "DELETE", "/v1/responses/*", 0, "forget it")                                     \
   X(messages, "POST", "/v1/messages", TD_ROUTE_WORKER,                                             \
     "Anthropic's Messages; the key may be in x-api-key")                                           \
-  X(count_tokens, "POST", "/v1/messages/count_tokens", 0, "tokens of such a request's prompt")     \
+  X(count_tokens, "POST", "/v1/messages/count_tokens", 0, "tokens of a message's prompt")          \
   X(completion, "POST", "/completion", TD_ROUTE_WORKER, "llama-server's: continue a text")         \
   X(plain_completions, "POST", "/completions", TD_ROUTE_WORKER, "the same")                        \
   X(infill, "POST", "/infill", TD_ROUTE_WORKER, "llama-server's: fill in the middle of a text")    \
@@ -33,7 +32,7 @@ enum {
   X(ollama_generate, "POST", "/api/generate", TD_ROUTE_WORKER, "Ollama's generate")                \
   X(ollama_tags, "GET", "/api/tags", 0, "the models, for Ollama's clients")                        \
   X(ollama_show, "POST", "/api/show", 0, "one of them, for Ollama's clients")                      \
-  X(ollama_ps, "GET", "/api/ps", 0, "those that are loaded, for Ollama's clients")                 \
+  X(ollama_ps, "GET", "/api/ps", 0, "the loaded models, for Ollama's clients")                     \
   X(ollama_version, "GET", "/api/version", 0, "the version of Ollama's API, and tandem's")         \
   X(models, "GET", "/v1/models", 0, "the model's names and context")                               \
   X(model, "GET", "/v1/models/*", 0, "one of them")                                                \
@@ -87,5 +86,3 @@ typedef enum {
 TD_ROUTES(X)
 #undef X
 void td_serve_not_offered(void *ctx, td_http_exchange *x);
-
-#endif

@@ -2,14 +2,13 @@
 // handlers. The front owns sockets, templates and tokenization; it never computes a layer.
 // Everything runs on the loop's thread, except preparing prompts and loading weights, which use the
 // loop's thread pool.
-#ifndef TD_FRONT_SERVE_IMPL_H
-#define TD_FRONT_SERVE_IMPL_H
+#pragma once
 
 #include <stdatomic.h>
 
 #include <uv.h>
 
-#include "api/dialect.h"
+#include "api/dialects/dialect.h"
 #include "api/request.h"
 #include "base/json_write.h"
 #include "front/api_keys.h"
@@ -69,12 +68,12 @@ void td_serve_respond(td_http_exchange *x, int status, const char *type, td_buf 
 #define TD_JSON_TYPE "application/json"
 // seconds since 1970 as 2026-01-31T12:00:00Z.
 void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds);
-// system_fingerprint and choices: what a model's results are rounded by, chosen once for all its
-// workers. Nothing before they are ready.
+// system_fingerprint and choices: the choices that a model's rounding depends on, made once for all
+// its workers. Writes nothing before they are ready.
 void td_serve_write_choices(td_json_writer *w, const td_host *h);
 // Whether the request has a valid key, in Authorization or x-api-key, and whose it is.
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller);
-// Whose stored responses the caller may read: those of its key or, where none is needed,
+// Whose stored responses the caller may read: those stored with its key or, where no key is needed,
 // everyone's.
 uint64_t td_serve_owner(const td_serve *serve, const td_api_caller *caller);
 // Responds 503 and returns true while the model is not ready, unless requests wait for that.
@@ -82,7 +81,7 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
 
 // Shuts the server down at once. exit_status is used if none was set before.
 void td_serve_stop(td_serve *serve, int exit_status);
-// Logs that a model became ready after so many seconds.
+// Logs that a model became ready, and after how many seconds.
 void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds);
 
 // job.c
@@ -102,12 +101,12 @@ extern const size_t td_openapi_len;
 
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be
-// NULL) receives the rendered chat. turns: a chat's tokens are those that were generated for the
-// server's own messages; NULL: those of their text. Any thread.
+// NULL) receives the rendered chat. turns: the server's own messages in a chat keep the tokens they
+// were generated as; NULL: they are tokenized again. Any thread.
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
                           td_token_ids *prompts, td_buf *text, td_api_error *error);
-// How many of a chat's tokens the next turn's prompt begins with, as far as templates are alike: a
-// reasoning block that is opened, or opened and closed, at the end is left out of it there.
+// How many of a chat's tokens the next turn's prompt will probably begin with: a reasoning block
+// that is opened, or opened and closed, at the end is not repeated there.
 uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt);
 // Puts the request's constraints into one grammar. Any thread.
 td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
@@ -123,5 +122,3 @@ typedef struct {
 } td_generated;
 // Keeps it for when the conversation comes back.
 void td_serve_keep_turn(td_turns *turns, const td_generated *generated);
-
-#endif

@@ -10,8 +10,7 @@
 // seconds, the delay grows up to 8 s. After nine deaths in a row before READY it fails for good: a
 // missing resource, such as memory, may be available some seconds later. Errors in the model's
 // files count as three deaths.
-#ifndef TD_FRONT_SUPERVISOR_H
-#define TD_FRONT_SUPERVISOR_H
+#pragma once
 
 #include <uv.h>
 
@@ -57,5 +56,3 @@ td_wire_heartbeat td_supervisor_heartbeat(const td_supervisor *supervisor);
 void td_supervisor_lease(td_supervisor *supervisor, uint32_t n_threads);
 // TD_EAGAIN: not now; wait for on_space or on_death.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
-
-#endif

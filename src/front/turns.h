@@ -3,15 +3,14 @@
 // sends the message as text, whose rendering may differ from what was generated (white space,
 // spelling of arguments, reasoning left out); the prefix cache needs the same tokens.
 // Any thread.
-#ifndef TD_FRONT_TURNS_H
-#define TD_FRONT_TURNS_H
+#pragma once
 
 #include "base/sha256.h"
 #include "base/token_ids.h"
 
 typedef struct td_turns td_turns;
 
-// max_bytes: of all turns; those not used for longest are forgotten. On error *out is NULL.
+// max_bytes: of all turns; the least recently used ones are dropped. On error *out is NULL.
 td_status td_turns_open(td_turns **out, size_t max_bytes, td_err *err);
 void td_turns_close(td_turns *turns);
 
@@ -30,5 +29,3 @@ void td_turns_keep(td_turns *turns, const td_turn *turn);
 // False: there is none, or memory ran out.
 bool td_turns_find(td_turns *turns, const td_digest *key, td_token_ids *ids, int32_t *end,
                    char **reasoning);
-
-#endif

@@ -2,8 +2,7 @@
 // exit. The worker is this program executed again with the channel's descriptors inherited. A pipe
 // whose write end only this process holds lets the worker detect that the front has died. Thread:
 // the loop's.
-#ifndef TD_FRONT_WORKER_PROCESS_H
-#define TD_FRONT_WORKER_PROCESS_H
+#pragma once
 
 #include <uv.h>
 
@@ -43,5 +42,3 @@ void td_process_drain(td_process *process);
 void td_process_kill(td_process *process);
 // After td_process_kill: why the process has not exited, as a part of a sentence.
 void td_process_lingers(const td_process *process, char *out, size_t n_bytes);
-
-#endif

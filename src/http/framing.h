@@ -2,8 +2,7 @@
 // llhttp's strictness differs between versions (bare LF, chunk extensions, control characters), so
 // every byte passes this guard first. The guard also finds the end of the head and of the message.
 // If llhttp finds another end, the request is refused.
-#ifndef TD_HTTP_FRAMING_H
-#define TD_HTTP_FRAMING_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,12 +37,10 @@ typedef struct {
 // Prepares for the first byte of a request.
 void td_http_guard_init(td_http_guard *guard, td_framing_limits limits);
 
-// Scans bytes[0..len) and sets *used to the number taken: all of them for MORE, those before the
-// invalid one for BAD.
+// Scans bytes[0..len) and sets *used to the number taken: all for MORE, up to the invalid byte for
+// BAD.
 td_framing_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, size_t len,
                                       size_t *used);
 
 // Call after TD_GUARD_HEAD to describe the body. Returns DONE if there is none, else MORE.
 td_framing_verdict td_http_guard_body(td_http_guard *guard, int chunked, uint64_t content_length);
-
-#endif

@@ -1,8 +1,7 @@
 // src/http/http.h - an HTTP/1.1 server on a libuv loop. It handles framing, limits, timers,
 // keep-alive, pipelining, slow readers and draining; handlers give requests their meaning. Thread:
 // the loop's only.
-#ifndef TD_HTTP_HTTP_H
-#define TD_HTTP_HTTP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,10 +54,9 @@ typedef struct {
   // 0 selects the default
   td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
   size_t max_bodies_bytes; // 256 MiB: total of all bodies over 64 KiB; 503 if exceeded
-  // 8192, capped by the descriptor limit. A connection beyond it replaces one that waits for a
-  // request: of the client with most such connections the one that has been idle longest, or on
-  // which a request is slow to arrive. If there is none, it is served only routes with `always` and
-  // gets 503 for others.
+  // 8192, capped by the descriptor limit. One more connection replaces one that waits for a
+  // request: the longest idle of the client with most of them, or one whose request arrives slowly.
+  // If there is none, it gets 503 except on routes with `always`.
   uint32_t max_connections;
   size_t max_write_queue_bytes; // 1 MiB: a streaming client is dropped when more bytes are queued
                                 // for it
@@ -113,9 +111,9 @@ void td_http_respond(td_http_exchange *x, int status, const char *content_type, 
 // td_http_respond with a body from write_error.
 void td_http_error(td_http_exchange *x, int status, const char *message);
 
-// A response in pieces: chunked, or for HTTP/1.0 delimited by closing the connection. Writes never
-// block. A client with too much queued is dropped, which the handler learns through on_gone.
-void td_http_stream_begin(td_http_exchange *x, int status, const char *content_type);
+// A response (200) in pieces: chunked, or for HTTP/1.0 delimited by closing the connection. Writes
+// never block. A client with too much queued is dropped, which the handler learns through on_gone.
+void td_http_stream_begin(td_http_exchange *x, const char *content_type);
 void td_http_stream_write(td_http_exchange *x, const void *bytes, size_t len);
 void td_http_stream_end(td_http_exchange *x);
 // From now on text (borrowed until the stream ends) is sent whenever nothing was written for
@@ -131,5 +129,3 @@ void td_http_sse_end(td_http_exchange *x);
 void td_http_abort(td_http_exchange *x);
 
 const char *td_http_status_text(int status);
-
-#endif

@@ -1,6 +1,5 @@
 // src/http/http_impl.h - declarations shared by server.c, conn.c, response.c and route.c.
-#ifndef TD_HTTP_HTTP_IMPL_H
-#define TD_HTTP_HTTP_IMPL_H
+#pragma once
 
 #include "base/clock.h"
 #include "http/http.h"
@@ -121,5 +120,3 @@ const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, c
 // is unknown and which path was probably meant.
 void td_http_route_describe_miss(const td_http_route *routes, size_t n, const char *method,
                                  const char *path, const char *allow, td_buf *out);
-
-#endif

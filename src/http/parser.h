@@ -1,7 +1,6 @@
 // src/http/parser.h - parses one request from bytes: runs the guard and llhttp in lockstep,
 // enforces limits, keeps the header table. Independent of sockets.
-#ifndef TD_HTTP_PARSER_H
-#define TD_HTTP_PARSER_H
+#pragma once
 
 #include <llhttp.h>
 #include <stdbool.h>
@@ -62,5 +61,3 @@ td_http_event td_http_parser_feed(td_http_parser *parser, const char *bytes, siz
 const char *td_http_parser_method(const td_http_parser *parser);
 // The first header of that name (case-insensitive). NULL when absent.
 const char *td_http_parser_header(const td_http_parser *parser, const char *name);
-
-#endif

@@ -152,12 +152,12 @@ void td_http_error(td_http_exchange *x, int status, const char *message) {
   td_buf_free(&body);
 }
 
-void td_http_stream_begin(td_http_exchange *x, int status, const char *content_type) {
+void td_http_stream_begin(td_http_exchange *x, const char *content_type) {
   TD_CHECK(!x->head_sent);
   td_buf head = TD_BUF_INIT;
   x->chunked = !x->parser.http10;
   if (!x->chunked || x->server->draining) x->keep_alive = false;
-  make_head(x, &head, status, content_type, -1);
+  make_head(x, &head, 200, content_type, -1);
   x->head_sent = true;
   if (head.failed || x->extra_headers.failed) {
     td_http_conn_drop(x);
@@ -203,7 +203,7 @@ void td_http_stream_end(td_http_exchange *x) {
 void td_http_sse_begin(td_http_exchange *x) {
   td_http_add_header(x, "Cache-Control", "no-cache");
   td_http_add_header(x, "X-Accel-Buffering", "no"); // nginx must not buffer events
-  td_http_stream_begin(x, 200, "text/event-stream; charset=utf-8");
+  td_http_stream_begin(x, "text/event-stream; charset=utf-8");
   td_http_stream_keep_alive(x, ":\n\n");
 }
 

@@ -1,6 +1,5 @@
 // src/options/closest.h - what a mistyped word may have meant.
-#ifndef TD_OPTIONS_CLOSEST_H
-#define TD_OPTIONS_CLOSEST_H
+#pragma once
 
 #include <stddef.h>
 
@@ -15,5 +14,3 @@ typedef struct {
 // Keeps the candidate if it is closer than all before it: at most a third of the longer word's
 // characters are inserted, left out, replaced or swapped with their neighbours.
 void td_closest_try(td_closest *closest, const char *candidate);
-
-#endif

@@ -300,6 +300,26 @@ static int match_command(int argc, char **argv, td_command *command) {
   return best;
 }
 
+// The command that other programs call by this word; NULL: none.
+static const char *command_known_as(const char *word) {
+  static const char *const known[][2] = {
+      {"chat", "run"},
+      {"cli", "run"},
+      {"generate", "run"},
+      {"start", "serve"},
+      {"download", "pull"},
+      {"ls", "list"},
+      {"models", "list"},
+      {"show", "inspect"},
+      {"perplexity", "eval perplexity"},
+      {"tokenize", "inspect tokens"},
+  };
+  for (size_t i = 0; i < TD_COUNT(known); i++) {
+    if (!strcmp(word, known[i][0])) return known[i][1];
+  }
+  return NULL;
+}
+
 // Reports an unknown command. If word starts some commands, as "eval" does, the message lists them.
 static td_status unknown_command(const char *word, td_err *err) {
   char list[256] = "";
@@ -310,13 +330,15 @@ static td_status unknown_command(const char *word, td_err *err) {
     at += (size_t)snprintf(list + at, sizeof list - at, "%s`tandem %s`", at ? ", " : "", name);
   }
   if (at) return td_fail(err, TD_EINVAL, "%s: needs a second word: %s", word, list);
-  td_closest closest = {.word = word, .len = len};
-  for (int c = 0; c < TD_N_COMMANDS; c++)
-    td_closest_try(&closest, command_names[c]);
-  if (closest.best) {
-    return td_fail(err, TD_EINVAL, "%s: not a command; did you mean `tandem %s`?", word,
-                   closest.best);
+  const char *meant = command_known_as(word);
+  if (!meant) {
+    td_closest closest = {.word = word, .len = len};
+    for (int c = 0; c < TD_N_COMMANDS; c++)
+      td_closest_try(&closest, command_names[c]);
+    meant = closest.best;
   }
+  if (meant)
+    return td_fail(err, TD_EINVAL, "%s: not a command; did you mean `tandem %s`?", word, meant);
   return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", word);
 }
 

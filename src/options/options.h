@@ -1,8 +1,7 @@
 // src/options/options.h - all options of all commands, defined in one table (table.c), from which
 // the command line, the JSON configuration file, --help and the reference page configs/README.md
 // are derived.
-#ifndef TD_OPTIONS_OPTIONS_H
-#define TD_OPTIONS_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,7 +26,7 @@
   X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
   X(RECOMMEND, "recommend", "models of the hub that fit into this machine's memory")               \
   X(LIST, "list", "the models of a running server")                                                \
-  X(PS, "ps", "those of them that are loaded")                                                     \
+  X(PS, "ps", "the models that a running server has loaded")                                       \
   X(TOP, "top", "what a running server does, every two seconds")                                   \
   X(STOP, "stop", "have a running server unload a model")                                          \
   X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
@@ -177,5 +176,3 @@ void td_options_show(td_buf *out, const td_options *options, const char *name);
 void td_options_help(td_buf *out, td_command command);
 // Appends the reference page in Markdown.
 void td_options_reference(td_buf *out);
-
-#endif

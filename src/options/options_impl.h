@@ -1,7 +1,6 @@
 // src/options/options_impl.h - the option table (table.c), shared by options.c (command line),
 // file.c (configuration file) and help.c (--help, reference page).
-#ifndef TD_OPTIONS_OPTIONS_IMPL_H
-#define TD_OPTIONS_OPTIONS_IMPL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -73,5 +72,3 @@ void td_option_mark_given(td_options *options, size_t idx);
 
 // Sets options from the file of --config that the command line did not set.
 td_status td_options_read_file(td_options *options, td_err *err);
-
-#endif

@@ -82,7 +82,7 @@ const td_option td_option_table[] = {
     {GROUP_MODEL, "revision", 0, OPT_STR, ALL, AT(revision), NO_RANGE, NULL, "REVISION",
      "branch, tag or commit of a model of the hub; main if not given"},
     {GROUP_MODEL, "include", 0, OPT_NAMES, ON(PULL), AT(include), NO_RANGE, NULL, "GLOB,GLOB",
-     "download the files whose paths match, instead of those that tandem reads"},
+     "download the files whose paths match; default: the files that tandem reads"},
     {GROUP_MODEL, "models", 0, OPT_STR, ON(SERVE) | ON(RUN), AT(models), NO_RANGE, NULL, "DIR",
      "instead of --model: serve every checkpoint and GGUF file in this directory under its name, "
      "loaded when a request asks for it; run begins with the first, and /model changes it"},
@@ -117,27 +117,28 @@ const td_option td_option_table[] = {
      "threads"},
     {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE | ON(PLAN), AT(expert_cache), NO_RANGE, "off",
      "GIB",
-     "GPU memory for a cache of the experts that decode used last, of those that the CPU computes; "
-     "auto: what is left, instead of whole layers where less than half of them fit. With a cache "
-     "a text need not repeat: results differ by rounding with what it holds"},
+     "GPU memory for a cache of the CPU's experts that decode used last; auto: what is left, "
+     "instead of whole layers where less than half of them fit. With a cache a text need not "
+     "repeat: results differ by rounding with what the cache holds"},
     {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
-     "possible; auto: resident if it fits and such pages are available, or there are several NUMA "
-     "nodes, which the weights are then spread over, or experts stream to a GPU"},
+     "possible; auto: resident if it fits and 2 MB pages are available, or if there are several "
+     "NUMA nodes (the weights are spread over them), or if experts stream to a GPU"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH | ON(PLAN), AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "
      "prompts "
      "computed by several devices, which round differently), auto (the fastest of FP16, BF16 and "
      "INT16 on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality). On "
-     "a "
-     "GPU: BF16, or fp8 (prefill with FP8 weights rounds to FP8, too; GPUs from compute capability "
-     "8.9 on; slightly lower quality)"},
+     "a GPU: BF16, or fp8 or int8 (prefill with weights of that format also rounds activations to "
+     "it; fp8: GPUs from compute capability 8.9 on; slightly lower quality)"},
     {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), RANGE(0, 1 << 24), "0", "TOKENS",
      "longest context; 0: the model's, within memory"},
-    {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE, AT(kv_dtype), ONE_OF(kv_dtypes), "f32", "DTYPE",
-     "KV cache precision on the CPU; f16 halves its memory and rounds keys and values to 11 bits; "
-     "on a GPU f32 means BF16"},
+    {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE | ON(PLAN) | ON(INSPECT), AT(kv_dtype),
+     ONE_OF(kv_dtypes), "f32", "DTYPE",
+     "KV cache precision: f32 (on a GPU BF16); f16, half of f32's memory and 11 bits; fp8, half of "
+     "f16's or a little more and 4 bits with a scale per 128 values, for attention without an "
+     "indexer"},
     {GROUP_MODEL, "prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), RANGE(0, 1 << 16), "0",
      "TOKENS",
      "prompt tokens per prefill step; 0: 512 to 2048 by model, up to 8192 on a GPU and 32768 where "
@@ -236,9 +237,9 @@ const td_option td_option_table[] = {
      "KV cache size, shared by all requests; 0: --max-batch full contexts, at most half of free "
      "memory. When it is exhausted the newest request is preempted"},
     {GROUP_KV, "cache-output", 0, OPT_FLAG, ON(SERVE), AT(cache_output), NO_RANGE, NULL, NULL,
-     "reuse the KV pages of generated tokens, too: the next turn of a conversation prefills only "
-     "what is new. Decode rounds differently from prefill, so that a result may then differ by "
-     "rounding from that of a server that has not seen the conversation"},
+     "also reuse the KV pages of generated tokens: the next turn of a conversation prefills only "
+     "what is new. Decode rounds differently from prefill, so a result may differ by rounding "
+     "from the result of a server that has not seen the conversation"},
     {GROUP_KV, "cache-per-key", 0, OPT_FLAG, ON(SERVE), AT(cache_per_key), NO_RANGE, NULL, NULL,
      "keep the KV pages of prompts apart for each API key (without keys, for each client address), "
      "as cache_salt of a request does for its own. Otherwise cached_tokens and the time to the "
@@ -255,8 +256,8 @@ const td_option td_option_table[] = {
      "what `tandem plan` predicts for --machine, beside what is measured"},
     {GROUP_BENCH, "machine", 0, OPT_STR, ON(PLAN) | ON(BENCH), AT(machine), NO_RANGE, "this",
      "MACHINE",
-     "this: this machine's CPU, measured; or a file like those of configs/machines, or the name of "
-     "one of them: desktop-64gb, epyc-9355x2, h100; with cards of configs/cards: this+rtx-4090, "
+     "this: this machine's CPU, measured; or a file as in configs/machines, or the name of one "
+     "there: desktop-64gb, epyc-9355x2, h100; with cards of configs/cards: this+rtx-4090, "
      "epyc-9355x2+rtx-5090+rtx-5090"},
     {GROUP_BENCH, "format", 'f', OPT_CHOICE, ON(PLAN), AT(plan_format), ONE_OF(formats), "fp8-b128",
      "NAME", "format of the weights if --model is a published model's name, as Qwen3-30B-A3B"},
@@ -265,7 +266,7 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "batch", 'b', OPT_INTS, ON(PLAN), AT(bench_batch), RANGE(1, 1024), "1", "N,N",
      "sequences decoded together"},
     {GROUP_BENCH, "depth", 'd', OPT_INT, ON(PLAN), AT(plan_depth), RANGE(0, 1 << 24), "1024", "N",
-     "tokens of each sequence before those that are decoded"},
+     "context of each sequence: tokens before the first decoded one"},
     {GROUP_BENCH, "hits", 0, OPT_REAL, ON(PLAN), AT(hit_rate), RANGE(-1, 1), "-1", "SHARE",
      "share of the chosen experts that --expert-cache holds; -1: as many as of all experts"},
     {GROUP_BENCH, "acceptance", 0, OPT_REAL, ON(PLAN), AT(acceptance), RANGE(0, 1), "0.7", "SHARE",

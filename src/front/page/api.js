@@ -23,8 +23,14 @@ async function failure(response) {
   return new ApiError(response.status, body?.error);
 }
 
+// Of what changes from time to time. Past the browser's cache, in which a request waits for up to 20 s
+// for an earlier one of the same address.
+function fetchNow(address, options) {
+  return fetch(address, { ...options, cache: "no-store" });
+}
+
 export async function fetchModels(key) {
-  const response = await fetch("v1/models", { headers: headers(key) });
+  const response = await fetchNow("v1/models", { headers: headers(key) });
   if (!response.ok) throw await failure(response);
   return (await response.json()).data;
 }
@@ -32,14 +38,14 @@ export async function fetchModels(key) {
 // {status, models}; status "unreachable" if nothing answers.
 export async function fetchHealth() {
   try {
-    return await (await fetch("health")).json();
+    return await (await fetchNow("health")).json();
   } catch {
     return { status: "unreachable" };
   }
 }
 
 export async function fetchMetrics(key) {
-  const response = await fetch("metrics", { headers: headers(key) });
+  const response = await fetchNow("metrics", { headers: headers(key) });
   if (!response.ok) throw await failure(response);
   return response.text();
 }

@@ -470,12 +470,17 @@ function showModels(states = []) {
   $("model").textContent = chosenModel()?.id ?? "no model";
 }
 
+// An answer to a key that has changed since says nothing.
 async function connect() {
+  const asked = key;
   try {
-    models = await fetchModels(key);
+    const found = await fetchModels(asked);
+    if (asked !== key) return;
+    models = found;
     showModels();
     if (current) showState();
   } catch (error) {
+    if (asked !== key) return;
     $("model").textContent = error.status === 401 ? "An API key is needed: see Settings." : "";
     if (error.status === 401 && !$("settings").open) openSettings("set-key");
   }
