@@ -1,7 +1,6 @@
 // src/bench/bench.h - entry points of the subcommands of `tandem bench`. Each prints its own errors
 // and returns the exit status: 0, 1 on failure, 2 for invalid options, 130 when interrupted.
-#ifndef TD_BENCH_BENCH_H
-#define TD_BENCH_BENCH_H
+#pragma once
 
 #include "options/options.h"
 
@@ -10,5 +9,3 @@ int td_cmd_bench_kernels(const td_options *options);
 int td_cmd_bench_layer(const td_options *options);
 int td_cmd_bench_comm(const td_options *options);
 int td_cmd_bench_gpu(const td_options *options);
-
-#endif

@@ -37,7 +37,8 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
                                 .ldo = HEADS * DIM,
                                 .n_tokens = b->n_tokens,
                                 .k_dim = DIM,
-                                .n_cols = TD_DELTA_COLUMNS});
+                                .n_cols = TD_DELTA_COLUMNS,
+                                .n_decays = 1});
   }
 }
 

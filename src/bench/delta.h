@@ -1,6 +1,5 @@
 // src/bench/delta.h - the recurrence of a gated delta net, as a part of `tandem bench kernels`.
-#ifndef TD_BENCH_DELTA_H
-#define TD_BENCH_DELTA_H
+#pragma once
 
 #include "bench/report.h"
 
@@ -8,5 +7,3 @@
 // 128), for each of options->bench_batches as the number of tokens of one sequence, and with each
 // number of threads. Calls rotate through the states of 36 layers.
 td_status td_bench_delta(td_bench_report *report, const td_format *format, td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/bench/fetch.h - one request to a server, and its whole answer.
-#ifndef TD_BENCH_FETCH_H
-#define TD_BENCH_FETCH_H
+#pragma once
 
 #include "base/buf.h"
 #include "base/status.h"
@@ -15,5 +14,3 @@ typedef struct {
 // Appends the body of a response with status 200. TD_EIO: there is none; for another status err has
 // the message of its body. Blocks.
 td_status td_fetch(td_buf *out, const td_fetch_args *args, td_err *err);
-
-#endif

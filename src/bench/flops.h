@@ -1,6 +1,5 @@
 // src/bench/flops.h - the machine's peak arithmetic throughput, without memory accesses.
-#ifndef TD_BENCH_FLOPS_H
-#define TD_BENCH_FLOPS_H
+#pragma once
 
 #include "base/thread_pool.h"
 
@@ -11,5 +10,3 @@ typedef struct {
 
 // Runs on all members of the pool at once, in registers only. Takes a few tenths of a second.
 void td_peaks_measure(td_peaks *out, td_pool *pool);
-
-#endif

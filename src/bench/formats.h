@@ -1,6 +1,5 @@
 // src/bench/formats.h - synthetic matrices in every format of tandem/formats.h.
-#ifndef TD_BENCH_FORMATS_H
-#define TD_BENCH_FORMATS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ size_t td_bench_weight(td_weight *out, const td_format *format, uint32_t rows, u
 // Fills a matrix with finite values of ordinary magnitude: speed does not depend on values, except
 // for subnormals and NaN. memory as given to td_bench_weight.
 void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed);
-
-#endif

@@ -1,7 +1,6 @@
 // src/bench/http_client.h - sends one HTTP request and reports every server-sent event as it
 // arrives. For `tandem bench --server`. HTTP/1.1 without TLS, one connection per request.
-#ifndef TD_BENCH_HTTP_CLIENT_H
-#define TD_BENCH_HTTP_CLIENT_H
+#pragma once
 
 #include <llhttp.h>
 #include <netinet/in.h>
@@ -49,5 +48,3 @@ struct td_load_call {
 // /v1/models. Callbacks run on the loop.
 void td_load_call_start(td_load_call *call, uv_loop_t *loop, const char *path, const td_buf *json);
 void td_load_call_free(td_load_call *call);
-
-#endif

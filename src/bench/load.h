@@ -1,10 +1,7 @@
 // src/bench/load.h - load test of any OpenAI-compatible server, measured from the client's side.
-#ifndef TD_BENCH_LOAD_H
-#define TD_BENCH_LOAD_H
+#pragma once
 
 #include "options/options.h"
 
 // `tandem bench --server URL`; returns the exit status.
 int td_bench_server(const td_options *options);
-
-#endif

@@ -28,8 +28,8 @@ td_machine td_machine_get(void) {
   return m;
 }
 
-void td_machine_json(const td_machine *machine, td_json_writer *w, const char *key) {
-  td_jw_begin_object(w, key);
+void td_machine_json(const td_machine *machine, td_json_writer *w) {
+  td_jw_begin_object(w, "machine");
   td_jw_str(w, "cpu", machine->cpu);
   td_jw_str(w, "kernel", machine->kernel);
   td_jw_int(w, "threads", machine->n_threads);

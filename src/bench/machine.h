@@ -1,6 +1,5 @@
 // src/bench/machine.h - identifies the machine that a measurement was taken on.
-#ifndef TD_BENCH_MACHINE_H
-#define TD_BENCH_MACHINE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,7 +13,5 @@ typedef struct {
 } td_machine;
 
 td_machine td_machine_get(void); // all but the last two members
-// Writes an object with cpu, kernel, threads, memory_bytes, read_gbps.
-void td_machine_json(const td_machine *machine, td_json_writer *w, const char *key);
-
-#endif
+// Writes a member "machine" with cpu, kernel, threads, memory_bytes, read_gbps.
+void td_machine_json(const td_machine *machine, td_json_writer *w);

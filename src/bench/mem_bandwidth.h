@@ -1,8 +1,7 @@
 // src/bench/mem_bandwidth.h - the machine's current memory read bandwidth. On shared hosts it
 // varies within minutes, so a share of it is meaningful only relative to a measurement taken at the
 // same time.
-#ifndef TD_BENCH_MEM_BANDWIDTH_H
-#define TD_BENCH_MEM_BANDWIDTH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ double td_read_speed_gbps(td_read_speed *speed);
 // The same where every thread reads what lies on another NUMA node than its own. 0: all threads are
 // on one.
 double td_read_speed_remote_gbps(td_read_speed *speed);
-
-#endif

@@ -195,11 +195,12 @@ static td_status prepare_plan(bench *b, td_err *err) {
 // Tokens per second, as predicted.
 static double planned_rate(const bench *b, const bench_case *c) {
   td_plan_load load = td_plan_load_of(b->session->model);
-  load.is_f8 = b->options->activations == TD_ACTIVATIONS_FP8;
+  load.activations = b->options->activations;
+  load.kv_dtype = td_cmd_kv_dtype(b->options);
   td_expert_cache_size cache = {0};
   td_expert_cache_parse(&cache, b->options->expert_cache, NULL); // checked when the session opened
   td_card_plan card = {.fits = false};
-  if (b->rig.n_gpus) card = td_card_plan_of(&load, &b->rig.gpu, &cache);
+  if (b->rig.n_gpus) card = td_card_plan_of(&load, &b->rig, &cache);
   const td_card_plan *plan = card.fits ? &card : NULL;
   if (c->is_prefill) {
     const double before_s = td_prefill_time_of(&load, &b->rig, plan, c->depth).seconds;
@@ -323,7 +324,7 @@ static void print_head(bench *b) {
     return;
   }
   td_jw_begin_object(b->json, NULL);
-  td_machine_json(&b->machine, b->json, "machine");
+  td_machine_json(&b->machine, b->json);
   td_jw_begin_object(b->json, "model");
   td_jw_str(b->json, "name", name);
   td_jw_int(b->json, "params", (int64_t)stats.params);

@@ -1,7 +1,6 @@
 // src/bench/openai_client.h - the client side of the OpenAI protocol, as needed by a load
 // generator.
-#ifndef TD_BENCH_OPENAI_CLIENT_H
-#define TD_BENCH_OPENAI_CLIENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,5 +31,3 @@ td_status td_client_parse_event(td_client_event *out, const char *json, size_t l
 
 // Appends the id of the first model in a response to GET /v1/models. TD_EFORMAT if there is none.
 td_status td_client_parse_models(td_buf *out, const char *json, size_t len, td_err *err);
-
-#endif

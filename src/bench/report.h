@@ -1,7 +1,6 @@
 // src/bench/report.h - shared by `bench kernels` and `bench layer`: the machine's limits, the
 // measurement of one case, and its output as a table row or as JSON.
-#ifndef TD_BENCH_REPORT_H
-#define TD_BENCH_REPORT_H
+#pragma once
 
 #include "bench/flops.h"
 #include "bench/formats.h"
@@ -71,5 +70,3 @@ td_bench_time td_bench_measure(td_bench_report *report, void (*run)(void *ctx), 
 
 // TD_ENOMEM, with the amounts, if less than `bytes` of memory is available.
 td_status td_bench_need_memory(double bytes, const char *what, td_err *err);
-
-#endif

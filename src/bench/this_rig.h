@@ -1,6 +1,5 @@
 // src/bench/this_rig.h - measures this machine for predictions (runtime/rig.h).
-#ifndef TD_BENCH_THIS_RIG_H
-#define TD_BENCH_THIS_RIG_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -15,5 +14,3 @@ td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads,
 td_status td_rig_open(td_rig *out, const char *machine, const td_model *model, unsigned n_threads,
                       td_err *err);
 bool td_rig_is_this(const char *machine);
-
-#endif

@@ -1,7 +1,6 @@
 // src/cli/cli.h - entry points of the subcommands. Each prints its own errors and returns the exit
 // status: 0, 1 on failure, 2 for invalid options, 130 when interrupted.
-#ifndef TD_CLI_CLI_H
-#define TD_CLI_CLI_H
+#pragma once
 
 #include "options/options.h"
 
@@ -21,5 +20,3 @@ int td_cmd_inspect(const td_options *options);
 int td_cmd_inspect_tokens(const td_options *options);
 int td_cmd_inspect_template(const td_options *options);
 int td_cmd_inspect_routing(const td_options *options);
-
-#endif

@@ -1,6 +1,5 @@
 // src/cli/conversation.h - the messages of a chat, kept apart from how a template renders them.
-#ifndef TD_CLI_CONVERSATION_H
-#define TD_CLI_CONVERSATION_H
+#pragma once
 
 #include "base/buf.h"
 #include "base/json_write.h"
@@ -33,7 +32,6 @@ bool td_conversation_slide(td_conversation *c);
 // Writes the member "messages": what is sent to the model, or all there is.
 void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all);
 // Replaces c by the conversation in a file: an object with messages, as td_conversation_write makes
-// it, or the first of a list of such, as the chat page exports. On an error c is as before.
+// it, or the first of a list of conversations, as the chat page exports. On an error c is as
+// before.
 td_status td_conversation_read(td_conversation *c, const char *path, td_err *err);
-
-#endif

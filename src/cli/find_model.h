@@ -1,6 +1,5 @@
 // src/cli/find_model.h - from --model ORG/NAME to a folder.
-#ifndef TD_CLI_FIND_MODEL_H
-#define TD_CLI_FIND_MODEL_H
+#pragma once
 
 #include "base/status.h"
 #include "options/options.h"
@@ -8,5 +7,3 @@
 // If --model is the name of a model of the hub, replaces it by the model's folder in the cache,
 // after downloading what is missing.
 td_status td_cli_find_model(td_options *options, td_err *err);
-
-#endif

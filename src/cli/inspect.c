@@ -53,12 +53,13 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
   }
 }
 
-static void add_memory(td_buf *out, const td_model_config *c, const td_model_stats *s) {
+static void add_memory(td_buf *out, const td_model_config *c, const td_model_stats *s,
+                       td_dtype kv_dtype) {
   td_buf_str(out, "\ndecoding      reads ");
   add_bytes(out, s->active_bytes);
   td_buf_str(out, " of weights for a token\nmemory        ");
   add_bytes(out, s->bytes);
-  const td_kv_layout kv = td_kv_layout_of(c, TD_F32, 0);
+  const td_kv_layout kv = td_kv_layout_of(c, kv_dtype, 0);
   if (kv.n_layers) {
     td_buf_str(out, ", and ");
     add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
@@ -77,7 +78,7 @@ static void add_memory(td_buf *out, const td_model_config *c, const td_model_sta
 static void add_unused(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   const uint32_t n_used = td_model_mtp(m) != NULL;
-  if (n_used) td_buf_str(out, "drafting      by a layer of multi-token prediction, on the CPU\n");
+  if (n_used) td_buf_str(out, "drafting      by a layer of multi-token prediction\n");
   if (c->n_mtp_layers > n_used) {
     td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n",
                   c->n_mtp_layers - n_used);
@@ -104,7 +105,7 @@ static td_dtype smallest(const uint64_t bytes[TD_N_DTYPES]) {
   return best;
 }
 
-static void add_sizes(td_buf *out, const td_model *m) {
+static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
   const td_model_config *c = td_model_config_of(m);
   td_model_stats s = td_model_stats_of(m);
   td_buf_str(out, "parameters    ");
@@ -122,7 +123,12 @@ static void add_sizes(td_buf *out, const td_model *m) {
     s.bytes_by_dtype[dtype] = 0;
     before = ", ";
   }
-  add_memory(out, c, &s);
+  add_memory(out, c, &s, kv_dtype);
+  if (s.table_bytes) {
+    td_buf_str(out, "tables        ");
+    add_bytes(out, s.table_bytes);
+    td_buf_str(out, " of n-grams, of which rows are read from their files\n");
+  }
   if (s.expert_bytes && td_attn_has_gpu(c)) {
     td_buf_str(out, "with a GPU    ");
     td_buf_str(out, "the context and ");
@@ -155,22 +161,27 @@ static void add_tensors(td_buf *out, const td_model *m) {
 }
 
 // On the machines of configs/machines, as `tandem plan` has it for any.
-static void add_plans(td_buf *out, const td_model *m) {
+static void add_plans(td_buf *out, const td_model *m, td_dtype kv_dtype) {
+  td_plan_opts opts = td_plan_usual;
+  opts.kv_dtype = kv_dtype;
+  opts.is_short = true;
   td_rig rig;
   for (const td_rig_file *f = td_rig_files; f->name; f++) {
     if (td_rig_parse(&rig, f->json, f->len, f->name, NULL) != TD_OK) continue;
     td_buf_str(out, "\n");
-    td_plan_add(out, m, &rig, &td_plan_usual);
-    if (!rig.n_gpus) td_plan_add_cards(out, m, &rig);
+    td_plan_add(out, m, &rig, &opts);
+    if (!rig.n_gpus) td_plan_add_cards(out, m, &rig, &opts);
   }
 }
 
-static void add_json_plans(td_json_writer *w, const td_model *m) {
+static void add_json_plans(td_json_writer *w, const td_model *m, td_dtype kv_dtype) {
+  td_plan_opts opts = td_plan_usual;
+  opts.kv_dtype = kv_dtype;
   td_rig rig;
   td_jw_begin_array(w, "plans");
   for (const td_rig_file *f = td_rig_files; f->name; f++) {
     if (td_rig_parse(&rig, f->json, f->len, f->name, NULL) != TD_OK) continue;
-    td_plan_add_json(w, m, &rig, &td_plan_usual);
+    td_plan_add_json(w, m, &rig, &opts);
   }
   td_jw_end_array(w);
 }
@@ -178,8 +189,8 @@ static void add_json_plans(td_json_writer *w, const td_model *m) {
 static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
-  add_sizes(out, m);
-  if (td_model_stats_of(m).expert_bytes) add_plans(out, m);
+  add_sizes(out, m, opts->kv_dtype);
+  if (td_model_stats_of(m).expert_bytes) add_plans(out, m, opts->kv_dtype);
   if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
     add_tensors(out, m);
@@ -204,7 +215,7 @@ static void add_json_tensors(td_json_writer *w, const td_model *m) {
   td_jw_end_array(w);
 }
 
-static void add_json_sizes(td_json_writer *w, const td_model *m) {
+static void add_json_sizes(td_json_writer *w, const td_model *m, td_dtype kv_dtype) {
   td_model_stats s = td_model_stats_of(m);
   td_jw_int(w, "params", (int64_t)s.params);
   td_jw_int(w, "active_params", (int64_t)s.active_params);
@@ -217,7 +228,7 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
     td_jw_int(w, td_dtype_name((td_dtype)i), (int64_t)s.bytes_by_dtype[i]);
   }
   td_jw_end_object(w);
-  const td_kv_layout kv = td_kv_layout_of(td_model_config_of(m), TD_F32, 0);
+  const td_kv_layout kv = td_kv_layout_of(td_model_config_of(m), kv_dtype, 0);
   td_jw_int(w, "kv_bytes_per_token", (int64_t)td_kv_layout_token_bytes(&kv));
   td_jw_int(w, "state_bytes_per_page", (int64_t)td_kv_layout_states_bytes(&kv));
   td_jw_int(w, "page_tokens", kv.page_tokens);
@@ -236,7 +247,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   } dims[] = {
       {"n_layers", c->n_layers},
       {"n_moe_layers", count_moe_layers(c)},
-      {"n_delta_layers", td_model_n_attn(c, TD_ATTN_DELTA)},
+      {"n_delta_layers", td_model_n_attn(c, TD_ATTN_DELTA) + td_model_n_attn(c, TD_ATTN_KDA)},
       {"dim", c->dim},
       {"n_vocab", c->n_vocab},
       {"n_heads", c->n_heads},
@@ -256,8 +267,8 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   };
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
-  add_json_sizes(&w, m);
-  if (td_model_stats_of(m).expert_bytes) add_json_plans(&w, m);
+  add_json_sizes(&w, m, opts->kv_dtype);
+  if (td_model_stats_of(m).expert_bytes) add_json_plans(&w, m, opts->kv_dtype);
   if (opts->tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);
   td_buf_char(out, '\n');
@@ -266,7 +277,11 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
 td_status td_inspect_model(const char *dir, const td_inspect_opts *opts, FILE *out, td_err *err) {
   td_model *m;
   td_status st = td_model_open_shapes(&m, dir, err);
-  if (st != TD_OK) return st;
+  if (st == TD_OK) st = td_attn_check_kv(td_model_config_of(m), opts->kv_dtype, err);
+  if (st != TD_OK) {
+    td_model_close(m);
+    return st;
+  }
   td_buf text = TD_BUF_INIT;
   if (opts->json) {
     add_json(&text, m, opts);

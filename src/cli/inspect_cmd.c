@@ -14,7 +14,8 @@
 int td_cmd_inspect(const td_options *o) {
   td_err err;
   td_status st = td_cmd_need_model(o, &err);
-  const td_inspect_opts opts = {.tensors = o->tensors, .json = o->json};
+  const td_inspect_opts opts = {
+      .tensors = o->tensors, .json = o->json, .kv_dtype = td_cmd_kv_dtype(o)};
   if (st == TD_OK) st = td_inspect_model(o->model, &opts, stdout, &err);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }

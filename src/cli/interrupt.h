@@ -1,6 +1,5 @@
 // src/cli/interrupt.h - Ctrl-C and other signals that a program on a terminal lives through.
-#ifndef TD_CLI_INTERRUPT_H
-#define TD_CLI_INTERRUPT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -16,5 +15,3 @@ bool td_interrupted(void);
 void td_interrupt_clear(void);
 // Whether SIGWINCH or SIGCONT came since the last call.
 bool td_interrupt_take_redraw(void);
-
-#endif

@@ -1,7 +1,6 @@
 // src/cli/line_editor.h - messages typed on a terminal: line editing, history, several lines,
 // pasting. Prompts and what is typed go to stderr. One at a time; thread: the one that opened it.
-#ifndef TD_CLI_LINE_EDITOR_H
-#define TD_CLI_LINE_EDITOR_H
+#pragma once
 
 #include "base/buf.h"
 #include "base/status.h"
@@ -28,5 +27,3 @@ void td_line_editor_close(td_line_editor *editor);
 // backslash, and from three double quotes to the next three; a pasted text may have any number of
 // lines, and Alt-Enter begins another one. out is valid UTF-8 unless it failed.
 td_line_result td_line_editor_read(td_line_editor *editor, td_buf *out);
-
-#endif

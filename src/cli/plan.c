@@ -30,7 +30,7 @@ typedef struct {
 
 static void divide(setup *s) {
   s->card = (td_card_plan){.fits = false};
-  if (s->rig.n_gpus) s->card = td_card_plan_of(&s->load, &s->rig.gpu, &s->opts->cache);
+  if (s->rig.n_gpus) s->card = td_card_plan_of(&s->load, &s->rig, &s->opts->cache);
 }
 
 static const td_card_plan *card_of(const setup *s) {
@@ -55,10 +55,7 @@ static td_plan_time time_of(const setup *s, const work *w) {
   if (w->is_prompt) return td_prefill_time_of(&s->load, &s->rig, card_of(s), w->n);
   const double hits = s->opts->hit_rate < 0 ? share_cached(s) : s->opts->hit_rate;
   const td_decode_work step = {w->n, 1 + w->n_drafts, s->opts->depth, hits};
-  td_plan_time t = td_decode_time_of(&s->load, &s->rig, card_of(s), &step);
-  // The model's layer that drafts runs on the CPU, for one guess of every sequence at a time.
-  if (!card_of(s)) t.seconds += w->n_drafts * (double)s->load.draft_bytes / s->rig.read_gbps * 1e-9;
-  return t;
+  return td_decode_time_of(&s->load, &s->rig, card_of(s), &step);
 }
 
 // ---- what would lift a limit --------------------------------------------------------------------
@@ -85,7 +82,8 @@ static void faster_link(setup *s) {
 }
 static void faster_gpu(setup *s) {
   s->rig.gpu.tflops *= 2;
-  s->rig.gpu.fp8_tflops *= 2;
+  for (int i = 0; i < TD_N_ACTIVATIONS; i++)
+    s->rig.gpu.a8[i].tflops *= 2;
   s->rig.gpu.read_gbps *= 2;
 }
 static void smaller_weights(setup *s) {
@@ -151,20 +149,45 @@ static double tokens_drawn(double acceptance, uint32_t n_drafts) {
   return sum;
 }
 
+// Why nothing is drafted for n_seqs sequences; NULL: *most drafts of each may be.
+static const char *no_drafts(const setup *s, uint32_t n_seqs, uint32_t *most) {
+  const td_kv_layout layout = td_kv_layout_of(s->load.config, s->load.kv_dtype, 0);
+  const td_card_plan *card = card_of(s);
+  const char *why = td_draft_hindrance(&layout, card && card->n_cached > 0);
+  *most = td_draft_most_each(n_seqs, td_attn_has_states(s->load.config), card != NULL);
+  if (*most > MOST_DRAFTS) *most = MOST_DRAFTS;
+  if (!why && card && !card->drafts.are_verified)
+    why = "the GPU has no memory for them beside the rest";
+  if (!why && !*most) why = "a step of so many sequences has no room for them";
+  if (why) *most = 0;
+  return why;
+}
+
+// Behind a step the model's layer that drafts computes the tokens that were drawn, then one of
+// every sequence for each guess but the first.
+static double guesses_s(const setup *s, uint32_t n_seqs, uint32_t n_drafts, double acceptance) {
+  const double n_drawn = n_seqs * tokens_drawn(acceptance, n_drafts);
+  return td_draft_time_of(&s->load, &s->rig, card_of(s), n_drawn, n_seqs) +
+         (n_drafts - 1) * td_draft_time_of(&s->load, &s->rig, card_of(s), n_seqs, n_seqs);
+}
+
 static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts, double alone_s) {
-  const td_plan_time t = time_of(s, &(work){.n = n_seqs, .n_drafts = n_drafts});
+  const double verified_s = time_of(s, &(work){.n = n_seqs, .n_drafts = n_drafts}).seconds;
+  const double most_s = verified_s + guesses_s(s, n_seqs, n_drafts, 1);
+  const double seconds = verified_s + guesses_s(s, n_seqs, n_drafts, s->opts->acceptance);
   double low = 0, high = 1;
   for (int i = 0; i < 30; i++) {
     const double mid = (low + high) / 2;
-    if (tokens_drawn(mid, n_drafts) * alone_s < t.seconds) {
+    const double step_s = verified_s + guesses_s(s, n_seqs, n_drafts, mid);
+    if (tokens_drawn(mid, n_drafts) * alone_s < step_s) {
       low = mid;
     } else {
       high = mid;
     }
   }
-  const bool pays = (1 + n_drafts) * alone_s > t.seconds;
-  return (draft_plan){t.seconds, pays ? high : 2,
-                      n_seqs * tokens_drawn(s->opts->acceptance, n_drafts) / t.seconds};
+  const bool pays = (1 + n_drafts) * alone_s > most_s;
+  return (draft_plan){seconds, pays ? high : 2,
+                      n_seqs * tokens_drawn(s->opts->acceptance, n_drafts) / seconds};
 }
 
 // ---- text ---------------------------------------------------------------------------------------
@@ -172,13 +195,15 @@ static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts
 static void add_limit(td_buf *out, const setup *s, const work *w, const td_plan_time *t) {
   lift lifts[MOST_LIFTS];
   const td_limit limit = td_plan_time_limit(t);
-  td_buf_printf(out, "; %s: %.0f %% of it", td_limit_name(limit),
+  td_buf_printf(out, "  limit       %s, busy for %.0f %% of the time\n", td_limit_name(limit),
                 100 * fmin(t->busy_s[limit] / t->seconds, 1));
   const uint32_t n = find_lifts(s, w, t->seconds, lifts);
-  for (uint32_t i = 0; i < n; i++)
-    td_buf_printf(out, "%s%s: %.2g times", i ? ", " : "; ", lifts[i].what,
-                  t->seconds / lifts[i].seconds);
-  td_buf_str(out, "\n");
+  for (uint32_t i = 0; i < n; i++) {
+    const double times = t->seconds / lifts[i].seconds;
+    td_buf_printf(out, "%s%.*f times with %s", i ? ", " : "  faster      ", times < 10, times,
+                  lifts[i].what);
+  }
+  if (n) td_buf_str(out, "\n");
 }
 
 // Of a machine of several NUMA nodes: seconds that the work takes on one of them alone.
@@ -195,10 +220,9 @@ static void add_nodes(td_buf *out, const setup *s, const work *w, const td_plan_
   const double one_s = one_node_seconds(s, w);
   td_buf_printf(out,
                 "  nodes       each of %u reads %.2f GB of its own memory and %.2f GB of others', "
-                "with the link between them busy for %.0f %% of it; one alone: %.1f tokens/s, so "
-                "%u are %.2f times as fast\n",
+                "the link between them busy for %.0f %% of the time; %.2f times as fast as one\n",
                 n, (t->host_bytes - t->remote_bytes) / n * 1e-9, t->remote_bytes / n * 1e-9,
-                100 * t->busy_s[TD_LIMIT_NODES] / t->seconds, w->n / one_s, n, one_s / t->seconds);
+                100 * t->busy_s[TD_LIMIT_NODES] / t->seconds, one_s / t->seconds);
 }
 
 static void add_memory(td_buf *out, const setup *s) {
@@ -217,12 +241,14 @@ static void add_memory(td_buf *out, const setup *s) {
                   "without it:\n",
                   (double)s->rig.gpu.memory_bytes / GIB, other / GIB);
   if (!card) return;
-  td_buf_printf(out, "on the GPU    %.2f GiB of weights, %.2f GiB of experts",
-                (double)card->weight_bytes / GIB,
-                (double)(card->own_bytes + card->cache_bytes) / GIB);
+  const uint64_t experts_here = card->own_bytes + card->cache_bytes;
+  td_buf_printf(out, "on the GPU    %.2f GiB of weights", (double)card->weight_bytes / GIB);
+  if (experts_here) td_buf_printf(out, ", %.2f GiB of experts", (double)experts_here / GIB);
   if (card->experts_stream)
     td_buf_printf(out, ", %.2f GiB to stream others through",
                   (double)card->memory.stream_bytes / GIB);
+  if (card->drafts.bytes)
+    td_buf_printf(out, ", %.2f GiB for drafts", (double)card->drafts.bytes / GIB);
   td_buf_printf(out, ", keys and values of %u tokens\n", card->kv_tokens);
   if (s->rig.n_gpus == 1 && card->longer.prefill_chunk) {
     td_buf_printf(
@@ -236,43 +262,61 @@ static void add_memory(td_buf *out, const setup *s) {
 static void add_prompt(td_buf *out, const setup *s, uint32_t n) {
   const work w = {.is_prompt = true, .n = n};
   const td_plan_time t = time_of(s, &w);
-  td_buf_printf(out, "prompt        %u tokens in %.2f s, %.0f/s", n, t.seconds, n / t.seconds);
+  td_buf_printf(out, "prompt        %u tokens: %.2f s, %.0f tokens/s", n, t.seconds, n / t.seconds);
   if (t.n_steps > 1) td_buf_printf(out, ", in %u steps", t.n_steps);
   if (card_of(s) && n > s->card.kv_tokens) td_buf_printf(out, " (with --ctx-size %u)", n);
+  td_buf_str(out, "\n");
+  if (s->opts->is_short) return;
   add_limit(out, s, &w, &t);
   add_nodes(out, s, &w, &t);
 }
 
-static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
-  const work w = {.n = n_seqs};
-  const td_plan_time t = time_of(s, &w);
-  td_buf_printf(out, "decode        of %u, %u tokens deep: %.1f tokens/s, a step %.1f ms", n_seqs,
-                s->opts->depth, n_seqs / t.seconds, t.seconds * 1e3);
-  add_limit(out, s, &w, &t);
-  add_nodes(out, s, &w, &t);
-  td_buf_str(out, "  drafts     ");
-  for (uint32_t n = 1; n <= MOST_DRAFTS; n++) {
-    const draft_plan d = plan_drafts(s, n_seqs, n, t.seconds);
-    td_buf_printf(out, "%s %u: %.1f tokens/s at an acceptance of %.2f", n > 1 ? ";" : "", n,
-                  d.tokens_per_s, s->opts->acceptance);
+static void add_drafts(td_buf *out, const setup *s, uint32_t n_seqs, double alone_s) {
+  uint32_t most;
+  const char *why = no_drafts(s, n_seqs, &most);
+  if (why) {
+    td_buf_printf(out, "  drafts      none: %s\n", why);
+    return;
+  }
+  td_buf_printf(out, "  drafts      of which %.0f %% are right:", 100 * s->opts->acceptance);
+  for (uint32_t n = 1; n <= most; n++) {
+    const draft_plan d = plan_drafts(s, n_seqs, n, alone_s);
+    td_buf_printf(out, "%s %u a step: %.1f tokens/s, ", n > 1 ? ";" : "", n, d.tokens_per_s);
     if (d.break_even <= 1) {
-      td_buf_printf(out, ", pays from %.2f", d.break_even);
+      td_buf_printf(out, "pays from %.0f %%", 100 * d.break_even);
     } else {
-      td_buf_str(out, ", never pays");
+      td_buf_str(out, "never pays");
     }
   }
   td_buf_str(out, "\n");
 }
 
+static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
+  const work w = {.n = n_seqs};
+  const td_plan_time t = time_of(s, &w);
+  td_buf_printf(out, "decode        %u request%s", n_seqs, n_seqs == 1 ? "" : "s");
+  if (s->opts->depth) td_buf_printf(out, " behind %u tokens", s->opts->depth);
+  td_buf_printf(out, ": %.1f tokens/s, %.1f ms a step\n", n_seqs / t.seconds, t.seconds * 1e3);
+  if (s->opts->is_short) return;
+  add_limit(out, s, &w, &t);
+  add_nodes(out, s, &w, &t);
+  add_drafts(out, s, n_seqs, t.seconds);
+}
+
 static setup setup_of(const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
   setup s = {.load = td_plan_load_of(model), .rig = *rig, .opts = opts};
-  s.load.is_f8 = opts->is_f8;
+  s.load.activations = opts->activations;
+  s.load.kv_dtype = opts->kv_dtype;
   divide(&s);
   return s;
 }
 
 static const char *source(bool is_assumed) {
   return is_assumed ? " (assumed)" : "";
+}
+
+static const char *name_of_a8(td_activations activations) {
+  return activations == TD_ACTIVATIONS_INT8 ? "INT8" : "FP8";
 }
 
 void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
@@ -288,7 +332,10 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
   if (rig->n_gpus) {
     td_buf_printf(out, "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, ",
                   gpu->name, (double)gpu->memory_bytes / GIB, gpu->link_gbps, gpu->tflops);
-    if (opts->is_f8) td_buf_printf(out, "%g in FP8, ", gpu->fp8_tflops);
+    const td_a8_rate *a8 = &gpu->a8[opts->activations];
+    if (a8->tflops > 0)
+      td_buf_printf(out, "%g in %s%s, ", a8->tflops, name_of_a8(opts->activations),
+                    source(a8->is_assumed && !gpu->is_assumed));
     td_buf_printf(out, "%g GB/s in decode%s\n", gpu->read_gbps, source(gpu->is_assumed));
   }
   add_memory(out, &s);
@@ -298,7 +345,8 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
     add_decode(out, &s, (uint32_t)opts->batches.values[i]);
 }
 
-void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig) {
+void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,
+                       const td_plan_opts *opts) {
   enum { TOKENS = 32768 };
   if (!td_attn_has_gpu(td_model_config_of(model))) return;
   for (const td_rig_file *f = td_card_files; f->name; f++) {
@@ -306,7 +354,7 @@ void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig) {
     char name[64];
     snprintf(name, sizeof name, "+%s", f->name);
     if (td_rig_use_cards(&with, name, NULL) != TD_OK) continue;
-    const setup s = setup_of(model, &with, &td_plan_usual);
+    const setup s = setup_of(model, &with, opts);
     td_buf_printf(out, "  with        %-12s %3.0f GB: ", with.gpu.name,
                   (double)with.gpu.memory_bytes / GIB);
     if (!card_of(&s)) {
@@ -369,8 +417,10 @@ static void add_json_decode(td_json_writer *w, const setup *s, uint32_t n_seqs) 
   td_jw_int(w, "depth", s->opts->depth);
   add_json_time(w, s, &what);
   const double alone_s = time_of(s, &what).seconds;
+  uint32_t most;
+  no_drafts(s, n_seqs, &most);
   td_jw_begin_array(w, "drafts");
-  for (uint32_t n = 1; n <= MOST_DRAFTS; n++) {
+  for (uint32_t n = 1; n <= most; n++) {
     const draft_plan d = plan_drafts(s, n_seqs, n, alone_s);
     td_jw_begin_object(w, NULL);
     td_jw_int(w, "n", n);
@@ -395,6 +445,7 @@ static void add_json_card(td_json_writer *w, const td_card_plan *p) {
                {"prefill_chunk", p->memory.prefill_chunk},
                {"long_prefill_chunk", p->longer.prefill_chunk},
                {"long_stream_bytes", p->longer.prefill_chunk ? p->longer.stream_bytes : 0},
+               {"draft_bytes", p->drafts.bytes},
                {"kv_tokens", p->kv_tokens},
                {"kv_bytes", p->kv_bytes}};
   td_jw_begin_object(w, "gpu");
@@ -419,8 +470,10 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_double(w, "gflops", rig->gflops);
   td_jw_int(w, "nodes", rig->n_nodes);
   if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
-  td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && rig->gpu.is_assumed));
-  td_jw_bool(w, "fp8_activations", opts->is_f8);
+  const bool is_card_assumed = rig->gpu.is_assumed || rig->gpu.a8[opts->activations].is_assumed;
+  td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && is_card_assumed));
+  td_jw_bool(w, "fp8_activations", opts->activations == TD_ACTIVATIONS_FP8);
+  td_jw_bool(w, "int8_activations", opts->activations == TD_ACTIVATIONS_INT8);
   td_jw_int(w, "gpus", rig->n_gpus);
   if (s.card.fits) add_json_card(w, &s.card);
   td_jw_begin_array(w, "prompts");
@@ -455,25 +508,34 @@ static td_status open_model(td_model **out, const td_options *o, td_err *err) {
   return td_fail(err, TD_EINVAL, "--format %s: no such format", o->plan_format);
 }
 
+// On a CPU INT8 is for matrices of 4 bits, at no rate of its own.
+static td_status check_a8(const td_rig *rig, td_activations activations, td_err *err) {
+  const bool is_int8 = activations == TD_ACTIVATIONS_INT8;
+  const bool needs_rate = activations == TD_ACTIVATIONS_FP8 || (is_int8 && rig->n_gpus);
+  if (!needs_rate || (rig->n_gpus && rig->gpu.a8[activations].tflops > 0)) return TD_OK;
+  return td_fail(err, TD_EINVAL,
+                 "--activations %s: %s has no GPU with an %s rate (%s): leave it out, or add a "
+                 "card that has one, as +rtx-5090",
+                 is_int8 ? "int8" : "fp8", rig->name, name_of_a8(activations),
+                 is_int8 ? "int8_tops" : "fp8_tflops");
+}
+
 int td_cmd_plan(const td_options *o) {
   td_plan_opts opts = {.prompts = o->bench_prompt,
                        .batches = o->bench_batch,
                        .depth = (uint32_t)o->plan_depth,
                        .hit_rate = o->hit_rate,
                        .acceptance = o->acceptance,
-                       .is_f8 = o->activations == TD_ACTIVATIONS_FP8};
+                       .activations = o->activations,
+                       .kv_dtype = td_cmd_kv_dtype(o)};
   td_err err;
   td_rig rig;
   td_model *model = NULL;
   td_status st = td_expert_cache_parse(&opts.cache, o->expert_cache, &err);
   if (st == TD_OK) st = open_model(&model, o, &err);
+  if (st == TD_OK) st = td_attn_check_kv(td_model_config_of(model), opts.kv_dtype, &err);
   if (st == TD_OK) st = td_rig_open(&rig, o->machine, model, (unsigned)o->threads, &err);
-  if (st == TD_OK && opts.is_f8 && !(rig.n_gpus && rig.gpu.fp8_tflops > 0)) {
-    st = td_fail(&err, TD_EINVAL,
-                 "--activations fp8: %s has no GPU with an FP8 rate (fp8_tflops): leave it out, or "
-                 "add a card that has one, as +rtx-5090",
-                 rig.name);
-  }
+  if (st == TD_OK) st = check_a8(&rig, opts.activations, &err);
   td_buf text = TD_BUF_INIT;
   if (st == TD_OK && o->json) {
     td_json_writer w = TD_JSON_WRITER(&text);

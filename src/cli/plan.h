@@ -1,6 +1,5 @@
 // src/cli/plan.h - predicts a model's speed on a machine, with what binds and what would lift it.
-#ifndef TD_CLI_PLAN_H
-#define TD_CLI_PLAN_H
+#pragma once
 
 #include "base/json_write.h"
 #include "options/options.h"
@@ -8,18 +7,19 @@
 
 typedef struct {
   td_int_list prompts, batches;
-  uint32_t depth;             // tokens before those that are decoded
+  uint32_t depth;             // tokens before the first decoded one
   double hit_rate;            // below 0: the share of experts that are cached
   double acceptance;          // share of drafts that are right
   td_expert_cache_size cache; // of experts, on a card
-  bool is_f8;                 // --activations fp8
+  td_activations activations; // in 8 bits they have a rate of their own
+  td_dtype kv_dtype;          // of --kv-dtype
+  bool is_short;              // text without what limits a speed and what drafts do
 } td_plan_opts;
 extern const td_plan_opts td_plan_usual;
 
 void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts);
 // With each of the cards that the program knows, a line.
-void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig);
+void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,
+                       const td_plan_opts *opts);
 void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *rig,
                       const td_plan_opts *opts);
-
-#endif

@@ -24,6 +24,7 @@ static const struct {
     {"openai/gpt-oss-120b", "MXFP4", 117, 5.2, 61, 4.1},
     {"zai-org/GLM-4.5-Air-FP8", "FP8", 107, 13, 101, 7.9},
     {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "FP8", 80, 3.9, 75, 2.8},
+    {"moonshotai/Kimi-Linear-48B-A3B-Instruct", "BF16", 49, 3.1, 91, 3.7},
     {"Qwen/Qwen3.5-35B-A3B", "BF16", 35, 3.5, 65, 6.6},
     {"Qwen/Qwen3-30B-A3B-FP8", "FP8", 31, 3.0, 29, 2.0},
     {"zai-org/GLM-4.7-Flash", "BF16", 30, 3.6, 56, 5.2},
@@ -75,10 +76,9 @@ static void print_table(double memory_gib, double gbps) {
     n++;
   }
   if (n) {
-    puts(
-        "\nThe largest first. Speeds are those of one request decoded from this machine's memory;\n"
-        "a GPU that holds what is \"on a GPU\" makes prompts much faster. Next: tandem serve -m "
-        "MODEL");
+    puts("\nThe largest first. Speeds are for one request decoded from this machine's memory;\n"
+         "a GPU that holds what is \"on a GPU\" makes prompts much faster. Next: tandem serve -m "
+         "MODEL");
   } else {
     printf("none: the smallest, openai/gpt-oss-20b, needs %.0f GiB; smaller checkpoints of your "
            "own\ncan be made with tandem quantize\n",

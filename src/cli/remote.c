@@ -58,7 +58,10 @@ static int show(const td_options *o, const char *path, bool is_running) {
     printf("%-*s  %9s  %-9s%s\n", width, "NAME", "SIZE", "STATUS",
            is_running ? "  RUNNING  WAITING  CONTEXT" : "");
     cJSON_ArrayForEach(m, models) {
-      printf("%-*s  %5.1f GiB  %-9s", width, text_of(m, "name"), td_gib(number_of(m, "size")),
+      const double n_bytes = number_of(m, "size");
+      const bool is_small = n_bytes < (double)TD_GIB;
+      printf("%-*s  %5.1f %s  %-9s", width, text_of(m, "name"),
+             is_small ? td_mib(n_bytes) : td_gib(n_bytes), is_small ? "MiB" : "GiB",
              text_of(m, "status"));
       if (is_running) {
         printf("  %7.0f  %7.0f  %7.0f", number_of(m, "running"), number_of(m, "waiting"),

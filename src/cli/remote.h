@@ -1,6 +1,5 @@
 // src/cli/remote.h - requests to the server that --server names.
-#ifndef TD_CLI_REMOTE_H
-#define TD_CLI_REMOTE_H
+#pragma once
 
 #include "base/buf.h"
 #include "base/status.h"
@@ -9,5 +8,3 @@
 // As td_fetch: appends the answer's body.
 td_status td_cli_fetch(td_buf *out, const td_options *options, const char *path, const td_buf *json,
                        td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/cli/run_impl.h - shared by the files of `tandem run`.
-#ifndef TD_CLI_RUN_IMPL_H
-#define TD_CLI_RUN_IMPL_H
+#pragma once
 
 #include "api/output_parser.h"
 #include "base/buf.h"
@@ -80,5 +79,3 @@ bool td_run_change_model(td_runner *r, const char *name);
 void td_run_print_name(const td_runner *r);
 // Chats until the end of input. An error in one turn does not end the chat.
 td_status td_run_chat(td_runner *r, td_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 // src/cli/spinner.h - shows on stderr, a terminal, that a prefill is running and how far it is.
-#ifndef TD_CLI_SPINNER_H
-#define TD_CLI_SPINNER_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -23,5 +22,3 @@ void td_spinner_start(td_spinner *s);
 void td_spinner_update(td_spinner *s, uint32_t n_done, uint32_t n_prompt);
 // Clears the line. No effect unless started.
 void td_spinner_stop(td_spinner *s);
-
-#endif

@@ -3,8 +3,7 @@
 //    "expect": "text" or ["any", "of", "these"]}
 // Optional: id, tools, and other members of the conversation (e.g. chat_template_kwargs). match
 // defaults to "exact". White space at the ends of texts is ignored.
-#ifndef TD_CLI_SUITE_H
-#define TD_CLI_SUITE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@ void td_suite_free(td_suite *suite);
 
 // Whether the response is correct.
 bool td_question_matches(const td_question *question, const char *answer);
-
-#endif

@@ -1,7 +1,6 @@
 // src/cli/terminal.h - what a terminal can show, by its name in TERM and the wish in NO_COLOR, and
 // how it treats what is typed.
-#ifndef TD_CLI_TERMINAL_H
-#define TD_CLI_TERMINAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,9 +20,7 @@ typedef struct {
 } td_terminal_input;
 
 // From now on the terminal on standard input, if it is one, does not show what is typed, and keeps
-// it for whoever reads next. Ctrl-C still is a signal.
+// it for the next reader. Ctrl-C still is a signal.
 void td_terminal_hush(td_terminal_input *input);
 // Puts back what td_terminal_hush changed.
 void td_terminal_unhush(td_terminal_input *input);
-
-#endif

@@ -1,7 +1,6 @@
 // src/cli/word_wrap.h - breaks text that arrives in pieces between words, at a terminal's width.
 // Fenced code (``` to ```) stays as it is, so that it can be copied.
-#ifndef TD_CLI_WORD_WRAP_H
-#define TD_CLI_WORD_WRAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,5 +26,3 @@ void td_word_wrap_add(td_word_wrap *wrap, const char *text, size_t len, td_buf *
 // Appends the held word, and starts anew at column 0.
 void td_word_wrap_end(td_word_wrap *wrap, td_buf *out);
 void td_word_wrap_free(td_word_wrap *wrap);
-
-#endif

@@ -113,15 +113,16 @@ static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *
   void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = td_gpu_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * m->head_dim * 2);
-  calls.args = (td_attn_gqa_args){.batch = batch,
-                                  .kv = {pages, page_bytes, TD_BF16},
-                                  .q = q,
-                                  .out = out,
-                                  .n_heads = m->n_heads,
-                                  .n_kv_heads = m->n_kv_heads,
-                                  .head_dim = m->head_dim,
-                                  .scale = 0.1f,
-                                  .prompt = !is_decode(s)};
+  calls.args = (td_attn_gqa_args){
+      .batch = batch,
+      .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
+      .q = q,
+      .out = out,
+      .n_heads = m->n_heads,
+      .n_kv_heads = m->n_kv_heads,
+      .head_dim = m->head_dim,
+      .scale = 0.1f,
+      .prompt = !is_decode(s)};
   double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
   td_gpu_record(b,
@@ -164,17 +165,18 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
   void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = td_gpu_noise(b, (size_t)n * m->n_heads * (TD_GPU_NOPE + TD_GPU_ROPE) * 2);
   void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * TD_GPU_V_DIM * 2);
-  calls.args = (td_attn_mla_args){.batch = batch,
-                                  .kv = {pages, page_bytes, TD_BF16},
-                                  .q = q,
-                                  .out = out,
-                                  .n_heads = m->n_heads,
-                                  .nope_dim = TD_GPU_NOPE,
-                                  .rope_dim = TD_GPU_ROPE,
-                                  .v_dim = TD_GPU_V_DIM,
-                                  .kv_lora_rank = TD_GPU_RANK,
-                                  .scale = 0.1f,
-                                  .absorbed = is_decode(s)};
+  calls.args = (td_attn_mla_args){
+      .batch = batch,
+      .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
+      .q = q,
+      .out = out,
+      .n_heads = m->n_heads,
+      .nope_dim = TD_GPU_NOPE,
+      .rope_dim = TD_GPU_ROPE,
+      .v_dim = TD_GPU_V_DIM,
+      .kv_lora_rank = TD_GPU_RANK,
+      .scale = 0.1f,
+      .absorbed = is_decode(s)};
   uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
   double seconds = td_gpu_measure(b, attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
   double width = is_decode(s) ? 2 * TD_GPU_RANK + TD_GPU_ROPE

@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "bench/report.h"
+#include "model/a8.h"
+#include "tandem/formats.h"
 
 enum { RUNS = 5, GRAPH_CALLS = 32 };
 #define RUN_S  0.05
@@ -183,6 +185,10 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   if (c->flops > 0) td_jw_double(w, "tflops", tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_mma_sync_peak", tflops / b->mma_tflops);
+  if (b->a8_tflops[c->a8] > 0) {
+    const char *key = c->a8 == TD_ACTIVATIONS_FP8 ? "share_of_fp8_peak" : "share_of_int8_peak";
+    td_jw_double(w, key, tflops / b->a8_tflops[c->a8]);
+  }
   td_jw_end_object(w);
   td_gpu_write(b);
 }
@@ -191,6 +197,7 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
 
 const td_gpu_format td_gpu_bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
 const td_gpu_format td_gpu_fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
+const td_gpu_format td_gpu_int8 = {"int8", TD_I8, TD_F32, 1, TD_FORMAT_WHOLE_ROW};
 const td_gpu_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
 const td_gpu_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
 const td_gpu_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
@@ -221,12 +228,16 @@ void td_gpu_forget_weights(td_gpu_bench *b) {
   b->weights = NULL;
 }
 
-bool td_gpu_may_round_f8(const td_gpu_bench *b, const td_gpu_format *f) {
-  return f->dtype == TD_F8E4M3 && (!b->dev || ((const td_cuda_dev *)b->dev)->props.has_f8);
+td_activations td_gpu_a8(const td_gpu_bench *b, const td_gpu_format *f) {
+  const bool has_f8 = !b->dev || ((const td_cuda_dev *)b->dev)->props.has_f8;
+  const td_weight w = {
+      .dtype = f->dtype, .scale_dtype = f->scale_dtype, .scale_cols = f->scale_cols};
+  const td_activations a8 = td_weight_a8(&w);
+  return a8 == TD_ACTIVATIONS_FP8 && !has_f8 ? TD_ACTIVATIONS_AUTO : a8;
 }
 
-void td_gpu_round_f8(td_gpu_bench *b, bool is_on) {
-  if (b->dev) ((td_cuda_dev *)b->dev)->rounds_f8 = is_on;
+void td_gpu_round(td_gpu_bench *b, td_activations activations) {
+  if (b->dev) ((td_cuda_dev *)b->dev)->activations = activations;
 }
 
 td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols) {
@@ -244,7 +255,7 @@ td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, 
   w.data = data;
   if (!f->scale_cols) return w;
   w.scale_rows = f->scale_rows;
-  w.scale_cols = f->scale_cols;
+  w.scale_cols = f->scale_cols == TD_FORMAT_WHOLE_ROW ? cols : f->scale_cols;
   w.scale_dtype = f->scale_dtype;
   w.scale = data; // any non-NULL value, to get the size
   size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);

@@ -1,7 +1,6 @@
 // src/bench/gpu/cases.h - helpers with which `tandem bench gpu` makes and measures its cases:
 // memory, weights, timing, output. Errors print a message and exit. Single thread.
-#ifndef TD_BENCH_GPU_CASES_H
-#define TD_BENCH_GPU_CASES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,9 +15,11 @@ typedef struct {
   td_dev *dev; // NULL: only list cases; device memory is NULL then
   td_stream *stream;
   td_json_writer *json;
-  double copy_gbps;     // device-to-device copy, counting reads and writes
-  double peak_tflops;   // of a large dense BF16 matrix product
-  double mma_tflops;    // of mma.sync alone, in BF16
+  double copy_gbps;   // device-to-device copy, counting reads and writes
+  double peak_tflops; // of a large dense BF16 matrix product
+  double mma_tflops;  // of mma.sync alone, in BF16
+  // Of it in 8 bits or, on a GPU that has it, of wgmma alone; by td_weight_a8. 0: neither.
+  double a8_tflops[TD_N_ACTIVATIONS];
   double pinned_gbps;   // host to device; for paths
   double read_gbps;     // bandwidth of the host's threads; 0: not measured
   const char *only;     // NULL: all cases
@@ -36,7 +37,7 @@ uint32_t td_gpu_shrunk(const td_gpu_bench *b, uint32_t n);
 // A count reduced by --shrink, but not below `least`.
 uint32_t td_gpu_fewer(const td_gpu_bench *b, uint32_t n, uint32_t least);
 
-// Calls rotate through so many bytes, which no L2 holds. A page of the KV cache has so many tokens.
+// Bytes that calls rotate through, more than any L2 holds; tokens of a page of the KV cache.
 enum { TD_GPU_ROTATING_BYTES = 512 << 20, TD_GPU_PAGE_TOKENS = 64 };
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -56,7 +57,8 @@ typedef struct {
   uint32_t scale_rows, scale_cols;
 } td_gpu_format;
 
-extern const td_gpu_format td_gpu_bf16, td_gpu_fp8, td_gpu_int4_g32, td_gpu_int4_g128, td_gpu_mxfp4;
+extern const td_gpu_format td_gpu_bf16, td_gpu_fp8, td_gpu_int8, td_gpu_int4_g32, td_gpu_int4_g128,
+    td_gpu_mxfp4;
 
 // A matrix with random bits except NaN; all scales are 2^-7.
 td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols);
@@ -66,11 +68,11 @@ void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes);
 // Frees the weights of a case and the device's copies of them.
 void td_gpu_forget_weights(td_gpu_bench *b);
 
-// Whether such weights are multiplied by activations in E4M3 where the device rounds those, and it
-// can.
-bool td_gpu_may_round_f8(const td_gpu_bench *b, const td_gpu_format *f);
-// As --activations fp8 does; off at first.
-void td_gpu_round_f8(td_gpu_bench *b, bool is_on);
+// The value of --activations under which the device multiplies such weights in 8 bits;
+// TD_ACTIVATIONS_AUTO: none.
+td_activations td_gpu_a8(const td_gpu_bench *b, const td_gpu_format *f);
+// As --activations; TD_ACTIVATIONS_AUTO at first.
+void td_gpu_round(td_gpu_bench *b, td_activations activations);
 
 // ---- cases ------------------------------------------------------------------------------------
 
@@ -78,12 +80,13 @@ typedef struct {
   const char *op, *model, *format;
   uint32_t rows, cols, tokens, seqs, keys; // 0: not applicable
   double bytes, flops;                     // per call; 0: not applicable
+  td_activations a8;                       // by which activations are rounded to 8 bits
 } td_gpu_case;
 
 // Enqueues the i-th call.
 typedef void (*td_gpu_call)(td_gpu_bench *b, const void *args, uint32_t i);
 
-// Whether --only selects such a case.
+// Whether --only selects the case.
 bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, const char *format);
 // Seconds per call. Calls rotate through n_matrices, which the first round copies to the GPU.
 double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_matrices);
@@ -100,5 +103,3 @@ typedef struct {
   size_t n_bytes;
 } td_gpu_copy;
 void td_gpu_copy_once(td_gpu_bench *b, const void *args, uint32_t call);
-
-#endif

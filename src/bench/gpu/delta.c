@@ -1,5 +1,6 @@
-// src/bench/gpu/delta.c - gated delta nets at the shape of Qwen3-Next. Calls of a decode case
-// rotate through the states of several batches, since those of a model's layers do not stay in L2.
+// src/bench/gpu/delta.c - gated delta nets at the shapes of Qwen3-Next and, with a decay for each
+// channel, of Kimi-Linear. Calls of a decode case rotate through the states of several batches,
+// since those of a model's layers do not stay in L2.
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +8,29 @@
 
 enum { PAGE_TOKENS = 512, MOST_STATES = 64, STATES_BYTES = 256 << 20 };
 
-static const td_delta_shape qwen3_next = {
-    .n_k_heads = 16, .n_v_heads = 32, .k_dim = 128, .v_dim = 128, .n_taps = 4};
+typedef struct {
+  const char *name;
+  td_delta_shape shape;
+} delta_model;
+
+static const delta_model models[] = {
+    {"qwen3-next", {.n_k_heads = 16, .n_v_heads = 32, .k_dim = 128, .v_dim = 128, .n_taps = 4}},
+    {"kimi-linear",
+     {.n_k_heads = 32,
+      .n_v_heads = 32,
+      .k_dim = 128,
+      .v_dim = 128,
+      .n_taps = 4,
+      .by_channel = true}},
+};
+
+static td_delta_shape shape_of(const td_gpu_bench *b, const delta_model *m) {
+  td_delta_shape s = m->shape;
+  const uint32_t of_group = s.n_v_heads / s.n_k_heads;
+  s.n_k_heads = td_gpu_fewer(b, s.n_k_heads, 1);
+  s.n_v_heads = s.n_k_heads * of_group;
+  return s;
+}
 
 typedef struct {
   uint32_t seqs, tokens;
@@ -74,16 +96,17 @@ static td_batch_view make_batch(td_gpu_bench *b, const delta_case *c) {
                          .page_tokens = PAGE_TOKENS};
 }
 
-static void fill_calls(td_gpu_bench *b, delta_calls *c, const td_batch_view *batch) {
-  const td_delta_shape *s = &qwen3_next;
+static void fill_calls(td_gpu_bench *b, const td_delta_shape *s, delta_calls *c,
+                       const td_batch_view *batch) {
   const size_t k = s->k_dim, heads = s->n_v_heads / s->n_k_heads, v = heads * s->v_dim;
-  const size_t group = 2 * (k + v), at = s->n_k_heads * group, stride = at + 2 * s->n_v_heads;
+  const size_t n_decays = s->n_v_heads * td_delta_decays(s), n_gates = n_decays + s->n_v_heads;
+  const size_t group = 2 * (k + v), at = s->n_k_heads * group, stride = at + n_gates;
   const size_t channels = td_delta_channels(s), n = batch->n_tokens;
   const size_t values = (size_t)s->n_v_heads * s->v_dim;
-  const td_kv_view state = {NULL, td_delta_state_bytes(s), TD_F32};
+  const td_kv_view state = {.pages = NULL, .page_bytes = td_delta_state_bytes(s), .dtype = TD_F32};
   const size_t n_taps = s->n_taps * channels;
-  float *weights = td_gpu_weight_memory(b, (n_taps + s->n_v_heads) * sizeof *weights);
-  for (size_t i = 0; i < n_taps + s->n_v_heads; i++)
+  float *weights = td_gpu_weight_memory(b, (n_taps + n_decays) * sizeof *weights);
+  for (size_t i = 0; i < n_taps + n_decays; i++)
     weights[i] = i < n_taps ? 0.25f : 0;
   const float *of_heads = weights + n_taps;
   c->n_bytes = (size_t)batch->n_seqs * batch->max_pages * state.page_bytes;
@@ -97,13 +120,13 @@ static void fill_calls(td_gpu_bench *b, delta_calls *c, const td_batch_view *bat
                                  .q = {0, group},
                                  .k = {k, group},
                                  .v = {2 * k, group},
-                                 .b = {at, 2 * heads},
-                                 .a = {at + heads, 2 * heads},
+                                 .b = {at, n_gates / s->n_k_heads},
+                                 .a = {at + heads, n_gates / s->n_k_heads},
                                  .conv = weights,
                                  .decay = of_heads,
                                  .bias = of_heads,
                                  .out = td_gpu_alloc(b, n * channels * 2),
-                                 .gates = td_gpu_alloc(b, n * 2 * s->n_v_heads * sizeof(float))};
+                                 .gates = td_gpu_alloc(b, n * n_gates * sizeof(float))};
   c->conv.state.pages = td_gpu_alloc(b, c->n * c->n_bytes);
   if (b->dev) td_op_fill_zero(b->stream, c->conv.state.pages, c->n * c->n_bytes);
   c->rule = (td_delta_rule_op_args){.batch = *batch,
@@ -111,7 +134,8 @@ static void fill_calls(td_gpu_bench *b, delta_calls *c, const td_batch_view *bat
                                     .shape = *s,
                                     .qkv = c->conv.out,
                                     .gates = c->conv.gates,
-                                    .out = td_gpu_alloc(b, n * values * 2)};
+                                    .out = td_gpu_alloc(b, n * values * 2),
+                                    .prompt = n > batch->n_seqs};
   c->gate = (td_gate_rows_args){.x = c->rule.out,
                                 .gate = c->conv.x,
                                 .gate_stride = stride,
@@ -123,26 +147,29 @@ static void fill_calls(td_gpu_bench *b, delta_calls *c, const td_batch_view *bat
 }
 
 // Bytes: every input and result once, and of the states what is computed with.
-static void run_cases(td_gpu_bench *b, const delta_calls *c) {
-  const td_delta_shape *s = &qwen3_next;
+static void run_cases(td_gpu_bench *b, const delta_model *m, const delta_calls *c) {
+  const td_delta_shape *s = &c->rule.shape;
   const double n = c->rule.batch.n_tokens, seqs = c->rule.batch.n_seqs;
   const double matrix = (double)s->n_v_heads * s->k_dim * s->v_dim;
   const double channels = td_delta_channels(s), values = (double)s->n_v_heads * s->v_dim;
+  const double gates = (double)s->n_v_heads * (td_delta_decays(s) + 1);
   const struct {
     const char *op;
     td_gpu_call fn;
     double bytes, flops;
   } ops[] = {
-      {"delta_conv", conv_once, n * channels * 4 + seqs * (s->n_taps - 1) * channels * 8, 0},
-      {"delta_rule", rule_once, n * (channels + values) * 2 + seqs * matrix * 8, n * matrix * 7},
+      {"delta_conv", conv_once,
+       n * (channels * 4 + gates * 6) + seqs * (s->n_taps - 1) * channels * 8, 0},
+      {"delta_rule", rule_once, n * ((channels + values) * 2 + gates * 4) + seqs * matrix * 8,
+       n * matrix * 7},
       {"delta_gate", gate_once, n * values * 6, 0},
   };
   for (size_t i = 0; i < TD_COUNT(ops); i++) {
-    if (!td_gpu_wants(b, ops[i].op, "qwen3-next", "")) continue;
+    if (!td_gpu_wants(b, ops[i].op, m->name, "")) continue;
     const double seconds = td_gpu_measure(b, ops[i].fn, c, c->n);
     td_gpu_record(b,
                   &(td_gpu_case){.op = ops[i].op,
-                                 .model = "qwen3-next",
+                                 .model = m->name,
                                  .tokens = (uint32_t)n,
                                  .seqs = (uint32_t)seqs,
                                  .bytes = ops[i].bytes,
@@ -151,25 +178,30 @@ static void run_cases(td_gpu_bench *b, const delta_calls *c) {
   }
 }
 
-static bool wants_any(const td_gpu_bench *b) {
-  return td_gpu_wants(b, "delta_conv", "qwen3-next", "") ||
-         td_gpu_wants(b, "delta_rule", "qwen3-next", "") ||
-         td_gpu_wants(b, "delta_gate", "qwen3-next", "");
+static bool wants_any(const td_gpu_bench *b, const char *model) {
+  return td_gpu_wants(b, "delta_conv", model, "") || td_gpu_wants(b, "delta_rule", model, "") ||
+         td_gpu_wants(b, "delta_gate", model, "");
+}
+
+static void run_case(td_gpu_bench *b, const delta_model *m, const delta_case *c) {
+  const td_delta_shape shape = shape_of(b, m);
+  const td_batch_view batch = make_batch(b, c);
+  delta_calls calls = {.n = 1};
+  fill_calls(b, &shape, &calls, &batch);
+  run_cases(b, m, &calls);
+  const void *const owned[] = {batch.seq,        calls.conv.x,           calls.conv.out,
+                               calls.conv.gates, calls.conv.state.pages, calls.rule.out};
+  for (size_t k = 0; k < TD_COUNT(owned); k++)
+    td_gpu_free(b, (void *)owned[k]);
+  td_gpu_forget_weights(b);
 }
 
 void td_gpu_delta_cases(td_gpu_bench *b) {
-  if (!wants_any(b)) return;
-  for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    delta_case c = cases[i];
-    if (b->shrink > 1) c = (delta_case){1, c.tokens > 1 ? 2 : 1};
-    const td_batch_view batch = make_batch(b, &c);
-    delta_calls calls = {.n = 1};
-    fill_calls(b, &calls, &batch);
-    run_cases(b, &calls);
-    const void *const owned[] = {batch.seq,        calls.conv.x,           calls.conv.out,
-                                 calls.conv.gates, calls.conv.state.pages, calls.rule.out};
-    for (size_t k = 0; k < TD_COUNT(owned); k++)
-      td_gpu_free(b, (void *)owned[k]);
-    td_gpu_forget_weights(b);
+  for (size_t m = 0; m < TD_COUNT(models); m++) {
+    for (size_t i = 0; i < TD_COUNT(cases) && wants_any(b, models[m].name); i++) {
+      delta_case c = cases[i];
+      if (b->shrink > 1) c = (delta_case){1, c.tokens > 1 ? 2 : 1};
+      run_case(b, &models[m], &c);
+    }
   }
 }

@@ -53,7 +53,7 @@ static void write_head(td_gpu_bench *b) {
   td_jw_str(b->json, "tandem", TD_VERSION);
   b->read_gbps = machine.read_gbps;
   if (b->shrink > 1) td_jw_int(b->json, "shrunk_by", b->shrink);
-  td_machine_json(&machine, b->json, "machine");
+  td_machine_json(&machine, b->json);
 }
 
 static void run_cases(td_gpu_bench *b) {
@@ -63,6 +63,7 @@ static void run_cases(td_gpu_bench *b) {
     td_gpu_small_cases(b, &m);
     td_gpu_attention_cases(b, &m);
     td_gpu_experts_cases(b, &m, m.format);
+    td_gpu_experts_cases(b, &m, &td_gpu_int8);
     td_gpu_experts_cases(b, &m, &td_gpu_int4_g32);
   }
   td_gpu_delta_cases(b);

@@ -14,7 +14,7 @@ typedef struct {
   uint32_t n_matrices, n_tokens;
   const void *x;
   void *y;
-  bool out_f32, is_f8; // is_f8: x is rounded to E4M3
+  bool out_f32, is_prompt; // is_prompt: x may be rounded
 } linear_args;
 
 static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
@@ -26,7 +26,7 @@ static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
                                                .x_stride = w->cols,
                                                .y_stride = w->rows,
                                                .n_tokens = a->n_tokens,
-                                               .n_prompt = a->is_f8 ? a->n_tokens : 0,
+                                               .n_prompt = a->is_prompt ? a->n_tokens : 0,
                                                .out_f32 = a->out_f32});
 }
 
@@ -62,23 +62,40 @@ static void mma_peak_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_gpu_must(td_cuda_result(td_cuda_dev_of(stream), code, "mma_peak", &err), &err);
 }
 
-// The peak of a GPU without wgmma, and of code for one.
+// In 8 bits; what is measured last counts.
+static void bench_a8_peak(td_gpu_bench *b, td_cu_mma_peak_args *args, const char *key,
+                          td_dtype dtype, double flops) {
+  args->dtype = dtype;
+  const double tflops = flops / td_gpu_measure(b, mma_peak_once, args, 1) * 1e-12;
+  b->a8_tflops[dtype == TD_I8 ? TD_ACTIVATIONS_INT8 : TD_ACTIVATIONS_FP8] = tflops;
+  td_jw_double(b->json, key, tflops);
+}
+
+// The peak of a GPU without wgmma, and of code for one; and of wgmma, where there is one.
 static void bench_mma_peak(td_gpu_bench *b) {
   enum { BLOCKS_OF_SM = 2, ROUNDS = 20000 };
   const td_cuda_dev *dev = (td_cuda_dev *)b->dev;
-  td_cu_mma_peak_args args = {.n_rounds = td_gpu_fewer(b, ROUNDS, 1)};
+  td_cu_mma_peak_args args = {.dtype = TD_BF16, .n_rounds = td_gpu_fewer(b, ROUNDS, 1)};
   args.n_blocks = td_gpu_fewer(b, BLOCKS_OF_SM * (uint32_t)dev->props.n_sms, 1);
   const double n_warps = (double)args.n_blocks * TD_CU_PEAK_WARPS;
   const double flops = n_warps * TD_CU_PEAK_MMAS * TD_CU_PEAK_FLOPS * args.n_rounds;
   args.out = td_gpu_alloc(b, args.n_blocks * (size_t)TD_CU_PEAK_WARPS * 32 * sizeof *args.out);
   b->mma_tflops = flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
   td_jw_double(b->json, "mma_sync_peak_tflops", b->mma_tflops);
-  args.is_f8 = dev->props.has_f8;
-  if (args.is_f8) {
-    const double f8_tflops = 2 * flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
-    td_jw_double(b->json, "mma_sync_fp8_peak_tflops", f8_tflops);
-  }
+  if (dev->props.has_f8) bench_a8_peak(b, &args, "mma_sync_fp8_peak_tflops", TD_F8E4M3, 2 * flops);
+  bench_a8_peak(b, &args, "mma_sync_int8_peak_tops", TD_I8, 2 * flops);
   td_jw_bool(b->json, "has_wgmma", dev->props.has_wgmma);
+  if (dev->props.has_wgmma) {
+    args.dtype = TD_BF16;
+    args.is_wgmma = true;
+    args.n_rounds = td_gpu_fewer(b, ROUNDS / TD_CU_PEAK_WGMMA, 1);
+    const double wgmma_flops = n_warps * TD_CU_PEAK_MMAS * TD_CU_PEAK_FLOPS * TD_CU_PEAK_WGMMA *
+                               args.n_rounds;
+    td_jw_double(b->json, "wgmma_peak_tflops",
+                 wgmma_flops * 1e-12 / td_gpu_measure(b, mma_peak_once, &args, 1));
+    bench_a8_peak(b, &args, "wgmma_fp8_peak_tflops", TD_F8E4M3, 2 * wgmma_flops);
+    bench_a8_peak(b, &args, "wgmma_int8_peak_tops", TD_I8, 2 * wgmma_flops);
+  }
   td_gpu_free(b, args.out);
 }
 
@@ -114,6 +131,7 @@ static const linear_case linear_cases[] = {
     {"v3", &td_gpu_fp8, 7168, 16384, false},             // o
     {"v3", &td_gpu_fp8, 2048, 7168, false},              // shared expert: gate, up
     {"v3", &td_gpu_bf16, 2048, 7168, false},             //
+    {"v3", &td_gpu_int8, 2048, 7168, false},             //
     {"v3", &td_gpu_int4_g32, 2048, 7168, false},         //
     {"v3", &td_gpu_mxfp4, 2048, 7168, false},            //
     {"v3", &td_gpu_fp8, 7168, 2048, false},              // shared expert: down
@@ -141,28 +159,31 @@ static void bench_tokens(td_gpu_bench *b, const linear_case *c, linear_args *arg
   const td_weight *w = &args->w[0];
   const double out_bytes = args->out_f32 ? 4 : 2;
   for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
-    if (args->is_f8 && tokens[i] <= 16) continue; // as without
+    if (args->is_prompt && tokens[i] <= 16) continue; // as without
     args->n_tokens = tokens[i];
     const double seconds = td_gpu_measure(b, linear_once, args, args->n_matrices);
     const double activations = tokens[i] * (out_bytes * w->rows + 2.0 * w->cols);
-    td_gpu_record(b,
-                  &(td_gpu_case){.op = args->is_f8 ? "linear_f8" : "linear",
-                                 .model = c->model,
-                                 .format = c->format->name,
-                                 .rows = w->rows,
-                                 .cols = w->cols,
-                                 .tokens = tokens[i],
-                                 .bytes = (double)td_weight_bytes(w) + activations,
-                                 .flops = 2.0 * w->rows * w->cols * tokens[i]},
-                  seconds);
+    td_gpu_record(
+        b,
+        &(td_gpu_case){.op = args->is_prompt ? "linear_a8" : "linear",
+                       .model = c->model,
+                       .format = c->format->name,
+                       .rows = w->rows,
+                       .cols = w->cols,
+                       .tokens = tokens[i],
+                       .bytes = (double)td_weight_bytes(w) + activations,
+                       .flops = 2.0 * w->rows * w->cols * tokens[i],
+                       .a8 = args->is_prompt ? td_gpu_a8(b, c->format) : TD_ACTIVATIONS_AUTO},
+        seconds);
   }
 }
 
 static void bench_linear(td_gpu_bench *b, const linear_case *c) {
-  const bool is_f8 = td_gpu_may_round_f8(b, c->format) &&
-                     td_gpu_wants(b, "linear_f8", c->model, c->format->name);
+  const td_activations a8 = td_gpu_a8(b, c->format);
+  const bool is_a8 = a8 != TD_ACTIVATIONS_AUTO &&
+                     td_gpu_wants(b, "linear_a8", c->model, c->format->name);
   const bool is_plain = td_gpu_wants(b, "linear", c->model, c->format->name);
-  if (!is_plain && !is_f8) return;
+  if (!is_plain && !is_a8) return;
   const uint32_t rows = td_gpu_shrunk(b, c->rows), cols = td_gpu_shrunk(b, c->cols);
   td_weight w[MAX_MATRICES];
   w[0] = td_gpu_weight(b, c->format, rows, cols);
@@ -177,10 +198,10 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   args.x = x;
   args.y = td_gpu_alloc(b, (size_t)most * rows * (c->out_f32 ? 4 : 2));
   if (is_plain) bench_tokens(b, c, &args, most);
-  args.is_f8 = true;
-  td_gpu_round_f8(b, true);
-  if (is_f8) bench_tokens(b, c, &args, most);
-  td_gpu_round_f8(b, false);
+  args.is_prompt = true;
+  td_gpu_round(b, a8);
+  if (is_a8) bench_tokens(b, c, &args, most);
+  td_gpu_round(b, TD_ACTIVATIONS_AUTO);
   td_gpu_free(b, x);
   td_gpu_free(b, args.y);
   td_gpu_forget_weights(b);

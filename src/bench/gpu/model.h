@@ -1,7 +1,6 @@
 // src/bench/gpu/model.h - a synthetic FP8 model of DeepSeek-V3's shape whose layers share their
 // weights: 11.3 GB of experts instead of 654 GB, but as many steps as the real model.
-#ifndef TD_BENCH_GPU_MODEL_H
-#define TD_BENCH_GPU_MODEL_H
+#pragma once
 
 #include "model/model.h"
 
@@ -22,5 +21,3 @@ td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrin
 td_status td_gpu_model_shorter(td_model **out, const td_gpu_model *m, uint32_t n_layers,
                                td_err *err);
 void td_gpu_model_close(td_gpu_model *m);
-
-#endif

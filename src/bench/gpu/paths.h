@@ -1,7 +1,6 @@
 // src/bench/gpu/paths.h - what `tandem bench gpu` measures: operators, copy paths, whole steps.
 // Each is a function that prints one line per case. bench/README.md explains the figures.
-#ifndef TD_BENCH_GPU_PATHS_H
-#define TD_BENCH_GPU_PATHS_H
+#pragma once
 
 #include "bench/gpu/cases.h"
 #include "bench/gpu/model.h"
@@ -66,5 +65,3 @@ void td_gpu_path_stream(td_gpu_steps *s);
 void td_gpu_path_decode(td_gpu_steps *s);
 void td_gpu_path_cache(td_gpu_steps *s);
 void td_gpu_path_interference(td_gpu_steps *s);
-
-#endif

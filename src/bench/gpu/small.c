@@ -100,7 +100,9 @@ static void bench_positions(td_gpu_bench *b, const td_gpu_shape *m, const rows_m
   td_batch_view batch = td_gpu_batch(b, 1, n, n);
   uint32_t width = m->n_kv_heads ? 2 * m->n_kv_heads * m->head_dim : TD_GPU_RANK + TD_GPU_ROPE;
   size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * width * 2;
-  td_kv_view kv = {td_gpu_alloc(b, batch.max_pages * page_bytes), page_bytes, TD_BF16};
+  td_kv_view kv = {.pages = td_gpu_alloc(b, batch.max_pages * page_bytes),
+                   .page_bytes = page_bytes,
+                   .dtype = TD_BF16};
   if (m->n_kv_heads) {
     td_kv_store_gqa_args store = {.batch = batch,
                                   .kv = kv,
