@@ -1,7 +1,7 @@
 """Checkpoints as the hubs publish them: safetensors shards with their index, BF16 and FP8 blocks.
 
 Needs numpy only. Everything here is about bytes on disk; what the tensors are called and how large
-they are is shapes.py's business.
+they are is architectures.py's business.
 """
 
 import json

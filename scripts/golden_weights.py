@@ -1,10 +1,14 @@
-"""Random weights of golden models: what a checkpoint stores, and the values it stands for."""
+"""Random weights of golden models: what a checkpoint stores, the values it stands for, and writing it."""
+
+import hashlib
+import json
+import os
 
 import numpy as np
 
+import architectures
 import checkpoint
 import quant_formats
-import shapes
 from make_model import deviation
 
 
@@ -14,14 +18,16 @@ def random_values(tensor, config, rng):
     if tensor.role == "table":
         rows = [rng.permutation(config["n_routed_experts"]) for _ in range(tensor.shape[0])]
         return np.array(rows, np.int64)[:, : tensor.shape[1]]
-    if len(tensor.shape) == 1:
+    if tensor.role == "ids":
+        return np.array(tensor.ids, np.int64)
+    if len(tensor.shape) == 1 or tensor.role == "decay":
         known = {"hyper_base": (0, 0.5), "hyper_scale": (0.7, 0.1), "bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
-                 "decay": (-2.5, 1)}
+                 "decay": (-2.5, 1), "bounded_decay": (0, 0.5), "bounded_bias": (-2, 1.5)}
         mean, std = known.get(tensor.role, (1, 0.2))
         return rng.normal(mean, std, tensor.shape).astype(np.float32)
     if tensor.role == "bias":  # of each expert
         return rng.normal(0, 0.3, tensor.shape).astype(np.float32)
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     std = deviation(tensor, text)
     if tensor.role in ("o", "down"):  # few layers: each may speak up
         std *= 2 * text["num_hidden_layers"] ** 0.5
@@ -64,7 +70,7 @@ def static_fp8(tensor, values, config):
     entry, name, module = checkpoint.Entry.of_array, tensor.name, tensor.name.removesuffix(".weight")
     scales = np.abs(values).max(axis=(-2, -1), keepdims=True) / np.float32(checkpoint.E4M3_MAX)
     half = np.full((), 0.5, np.float32)
-    if shapes.is_published_hy3(config):
+    if architectures.is_published_hy3(config):
         bits = checkpoint.to_bf16(scales)
         scales = checkpoint.from_bf16(bits)
         more = [entry(module + ".weight_scale", bits.reshape(()), "BF16"),
@@ -84,23 +90,23 @@ def static_fp8(tensor, values, config):
 def stored_and_used(tensor, values, config, dtype):
     """(entries as published, the float32 values that they stand for)."""
     entry = checkpoint.Entry.of_array
-    if tensor.role in shapes.PRECISE:
+    if tensor.role in architectures.PRECISE:
         return [entry(tensor.name, values, "F32")], values
-    if tensor.role == "table":
+    if tensor.role in ("table", "ids"):
         return [entry(tensor.name, values, "I64")], values
-    if dtype == "deepseek-v4" and tensor.role in shapes.LINEAR:
+    if dtype == "deepseek-v4" and tensor.role in architectures.LINEAR:
         return v4_formats(tensor, values)
-    if shapes.family(config).mxfp4 and tensor.expert:
+    if architectures.family(config).mxfp4 and tensor.expert:
         return mxfp4_blocks(tensor.name, values)
-    if shapes.is_quantized(tensor, dtype):
+    if architectures.is_quantized(tensor, dtype):
         module = tensor.name.removesuffix(".weight")
         return quant_formats.FORMATS[dtype].quantize(module, values)
-    if dtype == "fp8-static" and tensor.role in shapes.LINEAR:
+    if dtype == "fp8-static" and tensor.role in architectures.LINEAR:
         return static_fp8(tensor, values, config)
     if dtype == "awq":  # the checkpoints of that time are in F16
         half = values.astype(np.float16)
         return [entry(tensor.name, half, "F16")], half.astype(np.float32)
-    if not shapes.is_fp8(tensor, dtype):
+    if not architectures.is_fp8(tensor, dtype):
         bits = checkpoint.to_bf16(values)
         return [entry(tensor.name, bits, "BF16")], checkpoint.from_bf16(bits)
     bf16_scales = config["model_type"] == "qwen3_moe"
@@ -116,8 +122,50 @@ def stored_and_used(tensor, values, config, dtype):
 def weights(config, dtype, seed):
     rng = np.random.default_rng(seed)
     stored, used = [], {}
-    for tensor in shapes.tensors(config):
+    for tensor in architectures.tensors(config):
         entries, values = stored_and_used(tensor, random_values(tensor, config, rng), config, dtype)
         stored += entries
         used[tensor.name] = values
     return stored, used
+
+
+def _write_tokenizer(directory, n_vocab):
+    """A token for each of n_vocab - 2 printable bytes; nothing else can be encoded."""
+    vocab = {"<bos>": 0, "<eos>": 1} | {chr(33 + i): i + 2 for i in range(n_vocab - 2)}
+    added = [
+        {"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i, t in enumerate(["<bos>", "<eos>"])
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                  "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocab, "merges": []},
+    }
+    checkpoint.write_json(os.path.join(directory, "tokenizer.json"), tokenizer)
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
+    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), special)
+
+
+def write_checkpoint(directory, config, stored):
+    os.makedirs(directory, exist_ok=True)
+    total = sum(e.n_bytes for e in stored)
+    checkpoint.write_shards(directory, stored, total // 2 + 1)
+    checkpoint.write_json(os.path.join(directory, "config.json"), config)
+    _write_tokenizer(directory, architectures.text_config(config)["vocab_size"])
+
+
+def digest(config, stored):
+    """Of everything that the results depend on."""
+    h = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for entry in stored:
+        h.update(f"{entry.name} {entry.shape} {entry.dtype}".encode())
+        for chunk in entry.chunks():
+            h.update(memoryview(chunk).cast("B"))
+    return h.hexdigest()

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of random blocks at a published shape, for benchmarks against llama.cpp.
 
-Formats are chosen a tensor as llama-quantize does. What the model says is noise; its vocabulary has
-the published size and no words.
+Formats are chosen a tensor as llama-quantize does for Q4_K_M and IQ4_XS; other names are the format of
+all matrices. What the model says is noise; its vocabulary has the published size and no words.
 """
 
 import argparse
 
 import numpy as np
 
+import architectures
 import gguf_files
 import shapes
 from gguf_files import Tensor
 
+MIXES = {"Q4_K_M": "Q4_K", "IQ4_XS": "IQ4_XS"}
 POOL = 1 << 20  # columns of blocks, which matrices repeat
 
 
@@ -22,9 +24,9 @@ def gets_more_bits(layer, n):
 
 
 def format_of(quant, name, n_layers):
-    if quant == "Q8_0":
-        return "Q8_0"
-    base = {"Q4_K_M": "Q4_K", "IQ4_XS": "IQ4_XS"}[quant]
+    if quant not in MIXES:
+        return quant
+    base = MIXES[quant]
     if name == "output.weight":
         return "Q6_K"
     layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
@@ -52,7 +54,7 @@ class Blocks:
 
 def tensors(config, quant):
     blocks, rng = Blocks(), np.random.default_rng(8)
-    empty = {t.name: np.broadcast_to(np.int8(0), t.shape) for t in shapes.tensors(config)}
+    empty = {t.name: np.broadcast_to(np.int8(0), t.shape) for t in architectures.tensors(config)}
     for name, v in gguf_files.named(config, empty):
         if v.ndim < 2:
             yield Tensor.of_values(name, rng.normal(1, 0.1, v.shape))
@@ -72,9 +74,9 @@ def vocabulary(size):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--shape", default="qwen3-30b-a3b", choices=[s for s in shapes.SHAPES if shapes.text_config(
+    p.add_argument("--shape", default="qwen3-30b-a3b", choices=[s for s in shapes.SHAPES if architectures.text_config(
         shapes.SHAPES[s][0])["model_type"] in gguf_files.ARCHS])
-    p.add_argument("--quant", default="Q4_K_M", choices=["Q4_K_M", "Q8_0", "IQ4_XS"])
+    p.add_argument("--quant", default="Q4_K_M", choices=sorted({*MIXES, *gguf_files.BLOCKS}))
     p.add_argument("--layers", type=int, required=True)
     p.add_argument("--out", required=True)
     args = p.parse_args()

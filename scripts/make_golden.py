@@ -25,10 +25,11 @@ import torch
 import transformers
 from transformers import conversion_mapping
 
+import architectures
 import checkpoint
 import golden_families
 import shapes
-from golden_weights import weights
+from golden_weights import digest, weights
 
 N_PROMPT = 140  # more than two KV pages of 64
 N_GREEDY = 64
@@ -37,7 +38,7 @@ MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text")
+SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -268,12 +269,28 @@ conversion_mapping.register_checkpoint_conversion_mapping(
     "minimax_m3_vl_text", conversion_mapping.get_checkpoint_conversion_mapping("minimax_m3_vl"))
 
 
+class Glm5NextForCausalLM(transformers.Glm5NextPreTrainedModel):
+    """The language model alone, with the whole's head; transformers has it inside the whole only."""
+
+    config: transformers.Glm5NextTextConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = transformers.Glm5NextTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, use_cache=False):
+        hidden = self.model(input_ids, use_cache=use_cache).last_hidden_state
+        return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
+
+
 def load_reference(config, used):
     """transformers' own model of the architecture, float32, eager attention, every tensor loaded."""
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     if text is not config:  # the language model by itself
-        used = {t.name: used[shapes.wrapped_name(config["model_type"], t.name)]
-                for t in shapes.tensors(shapes.language_model(config))}
+        used = {t.name: used[architectures.wrapped_name(config["model_type"], t.name)]
+                for t in architectures.tensors(architectures.language_model(config))}
         config = text | ({"model_type": "deepseek_v3"} if text["model_type"] == "kimi_k2" else {})
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "I64" if v.dtype == np.int64 else "F32")
@@ -283,6 +300,7 @@ def load_reference(config, used):
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
         auto = transformers.AutoModelForCausalLM
         model_class = getattr(transformers, NOT_AUTO.get(config["model_type"], ""), auto)
+        model_class = {"glm5_next_text": Glm5NextForCausalLM}.get(config["model_type"], model_class)
         model, info = model_class.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
@@ -392,9 +410,9 @@ def attempt(config, dtype, seed):
     """One seed: a dict of everything a case needs, or the reason why this seed will not do."""
     stored, used = weights(config, dtype, seed)
     model = load_reference(config, used)
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     n_vocab = text["vocab_size"]
-    routing = Routing(model, shapes.n_experts(text))
+    routing = Routing(model, architectures.n_experts(text))
     prompt = np.random.default_rng([seed, 1]).integers(0, n_vocab, N_PROMPT).tolist()
     logits = forward(model, prompt)
     if routing.tie():
@@ -466,7 +484,7 @@ def search(name, config, dtype, n_seeds):
 
 def make_case(name, out, n_seeds):
     config, dtype = CASES[name]
-    config = shapes.quantize_config(config, dtype)
+    config = architectures.quantize_config(config, dtype)
     case = search(name, config, dtype, n_seeds)
     write_case(os.path.join(out, "data", name), config, case)
     return {"dtype": dtype} | case["facts"]
@@ -483,7 +501,7 @@ def make_family_case(name, out, n_seeds):
         logits=case["logits"].astype(np.float32),
         continuation=np.array(case["continuation"], np.int32),
     )
-    return {"dtype": dtype, "digest": golden_families.digest(config, case["stored"])} | case["facts"]
+    return {"dtype": dtype, "digest": digest(config, case["stored"])} | case["facts"]
 
 
 def make_all(make, names, out, folder, n_seeds):

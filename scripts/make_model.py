@@ -14,6 +14,7 @@ import zlib
 
 import numpy as np
 
+import architectures
 import checkpoint
 import shapes
 
@@ -24,13 +25,15 @@ E2M1_RMS = 2.92  # of 0, 0.5, 1, 1.5, 2, 3, 4 and 6
 
 # Standard deviation times sqrt(fan_in). Queries are a little large so that attention is not
 # uniform; logits get a standard deviation of about three.
-GAIN = {"q": 2.0, "router": 1.5, "head": 3.0}
+GAIN = {"q": 2.0, "router": 1.5, "head": 3.0, "mix_down": 5.0, "mix_up": 3.0, "inject": 3.0}
 
 
 def deviation(tensor, config):
     """Standard deviation of a matrix: unit variance in, unit variance out, times its gain."""
     if tensor.role == "embed":
         return tensor.fan_in**-0.5 if config["tie_word_embeddings"] else 1.0
+    if tensor.role == "ngram":
+        return 1.0
     std = GAIN.get(tensor.role, 1.0) * tensor.fan_in**-0.5
     if tensor.role in ("o", "down"):  # what enters the residual stream, twice a layer
         std *= (2 * config["num_hidden_layers"]) ** -0.5
@@ -41,7 +44,7 @@ def vector(tensor, rng):
     """float32 values of the one-dimensional tensors."""
     if tensor.role == "router_bias":
         return rng.normal(0, 0.1, tensor.shape).astype(np.float32)
-    mean = {"hyper_base": 0.0, "bias": 0.0, "qk_norm": 1.2, "norm1": 0.0, "decay": -3.0}.get(tensor.role, 1.0)
+    mean = {"hyper_base": 0.0, "bias": 0.0, "qk_norm": 1.2, "norm1": 0.0, "decay": -3.0, "bounded_decay": 0.0, "bounded_bias": -4.0}.get(tensor.role, 1.0)
     return rng.normal(mean, 0.1, tensor.shape).astype(np.float32)
 
 
@@ -49,9 +52,9 @@ class Values:
     """Random contents of every tensor: a function of seed and name alone."""
 
     def __init__(self, config, dtype, seed, n_used_tokens):
-        self.config, self.dtype, self.seed = shapes.text_config(config), dtype, seed
+        self.config, self.dtype, self.seed = architectures.text_config(config), dtype, seed
         self.n_used_tokens = n_used_tokens
-        largest = max(int(np.prod(t.shape)) for t in shapes.tensors(config))
+        largest = max(int(np.prod(t.shape)) for t in architectures.tensors(config))
         self.pool = np.random.default_rng(seed).standard_normal(min(POOL, 2 * largest), np.float32)
         self.prepared = {}
 
@@ -110,26 +113,42 @@ class Values:
             entry.of_array(tensor.name + "_scales", scales, "U8"),
         ]
 
+    def _powers(self, tensor, std):
+        """DeepSeek-V4's: experts in E2M1, the rest in E4M3, both with scales that are powers of two."""
+        (rows, cols), entry, name = tensor.shape, checkpoint.Entry, tensor.name
+        if tensor.expert:
+            weights = entry(name, (rows, cols // 2), "I8", lambda: self._codes(name, rows * cols // 2))
+            shape, largest = (rows, cols // 32), E2M1_RMS
+        else:
+            weights = entry(name, (rows, cols), "F8_E4M3", lambda: self._chunks(name, rows * cols, None))
+            shape, largest = checkpoint.scale_shape(tensor.shape), checkpoint.E4M3_MAX / SIGMA_PEAK
+        scales = np.full(shape, round(np.log2(std / largest)) + 127, np.uint8)
+        return [weights, entry.of_array(name.removesuffix(".weight") + ".scale", scales, "F8_E8M0")]
+
     def entries(self, tensor):
         name, shape = tensor.name, tensor.shape
         if tensor.role == "table":
             rng, n = self.rng(name), self.config["n_routed_experts"]
             table = np.array([rng.permutation(n)[: shape[1]] for _ in range(shape[0])], np.int32)
             return [checkpoint.Entry.of_array(name, table, "I32")]
+        if tensor.role == "ids":
+            return [checkpoint.Entry.of_array(name, np.array(tensor.ids, np.int64), "I64")]
         if tensor.role in ("ape", "hyper"):
             values = self.rng(name).normal(0, deviation(tensor, self.config), shape)
             return [checkpoint.Entry.of_array(name, values.astype(np.float32), "F32")]
-        if len(shape) == 1:
+        if len(shape) == 1 or tensor.role == "decay":
             values = vector(tensor, self.rng(name))
-            if tensor.role in shapes.PRECISE:
+            if tensor.role in architectures.PRECISE:
                 return [checkpoint.Entry.of_array(name, values, "F32")]
             return [checkpoint.Entry.of_array(name, checkpoint.to_bf16(values), "BF16")]
         n, std = int(np.prod(shape, dtype=np.int64)), deviation(tensor, self.config)
-        if tensor.expert and shapes.family(self.config).mxfp4:
+        if tensor.expert and architectures.family(self.config).mxfp4:
             return self._mxfp4(tensor, std)
+        if self.dtype == "deepseek-v4" and tensor.role in architectures.LINEAR:
+            return self._powers(tensor, std)
         if tensor.role == "head":
             return [checkpoint.Entry(name, shape, "BF16", lambda: self._head(tensor, std))]
-        if not shapes.is_fp8(tensor, self.dtype):
+        if not architectures.is_fp8(tensor, self.dtype):
             return [checkpoint.Entry(name, shape, "BF16", lambda: self._chunks(name, n, std))]
         codes = checkpoint.Entry(name, shape, "F8_E4M3", lambda: self._chunks(name, n, None))
         scales, kind = self._scales(tensor, std), "F32"
@@ -149,12 +168,11 @@ def generation_config(config, deepseek):
 
 def make_model(args):
     config = shapes.config_of(args.shape, args.layers)
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     deepseek = text["model_type"] in ("deepseek_v3", "kimi_k2")
     if args.mtp:
-        if not deepseek:
-            raise SystemExit("--mtp: only deepseek_v3 checkpoints carry a prediction layer")
-        text["num_nextn_predict_layers"] = 1
+        apart = architectures.family(text).recurrent  # published in tensors of its own, not as one more layer
+        text["mtp_num_hidden_layers" if apart else "num_nextn_predict_layers"] = 1
     os.makedirs(args.out, exist_ok=True)
     if os.path.exists(os.path.join(args.out, "config.json")):
         raise SystemExit(f"{args.out} already holds a checkpoint: choose another --out")
@@ -162,10 +180,10 @@ def make_model(args):
 
     ids = write_tokenizer(args.out, deepseek, shapes.SHAPES[args.shape][1])
     text |= {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
-    config = shapes.quantize_config(config, args.dtype)
+    config = architectures.quantize_config(config, args.dtype)
 
     values = Values(config, args.dtype, args.seed, ids["n_tokens"])
-    entries = [e for t in shapes.tensors(config) for e in values.entries(t)]
+    entries = [e for t in architectures.tensors(config) for e in values.entries(t)]
     total = sum(e.n_bytes for e in entries)
     # Small models are cut in two as well, so that every checkpoint has an index worth reading.
     shard_bytes = min(int(args.shard_gb * 1e9), total // 2 + 1)
@@ -188,7 +206,7 @@ def make_model(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", required=True, choices=sorted(shapes.SHAPES))
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp8", "mixed"])
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp8", "mixed", "deepseek-v4"])
     parser.add_argument("--layers", type=int, help="number of layers (default: the shape's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, help="directory to write")

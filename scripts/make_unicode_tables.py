@@ -34,7 +34,6 @@ SCRIPTS = (
 # ---- for the tokenizer, by the `tokenizers` library -------------------------------------------------
 
 nfd = normalizers.NFD().normalize_str
-nfkd = normalizers.NFKD().normalize_str
 
 
 def matching(prop):
@@ -58,28 +57,6 @@ def decompositions():
         composes = parts[1] and unicodedata.normalize("NFC", chr(parts[0]) + chr(parts[1])) == chr(c)
         rows.append((c, parts[0], parts[1], bool(composes)))
     return rows
-
-
-def compatibility():
-    """Code points whose compatibility decomposition is another than the canonical one, as runs (first,
-    last, begin, length): that of first + i has `length` of the list of code points from
-    begin + i * length on; and the list."""
-    runs, parts = [], ""
-    for c in SCALARS:
-        text = nfkd(chr(c))
-        if text == nfd(chr(c)):
-            continue
-        if runs and runs[-1][1] == c - 1 and runs[-1][3] == len(text):
-            runs[-1][1] = c
-            runs[-1][2] += text
-        else:
-            runs.append([c, c, text, len(text)])
-    # The longest first: others are found within them.
-    for run in sorted(runs, key=lambda run: (-len(run[2]), run[0])):
-        if run[2] not in parts:
-            parts += run[2]
-        run[2] = parts.index(run[2])
-    return runs, [ord(c) for c in parts]
 
 
 def orders_as_known(c):
@@ -244,13 +221,6 @@ def tokenizer_tables():
                 [(c, a, b) for c, a, b, _ in steps])
     write_list(out, "compositions", "Places in decompositions of what composes, by first and second; Hangul is "
                "arithmetic.", [i for *_, i in pairs], "uint16_t")
-    runs, parts = compatibility()
-    assert all(length < 32 for *_, length in runs)
-    write_table(out, "compat_decompositions",
-                "Whole compatibility decompositions, all of one length: first code point, last, 32 * begin of\n"
-                "// the first's in compat_parts + length.",
-                [(first, last, begin << 5 | length) for first, last, begin, length in runs])
-    write_list(out, "compat_parts", "What compat_decompositions point to.", parts)
     write_table(out, "combining_classes", "First, last, canonical combining class where not 0.",
                 combining_classes())
     write_table(out, "stand_ins", "First, last, an older code point that patterns treat alike.",
@@ -264,13 +234,8 @@ def python_tables():
         f"{unicodedata.unidata_version}. Do not edit.",
         "// clang-format off",
     ]
-    emit_set(out, "alpha", str.isalpha)
-    emit_set(out, "decimal", str.isdecimal)
     emit_set(out, "digit", str.isdigit)
-    emit_set(out, "numeric", str.isnumeric)
-    emit_set(out, "upper", str.isupper)
-    emit_set(out, "lower", str.islower)
-    emit_set(out, "title", lambda c: c.istitle() and not c.isupper())
+    emit_set(out, "cased", lambda c: c.isupper() or c.islower() or c.istitle())
     emit_set(out, "unprintable", lambda c: not c.isprintable())
     emit_set(out, "case_ignorable", ignorable)
     emit_map(out, "to_lower", str.lower)
