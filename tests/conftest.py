@@ -29,7 +29,7 @@ LONG_FILES = [
 MARKS = {
     "slow": "left out by scripts/test.sh quick",
     "no_asan": "not under AddressSanitizer: release compares the same, or no code of ours runs",
-    "tsan": "under ThreadSanitizer, too: several threads, or processes over shared memory",
+    "tsan": "also under ThreadSanitizer: several threads, or processes over shared memory",
 }
 
 

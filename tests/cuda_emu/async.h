@@ -1,8 +1,7 @@
 // tests/cuda_emu/async.h - what a thread asks for and does not wait for: it is done when the thread
 // waits, and not before, so that nobody gets by with less. For emu.h to include. Kernels' files
 // compile it, so that races on what it touches are found (race.h).
-#ifndef TESTS_CUDA_EMU_ASYNC_H
-#define TESTS_CUDA_EMU_ASYNC_H
+#pragma once
 
 #include "emu.h"
 
@@ -39,6 +38,13 @@ void emu_wgmma_publish();
 // wrote them must have published them before a barrier (race.h).
 void emu_read_by_product(const void *at);
 [[noreturn]] void emu_no_fence();
+
+// A barrier in shared memory (mbarrier), of which an arrival is a warp's: what its lanes did
+// before, up to a __syncwarp, is seen by those that have waited for the phase. emu_phase_wait
+// returns when the last phase of that parity has completed; before the first one, odd phases have.
+void emu_phase_open(const uint64_t *barrier, uint32_t n_arrivals);
+void emu_phase_arrive(const uint64_t *barrier);
+void emu_phase_wait(const uint64_t *barrier, uint32_t phase);
 
 uint32_t emu_shared_address(const void *p);
 unsigned char *emu_shared_at(uint32_t address);
@@ -114,14 +120,16 @@ inline float emu_bf16(uint16_t bits) {
   return __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
-// One product of a warpgroup: what kernels/cuda/wgmma.cuh says of wgmma_rows and, where a_registers
-// are given, of wgmma_columns.
+const float *emu_e4m3_values(); // of all codes
+
+// One product of a warpgroup: what kernels/cuda/wgmma.cuh says of its functions. b's rows are
+// columns of the product or, with b_turned, steps along the sum.
 struct emu_product {
-  float (*c)[4];
+  float (*c)[4]; // of INT8: of integers
   int n;
-  const uint32_t *a_registers;
+  const uint32_t *a_registers; // NULL: a is in shared memory
   uint64_t a, b;
-  bool add;
+  bool add, b_turned;
 };
 
 inline void emu_load_a(const emu_product &m, float (&a)[2][16]) {
@@ -151,8 +159,8 @@ inline void emu_multiply(const emu_product &m) {
   for (unsigned column = p; column < static_cast<unsigned>(m.n); column += column % 2 ? 7 : 1) {
     float sum[2] = {0, 0};
     for (unsigned k = 0; k < 16; k++) {
-      float b = emu_bf16(m.a_registers ? *emu_matrix_at(m.b, k, column)
-                                       : *emu_matrix_at(m.b, column, k));
+      float b = emu_bf16(m.b_turned ? *emu_matrix_at(m.b, k, column)
+                                    : *emu_matrix_at(m.b, column, k));
       sum[0] += a[0][k] * b;
       sum[1] += a[1][k] * b;
     }
@@ -160,6 +168,50 @@ inline void emu_multiply(const emu_product &m) {
       float *c = &m.c[column / 8][2 * upper + column % 2];
       *c = (m.add ? *c : 0) + sum[upper];
     }
+  }
+}
+
+enum emu_codes { EMU_BF16, EMU_E4M3, EMU_I8 };
+
+// Row `row` of a matrix of 32 columns in 8 bits.
+inline void emu_load_bytes(uint64_t matrix, unsigned row, uint8_t (&out)[32]) {
+  for (unsigned k = 0; k < 32; k += 2) {
+    const uint16_t pair = *emu_matrix_at(matrix, row, k / 2);
+    out[k] = static_cast<uint8_t>(pair & 0xff);
+    out[k + 1] = static_cast<uint8_t>(pair >> 8);
+  }
+}
+
+// Both factors in 8 bits, in shared memory; added up in order, as by emu_mma_e4m3. C: of sums.
+template <class C, class Multiply>
+inline void emu_multiply_bytes(const emu_product &m, C (*sums)[4], Multiply multiply) {
+  const unsigned g = threadIdx.x % EMU_WARP / 4, p = threadIdx.x % 4 * 2;
+  uint8_t a[2][32], b[32];
+  for (unsigned upper = 0; upper < 2; upper++)
+    emu_load_bytes(m.a, threadIdx.x / EMU_WARP % 4 * 16 + g + 8 * upper, a[upper]);
+  for (unsigned column = p; column < static_cast<unsigned>(m.n); column += column % 2 ? 7 : 1) {
+    emu_load_bytes(m.b, column, b);
+    for (unsigned upper = 0; upper < 2; upper++) {
+      C *c = &sums[column / 8][2 * upper + column % 2];
+      C sum = m.add ? *c : 0;
+      for (unsigned k = 0; k < 32; k++)
+        sum += multiply(a[upper][k], b[k]);
+      *c = sum;
+    }
+  }
+}
+
+inline void emu_multiply_as(const emu_product &m, emu_codes codes) {
+  const float *value = emu_e4m3_values();
+  switch (codes) {
+  case EMU_BF16: emu_multiply(m); return;
+  case EMU_E4M3:
+    emu_multiply_bytes(m, m.c, [=](uint8_t x, uint8_t y) { return value[x] * value[y]; });
+    return;
+  case EMU_I8:
+    emu_multiply_bytes(m, reinterpret_cast<int32_t(*)[4]>(m.c), [](uint8_t x, uint8_t y) {
+      return static_cast<int8_t>(x) * static_cast<int8_t>(y);
+    });
   }
 }
 
@@ -182,19 +234,17 @@ inline void emu_use_registers(const void *at, size_t n_bytes) {
   emu_mine().registers.push_back(r);
 }
 
-inline void emu_finish(const emu_product &m) {
-  emu_multiply(m);
+inline void emu_finish(const emu_product &m, emu_codes codes) {
+  emu_multiply_as(m, codes);
   for (emu_registers &r : emu_mine().registers) {
     if (r.at == m.c) r.look();
   }
 }
 
-inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_t a, uint64_t b,
-                      bool add) {
-  emu_product m = {c, n, a_registers, a, b, add};
-  emu_use_registers(c, static_cast<size_t>(n) / 2 * sizeof(float));
-  if (a_registers) emu_use_registers(a_registers, 4 * sizeof *a_registers);
-  emu_mine().products.push_back([=] { emu_finish(m); });
+inline void emu_wgmma(const emu_product &m, emu_codes codes) {
+  emu_use_registers(m.c, static_cast<size_t>(m.n) / 2 * sizeof(float));
+  if (m.a_registers) emu_use_registers(m.a_registers, 4 * sizeof *m.a_registers);
+  emu_mine().products.push_back([=] { emu_finish(m, codes); });
 }
 
 inline void emu_wgmma_commit() {
@@ -215,5 +265,3 @@ inline void emu_wgmma_wait(size_t n_pending) {
   for (size_t &end : groups)
     end -= n;
 }
-
-#endif

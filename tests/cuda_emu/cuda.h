@@ -1,6 +1,5 @@
 // tests/cuda_emu/cuda.h - the parts of the CUDA driver that kernels/cuda looks up at run time.
-#ifndef TESTS_CUDA_EMU_CUDA_H
-#define TESTS_CUDA_EMU_CUDA_H
+#pragma once
 
 #include "cuda_runtime.h"
 
@@ -33,5 +32,3 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
 CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice device, unsigned flags);
 CUresult cuGreenCtxDestroy(CUgreenCtx context);
 CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx context, unsigned flags, int priority);
-
-#endif

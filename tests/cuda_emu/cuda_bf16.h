@@ -1,6 +1,5 @@
 // tests/cuda_emu/cuda_bf16.h - BF16 conversions as <cuda_bf16.h> has them.
-#ifndef TESTS_CUDA_EMU_CUDA_BF16_H
-#define TESTS_CUDA_EMU_CUDA_BF16_H
+#pragma once
 
 #include "emu.h"
 
@@ -16,5 +15,3 @@ inline __nv_bfloat16 __float2bfloat16_rn(float f) {
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 h) {
   return h.bits;
 }
-
-#endif

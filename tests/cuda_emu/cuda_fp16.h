@@ -1,6 +1,5 @@
 // tests/cuda_emu/cuda_fp16.h - F16 conversions as <cuda_fp16.h> has them.
-#ifndef TESTS_CUDA_EMU_CUDA_FP16_H
-#define TESTS_CUDA_EMU_CUDA_FP16_H
+#pragma once
 
 #include "emu.h"
 
@@ -40,5 +39,3 @@ inline __half __float2half_rn(float f) {
   uint32_t rounded = magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1);
   return {static_cast<unsigned short>(sign | rounded >> 13)};
 }
-
-#endif

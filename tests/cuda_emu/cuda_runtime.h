@@ -5,8 +5,7 @@
 // (TANDEM_EMU_DEVICES) have no access to one another's memory; with TANDEM_EMU_PEER=1 their kernels
 // do once it is enabled. TANDEM_JITTER (src/base/jitter.h)
 // delays what streams do.
-#ifndef TESTS_CUDA_EMU_CUDA_RUNTIME_H
-#define TESTS_CUDA_EMU_CUDA_RUNTIME_H
+#pragma once
 
 #include "emu.h"
 
@@ -117,5 +116,3 @@ cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute attribute, int
   (void)attribute;
   return emu_allow_shared(reinterpret_cast<const void *>(kernel), value);
 }
-
-#endif

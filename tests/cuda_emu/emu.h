@@ -4,8 +4,7 @@
 // backwards. Blocks run one after the other. Shared memory is static memory of the host thread, and
 // what kernels have not written there, or in device memory, is not zero. Races on it are found
 // whether they do harm here or not (race.h).
-#ifndef TESTS_CUDA_EMU_EMU_H
-#define TESTS_CUDA_EMU_EMU_H
+#pragma once
 
 #include <cmath>
 #include <cstddef>
@@ -44,6 +43,7 @@ void __nanosleep(unsigned ns);
 enum {
   EMU_WARP = 32,
   EMU_MAX_THREADS = 1024,
+  EMU_MAX_WARPS = EMU_MAX_THREADS / EMU_WARP,
   EMU_PLAIN_SHARED = 48 << 10,
   EMU_SHARED_BYTES = 99 << 10,
   EMU_SHARED_BYTES_90 = 227 << 10
@@ -102,6 +102,7 @@ inline bool __any_sync(unsigned mask, bool v) {
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void emu_mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 unsigned atomicAdd(unsigned *at, unsigned v);
 
@@ -157,5 +158,3 @@ void emu_launch(void (*kernel)(Args), dim3 grid, dim3 block, size_t shared_bytes
 }
 
 #include "async.h"
-
-#endif

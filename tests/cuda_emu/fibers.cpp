@@ -2,9 +2,11 @@
 #include "cuda_fp16.h"
 #include "race.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <sys/mman.h>
 #include <vector>
 
@@ -65,9 +67,20 @@ struct rendezvous {
   }
 };
 
+using emu_seen = std::array<uint32_t, EMU_MAX_WARPS>;
+
 struct warp_state {
   rendezvous meet;
+  uint32_t n_arrivals; // at barriers in shared memory
+  emu_seen seen;       // of each warp, how many arrivals lie before what this one does
   alignas(16) unsigned char slots[2][EMU_WARP * EMU_SLOT_BYTES];
+};
+
+// A barrier in shared memory.
+struct phase_barrier {
+  const uint64_t *at;
+  rendezvous meet;
+  emu_seen gathered, told; // what those that arrived had seen, in this phase and the ones before
 };
 
 struct fiber {
@@ -92,6 +105,7 @@ struct block_state {
   std::vector<warp_state> warps;
   std::vector<char *> stacks;
   rendezvous meet;
+  std::deque<phase_barrier> phases;
   fiber *current = nullptr;
   race_view *view = nullptr; // the host thread's
   const std::function<void()> *body = nullptr;
@@ -219,6 +233,61 @@ void emu_no_fence() {
   abort();
 }
 
+// ---- barriers in shared memory ------------------------------------------------------------------
+
+static phase_barrier &phase_of(const uint64_t *at) {
+  for (phase_barrier &p : block->phases)
+    if (p.at == at) return p;
+  std::fprintf(stderr, "cuda_emu: a barrier in shared memory is not open\n");
+  abort();
+}
+
+static void join(emu_seen &to, const emu_seen &from) {
+  for (size_t i = 0; i < to.size(); i++)
+    to[i] = std::max(to[i], from[i]);
+}
+
+void emu_phase_open(const uint64_t *barrier, uint32_t n_arrivals) {
+  phase_barrier p = {barrier, rendezvous(), {}, {}};
+  p.meet.n_live = n_arrivals;
+  block->phases.push_back(p);
+  race_keep_reads();
+}
+
+void emu_phase_arrive(const uint64_t *barrier) {
+  block_state *b = block;
+  phase_barrier &p = phase_of(barrier);
+  warp_state *warp = b->current->warp;
+  const size_t idx = static_cast<size_t>(warp - b->warps.data());
+  warp->seen[idx] = ++warp->n_arrivals;
+  for (size_t lane = 0; lane < EMU_WARP; lane++) {
+    fiber &f = b->fibers[idx * EMU_WARP + lane];
+    f.clock.n_arrivals = warp->n_arrivals;
+    f.n_published = f.clock.n_publishes;
+  }
+  join(p.gathered, warp->seen);
+  if (++p.meet.n_arrived < p.meet.n_live) return;
+  p.told = p.gathered;
+  p.meet.release();
+  b->n_moves++;
+}
+
+void emu_phase_wait(const uint64_t *barrier, uint32_t phase) {
+  block_state *b = block;
+  fiber *f = b->current;
+  phase_barrier &p = phase_of(barrier);
+  while (p.meet.n_passed % 2 == phase % 2) {
+    f->waits_at = &p.meet;
+    f->n_waited = p.meet.n_passed;
+    leave(b, false);
+  }
+  join(f->warp->seen, p.told);
+}
+
+bool emu_has_seen(const race_clock &now, unsigned warp, uint32_t n_arrivals) {
+  return block->warps[now.thread / EMU_WARP].seen[warp] > n_arrivals;
+}
+
 void __syncthreads() {
   block_state *b = block;
   race_clock *clock = &b->current->clock;
@@ -292,8 +361,7 @@ static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], b
   }
 }
 
-// All values of E4M3.
-static const float *e4m3_values() {
+const float *emu_e4m3_values() {
   static const auto values = [] {
     std::array<float, 256> v;
     for (unsigned code = 0; code < 256; code++) {
@@ -307,14 +375,13 @@ static const float *e4m3_values() {
   return values.data();
 }
 
-// Products are exact, as on hardware; sums are FP32, of which hardware keeps fewer bits (some 14 on
-// sm_90, arXiv 2412.19437, 3.3.2).
-void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// c += what multiply makes of each pair of codes.
+template <class C, class Multiply>
+static void mma_8bit(C (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Multiply multiply) {
   struct {
     uint32_t a[4], b[2];
   } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   const unsigned char *slots = emu_exchange(&mine, sizeof mine);
-  const float *value = e4m3_values();
   const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
   for (unsigned i = 0; i < 4; i++) {
     const unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
@@ -322,9 +389,22 @@ void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
       const unsigned lane_x = g * 4 + k % 16 / 4, lane_y = column * 4 + k % 16 / 4;
       const unsigned x = slots[lane_x * EMU_SLOT_BYTES + (upper + 2 * (k / 16)) * 4 + k % 4];
       const unsigned y = slots[lane_y * EMU_SLOT_BYTES + sizeof mine.a + k / 16 * 4 + k % 4];
-      c[i] += value[x] * value[y];
+      c[i] += multiply(x, y);
     }
   }
+}
+
+// Products are exact, as on hardware; sums are FP32, of which hardware keeps fewer bits (some 14 on
+// sm_90, arXiv 2412.19437, 3.3.2).
+void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  const float *value = emu_e4m3_values();
+  mma_8bit(c, a, b, [value](unsigned x, unsigned y) { return value[x] * value[y]; });
+}
+
+void emu_mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  mma_8bit(c, a, b, [](unsigned x, unsigned y) {
+    return static_cast<int8_t>(x) * static_cast<int8_t>(y);
+  });
 }
 
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -399,14 +479,18 @@ static void run_block(block_state *b, bool backwards) {
   size_t n = b->fibers.size(), n_left = n;
   b->meet = rendezvous();
   b->meet.n_live = static_cast<unsigned>(n);
+  b->phases.clear();
+  b->view->has_phases = false;
   for (warp_state &warp : b->warps) {
     warp.meet = rendezvous();
     warp.meet.n_live = EMU_WARP;
+    warp.n_arrivals = 0;
+    warp.seen = {};
   }
   b->first_barrier = ++b->n_barriers;
   for (size_t i = 0; i < n; i++) {
     prepare(b, i);
-    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i), 0};
+    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i), 0, 0};
     b->fibers[i].n_published = 0;
   }
   while (n_left > 0) {

@@ -1,6 +1,5 @@
 // tests/cuda_emu/hooks.h - what tests call in the emulator's library to steer it, by dlsym.
-#ifndef TESTS_CUDA_EMU_HOOKS_H
-#define TESTS_CUDA_EMU_HOOKS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -27,6 +26,4 @@ EMU_HOOK void emu_nccl_fail(int rank, int group);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

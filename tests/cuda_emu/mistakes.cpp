@@ -2,6 +2,7 @@
 // test.
 #include "mistakes.h"
 
+#include "kernels/cuda/mbarrier.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 struct mistake {
@@ -66,8 +67,46 @@ static void multiply(mistake m) {
   wgmma_wait<0>(c);
 }
 
+struct handed_over {
+  matrices of[1];
+  uint64_t full, free;
+};
+
+// A fifth warp fills matrices twice, and a warpgroup multiplies them.
+static void hand_over(mistake m) {
+  auto &s = *reinterpret_cast<handed_over *>(emu_dynamic_shared());
+  const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (threadIdx.x == 0) {
+    mbarrier_open(&s.full, 1);
+    mbarrier_open(&s.free, m.which == EMU_NOT_FREE_OF_ONE ? 1 : 4);
+  }
+  __syncthreads();
+  float c[8][4] = {};
+  for (uint32_t n = 0; n < 2; n++) {
+    if (warp < 4) {
+      if (m.which != EMU_NOT_FILLED) mbarrier_wait(&s.full, n);
+      wgmma_begin();
+      wgmma_rows<64, 0>(c, wgmma_matrix(s.of[0].a[0][0], 64), wgmma_matrix(s.of[0].b[0][0], 64), n);
+      wgmma_commit();
+      wgmma_wait<0>(c);
+      __syncwarp();
+      if (lane == 0 && (warp == 0 || m.which != EMU_NOT_FREE_OF_ONE)) mbarrier_arrive(&s.free);
+      continue;
+    }
+    if (m.which != EMU_NOT_FREE) mbarrier_wait(&s.free, n + 1);
+    uint16_t *all = s.of[0].a[0][0];
+    for (unsigned i = lane; i < sizeof s.of / 2; i += WARP)
+      all[i] = bf16_from_f32(1);
+    if (m.which != EMU_FILLED_UNPUBLISHED) wgmma_publish();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.full);
+    if (m.which == EMU_LATE_ARRIVAL) all[lane] = 0;
+  }
+}
+
 extern "C" bool emu_make_mistake(int which) {
   mistake m = {which};
+  emu_run(dim3(2), dim3(160), sizeof(handed_over), [=] { hand_over(m); });
   emu_run(dim3(3), dim3(64), 64 * sizeof(uint4), [=] { kernel(m); });
   emu_run(dim3(2), dim3(128), sizeof(matrices), [=] { multiply(m); });
 #if defined(__SANITIZE_THREAD__)

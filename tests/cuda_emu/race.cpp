@@ -30,7 +30,7 @@ static int find_memory(dl_phdr_info *info, size_t, void *out) {
   if (!is_ours) return 0;
   auto *records = static_cast<std::vector<race_record> *>(out);
   records->resize(n_bytes);
-  view = {nullptr, memory, n_bytes, records->data()};
+  view = {nullptr, memory, n_bytes, records->data(), nullptr, false};
   return 1;
 }
 
@@ -41,16 +41,34 @@ static bool is_of_warp(const race_clock &a, const race_clock &b) {
 // No barrier lies between then, another thread's, and now.
 static bool is_unordered(const race_clock &then, const race_clock &now) {
   if (then.n_barriers != now.n_barriers || then.thread == now.thread) return false;
-  return !is_of_warp(then, now) || then.n_warp_barriers == now.n_warp_barriers;
+  if (is_of_warp(then, now)) return then.n_warp_barriers == now.n_warp_barriers;
+  return !view.has_phases || !emu_has_seen(now, then.thread / EMU_WARP, then.n_arrivals);
 }
 
-static bool races_with_reads(const race_record &r, const race_clock &now) {
+static race_read *reads_at(size_t warp, size_t at) {
+  return &view.reads[warp * (view.n_bytes / RACE_GRAIN + 1) + at / RACE_GRAIN];
+}
+
+// Another warp has read what lies at `at`, and no barrier is between.
+static bool races_with_warps(size_t at, const race_clock &now) {
+  if (!view.has_phases) return true;
+  for (unsigned warp = 0; warp < EMU_MAX_WARPS; warp++) {
+    const race_read &read = *reads_at(warp, at);
+    if (warp != now.thread / EMU_WARP && read.n_barriers == now.n_barriers &&
+        !emu_has_seen(now, warp, read.n_arrivals))
+      return true;
+  }
+  return false;
+}
+
+static bool races_with_reads(const race_record &r, size_t at, const race_clock &now) {
   if (r.read.n_barriers != now.n_barriers) return false;
-  if (r.many_warps || is_unordered(r.read, now)) return true;
-  return r.many_lanes && r.read.n_warp_barriers == now.n_warp_barriers;
+  if (is_unordered(r.read, now) || (r.many_warps && races_with_warps(at, now))) return true;
+  return r.many_lanes && is_of_warp(r.read, now) && r.read.n_warp_barriers == now.n_warp_barriers;
 }
 
-static void note_read(race_record &r, const race_clock &now) {
+static void note_read(race_record &r, size_t at, const race_clock &now) {
+  if (view.has_phases) *reads_at(now.thread / EMU_WARP, at) = {now.n_barriers, now.n_arrivals};
   if (r.read.n_barriers != now.n_barriers) {
     r.read = now;
     r.many_lanes = r.many_warps = false;
@@ -83,13 +101,20 @@ static void note(const race_view &v, size_t at, size_t n_bytes, bool is_write, c
   for (size_t i = at; i < at + n_bytes && i < v.n_bytes; i++) {
     race_record &r = v.records[i];
     if (is_unordered(r.write, now)) report(r.write, now, code);
-    if (is_write && races_with_reads(r, now)) report(r.read, now, code);
+    if (is_write && races_with_reads(r, i, now)) report(r.read, now, code);
     if (is_write) {
       r.write = now;
     } else {
-      note_read(r, now);
+      note_read(r, i, now);
     }
   }
+}
+
+void race_keep_reads() {
+  static thread_local std::vector<race_read> reads;
+  if (reads.empty()) reads.resize(EMU_MAX_WARPS * (view.n_bytes / RACE_GRAIN + 1));
+  view.reads = reads.data();
+  view.has_phases = true;
 }
 
 race_view *race_begin() {

@@ -1,12 +1,12 @@
 // tests/cuda_emu/race.h - finds races on shared memory: two threads of a block at the same byte, at
 // least one of them writing, with no barrier between them. What orders accesses is what CUDA says
-// does: __syncthreads, and __syncwarp within a warp; shuffles and mma do not.
+// does: __syncthreads, a barrier in shared memory on which one warp arrives and for which the other
+// waits, and __syncwarp within a warp; shuffles and mma do not.
 // wgmma's products read shared memory by another way than threads write it, so there a barrier
 // alone orders nothing: whoever wrote must have fenced (fence.proxy.async) before it. The
 // compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
 // makes; its own runtime is not linked.
-#ifndef TESTS_CUDA_EMU_RACE_H
-#define TESTS_CUDA_EMU_RACE_H
+#pragma once
 
 #include "emu.h"
 
@@ -15,20 +15,31 @@ struct race_clock {
   uint32_t n_barriers;
   uint16_t n_warp_barriers, thread; // the former since the last barrier
   uint32_t n_publishes;
+  uint32_t n_arrivals; // of the thread's warp at barriers in shared memory, in this block
 };
 
 // What a host thread's accesses are held against.
 struct race_record;
+// A warp's last read of any of RACE_GRAIN bytes.
+struct race_read {
+  uint32_t n_barriers, n_arrivals;
+};
+enum { RACE_GRAIN = 16 };
 struct race_view {
   const race_clock *now; // of the kernel's thread that runs; NULL: none
   uintptr_t begin;       // shared memory
   size_t n_bytes;
   race_record *records; // [n_bytes]
+  race_read *reads;     // [EMU_MAX_WARPS][n_bytes / RACE_GRAIN + 1]
+  bool has_phases;      // the block has barriers in shared memory, and `reads` are kept
 };
 // The host thread's own, with its memory.
 race_view *race_begin();
+// From now on, to the end of the block, with the times of each warp's reads.
+void race_keep_reads();
 // Whether products may read what was written then: a thread of this block has published it, and
 // met the others, since.
 bool emu_is_published(const race_clock &write);
-
-#endif
+// Whether the thread that is `now` has waited for a phase that warp `warp` arrived at behind its
+// first n_arrivals.
+bool emu_has_seen(const race_clock &now, unsigned warp, uint32_t n_arrivals);

@@ -3,6 +3,7 @@
 #include "cuda_runtime.h"
 
 #include "base/jitter.h"
+#include "green.h"
 #include "hooks.h"
 
 #include <algorithm>
@@ -147,12 +148,6 @@ static bool is_blocking() {
   return number_of("CUDA_LAUNCH_BLOCKING", 0) != 0;
 }
 
-struct emu_green {
-  const int device;
-  const unsigned n_sms;
-  std::atomic<long> n_streams{0};
-};
-
 struct emu_stream {
   const int device = current_device;
   emu_green *const green = nullptr; // null: all SMs
@@ -233,7 +228,7 @@ struct emu_event {
 };
 
 // TANDEM_EMU_CAPABILITY: the GPU's compute capability, ten times.
-static int capability() {
+int emu_capability() {
   return static_cast<int>(number_of("TANDEM_EMU_CAPABILITY", 80));
 }
 
@@ -273,7 +268,7 @@ static std::mutex kernels_lock;
 static std::map<const void *, size_t> allowed_shared; // guarded by kernels_lock
 
 cudaError_t emu_allow_shared(const void *kernel, int n_bytes) {
-  int most = capability() == 90 ? EMU_SHARED_BYTES_90 : EMU_SHARED_BYTES;
+  int most = emu_capability() == 90 ? EMU_SHARED_BYTES_90 : EMU_SHARED_BYTES;
   if (n_bytes < 0 || n_bytes > most) return result(cudaErrorInvalidValue);
   std::lock_guard<std::mutex> hold(kernels_lock);
   allowed_shared[kernel] = static_cast<size_t>(n_bytes);
@@ -348,12 +343,12 @@ cudaError_t cudaGetLastError() {
 }
 
 // TANDEM_EMU_DEVICES: how many GPUs the machine has; 0: none.
-static int n_devices() {
+int emu_n_devices() {
   return std::min<int>(static_cast<int>(number_of("TANDEM_EMU_DEVICES", 1)), MAX_DEVICES);
 }
 
 cudaError_t cudaGetDeviceCount(int *n) {
-  *n = n_devices();
+  *n = emu_n_devices();
   return result(*n > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 
@@ -416,21 +411,21 @@ bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
 }
 
 // TANDEM_EMU_SMS: how many SMs each GPU has.
-static int n_sms() {
+int emu_n_sms() {
   return static_cast<int>(number_of("TANDEM_EMU_SMS", 2));
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
-  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
-  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10,
-            n_sms(),        0,           device + 1,        0};
+  if (device < 0 || device >= emu_n_devices()) return result(cudaErrorInvalidDevice);
+  *props = {"emulated GPU", total_bytes, emu_capability() / 10, emu_capability() % 10,
+            emu_n_sms(), 0, device + 1, 0};
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
   (void)device;
   bool is_major = attribute == cudaDevAttrComputeCapabilityMajor;
-  *value = is_major ? capability() / 10 : capability() % 10;
+  *value = is_major ? emu_capability() / 10 : emu_capability() % 10;
   return cudaSuccess;
 }
 
@@ -441,7 +436,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  if (peer < 0 || peer >= n_devices() || number_of("TANDEM_EMU_PEER", 0) == 0)
+  if (peer < 0 || peer >= emu_n_devices() || number_of("TANDEM_EMU_PEER", 0) == 0)
     return result(cudaErrorInvalidDevice);
   const bool was = reaches[current_device][peer].exchange(true);
   return result(was ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess);
@@ -453,13 +448,13 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= emu_n_devices()) return result(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
 
 cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags) {
-  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= emu_n_devices()) return result(cudaErrorInvalidDevice);
   if (flags & cudaInitDeviceFlagsAreValid)
     devices[device].is_waited_for_asleep = device_flags & cudaDeviceScheduleBlockingSync;
   return cudaSuccess;
@@ -738,89 +733,16 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// ---- green contexts -----------------------------------------------------------------------------
-
-static std::atomic<unsigned> share_sms{0};
-
-unsigned emu_share_sms(void) {
-  return share_sms;
-}
-
-struct emu_resource {
-  unsigned n_sms;
-};
-
-static CUresult device_get(CUdevice *device, int ordinal) {
-  *device = ordinal;
-  return ordinal >= 0 && ordinal < n_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult get_resource(CUdevice, CUdevResource *resource, CUdevResourceType type) {
-  *resource = {type, {static_cast<unsigned>(n_sms())}};
-  return CUDA_SUCCESS;
-}
-
-// As drivers do: whole units, at least so many SMs.
-static CUresult split_by_count(CUdevResource *out, unsigned *n_groups, const CUdevResource *input,
-                               CUdevResource *, unsigned, unsigned least) {
-  const unsigned unit = capability() >= 90 ? 8 : 2;
-  const unsigned n = std::max((least + unit - 1) / unit * unit, capability() >= 90 ? 8u : 4u);
-  if (n > input->sm.smCount) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  *out = {CU_DEV_RESOURCE_TYPE_SM, {n}};
-  *n_groups = 1;
-  return CUDA_SUCCESS;
-}
-
-static CUresult generate_desc(CUdevResourceDesc *out, CUdevResource *resources, unsigned n) {
-  *out = new emu_resource{resources->sm.smCount};
-  return n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice device,
-                             unsigned flags) {
-  if (flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
-  *out = new emu_green{device, desc->n_sms};
-  share_sms += desc->n_sms;
-  delete desc;
-  return CUDA_SUCCESS;
-}
-
-static CUresult green_destroy(CUgreenCtx context) {
-  if (context->n_streams != 0) return CUDA_ERROR_INVALID_VALUE;
-  share_sms -= context->n_sms;
-  delete context;
-  return CUDA_SUCCESS;
-}
-
-static CUresult green_stream_create(CUstream *out, CUgreenCtx context, unsigned flags, int) {
-  if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  context->n_streams++;
-  *out = new emu_stream(context);
-  return CUDA_SUCCESS;
+CUstream emu_stream_in(emu_green *context) {
+  return new emu_stream(context);
 }
 
 // TANDEM_EMU_GREEN=0: a driver without green contexts. 1: one without their streams.
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *) {
-  static const struct {
-    const char *name;
-    void *function;
-    unsigned since;
-  } functions[] = {
-      {"cuDeviceGet", reinterpret_cast<void *>(device_get), 2000},
-      {"cuDeviceGetDevResource", reinterpret_cast<void *>(get_resource), 12040},
-      {"cuDevSmResourceSplitByCount", reinterpret_cast<void *>(split_by_count), 12040},
-      {"cuDevResourceGenerateDesc", reinterpret_cast<void *>(generate_desc), 12040},
-      {"cuGreenCtxCreate", reinterpret_cast<void *>(green_create), 12040},
-      {"cuGreenCtxDestroy", reinterpret_cast<void *>(green_destroy), 12040},
-      {"cuGreenCtxStreamCreate", reinterpret_cast<void *>(green_stream_create), 12050}};
   static const unsigned drivers[] = {12030, 12040, 13000};
   const unsigned driver = drivers[number_of("TANDEM_EMU_GREEN", 2)];
-  *out = nullptr;
-  if (version > driver) return result(cudaErrorInvalidValue);
-  for (const auto &f : functions) {
-    if (std::string(f.name) == symbol && version >= f.since) *out = f.function;
-  }
-  return cudaSuccess;
+  *out = version > driver ? nullptr : emu_driver_function(symbol, version);
+  return version > driver ? result(cudaErrorInvalidValue) : cudaSuccess;
 }

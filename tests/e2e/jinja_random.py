@@ -12,15 +12,15 @@ FILTERS = ["upper", "lower", "length", "string", "list", "first", "last", "trim"
            "reject('none')|list", "select('string')|list", "replace('a','X')", "replace('l','')",
            "indent(2)", "escape", "safe", "tojson(indent=2)", "map(attribute='a')|list", "count",
            "sort(reverse=true)", "round(1)", "int(9)", "float(1.5)", "string|length",
-           "tojson|length", "list|tojson", "map('length')|list", "groupby('a')",
+           "tojson|length", "list|tojson", "map('length')|list",
            "selectattr('a')|list", "format(1)", "round(0,'floor')"]
 TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float", "boolean",
-         "mapping", "iterable", "sequence", "odd", "even", "true", "lower", "upper", "callable",
+         "mapping", "iterable", "sequence", "odd", "even", "true", "callable",
          "eq 1", "ne 'a'", "in [1,2,'a']", "divisibleby 2", "gt 1", "lt 'b'", "escaped"]
 METHODS = ["upper()", "lower()", "strip()", "split()", "split(',')", "items()|list", "get('a')",
            "keys()|list", "values()|list", "get('zz',1)", "startswith('a')", "replace('o','0')",
            "find('l')", "count('l')", "index(1)", "title()", "splitlines()", "a", "b", "zz", "0",
-           "isdigit()", "rsplit(' ',1)", "partition(' ')", "lstrip('Hx ')", "zfill(6)", "copy()",
+           "isdigit()", "rsplit(' ',1)", "partition(' ')", "lstrip('Hx ')", "copy()",
            "capitalize()", "join(['x','y'])", "format(1,2)", "rfind('o')"]
 BINARY = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in",
           "and", "or", "~", "~", "==", "and", "or"]
@@ -79,7 +79,7 @@ class Generator:
             return "{'a': %s, 'b': %s}" % (inner(), inner())
         if kind == "p":
             return "('%%s|%%r|%%5s' %% (%s, %s, %s))" % (inner(), inner(), inner())
-        return "('{}{:>5}{!r}'.format(%s, %s, %s))" % (inner(), self.one("1", "'a'"), inner())
+        return "('{}{:>5}{}'.format(%s, %s, %s))" % (inner(), self.one("1", "'a'"), inner())
 
     def text(self):
         return self.one(*TEXTS)

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import os
 import subprocess
 import threading
@@ -120,14 +121,38 @@ def test_plan(tandem_bin, tiny_model):
     assert known["gpu"]["kv_tokens"] > 0 and known["prompts"][0]["plan"].startswith("layers 0")
     assert not known["assumed"]
     text = plan(tandem_bin, *options, "--machine", "epyc-9355x2+rtx-5090+rtx-5090").stdout
-    assert "machine       2x EPYC 9355" in text and "prompt        512 tokens in " in text
+    assert "machine       2x EPYC 9355" in text and "prompt        512 tokens: " in text
     assert "6400, 2 x RTX 5090: reads 980.0 GB/s, computes 6400 GFLOP/s (assumed)" in text
     assert "GPU           RTX 5090, 32 GiB: 55 GB/s to it" in text
+    assert re.search(r"\n  limit       [\w ']+, busy for \d+ % of the time\n  faster      [\d.]+ times with ", text)
+    assert "decode        4 requests behind 100 tokens: " in text
+    assert re.search(r"\n  drafts      of which 70 % are right: 1 a step: [\d.]+ tokens/s, (never pays|pays from)", text)
     missing = plan(tandem_bin, *options, "--machine", "no-such")
     assert missing.returncode == 2 and "no-such is neither a file nor a known machine" in missing.stderr
     for cards, says in (("rtx-1", "rtx-1 is no known card: rtx-3060, "), ("rtx-3060+rtx-3090", "all alike")):
         wrong = plan(tandem_bin, *options, "--machine", "desktop-64gb+" + cards)
         assert wrong.returncode == 2 and says in wrong.stderr
+
+
+def test_plan_of_drafts_as_the_server_makes_them(tandem_bin):
+    on_card = ["--machine", "desktop-64gb+rtx-4090", "--json"]
+
+    def drafts(*options):
+        found = json.loads(plan(tandem_bin, *options).stdout)["decode"]
+        return [[draft["n"] for draft in d["drafts"]] for d in found]
+
+    assert drafts("--model", "gpt-oss-20b", *on_card) == [[]]
+    text = plan(tandem_bin, "--model", "gpt-oss-20b", "--machine", "desktop-64gb").stdout
+    assert "  drafts      none: keys that have left a window do not come back\n" in text
+    moonlight = ["--model", "Moonlight-16B-A3B", "-b", "1,4,6,8,16,32,64"]
+    # At most 16 tokens a step on a GPU, at most 32 drafts on the CPU.
+    assert drafts(*moonlight, *on_card) == [[1, 2, 3], [1, 2, 3], [1], [1], [], [], []]
+    assert drafts(*moonlight, "--machine", "desktop-64gb", "--json") == 4 * [[1, 2, 3]] + [[1, 2], [1], []]
+    cached = ["--model", "Qwen3-235B-A22B", "--machine", "epyc-9355x2+rtx-5090", "--expert-cache", "4"]
+    text = plan(tandem_bin, *cached).stdout
+    assert "  drafts      none: a cache of experts is for steps of one token a request\n" in text
+    states = ["--model", "Qwen3-Next-80B-A3B", "--machine", "epyc-9355x2", "--json", "-b", "2,3,4,9"]
+    assert drafts(*states) == [[1, 2, 3], [1, 2], [1, 2], []]
 
 
 def test_plan_of_two_nodes(tandem_bin, tmp_path, monkeypatch, tiny_model):
@@ -190,12 +215,35 @@ def test_plan_with_fp8_activations(tandem_bin):
     assert 0.5 * one["busy_s"]["GPU_OPS"] < other["busy_s"]["GPU_OPS"] < 0.8 * one["busy_s"]["GPU_OPS"]
     assert other["seconds"] < one["seconds"]
     assert faster["decode"] == usual["decode"]
-    assert "89 TFLOP/s in prompts, 176 in FP8, " in of(machine, *fp8).stdout
+    assert "147 TFLOP/s in prompts, 293 in FP8, " in of(machine, *fp8).stdout
     for format, is_same in ("bf16", True), ("fp8-b128", False):
         times = [json.loads(of(machine, "--json", "-f", format, *more).stdout)["prompts"] for more in ((), fp8)]
         assert (times[0] == times[1]) == is_same
+    on_h100 = json.loads(of("h100", "--json", *fp8).stdout)  # measured but for that rate
+    assert on_h100["assumed"] and "420 TFLOP/s in prompts, 840 in FP8 (assumed), " in of("h100", *fp8).stdout
     missing = of("epyc-9355x2+rtx-3090", *fp8)
     assert missing.returncode == 2 and "RTX 3090 has no GPU with an FP8 rate" in missing.stderr
+
+
+def test_plan_with_int8_activations(tandem_bin):
+    """Only of INT8 weights; on a machine without a GPU the option is the CPU's."""
+
+    def of(machine, format, *options):
+        options = ("-m", "DeepSeek-V3", "--machine", machine, "-f", format, "-p", "32768", *options)
+        return plan(tandem_bin, *options)
+
+    int8 = ("--activations", "int8")
+    machine = "epyc-9355x2+rtx-5090"
+    for format, is_same in ("int8-channel", False), ("fp8-b128", True):
+        one, other = (json.loads(of(machine, format, "--json", *more).stdout) for more in ((), int8))
+        assert other["int8_activations"] and not other["fp8_activations"] and not one["int8_activations"]
+        assert (one["prompts"] == other["prompts"]) == is_same
+        assert is_same or other["prompts"][0]["busy_s"]["GPU_OPS"] < 0.8 * one["prompts"][0]["busy_s"]["GPU_OPS"]
+        assert one["decode"] == other["decode"]
+    assert "147 TFLOP/s in prompts, 419 in INT8, " in of(machine, "int8-channel", *int8).stdout
+    assert "142 in INT8, " in of("epyc-9355x2+rtx-3090", "int8-channel", *int8).stdout
+    assert of("epyc-9355x2", "int4-g128", *int8).returncode == 0
+
 
 
 def test_prediction_beside_measurement(tandem_bin, tiny_model):
@@ -241,14 +289,14 @@ def test_interference(tandem_bin, tmp_path):
     server = Server(tandem_bin, make_model(tmp_path / "tiny"))
     try:
         args = ["--server", server.url, "--load", "interference", "--json"]
-        done = bench(tandem_bin, *args, "-p", "200", "-n", "900", "--requests", "4")
+        done = bench(tandem_bin, *args, "-p", "200", "-n", "2000", "--requests", "4")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["requests"] == 4 and found["failed"] == 0
         for name in ("itl_alone_ms", "itl_ms"):
             assert 0 < found[name]["p50"] <= found[name]["p99"] <= found[name]["max"]
         assert cached_tokens(server) == 0
-        again = [*args, "-p", "200", "-n", "300", "--requests", "2"]
+        again = [*args, "-p", "200", "-n", "2000", "--requests", "2"]
         assert bench(tandem_bin, *again).returncode == 0
         assert cached_tokens(server) == 0  # another run has other prompts
         for _ in range(2):

@@ -8,12 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
-from serving import Server, make_model
+from serving import Server, make_model, wait_until
 
 pytestmark = pytest.mark.no_asan
 
@@ -101,6 +103,8 @@ def test_compose_takes_the_file(tandem_bin, tiny_model):
 
 # ---- several machines ----------------------------------------------------------------------------
 
+ROUTER = "sglang_router.launch_router"  # of src/front/README.md
+
 
 def free_port():
     with socket.socket() as probe:
@@ -131,6 +135,9 @@ class Machines:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False,
                                    transport=httpx.HTTPTransport(retries=5))  # until it listens
 
+    def post(self, body):
+        return self.client.post("/v1/chat/completions", json=body)
+
     def close(self):
         self.client.close()
         self.process.kill()
@@ -159,13 +166,13 @@ class Conversation:
 
     def turn(self):
         """Another turn; returns who served it, and the share of the last prompt that was cached."""
-        reply = self.machines.client.post("/v1/chat/completions", json=self.body())
+        reply = self.machines.post(self.body())
         assert reply.status_code == 200, reply.text
         answer = reply.json()
         before, self.n_prompt = self.n_prompt, answer["usage"]["prompt_tokens"]
         self.messages += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""},
                           {"role": "user", "content": "And then?"}]
-        return reply.headers["x-served-by"], \
+        return reply.headers.get("x-served-by"), \
             before and answer["usage"]["prompt_tokens_details"]["cached_tokens"] / before
 
 
@@ -201,3 +208,58 @@ def test_conversations_keep_their_machine(machines):
     (left,) = {"one", "two", "three"} - {leaves, dies}
     assert {talk.turn()[0] for talk in talks} == {left}
     machines.servers.pop(dies).process.wait()
+
+
+class Routed:
+    """Three servers of one model behind sglang-router."""
+
+    def __init__(self, tandem_bin, tmp_path):
+        model, port = make_model(tmp_path / "small"), free_port()
+        self.servers = [Server(tandem_bin, model, "--ctx-size", "4096") for _ in range(3)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", ROUTER, "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware",
+             "--balance-abs-threshold", "1", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
+             "--log-level", "error", "--worker-urls", *(server.url for server in self.servers)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
+        wait_until(self.is_ready)
+
+    def is_ready(self):
+        try:
+            return self.client.get("/readiness").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def post(self, body):
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def close(self):
+        self.client.close()
+        self.process.terminate()
+        self.process.wait()
+        for server in self.servers:
+            server.close()
+
+
+def served(server):
+    """How many requests it has ended."""
+    text = httpx.get(server.url + "/metrics", trust_env=False).text
+    return sum(int(n) for n in re.findall(r"^tandem_requests_total{.*} (\S+)", text, re.M))
+
+
+def test_conversations_keep_their_prefix_behind_a_router(tandem_bin, tmp_path):
+    pytest.importorskip("sglang_router")
+    routed = Routed(tandem_bin, tmp_path)
+    try:
+        talks = [Conversation(routed, i) for i in range(6)]
+        with ThreadPoolExecutor(len(talks)) as pool:  # at once: the router spreads what is new by load
+            list(pool.map(Conversation.turn, talks))
+        for _ in range(2):
+            assert all(talk.turn()[1] > 0.7 for talk in talks)
+        assert sum(served(server) > 0 for server in routed.servers) > 1
+        dies = routed.servers.pop()
+        dies.signal(signal.SIGKILL)
+        dies.process.wait()
+        wait_until(lambda: all(routed.post(talk.body()).status_code == 200 for talk in talks))
+    finally:
+        routed.close()

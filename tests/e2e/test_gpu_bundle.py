@@ -131,7 +131,7 @@ def test_a_bare_machine(bundle, bare_root, namespace):
     assert "1 passed" in " ".join(steps["golden models"]["result"])
     head, *cases = steps["operators of V3"]["result"]
     assert head["bf16_peak_by"] == "cuBLAS" and head["shrunk_by"] > 1 and head["machine"]["cpu"]
-    assert {c["op"] for c in cases} == {"linear", "experts"} and all(c["us"] > 0 for c in cases)
+    assert {c["op"] for c in cases} == {"linear", "experts", "shared_expert"} and all(c["us"] > 0 for c in cases)
     assert steps["a server"]["status"] == "skipped" and "httpx" in steps["a server"]["result"]
     assert done.stdout.splitlines()[-1].startswith("tests: ")
 
@@ -188,6 +188,18 @@ def test_the_bench_needs_cublas(bundle, emulated):
     head, *cases = map(json.loads, done.stdout.splitlines())
     assert head["bf16_peak_by"] == "tandem: cuBLAS is not installed"
     assert {c["op"] for c in cases} == {"rope"}
+
+
+@pytest.mark.parametrize("op", ["linear_a8", "experts_a8"])
+def test_the_bench_of_wgmma(bundle, emulated, op):
+    some = ["--shrink", "64", "--without-cublas", "--only", f"{op} v3"]
+    done = emulated("tandem", "bench", "gpu", *some, TANDEM_EMU_CAPABILITY="90")
+    head, *cases = map(json.loads, done.stdout.splitlines())
+    assert head["has_wgmma"] and head["wgmma_peak_tflops"] > 0 and cases
+    for c in cases:
+        peak = head["wgmma_int8_peak_tops" if c["format"] == "int8" else "wgmma_fp8_peak_tflops"]
+        assert c[f"share_of_{c['format']}_peak"] == pytest.approx(c["tflops"] / peak)
+    assert {c["format"] for c in cases} == {"fp8", "int8"}
 
 
 def test_measure_begins_with_the_bus(bare_root, namespace):

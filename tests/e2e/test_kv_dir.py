@@ -163,6 +163,23 @@ def test_another_kv_dtype(tandem_bin, tiny_model, folder):
     server.close()
 
 
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_fp8_pages(tandem_bin, tiny_model, folder, workers):
+    """They are handed over, reused and kept as others are, beside records in F32, which they leave alone."""
+    options = ("--kv-dtype", "fp8", "--disaggregate", workers)
+    server = start(tandem_bin, tiny_model, folder, *options)
+    answer = complete(server, PROMPT)
+    assert cached(answer) == 0
+    reused = complete(server, PROMPT)
+    assert cached(reused) == 1000 // PAGE * PAGE and reused["choices"] == answer["choices"]
+    server.close()
+    assert len(records(folder)) == 2 * (1000 // PAGE)
+    server = start(tandem_bin, tiny_model, folder, *options)
+    again = complete(server, PROMPT)
+    assert cached(again) == 1000 // PAGE * PAGE and again["choices"] == answer["choices"]
+    server.close()
+
+
 def test_other_kernels(tandem_bin, tiny_model, folder, monkeypatch):
     """They round otherwise: what they read would not be what they would have written."""
     monkeypatch.setenv("TANDEM_FORCE_ISA", "scalar")

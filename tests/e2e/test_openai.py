@@ -129,6 +129,21 @@ def test_usage_with_every_token(client):
     assert all(chunk.usage is None for chunk in chunks)
 
 
+@pytest.mark.parametrize("end", [{"logit_bias": {"300": 100}}, {"logit_bias": {"996": 100}}, {}])
+def test_usage_of_chunks_counts_all_tokens(client, end):
+    """Of each choice the last that is told is what the whole has, a token that is a stop string included."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    if "300" in end.get("logit_bias", {}):
+        end = end | {"stop": [chat(client, max_tokens=1, **end).choices[0].message.content]}
+    for seed in range(2):
+        last = {}
+        for chunk in chat(client, stream=True, stream_options=asked, temperature=1.5, seed=seed, n=2, **end):
+            for choice in chunk.choices:
+                if chunk.usage:
+                    last[choice.index] = chunk.usage.completion_tokens
+        assert sum(last.values()) == chunk.usage.completion_tokens and not chunk.choices
+
+
 def test_stops_at_end_of_sequence(client):
     """Biased towards it, the end comes first; it counts as a token and shows no text."""
     answer = client.chat.completions.create(

@@ -69,6 +69,16 @@ SCRIPTS = {
 }
 
 
+STORED_CHATS = """new Promise((resolve) => {
+    indexedDB.open("tandem").onsuccess = ({ target: { result: db } }) => {
+        db.transaction("chats").objectStore("chats").getAll().onsuccess = ({ target }) => {
+            db.close();
+            resolve(target.result);
+        };
+    };
+})"""
+
+
 @pytest.fixture(scope="module")
 def server(tandem_bin, tmp_path_factory):
     model = tmp_path_factory.mktemp("page") / "scripted"
@@ -100,6 +110,9 @@ class Gate(ThreadingHTTPServer):
         self.models = None  # cards of /v1/models instead of the server's
         self.refuses = False  # messages, with 503
         self.key = None  # what /v1/models asks for
+        self.refuse_now = threading.Event()  # before it is set, nobody hears that a key is wrong
+        self.refuse_now.set()
+        self.is_asked = threading.Event()  # with a wrong key, of which it does not hear yet
         self.gone = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}/"
 
@@ -152,6 +165,9 @@ class GateHandler(BaseHTTPRequestHandler):
             return self.answer(*self.server.health)
         if self.path in ("/v1/models", "/metrics"):
             if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+                if not self.server.refuse_now.is_set():
+                    self.server.is_asked.set()
+                self.server.refuse_now.wait()
                 return self.answer(401, {"error": {"message": "no such key"}})
             if self.server.models and self.path != "/metrics":
                 return self.answer(200, {"data": self.server.models})
@@ -178,6 +194,7 @@ def gate(server):
     thread.start()
     yield running
     running.say(None)
+    running.refuse_now.set()
     running.shutdown()
     running.server_close()
 
@@ -211,6 +228,12 @@ def open_page(browser, gate):
         context.close()
     refused = [c for c in complaints if "status of 4" not in c and "status of 5" not in c]
     assert not refused, refused
+
+
+def reload(page):
+    """Behind what the page has begun to save: a read of the store waits for the writes before it."""
+    page.evaluate(STORED_CHATS)
+    page.reload()
 
 
 def ask(page, text):
@@ -277,7 +300,7 @@ def test_thoughts_are_folded_and_kept(open_page, gate):
     sent = gate.asked[-1]["messages"]
     assert sent[1] == {"role": "assistant", "content": "Yes indeed.",
                        "reasoning_content": "It depends,\nI should think."}
-    page.reload()
+    reload(page)
     expect(page.locator(".thoughts div").first).to_have_text("It depends,\nI should think.")
 
 
@@ -330,7 +353,7 @@ def test_an_answer_belongs_to_its_chat(open_page, gate):
     expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
     page.locator("#chats").get_by_role("button", name="slow one").click()
     expect(page.locator(".assistant .markdown")).to_have_text("Begun and ended.")
-    page.reload()  # both are kept
+    reload(page)  # both are kept
     expect(page.locator(".assistant .markdown")).to_have_text("Begun and ended.")
     expect(chats).to_have_count(2)
 
@@ -379,7 +402,7 @@ def test_edit_and_retry_make_versions(open_page, gate):
     expect(versions(page, ".user")).to_have_text("‹1 / 2›")
     expect(versions(page, ".user").get_by_label("Next version")).to_be_focused()
     expect(versions(page, ".assistant")).to_be_hidden()
-    page.reload()  # all are kept
+    reload(page)  # all are kept
     expect(page.locator(".user .body").first).to_have_text("hello")
     asked(page, "ponder again")
     assert [m["content"] for m in gate.asked[-1]["messages"]][::2] == ["hello", "ponder", "ponder again"]
@@ -415,7 +438,7 @@ def test_a_full_chat_goes_on(open_page, gate):
     assert page.locator("#messages > *").nth(4).get_attribute("class") == "fallen"
     check_accessible(page)
     shoot(page, "full")
-    page.reload()
+    reload(page)
     expect(page.locator(".fallen")).to_be_visible()
     page.get_by_role("button", name="Continue in a new chat with a summary").click()
     expect(page.locator("#files li")).to_have_text(re.compile("^Summary of “hello a+…” .22 characters. ✕$"))
@@ -467,7 +490,7 @@ def test_drafts_and_search(open_page):
     expect(page.locator("#input")).to_have_value("")
     asked(page, "ponder the moon")
     page.fill("#input", "another half")
-    page.reload()
+    reload(page)
     expect(page.locator("#input")).to_have_value("another half")
     page.locator("#chats").get_by_role("button", name="hello sun").click()
     expect(page.locator("#input")).to_have_value("half a thought")
@@ -505,7 +528,7 @@ def test_what_was_exported_is_imported(open_page, tmp_path):
     expect(other.locator("#chats button")).to_have_count(2)
     other.locator("#chats").get_by_role("button", name="hello sun").click()
     expect(versions(other, ".assistant")).to_have_text("‹2 / 2›")
-    other.reload()
+    reload(other)
     other.locator("#chats").get_by_role("button", name="Hi").click()
     expect(other.locator(".assistant .markdown")).to_have_text("Yes.")
     expect(other.locator(".thoughts div")).to_have_text("Hm.")
@@ -572,7 +595,7 @@ def test_rename_export_delete(open_page):
     shoot(page, "delete")
     page.click("#ask-ok")
     expect(page.locator("#chats button")).to_have_count(0)
-    page.reload()
+    reload(page)
     expect(page.locator("#model")).to_have_text("scripted")
     expect(page.locator("#chats button")).to_have_count(0)
 
@@ -589,7 +612,8 @@ def test_settings_are_sent_and_kept(open_page, gate):
     page.select_option("#set-thinking", "off")
     page.select_option("#set-effort", "low")
     page.get_by_role("button", name="Save").click()
-    page.reload()
+    page.wait_for_function("localStorage.getItem('tandem.settings')?.includes('Be brief.')")
+    reload(page)
     expect(page.locator("#model")).to_have_text("scripted")
     answer = asked(page, "hello")
     expect(answer.locator(".note")).to_contain_text("3 tokens")
@@ -603,7 +627,8 @@ def test_settings_are_sent_and_kept(open_page, gate):
     page.fill("#set-system", "Be long.")
     page.fill("#set-max-tokens", "")
     page.get_by_role("button", name="Save").click()
-    page.reload()
+    page.wait_for_function(STORED_CHATS + ".then((chats) => chats.some(({ settings }) => settings))")
+    reload(page)
     asked(page, "hello again")
     assert gate.asked[-1]["messages"][0]["content"] == "Be long." and "max_tokens" not in gate.asked[-1]
     page.click("#new-chat")
@@ -643,7 +668,7 @@ def test_one_of_several_models(open_page, gate):
     expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
     expect(page.locator(".assistant .note").first).to_contain_text("scripted · ")
     gate.health = (200, {"status": "ok", "models": [{"id": "org/other", "status": "loading"}]})
-    page.reload()
+    reload(page)
     expect(page.locator("#picker option").first).to_have_text("org/other · 3.0 GiB · loading")
     assert page.locator("#picker").input_value() == "scripted"
 
@@ -662,6 +687,21 @@ def test_a_key_is_asked_for(open_page, gate):
     second = page.context.new_page()
     second.goto(page.url)
     expect(second.locator("#model")).to_have_text("scripted")
+
+
+def test_a_late_refusal_asks_for_no_key(open_page, gate):
+    gate.key = "secret"
+    page = open_page(re.compile("API key"))
+    gate.refuse_now.clear()
+    assert gate.is_asked.wait(60)  # the page asks from time to time
+    page.fill("#set-key", "secret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_text("scripted")
+    with page.expect_response(lambda response: response.status == 401):
+        gate.refuse_now.set()
+    assert "Good morning" in asked(page, "hello").inner_text()
+    expect(page.locator("#settings")).to_be_hidden()
+    expect(page.locator("#model")).to_have_text("scripted")
 
 
 def test_a_full_store_is_said(open_page):

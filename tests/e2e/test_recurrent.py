@@ -8,7 +8,7 @@ import subprocess
 
 import httpx
 import pytest
-from serving import Server, cached, make_model, metric
+from serving import Server, cached, make_model, metric, wait_until
 
 PAGE = 64
 THINK = 1000  # the first id without a token
@@ -19,6 +19,24 @@ OPTIONS = ("--ctx-size", "1024", "--prefill-chunk", "100")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "hybrid", "tiny-qwen3-next")
+
+
+# States with a decay for each channel, beside latents.
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "latent", "tiny-kimi-linear")
+
+
+# And latents beside pooled keys and an open one.
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "grouped", "tiny-glm5-next")
+
+
+# Keys and values beside mean keys and an open one; n-grams' tokens and inputs beside the states of delta nets.
+@pytest.fixture(scope="module")
+def ngrams(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "ngrams", "tiny-qwen4-exp")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +78,9 @@ def streamed_past_crashes(server, prompt, max_tokens):
     return text
 
 
-@pytest.mark.parametrize("workers", ["on", "off"])
-def test_prefixes_are_reused(tandem_bin, model, workers):
+@pytest.mark.parametrize(("kind", "workers"), [("model", "on"), ("model", "off"), ("latent", "on"), ("grouped", "on"), ("grouped", "off"), ("ngrams", "on"), ("ngrams", "off")])
+def test_prefixes_are_reused(tandem_bin, kind, workers, request):
+    model = request.getfixturevalue(kind)
     server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
     fresh = complete(server, PROMPT)
     assert cached(fresh) == 0
@@ -153,29 +172,51 @@ def test_states_outlive_the_server_on_disk(tandem_bin, model, tmp_path, workers)
     server.close()
 
 
-@pytest.mark.parametrize("workers", ["on", "off"])
-def test_a_worker_killed_in_mid_stream(tandem_bin, model, workers):
+@pytest.mark.parametrize(("kind", "workers"), [("model", "on"), ("model", "off"), ("pooled", "off")])
+def test_a_worker_killed_in_mid_stream(tandem_bin, kind, workers, request):
     """The last page's state may be behind more tokens than were reported: the answer is the same."""
-    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
+    server = Server(tandem_bin, request.getfixturevalue(kind), *OPTIONS, "--disaggregate", workers)
     whole = complete(server, PROMPT, 300)["choices"][0]["text"]
     assert streamed_past_crashes(server, PROMPT, 300) == whole
     server.close()
 
 
-@pytest.mark.slow
-def test_preempted_requests_go_on(tandem_bin, model):
-    def ask(number):
-        prompt = random.Random(number % 2).choices(range(3, 900), k=130) + [3 + number]
-        return complete(server, prompt, 160, seed=number)
-
-    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", "off")
-    alone = [ask(number) for number in range(4)]
+def test_a_turn_after_a_sleep(tandem_bin, pooled, tmp_path):
+    """Without what was cached, and with the full pages that the disk has: the answer is the same."""
+    prompt = random.Random(3).choices(range(3, 900), k=600)
+    longer = prompt + [77] * 24 + prompt[:9]
+    server = Server(tandem_bin, pooled, *OPTIONS)
+    told = [complete(server, asked)["choices"] for asked in (prompt, longer)]
     server.close()
-    pool_of_two = ("--ctx-size", "320", "--kv-cache-tokens", "512", "--max-batch", "4")
-    server = Server(tandem_bin, model, *pool_of_two, "--disaggregate", "on")
+    for n_kept, options in ((0, []), (512, ["--kv-dir", tmp_path / "kv"])):
+        server = Server(tandem_bin, pooled, *OPTIONS, "--sleep-after", "0.3", *options)
+        assert complete(server, prompt)["choices"] == told[0]
+        n_sleeps = server.log().count("going to sleep")
+        wait_until(lambda: server.log().count("going to sleep") > n_sleeps)
+        turn = complete(server, longer)
+        assert cached(turn) == n_kept and turn["choices"] == told[1]
+        server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "n", "n_prompt", "n_output", "pool"),
+    [("model", 4, 130, 160, (320, 512)), ("pooled", 2, 505, 1100, (2048, 2560))],
+)
+def test_preempted_requests_go_on(tandem_bin, kind, n, n_prompt, n_output, pool, request):
+    def ask(number):
+        prompt = random.Random(number % 2).choices(range(3, 900), k=n_prompt) + [3 + number]
+        return complete(server, prompt, n_output, seed=number)
+
+    model = request.getfixturevalue(kind)
+    server = Server(tandem_bin, model, "--ctx-size", "2048", "--prefill-chunk", "100", "--disaggregate", "off")
+    alone = [ask(number) for number in range(n)]
+    server.close()
+    pool_of_two = ("--ctx-size", pool[0], "--kv-cache-tokens", pool[1], "--max-batch", "4")
+    server = Server(tandem_bin, model, *map(str, pool_of_two), "--disaggregate", "on")
     for _ in range(5):  # until they have met at the wrong moment
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(ask, range(4)))
+        with concurrent.futures.ThreadPoolExecutor(n) as threads:
+            together = list(threads.map(ask, range(n)))
         assert [a["choices"] for a in together] == [a["choices"] for a in alone]
         if metric(server, "num_preemptions_total") > 0:
             break

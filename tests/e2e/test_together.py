@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import golden_families  # noqa: E402
 import golden_weights  # noqa: E402
-import shapes  # noqa: E402
+import architectures  # noqa: E402
 
 SHAPES = ["tiny", "tiny-qwen3", "tiny-gpt-oss", "tiny-qwen3-next", "tiny-deepseek-v4"]
 # The longest prompt and the pool where pages have 512 tokens; published in other formats than FP8.
 LONG_PAGES = {"tiny-gpt-oss": (700, 2560), "tiny-deepseek-v4": (1400, 5120)}
-FAMILIES = ["kimi_k25_int4", "glm4_moe_norms", "minimax_m2", "qwen3_5_moe"]
+FAMILIES = ["kimi_k25_int4", "glm4_moe_norms", "minimax_m2", "qwen3_5_moe", "kimi_linear", "glm5_next", "qwen4_exp_text"]
 N = 8
 VOCAB = range(2, 64)
 
@@ -32,16 +32,16 @@ def make(case, out):
     if case in SHAPES:
         return make_model(out, case, dtype="bf16" if case in LONG_PAGES else "fp8")
     config, dtype = copy.deepcopy(golden_families.CASES[case])
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     dtype = "fp8" if dtype == "bf16" else dtype
     # Rows that the kernels with rounded activations take, too.
     text["hidden_size"] = 128
     for name in ("moe_intermediate_size", "intermediate_size", "shared_expert_intermediate_size"):
         if name in text:
             text[name] = 64
-    config = shapes.quantize_config(config, dtype)
+    config = architectures.quantize_config(config, dtype)
     stored, _ = golden_weights.weights(config, dtype, 1)
-    golden_families.write_checkpoint(out, config, stored)
+    golden_weights.write_checkpoint(out, config, stored)
     (out / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return out
 

@@ -190,7 +190,7 @@ def test_every_code_point(bytes_model, tok_driver, tmp_path):
 
 
 @pytest.mark.no_asan
-@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_normal_forms(form, bytes_model, tok_driver, tmp_path):
     tok = Tokenizer.from_str(bytes_model)
     tok.pre_tokenizer = tokenizer_models.byte_level()
@@ -200,8 +200,7 @@ def test_normal_forms(form, bytes_model, tok_driver, tmp_path):
     r = random.Random(8)
     marks = [c for c in chars if normalizers.NFD().normalize_str("\u0f71" + c) != "\u0f71" + c]
     letters = [c for c in chars if len(normalizers.NFD().normalize_str(c)) > 1]
-    compat = [c for c in chars if "K" in form and tok.normalizer.normalize_str(c) != c]
-    parts = marks + letters + compat + list(text_gen.MARKS + text_gen.HANGUL + "aeou")
+    parts = marks + letters + list(text_gen.MARKS + text_gen.HANGUL + "aeou")
     texts += ["".join(r.choices(parts, k=r.randint(2, 8))) for _ in range(N_STRINGS)]
     driver = Driver(tok_driver, tmp_path, tok)
     same(texts, driver.decode(driver.encode(texts)), [tok.normalizer.normalize_str(t) for t in texts])

@@ -108,6 +108,27 @@ def test_killed_before_the_first_token(server):
     assert replayed == text_of(complete(server))
 
 
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_killed_in_the_middle_of_a_prompt(tandem_bin, model, workers):
+    """It goes on behind the pages that are whole, and so does the time that it took."""
+    server = Server(tandem_bin, model, "--disaggregate", workers, "--prefill-chunk", "64")
+    asked = body([3 + i % 500 for i in range(4000)], stream=True, return_progress=True)
+    told, before, timings = [], None, None
+    with httpx.stream("POST", server.url + "/v1/completions", json=asked, timeout=300, trust_env=False) as answer:
+        for line in answer.iter_lines():
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            told += [event["prompt_progress"]] if "prompt_progress" in event else []
+            if before is None and told and told[-1]["processed"] > 1500:
+                before = told[-1]["time_ms"]
+                os.kill(server.workers()["prefill" if workers == "on" else "worker"], signal.SIGKILL)
+            timings = event.get("timings", timings)
+    done, times = [p["processed"] for p in told], [p["time_ms"] for p in told]
+    assert done == sorted(set(done)) and done[-1] == 4000 and times == sorted(times)
+    assert timings["prompt_n"] == 4000 and timings["prompt_ms"] > before
+    server.close()
+    assert server.log().count("signal 9") == 1
+
+
 def test_the_answer_is_that_of_one_process(tandem_bin, model):
     """Greedy, seeded, with penalties and log-probabilities: to the bit, alone and among many."""
     fields = [

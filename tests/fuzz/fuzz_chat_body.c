@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "api/dialect.h"
+#include "api/dialects/dialect.h"
 #include "api/request.h"
 #include "base/json_parse.h"
 

@@ -24,6 +24,13 @@ static void check(const td_model_config *c) {
   case TD_ATTN_DSA:
   case TD_ATTN_DSA_SHARED:
     TD_CHECK(c->rope_dim % 2 == 0 && c->rope_dim && c->kv_lora_rank && c->v_dim && c->nope_dim);
+    TD_CHECK(!c->delta_by_channel || c->delta_k_heads == c->delta_v_heads);
+    break;
+  case TD_ATTN_DSA_POOL:
+    TD_CHECK(!c->rope_dim && c->has_no_rope && c->kv_lora_rank && c->q_lora_rank && c->v_dim);
+    TD_CHECK(c->nope_dim && c->index_heads && c->index_dim && c->index_top_k && c->n_streams);
+    TD_CHECK(c->index_group && (c->index_group & (c->index_group - 1)) == 0);
+    TD_CHECK(c->delta_by_channel && c->delta_k_heads == c->delta_v_heads && c->delta_bound <= 0);
     break;
   case TD_ATTN_NEAR:
   case TD_ATTN_POOL:
@@ -33,9 +40,17 @@ static void check(const td_model_config *c) {
     TD_CHECK(c->pool_group && c->pool_top_group && c->rope_dim <= c->head_dim);
     TD_CHECK(c->head_dim % 2 == 0);
     break;
+  case TD_ATTN_GROUPS:
+    TD_CHECK(c->index_heads && c->index_dim && c->index_top_k && c->n_streams && c->hyper_rank);
+    TD_CHECK(c->index_group && (c->index_group & (c->index_group - 1)) == 0);
+    TD_CHECK(!c->ngram_size || (c->ngram_size <= TD_MAX_NGRAM && c->ngram_end >= 0 &&
+                                c->ngram_dim % ((c->ngram_size - 1) * c->ngram_heads) == 0));
+    TD_CHECK(c->index_dim >= c->rope_dim && c->delta_k_heads);
+    break;
   case TD_ATTN_GQA:
   case TD_ATTN_BLOCKS:
   case TD_ATTN_DELTA:
+  case TD_ATTN_KDA:
     TD_CHECK(c->n_kv_heads && c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
     TD_CHECK(c->head_dim >= 2);
     TD_CHECK(!c->index_block || (c->index_heads == c->n_kv_heads && c->index_top_blocks));

@@ -18,6 +18,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "tests/e2e")]
 
+import architectures
 import checkpoint
 import golden_families
 import golden_weights
@@ -61,16 +62,16 @@ def make(tmp_path, name):
     """The two checkpoints."""
     rng = np.random.default_rng(11)
     stored, used = [], []
-    for t in shapes.tensors(CONFIG):
+    for t in architectures.tensors(CONFIG):
         values = random_values(t, rng)
-        if t.role in shapes.LINEAR:
+        if t.role in architectures.LINEAR:
             entries, values = FORMATS[name].quantize(t.name.removesuffix(".weight"), values)
             stored += entries
         else:
             stored.append(Entry.of_array(t.name, values, "F32"))
         used.append(Entry.of_array(t.name, values.astype(np.float32), "F32"))
-    kept = [t.name.removesuffix(".weight") for t in shapes.tensors(CONFIG)
-            if len(t.shape) == 2 and t.role not in shapes.LINEAR and t.role != "embed"]
+    kept = [t.name.removesuffix(".weight") for t in architectures.tensors(CONFIG)
+            if len(t.shape) == 2 and t.role not in architectures.LINEAR and t.role != "embed"]
     quant = FORMATS[name].config(kept)
     write(tmp_path / "stored", CONFIG | {"quantization_config": quant}, stored)
     write(tmp_path / "used", CONFIG, used)
@@ -192,7 +193,7 @@ PUBLISHED = [
 
 def widened(case, changes):
     config = golden_families.CASES[case][0]
-    text = shapes.text_config(config)
+    text = architectures.text_config(config)
     more = WIDE | changes
     more = {k: v for k, v in more.items() if k in text or k.startswith("num_nextn")}
     if text is config:
@@ -203,7 +204,7 @@ def widened(case, changes):
 @pytest.mark.parametrize(("case", "name", "changes"), PUBLISHED)
 def test_published_families(case, name, changes, tandem_bin, tmp_path):
     plain = widened(case, changes)
-    config = shapes.quantize_config(plain, name)
+    config = architectures.quantize_config(plain, name)
     entries, values = golden_weights.weights(config, name, seed=3)
     assert sum(e.dtype in ("I32", "U8", "F8_E4M3") for e in entries) > 10
     write(tmp_path / "stored", config, entries)
@@ -229,8 +230,8 @@ def test_ignores_a_key_that_the_reference_does_not_have(case, tandem_bin, tmp_pa
     entries, _ = golden_weights.weights(config, "bf16", seed=3)
     write(tmp_path / "plain", config, entries)
     shutil.copytree(tmp_path / "plain", tmp_path / "other")
-    text = shapes.text_config(config) | {"norm_topk_prob": False}
-    other = text if shapes.text_config(config) is config else config | {"text_config": text}
+    text = architectures.text_config(config) | {"norm_topk_prob": False}
+    other = text if architectures.text_config(config) is config else config | {"text_config": text}
     checkpoint.write_json(str(tmp_path / "other/config.json"), other)
     log = agree(tandem_bin, tmp_path / "plain", tmp_path / "other")
     assert log.count("norm_topk_prob is ignored") == 1
@@ -280,7 +281,7 @@ def test_newer_names(case, name, changes, tandem_bin, tmp_path):
     config = widened(case, {})
     entries, _ = golden_weights.weights(config, name, seed=3)
     if name != "bf16" and "static" not in name:
-        config = shapes.quantize_config(config, name)
+        config = architectures.quantize_config(config, name)
     if "static" in name:
         config = golden_families.config_of(case)[0] | {"text_config": config["text_config"]}
     write(tmp_path / "older", config, entries)
@@ -344,7 +345,7 @@ def fused_fp4(entries, tool):
 @pytest.mark.parametrize("tool", ["compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("case", ["qwen3_5_moe", "glm4_moe_bias"])
 def test_fused_fp4(case, tool, tandem_bin, tmp_path):
-    config = shapes.quantize_config(widened(case, {}), "nvfp4")
+    config = architectures.quantize_config(widened(case, {}), "nvfp4")
     entries, _ = golden_weights.weights(config, "nvfp4", seed=3)
     write(tmp_path / "one by one", config, entries)
     write(tmp_path / "fused", config, fused_fp4(entries, tool))

@@ -20,6 +20,7 @@ from test_golden_cuda import cuda  # noqa: F401
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import architectures
 import checkpoint
 import gguf_files
 import golden_families
@@ -62,7 +63,7 @@ def blocks_or_values(name, values, dtype, rng):
 def make(dtype, config=SMALL):
     """Metadata and tensors of a GGUF file, and the tensors' values by llama.cpp's names."""
     rng = np.random.default_rng(5)
-    values = {t.name: random_values(t, rng) for t in shapes.tensors(config)}
+    values = {t.name: random_values(t, rng) for t in architectures.tensors(config)}
     tensors, used = [], {}
     for name, v in gguf_files.named(config, values):
         tensor, used[name] = blocks_or_values(name, v, dtype, rng)
@@ -82,7 +83,7 @@ def value_of(t, config, used):
 def write_used(directory, used, config=SMALL):
     """The same model as a publisher's checkpoint in F32."""
     entries = []
-    for t in shapes.tensors(config):
+    for t in architectures.tensors(config):
         v = np.ascontiguousarray(value_of(t, config, used), np.float32)
         entries.append(Entry.of_array(t.name, v, "F32"))
     directory.mkdir()

@@ -169,6 +169,21 @@ def test_rounded_activations(tandem, case, isa, tmp_path):
     check_greedy(tandem, case, n_greedy, **forced)
 
 
+# E4M3 errs by 2.6 % of a row's norm, keys and values of three layers by sqrt(6) * 2.6 = 6.4 %.
+F8_KV_MEDIAN = 0.1
+F8_KV_CASES = ["deepseek_v3", "qwen3_dense_layers"]  # latents; heads
+
+
+@pytest.mark.parametrize("case", F8_KV_CASES)
+def test_fp8_kv(tandem, case, tmp_path):
+    whole = logits_of(tandem, case, tmp_path, None, "--kv-dtype", "fp8")
+    errors = relative_errors(whole, np.load(DATA / case / "logits.npy"))
+    print(f"median {np.median(errors):.2e}")
+    assert 0.01 < np.median(errors) < F8_KV_MEDIAN  # it does something
+    chunks = logits_of(tandem, case, tmp_path, 7, "--kv-dtype", "fp8")
+    assert (whole == chunks).all()
+
+
 def wrong_position(golden):
     golden[77] = np.roll(golden[77], 1)
 

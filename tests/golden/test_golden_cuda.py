@@ -11,11 +11,12 @@ twenty may be off by more than 6 %. A wrong kernel puts every position off by ab
 
 import json
 import os
+import subprocess
 
 import numpy as np
 import pytest
 import test_formats
-from test_golden import DATA, ids_of, logits_of, relative_errors, tandem  # noqa: F401
+from test_golden import DATA, F8_KV_CASES, F8_KV_MEDIAN, ids_of, logits_of, relative_errors, tandem  # noqa: F401
 
 pytestmark = [pytest.mark.no_asan, pytest.mark.slow]
 
@@ -83,6 +84,49 @@ def test_fp8_activations(tandem, cuda, case, chunk, experts, tmp_path):  # noqa:
     print(f"median {np.median(errors):.2e}, in BF16 {np.median(others):.2e}")
     assert np.median(errors) < F8_MEDIAN
     assert np.median(errors) > 1.5 * np.median(others)  # the option does something
+
+
+@pytest.mark.parametrize("case", F8_KV_CASES)
+def test_fp8_kv(tandem, cuda, case, tmp_path):  # noqa: F811
+    ours = logits_of(tandem, case, tmp_path, 37, "--device", "cuda", "--kv-dtype", "fp8", **cuda)
+    golden = np.load(DATA / case / "logits.npy")
+    of_cpu = logits_of(tandem, case, tmp_path, None, "--kv-dtype", "fp8")
+    errors, between = relative_errors(ours, golden), relative_errors(ours, of_cpu)
+    print(f"median {np.median(errors):.2e}, between the devices {np.median(between):.2e}")
+    assert 0.02 < np.median(errors) < F8_KV_MEDIAN
+    assert np.median(between) < F8_KV_MEDIAN / 2  # values beside the middle of two codes become the other one
+
+
+# Of INT8 a product errs by 0.65 % of its norm: sqrt(12) * 0.65 = 2.3 %, and twice that as above.
+INT8_MEDIAN = 0.046
+
+
+@pytest.mark.parametrize(("capability", "experts"), [("80", "gpu"), ("90", "gpu"), ("80", "cpu")])
+def test_int8_activations(cuda, tandem_bin, capability, experts, tmp_path, monkeypatch):
+    stored, used = test_formats.make(tmp_path, "int8")
+    want, _ = test_formats.logits(tandem_bin, used)
+    monkeypatch.setenv("TANDEM_EMU_CAPABILITY", capability)
+    for name, value in cuda.items():
+        monkeypatch.setenv(name, value)
+    options = ("--device", "cuda", "--expert-device", experts, "--activations")
+    ours, log = test_formats.logits(tandem_bin, stored, *options, "int8")
+    plain, _ = test_formats.logits(tandem_bin, stored, *options, "auto")
+    assert "prompts are rounded to INT8 for 32 of the model's 33 matrices" in log
+    errors, others = (relative_errors(x.astype(np.float32), want) for x in (ours, plain))
+    print(f"median {np.median(errors):.2e}, in BF16 {np.median(others):.2e}")
+    assert np.median(errors) < INT8_MEDIAN
+    assert np.median(errors) > 1.2 * np.median(others)  # the option does something
+
+
+@pytest.mark.parametrize(("activations", "kind", "cure"), [("int8", "INT8", ", or --device cpu"), ("fp8", "FP8", "")])
+def test_activations_that_no_matrix_takes(cuda, tandem_bin, activations, kind, cure, tmp_path):
+    args = ["eval", "logits", "--model", DATA / "qwen3_moe", "--token-ids", "2,3", "--out", tmp_path / "l.npy"]
+    args += ["--device", "cuda", "--activations", activations]
+    environment = os.environ | cuda | {"TANDEM_EMU_CAPABILITY": "89"}
+    done = subprocess.run([tandem_bin, *args], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert f"--activations {activations}: the model has no {kind} matrices" in done.stderr
+    assert f"give --activations auto{cure}\n" in done.stderr
 
 
 @pytest.mark.parametrize("experts", ["gpu", "cpu"])

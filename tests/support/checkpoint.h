@@ -1,8 +1,7 @@
 // tests/support/checkpoint.h - writes tiny checkpoints, whole ones and broken ones.
 // A test starts from a whole one, changes what it is about, writes it and opens it. Anything that
 // goes wrong in here aborts the test program.
-#ifndef TD_TEST_SUPPORT_CHECKPOINT_H
-#define TD_TEST_SUPPORT_CHECKPOINT_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -69,5 +68,3 @@ td_status ck_open(const checkpoint *ck, td_model **out, td_err *err); // after c
 // Overwrites a file of the checkpoint, or changes its length.
 void ck_write_file(const checkpoint *ck, const char *file, const void *bytes, size_t len);
 void ck_truncate(const checkpoint *ck, const char *file, long len);
-
-#endif

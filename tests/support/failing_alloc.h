@@ -2,8 +2,7 @@
 // never freed. The program links with the --wrap options of tests/CMakeLists.txt, which cover the
 // calls made by tandem's code and, after fa_begin, cJSON's; not those inside libc and other
 // libraries.
-#ifndef TD_SUPPORT_FAILING_ALLOC_H
-#define TD_SUPPORT_FAILING_ALLOC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ size_t fa_sites(const fa_site **out);
 int fa_has_failed(void);
 // Number of allocations since fa_begin that are not freed. Prints where each was made.
 size_t fa_print_leaks(void);
-
-#endif

@@ -1,8 +1,5 @@
 // tests/support/folder.h - folders that a test makes.
-#ifndef TD_SUPPORT_FOLDER_H
-#define TD_SUPPORT_FOLDER_H
+#pragma once
 
 // Removes a folder and all that is in it. What is not there is removed already.
 void td_test_remove_folder(const char *path);
-
-#endif

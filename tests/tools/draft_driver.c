@@ -30,6 +30,7 @@ static td_status open_all(driver *d, const char *dir, td_err *err) {
                                .page_tokens = layout.page_tokens,
                                .max_step_tokens = MOST_TOKENS,
                                .max_step_seqs = 1,
+                               .has_draft_layer = true,
                                .max_seq_tokens = N_PAGES * layout.page_tokens,
                                .kv_dtype = TD_F32};
   return td_engine_open(&d->engine, d->model, d->dev, &opts, err);
@@ -43,8 +44,10 @@ static td_status guess(driver *d, uint32_t n_drafts, td_err *err) {
                            .n_pages = N_PAGES,
                            .want = TD_WANT_LAST};
   const td_draft_seq draft = {.next = d->tokens + 1, .n_next = d->n_tokens - 1, .out = d->guesses};
+  const td_draft_step step = {
+      .of = d->engine, .seqs = &seq, .drafts = &draft, .n_seqs = 1, .n_drafts = n_drafts};
   td_status st = td_engine_step(d->engine, &seq, 1, err);
-  return st == TD_OK ? td_engine_draft(d->engine, &seq, &draft, 1, n_drafts, err) : st;
+  return st == TD_OK ? td_engine_draft(d->engine, &step, err) : st;
 }
 
 static td_status run(driver *d, uint32_t n_drafts, FILE *out, td_err *err) {

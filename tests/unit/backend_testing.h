@@ -3,8 +3,7 @@
 // td_worker_main), and defines the model, the device and the engine itself. The engine keeps the
 // tokens in the KV pool and derives the next one from all of them and from the way each was
 // computed, so a page lost or shared changes the answer.
-#ifndef TD_BACKEND_TESTING_H
-#define TD_BACKEND_TESTING_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -114,6 +113,11 @@ const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
   (void)model;
   (void)layer_idx;
   return &none;
+}
+
+uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts) {
+  (void)model, (void)has_experts;
+  return 0;
 }
 
 const void *td_model_memory(const td_model *model, size_t *n_bytes) {
@@ -292,6 +296,16 @@ void td_kv_layout_to_need(const td_kv_layout *layout, td_kv_need *need) {
   need->kv_bytes_per_token = td_kv_layout_token_bytes(layout);
   need->n_layers = layout->n_layers;
   need->page_tokens = layout->page_tokens;
+}
+
+size_t td_engine_draft_token_bytes(const td_model_config *config, td_dtype act_dtype) {
+  (void)config, (void)act_dtype;
+  return 0;
+}
+
+uint64_t td_engine_draft_bytes(const td_model *model, bool is_host, const td_engine_opts *opts) {
+  (void)model, (void)is_host, (void)opts;
+  return 0;
 }
 
 uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens) {
@@ -475,20 +489,14 @@ td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err) {
   return TD_OK;
 }
 
-bool td_engine_can_roll_back(const td_engine *engine) {
-  (void)engine;
-  return true;
-}
-
 td_status td_engine_roll_back(td_engine *engine, uint32_t seq_idx, uint32_t n_tokens, int32_t page,
                               td_err *err) {
   (void)engine, (void)seq_idx, (void)n_tokens, (void)page, (void)err;
   return TD_OK;
 }
 
-td_status td_engine_draft(td_engine *engine, const td_step_seq *seqs, const td_draft_seq *drafts,
-                          uint32_t n_seqs, uint32_t n_drafts, td_err *err) {
-  (void)engine, (void)seqs, (void)drafts, (void)n_seqs, (void)n_drafts, (void)err;
+td_status td_engine_draft(td_engine *engine, const td_draft_step *step, td_err *err) {
+  (void)engine, (void)step, (void)err;
   TD_CHECK(!"no layer drafts here");
   return TD_OK;
 }
@@ -700,4 +708,10 @@ static inline void make_prompt(int32_t *prompt, uint32_t n, uint32_t seed) {
     prompt[i] = (int32_t)((seed * 7919u + i * 104729u + i * i) % N_PLAIN);
 }
 
-#endif
+static inline void make_fuse(char path[32]) {
+  strcpy(path, "/tmp/tandem-fuse-XXXXXX");
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  close(fd);
+  setenv("TANDEM_TEST_FUSE", path, 1);
+}

@@ -1,6 +1,5 @@
 // tests/unit/checkpoint_test.h - checkpoints of support/checkpoint.h that open, or are refused.
-#ifndef TESTS_UNIT_CHECKPOINT_TEST_H
-#define TESTS_UNIT_CHECKPOINT_TEST_H
+#pragma once
 
 #include "support/checkpoint.h"
 
@@ -31,5 +30,3 @@ static inline void refused(const checkpoint *ck, td_status status, const char *c
 
 #define REFUSED(ck, status, ...)         refused(ck, status, (const char *const[]){__VA_ARGS__, NULL})
 #define WRITTEN_REFUSED(ck, status, ...) (ck_write(ck), REFUSED(ck, status, __VA_ARGS__))
-
-#endif

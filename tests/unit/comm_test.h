@@ -1,7 +1,6 @@
 // tests/unit/comm_test.h - ranks as threads of a test, and what collectives must give, for every
 // kind of device and back end.
-#ifndef TESTS_UNIT_COMM_TEST_H
-#define TESTS_UNIT_COMM_TEST_H
+#pragma once
 
 #include <pthread.h>
 #include <string.h>
@@ -232,5 +231,3 @@ static inline void check_all_collectives(rank_end *end) {
   for (uint32_t root = 0; root < end->all->n; root++)
     check_broadcast(end, 3 * unit + root, root);
 }
-
-#endif

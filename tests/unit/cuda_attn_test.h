@@ -1,7 +1,6 @@
 // tests/unit/cuda_attn_test.h - one layer of the CUDA device's attention, its sequences and their
 // KV pages, and a naive attention in double to compare each step with.
-#ifndef TESTS_UNIT_CUDA_ATTN_TEST_H
-#define TESTS_UNIT_CUDA_ATTN_TEST_H
+#pragma once
 
 #include "unit/cuda_test.h"
 #include "unit/sanitized.h"
@@ -18,6 +17,8 @@ typedef struct {
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t top_k;                         // keys that a token sees (sees_key); 0: all
+  uint32_t group;                         // MLA: or groups of so many keys, beside its own
+  uint32_t block, top_blocks;             // GQA, likewise of blocks of so many keys
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
   size_t keys_bytes; // 0: the device's own
@@ -30,6 +31,7 @@ typedef struct {
   uint32_t k_dim, out_dim; // of a head
   uint32_t entry;          // elements of k (and of v) a token stores
   float *q[MAX_SEQS], *k[MAX_SEQS], *v[MAX_SEQS];
+  float *kept_k[MAX_SEQS], *kept_v[MAX_SEQS]; // what pages keep of k and v
   ref_weight kv_b;
   double *kv_b_values;
   float *sinks; // [n_heads]
@@ -42,6 +44,35 @@ typedef struct {
   int32_t q_begin[MAX_SEQS + 1], position[MAX_TOKENS]; // of the last step
 } world;
 
+static inline td_kv_rows rows_of(const world *w) {
+  return w->l->mla ? (td_kv_rows){1, w->entry, w->l->rope}
+                   : (td_kv_rows){2 * w->l->n_kv_heads, w->l->head_dim, 0};
+}
+
+static inline size_t token_bytes(const world *w) {
+  const td_kv_rows rows = rows_of(w);
+  return w->l->kv_dtype == TD_F8E4M3 ? td_kv_f8_token_bytes(&rows)
+                                     : rows.n * rows.dim * td_dtype_bytes(w->l->kv_dtype);
+}
+
+// BF16 is exact in pages of BF16 and F16.
+static inline float *keep(const world *w, const float *all, size_t n_tokens) {
+  const td_kv_rows rows = rows_of(w);
+  const size_t n = n_tokens * w->entry;
+  float *kept = malloc(n * sizeof *kept);
+  memcpy(kept, all, n * sizeof *kept);
+  for (size_t i = 0; i < n && w->l->kv_dtype == TD_F8E4M3; i += rows.dim)
+    ref_through_f8(kept + i, rows.dim, rows.n_bf16);
+  return kept;
+}
+
+static inline td_kv_view view_of(const world *w) {
+  return (td_kv_view){.pages = w->pages,
+                      .page_bytes = w->page_bytes,
+                      .dtype = w->l->kv_dtype,
+                      .n_bf16 = rows_of(w).n_bf16};
+}
+
 static inline void make_pages(world *w) {
   const layout *l = w->l;
   for (uint32_t s = 0; s < l->n_seqs; s++) {
@@ -49,8 +80,7 @@ static inline void make_pages(world *w) {
     if (n > w->max_pages) w->max_pages = n;
   }
   size_t n_pages = (size_t)l->n_seqs * w->max_pages;
-  w->page_bytes =
-      (size_t)l->page_tokens * w->entry * td_dtype_bytes(l->kv_dtype) * (l->mla ? 1 : 2) + 64;
+  w->page_bytes = l->page_tokens * token_bytes(w) + 64;
   char *nans = malloc(n_pages * w->page_bytes); // what was never stored must not be used
   int32_t *table = malloc(n_pages * sizeof *table);
   memset(nans, 0xff, n_pages * w->page_bytes);
@@ -73,6 +103,8 @@ static inline void make_world(world *w, const layout *l, cuda_fixture *f) {
       w->q[s][i] *= ldexpf(1, -2 * (int)(i / w->k_dim % l->n_heads % 3));
     w->k[s] = cuda_floats(f, (size_t)l->len[s] * w->entry);
     w->v[s] = cuda_floats(f, (size_t)l->len[s] * w->entry);
+    w->kept_k[s] = keep(w, w->k[s], l->len[s]);
+    w->kept_v[s] = keep(w, w->v[s], l->len[s]);
   }
   if (l->mla) {
     uint32_t rows = l->n_heads * (l->nope + l->v_dim);
@@ -92,6 +124,8 @@ static inline void free_world(world *w) {
     free(w->q[s]);
     free(w->k[s]);
     free(w->v[s]);
+    free(w->kept_k[s]);
+    free(w->kept_v[s]);
   }
   ref_free_weight(&w->kv_b);
   free(w->kv_b_values);
@@ -139,6 +173,31 @@ static inline td_batch_view make_batch(world *w, const uint32_t *from, const uin
                          .max_keys = max_keys};
 }
 
+// Block i of those that position p sees with a KV head: spread over all that it could see, with
+// every other head its own the last.
+static inline uint32_t selected_block(const layout *l, uint32_t p, uint32_t kv_head, uint32_t i) {
+  const uint32_t n = p / l->block + 1, top = l->top_blocks;
+  return kv_head % 2 ? i * n / top : n - 1 - (top - 1 - i) * n / top;
+}
+
+static inline int32_t *put_blocks(world *w, uint32_t n) {
+  const layout *l = w->l;
+  if (!l->block) return NULL;
+  const size_t row = l->n_kv_heads * l->top_blocks;
+  int32_t *all = malloc(n * row * sizeof *all);
+  for (uint32_t t = 0; t < n; t++) {
+    const uint32_t p = (uint32_t)w->position[t];
+    const bool selects = p / l->block >= l->top_blocks;
+    for (uint32_t i = 0; i < row; i++) { // what is not written is not read either
+      const uint32_t block = selected_block(l, p, i / l->top_blocks, i % l->top_blocks);
+      all[t * row + i] = selects ? (int32_t)block : -7;
+    }
+  }
+  int32_t *out = cuda_put(w->f, all, n * row * sizeof *all);
+  free(all);
+  return out;
+}
+
 static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv,
                            const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out) {
   const layout *l = w->l;
@@ -158,6 +217,9 @@ static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_vie
                                                    .n_kv_heads = l->n_kv_heads,
                                                    .head_dim = l->head_dim,
                                                    .window = l->window,
+                                                   .blocks = put_blocks(w, batch->n_tokens),
+                                                   .block = l->block,
+                                                   .top_blocks = l->top_blocks,
                                                    .sinks = l->has_sinks ? w->sinks : NULL,
                                                    .scale = (float)w->scale,
                                                    .prompt = w->prompt});
@@ -170,12 +232,30 @@ static inline void store_mla(world *w, const td_batch_view *batch, const td_kv_v
       &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
 }
 
-// Key i that position p sees: they are spread over all that it could see.
+// Key, or group, i that position p sees: they are spread over all that it could see.
 static inline uint32_t selected_key(const layout *l, uint32_t p, uint32_t i) {
-  return i * (p + 1) / l->top_k;
+  const uint32_t n = l->group ? (p + 1) / l->group : p + 1;
+  return i * n / l->top_k;
 }
 
-static inline bool sees_key(const layout *l, uint32_t p, uint32_t j) {
+static inline bool sees_group(const layout *l, uint32_t p, uint32_t group) {
+  const uint32_t n_groups = (p + 1) / l->group;
+  bool is_seen = n_groups <= l->top_k || group == n_groups;
+  for (uint32_t i = 0; i < l->top_k && !is_seen; i++)
+    is_seen = selected_key(l, p, i) == group;
+  return is_seen;
+}
+
+static inline bool sees_block(const layout *l, uint32_t p, uint32_t kv_head, uint32_t block) {
+  bool is_seen = p / l->block < l->top_blocks;
+  for (uint32_t i = 0; i < l->top_blocks && !is_seen; i++)
+    is_seen = selected_block(l, p, kv_head, i) == block;
+  return is_seen;
+}
+
+static inline bool sees_key(const layout *l, uint32_t p, uint32_t head, uint32_t j) {
+  if (l->block) return sees_block(l, p, head / (l->n_heads / l->n_kv_heads), j / l->block);
+  if (l->group) return sees_group(l, p, j / l->group);
   if (!l->top_k || p < l->top_k) return true;
   const uint32_t i = (j * l->top_k + p) / (p + 1);
   return i < l->top_k && selected_key(l, p, i) == j;
@@ -203,6 +283,7 @@ static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_vie
                                                    .kv_b = &w->kv_b.w,
                                                    .selected = put_selected(w, batch->n_tokens),
                                                    .top_k = l->top_k,
+                                                   .group = l->group,
                                                    .out = out,
                                                    .n_heads = l->n_heads,
                                                    .nope_dim = l->nope,
@@ -217,12 +298,12 @@ static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_vie
 static inline void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t head, double *k,
                              double *v) {
   const layout *l = w->l;
-  const float *entry = w->k[s] + (size_t)p * w->entry;
+  const float *entry = w->kept_k[s] + (size_t)p * w->entry;
   if (!l->mla) {
     size_t at = (size_t)(head / (l->n_heads / l->n_kv_heads)) * l->head_dim;
     for (uint32_t d = 0; d < l->head_dim; d++) {
       k[d] = entry[at + d];
-      v[d] = w->v[s][(size_t)p * w->entry + at + d];
+      v[d] = w->kept_v[s][(size_t)p * w->entry + at + d];
     }
     return;
   }
@@ -250,7 +331,7 @@ static inline void naive_attention(const world *w, uint32_t s, uint32_t head, ui
   for (uint32_t j = first; j <= p; j++) {
     double size = 0;
     score[j] = -INFINITY;
-    if (!sees_key(w->l, p, j)) continue;
+    if (!sees_key(w->l, p, head, j)) continue;
     score[j] = 0;
     for (uint32_t d = 0; d < w->k_dim; d++) {
       double product = q[d] * ks[(size_t)j * w->k_dim + d] * w->scale;
@@ -306,7 +387,7 @@ static inline void check_outputs(const world *w, const float *got, const uint32_
 // The outputs, checked; to be freed.
 static inline float *step(world *w, const uint32_t *from, const uint32_t *to) {
   td_batch_view batch = make_batch(w, from, to);
-  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = w->l->kv_dtype};
+  const td_kv_view kv = view_of(w);
   size_t q_row = (size_t)w->l->n_heads * w->k_dim, out_row = (size_t)w->l->n_heads * w->out_dim;
   uint16_t *q = gather(w, w->q, q_row, from, to), *k = gather(w, w->k, w->entry, from, to);
   uint16_t *out = cuda_alloc(w->f, batch.n_tokens * out_row * sizeof *out);
@@ -356,5 +437,3 @@ static inline void check_layout(const layout *l) {
   cuda_close(&f);
   free_world(&w);
 }
-
-#endif

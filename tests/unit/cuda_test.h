@@ -1,8 +1,7 @@
 // tests/unit/cuda_test.h - what the tests of the CUDA device share. The same programs run on the
 // emulator (CTest names it in TANDEM_CUDA_LIB) and, called without it, on the first GPU, so all
 // memory that operators touch is the device's.
-#ifndef TESTS_UNIT_CUDA_TEST_H
-#define TESTS_UNIT_CUDA_TEST_H
+#pragma once
 
 #include "device/cuda/cuda.h"
 #include "unit/ref.h"
@@ -130,5 +129,3 @@ static inline void cuda_assert_within(double got, double want, double slack, con
     fail_msg("%s: element %zu is %.9g, should be %.9g within %.3g", what, at, got, want, slack);
   }
 }
-
-#endif

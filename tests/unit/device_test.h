@@ -1,6 +1,5 @@
 // tests/unit/device_test.h - what the tests of the CPU device's operators share.
-#ifndef TESTS_UNIT_DEVICE_TEST_H
-#define TESTS_UNIT_DEVICE_TEST_H
+#pragma once
 
 #include "device/device.h"
 #include "unit/ref.h"
@@ -54,5 +53,3 @@ static inline void device_reopen_stream(device_fixture *f) {
   assert_int_equal(td_stream_open(&f->stream, f->dev, &err), TD_OK);
   device_sync(f);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tests/unit/draw.h - random numbers of the tests that play many short lives of a state machine: a
 // life repeats from the seed that it is named by.
-#ifndef TESTS_UNIT_DRAW_H
-#define TESTS_UNIT_DRAW_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ static inline uint32_t draw(uint32_t n) {
   rng_state ^= rng_state << 17;
   return (uint32_t)((rng_state >> 11) % n);
 }
-
-#endif

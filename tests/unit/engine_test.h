@@ -1,7 +1,6 @@
 // tests/unit/engine_test.h - all logits of an engine over a small model, with the routed experts on
 // its device, on the CPU beside it, or passing through its memory.
-#ifndef TESTS_UNIT_ENGINE_TEST_H
-#define TESTS_UNIT_ENGINE_TEST_H
+#pragma once
 
 #include <stdio.h>
 #include <unistd.h>
@@ -656,5 +655,3 @@ static inline float *engine_logits(const small_model *m, td_dev *dev, placement 
   close_engine(&f);
   return out;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tests/unit/filtered.h - main's part of test programs whose tests can be chosen by name, as a
 // sanitizer that slows them down a hundredfold needs.
-#ifndef TESTS_UNIT_FILTERED_H
-#define TESTS_UNIT_FILTERED_H
+#pragma once
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -18,5 +17,3 @@ static inline bool filter_tests(int argc, char **argv, const struct CMUnitTest *
   fprintf(stderr, "%s: no test is called %s\n", argv[0], argv[1]);
   return false;
 }
-
-#endif

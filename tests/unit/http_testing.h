@@ -1,7 +1,6 @@
 // tests/unit/http_testing.h - a server with a few plain handlers in a thread, and raw sockets to
 // it.
-#ifndef TD_HTTP_TESTING_H
-#define TD_HTTP_TESTING_H
+#pragma once
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -59,7 +58,7 @@ static void serve_path(void *ctx, td_http_exchange *x) {
 
 static void serve_stream(void *ctx, td_http_exchange *x) {
   (void)ctx;
-  td_http_stream_begin(x, 200, "text/plain");
+  td_http_stream_begin(x, "text/plain");
   td_http_stream_write(x, "one ", 4);
   td_http_stream_write(x, "two", 3);
   td_http_stream_end(x);
@@ -131,7 +130,7 @@ static void write_more(uv_timer_t *timer) {
 
 // Writes without end.
 static void serve_flood(void *ctx, td_http_exchange *x) {
-  td_http_stream_begin(x, 200, "text/plain");
+  td_http_stream_begin(x, "text/plain");
   start_later(ctx, x, write_more, 1, 1);
 }
 
@@ -295,5 +294,3 @@ static inline int status_of(const td_buf *response) {
   if (sscanf(td_buf_text(response), "HTTP/1.1 %d ", &status) != 1) return 0;
   return status;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tests/unit/kernel_test.h - runs a check for every registered version of a family that this
 // machine supports. None is a failure.
-#ifndef TESTS_UNIT_KERNEL_TEST_H
-#define TESTS_UNIT_KERNEL_TEST_H
+#pragma once
 
 #include <stdio.h>
 
@@ -175,5 +174,3 @@ static inline double error_bound(void (*fn)(void), const td_weight *w, const exa
   double code = w->dtype == TD_F8E4M3 ? 448 : w->dtype == TD_I8 ? 128 : 15;
   return bound + 19.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-25 * code * d->largest;
 }
-
-#endif

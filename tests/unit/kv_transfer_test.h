@@ -1,7 +1,6 @@
 // tests/unit/kv_transfer_test.h - two engines on two devices, whose KV pages meet in host memory,
 // beside one engine that does everything.
-#ifndef TESTS_UNIT_KV_TRANSFER_TEST_H
-#define TESTS_UNIT_KV_TRANSFER_TEST_H
+#pragma once
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -12,6 +11,9 @@
 
 // XFER_STREAM: prompt tokens from which experts stream, if they do.
 enum { XFER_PAGES = 8, XFER_TOKENS = 64, XFER_CHUNK = 24, XFER_STREAM = 6 };
+
+static td_dtype xfer_kv_dtype = TD_F32;
+static const small_model f8_models[] = {{"deepseek_v3", 0}, {"qwen3_dense_layers", 0}};
 
 typedef struct {
   td_dev *dev, *expert_dev;
@@ -45,7 +47,7 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
                          .max_step_tokens = XFER_CHUNK,
                          .max_step_seqs = 2,
                          .max_seq_tokens = XFER_TOKENS,
-                         .kv_dtype = td_dev_kv_dtype(out->dev, TD_F32)};
+                         .kv_dtype = td_dev_kv_dtype(out->dev, xfer_kv_dtype)};
   const td_kv_layout kv = td_kv_layout_of(c, opts.kv_dtype, ENGINE_PAGE);
   w->state_bytes = td_kv_layout_states_bytes(&kv);
   w->page_bytes = td_kv_layout_page_bytes(&kv);
@@ -299,4 +301,10 @@ static inline void check_xfer(const small_model *m, const char *kind, bool strea
   close_xfer_world(&w);
 }
 
-#endif
+// The same with pages in E4M3: of latents, of heads.
+static inline void check_f8_xfer(const char *kind) {
+  xfer_kv_dtype = TD_F8E4M3;
+  for (size_t i = 0; i < TD_COUNT(f8_models); i++)
+    check_xfer(&f8_models[i], kind, false);
+  xfer_kv_dtype = TD_F32;
+}

@@ -1,7 +1,6 @@
 // tests/unit/peer_test.h - all logits of decode steps of 1 to PEER_SEQS tokens, whose experts are
 // in the memory of two devices and on the CPU.
-#ifndef TESTS_UNIT_PEER_TEST_H
-#define TESTS_UNIT_PEER_TEST_H
+#pragma once
 
 #include "engine/experts/expert_peer.h"
 #include "unit/engine_test.h"
@@ -130,5 +129,3 @@ static inline peer_result peer_logits(const small_model *m, const char *kind, co
   unsetenv("TANDEM_JITTER");
   return r;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tests/unit/ranks_test.h - all logits of an engine whose prompts are computed by several devices:
 // prompts together, in chunks, shorter than the devices are many, and answers between them.
-#ifndef TESTS_UNIT_RANKS_TEST_H
-#define TESTS_UNIT_RANKS_TEST_H
+#pragma once
 
 #include "comm/comm.h"
 #include "unit/engine_test.h"
@@ -178,5 +177,3 @@ static inline void assert_near(const float *got, const float *want, size_t n_voc
   }
   assert_memory_not_equal(got, want, RANKS_ROWS * n_vocab * sizeof *got);
 }
-
-#endif

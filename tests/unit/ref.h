@@ -1,7 +1,6 @@
 // tests/unit/ref.h - what the kernel and device tests share: random data, memory that ends at a
 // guard page, and decoders written from the formats' definitions, stride from those under test.
-#ifndef TESTS_UNIT_REF_H
-#define TESTS_UNIT_REF_H
+#pragma once
 
 #include <math.h>
 #include <stdarg.h>
@@ -93,6 +92,31 @@ static inline double ref_through_half(double f) {
   int ulp = exponent - 11 < -24 ? -24 : exponent - 11;
   double rounded = ldexp(nearbyint(ldexp(f, -ulp)), ulp);
   return fabs(rounded) > 65504 ? copysign(65504, f) : rounded;
+}
+
+// What an E4M3 page keeps of a row (tandem/kv_f8.h).
+static inline void ref_through_f8(float *row, uint32_t dim, uint32_t n_bf16) {
+  const uint32_t n_codes = dim - n_bf16;
+  for (uint32_t begin = 0, end; begin < n_codes; begin = end) {
+    end = begin + 128 < n_codes ? begin + 128 : n_codes;
+    double most = 0, scale = ldexp(1, -108);
+    for (uint32_t i = begin; i < end; i++)
+      most = fmax(most, fabs(row[i]));
+    while (most > 448 * scale)
+      scale *= 2;
+    for (uint32_t i = begin; i < end; i++) {
+      int exponent;
+      frexp(row[i] / scale, &exponent);
+      const double ulp = ldexp(scale, exponent - 4 < -9 ? -9 : exponent - 4);
+      row[i] = (float)(nearbyint(row[i] / ulp) * ulp);
+      if (fabsf(row[i]) > 448 * scale) row[i] = (float)copysign(448 * scale, row[i]);
+    }
+  }
+  for (uint32_t i = n_codes; i < dim; i++) {
+    int exponent;
+    frexp(row[i], &exponent);
+    row[i] = (float)ldexp(nearbyint(ldexp(row[i], 8 - exponent)), exponent - 8);
+  }
 }
 
 static inline double ref_e2m1(unsigned code) {
@@ -335,5 +359,3 @@ static inline void ref_check_top(const float *logits, uint32_t n, float temperat
   assert_true(fabs((double)top->sum - sum) <= sum * 64 * 0x1p-23);
   assert_true(fabs((double)top->sum_warm - warm) <= warm * 64 * 0x1p-23);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // tests/unit/ref_blocks.h - GGUF's blocks from their definition: element by element, in double.
-#ifndef TESTS_UNIT_REF_BLOCKS_H
-#define TESTS_UNIT_REF_BLOCKS_H
+#pragma once
 
 #include "unit/ref.h"
 
@@ -137,5 +136,3 @@ static inline ref_weight ref_make_blocks(uint64_t *state, const ref_block_format
   }
   return r;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tests/unit/sanitized.h - which sanitizer watches a test. Under one a test takes several times as
 // long, so that it repeats less: whatever it checks it still checks, in fewer combinations.
-#ifndef TESTS_UNIT_SANITIZED_H
-#define TESTS_UNIT_SANITIZED_H
+#pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
 enum { IS_ASAN = 1, IS_TSAN = 0 };
@@ -9,6 +8,4 @@ enum { IS_ASAN = 1, IS_TSAN = 0 };
 enum { IS_ASAN = 0, IS_TSAN = 1 };
 #else
 enum { IS_ASAN = 0, IS_TSAN = 0 };
-#endif
-
 #endif

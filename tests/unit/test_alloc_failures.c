@@ -26,8 +26,8 @@
 
 #include <cmocka.h>
 
-#include "api/call_syntax.h"
-#include "api/dialect.h"
+#include "api/calls/call_syntax.h"
+#include "api/dialects/dialect.h"
 #include "api/request.h"
 #include "base/fs.h"
 #include "base/status.h"

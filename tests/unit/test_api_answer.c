@@ -260,7 +260,8 @@ static void writes_chunks(void **state) {
                                     "\"completion_tokens\":2,\"total_tokens\":5,"));
   td_buf_clear(&text);
   head.is_chat = true;
-  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){8, 0, 2000000, 5, 4, 8000000});
+  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){8, 0, 2000000, 5, 4, 8000000},
+                      NULL);
   assert_non_null(strstr(
       text.data,
       "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"timings\":{\"cache_n\":0,"

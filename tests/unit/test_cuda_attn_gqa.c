@@ -1,6 +1,6 @@
 // tests/unit/test_cuda_attn_gqa.c - the CUDA device's grouped-query attention and its KV pages
 // against a naive one in double: whole prompts, chunks on top of cached pages and single tokens,
-// ragged lengths and dims, windows and sinks.
+// ragged lengths and dims, windows and sinks, selected blocks.
 // CTest: gpu slow no-tsan
 #include <setjmp.h>
 
@@ -38,6 +38,23 @@ static const layout layouts[] = {
      .n_seqs = 1,
      .len = {290},
      .kv_dtype = TD_F16},
+    {.name = "heads of 128, E4M3 pages, two tiles of keys in each",
+     .n_heads = 4,
+     .n_kv_heads = 2,
+     .head_dim = 128,
+     .page_tokens = 128,
+     .n_seqs = 2,
+     .len = {200, 30},
+     .kv_dtype = TD_F8E4M3,
+     .host_knows = true},
+    {.name = "heads of 144, E4M3 pages smaller than a tile of keys",
+     .n_heads = 3,
+     .n_kv_heads = 1,
+     .head_dim = 144,
+     .page_tokens = 8,
+     .n_seqs = 1,
+     .len = {75},
+     .kv_dtype = TD_F8E4M3},
     {.name = "heads of 256 that share one key",
      .n_heads = 9,
      .n_kv_heads = 1,
@@ -191,6 +208,84 @@ static void test_gqa_with_windows_and_sinks(void **state) {
   }
 }
 
+// Blocks of whole tiles of keys and of a few, larger than pages, and more than there are; heads one
+// by one.
+static const layout blocks[] = {
+    {.name = "blocks of 128, pages of 64",
+     .n_heads = 6,
+     .n_kv_heads = 2,
+     .head_dim = 128,
+     .block = 128,
+     .top_blocks = 2,
+     .page_tokens = 64,
+     .n_seqs = 2,
+     .len = {330, 200},
+     .kv_dtype = TD_F16,
+     .host_knows = true},
+    {.name = "blocks of 64 over splits, pages of 128",
+     .n_heads = 2,
+     .n_kv_heads = 2,
+     .head_dim = 64,
+     .block = 64,
+     .top_blocks = 5,
+     .page_tokens = 128,
+     .n_seqs = 1,
+     .len = {400},
+     .kv_dtype = TD_BF16},
+    {.name = "blocks of 6, heads one by one",
+     .n_heads = 9,
+     .n_kv_heads = 3,
+     .head_dim = 24,
+     .has_sinks = true,
+     .block = 6,
+     .top_blocks = 5,
+     .page_tokens = 16,
+     .n_seqs = 3,
+     .len = {72, 9, 150},
+     .kv_dtype = TD_BF16,
+     .keys_bytes = 1},
+    {.name = "one block of 24, heads of 20, which no runs of eight make",
+     .n_heads = 2,
+     .n_kv_heads = 1,
+     .head_dim = 20,
+     .block = 24,
+     .top_blocks = 1,
+     .page_tokens = 16,
+     .n_seqs = 1,
+     .len = {75},
+     .kv_dtype = TD_F16},
+    {.name = "blocks of 32, heads of 256",
+     .n_heads = 2,
+     .n_kv_heads = 2,
+     .head_dim = 256,
+     .block = 32,
+     .top_blocks = 3,
+     .page_tokens = 32,
+     .n_seqs = 1,
+     .len = {200},
+     .kv_dtype = TD_BF16},
+    {.name = "more blocks than there are",
+     .n_heads = 2,
+     .n_kv_heads = 1,
+     .head_dim = 16,
+     .block = 8,
+     .top_blocks = 99,
+     .page_tokens = 16,
+     .n_seqs = 1,
+     .len = {70},
+     .kv_dtype = TD_F16},
+};
+
+static void test_gqa_over_selected_blocks(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(blocks); i++) {
+    layout l = blocks[i];
+    const uint32_t most = l.block * l.top_blocks + 50;
+    if ((IS_ASAN || is_sm90()) && l.len[0] > most) l.len[0] = most;
+    check_layout(&l);
+  }
+}
+
 // The last tokens of a prompt, one to four of them, are to the last bit what the whole prompt
 // gives, and tokens that were decoded one by one what they are computed again all at once.
 static void check_cuts(const layout *l) {
@@ -223,6 +318,16 @@ static void check_cuts(const layout *l) {
 }
 
 static const layout in_pieces[] = {
+    {.name = "E4M3 pages, a window and sinks",
+     .n_heads = 4,
+     .n_kv_heads = 2,
+     .head_dim = 32,
+     .window = 100,
+     .has_sinks = true,
+     .page_tokens = 64,
+     .n_seqs = 1,
+     .len = {200},
+     .kv_dtype = TD_F8E4M3},
     {.name = "BF16 pages",
      .n_heads = 3,
      .n_kv_heads = 1,
@@ -315,6 +420,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
       cmocka_unit_test(test_gqa_with_windows_and_sinks),
+      cmocka_unit_test(test_gqa_over_selected_blocks),
       cmocka_unit_test(test_prompts_and_replays_in_pieces),
       cmocka_unit_test(test_old_pages_are_not_read),
   };

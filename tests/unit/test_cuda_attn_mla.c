@@ -63,6 +63,31 @@ static const layout layouts[] = {
      .len = {280},
      .kv_dtype = TD_F16,
      .kv_b_dtype = TD_BF16},
+    {.name = "E4M3 pages, a short block of latents",
+     .mla = true,
+     .n_heads = 3,
+     .nope = 40,
+     .rope = 16,
+     .v_dim = 24,
+     .rank = 144,
+     .page_tokens = 16,
+     .n_seqs = 2,
+     .len = {70, 12},
+     .kv_dtype = TD_F8E4M3,
+     .kv_b_dtype = TD_BF16},
+    {.name = "E4M3 pages of DeepSeek-V3's dims",
+     .mla = true,
+     .n_heads = 34,
+     .nope = 16,
+     .rope = 64,
+     .v_dim = 16,
+     .rank = 512,
+     .page_tokens = 64,
+     .n_seqs = 1,
+     .len = {140},
+     .kv_dtype = TD_F8E4M3,
+     .kv_b_dtype = TD_BF16,
+     .host_knows = true},
     {.name = "selected keys, few at a time",
      .mla = true,
      .n_heads = 3,
@@ -85,6 +110,34 @@ static const layout layouts[] = {
      .v_dim = 128,
      .rank = 512,
      .top_k = 70,
+     .page_tokens = 64,
+     .n_seqs = 1,
+     .len = {90},
+     .kv_dtype = TD_F16,
+     .kv_b_dtype = TD_BF16,
+     .host_knows = true},
+    {.name = "selected groups, no rotary part",
+     .mla = true,
+     .n_heads = 3,
+     .nope = 40,
+     .v_dim = 24,
+     .rank = 64,
+     .top_k = 2,
+     .group = 8,
+     .page_tokens = 16,
+     .n_seqs = 2,
+     .len = {60, 12},
+     .kv_dtype = TD_BF16,
+     .kv_b_dtype = TD_BF16,
+     .keys_bytes = 1},
+    {.name = "selected groups of GLM-5.3's dims",
+     .mla = true,
+     .n_heads = 2,
+     .nope = 256,
+     .v_dim = 256,
+     .rank = 512,
+     .top_k = 3,
+     .group = 16,
      .page_tokens = 64,
      .n_seqs = 1,
      .len = {90},
@@ -239,6 +292,28 @@ static const layout many_heads[] = {
      .len = {1030, 140},
      .kv_dtype = TD_BF16,
      .kv_b_dtype = TD_BF16},
+    {.name = "latents in E4M3 for 70 heads of ragged dims",
+     .n_heads = 70,
+     .nope = 8,
+     .rope = 16,
+     .v_dim = 12,
+     .rank = 144,
+     .page_tokens = 64,
+     .n_seqs = 3,
+     .len = {130, 64, 2},
+     .kv_dtype = TD_F8E4M3,
+     .kv_b_dtype = TD_BF16},
+    {.name = "latents in E4M3 of DeepSeek-V3's dims",
+     .n_heads = 34,
+     .nope = 16,
+     .rope = 64,
+     .v_dim = 16,
+     .rank = 512,
+     .page_tokens = 128,
+     .n_seqs = 2,
+     .len = {200, 140},
+     .kv_dtype = TD_F8E4M3,
+     .kv_b_dtype = TD_BF16},
     {.name = "selected latents for 40 heads",
      .n_heads = 40,
      .nope = 8,
@@ -264,7 +339,7 @@ static void test_latents_of_many_heads(void **state) {
     make_world(&w, &l, &f);
     enum { LAST = 2 };
     uint32_t from[MAX_SEQS] = {0};
-    const td_kv_view kv = {.pages = w.pages, .page_bytes = w.page_bytes, .dtype = l.kv_dtype};
+    const td_kv_view kv = view_of(&w);
     const td_batch_view all = make_batch(&w, from, l.len);
     store_mla(&w, &all, &kv, gather(&w, w.k, w.entry, from, l.len));
     for (uint32_t s = 0; s < l.n_seqs; s++)
@@ -286,7 +361,7 @@ static void check_folding(uint32_t n_heads, uint32_t len, td_dtype kv_dtype) {
                     .nope = 16,
                     .rope = 8,
                     .v_dim = 16,
-                    .rank = 40,
+                    .rank = 48,
                     .page_tokens = 64,
                     .n_seqs = 1,
                     .len = {len},
@@ -296,7 +371,7 @@ static void check_folding(uint32_t n_heads, uint32_t len, td_dtype kv_dtype) {
   world w;
   make_world(&w, &l, &f);
   const uint32_t none = 0, before = len - 1;
-  const td_kv_view kv = {.pages = w.pages, .page_bytes = w.page_bytes, .dtype = kv_dtype};
+  const td_kv_view kv = view_of(&w);
   const td_batch_view all = make_batch(&w, &none, &len);
   store_mla(&w, &all, &kv, gather(&w, w.k, w.entry, &none, &len));
   int *n_sms = &((td_cuda_dev *)f.dev)->props.n_sms;
@@ -316,12 +391,14 @@ static void test_splits_are_added_up_alike(void **state) {
   check_folding(3, 900, TD_F16); // a block's four, and three and some
   check_folding(3, 512, TD_BF16);
   check_folding(3, 257, TD_BF16);
+  check_folding(3, 257, TD_F8E4M3);
 }
 
 static void test_latents_are_added_up_alike(void **state) {
   (void)state;
   check_folding(33, 450, TD_BF16); // a block's four, and four of which the last has two keys
   check_folding(33, 256, TD_BF16);
+  check_folding(33, 256, TD_F8E4M3);
   check_folding(33, 100, TD_F16); // which attn_latents does not take
 }
 

@@ -19,17 +19,21 @@ typedef struct {
   td_delta_shape shape;
   uint32_t page_tokens;
   bool is_grouped; // inputs are sorted by key head
+  float bound;     // of decays
 } delta_case;
 
 static const delta_case cases[] = {
-    {{2, 6, 12, 36, 4, false}, 16, true},  // widths that make no runs of eight, two tiles
-    {{2, 4, 16, 40, 4, false}, 8, false},  // in runs
-    {{1, 2, 40, 8, 2, false}, 16, false},  // keys of more than 32
-    {{1, 1, 128, 32, 4, false}, 16, true}, // of the most
-    {{3, 3, 8, 136, 7, false},
-     4,
-     false}, // values of more than a warp's piece; pages shorter than filters
-    {{2, 6, 16, 8, 4, true}, 16, false}, // value heads in the other order
+    {{2, 6, 12, 36, 4, false, false}, 16, true, 0},  // widths that make no runs of eight, two tiles
+    {{2, 4, 16, 40, 4, false, false}, 8, false, 0},  // in runs
+    {{1, 2, 40, 8, 2, false, false}, 16, false, 0},  // keys of more than 32
+    {{1, 1, 128, 32, 4, false, false}, 16, true, 0}, // of the most
+    {{3, 3, 8, 136, 7, false, false}, 4, false, 0},  // values of more than a warp's piece; pages
+                                                     // shorter than filters
+    {{2, 6, 16, 8, 4, true, false}, 16, false, 0},   // value heads in the other order
+    {{3, 3, 12, 12, 4, false, true}, 16, false, 0},  // a decay for each channel
+    {{2, 2, 16, 40, 3, false, true}, 8, false, 0},
+    {{1, 1, 128, 32, 4, false, true}, 16, false, 0},
+    {{2, 2, 40, 40, 4, false, true}, 16, false, -5},
 };
 
 // A case's inputs, and what the GPU makes of them.
@@ -42,6 +46,7 @@ typedef struct {
   float *dev_gates;
   int32_t *dev_tables;
   char *dev_states;
+  td_state_trail trail;     // of the steps to come
   float *qkv, *gates, *out; // [SEQS][N][..]
   char *states;
 } delta_run;
@@ -50,10 +55,15 @@ static uint32_t heads_of(const delta_run *r) {
   return r->c.shape.n_v_heads / r->c.shape.n_k_heads;
 }
 
+// Numbers of a token's gates.
+static uint32_t gates_of(const td_delta_shape *s) {
+  return s->n_v_heads * (td_delta_decays(s) + 1);
+}
+
 static delta_run open_run(cuda_fixture *f, const delta_case *c) {
   const td_delta_shape *s = &c->shape;
   delta_run r = {.c = *c, .channels = td_delta_channels(s), .values = s->n_v_heads * s->v_dim};
-  r.mixed = r.channels + 2 * s->n_v_heads;
+  r.mixed = r.channels + gates_of(s);
   r.mixed = (r.mixed + 7) / 8 * 8;
   r.max_pages = (N - 1) / c->page_tokens + 1;
   r.n_pages = SEQS * r.max_pages + 1;
@@ -61,18 +71,18 @@ static delta_run open_run(cuda_fixture *f, const delta_case *c) {
   f->rng = 7;
   r.conv = ref_floats(&f->rng, s->n_taps * r.channels);
   r.decay = ref_floats(&f->rng, s->n_v_heads);
-  r.bias = ref_floats(&f->rng, s->n_v_heads);
+  r.bias = ref_floats(&f->rng, gates_of(s));
   for (uint32_t h = 0; h < s->n_v_heads; h++)
     r.decay[h] -= 2;
   r.x = cuda_floats(f, (size_t)TOKENS * r.mixed);
   r.dev_x = cuda_alloc(f, (size_t)TOKENS * r.mixed * sizeof *r.dev_x);
   r.dev_qkv = cuda_alloc(f, (size_t)TOKENS * r.channels * sizeof *r.dev_qkv);
   r.dev_out = cuda_alloc(f, (size_t)TOKENS * r.values * sizeof *r.dev_out);
-  r.dev_gates = cuda_alloc(f, (size_t)TOKENS * 2 * s->n_v_heads * sizeof *r.dev_gates);
+  r.dev_gates = cuda_alloc(f, (size_t)TOKENS * gates_of(s) * sizeof *r.dev_gates);
   r.dev_tables = cuda_alloc(f, (3 * TOKENS + SEQS * r.max_pages) * sizeof *r.dev_tables);
   r.dev_states = cuda_alloc(f, r.n_pages * r.state_bytes);
   r.qkv = malloc((size_t)TOKENS * r.channels * sizeof *r.qkv);
-  r.gates = malloc((size_t)TOKENS * 2 * s->n_v_heads * sizeof *r.gates);
+  r.gates = malloc((size_t)TOKENS * gates_of(s) * sizeof *r.gates);
   r.out = malloc((size_t)TOKENS * r.values * sizeof *r.out);
   r.states = malloc(r.n_pages * r.state_bytes);
   TD_CHECK(r.qkv && r.gates && r.out && r.states);
@@ -128,25 +138,26 @@ static td_delta_conv_args conv_args(const delta_run *r, const int32_t *tables, u
   const size_t heads = heads_of(r), k = s->k_dim, v = heads * s->v_dim, keys = s->n_k_heads * k;
   const size_t width = 2 * k + v, at = r->channels;
   const bool is_grouped = r->c.is_grouped;
-  return (td_delta_conv_args){
-      .batch = batch_of(r, tables, n_tokens),
-      .shape = *s,
-      .x_stride = r->mixed,
-      .q = {0, is_grouped ? width : k},
-      .k = {is_grouped ? k : keys, is_grouped ? width : k},
-      .v = {2 * (is_grouped ? k : keys), is_grouped ? width : v},
-      .b = {at, is_grouped ? 2 * heads : heads},
-      .a = {at + (is_grouped ? heads : s->n_v_heads), is_grouped ? 2 * heads : heads},
-      .conv = r->conv,
-      .decay = r->decay,
-      .bias = r->bias};
+  return (td_delta_conv_args){.batch = batch_of(r, tables, n_tokens),
+                              .shape = *s,
+                              .x_stride = r->mixed,
+                              .q = {0, is_grouped ? width : k},
+                              .k = {is_grouped ? k : keys, is_grouped ? width : k},
+                              .v = {2 * (is_grouped ? k : keys), is_grouped ? width : v},
+                              .b = {at, is_grouped ? 2 * heads : heads},
+                              .a = {at + (is_grouped ? heads : s->n_v_heads),
+                                    is_grouped ? 2 * heads : heads * td_delta_decays(s)},
+                              .conv = r->conv,
+                              .decay = r->decay,
+                              .bias = r->bias,
+                              .bound = r->c.bound};
 }
 
 // One step of both sequences on the GPU.
 static void step(cuda_fixture *f, delta_run *r, const uint32_t begin[SEQS],
                  const uint32_t n[SEQS]) {
   int32_t tables[3 * TOKENS + SEQS * N];
-  const uint32_t n_tokens = fill_tables(r, begin, n, tables), pairs = 2 * r->c.shape.n_v_heads;
+  const uint32_t n_tokens = fill_tables(r, begin, n, tables), n_gates = gates_of(&r->c.shape);
   td_op_copy(f->stream, r->dev_tables, tables, (3 * TOKENS + SEQS * r->max_pages) * sizeof *tables);
   uint16_t *x = malloc((size_t)TOKENS * r->mixed * sizeof *x);
   TD_CHECK(x);
@@ -155,7 +166,8 @@ static void step(cuda_fixture *f, delta_run *r, const uint32_t begin[SEQS],
       x[t * r->mixed + i] = ref_to_bf16(r->x[(size_t)(s * N + begin[s]) * r->mixed + i]);
   td_op_copy(f->stream, r->dev_x, x, (size_t)n_tokens * r->mixed * sizeof *x);
   td_delta_conv_args conv = conv_args(r, r->dev_tables, n_tokens);
-  conv.state = (td_kv_view){r->dev_states, r->state_bytes, TD_F32};
+  conv.state = (td_kv_view){.pages = r->dev_states, .page_bytes = r->state_bytes, .dtype = TD_F32};
+  conv.trail = r->trail;
   conv.x = r->dev_x;
   conv.out = r->dev_qkv;
   conv.gates = r->dev_gates;
@@ -163,6 +175,7 @@ static void step(cuda_fixture *f, delta_run *r, const uint32_t begin[SEQS],
   td_op_delta_rule(f->stream, &(td_delta_rule_op_args){.batch = conv.batch,
                                                        .state = conv.state,
                                                        .shape = conv.shape,
+                                                       .trail = r->trail,
                                                        .qkv = r->dev_qkv,
                                                        .gates = r->dev_gates,
                                                        .out = r->dev_out});
@@ -175,7 +188,8 @@ static void step(cuda_fixture *f, delta_run *r, const uint32_t begin[SEQS],
     if (n[s] == 0) continue;
     memcpy(r->qkv + to * r->channels, qkv + t * r->channels, n[s] * r->channels * sizeof *qkv);
     memcpy(r->out + to * r->values, out + t * r->values, n[s] * r->values * sizeof *out);
-    cuda_get(f, r->gates + to * pairs, r->dev_gates + t * pairs, n[s] * pairs * sizeof *r->gates);
+    cuda_get(f, r->gates + to * n_gates, r->dev_gates + t * n_gates,
+             n[s] * n_gates * sizeof *r->gates);
   }
   free(qkv);
   free(out);
@@ -209,7 +223,7 @@ static cpu_results run_cpu(const delta_run *r) {
   int32_t tables[3 * TOKENS + SEQS * N];
   fill_tables(r, begin, n, tables);
   cpu_results c = {.qkv = malloc((size_t)TOKENS * r->channels * sizeof *c.qkv),
-                   .gates = malloc((size_t)TOKENS * 2 * r->c.shape.n_v_heads * sizeof *c.gates),
+                   .gates = malloc((size_t)TOKENS * gates_of(&r->c.shape) * sizeof *c.gates),
                    .out = malloc((size_t)TOKENS * r->values * sizeof *c.out),
                    .states = malloc(r->n_pages * r->state_bytes)};
   TD_CHECK(c.qkv && c.gates && c.out && c.states);
@@ -220,7 +234,7 @@ static cpu_results run_cpu(const delta_run *r) {
   assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err), TD_OK);
   assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
   td_delta_conv_args conv = conv_args(r, tables, TOKENS);
-  conv.state = (td_kv_view){c.states, r->state_bytes, TD_F32};
+  conv.state = (td_kv_view){.pages = c.states, .page_bytes = r->state_bytes, .dtype = TD_F32};
   conv.x = r->x;
   conv.out = c.qkv;
   conv.gates = c.gates;
@@ -261,7 +275,7 @@ static void test_as_the_cpu(void **state) {
     for (size_t e = 0; e < (size_t)TOKENS * r.channels; e++)
       cuda_assert_within(r.qkv[e], want.qkv[e], fabs((double)want.qkv[e]) * ULP_BF16 / 2 + SLACK,
                          "convolution", e);
-    for (size_t e = 0; e < (size_t)TOKENS * 2 * r.c.shape.n_v_heads; e++)
+    for (size_t e = 0; e < (size_t)TOKENS * gates_of(&r.c.shape); e++)
       cuda_assert_within(r.gates[e], want.gates[e], SLACK, "gate", e);
     for (size_t e = 0; e < (size_t)TOKENS * r.values; e++)
       cuda_assert_within(r.out[e], want.out[e], fabs((double)want.out[e]) * ULP_BF16 / 2 + SLACK,
@@ -319,6 +333,39 @@ static void test_a_restored_page_continues(void **state) {
   cuda_close(&f);
 }
 
+// The states that a sequence may go back to are those of steps that end there, of it alone.
+static void test_states_to_go_back_to(void **state) {
+  (void)state;
+  enum { FIRST = 1 };
+  static const int32_t first[SEQS] = {-1, FIRST};
+  static const uint32_t begin[SEQS] = {0, 0};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    CUDA_OPEN(f);
+    delta_run r = open_run(&f, &cases[i]);
+    const uint32_t over = r.c.page_tokens + 3, n = over < N ? over : N; // into another page
+    const size_t n_bytes = (FIRST + n) * r.state_bytes;
+    char *slots = malloc(n_bytes);
+    TD_CHECK(slots);
+    memset(slots, 0xff, n_bytes);
+    char *dev_slots = cuda_put(&f, slots, n_bytes);
+    r.trail = (td_state_trail){dev_slots, cuda_put(&f, first, sizeof first), r.state_bytes};
+    step(&f, &r, begin, (uint32_t[]){2, n});
+    cuda_get(&f, slots, dev_slots, n_bytes);
+    r.trail = (td_state_trail){.slots = NULL};
+    for (uint32_t t = 0; t + 1 < n; t++) {
+      const size_t at = (size_t)page_of(&r, 1, t / r.c.page_tokens) * r.state_bytes;
+      step(&f, &r, begin, (uint32_t[]){2, t + 1});
+      cuda_get(&f, r.states, r.dev_states, r.n_pages * r.state_bytes);
+      assert_memory_equal(slots + (FIRST + t) * r.state_bytes, r.states + at, r.state_bytes);
+    }
+    for (size_t k = 0; k < r.state_bytes; k++) // no one's
+      assert_true(slots[k] == (char)0xff && slots[n_bytes - 1 - k] == (char)0xff);
+    free(slots);
+    close_run(&r);
+    cuda_close(&f);
+  }
+}
+
 // ---- gates --------------------------------------------------------------------------------------
 
 static void check_gate_rows(uint32_t dim, int kind) {
@@ -366,7 +413,7 @@ static void test_errors(void **state) {
   td_err err;
   delta_run r = open_run(&f, &cases[3]);
   td_delta_conv_args conv = conv_args(&r, r.dev_tables, 1);
-  conv.state = (td_kv_view){r.dev_states, r.state_bytes, TD_F32};
+  conv.state = (td_kv_view){.pages = r.dev_states, .page_bytes = r.state_bytes, .dtype = TD_F32};
   conv.shape.k_dim = 136;
   conv.state.page_bytes *= 2;
   td_op_delta_conv(f.stream, &conv);
@@ -388,13 +435,14 @@ static void test_an_absent_page_is_noticed(void **state) {
   td_op_copy(f.stream, r.dev_tables, tables, (3 * TOKENS + SEQS * r.max_pages) * sizeof *tables);
   td_op_fill_zero(f.stream, r.dev_qkv, r.channels * sizeof *r.dev_qkv);
   td_op_fill_zero(f.stream, r.dev_gates, 2 * r.c.shape.n_v_heads * sizeof *r.dev_gates);
-  td_op_delta_rule(f.stream,
-                   &(td_delta_rule_op_args){.batch = batch_of(&r, r.dev_tables, 1),
-                                            .state = {r.dev_states, r.state_bytes, TD_F32},
-                                            .shape = r.c.shape,
-                                            .qkv = r.dev_qkv,
-                                            .gates = r.dev_gates,
-                                            .out = r.dev_out});
+  td_op_delta_rule(
+      f.stream, &(td_delta_rule_op_args){
+                    .batch = batch_of(&r, r.dev_tables, 1),
+                    .state = {.pages = r.dev_states, .page_bytes = r.state_bytes, .dtype = TD_F32},
+                    .shape = r.c.shape,
+                    .qkv = r.dev_qkv,
+                    .gates = r.dev_gates,
+                    .out = r.dev_out});
   assert_true(td_stream_sync(f.stream, &err) != TD_OK);
   assert_non_null(strstr(err.msg, "page"));
   close_run(&r);
@@ -406,6 +454,7 @@ int main(void) {
       cmocka_unit_test(test_as_the_cpu),
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
+      cmocka_unit_test(test_states_to_go_back_to),
       cmocka_unit_test(test_gate_rows),
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_an_absent_page_is_noticed),

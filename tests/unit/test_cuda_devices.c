@@ -368,6 +368,7 @@ static void test_kv_transfer(void **state) {
     setenv("TANDEM_JITTER", i ? "3" : "0", 1);
     check_xfer(&small_models[i], "cuda", i == 1);
   }
+  check_f8_xfer("cuda");
   checkpoint ck;
   ck_qwen3_next(&ck);
   check_states_transfer(&ck, NEXT_RING);

@@ -340,6 +340,38 @@ static void test_prefill_beside_decode(void **state) {
   unsetenv("TANDEM_EMU_SMS");
 }
 
+// What drafts take of the GPU's memory is what is planned for them.
+static void test_memory_of_drafts(void **state) {
+  (void)state;
+  need_gpu();
+  enum { PAGES = 2, DRAFTS = 5 };
+  td_engine_opts opts = {.n_pages = PAGES,
+                         .page_tokens = TD_KV_PAGE_TOKENS,
+                         .max_step_tokens = 40,
+                         .max_step_seqs = 3,
+                         .max_seq_tokens = PAGES * TD_KV_PAGE_TOKENS,
+                         .kv_dtype = TD_F16};
+  td_model *model;
+  td_dev *dev;
+  td_engine *engine;
+  td_err err;
+  assert_int_equal(td_model_open(&model, golden_dir("deepseek_yarn_mscale"), &err), TD_OK);
+  assert_true(td_model_use_mtp(model));
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+  size_t left[3];
+  for (int i = 0; i < 3; i++) { // without, from the text, and by the layer, too
+    opts.max_drafts = i ? DRAFTS : 0;
+    opts.has_draft_layer = i == 2;
+    assert_int_equal(td_engine_open(&engine, model, dev, &opts, &err), TD_OK);
+    left[i] = td_dev_free_vram_bytes(dev);
+    td_engine_close(engine);
+    assert_int_equal(left[0] - left[i], td_engine_draft_bytes(model, false, &opts));
+    assert_true(!i || left[i] < left[i - 1]);
+  }
+  td_dev_close(dev);
+  td_model_close(model);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
                                      cmocka_unit_test(test_threads_beside_a_gpu),
@@ -350,7 +382,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_streaming_before_registering),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_dense_weights_that_stream),
-                                     cmocka_unit_test(test_prefill_beside_decode)};
+                                     cmocka_unit_test(test_prefill_beside_decode),
+                                     cmocka_unit_test(test_memory_of_drafts)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -109,7 +109,9 @@ static void test_some_rows(void **state) {
   CUDA_OPEN(f);
   ref_weight w = ref_make_format(&f.rng, &format, ROWS, COLS, 128, 128);
   float *x = cuda_floats(&f, MOST * COLS);
-  for (uint32_t n = 3; n <= MOST; n += MOST - 3) {
+  static const uint32_t sizes[] = {3, 40, MOST};
+  for (size_t s = 0; s < TD_COUNT(sizes); s++) {
+    const uint32_t n = sizes[s];
     uint16_t *y = cuda_alloc(&f, (size_t)n * STRIDE * sizeof *y);
     td_op_fill_zero(f.stream, y, (size_t)n * STRIDE * sizeof *y);
     td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
@@ -327,6 +329,55 @@ static void test_linear_alone_and_in_company(void **state) {
   check_company(&ref_block_formats[1], 4); // Q4_K, up to 64 tokens
 }
 
+// The same of every format, where tiles of rows are several blocks, with one part of the sum each
+// or more, or one; rows and columns end within a tile and a chunk.
+static void check_wide(cuda_fixture *f, const ref_format *format, uint32_t n_sms) {
+  enum { TOKENS = 64, ROWS = 136, COLS = 1696 };
+  static const uint32_t alone[] = {0, 16, 40, TOKENS - 1}, sizes[] = {TOKENS, 17};
+  ((td_cuda_dev *)f->dev)->props.n_sms = (int)n_sms;
+  ref_weight w = ref_make_format(&f->rng, format, ROWS, COLS, 128, 128 >> n_sms % 2 * 2);
+  float *values = cuda_floats(f, TOKENS * COLS),
+        *bias = ref_floats(&f->rng, ROWS); // not for cuBLAS
+  float want[TD_COUNT(alone)][ROWS], got[ROWS], *y = cuda_alloc(f, TOKENS * ROWS * sizeof *y);
+  const uint16_t *x = cuda_put_bf16(f, values, TOKENS * COLS);
+  td_linear_op_args args = {.w = &w.w,
+                            .bias = {bias, TD_F32, ROWS},
+                            .y = y,
+                            .x_stride = COLS,
+                            .y_stride = ROWS,
+                            .out_f32 = true};
+  for (size_t i = 0; i < TD_COUNT(alone); i++) {
+    args.x = x + alone[i] * COLS;
+    args.n_tokens = 1;
+    td_op_linear(f->stream, &args);
+    cuda_get(f, want[i], y, sizeof got);
+  }
+  for (size_t i = 0; i < TD_COUNT(sizes) * TD_COUNT(alone); i++) {
+    const uint32_t n = sizes[i / TD_COUNT(alone)], t = alone[i % TD_COUNT(alone)];
+    args.x = x;
+    args.n_tokens = n;
+    if (t == 0) td_op_linear(f->stream, &args);
+    if (t >= n) continue;
+    cuda_get(f, got, y + t * ROWS, sizeof got);
+    assert_memory_equal(got, want[i % TD_COUNT(alone)], sizeof got);
+  }
+  free(values);
+  free(bias);
+  ref_free_weight(&w);
+}
+
+static void test_wide_linear_alone_and_in_company(void **state) {
+  (void)state;
+  static const uint32_t n_sms[] = {132, 5, 1};
+  for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(n_sms); i++) {
+    if (i % TD_COUNT(n_sms) != 0 && i % 4 != 0) continue; // those of some formats
+    if (IS_ASAN && i % 4 != 0) continue;
+    CUDA_OPEN(f);
+    check_wide(&f, &ref_formats[i / TD_COUNT(n_sms)], n_sms[i % TD_COUNT(n_sms)]);
+    cuda_close(&f);
+  }
+}
+
 // Scales that the kernels of MXFP4 have no room for are widened when they are copied.
 static int (*linear_vec)(const td_cu_linear_args *args, td_cu_stream stream);
 static uint32_t n_launches;
@@ -422,6 +473,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_e2m1_codes_and_scales),
       cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
+      cmocka_unit_test(test_wide_linear_alone_and_in_company),
       cmocka_unit_test(test_matrices_of_one_input),
       cmocka_unit_test(test_scales_that_are_not_taken),
   };

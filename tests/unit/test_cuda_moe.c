@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/bf16.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
 #include "unit/sanitized.h"
@@ -393,6 +394,79 @@ static uint32_t rounds_of(cuda_fixture *f, const experts *e, td_moe_args *args, 
   return n_rounds - before;
 }
 
+// A dense MLP that is added, which few tokens' last product does itself, has the bits of its sums
+// in f32 and an addition.
+static void test_a_dense_sum_is_added(void **state) {
+  (void)state;
+  static const expert_formats format = {
+      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
+  static const uint32_t sizes[] = {1, 20, MOE_TOKENS};
+  CUDA_OPEN(f);
+  experts e;
+  make_experts(&e, &f.rng, &format);
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    const size_t n = (size_t)sizes[i] * DIM;
+    float *x = cuda_floats(&f, n), *before = cuda_floats(&f, n), *sums = malloc(n * sizeof *sums);
+    uint16_t *got = malloc(n * sizeof *got);
+    td_moe_args args = {.gate = e.g,
+                        .up = e.u,
+                        .down = e.d,
+                        .x = cuda_put_bf16(&f, x, n),
+                        .out = cuda_alloc(&f, n * sizeof *sums),
+                        .n_tokens = sizes[i],
+                        .n_experts = 1,
+                        .top_k = 1,
+                        .out_f32 = true};
+    td_op_moe(f.stream, &args);
+    cuda_get(&f, sums, args.out, n * sizeof *sums);
+    args.out = cuda_put_bf16(&f, before, n);
+    args.out_f32 = false;
+    args.accumulate = true;
+    td_op_moe(f.stream, &args);
+    cuda_get(&f, got, args.out, n * sizeof *got);
+    for (size_t j = 0; j < n; j++)
+      assert_int_equal(got[j], td_bf16_of(before[j] + sums[j]));
+    free(x), free(before), free(sums), free(got);
+  }
+  free_experts(&e);
+  cuda_close(&f);
+}
+
+// Up to 64 tokens of a dense MLP have the bits that each has alone, however many blocks share a
+// tile of gate and up.
+static void test_a_dense_mlp_alone_and_in_company(void **state) {
+  (void)state;
+  enum { TOKENS = 64, COLS = 1688, ROWS = 72 };
+  static const uint32_t n_sms[] = {132, 1}, sizes[] = {1, 20, TOKENS};
+  for (size_t i = 0; i < TD_COUNT(n_sms); i++) {
+    CUDA_OPEN(f);
+    ((td_cuda_dev *)f.dev)->props.n_sms = (int)n_sms[i];
+    ref_weight gate = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 128, 128);
+    ref_weight up = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 128, 128);
+    ref_weight down = ref_make_weight(&f.rng, TD_F8E4M3, COLS, ROWS, 128, 128);
+    float *x = cuda_floats(&f, TOKENS * COLS);
+    uint16_t *bits[TD_COUNT(sizes)];
+    for (size_t j = 0; j < TD_COUNT(sizes); j++) { // of the first token
+      void *out = cuda_alloc(&f, (size_t)sizes[j] * COLS * sizeof **bits);
+      td_op_moe(f.stream, &(td_moe_args){.gate = &gate.w,
+                                         .up = &up.w,
+                                         .down = &down.w,
+                                         .x = cuda_put_bf16(&f, x, (size_t)sizes[j] * COLS),
+                                         .out = out,
+                                         .n_tokens = sizes[j],
+                                         .n_experts = 1,
+                                         .top_k = 1});
+      cuda_get(&f, bits[j] = malloc(COLS * sizeof **bits), out, COLS * sizeof **bits);
+      assert_memory_equal(bits[j], bits[0], COLS * sizeof **bits);
+    }
+    for (size_t j = 0; j < TD_COUNT(sizes); j++)
+      free(bits[j]);
+    free(x);
+    ref_free_weight(&gate), ref_free_weight(&up), ref_free_weight(&down);
+    cuda_close(&f);
+  }
+}
+
 // A group queued when the host has the counts has no rounds beyond its tiles. One queued before has
 // rounds for all pairs that it may have, which is at most one for each token and expert. No bit
 // depends on that. Here the first two groups have all pairs, the third none.
@@ -488,6 +562,8 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_moe),
       cmocka_unit_test(test_moe_of_slots),
+      cmocka_unit_test(test_a_dense_sum_is_added),
+      cmocka_unit_test(test_a_dense_mlp_alone_and_in_company),
       cmocka_unit_test(test_rounds_end_with_the_tiles),
       cmocka_unit_test(test_an_expert_that_is_none),
   };

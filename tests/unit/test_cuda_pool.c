@@ -13,21 +13,23 @@
 #include "unit/device_test.h"
 
 enum { SEQS = 2, MOST_TOKENS = 120, TOKENS = SEQS * MOST_TOKENS };
+enum { SPARE = 3 }; // keys of a ring behind its window
 
 // FP32 sums in another order, and functions of another library, of values of about 1.
 #define SLACK 2e-5
 
 typedef struct {
   uint32_t dim, rot_dim, group, window, page_tokens, top_k, n_heads, n;
-  bool overlaps;
+  bool overlaps, has_no_norm;
 } shape;
 
 static const shape shapes[] = {
-    {16, 4, 4, 7, 8, 3, 11, 30, true},    // in runs of eight
-    {70, 8, 8, 1, 4, 0, 3, 27, false},    // groups larger than pages, dims that make no runs
-    {9, 2, 0, 11, 4, 0, 2, 20, false},    // no pooled keys
-    {24, 24, 2, 80, 32, 0, 4, 120, true}, // keys of more than a split
-    {512, 64, 4, 7, 64, 3, 40, 18, true}, // of the most, heads of two blocks
+    {16, 4, 4, 7, 8, 3, 11, 30, true, false},    // in runs of eight
+    {70, 8, 8, 1, 4, 0, 3, 27, false, false},    // groups larger than pages, dims that make no runs
+    {9, 2, 0, 11, 4, 0, 2, 20, false, false},    // no pooled keys
+    {24, 24, 2, 80, 32, 0, 4, 120, true, false}, // keys of more than a split
+    {512, 64, 4, 7, 64, 3, 40, 18, true, false}, // of the most, heads of two blocks
+    {20, 0, 8, 3, 16, 2, 3, 30, false, true},
 };
 
 // Both sequences' inputs, and what the GPU makes of them. Layout of a page: tests/unit/test_pool.c.
@@ -42,6 +44,8 @@ typedef struct {
   uint16_t *dev_keys, *dev_q;
   int32_t *dev_selected, *dev_tables;
   char *dev_pages;
+  td_state_trail trail; // of the steps to come
+  size_t trail_at;
   char *pages; // as the GPU left them
   float *out;  // [SEQS][n][n_heads][dim]
 } world;
@@ -54,7 +58,7 @@ static void open_world(world *w, cuda_fixture *f, const shape *s) {
   *w = (world){.s = s, .width = s->overlaps ? 2 * s->dim : s->dim};
   w->max_pages = (s->n - 1) / s->page_tokens + 1;
   w->n_pages = SEQS * w->max_pages + 1; // the last is no one's
-  w->open_at = (size_t)s->window * s->dim;
+  w->open_at = (size_t)(s->window + SPARE) * s->dim;
   w->entry_at = w->open_at + 6 * (size_t)s->dim;
   w->page_bytes = (w->entry_at + (size_t)entries_of(s) * s->dim) * sizeof(float);
   w->page_bytes = (w->page_bytes + 15) / 16 * 16;
@@ -165,7 +169,7 @@ static td_pool_args pool_args(const world *w, td_batch_view batch) {
   return (td_pool_args){.batch = batch,
                         .stride = w->width,
                         .bias = w->bias,
-                        .norm = {w->norm, TD_F32, s->dim},
+                        .norm = {w->norm, TD_F32, s->has_no_norm ? 0 : s->dim},
                         .open_at = w->open_at,
                         .entry_at = w->entry_at,
                         .dim = s->dim,
@@ -184,6 +188,7 @@ static td_attn_pool_args attn_args(const world *w, td_batch_view batch) {
                              .n_heads = s->n_heads,
                              .dim = s->dim,
                              .window = s->window,
+                             .ring = s->window + SPARE,
                              .group = s->group,
                              .top_k = s->top_k,
                              .scale = 0.3f};
@@ -206,9 +211,11 @@ static void step(cuda_fixture *f, world *w, const uint32_t begin[SEQS], const ui
   put_bf16_rows(f, w, w->dev_keys, w->keys, s->dim, begin, n);
   put_bf16_rows(f, w, w->dev_q, w->q, w->row, begin, n);
   put_rows(f, w, w->dev_selected, w->selected, s->top_k * sizeof(int32_t), begin, n);
-  const td_kv_view state = {w->dev_pages, w->page_bytes, TD_F32};
+  const td_kv_view state = {.pages = w->dev_pages, .page_bytes = w->page_bytes, .dtype = TD_F32};
   td_pool_args pool = pool_args(w, batch);
   pool.state = state;
+  pool.trail = w->trail;
+  pool.trail_at = w->trail_at;
   pool.x = w->dev_x;
   pool.gate = w->dev_gate;
   pool.cos_sin = w->dev_cos_sin;
@@ -265,7 +272,7 @@ static char *pages_of_cpu(const world *w) {
   device_fixture d;
   device_open(&d, 2);
   const td_batch_view batch = put_tables(w, tables, (uint32_t[]){0, 0}, (uint32_t[]){s->n, s->n});
-  const td_kv_view state = {pages, w->page_bytes, TD_F32};
+  const td_kv_view state = {.pages = pages, .page_bytes = w->page_bytes, .dtype = TD_F32};
   td_pool_args pool = pool_args(w, batch);
   pool.state = state;
   pool.x = w->x;
@@ -416,6 +423,67 @@ static void test_a_restored_page_continues(void **state) {
   }
 }
 
+// Makes the rows of SPARE tokens behind token `at` others, and back.
+static void invert(world *w, uint32_t at) {
+  for (uint32_t s = 0; s < SEQS; s++) {
+    const size_t row = (size_t)s * w->s->n + at + 1;
+    for (size_t i = 0; i < SPARE * w->width; i++) {
+      w->x[row * w->width + i] *= -1;
+      w->gate[row * w->width + i] *= -1;
+    }
+    for (size_t i = 0; i < SPARE * (size_t)w->s->dim; i++)
+      w->keys[row * w->s->dim + i] *= -1;
+  }
+}
+
+// Computes token `at` of both sequences, and takes back SPARE others than those that follow it.
+static void take_back(cuda_fixture *f, world *w, uint32_t at) {
+  enum { AHEAD = 2 }; // elements of a slot, of something else
+  const shape *s = w->s;
+  static const int32_t first[SEQS] = {0, SPARE};
+  const size_t n_open = (s->group ? s->overlaps ? 6 : 3 : 0) * (size_t)s->dim;
+  const size_t slot_bytes = (AHEAD + n_open) * sizeof(float);
+  char *slots = cuda_alloc(f, SEQS * SPARE * slot_bytes);
+  const int32_t *dev_first = cuda_put(f, first, sizeof first);
+  w->trail = (td_state_trail){slots, dev_first, slot_bytes};
+  w->trail_at = AHEAD;
+  invert(w, at);
+  step(f, w, (uint32_t[]){at, at}, (uint32_t[]){1 + SPARE, 1 + SPARE});
+  invert(w, at);
+  w->trail = (td_state_trail){.slots = NULL};
+  for (uint32_t k = 0; k < SEQS; k++) {
+    const int32_t page = w->page_table[k * w->max_pages + at / s->page_tokens];
+    td_op_copy(f->stream, w->dev_pages + (size_t)page * w->page_bytes + w->open_at * sizeof(float),
+               slots + (size_t)first[k] * slot_bytes + AHEAD * sizeof(float),
+               n_open * sizeof(float));
+  }
+}
+
+static void test_tokens_that_are_taken_back(void **state) {
+  (void)state;
+  for (size_t i = 0; i < 3; i++) {
+    CUDA_OPEN(f);
+    world w;
+    open_world(&w, &f, &shapes[i]);
+    const uint32_t n = shapes[i].n;
+    const size_t n_bytes = SEQS * n * w.row * sizeof(float);
+    float *once = malloc(n_bytes);
+    TD_CHECK(once);
+    run(&f, &w, whole);
+    memcpy(once, w.out, n_bytes);
+    memset(w.pages, 0xff, w.n_pages * w.page_bytes);
+    td_op_copy(f.stream, w.dev_pages, w.pages, w.n_pages * w.page_bytes);
+    uint32_t at = 0;
+    for (; at + SPARE < n; at++)
+      take_back(&f, &w, at);
+    step(&f, &w, (uint32_t[]){at, at}, (uint32_t[]){n - at, n - at});
+    assert_memory_equal(w.out, once, n_bytes);
+    free(once);
+    close_world(&w);
+    cuda_close(&f);
+  }
+}
+
 // Selections of entries, whose scores are exact, so that they tie; the first win, as on the CPU.
 static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint32_t page_tokens) {
   enum { N = 90, TOP = 3, MOST_PAGES = 45 };
@@ -437,23 +505,24 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
   for (int32_t i = 0; i < MOST_PAGES; i++)
     table[i] = MOST_PAGES - 1 - i;
   memset(want, 0xff, sizeof want);
-  td_select_keys_args args = {.batch = {.seq = seq,
-                                        .position = position,
-                                        .q_begin = q_begin,
-                                        .page_table = table,
-                                        .n_tokens = N,
-                                        .n_seqs = 1,
-                                        .max_pages = MOST_PAGES,
-                                        .page_tokens = page_tokens,
-                                        .max_keys = N},
-                              .kv = {pages, page * sizeof(float), TD_F32},
-                              .q = q,
-                              .weights = weights,
-                              .selected = want,
-                              .n_heads = n_heads,
-                              .dim = dim,
-                              .top_k = TOP,
-                              .group = group};
+  td_select_keys_args args = {
+      .batch = {.seq = seq,
+                .position = position,
+                .q_begin = q_begin,
+                .page_table = table,
+                .n_tokens = N,
+                .n_seqs = 1,
+                .max_pages = MOST_PAGES,
+                .page_tokens = page_tokens,
+                .max_keys = N},
+      .kv = {.pages = pages, .page_bytes = page * sizeof(float), .dtype = TD_F32},
+      .q = q,
+      .weights = weights,
+      .selected = want,
+      .n_heads = n_heads,
+      .dim = dim,
+      .top_k = TOP,
+      .group = group};
   device_fixture d;
   device_open(&d, 1);
   td_op_select_keys(d.stream, &args);
@@ -502,15 +571,17 @@ static void test_bad_arguments(void **state) {
   (void)state;
   CUDA_OPEN(f);
   static const float sink = 0;
-  td_attn_pool_args attn = {.state = {cuda_alloc(&f, 4096), 4096, TD_F32},
-                            .q = cuda_alloc(&f, 1024),
-                            .key = cuda_alloc(&f, 1024),
-                            .sinks = &sink,
-                            .n_heads = 1,
-                            .dim = 16,
-                            .window = 2,
-                            .group = 3,
-                            .scale = 1};
+  td_attn_pool_args attn = {
+      .state = {.pages = cuda_alloc(&f, 4096), .page_bytes = 4096, .dtype = TD_F32},
+      .q = cuda_alloc(&f, 1024),
+      .key = cuda_alloc(&f, 1024),
+      .sinks = &sink,
+      .n_heads = 1,
+      .dim = 16,
+      .window = 2,
+      .ring = 2,
+      .group = 3,
+      .scale = 1};
   step_at(&f, 0, 0, attn);
   cuda_expect_failure(&f, "groups of 3");
   attn.group = 0;
@@ -527,7 +598,7 @@ static void test_bad_arguments(void **state) {
 
 typedef struct {
   uint32_t n_streams, dim;
-  bool head;
+  bool head, is_mean;
 } streams_shape;
 
 // Against the CPU device, whose activations are not rounded.
@@ -556,6 +627,7 @@ static void check_streams(const streams_shape *s) {
                              .eps = 1e-6f,
                              .norm_eps = 1e-5f,
                              .head = s->head};
+  if (s->is_mean) read.scores = NULL;
   td_hyper_write_args write = {
       .x = x, .y = y, .scores = scores, .n_tokens = N, .n_streams = s->n_streams, .dim = s->dim};
   device_fixture d;
@@ -564,7 +636,7 @@ static void check_streams(const streams_shape *s) {
   if (!s->head) td_op_hyper_write(d.stream, &write);
   device_sync(&d);
   read.x = write.x = dev_x;
-  read.scores = dev_scores;
+  if (!s->is_mean) read.scores = dev_scores;
   write.scores = dev_scores;
   read.out = dev_out;
   write.y = dev_y;
@@ -597,8 +669,9 @@ static void check_streams(const streams_shape *s) {
 static void test_streams(void **state) {
   (void)state;
   static const streams_shape all[] = {
-      {4, 64, false}, {4, 4608, false}, // more than a pass of a block
-      {3, 75, false}, {1, 8, false},    {16, 40, false}, {4, 64, true}, {2, 33, true},
+      {4, 64, false, false}, {4, 4608, false, false}, // more than a pass of a block
+      {3, 75, false, false}, {1, 8, false, false},    {16, 40, false, false}, {4, 64, true, false},
+      {2, 33, true, false},  {4, 64, true, true},     {3, 75, true, true},
   };
   for (size_t i = 0; i < TD_COUNT(all); i++)
     check_streams(&all[i]);
@@ -609,6 +682,7 @@ int main(void) {
       cmocka_unit_test(test_results),
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
+      cmocka_unit_test(test_tokens_that_are_taken_back),
       cmocka_unit_test(test_entries_are_selected),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_streams),

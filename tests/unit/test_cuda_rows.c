@@ -192,12 +192,96 @@ static void check_rmsnorm(uint32_t dim) {
   cuda_close(&f);
 }
 
-// Rows of any length, and of runs of eight, short and long.
+// A norm that also adds what a block's output lacks, which is in host memory: the bits of td_op_add
+// and a norm, and the output stays as it is.
+static void check_norm_of_more(uint32_t dim) {
+  enum { ROWS = 3 };
+  CUDA_OPEN(f);
+  td_err err;
+  const size_t n = (size_t)ROWS * dim, n_bytes = n * sizeof(uint16_t);
+  float *values[3], *w = ref_floats(&f.rng, dim);
+  for (int i = 0; i < 3; i++)
+    values[i] = cuda_floats(&f, n);
+  uint16_t *more, *got[2][2], *x = cuda_put_bf16(&f, values[0], n);
+  assert_int_equal(td_dev_alloc_host(f.dev, (void **)&more, n_bytes, &err), TD_OK);
+  for (size_t i = 0; i < n; i++)
+    more[i] = ref_to_bf16(values[1][i]);
+  for (int two = 0; two < 2; two++) { // operators
+    uint16_t *residual = cuda_put_bf16(&f, values[2], n), *out = cuda_alloc(&f, n_bytes);
+    if (two) td_op_add(f.stream, x, more, n);
+    td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = x,
+                                               .more = two ? NULL : more,
+                                               .residual = residual,
+                                               .w = {w, TD_F32, dim},
+                                               .out = out,
+                                               .x_stride = dim,
+                                               .out_stride = dim,
+                                               .n_rows = ROWS,
+                                               .dim = dim,
+                                               .eps = 1e-6f});
+    cuda_get(&f, got[two][0] = malloc(n_bytes), residual, n_bytes);
+    cuda_get(&f, got[two][1] = malloc(n_bytes), out, n_bytes);
+  }
+  for (int i = 0; i < 2; i++) {
+    assert_memory_equal(got[0][i], got[1][i], n_bytes);
+    free(got[0][i]), free(got[1][i]);
+  }
+  td_dev_free_host(f.dev, more);
+  for (int i = 0; i < 3; i++)
+    free(values[i]);
+  free(w);
+  cuda_close(&f);
+}
+
+// Rows of two kinds in one operator have the bits that each has alone.
+static void check_both_norms(uint32_t dim, uint32_t also_dim) {
+  enum { ROWS = 11 };
+  CUDA_OPEN(f);
+  const uint32_t stride = also_dim + 64;
+  const size_t n = (size_t)ROWS * dim, n_also = (size_t)ROWS * stride;
+  float *x = cuda_floats(&f, n), *y = cuda_floats(&f, n_also), *w = ref_floats(&f.rng, dim);
+  float *also_w = ref_floats(&f.rng, also_dim), *got[2][2];
+  for (int together = 0; together < 2; together++) {
+    uint16_t *rows = cuda_put_bf16(&f, x, n), *also = cuda_put_bf16(&f, y, n_also);
+    td_rmsnorm_args args = {
+        .x = rows,
+        .w = {w, TD_F32, dim},
+        .out = rows,
+        .x_stride = dim,
+        .out_stride = dim,
+        .n_rows = ROWS,
+        .dim = dim,
+        .eps = 1e-6f,
+        .also = {also, {also_w, TD_F32, also_dim}, also, stride, stride, also_dim}};
+    const td_rmsnorm_args second = td_rmsnorm_also(&args);
+    if (!together) args.also.x = NULL;
+    td_op_rmsnorm(f.stream, &args);
+    if (!together) td_op_rmsnorm(f.stream, &second);
+    got[together][0] = cuda_get_bf16(&f, rows, n);
+    got[together][1] = cuda_get_bf16(&f, also, n_also);
+  }
+  assert_memory_equal(got[0][0], got[1][0], n * sizeof **got[0]);
+  assert_memory_equal(got[0][1], got[1][1], n_also * sizeof **got[0]);
+  for (int i = 0; i < 4; i++)
+    free(got[i / 2][i % 2]);
+  free(x), free(y), free(w), free(also_w);
+  cuda_close(&f);
+}
+
+// Rows of any length, and of runs of eight: of a warp, of a block, and of more runs than it has
+// threads.
 static void test_rmsnorm(void **state) {
   (void)state;
-  check_rmsnorm(501);
-  check_rmsnorm(512 + 5 * 8);
-  check_rmsnorm(1024 + 21 * 8);
+  static const uint32_t dims[] = {501, 512 + 5 * 8, 1024 + 21 * 8};
+  for (size_t i = 0; i < TD_COUNT(dims); i++) {
+    check_rmsnorm(dims[i]);
+    check_norm_of_more(dims[i]);
+  }
+  check_norm_of_more(512 * 8 + 3 * 8);
+  check_both_norms(1536, 512);
+  check_both_norms(768, 512);
+  check_both_norms(512, 1032); // these are not one launch
+  check_both_norms(1536, 501);
 }
 
 static void check_rope(uint32_t rot) {

@@ -201,14 +201,24 @@ static void test_sizes_of_launches(void **state) {
   static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
     assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_VEC, tokens[i][0]), tokens[i][1]);
-  // rows, SMs, warps
-  static const uint32_t rows[][3] = {{1, 132, 24},    {2112, 132, 24},  {2113, 132, 12},
-                                     {4096, 132, 12}, {7168, 132, 6},   {8192, 132, 6},
-                                     {6144, 132, 8},  {129280, 132, 8}, {7168, 82, 8}};
-  for (size_t i = 0; i < TD_COUNT(rows); i++) {
-    assert_int_equal(td_cuda_vec_warps(rows[i][0], false, rows[i][1]), rows[i][2]);
-    assert_int_equal(td_cuda_vec_warps(rows[i][0], true, rows[i][1]), 8);
+  static const uint32_t wide[][2] = {{16, 0}, {17, 32}, {32, 32}, {33, 64}, {64, 64}, {65, 0}};
+  for (size_t i = 0; i < TD_COUNT(wide); i++) {
+    assert_int_equal(td_cuda_wide_tokens(TD_CU_READ_F8, wide[i][0]), wide[i][1]);
+    assert_int_equal(td_cuda_wide_tokens(TD_CU_READ_BLOCKS, wide[i][0]), 0);
   }
+  // rows, columns, SMs, warps
+  static const uint32_t rows[][4] = {
+      {1, 7168, 132, 24},     {2112, 7168, 132, 24}, {2113, 7168, 132, 12}, {4096, 7168, 132, 12},
+      {7168, 16384, 132, 6},  {8192, 7168, 132, 6},  {6144, 7168, 132, 8},  {129280, 7168, 132, 8},
+      {24576, 1536, 132, 2},  {24576, 1536, 108, 4}, {7168, 2048, 132, 6},  {7168, 7168, 82, 4},
+      {18432, 14336, 132, 8}, {7168, 18432, 132, 6}};
+  for (size_t i = 0; i < TD_COUNT(rows); i++) {
+    const td_weight w = {.dtype = TD_F8E4M3, .rows = rows[i][0], .cols = rows[i][1]};
+    assert_int_equal(td_cuda_vec_warps(&w, 1, w.rows, false, rows[i][2]), rows[i][3]);
+    assert_int_equal(td_cuda_vec_warps(&w, 1, w.rows, true, rows[i][2]), 8);
+  }
+  const td_weight gate = {.dtype = TD_F8E4M3, .rows = 18432, .cols = 7168}; // and up
+  assert_int_equal(td_cuda_vec_warps(&gate, 2, gate.rows, false, 132), 8);
 }
 
 // A matrix in pieces is the matrix.
@@ -316,6 +326,27 @@ static void test_splits_that_a_block_adds_up(void **state) {
   assert_true(td_cuda_folds_by_block(33, 4, 1, 132));
 }
 
+static void test_delta_rules_in_chunks(void **state) {
+  (void)state;
+  const td_cu_delta_rule_args qwen = {.shape = {.k_dim = 128, .v_dim = 128},
+                                      .batch = {.page_tokens = 512}};
+  td_cu_delta_rule_args a = qwen;
+  assert_true(td_cuda_takes_delta_chunks(&a));
+  a.shape.k_dim = 64; // half of each product would be of zeros
+  assert_false(td_cuda_takes_delta_chunks(&a));
+  a.shape.k_dim = 100;
+  assert_false(td_cuda_takes_delta_chunks(&a));
+  a = qwen;
+  a.shape.v_dim = 36;
+  assert_false(td_cuda_takes_delta_chunks(&a));
+  a = qwen;
+  a.batch.page_tokens = TD_CU_DELTA_CHUNK / 2;
+  assert_false(td_cuda_takes_delta_chunks(&a));
+  a = qwen;
+  a.qkv = (const uint16_t *)24;
+  assert_false(td_cuda_takes_delta_chunks(&a));
+}
+
 static void test_prompts_of_a_launch(void **state) {
   (void)state;
   enum { SEQS = 40 };
@@ -379,6 +410,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_splits_of_a_window),
       cmocka_unit_test(test_splits_of_latents),
       cmocka_unit_test(test_splits_that_a_block_adds_up),
+      cmocka_unit_test(test_delta_rules_in_chunks),
       cmocka_unit_test(test_prompts_of_a_launch),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;

@@ -76,8 +76,8 @@ enum { RULE_TOKENS = 6, MOST_K = 128, COLUMNS = TD_DELTA_COLUMNS };
 
 // Inputs of a head: normed queries and keys, decays and strengths between 0 and 1.
 typedef struct {
-  float *q, *k, *v, *state, gates[2 * RULE_TOKENS];
-  uint32_t k_dim, n_cols;
+  float *q, *k, *v, *state, gates[(MOST_K + 1) * RULE_TOKENS];
+  uint32_t k_dim, n_cols, n_decays;
 } rule_case;
 
 static void norm_rows(float *x, uint32_t n_rows, uint32_t n) {
@@ -90,16 +90,17 @@ static void norm_rows(float *x, uint32_t n_rows, uint32_t n) {
   }
 }
 
-static rule_case make_rule(uint64_t *rng, uint32_t k_dim, uint32_t n_cols) {
+static rule_case make_rule(uint64_t *rng, uint32_t k_dim, uint32_t n_cols, bool has_each) {
   rule_case c = {.q = ref_floats(rng, RULE_TOKENS * k_dim),
                  .k = ref_floats(rng, RULE_TOKENS * k_dim),
                  .v = ref_floats(rng, RULE_TOKENS * n_cols),
                  .state = ref_floats(rng, (size_t)k_dim * COLUMNS),
                  .k_dim = k_dim,
-                 .n_cols = n_cols};
+                 .n_cols = n_cols,
+                 .n_decays = has_each ? k_dim : 1};
   norm_rows(c.q, RULE_TOKENS, k_dim);
   norm_rows(c.k, RULE_TOKENS, k_dim);
-  for (int i = 0; i < 2 * RULE_TOKENS; i++)
+  for (uint32_t i = 0; i < (c.n_decays + 1) * RULE_TOKENS; i++)
     c.gates[i] = 0.5f + 0.5f * ref_float(rng);
   return c;
 }
@@ -114,35 +115,40 @@ static void free_rule(rule_case *c) {
 // Tokens [begin, begin + n) through a kernel.
 static void run_rule(void (*fn)(void), const rule_case *c, float *state, float *out, uint32_t begin,
                      uint32_t n) {
-  ((void (*)(const td_delta_rule_args *))fn)(&(td_delta_rule_args){.state = state,
-                                                                   .q = c->q + begin * c->k_dim,
-                                                                   .k = c->k + begin * c->k_dim,
-                                                                   .v = c->v + begin * c->n_cols,
-                                                                   .gates = c->gates + 2 * begin,
-                                                                   .out = out + begin * c->n_cols,
-                                                                   .ldk = c->k_dim,
-                                                                   .ldv = c->n_cols,
-                                                                   .ldg = 2,
-                                                                   .ldo = c->n_cols,
-                                                                   .n_tokens = n,
-                                                                   .k_dim = c->k_dim,
-                                                                   .n_cols = c->n_cols});
+  const uint32_t of_gates = c->n_decays + 1;
+  ((void (*)(const td_delta_rule_args *))fn)(
+      &(td_delta_rule_args){.state = state,
+                            .q = c->q + begin * c->k_dim,
+                            .k = c->k + begin * c->k_dim,
+                            .v = c->v + begin * c->n_cols,
+                            .gates = c->gates + of_gates * begin,
+                            .out = out + begin * c->n_cols,
+                            .ldk = c->k_dim,
+                            .ldv = c->n_cols,
+                            .ldg = of_gates,
+                            .ldo = c->n_cols,
+                            .n_tokens = n,
+                            .k_dim = c->k_dim,
+                            .n_cols = c->n_cols,
+                            .n_decays = c->n_decays});
 }
 
 // One token in double; *magnitude becomes the largest sum of absolute products.
 static void naive_rule(const rule_case *c, uint32_t t, double *state, double *out,
                        double *magnitude) {
-  const double g = c->gates[2 * t], b = c->gates[2 * t + 1];
+  const float *gates = c->gates + (c->n_decays + 1) * t;
+  const double b = gates[c->n_decays];
   for (uint32_t col = 0; col < c->n_cols; col++) {
     double known = 0, sum = 0, terms = fabs(c->v[t * c->n_cols + col]);
     for (uint32_t i = 0; i < c->k_dim; i++) {
-      known += c->k[t * c->k_dim + i] * state[i * COLUMNS + col];
+      const double g = gates[c->n_decays > 1 ? i : 0];
+      known += g * c->k[t * c->k_dim + i] * state[i * COLUMNS + col];
       terms += fabs(c->k[t * c->k_dim + i] * state[i * COLUMNS + col]);
     }
-    const double d = b * (c->v[t * c->n_cols + col] - g * known);
+    const double d = b * (c->v[t * c->n_cols + col] - known);
     for (uint32_t i = 0; i < c->k_dim; i++) {
       double *s = &state[i * COLUMNS + col];
-      *s = g * *s + c->k[t * c->k_dim + i] * d;
+      *s = gates[c->n_decays > 1 ? i : 0] * *s + c->k[t * c->k_dim + i] * d;
       sum += c->q[t * c->k_dim + i] * *s;
       terms += fabs(c->q[t * c->k_dim + i] * *s);
     }
@@ -158,8 +164,9 @@ static bool check_rule(void (*fn)(void), const void *arg, why *w) {
   static const uint32_t dims[][2] = {{1, 1}, {3, 7}, {12, 20}, {16, 16}, {24, 32}, {128, 32}};
   uint64_t rng = 3;
   bool ok = true;
-  for (size_t i = 0; ok && i < TD_COUNT(dims); i++) {
-    rule_case c = make_rule(&rng, dims[i][0], dims[i][1]);
+  for (size_t n = 0; ok && n < 2 * TD_COUNT(dims); n++) {
+    const size_t i = n / 2;
+    rule_case c = make_rule(&rng, dims[i][0], dims[i][1], n % 2);
     const size_t n_state = (size_t)c.k_dim * COLUMNS;
     ref_mem got = ref_guarded(RULE_TOKENS * c.n_cols * sizeof(float));
     float out[RULE_TOKENS * COLUMNS], *whole = malloc(n_state * sizeof *whole);
@@ -188,23 +195,60 @@ static bool check_rule(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
+// Softplus within 8 roundings, by which its product with the rate may be off; e to that within 2
+// ulp. With a bound, what the sigmoid is of has two roundings, which its slope of at most 1/4
+// passes on, and then some more.
+static bool check_decay(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  static const size_t lengths[] = {1, 7, 16, 19, 100};
+  static const float rates[] = {0.01f, 1, 16}, spans[] = {1, 30, 200}, bounds[] = {0, -5};
+  uint64_t rng = 6;
+  bool ok = true;
+  for (size_t c = 0; ok && c < 18 * TD_COUNT(lengths); c++) {
+    const size_t n = lengths[c / 18];
+    const float bound = bounds[c / 9 % 2];
+    const float rate = rates[c / 3 % 3];
+    ref_mem out = ref_guarded(n * sizeof(float));
+    float *x = ref_floats(&rng, n), *bias = ref_floats(&rng, n), *y = out.data;
+    for (size_t i = 0; i < n; i++)
+      x[i] *= spans[c % 3];
+    ((void (*)(const td_decay_row_args *))fn)(
+        &(td_decay_row_args){.x = x, .bias = bias, .out = y, .n = n, .rate = rate, .bound = bound});
+    for (size_t i = 0; ok && i < n; i++) {
+      const double sum = (double)(x[i] + bias[i]);
+      const double open = rate * (fmax(sum, 0) + log1p(exp(-fabs(sum))));
+      const double power = bound < 0 ? -bound / (1 + exp(-rate * sum)) : open, want = exp(-power);
+      const double slack = bound < 0 ? -bound * (fabs(rate * sum) * exp(-fabs(rate * sum)) + 8)
+                                     : 8 * power;
+      if (!(fabs(y[i] - want) <= (slack + 6) * 0x1p-24 * want + 0x1p-149))
+        ok = KERNEL_FAIL(w, "rate %g, %g: %g, not %g", rate, sum, y[i], want);
+    }
+    free(x);
+    free(bias);
+    ref_unmap(&out);
+  }
+  return ok;
+}
+
 static void test_kernels(void **state) {
   (void)state;
   for_versions("sigmoid_row", check_sigmoid, NULL);
   for_versions("conv_silu", check_conv, NULL);
   for_versions("delta_rule", check_rule, NULL);
+  for_versions("decay_row", check_decay, NULL);
 }
 
-// Forgets the decay.
+// Takes the first decay for all.
 static void broken_rule(const td_delta_rule_args *a) {
   float gates[2 * RULE_TOKENS];
   td_delta_rule_args args = *a;
   for (uint32_t t = 0; t < a->n_tokens; t++) {
-    gates[2 * t] = 1;
-    gates[2 * t + 1] = a->gates[t * a->ldg + 1];
+    gates[2 * t] = a->gates[t * a->ldg];
+    gates[2 * t + 1] = a->gates[t * a->ldg + a->n_decays];
   }
   args.gates = gates;
   args.ldg = 2;
+  args.n_decays = 1;
   td_kernels()->delta_rule(&args);
 }
 
@@ -221,12 +265,13 @@ enum { PAGE = 16, SEQ_PAGES = 4, N_TOKENS = 55, N_PAGES = 2 * SEQ_PAGES + 1 };
 // Two key heads for six value heads, widths that fill no vector, two tiles of the state.
 static td_delta_shape shape = {
     .n_k_heads = 2, .n_v_heads = 6, .k_dim = 12, .v_dim = 36, .n_taps = 4};
-enum { KEYS = 24, VALUES = 216, CHANNELS = 2 * KEYS + VALUES, MIXED = CHANNELS + 12 + 5 };
+enum { KEYS = 24, VALUES = 216, CHANNELS = 2 * KEYS + VALUES, DECAYS = 6 * 12 };
+enum { MIXED = CHANNELS + 6 + DECAYS + 5, GATES = 6 + DECAYS };
 
 typedef struct {
   td_dev *dev;
   td_stream *stream;
-  float *conv, decay[6], bias[6];
+  float *conv, decay[6], bias[DECAYS];
   float *x;     // [2][N_TOKENS][MIXED], of two sequences
   char *states; // [N_PAGES]
   td_state_trail trail;
@@ -246,10 +291,10 @@ static void open_fixture(fixture *f, unsigned n_threads) {
   f->x = ref_floats(&rng, 2 * N_TOKENS * MIXED);
   f->states = malloc(N_PAGES * td_delta_state_bytes(&shape));
   f->out = malloc(2 * N_TOKENS * VALUES * sizeof *f->out);
-  for (int h = 0; h < 6; h++) {
+  for (int h = 0; h < 6; h++)
     f->decay[h] = ref_float(&rng) - 2;
-    f->bias[h] = ref_float(&rng);
-  }
+  for (int i = 0; i < DECAYS; i++)
+    f->bias[i] = ref_float(&rng);
   memset(f->states, 0xff, N_PAGES * td_delta_state_bytes(&shape)); // NaN
 }
 
@@ -269,7 +314,7 @@ static void step(fixture *f, const uint32_t begin[2], const uint32_t n[2], bool 
   uint32_t t = 0;
   const uint32_t n_all = n[0] + n[1], heads = 3, width = 2 * shape.k_dim + heads * shape.v_dim;
   float *x = malloc(n_all * MIXED * sizeof *x), *qkv = malloc(n_all * CHANNELS * sizeof *qkv);
-  float *gates = malloc(n_all * 12 * sizeof *gates), *out = malloc(n_all * VALUES * sizeof *out);
+  float *gates = malloc(n_all * GATES * sizeof *gates), *out = malloc(n_all * VALUES * sizeof *out);
   for (int s = 0; s < 2; s++) {
     for (uint32_t i = 0; i < n[s]; i++, t++) {
       seq[t] = s;
@@ -287,7 +332,8 @@ static void step(fixture *f, const uint32_t begin[2], const uint32_t n[2], bool 
                                .n_seqs = 2,
                                .max_pages = SEQ_PAGES,
                                .page_tokens = PAGE};
-  const td_kv_view states = {f->states, td_delta_state_bytes(&shape), TD_F32};
+  const td_kv_view states = {
+      .pages = f->states, .page_bytes = td_delta_state_bytes(&shape), .dtype = TD_F32};
   td_delta_conv_args conv = {
       .batch = batch,
       .state = states,
@@ -299,7 +345,8 @@ static void step(fixture *f, const uint32_t begin[2], const uint32_t n[2], bool 
       .k = {is_grouped ? shape.k_dim : KEYS, is_grouped ? width : shape.k_dim},
       .v = {2 * (is_grouped ? shape.k_dim : KEYS), is_grouped ? width : heads * shape.v_dim},
       .b = {CHANNELS, is_grouped ? 2 * heads : heads},
-      .a = {CHANNELS + (is_grouped ? heads : 2 * heads), is_grouped ? 2 * heads : heads},
+      .a = {CHANNELS + (is_grouped ? heads : 2 * heads),
+            is_grouped ? 2 * heads : heads * td_delta_decays(&shape)},
       .conv = f->conv,
       .decay = f->decay,
       .bias = f->bias,
@@ -369,19 +416,20 @@ static void naive(const fixture *f, int s, bool is_grouped, double *out) {
       const int k_head = shape.is_tiled ? h % 2 : h / 3;
       const double *q = c + k_head * 12, *k = c + KEYS + k_head * 12, *v = c + 2 * KEYS + h * 36;
       const double b = row[is_grouped ? h / 3 * 6 + h % 3 : h];
-      const double a = row[is_grouped ? h / 3 * 6 + 3 + h % 3 : 6 + h] + f->bias[h];
-      const double g = exp(-exp(f->decay[h]) * log1p(exp(a))), strength = 1 / (1 + exp(-b));
-      double qq = 1e-6, kk = 1e-6;
+      double g[12], strength = 1 / (1 + exp(-b)), qq = 1e-6, kk = 1e-6;
       for (int i = 0; i < 12; i++) {
+        const int own = shape.by_channel ? h * 12 + i : h;
+        const double a = row[is_grouped ? h / 3 * 6 + 3 + h % 3 : 6 + own] + f->bias[own];
+        g[i] = exp(-exp(f->decay[h]) * log1p(exp(a)));
         qq += q[i] * q[i];
         kk += k[i] * k[i];
       }
       for (int e = 0; e < 36; e++) {
         double known = 0, sum = 0;
         for (int i = 0; i < 12; i++)
-          known += g * states[h][i][e] * k[i] / sqrt(kk);
+          known += g[i] * states[h][i][e] * k[i] / sqrt(kk);
         for (int i = 0; i < 12; i++) {
-          states[h][i][e] = g * states[h][i][e] + k[i] / sqrt(kk) * strength * (v[e] - known);
+          states[h][i][e] = g[i] * states[h][i][e] + k[i] / sqrt(kk) * strength * (v[e] - known);
           sum += states[h][i][e] * q[i] / sqrt(qq * 12);
         }
         out[t * VALUES + h * 36 + e] = sum;
@@ -392,10 +440,11 @@ static void naive(const fixture *f, int s, bool is_grouped, double *out) {
 
 static void test_operators(void **state) {
   (void)state;
-  for (int order = 0; order < 3; order++) {
+  for (int order = 0; order < 4; order++) {
     const bool is_grouped = order == 1;
     fixture f;
     shape.is_tiled = order == 2;
+    shape.by_channel = order == 3;
     open_fixture(&f, 3);
     run(&f, 0, N_TOKENS, is_grouped);
     double *want = ref_doubles(N_TOKENS * VALUES);
@@ -407,7 +456,7 @@ static void test_operators(void **state) {
     free(want);
     close_fixture(&f);
   }
-  shape.is_tiled = false;
+  shape.is_tiled = shape.by_channel = false;
 }
 
 // Results and all pages' states are the same bits however both sequences are cut, whatever the
@@ -463,7 +512,7 @@ static void test_states_to_go_back_to(void **state) {
   fixture kept, cut;
   memset(slots, 0xff, (FIRST + N) * n);
   open_fixture(&kept, 3);
-  kept.trail = (td_state_trail){slots, first};
+  kept.trail = (td_state_trail){slots, first, n};
   step(&kept, begin, (uint32_t[]){2, N}, true);
   for (uint32_t i = 0; i < N; i++) {
     open_fixture(&cut, 2);
@@ -524,14 +573,14 @@ static void test_bad_shapes(void **state) {
     td_delta_shape shape;
     td_dtype dtype;
     const char *part;
-  } cases[] = {{{2, 4, 8, 8, 4, false}, TD_F32, NULL},
-               {{2, 4, 8, 8, 2, false}, TD_F32, NULL},
-               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS, false}, TD_F32, NULL},
-               {{0, 4, 8, 8, 4, false}, TD_F32, "4 value heads for 0 key heads"},
-               {{3, 4, 8, 8, 4, false}, TD_F32, "4 value heads for 3 key heads"},
-               {{2, 4, 8, 8, 1, false}, TD_F32, "a filter of 1 taps"},
-               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS + 1, false}, TD_F32, "a filter of 17 taps"},
-               {{2, 4, 8, 8, 4, false}, TD_F16, "a state of"}};
+  } cases[] = {{{2, 4, 8, 8, 4, false, false}, TD_F32, NULL},
+               {{2, 4, 8, 8, 2, false, false}, TD_F32, NULL},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS, false, false}, TD_F32, NULL},
+               {{0, 4, 8, 8, 4, false, false}, TD_F32, "4 value heads for 0 key heads"},
+               {{3, 4, 8, 8, 4, false, false}, TD_F32, "4 value heads for 3 key heads"},
+               {{2, 4, 8, 8, 1, false, false}, TD_F32, "a filter of 1 taps"},
+               {{2, 4, 8, 8, TD_DELTA_MAX_TAPS + 1, false, false}, TD_F32, "a filter of 17 taps"},
+               {{2, 4, 8, 8, 4, false, false}, TD_F16, "a state of"}};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_err err;
     td_kv_view view = {.dtype = cases[i].dtype,
@@ -545,6 +594,21 @@ static void test_bad_shapes(void **state) {
   }
 }
 
+static int by_channel(void **state) {
+  (void)state;
+  shape.by_channel = true;
+  return 0;
+}
+
+static int by_head(void **state) {
+  (void)state;
+  shape.by_channel = false;
+  return 0;
+}
+
+#define BY_CHANNEL(test)                                                                           \
+  { #test " by channel", test, by_channel, by_head, NULL }
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_kernels),
@@ -553,6 +617,9 @@ int main(void) {
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
       cmocka_unit_test(test_states_to_go_back_to),
+      BY_CHANNEL(test_cuts_change_no_bit),
+      BY_CHANNEL(test_a_restored_page_continues),
+      BY_CHANNEL(test_states_to_go_back_to),
       cmocka_unit_test(test_gate_rows),
       cmocka_unit_test(test_bad_shapes),
   };

@@ -22,12 +22,13 @@ typedef struct {
   uint32_t window;                        //
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
-  uint32_t top_k;                         // MLA over selected keys
+  uint32_t top_k;                         // over selected keys, with GQA over groups
+  uint32_t group;                         // or groups of keys, which a test selects
   uint32_t block, top_blocks, n_local;    // GQA over selected blocks, of INDEX_HEADS KV heads
   bool has_ties;                          // their scores tie, exactly
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
-  td_dtype kv_dtype; // of the pages: TD_F16 or TD_F32
+  td_dtype kv_dtype; // of the pages: TD_F16, TD_F32 or TD_F8E4M3
 } layout;
 
 typedef struct {
@@ -35,7 +36,8 @@ typedef struct {
   uint32_t q_dim, out_dim;          // a head
   float *q[MAX_SEQS];               // [len][n_heads][q_dim]
   float *k[MAX_SEQS], *v[MAX_SEQS]; // GQA [len][n_kv_heads][head_dim]; MLA k: [len][rank + rope]
-  float *out[MAX_SEQS];             // [len][n_heads][out_dim]
+  float *kept_k[MAX_SEQS], *kept_v[MAX_SEQS]; // likewise, what E4M3 pages keep; TD_F8E4M3
+  float *out[MAX_SEQS];                       // [len][n_heads][out_dim]
   // [len][INDEX_HEADS][INDEX_DIM], [len][INDEX_DIM], [len][INDEX_HEADS]
   float *index_q[MAX_SEQS], *index_k[MAX_SEQS], *index_weights[MAX_SEQS];
   int32_t *selected[MAX_SEQS]; // [len][selected_row]
@@ -73,6 +75,30 @@ static void make_index(world *w, uint64_t *rng, uint32_t s) {
   w->selected[s] = calloc(n * selected_row(&w->l), sizeof(int32_t));
 }
 
+static td_kv_rows rows_of(const layout *l) {
+  return l->mla ? (td_kv_rows){1, entry_floats(l), l->rope}
+                : (td_kv_rows){2 * l->n_kv_heads, l->head_dim, 0};
+}
+
+static size_t token_bytes(const layout *l) {
+  const td_kv_rows rows = rows_of(l);
+  if (l->kv_dtype == TD_F8E4M3) return td_kv_f8_token_bytes(&rows);
+  return (rows.n * rows.dim + (selected_row(l) ? INDEX_DIM : 0)) * td_dtype_bytes(l->kv_dtype);
+}
+
+// Values of every token are of another size.
+static float *keep_f8(const layout *l, float *all, size_t n_tokens, bool is_v) {
+  const td_kv_rows rows = rows_of(l);
+  const size_t n = n_tokens * entry_floats(l);
+  for (size_t i = 0; i < n && is_v; i++)
+    all[i] *= ldexpf(1, (int)(i / entry_floats(l) % 7) * 4 - 12);
+  float *kept = malloc(n * sizeof *kept);
+  memcpy(kept, all, n * sizeof *kept);
+  for (size_t i = 0; i < n; i += rows.dim)
+    ref_through_f8(kept + i, rows.dim, rows.n_bf16);
+  return kept;
+}
+
 static void make_world(world *w, const layout *l) {
   uint64_t rng = 42;
   *w = (world){.l = *l, .scale = 0.3f};
@@ -84,6 +110,10 @@ static void make_world(world *w, const layout *l) {
     w->q[s] = ref_floats(&rng, n * l->n_heads * w->q_dim);
     w->k[s] = ref_floats(&rng, n * entry_floats(l));
     w->v[s] = ref_floats(&rng, n * entry_floats(l));
+    if (l->kv_dtype == TD_F8E4M3) {
+      w->kept_k[s] = keep_f8(l, w->k[s], n, false);
+      w->kept_v[s] = keep_f8(l, w->v[s], n, true);
+    }
     w->out[s] = calloc(n * l->n_heads * w->out_dim, sizeof(float));
     make_index(w, &rng, s);
     uint32_t pages = (l->len[s] + l->page_tokens - 1) / l->page_tokens;
@@ -95,10 +125,7 @@ static void make_world(world *w, const layout *l) {
   }
   w->max_pages += 1;
   size_t n_pages = (size_t)l->n_seqs * w->max_pages;
-  w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype) *
-                      (l->mla ? 1 : 2) +
-                  (selected_row(l) ? l->page_tokens * INDEX_DIM * td_dtype_bytes(l->kv_dtype) : 0) +
-                  64;
+  w->page_bytes = l->page_tokens * token_bytes(l) + 64;
   w->pages = malloc(n_pages * w->page_bytes);
   memset(w->pages, 0xff, n_pages * w->page_bytes); // NaN: what was never stored must not be used
   w->page_table = malloc(n_pages * sizeof *w->page_table);
@@ -117,6 +144,8 @@ static void free_world(world *w) {
     free(w->q[s]);
     free(w->k[s]);
     free(w->v[s]);
+    free(w->kept_k[s]);
+    free(w->kept_v[s]);
     free(w->out[s]);
     free(w->index_q[s]);
     free(w->index_k[s]);
@@ -135,6 +164,11 @@ typedef struct {
   int32_t *selected;
   float *out;
 } layer_io;
+
+// The i-th of the groups that position p sees.
+static uint32_t selected_group(const layout *l, uint32_t p, uint32_t i) {
+  return i * ((p + 1) / l->group) / l->top_k;
+}
 
 // Stores the indexer's keys behind the latents, or keys and values, of their pages.
 static void run_index(const world *w, td_stream *stream, td_batch_view batch, const layer_io *io) {
@@ -169,16 +203,24 @@ static void run_index(const world *w, td_stream *stream, td_batch_view batch, co
 static void run_layer(const world *w, td_stream *stream, td_batch_view batch, layer_io io) {
   const layout *l = &w->l;
   const uint32_t e = entry_floats(l);
-  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
+  td_kv_view kv = {.pages = w->pages,
+                   .page_bytes = w->page_bytes,
+                   .dtype = l->kv_dtype,
+                   .n_bf16 = rows_of(l).n_bf16};
+  for (uint32_t i = 0; l->group && i < batch.n_tokens * l->top_k; i++) {
+    const uint32_t p = (uint32_t)batch.position[i / l->top_k];
+    io.selected[i] = (int32_t)selected_group(l, p, i % l->top_k);
+  }
   if (l->mla) {
     td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io.k, e});
-    if (l->top_k) run_index(w, stream, batch, &io);
+    if (l->top_k && !l->group) run_index(w, stream, batch, &io);
     td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
                                                .kv = kv,
                                                .q = io.q,
                                                .kv_b = &w->kv_b.w,
                                                .selected = l->top_k ? io.selected : NULL,
                                                .top_k = l->top_k,
+                                               .group = l->group,
                                                .out = io.out,
                                                .n_heads = l->n_heads,
                                                .nope_dim = l->nope,
@@ -203,6 +245,9 @@ static void run_layer(const world *w, td_stream *stream, td_batch_view batch, la
                                                .blocks = l->block ? io.selected : NULL,
                                                .block = l->block,
                                                .top_blocks = l->top_blocks,
+                                               .selected = l->group ? io.selected : NULL,
+                                               .top_k = l->top_k,
+                                               .group = l->group,
                                                .out = io.out,
                                                .n_heads = l->n_heads,
                                                .n_kv_heads = l->n_kv_heads,
@@ -281,18 +326,20 @@ static double cached(const world *w, double f) {
 // The key and value that head h of sequence s sees at position p, from what the cache keeps.
 static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double *k, double *v) {
   const layout *l = &w->l;
+  const bool is_f8 = l->kv_dtype == TD_F8E4M3;
+  const float *ks = is_f8 ? w->kept_k[s] : w->k[s], *vs = is_f8 ? w->kept_v[s] : w->v[s];
   size_t e = entry_floats(l);
   if (!l->mla) {
     size_t at = p * e + (size_t)(h / (l->n_heads / l->n_kv_heads)) * l->head_dim;
     for (uint32_t d = 0; d < l->head_dim; d++) {
-      k[d] = cached(w, w->k[s][at + d]);
-      v[d] = cached(w, w->v[s][at + d]);
+      k[d] = cached(w, ks[at + d]);
+      v[d] = cached(w, vs[at + d]);
     }
     return;
   }
   double latent[640];
   for (uint32_t d = 0; d < e; d++)
-    latent[d] = cached(w, w->k[s][p * e + d]);
+    latent[d] = cached(w, ks[p * e + d]);
   for (uint32_t d = 0; d < l->nope + l->v_dim; d++) {
     double sum = 0;
     for (uint32_t c = 0; c < l->rank; c++) {
@@ -305,6 +352,15 @@ static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double 
   }
   for (uint32_t d = 0; d < l->rope; d++)
     k[l->nope + d] = latent[l->rank + d];
+}
+
+static void naive_groups(const layout *l, uint32_t t, bool *sees) {
+  const uint32_t n_groups = (t + 1) / l->group;
+  for (uint32_t p = 0; p <= t; p++) {
+    sees[p] = n_groups <= l->top_k || p / l->group == n_groups;
+    for (uint32_t i = 0; i < l->top_k && !sees[p]; i++)
+      sees[p] = selected_group(l, t, i) == p / l->group;
+  }
 }
 
 // Which positions token t of sequence s sees: of scores in double, by their order and position.
@@ -378,7 +434,8 @@ static void check_naive(const world *w, uint32_t every) {
         const float *q = w->q[s] + ((size_t)t * l->n_heads + h) * w->q_dim;
         double sum = l->has_sinks ? exp(w->sinks[h]) : 0;
         memset(want, 0, w->out_dim * sizeof *want);
-        if (l->top_k) naive_selection(w, s, t, sees);
+        if (l->group) naive_groups(l, t, sees);
+        if (l->top_k && !l->group) naive_selection(w, s, t, sees);
         if (l->block) naive_blocks(w, s, h / (l->n_heads / l->n_kv_heads), t, sees);
         for (uint32_t p = l->window && t >= l->window ? t + 1 - l->window : 0; p <= t; p++) {
           double dot = 0;
@@ -524,6 +581,25 @@ static void test_gqa_over_selected_blocks(void **state) {
   }
 }
 
+// Groups of one, that fill pages, larger than pages; over more keys than a split; more than there
+// are.
+static void test_gqa_over_selected_groups(void **state) {
+  (void)state;
+  static const uint32_t cases[][2] = {{1, 1}, {3, 4}, {5, 16}, {2, 32}, {40, 8}, {99, 4}};
+  for (size_t i = 0; i < 2 * TD_COUNT(cases); i++) {
+    check_layout(&(layout){.n_heads = 6,
+                           .n_kv_heads = i % 2 ? 3 : 2,
+                           .head_dim = 12,
+                           .prompt = i >= TD_COUNT(cases),
+                           .top_k = cases[i % TD_COUNT(cases)][0],
+                           .group = cases[i % TD_COUNT(cases)][1],
+                           .page_tokens = 16,
+                           .n_seqs = 2,
+                           .len = {390, 40}},
+                 13);
+  }
+}
+
 static void test_gqa_one_odd_head_group(void **state) {
   (void)state;
   check_layout(&(layout){.n_heads = 35,
@@ -555,6 +631,63 @@ static const layout mla = {.mla = true,
                            .page_tokens = 16,
                            .n_seqs = 2,
                            .len = {150, 21}};
+
+// Rows of one block, of two of which the second one is short, and of two whole ones; windows, and
+// blocks of keys that the ends of pages and splits cut.
+static void test_pages_in_e4m3(void **state) {
+  (void)state;
+  static const layout list[] = {
+      {.n_heads = 6,
+       .n_kv_heads = 3,
+       .head_dim = 16,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {130, 1, 33}},
+      {.n_heads = 4,
+       .n_kv_heads = 2,
+       .head_dim = 144,
+       .window = 33,
+       .has_sinks = true,
+       .page_tokens = 32,
+       .n_seqs = 2,
+       .len = {290, 40}},
+      {.n_heads = 2,
+       .n_kv_heads = 1,
+       .head_dim = 256,
+       .page_tokens = 64,
+       .n_seqs = 1,
+       .len = {600}},
+      {.mla = true,
+       .n_heads = 3,
+       .nope = 12,
+       .rope = 8,
+       .v_dim = 10,
+       .rank = 144,
+       .page_tokens = 16,
+       .n_seqs = 2,
+       .len = {150, 21},
+       .kv_b_dtype = TD_BF16},
+      {.mla = true,
+       .absorbed = true,
+       .n_heads = 36,
+       .nope = 12,
+       .rope = 16,
+       .v_dim = 10,
+       .rank = 32,
+       .page_tokens = 16,
+       .n_seqs = 2,
+       .len = {150, 21},
+       .kv_b_dtype = TD_F8E4M3},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    layout l = list[i];
+    l.kv_dtype = TD_F8E4M3;
+    for (int prompt = 0; prompt < (l.mla ? 1 : 2); prompt++) {
+      l.prompt = prompt;
+      check_layout_of(&l, 17);
+    }
+  }
+}
 
 static void test_mla(void **state) {
   (void)state;
@@ -595,6 +728,22 @@ static void test_mla_over_selected_keys(void **state) {
       l.absorbed = (i + k) % 2;
       check_layout(&l, IS_ASAN ? 13 : 3);
     }
+  }
+}
+
+// Tokens that see all groups and the begin of another, or a selection; over more keys than a split,
+// without a rotary part.
+static void test_mla_over_selected_groups(void **state) {
+  (void)state;
+  static const uint32_t cases[][3] = {{1, 1, 1}, {1, 8, 1}, {3, 16, 2}, {9, 16, 13}, {40, 2, 1}};
+  for (size_t i = 0; i < 2 * TD_COUNT(cases); i++) {
+    layout l = mla;
+    l.kv_b_dtype = TD_BF16;
+    l.top_k = cases[i / 2][0];
+    l.group = cases[i / 2][1];
+    l.absorbed = i % 2;
+    if (i >= TD_COUNT(cases)) l.rope = 0;
+    check_layout(&l, IS_ASAN ? 13 : cases[i / 2][2]);
   }
 }
 
@@ -663,12 +812,15 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
       cmocka_unit_test(test_mla_over_selected_keys),
+      cmocka_unit_test(test_mla_over_selected_groups),
       cmocka_unit_test(test_mla_over_selections_beyond_splits),
       cmocka_unit_test(test_selections_of_everything),
       cmocka_unit_test(test_gqa_with_windows_and_sinks),
       cmocka_unit_test(test_gqa_over_selected_blocks),
+      cmocka_unit_test(test_gqa_over_selected_groups),
       cmocka_unit_test(test_gqa_one_odd_head_group),
       cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
+      cmocka_unit_test(test_pages_in_e4m3),
       cmocka_unit_test(test_mla),
       cmocka_unit_test(test_mla_beyond_splits_and_large_pages),
   };

@@ -155,6 +155,42 @@ static void naive_norm(double *want, const float *x, const float *w, size_t dim,
     want[d] = x[d] / sqrt(sum / (double)dim + eps) * w[d];
 }
 
+// A norm that also adds what a block's output lacks has the bits of two operators.
+static void test_rmsnorm_of_more(void **state) {
+  (void)state;
+  device_fixture f;
+  enum { ROWS = 70, DIM = 501, N = ROWS * DIM };
+  FOR_TEAMS(f) {
+    float *x = ref_floats(&f.rng, N), *more = ref_floats(&f.rng, N), *w = ref_floats(&f.rng, DIM);
+    float *before = ref_floats(&f.rng, N), *residual[2], *out[2];
+    for (int two = 0; two < 2; two++) { // operators
+      residual[two] = malloc(N * sizeof(float));
+      out[two] = malloc(N * sizeof(float));
+      memcpy(residual[two], before, N * sizeof(float));
+      if (two) td_op_add(f.stream, x, more, N);
+      td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = x,
+                                                 .more = two ? NULL : more,
+                                                 .residual = residual[two],
+                                                 .w = {w, TD_F32, DIM},
+                                                 .out = out[two],
+                                                 .x_stride = DIM,
+                                                 .out_stride = DIM,
+                                                 .n_rows = ROWS,
+                                                 .dim = DIM,
+                                                 .eps = 1e-6f});
+      device_sync(&f);
+    }
+    assert_memory_equal(residual[0], residual[1], N * sizeof(float));
+    assert_memory_equal(out[0], out[1], N * sizeof(float));
+    for (int two = 0; two < 2; two++)
+      free(residual[two]), free(out[two]);
+    free(x);
+    free(more);
+    free(w);
+    free(before);
+  }
+}
+
 static void test_rmsnorm(void **state) {
   (void)state;
   device_fixture f;
@@ -373,6 +409,7 @@ int main(void) {
       cmocka_unit_test(test_post),
       cmocka_unit_test(test_copy_and_zero),
       cmocka_unit_test(test_rmsnorm),
+      cmocka_unit_test(test_rmsnorm_of_more),
       cmocka_unit_test(test_linear),
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_scale_rows),

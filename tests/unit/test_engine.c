@@ -518,6 +518,7 @@ static void test_kv_transfer(void **state) {
       check_xfer(&small_models[i], "cpu", seed % 2);
   }
   unsetenv("TANDEM_JITTER");
+  check_f8_xfer("cpu");
 }
 
 // The same with states, which leave the device where others may go on from them.

@@ -173,6 +173,37 @@ static void test_odd_tokens(void **state) {
     for_versions(ref_block_formats[f].family, check_odd_tokens, &ref_block_formats[f]);
 }
 
+// y of the first version that rounds x.
+static float *first_y;
+
+static bool check_same_bits(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 43, COLS = 1280, N = 7 };
+  if (!uses_int16(fn)) return true;
+  uint64_t rng = 12;
+  ref_weight weight = ref_make_blocks(&rng, arg, ROWS, COLS);
+  float *x = ref_floats(&rng, N * COLS), *y = malloc(sizeof(float[N * ROWS]));
+  multiply(fn, &weight.w, x, y, N);
+  const bool ok = !first_y || memcmp(y, first_y, sizeof(float[N * ROWS])) == 0 ||
+                  KERNEL_FAIL(w, "not the bits of another instruction set");
+  if (first_y) {
+    free(y);
+  } else {
+    first_y = y;
+  }
+  free(x);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_bits_of_instruction_sets(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++) {
+    for_versions(ref_block_formats[f].family, check_same_bits, &ref_block_formats[f]);
+    free(first_y);
+    first_y = NULL;
+  }
+}
+
 static void test_every_block_has_a_reference(void **state) {
   (void)state;
   size_t n = 0;
@@ -191,6 +222,7 @@ int main(void) {
       cmocka_unit_test(test_batch_invariance),
       cmocka_unit_test(test_odd_tokens),
       cmocka_unit_test(test_rows),
+      cmocka_unit_test(test_bits_of_instruction_sets),
       cmocka_unit_test(test_every_block_has_a_reference),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

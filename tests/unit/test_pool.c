@@ -17,12 +17,14 @@
 enum {
   N = 45,
   HEADS = 11,
-  MOST_PAGES = N
-}; // tokens; heads are computed in tiles of 8, or all together
+  MOST_PAGES = N,
+  SPARE = 3 // keys of a ring behind its window
+};          // tokens; heads are computed in tiles of 8, or all together
 
 typedef struct {
   uint32_t dim, rot_dim, group, window, page_tokens, top_k;
-  bool overlaps;
+  bool overlaps, has_no_norm;
+  bool is_mean; // no gates; halves of the first elements rotate
 } shape;
 
 static const shape shapes[] = {
@@ -39,6 +41,8 @@ static const shape shapes[] = {
      .window = 1,
      .page_tokens = 4}, // groups larger than pages
     {.dim = 16, .rot_dim = 16, .group = 2, .window = 20, .page_tokens = 16, .overlaps = true},
+    {.dim = 20, .group = 8, .window = 3, .page_tokens = 16, .top_k = 2, .has_no_norm = true},
+    {.dim = 10, .rot_dim = 6, .group = 4, .window = 3, .page_tokens = 8, .is_mean = true},
     {.dim = 9, .rot_dim = 2, .group = 0, .window = 11, .page_tokens = 4}, // no pooled keys
 };
 
@@ -49,13 +53,14 @@ typedef struct {
   size_t open_at, entry_at, page_bytes;
   float *x, *gate, *bias, *norm, *cos_sin, *keys, *q, *sinks;
   char *pages;
+  td_state_trail trail;
   int32_t table[MOST_PAGES], seq[N], position[N], selected[N * 8];
   float *out; // [N][HEADS][dim]
 } fixture;
 
 static void open_fixture(fixture *f, const shape *s, uint64_t *rng) {
   *f = (fixture){.s = s, .width = s->overlaps ? 2 * s->dim : s->dim};
-  f->open_at = (size_t)s->window * s->dim;
+  f->open_at = (size_t)(s->window + SPARE) * s->dim;
   f->entry_at = f->open_at + 6 * (size_t)s->dim;
   const uint32_t n_entries = s->group ? td_pool_entries(s->page_tokens, s->group) : 0;
   f->page_bytes = (f->entry_at + (size_t)n_entries * s->dim) * sizeof(float);
@@ -101,21 +106,24 @@ static void run(device_fixture *d, fixture *f, int32_t begin, int32_t n) {
                                .page_tokens = s->page_tokens};
   const td_kv_view state = {.pages = f->pages, .page_bytes = f->page_bytes, .dtype = TD_F32};
   if (s->group) {
-    td_op_pool(d->stream, &(td_pool_args){.batch = batch,
-                                          .state = state,
-                                          .x = f->x + (size_t)begin * f->width,
-                                          .gate = f->gate + (size_t)begin * f->width,
-                                          .stride = f->width,
-                                          .bias = f->bias,
-                                          .norm = {f->norm, TD_F32, s->dim},
-                                          .cos_sin = f->cos_sin,
-                                          .open_at = f->open_at,
-                                          .entry_at = f->entry_at,
-                                          .dim = s->dim,
-                                          .rot_dim = s->rot_dim,
-                                          .group = s->group,
-                                          .overlaps = s->overlaps,
-                                          .eps = 1e-5f});
+    td_op_pool(d->stream,
+               &(td_pool_args){.batch = batch,
+                               .state = state,
+                               .trail = f->trail,
+                               .x = f->x + (size_t)begin * f->width,
+                               .gate = s->is_mean ? NULL : f->gate + (size_t)begin * f->width,
+                               .stride = f->width,
+                               .bias = f->bias,
+                               .norm = {f->norm, TD_F32, s->has_no_norm ? 0 : s->dim},
+                               .cos_sin = f->cos_sin,
+                               .open_at = f->open_at,
+                               .entry_at = f->entry_at,
+                               .dim = s->dim,
+                               .rot_dim = s->rot_dim,
+                               .group = s->group,
+                               .overlaps = s->overlaps,
+                               .rotates_first = s->is_mean,
+                               .eps = 1e-5f});
   }
   td_op_attn_pool(d->stream,
                   &(td_attn_pool_args){.batch = batch,
@@ -129,6 +137,7 @@ static void run(device_fixture *d, fixture *f, int32_t begin, int32_t n) {
                                        .n_heads = HEADS,
                                        .dim = s->dim,
                                        .window = s->window,
+                                       .ring = s->window + SPARE,
                                        .group = s->group,
                                        .top_k = s->top_k,
                                        .scale = 0.3f});
@@ -146,21 +155,24 @@ static void ref_entry(const fixture *f, uint32_t entry, double *out) {
     for (uint32_t p = s->overlaps && entry ? end - 2 * s->group : end - s->group; p < end; p++) {
       const uint32_t half = s->overlaps && p >= end - s->group ? s->dim : 0;
       const size_t at = (size_t)p * f->width + half + d;
-      const double w = exp(f->gate[at] + (double)f->bias[p % s->group * f->width + half + d]);
+      const float *bias = f->bias + p % s->group * f->width + half;
+      const double w = s->is_mean ? 1 : exp(f->gate[at] + (double)bias[d]);
       sum += w * f->x[at];
       weights += w;
     }
     out[d] = sum / weights;
     squares += out[d] * out[d];
   }
+  if (s->has_no_norm) return;
   for (uint32_t d = 0; d < s->dim; d++)
     out[d] *= f->norm[d] / sqrt(squares / s->dim + 1e-5);
   double *x = out + s->dim - s->rot_dim;
   const float *angles = f->cos_sin + (size_t)entry * s->group * s->rot_dim;
   for (uint32_t i = 0; i < s->rot_dim; i += 2) {
-    const double u = x[i], v = x[i + 1];
-    x[i] = u * angles[i] - v * angles[i + 1];
-    x[i + 1] = v * angles[i] + u * angles[i + 1];
+    double *a = s->is_mean ? out + i / 2 : x + i, *b = s->is_mean ? a + s->rot_dim / 2 : a + 1;
+    const double u = *a, v = *b;
+    *a = u * angles[i] - v * angles[i + 1];
+    *b = v * angles[i] + u * angles[i + 1];
   }
 }
 
@@ -271,9 +283,61 @@ static void test_a_restored_page_continues(void **state) {
   }
 }
 
-// Selections of entries, at most 3 of 11, in pages of two; a score of 0 ties, and the first win.
-static void test_entries_are_selected(void **state) {
+// Computes token `at` and SPARE others than those that follow it in one step, and takes these back.
+static void take_back(device_fixture *d, fixture *f, int32_t at) {
+  static const int32_t first[] = {0};
+  const shape *s = f->s;
+  const size_t open_bytes = (s->group ? s->overlaps ? 6 : 3 : 0) * s->dim * sizeof(float);
+  const size_t n = SPARE * (size_t)f->width, n_keys = SPARE * (size_t)s->dim;
+  float *x = f->x + ((size_t)at + 1) * f->width, *keys = f->keys + ((size_t)at + 1) * s->dim;
+  float *saved = malloc((n + n_keys) * sizeof *saved);
+  char *slots = calloc(SPARE, open_bytes + 1);
+  memcpy(saved, x, n * sizeof *x);
+  memcpy(saved + n, keys, n_keys * sizeof *keys);
+  for (size_t i = 0; i < n; i++)
+    x[i] = 3 - x[i];
+  for (size_t i = 0; i < n_keys; i++)
+    keys[i] = 3 - keys[i];
+  f->trail = (td_state_trail){slots, first, open_bytes};
+  run(d, f, at, 1 + SPARE);
+  f->trail = (td_state_trail){.slots = NULL};
+  memcpy(x, saved, n * sizeof *x);
+  memcpy(keys, saved + n, n_keys * sizeof *keys);
+  char *page = f->pages + (size_t)f->table[(uint32_t)at / s->page_tokens] * f->page_bytes;
+  memcpy(page + f->open_at * sizeof(float), slots, open_bytes);
+  free(saved);
+  free(slots);
+}
+
+static void test_tokens_that_are_taken_back(void **state) {
   (void)state;
+  device_fixture d;
+  FOR_TEAMS(d) {
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+      fixture f;
+      open_fixture(&f, &shapes[i], &d.rng);
+      const size_t n_bytes = (size_t)N * HEADS * f.s->dim * sizeof(float);
+      float *whole = malloc(n_bytes);
+      run(&d, &f, 0, N);
+      memcpy(whole, f.out, n_bytes);
+      memset(f.pages, 0xff, MOST_PAGES * f.page_bytes);
+      for (int32_t at = 0; at < N; at++) {
+        if (at % 3 == 0 && at + SPARE < N) {
+          take_back(&d, &f, at);
+        } else {
+          run(&d, &f, at, 1);
+        }
+      }
+      assert_memory_equal(f.out, whole, n_bytes);
+      free(whole);
+      close_fixture(&f);
+    }
+  }
+}
+
+// Selections of entries, at most 3 of 11, in pages of two; a score of 0 ties, and the first win.
+// By the first head alone, or by both alike.
+static void check_selected(bool has_weights) {
   enum { GROUP = 4, DIM = 6, TOP = 3, ENTRIES = N / GROUP };
   device_fixture d;
   FOR_TEAMS(d) {
@@ -286,32 +350,37 @@ static void test_entries_are_selected(void **state) {
       weights[2 * i] = fabsf(weights[2 * i]);
       weights[2 * i + 1] = 0;
     }
-    td_op_select_keys(d.stream,
-                      &(td_select_keys_args){.batch = {.seq = seq,
-                                                       .position = position,
-                                                       .q_begin = q_begin,
-                                                       .page_table = table,
-                                                       .n_tokens = N,
-                                                       .n_seqs = 1,
-                                                       .max_pages = MOST_PAGES,
-                                                       .page_tokens = 2 * GROUP},
-                                             .kv = {pages, 2 * DIM * sizeof(float), TD_F32},
-                                             .q = q,
-                                             .weights = weights,
-                                             .selected = selected,
-                                             .n_heads = 2,
-                                             .dim = DIM,
-                                             .top_k = TOP,
-                                             .group = GROUP});
+    td_op_select_keys(d.stream, &(td_select_keys_args){.batch = {.seq = seq,
+                                                                 .position = position,
+                                                                 .q_begin = q_begin,
+                                                                 .page_table = table,
+                                                                 .n_tokens = N,
+                                                                 .n_seqs = 1,
+                                                                 .max_pages = MOST_PAGES,
+                                                                 .page_tokens = 2 * GROUP},
+                                                       .kv = {.pages = pages,
+                                                              .page_bytes = 2 * DIM * sizeof(float),
+                                                              .dtype = TD_F32},
+                                                       .q = q,
+                                                       .weights = has_weights ? weights : NULL,
+                                                       .selected = selected,
+                                                       .n_heads = 2,
+                                                       .dim = DIM,
+                                                       .top_k = TOP,
+                                                       .group = GROUP});
     device_sync(&d);
     for (int32_t t = 0; t < N; t++) {
       const int32_t n = (t + 1) / GROUP;
       double scores[ENTRIES];
       for (int32_t j = 0; j < n; j++) {
         scores[j] = 0;
-        for (int32_t i = 0; i < DIM; i++)
-          scores[j] += (double)q[t * 2 * DIM + i] * pages[(table[j / 2] * 2 + j % 2) * DIM + i];
-        scores[j] = fmax(scores[j], 0) * weights[2 * t];
+        for (int32_t h = 0; h < (has_weights ? 1 : 2); h++) {
+          const float *query = q + (t * 2 + h) * DIM;
+          double product = 0;
+          for (int32_t i = 0; i < DIM; i++)
+            product += (double)query[i] * pages[(table[j / 2] * 2 + j % 2) * DIM + i];
+          scores[j] += fmax(product, 0) * (has_weights ? weights[2 * t] : 1);
+        }
       }
       for (int32_t j = 0, k = 0; n > TOP && j < n; j++) {
         int32_t n_before = 0; // entries that are better, or as good and earlier
@@ -324,6 +393,12 @@ static void test_entries_are_selected(void **state) {
   }
 }
 
+static void test_entries_are_selected(void **state) {
+  (void)state;
+  check_selected(true);
+  check_selected(false);
+}
+
 static void test_bad_arguments(void **state) {
   (void)state;
   device_fixture d;
@@ -332,20 +407,23 @@ static void test_bad_arguments(void **state) {
   shape odd = shapes[0];
   odd.group = 3;
   open_fixture(&f, &odd, &d.rng);
-  td_op_attn_pool(d.stream, &(td_attn_pool_args){.batch = {.seq = f.seq,
-                                                           .position = f.position,
-                                                           .q_begin = (int32_t[]){0, 1},
-                                                           .page_table = f.table,
-                                                           .n_tokens = 1,
-                                                           .n_seqs = 1,
-                                                           .max_pages = 1,
-                                                           .page_tokens = 8},
-                                                 .state = {f.pages, f.page_bytes, TD_F32},
-                                                 .group = 3,
-                                                 .dim = 12,
-                                                 .window = 7,
-                                                 .n_heads = HEADS,
-                                                 .sinks = f.sinks});
+  td_op_attn_pool(
+      d.stream,
+      &(td_attn_pool_args){.batch = {.seq = f.seq,
+                                     .position = f.position,
+                                     .q_begin = (int32_t[]){0, 1},
+                                     .page_table = f.table,
+                                     .n_tokens = 1,
+                                     .n_seqs = 1,
+                                     .max_pages = 1,
+                                     .page_tokens = 8},
+                           .state = {.pages = f.pages, .page_bytes = f.page_bytes, .dtype = TD_F32},
+                           .group = 3,
+                           .dim = 12,
+                           .window = 7,
+                           .ring = 7,
+                           .n_heads = HEADS,
+                           .sinks = f.sinks});
   device_expect_failure(&d, "groups of 3");
   device_reopen_stream(&d);
   td_op_hyper_write(d.stream, &(td_hyper_write_args){.n_tokens = 1, .n_streams = 17, .dim = 1});
@@ -392,6 +470,82 @@ static void ref_factors(const float *x, const float *scores, const float *base, 
       for (int j = 0; j < STREAMS; j++)
         m[i * across + j * along] /= sum;
     }
+  }
+}
+
+// Without scores, the norm of the streams' mean.
+static void test_mean_of_streams(void **state) {
+  (void)state;
+  device_fixture d;
+  FOR_TEAMS(d) {
+    float *x = ref_floats(&d.rng, TOKENS * STREAMS * DIM), *w = ref_floats(&d.rng, DIM);
+    float out[TOKENS * DIM];
+    static double want[TOKENS * DIM];
+    td_op_hyper_read(d.stream, &(td_hyper_read_args){.x = x,
+                                                     .w = {w, TD_F32, DIM},
+                                                     .out = out,
+                                                     .n_tokens = TOKENS,
+                                                     .n_streams = STREAMS,
+                                                     .dim = DIM,
+                                                     .norm_eps = 1e-5f,
+                                                     .head = true});
+    device_sync(&d);
+    for (int t = 0; t < TOKENS; t++) {
+      double mean[DIM] = {0}, squares = 0;
+      for (int i = 0; i < STREAMS * DIM; i++)
+        mean[i % DIM] += x[t * STREAMS * DIM + i] / (double)STREAMS;
+      for (int i = 0; i < DIM; i++)
+        squares += mean[i] * mean[i];
+      for (int i = 0; i < DIM; i++)
+        want[t * DIM + i] = mean[i] / sqrt(squares / DIM + 1e-5) * w[i];
+    }
+    device_assert_close(out, want, TOKENS * DIM, 1e-5);
+    free(x), free(w);
+  }
+}
+
+// Streams that are read by gates of each element.
+static void test_gated_streams(void **state) {
+  (void)state;
+  device_fixture d;
+  FOR_TEAMS(d) {
+    float *x = ref_floats(&d.rng, TOKENS * STREAMS * DIM), *y = ref_floats(&d.rng, TOKENS * DIM);
+    float *gate = ref_floats(&d.rng, TOKENS * STREAMS * DIM),
+          *low = ref_floats(&d.rng, TOKENS * DIM);
+    float *scores = ref_floats(&d.rng, TOKENS * STREAMS), out[TOKENS * DIM];
+    static double want[TOKENS * DIM], added[TOKENS * STREAMS * DIM], silu[TOKENS * DIM];
+    memset(want, 0, sizeof want);
+    for (int i = 0; i < TOKENS * STREAMS * DIM; i++) {
+      const int stream = i / DIM, at = stream / STREAMS * DIM + i % DIM;
+      want[at] += x[i] * ref_sigmoid(gate[i]) / STREAMS;
+      added[i] = x[i] + 2 * ref_sigmoid(scores[stream] / STREAMS) * y[at];
+    }
+    for (int i = 0; i < TOKENS * DIM; i++)
+      silu[i] = 0.25 * low[i] * ref_sigmoid(0.25 * low[i]);
+    td_op_silu_rows(d.stream,
+                    &(td_silu_rows_args){.x = low, .n_rows = TOKENS, .dim = DIM, .factor = 0.25f});
+    td_op_hyper_mix(d.stream, &(td_hyper_mix_args){.x = x,
+                                                   .gate = gate,
+                                                   .scores = scores,
+                                                   .out = out,
+                                                   .n_tokens = TOKENS,
+                                                   .n_streams = STREAMS,
+                                                   .dim = DIM});
+    td_op_hyper_write(d.stream, &(td_hyper_write_args){.x = x,
+                                                       .y = y,
+                                                       .scores = scores,
+                                                       .n_tokens = TOKENS,
+                                                       .n_streams = STREAMS,
+                                                       .dim = DIM,
+                                                       .adds = true});
+    device_sync(&d);
+    device_assert_close(low, silu, TOKENS * DIM, 1e-5);
+    device_assert_close(out, want, TOKENS * DIM, 1e-5);
+    device_assert_close(x, added, TOKENS * STREAMS * DIM, 1e-5);
+    td_op_hyper_mix(d.stream, &(td_hyper_mix_args){.n_tokens = 1, .n_streams = 17, .dim = 1});
+    device_expect_failure(&d, "17 streams");
+    device_reopen_stream(&d);
+    free(x), free(y), free(gate), free(low), free(scores);
   }
 }
 
@@ -459,9 +613,12 @@ int main(void) {
       cmocka_unit_test(test_results),
       cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_a_restored_page_continues),
+      cmocka_unit_test(test_tokens_that_are_taken_back),
       cmocka_unit_test(test_entries_are_selected),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_streams),
+      cmocka_unit_test(test_gated_streams),
+      cmocka_unit_test(test_mean_of_streams),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,6 +219,54 @@ static void test_a_model_opens_from_it(void **state) {
   td_model_close(resident);
 }
 
+// Of a table, whole pages are holes, and what is read of it is in the file.
+static void test_tables_stay_in_their_files(void **state) {
+  (void)state;
+  enum { ROWS = 9000, PAGE = 4096 };
+  static const char name[] = "layer.ngram_embedding.shard_0.weight";
+  static const char zeros[PAGE];
+  fixture f = {0};
+  td_err err;
+  td_store *resident;
+  td_resident r;
+  ck_deepseek(&f.ck);
+  ck_add(&f.ck, name, "BF16", ROWS, 2, 0);
+  ck_write(&f.ck);
+  assert_int_equal(td_store_open(&f.store, f.ck.dir, &err), TD_OK);
+  assert_int_equal(td_store_table_bytes(f.store), ROWS * 4);
+  uint64_t n_files = 0;
+  for (size_t i = 0; i < CK_SHARDS; i++)
+    n_files += td_store_shard(f.store, i).n_bytes;
+  const int fd = load_well(&f);
+  assert_int_equal(f.last_done, f.stats.n_bytes);
+  assert_true(n_files - f.stats.n_bytes > ROWS * 4 - 2 * PAGE &&
+              f.stats.n_bytes % PAGE == n_files % PAGE);
+  const td_tensor *mapped = td_store_tensor(f.store, (size_t)td_store_find(f.store, name));
+  assert_int_equal(td_store_open_resident(&resident, f.ck.dir, fd, &err), TD_OK);
+  const td_tensor *t = td_store_tensor(resident, (size_t)td_store_find(resident, name));
+  assert_memory_equal(t->data, mapped->data, ROWS * 4);
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_OK);
+  assert_true((const char *)t->data < r.base || (const char *)t->data >= r.base + r.n_bytes);
+  for (size_t i = 0; i < CK_SHARDS; i++) {
+    const td_shard_info info = td_store_shard(f.store, i);
+    size_t n_bytes;
+    if (info.path != mapped->file) continue;
+    const char *data = td_resident_find(&r, info.name, &n_bytes);
+    data += mapped->data - info.bytes;
+    const char *page = data + (PAGE - (uintptr_t)data % PAGE) % PAGE;
+    assert_memory_equal(page, zeros, PAGE);
+    assert_memory_not_equal(mapped->data + (page - data), zeros, PAGE);
+  }
+  td_store_close(resident);
+  assert_int_equal(truncate(mapped->file, 100), 0);
+  assert_int_equal(td_store_open_resident(&resident, f.ck.dir, fd, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "changed since it was loaded"));
+  td_resident_detach(&r);
+  close(fd);
+  td_store_close(f.store);
+  ck_free(&f.ck);
+}
+
 static int count_descriptors(void) {
   int n = 0;
   for (int fd = 0; fd < 256; fd++)
@@ -357,6 +405,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_for_a_device, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_model_opens_from_it, setup, teardown),
+      cmocka_unit_test(test_tables_stay_in_their_files),
       cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_file_that_changes_meanwhile, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_shared_memory, setup, teardown),
