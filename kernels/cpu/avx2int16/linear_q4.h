@@ -327,11 +327,12 @@ TD_INLINE void sum_steps(const uint32_t block, const int T, const char *const *r
   vi all[VL][FEW], of[2][FEW][2]; // of[i]: of N rows, each half of a vector
   // Not unrolled for three and four tokens, since the code would exceed the CPU's cache of decoded
   // instructions.
-  _Pragma("GCC unroll 1") for (int j = 0; T > 2 && j < VL; j++)
+  const int n_looped = T > 2 ? VL : 0, n_unrolled = T > 2 ? 0 : N;
+  _Pragma("GCC unroll 1") for (int j = 0; j < n_looped; j++)
       dot_steps(n_steps, T, rows[j] + at, x, apart, all[j]);
   TD_UNROLL for (int i = 0; i < 2; i++) {
     vi(*r)[FEW] = all + i * N;
-    TD_UNROLL for (int j = 0; T <= 2 && j < N; j++) {
+    TD_UNROLL for (int j = 0; j < n_unrolled; j++) {
       dot_steps(n_steps, T, rows[i * N + j] + at, x, apart, r[j]);
       // Keeps the compiler from holding x for the next row, or products not added yet, in
       // registers, of which there are too few.

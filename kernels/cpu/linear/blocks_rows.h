@@ -175,8 +175,10 @@ TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, uin
 // Q4_K and Q5_K: in 32 bytes the lower nibbles are 32 columns, then the upper ones.
 TD_INLINE void codes_k4(row_blocks *b, uint8_t *out, size_t step) {
   vi high[8];
-  TD_UNROLL for (uint32_t i = 0; BLOCK_DTYPE == TD_Q5_K && i < 2; i++)
-      dwords_at(b, Q5_K_HIGH + 16 * i, high + 4 * i);
+  if (BLOCK_DTYPE == TD_Q5_K) {
+    dwords_at(b, Q5_K_HIGH, high);
+    dwords_at(b, Q5_K_HIGH + 16, high + 4);
+  }
   TD_UNROLL for (uint32_t c = 0; c < 8; c++) { // 16 bytes each
     vi q[4];
     dwords_at(b, (BLOCK_DTYPE == TD_Q5_K ? Q5_K_CODES : Q4_K_CODES) + 16 * c, q);
