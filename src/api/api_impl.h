@@ -15,7 +15,8 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
 td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
                          td_api_error *error);
 
-// Path of a value in the body, for error messages: messages[2].content[0].text.
+// Path of a value in the body, for error messages: messages[2].content[0].text. where is "" for the
+// body itself.
 typedef struct {
   char text[TD_API_PARAM_BYTES];
 } td_api_path;

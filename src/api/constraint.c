@@ -15,7 +15,9 @@ static td_status set_schema(td_api_request *out, const cJSON *schema, const char
   td_buf_str(&out->grammar, "root ::= s0\n");
   out->needs_json_rules = true;
   td_status st = td_json_schema_to_gbnf(&out->grammar, schema, &opts, &err);
-  return st == TD_OK ? st : td_api_fail_err(error, param, &err);
+  if (st == TD_OK) return st;
+  td_err_prefix(&err, "%s", param);
+  return td_api_fail_err(error, param, &err);
 }
 
 // A schema, or the text of one.
@@ -47,7 +49,9 @@ static td_status set_regex(td_api_request *out, const cJSON *value, const char *
   td_status st = td_regex_to_gbnf(&out->grammar, value->valuestring, strlen(value->valuestring),
                                   TD_REGEX_WHOLE, &err);
   td_buf_char(&out->grammar, '\n');
-  return st == TD_OK ? st : td_api_fail_err(error, param, &err);
+  if (st == TD_OK) return st;
+  td_err_prefix(&err, "%s", param);
+  return td_api_fail_err(error, param, &err);
 }
 
 void td_api_write_gbnf_literal(td_buf *out, const char *text) {
@@ -142,28 +146,31 @@ static td_status set_structured(td_api_request *out, const cJSON *value, const c
 static td_status set_format(td_api_request *out, const cJSON *format, const char *param,
                             td_api_error *error) {
   const cJSON *type = td_json_get(format, "type");
+  const td_api_path at = td_api_member(param, "type");
+  if (!cJSON_IsObject(format)) return td_api_bad(error, param, "%s must be an object", param);
   if (!cJSON_IsString(type)) {
-    return td_api_bad(error, param, "response_format must be an object with a type");
+    return td_api_bad(error, at.text, "%s is missing or no string", at.text);
   }
   const char *name = type->valuestring;
   if (strcmp(name, "text") == 0) return TD_OK;
   if (strcmp(name, "json_object") == 0) {
     const cJSON *schema = td_json_get(format, "schema"); // llama-server's
-    return schema ? set_schema(out, schema, param, error) : set_any_object(out);
+    const td_api_path inner = td_api_member(param, "schema");
+    return schema ? set_schema(out, schema, inner.text, error) : set_any_object(out);
   }
   if (strcmp(name, "grammar") == 0) {
-    return set_grammar(out, td_json_get(format, "grammar"), param, error);
+    const td_api_path inner = td_api_member(param, "grammar");
+    return set_grammar(out, td_json_get(format, "grammar"), inner.text, error);
   }
   if (strcmp(name, "json_schema") != 0) {
-    return td_api_bad(error, param, "response_format has the unknown type %.64s", name);
+    return td_api_bad(error, at.text,
+                      "%s is \"%.64s\", and must be text, json_object or json_schema", at.text,
+                      name);
   }
-  const cJSON *holder = td_json_get(format, "json_schema");
-  const cJSON *schema = td_json_get(holder, "schema");
-  if (!cJSON_IsObject(schema)) {
-    return td_api_bad(error, param,
-                      "response_format of type json_schema needs json_schema.schema, an object");
-  }
-  return set_schema(out, schema, param, error);
+  const cJSON *schema = td_json_get(td_json_get(format, "json_schema"), "schema");
+  const td_api_path inner = td_api_member(param, "json_schema.schema");
+  if (cJSON_IsObject(schema)) return set_schema(out, schema, inner.text, error);
+  return td_api_bad(error, inner.text, "%s is missing or no object", inner.text);
 }
 
 td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error) {

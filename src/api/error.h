@@ -8,6 +8,7 @@
 
 #define TD_API_PARAM_BYTES 128
 
+// A message that names the offending member names it as param does.
 typedef struct {
   int status;       // HTTP status code
   const char *code; // e.g. "context_length_exceeded"; static; NULL: the default of the status
@@ -26,6 +27,9 @@ td_status td_api_fail(td_api_error *error, int status, const char *param, const 
 #define td_api_bad(error, param, ...) td_api_fail((error), 400, (param), NULL, __VA_ARGS__)
 // Converts a td_err: TD_EINVAL and TD_EFORMAT are client errors (4xx), all others server errors.
 td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *err);
+
+// Sets param, also where the message names the one that error has.
+void td_api_error_rename(td_api_error *error, const char *param);
 
 // Appends {"error":{"message","type","param","code"}}.
 void td_api_error_write(td_buf *out, const td_api_error *error);

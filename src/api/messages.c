@@ -280,7 +280,9 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   td_status st = td_api_get_bool(root, key, is_continued, error);
   if (st != TD_OK || !*is_continued) return st;
   if (*generation_prompt && td_json_get(root, "add_generation_prompt")) {
-    return td_api_bad(error, key, "%s does not go with add_generation_prompt: true", key);
+    return td_api_bad(error, "add_generation_prompt",
+                      "add_generation_prompt: true does not go with a last message that is "
+                      "continued");
   }
   while (last->next)
     last = last->next;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "base/str.h"
 
 #define MAX_NESTING 3 // parts in parts
 
@@ -101,9 +102,9 @@ static td_status check_part(const cJSON *part, const char *where, td_api_error *
   if (is_readable(part, 0)) return TD_OK;
   td_api_path at = td_api_member(where, "type");
   if (!type) return td_api_bad(error, at.text, "%s is missing or no string", at.text);
-  const bool is_text = strcmp(type, "text") == 0, is_refusal = strcmp(type, "refusal") == 0;
-  if (is_text || is_refusal) {
-    at = td_api_member(where, type);
+  const bool is_text = td_ends_with(type, "text"), is_refusal = strcmp(type, "refusal") == 0;
+  if (is_text || is_refusal) { // Responses: input_text and the like
+    at = td_api_member(where, is_text ? "text" : type);
     return td_api_bad(error, at.text, "%s is missing or no string", at.text);
   }
   // The first two are words by which Claude Code takes what it sent out of its history.

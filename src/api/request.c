@@ -47,7 +47,7 @@ td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
 
 td_api_path td_api_member(const char *where, const char *key) {
   td_api_path path;
-  snprintf(path.text, sizeof path.text, "%.80s.%.40s", where, key);
+  snprintf(path.text, sizeof path.text, "%.80s%s%.40s", where, where[0] ? "." : "", key);
   return path;
 }
 
@@ -175,7 +175,8 @@ static td_status parse_ends(td_api_request *out, const cJSON *root, td_api_error
   if (st == TD_OK) st = td_api_get_int(root, "min_tokens", 0, INT32_MAX, &out->min_tokens, error);
   out->shows_special = !skips;
   if (st != TD_OK || out->max_tokens < 0 || out->min_tokens <= out->max_tokens) return st;
-  return td_api_bad(error, "min_tokens", "min_tokens must not be more than max_tokens, %lld",
+  return td_api_bad(error, "min_tokens",
+                    "min_tokens must not be more than the %lld tokens that the answer may have",
                     (long long)out->max_tokens);
 }
 

@@ -85,11 +85,12 @@ static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_v
   return TD_OK;
 }
 
-static td_status add_stop(td_stops *stops, const cJSON *item, td_api_error *error) {
-  if (!cJSON_IsString(item)) return td_api_bad(error, "stop", "stop must hold strings");
+static td_status add_stop(td_stops *stops, const cJSON *item, const char *where,
+                          td_api_error *error) {
+  if (!cJSON_IsString(item)) return td_api_bad(error, where, "%s must be a string", where);
   size_t len = strlen(item->valuestring);
   if (len == 0 || len > TD_API_MAX_STOP_BYTES) {
-    return td_api_bad(error, "stop", "a stop string must have between 1 and %d bytes",
+    return td_api_bad(error, where, "%s must have between 1 and %d bytes", where,
                       TD_API_MAX_STOP_BYTES);
   }
   if (stops->n == TD_API_MAX_STOPS) {
@@ -109,9 +110,10 @@ static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error
   if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
     return td_api_bad(error, "stop", "stop must be a string or an array of strings");
   }
-  if (cJSON_IsString(stop)) return add_stop(&out->stops, stop, error);
+  unsigned i = 0;
+  if (cJSON_IsString(stop)) return add_stop(&out->stops, stop, "stop", error);
   for (const cJSON *item = stop->child; item; item = item->next) {
-    td_status st = add_stop(&out->stops, item, error);
+    td_status st = add_stop(&out->stops, item, td_api_item("stop", i++).text, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;

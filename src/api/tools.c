@@ -19,7 +19,9 @@ static td_status check_tool(const cJSON *tool, const char *where, td_api_error *
   }
   const char *name = tool_name(tool);
   at = td_api_member(where, "function.name");
-  if (!name || name[0] == 0) return td_api_bad(error, at.text, "%s is missing", at.text);
+  if (!name || name[0] == 0) {
+    return td_api_bad(error, at.text, "%s is missing, or no string", at.text);
+  }
   const cJSON *parameters = td_json_get(td_json_get(tool, "function"), "parameters");
   at = td_api_member(where, "function.parameters");
   if (parameters && !cJSON_IsObject(parameters)) {
@@ -35,17 +37,21 @@ static const cJSON *find_tool(const cJSON *tools, const char *name) {
   return NULL;
 }
 
-// A function of tools, as tool_choice or one of its allowed_tools.
-static td_status check_named(const cJSON *choice, const cJSON *tools, td_api_error *error) {
+// A function of tools, as tool_choice or one of its allowed_tools, at the path where.
+static td_status check_named(const cJSON *choice, const cJSON *tools, const char *where,
+                             td_api_error *error) {
+  const cJSON *type = td_json_get(choice, "type");
   const char *name = tool_name(choice);
+  const td_api_path at = td_api_member(where, "function.name");
+  const bool is_function = cJSON_IsString(type) && strcmp(type->valuestring, "function") == 0;
+  if (!name && is_function) return td_api_bad(error, at.text, "%s is missing", at.text);
   if (!cJSON_IsObject(choice) || !name) {
-    return td_api_bad(error, "tool_choice",
-                      "tool_choice must be none, auto, required, a function of tools, or "
-                      "allowed_tools");
+    return td_api_bad(error, where,
+                      "%s must be none, auto, required, a function of tools, or allowed_tools",
+                      where);
   }
   if (find_tool(tools, name)) return TD_OK;
-  return td_api_bad(error, "tool_choice", "tool_choice names %.64s, which tools does not hold",
-                    name);
+  return td_api_bad(error, at.text, "%s is \"%.64s\", which tools does not hold", at.text, name);
 }
 
 // tool_choice of type allowed_tools: a mode, and some of tools. NULL: it is of another type.
@@ -56,18 +62,22 @@ static const cJSON *allowed_tools(const cJSON *choice) {
   return allowed ? allowed : choice;
 }
 
-static td_status check_allowed(const cJSON *allowed, const cJSON *tools, td_api_error *error) {
-  static const char key[] = "tool_choice";
+static td_status check_allowed(const cJSON *choice, const cJSON *allowed, const cJSON *tools,
+                               td_api_error *error) {
+  const char *where = allowed == choice ? "tool_choice" : "tool_choice.allowed_tools";
+  const td_api_path at = td_api_member(where, "mode"), list_at = td_api_member(where, "tools");
   const cJSON *mode = td_json_get(allowed, "mode"), *list = td_json_get(allowed, "tools");
   const char *word = cJSON_IsString(mode) ? mode->valuestring : "";
+  unsigned i = 0;
   if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
-    return td_api_bad(error, key, "allowed_tools.mode must be auto or required");
+    return td_api_bad(error, at.text, "%s must be auto or required", at.text);
   }
   if (!cJSON_IsArray(list) || !list->child) {
-    return td_api_bad(error, key, "allowed_tools.tools must be an array of functions of tools");
+    return td_api_bad(error, list_at.text, "%s must be an array of functions of tools",
+                      list_at.text);
   }
   for (const cJSON *tool = list->child; tool; tool = tool->next) {
-    td_status st = check_named(tool, tools, error);
+    td_status st = check_named(tool, tools, td_api_item(list_at.text, i++).text, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -94,7 +104,8 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
   }
   if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
     const cJSON *allowed = allowed_tools(choice);
-    return allowed ? check_allowed(allowed, *tools, error) : check_named(choice, *tools, error);
+    return allowed ? check_allowed(choice, allowed, *tools, error)
+                   : check_named(choice, *tools, "tool_choice", error);
   }
   if (*tools) return TD_OK;
   return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
@@ -132,6 +143,7 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
     td_api_path where = td_api_item("tools", at);
     where = td_api_member(where.text, "function.parameters");
     td_buf_free(&rules);
+    td_err_prefix(&err, "%s", where.text);
     return td_api_fail_err(error, where.text, &err);
   }
   if (parameters && st == TD_OK) {

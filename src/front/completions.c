@@ -242,11 +242,9 @@ static td_status parse(td_job *j) {
   return st;
 }
 
-// On the thread pool. Uses only the job and immutable state.
-static void prepare(uv_work_t *work) {
-  td_job *j = work->data;
-  j->status = j->dialect ? translate(j) : TD_OK;
-  if (j->status == TD_OK) j->status = parse(j);
+// Prepares a job whose body is one of chat or completions.
+static void prepare_body(td_job *j) {
+  j->status = parse(j);
   td_buf_free(&j->body);
   if (j->status == TD_OK) j->status = check_model(j, &j->error);
   if (j->status == TD_OK) j->status = open_chat(j);
@@ -276,11 +274,19 @@ static void prepare(uv_work_t *work) {
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
 }
 
+// On the thread pool. Uses only the job and immutable state.
+static void prepare(td_job *j) {
+  j->status = j->dialect ? translate(j) : TD_OK;
+  if (j->status != TD_OK) return;
+  prepare_body(j);
+  if (j->status != TD_OK) td_job_name(j, &j->error);
+}
+
 // Returns the memory of a large body to the system.
 static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
   bool was_large = j->body.len >= TD_LARGE_BODY_BYTES;
-  prepare(work);
+  prepare(j);
   td_buf_free(&j->body);
   if (was_large) malloc_trim(0);
 }
@@ -294,7 +300,10 @@ static void on_prepared(uv_work_t *work, int canceled) {
     td_job_free(j);
     return;
   }
-  if (j->status == TD_OK) j->status = begin_answer(j);
+  if (j->status == TD_OK) {
+    j->status = begin_answer(j);
+    if (j->status != TD_OK) td_job_name(j, &j->error);
+  }
   if (j->status != TD_OK) {
     td_job_refuse(j, &j->error);
   } else if (j->request.stream && j->dialect && j->dialect->stream_type) {

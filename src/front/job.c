@@ -89,6 +89,10 @@ void td_job_on_gone(void *arg) {
   td_job_free(j);
 }
 
+void td_job_name(const td_job *j, td_api_error *error) {
+  if (j->dialect) td_dialect_name(&j->state, error);
+}
+
 void td_job_refuse(td_job *j, const td_api_error *error) {
   cancel_running(j);
   log_end(j, error->status);
@@ -123,6 +127,7 @@ static void fail_running(td_job *j, int status, const char *param, const char *m
   td_api_error error;
   td_api_fail(&error, status, param, NULL, "%s%s%s", param ? param : "", param ? ": " : "",
               message);
+  td_job_name(j, &error);
   if (!j->request.stream) {
     td_job_refuse(j, &error);
     return;

@@ -64,6 +64,8 @@ struct td_job {
 void td_job_free(td_job *j);
 // Its body is no longer in memory.
 void td_job_release_body(td_job *j);
+// Makes an error about the body that a dialect's stands for one about the client's.
+void td_job_name(const td_job *j, td_api_error *error);
 // Responds with error and frees the job. Its response must not have begun.
 void td_job_refuse(td_job *j, const td_api_error *error);
 // The client is gone (td_http_on_gone). arg: the job.

@@ -96,6 +96,15 @@ static td_status decode(task *t, const td_api_request *request) {
   return st;
 }
 
+static td_status translate(task *t, td_dialect_state *state) {
+  td_buf translated = TD_BUF_INIT;
+  const td_status st = td_dialect_translate(&td_dialect_messages, state, td_buf_text(&t->body),
+                                            t->body.len, &translated, &t->error);
+  td_buf_free(&t->body);
+  t->body = translated;
+  return st;
+}
+
 // On the thread pool.
 static void run(uv_work_t *work) {
   task *t = work->data;
@@ -105,17 +114,14 @@ static void run(uv_work_t *work) {
                      td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
   request = (td_api_request){0};
   t->status = open_host(t);
-  if (t->status == TD_OK && t->kind == COUNT) {
-    td_buf translated = TD_BUF_INIT;
-    t->status = td_dialect_translate(&td_dialect_messages, NULL, td_buf_text(&t->body), t->body.len,
-                                     &translated, &t->error);
-    td_buf_free(&t->body);
-    t->body = translated;
-  }
+  td_dialect_state state = {.is_count = true};
+  if (t->status == TD_OK && t->kind == COUNT) t->status = translate(t, &state);
   if (t->status == TD_OK) {
     t->status = parse(&request, td_buf_text(&t->body), t->body.len, &t->host->defaults, &t->error);
+    if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
+    if (t->status != TD_OK) td_dialect_name(&state, &t->error);
   }
-  if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
+  td_dialect_state_free(&state);
   if (t->status == TD_OK && t->answer.failed) {
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
   }

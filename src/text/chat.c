@@ -192,7 +192,7 @@ static td_status take_continued(cJSON *vars, const char **out, td_err *err) {
   const cJSON *content = td_json_get(last, "content");
   const char *text = cJSON_IsString(content) ? content->valuestring : "";
   if (!text[strspn(text, " \t\r\n")]) {
-    return td_fail(err, TD_EINVAL, "%s: the last message has no content to continue", key);
+    return td_fail(err, TD_EINVAL, "the last message has no content to continue");
   }
   *out = text;
   return TD_OK;
@@ -215,7 +215,7 @@ static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, t
     end--;
   if (end < n || !typed->n) {
     return td_fail(err, TD_EINVAL,
-                   "continue_final_message: the chat template does not show the last message");
+                   "the chat template does not show the last message, which is to be continued");
   }
   for (; *rest && end < prompt->len && prompt->data[end] == *rest; rest++)
     end++;

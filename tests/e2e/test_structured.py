@@ -259,16 +259,18 @@ def test_named(client):
 
 def test_refused_choices(client):
     wrong = [
-        named("nothing"),
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("none")]}},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": [named("add")]}},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
-        "always",
+        (named("nothing"), ".function.name"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("none")]}},
+         ".allowed_tools.tools[0].function.name"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": [named("add")]}},
+         ".allowed_tools.mode"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, ".allowed_tools.tools"),
+        ("always", ""),
     ]
-    for tool_choice in wrong:
+    for tool_choice, where in wrong:
         with pytest.raises(openai.BadRequestError) as caught:
             call(client, tool_choice=tool_choice)
-        assert caught.value.param == "tool_choice"
+        assert caught.value.param == "tool_choice" + where
     strict = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"const": 1}}}
     with pytest.raises(openai.BadRequestError) as caught:
         call(client, tools=[{"type": "function", "function": strict}])

@@ -100,7 +100,7 @@ static const bad_body bad_chats[] = {
     {WITH("\"max_completion_tokens\":0"), "max_completion_tokens"},
     {WITH("\"stop\":5"), "stop"},
     {WITH("\"stop\":\"\""), "stop"},
-    {WITH("\"stop\":[\"a\",5]"), "stop"},
+    {WITH("\"stop\":[\"a\",5]"), "stop[1]"},
     {WITH("\"stop\":[" TEN TEN TEN "\"a\",\"b\",\"c\"]"), "stop"},
     {WITH("\"stop_token_ids\":5"), "stop_token_ids"},
     {WITH("\"stop_token_ids\":[1000]"), "stop_token_ids"},
@@ -142,14 +142,14 @@ static const bad_body bad_chats[] = {
     {WITH("\"tool_choice\":5"), "tool_choice"},
     {WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],"
           "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
-     "tool_choice"},
+     "tool_choice.function.name"},
     {WITH("\"parallel_tool_calls\":\"yes\""), "parallel_tool_calls"},
     {WITH("\"response_format\":\"text\""), "response_format"},
-    {WITH("\"response_format\":{}"), "response_format"},
-    {WITH("\"response_format\":{\"type\":\"yaml\"}"), "response_format"},
-    {WITH("\"response_format\":{\"type\":\"json_schema\"}"), "response_format"},
+    {WITH("\"response_format\":{}"), "response_format.type"},
+    {WITH("\"response_format\":{\"type\":\"yaml\"}"), "response_format.type"},
+    {WITH("\"response_format\":{\"type\":\"json_schema\"}"), "response_format.json_schema.schema"},
     {WITH("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":5}}"),
-     "response_format"},
+     "response_format.json_schema.schema"},
     {WITH("\"chat_template_kwargs\":5"), "chat_template_kwargs"},
     {WITH("\"reasoning_effort\":5"), "reasoning_effort"},
     {WITH("\"add_generation_prompt\":\"no\""), "add_generation_prompt"},
@@ -507,12 +507,39 @@ static void takes_every_kind_of_prompt(void **state) {
   td_api_request_free(&r);
 }
 
+static void renames_what_is_wrong(void **state) {
+  (void)state;
+  static const struct {
+    const char *param, *message, *name, *wanted;
+  } cases[] = {
+      {"stop", "stop must be a string", "options.stop", "options.stop must be a string"},
+      {"a", "b.a, a_b, ba and \"a\" stay; a, a.b and a[1] do not", "c.a",
+       "b.a, a_b, ba and \"a\" stay; c.a, c.a.b and c.a[1] do not"},
+      {"messages", "shorten the messages", "input", "shorten the input"},
+      {"", "no name", "x", "no name"},
+  };
+  td_api_error error;
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_api_bad(&error, cases[i].param, "%s", cases[i].message);
+    td_api_error_rename(&error, cases[i].name);
+    assert_string_equal(error.param, cases[i].name);
+    assert_string_equal(error.message, cases[i].wanted);
+  }
+  char many[TD_ERR_BYTES];
+  for (size_t i = 0; i < sizeof many; i++)
+    many[i] = i % 2 ? ' ' : 'a';
+  td_api_bad(&error, "a", "%.*s", (int)sizeof many - 1, many);
+  td_api_error_rename(&error, "a_long_one");
+  assert_int_equal(strlen(error.message), TD_ERR_BYTES - 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refuses_bad_chats),
       cmocka_unit_test(refuses_deep_nesting),
       cmocka_unit_test(refuses_bad_completions),
       cmocka_unit_test(says_what_is_not_supported),
+      cmocka_unit_test(renames_what_is_wrong),
       cmocka_unit_test(refuses_what_it_does_not_obey),
       cmocka_unit_test(takes_every_spelling_of_thinking),
       cmocka_unit_test(notes_what_is_no_text),

@@ -10,6 +10,7 @@ void td_dialect_state_free(td_dialect_state *state) {
   td_buf_free(&state->content);
   td_buf_free(&state->items);
   td_buf_free(&state->echo);
+  td_buf_free(&state->origins);
   td_buf_free(&state->messages);
   td_buf_free(&state->input);
   cJSON_Delete(state->own_tools);
@@ -44,7 +45,8 @@ td_status td_dialect_translate(const td_dialect *dialect, td_dialect_state *stat
   cJSON *root = NULL;
   td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = dialect->translate(out, root, state, error);
-  if (st == TD_OK && out->failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
+  if (st == TD_OK && (out->failed || state->origins.failed))
+    st = td_api_fail(error, 503, NULL, NULL, "out of memory");
   cJSON_Delete(root);
   return st;
 }
@@ -57,6 +59,67 @@ td_status td_dialect_peek(const td_dialect *dialect, td_dialect_load *out, const
   cJSON_Delete(root);
   return st;
 }
+
+// ---- names -------------------------------------------------------------------------------------
+
+// A line each: the member of the body, a blank, the request's.
+void td_dialect_note(td_dialect_state *s, const char *member, const char *from) {
+  td_buf_printf(&s->origins, "%s %s\n", member, from);
+}
+
+td_api_path td_dialect_next_message(const td_dialect_state *s) {
+  return td_api_item("messages", s->n_messages);
+}
+
+void td_dialect_begin_message(td_json_writer *w, td_dialect_state *s, const char *role,
+                              const char *from) {
+  td_dialect_note(s, td_dialect_next_message(s).text, from);
+  s->n_messages++;
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "role", role);
+}
+
+void td_dialect_move(td_json_writer *w, td_dialect_state *s, const cJSON *root, const char *where,
+                     const char *key, const char *as) {
+  const cJSON *object = where[0] ? td_json_get(root, where) : root;
+  const cJSON *item = td_json_get(object, key);
+  if (!item || td_json_get(root, as)) return;
+  td_dialect_note(s, as, td_api_member(where, key).text);
+  td_api_write_json(w, as, item);
+}
+
+// The length of name if it is param or the path of what holds that.
+static size_t length_within(const char *name, size_t n, const char *param) {
+  const bool is_within = strncmp(param, name, n) == 0 && strchr(".[", param[n]); // or at the end
+  return is_within ? n : 0;
+}
+
+void td_dialect_name(const td_dialect_state *s, td_api_error *error) {
+  size_t longest = 0;
+  char path[2 * TD_API_PARAM_BYTES];
+  for (const char *line = td_buf_text(&s->origins), *end; *line; line = end + 1) {
+    const size_t n_name = strcspn(line, " "), n = length_within(line, n_name, error->param);
+    end = strchr(line, '\n');
+    if (n <= longest) continue;
+    const char *from = line + n_name + 1;
+    longest = n;
+    snprintf(path, sizeof path, "%.*s%s", (int)(end - from), from, error->param + n);
+  }
+  if (longest) td_api_error_rename(error, path);
+}
+
+td_status td_dialect_check_types(const cJSON *root, const td_member_type *members, size_t n,
+                                 td_api_error *error) {
+  for (size_t i = 0; i < n; i++) {
+    const cJSON *item = td_json_get(root, members[i].key);
+    if (item && !(item->type & members[i].types)) {
+      return td_api_bad(error, members[i].key, "%s must be %s", members[i].key, members[i].kind);
+    }
+  }
+  return TD_OK;
+}
+
+// ---- parts -------------------------------------------------------------------------------------
 
 void td_dialect_event(td_buf *out, const char *name, td_buf *json) {
   td_buf_printf(out, "event: %s\ndata: ", name);
@@ -78,10 +141,16 @@ void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *but) {
   }
 }
 
-void td_dialect_write_result(td_json_writer *w, const cJSON *id, td_buf *text) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", "tool");
-  if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
+void td_dialect_write_result(td_json_writer *w, td_dialect_state *s, const cJSON *block,
+                             const char *id_key, const char *where, td_buf *text) {
+  const cJSON *id = td_json_get(block, id_key);
+  const td_api_path chat = td_dialect_next_message(s);
+  td_dialect_begin_message(w, s, "tool", where);
+  if (id) {
+    td_dialect_note(s, td_api_member(chat.text, "tool_call_id").text,
+                    td_api_member(where, id_key).text);
+    td_api_write_json(w, "tool_call_id", id);
+  }
   td_jw_str_len(w, "content", td_buf_text(text), text->len);
   td_jw_end_object(w);
   w->out->failed |= text->failed;

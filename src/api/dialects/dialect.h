@@ -34,8 +34,11 @@ typedef struct {
   td_buf idle;    // the stream's keep-alive
   // Set before a request is translated.
   const td_chat *chat; // borrowed: the model's; NULL: without tokens for filling in
+  bool is_count;       // only the prompt matters
   uint32_t n_ctx;
   // What the request was translated to, and asks for.
+  unsigned n_messages;      // of the body
+  td_buf origins;           // td_dialect_note
   bool is_text;             // the body is one of /v1/completions
   bool returns_tokens;      // llama-server: ids beside the text
   uint32_t n_probs;         // llama-server: candidates beside the text
@@ -65,7 +68,8 @@ typedef struct {
 } td_dialect_load;
 
 typedef struct {
-  // Appends the body that the request stands for. state may be NULL where only the prompt matters.
+  // Appends the body that the request stands for. What it is refused for later is named by
+  // td_dialect_name.
   td_status (*translate)(td_buf *out, const cJSON *root, td_dialect_state *state,
                          td_api_error *error);
   void (*begin)(td_buf *out, td_dialect_state *state, const td_api_usage *usage);
@@ -97,6 +101,9 @@ extern const td_dialect td_dialect_responses, td_dialect_messages, td_dialect_ol
 // td_api_parse_chat.
 td_status td_dialect_translate(const td_dialect *dialect, td_dialect_state *state, const char *body,
                                size_t len, td_buf *out, td_api_error *error);
+// Makes an error about the translated body one about the request: it names the member that the
+// client sent.
+void td_dialect_name(const td_dialect_state *state, td_api_error *error);
 // Reads what a body says of loading (peek).
 td_status td_dialect_peek(const td_dialect *dialect, td_dialect_load *out, const char *body,
                           size_t len, td_api_error *error);

@@ -25,6 +25,7 @@ static void pass(td_json_writer *w, const cJSON *root, const char *from, const c
 // [[id, bias or false], ...] beside the object that OpenAI has.
 static td_status write_bias(td_json_writer *w, const cJSON *bias, td_api_error *error) {
   static const char key[] = "logit_bias";
+  unsigned i = 0;
   if (!cJSON_IsArray(bias)) {
     if (bias) td_api_write_json(w, key, bias);
     return TD_OK;
@@ -32,10 +33,11 @@ static td_status write_bias(td_json_writer *w, const cJSON *bias, td_api_error *
   td_jw_begin_object(w, key);
   for (const cJSON *pair = bias->child; pair; pair = pair->next) {
     const cJSON *id = cJSON_IsArray(pair) ? pair->child : NULL, *value = id ? id->next : NULL;
+    const td_api_path at = td_api_item(key, i++);
     char name[24];
     if (!cJSON_IsNumber(id) || !(cJSON_IsNumber(value) || cJSON_IsFalse(value))) {
-      return td_api_bad(error, key,
-                        "logit_bias must hold pairs of a token id and a number or false");
+      return td_api_bad(error, at.text, "%s must be a pair of a token id and a number or false",
+                        at.text);
     }
     snprintf(name, sizeof name, "%.0f", id->valuedouble);
     td_jw_double(w, name, cJSON_IsFalse(value) ? -100 : value->valuedouble);
@@ -104,7 +106,8 @@ static td_status write_common(td_json_writer *w, const cJSON *root, td_dialect_s
   if (schema && !(cJSON_IsObject(schema) && !schema->child)) {
     pass(w, root, "json_schema", "json_schema");
   }
-  pass(w, root, "repeat_penalty", "repetition_penalty");
+  td_dialect_move(w, s, root, "", "repeat_penalty", "repetition_penalty");
+  td_dialect_note(s, "max_tokens", td_json_get(root, "n_predict") ? "n_predict" : "max_tokens");
   td_status st = write_numbers(w, root, s, error);
   if (st == TD_OK) st = write_bias(w, td_json_get(root, "logit_bias"), error);
   if (fields && fields->child) {
@@ -120,6 +123,7 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
   td_json_writer w = TD_JSON_WRITER(out);
   if (!prompt) return td_api_bad(error, "prompt", "prompt is missing");
   // A list of one prompt is that prompt.
+  const char *where = "prompt";
   if (cJSON_IsArray(prompt) && prompt->child && !cJSON_IsNumber(prompt->child)) {
     if (prompt->child->next) {
       return td_api_bad(error, "prompt",
@@ -127,9 +131,15 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
                         "/v1/completions takes several prompts at once");
     }
     prompt = prompt->child;
+    where = "prompt[0]";
   }
-  if (cJSON_IsObject(prompt)) prompt = td_json_get(prompt, "prompt_string");
-  if (!prompt) return td_api_bad(error, "prompt", "prompt must be a string or token ids");
+  const td_api_path inner = td_api_member(where, "prompt_string");
+  if (cJSON_IsObject(prompt)) {
+    prompt = td_json_get(prompt, "prompt_string");
+    where = inner.text;
+  }
+  if (!prompt) return td_api_bad(error, where, "%s is missing", where);
+  td_dialect_note(s, "prompt", where);
   td_jw_begin_object(&w, NULL);
   td_status st = write_common(&w, root, s, error);
   write_stop(&w, td_json_get(root, "stop"));
@@ -143,17 +153,19 @@ static td_status get_files(const cJSON *extra, td_infill_file *files, uint32_t *
                            td_api_error *error) {
   static const char key[] = "input_extra";
   *n = 0;
+  unsigned i = 0;
   if (extra && !cJSON_IsArray(extra)) return td_api_bad(error, key, "%s must be an array", key);
   for (const cJSON *item = extra ? extra->child : NULL; item; item = item->next) {
-    const cJSON *text = td_json_get(item, "text"), *name = td_json_get(item, "filename");
-    if (!cJSON_IsString(text) || (name && !cJSON_IsString(name))) {
-      return td_api_bad(error, key, "%s must hold objects with text and filename", key);
-    }
+    const td_api_path at = td_api_item(key, i++), inner = td_api_member(at.text, "text");
+    const char *text = NULL, *name = "tmp";
+    td_status st = td_api_get_str_at(item, "text", at.text, &text, error);
+    if (st == TD_OK) st = td_api_get_str_at(item, "filename", at.text, &name, error);
+    if (st != TD_OK) return st;
+    if (!text) return td_api_bad(error, inner.text, "%s is missing", inner.text);
     if (*n == MOST_FILES) {
       return td_api_bad(error, key, "%s has more than %d entries", key, MOST_FILES);
     }
-    files[(*n)++] = (td_infill_file){.name = name ? name->valuestring : "tmp",
-                                     .text = text->valuestring};
+    files[(*n)++] = (td_infill_file){.name = name, .text = text};
   }
   return TD_OK;
 }
@@ -232,6 +244,7 @@ static td_status translate_infill(td_buf *out, const cJSON *root, td_dialect_sta
     td_jw_begin_object(&w, NULL);
     st = write_common(&w, root, s, error);
     write_infill_stop(&w, td_json_get(root, "stop"), tokens);
+    td_dialect_note(s, "prompt", "input_prefix");
     td_dialect_write_prompt(&w, &ids);
     td_jw_end_object(&w);
   }

@@ -13,29 +13,34 @@ static bool is_billing(const char *text) {
   return strncmp(text, line, sizeof line - 1) == 0;
 }
 
-static td_status write_system(td_json_writer *w, const cJSON *system, td_api_error *error) {
+// What of a request is written, and where to.
+typedef struct {
+  td_json_writer *w;
+  td_dialect_state *s;
+  td_api_error *error;
+} writing;
+
+static td_status write_system(const writing *to, const cJSON *system) {
   td_buf text = TD_BUF_INIT;
   td_status st = TD_OK;
-  if (cJSON_IsArray(system)) {
-    for (const cJSON *part = system->child; part && st == TD_OK; part = part->next) {
-      const cJSON *line = td_json_get(part, "text");
-      if (!cJSON_IsString(line)) {
-        st = td_api_bad(error, "system", "system must be a string or an array of text parts");
-      } else if (!is_billing(line->valuestring)) {
-        if (text.len) td_buf_char(&text, '\n');
-        td_buf_str(&text, line->valuestring);
-      }
+  unsigned i = 0;
+  if (!cJSON_IsArray(system)) st = td_api_add_parts(&text, system, true, "system", to->error);
+  for (const cJSON *part = system->child; part && st == TD_OK; part = part->next) {
+    const cJSON *line = td_json_get(part, "text");
+    const td_api_path at = td_api_member(td_api_item("system", i++).text, "text");
+    if (!cJSON_IsString(line)) {
+      st = td_api_bad(to->error, at.text, "%s is missing or no string", at.text);
+    } else if (!is_billing(line->valuestring)) {
+      if (text.len) td_buf_char(&text, '\n');
+      td_buf_str(&text, line->valuestring);
     }
-  } else {
-    st = td_api_add_parts(&text, system, true, "system", error);
   }
   if (st == TD_OK && text.len) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "role", "system");
-    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-    td_jw_end_object(w);
+    td_dialect_begin_message(to->w, to->s, "system", "system");
+    td_jw_str_len(to->w, "content", td_buf_text(&text), text.len);
+    td_jw_end_object(to->w);
   }
-  w->out->failed |= text.failed;
+  to->w->out->failed |= text.failed;
   td_buf_free(&text);
   return st;
 }
@@ -45,26 +50,42 @@ static bool is_block(const cJSON *block, const char *type) {
   return cJSON_IsString(of) && strcmp(of->valuestring, type) == 0;
 }
 
-static td_status write_result(td_json_writer *w, const cJSON *block, const char *where,
-                              td_api_error *error) {
-  const cJSON *id = td_json_get(block, "tool_use_id"), *content = td_json_get(block, "content");
+static td_status write_result(const writing *to, const cJSON *block, const char *where) {
+  const cJSON *content = td_json_get(block, "content");
   td_buf text = TD_BUF_INIT;
   td_api_path at = td_api_member(where, "content");
-  td_status st = content ? td_api_add_parts(&text, content, false, at.text, error) : TD_OK;
-  td_dialect_write_result(w, id, &text);
+  td_status st = content ? td_api_add_parts(&text, content, false, at.text, to->error) : TD_OK;
+  td_dialect_write_result(to->w, to->s, block, "tool_use_id", where, &text);
   return st;
 }
 
-static void write_use(td_json_writer *w, const cJSON *block) {
+// chat: the path of the call there.
+static void write_use(const writing *to, const cJSON *block, const char *where, const char *chat) {
   const cJSON *id = td_json_get(block, "id"), *name = td_json_get(block, "name");
-  td_jw_begin_object(w, NULL);
-  if (cJSON_IsString(id)) td_jw_str(w, "id", id->valuestring);
-  td_jw_str(w, "type", "function");
-  td_jw_begin_object(w, "function");
-  if (cJSON_IsString(name)) td_jw_str(w, "name", name->valuestring);
-  td_api_write_json(w, "arguments", td_json_get(block, "input"));
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_dialect_note(to->s, chat, where);
+  td_dialect_note(to->s, td_api_member(chat, "function").text, where);
+  td_dialect_note(to->s, td_api_member(chat, "function.arguments").text,
+                  td_api_member(where, "input").text);
+  td_jw_begin_object(to->w, NULL);
+  if (id) td_api_write_json(to->w, "id", id);
+  td_jw_str(to->w, "type", "function");
+  td_jw_begin_object(to->w, "function");
+  if (name) td_api_write_json(to->w, "name", name);
+  td_api_write_json(to->w, "arguments", td_json_get(block, "input"));
+  td_jw_end_object(to->w);
+  td_jw_end_object(to->w);
+}
+
+static void write_uses(const writing *to, const cJSON *content, const char *where,
+                       const char *chat) {
+  const td_api_path calls = td_api_member(chat, "tool_calls");
+  unsigned i = 0, n = 0;
+  td_jw_begin_array(to->w, "tool_calls");
+  for (const cJSON *block = content->child; block; block = block->next, i++) {
+    if (!is_block(block, "tool_use")) continue;
+    write_use(to, block, td_api_item(where, i).text, td_api_item(calls.text, n++).text);
+  }
+  td_jw_end_array(to->w);
 }
 
 // Blocks that are no part of what a message says.
@@ -80,73 +101,76 @@ static td_status gather(td_buf *text, td_buf *thinking, const cJSON *content, bo
                         const char *where, td_api_error *error) {
   unsigned i = 0;
   for (const cJSON *block = content->child; block; block = block->next) {
-    const cJSON *thought = td_json_get(block, "thinking");
+    const char *thought = NULL;
     const td_api_path at = td_api_item(where, i++);
-    if (is_block(block, "thinking") && cJSON_IsString(thought)) {
-      if (thinking->len) td_buf_char(thinking, '\n');
-      td_buf_str(thinking, thought->valuestring);
+    td_status st = TD_OK;
+    if (is_block(block, "thinking")) {
+      st = td_api_get_str_at(block, "thinking", at.text, &thought, error);
     }
-    if (!is_said(block)) continue;
-    if (text->len) td_buf_char(text, '\n');
-    td_status st = td_api_add_part(text, block, is_asked, at.text, error);
+    if (thought) {
+      if (thinking->len) td_buf_char(thinking, '\n');
+      td_buf_str(thinking, thought);
+    }
+    if (is_said(block)) {
+      if (text->len) td_buf_char(text, '\n');
+      st = td_api_add_part(text, block, is_asked, at.text, error);
+    }
     if (st != TD_OK) return st;
   }
   return TD_OK;
 }
 
 // An assistant's blocks are one message. A user's tool results come before what the user says.
-static td_status write_blocks(td_json_writer *w, const char *role, const cJSON *content,
-                              bool is_asked, const char *where, td_api_error *error) {
-  bool is_assistant = strcmp(role, "assistant") == 0, has_calls = false;
+static td_status write_blocks(const writing *to, const char *role, const cJSON *content,
+                              bool is_asked, const char *message) {
+  const bool is_assistant = strcmp(role, "assistant") == 0;
+  const td_api_path where = td_api_member(message, "content");
+  bool has_calls = false;
   td_status st = TD_OK;
-  unsigned n_results = 0;
-  for (const cJSON *block = content->child; block && st == TD_OK; block = block->next) {
+  unsigned i = 0, n_results = 0;
+  for (const cJSON *block = content->child; block && st == TD_OK; block = block->next, i++) {
     has_calls |= is_assistant && is_block(block, "tool_use");
     if (!is_block(block, "tool_result")) continue;
-    st = write_result(w, block, where, error);
+    st = write_result(to, block, td_api_item(where.text, i).text);
     n_results++;
   }
   td_buf text = TD_BUF_INIT, thinking = TD_BUF_INIT;
-  if (st == TD_OK) st = gather(&text, &thinking, content, is_asked, where, error);
+  if (st == TD_OK) st = gather(&text, &thinking, content, is_asked, where.text, to->error);
   if (st == TD_OK && (text.len || has_calls || is_assistant || !n_results)) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "role", role);
-    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-    if (thinking.len) td_jw_str_len(w, "reasoning_content", thinking.data, thinking.len);
-    if (has_calls) {
-      td_jw_begin_array(w, "tool_calls");
-      for (const cJSON *block = content->child; block; block = block->next)
-        if (is_block(block, "tool_use")) write_use(w, block);
-      td_jw_end_array(w);
-    }
-    td_jw_end_object(w);
+    const td_api_path chat = td_dialect_next_message(to->s);
+    td_dialect_begin_message(to->w, to->s, role, message);
+    td_jw_str_len(to->w, "content", td_buf_text(&text), text.len);
+    if (thinking.len) td_jw_str_len(to->w, "reasoning_content", thinking.data, thinking.len);
+    if (has_calls) write_uses(to, content, where.text, chat.text);
+    td_jw_end_object(to->w);
   }
-  w->out->failed |= text.failed || thinking.failed;
+  to->w->out->failed |= text.failed || thinking.failed;
   td_buf_free(&text);
   td_buf_free(&thinking);
   return st;
 }
 
-static td_status write_messages(td_json_writer *w, const cJSON *root, td_api_error *error) {
+static td_status write_messages(const writing *to, const cJSON *root) {
   const cJSON *messages = td_json_get(root, "messages"), *system = td_json_get(root, "system");
   if (!cJSON_IsArray(messages) || !messages->child) {
-    return td_api_bad(error, "messages", "messages must be an array with at least one message");
+    return td_api_bad(to->error, "messages", "messages must be an array with at least one message");
   }
-  td_jw_begin_array(w, "messages");
-  td_status st = system ? write_system(w, system, error) : TD_OK;
+  td_jw_begin_array(to->w, "messages");
+  td_status st = system ? write_system(to, system) : TD_OK;
   unsigned i = 0;
   const cJSON *asked = td_api_asked(messages);
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
-    td_api_path where = td_api_item("messages", i++);
+    const td_api_path where = td_api_item("messages", i++);
     const cJSON *role = td_json_get(m, "role"), *content = td_json_get(m, "content");
-    if (!cJSON_IsString(role) || !cJSON_IsArray(content)) {
-      td_api_write_json(w, NULL, m); // a string; chat checks the rest
-      continue;
+    if (cJSON_IsString(role) && cJSON_IsArray(content)) {
+      st = write_blocks(to, role->valuestring, content, m == asked, where.text);
+    } else { // a string; chat checks the rest
+      td_dialect_note(to->s, td_dialect_next_message(to->s).text, where.text);
+      to->s->n_messages++;
+      td_api_write_json(to->w, NULL, m);
     }
-    where = td_api_member(where.text, "content");
-    st = write_blocks(w, role->valuestring, content, m == asked, where.text, error);
   }
-  td_jw_end_array(w);
+  td_jw_end_array(to->w);
   return st;
 }
 
@@ -187,83 +211,98 @@ static bool is_deferred(const cJSON *tool) {
          cJSON_IsString(td_json_get(tool, "name"));
 }
 
-static void write_tool(td_json_writer *w, const cJSON *tool) {
-  static const char *const but[] = {"name", "description", "strict", NULL};
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", "function");
-  td_jw_begin_object(w, "function");
-  for (size_t i = 0; but[i]; i++) {
-    const cJSON *item = td_json_get(tool, but[i]);
-    if (item) td_api_write_json(w, but[i], item);
+static void write_tool(const writing *to, const cJSON *tool, unsigned index, unsigned n) {
+  static const char *const same[] = {"name", "description", "strict"};
+  const td_api_path chat = td_api_item("tools", n), where = td_api_item("tools", index);
+  td_dialect_note(to->s, chat.text, where.text);
+  td_dialect_note(to->s, td_api_member(chat.text, "function").text, where.text);
+  td_dialect_note(to->s, td_api_member(chat.text, "function.parameters").text,
+                  td_api_member(where.text, "input_schema").text);
+  td_jw_begin_object(to->w, NULL);
+  td_jw_str(to->w, "type", "function");
+  td_jw_begin_object(to->w, "function");
+  for (size_t i = 0; i < TD_COUNT(same); i++) {
+    const cJSON *item = td_json_get(tool, same[i]);
+    if (item) td_api_write_json(to->w, same[i], item);
   }
   const cJSON *schema = td_json_get(tool, "input_schema");
-  if (schema) td_api_write_json(w, "parameters", schema);
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  if (schema) td_api_write_json(to->w, "parameters", schema);
+  td_jw_end_object(to->w);
+  td_jw_end_object(to->w);
 }
 
 // Tools of the client. Those whose loading is deferred come last, once and in the order in which
 // they are referred to, so that the prompt in front of them stays the same. Returns how many.
-static unsigned write_tools(td_json_writer *w, const cJSON *root) {
+static unsigned write_tools(const writing *to, const cJSON *root) {
   const cJSON *tools = td_json_get(root, "tools"), *messages = td_json_get(root, "messages");
-  unsigned n = 0;
+  unsigned n = 0, index = 0;
   referred all = {.n = 0};
-  if (!cJSON_IsArray(tools)) return 0;
+  if (!tools) return 0;
   if (messages) find_referred(&all, messages);
   add_referred(&all, td_json_get(td_json_get(root, "tool_choice"), "name"));
-  td_jw_begin_array(w, "tools");
-  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
-    if (!is_own(tool) || is_deferred(tool)) continue;
-    write_tool(w, tool);
-    n++;
-  }
+  td_jw_begin_array(to->w, "tools");
+  for (const cJSON *tool = tools->child; tool; tool = tool->next, index++)
+    if (is_own(tool) && !is_deferred(tool)) write_tool(to, tool, index, n++);
   for (size_t i = 0; i < all.n; i++) {
     const cJSON *tool = tools->child;
-    while (tool && !(is_own(tool) && is_deferred(tool) &&
-                     strcmp(td_json_get(tool, "name")->valuestring, all.names[i]) == 0))
+    for (index = 0; tool && !(is_own(tool) && is_deferred(tool) &&
+                              strcmp(td_json_get(tool, "name")->valuestring, all.names[i]) == 0);
+         index++)
       tool = tool->next;
-    if (!tool) continue;
-    write_tool(w, tool);
-    n++;
+    if (tool) write_tool(to, tool, index, n++);
   }
-  td_jw_end_array(w);
+  td_jw_end_array(to->w);
   return n;
 }
 
-static td_status write_choice(td_json_writer *w, const cJSON *choice, bool has_tools,
-                              td_api_error *error) {
-  const cJSON *type = td_json_get(choice, "type"), *name = td_json_get(choice, "name");
-  const char *word = cJSON_IsString(type) ? type->valuestring : "";
-  if (cJSON_IsTrue(td_json_get(choice, "disable_parallel_tool_use"))) {
-    td_jw_bool(w, "parallel_tool_calls", false);
+static td_status write_choice(const writing *to, const cJSON *choice, bool has_tools) {
+  static const char key[] = "tool_choice";
+  const char *word = NULL, *name = NULL;
+  bool is_single = false;
+  td_status st = td_api_get_str_at(choice, "type", key, &word, to->error);
+  if (st == TD_OK) st = td_api_get_str_at(choice, "name", key, &name, to->error);
+  if (st == TD_OK) {
+    st = td_api_get_bool_at(choice, "disable_parallel_tool_use", key, &is_single, to->error);
   }
-  if (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0) {
-    if (has_tools) td_jw_str(w, "tool_choice", word);
-  } else if (strcmp(word, "any") == 0) {
-    td_jw_str(w, "tool_choice", "required");
-  } else if (strcmp(word, "tool") == 0 && cJSON_IsString(name)) {
-    td_jw_begin_object(w, "tool_choice");
-    td_jw_str(w, "type", "function");
-    td_jw_begin_object(w, "function");
-    td_jw_str(w, "name", name->valuestring);
-    td_jw_end_object(w);
-    td_jw_end_object(w);
+  if (st != TD_OK) return st;
+  if (is_single) td_jw_bool(to->w, "parallel_tool_calls", false);
+  if (word && (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0)) {
+    if (has_tools) td_jw_str(to->w, key, word);
+  } else if (word && strcmp(word, "any") == 0) {
+    td_jw_str(to->w, key, "required");
+  } else if (word && strcmp(word, "tool") == 0) {
+    td_dialect_note(to->s, "tool_choice.function", key);
+    td_jw_begin_object(to->w, key);
+    td_jw_str(to->w, "type", "function");
+    td_jw_begin_object(to->w, "function");
+    if (name) td_jw_str(to->w, "name", name);
+    td_jw_end_object(to->w);
+    td_jw_end_object(to->w);
   } else {
-    return td_api_bad(error, "tool_choice", "tool_choice.type must be auto, any, tool or none");
+    return td_api_bad(to->error, "tool_choice.type",
+                      "tool_choice.type must be auto, any, tool or none");
   }
   return TD_OK;
 }
 
-static void write_format(td_json_writer *w, const cJSON *root) {
+static td_status write_format(const writing *to, const cJSON *root) {
   const cJSON *format = td_json_get(td_json_get(root, "output_config"), "format");
-  if (!format) format = td_json_get(root, "output_format");
-  if (!is_block(format, "json_schema")) return;
-  td_jw_begin_object(w, "response_format");
-  td_jw_str(w, "type", "json_schema");
-  td_jw_begin_object(w, "json_schema");
-  td_api_write_json(w, "schema", td_json_get(format, "schema"));
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  const char *where = format ? "output_config.format" : "output_format";
+  const td_api_path type = td_api_member(where, "type");
+  if (!format) format = td_json_get(root, where);
+  if (!format) return TD_OK;
+  if (!is_block(format, "json_schema")) {
+    return td_api_bad(to->error, type.text, "%s must be json_schema", type.text);
+  }
+  td_dialect_note(to->s, "response_format", where);
+  td_dialect_note(to->s, "response_format.json_schema", where);
+  td_jw_begin_object(to->w, "response_format");
+  td_jw_str(to->w, "type", "json_schema");
+  td_jw_begin_object(to->w, "json_schema");
+  td_api_write_json(to->w, "schema", td_json_get(format, "schema"));
+  td_jw_end_object(to->w);
+  td_jw_end_object(to->w);
+  return TD_OK;
 }
 
 // Whether the last message is the beginning of the answer.
@@ -282,33 +321,44 @@ static bool is_prefilled(const cJSON *messages) {
 
 #define NO_THREADS "thread_unsupported_request"
 
+static td_status check(const cJSON *root, const td_dialect_state *state, td_api_error *error) {
+  static const td_member_type members[] = {{"tools", "an array", cJSON_Array},
+                                           {"tool_choice", "an object", cJSON_Object},
+                                           {"output_config", "an object", cJSON_Object},
+                                           {"output_format", "an object", cJSON_Object}};
+  if (td_json_get(root, "thread")) { // it would stand for messages that are not in the request
+    return td_api_fail(error, 400, "thread", NO_THREADS,
+                       "thread is not supported: send the whole conversation each time");
+  }
+  if (!state->is_count && !td_json_get(root, "max_tokens")) {
+    return td_api_bad(error, "max_tokens", "max_tokens is missing");
+  }
+  return td_dialect_check_types(root, members, TD_COUNT(members), error);
+}
+
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                            td_api_error *error) {
   static const char own[] =
       "messages system tools tool_choice stop_sequences metadata output_config output_format "
       "container context_management mcp_servers service_tier betas";
-  if (td_json_get(root, "thread")) { // it would stand for messages that are not in the request
-    return td_api_fail(error, 400, "thread", NO_THREADS,
-                       "thread is not supported: send the whole conversation each time");
-  }
+  const cJSON *choice = td_json_get(root, "tool_choice");
   td_json_writer w = TD_JSON_WRITER(out);
+  const writing to = {.w = &w, .s = state, .error = error};
+  td_status st = check(root, state, error);
+  if (st != TD_OK) return st;
   td_jw_begin_object(&w, NULL);
   td_dialect_pass(&w, root, own);
-  td_status st = write_messages(&w, root, error);
-  const cJSON *choice = td_json_get(root, "tool_choice");
-  const cJSON *stops = td_json_get(root, "stop_sequences");
-  if (st == TD_OK && !cJSON_IsNumber(td_json_get(root, "max_tokens")) && state) {
-    st = td_api_bad(error, "max_tokens", "max_tokens is missing");
-  }
-  const unsigned n_tools = write_tools(&w, root);
-  if (st == TD_OK && choice) st = write_choice(&w, choice, n_tools > 0, error);
-  if (stops) td_api_write_json(&w, "stop", stops);
-  if (st == TD_OK && is_prefilled(td_json_get(root, "messages"))) {
+  st = write_messages(&to, root);
+  if (st != TD_OK) return st;
+  const unsigned n_tools = write_tools(&to, root);
+  if (choice) st = write_choice(&to, choice, n_tools > 0);
+  if (st == TD_OK) st = write_format(&to, root);
+  td_dialect_move(&w, state, root, "", "stop_sequences", "stop");
+  td_dialect_move(&w, state, root, "output_config", "effort", "reasoning_effort");
+  if (is_prefilled(td_json_get(root, "messages"))) {
+    td_dialect_note(state, "continue_final_message", "messages");
     td_jw_bool(&w, "continue_final_message", true);
   }
-  const cJSON *effort = td_json_get(td_json_get(root, "output_config"), "effort");
-  if (effort) td_api_write_json(&w, "reasoning_effort", effort);
-  write_format(&w, root);
   td_jw_end_object(&w);
   return st;
 }

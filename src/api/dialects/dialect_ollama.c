@@ -16,31 +16,32 @@ static const char own[] =
     "messages options format stream keep_alive prompt system template context raw suffix images "
     "logprobs top_logprobs";
 
-static void write_options(td_json_writer *w, const cJSON *options) {
-  static const char *const names[][2] = {{"num_predict", "max_tokens"},
+static void write_options(td_json_writer *w, td_dialect_state *s, const cJSON *root) {
+  static const char key[] = "options";
+  static const char *const names[][2] = {{"temperature", "temperature"},
+                                         {"top_k", "top_k"},
+                                         {"top_p", "top_p"},
+                                         {"min_p", "min_p"},
+                                         {"seed", "seed"},
+                                         {"stop", "stop"},
+                                         {"presence_penalty", "presence_penalty"},
+                                         {"frequency_penalty", "frequency_penalty"},
                                          {"repeat_penalty", "repetition_penalty"}};
-  static const char *const same[] = {
-      "temperature",      "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
-      "frequency_penalty"};
-  for (size_t i = 0; i < TD_COUNT(same); i++) {
-    const cJSON *item = td_json_get(options, same[i]);
-    if (item) td_api_write_json(w, same[i], item);
+  const cJSON *most = td_json_get(td_json_get(root, key), "num_predict");
+  if (cJSON_IsNumber(most) && most->valuedouble <= 0) { // -1, -2: no limit
+    td_jw_int(w, "max_tokens", -1);
+  } else {
+    td_dialect_move(w, s, root, key, "num_predict", "max_tokens");
   }
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    const cJSON *item = td_json_get(options, names[i][0]);
-    if (!item) continue;
-    bool is_open = i == 0 && cJSON_IsNumber(item) && item->valuedouble <= 0; // -1, -2: no limit
-    if (is_open) {
-      td_jw_int(w, names[i][1], -1);
-    } else {
-      td_api_write_json(w, names[i][1], item);
-    }
-  }
+  for (size_t i = 0; i < TD_COUNT(names); i++)
+    td_dialect_move(w, s, root, key, names[i][0], names[i][1]);
 }
 
 // "json", or a schema.
-static void write_format(td_json_writer *w, const cJSON *format) {
+static void write_format(td_json_writer *w, td_dialect_state *s, const cJSON *format) {
   if (!format || (cJSON_IsString(format) && !format->valuestring[0])) return;
+  td_dialect_note(s, "response_format", "format");
+  td_dialect_note(s, "response_format.schema", "format");
   td_jw_begin_object(w, "response_format");
   td_jw_str(w, "type", "json_object");
   if (cJSON_IsObject(format)) td_api_write_json(w, "schema", format);
@@ -49,50 +50,66 @@ static void write_format(td_json_writer *w, const cJSON *format) {
 
 // Members that are translated rather than passed on, and so are not checked as chat's are.
 static td_status check_types(const cJSON *root, td_api_error *error) {
-  static const struct {
-    const char *key, *kind;
-    int types; // of cJSON
-  } members[] = {{"options", "an object", cJSON_Object},
-                 {"messages", "an array", cJSON_Array},
-                 {"system", "a string", cJSON_String},
-                 {"template", "a string", cJSON_String},
-                 {"suffix", "a string", cJSON_String},
-                 {"raw", "true or false", cJSON_True | cJSON_False},
-                 {"stream", "true or false", cJSON_True | cJSON_False},
-                 {"format", "\"json\" or a schema", cJSON_String | cJSON_Object},
-                 {"think", "true, false or a string", cJSON_True | cJSON_False | cJSON_String}};
-  for (size_t i = 0; i < TD_COUNT(members); i++) {
-    const cJSON *item = td_json_get(root, members[i].key);
-    if (item && !(item->type & members[i].types)) {
-      return td_api_bad(error, members[i].key, "%s must be %s", members[i].key, members[i].kind);
-    }
-  }
-  return TD_OK;
+  static const td_member_type members[] = {
+      {"options", "an object", cJSON_Object},
+      {"messages", "an array", cJSON_Array},
+      {"prompt", "a string", cJSON_String},
+      {"system", "a string", cJSON_String},
+      {"template", "a string", cJSON_String},
+      {"suffix", "a string", cJSON_String},
+      {"raw", "true or false", cJSON_True | cJSON_False},
+      {"stream", "true or false", cJSON_True | cJSON_False},
+      {"format", "\"json\" or a schema", cJSON_String | cJSON_Object},
+      {"think", "true, false or a string", cJSON_True | cJSON_False | cJSON_String}};
+  const cJSON *format = td_json_get(root, "format");
+  td_status st = td_dialect_check_types(root, members, TD_COUNT(members), error);
+  if (st != TD_OK || !cJSON_IsString(format)) return st;
+  if (!format->valuestring[0] || strcmp(format->valuestring, "json") == 0) return TD_OK;
+  return td_api_bad(error, "format", "format must be \"json\" or a schema");
 }
 
-static void write_common(td_json_writer *w, const cJSON *root) {
+static void write_common(td_json_writer *w, td_dialect_state *s, const cJSON *root) {
   td_dialect_pass(w, root, own);
   td_jw_bool(w, "stream", !cJSON_IsFalse(td_json_get(root, "stream")));
-  write_options(w, td_json_get(root, "options"));
-  write_format(w, td_json_get(root, "format"));
+  write_options(w, s, root);
+  write_format(w, s, td_json_get(root, "format"));
 }
 
 static td_status refuse_images(const cJSON *object, const char *where, td_api_error *error) {
   const cJSON *images = td_json_get(object, "images");
+  const td_api_path at = td_api_member(where, "images");
   if (!cJSON_IsArray(images) || !images->child) return TD_OK;
-  return td_api_bad(error, where, "%s: images are not supported", where);
+  return td_api_bad(error, at.text, "%s: images are not supported", at.text);
 }
 
-// An earlier message with images.
-static void write_noted(td_json_writer *w, const cJSON *message) {
-  const cJSON *content = td_json_get(message, "content");
-  td_buf text = TD_BUF_INIT;
-  td_dialect_pass(w, message, "thinking images tool_name content");
-  if (cJSON_IsString(content)) td_buf_str(&text, content->valuestring);
-  td_api_add_omitted(&text, "image");
-  td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-  w->out->failed |= text.failed;
-  td_buf_free(&text);
+static void write_message(td_json_writer *w, td_dialect_state *s, const cJSON *message,
+                          const char *where) {
+  static const char own_names[] = "thinking images tool_name content";
+  const cJSON *content = td_json_get(message, "content"), *images = td_json_get(message, "images");
+  const cJSON *thinking = td_json_get(message, "thinking");
+  const cJSON *name = td_json_get(message, "tool_name");
+  td_jw_begin_object(w, NULL);
+  td_dialect_pass(w, message, own_names);
+  if (cJSON_IsArray(images) && images->child && (!content || cJSON_IsString(content))) {
+    td_buf text = TD_BUF_INIT;
+    if (content) td_buf_str(&text, content->valuestring);
+    td_api_add_omitted(&text, "image");
+    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+    w->out->failed |= text.failed;
+    td_buf_free(&text);
+  } else if (content) {
+    td_api_write_json(w, "content", content);
+  }
+  if (thinking) {
+    td_dialect_note(s, td_api_member(where, "reasoning_content").text,
+                    td_api_member(where, "thinking").text);
+    td_api_write_json(w, "reasoning_content", thinking);
+  }
+  if (name && !td_json_get(message, "name")) {
+    td_dialect_note(s, td_api_member(where, "name").text, td_api_member(where, "tool_name").text);
+    td_api_write_json(w, "name", name);
+  }
+  td_jw_end_object(w);
 }
 
 // Log-probabilities of the answer: in the form of chat's request, or of completions'.
@@ -116,34 +133,22 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
                                 td_api_error *error) {
   const cJSON *messages = td_json_get(root, "messages");
   td_json_writer w = TD_JSON_WRITER(out);
-  (void)state;
   td_status st = check_types(root, error);
   if (st != TD_OK) return st;
   td_jw_begin_object(&w, NULL);
-  write_common(&w, root);
+  write_common(&w, state, root);
   st = write_logprobs(&w, root, false, error);
   unsigned i = 0;
   const cJSON *asked = td_api_asked(messages);
   td_jw_begin_array(&w, "messages");
   for (const cJSON *m = messages ? messages->child : NULL; m && st == TD_OK; m = m->next) {
-    td_api_path where = td_api_item("messages", i++);
-    const cJSON *thinking = td_json_get(m, "thinking"), *name = td_json_get(m, "tool_name");
-    const cJSON *images = td_json_get(m, "images");
-    const bool has_images = cJSON_IsArray(images) && images->child;
+    const td_api_path where = td_api_item("messages", i++);
     if (m == asked) st = refuse_images(m, where.text, error);
-    if (!cJSON_IsObject(m)) {
-      td_api_write_json(&w, NULL, m);
-      continue;
-    }
-    td_jw_begin_object(&w, NULL);
-    if (has_images) {
-      write_noted(&w, m);
+    if (cJSON_IsObject(m)) {
+      write_message(&w, state, m, where.text);
     } else {
-      td_dialect_pass(&w, m, "thinking images tool_name");
+      td_api_write_json(&w, NULL, m);
     }
-    if (cJSON_IsString(thinking)) td_jw_str(&w, "reasoning_content", thinking->valuestring);
-    if (cJSON_IsString(name)) td_jw_str(&w, "name", name->valuestring);
-    td_jw_end_object(&w);
   }
   td_jw_end_array(&w);
   td_jw_end_object(&w);
@@ -211,16 +216,16 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
   const cJSON *prompt = td_json_get(root, "prompt");
   td_json_writer w = TD_JSON_WRITER(out);
   td_status st = check_types(root, error);
-  if (st == TD_OK) st = refuse_images(root, "images", error);
+  if (st == TD_OK) st = refuse_images(root, "", error);
   if (st != TD_OK) return st;
   const bool is_text = cJSON_IsTrue(td_json_get(root, "raw")) || has_text(root, "suffix") ||
                        has_text(root, "template");
-  if (!cJSON_IsString(prompt) && !(is_text && !prompt)) {
-    return td_api_bad(error, "prompt", "prompt must be a string");
+  if (!prompt && !is_text) {
+    return td_api_bad(error, "prompt", "prompt is missing");
   }
   state->is_text = is_text;
   td_jw_begin_object(&w, NULL);
-  write_common(&w, root);
+  write_common(&w, state, root);
   st = write_logprobs(&w, root, is_text, error);
   if (is_text && !td_json_get(td_json_get(root, "options"), "num_predict")) {
     td_jw_int(&w, "max_tokens", -1);
@@ -228,6 +233,7 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
   if (st == TD_OK && is_text) {
     st = write_prompt(&w, root, state, error);
   } else if (st == TD_OK) {
+    td_dialect_note(state, "messages", "prompt");
     write_messages(&w, root);
   }
   td_jw_end_object(&w);

@@ -9,17 +9,24 @@
 // Gathers an assistant's turn, which Responses spells as several items.
 typedef struct {
   td_json_writer *w;
+  td_dialect_state *state;
+  td_api_error *error;
   td_buf content, reasoning, calls;
+  unsigned n_calls;
   bool is_open;
-  const td_dialect_state *state; // NULL: nothing is stored
+  td_api_path from; // its first item
   unsigned n_references;
 } turn;
+
+static void begin_turn(turn *t, const char *where) {
+  if (!t->is_open) snprintf(t->from.text, sizeof t->from.text, "%s", where);
+  t->is_open = true;
+}
 
 static void end_turn(turn *t) {
   if (!t->is_open) return;
   td_json_writer *w = t->w;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", "assistant");
+  td_dialect_begin_message(w, t->state, "assistant", t->from.text);
   td_jw_str_len(w, "content", td_buf_text(&t->content), t->content.len);
   if (t->reasoning.len) {
     td_jw_str_len(w, "reasoning_content", t->reasoning.data, t->reasoning.len);
@@ -33,30 +40,46 @@ static void end_turn(turn *t) {
   td_buf_clear(&t->content);
   td_buf_clear(&t->reasoning);
   td_buf_clear(&t->calls);
+  t->n_calls = 0;
   t->is_open = false;
 }
 
-static void add_call(turn *t, const cJSON *item, const char *type) {
-  const cJSON *id = td_json_get(item, "call_id"), *name = td_json_get(item, "name");
-  const cJSON *space = td_json_get(item, "namespace"), *input = td_json_get(item, "input");
-  const cJSON *arguments = td_json_get(item, "arguments");
+// Notes where the turn's next call is from.
+static void note_call(turn *t, const char *where) {
+  const td_api_path calls = td_api_member(td_dialect_next_message(t->state).text, "tool_calls");
+  const td_api_path call = td_api_item(calls.text, t->n_calls++);
+  td_dialect_note(t->state, call.text, where);
+  td_dialect_note(t->state, td_api_member(call.text, "id").text,
+                  td_api_member(where, "call_id").text);
+  td_dialect_note(t->state, td_api_member(call.text, "function").text, where);
+}
+
+static td_status add_call(turn *t, const cJSON *item, const char *type, const char *where) {
+  const cJSON *id = td_json_get(item, "call_id"), *arguments = td_json_get(item, "arguments");
+  const char *name = NULL, *space = NULL, *input = "";
+  td_status st = td_api_get_str_at(item, "name", where, &name, t->error);
+  if (st == TD_OK) st = td_api_get_str_at(item, "namespace", where, &space, t->error);
+  const bool is_custom = strcmp(type, "custom_tool_call") == 0;
+  if (st == TD_OK && is_custom) st = td_api_get_str_at(item, "input", where, &input, t->error);
+  if (st != TD_OK) return st;
   td_json_writer w = TD_JSON_WRITER(&t->calls);
   td_buf flat = TD_BUF_INIT;
+  begin_turn(t, where);
+  note_call(t, where);
   td_buf_char(&t->calls, t->calls.len ? ',' : '[');
   td_jw_begin_object(&w, NULL);
-  if (cJSON_IsString(id)) td_jw_str(&w, "id", id->valuestring);
+  if (id) td_api_write_json(&w, "id", id);
   td_jw_str(&w, "type", "function");
   td_jw_begin_object(&w, "function");
-  if (cJSON_IsString(name)) {
-    td_responses_add_name(&flat, cJSON_IsString(space) ? space->valuestring : NULL,
-                          name->valuestring);
+  if (name) {
+    td_responses_add_name(&flat, space, name);
   } else if (strcmp(type, "function_call") != 0) { // local_shell_call and the like
     td_buf_add(&flat, type, strlen(type) - strlen("_call"));
   }
   if (flat.len) td_jw_str(&w, "name", flat.data);
-  if (strcmp(type, "custom_tool_call") == 0) {
+  if (is_custom) {
     td_jw_begin_object(&w, "arguments");
-    td_jw_str(&w, "input", cJSON_IsString(input) ? input->valuestring : "");
+    td_jw_str(&w, "input", input);
     td_jw_end_object(&w);
   } else {
     if (!arguments) arguments = td_json_get(item, "action");
@@ -66,11 +89,11 @@ static void add_call(turn *t, const cJSON *item, const char *type) {
   td_jw_end_object(&w);
   t->calls.failed |= flat.failed;
   td_buf_free(&flat);
-  t->is_open = true;
+  return TD_OK;
 }
 
 // Notes in the assistant's turn what has no result in the conversation, such as web_search_call.
-static void add_note(turn *t, const cJSON *item, const char *type) {
+static void add_note(turn *t, const cJSON *item, const char *type, const char *where) {
   const cJSON *action = td_json_get(item, "action");
   td_json_writer w = TD_JSON_WRITER(&t->content);
   if (t->content.len) td_buf_char(&t->content, '\n');
@@ -80,43 +103,40 @@ static void add_note(turn *t, const cJSON *item, const char *type) {
     td_api_write_json(&w, NULL, action);
   }
   td_buf_char(&t->content, ']');
-  t->is_open = true;
+  begin_turn(t, where);
 }
 
 // What a tool returned: text, or parts with text.
-static td_status write_output(td_json_writer *w, const cJSON *item, const char *where,
-                              td_api_error *error) {
-  const cJSON *id = td_json_get(item, "call_id"), *output = td_json_get(item, "output");
+static td_status write_output(const turn *t, const cJSON *item, const char *where) {
+  const cJSON *output = td_json_get(item, "output");
   td_api_path at = td_api_member(where, "output");
   td_buf text = TD_BUF_INIT;
   td_status st = TD_OK;
   td_responses_add_found(&text, td_json_get(item, "tools"), NULL);
-  if (cJSON_IsObject(output)) st = td_api_add_part(&text, output, false, at.text, error);
+  if (cJSON_IsObject(output)) st = td_api_add_part(&text, output, false, at.text, t->error);
   if (output && !cJSON_IsObject(output)) {
-    st = td_api_add_parts(&text, output, false, at.text, error);
+    st = td_api_add_parts(&text, output, false, at.text, t->error);
   }
-  td_dialect_write_result(w, id, &text);
+  td_dialect_write_result(t->w, t->state, item, "call_id", where, &text);
   return st;
 }
 
-static td_status write_message(turn *t, const cJSON *item, bool is_asked, const char *where,
-                               td_api_error *error) {
+static td_status write_message(turn *t, const cJSON *item, bool is_asked, const char *where) {
   const cJSON *role = td_json_get(item, "role"), *content = td_json_get(item, "content");
   td_api_path at = td_api_member(where, "content");
   if (!cJSON_IsString(role)) {
     at = td_api_member(where, "role");
-    return td_api_bad(error, at.text, "%s is missing", at.text);
+    return td_api_bad(t->error, at.text, "%s is missing or no string", at.text);
   }
   if (strcmp(role->valuestring, "assistant") == 0) {
     if (t->content.len) end_turn(t);
-    t->is_open = true;
-    return td_api_add_parts(&t->content, content, false, at.text, error);
+    begin_turn(t, where);
+    return td_api_add_parts(&t->content, content, false, at.text, t->error);
   }
   end_turn(t);
   td_buf text = TD_BUF_INIT;
-  td_status st = td_api_add_parts(&text, content, is_asked, at.text, error);
-  td_jw_begin_object(t->w, NULL);
-  td_jw_str(t->w, "role", role->valuestring);
+  td_status st = td_api_add_parts(&text, content, is_asked, at.text, t->error);
+  td_dialect_begin_message(t->w, t->state, role->valuestring, where);
   td_jw_str_len(t->w, "content", td_buf_text(&text), text.len);
   td_jw_end_object(t->w);
   t->w->out->failed |= text.failed;
@@ -129,8 +149,7 @@ static bool ends_with(const char *text, const char *end) {
   return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
-static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where,
-                            td_api_error *error);
+static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where);
 
 static const cJSON *item_of(const cJSON *items, const char *id) {
   for (const cJSON *item = items ? items->child : NULL; item; item = item->next) {
@@ -141,8 +160,7 @@ static const cJSON *item_of(const cJSON *items, const char *id) {
 }
 
 // An item that a stored response made, whose id is PREFIX_RESPONSE_INDEX.
-static td_status write_reference(turn *t, const cJSON *item, const char *where,
-                                 td_api_error *error) {
+static td_status write_reference(turn *t, const cJSON *item, const char *where) {
   const cJSON *id = td_json_get(item, "id");
   const char *text = cJSON_IsString(id) ? id->valuestring : "";
   const char *begin = strchr(text, '_'), *end = strrchr(text, '_');
@@ -154,16 +172,16 @@ static td_status write_reference(turn *t, const cJSON *item, const char *where,
   td_buf json = TD_BUF_INIT;
   cJSON *root = NULL;
   td_err err = {0};
-  const bool is_there = ++t->n_references <= MOST_REFERENCES && t->state && t->state->store &&
+  const bool is_there = ++t->n_references <= MOST_REFERENCES && t->state->store &&
                         td_response_store_get(t->state->store, t->state->owner, response,
                                               TD_STORED_RESPONSE, &json) &&
                         td_json_parse(&root, td_buf_text(&json), json.len, TD_JSON_MAX_DEPTH,
                                       &err) == TD_OK;
   td_buf_free(&json);
-  if (err.code == TD_ENOMEM) return td_api_fail_err(error, at.text, &err);
+  if (err.code == TD_ENOMEM) return td_api_fail_err(t->error, at.text, &err);
   const cJSON *found = is_there ? item_of(td_json_get(root, "output"), text) : NULL;
-  td_status st = found ? write_item(t, found, false, where, error)
-                       : td_api_fail(error, 404, at.text, "not_found",
+  td_status st = found ? write_item(t, found, false, where)
+                       : td_api_fail(t->error, 404, at.text, "not_found",
                                      "%s: there is no item %.64s; responses are kept in memory, "
                                      "the last ones only: send the item itself",
                                      at.text, text);
@@ -171,43 +189,40 @@ static td_status write_reference(turn *t, const cJSON *item, const char *where,
   return st;
 }
 
-static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where,
-                            td_api_error *error) {
-  const cJSON *type = td_json_get(item, "type");
-  const char *name = cJSON_IsString(type) ? type->valuestring : "message";
-  if (!cJSON_IsObject(item)) return td_api_bad(error, where, "%s must be an object", where);
-  if (strcmp(name, "message") == 0) return write_message(t, item, is_asked, where, error);
+static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where) {
+  const char *name = "message";
+  if (!cJSON_IsObject(item)) return td_api_bad(t->error, where, "%s must be an object", where);
+  td_status st = td_api_get_str_at(item, "type", where, &name, t->error);
+  if (st != TD_OK) return st;
+  if (strcmp(name, "message") == 0) return write_message(t, item, is_asked, where);
   if (strcmp(name, "reasoning") == 0) {
     const cJSON *content = td_json_get(item, "content");
-    if (t->is_open) end_turn(t);
-    t->is_open = content != NULL;
-    return content ? td_api_add_parts(&t->reasoning, content, false, where, error) : TD_OK;
+    const td_api_path at = td_api_member(where, "content");
+    end_turn(t);
+    if (content) begin_turn(t, where);
+    return content ? td_api_add_parts(&t->reasoning, content, false, at.text, t->error) : TD_OK;
   }
   if (strcmp(name, "additional_tools") == 0) return TD_OK; // they are offered
-  if (strcmp(name, "item_reference") == 0) return write_reference(t, item, where, error);
+  if (strcmp(name, "item_reference") == 0) return write_reference(t, item, where);
   if (ends_with(name, "_output")) {
     end_turn(t);
-    return write_output(t->w, item, where, error);
+    return write_output(t, item, where);
   }
   const bool is_call = ends_with(name, "_call") && td_json_get(item, "call_id");
-  if (is_call || strcmp(name, "function_call") == 0) {
-    add_call(t, item, name);
-  } else {
-    add_note(t, item, name);
-  }
+  if (is_call || strcmp(name, "function_call") == 0) return add_call(t, item, name, where);
+  add_note(t, item, name, where);
   return TD_OK;
 }
 
 // Appends the input as chat messages.
-static td_status write_input(td_buf *out, const cJSON *root, const td_dialect_state *state,
+static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *state,
                              td_api_error *error) {
   const cJSON *input = td_json_get(root, "input");
   td_json_writer w = TD_JSON_WRITER(out);
-  turn t = {.w = &w, .state = state};
+  turn t = {.w = &w, .state = state, .error = error};
   td_status st = TD_OK;
   if (cJSON_IsString(input)) {
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "role", "user");
+    td_dialect_begin_message(&w, state, "user", "input");
     td_jw_str(&w, "content", input->valuestring);
     td_jw_end_object(&w);
   } else if (!cJSON_IsArray(input) || !input->child) {
@@ -217,7 +232,7 @@ static td_status write_input(td_buf *out, const cJSON *root, const td_dialect_st
     const cJSON *asked = td_api_asked(input);
     for (const cJSON *item = input->child; item && st == TD_OK; item = item->next) {
       td_api_path where = td_api_item("input", i++);
-      st = write_item(&t, item, item == asked, where.text, error);
+      st = write_item(&t, item, item == asked, where.text);
     }
     end_turn(&t);
   }
@@ -227,27 +242,57 @@ static td_status write_input(td_buf *out, const cJSON *root, const td_dialect_st
   return st;
 }
 
+// How many values a list without its brackets has.
+static unsigned count_values(const char *list) {
+  unsigned n = list[0] != '\0', depth = 0;
+  bool in_string = false;
+  for (const char *c = list; *c; c++) {
+    if (in_string && *c == '\\') {
+      c++;
+    } else if (*c == '"') {
+      in_string = !in_string;
+    } else if (!in_string) {
+      depth += (*c == '{' || *c == '[');
+      depth -= (*c == '}' || *c == ']');
+      n += *c == ',' && !depth;
+    }
+  }
+  return n;
+}
+
+static td_status add_previous(td_buf *out, const cJSON *previous, td_dialect_state *state,
+                              td_api_error *error) {
+  static const char key[] = "previous_response_id";
+  const bool is_found = cJSON_IsString(previous) && state->store &&
+                        td_response_store_get(state->store, state->owner, previous->valuestring,
+                                              TD_STORED_MESSAGES, out);
+  if (!is_found) {
+    return td_api_fail(error, 404, key, "not_found",
+                       "%s: there is no such response; responses are kept in memory, the last "
+                       "ones only",
+                       key);
+  }
+  for (unsigned n = count_values(td_buf_text(out)); n > 0; n--) {
+    td_dialect_note(state, td_dialect_next_message(state).text, key);
+    state->n_messages++;
+  }
+  td_buf_char(out, ',');
+  return TD_OK;
+}
+
 // The conversation: that of previous_response_id, then the input. Without instructions, which
 // count for one response.
-static td_status gather_messages(td_buf *out, const cJSON *root, const td_dialect_state *state,
+static td_status gather_messages(td_buf *out, const cJSON *root, td_dialect_state *state,
                                  td_api_error *error) {
+  static const char *const refused[] = {"conversation", "prompt"};
   const cJSON *previous = td_json_get(root, "previous_response_id");
-  if (td_json_get(root, "conversation") || td_json_get(root, "prompt")) {
-    return td_api_fail(error, 400, "conversation", "unsupported_parameter",
-                       "conversation and prompt are not supported; give previous_response_id");
+  for (size_t i = 0; i < TD_COUNT(refused); i++) {
+    if (!td_json_get(root, refused[i])) continue;
+    return td_api_fail(error, 400, refused[i], "unsupported_parameter",
+                       "%s is not supported; give previous_response_id", refused[i]);
   }
-  if (previous) {
-    bool is_found = cJSON_IsString(previous) && state && state->store &&
-                    td_response_store_get(state->store, state->owner, previous->valuestring,
-                                          TD_STORED_MESSAGES, out);
-    if (!is_found) {
-      return td_api_fail(error, 404, "previous_response_id", "not_found",
-                         "previous_response_id: there is no such response; responses are kept in "
-                         "memory, the last ones only");
-    }
-    td_buf_char(out, ',');
-  }
-  return write_input(out, root, state, error);
+  td_status st = previous ? add_previous(out, previous, state, error) : TD_OK;
+  return st == TD_OK ? write_input(out, root, state, error) : st;
 }
 
 // ---- tools and options -------------------------------------------------------------------------
@@ -264,10 +309,12 @@ static void write_wanted_logprobs(td_json_writer *w, const cJSON *root) {
   if (top) td_api_write_json(w, "top_logprobs", top);
 }
 
-static void write_format(td_json_writer *w, const cJSON *root) {
+static void write_format(td_json_writer *w, td_dialect_state *state, const cJSON *root) {
   const cJSON *format = td_json_get(td_json_get(root, "text"), "format");
   const cJSON *type = td_json_get(format, "type");
   if (!format) return;
+  td_dialect_note(state, "response_format", "text.format");
+  td_dialect_note(state, "response_format.json_schema", "text.format");
   bool is_schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;
   if (!is_schema) {
     td_api_write_json(w, "response_format", format);
@@ -345,6 +392,33 @@ static void keep_echo(td_dialect_state *state, const cJSON *root) {
   }
 }
 
+static td_status check(const cJSON *root, td_api_error *error) {
+  static const td_member_type members[] = {{"instructions", "a string", cJSON_String},
+                                           {"tools", "an array", cJSON_Array},
+                                           {"text", "an object", cJSON_Object},
+                                           {"reasoning", "an object", cJSON_Object},
+                                           {"include", "an array", cJSON_Array},
+                                           {"store", "true or false", cJSON_True | cJSON_False}};
+  return td_dialect_check_types(root, members, TD_COUNT(members), error);
+}
+
+static td_status write_messages(td_json_writer *w, const cJSON *root, td_dialect_state *state,
+                                td_api_error *error) {
+  const cJSON *instructions = td_json_get(root, "instructions");
+  td_dialect_note(state, "messages", "input");
+  td_jw_begin_array(w, "messages");
+  if (instructions) {
+    td_dialect_begin_message(w, state, "system", "instructions");
+    td_jw_str(w, "content", instructions->valuestring);
+    td_jw_end_object(w);
+  }
+  td_status st = gather_messages(&state->messages, root, state, error);
+  if (st == TD_OK) td_jw_raw(w, NULL, td_buf_text(&state->messages)); // one or more
+  td_jw_end_array(w);
+  w->out->failed |= state->messages.failed;
+  return st;
+}
+
 td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                                  td_api_error *error) {
   static const char own[] =
@@ -352,47 +426,24 @@ td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_stat
       "store include metadata truncation conversation prompt background service_tier user "
       "stream_options top_logprobs max_tool_calls prompt_cache_key safety_identifier "
       "client_metadata";
-  td_buf messages = TD_BUF_INIT;
-  td_status st = gather_messages(&messages, root, state, error);
-  const cJSON *instructions = td_json_get(root, "instructions"), *item;
+  const cJSON *choice = td_json_get(root, "tool_choice");
   td_json_writer w = TD_JSON_WRITER(out);
+  td_status st = check(root, error);
+  if (st != TD_OK) return st;
   td_jw_begin_object(&w, NULL);
   td_dialect_pass(&w, root, own);
-  td_buf all = TD_BUF_INIT;
-  td_buf_char(&all, '[');
-  if (cJSON_IsString(instructions)) {
-    td_json_writer system = TD_JSON_WRITER(&all);
-    td_jw_begin_object(&system, NULL);
-    td_jw_str(&system, "role", "system");
-    td_jw_str(&system, "content", instructions->valuestring);
-    td_jw_end_object(&system);
-    td_buf_char(&all, ',');
-  }
-  td_buf_add(&all, td_buf_text(&messages), messages.len);
-  td_buf_char(&all, ']');
-  td_jw_raw(&w, "messages", td_buf_text(&all));
-  if ((item = td_json_get(root, "max_output_tokens"))) td_api_write_json(&w, "max_tokens", item);
-  cJSON *own_tools = cJSON_CreateObject();
-  const unsigned n_tools = td_responses_write_tools(&w, root, own_tools);
-  if ((item = td_json_get(root, "tool_choice"))) {
-    td_responses_write_choice(&w, item, n_tools, own_tools);
-  }
-  item = td_json_get(td_json_get(root, "reasoning"), "effort");
-  if (item) td_api_write_json(&w, "reasoning_effort", item);
+  st = write_messages(&w, root, state, error);
+  if (st != TD_OK) return st;
+  td_dialect_move(&w, state, root, "", "max_output_tokens", "max_tokens");
+  td_dialect_move(&w, state, root, "reasoning", "effort", "reasoning_effort");
+  state->own_tools = cJSON_CreateObject();
+  const unsigned n_tools = td_responses_write_tools(&w, root, state);
+  if (choice) td_responses_write_choice(&w, choice, n_tools, state);
   write_wanted_logprobs(&w, root);
-  write_format(&w, root);
+  write_format(&w, state, root);
   td_jw_end_object(&w);
-  out->failed |= messages.failed || all.failed;
-  td_buf_free(&all);
-  if (state) {
-    keep_echo(state, root);
-    if (st == TD_OK) keep_input(state, root);
-    state->is_stored = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(root, "store"));
-    state->messages = messages;
-    state->own_tools = own_tools;
-  } else {
-    cJSON_Delete(own_tools);
-    td_buf_free(&messages);
-  }
+  keep_echo(state, root);
+  keep_input(state, root);
+  state->is_stored = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(root, "store"));
   return st;
 }

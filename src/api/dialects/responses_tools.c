@@ -101,23 +101,37 @@ static void write_description(td_json_writer *w, const cJSON *tool) {
   td_buf_free(&all);
 }
 
-// Writes a tool as chat's, unless it is_brought by an item and there already. Returns whether.
-static bool write_tool(td_json_writer *w, const cJSON *tool, const char *space, bool is_brought,
-                       cJSON *own) {
+// Where tools are written, and from where.
+typedef struct {
+  td_json_writer *w;
+  td_dialect_state *s;
+  unsigned n;        // written
+  unsigned most;     // to write
+  bool is_brought;   // by an item of the input
+  const char *space; // that they are in; NULL: none
+} writing;
+
+// Writes a tool, at the path where, as chat's, unless an item brings it and it is there already.
+static void write_tool(writing *to, const cJSON *tool, const char *where) {
   static const char *const names[] = {"description", "parameters", "strict"};
   const char *name = name_of(tool);
+  td_json_writer *w = to->w;
   td_buf flat = TD_BUF_INIT;
-  if (name) td_responses_add_name(&flat, space, name);
-  if (name && is_brought && cJSON_GetObjectItemCaseSensitive(own, td_buf_text(&flat))) {
+  if (name) td_responses_add_name(&flat, to->space, name);
+  if (name && to->is_brought &&
+      cJSON_GetObjectItemCaseSensitive(to->s->own_tools, td_buf_text(&flat))) {
     td_buf_free(&flat);
-    return false;
+    return;
   }
+  const td_api_path chat = td_api_item("tools", to->n++);
+  td_dialect_note(to->s, chat.text, where);
+  td_dialect_note(to->s, td_api_member(chat.text, "function").text, where);
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "type", "function");
   td_jw_begin_object(w, "function");
   if (name) {
     td_jw_str(w, "name", td_buf_text(&flat));
-    note(own, td_buf_text(&flat), space, tool);
+    note(to->s->own_tools, td_buf_text(&flat), to->space, tool);
   }
   if (is_type(tool, "custom")) {
     write_description(w, tool);
@@ -132,39 +146,42 @@ static bool write_tool(td_json_writer *w, const cJSON *tool, const char *space, 
   td_jw_end_object(w);
   w->out->failed |= flat.failed;
   td_buf_free(&flat);
-  return true;
 }
 
-// At most `most` of them; returns how many.
-static unsigned write_list(td_json_writer *w, const cJSON *tools, const char *space, unsigned most,
-                           bool is_brought, cJSON *own) {
-  unsigned n = 0;
-  for (const cJSON *tool = tools->child; tool && n < most; tool = tool->next) {
+// Writes the tools of a list that is the member `tools` of what is at the path where.
+static void write_list(writing *to, const cJSON *tools, const char *where) {
+  const td_api_path list = td_api_member(where, "tools");
+  unsigned i = 0;
+  for (const cJSON *tool = tools->child; tool && to->n < to->most; tool = tool->next) {
     const cJSON *inner = td_json_get(tool, "tools");
-    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !space) {
-      const char *name = str_of(tool, "name");
-      n += write_list(w, inner, name ? name : "", most - n, is_brought, own);
+    const td_api_path at = td_api_item(list.text, i++);
+    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !to->space) {
+      to->space = str_of(tool, "name");
+      if (!to->space) to->space = "";
+      write_list(to, inner, at.text);
+      to->space = NULL;
     } else if (is_type(tool, "function") || is_type(tool, "custom") || is_search(tool)) {
-      n += write_tool(w, tool, space, is_brought, own);
+      write_tool(to, tool, at.text);
     }
   }
-  return n;
 }
 
-unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, cJSON *own) {
+unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, td_dialect_state *s) {
   const cJSON *tools = td_json_get(root, "tools"), *input = td_json_get(root, "input");
-  unsigned n = 0, n_brought = 0;
+  writing to = {.w = w, .s = s, .most = UINT_MAX};
+  unsigned i = 0;
   td_jw_begin_array(w, "tools");
-  if (cJSON_IsArray(tools)) n = write_list(w, tools, NULL, UINT_MAX, false, own);
+  if (tools) write_list(&to, tools, "");
+  to.is_brought = true;
+  to.most = to.n + MOST_BROUGHT;
   for (const cJSON *item = cJSON_IsArray(input) ? input->child : NULL; item; item = item->next) {
+    const td_api_path at = td_api_item("input", i++);
     if (!is_type(item, "additional_tools") && !is_type(item, "tool_search_output")) continue;
     tools = td_json_get(item, "tools");
-    if (cJSON_IsArray(tools)) {
-      n_brought += write_list(w, tools, NULL, MOST_BROUGHT - n_brought, true, own);
-    }
+    if (cJSON_IsArray(tools)) write_list(&to, tools, at.text);
   }
   td_jw_end_array(w);
-  return n + n_brought;
+  return to.n;
 }
 
 void td_responses_add_found(td_buf *out, const cJSON *tools, const char *space) {
@@ -208,25 +225,33 @@ static void write_function(td_json_writer *w, const char *key, const cJSON *choi
 }
 
 void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned n_tools,
-                               const cJSON *own) {
+                               td_dialect_state *s) {
+  static const char key[] = "tool_choice", allowed[] = "tool_choice.allowed_tools";
   const cJSON *list = td_json_get(choice, "tools");
   const char *word = cJSON_IsString(choice) ? choice->valuestring : "";
   if (!n_tools && (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0)) return;
+  td_dialect_note(s, "tool_choice.function", key);
   if (td_json_get(choice, "name")) {
-    write_function(w, "tool_choice", choice, own);
+    write_function(w, key, choice, s->own_tools);
   } else if (cJSON_IsArray(list)) {
-    td_jw_begin_object(w, "tool_choice");
+    unsigned i = 0;
+    td_dialect_note(s, allowed, key);
+    td_jw_begin_object(w, key);
     td_jw_str(w, "type", "allowed_tools");
     td_jw_begin_object(w, "allowed_tools");
     td_api_write_json(w, "mode", td_json_get(choice, "mode"));
     td_jw_begin_array(w, "tools");
-    for (const cJSON *tool = list->child; tool; tool = tool->next)
-      write_function(w, NULL, tool, own);
+    for (const cJSON *tool = list->child; tool; tool = tool->next, i++) {
+      const td_api_path from = td_api_item("tool_choice.tools", i);
+      const td_api_path to = td_api_item(td_api_member(allowed, "tools").text, i);
+      td_dialect_note(s, td_api_member(to.text, "function").text, from.text);
+      write_function(w, NULL, tool, s->own_tools);
+    }
     td_jw_end_array(w);
     td_jw_end_object(w);
     td_jw_end_object(w);
   } else {
-    td_api_write_json(w, "tool_choice", choice);
+    td_api_write_json(w, key, choice);
   }
 }
 
