@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 enum { SEQS = 2, N = 21, TOKENS = SEQS * N };
 
@@ -449,7 +450,7 @@ static void test_an_absent_page_is_noticed(void **state) {
   cuda_close(&f);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_as_the_cpu),
       cmocka_unit_test(test_cuts_change_no_bit),
@@ -459,5 +460,6 @@ int main(void) {
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_an_absent_page_is_noticed),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 enum {
   CHUNK = TD_CU_DELTA_CHUNK,
@@ -365,11 +366,12 @@ static void test_decode_follows_a_prompt(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_against_double),
       cmocka_unit_test(test_cuts_between_chunks_change_no_bit),
       cmocka_unit_test(test_decode_follows_a_prompt),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

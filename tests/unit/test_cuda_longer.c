@@ -10,6 +10,7 @@
 
 #include "runtime/devices.h"
 #include "unit/engine_test.h"
+#include "unit/filtered.h"
 
 static void open_longer(lanes *l, td_engine **out) {
   td_devices devices = {.dev = l->dev,
@@ -73,7 +74,8 @@ static void test_prompts_in_the_memory_of_dense_weights(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_prompts_in_the_memory_of_dense_weights)};
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 
 #include "unit/cuda_test.h"
 #include "unit/device_test.h"
+#include "unit/filtered.h"
 
 enum { SEQS = 2, MOST_TOKENS = 120, TOKENS = SEQS * MOST_TOKENS };
 enum { SPARE = 3 }; // keys of a ring behind its window
@@ -677,7 +678,7 @@ static void test_streams(void **state) {
     check_streams(&all[i]);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_results),
       cmocka_unit_test(test_cuts_change_no_bit),
@@ -687,5 +688,6 @@ int main(void) {
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_streams),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

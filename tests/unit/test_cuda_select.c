@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 static void test_layernorm(void **state) {
   (void)state;
@@ -259,11 +260,12 @@ static void test_selections_of_blocks(void **state) {
   run_layouts(layouts, TD_COUNT(layouts));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_layernorm),
       cmocka_unit_test(test_selections),
       cmocka_unit_test(test_selections_of_blocks),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
