@@ -30,6 +30,8 @@ SCRIPTS = (
     "Hangul Hebrew Hiragana Inherited Kannada Katakana Khmer Lao Latin Malayalam Mongolian Myanmar Oriya "
     "Sinhala Tamil Telugu Thai Tibetan"
 ).split()
+# CJK compatibility ideographs, each of which has one other as its decomposition, or none.
+IDEOGRAPHS = [*range(0xF900, 0xFADA), *range(0x2F800, 0x2FA1E)]
 
 # ---- for the tokenizer, by the `tokenizers` library -------------------------------------------------
 
@@ -134,16 +136,21 @@ def emit(out, head, rows):
 
 
 def emit_set(out, name, test):
-    runs = strided([c for c in SCALARS if test(chr(c))])
-    emit(out, f"static const run {name}[] = {{", [(hex(a), hex(b), str(s)) for a, b, s in runs])
+    """Where the property begins, ends, begins again, and so on."""
+    bounds, inside = [], False
+    for c in range(0x110001):
+        if inside != (c < 0x110000 and not 0xD800 <= c <= 0xDFFF and test(chr(c))):
+            bounds.append(hex(c))
+            inside = not inside
+    write_cells(out, f"static const uint32_t {name}[] = {{", bounds)
 
 
-def emit_map(out, name, method):
-    """Single-character results, as runs of equal difference."""
+def emit_map(out, name, method, usual):
+    """Single-character results that are not the usual one, as runs of equal difference."""
     pairs = [
         (c, ord(method(chr(c))) - c)
         for c in SCALARS
-        if len(method(chr(c))) == 1 and method(chr(c)) != chr(c)
+        if len(method(chr(c))) == 1 and method(chr(c)) != usual(chr(c))
     ]
     rows = []
     for delta in sorted({d for _, d in pairs}):
@@ -169,14 +176,10 @@ def emit_special(out, name, method, usual):
     rows = []
     for c in SCALARS:
         text = method(chr(c))
-        if text != usual(chr(c)):
+        if len(text) > 1 and text != usual(chr(c)):
             points = [hex(ord(x)) for x in text] + ["0"] * (3 - len(text))
             rows.append([hex(c)] + ["{" + ", ".join(points) + "}"])
     emit(out, f"static const special {name}[] = {{", rows)
-
-
-def single(method):
-    return lambda c: method(c) if len(method(c)) == 1 else c
 
 
 def ignorable(c):
@@ -212,6 +215,8 @@ def write_list(out, name, comment, values, kind="uint32_t"):
 
 def tokenizer_tables():
     steps = decompositions()
+    ideographs = {c: a for c, a, _, _ in steps if c in IDEOGRAPHS}
+    steps = [step for step in steps if step[0] not in ideographs]
     pairs = sorted((a, b, i) for i, (_, a, b, composes) in enumerate(steps) if composes)
     out = [
         f"// Made by scripts/make_unicode_tables.py from unicodedata {unicodedata.unidata_version} and "
@@ -219,6 +224,8 @@ def tokenizer_tables():
     ]
     write_table(out, "decompositions", "One canonical step: code point, first, second or 0.",
                 [(c, a, b) for c, a, b, _ in steps])
+    write_list(out, "ideographs", "What the CJK compatibility ideographs decompose to, or 0: U+F900 to U+FAD9, then "
+               "U+2F800 to U+2FA1D.", [ideographs.get(c, 0) for c in IDEOGRAPHS])
     write_list(out, "compositions", "Places in decompositions of what composes, by first and second; Hangul is "
                "arithmetic.", [i for *_, i in pairs], "uint16_t")
     write_table(out, "combining_classes", "First, last, canonical combining class where not 0.",
@@ -238,10 +245,11 @@ def python_tables():
     emit_set(out, "cased", lambda c: c.isupper() or c.islower() or c.istitle())
     emit_set(out, "unprintable", lambda c: not c.isprintable())
     emit_set(out, "case_ignorable", ignorable)
-    emit_map(out, "to_lower", str.lower)
-    emit_map(out, "to_upper", str.upper)
-    emit_special(out, "lower_special", str.lower, single(str.lower))
-    emit_special(out, "upper_special", str.upper, single(str.upper))
+    emit_map(out, "to_lower", str.lower, str)
+    emit_map(out, "to_upper", str.upper, str)
+    emit_map(out, "to_title", str.title, str.upper)
+    emit_special(out, "lower_special", str.lower, str)
+    emit_special(out, "upper_special", str.upper, str)
     emit_special(out, "title_special", str.title, str.upper)
     out.append("// clang-format on\n")
     return "\n".join(out)

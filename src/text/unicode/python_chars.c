@@ -5,18 +5,13 @@
 
 #include "base/status.h"
 
-// Code points first, first + step, ... up to last have the property.
-typedef struct {
-  uint32_t first, last, step;
-} run;
-
-// As above, plus the offset to the other case.
+// Code points first, first + step, ... up to last, and the offset to the other case.
 typedef struct {
   uint32_t first, last, step;
   int32_t delta;
 } shift;
 
-// A case mapping without context that has several code points or fits no run.
+// A case mapping without context to several code points.
 typedef struct {
   uint32_t c;
   uint32_t to[3]; // 0: unused
@@ -24,23 +19,31 @@ typedef struct {
 
 #include "text/unicode/python_chars_tables.inc"
 
-// row begins with the first and the last code point of a run.
-static int against_run(const void *c, const void *row) {
-  const uint32_t *range = row;
-  return *(const uint32_t *)c < range[0] ? -1 : *(const uint32_t *)c > range[1];
+// bounds are where a property begins, ends, begins again, and so on.
+static bool in_set(const uint32_t *bounds, size_t n, uint32_t c) {
+  size_t low = 0; // the number of bounds up to c
+  while (low < n) {
+    size_t mid = (low + n) / 2;
+    if (bounds[mid] <= c) {
+      low = mid + 1;
+    } else {
+      n = mid;
+    }
+  }
+  return low % 2;
+}
+
+#define IN(table, c) in_set(table, TD_COUNT(table), c)
+
+static int against_shift(const void *c, const void *row) {
+  const shift *s = row;
+  return *(const uint32_t *)c < s->first ? -1 : *(const uint32_t *)c > s->last;
 }
 
 static int against_special(const void *c, const void *row) {
   const special *s = row;
   return *(const uint32_t *)c < s->c ? -1 : *(const uint32_t *)c > s->c;
 }
-
-static bool in_runs(const run *runs, size_t n, uint32_t c) {
-  const run *r = bsearch(&c, runs, n, sizeof *runs, against_run);
-  return r && (c - r->first) % r->step == 0;
-}
-
-#define IN(table, c) in_runs(table, TD_COUNT(table), c)
 
 bool td_pychar_is_digit(uint32_t c) {
   return IN(digit, c);
@@ -69,35 +72,43 @@ bool td_pychar_is_newline(uint32_t c) {
          c == 0x2029;
 }
 
-static uint32_t shifted(const shift *runs, size_t n, uint32_t c) {
-  const shift *r = bsearch(&c, runs, n, sizeof *runs, against_run);
-  return r && (c - r->first) % r->step == 0 ? (uint32_t)((int32_t)c + r->delta) : c;
-}
+typedef struct {
+  const special *specials;
+  const shift *shifts;
+  size_t n_specials, n_shifts;
+} mapping;
 
-// Returns the number of code points written to out; 0 if c is not in the table.
-static int find_special(const special *table, size_t n, uint32_t c, uint32_t out[3]) {
-  const special *s = bsearch(&c, table, n, sizeof *table, against_special);
+#define MAPPING(name)                                                                              \
+  (&(const mapping){name##_special, to_##name, TD_COUNT(name##_special), TD_COUNT(to_##name)})
+
+// Returns the number of code points written to out; 0 if the mapping leaves out c.
+static int find(const mapping *m, uint32_t c, uint32_t out[3]) {
+  const special *s = bsearch(&c, m->specials, m->n_specials, sizeof *s, against_special);
   int n_out = 0;
   for (; s && n_out < 3 && s->to[n_out]; n_out++)
     out[n_out] = s->to[n_out];
-  return n_out;
+  if (s) return n_out;
+  const shift *r = bsearch(&c, m->shifts, m->n_shifts, sizeof *r, against_shift);
+  if (!r || (c - r->first) % r->step) return 0;
+  out[0] = (uint32_t)((int32_t)c + r->delta);
+  return 1;
+}
+
+static int find_or_keep(const mapping *m, uint32_t c, uint32_t out[3]) {
+  out[0] = c;
+  int n = find(m, c, out);
+  return n ? n : 1;
 }
 
 int td_pychar_lower(uint32_t c, uint32_t out[3]) {
-  int n = find_special(lower_special, TD_COUNT(lower_special), c, out);
-  if (n) return n;
-  out[0] = shifted(to_lower, TD_COUNT(to_lower), c);
-  return 1;
+  return find_or_keep(MAPPING(lower), c, out);
 }
 
 int td_pychar_upper(uint32_t c, uint32_t out[3]) {
-  int n = find_special(upper_special, TD_COUNT(upper_special), c, out);
-  if (n) return n;
-  out[0] = shifted(to_upper, TD_COUNT(to_upper), c);
-  return 1;
+  return find_or_keep(MAPPING(upper), c, out);
 }
 
 int td_pychar_title(uint32_t c, uint32_t out[3]) {
-  int n = find_special(title_special, TD_COUNT(title_special), c, out);
+  int n = find(MAPPING(title), c, out);
   return n ? n : td_pychar_upper(c, out);
 }

@@ -52,6 +52,15 @@ static uint32_t combining_class(uint32_t code_point) {
   return range ? range->c : 0;
 }
 
+// What a CJK compatibility ideograph decomposes to; 0 for other code points.
+static uint32_t unified_ideograph(uint32_t code_point) {
+  enum { BASIC = 0xF900, BASIC_END = 0xFADA, SUPPLEMENT = 0x2F800 };
+  size_t i = SIZE_MAX;
+  if (code_point >= BASIC && code_point < BASIC_END) i = code_point - BASIC;
+  if (code_point >= SUPPLEMENT) i = BASIC_END - BASIC + code_point - SUPPLEMENT;
+  return i < TD_COUNT(ideographs) ? ideographs[i] : 0;
+}
+
 // Full canonical decomposition of one code point: at most 4 code points.
 static int decompose(uint32_t code_point, uint32_t out[4]) {
   uint32_t s = code_point - HANGUL_S;
@@ -61,6 +70,8 @@ static int decompose(uint32_t code_point, uint32_t out[4]) {
     out[2] = HANGUL_T + s % HANGUL_N_T;
     return s % HANGUL_N_T ? 3 : 2;
   }
+  out[0] = unified_ideograph(code_point);
+  if (out[0]) return 1;
   // Only the first part may decompose further, so the others are collected from the end.
   uint32_t tail[4];
   int n_tail = 0;
