@@ -1,122 +1,28 @@
-"""Published shapes: the config.json of each model to choose from."""
+"""Shapes to make models of: the config.json of each, from those in published.py."""
 
 import copy
 
 from architectures import V4_TYPES, text_config
-
-DEEPSEEK_BASE = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "aux_loss_alpha": 0.001,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "ep_size": 1,
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
-    "hidden_size": 7168,
-    "initializer_range": 0.02,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 0,
-    "pretraining_tp": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "seq_aux": True,
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.33.1",
-    "use_cache": True,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-
-QWEN3_BASE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "output_router_logits": False,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
-_MOONLIGHT = {
-    "first_k_dense_replace": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 11264,
-    "max_position_embeddings": 8192,
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 50000.0,
-    "routed_scaling_factor": 2.446,
-    "topk_group": 1,
-    "vocab_size": 163840,
-}
+from published import (
+    DEEPSEEK_BASE,
+    GLM_5,
+    GLM_53,
+    GLM_AIR,
+    GLM_FLASH,
+    GPT_OSS,
+    HY3,
+    KIMI_K2,
+    KIMI_LINEAR,
+    MINIMAX_M2,
+    MINIMAX_M3,
+    MISTRAL_SMALL_4,
+    MOONLIGHT,
+    QWEN35,
+    QWEN3_BASE,
+    QWEN3_NEXT,
+    V32,
+    V4,
+)
 
 _TINY = {
     "first_k_dense_replace": 1,
@@ -154,425 +60,8 @@ _TINY_QWEN3 = {
     "vocab_size": 1024,
 }
 
-# What configurations have in common that are not derived from one above.
-_BASE = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 8,
-    "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-
-_GLM_AIR = _BASE | {
-    "attention_bias": True,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "max_position_embeddings": 131072,
-    "model_type": "glm4_moe",
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_attention_heads": 96,
-    "num_hidden_layers": 46,
-    "num_key_value_heads": 8,
-    "num_nextn_predict_layers": 0,
-    "partial_rotary_factor": 0.5,
-    "rope_theta": 1000000,
-    "routed_scaling_factor": 1.0,
-    "topk_group": 1,
-    "use_qk_norm": False,
-    "vocab_size": 151552,
-}
-
-_GLM_FLASH = _BASE | {
-    "hidden_size": 2048,
-    "intermediate_size": 10240,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 202752,
-    "model_type": "glm4_moe_lite",
-    "moe_intermediate_size": 1536,
-    "n_group": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 1,
-    "num_attention_heads": 20,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 47,
-    "num_key_value_heads": 20,
-    "q_lora_rank": 768,
-    "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64,
-    "rope_theta": 1000000,
-    "routed_scaling_factor": 1.8,
-    "topk_group": 1,
-    "v_head_dim": 256,
-    "vocab_size": 154880,
-}
-
-_INDEXER = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
-_V32 = DEEPSEEK_BASE | _INDEXER | {"model_type": "deepseek_v32"}
-_GLM_5 = _GLM_FLASH | _INDEXER | {
-    "first_k_dense_replace": 3,
-    "hidden_size": 6144,
-    "index_n_heads": 32,
-    "index_skip_topk_offset": 3,
-    "index_topk_freq": 4,
-    "intermediate_size": 12288,
-    "model_type": "glm_moe_dsa",
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 64,
-    "q_lora_rank": 2048,
-    "routed_scaling_factor": 2.5,
-}
-
-_V4 = {k: v for k, v in _BASE.items() if k != "first_k_dense_replace"} | {
-    "compress_ratios": [0, 4, 128, 4],
-    "compress_rope_theta": 160000,
-    "hc_eps": 1e-06,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "head_dim": 512,
-    "hidden_size": 4096,
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-    "index_topk": 512,
-    "max_position_embeddings": 1048576,
-    "model_type": "deepseek_v4",
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 6,
-    "num_hash_layers": 1,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 1,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "q_lora_rank": 1024,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 16,
-        "original_max_position_embeddings": 65536,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 1.5,
-    "scoring_func": "sqrtsoftplus",
-    "sliding_window": 128,
-    "swiglu_limit": 10.0,
-    "vocab_size": 129280,
-}
-
-_MINIMAX_M2 = _BASE | {
-    "first_k_dense_replace": 0,
-    "head_dim": 128,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 196608,
-    "model_type": "minimax_m2",
-    "num_attention_heads": 48,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 8,
-    "num_local_experts": 256,
-    "qk_norm_type": "per_layer",
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 5000000,
-    "rotary_dim": 64,
-    "scoring_func": "sigmoid",
-    "vocab_size": 200064,
-}
-
-_MINIMAX_M3 = {k: v for k, v in _MINIMAX_M2.items() if k not in ("first_k_dense_replace", "qk_norm_type")} | {
-    "dense_intermediate_size": 12288,
-    "hidden_size": 6144,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 524288,
-    "model_type": "minimax_m3_vl_text",
-    "moe_layer_freq": [0, 1, 1, 1],
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 4,
-    "num_local_experts": 128,
-    "partial_rotary_factor": 0.5,
-    "routed_scaling_factor": 2.0,
-    "shared_intermediate_size": 3072,
-    "sparse_attention_config": {
-        "sparse_attention_freq": [0, 1, 1, 1],
-        "sparse_block_size": 128,
-        "sparse_index_dim": 128,
-        "sparse_local_block": 1,
-        "sparse_num_index_heads": 4,
-        "sparse_topk_blocks": 16,
-    },
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-}
-
-_HY3 = _BASE | {
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 13312,
-    "max_position_embeddings": 131072,
-    "model_type": "hy_v3",
-    "moe_intermediate_size": 1536,
-    "num_attention_heads": 64,
-    "num_experts": 192,
-    "num_hidden_layers": 80,
-    "num_key_value_heads": 8,
-    "num_shared_experts": 1,
-    "rope_theta": 11158840.0,
-    "router_scaling_factor": 2.826,
-    "vocab_size": 120832,
-}
-
-_MISTRAL_SMALL_4 = _GLM_FLASH | {
-    "first_k_dense_replace": 0,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "kv_lora_rank": 256,
-    "max_position_embeddings": 1048576,
-    "model_type": "mistral4",
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 128,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 32,
-    "q_lora_rank": 1024,
-    "qk_nope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 128.0,
-        "llama_4_scaling_beta": 0.1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_theta": 10000.0,
-        "type": "yarn",
-    },
-    "routed_scaling_factor": 1.0,
-    "v_head_dim": 128,
-    "vocab_size": 131072,
-}
-
-_KIMI_K2 = {
-    "first_k_dense_replace": 1,
-    "model_type": "kimi_k2",
-    "n_group": 1,
-    "n_routed_experts": 384,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 64,
-    "rope_theta": 50000.0,
-    "routed_scaling_factor": 2.827,
-    "topk_group": 1,
-    "vocab_size": 163840,
-}
-
-
-_GPT_OSS = {
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2880,
-    "initial_context_length": 4096,
-    "intermediate_size": 2880,
-    "max_position_embeddings": 131072,
-    "model_type": "gpt_oss",
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "rope_type": "yarn",
-        "truncate": False,
-    },
-    "rope_theta": 150000,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 201088,
-}
-
-
-_QWEN3_NEXT = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 0,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 1,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 262144,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_next",
-    "moe_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "num_attention_heads": 16,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 2,
-    "partial_rotary_factor": 0.25,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10000000,
-    "shared_expert_intermediate_size": 512,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 151936,
-}
-
-
-def qwen35_of(qwen3_next):
-    """What of a configuration of Qwen3-Next stands in one of Qwen3.5, too."""
-    own = ("decoder_sparse_step", "intermediate_size", "mlp_only_layers", "norm_topk_prob")
-    own += ("partial_rotary_factor", "rope_theta")
-    return {k: v for k, v in qwen3_next.items() if k not in own}
-
-
-_QWEN35 = qwen35_of(_QWEN3_NEXT) | {
-    "model_type": "qwen3_5_moe_text",
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "rope_parameters": {
-        "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10000000,
-        "rope_type": "default",
-    },
-    "vocab_size": 248320,
-}
-
-
-_KIMI_LINEAR = {
-    "bos_token_id": 163584,
-    "eos_token_id": 163586,
-    "first_k_dense_replace": 1,
-    "head_dim": 72,
-    "hidden_act": "silu",
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "kv_lora_rank": 512,
-    "linear_attn_config": {
-        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
-        "head_dim": 128,
-        "kda_layers": [i for i in range(1, 27) if i % 4],
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-    "mla_use_nope": True,
-    "model_max_length": 1048576,
-    "model_type": "kimi_linear",
-    "moe_intermediate_size": 1024,
-    "moe_layer_freq": 1,
-    "moe_renormalize": True,
-    "moe_router_activation_func": "sigmoid",
-    "num_attention_heads": 32,
-    "num_expert_group": 1,
-    "num_experts": 256,
-    "num_experts_per_token": 8,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 32,
-    "num_nextn_predict_layers": 0,
-    "num_shared_experts": 1,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 10000.0,
-    "routed_scaling_factor": 2.446,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "use_grouped_topk": True,
-    "v_head_dim": 128,
-    "vocab_size": 163840,
-}
-
-_GLM_53 = {
-    "attention_bias": False,
-    "hc_eps": 1e-06,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "index_head_dim": 128,
-    "index_kpool": 16,
-    "index_kpool_always_select_tail": True,
-    "index_n_heads": 32,
-    "index_topk": 2048,
-    "intermediate_size": 12288,
-    "kv_lora_rank": 512,
-    "layer_types": ["indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(45)],
-    "linear_conv_kernel_dim": 4,
-    "linear_head_dim": 128,
-    "linear_lower_bound": -5.0,
-    "linear_num_heads": 64,
-    "max_position_embeddings": 1048576,
-    "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 42,
-    "model_type": "glm5_next_text",
-    "moe_intermediate_size": 2048,
-    "n_group": 1,
-    "n_routed_experts": 288,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 45,
-    "num_key_value_heads": 64,
-    "num_nextn_predict_layers": 0,
-    "pad_token_id": 154820,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 256,
-    "qk_rope_head_dim": 0,
-    "rms_norm_eps": 1e-05,
-    "routed_scaling_factor": 2.5,
-    "swiglu_limit": 10.0,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "v_head_dim": 256,
-    "vocab_size": 154880,
-}
-
-
 # The defaults of transformers, with sizes of what has none. As tests have it: no shape that is published.
-_QWEN4 = _QWEN35 | {
+_QWEN4 = QWEN35 | {
     "eos_token_id": 1,
     "hc_count": 4,
     "hc_lowrank": 320,
@@ -602,9 +91,9 @@ def _wrapped(model_type, text):
 # name -> (config, tokens the tokenizer is trained to)
 SHAPES = {
     "tiny": (DEEPSEEK_BASE | _TINY, 1000),
-    "tiny-dsa": (_V32 | _TINY | {"index_head_dim": 32, "index_n_heads": 8, "index_topk": 48}, 1000),
+    "tiny-dsa": (V32 | _TINY | {"index_head_dim": 32, "index_n_heads": 8, "index_topk": 48}, 1000),
     "tiny-deepseek-v4": (
-        _V4
+        V4
         | {
             "compress_rates": {V4_TYPES[4]: 4, V4_TYPES[128]: 32},
             "head_dim": 32,
@@ -629,7 +118,7 @@ SHAPES = {
     ),
     "tiny-qwen3": (QWEN3_BASE | _TINY_QWEN3, 1000),
     "tiny-gpt-oss": (
-        _GPT_OSS
+        GPT_OSS
         | {
             "head_dim": 32,
             "hidden_size": 128,
@@ -643,7 +132,7 @@ SHAPES = {
         1000,
     ),
     "tiny-qwen3-next": (
-        _QWEN3_NEXT
+        QWEN3_NEXT
         | {
             "head_dim": 32,
             "hidden_size": 128,
@@ -664,7 +153,7 @@ SHAPES = {
         1000,
     ),
     "tiny-kimi-linear": (
-        _KIMI_LINEAR
+        KIMI_LINEAR
         | {
             "hidden_size": 128,
             "intermediate_size": 256,
@@ -693,7 +182,7 @@ SHAPES = {
     "tiny-glm5-next": (
         _wrapped(
             "glm5_next",
-            _GLM_53
+            GLM_53
             | {
                 "hidden_size": 128,
                 "index_head_dim": 32,
@@ -758,7 +247,7 @@ SHAPES = {
     ),
     # As small as it can be, for tests on the emulated GPU.
     "mini-qwen3-next": (
-        _QWEN3_NEXT
+        QWEN3_NEXT
         | {
             "full_attention_interval": 2,
             "head_dim": 16,
@@ -782,7 +271,7 @@ SHAPES = {
     "mini-glm5-next": (
         _wrapped(
             "glm5_next",
-            _GLM_53
+            GLM_53
             | {
                 "hidden_size": 32,
                 "index_head_dim": 16,
@@ -812,7 +301,7 @@ SHAPES = {
         1000,
     ),
     "mini-deepseek-v4": (
-        _V4
+        V4
         | {
             "compress_rates": {V4_TYPES[4]: 4, V4_TYPES[128]: 32},
             "compress_ratios": [4, 128],
@@ -838,26 +327,26 @@ SHAPES = {
         },
         1000,
     ),
-    "moonlight-16b-a3b": (DEEPSEEK_BASE | _MOONLIGHT, 4000),
+    "moonlight-16b-a3b": (DEEPSEEK_BASE | MOONLIGHT, 4000),
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.
     "deepseek-v3-layers": (DEEPSEEK_BASE | {"num_hidden_layers": 4}, 4000),
-    "deepseek-v3.2-layers": (_V32 | {"num_hidden_layers": 4}, 4000),
-    "deepseek-v4-layers": (_V4, 4000),
-    "glm-5-layers": (_GLM_5, 4000),
-    "kimi-k2.5-layers": (_wrapped("kimi_k25", DEEPSEEK_BASE | _KIMI_K2), 4000),
-    "glm-4.5-air": (_GLM_AIR, 4000),
-    "glm-4.7-flash": (_GLM_FLASH, 4000),
-    "minimax-m2": (_MINIMAX_M2, 4000),
-    "minimax-m3-layers": (_wrapped("minimax_m3_vl", _MINIMAX_M3), 4000),
-    "hy3": (_HY3, 4000),
-    "gpt-oss-20b": (_GPT_OSS, 4000),
-    "gpt-oss-120b": (_GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, 4000),
-    "qwen3-next-80b-a3b": (_QWEN3_NEXT, 4000),
-    "qwen3.5-35b-a3b": (_wrapped("qwen3_5_moe", _QWEN35), 4000),
-    "kimi-linear-48b-a3b": (_KIMI_LINEAR, 4000),
-    "glm-5.3-flash": (_wrapped("glm5_next", _GLM_53), 4000),
-    "mistral-small-4": (_wrapped("mistral3", _MISTRAL_SMALL_4), 4000),
+    "deepseek-v3.2-layers": (V32 | {"num_hidden_layers": 4}, 4000),
+    "deepseek-v4-layers": (V4, 4000),
+    "glm-5-layers": (GLM_5, 4000),
+    "kimi-k2.5-layers": (_wrapped("kimi_k25", DEEPSEEK_BASE | KIMI_K2), 4000),
+    "glm-4.5-air": (GLM_AIR, 4000),
+    "glm-4.7-flash": (GLM_FLASH, 4000),
+    "minimax-m2": (MINIMAX_M2, 4000),
+    "minimax-m3-layers": (_wrapped("minimax_m3_vl", MINIMAX_M3), 4000),
+    "hy3": (HY3, 4000),
+    "gpt-oss-20b": (GPT_OSS, 4000),
+    "gpt-oss-120b": (GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, 4000),
+    "qwen3-next-80b-a3b": (QWEN3_NEXT, 4000),
+    "qwen3.5-35b-a3b": (_wrapped("qwen3_5_moe", QWEN35), 4000),
+    "kimi-linear-48b-a3b": (KIMI_LINEAR, 4000),
+    "glm-5.3-flash": (_wrapped("glm5_next", GLM_53), 4000),
+    "mistral-small-4": (_wrapped("mistral3", MISTRAL_SMALL_4), 4000),
 }
 
 
