@@ -128,26 +128,32 @@ td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank) {
   return st;
 }
 
-static td_status read_layer_types(const td_config_reader *r, const cJSON *types) {
-  td_model_config *c = r->out;
-  if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
-    return td_config_bad(r, "mlp_layer_types must be an array with an entry for each layer");
+td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
+                                     const td_layer_name *names, size_t n_names, uint64_t *layers) {
+  const cJSON *list = td_json_get(r->root, key);
+  if (!cJSON_IsArray(list) || (uint32_t)cJSON_GetArraySize(list) != r->out->n_layers) {
+    return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array with an entry for each layer",
+                   r->file, key);
   }
   uint32_t i = 0;
-  for (const cJSON *type = types->child; type; type = type->next, i++) {
-    const char *name = cJSON_IsString(type) ? type->valuestring : "";
-    if (strcmp(name, "sparse") == 0) {
-      td_layers_add(c->moe_layers, i);
-    } else if (strcmp(name, "dense") != 0) {
-      return td_config_bad(r, "mlp_layer_types must hold \"dense\" or \"sparse\"");
+  for (const cJSON *item = list->child; item; item = item->next, i++) {
+    const char *name = cJSON_IsString(item) ? item->valuestring : "";
+    size_t at = 0;
+    while (at < n_names && strcmp(name, names[at].name) != 0)
+      at++;
+    if (at == n_names) {
+      return td_fail(r->err, TD_EFORMAT, "%s: %s must hold \"%s\" or \"%s\"", r->file, key,
+                     names[0].name, names[1].name);
     }
+    if (names[at].is_in) td_layers_add(layers, i);
   }
   return TD_OK;
 }
 
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
-  const cJSON *types = td_json_get(r->root, "mlp_layer_types");
-  if (types && td_config_takes(r, "mlp_layer_types")) return read_layer_types(r, types);
+  static const td_layer_name names[] = {{"dense", false}, {"sparse", true}};
+  if (td_json_get(r->root, "mlp_layer_types") && td_config_takes(r, "mlp_layer_types"))
+    return td_config_read_layer_names(r, "mlp_layer_types", names, 2, r->out->moe_layers);
   td_status st = TD_OK;
   if (td_config_takes(r, "first_k_dense_replace"))
     st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);

@@ -48,6 +48,14 @@ td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank);
 // The layers that have an indexer, as GLM's configurations say: indexer_types, index_topk_pattern,
 // or index_topk_freq.
 td_status td_config_read_index_layers(const td_config_reader *r);
+// What an entry of a list with one for each layer may be, and whether the layer is then in a set.
+typedef struct {
+  const char *name;
+  bool is_in;
+} td_layer_name;
+// Adds layers by the list called key. An error names the first two of the names.
+td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
+                                     const td_layer_name *names, size_t n_names, uint64_t *layers);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
 // on.
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);

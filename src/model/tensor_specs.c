@@ -7,57 +7,53 @@
 
 #include "model/families/family.h"
 
-#define END(field) offsetof(td_model_ends, field)
-#define MIXER      "model.hyper_connection_mixer"
+#define END(kind, name, field, rows, cols, conditions)                                             \
+  TD_PLACE(td_model_ends, kind, name, field, rows, cols, conditions, NULL)
+#define MIXER "model.hyper_connection_mixer"
 
 const td_tensor_spec td_end_places[] = {
-    {"model.embed_tokens.weight", TD_SPEC_PLAIN, END(embed), TD_DIM_VOCAB, TD_DIM_MODEL, 0, NULL},
-    {"model.norm.weight", TD_SPEC_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, TD_IF_NORM, NULL},
-    {"lm_head.weight", TD_SPEC_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED,
-     NULL},
-    {"hc_head_fn", TD_SPEC_SCORES, END(hyper.fn), TD_DIM_STREAMS, TD_DIM_STREAM_WIDTH,
-     TD_IF_STREAMS, NULL},
-    {"hc_head_base", TD_SPEC_F32, END(hyper.base), TD_DIM_STREAMS, TD_DIM_ONE, TD_IF_STREAMS, NULL},
-    {"hc_head_scale", TD_SPEC_F32, END(hyper.scale), TD_DIM_ONE, TD_DIM_ONE, TD_IF_STREAMS, NULL},
-    {MIXER ".hc_norm.weight", TD_SPEC_NORM1, END(hyper.norm), TD_DIM_STREAM_WIDTH, TD_DIM_ONE,
-     TD_IF_GATED, NULL},
-    {MIXER ".input_mix_weight_down.weight", TD_SPEC_LATENT, END(hyper.down), TD_DIM_HYPER_RANK,
-     TD_DIM_STREAM_WIDTH, TD_IF_GATED, NULL},
-    {MIXER ".input_mix_weight_up.weight", TD_SPEC_LATENT, END(hyper.up), TD_DIM_STREAM_WIDTH,
-     TD_DIM_HYPER_RANK, TD_IF_GATED, NULL},
+    END(PLAIN, "model.embed_tokens.weight", embed, VOCAB, MODEL, 0),
+    END(VEC, "model.norm.weight", final_norm, MODEL, ONE, TD_IF_NORM),
+    END(WEIGHT, "lm_head.weight", lm_head, VOCAB, MODEL, TD_IF_UNTIED),
+    END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, TD_IF_STREAMS),
+    END(F32, "hc_head_base", hyper.base, STREAMS, ONE, TD_IF_STREAMS),
+    END(F32, "hc_head_scale", hyper.scale, ONE, ONE, TD_IF_STREAMS),
+    END(NORM1, MIXER ".hc_norm.weight", hyper.norm, STREAM_WIDTH, ONE, TD_IF_GATED),
+    END(LATENT, MIXER ".input_mix_weight_down.weight", hyper.down, HYPER_RANK, STREAM_WIDTH,
+        TD_IF_GATED),
+    END(LATENT, MIXER ".input_mix_weight_up.weight", hyper.up, STREAM_WIDTH, HYPER_RANK,
+        TD_IF_GATED),
 };
 const size_t td_n_end_places = TD_COUNT(td_end_places);
 
-#define MTP(field) offsetof(td_mtp, field)
+#define MTP(kind, name, field, rows, cols, conditions)                                             \
+  TD_PLACE(td_mtp, kind, name, field, rows, cols, conditions, NULL)
 
 const td_tensor_spec td_mtp_places[] = {
-    {"enorm.weight", TD_SPEC_VEC, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"hnorm.weight", TD_SPEC_VEC, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"shared_head.norm.weight", TD_SPEC_VEC, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
-     TD_MTP_OWN_NORM},
-    {"eh_proj.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_TWO_MODELS, 0, NULL},
+    MTP(VEC, "enorm.weight", embed_norm, MODEL, ONE, 0),
+    MTP(VEC, "hnorm.weight", hidden_norm, MODEL, ONE, 0),
+    TD_PLACE(td_mtp, VEC, "shared_head.norm.weight", norm, MODEL, ONE, 0, TD_MTP_OWN_NORM),
+    MTP(WEIGHT, "eh_proj.weight", proj, MODEL, TWO_MODELS, 0),
 };
 const size_t td_n_mtp_places = TD_COUNT(td_mtp_places);
 
 const td_tensor_spec td_mtp_apart_places[] = {
-    {"pre_fc_norm_embedding.weight", TD_SPEC_NORM1, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
-     NULL},
-    {"pre_fc_norm_hidden.weight", TD_SPEC_NORM1, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0,
-     NULL},
-    {"norm.weight", TD_SPEC_NORM1, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"fc.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_TWO_MODELS, 0, NULL},
+    MTP(NORM1, "pre_fc_norm_embedding.weight", embed_norm, MODEL, ONE, 0),
+    MTP(NORM1, "pre_fc_norm_hidden.weight", hidden_norm, MODEL, ONE, 0),
+    MTP(NORM1, "norm.weight", norm, MODEL, ONE, 0),
+    MTP(WEIGHT, "fc.weight", proj, MODEL, TWO_MODELS, 0),
 };
 const size_t td_n_mtp_apart_places = TD_COUNT(td_mtp_apart_places);
 
 const td_tensor_spec td_mtp_stream_places[] = {
-    {"enorm.weight", TD_SPEC_VEC, MTP(embed_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"hnorm.weight", TD_SPEC_VEC, MTP(hidden_norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"norm.weight", TD_SPEC_VEC, MTP(norm), TD_DIM_MODEL, TD_DIM_ONE, 0, NULL},
-    {"e_proj.weight", TD_SPEC_WEIGHT, MTP(proj), TD_DIM_MODEL, TD_DIM_MODEL, 0, NULL},
-    {"h_proj.weight", TD_SPEC_WEIGHT, MTP(hidden_proj), TD_DIM_MODEL, TD_DIM_MODEL, 0, NULL},
-    {"hc_head_fn", TD_SPEC_SCORES, MTP(hyper.fn), TD_DIM_STREAMS, TD_DIM_STREAM_WIDTH, 0, NULL},
-    {"hc_head_base", TD_SPEC_F32, MTP(hyper.base), TD_DIM_STREAMS, TD_DIM_ONE, 0, NULL},
-    {"hc_head_scale", TD_SPEC_F32, MTP(hyper.scale), TD_DIM_ONE, TD_DIM_ONE, 0, NULL},
+    MTP(VEC, "enorm.weight", embed_norm, MODEL, ONE, 0),
+    MTP(VEC, "hnorm.weight", hidden_norm, MODEL, ONE, 0),
+    MTP(VEC, "norm.weight", norm, MODEL, ONE, 0),
+    MTP(WEIGHT, "e_proj.weight", proj, MODEL, MODEL, 0),
+    MTP(WEIGHT, "h_proj.weight", hidden_proj, MODEL, MODEL, 0),
+    MTP(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, 0),
+    MTP(F32, "hc_head_base", hyper.base, STREAMS, ONE, 0),
+    MTP(F32, "hc_head_scale", hyper.scale, ONE, ONE, 0),
 };
 const size_t td_n_mtp_stream_places = TD_COUNT(td_mtp_stream_places);
 
@@ -120,54 +116,10 @@ bool td_tensor_layer(const td_model_config *c, const char *name, uint32_t *layer
 
 uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   switch (dim) {
-  case TD_DIM_ONE: return 1;
-  case TD_DIM_MODEL: return c->dim;
-  case TD_DIM_TWO_MODELS: return 2 * c->dim;
-  case TD_DIM_VOCAB: return c->n_vocab;
-  case TD_DIM_Q: return c->n_heads * c->head_dim;
-  case TD_DIM_KV: return c->n_kv_heads * c->head_dim;
-  case TD_DIM_HEAD: return c->head_dim;
-  case TD_DIM_MLA_Q: return c->n_heads * (c->nope_dim + c->rope_dim);
-  case TD_DIM_MLA_OUT: return c->n_heads * c->v_dim;
-  case TD_DIM_Q_LORA: return c->q_lora_rank;
-  case TD_DIM_KV_LORA: return c->kv_lora_rank;
-  case TD_DIM_KV_A: return c->kv_lora_rank + c->rope_dim;
-  case TD_DIM_KV_B: return c->n_heads * (c->nope_dim + c->v_dim);
-  case TD_DIM_INDEX_Q: return c->index_heads * c->index_dim;
-  case TD_DIM_INDEX_K: return c->index_dim;
-  case TD_DIM_INDEX_QK: return (c->index_heads + 1) * c->index_dim;
-  case TD_DIM_INDEX_HEADS: return c->index_heads;
-  case TD_DIM_INDEX_POOL: return 2 * c->index_dim;
-  case TD_DIM_INDEX_GROUP: return c->index_group;
-  case TD_DIM_TWO_HEADS: return 2 * c->head_dim;
-  case TD_DIM_POOL_GROUP: return c->pool_group;
-  case TD_DIM_POOL_TOP_GROUP: return c->pool_top_group;
-  case TD_DIM_O_A: return c->o_groups * c->o_lora_rank;
-  case TD_DIM_O_GROUP: return c->o_groups ? c->n_heads * c->head_dim / c->o_groups : 0;
-  case TD_DIM_STREAMS: return c->n_streams;
-  case TD_DIM_STREAM_SCORES: return (2 + c->n_streams) * c->n_streams;
-  case TD_DIM_STREAM_WIDTH: return c->n_streams * c->dim;
-  case TD_DIM_THREE: return 3;
-  case TD_DIM_HYPER_RANK: return c->hyper_rank;
-  case TD_DIM_NGRAM: return c->ngram_dim;
-  case TD_DIM_NGRAM_TAPS: return c->ngram_taps;
-  case TD_DIM_TOP_K: return c->top_k;
-  case TD_DIM_DENSE: return c->dense_dim;
-  case TD_DIM_EXPERT: return c->expert_dim;
-  case TD_DIM_SHARED: return c->shared_dim ? c->shared_dim : c->n_shared_experts * c->expert_dim;
-  case TD_DIM_EXPERTS: return c->n_experts;
-  case TD_DIM_EXPERT_PAIRS: return 2 * c->expert_dim;
-  case TD_DIM_HEADS: return c->n_heads;
-  case TD_DIM_Q_GATED: return 2 * c->n_heads * c->head_dim;
-  case TD_DIM_DELTA_QKV:
-    return 2 * c->delta_k_heads * c->delta_k_dim + c->delta_v_heads * c->delta_v_dim;
-  case TD_DIM_DELTA_QKVZ:
-    return 2 * (c->delta_k_heads * c->delta_k_dim + c->delta_v_heads * c->delta_v_dim);
-  case TD_DIM_DELTA_V: return c->delta_v_heads * c->delta_v_dim;
-  case TD_DIM_DELTA_HEADS: return c->delta_v_heads;
-  case TD_DIM_DELTA_PAIRS: return 2 * c->delta_v_heads;
-  case TD_DIM_DELTA_HEAD: return c->delta_v_dim;
-  case TD_DIM_DELTA_TAPS: return c->delta_taps;
+#define X(NAME, value)                                                                             \
+  case TD_DIM_##NAME: return value;
+    TD_DIMS(X)
+#undef X
   }
   return 0;
 }

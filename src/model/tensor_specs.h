@@ -12,60 +12,67 @@ typedef struct {
   td_hyper hyper;
 } td_model_ends;
 
-// A tensor's dimension, derived from config.json.
+// A tensor's dimensions: name, and the value that follows from the configuration c.
+#define TD_DIMS(X)                                                                                 \
+  X(ONE, 1) /* second dimension of a vector */                                                     \
+  X(MODEL, c->dim)                                                                                 \
+  X(TWO_MODELS, 2 * c->dim) /* twice that */                                                       \
+  X(VOCAB, c->n_vocab)                                                                             \
+  /* GQA */                                                                                        \
+  X(Q, c->n_heads * c->head_dim)     /* queries of all heads, and their output */                  \
+  X(KV, c->n_kv_heads * c->head_dim) /* keys of all heads */                                       \
+  X(HEAD, c->head_dim)               /* one head */                                                \
+  /* MLA */                                                                                        \
+  X(MLA_Q, (c->nope_dim + c->rope_dim) * c->n_heads) /* queries of all heads */                    \
+  X(MLA_OUT, c->n_heads * c->v_dim)                  /* attention output of all heads */           \
+  X(Q_LORA, c->q_lora_rank)                                                                        \
+  X(KV_LORA, c->kv_lora_rank)                                                                      \
+  X(KV_A, c->kv_lora_rank + c->rope_dim)         /* compressed KV and the shared rotary key */     \
+  X(KV_B, (c->nope_dim + c->v_dim) * c->n_heads) /* non-rotary keys, and values, of all heads */   \
+  /* indexer */                                                                                    \
+  X(INDEX_Q, c->index_heads * c->index_dim)        /* queries of all heads */                      \
+  X(INDEX_K, c->index_dim)                         /* one key */                                   \
+  X(INDEX_QK, (c->index_heads + 1) * c->index_dim) /* both */                                      \
+  X(INDEX_HEADS, c->index_heads)                                                                   \
+  X(INDEX_POOL, 2 * c->index_dim) /* two halves of a key */                                        \
+  X(INDEX_GROUP, c->index_group)                                                                   \
+  /* pooled attention */                                                                           \
+  X(TWO_HEADS, 2 * c->head_dim) /* two halves of a key */                                          \
+  X(POOL_GROUP, c->pool_group)                                                                     \
+  X(POOL_TOP_GROUP, c->pool_top_group)                                                             \
+  X(O_A, c->o_groups * c->o_lora_rank) /* output of low rank, of all groups of heads */            \
+  X(O_GROUP, c->o_groups ? c->n_heads * c->head_dim / c->o_groups : 0) /* heads of a group */      \
+  /* hyper-connections */                                                                          \
+  X(STREAMS, c->n_streams)                                                                         \
+  X(STREAM_SCORES, (2 + c->n_streams) * c->n_streams)                                              \
+  X(STREAM_WIDTH, c->n_streams * c->dim) /* of a residual */                                       \
+  X(THREE, 3)                                                                                      \
+  X(HYPER_RANK, c->hyper_rank)                                                                     \
+  X(NGRAM, c->ngram_dim) /* the embeddings of all n-grams of a token */                            \
+  X(NGRAM_TAPS, c->ngram_taps)                                                                     \
+  X(TOP_K, c->top_k)                                                                               \
+  X(DENSE, c->dense_dim)                                                                           \
+  X(EXPERT, c->expert_dim)                                                                         \
+  X(SHARED, c->shared_dim ? c->shared_dim : c->n_shared_experts * c->expert_dim)                   \
+  X(EXPERTS, c->n_experts)                 /* number of experts */                                 \
+  X(EXPERT_PAIRS, 2 * c->expert_dim)       /* rows of gate and up */                               \
+  X(HEADS, c->n_heads)                     /* number of query heads */                             \
+  X(Q_GATED, 2 * c->n_heads * c->head_dim) /* queries and their gates */                           \
+  /* gated delta nets */                                                                           \
+  X(DELTA_QKV, 2 * c->delta_k_heads * c->delta_k_dim +                                             \
+                   c->delta_v_heads * c->delta_v_dim) /* queries, keys and values */               \
+  X(DELTA_QKVZ, 2 * (c->delta_k_heads * c->delta_k_dim +                                           \
+                     c->delta_v_heads * c->delta_v_dim)) /* and the output's gate */               \
+  X(DELTA_V, c->delta_v_heads * c->delta_v_dim)          /* values of all heads */                 \
+  X(DELTA_HEADS, c->delta_v_heads)                                                                 \
+  X(DELTA_PAIRS, 2 * c->delta_v_heads) /* twice the heads */                                       \
+  X(DELTA_HEAD, c->delta_v_dim)        /* one head's value */                                      \
+  X(DELTA_TAPS, c->delta_taps)
+
 typedef enum {
-  TD_DIM_ONE, // second dimension of a vector
-  TD_DIM_MODEL,
-  TD_DIM_TWO_MODELS, // twice that
-  TD_DIM_VOCAB,
-  // GQA
-  TD_DIM_Q,    // queries of all heads, and their output
-  TD_DIM_KV,   // keys of all heads
-  TD_DIM_HEAD, // one head
-  // MLA
-  TD_DIM_MLA_Q,   // queries of all heads
-  TD_DIM_MLA_OUT, // attention output of all heads
-  TD_DIM_Q_LORA,
-  TD_DIM_KV_LORA,
-  TD_DIM_KV_A, // compressed KV and the shared rotary key
-  TD_DIM_KV_B, // non-rotary keys, and values, of all heads
-  // indexer
-  TD_DIM_INDEX_Q,  // queries of all heads
-  TD_DIM_INDEX_K,  // one key
-  TD_DIM_INDEX_QK, // both
-  TD_DIM_INDEX_HEADS,
-  TD_DIM_INDEX_POOL, // two halves of a key
-  TD_DIM_INDEX_GROUP,
-  // pooled attention
-  TD_DIM_TWO_HEADS, // two halves of a key
-  TD_DIM_POOL_GROUP,
-  TD_DIM_POOL_TOP_GROUP,
-  TD_DIM_O_A,     // output of low rank, of all groups of heads
-  TD_DIM_O_GROUP, // heads of a group
-  // hyper-connections
-  TD_DIM_STREAMS,
-  TD_DIM_STREAM_SCORES,
-  TD_DIM_STREAM_WIDTH, // of a residual
-  TD_DIM_THREE,
-  TD_DIM_HYPER_RANK,
-  TD_DIM_NGRAM, // the embeddings of all n-grams of a token
-  TD_DIM_NGRAM_TAPS,
-  TD_DIM_TOP_K,
-  TD_DIM_DENSE,
-  TD_DIM_EXPERT,
-  TD_DIM_SHARED,
-  TD_DIM_EXPERTS,      // number of experts
-  TD_DIM_EXPERT_PAIRS, // rows of gate and up
-  TD_DIM_HEADS,        // number of query heads
-  TD_DIM_Q_GATED,      // queries and their gates
-  // gated delta nets
-  TD_DIM_DELTA_QKV,  // queries, keys and values
-  TD_DIM_DELTA_QKVZ, // and the output's gate
-  TD_DIM_DELTA_V,    // values of all heads
-  TD_DIM_DELTA_HEADS,
-  TD_DIM_DELTA_PAIRS, // twice the heads
-  TD_DIM_DELTA_HEAD,  // one head's value
-  TD_DIM_DELTA_TAPS,
+#define X(NAME, value) TD_DIM_##NAME,
+  TD_DIMS(X)
+#undef X
 } td_dim;
 
 // Conditions under which a layer has a tensor.

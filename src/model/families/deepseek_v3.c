@@ -17,21 +17,12 @@ static td_status read_rest(const td_config_reader *r) {
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MLA_PLACES,
-    TD_DENSE_PLACES,
-    TD_EXPERT_PLACES,
-    TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_deepseek_v3 = {
     .model_types = {"deepseek_v3", "kimi_k2"},
     .ignores = {"mlp_layer_types"},
-    .defaults = {.attn = TD_ATTN_MLA,
-                 .router_sigmoid = true,
-                 .norm_topk = true,
-                 .rope_interleaved = true,
-                 .bos_id = 0,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+    .defaults = {.attn = TD_ATTN_MLA, TD_ROUTED_DEFAULTS},
     TD_FAMILY_PARTS,
 };

@@ -16,19 +16,14 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 static const td_tensor_spec layer[] = {
-    TD_NORM_PLACES,   TD_MLA_PLACES,    TD_INDEX_PLACES,
-    TD_DENSE_PLACES,  TD_EXPERT_PLACES, TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_NORM_PLACES,
+    TD_MLA_PLACES,
+    TD_INDEX_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_deepseek_v32 = {
     .model_types = {"deepseek_v32"},
-    .defaults = {.attn = TD_ATTN_DSA,
-                 .router_sigmoid = true,
-                 .norm_topk = true,
-                 .rope_interleaved = true,
-                 .bos_id = 0,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+    .defaults = {.attn = TD_ATTN_DSA, TD_ROUTED_DEFAULTS},
     TD_FAMILY_PARTS,
 };

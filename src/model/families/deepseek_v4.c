@@ -112,23 +112,16 @@ static td_status read_rotary(const td_config_reader *r) {
 // The first layers' experts follow from token ids.
 static td_status read_tables(const td_config_reader *r) {
   td_model_config *c = r->out;
-  uint32_t n = 3, i = 0;
-  td_status st = td_config_uint(r, r->root, "num_hash_layers", 0, TD_MAX_LAYERS, &n);
-  const cJSON *types = td_json_get(r->root, "mlp_layer_types");
-  if (types && (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers))
-    return td_config_bad(r, "mlp_layer_types must be an array with an entry for each layer");
-  for (const cJSON *e = types ? types->child : NULL; e; e = e->next, i++) {
-    const char *type = cJSON_IsString(e) ? e->valuestring : "";
-    if (strcmp(type, "hash_moe") == 0) {
-      td_layers_add(c->table_layers, i);
-    } else if (strcmp(type, "moe") != 0) {
-      return td_config_bad(r, "mlp_layer_types must hold \"hash_moe\" or \"moe\"");
-    }
-  }
-  for (i = 0; !types && i < n && i < c->n_layers; i++)
-    td_layers_add(c->table_layers, i);
-  for (i = 0; i < c->n_layers; i++)
+  static const td_layer_name names[] = {{"hash_moe", true}, {"moe", false}};
+  const bool has_types = td_json_get(r->root, "mlp_layer_types");
+  uint32_t n = 3;
+  td_status st = TD_OK;
+  if (has_types) st = td_config_read_layer_names(r, "mlp_layer_types", names, 2, c->table_layers);
+  if (st == TD_OK) st = td_config_uint(r, r->root, "num_hash_layers", 0, TD_MAX_LAYERS, &n);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
     td_layers_add(c->moe_layers, i);
+    if (!has_types && i < n) td_layers_add(c->table_layers, i);
+  }
   return st;
 }
 
@@ -161,42 +154,40 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 #define POOL_PLACES(name, field, width, group, key, conditions)                                    \
-  TD_MATRIX(LATENT, name ".wkv.weight", field.x, width, TD_DIM_MODEL, conditions),                 \
-      TD_MATRIX(LATENT, name ".wgate.weight", field.gate, width, TD_DIM_MODEL, conditions),        \
+  TD_MATRIX(LATENT, name ".wkv.weight", field.x, width, MODEL, conditions),                        \
+      TD_MATRIX(LATENT, name ".wgate.weight", field.gate, width, MODEL, conditions),               \
       TD_MATRIX(F32, name ".ape", field.bias, group, width, conditions),                           \
       TD_VECTOR(name ".norm.weight", field.norm, key, conditions)
 
 static const td_tensor_spec layer[] = {
-    TD_VECTOR("attn_norm.weight", attn_norm, TD_DIM_MODEL, 0),
-    TD_VECTOR("ffn_norm.weight", mlp_norm, TD_DIM_MODEL, 0),
-    TD_MATRIX(WEIGHT, "attn.wq_a.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL, 0),
-    TD_VECTOR("attn.q_norm.weight", q_a_norm, TD_DIM_Q_LORA, 0),
-    TD_MATRIX(WEIGHT, "attn.wq_b.weight", q_b, TD_DIM_Q, TD_DIM_Q_LORA, 0),
-    TD_MATRIX(LATENT, "attn.wkv.weight", k, TD_DIM_HEAD, TD_DIM_MODEL, 0),
-    TD_VECTOR("attn.kv_norm.weight", k_norm, TD_DIM_HEAD, 0),
-    TD_MATRIX(WEIGHT, "attn.wo_a.weight", o_a, TD_DIM_O_A, TD_DIM_O_GROUP, 0),
-    TD_MATRIX(WEIGHT, "attn.wo_b.weight", o, TD_DIM_MODEL, TD_DIM_O_A, 0),
-    TD_MATRIX(F32, "attn.attn_sink", sinks, TD_DIM_HEADS, TD_DIM_ONE, 0),
-    POOL_PLACES("attn.compressor", pool, TD_DIM_HEAD, TD_DIM_POOL_GROUP, TD_DIM_HEAD, TD_IF_POOL),
-    POOL_PLACES("attn.compressor", pool, TD_DIM_TWO_HEADS, TD_DIM_POOL_TOP_GROUP, TD_DIM_HEAD,
+    TD_VECTOR("attn_norm.weight", attn_norm, MODEL, 0),
+    TD_VECTOR("ffn_norm.weight", mlp_norm, MODEL, 0),
+    TD_MATRIX(WEIGHT, "attn.wq_a.weight", q_a, Q_LORA, MODEL, 0),
+    TD_VECTOR("attn.q_norm.weight", q_a_norm, Q_LORA, 0),
+    TD_MATRIX(WEIGHT, "attn.wq_b.weight", q_b, Q, Q_LORA, 0),
+    TD_MATRIX(LATENT, "attn.wkv.weight", k, HEAD, MODEL, 0),
+    TD_VECTOR("attn.kv_norm.weight", k_norm, HEAD, 0),
+    TD_MATRIX(WEIGHT, "attn.wo_a.weight", o_a, O_A, O_GROUP, 0),
+    TD_MATRIX(WEIGHT, "attn.wo_b.weight", o, MODEL, O_A, 0),
+    TD_MATRIX(F32, "attn.attn_sink", sinks, HEADS, ONE, 0),
+    POOL_PLACES("attn.compressor", pool, HEAD, POOL_GROUP, HEAD, TD_IF_POOL),
+    POOL_PLACES("attn.compressor", pool, TWO_HEADS, POOL_TOP_GROUP, HEAD, TD_IF_POOL_TOP),
+    POOL_PLACES("attn.indexer.compressor", index_pool, INDEX_POOL, POOL_TOP_GROUP, INDEX_K,
                 TD_IF_POOL_TOP),
-    POOL_PLACES("attn.indexer.compressor", index_pool, TD_DIM_INDEX_POOL, TD_DIM_POOL_TOP_GROUP,
-                TD_DIM_INDEX_K, TD_IF_POOL_TOP),
-    TD_MATRIX(LATENT, "attn.indexer.wq_b.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_Q_LORA,
+    TD_MATRIX(LATENT, "attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF_POOL_TOP),
+    TD_MATRIX(ROUTER, "attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS, MODEL,
               TD_IF_POOL_TOP),
-    TD_MATRIX(ROUTER, "attn.indexer.weights_proj.weight", index_weights, TD_DIM_INDEX_HEADS,
-              TD_DIM_MODEL, TD_IF_POOL_TOP),
     TD_HYPER_PLACES("hc_attn", attn_hyper),
     TD_HYPER_PLACES("hc_ffn", mlp_hyper),
-    TD_MATRIX(ROUTER, "ffn.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
-    TD_MATRIX(F32, "ffn.gate.bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_ROUTED),
-    TD_MATRIX(TABLE, "ffn.gate.tid2eid", expert_table, TD_DIM_VOCAB, TD_DIM_TOP_K, TD_IF_TABLE),
-    TD_MATRIX(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, 0),
-    TD_MATRIX(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, 0),
-    TD_MATRIX(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w1.weight", mlp_gate, TD_DIM_SHARED, TD_DIM_MODEL, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w3.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w2.weight", mlp_down, TD_DIM_MODEL, TD_DIM_SHARED, 0),
+    TD_MATRIX(ROUTER, "ffn.gate.weight", router, EXPERTS, MODEL, 0),
+    TD_MATRIX(F32, "ffn.gate.bias", router_bias, EXPERTS, ONE, TD_IF_ROUTED),
+    TD_MATRIX(TABLE, "ffn.gate.tid2eid", expert_table, VOCAB, TOP_K, TD_IF_TABLE),
+    TD_MATRIX(EXPERT, "w1.weight", gate, EXPERT, MODEL, 0),
+    TD_MATRIX(EXPERT, "w3.weight", up, EXPERT, MODEL, 0),
+    TD_MATRIX(EXPERT, "w2.weight", down, MODEL, EXPERT, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w1.weight", mlp_gate, SHARED, MODEL, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w3.weight", mlp_up, SHARED, MODEL, 0),
+    TD_MATRIX(WEIGHT, "ffn.shared_experts.w2.weight", mlp_down, MODEL, SHARED, 0),
 };
 
 const td_family td_family_deepseek_v4 = {

@@ -1,35 +1,20 @@
 // src/model/families/delta_net.c - reads which layers are gated delta nets.
 #include "model/families/delta_net.h"
 
-#include <string.h>
-
-static td_status read_types(const td_config_reader *r, const cJSON *types) {
-  td_model_config *c = r->out;
-  if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
-    return td_config_bad(r, "layer_types must be an array with an entry for each layer");
-  }
-  uint32_t i = 0;
-  for (const cJSON *type = types->child; type; type = type->next, i++) {
-    const char *name = cJSON_IsString(type) ? type->valuestring : "";
-    if (strcmp(name, "linear_attention") == 0) {
-      td_layers_add(c->delta_layers, i);
-    } else if (strcmp(name, "full_attention") != 0 &&
-               !(c->index_group && strcmp(name, "indexed_attention") == 0)) {
-      return td_config_bad(r, "layer_types must hold \"linear_attention\" or \"full_attention\"");
-    }
-  }
-  return TD_OK;
-}
-
 td_status td_config_read_delta(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t interval = 4;
   td_status st = td_config_uint(r, r->root, "full_attention_interval", 1, INT32_MAX, &interval);
   if (st != TD_OK) return st;
-  const cJSON *types = td_json_get(r->root, "layer_types");
-  if (types) st = read_types(r, types);
-  for (uint32_t i = 0; i < c->n_layers && !types; i++)
-    if ((i + 1) % interval) td_layers_add(c->delta_layers, i);
+  static const td_layer_name names[] = {
+      {"linear_attention", true}, {"full_attention", false}, {"indexed_attention", false}};
+  if (td_json_get(r->root, "layer_types")) {
+    st = td_config_read_layer_names(r, "layer_types", names, c->index_group ? 3 : 2,
+                                    c->delta_layers);
+  } else {
+    for (uint32_t i = 0; i < c->n_layers; i++)
+      if ((i + 1) % interval) td_layers_add(c->delta_layers, i);
+  }
   return st == TD_OK ? td_config_check_delta(r) : st;
 }
 

@@ -110,99 +110,110 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 
 // ---- tensors that families share ----------------------------------------------------------------
 
-#define TD_VECTOR(name, field, rows, conditions)                                                   \
-  { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions, NULL }
-// kind: the suffix of TD_SPEC_.
-#define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
-  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, NULL }
+// kind, rows and cols: the suffixes of TD_SPEC_ and TD_DIM_.
+#define TD_PLACE(of, kind, name, field, rows, cols, conditions, alias)                             \
+  { name, TD_SPEC_##kind, offsetof(of, field), TD_DIM_##rows, TD_DIM_##cols, conditions, alias }
 // A tensor as its publisher calls it, and as transformers or newer tools do.
 #define TD_RENAMED(kind, name, field, rows, cols, conditions, alias)                               \
-  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions, alias }
+  TD_PLACE(td_layer, kind, name, field, rows, cols, conditions, alias)
+#define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
+  TD_PLACE(td_layer, kind, name, field, rows, cols, conditions, NULL)
+#define TD_VECTOR(name, field, rows, conditions) TD_MATRIX(VEC, name, field, rows, ONE, conditions)
+#define TD_NORM1(name, field, rows, conditions)  TD_MATRIX(NORM1, name, field, rows, ONE, conditions)
 
 #define TD_NORM_PLACES                                                                             \
-  TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \
-      TD_VECTOR("post_attention_layernorm.weight", mlp_norm, TD_DIM_MODEL, 0)
+  TD_VECTOR("input_layernorm.weight", attn_norm, MODEL, 0),                                        \
+      TD_VECTOR("post_attention_layernorm.weight", mlp_norm, MODEL, 0)
 
 // Grouped-query attention with separate projections, the biases of attention_bias on q, k and v.
 #define TD_GQA_PLACES                                                                              \
-  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, 0),                      \
-      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
-      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_Q, 0),                  \
-      TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q, TD_IF_BIAS),                            \
-      TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_BIAS),                           \
-      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_BIAS)
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, Q, MODEL, 0),                                    \
+      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, KV, MODEL, 0),                               \
+      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, KV, MODEL, 0),                               \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, Q, 0),                                \
+      TD_VECTOR("self_attn.q_proj.bias", q_bias, Q, TD_IF_BIAS),                                   \
+      TD_VECTOR("self_attn.k_proj.bias", k_bias, KV, TD_IF_BIAS),                                  \
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, KV, TD_IF_BIAS)
 
-#define TD_OUT_BIAS_PLACE TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_BIAS)
+#define TD_OUT_BIAS_PLACE TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF_BIAS)
 
 // Norms of queries and keys, for each head by itself.
 #define TD_QK_NORM_PLACES                                                                          \
-  TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, TD_IF_QK_NORM),                        \
-      TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, TD_IF_QK_NORM)
+  TD_VECTOR("self_attn.q_norm.weight", q_norm, HEAD, TD_IF_QK_NORM),                               \
+      TD_VECTOR("self_attn.k_norm.weight", k_norm, HEAD, TD_IF_QK_NORM)
 
 // Multi-head latent attention.
 #define TD_MLA_PLACES                                                                              \
-  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_MLA_Q, TD_DIM_MODEL,                      \
-            TD_IF_LATENT | TD_IF_Q_WHOLE),                                                         \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_MLA_OUT, TD_IF_LATENT), \
-      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_LATENT | TD_IF_BIAS),         \
-      TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL,             \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, MLA_Q, MODEL, TD_IF_LATENT | TD_IF_Q_WHOLE),     \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, MLA_OUT, TD_IF_LATENT),               \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF_LATENT | TD_IF_BIAS),                \
+      TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, Q_LORA, MODEL,                           \
                 TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
-      TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, TD_DIM_Q_LORA,                                \
+      TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, Q_LORA,                                       \
                 TD_IF_LATENT | TD_IF_Q_LORA | TD_IF_BIAS),                                         \
-      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, TD_DIM_Q_LORA,                         \
+      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, Q_LORA, TD_IF_LATENT | TD_IF_Q_LORA),  \
+      TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, MLA_Q, Q_LORA,                           \
                 TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
-      TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, TD_DIM_MLA_Q, TD_DIM_Q_LORA,             \
-                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
-      TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, TD_DIM_KV_A, TD_DIM_MODEL,    \
-                TD_IF_LATENT),                                                                     \
-      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, TD_DIM_KV_A,                       \
-                TD_IF_LATENT | TD_IF_BIAS),                                                        \
-      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, TD_DIM_KV_LORA, TD_IF_LATENT),       \
-      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, TD_DIM_KV_B, TD_DIM_KV_LORA,           \
-                TD_IF_LATENT)
+      TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, KV_A, MODEL, TD_IF_LATENT),   \
+      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, KV_A, TD_IF_LATENT | TD_IF_BIAS),  \
+      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, KV_LORA, TD_IF_LATENT),              \
+      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, KV_B, KV_LORA, TD_IF_LATENT)
 
 // The indexer of MLA over selected keys.
 #define TD_INDEX_PLACES                                                                            \
-  TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, TD_DIM_INDEX_Q, TD_DIM_Q_LORA,       \
-            TD_IF_INDEX),                                                                          \
-      TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, TD_DIM_INDEX_K, TD_DIM_MODEL,      \
-                TD_IF_INDEX),                                                                      \
-      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, TD_DIM_INDEX_K, TD_IF_INDEX),       \
-      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, TD_DIM_INDEX_K, TD_IF_INDEX),    \
-      TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights,                    \
-                TD_DIM_INDEX_HEADS, TD_DIM_MODEL, TD_IF_INDEX)
+  TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF_INDEX),       \
+      TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, INDEX_K, MODEL, TD_IF_INDEX),      \
+      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, INDEX_K, TD_IF_INDEX),              \
+      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, INDEX_K, TD_IF_INDEX),           \
+      TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS,       \
+                MODEL, TD_IF_INDEX)
 
 // Scores of hyper-connections, in front of a block.
 #define TD_HYPER_PLACES(name, field)                                                               \
-  TD_MATRIX(SCORES, name "_fn", field.fn, TD_DIM_STREAM_SCORES, TD_DIM_STREAM_WIDTH, 0),           \
-      TD_MATRIX(F32, name "_base", field.base, TD_DIM_STREAM_SCORES, TD_DIM_ONE, 0),               \
-      TD_MATRIX(F32, name "_scale", field.scale, TD_DIM_THREE, TD_DIM_ONE, 0)
+  TD_MATRIX(SCORES, name "_fn", field.fn, STREAM_SCORES, STREAM_WIDTH, 0),                         \
+      TD_MATRIX(F32, name "_base", field.base, STREAM_SCORES, ONE, 0),                             \
+      TD_MATRIX(F32, name "_scale", field.scale, THREE, ONE, 0)
 
-// A dense layer's MLP.
-#define TD_DENSE_PLACES                                                                            \
-  TD_MATRIX(WEIGHT, "mlp.gate_proj.weight", mlp_gate, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
-      TD_MATRIX(WEIGHT, "mlp.up_proj.weight", mlp_up, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
-      TD_MATRIX(WEIGHT, "mlp.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_DENSE, TD_IF_DENSE)
+// A gated MLP, its width a dimension; what the matrices' names begin with, and a second such name.
+#define TD_MLP_PLACES(name, width, conditions)                                                     \
+  TD_MATRIX(WEIGHT, name ".gate_proj.weight", mlp_gate, width, MODEL, conditions),                 \
+      TD_MATRIX(WEIGHT, name ".up_proj.weight", mlp_up, width, MODEL, conditions),                 \
+      TD_MATRIX(WEIGHT, name ".down_proj.weight", mlp_down, MODEL, width, conditions)
+#define TD_MLP_RENAMED(name, width, conditions, alias)                                             \
+  TD_RENAMED(WEIGHT, name ".gate_proj.weight", mlp_gate, width, MODEL, conditions,                 \
+             alias ".gate_proj.weight"),                                                           \
+      TD_RENAMED(WEIGHT, name ".up_proj.weight", mlp_up, width, MODEL, conditions,                 \
+                 alias ".up_proj.weight"),                                                         \
+      TD_RENAMED(WEIGHT, name ".down_proj.weight", mlp_down, MODEL, width, conditions,             \
+                 alias ".down_proj.weight")
+
+#define TD_DENSE_PLACES TD_MLP_PLACES("mlp", DENSE, TD_IF_DENSE)
 
 // The experts (names after td_family.experts and the expert's number).
 #define TD_EACH_EXPERT_PLACES                                                                      \
-  TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
-      TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
-      TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE)
+  TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF_MOE),                           \
+      TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF_MOE),                           \
+      TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF_MOE)
+
+// As Mixtral calls them, and as transformers does.
+#define TD_W_EXPERT_PLACES(conditions)                                                             \
+  TD_RENAMED(EXPERT, "w1.weight", gate, EXPERT, MODEL, conditions, "gate_proj.weight"),            \
+      TD_RENAMED(EXPERT, "w3.weight", up, EXPERT, MODEL, conditions, "up_proj.weight"),            \
+      TD_RENAMED(EXPERT, "w2.weight", down, MODEL, EXPERT, conditions, "down_proj.weight")
 
 // The router and its experts.
 #define TD_EXPERT_PLACES                                                                           \
-  TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
-      TD_EACH_EXPERT_PLACES
+  TD_MATRIX(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF_MOE), TD_EACH_EXPERT_PLACES
 
-#define TD_ROUTER_BIAS_PLACE(name)                                                                 \
-  TD_MATRIX(F32, name, router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_MOE)
+#define TD_ROUTER_BIAS_PLACE(name) TD_MATRIX(F32, name, router_bias, EXPERTS, ONE, TD_IF_MOE)
 
-#define TD_SHARED_PLACES                                                                           \
-  TD_MATRIX(WEIGHT, "mlp.shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED, TD_DIM_MODEL,  \
-            TD_IF_MOE | TD_IF_SHARED),                                                             \
-      TD_MATRIX(WEIGHT, "mlp.shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,  \
-                TD_IF_MOE | TD_IF_SHARED),                                                         \
-      TD_MATRIX(WEIGHT, "mlp.shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,             \
-                TD_DIM_SHARED, TD_IF_MOE | TD_IF_SHARED)
+#define TD_SHARED_PLACES TD_MLP_PLACES("mlp.shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED)
+
+// The MLPs of DeepSeek V3.
+#define TD_ROUTED_PLACES                                                                           \
+  TD_DENSE_PLACES, TD_EXPERT_PLACES, TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),     \
+      TD_SHARED_PLACES
+
+#define TD_ROUTED_DEFAULTS                                                                         \
+  .router_sigmoid = true, .norm_topk = true, .rope_interleaved = true, .bos_id = 0,                \
+  .eos_ids = {1}, .n_eos = 1

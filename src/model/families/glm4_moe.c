@@ -18,9 +18,10 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 static const td_tensor_spec layer[] = {
-    TD_NORM_PLACES,   TD_GQA_PLACES,    TD_QK_NORM_PLACES,
-    TD_DENSE_PLACES,  TD_EXPERT_PLACES, TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_NORM_PLACES,
+    TD_GQA_PLACES,
+    TD_QK_NORM_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_glm4_moe = {

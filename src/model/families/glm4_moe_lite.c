@@ -19,22 +19,12 @@ static td_status read_rest(const td_config_reader *r) {
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MLA_PLACES,
-    TD_DENSE_PLACES,
-    TD_EXPERT_PLACES,
-    TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_glm4_moe_lite = {
     .model_types = {"glm4_moe_lite"},
     .ignores = {"first_k_dense_replace"},
-    .defaults = {.attn = TD_ATTN_MLA,
-                 .rms_eps = 1e-5f,
-                 .router_sigmoid = true,
-                 .norm_topk = true,
-                 .rope_interleaved = true,
-                 .bos_id = 0,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+    .defaults = {.attn = TD_ATTN_MLA, .rms_eps = 1e-5f, TD_ROUTED_DEFAULTS},
     TD_FAMILY_PARTS,
 };

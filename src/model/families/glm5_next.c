@@ -102,17 +102,14 @@ static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MLA_PLACES,
     TD_INDEX_PLACES,
-    TD_MATRIX(SCORES, "self_attn.indexer.index_kpool_compress_gate", index_pool.gate,
-              TD_DIM_INDEX_K, TD_DIM_MODEL, TD_IF_DSA_POOL),
-    TD_MATRIX(F32, "self_attn.indexer.index_kpool_compress_ape", index_pool.bias,
-              TD_DIM_INDEX_GROUP, TD_DIM_INDEX_K, TD_IF_DSA_POOL),
+    TD_MATRIX(SCORES, "self_attn.indexer.index_kpool_compress_gate", index_pool.gate, INDEX_K,
+              MODEL, TD_IF_DSA_POOL),
+    TD_MATRIX(F32, "self_attn.indexer.index_kpool_compress_ape", index_pool.bias, INDEX_GROUP,
+              INDEX_K, TD_IF_DSA_POOL),
     TD_KDA_PLACES,
     TD_HYPER_PLACES("hc_attn", attn_hyper),
     TD_HYPER_PLACES("hc_ffn", mlp_hyper),
-    TD_DENSE_PLACES,
-    TD_EXPERT_PLACES,
-    TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_glm5_next = {

@@ -22,21 +22,17 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 static const td_tensor_spec layer[] = {
-    TD_NORM_PLACES,   TD_MLA_PLACES,    TD_INDEX_PLACES,
-    TD_DENSE_PLACES,  TD_EXPERT_PLACES, TD_ROUTER_BIAS_PLACE("mlp.gate.e_score_correction_bias"),
-    TD_SHARED_PLACES,
+    TD_NORM_PLACES,
+    TD_MLA_PLACES,
+    TD_INDEX_PLACES,
+    TD_ROUTED_PLACES,
 };
 
 const td_family td_family_glm_moe_dsa = {
     .model_types = {"glm_moe_dsa"},
     .defaults = {.attn = TD_ATTN_DSA,
                  .rms_eps = 1e-5f,
-                 .router_sigmoid = true,
-                 .norm_topk = true,
-                 .rope_interleaved = true,
-                 .index_interleaved = true,
-                 .bos_id = 0,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+                 TD_ROUTED_DEFAULTS,
+                 .index_interleaved = true},
     TD_FAMILY_PARTS,
 };

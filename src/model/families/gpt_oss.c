@@ -1,7 +1,5 @@
 // src/model/families/gpt_oss.c - gpt-oss-20b and 120b: attention with sinks, a window in every
 // second layer, biases everywhere, experts in MXFP4 with a clamped activation.
-#include <string.h>
-
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
@@ -14,24 +12,12 @@ static const td_config_key keys[] = {
 
 // layer_types; without it every second layer, from the first on, has a window.
 static td_status read_windows(const td_config_reader *r) {
+  static const td_layer_name names[] = {{"sliding_attention", true}, {"full_attention", false}};
   td_model_config *c = r->out;
-  const cJSON *types = td_json_get(r->root, "layer_types");
-  for (uint32_t i = 0; !types && i < c->n_layers; i += 2)
+  if (td_json_get(r->root, "layer_types"))
+    return td_config_read_layer_names(r, "layer_types", names, 2, c->window_layers);
+  for (uint32_t i = 0; i < c->n_layers; i += 2)
     td_layers_add(c->window_layers, i);
-  if (!types) return TD_OK;
-  if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
-    return td_config_bad(r, "layer_types must be an array with an entry for each layer");
-  }
-  uint32_t i = 0;
-  for (const cJSON *type = types->child; type; type = type->next, i++) {
-    const char *name = cJSON_IsString(type) ? type->valuestring : "";
-    if (strcmp(name, "sliding_attention") == 0) {
-      td_layers_add(c->window_layers, i);
-    } else if (strcmp(name, "full_attention") != 0) {
-      return td_config_bad(r, "layer_types must hold \"sliding_attention\" or "
-                              "\"full_attention\"");
-    }
-  }
   return TD_OK;
 }
 
@@ -70,22 +56,19 @@ static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_GQA_PLACES,
     TD_OUT_BIAS_PLACE,
-    TD_MATRIX(F32, "self_attn.sinks", sinks, TD_DIM_HEADS, TD_DIM_ONE, 0),
-    TD_MATRIX(ROUTER, "mlp.router.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0),
-    TD_VECTOR("mlp.router.bias", logit_bias, TD_DIM_EXPERTS, 0),
-    TD_MATRIX(EXPERT, "gate_up_proj", gate, TD_DIM_EXPERT_PAIRS, TD_DIM_MODEL, TD_IF_PAIRS),
-    TD_MATRIX(F32, "mlp.experts.gate_up_proj_bias", gate_bias, TD_DIM_EXPERTS, TD_DIM_EXPERT_PAIRS,
-              TD_IF_PAIRS),
-    TD_MATRIX(EXPERT, "down_proj", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_PAIRS),
-    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, TD_DIM_EXPERTS, TD_DIM_MODEL,
-              TD_IF_PAIRS),
+    TD_MATRIX(F32, "self_attn.sinks", sinks, HEADS, ONE, 0),
+    TD_MATRIX(ROUTER, "mlp.router.weight", router, EXPERTS, MODEL, 0),
+    TD_VECTOR("mlp.router.bias", logit_bias, EXPERTS, 0),
+    TD_MATRIX(EXPERT, "gate_up_proj", gate, EXPERT_PAIRS, MODEL, TD_IF_PAIRS),
+    TD_MATRIX(F32, "mlp.experts.gate_up_proj_bias", gate_bias, EXPERTS, EXPERT_PAIRS, TD_IF_PAIRS),
+    TD_MATRIX(EXPERT, "down_proj", down, MODEL, EXPERT, TD_IF_PAIRS),
+    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, EXPERTS, MODEL, TD_IF_PAIRS),
     // One by one, as most tools quantize them.
-    TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_SPLIT),
-    TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_SPLIT),
-    TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_SPLIT),
-    {"gate_proj.bias", TD_SPEC_EXPERT_BIAS, offsetof(td_layer, gate_bias), TD_DIM_EXPERT,
-     TD_DIM_ONE, TD_IF_SPLIT, "up_proj.bias"},
-    TD_MATRIX(EXPERT_BIAS, "down_proj.bias", down_bias, TD_DIM_MODEL, TD_DIM_ONE, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF_SPLIT),
+    TD_RENAMED(EXPERT_BIAS, "gate_proj.bias", gate_bias, EXPERT, ONE, TD_IF_SPLIT, "up_proj.bias"),
+    TD_MATRIX(EXPERT_BIAS, "down_proj.bias", down_bias, MODEL, ONE, TD_IF_SPLIT),
 };
 
 const td_family td_family_gpt_oss = {

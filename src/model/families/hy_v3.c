@@ -23,25 +23,18 @@ static td_status read_rest(const td_config_reader *r) {
   return st == TD_OK ? td_config_read_scaling(r, "router_scaling_factor", 2.826) : st;
 }
 
-// A matrix as transformers calls it, and as Tencent does.
-
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_GQA_PLACES,
     TD_OUT_BIAS_PLACE,
     TD_QK_NORM_PLACES,
     TD_DENSE_PLACES,
-    TD_RENAMED(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE,
+    TD_RENAMED(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF_MOE,
                "mlp.router.gate.weight"),
-    TD_RENAMED(F32, "mlp.e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE,
-               TD_IF_MOE, "mlp.expert_bias"),
+    TD_RENAMED(F32, "mlp.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF_MOE,
+               "mlp.expert_bias"),
     TD_EACH_EXPERT_PLACES,
-    TD_RENAMED(WEIGHT, "mlp.shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED, TD_DIM_MODEL,
-               TD_IF_MOE | TD_IF_SHARED, "mlp.shared_mlp.gate_proj.weight"),
-    TD_RENAMED(WEIGHT, "mlp.shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,
-               TD_IF_MOE | TD_IF_SHARED, "mlp.shared_mlp.up_proj.weight"),
-    TD_RENAMED(WEIGHT, "mlp.shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_SHARED,
-               TD_IF_MOE | TD_IF_SHARED, "mlp.shared_mlp.down_proj.weight"),
+    TD_MLP_RENAMED("mlp.shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_mlp"),
 };
 
 const td_family td_family_hy_v3 = {

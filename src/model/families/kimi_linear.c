@@ -81,33 +81,23 @@ static td_status read_rest(const td_config_reader *r) {
   return st == TD_OK ? read_layers(r) : st;
 }
 
-#define EXPERTS "block_sparse_moe"
+#define BLOCK "block_sparse_moe"
 
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MLA_PLACES,
     TD_KDA_PLACES,
     TD_DENSE_PLACES,
-    TD_RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE,
-               "mlp.gate.weight"),
-    TD_RENAMED(F32, EXPERTS ".gate.e_score_correction_bias", router_bias, TD_DIM_EXPERTS,
-               TD_DIM_ONE, TD_IF_MOE, "mlp.gate.e_score_correction_bias"),
-    TD_RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE,
-               "gate_proj.weight"),
-    TD_RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE, "up_proj.weight"),
-    TD_RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE,
-               "down_proj.weight"),
-    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED,
-               TD_DIM_MODEL, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_experts.gate_proj.weight"),
-    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED,
-               TD_DIM_MODEL, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_experts.up_proj.weight"),
-    TD_RENAMED(WEIGHT, EXPERTS ".shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,
-               TD_DIM_SHARED, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_experts.down_proj.weight"),
+    TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, TD_IF_MOE, "mlp.gate.weight"),
+    TD_RENAMED(F32, BLOCK ".gate.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF_MOE,
+               "mlp.gate.e_score_correction_bias"),
+    TD_W_EXPERT_PLACES(TD_IF_MOE),
+    TD_MLP_RENAMED(BLOCK ".shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_experts"),
 };
 
 const td_family td_family_kimi_linear = {
     .model_types = {"kimi_linear"},
-    .experts = EXPERTS ".experts",
+    .experts = BLOCK ".experts",
     .defaults = {.attn = TD_ATTN_MLA,
                  .has_no_rope = true,
                  .delta_by_channel = true,

@@ -30,26 +30,23 @@ static td_status read_rest(const td_config_reader *r) {
   return st;
 }
 
-#define EXPERTS "block_sparse_moe"
+#define BLOCK "block_sparse_moe"
 
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_GQA_PLACES,
-    TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_Q, 0),
-    TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_KV, 0),
-    TD_RENAMED(ROUTER, EXPERTS ".gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, 0,
-               "mlp.gate.weight"),
-    TD_RENAMED(F32, EXPERTS ".e_score_correction_bias", router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, 0,
+    TD_VECTOR("self_attn.q_norm.weight", q_norm, Q, 0),
+    TD_VECTOR("self_attn.k_norm.weight", k_norm, KV, 0),
+    TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, 0, "mlp.gate.weight"),
+    TD_RENAMED(F32, BLOCK ".e_score_correction_bias", router_bias, EXPERTS, ONE, 0,
                "mlp.e_score_correction_bias"),
-    TD_RENAMED(EXPERT, "w1.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, 0, "gate_proj.weight"),
-    TD_RENAMED(EXPERT, "w3.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, 0, "up_proj.weight"),
-    TD_RENAMED(EXPERT, "w2.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, 0, "down_proj.weight"),
+    TD_W_EXPERT_PLACES(0),
 };
 
 const td_family td_family_minimax_m2 = {
     .model_types = {"minimax_m2"},
     .ignores = {"norm_topk_prob", "attention_bias"},
-    .experts = EXPERTS ".experts",
+    .experts = BLOCK ".experts",
     .has_partial_rotary = true,
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_ALL,

@@ -126,35 +126,31 @@ static td_status read_rest(const td_config_reader *r) {
 }
 
 #define HYPER_PLACES(name, field)                                                                  \
-  TD_NORM1(name ".hc_norm.weight", field.norm, TD_DIM_STREAM_WIDTH, 0),                            \
-      TD_MATRIX(LATENT, name ".input_mix_weight_down.weight", field.down, TD_DIM_HYPER_RANK,       \
-                TD_DIM_STREAM_WIDTH, 0),                                                           \
-      TD_MATRIX(LATENT, name ".input_mix_weight_up.weight", field.up, TD_DIM_STREAM_WIDTH,         \
-                TD_DIM_HYPER_RANK, 0),                                                             \
-      TD_MATRIX(ROUTER, name ".block_inject_weight.weight", field.inject, TD_DIM_STREAMS,          \
-                TD_DIM_STREAM_WIDTH, 0)
+  TD_NORM1(name ".hc_norm.weight", field.norm, STREAM_WIDTH, 0),                                   \
+      TD_MATRIX(LATENT, name ".input_mix_weight_down.weight", field.down, HYPER_RANK,              \
+                STREAM_WIDTH, 0),                                                                  \
+      TD_MATRIX(LATENT, name ".input_mix_weight_up.weight", field.up, STREAM_WIDTH, HYPER_RANK,    \
+                0),                                                                                \
+      TD_MATRIX(ROUTER, name ".block_inject_weight.weight", field.inject, STREAMS, STREAM_WIDTH,   \
+                0)
 
 static const td_tensor_spec layer[] = {
     HYPER_PLACES("attn_hyper_connection", attn_hyper),
     HYPER_PLACES("mlp_hyper_connection", mlp_hyper),
     TD_GATED_ATTN_PLACES(TD_IF_GROUPS),
-    TD_MATRIX(LATENT, "self_attn.indexer.index_qk_proj.weight", index_q, TD_DIM_INDEX_QK,
-              TD_DIM_MODEL, TD_IF_GROUPS),
-    TD_NORM1("self_attn.indexer.q_layernorm.weight", index_q_norm, TD_DIM_INDEX_K, TD_IF_GROUPS),
-    TD_NORM1("self_attn.indexer.k_layernorm.weight", index_norm, TD_DIM_INDEX_K, TD_IF_GROUPS),
+    TD_MATRIX(LATENT, "self_attn.indexer.index_qk_proj.weight", index_q, INDEX_QK, MODEL,
+              TD_IF_GROUPS),
+    TD_NORM1("self_attn.indexer.q_layernorm.weight", index_q_norm, INDEX_K, TD_IF_GROUPS),
+    TD_NORM1("self_attn.indexer.k_layernorm.weight", index_norm, INDEX_K, TD_IF_GROUPS),
     TD_DELTA_PLACES,
     TD_DELTA_INPUT_PLACES,
-    TD_MATRIX(NGRAMS, "ple.ple_embedding.ngram_embedding.", ngrams.table, TD_DIM_ONE, TD_DIM_ONE,
-              TD_IF_NGRAMS),
-    TD_MATRIX(WEIGHT, "ple.key_proj.weight", ngrams.key, TD_DIM_STREAM_WIDTH, TD_DIM_NGRAM,
-              TD_IF_NGRAMS),
-    TD_MATRIX(WEIGHT, "ple.value_proj.weight", ngrams.value, TD_DIM_MODEL, TD_DIM_NGRAM,
-              TD_IF_NGRAMS),
-    TD_NORM1("ple.norm_key.weight", ngrams.key_norm, TD_DIM_STREAM_WIDTH, TD_IF_NGRAMS),
-    TD_NORM1("ple.norm_query.weight", ngrams.query_norm, TD_DIM_STREAM_WIDTH, TD_IF_NGRAMS),
-    TD_NORM1("ple.norm_conv.weight", ngrams.in_norm, TD_DIM_STREAM_WIDTH, TD_IF_NGRAMS),
-    TD_MATRIX(CONV, "ple.conv1d.weight", ngrams.conv, TD_DIM_STREAM_WIDTH, TD_DIM_NGRAM_TAPS,
-              TD_IF_NGRAMS),
+    TD_MATRIX(NGRAMS, "ple.ple_embedding.ngram_embedding.", ngrams.table, ONE, ONE, TD_IF_NGRAMS),
+    TD_MATRIX(WEIGHT, "ple.key_proj.weight", ngrams.key, STREAM_WIDTH, NGRAM, TD_IF_NGRAMS),
+    TD_MATRIX(WEIGHT, "ple.value_proj.weight", ngrams.value, MODEL, NGRAM, TD_IF_NGRAMS),
+    TD_NORM1("ple.norm_key.weight", ngrams.key_norm, STREAM_WIDTH, TD_IF_NGRAMS),
+    TD_NORM1("ple.norm_query.weight", ngrams.query_norm, STREAM_WIDTH, TD_IF_NGRAMS),
+    TD_NORM1("ple.norm_conv.weight", ngrams.in_norm, STREAM_WIDTH, TD_IF_NGRAMS),
+    TD_MATRIX(CONV, "ple.conv1d.weight", ngrams.conv, STREAM_WIDTH, NGRAM_TAPS, TD_IF_NGRAMS),
     TD_GATED_EXPERT_PLACES,
 };
 
