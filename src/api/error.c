@@ -1,9 +1,7 @@
 // src/api/error.c - builds and writes error objects of the OpenAI protocol.
 #include "api/error.h"
 
-#include <ctype.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,32 +27,8 @@ td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *
   return td_api_fail(error, status, param, NULL, "%s", err->msg);
 }
 
-static bool is_word(char c) {
-  return isalnum((unsigned char)c) || c == '_';
-}
-
-// Where text names a member; what stands in quotes is the client's, and what follows a point is
-// part of another path. NULL: nowhere.
-static const char *find_name(const char *text, const char *name) {
-  const size_t n = strlen(name);
-  for (const char *at = strstr(text, name); at; at = strstr(at + n, name)) {
-    const char before = at == text ? ' ' : at[-1];
-    if (!is_word(before) && before != '.' && before != '"' && !is_word(at[n])) return at;
-  }
-  return NULL;
-}
-
 void td_api_error_rename(td_api_error *error, const char *param) {
-  char text[TD_ERR_BYTES];
-  size_t n = 0;
-  const char *from = error->message;
-  for (const char *at; error->param[0] && (at = find_name(from, error->param)) != NULL;) {
-    n += (size_t)snprintf(text + n, sizeof text - n, "%.*s%s", (int)(at - from), from, param);
-    if (n >= sizeof text) n = sizeof text - 1;
-    from = at + strlen(error->param);
-  }
-  snprintf(text + n, sizeof text - n, "%s", from);
-  memcpy(error->message, text, sizeof text);
+  if (error->param[0]) td_msg_rename(error->message, 0, error->param, param);
   snprintf(error->param, sizeof error->param, "%s", param);
 }
 

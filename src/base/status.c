@@ -1,7 +1,9 @@
 // src/base/status.c - status texts, error messages, TD_CHECK's abort.
 #include "base/status.h"
 
+#include <ctype.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +43,32 @@ td_status td_err_prefix(td_err *err, const char *fmt, ...) {
     snprintf(err->msg + n, sizeof err->msg - (size_t)n, "%s", msg);
   }
   return err->code;
+}
+
+static bool is_word(char c) {
+  return isalnum((unsigned char)c) || c == '_';
+}
+
+// Where text names it. NULL: nowhere.
+static const char *find_name(const char *text, const char *name) {
+  const size_t n = strlen(name);
+  for (const char *at = strstr(text, name); at; at = strstr(at + n, name)) {
+    const char before = at == text ? ' ' : at[-1];
+    if (!is_word(before) && before != '.' && before != '"' && !is_word(at[n])) return at;
+  }
+  return NULL;
+}
+
+void td_msg_rename(char msg[TD_ERR_BYTES], size_t begin, const char *name, const char *to) {
+  char old[TD_ERR_BYTES];
+  size_t n = begin;
+  memcpy(old, msg, sizeof old);
+  const char *from = old + begin;
+  for (const char *at; (at = find_name(from, name)) != NULL; from = at + strlen(name)) {
+    n += (size_t)snprintf(msg + n, sizeof old - n, "%.*s%s", (int)(at - from), from, to);
+    if (n >= sizeof old) n = sizeof old - 1;
+  }
+  snprintf(msg + n, sizeof old - n, "%s", from);
 }
 
 void td_check_failed(const char *file, int line, const char *what) {

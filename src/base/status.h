@@ -44,6 +44,11 @@ td_status td_fail(td_err *err, td_status code, const char *fmt, ...)
 // Prepends "<prefix>: " to the message in err and returns err's code.
 td_status td_err_prefix(td_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+// Puts `to` in place of name wherever msg, from byte `begin` on, names that: as a whole word, in no
+// quotes, which hold what is the user's own, and behind no point, where it is part of another name.
+// What may follow is a point or a bracket: the name of what holds something.
+void td_msg_rename(char msg[TD_ERR_BYTES], size_t begin, const char *name, const char *to);
+
 _Noreturn void td_check_failed(const char *file, int line, const char *what);
 
 // Aborts with file and line if cond, an internal invariant, is false. Evaluated in every build.

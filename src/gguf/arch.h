@@ -15,6 +15,11 @@ td_status td_gguf_arch_of(const td_gguf *gguf, const td_gguf_arch **out, td_err 
 // "model.layers.N." and the rest. False: it is too long for out.
 bool td_gguf_tensor_name(const td_gguf_arch *arch, td_gguf_str name, char *out, size_t n_out);
 
+// Makes an error about the files that a model's metadata and tensors stand for (files.h) one about
+// these: keys of config.json become keys of metadata, published names of tensors GGUF's.
+void td_gguf_name_error(const td_gguf_arch *arch, const td_gguf *parts, size_t n_parts,
+                        td_err *err);
+
 // Appends the config.json that the metadata of a model's files describe; the first file has them.
 // TD_EFORMAT, TD_EUNSUPPORTED.
 td_status td_gguf_config(td_buf *out, const td_gguf *parts, size_t n_parts, td_err *err);

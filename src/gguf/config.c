@@ -56,11 +56,7 @@ static td_status number_or(const writer *w, const char *key, double fallback, do
 }
 
 static bool has_tensor(const writer *w, const char *name) {
-  for (size_t p = 0; p < w->n_parts; p++) {
-    for (size_t i = 0; i < w->parts[p].n_tensors; i++)
-      if (td_gguf_str_is(w->parts[p].tensors[i].name, name)) return true;
-  }
-  return false;
+  return td_gguf_has_tensor(w->parts, w->n_parts, name);
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -84,7 +80,7 @@ static td_status copy(const writer *w, const td_gguf_name *keys) {
   return st;
 }
 
-static const td_gguf_name common_keys[] = {
+const td_gguf_name td_gguf_common_keys[] = {
     {"context_length", "max_position_embeddings"},
     {"embedding_length", "hidden_size"},
     {"attention.head_count", "num_attention_heads"},
@@ -516,7 +512,7 @@ td_status td_gguf_config(td_buf *out, const td_gguf *parts, size_t n_parts, td_e
   td_jw_bool(&to, "tie_word_embeddings", true);
   st = write_layers(&w);
   if (st == TD_OK) st = write_vocab(&w);
-  if (st == TD_OK) st = copy(&w, common_keys);
+  if (st == TD_OK) st = copy(&w, td_gguf_common_keys);
   if (st == TD_OK) st = copy(&w, w.arch->keys);
   if (st == TD_OK) st = write_rope(&w);
   if (st == TD_OK && w.arch->write) st = w.arch->write(&w);

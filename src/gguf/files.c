@@ -163,6 +163,17 @@ td_status td_checkpoint_json(cJSON **out, const char *model, const char *name, s
   return st;
 }
 
+void td_checkpoint_name_error(const char *model, td_err *err) {
+  td_gguf_files f;
+  const td_gguf_arch *arch;
+  td_err ignored;
+  if (!err || !td_gguf_is(model) || td_gguf_files_open(&f, model, &ignored) != TD_OK) return;
+  if (td_gguf_arch_of(&f.parts[0], &arch, &ignored) == TD_OK) {
+    td_gguf_name_error(arch, f.parts, f.n, err);
+  }
+  td_gguf_files_close(&f);
+}
+
 bool td_checkpoint_has(const char *model, const char *name) {
   if (td_gguf_is(model)) return is_made(name);
   char path[PATH_MAX]; // a longer one names no file

@@ -40,6 +40,9 @@ td_status td_checkpoint_read(td_buf *out, const char *model, const char *name, s
 // The same, parsed. The caller owns *out.
 td_status td_checkpoint_json(cJSON **out, const char *model, const char *name, size_t max_bytes,
                              td_err *err);
+// If model is a GGUF file, an error about a file of the checkpoint, or its tensors, becomes one
+// about what the GGUF file has in their place. err may be NULL.
+void td_checkpoint_name_error(const char *model, td_err *err);
 bool td_checkpoint_has(const char *model, const char *name);
 // Whether an entry of a folder is a model: a folder with a config.json, or a GGUF file, of whose
 // parts the first.

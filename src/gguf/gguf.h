@@ -12,6 +12,7 @@
 #include "base/status.h"
 
 #define TD_GGUF_MAX_DIMS 4
+#define TD_GGUF_MAX_NAME 256 // bytes of a tensor's name that is read, with the NUL
 
 // Types of metadata values. Numbers are part of the format.
 typedef enum {

@@ -57,6 +57,9 @@ static const td_gguf_name common[] = {
     {"nextn.hnorm.weight", "hnorm.weight"},
     {"nextn.shared_head_head.weight", "shared_head.head.weight"},
     {"nextn.shared_head_norm.weight", "shared_head.norm.weight"},
+    // What is asked for where experts are not there one by one.
+    {"ffn_gate_exps.weight", "mlp.experts.gate_up_proj_blocks"},
+    {"ffn_down_exps.weight", "mlp.experts.down_proj_blocks"},
     {NULL, NULL},
 };
 
@@ -97,4 +100,51 @@ bool td_gguf_tensor_name(const td_gguf_arch *arch, td_gguf_str name, char *out, 
                           : snprintf(out, n_out, "model.layers.%u.%.*s", layer_idx, (int)rest.len,
                                      rest.data);
   return n >= 0 && (size_t)n < n_out;
+}
+
+bool td_gguf_has_tensor(const td_gguf *parts, size_t n_parts, const char *name) {
+  for (size_t p = 0; p < n_parts; p++) {
+    for (size_t i = 0; i < parts[p].n_tensors; i++)
+      if (td_gguf_str_is(parts[p].tensors[i].name, name)) return true;
+  }
+  return false;
+}
+
+// ---- back ---------------------------------------------------------------------------------------
+
+// Whether the published name, in which '*' stands for a number, is text[0..n).
+static bool is_of(const char *published, const char *text, size_t n) {
+  const char *star = strchr(published, '*');
+  const size_t n_head = star ? (size_t)(star - published) : strlen(published);
+  if (n < n_head || memcmp(text, published, n_head) != 0) return false;
+  if (!star) return n == n_head;
+  size_t at = n_head;
+  while (at < n && text[at] >= '0' && text[at] <= '9')
+    at++;
+  return at > n_head && strlen(star + 1) == n - at && memcmp(star + 1, text + at, n - at) == 0;
+}
+
+bool td_gguf_own_name(const td_gguf_arch *arch, const td_gguf *parts, size_t n_parts,
+                      const char *name, size_t n, char *out, size_t n_out) {
+  static const char prefix[] = "model.layers.";
+  const size_t n_prefix = strlen(prefix);
+  const td_gguf_name *const lists[] = {arch->names, common};
+  bool found = false;
+  for (const td_gguf_name *end = ends; end->gguf; end++)
+    if (is_of(end->published, name, n))
+      return (size_t)snprintf(out, n_out, "%s", end->gguf) < n_out;
+  if (n < n_prefix || strncmp(name, prefix, n_prefix) != 0) return false;
+  const size_t n_idx = strspn(name + n_prefix, "0123456789"), at = n_prefix + n_idx + 1;
+  if (!n_idx || n_idx > 5 || at >= n || name[at - 1] != '.') return false;
+  for (size_t i = 0; i < TD_COUNT(lists); i++) {
+    for (const td_gguf_name *entry = lists[i]; entry && entry->gguf; entry++) {
+      char own[TD_GGUF_MAX_NAME];
+      if (!is_of(entry->published, name + at, n - at)) continue;
+      snprintf(own, sizeof own, "blk.%.*s.%s", (int)n_idx, name + n_prefix, entry->gguf);
+      if (found && !td_gguf_has_tensor(parts, n_parts, own)) continue;
+      snprintf(out, n_out, "%s", own);
+      found = true;
+    }
+  }
+  return found;
 }

@@ -371,6 +371,7 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
   if (st == TD_OK || (st == TD_ENOENT && config)) {
     st = td_config_parse(out, config, generation, dir, err);
   }
+  if (st != TD_OK) td_checkpoint_name_error(dir, err);
   cJSON_Delete(config);
   cJSON_Delete(generation);
   return st;

@@ -262,6 +262,7 @@ static td_status open_new(td_model **out, const char *dir, int weights_fd, bool 
   if (st == TD_OK) {
     *out = m;
   } else {
+    td_checkpoint_name_error(dir, err);
     td_model_close(m);
   }
   return st;

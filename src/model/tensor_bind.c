@@ -24,8 +24,8 @@ static const char *const ignored_suffixes[] = {
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   return td_fail(b->err, TD_EFORMAT,
-                 "%s: tensor %s is missing: the checkpoint is incomplete, or its config.json "
-                 "describes another model",
+                 "%s: tensor %s is missing: the checkpoint is incomplete, or config.json describes "
+                 "another model",
                  td_store_listing(b->store), name);
 }
 

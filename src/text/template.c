@@ -136,13 +136,14 @@ static td_status open_config(td_template **out, const char *model_dir, td_err *e
   if (text) {
     st = td_template_open(out, text, strlen(text), err);
   } else {
-    st = td_fail(err, TD_ENOENT, "no chat_template%s: put a chat_template.jinja beside it",
-                 member ? " named default" : "");
+    st = td_fail(err, TD_ENOENT, "no chat_template%s%s", member ? " named default" : "",
+                 td_gguf_is(model_dir) ? "" : ": put a chat_template.jinja beside it");
   }
   if (st == TD_OK && tool_use) {
     st = td_template_open(&(*out)->tool_use, tool_use, strlen(tool_use), err);
   }
   if (st != TD_OK && err) td_err_prefix(err, "%s/%s", model_dir, file);
+  if (st != TD_OK) td_checkpoint_name_error(model_dir, err);
   cJSON_Delete(config);
   return st;
 }

@@ -74,6 +74,18 @@ def test_token_ids(pre, corpus, tok_driver, tmp_path):  # noqa: F811
         same(ids, driver.decode(ids, skip), want)
 
 
+@pytest.mark.parametrize("tokens, merge, said", [
+    (["a", "b", "ab"], "a x", 'metadata tokenizer.ggml.merges[0]: "x" is not in tokenizer.ggml.tokens'),
+    (["a", "a", "ab"], "a b", 'metadata tokenizer.ggml.tokens: "a" is listed twice'),
+])
+def test_what_is_wrong_about_a_vocabulary_is_named(tokens, merge, said, tok_driver, tmp_path):
+    metadata = gguf_files.vocabulary(tokens, [NORMAL] * 3, merges=[merge], model="gpt2", pre="qwen2")
+    path = tmp_path / "vocabulary.gguf"
+    gguf_files.write(path, {"general.architecture": "qwen3moe"} | metadata, [])
+    done = subprocess.run([tok_driver, path, "encode", "0"], input="", capture_output=True, text=True)
+    assert f"{path}: {said}" in done.stderr
+
+
 # ---- SentencePiece's vocabularies -----------------------------------------------------------------
 
 SPECIAL = {"<unk>": UNKNOWN, "<s>": CONTROL_TYPE, "</s>": CONTROL_TYPE, "<tool>": USER_DEFINED}

@@ -8,7 +8,7 @@
 #include "base/buf.h"
 #include "base/str.h"
 
-enum { MAX_NAME = 256, MAX_EXPERTS = 4096 };
+enum { MAX_NAME = TD_GGUF_MAX_NAME, MAX_EXPERTS = 4096 };
 
 typedef struct {
   td_safetensors *out;

@@ -233,6 +233,7 @@ td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *e
                  "tokenizer",
                  model_dir, whole);
   }
+  if (st != TD_OK) td_checkpoint_name_error(model_dir, err);
   cJSON_Delete(config);
   return st;
 }
