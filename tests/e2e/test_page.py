@@ -304,6 +304,47 @@ def test_thoughts_are_folded_and_kept(open_page, gate):
     expect(page.locator(".thoughts div").first).to_have_text("It depends,\nI should think.")
 
 
+# Chats are there when the test calls letOpen().
+SLOW_STORE = """
+    const mayOpen = new Promise((resolve) => { window.letOpen = resolve; }), { open } = IDBFactory.prototype;
+    IDBFactory.prototype.open = function (...args) {
+        const request = open.apply(this, args);
+        Object.defineProperty(request, "onsuccess", {
+            set: (then) => request.addEventListener("success", (event) => mayOpen.then(() => then(event))) });
+        return request;
+    };"""
+
+
+def test_it_is_usable_before_the_chats_are_there(open_page, gate):
+    page = open_page()
+    asked(page, "hello")
+    expect(page.locator("#title")).to_have_text("hello")
+    page.evaluate(STORED_CHATS)
+    page.add_init_script(SLOW_STORE)
+    page.reload()
+    page.locator("#input").press_sequentially("pon")  # these are no errors
+    page.keyboard.press("Escape")
+    page.click("#open-settings")
+    page.keyboard.press("Escape")
+    page.set_input_files("#attach-input", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"a"})
+    page.get_by_role("button", name="Remove a.txt").click()
+    page.locator("#input").press_sequentially("der")
+    page.evaluate("letOpen()")
+    expect(page.locator("#chats button")).to_have_text(["hello"])
+    expect(page.locator("#input")).to_have_value("ponder")  # and the chat is still the new one
+    expect(page.locator(".message")).to_have_count(0)
+    page.fill("#input", "")
+    page.reload()
+    asked(page, "ponder")
+    page.evaluate("letOpen()")
+    expect(page.locator("#chats button")).to_have_text(["ponder", "hello"])
+    expect(page.locator(".assistant .markdown")).to_have_text("Yes indeed.")
+    assert len(page.evaluate(STORED_CHATS)) == 2
+    page.reload()
+    page.evaluate("letOpen()")
+    expect(page.locator("#title")).to_have_text("ponder")  # nothing was done: the one shown last
+
+
 @pytest.mark.parametrize("way", ["Escape", "button"])
 def test_an_answer_can_be_stopped(open_page, gate, way):
     page = open_page()

@@ -679,14 +679,28 @@ window.addEventListener("pagehide", () => {
   for (const chat of chats) if (runs.has(chat.id)) store.save(chat);
 });
 
-chats = await store.open();
-const last = (() => {
+function lastShown() {
   try {
     return sessionStorage.getItem("tandem.chat");
   } catch {
     return null;
   }
-})();
-select(chats.find(({ id }) => id === last) ?? newChat());
+}
+
+// The chats come when the browser has them; until then one can write in a new one.
+async function begin() {
+  const last = lastShown(), first = newChat();
+  select(first);
+  const draft = $("input").value;
+  const stored = await store.open();
+  for (const chat of chats) store.save(chat); // sent meanwhile
+  chats = [...chats, ...stored];
+  const shown = chats.find(({ id }) => id === last);
+  const isUsed = current !== first || isStored(first) || $("input").value !== draft || composerOf(first).files.length;
+  if (shown && !isUsed) select(shown);
+  else showChats();
+}
+
+await begin();
 await connect();
 watch();
