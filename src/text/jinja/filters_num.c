@@ -7,10 +7,8 @@
 #include "text/jinja/native.h"
 #include "text/jinja/number.h"
 
-#define FILTER(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
-
-FILTER(filter_abs) {
-  (void)a, (void)raw;
+JJ_NATIVE(filter_abs) {
+  JJ_UNUSED;
   int64_t i;
   if (self.type == JJ_FLOAT) return JJ_OF_FLOAT(fabs(self.f));
   if (!jj_as_int(self, &i)) {
@@ -28,8 +26,8 @@ static bool to_float(jj *j, jj_value v, double *out) {
   return true;
 }
 
-FILTER(filter_int) {
-  (void)raw;
+JJ_NATIVE(filter_int) {
+  JJ_UNUSED;
   jj_value otherwise = jj_given(a[0]) ? a[0] : JJ_OF_INT(0);
   int64_t base = jj_arg_int(j, a[1], 10);
   jj_value out;
@@ -45,8 +43,8 @@ FILTER(filter_int) {
   return jj_float_to_int(j, f, &out) ? out : otherwise;
 }
 
-FILTER(filter_float) {
-  (void)raw;
+JJ_NATIVE(filter_float) {
+  JJ_UNUSED;
   double f;
   if (to_float(j, self, &f)) return JJ_OF_FLOAT(f);
   return jj_given(a[0]) ? a[0] : JJ_OF_FLOAT(0.0);
@@ -79,8 +77,8 @@ static jj_value round_int(jj *j, int64_t i, int64_t precision) {
             : JJ_OF_INT(down);
 }
 
-FILTER(filter_round) {
-  (void)raw;
+JJ_NATIVE(filter_round) {
+  JJ_UNUSED;
   const jj_str *method = jj_given(a[1]) ? jj_to_str(j, a[1]) : jj_lit(j, "common");
   int64_t i, precision = jj_arg_int(j, a[0], 0);
   bool ceiling = jj_str_is(method, "ceil"), flooring = jj_str_is(method, "floor");

@@ -5,9 +5,6 @@
 
 #include "text/jinja/native.h"
 
-#define FILTER(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
-#define UNUSED     (void)j, (void)a, (void)raw
-
 // Strings are compared case-insensitively unless case_sensitive.
 static jj_value fold(jj *j, jj_value v, bool case_sensitive) {
   if (case_sensitive || v.type != JJ_STR) return v;
@@ -68,8 +65,8 @@ static jj_value multi_key(jj *j, jj_value item, jj_value attribute, bool case_se
   return JJ_OF_LIST(keys);
 }
 
-FILTER(filter_sort) {
-  (void)raw;
+JJ_NATIVE(filter_sort) {
+  JJ_UNUSED;
   jj_list *items = jj_to_list(j, self);
   jj_value *keys = jj_alloc_n(j, items->n, sizeof *keys);
   for (size_t i = 0; i < items->n; i++)
@@ -83,8 +80,8 @@ static const jj_dict *need_dict(jj *j, jj_value v) {
   return v.dict;
 }
 
-FILTER(filter_dictsort) {
-  (void)raw;
+JJ_NATIVE(filter_dictsort) {
+  JJ_UNUSED;
   const jj_dict *dict = need_dict(j, self);
   const jj_str *by = jj_given(a[1]) ? jj_to_str(j, a[1]) : jj_lit(j, "key");
   bool by_value = jj_str_is(by, "value");
@@ -104,8 +101,8 @@ FILTER(filter_dictsort) {
 
 // ---- first, last, extremes, sums ----
 
-FILTER(filter_first) {
-  UNUSED;
+JJ_NATIVE(filter_first) {
+  JJ_UNUSED;
   jj_value v;
   if (jj_next(j, jj_iterate(j, self), &v)) return v;
   return jj_undefined(j, "No first item, sequence was empty.");
@@ -122,8 +119,8 @@ static jj_list *reversed(jj *j, jj_value v) {
   return list;
 }
 
-FILTER(filter_last) {
-  UNUSED;
+JJ_NATIVE(filter_last) {
+  JJ_UNUSED;
   if (!jj_has_len(self)) {
     jj_raise(j, TD_EFORMAT, "'%s' object is not reversible", jj_type_name(self));
   }
@@ -132,8 +129,8 @@ FILTER(filter_last) {
   return reversed(j, self)->items[0];
 }
 
-FILTER(filter_reverse) {
-  UNUSED;
+JJ_NATIVE(filter_reverse) {
+  JJ_UNUSED;
   if (self.type == JJ_STR) {
     return jj_slice(j, self, JJ_NO_VALUE, JJ_NO_VALUE, JJ_OF_INT(-1));
   }
@@ -157,18 +154,11 @@ static jj_value extreme(jj *j, jj_value self, const jj_value *a, jj_op better) {
   return items->items[best];
 }
 
-FILTER(filter_min) {
-  (void)raw;
-  return extreme(j, self, a, OP_LT);
-}
+JJ_NATIVE_OF(filter_min, extreme(j, self, a, OP_LT))
+JJ_NATIVE_OF(filter_max, extreme(j, self, a, OP_GT))
 
-FILTER(filter_max) {
-  (void)raw;
-  return extreme(j, self, a, OP_GT);
-}
-
-FILTER(filter_sum) {
-  (void)raw;
+JJ_NATIVE(filter_sum) {
+  JJ_UNUSED;
   jj_value total = jj_given(a[1]) ? a[1] : JJ_OF_INT(0);
   if (total.type == JJ_STR) {
     jj_raise(j, TD_EFORMAT, "sum() can't sum strings [use ''.join(seq) instead]");
@@ -180,28 +170,22 @@ FILTER(filter_sum) {
   return total;
 }
 
-FILTER(filter_length) {
-  UNUSED;
-  return JJ_OF_INT(jj_len(j, self));
-}
+JJ_NATIVE_OF(filter_length, JJ_OF_INT(jj_len(j, self)))
 
 // ---- shaping ----
 
-FILTER(filter_list) {
-  UNUSED;
-  return JJ_OF_LIST(jj_to_list(j, self));
-}
+JJ_NATIVE_OF(filter_list, JJ_OF_LIST(jj_to_list(j, self)))
 
-FILTER(filter_items) {
-  UNUSED;
+JJ_NATIVE(filter_items) {
+  JJ_UNUSED;
   if (self.type == JJ_UNDEF) return jj_generator(j, jj_list_new(j, 0));
   if (self.type != JJ_DICT) jj_raise(j, TD_EFORMAT, "Can only get item pairs from a mapping.");
   jj_view view = {.kind = JJ_ITEMS, .dict = self.dict};
   return jj_generator(j, jj_to_list(j, (jj_value){.type = JJ_VIEW, .view = &view}));
 }
 
-FILTER(filter_join) {
-  (void)raw;
+JJ_NATIVE(filter_join) {
+  JJ_UNUSED;
   const jj_str *separator = jj_given(a[0]) ? jj_to_str(j, a[0]) : jj_lit(j, "");
   jj_builder b;
   jj_build(&b, j);
@@ -214,8 +198,8 @@ FILTER(filter_join) {
   return JJ_OF_STR(jj_built(&b));
 }
 
-FILTER(filter_unique) {
-  (void)raw;
+JJ_NATIVE(filter_unique) {
+  JJ_UNUSED;
   jj_dict *seen = jj_dict_new(j);
   jj_list *out = jj_list_new(j, 8);
   jj_iter *it = jj_iterate(j, self);
@@ -229,15 +213,15 @@ FILTER(filter_unique) {
   return jj_generator(j, out);
 }
 
-FILTER(filter_default) {
-  (void)raw;
+JJ_NATIVE(filter_default) {
+  JJ_UNUSED;
   bool missing = self.type == JJ_UNDEF || (jj_arg_bool(a[1]) && !jj_truth(self));
   if (!missing) return self;
   return jj_given(a[0]) ? a[0] : jj_text(j, "");
 }
 
-FILTER(filter_attr) {
-  (void)raw;
+JJ_NATIVE(filter_attr) {
+  JJ_UNUSED;
   const jj_str *name = jj_to_str(j, a[0]);
   jj_value v = jj_getattr_only(j, self, name);
   return v.type == JJ_MISSING ? jj_undefined_attr(j, self, JJ_OF_STR(name)) : v;
@@ -280,8 +264,8 @@ static jj_value map_attribute(jj *j, jj_iter *it, const jj_args *args) {
   return jj_generator(j, out);
 }
 
-FILTER(filter_map) {
-  (void)a;
+JJ_NATIVE(filter_map) {
+  JJ_UNUSED;
   jj_list *out = jj_list_new(j, 8);
   if (!jj_truth(self)) return jj_generator(j, out);
   jj_iter *it = jj_iterate(j, self);
@@ -321,25 +305,10 @@ static jj_value choose(jj *j, jj_value self, const jj_args *raw, bool by_attribu
   return jj_generator(j, out);
 }
 
-FILTER(filter_select) {
-  (void)a;
-  return choose(j, self, raw, false, true);
-}
-
-FILTER(filter_reject) {
-  (void)a;
-  return choose(j, self, raw, false, false);
-}
-
-FILTER(filter_selectattr) {
-  (void)a;
-  return choose(j, self, raw, true, true);
-}
-
-FILTER(filter_rejectattr) {
-  (void)a;
-  return choose(j, self, raw, true, false);
-}
+JJ_NATIVE_OF(filter_select, choose(j, self, raw, false, true))
+JJ_NATIVE_OF(filter_reject, choose(j, self, raw, false, false))
+JJ_NATIVE_OF(filter_selectattr, choose(j, self, raw, true, true))
+JJ_NATIVE_OF(filter_rejectattr, choose(j, self, raw, true, false))
 
 const jj_native jj_seq_filters[] = {
     {"length", "", filter_length},

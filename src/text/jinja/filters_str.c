@@ -5,35 +5,21 @@
 #include "text/jinja/native.h"
 #include "text/unicode/python_chars.h"
 
-#define FILTER(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
-#define UNUSED     (void)j, (void)a, (void)raw
-
 static jj_value recase(jj *j, jj_value v, jj_case how) {
   return JJ_OF_STR(jj_recase(j, jj_to_str(j, v), how));
 }
 
-FILTER(filter_upper) {
-  UNUSED;
-  return recase(j, self, JJ_UPPER);
-}
-
-FILTER(filter_lower) {
-  UNUSED;
-  return recase(j, self, JJ_LOWER);
-}
-
-FILTER(filter_capitalize) {
-  UNUSED;
-  return recase(j, self, JJ_CAPITALIZE);
-}
+JJ_NATIVE_OF(filter_upper, recase(j, self, JJ_UPPER))
+JJ_NATIVE_OF(filter_lower, recase(j, self, JJ_LOWER))
+JJ_NATIVE_OF(filter_capitalize, recase(j, self, JJ_CAPITALIZE))
 
 static bool begins_word(uint32_t c) {
   return td_pychar_is_space(c) || (c < 0x80 && c && strchr("-({[<", (int)c));
 }
 
 // Differs from str.title(): only white space and opening punctuation start a new word.
-FILTER(filter_title) {
-  UNUSED;
+JJ_NATIVE(filter_title) {
+  JJ_UNUSED;
   const jj_str *s = jj_to_str(j, self);
   jj_builder b;
   jj_build(&b, j);
@@ -54,32 +40,19 @@ FILTER(filter_title) {
   return JJ_OF_STR(jj_built(&b));
 }
 
-FILTER(filter_trim) {
-  UNUSED;
-  return JJ_OF_STR(jj_strip(j, jj_to_str(j, self), jj_arg_str(j, a[0]), true, true));
-}
+JJ_NATIVE_OF(filter_trim,
+             JJ_OF_STR(jj_strip(j, jj_to_str(j, self), jj_arg_str(j, a[0]), true, true)))
 
-FILTER(filter_replace) {
-  UNUSED;
+JJ_NATIVE(filter_replace) {
+  JJ_UNUSED;
   int64_t max = jj_given_value(a[2]) ? jj_arg_int(j, a[2], -1) : -1;
   const jj_str *s = jj_marked(j, jj_to_str(j, self), false);
   return JJ_OF_STR(jj_replace(j, s, jj_to_str(j, a[0]), jj_to_str(j, a[1]), max));
 }
 
-FILTER(filter_string) {
-  UNUSED;
-  return JJ_OF_STR(jj_to_str(j, self));
-}
-
-FILTER(filter_safe) {
-  UNUSED;
-  return JJ_OF_STR(jj_marked(j, jj_to_str(j, self), true));
-}
-
-FILTER(filter_escape) {
-  UNUSED;
-  return JJ_OF_STR(jj_escape_html(j, jj_to_str(j, self)));
-}
+JJ_NATIVE_OF(filter_string, JJ_OF_STR(jj_to_str(j, self)))
+JJ_NATIVE_OF(filter_safe, JJ_OF_STR(jj_marked(j, jj_to_str(j, self), true)))
+JJ_NATIVE_OF(filter_escape, JJ_OF_STR(jj_escape_html(j, jj_to_str(j, self))))
 
 static const jj_str *spaces(jj *j, jj_value width) {
   if (width.type == JJ_STR) return width.s;
@@ -87,8 +60,8 @@ static const jj_str *spaces(jj *j, jj_value width) {
   return jj_pad(j, jj_lit(j, ""), n, jj_lit(j, " "), '<');
 }
 
-FILTER(filter_indent) {
-  (void)raw;
+JJ_NATIVE(filter_indent) {
+  JJ_UNUSED;
   if (self.type != JJ_STR) jj_raise_type(j, "a string", self);
   const jj_str *indent = spaces(j, a[0]);
   bool first = jj_arg_bool(a[1]), blank = jj_arg_bool(a[2]);
@@ -108,8 +81,8 @@ FILTER(filter_indent) {
 
 // ---- format, tojson ----
 
-FILTER(filter_format) {
-  (void)a;
+JJ_NATIVE(filter_format) {
+  JJ_UNUSED;
   if (raw->n_kw) jj_raise(j, TD_EFORMAT, "format takes no arguments by name");
   const jj_value args = JJ_OF_TUPLE(jj_list_new(j, raw->n_pos));
   for (size_t i = 0; i < raw->n_pos; i++)
@@ -126,8 +99,8 @@ static const jj_str *json_separator(jj *j, jj_value pair, size_t which) {
 }
 
 // tojson as in transformers: json.dumps with its own defaults, without HTML escaping.
-FILTER(filter_tojson) {
-  (void)raw;
+JJ_NATIVE(filter_tojson) {
+  JJ_UNUSED;
   jj_json_opts opts = {.ascii = jj_arg_bool(a[0]), .sort_keys = jj_arg_bool(a[3])};
   if (jj_given_value(a[1])) opts.indent = spaces(j, a[1]);
   opts.item_sep = jj_lit(j, opts.indent ? "," : ", ");

@@ -5,12 +5,10 @@
 
 #include "text/jinja/native.h"
 
-#define GLOBAL(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
-
 #define MAX_RANGE 100000 // limit of jinja2's sandbox
 
-GLOBAL(global_range) {
-  (void)self, (void)raw;
+JJ_NATIVE(global_range) {
+  JJ_UNUSED;
   bool one = !jj_given(a[1]);
   int64_t start = one ? 0 : jj_arg_int(j, a[0], 0);
   int64_t stop = jj_arg_int(j, a[one ? 0 : 1], 0);
@@ -56,13 +54,10 @@ static jj_dict *build_dict(jj *j, const char *name, const jj_args *raw) {
   return dict;
 }
 
-GLOBAL(global_dict) {
-  (void)self, (void)a;
-  return JJ_OF_DICT(build_dict(j, "dict", raw));
-}
+JJ_NATIVE_OF(global_dict, JJ_OF_DICT(build_dict(j, "dict", raw)))
 
-GLOBAL(global_namespace) {
-  (void)self, (void)a;
+JJ_NATIVE(global_namespace) {
+  JJ_UNUSED;
   jj_dict *dict = build_dict(j, "namespace", raw);
   for (size_t i = 0; i < dict->n; i++) {
     jj_value name = dict->entries[i].key;
@@ -75,8 +70,8 @@ GLOBAL(global_namespace) {
 
 // A template rejects a conversation with raise_exception: a client error, with the template's
 // message.
-GLOBAL(global_raise_exception) {
-  (void)self, (void)raw;
+JJ_NATIVE(global_raise_exception) {
+  JJ_UNUSED;
   const jj_str *message = jj_to_str(j, a[0]);
   size_t len = message->len < TD_ERR_BYTES ? message->len : TD_ERR_BYTES;
   jj_raise(j, TD_EINVAL, "%.*s", (int)len, message->p);
@@ -100,8 +95,8 @@ static const jj_str *expand_python_codes(jj *j, const jj_str *format, int64_t mi
   return jj_built(&b);
 }
 
-GLOBAL(global_strftime_now) {
-  (void)self, (void)raw;
+JJ_NATIVE(global_strftime_now) {
+  JJ_UNUSED;
   const jj_str *format = jj_arg_str(j, a[0]);
   if (!format) jj_raise_type(j, "a string", a[0]);
   struct timespec now = {.tv_sec = (time_t)(j->now_us / 1000000),

@@ -5,9 +5,6 @@
 #include "text/jinja/native.h"
 #include "text/unicode/python_chars.h"
 
-#define METHOD(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
-#define UNUSED     (void)j, (void)a, (void)raw
-
 static const jj_str *need_str(jj *j, jj_value v) {
   if (v.type != JJ_STR) jj_raise_type(j, "a string", v);
   return v.s;
@@ -15,41 +12,21 @@ static const jj_str *need_str(jj *j, jj_value v) {
 
 // ---- case, stripping ----
 
-#define RECASE(fn, how)                                                                            \
-  METHOD(fn) {                                                                                     \
-    UNUSED;                                                                                        \
-    return JJ_OF_STR(jj_recase(j, self.s, how));                                                   \
-  }
-RECASE(str_lower, JJ_LOWER)
-RECASE(str_upper, JJ_UPPER)
-RECASE(str_title, JJ_TITLE)
-RECASE(str_capitalize, JJ_CAPITALIZE)
-
-#define STRIP(fn, left, right)                                                                     \
-  METHOD(fn) {                                                                                     \
-    UNUSED;                                                                                        \
-    return JJ_OF_STR(jj_strip(j, self.s, jj_arg_str(j, a[0]), left, right));                       \
-  }
-STRIP(str_strip, true, true)
-STRIP(str_lstrip, true, false)
-STRIP(str_rstrip, false, true)
+JJ_NATIVE_OF(str_lower, JJ_OF_STR(jj_recase(j, self.s, JJ_LOWER)))
+JJ_NATIVE_OF(str_upper, JJ_OF_STR(jj_recase(j, self.s, JJ_UPPER)))
+JJ_NATIVE_OF(str_title, JJ_OF_STR(jj_recase(j, self.s, JJ_TITLE)))
+JJ_NATIVE_OF(str_capitalize, JJ_OF_STR(jj_recase(j, self.s, JJ_CAPITALIZE)))
+JJ_NATIVE_OF(str_strip, JJ_OF_STR(jj_strip(j, self.s, jj_arg_str(j, a[0]), true, true)))
+JJ_NATIVE_OF(str_lstrip, JJ_OF_STR(jj_strip(j, self.s, jj_arg_str(j, a[0]), true, false)))
+JJ_NATIVE_OF(str_rstrip, JJ_OF_STR(jj_strip(j, self.s, jj_arg_str(j, a[0]), false, true)))
 
 // ---- splitting and joining ----
 
-METHOD(str_split) {
-  UNUSED;
-  return JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), false));
-}
-
-METHOD(str_rsplit) {
-  UNUSED;
-  return JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), true));
-}
-
-METHOD(str_splitlines) {
-  UNUSED;
-  return JJ_OF_LIST(jj_splitlines(j, self.s, jj_arg_bool(a[0])));
-}
+JJ_NATIVE_OF(str_split,
+             JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), false)))
+JJ_NATIVE_OF(str_rsplit,
+             JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), true)))
+JJ_NATIVE_OF(str_splitlines, JJ_OF_LIST(jj_splitlines(j, self.s, jj_arg_bool(a[0]))))
 
 static jj_value partition(jj *j, jj_value self, jj_value separator, bool from_right) {
   const jj_str *s = self.s, *sep = need_str(j, separator);
@@ -65,18 +42,11 @@ static jj_value partition(jj *j, jj_value self, jj_value separator, bool from_ri
   return JJ_OF_TUPLE(three);
 }
 
-METHOD(str_partition) {
-  UNUSED;
-  return partition(j, self, a[0], false);
-}
+JJ_NATIVE_OF(str_partition, partition(j, self, a[0], false))
+JJ_NATIVE_OF(str_rpartition, partition(j, self, a[0], true))
 
-METHOD(str_rpartition) {
-  UNUSED;
-  return partition(j, self, a[0], true);
-}
-
-METHOD(str_join) {
-  UNUSED;
+JJ_NATIVE(str_join) {
+  JJ_UNUSED;
   jj_builder b;
   jj_build(&b, j);
   jj_iter *it = jj_iterate(j, a[0]);
@@ -92,31 +62,28 @@ METHOD(str_join) {
   return JJ_OF_STR(jj_built(&b));
 }
 
-METHOD(str_replace) {
-  UNUSED;
+JJ_NATIVE(str_replace) {
+  JJ_UNUSED;
   int64_t max = jj_arg_int(j, a[2], -1);
   return JJ_OF_STR(jj_replace(j, self.s, need_str(j, a[0]), need_str(j, a[1]), max));
 }
 
-METHOD(str_removeprefix) {
-  UNUSED;
+JJ_NATIVE(str_removeprefix) {
+  JJ_UNUSED;
   const jj_str *s = self.s, *prefix = need_str(j, a[0]);
   bool has = s->len >= prefix->len && memcmp(s->p, prefix->p, prefix->len) == 0;
   return JJ_OF_STR(has ? jj_sub(j, s, prefix->len, s->len) : s);
 }
 
-METHOD(str_removesuffix) {
-  UNUSED;
+JJ_NATIVE(str_removesuffix) {
+  JJ_UNUSED;
   const jj_str *s = self.s, *suffix = need_str(j, a[0]);
   bool has = s->len >= suffix->len && suffix->len &&
              memcmp(s->p + s->len - suffix->len, suffix->p, suffix->len) == 0;
   return JJ_OF_STR(has ? jj_sub(j, s, 0, s->len - suffix->len) : s);
 }
 
-METHOD(str_format) {
-  (void)a;
-  return JJ_OF_STR(jj_format(j, self.s, raw));
-}
+JJ_NATIVE_OF(str_format, JJ_OF_STR(jj_format(j, self.s, raw)))
 
 // ---- searching ----
 
@@ -142,15 +109,8 @@ static jj_value found(const jj_str *s, size_t byte) {
   return JJ_OF_INT(byte == SIZE_MAX ? -1 : (int64_t)jj_byte_to_char(s, byte));
 }
 
-METHOD(str_find) {
-  UNUSED;
-  return found(self.s, search(j, self.s, a, false));
-}
-
-METHOD(str_rfind) {
-  UNUSED;
-  return found(self.s, search(j, self.s, a, true));
-}
+JJ_NATIVE_OF(str_find, found(self.s, search(j, self.s, a, false)))
+JJ_NATIVE_OF(str_rfind, found(self.s, search(j, self.s, a, true)))
 
 static jj_value must_find(jj *j, jj_value self, const jj_value *a, bool from_right) {
   size_t at = search(j, self.s, a, from_right);
@@ -158,18 +118,11 @@ static jj_value must_find(jj *j, jj_value self, const jj_value *a, bool from_rig
   return found(self.s, at);
 }
 
-METHOD(str_index) {
-  UNUSED;
-  return must_find(j, self, a, false);
-}
+JJ_NATIVE_OF(str_index, must_find(j, self, a, false))
+JJ_NATIVE_OF(str_rindex, must_find(j, self, a, true))
 
-METHOD(str_rindex) {
-  UNUSED;
-  return must_find(j, self, a, true);
-}
-
-METHOD(str_count) {
-  UNUSED;
+JJ_NATIVE(str_count) {
+  JJ_UNUSED;
   const jj_str *what = need_str(j, a[0]);
   size_t at = bound(j, self.s, a[1], 0), end = bound(j, self.s, a[2], self.s->len);
   if (end == SIZE_MAX) end = self.s->len;
@@ -202,15 +155,8 @@ static jj_value has_affix(jj *j, const jj_str *s, const jj_value *a, bool at_end
   return JJ_OF_BOOL(false);
 }
 
-METHOD(str_startswith) {
-  UNUSED;
-  return has_affix(j, self.s, a, false);
-}
-
-METHOD(str_endswith) {
-  UNUSED;
-  return has_affix(j, self.s, a, true);
-}
+JJ_NATIVE_OF(str_startswith, has_affix(j, self.s, a, false))
+JJ_NATIVE_OF(str_endswith, has_affix(j, self.s, a, true))
 
 // ---- kinds of characters ----
 
@@ -222,13 +168,8 @@ static bool every(jj *j, const jj_str *s, bool (*test)(uint32_t)) {
   return true;
 }
 
-#define EVERY(fn, test)                                                                            \
-  METHOD(fn) {                                                                                     \
-    UNUSED;                                                                                        \
-    return JJ_OF_BOOL(self.s->len && every(j, self.s, test));                                      \
-  }
-EVERY(str_isdigit, td_pychar_is_digit)
-EVERY(str_isspace, td_pychar_is_space)
+JJ_NATIVE_OF(str_isdigit, JJ_OF_BOOL(self.s->len &&every(j, self.s, td_pychar_is_digit)))
+JJ_NATIVE_OF(str_isspace, JJ_OF_BOOL(self.s->len &&every(j, self.s, td_pychar_is_space)))
 
 const jj_native jj_str_methods[] = {
     {"strip", "/|chars", str_strip},
@@ -262,8 +203,8 @@ const jj_native jj_str_methods[] = {
 
 // ---- dict ----
 
-METHOD(dict_get) {
-  UNUSED;
+JJ_NATIVE(dict_get) {
+  JJ_UNUSED;
   const jj_value *v = jj_dict_get(j, self.dict, a[0]);
   return v ? *v : jj_given(a[1]) ? a[1] : JJ_NONE_VALUE;
 }
@@ -274,23 +215,12 @@ static jj_value view(jj *j, jj_value self, jj_view_kind kind) {
   return (jj_value){.type = JJ_VIEW, .view = v};
 }
 
-METHOD(dict_keys) {
-  UNUSED;
-  return view(j, self, JJ_KEYS);
-}
+JJ_NATIVE_OF(dict_keys, view(j, self, JJ_KEYS))
+JJ_NATIVE_OF(dict_values, view(j, self, JJ_VALUES))
+JJ_NATIVE_OF(dict_items, view(j, self, JJ_ITEMS))
 
-METHOD(dict_values) {
-  UNUSED;
-  return view(j, self, JJ_VALUES);
-}
-
-METHOD(dict_items) {
-  UNUSED;
-  return view(j, self, JJ_ITEMS);
-}
-
-METHOD(dict_copy) {
-  UNUSED;
+JJ_NATIVE(dict_copy) {
+  JJ_UNUSED;
   jj_dict *copy = jj_dict_new(j);
   for (size_t i = 0; i < self.dict->n; i++)
     jj_dict_set(j, copy, self.dict->entries[i].key, self.dict->entries[i].value);
@@ -304,8 +234,8 @@ const jj_native jj_dict_methods[] = {
 
 // ---- list and tuple ----
 
-METHOD(list_index) {
-  (void)raw;
+JJ_NATIVE(list_index) {
+  JJ_UNUSED;
   size_t n = self.list->n;
   int64_t begin = jj_arg_int(j, a[1], 0), end = jj_arg_int(j, a[2], (int64_t)n);
   if (begin < 0) begin = begin + (int64_t)n < 0 ? 0 : begin + (int64_t)n;
@@ -316,18 +246,15 @@ METHOD(list_index) {
   jj_raise(j, TD_EFORMAT, "value is not in %s", jj_type_name(self));
 }
 
-METHOD(list_count) {
-  UNUSED;
+JJ_NATIVE(list_count) {
+  JJ_UNUSED;
   int64_t n = 0;
   for (size_t i = 0; i < self.list->n; i++)
     n += jj_equal(j, self.list->items[i], a[0]);
   return JJ_OF_INT(n);
 }
 
-METHOD(list_copy) {
-  UNUSED;
-  return JJ_OF_LIST(jj_to_list(j, self));
-}
+JJ_NATIVE_OF(list_copy, JJ_OF_LIST(jj_to_list(j, self)))
 
 const jj_native jj_list_methods[] = {
     {"index", "/value|start,stop", list_index},

@@ -1,9 +1,19 @@
-// src/text/jinja/native.h - reads arguments in filters, tests, methods and globals.
-// Each function returns the default if the argument was omitted, and raises with Python's TypeError
-// message if its type is wrong.
+// src/text/jinja/native.h - defines filters, tests, methods and globals, and reads their arguments.
+// Each jj_arg_ function returns the default if the argument was omitted, and raises with Python's
+// TypeError message if its type is wrong.
 #pragma once
 
 #include "text/jinja/jinja.h"
+
+#define JJ_NATIVE(fn)                                                                              \
+  static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
+#define JJ_UNUSED (void)j, (void)self, (void)a, (void)raw
+// One that is an expression.
+#define JJ_NATIVE_OF(fn, expr)                                                                     \
+  JJ_NATIVE(fn) {                                                                                  \
+    JJ_UNUSED;                                                                                     \
+    return expr;                                                                                   \
+  }
 
 static inline bool jj_given(jj_value v) {
   return v.type != JJ_MISSING;
