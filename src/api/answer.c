@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
+
 void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_answer_opts *opts) {
   memset(answer, 0, sizeof *answer);
   answer->stops = opts->stops;
@@ -27,13 +29,7 @@ static size_t count_chars(const char *text, size_t len) {
 }
 
 static td_status keep(td_answer *a, const td_wire_token *token, size_t begin, td_err *err) {
-  if (a->n_kept == a->cap) {
-    size_t cap = a->cap ? 2 * a->cap : 64;
-    td_answer_token *grown = realloc(a->tokens, cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
-    a->tokens = grown;
-    a->cap = cap;
-  }
+  if (!TD_GROW(a->tokens, a->n_kept, a->cap, 64)) return td_fail(err, TD_ENOMEM, "out of memory");
   a->tokens[a->n_kept++] = (td_answer_token){
       .token = *token, .begin = begin, .end = a->text.len, .n_chars_before = a->n_chars};
   return TD_OK;

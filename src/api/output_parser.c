@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/json_parse.h"
 
 // The markers of a reasoning block.
@@ -233,13 +234,8 @@ static outcome give_cut(td_output_parser *p, const source *s, td_output_part *pa
 }
 
 static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_err *err) {
-  if (p->n_calls == p->cap) {
-    uint32_t cap = p->cap ? 2 * p->cap : 4;
-    td_tool_call *grown = realloc(p->calls, cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for a tool call");
-    p->calls = grown;
-    p->cap = cap;
-  }
+  if (!TD_GROW(p->calls, p->n_calls, p->cap, 4))
+    return td_fail(err, TD_ENOMEM, "out of memory for a tool call");
   p->calls[p->n_calls] = (td_tool_call){0};
   p->state = TD_PARTS_CALL;
   p->is_given = false;

@@ -89,7 +89,8 @@ typedef struct {
   bool is_given;       // the call being read is already the last of calls
   size_t n_given;      // bytes of its arguments already emitted
   td_tool_call *calls; // owned; while a call is read there is room for one more after the last
-  uint32_t n_calls, cap;
+  uint32_t n_calls;
+  size_t cap;
 } td_output_parser;
 
 // Returns the next part of text[0..len), which must begin with the text of earlier calls. *found is

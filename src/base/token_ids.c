@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
+
 void td_token_ids_free(td_token_ids *ids) {
   free(ids->ids);
   *ids = (td_token_ids){0};
@@ -11,13 +13,10 @@ void td_token_ids_free(td_token_ids *ids) {
 
 td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err) {
   if (n_extra <= ids->cap - ids->n) return TD_OK;
-  size_t cap = ids->cap ? ids->cap : 64;
-  while (cap - ids->n < n_extra && cap <= SIZE_MAX / 2 / sizeof *ids->ids)
-    cap *= 2;
-  int32_t *grown = cap - ids->n < n_extra ? NULL : realloc(ids->ids, cap * sizeof *ids->ids);
-  if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for %zu more token ids", n_extra);
-  ids->ids = grown;
-  ids->cap = cap;
+  if (n_extra > SIZE_MAX - ids->n ||
+      !td_grow(&ids->ids, &ids->cap, ids->n + n_extra, 64, sizeof *ids->ids)) {
+    return td_fail(err, TD_ENOMEM, "out of memory for %zu more token ids", n_extra);
+  }
   return TD_OK;
 }
 

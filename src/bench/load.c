@@ -15,6 +15,7 @@
 #include <uv.h>
 
 #include "base/clock.h"
+#include "base/grow.h"
 #include "base/json_write.h"
 #include "base/log.h"
 #include "base/stats.h"
@@ -61,15 +62,9 @@ struct load {
 };
 
 static void series_add(load *l, series *s, double value) {
-  if (s->n == s->cap) {
-    size_t cap = s->cap ? 2 * s->cap : 1024;
-    double *values = realloc(s->values, cap * sizeof *values);
-    if (!values) {
-      l->failed = true;
-      return;
-    }
-    s->values = values;
-    s->cap = cap;
+  if (!TD_GROW(s->values, s->n, s->cap, 1024)) {
+    l->failed = true;
+    return;
   }
   s->values[s->n++] = value;
 }

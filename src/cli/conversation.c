@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/json_parse.h"
 
 #define MAX_FILE_BYTES (1u << 28)
@@ -21,13 +22,7 @@ void td_conversation_free(td_conversation *c) {
 }
 
 td_message *td_conversation_add(td_conversation *c, td_role role) {
-  if (c->n == c->cap) {
-    size_t cap = c->cap ? 2 * c->cap : 16;
-    td_message *more = realloc(c->messages, cap * sizeof *more);
-    if (!more) return NULL;
-    c->messages = more;
-    c->cap = cap;
-  }
+  if (!TD_GROW(c->messages, c->n, c->cap, 16)) return NULL;
   td_message *m = &c->messages[c->n++];
   *m = (td_message){.role = role};
   return m;

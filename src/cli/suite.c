@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/grow.h"
 #include "base/json_parse.h"
 
 #define MAX_SUITE_BYTES (1u << 26)
@@ -63,13 +64,8 @@ static td_status read_question(td_question *q, cJSON *line, td_err *err) {
 }
 
 static td_status add_line(td_suite *suite, const char *text, size_t len, td_err *err) {
-  if (suite->n == suite->cap) {
-    size_t cap = suite->cap ? 2 * suite->cap : 64;
-    td_question *questions = realloc(suite->questions, cap * sizeof *questions);
-    if (!questions) return td_fail(err, TD_ENOMEM, "out of memory");
-    suite->questions = questions;
-    suite->cap = cap;
-  }
+  if (!TD_GROW(suite->questions, suite->n, suite->cap, 64))
+    return td_fail(err, TD_ENOMEM, "out of memory");
   cJSON *line;
   td_status st = td_json_parse(&line, text, len, TD_JSON_MAX_DEPTH, err);
   if (st != TD_OK) return st;

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "kv/record.h"
 
@@ -174,13 +175,8 @@ static int by_use(const void *a, const void *b) {
 }
 
 static td_status note(found_list *list, const found *item, td_err *err) {
-  if (list->n == list->cap) {
-    size_t cap = list->cap ? list->cap * 2 : 256;
-    found *items = realloc(list->items, cap * sizeof *items);
-    if (!items) return td_fail(err, TD_ENOMEM, "out of memory for a list of %zu files", cap);
-    list->items = items;
-    list->cap = cap;
-  }
+  if (!TD_GROW(list->items, list->n, list->cap, 256))
+    return td_fail(err, TD_ENOMEM, "out of memory for a list of %zu files", list->n + 1);
   list->items[list->n++] = *item;
   return TD_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "base/thread_pool.h"
@@ -174,21 +175,10 @@ static td_status no_memory(const td_conversion *c, td_err *err) {
   return td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(c->store));
 }
 
-// Grows an array by doubling so that one more item fits.
-static bool grow(void **items, size_t n, size_t *cap, size_t each) {
-  if (n < *cap) return true;
-  size_t more = *cap ? 2 * *cap : 64;
-  void *grown = realloc(*items, more * each);
-  if (!grown) return false;
-  *items = grown;
-  *cap = more;
-  return true;
-}
-
 static td_status add_entry(const search *s, const char *part, td_dtype dtype, uint32_t cols,
                            const td_word_matrix *m) {
   td_conversion *c = s->c;
-  if (!grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+  if (!TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
     return no_memory(c, s->err);
   }
   td_shard_entry *e = &c->entries[c->n_entries];
@@ -207,7 +197,7 @@ static td_status add_job(const search *s, job j) {
   m->words = j.words->data;
   j.to_i8 = !j.order && td_words_are_symmetric(m);
   j.entry = c->n_entries;
-  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs)) {
+  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64)) {
     return no_memory(c, s->err);
   }
   c->jobs[c->n_jobs++] = j;
@@ -258,8 +248,8 @@ static bool is_transposed(const td_conversion *c, const td_tensor *t) {
 }
 
 static td_status add_transposed(td_conversion *c, const td_tensor *t, td_err *err) {
-  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
-      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
+      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
     return no_memory(c, err);
   }
   td_shard_entry *e = &c->entries[c->n_entries];
@@ -309,8 +299,8 @@ static td_status add_joined(td_conversion *c, const td_tensor *k, const td_tenso
   p->latent = (uint32_t)k->shape[1];
   p->nope = (uint32_t)k->shape[2];
   p->v_dim = (uint32_t)v->shape[1];
-  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
-      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
+      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
     return no_memory(c, err);
   }
   const uint64_t rows = (uint64_t)p->heads * (p->nope + (uint64_t)p->v_dim);
@@ -336,8 +326,8 @@ static td_status add_dequantized(td_conversion *c, const char *absmax, td_err *e
   td_status st = td_bnb_open(&j.bnb, c->store, name, err);
   if (st != TD_OK) return st;
   j.words = m->parts[TD_BNB_CODES];
-  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs) ||
-      !grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
+      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
     return no_memory(c, err);
   }
   td_shard_entry *e = &c->entries[c->n_entries];

@@ -10,6 +10,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/grow.h"
 #include "gguf/files.h"
 #include "model/quant_scheme_impl.h"
 
@@ -48,13 +49,8 @@ static td_status compile(struct td_quant_pattern *p, const td_config_reader *r, 
 
 td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const char *text,
                                uint32_t scheme_idx) {
-  if (quant->n_patterns == quant->cap_patterns) {
-    size_t cap = quant->cap_patterns ? 2 * quant->cap_patterns : 16;
-    struct td_quant_pattern *patterns = realloc(quant->patterns, cap * sizeof *patterns);
-    if (!patterns) return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
-    quant->patterns = patterns;
-    quant->cap_patterns = cap;
-  }
+  if (!TD_GROW(quant->patterns, quant->n_patterns, quant->cap_patterns, 16))
+    return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
   struct td_quant_pattern *p = &quant->patterns[quant->n_patterns++];
   *p = (struct td_quant_pattern){.scheme_idx = scheme_idx};
   if (strcmp(text, "Linear") == 0) {

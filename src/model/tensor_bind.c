@@ -7,6 +7,7 @@
 
 #include "base/bf16.h"
 #include "base/f16.h"
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "gguf/files.h"
@@ -83,13 +84,7 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
 
 void *td_binder_block(td_tensor_binder *b, size_t n_bytes) {
   td_bound_tensors *out = b->out;
-  if (out->n_blocks == out->cap_blocks) {
-    size_t cap = out->cap_blocks ? 2 * out->cap_blocks : 16;
-    void **blocks = realloc(out->blocks, cap * sizeof *blocks);
-    if (!blocks) return NULL;
-    out->blocks = blocks;
-    out->cap_blocks = cap;
-  }
+  if (!TD_GROW(out->blocks, out->n_blocks, out->cap_blocks, 16)) return NULL;
   void *block = malloc(n_bytes);
   if (block) out->blocks[out->n_blocks++] = block;
   return block;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "api/calls/json_pieces.h"
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "text/grammar/json_schema.h"
@@ -31,13 +32,8 @@ unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_f
 
 static td_status add(td_tool_params *params, const char *tool, const char *key, unsigned types,
                      td_err *err) {
-  if (params->n == params->cap) {
-    const size_t cap = params->cap ? 2 * params->cap : 16;
-    td_tool_param *grown = realloc(params->items, cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
-    params->items = grown;
-    params->cap = cap;
-  }
+  if (!TD_GROW(params->items, params->n, params->cap, 16))
+    return td_fail(err, TD_ENOMEM, "out of memory");
   td_tool_param *item = &params->items[params->n];
   *item = (td_tool_param){.tool = strdup(tool), .key = key ? strdup(key) : NULL, .types = types};
   params->n++;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "gguf/files.h"
 #include "model/checkpoint/gguf_shard.h"
@@ -122,13 +123,7 @@ static td_status shard_open(shard **out, td_store *store, const char *file, td_e
 }
 
 static td_status add_shard(td_store *store, const char *file, td_err *err) {
-  if (store->n_shards == store->cap_shards) {
-    size_t cap = store->cap_shards ? 2 * store->cap_shards : 16;
-    shard **shards = realloc(store->shards, cap * sizeof *shards);
-    if (!shards) return no_memory(store, err);
-    store->shards = shards;
-    store->cap_shards = cap;
-  }
+  if (!TD_GROW(store->shards, store->n_shards, store->cap_shards, 16)) return no_memory(store, err);
   td_status st = shard_open(&store->shards[store->n_shards], store, file, err);
   if (st == TD_OK) store->n_shards++;
   return st;

@@ -4,21 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/str.h"
 #include "model/families/family.h"
 #include "model/quantize/quantize_impl.h"
 
 // Adds an item for tensor idx. name: see td_quantize_item.own_name; taken. NULL: out of memory.
 static td_quantize_item *add_item(td_quantizer *q, size_t idx, char *name) {
-  if (q->n_items == q->cap_items) {
-    const size_t cap = q->cap_items ? 2 * q->cap_items : 256;
-    td_quantize_item *items = realloc(q->items, cap * sizeof *items);
-    if (!items) {
-      free(name);
-      return NULL;
-    }
-    q->items = items;
-    q->cap_items = cap;
+  if (!TD_GROW(q->items, q->n_items, q->cap_items, 256)) {
+    free(name);
+    return NULL;
   }
   const td_tensor *t = td_store_tensor(q->store, idx);
   td_quantize_item *item = &q->items[q->n_items++];

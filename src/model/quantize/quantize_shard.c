@@ -12,6 +12,7 @@
 #include "base/bf16.h"
 #include "base/cpus.h"
 #include "base/fs.h"
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "model/quantize/quantize_impl.h"
@@ -37,13 +38,7 @@ typedef struct {
 } making;
 
 static bool add_piece(making *m, size_t item, uint64_t begin, uint64_t end) {
-  if (m->n_pieces == m->cap_pieces) {
-    size_t cap = m->cap_pieces ? 2 * m->cap_pieces : 256;
-    piece *pieces = realloc(m->pieces, cap * sizeof *pieces);
-    if (!pieces) return false;
-    m->pieces = pieces;
-    m->cap_pieces = cap;
-  }
+  if (!TD_GROW(m->pieces, m->n_pieces, m->cap_pieces, 256)) return false;
   m->pieces[m->n_pieces++] = (piece){.item = item, .begin = begin, .end = end};
   return true;
 }

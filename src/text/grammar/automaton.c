@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
+
 // Most items visited for one configuration, most frames and most configurations: a grammar in which
 // one text can be derived in very many ways reaches them, and its request fails.
 #define MAX_ITEMS   (1u << 14)
@@ -64,13 +66,8 @@ static uint32_t hash_frame(td_automaton_frame frame) {
 }
 
 static bool grow_frames(td_automaton *a) {
-  if (a->n_frames == a->cap_frames) {
-    uint32_t cap = 2 * a->cap_frames;
-    td_automaton_frame *grown = cap <= MAX_FRAMES ? realloc(a->frames, cap * sizeof *grown) : NULL;
-    if (!grown) return false;
-    a->frames = grown;
-    a->cap_frames = cap;
-  }
+  if (a->n_frames == a->cap_frames && 2 * a->cap_frames > MAX_FRAMES) return false;
+  if (!TD_GROW(a->frames, a->n_frames, a->cap_frames, 64)) return false;
   if (2 * (a->n_frames + 1) <= a->n_frame_slots) return true;
   uint32_t n = a->n_frame_slots ? 2 * a->n_frame_slots : 256;
   uint32_t *slots = calloc(n, sizeof *slots);
@@ -186,13 +183,7 @@ static uint32_t hash_config(const uint64_t *items, uint32_t n, bool may_end) {
 }
 
 static bool grow_configs(td_automaton *a) {
-  if (a->n_configs == a->cap_configs) {
-    uint32_t cap = a->cap_configs ? 2 * a->cap_configs : 64;
-    td_automaton_config *grown = realloc(a->configs, cap * sizeof *grown);
-    if (!grown) return false;
-    a->configs = grown;
-    a->cap_configs = cap;
-  }
+  if (!TD_GROW(a->configs, a->n_configs, a->cap_configs, 64)) return false;
   if (2 * (a->n_configs + 1) <= a->n_config_slots) return true;
   uint32_t n = a->n_config_slots ? 2 * a->n_config_slots : 256;
   uint32_t *slots = calloc(n, sizeof *slots);

@@ -39,7 +39,8 @@ typedef struct {
   td_automaton_config *configs;
   td_automaton_frame *frames;
   uint32_t *config_slots, *frame_slots; // hash tables of index + 1
-  uint32_t n_configs, cap_configs, n_frames, cap_frames, n_config_slots, n_frame_slots;
+  uint32_t n_configs, n_frames, n_config_slots, n_frame_slots;
+  size_t cap_configs, cap_frames;
   uint64_t *todo, *seen;        // for the closure
   uint32_t *seen_at, seen_mark; // seen[i] is valid when seen_at[i] == seen_mark
   uint64_t *found;

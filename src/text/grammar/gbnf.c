@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/utf8.h"
 
 #define MAX_NESTING 128
@@ -38,21 +39,19 @@ static td_status fail(const parser *p, td_status code, const char *what) {
 
 // ---- growing -----------------------------------------------------------------------------------
 
-static td_status grow(const parser *p, void **array, uint32_t n, uint32_t *cap, size_t size) {
-  if (n < *cap) return TD_OK;
+static td_status fail_growing(const parser *p, uint32_t n) {
   if (n >= MAX_NODES) return fail(p, TD_ELIMIT, "the grammar is too large");
-  uint32_t larger = *cap ? 2 * *cap : 64;
-  void *grown = realloc(*array, larger * size);
-  if (!grown) return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
-  *array = grown;
-  *cap = larger;
-  return TD_OK;
+  return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
 }
+
+// Makes room for one more in an array of nodes, ranges or rules.
+#define GROW(p, array, n, cap)                                                                     \
+  ((n) < (cap) || ((n) < MAX_NODES && TD_GROW(array, n, cap, 64)) ? TD_OK : fail_growing(p, n))
 
 static td_status add_node(const parser *p, td_gbnf_node node, uint32_t *out) {
   td_gbnf *g = p->out;
   if (g->n_nodes == 0) g->n_nodes = 1;
-  td_status st = grow(p, (void **)&g->nodes, g->n_nodes, &g->cap_nodes, sizeof *g->nodes);
+  td_status st = GROW(p, g->nodes, g->n_nodes, g->cap_nodes);
   if (st != TD_OK) return st;
   *out = g->n_nodes++;
   g->nodes[*out] = node;
@@ -61,7 +60,7 @@ static td_status add_node(const parser *p, td_gbnf_node node, uint32_t *out) {
 
 static td_status add_range(const parser *p, uint32_t low, uint32_t high) {
   td_gbnf *g = p->out;
-  td_status st = grow(p, (void **)&g->ranges, g->n_ranges, &g->cap_ranges, sizeof *g->ranges);
+  td_status st = GROW(p, g->ranges, g->n_ranges, g->cap_ranges);
   if (st == TD_OK) g->ranges[g->n_ranges++] = (td_gbnf_range){low, high};
   return st;
 }
@@ -79,7 +78,7 @@ static td_status find_rule(const parser *p, const char *name, size_t len, uint32
       return TD_OK;
     }
   }
-  td_status st = grow(p, (void **)&g->rules, g->n_rules, &g->cap_rules, sizeof *g->rules);
+  td_status st = GROW(p, g->rules, g->n_rules, g->cap_rules);
   if (st != TD_OK) return st;
   char *copy = strndup(name, len);
   if (!copy) return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");

@@ -40,7 +40,8 @@ typedef struct {
   td_gbnf_node *nodes;
   td_gbnf_range *ranges;
   td_gbnf_rule *rules;
-  uint32_t n_nodes, n_ranges, n_rules, cap_nodes, cap_ranges, cap_rules;
+  uint32_t n_nodes, n_ranges, n_rules;
+  size_t cap_nodes, cap_ranges, cap_rules;
 } td_gbnf;
 
 // TD_EFORMAT names the line; TD_ELIMIT: nested or repeated too much. Call td_gbnf_free in every

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/utf8.h"
 #include "text/grammar/gbnf.h"
 #include "text/grammar/grammar_impl.h"
@@ -36,15 +37,9 @@ static uint32_t add_state(const builder *b, td_nfa_state state) {
             MAX_STATES);
     return 0;
   }
-  if (g->n_states == g->cap) {
-    uint32_t cap = g->cap ? 2 * g->cap : 256;
-    td_nfa_state *grown = realloc(g->states, cap * sizeof *grown);
-    if (!grown) {
-      td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
-      return 0;
-    }
-    g->states = grown;
-    g->cap = cap;
+  if (!TD_GROW(g->states, g->n_states, g->cap, 256)) {
+    td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
+    return 0;
   }
   g->states[g->n_states] = state;
   return g->n_states++;

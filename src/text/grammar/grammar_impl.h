@@ -23,7 +23,8 @@ typedef struct {
 
 struct td_grammar {
   td_nfa_state *states; // [n_states]; state 0 is DEAD
-  uint32_t n_states, cap;
+  uint32_t n_states;
+  size_t cap;
   uint32_t *starts; // [n_rules] each rule's first state
   uint32_t n_rules;
   uint32_t root; // a rule

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
 #include "text/grammar/grammar.h"
@@ -199,13 +200,7 @@ static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, td_schema_rule
       ctx->out->len > TD_GRAMMAR_MAX_BYTES) {
     return td_fail(ctx->err, TD_ELIMIT, "the schema is too large, or nested too deep");
   }
-  if (ctx->n_known == ctx->cap_known) {
-    uint32_t cap = ctx->cap_known ? 2 * ctx->cap_known : 64;
-    td_schema_rule *grown = realloc(ctx->rules, cap * sizeof *grown);
-    if (!grown) return td_schema_no_memory(ctx);
-    ctx->rules = grown;
-    ctx->cap_known = cap;
-  }
+  if (!TD_GROW(ctx->rules, ctx->n_known, ctx->cap_known, 64)) return td_schema_no_memory(ctx);
   *rule = (td_schema_rule){schema, ++ctx->n_rules, ctx->lines, true};
   const uint32_t at = ctx->n_known++;
   ctx->rules[at] = *rule;

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/grow.h"
 #include "base/thread.h"
 
 #include "text/grammar/automaton.h"
@@ -68,7 +69,8 @@ struct td_matcher {
   td_matcher *next_job;
   bool is_closed;   // by the caller, while the thread had it
   int32_t *pending; // [n_pending], owned: tokens not followed yet
-  uint32_t n_pending, cap_pending;
+  uint32_t n_pending;
+  size_t cap_pending;
   // What is known of config, while is_ready.
   atomic_bool is_ready;
   const uint64_t *mask;
@@ -303,15 +305,9 @@ static bool put_off(td_matcher *m, int32_t id) {
   const td_token_index *index = m->of->owner->index;
   if (id < 0 || (uint32_t)id >= index->n_vocab || index->place_of[id] == UINT32_MAX) return false;
   if (m->mask && !td_matcher_accepts(m, id)) return false;
-  if (m->n_pending == m->cap_pending) {
-    const uint32_t cap = m->cap_pending ? 2 * m->cap_pending : 16;
-    int32_t *grown = realloc(m->pending, cap * sizeof *grown);
-    if (!grown) {
-      m->status = TD_ENOMEM;
-      return true;
-    }
-    m->pending = grown;
-    m->cap_pending = cap;
+  if (!TD_GROW(m->pending, m->n_pending, m->cap_pending, 16)) {
+    m->status = TD_ENOMEM;
+    return true;
   }
   m->pending[m->n_pending++] = id;
   m->mask = NULL;

@@ -18,9 +18,11 @@ typedef struct {
   const cJSON *root;
   const td_json_schema_opts *opts;
   td_schema_rule *rules; // [n_known] schemas that have a rule
-  uint32_t n_known, cap_known;
+  uint32_t n_known;
+  size_t cap_known;
   cJSON **owned; // [n_owned] schemas made here
-  uint32_t n_owned, cap_owned;
+  uint32_t n_owned;
+  size_t cap_owned;
   uint32_t n_rules, n_key_rules;
   uint32_t lines; // indentation of the items of the value being written, in steps; 0: no lines
   uint32_t most;  // depth of lines at most

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/str.h"
 #include "text/grammar/schema_impl.h"
@@ -18,19 +19,11 @@ td_status td_schema_no_memory(td_schema_ctx *ctx) {
 }
 
 static td_status own(td_schema_ctx *ctx, cJSON *schema) {
-  if (ctx->n_owned == ctx->cap_owned) {
-    uint32_t cap = ctx->cap_owned ? 2 * ctx->cap_owned : 16;
-    cJSON **grown = realloc(ctx->owned, cap * sizeof *grown);
-    if (grown) {
-      ctx->owned = grown;
-      ctx->cap_owned = cap;
-    }
-  }
   if (ctx->n_owned >= 2 * MAX_OWNED) {
     cJSON_Delete(schema);
     return td_fail(ctx->err, TD_ELIMIT, "the schema has too many combinations");
   }
-  if (!schema || ctx->n_owned == ctx->cap_owned) {
+  if (!schema || !TD_GROW(ctx->owned, ctx->n_owned, ctx->cap_owned, 16)) {
     cJSON_Delete(schema);
     return td_schema_no_memory(ctx);
   }

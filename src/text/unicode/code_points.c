@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/utf8.h"
 #include "text/unicode/unicode.h"
 
@@ -13,13 +14,10 @@ void td_runes_free(td_runes *runes) {
 
 td_status td_runes_reserve(td_runes *runes, size_t n_extra, td_err *err) {
   if (n_extra <= runes->cap - runes->n) return TD_OK;
-  size_t cap = runes->cap ? runes->cap : 64;
-  while (cap - runes->n < n_extra && cap <= SIZE_MAX / 2 / sizeof *runes->r)
-    cap *= 2;
-  uint32_t *grown = cap - runes->n < n_extra ? NULL : realloc(runes->r, cap * sizeof *runes->r);
-  if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for %zu more characters", n_extra);
-  runes->r = grown;
-  runes->cap = cap;
+  if (n_extra > SIZE_MAX - runes->n ||
+      !td_grow(&runes->r, &runes->cap, runes->n + n_extra, 64, sizeof *runes->r)) {
+    return td_fail(err, TD_ENOMEM, "out of memory for %zu more characters", n_extra);
+  }
   return TD_OK;
 }
 
@@ -70,14 +68,8 @@ td_status td_runes_encode(const td_runes *runes, td_buf *text, td_spans *literal
 }
 
 td_status td_spans_add(td_spans *spans, size_t begin, size_t end, td_err *err) {
-  if (spans->n == spans->cap) {
-    size_t cap = spans->cap ? spans->cap * 2 : 64;
-    td_span *grown = cap > SIZE_MAX / sizeof *grown ? NULL
-                                                    : realloc(spans->spans, cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for %zu spans", cap);
-    spans->spans = grown;
-    spans->cap = cap;
-  }
+  if (!TD_GROW(spans->spans, spans->n, spans->cap, 64))
+    return td_fail(err, TD_ENOMEM, "out of memory for %zu spans", spans->n + 1);
   spans->spans[spans->n++] = (td_span){.begin = begin, .end = end};
   return TD_OK;
 }
