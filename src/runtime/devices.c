@@ -21,14 +21,11 @@ static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
                        .ends_with_process = opts->ends_with_process};
 }
 
-enum { PARALLEL_ON = 1, PARALLEL_OFF };
-
 // The devices that compute prompts together; one: dev alone.
 static td_device_list devices_of(const td_devices_opts *opts, const td_model_config *config) {
   td_device_list list = {.index = {0}, .n = 1};
   td_device_list_parse(&list, opts->runtime->devices, NULL); // was checked
-  const bool is_off = opts->runtime->expert_parallel == PARALLEL_OFF;
-  if (is_off || opts->is_alone || !td_may_share_prompts(config)) list.n = 1;
+  if (opts->is_alone || !td_shares_prompts(opts->runtime, config)) list.n = 1;
   return list;
 }
 
@@ -42,6 +39,7 @@ static unsigned threads_of_each(unsigned n_threads, uint32_t n_devices) {
 // Devices like the first one, which is open.
 static td_status open_peers(td_devices *d, const td_devices_opts *opts,
                             const td_model_config *config, td_err *err) {
+  enum { ON = 1 };
   const td_device_list list = devices_of(opts, config);
   const bool is_gpu = td_dev_gpu_index(d->dev) >= 0;
   td_dev_opts peer = dev_opts(opts, is_gpu ? "cuda" : "cpu");
@@ -52,7 +50,7 @@ static td_status open_peers(td_devices *d, const td_devices_opts *opts,
     st = td_dev_open(&d->peers[d->n_peers], &peer, err);
     d->n_peers += st == TD_OK;
   }
-  d->parallel_tokens = opts->runtime->expert_parallel == PARALLEL_ON ? 1 : 0;
+  d->parallel_tokens = opts->runtime->expert_parallel == ON ? 1 : 0;
   return st;
 }
 

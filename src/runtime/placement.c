@@ -57,11 +57,12 @@ td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_
   return TD_OK;
 }
 
+enum { PARALLEL_ON = 1, PARALLEL_OFF };
+
 static td_status check_devices(const td_runtime_opts *opts, td_err *err) {
-  enum { ON = 1 };
   td_device_list list;
   td_status st = td_device_list_parse(&list, opts->devices, err);
-  if (st == TD_OK && opts->expert_parallel == ON && list.n < 2)
+  if (st == TD_OK && opts->expert_parallel == PARALLEL_ON && list.n < 2)
     st = td_fail(err, TD_EINVAL, "--expert-parallel on: name two devices or more, --devices 0,1");
   return st;
 }
@@ -86,10 +87,10 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
 
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err) {
-  enum { ON = 1 };
   td_device_list list;
   td_status st = td_device_list_parse(&list, opts->devices, err);
-  if (st == TD_OK && list.n > 1 && opts->expert_parallel == ON && !td_may_share_prompts(config)) {
+  if (st == TD_OK && list.n > 1 && opts->expert_parallel == PARALLEL_ON &&
+      !td_may_share_prompts(config)) {
     st = td_fail(err, TD_EUNSUPPORTED,
                  "--expert-parallel on: a recurrent state (%s) passes from token to token, so "
                  "several devices cannot share a prompt: leave it out; two GPUs then prefill on "
@@ -107,6 +108,12 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
 
 bool td_may_share_prompts(const td_model_config *config) {
   return !td_attn_has_states(config);
+}
+
+bool td_shares_prompts(const td_runtime_opts *opts, const td_model_config *config) {
+  td_device_list list;
+  return td_device_list_parse(&list, opts->devices, NULL) == TD_OK && list.n > 1 &&
+         opts->expert_parallel != PARALLEL_OFF && td_may_share_prompts(config);
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts, const td_model_config *config) {

@@ -40,6 +40,8 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
                                    td_err *err);
 // Whether several devices can compute a prompt together: not with recurrent states.
 bool td_may_share_prompts(const td_model_config *config);
+// Whether the devices that opts name would compute prompts together, in one worker.
+bool td_shares_prompts(const td_runtime_opts *opts, const td_model_config *config);
 
 // False: with these options the model always runs on the CPU; logs the reason if it is the model's.
 bool td_placement_may_use_gpu(const td_runtime_opts *opts, const td_model_config *config);

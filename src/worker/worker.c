@@ -198,13 +198,14 @@ static void sit_beside_device(const td_worker *w) {
 }
 
 // Whether the model's layer for multi-token prediction is used: by both workers of a pair alike,
-// since it has a part in KV pages. Not with several devices, nor where keys leave a window.
+// since it has a part in KV pages. Not where devices share prompts, nor where keys leave a window.
 static void choose_layer(td_worker *w) {
   const td_runtime_opts *r = &w->opts.runtime;
   const td_devices *d = &w->devices;
   const bool fits = !d->placement.is_discrete || d->has_draft_layer;
   const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
-  if (r->draft == TD_DRAFT_OFF || strchr(r->devices, ',') || !fits || layout.n_blocks) return;
+  if (r->draft == TD_DRAFT_OFF || !fits || layout.n_blocks) return;
+  if (td_shares_prompts(r, w->config)) return;
   w->has_draft_layer = td_model_use_mtp(w->model);
 }
 

@@ -67,6 +67,9 @@ static void test_models_that_devices_cannot_share(void **state) {
   }
   assert_int_equal(td_placement_check_model(&several, &sinks, &err), TD_OK);
   assert_int_equal(td_placement_check_model(&several, &states, &err), TD_OK); // auto: they do not
+  assert_true(td_shares_prompts(&several, &sinks) && !td_shares_prompts(&several, &states));
+  several.expert_parallel = 2;
+  assert_false(td_shares_prompts(&several, &sinks) || td_shares_prompts(&one[0], &sinks));
   several.expert_parallel = 1;
   assert_int_equal(td_placement_check_model(&several, &sinks, &err), TD_OK);
   assert_int_equal(td_placement_check_model(&several, &states, &err), TD_EUNSUPPORTED);
