@@ -181,11 +181,14 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
   return n;
 }
 
-// TD_ECANCELED: on_prefill returned false.
-static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
-  if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
-    return TD_ECANCELED;
-  }
+static bool is_wanted(const td_session *s, const td_generate_args *args) {
+  return !args->on_prefill || args->on_prefill(args->ctx, s->n_cached, args->n_prompt);
+}
+
+// Computes the prompt, or the beginning of it: until on_prefill returns false.
+static td_status prefill(td_session *s, const td_generate_args *args, bool *is_whole, td_err *err) {
+  *is_whole = is_wanted(s, args);
+  if (!*is_whole) return TD_OK;
   choose_engine(s, args->n_prompt - s->n_cached);
   const uint32_t chunk = s->longer ? s->devices.longer.prefill_chunk
                                    : s->opts.runtime.prefill_chunk;
@@ -195,9 +198,8 @@ static td_status prefill(td_session *s, const td_generate_args *args, td_err *er
     td_status st = step(s, args, args->prompt + s->n_cached, n,
                         n == left ? TD_WANT_LAST : TD_WANT_NONE, false, err);
     if (st != TD_OK) return st;
-    if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
-      return TD_ECANCELED;
-    }
+    *is_whole = is_wanted(s, args);
+    if (!*is_whole) return TD_OK;
   }
   return TD_OK;
 }
@@ -251,14 +253,15 @@ td_status td_session_generate(td_session *s, const td_generate_args *args, td_ge
   td_sampler_prompt(sampler, args->prompt, args->n_prompt);
   stats->n_reused = reuse(s, args);
   double start = td_clock_s();
-  st = prefill(s, args, err);
+  bool is_whole;
+  st = prefill(s, args, &is_whole, err);
   double first = td_clock_s();
   stats->prefill_s = first - start;
-  if (st == TD_OK) {
+  if (st == TD_OK && is_whole) {
     st = decode(s, args, sampler, stats, err);
     stats->decode_s = td_clock_s() - first;
   }
   choose_engine(s, 0);
   td_sampler_close(sampler);
-  return st == TD_ECANCELED ? TD_OK : st;
+  return st;
 }

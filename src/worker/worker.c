@@ -636,10 +636,10 @@ static td_status attach(td_worker *w, td_err *err) {
 
 // Sends FATAL to the front; logs it if that fails. Does neither if the front has died.
 static int fail(td_worker *w, const td_err *why) {
-  if (why->code == TD_ECANCELED) return 0;
+  td_err err;
+  if (td_front_link_check_alive(&w->front_link, &err) != TD_OK) return 0;
   td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
   int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
-  td_err err;
   bool is_told = td_front_link_send(&w->front_link, &msg, &err) == TD_OK && why->msg[n] == '\0';
   if (!is_told) td_error("%s", why->msg);
   return 1;

@@ -71,7 +71,13 @@ std::mutex cliques_lock; // guards what follows
 // By id, kept for good.
 std::map<std::string, clique *> &cliques = *new std::map<std::string, clique *>;
 std::vector<std::unique_ptr<end>> &ends = *new std::vector<std::unique_ptr<end>>;
-int failing_rank = -1, failing_group;
+// TANDEM_EMU_NCCL_FAILS: the rank whose exchanges fail.
+int rank_that_fails() {
+  const char *text = std::getenv("TANDEM_EMU_NCCL_FAILS");
+  return text ? std::atoi(text) : -1;
+}
+
+int failing_rank = rank_that_fails(), failing_group = -1;
 
 } // namespace
 

@@ -338,6 +338,24 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     server.close()
 
 
+def test_an_exchange_that_fails(tandem_bin, tiny_model, library, monkeypatch):
+    """It ends run and a worker, and both say why."""
+    if "_emu" not in library:
+        pytest.skip("NCCL does not fail on demand")
+    need_two_gpus(library, monkeypatch)
+    monkeypatch.setenv("TANDEM_EMU_NCCL_FAILS", "1")
+    options = ["--device", "cuda", "--devices", "0,1", "--expert-parallel", "on"]
+    why = "expert parallelism: NCCL on rank 1: unhandled system error: the fake says so"
+    done = subprocess.run(
+        [tandem_bin, "run", "--model", tiny_model, "--raw", "-p", "Once", "-n", "1", *options],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "") and why in done.stderr
+    server = Server(tandem_bin, tiny_model, *options, wait=False)  # whose workers compute before they serve
+    server.await_line(why)
+    server.close()
+
+
 def logprobs(server, prompt, n):
     """What was generated, with all that is known about it, and how much of the prompt was cached."""
     body = post(server, "/v1/completions", prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True, logprobs=5)
