@@ -1,6 +1,6 @@
 """Golden models with recurrent states: gated delta nets and Kimi delta attention (golden_families.py)."""
 
-import shapes
+import published
 from golden_common import COMMON, wrapped
 
 CASES = {}
@@ -30,7 +30,7 @@ QWEN3_NEXT = COMMON | {
     "rope_theta": 10000000,
     "shared_expert_intermediate_size": 20,
 }
-QWEN35 = shapes.qwen35_of(QWEN3_NEXT) | {
+QWEN35 = published.qwen35_of(QWEN3_NEXT) | {
     "model_type": "qwen3_5_moe_text",
     "rope_parameters": {
         "mrope_interleaved": True,

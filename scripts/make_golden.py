@@ -28,7 +28,7 @@ from transformers import conversion_mapping
 import architectures
 import checkpoint
 import golden_families
-import shapes
+import published
 from golden_weights import digest, weights
 
 N_PROMPT = 140  # more than two KV pages of 64
@@ -91,11 +91,11 @@ YARN = {
 
 
 def deepseek(**changes):
-    return shapes.DEEPSEEK_BASE | DEEPSEEK | changes
+    return published.DEEPSEEK_BASE | DEEPSEEK | changes
 
 
 def qwen3(**changes):
-    return shapes.QWEN3_BASE | QWEN3 | changes
+    return published.QWEN3_BASE | QWEN3 | changes
 
 
 # name -> (config, dtype); each says what it is there for. What all deepseek_v3 cases share: the

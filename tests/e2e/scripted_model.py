@@ -130,8 +130,7 @@ SAY = "{{- begin[messages[-1].content] -}}"
 
 
 def write_model(
-    out, scripts, control=(), eos=("<|im_end|>",), generation_eos=None, template=SAY,
-    max_positions=4096,
+    out, scripts, control=(), eos=("<|im_end|>",), generation_eos=None, template=SAY
 ):
     """scripts: what to say, by name; a text, or a list of texts, bytes and control tokens. eos and
     generation_eos: the end tokens of config.json and of generation_config.json, where it is there.
@@ -163,7 +162,7 @@ def write_model(
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "intermediate_size": 64,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": 4096,
         "eos_token_id": [names[name] for name in eos],
     }
     files = {

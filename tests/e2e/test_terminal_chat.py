@@ -37,7 +37,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     out = tmp_path_factory.mktemp("chat") / "scripted"
-    write_model(out, SCRIPTS, max_positions=1 << 20)
+    write_model(out, SCRIPTS)
     path = out / "tokenizer_config.json"
     config = json.loads(path.read_text())
     begin = "{" + ", ".join(f"'{name}': '<|{name}|>'" for name in SCRIPTS) + "}"
@@ -195,8 +195,11 @@ def test_what_is_typed_during_an_answer_waits(chat):
     chat.wait_for(b"Good morning")
 
 
-def test_ctrl_c_is_not_echoed_into_an_answer(tandem_bin, model):
-    chat = Chat(tandem_bin, model, "-n", "1000000", "--ignore-eos")  # longer than any delay here
+def test_ctrl_c_is_not_echoed_into_an_answer(tandem_bin, model, tmp_path):
+    endless = shutil.copytree(model, tmp_path / "endless")
+    config = json.loads((endless / "config.json").read_text())
+    (endless / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 20}))
+    chat = Chat(tandem_bin, endless, "-n", "1000000", "--ignore-eos")
     chat.send(b"long\r")
     chat.wait_for(b"la la la")
     chat.send(b"\x03")

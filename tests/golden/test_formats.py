@@ -22,15 +22,15 @@ import architectures
 import checkpoint
 import golden_families
 import golden_weights
+import published
 import quant_formats
-import shapes
 from checkpoint import Entry
 from make_model import deviation
 
 # The values are the same; sums may be taken in another order.
 TOLERANCE = 1e-5
 PROMPT = list(range(2, 22))
-CONFIG = shapes.QWEN3_BASE | {
+CONFIG = published.QWEN3_BASE | {
     "bos_token_id": 0, "eos_token_id": 1, "head_dim": 32, "hidden_size": 128,
     "intermediate_size": 96, "max_position_embeddings": 512, "max_window_layers": 2,
     "moe_intermediate_size": 64, "num_attention_heads": 4, "num_experts": 4,

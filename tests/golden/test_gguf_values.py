@@ -25,20 +25,20 @@ import checkpoint
 import gguf_files
 import golden_families
 import golden_weights
-import shapes
+import published
 from checkpoint import Entry
 from gguf_files import Tensor
 
 TOLERANCE = 1e-5
 SMALL = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256}
 # Latent attention, whose keys are joined of two tensors; groups of experts; YaRN.
-LATENT = shapes.DEEPSEEK_BASE | {
+LATENT = published.DEEPSEEK_BASE | {
     "first_k_dense_replace": 1, "hidden_size": 256, "intermediate_size": 256, "kv_lora_rank": 64,
     "max_position_embeddings": 512, "moe_intermediate_size": 256, "n_group": 2,
     "n_routed_experts": 8, "num_attention_heads": 4, "num_experts_per_tok": 2,
     "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 64, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32, "topk_group": 1, "v_head_dim": 64, "vocab_size": 264,
-    "rope_scaling": shapes.DEEPSEEK_BASE["rope_scaling"] | {"original_max_position_embeddings": 16},
+    "rope_scaling": published.DEEPSEEK_BASE["rope_scaling"] | {"original_max_position_embeddings": 16},
 }
 
 
