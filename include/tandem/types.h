@@ -147,6 +147,19 @@ typedef struct {
   uint32_t n;
 } td_vec;
 
+// Part of a token's row: group g begins at element offset + g * stride.
+typedef struct {
+  size_t offset, stride;
+} td_row_part;
+
+// Where the states between a sequence's tokens are kept (device/device.h).
+typedef struct {
+  char *slots;          // [any][slot_bytes]; NULL: none are kept, nor of prompts
+  const int32_t *first; // [n_seqs]: the slot for the state after the sequence's first token; that
+                        // after each further one but the last follows. -1: not of this sequence
+  size_t slot_bytes;
+} td_state_trail;
+
 static inline size_t td_weight_groups(const td_weight *w) { // scales of a row
   return w->scale_cols ? ((size_t)w->cols + w->scale_cols - 1) / w->scale_cols : 0;
 }

@@ -197,14 +197,6 @@ typedef struct {
   size_t page_bytes;
 } td_cu_states;
 
-// Where the states between a sequence's tokens are kept: td_state_trail in device/device.h. slots
-// NULL: nowhere.
-typedef struct {
-  char *slots;
-  const int32_t *first; // [n_seqs]
-  size_t slot_bytes;
-} td_cu_trail;
-
 // A state is the convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element
 // rule_at on, [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
 // k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS. is_tiled: value head h has key head
@@ -222,19 +214,14 @@ typedef struct {
   uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels, is_tiled, by_channel;
 } td_cu_delta_shape;
 
-// Part of a token's row: group g begins at element offset + g * stride.
-typedef struct {
-  size_t offset, stride;
-} td_cu_row_part;
-
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
-  td_cu_trail trail;
+  td_state_trail trail;
   td_cu_delta_shape shape;
   const uint16_t *x;
   size_t x_stride;
-  td_cu_row_part q, k, v, a, b;
+  td_row_part q, k, v, a, b;
   const float *conv;         // [n_taps][channels]
   const float *decay, *bias; // [n_v_heads], [n_v_heads][decays]
   uint16_t *out;             // [n_tokens][channels]
@@ -247,7 +234,7 @@ typedef struct {
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
-  td_cu_trail trail; // of delta_rule
+  td_state_trail trail; // of delta_rule
   size_t rule_at;
   td_cu_delta_shape shape;
   const uint16_t *qkv; // [n_tokens][channels]
@@ -262,7 +249,7 @@ typedef struct {
   uint16_t *x; // [n_tokens][n_groups][dim]
   const void *gate;
   size_t gate_stride;
-  td_cu_row_part part;
+  td_row_part part;
   uint32_t n_tokens, n_groups, dim;
   uint16_t silu, scalar; // bool
 } td_cu_gate_rows_args;
@@ -440,7 +427,7 @@ typedef struct {
 typedef struct {
   td_cu_batch batch;
   td_cu_states states;
-  td_cu_trail trail;
+  td_state_trail trail;
   size_t trail_at;       // elements of a slot: where these open entries are
   const float *x, *gate; // token t at x + t * stride
   size_t stride;

@@ -44,7 +44,7 @@ struct conv_head {
 __device__ static conv_head conv_head_of(const td_cu_delta_conv_args &a, uint32_t head) {
   const td_cu_delta_shape &s = a.shape;
   if (head < 2 * s.n_k_heads) {
-    const td_cu_row_part &part = head < s.n_k_heads ? a.q : a.k;
+    const td_row_part &part = head < s.n_k_heads ? a.q : a.k;
     return {part.offset + head % s.n_k_heads * part.stride, head * s.k_dim, s.k_dim};
   }
   uint32_t v = head - 2 * s.n_k_heads, of_group = s.n_v_heads / s.n_k_heads;

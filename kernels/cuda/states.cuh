@@ -23,7 +23,7 @@ __device__ inline const float *state_before(const td_cu_batch &b, const td_cu_st
 }
 
 // Where the state after token t of a sequence, which is not its last, is kept; NULL: nowhere.
-__device__ inline float *trail_slot(const td_cu_trail &trail, const td_cu_batch &b, uint32_t seq,
+__device__ inline float *trail_slot(const td_state_trail &trail, const td_cu_batch &b, uint32_t seq,
                                     int32_t t) {
   if (!trail.slots || trail.first[seq] < 0 || t + 1 >= b.q_begin[seq + 1]) return nullptr;
   const size_t slot = static_cast<size_t>(trail.first[seq] + t - b.q_begin[seq]);

@@ -6,11 +6,11 @@
 // copies them on first use and finds the copies by host address, so weights must not change until
 // td_dev_close.
 //
-// Operators are enqueued and return at once. Their argument structs are copied; memory that their
-// pointers refer to must live until the operator has run. Activations have the dtype
-// td_dev_act_dtype (f32 on the CPU, BF16 on CUDA), dense row-major, one row per token, unless a
-// stride is given. A failure in a stream is sticky: its later operators are skipped and
-// td_stream_sync reports the failure.
+// Operators are enqueued and return at once: td_op_<name>(stream, args), of those in base/ops.h, or
+// with parameters of their own. Their argument structs are copied; memory that their pointers refer
+// to must live until the operator has run. Activations have the dtype td_dev_act_dtype (f32 on the
+// CPU, BF16 on CUDA), dense row-major, one row per token, unless a stride is given. A failure in a
+// stream is sticky: its later operators are skipped and td_stream_sync reports the failure.
 #pragma once
 
 #include <stdbool.h>
@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "base/numa.h"
+#include "base/ops.h"
 #include "base/status.h"
 #include "model/ngrams.h"
 #include "tandem/kv_f8.h"
@@ -211,7 +212,6 @@ typedef struct {
   _Atomic uint32_t *signal;
   const uint32_t *value;
 } td_post_args;
-void td_op_post(td_stream *stream, const td_post_args *args);
 // Operators that a stream queues while it waits, before its caller has to wait too.
 enum { TD_STREAM_DEPTH = 1024 };
 
@@ -222,7 +222,6 @@ typedef struct {
   void *out; // [n_tokens][table->cols]
   uint32_t n_tokens;
 } td_embed_args;
-void td_op_embed(td_stream *stream, const td_embed_args *args);
 
 // out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
 // NULL: no weights. With residual: residual[i][:] += x[i][:] first, and the sum is normed (x is
@@ -249,7 +248,6 @@ typedef struct {
   td_norm_also also;
 } td_rmsnorm_args;
 td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args); // the arguments for `also` alone
-void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
 // x[i][:] = (x[i][:] - mean(x[i])) / sqrt(variance(x[i]) + eps) * w[:] + b[:] over n_rows rows of
 // dim elements.
@@ -261,7 +259,6 @@ typedef struct {
   float eps;
   bool is_f32; // x is, whatever the device's activations are
 } td_layernorm_args;
-void td_op_layernorm(td_stream *stream, const td_layernorm_args *args);
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
 // (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
@@ -293,7 +290,6 @@ typedef struct {
 // The arguments for matrix i alone, i counting w and then also; w is NULL if there is none.
 td_linear_op_args td_linear_matrix(const td_linear_op_args *args, uint32_t i);
 uint64_t td_linear_bytes(const td_linear_op_args *args); // data of all matrices
-void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
 // x[i] += y[i] over n elements. y may be in memory of td_dev_alloc_host.
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
@@ -312,7 +308,6 @@ typedef struct {
   uint32_t n_parts, f32_parts; // f32_parts: bit p is set if part p is f32
   bool out_f32;
 } td_sum_parts_args;
-void td_op_sum_parts(td_stream *stream, const td_sum_parts_args *args);
 
 // out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
@@ -337,7 +332,6 @@ typedef struct {
   bool interleaved, backwards;
   td_rope_heads also;
 } td_rope_args;
-void td_op_rope(td_stream *stream, const td_rope_args *args);
 
 // x[t][:] *= factor[position[t]], dim elements each.
 typedef struct {
@@ -346,7 +340,6 @@ typedef struct {
   const int32_t *position; // i32 [n_tokens]
   uint32_t n_tokens, dim;
 } td_scale_rows_args;
-void td_op_scale_rows(td_stream *stream, const td_scale_rows_args *args);
 
 // The sequences of one step. Arrays are in device memory, i32.
 // Token t of the step belongs to sequence seq[t] and stands at position[t] in it. Sequence s owns
@@ -384,7 +377,6 @@ typedef struct {
   size_t k_stride, v_stride; // elements
   uint32_t n_kv_heads, head_dim;
 } td_kv_store_gqa_args;
-void td_op_kv_store_gqa(td_stream *stream, const td_kv_store_gqa_args *args);
 
 // What a token has in a layer's pages.
 static inline td_kv_rows td_gqa_rows(const td_kv_view *kv, uint32_t n_kv_heads, uint32_t head_dim) {
@@ -400,7 +392,6 @@ typedef struct {
   const void *entry; // [n_tokens][entry_dim], entry_dim = kv_lora_rank + rope_dim
   uint32_t entry_dim;
 } td_kv_store_mla_args;
-void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
@@ -422,7 +413,6 @@ typedef struct {
   float scale;
   bool prompt;
 } td_attn_gqa_args;
-void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 
 // Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], each head's nope
 // rows first. absorbed: q_nope is multiplied by kv_b's key rows and scores are computed on the
@@ -447,7 +437,6 @@ typedef struct {
 static inline uint64_t td_most_selected(uint32_t top_k, uint32_t group) {
   return group ? ((uint64_t)top_k + 1) * group - 1 : top_k;
 }
-void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
 // Selects the positions that each token attends to: of the positions up to its own, the top_k with
 // the largest scores, in rising order; of equal scores the lower position comes first. A token that
@@ -466,7 +455,6 @@ typedef struct {
   int32_t *selected;    // [n_tokens][top_k]
   uint32_t n_heads, dim, top_k, group;
 } td_select_keys_args;
-void td_op_select_keys(td_stream *stream, const td_select_keys_args *args);
 
 // Selects the blocks of `block` positions that each head of a token attends to: its own block and
 // the n_local - 1 before, and those whose best keys have the largest scores q[h] . key[j],
@@ -480,7 +468,6 @@ typedef struct {
   int32_t *selected; // [n_tokens][n_heads][top_blocks]
   uint32_t n_heads, dim, block, top_blocks, n_local;
 } td_select_blocks_args;
-void td_op_select_blocks(td_stream *stream, const td_select_blocks_args *args);
 
 // ---- gated delta nets ---------------------------------------------------------------------------
 
@@ -525,18 +512,8 @@ static inline size_t td_delta_state_bytes(const td_delta_shape *s) {
 // page keeps the state at its end.
 //
 // Where a state may have to be rolled back, the states between tokens are also kept, in the
-// device's memory: all of a delta net's state, only the open entries of a pooled one.
-typedef struct {
-  char *slots;          // [any][slot_bytes]; NULL: none are kept, nor of prompts
-  const int32_t *first; // [n_seqs]: the slot for the state after the sequence's first token; that
-                        // after each further one but the last follows. -1: not of this sequence
-  size_t slot_bytes;
-} td_state_trail;
-
-// Part of a token's row: group g begins at element offset + g * stride.
-typedef struct {
-  size_t offset, stride;
-} td_row_part;
+// device's memory (td_state_trail): all of a delta net's state, only the open entries of a pooled
+// one.
 
 // The causal convolution and SiLU of queries, keys and values, then queries and keys divided by
 // their norms (queries by sqrt(k_dim), too), and of each value head decay
@@ -557,7 +534,6 @@ typedef struct {
   void *out;                 // [n_tokens][channels]
   float *gates;              // f32 [n_tokens][n_v_heads][n_decays + 1]: decays, strength
 } td_delta_conv_args;
-void td_op_delta_conv(td_stream *stream, const td_delta_conv_args *args);
 
 // The gated delta rule (tandem/kernels.h: td_delta_rule_args) of every value head, token by token:
 // a token's result is the same however its sequence is cut into steps. A GPU may compute prompts in
@@ -574,7 +550,6 @@ typedef struct {
   void *out; // [n_tokens][n_v_heads][v_dim]
   bool prompt;
 } td_delta_rule_op_args;
-void td_op_delta_rule(td_stream *stream, const td_delta_rule_op_args *args);
 
 // ---- attention over a window and pooled keys ----------------------------------------------------
 
@@ -609,7 +584,6 @@ typedef struct {
   bool overlaps, rotates_first;
   float eps;
 } td_pool_args;
-void td_op_pool(td_stream *stream, const td_pool_args *args);
 
 // Attention with one key for all heads, which is also the value. A token sees entries of td_op_pool
 // (of the groups that end with it or before; with more than top_k of them those selected; none if
@@ -627,7 +601,6 @@ typedef struct {
   uint32_t n_heads, dim, window, ring, group, top_k; // ring: at least window
   float scale;
 } td_attn_pool_args;
-void td_op_attn_pool(td_stream *stream, const td_attn_pool_args *args);
 
 // ---- hyper-connections --------------------------------------------------------------------------
 
@@ -648,7 +621,6 @@ typedef struct {
   float eps, norm_eps;
   bool head;
 } td_hyper_read_args;
-void td_op_hyper_read(td_stream *stream, const td_hyper_read_args *args);
 static inline uint32_t td_hyper_scores(uint32_t n_streams) {
   return (2 + n_streams) * n_streams;
 }
@@ -662,7 +634,6 @@ typedef struct {
   uint32_t n_tokens, n_streams, dim;
   bool adds;
 } td_hyper_write_args;
-void td_op_hyper_write(td_stream *stream, const td_hyper_write_args *args);
 
 // out = the mean over streams of sigmoid(gate[k]) * x[k], by element; scores[k] = 2 *
 // sigmoid(scores[k] / n_streams) become the factors of a block's output. CPU alone.
@@ -672,7 +643,6 @@ typedef struct {
   void *out;            // [n_tokens][dim]
   uint32_t n_tokens, n_streams, dim;
 } td_hyper_mix_args;
-void td_op_hyper_mix(td_stream *stream, const td_hyper_mix_args *args);
 
 // x[i][:] = silu(factor * x[i][:]). CPU alone.
 typedef struct {
@@ -680,7 +650,6 @@ typedef struct {
   uint32_t n_rows, dim;
   float factor;
 } td_silu_rows_args;
-void td_op_silu_rows(td_stream *stream, const td_silu_rows_args *args);
 
 // ---- embeddings of n-grams, on the CPU alone ----------------------------------------------------
 
@@ -695,7 +664,6 @@ typedef struct {
   const td_ngram_table *table;
   void *out; // [n_tokens][td_ngram_rows * columns of a shard]
 } td_ngram_rows_args;
-void td_op_ngram_rows(td_stream *stream, const td_ngram_rows_args *args);
 
 // x[k] = sigmoid(g) * value, g = sign(s) sqrt(max(|s|, 1e-6)), s = x[k] . query[k] / sqrt(dim).
 typedef struct {
@@ -704,7 +672,6 @@ typedef struct {
   const void *value; // [n_tokens][dim]
   uint32_t n_tokens, n_streams, dim;
 } td_ngram_gate_args;
-void td_op_ngram_gate(td_stream *stream, const td_ngram_gate_args *args);
 
 // x[t] += y[t] + silu(sum_j conv[j] * in[t - (n_taps - 1 - j) * step]), channel by channel, zeros
 // in front of the sequence. A state has the last (n_taps - 1) * step rows of `in`, oldest first.
@@ -721,7 +688,6 @@ typedef struct {
 static inline uint32_t td_ngram_past(uint32_t n_taps, uint32_t step) { // rows of the state
   return (n_taps - 1) * step;
 }
-void td_op_ngram_conv(td_stream *stream, const td_ngram_conv_args *args);
 
 // x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
 // g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
@@ -733,7 +699,6 @@ typedef struct {
   uint32_t n_tokens, n_groups, dim;
   bool silu, scalar;
 } td_gate_rows_args;
-void td_op_gate_rows(td_stream *stream, const td_gate_rows_args *args);
 
 // The top logits of each row and the row's sums, from which most draws can be made without copying
 // all logits to the host.
@@ -743,7 +708,6 @@ typedef struct {
   td_top_logits *out;       // [n_rows]
   uint32_t n_rows, n_vocab;
 } td_top_logits_args;
-void td_op_top_logits(td_stream *stream, const td_top_logits_args *args);
 
 typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_router_kind;
 
@@ -768,7 +732,6 @@ typedef struct {
   bool norm_topk;
   float scaling;
 } td_router_args;
-void td_op_router(td_stream *stream, const td_router_args *args);
 
 // out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
 // in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
@@ -812,7 +775,6 @@ typedef struct {
   float limit, alpha;
   bool plain, pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
 } td_moe_args;
-void td_op_moe(td_stream *stream, const td_moe_args *args);
 
 // out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are
 // `here` for experts with a slot, `peer` for those with a slot of the peer, and `there` for the
@@ -828,4 +790,7 @@ typedef struct {
   void *out;                 // [n_tokens][dim]
   uint32_t n_tokens, n_experts, top_k, dim;
 } td_moe_join_args;
-void td_op_moe_join(td_stream *stream, const td_moe_join_args *args);
+
+#define X(NAME, name, args_type, ...) void td_op_##name(td_stream *stream, const args_type *args);
+TD_OPS_OF_ARGS(X)
+#undef X

@@ -204,10 +204,6 @@ static inline td_cu_states td_cuda_states_of(const td_kv_view *state) {
   return (td_cu_states){.pages = state->pages, .page_bytes = state->page_bytes};
 }
 
-static inline td_cu_trail td_cuda_trail_of(const td_state_trail *t) {
-  return (td_cu_trail){.slots = t->slots, .first = t->first, .slot_bytes = t->slot_bytes};
-}
-
 // TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err);
 

@@ -17,10 +17,6 @@ static td_cu_delta_shape shape_of(const td_delta_shape *s) {
                              .by_channel = s->by_channel};
 }
 
-static td_cu_row_part part_of(td_row_part part) {
-  return (td_cu_row_part){.offset = part.offset, .stride = part.stride};
-}
-
 static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *s,
                        td_err *err) {
   td_status st = td_dev_check_delta(state, s, err);
@@ -47,15 +43,15 @@ td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args
   if (st != TD_OK) return st;
   const td_cu_delta_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
                                       .states = td_cuda_states_of(&a->state),
-                                      .trail = td_cuda_trail_of(&a->trail),
+                                      .trail = a->trail,
                                       .shape = shape_of(&a->shape),
                                       .x = a->x,
                                       .x_stride = a->x_stride,
-                                      .q = part_of(a->q),
-                                      .k = part_of(a->k),
-                                      .v = part_of(a->v),
-                                      .a = part_of(a->a),
-                                      .b = part_of(a->b),
+                                      .q = a->q,
+                                      .k = a->k,
+                                      .v = a->v,
+                                      .a = a->a,
+                                      .b = a->b,
                                       .conv = conv,
                                       .decay = decay,
                                       .bias = bias,
@@ -72,7 +68,7 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_a
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
                                 .states = td_cuda_states_of(&a->state),
-                                .trail = td_cuda_trail_of(&a->trail),
+                                .trail = a->trail,
                                 .rule_at = td_delta_conv_floats(&a->shape),
                                 .shape = shape_of(&a->shape),
                                 .qkv = a->qkv,
@@ -98,7 +94,7 @@ td_status td_cuda_op_gate_rows(td_cuda_stream *stream, const td_gate_rows_args *
   const td_cu_gate_rows_args args = {.x = a->x,
                                      .gate = a->gate,
                                      .gate_stride = a->gate_stride,
-                                     .part = part_of(a->part),
+                                     .part = a->part,
                                      .n_tokens = a->n_tokens,
                                      .n_groups = a->n_groups,
                                      .dim = a->dim,

@@ -25,7 +25,7 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
   const size_t of_bias = (size_t)a->group * n_halves * a->dim * sizeof(float);
   td_cu_pool_args args = {.batch = td_cuda_batch_of(&a->batch),
                           .states = td_cuda_states_of(&a->state),
-                          .trail = td_cuda_trail_of(&a->trail),
+                          .trail = a->trail,
                           .trail_at = a->trail_at,
                           .x = a->x,
                           .gate = a->gate,
