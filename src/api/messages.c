@@ -202,10 +202,13 @@ static td_status mark_message(td_api_request *out, const cJSON *message, size_t 
   return TD_OK;
 }
 
-static td_status write_messages(td_api_request *out, td_json_writer *w, const cJSON *messages,
+static td_status write_messages(td_api_request *out, td_json_writer *w, const cJSON *root,
                                 bool plain, td_api_error *error) {
+  const cJSON *messages = td_json_get(root, "messages");
+  const bool has_prompt = !messages && td_json_get(root, "prompt");
   if (!cJSON_IsArray(messages) || !messages->child) {
-    return td_api_bad(error, "messages", "messages must be an array with at least one message");
+    return td_api_bad(error, "messages", "messages must be an array with at least one message%s",
+                      has_prompt ? "; prompt is what /v1/completions takes" : "");
   }
   td_jw_begin_array(w, "messages");
   td_status st = TD_OK;
@@ -326,7 +329,7 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   bool generation_prompt = true, is_continued = false;
   const cJSON *tools;
   td_jw_begin_object(&w, NULL);
-  td_status st = write_messages(request, &w, td_json_get(root, "messages"), plain, error);
+  td_status st = write_messages(request, &w, root, plain, error);
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
   request->has_tools = st == TD_OK && tools;
   if (request->has_tools) write_tools(&w, tools);

@@ -43,6 +43,10 @@ td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char
                               const td_api_defaults *defaults, td_api_error *error) {
   const cJSON *prompt = td_json_get(root, key);
   bool add_special = true;
+  if (!prompt && td_json_get(root, "messages")) {
+    return td_api_bad(error, key, "%s is missing; messages are what /v1/chat/completions takes",
+                      key);
+  }
   if (!prompt) return td_api_bad(error, key, "%s is missing", key);
   td_status st = td_api_get_bool(root, "add_special_tokens", &add_special, error);
   if (st != TD_OK) return st;

@@ -10,6 +10,7 @@
 #include "cli/interrupt.h"
 #include "cli/line_editor.h"
 #include "cli/run_impl.h"
+#include "options/closest.h"
 
 // What a command says; goes to stderr, as stdout has only responses.
 #define SAY(...) fprintf(stderr, __VA_ARGS__)
@@ -173,17 +174,45 @@ static bool is_command(const char *line) {
   return len && (line[1 + len] == '\0' || isspace((unsigned char)line[1 + len]));
 }
 
+static const command *find_command(const char *name, size_t len) {
+  // What other programs call it.
+  static const char *const others[][2] = {
+      {"quit", "exit"}, {"bye", "exit"}, {"q", "exit"}, {"new", "clear"}, {"reset", "clear"}};
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    if (strlen(others[i][0]) != len || memcmp(others[i][0], name, len) != 0) continue;
+    name = others[i][1];
+    len = strlen(name);
+    break;
+  }
+  for (size_t i = 0; i < TD_COUNT(commands); i++)
+    if (strlen(commands[i].name) == len && !memcmp(commands[i].name, name, len))
+      return &commands[i];
+  return NULL;
+}
+
+static void say_unknown(const char *name, size_t len) {
+  td_closest closest = {.word = name, .len = len};
+  const char *setting = td_run_setting(name, len);
+  for (size_t i = 0; i < TD_COUNT(commands); i++)
+    td_closest_try(&closest, commands[i].name);
+  if (setting) {
+    SAY("There is no command /%s; did you mean /set %s? /help lists them.\n", setting, setting);
+  } else if (closest.best) {
+    SAY("There is no command /%.*s; did you mean /%s? /help lists them.\n", (int)len, name,
+        closest.best);
+  } else {
+    SAY("There is no command /%.*s; /help lists them.\n", (int)len, name);
+  }
+}
+
 static bool run_command(td_runner *r, const char *line) {
   const char *name = line + 1;
-  size_t len = strcspn(name, " \t\n");
+  const size_t len = strcspn(name, " \t\n");
   const char *args = name + len + strspn(name + len, " \t\n");
-  for (size_t i = 0; i < TD_COUNT(commands); i++) {
-    if (strlen(commands[i].name) == len && !memcmp(commands[i].name, name, len)) {
-      return commands[i].run(r, args);
-    }
-  }
-  SAY("There is no command /%.*s.\n", (int)len, name);
-  return help(r, "");
+  const command *found = find_command(name, len);
+  if (found) return found->run(r, args);
+  say_unknown(name, len);
+  return true;
 }
 
 // ---- completion -----------------------------------------------------------------------------

@@ -96,7 +96,7 @@ static void show(const td_runner *r, const char *name) {
   td_buf_free(&safe);
 }
 
-static const char *find_name(const char *word, size_t len) {
+const char *td_run_setting(const char *word, size_t len) {
   for (size_t i = 0; i < TD_COUNT(names); i++) {
     size_t at = 0;
     while (at < len && names[i][at] == (word[at] == '_' ? '-' : word[at]))
@@ -115,7 +115,7 @@ void td_run_set(td_runner *r, const char *args) {
   }
   const size_t len = strcspn(args, " \t\n");
   const char *value = args + len + strspn(args + len, " \t\n");
-  const char *name = find_name(args, len);
+  const char *name = td_run_setting(args, len);
   if (!name) {
     fprintf(stderr, "There is no setting %.*s; /set lists them.\n", (int)len, args);
     return;

@@ -170,9 +170,11 @@ static td_status open_folder(td_hosts *hosts, td_err *err) {
 
 static td_status check_options(const td_options *o, td_err *err) {
   if (!o->model && !o->models) {
-    return td_fail(err, TD_EINVAL,
-                   "tandem serve needs --model DIR, a checkpoint directory, or "
-                   "--models DIR, a directory of checkpoints");
+    return td_fail(
+        err, TD_EINVAL,
+        "tandem serve needs a model: --model DIR, a checkpoint's directory, a GGUF file, or "
+        "ORG/NAME of the hub (`tandem recommend` lists some); or --models DIR, a directory "
+        "of them");
   }
   if (o->models && (o->model || o->model_names.n)) {
     return td_fail(err, TD_EINVAL, "--models names its models by their folders: leave out %s",

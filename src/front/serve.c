@@ -176,14 +176,22 @@ static bool is_foreign(const td_http_exchange *x) {
   return !slashes || !host || strcasecmp(slashes + 3, host) != 0;
 }
 
+static bool is_type(const char *type, size_t len, const char *name) {
+  return len == strlen(name) && strncasecmp(type, name, len) == 0;
+}
+
 // A page of another site can post any type except JSON without a CORS preflight. From programs,
-// text/plain and a missing type are accepted as JSON too.
+// what they send where they are told no type is accepted as JSON, too: curl calls it a form, as it
+// does in Ollama's documentation.
 static bool is_json(const td_http_exchange *x) {
   const char *type = td_http_header(x, "Content-Type");
-  size_t len = type ? strcspn(type, "; \t") : 0;
-  if (len == 16 && strncasecmp(type, "application/json", 16) == 0) return true;
-  bool is_text = len == 10 && strncasecmp(type, "text/plain", 10) == 0;
-  return (len == 0 || is_text) && !is_foreign(x);
+  const size_t len = type ? strcspn(type, "; \t") : 0;
+  static const char *const untold[] = {"text/plain", "application/x-www-form-urlencoded"};
+  if (is_type(type, len, "application/json")) return true;
+  bool is_untold = len == 0;
+  for (size_t i = 0; i < TD_COUNT(untold); i++)
+    is_untold |= is_type(type, len, untold[i]);
+  return is_untold && !is_foreign(x);
 }
 
 // The request's own id, or a new one; Anthropic's header of it is request-id.

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/str.h"
 #include "options/closest.h"
 
 static const char *const command_names[] = {
@@ -313,6 +314,7 @@ static const char *command_known_as(const char *word) {
       {"show", "inspect"},
       {"perplexity", "eval perplexity"},
       {"tokenize", "inspect tokens"},
+      {"version", "--version"},
   };
   for (size_t i = 0; i < TD_COUNT(known); i++) {
     if (!strcmp(word, known[i][0])) return known[i][1];
@@ -345,11 +347,21 @@ static td_status unknown_command(const char *word, td_err *err) {
 // arg: the option as it was written; name[0..len): without dashes and value, NULL for a letter.
 static td_status unknown_option(const td_options *options, const char *arg, const char *name,
                                 size_t len, td_err *err) {
+  // What others call it.
+  static const char *const others[][2] = {
+      {"url", "server"},           {"port", "server"},         {"host", "server"},
+      {"base-url", "server"},      {"ctx", "ctx-size"},        {"context-length", "ctx-size"},
+      {"max-tokens", "n-predict"}, {"system-prompt", "system"}};
   const char *command = td_command_name(options->command);
   td_closest closest = {.word = name, .len = len};
   for (size_t i = 0; name && i < td_n_options; i++) {
     if (td_option_table[i].commands >> options->command & 1)
       td_closest_try(&closest, td_option_table[i].name);
+  }
+  for (size_t i = 0; name && i < TD_COUNT(others); i++) {
+    const char *ours = others[i][1];
+    const bool is_it = len == strlen(others[i][0]) && strncmp(name, others[i][0], len) == 0;
+    if (is_it && td_option_find(options->command, ours, strlen(ours), 0) >= 0) closest.best = ours;
   }
   if (closest.best) {
     return td_fail(err, TD_EINVAL, "%s: not an option of %s; did you mean --%s?", arg, command,
@@ -362,6 +374,7 @@ static td_status unknown_option(const td_options *options, const char *arg, cons
 // A word where an option should be; perhaps the mistyped second word of a command.
 static td_status unexpected_word(const td_options *options, const char *arg, td_err *err) {
   const char *command = td_command_name(options->command);
+  const bool takes_model = td_option_find(options->command, "model", 5, 0) >= 0;
   const size_t n_first = strlen(command);
   td_closest closest = {.word = arg, .len = strlen(arg)};
   for (int c = 0; c < TD_N_COMMANDS; c++) {
@@ -373,16 +386,27 @@ static td_status unexpected_word(const td_options *options, const char *arg, td_
                    "%s: unexpected word after `tandem %s`; did you mean `tandem %s %s`?", arg,
                    command, command, closest.best);
   }
-  return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --",
-                 arg, command);
+  if (options->command == TD_CMD_RUN && options->model) {
+    return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem run`; a prompt is -p TEXT",
+                   arg);
+  }
+  return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --%s",
+                 arg, command,
+                 takes_model && !options->model ? ", and a model is --model DIR" : "");
+}
+
+// Whether a word without an option in front is the model: `tandem pull` and `stop` take nothing
+// else; elsewhere it is a path, or a name of the hub, unlike a mistyped command.
+static bool is_model(const td_options *options, const char *word) {
+  const bool is_only = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP;
+  return is_only || strchr(word, '/') || td_ends_with(word, ".gguf");
 }
 
 // Parses argv[*i] and its value; *i moves to the last argument used.
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
-  const bool takes_model = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP;
-  if (arg[0] != '-' && takes_model && !options->model) { // tandem pull MODEL
-    const int model = td_option_find(options->command, "model", 5, 0);
+  const int model = td_option_find(options->command, "model", 5, 0);
+  if (arg[0] != '-' && model >= 0 && !options->model && is_model(options, arg)) {
     td_option_mark_given(options, (size_t)model);
     return td_option_set(&td_option_table[model], options, arg, err);
   }

@@ -17,8 +17,11 @@ int td_cmd_fail(const td_err *err) {
 
 td_status td_cmd_need_model(const td_options *options, td_err *err) {
   if (options->model) return TD_OK;
-  return td_fail(err, TD_EINVAL, "tandem %s needs --model DIR, a checkpoint directory",
-                 td_command_name(options->command));
+  return td_fail(
+      err, TD_EINVAL,
+      "tandem %s needs a model: --model DIR, a checkpoint's directory, a GGUF file, or ORG/NAME of "
+      "the hub; `tandem recommend` lists some",
+      td_command_name(options->command));
 }
 
 static const td_dtype kv_dtypes[] = {

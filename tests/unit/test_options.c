@@ -113,6 +113,17 @@ static void test_values_set_later(void **state) {
   assert_int_equal(td_options_set(&parsed, "port", "1", &error), TD_EINVAL); // not of run
 }
 
+// Without --model, as pull and other servers take it.
+static void test_a_word_that_is_a_model(void **state) {
+  (void)state;
+  assert_int_equal(parse("serve org/name:Q4_K_M --port 80"), TD_OK);
+  assert_string_equal(parsed.model, "org/name:Q4_K_M");
+  assert_int_equal(parse("bench kernels ./dir"), TD_OK);
+  assert_string_equal(parsed.model, "./dir");
+  assert_int_equal(parse("run -n 5 a.gguf"), TD_OK);
+  assert_string_equal(parsed.model, "a.gguf");
+}
+
 static void expect_error(const char *line, const char *part) {
   assert_int_equal(parse(line), TD_EINVAL);
   if (!strstr(error.msg, part)) fail_msg("%s: \"%s\" lacks \"%s\"", line, error.msg, part);
@@ -126,6 +137,12 @@ static void test_errors_name_the_option(void **state) {
   expect_error("bench kernel", "kernel: unexpected word after `tandem bench`; did you mean `tandem "
                                "bench kernels`?");
   expect_error("bench what", "what: unexpected word after `tandem bench`; options begin with --");
+  expect_error("serve nano", "options begin with --, and a model is --model DIR");
+  expect_error("serve a/b c/d", "c/d: unexpected word after `tandem serve`; options begin with --");
+  expect_error("run a/b Hello", "Hello: unexpected word after `tandem run`; a prompt is -p TEXT");
+  expect_error("version", "did you mean `tandem --version`?");
+  expect_error("ps --port 80", "--port: not an option of ps; did you mean --server?");
+  expect_error("run --max-tokens 5", "did you mean --n-predict?");
   expect_error("chat", "chat: not a command; did you mean `tandem run`?");
   expect_error("srve", "srve: not a command; did you mean `tandem serve`?");
   expect_error("insepct", "did you mean `tandem inspect`?");
@@ -301,6 +318,7 @@ int main(void) {
       cmocka_unit_test_teardown(test_several_names, teardown),
       cmocka_unit_test_teardown(test_two_word_commands, teardown),
       cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),
+      cmocka_unit_test_teardown(test_a_word_that_is_a_model, teardown),
       cmocka_unit_test_teardown(test_errors_name_the_option, teardown),
       cmocka_unit_test_teardown(test_former_spellings, teardown),
       cmocka_unit_test_teardown(test_config_file, teardown),
