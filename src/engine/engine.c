@@ -451,6 +451,12 @@ static void split_microbatches(td_engine *e) {
   }
 }
 
+void td_engine_note_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  e->step.is_copied = !e->can_rank;
+  for (uint32_t i = 0; i < n_seqs; i++)
+    e->step.is_copied |= seqs[i].want == TD_WANT_ALL;
+}
+
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the order of
 // groups.
 void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t *wholes,
@@ -462,7 +468,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   e->step.meta_len = at.step + 1;
   memset(e->meta, 0, e->step.meta_len * sizeof *e->meta);
   t = 0;
-  e->step.is_ranked = e->can_rank;
+  td_engine_note_wants(e, seqs, n_seqs);
   for (int g = 0; g < N_GROUPS; g++) {
     t = build_group(e, &at, g, seqs, wholes, n_seqs, &s, t);
   }
@@ -471,7 +477,6 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
       memcpy(&e->meta[at.temperature + row], &seqs[i].temperature, sizeof(float));
       e->meta[at.rows + row++] = (int32_t)(e->first_token[i] + j);
     }
-    e->step.is_ranked &= seqs[i].want != TD_WANT_ALL;
   }
   e->meta[at.step] = (int32_t)++e->n_steps;
   e->step.number = (const uint32_t *)e->meta + at.step;
@@ -713,11 +718,13 @@ float *td_engine_logits(td_engine *e) {
   return e->logits;
 }
 
-td_status td_engine_fetch_logits(td_engine *e, uint32_t row, const float **out, td_err *err) {
+td_status td_engine_fetch_logits(td_engine *e, uint32_t row, const float **out,
+                                 const td_top_logits **top, td_err *err) {
   TD_CHECK(row < e->step.n_rows);
   const size_t n = e->config->n_vocab;
   *out = e->logits + row * n;
-  if (!e->step.is_ranked) return TD_OK;
+  *top = e->can_rank ? &e->top[row] : NULL;
+  if (e->step.is_copied) return TD_OK;
   td_op_copy(e->stream, e->logits + row * n, e->dev_logits + row * n, n * sizeof *e->logits);
   return td_stream_sync(e->stream, err);
 }
@@ -726,10 +733,11 @@ td_status td_engine_draw(td_engine *e, uint32_t row, td_sampler *sampler, int wa
                          td_wire_token *out, td_err *err) {
   TD_CHECK(row < e->step.n_rows);
   const float *logits;
-  if (e->step.is_ranked && td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) {
+  const td_top_logits *top;
+  if (e->can_rank && td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) {
     return TD_OK;
   }
-  td_status st = td_engine_fetch_logits(e, row, &logits, err);
+  td_status st = td_engine_fetch_logits(e, row, &logits, &top, err);
   if (st != TD_OK) return st;
   *out = td_sampler_next(sampler, e->logits + row * (size_t)e->config->n_vocab, want_logprobs);
   return TD_OK;

@@ -183,12 +183,15 @@ td_status td_engine_roll_back(td_engine *engine, uint32_t seq_idx, uint32_t n_to
                               td_err *err);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
-// Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits
-// and the top ones suffice, the full row is not copied to the host.
+// Samples once from a row, with the result of td_sampler_next but for rounding. Where the device
+// ranks logits and the top ones suffice, the full row is not copied to the host, nor used if it was
+// for others: what else a step has changes no bit.
 td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
                          td_wire_token *out, td_err *err);
-// All logits of a row, where they can be drawn from later. Valid until the next step.
-td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out, td_err *err);
+// All logits of a row, and its top ones (*top NULL: the device does not rank), to draw from later
+// as td_engine_draw would. Valid until the next step.
+td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out,
+                                 const td_top_logits **top, td_err *err);
 
 // Expert ids that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in the
 // engine's internal order. NULL for a dense layer or without record_routing.

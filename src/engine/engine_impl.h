@@ -78,7 +78,7 @@ typedef struct {
   uint32_t n_tokens, n_rows, n_seqs;
   uint64_t begin_ns, begin_trace_ns;   // when it began
   bool is_queued;                      // all of its operators are
-  bool is_ranked;                      // the host gets top logits of each row, not all of them
+  bool is_copied;                      // the host gets all logits, not only each row's top ones
   size_t meta_len;                     // entries of meta that it uses
   const uint32_t *number, *dev_number; // n_steps, in meta and in dev_meta
   const int32_t *tokens, *rows;        // in dev_meta
@@ -266,6 +266,8 @@ td_status td_engine_check_step(const td_engine *engine, const td_step_seq *seqs,
 // the sequence of td_window_begin that each belongs to; else NULL.
 void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, const uint32_t *wholes,
                           uint32_t n_seqs);
+// Whether the host gets all logits of the step, by what all of its sequences want.
+void td_engine_note_wants(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
 // The microbatch is tokens [begin, begin + n) of the step.
 void td_engine_place_part(const td_engine *engine, td_microbatch *part, uint32_t begin, uint32_t n);
 // Runs the step that was built, with n_rows rows of logits.

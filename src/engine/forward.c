@@ -13,11 +13,11 @@ void td_engine_copy_outputs(td_engine *e) {
     td_op_copy(e->stream, e->routing, e->dev_routing, n * sizeof *e->routing);
   }
   if (e->step.n_rows == 0) return;
-  if (!e->step.is_ranked) {
+  if (e->step.is_copied) {
     td_op_copy(e->stream, e->logits, e->dev_logits,
                (size_t)e->step.n_rows * n_vocab * sizeof(float));
-    return;
   }
+  if (!e->can_rank) return;
   td_op_top_logits(e->stream, &(td_top_logits_args){.logits = e->dev_logits,
                                                     .temperature = e->step.temperature,
                                                     .out = e->dev_top,

@@ -42,6 +42,7 @@ typedef struct {
   // A row that waits for the matcher's mask, owned; it is in no step until a token is drawn.
   float *logits; // [n_vocab]; NULL: none was needed yet
   bool has_logits;
+  td_top_logits top;                // of them; n = 0: not ranked
   int32_t ends[TD_WORKER_MAX_ENDS]; // end tokens
   uint32_t n_ends;
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]

@@ -74,11 +74,13 @@ static td_status wait_for_mask(td_worker *w, td_engine *engine, td_worker_reques
                                td_err *err) {
   const size_t n_bytes = w->config->n_vocab * sizeof *r->logits;
   const float *logits;
+  const td_top_logits *top;
   if (!r->logits) r->logits = malloc(n_bytes);
   if (!r->logits) return post_done(w, r, TD_DONE_ERROR, "out of memory for logits", err);
-  td_status st = td_engine_fetch_logits(engine, row, &logits, err);
+  td_status st = td_engine_fetch_logits(engine, row, &logits, &top, err);
   if (st != TD_OK) return st;
   memcpy(r->logits, logits, n_bytes);
+  r->top = top ? *top : (td_top_logits){.n = 0};
   r->has_logits = true;
   r->draft.n_proposed = r->draft.n_taken; // the rows behind it are lost with the step
   return TD_OK;
@@ -136,8 +138,9 @@ td_status td_worker_answer_waiting(td_worker *w, td_err *err) {
     has_drawn = true;
     if (has_ended(w, r, &st, err)) continue;
     td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
-    msg.u.token = td_sampler_next(r->sampler, r->logits,
-                                  (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
+    const bool wants_logprobs = (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0;
+    if (!r->top.n || !td_sampler_next_of_top(r->sampler, &r->top, wants_logprobs, &msg.u.token))
+      msg.u.token = td_sampler_next(r->sampler, r->logits, wants_logprobs);
     st = post_token(w, r, &msg, err);
   }
   if (has_drawn) prepare_masks(w);

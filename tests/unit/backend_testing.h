@@ -343,8 +343,10 @@ float *td_engine_logits(td_engine *engine) {
   return engine->logits;
 }
 
-td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out, td_err *err) {
+td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out,
+                                 const td_top_logits **top, td_err *err) {
   (void)err;
+  *top = NULL;
   *out = engine->logits + (size_t)row * N_VOCAB;
   return TD_OK;
 }

@@ -86,6 +86,49 @@ static void test_steps_of_as_many_tokens(void **state) {
   td_session_close(used);
 }
 
+// A token drawn beside a sequence that wants that much.
+static td_wire_token draw_beside(td_session *s, td_want want, int32_t first) {
+  enum { LENGTH = 4 };
+  const int32_t tokens[2][LENGTH] = {{first, 40, 41, 42}, {3, 4, first, 6}};
+  td_step_seq seqs[2];
+  uint32_t ids[2];
+  td_err err;
+  for (uint32_t i = 0; i < 2; i++) {
+    assert_int_equal(td_kv_seq_open(s->kv, &ids[i], &err), TD_OK);
+    assert_int_equal(td_kv_reserve(s->kv, ids[i], LENGTH, &err), TD_OK);
+    seqs[i] = (td_step_seq){
+        .tokens = tokens[i], .n_tokens = LENGTH, .want = i ? TD_WANT_LAST : want};
+    seqs[i].pages = td_kv_pages(s->kv, ids[i], &seqs[i].n_pages);
+  }
+  if (td_engine_step(s->engine, seqs, 2, &err) != TD_OK) fail_msg("%s", err.msg);
+  td_sampler *greedy;
+  td_wire_token out;
+  const float *logits;
+  const td_top_logits *top;
+  const td_sampling params = {.n_top_logprobs = 5};
+  const uint32_t row = want == TD_WANT_ALL ? LENGTH : 0;
+  assert_int_equal(td_sampler_open(&greedy, &params, NULL, 0, s->config->n_vocab, &err), TD_OK);
+  assert_int_equal(td_engine_draw(s->engine, row, greedy, 1, &out, &err), TD_OK);
+  assert_int_equal(td_engine_fetch_logits(s->engine, row, &logits, &top, &err), TD_OK);
+  assert_true(logits[out.id] == top->value[0] && top->id[0] == out.id);
+  td_sampler_close(greedy);
+  for (uint32_t i = 0; i < 2; i++)
+    td_kv_seq_close(s->kv, ids[i]);
+  return out;
+}
+
+// A draw has the same bits beside a prompt that is scored, of which the host gets all logits.
+static void test_draws_beside_a_scored_prompt(void **state) {
+  (void)state;
+  td_session *s = open_model(TD_EXPERTS_GPU);
+  for (int32_t first = 2; first < 18; first++) {
+    const td_wire_token want = draw_beside(s, TD_WANT_NONE, first);
+    const td_wire_token got = draw_beside(s, TD_WANT_ALL, first);
+    assert_memory_equal(&got, &want, sizeof got);
+  }
+  td_session_close(s);
+}
+
 // A CPU is left to the thread that drives the GPU, unless it is said how many compute.
 static void test_threads_beside_a_gpu(void **state) {
   (void)state;
@@ -374,6 +417,7 @@ static void test_memory_of_drafts(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
+                                     cmocka_unit_test(test_draws_beside_a_scored_prompt),
                                      cmocka_unit_test(test_threads_beside_a_gpu),
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
                                      cmocka_unit_test(test_where_experts_are),

@@ -253,7 +253,6 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   td_rank *r = e->rank;
   r->n_halves = is_halved(e, count_tokens(seqs, n_seqs)) ? TD_RANK_HALVES : 1;
   r->n_all = 0;
-  bool is_ranked = true;
   count_wanted(r, seqs, n_seqs);
   order_rows(r, seqs, n_seqs);
   td_window_begin(e, seqs, n_seqs);
@@ -265,9 +264,7 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   add_pieces(r, seqs, n_seqs, r->rank, 0, 2 * n_seqs, &n);
   use_tables(e, &r->own);
   td_engine_build_step(e, r->seqs, r->wholes, n);
-  for (uint32_t i = 0; i < n_seqs; i++)
-    is_ranked &= seqs[i].want != TD_WANT_ALL;
-  e->step.is_ranked = e->can_rank && is_ranked;
+  td_engine_note_wants(e, seqs, n_seqs);
   uint32_t begin = 0;
   for (uint32_t h = 0; h < r->n_halves; begin += r->halves[h++].own.n_tokens)
     td_engine_place_part(e, &r->halves[h].own, begin, r->halves[h].own.n_tokens);
