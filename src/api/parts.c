@@ -100,6 +100,9 @@ static bool is_readable(const cJSON *part, unsigned depth) {
 static td_status check_part(const cJSON *part, const char *where, td_api_error *error) {
   const char *type = str_of(part, "type");
   if (is_readable(part, 0)) return TD_OK;
+  if (!cJSON_IsObject(part)) {
+    return td_api_bad(error, where, "%s must be an object with a type", where);
+  }
   td_api_path at = td_api_member(where, "type");
   if (!type) return td_api_bad(error, at.text, "%s is missing or no string", at.text);
   const bool is_text = td_ends_with(type, "text"), is_refusal = strcmp(type, "refusal") == 0;

@@ -227,7 +227,11 @@ td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error) {
   for (size_t i = 0; i < TD_COUNT(unsupported); i++) {
     const char *name = unsupported[i];
     if (is_neutral(td_json_get(root, name))) continue;
-    return td_api_fail(error, 400, name, "unsupported_parameter", "%s is not supported", name);
+    const char *newer = strcmp(name, "functions") == 0       ? "; use tools"
+                        : strcmp(name, "function_call") == 0 ? "; use tool_choice"
+                                                             : "";
+    return td_api_fail(error, 400, name, "unsupported_parameter", "%s is not supported%s", name,
+                       newer);
   }
   return TD_OK;
 }

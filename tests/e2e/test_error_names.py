@@ -108,6 +108,8 @@ ROWS = [
     ("/v1/messages", "tools[2].input_schema", 5, "tools[2].input_schema"),
     ("/v1/messages", "tools[1].input_schema", 5, "tools[1].input_schema"),  # it is deferred: chat's last
     ("/v1/messages", "tools[2]", {"name": "f", "input_schema": HARD, "strict": True}, "tools[2].input_schema"),
+    ("/v1/messages", "tools[2]", {"type": "function", "function": {"name": "f"}}, "tools[2].type"),
+    ("/v1/messages", "messages[4].content[0]", "i", "messages[4].content[0]"),
     ("/v1/messages", "tool_choice", {"type": "tool", "name": "x"}, "tool_choice.name"),
     ("/v1/messages", "tool_choice", {"type": "tool"}, "tool_choice.name"),
     ("/v1/messages", "tool_choice.type", "some", "tool_choice.type"),
@@ -270,6 +272,19 @@ def test_what_is_too_long_is_named(server, path, body, named):
     reply = post(server, path, body)
     message, said = of_error(reply)
     assert reply.status_code == 400 and f"shorten the {named}," in message and said in (named, None), message
+
+
+@pytest.mark.parametrize("path, sent, advice", [
+    ("/v1/chat/completions", {"prompt": "a"}, "; prompt is what /v1/completions takes"),
+    ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "; use tools"),
+    ("/v1/completions", {"messages": BODIES["/api/chat"]["messages"]},
+     "; messages are what /v1/chat/completions takes"),
+    ("/v1/responses", {"messages": []}, "; messages are what /v1/chat/completions takes"),
+    ("/completion", {"messages": []}, "; messages are what /v1/chat/completions takes"),
+])
+def test_what_belongs_elsewhere(server, path, sent, advice):
+    reply = post(server, path, sent)
+    assert reply.status_code == 400 and of_error(reply)[0].endswith(advice), reply.text
 
 
 def test_what_cannot_be_continued_is_no_member_of_chat(server):

@@ -49,7 +49,7 @@ static const bad_body bad_chats[] = {
     {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
     {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
-    {"{\"messages\":[{\"role\":\"user\",\"content\":[1]}]}", "messages[0].content[0].type"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[1]}]}", "messages[0].content[0]"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
      "{\"type\":\"text\"}]}]}",
      "messages[0].content[1].text"},
@@ -210,9 +210,10 @@ static void says_what_is_not_supported(void **state) {
   assert_string_equal(error.code, "unsupported_parameter");
   td_buf text = TD_BUF_INIT;
   td_api_error_write(&text, &error);
-  assert_string_equal(text.data, "{\"error\":{\"message\":\"functions is not supported\","
-                                 "\"type\":\"invalid_request_error\",\"param\":\"functions\","
-                                 "\"code\":\"unsupported_parameter\"}}");
+  assert_string_equal(text.data,
+                      "{\"error\":{\"message\":\"functions is not supported; use tools\","
+                      "\"type\":\"invalid_request_error\",\"param\":\"functions\","
+                      "\"code\":\"unsupported_parameter\"}}");
   td_buf_free(&text);
 }
 

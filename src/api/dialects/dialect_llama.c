@@ -121,7 +121,11 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
                                       td_api_error *error) {
   const cJSON *prompt = td_json_get(root, "prompt");
   td_json_writer w = TD_JSON_WRITER(out);
-  if (!prompt) return td_api_bad(error, "prompt", "prompt is missing");
+  if (!prompt) {
+    const bool is_chat = td_json_get(root, "messages");
+    return td_api_bad(error, "prompt", "prompt is missing%s",
+                      is_chat ? "; messages are what /v1/chat/completions takes" : "");
+  }
   // A list of one prompt is that prompt.
   const char *where = "prompt";
   if (cJSON_IsArray(prompt) && prompt->child && !cJSON_IsNumber(prompt->child)) {

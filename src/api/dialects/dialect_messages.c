@@ -321,6 +321,21 @@ static bool is_prefilled(const cJSON *messages) {
 
 #define NO_THREADS "thread_unsupported_request"
 
+// Tools in OpenAI's form would be taken for ones that run at Anthropic, and left out.
+static td_status refuse_foreign_tools(const cJSON *root, td_api_error *error) {
+  const cJSON *tools = td_json_get(root, "tools");
+  unsigned i = 0;
+  for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next, i++) {
+    const td_api_path at = td_api_member(td_api_item("tools", i).text, "type");
+    if (!is_block(tool, "function")) continue;
+    return td_api_bad(error, at.text,
+                      "%s: a tool of the client's own is of type custom or none, with name and "
+                      "input_schema beside it",
+                      at.text);
+  }
+  return TD_OK;
+}
+
 static td_status check(const cJSON *root, const td_dialect_state *state, td_api_error *error) {
   static const td_member_type members[] = {{"tools", "an array", cJSON_Array},
                                            {"tool_choice", "an object", cJSON_Object},
@@ -333,7 +348,8 @@ static td_status check(const cJSON *root, const td_dialect_state *state, td_api_
   if (!state->is_count && !td_json_get(root, "max_tokens")) {
     return td_api_bad(error, "max_tokens", "max_tokens is missing");
   }
-  return td_dialect_check_types(root, members, TD_COUNT(members), error);
+  td_status st = td_dialect_check_types(root, members, TD_COUNT(members), error);
+  return st == TD_OK ? refuse_foreign_tools(root, error) : st;
 }
 
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,

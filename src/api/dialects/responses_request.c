@@ -226,7 +226,9 @@ static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *s
     td_jw_str(&w, "content", input->valuestring);
     td_jw_end_object(&w);
   } else if (!cJSON_IsArray(input) || !input->child) {
-    st = td_api_bad(error, "input", "input must be a string or an array of items");
+    const bool is_chat = !input && td_json_get(root, "messages");
+    st = td_api_bad(error, "input", "input must be a string or an array of items%s",
+                    is_chat ? "; messages are what /v1/chat/completions takes" : "");
   } else {
     unsigned i = 0;
     const cJSON *asked = td_api_asked(input);
