@@ -180,7 +180,7 @@ static void write_calls(td_buf *out, const td_api_request *r, const td_call_synt
   for (uint32_t i = 0; i < r->n_callable; i++) {
     td_buf_str(out, i ? " | " : ".call ::= ");
     td_api_write_gbnf_literal(out, r->callable[i].name);
-    td_buf_printf(out, " %s", s->index);
+    td_buf_printf(out, " %s", s->index ? s->index : "");
     td_api_write_gbnf_literal(out, s->after_name);
     td_buf_printf(out, " t%u.%c ", i, s->key_open ? 'e' : '0');
   }

@@ -449,39 +449,17 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   }
 }
 
-void td_serve_chat(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, NULL);
-}
-
-void td_serve_completions(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, false, NULL);
-}
-
-void td_serve_responses(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_responses);
-}
-
-void td_serve_messages(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_messages);
-}
-
-void td_serve_completion(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_completion);
-}
-
-// An older name.
-void td_serve_plain_completions(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_completion);
-}
-
-void td_serve_infill(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_infill);
-}
-
-void td_serve_ollama_chat(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_ollama_chat);
-}
-
-void td_serve_ollama_generate(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true, &td_dialect_ollama_generate);
-}
+// plain_completions is an older name of completion.
+#define JOB(name, is_chat, dialect)                                                                \
+  void td_serve_##name(void *ctx, td_http_exchange *x) {                                           \
+    start_job(ctx, x, is_chat, dialect);                                                           \
+  }
+JOB(chat, true, NULL)
+JOB(completions, false, NULL)
+JOB(responses, true, &td_dialect_responses)
+JOB(messages, true, &td_dialect_messages)
+JOB(completion, true, &td_dialect_completion)
+JOB(plain_completions, true, &td_dialect_completion)
+JOB(infill, true, &td_dialect_infill)
+JOB(ollama_chat, true, &td_dialect_ollama_chat)
+JOB(ollama_generate, true, &td_dialect_ollama_generate)

@@ -169,18 +169,11 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   }
 }
 
-void td_serve_tokenize(void *ctx, td_http_exchange *x) {
-  start(ctx, x, TOKENIZE);
-}
-
-void td_serve_detokenize(void *ctx, td_http_exchange *x) {
-  start(ctx, x, DETOKENIZE);
-}
-
-void td_serve_apply_template(void *ctx, td_http_exchange *x) {
-  start(ctx, x, APPLY_TEMPLATE);
-}
-
-void td_serve_count_tokens(void *ctx, td_http_exchange *x) {
-  start(ctx, x, COUNT);
-}
+#define TASK(name, kind)                                                                           \
+  void td_serve_##name(void *ctx, td_http_exchange *x) {                                           \
+    start(ctx, x, kind);                                                                           \
+  }
+TASK(tokenize, TOKENIZE)
+TASK(detokenize, DETOKENIZE)
+TASK(apply_template, APPLY_TEMPLATE)
+TASK(count_tokens, COUNT)

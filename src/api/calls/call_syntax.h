@@ -12,7 +12,7 @@ typedef struct td_call_syntax {
   td_call_form form;
   const char *open, *between, *close; // between NULL: one call
   const char *after_name;
-  const char *index;                              // GBNF
+  const char *index;                              // GBNF; NULL: nothing
   const char *key_open, *key_close, *value_close; // key_open NULL: one object
   const char *json_key_close;        // key_close before a value that is no string; NULL: the same
   bool ends_by_key;                  // /KEY> follows value_close

@@ -185,6 +185,9 @@ enum { dsa_least_chunk = mla_least_chunk, dsa_has_gpu = true };
 enum { dsa_shared_least_chunk = mla_least_chunk, dsa_shared_has_gpu = true };
 static const char dsa_not_f8[] = "attention to keys that an indexer selects";
 #define dsa_shared_not_f8 dsa_not_f8
+// Layers without an indexer of their own attend to what an earlier one selected.
+#define dsa_shared_cache mla_cache
+#define dsa_shared_rows  mla_rows
 
 static td_attn_cache dsa_cache(const td_model_config *c) {
   td_attn_cache out = mla_cache(c);
@@ -217,15 +220,6 @@ static void dsa_describe(const td_model_config *c, td_buf *out) {
   td_buf_printf(
       out, "selection     %u keys for a token, by %u heads, %u wide, in %u of the %u layers\n",
       c->index_top_k, c->index_heads, c->index_dim, td_model_n_attn(c, TD_ATTN_DSA), c->n_layers);
-}
-
-// Layers without an indexer of their own attend to what an earlier one selected.
-static td_attn_cache dsa_shared_cache(const td_model_config *c) {
-  return mla_cache(c);
-}
-
-static td_attn_rows dsa_shared_rows(const td_model_config *c) {
-  return mla_rows(c);
 }
 
 static void dsa_shared_describe(const td_model_config *c, td_buf *out) {
@@ -326,9 +320,8 @@ static void delta_describe(const td_model_config *c, td_buf *out) {
 
 enum { kda_least_chunk = delta_least_chunk, kda_has_gpu = true, kda_not_f8 = 0 };
 
-static td_attn_cache kda_cache(const td_model_config *c) {
-  return delta_cache(c);
-}
+#define kda_cache delta_cache
+#define kda_flops delta_flops
 
 // Inputs as of a delta net, the decays' own and those of both gates of low rank, as wide as a head.
 static td_attn_rows kda_rows(const td_model_config *c) {
@@ -338,10 +331,6 @@ static td_attn_rows kda_rows(const td_model_config *c) {
   out.act[TD_ACT_MIXED] += decays + 2 * (size_t)shape.v_dim;
   out.words = decays + shape.n_v_heads;
   return out;
-}
-
-static double kda_flops(const td_model_config *c, double n, double n_past) {
-  return delta_flops(c, n, n_past);
 }
 
 static void kda_describe(const td_model_config *c, td_buf *out) {
