@@ -165,6 +165,23 @@ static void test_more_work_than_graphs_fit(void **state) {
   unsetenv("TANDEM_EMU_GRAPHS");
 }
 
+// Where there is no memory for any, it is not tried at every step.
+static void test_no_memory_for_graphs(void **state) {
+  (void)state;
+  if (!is_emulated()) skip();
+  setenv("TANDEM_EMU_GRAPHS", "0", 1);
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  static const int calls[] = {1, 3, 5, 7, 8, 9};
+  for (int run = 0; run < (int)TD_COUNT(calls); run++) {
+    run_piece(&p, 7, enqueue_piece);
+    assert_int_equal(p.n_calls, calls[run]);
+    check_piece(&f, &p, run + 1);
+  }
+  cuda_close(&f);
+  unsetenv("TANDEM_EMU_GRAPHS");
+}
+
 // A capture that is spoiled on the way leaves nothing behind, and the work is done all the same.
 static void grow_on_second_call(void *ctx) {
   piece_of_work *p = ctx;
@@ -190,6 +207,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_captures_that_fail_at_first),
       cmocka_unit_test(test_keys_of_work),
       cmocka_unit_test(test_more_work_than_graphs_fit),
+      cmocka_unit_test(test_no_memory_for_graphs),
       cmocka_unit_test(test_work_that_spoils_its_capture),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;

@@ -45,15 +45,22 @@ static void remember(td_cuda_stream *stream, const td_work_key *key) {
   *g = (td_cuda_graph){.is_used = true, .key = *key};
 }
 
+static bool has_graphs(const td_cuda_stream *stream) {
+  for (uint32_t i = 0; i < N_CUDA_GRAPHS; i++)
+    if (stream->graphs[i].graph) return true;
+  return false;
+}
+
 // After a failure that may be temporary, such as memory that grew meanwhile, the next run captures
 // again, up to N_CAPTURES_REFUSED times. Out of memory for another graph: the existing graphs are
-// dropped.
+// dropped, if there are any.
 static void note_refusal(td_cuda_stream *stream, td_cuda_graph *g, int code) {
-  const bool is_full = stream->err.code == TD_OK && code == CUDA_OUT_OF_MEMORY;
+  const bool is_full = stream->err.code == TD_OK && code == CUDA_OUT_OF_MEMORY &&
+                       has_graphs(stream);
   const char *why = stream->err.code == TD_OK ? td_cuda_dev_of(stream)->abi->error_text(code)
                                               : stream->err.msg;
   if (is_full) {
-    td_info("%s: graphs make room for others: %s", stream->base.dev->name, why);
+    td_debug("%s: graphs make room for others: %s", stream->base.dev->name, why);
     td_cuda_graphs_drop(stream);
   } else if (++stream->n_refused < N_CAPTURES_REFUSED) {
     td_info("%s: work could not be made a graph: %s", stream->base.dev->name, why);
