@@ -539,6 +539,8 @@ def test_drafts_and_search(open_page):
     expect(page.locator("#chats button")).to_have_text(["hello sun"])
     page.fill("#search", "moon")
     expect(page.locator("#chats button")).to_have_text(["ponder the moon"])
+    page.fill("#search", "mars")
+    expect(page.locator("#chats li")).to_have_text("No chat has these words.")
     page.fill("#search", "")
     expect(page.locator("#chats button")).to_have_count(2)
 

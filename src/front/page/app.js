@@ -54,6 +54,7 @@ function showChats() {
     button.addEventListener("click", () => select(chat));
     return element("li", "", button);
   }));
+  if (words && !shown.length) $("chats").append(element("li", "note", "No chat has these words."));
 }
 
 function select(chat) {
