@@ -102,6 +102,8 @@ enum {
   ROW_VECTORS = 2,
   TOKENS = 6,      // per tile: 2 x 6 sums, 2 of weights, x and a product fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
+  X_FOUR = 8,      // bytes of four columns of x
+  ONE_APART = 1,
 };
 
 typedef vi group_sum;
@@ -186,4 +188,9 @@ TD_INLINE void row_sums(const td_dtype dtype, const int n_sums, const uint8_t *r
   sums[0] = _mm256_permute2x128_si256(low, high, 0x20);
   sums[n_sums - 1] = _mm256_permute2x128_si256(low, high, 0x31);
   if (n_sums == 1) sums[0] = vi_add(sums[0], _mm256_permute2x128_si256(low, high, 0x20));
+}
+
+// Never called: row_sums takes one token.
+TD_INLINE void multiply_codes(vi codes, const int8_t *x, group_sum *sum) {
+  (void)codes, (void)x, (void)sum;
 }

@@ -95,6 +95,9 @@ enum {
   ROW_VECTORS = 2,
   TOKENS = 6,      // per tile: 2 x 6 sums of a and of b, and what is loaded, fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
+  X_FOUR = 8,      // bytes of four columns of x
+  // Measured: Q6_K's rows come from memory faster 32 at a time.
+  ONE_APART = BLOCK_DTYPE != TD_Q6_K,
 };
 
 typedef struct {
@@ -141,4 +144,10 @@ TD_INLINE void multiply_fours(const int R, const int T, const uint8_t *codes, co
       sum->b = _mm512_dpbusd_epi32(sum->b, w[r], b);
     }
   }
+}
+
+// sum += four columns of VL rows of one token.
+TD_INLINE void multiply_codes(vi codes, const int8_t *x, group_sum *sum) {
+  sum->a = _mm512_dpbusd_epi32(sum->a, codes, bytes_of_x(x));
+  sum->b = _mm512_dpbusd_epi32(sum->b, codes, bytes_of_x(x + 4));
 }

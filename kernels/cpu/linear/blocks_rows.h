@@ -144,6 +144,23 @@ TD_INLINE void block_scales(row_blocks *b, vf *scale, vf *offset, size_t step) {
 
 // ---- codes --------------------------------------------------------------------------------------
 
+// Where a block's codes go, four columns of every row at a time: to memory, or into one token's
+// sums.
+typedef struct {
+  uint8_t *out; // four columns are step bytes from the next; NULL: into sums
+  size_t step;
+  const int8_t *x; // of the block's columns
+  group_sum *sums; // [group]
+} code_sink;
+
+TD_INLINE void put_at(const code_sink *to, uint32_t four, vi codes) {
+  if (to->out) {
+    put_codes(codes, to->out + four * to->step);
+  } else {
+    multiply_codes(codes, to->x + four * X_FOUR, &to->sums[four * 4 / GROUP_COLS]);
+  }
+}
+
 // The codes of bytes that have one of sixteen values each, as unsigned numbers.
 TD_INLINE vi values_of(vi codes) {
   static const int8_t iq4[16] = GGUF_IQ4_VALUES, mxfp4[16] = GGUF_MXFP4_VALUES;
@@ -156,8 +173,8 @@ enum {
 };
 
 // 16 bytes of nibbles: the lower ones are the first 16 columns. high: fifth bits, or 0.
-TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, uint8_t *out,
-                          size_t step) {
+TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, const code_sink *to,
+                          uint32_t first) {
   vi q[4];
   dwords_at(b, at, q);
   TD_UNROLL for (unsigned j = 0; j < 8; j++) {
@@ -168,12 +185,12 @@ TD_INLINE void nibbles_32(row_blocks *b, uint32_t at, vi high, bool is_five, uin
       const vi spread = vi_mul(four, vi_set1(0x00204081));
       codes = vi_or(codes, vi_sll(bits_of(spread, 0, 1), 4));
     }
-    put_codes(codes, out + j * step);
+    put_at(to, first + j, codes);
   }
 }
 
 // Q4_K and Q5_K: in 32 bytes the lower nibbles are 32 columns, then the upper ones.
-TD_INLINE void codes_k4(row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_k4(row_blocks *b, const code_sink *to) {
   vi high[8];
   if (BLOCK_DTYPE == TD_Q5_K) {
     dwords_at(b, Q5_K_HIGH, high);
@@ -186,12 +203,12 @@ TD_INLINE void codes_k4(row_blocks *b, uint8_t *out, size_t step) {
       const uint32_t part = c / 2 * 2 + i / 4, j = c % 2 * 4 + i % 4;
       vi codes = bits_of(q[i % 4], i / 4 * 4, 15);
       if (BLOCK_DTYPE == TD_Q5_K) codes = vi_or(codes, vi_sll(bits_of(high[j], part, 1), 4));
-      put_codes(codes, out + (part * 8 + j) * step);
+      put_at(to, part * 8 + j, codes);
     }
   }
 }
 
-TD_INLINE void codes_q6(row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_q6(row_blocks *b, const code_sink *to) {
   TD_UNROLL for (uint32_t c = 0; c < 4; c++) { // half c / 2 of the columns, 16 of 32 bytes
     vi low[8], high[4];
     dwords_at(b, c / 2 * 64 + c % 2 * 16, low);
@@ -200,15 +217,15 @@ TD_INLINE void codes_q6(row_blocks *b, uint8_t *out, size_t step) {
     TD_UNROLL for (uint32_t part = 0; part < 4; part++) {
       TD_UNROLL for (uint32_t j = 0; j < 4; j++) {
         const vi upper = vi_sll(bits_of(high[j], 2 * part, 3), 4);
-        put_codes(vi_or(bits_of(low[part % 2 * 4 + j], part / 2 * 4, 15), upper),
-                  out + (c / 2 * 32 + part * 8 + c % 2 * 4 + j) * step);
+        put_at(to, c / 2 * 32 + part * 8 + c % 2 * 4 + j,
+               vi_or(bits_of(low[part % 2 * 4 + j], part / 2 * 4, 15), upper));
       }
     }
   }
 }
 
 // Q2_K and Q3_K: in 32 bytes four times 32 columns of two bits.
-TD_INLINE void codes_pairs(row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_pairs(row_blocks *b, const code_sink *to) {
   TD_UNROLL for (uint32_t c = 0; c < 4; c++) {
     vi q[4], high[4];
     dwords_at(b, (BLOCK_DTYPE == TD_Q3_K ? Q3_K_CODES : Q2_K_CODES) + 16 * c, q);
@@ -218,39 +235,39 @@ TD_INLINE void codes_pairs(row_blocks *b, uint8_t *out, size_t step) {
         vi codes = bits_of(q[j], 2 * part, 3);
         if (BLOCK_DTYPE == TD_Q3_K)
           codes = vi_or(codes, vi_sll(bits_of(high[j], c / 2 * 4 + part, 1), 2));
-        put_codes(codes, out + (c / 2 * 32 + part * 8 + c % 2 * 4 + j) * step);
+        put_at(to, c / 2 * 32 + part * 8 + c % 2 * 4 + j, codes);
       }
     }
   }
 }
 
-TD_INLINE void codes_bytes(row_blocks *b, uint8_t *out, size_t step) {
+TD_INLINE void codes_bytes(row_blocks *b, const code_sink *to) {
   TD_UNROLL for (uint32_t i = 0; i < 2; i++) {
     vi q[4];
     dwords_at(b, Q8_0_CODES + 16 * i, q);
     TD_UNROLL for (uint32_t j = 0; j < 4; j++)
-        put_codes(vi_xor(q[j], vi_set1((int)0x80808080)), out + (4 * i + j) * step);
+        put_at(to, 4 * i + j, vi_xor(q[j], vi_set1((int)0x80808080)));
   }
 }
 
-// A block's codes as unsigned bytes, LESS too large: four columns of every row, step bytes apart.
-TD_INLINE void block_codes(row_blocks *b, uint8_t *out, size_t step) {
+// A block's codes as unsigned bytes, gguf_less too large.
+TD_INLINE void block_codes(row_blocks *b, const code_sink *to) {
   const vi none = vi_zero();
   switch (BLOCK_DTYPE) {
-  case TD_Q8_0: codes_bytes(b, out, step); return;
-  case TD_Q4_0: nibbles_32(b, Q4_0_CODES, none, false, out, step); return;
-  case TD_Q4_1: nibbles_32(b, Q4_1_CODES, none, false, out, step); return;
-  case TD_Q5_0: nibbles_32(b, Q5_0_CODES, dword_at(b, Q5_0_HIGH), true, out, step); return;
-  case TD_Q5_1: nibbles_32(b, Q5_1_CODES, dword_at(b, Q5_1_HIGH), true, out, step); return;
-  case TD_IQ4_NL: nibbles_32(b, IQ4_NL_CODES, none, false, out, step); return;
-  case TD_MXFP4: nibbles_32(b, MXFP4_CODES, none, false, out, step); return;
+  case TD_Q8_0: codes_bytes(b, to); return;
+  case TD_Q4_0: nibbles_32(b, Q4_0_CODES, none, false, to, 0); return;
+  case TD_Q4_1: nibbles_32(b, Q4_1_CODES, none, false, to, 0); return;
+  case TD_Q5_0: nibbles_32(b, Q5_0_CODES, dword_at(b, Q5_0_HIGH), true, to, 0); return;
+  case TD_Q5_1: nibbles_32(b, Q5_1_CODES, dword_at(b, Q5_1_HIGH), true, to, 0); return;
+  case TD_IQ4_NL: nibbles_32(b, IQ4_NL_CODES, none, false, to, 0); return;
+  case TD_MXFP4: nibbles_32(b, MXFP4_CODES, none, false, to, 0); return;
   case TD_IQ4_XS:
     TD_UNROLL for (uint32_t s = 0; s < 8; s++)
-        nibbles_32(b, IQ4_XS_CODES + 16 * s, none, false, out + s * 8 * step, step);
+        nibbles_32(b, IQ4_XS_CODES + 16 * s, none, false, to, s * 8);
     return;
   case TD_Q2_K:
-  case TD_Q3_K: codes_pairs(b, out, step); return;
-  case TD_Q6_K: codes_q6(b, out, step); return;
-  default: codes_k4(b, out, step); return;
+  case TD_Q3_K: codes_pairs(b, to); return;
+  case TD_Q6_K: codes_q6(b, to); return;
+  default: codes_k4(b, to); return;
   }
 }

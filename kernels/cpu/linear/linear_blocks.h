@@ -2,8 +2,9 @@
 // Include after an ISA's blocks.h and these definitions:
 //   BLOCK_DTYPE   the format
 //   BLOCKS_EXACT  the kernel for tokens that do not qualify
-// If blocks.h defines ROW_SUMS, it has order_x and row_sums, for one token; if BLOCKS_ONE, that is
-// a kernel of another ISA, or NULL, which takes one token instead.
+// ONE_APART: one token goes without codes in memory, through multiply_codes, or, if blocks.h
+// defines ROW_SUMS, through order_x and row_sums. If it defines BLOCKS_ONE, that is a kernel of
+// another ISA, or NULL, which takes one token instead.
 //
 // A token has a scale per 256 columns, a part: its largest magnitude / 16256. Codes are unsigned
 // numbers, and the sum of code times x over a group of 16 or 32 columns is an exact integer:
@@ -30,7 +31,6 @@ enum {
   MOST_TOKENS = 96, // per block
   MOST_ROWS = 512,
   X_COLS = 192 << 10, // over all tokens of a block
-  X_FOUR = 8,         // bytes of four columns of x
   X_PAD = 64,         // bytes between tokens, so that they fall into different L1 sets
   X_MOST_INT = 16256, // 127 * 128: two signed bytes hold it
 };
@@ -124,7 +124,7 @@ static void decode_rows(product *g, uint32_t row, uint32_t v, uint32_t k, uint32
   b.p = (const uint8_t *)g->a->w->data + (size_t)(g->row0 + row + v * VL) * g->row_bytes +
         bytes_before(k);
   for (uint32_t at = 0; at < n; at += block.cols, b.p += block.bytes) {
-    block_codes(&b, g->w[at / 4][v], sizeof g->w[0]);
+    block_codes(&b, &(code_sink){.out = g->w[at / 4][v], .step = sizeof g->w[0]});
     block_scales(&b, &g->scale[at / GROUP_COLS][v], &g->offset[at / GROUP_COLS][v], ROW_VECTORS);
   }
   for (; b.ahead < g->ahead; b.ahead += 64)
@@ -204,16 +204,40 @@ __attribute__((noinline)) static void product_any_tile(uint32_t n_vectors, uint3
 }
 _Static_assert(TOKENS == 6 && ROW_VECTORS == 2, "a case for every size of tile");
 
-#ifdef ROW_SUMS
+// ---- one token ----------------------------------------------------------------------------------
+
+// One token's x in the order that block_sums takes.
 static int8_t *ordered_x(product *g) {
+#ifdef ROW_SUMS
   return g->x + X_COLS; // behind the only token's
+#else
+  return g->x;
+#endif
+}
+
+// The sums of VL rows over a block, a row a lane; less [group], or 0.
+TD_INLINE void block_sums(row_blocks *b, const int8_t *x, const int32_t *less, vi *sums) {
+  const td_block block = td_dtype_block(BLOCK_DTYPE);
+  const uint32_t n_groups = block.cols / GROUP_COLS;
+  const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
+#ifdef ROW_SUMS
+  enum { OF_32 = 32 / GROUP_COLS };
+  TD_UNROLL for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
+      row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
+  if (!has_less) return;
+  TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = vi_add(sums[i], vi_set1(less[i]));
+#else
+  group_sum of[GROUPS];
+  TD_UNROLL for (uint32_t i = 0; i < n_groups; i++)
+      of[i] = begin_group(has_less ? vi_set1(less[i]) : vi_zero());
+  block_codes(b, &(code_sink){.x = x, .sums = of});
+  TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = end_group(of[i]);
+#endif
 }
 
 // VL rows times the block's only token, over the span.
 static void product_of_one(product *g, uint32_t row) {
-  enum { OF_32 = 32 / GROUP_COLS };
   const td_block block = td_dtype_block(BLOCK_DTYPE);
-  const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
   const int8_t *x = ordered_x(g);
   const int32_t *less = g->x_less;
   const float *sum_x = g->x_sum;
@@ -225,16 +249,14 @@ static void product_of_one(product *g, uint32_t row) {
     vf part = vf_zero();
     for (uint32_t at = 0; at < n; at += block.cols, b.p += block.bytes) {
       vf scale[GROUPS], offset[GROUPS];
+      vi sums[GROUPS];
       g->ahead += block.bytes * VL;
       block_scales(&b, scale, offset, 1);
-      vi sums[OF_32];
-      TD_UNROLL for (uint32_t i = 0; i < block.cols / GROUP_COLS; i++, less++) {
-        if (i % OF_32 == 0) {
-          row_sums(BLOCK_DTYPE, OF_32, b.p, b.apart, i / OF_32, x, sums);
-          x += 32 / 4 * X_FOUR;
-        }
-        const vi sum = vi_add(sums[i % OF_32], has_less ? vi_set1(*less) : vi_zero());
-        part = vf_fma(vf_from_vi(sum), scale[i], part);
+      block_sums(&b, x, less, sums);
+      x += block.cols / 4 * X_FOUR;
+      less += block.cols / GROUP_COLS;
+      TD_UNROLL for (uint32_t i = 0; i < block.cols / GROUP_COLS; i++) {
+        part = vf_fma(vf_from_vi(sums[i]), scale[i], part);
         if (HAS_OFFSETS) part = vf_fma(offset[i], vf_set1(*sum_x++), part);
       }
       for (; b.ahead < g->ahead; b.ahead += 64)
@@ -244,7 +266,6 @@ static void product_of_one(product *g, uint32_t row) {
     *total = vf_fma(part, vf_set1(g->x_scale[k / PART]), *total);
   }
 }
-#endif
 
 // A tile of rows times the block's tokens, over a part of the span.
 static void product_part(product *g, uint32_t row, uint32_t part) {
@@ -298,11 +319,11 @@ static void product_block(product *g, uint32_t most_span) {
     uint32_t row = 0;
 #ifdef ROW_SUMS
     if (g->n_tokens == 1) order_x(g->x, g->n_span, ordered_x(g));
-    for (; g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
+#endif
+    for (; ONE_APART && g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
       g->ahead = rows_behind(g, row + VL);
       product_of_one(g, row);
     }
-#endif
     for (; row < g->n_rows; row += TILE_ROWS) {
       g->ahead = rows_behind(g, row + TILE_ROWS);
       for (uint32_t part = 0; part < g->n_parts; part++)
