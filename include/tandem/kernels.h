@@ -167,10 +167,12 @@ typedef struct {
 // memory. Keys before n_hidden[i], which must be finite, do not affect query i either (a window's
 // begin); if n_visible[i] is not 0, some of [n_hidden[i], n_visible[i]) remain. attn_f32 may first
 // transpose the keys into `transposed`, so that each SIMD lane sums one score: faster with about a
-// hundred queries or more, and rounds differently.
+// hundred queries or more, and rounds differently. With `rows`, which excludes that, keys are
+// anywhere: key j at rows[j], and its value as far behind it as v is behind k.
 typedef struct {
   const float *q;            // f32 [n_q][ldq], already multiplied by the softmax scale
   const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
+  const char *const *rows;   // [n_keys], or NULL
   const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0: the query is unchanged
   const uint32_t *n_hidden;  // [n_q], or NULL: 0 for all
   float *m, *l;              // f32 [n_q]

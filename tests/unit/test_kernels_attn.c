@@ -17,6 +17,7 @@ typedef struct {
   uint32_t n_q, k_dim, v_dim, n_blocks;
   bool shared;    // values are the first v_dim elements of the keys
   bool is_turned; // in scratch that is handed over
+  bool is_spread; // keys are in rows
 } shape;
 
 typedef struct {
@@ -62,6 +63,23 @@ static void make_block(key_block *b, const shape *s, uint64_t *rng, uint32_t idx
 
 typedef void (*attn_fn)(const td_attn_block_args *);
 
+// Where the block's keys are in copies in falling order, each with its value behind it; NULL: they
+// are not spread.
+static const char **spread(const shape *s, const key_block *b, ref_mem *copy) {
+  const size_t elem = td_dtype_bytes(s->dtype), k_bytes = s->k_dim * elem;
+  const size_t v_bytes = s->shared ? 0 : s->v_dim * elem, row_bytes = k_bytes + v_bytes;
+  if (!s->is_spread) return NULL;
+  const char **rows = calloc(b->n_keys, sizeof *rows);
+  *copy = ref_guarded(b->n_keys * row_bytes);
+  for (uint32_t j = 0; j < b->n_keys; j++) {
+    char *row = (char *)copy->data + (b->n_keys - 1 - j) * row_bytes;
+    memcpy(row, (char *)b->k.data + j * k_bytes, k_bytes);
+    if (v_bytes) memcpy(row + k_bytes, (char *)b->v.data + j * v_bytes, v_bytes);
+    rows[j] = row;
+  }
+  return rows;
+}
+
 static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint32_t n_q,
                 const float *q, float *out) {
   uint32_t lda = s->v_dim + 3;
@@ -72,9 +90,13 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
     m[i] = -INFINITY;
   for (uint32_t b = 0; b < s->n_blocks; b++) {
     const key_block *next = b + 1 < s->n_blocks ? &blocks[b + 1] : NULL;
+    ref_mem copy;
+    const char **rows = spread(s, &blocks[b], &copy);
+    const size_t behind = s->shared ? 0 : row_bytes;
     fn(&(td_attn_block_args){.q = q + (size_t)q0 * s->k_dim,
-                             .k = blocks[b].k.data,
-                             .v = blocks[b].v.data,
+                             .k = rows ? rows[0] : blocks[b].k.data,
+                             .v = rows ? rows[0] + behind : blocks[b].v.data,
+                             .rows = rows,
                              .n_visible = blocks[b].n_visible + q0,
                              .n_hidden = blocks[b].hides ? blocks[b].n_hidden + q0 : NULL,
                              .m = m,
@@ -91,6 +113,8 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
                              .n_q = n_q,
                              .k_dim = s->k_dim,
                              .v_dim = s->v_dim});
+    if (rows) ref_unmap(&copy);
+    free(rows);
   }
   for (uint32_t i = 0; i < n_q; i++) {
     for (uint32_t d = 0; d < s->v_dim; d++)
@@ -196,19 +220,23 @@ static bool check_unseen(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static const shape shapes[] = {{0, 1, 1, 1, 1, false, false},     {0, 4, 64, 64, 2, false, false},
-                               {0, 7, 128, 128, 3, false, false}, {0, 33, 20, 20, 4, false, false},
-                               {0, 16, 576, 512, 2, true, false}, {0, 5, 46, 40, 4, true, false},
-                               {0, 9, 192, 128, 3, false, false}, {0, 6, 33, 20, 3, true, false},
-                               {0, 6, 65, 31, 3, false, false}};
+static const shape shapes[] = {
+    {0, 1, 1, 1, 1, false, false, false},     {0, 4, 64, 64, 2, false, false, false},
+    {0, 7, 128, 128, 3, false, false, false}, {0, 33, 20, 20, 4, false, false, false},
+    {0, 16, 576, 512, 2, true, false, false}, {0, 5, 46, 40, 4, true, false, false},
+    {0, 9, 192, 128, 3, false, false, false}, {0, 6, 33, 20, 3, true, false, false},
+    {0, 6, 65, 31, 3, false, false, false}};
 
 static void test_f16(void **state) {
   (void)state;
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F16;
-    for_versions("attn_f16", check, &s);
-    for_versions("attn_f16", check_unseen, &s);
+    for (int spread = 0; spread < 2; spread++) {
+      s.is_spread = spread;
+      for_versions("attn_f16", check, &s);
+      for_versions("attn_f16", check_unseen, &s);
+    }
   }
 }
 
@@ -217,8 +245,9 @@ static void test_f32(void **state) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F32;
-    for (int transposed = 0; transposed < 2; transposed++) {
-      s.is_turned = transposed;
+    for (int where = 0; where < 3; where++) {
+      s.is_turned = where == 1;
+      s.is_spread = where == 2;
       for_versions("attn_f32", check, &s);
       for_versions("attn_f32", check_unseen, &s);
     }
@@ -257,7 +286,7 @@ static void test_broken_kernels_are_caught(void **state) {
   (void)state;
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   why w;
-  shape s = {TD_F32, 7, 64, 64, 3, false, false};
+  shape s = {TD_F32, 7, 64, 64, 3, false, false, false};
   assert_true(check((void (*)(void))td_kernels()->attn_f32, &s, &w));
   assert_false(check((void (*)(void))broken_mask, &s, &w));
   assert_false(check((void (*)(void))broken_window, &s, &w));

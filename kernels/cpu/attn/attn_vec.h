@@ -53,6 +53,13 @@ static attn_next attn_next_on(attn_next next, uint32_t n_steps) {
   return next;
 }
 
+// Where the value of key j is, from dimension d on. is_spread: keys are in rows.
+TD_INLINE const elem *value_at(const td_attn_block_args *a, const bool is_spread, uint32_t j,
+                               uint32_t d) {
+  if (!is_spread) return (const elem *)a->v + j * a->ldv + d;
+  return (const elem *)(const void *)(a->rows[j] + ((const char *)a->v - (const char *)a->k)) + d;
+}
+
 // s[q][j] for Q queries and KEYS keys from j on, of which the first n exist.
 TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
                           uint32_t n, attn_next next, float (*s)[TD_ATTN_KEYS]) {
@@ -62,7 +69,8 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
   for (int i = 0; i < Q; i++)
     q[i] = a->q + (q0 + (uint32_t)i) * a->ldq;
   for (uint32_t i = 0; i < KEYS; i++) {
-    k[i] = (const elem *)a->k + (size_t)(j + (i < n ? i : 0)) * a->ldk;
+    const uint32_t at = j + (i < n ? i : 0);
+    k[i] = a->rows ? (const elem *)(const void *)a->rows[at] : (const elem *)a->k + at * a->ldk;
   }
   TD_UNROLL for (int i = 0; i < Q * 4; i++) acc[i] = vf_zero();
   const char *ahead = next.at;
@@ -119,9 +127,10 @@ TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, u
 
 // acc[q][d..] = acc * decay + sum over keys [0, n[q]) of p * v, for W vectors of values. With W ==
 // 1 and left != 0, the vector has only `left` elements.
-TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a, uint32_t q0,
-                          uint32_t d, uint32_t left, const uint32_t *n, const float *decay,
-                          attn_next next, float (*p)[TD_ATTN_KEYS]) {
+TD_INLINE void value_tile(const int Q, const int W, const bool is_spread,
+                          const td_attn_block_args *a, uint32_t q0, uint32_t d, uint32_t left,
+                          const uint32_t *n, const float *decay, attn_next next,
+                          float (*p)[TD_ATTN_KEYS]) {
   vf acc[QUERIES * VALUES];
   uint32_t common = n[0];
   for (int i = 1; i < Q; i++)
@@ -133,13 +142,13 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
       acc[i * W + c] = vf_mul(old, vf_set1(decay[i]));
     }
   }
-  const elem *v = (const elem *)a->v + d;
   const char *ahead = next.at;
   for (uint32_t j = 0; j < common; j++) {
+    const elem *v = value_at(a, is_spread, j, d);
     vf vv[VALUES];
     ahead = attn_fetch(next, ahead);
     TD_UNROLL for (int c = 0; c < W; c++) {
-      vv[c] = left ? load_kv_n(v + j * a->ldv, left) : load_kv(v + j * a->ldv + c * VL);
+      vv[c] = left ? load_kv_n(v, left) : load_kv(v + c * VL);
     }
     TD_UNROLL for (int i = 0; i < Q; i++) {
       vf weight = vf_set1(p[i][j]);
@@ -150,9 +159,10 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
   }
   TD_UNROLL for (int i = 0; i < Q; i++) {
     for (uint32_t j = common; j < n[i]; j++) {
+      const elem *v = value_at(a, is_spread, j, d);
       vf weight = vf_set1(p[i][j]);
       TD_UNROLL for (int c = 0; c < W; c++) {
-        vf vv = left ? load_kv_n(v + j * a->ldv, left) : load_kv(v + j * a->ldv + c * VL);
+        vf vv = left ? load_kv_n(v, left) : load_kv(v + c * VL);
         acc[i * W + c] = vf_fma(weight, vv, acc[i * W + c]);
       }
     }
@@ -280,18 +290,29 @@ static attn_next score_turned(attn_group *g, attn_next next) {
 }
 
 // Adds W vectors of values from dimension d on; left: see value_tile.
-TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t left,
-                               attn_next next) {
+TD_INLINE attn_next add_values(const int W, const bool is_spread, attn_group *g, uint32_t d,
+                               uint32_t left, attn_next next) {
   const td_attn_block_args *a = g->a;
   for (const attn_tile *t = g->tiles; t < g->tiles + g->n_tiles; t++) {
     const uint32_t i = t->q - g->q0, *n = a->n_visible + t->q;
     if (t->is_one) {
-      value_tile(1, W, a, t->q, d, left, n, g->decay + i, next, g->s + i);
+      value_tile(1, W, is_spread, a, t->q, d, left, n, g->decay + i, next, g->s + i);
     } else {
-      value_tile(QUERIES, W, a, t->q, d, left, n, g->decay + i, next, g->s + i);
+      value_tile(QUERIES, W, is_spread, a, t->q, d, left, n, g->decay + i, next, g->s + i);
     }
     next = attn_next_on(next, t->most);
   }
+  return next;
+}
+
+// Adds all values.
+TD_INLINE attn_next add_all(const bool is_spread, attn_group *g, attn_next next) {
+  const uint32_t v_dim = g->a->v_dim;
+  uint32_t d = 0;
+  for (; d + VALUES * VL <= v_dim; d += VALUES * VL)
+    next = add_values(VALUES, is_spread, g, d, 0, next);
+  for (; d < v_dim; d += VL)
+    next = add_values(1, is_spread, g, d, v_dim - d < VL ? v_dim - d : 0, next);
   return next;
 }
 
@@ -318,10 +339,6 @@ static void attend_all(const td_attn_block_args *a) {
       const uint32_t n = a->n_visible[g.q0 + i];
       if (n) g.decay[i] = softmax_row(a, g.q0 + i, g.s[i], n);
     }
-    uint32_t d = 0;
-    for (; d + VALUES * VL <= a->v_dim; d += VALUES * VL)
-      next[1] = add_values(VALUES, &g, d, 0, next[1]);
-    for (; d < a->v_dim; d += VL)
-      next[1] = add_values(1, &g, d, a->v_dim - d < VL ? a->v_dim - d : 0, next[1]);
+    next[1] = a->rows ? add_all(true, &g, next[1]) : add_all(false, &g, next[1]);
   }
 }

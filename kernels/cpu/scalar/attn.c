@@ -11,6 +11,13 @@ static float dot(const float *q, const void *k, td_dtype dtype, size_t at, uint3
   return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
+// Where key j is, or its value.
+static const char *row_of(const td_attn_block_args *a, const void *base, size_t ld, uint32_t j,
+                          td_dtype dtype) {
+  if (!a->rows) return (const char *)base + j * ld * td_dtype_bytes(dtype);
+  return a->rows[j] + ((const char *)base - (const char *)a->k);
+}
+
 // One query; p holds its scores, then its probabilities relative to the new maximum.
 static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
   float p[TD_ATTN_KEYS];
@@ -18,7 +25,7 @@ static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
   uint32_t n = a->n_visible[i], first = a->n_hidden ? a->n_hidden[i] : 0;
   float m = a->m[i];
   for (uint32_t j = first; j < n; j++) {
-    p[j] = dot(a->q + i * a->ldq, a->k, dtype, j * a->ldk, a->k_dim);
+    p[j] = dot(a->q + i * a->ldq, row_of(a, a->k, a->ldk, j, dtype), dtype, 0, a->k_dim);
     m = fmaxf(m, p[j]);
   }
   float decay = expf(a->m[i] - m);
@@ -28,9 +35,9 @@ static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
   for (uint32_t j = first; j < n; j++) {
     p[j] = expf(p[j] - m);
     l += p[j];
-    for (uint32_t d = 0; d < a->v_dim; d++) {
-      acc[d] += p[j] * f32_from_any(a->v, dtype, j * a->ldv + d);
-    }
+    const char *v = row_of(a, a->v, a->ldv, j, dtype);
+    for (uint32_t d = 0; d < a->v_dim; d++)
+      acc[d] += p[j] * f32_from_any(v, dtype, d);
   }
   a->m[i] = m;
   a->l[i] = l;

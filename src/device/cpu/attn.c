@@ -4,8 +4,10 @@
 // spread over the pool and merged afterwards; where even splits are too few to balance, items have
 // fewer heads. All variants do the same additions in the same order.
 // Of a token with selected keys, key i is the i-th selected one: blocks and splits are of those,
-// and a block's entries are gathered into a piece of the member's memory, as are those in E4M3,
-// which become f32. Of one with selected blocks of keys, those between are passed over.
+// and the kernel reads a block's keys where they are. Of one with selected blocks of keys, those
+// between are passed over. Tokens that select share an item, but not a call of the kernel: they
+// take turns with each split, so that keys which neighbors have in common are still in the cache. A
+// block's entries in E4M3 are gathered into a piece of the member's memory, as f32.
 #include "device/cpu/attn.h"
 
 #include <math.h>
@@ -95,16 +97,16 @@ typedef struct {
   size_t first_item;     // of the wave
   uint32_t max_splits;   // of any tile
   size_t query_bytes, state_bytes;
-  size_t element_bytes; // of gathered entries
-  // pieces of queries, total, part; in prefill also transposed keys, then also gathered entries
+  // pieces of queries, total, part; in prefill also transposed keys, then entries in E4M3 as f32
   char *member;
-  size_t member_bytes, entries_at; //
-  char *parts;                     // [items of the wave][max_splits] states
+  size_t member_bytes, entries_at;
+  char *parts; // [items of the wave][max_splits] states
 } shared_run;
 
 typedef struct {
   const td_attn_tile *tile;
   uint32_t kv_head, head, n_heads, n_q;
+  const float *q; // [n_q][k_dim], times scale
 } shared_item;
 
 static shared_item item_at(const shared_run *run, size_t idx) {
@@ -122,8 +124,9 @@ static shared_item item_at(const shared_run *run, size_t idx) {
 }
 
 // The item's queries times scale, contiguous: token-major, then heads.
-static void load_queries(const shared_run *run, const shared_item *item, float *q) {
+static void load_queries(const shared_run *run, shared_item *item, float *q) {
   const td_attn_shared *a = run->a;
+  item->q = q;
   for (uint32_t i = 0; i < item->tile->n; i++) {
     size_t head = (size_t)(item->tile->token + i) * a->n_heads + item->head;
     const float *from = a->q + head * a->k_dim;
@@ -132,22 +135,23 @@ static void load_queries(const shared_run *run, const shared_item *item, float *
   }
 }
 
-// Whether the tile's last token sees a selection of keys or groups. It is then the only one.
+// Whether the tile's last token sees a selection of keys or groups. Then all of them do.
 static bool has_selection(const td_attn_shared *a, const td_attn_tile *tile) {
   return a->selected && td_attn_n_keys(a->batch, tile) > td_most_selected(a->top_k, a->group);
 }
 
-// What is selected for the tile's only token; NULL: it sees all keys up to its own.
+// What is selected for the tile's first token; NULL: it sees all keys up to its own.
 static const int32_t *selection_of(const shared_run *run, const td_attn_tile *tile) {
   const td_attn_shared *a = run->a;
   return has_selection(a, tile) ? a->selected + (size_t)tile->token * a->top_k : NULL;
 }
 
-// Number of keys that the tile's last token sees.
+// Number of keys that the tile's last token sees; of several with selections the most.
 static uint32_t n_keys_of(const shared_run *run, const td_attn_tile *tile) {
   const td_attn_shared *a = run->a;
   const uint32_t n = td_attn_n_keys(a->batch, tile);
   if (!selection_of(run, tile)) return n;
+  if (tile->n > 1) return (uint32_t)td_most_selected(a->top_k, a->group);
   return a->group ? a->top_k * a->group + n % a->group : a->top_k;
 }
 
@@ -160,12 +164,17 @@ static uint32_t selected_at(const td_attn_shared *a, const int32_t *selection, u
   return n_keys - n_keys % a->group + of_group;
 }
 
-// Whether the tile's last token sees a selection of blocks. It is then the only one.
+// Whether the tile's last token sees a selection of blocks. Then all of them do.
 static bool has_blocks(const td_attn_shared *a, const td_attn_tile *tile) {
   return a->blocks && (td_attn_n_keys(a->batch, tile) - 1) / a->block >= a->top_blocks;
 }
 
-// The blocks of keys that the item's only token sees; NULL: all.
+// Whether the tile's tokens see keys of their own.
+static bool takes_turns(const td_attn_shared *a, const td_attn_tile *tile) {
+  return has_blocks(a, tile) || has_selection(a, tile);
+}
+
+// The blocks of keys that the item's first token sees; NULL: all.
 static const int32_t *blocks_of(const shared_run *run, const shared_item *item) {
   const td_attn_shared *a = run->a;
   if (!has_blocks(a, item->tile)) return NULL;
@@ -193,7 +202,7 @@ static bool is_f8(const td_attn_shared *a) {
   return a->kv->dtype == TD_F8E4M3;
 }
 
-// Some keys within one block. at NULL: none, or those that are gathered.
+// Some keys within one block. at NULL: none, those that are gathered, or those of a selection.
 typedef struct {
   const char *at;
   uint32_t n; // 0: none
@@ -208,8 +217,8 @@ static key_block block_at(const shared_run *run, const shared_item *item, uint32
   if (*begin >= n_keys) return (key_block){0};
   const uint32_t end = blocks ? *begin - *begin % a->block + a->block : n_keys;
   if (end < n_keys) n_keys = end;
-  const bool is_gathered = is_f8(a) || selection_of(run, item->tile);
-  return (key_block){.at = is_gathered ? NULL : keys_at(run, item, *begin),
+  const bool is_apart = is_f8(a) || selection_of(run, item->tile);
+  return (key_block){.at = is_apart ? NULL : keys_at(run, item, *begin),
                      .n = td_attn_block_end(*begin, a->batch->page_tokens, n_keys) - *begin};
 }
 
@@ -230,22 +239,20 @@ static const char *gather_f8(const shared_run *run, const shared_item *item, uin
   return out;
 }
 
-// Copies the entries of the n selected keys from the begin-th on, and behind TD_ATTN_KEYS keys
-// their values, if they are no part of them.
-static const char *gather(const shared_run *run, const shared_item *item, uint32_t begin,
-                          uint32_t n, char *out) {
-  if (is_f8(run->a)) return gather_f8(run, item, begin, n, out);
-  const size_t entry_bytes = run->a->ld * td_dtype_bytes(run->a->kv->dtype);
+// Where the n selected keys from the begin-th on are. Those of a group that are in one page follow
+// one another.
+static void find_rows(const shared_run *run, const shared_item *item, uint32_t begin, uint32_t n,
+                      const char **rows) {
+  const td_attn_shared *a = run->a;
+  const size_t entry_bytes = a->ld * td_dtype_bytes(a->kv->dtype);
   const int32_t *selection = selection_of(run, item->tile);
-  const uint32_t n_keys = td_attn_n_keys(run->a->batch, item->tile);
+  const uint32_t n_keys = td_attn_n_keys(a->batch, item->tile);
   for (uint32_t i = 0; i < n; i++) {
-    const uint32_t position = selected_at(run->a, selection, n_keys, begin + i);
-    const char *key = keys_at(run, item, position);
-    memcpy(out + i * entry_bytes, key, entry_bytes);
-    if (run->a->v_bytes)
-      memcpy(out + (TD_ATTN_KEYS + i) * entry_bytes, key + run->a->v_bytes, entry_bytes);
+    const uint32_t position = selected_at(a, selection, n_keys, begin + i);
+    const bool follows = i && a->group && (begin + i) % a->group &&
+                         position % a->batch->page_tokens;
+    rows[i] = follows ? rows[i - 1] + entry_bytes : keys_at(run, item, position);
   }
-  return out;
 }
 
 // Attention over the item's keys of the block at begin. Prefetches the block `next` meanwhile.
@@ -254,10 +261,15 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
   uint32_t n_visible[PROMPT_QUERIES], n_hidden[PROMPT_QUERIES];
+  const char *rows[TD_ATTN_KEYS];
+  const bool is_spread = selection_of(run, item->tile);
   size_t v_bytes = a->v_bytes;
-  if (!block.at) {
-    block.at = gather(run, item, begin, block.n, piece + run->entries_at);
-    if (v_bytes) v_bytes = TD_ATTN_KEYS * a->ld * run->element_bytes;
+  if (is_spread) {
+    find_rows(run, item, begin, block.n, rows);
+    block.at = rows[0];
+  } else if (!block.at) {
+    block.at = gather_f8(run, item, begin, block.n, piece + run->entries_at);
+    if (v_bytes) v_bytes = TD_ATTN_KEYS * a->ld * sizeof(float);
   }
   for (uint32_t i = 0; i < item->n_q; i++) {
     const uint32_t token = item->tile->token + i / item->n_heads;
@@ -267,15 +279,16 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
     if (n_hidden[i] >= n_visible[i]) n_visible[i] = 0;
   }
   td_attn_block_args args = {
-      .q = (const float *)piece,
+      .q = item->q,
       .k = block.at,
       .v = block.at + v_bytes,
+      .rows = is_spread ? rows : NULL,
       .n_visible = n_visible,
       .n_hidden = a->window ? n_hidden : NULL,
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
-      .transposed = a->prompt && !has_blocks(a, item->tile) && !has_selection(a, item->tile)
+      .transposed = a->prompt && !takes_turns(a, item->tile)
                         ? (float *)(piece + run->query_bytes + 2 * run->state_bytes)
                         : NULL,
       .next_k = next.at,
@@ -295,6 +308,11 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
 // First position that any of the item's queries sees.
 static uint32_t first_key(const shared_run *run, const shared_item *item) {
   return td_attn_first(run->a->batch, item->tile->token, run->a->window);
+}
+
+static td_attn_state state_from(const td_attn_state *state, uint32_t i, uint32_t v_dim) {
+  return (td_attn_state){
+      .m = state->m + i, .l = state->l + i, .acc = state->acc + (size_t)i * v_dim};
 }
 
 // All blocks of one split that some query sees. then: the block used after the last one, for
@@ -317,10 +335,43 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   }
 }
 
-// What is used first of a split.
-static key_block first_of(const shared_run *run, const shared_item *item, uint32_t split) {
+// Those that take turns with the item's keys: its tokens, or all of them together.
+static uint32_t n_turns(const shared_run *run, const shared_item *item) {
+  return takes_turns(run->a, item->tile) ? item->tile->n : 1;
+}
+
+// An item of one of them. tile: memory for its own.
+static shared_item turn_of(const shared_run *run, const shared_item *item, uint32_t i,
+                           td_attn_tile *tile) {
+  shared_item out = *item;
+  if (!takes_turns(run->a, item->tile)) return out;
+  *tile = (td_attn_tile){.seq = item->tile->seq, .token = item->tile->token + i, .n = 1};
+  out.tile = tile;
+  out.n_q = item->n_heads;
+  if (item->q) out.q += (size_t)i * item->n_heads * run->a->k_dim;
+  return out;
+}
+
+// What turn i uses first of a split.
+static key_block first_of(const shared_run *run, const shared_item *item, uint32_t i,
+                          uint32_t split) {
+  td_attn_tile tile;
+  const shared_item turn = turn_of(run, item, i, &tile);
   uint32_t begin = split * ATTN_SPLIT;
-  return block_at(run, item, &begin);
+  return block_at(run, &turn, &begin);
+}
+
+// One split of all the item's queries. then: as of run_split.
+static void run_turns(const shared_run *run, const shared_item *item, uint32_t split,
+                      key_block then, char *piece, const td_attn_state *state) {
+  const uint32_t n = n_turns(run, item);
+  for (uint32_t i = 0; i < n; i++) {
+    td_attn_tile tile;
+    const shared_item turn = turn_of(run, item, i, &tile);
+    const td_attn_state part = state_from(state, i * turn.n_q, run->a->v_dim);
+    run_split(run, &turn, split, i + 1 < n ? first_of(run, item, i + 1, split) : then, piece,
+              &part);
+  }
 }
 
 // Writes query i of the item, whose state is the first of total.
@@ -340,11 +391,6 @@ static void store_query(const shared_run *run, const shared_item *item, uint32_t
     out[d] = total->acc[d] * gain / l;
 }
 
-static td_attn_state state_from(const td_attn_state *state, uint32_t i, uint32_t v_dim) {
-  return (td_attn_state){
-      .m = state->m + i, .l = state->l + i, .acc = state->acc + (size_t)i * v_dim};
-}
-
 // A whole item on one member.
 static void whole_item(void *ctx, size_t idx, unsigned member) {
   const shared_run *run = ctx;
@@ -358,7 +404,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(n_keys_of(run, item.tile));
   for (uint32_t split = first_key(run, &item) / ATTN_SPLIT; split < n_splits; split++) {
-    run_split(run, &item, split, first_of(run, &item, split + 1), piece, &part);
+    run_turns(run, &item, split, first_of(run, &item, 0, split + 1), piece, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
   for (uint32_t i = 0; i < item.n_q; i++) {
@@ -376,12 +422,12 @@ static void one_split(void *ctx, size_t idx, size_t next, unsigned member) {
   key_block then = {0};
   if (next != TD_CPU_NO_ITEM) {
     const shared_item of = item_at(run, run->first_item + next / run->max_splits);
-    then = first_of(run, &of, (uint32_t)(next % run->max_splits));
+    then = first_of(run, &of, 0, (uint32_t)(next % run->max_splits));
   }
   char *piece = run->member + member * run->member_bytes;
   td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
   load_queries(run, &item, (float *)piece);
-  run_split(run, &item, split, then, piece, &part);
+  run_turns(run, &item, split, then, piece, &part);
 }
 
 static void merge_query(void *ctx, size_t idx, size_t next, unsigned member) {
@@ -439,10 +485,10 @@ static bool should_halve(const shared_run *run, size_t n_splits, unsigned n_thre
   return run->tile_heads > LEAST_HEADS && n_splits < n_threads;
 }
 
-// Tiles of at most tile_tokens tokens, of which those that see a selection have one.
+// Tiles of at most tile_tokens tokens, of which all see a selection or none.
 static td_status make_tiles(td_cpu_stream *stream, const td_attn_shared *a, uint32_t tile_tokens,
                             td_attn_tile **tiles, uint32_t *n_tiles, td_err *err) {
-  const uint32_t most = a->selected || a->blocks ? 1 : tile_tokens;
+  const uint32_t most = a->selected || a->blocks ? 1 : tile_tokens; // at first
   const td_status status = td_attn_make_tiles(stream, a->batch, most, tiles, n_tiles, err);
   if (status != TD_OK || most == tile_tokens) return status;
   uint32_t n = 0;
@@ -450,7 +496,7 @@ static td_status make_tiles(td_cpu_stream *stream, const td_attn_shared *a, uint
     const td_attn_tile tile = (*tiles)[i];
     td_attn_tile *last = n ? &(*tiles)[n - 1] : NULL;
     const bool joins = last && last->seq == tile.seq && last->n < tile_tokens &&
-                       !has_blocks(a, &tile) && !has_selection(a, &tile);
+                       takes_turns(a, last) == takes_turns(a, &tile);
     if (joins) {
       last->n++;
     } else {
@@ -486,9 +532,8 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   run.member_bytes = run.query_bytes + 2 * run.state_bytes;
   if (a->prompt) run.member_bytes += (size_t)a->k_dim * TD_ATTN_KEYS * sizeof(float);
   run.entries_at = run.member_bytes;
-  run.element_bytes = is_f8(a) ? sizeof(float) : td_dtype_bytes(a->kv->dtype);
-  const size_t entry_bytes = (a->v_bytes ? 2 : 1) * run.element_bytes;
-  if (is_f8(a) || a->selected) run.member_bytes += TD_ATTN_KEYS * a->ld * entry_bytes;
+  const size_t entry_bytes = (a->v_bytes ? 2 : 1) * sizeof(float);
+  if (is_f8(a)) run.member_bytes += TD_ATTN_KEYS * a->ld * entry_bytes;
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
   if (status != TD_OK) return status;

@@ -72,7 +72,6 @@ typedef struct {
   td_kv_rows rows;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
   // [n_tokens][top_k] positions or groups that a token sees, as in td_attn_mla_args; or NULL.
-  // Their entries are gathered.
   const int32_t *selected;
   uint32_t top_k, group;
   // As in td_attn_gqa_args.
