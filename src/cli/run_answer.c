@@ -9,6 +9,7 @@
 #include "base/printable.h"
 #include "cli/interrupt.h"
 #include "cli/run_impl.h"
+#include "cli/terminal.h"
 
 // ---- showing --------------------------------------------------------------------------------
 
@@ -121,7 +122,6 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
                            .on_prefill = on_prefill,
                            .on_token = on_token,
                            .ctx = r};
-  if (r->is_chat) td_terminal_hush(&r->input);
   td_status st = td_session_generate(r->session, &args, &r->stats, err);
   td_spinner_stop(&r->spinner);
   if (st == TD_OK && r->status != TD_OK) {
@@ -136,7 +136,6 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
     putchar('\n');
     fflush(stdout);
   }
-  if (r->is_chat) td_terminal_unhush(&r->input);
   return st;
 }
 

@@ -6,7 +6,6 @@
 #include "base/token_ids.h"
 #include "cli/conversation.h"
 #include "cli/spinner.h"
-#include "cli/terminal.h"
 #include "cli/word_wrap.h"
 #include "options/options.h"
 #include "runtime/session.h"
@@ -29,7 +28,6 @@ typedef struct {
   // the response being generated
   td_spinner spinner;
   td_word_wrap wrap;       // of a chat; width 0: what is shown is no terminal's
-  td_terminal_input input; // what is typed meanwhile
   td_detok detok;
   td_output_parser parser;
   bool is_parsed;         // by the chat template: the text has reasoning and content

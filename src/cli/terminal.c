@@ -1,4 +1,4 @@
-// src/cli/terminal.c - the environment variables that describe a terminal, and its modes.
+// src/cli/terminal.c - the environment variables that describe a terminal, and its width.
 #include "cli/terminal.h"
 
 #include <string.h>
@@ -19,17 +19,4 @@ bool td_terminal_has_colors(int fd) {
 uint32_t td_terminal_width(int fd) {
   struct winsize size;
   return ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
-
-void td_terminal_hush(td_terminal_input *input) {
-  input->is_quiet = tcgetattr(STDIN_FILENO, &input->before) == 0;
-  if (!input->is_quiet) return;
-  struct termios quiet = input->before;
-  quiet.c_lflag &= ~(tcflag_t)(ECHO | ICANON); // in lines, Ctrl-D and backspace would be taken
-  tcsetattr(STDIN_FILENO, TCSADRAIN, &quiet);
-}
-
-void td_terminal_unhush(td_terminal_input *input) {
-  if (input->is_quiet) tcsetattr(STDIN_FILENO, TCSADRAIN, &input->before);
-  input->is_quiet = false;
 }
