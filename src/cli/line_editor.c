@@ -229,7 +229,8 @@ static td_status open_libedit(td_line_editor *e, td_err *err) {
   el_set(e->el, EL_BIND, "\\e\\r", "tandem-newline", NULL);
   el_set(e->el, EL_BIND, "\\e\\n", "tandem-newline", NULL);
   el_set(e->el, EL_BIND, "\t", "tandem-complete", NULL);
-  // Between two messages, too: in lines, Ctrl-D and backspace would be taken from what is typed ahead.
+  // Between two messages, too: in lines, Ctrl-D and backspace would be taken from what is typed
+  // ahead.
   el_set(e->el, EL_SETTY, "-x", "-echo", "-icanon", NULL);
   el_source(e->el, NULL); // ~/.editrc
   return TD_OK;

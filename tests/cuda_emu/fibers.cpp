@@ -17,7 +17,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-enum { STACK_BYTES = 128 << 10 };
+enum { STACK_BYTES = 128 << 10 }; // a stack begins at a multiple of it, with a pointer to its fiber
 
 #if defined(__x86_64__)
 // Leaves one stack for another: the registers a callee must keep, and where to go on.
@@ -83,8 +83,10 @@ struct phase_barrier {
   emu_seen gathered, told; // what those that arrived had seen, in this phase and the ones before
 };
 
+struct block_state;
 struct fiber {
   emu_place place;
+  block_state *block;
   const rendezvous *waits_at; // until n_waited have passed; NULL: it can run
   uint64_t n_waited;
   race_clock clock;
@@ -131,31 +133,30 @@ struct block_state {
   }
 };
 
-static thread_local block_state *block = nullptr;
-
-struct block_owner {
-  block_state state;
-  block_owner() { block = &state; }
-};
+// The one that runs. By its stack: thread-local memory of a library takes a call to find.
+static fiber *here() {
+  const uintptr_t frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  return *reinterpret_cast<fiber *const *>(frame / STACK_BYTES * STACK_BYTES);
+}
 
 const emu_place &emu_here() {
-  return block->current->place;
+  return here()->place;
 }
 
 unsigned char *emu_dynamic_shared() {
-  return block->shared;
+  return here()->block->shared;
 }
 
 uint32_t emu_shared_address(const void *p) {
-  return static_cast<uint32_t>(static_cast<const unsigned char *>(p) - block->shared);
+  return static_cast<uint32_t>(static_cast<const unsigned char *>(p) - emu_dynamic_shared());
 }
 
 unsigned char *emu_shared_at(uint32_t address) {
-  return block->shared + address;
+  return emu_dynamic_shared() + address;
 }
 
 emu_pending &emu_mine() {
-  return block->current->pending;
+  return here()->pending;
 }
 
 static void enter(block_state *b, fiber *f) {
@@ -195,8 +196,7 @@ static void leave(block_state *b, bool for_good) {
 #endif
 }
 
-static void meet(block_state *b, rendezvous *r) {
-  fiber *f = b->current;
+static void meet(block_state *b, fiber *f, rendezvous *r) {
   f->n_waited = r->n_passed;
   if (++r->n_arrived == r->n_live) {
     r->release();
@@ -218,12 +218,13 @@ static void depart(rendezvous *r) {
 }
 
 bool emu_is_published(const race_clock &write) {
-  if (write.n_barriers < block->first_barrier) return true; // in another block
-  return block->fibers[write.thread].n_published > write.n_publishes;
+  const block_state *b = here()->block;
+  if (write.n_barriers < b->first_barrier) return true; // in another block
+  return b->fibers[write.thread].n_published > write.n_publishes;
 }
 
 void emu_wgmma_publish() {
-  block->current->clock.n_publishes++;
+  here()->clock.n_publishes++;
 }
 
 void emu_no_fence() {
@@ -236,7 +237,7 @@ void emu_no_fence() {
 // ---- barriers in shared memory ------------------------------------------------------------------
 
 static phase_barrier &phase_of(const uint64_t *at) {
-  for (phase_barrier &p : block->phases)
+  for (phase_barrier &p : here()->block->phases)
     if (p.at == at) return p;
   std::fprintf(stderr, "cuda_emu: a barrier in shared memory is not open\n");
   abort();
@@ -250,14 +251,14 @@ static void join(emu_seen &to, const emu_seen &from) {
 void emu_phase_open(const uint64_t *barrier, uint32_t n_arrivals) {
   phase_barrier p = {barrier, rendezvous(), {}, {}};
   p.meet.n_live = n_arrivals;
-  block->phases.push_back(p);
+  here()->block->phases.push_back(p);
   race_keep_reads();
 }
 
 void emu_phase_arrive(const uint64_t *barrier) {
-  block_state *b = block;
+  block_state *b = here()->block;
   phase_barrier &p = phase_of(barrier);
-  warp_state *warp = b->current->warp;
+  warp_state *warp = here()->warp;
   const size_t idx = static_cast<size_t>(warp - b->warps.data());
   warp->seen[idx] = ++warp->n_arrivals;
   for (size_t lane = 0; lane < EMU_WARP; lane++) {
@@ -273,36 +274,35 @@ void emu_phase_arrive(const uint64_t *barrier) {
 }
 
 void emu_phase_wait(const uint64_t *barrier, uint32_t phase) {
-  block_state *b = block;
-  fiber *f = b->current;
+  fiber *f = here();
   phase_barrier &p = phase_of(barrier);
   while (p.meet.n_passed % 2 == phase % 2) {
     f->waits_at = &p.meet;
     f->n_waited = p.meet.n_passed;
-    leave(b, false);
+    leave(f->block, false);
   }
   join(f->warp->seen, p.told);
 }
 
 bool emu_has_seen(const race_clock &now, unsigned warp, uint32_t n_arrivals) {
-  return block->warps[now.thread / EMU_WARP].seen[warp] > n_arrivals;
+  return here()->block->warps[now.thread / EMU_WARP].seen[warp] > n_arrivals;
 }
 
 void __syncthreads() {
-  block_state *b = block;
-  race_clock *clock = &b->current->clock;
-  b->current->n_published = clock->n_publishes;
-  meet(b, &b->meet);
+  fiber *f = here();
+  block_state *b = f->block;
+  race_clock *clock = &f->clock;
+  f->n_published = clock->n_publishes;
+  meet(b, f, &b->meet);
   clock->n_barriers++;
   clock->n_warp_barriers = 0;
   if (b->n_barriers < clock->n_barriers) b->n_barriers = clock->n_barriers;
 }
 
 void __syncwarp() {
-  block_state *b = block;
-  race_clock *clock = &b->current->clock;
-  meet(b, &b->current->warp->meet);
-  clock->n_warp_barriers++;
+  fiber *f = here();
+  meet(f->block, f, &f->warp->meet);
+  f->clock.n_warp_barriers++;
 }
 
 // One fiber at a time, and not instrumented, so that no two of them race.
@@ -313,8 +313,7 @@ unsigned atomicAdd(unsigned *at, unsigned v) {
 }
 
 const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
-  block_state *b = block;
-  const fiber *f = b->current;
+  fiber *f = here();
   warp_state *warp = f->warp;
   if (warp->meet.n_live < EMU_WARP) {
     std::fprintf(stderr, "cuda_emu: a warp shuffles or multiplies without all of its lanes\n");
@@ -322,7 +321,7 @@ const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
   }
   unsigned char *slots = warp->slots[warp->meet.n_passed % 2];
   std::memcpy(slots + f->place.thread.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
-  meet(b, &warp->meet);
+  meet(f->block, f, &warp->meet);
   return slots;
 }
 
@@ -348,17 +347,14 @@ static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], b
     return reinterpret_cast<const operands *>(slots + lane * EMU_SLOT_BYTES);
   };
   const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
-  for (unsigned i = 0; i < 4; i++) {
-    const unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
-    float sum = c[i];
-    for (unsigned k = 0; k < 16; k += 2) {
-      const float *x = of(g * 4 + k % 8 / 2)->a[upper + 2 * (k / 8)];
-      const float *y = of(column * 4 + k % 8 / 2)->b[k / 8];
-      sum += x[0] * y[0];
-      sum += x[1] * y[1];
-    }
-    c[i] = sum;
+  float sums[2][2] = {{c[0], c[1]}, {c[2], c[3]}}; // rows g and g + 8, columns p and p + 1
+  for (unsigned k = 0; k < 8; k++) {
+    const operands *x = of(g * 4 + k % 4), *y[2] = {of(p * 4 + k % 4), of(p * 4 + 4 + k % 4)};
+    for (unsigned half = 0; half < 2; half++)
+      for (unsigned i = 0; i < 4; i++)
+        sums[i / 2][i % 2] += x->a[i / 2 + k / 4 * 2][half] * y[i % 2]->b[k / 4][half];
   }
+  std::memcpy(c, sums, sizeof sums);
 }
 
 const float *emu_e4m3_values() {
@@ -416,12 +412,12 @@ void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) 
 }
 
 static void fiber_main() {
+  fiber *f = here();
+  block_state *b = f->block;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack, &block->scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(nullptr, &b->scheduler_stack, &b->scheduler_stack_bytes);
 #endif
-  block_state *b = block;
   (*b->body)();
-  fiber *f = b->current;
   if (!f->pending.copies.empty() || !f->pending.products.empty()) {
     std::fprintf(stderr, "cuda_emu: a thread ends and has not waited for what it asked for\n");
     abort();
@@ -441,6 +437,7 @@ static void prepare(block_state *b, size_t i) {
   f->pending.registers.clear();
   f->pending.has_begun = false;
   forget_frames(b->stacks[i]);
+  std::memcpy(b->stacks[i], &f, sizeof f);
 #if defined(__x86_64__)
   // As if it had called emu_switch just before fiber_main: six registers and a place to return to,
   // with the stack aligned as at a function's entry.
@@ -504,26 +501,34 @@ static void run_block(block_state *b, bool backwards) {
   }
 }
 
+static char *make_stack() {
+  const int protection = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void *all = mmap(nullptr, 2 * STACK_BYTES, protection, kind, -1, 0);
+  if (all == MAP_FAILED) abort();
+  char *begin = static_cast<char *>(all);
+  const size_t before = STACK_BYTES - reinterpret_cast<uintptr_t>(begin) % STACK_BYTES;
+  munmap(begin, before);
+  if (before < STACK_BYTES) munmap(begin + before + STACK_BYTES, STACK_BYTES - before);
+  return begin + before;
+}
+
 static void make_fibers(block_state *b, dim3 grid, dim3 dim) {
   size_t n = static_cast<size_t>(dim.x) * dim.y * dim.z;
   b->fibers.resize(n);
   b->warps.resize(n / EMU_WARP);
-  while (b->stacks.size() < n) {
-    void *stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) abort();
-    b->stacks.push_back(static_cast<char *>(stack));
-  }
+  while (b->stacks.size() < n)
+    b->stacks.push_back(make_stack());
   for (size_t i = 0; i < n; i++) {
     unsigned x = static_cast<unsigned>(i);
     b->fibers[i].place = {dim3(x % dim.x, x / dim.x % dim.y, x / dim.x / dim.y), dim3(), dim, grid};
+    b->fibers[i].block = b;
     b->fibers[i].warp = &b->warps[i / EMU_WARP];
   }
 }
 
 void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
-  static thread_local block_owner owner;
-  block_state *b = &owner.state;
+  static thread_local block_state state;
+  block_state *b = &state;
   b->body = &body;
   b->view = race_begin();
   make_fibers(b, grid, dim);

@@ -16,6 +16,12 @@ struct race_record {
 // Constant at first, so that no access to it asks whether it is.
 static __thread race_view view;
 
+static bool is_wanted() {
+  const char *races = std::getenv("TANDEM_EMU_RACES");
+  return !races || std::strcmp(races, "0") != 0;
+}
+static const bool is_on = is_wanted();
+
 static int find_memory(dl_phdr_info *info, size_t, void *out) {
   uintptr_t here = reinterpret_cast<uintptr_t>(find_memory);
   uintptr_t memory = reinterpret_cast<uintptr_t>(info->dlpi_tls_data);
@@ -119,7 +125,7 @@ void race_keep_reads() {
 
 race_view *race_begin() {
   static thread_local std::vector<race_record> records;
-  if (records.empty()) dl_iterate_phdr(find_memory, &records);
+  if (is_on && records.empty()) dl_iterate_phdr(find_memory, &records);
   return &view;
 }
 
@@ -139,6 +145,7 @@ void emu_read_by_product(const void *memory) {
 // Most accesses are to the thread's own stack, which is told without a look at anything.
 static inline void touch(const void *memory, size_t n_bytes, bool is_write, const void *code) {
   enum { FRAME_BYTES = 4096 };
+  if (!is_on) return;
   uintptr_t at = reinterpret_cast<uintptr_t>(memory);
   if (at - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < FRAME_BYTES) return;
   const race_view &v = view;
