@@ -106,11 +106,15 @@ inline void emu_load_matrices(uint32_t (&r)[4], const uint16_t *row, bool turned
 }
 
 // Where an element of the matrix lies that a descriptor of wgmma means, swizzled by 128 bytes.
-inline const uint16_t *emu_matrix_at(uint64_t matrix, unsigned row, unsigned column) {
+inline uint32_t emu_matrix_address(uint64_t matrix, unsigned row, unsigned column) {
   auto field = [=](int shift) { return static_cast<uint32_t>(matrix >> shift & 0x3fff) << 4; };
   uint32_t address = field(0) + column / 64 * field(16) + column % 64 * 2;
   address += row / 8 * field(32) + row % 8 * 128;
-  address ^= (address >> 7 & 7) << 4;
+  return address ^ (address >> 7 & 7) << 4;
+}
+
+inline const uint16_t *emu_matrix_at(uint64_t matrix, unsigned row, unsigned column) {
+  const uint32_t address = emu_matrix_address(matrix, row, column);
   const unsigned char *at = emu_shared_at(address);
   if (address % 16 == 0) emu_read_by_product(at);
   return reinterpret_cast<const uint16_t *>(at);
@@ -152,17 +156,32 @@ inline void emu_load_a(const emu_product &m, float (&a)[2][16]) {
   }
 }
 
+// Of b's columns each lane needs a quarter. One of the eight that need the same is seen to read it
+// (race.h), which takes long; the others take it from memory, by a function that is not
+// instrumented.
+inline bool emu_is_seen(unsigned column) {
+  return column / 8 % 8 == threadIdx.x % EMU_WARP / 4;
+}
+void emu_take_bf16(const emu_product &m, unsigned column, uint16_t (&out)[16]);
+void emu_take_bytes(const emu_product &m, unsigned column, uint8_t (&out)[32]);
+
+inline void emu_load_b(const emu_product &m, unsigned column, uint16_t (&out)[16]) {
+  if (!emu_is_seen(column)) return emu_take_bf16(m, column, out);
+  for (unsigned k = 0; k < 16; k++)
+    out[k] = m.b_turned ? *emu_matrix_at(m.b, k, column) : *emu_matrix_at(m.b, column, k);
+}
+
 inline void emu_multiply(const emu_product &m) {
   unsigned p = threadIdx.x % 4 * 2;
   float a[2][16];
   emu_load_a(m, a);
   for (unsigned column = p; column < static_cast<unsigned>(m.n); column += column % 2 ? 7 : 1) {
+    uint16_t b[16];
+    emu_load_b(m, column, b);
     float sum[2] = {0, 0};
     for (unsigned k = 0; k < 16; k++) {
-      float b = emu_bf16(m.b_turned ? *emu_matrix_at(m.b, k, column)
-                                    : *emu_matrix_at(m.b, column, k));
-      sum[0] += a[0][k] * b;
-      sum[1] += a[1][k] * b;
+      sum[0] += a[0][k] * emu_bf16(b[k]);
+      sum[1] += a[1][k] * emu_bf16(b[k]);
     }
     for (unsigned upper = 0; upper < 2; upper++) {
       float *c = &m.c[column / 8][2 * upper + column % 2];
@@ -190,7 +209,11 @@ inline void emu_multiply_bytes(const emu_product &m, C (*sums)[4], Multiply mult
   for (unsigned upper = 0; upper < 2; upper++)
     emu_load_bytes(m.a, threadIdx.x / EMU_WARP % 4 * 16 + g + 8 * upper, a[upper]);
   for (unsigned column = p; column < static_cast<unsigned>(m.n); column += column % 2 ? 7 : 1) {
-    emu_load_bytes(m.b, column, b);
+    if (emu_is_seen(column)) {
+      emu_load_bytes(m.b, column, b);
+    } else {
+      emu_take_bytes(m, column, b);
+    }
     for (unsigned upper = 0; upper < 2; upper++) {
       C *c = &sums[column / 8][2 * upper + column % 2];
       C sum = m.add ? *c : 0;

@@ -411,6 +411,20 @@ void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) 
   mma(c, a, b, true);
 }
 
+void emu_take_bf16(const emu_product &m, unsigned column, uint16_t (&out)[16]) {
+  const unsigned char *shared = emu_dynamic_shared();
+  for (unsigned k = 0; k < 16; k++) {
+    const uint32_t at = m.b_turned ? emu_matrix_address(m.b, k, column) : emu_matrix_address(m.b, column, k);
+    std::memcpy(&out[k], shared + at, sizeof out[k]);
+  }
+}
+
+void emu_take_bytes(const emu_product &m, unsigned column, uint8_t (&out)[32]) {
+  const unsigned char *shared = emu_dynamic_shared();
+  for (unsigned k = 0; k < 32; k += 16)
+    std::memcpy(&out[k], shared + emu_matrix_address(m.b, column, k / 2), 16);
+}
+
 static void fiber_main() {
   fiber *f = here();
   block_state *b = f->block;

@@ -5,8 +5,8 @@
 // wgmma's products read shared memory by another way than threads write it, so there a barrier
 // alone orders nothing: whoever wrote must have fenced (fence.proxy.async) before it. The
 // compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
-// makes; its own runtime is not linked. TANDEM_EMU_RACES=0: none is looked for, in a third less
-// time.
+// makes; its own runtime is not linked. TANDEM_EMU_RACES=0: none is looked for, in half
+// the time.
 #pragma once
 
 #include "emu.h"
