@@ -1,5 +1,7 @@
 // src/api/constraint.c - what the answer must match: response_format, and the names that vLLM,
 // SGLang and llama-server give to the same. Each becomes GBNF whose rule `root` is the answer.
+#include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "api/api_impl.h"
@@ -8,16 +10,18 @@
 
 #define MAX_CHOICES 4096
 
+static_assert((int)TD_SCHEMA_PATH_BYTES == TD_API_PARAM_BYTES, "a schema's path is a member's");
+
 static td_status set_schema(td_api_request *out, const cJSON *schema, const char *param,
                             td_api_error *error) {
-  const td_json_schema_opts opts = {.prefix = "s", .is_free = out->is_free_json};
+  td_api_path at;
   td_err err;
+  snprintf(at.text, sizeof at.text, "%s", param);
+  const td_json_schema_opts opts = {.prefix = "s", .is_free = out->is_free_json, .path = at.text};
   td_buf_str(&out->grammar, "root ::= s0\n");
   out->needs_json_rules = true;
   td_status st = td_json_schema_to_gbnf(&out->grammar, schema, &opts, &err);
-  if (st == TD_OK) return st;
-  td_err_prefix(&err, "%s", param);
-  return td_api_fail_err(error, param, &err);
+  return st == TD_OK ? st : td_api_fail_err(error, at.text, &err);
 }
 
 // A schema, or the text of one.

@@ -63,11 +63,7 @@ void td_api_error_write(td_buf *out, const td_api_error *error) {
   td_jw_begin_object(&w, "error");
   td_jw_str(&w, "message", error->message);
   td_jw_str(&w, "type", type_of(error->status));
-  if (error->param[0]) {
-    td_jw_str(&w, "param", error->param);
-  } else {
-    td_jw_null(&w, "param");
-  }
+  td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
   td_jw_str(&w, "code", error->code ? error->code : code_of(error->status));
   if (error->n_ctx) {
     td_jw_int(&w, "n_prompt_tokens", error->n_prompt_tokens);

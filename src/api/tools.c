@@ -135,15 +135,13 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   st = td_api_add_params(out, &grown[index], index, parameters, error);
   if (st != TD_OK) return st;
   snprintf(prefix, sizeof prefix, "t%u.", index);
+  td_api_path where = td_api_member(td_api_item("tools", at).text, "function.parameters");
   const td_json_schema_opts opts = {
-      .prefix = prefix, .is_free = out->is_free_json, .is_one_line = true};
+      .prefix = prefix, .is_free = out->is_free_json, .is_one_line = true, .path = where.text};
   td_buf rules = TD_BUF_INIT;
   if (parameters) st = td_json_schema_to_gbnf(&rules, parameters, &opts, &err);
   if (st != TD_OK && (is_strict || st == TD_ENOMEM)) {
-    td_api_path where = td_api_item("tools", at);
-    where = td_api_member(where.text, "function.parameters");
     td_buf_free(&rules);
-    td_err_prefix(&err, "%s", where.text);
     return td_api_fail_err(error, where.text, &err);
   }
   if (parameters && st == TD_OK) {

@@ -23,6 +23,7 @@ void td_jw_begin_object(td_json_writer *w, const char *key);
 void td_jw_begin_array(td_json_writer *w, const char *key);
 void td_jw_end_object(td_json_writer *w);
 void td_jw_end_array(td_json_writer *w);
+// text NULL: null.
 void td_jw_str(td_json_writer *w, const char *key, const char *text);
 void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t len);
 void td_jw_int(td_json_writer *w, const char *key, int64_t value);

@@ -1,6 +1,7 @@
 """Errors name the client's own members, whatever they were translated to."""
 
 import copy
+import json
 import re
 
 import httpx
@@ -90,6 +91,12 @@ BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
 # Where the error is about another member than the one that is wrong, or about more of its path.
 ROWS = [
     # path, what is sent at which member, the member that the error names
+    ("/v1/chat/completions", "response_format.json_schema.schema", HARD,
+     "response_format.json_schema.schema.properties.n"),
+    ("/v1/chat/completions", "response_format.json_schema.schema", {"anyOf": [SCHEMA, {"items": HARD}]},
+     "response_format.json_schema.schema.anyOf[1].items.properties.n"),
+    ("/v1/chat/completions", "tools[0].function", {"name": "f", "parameters": HARD, "strict": True},
+     "tools[0].function.parameters.properties.n"),
     ("/v1/messages", "max_tokens", ABSENT, "max_tokens"),
     ("/v1/messages", "max_tokens", "9", "max_tokens"),
     ("/v1/messages", "max_tokens", 0, "max_tokens"),
@@ -107,7 +114,8 @@ ROWS = [
     ("/v1/messages", "tools[2].name", ABSENT, "tools[2].name"),
     ("/v1/messages", "tools[2].input_schema", 5, "tools[2].input_schema"),
     ("/v1/messages", "tools[1].input_schema", 5, "tools[1].input_schema"),  # it is deferred: chat's last
-    ("/v1/messages", "tools[2]", {"name": "f", "input_schema": HARD, "strict": True}, "tools[2].input_schema"),
+    ("/v1/messages", "tools[2]", {"name": "f", "input_schema": HARD, "strict": True},
+     "tools[2].input_schema.properties.n"),
     ("/v1/messages", "tools[2]", {"type": "function", "function": {"name": "f"}}, "tools[2].type"),
     ("/v1/messages", "messages[4].content[0]", "i", "messages[4].content[0]"),
     ("/v1/messages", "tool_choice", {"type": "tool", "name": "x"}, "tool_choice.name"),
@@ -116,7 +124,7 @@ ROWS = [
     ("/v1/messages", "stop_sequences[1]", "", "stop_sequences[1]"),
     ("/v1/messages", "stop_sequences", {}, "stop_sequences"),
     ("/v1/messages", "output_config.format.type", "xml", "output_config.format.type"),
-    ("/v1/messages", "output_config.format.schema", HARD, "output_config.format.schema"),
+    ("/v1/messages", "output_config.format.schema", HARD, "output_config.format.schema.properties.n"),
     ("/v1/messages", "output_config.format.schema", ABSENT, "output_config.format.schema"),
     ("/v1/messages", "add_generation_prompt", 1, "add_generation_prompt"),
     ("/v1/responses", "max_output_tokens", 0, "max_output_tokens"),
@@ -134,7 +142,7 @@ ROWS = [
     ("/v1/responses", "tools[2].tools[0].name", ABSENT, "tools[2].tools[0].name"),
     ("/v1/responses", "tools[2].tools[0].parameters", [], "tools[2].tools[0].parameters"),
     ("/v1/responses", "tools[1]", {"type": "function", "name": "f", "parameters": HARD, "strict": True},
-     "tools[1].parameters"),
+     "tools[1].parameters.properties.n"),
     ("/v1/responses", "input[8].tools[0].parameters", 5, "input[8].tools[0].parameters"),
     ("/v1/responses", "tool_choice", {"type": "function", "name": "x"}, "tool_choice.name"),
     ("/v1/responses", "tool_choice", {"type": "function"}, "tool_choice.name"),
@@ -145,7 +153,7 @@ ROWS = [
      {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]},
      "tool_choice.tools[0].name"),
     ("/v1/responses", "text.format.type", "xml", "text.format.type"),
-    ("/v1/responses", "text.format.schema", HARD, "text.format.schema"),
+    ("/v1/responses", "text.format.schema", HARD, "text.format.schema.properties.n"),
     ("/v1/responses", "text.format.schema", ABSENT, "text.format.schema"),
     ("/v1/responses", "reasoning.effort", 5, "reasoning.effort"),
     ("/api/chat", "options.num_predict", "9", "options.num_predict"),
@@ -154,7 +162,7 @@ ROWS = [
     ("/api/chat", "options.temperature", -1, "options.temperature"),
     ("/api/chat", "options.stop[1]", 5, "options.stop[1]"),
     ("/api/chat", "format", "yaml", "format"),
-    ("/api/chat", "format", HARD, "format"),
+    ("/api/chat", "format", HARD, "format.properties.n"),
     ("/api/chat", "messages[1].role", "nobody", "messages[1].role"),
     ("/api/chat", "messages[2].thinking", 5, "messages[2].thinking"),
     ("/api/chat", "messages[3].tool_name", 5, "messages[3].tool_name"),
@@ -171,7 +179,7 @@ ROWS = [
     ("/completion", "repeat_penalty", 1000, "repeat_penalty"),
     ("/completion", "min_tokens", 10, "min_tokens"),
     ("/completion", "n_probs", -1, "n_probs"),
-    ("/completion", "json_schema", HARD, "json_schema"),
+    ("/completion", "json_schema", HARD, "json_schema.properties.n"),
     ("/completion", "logit_bias[1]", [2], "logit_bias[1]"),
 ]
 
@@ -219,7 +227,7 @@ def of_error(reply):
     """An error's message, and the member that it says is wrong: the first one in it, or `param`."""
     error = reply.json()["error"]
     message = error if isinstance(error, str) else error["message"]
-    named = re.match(r"[a-z_]+(?:\.[a-z_]+|\[\d+\])*(?=[ :]|$)", message)
+    named = re.match(r"[a-z_]+(?:\.[A-Za-z_]+|\[\d+\])*(?=[ :]|$)", message)
     named = named[0] if named else None
     if isinstance(error, dict) and error.get("param"):
         assert named in (error["param"], None) or " " not in message or named in ("a", "the"), error
@@ -234,8 +242,6 @@ def check_known(message, body):
     """An error holds no name that its request does not."""
     known = names_in(body) | VALUES | {"previous_response_id"}  # what to send instead
     for path in re.findall(r"(?<![\w\"])[a-z]+(?:_[a-z]+|\.[a-z_]+|\[\d+\])+", message):
-        if path.startswith("schema"):
-            continue  # a place in a schema
         missing = [k for k in keys_of(path) if isinstance(k, str) and k not in known]
         assert len(missing) <= message.endswith(("is missing", "no string", "no object")), (message, missing)
 
@@ -253,6 +259,15 @@ def test_a_wrong_member_is_named(server, path, at, value, named):
     assert named in message and said == named, message
     put(body, at, {at.split(".")[-1]: value} if value is not ABSENT else {})
     check_known(message.replace(named, ""), body)
+
+
+def test_a_stream_names_it_too(server):
+    """What is found when the answer has begun."""
+    rules = [f'x{i} ::= "a" x{i + 1} "b" | "a" x{i + 1} "c"' for i in range(20)]
+    text = "\n".join(["root ::= x0", *rules, 'x20 ::= "d"'])  # too ambiguous
+    reply = post(server, "/v1/responses", {"input": "a", "stream": True, "temperature": 0, "grammar": text})
+    error = json.loads(reply.text.split("event: error\ndata: ")[1])
+    assert error["param"] == "grammar" and error["message"].startswith("grammar: "), error
 
 
 LONG = "x" * 5000

@@ -402,11 +402,7 @@ static void write_stop(td_json_writer *w, const td_dialect_end *end) {
               : stop                              ? "stop_sequence"
                                                   : "end_turn");
   }
-  if (stop) {
-    td_jw_str(w, "stop_sequence", stop);
-  } else {
-    td_jw_null(w, "stop_sequence");
-  }
+  td_jw_str(w, "stop_sequence", stop);
 }
 
 static void begin_message(td_json_writer *w, const char *key, const td_dialect_state *s) {

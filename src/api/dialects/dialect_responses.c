@@ -389,7 +389,7 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   td_jw_str(&w, "type", "error");
   td_jw_str(&w, "code", error->code ? error->code : "server_error");
   td_jw_str(&w, "message", error->message);
-  td_jw_null(&w, "param");
+  td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
   td_jw_end_object(&w);
   td_dialect_event(out, "error", &json);
   td_buf_free(&json);

@@ -80,12 +80,12 @@ void td_json_schema_write_common(td_buf *out, bool is_free) {
 // ---- messages ----------------------------------------------------------------------------------
 
 td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const char *why) {
-  return td_fail(ctx->err, TD_EUNSUPPORTED, "schema%s: %s%s%.200s is not supported", ctx->path,
-                 keyword, why ? ": " : "", why ? why : "");
+  return td_fail(ctx->err, TD_EUNSUPPORTED, "%s: %s%s%.200s is not supported", ctx->path, keyword,
+                 why ? ": " : "", why ? why : "");
 }
 
 td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what) {
-  return td_fail(ctx->err, TD_EINVAL, "schema%s: %s %s", ctx->path, keyword, what);
+  return td_fail(ctx->err, TD_EINVAL, "%s: %s %s", ctx->path, keyword, what);
 }
 
 // ---- types -------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ static td_status refer_to(td_schema_ctx *ctx, const cJSON *schema, const char *k
                           const char *between, td_buf *out) {
   td_schema_rule rule;
   size_t len = strlen(ctx->path);
-  if (key[0]) snprintf(ctx->path + len, sizeof ctx->path - len, ".%.40s", key);
+  if (key[0]) snprintf(ctx->path + len, TD_SCHEMA_PATH_BYTES - len, ".%.52s", key);
   td_status st = rule_of(ctx, schema, &rule);
   if (st != TD_OK) return st;
   ctx->path[len] = '\0';
@@ -314,7 +314,9 @@ static td_status write_tail(td_schema_ctx *ctx, const array_shape *a, const spac
   uint32_t i = 0, n_open = 0;
   for (; item && st == TD_OK && i < a->max; item = item->next, i++) {
     td_buf_printf(out, "(%s", i ? s->comma : s->first);
-    st = refer_item(ctx, item, "prefixItems", out);
+    char at[32];
+    snprintf(at, sizeof at, "prefixItems[%u]", i);
+    st = refer_item(ctx, item, at, out);
     n_open++;
   }
   if (st == TD_OK && i == a->n_prefix && i < a->max) {
@@ -498,7 +500,9 @@ static td_status write_member(td_schema_ctx *ctx, const member *m, td_buf *out) 
   const cJSON key = {.type = cJSON_String, .valuestring = (char *)m->name};
   td_schema_write_value(out, &key);
   td_buf_str(out, spacing_of(ctx->opts->is_free, ctx->lines).colon);
-  return refer_item(ctx, m->schema, m->name, out);
+  char at[64];
+  snprintf(at, sizeof at, "properties.%.40s", m->name);
+  return refer_item(ctx, m->schema, at, out);
 }
 
 // Members in order, as rules from the last to the first: PREFIX.oN-i is what may come from member i
@@ -636,8 +640,10 @@ static td_status write_alternatives(td_schema_ctx *ctx, const cJSON *schema, con
     }
   }
   for (uint32_t i = 0; i < n && st == TD_OK; i++) {
+    char at[16];
+    snprintf(at, sizeof at, "%s[%u]", key, i);
     if (i) td_buf_str(out, " | ");
-    st = refer(ctx, all[i], key, out);
+    st = refer(ctx, all[i], at, out);
   }
   free(all);
   return st;
@@ -706,8 +712,13 @@ static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) 
 
 static td_status translate(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
                            uint32_t most, td_err *err) {
-  const cJSON *root = opts->root ? opts->root : schema;
-  td_schema_ctx ctx = {.out = out, .root = root, .opts = opts, .most = most, .err = err};
+  td_schema_ctx ctx = {.out = out,
+                       .root = opts->root ? opts->root : schema,
+                       .opts = opts,
+                       .most = most,
+                       .path = opts->path ? opts->path : (char[TD_SCHEMA_PATH_BYTES]){"schema"},
+                       .err = err};
+  const size_t n_path = strlen(ctx.path);
   td_buf top = TD_BUF_INIT;
   td_status st = refer_to(&ctx, schema, "", "", &top);
   ctx.lines = 1;
@@ -720,7 +731,12 @@ static td_status translate(td_buf *out, const cJSON *schema, const td_json_schem
   if (st == TD_OK && out->len > TD_GRAMMAR_MAX_BYTES) {
     st = td_fail(err, TD_ELIMIT, "the schema is too large");
   }
-  return st == TD_OK ? td_buf_status(out, err) : st;
+  if (st == TD_OK) st = td_buf_status(out, err);
+  if (st == TD_ELIMIT || st == TD_ENOMEM) { // of no part alone
+    ctx.path[n_path] = '\0';
+    td_err_prefix(err, "%s", ctx.path);
+  }
+  return st;
 }
 
 td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 
 enum {
+  TD_SCHEMA_PATH_BYTES = 128, // as TD_API_PARAM_BYTES
   TD_SCHEMA_NULL = 1,
   TD_SCHEMA_BOOL = 2,
   TD_SCHEMA_INTEGER = 4,
@@ -32,6 +33,9 @@ typedef struct {
   bool is_free;
   bool is_one_line;  // never lines
   const cJSON *root; // what $ref begins at; NULL: the schema itself
+  // [TD_SCHEMA_PATH_BYTES], what messages call the schema; an error adds where in it the wrong part
+  // is, as .properties.x.items. NULL: "schema".
+  char *path;
 } td_json_schema_opts;
 
 // Appends rules; the text of a value is that of the rule PREFIX0. schema is only read, but for

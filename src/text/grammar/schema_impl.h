@@ -30,7 +30,7 @@ typedef struct {
   unsigned depth; // of schemas within schemas
   unsigned expand_depth; // of $ref and allOf within each other
   bool has_failed;       // memory ran out, whatever else was said
-  char path[128];        // of the schema being translated, for messages
+  char *path;            // [TD_SCHEMA_PATH_BYTES] of the schema being translated, for messages
   td_err *err;
 } td_schema_ctx;
 

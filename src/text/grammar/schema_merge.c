@@ -402,7 +402,8 @@ static unsigned types_within(td_schema_ctx *ctx, const cJSON *schema, unsigned d
 
 unsigned td_json_schema_types(const cJSON *root, const cJSON *schema, bool *has_failed) {
   td_err ignored;
-  td_schema_ctx ctx = {.root = root, .err = &ignored};
+  td_schema_ctx ctx = {
+      .root = root, .path = (char[TD_SCHEMA_PATH_BYTES]){"schema"}, .err = &ignored};
   const unsigned types = types_within(&ctx, schema, 0);
   *has_failed |= ctx.has_failed;
   td_schema_ctx_free(&ctx);
@@ -411,7 +412,8 @@ unsigned td_json_schema_types(const cJSON *root, const cJSON *schema, bool *has_
 
 cJSON *td_json_schema_expanded(const cJSON *root, const cJSON *schema, bool *has_failed) {
   td_err ignored;
-  td_schema_ctx ctx = {.root = root, .err = &ignored};
+  td_schema_ctx ctx = {
+      .root = root, .path = (char[TD_SCHEMA_PATH_BYTES]){"schema"}, .err = &ignored};
   const td_status st = td_schema_expand(&ctx, schema, &schema);
   cJSON *copy = st == TD_OK ? cJSON_Duplicate(schema, true) : NULL;
   *has_failed |= ctx.has_failed || (st == TD_OK && !copy);
