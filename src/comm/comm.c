@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "base/thread.h"
 #include "comm/comm_impl.h"
 
@@ -115,13 +116,23 @@ static bool is_gpu_shared(const comm_group *group) {
   return false;
 }
 
+// The first rank that cannot use NCCL; n_ranks: all can.
+static uint32_t rank_without_nccl(const comm_group *group) {
+  uint32_t r = 0;
+  while (r < group->n_ranks && group->ranks[r].has_nccl)
+    r++;
+  return r;
+}
+
+static bool can_use_nccl(const comm_group *group) {
+  return rank_without_nccl(group) == group->n_ranks && !is_gpu_shared(group);
+}
+
 // The same choice on every rank, from what all have told.
 static td_status choose_backend(td_comm *comm, td_err *err) {
   const comm_group *group = comm->group;
-  uint32_t r = 0;
-  while (r < comm->n_ranks && group->ranks[r].has_nccl)
-    r++;
-  const bool can = r == comm->n_ranks && !is_gpu_shared(group);
+  const uint32_t r = rank_without_nccl(group);
+  const bool can = can_use_nccl(group);
   comm->backend = &comm_host;
   if (strcmp(group->backend, "host") == 0 || (!can && strcmp(group->backend, "auto") == 0))
     return TD_OK;
@@ -207,7 +218,10 @@ static void start_joining(joining *j) {
   release_group(j->group);
 }
 
-td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *opts, td_err *err) {
+// failed_nccl: whether an error is that of a group that chose NCCL.
+static td_status open_group(td_comm **out, td_dev *const *devs, const td_comm_opts *opts,
+                            bool *failed_nccl, td_err *err) {
+  *failed_nccl = false;
   for (uint32_t r = 0; r < opts->n_ranks && r < TD_COMM_MAX_RANKS; r++)
     out[r] = NULL;
   comm_group *group;
@@ -229,7 +243,22 @@ td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *o
     td_comm_close(out[r]);
     out[r] = NULL;
   }
+  *failed_nccl = st != TD_OK && can_use_nccl(group);
   release_group(group);
+  return st;
+}
+
+td_status td_comm_open(td_comm **out, td_dev *const *devs, const td_comm_opts *opts, td_err *err) {
+  bool failed_nccl;
+  td_err why = {.code = TD_OK};
+  td_status st = open_group(out, devs, opts, &failed_nccl, &why);
+  if (failed_nccl && strcmp(opts->backend, "auto") == 0) {
+    td_warn("%s; the devices exchange data through host memory instead", why.msg);
+    td_comm_opts by_host = *opts;
+    by_host.backend = "host";
+    st = open_group(out, devs, &by_host, &failed_nccl, &why);
+  }
+  if (st != TD_OK && err) *err = why;
   return st;
 }
 

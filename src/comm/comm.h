@@ -29,7 +29,7 @@ typedef struct td_comm td_comm; // one rank's end
 typedef struct {
   // "host": through memory of the host, any devices
   // "nccl": a GPU of its own for each rank
-  // "auto": nccl if every rank can, else host
+  // "auto": nccl if every rank can, else, or if NCCL fails to open, host
   const char *backend;
   uint32_t n_ranks;   // 1 to TD_COMM_MAX_RANKS
   size_t piece_bytes; // a transfer is cut into pieces of at most this size; 0: 4 MiB

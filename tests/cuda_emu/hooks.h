@@ -21,7 +21,7 @@ EMU_HOOK unsigned long emu_launches(bool in_share);
 EMU_HOOK unsigned emu_share_sms(void);
 
 // A rank's group of transfers with this number, from 0, fails on the fake NCCL; group -1: the next
-// one; rank -1: none. In this process.
+// one, -2: opening a communicator does; rank -1: none. In this process.
 EMU_HOOK void emu_nccl_fail(int rank, int group);
 
 #ifdef __cplusplus

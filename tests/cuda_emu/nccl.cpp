@@ -71,6 +71,8 @@ std::mutex cliques_lock; // guards what follows
 // By id, kept for good.
 std::map<std::string, clique *> &cliques = *new std::map<std::string, clique *>;
 std::vector<std::unique_ptr<end>> &ends = *new std::vector<std::unique_ptr<end>>;
+// Of emu_nccl_fail, for opening a communicator.
+enum { OPENING = -2 };
 // TANDEM_EMU_NCCL_FAILS: the rank whose exchanges fail.
 int rank_that_fails() {
   const char *text = std::getenv("TANDEM_EMU_NCCL_FAILS");
@@ -168,7 +170,7 @@ int add(void *to, const void *from, size_t n, int type, int peer, ncclComm *comm
 // Lock of the end held.
 bool is_failing(const end &e) {
   std::lock_guard<std::mutex> hold(cliques_lock);
-  return e.rank == failing_rank && (failing_group < 0 || e.n_groups == failing_group);
+  return e.rank == failing_rank && (failing_group == -1 || e.n_groups == failing_group);
 }
 
 } // namespace
@@ -212,6 +214,7 @@ EXPORTED int ncclCommInitRankConfig(ncclComm **out, int n_ranks, nccl_id id, int
       config[4] != 0)
     return INVALID_ARGUMENT;
   std::lock_guard<std::mutex> hold(cliques_lock);
+  if (failing_group == OPENING && rank == failing_rank) return SYSTEM_ERROR;
   const auto found = cliques.find(id.bytes);
   if (found == cliques.end()) return SYSTEM_ERROR;
   clique *all = found->second;

@@ -197,12 +197,42 @@ static void test_no_nccl(void **state) {
   check_no_nccl("TANDEM_EMU_NCCL", "30000");
 }
 
+// A NCCL that does not open: an error where it was asked for, else another way.
+static void test_nccl_fails_to_open(void **state) {
+  (void)state;
+  if (!is_emulator) skip();
+  enum { N = 3 };
+  td_dev *devs[N];
+  td_comm *comms[N];
+  td_err err;
+  for (uint32_t i = 0; i < N; i++)
+    assert_int_equal(td_dev_open(&devs[i], &(td_dev_opts){.kind = "cuda", .index = i}, &err),
+                     TD_OK);
+  nccl_fail(1, -2);
+  assert_int_equal(td_comm_open(comms, devs, &(td_comm_opts){"nccl", N, 0}, &err), TD_ECANCELED);
+  assert_non_null(strstr(err.msg, "NCCL on rank 1: unhandled system error"));
+  assert_null(comms[0]);
+  for (uint32_t i = 0; i < N; i++)
+    td_dev_close(devs[i]);
+  const size_t unit = 40;
+  ranks r;
+  open_ranks(&r, N, "cuda", "auto", 512);
+  nccl_fail(-1, 0);
+  assert_string_equal(td_comm_backend(r.ends[0].comm), "host");
+  run_ranks(&r, check_all_collectives, (void *)&unit);
+  close_ranks(&r);
+}
+
 int main(int argc, char **argv) {
   open_emulator();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_host),         cmocka_unit_test(test_nccl),
-      cmocka_unit_test(test_engine),       cmocka_unit_test(test_nccl_error),
-      cmocka_unit_test(test_nccl_aborted), cmocka_unit_test(test_no_nccl),
+      cmocka_unit_test(test_host),
+      cmocka_unit_test(test_nccl),
+      cmocka_unit_test(test_engine),
+      cmocka_unit_test(test_nccl_error),
+      cmocka_unit_test(test_nccl_aborted),
+      cmocka_unit_test(test_no_nccl),
+      cmocka_unit_test(test_nccl_fails_to_open),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
