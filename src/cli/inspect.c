@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json_write.h"
+#include "base/units.h"
 #include "cli/plan.h"
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
@@ -16,16 +17,6 @@ static uint32_t count_moe_layers(const td_model_config *c) {
   for (uint32_t i = 0; i < c->n_layers; i++)
     n += td_model_is_moe(c, i);
   return n;
-}
-
-// 1536 becomes "1.50 KiB".
-static void add_bytes(td_buf *out, uint64_t bytes) {
-  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = (double)bytes;
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < TD_COUNT(units); unit++)
-    value /= 1024;
-  td_buf_printf(out, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
 }
 
 // 671026419200 becomes "671.03 B" (billions, as in model names).
@@ -55,20 +46,14 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
 
 static void add_memory(td_buf *out, const td_model_config *c, const td_model_stats *s,
                        td_dtype kv_dtype) {
-  td_buf_str(out, "\ndecoding      reads ");
-  add_bytes(out, s->active_bytes);
-  td_buf_str(out, " of weights for a token\nmemory        ");
-  add_bytes(out, s->bytes);
+  td_buf_printf(out, "\ndecoding      reads %s of weights for a token\nmemory        %s",
+                td_size(s->active_bytes).text, td_size(s->bytes).text);
   const td_kv_layout kv = td_kv_layout_of(c, kv_dtype, 0);
-  if (kv.n_layers) {
-    td_buf_str(out, ", and ");
-    add_bytes(out, 1000 * (uint64_t)td_kv_layout_token_bytes(&kv));
-    td_buf_str(out, " for every 1000 tokens of context");
-  }
+  if (kv.n_layers)
+    td_buf_printf(out, ", and %s for every 1000 tokens of context",
+                  td_size(1000 * (double)td_kv_layout_token_bytes(&kv)).text);
   if (kv.n_states) {
-    td_buf_str(out, ", and ");
-    add_bytes(out, td_kv_layout_states_bytes(&kv));
-    td_buf_printf(out, " %s for every %u%s",
+    td_buf_printf(out, ", and %s %s for every %u%s", td_size(td_kv_layout_states_bytes(&kv)).text,
                   kv.n_blocks ? "in layers with a window" : "of recurrent states", kv.page_tokens,
                   kv.n_layers ? "" : " tokens of context");
   }
@@ -83,11 +68,9 @@ static void add_unused(td_buf *out, const td_model *m) {
     td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n",
                   c->n_mtp_layers - n_used);
   }
-  if (c->n_other_tensors) {
-    td_buf_printf(out, "not used      vision: %u tensors, ", c->n_other_tensors);
-    add_bytes(out, c->other_bytes);
-    td_buf_str(out, "\n");
-  }
+  if (c->n_other_tensors)
+    td_buf_printf(out, "not used      vision: %u tensors, %s\n", c->n_other_tensors,
+                  td_size(c->other_bytes).text);
 }
 
 // Bits of 256 elements.
@@ -112,31 +95,25 @@ static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
   add_count(out, s.params);
   td_buf_str(out, " in total, ");
   add_count(out, s.active_params);
-  td_buf_str(out, " active for a token\nweights       ");
-  add_bytes(out, s.bytes);
+  td_buf_printf(out, " active for a token\nweights       %s", td_size(s.bytes).text);
   const char *before = ": ";
   for (uint32_t n = 0; n < TD_N_DTYPES; n++) {
     const td_dtype dtype = smallest(s.bytes_by_dtype);
     if (dtype == TD_N_DTYPES) break;
-    td_buf_printf(out, "%s%s ", before, td_dtype_name(dtype));
-    add_bytes(out, s.bytes_by_dtype[dtype]);
+    td_buf_printf(out, "%s%s %s", before, td_dtype_name(dtype),
+                  td_size(s.bytes_by_dtype[dtype]).text);
     s.bytes_by_dtype[dtype] = 0;
     before = ", ";
   }
   add_memory(out, c, &s, kv_dtype);
-  if (s.table_bytes) {
-    td_buf_str(out, "tables        ");
-    add_bytes(out, s.table_bytes);
-    td_buf_str(out, " of n-grams, of which rows are read from their files\n");
-  }
-  if (s.expert_bytes && td_attn_has_gpu(c)) {
-    td_buf_str(out, "with a GPU    ");
-    td_buf_str(out, "the context and ");
-    add_bytes(out, s.bytes - s.expert_bytes);
-    td_buf_str(out, " of weights in its memory, ");
-    add_bytes(out, s.expert_bytes);
-    td_buf_str(out, " of experts in the CPU's, or in its own as far as they fit\n");
-  }
+  if (s.table_bytes)
+    td_buf_printf(out, "tables        %s of n-grams, of which rows are read from their files\n",
+                  td_size(s.table_bytes).text);
+  if (s.expert_bytes && td_attn_has_gpu(c))
+    td_buf_printf(out,
+                  "with a GPU    the context and %s of weights in its memory, %s of experts in the "
+                  "CPU's, or in its own as far as they fit\n",
+                  td_size(s.bytes - s.expert_bytes).text, td_size(s.expert_bytes).text);
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);

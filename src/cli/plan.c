@@ -6,13 +6,12 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/units.h"
 #include "bench/this_rig.h"
 #include "cli/cli.h"
 #include "engine/attn/kind.h"
 #include "model/outline.h"
 #include "runtime/command.h"
-
-#define GIB ((double)(1 << 30))
 
 static int32_t usual_prompts[] = {2048, 8192, 32768}, usual_batches[] = {1};
 const td_plan_opts td_plan_usual = {.prompts = {usual_prompts, TD_COUNT(usual_prompts)},
@@ -230,32 +229,30 @@ static void add_memory(td_buf *out, const setup *s) {
   const double other = (double)s->load.other_bytes;
   const td_card_plan *card = card_of(s);
   const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts);
-  td_buf_printf(out, "memory        %.2f GiB of weights in the CPU's %.0f GiB%s\n", host / GIB,
-                (double)s->rig.memory_bytes / GIB,
+  td_buf_printf(out, "memory        %s of weights in the CPU's %.0f GiB%s\n", td_size(host).text,
+                td_gib(s->rig.memory_bytes),
                 1.1 * host > (double)s->rig.memory_bytes
                     ? ": they do not fit, and would be read from disk; figures are as if they did"
                     : "");
   if (s->rig.n_gpus && !card)
     td_buf_printf(out,
-                  "              the GPU's %.0f GiB do not hold the %.2f GiB beside the experts; "
+                  "              the GPU's %.0f GiB do not hold the %s beside the experts; "
                   "without it:\n",
-                  (double)s->rig.gpu.memory_bytes / GIB, other / GIB);
+                  td_gib(s->rig.gpu.memory_bytes), td_size(other).text);
   if (!card) return;
   const uint64_t experts_here = card->own_bytes + card->cache_bytes;
-  td_buf_printf(out, "on the GPU    %.2f GiB of weights", (double)card->weight_bytes / GIB);
-  if (experts_here) td_buf_printf(out, ", %.2f GiB of experts", (double)experts_here / GIB);
+  td_buf_printf(out, "on the GPU    %s of weights", td_size(card->weight_bytes).text);
+  if (experts_here) td_buf_printf(out, ", %s of experts", td_size(experts_here).text);
   if (card->experts_stream)
-    td_buf_printf(out, ", %.2f GiB to stream others through",
-                  (double)card->memory.stream_bytes / GIB);
-  if (card->drafts.bytes)
-    td_buf_printf(out, ", %.2f GiB for drafts", (double)card->drafts.bytes / GIB);
+    td_buf_printf(out, ", %s to stream others through", td_size(card->memory.stream_bytes).text);
+  if (card->drafts.bytes) td_buf_printf(out, ", %s for drafts", td_size(card->drafts.bytes).text);
   td_buf_printf(out, ", keys and values of %u tokens\n", card->kv_tokens);
   if (s->rig.n_gpus == 1 && card->longer.prefill_chunk) {
     td_buf_printf(
         out,
         "              while nothing decodes, long prompts have steps of %u tokens: dense "
-        "weights stream then, and %.2f GiB are for experts\n",
-        card->longer.prefill_chunk, (double)card->longer.stream_bytes / GIB);
+        "weights stream then, and %s are for experts\n",
+        card->longer.prefill_chunk, td_size(card->longer.stream_bytes).text);
   }
 }
 
@@ -331,7 +328,7 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
   const td_gpu_card *gpu = &rig->gpu;
   if (rig->n_gpus) {
     td_buf_printf(out, "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, ",
-                  gpu->name, (double)gpu->memory_bytes / GIB, gpu->link_gbps, gpu->tflops);
+                  gpu->name, td_gib(gpu->memory_bytes), gpu->link_gbps, gpu->tflops);
     const td_a8_rate *a8 = &gpu->a8[opts->activations];
     if (a8->tflops > 0)
       td_buf_printf(out, "%g in %s%s, ", a8->tflops, name_of_a8(opts->activations),
@@ -356,11 +353,10 @@ void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,
     if (td_rig_use_cards(&with, name, NULL) != TD_OK) continue;
     const setup s = setup_of(model, &with, opts);
     td_buf_printf(out, "  with        %-12s %3.0f GB: ", with.gpu.name,
-                  (double)with.gpu.memory_bytes / GIB);
+                  td_gib(with.gpu.memory_bytes));
     if (!card_of(&s)) {
-      td_buf_printf(out,
-                    "does not hold the %.2f GiB beside the experts, so the CPU computes alone\n",
-                    (double)s.load.other_bytes / GIB);
+      td_buf_printf(out, "does not hold the %s beside the experts, so the CPU computes alone\n",
+                    td_size(s.load.other_bytes).text);
       continue;
     }
     const td_plan_time prompt = time_of(&s, &(work){.is_prompt = true, .n = TOKENS});

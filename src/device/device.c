@@ -13,9 +13,9 @@ static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   size_t n_free = td_dev_free_vram_bytes(*out);
   if (opts->need_bytes <= n_free) return TD_OK;
   status = td_fail(err, TD_ENOMEM,
-                   "%s: the weights take %.2f GiB there, and %.2f GiB of its memory are free; give "
+                   "%s: the weights take %s there, and %s of its memory are free; give "
                    "--device cpu, or a smaller copy of the model (tandem quantize)",
-                   td_dev_name(*out), td_gib(opts->need_bytes), td_gib(n_free));
+                   td_dev_name(*out), td_size(opts->need_bytes).text, td_size(n_free).text);
   td_dev_close(*out);
   *out = NULL;
   return status;

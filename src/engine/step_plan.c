@@ -96,8 +96,8 @@ static void print_dense(td_buf *out, const td_step_plan *plan) {
   uint32_t first = 0;
   while (!plan->streams_dense[first])
     first++;
-  td_buf_printf(out, "; dense weights of layers %u-%u streamed, %.2f GiB", first,
-                plan->n_layers - 1, td_gib(plan->dense_bytes));
+  td_buf_printf(out, "; dense weights of layers %u-%u streamed, %s", first, plan->n_layers - 1,
+                td_size(plan->dense_bytes).text);
 }
 
 void td_step_plan_print(td_buf *out, const td_step_plan *plan) {

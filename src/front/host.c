@@ -162,8 +162,8 @@ static td_status open_kv_dir(td_host *h, td_err *err) {
   if (st == TD_OK && !all->kv_dir) {
     st = td_kv_dir_open(&all->kv_dir, o->kv_dir, (uint64_t)(o->kv_dir_gib * (double)TD_GIB), err);
     if (st == TD_OK) {
-      td_info("--kv-dir %s: %.2f of %.2f GiB are used", o->kv_dir,
-              td_gib(td_kv_dir_bytes(all->kv_dir)), o->kv_dir_gib);
+      td_info("--kv-dir %s: %s of %.2f GiB are used", o->kv_dir,
+              td_size(td_kv_dir_bytes(all->kv_dir)).text, o->kv_dir_gib);
     }
   }
   pthread_mutex_unlock(&all->kv_dir_lock);

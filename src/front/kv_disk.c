@@ -272,8 +272,8 @@ static bool shrink(td_kv_disk *disk) {
     return false;
   }
   if (!disk->has_shrunk) {
-    td_warn("--kv-dir %s: %s; it is kept to the %.2f GiB that it has", td_kv_dir_path(dir),
-            disk->save.err.msg, td_gib(n_bytes));
+    td_warn("--kv-dir %s: %s; it is kept to the %s that it has", td_kv_dir_path(dir),
+            disk->save.err.msg, td_size(n_bytes).text);
   }
   disk->has_shrunk = true;
   td_kv_dir_limit(dir, n_bytes);

@@ -33,9 +33,9 @@ static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_
   if (need->host_bytes && need->host_bytes < available) available = need->host_bytes;
   if (n_bytes > (double)available) {
     return td_fail(err, TD_ENOMEM,
-                   "a KV pool of %u tokens takes %.2f GiB, and %.2f GiB of memory are available; "
+                   "a KV pool of %u tokens takes %s, and %s of memory are available; "
                    "give a smaller --kv-cache-tokens",
-                   need->kv_tokens, td_gib(n_bytes), td_gib(available));
+                   need->kv_tokens, td_size(n_bytes).text, td_size(available).text);
   }
   *out = (td_kv_plan){.n_ctx = n_ctx, .n_pages = n_pages};
   return TD_OK;
@@ -57,11 +57,11 @@ td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err) 
     n_ctx = (uint32_t)affordable * page_tokens;
   }
   if (affordable < pages_of(need, n_ctx)) {
-    return td_fail(
-        err, TD_ENOMEM,
-        "the KV cache of one context of %u tokens takes %.2f GiB, and %.2f GiB of memory "
-        "are to spare beside the weights; give a smaller --ctx-size",
-        n_ctx, (double)pages_of(need, n_ctx) * td_gib(page_bytes), td_gib(budget_bytes(need)));
+    return td_fail(err, TD_ENOMEM,
+                   "the KV cache of one context of %u tokens takes %s, and %s of memory "
+                   "are to spare beside the weights; give a smaller --ctx-size",
+                   n_ctx, td_size((double)pages_of(need, n_ctx) * (double)page_bytes).text,
+                   td_size(budget_bytes(need)).text);
   }
   uint32_t n_pages = pages_of(need,
                               (uint64_t)pages_of(need, n_ctx) * page_tokens * need->max_batch);

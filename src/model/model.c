@@ -195,9 +195,9 @@ td_status td_model_convert(td_model *m, td_err *err) {
   uint64_t available = td_memory_available_bytes();
   if (n_bytes > available) {
     return td_fail(err, TD_ENOMEM,
-                   "%s: %.2f GiB of converted weights do not fit into the %.2f GiB of memory "
+                   "%s: %s of converted weights do not fit into the %s of memory "
                    "available",
-                   m->dir, td_gib(n_bytes), td_gib(available));
+                   m->dir, td_size(n_bytes).text, td_size(available).text);
   }
   m->is_converted = true;
   return td_conversion_run(m->conversion, m->converted, NULL, err);

@@ -104,9 +104,9 @@ static void place_for_prefill(td_devices *d, const td_gpu_pair *pair) {
   d->prefill_chunk = pair->prefill_chunk;
   d->n_streamed_dense = pair->n_streamed_dense;
   if (!pair->n_streamed_dense) return;
-  td_info("%s: dense weights of the last %u layers stream as experts do, which leaves %.2f GiB for "
+  td_info("%s: dense weights of the last %u layers stream as experts do, which leaves %s for "
           "experts and steps of %u tokens",
-          td_dev_name(d->dev), pair->n_streamed_dense, td_gib(pair->stream_bytes),
+          td_dev_name(d->dev), pair->n_streamed_dense, td_size(pair->stream_bytes).text,
           pair->prefill_chunk);
 }
 
@@ -133,9 +133,9 @@ static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_mod
   }
   if (!d->longer.prefill_chunk) return;
   td_info("%s: while nothing decodes, long prompts have steps of %u tokens instead of %u: dense "
-          "weights stream as experts do then, which have %.2f GiB",
+          "weights stream as experts do then, which have %s",
           td_dev_name(d->dev), d->longer.prefill_chunk, plan->prefill_chunk,
-          td_gib(d->longer.stream_bytes));
+          td_size(d->longer.stream_bytes).text);
 }
 
 // Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
@@ -181,10 +181,10 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
   d->prefill_chunk = plan.prefill_chunk;
   d->stream_bytes = plan.stream_bytes;
   d->held_bytes += plan.chunk_bytes + plan.decode_bytes + plan.stream_bytes;
-  td_debug("%s: %.2f GiB for weights, %.2f GiB for experts that stream, %.2f GiB for prefill steps "
-           "of %u tokens, of %.2f GiB",
-           td_dev_name(d->dev), td_gib(need.weight_bytes), td_gib(plan.stream_bytes),
-           td_gib(plan.chunk_bytes), plan.prefill_chunk, td_gib(n_free));
+  td_debug("%s: %s for weights, %s for experts that stream, %s for prefill steps "
+           "of %u tokens, of %s",
+           td_dev_name(d->dev), td_size(need.weight_bytes).text, td_size(plan.stream_bytes).text,
+           td_size(plan.chunk_bytes).text, plan.prefill_chunk, td_size(n_free).text);
   if (d->expert_dev) place_experts(d, opts, model, &need, &plan);
 }
 
@@ -218,8 +218,8 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
     n_bytes += td_model_expert_bytes(model, i);
     n_layers += td_model_expert_bytes(model, i) > 0;
   }
-  td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev), n_layers,
-          td_gib(n_bytes));
+  td_info("%s computes the experts of %u layers, %s", td_dev_name(d->expert_dev), n_layers,
+          td_size(n_bytes).text);
   return TD_OK;
 }
 
@@ -265,8 +265,8 @@ static void plan_drafts(td_devices *d, const td_devices_opts *opts, const td_mod
     need.expert_bytes = td_model_expert_bytes(model, c->n_layers);
   const td_gpu_drafts drafts = td_gpu_drafts_plan(&need, c);
   if (drafts.lacking) {
-    td_info("%s: no tokens are drafted, which would take %.2f GiB", td_dev_name(d->dev),
-            td_gib(drafts.lacking));
+    td_info("%s: no tokens are drafted, which would take %s", td_dev_name(d->dev),
+            td_size(drafts.lacking).text);
   }
   if (!drafts.are_verified) return;
   d->max_drafts = td_draft_most(td_attn_has_states(c));
@@ -287,8 +287,8 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
     if (n < n_free) n_free = n;
   }
   if (opts->gpu_bytes > n_free && n_free) {
-    td_info("%s: %.2f GiB of its memory are free, of %.2f GiB that the server divides",
-            td_dev_name(out->dev), td_gib(n_free), td_gib(opts->gpu_bytes));
+    td_info("%s: %s of its memory are free, of %s that the server divides", td_dev_name(out->dev),
+            td_size(n_free).text, td_size(opts->gpu_bytes).text);
   }
   if (opts->gpu_bytes && n_free) n_free = opts->gpu_bytes;
   out->placement = td_placement_of(runtime, model, n_free);

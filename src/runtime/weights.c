@@ -48,58 +48,57 @@ static bool is_to_be_resident(const td_weights_need *need) {
 }
 
 static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
-  const double weights = td_gib(need->file_bytes);
-  const double available = td_gib(need->available_bytes);
+  const td_size_text weights = td_size(need->file_bytes);
+  const td_size_text available = td_size(need->available_bytes);
   const bool is_gpus = need->placement.is_discrete && !need->placement.experts_on_cpu;
   if (need->file_bytes > need->available_bytes && !is_gpus) {
     out->is_warning = true;
     snprintf(out->text, sizeof out->text,
-             "the checkpoint is larger (%.2f GiB) than the memory available (%.2f GiB): answers "
+             "the checkpoint is larger (%s) than the memory available (%s): answers "
              "will wait for the disk; a smaller one can be made with tandem quantize",
-             weights, available);
+             weights.text, available.text);
   } else if (need->mode == TD_WEIGHTS_AUTO && is_gpus) {
     snprintf(out->text, sizeof out->text,
-             "%.2f GiB of weights are mapped from their files: the GPU copies all of them",
-             weights);
+             "%s of weights are mapped from their files: the GPU copies all of them", weights.text);
   } else if (need->mode == TD_WEIGHTS_AUTO && !has_room_for_kv(need)) {
     snprintf(out->text, sizeof out->text,
-             "%.2f GiB of weights are mapped from their files: a copy in memory would leave no "
+             "%s of weights are mapped from their files: a copy in memory would leave no "
              "room for the KV cache",
-             weights);
+             weights.text);
   } else if (need->mode == TD_WEIGHTS_AUTO) {
     snprintf(out->text, sizeof out->text,
-             "%.2f GiB of weights are mapped from their files, since shared memory has no 2 MB "
+             "%s of weights are mapped from their files, since shared memory has no 2 MB "
              "pages; to allow them: " ALLOW_HUGE,
-             weights, huge_pages(need));
+             weights.text, huge_pages(need));
   }
 }
 
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
   *out = (td_weights_choice){.is_resident = is_to_be_resident(need)};
   const uint64_t taken = taken_bytes(need);
-  const double weights = td_gib(need->file_bytes);
-  const double available = td_gib(need->available_bytes);
-  const double limit = td_gib(need->limit_bytes);
+  const td_size_text weights = td_size(need->file_bytes);
+  const td_size_text available = td_size(need->available_bytes);
+  const td_size_text limit = td_size(need->limit_bytes);
   if (need->mode == TD_WEIGHTS_RESIDENT && taken > need->limit_bytes) {
     return td_fail(err, TD_ENOMEM,
-                   "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
+                   "--weights resident: %s of weights do not fit into the %s of memory "
                    "there are; give --weights mmap, which reads them through the page cache",
-                   weights, limit);
+                   weights.text, limit.text);
   }
   if (!out->is_resident) {
     explain_mapping(out, need);
   } else if (taken > need->available_bytes) {
     out->is_warning = true;
     snprintf(out->text, sizeof out->text,
-             "--weights resident: of the %.2f GiB of memory there are, %.2f GiB are available, and "
-             "the weights take %.2f GiB; loading goes on, and fails if no more becomes available",
-             limit, available, weights);
+             "--weights resident: of the %s of memory there are, %s are available, and "
+             "the weights take %s; loading goes on, and fails if no more becomes available",
+             limit.text, available.text, weights.text);
   } else if (need->pages == TD_PAGES_PLAIN) {
     out->is_warning = need->placement.experts_on_cpu;
     snprintf(out->text, sizeof out->text,
-             "%.2f GiB of weights will be in 4 KB pages, which are slower to read%s; to allow 2 MB "
+             "%s of weights will be in 4 KB pages, which are slower to read%s; to allow 2 MB "
              "pages: " ALLOW_HUGE,
-             weights, need->placement.is_discrete ? " and to register with the GPU" : "",
+             weights.text, need->placement.is_discrete ? " and to register with the GPU" : "",
              huge_pages(need));
   }
   return TD_OK;
@@ -146,10 +145,10 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   if (stats->pages == TD_PAGES_RESERVED) {
     pages = "reserved 2 MB pages";
   } else if (stats->pages == TD_PAGES_TRANSPARENT) {
-    snprintf(text, sizeof text, "%.2f GiB of that in 2 MB pages", td_gib(stats->huge_bytes));
+    snprintf(text, sizeof text, "%s of that in 2 MB pages", td_size(stats->huge_bytes).text);
     pages = text;
   }
-  td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)", td_gib(stats->n_bytes),
+  td_info("%s of weights are in memory after %.2f s, %.2f GiB/s (%s)", td_size(stats->n_bytes).text,
           (double)(td_clock_ns() - r->begin_ns) * 1e-9, gib_per_second(r, stats->n_bytes), pages);
   if (stats->n_nodes < 2) return;
   td_buf parts = TD_BUF_INIT;

@@ -122,6 +122,7 @@ def test_plan(tandem_bin, tiny_model):
     assert not known["assumed"]
     text = plan(tandem_bin, *options, "--machine", "epyc-9355x2+rtx-5090+rtx-5090").stdout
     assert "machine       2x EPYC 9355" in text and "prompt        512 tokens: " in text
+    assert re.search(r"on the GPU    \d+\.\d\d [MK]iB of weights", text) and "0.00" not in text.split("prompt ")[0], text
     assert "6400, 2 x RTX 5090: reads 980.0 GB/s, computes 6400 GFLOP/s (assumed)" in text
     assert "GPU           RTX 5090, 32 GiB: 55 GB/s to it" in text
     assert re.search(r"\n  limit       [\w ']+, busy for \d+ % of the time\n  faster      [\d.]+ times with ", text)

@@ -65,17 +65,17 @@ static void *pin_pieces(void *ctx) {
   td_cuda_pins *p = &dev->pins;
   const uint64_t begin_ns = td_clock_ns();
   uint64_t told_ns = begin_ns;
-  double done = 0;
+  uint64_t done = 0;
   int code = dev->abi->use(dev->index);
   prctl(PR_SET_NAME, "tandem-register");
   pthread_mutex_lock(&p->lock);
   for (td_cuda_pin_piece *piece; !p->is_stopping && (piece = next_piece(p)) != NULL;) {
     pthread_mutex_unlock(&p->lock);
     if (code == 0) code = register_piece(dev, piece);
-    if (code == 0) done += td_gib(piece->n_bytes);
+    if (code == 0) done += piece->n_bytes;
     if (code == 0 && td_clock_ns() - told_ns > PROGRESS_NS) {
       told_ns = td_clock_ns();
-      td_info("%s: %.0f of %.0f GiB of weights are registered", dev->base.name, done,
+      td_info("%s: %.0f of %.0f GiB of weights are registered", dev->base.name, td_gib(done),
               td_gib(p->n_bytes));
     }
     pthread_mutex_lock(&p->lock);
@@ -84,10 +84,11 @@ static void *pin_pieces(void *ctx) {
   const bool is_stopped = p->is_stopping;
   pthread_mutex_unlock(&p->lock);
   if (code != 0) {
-    td_info("%s: %.2f of %.2f GiB of weights are registered; copies of the others are slower: %s",
-            dev->base.name, done, td_gib(p->n_bytes), dev->abi->error_text(code));
+    td_info("%s: %s of %s of weights are registered; copies of the others are slower: %s",
+            dev->base.name, td_size(done).text, td_size(p->n_bytes).text,
+            dev->abi->error_text(code));
   } else if (!is_stopped) {
-    td_info("%s: %.2f GiB of weights were registered in %.1f s", dev->base.name, done,
+    td_info("%s: %s of weights were registered in %.1f s", dev->base.name, td_size(done).text,
             (double)(td_clock_ns() - begin_ns) * 1e-9);
   }
   return NULL;
@@ -221,7 +222,7 @@ td_status td_cuda_register(td_dev *base, void *host, size_t n_bytes, td_err *err
   td_status st = td_cuda_result(dev, dev->abi->pin(host, n_bytes, false),
                                 "registering host memory for KV pages", err);
   if (st != TD_OK) return st;
-  td_debug("%s: %.2f GiB of host memory were registered in %.1f s", base->name, td_gib(n_bytes),
+  td_debug("%s: %s of host memory were registered in %.1f s", base->name, td_size(n_bytes).text,
            (double)(td_clock_ns() - begin_ns) * 1e-9);
   return TD_OK;
 }

@@ -252,8 +252,8 @@ static void note_shares(td_engine *e) {
 
 static void log_size(const td_engine *e) {
   const td_expert_cache *cache = e->cache;
-  td_info("%s: a cache of %u of %u experts, %.2f GiB, for decode", td_dev_name(e->dev),
-          cache->n_slots, count_experts(e), (double)cache->n_slots * td_gib(cache->slot_bytes));
+  td_info("%s: a cache of %u of %u experts, %s, for decode", td_dev_name(e->dev), cache->n_slots,
+          count_experts(e), td_size((double)cache->n_slots * (double)cache->slot_bytes).text);
   if (has_peer(e))
     td_info("%s: %u of these experts", td_dev_name(e->opts.cache_peer),
             cache->sites[SITE_PEER].n_slots);

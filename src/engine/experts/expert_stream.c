@@ -202,8 +202,8 @@ static void choose_slots(td_engine *e) {
     return;
   }
   s->n_groups = (e->config->n_experts + s->group - 1) / s->group;
-  td_debug("%s: a ring of %u slots of %u experts, %.2f GiB", td_dev_name(e->dev), s->n_slots,
-           s->group, (double)s->n_slots * td_gib(s->slot_bytes));
+  td_debug("%s: a ring of %u slots of %u experts, %s", td_dev_name(e->dev), s->n_slots, s->group,
+           td_size((double)s->n_slots * (double)s->slot_bytes).text);
 }
 
 // ---- streaming a layer --------------------------------------------------------------------------

@@ -135,9 +135,9 @@ static td_status read_failed(const reader *r, int code, td_err *err) {
     return td_fail(err, TD_EIO, "%s: cannot read: %s", s->path, strerror(code));
   }
   return td_fail(err, TD_ENOMEM,
-                 "%s: memory ran out after %.2f of %.2f GiB of weights: free some, or give "
+                 "%s: memory ran out after %s of %s of weights: free some, or give "
                  "--weights mmap, which needs none to spare",
-                 s->path, td_gib(r->l->done_bytes), td_gib(r->l->total_bytes));
+                 s->path, td_size(r->l->done_bytes).text, td_size(r->l->total_bytes).text);
 }
 
 // Reads [pos, pos + len) of the source into memory. pos is a multiple of RESIDENT_ALIGN.
@@ -468,8 +468,8 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   for (uint64_t done = 0, n; done < n_bytes; done += n) {
     n = enter_stripe(l, l->converted_offset + done, n_bytes - done);
     if (fallocate(fd, 0, (off_t)(l->converted_offset + done), (off_t)n) == 0) continue;
-    return td_fail(err, TD_ENOMEM, "no memory for %.2f GiB of converted weights: %s",
-                   td_gib(n_bytes), strerror(errno));
+    return td_fail(err, TD_ENOMEM, "no memory for %s of converted weights: %s",
+                   td_size(n_bytes).text, strerror(errno));
   }
   leave_stripes(l);
   td_conversion_write_header(c, l->base + l->converted_offset);
@@ -507,9 +507,9 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
   *fd = create_of(l, 0);
   if (*fd < 0) {
     return td_fail(err, TD_ENOMEM,
-                   "cannot create %.2f GiB of shared memory for the weights: %s; give --weights "
+                   "cannot create %s of shared memory for the weights: %s; give --weights "
                    "mmap, which needs none",
-                   td_gib(l->n_bytes), strerror(errno));
+                   td_size(l->n_bytes).text, strerror(errno));
   }
   madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // subject to the kernel's THP settings
   return TD_OK;
