@@ -102,8 +102,11 @@ static void norm_residual(td_engine *e, const td_microbatch *p, td_vec w, td_row
                                               .eps = e->config->rms_eps});
 }
 
+// As the whole step has them, one token behind the other.
 static float *scores_of(const td_engine *e, const td_microbatch *p) {
-  return e->hyper + (size_t)p->begin * td_hyper_scores(e->config->n_streams);
+  const td_model_config *c = e->config;
+  return e->hyper +
+         (size_t)p->begin * (c->hyper_rank ? c->n_streams : td_hyper_scores(c->n_streams));
 }
 
 void td_rows_complete(td_engine *e, const td_microbatch *p, const void *more) {
