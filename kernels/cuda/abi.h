@@ -29,7 +29,7 @@
 
 #include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
 
-#define TD_CUDA_ABI_VERSION 39u
+#define TD_CUDA_ABI_VERSION 40u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -301,7 +301,9 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 //   the one with the first of them on. A sink is a logit of the head that adds to the sum of
 //   weights and has no value. blocks, instead of a window: of a token that sees more than
 //   top_blocks blocks of `block` positions, those that a KV head sees, in rising order; its keys
-//   are then counted over them, one after the other. MLA absorbed: n_kv_heads 1, v_in_k: values are
+//   are then counted over them, one after the other. of_groups: blocks are the same for all KV
+//   heads, and whole; a token also sees those of its own block, up to itself, unless that ends with
+//   it. MLA absorbed: n_kv_heads 1, v_in_k: values are
 //   the first v_dim elements of the keys; k_dim at most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
 // attn_latents does the latter for many heads and needs td_cu_props.has_wgmma, BF16 pages, queries
 // in BF16 and results in f32, k_dim and v_dim multiples of 8, page_tokens one of TD_CU_LATENT_KEYS,
@@ -316,11 +318,12 @@ typedef struct {
   float *part;           // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
   float *part_ml;        // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
   const float *sinks;    // [n_heads] or NULL
-  const int32_t *blocks; // [n_tokens][n_kv_heads][top_blocks] or NULL: all
+  const int32_t *blocks; // [n_tokens][n_kv_heads, or 1][top_blocks] or NULL: all
   uint32_t block, top_blocks;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows, window;
   float scale;
-  uint32_t q_f32, v_in_k, by_block, by_length; // bool
+  uint16_t q_f32, v_in_k; // bool, as what follows
+  uint32_t by_block, by_length, of_groups;
   uint32_t in_runs, in_pages, out_f32; // bool, set by the launcher: how the kernel loads and stores
 } td_cu_attn_decode_args;
 
@@ -397,7 +400,7 @@ typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;          // keys, [page_tokens][dim]
   const uint16_t *q;    // [n_tokens][n_heads][dim]
-  const float *weights; // [n_tokens][n_heads]; NULL with blocks
+  const float *weights; // [n_tokens][n_heads], or NULL: all 1, and with blocks
   float *scores;        // [n_tokens][stride] or, with blocks, [n_tokens][n_heads][stride]
   int32_t *selected;    // [n_tokens][top_k], likewise
   size_t stride;        // at least the largest number of keys, or blocks, of any token
@@ -429,16 +432,16 @@ typedef struct {
   td_cu_states states;
   td_state_trail trail;
   size_t trail_at;       // elements of a slot: where these open entries are
-  const float *x, *gate; // token t at x + t * stride
+  const float *x, *gate; // token t at x + t * stride; gate NULL: equal weights
   size_t stride;
-  const float *bias; // [group][dim or 2 * dim]
+  const float *bias; // [group][dim or 2 * dim], with gates
   td_vec norm;
   const float *cos_sin;
   float *open;              // [n_seqs][overlaps + 1][3][dim]
   size_t open_at, entry_at; // elements of the state
   uint32_t dim, rot_dim, group, page_entries;
   float eps;
-  uint32_t overlaps; // bool
+  uint16_t overlaps, rotates_first; // bool
   int32_t *fault;
 } td_cu_pool_args;
 
@@ -491,8 +494,58 @@ typedef struct {
   uint16_t *x;
   const uint16_t *y;
   const float *scores; // or NULL
-  uint32_t n_tokens, n_streams, dim, unused;
+  uint32_t n_tokens, n_streams, dim;
+  uint32_t adds; // bool
 } td_cu_hyper_write_args;
+
+// td_hyper_mix_args in device/device.h.
+typedef struct {
+  const uint16_t *x, *gate;
+  float *scores; // or NULL
+  uint16_t *out;
+  uint32_t n_tokens, n_streams, dim, unused;
+} td_cu_hyper_mix_args;
+
+// x[i] = silu(factor * x[i]) over n elements.
+typedef struct {
+  uint16_t *x;
+  size_t n;
+  float factor;
+  uint32_t unused;
+} td_cu_silu_rows_args;
+
+// Leaves the ids of the last n_ids tokens, oldest first, in the states that the batch's sequences
+// pass: i32, at element ids_at. Before a sequence's begin, `end` stands for a token.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_states states;
+  td_state_trail trail;
+  size_t ids_at;
+  const int32_t *tokens; // [n_tokens]
+  uint32_t n_ids;
+  int32_t end;
+  int32_t *fault;
+} td_cu_ngram_ids_args;
+
+// td_ngram_gate_args in device/device.h.
+typedef struct {
+  uint16_t *x;
+  const uint16_t *query, *value;
+  uint32_t n_tokens, n_streams, dim, unused;
+} td_cu_ngram_gate_args;
+
+// td_ngram_conv_args in device/device.h.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_states states;
+  td_state_trail trail;
+  size_t rows_at;
+  const float *conv;
+  const uint16_t *in, *y;
+  uint16_t *x;
+  int32_t *fault;
+  uint32_t channels, n_taps, step, unused;
+} td_cu_ngram_conv_args;
 
 typedef struct {
   const float *logits;      // [n_rows][n_vocab]
@@ -583,6 +636,11 @@ typedef struct {
   X(pool_ring, td_cu_pool_ring_args)                                                               \
   X(hyper_read, td_cu_hyper_read_args)                                                             \
   X(hyper_write, td_cu_hyper_write_args)                                                           \
+  X(hyper_mix, td_cu_hyper_mix_args)                                                               \
+  X(silu_rows, td_cu_silu_rows_args)                                                               \
+  X(ngram_ids, td_cu_ngram_ids_args)                                                               \
+  X(ngram_gate, td_cu_ngram_gate_args)                                                             \
+  X(ngram_conv, td_cu_ngram_conv_args)                                                             \
   X(router, td_cu_router_args)                                                                     \
   X(top_logits, td_cu_top_logits_args)                                                             \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \

@@ -77,7 +77,12 @@ template <class S>
 __device__ static uint32_t position_of(const td_cu_attn_decode_args &a, const decode_part &part,
                                        uint32_t key) {
   if (!S::BLOCKS || !part.blocks) return key;
-  return static_cast<uint32_t>(part.blocks[key / a.block]) * a.block + key % a.block;
+  uint32_t i = key / a.block, of_block = key % a.block;
+  if (a.of_groups && i == a.top_blocks) { // its own
+    uint32_t n_keys = keys_of(a.batch, part.t);
+    return n_keys - n_keys % a.block + of_block;
+  }
+  return static_cast<uint32_t>(part.blocks[i]) * a.block + of_block;
 }
 
 // ---- queries and keys -------------------------------------------------------------------------

@@ -7,16 +7,18 @@
 // The blocks of keys that a token sees with a KV head; NULL: all.
 __device__ inline const int32_t *blocks_of(const td_cu_attn_decode_args &a, uint32_t t,
                                            uint32_t kv_head) {
-  if (!a.blocks || keys_of(a.batch, t) <= static_cast<uint64_t>(a.top_blocks) * a.block)
-    return nullptr;
-  return a.blocks + (static_cast<size_t>(t) * a.n_kv_heads + kv_head) * a.top_blocks;
+  const uint64_t most = static_cast<uint64_t>(a.top_blocks) * a.block;
+  if (!a.blocks || keys_of(a.batch, t) <= most + (a.of_groups ? a.block - 1 : 0)) return nullptr;
+  const size_t row = a.of_groups ? t : static_cast<size_t>(t) * a.n_kv_heads + kv_head;
+  return a.blocks + row * a.top_blocks;
 }
 
-// The number of keys that it sees with them: all blocks are whole but the one that it is in itself.
+// The number of keys that it sees with them: all are whole but the one that it is in itself.
 __device__ inline uint32_t seen_keys(const td_cu_attn_decode_args &a, uint32_t t,
                                      const int32_t *blocks) {
   uint32_t n_keys = keys_of(a.batch, t), before = a.top_blocks - 1;
   if (!blocks) return n_keys;
+  if (a.of_groups) return a.top_blocks * a.block + n_keys % a.block;
   return before * a.block +
          at_most(n_keys - static_cast<uint32_t>(blocks[before]) * a.block, a.block);
 }

@@ -55,7 +55,8 @@ __device__ static running pool_channel(const td_cu_pool_args &a, const pool_step
   for (uint32_t p = begin; p < end; p++) {
     const size_t channel = a.overlaps && p >= own ? a.dim + d : d;
     const size_t at = (s.first + p - s.past) * a.stride + channel;
-    take(r, a.x[at], a.gate[at] + a.bias[(p & (a.group - 1)) * width + channel]);
+    const float gate = a.gate ? a.gate[at] + a.bias[(p & (a.group - 1)) * width + channel] : 0;
+    take(r, a.x[at], gate);
   }
   return r;
 }
@@ -75,10 +76,12 @@ __device__ static void finish_entry(const td_cu_pool_args &a, const pool_step &s
     out[d] = out[d] * gain * vec_at(a.norm, d);
   __syncthreads();
   const float *cos_sin = a.cos_sin + static_cast<size_t>(last + 1 - a.group) * a.rot_dim;
+  const uint32_t apart = a.rotates_first ? a.rot_dim / 2 : 1; // elements of a pair
   for (uint32_t i = threadIdx.x * 2; i < a.rot_dim; i += blockDim.x * 2) {
-    float *x = out + a.dim - a.rot_dim + i, u = x[0], v = x[1];
+    float *x = a.rotates_first ? out + i / 2 : out + a.dim - a.rot_dim + i;
+    const float u = x[0], v = x[apart];
     x[0] = u * cos_sin[i] - v * cos_sin[i + 1];
-    x[1] = v * cos_sin[i] + u * cos_sin[i + 1];
+    x[apart] = v * cos_sin[i] + u * cos_sin[i + 1];
   }
 }
 

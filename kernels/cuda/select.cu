@@ -47,7 +47,7 @@ __device__ static void load_heads(const td_cu_select_args &a, uint32_t t, uint32
   uint32_t n = at_most(a.n_heads - head0, HEADS);
   load_queries(a, first, n, q);
   for (uint32_t h = threadIdx.x; h < HEADS; h += SCORE_THREADS)
-    weights[h] = h < n ? a.weights[first + h] : 0;
+    weights[h] = h >= n ? 0 : a.weights ? a.weights[first + h] : 1;
 }
 
 // Entries [begin, begin + TILE_KEYS) as keys; zeros from `end` on.

@@ -229,9 +229,11 @@ static void add_memory(td_buf *out, const setup *s) {
   const double other = (double)s->load.other_bytes;
   const td_card_plan *card = card_of(s);
   const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts);
-  td_buf_printf(out, "memory        %s of weights in the CPU's %.0f GiB%s\n", td_size(host).text,
-                td_gib(s->rig.memory_bytes),
-                1.1 * host > (double)s->rig.memory_bytes
+  const double rows = card ? (double)card->ngram_bytes : 0;
+  td_buf_printf(out, "memory        %s of weights", td_size(host).text);
+  if (rows > 0) td_buf_printf(out, " and %s for rows of n-grams", td_size(rows).text);
+  td_buf_printf(out, " in the CPU's %.0f GiB%s\n", td_gib(s->rig.memory_bytes),
+                1.1 * (host + rows) > (double)s->rig.memory_bytes
                     ? ": they do not fit, and would be read from disk; figures are as if they did"
                     : "");
   if (s->rig.n_gpus && !card)
@@ -442,6 +444,7 @@ static void add_json_card(td_json_writer *w, const td_card_plan *p) {
                {"long_prefill_chunk", p->longer.prefill_chunk},
                {"long_stream_bytes", p->longer.prefill_chunk ? p->longer.stream_bytes : 0},
                {"draft_bytes", p->drafts.bytes},
+               {"host_ngram_bytes", p->ngram_bytes},
                {"kv_tokens", p->kv_tokens},
                {"kv_bytes", p->kv_bytes}};
   td_jw_begin_object(w, "gpu");

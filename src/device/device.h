@@ -636,7 +636,7 @@ typedef struct {
 } td_hyper_write_args;
 
 // out = the mean over streams of sigmoid(gate[k]) * x[k], by element; scores[k] = 2 *
-// sigmoid(scores[k] / n_streams) become the factors of a block's output. CPU alone.
+// sigmoid(scores[k] / n_streams) become the factors of a block's output.
 typedef struct {
   const void *x, *gate; // [n_tokens][n_streams][dim]
   float *scores;        // f32 [n_tokens][n_streams] or NULL
@@ -644,17 +644,18 @@ typedef struct {
   uint32_t n_tokens, n_streams, dim;
 } td_hyper_mix_args;
 
-// x[i][:] = silu(factor * x[i][:]). CPU alone.
+// x[i][:] = silu(factor * x[i][:]).
 typedef struct {
   void *x; // [n_rows][dim]
   uint32_t n_rows, dim;
   float factor;
 } td_silu_rows_args;
 
-// ---- embeddings of n-grams, on the CPU alone ----------------------------------------------------
+// ---- embeddings of n-grams ----------------------------------------------------------------------
 
 // The rows of the n-grams that end with each token, side by side. A state (see above) has the ids
-// of the last hash.size - 1 tokens, i32, oldest first.
+// of the last hash.size - 1 tokens, i32, oldest first. A GPU does not read tables: it copies
+// `gathered`, which the caller has filled (td_ngram_row).
 typedef struct {
   td_batch_view batch;
   td_kv_view state;
@@ -662,8 +663,13 @@ typedef struct {
   size_t ids_at;         // elements, of the state and of a slot
   const int32_t *tokens; // [n_tokens]
   const td_ngram_table *table;
-  void *out; // [n_tokens][td_ngram_rows * columns of a shard]
+  const void *gathered; // as out, in memory of td_dev_alloc_host; NULL on the CPU
+  void *out;            // [n_tokens][td_ngram_rows * columns of a shard]
 } td_ngram_rows_args;
+
+// The rows of one token's n-grams, from the table in its file: ids are the token's and those before
+// it, the latest first, [hash.size]. out: f32, as a row of td_ngram_rows_args.out.
+void td_ngram_row(const td_ngram_table *table, const int32_t *ids, float *out);
 
 // x[k] = sigmoid(g) * value, g = sign(s) sqrt(max(|s|, 1e-6)), s = x[k] . query[k] / sqrt(dim).
 typedef struct {

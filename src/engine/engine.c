@@ -225,6 +225,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_expert_cache_open(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_trail(e, err);
+  if (st == TD_OK) st = td_ngrams_open(e, err);
   if (st == TD_OK) st = td_draft_layer_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs + e->opts.max_drafts, err);
   return st == TD_OK ? td_ranks_open(e, err) : st;
@@ -290,7 +291,7 @@ void td_engine_close(td_engine *e) {
     td_dev_free(e->dev, buffers[i]);
   for (size_t i = 0; i < TD_N_ACTS; i++)
     td_dev_free(e->dev, e->act[i]);
-  void *const host_buffers[] = {e->meta, e->logits, e->top};
+  void *const host_buffers[] = {e->meta, e->logits, e->top, e->ngram_rows, e->ngram_ids};
   for (size_t i = 0; i < TD_COUNT(host_buffers); i++)
     td_dev_free_host(e->dev, host_buffers[i]);
   free(e->routing);
@@ -579,6 +580,8 @@ td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
   td_engine_build_step(e, seqs, NULL, n_seqs);
   e->step.n_seqs = n_seqs;
   td_kv_outlet_begin(e, seqs, n_seqs);
+  st = td_ngrams_begin(e, seqs, n_seqs, err);
+  if (st != TD_OK) return st;
   return begin_built(e, count_rows(seqs, n_seqs), err);
 }
 

@@ -97,6 +97,9 @@ typedef enum {
 typedef struct {
   const int32_t *tokens;
   uint32_t n_tokens, n_past;
+  // [n_past]: those in front of tokens. NULL: not known; a GPU whose model needs some of them
+  // (n-grams) then waits for a copy of them, from the states in pages, before the step.
+  const int32_t *past;
   const int32_t *pages; // enough for n_past + n_tokens
   uint32_t n_pages;
   td_want want; // which of its tokens' logits are computed
@@ -229,6 +232,8 @@ uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
 
 // Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
+// Pinned host memory that a GPU's engine has beside, for rows of n-grams of a step's tokens.
+size_t td_engine_ngram_bytes_per_token(const td_model_config *config);
 // And how many more with a layer that drafts (td_engine_opts.has_draft_layer).
 size_t td_engine_draft_token_bytes(const td_model_config *config, td_dtype act_dtype);
 // And how many more with peer_devs, on each.

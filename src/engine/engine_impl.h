@@ -140,11 +140,16 @@ struct td_engine {
   td_step_seq *draft_seqs; // [max_step_seqs], of the layer that drafts
   uint32_t *draft_rows;    // [max_step_seqs]: where their states are in a step's x
   uint32_t *first_token;   // index of each sequence's first token in the step
-  int32_t *trail_of;  // [max_step_seqs]: see td_state_trail.first; NULL: states do not go back, or
-                      // there are none
-  int32_t *routing;   // copy of dev_routing
-  float *logits;      // [logits_rows][n_vocab]
-  td_top_logits *top; // [logits_rows]; NULL unless can_rank
+  int32_t *trail_of; // [max_step_seqs]: see td_state_trail.first; NULL: states do not go back, or
+                     // there are none
+  int32_t *routing;  // copy of dev_routing
+  // Of n-grams, on a GPU, pinned: rows of the step's tokens, [layers with n-grams][max_step_tokens]
+  // [ngram_dim], and ids that were copied from states, [max_step_seqs][ngram_size - 1]. NULL: not
+  // needed.
+  uint16_t *ngram_rows;
+  int32_t *ngram_ids;
+  float *logits;        // [logits_rows][n_vocab]
+  td_top_logits *top;   // [logits_rows]; NULL unless can_rank
   uint32_t logits_rows; // allocated rows
   bool can_rank;        // logits would cross a bus to the host, so the device can rank them
 
@@ -284,6 +289,10 @@ void td_engine_forward(td_engine *engine); // queues all pieces
 void td_engine_copy_outputs(td_engine *engine);
 
 // ngrams.c
+td_status td_ngrams_open(td_engine *engine, td_err *err);
+// Gathers rows of the step that was built, for a GPU, which does not read their tables. Waits for
+// the stream if a sequence's past is not known.
+td_status td_ngrams_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
 // The streams += embeddings of the n-grams that end with each token.
 void td_engine_ngrams(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                       uint32_t layer_idx);

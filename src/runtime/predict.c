@@ -76,6 +76,16 @@ static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_b
   out->kv_bytes = td_engine_kv_bytes(c, kv_dtype, out->kv_tokens);
 }
 
+// Beside the engine for streamed experts, or for prompts that have the card alone, the one that
+// decodes has its own.
+static uint64_t ngram_bytes(const td_card_plan *plan, const td_gpu_need *need,
+                            const td_model_config *c) {
+  uint64_t n_tokens = plan->memory.prefill_chunk;
+  if (plan->longer.prefill_chunk > n_tokens) n_tokens = plan->longer.prefill_chunk;
+  if (plan->experts_stream) n_tokens += need->usual_chunk;
+  return n_tokens * td_engine_ngram_bytes_per_token(c);
+}
+
 td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                              const td_expert_cache_size *cache) {
   const td_model_config *c = load->config;
@@ -130,6 +140,7 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                               .a8_params = load->a8[load->activations].active_params};
     plan.longer = td_gpu_long_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
   }
+  plan.ngram_bytes = ngram_bytes(&plan, &need, c);
   plan_kv(&plan, load, need.free_bytes,
           held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
   return plan;

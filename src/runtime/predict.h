@@ -52,6 +52,7 @@ typedef struct {
   uint32_t kv_tokens;
   uint32_t n_streamed_dense; // layers whose dense weights stream, see td_engine_opts
   td_gpu_long longer;        // prompts, of a card alone
+  uint64_t ngram_bytes;      // of the CPU's memory: rows of n-grams of a card's steps
 } td_card_plan;
 
 // Of the rig's first card. cache: of experts that decode used last, as --expert-cache has it.

@@ -155,6 +155,7 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
   td_step_seq seq = {.tokens = tokens,
                      .n_tokens = n,
                      .n_past = s->n_cached,
+                     .past = s->cached,
                      .want = want,
                      .is_decode = is_decode,
                      .temperature = args->sampling.temperature};

@@ -41,6 +41,7 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
   step->seqs[step->n] = (td_step_seq){.tokens = r->tokens + r->n_past,
                                       .n_tokens = n_tokens,
                                       .n_past = r->n_past,
+                                      .past = r->tokens,
                                       .pages = r->pages,
                                       .n_pages = r->n_pages_received,
                                       .want = want,

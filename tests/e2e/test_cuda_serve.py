@@ -37,8 +37,10 @@ def library(build_dir, monkeypatch):
     return path
 
 
-# The latter selects one group of four keys, from the eighth position on.
-POOLED = (pytest.param("tiny-deepseek-v4", marks=pytest.mark.no_asan), "mini-glm5-next")
+# The second selects one group of four keys, from the eighth position on; the third two of them, from the twelfth on,
+# and has n-grams, of which ids of tokens are in pages too.
+POOLED = (pytest.param("tiny-deepseek-v4", marks=pytest.mark.no_asan), "mini-glm5-next",
+          pytest.param("mini-qwen4-exp", marks=pytest.mark.no_asan))
 
 
 def post(server, path, **body):
@@ -295,16 +297,28 @@ def test_pooled_keys_are_reused(tandem_bin, library, shape, tmp_path):
     model = widen(make_model(tmp_path / "pooled", shape))
     prompt = random.Random(1).choices(range(3, 900), k=27)  # which cuts a group
     ask = {"max_tokens": 2, "temperature": 0, "ignore_eos": True, "logprobs": 1}
-    options = ("--device", "cuda", "--expert-device", "gpu", "--ctx-size", "512", "--prefill-chunk", "16")
-    server = Server(tandem_bin, model, *options)
+    options = ("--device", "cuda", "--expert-device", "gpu", "--ctx-size", "512", "--prefill-chunk")
+    server = Server(tandem_bin, model, *options, "16")
     fresh = post(server, "/v1/completions", prompt=prompt, **ask)
     longer = prompt + [5, 6, 7]
     turn = post(server, "/v1/completions", prompt=longer, **ask)
     assert (cached(fresh), cached(turn)) == (0, len(prompt))
     server.close()
-    server = Server(tandem_bin, model, *options[:-2])
+    server = Server(tandem_bin, model, *options, "32")
     alone = post(server, "/v1/completions", prompt=longer, **ask)
     assert cached(alone) == 0 and alone["choices"] == turn["choices"]
+    server.close()
+
+
+def test_gated_streams_in_microbatches(tandem_bin, library, tmp_path):
+    """Choices of one request decode together, in one microbatch and in two by turns, with the bits that one has alone."""
+    model = widen(make_model(tmp_path / "gated", "mini-qwen4-exp"))
+    options = ("--expert-device", "cpu", "--weights", "resident", "--ctx-size", "512", "--prefill-chunk", "16")
+    server = Server(tandem_bin, model, "--device", "cuda", *options)
+    ask = {"prompt": list(range(3, 12)), "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    alone = post(server, "/v1/completions", **ask)["choices"][0]["logprobs"]
+    together = post(server, "/v1/completions", n=3, **ask)["choices"]
+    assert len(together) == 3 and all(choice["logprobs"] == alone for choice in together)
     server.close()
 
 
@@ -465,6 +479,7 @@ def test_two_gpus_hand_pooled_keys_over(tandem_bin, library, shape, tmp_path, mo
     need_two_gpus(library, monkeypatch)
     model = widen(make_model(tmp_path / "pooled", shape))
     options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "512", "--max-batch", "2", "--cache-output"]
+    options += ["--prefill-chunk", "16"]  # fewer tokens to warm up with
     prompt = random.Random(1).choices(range(3, 900), k=11)
     turn = prompt + [77] * 3 + [5]
     one = Server(tandem_bin, model, *options)

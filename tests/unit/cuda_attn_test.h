@@ -17,7 +17,7 @@ typedef struct {
   bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t top_k;                         // keys that a token sees (sees_key); 0: all
-  uint32_t group;                         // MLA: or groups of so many keys, beside its own
+  uint32_t group;                         // or groups of so many keys, beside its own
   uint32_t block, top_blocks;             // GQA, likewise of blocks of so many keys
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
@@ -198,6 +198,24 @@ static inline int32_t *put_blocks(world *w, uint32_t n) {
   return out;
 }
 
+// Key, or group, i that position p sees: they are spread over all that it could see.
+static inline uint32_t selected_key(const layout *l, uint32_t p, uint32_t i) {
+  const uint32_t n = l->group ? (p + 1) / l->group : p + 1;
+  return i * n / l->top_k;
+}
+
+static inline int32_t *put_selected(world *w, uint32_t n) {
+  const layout *l = w->l;
+  if (!l->top_k) return NULL;
+  int32_t *all = malloc((size_t)n * l->top_k * sizeof *all);
+  for (uint32_t t = 0; t < n; t++)
+    for (uint32_t i = 0; i < l->top_k; i++)
+      all[t * l->top_k + i] = (int32_t)selected_key(l, (uint32_t)w->position[t], i);
+  int32_t *out = cuda_put(w->f, all, (size_t)n * l->top_k * sizeof *all);
+  free(all);
+  return out;
+}
+
 static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv,
                            const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out) {
   const layout *l = w->l;
@@ -220,6 +238,9 @@ static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_vie
                                                    .blocks = put_blocks(w, batch->n_tokens),
                                                    .block = l->block,
                                                    .top_blocks = l->top_blocks,
+                                                   .selected = put_selected(w, batch->n_tokens),
+                                                   .top_k = l->top_k,
+                                                   .group = l->group,
                                                    .sinks = l->has_sinks ? w->sinks : NULL,
                                                    .scale = (float)w->scale,
                                                    .prompt = w->prompt});
@@ -230,12 +251,6 @@ static inline void store_mla(world *w, const td_batch_view *batch, const td_kv_v
   td_op_kv_store_mla(
       w->f->stream,
       &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
-}
-
-// Key, or group, i that position p sees: they are spread over all that it could see.
-static inline uint32_t selected_key(const layout *l, uint32_t p, uint32_t i) {
-  const uint32_t n = l->group ? (p + 1) / l->group : p + 1;
-  return i * n / l->top_k;
 }
 
 static inline bool sees_group(const layout *l, uint32_t p, uint32_t group) {
@@ -259,18 +274,6 @@ static inline bool sees_key(const layout *l, uint32_t p, uint32_t head, uint32_t
   if (!l->top_k || p < l->top_k) return true;
   const uint32_t i = (j * l->top_k + p) / (p + 1);
   return i < l->top_k && selected_key(l, p, i) == j;
-}
-
-static inline int32_t *put_selected(world *w, uint32_t n) {
-  const layout *l = w->l;
-  if (!l->top_k) return NULL;
-  int32_t *all = malloc((size_t)n * l->top_k * sizeof *all);
-  for (uint32_t t = 0; t < n; t++)
-    for (uint32_t i = 0; i < l->top_k; i++)
-      all[t * l->top_k + i] = (int32_t)selected_key(l, (uint32_t)w->position[t], i);
-  int32_t *out = cuda_put(w->f, all, (size_t)n * l->top_k * sizeof *all);
-  free(all);
-  return out;
 }
 
 static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv,

@@ -286,6 +286,70 @@ static void test_gqa_over_selected_blocks(void **state) {
   }
 }
 
+// Groups of a few keys, of whole tiles, larger than pages, and of one key; more than there are. A
+// token selects from (top_k + 1) * group keys on.
+static const layout groups[] = {
+    {.name = "groups of 16, heads of 256",
+     .n_heads = 16,
+     .n_kv_heads = 2,
+     .head_dim = 256,
+     .top_k = 2,
+     .group = 16,
+     .page_tokens = 32,
+     .n_seqs = 2,
+     .len = {70, 40},
+     .kv_dtype = TD_BF16,
+     .host_knows = true},
+    {.name = "groups of 64 over splits, heads of 128",
+     .n_heads = 3,
+     .n_kv_heads = 1,
+     .head_dim = 128,
+     .top_k = 3,
+     .group = 64,
+     .page_tokens = 64,
+     .n_seqs = 1,
+     .len = {265},
+     .kv_dtype = TD_F16},
+    {.name = "groups of 32, pages of 16, heads of 20, a token at a time",
+     .n_heads = 2,
+     .n_kv_heads = 1,
+     .head_dim = 20,
+     .has_sinks = true,
+     .top_k = 2,
+     .group = 32,
+     .page_tokens = 16,
+     .n_seqs = 3,
+     .len = {110, 9, 100},
+     .kv_dtype = TD_BF16,
+     .keys_bytes = 1},
+    {.name = "groups of one key",
+     .n_heads = 2,
+     .n_kv_heads = 2,
+     .head_dim = 24,
+     .top_k = 40,
+     .group = 1,
+     .page_tokens = 16,
+     .n_seqs = 1,
+     .len = {60},
+     .kv_dtype = TD_F16},
+    {.name = "more groups than there are",
+     .n_heads = 2,
+     .n_kv_heads = 1,
+     .head_dim = 16,
+     .top_k = 99,
+     .group = 4,
+     .page_tokens = 16,
+     .n_seqs = 1,
+     .len = {40},
+     .kv_dtype = TD_BF16},
+};
+
+static void test_selected_groups_of_keys(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(groups); i++)
+    check_layout(&groups[i]);
+}
+
 // The last tokens of a prompt, one to four of them, are to the last bit what the whole prompt
 // gives, and tokens that were decoded one by one what they are computed again all at once.
 static void check_cuts(const layout *l) {
@@ -421,6 +485,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_gqa),
       cmocka_unit_test(test_gqa_with_windows_and_sinks),
       cmocka_unit_test(test_gqa_over_selected_blocks),
+      cmocka_unit_test(test_selected_groups_of_keys),
       cmocka_unit_test(test_prompts_and_replays_in_pieces),
       cmocka_unit_test(test_old_pages_are_not_read),
   };

@@ -21,16 +21,18 @@ enum { SPARE = 3 }; // keys of a ring behind its window
 
 typedef struct {
   uint32_t dim, rot_dim, group, window, page_tokens, top_k, n_heads, n;
-  bool overlaps, has_no_norm;
+  bool overlaps, has_no_norm, is_plain; // is_plain: no gates, and entries' first elements rotate
 } shape;
 
 static const shape shapes[] = {
-    {16, 4, 4, 7, 8, 3, 11, 30, true, false},    // in runs of eight
-    {70, 8, 8, 1, 4, 0, 3, 27, false, false},    // groups larger than pages, dims that make no runs
-    {9, 2, 0, 11, 4, 0, 2, 20, false, false},    // no pooled keys
-    {24, 24, 2, 80, 32, 0, 4, 120, true, false}, // keys of more than a split
-    {512, 64, 4, 7, 64, 3, 40, 18, true, false}, // of the most, heads of two blocks
-    {20, 0, 8, 3, 16, 2, 3, 30, false, true},
+    {16, 4, 4, 7, 8, 3, 11, 30, true, false, false}, // in runs of eight
+    {70, 8, 8, 1, 4, 0, 3, 27, false, false,
+     false}, // groups larger than pages, dims that make no runs
+    {9, 2, 0, 11, 4, 0, 2, 20, false, false, false},    // no pooled keys
+    {24, 24, 2, 80, 32, 0, 4, 120, true, false, false}, // keys of more than a split
+    {512, 64, 4, 7, 64, 3, 40, 18, true, false, false}, // of the most, heads of two blocks
+    {20, 0, 8, 3, 16, 2, 3, 30, false, true, false},
+    {40, 12, 8, 3, 16, 2, 3, 40, false, false, true},
 };
 
 // Both sequences' inputs, and what the GPU makes of them. Layout of a page: tests/unit/test_pool.c.
@@ -169,7 +171,8 @@ static td_pool_args pool_args(const world *w, td_batch_view batch) {
   const shape *s = w->s;
   return (td_pool_args){.batch = batch,
                         .stride = w->width,
-                        .bias = w->bias,
+                        .bias = s->is_plain ? NULL : w->bias,
+                        .rotates_first = s->is_plain,
                         .norm = {w->norm, TD_F32, s->has_no_norm ? 0 : s->dim},
                         .open_at = w->open_at,
                         .entry_at = w->entry_at,
@@ -218,7 +221,7 @@ static void step(cuda_fixture *f, world *w, const uint32_t begin[SEQS], const ui
   pool.trail = w->trail;
   pool.trail_at = w->trail_at;
   pool.x = w->dev_x;
-  pool.gate = w->dev_gate;
+  pool.gate = s->is_plain ? NULL : w->dev_gate;
   pool.cos_sin = w->dev_cos_sin;
   if (s->group) td_op_pool(f->stream, &pool);
   td_attn_pool_args attn = attn_args(w, batch);
@@ -277,7 +280,7 @@ static char *pages_of_cpu(const world *w) {
   td_pool_args pool = pool_args(w, batch);
   pool.state = state;
   pool.x = w->x;
-  pool.gate = w->gate;
+  pool.gate = s->is_plain ? NULL : w->gate;
   pool.cos_sin = w->cos_sin;
   if (s->group) td_op_pool(d.stream, &pool);
   td_attn_pool_args attn = attn_args(w, batch);
@@ -486,7 +489,8 @@ static void test_tokens_that_are_taken_back(void **state) {
 }
 
 // Selections of entries, whose scores are exact, so that they tie; the first win, as on the CPU.
-static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint32_t page_tokens) {
+static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint32_t page_tokens,
+                            bool are_alike) {
   enum { N = 90, TOP = 3, MOST_PAGES = 45 };
   CUDA_OPEN(f);
   const size_t page = td_pool_entries(page_tokens, group) * (size_t)dim + 8;
@@ -518,7 +522,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
                 .max_keys = N},
       .kv = {.pages = pages, .page_bytes = page * sizeof(float), .dtype = TD_F32},
       .q = q,
-      .weights = weights,
+      .weights = are_alike ? NULL : weights,
       .selected = want,
       .n_heads = n_heads,
       .dim = dim,
@@ -536,7 +540,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
   args.batch.page_table = cuda_put(&f, table, sizeof table);
   args.kv.pages = cuda_put(&f, pages, n_pages * sizeof *pages);
   args.q = cuda_put_bf16(&f, q, n_q);
-  args.weights = cuda_put(&f, weights, (size_t)N * n_heads * sizeof *weights);
+  if (!are_alike) args.weights = cuda_put(&f, weights, (size_t)N * n_heads * sizeof *weights);
   args.selected = cuda_put(&f, got, sizeof got);
   td_op_select_keys(f.stream, &args);
   cuda_get(&f, got, args.selected, sizeof got);
@@ -549,9 +553,11 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
 
 static void test_entries_are_selected(void **state) {
   (void)state;
-  check_selection(16, 3, 4, 8);
-  check_selection(20, 70, 2, 2);
-  check_selection(128, 64, 4, 16);
+  check_selection(16, 3, 4, 8, false);
+  check_selection(20, 70, 2, 2, false);
+  check_selection(128, 64, 4, 16, false);
+  check_selection(128, 16, 4, 16, true);
+  check_selection(24, 70, 2, 2, true);
 }
 
 // A step of one token at a position of a sequence of one page.

@@ -221,6 +221,30 @@ static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *car
   if (plan->kv_tokens < least_tokens) fail_msg("%u tokens", plan->kv_tokens);
 }
 
+// A card alone has an engine for prompts, short or long, beside the one that decodes, unless it
+// holds all experts.
+static void test_rows_of_ngrams(void **state) {
+  (void)state;
+  enum { DIM = 2048, LAYERS = 2, OF_TOKEN = LAYERS * DIM * 2 };
+  td_plan_load load = load_of_v3();
+  td_model_config c = *load.config;
+  td_rig rig = rig_of(24, 25, 70);
+  load.config = &c;
+  assert_int_equal(td_card_plan_of(&load, &rig, &with_cache).ngram_bytes, 0);
+  c.ngram_size = 3;
+  c.ngram_dim = DIM;
+  td_layers_add(c.ngram_layers, 1);
+  td_layers_add(c.ngram_layers, 60);
+  const uint64_t usual = td_engine_prefill_chunk(&c);
+  td_card_plan plan = td_card_plan_of(&load, &rig, &with_cache);
+  assert_int_equal(plan.longer.prefill_chunk, 32768);
+  assert_int_equal(plan.ngram_bytes, (32768 + usual) * OF_TOKEN);
+  rig.gpu.memory_bytes = 1000ull << 30;
+  plan = td_card_plan_of(&load, &rig, &with_cache);
+  assert_false(plan.experts_stream);
+  assert_int_equal(plan.ngram_bytes, (uint64_t)plan.memory.prefill_chunk * OF_TOKEN);
+}
+
 static void check_near(double seconds, double measured_s) {
   if (fabs(seconds - measured_s) > 0.15 * measured_s)
     fail_msg("%.4f s, measured %.4f s", seconds, measured_s);
@@ -446,6 +470,7 @@ int main(void) {
       cmocka_unit_test(test_prediction_of_guesses),
       cmocka_unit_test(test_prediction_of_verifying),
       cmocka_unit_test(test_long_prompts_of_a_card),
+      cmocka_unit_test(test_rows_of_ngrams),
       cmocka_unit_test(test_predictions),
       cmocka_unit_test(test_memory_of_drafts),
       cmocka_unit_test(test_who_computes_a_prompt),

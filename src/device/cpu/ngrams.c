@@ -30,24 +30,32 @@ static void decode(const td_ngram_table *table, uint64_t row, float *out) {
       &(td_decode_row_args){.w = shard, .row = (uint32_t)(row % each), .out = out});
 }
 
+void td_ngram_row(const td_ngram_table *table, const int32_t *ids, float *out) {
+  const td_ngram_hash *h = &table->hash;
+  const uint32_t cols = table->shards[0].cols;
+  int32_t id = ids[0];
+  uint64_t mixed = (uint64_t)id * h->factor[0], first_row = 0;
+  bool has_ended = false;
+  for (uint32_t i = 1; i < h->size; i++) {
+    if (!has_ended) id = ids[i];
+    has_ended |= id == h->end;
+    mixed ^= (uint64_t)id * h->factor[i];
+    for (uint32_t k = (i - 1) * h->n_heads; k < i * h->n_heads; k++, out += cols) {
+      decode(table, first_row + mixed % h->rows[k], out);
+      first_row += h->rows[k];
+    }
+  }
+}
+
 static void rows_of_token(void *ctx, size_t t, unsigned member) {
   (void)member;
   const td_ngram_rows_args *a = ctx;
   const td_ngram_hash *h = &a->table->hash;
-  const uint32_t s = (uint32_t)a->batch.seq[t], cols = a->table->shards[0].cols;
-  float *out = (float *)a->out + t * td_ngram_rows(h) * cols;
-  int32_t id = token_at(a, s, (int32_t)t, 0);
-  uint64_t mixed = (uint64_t)id * h->factor[0], first_row = 0;
-  bool has_ended = false;
-  for (uint32_t i = 1; i < h->size; i++) {
-    if (!has_ended) id = token_at(a, s, (int32_t)t, (int32_t)i);
-    has_ended |= id == h->end;
-    mixed ^= (uint64_t)id * h->factor[i];
-    for (uint32_t k = (i - 1) * h->n_heads; k < i * h->n_heads; k++, out += cols) {
-      decode(a->table, first_row + mixed % h->rows[k], out);
-      first_row += h->rows[k];
-    }
-  }
+  const size_t row = (size_t)td_ngram_rows(h) * a->table->shards[0].cols;
+  int32_t ids[TD_MAX_NGRAM];
+  for (uint32_t i = 0; i < h->size; i++)
+    ids[i] = token_at(a, (uint32_t)a->batch.seq[t], (int32_t)t, (int32_t)i);
+  td_ngram_row(a->table, ids, (float *)a->out + t * row);
 }
 
 static void keep_ids(const td_ngram_rows_args *a, const int32_t *past, uint32_t s, int32_t t,

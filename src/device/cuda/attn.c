@@ -56,7 +56,8 @@ static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint3
   some.batch.n_tokens = n;
   some.batch.seq += token;
   some.batch.position += token;
-  if (all->blocks) some.blocks += (size_t)token * all->n_kv_heads * all->top_blocks;
+  const uint32_t n_rows = all->of_groups ? 1 : all->n_kv_heads;
+  if (all->blocks) some.blocks += (size_t)token * n_rows * all->top_blocks;
   some.q = (const char *)all->q + at * all->k_dim * q_bytes;
   some.out = (char *)all->out + at * all->v_dim * out_bytes;
   return some;
@@ -209,7 +210,10 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
   TD_DEV_REQUIRE(!a->blocks || (a->block > 0 && a->top_blocks > 0 && !a->window),
                  "attention: a selection of %u blocks of %u keys, a window of %u", a->top_blocks,
                  a->block, a->window);
-  TD_DEV_REQUIRE(!a->blocks || a->kv.dtype != TD_F8E4M3,
+  TD_DEV_REQUIRE(!a->selected || (a->top_k > 0 && a->group > 0 && !a->window && !a->blocks),
+                 "attention: a selection of %u groups of %u keys, a window of %u", a->top_k,
+                 a->group, a->window);
+  TD_DEV_REQUIRE(!(a->blocks || a->selected) || a->kv.dtype != TD_F8E4M3,
                  "attention: a selection of blocks in E4M3 pages");
   if (a->head_dim > TD_CU_MMA_HEAD) {
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
@@ -222,8 +226,10 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
   here.sinks = sinks;
   // a window of all that pages hold hides nothing
   if (a->window >= a->batch.max_pages * a->batch.page_tokens) here.window = 0;
-  const uint64_t top_keys = (uint64_t)a->top_blocks * a->block;
-  const bool has_blocks = a->blocks && selects(&a->batch, top_keys);
+  const bool of_groups = a->selected != NULL;
+  const uint64_t top_keys = of_groups ? td_most_selected(a->top_k, a->group)
+                                      : (uint64_t)a->top_blocks * a->block;
+  const bool has_blocks = (a->blocks || of_groups) && selects(&a->batch, top_keys);
   if (a->prompt && !has_blocks) return run_tiles(stream, a, err);
   td_cu_attn_decode_args decode = {.batch = td_cuda_batch_of(&a->batch),
                                    .kv = gqa_kv(a),
@@ -235,9 +241,12 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
                                    .v_dim = a->head_dim,
                                    .window = a->window,
                                    .sinks = a->sinks,
-                                   .blocks = has_blocks ? a->blocks : NULL,
-                                   .block = a->block,
-                                   .top_blocks = a->top_blocks,
+                                   .blocks = !has_blocks ? NULL
+                                             : of_groups ? a->selected
+                                                         : a->blocks,
+                                   .block = of_groups ? a->group : a->block,
+                                   .top_blocks = of_groups ? a->top_k : a->top_blocks,
+                                   .of_groups = of_groups,
                                    .scale = a->scale};
   const uint32_t max_keys = has_blocks ? (uint32_t)top_keys : td_cuda_max_keys(&a->batch);
   if (a->prompt) { // enough tokens to fill a GPU

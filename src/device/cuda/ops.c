@@ -266,18 +266,27 @@ td_status td_cuda_op_hyper_write(td_cuda_stream *stream, const td_hyper_write_ar
                                        .scores = a->scores,
                                        .n_tokens = a->n_tokens,
                                        .n_streams = a->n_streams,
-                                       .dim = a->dim};
+                                       .dim = a->dim,
+                                       .adds = a->adds};
   return TD_CUDA_LAUNCH(stream, hyper_write, &args);
 }
 
-// Operators of families that a GPU does not compute (td_attn_has_gpu).
-#define ON_CPU_ALONE(name)                                                                         \
-  td_status td_cuda_op_##name(td_cuda_stream *stream, const td_##name##_args *a, td_err *err) {    \
-    (void)stream, (void)a;                                                                         \
-    return td_fail(err, TD_EUNSUPPORTED, #name ": give --device cpu");                             \
-  }
-ON_CPU_ALONE(hyper_mix)
-ON_CPU_ALONE(silu_rows)
-ON_CPU_ALONE(ngram_rows)
-ON_CPU_ALONE(ngram_gate)
-ON_CPU_ALONE(ngram_conv)
+td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, const td_hyper_mix_args *a, td_err *err) {
+  td_status status = check_streams(a->n_streams, a->dim, err);
+  if (status != TD_OK || a->n_tokens == 0) return status;
+  const td_cu_hyper_mix_args args = {.x = a->x,
+                                     .gate = a->gate,
+                                     .scores = a->scores,
+                                     .out = a->out,
+                                     .n_tokens = a->n_tokens,
+                                     .n_streams = a->n_streams,
+                                     .dim = a->dim};
+  return TD_CUDA_LAUNCH(stream, hyper_mix, &args);
+}
+
+td_status td_cuda_op_silu_rows(td_cuda_stream *stream, const td_silu_rows_args *a, td_err *err) {
+  (void)err;
+  const td_cu_silu_rows_args args = {
+      .x = a->x, .n = (size_t)a->n_rows * a->dim, .factor = a->factor};
+  return args.n ? TD_CUDA_LAUNCH(stream, silu_rows, &args) : TD_OK;
+}

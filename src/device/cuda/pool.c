@@ -19,6 +19,8 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   TD_DEV_REQUIRE(a->group > 0 && a->rot_dim % 2 == 0 && a->rot_dim <= (a->norm.n ? a->dim : 0),
                  "pooled keys: %u of %u elements rotate", a->rot_dim, a->dim);
+  TD_DEV_REQUIRE(a->gate ? a->bias != NULL : !a->overlaps,
+                 "pooled keys: gates without a bias, or halves without gates");
   enum { RUNNING = 3 };
   const uint32_t n_halves = a->overlaps ? 2 : 1;
   const size_t of_open = (size_t)n_halves * RUNNING * a->dim * sizeof(float);
@@ -39,6 +41,7 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
                           .page_entries = page_entries(&a->batch, a->group),
                           .eps = a->eps,
                           .overlaps = a->overlaps,
+                          .rotates_first = a->rotates_first,
                           .fault = stream->fault};
   const void *bias;
   void *open;

@@ -85,7 +85,7 @@ static void blocks_describe(const td_model_config *c, td_buf *out) {
 
 // ---- grouped-query attention over selected groups of keys ---------------------------------------
 
-enum { groups_least_chunk = 512, groups_has_gpu = false };
+enum { groups_least_chunk = 512, groups_has_gpu = true };
 static const char groups_not_f8[] = "attention to groups of keys that an indexer selects";
 enum { RUNNING = 3 }; // numbers a channel that is being pooled has
 

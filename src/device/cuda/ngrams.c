@@ -1,0 +1,68 @@
+// src/device/cuda/ngrams.c - operators of embeddings of n-grams: checks arguments and launches.
+#include "device/cuda/cuda.h"
+
+// That states of pages have n elements.
+static td_status check(const td_batch_view *b, const td_kv_view *state, size_t n, td_err *err) {
+  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= n * sizeof(float),
+                 "n-grams: a state of %zu elements in pages of %zu bytes", n, state->page_bytes);
+  return td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
+}
+
+td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, const td_ngram_rows_args *a, td_err *err) {
+  const td_ngram_hash *h = &a->table->hash;
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_status status = check(&a->batch, &a->state, a->ids_at + h->size - 1, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  TD_DEV_REQUIRE(h->size >= 2 && a->gathered, "n-grams of %u tokens: rows are not gathered",
+                 h->size);
+  const size_t row = (size_t)td_ngram_rows(h) * a->table->shards[0].cols;
+  const int code = td_cuda_copy_from(dev, a->out, a->gathered,
+                                     a->batch.n_tokens * row * sizeof(uint16_t), stream->cu);
+  status = td_cuda_result(dev, code, "n-grams", err);
+  if (status != TD_OK) return status;
+  const td_cu_ngram_ids_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                     .states = td_cuda_states_of(&a->state),
+                                     .trail = a->trail,
+                                     .ids_at = a->ids_at,
+                                     .tokens = a->tokens,
+                                     .n_ids = h->size - 1,
+                                     .end = h->end,
+                                     .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, ngram_ids, &args);
+}
+
+td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, const td_ngram_gate_args *a, td_err *err) {
+  (void)err;
+  if (a->n_tokens == 0) return TD_OK;
+  const td_cu_ngram_gate_args args = {.x = a->x,
+                                      .query = a->query,
+                                      .value = a->value,
+                                      .n_tokens = a->n_tokens,
+                                      .n_streams = a->n_streams,
+                                      .dim = a->dim};
+  return TD_CUDA_LAUNCH(stream, ngram_gate, &args);
+}
+
+td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, const td_ngram_conv_args *a, td_err *err) {
+  const size_t n_past = td_ngram_past(a->n_taps, a->step);
+  td_status status = check(&a->batch, &a->state, a->rows_at + n_past * a->channels, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  TD_DEV_REQUIRE(a->n_taps >= 2, "n-grams: a filter of %u taps", a->n_taps);
+  const void *conv;
+  status = td_cuda_on_device(td_cuda_dev_of(stream), a->conv,
+                             (size_t)a->n_taps * a->channels * sizeof *a->conv, &conv, err);
+  if (status != TD_OK) return status;
+  const td_cu_ngram_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                      .states = td_cuda_states_of(&a->state),
+                                      .trail = a->trail,
+                                      .rows_at = a->rows_at,
+                                      .conv = conv,
+                                      .in = a->in,
+                                      .y = a->y,
+                                      .x = a->x,
+                                      .fault = stream->fault,
+                                      .channels = a->channels,
+                                      .n_taps = a->n_taps,
+                                      .step = a->step};
+  return TD_CUDA_LAUNCH(stream, ngram_conv, &args);
+}
