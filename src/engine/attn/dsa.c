@@ -4,8 +4,8 @@
 //
 // Left out of the published code, for neither changes a score but by rounding: the Hadamard
 // rotation of queries and keys, which is orthogonal, and their storage in FP8.
+#include "engine/attn/index.h"
 #include "engine/attn/mla.h"
-#include "engine/rows.h"
 
 // The microbatch's rows.
 typedef struct {
@@ -78,30 +78,20 @@ static void store(td_engine *e, const td_attn_store *s) {
                                                         .entry_dim = e->config->index_dim});
 }
 
-static void select_keys(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_model_config *c = e->config;
-  const index_rows at = rows_of(e, p);
-  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
-  for (int g = 0; g < N_GROUPS; g++) {
-    const step_group *group = &p->groups[g];
-    const size_t t = group->token_begin;
-    if (!group->view.n_tokens) continue;
-    td_op_select_keys(e->stream,
-                      &(td_select_keys_args){.batch = group->view,
-                                             .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
-                                             .q = td_rows_offset(e, at.q, t * q_dim),
-                                             .weights = at.weights + t * c->index_heads,
-                                             .selected = td_mla_selected(e, p, t),
-                                             .n_heads = c->index_heads,
-                                             .dim = c->index_dim,
-                                             .top_k = c->index_top_k});
-  }
-}
-
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
-  select_keys(e, p, layer_idx);
-  td_mla_attend(e, p, layer, layer_idx, e->config->index_top_k);
+  const td_model_config *c = e->config;
+  const index_rows at = rows_of(e, p);
+  const td_kv_view keys = index_plane(e, td_engine_kv_view(e, layer_idx));
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    args.weights = at.weights + group->token_begin * c->index_heads;
+    args.selected = td_mla_selected(e, p, group->token_begin);
+    td_op_select_keys(e->stream, &args);
+  }
+  td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }
 
 const td_attn_ops td_attn_dsa = TD_ATTN_OPS_HERE;

@@ -2,8 +2,8 @@
 // the best for each token by a key pooled of the group's own (GLM-5.3). A token also sees the keys
 // of the group that it is in, up to itself. Pooled keys, and the one that is open, are a state
 // beside the latents.
+#include "engine/attn/index.h"
 #include "engine/attn/mla.h"
-#include "engine/rows.h"
 
 // The microbatch's rows. words: selections, weights of the indexer's heads, then keys and gates in
 // f32, for the gates are exponents.
@@ -46,44 +46,23 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_rows_linear_exact(e, p, &layer->index_weights, at.h, at.weights);
 }
 
-// Of a page's state, the open key is first.
-static void pool(td_engine *e, const step_group *group, td_kv_view state, td_state_trail trail,
-                 const td_layer *layer, const index_rows *at) {
-  const td_model_config *c = e->config;
-  const size_t first = group->token_begin * at->stride;
-  td_op_pool(e->stream, &(td_pool_args){.batch = group->view,
-                                        .state = state,
-                                        .trail = trail,
-                                        .x = at->key + first,
-                                        .gate = at->gate + first,
-                                        .stride = at->stride,
-                                        .bias = layer->index_pool.bias,
-                                        .entry_at = td_attn_open_floats(c),
-                                        .dim = c->index_dim,
-                                        .group = c->index_group});
-}
-
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   const td_model_config *c = e->config;
   const index_rows at = rows_of(e, p);
-  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     const size_t t = group->token_begin;
-    td_kv_view state = td_engine_beside_view(e, layer_idx);
     if (!group->view.n_tokens) continue;
-    pool(e, group, state, td_engine_trail(e, layer_idx, g), layer, &at);
-    state.pages = (float *)state.pages + td_attn_open_floats(c);
-    td_op_select_keys(e->stream, &(td_select_keys_args){.batch = group->view,
-                                                        .kv = state,
-                                                        .q = td_rows_offset(e, at.q, t * q_dim),
-                                                        .weights = at.weights + t * c->index_heads,
-                                                        .selected = td_mla_selected(e, p, t),
-                                                        .n_heads = c->index_heads,
-                                                        .dim = c->index_dim,
-                                                        .top_k = c->index_top_k,
-                                                        .group = c->index_group});
+    const td_kv_view keys = td_index_pool(e, p, layer_idx, g,
+                                          (td_pool_args){.x = at.key + t * at.stride,
+                                                         .gate = at.gate + t * at.stride,
+                                                         .stride = at.stride,
+                                                         .bias = layer->index_pool.bias});
+    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    args.weights = at.weights + t * c->index_heads;
+    args.selected = td_mla_selected(e, p, t);
+    td_op_select_keys(e->stream, &args);
   }
   td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }

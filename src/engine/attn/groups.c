@@ -3,8 +3,8 @@
 // keys of the group that it is in, up to itself. Mean keys, and the one that is open, are a state
 // beside keys and values.
 #include "engine/attn/gqa.h"
+#include "engine/attn/index.h"
 #include "engine/attn/rope.h"
-#include "engine/rows.h"
 
 // The microbatch's rows. words: selections, then keys.
 typedef struct {
@@ -51,46 +51,25 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
                (td_rope_heads){.x = NULL}, td_rope_dims(c));
 }
 
-// Of a page's state, the open key is first.
-static void pool(td_engine *e, const step_group *group, td_kv_view state, td_state_trail trail,
-                 const td_layer *layer, const float *key) {
-  const td_model_config *c = e->config;
-  td_op_pool(e->stream, &(td_pool_args){.batch = group->view,
-                                        .state = state,
-                                        .trail = trail,
-                                        .x = key,
-                                        .stride = c->index_dim,
-                                        .norm = layer->index_norm,
-                                        .cos_sin = e->cos_sin,
-                                        .entry_at = td_attn_open_floats(c),
-                                        .dim = c->index_dim,
-                                        .rot_dim = td_rope_dims(c),
-                                        .group = c->index_group,
-                                        .rotates_first = true,
-                                        .eps = c->rms_eps});
-}
-
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   const td_model_config *c = e->config;
   const index_rows at = rows_of(e, p);
-  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     const size_t t = group->token_begin;
-    td_kv_view state = td_engine_beside_view(e, layer_idx);
     if (!group->view.n_tokens) continue;
-    pool(e, group, state, td_engine_trail(e, layer_idx, g), layer, at.key + t * c->index_dim);
-    state.pages = (float *)state.pages + td_attn_open_floats(c);
-    td_op_select_keys(e->stream,
-                      &(td_select_keys_args){.batch = group->view,
-                                             .kv = state,
-                                             .q = td_rows_offset(e, at.q, t * q_dim),
-                                             .selected = at.selected + t * c->index_top_k,
-                                             .n_heads = c->index_heads,
-                                             .dim = c->index_dim,
-                                             .top_k = c->index_top_k,
-                                             .group = c->index_group});
+    const td_kv_view keys = td_index_pool(e, p, layer_idx, g,
+                                          (td_pool_args){.x = at.key + t * c->index_dim,
+                                                         .stride = c->index_dim,
+                                                         .norm = layer->index_norm,
+                                                         .cos_sin = e->cos_sin,
+                                                         .rot_dim = td_rope_dims(c),
+                                                         .rotates_first = true,
+                                                         .eps = c->rms_eps});
+    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    args.selected = at.selected + t * c->index_top_k;
+    td_op_select_keys(e->stream, &args);
   }
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }
