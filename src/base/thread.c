@@ -1,4 +1,4 @@
-// src/base/thread.c - thread stacks of a fixed size.
+// src/base/thread.c - thread stacks of a fixed size above a guard area.
 #include "base/thread.h"
 
 #include <sys/resource.h>
@@ -8,6 +8,7 @@ int td_thread_start(pthread_t *thread, void *(*fn)(void *arg), void *arg) {
   int code = pthread_attr_init(&attr);
   if (code) return code;
   code = pthread_attr_setstacksize(&attr, TD_STACK_BYTES);
+  if (!code) code = pthread_attr_setguardsize(&attr, TD_STACK_GUARD_BYTES);
   if (!code) code = pthread_create(thread, &attr, fn, arg);
   pthread_attr_destroy(&attr);
   return code;

@@ -178,6 +178,9 @@ static void note_stack(void *ctx, unsigned member, unsigned n_members) {
   pthread_attr_t attr;
   assert_int_equal(pthread_getattr_np(pthread_self(), &attr), 0);
   assert_int_equal(pthread_attr_getstacksize(&attr, &((size_t *)ctx)[member]), 0);
+  size_t n_guard_bytes;
+  assert_int_equal(pthread_attr_getguardsize(&attr, &n_guard_bytes), 0);
+  assert_true(member == 0 || n_guard_bytes >= TD_STACK_GUARD_BYTES);
   pthread_attr_destroy(&attr);
 }
 
