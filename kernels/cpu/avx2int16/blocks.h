@@ -103,7 +103,6 @@ enum {
   TOKENS = 6,      // per tile: 2 x 6 sums, 2 of weights, x and a product fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
   X_FOUR = 8,      // bytes of four columns of x
-  ONE_APART = 1,
 };
 
 typedef vi group_sum;

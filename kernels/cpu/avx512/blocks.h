@@ -10,9 +10,6 @@
 
 #define TD_UNROLL _Pragma("GCC unroll 64")
 
-// Codes that need no decoding are read faster from eight rows at a time than from 32.
-#define BLOCKS_ONE (BLOCK_DTYPE == TD_Q8_0 ? linear_q8_0__avx2int16 : NULL)
-
 // ---- vectors of words ---------------------------------------------------------------------------
 
 TD_INLINE vi vi_zero(void) {
@@ -96,8 +93,6 @@ enum {
   TOKENS = 6,      // per tile: 2 x 6 sums of a and of b, and what is loaded, fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
   X_FOUR = 8,      // bytes of four columns of x
-  // Measured: Q6_K's rows come from memory faster 32 at a time.
-  ONE_APART = BLOCK_DTYPE != TD_Q6_K,
 };
 
 typedef struct {

@@ -24,10 +24,20 @@ typedef struct {
   const char *ahead; // what is prefetched next
 } row_blocks;
 
-// Vector i has dword i of the 16 bytes at `at`. Prefetches as much as it loads.
+// Vector i has dword i of the 16 bytes at `at`. Prefetches as much as it loads. Volatile in long
+// blocks, whose loads and prefetches the compiler would move to the beginning: a burst stalls.
 TD_INLINE void dwords_at(row_blocks *b, uint32_t at, vi out[4]) {
-  TD_UNROLL for (int i = 0; i < VL / 4; i++, b->ahead += 64) __builtin_prefetch(b->ahead, 0, 2);
+  const bool is_long = td_dtype_block(BLOCK_DTYPE).cols > 32;
+  TD_UNROLL for (int i = 0; i < VL / 4; i++, b->ahead += 64) {
+    if (is_long) {
+      __asm__ volatile("prefetcht1 %0" : : "m"(*b->ahead));
+    } else {
+      __builtin_prefetch(b->ahead, 0, 2);
+    }
+  }
   transpose_rows((const char *)b->p + at, b->apart, b->n_rows, 16, out);
+  if (!is_long) return;
+  TD_UNROLL for (int i = 0; i < 4; i++) __asm__ volatile("" : "+v"(out[i]));
 }
 
 TD_INLINE vi dword_at(row_blocks *b, uint32_t at) {

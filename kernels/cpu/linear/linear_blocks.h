@@ -2,9 +2,8 @@
 // Include after an ISA's blocks.h and these definitions:
 //   BLOCK_DTYPE   the format
 //   BLOCKS_EXACT  the kernel for tokens that do not qualify
-// ONE_APART: one token goes without codes in memory, through multiply_codes, or, if blocks.h
-// defines ROW_SUMS, through order_x and row_sums. If it defines BLOCKS_ONE, that is a kernel of
-// another ISA, or NULL, which takes one token instead.
+// One token goes without codes in memory, through multiply_codes, or, if blocks.h defines ROW_SUMS,
+// through order_x and row_sums.
 //
 // A token has a scale per 256 columns, a part: its largest magnitude / 16256. Codes are unsigned
 // numbers, and the sum of code times x over a group of 16 or 32 columns is an exact integer:
@@ -320,7 +319,7 @@ static void product_block(product *g, uint32_t most_span) {
 #ifdef ROW_SUMS
     if (g->n_tokens == 1) order_x(g->x, g->n_span, ordered_x(g));
 #endif
-    for (; ONE_APART && g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
+    for (; g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
       g->ahead = rows_behind(g, row + VL);
       product_of_one(g, row);
     }
@@ -333,26 +332,7 @@ static void product_block(product *g, uint32_t most_span) {
   put_results(g);
 }
 
-#ifdef BLOCKS_ONE
-static bool can_round_first(const td_linear_args *a) {
-  const float *x = a->x + (a->x_rows ? a->x_rows[0] : 0) * a->ldx;
-  bool can = true;
-  for (uint32_t k = 0; k < a->w->cols; k += PART) {
-    const uint32_t left = a->w->cols - k;
-    can &= can_round(f32_from_bits(vf_largest(x + k, left < PART ? left : PART)));
-  }
-  return can;
-}
-#endif
-
 static void linear_blocks(const td_linear_args *a) {
-#ifdef BLOCKS_ONE
-  const td_linear_fn for_one = BLOCKS_ONE;
-  if (for_one && a->n_tokens == 1 && can_round_first(a)) {
-    for_one(a);
-    return;
-  }
-#endif
   product g;
   g.a = a;
   g.row_bytes = td_weight_row_bytes(a->w);
