@@ -56,7 +56,7 @@ if [ -n "$arch" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /
 elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
   lacks=nvcc
   if [ -z "$arch" ]; then lacks="nvidia-smi that tells a compute capability of 8.0 or more"; fi
-  echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see kernels/cuda/README.md"
+  echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see kernels/cuda/INSTALL.md"
 fi
 
 build() {
