@@ -9,6 +9,8 @@ install(FILES ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/libtandem_cuda.so
 set_target_properties(tandem_core PROPERTIES OUTPUT_NAME tandem)
 install(TARGETS tandem_core ARCHIVE)
 install(FILES ${CMAKE_SOURCE_DIR}/include/tandem.h TYPE INCLUDE)
+list(TRANSFORM OpenMP_C_LIB_NAMES PREPEND -l OUTPUT_VARIABLE openmp)
+string(REPLACE ";" " " TD_OPENMP_LIBS "${openmp}")
 configure_file(${CMAKE_SOURCE_DIR}/scripts/package/tandem.pc.in ${CMAKE_BINARY_DIR}/tandem.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/tandem.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

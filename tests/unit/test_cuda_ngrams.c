@@ -12,6 +12,7 @@
 #include "tandem/kernels.h"
 #include "unit/cuda_test.h"
 #include "unit/device_test.h"
+#include "unit/filtered.h"
 
 enum { N = 37, VOCAB = 6, SPARE = 3, TAPS = 4, END = 2 };
 
@@ -358,11 +359,12 @@ static void test_streams(void **state) {
   check_streams(16, 40, true);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_results),
       cmocka_unit_test(test_gates),
       cmocka_unit_test(test_streams),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
