@@ -11,7 +11,6 @@ import httpx
 import pytest
 from serving import SANITIZED, Server, cached, make_model, metric, wait_until
 
-pytestmark = pytest.mark.tsan
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/data"
 NANO = Path(__file__).resolve().parents[2] / "configs/models/tandem-nano"
@@ -82,7 +81,10 @@ def recurrent_models(tmp_path_factory):
 
 
 # The first has a layer that drafts, the last five recurrent states, which go back behind what is rejected.
-@pytest.mark.parametrize("name", ["deepseek_yarn_mscale", "qwen3_moe", *RECURRENT])
+ALIKE = ["deepseek_yarn_mscale", "qwen3_moe", *RECURRENT]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.tsan] * (i < 3)) for i, n in enumerate(ALIKE)])
 def test_texts_are_the_same(tandem_bin, recurrent_models, name):
     asked = list(bodies())
     model = recurrent_models.get(name, GOLDEN / name)
@@ -108,6 +110,7 @@ def test_texts_are_the_same(tandem_bin, recurrent_models, name):
         server.close()
 
 
+@pytest.mark.tsan
 @pytest.mark.parametrize("model", [needs_nano])
 def test_requests_that_end_beside_others(tandem_bin, model):
     """The model's layer computes a prompt whose request has ended with the step, while others' guesses are rejected."""
@@ -138,6 +141,7 @@ def test_every_format(tandem_bin, model):
     assert sum(details(answer)[0] for answer in answers["8"]) > 0
 
 
+@pytest.mark.tsan
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_yarn_mscale", "recurrent"])
 def test_preempted_and_killed(tandem_bin, recurrent_models, name):
     """Where the pool holds few of them and their worker dies: what goes on does so with its own tokens."""
@@ -178,6 +182,7 @@ def test_preempted_and_killed(tandem_bin, recurrent_models, name):
     assert server.log().count("signal 9") > 1
 
 
+@pytest.mark.tsan
 @pytest.mark.parametrize(("name", "least_accepted"), [("recurrent", 30), ("pooled", 10)])
 def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_models, name, least_accepted):
     """A text ends where more was drafted; its states, from which the next turn goes on, end there, too."""
@@ -207,6 +212,7 @@ def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_mod
     assert n_accepted > least_accepted // (2 if SANITIZED else 1) and n_ended > (0 if SANITIZED else 1)
 
 
+@pytest.mark.tsan
 def test_drafts_over_the_end_of_a_page(tandem_bin, recurrent_models):
     """What is rejected there has written to the next page, too."""
     page, answers = 512, {}
@@ -233,6 +239,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.tsan
 def test_under_a_schema_and_up_to_a_stop_string(tandem_bin, tiny_model):
     """A grammar's masks follow the drawn tokens one by one, and a stop string cuts what was drafted."""
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
@@ -264,6 +271,7 @@ def chats():
         yield {"messages": question["messages"], **draw, **more}
 
 
+@pytest.mark.tsan
 @pytest.mark.parametrize("model", [needs_nano], ids=lambda model: model.name)
 @pytest.mark.parametrize("workers", ["off", "on"])
 def test_the_layer_that_a_model_has_for_it(tandem_bin, model, workers):
