@@ -85,18 +85,20 @@ static void ids_of(const td_step_seq *seq, const int32_t *fetched, uint32_t t,
 }
 
 // The rows of a sequence, whose first token has index `first` in the step.
-static void gather(td_engine *e, const td_step_seq *seq, const int32_t *fetched, uint32_t first,
-                   uint32_t layer_idx) {
+static void gather(const td_engine *e, const td_step_seq *seq, const int32_t *fetched,
+                   uint32_t first, uint32_t layer_idx) {
   enum { MANY = 64 }; // tokens whose rows several threads wait for, which may be on disk
   const td_ngram_table *table = &td_model_layer(e->model, layer_idx)->ngrams.table;
   const int n = (int)seq->n_tokens;
+  const uint32_t dim = e->config->ngram_dim;
+  uint16_t *out = rows_at(e, layer_idx, first);
 #pragma omp parallel for schedule(dynamic, 8) if (n >= MANY)
   for (int t = 0; t < n; t++) {
     int32_t ids[TD_MAX_NGRAM];
     float row[MOST_DIM];
     ids_of(seq, fetched, (uint32_t)t, &table->hash, ids);
     td_ngram_row(table, ids, row);
-    td_bf16_of_n(rows_at(e, layer_idx, first + (uint32_t)t), row, e->config->ngram_dim);
+    td_bf16_of_n(out + (size_t)t * dim, row, dim);
   }
 }
 

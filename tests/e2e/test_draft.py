@@ -11,7 +11,6 @@ import httpx
 import pytest
 from serving import SANITIZED, Server, cached, make_model, metric, wait_until
 
-
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/data"
 NANO = Path(__file__).resolve().parents[2] / "configs/models/tandem-nano"
 needs_nano = pytest.param(
