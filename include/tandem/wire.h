@@ -112,7 +112,7 @@ typedef struct {
   // min_tokens are generated, no end token is sampled.
   uint32_t min_tokens, n_ends;
   int32_t ends[TD_WIRE_MAX_ENDS];
-  uint32_t n_grammar; // bytes of GBNF that the generated text must match; 0: any text
+  uint32_t n_grammar; // bytes of a grammar that the generated text must match; 0: any text
 } td_wire_submit;
 
 // The next pages of a request, in order of position.

@@ -72,13 +72,13 @@ td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api
 // ignoring them.
 td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error);
 
-// Appends text as a literal of GBNF.
-void td_api_write_gbnf_literal(td_buf *out, const char *text);
+// The grammar that the request's constraints are put together in. NULL: out of memory, and error
+// says so.
+td_grammar_build *td_api_build(td_api_request *out, td_api_error *error);
 
-// call_values.c: sets the tool's parameters from their schema (NULL: any), and adds the rules of
-// their values to value_rules. index: the tool's place in callable.
-td_status td_api_add_params(td_api_request *out, td_api_tool *tool, uint32_t index,
-                            const cJSON *root, td_api_error *error);
+// call_values.c: sets the tool's parameters from their schema (NULL: any).
+td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON *root,
+                            td_api_error *error);
 void td_api_tool_free(td_api_tool *tool);
 
 // prompt.c: the prompt of /v1/completions, or the tokens of /detokenize.

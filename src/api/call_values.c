@@ -5,14 +5,8 @@
 
 #include "api/api_impl.h"
 #include "api/calls/tool_params.h"
+#include "base/json_names.h"
 #include "text/grammar/json_schema.h"
-
-static bool is_listed(const cJSON *list, const char *name) {
-  for (const cJSON *item = cJSON_IsArray(list) ? list->child : NULL; item; item = item->next) {
-    if (cJSON_IsString(item) && strcmp(item->valuestring, name) == 0) return true;
-  }
-  return false;
-}
 
 // The only values a schema allows; NULL: it does not say.
 static const cJSON *values_of(const cJSON *schema) {
@@ -20,32 +14,30 @@ static const cJSON *values_of(const cJSON *schema) {
   return constant ? constant : cJSON_IsArray(list) && list->child ? list->child : NULL;
 }
 
-// A value as it stands in an element: a string without quotes, anything else as JSON.
-static void write_value(td_buf *out, const cJSON *value) {
-  td_buf text = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&text);
-  if (cJSON_IsString(value)) {
-    td_api_write_gbnf_literal(out, value->valuestring);
-    return;
-  }
-  td_api_write_json(&w, NULL, value);
-  out->failed |= text.failed;
-  td_api_write_gbnf_literal(out, td_buf_text(&text));
-  td_buf_free(&text);
-}
-
-// The rule t<TOOL>.v<AT> being written: its alternatives, and the rules they use.
+// The grammar of a value, whose alternatives are being added to a list of b.
 typedef struct {
+  td_grammar_build *b;
+  td_schema_ctx *ctx;
   const cJSON *root;
   bool is_free;
-  uint32_t tool, at, n_parts;
-  td_buf alternatives, rules;
-} value_rule;
+} value_builder;
 
 enum {
   MAX_DEPTH = 8,
   MAX_COUNTED = 256, // characters of a string whose length is counted exactly
 };
+
+// A value as it stands in an element: a string without quotes, anything else as JSON.
+static td_node node_of_value(const value_builder *v, const cJSON *value) {
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  if (cJSON_IsString(value)) return td_g_str(v->b, value->valuestring);
+  td_api_write_json(&w, NULL, value);
+  if (text.failed) td_grammar_build_budget(v->b)->status = TD_ENOMEM;
+  const td_node out = td_g_text(v->b, td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  return out;
+}
 
 static uint32_t count_of(const cJSON *schema, const char *key, uint32_t otherwise) {
   const cJSON *count = td_json_get(schema, key);
@@ -54,127 +46,119 @@ static uint32_t count_of(const cJSON *schema, const char *key, uint32_t otherwis
 }
 
 // Text of min to max characters without "</", which every marker that ends a value contains: rules
-// for each number of characters, and whether the last one is <. Where max is large, < and what
-// follows it count as one.
-static void write_counted(value_rule *r, uint32_t min, uint32_t max) {
-  td_buf *out = &r->rules;
+// for each number of characters, behind another character and behind <. Where max is large, < and
+// what follows it count as one.
+static td_node counted_text(td_grammar_build *b, uint32_t min, uint32_t max) {
   if (max > MAX_COUNTED) {
-    td_buf_printf(&r->alternatives, "([^<] | \"<\" [^/<]){%u,%u}", min, max);
-    return;
+    return td_g_repeat(b, td_g_gbnf(b, "[^<] | \"<\" [^/<]", NULL), min, max);
   }
-  char name[48];
-  snprintf(name, sizeof name, "t%u.v%u.%u.", r->tool, r->at, r->n_parts++);
-  td_buf_printf(&r->alternatives, "%sa0", name);
-  for (uint32_t i = 0; i < max; i++) {
-    for (int is_less = 0; is_less < 2; is_less++) {
-      td_buf_printf(out, "%s%c%u ::= [^<%s] %sa%u | \"<\" %sb%u%s\n", name, is_less ? 'b' : 'a', i,
-                    is_less ? "/" : "", name, i + 1, name, i + 1, i >= min ? " | \"\"" : "");
-    }
+  td_node other = TD_NODE_EMPTY, less = TD_NODE_EMPTY; // of the characters from i + 1 on
+  for (uint32_t i = max; i-- > 0;) {
+    const td_node end = i >= min ? TD_NODE_EMPTY : TD_NODE_NEVER;
+    const td_node args[] = {other, less, end};
+    const td_node behind_other = td_g_gbnf(b, "[^<] $0 | \"<\" $1 | $2", args);
+    const td_node behind_less = td_g_gbnf(b, "[^</] $0 | \"<\" $1 | $2", args);
+    other = td_g_new_rule(b, behind_other);
+    less = td_g_new_rule(b, behind_less);
   }
-  td_buf_printf(out, "%sa%u ::= \"\"\n%sb%u ::= \"\"\n", name, max, name, max);
+  return other;
 }
 
 // False: the string may be any text.
-static bool write_string(value_rule *r, const cJSON *schema) {
+static bool add_string(const value_builder *v, const cJSON *schema) {
   const uint32_t min = count_of(schema, "minLength", 0);
   const uint32_t max = count_of(schema, "maxLength", UINT32_MAX);
-  if (td_json_schema_write_bare(&r->alternatives, schema)) return true;
+  td_node bare;
+  if (td_json_schema_bare(&bare, v->b, schema)) {
+    td_g_add(v->b, bare);
+    return true;
+  }
   if (max == UINT32_MAX || max < min || max > UINT16_MAX) return false;
-  write_counted(r, min, max);
+  td_g_add(v->b, counted_text(v->b, min, max));
   return true;
 }
 
 // A value that is no string: the rule of its schema.
-static bool write_json(value_rule *r, const cJSON *schema) {
-  char prefix[48];
+static bool add_json(const value_builder *v, const cJSON *schema) {
+  const td_json_schema_opts opts = {.is_free = v->is_free, .is_one_line = true, .root = v->root};
+  td_node node;
   td_err ignored;
-  snprintf(prefix, sizeof prefix, "t%u.v%u.%u.", r->tool, r->at, r->n_parts++);
-  const td_json_schema_opts opts = {
-      .prefix = prefix, .is_free = r->is_free, .is_one_line = true, .root = r->root};
-  td_buf_printf(&r->alternatives, "%s0", prefix);
-  const td_status st = td_json_schema_to_gbnf(&r->rules, schema, &opts, &ignored);
-  r->rules.failed |= st == TD_ENOMEM;
-  return st == TD_OK;
+  if (td_json_schema_build(&node, v->b, schema, &opts, &ignored) != TD_OK) return false;
+  td_g_add(v->b, node);
+  return true;
 }
 
-static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth);
+static bool add_schema(const value_builder *v, const cJSON *schema, unsigned depth);
 
-static bool write_any_of(value_rule *r, const cJSON *list, unsigned depth) {
+static bool add_any_of(const value_builder *v, const cJSON *list, unsigned depth) {
   bool is_bound = list->child != NULL;
-  for (const cJSON *item = list->child; item && is_bound; item = item->next) {
-    if (item != list->child) td_buf_str(&r->alternatives, " | ");
-    is_bound = write_schema(r, item, depth + 1);
-  }
+  for (const cJSON *item = list->child; item && is_bound; item = item->next)
+    is_bound = add_schema(v, item, depth + 1);
   return is_bound;
-}
-
-static bool write_expanded(value_rule *r, const cJSON *schema, unsigned depth) {
-  const cJSON *values = values_of(schema), *any = td_json_get(schema, "anyOf");
-  const bool is_list = !td_json_get(schema, "const");
-  const unsigned types = td_tool_param_types(r->root, schema, &r->rules.failed);
-  if (!any) any = td_json_get(schema, "oneOf");
-  if (depth > MAX_DEPTH) return false;
-  for (const cJSON *v = values; v; v = is_list ? v->next : NULL) {
-    if (v != values) td_buf_str(&r->alternatives, " | ");
-    write_value(&r->alternatives, v);
-  }
-  if (values) return true;
-  if (types && !(types & TD_PARAM_STRING)) return write_json(r, schema);
-  if (types == TD_PARAM_STRING && !any) return write_string(r, schema);
-  if (types == (TD_PARAM_STRING | TD_PARAM_NULL) && !any) {
-    td_buf_str(&r->alternatives, "\"null\" | ");
-    return write_string(r, schema);
-  }
-  return cJSON_IsArray(any) && !td_json_get(schema, "type") && write_any_of(r, any, depth);
 }
 
 // Adds what the schema allows. False: any text, or more than can be told.
-static bool write_schema(value_rule *r, const cJSON *schema, unsigned depth) {
-  cJSON *expanded = td_json_schema_expanded(r->root, schema, &r->rules.failed);
-  const bool is_bound = expanded && write_expanded(r, expanded, depth);
-  cJSON_Delete(expanded);
-  return is_bound;
-}
-
-// The rule t<TOOL>.v<AT>. A value that may be any text has none.
-static void write_rule(td_api_request *out, td_api_tool_param *param, const cJSON *root,
-                       const cJSON *schema, uint32_t tool, uint32_t at) {
-  value_rule r = {.root = root, .is_free = out->is_free_json, .tool = tool, .at = at};
-  param->is_text = !write_schema(&r, schema, 0);
-  param->types = td_tool_param_types(root, schema, &r.rules.failed);
-  if (param->is_text) {
-    cJSON *own = td_json_schema_expanded(root, schema, &r.rules.failed);
-    const uint32_t min = count_of(own, "minLength", 0);
-    const bool is_string = param->types == TD_PARAM_STRING;
-    cJSON_Delete(own);
-    param->min_length = !is_string ? 0 : min < TD_API_MOST_LEAST ? min : TD_API_MOST_LEAST;
-  } else {
-    td_buf_printf(&out->value_rules, "t%u.v%u ::= %s\n", tool, at, td_buf_text(&r.alternatives));
-    td_buf_add(&out->value_rules, td_buf_text(&r.rules), r.rules.len);
+static bool add_schema(const value_builder *v, const cJSON *schema, unsigned depth) {
+  schema = td_json_schema_expanded(v->ctx, schema);
+  if (!schema || depth > MAX_DEPTH) return false;
+  const cJSON *values = values_of(schema), *any = td_json_get(schema, "anyOf");
+  const bool is_list = !td_json_get(schema, "const");
+  const unsigned types = td_tool_param_types(v->ctx, schema);
+  if (!any) any = td_json_get(schema, "oneOf");
+  for (const cJSON *value = values; value; value = is_list ? value->next : NULL)
+    td_g_add(v->b, node_of_value(v, value));
+  if (values) return true;
+  if (types && !(types & TD_PARAM_STRING)) return add_json(v, schema);
+  if (types == TD_PARAM_STRING && !any) return add_string(v, schema);
+  if (types == (TD_PARAM_STRING | TD_PARAM_NULL) && !any) {
+    td_g_add(v->b, td_g_str(v->b, "null"));
+    return add_string(v, schema);
   }
-  out->value_rules.failed |= r.rules.failed || r.alternatives.failed;
-  td_buf_free(&r.rules);
-  td_buf_free(&r.alternatives);
+  return cJSON_IsArray(any) && !td_json_get(schema, "type") && add_any_of(v, any, depth);
 }
 
-td_status td_api_add_params(td_api_request *out, td_api_tool *tool, uint32_t index,
-                            const cJSON *root, td_api_error *error) {
+static void set_value(const value_builder *v, td_api_tool_param *param, const cJSON *schema) {
+  const size_t list = td_g_begin(v->b);
+  param->is_text = !add_schema(v, schema, 0);
+  param->value = td_g_end_any(v->b, list);
+  param->types = td_tool_param_types(v->ctx, schema);
+  if (!param->is_text || param->types != TD_PARAM_STRING) return;
+  const uint32_t min = count_of(td_json_schema_expanded(v->ctx, schema), "minLength", 0);
+  param->min_length = min < TD_API_MOST_LEAST ? min : TD_API_MOST_LEAST;
+}
+
+td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON *root,
+                            td_api_error *error) {
   const cJSON *properties = td_json_get(root, "properties");
-  const cJSON *required = td_json_get(root, "required");
+  td_json_names required;
+  td_status st = TD_OK;
   tool->takes_any = !cJSON_IsObject(properties);
   if (tool->takes_any || !properties->child) return TD_OK;
-  const size_t n = (size_t)cJSON_GetArraySize(properties);
-  tool->params = calloc(n, sizeof *tool->params);
-  if (!tool->params) return td_api_fail(error, 503, NULL, NULL, "out of memory");
-  for (const cJSON *p = properties->child; p; p = p->next) {
+  tool->params = calloc((size_t)cJSON_GetArraySize(properties), sizeof *tool->params);
+  if (!tool->params || !td_json_names_open(&required, td_json_get(root, "required"))) {
+    return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  }
+  const value_builder v = {.b = out->build,
+                           .ctx = td_json_schema_open(root, &out->budget),
+                           .root = root,
+                           .is_free = out->is_free_json};
+  for (const cJSON *p = properties->child; p && st == TD_OK && out->budget.status == TD_OK;
+       p = p->next) {
     td_api_tool_param *param = &tool->params[tool->n_params];
-    td_status st = td_api_copy(&param->key, p->string, error);
-    if (st != TD_OK) return st;
-    param->is_required = is_listed(required, p->string);
-    write_rule(out, param, root, p, index, tool->n_params);
+    st = td_api_copy(&param->key, p->string, error);
+    if (st != TD_OK) break;
+    param->is_required = td_json_names_has(&required, p->string);
+    set_value(&v, param, p);
     tool->n_params++;
   }
-  return TD_OK;
+  td_json_schema_close(v.ctx);
+  td_json_names_close(&required);
+  td_err err;
+  if (st == TD_OK && td_grammar_build_status(out->build, &err) != TD_OK) {
+    td_err_prefix(&err, "tools");
+    st = td_api_fail_err(error, "tools", &err);
+  }
+  return st;
 }
 
 void td_api_tool_free(td_api_tool *tool) {

@@ -1,6 +1,5 @@
 // src/api/compose.c - one grammar for all of a generation: reasoning, then the answer or tool calls
-// in the model's own form. Rules that are not the client's begin with a dot or hold one.
-#include <stdio.h>
+// in the model's own form.
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,201 +9,176 @@
 #include "api/calls/tool_params.h"
 #include "base/utf8.h"
 #include "text/grammar/grammar.h"
-#include "text/grammar/json_schema.h"
 
 #define MAX_MARKER 64 // characters
 
+typedef struct {
+  td_grammar_build *b;
+  const td_api_request *r;
+  const td_call_syntax *s;
+  // A value of an element with what ends it: any text; of at least so many characters.
+  td_node value, least[TD_API_MOST_LEAST + 1];
+} composer;
+
 // ---- text up to a marker -----------------------------------------------------------------------
 
-// Length of the longest beginning of marker that the first n characters of it, then c, end with.
-static unsigned after_char(const uint32_t *marker, unsigned n, uint32_t c) {
+typedef struct {
+  td_char_range letters[MAX_MARKER]; // a character each
+  unsigned n;
+} marker;
+
+static marker read_marker(const char *text) {
+  marker m = {.n = 0};
+  for (const char *at = text; *at && m.n < MAX_MARKER; m.n++) {
+    at += td_utf8_decode(at, strlen(at), &m.letters[m.n].low);
+    m.letters[m.n].high = m.letters[m.n].low;
+  }
+  return m;
+}
+
+// Length of the longest beginning of the marker that its first n characters, then c, end with.
+static unsigned after_char(const marker *m, unsigned n, uint32_t c) {
   for (unsigned len = n + 1; len > 0; len--) {
-    if (marker[len - 1] != c) continue;
+    if (m->letters[len - 1].low != c) continue;
     unsigned i = 0;
-    while (i + 1 < len && marker[i] == marker[n - (len - 1) + i])
+    while (i + 1 < len && m->letters[i].low == m->letters[n - (len - 1) + i].low)
       i++;
     if (i + 1 == len) return len;
   }
   return 0;
 }
 
-static bool is_first_of(const uint32_t *marker, unsigned i) {
+static bool is_first_of(const marker *m, unsigned i) {
   for (unsigned k = 0; k < i; k++) {
-    if (marker[k] == marker[i]) return false;
+    if (m->letters[k].low == m->letters[i].low) return false;
   }
   return true;
 }
 
-static unsigned read_marker(const char *text, uint32_t marker[MAX_MARKER]) {
-  unsigned n = 0;
-  for (const char *at = text; *at && n < MAX_MARKER; n++)
-    at += td_utf8_decode(at, strlen(at), &marker[n]);
-  return n;
-}
-
-// Any character that is not in the marker.
-static void write_others(td_buf *out, const uint32_t *marker, unsigned n) {
-  td_buf_str(out, "[^");
-  for (unsigned k = 0; k < n; k++)
-    if (is_first_of(marker, k)) td_buf_printf(out, "\\U%08X", marker[k]);
-  td_buf_char(out, ']');
-}
-
-// Rules NAME0, NAME1, ...: any text without the marker, then the marker, then the rule `after`. The
-// number says how many characters of the marker precede. may_stop: or no marker.
-static void write_until(td_buf *out, const char *name, const char *text, const char *after,
-                        bool may_stop) {
-  uint32_t marker[MAX_MARKER];
-  const unsigned n = read_marker(text, marker);
-  for (unsigned i = 0; i < n; i++) {
-    td_buf_printf(out, "%s%u ::= ", name, i);
-    write_others(out, marker, n);
-    td_buf_printf(out, " %s0", name);
-    for (unsigned k = 0; k < n; k++) {
-      if (!is_first_of(marker, k)) continue;
-      unsigned next = after_char(marker, i, marker[k]);
-      td_buf_printf(out, " | [\\U%08X] ", marker[k]);
-      if (next == n) {
-        td_buf_str(out, after);
-      } else {
-        td_buf_printf(out, "%s%u", name, next);
-      }
+// Sets rules [m->n]: any text without the marker, of which so many characters are there already,
+// then the marker, then `after`. may_stop: or no marker.
+static void add_until(td_grammar_build *b, const marker *m, td_node after, bool may_stop,
+                      td_rule *rules) {
+  const td_node others = td_g_chars_but(b, m->letters, m->n);
+  for (unsigned i = 0; i < m->n; i++)
+    rules[i] = td_g_rule(b);
+  for (unsigned i = 0; i < m->n; i++) {
+    const size_t list = td_g_begin(b);
+    td_g_add(b, TD_G_SEQ(b, others, td_g_call(b, rules[0])));
+    for (unsigned k = 0; k < m->n; k++) {
+      if (!is_first_of(m, k)) continue;
+      const unsigned next = after_char(m, i, m->letters[k].low);
+      td_g_add(b, TD_G_SEQ(b, td_g_chars(b, &m->letters[k], 1),
+                           next == m->n ? after : td_g_call(b, rules[next])));
     }
-    td_buf_str(out, may_stop ? " | \"\"\n" : "\n");
+    if (may_stop) td_g_add(b, TD_NODE_EMPTY);
+    td_g_define(b, rules[i], td_g_end_any(b, list));
   }
 }
 
-// Where the text goes on in which next characters of a marker are there that began at p: behind
-// `least` characters, in the rules of write_until.
-static void write_next(td_buf *out, const char *name, const char *until, unsigned least, unsigned p,
-                       unsigned next) {
-  if (p >= least) {
-    td_buf_printf(out, "%s%u", until, next);
-  } else {
-    td_buf_printf(out, "%s%u.%u", name, p, next);
-  }
+static td_node until(td_grammar_build *b, const char *text, td_node after, bool may_stop) {
+  const marker m = read_marker(text);
+  td_rule rules[MAX_MARKER] = {0};
+  add_until(b, &m, after, may_stop, rules);
+  return td_g_call(b, rules[0]);
 }
 
-// Rules NAME0.0 and so on: text up to the marker of the rules UNTIL0 and so on, that has at least
-// `least` characters. The numbers of NAMEp.i: i characters of a marker are there that began at p.
-static void write_least(td_buf *out, const char *name, const char *until, const char *text,
-                        unsigned least) {
-  uint32_t marker[MAX_MARKER];
-  const unsigned n = read_marker(text, marker);
+// Text of at least `least` characters up to a marker, by the rules of add_until. A rule [p][i]: i
+// characters of a marker are there that began at p.
+static td_node until_least(td_grammar_build *b, const marker *m, const td_rule *rules,
+                           unsigned least) {
+  td_rule before[TD_API_MOST_LEAST][MAX_MARKER];
+  const td_node others = td_g_chars_but(b, m->letters, m->n);
+  for (unsigned p = 0; p < least; p++)
+    for (unsigned i = 0; i < m->n; i++)
+      before[p][i] = td_g_rule(b);
   for (unsigned p = 0; p < least; p++) {
-    for (unsigned i = 0; i < n; i++) {
-      td_buf_printf(out, "%s%u.%u ::= ", name, p, i);
-      write_others(out, marker, n);
-      td_buf_char(out, ' ');
-      write_next(out, name, until, least, p + i + 1, 0);
-      for (unsigned k = 0; k < n; k++) {
-        const unsigned next = after_char(marker, i, marker[k]);
-        if (!is_first_of(marker, k) || next == n) continue;
-        td_buf_printf(out, " | [\\U%08X] ", marker[k]);
-        write_next(out, name, until, least, p + i + 1 - next, next);
+    for (unsigned i = 0; i < m->n; i++) {
+      const size_t list = td_g_begin(b);
+      const unsigned end = p + i + 1;
+      td_g_add(b, TD_G_SEQ(b, others, td_g_call(b, end < least ? before[end][0] : rules[0])));
+      for (unsigned k = 0; k < m->n; k++) {
+        const unsigned next = after_char(m, i, m->letters[k].low), from = end - next;
+        if (!is_first_of(m, k) || next == m->n) continue;
+        td_g_add(b, TD_G_SEQ(b, td_g_chars(b, &m->letters[k], 1),
+                             td_g_call(b, from < least ? before[from][next] : rules[next])));
       }
-      td_buf_char(out, '\n');
+      td_g_define(b, before[p][i], td_g_end_any(b, list));
     }
   }
+  return td_g_call(b, before[0][0]);
 }
 
 // ---- tool calls --------------------------------------------------------------------------------
 
 // types: TD_PARAM_* of the value that follows; 0: any.
-static void write_key_close(td_buf *out, const td_call_syntax *e, unsigned types) {
-  const bool is_text = !e->json_key_close || types == TD_PARAM_STRING;
+static td_node key_close(const composer *c, unsigned types) {
+  const td_call_syntax *s = c->s;
+  const bool is_text = !s->json_key_close || types == TD_PARAM_STRING;
   const bool is_json = !is_text && types && !(types & TD_PARAM_STRING);
-  if (is_text || is_json) {
-    td_api_write_gbnf_literal(out, is_text ? e->key_close : e->json_key_close);
-    return;
-  }
-  td_buf_char(out, '(');
-  td_api_write_gbnf_literal(out, e->key_close);
-  td_buf_str(out, " | ");
-  td_api_write_gbnf_literal(out, e->json_key_close);
-  td_buf_char(out, ')');
+  const td_node text = is_json ? TD_NODE_NEVER : td_g_str(c->b, s->key_close);
+  return TD_G_ANY(c->b, text, is_text ? TD_NODE_NEVER : td_g_str(c->b, s->json_key_close));
 }
 
-// The rule t<TOOL>.e: the arguments as elements, in the order of the schema.
-static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
-                           const td_call_syntax *e) {
-  td_buf_printf(out, "t%u.e ::= ", index);
+// The end of an element that repeats its key.
+static td_node end_by(const composer *c, td_node key) {
+  if (!c->s->ends_by_key) return TD_NODE_EMPTY;
+  return td_g_gbnf(c->b, "\"/\" $0 \">\"", &key);
+}
+
+static td_node element(const composer *c, const td_api_tool_param *param) {
+  const td_node key = td_g_str(c->b, param->key);
+  const td_node value = param->is_text
+                            ? c->least[param->min_length]
+                            : TD_G_SEQ(c->b, param->value, td_g_str(c->b, c->s->value_close));
+  const td_node all = TD_G_SEQ(c->b, td_g_str(c->b, c->s->key_open), key,
+                               key_close(c, param->types), value, end_by(c, key));
+  return param->is_required ? all : td_g_maybe(c->b, all);
+}
+
+// The arguments as elements, in the order of the schema.
+static td_node elements(const composer *c, const td_api_tool *tool) {
   if (tool->takes_any) {
-    td_buf_char(out, '(');
-    td_api_write_gbnf_literal(out, e->key_open);
-    td_buf_str(out, " [a-zA-Z0-9_.-]{1,64} ");
-    write_key_close(out, e, 0);
-    td_buf_printf(out, " .value0%s)*\n", e->ends_by_key ? " \"/\" [a-zA-Z0-9_.-]{1,64} \">\"" : "");
-    return;
+    const td_node key = td_g_gbnf(c->b, "[a-zA-Z0-9_.-]{1,64}", NULL);
+    return td_g_star(c->b, TD_G_SEQ(c->b, td_g_str(c->b, c->s->key_open), key, key_close(c, 0),
+                                    c->value, end_by(c, key)));
   }
-  for (uint32_t i = 0; i < tool->n_params; i++) {
-    const td_api_tool_param *param = &tool->params[i];
-    td_buf_char(out, '(');
-    td_api_write_gbnf_literal(out, e->key_open);
-    td_buf_char(out, ' ');
-    td_api_write_gbnf_literal(out, param->key);
-    td_buf_char(out, ' ');
-    write_key_close(out, e, param->types);
-    if (param->is_text) {
-      if (param->min_length) {
-        td_buf_printf(out, " .least%u.0.0", param->min_length);
-      } else {
-        td_buf_str(out, " .value0");
-      }
-    } else {
-      td_buf_printf(out, " t%u.v%u ", index, i);
-      td_api_write_gbnf_literal(out, e->value_close);
-    }
-    if (e->ends_by_key) {
-      td_buf_str(out, " \"/\" ");
-      td_api_write_gbnf_literal(out, param->key);
-      td_buf_str(out, " \">\" ");
-    }
-    td_buf_str(out, param->is_required ? ") " : ")? ");
-  }
-  td_buf_str(out, tool->n_params ? "\n" : "\"\"\n");
+  const size_t list = td_g_begin(c->b);
+  for (uint32_t i = 0; i < tool->n_params; i++)
+    td_g_add(c->b, element(c, &tool->params[i]));
+  return td_g_end_seq(c->b, list);
 }
 
-static bool has_least(const td_api_request *r, unsigned least) {
-  for (uint32_t i = 0; i < r->n_callable; i++) {
-    for (uint32_t k = 0; k < r->callable[i].n_params; k++) {
-      const td_api_tool_param *param = &r->callable[i].params[k];
-      if (param->is_text && param->min_length == least) return true;
-    }
-  }
-  return false;
+static void add_values(composer *c) {
+  const marker m = read_marker(c->s->value_close);
+  td_rule rules[MAX_MARKER] = {0};
+  add_until(c->b, &m, TD_NODE_EMPTY, false, rules);
+  c->value = c->least[0] = td_g_call(c->b, rules[0]);
+  for (unsigned least = 1; least <= TD_API_MOST_LEAST; least++)
+    c->least[least] = until_least(c->b, &m, rules, least);
 }
 
-// The rules .call and .calls; the latter comes after the opening marker.
-static void write_calls(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
-  for (uint32_t i = 0; i < r->n_callable; i++) {
-    td_buf_str(out, i ? " | " : ".call ::= ");
-    td_api_write_gbnf_literal(out, r->callable[i].name);
-    td_buf_printf(out, " %s", s->index ? s->index : "");
-    td_api_write_gbnf_literal(out, s->after_name);
-    td_buf_printf(out, " t%u.%c ", i, s->key_open ? 'e' : '0');
+// Calls, behind the opening marker.
+static td_node calls(composer *c) {
+  const td_call_syntax *s = c->s;
+  td_grammar_build *b = c->b;
+  if (s->key_open) add_values(c);
+  const size_t list = td_g_begin(b);
+  for (uint32_t i = 0; i < c->r->n_callable; i++) {
+    const td_api_tool *tool = &c->r->callable[i];
+    td_g_add(b, TD_G_SEQ(b, td_g_str(b, tool->name),
+                         s->index ? td_g_gbnf(b, s->index, NULL) : TD_NODE_EMPTY,
+                         td_g_str(b, s->after_name),
+                         s->key_open ? elements(c, tool) : tool->arguments));
   }
-  td_buf_str(out, "\n.calls ::= .call ");
-  if (!r->one_call && s->between) {
-    td_buf_char(out, '(');
-    td_api_write_gbnf_literal(out, s->between);
-    td_buf_str(out, " .call)* ");
-  }
-  td_api_write_gbnf_literal(out, s->close);
-  td_buf_char(out, '\n');
-  if (!s->key_open) return;
-  for (uint32_t i = 0; i < r->n_callable; i++)
-    write_elements(out, &r->callable[i], i, s);
-  write_until(out, ".value", s->value_close, "\"\"", false);
-  for (unsigned least = 1; least <= TD_API_MOST_LEAST; least++) {
-    char name[24];
-    snprintf(name, sizeof name, ".least%u.", least);
-    if (has_least(r, least)) write_least(out, name, ".value", s->value_close, least);
-  }
+  const td_node call = td_g_new_rule(b, td_g_end_any(b, list));
+  const td_node more = c->r->one_call || !s->between
+                           ? TD_NODE_EMPTY
+                           : td_g_star(b, TD_G_SEQ(b, td_g_str(b, s->between), call));
+  return td_g_new_rule(b, TD_G_SEQ(b, call, more, td_g_str(b, s->close)));
 }
 
-// ---- text in which calls may begin
-// ---------------------------------------------------------------
+// ---- text in which calls may begin -------------------------------------------------------------
 
 #define MAX_STATES 1024
 
@@ -227,9 +201,9 @@ static uint16_t child_of(const marker_tree *t, uint16_t state, uint32_t letter) 
   return c;
 }
 
-static void add_marker(marker_tree *t, const char *marker) {
+static void add_marker(marker_tree *t, const char *text) {
   uint16_t at = 0;
-  for (const char *c = marker; *c;) {
+  for (const char *c = text; *c;) {
     uint32_t letter;
     c += td_utf8_decode(c, strlen(c), &letter);
     uint16_t next = child_of(t, at, letter);
@@ -240,7 +214,7 @@ static void add_marker(marker_tree *t, const char *marker) {
     }
     at = next;
   }
-  t->states[at].marker = marker;
+  t->states[at].marker = text;
 }
 
 // The state behind another and a letter.
@@ -266,133 +240,121 @@ static void link_states(marker_tree *t) {
 
 // What follows in state i: each letter that a marker goes on with, and any other. The marker of the
 // model's own form begins calls; another cannot be written, as it would be read as a call.
-static void write_state(td_buf *out, const marker_tree *t, uint16_t i, const td_call_syntax *s) {
-  td_buf others = TD_BUF_INIT;
-  td_buf_printf(out, ".text%u ::= \"\"", i);
+static td_node text_from(const composer *c, const marker_tree *t, uint16_t i, const td_rule *rules,
+                         td_node calls) {
+  td_grammar_build *b = c->b;
+  td_char_range letters[MAX_STATES];
+  size_t n = 0;
+  const size_t list = td_g_begin(b);
+  td_g_add(b, TD_NODE_EMPTY);
   for (uint16_t from = i;; from = t->states[from].fail) {
-    for (uint16_t c = t->states[from].first; c; c = t->states[c].next) {
-      const uint32_t letter = t->states[c].letter;
-      const text_state *next = &t->states[c];
-      if (state_after(t, i, letter) != c) continue; // a longer beginning goes on with it
-      td_buf_printf(&others, "\\U%08X", letter);
-      const char *own = next->marker ? strstr(s->open, next->marker) : NULL;
+    for (uint16_t to = t->states[from].first; to; to = t->states[to].next) {
+      const text_state *next = &t->states[to];
+      if (state_after(t, i, next->letter) != to) continue; // a longer beginning goes on with it
+      letters[n++] = (td_char_range){next->letter, next->letter};
+      const char *own = next->marker ? strstr(c->s->open, next->marker) : NULL;
       // Another form's marker may be the end of one.
-      if (own != s->open && s->ends_by_key) own = NULL;
+      if (own != c->s->open && c->s->ends_by_key) own = NULL;
       if (next->marker && !own) continue;
-      td_buf_printf(out, " | [\\U%08X] ", letter);
-      if (own) {
-        td_api_write_gbnf_literal(out, own + strlen(next->marker));
-        td_buf_str(out, " .calls");
-      } else {
-        td_buf_printf(out, ".text%u", c);
-      }
+      const td_node rest = own ? TD_G_SEQ(b, td_g_str(b, own + strlen(next->marker)), calls)
+                               : td_g_call(b, rules[to]);
+      td_g_add(b, TD_G_SEQ(b, td_g_chars(b, &letters[n - 1], 1), rest));
     }
     if (!from) break;
   }
-  td_buf_printf(out, " | [^%s] .text0\n", td_buf_text(&others));
-  out->failed |= others.failed;
-  td_buf_free(&others);
+  td_g_add(b, TD_G_SEQ(b, td_g_chars_but(b, letters, n), td_g_call(b, rules[0])));
+  return td_g_end_any(b, list);
 }
 
-// Rules .text0, .text1, ...: any text; behind a marker that the output parser takes for the
-// beginning of calls, calls.
-static void write_text(td_buf *out, const td_call_syntax *s) {
+// Any text; behind a marker that the output parser takes for the beginning of calls, calls.
+static td_node text_with(const composer *c, td_node calls) {
   marker_tree *t = calloc(1, sizeof *t);
+  td_rule rules[MAX_STATES] = {0};
   if (!t) {
-    out->failed = true;
-    return;
+    td_grammar_build_budget(c->b)->status = TD_ENOMEM;
+    return TD_NODE_NEVER;
   }
   t->n = 1;
-  const char *marker;
-  for (unsigned i = 0; (marker = td_call_opening(i)); i++)
-    if (marker[0]) add_marker(t, marker);
+  const char *text;
+  for (unsigned i = 0; (text = td_call_opening(i)); i++)
+    if (text[0]) add_marker(t, text);
   link_states(t);
   for (uint16_t i = 0; i < t->n; i++)
-    if (!t->states[i].marker) write_state(out, t, i, s);
+    rules[i] = td_g_rule(c->b);
+  for (uint16_t i = 0; i < t->n; i++)
+    if (!t->states[i].marker) td_g_define(c->b, rules[i], text_from(c, t, i, rules, calls));
   free(t);
+  return td_g_call(c->b, rules[0]);
 }
 
-// The rule .answer: what follows the reasoning.
-static void write_answer(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
-  bool has_format = r->grammar.len, has_calls = r->calls_mode != TD_CALLS_FREE;
-  if (has_calls) write_calls(out, r, s);
-  td_buf_str(out, ".answer ::= ");
-  if (has_calls && !has_format && r->calls_mode == TD_CALLS_CHECKED) {
-    td_buf_str(out, ".text0\n");
-    write_text(out, s);
-    return;
-  }
-  if (has_calls) {
-    td_api_write_gbnf_literal(out, s->open);
-    td_buf_str(out, " .calls");
-  }
-  if (has_calls && has_format && r->calls_mode == TD_CALLS_CHECKED) td_buf_str(out, " | root");
-  if (!has_calls) td_buf_str(out, "root");
-  td_buf_char(out, '\n');
+// ---- answers -----------------------------------------------------------------------------------
+
+// What follows the reasoning.
+static td_node answer(composer *c) {
+  const td_api_request *r = c->r;
+  if (r->calls_mode == TD_CALLS_FREE) return r->format;
+  const td_node called = calls(c);
+  const bool may_answer = r->calls_mode == TD_CALLS_CHECKED;
+  if (may_answer && !r->has_format) return text_with(c, called);
+  return TD_G_ANY(c->b, TD_G_SEQ(c->b, td_g_str(c->b, c->s->open), called),
+                  may_answer ? r->format : TD_NODE_NEVER);
 }
 
-// The rule .root of messages in the Harmony format, behind <|start|>assistant: reasoning may come
-// before a call or an answer, and text that is not constrained before more of them.
-static void write_messages(td_buf *out, const td_api_request *r, const td_call_syntax *s) {
-  const bool has_format = r->grammar.len, has_calls = r->calls_mode != TD_CALLS_FREE;
-  const bool may_say = r->calls_mode != TD_CALLS_REQUIRED;
-  td_buf_str(out, ".root ::= .answer | \"<|channel|>analysis<|message|>\" .think0\n");
-  write_until(out, ".think", "<|end|>", ".rest", false);
-  td_buf_str(out, ".rest ::= \"<|start|>assistant\" .answer\n");
-  if (has_calls) write_calls(out, r, s);
-  td_buf_str(out, ".answer ::= ");
-  if (has_calls) {
-    td_api_write_gbnf_literal(out, s->open);
-    td_buf_str(out, may_say ? " .calls | " : " .calls\n");
+// A message behind reasoning.
+static td_node reasoned(composer *c, td_reasoning reasoning) {
+  const char *begin = c->s->thought ? c->s->thought : "<think>";
+  const char *end = c->s->thought_end ? c->s->thought_end : "</think>";
+  const td_node said = td_g_new_rule(c->b, answer(c));
+  const td_node thought = until(c->b, end, td_g_gbnf(c->b, "[ \\n]{0,4} $0", &said), false);
+  const td_node begun = TD_G_SEQ(c->b, td_g_str(c->b, begin), thought);
+  return reasoning == TD_REASONING_BEGUN  ? thought
+         : reasoning == TD_REASONING_NONE ? said
+                                          : TD_G_ANY(c->b, said, begun);
+}
+
+// Messages in the Harmony format, behind <|start|>assistant: reasoning may come before a call or an
+// answer, and text that is not constrained before more of them.
+static td_node messages(composer *c) {
+  const td_api_request *r = c->r;
+  td_grammar_build *b = c->b;
+  const td_rule said = td_g_rule(b);
+  const td_node next = TD_G_SEQ(b, td_g_str(b, "<|start|>assistant"), td_g_call(b, said));
+  td_node call = TD_NODE_NEVER, text = TD_NODE_NEVER;
+  if (r->calls_mode != TD_CALLS_FREE) call = TD_G_SEQ(b, td_g_str(b, c->s->open), calls(c));
+  if (r->calls_mode == TD_CALLS_REQUIRED) {
+    text = TD_NODE_NEVER;
+  } else if (r->has_format) {
+    text = TD_G_SEQ(b, td_g_str(b, "<|channel|>final<|message|>"), r->format);
+  } else {
+    const td_node any = until(b, "<|end|>", td_g_maybe(b, next), true);
+    text = td_g_gbnf(b, "\"<|channel|>\" (\"final\" | \"commentary\") \"<|message|>\" $0", &any);
   }
-  if (!may_say) return;
-  if (has_format) {
-    td_buf_str(out, "\"<|channel|>final<|message|>\" root\n");
-    return;
-  }
-  td_buf_str(out, "\"<|channel|>\" (\"final\" | \"commentary\") \"<|message|>\" .text0\n");
-  write_until(out, ".text", "<|end|>", ".more", true);
-  td_buf_str(out, ".more ::= (\"<|start|>assistant\" .answer)?\n");
+  td_g_define(b, said, TD_G_ANY(b, call, text));
+  const td_node thought = until(b, "<|end|>", next, false);
+  return TD_G_ANY(b, td_g_call(b, said),
+                  TD_G_SEQ(b, td_g_str(b, "<|channel|>analysis<|message|>"), thought));
 }
 
 const char *td_api_constrained_by(const td_api_request *r) {
-  return r->constraint ? r->constraint : r->grammar.len ? "tools" : NULL;
+  return r->constraint ? r->constraint : r->build || r->grammar.len ? "tools" : NULL;
 }
 
 td_status td_api_compose_grammar(td_api_request *r, const td_call_syntax *syntax,
                                  td_reasoning reasoning, td_api_error *error) {
-  const td_call_form form = syntax->form;
-  const char *begin = syntax->thought ? syntax->thought : "<think>";
-  const char *end = syntax->thought_end ? syntax->thought_end : "</think>";
-  if (!r->grammar.len && r->calls_mode == TD_CALLS_FREE) return TD_OK;
-  td_buf text = TD_BUF_INIT;
   td_err err;
-  if (r->is_chat && form == TD_CALL_HARMONY) {
-    write_messages(&text, r, syntax);
-  } else if (r->is_chat) {
-    td_buf_str(&text, ".root ::= ");
-    if (reasoning != TD_REASONING_BEGUN) td_buf_str(&text, ".answer");
-    if (reasoning == TD_REASONING_MAYBE) td_buf_printf(&text, " | \"%s\" ", begin);
-    td_buf_str(&text, reasoning == TD_REASONING_NONE ? "\n" : ".think0\n");
-    write_until(&text, ".think", end, ".rest", false);
-    td_buf_str(&text, ".rest ::= [ \\n]{0,4} .answer\n");
-    write_answer(&text, r, syntax);
-  }
-  if (r->needs_json_rules) td_json_schema_write_common(&text, r->is_free_json);
-  td_buf_add(&text, td_buf_text(&r->grammar), r->grammar.len);
-  const td_buf *rules = syntax->key_open ? &r->value_rules : &r->call_rules;
-  td_buf_add(&text, td_buf_text(rules), rules->len);
-  text.failed |= r->grammar.failed || rules->failed;
-  td_buf_free(&r->grammar);
-  r->grammar = text;
-  td_grammar *grammar;
-  td_status st = td_buf_status(&text, &err);
-  if (st == TD_OK) st = td_grammar_open(&grammar, text.data, text.len, &err);
+  if (!r->has_format && r->calls_mode == TD_CALLS_FREE) return TD_OK;
+  if (!td_api_build(r, error)) return TD_ENOMEM; // tools may be wanted where none is there
+  composer c = {.b = r->build, .r = r, .s = syntax};
+  const td_node root = !r->is_chat                       ? r->format
+                       : syntax->form == TD_CALL_HARMONY ? messages(&c)
+                                                         : reasoned(&c, reasoning);
+  td_status st = td_grammar_finish(&r->grammar, r->build, root, &err);
   if (st != TD_OK) {
     const char *param = td_api_constrained_by(r);
     td_err_prefix(&err, "%s", param);
-    return td_api_fail_err(error, param, &err);
+    st = td_api_fail_err(error, param, &err);
   }
-  td_grammar_close(grammar);
-  return TD_OK;
+  td_grammar_build_close(r->build);
+  r->build = NULL;
+  return st;
 }

@@ -1,10 +1,11 @@
 // src/api/constraint.c - what the answer must match: response_format, and the names that vLLM,
-// SGLang and llama-server give to the same. Each becomes GBNF whose rule `root` is the answer.
+// SGLang and llama-server give to the same. Each becomes a node of the request's grammar.
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/regex.h"
 
@@ -12,15 +13,20 @@
 
 static_assert((int)TD_SCHEMA_PATH_BYTES == TD_API_PARAM_BYTES, "a schema's path is a member's");
 
+td_grammar_build *td_api_build(td_api_request *out, td_api_error *error) {
+  if (!out->build) out->build = td_grammar_build_open(&out->budget);
+  if (!out->build) td_api_fail(error, 503, NULL, NULL, "out of memory");
+  return out->build;
+}
+
 static td_status set_schema(td_api_request *out, const cJSON *schema, const char *param,
                             td_api_error *error) {
   td_api_path at;
   td_err err;
   snprintf(at.text, sizeof at.text, "%s", param);
-  const td_json_schema_opts opts = {.prefix = "s", .is_free = out->is_free_json, .path = at.text};
-  td_buf_str(&out->grammar, "root ::= s0\n");
-  out->needs_json_rules = true;
-  td_status st = td_json_schema_to_gbnf(&out->grammar, schema, &opts, &err);
+  const td_json_schema_opts opts = {.is_free = out->is_free_json, .path = at.text};
+  out->has_format = true;
+  td_status st = td_json_schema_build(&out->format, out->build, schema, &opts, &err);
   return st == TD_OK ? st : td_api_fail_err(error, at.text, &err);
 }
 
@@ -40,34 +46,27 @@ static td_status set_json(td_api_request *out, const cJSON *value, const char *p
 }
 
 static td_status set_any_object(td_api_request *out) {
-  td_buf_str(&out->grammar, "root ::= json-any\n");
-  out->needs_json_rules = true;
+  out->has_format = true;
+  out->format = td_g_json_object(out->build, out->is_free_json);
   return TD_OK;
+}
+
+// st: what became of param's value.
+static td_status finish_format(td_api_request *out, td_status st, const char *param, td_err *err,
+                               td_api_error *error) {
+  out->has_format = true;
+  if (st == TD_OK) return st;
+  td_err_prefix(err, "%s", param);
+  return td_api_fail_err(error, param, err);
 }
 
 static td_status set_regex(td_api_request *out, const cJSON *value, const char *param,
                            td_api_error *error) {
   td_err err;
   if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string", param);
-  td_buf_str(&out->grammar, "root ::= ");
-  td_status st = td_regex_to_gbnf(&out->grammar, value->valuestring, strlen(value->valuestring),
-                                  TD_REGEX_WHOLE, &err);
-  td_buf_char(&out->grammar, '\n');
-  if (st == TD_OK) return st;
-  td_err_prefix(&err, "%s", param);
-  return td_api_fail_err(error, param, &err);
-}
-
-void td_api_write_gbnf_literal(td_buf *out, const char *text) {
-  td_buf_char(out, '"');
-  for (const char *c = text; *c; c++) {
-    if ((unsigned char)*c < 0x20 || *c == '"' || *c == '\\') {
-      td_buf_printf(out, "\\x%02X", (unsigned char)*c);
-    } else {
-      td_buf_char(out, *c);
-    }
-  }
-  td_buf_char(out, '"');
+  td_status st = td_g_regex(&out->format, out->build, value->valuestring,
+                            strlen(value->valuestring), TD_REGEX_WHOLE, &err);
+  return finish_format(out, st, param, &err, error);
 }
 
 static td_status set_choice(td_api_request *out, const cJSON *value, const char *param,
@@ -75,22 +74,24 @@ static td_status set_choice(td_api_request *out, const cJSON *value, const char 
   if (!cJSON_IsArray(value) || !value->child || cJSON_GetArraySize(value) > MAX_CHOICES) {
     return td_api_bad(error, param, "%s must be an array of 1 to %d strings", param, MAX_CHOICES);
   }
-  td_buf_str(&out->grammar, "root ::= ");
-  for (const cJSON *item = value->child; item; item = item->next) {
-    if (!cJSON_IsString(item)) return td_api_bad(error, param, "%s must hold strings", param);
-    if (item != value->child) td_buf_str(&out->grammar, " | ");
-    td_api_write_gbnf_literal(&out->grammar, item->valuestring);
+  const size_t list = td_g_begin(out->build);
+  td_status st = TD_OK;
+  for (const cJSON *item = value->child; item && st == TD_OK; item = item->next) {
+    if (!cJSON_IsString(item)) st = td_api_bad(error, param, "%s must hold strings", param);
+    if (st == TD_OK) td_g_add(out->build, td_g_str(out->build, item->valuestring));
   }
-  td_buf_char(&out->grammar, '\n');
-  return TD_OK;
+  out->format = td_g_end_any(out->build, list);
+  out->has_format = true;
+  return st;
 }
 
 static td_status set_grammar(td_api_request *out, const cJSON *value, const char *param,
                              td_api_error *error) {
+  td_err err;
   if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string of GBNF", param);
-  td_buf_str(&out->grammar, value->valuestring);
-  td_buf_char(&out->grammar, '\n');
-  return TD_OK;
+  td_status st = td_g_parse(&out->format, out->build, value->valuestring,
+                            strlen(value->valuestring), &err);
+  return finish_format(out, st, param, &err, error);
 }
 
 // ---- members -----------------------------------------------------------------------------------
@@ -114,18 +115,19 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
     if (is_neutral(item)) continue;
     td_api_path path = td_api_member(where ? where : "", names[i].name);
     const char *param = where ? path.text : names[i].name;
-    if (out->grammar.len) {
+    if (out->has_format) {
       return td_api_bad(error, param, "%s: only one constraint of the output may be given", param);
     }
+    if (!td_api_build(out, error)) return TD_ENOMEM;
     td_status st = names[i].set(out, item, param, error);
     if (st != TD_OK) return st;
-    if (!where && out->grammar.len) out->constraint = names[i].name;
+    if (!where && out->has_format) out->constraint = names[i].name;
   }
   return TD_OK;
 }
 
 // vLLM's switches; said to be off, they leave JSON free.
-static bool asks_for_freedom(const cJSON *structured) {
+static bool allows_any_json(const cJSON *structured) {
   return cJSON_IsFalse(td_json_get(structured, "disable_any_whitespace")) ||
          cJSON_IsFalse(td_json_get(structured, "disable_additional_properties"));
 }
@@ -144,7 +146,7 @@ static td_status set_structured(td_api_request *out, const cJSON *value, const c
   }
   td_status st = take_one(out, value, names, TD_COUNT(names), param, error);
   bool is_object = cJSON_IsTrue(td_json_get(value, "json_object"));
-  return st == TD_OK && is_object && !out->grammar.len ? set_any_object(out) : st;
+  return st == TD_OK && is_object && !out->has_format ? set_any_object(out) : st;
 }
 
 static td_status set_format(td_api_request *out, const cJSON *format, const char *param,
@@ -188,8 +190,6 @@ td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api
                                           {"json_schema", set_json},
                                           {"regex", set_regex},
                                           {"ebnf", set_grammar}};
-  out->is_free_json |= asks_for_freedom(td_json_get(root, "structured_outputs"));
-  td_status st = take_one(out, root, names, TD_COUNT(names), NULL, error);
-  if (st == TD_OK && out->grammar.failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
-  return st;
+  out->is_free_json |= allows_any_json(td_json_get(root, "structured_outputs"));
+  return take_one(out, root, names, TD_COUNT(names), NULL, error);
 }

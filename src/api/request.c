@@ -80,6 +80,12 @@ td_status td_api_copy(char **out, const char *text, td_api_error *error) {
   return *out ? TD_OK : td_api_fail(error, 503, NULL, NULL, "out of memory");
 }
 
+static td_budget budget_of(const td_api_defaults *defaults) {
+  td_budget budget = TD_API_BUDGET;
+  budget.is_canceled = defaults->is_canceled;
+  return budget;
+}
+
 void td_api_request_free(td_api_request *request) {
   free(request->model);
   free(request->bias);
@@ -87,8 +93,7 @@ void td_api_request_free(td_api_request *request) {
   td_buf_free(&request->vars);
   td_buf_free(&request->plain_vars);
   td_buf_free(&request->grammar);
-  td_buf_free(&request->call_rules);
-  td_buf_free(&request->value_rules);
+  td_grammar_build_close(request->build);
   td_tool_params_free(&request->params);
   free(request->marks);
   for (uint32_t i = 0; i < request->n_callable; i++)
@@ -278,7 +283,7 @@ static td_status refuse_suffix(const cJSON *root, td_api_error *error) {
 
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
                             const td_api_defaults *defaults, td_api_error *error) {
-  memset(out, 0, sizeof *out);
+  *out = (td_api_request){.budget = budget_of(defaults)};
   out->is_chat = true;
   cJSON *root = NULL;
   td_status st = td_api_parse_root(&root, body, len, error);
@@ -313,7 +318,7 @@ static td_status parse_suffix(td_api_request *out, const cJSON *root, td_api_err
 
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error) {
-  memset(out, 0, sizeof *out);
+  *out = (td_api_request){.budget = budget_of(defaults)};
   cJSON *root = NULL;
   td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
@@ -338,8 +343,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
 // computed.
 static td_status begin_tokens(td_api_request *out, cJSON **root, const char *body, size_t len,
                               td_api_error *error) {
-  memset(out, 0, sizeof *out);
-  out->n = 1;
+  *out = (td_api_request){.budget = TD_API_BUDGET, .n = 1};
   const char *model = NULL;
   const td_status st = td_api_parse_root(root, body, len, error);
   return st == TD_OK ? td_api_get_str(*root, "model", &model, error) : st;

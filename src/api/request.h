@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/sha256.h"
 #include "tandem/wire.h"
+#include "text/grammar/build.h"
 
 #define TD_API_MAX_N        128  // choices per prompt
 #define TD_API_MAX_CHOICES  128  // choices per request
@@ -18,11 +19,15 @@
 #define TD_API_MAX_STOP_IDS 32   // entries of stop_token_ids
 #define TD_API_MAX_TOOLS    512  // tools a request may be made to call
 
+// What work on the schemas, grammars and patterns of one request may cost.
+#define TD_API_BUDGET ((td_budget){.steps = 1u << 24, .bytes = 32u << 20})
+
 // Defaults and limits of the model and the server.
 typedef struct {
   float temperature, top_p; // defaults of the model
   uint32_t top_k;           // default of the model; 0: off
   uint32_t n_vocab;
+  const atomic_bool *is_canceled; // borrowed: the client has left; NULL: it cannot be told
 } td_api_defaults;
 
 // A prompt of /v1/completions: text, or tokens.
@@ -42,18 +47,20 @@ typedef enum {
 
 #define TD_API_MOST_LEAST 4
 
-// A parameter of a tool. Its value is the rule t<TOOL>.v<AT> of value_rules, unless it is any text.
+// A parameter of a tool, for the forms of calls that write each by itself.
 typedef struct {
   char *key; // owned
   bool is_required, is_text;
+  td_node value;       // of request->build: its value without quotes, unless is_text: any text
   unsigned types;      // TD_PARAM_* (tool_params.h) that the schema allows; 0: any
   uint32_t min_length; // of any text, in characters; at most TD_API_MOST_LEAST
 } td_api_tool_param;
 
-// A tool that may be called; its arguments are the rule t<I>.0 of call_rules.
+// A tool that may be called.
 typedef struct {
   char *name;                // owned
-  td_api_tool_param *params; // owned, [n_params], for the forms that write each by itself
+  td_node arguments;         // of request->build: as one object
+  td_api_tool_param *params; // owned, [n_params]
   uint32_t n_params;
   bool takes_any; // its parameters are not listed
 } td_api_tool;
@@ -99,12 +106,14 @@ typedef struct {
   uint32_t n_marks;
   size_t vars_rest;  // where vars goes on behind its messages
   bool is_continued; // the last message is continued
-  // What the generated text must match, as GBNF. While parsing: the answer is the rule `root`, the
-  // tools' arguments are in call_rules,
-  // single values of them in value_rules. td_api_compose_grammar makes one grammar of both. Empty:
-  // any text.
-  td_buf grammar, call_rules, value_rules;
-  bool needs_json_rules;  // they use json_schema.h's common rules
+  // What the generated text must match. While parsing, build holds its parts: `format`, if
+  // has_format, and those of callable. td_api_compose_grammar makes one grammar of them: the bytes
+  // of text/grammar/grammar.h; empty: any text.
+  td_buf grammar;
+  td_budget budget;        // what work on these may still cost
+  td_grammar_build *build; // owned; NULL: no parts
+  td_node format;
+  bool has_format;
   bool is_free_json;      // td_json_schema_opts
   const char *constraint; // the member that grammar is from: static; NULL: none
   td_calls_mode calls_mode;
@@ -156,8 +165,8 @@ typedef enum {
 
 // The member that constrains the output, if there is a grammar; otherwise NULL. Static.
 const char *td_api_constrained_by(const td_api_request *request);
-// Puts the request's constraints into one grammar in request->grammar, and compiles it to see that
-// it is one. What follows the reasoning is constrained, not the reasoning.
+// Compiles the request's constraints to one grammar, request->grammar; request->build is gone then.
+// What follows the reasoning is constrained, not the reasoning.
 struct td_call_syntax;
 td_status td_api_compose_grammar(td_api_request *request, const struct td_call_syntax *syntax,
                                  td_reasoning reasoning, td_api_error *error);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 
 static const char *tool_name(const cJSON *tool) {
@@ -113,13 +114,12 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
 
 // ---- constraints of calls -----------------------------------------------------------------------
 
-// Adds a tool that may be called, and the rule of its arguments. A schema that a grammar cannot
+// Adds a tool that may be called, with the grammar of its arguments. A schema that a grammar cannot
 // express is an error for a strict tool; another tool then takes any object.
 static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned at,
                               td_api_error *error) {
   const cJSON *function = td_json_get(tool, "function");
   const cJSON *parameters = td_json_get(function, "parameters");
-  char prefix[24];
   td_err err;
   bool is_strict = cJSON_IsTrue(td_json_get(function, "strict"));
   if (out->n_callable == TD_API_MAX_TOOLS) {
@@ -131,26 +131,20 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   grown[out->n_callable] = (td_api_tool){0};
   td_status st = td_api_copy(&grown[out->n_callable].name, tool_name(tool), error);
   if (st != TD_OK) return st;
-  const uint32_t index = out->n_callable++;
-  st = td_api_add_params(out, &grown[index], index, parameters, error);
+  td_api_tool *added = &grown[out->n_callable++];
+  if (!td_api_build(out, error)) return TD_ENOMEM;
+  st = td_api_add_params(out, added, parameters, error);
   if (st != TD_OK) return st;
-  snprintf(prefix, sizeof prefix, "t%u.", index);
   td_api_path where = td_api_member(td_api_item("tools", at).text, "function.parameters");
   const td_json_schema_opts opts = {
-      .prefix = prefix, .is_free = out->is_free_json, .is_one_line = true, .path = where.text};
-  td_buf rules = TD_BUF_INIT;
-  if (parameters) st = td_json_schema_to_gbnf(&rules, parameters, &opts, &err);
-  if (st != TD_OK && (is_strict || st == TD_ENOMEM)) {
-    td_buf_free(&rules);
+      .is_free = out->is_free_json, .is_one_line = true, .path = where.text};
+  if (parameters) st = td_json_schema_build(&added->arguments, out->build, parameters, &opts, &err);
+  if (st != TD_OK && (is_strict || td_grammar_build_status(out->build, NULL) != TD_OK)) {
     return td_api_fail_err(error, where.text, &err);
   }
-  if (parameters && st == TD_OK) {
-    td_buf_add(&out->call_rules, td_buf_text(&rules), rules.len);
-  } else {
-    td_buf_printf(&out->call_rules, "%s0 ::= json-object\n", prefix);
+  if (!parameters || st != TD_OK) {
+    added->arguments = td_g_json(out->build, out->is_free_json)->object[0];
   }
-  out->needs_json_rules = true;
-  td_buf_free(&rules);
   return TD_OK;
 }
 
@@ -174,10 +168,9 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
   } else if (cJSON_IsObject(choice) || strcmp(word, "required") == 0) {
     out->calls_mode = TD_CALLS_REQUIRED;
   }
-  bool has_format = out->grammar.len;
   for (const cJSON *tool = tools->child; tool; tool = tool->next) {
     bool is_strict = cJSON_IsTrue(td_json_get(td_json_get(tool, "function"), "strict"));
-    if ((is_strict || has_format) && out->calls_mode == TD_CALLS_FREE) {
+    if ((is_strict || out->has_format) && out->calls_mode == TD_CALLS_FREE) {
       out->calls_mode = TD_CALLS_CHECKED;
     }
   }
@@ -186,7 +179,7 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
   for (const cJSON *tool = tools->child; tool; tool = tool->next, i++) {
     td_err err;
     if (!may_call(choice, tool)) continue;
-    td_status st = td_tool_params_add(&out->params, tool, &err);
+    td_status st = td_tool_params_add(&out->params, tool, &out->budget, &err);
     if (st != TD_OK) return td_api_fail_err(error, "tools", &err);
     if (out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
     if (st != TD_OK) return st;

@@ -55,7 +55,7 @@ typedef struct {
   td_sampling sampling;
   const td_token_value *bias;
   uint32_t n_bias;
-  const char *grammar; // [n_grammar] GBNF that the generated text must match
+  const char *grammar; // [n_grammar] bytes of text/grammar/grammar.h; what is generated must match
   uint32_t n_grammar;  // 0: any text
   const int32_t *ends; // [n_ends], at most TD_WIRE_MAX_ENDS: see td_wire_submit
   uint32_t n_ends, min_tokens;

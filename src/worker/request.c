@@ -238,6 +238,8 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
   if (r->submit.n_grammar) {
     st = td_matcher_open(&r->matcher, requests->limits.grammars, r->grammar, r->submit.n_grammar,
                          err);
+    free(r->grammar);
+    r->grammar = NULL;
     if (st != TD_OK) return st;
     td_sampler_constrain(r->sampler, r->matcher);
   }

@@ -32,7 +32,7 @@ typedef struct {
   uint32_t most_pages, n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
-  char *grammar; // [n_grammar], owned: GBNF
+  char *grammar; // [n_grammar], owned: text/grammar/grammar.h; NULL once the matcher has it
   uint32_t n_grammar_received;
   td_wire_copies copies; // still to be made
   bool has_copies;       // they were received

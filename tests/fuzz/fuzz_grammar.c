@@ -11,20 +11,15 @@
 
 enum { GBNF, REGEX, PATTERN, SCHEMA };
 
-static td_status translate(unsigned kind, const char *text, size_t len, td_buf *out, td_err *err) {
-  if (kind == GBNF) {
-    td_buf_add(out, text, len);
-    return TD_OK;
-  }
-  td_json_schema_write_common(out, len % 2);
-  td_buf_str(out, kind == SCHEMA ? "root ::= s0\n" : "root ::= ");
-  if (kind != SCHEMA)
-    return td_regex_to_gbnf(out, text, len, (td_regex_place)(kind == PATTERN), err);
+static td_status translate(td_node *out, td_grammar_build *b, unsigned kind, const char *text,
+                           size_t len, td_err *err) {
+  if (kind == GBNF) return td_g_parse(out, b, text, len, err);
+  if (kind != SCHEMA) return td_g_regex(out, b, text, len, (td_regex_place)(kind == PATTERN), err);
   cJSON *schema;
   td_status st = td_json_parse_at_most(&schema, text, len, TD_JSON_MAX_DEPTH, 1 << 14, err);
   if (st != TD_OK) return st;
-  const td_json_schema_opts opts = {.prefix = "s", .is_free = len % 2};
-  st = td_json_schema_to_gbnf(out, schema, &opts, err);
+  const td_json_schema_opts opts = {.is_free = len % 2};
+  st = td_json_schema_build(out, b, schema, &opts, err);
   cJSON_Delete(schema);
   return st;
 }
@@ -67,20 +62,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size < 2 || size > 1 << 14) return 0;
   unsigned kind = data[0] % 4;
-  td_buf gbnf = TD_BUF_INIT;
+  td_buf bytes = TD_BUF_INIT;
   td_err err = {.code = TD_OK};
-  td_grammar *grammar;
-  td_status st = translate(kind, (const char *)data + 2, size - 2, &gbnf, &err);
+  td_budget budget = {.steps = 1u << 20, .bytes = 8u << 20};
+  td_grammar_build *b = td_grammar_build_open(&budget);
+  td_node root;
+  td_status st = translate(&root, b, kind, (const char *)data + 2, size - 2, &err);
   if (st == TD_OK) {
-    st = td_grammar_open(&grammar, td_buf_text(&gbnf), gbnf.len, &err);
+    td_grammar *grammar;
+    st = td_grammar_finish(&bytes, b, root, &err);
+    TD_CHECK(st != TD_EFORMAT || strstr(err.msg, "no text"));
     if (st == TD_OK) {
+      TD_CHECK(td_grammar_open(&grammar, bytes.data, bytes.len, &err) == TD_OK);
       walk(grammar, kind, data[1]);
       td_grammar_close(grammar);
-    } else if (kind != GBNF) { // what is made here is GBNF, if perhaps of no text or too much
-      TD_CHECK(st != TD_EFORMAT || strstr(err.msg, "no text"));
     }
   }
   TD_CHECK(st == TD_OK || err.msg[0]);
-  td_buf_free(&gbnf);
+  td_grammar_build_close(b);
+  td_buf_free(&bytes);
   return 0;
 }

@@ -7,13 +7,10 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/json_parse.h"
 #include "base/json_write.h"
 #include "engine/sampler.h"
-#include "text/grammar/json_schema.h"
-#include "text/grammar/matcher.h"
-#include "text/grammar/regex.h"
 #include "text/tokenizer/bytelevel.h"
+#include "unit/grammars.h"
 
 enum { STEPS = 4000 };
 
@@ -67,7 +64,7 @@ static double now_us(void) {
 }
 
 // Mean and longest microseconds of a draw.
-static void measure(const char *name, td_grammars *grammars, const char *gbnf, size_t len,
+static void measure(const char *name, td_grammars *grammars, const td_buf *grammar,
                     const td_sampling *params, uint32_t n_vocab) {
   td_sampler *sampler;
   td_matcher *m = NULL;
@@ -79,7 +76,7 @@ static void measure(const char *name, td_grammars *grammars, const char *gbnf, s
   for (uint32_t i = 0; i < n_vocab; i++, x = x * 6364136223846793005u + 1442695040888963407u)
     given[i] = (float)(x >> 40) * 0x1p-22f;
   for (; n < STEPS; n++) {
-    if (!m && gbnf) td_matcher_open(&m, grammars, gbnf, len, &err);
+    if (!m && grammar) td_matcher_open(&m, grammars, grammar->data, grammar->len, &err);
     if (n == 0) td_sampler_open(&sampler, params, NULL, 0, n_vocab, &err);
     td_sampler_constrain(sampler, m);
     memcpy(logits, given, n_vocab * sizeof *logits);
@@ -105,7 +102,7 @@ static void measure(const char *name, td_grammars *grammars, const char *gbnf, s
 }
 
 // Mean and longest microseconds to advance by a random allowed token and to make the next mask.
-static void measure_masks(const char *name, const td_token_index *index, const char *gbnf) {
+static void measure_masks(const char *name, const td_token_index *index, const td_buf *grammar) {
   enum { RUNS = 4, TOKENS = 250 };
   td_grammars *grammars;
   td_err err;
@@ -116,7 +113,7 @@ static void measure_masks(const char *name, const td_token_index *index, const c
     double total = 0, longest = 0;
     uint32_t n = 0;
     double begin_us = now_us();
-    if (td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err) != TD_OK) {
+    if (td_matcher_open(&m, grammars, grammar->data, grammar->len, &err) != TD_OK) {
       fprintf(stderr, "%s\n", err.msg);
       exit(1);
     }
@@ -150,13 +147,12 @@ static void measure_masks(const char *name, const td_token_index *index, const c
   td_grammars_close(grammars);
 }
 
-static void measure_regex(const char *regex, const td_token_index *index) {
-  td_buf gbnf = TD_BUF_INIT;
+static td_buf compiled(grammar_kind kind, const char *text) {
+  td_buf bytes = TD_BUF_INIT;
   td_err err;
-  td_buf_str(&gbnf, "root ::= ");
-  if (td_regex_to_gbnf(&gbnf, regex, strlen(regex), TD_REGEX_WHOLE, &err) == TD_OK)
-    measure_masks(regex, index, td_buf_text(&gbnf));
-  td_buf_free(&gbnf);
+  if (compile(&bytes, kind, text, &err) == TD_OK) return bytes;
+  fprintf(stderr, "%s: %s\n", text, err.msg);
+  exit(1);
 }
 
 int main(int argc, char **argv) {
@@ -172,28 +168,22 @@ int main(int argc, char **argv) {
   uint64_t index_ns = td_clock_ns();
   td_token_index *index;
   td_grammars *grammars;
-  td_buf text = TD_BUF_INIT;
-  cJSON *root;
   if (td_token_index_open(&index, tok, n_vocab, &err) != TD_OK) return 1;
   printf("tokenizer %.0f ms, index %.0f ms\n", (double)(index_ns - begin_ns) * 1e-6,
          (double)(td_clock_ns() - index_ns) * 1e-6);
-  if (td_json_parse(&root, schema, sizeof schema - 1, 64, &err) != TD_OK) return 1;
-  td_json_schema_write_common(&text, false);
-  td_buf_str(&text, "root ::= s0\n");
-  if (td_json_schema_to_gbnf(&text, root, &(td_json_schema_opts){.prefix = "s"}, &err) != TD_OK) {
-    return 1;
-  }
+  td_buf text = compiled(SCHEMA, schema);
   static const char *const regexes[] = {"[a-z]+@[a-z]+\\.[a-z]{2,4}( [a-z]+@[a-z]+\\.[a-z]{2,4})*",
                                         ".*error.{0,200}", "q1|(.*[a-m].{30}){8}",
                                         "(.*[a-m].{60}){40}", "([a-z ]{1,100}){0,100}"};
-  measure_masks("schema", index, td_buf_text(&text));
-  td_buf object = TD_BUF_INIT;
-  td_json_schema_write_common(&object, true);
-  td_buf_str(&object, "root ::= json-object\n");
-  measure_masks("any JSON object", index, td_buf_text(&object));
+  measure_masks("schema", index, &text);
+  td_buf object = compiled(GBNF, "JSON");
+  measure_masks("any JSON object", index, &object);
   td_buf_free(&object);
-  for (size_t i = 0; i < TD_COUNT(regexes); i++)
-    measure_regex(regexes[i], index);
+  for (size_t i = 0; i < TD_COUNT(regexes); i++) {
+    td_buf regex = compiled(PATTERN, regexes[i]);
+    measure_masks(regexes[i], index, &regex);
+    td_buf_free(&regex);
+  }
   if (argc > 2) return 0;
   if (td_grammars_open(&grammars, index, &err) != TD_OK) return 1;
   static const td_sampling samplings[] = {
@@ -201,13 +191,12 @@ int main(int argc, char **argv) {
   static const char *const names[] = {"greedy", "temperature 1", "top_p 0.95"};
   for (size_t i = 0; i < TD_COUNT(samplings); i++) {
     char name[64];
-    measure(names[i], grammars, NULL, 0, &samplings[i], n_vocab);
+    measure(names[i], grammars, NULL, &samplings[i], n_vocab);
     for (int again = 0; again < 2; again++) {
       snprintf(name, sizeof name, "%s, schema%s", names[i], again ? ", again" : "");
-      measure(name, grammars, text.data, text.len, &samplings[i], n_vocab);
+      measure(name, grammars, &text, &samplings[i], n_vocab);
     }
   }
-  cJSON_Delete(root);
   td_buf_free(&text);
   td_grammars_close(grammars);
   td_token_index_close(index);

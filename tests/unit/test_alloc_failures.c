@@ -613,7 +613,14 @@ static td_status read_request(const request_case *c, td_api_error *error) {
   if (st == TD_OK) st = td_api_compose_grammar(&request, calls, TD_REASONING_MAYBE, error);
   if (st == TD_OK) {
     const size_t at = strlen(shared->text);
-    snprintf(shared->text + at, MAX_TEXT - at, "%s\n", td_buf_text(&request.grammar));
+    td_sha256 sha;
+    td_digest digest;
+    char hex[TD_DIGEST_HEX + 1] = "";
+    td_sha256_begin(&sha);
+    td_sha256_add(&sha, request.grammar.data, request.grammar.len);
+    td_sha256_end(&sha, &digest);
+    td_digest_hex(hex, &digest);
+    snprintf(shared->text + at, MAX_TEXT - at, "%s\n", hex);
   }
   td_api_request_free(&request);
   td_dialect_state_free(&state);

@@ -13,22 +13,24 @@
 #include <cmocka.h>
 
 #include "base/json_write.h"
-#include "text/grammar/grammar.h"
-#include "text/grammar/json_schema.h"
-#include "text/grammar/matcher.h"
-#include "text/grammar/regex.h"
 #include "text/tokenizer/bytelevel.h"
+#include "unit/grammars.h"
+
+static int matches_as(grammar_kind kind, const char *grammar, const char *text) {
+  test_grammar t;
+  td_err err;
+  if (open_grammar(&t, kind, grammar, &err) != TD_OK) fail_msg("%s: %s", grammar, err.msg);
+  int matches = td_grammar_matches(t.g, text, strlen(text));
+  close_grammar(&t);
+  return matches;
+}
 
 static int generates(const char *gbnf, const char *text) {
-  td_grammar *g;
-  td_err err;
-  if (td_grammar_open(&g, gbnf, strlen(gbnf), &err) != TD_OK) {
-    fail_msg("%s: %s", gbnf, err.msg);
-    return 0;
-  }
-  int matches = td_grammar_matches(g, text, strlen(text));
-  td_grammar_close(g);
-  return matches;
+  return matches_as(GBNF, gbnf, text);
+}
+
+static int regex_matches(const char *regex, const char *text) {
+  return matches_as(PATTERN, regex, text);
 }
 
 typedef struct {
@@ -62,7 +64,9 @@ static void test_gbnf(void **state) {
       {"root ::= .{2}", {"ab", "\xF0\x9F\x98\x80z"}, {"a", "abc", "\x80\x80", "\xED\xA0\x80"}},
       {"root ::= \"\\x41\\u00e9\\n\"", {"A\xC3\xA9\n"}, {"A"}},
       {"root ::= (\"a\"* \"b\"*)* \"c\"", {"c", "abbac"}, {"", "ab"}},
-      {".root ::= \"x\" root\nroot ::= \"y\"", {"xy"}, {"y"}},
+      {"root ::= \"x\" .a-1\n.a-1 ::= \"y\"", {"xy"}, {"y"}},
+      {"root ::= (((\"\"){1048576}){1048576}){1048576} \"a\"", {"a"}, {""}},
+      {"root ::= (\"\" | [] | (\"\"))* \"a\"", {"a"}, {""}},
       {"root ::= \"a\" | [] \"b\"", {"a"}, {"b", ""}},
       {"root ::= x \"a\"\nx ::= \"\" | \"b\" x", {"a", "bba"}, {"b"}},
   };
@@ -87,28 +91,18 @@ static void test_bad_gbnf(void **state) {
       {"root ::= \"a\"{3,2}", "reversed"},
       {"root ::= [z-a]", "reversed"},
       {"root ::= \"a\"{9999999}", "too large"},
-      {"root ::= x{1000}\nx ::= \"a\"\n\nroot2 ::= ((\"a\"{1000}){1000}){1000}", "too large"},
+      {"root ::= x{1000} y\nx ::= \"a\"\n\ny ::= ((\"a\"{1000}){1000}){1000}", "too large"},
+      {"root ::= x\nx ::= y{1048576}\ny ::= \"\" | (\"\" | \"a\"){1048576}", "too large"},
       {"start: \"a\"", "::="},
       {"root ::= \"\\q\"", "escape"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    td_grammar *g;
+    test_grammar t;
     td_err err;
-    assert_int_not_equal(td_grammar_open(&g, cases[i][0], strlen(cases[i][0]), &err), TD_OK);
-    assert_null(g);
+    assert_int_not_equal(open_grammar(&t, GBNF, cases[i][0], &err), TD_OK);
+    assert_int_equal(t.bytes.len, 0);
     if (!strstr(err.msg, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.msg);
   }
-}
-
-static int regex_matches(const char *regex, const char *text) {
-  td_buf gbnf = TD_BUF_INIT;
-  td_err err;
-  td_buf_str(&gbnf, "root ::= ");
-  if (td_regex_to_gbnf(&gbnf, regex, strlen(regex), TD_REGEX_WHOLE, &err) != TD_OK)
-    fail_msg("%s", err.msg);
-  int matches = generates(td_buf_text(&gbnf), text);
-  td_buf_free(&gbnf);
-  return matches;
 }
 
 static void test_regex(void **state) {
@@ -131,11 +125,9 @@ static void test_regex(void **state) {
                                     "(?!a)",  "(?<=a)b", "(a)\\1", "\\bx",     "a^b",  "a$b",
                                     "\\p{L}", "\\",      "a{3,2}", "a{70000}", "\\u12"};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
-    td_buf out = TD_BUF_INIT;
+    test_grammar t;
     td_err err;
-    if (td_regex_to_gbnf(&out, bad[i], strlen(bad[i]), TD_REGEX_WHOLE, &err) == TD_OK)
-      fail_msg("%s passes", bad[i]);
-    td_buf_free(&out);
+    if (open_grammar(&t, PATTERN, bad[i], &err) == TD_OK) fail_msg("%s passes", bad[i]);
   }
 }
 
@@ -188,12 +180,12 @@ static void add_bytes(td_buf *text, int32_t id) {
 // the grammar's.
 static void walk(td_grammars *grammars, td_grammars *plain, const char *gbnf, unsigned seed) {
   td_matcher *m, *follower;
-  td_grammar *g;
+  test_grammar t;
   td_err err;
   td_buf text = TD_BUF_INIT;
-  assert_int_equal(td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err), TD_OK);
-  assert_int_equal(td_matcher_open(&follower, plain, gbnf, strlen(gbnf), &err), TD_OK);
-  assert_int_equal(td_grammar_open(&g, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&m, grammars, gbnf, &err), TD_OK);
+  assert_int_equal(open_matcher(&follower, plain, gbnf, &err), TD_OK);
+  assert_int_equal(open_grammar(&t, GBNF, gbnf, &err), TD_OK);
   srand(seed);
   for (int i = 0; i < 100 && !td_matcher_must_end(m); i++) {
     const uint64_t *mask = td_matcher_mask(m);
@@ -208,7 +200,7 @@ static void walk(td_grammars *grammars, td_grammars *plain, const char *gbnf, un
       if (is_set) allowed[n++] = id;
     }
     assert_true(n > 0);
-    assert_int_equal(td_matcher_may_end(m), td_grammar_matches(g, td_buf_text(&text), text.len));
+    assert_int_equal(td_matcher_may_end(m), td_grammar_matches(t.g, td_buf_text(&text), text.len));
     if (td_matcher_may_end(m) && rand() % 4 == 0) break;
     int32_t id = allowed[rand() % n];
     add_bytes(&text, id);
@@ -223,7 +215,7 @@ static void walk(td_grammars *grammars, td_grammars *plain, const char *gbnf, un
   assert_false(td_matcher_advance(m, END));
   assert_false(td_matcher_advance(m, N_VOCAB));
   assert_false(td_matcher_advance(m, -1));
-  td_grammar_close(g);
+  close_grammar(&t);
   td_matcher_close(m);
   td_matcher_close(follower);
   td_buf_free(&text);
@@ -255,7 +247,7 @@ static void test_random_grammars(void **state) {
   assert_int_equal(td_grammars_open(&plain, index, &err), TD_OK);
   for (unsigned seed = 0; seed < 60; seed++) {
     td_buf gbnf = TD_BUF_INIT;
-    td_grammar *g;
+    test_grammar t;
     srand(seed);
     td_buf_str(&gbnf, "root ::= ");
     add_expression(&gbnf, 2);
@@ -263,10 +255,9 @@ static void test_random_grammars(void **state) {
     add_expression(&gbnf, 1);
     td_buf_str(&gbnf, " x? \">\"\n");
     const char *text = td_buf_text(&gbnf);
-    if (td_grammar_open(&g, text, strlen(text), &err) == TD_OK) {
-      td_grammar_close(g);
-      walk(grammars, plain, text, seed);
-    }
+    const bool is_one = open_grammar(&t, GBNF, text, &err) == TD_OK;
+    close_grammar(&t);
+    if (is_one) walk(grammars, plain, text, seed);
     td_buf_free(&gbnf);
   }
   td_grammars_close(grammars);
@@ -276,11 +267,8 @@ static void test_random_grammars(void **state) {
 
 static void test_masks(void **state) {
   (void)state;
-  td_buf json = TD_BUF_INIT;
-  td_json_schema_write_common(&json, false);
-  td_buf_str(&json, "root ::= json-object\n");
-  const char *const grammars_of[] = {
-      td_buf_text(&json),
+  static const char *const grammars_of[] = {
+      "JSON",
       "root ::= \"{\" (\"\\\"\" [^\"{}]{0,12} \"\\\"\")? \"}\"",
       "root ::= \"abc\" root \"12\" | \"true\"",
       "root ::= [a-c\xC3\xA4\xE2\x82\xAC]{1,20}",
@@ -300,7 +288,6 @@ static void test_masks(void **state) {
   td_grammars_close(grammars);
   td_grammars_close(plain);
   td_token_index_close(index);
-  td_buf_free(&json);
 }
 
 // Two generations under one grammar share masks, not positions.
@@ -312,8 +299,8 @@ static void test_shared_grammar(void **state) {
   td_matcher *a, *b;
   td_err err;
   assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
-  assert_int_equal(td_matcher_open(&a, grammars, gbnf, strlen(gbnf), &err), TD_OK);
-  assert_int_equal(td_matcher_open(&b, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&a, grammars, gbnf, &err), TD_OK);
+  assert_int_equal(open_matcher(&b, grammars, gbnf, &err), TD_OK);
   assert_true(td_matcher_advance(a, 256 + 5));  // ab
   assert_true(td_matcher_accepts(a, 256 + 13)); // 12
   assert_false(td_matcher_accepts(b, 256 + 13));
@@ -326,8 +313,8 @@ static void test_shared_grammar(void **state) {
   // More grammars than are kept.
   for (int i = 0; i < 40; i++) {
     char text[64];
-    int len = snprintf(text, sizeof text, "root ::= \"a\"{%d}", i + 1);
-    assert_int_equal(td_matcher_open(&a, grammars, text, (size_t)len, &err), TD_OK);
+    snprintf(text, sizeof text, "root ::= \"a\"{%d}", i + 1);
+    assert_int_equal(open_matcher(&a, grammars, text, &err), TD_OK);
     td_matcher_close(a);
   }
   td_grammars_close(grammars);
@@ -346,7 +333,7 @@ static void test_first_space(void **state) {
   td_err err;
   assert_true(index->strips_space);
   assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
-  assert_int_equal(td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&m, grammars, gbnf, &err), TD_OK);
   const uint64_t *mask = td_matcher_mask(m);
   for (int32_t id = 0; id < N_VOCAB; id++)
     assert_int_equal(mask[id / 64] >> (id % 64) & 1, td_matcher_accepts(m, id));
@@ -369,12 +356,12 @@ static void test_ambiguous(void **state) {
   td_matcher *m;
   td_err err;
   assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
-  assert_int_equal(td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&m, grammars, gbnf, &err), TD_OK);
   for (int i = 0; i < 64 && td_matcher_status(m, &err) == TD_OK; i++)
     td_matcher_advance(m, 'a');
   assert_int_equal(td_matcher_status(m, &err), TD_ELIMIT);
   td_matcher_close(m);
-  assert_int_equal(td_matcher_open(&m, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&m, grammars, gbnf, &err), TD_OK);
   assert_true(td_matcher_advance(m, 'a'));
   td_matcher_close(m);
   td_grammars_close(grammars);
@@ -410,8 +397,8 @@ static void test_thread(void **state) {
     int32_t ids[40];
     int n = 0;
     for (int j = 0; j < 2; j++)
-      assert_int_equal(td_matcher_open(&m[j], grammars, text, strlen(text), &err), TD_OK);
-    assert_int_equal(td_matcher_open(&same, plain, text, strlen(text), &err), TD_OK);
+      assert_int_equal(open_matcher(&m[j], grammars, text, &err), TD_OK);
+    assert_int_equal(open_matcher(&same, plain, text, &err), TD_OK);
     srand(3);
     for (; n < 40 && !td_matcher_must_end(same); n++) {
       for (int j = 0; j < 2; j++)
@@ -429,7 +416,7 @@ static void test_thread(void **state) {
         assert_true(td_matcher_advance(m[j], ids[n]));
       assert_true(td_matcher_advance(same, ids[n]));
     }
-    assert_int_equal(td_matcher_open(&m[2], grammars, text, strlen(text), &err), TD_OK);
+    assert_int_equal(open_matcher(&m[2], grammars, text, &err), TD_OK);
     for (int i = 0; i < n; i++)
       assert_true(td_matcher_advance(m[2], ids[i]));
     td_matcher_prepare(m[2]);
@@ -460,9 +447,9 @@ static void test_thread_is_held(void **state) {
   assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
   assert_int_equal(td_grammars_start(grammars, fd, &err), TD_OK);
   td_grammars_hold(grammars, true);
-  assert_int_equal(td_matcher_open(&a, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&a, grammars, gbnf, &err), TD_OK);
   td_matcher_prepare(a);
-  assert_int_equal(td_matcher_open(&b, grammars, gbnf, strlen(gbnf), &err), TD_OK);
+  assert_int_equal(open_matcher(&b, grammars, gbnf, &err), TD_OK);
   assert_true(td_matcher_advance(b, 'q')); // a replay
   td_matcher_prepare(b);
   assert_false(td_matcher_is_ready(a) || td_matcher_is_ready(b));
@@ -485,7 +472,7 @@ static void test_thread_is_held(void **state) {
 // back.
 static void test_memory_is_bounded(void **state) {
   (void)state;
-  enum { N = 16, BOUND = (64 + N * 8 + 8) << 20 };
+  enum { N = 16, BOUND = (40 + N * 8 + 8) << 20 };
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars;
   td_matcher *m[N];
@@ -495,8 +482,8 @@ static void test_memory_is_bounded(void **state) {
   assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
   for (int i = 0; i < N; i++) {
     char text[64];
-    int len = snprintf(text, sizeof text, "root ::= (.* [a-m] .{%d}){20}", 100 + i);
-    assert_int_equal(td_matcher_open(&m[i], grammars, text, (size_t)len, &err), TD_OK);
+    snprintf(text, sizeof text, "root ::= (.* [a-m] .{%d}){20}", 100 + i);
+    assert_int_equal(open_matcher(&m[i], grammars, text, &err), TD_OK);
   }
   srand(1);
   for (int k = 0; k < 1500; k++) {
@@ -513,11 +500,174 @@ static void test_memory_is_bounded(void **state) {
     assert_non_null(td_matcher_mask(m[i]));
     td_matcher_close(m[i]);
   }
-  assert_int_equal(td_matcher_open(&m[0], grammars, "root ::= \"a\"", 12, &err), TD_OK);
-  assert_true(td_grammars_n_bytes(grammars) <= 64u << 20);
+  assert_int_equal(open_matcher(&m[0], grammars, "root ::= \"a\"", &err), TD_OK);
+  assert_true(td_grammars_n_bytes(grammars) <= 40u << 20);
   td_matcher_close(m[0]);
   td_grammars_close(grammars);
   td_token_index_close(index);
+}
+
+// ---- budgets -----------------------------------------------------------------------------------
+
+// Bytes that are no grammar, and every byte of one changed: refused, or followed without harm.
+static void test_malformed(void **state) {
+  (void)state;
+  td_buf bytes = TD_BUF_INIT;
+  td_grammar *g;
+  td_err err;
+  assert_int_equal(compile(&bytes, GBNF, "root ::= \"ab\" x* \nx ::= [a-z] | \"(\" x \")\"", &err),
+                   TD_OK);
+  for (size_t n = 0; n < bytes.len; n++)
+    assert_int_equal(td_grammar_open(&g, bytes.data, n, &err), TD_EFORMAT);
+  unsigned n_taken = 0;
+  for (size_t i = 0; i < 8 * bytes.len; i++) {
+    bytes.data[i / 8] = (char)(bytes.data[i / 8] ^ 1 << i % 8);
+    if (td_grammar_open(&g, bytes.data, bytes.len, &err) == TD_OK) {
+      n_taken++;
+      td_grammar_matches(g, "ab(c)", 5);
+      td_grammar_close(g);
+    }
+    bytes.data[i / 8] = (char)(bytes.data[i / 8] ^ 1 << i % 8);
+  }
+  assert_true(n_taken > 0);
+  td_buf_free(&bytes);
+}
+
+// With any budget that is too small, and where the client has left, a grammar is refused; what a
+// larger budget leaves over does not change its bytes.
+static void test_budgets(void **state) {
+  (void)state;
+  static const struct {
+    grammar_kind kind;
+    const char *text;
+  } list[] = {
+      {GBNF, "root ::= x{3,9} y\nx ::= [a-z\xC3\xA4] | \"(\" x \")\"\ny ::= \"\\x41\"+"},
+      {PATTERN, "^(a|[^b]{2,5})+\\d$"},
+      {SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"enum\":"
+               "[1,[2]]}},\"required\":[\"b\"],\"additionalProperties\":true}"},
+  };
+  atomic_bool has_left = true;
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    const uint64_t enough = 1u << 24;
+    td_budget budget = {.steps = enough, .bytes = enough};
+    td_buf whole = TD_BUF_INIT, bytes = TD_BUF_INIT;
+    td_err err;
+    assert_int_equal(compile_within(&whole, list[i].kind, list[i].text, &budget, &err), TD_OK);
+    const uint64_t n = enough - budget.steps, n_bytes = enough - budget.bytes;
+    for (uint64_t steps = 0; steps < n; steps += 1 + n / 300) {
+      budget = (td_budget){.steps = steps, .bytes = enough};
+      assert_int_equal(compile_within(&bytes, list[i].kind, list[i].text, &budget, &err),
+                       TD_ELIMIT);
+    }
+    budget = (td_budget){.steps = enough, .bytes = n_bytes / 2};
+    assert_int_equal(compile_within(&bytes, list[i].kind, list[i].text, &budget, &err), TD_ELIMIT);
+    budget = (td_budget){.steps = enough, .bytes = enough, .is_canceled = &has_left};
+    assert_int_equal(compile_within(&bytes, list[i].kind, list[i].text, &budget, &err),
+                     TD_ECANCELED);
+    assert_int_equal(bytes.len, 0);
+    budget = (td_budget){.steps = n, .bytes = n_bytes};
+    assert_int_equal(compile_within(&bytes, list[i].kind, list[i].text, &budget, &err), TD_OK);
+    assert_int_equal(bytes.len, whole.len);
+    assert_memory_equal(bytes.data, whole.data, whole.len);
+    td_buf_free(&bytes);
+    td_buf_free(&whole);
+  }
+}
+
+// Appends text with i for % and i + 1 for @.
+static void add_part(td_buf *out, const char *text, unsigned i) {
+  for (const char *c = text; *c; c++) {
+    if (*c == '%' || *c == '@') {
+      td_buf_printf(out, "%u", i + (*c == '@'));
+    } else {
+      td_buf_char(out, *c);
+    }
+  }
+}
+
+// Text whose middle is a part n times.
+static td_buf repeated(const char *begin, const char *part, unsigned n, const char *end) {
+  td_buf out = TD_BUF_INIT;
+  td_buf_str(&out, begin);
+  for (unsigned i = 0; i < n; i++)
+    add_part(&out, part, i);
+  add_part(&out, end, n);
+  return out;
+}
+
+// Twice the text takes at most 2.5 times the steps, or both are refused.
+static void test_steps(void **state) {
+  (void)state;
+  static const struct {
+    grammar_kind kind;
+    const char *begin, *part, *end;
+    unsigned n;
+  } list[] = {
+      {GBNF, "root ::= r0\n", "r% ::= r@\n", "r% ::= \"a\"", 4000},
+      {GBNF, "root ::= r0\n", "r% ::= \"a\" | \"b\" r% | r@\n", "r% ::= \"a\"", 4000},
+      {GBNF, "root ::= ", "\"a% \" | ", "[]", 4000},
+      {GBNF, "root ::= ", "((", "", 60},
+      {GBNF, "root ::= [", "a-b", "]", 4000},
+      {GBNF, "root ::= [^", "\\U0000a%", "]", 900},
+      {PATTERN, "", "(a%|[^b]+)?", "", 2000},
+      {PATTERN, "", "a{0,9}", "", 2000},
+      {SCHEMA, "{\"properties\":{", "\"p%\":{},", "\"z\":{}}}", 2000},
+      {SCHEMA, "{\"additionalProperties\":true,\"properties\":{", "\"p%\":{},", "\"z\":{}}}", 2000},
+      {SCHEMA, "{\"required\":[", "\"p%\",", "\"z\"]}", 2000},
+      {SCHEMA, "{\"enum\":[", "\"p%\",", "1]}", 2000},
+      {SCHEMA, "{\"anyOf\":[", "{\"type\":\"string\"},", "{}]}", 200},
+      {SCHEMA, "{\"properties\":{", "\"p%\":{\"$ref\":\"#/properties/p@\"},", "\"p%\":{}}}", 1000},
+      {SCHEMA, "{\"allOf\":[", "{\"properties\":{\"p%\":{}}},", "{}]}", 16},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    uint64_t steps[2];
+    td_status st[2];
+    td_err err;
+    for (unsigned k = 0; k < 2; k++) {
+      td_budget budget = {.steps = 1u << 26, .bytes = 256u << 20};
+      td_buf bytes = TD_BUF_INIT;
+      td_buf text = repeated(list[i].begin, list[i].part, list[i].n << k, list[i].end);
+      st[k] = compile_within(&bytes, list[i].kind, td_buf_text(&text), &budget, &err);
+      steps[k] = (1u << 26) - budget.steps;
+      td_buf_free(&bytes);
+      td_buf_free(&text);
+    }
+    if (steps[1] > steps[0] * 5 / 2) {
+      fail_msg("%s%s: %llu steps, twice that text %llu", list[i].begin, list[i].part,
+               (unsigned long long)steps[0], (unsigned long long)steps[1]);
+    }
+    if (st[0] == TD_OK && st[1] != TD_OK && st[1] != TD_ELIMIT) fail_msg("%s", err.msg);
+  }
+}
+
+// What would be worse than linear ends with the budget of a request, whose memory is bounded too.
+static void test_exhaustion(void **state) {
+  (void)state;
+  td_buf deep = repeated("{\"additionalProperties\":true,\"properties\":{\"", "aaaaaaaaaa", 10000,
+                         "\":{}}}");
+  td_buf wide = repeated("{\"properties\":{", "\"p%\":{},", 200000, "\"z\":{}}}");
+  td_buf product = repeated("{\"anyOf\":[", "{\"required\":[\"a%\"]},", 500,
+                            "{}],\"properties\":{");
+  td_buf rest = repeated("", "\"p%\":{},", 20000, "\"z\":{}}}");
+  td_buf branches = repeated("{\"$ref\":\"#/d0\",",
+                             "\"d%\":{\"allOf\":[{\"$ref\":\"#/d@\"},"
+                             "{\"$ref\":\"#/d@\"}]},",
+                             15, "\"d%\":{}}");
+  td_buf_add(&product, rest.data, rest.len);
+  const td_buf *all[] = {&deep, &wide, &product, &branches};
+  const td_status expected[] = {TD_OK, TD_ELIMIT, TD_ELIMIT, TD_OK};
+  for (size_t i = 0; i < TD_COUNT(all); i++) {
+    td_buf bytes = TD_BUF_INIT;
+    td_err err;
+    if (compile(&bytes, SCHEMA, all[i]->data, &err) != expected[i])
+      fail_msg("%.60s: %s", all[i]->data, err.msg);
+    td_buf_free(&bytes);
+  }
+  td_buf_free(&deep);
+  td_buf_free(&wide);
+  td_buf_free(&product);
+  td_buf_free(&rest);
+  td_buf_free(&branches);
 }
 
 int main(void) {
@@ -533,6 +683,10 @@ int main(void) {
       cmocka_unit_test(test_thread),
       cmocka_unit_test(test_thread_is_held),
       cmocka_unit_test(test_memory_is_bounded),
+      cmocka_unit_test(test_malformed),
+      cmocka_unit_test(test_budgets),
+      cmocka_unit_test(test_steps),
+      cmocka_unit_test(test_exhaustion),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

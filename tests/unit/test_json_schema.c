@@ -8,20 +8,7 @@
 
 #include <cmocka.h>
 
-#include "base/json_parse.h"
-#include "text/grammar/grammar.h"
-#include "text/grammar/json_schema.h"
-
-static td_status translate(const char *schema, bool is_free, td_buf *out, td_err *err) {
-  cJSON *root;
-  if (td_json_parse(&root, schema, strlen(schema), 64, err) != TD_OK) fail_msg("%s", err->msg);
-  const td_json_schema_opts opts = {.prefix = "s", .is_free = is_free};
-  td_json_schema_write_common(out, is_free);
-  td_buf_str(out, "root ::= s0\n");
-  td_status st = td_json_schema_to_gbnf(out, root, &opts, err);
-  cJSON_Delete(root);
-  return st;
-}
+#include "unit/grammars.h"
 
 typedef struct {
   const char *schema, *yes[8], *no[8];
@@ -151,23 +138,19 @@ static const language languages[] = {
 static void check_languages(const language *all, size_t n, bool is_free) {
   for (size_t i = 0; i < n; i++) {
     const language *c = &all[i];
-    td_buf out = TD_BUF_INIT;
     td_err err;
-    td_grammar *g;
-    if (translate(c->schema, is_free, &out, &err) != TD_OK) fail_msg("%s: %s", c->schema, err.msg);
-    if (td_grammar_open(&g, out.data, out.len, &err) != TD_OK) {
-      fail_msg("%s: %s\n%s", c->schema, err.msg, out.data);
-    }
+    test_grammar t;
+    if (open_grammar(&t, is_free ? FREE_SCHEMA : SCHEMA, c->schema, &err) != TD_OK)
+      fail_msg("%s: %s", c->schema, err.msg);
     for (size_t k = 0; k < TD_COUNT(c->yes) && c->yes[k]; k++) {
-      if (!td_grammar_matches(g, c->yes[k], strlen(c->yes[k])))
-        fail_msg("%s rejects %s\n%s", c->schema, c->yes[k], out.data);
+      if (!td_grammar_matches(t.g, c->yes[k], strlen(c->yes[k])))
+        fail_msg("%s rejects %s", c->schema, c->yes[k]);
     }
     for (size_t k = 0; k < TD_COUNT(c->no) && c->no[k]; k++) {
-      if (td_grammar_matches(g, c->no[k], strlen(c->no[k])))
-        fail_msg("%s accepts %s\n%s", c->schema, c->no[k], out.data);
+      if (td_grammar_matches(t.g, c->no[k], strlen(c->no[k])))
+        fail_msg("%s accepts %s", c->schema, c->no[k]);
     }
-    td_grammar_close(g);
-    td_buf_free(&out);
+    close_grammar(&t);
   }
 }
 
@@ -236,11 +219,10 @@ static void test_refused(void **state) {
       {"{\"properties\":{\"a\":5}}", "schema"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    td_buf out = TD_BUF_INIT;
+    test_grammar t;
     td_err err;
-    if (translate(cases[i][0], false, &out, &err) == TD_OK) fail_msg("%s passes", cases[i][0]);
+    if (open_grammar(&t, SCHEMA, cases[i][0], &err) == TD_OK) fail_msg("%s passes", cases[i][0]);
     if (!strstr(err.msg, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.msg);
-    td_buf_free(&out);
   }
 }
 
@@ -257,12 +239,9 @@ static void test_unsatisfiable(void **state) {
       "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    td_buf out = TD_BUF_INIT;
+    test_grammar t;
     td_err err;
-    td_grammar *g;
-    assert_int_equal(translate(cases[i], false, &out, &err), TD_OK);
-    if (td_grammar_open(&g, out.data, out.len, &err) == TD_OK) fail_msg("%s passes", cases[i]);
-    td_buf_free(&out);
+    if (open_grammar(&t, SCHEMA, cases[i], &err) == TD_OK) fail_msg("%s passes", cases[i]);
   }
 }
 

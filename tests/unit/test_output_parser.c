@@ -403,7 +403,8 @@ static int open_params(void **state) {
   cJSON *tools;
   td_err err;
   assert_int_equal(td_json_parse(&tools, text, strlen(text), TD_JSON_MAX_DEPTH, &err), TD_OK);
-  assert_int_equal(td_tool_params_add(&params, tools->child, &err), TD_OK);
+  td_budget budget = {.steps = 1u << 20, .bytes = 1u << 20};
+  assert_int_equal(td_tool_params_add(&params, tools->child, &budget, &err), TD_OK);
   cJSON_Delete(tools);
   return 0;
 }

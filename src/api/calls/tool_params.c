@@ -14,7 +14,7 @@
 
 // ---- types of a schema --------------------------------------------------------------------------
 
-unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_failed) {
+unsigned td_tool_param_types(td_schema_ctx *ctx, const cJSON *schema) {
   static const struct {
     unsigned schema, param;
   } types[] = {{TD_SCHEMA_NULL, TD_PARAM_NULL},
@@ -23,7 +23,7 @@ unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_f
                {TD_SCHEMA_STRING, TD_PARAM_STRING},
                {TD_SCHEMA_ARRAY, TD_PARAM_ARRAY},
                {TD_SCHEMA_OBJECT, TD_PARAM_OBJECT}};
-  const unsigned allowed = td_json_schema_types(root, schema, has_failed);
+  const unsigned allowed = td_json_schema_types(ctx, schema);
   unsigned out = 0;
   for (size_t i = 0; i < TD_COUNT(types) && allowed != TD_SCHEMA_ANY; i++)
     out |= allowed & types[i].schema ? types[i].param : 0;
@@ -41,17 +41,19 @@ static td_status add(td_tool_params *params, const char *tool, const char *key, 
   return is_lost ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
 }
 
-td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_err *err) {
+td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_budget *budget,
+                             td_err *err) {
   const cJSON *function = td_json_get(tool, "function");
   const cJSON *name = td_json_get(function, "name"), *root = td_json_get(function, "parameters");
   const cJSON *properties = td_json_get(root, "properties");
   if (!cJSON_IsString(name)) return TD_OK;
   td_status st = add(params, name->valuestring, NULL, 0, err);
   const cJSON *p = cJSON_IsObject(properties) ? properties->child : NULL;
-  bool has_failed = false;
-  for (; p && st == TD_OK && !has_failed; p = p->next)
-    st = add(params, name->valuestring, p->string, td_tool_param_types(root, p, &has_failed), err);
-  return has_failed ? td_fail(err, TD_ENOMEM, "out of memory") : st;
+  td_schema_ctx *ctx = p ? td_json_schema_open(root, budget) : NULL;
+  for (; p && st == TD_OK && budget->status == TD_OK; p = p->next)
+    st = add(params, name->valuestring, p->string, td_tool_param_types(ctx, p), err);
+  td_json_schema_close(ctx);
+  return st == TD_OK ? td_budget_fail(budget, err) : st;
 }
 
 void td_tool_params_free(td_tool_params *params) {

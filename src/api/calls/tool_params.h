@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/budget.h"
 #include "base/buf.h"
 #include "base/status.h"
 
@@ -31,13 +32,14 @@ typedef struct {
   bool is_closed; // only these may be called
 } td_tool_params;
 
-// Adds the parameters of a checked function. Error: TD_ENOMEM.
-td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_err *err);
+// Adds the parameters of a checked function. Error: TD_ENOMEM, or the budget's.
+td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_budget *budget,
+                             td_err *err);
 void td_tool_params_free(td_tool_params *params);
 
-// The types of a property's schema. root: the schema that its $ref refer to.
-// *has_failed is set if memory ran out.
-unsigned td_tool_param_types(const cJSON *root, const cJSON *schema, bool *has_failed);
+// The types of a property's schema, by td_json_schema_types.
+struct td_schema_ctx;
+unsigned td_tool_param_types(struct td_schema_ctx *ctx, const cJSON *schema);
 // params may be NULL: nothing is known.
 bool td_tool_params_has_tool(const td_tool_params *params, const char *tool);
 bool td_tool_params_may_call(const td_tool_params *params, const char *tool);

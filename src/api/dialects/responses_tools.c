@@ -7,7 +7,7 @@
 
 #include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
-#include "text/grammar/json_schema.h"
+#include "text/grammar/regex.h"
 
 static const char *str_of(const cJSON *object, const char *key) {
   const cJSON *item = td_json_get(object, key);
@@ -47,13 +47,21 @@ static void note(cJSON *own, const char *flat, const char *space, const cJSON *t
   cJSON_AddStringToObject(entry, "type", str_of(tool, "type"));
 }
 
+// Whether a string of JSON can be made to match the regex.
+static bool can_obey(const char *regex, size_t len) {
+  td_budget budget = TD_API_BUDGET;
+  td_grammar_build *b = td_grammar_build_open(&budget);
+  td_node ignored;
+  td_err why;
+  const bool ok = b && td_g_regex(&ignored, b, regex, len, TD_REGEX_IN_JSON, &why) == TD_OK;
+  td_grammar_build_close(b);
+  return ok;
+}
+
 // The schema of a tool that takes text: one string, which obeys a regex.
 static void write_input_schema(td_json_writer *w, const cJSON *format) {
   const char *syntax = str_of(format, "syntax"), *definition = str_of(format, "definition");
-  td_buf schema = TD_BUF_INIT, rules = TD_BUF_INIT, pattern = TD_BUF_INIT;
-  bool is_obeyed = false;
-  td_err ignored;
-  cJSON *json = NULL;
+  td_buf schema = TD_BUF_INIT, pattern = TD_BUF_INIT;
   td_json_writer s = TD_JSON_WRITER(&schema);
   td_jw_begin_object(&s, NULL);
   td_jw_str(&s, "type", "object");
@@ -68,19 +76,10 @@ static void write_input_schema(td_json_writer *w, const cJSON *format) {
   td_jw_end_object(&s);
   td_buf_str(&schema, ",\"required\":[\"input\"]");
   td_jw_end_object(&s);
-  if (pattern.len && !schema.failed) {
-    const td_json_schema_opts opts = {.prefix = "x"};
-    td_status st = td_json_parse(&json, schema.data, schema.len, TD_JSON_MAX_DEPTH, &ignored);
-    if (st == TD_OK) st = td_json_schema_to_gbnf(&rules, json, &opts, &ignored);
-    is_obeyed = st == TD_OK;
-    schema.failed |= st == TD_ENOMEM;
-    cJSON_Delete(json);
-  }
   td_jw_raw(w, "parameters", td_buf_text(&schema));
-  if (is_obeyed) td_jw_bool(w, "strict", true);
+  if (pattern.len && can_obey(td_buf_text(&pattern), pattern.len)) td_jw_bool(w, "strict", true);
   w->out->failed |= schema.failed || pattern.failed;
   td_buf_free(&schema);
-  td_buf_free(&rules);
   td_buf_free(&pattern);
 }
 

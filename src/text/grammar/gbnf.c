@@ -1,34 +1,34 @@
-// src/text/grammar/gbnf.c - a recursive-descent parser for GBNF.
-#include "text/grammar/gbnf.h"
-
-#include <stdbool.h>
+// src/text/grammar/gbnf.c - GBNF text to nodes. It is llama.cpp's notation: rules `name ::=
+// alternatives`, literals "..", classes [..], `.`, groups, and the repetitions * + ? {n} {n,}
+// {n,m}. `[]` is the empty class, which nothing matches. Groups are kept on a stack of their own,
+// so that no text needs a deep one.
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/grow.h"
 #include "base/utf8.h"
+#include "text/grammar/build_impl.h"
 
 #define MAX_NESTING 128
 #define MAX_NAME    128
 #define MAX_REPEAT  (1u << 20)
-#define MAX_NODES   (1u << 20)
-#define LAST_CHAR   0x10FFFFu
+
+// A rule by its name.
+typedef struct {
+  const char *name; // in the text; NULL: an empty slot
+  uint32_t len, hash;
+  td_rule rule;
+  bool is_defined;
+} named_rule;
 
 typedef struct {
-  td_gbnf *out;
+  td_grammar_build *b;
   const char *begin, *at, *end;
-  unsigned depth;
+  const td_node *args; // what $0 and so on stand for; NULL: nothing, and there are names
+  named_rule *names;   // hash table
+  uint32_t n_names, n_slots;
   td_err *err;
 } parser;
-
-void td_gbnf_free(td_gbnf *gbnf) {
-  for (uint32_t i = 0; i < gbnf->n_rules; i++)
-    free(gbnf->rules[i].name);
-  free(gbnf->nodes);
-  free(gbnf->ranges);
-  free(gbnf->rules);
-  *gbnf = (td_gbnf){0};
-}
 
 static td_status fail(const parser *p, td_status code, const char *what) {
   unsigned line = 1;
@@ -37,54 +37,52 @@ static td_status fail(const parser *p, td_status code, const char *what) {
   return td_fail(p->err, code, "grammar, line %u: %s", line, what);
 }
 
-// ---- growing -----------------------------------------------------------------------------------
+// ---- names -------------------------------------------------------------------------------------
 
-static td_status fail_growing(const parser *p, uint32_t n) {
-  if (n >= MAX_NODES) return fail(p, TD_ELIMIT, "the grammar is too large");
-  return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
-}
-
-// Makes room for one more in an array of nodes, ranges or rules.
-#define GROW(p, array, n, cap)                                                                     \
-  ((n) < (cap) || ((n) < MAX_NODES && TD_GROW(array, n, cap, 64)) ? TD_OK : fail_growing(p, n))
-
-static td_status add_node(const parser *p, td_gbnf_node node, uint32_t *out) {
-  td_gbnf *g = p->out;
-  if (g->n_nodes == 0) g->n_nodes = 1;
-  td_status st = GROW(p, g->nodes, g->n_nodes, g->cap_nodes);
-  if (st != TD_OK) return st;
-  *out = g->n_nodes++;
-  g->nodes[*out] = node;
-  return TD_OK;
-}
-
-static td_status add_range(const parser *p, uint32_t low, uint32_t high) {
-  td_gbnf *g = p->out;
-  td_status st = GROW(p, g->ranges, g->n_ranges, g->cap_ranges);
-  if (st == TD_OK) g->ranges[g->n_ranges++] = (td_gbnf_range){low, high};
-  return st;
-}
-
-// The rule of that name, which is added if there is none yet.
-static td_status find_rule(const parser *p, const char *name, size_t len, uint32_t *out) {
-  td_gbnf *g = p->out;
+static uint32_t hash_of(const char *name, size_t len) {
   uint32_t hash = 2166136261u; // FNV-1a
   for (size_t i = 0; i < len; i++)
     hash = (hash ^ (unsigned char)name[i]) * 16777619u;
-  for (uint32_t i = 0; i < g->n_rules; i++) {
-    const td_gbnf_rule *rule = &g->rules[i];
-    if (rule->hash == hash && strncmp(rule->name, name, len) == 0 && !rule->name[len]) {
-      *out = i;
-      return TD_OK;
-    }
+  return hash;
+}
+
+static bool grow_names(parser *p) {
+  if (2 * (p->n_names + 1) <= p->n_slots) return true;
+  const uint32_t n = p->n_slots ? 2 * p->n_slots : 64;
+  named_rule *slots = td_budget_take(p->b->budget, n * sizeof *slots) ? calloc(n, sizeof *slots)
+                                                                      : NULL;
+  if (!slots) {
+    td_g_fail(p->b, p->b->budget->status != TD_OK ? p->b->budget->status : TD_ENOMEM);
+    return false;
   }
-  td_status st = GROW(p, g->rules, g->n_rules, g->cap_rules);
-  if (st != TD_OK) return st;
-  char *copy = strndup(name, len);
-  if (!copy) return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
-  *out = g->n_rules;
-  g->rules[g->n_rules++] = (td_gbnf_rule){.name = copy, .hash = hash};
-  return TD_OK;
+  for (uint32_t i = 0; i < p->n_slots; i++) {
+    uint32_t at = p->names[i].hash & (n - 1);
+    while (p->names[i].name && slots[at].name)
+      at = (at + 1) & (n - 1);
+    if (p->names[i].name) slots[at] = p->names[i];
+  }
+  free(p->names);
+  p->names = slots;
+  p->n_slots = n;
+  return true;
+}
+
+// The rule of that name, which is added if there is none yet. NULL: building has failed.
+static named_rule *find_rule(parser *p, const char *name, size_t len) {
+  const uint32_t hash = hash_of(name, len);
+  if (!grow_names(p)) return NULL;
+  uint32_t at = hash & (p->n_slots - 1);
+  for (; p->names[at].name; at = (at + 1) & (p->n_slots - 1)) {
+    const named_rule *r = &p->names[at];
+    if (!td_budget_step(p->b->budget, 1)) break;
+    if (r->hash == hash && r->len == len && memcmp(r->name, name, len) == 0) return &p->names[at];
+  }
+  const td_rule rule = td_g_rule(p->b);
+  td_g_name(p->b, rule, name, len);
+  if (td_grammar_build_status(p->b, NULL) != TD_OK) return NULL;
+  p->n_names++;
+  p->names[at] = (named_rule){.name = name, .len = (uint32_t)len, .hash = hash, .rule = rule};
+  return &p->names[at];
 }
 
 // ---- words -------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ static td_status read_hex(parser *p, unsigned n, uint32_t *out) {
     *out = *out << 4 | (uint32_t)(is_digit ? c - '0' : low - 'a' + 10);
     p->at++;
   }
-  if (*out > LAST_CHAR || (*out >= 0xD800 && *out <= 0xDFFF)) {
+  if (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out <= 0xDFFF)) {
     return fail(p, TD_EFORMAT, "an escape is not a character");
   }
   return TD_OK;
@@ -171,60 +169,33 @@ static td_status read_char(parser *p, uint32_t *out) {
   return read_hex(p, n, out);
 }
 
-// ---- expressions -------------------------------------------------------------------------------
+// ---- items -------------------------------------------------------------------------------------
 
-static td_status read_alternatives(parser *p, bool is_nested, uint32_t *out);
-
-static td_status add_chars(const parser *p, uint32_t first, uint32_t *out) {
-  return add_node(
-      p, (td_gbnf_node){.kind = TD_GBNF_CHARS, .first = first, .n = p->out->n_ranges - first}, out);
-}
-
-static td_status read_literal(parser *p, uint32_t *out) {
-  p->at++;
-  td_status st = add_node(p, (td_gbnf_node){.kind = TD_GBNF_SEQ}, out);
-  uint32_t last = 0;
-  while (st == TD_OK && peek(p) != '"') {
-    uint32_t c, node = 0, first = p->out->n_ranges;
-    st = read_char(p, &c);
-    if (st == TD_OK) st = add_range(p, c, c);
-    if (st == TD_OK) st = add_chars(p, first, &node);
-    if (st != TD_OK) return st;
-    *(last ? &p->out->nodes[last].next : &p->out->nodes[*out].child) = node;
-    last = node;
-  }
-  p->at++;
-  return st;
-}
-
-static int by_low(const void *a, const void *b) {
-  const td_gbnf_range *x = a, *y = b;
-  return (x->low > y->low) - (x->low < y->low);
-}
-
-// Replaces the ranges from first on by all characters outside them.
-static td_status complement(parser *p, uint32_t first) {
-  td_gbnf *g = p->out;
-  uint32_t n = g->n_ranges - first, from = 0;
-  td_gbnf_range *given = malloc((n + 1) * sizeof *given);
-  if (!given) return td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
-  if (n) memcpy(given, g->ranges + first, n * sizeof *given);
-  qsort(given, n, sizeof *given, by_low);
-  g->n_ranges = first;
+static td_status read_literal(parser *p, td_node *out) {
+  const size_t list = td_g_begin(p->b);
   td_status st = TD_OK;
-  for (uint32_t i = 0; i < n && st == TD_OK; i++) {
-    if (given[i].low > from) st = add_range(p, from, given[i].low - 1);
-    if (given[i].high >= from) from = given[i].high + 1;
+  const char *from = ++p->at; // of characters that stand for themselves
+  while (st == TD_OK && peek(p) != '"') {
+    const char *at = p->at;
+    uint32_t c;
+    char bytes[4];
+    st = read_char(p, &c);
+    if (st != TD_OK || *at != '\\') continue;
+    td_g_add(p->b, td_g_text(p->b, from, (size_t)(at - from)));
+    td_g_add(p->b, td_g_text(p->b, bytes, (size_t)td_utf8_encode(c, bytes)));
+    from = p->at;
   }
-  if (st == TD_OK && from <= LAST_CHAR) st = add_range(p, from, LAST_CHAR);
-  free(given);
+  td_g_add(p->b, td_g_text(p->b, from, st == TD_OK ? (size_t)(p->at - from) : 0));
+  *out = td_g_end_seq(p->b, list);
+  p->at++;
   return st;
 }
 
-static td_status read_class(parser *p, uint32_t *out) {
+static td_status read_class(parser *p, td_node *out) {
+  td_char_range *ranges = NULL;
+  size_t n = 0, cap = 0;
   p->at++;
-  uint32_t first = p->out->n_ranges;
-  bool is_negated = peek(p) == '^';
+  const bool is_negated = peek(p) == '^';
   p->at += is_negated;
   td_status st = TD_OK;
   while (st == TD_OK && peek(p) != ']') {
@@ -236,12 +207,17 @@ static td_status read_class(parser *p, uint32_t *out) {
       st = read_char(p, &high);
     }
     if (st == TD_OK && high < low) st = fail(p, TD_EFORMAT, "a range of a class is reversed");
-    if (st == TD_OK) st = add_range(p, low, high);
+    if (st == TD_OK && !TD_GROW(ranges, n, cap, 8)) {
+      st = td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
+    }
+    if (st == TD_OK) ranges[n++] = (td_char_range){low, high};
   }
-  if (st == TD_OK && is_negated) st = complement(p, first);
-  if (st != TD_OK) return st;
   p->at++;
-  return add_chars(p, first, out);
+  if (st == TD_OK) {
+    *out = is_negated ? td_g_chars_but(p->b, ranges, n) : td_g_chars(p->b, ranges, n);
+  }
+  free(ranges);
+  return st;
 }
 
 static td_status read_number(parser *p, uint32_t *out) {
@@ -264,7 +240,7 @@ static td_status read_counts(parser *p, uint32_t *min, uint32_t *max) {
   if (st == TD_OK && peek(p) == ',') {
     p->at++;
     skip_space(p, false);
-    *max = TD_GBNF_MANY;
+    *max = TD_G_MANY;
     if (peek(p) != '}') st = read_number(p, max);
     skip_space(p, false);
   }
@@ -275,10 +251,10 @@ static td_status read_counts(parser *p, uint32_t *min, uint32_t *max) {
 }
 
 // The repetitions after an item.
-static td_status read_repetitions(parser *p, uint32_t *item) {
+static td_status read_repetitions(parser *p, td_node *item) {
   for (;;) {
-    char c = peek(p);
-    uint32_t min = c == '+', max = c == '?' ? 1 : TD_GBNF_MANY;
+    const char c = peek(p);
+    uint32_t min = c == '+', max = c == '?' ? 1 : TD_G_MANY;
     if (c == '{') {
       td_status st = read_counts(p, &min, &max);
       if (st != TD_OK) return st;
@@ -287,98 +263,108 @@ static td_status read_repetitions(parser *p, uint32_t *item) {
     } else {
       return TD_OK;
     }
-    td_status st = add_node(
-        p, (td_gbnf_node){.kind = TD_GBNF_REPEAT, .min = min, .max = max, .child = *item}, item);
-    if (st != TD_OK) return st;
+    *item = td_g_repeat(p->b, *item, min, max);
   }
 }
 
-static td_status read_group(parser *p, uint32_t *out) {
-  p->at++;
-  if (++p->depth > MAX_NESTING) return fail(p, TD_ELIMIT, "groups are nested too deep");
-  td_status st = read_alternatives(p, true, out);
-  if (st == TD_OK && peek(p) != ')') st = fail(p, TD_EFORMAT, ") is missing");
-  p->at++;
-  p->depth--;
-  return st;
-}
-
-// A name, unless it begins the next rule. *out is 0 then.
-static td_status read_reference(parser *p, uint32_t *out) {
+// A name, unless it begins the next rule: *is_item is false then.
+static td_status read_reference(parser *p, td_node *out, bool *is_item) {
   const char *name, *begin = p->at;
   size_t len;
-  uint32_t rule;
-  *out = 0;
   td_status st = read_name(p, &name, &len);
   if (st != TD_OK) return st;
   const char *after = p->at;
   skip_space(p, false);
-  if (p->end - p->at >= 3 && memcmp(p->at, "::=", 3) == 0) {
-    p->at = begin;
-    return TD_OK;
-  }
-  p->at = after;
-  st = find_rule(p, name, len, &rule);
-  return st == TD_OK ? add_node(p, (td_gbnf_node){.kind = TD_GBNF_RULE, .first = rule}, out) : st;
+  *is_item = p->end - p->at < 3 || memcmp(p->at, "::=", 3) != 0;
+  p->at = *is_item ? after : begin;
+  const named_rule *rule = *is_item ? find_rule(p, name, len) : NULL;
+  if (rule) *out = td_g_call(p->b, rule->rule);
+  return TD_OK;
 }
 
-// *out is 0 if no item begins here.
-static td_status read_item(parser *p, uint32_t *out) {
-  char c = peek(p);
-  uint32_t first = p->out->n_ranges;
-  td_status st;
-  *out = 0;
-  if (c == '"') {
-    st = read_literal(p, out);
-  } else if (c == '[') {
-    st = read_class(p, out);
-  } else if (c == '(') {
-    st = read_group(p, out);
-  } else if (c == '.' && !(p->at + 1 < p->end && is_name_char(p->at[1]))) {
+// An item that is no group. *is_item: one begins here.
+static td_status read_item(parser *p, td_node *out, bool *is_item) {
+  const char c = peek(p);
+  *is_item = true;
+  if (c == '"') return read_literal(p, out);
+  if (c == '[') return read_class(p, out);
+  if (c == '.' && !(p->at + 1 < p->end && is_name_char(p->at[1]))) {
     p->at++;
-    st = add_range(p, 0, LAST_CHAR);
-    if (st == TD_OK) st = add_chars(p, first, out);
-  } else if (c && is_name_char(c)) {
-    st = read_reference(p, out);
-  } else {
+    *out = td_g_range(p->b, 0, TD_G_LAST_CHAR);
     return TD_OK;
   }
-  return st == TD_OK && *out ? read_repetitions(p, out) : st;
-}
-
-static td_status read_sequence(parser *p, bool is_nested, uint32_t *out) {
-  td_status st = add_node(p, (td_gbnf_node){.kind = TD_GBNF_SEQ}, out);
-  uint32_t last = 0, item;
-  while (st == TD_OK) {
-    skip_space(p, is_nested);
-    st = read_item(p, &item);
-    if (st != TD_OK || !item) break;
-    *(last ? &p->out->nodes[last].next : &p->out->nodes[*out].child) = item;
-    last = item;
+  if (c == '$' && p->args) {
+    *out = p->args[p->at[1] - '0'];
+    p->at += 2;
+    return TD_OK;
   }
-  return st;
+  if (c && is_name_char(c) && !p->args) return read_reference(p, out, is_item);
+  *is_item = false;
+  return TD_OK;
 }
 
-static td_status read_alternatives(parser *p, bool is_nested, uint32_t *out) {
-  uint32_t last = 0, sequence;
-  td_status st = add_node(p, (td_gbnf_node){.kind = TD_GBNF_ALT}, out);
-  while (st == TD_OK) {
-    st = read_sequence(p, is_nested, &sequence);
+// ---- expressions -------------------------------------------------------------------------------
+
+// The lists of a group: its alternatives, and the items of the last of them.
+typedef struct {
+  size_t alternatives, items;
+} group;
+
+static group open_group(parser *p) {
+  const size_t at = td_g_begin(p->b);
+  return (group){at, at};
+}
+
+// Makes the items the last alternative.
+static void end_sequence(parser *p, group *g) {
+  td_g_add(p->b, td_g_end_seq(p->b, g->items));
+  g->items = td_g_begin(p->b);
+}
+
+static td_status read_alternatives(parser *p, td_node *out) {
+  group groups[MAX_NESTING + 1];
+  unsigned depth = 0;
+  groups[0] = open_group(p);
+  for (td_status st = TD_OK;; st = TD_OK) {
+    td_node item = TD_NODE_NEVER;
+    bool is_item = true;
+    skip_space(p, depth > 0 || p->args);
+    if (!td_budget_step(p->b->budget, 1)) return td_grammar_build_status(p->b, p->err);
+    if (peek(p) == '(') {
+      if (depth == MAX_NESTING) return fail(p, TD_ELIMIT, "groups are nested too deep");
+      p->at++;
+      groups[++depth] = open_group(p);
+      continue;
+    }
+    if (peek(p) == ')' && depth) {
+      p->at++;
+      end_sequence(p, &groups[depth]);
+      item = td_g_end_any(p->b, groups[depth--].alternatives);
+    } else {
+      st = read_item(p, &item, &is_item);
+    }
+    if (st == TD_OK && is_item) {
+      st = read_repetitions(p, &item);
+      td_g_add(p->b, item);
+    }
     if (st != TD_OK) return st;
-    *(last ? &p->out->nodes[last].next : &p->out->nodes[*out].child) = sequence;
-    last = sequence;
+    if (is_item) continue;
     skip_to_bar(p);
-    if (peek(p) != '|') return TD_OK;
+    if (peek(p) != '|') break;
     p->at++;
+    end_sequence(p, &groups[depth]);
     skip_space(p, true);
   }
-  return st;
+  if (depth) return fail(p, TD_EFORMAT, ") is missing");
+  end_sequence(p, &groups[0]);
+  *out = td_g_end_any(p->b, groups[0].alternatives);
+  return td_grammar_build_status(p->b, p->err);
 }
 
 static td_status read_rule(parser *p) {
   const char *name;
   size_t len;
-  uint32_t rule, body = 0;
+  td_node body;
   td_status st = read_name(p, &name, &len);
   if (st != TD_OK) return st;
   skip_space(p, false);
@@ -386,32 +372,67 @@ static td_status read_rule(parser *p) {
     return fail(p, TD_EFORMAT, "::= is expected after a rule's name");
   }
   p->at += 3;
-  st = find_rule(p, name, len, &rule);
-  if (st == TD_OK && p->out->rules[rule].body) {
-    st = fail(p, TD_EFORMAT, "a rule is defined twice");
-  }
+  named_rule *named = find_rule(p, name, len);
+  if (!named) return td_grammar_build_status(p->b, p->err);
+  if (named->is_defined) return fail(p, TD_EFORMAT, "a rule is defined twice");
+  named->is_defined = true;
+  const td_rule rule = named->rule; // the table may move
   skip_space(p, true);
-  if (st == TD_OK) st = read_alternatives(p, false, &body);
+  st = read_alternatives(p, &body);
   if (st != TD_OK) return st;
-  p->out->rules[rule].body = body;
+  td_g_define(p->b, rule, body);
   skip_space(p, false);
   return p->at == p->end || *p->at == '\n' ? TD_OK : fail(p, TD_EFORMAT, "unexpected character");
 }
 
-td_status td_gbnf_parse(td_gbnf *out, const char *text, size_t len, td_err *err) {
-  *out = (td_gbnf){0};
-  parser p = {.out = out, .begin = text, .at = text, .end = text + len, .err = err};
-  td_status st = TD_OK;
+static td_status read_rules(parser *p, td_node *root) {
   for (;;) {
-    skip_space(&p, true);
-    if (p.at == p.end) break;
-    st = read_rule(&p);
+    skip_space(p, true);
+    if (p->at == p->end) break;
+    td_status st = read_rule(p);
     if (st != TD_OK) return st;
   }
-  for (uint32_t i = 0; i < out->n_rules; i++) {
-    if (out->rules[i].body) continue;
-    return td_fail(err, TD_EFORMAT, "grammar: the rule %s is used but not defined",
-                   out->rules[i].name);
+  const named_rule *first = NULL;
+  for (uint32_t i = 0; i < p->n_slots; i++) {
+    const named_rule *r = &p->names[i];
+    if (r->name && !r->is_defined && (!first || r->rule < first->rule)) first = r;
   }
-  return TD_OK;
+  if (first) {
+    return td_fail(p->err, TD_EFORMAT, "grammar: the rule %.*s is used but not defined",
+                   (int)first->len, first->name);
+  }
+  const uint32_t n_rules = p->n_names;
+  const named_rule *named = find_rule(p, "root", 4);
+  if (!named) return td_grammar_build_status(p->b, p->err);
+  if (p->n_names > n_rules)
+    return td_fail(p->err, TD_EFORMAT, "grammar: there is no rule named root");
+  *root = td_g_call(p->b, named->rule);
+  return td_grammar_build_status(p->b, p->err);
+}
+
+td_status td_g_parse(td_node *root, td_grammar_build *b, const char *text, size_t len,
+                     td_err *err) {
+  parser p = {.b = b, .begin = text, .at = text, .end = text + len, .err = err};
+  const size_t list = td_g_begin(b);
+  *root = TD_NODE_NEVER;
+  td_status st = td_budget_step(b->budget, len) ? read_rules(&p, root)
+                                                : td_grammar_build_status(b, err);
+  free(p.names);
+  td_g_end_any(b, list); // what a failure has left
+  return st;
+}
+
+td_node td_g_gbnf(td_grammar_build *b, const char *expression, const td_node *args) {
+  static const td_node none[1];
+  td_err err;
+  td_node out = TD_NODE_NEVER;
+  parser p = {.b = b,
+              .begin = expression,
+              .at = expression,
+              .end = expression + strlen(expression),
+              .args = args ? args : none,
+              .err = &err};
+  const td_status st = read_alternatives(&p, &out);
+  TD_CHECK(b->status != TD_OK || b->budget->status != TD_OK || (st == TD_OK && p.at == p.end));
+  return out;
 }

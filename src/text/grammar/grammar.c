@@ -1,65 +1,122 @@
-// src/text/grammar/grammar.c - from the syntax tree to one automaton a rule. States are made from
-// the end of a rule to its beginning: each part is given the state that follows it.
+// src/text/grammar/grammar.c - from nodes to one automaton a rule. States are made from the end of
+// a rule to its beginning: each part is given the state that follows it.
 #include "text/grammar/grammar.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/grow.h"
 #include "base/utf8.h"
-#include "text/grammar/gbnf.h"
+#include "text/grammar/build_impl.h"
 #include "text/grammar/grammar_impl.h"
 
-#define MAX_STATES (1u << 19)
-#define MAX_DEPTH  512
-
+// A compiled grammar: this, starts [n_rules] as uint32_t, states [n_states] as td_nfa_state.
 typedef struct {
-  td_grammar *out;
-  const td_gbnf *tree;
-  unsigned depth;
-  td_err *err;
-} builder;
+  uint32_t magic, n_states, n_rules, root;
+} header;
+
+#define MAGIC      0x31474454u // "TDG1"
+#define MAX_STATES (1u << 18)
+
+static_assert(sizeof(td_nfa_state) == 12, "states are sent as they are");
+static_assert(sizeof(header) + MAX_STATES * (sizeof(td_nfa_state) + 4) == TD_GRAMMAR_MAX_BYTES,
+              "a rule has at least one state");
+
+// ---- opening -----------------------------------------------------------------------------------
 
 void td_grammar_close(td_grammar *grammar) {
-  if (!grammar) return;
-  free(grammar->states);
-  free(grammar->starts);
   free(grammar);
 }
 
-// 0 when there is no room for one more; the error is then set.
-static uint32_t add_state(const builder *b, td_nfa_state state) {
-  td_grammar *g = b->out;
-  if (g->n_states == MAX_STATES) {
-    td_fail(b->err, TD_ELIMIT,
-            "the grammar is too large: it needs more than %u states; make lengths, counts or "
-            "repetitions smaller",
-            MAX_STATES);
-    return 0;
+static bool is_valid(const td_grammar *g) {
+  for (uint32_t i = 0; i < g->n_rules; i++) {
+    if (g->starts[i] >= g->n_states) return false;
   }
-  if (!TD_GROW(g->states, g->n_states, g->cap, 256)) {
-    td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
-    return 0;
+  for (uint32_t i = 0; i < g->n_states; i++) {
+    const td_nfa_state *s = &g->states[i];
+    const uint32_t n_other = s->kind == TD_NFA_CALL ? g->n_rules : g->n_states;
+    if (s->kind > TD_NFA_MATCH || s->is_live > 1 || s->next >= g->n_states || s->other >= n_other)
+      return false;
   }
-  g->states[g->n_states] = state;
-  return g->n_states++;
+  return true;
 }
 
-static uint32_t add_bytes(const builder *b, uint8_t low, uint8_t high, uint32_t next) {
+td_status td_grammar_open(td_grammar **out, const void *bytes, size_t len, td_err *err) {
+  header h;
+  *out = NULL;
+  if (len > TD_GRAMMAR_MAX_BYTES || len < sizeof h) goto malformed;
+  memcpy(&h, bytes, sizeof h);
+  if (h.magic != MAGIC || !h.n_states || h.root >= h.n_rules ||
+      len != sizeof h + (uint64_t)h.n_rules * 4 + (uint64_t)h.n_states * sizeof(td_nfa_state)) {
+    goto malformed;
+  }
+  td_grammar *g = malloc(sizeof *g);
+  if (!g) return td_fail(err, TD_ENOMEM, "out of memory for the grammar");
+  const uint32_t *starts = (const uint32_t *)((const char *)bytes + sizeof h);
+  *g = (td_grammar){.states = (const td_nfa_state *)(starts + h.n_rules),
+                    .n_states = h.n_states,
+                    .starts = starts,
+                    .n_rules = h.n_rules,
+                    .root = h.root};
+  if (is_valid(g)) {
+    *out = g;
+    return TD_OK;
+  }
+  td_grammar_close(g);
+malformed:
+  return td_fail(err, TD_EFORMAT, "malformed grammar");
+}
+
+// ---- states ------------------------------------------------------------------------------------
+
+typedef struct {
+  td_grammar_build *tree;
+  td_nfa_state *states; // state 0 is DEAD
+  uint32_t n_states;
+  size_t cap;
+  uint32_t *starts;    // [n_rules]: 0: not made yet
+  uint32_t *number_of; // [tree's rules]: a rule's number + 1; 0: it is not used
+  td_rule *rules;      // [n_rules]: those that are used
+  uint32_t n_rules;
+} compiler;
+
+// 0 when there is no room for one more.
+static uint32_t add_state(compiler *b, td_nfa_state state) {
+  if (b->n_states == MAX_STATES) td_g_fail(b->tree, TD_ELIMIT);
+  if (b->tree->status != TD_OK) return 0;
+  if (!TD_GROW(b->states, b->n_states, b->cap, 256)) {
+    td_g_fail(b->tree, TD_ENOMEM);
+    return 0;
+  }
+  b->states[b->n_states] = state;
+  return b->n_states++;
+}
+
+static uint32_t add_bytes(compiler *b, uint8_t low, uint8_t high, uint32_t next) {
   if (!next) return 0;
   return add_state(b, (td_nfa_state){.kind = TD_NFA_BYTES, .low = low, .high = high, .next = next});
 }
 
-static uint32_t add_split(const builder *b, uint32_t next, uint32_t other) {
+static uint32_t add_split(compiler *b, uint32_t next, uint32_t other) {
   if (!next || !other) return 0;
   return add_state(b, (td_nfa_state){.kind = TD_NFA_SPLIT, .next = next, .other = other});
+}
+
+// The number of a rule in the compiled grammar.
+static uint32_t number_of(compiler *b, td_rule rule) {
+  if (!b->number_of[rule]) {
+    b->rules[b->n_rules] = rule;
+    b->number_of[rule] = ++b->n_rules;
+  }
+  return b->number_of[rule] - 1;
 }
 
 // ---- characters --------------------------------------------------------------------------------
 
 // The alternatives of a class, while they are collected.
 typedef struct {
-  const builder *b;
+  compiler *b;
   uint32_t next;
   uint32_t tails[4]; // states for i continuation bytes, then next; 0: not made yet
   uint32_t first;    // the alternatives so far; 0: none
@@ -133,120 +190,142 @@ static void add_chars(class *c, uint32_t low, uint32_t high) {
   }
 }
 
-static uint32_t emit_chars(const builder *b, const td_gbnf_node *node, uint32_t next) {
+static uint32_t emit_chars(compiler *b, const td_g_node *node, uint32_t next) {
   class c = {.b = b, .next = next};
-  for (uint32_t i = 0; i < node->n; i++) {
-    const td_gbnf_range *range = &b->tree->ranges[node->first + i];
+  for (uint32_t i = 0; i < node->n && !c.failed; i++) {
+    const td_char_range *range = &b->tree->ranges[node->first + i];
     add_chars(&c, range->low, range->high);
   }
   if (c.failed) return 0;
   return c.first ? c.first : add_state(b, (td_nfa_state){.kind = TD_NFA_DEAD});
 }
 
-// ---- expressions -------------------------------------------------------------------------------
+// ---- nodes -------------------------------------------------------------------------------------
 
-static uint32_t emit(builder *b, uint32_t node, uint32_t next);
+static uint32_t emit(compiler *b, td_node node, uint32_t next);
 
-static uint32_t emit_children(builder *b, const td_gbnf_node *node, uint32_t next) {
-  uint32_t child = node->child, first = 0;
-  if (node->kind == TD_GBNF_ALT) {
-    for (; child; child = b->tree->nodes[child].next) {
-      uint32_t state = emit(b, child, next);
-      first = first ? add_split(b, state, first) : state;
-      if (!first) return 0;
-    }
-    return first;
-  }
-  uint32_t n = 0, *order;
-  for (uint32_t i = child; i; i = b->tree->nodes[i].next)
-    n++;
-  order = malloc((n + 1) * sizeof *order);
-  if (!order) {
-    td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
-    return 0;
-  }
-  for (uint32_t i = 0; i < n; i++, child = b->tree->nodes[child].next)
-    order[i] = child;
-  while (n && next)
-    next = emit(b, order[--n], next);
-  free(order);
-  return next;
-}
-
-static uint32_t emit_repeat(builder *b, const td_gbnf_node *node, uint32_t next) {
-  const uint32_t min = node->min, max = node->max, child = node->child, after = next;
-  if (max == TD_GBNF_MANY) {
-    uint32_t loop = add_split(b, next, next);
-    uint32_t state = loop ? emit(b, child, loop) : 0;
+static uint32_t emit_repeat(compiler *b, const td_g_node *node, uint32_t next) {
+  const uint32_t min = node->min, max = node->max, after = next;
+  const td_node child = node->first;
+  if (max == TD_G_MANY) {
+    const uint32_t loop = add_split(b, next, next);
+    const uint32_t state = emit(b, child, loop);
     if (!state) return 0;
-    b->out->states[loop].next = state;
+    b->states[loop].next = state;
     next = loop;
   } else {
-    for (uint32_t i = min; i < max && next; i++) {
-      uint32_t state = emit(b, child, next);
-      next = state ? add_split(b, state, after) : 0;
-    }
+    for (uint32_t i = min; i < max && next; i++)
+      next = add_split(b, emit(b, child, next), after);
   }
   for (uint32_t i = 0; i < min && next; i++)
     next = emit(b, child, next);
   return next;
 }
 
-// The state at which the node begins; after it comes next. 0: failed.
-static uint32_t emit(builder *b, uint32_t index, uint32_t next) {
-  const td_gbnf_node *node = &b->tree->nodes[index];
-  if (b->depth == MAX_DEPTH) {
-    td_fail(b->err, TD_ELIMIT, "the grammar is nested too deep");
-    return 0;
-  }
-  b->depth++;
-  uint32_t state = 0;
+// The state at which the node begins; after it comes next. 0: failed. Depth: TD_G_MAX_DEPTH.
+static uint32_t emit(compiler *b, td_node index, uint32_t next) {
+  const td_grammar_build *tree = b->tree;
+  const td_g_node *node = &tree->nodes[index];
+  uint32_t first = 0;
+  if (!td_budget_step(tree->budget, 1)) td_g_fail(b->tree, tree->budget->status);
+  if (!next || tree->status != TD_OK) return 0;
   switch (node->kind) {
-  case TD_GBNF_CHARS: state = emit_chars(b, node, next); break;
-  case TD_GBNF_RULE:
-    state = add_state(b, (td_nfa_state){.kind = TD_NFA_CALL, .next = next, .other = node->first});
-    break;
-  case TD_GBNF_REPEAT: state = emit_repeat(b, node, next); break;
-  default: state = emit_children(b, node, next); break;
+  case TD_G_EMPTY: return next;
+  case TD_G_TEXT:
+    for (uint32_t i = node->n; i-- > 0 && next;) {
+      const uint8_t byte = (uint8_t)tree->text[node->first + i];
+      next = add_bytes(b, byte, byte, next);
+    }
+    return next;
+  case TD_G_CHARS: return emit_chars(b, node, next);
+  case TD_G_CALL:
+    return add_state(
+        b, (td_nfa_state){.kind = TD_NFA_CALL, .next = next, .other = number_of(b, node->first)});
+  case TD_G_SEQ:
+    for (uint32_t i = node->n; i-- > 0 && next;)
+      next = emit(b, tree->kids[node->first + i], next);
+    return next;
+  case TD_G_ANY:
+    for (uint32_t i = 0; i < node->n; i++) {
+      const uint32_t state = emit(b, tree->kids[node->first + i], next);
+      first = i ? add_split(b, state, first) : state;
+      if (!first) return 0;
+    }
+    return first;
+  case TD_G_REPEAT: return emit_repeat(b, node, next);
+  default: return add_state(b, (td_nfa_state){.kind = TD_NFA_DEAD});
   }
-  b->depth--;
-  return state;
 }
 
-static td_status emit_rules(builder *b) {
-  td_grammar *g = b->out;
-  g->n_rules = b->tree->n_rules;
-  g->starts = calloc(g->n_rules + 1, sizeof *g->starts);
-  if (!g->starts) return td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
-  b->err->code = TD_OK;
+static void emit_rules(compiler *b, td_node root) {
   add_state(b, (td_nfa_state){.kind = TD_NFA_DEAD}); // state 0
-  for (uint32_t i = 0; i < g->n_rules; i++) {
-    uint32_t end = add_state(b, (td_nfa_state){.kind = TD_NFA_MATCH});
-    g->starts[i] = end ? emit(b, b->tree->rules[i].body, end) : 0;
-    if (!g->starts[i]) return b->err->code;
+  const td_rule top = td_g_rule(b->tree);
+  const size_t n = b->tree->n_rules;
+  td_g_define(b->tree, top, root);
+  b->starts = malloc(n * sizeof *b->starts);
+  b->rules = malloc(n * sizeof *b->rules);
+  b->number_of = calloc(n, sizeof *b->number_of);
+  if (!b->starts || !b->rules || !b->number_of) td_g_fail(b->tree, TD_ENOMEM);
+  if (b->tree->status != TD_OK) return;
+  number_of(b, top);
+  for (uint32_t i = 0; i < b->n_rules && b->tree->status == TD_OK; i++) {
+    const uint32_t end = add_state(b, (td_nfa_state){.kind = TD_NFA_MATCH});
+    b->starts[i] = emit(b, b->tree->rules[b->rules[i]].body, end);
   }
-  return TD_OK;
 }
 
 // ---- checks ------------------------------------------------------------------------------------
 
+// From each state those that lead to it: [begin[i], begin[i + 1]) of from.
+typedef struct {
+  uint32_t *begin, *from;
+} reverse_edges;
+
+// The states that a state leads to: one or two; a call also begins its rule.
+static uint32_t edges_of(const td_grammar *g, uint32_t i, uint32_t to[2]) {
+  const td_nfa_state *s = &g->states[i];
+  to[0] = s->next;
+  to[1] = s->kind == TD_NFA_CALL ? g->starts[s->other] : s->other;
+  return s->kind == TD_NFA_BYTES ? 1 : s->kind == TD_NFA_SPLIT || s->kind == TD_NFA_CALL ? 2 : 0;
+}
+
+static bool open_edges(reverse_edges *e, const td_grammar *g) {
+  uint32_t to[2];
+  e->begin = calloc(g->n_states + (size_t)2, sizeof *e->begin);
+  e->from = malloc(2 * (size_t)g->n_states * sizeof *e->from);
+  if (!e->begin || !e->from) return false;
+  uint32_t *at = e->begin + 1; // of the next edge into each state
+  for (uint32_t i = 0; i < g->n_states; i++) {
+    for (uint32_t k = edges_of(g, i, to); k-- > 0;)
+      at[to[k] + 1]++;
+  }
+  for (uint32_t i = 1; i < g->n_states; i++)
+    at[i] += at[i - 1];
+  for (uint32_t i = 0; i < g->n_states; i++) {
+    for (uint32_t k = edges_of(g, i, to); k-- > 0;)
+      e->from[at[to[k]]++] = i;
+  }
+  return true;
+}
+
 // Marks the states from which the rule's end can be reached; without_text: without consuming
-// anything.
-static void mark(const td_grammar *g, bool *marks, bool without_text) {
-  bool has_changed = true;
-  while (has_changed) {
-    has_changed = false;
-    for (uint32_t i = 0; i < g->n_states; i++) {
+// anything. todo: room for all states.
+static void mark(const td_grammar *g, const reverse_edges *e, uint32_t *todo, bool *marks,
+                 bool without_text) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < g->n_states; i++) {
+    marks[i] = g->states[i].kind == TD_NFA_MATCH;
+    if (marks[i]) todo[n++] = i;
+  }
+  while (n) {
+    const uint32_t at = todo[--n];
+    for (uint32_t k = e->begin[at]; k < e->begin[at + 1]; k++) {
+      const uint32_t i = e->from[k];
       const td_nfa_state *s = &g->states[i];
-      if (marks[i]) continue;
-      switch (s->kind) {
-      case TD_NFA_BYTES: marks[i] = !without_text && marks[s->next]; break;
-      case TD_NFA_SPLIT: marks[i] = marks[s->next] || marks[s->other]; break;
-      case TD_NFA_CALL: marks[i] = marks[s->next] && marks[g->starts[s->other]]; break;
-      case TD_NFA_MATCH: marks[i] = true; break;
-      default: break;
-      }
-      has_changed |= marks[i];
+      if (marks[i] || (s->kind == TD_NFA_BYTES && without_text)) continue;
+      if (s->kind == TD_NFA_CALL && !(marks[s->next] && marks[g->starts[s->other]])) continue;
+      marks[i] = true;
+      todo[n++] = i;
     }
   }
 }
@@ -292,31 +371,41 @@ static uint32_t find_left_recursion(search *s) {
   return g->n_rules;
 }
 
-static td_status check_rules(builder *b) {
-  td_grammar *g = b->out;
-  bool *marks = calloc(g->n_states, sizeof *marks), *nullable = calloc(g->n_states, 1);
+static td_status fail_recursion(const td_grammar_build *tree, td_rule rule, td_err *err) {
+  const td_g_rule_body *r = &tree->rules[rule];
+  if (!r->n_name) {
+    return td_fail(err, TD_EUNSUPPORTED, "$ref: a schema that is itself, without end");
+  }
+  return td_fail(err, TD_EUNSUPPORTED, "grammar: the rule %.*s begins with itself (left recursion)",
+                 (int)r->n_name, tree->text + r->name);
+}
+
+static td_status check_rules(const compiler *c, td_err *err) {
+  const td_grammar whole = {c->states, c->n_states, c->starts, c->n_rules, 0}, *g = &whole;
+  bool *marks = malloc(g->n_states), *nullable = malloc(g->n_states);
+  reverse_edges edges = {0};
   search s = {.g = g,
               .nullable = nullable,
               .seen = calloc(g->n_states, 1),
               .color = calloc(g->n_rules + 1, 1),
               .todo = malloc(((size_t)3 * g->n_states + 2 * g->n_rules + 2) * sizeof *s.todo)};
   td_status st = TD_OK;
-  if (!marks || !nullable || !s.seen || !s.color || !s.todo) {
-    st = td_fail(b->err, TD_ENOMEM, "out of memory for the grammar");
+  if (!marks || !nullable || !s.seen || !s.color || !s.todo || !open_edges(&edges, g)) {
+    st = td_fail(err, TD_ENOMEM, "out of memory for the grammar");
   } else {
-    mark(g, marks, false);
-    mark(g, nullable, true);
+    mark(g, &edges, s.todo, marks, false);
+    mark(g, &edges, s.todo, nullable, true);
     for (uint32_t i = 0; i < g->n_states; i++)
-      g->states[i].is_live = marks[i];
-    uint32_t rule = find_left_recursion(&s);
+      c->states[i].is_live = marks[i];
+    const uint32_t rule = find_left_recursion(&s);
     if (rule < g->n_rules) {
-      st = td_fail(b->err, TD_EUNSUPPORTED,
-                   "grammar: the rule %s begins with itself (left recursion)",
-                   b->tree->rules[rule].name);
-    } else if (!marks[g->starts[g->root]]) {
-      st = td_fail(b->err, TD_EFORMAT, "no text satisfies it");
+      st = fail_recursion(c->tree, c->rules[rule], err);
+    } else if (!marks[g->starts[0]]) {
+      st = td_fail(err, TD_EFORMAT, "no text satisfies it");
     }
   }
+  free(edges.begin);
+  free(edges.from);
   free(marks);
   free(nullable);
   free(s.seen);
@@ -325,36 +414,21 @@ static td_status check_rules(builder *b) {
   return st;
 }
 
-static td_status find_root(builder *b) {
-  static const char *const names[] = {".root", "root"};
-  for (size_t k = 0; k < TD_COUNT(names); k++) {
-    for (uint32_t i = 0; i < b->tree->n_rules; i++) {
-      b->out->root = i;
-      if (strcmp(b->tree->rules[i].name, names[k]) == 0) return TD_OK;
-    }
+td_status td_grammar_finish(td_buf *out, td_grammar_build *b, td_node root, td_err *err) {
+  compiler c = {.tree = b};
+  emit_rules(&c, root);
+  td_status st = td_grammar_build_status(b, err);
+  if (st == TD_OK) st = check_rules(&c, err);
+  if (st == TD_OK) {
+    const header h = {MAGIC, c.n_states, c.n_rules, 0};
+    td_buf_add(out, &h, sizeof h);
+    td_buf_add(out, c.starts, c.n_rules * sizeof *c.starts);
+    td_buf_add(out, c.states, c.n_states * sizeof *c.states);
+    st = td_buf_status(out, err);
   }
-  return td_fail(b->err, TD_EFORMAT, "grammar: there is no rule named root");
-}
-
-td_status td_grammar_open(td_grammar **out, const char *text, size_t len, td_err *err) {
-  td_gbnf tree;
-  *out = NULL;
-  if (len > TD_GRAMMAR_MAX_BYTES) {
-    return td_fail(err, TD_ELIMIT, "the grammar has %zu bytes; at most %u are allowed", len,
-                   TD_GRAMMAR_MAX_BYTES);
-  }
-  td_grammar *g = calloc(1, sizeof *g);
-  if (!g) return td_fail(err, TD_ENOMEM, "out of memory for the grammar");
-  td_status st = td_gbnf_parse(&tree, text, len, err);
-  builder b = {.out = g, .tree = &tree, .err = err};
-  if (st == TD_OK) st = find_root(&b);
-  if (st == TD_OK) st = emit_rules(&b);
-  if (st == TD_OK) st = check_rules(&b);
-  td_gbnf_free(&tree);
-  if (st != TD_OK) {
-    td_grammar_close(g);
-    return st;
-  }
-  *out = g;
-  return TD_OK;
+  free(c.states);
+  free(c.starts);
+  free(c.rules);
+  free(c.number_of);
+  return st;
 }

@@ -6,15 +6,14 @@
 
 #include "base/status.h"
 
-// Most bytes of a grammar's text.
-#define TD_GRAMMAR_MAX_BYTES (1u << 20)
+// Most bytes of a grammar.
+#define TD_GRAMMAR_MAX_BYTES (16u + (1u << 18) * 16u)
 
 typedef struct td_grammar td_grammar;
 
-// Compiles GBNF (gbnf.h). The text is that of the rule `.root` if there is one, else of `root`.
-// TD_EFORMAT: the text is not a grammar, or no text matches it; TD_EUNSUPPORTED: a rule begins with
-// itself; TD_ELIMIT: it is too large. On error *out is NULL.
-td_status td_grammar_open(td_grammar **out, const char *text, size_t len, td_err *err);
+// Opens what td_grammar_finish (build.h) has written: bytes, aligned to 4 and borrowed. TD_EFORMAT:
+// it is none. On error *out is NULL.
+td_status td_grammar_open(td_grammar **out, const void *bytes, size_t len, td_err *err);
 void td_grammar_close(td_grammar *grammar);
 // Whether the grammar generates exactly text[0..len). False also when that cannot be decided
 // (memory).

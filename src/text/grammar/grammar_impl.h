@@ -17,15 +17,14 @@ typedef enum {
 typedef struct {
   uint8_t kind;      // a td_nfa_kind
   uint8_t low, high; // BYTES
-  bool is_live;      // the rule's end can be reached from here
+  uint8_t is_live;   // the rule's end can be reached from here: 0 or 1
   uint32_t next, other;
 } td_nfa_state;
 
 struct td_grammar {
-  td_nfa_state *states; // [n_states]; state 0 is DEAD
+  const td_nfa_state *states; // [n_states]; state 0 is DEAD
   uint32_t n_states;
-  size_t cap;
-  uint32_t *starts; // [n_rules] each rule's first state
+  const uint32_t *starts; // [n_rules] each rule's first state
   uint32_t n_rules;
   uint32_t root; // a rule
 };

@@ -1,91 +1,59 @@
-// src/text/grammar/json_schema.c - JSON Schema to GBNF: one rule a schema, found again when a $ref
-// leads back to it.
+// src/text/grammar/json_schema.c - JSON Schema to a grammar: one rule a schema, found again when a
+// $ref leads back to it. Schemas wait in a list until it is their turn, so that no document needs a
+// deep stack.
 #include "text/grammar/json_schema.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/grow.h"
-#include "base/json_parse.h"
-#include "base/utf8.h"
-#include "text/grammar/grammar.h"
+#include "text/grammar/build_impl.h"
 #include "text/grammar/schema_impl.h"
 
-#define MAX_RULES        8192
-#define MAX_DEPTH        200
+#define MAX_ITEMS        8192 // schemas of a document that is broken into lines
 #define MAX_ALTERNATIVES 512
 #define MAX_VALUES       4096 // of an enum; an automaton follows four times as many at once
-
-// ---- white space -------------------------------------------------------------------------------
-
-// What stands before the first item of an object or array, between two, behind the last, and
-// behind a key.
-typedef struct {
-  char first[64], comma[64], last[64];
-  const char *colon;
-} spacing;
-
-// lines: indentation of the items in steps of two blanks; 0: none stands on a line of its own.
-static spacing spacing_of(bool is_free, uint32_t lines) {
-  spacing s = {.comma = " \", \" ", .colon = " \": \" "};
-  if (is_free) {
-    return (spacing){.first = " json-ws ",
-                     .comma = " json-ws \",\" json-ws ",
-                     .last = " json-ws ",
-                     .colon = " json-ws \":\" json-ws "};
-  }
-  if (!lines) return s;
-  const int n = 2 * (int)lines;
-  snprintf(s.first, sizeof s.first, " \"\\n%*s\" ", n, "");
-  snprintf(s.comma, sizeof s.comma, " \",\\n%*s\" ", n, "");
-  snprintf(s.last, sizeof s.last, " \"\\n%*s\" ", n - 2, "");
-  return s;
-}
-
-// The rules json-object, json-array and json-value, or those of lines, with .pN behind their names.
-static void write_nested(td_buf *out, bool is_free, uint32_t lines) {
-  const spacing s = spacing_of(is_free, lines);
-  char own[8] = "", value[40] = "json-value";
-  if (lines) snprintf(own, sizeof own, ".p%u", lines);
-  if (lines && lines < TD_SCHEMA_MAX_LINES) {
-    snprintf(value, sizeof value, "(json-value | json-value.p%u)", lines + 1);
-  }
-  const char *may = lines ? "" : "?", *none = lines ? "" : s.first;
-  td_buf_printf(out, "json-member%s ::= json-string%s%s\n", own, s.colon, value);
-  td_buf_printf(out, "json-object%s ::= \"{\" (%sjson-member%s (%sjson-member%s)*%s)%s %s \"}\"\n",
-                own, s.first, own, s.comma, own, s.last, may, is_free ? none : "");
-  td_buf_printf(out, "json-array%s ::= \"[\" (%s%s (%s%s)*%s)%s %s \"]\"\n", own, s.first, value,
-                s.comma, value, s.last, may, is_free ? none : "");
-  td_buf_printf(out, "json-value%s ::= json-object%s | json-array%s%s\n", own, own, own,
-                lines ? "" : " | json-string | json-number | \"true\" | \"false\" | \"null\"");
-}
-
-void td_json_schema_write_common(td_buf *out, bool is_free) {
-  td_buf_str(out,
-             "json-ws ::= (\" \" | \"\\n\" [ \\t]{0,32})?\n"
-             "json-hex ::= [0-9a-fA-F]\n"
-             "json-plain ::= [^\"\\\\\\x00-\\x1F]\n"
-             "json-char ::= json-plain | \"\\\\\" ([\"\\\\/bfnrt] | "
-             "\"u\" ([0-9a-cA-CefEF] json-hex json-hex json-hex | [dD] [0-7] json-hex json-hex | "
-             "[dD] [89abAB] json-hex json-hex \"\\\\u\" [dD] [c-fC-F] json-hex json-hex))\n"
-             "json-string ::= \"\\\"\" json-char* \"\\\"\"\n"
-             "json-integer ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15})\n"
-             "json-number ::= json-integer (\".\" [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?\n");
-  for (uint32_t i = 0; i <= (is_free ? 0 : TD_SCHEMA_MAX_LINES); i++)
-    write_nested(out, is_free, i);
-  td_buf_printf(out, "json-any ::= json-object%s\n", is_free ? "" : " | json-object.p1");
-}
+#define MAX_STEPS        32   // of a path, in messages
 
 // ---- messages ----------------------------------------------------------------------------------
 
+static const char *name_of(const td_schema_ctx *ctx) {
+  return ctx->opts && ctx->opts->path ? ctx->opts->path : "schema";
+}
+
+// Appends where the schema being translated stands.
+static void write_path(const td_schema_ctx *ctx, char path[TD_SCHEMA_PATH_BYTES]) {
+  uint32_t steps[MAX_STEPS], n = 0;
+  for (uint32_t i = ctx->at; ctx->n_items && i != TD_SCHEMA_NO_INDEX && n < MAX_STEPS;
+       i = ctx->items[i].parent)
+    steps[n++] = i;
+  snprintf(path, TD_SCHEMA_PATH_BYTES, "%s", name_of(ctx));
+  while (n-- > 0) {
+    const td_schema_item *item = &ctx->items[steps[n]];
+    const size_t len = strlen(path), room = TD_SCHEMA_PATH_BYTES - len;
+    if (item->name) {
+      snprintf(path + len, room, ".%s.%.40s", item->key, item->name);
+    } else if (item->index != TD_SCHEMA_NO_INDEX) {
+      snprintf(path + len, room, ".%s[%u]", item->key, item->index);
+    } else if (item->key) {
+      snprintf(path + len, room, ".%s", item->key);
+    }
+  }
+}
+
 td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const char *why) {
-  return td_fail(ctx->err, TD_EUNSUPPORTED, "%s: %s%s%.200s is not supported", ctx->path, keyword,
+  char path[TD_SCHEMA_PATH_BYTES];
+  write_path(ctx, path);
+  return td_fail(ctx->err, TD_EUNSUPPORTED, "%s: %s%s%.200s is not supported", path, keyword,
                  why ? ": " : "", why ? why : "");
 }
 
 td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what) {
-  return td_fail(ctx->err, TD_EINVAL, "%s: %s %s", ctx->path, keyword, what);
+  char path[TD_SCHEMA_PATH_BYTES];
+  write_path(ctx, path);
+  return td_fail(ctx->err, TD_EINVAL, "%s: %s %s", path, keyword, what);
 }
 
 // ---- types -------------------------------------------------------------------------------------
@@ -99,8 +67,8 @@ static unsigned type_named(const char *name) {
   return 0;
 }
 
-td_status td_schema_types(const td_schema_ctx *ctx, const cJSON *schema, unsigned *types) {
-  const cJSON *type = td_json_get(schema, "type");
+td_status td_schema_types(td_schema_ctx *ctx, const cJSON *schema, unsigned *types) {
+  const cJSON *type = td_schema_get(ctx, schema, "type");
   *types = TD_SCHEMA_ANY;
   if (!type) return TD_OK;
   const cJSON *item = cJSON_IsArray(type) ? type->child : type;
@@ -122,13 +90,12 @@ unsigned td_schema_types_of(const cJSON *value) {
   if (cJSON_IsString(value)) return TD_SCHEMA_STRING;
   if (cJSON_IsArray(value)) return TD_SCHEMA_ARRAY;
   if (cJSON_IsObject(value)) return TD_SCHEMA_OBJECT;
-  bool is_whole = value->valuedouble == (double)(int64_t)value->valuedouble;
+  const bool is_whole = value->valuedouble == floor(value->valuedouble);
   return TD_SCHEMA_NUMBER | (is_whole ? TD_SCHEMA_INTEGER : 0);
 }
 
-td_status td_schema_count(const td_schema_ctx *ctx, const cJSON *schema, const char *key,
-                          uint32_t *out) {
-  const cJSON *item = td_json_get(schema, key);
+td_status td_schema_count(td_schema_ctx *ctx, const cJSON *schema, const char *key, uint32_t *out) {
+  const cJSON *item = td_schema_get(ctx, schema, key);
   if (!item) return TD_OK;
   double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
   if (!(value >= 0 && value < UINT32_MAX && value == (uint32_t)value)) {
@@ -140,7 +107,7 @@ td_status td_schema_count(const td_schema_ctx *ctx, const cJSON *schema, const c
 
 // ---- what a grammar cannot express -------------------------------------------------------------
 
-static td_status check_keywords(const td_schema_ctx *ctx, const cJSON *schema, unsigned types) {
+static td_status check_keywords(td_schema_ctx *ctx, const cJSON *schema, unsigned types) {
   static const struct {
     const char *name;
     unsigned types; // to which it applies
@@ -160,7 +127,7 @@ static td_status check_keywords(const td_schema_ctx *ctx, const cJSON *schema, u
       {"unevaluatedItems", TD_SCHEMA_ARRAY},
   };
   for (size_t i = 0; i < TD_COUNT(refused); i++) {
-    const cJSON *item = td_json_get(schema, refused[i].name);
+    const cJSON *item = td_schema_get(ctx, schema, refused[i].name);
     bool is_neutral = !item ||
                       (cJSON_IsFalse(item) && strcmp(refused[i].name, "uniqueItems") == 0) ||
                       (strncmp(refused[i].name, "unevaluated", 11) == 0 && cJSON_IsTrue(item)) ||
@@ -174,436 +141,111 @@ static td_status check_keywords(const td_schema_ctx *ctx, const cJSON *schema, u
 
 // ---- rules -------------------------------------------------------------------------------------
 
-static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out);
+static uint32_t hash_of(const cJSON *schema, uint32_t lines) {
+  const uint64_t x = ((uint64_t)(uintptr_t)schema + lines) * 0x9e3779b97f4a7c15u;
+  return (uint32_t)(x >> 32);
+}
 
-static td_schema_rule *find_rule(const td_schema_ctx *ctx, const cJSON *schema, uint32_t depth) {
-  for (uint32_t i = 0; i < ctx->n_known; i++) {
-    if (ctx->rules[i].schema == schema && ctx->rules[i].depth == depth) return &ctx->rules[i];
+static uint32_t *slot_of(const td_schema_ctx *ctx, const cJSON *schema, uint32_t lines) {
+  uint32_t at = hash_of(schema, lines) & (ctx->n_slots - 1);
+  for (; ctx->slots[at]; at = (at + 1) & (ctx->n_slots - 1)) {
+    const td_schema_item *item = &ctx->items[ctx->slots[at] - 1];
+    if (item->schema == schema && item->lines == lines) break;
   }
-  return NULL;
+  return &ctx->slots[at];
 }
 
-static void write_name(const td_schema_ctx *ctx, const td_schema_rule *rule, td_buf *out) {
-  td_buf_printf(out, "%s%u", ctx->opts->prefix, rule->rule);
-  if (rule->depth) td_buf_printf(out, ".p%u", rule->depth);
-}
-
-// The rule of a schema in the lines of ctx, made if there is none yet. *rule is a copy: while it is
-// being made, it counts as one that has text.
-static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, td_schema_rule *rule) {
-  const td_schema_rule *known = find_rule(ctx, schema, ctx->lines);
-  if (known) {
-    *rule = *known;
-    return TD_OK;
+// Makes room for one more item.
+static bool grow_items(td_schema_ctx *ctx) {
+  const uint32_t n_slots = ctx->n_slots ? 2 * ctx->n_slots : 64;
+  if (!td_budget_step(ctx->budget, 1) || !td_budget_take(ctx->budget, sizeof *ctx->items + 16) ||
+      !TD_GROW(ctx->items, ctx->n_items, ctx->cap_items, 16)) {
+    return false;
   }
-  if (ctx->n_rules == MAX_RULES || ctx->depth >= MAX_DEPTH ||
-      ctx->out->len > TD_GRAMMAR_MAX_BYTES) {
-    return td_fail(ctx->err, TD_ELIMIT, "the schema is too large, or nested too deep");
+  if (2 * (ctx->n_items + 1) <= ctx->n_slots) return true;
+  uint32_t *slots = calloc(n_slots, sizeof *slots);
+  if (!slots) return false;
+  free(ctx->slots);
+  ctx->slots = slots;
+  ctx->n_slots = n_slots;
+  for (uint32_t i = 0; i < ctx->n_items; i++)
+    *slot_of(ctx, ctx->items[i].schema, ctx->items[i].lines) = i + 1;
+  return true;
+}
+
+td_node td_schema_refer(td_schema_ctx *ctx, const cJSON *schema, uint32_t lines,
+                        td_schema_place place) {
+  if (!grow_items(ctx)) {
+    td_schema_exhausted(ctx);
+    return TD_NODE_NEVER;
   }
-  if (!TD_GROW(ctx->rules, ctx->n_known, ctx->cap_known, 64)) return td_schema_no_memory(ctx);
-  *rule = (td_schema_rule){schema, ++ctx->n_rules, ctx->lines, true};
-  const uint32_t at = ctx->n_known++;
-  ctx->rules[at] = *rule;
-  td_buf body = TD_BUF_INIT;
-  const bool had_text = ctx->has_text;
-  ctx->has_text = !ctx->lines;
-  ctx->depth++;
-  td_status st = generate(ctx, schema, &body);
-  ctx->depth--;
-  rule->has_text = ctx->rules[at].has_text = ctx->has_text;
-  ctx->has_text = had_text;
-  write_name(ctx, rule, ctx->out);
-  td_buf_str(ctx->out, " ::= ");
-  td_buf_add(ctx->out, td_buf_text(&body), body.len);
-  td_buf_char(ctx->out, '\n');
-  ctx->out->failed |= body.failed;
-  td_buf_free(&body);
-  return st;
-}
-
-// Appends the schema's rule in the lines of ctx; nothing where it has no text there. key says where
-// it stands.
-static td_status refer_to(td_schema_ctx *ctx, const cJSON *schema, const char *key,
-                          const char *between, td_buf *out) {
-  td_schema_rule rule;
-  size_t len = strlen(ctx->path);
-  if (key[0]) snprintf(ctx->path + len, TD_SCHEMA_PATH_BYTES - len, ".%.52s", key);
-  td_status st = rule_of(ctx, schema, &rule);
-  if (st != TD_OK) return st;
-  ctx->path[len] = '\0';
-  ctx->has_text |= rule.has_text;
-  if (!rule.has_text) return TD_OK;
-  td_buf_str(out, between);
-  write_name(ctx, &rule, out);
-  return TD_OK;
-}
-
-// The schema itself stands for the one being written.
-static td_status refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
-  if (!ctx->lines) return refer_to(ctx, schema, key, "", out);
-  td_buf_str(out, "([]");
-  td_status st = refer_to(ctx, schema, key, " | ", out);
-  td_buf_char(out, ')');
-  return st;
+  uint32_t *slot = slot_of(ctx, schema, lines);
+  if (!*slot) {
+    ctx->items[ctx->n_items] = (td_schema_item){.schema = schema,
+                                                .lines = lines,
+                                                .rule = td_g_rule(ctx->b),
+                                                .parent = ctx->n_items ? ctx->at
+                                                                       : TD_SCHEMA_NO_INDEX,
+                                                .key = place.key,
+                                                .name = place.name,
+                                                .index = place.index};
+    *slot = ++ctx->n_items;
+  }
+  return td_g_call(ctx->b, ctx->items[*slot - 1].rule);
 }
 
 // Whether some value of the schema may have items.
-static bool may_nest(const cJSON *schema) {
-  const cJSON *type = td_json_get(schema, "type");
-  if (td_json_get(schema, "enum") || cJSON_GetObjectItemCaseSensitive(schema, "const"))
-    return false;
+static bool may_nest(td_schema_ctx *ctx, const cJSON *schema) {
+  const cJSON *type = td_schema_get(ctx, schema, "type");
+  if (td_schema_get(ctx, schema, "enum") || td_schema_member_of(ctx, schema, "const")) return false;
   return !cJSON_IsString(type) || strcmp(type->valuestring, "array") == 0 ||
          strcmp(type->valuestring, "object") == 0;
 }
 
-// Appends an item of the value being written (NULL: anything): on one line, or one deeper in lines.
-static td_status refer_item(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
-  const uint32_t lines = ctx->lines;
-  const bool had_text = ctx->has_text, has_more = lines && lines < ctx->most;
-  td_status st = TD_OK;
-  td_buf_char(out, '(');
-  if (schema) {
-    ctx->lines = 0;
-    st = refer_to(ctx, schema, key, "", out);
-    ctx->lines = lines + 1;
-    if (st == TD_OK && has_more && may_nest(schema)) st = refer_to(ctx, schema, key, " | ", out);
-    ctx->lines = lines;
-  } else {
-    td_buf_str(out, "json-value");
-    if (has_more) td_buf_printf(out, " | json-value.p%u", lines + 1);
+td_node td_schema_refer_item(td_schema_ctx *ctx, const cJSON *schema, td_schema_place place) {
+  const uint32_t lines = ctx->items[ctx->at].lines;
+  const bool has_more = lines && lines < ctx->most;
+  if (!schema) {
+    const td_node more = has_more ? ctx->json->value[lines + 1] : TD_NODE_NEVER;
+    return TD_G_ANY(ctx->b, ctx->json->value[0], more);
   }
-  td_buf_char(out, ')');
-  ctx->has_text = had_text;
-  return st;
+  const td_node flat = td_schema_refer(ctx, schema, 0, place);
+  if (!has_more || !may_nest(ctx, schema)) return flat;
+  return TD_G_ANY(ctx->b, flat, td_schema_refer(ctx, schema, lines + 1, place));
 }
 
-// ---- arrays ------------------------------------------------------------------------------------
-
-typedef struct {
-  const cJSON *prefix; // the first schema of prefixItems
-  uint32_t n_prefix;
-  const cJSON *rest; // NULL: anything
-  uint32_t min, max;
-} array_shape;
-
-static td_status read_array(td_schema_ctx *ctx, const cJSON *schema, array_shape *a) {
-  const cJSON *prefix = td_json_get(schema, "prefixItems"), *items = td_json_get(schema, "items");
-  *a = (array_shape){.rest = items, .max = UINT32_MAX};
-  if (cJSON_IsArray(items)) { // before draft 2020-12
-    prefix = items;
-    a->rest = td_json_get(schema, "additionalItems");
-  }
-  if (prefix && !cJSON_IsArray(prefix)) {
-    return td_schema_bad(ctx, "prefixItems", "must be an array");
-  }
-  if (prefix) {
-    a->prefix = prefix->child;
-    a->n_prefix = (uint32_t)cJSON_GetArraySize(prefix);
-  }
-  td_status st = td_schema_count(ctx, schema, "minItems", &a->min);
-  if (st == TD_OK) st = td_schema_count(ctx, schema, "maxItems", &a->max);
-  if (cJSON_IsFalse(a->rest) && a->max > a->n_prefix) a->max = a->n_prefix;
-  return st;
-}
-
-// Items after the i-th, with their commas. depth: of parentheses opened for them.
-static td_status write_tail(td_schema_ctx *ctx, const array_shape *a, const spacing *s,
-                            td_buf *out) {
-  td_status st = TD_OK;
-  const cJSON *item = a->prefix;
-  uint32_t i = 0, n_open = 0;
-  for (; item && st == TD_OK && i < a->max; item = item->next, i++) {
-    td_buf_printf(out, "(%s", i ? s->comma : s->first);
-    char at[32];
-    snprintf(at, sizeof at, "prefixItems[%u]", i);
-    st = refer_item(ctx, item, at, out);
-    n_open++;
-  }
-  if (st == TD_OK && i == a->n_prefix && i < a->max) {
-    uint32_t min = a->min > i ? a->min - i : 0, max = a->max - i;
-    td_buf rest = TD_BUF_INIT;
-    st = refer_item(ctx, a->rest, "items", &rest);
-    const char *name = td_buf_text(&rest);
-    if (i) {
-      td_buf_printf(out, "(%s%s)", s->comma, name);
-    } else {
-      td_buf_printf(out, "(%s%s (%s%s)", s->first, name, s->comma, name);
-    }
-    uint32_t less = i ? 0 : 1;
-    uint32_t least = min > less ? min - less : 0;
-    if (a->max == UINT32_MAX) {
-      td_buf_printf(out, "{%u,}", least);
-    } else {
-      td_buf_printf(out, "{%u,%u}", least, max - less);
-    }
-    if (!i) td_buf_str(out, min ? ")" : ")?");
-    out->failed |= rest.failed;
-    td_buf_free(&rest);
-  }
-  while (n_open--)
-    td_buf_str(out, n_open >= a->min ? ")?" : ")");
-  return st;
-}
-
-static td_status write_array(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
-  array_shape a;
-  td_status st = read_array(ctx, schema, &a);
-  if (st != TD_OK) return st;
-  if (a.min > a.max) {
-    td_buf_str(out, "[]");
-    return TD_OK;
-  }
-  if (a.n_prefix > 64) return td_schema_refuse(ctx, "prefixItems", "with more than 64 schemas");
-  const spacing s = spacing_of(ctx->opts->is_free, ctx->lines);
-  if (ctx->lines && a.min == 0) a.min = 1; // an array without items has no lines
-  ctx->has_text |= a.max > 0;
-  td_buf_str(out, a.min > a.max ? "[] \"[\"" : "\"[\"");
-  st = write_tail(ctx, &a, &s, out);
-  td_buf_printf(out, "%s\"]\"", ctx->opts->is_free || ctx->lines ? s.last : "");
-  return st;
-}
-
-// ---- objects -----------------------------------------------------------------------------------
-
-typedef struct {
-  const char *name;
-  const cJSON *schema; // NULL: anything
-  bool is_required;
-} member;
-
-typedef struct {
-  member *members; // [n], owned
-  uint32_t n, n_required;
-  bool has_more;     // members not named are generated
-  bool is_closed;    // the schema rules them out
-  const cJSON *more; // their schema; NULL: anything
-  uint32_t min, max;
-} object_shape;
-
-static member *find_member(const object_shape *o, const char *name) {
-  for (uint32_t i = 0; i < o->n; i++) {
-    if (strcmp(o->members[i].name, name) == 0) return &o->members[i];
-  }
-  return NULL;
-}
-
-static td_status read_required(td_schema_ctx *ctx, const cJSON *required, object_shape *o) {
-  for (const cJSON *item = required ? required->child : NULL; item; item = item->next) {
-    if (!cJSON_IsString(item)) return td_schema_bad(ctx, "required", "must hold strings");
-    member *m = find_member(o, item->valuestring);
-    if (!m) {
-      m = &o->members[o->n++];
-      static const cJSON nothing = {.type = cJSON_False};
-      *m = (member){.name = item->valuestring, .schema = o->is_closed ? &nothing : o->more};
-    }
-    o->n_required += !m->is_required;
-    m->is_required = true;
-  }
-  return TD_OK;
-}
-
-static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_shape *o) {
-  const cJSON *properties = td_json_get(schema, "properties");
-  const cJSON *required = td_json_get(schema, "required");
-  const cJSON *more = td_json_get(schema, "additionalProperties");
-  *o = (object_shape){.max = UINT32_MAX};
-  if (properties && !cJSON_IsObject(properties)) {
-    return td_schema_bad(ctx, "properties", "must be an object");
-  }
-  if (required && !cJSON_IsArray(required)) {
-    return td_schema_bad(ctx, "required", "must be an array");
-  }
-  o->is_closed = cJSON_IsFalse(more);
-  o->more = cJSON_IsObject(more) ? more : NULL;
-  if (more && !cJSON_IsObject(more) && !cJSON_IsBool(more)) {
-    return td_schema_bad(ctx, "additionalProperties", "must be a schema");
-  }
-  size_t most = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
-  o->members = calloc(most + 1, sizeof *o->members);
-  if (!o->members) return td_schema_no_memory(ctx);
-  for (const cJSON *p = properties ? properties->child : NULL; p; p = p->next) {
-    if (!find_member(o, p->string)) o->members[o->n++] = (member){.name = p->string, .schema = p};
-  }
-  td_status st = read_required(ctx, required, o);
-  if (st == TD_OK) st = td_schema_count(ctx, schema, "minProperties", &o->min);
-  if (st == TD_OK) st = td_schema_count(ctx, schema, "maxProperties", &o->max);
-  // Models make up members where they may.
-  const bool is_enough = properties && o->min <= o->n;
-  o->has_more = more ? !o->is_closed : ctx->opts->is_free || !is_enough;
-  return st;
-}
-
-// minProperties and maxProperties can be counted only among members that are not named.
-static td_status check_counts(const td_schema_ctx *ctx, object_shape *o) {
-  if (o->n == 0) return TD_OK;
-  if (o->min <= o->n_required) o->min = 0;
-  if (!o->has_more && o->max >= o->n) o->max = UINT32_MAX;
-  if (o->min > 1) return td_schema_refuse(ctx, "minProperties", "beside properties");
-  if (o->max != UINT32_MAX) return td_schema_refuse(ctx, "maxProperties", "beside properties");
-  return TD_OK;
-}
-
-// The rules for the rest of a key that none of the members has: those in names[0..n) begin with
-// what was read, up to byte `at`. Returns the first rule's number.
-static uint32_t write_other_key(td_schema_ctx *ctx, const char **names, uint32_t n, size_t at) {
-  uint32_t rule = ctx->n_key_rules++;
-  td_buf body = TD_BUF_INIT, excluded = TD_BUF_INIT;
-  bool is_name = false;
-  for (uint32_t i = 0; i < n; i++) {
-    uint32_t c, n_same = 0;
-    const char *rest = names[i] + at;
-    is_name |= !*rest;
-    int len = *rest ? td_utf8_decode(rest, strlen(rest), &c) : 0;
-    bool is_first = len > 0 && c >= 0x20 && c != '"' && c != '\\';
-    for (uint32_t k = 0; k < i && is_first; k++)
-      is_first = strncmp(names[k] + at, rest, (size_t)len) != 0;
-    if (!is_first) continue;
-    const char **same = malloc(n * sizeof *same);
-    if (!same) {
-      ctx->out->failed = true;
-      continue;
-    }
-    for (uint32_t k = i; k < n; k++) {
-      if (strncmp(names[k] + at, rest, (size_t)len) == 0) same[n_same++] = names[k];
-    }
-    uint32_t next = write_other_key(ctx, same, n_same, at + (size_t)len);
-    free(same);
-    td_buf_printf(&body, " | [\\U%08X] %s.k%u", c, ctx->opts->prefix, next);
-    td_buf_printf(&excluded, "\\U%08X", c);
-  }
-  td_buf_printf(ctx->out, "%s.k%u ::= [^\"\\\\\\x00-\\x1F%s] json-plain* \"\\\"\"%s%s\n",
-                ctx->opts->prefix, rule, td_buf_text(&excluded), is_name ? "" : " | \"\\\"\"",
-                td_buf_text(&body));
-  ctx->out->failed |= body.failed || excluded.failed;
-  td_buf_free(&body);
-  td_buf_free(&excluded);
-  return rule;
-}
-
-// Appends one member that is not named: key, colon, value.
-static td_status write_more(td_schema_ctx *ctx, const object_shape *o, td_buf *out) {
-  if (o->n) {
-    const char **names = malloc(o->n * sizeof *names);
-    if (!names) return td_schema_no_memory(ctx);
-    for (uint32_t i = 0; i < o->n; i++)
-      names[i] = o->members[i].name;
-    td_buf_printf(out, "\"\\\"\" %s.k%u", ctx->opts->prefix, write_other_key(ctx, names, o->n, 0));
-    free(names);
-  } else {
-    td_buf_str(out, "json-string");
-  }
-  td_buf_str(out, spacing_of(ctx->opts->is_free, ctx->lines).colon);
-  return refer_item(ctx, o->more, "additionalProperties", out);
-}
-
-static td_status write_member(td_schema_ctx *ctx, const member *m, td_buf *out) {
-  const cJSON key = {.type = cJSON_String, .valuestring = (char *)m->name};
-  td_schema_write_value(out, &key);
-  td_buf_str(out, spacing_of(ctx->opts->is_free, ctx->lines).colon);
-  char at[64];
-  snprintf(at, sizeof at, "properties.%.40s", m->name);
-  return refer_item(ctx, m->schema, at, out);
-}
-
-// Members in order, as rules from the last to the first: PREFIX.oN-i is what may come from member i
-// on when none came before, PREFIX.rN-i when one did.
-static td_status write_members(td_schema_ctx *ctx, const object_shape *o, const char *more,
-                               const spacing *s, uint32_t id) {
-  const char *p = ctx->opts->prefix;
-  td_status st = TD_OK;
-  if (o->has_more) {
-    td_buf_printf(ctx->out, "%s.o%u-%u ::= (%s (%s%s)*)%s\n", p, id, o->n, more, s->comma, more,
-                  o->min ? "" : "?");
-    td_buf_printf(ctx->out, "%s.r%u-%u ::= (%s%s)*\n", p, id, o->n, s->comma, more);
-  } else {
-    td_buf_printf(ctx->out, "%s.o%u-%u ::= %s\n", p, id, o->n, o->min ? "[]" : "\"\"");
-    td_buf_printf(ctx->out, "%s.r%u-%u ::= \"\"\n", p, id, o->n);
-  }
-  for (uint32_t i = o->n; i-- > 0 && st == TD_OK;) {
-    const member *m = &o->members[i];
-    td_buf body = TD_BUF_INIT;
-    st = write_member(ctx, m, &body);
-    const char *text = td_buf_text(&body);
-    td_buf_printf(ctx->out, "%s.o%u-%u ::= %s %s.r%u-%u", p, id, i, text, p, id, i + 1);
-    if (!m->is_required) td_buf_printf(ctx->out, " | %s.o%u-%u", p, id, i + 1);
-    td_buf_printf(ctx->out, "\n%s.r%u-%u ::= %s%s %s.r%u-%u", p, id, i, s->comma, text, p, id,
-                  i + 1);
-    if (!m->is_required) td_buf_printf(ctx->out, " | %s.r%u-%u", p, id, i + 1);
-    td_buf_char(ctx->out, '\n');
-    ctx->out->failed |= body.failed;
-    td_buf_free(&body);
-  }
-  return st;
-}
-
-// Members that are not named, as many as minProperties and maxProperties say.
-static void write_counted(const object_shape *o, const char *more, const spacing *s, td_buf *out) {
-  if (!o->has_more || o->max == 0) {
-    td_buf_str(out, o->min ? "[]" : "\"\"");
-  } else if (o->max < o->min) {
-    td_buf_str(out, "[]");
-  } else {
-    td_buf_printf(out, "(%s (%s%s){%u,", more, s->comma, more, o->min ? o->min - 1 : 0);
-    if (o->max != UINT32_MAX) td_buf_printf(out, "%u", o->max - 1);
-    td_buf_printf(out, "})%s", o->min ? "" : "?");
-  }
-}
-
-static td_status write_object_of(td_schema_ctx *ctx, object_shape *o, td_buf *out) {
-  const spacing s = spacing_of(ctx->opts->is_free, ctx->lines);
-  td_buf more = TD_BUF_INIT;
-  td_status st = check_counts(ctx, o);
-  if (ctx->lines && o->n_required == 0 && o->min == 0) o->min = 1; // {} has no lines
-  ctx->has_text |= o->n > 0 || o->has_more;
-  if (st == TD_OK && o->has_more) st = write_more(ctx, o, &more);
-  td_buf_printf(out, "\"{\"%s", s.first);
-  if (st == TD_OK && o->n == 0) {
-    write_counted(o, td_buf_text(&more), &s, out);
-  } else if (st == TD_OK) {
-    uint32_t id = ctx->n_key_rules++;
-    st = write_members(ctx, o, td_buf_text(&more), &s, id);
-    td_buf_printf(out, "%s.o%u-0", ctx->opts->prefix, id);
-  }
-  td_buf_printf(out, "%s\"}\"", s.last[0] ? s.last : " ");
-  out->failed |= more.failed;
-  td_buf_free(&more);
-  return st;
-}
-
-static td_status write_object(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
-  object_shape o;
-  td_status st = read_object(ctx, schema, &o);
-  if (st == TD_OK) st = write_object_of(ctx, &o, out);
-  free(o.members);
-  return st;
+// The schema itself stands for the one being translated.
+static td_node refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, uint32_t index) {
+  return td_schema_refer(ctx, schema, ctx->items[ctx->at].lines,
+                         (td_schema_place){.key = key, .index = index});
 }
 
 // ---- a schema ----------------------------------------------------------------------------------
 
-static td_status write_values(td_schema_ctx *ctx, const cJSON *schema, unsigned types,
-                              td_buf *out) {
-  const cJSON *list = td_json_get(schema, "enum"),
-              *single = cJSON_GetObjectItemCaseSensitive(schema, "const");
+static td_status translate_values(td_schema_ctx *ctx, const cJSON *schema, unsigned types,
+                                  td_node *out) {
+  const cJSON *list = td_schema_get(ctx, schema, "enum");
+  const cJSON *single = td_schema_member_of(ctx, schema, "const");
   if (list && !cJSON_IsArray(list)) return td_schema_bad(ctx, "enum", "must be an array");
   const char *a = list ? "enum" : "const";
+  const bool has_both = list && single;
   cJSON *rest;
-  td_status st = td_schema_without(ctx, schema, a, &rest);
+  td_status st = td_schema_without(ctx, schema, a, NULL, &rest);
   if (st != TD_OK) return st;
-  bool has_both = list && single;
   if (!td_schema_asserts_only(rest, "type", has_both ? "const" : NULL)) {
     return td_schema_refuse(ctx, a, "beside other keywords");
   }
   uint32_t n = 0;
   const cJSON *item = list ? list->child : single;
-  for (; item; item = list ? item->next : NULL) {
+  const size_t begin = td_g_begin(ctx->b);
+  for (; item && st == TD_OK; item = list ? item->next : NULL) {
     if (!(td_schema_types_of(item) & types)) continue;
     if (has_both && !cJSON_Compare(item, single, true)) continue;
-    if (n == MAX_VALUES) return td_schema_refuse(ctx, a, "with so many values");
-    if (n++) td_buf_str(out, " | ");
-    td_schema_write_value(out, item);
+    if (n++ == MAX_VALUES) st = td_schema_refuse(ctx, a, "with so many values");
+    td_g_add(ctx->b, td_schema_value(ctx->b, item));
   }
-  if (!n) td_buf_str(out, "[]");
-  return TD_OK;
+  *out = td_g_end_any(ctx->b, begin);
+  return st;
 }
 
 // The alternatives of anyOf or oneOf, each together with the schema's other keywords.
@@ -611,9 +253,9 @@ static td_status list_alternatives(td_schema_ctx *ctx, const cJSON *schema, cons
                                    const cJSON **out, uint32_t *n) {
   cJSON *base;
   *n = 0;
-  td_status st = td_schema_without(ctx, schema, key, &base);
-  bool is_alone = st == TD_OK && td_schema_asserts_only(base, NULL, NULL);
-  const cJSON *item = td_json_get(schema, key)->child;
+  td_status st = td_schema_without(ctx, schema, key, NULL, &base);
+  const bool is_alone = st == TD_OK && td_schema_asserts_only(base, NULL, NULL);
+  const cJSON *item = td_schema_get(ctx, schema, key)->child;
   for (; item && st == TD_OK; item = item->next) {
     if (*n == MAX_ALTERNATIVES) return td_schema_refuse(ctx, key, "with so many schemas");
     out[*n] = item;
@@ -623,128 +265,140 @@ static td_status list_alternatives(td_schema_ctx *ctx, const cJSON *schema, cons
   return st;
 }
 
-static td_status write_alternatives(td_schema_ctx *ctx, const cJSON *schema, const char *key,
-                                    td_buf *out) {
-  const cJSON *list = td_json_get(schema, key);
+// Whether no two of the alternatives can hold for one value.
+static bool are_apart(td_schema_ctx *ctx, const cJSON **all, uint32_t n) {
+  const cJSON *expanded[MAX_ALTERNATIVES];
+  for (uint32_t i = 0; i < n; i++) {
+    if (td_schema_expand(ctx, all[i], &expanded[i]) != TD_OK) return false;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t k = i + 1; k < n; k++) {
+      if (!td_schema_excludes(ctx, expanded[i], expanded[k])) return false;
+    }
+  }
+  return true;
+}
+
+static td_status translate_alternatives(td_schema_ctx *ctx, const cJSON *schema, const char *key,
+                                        td_node *out) {
+  const cJSON *list = td_schema_get(ctx, schema, key), *all[MAX_ALTERNATIVES];
+  uint32_t n;
   if (!cJSON_IsArray(list) || !list->child) {
     return td_schema_bad(ctx, key, "must be an array of schemas");
   }
-  const cJSON **all = malloc(MAX_ALTERNATIVES * sizeof *all);
-  if (!all) return td_schema_no_memory(ctx);
-  uint32_t n;
   td_status st = list_alternatives(ctx, schema, key, all, &n);
-  for (uint32_t i = 0; i < n && st == TD_OK && key[0] == 'o'; i++) {
-    for (uint32_t k = i + 1; k < n && st == TD_OK; k++) {
-      if (td_schema_excludes(ctx, all[i], all[k])) continue;
-      st = td_schema_refuse(ctx, key, "of schemas that may both hold; use anyOf");
-    }
+  if (st == TD_OK && key[0] == 'o' && !are_apart(ctx, all, n)) {
+    st = ctx->budget->status != TD_OK
+             ? td_schema_exhausted(ctx)
+             : td_schema_refuse(ctx, key, "of schemas that may both hold; use anyOf");
   }
-  for (uint32_t i = 0; i < n && st == TD_OK; i++) {
-    char at[16];
-    snprintf(at, sizeof at, "%s[%u]", key, i);
-    if (i) td_buf_str(out, " | ");
-    st = refer(ctx, all[i], at, out);
-  }
-  free(all);
+  const size_t begin = td_g_begin(ctx->b);
+  for (uint32_t i = 0; i < n && st == TD_OK; i++)
+    td_g_add(ctx->b, refer(ctx, all[i], key, i));
+  *out = td_g_end_any(ctx->b, begin);
   return st;
 }
 
-static td_status write_types(td_schema_ctx *ctx, const cJSON *schema, unsigned types, td_buf *out) {
+static td_status translate_types(td_schema_ctx *ctx, const cJSON *schema, unsigned types,
+                                 td_node *out) {
+  td_node number = TD_NODE_NEVER, string = TD_NODE_NEVER, array = TD_NODE_NEVER;
+  td_node object = TD_NODE_NEVER, null = TD_NODE_NEVER, boolean = TD_NODE_NEVER;
   td_status st = check_keywords(ctx, schema, types);
-  td_buf_str(out, "[]");
-  if (ctx->lines) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
-  if (types & TD_SCHEMA_NULL) td_buf_str(out, " | \"null\"");
-  if (types & TD_SCHEMA_BOOL) td_buf_str(out, " | \"true\" | \"false\"");
+  if (ctx->items[ctx->at].lines) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
+  if (types & TD_SCHEMA_NULL) null = td_g_str(ctx->b, "null");
+  if (types & TD_SCHEMA_BOOL) boolean = td_g_gbnf(ctx->b, "\"true\" | \"false\"", NULL);
   if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER)) {
-    td_buf_str(out, " | ");
-    st = td_schema_write_number(ctx, schema, !(types & TD_SCHEMA_NUMBER), out);
+    st = td_schema_number(ctx, schema, !(types & TD_SCHEMA_NUMBER), &number);
   }
-  if (st == TD_OK && types & TD_SCHEMA_STRING) {
-    td_buf_str(out, " | ");
-    st = td_schema_write_string(ctx, schema, out);
-  }
-  if (st == TD_OK && types & TD_SCHEMA_ARRAY) {
-    td_buf_str(out, " | ");
-    st = write_array(ctx, schema, out);
-  }
-  if (st == TD_OK && types & TD_SCHEMA_OBJECT) {
-    td_buf_str(out, " | ");
-    st = write_object(ctx, schema, out);
-  }
+  if (st == TD_OK && types & TD_SCHEMA_STRING) st = td_schema_string(ctx, schema, &string);
+  if (st == TD_OK && types & TD_SCHEMA_ARRAY) st = td_schema_array(ctx, schema, &array);
+  if (st == TD_OK && types & TD_SCHEMA_OBJECT) st = td_schema_object(ctx, schema, &object);
+  *out = TD_G_ANY(ctx->b, null, boolean, number, string, array, object);
   return st;
 }
 
-static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
+// Translates the schema whose turn it is. What it refers to is put at the end of the list.
+static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
+  const uint32_t lines = ctx->items[ctx->at].lines;
   unsigned types;
+  *out = TD_NODE_NEVER;
   if (!cJSON_IsObject(schema) && !cJSON_IsBool(schema)) {
     return td_schema_bad(ctx, "a schema", "must be an object");
   }
-  if (cJSON_IsFalse(schema)) {
-    td_buf_str(out, "[]");
-    return TD_OK;
-  }
+  if (cJSON_IsFalse(schema)) return TD_OK;
   if (cJSON_IsTrue(schema) || td_schema_asserts_only(schema, NULL, NULL)) {
-    td_buf_str(out, "json-value");
-    if (ctx->lines) td_buf_printf(out, ".p%u", ctx->lines);
-    ctx->has_text = true;
+    *out = ctx->json->value[lines];
     return TD_OK;
   }
-  const cJSON *ref = td_json_get(schema, "$ref"), *target;
-  if (cJSON_IsString(ref) && td_schema_asserts_only(schema, "$ref", NULL)) {
-    td_status st = td_schema_resolve(ctx, ref->valuestring, &target);
-    return st == TD_OK ? refer(ctx, target, "$ref", out) : st;
-  }
-  if (ref || td_json_get(schema, "allOf")) {
-    td_status st = td_schema_expand(ctx, schema, &target);
-    return st == TD_OK ? refer(ctx, target, ref ? "$ref" : "allOf", out) : st;
+  const cJSON *ref = td_schema_get(ctx, schema, "$ref"), *target;
+  const cJSON *all = td_schema_get(ctx, schema, "allOf");
+  if (ref || all) {
+    const bool is_alone = cJSON_IsString(ref) && td_schema_asserts_only(schema, "$ref", NULL);
+    td_status st = is_alone ? td_schema_resolve(ctx, ref->valuestring, &target)
+                            : td_schema_expand(ctx, schema, &target);
+    if (st == TD_OK) *out = refer(ctx, target, ref ? "$ref" : "allOf", TD_SCHEMA_NO_INDEX);
+    return st;
   }
   td_status st = td_schema_types(ctx, schema, &types);
   if (st != TD_OK) return st;
-  if (td_json_get(schema, "anyOf")) return write_alternatives(ctx, schema, "anyOf", out);
-  if (td_json_get(schema, "oneOf")) return write_alternatives(ctx, schema, "oneOf", out);
-  if (td_json_get(schema, "enum") || cJSON_GetObjectItemCaseSensitive(schema, "const")) {
-    if (ctx->lines) td_buf_str(out, "[]");
-    if (ctx->lines) return TD_OK;
-    return write_values(ctx, schema, types, out);
+  if (td_schema_get(ctx, schema, "anyOf")) return translate_alternatives(ctx, schema, "anyOf", out);
+  if (td_schema_get(ctx, schema, "oneOf")) return translate_alternatives(ctx, schema, "oneOf", out);
+  if (td_schema_get(ctx, schema, "enum") || td_schema_member_of(ctx, schema, "const")) {
+    return lines ? TD_OK : translate_values(ctx, schema, types, out);
   }
-  return write_types(ctx, schema, types, out);
+  return translate_types(ctx, schema, types, out);
 }
 
-static td_status translate(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
-                           uint32_t most, td_err *err) {
-  td_schema_ctx ctx = {.out = out,
-                       .root = opts->root ? opts->root : schema,
-                       .opts = opts,
-                       .most = most,
-                       .path = opts->path ? opts->path : (char[TD_SCHEMA_PATH_BYTES]){"schema"},
-                       .err = err};
-  const size_t n_path = strlen(ctx.path);
-  td_buf top = TD_BUF_INIT;
-  td_status st = refer_to(&ctx, schema, "", "", &top);
-  ctx.lines = 1;
-  if (st == TD_OK && most && may_nest(schema)) st = refer_to(&ctx, schema, "", " | ", &top);
-  td_buf_printf(out, "%s0 ::= %s\n", opts->prefix, td_buf_text(&top));
-  out->failed |= top.failed;
-  td_buf_free(&top);
-  td_schema_ctx_free(&ctx);
-  if (ctx.has_failed) st = td_fail(err, TD_ENOMEM, "out of memory for a schema");
-  if (st == TD_OK && out->len > TD_GRAMMAR_MAX_BYTES) {
-    st = td_fail(err, TD_ELIMIT, "the schema is too large");
-  }
-  if (st == TD_OK) st = td_buf_status(out, err);
-  if (st == TD_ELIMIT || st == TD_ENOMEM) { // of no part alone
-    ctx.path[n_path] = '\0';
-    td_err_prefix(err, "%s", ctx.path);
+static td_status translate_all(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
+  const td_schema_place top = {.index = TD_SCHEMA_NO_INDEX};
+  const bool has_lines = ctx->most && may_nest(ctx, schema);
+  const td_node flat = td_schema_refer(ctx, schema, 0, top);
+  *out = TD_G_ANY(ctx->b, flat, has_lines ? td_schema_refer(ctx, schema, 1, top) : TD_NODE_NEVER);
+  td_status st = td_grammar_build_status(ctx->b, ctx->err);
+  while (st == TD_OK && ctx->at < ctx->n_items) {
+    const td_schema_item item = ctx->items[ctx->at];
+    td_node body;
+    if (ctx->most && ctx->n_items > MAX_ITEMS) return TD_ELIMIT;
+    st = translate(ctx, item.schema, &body);
+    if (st == TD_OK) td_g_define(ctx->b, item.rule, body);
+    if (st == TD_OK) st = td_grammar_build_status(ctx->b, ctx->err);
+    if (st == TD_OK) ctx->at++;
   }
   return st;
 }
 
-td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
-                                 td_err *err) {
-  const size_t begin = out->len;
-  const uint32_t most = opts->is_free || opts->is_one_line ? 0 : TD_SCHEMA_MAX_LINES;
-  td_status st = translate(out, schema, opts, most, err);
-  if (st != TD_ELIMIT || !most) return st;
-  out->len = begin; // on one line
-  return translate(out, schema, opts, 0, err);
+static td_status build(td_node *out, td_grammar_build *b, const cJSON *schema,
+                       const td_json_schema_opts *opts, uint32_t most, td_err *err) {
+  const td_json_rules *json = td_g_json(b, opts->is_free);
+  const td_grammar_mark mark = td_g_mark(b);
+  td_schema_ctx ctx = {.b = b,
+                       .budget = td_grammar_build_budget(b),
+                       .json = json,
+                       .root = opts->root ? opts->root : schema,
+                       .opts = opts,
+                       .most = most,
+                       .err = err};
+  const size_t list = td_g_begin(b);
+  td_status st = translate_all(&ctx, schema, out);
+  td_g_end_any(b, list);                          // what a failure has left
+  if (td_grammar_build_status(b, err) != TD_OK) { // of no part alone
+    st = td_err_prefix(err, "%s", name_of(&ctx));
+  } else if (st != TD_OK) {
+    td_g_reset(b, &mark);
+  }
+  if (st != TD_OK && ctx.budget->status == TD_OK && opts->path) {
+    char path[TD_SCHEMA_PATH_BYTES];
+    write_path(&ctx, path);
+    memcpy(opts->path, path, sizeof path);
+  }
+  td_schema_ctx_free(&ctx);
+  return st;
+}
+
+td_status td_json_schema_build(td_node *out, td_grammar_build *b, const cJSON *schema,
+                               const td_json_schema_opts *opts, td_err *err) {
+  const uint32_t most = opts->is_free || opts->is_one_line ? 0 : TD_JSON_MAX_LINES;
+  td_status st = build(out, b, schema, opts, most, err);
+  if (st != TD_ELIMIT || !most || td_grammar_build_status(b, NULL) != TD_OK) return st;
+  return build(out, b, schema, opts, 0, err); // on one line
 }

@@ -1,12 +1,13 @@
-// src/text/grammar/json_schema.h - JSON Schema to GBNF.
+// src/text/grammar/json_schema.h - JSON Schema to grammars.
 // What the grammar generates satisfies the schema. The subset of the standard is in README.md; a
 // schema outside it is TD_EUNSUPPORTED with a message that names the keyword and where it stands.
+// Schemas are only read, and have to stay until a call returns.
 #pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-#include "base/buf.h"
+#include "text/grammar/build.h"
 
 enum {
   TD_SCHEMA_PATH_BYTES = 128, // as TD_API_PARAM_BYTES
@@ -20,13 +21,7 @@ enum {
   TD_SCHEMA_ANY = 127,
 };
 
-// Appends rules of JSON itself, which the rules of schemas use: json-value, json-object, and
-// json-any, an object that may be broken into lines. Once in a grammar. is_free:
-// td_json_schema_opts.
-void td_json_schema_write_common(td_buf *out, bool is_free);
-
 typedef struct {
-  const char *prefix; // of the names of the rules, which are unique in the grammar
   // Objects may have members that the schema neither names nor rules out, and white space is any
   // that JSON allows. Otherwise objects with properties have no others unless the schema says so,
   // and there is one blank behind each comma and colon, or every item on a line of its own.
@@ -38,19 +33,23 @@ typedef struct {
   char *path;
 } td_json_schema_opts;
 
-// Appends rules; the text of a value is that of the rule PREFIX0. schema is only read, but for
-// cJSON's lookups.
-td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
-                                 td_err *err);
+// *out generates the values that satisfy the schema. On an error that is not of b's budget or of
+// memory, b is as it was.
+td_status td_json_schema_build(td_node *out, td_grammar_build *b, const cJSON *schema,
+                               const td_json_schema_opts *opts, td_err *err);
 
+// Questions about the schemas of a document, root, which $ref begins at. Whether budget or memory
+// were exhausted, the budget's status tells: that must not pass for a schema that allows more.
+typedef struct td_schema_ctx td_schema_ctx;
+td_schema_ctx *td_json_schema_open(const cJSON *root, td_budget *budget); // NULL: out of memory
+void td_json_schema_close(td_schema_ctx *ctx);
 // The types of the values that a schema allows, TD_SCHEMA_*, behind its $ref, allOf, anyOf and the
-// like; TD_SCHEMA_ANY where that cannot be told. root: what $ref begins at.
-// *has_failed is set if memory ran out, which must not pass for a schema that allows more.
-unsigned td_json_schema_types(const cJSON *root, const cJSON *schema, bool *has_failed);
-// A copy of the schema without $ref and allOf at its top, which the caller deletes; NULL: there is
-// none, or memory ran out, which sets *has_failed.
-cJSON *td_json_schema_expanded(const cJSON *root, const cJSON *schema, bool *has_failed);
+// like; TD_SCHEMA_ANY where that cannot be told. ctx may be NULL.
+unsigned td_json_schema_types(td_schema_ctx *ctx, const cJSON *schema);
+// The schema without $ref and allOf at its top, valid until ctx is closed. NULL: there is none, or
+// the budget or memory are exhausted. ctx may be NULL.
+const cJSON *td_json_schema_expanded(td_schema_ctx *ctx, const cJSON *schema);
 
-// Appends an expression for a string that stands without quotes before a marker that begins with <,
-// as the schema's pattern or format says. False: it has none, or none that a grammar can express.
-bool td_json_schema_write_bare(td_buf *out, const cJSON *schema);
+// A string that stands without quotes before a marker that begins with <, as the schema's pattern
+// or format says. False: it has none, or none that a grammar can express.
+bool td_json_schema_bare(td_node *out, td_grammar_build *b, const cJSON *schema);

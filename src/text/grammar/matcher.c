@@ -20,7 +20,7 @@
 #include "text/grammar/grammar.h"
 
 #define MAX_IDLE    16          // unused grammars that are kept
-#define MAX_MEMORY  (64u << 20) // bytes of configurations and masks of all grammars
+#define MAX_MEMORY  (40u << 20) // bytes of all grammars, their configurations and masks
 #define MAX_SHARE   (8u << 20)  // of one, where all have more than that
 #define MAX_MASK_NS 500000000u  // CPU time for one token: a grammar that needs more fails
 #define MAX_WIDTH   64          // items of a configuration that the caller advances itself
@@ -29,9 +29,9 @@
 typedef struct shared_grammar {
   struct shared_grammar *next;
   td_grammars *owner;
-  char *text; // owned
+  char *bytes; // [len], owned: grammar.h
   size_t len;
-  td_grammar *grammar;
+  td_grammar *grammar; // NULL: not opened yet, which the first job does
   td_automaton automaton;
   td_matcher *matchers;
   uint32_t start;
@@ -101,7 +101,7 @@ static void free_shared(shared_grammar *s) {
   td_automaton_close(&s->automaton);
   td_grammar_close(s->grammar);
   free(s->first_mask);
-  free(s->text);
+  free(s->bytes);
   free(s);
   if (is_large) malloc_trim(0);
 }
@@ -159,53 +159,63 @@ static bool drop_idle(td_grammars *grammars) {
   return true;
 }
 
-static td_status compile(shared_grammar **out, td_grammars *grammars, const char *text, size_t len,
-                         td_err *err) {
-  shared_grammar *s = calloc(1, sizeof *s);
-  if (!s) return td_fail(err, TD_ENOMEM, "out of memory for a grammar");
-  s->owner = grammars;
-  s->len = len;
-  s->text = malloc(len + 1);
-  td_status st = s->text ? td_grammar_open(&s->grammar, text, len, err)
-                         : td_fail(err, TD_ENOMEM, "out of memory for a grammar");
-  if (st == TD_OK) st = td_automaton_open(&s->automaton, s->grammar, err);
-  if (st == TD_OK) {
-    memcpy(s->text, text, len);
-    s->start = td_automaton_start(&s->automaton);
-    st = s->automaton.status;
-    if (st != TD_OK) td_fail(err, st, "the grammar is too ambiguous");
+// Opens the grammar's bytes. Whoever owns the automaton.
+static td_status open_automaton(shared_grammar *s, td_err *err) {
+  td_grammar *grammar;
+  td_status st = td_grammar_open(&grammar, s->bytes, s->len, err);
+  if (st == TD_OK) st = td_automaton_open(&s->automaton, grammar, err);
+  s->grammar = grammar;
+  if (st == TD_OK) s->start = td_automaton_start(&s->automaton);
+  if (st == TD_OK && s->automaton.status != TD_OK) {
+    st = td_fail(err, s->automaton.status, "the grammar is too ambiguous");
   }
-  if (st != TD_OK) {
-    free_shared(s);
-    return st;
-  }
-  s->next = grammars->first;
-  grammars->first = s;
-  *out = s;
-  return TD_OK;
+  s->automaton.status = st;
+  return st;
 }
 
-td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const char *text, size_t len,
+static shared_grammar *add_shared(td_grammars *grammars, const void *bytes, size_t len) {
+  shared_grammar *s = calloc(1, sizeof *s);
+  if (!s) return NULL;
+  *s = (shared_grammar){.owner = grammars, .bytes = malloc(len + 1), .len = len};
+  if (!s->bytes) {
+    free(s);
+    return NULL;
+  }
+  memcpy(s->bytes, bytes, len);
+  s->next = grammars->first;
+  grammars->first = s;
+  return s;
+}
+
+td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const void *bytes, size_t len,
                           td_err *err) {
   *out = NULL;
   shared_grammar *s = grammars->first;
-  while (s && (s->len != len || memcmp(s->text, text, len) != 0 ||
+  while (s && (s->len != len || memcmp(s->bytes, bytes, len) != 0 ||
                (!is_threads(s) && s->automaton.status != TD_OK)))
     s = s->next;
-  td_status st = s ? TD_OK : compile(&s, grammars, text, len, err);
-  if (st != TD_OK) return st;
   td_matcher *m = calloc(1, sizeof *m);
-  if (!m) return td_fail(err, TD_ENOMEM, "out of memory for a grammar");
+  if (m && !s) s = add_shared(grammars, bytes, len);
+  if (!m || !s) {
+    free(m);
+    return td_fail(err, TD_ENOMEM, "out of memory for a grammar");
+  }
   m->of = s;
+  td_status st = TD_OK;
+  if (!grammars->has_thread && !s->grammar) st = open_automaton(s, err);
   pthread_mutex_lock(&grammars->lock);
-  m->config = is_threads(s) ? UINT32_MAX : s->start;
+  m->config = is_threads(s) || !s->grammar ? UINT32_MAX : s->start;
   m->next = s->matchers;
   s->matchers = m;
   while (drop_idle(grammars)) {
   }
   pthread_mutex_unlock(&grammars->lock);
-  *out = m;
-  return TD_OK;
+  if (st == TD_OK) {
+    *out = m;
+  } else {
+    td_matcher_close(m);
+  }
+  return st;
 }
 
 // Under the lock.
@@ -249,7 +259,7 @@ void td_matcher_close(td_matcher *m) {
 // are found again.
 static void bound_memory(shared_grammar *s) {
   td_grammars *grammars = s->owner;
-  const size_t n_bytes = s->automaton.n_bytes;
+  const size_t n_bytes = s->len + s->automaton.n_bytes;
   atomic_fetch_add(&grammars->n_bytes, n_bytes - s->n_counted);
   s->n_counted = n_bytes;
   if (atomic_load(&grammars->n_bytes) <= MAX_MEMORY || n_bytes <= MAX_SHARE) return;
@@ -266,8 +276,8 @@ static void bound_memory(shared_grammar *s) {
     }
     td_automaton_forget(&s->automaton, keep, n);
     free(keep);
-    atomic_fetch_sub(&grammars->n_bytes, s->n_counted - s->automaton.n_bytes);
-    s->n_counted = s->automaton.n_bytes;
+    atomic_fetch_sub(&grammars->n_bytes, n_bytes - s->len - s->automaton.n_bytes);
+    s->n_counted = s->len + s->automaton.n_bytes;
     malloc_trim(0);
   }
   pthread_mutex_unlock(&grammars->lock);
@@ -434,6 +444,12 @@ const uint64_t *td_matcher_mask(td_matcher *m) {
 
 static void run(td_matcher *m) {
   shared_grammar *s = m->of;
+  td_err ignored;
+  if (!s->grammar) open_automaton(s, &ignored);
+  if (!s->automaton.configs) {
+    m->status = s->automaton.status;
+    return;
+  }
   if (m->config == UINT32_MAX) m->config = s->start;
   for (uint32_t i = 0; i < m->n_pending && s->automaton.status == TD_OK; i++) {
     if (!advance(m, m->pending[i]) && m->status == TD_OK) m->status = TD_EINVAL;
@@ -544,6 +560,7 @@ td_status td_matcher_status(const td_matcher *m, td_err *err) {
   switch (st) {
   case TD_OK: return TD_OK;
   case TD_ENOMEM: return td_fail(err, st, "out of memory for a grammar's masks");
+  case TD_EFORMAT: return td_fail(err, st, "malformed grammar");
   case TD_EINVAL: return td_fail(err, st, "the text so far does not match the grammar");
   case TD_EAGAIN:
     return td_fail(err, TD_ELIMIT,

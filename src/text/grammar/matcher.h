@@ -10,15 +10,16 @@
 #include "text/grammar/token_index.h"
 
 typedef struct td_matcher td_matcher;
-// Compiled grammars with their masks, by their text. Those no longer used are kept for a while.
+// Grammars with their masks. Those no longer used are kept for a while.
 typedef struct td_grammars td_grammars;
 
 // index is borrowed. On error *out is NULL.
 td_status td_grammars_open(td_grammars **out, const td_token_index *index, td_err *err);
 void td_grammars_close(td_grammars *grammars); // all matchers must be closed
 
-// text: GBNF (grammar.h). On error *out is NULL.
-td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const char *text, size_t len,
+// bytes: a grammar (grammar.h), which is copied. With a thread it is opened there, and whether it
+// is one is known when the matcher is ready. On error *out is NULL.
+td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const void *bytes, size_t len,
                           td_err *err);
 void td_matcher_close(td_matcher *matcher);
 

@@ -1,30 +1,31 @@
-// src/text/grammar/regex.c - translates a regular expression while parsing it: GBNF has the same
-// constructs.
+// src/text/grammar/regex.c - regular expressions to nodes. Groups are kept on a stack of their own,
+// so that no expression needs a deep one.
 #include "text/grammar/regex.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
-#include "text/grammar/gbnf.h"
+#include "text/grammar/build_impl.h"
+#include "text/grammar/json_rules.h"
 
 #define MAX_RANGES  256
 #define MAX_NESTING 64
 #define MAX_COUNT   65536
-#define LAST_CHAR   0x10FFFFu
 
 typedef struct {
-  td_gbnf_range ranges[MAX_RANGES];
+  td_char_range ranges[MAX_RANGES];
   uint32_t n;
   bool names_less; // < was written by itself
 } char_set;
 
 typedef struct {
   const char *begin, *at, *end;
-  td_buf *out;
+  td_grammar_build *b;
   td_regex_place place;
-  unsigned depth;
+  bool has_end; // the sequence ends with $
   td_err *err;
 } parser;
 
@@ -49,12 +50,12 @@ static bool take(parser *p, const char *text) {
 static td_status add(const parser *p, char_set *set, uint32_t low, uint32_t high) {
   if (set->n == MAX_RANGES) return fail(p, TD_ELIMIT, "a class has too many ranges");
   set->names_less |= low == '<' && high == '<';
-  set->ranges[set->n++] = (td_gbnf_range){low, high};
+  set->ranges[set->n++] = (td_char_range){low, high};
   return TD_OK;
 }
 
 static int by_low(const void *a, const void *b) {
-  const td_gbnf_range *x = a, *y = b;
+  const td_char_range *x = a, *y = b;
   return (x->low > y->low) - (x->low < y->low);
 }
 
@@ -63,7 +64,7 @@ static void normalize(char_set *set) {
   uint32_t n = 0;
   qsort(set->ranges, set->n, sizeof *set->ranges, by_low);
   for (uint32_t i = 0; i < set->n; i++) {
-    const td_gbnf_range r = set->ranges[i];
+    const td_char_range r = set->ranges[i];
     if (n && r.low <= set->ranges[n - 1].high + 1) {
       if (r.high > set->ranges[n - 1].high) set->ranges[n - 1].high = r.high;
     } else {
@@ -82,7 +83,7 @@ static td_status negate(const parser *p, char_set *set) {
     if (set->ranges[i].low > from) st = add(p, &out, from, set->ranges[i].low - 1);
     from = set->ranges[i].high + 1;
   }
-  if (st == TD_OK && from <= LAST_CHAR) st = add(p, &out, from, LAST_CHAR);
+  if (st == TD_OK && from <= TD_G_LAST_CHAR) st = add(p, &out, from, TD_G_LAST_CHAR);
   *set = out;
   set->names_less = false;
   return st;
@@ -97,10 +98,10 @@ static td_status add_all(const parser *p, char_set *to, const char_set *from) {
 
 // The class that a letter after a backslash means. False: none.
 static bool named_class(char letter, char_set *out) {
-  static const td_gbnf_range digits[] = {{'0', '9'}};
-  static const td_gbnf_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-  static const td_gbnf_range space[] = {{'\t', '\r'}, {' ', ' '}};
-  const td_gbnf_range *ranges;
+  static const td_char_range digits[] = {{'0', '9'}};
+  static const td_char_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+  static const td_char_range space[] = {{'\t', '\r'}, {' ', ' '}};
+  const td_char_range *ranges;
   switch (letter | 0x20) {
   case 'd':
     ranges = digits;
@@ -120,58 +121,59 @@ static bool named_class(char letter, char_set *out) {
   return true;
 }
 
-static void write_range(td_buf *out, uint32_t low, uint32_t high) {
-  td_buf_printf(out, low == high ? "\\U%08X" : "\\U%08X-\\U%08X", low, high);
-}
+// ---- sets to nodes -----------------------------------------------------------------------------
 
-// The escapes of those characters that do not stand for themselves in a JSON string.
-static void write_escapes(td_buf *out, const char_set *set) {
+// Adds the escapes of those characters that do not stand for themselves in a JSON string.
+static void add_escapes(td_grammar_build *b, const char_set *set) {
   static const char letters[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
   for (uint32_t i = 0; i < set->n; i++) {
     for (uint32_t c = set->ranges[i].low; c <= set->ranges[i].high && c <= '\\'; c++) {
       const char *letter = c ? strchr(letters, (int)c) : NULL;
+      char text[8];
       if (letter) {
-        td_buf_printf(out, " | \"\\\\\\x%02X\"", (unsigned)names[letter - letters]);
+        snprintf(text, sizeof text, "\\%c", names[letter - letters]);
       } else if (c < 0x20) {
-        td_buf_printf(out, " | \"\\\\u%04x\"", c);
+        snprintf(text, sizeof text, "\\u%04x", c);
+      } else {
+        continue;
       }
+      td_g_add(b, td_g_str(b, text));
     }
   }
 }
 
-// A range of a set that stands in text. in_element and not named: without <.
-static void write_plain_range(td_buf *out, uint32_t low, uint32_t high, bool has_less) {
-  if (has_less || low > '<' || high < '<') {
-    write_range(out, low, high);
-    return;
-  }
-  if (low < '<') write_range(out, low, '<' - 1);
-  if (high > '<') write_range(out, '<' + 1, high);
-}
-
-static void write_set(const parser *p, char_set *set) {
-  static const td_gbnf_range plain[] = {{' ', '!'}, {'#', '['}, {']', 0xD7FF}, {0xE000, LAST_CHAR}};
-  td_buf *out = p->out;
-  const bool in_json = p->place == TD_REGEX_IN_JSON;
-  const bool has_less = p->place != TD_REGEX_IN_ELEMENT || set->names_less;
-  normalize(set);
-  td_buf_str(out, in_json ? "([" : "[");
+// What the set and one of the ranges have in common.
+static size_t cut_ranges(const char_set *set, const td_char_range *with, size_t n_with,
+                         td_char_range *out) {
+  size_t n = 0;
   for (uint32_t i = 0; i < set->n; i++) {
-    const td_gbnf_range r = set->ranges[i];
-    for (size_t k = 0; k < TD_COUNT(plain) && in_json; k++) {
-      uint32_t low = r.low > plain[k].low ? r.low : plain[k].low;
-      uint32_t high = r.high < plain[k].high ? r.high : plain[k].high;
-      if (low <= high) write_range(out, low, high);
+    for (size_t k = 0; k < n_with; k++) {
+      const uint32_t low = set->ranges[i].low > with[k].low ? set->ranges[i].low : with[k].low;
+      const uint32_t high = set->ranges[i].high < with[k].high ? set->ranges[i].high : with[k].high;
+      if (low <= high) out[n++] = (td_char_range){low, high};
     }
-    uint32_t low = r.low, high = r.high; // an escape of GBNF is no surrogate
-    if (low >= 0xD800 && low <= 0xDFFF) low = 0xE000;
-    if (high >= 0xD800 && high <= 0xDFFF) high = 0xD7FF;
-    if (!in_json && low <= high) write_plain_range(out, low, high, has_less);
   }
-  td_buf_char(out, ']');
-  if (!in_json) return;
-  write_escapes(out, set);
-  td_buf_char(out, ')');
+  return n;
+}
+
+static td_node node_of(const parser *p, char_set *set) {
+  static const td_char_range plain[] = {
+      {' ', '!'}, {'#', '['}, {']', 0xD7FF}, {0xE000, TD_G_LAST_CHAR}};
+  static const td_char_range no_less[] = {
+      {0, '<' - 1}, {'<' + 1, 0xD7FF}, {0xE000, TD_G_LAST_CHAR}};
+  static const td_char_range all[] = {{0, 0xD7FF}, {0xE000, TD_G_LAST_CHAR}};
+  td_char_range ranges[TD_COUNT(plain) * MAX_RANGES];
+  normalize(set);
+  if (p->place != TD_REGEX_IN_JSON) {
+    const bool has_less = p->place != TD_REGEX_IN_ELEMENT || set->names_less;
+    const size_t n = has_less ? cut_ranges(set, all, TD_COUNT(all), ranges)
+                              : cut_ranges(set, no_less, TD_COUNT(no_less), ranges);
+    return td_g_chars(p->b, ranges, n);
+  }
+  const size_t list = td_g_begin(p->b);
+  td_g_add(p->b, td_g_chars(p->b, ranges, cut_ranges(set, plain, TD_COUNT(plain), ranges)));
+  add_escapes(p->b, set);
+  return td_g_end_any(p->b, list);
 }
 
 // ---- escapes -----------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ static td_status read_unicode(parser *p, uint32_t *out) {
       }
     }
   }
-  if (st == TD_OK && (*out > LAST_CHAR || (*out >= 0xD800 && *out < 0xE000))) {
+  if (st == TD_OK && (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out < 0xE000))) {
     st = fail(p, TD_EUNSUPPORTED, "an escape is no character");
   }
   return st;
@@ -278,7 +280,7 @@ static td_status read_class_item(parser *p, char_set *set) {
   return st == TD_OK ? add(p, set, low, high) : st;
 }
 
-static td_status read_class(parser *p) {
+static td_status read_class(parser *p, td_node *out) {
   char_set set = {.n = 0};
   bool is_negated = take(p, "^");
   td_status st = TD_OK;
@@ -288,46 +290,36 @@ static td_status read_class(parser *p) {
   }
   p->at++;
   if (st == TD_OK && is_negated) st = negate(p, &set);
-  if (st == TD_OK) write_set(p, &set);
+  if (st == TD_OK) *out = node_of(p, &set);
   return st;
 }
 
 // ---- expressions -------------------------------------------------------------------------------
 
-static td_status read_alternatives(parser *p, bool is_outer);
-
-static td_status read_group(parser *p) {
-  if (take(p, "?")) {
-    bool is_plain = take(p, ":");
-    if (!is_plain && !take(p, "P<") && !take(p, "<")) {
-      return fail(p, TD_EUNSUPPORTED, "look-around and flags are not supported");
-    }
-    if (!is_plain && (peek(p) == '=' || peek(p) == '!')) {
-      return fail(p, TD_EUNSUPPORTED, "look-around is not supported");
-    }
-    while (!is_plain && p->at < p->end && !take(p, ">"))
-      p->at++;
+// What stands behind the parenthesis of a group before its expression.
+static td_status skip_group_name(parser *p) {
+  if (!take(p, "?") || take(p, ":")) return TD_OK;
+  if (!take(p, "P<") && !take(p, "<")) {
+    return fail(p, TD_EUNSUPPORTED, "look-around and flags are not supported");
   }
-  if (++p->depth > MAX_NESTING) return fail(p, TD_ELIMIT, "groups are nested too deep");
-  td_buf_char(p->out, '(');
-  td_status st = read_alternatives(p, false);
-  td_buf_char(p->out, ')');
-  p->depth--;
-  if (st == TD_OK && !take(p, ")")) st = fail(p, TD_EFORMAT, ") is missing");
-  return st;
+  if (peek(p) == '=' || peek(p) == '!') {
+    return fail(p, TD_EUNSUPPORTED, "look-around is not supported");
+  }
+  while (p->at < p->end && !take(p, ">"))
+    p->at++;
+  return TD_OK;
 }
 
-static td_status read_atom(parser *p) {
-  static const td_gbnf_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+static td_status read_atom(parser *p, td_node *out) {
+  static const td_char_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
   char_set set = {.n = 0};
   uint32_t c;
-  if (take(p, "(")) return read_group(p);
-  if (take(p, "[")) return read_class(p);
+  if (take(p, "[")) return read_class(p, out);
   if (take(p, ".")) {
     set.n = TD_COUNT(line_ends);
     memcpy(set.ranges, line_ends, sizeof line_ends);
     td_status st = negate(p, &set);
-    if (st == TD_OK) write_set(p, &set);
+    if (st == TD_OK) *out = node_of(p, &set);
     return st;
   }
   char first = peek(p);
@@ -340,7 +332,7 @@ static td_status read_atom(parser *p) {
   }
   td_status st = read_char(p, &set, &c);
   if (st == TD_OK && !set.n) st = add(p, &set, c, c);
-  if (st == TD_OK) write_set(p, &set);
+  if (st == TD_OK) *out = node_of(p, &set);
   return st;
 }
 
@@ -363,26 +355,27 @@ static bool read_counts(parser *p, uint32_t *min, uint32_t *max) {
   }
   if (at == p->end || !n_digits[0]) return false;
   *min = (uint32_t)counts[0];
-  *max = which == 0 ? *min : n_digits[1] ? (uint32_t)counts[1] : TD_GBNF_MANY;
+  *max = which == 0 ? *min : n_digits[1] ? (uint32_t)counts[1] : TD_G_MANY;
   p->at = at + 1;
   return true;
 }
 
-static td_status read_repetition(parser *p) {
+static td_status read_repetition(parser *p, td_node *item) {
   uint32_t min, max;
   char c = peek(p);
   if (c == '{' && read_counts(p, &min, &max)) {
     if (max < min) return fail(p, TD_EFORMAT, "a repetition's counts are reversed");
-    if (min > MAX_COUNT || (max > MAX_COUNT && max != TD_GBNF_MANY)) {
+    if (min > MAX_COUNT || (max > MAX_COUNT && max != TD_G_MANY)) {
       return fail(p, TD_ELIMIT, "a repetition is too large");
     }
-    td_buf_printf(p->out, max == TD_GBNF_MANY ? "{%u,}" : "{%u,%u}", min, max);
   } else if (c == '*' || c == '+' || c == '?') {
-    td_buf_char(p->out, c);
+    min = c == '+';
+    max = c == '?' ? 1 : TD_G_MANY;
     p->at++;
   } else {
     return TD_OK;
   }
+  *item = td_g_repeat(p->b, *item, min, max);
   if (peek(p) == '+') return fail(p, TD_EUNSUPPORTED, "possessive repetition is not supported");
   take(p, "?"); // lazy: the same texts
   c = peek(p);
@@ -390,50 +383,87 @@ static td_status read_repetition(parser *p) {
   return TD_OK;
 }
 
-static bool is_at_end(const parser *p) {
-  return p->at == p->end || *p->at == '|' || *p->at == ')';
-}
-
 static bool is_at_last_dollar(const parser *p) {
   return peek(p) == '$' && (p->at + 1 == p->end || p->at[1] == '|');
 }
 
-static td_status read_sequence(parser *p, bool is_outer) {
-  td_status st = TD_OK;
-  // Anything may stand around an expression without anchors.
-  const bool is_open = p->place != TD_REGEX_WHOLE && is_outer;
-  const char *any = p->place == TD_REGEX_IN_JSON ? "json-char*" : "[^<]*";
-  if (is_outer && take(p, "^")) {
-    td_buf_str(p->out, "\"\"");
-  } else {
-    td_buf_str(p->out, is_open ? any : "\"\"");
+// The lists of a group: its alternatives, and the items of the last of them.
+typedef struct {
+  size_t alternatives, items;
+} group;
+
+// Anything may stand around an expression without anchors.
+static void add_anything(parser *p) {
+  if (p->place == TD_REGEX_IN_JSON) {
+    td_g_add(p->b, td_g_star(p->b, td_g_json(p->b, p->b->json[1])->character));
+  } else if (p->place == TD_REGEX_IN_ELEMENT) {
+    td_g_add(p->b, td_g_gbnf(p->b, "[^<]*", NULL));
   }
-  while (st == TD_OK && !is_at_end(p) && !(is_outer && is_at_last_dollar(p))) {
-    td_buf_char(p->out, ' ');
-    st = read_atom(p);
-    if (st == TD_OK) st = read_repetition(p);
-    if (st == TD_OK && p->out->len > (1u << 20)) st = fail(p, TD_ELIMIT, "it is too large");
+}
+
+static void begin_sequence(parser *p, bool is_outer) {
+  p->has_end = false;
+  if (is_outer && !take(p, "^")) add_anything(p);
+}
+
+// Makes the items the last alternative.
+static void end_sequence(parser *p, group *g, bool is_outer) {
+  if (is_outer && !p->has_end) add_anything(p);
+  td_g_add(p->b, td_g_end_seq(p->b, g->items));
+  g->items = td_g_begin(p->b);
+}
+
+static td_status read_expression(parser *p, td_node *out) {
+  group groups[MAX_NESTING + 1];
+  unsigned depth = 0;
+  groups[0].alternatives = groups[0].items = td_g_begin(p->b);
+  begin_sequence(p, true);
+  while (p->at < p->end) {
+    td_status st = td_budget_step(p->b->budget, 1) ? TD_OK : td_grammar_build_status(p->b, p->err);
+    td_node item = TD_NODE_NEVER;
+    if (st != TD_OK) return st;
+    if (take(p, "|")) {
+      end_sequence(p, &groups[depth], depth == 0);
+      begin_sequence(p, depth == 0);
+      continue;
+    }
+    if (take(p, "(")) {
+      if (depth == MAX_NESTING) return fail(p, TD_ELIMIT, "groups are nested too deep");
+      st = skip_group_name(p);
+      if (st != TD_OK) return st;
+      depth++;
+      groups[depth].alternatives = groups[depth].items = td_g_begin(p->b);
+      continue;
+    }
+    if (depth == 0 && is_at_last_dollar(p)) {
+      p->has_end = true;
+      p->at++;
+      continue;
+    }
+    if (take(p, ")")) {
+      if (!depth) return fail(p, TD_EFORMAT, ") without (");
+      end_sequence(p, &groups[depth], false);
+      item = td_g_end_any(p->b, groups[depth--].alternatives);
+    } else {
+      st = read_atom(p, &item);
+    }
+    if (st == TD_OK) st = read_repetition(p, &item);
+    if (st != TD_OK) return st;
+    td_g_add(p->b, item);
   }
-  if (st == TD_OK && is_outer && take(p, "$")) return st;
-  if (is_open) td_buf_printf(p->out, " %s", any);
+  if (depth) return fail(p, TD_EFORMAT, ") is missing");
+  end_sequence(p, &groups[0], true);
+  *out = td_g_end_any(p->b, groups[0].alternatives);
+  return td_grammar_build_status(p->b, p->err);
+}
+
+td_status td_g_regex(td_node *out, td_grammar_build *b, const char *regex, size_t len,
+                     td_regex_place place, td_err *err) {
+  parser p = {.begin = regex, .at = regex, .end = regex + len, .b = b, .place = place, .err = err};
+  const size_t list = td_g_begin(b);
+  *out = TD_NODE_NEVER;
+  td_status st = td_budget_step(b->budget, len) ? read_expression(&p, out)
+                                                : td_grammar_build_status(b, err);
+  td_g_end_any(b, list); // what a failure has left
   return st;
-}
-
-static td_status read_alternatives(parser *p, bool is_outer) {
-  for (;;) {
-    td_status st = read_sequence(p, is_outer);
-    if (st != TD_OK || !take(p, "|")) return st;
-    td_buf_str(p->out, " | ");
-  }
-}
-
-td_status td_regex_to_gbnf(td_buf *out, const char *regex, size_t len, td_regex_place place,
-                           td_err *err) {
-  parser p = {
-      .begin = regex, .at = regex, .end = regex + len, .out = out, .place = place, .err = err};
-  td_buf_char(out, '(');
-  td_status st = read_alternatives(&p, true);
-  td_buf_char(out, ')');
-  if (st == TD_OK && p.at < p.end) st = fail(&p, TD_EFORMAT, ") without (");
-  return st == TD_OK ? td_buf_status(out, err) : st;
 }

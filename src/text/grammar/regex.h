@@ -1,4 +1,4 @@
-// src/text/grammar/regex.h - a regular expression as a GBNF expression.
+// src/text/grammar/regex.h - regular expressions to nodes of a grammar.
 // The syntax is ECMAScript's, which JSON Schema asks for; \d, \w and \s are ASCII. Not supported:
 // look-around, back-references, \b, Unicode properties, flags, anchors in the middle.
 #pragma once
@@ -6,18 +6,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/buf.h"
+#include "text/grammar/build.h"
 
 typedef enum {
   TD_REGEX_WHOLE, // the whole text has to match, anchored or not
-  // The inside of a JSON string whose text matches. Where the expression is not anchored, the rule
-  // json-char is used.
+  // The inside of a JSON string whose text matches. Anything may stand around an expression without
+  // anchors.
   TD_REGEX_IN_JSON,
   // Text before a marker that begins with <. Only where the expression names that character does
   // the text have it, not where a dot, a range or a negated class stands for any.
   TD_REGEX_IN_ELEMENT,
 } td_regex_place;
 
-// Appends an expression. TD_EFORMAT, TD_EUNSUPPORTED.
-td_status td_regex_to_gbnf(td_buf *out, const char *regex, size_t len, td_regex_place place,
-                           td_err *err);
+// *out generates the texts that match. TD_EFORMAT, TD_EUNSUPPORTED, TD_ELIMIT; or as
+// td_grammar_build_status.
+td_status td_g_regex(td_node *out, td_grammar_build *b, const char *regex, size_t len,
+                     td_regex_place place, td_err *err);

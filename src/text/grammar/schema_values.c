@@ -1,10 +1,8 @@
 // src/text/grammar/schema_values.c - literals, strings and numbers of JSON Schema.
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/str.h"
 #include "text/grammar/regex.h"
@@ -15,24 +13,8 @@
 
 // ---- literals ----------------------------------------------------------------------------------
 
-void td_schema_write_literal(td_buf *out, const char *text, size_t len) {
-  td_buf_char(out, '"');
-  for (size_t i = 0; i < len; i++) {
-    unsigned char c = (unsigned char)text[i];
-    if (c == '"' || c == '\\') {
-      td_buf_printf(out, "\\%c", c);
-    } else if (c < 0x20 || c == 0x7F) {
-      td_buf_printf(out, "\\x%02X", c);
-    } else {
-      td_buf_char(out, (char)c);
-    }
-  }
-  td_buf_char(out, '"');
-}
-
 static void write_scalar(td_buf *out, const cJSON *value) {
-  td_buf text = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&text);
+  td_json_writer w = TD_JSON_WRITER(out);
   if (cJSON_IsNumber(value) && value->valuestring) {
     td_jw_raw(&w, NULL, value->valuestring);
   } else if (cJSON_IsNumber(value)) {
@@ -44,30 +26,34 @@ static void write_scalar(td_buf *out, const cJSON *value) {
   } else {
     td_jw_null(&w, NULL);
   }
-  td_schema_write_literal(out, td_buf_text(&text), text.len);
-  out->failed |= text.failed;
-  td_buf_free(&text);
 }
 
-// On one line.
-void td_schema_write_value(td_buf *out, const cJSON *value) {
-  bool is_object = cJSON_IsObject(value);
+// Depth: that of a JSON document, TD_JSON_MAX_DEPTH.
+static void write_value(td_buf *out, const cJSON *value) {
+  const bool is_object = cJSON_IsObject(value);
   if (!is_object && !cJSON_IsArray(value)) {
     write_scalar(out, value);
     return;
   }
-  td_buf_str(out, is_object ? "\"{\" " : "\"[\" ");
+  td_buf_char(out, is_object ? '{' : '[');
   for (const cJSON *item = value->child; item; item = item->next) {
-    if (item != value->child) td_buf_str(out, "\", \" ");
+    if (item != value->child) td_buf_str(out, ", ");
     if (is_object) {
-      cJSON key = {.type = cJSON_String, .valuestring = item->string};
-      write_scalar(out, &key);
-      td_buf_str(out, " \": \" ");
+      td_json_quote(out, item->string, strlen(item->string));
+      td_buf_str(out, ": ");
     }
-    td_schema_write_value(out, item);
-    td_buf_char(out, ' ');
+    write_value(out, item);
   }
-  td_buf_str(out, is_object ? "\"}\"" : "\"]\"");
+  td_buf_char(out, is_object ? '}' : ']');
+}
+
+td_node td_schema_value(td_grammar_build *b, const cJSON *value) {
+  td_buf text = TD_BUF_INIT;
+  write_value(&text, value);
+  if (text.failed) td_grammar_build_budget(b)->status = TD_ENOMEM;
+  const td_node out = td_g_text(b, td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  return out;
 }
 
 // ---- strings -----------------------------------------------------------------------------------
@@ -129,40 +115,38 @@ static const struct {
     {"relative-json-pointer", "(\"0\" | [1-9] [0-9]{0,3}) (\"#\" | " POINTER ")"},
 };
 
-static const char *find_format(const char *name) {
-  for (size_t i = 0; i < TD_COUNT(formats); i++) {
-    if (strcmp(formats[i].name, name) == 0) return formats[i].expression;
+static const char *find_format(const cJSON *format) {
+  for (size_t i = 0; cJSON_IsString(format) && i < TD_COUNT(formats); i++) {
+    if (strcmp(formats[i].name, format->valuestring) == 0) return formats[i].expression;
   }
   return NULL;
 }
 
-bool td_json_schema_write_bare(td_buf *out, const cJSON *schema) {
+bool td_json_schema_bare(td_node *out, td_grammar_build *b, const cJSON *schema) {
   // These contain the character < or anything.
   static const char wide[] = "regex json-pointer relative-json-pointer";
-  const cJSON *pattern = td_json_get(schema, "pattern"), *format = td_json_get(schema, "format");
+  const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(schema, "pattern");
+  const cJSON *format = cJSON_GetObjectItemCaseSensitive(schema, "format");
   td_err ignored;
   if (cJSON_IsString(pattern)) {
-    td_buf text = TD_BUF_INIT;
-    const td_status st = td_regex_to_gbnf(&text, pattern->valuestring, strlen(pattern->valuestring),
-                                          TD_REGEX_IN_ELEMENT, &ignored);
-    if (st == TD_OK) td_buf_add(out, text.data, text.len);
-    td_buf_free(&text);
-    return st == TD_OK;
+    return td_g_regex(out, b, pattern->valuestring, strlen(pattern->valuestring),
+                      TD_REGEX_IN_ELEMENT, &ignored) == TD_OK;
   }
-  const char *expression = cJSON_IsString(format) ? find_format(format->valuestring) : NULL;
-  if (expression && td_is_word(wide, format->valuestring)) return false;
-  if (expression) td_buf_printf(out, "(%s)", expression);
-  return expression != NULL;
+  const char *expression = find_format(format);
+  if (!expression || td_is_word(wide, format->valuestring)) return false;
+  *out = td_g_gbnf(b, expression, NULL);
+  return true;
 }
 
-td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
+td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
   uint32_t min = 0, max = UINT32_MAX;
+  td_node text;
   td_status st = td_schema_count(ctx, schema, "minLength", &min);
   if (st == TD_OK) st = td_schema_count(ctx, schema, "maxLength", &max);
   if (st != TD_OK) return st;
-  const cJSON *pattern = td_json_get(schema, "pattern"), *format = td_json_get(schema, "format");
+  const cJSON *pattern = td_schema_get(ctx, schema, "pattern");
   if (pattern && !cJSON_IsString(pattern)) return td_schema_bad(ctx, "pattern", "must be a string");
-  const char *expression = cJSON_IsString(format) ? find_format(format->valuestring) : NULL;
+  const char *expression = find_format(td_schema_get(ctx, schema, "format"));
   if (pattern && expression) return td_schema_refuse(ctx, "pattern", "beside format");
   if ((pattern || expression) && max != UINT32_MAX) {
     return td_schema_refuse(ctx, "maxLength", "beside pattern or format");
@@ -170,88 +154,77 @@ td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, 
   if ((pattern && min > 0) || (expression && min > 1)) {
     return td_schema_refuse(ctx, "minLength", "beside pattern or format");
   }
-  td_buf_str(out, "\"\\\"\" (");
   if (pattern) {
     td_err why;
-    st = td_regex_to_gbnf(out, pattern->valuestring, strlen(pattern->valuestring), TD_REGEX_IN_JSON,
-                          &why);
-    if (st == TD_ENOMEM) return td_fail(ctx->err, st, "%s", why.msg);
+    st = td_g_regex(&text, ctx->b, pattern->valuestring, strlen(pattern->valuestring),
+                    TD_REGEX_IN_JSON, &why);
+    if (td_grammar_build_status(ctx->b, ctx->err) != TD_OK) return ctx->err->code;
     if (st != TD_OK) return td_schema_refuse(ctx, "pattern", why.msg);
   } else if (expression) {
-    td_buf_str(out, expression);
-  } else if (max == UINT32_MAX) {
-    td_buf_printf(out, min ? "json-char{%u,}" : "json-char*", min);
-  } else if (max < min) {
-    td_buf_str(out, "[]");
+    text = td_g_gbnf(ctx->b, expression, NULL);
+  } else if (max == UINT32_MAX && min == 0) {
+    *out = ctx->json->string;
+    return TD_OK;
   } else {
-    td_buf_printf(out, "json-char{%u,%u}", min, max);
+    text = td_g_repeat(ctx->b, ctx->json->character, min, max);
   }
-  td_buf_str(out, ") \"\\\"\"");
+  *out = td_g_gbnf(ctx->b, "\"\\\"\" $0 \"\\\"\"", &text);
   return TD_OK;
 }
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-// Digit strings of one length between low and high.
-static void write_digits(td_buf *out, const char *low, const char *high, size_t n) {
-  if (n == 0) {
-    td_buf_str(out, "\"\"");
-    return;
-  }
-  char zeros[MAX_DIGITS + 1], nines[MAX_DIGITS + 1];
-  memset(zeros, '0', sizeof zeros);
-  memset(nines, '9', sizeof nines);
-  bool is_low = memcmp(low + 1, zeros, n - 1) == 0, is_high = memcmp(high + 1, nines, n - 1) == 0;
-  if (is_low && is_high) {
-    td_buf_printf(out, "[%c-%c] [0-9]{%zu}", low[0], high[0], n - 1);
-    return;
-  }
-  if (low[0] == high[0]) {
-    td_buf_printf(out, "\"%c\" (", low[0]);
-    write_digits(out, low + 1, high + 1, n - 1);
-    td_buf_char(out, ')');
-    return;
-  }
-  char from = low[0], to = high[0];
-  if (!is_low) {
-    td_buf_printf(out, "\"%c\" (", from++);
-    write_digits(out, low + 1, nines, n - 1);
-    td_buf_str(out, ") | ");
-  }
-  if (!is_high) to--;
-  if (from <= to) td_buf_printf(out, "[%c-%c] [0-9]{%zu}", from, to, n - 1);
-  if (is_high) return;
-  if (from <= to) td_buf_str(out, " | ");
-  td_buf_printf(out, "\"%c\" (", high[0]);
-  write_digits(out, zeros, high + 1, n - 1);
-  td_buf_char(out, ')');
+static td_node digits(td_grammar_build *b, size_t min, size_t max) {
+  return td_g_repeat(b, td_g_range(b, '0', '9'), (uint32_t)min, (uint32_t)max);
 }
 
-// Integers of [low, high], 0 <= low; high may be infinite. In parentheses.
-static void write_naturals(td_buf *out, double low, double high) {
-  char a[32], b[32];
-  bool is_open = isinf(high);
-  td_buf_char(out, '(');
-  if (low > high) {
-    td_buf_str(out, "[])");
-    return;
+// Digit strings of one length, n <= MAX_DIGITS, between low and high.
+static td_node digits_between(td_grammar_build *b, const char *low, const char *high, size_t n) {
+  if (n == 0) return TD_NODE_EMPTY;
+  char zeros[MAX_DIGITS + 1], nines[MAX_DIGITS + 1], from = low[0], to = high[0];
+  memset(zeros, '0', sizeof zeros);
+  memset(nines, '9', sizeof nines);
+  const bool is_low = memcmp(low + 1, zeros, n - 1) == 0;
+  const bool is_high = memcmp(high + 1, nines, n - 1) == 0;
+  td_node below = TD_NODE_NEVER, above = TD_NODE_NEVER, within = TD_NODE_NEVER;
+  if (from == to && !(is_low && is_high)) {
+    return TD_G_SEQ(b, td_g_text(b, low, 1), digits_between(b, low + 1, high + 1, n - 1));
   }
-  int n = snprintf(a, sizeof a, "%.0f", low);
-  int n_high = is_open ? n : snprintf(b, sizeof b, "%.0f", high);
+  if (!is_low) {
+    below = TD_G_SEQ(b, td_g_text(b, low, 1), digits_between(b, low + 1, nines, n - 1));
+    from++;
+  }
+  if (!is_high) {
+    above = TD_G_SEQ(b, td_g_text(b, high, 1), digits_between(b, zeros, high + 1, n - 1));
+    to--;
+  }
+  if (from <= to) {
+    within = TD_G_SEQ(b, td_g_range(b, (uint32_t)from, (uint32_t)to), digits(b, n - 1, n - 1));
+  }
+  return TD_G_ANY(b, below, within, above);
+}
+
+// Integers of [low, high], 0 <= low; high may be infinite.
+static td_node naturals(td_grammar_build *b, double low, double high) {
+  char first[32], last[32];
+  const bool is_open = isinf(high);
+  if (low > high) return TD_NODE_NEVER;
+  const int n = snprintf(first, sizeof first, "%.0f", low);
+  const int n_high = is_open ? n : snprintf(last, sizeof last, "%.0f", high);
+  const size_t list = td_g_begin(b);
   for (int len = n; len <= n_high; len++) {
     char from[32], to[32];
     memset(from, '0', sizeof from);
     memset(to, '9', sizeof to);
     from[0] = '1';
-    if (len == n) memcpy(from, a, (size_t)n);
-    if (len == n_high && !is_open) memcpy(to, b, (size_t)n_high);
-    if (len > n) td_buf_str(out, " | ");
-    write_digits(out, from, to, (size_t)len);
+    if (len == n) memcpy(from, first, (size_t)n);
+    if (len == n_high && !is_open) memcpy(to, last, (size_t)n_high);
+    td_g_add(b, digits_between(b, from, to, (size_t)len));
   }
   if (is_open && n < MAX_DIGITS) {
-    td_buf_printf(out, " | [1-9] [0-9]{%d,%d}", n, MAX_DIGITS - 1);
+    td_g_add(b, TD_G_SEQ(b, td_g_range(b, '1', '9'), digits(b, (size_t)n, MAX_DIGITS - 1)));
   }
-  td_buf_char(out, ')');
+  return td_g_end_any(b, list);
 }
 
 typedef struct {
@@ -259,59 +232,55 @@ typedef struct {
   bool is_low_open, is_high_open;
 } bounds;
 
-#define FRACTION "(\".\" [0-9]{1,16})?"
-
-// Numbers with a fraction, 0 <= low. In parentheses.
-static void write_reals(td_buf *out, bounds b) {
-  td_buf_str(out, "([]");
-  double first = b.is_low_open ? b.low + 1 : b.low, last = b.high - 1;
-  if (first <= last || isinf(b.high)) {
-    td_buf_str(out, " | ");
-    write_naturals(out, first, last);
-    td_buf_str(out, " " FRACTION);
-  }
-  if (b.is_low_open && b.low < b.high) {
-    td_buf_printf(out, " | \"%.0f.\" [0-9]{0,15} [1-9]", b.low);
-  }
-  if (!isinf(b.high) && !b.is_high_open && (b.low < b.high || !b.is_low_open)) {
-    td_buf_printf(out, " | \"%.0f\" (\".\" \"0\"{1,2})?", b.high);
-  }
-  td_buf_char(out, ')');
+// A number's text and what may follow it.
+static td_node number_then(td_grammar_build *b, double value, const char *expression) {
+  char text[32];
+  snprintf(text, sizeof text, "%.0f", value);
+  return TD_G_SEQ(b, td_g_str(b, text), td_g_gbnf(b, expression, NULL));
 }
 
-static void write_range(td_buf *out, bounds b, bool is_integer) {
-  bounds below = {.low = b.high < 0 ? -b.high : 0,
-                  .high = -b.low,
-                  .is_low_open = b.high < 0 ? b.is_high_open : true,
-                  .is_high_open = b.is_low_open};
-  if (b.low < 0) {
-    td_buf_str(out, "\"-\" ");
-    if (is_integer) {
-      write_naturals(out, below.low + below.is_low_open, below.high - below.is_high_open);
-    } else {
-      write_reals(out, below);
-    }
+// Numbers with a fraction, 0 <= low.
+static td_node reals(td_grammar_build *b, bounds of) {
+  const size_t list = td_g_begin(b);
+  const double first = of.is_low_open ? of.low + 1 : of.low, last = of.high - 1;
+  if (first <= last || isinf(of.high)) {
+    td_g_add(b, TD_G_SEQ(b, naturals(b, first, last), td_g_gbnf(b, "(\".\" [0-9]{1,16})?", NULL)));
   }
-  if (b.high < 0) return;
-  if (b.low < 0) {
-    td_buf_str(out, " | ");
-    b.low = 0;
-    b.is_low_open = false;
+  if (of.is_low_open && of.low < of.high) {
+    td_g_add(b, number_then(b, of.low, "\".\" [0-9]{0,15} [1-9]"));
   }
-  if (is_integer) {
-    write_naturals(out, b.low + b.is_low_open, b.high - b.is_high_open);
-  } else {
-    write_reals(out, b);
+  if (!isinf(of.high) && !of.is_high_open && (of.low < of.high || !of.is_low_open)) {
+    td_g_add(b, number_then(b, of.high, "(\".\" \"0\"{1,2})?"));
   }
+  return td_g_end_any(b, list);
+}
+
+static td_node not_negative(td_grammar_build *b, bounds of, bool is_integer) {
+  return is_integer ? naturals(b, of.low + of.is_low_open, of.high - of.is_high_open)
+                    : reals(b, of);
+}
+
+static td_node numbers_between(td_grammar_build *b, bounds of, bool is_integer) {
+  const bounds below = {.low = of.high < 0 ? -of.high : 0,
+                        .high = -of.low,
+                        .is_low_open = of.high < 0 ? of.is_high_open : true,
+                        .is_high_open = of.is_low_open};
+  td_node negative = TD_NODE_NEVER;
+  if (of.low < 0) {
+    negative = TD_G_SEQ(b, td_g_str(b, "-"), not_negative(b, below, is_integer));
+    of.low = 0;
+    of.is_low_open = false;
+  }
+  return of.high < 0 ? negative : TD_G_ANY(b, negative, not_negative(b, of, is_integer));
 }
 
 // One side's bound. In the standard's fourth draft exclusiveMinimum is a boolean beside minimum.
-static td_status read_bound(const td_schema_ctx *ctx, const cJSON *schema, bool is_low,
-                            bool is_integer, double *bound, bool *is_open) {
+static td_status read_bound(td_schema_ctx *ctx, const cJSON *schema, bool is_low, bool is_integer,
+                            double *bound, bool *is_open) {
   const char *keys[] = {is_low ? "minimum" : "maximum",
                         is_low ? "exclusiveMinimum" : "exclusiveMaximum"};
   for (int i = 0; i < 2; i++) {
-    const cJSON *item = td_json_get(schema, keys[i]);
+    const cJSON *item = td_schema_get(ctx, schema, keys[i]);
     if (!item) continue;
     if (i == 1 && cJSON_IsBool(item)) {
       *is_open = cJSON_IsTrue(item);
@@ -335,23 +304,20 @@ static td_status read_bound(const td_schema_ctx *ctx, const cJSON *schema, bool 
   return TD_OK;
 }
 
-td_status td_schema_write_number(const td_schema_ctx *ctx, const cJSON *schema, bool is_integer,
-                                 td_buf *out) {
+td_status td_schema_number(td_schema_ctx *ctx, const cJSON *schema, bool is_integer, td_node *out) {
   bounds b = {.low = -INFINITY, .high = INFINITY};
   td_status st = read_bound(ctx, schema, true, is_integer, &b.low, &b.is_low_open);
   if (st == TD_OK) st = read_bound(ctx, schema, false, is_integer, &b.high, &b.is_high_open);
-  const cJSON *multiple = td_json_get(schema, "multipleOf");
-  bool is_plain = cJSON_IsNumber(multiple) && multiple->valuedouble == 1 && is_integer;
+  const cJSON *multiple = td_schema_get(ctx, schema, "multipleOf");
+  const bool is_plain = cJSON_IsNumber(multiple) && multiple->valuedouble == 1 && is_integer;
   if (st == TD_OK && multiple && !is_plain) st = td_schema_refuse(ctx, "multipleOf", NULL);
   if (st != TD_OK) return st;
   if (isinf(b.low) && isinf(b.high)) {
-    td_buf_str(out, is_integer ? "json-integer" : "json-number");
+    *out = is_integer ? ctx->json->integer : ctx->json->number;
   } else if (b.low > b.high || (b.low == b.high && (b.is_low_open || b.is_high_open))) {
-    td_buf_str(out, "[]");
+    *out = TD_NODE_NEVER;
   } else {
-    td_buf_char(out, '(');
-    write_range(out, b, is_integer);
-    td_buf_char(out, ')');
+    *out = numbers_between(ctx->b, b, is_integer);
   }
   return TD_OK;
 }
