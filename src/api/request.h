@@ -20,7 +20,7 @@
 #define TD_API_MAX_TOOLS    512  // tools a request may be made to call
 
 // What work on the schemas, grammars and patterns of one request may cost.
-#define TD_API_BUDGET ((td_budget){.steps = 1u << 24, .bytes = 32u << 20})
+#define TD_API_BUDGET ((td_budget){.steps = 1u << 24, .bytes = 16u << 20})
 
 // Defaults and limits of the model and the server.
 typedef struct {

@@ -299,6 +299,7 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
   uint32_t room = b->info.n_ctx - q->n_prompt;
   uint32_t max_tokens = q->max_tokens < room ? q->max_tokens : room;
   r->callbacks = *callbacks;
+  r->tenant = q->tenant;
   r->salt = q->salt;
   r->out.submit = (td_wire_submit){.sampling = q->sampling,
                                    .n_prompt = q->n_prompt,
@@ -331,11 +332,26 @@ static uint64_t new_id(td_backend *b) {
   return 0;
 }
 
+// Whether a grammar fits beside those of the tenant's other requests.
+static td_status check_grammars(const td_backend *b, const td_request *q, td_err *err) {
+  size_t n_bytes = q->n_grammar;
+  for (uint32_t i = 0; q->n_grammar && i < b->n_slots; i++) {
+    const td_front_request *r = b->slots[i];
+    if (r && r->tenant == q->tenant) n_bytes += r->out.submit.n_grammar;
+  }
+  if (n_bytes <= TD_BACKEND_GRAMMAR_BYTES) return TD_OK;
+  return td_fail(err, TD_EAGAIN,
+                 "the schemas and grammars of your requests take more than %u MB: wait for some of "
+                 "them to end",
+                 TD_BACKEND_GRAMMAR_BYTES >> 20);
+}
+
 td_status td_backend_submit(td_backend *b, const td_request *q,
                             const td_request_callbacks *callbacks, uint64_t *id, td_err *err) {
   *id = 0;
   if (!td_backend_accepts(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
   td_status st = td_request_check(q, &b->info, err);
+  if (st == TD_OK) st = check_grammars(b, q, err);
   if (st != TD_OK) return st;
   uint64_t fresh = new_id(b);
   if (!fresh) return td_fail(err, TD_EAGAIN, "the queue is full: %u requests wait", b->n_slots);

@@ -48,6 +48,9 @@ typedef struct {
   void *ctx;
 } td_backend_opts;
 
+// Most bytes of compiled grammars of one tenant's requests together.
+#define TD_BACKEND_GRAMMAR_BYTES (16u << 20)
+
 // What to generate. td_backend_submit copies the arrays.
 typedef struct {
   const int32_t *prompt;

@@ -268,6 +268,10 @@ static void prepare_body(td_job *j) {
     j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, j->prompt_thinks,
                                  &j->error);
   }
+  if (j->status == TD_OK &&
+      (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES) {
+    j->status = td_api_bad(&j->error, "n", "n: so many answers under so large a grammar");
+  }
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   td_buf_free(&j->request.vars);
   td_buf_free(&j->request.plain_vars);

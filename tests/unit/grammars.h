@@ -51,7 +51,7 @@ static inline td_status compile_within(td_buf *out, grammar_kind kind, const cha
 }
 
 static inline td_status compile(td_buf *out, grammar_kind kind, const char *text, td_err *err) {
-  td_budget budget = {.steps = 1u << 24, .bytes = 32u << 20};
+  td_budget budget = {.steps = 1u << 24, .bytes = 16u << 20};
   return compile_within(out, kind, text, &budget, err);
 }
 
