@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/json_index.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/utf8.h"
@@ -383,9 +384,49 @@ static void values_are_counted(void **state) {
   assert_string_equal(err.msg, "7 JSON values: more than 6");
 }
 
+// Names out of order, some of them twice, and a null.
+static void index_finds_what_get_finds(void **state) {
+  (void)state;
+  static const unsigned sizes[] = {0, 1, 32, 33, 1000};
+  for (size_t s = 0; s < TD_COUNT(sizes); s++) {
+    cJSON *object = cJSON_CreateObject();
+    char key[16];
+    for (unsigned i = 0; i < sizes[s]; i++) {
+      snprintf(key, sizeof key, "m%u", i * 7 % sizes[s] / (i % 7 ? 1 : 2));
+      cJSON_AddNumberToObject(object, key, i);
+    }
+    cJSON_AddNullToObject(object, "none");
+    td_json_index index;
+    assert_int_equal(td_json_index_open(&index, object, NULL), TD_OK);
+    for (unsigned i = 0; i <= sizes[s]; i++) {
+      snprintf(key, sizeof key, "m%u", i);
+      assert_ptr_equal(td_json_index_find(&index, key), td_json_get(object, key));
+    }
+    assert_null(td_json_index_find(&index, "none"));
+    assert_null(td_json_index_find(&index, "M1"));
+    td_json_index_close(&index);
+    cJSON_Delete(object);
+  }
+}
+
+static void index_of_no_object_is_empty(void **state) {
+  (void)state;
+  cJSON *array = cJSON_CreateStringArray((const char *const[]){"a"}, 1);
+  const cJSON *const others[] = {NULL, array};
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    td_json_index index;
+    assert_int_equal(td_json_index_open(&index, others[i], NULL), TD_OK);
+    assert_null(td_json_index_find(&index, "a"));
+    td_json_index_close(&index);
+  }
+  cJSON_Delete(array);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(values_are_counted),
+      cmocka_unit_test(index_finds_what_get_finds),
+      cmocka_unit_test(index_of_no_object_is_empty),
       cmocka_unit_test(accepts_json),
       cmocka_unit_test(rejects_with_the_offset),
       cmocka_unit_test(nests_to_the_limit_and_no_further),
