@@ -125,11 +125,16 @@ td_status td_roles_probe(td_roles *out, const td_template *tmpl, const cJSON *va
 
 // ---- folding ------------------------------------------------------------------------------------
 
+static const char *const joined_keys[] = {"content", "reasoning_content"};
+
 typedef struct {
   const td_roles *roles;
   cJSON *messages;
   const cJSON **known;
   bool failed; // out of memory
+  // A message that others are being joined with, whose texts these will be: end_joining.
+  cJSON *joined;
+  td_buf texts[TD_COUNT(joined_keys)];
 } folder;
 
 static void set_text(folder *f, cJSON *message, const char *key, const char *text) {
@@ -153,17 +158,29 @@ static bool is_plain(const cJSON *message) {
   return !content || cJSON_IsString(content);
 }
 
-// Appends a text of `from` to that of `to`, as a paragraph of its own.
-static void append_text(folder *f, cJSON *to, const cJSON *from, const char *key) {
-  const char *first = text_of(to, key), *second = text_of(from, key);
-  td_buf all = TD_BUF_INIT;
-  if (!second[0]) return;
-  td_buf_str(&all, first);
-  if (first[0]) td_buf_str(&all, "\n\n");
-  td_buf_str(&all, second);
-  f->failed |= all.failed;
-  set_text(f, to, key, td_buf_text(&all));
-  td_buf_free(&all);
+// Gives the message that was joined with others the texts of all.
+static void end_joining(folder *f) {
+  for (size_t i = 0; i < TD_COUNT(joined_keys) && f->joined; i++) {
+    td_buf *text = &f->texts[i];
+    f->failed |= text->failed;
+    if (text->len) set_text(f, f->joined, joined_keys[i], td_buf_text(text));
+    td_buf_free(text);
+  }
+  f->joined = NULL;
+}
+
+// Appends the texts of `from` to those of `to`, as paragraphs of their own.
+static void append_texts(folder *f, cJSON *to, const cJSON *from) {
+  const bool is_first = f->joined != to;
+  if (is_first) end_joining(f);
+  f->joined = to;
+  for (size_t i = 0; i < TD_COUNT(joined_keys); i++) {
+    td_buf *text = &f->texts[i];
+    const char *more = text_of(from, joined_keys[i]);
+    if (is_first) td_buf_str(text, text_of(to, joined_keys[i]));
+    if (text->len && more[0]) td_buf_str(text, "\n\n");
+    td_buf_str(text, more);
+  }
 }
 
 static void append_calls(folder *f, cJSON *to, cJSON *from) {
@@ -190,8 +207,7 @@ static void remove_message(folder *f, cJSON *message) {
 static bool join_next(folder *f, cJSON *message) {
   cJSON *next = message->next;
   if (!is_plain(message) || !is_plain(next)) return false;
-  append_text(f, message, next, "content");
-  append_text(f, message, next, "reasoning_content");
+  append_texts(f, message, next);
   append_calls(f, message, next);
   if (f->known && *f->known == message) *f->known = NULL;
   remove_message(f, next);
@@ -220,6 +236,7 @@ static void fold_systems(folder *f) {
     const bool is_double = !f->roles->systems && m->next && has_role(m->next, "system");
     if (!is_double || !join_next(f, m)) m = m->next;
   }
+  end_joining(f);
 }
 
 // What the template has no role for becomes the user's, and joins what the user says beside it.
@@ -234,12 +251,13 @@ static void become_users(folder *f) {
     set_text(f, m, "role", "user");
     cJSON_DeleteItemFromObjectCaseSensitive(m, "tool_call_id");
     cJSON_DeleteItemFromObjectCaseSensitive(m, "name");
-    if (m->next && has_role(m->next, "user")) join_next(f, m);
     if (m != f->messages->child && has_role(m->prev, "user")) {
       cJSON *before = m->prev;
       if (join_next(f, before)) m = before;
     }
+    if (m->next && has_role(m->next, "user")) join_next(f, m);
   }
+  end_joining(f);
 }
 
 static void drop_empty(folder *f, bool is_continued) {
@@ -262,6 +280,7 @@ static void join_rows(folder *f) {
                              has_role(m, "assistant"));
     if (!is_refused || !join_next(f, m)) m = m->next;
   }
+  end_joining(f);
 }
 
 static bool has_user(const cJSON *messages) {
@@ -313,7 +332,9 @@ static void shorten_ids(folder *f) {
 }
 
 bool td_roles_fold(const td_roles *roles, cJSON *vars, const cJSON **known) {
-  folder f = {roles, cJSON_GetObjectItemCaseSensitive(vars, "messages"), known, false};
+  folder f = {.roles = roles,
+              .messages = cJSON_GetObjectItemCaseSensitive(vars, "messages"),
+              .known = known};
   const bool is_continued = cJSON_IsTrue(td_json_get(vars, "continue_final_message"));
   if (!cJSON_IsArray(f.messages)) return true;
   fold_systems(&f);
