@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "base/json_index.h"
 #include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 
@@ -31,15 +32,28 @@ static td_status check_tool(const cJSON *tool, const char *where, td_api_error *
   return TD_OK;
 }
 
-static const cJSON *find_tool(const cJSON *tools, const char *name) {
-  for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
-    if (strcmp(tool_name(tool), name) == 0) return tool;
-  }
-  return NULL;
+// The names of tools, each of which has one.
+typedef struct {
+  cJSON *object;
+  td_json_index index;
+} tool_names;
+
+static td_status names_open(tool_names *names, const cJSON *tools, td_api_error *error) {
+  *names = (tool_names){.object = cJSON_CreateObject()};
+  bool ok = names->object;
+  for (const cJSON *tool = tools ? tools->child : NULL; tool && ok; tool = tool->next)
+    ok = cJSON_AddTrueToObject(names->object, tool_name(tool));
+  if (ok) ok = td_json_index_open(&names->index, names->object, NULL) == TD_OK;
+  return ok ? TD_OK : td_api_fail(error, 503, NULL, NULL, "out of memory");
+}
+
+static void names_close(tool_names *names) {
+  td_json_index_close(&names->index);
+  cJSON_Delete(names->object);
 }
 
 // A function of tools, as tool_choice or one of its allowed_tools, at the path where.
-static td_status check_named(const cJSON *choice, const cJSON *tools, const char *where,
+static td_status check_named(const cJSON *choice, const tool_names *names, const char *where,
                              td_api_error *error) {
   const cJSON *type = td_json_get(choice, "type");
   const char *name = tool_name(choice);
@@ -51,7 +65,7 @@ static td_status check_named(const cJSON *choice, const cJSON *tools, const char
                       "%s must be none, auto, required, a function of tools, or allowed_tools",
                       where);
   }
-  if (find_tool(tools, name)) return TD_OK;
+  if (td_json_index_find(&names->index, name)) return TD_OK;
   return td_api_bad(error, at.text, "%s is \"%.64s\", which tools does not hold", at.text, name);
 }
 
@@ -63,7 +77,7 @@ static const cJSON *allowed_tools(const cJSON *choice) {
   return allowed ? allowed : choice;
 }
 
-static td_status check_allowed(const cJSON *choice, const cJSON *allowed, const cJSON *tools,
+static td_status check_allowed(const cJSON *choice, const cJSON *allowed, const tool_names *names,
                                td_api_error *error) {
   const char *where = allowed == choice ? "tool_choice" : "tool_choice.allowed_tools";
   const td_api_path at = td_api_member(where, "mode"), list_at = td_api_member(where, "tools");
@@ -78,7 +92,7 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed, const 
                       list_at.text);
   }
   for (const cJSON *tool = list->child; tool; tool = tool->next) {
-    td_status st = check_named(tool, tools, td_api_item(list_at.text, i++).text, error);
+    td_status st = check_named(tool, names, td_api_item(list_at.text, i++).text, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -105,8 +119,14 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
   }
   if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
     const cJSON *allowed = allowed_tools(choice);
-    return allowed ? check_allowed(choice, allowed, *tools, error)
-                   : check_named(choice, *tools, "tool_choice", error);
+    tool_names names;
+    td_status st = names_open(&names, *tools, error);
+    if (st == TD_OK) {
+      st = allowed ? check_allowed(choice, allowed, &names, error)
+                   : check_named(choice, &names, "tool_choice", error);
+    }
+    names_close(&names);
+    return st;
   }
   if (*tools) return TD_OK;
   return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
@@ -148,13 +168,27 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   return TD_OK;
 }
 
-// Whether tool_choice lets the tool be called.
-static bool may_call(const cJSON *choice, const cJSON *tool) {
-  const char *name = tool_name(tool);
+// Adds the tools that tool_choice lets be called.
+static td_status add_tools(td_api_request *out, const cJSON *tools, const cJSON *choice,
+                           td_api_error *error) {
   const cJSON *allowed = allowed_tools(choice);
-  if (!cJSON_IsObject(choice)) return true;
-  return allowed ? find_tool(td_json_get(allowed, "tools"), name) != NULL
-                 : strcmp(tool_name(choice), name) == 0;
+  const char *only = cJSON_IsObject(choice) && !allowed ? tool_name(choice) : NULL;
+  tool_names names;
+  td_status st = names_open(&names, td_json_get(allowed, "tools"), error);
+  unsigned i = 0;
+  for (const cJSON *tool = tools->child; tool && st == TD_OK; tool = tool->next, i++) {
+    td_err err;
+    const char *name = tool_name(tool);
+    if (only ? strcmp(only, name) != 0 : allowed && !td_json_index_find(&names.index, name)) {
+      continue;
+    }
+    st = td_tool_params_add(&out->params, tool, &out->budget, &err);
+    if (st != TD_OK) st = td_api_fail_err(error, "tools", &err);
+    if (st == TD_OK && out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
+  }
+  td_tool_params_sort(&out->params);
+  names_close(&names);
+  return st;
 }
 
 td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_error *error) {
@@ -174,17 +208,8 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
       out->calls_mode = TD_CALLS_CHECKED;
     }
   }
-  unsigned i = 0;
   out->params.is_closed = out->calls_mode != TD_CALLS_FREE;
-  for (const cJSON *tool = tools->child; tool; tool = tool->next, i++) {
-    td_err err;
-    if (!may_call(choice, tool)) continue;
-    td_status st = td_tool_params_add(&out->params, tool, &out->budget, &err);
-    if (st != TD_OK) return td_api_fail_err(error, "tools", &err);
-    if (out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
-    if (st != TD_OK) return st;
-  }
-  return TD_OK;
+  return add_tools(out, tools, choice, error);
 }
 
 // ---- unsupported members ------------------------------------------------------------------------

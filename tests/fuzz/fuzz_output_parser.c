@@ -18,8 +18,8 @@ typedef struct {
 static const td_tool_params params = {
     .items =
         (td_tool_param[]){{.tool = "t"},
-                          {.tool = "t", .key = "s", .types = TD_PARAM_STRING},
-                          {.tool = "t", .key = "i", .types = TD_PARAM_STRING | TD_PARAM_NUMBER}},
+                          {.tool = "t", .key = "i", .types = TD_PARAM_STRING | TD_PARAM_NUMBER},
+                          {.tool = "t", .key = "s", .types = TD_PARAM_STRING, .at = 1}},
     .n = 3};
 
 static void take(outcome *o, const char *text, size_t len, td_text_end end, size_t *shown) {

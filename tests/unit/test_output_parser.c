@@ -405,6 +405,7 @@ static int open_params(void **state) {
   assert_int_equal(td_json_parse(&tools, text, strlen(text), TD_JSON_MAX_DEPTH, &err), TD_OK);
   td_budget budget = {.steps = 1u << 20, .bytes = 1u << 20};
   assert_int_equal(td_tool_params_add(&params, tools->child, &budget, &err), TD_OK);
+  td_tool_params_sort(&params);
   cJSON_Delete(tools);
   return 0;
 }

@@ -31,11 +31,12 @@ unsigned td_tool_param_types(td_schema_ctx *ctx, const cJSON *schema) {
 }
 
 static td_status add(td_tool_params *params, const char *tool, const char *key, unsigned types,
-                     td_err *err) {
+                     unsigned at, td_err *err) {
   if (!TD_GROW(params->items, params->n, params->cap, 16))
     return td_fail(err, TD_ENOMEM, "out of memory");
   td_tool_param *item = &params->items[params->n];
-  *item = (td_tool_param){.tool = strdup(tool), .key = key ? strdup(key) : NULL, .types = types};
+  *item = (td_tool_param){
+      .tool = strdup(tool), .key = key ? strdup(key) : NULL, .types = types, .at = at};
   params->n++;
   const bool is_lost = !item->tool || (key && !item->key);
   return is_lost ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
@@ -47,13 +48,30 @@ td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_budge
   const cJSON *name = td_json_get(function, "name"), *root = td_json_get(function, "parameters");
   const cJSON *properties = td_json_get(root, "properties");
   if (!cJSON_IsString(name)) return TD_OK;
-  td_status st = add(params, name->valuestring, NULL, 0, err);
+  td_status st = add(params, name->valuestring, NULL, 0, 0, err);
   const cJSON *p = cJSON_IsObject(properties) ? properties->child : NULL;
   td_schema_ctx *ctx = p ? td_json_schema_open(root, budget) : NULL;
-  for (; p && st == TD_OK && budget->status == TD_OK; p = p->next)
-    st = add(params, name->valuestring, p->string, td_tool_param_types(ctx, p), err);
+  for (unsigned at = 0; p && st == TD_OK && budget->status == TD_OK; p = p->next, at++)
+    st = add(params, name->valuestring, p->string, td_tool_param_types(ctx, p), at, err);
   td_json_schema_close(ctx);
   return st == TD_OK ? td_budget_fail(budget, err) : st;
+}
+
+// By tools, then keys: a tool's own entry before its parameters'.
+static int compare(const td_tool_param *item, const char *tool, const char *key) {
+  const int order = strcmp(item->tool, tool);
+  if (order || !item->key || !key) return order ? order : !!item->key - !!key;
+  return strcmp(item->key, key);
+}
+
+static int in_order(const void *a, const void *b) {
+  const td_tool_param *x = a, *y = b;
+  const int order = compare(x, y->tool, y->key);
+  return order ? order : (x->at > y->at) - (x->at < y->at);
+}
+
+void td_tool_params_sort(td_tool_params *params) {
+  if (params->n) qsort(params->items, params->n, sizeof *params->items, in_order);
 }
 
 void td_tool_params_free(td_tool_params *params) {
@@ -65,11 +83,23 @@ void td_tool_params_free(td_tool_params *params) {
   *params = (td_tool_params){0};
 }
 
-bool td_tool_params_has_tool(const td_tool_params *params, const char *tool) {
-  for (size_t i = 0; params && i < params->n; i++) {
-    if (strcmp(params->items[i].tool, tool) == 0) return true;
+// The first entry that is not before those of the tool and the key; NULL: all are.
+static const td_tool_param *find(const td_tool_params *params, const char *tool, const char *key) {
+  size_t low = 0, high = params ? params->n : 0;
+  while (low < high) {
+    const size_t mid = low + (high - low) / 2;
+    if (compare(&params->items[mid], tool, key) < 0) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
   }
-  return false;
+  return params && low < params->n ? &params->items[low] : NULL;
+}
+
+bool td_tool_params_has_tool(const td_tool_params *params, const char *tool) {
+  const td_tool_param *found = find(params, tool, NULL);
+  return found && strcmp(found->tool, tool) == 0;
 }
 
 bool td_tool_params_may_call(const td_tool_params *params, const char *tool) {
@@ -77,22 +107,16 @@ bool td_tool_params_may_call(const td_tool_params *params, const char *tool) {
 }
 
 bool td_tool_params_lists(const td_tool_params *params, const char *tool) {
-  for (size_t i = 0; params && i < params->n; i++)
-    if (params->items[i].key && strcmp(params->items[i].tool, tool) == 0) return true;
-  return false;
+  const td_tool_param *found = find(params, tool, "");
+  return found && strcmp(found->tool, tool) == 0;
 }
 
 unsigned td_tool_params_find(const td_tool_params *params, const char *tool, const char *key,
                              unsigned *at) {
-  *at = 0;
-  for (size_t i = 0; params && i < params->n; i++) {
-    const td_tool_param *p = &params->items[i];
-    if (!p->key || strcmp(p->tool, tool) != 0) continue;
-    if (strcmp(p->key, key) == 0) return p->types;
-    ++*at;
-  }
-  *at = UINT_MAX;
-  return 0;
+  const td_tool_param *found = find(params, tool, key);
+  const bool is_there = found && compare(found, tool, key) == 0;
+  *at = is_there ? found->at : UINT_MAX;
+  return is_there ? found->types : 0;
 }
 
 // ---- arguments ----------------------------------------------------------------------------------

@@ -23,18 +23,21 @@ typedef struct {
   char *tool;     // owned
   char *key;      // owned; NULL: the entry only says that the tool exists
   unsigned types; // TD_PARAM_*; 0: any
+  unsigned at;    // its place among the tool's
 } td_tool_param;
 
 // Zeroed is empty.
 typedef struct {
-  td_tool_param *items; // owned, [n]
+  td_tool_param *items; // owned, [n], sorted by tools and keys
   size_t n, cap;
   bool is_closed; // only these may be called
 } td_tool_params;
 
-// Adds the parameters of a checked function. Error: TD_ENOMEM, or the budget's.
+// Adds the parameters of a checked function. They are found once all are sorted. Error: TD_ENOMEM,
+// or the budget's.
 td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_budget *budget,
                              td_err *err);
+void td_tool_params_sort(td_tool_params *params);
 void td_tool_params_free(td_tool_params *params);
 
 // The types of a property's schema, by td_json_schema_types.
