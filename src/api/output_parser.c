@@ -9,6 +9,8 @@
 #include "base/grow.h"
 #include "base/json_parse.h"
 
+#define MAX_OWN_IDS 256 // calls whose ids are the text's own
+
 // The markers of a reasoning block.
 static const struct {
   const char *begin, *end;
@@ -281,9 +283,9 @@ static td_status take_calls(td_output_parser *p, const source *s, td_output_part
   return TD_OK;
 }
 
-// Assigns a fresh id if the text gave none or repeated an earlier one.
+// Assigns a fresh id if the text gave none or repeated an earlier one, and behind many calls.
 static void set_id(td_output_parser *p, td_tool_call *call) {
-  bool is_used = !call->id[0];
+  bool is_used = !call->id[0] || p->n_calls >= MAX_OWN_IDS;
   for (uint32_t i = 0; i < p->n_calls && !is_used; i++)
     is_used = strcmp(p->calls[i].id, call->id) == 0;
   if (!is_used) return;
