@@ -202,6 +202,22 @@ static bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
+// Where the word last ends in text[0..len): SIZE_MAX: it is not there. Both are read backwards,
+// where that is the first place, and a search is linear.
+static td_status find_last_end(const char *text, size_t len, const char *word, size_t n,
+                               size_t *out, td_err *err) {
+  char *back = malloc(len + n + 1);
+  if (!back) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (size_t i = 0; i < len; i++)
+    back[i] = text[len - 1 - i];
+  for (size_t i = 0; i < n; i++)
+    back[len + i] = word[n - 1 - i];
+  const char *found = memmem(back, len, back + len, n);
+  *out = found ? len - (size_t)(found - back) : SIZE_MAX;
+  free(back);
+  return TD_OK;
+}
+
 // Cuts the prompt behind the last message's text, which the template may have stripped. What users
 // wrote is in typed, so that the template's own words are not taken for it.
 static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, td_err *err) {
@@ -211,9 +227,9 @@ static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, t
   while (n && is_space(text[n - 1]))
     n--;
   const char *rest = text + n;
-  while (end >= n && memcmp(prompt->data + end - n, text, n) != 0)
-    end--;
-  if (end < n || !typed->n) {
+  td_status st = find_last_end(td_buf_text(prompt), end, text, n, &end, err);
+  if (st != TD_OK) return st;
+  if (end == SIZE_MAX || !typed->n) {
     return td_fail(err, TD_EINVAL,
                    "the chat template does not show the last message, which is to be continued");
   }
