@@ -1,0 +1,197 @@
+// tests/unit/test_cost.c - no input is dear: of what a client may send, and of what a model may
+// write, twice as much takes at most MAX_GROWTH times the steps, and no shape of it a deep stack.
+// CTest: no-asan no-tsan
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "unit/cost_steps.h"
+
+#include "api/api_impl.h"
+#include "api/turn.h"
+#include "base/json_index.h"
+
+// ---- JSON ---------------------------------------------------------------------------------------
+
+static td_status run_json(void *arg) {
+  input *in = arg;
+  cJSON *root;
+  td_err err;
+  td_buf out = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&out);
+  td_status st = td_json_parse(&root, td_buf_text(&in->text), in->text.len, TD_JSON_MAX_DEPTH,
+                               &err);
+  if (st == TD_OK) td_api_write_json(&w, NULL, root);
+  cJSON_Delete(root);
+  td_buf_free(&out);
+  return st;
+}
+
+static td_status run_index(void *arg) {
+  input *in = arg;
+  cJSON *root;
+  td_err err;
+  td_json_index index;
+  td_status st = td_json_parse(&root, td_buf_text(&in->text), in->text.len, TD_JSON_MAX_DEPTH,
+                               &err);
+  if (st == TD_OK) st = td_json_index_open(&index, root, &err);
+  for (const cJSON *item = st == TD_OK ? root->child : NULL; item; item = item->next)
+    TD_CHECK(td_json_index_find(&index, item->string));
+  td_json_index_close(&index);
+  cJSON_Delete(root);
+  return st;
+}
+
+#define ALIKE "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+static void json(void **state) {
+  (void)state;
+  static const shape shapes[] = {
+      {"arrays in arrays", run_json, 0, "<*[*>", 10000, TD_EFORMAT},
+      {"objects in objects", run_json, 0, "<*{~a~:*>", 10000, TD_EFORMAT},
+      {"values", run_json, 0, "[<*,1*>]", 10000, TD_OK},
+      {"arrays of arrays", run_json, 0, "[<*,[[[[[[[[]]]]]]]]*>]", 1000, TD_OK},
+      {"numbers", run_json, 0, "[<*,-1.2345678901234567890e-30^*>]", 5000, TD_OK},
+      {"members", run_json, 0, "{<*,~^~:^*>}", 5000, TD_OK},
+      {"members alike", run_json, 0, "{<*,~" ALIKE "^~:^*>}", 5000, TD_OK},
+      {"equal members", run_json, 0, "{<*,~a~:^*>}", 5000, TD_OK},
+      {"a string", run_json, 0, "~<*a*>~", 100000, TD_OK},
+      {"escapes", run_json, 0, "~<*\\u00e9\\\\\\n*>~", 10000, TD_OK},
+      {"pairs of surrogates", run_json, 0, "~<*\\ud83d\\ude00*>~", 10000, TD_OK},
+      {"white space", run_json, 0, "[<* \n\t*>]", 10000, TD_OK},
+      {"no end", run_json, 0, "[<*,~a*>", 10000, TD_EFORMAT},
+      {"index", run_index, 0, "{<*,~^~:^*>}", 5000, TD_OK},
+      {"index of members alike", run_index, 0, "{<*,~" ALIKE "^~:^*>}", 5000, TD_OK},
+      {"index of equal members", run_index, 0, "{<*,~a~:^*>}", 5000, TD_OK},
+  };
+  judge_shapes(shapes, TD_COUNT(shapes));
+}
+
+// ---- requests -----------------------------------------------------------------------------------
+
+static const td_api_defaults defaults = {
+    .temperature = 0.5f, .top_p = 0.75f, .top_k = 20, .n_vocab = 100000};
+
+// A chat, as far as the prompt's variables and its turns.
+static td_status run_chat(void *arg) {
+  input *in = arg;
+  td_api_request r;
+  td_api_error error;
+  td_status st = td_api_parse_chat(&r, td_buf_text(&in->text), in->text.len, &defaults, &error);
+  if (st == TD_OK) {
+    td_digest *places = calloc(r.n_marks + 1, sizeof *places);
+    td_api_turn_places(&r, places);
+    free(places);
+  }
+  if (st != TD_OK) snprintf(in->why, sizeof in->why, "%s", error.message);
+  td_api_request_free(&r);
+  return st;
+}
+
+static td_status run_other(void *arg) {
+  static td_status (*const parsers[])(td_api_request *, const char *, size_t,
+                                      const td_api_defaults *, td_api_error *) = {
+      td_api_parse_completion, td_api_parse_tokenize, td_api_parse_detokenize};
+  input *in = arg;
+  td_api_request r;
+  td_api_error error;
+  td_status st = parsers[in->with](&r, td_buf_text(&in->text), in->text.len, &defaults, &error);
+  td_api_request_free(&r);
+  return st;
+}
+
+#define CHAT(rest) "{~messages~:[{~role~:~user~,~content~:~hi~}]," rest "}"
+#define TOOL(name, rest)                                                                           \
+  "{~type~:~function~,~function~:{~name~:~" name "~,~parameters~:{~type~:~object~" rest "}}}"
+
+#define OPEN20  "[[[[[[[[[[[[[[[[[[[["
+#define CLOSE20 "]]]]]]]]]]]]]]]]]]]]"
+
+static void chats(void **state) {
+  (void)state;
+  enum { COMPLETION, TOKENIZE, DETOKENIZE };
+  static const shape shapes[] = {
+      {"messages", run_chat, 0, "{~messages~:[<*,{~role~:~user~,~content~:~^~}*>]}", 2000, TD_OK},
+      {"turns", run_chat, 0,
+       "{~messages~:[<*,{~role~:~user~,~content~:~^~},{~role~:~assistant~,~content~:~^~}*>]}", 1000,
+       TD_OK},
+      {"a long message", run_chat, 0, "{~messages~:[{~role~:~user~,~content~:~<*ab\\n*>~}]}", 50000,
+       TD_OK},
+      {"parts", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:[<*,{~type~:~text~,~text~:~^~}*>]}]}", 3000, TD_OK},
+      {"parts in parts", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:[{~type~:~a~,~content~:[{~type~:~a~,~content~:["
+       "<*,{~type~:~text~,~text~:~^~}*>]}]}]}]}",
+       3000, TD_OK},
+      {"members of a message", run_chat, 0,
+       "{~messages~:[{<*,~^~:^*>,~role~:~user~,~content~:~a~}]}", 3000, TD_OK},
+      {"members of a body", run_chat, 0, CHAT("<*,~^~:^*>"), 3000, TD_OK},
+      {"calls", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,~tool_calls~:[<*,{~id~:~^~,"
+       "~type~:~function~,~function~:{~name~:~f^~,~arguments~:~{}~}}*>]}]}",
+       1000, TD_OK},
+      {"arguments", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,~tool_calls~:[{~id~:~a~,"
+       "~type~:~function~,~function~:{~name~:~f~,~arguments~:{<*,~^~:^*>}}}]}]}",
+       3000, TD_OK},
+      {"arguments as text", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,~tool_calls~:[{~id~:~a~,"
+       "~type~:~function~,~function~:{~name~:~f~,~arguments~:~{<*,\\~^\\~:^*>}~}}]}]}",
+       3000, TD_OK},
+      {"nested arguments", run_chat, 0,
+       "{~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,~tool_calls~:[{~id~:~a~,"
+       "~type~:~function~,~function~:{~name~:~f~,~arguments~:{~a~:" OPEN20 "<*,1*>" CLOSE20
+       "}}}]}]}",
+       3000, TD_OK},
+      {"a nested argument of a template", run_chat, 0,
+       CHAT("~chat_template_kwargs~:{~a~:" OPEN20 OPEN20 OPEN20 "<*,1*>" CLOSE20 CLOSE20 CLOSE20
+            "}"),
+       3000, TD_OK},
+      {"lone surrogates", run_chat, 0, "{~messages~:[{~role~:~user~,~content~:~<*\\ud800*>~}]}",
+       10000, TD_OK},
+      {"tools", run_chat, 0, CHAT("~tools~:[<*," TOOL("f^", "") "*>]"), 1000, TD_OK},
+      {"a tool's parameters", run_chat, 0,
+       CHAT("~tools~:[" TOOL("f", ",~properties~:{<*,~^~:{~type~:~string~}*>}") "]"), 2000, TD_OK},
+      {"a tool's references", run_chat, 0,
+       CHAT("~tools~:[" TOOL("f", ",~$defs~:{<*,~d^~:{~type~:~string~}*>},~properties~:{"
+                                  "<*,~^~:{~$ref~:~#/$defs/d^~}*>}") "]"),
+       500, TD_OK},
+      {"allowed tools", run_chat, 0,
+       CHAT("~tools~:[<*," TOOL(
+           "f^",
+           "") "*>],~tool_choice~:{~type~:~allowed_tools~,~allowed_tools~"
+               ":{~mode~:~auto~,~tools~:[<*,{~type~:~function~,~function~:{~name~:~f^~}}*>]}}"),
+       250, TD_OK},
+      {"many allowed tools", run_chat, 0,
+       CHAT("~tools~:[<*," TOOL(
+           "f^",
+           "") "*>],~tool_choice~:{~type~:~allowed_tools~,~allowed_tools~"
+               ":{~mode~:~auto~,~tools~:[<*,{~type~:~function~,~function~:{~name~:~f^~}}*>]}}"),
+       2000, TD_EINVAL},
+      {"logit bias", run_chat, 0, CHAT("~logit_bias~:{<*,~^~:1*>}"), 500, TD_OK},
+      {"too many biases", run_chat, 0, CHAT("~logit_bias~:{<*,~^~:1*>}"), 20000, TD_EINVAL},
+      {"a long stop", run_chat, 0, CHAT("~stop~:~<*ab*>~"), 20000, TD_EINVAL},
+      {"stops", run_chat, 0, CHAT("~stop~:[<*,~^~*>]"), 20000, TD_EINVAL},
+      {"arguments of templates", run_chat, 0, CHAT("~chat_template_kwargs~:{<*,~^~:1*>}"), 20000,
+       TD_EINVAL},
+      {"a template's argument", run_chat, 0, CHAT("~chat_template_kwargs~:{~a~:{<*,~^~:1*>}}"),
+       5000, TD_OK},
+      {"a long name of a model", run_chat, 0, CHAT("~model~:~<*a*>~"), 50000, TD_OK},
+      {"a prompt", run_other, COMPLETION, "{~prompt~:~<*a*>~}", 50000, TD_OK},
+      {"a prompt's tokens", run_other, COMPLETION, "{~prompt~:[<*,^*>]}", 20000, TD_OK},
+      {"prompts", run_other, COMPLETION, "{~prompt~:[<*,~^~*>]}", 20000, TD_EINVAL},
+      {"tokens", run_other, DETOKENIZE, "{~tokens~:[<*,^*>]}", 20000, TD_OK},
+      {"text", run_other, TOKENIZE, "{~content~:~<*a*>~}", 20000, TD_OK},
+  };
+  judge_shapes(shapes, TD_COUNT(shapes));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(json),
+      cmocka_unit_test(chats),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
