@@ -10,6 +10,7 @@
 #include "unit/cost_steps.h"
 
 #include "api/api_impl.h"
+#include "api/dialects/dialect.h"
 #include "api/turn.h"
 #include "base/json_index.h"
 
@@ -188,10 +189,151 @@ static void chats(void **state) {
   judge_shapes(shapes, TD_COUNT(shapes));
 }
 
+// ---- other protocols ----------------------------------------------------------------------------
+
+enum { RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, LLAMA, INFILL };
+
+// Behind a form feed, if there is one; before it is a response that was stored.
+static td_status run_dialect(void *arg) {
+  static const td_dialect *const dialects[] = {&td_dialect_responses,   &td_dialect_messages,
+                                               &td_dialect_ollama_chat, &td_dialect_ollama_generate,
+                                               &td_dialect_completion,  &td_dialect_infill};
+  input *in = arg;
+  const char *text = td_buf_text(&in->text), *begin = strchr(text, '\f');
+  td_dialect_state state = {.store = td_response_store_open()};
+  td_buf out = TD_BUF_INIT;
+  td_api_error error;
+  td_api_request r = {0};
+  if (begin) {
+    td_buf none = TD_BUF_INIT, response = TD_BUF_INIT;
+    td_buf_add(&response, text, (size_t)(begin - text));
+    td_response_store_put(state.store, 0, "resp_r", (const td_buf *[]){&none, &none, &response});
+    td_buf_free(&response);
+    text = begin + 1;
+  }
+  td_status st = td_dialect_translate(dialects[in->with], &state, text, strlen(text), &out, &error);
+  if (st == TD_OK) {
+    st = (state.is_text ? td_api_parse_completion : td_api_parse_chat)(&r, td_buf_text(&out),
+                                                                       out.len, &defaults, &error);
+    if (st != TD_OK) td_dialect_name(&state, &error);
+  }
+  if (st != TD_OK) snprintf(in->why, sizeof in->why, "%s", error.message);
+  td_api_request_free(&r);
+  td_response_store_close(state.store);
+  td_dialect_state_free(&state);
+  td_buf_free(&out);
+  return st;
+}
+
+static void dialects(void **state) {
+  (void)state;
+  static const shape shapes[] = {
+      {"messages: turns", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~messages~:[<*,{~role~:~user~,~content~:~^~},{~role~:"
+       "~assistant~,~content~:~^~}*>,{~role~:~user~,~content~:~a~}]}",
+       1000, TD_OK},
+      {"messages: blocks", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~messages~:[{~role~:~user~,~content~:[<*,{~type~:~text~,~text~:"
+       "~^~}*>]}]}",
+       2000, TD_OK},
+      {"messages: system", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~system~:[<*,{~type~:~text~,~text~:~^~}*>],~messages~:[{~role~:"
+       "~user~,~content~:~a~}]}",
+       2000, TD_OK},
+      {"messages: tools used", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,"
+       "~content~:[<*,{~type~:~tool_use~,~id~:~t^~,~name~:~f~,~input~:{}}*>]},{~role~:~user~,"
+       "~content~:[<*,{~type~:~tool_result~,~tool_use_id~:~t^~,~content~:~a~}*>]}]}",
+       500, TD_OK},
+      {"messages: thoughts", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,"
+       "~content~:[<*,{~type~:~thinking~,~thinking~:~^~,~signature~:~a~}*>]},{~role~:~user~,"
+       "~content~:~a~}]}",
+       1000, TD_OK},
+      {"messages: tools", run_dialect, MESSAGES,
+       "{~max_tokens~:1,~model~:~m~,~tools~:[<*,{~name~:~f^~,~input_schema~:{~type~:~object~}}*>],"
+       "~messages~:[{~role~:~user~,~content~:~a~}]}",
+       1000, TD_OK},
+      {"responses: items", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:[<*,{~role~:~user~,~content~:~^~}*>]}", 1000, TD_OK},
+      {"responses: parts", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:[{~role~:~user~,~content~:[<*,{~type~:~input_text~,~text~:~^~}*>]}]}",
+       1000, TD_OK},
+      {"responses: calls", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:[{~role~:~user~,~content~:~a~},<*,{~type~:~function_call~,~call_id~:~"
+       "c^~,"
+       "~name~:~f~,~arguments~:~{}~}*>,<*,{~type~:~function_call_output~,~call_id~:~c^~,~output~:~"
+       "a~"
+       "}*>]}",
+       500, TD_OK},
+      {"responses: calls in turn", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:[{~role~:~user~,~content~:~a~},<*,{~type~:~function_call~,~call_id~:~"
+       "c^~,"
+       "~name~:~f~,~arguments~:~{}~},{~type~:~function_call_output~,~call_id~:~c^~,~output~:~a~}*>]"
+       "}",
+       500, TD_OK},
+      {"responses: tools", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:~a~,~tools~:[<*,{~type~:~function~,~name~:~f^~,~parameters~:{~type~:"
+       "~object~}}*>]}",
+       1000, TD_OK},
+      {"responses: custom tools", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:~a~,~tools~:[<*,{~type~:~custom~,~name~:~f^~}*>]}", 1000, TD_OK},
+      {"responses: custom calls", run_dialect, RESPONSES,
+       "{~model~:~m~,~tools~:[<*,{~type~:~custom~,~name~:~f^~}*>],~input~:[{~role~:~user~,~content~"
+       ":"
+       "~a~},<*,{~type~:~custom_tool_call~,~call_id~:~c^~,~name~:~f^~,~input~:~a~}*>]}",
+       500, TD_OK},
+      {"responses: thoughts", run_dialect, RESPONSES,
+       "{~model~:~m~,~input~:[{~role~:~user~,~content~:~a~},<*,{~type~:~reasoning~,~id~:~r^~,"
+       "~summary~:[],~content~:[{~type~:~reasoning_text~,~text~:~a~}]}*>]}",
+       1000, TD_OK},
+      {"responses: references", run_dialect, RESPONSES,
+       "{~output~:[<*,{~type~:~message~,~role~:~assistant~,~id~:~msg_r_^~,~content~:~a~}*>]}\f"
+       "{~model~:~m~,~input~:[<*,{~type~:~item_reference~,~id~:~msg_r_^~}*>]}",
+       100, TD_OK},
+      {"responses: many references", run_dialect, RESPONSES,
+       "{~output~:[<*,{~type~:~message~,~role~:~assistant~,~id~:~msg_r_^~,~content~:~a~}*>]}\f"
+       "{~model~:~m~,~input~:[<*,{~type~:~item_reference~,~id~:~msg_r_0~}*>]}",
+       1500, TD_EINVAL},
+      {"ollama: turns", run_dialect, OLLAMA_CHAT,
+       "{~model~:~m~,~messages~:[<*,{~role~:~user~,~content~:~^~},{~role~:~assistant~,~content~:~^~"
+       "}"
+       "*>]}",
+       1000, TD_OK},
+      {"ollama: calls", run_dialect, OLLAMA_CHAT,
+       "{~model~:~m~,~messages~:[{~role~:~user~,~content~:~a~},{~role~:~assistant~,~content~:~~,"
+       "~tool_calls~:[<*,{~function~:{~name~:~f^~,~arguments~:{}}}*>]},<*,{~role~:~tool~,~tool_"
+       "name~:"
+       "~f^~,~content~:~a~}*>]}",
+       500, TD_OK},
+      {"ollama: options", run_dialect, OLLAMA_CHAT,
+       "{~model~:~m~,~options~:{<*,~o^~:1*>},~messages~:[{~role~:~user~,~content~:~a~}]}", 5000,
+       TD_OK},
+      {"ollama: context", run_dialect, OLLAMA_GENERATE,
+       "{~model~:~m~,~prompt~:~a~,~context~:[<*,^*>]}", 5000, TD_OK},
+      {"ollama: a template", run_dialect, OLLAMA_GENERATE,
+       "{~model~:~m~,~prompt~:~a~,~template~:~<*{{ .Prompt }}*>~}", 2000, TD_OK},
+      {"llama: a prompt", run_dialect, LLAMA, "{~prompt~:~<*a*>~}", 20000, TD_OK},
+      {"llama: a prompt's tokens", run_dialect, LLAMA, "{~prompt~:[<*,^*>]}", 10000, TD_OK},
+      {"llama: biases", run_dialect, LLAMA, "{~prompt~:~a~,~logit_bias~:[<*,[^,1]*>]}", 500, TD_OK},
+      {"llama: fields", run_dialect, LLAMA, "{~prompt~:~a~,~response_fields~:[<*,~f^~*>]}", 2000,
+       TD_OK},
+      {"llama: samplers", run_dialect, LLAMA, "{~prompt~:~a~,~samplers~:[<*,~top_k~*>]}", 2000,
+       TD_OK},
+      {"infill", run_dialect, INFILL,
+       "{~input_prefix~:~<*a*>~,~input_suffix~:~a~,~input_extra~:[<*,{~filename~:~f^~,~text~:~a~}*>"
+       "]"
+       "}",
+       1000, TD_EINTERNAL},
+  };
+  judge_shapes(shapes, TD_COUNT(shapes));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(json),
       cmocka_unit_test(chats),
+      cmocka_unit_test(dialects),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
