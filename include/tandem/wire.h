@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 13u
+#define TD_WIRE_VERSION 14u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -51,6 +51,7 @@ typedef enum {
   TD_MSG_BIAS,
   TD_MSG_GRAMMAR,
   TD_MSG_COPIES,
+  TD_MSG_FIRST,  // the request's prompt is computed before all others from the next step on
   TD_MSG_CANCEL, // the worker sends DONE (CANCELED) if the request is still running
   TD_MSG_SHUTDOWN,
   // worker to front

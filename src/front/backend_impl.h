@@ -17,6 +17,7 @@ typedef struct {
   td_outbox outbox;
   td_front_request *on_probation; // the only crash suspect it has been sent; NULL: none
   bool is_dying;                  // td_backend_on_death is going through its requests
+  uint64_t first;                 // the request whose prompt it computes before all others; 0: none
 } td_worker_handle;
 
 // A request from submit to its end.

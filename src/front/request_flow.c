@@ -4,6 +4,7 @@
 // more pages follow as it generates. With two workers, the first does prefill and samples the first
 // token, the second decodes from the same pages; with one, that worker does both. With two on GPUs,
 // the second also prefills what is short.
+// Which prompt a worker computes next is the scheduler's choice, step by step (TD_MSG_FIRST).
 // KV pages in shared memory survive a worker crash: the request resumes after the last token
 // received. Pages in GPU memory do not (TD_READY_DEVICE_KV): prompt and generated tokens are
 // recomputed.
@@ -61,6 +62,7 @@ static void enter(td_front_request *r, td_worker_handle *w) {
   }
   become(r, TD_REQUEST_SENDING);
   if (r->crash_score) w->on_probation = r;
+  if (r->out.submit.flags & TD_SUBMIT_URGENT) w->first = r->out.id;
   td_outbox_enter(&w->outbox, &r->out);
 }
 
@@ -288,12 +290,31 @@ static void flush(td_backend *b) {
   }
 }
 
+static bool is_at(void *ctx, uint64_t id) {
+  const td_worker_handle *w = ctx;
+  const td_front_request *r = td_backend_find(w->backend, id);
+  return r->at == w && r->out.state == TD_REQUEST_RUNNING;
+}
+
+// Tells each worker whose prompt goes next, if that has changed and it has all that was to be sent.
+static void order_prompts(td_backend *b) {
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    td_worker_handle *w = &b->workers[i];
+    td_wire_msg msg = {.kind = TD_MSG_FIRST};
+    if (!is_up(w) || w->outbox.head) continue;
+    if (!td_sched_next_prefill(b->sched, is_at, w, &msg.request) || msg.request == w->first)
+      continue;
+    if (td_supervisor_send(w->supervisor, &msg) == TD_OK) w->first = msg.request;
+  }
+}
+
 void td_backend_pump(td_backend *b) {
   if (b->is_closing || !b->sched) return;
   grow(b);
   admit(b);
   lease_threads(b);
   flush(b);
+  order_prompts(b);
 }
 
 // Continues as if the pages had been in memory, after handling what happened meanwhile.
@@ -470,6 +491,7 @@ void td_backend_on_death(void *ctx, const char *why) {
   bool is_alone = n_given(b, w) == 1;
   const td_front_request *on_probation = w->on_probation;
   w->on_probation = NULL;
+  w->first = 0;
   w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     td_front_request *r = b->slots[i];

@@ -1,7 +1,6 @@
 // src/sched/fair_share.c - the table of tenants and their counters.
 #include "sched/fair_share.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 
 td_status td_fair_share_open(td_fair_share_share *out, uint32_t n_present, td_err *err) {
@@ -41,31 +40,45 @@ static uint32_t place_of(td_fair_share_share *fair, uint64_t id) {
   return i;
 }
 
-static uint64_t level_now(const td_fair_share_share *fair) {
-  uint64_t level = UINT64_MAX;
-  for (uint32_t i = 0; i < fair->n; i++) {
-    const td_tenant *t = &fair->tenants[i];
-    if (is_there(t) && t->served < level) level = t->served;
-  }
-  return level == UINT64_MAX ? fair->level : level;
+static bool has_prompts(const td_tenant *t) {
+  return t->n_waiting + t->n_prefills > 0;
 }
 
 uint32_t td_fair_share_join(td_fair_share_share *fair, uint64_t id, uint32_t weight) {
   uint32_t i = place_of(fair, id);
   td_tenant *t = &fair->tenants[i];
   t->weight = weight ? weight : 1;
-  if (is_there(t)) return i;
-  uint64_t level = level_now(fair);
-  if (t->served < level) t->served = level;
-  t->came = ++fair->n_came;
+  if (!is_there(t)) t->came = ++fair->n_came;
   return i;
 }
 
-void td_fair_share_leave(td_fair_share_share *fair, uint32_t idx) {
-  const td_tenant *t = &fair->tenants[idx];
-  if (!is_there(t) && t->served > fair->level) fair->level = t->served;
+void td_fair_share_raise(td_fair_share_share *fair, td_tenant *tenant) {
+  const td_tenant *least = NULL;
+  if (has_prompts(tenant)) return;
+  for (uint32_t i = 0; i < fair->n; i++) {
+    const td_tenant *t = &fair->tenants[i];
+    if (!has_prompts(t)) continue;
+    const bool is_better = !least ||
+                           (t->is_new == least->is_new ? t->served < least->served : least->is_new);
+    if (is_better) least = t;
+  }
+  const uint64_t level = least ? least->served : fair->top;
+  if (tenant->served < level) tenant->served = level;
+  tenant->is_new = true;
 }
 
-void td_fair_share_charge(td_fair_share_share *fair, uint32_t idx, uint64_t cost) {
-  fair->tenants[idx].served += cost * TD_FAIR_UNIT / fair->tenants[idx].weight;
+void td_fair_share_charge(td_fair_share_share *fair, td_tenant *tenant, uint64_t cost,
+                          bool is_prompt) {
+  tenant->served += cost * TD_FAIR_UNIT / tenant->weight;
+  if (fair->top < tenant->served) fair->top = tenant->served;
+  if (!is_prompt) return;
+  tenant->is_new = false;
+  fair->last = tenant;
+}
+
+bool td_fair_share_is_before(const td_fair_share_share *fair, const td_tenant *x,
+                             const td_tenant *y) {
+  if (x->served != y->served) return x->served < y->served;
+  if (x == fair->last || y == fair->last) return x != fair->last;
+  return x->n_running != y->n_running ? x->n_running < y->n_running : x->came < y->came;
 }

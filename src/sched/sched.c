@@ -18,6 +18,7 @@ typedef struct {
   td_sched_job job;
   uint32_t tenant;     // index, valid while it waits or runs
   uint32_t n_uncached; // prompt tokens not in the prefix cache at submission
+  uint32_t n_charged;  // prompt tokens that its tenant was charged for, or that were cached
   bool has_run;
 
   uint32_t n_answer; // generated tokens when it was last requeued
@@ -137,7 +138,13 @@ static td_tenant *tenant_of(const td_sched *sched, const entry *e) {
   return &sched->fair.tenants[e->tenant];
 }
 
+static void count_prefills(td_sched *sched, const entry *e, int by) {
+  sched->n_reading += (uint32_t)by;
+  tenant_of(sched, e)->n_prefills += (uint32_t)by;
+}
+
 static void begin_waiting(td_sched *sched, entry *e) {
+  td_fair_share_raise(&sched->fair, tenant_of(sched, e));
   e->phase = TD_SCHED_WAITING;
   sched->n_waiting++;
   tenant_of(sched, e)->n_waiting++;
@@ -155,8 +162,8 @@ static void stop_running(td_sched *sched, entry *e) {
     i++;
   sched->running[i] = sched->running[--sched->n_running];
   tenant_of(sched, e)->n_running--;
-  sched->n_reading -= e->phase == TD_SCHED_PREFILL;
   sched->n_prefill_left -= n_prefill_left(e);
+  if (e->phase == TD_SCHED_PREFILL) count_prefills(sched, e, -1);
 }
 
 td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job, uint64_t now_ns,
@@ -201,14 +208,16 @@ static uint32_t common_prefix_len(const td_sched_job *a, const td_sched_job *b) 
 // Whether a prefill in progress will leave more of this prompt in the prefix cache than it has now.
 static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
   uint32_t page_tokens = sched->opts.page_tokens;
-  uint32_t n_cached = td_kv_match(sched->kv, job->salt, job->tokens, job->n_prompt);
-  for (uint32_t i = 0; i < sched->n_running && sched->n_prefill_left; i++) {
+  for (uint32_t i = 0; i < sched->n_running && sched->n_prefill_left && !job->is_fresh; i++) {
     const entry *e = sched->running[i];
     if (e->phase != TD_SCHED_PREFILL || e->n_done >= e->job.n_prompt) continue;
     uint32_t n = common_prefix_len(job, &e->job);
     if (n == job->n_prompt) n--; // the last token is always computed
+    const bool is_kept = e->keep >= 0 && n >= e->job.n_keep;
+    if (n < page_tokens && !is_kept) continue;
+    const uint32_t n_cached = td_kv_match(sched->kv, job->salt, job->tokens, job->n_prompt);
     if (n / page_tokens > n_cached / page_tokens) return true;
-    if (e->keep >= 0 && n >= e->job.n_keep && e->job.n_keep > n_cached) return true;
+    if (is_kept && e->job.n_keep > n_cached) return true;
   }
   return false;
 }
@@ -282,35 +291,43 @@ static uint64_t due_ns(const td_sched *sched, const entry *e) {
   return e->submitted_ns + DUE_STRETCH * prefill_eta_ns(sched, e->n_uncached);
 }
 
+// Of two that wait or are in prefill.
 static bool goes_before(const td_sched *sched, const entry *a, const entry *b) {
-  if (a->tenant != b->tenant) {
-    const td_tenant *x = tenant_of(sched, a), *y = tenant_of(sched, b);
-    if (x->served != y->served) return x->served < y->served;
-    return x->n_running != y->n_running ? x->n_running < y->n_running : x->came < y->came;
+  if (a->tenant != b->tenant)
+    return td_fair_share_is_before(&sched->fair, tenant_of(sched, a), tenant_of(sched, b));
+  if (a->phase == TD_SCHED_WAITING && b->phase == TD_SCHED_WAITING) {
+    if (a->has_run != b->has_run) return a->has_run;
+    if (a->has_run) return a->arrival < b->arrival;
   }
-  if (a->has_run != b->has_run) return a->has_run;
   uint64_t x = due_ns(sched, a), y = due_ns(sched, b);
-  return x != y && !a->has_run ? x < y : a->arrival < b->arrival;
+  return x != y ? x < y : a->arrival < b->arrival;
 }
 
 static entry *next_waiting(const td_sched *sched) {
   entry *next = NULL;
   for (uint32_t i = 0; i < sched->n_entries && sched->n_waiting; i++) {
     entry *e = &sched->entries[i];
-    if (e->phase == TD_SCHED_WAITING && (!next || goes_before(sched, e, next))) next = e;
+    if (e->phase != TD_SCHED_WAITING || (next && !goes_before(sched, e, next))) continue;
+    if (!awaits_prefix(sched, &e->job)) next = e;
   }
   return next;
 }
 
-// Whether e is due before all prefills in progress, and no tenant of those was served less.
-static bool is_urgent(const td_sched *sched, const entry *e) {
+static const entry *first_prefill(const td_sched *sched, td_sched_filter *is_among, void *ctx) {
+  const entry *first = NULL;
   for (uint32_t i = 0; i < sched->n_running; i++) {
-    const entry *other = sched->running[i];
-    if (other->phase != TD_SCHED_PREFILL) continue;
-    if (due_ns(sched, other) <= due_ns(sched, e)) return false;
-    if (tenant_of(sched, other)->served < tenant_of(sched, e)->served) return false;
+    const entry *e = sched->running[i];
+    if (e->phase != TD_SCHED_PREFILL || (is_among && !is_among(ctx, e->id))) continue;
+    if (!first || goes_before(sched, e, first)) first = e;
   }
-  return sched->n_reading > 0;
+  return first;
+}
+
+bool td_sched_next_prefill(const td_sched *sched, td_sched_filter *is_among, void *ctx,
+                           uint64_t *id) {
+  const entry *first = first_prefill(sched, is_among, ctx);
+  if (first) *id = first->id;
+  return first != NULL;
 }
 
 static void note_admission(td_sched *sched, uint64_t now_ns) {
@@ -328,21 +345,22 @@ static void begin_running(td_sched *sched, entry *e, uint64_t now_ns) {
   tenant->n_running++;
   sched->running[sched->n_running++] = e;
   e->phase = e->n_done < n_to_prefill(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;
-  if (e->phase == TD_SCHED_PREFILL && !sched->n_reading++) sched->prefilling_since_ns = now_ns;
+  if (e->phase == TD_SCHED_PREFILL && !sched->n_reading) sched->prefilling_since_ns = now_ns;
+  if (e->phase == TD_SCHED_PREFILL) count_prefills(sched, e, 1);
   sched->n_prefill_left += n_prefill_left(e);
-  if (!e->has_run) td_fair_share_charge(&sched->fair, e->tenant, n_prefill_left(e));
+  if (!e->has_run) e->n_charged = e->n_done;
   e->has_run = true;
 }
 
 bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   entry *e = next_waiting(sched);
   if (!e) return false;
-  bool urgent = is_urgent(sched, e);
+  const entry *first = first_prefill(sched, NULL, NULL);
+  const bool urgent = first && goes_before(sched, e, first);
   sched->blocked = NULL;
   if (first_short(sched) || (sched->n_prefill_left > sched->opts.prefill_ahead && !urgent))
     return false;
   bool has_seq = sched->n_running < sched->opts.max_seqs;
-  if (has_seq && !e->job.is_fresh && awaits_prefix(sched, &e->job)) return false;
   if (!has_seq || !take_pages(sched, e)) {
     sched->blocked = e;
     return false;
@@ -396,16 +414,24 @@ static void note_copies(td_sched *sched, entry *e) {
   e->keep = -1;
 }
 
+// Charges its tenant for the tokens up to n_done; for none twice that are recomputed.
+static void charge(td_sched *sched, entry *e, uint32_t n_done) {
+  const uint32_t n = n_done < e->job.n_prompt ? n_done : e->job.n_prompt;
+  if (e->phase == TD_SCHED_DECODE)
+    td_fair_share_charge(&sched->fair, tenant_of(sched, e),
+                         (uint64_t)ANSWER_COST * (n_done - e->n_done), false);
+  if (e->phase == TD_SCHED_DECODE || n <= e->n_charged) return;
+  td_fair_share_charge(&sched->fair, tenant_of(sched, e), n - e->n_charged, true);
+  e->n_charged = n;
+}
+
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns) {
   entry *e = find(sched, id);
   if (!e || !is_running(e) || n_done <= e->n_done || n_done > n_most(&e->job)) return;
   if ((uint64_t)n_done > (uint64_t)e->n_pages * sched->opts.page_tokens) return;
   uint32_t n_before = e->n_done, n_prompt = e->job.n_prompt;
-  if (e->phase == TD_SCHED_PREFILL) {
-    note_reading(sched, n_done - n_before, now_ns);
-  } else {
-    td_fair_share_charge(&sched->fair, e->tenant, (uint64_t)ANSWER_COST * (n_done - n_before));
-  }
+  charge(sched, e, n_done);
+  if (e->phase == TD_SCHED_PREFILL) note_reading(sched, n_done - n_before, now_ns);
   sched->n_prefill_left -= n_prefill_left(e);
   e->n_done = n_done;
   e->is_settled = false;
@@ -415,8 +441,8 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t n
   note_copies(sched, e);
   if (n_before < n_prompt && n_done >= n_prompt) td_kv_drop_duplicates(sched->kv, e->seq);
   if (e->phase == TD_SCHED_PREFILL && n_done >= n_to_prefill(e)) {
+    count_prefills(sched, e, -1);
     e->phase = TD_SCHED_DECODE;
-    sched->n_reading--;
   }
   sched->n_prefill_left += n_prefill_left(e);
 }
@@ -522,7 +548,6 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
     let_go(sched, e, phase);
   }
   e->phase = TD_SCHED_UNKNOWN;
-  td_fair_share_leave(&sched->fair, e->tenant);
   return phase;
 }
 

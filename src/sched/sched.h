@@ -5,13 +5,15 @@
 // Order: the tenant with the least service for its weight goes next (fair_share.h). Within a tenant
 // it is earliest deadline first: the deadline is arrival plus four times the estimated prefill
 // time. Short prompts thus do not wait for long ones, and a long prompt is overtaken only by
-// prompts due before it. Requests that have run before go first.
+// prompts due before it. Requests that have run before go first. Prompts in prefill are in the same
+// order (td_sched_next_prefill), and tenants are charged as tokens are computed, so the order may
+// change after every chunk: the prompt of a tenant that has just come begins with the next.
 //
 // Admission waits for a free sequence, for pages for the prompt, and until the prefills in progress
-// are nearly done: later admission finds more of the prompt in the prefix cache. For the same
-// reason it waits while a prompt with a common prefix is in prefill. A request due before all
-// prefills in progress, if none of their tenants was served less, is admitted at once and prefilled
-// first. The head of the queue is never bypassed for lack of pages, so no request starves.
+// are nearly done: later admission finds more of the prompt in the prefix cache. A request that
+// goes before all prefills in progress is admitted at once. While a prompt with a common prefix is
+// in prefill, a request lets others pass. It is never bypassed for lack of pages, so no request
+// starves.
 //
 // The length of a response is unknown, so pages are allocated as it grows, a little ahead. When the
 // pool is full the newest running request is preempted (td_sched_preempt): its pages become prefix
@@ -74,7 +76,7 @@ typedef struct {
   uint32_t n_cached;    // tokens already in its pages
   const int32_t *pages; // [n_pages], in position order, valid until it grows or is removed
   uint32_t n_pages;
-  bool is_urgent; // prefill it before all others
+  bool is_urgent; // it goes before all prefills in progress
   // The page that is to be copied to the page of token n_cached before that is computed; it holds
   // the tokens up to there. Valid until the first progress. -1: none.
   int32_t source;
@@ -105,6 +107,11 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out);
 // by the decode kernels (td_step_seq's is_decode), which round differently, and the result for a
 // prompt would depend on earlier requests. Impossible values are ignored.
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns);
+// The request in prefill that goes before the others, of those for which is_among is true (NULL:
+// of all). False: there is none.
+typedef bool td_sched_filter(void *ctx, uint64_t id);
+bool td_sched_next_prefill(const td_sched *sched, td_sched_filter *is_among, void *ctx,
+                           uint64_t *id);
 // Allocates pages for the next running request that needs them. False: none needs any, or no page
 // is free.
 bool td_sched_grow(td_sched *sched, td_growth *out);

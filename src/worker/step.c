@@ -2,6 +2,7 @@
 #include "worker/step.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 td_status td_step_open(td_step *out, uint32_t max_seqs, uint32_t prefill_chunk, td_err *err) {
   *out = (td_step){.max_seqs = max_seqs,
@@ -35,6 +36,16 @@ void td_step_close(td_step *step) {
   free(step->layer.seqs);
   free(step->layer.pages);
   *step = (td_step){0};
+}
+
+void td_step_put_first(td_requests *requests, uint64_t id) {
+  td_worker_request *r = td_requests_find(requests, id), **active = requests->active;
+  uint32_t i = 0;
+  if (!r) return;
+  while (active[i] != r)
+    i++;
+  memmove(&active[1], &active[0], i * sizeof active[0]);
+  active[0] = r;
 }
 
 static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want want) {

@@ -51,6 +51,8 @@ static inline uint32_t td_step_max_tokens(uint32_t max_seqs, uint32_t prefill_ch
   return max_seqs + TD_DRAFT_STEP + prefill_chunk;
 }
 
+// Puts the request's prompt before all others. No effect if there is no such request.
+void td_step_put_first(td_requests *requests, uint64_t id);
 // Builds the step; n is 0 if there is nothing to compute. Valid until a request ends.
 void td_step_build(td_step *step, const td_requests *requests);
 void td_step_clear(td_step *step); // n is 0

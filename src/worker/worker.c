@@ -322,6 +322,10 @@ static td_status drain(td_worker *w, td_err *err) {
       w->is_shut_down = true;
       return TD_OK;
     }
+    if (msg.kind == TD_MSG_FIRST) {
+      td_step_put_first(&w->requests, msg.request);
+      continue;
+    }
     st = take(w, &msg, err);
     if (st != TD_OK) return st;
   }

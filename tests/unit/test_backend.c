@@ -168,6 +168,48 @@ static void test_a_prompt_beside_an_answer(void **state) {
   world_close(&w);
 }
 
+static void submit_of(client *c, uint64_t tenant, const int32_t *prompt, uint32_t n_prompt) {
+  const td_request request = {
+      .prompt = prompt, .n_prompt = n_prompt, .max_tokens = 1, .tenant = tenant};
+  const td_request_callbacks callbacks = {
+      .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
+  td_err err;
+  assert_int_equal(td_backend_submit(c->backend, &request, &callbacks, &c->id, &err), TD_OK);
+}
+
+// Prompts of several tenants take turns, chunk by chunk; short ones do not wait for long ones.
+static void test_prompts_of_several_tenants(void **state) {
+  (void)state;
+  enum { LONG = 20000 };
+  static int32_t first[LONG], second[LONG / 2];
+  static client c[2], shorts[3];
+  setenv("TANDEM_TEST_STEP_US", "3000", 1);
+  world w;
+  world_ready(&w, 2 * LONG, 4);
+  make_prompt(first, LONG, 4);
+  make_prompt(second, LONG / 2, 5);
+  c[0] = c[1] = (client){.backend = w.backend};
+  submit_of(&c[0], 1, first, LONG);
+  while (!c[0].n_progress)
+    uv_run(&w.loop, UV_RUN_ONCE);
+  submit_of(&c[1], 2, second, LONG / 2);
+  for (int i = 0; i < 3; i++) {
+    shorts[i] = (client){.backend = w.backend};
+    submit_of(&shorts[i], 3, second + 1 + i, 12);
+    run_until(&w, is_done, &shorts[i]);
+    check_answer(&shorts[i], second + 1 + i, 12, 1);
+  }
+  assert_in_range(c[0].n_progress, 1, 50);
+  run_until(&w, is_done, &c[1]);
+  check_answer(&c[1], second, LONG / 2, 1);
+  assert_int_equal(c[0].n_done, 0);
+  assert_in_range(c[0].n_progress, 80, 130);
+  run_until(&w, is_done, &c[0]);
+  check_answer(&c[0], first, LONG, 1);
+  unsetenv("TANDEM_TEST_STEP_US");
+  world_close(&w);
+}
+
 // Cancels c and tells how often the worker had stepped it.
 static uint32_t cancel_at_step(client *c, int32_t first_token) {
   assert_int_equal(c->n_done, 0);
@@ -666,6 +708,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_full_rings),
       cmocka_unit_test(test_cancel_in_every_phase),
       cmocka_unit_test(test_a_prompt_beside_an_answer),
+      cmocka_unit_test(test_prompts_of_several_tenants),
       cmocka_unit_test(test_cancel_takes_one_step),
       cmocka_unit_test(test_death_in_mid_stream),
       cmocka_unit_test(test_replay_before_the_first_token),

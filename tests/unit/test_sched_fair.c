@@ -91,6 +91,14 @@ static void stop(sim *s, uint32_t id) {
   s->r[id].is_leaving = false;
 }
 
+static void put_first(sim *s, uint32_t id) {
+  uint32_t i = 0;
+  while (s->order[i] != id)
+    i++;
+  memmove(&s->order[1], &s->order[0], i * sizeof s->order[0]);
+  s->order[0] = id;
+}
+
 static void pump(sim *s) {
   td_growth growth;
   td_admission got;
@@ -100,11 +108,11 @@ static void pump(sim *s) {
   while (td_sched_preempt(s->sched, now_ns, &id))
     s->r[id].is_leaving = true;
   while (td_sched_admit(s->sched, now_ns, &got)) {
-    uint32_t at = got.is_urgent ? 0 : s->n_running;
-    memmove(&s->order[at + 1], &s->order[at], (s->n_running++ - at) * sizeof s->order[0]);
-    s->order[at] = (uint32_t)got.id;
+    s->order[s->n_running++] = (uint32_t)got.id;
+    if (got.is_urgent) put_first(s, (uint32_t)got.id);
     s->r[got.id].n_past = got.n_cached;
   }
+  if (td_sched_next_prefill(s->sched, NULL, NULL, &id)) put_first(s, (uint32_t)id);
 }
 
 static uint32_t n_to_prefill(const sreq *r) {
@@ -236,6 +244,76 @@ static void test_endless_answers_make_room(void **state) {
   }
 }
 
+// Another's short prompt, or the first chunk of a long one, is computed in the next step, however
+// much of somebody's long prompt is left, and however often the other asks.
+static void test_a_newcomer_does_not_wait_for_a_long_prompt(void **state) {
+  (void)state;
+  for (uint32_t kind = 0; kind < 3; kind++) { // a client again and again, a new one each time
+    sim *s = open_sim(2000, 2 * MAX_REQS);
+    const uint32_t long_one = come(s, 0, 1, 8000, 1);
+    for (uint32_t ms = 305; ms < 8000; ms += 210)
+      come(s, ms, kind == 1 ? 2 + ms : 2, kind == 2 ? 15 : 10, 1);
+    run_until(s, 12000);
+    for (uint32_t i = 1; i < s->n; i++)
+      assert_true(first_token_ms(s, i) <= (kind == 2 ? 4 : 2) * STEP_MS);
+    assert_true(first_token_ms(s, long_one) <= 8000 + 40 * 20);
+    close_sim(s);
+  }
+}
+
+// Two long prompts and a third later: each tenant has its share of the chunks, whoever came first.
+static void test_long_prompts_take_turns(void **state) {
+  (void)state;
+  sim *s = open_sim(2000, 2 * MAX_REQS);
+  const uint32_t first = come(s, 0, 1, 4000, 1), second = come(s, 1005, 2, 1000, 1);
+  const uint32_t heavy = come(s, 1005, 3, 1500, 1);
+  s->r[heavy].weight = 2;
+  run_until(s, 10000);
+  // The others are done when 1000 + 1000 + 2000 of 4000, 1000 and 1500 tokens could be computed.
+  assert_in_range(first_token_ms(s, second), 3200, 3600);
+  assert_in_range(first_token_ms(s, heavy), 2800, 3100);
+  assert_in_range(first_token_ms(s, first), 6490, 6520);
+  close_sim(s);
+}
+
+// New tenants come all the time, more than can be served: a long prompt still has its turns.
+static void test_newcomers_do_not_starve_a_long_prompt(void **state) {
+  (void)state;
+  sim *s = open_sim(2000, 2 * MAX_REQS);
+  const uint32_t long_one = come(s, 0, 1, 200, 1);
+  for (uint32_t ms = 100; ms < 15000; ms += 9)
+    come(s, ms, 2 + ms, 10, 1);
+  run_until(s, 15000);
+  assert_true(first_token_ms(s, long_one) < 6000);
+  close_sim(s);
+}
+
+// A request that waits for what another leaves in the prefix cache does not hold up others.
+static void test_nobody_else_waits_for_a_prefix(void **state) {
+  (void)state;
+  sim *s = open_sim(2000, 2 * MAX_REQS);
+  come(s, 0, 1, 4000, 1);
+  const uint32_t alike = come(s, 105, 2, 4000, 1), other = come(s, 505, 3, 10, 1);
+  s->r[alike].tokens[0] = 0;
+  run_until(s, 10000);
+  assert_true(first_token_ms(s, other) <= 2 * STEP_MS);
+  assert_true(first_token_ms(s, alike) <= 4000);
+  close_sim(s);
+}
+
+// What somebody had computed or generated while nobody else wanted anything is no debt.
+static void test_no_debt_from_being_alone(void **state) {
+  (void)state;
+  sim *s = open_sim(2000, 2 * MAX_REQS);
+  come(s, 0, 3, 10, 2000);
+  come(s, 0, 1, 5000, 1000);
+  const uint32_t large = come(s, 20005, 2, 8000, 1), again = come(s, 20505, 1, 100, 1);
+  run_until(s, 40000);
+  assert_true(first_token_ms(s, again) <= 300);
+  assert_true(first_token_ms(s, large) <= 8200);
+  close_sim(s);
+}
+
 static uint32_t n_answered(const sim *s, uint64_t tenant, uint64_t begin_ms, uint64_t end_ms) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < s->n; i++) {
@@ -341,6 +419,11 @@ int main(void) {
       cmocka_unit_test(test_a_long_prompt_in_overload),
       cmocka_unit_test(test_a_flood_delays_nobody_else),
       cmocka_unit_test(test_endless_answers_make_room),
+      cmocka_unit_test(test_a_newcomer_does_not_wait_for_a_long_prompt),
+      cmocka_unit_test(test_long_prompts_take_turns),
+      cmocka_unit_test(test_newcomers_do_not_starve_a_long_prompt),
+      cmocka_unit_test(test_nobody_else_waits_for_a_prefix),
+      cmocka_unit_test(test_no_debt_from_being_alone),
       cmocka_unit_test(test_weights),
       cmocka_unit_test(test_no_credit_for_being_away),
       cmocka_unit_test(test_the_queue_is_for_all),

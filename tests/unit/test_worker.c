@@ -303,6 +303,17 @@ static void test_steps(void **state) {
   assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
   assert_true(step.seqs[0].n_pages >= 3);
 
+  td_step_put_first(&t.requests, 99);
+  td_step_put_first(&t.requests, 3);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
+  assert_int_equal(step.requests[0]->id, 3);
+  assert_int_equal(step.seqs[0].n_tokens, 10);
+  assert_int_equal(step.seqs[1].n_tokens, 22);
+  td_step_put_first(&t.requests, 2);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.requests[0]->id, 2);
+
   step.requests[0]->n_past += 32;
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 2);
