@@ -76,6 +76,7 @@ static void begin_places(td_sha256 *sha, const td_api_request *r) {
   td_sha256_add(sha, td_buf_text(&r->vars) + r->vars_rest, r->vars.len - r->vars_rest);
   td_sha256_end(sha, &rest);
   td_sha256_begin(sha);
+  td_sha256_add(sha, &r->owner, sizeof r->owner);
   td_sha256_add(sha, &rest, sizeof rest);
 }
 

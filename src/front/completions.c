@@ -52,20 +52,20 @@ static uint32_t collect_ends(const td_job *j, int32_t *ends) {
   return n;
 }
 
-// What keeps the request's cached pages apart from others'; 0: nothing does.
-static uint64_t salt_of(const td_job *j) {
+// Whose what is kept of the request is: its caller's if callers are apart, and its cache_salt's. 0:
+// everyone's.
+static uint64_t owner_of(const td_job *j, bool is_apart) {
   const char *given = j->request.cache_salt;
-  const bool is_apart = j->serve->options->cache_per_key;
   if (!given && !is_apart) return 0;
   td_sha256 sha;
   td_digest digest;
-  uint64_t salt;
+  uint64_t owner;
   td_sha256_begin(&sha);
   if (is_apart) td_sha256_add(&sha, &j->caller.tenant, sizeof j->caller.tenant);
   if (given) td_sha256_add(&sha, given, strlen(given) + 1);
   td_sha256_end(&sha, &digest);
-  memcpy(&salt, digest.bytes, sizeof salt);
-  return salt | 1; // never 0
+  memcpy(&owner, digest.bytes, sizeof owner);
+  return owner | 1; // never 0
 }
 
 static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
@@ -93,7 +93,7 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
                         .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
                         .tenant = j->caller.tenant,
                         .weight = j->caller.weight,
-                        .salt = salt_of(j)};
+                        .salt = owner_of(j, j->serve->options->cache_per_key)};
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
@@ -260,6 +260,8 @@ static void prepare_body(td_job *j) {
     j->prompts[i].most = j->n_ctx;
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
+  // Turns hold reasoning that was not shown: callers with keys are always apart.
+  j->request.owner = owner_of(j, j->serve->options->cache_per_key || j->serve->keys.n);
   j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->prompts,
                               j->is_chat ? &text : NULL, &j->error);
   j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);

@@ -151,6 +151,51 @@ def test_what_was_cut_and_what_others_said(server):
     assert again["usage"]["prompt_tokens"] < shown
 
 
+def reads_reasoning(server, client, reader):
+    """Whether the prompt of reader's conversation holds reasoning that only client's tokens had. Both
+    are an address and members of the body; a key goes with each address."""
+
+    def ask(who, messages, **more):
+        address, members = who
+        transport = httpx.HTTPTransport(local_address=address)
+        headers = {"Authorization": f"Bearer {address}"}
+        with httpx.Client(transport=transport, headers=headers) as http:
+            body = {"messages": messages, "tools": TOOLS, "temperature": 0} | members | more
+            return http.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]
+
+    messages = [{"role": "system", "content": f"{client} and {reader}"}, {"role": "user", "content": "go"}]
+    for content in "more", "enough":
+        message = ask(client, messages)["message"]
+        message.pop("reasoning_content", None)
+        (call,) = message["tool_calls"]
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": content}]
+    prompt = ask(reader, messages, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"][1:]
+    return "So I go on" in "".join(token["decoded_token"] for row in prompt for token in row.values())
+
+
+@pytest.mark.parametrize("option", ["--cache-per-key", "--api-keys"])
+def test_turns_of_another_are_not_found(tandem_bin, model, tmp_path, option):
+    keys = tmp_path / "keys"
+    keys.write_text("127.0.0.1\n127.0.0.2\n")
+    keys.chmod(0o600)
+    value = [str(keys)] if option == "--api-keys" else []
+    server = Server(tandem_bin, model, "--ctx-size", "4096", option, *value)
+    first, second = ("127.0.0.1", {}), ("127.0.0.2", {})
+    try:
+        assert reads_reasoning(server, first, first)
+        assert not reads_reasoning(server, first, second)
+    finally:
+        server.close()
+
+
+def test_turns_of_another_salt_are_not_found(server):
+    first, second, none = (("127.0.0.1", salt) for salt in ({"cache_salt": "a"}, {"cache_salt": "b"}, {}))
+    assert reads_reasoning(server, first, first)
+    assert not reads_reasoning(server, first, second)
+    assert not reads_reasoning(server, first, none)
+    assert not reads_reasoning(server, none, first)
+
+
 def test_prompts_alone_are_shared_by_default(tandem_bin, model):
     server = Server(tandem_bin, model, "--ctx-size", "4096")
     loop = Loop(shares_output=False)
