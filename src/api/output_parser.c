@@ -11,14 +11,6 @@
 
 #define MAX_OWN_IDS 256 // calls whose ids are the text's own
 
-// The markers of a reasoning block.
-static const struct {
-  const char *begin, *end;
-} thoughts[] = {{"<think>", "</think>"},
-                {"[THINK]", "[/THINK]"},
-                {"<think:opensource>", "</think:opensource>"},
-                {"<mm:think>", "</mm:think>"}};
-
 void td_output_parser_free(td_output_parser *parts) {
   uint32_t n = parts->n_calls;
   if (parts->state == TD_PARTS_CALL && !parts->is_given && n < parts->cap) n++;
@@ -33,10 +25,11 @@ void td_output_parser_free(td_output_parser *parts) {
 bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
   while (len && td_is_space(prompt[len - 1]))
     len--;
-  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
-    const size_t n = strlen(thoughts[i].begin);
-    if (thoughts[i].begin[0] != '<' || len < n) continue;
-    if (memcmp(prompt + len - n, thoughts[i].begin, n) == 0) return true;
+  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
+    const char *begin = td_output_forms[i].think_begin;
+    const size_t n = strlen(begin);
+    if (!td_output_forms[i].ends_prompts || len < n) continue;
+    if (memcmp(prompt + len - n, begin, n) == 0) return true;
   }
   return false;
 }
@@ -83,11 +76,11 @@ static outcome give(td_output_parser *p, td_output_part *part, td_output_part_ki
 // it; if it began in the prompt, any may.
 static td_marker_match ends_reasoning_at(const td_output_parser *p, const source *s, size_t *n) {
   td_marker_match found = TD_MARKER_NONE;
-  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
-    const bool may_be = p->begins_in_reasoning ? thoughts[i].begin[0] == '<' : i == p->thoughts;
-    if (!may_be) continue;
-    const td_marker_match match = td_marker_at(thoughts[i].end, s->text, p->scan, s->len);
-    *n = strlen(thoughts[i].end);
+  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
+    const td_output_form *form = &td_output_forms[i];
+    if (p->begins_in_reasoning ? !form->ends_prompts : form != p->form) continue;
+    const td_marker_match match = td_marker_at(form->think_end, s->text, p->scan, s->len);
+    *n = strlen(form->think_end);
     if (match == TD_MARKER_WHOLE) return match;
     if (match == TD_MARKER_CUT) found = match;
   }
@@ -204,12 +197,14 @@ static outcome take_start(td_output_parser *p, const source *s) {
     return MORE;
   }
   if (p->at == s->len && !s->is_final) return WAIT;
-  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
-    td_marker_match match = td_marker_at(thoughts[i].begin, s->text, p->at, s->len);
+  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
+    const td_output_form *form = &td_output_forms[i];
+    if (form->final_begin) continue;
+    td_marker_match match = td_marker_at(form->think_begin, s->text, p->at, s->len);
     if (match == TD_MARKER_CUT && !s->is_final) return WAIT;
     if (match != TD_MARKER_WHOLE) continue;
-    p->thoughts = i;
-    enter(p, TD_PARTS_REASONING, p->at + strlen(thoughts[i].begin));
+    p->form = form;
+    enter(p, TD_PARTS_REASONING, p->at + strlen(form->think_begin));
     return MORE;
   }
   enter(p, TD_PARTS_CONTENT, begin);
@@ -392,9 +387,13 @@ static char *recipient_of(const char *header, size_t len) {
   return is_function ? strndup(at + skip, n - skip) : n ? strndup(at, n) : NULL;
 }
 
-static bool is_analysis(const char *header, size_t len) {
-  static const char analysis[] = CHANNEL "analysis";
-  return memmem(header, len, analysis, strlen(analysis)) != NULL;
+static bool is_thought(const char *header, size_t len) {
+  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
+    const td_output_form *form = &td_output_forms[i];
+    if (form->final_begin && memmem(header, len, form->think_begin, strlen(form->think_begin)))
+      return true;
+  }
+  return false;
 }
 
 static bool begins_header(const td_output_parser *p, const source *s) {
@@ -427,7 +426,7 @@ static td_status take_message_header(td_output_parser *p, const source *s, outco
   char *name = p->parse_tool_calls ? recipient_of(header, len) : NULL;
   if (!name || !td_tool_params_may_call(p->params, name)) {
     free(name);
-    enter(p, is_analysis(header, len) ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
+    enter(p, is_thought(header, len) ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
     return TD_OK;
   }
   p->back_at = body;

@@ -2,8 +2,8 @@
 // grows; a part is emitted as soon as it cannot change any more, so the result does not depend on
 // how the text was split into pieces. Each byte is examined a bounded number of times.
 //
-// Reasoning is enclosed in <think> and </think> (Mistral: [THINK] and [/THINK]; MiniMax-M3:
-// <mm:think> and </mm:think>), or starts with the generated text if the prompt ended in <think>.
+// Reasoning is enclosed in markers (<think> and </think>, or others of output_form.h), or starts
+// with the generated text if the prompt ended in the first of them.
 // The forms of tool calls that are recognized:
 //   <tool_call>{"name": N, "arguments": {...}}</tool_call>                        Qwen, Hermes
 //   <tool_call><function=N><parameter=K>V</parameter></function></tool_call>      Qwen3-Coder
@@ -45,6 +45,7 @@
 #include <stdint.h>
 
 #include "api/calls/tool_calls.h"
+#include "api/output_form.h"
 
 typedef enum { TD_OUTPUT_REASONING, TD_OUTPUT_CONTENT, TD_OUTPUT_CALL } td_output_part_kind;
 
@@ -73,10 +74,10 @@ typedef struct {
   uint64_t id;                  // seed for generated call ids
   const td_tool_params *params; // borrowed: of the request's tools; NULL: not known
   td_output_parser_state state;
-  unsigned thoughts; // which markers the reasoning block has
-  bool in_thought;   // the calls being read began in a thought without an end
-  size_t far;        // state REASONING: the thought does not end before this
-  bool will_end;     // likewise: it ends there
+  const td_output_form *form; // whose markers the reasoning block has
+  bool in_thought;            // the calls being read began in a thought without an end
+  size_t far;                 // state REASONING: the thought does not end before this
+  bool will_end;              // likewise: it ends there
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is
                    // text before the next call
   bool is_opened;  // state CALLS: a run was opened and has no call yet

@@ -136,10 +136,9 @@ td_status td_run_open_model(td_runner *r, td_err *err) {
   if (st != TD_OK) return st;
   td_run_settle(r);
   if (!r->chat) return TD_OK;
-  r->parser.is_harmony = !o->raw && td_chat_template_mentions(r->chat, "<|channel|>");
-  // Mistral's reasoning is marked with control tokens, too.
-  const bool is_mistral = !o->raw && td_chat_template_mentions(r->chat, "[THINK]");
-  td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !r->parser.is_harmony && !is_mistral);
+  const td_output_form *form = o->raw ? NULL : td_output_form_of(r->chat);
+  r->parser.is_harmony = form && form->final_begin;
+  td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !form || !form->keeps_specials);
   return TD_OK;
 }
 

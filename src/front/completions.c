@@ -141,10 +141,10 @@ static td_status open_choices(td_job *j) {
   if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
   j->n_choices = j->n_prompts * r->n;
   const td_chat *chat = j->host->chat;
-  const bool is_harmony = j->is_chat && td_chat_template_mentions(chat, "<|channel|>");
-  // Mistral's calls and thoughts are marked with control tokens.
-  const bool is_mistral = j->is_chat && (td_chat_template_mentions(chat, "[TOOL_CALLS]") ||
-                                         td_chat_template_mentions(chat, "[THINK]"));
+  const td_output_form *form = j->is_chat ? td_output_form_of(chat) : NULL;
+  // Mistral's calls are marked with control tokens, too.
+  const bool keeps_specials = (form && form->keeps_specials) ||
+                              (j->is_chat && td_chat_template_mentions(chat, "[TOOL_CALLS]"));
   for (uint32_t i = 0; i < j->n_choices; i++) {
     td_choice *c = &j->choices[i];
     c->job = j;
@@ -152,12 +152,12 @@ static td_status open_choices(td_job *j) {
     td_answer_init(&c->answer, td_chat_tokenizer(j->host->chat),
                    &(td_answer_opts){.stops = &r->stops,
                                      .keep_tokens = r->logprobs,
-                                     .shows_special = r->shows_special || is_harmony || is_mistral,
+                                     .shows_special = r->shows_special || keeps_specials,
                                      .min_tokens = (uint32_t)r->min_tokens});
     c->parts = (td_output_parser){.begins_in_reasoning = j->prompt_thinks,
                                   .parse_tool_calls = r->has_tools,
                                   .one_call = r->one_call,
-                                  .is_harmony = is_harmony,
+                                  .is_harmony = form && form->final_begin,
                                   .id = j->call_id + i,
                                   .params = &r->params};
     td_status st = open_prompt(c);

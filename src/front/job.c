@@ -176,9 +176,7 @@ static void add_timings(td_api_timings *t, const td_choice *c) {
 static void end_dialect(td_job *j, td_buf *out, const td_delta *message) {
   const td_choice *c = &j->choices[0];
   const bool has_reasoning = message ? message->reasoning.len > 0 : j->state.reasoning.len > 0;
-  if (has_reasoning) {
-    j->usage.n_reasoning = c->n_before_answer ? c->n_before_answer : c->answer.n_tokens;
-  }
+  if (has_reasoning) j->usage.n_reasoning = c->n_reasoning;
   td_api_timings timings = {0};
   add_timings(&timings, c);
   const td_dialect_end end = {.finish_reason = c->finish_reason,
@@ -288,6 +286,19 @@ static td_api_usage usage_so_far(const td_choice *c) {
                         .n_rejected = c->n_rejected};
 }
 
+// Gathers what the parser tells of the tokens so far. Those of a marker count as what they are
+// around; what is not parsed yet counts as what follows.
+static td_status gather(td_choice *c, td_err *err) {
+  const td_output_parser_state before = c->parts.state;
+  td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
+  const td_output_parser_state after = c->parts.state;
+  if (st != TD_OK || (after == TD_PARTS_START && before != TD_PARTS_REASONING)) return st;
+  if (before == TD_PARTS_REASONING || after == TD_PARTS_REASONING)
+    c->n_reasoning += c->answer.n_tokens - c->n_parsed;
+  c->n_parsed = c->answer.n_tokens;
+  return TD_OK;
+}
+
 // Takes the output of a choice that is final, and sends it if the response is streamed. With usage
 // in every chunk each token gets its own event, even if it adds no text.
 static td_status take_piece(td_choice *c, td_err *err) {
@@ -295,15 +306,16 @@ static td_status take_piece(td_choice *c, td_err *err) {
   td_answer_piece piece;
   bool has_piece = td_answer_take(&c->answer, &piece);
   if (j->is_chat) {
-    td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
+    td_status st = gather(c, err);
     if (st != TD_OK) return st;
     has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
   } else if (j->dialect && has_piece) {
     td_buf_add(&c->delta.content, td_buf_text(&c->answer.text) + piece.begin,
                piece.end - piece.begin);
   }
+  if (!j->request.stream) piece.begin = piece.first = 0; // the output is kept for the response
   j->state.piece = piece;
-  if (!j->request.stream) return TD_OK; // the output is kept for the response
+  if (!j->request.stream) return TD_OK;
   td_buf event = TD_BUF_INIT;
   if (j->dialect) {
     send_dialect(c, &event, has_piece);
@@ -401,19 +413,6 @@ static void note_token(td_choice *c, const td_wire_token *token) {
   m->n_rejected += token->n_rejected;
 }
 
-// Notes which token ended the reasoning. from: the text's length before it.
-static void note_reasoning(td_choice *c, size_t from) {
-  static const char *const marks[] = {"</think>", "[/THINK]", "</think:opensource>"};
-  const td_buf *text = &c->answer.text;
-  if (c->n_before_answer || text->len == from) return;
-  for (size_t i = 0; i < TD_COUNT(marks); i++) {
-    const size_t n = strlen(marks[i]), begin = from > n ? from - n : 0;
-    if (memmem(text->data + begin, text->len - begin, marks[i], n)) {
-      c->n_before_answer = c->answer.n_tokens;
-    }
-  }
-}
-
 // Whether the time for the answer is over, and it has a whole line.
 static bool is_late(const td_choice *c) {
   const uint64_t most_ns = c->job->state.most_predict_ns;
@@ -429,10 +428,8 @@ static void on_token(void *ctx, const td_wire_token *token) {
   if (j->request.max_tokens == 0) return; // drawn by the way
   note_token(c, token);
   c->sum_logprob += (double)token->logprob;
-  size_t n_text = c->answer.text.len;
   td_status st = td_answer_add(&c->answer, token, &err);
   if (st == TD_OK && j->is_chat) st = td_token_ids_push(&c->ids, token->id, &err);
-  note_reasoning(c, n_text);
   if (st == TD_OK && is_late(c)) {
     td_backend_cancel(j->host->backend, c->id);
     end_choice(c, TD_FINISH_LENGTH);
@@ -443,8 +440,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
     end_choice(c, TD_FINISH_STOP);
     return;
   }
-  bool ends_early = j->is_chat && j->request.one_call;
-  if (st == TD_OK && (j->request.stream || ends_early)) st = take_piece(c, &err);
+  if (st == TD_OK && (j->request.stream || j->is_chat)) st = take_piece(c, &err);
   if (st != TD_OK) {
     fail_running(j, 500, NULL, err.msg);
   } else if (c->parts.state == TD_PARTS_DONE) {

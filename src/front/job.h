@@ -20,7 +20,8 @@ typedef struct {
   td_output_parser parts;          // chat
   td_delta delta;                  // chat: output not sent yet; without streaming, all of it
   uint32_t n_told;                 // tokens that a chunk's usage has counted
-  uint32_t n_before_answer;        // tokens up to the one that ended the reasoning; 0: none did
+  uint64_t n_parsed;               // tokens known to be reasoning or not
+  uint64_t n_reasoning;            // of them, the former
   uint64_t n_accepted, n_rejected; // drafted tokens
   double sum_logprob;              // of its tokens, if there are choices to choose from (best_of)
   const char *finish_reason;

@@ -137,7 +137,7 @@ static void write_shown(td_buf *body, const td_host *h, const td_chat *chat) {
   td_jw_begin_array(&w, "capabilities");
   td_jw_str(&w, NULL, "completion");
   if (has_tools) td_jw_str(&w, NULL, "tools");
-  if (td_chat_template_mentions(chat, "</think")) td_jw_str(&w, NULL, "thinking");
+  if (td_output_form_of(chat)) td_jw_str(&w, NULL, "thinking");
   if (fills_in) td_jw_str(&w, NULL, "insert");
   td_jw_end_array(&w);
   td_jw_end_object(&w);

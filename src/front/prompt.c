@@ -156,9 +156,10 @@ td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_req
 
 uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
   enum { TAIL = 8 }; // tokens in which the block begins
-  static const char *const begins[] = {"<think>", "<think:opensource>", "<mm:think>"};
-  for (size_t k = 0; k < TD_COUNT(begins); k++) {
-    const int32_t id = td_tokenizer_find(td_chat_tokenizer(chat), begins[k], strlen(begins[k]));
+  for (size_t k = 0; k < TD_OUTPUT_FORMS; k++) {
+    const char *begin = td_output_forms[k].think_begin;
+    if (!td_output_forms[k].ends_prompts) continue;
+    const int32_t id = td_tokenizer_find(td_chat_tokenizer(chat), begin, strlen(begin));
     for (size_t i = prompt->n; id >= 0 && i > 1 && i + TAIL > prompt->n; i--)
       if (prompt->ids[i - 1] == id) return (uint32_t)(i - 1);
   }
@@ -169,11 +170,8 @@ uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
 
 td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
                            td_api_request *request, bool prompt_thinks, td_api_error *error) {
-  const bool may_think = td_chat_template_mentions(chat, "</think") ||
-                         td_chat_template_mentions(chat, "</mm:think") ||
-                         td_chat_template_mentions(chat, "[/THINK]");
-  const td_reasoning reasoning = prompt_thinks ? TD_REASONING_BEGUN
-                                 : may_think   ? TD_REASONING_MAYBE
-                                               : TD_REASONING_NONE;
+  const td_reasoning reasoning = prompt_thinks             ? TD_REASONING_BEGUN
+                                 : td_output_form_of(chat) ? TD_REASONING_MAYBE
+                                                           : TD_REASONING_NONE;
   return td_api_compose_grammar(request, calls, reasoning, error);
 }

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from scripted_model import SAY, write_model
+from scripted_model import SAY, Vocabulary, write_model
 from serving import Server
 
 KIMI = (
@@ -489,6 +489,42 @@ HARMONY = {
         '<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"a": 1}',
     ]
 }
+
+
+THOUGHTS = {  # how they are written, and what the template mentions
+    "think": (["<think>", "So it is.", "</think>"], ["\n\nYes, it is."], "</think>"),
+    "minimax": (["<mm:think>", "So it is.", "</mm:think>"], ["Yes, it is."], "</mm:think>"),
+    "mistral": (["[THINK]", "So it is.", "[/THINK]"], ["Yes, it is."], "[THINK]"),
+    "harmony": (
+        ["<|channel|>", "analysis", "<|message|>", "So it is.", "<|end|>"],
+        ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes, it is."],
+        "<|channel|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", THOUGHTS)
+def test_thoughts_are_known_everywhere(tandem_bin, tmp_path, family):
+    """Their tokens are counted, and Ollama's clients are told that the model thinks."""
+    thought, answer, mentioned = THOUGHTS[family]
+    control = [text for text in thought if text[0] == "["]
+    n_thought, n_all = (len(Vocabulary({"go": s}, control).successor) - 1 for s in (thought, thought + answer))
+    model = tmp_path / "scripted"
+    write_model(model, {"go": thought + answer}, control, template=SAY + "{# " + mentioned + " #}")
+    server = Server(tandem_bin, model)
+    try:
+        for stream in (False, True):
+            body = {"input": "go", "temperature": 0, "stream": stream}
+            text = httpx.post(server.url + "/v1/responses", json=body, timeout=60).text
+            whole = json.loads(text.strip().split("data: ")[-1])["response"] if stream else json.loads(text)
+            assert [o["content"][0]["text"] for o in whole["output"]] == ["So it is.", "Yes, it is."]
+            usage = whole["usage"]
+            assert usage["output_tokens"] == n_all + 1  # the end token
+            assert usage["output_tokens_details"]["reasoning_tokens"] == n_thought
+        shown = httpx.post(server.url + "/api/show", json={"model": "scripted"}).json()
+        assert "thinking" in shown["capabilities"]
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
