@@ -3,6 +3,7 @@
 #include <float.h>
 #include <stdlib.h>
 
+#include "api/dialects/dialect.h"
 #include "api_request_testing.h"
 
 typedef struct {
@@ -534,6 +535,82 @@ static void renames_what_is_wrong(void **state) {
   assert_int_equal(strlen(error.message), TD_ERR_BYTES - 1);
 }
 
+// ---- items of stored responses
+// --------------------------------------------------------------------
+
+static uint64_t n_allocated;
+
+static void *count_alloc(size_t n_bytes) {
+  n_allocated++;
+  return malloc(n_bytes);
+}
+
+// A store with a response of one message of n characters; 5000 numbers stand beside it.
+static td_response_store *store_one(size_t n) {
+  td_response_store *store = td_response_store_open();
+  td_buf json = TD_BUF_INIT, none = TD_BUF_INIT;
+  td_buf_str(&json, "{\"numbers\":[0");
+  for (int i = 1; i < 5000; i++)
+    td_buf_str(&json, ",0");
+  td_buf_str(&json, "],\"output\":[{\"id\":\"msg_1_0\",\"type\":\"message\",\"role\":\"assistant\","
+                    "\"content\":\"");
+  for (size_t i = 0; i < n; i++)
+    td_buf_char(&json, 'a');
+  td_buf_str(&json, "\"}]}");
+  td_response_store_put(store, 0, "resp_1", (const td_buf *const[]){&none, &none, &json});
+  td_buf_free(&json);
+  return store;
+}
+
+static td_status refer(td_response_store *store, uint32_t n, td_api_error *error) {
+  td_dialect_state state = {.store = store};
+  td_buf body = TD_BUF_INIT, out = TD_BUF_INIT;
+  td_buf_str(&body, "{\"input\":[{\"role\":\"user\",\"content\":\"a\"}");
+  for (uint32_t i = 0; i < n; i++)
+    td_buf_str(&body, ",{\"type\":\"item_reference\",\"id\":\"msg_1_0\"}");
+  td_buf_str(&body, "]}");
+  td_status st = td_dialect_translate(&td_dialect_responses, &state, td_buf_text(&body), body.len,
+                                      &out, error);
+  td_dialect_state_free(&state);
+  td_buf_free(&body);
+  td_buf_free(&out);
+  return st;
+}
+
+// A stored response is parsed once, however often a request refers to it.
+static void stored_responses_are_parsed_once(void **state) {
+  (void)state;
+  uint64_t n[2];
+  td_api_error error;
+  td_response_store *store = store_one(10);
+  cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = count_alloc, .free_fn = free});
+  for (int i = 0; i < 2; i++) {
+    const uint64_t before = n_allocated;
+    assert_int_equal(refer(store, i ? 101 : 1, &error), TD_OK);
+    n[i] = n_allocated - before;
+  }
+  cJSON_InitHooks(NULL);
+  assert_true(n[0] > 5000 && n[1] > n[0]);
+  assert_true(n[1] - n[0] < 5000);
+  assert_int_equal(refer(store, 1025, &error), TD_EINVAL);
+  assert_int_equal(error.status, 404);
+  td_response_store_close(store);
+}
+
+// Neither what is parsed for references nor what is written for them is without bound.
+static void references_are_bounded(void **state) {
+  (void)state;
+  for (int is_whole = 0; is_whole < 2; is_whole++) {
+    td_api_error error;
+    td_response_store *store = store_one(is_whole ? 33u << 20 : 1u << 20);
+    assert_int_equal(refer(store, is_whole ? 1 : 40, &error), TD_EINVAL);
+    assert_int_equal(error.status, 400);
+    assert_non_null(strstr(error.message, "32 MiB"));
+    if (!is_whole) assert_int_equal(refer(store, 20, &error), TD_OK);
+    td_response_store_close(store);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refuses_bad_chats),
@@ -551,6 +628,8 @@ int main(void) {
       cmocka_unit_test(takes_whole_seeds),
       cmocka_unit_test(writes_template_variables),
       cmocka_unit_test(takes_every_kind_of_prompt),
+      cmocka_unit_test(stored_responses_are_parsed_once),
+      cmocka_unit_test(references_are_bounded),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,3 +30,20 @@ void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
 // The items of a stored response's request, each with an id; the caller deletes them. NULL: the
 // owner has no such response.
 cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *id);
+
+// responses_references.c: items of stored responses that the input refers to. Zeroed: none yet.
+typedef struct td_referenced td_referenced;
+typedef struct {
+  td_referenced *responses; // owned: each is parsed once
+  unsigned n;               // references
+  size_t n_bytes;           // of the responses, and of what was written for their items
+} td_references;
+
+// Finds the item. where: of its id in the request.
+td_status td_responses_refer(td_references *references, const td_dialect_state *state,
+                             const cJSON *id, const char *where, const cJSON **item,
+                             td_api_error *error);
+// Counts bytes, of which a request may only refer to so many.
+td_status td_responses_count(td_references *references, size_t n_bytes, const char *where,
+                             td_api_error *error);
+void td_references_free(td_references *references);

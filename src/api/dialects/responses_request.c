@@ -4,8 +4,6 @@
 #include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 
-#define MOST_REFERENCES 1024 // to items, in a request
-
 // Gathers an assistant's turn, which Responses spells as several items.
 typedef struct {
   td_json_writer *w;
@@ -15,7 +13,7 @@ typedef struct {
   unsigned n_calls;
   bool is_open;
   td_api_path from; // its first item
-  unsigned n_references;
+  td_references references;
 } turn;
 
 static void begin_turn(turn *t, const char *where) {
@@ -151,42 +149,20 @@ static bool ends_with(const char *text, const char *end) {
 
 static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where);
 
-static const cJSON *item_of(const cJSON *items, const char *id) {
-  for (const cJSON *item = items ? items->child : NULL; item; item = item->next) {
-    const cJSON *own = td_json_get(item, "id");
-    if (cJSON_IsString(own) && strcmp(own->valuestring, id) == 0) return item;
-  }
-  return NULL;
+static size_t n_written(const turn *t) {
+  return t->w->out->len + t->content.len + t->reasoning.len + t->calls.len;
 }
 
-// An item that a stored response made, whose id is PREFIX_RESPONSE_INDEX.
 static td_status write_reference(turn *t, const cJSON *item, const char *where) {
-  const cJSON *id = td_json_get(item, "id");
-  const char *text = cJSON_IsString(id) ? id->valuestring : "";
-  const char *begin = strchr(text, '_'), *end = strrchr(text, '_');
+  const cJSON *found;
   const td_api_path at = td_api_member(where, "id");
-  char response[64] = "";
-  if (begin && end > begin) {
-    snprintf(response, sizeof response, "resp_%.*s", (int)(end - begin - 1), begin + 1);
-  }
-  td_buf json = TD_BUF_INIT;
-  cJSON *root = NULL;
-  td_err err = {0};
-  const bool is_there = ++t->n_references <= MOST_REFERENCES && t->state->store &&
-                        td_response_store_get(t->state->store, t->state->owner, response,
-                                              TD_STORED_RESPONSE, &json) &&
-                        td_json_parse(&root, td_buf_text(&json), json.len, TD_JSON_MAX_DEPTH,
-                                      &err) == TD_OK;
-  td_buf_free(&json);
-  if (err.code == TD_ENOMEM) return td_api_fail_err(t->error, at.text, &err);
-  const cJSON *found = is_there ? item_of(td_json_get(root, "output"), text) : NULL;
-  td_status st = found ? write_item(t, found, false, where)
-                       : td_api_fail(t->error, 404, at.text, "not_found",
-                                     "%s: there is no item %.64s; responses are kept in memory, "
-                                     "the last ones only: send the item itself",
-                                     at.text, text);
-  cJSON_Delete(root);
-  return st;
+  td_status st = td_responses_refer(&t->references, t->state, td_json_get(item, "id"), at.text,
+                                    &found, t->error);
+  const size_t before = n_written(t);
+  if (st == TD_OK) st = write_item(t, found, false, where);
+  const size_t after = n_written(t);
+  if (st != TD_OK || after <= before) return st;
+  return td_responses_count(&t->references, after - before, at.text, t->error);
 }
 
 static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where) {
@@ -241,6 +217,7 @@ static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *s
   td_buf_free(&t.content);
   td_buf_free(&t.reasoning);
   td_buf_free(&t.calls);
+  td_references_free(&t.references);
   return st;
 }
 
