@@ -30,8 +30,7 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
   }
   td_buf text = TD_BUF_INIT;
   td_status st = td_api_add_parts(&text, content, is_asked, param, error);
-  if (st == TD_OK) td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-  w->out->failed |= text.failed;
+  if (st == TD_OK) td_jw_buf(w, "content", &text);
   td_buf_free(&text);
   return st;
 }

@@ -59,7 +59,7 @@ static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_
     add_token_text(&text, bytes, len);
     td_jw_begin_object(w, NULL);
     if (with_ids) td_jw_int(w, "id", token->top[i].id);
-    td_jw_str_len(w, "token", td_buf_text(&text), text.len);
+    td_jw_buf(w, "token", &text);
     td_jw_double(w, "logprob", logprob_of((double)token->top[i].value));
     write_bytes(w, bytes, len);
     td_jw_end_object(w);
@@ -114,6 +114,7 @@ static void write_legacy_top(td_json_writer *w, const td_api_head *head,
     td_buf text = TD_BUF_INIT;
     add_token_text(&text, bytes, len);
     td_jw_double(w, td_buf_text(&text), logprob_of((double)token->top[i].value));
+    w->out->failed |= text.failed;
     td_buf_free(&text);
   }
   td_jw_end_object(w);
@@ -233,7 +234,7 @@ static void write_calls(td_json_writer *w, const td_output_parser *parts, const 
 }
 
 static void write_text_member(td_json_writer *w, const char *key, const td_buf *text) {
-  if (text->len > 0) td_jw_str_len(w, key, td_buf_text(text), text->len);
+  if (text->len > 0) td_jw_buf(w, key, text);
 }
 
 static void write_message(td_json_writer *w, const td_api_choice *choice) {
@@ -243,7 +244,7 @@ static void write_message(td_json_writer *w, const td_api_choice *choice) {
   if (message->content.len == 0 && message->first_call < message->last_call) {
     td_jw_null(w, "content");
   } else {
-    td_jw_str_len(w, "content", td_buf_text(&message->content), message->content.len);
+    td_jw_buf(w, "content", &message->content);
   }
   write_text_member(w, "reasoning_content", &message->reasoning);
   write_calls(w, choice->parts, message, false);
@@ -269,7 +270,7 @@ static void write_candidate(td_json_writer *w, const td_api_head *head, int32_t 
   } else {
     td_jw_null(w, "rank"); // not among the candidates
   }
-  td_jw_str(w, "decoded_token", td_buf_text(&text));
+  td_jw_buf(w, "decoded_token", &text);
   td_jw_end_object(w);
   td_buf_free(&text);
 }

@@ -109,6 +109,11 @@ void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t 
   td_json_quote(w->out, text, len);
 }
 
+void td_jw_buf(td_json_writer *w, const char *key, const td_buf *text) {
+  td_jw_str_len(w, key, td_buf_text(text), text->len);
+  w->out->failed |= text->failed;
+}
+
 void td_jw_int(td_json_writer *w, const char *key, int64_t value) {
   begin_value(w, key);
   td_buf_printf(w->out, "%" PRId64, value);

@@ -26,6 +26,8 @@ void td_jw_end_array(td_json_writer *w);
 // text NULL: null.
 void td_jw_str(td_json_writer *w, const char *key, const char *text);
 void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t len);
+// The text of a buffer. One that lacks some for want of memory makes the output fail, too.
+void td_jw_buf(td_json_writer *w, const char *key, const td_buf *text);
 void td_jw_int(td_json_writer *w, const char *key, int64_t value);
 // Shortest form that reads back as the same value; null for infinities and NaN.
 void td_jw_double(td_json_writer *w, const char *key, double value);

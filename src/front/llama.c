@@ -37,7 +37,7 @@ static void write_props(td_buf *body, const td_host *h, const td_chat *chat) {
   td_jw_bool(&w, "vision", false);
   td_jw_bool(&w, "audio", false);
   td_jw_end_object(&w);
-  td_jw_str_len(&w, "chat_template", td_buf_text(&template), template.len);
+  td_jw_buf(&w, "chat_template", &template);
   td_buf_free(&template);
   write_token(&w, "bos_token", tok, td_tokenizer_bos(tok));
   write_token(&w, "eos_token", tok, td_tokenizer_eos(tok));

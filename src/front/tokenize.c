@@ -50,8 +50,8 @@ static void write_count(task *t, const td_token_ids *ids) {
 static void write_prompt(task *t, const td_buf *text) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
-  td_jw_str_len(&w, "prompt", td_buf_text(text), text->len);
-  if (t->kind == DETOKENIZE) td_jw_str_len(&w, "content", td_buf_text(text), text->len);
+  td_jw_buf(&w, "prompt", text);
+  if (t->kind == DETOKENIZE) td_jw_buf(&w, "content", text);
   td_jw_end_object(&w);
 }
 

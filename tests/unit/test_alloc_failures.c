@@ -379,10 +379,8 @@ static bool exchange(const char *request, char *out, size_t size) {
   return is_open;
 }
 
-// Appends the values of all "content" to shared->text, as they are spelled in JSON.
-static void add_contents(const char *response) {
-  static const char key[] = "\"content\":\"";
-  shared->text[0] = '\0';
+// Appends the values of all members of that name to shared->text, as they are spelled in JSON.
+static void add_values(const char *response, const char *key) {
   for (const char *at = response; (at = strstr(at, key));) {
     at += strlen(key);
     size_t len = 0;
@@ -406,7 +404,8 @@ static int ask(bool is_stream, char *response, size_t size) {
   char body[256], request[512];
   snprintf(body, sizeof body,
            "{\"messages\":[{\"role\":\"user\",\"content\":\"one, two\"}],\"max_tokens\":8,"
-           "\"temperature\":0,\"stop\":[\"zzz\"],\"stream\":%s}",
+           "\"temperature\":0,\"stop\":[\"zzz\"],\"logprobs\":true,\"top_logprobs\":2,"
+           "\"stream\":%s}",
            is_stream ? "true" : "false");
   snprintf(request, sizeof request,
            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -414,7 +413,9 @@ static int ask(bool is_stream, char *response, size_t size) {
            strlen(body), body);
   exchange(request, response, size);
   if (strstr(response, "memory") || is_cut(response)) return 1;
-  add_contents(response);
+  shared->text[0] = '\0';
+  add_values(response, "\"content\":\"");
+  add_values(response, "\"token\":\"");
   if (strncmp(response, "HTTP/1.1 200", 12) == 0 &&
       strstr(response, is_stream ? "[DONE]" : "usage")) {
     if (!shared->expected[0] || strcmp(shared->text, shared->expected) == 0) return 0;

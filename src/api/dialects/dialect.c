@@ -151,7 +151,7 @@ void td_dialect_write_result(td_json_writer *w, td_dialect_state *s, const cJSON
                     td_api_member(where, id_key).text);
     td_api_write_json(w, "tool_call_id", id);
   }
-  td_jw_str_len(w, "content", td_buf_text(text), text->len);
+  td_jw_buf(w, "content", text);
   td_jw_end_object(w);
   w->out->failed |= text->failed;
   td_buf_free(text);

@@ -285,7 +285,7 @@ static void write_end(td_json_writer *w, const td_dialect_state *s, const td_dia
   td_jw_begin_object(w, "generation_settings");
   td_jw_int(w, "n_ctx", s->n_ctx);
   td_jw_end_object(w);
-  td_jw_str_len(w, "prompt", td_buf_text(&s->prompt), s->prompt.len);
+  td_jw_buf(w, "prompt", &s->prompt);
   td_jw_bool(w, "has_new_line", text->len && memchr(text->data, '\n', text->len));
   td_jw_bool(w, "truncated", false);
   td_jw_str(w, "stop_type", stop_type(end));
@@ -344,7 +344,7 @@ static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   td_jw_int(&w, "index", 0);
-  td_jw_str_len(&w, "content", td_buf_text(&delta->content), delta->content.len);
+  td_jw_buf(&w, "content", &delta->content);
   write_tokens(&w, s, s->piece.first, s->piece.last);
   td_jw_bool(&w, "stop", false);
   td_jw_int(&w, "id_slot", 0);

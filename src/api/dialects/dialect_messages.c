@@ -37,7 +37,7 @@ static td_status write_system(const writing *to, const cJSON *system) {
   }
   if (st == TD_OK && text.len) {
     td_dialect_begin_message(to->w, to->s, "system", "system");
-    td_jw_str_len(to->w, "content", td_buf_text(&text), text.len);
+    td_jw_buf(to->w, "content", &text);
     td_jw_end_object(to->w);
   }
   to->w->out->failed |= text.failed;
@@ -139,8 +139,8 @@ static td_status write_blocks(const writing *to, const char *role, const cJSON *
   if (st == TD_OK && (text.len || has_calls || is_assistant || !n_results)) {
     const td_api_path chat = td_dialect_next_message(to->s);
     td_dialect_begin_message(to->w, to->s, role, message);
-    td_jw_str_len(to->w, "content", td_buf_text(&text), text.len);
-    if (thinking.len) td_jw_str_len(to->w, "reasoning_content", thinking.data, thinking.len);
+    td_jw_buf(to->w, "content", &text);
+    if (thinking.len) td_jw_buf(to->w, "reasoning_content", &thinking);
     if (has_calls) write_uses(to, content, where.text, chat.text);
     td_jw_end_object(to->w);
   }
@@ -514,14 +514,14 @@ static void write_content(td_json_writer *w, const td_dialect_state *s, const td
   if (message->reasoning.len) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "type", "thinking");
-    td_jw_str_len(w, "thinking", message->reasoning.data, message->reasoning.len);
+    td_jw_buf(w, "thinking", &message->reasoning);
     td_jw_str(w, "signature", "");
     td_jw_end_object(w);
   }
   if (message->content.len) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "type", "text");
-    td_jw_str_len(w, "text", message->content.data, message->content.len);
+    td_jw_buf(w, "text", &message->content);
     td_jw_end_object(w);
   }
   for (uint32_t i = message->first_call; i < message->last_call; i++) {

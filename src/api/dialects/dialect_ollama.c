@@ -94,8 +94,7 @@ static void write_message(td_json_writer *w, td_dialect_state *s, const cJSON *m
     td_buf text = TD_BUF_INIT;
     if (content) td_buf_str(&text, content->valuestring);
     td_api_add_omitted(&text, "image");
-    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
-    w->out->failed |= text.failed;
+    td_jw_buf(w, "content", &text);
     td_buf_free(&text);
   } else if (content) {
     td_api_write_json(w, "content", content);
@@ -171,7 +170,7 @@ static td_status write_prompt(td_json_writer *w, const cJSON *root, const td_dia
     td_buf text = TD_BUF_INIT;
     const td_go_vars vars = {.system = system, .prompt = prompt, .suffix = suffix};
     st = td_go_render(&text, template, &vars, &err);
-    td_jw_str_len(w, "prompt", td_buf_text(&text), text.len);
+    td_jw_buf(w, "prompt", &text);
     td_buf_free(&text);
     if (st == TD_ENOMEM) return td_api_fail_err(error, "template", &err);
     return st == TD_OK ? st : td_api_bad(error, "template", "template: %s", err.msg);
@@ -341,8 +340,8 @@ static void write_text(td_json_writer *w, bool is_chat, const td_buf *content,
     td_jw_begin_object(w, "message");
     td_jw_str(w, "role", "assistant");
   }
-  td_jw_str_len(w, is_chat ? "content" : "response", td_buf_text(content), content->len);
-  if (reasoning->len) td_jw_str_len(w, "thinking", td_buf_text(reasoning), reasoning->len);
+  td_jw_buf(w, is_chat ? "content" : "response", content);
+  if (reasoning->len) td_jw_buf(w, "thinking", reasoning);
   write_calls(w, s, first, last);
   if (is_chat) td_jw_end_object(w);
 }

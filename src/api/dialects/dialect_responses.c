@@ -52,8 +52,7 @@ static void write_call(td_json_writer *w, const td_dialect_state *s, const td_to
   }
   td_buf input = TD_BUF_INIT;
   if (text) td_responses_add_input(&input, text, len);
-  td_jw_str_len(w, "input", td_buf_text(&input), input.len);
-  w->out->failed |= input.failed;
+  td_jw_buf(w, "input", &input);
   td_buf_free(&input);
 }
 
@@ -261,7 +260,7 @@ static void send_input(td_buf *out, td_dialect_state *s, uint32_t index, const c
                                       "response.custom_tool_call_input.done"};
   for (size_t i = 0; i < TD_COUNT(types); i++) {
     td_json_writer w = begin_item_event(&json, s, types[i], index, false);
-    td_jw_str_len(&w, i ? "input" : "delta", td_buf_text(&input), input.len);
+    td_jw_buf(&w, i ? "input" : "delta", &input);
     td_jw_end_object(&w);
     td_dialect_event(out, types[i], &json);
   }
@@ -324,9 +323,9 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
   td_buf_char(&s->messages, ',');
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "role", "assistant");
-  td_jw_str_len(&w, "content", td_buf_text(content), content->len);
+  td_jw_buf(&w, "content", content);
   if (reasoning->len) {
-    td_jw_str_len(&w, "reasoning_content", td_buf_text(reasoning), reasoning->len);
+    td_jw_buf(&w, "reasoning_content", reasoning);
   }
   if (s->parts->n_calls) {
     td_jw_begin_array(&w, "tool_calls");
@@ -337,7 +336,7 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
       td_jw_str(&w, "type", "function");
       td_jw_begin_object(&w, "function");
       td_jw_str(&w, "name", call->name);
-      td_jw_str_len(&w, "arguments", td_buf_text(&call->arguments), call->arguments.len);
+      td_jw_buf(&w, "arguments", &call->arguments);
       td_jw_end_object(&w);
       td_jw_end_object(&w);
     }

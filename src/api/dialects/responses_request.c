@@ -25,9 +25,9 @@ static void end_turn(turn *t) {
   if (!t->is_open) return;
   td_json_writer *w = t->w;
   td_dialect_begin_message(w, t->state, "assistant", t->from.text);
-  td_jw_str_len(w, "content", td_buf_text(&t->content), t->content.len);
+  td_jw_buf(w, "content", &t->content);
   if (t->reasoning.len) {
-    td_jw_str_len(w, "reasoning_content", t->reasoning.data, t->reasoning.len);
+    td_jw_buf(w, "reasoning_content", &t->reasoning);
   }
   if (t->calls.len) {
     td_buf_char(&t->calls, ']');
@@ -135,9 +135,8 @@ static td_status write_message(turn *t, const cJSON *item, bool is_asked, const 
   td_buf text = TD_BUF_INIT;
   td_status st = td_api_add_parts(&text, content, is_asked, at.text, t->error);
   td_dialect_begin_message(t->w, t->state, role->valuestring, where);
-  td_jw_str_len(t->w, "content", td_buf_text(&text), text.len);
+  td_jw_buf(t->w, "content", &text);
   td_jw_end_object(t->w);
-  t->w->out->failed |= text.failed;
   td_buf_free(&text);
   return st;
 }

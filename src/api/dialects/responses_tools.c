@@ -95,7 +95,7 @@ static void write_description(td_json_writer *w, const cJSON *tool) {
                   syntax && strcmp(syntax, "regex") == 0 ? "regular expression" : "grammar");
     td_buf_str(&all, definition);
   }
-  if (all.len) td_jw_str_len(w, "description", all.data, all.len);
+  if (all.len) td_jw_buf(w, "description", &all);
   w->out->failed |= all.failed;
   td_buf_free(&all);
 }
