@@ -64,7 +64,7 @@ static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_requ
     bool found = false;
     if (!r->marks[k].is_answer) continue;
     used = encode_behind(chat, turns, r, k, &places[k], &found, out, text);
-    n_tries += found;
+    n_tries += td_token_ids_is_canceled(out) ? MOST_TRIES : found;
   }
   free(places);
   return used;
@@ -104,7 +104,7 @@ static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_
   if (encode_known(chat, turns, request, out, text)) return TD_OK;
   td_status st = td_chat_encode(chat, request->vars.data, request->vars.len, out, text, &err);
   if (st == TD_OK) return st;
-  if (st != TD_ELIMIT && request->plain_vars.len > 0) {
+  if (st != TD_ELIMIT && st != TD_ECANCELED && request->plain_vars.len > 0) {
     td_err second;
     out->n = out->n_cut = 0;
     if (text) td_buf_clear(text);

@@ -243,12 +243,20 @@ static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, t
   return TD_OK;
 }
 
+// Renders what becomes the tokens of `out`.
+static td_status render(const td_chat *chat, const cJSON *vars, const td_token_ids *out,
+                        td_buf *text, td_spans *typed, td_err *err) {
+  const td_template_opts opts = {.is_canceled = out->is_canceled};
+  return td_template_render(chat->tmpl, vars, &opts, text, typed, err);
+}
+
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err) {
   if (!chat->tmpl) {
     if (err) *err = chat->no_template;
     return TD_ENOENT;
   }
+  if (td_token_ids_is_canceled(out)) return td_fail(err, TD_ECANCELED, "canceled");
   cJSON *root;
   td_status st = parse_vars(&root, vars, len, err);
   if (st != TD_OK) return st;
@@ -257,7 +265,7 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   const char *continued;
   st = adapt_vars(root, chat, NULL, err);
   if (st == TD_OK) st = take_continued(root, &continued, err);
-  if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  if (st == TD_OK) st = render(chat, root, out, &prompt, &typed, err);
   if (st == TD_OK && continued) st = cut_behind(&prompt, &typed, continued, err);
   cJSON_Delete(root);
   if (st == TD_OK) {
@@ -337,11 +345,11 @@ td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len
   const cJSON *last = cJSON_GetArrayItem(td_json_get(root, "messages"), (int)known->n_messages - 1);
   st = adapt_vars(root, chat, &last, err);
   if (st == TD_OK && last) {
-    st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+    st = render(chat, root, out, &prompt, &typed, err);
   }
   // A template may refuse a conversation that ends here.
   if (st == TD_OK && last && keep_messages(root, last) &&
-      td_template_render(chat->tmpl, root, NULL, &first, NULL, &ignored) == TD_OK) {
+      render(chat, root, out, &first, NULL, &ignored) == TD_OK) {
     rest = find_rest(chat, known, &prompt, &first);
   }
   if (st == TD_OK && rest != SIZE_MAX) {

@@ -333,6 +333,7 @@ td_status td_template_render(const td_template *tmpl, const cJSON *vars,
           .max_steps = o.max_steps ? o.max_steps : RENDER_MAX_STEPS,
           .max_depth = MAX_DEPTH,
           .max_output = o.max_output_bytes ? o.max_output_bytes : RENDER_MAX_OUTPUT,
+          .is_canceled = o.is_canceled,
           .now_us = o.now_us};
   j.steps_left = j.max_steps;
   uint64_t cpu_ms = o.max_cpu_ms ? o.max_cpu_ms : RENDER_MAX_CPU_MS;

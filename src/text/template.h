@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cjson/cJSON.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -34,11 +35,12 @@ bool td_template_mentions(const td_template *tmpl, const char *text);
 // Limits of one render, against hostile templates; exceeding one returns TD_ELIMIT. 0 selects the
 // default.
 typedef struct {
-  size_t max_output_bytes; // 64 MiB
-  size_t max_memory_bytes; // 256 MiB
-  uint64_t max_steps;      // 20 million
-  uint64_t max_cpu_ms;     // 2000, CPU time of the calling thread; the cost of a step varies
-  int64_t now_us;          // time for strftime_now, us since 1970; 0: the clock
+  size_t max_output_bytes;        // 64 MiB
+  size_t max_memory_bytes;        // 256 MiB
+  uint64_t max_steps;             // 20 million
+  uint64_t max_cpu_ms;            // 2000, CPU time of the calling thread; the cost of a step varies
+  const atomic_bool *is_canceled; // may be NULL; once it is true, TD_ECANCELED is returned soon
+  int64_t now_us;                 // time for strftime_now, us since 1970; 0: the clock
 } td_template_opts;
 
 // Renders with exactly the members of the object `vars` as variables and appends to out.

@@ -178,6 +178,17 @@ static char *nested(const char *open, const char *middle, const char *close, int
   return b.data;
 }
 
+static void a_canceled_render_ends(void **state) {
+  (void)state;
+  static const char source[] = "{% for a in range(99999) %}{% for b in range(99999) %}"
+                               "{% endfor %}{% endfor %}";
+  const atomic_bool is_canceled = true;
+  const td_template_opts opts = {.is_canceled = &is_canceled};
+  result r = render_with(source, "{}", &opts);
+  assert_int_equal(r.status, TD_ECANCELED);
+  result_free(&r);
+}
+
 static void deep_sources_are_refused(void **state) {
   (void)state;
   static const struct {
@@ -512,6 +523,7 @@ int main(void) {
       cmocka_unit_test(other_formats_are_refused),
       cmocka_unit_test(hostile_templates_end),
       cmocka_unit_test(slow_templates_end),
+      cmocka_unit_test(a_canceled_render_ends),
       cmocka_unit_test(deep_sources_are_refused),
       cmocka_unit_test(ordinary_depth_is_fine),
       cmocka_unit_test(accumulating_is_linear),

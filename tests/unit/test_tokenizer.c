@@ -559,6 +559,19 @@ static void what_is_too_much_is_counted(void **state) {
   td_tokenizer_close(tok);
 }
 
+static void a_canceled_encoding_ends(void **state) {
+  (void)state;
+  td_tokenizer *tok = open_test("null");
+  td_err err;
+  const atomic_bool is_canceled = true;
+  td_token_ids ids = {.is_canceled = &is_canceled};
+  const td_status st = td_tokenizer_encode(tok, "<start>abc", 10, TD_TOK_PARSE_SPECIAL, &ids, &err);
+  assert_int_equal(st, TD_ECANCELED);
+  assert_int_equal(ids.n, 0);
+  td_token_ids_free(&ids);
+  td_tokenizer_close(tok);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(control_tokens_only_when_asked),
@@ -576,6 +589,7 @@ int main(void) {
       cmocka_unit_test(endless_growth_is_refused),
       cmocka_unit_test(runaway_patterns_are_an_error),
       cmocka_unit_test(what_is_too_much_is_counted),
+      cmocka_unit_test(a_canceled_encoding_ends),
       cmocka_unit_test(threads_share_a_tokenizer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

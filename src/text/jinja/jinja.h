@@ -12,6 +12,7 @@
 #pragma once
 
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -339,7 +340,8 @@ struct jj {
   size_t n_bytes, max_bytes;
   uint64_t steps_left;
   uint64_t max_steps;
-  uint64_t cpu_end_ns; // limit for td_clock_cpu_ns; 0: none
+  uint64_t cpu_end_ns;            // limit for td_clock_cpu_ns; 0: none
+  const atomic_bool *is_canceled; // may be NULL
   uint32_t depth, max_depth;
   size_t max_output;
   uint32_t line; // line being parsed or run; 0: none

@@ -101,6 +101,7 @@ void jj_steps(jj *j, uint64_t n) {
   uint64_t before = j->steps_left / CLOCK_STEPS;
   j->steps_left -= n;
   if (j->steps_left / CLOCK_STEPS == before || !j->cpu_end_ns) return;
+  if (j->is_canceled && atomic_load(j->is_canceled)) jj_raise(j, TD_ECANCELED, "canceled");
   if (td_clock_cpu_ns() > j->cpu_end_ns) {
     jj_raise(j, TD_ELIMIT, "the template takes too long: it loops more than a chat template needs");
   }

@@ -274,6 +274,7 @@ static td_status encode_word(void *owner, const char *word, size_t len, td_err *
   const td_bpe *bpe = e->tok->bpe;
   td_token_ids *out = e->out;
   const size_t n = out->n, longest = td_bpe_longest(bpe);
+  if (td_token_ids_is_canceled(out)) return td_fail(err, TD_ECANCELED, "canceled");
   if (out->most && longest && n + len / longest > out->most) {
     size_t n_ids;
     td_status st = td_bpe_count(bpe, e->s->bpe, word, len, &n_ids, err);
