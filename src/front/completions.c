@@ -291,21 +291,28 @@ static void prepare(td_job *j) {
 // Returns the memory of a large body to the system.
 static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
-  bool was_large = j->body.len >= TD_LARGE_BODY_BYTES;
+  bool was_large = j->body.len >= TD_LANE_LARGE_BYTES;
   prepare(j);
   td_buf_free(&j->body);
   if (was_large) malloc_trim(0);
+}
+
+// The job is back from the lane. False: it has ended.
+static bool is_still_wanted(td_job *j) {
+  j->preparing = false;
+  if (!j->x) {
+    td_job_free(j);
+  } else {
+    return true;
+  }
+  return false;
 }
 
 static void on_prepared(uv_work_t *work, int canceled) {
   (void)canceled;
   td_job *j = work->data;
   td_job_release_body(j);
-  j->preparing = false;
-  if (!j->x) {
-    td_job_free(j);
-    return;
-  }
+  if (!is_still_wanted(j)) return;
   if (j->status == TD_OK) {
     j->status = begin_answer(j);
     if (j->status != TD_OK) td_job_name(j, &j->error);
@@ -323,16 +330,16 @@ static void on_prepared(uv_work_t *work, int canceled) {
   }
 }
 
-static void begin_prepare(td_job *j) {
+static void queue(td_job *j, uv_work_cb run, uv_after_work_cb after) {
   j->preparing = true;
+  j->work.run = run;
+  j->work.after = after;
+  td_lane_queue(&j->serve->lane, &j->work);
+}
+
+static void begin_prepare(td_job *j) {
   j->n_ctx = j->host->n_ctx;
-  if (j->body.len >= TD_LARGE_BODY_BYTES) {
-    td_lane_queue(&j->serve->large, &j->work, run_prepare, on_prepared);
-  } else if (j->is_chat) {
-    td_lane_queue(&j->serve->templates, &j->work, run_prepare, on_prepared);
-  } else {
-    TD_CHECK(uv_queue_work(&j->serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
-  }
+  queue(j, run_prepare, on_prepared);
 }
 
 // ---- the model ------------------------------------------------------------------------------
@@ -402,11 +409,7 @@ static void find_host(uv_work_t *work) {
 static void on_host_found(uv_work_t *work, int canceled) {
   (void)canceled;
   td_job *j = work->data;
-  j->preparing = false;
-  if (!j->x) {
-    td_job_free(j);
-    return;
-  }
+  if (!is_still_wanted(j)) return;
   if (!j->host) {
     td_job_refuse(j, &j->error);
     return;
@@ -446,12 +449,14 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   j->state.owner = td_serve_owner(serve, &j->caller);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, td_job_on_gone, j);
+  j->work.tenant = j->caller.tenant;
+  j->work.weight = j->caller.weight;
+  j->work.n_bytes = j->body.len;
   if (serve->hosts.n == 1 && !has_load(j)) {
     j->host = &serve->hosts.all[0];
     enter_host(j);
   } else {
-    j->preparing = true;
-    TD_CHECK(uv_queue_work(&serve->loop, &j->work.work, find_host, on_host_found) == 0);
+    queue(j, find_host, on_host_found);
   }
 }
 

@@ -1,43 +1,154 @@
-// src/front/lane.c - a FIFO in front of uv_queue_work with a concurrency limit.
+// src/front/lane.c - queues of tenants in front of uv_queue_work.
 #include "front/lane.h"
 
-#include <stddef.h>
+#include <stdbool.h>
+#include <stdlib.h>
 
-#include "base/status.h"
+#include "base/clock.h"
 
-static void start(td_lane_work *w);
+#define N_TENANTS 1024u // two whose numbers are congruent count as one
+
+// ---- the choice ---------------------------------------------------------------------------------
+
+static td_lane_line *queue_of(const td_lane_work *w) {
+  return &w->lane->waiting[w->tenant_idx][w->kind];
+}
+
+static td_tenant *tenant_of(const td_lane_work *w) {
+  return &w->lane->fair.tenants[w->tenant_idx];
+}
+
+static bool is_large(const td_lane_work *w) {
+  return w->n_bytes >= TD_LANE_LARGE_BYTES;
+}
+
+void td_lane_enter(td_lane *lane, td_lane_work *w) {
+  w->lane = lane;
+  w->state = TD_LANE_WAITING;
+  w->kind = w->n_bytes < TD_LANE_SLOW_BYTES ? TD_LANE_SHORT : TD_LANE_SLOW;
+  w->tenant_idx = td_fair_share_join(&lane->fair, w->tenant % N_TENANTS, w->weight);
+  tenant_of(w)->n_waiting++;
+  td_lane_line *q = queue_of(w);
+  w->next = NULL;
+  w->prev = q->last;
+  *(q->last ? &q->last->next : &q->first) = w;
+  q->last = w;
+}
+
+static void stop_waiting(td_lane_work *w) {
+  td_lane_line *q = queue_of(w);
+  *(w->prev ? &w->prev->next : &q->first) = w->next;
+  *(w->next ? &w->next->prev : &q->last) = w->prev;
+  w->state = TD_LANE_OUTSIDE;
+  tenant_of(w)->n_waiting--;
+}
+
+static bool has_room(const td_lane *lane, const td_lane_work *w) {
+  if (lane->n_of_kind[w->kind] == TD_LANE_MOST_OF_KIND) return false;
+  return !is_large(w) || !lane->n_large;
+}
+
+// The first of a tenant's work that has room, short work before slow work.
+static td_lane_work *first_of(const td_lane *lane, uint32_t tenant_idx) {
+  for (unsigned kind = 0; kind < TD_LANE_N_KINDS; kind++) {
+    td_lane_work *w = lane->waiting[tenant_idx][kind].first;
+    if (w && has_room(lane, w)) return w;
+  }
+  return NULL;
+}
+
+static bool goes_before(const td_tenant *a, const td_tenant *b) {
+  if (a->served != b->served) return a->served < b->served;
+  return a->n_running != b->n_running ? a->n_running < b->n_running : a->came < b->came;
+}
+
+td_lane_work *td_lane_next(td_lane *lane) {
+  unsigned place = 0;
+  td_lane_work *best = NULL;
+  while (place < TD_LANE_MOST_RUNNING && lane->running[place])
+    place++;
+  if (place == TD_LANE_MOST_RUNNING) return NULL;
+  for (uint32_t i = 0; i < lane->fair.n; i++) {
+    const td_tenant *t = &lane->fair.tenants[i];
+    if (!t->n_waiting || (best && !goes_before(t, tenant_of(best)))) continue;
+    td_lane_work *w = first_of(lane, i);
+    if (w) best = w;
+  }
+  if (!best) return NULL;
+  stop_waiting(best);
+  best->state = TD_LANE_RUNNING;
+  tenant_of(best)->n_running++;
+  lane->running[place] = best;
+  lane->n_of_kind[best->kind]++;
+  lane->n_large += is_large(best);
+  return best;
+}
+
+void td_lane_end(td_lane_work *w, uint64_t cpu_ns) {
+  td_lane *lane = w->lane;
+  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++)
+    if (lane->running[i] == w) lane->running[i] = NULL;
+  lane->n_of_kind[w->kind]--;
+  lane->n_large -= is_large(w);
+  w->state = TD_LANE_OUTSIDE;
+  tenant_of(w)->n_running--;
+  td_fair_share_charge(&lane->fair, w->tenant_idx, cpu_ns / 1000 + 1);
+  td_fair_share_leave(&lane->fair, w->tenant_idx);
+}
+
+// ---- on the thread pool -------------------------------------------------------------------------
+
+static td_lane_work *work_of(uv_work_t *work) {
+  return (td_lane_work *)((char *)work - offsetof(td_lane_work, work));
+}
+
+static void run_work(uv_work_t *work) {
+  td_lane_work *w = work_of(work);
+  const uint64_t begin_ns = td_clock_cpu_ns();
+  w->run(work);
+  w->cpu_ns = td_clock_cpu_ns() - begin_ns;
+}
+
+// ---- the loop -----------------------------------------------------------------------------------
+
+static void start_next(td_lane *lane);
 
 static void on_done(uv_work_t *work, int status) {
-  td_lane_work *w = (td_lane_work *)((char *)work - offsetof(td_lane_work, work));
+  td_lane_work *w = work_of(work);
   td_lane *lane = w->lane;
-  td_lane_work *next = lane->first;
-  lane->n_running--;
-  if (next) {
-    lane->first = next->next;
-    if (!lane->first) lane->last = NULL;
-    start(next);
-  }
+  td_lane_end(w, w->cpu_ns);
+  start_next(lane);
   w->after(work, status);
 }
 
-static void start(td_lane_work *w) {
-  w->lane->n_running++;
-  TD_CHECK(uv_queue_work(w->lane->loop, &w->work, w->run, on_done) == 0);
+static void start_next(td_lane *lane) {
+  td_lane_work *w;
+  while ((w = td_lane_next(lane)) != NULL) {
+    TD_CHECK(uv_queue_work(lane->loop, &w->work, run_work, on_done) == 0);
+  }
 }
 
-void td_lane_queue(td_lane *lane, td_lane_work *w, uv_work_cb run, uv_after_work_cb after) {
-  w->lane = lane;
-  w->next = NULL;
-  w->run = run;
-  w->after = after;
-  if (lane->n_running < lane->max_running) {
-    start(w);
-  } else {
-    if (lane->last) {
-      lane->last->next = w;
-    } else {
-      lane->first = w;
-    }
-    lane->last = w;
+td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err) {
+  *lane = (td_lane){.loop = loop};
+  td_status st = td_fair_share_open(&lane->fair, N_TENANTS / 2, err);
+  if (st == TD_OK) {
+    lane->waiting = calloc(N_TENANTS, sizeof *lane->waiting);
+    if (!lane->waiting) st = td_fail(err, TD_ENOMEM, "out of memory");
   }
+  if (st != TD_OK) {
+    td_fair_share_close(&lane->fair);
+    return st;
+  }
+  return TD_OK;
+}
+
+void td_lane_close(td_lane *lane) {
+  td_fair_share_close(&lane->fair);
+  free(lane->waiting);
+  lane->waiting = NULL;
+}
+
+void td_lane_queue(td_lane *lane, td_lane_work *w) {
+  td_lane_enter(lane, w);
+  start_next(lane);
 }

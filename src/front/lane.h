@@ -1,26 +1,73 @@
-// src/front/lane.h - a bounded share of libuv's thread pool: at most max_running of the items
-// queued here run at a time, so that the pool's other threads stay free for short work. Thread: the
-// loop's.
+// src/front/lane.h - whose request is prepared next: what is done with a client's request before
+// the scheduler has it (parsing, template, tokens, grammar) runs on libuv's thread pool, and here
+// it waits for a thread.
+//
+// Fair: the tenant that has used the least CPU time goes next, refused requests counted (sched/
+// fair_share.h), so that a flood costs another tenant the wait for one running item. Bounded: one
+// thread of the pool's four stays free for files and KV pages, and slow work takes two at most, as
+// libuv limits its own. A tenant's short work does not wait behind its slow work. Thread: the
+// loop's, except where noted.
 #pragma once
 
 #include <uv.h>
 
+#include "base/status.h"
+#include "sched/fair_share.h"
+
+#define TD_LANE_MOST_RUNNING 3
+#define TD_LANE_MOST_OF_KIND 2
+#define TD_LANE_SLOW_BYTES   (64u << 10) // from which work is slow
+// From which one item runs at a time, because of the memory it needs.
+#define TD_LANE_LARGE_BYTES (1u << 20)
+
+typedef struct td_lane td_lane;
 typedef struct td_lane_work td_lane_work;
 
-typedef struct {
-  uv_loop_t *loop;
-  unsigned max_running, n_running;
-  td_lane_work *first, *last; // waiting
-} td_lane;
+typedef enum { TD_LANE_OUTSIDE, TD_LANE_WAITING, TD_LANE_RUNNING } td_lane_state;
+typedef enum { TD_LANE_SHORT, TD_LANE_SLOW, TD_LANE_N_KINDS } td_lane_kind;
 
-// Embedded in the owner's struct; work.data belongs to the owner.
+// Embedded in the owner's struct, which is zeroed.
 struct td_lane_work {
-  uv_work_t work;
+  // The owner's, set before it is queued.
+  uv_work_t work;         // data
+  uv_work_cb run;         // on the thread pool
+  uv_after_work_cb after; // on the loop; may free work or queue it again
+  uint64_t tenant;        // td_api_caller
+  uint32_t weight;
+  size_t n_bytes; // of what is worked on
+
+  // The lane's.
   td_lane *lane;
-  td_lane_work *next;
-  uv_work_cb run;
-  uv_after_work_cb after;
+  td_lane_state state;
+  td_lane_work *prev, *next; // among those that wait
+  td_lane_kind kind;
+  uint32_t tenant_idx;
+  uint64_t cpu_ns;
 };
 
-// Like uv_queue_work. after may free work.
-void td_lane_queue(td_lane *lane, td_lane_work *work, uv_work_cb run, uv_after_work_cb after);
+typedef struct {
+  td_lane_work *first, *last;
+} td_lane_line;
+
+struct td_lane {
+  uv_loop_t *loop;
+  td_fair_share_share fair;
+  td_lane_line (*waiting)[TD_LANE_N_KINDS];     // of each tenant of fair
+  td_lane_work *running[TD_LANE_MOST_RUNNING];  // NULL: free
+  unsigned n_of_kind[TD_LANE_N_KINDS], n_large; // running
+};
+
+// On error *lane is closed.
+td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err);
+// Nothing may wait or run.
+void td_lane_close(td_lane *lane);
+// Like uv_queue_work, once it is its turn.
+void td_lane_queue(td_lane *lane, td_lane_work *work);
+// ---- the choice, without threads ----------------------------------------------------------------
+
+// Work begins to wait.
+void td_lane_enter(td_lane *lane, td_lane_work *work);
+// The work whose turn it is, which runs from now on. NULL: none, or no thread is free for it.
+td_lane_work *td_lane_next(td_lane *lane);
+// Work has run and used so much CPU time.
+void td_lane_end(td_lane_work *work, uint64_t cpu_ns);

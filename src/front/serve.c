@@ -351,10 +351,10 @@ static td_status open_loop(td_serve *serve, td_err *err) {
     return td_fail(err, TD_EIO, "cannot make an event loop: %s%s", uv_strerror(error),
                    error == UV_EMFILE ? ": allow more of them (ulimit -n)" : "");
   }
-  // Leaves one of the pool's four threads for tokenization, files and KV pages, however long
-  // templates take.
-  serve->templates = (td_lane){.loop = &serve->loop, .max_running = 3};
-  serve->large = (td_lane){.loop = &serve->loop, .max_running = 1};
+  if (td_lane_open(&serve->lane, &serve->loop, err) != TD_OK) {
+    TD_CHECK(uv_loop_close(&serve->loop) == 0);
+    return err->code;
+  }
   uv_signal_init(&serve->loop, &serve->on_term);
   uv_signal_init(&serve->loop, &serve->on_int);
   uv_timer_init(&serve->loop, &serve->drain_timer);
@@ -407,6 +407,7 @@ static int serve_forever(td_serve *serve) {
   }
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);
+  td_lane_close(&serve->lane);
   return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
 }
 

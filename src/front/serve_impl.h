@@ -25,13 +25,10 @@
 #include "runtime/trace_file.h"
 #include "text/chat.h"
 
-#define TD_LARGE_BODY_BYTES (1u << 20)
-
 typedef struct td_serve {
   const td_options *options; // borrowed
   uv_loop_t loop;
-  td_lane templates; // limits concurrent chat templates, which may be slow
-  td_lane large; // bodies of TD_LARGE_BODY_BYTES and more, whose memory is needed once at a time
+  td_lane lane; // requests that wait to be prepared
   uv_signal_t on_term, on_int;
   uv_timer_t drain_timer;
   td_http_server *http;

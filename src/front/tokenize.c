@@ -126,7 +126,7 @@ static void run(uv_work_t *work) {
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
   }
   td_api_request_free(&request);
-  bool was_large = t->body.len >= TD_LARGE_BODY_BYTES;
+  bool was_large = t->body.len >= TD_LANE_LARGE_BYTES;
   td_buf_free(&t->body);
   if (was_large) malloc_trim(0);
 }
@@ -157,16 +157,17 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->serve = serve;
   t->kind = kind;
   t->x = x;
-  t->work.work.data = t;
   t->body_bytes = td_http_take_body(x, &t->body);
+  td_api_caller caller;
+  td_serve_authorize(serve, x, &caller);
+  t->work = (td_lane_work){.work.data = t,
+                           .run = run,
+                           .after = on_run,
+                           .tenant = caller.tenant,
+                           .weight = caller.weight,
+                           .n_bytes = t->body.len};
   td_http_on_gone(x, on_gone, t);
-  if (t->body.len >= TD_LARGE_BODY_BYTES) {
-    td_lane_queue(&serve->large, &t->work, run, on_run);
-  } else if (kind == DETOKENIZE) {
-    TD_CHECK(uv_queue_work(&serve->loop, &t->work.work, run, on_run) == 0);
-  } else { // it may contain messages and so run a template
-    td_lane_queue(&serve->templates, &t->work, run, on_run);
-  }
+  td_lane_queue(&serve->lane, &t->work);
 }
 
 #define TASK(name, kind)                                                                           \
