@@ -257,7 +257,7 @@ static void prepare_body(td_job *j) {
   }
   j->n_prompts = n;
   for (uint32_t i = 0; i < n; i++)
-    j->prompts[i].most = j->n_ctx;
+    j->prompts[i].most = j->n_ctx, j->prompts[i].is_canceled = &j->work.is_canceled;
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
   // Turns hold reasoning that was not shown: callers with keys are always apart.
@@ -302,6 +302,8 @@ static bool is_still_wanted(td_job *j) {
   j->preparing = false;
   if (!j->x) {
     td_job_free(j);
+  } else if (td_serve_was_canceled(&j->work, &j->error)) {
+    td_job_refuse(j, &j->error);
   } else {
     return true;
   }
@@ -429,6 +431,13 @@ static void job_enter(td_job *j) {
   *first = j;
 }
 
+// The client is gone: what waits is dropped, what runs is told.
+static void on_gone(void *arg) {
+  td_job *j = arg;
+  if (j->preparing) j->preparing = !td_lane_cancel(&j->work);
+  td_job_on_gone(j);
+}
+
 static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
                       const td_dialect *dialect) {
   if (td_serve_refuse_unready(serve, x)) return;
@@ -448,7 +457,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   td_serve_authorize(serve, x, &j->caller);
   j->state.owner = td_serve_owner(serve, &j->caller);
   j->body_bytes = td_http_take_body(x, &j->body);
-  td_http_on_gone(x, td_job_on_gone, j);
+  td_http_on_gone(x, on_gone, j);
   j->work.tenant = j->caller.tenant;
   j->work.weight = j->caller.weight;
   j->work.n_bytes = j->body.len;

@@ -1,12 +1,13 @@
 // src/front/lane.c - queues of tenants in front of uv_queue_work.
 #include "front/lane.h"
 
-#include <stdbool.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 
 #define N_TENANTS 1024u // two whose numbers are congruent count as one
+#define LOOK_MS   250
 
 // ---- the choice ---------------------------------------------------------------------------------
 
@@ -96,6 +97,16 @@ void td_lane_end(td_lane_work *w, uint64_t cpu_ns) {
   td_fair_share_leave(&lane->fair, w->tenant_idx);
 }
 
+bool td_lane_cancel(td_lane_work *w) {
+  atomic_store(&w->is_canceled, true);
+  if (w->state == TD_LANE_RUNNING) return false;
+  if (w->state == TD_LANE_WAITING) {
+    stop_waiting(w);
+    td_fair_share_leave(&w->lane->fair, w->tenant_idx);
+  }
+  return true;
+}
+
 // ---- on the thread pool -------------------------------------------------------------------------
 
 static td_lane_work *work_of(uv_work_t *work) {
@@ -104,32 +115,59 @@ static td_lane_work *work_of(uv_work_t *work) {
 
 static void run_work(uv_work_t *work) {
   td_lane_work *w = work_of(work);
-  const uint64_t begin_ns = td_clock_cpu_ns();
-  w->run(work);
-  w->cpu_ns = td_clock_cpu_ns() - begin_ns;
+  w->begin_ns = td_clock_cpu_ns();
+  pthread_getcpuclockid(pthread_self(), &w->clock);
+  atomic_store(&w->has_begun, true);
+  if (!atomic_load(&w->is_canceled)) w->run(work);
+  w->cpu_ns = td_clock_cpu_ns() - w->begin_ns;
 }
 
 // ---- the loop -----------------------------------------------------------------------------------
 
+static bool is_idle(const td_lane *lane) {
+  return !lane->n_of_kind[TD_LANE_SHORT] && !lane->n_of_kind[TD_LANE_SLOW];
+}
+
 static void start_next(td_lane *lane);
 
 static void on_done(uv_work_t *work, int status) {
+  (void)status;
   td_lane_work *w = work_of(work);
   td_lane *lane = w->lane;
   td_lane_end(w, w->cpu_ns);
   start_next(lane);
-  w->after(work, status);
+  if (is_idle(lane)) uv_timer_stop(&lane->timer);
+  w->after(work, 0);
+  if (lane->on_stopped && is_idle(lane)) lane->on_stopped(lane);
+}
+
+// Ends what has used its CPU time.
+static void on_look(uv_timer_t *timer) {
+  td_lane *lane = timer->data;
+  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++) {
+    td_lane_work *w = lane->running[i];
+    struct timespec t;
+    if (!w || !atomic_load(&w->has_begun) || clock_gettime(w->clock, &t) != 0) continue;
+    const uint64_t now_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    if (now_ns - w->begin_ns < lane->most_cpu_ns) continue;
+    w->is_over = true;
+    atomic_store(&w->is_canceled, true);
+  }
 }
 
 static void start_next(td_lane *lane) {
   td_lane_work *w;
   while ((w = td_lane_next(lane)) != NULL) {
+    atomic_store(&w->has_begun, false);
     TD_CHECK(uv_queue_work(lane->loop, &w->work, run_work, on_done) == 0);
+    if (!uv_is_active((uv_handle_t *)&lane->timer)) {
+      uv_timer_start(&lane->timer, on_look, LOOK_MS, LOOK_MS);
+    }
   }
 }
 
 td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err) {
-  *lane = (td_lane){.loop = loop};
+  *lane = (td_lane){.loop = loop, .most_cpu_ns = TD_LANE_MOST_CPU_S * (uint64_t)1000000000u};
   td_status st = td_fair_share_open(&lane->fair, N_TENANTS / 2, err);
   if (st == TD_OK) {
     lane->waiting = calloc(N_TENANTS, sizeof *lane->waiting);
@@ -139,16 +177,40 @@ td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err) {
     td_fair_share_close(&lane->fair);
     return st;
   }
+  uv_timer_init(loop, &lane->timer);
+  lane->timer.data = lane;
   return TD_OK;
 }
 
 void td_lane_close(td_lane *lane) {
+  uv_close((uv_handle_t *)&lane->timer, NULL);
   td_fair_share_close(&lane->fair);
   free(lane->waiting);
   lane->waiting = NULL;
 }
 
 void td_lane_queue(td_lane *lane, td_lane_work *w) {
+  if (lane->on_stopped) {
+    atomic_store(&w->is_canceled, true);
+    w->after(&w->work, UV_ECANCELED);
+    return;
+  }
   td_lane_enter(lane, w);
   start_next(lane);
+}
+
+void td_lane_stop(td_lane *lane, void (*on_stopped)(td_lane *lane)) {
+  lane->on_stopped = on_stopped;
+  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++)
+    if (lane->running[i]) td_lane_cancel(lane->running[i]);
+  for (uint32_t i = 0; i < lane->fair.n; i++) {
+    for (unsigned kind = 0; kind < TD_LANE_N_KINDS; kind++) {
+      td_lane_work *w;
+      while ((w = lane->waiting[i][kind].first) != NULL) {
+        td_lane_cancel(w);
+        w->after(&w->work, UV_ECANCELED);
+      }
+    }
+  }
+  if (is_idle(lane)) on_stopped(lane);
 }

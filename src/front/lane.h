@@ -5,9 +5,14 @@
 // Fair: the tenant that has used the least CPU time goes next, refused requests counted (sched/
 // fair_share.h), so that a flood costs another tenant the wait for one running item. Bounded: one
 // thread of the pool's four stays free for files and KV pages, and slow work takes two at most, as
-// libuv limits its own. A tenant's short work does not wait behind its slow work. Thread: the
-// loop's, except where noted.
+// libuv limits its own. A tenant's short work does not wait behind its slow work. Cancelable: work
+// that waits can be taken back; work that runs has a flag, which is also set when it has used its
+// CPU time. Thread: the loop's, except where noted.
 #pragma once
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
 
 #include <uv.h>
 
@@ -19,6 +24,7 @@
 #define TD_LANE_SLOW_BYTES   (64u << 10) // from which work is slow
 // From which one item runs at a time, because of the memory it needs.
 #define TD_LANE_LARGE_BYTES (1u << 20)
+#define TD_LANE_MOST_CPU_S  20 // of one item
 
 typedef struct td_lane td_lane;
 typedef struct td_lane_work td_lane_work;
@@ -35,6 +41,9 @@ struct td_lane_work {
   uint64_t tenant;        // td_api_caller
   uint32_t weight;
   size_t n_bytes; // of what is worked on
+  // Nobody wants the result: loops that may be long look at it. Any thread.
+  atomic_bool is_canceled;
+  bool is_over; // canceled because it has used TD_LANE_MOST_CPU_S
 
   // The lane's.
   td_lane *lane;
@@ -42,7 +51,9 @@ struct td_lane_work {
   td_lane_work *prev, *next; // among those that wait
   td_lane_kind kind;
   uint32_t tenant_idx;
-  uint64_t cpu_ns;
+  atomic_bool has_begun; // the next two are set
+  clockid_t clock;       // CPU time of the thread that runs it
+  uint64_t begin_ns, cpu_ns;
 };
 
 typedef struct {
@@ -51,18 +62,28 @@ typedef struct {
 
 struct td_lane {
   uv_loop_t *loop;
+  uv_timer_t timer; // looks at the CPU time of what runs
   td_fair_share_share fair;
   td_lane_line (*waiting)[TD_LANE_N_KINDS];     // of each tenant of fair
   td_lane_work *running[TD_LANE_MOST_RUNNING];  // NULL: free
   unsigned n_of_kind[TD_LANE_N_KINDS], n_large; // running
+  uint64_t most_cpu_ns;                         // of one item
+  void (*on_stopped)(td_lane *lane);            // not NULL: nothing is queued any more
 };
 
 // On error *lane is closed.
 td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err);
-// Nothing may wait or run.
+// Nothing may wait or run. The timer's handle closes with the loop's next turn.
 void td_lane_close(td_lane *lane);
-// Like uv_queue_work, once it is its turn.
+// Runs work once it is its turn. `after` gets status 0, or UV_ECANCELED if run was not called.
 void td_lane_queue(td_lane *lane, td_lane_work *work);
+// Takes work back. True: it waited or was outside, and is the owner's again. False: it runs, and
+// `after` will be called; is_canceled is set.
+bool td_lane_cancel(td_lane_work *work);
+// Calls `after` of what waits, or is queued later, with UV_ECANCELED and cancels what runs; calls
+// on_stopped, perhaps at once, when nothing runs any more.
+void td_lane_stop(td_lane *lane, void (*on_stopped)(td_lane *lane));
+
 // ---- the choice, without threads ----------------------------------------------------------------
 
 // Work begins to wait.

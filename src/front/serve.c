@@ -23,6 +23,7 @@
 
 #define MAX_DESCRIPTORS 65536
 #define MMAP_BYTES      (1 << 20)
+#define ENDING          "the server is shutting down"
 
 // ---- used by all handlers -------------------------------------------------------------------
 
@@ -92,6 +93,18 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
     td_api_fail(&error, 503, NULL, NULL, TD_BACKEND_FAILED_TEXT);
   }
   td_serve_fail(x, &error);
+  return true;
+}
+
+bool td_serve_was_canceled(const td_lane_work *work, td_api_error *error) {
+  if (!atomic_load(&work->is_canceled)) return false;
+  if (work->is_over) {
+    td_api_fail(error, 400, NULL, NULL,
+                "reading the request takes more than %d s of CPU time: shorten it",
+                TD_LANE_MOST_CPU_S);
+  } else {
+    td_api_fail(error, 503, NULL, NULL, ENDING);
+  }
   return true;
 }
 
@@ -247,6 +260,12 @@ static void on_http_closed(void *ctx) {
   uv_close((uv_handle_t *)&serve->on_term, NULL);
   uv_close((uv_handle_t *)&serve->on_int, NULL);
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
+  td_lane_close(&serve->lane);
+}
+
+static void on_lane_stopped(td_lane *lane) {
+  td_serve *serve = (td_serve *)((char *)lane - offsetof(td_serve, lane));
+  td_http_server_close(serve->http, on_http_closed, serve);
 }
 
 // Clients first: their requests are canceled while the worker still receives messages.
@@ -254,8 +273,8 @@ void td_serve_stop(td_serve *serve, int exit_status) {
   if (!serve->exit_status) serve->exit_status = exit_status;
   if (serve->stopping) return;
   serve->stopping = true;
-  td_serve_end_jobs(serve, "the server is shutting down");
-  td_http_server_close(serve->http, on_http_closed, serve);
+  td_serve_end_jobs(serve, ENDING);
+  td_lane_stop(&serve->lane, on_lane_stopped);
 }
 
 static void on_drained(void *ctx) {
@@ -384,6 +403,7 @@ static void close_half_open(td_serve *serve) {
   uv_close((uv_handle_t *)&serve->on_term, NULL);
   uv_close((uv_handle_t *)&serve->on_int, NULL);
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
+  td_lane_close(&serve->lane);
 }
 
 // With --models nothing is loaded yet, and requests are served all the same.
@@ -407,7 +427,6 @@ static int serve_forever(td_serve *serve) {
   }
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);
-  td_lane_close(&serve->lane);
   return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
 }
 

@@ -73,6 +73,8 @@ bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api
 // Whose stored responses the caller may read: those stored with its key or, where no key is needed,
 // everyone's.
 uint64_t td_serve_owner(const td_serve *serve, const td_api_caller *caller);
+// Whether work that comes back from the lane was canceled; error says why.
+bool td_serve_was_canceled(const td_lane_work *work, td_api_error *error);
 // Responds 503 and returns true while the model is not ready, unless requests wait for that.
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
 

@@ -70,7 +70,8 @@ static td_status encode(task *t, const td_api_request *request) {
   if (!request->is_chat && request->n_prompts != 1) {
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
   }
-  td_token_ids ids = {.most = t->kind == COUNT}; // counted, not kept
+  td_token_ids ids = {.most = t->kind == COUNT, // counted, not kept
+                      .is_canceled = &t->work.is_canceled};
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
@@ -135,7 +136,7 @@ static void on_run(uv_work_t *work, int canceled) {
   (void)canceled;
   task *t = work->data;
   if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
-  if (t->x && t->status != TD_OK) {
+  if (t->x && (td_serve_was_canceled(&t->work, &t->error) || t->status != TD_OK)) {
     td_serve_fail(t->x, &t->error);
   } else if (t->x) {
     td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
@@ -146,6 +147,7 @@ static void on_run(uv_work_t *work, int canceled) {
 static void on_gone(void *arg) {
   task *t = arg;
   t->x = NULL;
+  if (td_lane_cancel(&t->work)) on_run(&t->work.work, UV_ECANCELED);
 }
 
 static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {

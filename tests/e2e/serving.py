@@ -147,9 +147,9 @@ class Server:
 class Wire:
     """A TCP connection on which requests are written byte by byte as a test likes."""
 
-    def __init__(self, server, timeout=120):
+    def __init__(self, server, timeout=120, source=""):
         self.server = server
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=timeout)
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout, (source, 0))
         self.buffer = b""
 
     def __enter__(self):

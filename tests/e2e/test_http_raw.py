@@ -491,6 +491,62 @@ def test_port_in_use(tandem_bin, model, server):
     assert "in use" in other.stderr and str(server.port) in other.stderr
 
 
+# -- requests that wait to be prepared ------------------------------------------------------------
+
+COSTLY = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 25000}
+
+
+@contextlib.contextmanager
+def flood(server, n, address="127.0.0.1"):
+    """n connections from an address, each with a request that takes long to be refused."""
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server, source=address)) for _ in range(n)]
+        for wire in wires:
+            wire.post(CHAT, COSTLY)
+        yield wires
+
+
+def n_answered(wires):
+    """How many have their answer already."""
+    for wire in wires:
+        wire.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            wire._more()
+    return sum(bool(wire.buffer) for wire in wires)
+
+
+def test_a_flood_costs_others_one_body(tandem_bin, model):
+    n = 12
+    running = Server(tandem_bin, model)
+    try:
+        with flood(running, n) as wires, Wire(running, source="127.0.0.2") as polite:
+            wires[0].head()  # the others wait
+            polite.post(CHAT, COSTLY)
+            assert polite.head()[0] == 400
+            assert n_answered(wires[1:]) < n / 2
+        # Those that waited cost nothing any more.
+        before = running.cpu_seconds()
+        assert post(running, COSTLY)[0] == 400
+        alone = running.cpu_seconds() - before
+        with flood(running, n) as wires:
+            wires[0].head()
+        before = running.cpu_seconds()
+        assert post(running, COSTLY)[0] == 400
+        assert running.cpu_seconds() - before < alone * n / 3
+    finally:
+        running.close()
+
+
+def test_the_end_of_a_drain_drops_bodies(tandem_bin, model):
+    running = Server(tandem_bin, model, "--drain-timeout", "1")
+    with flood(running, 24) as wires:
+        wires[0].head()
+        running.signal()
+        statuses = [wire.head()[0] for wire in wires[1:]]
+        assert set(statuses) <= {400, 503} and statuses[-1] == 503
+        assert running.wait() == 0
+
+
 def test_too_few_descriptors(tandem_bin, model):
     for n in (7, 9, 12, 16, 18, 20):
         limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))

@@ -1,5 +1,5 @@
 // tests/unit/test_lane.c - whose work is next, without threads; and on libuv's pool: threads stay
-// free for others.
+// free for others, work can be canceled, and ends when it has used its time.
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -34,6 +34,7 @@ static int set_up(void **state) {
 static int tear_down(void **state) {
   (void)state;
   td_lane_close(&t.lane);
+  uv_run(&t.loop, UV_RUN_DEFAULT);
   assert_int_equal(uv_loop_close(&t.loop), 0);
   return 0;
 }
@@ -134,6 +135,29 @@ static void short_work_does_not_wait_for_slow(void **state) {
   td_lane_end(slow[3], MS);
 }
 
+static void what_waits_can_be_taken_back(void **state) {
+  (void)state;
+  td_lane_work *w[6];
+  for (unsigned i = 0; i < TD_COUNT(w); i++)
+    w[i] = add(FLOOD, LARGE);
+  assert_ptr_equal(td_lane_next(&t.lane), w[0]);
+  assert_true(td_lane_cancel(w[1])); // the first that waits, one between, the last
+  assert_true(td_lane_cancel(w[3]));
+  assert_true(td_lane_cancel(w[5]));
+  assert_false(td_lane_cancel(w[0])); // it runs: it is told
+  assert_true(w[0]->is_canceled);
+  td_lane_end(w[0], MS);
+  assert_ptr_equal(td_lane_next(&t.lane), w[2]);
+  td_lane_end(w[2], MS);
+  w[5]->is_canceled = false;
+  td_lane_enter(&t.lane, w[5]);
+  assert_ptr_equal(td_lane_next(&t.lane), w[4]);
+  td_lane_end(w[4], MS);
+  assert_ptr_equal(td_lane_next(&t.lane), w[5]);
+  td_lane_end(w[5], MS);
+  assert_null(td_lane_next(&t.lane));
+}
+
 // As many tenants as wish, each with a number of any size.
 static void any_number_of_tenants(void **state) {
   (void)state;
@@ -151,7 +175,7 @@ static struct {
   uv_sem_t may_end; // posted once for each work
   uv_mutex_t lock;
   unsigned n_running, most_running; // guarded by lock
-  unsigned n_done;
+  unsigned n_done, n_canceled, n_stopped;
 } p;
 
 static void wait_for_leave(uv_work_t *work) {
@@ -168,7 +192,7 @@ static void wait_for_leave(uv_work_t *work) {
 static void note_done(uv_work_t *work, int status) {
   td_lane_work *w = work->data;
   p.n_done++;
-  assert_int_equal(status, 0);
+  p.n_canceled += status == UV_ECANCELED;
   assert_int_equal(w->state, TD_LANE_OUTSIDE);
   free(w);
 }
@@ -195,7 +219,7 @@ static void let_all_end(uv_work_t *work, int status) {
 }
 
 static void open_pool(void) {
-  p.n_done = p.most_running = 0;
+  p.n_done = p.n_canceled = p.n_stopped = p.most_running = 0;
   assert_int_equal(uv_sem_init(&p.may_end, 0), 0);
   assert_int_equal(uv_mutex_init(&p.lock), 0);
 }
@@ -215,13 +239,61 @@ static void others_get_their_turn(void **state) {
   assert_int_equal(uv_queue_work(&t.loop, &other, nothing, let_all_end), 0);
   run_pool();
   assert_int_equal(p.n_done, N_WORKS);
+  assert_int_equal(p.n_canceled, 0);
   assert_true(p.most_running <= TD_LANE_MOST_RUNNING);
+}
+
+static void note_stopped(td_lane *lane) {
+  p.n_stopped++;
+  assert_ptr_equal(lane, &t.lane);
+  assert_int_equal(p.n_done, N_WORKS);
+}
+
+static void wait_until_canceled(uv_work_t *work) {
+  const td_lane_work *w = work->data;
+  while (!atomic_load(&w->is_canceled)) {
+  }
+}
+
+// What runs ends by itself once it is told; only these were run.
+static void a_stop_drops_what_waits(void **state) {
+  (void)state;
+  open_pool();
+  for (unsigned i = 1; i < N_WORKS; i++)
+    queue(wait_until_canceled, SLOW);
+  td_lane_stop(&t.lane, note_stopped);
+  assert_int_equal(p.n_canceled, N_WORKS - 1 - TD_LANE_MOST_OF_KIND);
+  queue(nothing, SHORT);
+  assert_int_equal(p.n_canceled, N_WORKS - TD_LANE_MOST_OF_KIND);
+  assert_int_equal(p.n_stopped, 0);
+  run_pool();
+  assert_int_equal(p.n_stopped, 1);
+}
+
+static void note_over(uv_work_t *work, int status) {
+  td_lane_work *w = work->data;
+  assert_true(w->is_over);
+  note_done(work, status);
+}
+
+static void what_has_used_its_time_ends(void **state) {
+  (void)state;
+  open_pool();
+  t.lane.most_cpu_ns = 0;
+  queue(wait_until_canceled, SLOW)->after = note_over;
+  run_pool();
+  assert_int_equal(p.n_done, 1);
 }
 
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {CASE(a_flood_costs_others_one_item), CASE(tenants_share_time),
+  const struct CMUnitTest tests[] = {CASE(a_flood_costs_others_one_item),
+                                     CASE(tenants_share_time),
                                      CASE(short_work_does_not_wait_for_slow),
-                                     CASE(any_number_of_tenants), CASE(others_get_their_turn)};
+                                     CASE(what_waits_can_be_taken_back),
+                                     CASE(any_number_of_tenants),
+                                     CASE(others_get_their_turn),
+                                     CASE(a_stop_drops_what_waits),
+                                     CASE(what_has_used_its_time_ends)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
