@@ -137,6 +137,10 @@ int main(int argc, char **argv) {
   hold_standard_descriptors();
   guard_terminal();
   if (td_thread_raise_limit(&err) != TD_OK) return td_cmd_fail(&err);
+  // What started this process may have blocked the signals that end it.
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // exceeding the file size limit is reported as a write error
   // `tandem worker` is internal: the front starts its workers with it. It is not in the option

@@ -1,6 +1,6 @@
 // src/front/serve.c - `tandem serve`: starts and stops the workers and the HTTP server.
-// SIGTERM or SIGINT drains: no new connections; running requests continue until --drain-timeout. A
-// second signal ends them at once.
+// SIGTERM, SIGINT or SIGHUP drains: no new connections; running requests continue until
+// --drain-timeout. A second signal ends them at once.
 #include "front/front.h"
 #include "front/serve_impl.h"
 
@@ -253,14 +253,18 @@ static bool check_head(void *ctx, td_http_exchange *x) {
 
 // ---- shutdown -------------------------------------------------------------------------------
 
+static void close_handles(td_serve *serve) {
+  for (unsigned i = 0; i < TD_N_END_SIGNALS; i++)
+    uv_close((uv_handle_t *)&serve->on_signal[i], NULL);
+  uv_close((uv_handle_t *)&serve->drain_timer, NULL);
+  td_lane_close(&serve->lane);
+}
+
 static void on_http_closed(void *ctx) {
   td_serve *serve = ctx;
   serve->http = NULL;
   td_hosts_shut_down(&serve->hosts);
-  uv_close((uv_handle_t *)&serve->on_term, NULL);
-  uv_close((uv_handle_t *)&serve->on_int, NULL);
-  uv_close((uv_handle_t *)&serve->drain_timer, NULL);
-  td_lane_close(&serve->lane);
+  close_handles(serve);
 }
 
 static void on_lane_stopped(td_lane *lane) {
@@ -374,12 +378,17 @@ static td_status open_loop(td_serve *serve, td_err *err) {
     TD_CHECK(uv_loop_close(&serve->loop) == 0);
     return err->code;
   }
-  uv_signal_init(&serve->loop, &serve->on_term);
-  uv_signal_init(&serve->loop, &serve->on_int);
+  for (unsigned i = 0; i < TD_N_END_SIGNALS; i++) {
+    static const int numbers[TD_N_END_SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
+    struct sigaction now;
+    uv_signal_init(&serve->loop, &serve->on_signal[i]);
+    serve->on_signal[i].data = serve;
+    const bool is_ignored = sigaction(numbers[i], NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (numbers[i] == SIGHUP && is_ignored) continue; // nohup
+    uv_signal_start(&serve->on_signal[i], on_signal, numbers[i]);
+  }
   uv_timer_init(&serve->loop, &serve->drain_timer);
-  serve->on_term.data = serve->on_int.data = serve->drain_timer.data = serve;
-  uv_signal_start(&serve->on_term, on_signal, SIGTERM);
-  uv_signal_start(&serve->on_int, on_signal, SIGINT);
+  serve->drain_timer.data = serve;
   return TD_OK;
 }
 
@@ -399,13 +408,6 @@ static void set_limits(void) {
   }
 }
 
-static void close_half_open(td_serve *serve) {
-  uv_close((uv_handle_t *)&serve->on_term, NULL);
-  uv_close((uv_handle_t *)&serve->on_int, NULL);
-  uv_close((uv_handle_t *)&serve->drain_timer, NULL);
-  td_lane_close(&serve->lane);
-}
-
 // With --models nothing is loaded yet, and requests are served all the same.
 static void announce_models(const td_serve *serve) {
   char names[1024];
@@ -423,7 +425,7 @@ static int serve_forever(td_serve *serve) {
     td_hosts_start(&serve->hosts, &serve->loop);
     announce_models(serve);
   } else {
-    close_half_open(serve);
+    close_handles(serve);
   }
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);

@@ -25,11 +25,13 @@
 #include "runtime/trace_file.h"
 #include "text/chat.h"
 
+#define TD_N_END_SIGNALS 3 // that end the server
+
 typedef struct td_serve {
   const td_options *options; // borrowed
   uv_loop_t loop;
   td_lane lane; // requests that wait to be prepared
-  uv_signal_t on_term, on_int;
+  uv_signal_t on_signal[TD_N_END_SIGNALS];
   uv_timer_t drain_timer;
   td_http_server *http;
   td_hosts hosts;                 // the models

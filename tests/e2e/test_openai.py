@@ -604,7 +604,10 @@ def test_client_that_leaves_frees_its_place(client, server):
 
 @pytest.mark.tsan
 def test_sigterm_drains(tandem_bin, model):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     server = Server(tandem_bin, model)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    server.signal(signal.SIGHUP)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
         idle = httpx.Client()
         idle.get(server.url + "/health")
@@ -621,12 +624,14 @@ def test_sigterm_drains(tandem_bin, model):
 
 
 def test_second_signal_ends(tandem_bin, model):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})  # inherited
     server = Server(tandem_bin, model)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
         stream = chat(client, stream=True, max_tokens=7000, temperature=0)
         next(iter(stream))
-        server.signal(signal.SIGTERM)
-        time.sleep(0.2)
+        server.signal(signal.SIGHUP)
+        server.await_line("a second signal")
         server.signal(signal.SIGTERM)
         assert server.wait(10) == 128 + signal.SIGTERM
         with pytest.raises((httpx.HTTPError, openai.APIError)):
