@@ -54,7 +54,7 @@ typedef struct {
   // 0 selects the default
   td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
   size_t max_bodies_bytes; // 256 MiB: total of all bodies over 64 KiB; 503 if exceeded
-  // 8192, capped by the descriptor limit. One more connection replaces one that waits for a
+  // 8192, or fewer as descriptors become scarce. One more connection replaces one that waits for a
   // request: the longest idle of the client with most of them, or one whose request arrives slowly.
   // If there is none, it gets 503 except on routes with `always`.
   uint32_t max_connections;

@@ -28,8 +28,10 @@ struct td_http_server {
   unsigned n_open;  // open handles on the loop: listeners, retry and connections
   td_http_conn *conns;
   size_t n_conns;
-  size_t n_closing;  // connections that are closing
-  size_t held_bytes; // bytes of bodies being received or taken by handlers
+  size_t n_closing;            // connections that are closing
+  int n_descriptors, n_others; // that the process may have; that are not connections
+  uint32_t n_places;           // connections that there is room for
+  size_t held_bytes;           // bytes of bodies being received or taken by handlers
   bool draining, drained, closing;
   uint64_t last_accept_warning_ns;
   void (*closed)(void *ctx);

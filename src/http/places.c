@@ -10,9 +10,11 @@
 #define SLOW_BODY  1000 // bytes a second below which a body of that age counts as slow
 #define MOST_SHARE 8    // a client that holds more than 1/MOST_SHARE of the places has no such age
 #define BATCH_SHARE                                                                                \
-  64                 // 1/BATCH_SHARE of the places becomes free at once when a client has too many
-#define N_EXTRA   64 // connections accepted beyond the limit
-#define N_BUCKETS 4096u
+  64 // 1/BATCH_SHARE of the places becomes free at once when a client has too many
+// Descriptors that are no places, a quarter of few: half of them for extra connections, which are
+// told that there is no place, half for the rest of the process.
+#define MOST_SPARE 128
+#define N_BUCKETS  4096u
 
 uint64_t td_http_peer_of(const td_http_conn *conn) {
   static const unsigned char v4_in_v6[12] = {[10] = 0xff, [11] = 0xff};
@@ -69,7 +71,7 @@ static td_http_conn *readiest(const td_http_conn *newcomer, bool is_extra, bool 
     uint16_t *n = share_of(&s, c);
     *n += c != newcomer && c->is_extra == is_extra && c->phase == TD_CONN_READ && *n < UINT16_MAX;
   }
-  const uint32_t n_most = is_extra ? 0 : server->opts.max_connections / MOST_SHARE;
+  const uint32_t n_most = is_extra ? 0 : server->n_places / MOST_SHARE;
   td_http_conn *found = NULL;
   uint64_t most = 0, now = td_http_now_ms(), oldest = 0;
   for (td_http_conn *c = server->conns; c; c = c->next) {
@@ -86,10 +88,20 @@ static td_http_conn *readiest(const td_http_conn *newcomer, bool is_extra, bool 
   return found;
 }
 
+// Whoever may have sent a request that nobody has read gets an answer.
+static void drop(td_http_conn *leaving) {
+  static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+                              "Content-Length: 0\r\nConnection: close\r\n\r\n";
+  uv_buf_t text = uv_buf_init((char *)sorry, sizeof sorry - 1);
+  const bool is_idle = td_http_conn_is_idle(leaving) && leaving->served;
+  if (leaving->phase == TD_CONN_READ && !is_idle) uv_try_write(&leaving->io.stream, &text, 1);
+  td_http_conn_drop(leaving);
+}
+
 // Of a client that has too many, several at once: finding one takes a look at all connections.
 static void drop_with_others(td_http_conn *leaving) {
   const td_http_server *server = leaving->server;
-  uint32_t n_left = server->opts.max_connections / BATCH_SHARE;
+  uint32_t n_left = server->n_places / BATCH_SHARE;
   const uint64_t now = td_http_now_ms();
   td_http_conn *oldest = leaving;
   while (oldest->next) // new ones are inserted at the head of the list
@@ -97,36 +109,53 @@ static void drop_with_others(td_http_conn *leaving) {
   for (td_http_conn *c = oldest; c && n_left; c = c->prev) {
     if (c->peer != leaving->peer || c->is_extra || c->phase != TD_CONN_READ) continue;
     if (!readiness_to_go(c, now - c->stage_since_ms, true)) continue;
-    td_http_conn_drop(c);
+    drop(c);
     n_left--;
   }
 }
 
 static void drop_an_extra(const td_http_conn *newcomer) {
-  static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
-                              "Content-Length: 0\r\nConnection: close\r\n\r\n";
   bool has_too_many;
   td_http_conn *leaving = readiest(newcomer, true, &has_too_many);
   for (td_http_conn *c = leaving ? NULL : newcomer->server->conns; c; c = c->next) {
     if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) leaving = c;
   }
-  if (!leaving) return;
-  uv_buf_t text = uv_buf_init((char *)sorry, sizeof sorry - 1);
-  if (leaving->phase == TD_CONN_READ) uv_try_write(&leaving->io.stream, &text, 1);
-  td_http_conn_drop(leaving);
+  if (leaving) drop(leaving);
+}
+
+static size_t n_extra(const td_http_server *server) {
+  size_t n = 0;
+  for (const td_http_conn *c = server->conns; c; c = c->next)
+    n += c->is_extra && c->phase != TD_CONN_CLOSED;
+  return n;
+}
+
+// Descriptors are numbered from the lowest free one: a newcomer's tells how many there are, unless
+// lower ones have become free.
+static void count_places(td_http_server *server, const td_http_conn *newcomer, int spare) {
+  uv_os_fd_t fd = 0;
+  const uint32_t n_conns = (uint32_t)(server->n_conns - server->n_closing);
+  uv_fileno(&newcomer->io.handle, &fd);
+  const int n_others = fd + 1 - (int)n_conns;
+  if (n_others > server->n_others) server->n_others = n_others;
+  const int n_left = server->n_descriptors - server->n_others - spare;
+  const uint32_t n_places = n_left > 1 ? (uint32_t)n_left : 1;
+  server->n_places = n_places < server->opts.max_connections ? n_places
+                                                             : server->opts.max_connections;
 }
 
 void td_http_conn_find_place(td_http_conn *conn) {
-  const td_http_server *server = conn->server;
-  if (server->n_conns - server->n_closing <= server->opts.max_connections) return;
+  td_http_server *server = conn->server;
+  const int spare = server->n_descriptors / 4 < MOST_SPARE ? server->n_descriptors / 4 : MOST_SPARE;
+  count_places(server, conn, spare);
+  if (server->n_conns - server->n_closing <= server->n_places) return;
   bool has_too_many = false;
   td_http_conn *leaving = readiest(conn, false, &has_too_many);
   if (leaving && has_too_many) drop_with_others(leaving);
   if (leaving) {
-    td_http_conn_drop(leaving); // no effect on one that is closed
+    drop(leaving); // no effect on one that is closed
     return;
   }
   conn->is_extra = true;
-  size_t n = server->n_conns - server->n_closing;
-  if (n > (size_t)server->opts.max_connections + N_EXTRA) drop_an_extra(conn);
+  if (n_extra(server) > (size_t)(spare / 2)) drop_an_extra(conn);
 }

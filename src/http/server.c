@@ -1,5 +1,6 @@
 // src/http/server.c - listening sockets, the list of connections, draining and closing.
 #include <errno.h>
+#include <limits.h>
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,6 @@
 #include "http/http_impl.h"
 
 #define BACKLOG              512
-#define SPARE_DESCRIPTORS    64           // reserved for the rest of the process
 #define ACCEPT_WARNING_EVERY 10000000000u // ns
 #define ACCEPT_RETRY_MS      50
 
@@ -200,12 +200,6 @@ static void fill_defaults(td_http_opts *o) {
   OR(o->write_timeout_ms, 30000);
   OR(o->sse_comment_ms, 2000);
 #undef OR
-  struct rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    rlim_t room = limit.rlim_cur > 2 * SPARE_DESCRIPTORS ? limit.rlim_cur - SPARE_DESCRIPTORS
-                                                         : SPARE_DESCRIPTORS;
-    if (o->max_connections > room) o->max_connections = (uint32_t)room;
-  }
 }
 
 bool td_http_server_is_loopback(const char *host) {
@@ -245,6 +239,9 @@ td_status td_http_server_open(td_http_server **out, uv_loop_t *loop, const td_ht
   server->loop = loop;
   server->opts = *opts;
   fill_defaults(&server->opts);
+  struct rlimit limit;
+  const bool is_known = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT_MAX;
+  server->n_descriptors = is_known ? (int)limit.rlim_cur : INT_MAX;
   uv_timer_init(loop, &server->retry);
   server->retry.data = server;
   server->n_open++;

@@ -555,6 +555,25 @@ def test_too_few_descriptors(tandem_bin, model):
         assert done.returncode == 1 and "oo many open files" in done.stderr, (n, done.stderr)
 
 
+def test_few_descriptors_refuse_connections(tandem_bin, model):
+    """None is reset: each gets an answer, and /health one."""
+    for n in (64, 128):
+        running = Server(tandem_bin, model, descriptors=n)
+        try:
+            with contextlib.ExitStack() as stack:
+                wires = []
+                for _ in range(2 * n):
+                    wires.append(stack.enter_context(Wire(running)))
+                    wires[-1].post(CHAT, {**STREAM, "max_tokens": 4000})
+                answers = [wire.head() for wire in wires]
+                refused = [headers for status, headers in answers if status == 503]
+                assert {status for status, _ in answers} == {200, 503}
+                assert len(refused) < 2 * n - n / 4 and all("retry-after" in headers for headers in refused)
+                assert httpx.get(running.url + "/health", trust_env=False).status_code == 200
+        finally:
+            running.close()
+
+
 def test_what_is_no_socket_is_left_alone(tandem_bin, model, tmp_path):
     def error_of(path):
         command = [tandem_bin, "serve", "--model", model, "--host", f"unix:{path}"]
