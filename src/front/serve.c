@@ -327,11 +327,11 @@ static const td_http_route routes[] = {
 #undef X
 };
 
-// The bodies that are being received or wait: 256 MiB, or an eighth of a small machine's memory,
-// but room for two of the largest.
-static size_t bodies_bytes(void) {
-  const uint64_t n_bytes = td_memory_limit_bytes() / 8, least = 64u << 20, most = 256u << 20;
-  return n_bytes < least ? least : n_bytes > most ? most : n_bytes;
+// A body takes up to six times its size while it becomes a prompt.
+static void limit_bodies(td_http_opts *opts) {
+  const uint64_t memory = td_memory_limit_bytes(), one = 32u << 20, all = 256u << 20;
+  opts->limits.max_body_bytes = memory / 16 < one ? memory / 16 : one;
+  opts->max_bodies_bytes = memory / 8 < all ? memory / 8 : all;
 }
 
 static td_status open_http(td_serve *serve, td_err *err) {
@@ -346,7 +346,7 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .on_head = check_head,
                        .write_error = write_error,
                        .on_drained = on_drained};
-  opts.max_bodies_bytes = bodies_bytes();
+  limit_bodies(&opts);
   opts.loopback_hosts_only = !serve->keys.n && td_http_server_is_loopback(o->host);
   td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
   if (st == TD_OK && !serve->keys.n && !td_http_server_is_loopback(o->host)) {

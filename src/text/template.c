@@ -330,6 +330,8 @@ td_status td_template_render(const td_template *tmpl, const cJSON *vars,
   if (tmpl->tool_use && td_json_get(vars, "tools")) tmpl = tmpl->tool_use;
   jj j = {.err = err,
           .max_bytes = o.max_memory_bytes ? o.max_memory_bytes : RENDER_MAX_BYTES,
+          .takes_share = !o.max_memory_bytes,
+          .left_bytes = o.left_bytes,
           .max_steps = o.max_steps ? o.max_steps : RENDER_MAX_STEPS,
           .max_depth = MAX_DEPTH,
           .max_output = o.max_output_bytes ? o.max_output_bytes : RENDER_MAX_OUTPUT,

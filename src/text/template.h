@@ -36,7 +36,8 @@ bool td_template_mentions(const td_template *tmpl, const char *text);
 // default.
 typedef struct {
   size_t max_output_bytes;        // 64 MiB
-  size_t max_memory_bytes;        // 256 MiB
+  size_t max_memory_bytes;        // 256 MiB, beyond 16 MiB a sixth of what memory has left
+  uint64_t left_bytes;            // that, for tests; what the machine and control groups say
   uint64_t max_steps;             // 20 million
   uint64_t max_cpu_ms;            // 2000, CPU time of the calling thread; the cost of a step varies
   const atomic_bool *is_canceled; // may be NULL; once it is true, TD_ECANCELED is returned soon

@@ -178,6 +178,24 @@ static char *nested(const char *open, const char *middle, const char *close, int
   return b.data;
 }
 
+// What memory has left limits a large render, and none that is small.
+static void memory_is_shared(void **state) {
+  (void)state;
+  static const char large[] = "{% set ns = namespace(x=[]) %}{% for i in range(160) %}"
+                              "{% set ns.x = ns.x + ['ab' * 65536] %}{% endfor %}";
+  const td_template_opts few = {.left_bytes = 6 << 20}, many = {.left_bytes = 600 << 20};
+  result r = render_with(large, "{}", &few);
+  assert_int_equal(r.status, TD_ELIMIT);
+  assert_non_null(strstr(r.err.msg, "more than 16 MiB of memory"));
+  result_free(&r);
+  r = render_with(large, "{}", &many);
+  assert_int_equal(r.status, TD_OK);
+  result_free(&r);
+  r = render_with("{{ 'a' * 1048576 }}", "{}", &few);
+  assert_int_equal(r.status, TD_OK);
+  result_free(&r);
+}
+
 static void a_canceled_render_ends(void **state) {
   (void)state;
   static const char source[] = "{% for a in range(99999) %}{% for b in range(99999) %}"
@@ -523,6 +541,7 @@ int main(void) {
       cmocka_unit_test(other_formats_are_refused),
       cmocka_unit_test(hostile_templates_end),
       cmocka_unit_test(slow_templates_end),
+      cmocka_unit_test(memory_is_shared),
       cmocka_unit_test(a_canceled_render_ends),
       cmocka_unit_test(deep_sources_are_refused),
       cmocka_unit_test(ordinary_depth_is_fine),

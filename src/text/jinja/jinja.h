@@ -338,6 +338,10 @@ struct jj {
   td_status status;
   jj_chunk *chunks;
   size_t n_bytes, max_bytes;
+  // Becoming large, it lowers max_bytes to a share of what memory has left (left_bytes; 0: that of
+  // the machine).
+  bool takes_share;
+  uint64_t left_bytes;
   uint64_t steps_left;
   uint64_t max_steps;
   uint64_t cpu_end_ns;            // limit for td_clock_cpu_ns; 0: none

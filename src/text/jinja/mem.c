@@ -5,9 +5,12 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/mem_info.h"
 #include "text/jinja/jinja.h"
 
 #define CHUNK_BYTES ((size_t)64 << 10)
+#define LARGE_BYTES ((size_t)16 << 20)
+#define SHARE       6 // of what is left: half of it for three runs at a time
 #define ALIGN       16
 #define CLOCK_STEPS 4096 // steps between two readings of the clock
 
@@ -32,9 +35,22 @@ void jj_raise(jj *j, td_status code, const char *fmt, ...) {
   longjmp(j->on_error, 1);
 }
 
+static _Noreturn void too_much(jj *j) {
+  jj_raise(j, TD_ELIMIT, "the template needs more than %zu MiB of memory: shorten the messages",
+           j->max_bytes >> 20);
+}
+
+static void take_share(jj *j) {
+  const uint64_t left = j->left_bytes ? j->left_bytes : td_memory_available_bytes();
+  const uint64_t most = j->n_bytes + left / SHARE;
+  if (most < j->max_bytes) j->max_bytes = (size_t)most;
+  j->takes_share = false;
+}
+
 static jj_chunk *add_chunk(jj *j, size_t cap) {
+  if (j->takes_share && (cap > LARGE_BYTES || j->n_bytes > LARGE_BYTES - cap)) take_share(j);
   if (cap > j->max_bytes || j->n_bytes > j->max_bytes - cap) {
-    jj_raise(j, TD_ELIMIT, "the template needs more than %zu MiB of memory", j->max_bytes >> 20);
+    too_much(j);
   }
   jj_chunk *chunk = malloc(sizeof *chunk + cap);
   if (!chunk) jj_raise(j, TD_ENOMEM, "out of memory");
@@ -45,7 +61,7 @@ static jj_chunk *add_chunk(jj *j, size_t cap) {
 
 void *jj_alloc(jj *j, size_t n_bytes) {
   if (n_bytes > j->max_bytes) {
-    jj_raise(j, TD_ELIMIT, "the template needs more than %zu MiB of memory", j->max_bytes >> 20);
+    too_much(j);
   }
   n_bytes = (n_bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
   jj_chunk *chunk = j->chunks;
