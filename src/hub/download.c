@@ -50,7 +50,8 @@ typedef struct {
   const td_hub_file *file;
   td_buf path; // of the blob; with .incomplete while it comes
   int fd;
-  uint64_t n; // bytes there
+  bool is_ours; // locked, and the path is its name
+  uint64_t n;   // bytes there
   td_sha256 sha256;
   struct sha1_ctx sha1;
 } blob;
@@ -222,6 +223,7 @@ static td_status finish(blob *b, td_err *err) {
   if (st == TD_OK && rename(td_buf_text(&b->path), td_buf_text(&whole)) != 0) {
     st = fail_errno(b, "rename", err);
   }
+  b->is_ours = st != TD_OK;
   td_buf_free(&whole);
   return st;
 }
@@ -238,19 +240,46 @@ static bool is_there(const td_hub_download *what, const td_hub_file *file) {
 
 // Opens what has come so far. What is no file of its own, but leads elsewhere or would block, is
 // left alone.
-static td_status open_begun(blob *b, td_err *err) {
-  struct stat info;
+static td_status open_begun(blob *b, struct stat *info, td_err *err) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   b->fd = open(td_buf_text(&b->path), flags, 0666);
   if (b->fd < 0 && errno != ELOOP && errno != ENXIO) return fail_errno(b, "open", err);
-  if (b->fd >= 0 && fstat(b->fd, &info) != 0) return fail_errno(b, "stat", err);
-  if (b->fd >= 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1) return TD_OK;
+  if (b->fd >= 0 && fstat(b->fd, info) != 0) return fail_errno(b, "stat", err);
+  if (b->fd >= 0 && S_ISREG(info->st_mode) && info->st_nlink <= 1) return TD_OK;
   return td_fail(err, TD_EINVAL, "%s: not a regular file with this one name: remove it",
                  td_buf_text(&b->path));
 }
 
+// Opens and locks what has come so far. What was opened may be another process's, which finishes or
+// removes it before the lock: then the name is opened again.
+static td_status lock_begun(blob *b, td_err *err) {
+  for (;;) {
+    struct stat locked, named;
+    td_status st = open_begun(b, &locked, err);
+    if (st != TD_OK) return st;
+    if (flock(b->fd, LOCK_EX | LOCK_NB) != 0) {
+      return td_fail(err, TD_EAGAIN, "%s: another process is downloading it", b->file->path);
+    }
+    b->is_ours = lstat(td_buf_text(&b->path), &named) == 0 && named.st_dev == locked.st_dev &&
+                 named.st_ino == locked.st_ino;
+    if (b->is_ours) return TD_OK;
+    close(b->fd);
+  }
+}
+
+static td_status get_locked(blob *b, const char *url, td_err *err) {
+  td_status st = lock_begun(b, err);
+  if (st == TD_OK && is_there(b->d->what, b->file)) { // another process has just finished it
+    atomic_fetch_add(&b->d->n_bytes, b->file->n_bytes);
+    return TD_OK;
+  }
+  if (st == TD_OK) st = read_begun(b, err);
+  if (st == TD_OK) st = get_right(b, url, err);
+  return st == TD_OK ? finish(b, err) : st;
+}
+
 static td_status get_file(download *d, const td_hub_file *file, td_err *err) {
-  blob b = {.d = d, .file = file};
+  blob b = {.d = d, .file = file, .fd = -1};
   td_buf url = TD_BUF_INIT;
   if (file->is_twin) return TD_OK; // its blob comes for another file
   if (is_there(d->what, file)) {
@@ -260,16 +289,8 @@ static td_status get_file(download *d, const td_hub_file *file, td_err *err) {
   td_buf_printf(&b.path, "%s/blobs/%s.incomplete", d->what->folder, file->hash);
   td_buf_str(&url, d->what->base_url);
   td_hub_escape(&url, file->path);
-  b.fd = -1;
-  td_status st = open_begun(&b, err);
-  const bool is_ours = st == TD_OK && flock(b.fd, LOCK_EX | LOCK_NB) == 0;
-  if (st == TD_OK && !is_ours) {
-    st = td_fail(err, TD_EAGAIN, "%s: another process is downloading it", file->path);
-  }
-  if (st == TD_OK) st = read_begun(&b, err);
-  if (st == TD_OK) st = get_right(&b, td_buf_text(&url), err);
-  if (st == TD_OK) st = finish(&b, err);
-  if (st != TD_OK && is_ours && !b.n) (void)unlink(td_buf_text(&b.path));
+  const td_status st = get_locked(&b, td_buf_text(&url), err);
+  if (b.is_ours && !b.n) (void)unlink(td_buf_text(&b.path));
   if (b.fd >= 0) close(b.fd);
   td_buf_free(&b.path);
   td_buf_free(&url);
