@@ -1,6 +1,7 @@
 // src/device/device.c - the public functions, dispatched to the device's vtable.
 #include "device/device.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -91,7 +92,11 @@ void td_dev_count_reads(td_dev *dev, td_dev_reads *reads) {
 }
 
 void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
-  dev->vtable->show_pulse(dev, pulse);
+  dev->pulse = pulse;
+}
+
+void td_dev_show_progress(td_dev *dev) {
+  atomic_fetch_add_explicit(dev->pulse, 1, memory_order_relaxed);
 }
 
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

@@ -77,6 +77,8 @@ void td_dev_count_reads(td_dev *dev, td_dev_reads *reads);
 // queued, since a GPU holds only a limited number. pulse is borrowed; call before the first
 // operator.
 void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse);
+// Advances it: for long work of a caller, on any thread.
+void td_dev_show_progress(td_dev *dev);
 
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);

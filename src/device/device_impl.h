@@ -71,7 +71,6 @@ typedef struct {
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   void (*use_stripes)(td_dev *dev, const td_stripes *stripes);
   void (*count_reads)(td_dev *dev, td_dev_reads *reads);
-  void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);
   td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
@@ -111,7 +110,9 @@ typedef struct {
 struct td_dev {
   const td_dev_vtable *vtable;
   td_dtype act_dtype;
-  double link_gbps; // 0: none, or unknown
+  double link_gbps;              // 0: none, or unknown
+  _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
+  _Atomic uint32_t unseen_pulse; // used until a counter is set
   char name[64];
 };
 

@@ -293,6 +293,11 @@ td_status td_ngrams_open(td_engine *engine, td_err *err);
 // Gathers rows of the step that was built, for a GPU, which does not read their tables. Waits for
 // the stream if a sequence's past is not known.
 td_status td_ngrams_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+// The rows of a sequence's tokens in a step, as BF16 to out. fetched: the ids in front of the step,
+// [hash.size - 1], unless the sequence's past is known or empty. Rows come from disk at the disk's
+// pace: each token advances the device's progress counter.
+void td_ngrams_gather(td_dev *dev, const td_ngram_table *table, const td_step_seq *seq,
+                      const int32_t *fetched, uint16_t *out);
 // The streams += embeddings of the n-grams that end with each token.
 void td_engine_ngrams(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                       uint32_t layer_idx);

@@ -84,14 +84,11 @@ static void ids_of(const td_step_seq *seq, const int32_t *fetched, uint32_t t,
   }
 }
 
-// The rows of a sequence, whose first token has index `first` in the step.
-static void gather(const td_engine *e, const td_step_seq *seq, const int32_t *fetched,
-                   uint32_t first, uint32_t layer_idx) {
+void td_ngrams_gather(td_dev *dev, const td_ngram_table *table, const td_step_seq *seq,
+                      const int32_t *fetched, uint16_t *out) {
   enum { MANY = 64 }; // tokens whose rows several threads wait for, which may be on disk
-  const td_ngram_table *table = &td_model_layer(e->model, layer_idx)->ngrams.table;
   const int n = (int)seq->n_tokens;
-  const uint32_t dim = e->config->ngram_dim;
-  uint16_t *out = rows_at(e, layer_idx, first);
+  const size_t dim = (size_t)td_ngram_rows(&table->hash) * table->shards[0].cols;
 #pragma omp parallel for schedule(dynamic, 8) if (n >= MANY)
   for (int t = 0; t < n; t++) {
     int32_t ids[TD_MAX_NGRAM];
@@ -99,6 +96,7 @@ static void gather(const td_engine *e, const td_step_seq *seq, const int32_t *fe
     ids_of(seq, fetched, (uint32_t)t, &table->hash, ids);
     td_ngram_row(table, ids, row);
     td_bf16_of_n(out + (size_t)t * dim, row, dim);
+    td_dev_show_progress(dev);
   }
 }
 
@@ -111,7 +109,9 @@ td_status td_ngrams_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
     if (st != TD_OK) return st;
     has_ids = true;
     for (uint32_t s = 0; s < n_seqs; s++)
-      gather(e, &seqs[s], e->ngram_ids + (size_t)s * (c->ngram_size - 1), e->first_token[s], i);
+      td_ngrams_gather(e->dev, &td_model_layer(e->model, i)->ngrams.table, &seqs[s],
+                       e->ngram_ids + (size_t)s * (c->ngram_size - 1),
+                       rows_at(e, i, e->first_token[s]));
   }
   return TD_OK;
 }

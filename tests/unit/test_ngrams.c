@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/engine_impl.h"
 #include "unit/device_test.h"
 
 enum { N = 37, VOCAB = 6, MOST_PAGES = N, SPARE = 3, MOST_CHANNELS = 150 };
@@ -218,6 +219,31 @@ static void test_results(void **state) {
   }
 }
 
+// What a GPU is given: the same rows, and every token shows that the worker lives.
+static void test_gathered(void **state) {
+  (void)state;
+  device_fixture d;
+  device_open(&d, 1);
+  for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+    fixture f;
+    uint16_t out[N][64];
+    float rows[64];
+    _Atomic uint32_t pulse = 0;
+    open_fixture(&f, &shapes[i], &d.rng);
+    td_dev_set_progress_counter(d.dev, &pulse);
+    const td_step_seq seq = {.tokens = f.tokens, .n_tokens = N};
+    td_ngrams_gather(d.dev, &f.table, &seq, NULL, out[0]);
+    for (int32_t t = 0; t < N; t++) {
+      ref_rows(&f, t, rows);
+      for (size_t k = 0; k < f.row; k++)
+        assert_int_equal(out[0][(size_t)t * f.row + k], ref_to_bf16(rows[k]));
+    }
+    assert_true(pulse >= N);
+    close_fixture(&f);
+  }
+  device_close(&d);
+}
+
 // Tokens in cuts; before every third step of one token, others behind it are computed and taken
 // back.
 static void run_cut(device_fixture *d, fixture *f, const int32_t cuts[4], bool takes_back) {
@@ -302,9 +328,8 @@ static void test_gates(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_hashes),
-      cmocka_unit_test(test_results),
-      cmocka_unit_test(test_cuts_change_no_bit),
+      cmocka_unit_test(test_hashes),   cmocka_unit_test(test_results),
+      cmocka_unit_test(test_gathered), cmocka_unit_test(test_cuts_change_no_bit),
       cmocka_unit_test(test_gates),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

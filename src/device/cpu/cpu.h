@@ -37,8 +37,6 @@ typedef struct td_cpu_dev {
   td_stripes stripes;  // of weights
   td_dev_reads *reads; // NULL: not counted
   td_cpu_tuner *tuner;
-  _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
-  _Atomic uint32_t unseen_pulse; // used until a counter is set
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // open and closed ones, for reuse
 } td_cpu_dev;

@@ -72,16 +72,11 @@ static void cpu_count_reads(td_dev *dev, td_dev_reads *reads) {
   ((td_cpu_dev *)dev)->reads = reads;
 }
 
-static void cpu_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
-  ((td_cpu_dev *)dev)->pulse = pulse;
-}
-
 static const td_dev_vtable vtable = {
     .close = cpu_close,
     .follow_threads = cpu_follow_threads,
     .use_stripes = cpu_use_stripes,
     .count_reads = cpu_count_reads,
-    .show_pulse = cpu_show_pulse,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .alloc_host = cpu_alloc,
@@ -107,7 +102,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->base.act_dtype = TD_F32;
   pthread_mutex_init(&dev->lock, NULL);
   dev->nodes = opts->nodes ? *opts->nodes : td_nodes_get();
-  dev->pulse = &dev->unseen_pulse;
+  dev->base.pulse = &dev->base.unseen_pulse;
   const td_pool_opts pool = {.n_threads = opts->n_threads,
                              .pin = true,
                              .from_end = opts->cpus_from_end,

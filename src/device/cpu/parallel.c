@@ -47,10 +47,10 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   if (n_items == 1) {
-    show_pulse(dev->pulse, 0);
+    show_pulse(dev->base.pulse, 0);
     fn(ctx, 0, 0);
   } else if (n_items > 1) {
-    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->pulse};
+    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->base.pulse};
     td_pool_run(dev->pool, take_items, &run);
   }
 }
@@ -202,13 +202,13 @@ td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles
     n_items += tiles->parts[i].n_matrices * tiles->parts[i].n_tiles;
   if (n_items == 0) return TD_OK;
   if (n_items == 1 && !dev->reads) {
-    show_pulse(dev->pulse, 0);
+    show_pulse(dev->base.pulse, 0);
     tiles->fn(tiles->ctx, 0, TD_CPU_NO_ITEM, 0);
     return TD_OK;
   }
   memset(stream->shares, 0, tiles->n_parts * td_pool_size(dev->pool) * sizeof *stream->shares);
   td_tile_map map;
-  tile_run run = {.tiles = tiles, .dev = dev, .pulse = dev->pulse, .shares = stream->shares};
+  tile_run run = {.tiles = tiles, .dev = dev, .pulse = dev->base.pulse, .shares = stream->shares};
   if (dev->nodes.n > 1) {
     td_status status = map_tiles(stream, tiles, &map, err);
     if (status != TD_OK) return status;

@@ -88,8 +88,7 @@ typedef struct {
   int node;                   // nearest NUMA node; -1: any
   td_activations activations; // to which prompts' are rounded where weights take them
   td_cu_stream upload;
-  _Atomic uint32_t *pulse; // NULL: not set
-  size_t pass_bytes;       // scratch memory per MoE pass; more pairs are cut into rounds
+  size_t pass_bytes; // scratch memory per MoE pass; more pairs are cut into rounds
   // scratch memory for attention: limits heads per launch in prefill, tokens in decode
   size_t keys_bytes;
   size_t page_bytes; // granularity of GPU memory allocation

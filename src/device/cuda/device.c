@@ -90,16 +90,11 @@ static void *cuda_stream_native(td_stream *base) {
   return stream->cu;
 }
 
-static void cuda_show_pulse(td_dev *base, _Atomic uint32_t *pulse) {
-  ((td_cuda_dev *)base)->pulse = pulse;
-}
-
 static const td_dev_vtable vtable = {
     .close = cuda_close,
     .node = cuda_node,
     .gpu_index = cuda_gpu_index,
     .stream_native = cuda_stream_native,
-    .show_pulse = cuda_show_pulse,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .alloc_host = cuda_alloc_host,
@@ -180,6 +175,7 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_BF16;
+  dev->base.pulse = &dev->base.unseen_pulse;
   dev->activations = opts->activations;
   dev->index = (int)opts->index;
   dev->pass_bytes = PASS_BYTES;

@@ -211,8 +211,7 @@ void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
   if (stream->err.code != TD_OK && !td_op_signals(op)) return;
   td_cuda_use(td_cuda_dev_of(stream));
-  _Atomic uint32_t *pulse = td_cuda_dev_of(stream)->pulse;
-  if (pulse) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
+  td_dev_show_progress(base->dev);
   td_err err = {.code = TD_OK};
   if (execute(stream, op, &err) != TD_OK && stream->err.code == TD_OK) stream->err = err;
 }
