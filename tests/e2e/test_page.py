@@ -545,6 +545,13 @@ def test_drafts_and_search(open_page):
     expect(page.locator("#chats button")).to_have_count(2)
 
 
+# Fields of a message that is none, of which nothing may be kept.
+DAMAGED = [{"role": "tool"}, {"content": None}, {"reasoning_content": 1}, {"reasoning": 1}, {"error": {}},
+           {"files": [{"name": "a"}]}, {"stats": {"rate": "1"}}, {"from": -1}, {"stopped": 1},
+           *({"fork": fork} for fork in (1, {"at": 9}, {"at": 9, "tails": [None]}, {"at": 0, "tails": [None, []]},
+                                         {"at": 0, "tails": [None, [{"role": "user"}]]}, {"at": "0", "tails": [None]}))]
+
+
 def test_what_was_exported_is_imported(open_page, tmp_path):
     page = open_page()
     asked(page, "hello sun")
@@ -560,10 +567,14 @@ def test_what_was_exported_is_imported(open_page, tmp_path):
     expect(page.locator("#chats button")).to_have_count(1)  # it is here already
     other = open_page()
     other.click("#open-settings")
-    (tmp_path / "bad.json").write_text('[{"title": "x", "messages": [{"role": "tool"}]}]')
-    other.set_input_files("#import-input", tmp_path / "bad.json")
-    expect(other.locator("#ask-title")).to_contain_text("no chats in this file")
-    other.click("#ask-ok")
+    for message in DAMAGED:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **message}]
+        (tmp_path / "bad.json").write_text(json.dumps([{"messages": messages[:1]}, {"messages": messages}]))
+        other.set_input_files("#import-input", tmp_path / "bad.json")
+        expect(other.locator("#ask-title")).to_contain_text("no chats in this file")
+        other.click("#ask-ok")
+        expect(other.locator("#import-input")).to_have_value("")
+    assert other.evaluate(STORED_CHATS) == []
     (tmp_path / "cli.json").write_text(json.dumps({"messages": [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]}))
@@ -575,6 +586,25 @@ def test_what_was_exported_is_imported(open_page, tmp_path):
     other.locator("#chats").get_by_role("button", name="Hi").click()
     expect(other.locator(".assistant .markdown")).to_have_text("Yes.")
     expect(other.locator(".thoughts div")).to_have_text("Hm.")
+
+
+def test_a_stored_chat_that_is_damaged(open_page):
+    """Of another version of the page, say: it is left out, and the others are there."""
+    page = open_page()
+    asked(page, "hello moon")
+    page.evaluate("""new Promise((resolve) => {
+        indexedDB.open("tandem").onsuccess = ({ target: { result: db } }) => {
+            const chats = db.transaction("chats", "readwrite").objectStore("chats");
+            const messages = [{ role: "assistant", content: "y", reasoning: 1, fork: { at: 9 } }];
+            chats.put({ id: "a" }).onsuccess = () => chats.put({ id: "b", updated: 1e15, messages }).onsuccess = () => {
+                db.close();
+                resolve();
+            };
+        };
+    })""")
+    reload(page)
+    expect(page.locator("#chats button")).to_have_text(["hello moon"])
+    asked(page, "hello again")
 
 
 def test_what_cannot_be_sent_stays(open_page):

@@ -3,8 +3,8 @@
 
 import { ApiError, fetchHealth, fetchModels, streamChat } from "./api.js";
 import {
-  addVersion, firstSent, mentions, newChat, NEW_TITLE, readChats, readTextFile, removeVersion, showVersion, slide,
-  titleOf, toSend, withFiles,
+  addVersion, firstSent, mentions, newChat, NEW_TITLE, readChat, readChats, readStored, readTextFile, removeVersion,
+  showVersion, slide, titleOf, toSend, withFiles,
 } from "./conversation.js";
 import { element } from "./markdown.js";
 import { asJson, asMarkdown, DEFAULTS, download, Store } from "./store.js";
@@ -83,8 +83,8 @@ async function remove(chat) {
 }
 
 // Another tab changed a chat. One that is answered here stays: what is stored next is its answer.
-function takeChange(id, changed) {
-  const own = chats.find((chat) => chat.id === id);
+function takeChange(id, stored) {
+  const own = chats.find((chat) => chat.id === id), [changed] = readStored(stored ? [stored] : []);
   if (runs.has(id)) return;
   if (!changed) chats = chats.filter((chat) => chat.id !== id);
   else if (own) Object.assign(own, changed);
@@ -439,7 +439,7 @@ async function importChats(files) {
   }
   for (const chat of found) {
     const own = chats.find(({ id }) => id === chat.id);
-    const isHere = own && asJson(readChats(asJson([own]))[0].messages) === asJson(chat.messages);
+    const isHere = own && asJson(readChat(own).messages) === asJson(chat.messages);
     if (isHere) continue;
     if (own) chat.id = newChat().id;
     chats.push(chat);
@@ -693,7 +693,7 @@ async function begin() {
   const last = lastShown(), first = newChat();
   select(first);
   const draft = $("input").value;
-  const stored = await store.open();
+  const stored = readStored(await store.open());
   for (const chat of chats) store.save(chat); // sent meanwhile
   chats = [...chats, ...stored];
   const shown = chats.find(({ id }) => id === last);

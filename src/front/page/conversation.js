@@ -1,4 +1,4 @@
-// Chats as data: versions of messages, what of a chat is sent, and chats from files.
+// Chats as data: versions of messages, what of a chat is sent, and chats from elsewhere.
 //
 // chat.messages is the conversation that is shown. Where a message was edited or an answer retried,
 // the first message that differs has fork: {at, tails}; tails[i] is version i with everything that
@@ -106,48 +106,74 @@ export async function readTextFile(file) {
   throw new Error(`${file.name} is no text file: only text can be attached`);
 }
 
-// ---- chats from files --------------------------------------------------------------------------
+// ---- chats from files and from the store -------------------------------------------------------
 
-const KEPT = { content: "string", reasoning: "string", text: "string", model: "string", error: "string",
-               finish: "string", stopped: "boolean", thoughtSeconds: "number", from: "number" };
+// Readers return a value that is what they are named after, and throw otherwise.
+function refuse() {
+  throw new Error();
+}
+const when = (holds) => (value) => holds(value) ? value : refuse();
+const text = when((value) => typeof value === "string");
+const flag = when((value) => typeof value === "boolean");
+const number = when(Number.isFinite);
+const index = when((value) => Number.isSafeInteger(value) && value >= 0);
+const list = (read) => (values) => Array.isArray(values) ? values.map((value, i) => read(value, i)) : refuse();
 
-const isText = (value) => typeof value === "string";
+// An object of the fields that have readers. What is not needed may be missing.
+const object = (needed, others = {}) => (raw) => {
+  if (typeof raw !== "object") refuse();
+  return Object.fromEntries(Object.entries({ ...needed, ...others }).flatMap(([name, read]) =>
+    name in needed || raw[name] !== undefined ? [[name, read(raw[name])]] : []));
+};
+
+const readAny = object(
+  { role: when((value) => ["user", "assistant"].includes(value)), content: text },
+  { text, reasoning: text, model: text, error: text, finish: text, stopped: flag, interrupted: flag,
+    thoughtSeconds: number, from: index, files: list(object({ name: text, text })),
+    stats: object({ tokens: number, context: number, first: number, rate: number }), fork: readFork });
 
 function readMessage(raw) {
-  if (!["user", "assistant"].includes(raw?.role) || !isText(raw.content)) throw new Error();
-  const message = { role: raw.role, ...(raw.role === "assistant" && { reasoning: raw.reasoning_content ?? "" }) };
-  for (const [name, type] of Object.entries(KEPT))
-    if (typeof raw[name] === type) message[name] = raw[name];
-  const { stats, files, fork } = raw;
-  if (stats && ["tokens", "context", "first", "rate"].every((name) => Number.isFinite(stats[name])))
-    message.stats = { tokens: stats.tokens, context: stats.context, first: stats.first, rate: stats.rate };
-  if (Array.isArray(files) && files.every(({ name, text }) => isText(name) && isText(text)))
-    message.files = files.map(({ name, text }) => ({ name, text }));
-  if (Array.isArray(fork?.tails) && fork.tails[fork.at] === null)
-    message.fork = { at: fork.at, tails: fork.tails.map((tail) => tail && tail.map(readMessage)) };
+  const message = readAny(raw);
+  if (message.role === "assistant") message.reasoning ??= text(raw.reasoning_content ?? "");
   return message;
 }
 
-const readSettings = (raw) => Object.fromEntries(Object.entries(DEFAULTS).map(([name, value]) =>
-  [name, isText(raw[name]) ? raw[name] : value]));
+function readFork({ at, tails }) {
+  const read = (tail, i) => i === at ? when((value) => value === null)(tail) : tail.length ? messages(tail) : refuse();
+  return index(at) < tails.length ? { at, tails: list(read)(tails) } : refuse();
+}
+
+const messages = list(readMessage);
+const readSettings = object({}, Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, text])));
+const readFields = object({ messages }, { id: text, title: text, created: number, updated: number });
+
+// The chat that raw is, whatever raw is. Throws if any part of it is not what the page can show.
+export function readChat(raw) {
+  const chat = readFields({ ...raw, messages: raw.messages.filter(({ role }) => role !== "system") });
+  if (raw.settings) chat.settings = { ...DEFAULTS, ...readSettings(raw.settings) };
+  const first = chat.messages.find(({ role }) => role === "user")?.content;
+  return { ...newChat(), title: titleOf(first ?? NEW_TITLE), ...chat };
+}
 
 // The chats in a file: as they are exported here, or of `tandem run`'s /save. Throws an Error.
 export function readChats(text) {
-  let raw;
   try {
-    raw = [JSON.parse(text)].flat();
-    if (!raw.length) throw new Error();
-    return raw.map(({ id, title, created, updated, messages, settings }) => {
-      const own = messages.filter(({ role }) => role !== "system").map(readMessage);
-      const time = (value) => (Number.isFinite(value) ? value : Date.now());
-      const first = own.find(({ role }) => role === "user")?.content;
-      return { ...newChat(), ...(isText(id) && { id }), title: isText(title) ? title : titleOf(first ?? NEW_TITLE),
-               created: time(created), updated: time(updated), messages: own,
-               ...(settings && { settings: readSettings(settings) }) };
-    });
+    const raw = [JSON.parse(text)].flat();
+    return raw.length ? raw.map(readChat) : refuse();
   } catch {
-    throw new Error("There are no chats in this file: choose one that was exported here.");
+    throw new Error("There are no chats in this file, or a part of them is damaged: choose one that was exported here.");
   }
+}
+
+// Those of what was stored that are chats.
+export function readStored(all) {
+  return all.flatMap((raw) => {
+    try {
+      return [readChat(raw)];
+    } catch {
+      return [];
+    }
+  });
 }
 
 export function titleOf(text) {
