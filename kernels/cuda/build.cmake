@@ -3,9 +3,9 @@
 #   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
 # TD_CUDA: AUTO builds the first where nvcc is found, but not with sanitizers; ON insists; OFF does
 # not.
-# TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list.
+# TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list; TD_CUDA_PTX: and PTX.
 set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
-option(TD_CUDA_PTX "Also PTX, which newer GPUs translate when the program first starts" ON)
+set(TD_CUDA_PTX ON CACHE STRING "Also PTX, which newer GPUs translate when the program first starts: OFF or a list; ON: 80;89")
 set(TD_CUDA_ARCHS auto CACHE STRING "GPUs to make code for: auto (this machine's), package (all), or a list as 80;90a")
 include(${CMAKE_CURRENT_LIST_DIR}/archs.cmake)
 
@@ -25,15 +25,9 @@ if(wanted)
 endif()
 
 if(wanted AND TD_NVCC)
-  set(codes "")
   find_program(TD_NVIDIA_SMI nvidia-smi)
   td_cuda_archs(archs "${TD_CUDA_ARCHS}" "${TD_NVIDIA_SMI}")
-  foreach(arch ${archs})
-    list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
-  endforeach()
-  if(TD_CUDA_PTX) # from 89 on there are instructions for FP8
-    list(APPEND codes -gencode arch=compute_80,code=compute_80 -gencode arch=compute_89,code=compute_89)
-  endif()
+  td_cuda_codes(codes "${archs}" "${TD_CUDA_PTX}")
   if("90a" IN_LIST archs)
     if("90" IN_LIST archs)
       message(FATAL_ERROR "TD_CUDA_ARCHS: 90 and 90a are for the same GPUs: leave out 90")

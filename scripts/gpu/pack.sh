@@ -1,21 +1,23 @@
 #!/bin/bash
 # Packs what a machine with a GPU needs to run scripts/gpu/stage.sh, as one archive that travels
 # beside the checkout: programs, test programs, the kernels' library, a second one that has what older
-# and GeForce GPUs run (as PTX, which any GPU from sm_80 on translates), and every shared library that is
+# and GeForce GPUs run (as PTX, which ARCH and later ones translate), and every shared library that is
 # neither libc's nor the driver's. Run it where nvcc and what scripts/setup.sh installs are.
-# usage: scripts/gpu/pack.sh [-o FILE] [ARCH]             builds for ARCH in build-gpu; default: 90a
+# usage: scripts/gpu/pack.sh [-o FILE] [ARCH]             builds for ARCH in build-test/gpu; default: 90a
+#        scripts/gpu/pack.sh [-o FILE] --built BUILD      what BUILD has, without PTX
 #        scripts/gpu/pack.sh [-o FILE] --emulator BUILD   BUILD's programs with the GPU emulator
 # FILE is .gpu.tar.xz by default, which stage.sh unpacks.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 most_bytes=20000000
-out=.gpu.tar.xz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
+out=.gpu.tar.xz arch=90a emulator=false is_built=false build=build-test/gpu library=libtandem_cuda.so
 while [ $# -gt 0 ]; do
   case $1 in
     -o) out=${2:?-o: name a file} && shift 2 ;;
-    --emulator)
-      emulator=true arch=emulator build=${2:?--emulator: name a build folder} library=libtandem_cuda_emu.so
+    --built | --emulator)
+      is_built=true build=${2:?$1: name a build folder}
+      if [ "$1" = --emulator ]; then emulator=true library=libtandem_cuda_emu.so; fi
       shift 2
       ;;
     -*) sed -n '/^# usage/,/^# FILE/s/^# //p' "$0" >&2 && exit 2 ;;
@@ -23,12 +25,19 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-if ! $emulator; then
+# Flags are those of scripts/test.sh's release, so that ccache has what that compiled. PTX is in the second
+# library alone; from 89 on there are instructions for FP8.
+if $is_built; then
+  arch=$(if $emulator; then echo emulator; else sed -n 's/^TD_CUDA_ARCHS:[^=]*=//p' "$build/CMakeCache.txt"; fi)
+else
   scripts/setup.sh --test
-  cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
-    -DTD_WERROR=OFF -DTD_CUDA_EMULATOR=OFF
+  flags=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA=ON -DTD_CUDA_EMULATOR=OFF)
+  if command -v ccache > /dev/null; then flags+=(-DCMAKE_C{,XX}_COMPILER_LAUNCHER=ccache); fi
+  ptx=89
+  if [[ $arch =~ ^8[0-8] ]]; then ptx=80; fi
+  cmake -S . -B $build "${flags[@]}" -DTD_CUDA_ARCHS="$arch" -DTD_CUDA_PTX=OFF
   ninja -C $build tandem_cuda gpu_tests
-  cmake -S . -B $build/ptx -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS= -DTD_CUDA_EMULATOR=OFF
+  cmake -S . -B $build/ptx "${flags[@]}" -DTD_CUDA_ARCHS= -DTD_CUDA_PTX=$ptx
   ninja -C $build/ptx tandem_cuda
 fi
 mapfile -t tests < "$build/gpu_tests.txt" # the label gpu
@@ -39,7 +48,7 @@ trap 'rm -rf "$dir"' EXIT
 mkdir -p "$dir"/gpu/{bin,lib/cxx}
 for f in "${programs[@]}"; do strip -o "$dir/gpu/bin/$f" "$build/bin/$f"; done
 strip -o "$dir/gpu/bin/$library" "$build/bin/$library"
-if ! $emulator; then strip -o "$dir/gpu/bin/libtandem_cuda_ptx.so" "$build/ptx/bin/$library"; fi
+if ! $is_built; then strip -o "$dir/gpu/bin/libtandem_cuda_ptx.so" "$build/ptx/bin/$library"; fi
 cp "$build/gpu_tests.txt" "$dir/gpu/"
 
 # The C++ runtime lies apart: only a machine that has none is to use it.

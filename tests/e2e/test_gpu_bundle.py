@@ -43,6 +43,19 @@ def bundle(build_dir, tmp_path_factory):
     return path
 
 
+def test_code_for_a_gpu_fits(build_dir, tmp_path):
+    """What scripts/gpu/pack.sh makes without arguments, but for PTX, which has room."""
+    most, ptx = 20_000_000, 4_500_000
+    if not (build_dir / "bin" / "libtandem_cuda.so").exists():
+        pytest.skip("the kernels' library needs nvcc")
+    path = tmp_path / "gpu.tar.xz"
+    done = subprocess.run(["scripts/gpu/pack.sh", "-o", path, "--built", build_dir], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert path.stat().st_size < most - ptx
+    script = (ROOT / "scripts" / "gpu" / "pack.sh").read_text()
+    assert f"most_bytes={most}" in script
+
+
 def libraries_of(*programs):
     """What the loader finds for them here, itself included."""
     done = subprocess.run(["ldd", *programs], capture_output=True, text=True)
