@@ -299,7 +299,8 @@ const td_option td_option_table[] = {
      "interference: steps of a model of DeepSeek-V3's shape with experts on the CPU, with --device "
      "cpu on two CPU devices"},
     {GROUP_BENCH, "only", 0, OPT_STR, ON(BENCH_GPU), AT(only), NO_RANGE, NULL, "TEXT",
-     "operators whose \"operator model format\" contains TEXT"},
+     "operators whose \"operator model format\" contains TEXT; several, in order, with commas "
+     "between"},
     {GROUP_BENCH, "list", 0, OPT_FLAG, ON(BENCH_GPU), AT(list), NO_RANGE, NULL, NULL,
      "list the operators' cases without measuring; needs no GPU"},
     {GROUP_BENCH, "layers", 0, OPT_INT, ON(BENCH_GPU), AT(bench_layers), RANGE(0, 1024), "0", "N",

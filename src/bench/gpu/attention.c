@@ -64,9 +64,9 @@ typedef struct {
   uint32_t seqs, tokens, keys;
 } attn_shape;
 
-static const attn_shape attn_shapes[] = {{1, 1, 1024},   {1, 1, 8192},    {1, 1, 32768},
-                                         {1, 4, 32768},  {16, 1, 8192},   {1, 512, 512},
-                                         {1, 512, 8192}, {1, 8192, 8192}, {1, 2048, 32768}};
+static const attn_shape attn_shapes[] = {
+    {1, 1, 1024},  {1, 1, 8192},  {1, 1, 32768},  {1, 4, 32768},   {16, 1, 8192},
+    {64, 1, 1024}, {1, 512, 512}, {1, 512, 8192}, {1, 8192, 8192}, {1, 2048, 32768}};
 
 // Of a sequence: a token, or one and those drafted behind it.
 static bool is_decode(const attn_shape *s) {
@@ -82,13 +82,24 @@ typedef struct {
   uint32_t n;
 } caches;
 
-static caches caches_of(const attn_shape *s, size_t n_bytes) {
-  size_t n = is_decode(s) ? TD_GPU_ROTATING_BYTES / 2 / n_bytes : 1;
-  return (caches){n_bytes, n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n};
+static caches caches_of(const td_gpu_bench *b, const attn_shape *s, size_t n_bytes) {
+  const size_t n = is_decode(s) ? TD_GPU_ROTATING_BYTES / 2 / n_bytes : 1;
+  const size_t most = td_gpu_fewer(b, MAX_CACHES, 2);
+  return (caches){n_bytes, (uint32_t)(n < 1 ? 1 : n > most ? most : n)};
 }
 
 static void *cache_of(const caches *c, const td_kv_view *first, uint32_t call) {
   return (char *)first->pages + call % c->n * c->n_bytes;
+}
+
+// BF16 pages, as a server's are by default, and those in E4M3.
+static const struct {
+  const char *name;
+  td_dtype dtype;
+} page_formats[] = {{"bf16", TD_BF16}, {"e4m3", TD_F8E4M3}};
+
+static size_t token_bytes(td_dtype dtype, const td_kv_rows *rows) {
+  return dtype == TD_F8E4M3 ? td_kv_f8_token_bytes(rows) : 2 * (size_t)rows->n * rows->dim;
 }
 
 typedef struct {
@@ -103,19 +114,21 @@ static void attn_gqa_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_op_attn_gqa(b->stream, &a);
 }
 
-static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *s) {
-  const char *op = is_decode(s) ? "decode" : "prefill";
-  if (!td_gpu_wants(b, op, m->name, "")) return;
+static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *s, size_t format) {
+  const char *op = is_decode(s) ? "decode" : "prefill", *pages_name = page_formats[format].name;
+  if (!td_gpu_wants(b, op, m->name, pages_name)) return;
   uint32_t n = s->seqs * s->tokens;
-  size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
+  const td_kv_rows rows = {.n = 2 * m->n_kv_heads, .dim = m->head_dim};
+  const size_t of_token = token_bytes(page_formats[format].dtype, &rows);
+  const size_t page_bytes = TD_GPU_PAGE_TOKENS * of_token;
   td_batch_view batch = td_gpu_batch(b, s->seqs, s->tokens, s->keys);
-  gqa_calls calls = {.caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  gqa_calls calls = {.caches = caches_of(b, s, s->seqs * batch.max_pages * page_bytes)};
   void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = td_gpu_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * m->head_dim * 2);
   calls.args = (td_attn_gqa_args){
       .batch = batch,
-      .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
+      .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = page_formats[format].dtype},
       .q = q,
       .out = out,
       .n_heads = m->n_heads,
@@ -128,10 +141,11 @@ static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *
   td_gpu_record(b,
                 &(td_gpu_case){.op = op,
                                .model = m->name,
+                               .format = pages_name,
                                .tokens = n,
                                .seqs = s->seqs,
                                .keys = s->keys,
-                               .bytes = 4.0 * m->n_kv_heads * m->head_dim * s->keys * s->seqs,
+                               .bytes = (double)of_token * s->keys * s->seqs,
                                .flops = 4.0 * m->n_heads * m->head_dim * pairs},
                 seconds);
   td_gpu_free(b, pages);
@@ -155,29 +169,36 @@ static void attn_mla_once(td_gpu_bench *b, const void *args, uint32_t call) {
 }
 
 static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *kv_b,
-                      const attn_shape *s) {
+                      const attn_shape *s, size_t format) {
   const char *op = is_decode(s) ? "mla_decode" : "mla_prefill";
-  if (!td_gpu_wants(b, op, m->name, "")) return;
+  const char *pages_name = page_formats[format].name;
+  if (!td_gpu_wants(b, op, m->name, pages_name)) return;
   uint32_t n = s->seqs * s->tokens;
-  size_t page_bytes = (size_t)TD_GPU_PAGE_TOKENS * (TD_GPU_RANK + TD_GPU_ROPE) * 2;
+  const td_kv_rows rows = {.n = 1, .dim = TD_GPU_RANK + TD_GPU_ROPE, .n_bf16 = TD_GPU_ROPE};
+  const size_t of_token = token_bytes(page_formats[format].dtype, &rows);
+  const size_t page_bytes = TD_GPU_PAGE_TOKENS * of_token;
   td_batch_view batch = td_gpu_batch(b, s->seqs, s->tokens, s->keys);
-  mla_calls calls = {.kv_b = kv_b, .caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  mla_calls calls = {.kv_b = kv_b,
+                     .caches = caches_of(b, s, s->seqs * batch.max_pages * page_bytes)};
   void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = td_gpu_noise(b, (size_t)n * m->n_heads * (TD_GPU_NOPE + TD_GPU_ROPE) * 2);
   void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * TD_GPU_V_DIM * 2);
-  calls.args = (td_attn_mla_args){
-      .batch = batch,
-      .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
-      .q = q,
-      .out = out,
-      .n_heads = m->n_heads,
-      .nope_dim = TD_GPU_NOPE,
-      .rope_dim = TD_GPU_ROPE,
-      .v_dim = TD_GPU_V_DIM,
-      .kv_lora_rank = TD_GPU_RANK,
-      .scale = 0.1f,
-      .absorbed = is_decode(s)};
-  uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
+  calls.args = (td_attn_mla_args){.batch = batch,
+                                  .kv = {.pages = pages,
+                                         .page_bytes = page_bytes,
+                                         .dtype = page_formats[format].dtype,
+                                         .n_bf16 = rows.n_bf16},
+                                  .q = q,
+                                  .out = out,
+                                  .n_heads = m->n_heads,
+                                  .nope_dim = TD_GPU_NOPE,
+                                  .rope_dim = TD_GPU_ROPE,
+                                  .v_dim = TD_GPU_V_DIM,
+                                  .kv_lora_rank = TD_GPU_RANK,
+                                  .scale = 0.1f,
+                                  .absorbed = is_decode(s)};
+  const uint32_t n_kv_b = td_gpu_fewer(b, MAX_KV_B, 2);
+  const uint32_t n_turns = calls.caches.n > n_kv_b ? calls.caches.n : n_kv_b;
   double seconds = td_gpu_measure(b, attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
   double width = is_decode(s) ? 2 * TD_GPU_RANK + TD_GPU_ROPE
                               : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
@@ -185,11 +206,11 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
       b,
       &(td_gpu_case){.op = op,
                      .model = m->name,
+                     .format = pages_name,
                      .tokens = n,
                      .seqs = s->seqs,
                      .keys = s->keys,
-                     .bytes = 2.0 * (TD_GPU_RANK + TD_GPU_ROPE) * s->keys * s->seqs +
-                              (double)td_weight_bytes(kv_b),
+                     .bytes = (double)of_token * s->keys * s->seqs + (double)td_weight_bytes(kv_b),
                      .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
       seconds);
   td_gpu_free(b, pages);
@@ -209,14 +230,15 @@ static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
 
 void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m) {
   td_weight kv_b[MAX_KV_B];
+  const size_t n = TD_COUNT(attn_shapes);
   for (size_t i = 0; i < MAX_KV_B && !m->n_kv_heads; i++)
     kv_b[i] = td_gpu_weight(b, m->format, m->n_heads * (TD_GPU_NOPE + TD_GPU_V_DIM), TD_GPU_RANK);
-  for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
-    const attn_shape s = attn_shape_of(b, i);
+  for (size_t i = 0; i < n * TD_COUNT(page_formats); i++) {
+    const attn_shape s = attn_shape_of(b, i % n);
     if (m->n_kv_heads) {
-      bench_gqa(b, m, &s);
+      bench_gqa(b, m, &s, i / n);
     } else {
-      bench_mla(b, m, kv_b, &s);
+      bench_mla(b, m, kv_b, &s, i / n);
     }
   }
   td_gpu_forget_weights(b);

@@ -400,6 +400,60 @@ static void open_table(table_tennis *t, td_gpu_bench *b) {
   td_gpu_sync(b);
 }
 
+// ---- cuBLAS beside a spin
+// -------------------------------------------------------------------------
+
+// Ends a kernel that spins, after SPIN_S if nothing else did.
+typedef struct {
+  signal_word *word;
+  _Atomic bool is_done; // what ran beside it
+} watchdog;
+#define SPIN_S 5.0
+
+static void *end_spin(void *arg) {
+  watchdog *w = arg;
+  const double start = td_clock_s();
+  while (!atomic_load(&w->is_done) && td_clock_s() - start < SPIN_S)
+    usleep(1000);
+  atomic_store_explicit(&w->word->value, 1, memory_order_release);
+  return NULL;
+}
+
+// Whether the first matrix product of a size waits for a kernel that spins on another stream, as
+// loading code would: between two GPUs that wait for each other it would never end.
+static void blas_case(td_gpu_bench *b, const table_tennis *t, td_stream *other, uint32_t n_tokens) {
+  enum { DIM = 4096 };
+  const uint32_t n = td_gpu_fewer(b, n_tokens, 17), dim = td_gpu_shrunk(b, DIM);
+  td_weight w = td_gpu_weight(b, &td_gpu_bf16, dim, dim);
+  void *x = td_gpu_noise(b, 2ul * n * dim), *y = td_gpu_alloc(b, 2ul * n * dim);
+  td_linear_op_args args = {
+      .w = &w, .x = x, .y = y, .x_stride = dim, .y_stride = dim, .n_tokens = 1};
+  td_op_linear(b->stream, &args); // copies the matrix
+  td_gpu_sync(b);
+  watchdog dog = {.word = t->pong};
+  pthread_t thread;
+  atomic_store(&t->pong->value, 0);
+  td_op_await(other, &t->pong->value, t->values + 1);
+  TD_CHECK(pthread_create(&thread, NULL, end_spin, &dog) == 0);
+  const double start = td_clock_s();
+  args.n_tokens = n;
+  td_op_linear(b->stream, &args);
+  td_gpu_sync(b);
+  const double seconds = td_clock_s() - start;
+  atomic_store(&dog.is_done, true);
+  pthread_join(thread, NULL);
+  td_err err;
+  td_gpu_must(td_stream_sync(other, &err), &err);
+  begin(b, "signals", "cuBLAS beside a spinning kernel");
+  td_jw_int(b->json, "tokens", n);
+  td_jw_double(b->json, "first_us", seconds * 1e6);
+  td_jw_bool(b->json, "waits", seconds >= SPIN_S);
+  end(b);
+  td_gpu_free(b, x);
+  td_gpu_free(b, y);
+  td_gpu_forget_weights(b);
+}
+
 void td_gpu_path_signals(td_gpu_bench *b) {
   table_tennis t;
   open_table(&t, b);
@@ -419,6 +473,9 @@ void td_gpu_path_signals(td_gpu_bench *b) {
   }
   atomic_store(&t.n_runs, UINT32_MAX);
   pthread_join(thread, NULL);
+  static const uint32_t tokens[] = {65, 128, 512, 2048, 8192};
+  for (size_t i = 0; i < TD_COUNT(tokens); i++)
+    blas_case(b, &t, other, tokens[i]);
   td_stream_close(other);
   close_buffers(b, &m);
   td_gpu_free(b, t.device);

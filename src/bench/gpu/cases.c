@@ -32,6 +32,11 @@ uint32_t td_gpu_shrunk(const td_gpu_bench *b, uint32_t n) {
   return b->shrink == 1 ? n : (n / b->shrink / GROUP + 1) * GROUP;
 }
 
+uint32_t td_gpu_whole_blocks(const td_gpu_format *f, uint32_t n_cols) {
+  const uint32_t block = td_dtype_block(f->dtype).cols;
+  return block ? (n_cols + block - 1) / block * block : n_cols;
+}
+
 uint32_t td_gpu_fewer(const td_gpu_bench *b, uint32_t n, uint32_t least) {
   return b->shrink == 1 || n / b->shrink > least ? n / b->shrink : n < least ? n : least;
 }
@@ -60,7 +65,7 @@ void *td_gpu_noise(td_gpu_bench *b, size_t n_bytes) {
   static uint16_t noise[N];
   uint32_t state = 1;
   for (size_t i = 0; i < N && b->dev; i++)
-    noise[i] = (uint16_t)(0x3d00 | (next_noise(&state) & 0x80ff));
+    noise[i] = (uint16_t)(0x3d00 | (next_noise(&state) & 0x80b7));
   char *out = td_gpu_alloc(b, n_bytes);
   for (size_t at = 0; b->dev && at < n_bytes; at += sizeof noise) {
     size_t left = n_bytes - at;
@@ -179,6 +184,7 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   td_jw_int(w, "tokens", c->tokens);
   if (c->seqs) td_jw_int(w, "sequences", c->seqs);
   if (c->keys) td_jw_int(w, "keys", c->keys);
+  if (c->experts) td_jw_int(w, "experts", c->experts);
   td_jw_double(w, "us", seconds * 1e6);
   td_jw_double(w, "gbps", gbps);
   td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
@@ -200,6 +206,9 @@ const td_gpu_format td_gpu_fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
 const td_gpu_format td_gpu_int8 = {"int8", TD_I8, TD_F32, 1, TD_FORMAT_WHOLE_ROW};
 const td_gpu_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
 const td_gpu_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
+const td_gpu_format td_gpu_q4_k = {"q4_k", TD_Q4_K, TD_F32, 0, 0};
+const td_gpu_format td_gpu_q6_k = {"q6_k", TD_Q6_K, TD_F32, 0, 0};
+const td_gpu_format td_gpu_q8_0 = {"q8_0", TD_Q8_0, TD_F32, 0, 0};
 const td_gpu_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
 
 // Repeats the first n bytes until n_bytes are filled.

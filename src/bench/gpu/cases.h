@@ -22,7 +22,7 @@ typedef struct {
   double a8_tflops[TD_N_ACTIVATIONS];
   double pinned_gbps;   // host to device; for paths
   double read_gbps;     // bandwidth of the host's threads; 0: not measured
-  const char *only;     // NULL: all cases
+  const char *only;     // one of --only; NULL: all cases
   uint32_t shrink;      // divisor of dimensions; if not 1, each case runs once
   uint32_t graph;       // most recent graph key
   td_gpu_kept *weights; // newest first
@@ -44,8 +44,8 @@ enum { TD_GPU_ROTATING_BYTES = 512 << 20, TD_GPU_PAGE_TOKENS = 64 };
 
 // Zeroed device memory.
 void *td_gpu_alloc(td_gpu_bench *b, size_t n_bytes);
-// Device memory with 16-bit numbers of either sign and a magnitude of a few hundredths. Multiplying
-// zeros would take less power and run faster.
+// Device memory with 16-bit numbers of either sign and a magnitude of a few hundredths, which are
+// numbers in E4M3 and F32, too. Multiplying zeros would take less power and run faster.
 void *td_gpu_noise(td_gpu_bench *b, size_t n_bytes);
 void td_gpu_free(td_gpu_bench *b, void *memory);
 
@@ -58,7 +58,10 @@ typedef struct {
 } td_gpu_format;
 
 extern const td_gpu_format td_gpu_bf16, td_gpu_fp8, td_gpu_int8, td_gpu_int4_g32, td_gpu_int4_g128,
-    td_gpu_mxfp4;
+    td_gpu_mxfp4, td_gpu_q4_k, td_gpu_q6_k, td_gpu_q8_0;
+
+// n_cols, or the next whole number of the format's blocks.
+uint32_t td_gpu_whole_blocks(const td_gpu_format *f, uint32_t n_cols);
 
 // A matrix with random bits except NaN; all scales are 2^-7.
 td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols);
@@ -78,9 +81,9 @@ void td_gpu_round(td_gpu_bench *b, td_activations activations);
 
 typedef struct {
   const char *op, *model, *format;
-  uint32_t rows, cols, tokens, seqs, keys; // 0: not applicable
-  double bytes, flops;                     // per call; 0: not applicable
-  td_activations a8;                       // by which activations are rounded to 8 bits
+  uint32_t rows, cols, tokens, seqs, keys, experts; // 0: not applicable
+  double bytes, flops;                              // per call; 0: not applicable
+  td_activations a8;                                // by which activations are rounded to 8 bits
 } td_gpu_case;
 
 // Enqueues the i-th call.

@@ -65,8 +65,24 @@ static void run_cases(td_gpu_bench *b) {
     td_gpu_experts_cases(b, &m, m.format);
     td_gpu_experts_cases(b, &m, &td_gpu_int8);
     td_gpu_experts_cases(b, &m, &td_gpu_int4_g32);
+    if (i == 0) td_gpu_experts_cases(b, &m, &td_gpu_q4_k);
   }
   td_gpu_delta_cases(b);
+}
+
+// Those that a member of `only`, a list with commas, names: in its order, so that what matters most
+// comes first.
+static void run_chosen_cases(td_gpu_bench *b, const char *only) {
+  for (size_t n; only && *only; only += n + (only[n] == ',')) {
+    char text[96];
+    const uint32_t before = b->n_cases;
+    n = strcspn(only, ",");
+    snprintf(text, sizeof text, "%.*s", (int)n, only);
+    b->only = text;
+    run_cases(b);
+    if (b->n_cases == before) fprintf(stderr, "bench_gpu: no case is called %s\n", text);
+  }
+  if (!only) run_cases(b);
 }
 
 // Without cuBLAS the peak and prefill results would be misleading, so it is required by default.
@@ -128,7 +144,7 @@ static void run_on_device(td_gpu_bench *b, const td_options *o) {
     td_gpu_limits(b);
     td_jw_end_object(b->json);
     td_gpu_write(b);
-    run_cases(b);
+    run_chosen_cases(b, o->only);
   }
   td_stream_close(b->stream);
   td_dev_close(b->dev);
@@ -149,7 +165,7 @@ static void run_model(td_gpu_bench *b, const td_options *o) {
 int td_cmd_bench_gpu(const td_options *o) {
   td_buf text = TD_BUF_INIT;
   td_json_writer json = TD_JSON_WRITER(&text);
-  td_gpu_bench b = {.json = &json, .only = o->only, .shrink = (uint32_t)o->shrink};
+  td_gpu_bench b = {.json = &json, .shrink = (uint32_t)o->shrink};
   const bool runs_steps = paths[o->gpu_path].run_steps != NULL;
   if (strcmp(o->device, "cpu") == 0 && !runs_steps) {
     td_err err;
@@ -159,7 +175,7 @@ int td_cmd_bench_gpu(const td_options *o) {
     return td_cmd_fail(&err);
   }
   if (o->list) {
-    run_cases(&b);
+    run_chosen_cases(&b, o->only);
     fprintf(stderr, "%u cases\n", b.n_cases);
   } else if (runs_steps) {
     run_model(&b, o);

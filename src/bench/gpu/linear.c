@@ -134,6 +134,9 @@ static const linear_case linear_cases[] = {
     {"v3", &td_gpu_int8, 2048, 7168, false},             //
     {"v3", &td_gpu_int4_g32, 2048, 7168, false},         //
     {"v3", &td_gpu_mxfp4, 2048, 7168, false},            //
+    {"v3", &td_gpu_q4_k, 2048, 7168, false},             //
+    {"v3", &td_gpu_q6_k, 2048, 7168, false},             //
+    {"v3", &td_gpu_q8_0, 2048, 7168, false},             //
     {"v3", &td_gpu_fp8, 7168, 2048, false},              // shared expert: down
     {"v3", &td_gpu_bf16, 256, 7168, true},               // router
     {"v3", &td_gpu_bf16, 129280, 7168, true},            // head
@@ -153,12 +156,16 @@ static const linear_case linear_cases[] = {
     {"moonlight", &td_gpu_bf16, 163840, 2048, true},
 };
 
-// With these tokens, once each.
+// With these tokens, once each. Kernels change between 8 and 256, which FP8 shows; others take a
+// few.
 static void bench_tokens(td_gpu_bench *b, const linear_case *c, linear_args *args, uint32_t most) {
-  static const uint32_t tokens[] = {1, 8, 16, 64, 512, 4096};
+  enum { ALL = 13 };
+  static const uint32_t few[ALL] = {1, 8, 16, 17, 64, 128, 512, 4096, UINT32_MAX};
+  static const uint32_t all[ALL] = {1, 8, 16, 17, 32, 64, 65, 96, 128, 192, 256, 512, 4096};
+  const uint32_t *tokens = c->format == &td_gpu_fp8 ? all : few;
   const td_weight *w = &args->w[0];
   const double out_bytes = args->out_f32 ? 4 : 2;
-  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
+  for (size_t i = 0; i < ALL && tokens[i] <= most; i++) {
     if (args->is_prompt && tokens[i] <= 16) continue; // as without
     args->n_tokens = tokens[i];
     const double seconds = td_gpu_measure(b, linear_once, args, args->n_matrices);
@@ -184,7 +191,8 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
                      td_gpu_wants(b, "linear_a8", c->model, c->format->name);
   const bool is_plain = td_gpu_wants(b, "linear", c->model, c->format->name);
   if (!is_plain && !is_a8) return;
-  const uint32_t rows = td_gpu_shrunk(b, c->rows), cols = td_gpu_shrunk(b, c->cols);
+  const uint32_t rows = td_gpu_shrunk(b, c->rows),
+                 cols = td_gpu_whole_blocks(c->format, td_gpu_shrunk(b, c->cols));
   td_weight w[MAX_MATRICES];
   w[0] = td_gpu_weight(b, c->format, rows, cols);
   size_t n = b->shrink > 1 ? 2 : TD_GPU_ROTATING_BYTES / td_weight_bytes(&w[0]);

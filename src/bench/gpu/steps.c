@@ -86,6 +86,7 @@ void td_gpu_steps_head(const td_gpu_steps *s) {
   td_jw_int(w, "prefill_chunk", s->devices.prefill_chunk);
   td_jw_int(w, "stream_bytes", (int64_t)s->devices.stream_bytes);
   td_jw_int(w, "cpu_threads", s->n_threads);
+  td_jw_str(w, "kv_dtype", td_dtype_name(td_dev_kv_dtype(s->b->dev, TD_F32)));
   td_jw_double(w, "fill_s", s->fill_s);
   td_jw_double(w, "pin_s", s->pin_s);
 }
@@ -105,6 +106,7 @@ typedef struct {
   bool is_streaming, is_urgent; // a streaming one can be confined
   uint32_t n_streamed_dense;    // see td_engine_opts
   size_t cache_bytes;           // likewise
+  td_dtype kv_dtype;            // as --kv-dtype; F32, as auto
 } rig_opts;
 
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
@@ -113,7 +115,7 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
   rig r = {.max_step_tokens = o->step_tokens};
   r.seq_pages = (o->seq_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
   const uint32_t n_pages = r.seq_pages * o->n_seqs;
-  const td_dtype kv_dtype = td_dev_kv_dtype(b->dev, TD_F16);
+  const td_dtype kv_dtype = td_dev_kv_dtype(b->dev, o->kv_dtype);
   const td_kv_layout kv = td_kv_layout_of(td_model_config_of(model), kv_dtype, PAGE_TOKENS);
   r.kv_pages = td_gpu_alloc(b, td_kv_layout_page_bytes(&kv) * n_pages);
   td_gpu_sync(b);
@@ -157,25 +159,26 @@ static void draw_tokens(td_gpu_steps *s, rig *r, uint32_t n) {
   }
 }
 
-// A step: one token of each of n_decode sequences at depth n_past, plus n_prompt tokens of another
-// sequence after its first prompt_past tokens.
+// A step: one token of each of n_decode sequences at depth n_past, with drafts behind it, plus
+// n_prompt tokens of another sequence after its first prompt_past tokens.
 typedef struct {
-  uint32_t n_decode, n_past, n_prompt, prompt_past;
+  uint32_t n_decode, n_past, n_prompt, prompt_past, n_drafted; // n_drafted: behind each token
 } step_shape;
 
 // Returns the number of sequences; seqs has room for MAX_BATCH + 1.
 static uint32_t build_step(td_gpu_steps *s, rig *r, const step_shape *p, td_step_seq *seqs) {
+  const uint32_t of_seq = 1 + p->n_drafted;
   uint32_t n = 0;
-  draw_tokens(s, r, p->n_decode + p->n_prompt);
+  draw_tokens(s, r, p->n_decode * of_seq + p->n_prompt);
   for (; n < p->n_decode; n++) {
-    seqs[n] = (td_step_seq){.tokens = r->tokens + n,
-                            .n_tokens = 1,
+    seqs[n] = (td_step_seq){.tokens = r->tokens + (size_t)n * of_seq,
+                            .n_tokens = of_seq,
                             .n_past = p->n_past,
                             .is_decode = true,
-                            .want = TD_WANT_LAST};
+                            .want = p->n_drafted ? TD_WANT_EACH : TD_WANT_LAST};
   }
   if (p->n_prompt) {
-    seqs[n++] = (td_step_seq){.tokens = r->tokens + p->n_decode,
+    seqs[n++] = (td_step_seq){.tokens = r->tokens + (size_t)p->n_decode * of_seq,
                               .n_tokens = p->n_prompt,
                               .n_past = p->prompt_past,
                               .want = TD_WANT_LAST};
@@ -251,7 +254,7 @@ static void fill_cache(td_gpu_steps *s, rig *r, const step_shape *shape) {
 }
 
 // One sequence whose token's experts are cached in part: n of them.
-static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
+static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token, td_dtype kv_dtype) {
   const step_shape shape = {.n_decode = 1, .n_past = fewer(s, DEPTH, 1)};
   const size_t cache_bytes = cache_bytes_of(s, n), n_free = td_dev_free_vram_bytes(s->b->dev);
   if (n_free && cache_bytes > n_free - n_free / 8) return;
@@ -260,7 +263,8 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
                                .seq_tokens = DEPTH + PAGE_TOKENS,
                                .step_tokens = 1,
                                .n_microbatches = 1,
-                               .cache_bytes = cache_bytes});
+                               .cache_bytes = cache_bytes,
+                               .kv_dtype = kv_dtype});
   double seconds[MAX_STEPS], sum = 0;
   uint32_t n_steps = 0;
   fill_cache(s, &r, &shape);
@@ -272,6 +276,7 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
   }
   const td_expert_cache_stats after = td_engine_cache_stats(r.engine);
   begin(s, "cache");
+  td_jw_str(s->b->json, "kv_dtype", td_dtype_name(td_dev_kv_dtype(s->b->dev, kv_dtype)));
   td_jw_int(s->b->json, "slots", after.n_slots);
   td_jw_int(s->b->json, "cached", after.n_cached);
   td_jw_int(s->b->json, "experts_of_token", n_of_token);
@@ -284,7 +289,7 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
 }
 
 // No cache; one of a single expert, which shows what the cache itself costs; and caches of a
-// quarter, half and all of a token's experts.
+// quarter, half and all of a token's experts, the last also with pages in E4M3.
 void td_gpu_path_cache(td_gpu_steps *s) {
   const td_model_config *c = &s->model.config;
   uint32_t n = 0;
@@ -293,7 +298,8 @@ void td_gpu_path_cache(td_gpu_steps *s) {
   const uint32_t sizes[] = {0, 1, n / 4, n / 2, n};
   warm_up(s, LEAST_PROMPT);
   for (size_t i = 0; i < TD_COUNT(sizes); i++)
-    cache_case(s, sizes[i], n);
+    cache_case(s, sizes[i], n, TD_F32);
+  cache_case(s, n, n, TD_F8E4M3);
 }
 
 // ---- prefill with streamed experts --------------------------------------------------------------
@@ -384,8 +390,9 @@ static void need_choices(const td_gpu_steps *s, uint32_t batch, double bytes) {
   exit(1);
 }
 
-static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
-  const step_shape shape = {.n_decode = batch, .n_past = fewer(s, DEPTH, 1)};
+static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch, uint32_t n_drafted) {
+  const step_shape shape = {
+      .n_decode = batch, .n_past = fewer(s, DEPTH, 1), .n_drafted = n_drafted};
   double seconds[MAX_STEPS], bytes = 0, sum = 0;
   uint32_t n = 0;
   run_step(s, r, &shape); // allocates memory, then captures a graph
@@ -400,10 +407,12 @@ static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
   return (decode_time){td_median(seconds, n), bytes / n};
 }
 
-static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32_t batch) {
-  const decode_time t = measure_decode(s, r, batch);
+static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32_t batch,
+                        uint32_t n_drafted) {
+  const decode_time t = measure_decode(s, r, batch, n_drafted);
   begin(s, "decode");
   td_jw_int(s->b->json, "batch", batch);
+  td_jw_int(s->b->json, "drafted", n_drafted);
   td_jw_int(s->b->json, "microbatches", n_microbatches);
   td_jw_int(s->b->json, "cpu_threads", atomic_load(&s->n_active));
   td_jw_int(s->b->json, "keys", fewer(s, DEPTH, 1) + 1);
@@ -418,7 +427,9 @@ static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32
   end(s);
 }
 
+// Batches, and one sequence with drafts.
 void td_gpu_path_decode(td_gpu_steps *s) {
+  enum { DRAFTED = 2 };
   static const uint32_t batches[] = {1, 4, 8, MAX_BATCH};
   warm_up(s, LEAST_PROMPT);
   for (uint32_t n_microbatches = 1; n_microbatches <= 2; n_microbatches++) {
@@ -431,9 +442,11 @@ void td_gpu_path_decode(td_gpu_steps *s) {
       if (batches[i] < n_microbatches) continue;
       for (uint32_t less = 0; less < 2 && less < s->n_threads; less++) {
         atomic_store(&s->n_active, s->n_threads - less);
-        decode_case(s, &r, n_microbatches, batches[i]);
+        decode_case(s, &r, n_microbatches, batches[i], 0);
       }
     }
+    atomic_store(&s->n_active, s->n_threads);
+    if (n_microbatches == 1) decode_case(s, &r, 1, 1, DRAFTED);
     close_rig(s, &r);
   }
   atomic_store(&s->n_active, 0);
