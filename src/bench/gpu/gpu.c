@@ -68,6 +68,9 @@ static void run_cases(td_gpu_bench *b) {
     if (i == 0) td_gpu_experts_cases(b, &m, &td_gpu_q4_k);
   }
   td_gpu_delta_cases(b);
+  td_gpu_pool_cases(b);
+  td_gpu_stream_cases(b);
+  td_gpu_node_cases(b);
 }
 
 // Those that a member of `only`, a list with commas, names: in its order, so that what matters most

@@ -32,6 +32,9 @@ void td_gpu_small_cases(td_gpu_bench *b, const td_gpu_shape *m);
 void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m);
 void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format);
 void td_gpu_delta_cases(td_gpu_bench *b);
+void td_gpu_pool_cases(td_gpu_bench *b);   // selected and pooled keys
+void td_gpu_stream_cases(td_gpu_bench *b); // hyper-connections, n-grams
+void td_gpu_node_cases(td_gpu_bench *b);   // what a graph's node costs
 
 // n_seqs sequences of n_keys positions each, of which the last n_tokens are computed.
 td_batch_view td_gpu_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys);
