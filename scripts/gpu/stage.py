@@ -1,23 +1,28 @@
 """Runs one stage of what needs a GPU, on a machine with a driver, Python, pytest and numpy alone.
 
-usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh tests|measure|sanitize
+usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh first|second|tests|measure|sanitize
 
+  first     is it right: what the machine is, programs whose kernels could hang each by itself, then
+            tests and, in the time that is left, sanitize
+  second    how fast is it: operators that no GPU has run or that decide a design, steps of a whole
+            model, and some of both with the code for GPUs without wgmma
   tests     what the machine is, the unit programs and the golden models side by side, operators, and
             what of these depends on kernels with the code for GPUs without wgmma
-  measure   what decides a design first: copies, pinning, signals, streamed prefill, hybrid decode,
-            decode with cached experts and beside a prefill, and then all operators; prefill and the
-            operators of V3 with the code for GPUs without wgmma, too
-  sanitize  compute-sanitizer's memcheck, then its racecheck, over some of the unit tests
+  measure   second, then copies, pinning and all operators
+  sanitize  compute-sanitizer's memcheck over unit tests, what no GPU has run first
+
+first and second are for a machine that is lent for minutes: each ends by itself in less than ten.
 
 The programs come from .gpu.tar.xz (scripts/gpu/pack.sh), or from TANDEM_BUILD where that names an
-unpacked one or a build folder. Each stage has LIMIT seconds (300, 590 and 120). Every step appends
+unpacked one or a build folder. Each stage has LIMIT seconds (LIMITS). Every step appends
 one JSON line to FOLDER/<stage>.jsonl (default: bench/results) as soon as it ends, whatever its end:
 
-  {"stage", "name", "status", "exit_code", "seconds", "at", "result", "log"}
+  {"stage", "name", "status", "exit_code", "seconds", "at", "result", "log", "skipped"}
 
 status is passed, failed, "timed out", "not started" or skipped; result is what the step printed, as JSON
-where it is JSON lines; log is the end of its stderr. The last line, and the last words printed, are
-a summary. The exit status is 0 when every step passed or was skipped for a reason it names.
+where it is JSON lines; log is the end of its stderr; skipped names the tests of a program that were
+skipped, and where all were, that is its status. The last line, and the last words printed, are a
+summary. The exit status is 0 when every step passed or was skipped for a reason it names.
 """
 
 import concurrent.futures
@@ -36,7 +41,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIMITS = {"tests": 300, "measure": 590, "sanitize": 120}
+LIMITS = {"first": 570, "second": 570, "tests": 300, "measure": 590, "sanitize": 120}  # seconds
 # The emulator shows that a bundle is whole, by one quick test of each program; all of them run in CTest.
 EMULATED_TESTS = {
     "a8": "*gpu_without_f8",
@@ -63,9 +68,26 @@ EMULATED_GOLDEN = "test_logits and qwen3_int8"
 # Programs that the code for GPUs without wgmma must pass as well.
 OLDER_TESTS = ["device", "weights", "rows", "router", "linear", "a8", "moe", "moe_pairs", "attn_gqa", "attn_mla", "delta",
                "delta_chunks", "select", "pool", "ngrams"]
-# What sanitizers slow down a hundredfold must be small.
-SANITIZED = [(unit, "*") for unit in ("attn_gqa", "attn_mla", "delta", "moe_pairs")]
+# Programs with kernels that wait for each other, where a hang would be.
+CANARIES = ["linear", "a8", "moe", "attn_mla"]
+# What sanitizers slow down a hundredfold must be small; what no GPU has run comes first.
+SANITIZED = [("attn_mla", "*latents*"), ("linear", "*wide*")]
+SANITIZED += [(unit, "*") for unit in ("a8", "delta_chunks", "pool", "select", "ngrams", "graphs")]
+SANITIZED += [(unit, "*") for unit in ("attn_gqa", "attn_mla", "delta", "moe_pairs")]
 SANITIZED += [("moe", "*moe*"), ("linear", "*linear*")]
+# Operators of `second`, in the order in which they run.
+OPERATORS = [
+    "node graph", "mla_decode v3", "experts v3 fp8", "experts_drawn v3 fp8", "experts_a8_drawn v3 fp8", "linear v3 fp8",
+    "shared_expert v3 fp8", "experts_a8 v3 fp8", "linear_a8 v3 fp8", "delta_rule", "delta_conv", "mla_prefill v3",
+    "select_keys", "mla_selected", "pool v4", "select_blocks", "hyper_", "ngram_", "router v3", "top_logits v3",
+    "experts v3 int4-g32", "linear v3 mxfp4", "linear v3 q4_k", "experts v3 q4_k", "decode qwen3-30b", "experts qwen3-30b bf16",
+]  # fmt: skip
+OLDER_OPERATORS = ["mla_prefill v3", "experts v3 fp8", "experts_a8 v3 fp8", "linear v3 fp8"]
+# Those that the emulator takes seconds for, shrunk; it has tested all.
+EMULATED_OPERATORS = [
+    "node graph", "experts_drawn v3 fp8", "linear v3 fp8", "delta_conv", "select_keys", "pool v4", "select_blocks",
+    "hyper_", "ngram_", "linear v3 q4_k", "decode qwen3-30b e4m3",
+]  # fmt: skip
 LOG_CHARS, RESULT_CHARS = 4000, 400_000
 
 
@@ -211,10 +233,13 @@ class Stage:
             code = wait_or_kill(process, most)
             self.running.discard(process)
             texts = [read_back(f) for f in (out, log)]
+        skipped, is_all = skipped_tests(*texts)
+        status = "timed out" if code is None else "failed" if code else "skipped" if is_all else "passed"
         self.record(
-            name, "passed" if code == 0 else "timed out" if code is None else "failed", exit_code=code,
-            seconds=round(time.monotonic() - begin, 3), result=result_of(texts[0]), log=log_of(texts[1]),
+            name, status, exit_code=code, seconds=round(time.monotonic() - begin, 3), result=result_of(texts[0]),
+            log=log_of(texts[1]), **({"skipped": skipped} if skipped else {}),
         )  # fmt: skip
+        return status
 
     def side_by_side(self, steps):
         with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
@@ -233,6 +258,16 @@ class Stage:
                     failed=failed, unfinished=unfinished, skipped=bad.get("skipped", []))  # fmt: skip
         print(f"{self.name}: {'; '.join(words)}; {self.file.name}", flush=True)
         return 0 if status == "passed" else 1
+
+
+def skipped_tests(out, log):
+    """The tests that cmocka or pytest skipped, by name or as a number, and whether they are all."""
+    names = [n for n in re.findall(r"^\[  SKIPPED \] (.+)$", log, re.M) if not n.endswith("listed below:")]
+    if names:
+        return sorted(set(names)), "[  PASSED  ] 0 test(s)." in log
+    ends = re.findall(r"^.*\b(?:passed|skipped)\b.* in [\d.]+s.*$", out, re.M)
+    found = re.search(r"(\d+) skipped", ends[-1]) if ends else None
+    return (int(found[1]), "passed" not in ends[-1]) if found else ([], False)
 
 
 def read_back(file):
@@ -296,7 +331,8 @@ def golden_step(bundle, name, **env):
 
 def tests(stage):
     bundle = stage.bundle
-    facts(stage)
+    if stage.name == "tests":
+        facts(stage)
     units = (bundle.path / "gpu_tests.txt").read_text().split()
     steps = [unit_step(bundle, test) for test in units] + [golden_step(bundle, "golden models")]
     lacking = [m for m in ("httpx", "tokenizers") if not importlib.util.find_spec(m)]
@@ -314,7 +350,22 @@ def tests(stage):
     stage.side_by_side([*rest, golden_step(bundle, "older golden models", **bundle.older)])
 
 
-PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "cache": 40, "interference": 85}  # seconds
+def first(stage):
+    bundle = stage.bundle
+    facts(stage)
+    ends = [stage.step(f"alone {name}", command, 25) for (name, command, _), _ in
+            (unit_step(bundle, f"test_cuda_{unit}") for unit in CANARIES)]  # fmt: skip
+    if "timed out" in ends and bundle.older:
+        print("a kernel hangs: the rest runs the code for GPUs without wgmma", flush=True)
+        bundle.env.update(bundle.older)
+    tests(stage)
+    if find_sanitizer():
+        memcheck(stage)
+    else:
+        stage.skip("memcheck", "compute-sanitizer is neither in PATH nor in /usr/local/cuda")
+
+
+PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 70, "decode": 100, "cache": 45, "interference": 75}  # seconds
 # Of these the emulator takes one, two CPU devices the others.
 EMULATED_PATHS = {
     "stream": ["--layers", "8", "--threads", "2", "--device", "cpu"],
@@ -324,31 +375,49 @@ EMULATED_PATHS = {
 }
 
 
-def measure(stage):
+def measure_path(stage, path, name="{}", **env):
+    args = EMULATED_PATHS.get(path, []) if stage.bundle.is_emulator else []
+    stage.step(name.format(path), bench(stage.bundle, "--path", path, *args), PATHS[path], **env)
+
+
+def measure_operators(stage, name, operators, most, **env):
+    chosen = operators
+    if stage.bundle.is_emulator:
+        chosen = EMULATED_OPERATORS if operators is OPERATORS else ["linear v3 fp8"]
+    stage.step(name, bench(stage.bundle, *(["--only", ",".join(chosen)] if chosen else [])), most, **env)
+
+
+def second(stage):
     older = stage.bundle.older
+    if stage.name == "second":
+        facts(stage)
+    measure_operators(stage, "operators", OPERATORS, 170)
+    for path in ("cache", "decode", "stream", "interference", "signals"):
+        measure_path(stage, path)
+    if older:  # the first process has the driver translate PTX
+        measure_operators(stage, "older operators", OLDER_OPERATORS, 120, **older)
+        measure_path(stage, "stream", "older {}", **older)
+
+
+def measure(stage):
     facts(stage)
-    for path, most in PATHS.items():
-        args = EMULATED_PATHS.get(path, []) if stage.bundle.is_emulator else []
-        stage.step(path, bench(stage.bundle, "--path", path, *args), most)
-        if path == "stream" and older:
-            stage.step("older stream", bench(stage.bundle, "--path", path, *args), most, **older)
-    only = ["--only", "v3 fp8"] if stage.bundle.is_emulator else []
-    if older:
-        stage.step("older operators", bench(stage.bundle, *(only or ["--only", " v3 "])), 90, **older)
-    stage.step("operators", bench(stage.bundle, *only), stage.left())
+    second(stage)
+    for path in ("copies", "register"):
+        measure_path(stage, path)
+    measure_operators(stage, "all operators", [], stage.left())
 
 
 def sanitize(stage):
-    """What racecheck says of kernels with wgmma is a hint: it does not know their asynchronous reads."""
-    tool = find_sanitizer()
-    if not tool:
+    if not find_sanitizer():
         return stage.record("compute-sanitizer", "failed", result="it is neither in PATH nor in /usr/local/cuda")
     facts(stage)
-    print("what racecheck says of kernels with wgmma is a hint: it does not follow their reads", flush=True)
-    for check in ("memcheck", "racecheck"):
-        for unit, pattern in SANITIZED:
-            command = [tool, "--tool", check, "--error-exitcode", "99", "--print-limit", "5"]
-            stage.step(f"{check} {unit} {pattern}", [*command, stage.bundle.program(f"test_cuda_{unit}"), pattern], 120)
+    memcheck(stage)
+
+
+def memcheck(stage):
+    command = [find_sanitizer(), "--tool", "memcheck", "--error-exitcode", "99", "--print-limit", "5"]
+    for unit, pattern in SANITIZED:
+        stage.step(f"memcheck {unit} {pattern}", [*command, stage.bundle.program(f"test_cuda_{unit}"), pattern], 120)
 
 
 def find_sanitizer():
@@ -364,7 +433,7 @@ def main():
     if len(sys.argv) != 2 or sys.argv[1] not in LIMITS:
         sys.exit(__doc__.split("\n\n")[1])
     stage = Stage(sys.argv[1], Bundle())
-    {"tests": tests, "measure": measure, "sanitize": sanitize}[stage.name](stage)
+    {"first": first, "second": second, "tests": tests, "measure": measure, "sanitize": sanitize}[stage.name](stage)
     sys.exit(stage.close())
 
 

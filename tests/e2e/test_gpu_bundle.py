@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,8 +131,9 @@ def stage(bare_root, namespace, name, limit=100_000):
 def test_a_bare_machine(bundle, bare_root, namespace):
     assert bundle.stat().st_size < 20_000_000
     assert not [p for p in bare_root.path.rglob("lib*.so*") if p.name.startswith(("libuv", "libcmocka", "libnettle"))]
-    done, steps = stage(bare_root, namespace, "tests")
+    done, steps = stage(bare_root, namespace, "first")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert list(steps)[1:3] == ["alone test_cuda_linear", "alone test_cuda_a8"]
     units = [path.name for path in (bare_root.path / "project" / ".gpu" / "gpu" / "bin").glob("test_cuda_*")]
     assert units
     older = [name for name in steps if name.startswith("older ")]
@@ -144,9 +146,10 @@ def test_a_bare_machine(bundle, bare_root, namespace):
     assert "1 passed" in " ".join(steps["golden models"]["result"])
     head, *cases = steps["operators of V3"]["result"]
     assert head["bf16_peak_by"] == "cuBLAS" and head["shrunk_by"] > 1 and head["machine"]["cpu"]
-    assert {c["op"] for c in cases} == {"linear", "experts", "shared_expert"} and all(c["us"] > 0 for c in cases)
+    assert {c["op"] for c in cases} == {"linear", "experts", "experts_drawn", "shared_expert"} and all(c["us"] > 0 for c in cases)
     assert steps["a server"]["status"] == "skipped" and "httpx" in steps["a server"]["result"]
-    assert done.stdout.splitlines()[-1].startswith("tests: ")
+    assert steps["memcheck"]["status"] == "skipped"
+    assert done.stdout.splitlines()[-1].startswith("first: ")
 
 
 def test_a_failure_is_told_and_gone_past(bare_root, namespace):
@@ -167,6 +170,62 @@ def test_a_failure_is_told_and_gone_past(bare_root, namespace):
     assert "facts" in steps["summary"]["unfinished"]
 
 
+class FakeStage:
+    """Runs nothing: `ends` says how steps end that do not pass."""
+
+    def __init__(self, name, bundle, ends):
+        self.name, self.bundle, self.ends, self.env_of = name, bundle, ends, {}
+
+    def step(self, name, command, most, **env):
+        self.env_of[name] = {**self.bundle.env, **env}
+        return self.ends.get(name, "passed")
+
+    def side_by_side(self, steps):
+        for args, env in steps:
+            self.step(*args, **env)
+
+    def skip(self, name, why):
+        pass
+
+
+def test_a_kernel_that_hangs_takes_no_other_program_with_it(tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / "scripts" / "gpu"))
+    import stage as module
+
+    (tmp_path / "gpu_tests.txt").write_text("test_cuda_linear\n")
+    bundle = SimpleNamespace(path=tmp_path, program=str, about={}, blas=None, env={}, is_emulator=True, older={"OLDER": "1"})
+    monkeypatch.setattr(module, "find_sanitizer", lambda: "compute-sanitizer")
+    for ends in ({}, {"alone test_cuda_a8": "timed out"}):
+        bundle.env = {}
+        fake = FakeStage("first", bundle, ends)
+        module.first(fake)
+        later = [env for name, env in fake.env_of.items() if not name.startswith(("facts", "alone", "older"))]
+        assert len(later) > len(module.SANITIZED) and all(("OLDER" in env) == bool(ends) for env in later)
+
+
+def test_what_is_skipped_is_not_passed():
+    sys.path.insert(0, str(ROOT / "scripts" / "gpu"))
+    from stage import skipped_tests
+
+    one = "[  SKIPPED ] test_nccl\n[  PASSED  ] {} test(s).\n[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] test_nccl\n"
+    assert skipped_tests("", one.format(0)) == (["test_nccl"], True)
+    assert skipped_tests("", one.format(3)) == (["test_nccl"], False)
+    assert skipped_tests("", "[  PASSED  ] 3 test(s).\n") == ([], False)
+    assert skipped_tests("ss\n2 skipped in 0.10s\n", "") == (2, True)
+    assert skipped_tests("s.\n1 passed, 1 skipped in 0.10s\n", "") == (1, False)
+
+
+def test_every_operator_of_a_stage_has_cases(build_dir):
+    sys.path.insert(0, str(ROOT / "scripts" / "gpu"))
+    from stage import EMULATED_OPERATORS, OLDER_OPERATORS, OPERATORS
+
+    only = ",".join([*OPERATORS, *OLDER_OPERATORS, *EMULATED_OPERATORS])
+    bench = [build_dir / "bin" / "tandem", "bench", "gpu", "--list", "--only"]
+    done = subprocess.run([*bench, only], capture_output=True, text=True)
+    assert done.returncode == 0 and "no case is called" not in done.stderr, done.stderr
+    assert "no case is called rops" in subprocess.run([*bench, "rope v3,rops"], capture_output=True, text=True).stderr
+
+
 @pytest.fixture
 def emulated(build_dir):
     """Runs a program of the build on the emulator."""
@@ -182,6 +241,12 @@ def test_a_filter_that_means_no_test_fails(bundle, build_dir, emulated):
     for name in (build_dir / "gpu_tests.txt").read_text().split():
         done = emulated(name, "*nothing*")
         assert done.returncode == 2 and "no test is called *nothing*" in done.stderr, name
+
+
+def test_a_device_that_does_not_open_fails(build_dir, emulated):
+    """A program that skips instead would look as if it had tested the device."""
+    for name in (build_dir / "gpu_tests.txt").read_text().split():
+        assert emulated(name, TANDEM_CUDA_LIB="/not/there.so").returncode > 0, name
 
 
 def test_facts_are_of_this_gpu():
@@ -204,9 +269,9 @@ def test_the_bench_needs_cublas(bundle, emulated):
     assert {c["op"] for c in cases} == {"rope"}
 
 
-@pytest.mark.parametrize("op", ["linear_a8", "experts_a8"])
-def test_the_bench_of_wgmma(bundle, emulated, op):
-    some = ["--shrink", "64", "--without-cublas", "--only", f"{op} v3"]
+@pytest.mark.parametrize(("op", "shrink"), [("linear_a8", "128"), ("experts_a8", "64")])
+def test_the_bench_of_wgmma(bundle, emulated, op, shrink):
+    some = ["--shrink", shrink, "--without-cublas", "--only", f"{op} v3"]
     done = emulated("tandem", "bench", "gpu", *some, TANDEM_EMU_CAPABILITY="90")
     head, *cases = map(json.loads, done.stdout.splitlines())
     assert head["has_wgmma"] and head["wgmma_peak_tflops"] > 0 and cases
@@ -216,21 +281,25 @@ def test_the_bench_of_wgmma(bundle, emulated, op):
     assert {c["format"] for c in cases} == {"fp8", "int8"}
 
 
-def test_measure_begins_with_the_bus(bare_root, namespace):
+def test_measure(bare_root, namespace):
     """Shrunk, on the emulator: every path gives its cases, and the driver's calls that are not there are named."""
     done, steps = stage(bare_root, namespace, "measure")
     assert done.returncode == 0, done.stdout + done.stderr
     order = [name for name in steps if name != "summary"]
-    assert order[:2] == ["facts", "copies"] and order[-2:] == ["older operators", "operators"]
+    of_operators = ["operators", "older operators", "all operators"]
+    assert order[:3] == ["facts", "operators", "cache"] and order[-1] == "all operators"
     results = {name: steps[name]["result"] for name in order}
-    for name in order[-2:]:
-        head, *cases = results[name]
+    for name in of_operators:
+        head, *cases = results.pop(name)
         assert head["mma_sync_peak_tflops"] > 0 and head["has_wgmma"] is False
         for c in cases:
-            assert c["share_of_mma_sync_peak"] == pytest.approx(c["tflops"] / head["mma_sync_peak_tflops"])
+            if "tflops" in c:
+                assert c["share_of_mma_sync_peak"] == pytest.approx(c["tflops"] / head["mma_sync_peak_tflops"])
+    ops = [c["op"] for c in steps["operators"]["result"][1:]]
+    assert ops[:2] == ["node", "experts_drawn"] and ops[-1] == "decode"
     older = results.pop("older stream")
     assert [c["tokens"] for c in older[1:]] == [c["tokens"] for c in results["stream"][1:]]
-    for name in [n for n in order[1:-2] if n in results]:
+    for name in list(results)[1:]:
         head, *cases = results[name]
         assert head["pinned_gbps"] > 0 and head["machine"]["cpu"] and cases
         assert {c["path"] for c in cases} == {name}
@@ -244,27 +313,31 @@ def test_measure_begins_with_the_bus(bare_root, namespace):
     for c in results["register"][1:]:
         assert "unavailable" in c or (c["whole_register_s"] > 0 and c["parts_of_1_gib_unregister_s"] > 0)
     for c in results["signals"][1:]:
-        assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
+        if c["case"] == "cuBLAS beside a spinning kernel":
+            assert c["first_us"] > 0 and c["waits"] is False
+        else:
+            assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
+    assert results["interference"][0]["kv_dtype"] == "BF16"  # as a server's on a GPU; the others run on CPUs
     check_steps(results)
 
 
 def test_sanitizers_run_over_some_tests(bare_root, namespace):
-    """memcheck first; every pattern means a test; a finding fails the stage."""
+    """Every pattern means a test; a finding fails the stage."""
     steps = stage(bare_root, namespace, "sanitize")[1]
     assert steps["compute-sanitizer"]["status"] == "failed"
     fake = bare_root.path / "bin" / "compute-sanitizer"
-    fake.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *racecheck*"test_cuda_moe "*) exit 99 ;; esac\n')
+    fake.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *"test_cuda_moe "*) exit 99 ;; esac\n')
     fake.chmod(0o755)
     done, steps = stage(bare_root, namespace, "sanitize")
     fake.unlink()
-    runs = [s["result"][0].split() for name, s in steps.items() if name.startswith(("memcheck", "racecheck"))]
-    assert [run[1] for run in runs] == ["memcheck"] * (len(runs) // 2) + ["racecheck"] * (len(runs) // 2)
+    runs = [s["result"][0].split() for name, s in steps.items() if name.startswith("memcheck")]
+    assert {Path(program).name for *_, program, _ in runs} > {"test_cuda_a8", "test_cuda_pool", "test_cuda_graphs"}
     for *_, program, pattern in runs:
         source = (ROOT / "tests" / "unit" / f"{Path(program).name}.c").read_text()
         assert fnmatch.filter(re.findall(r"cmocka_unit_test\w*\((\w+)", source), pattern)
     assert done.returncode == 1
     (failed,) = steps["summary"]["failed"]
-    assert failed.startswith("racecheck moe *moe*") and steps[failed]["exit_code"] == 99
+    assert failed.startswith("memcheck moe *moe*") and steps[failed]["exit_code"] == 99
 
 
 def check_steps(results):
@@ -281,15 +354,19 @@ def check_steps(results):
         assert c["gbps"] == pytest.approx(n_bytes / c["seconds"] * 1e-9)
         assert c["tokens_per_s"] == pytest.approx(c["tokens"] / c["seconds"])
     assert [c["streamed_dense_bytes"] > 0 for c in results["stream"][1:]] == [False, False, False, True]
-    decode = results["decode"][1:]
+    (drafted,) = [c for c in results["decode"][1:] if c["drafted"]]
+    assert (drafted["batch"], drafted["drafted"], drafted["microbatches"]) == (1, 2, 1)
+    decode = [c for c in results["decode"][1:] if not c["drafted"]]
     assert {(c["batch"], c["microbatches"], c["cpu_threads"]) for c in decode} == {
         (batch, parts, threads) for batch in (1, 4, 8, 16) for parts in (1, 2) for threads in (1, 2) if batch >= parts
     }
     for c in decode:
         of_one = n_moe * results["decode"][0]["layer_expert_bytes"] * 8 / 16
         assert c["expert_bytes"] == pytest.approx(of_one) if c["batch"] == 1 else c["expert_bytes"] > 1.2 * of_one
-    cached = results["cache"][1:]
+    *cached, e4m3 = results["cache"][1:]
     n = n_moe * 8
+    assert (e4m3["kv_dtype"], e4m3["cached"]) == ("F8_E4M3", n)
+    assert {c["kv_dtype"] for c in cached} == {"F32"}  # two CPU devices
     assert [(c["cached"], c["experts_of_token"]) for c in cached] == [(k, n) for k in (0, 1, n // 4, n // 2, n)]
     for c in cached:
         assert c["hit_rate"] == pytest.approx(c["cached"] / n) and c["itl_ms"] > 0

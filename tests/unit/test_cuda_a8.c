@@ -32,7 +32,18 @@ static double sum_ulp(const a8_form *form, uint32_t n) {
   return (n + 8) * ULP_F32 + (is_emulated() || form->dtype == TD_I8 ? 0 : 0x1p-8);
 }
 
-// A GPU with the instructions.
+// Whether the GPU, by its capability alone, does not have the instructions.
+static bool is_too_old(const a8_form *form) {
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) return false;
+  const int capability = ((const td_cuda_dev *)dev)->props.capability;
+  td_dev_close(dev);
+  return capability < (form->dtype == TD_I8 ? 80 : 89);
+}
+
+// A GPU with the instructions. A test is skipped where there is none, and fails where it is there
+// and does not open.
 static bool opens_a8(cuda_fixture *f, const a8_form *form) {
   const bool is_int8 = form->dtype == TD_I8;
   const td_dev_opts opts = {.kind = "cuda",
@@ -41,7 +52,7 @@ static bool opens_a8(cuda_fixture *f, const a8_form *form) {
   if (is_emulated()) setenv("TANDEM_EMU_CAPABILITY", form->capability, 1);
   const td_status status = td_dev_open(&f->dev, &opts, &err);
   if (status != TD_OK) {
-    if (is_emulated()) fail_msg("%s", err.msg);
+    if (getenv("TANDEM_CUDA_LIB") && !is_too_old(form)) fail_msg("%s", err.msg);
     print_message("skipped: %s\n", err.msg);
     return false;
   }
