@@ -197,6 +197,8 @@ static td_status begin_answer(td_job *j) {
   return st;
 }
 
+#define LARGE_GRAMMAR_BYTES (2u << 20) // of what a request's constraints are made from
+
 // ---- preparation ----------------------------------------------------------------------------
 
 static td_status check_model(const td_job *j, td_api_error *error) {
@@ -231,7 +233,9 @@ static td_status parse(td_job *j) {
   td_status (*parse_body)(td_api_request *, const char *, size_t, const td_api_defaults *,
                           td_api_error *) = j->is_chat ? td_api_parse_chat
                                                        : td_api_parse_completion;
-  td_status st = parse_body(r, td_buf_text(&j->body), j->body.len, &j->host->defaults, &j->error);
+  td_api_defaults defaults = j->host->defaults;
+  defaults.is_canceled = &j->work.is_canceled;
+  td_status st = parse_body(r, td_buf_text(&j->body), j->body.len, &defaults, &j->error);
   if (!j->dialect) return st;
   r->n = r->n_best = 1;
   r->logprobs = r->logprobs && j->dialect->has_logprobs;
@@ -288,11 +292,12 @@ static void prepare(td_job *j) {
   if (j->status != TD_OK) td_job_name(j, &j->error);
 }
 
-// Returns the memory of a large body to the system.
+// Returns the memory of a large body, or of a large grammar's parts, to the system.
 static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
   bool was_large = j->body.len >= TD_LANE_LARGE_BYTES;
   prepare(j);
+  was_large |= j->request.budget.bytes < TD_API_BUDGET.bytes - LARGE_GRAMMAR_BYTES;
   td_buf_free(&j->body);
   if (was_large) malloc_trim(0);
 }

@@ -28,6 +28,7 @@ void td_lane_enter(td_lane *lane, td_lane_work *w) {
   w->state = TD_LANE_WAITING;
   w->kind = w->n_bytes < TD_LANE_SLOW_BYTES ? TD_LANE_SHORT : TD_LANE_SLOW;
   w->tenant_idx = td_fair_share_join(&lane->fair, w->tenant % N_TENANTS, w->weight);
+  td_fair_share_raise(&lane->fair, tenant_of(w));
   tenant_of(w)->n_waiting++;
   td_lane_line *q = queue_of(w);
   w->next = NULL;
@@ -58,11 +59,6 @@ static td_lane_work *first_of(const td_lane *lane, uint32_t tenant_idx) {
   return NULL;
 }
 
-static bool goes_before(const td_tenant *a, const td_tenant *b) {
-  if (a->served != b->served) return a->served < b->served;
-  return a->n_running != b->n_running ? a->n_running < b->n_running : a->came < b->came;
-}
-
 td_lane_work *td_lane_next(td_lane *lane) {
   unsigned place = 0;
   td_lane_work *best = NULL;
@@ -71,7 +67,8 @@ td_lane_work *td_lane_next(td_lane *lane) {
   if (place == TD_LANE_MOST_RUNNING) return NULL;
   for (uint32_t i = 0; i < lane->fair.n; i++) {
     const td_tenant *t = &lane->fair.tenants[i];
-    if (!t->n_waiting || (best && !goes_before(t, tenant_of(best)))) continue;
+    if (!t->n_waiting || (best && !td_fair_share_is_before(&lane->fair, t, tenant_of(best))))
+      continue;
     td_lane_work *w = first_of(lane, i);
     if (w) best = w;
   }
@@ -79,6 +76,7 @@ td_lane_work *td_lane_next(td_lane *lane) {
   stop_waiting(best);
   best->state = TD_LANE_RUNNING;
   tenant_of(best)->n_running++;
+  tenant_of(best)->n_prefills++;
   lane->running[place] = best;
   lane->n_of_kind[best->kind]++;
   lane->n_large += is_large(best);
@@ -93,17 +91,14 @@ void td_lane_end(td_lane_work *w, uint64_t cpu_ns) {
   lane->n_large -= is_large(w);
   w->state = TD_LANE_OUTSIDE;
   tenant_of(w)->n_running--;
-  td_fair_share_charge(&lane->fair, w->tenant_idx, cpu_ns / 1000 + 1);
-  td_fair_share_leave(&lane->fair, w->tenant_idx);
+  tenant_of(w)->n_prefills--;
+  td_fair_share_charge(&lane->fair, tenant_of(w), cpu_ns / 1000 + 1, true);
 }
 
 bool td_lane_cancel(td_lane_work *w) {
   atomic_store(&w->is_canceled, true);
   if (w->state == TD_LANE_RUNNING) return false;
-  if (w->state == TD_LANE_WAITING) {
-    stop_waiting(w);
-    td_fair_share_leave(&w->lane->fair, w->tenant_idx);
-  }
+  if (w->state == TD_LANE_WAITING) stop_waiting(w);
   return true;
 }
 
