@@ -36,6 +36,7 @@ static uint32_t place_of(td_fair_share_share *fair, uint64_t id) {
   }
   uint32_t i = fair->n < fair->n_most ? fair->n++ : least;
   TD_CHECK(i != UINT32_MAX);
+  if (fair->last == &fair->tenants[i]) fair->last = NULL;
   fair->tenants[i] = (td_tenant){.id = id};
   return i;
 }

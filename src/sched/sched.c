@@ -11,6 +11,7 @@
 #define DUE_STRETCH     4           // the first token is due after this many times the prefill time
 #define PATIENCE_NS     1000000000u // time past due until others are preempted for it
 #define FIRST_GUESS_NS  1000000u    // prefill time per token until measured
+#define MOST_PASSED     8           // tenants that await a prefix, until nobody is admitted
 #define MEASURED_TOKENS 8192u       // the prefill speed is averaged over about this many tokens
 
 typedef struct {
@@ -303,14 +304,29 @@ static bool goes_before(const td_sched *sched, const entry *a, const entry *b) {
   return x != y ? x < y : a->arrival < b->arrival;
 }
 
-static entry *next_waiting(const td_sched *sched) {
-  entry *next = NULL;
+// The waiting request that goes before the others; not of these tenants.
+static entry *first_waiting(const td_sched *sched, const uint32_t *passed, uint32_t n_passed) {
+  entry *first = NULL;
   for (uint32_t i = 0; i < sched->n_entries && sched->n_waiting; i++) {
     entry *e = &sched->entries[i];
-    if (e->phase != TD_SCHED_WAITING || (next && !goes_before(sched, e, next))) continue;
-    if (!awaits_prefix(sched, &e->job)) next = e;
+    bool is_passed = e->phase != TD_SCHED_WAITING;
+    for (uint32_t k = 0; k < n_passed && !is_passed; k++)
+      is_passed = e->tenant == passed[k];
+    if (!is_passed && (!first || goes_before(sched, e, first))) first = e;
   }
-  return next;
+  return first;
+}
+
+// A tenant whose first request awaits a prefix lets others pass; a few tenants at most are asked,
+// since that takes time.
+static entry *next_waiting(const td_sched *sched) {
+  uint32_t passed[MOST_PASSED], n = 0;
+  for (;;) {
+    entry *e = first_waiting(sched, passed, n);
+    if (!e || !awaits_prefix(sched, &e->job)) return e;
+    if (n == MOST_PASSED) return NULL;
+    passed[n++] = e->tenant;
+  }
 }
 
 static const entry *first_prefill(const td_sched *sched, td_sched_filter *is_among, void *ctx) {

@@ -12,8 +12,8 @@
 // Admission waits for a free sequence, for pages for the prompt, and until the prefills in progress
 // are nearly done: later admission finds more of the prompt in the prefix cache. A request that
 // goes before all prefills in progress is admitted at once. While a prompt with a common prefix is
-// in prefill, a request lets others pass. It is never bypassed for lack of pages, so no request
-// starves.
+// in prefill, a request lets other tenants pass. It is never bypassed for lack of pages, so no
+// request starves.
 //
 // The length of a response is unknown, so pages are allocated as it grows, a little ahead. When the
 // pool is full the newest running request is preempted (td_sched_preempt): its pages become prefix
