@@ -302,11 +302,11 @@ static td_node answer(composer *c) {
 
 // A message behind reasoning.
 static td_node reasoned(composer *c, td_reasoning reasoning) {
-  const char *begin = c->s->thought ? c->s->thought : "<think>";
-  const char *end = c->s->thought_end ? c->s->thought_end : "</think>";
+  const td_output_form *form = c->s->thoughts ? c->s->thoughts : &td_output_forms[TD_OUTPUT_THINK];
   const td_node said = td_g_new_rule(c->b, answer(c));
-  const td_node thought = until(c->b, end, td_g_gbnf(c->b, "[ \\n]{0,4} $0", &said), false);
-  const td_node begun = TD_G_SEQ(c->b, td_g_str(c->b, begin), thought);
+  const td_node thought = until(c->b, form->think_end, td_g_gbnf(c->b, "[ \\n]{0,4} $0", &said),
+                                false);
+  const td_node begun = TD_G_SEQ(c->b, td_g_str(c->b, form->think_begin), thought);
   return reasoning == TD_REASONING_BEGUN  ? thought
          : reasoning == TD_REASONING_NONE ? said
                                           : TD_G_ANY(c->b, said, begun);
@@ -330,9 +330,10 @@ static td_node messages(composer *c) {
     text = td_g_gbnf(b, "\"<|channel|>\" (\"final\" | \"commentary\") \"<|message|>\" $0", &any);
   }
   td_g_define(b, said, TD_G_ANY(b, call, text));
-  const td_node thought = until(b, "<|end|>", next, false);
-  return TD_G_ANY(b, td_g_call(b, said),
-                  TD_G_SEQ(b, td_g_str(b, "<|channel|>analysis<|message|>"), thought));
+  const td_output_form *form = &td_output_forms[TD_OUTPUT_HARMONY];
+  const td_node thought[] = {until(b, form->think_end, next, false),
+                             td_g_str(b, form->think_begin)};
+  return TD_G_ANY(b, td_g_call(b, said), td_g_gbnf(b, "$1 \"<|message|>\" $0", thought));
 }
 
 const char *td_api_constrained_by(const td_api_request *r) {

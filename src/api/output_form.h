@@ -15,7 +15,14 @@ typedef struct {
   bool keeps_specials;     // the markers are control tokens, which are part of the text then
 } td_output_form;
 
-enum { TD_OUTPUT_FORMS = 5 };
+enum {
+  TD_OUTPUT_HARMONY,
+  TD_OUTPUT_MISTRAL,
+  TD_OUTPUT_MINIMAX_M3,
+  TD_OUTPUT_HY3,
+  TD_OUTPUT_THINK,
+  TD_OUTPUT_FORMS,
+};
 extern const td_output_form td_output_forms[TD_OUTPUT_FORMS];
 
 // That of the chat's model; NULL: it does not think.

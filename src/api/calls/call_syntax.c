@@ -106,22 +106,19 @@ static const td_call_syntax syntaxes[] = {
                              .key_open = "<arg_key:opensource>",
                              .key_close = "</arg_key:opensource>\n<arg_value:opensource>",
                              .value_close = "</arg_value:opensource>\n",
-                             .thought = "<think:opensource>",
-                             .thought_end = "</think:opensource>"},
+                             .thoughts = &td_output_forms[TD_OUTPUT_HY3]},
     [TD_CALL_MISTRAL] = {.form = TD_CALL_MISTRAL,
                          .open = "[TOOL_CALLS]",
                          .between = "[TOOL_CALLS]",
                          .close = "",
                          .after_name = "[ARGS]",
-                         .thought = "[THINK]",
-                         .thought_end = "[/THINK]"},
+                         .thoughts = &td_output_forms[TD_OUTPUT_MISTRAL]},
     [TD_CALL_MISTRAL_OBJECTS] = {.form = TD_CALL_MISTRAL_OBJECTS,
                                  .open = "[TOOL_CALLS] [{\"name\": \"",
                                  .between = "}, {\"name\": \"",
                                  .close = "}]",
                                  .after_name = "\", \"arguments\": ",
-                                 .thought = "[THINK]",
-                                 .thought_end = "[/THINK]"},
+                                 .thoughts = &td_output_forms[TD_OUTPUT_MISTRAL]},
     // Any end token may follow, <|call|> among them.
     [TD_CALL_HARMONY] = {.form = TD_CALL_HARMONY,
                          .open = "<|channel|>commentary to=functions.",
@@ -393,8 +390,6 @@ static bool take_parts(td_call_syntax *s, td_call_form form, const piece parts[N
   s->close = text + at[CLOSE];
   s->after_name = text + at[AFTER_NAME];
   s->index = syntaxes[form].index;
-  s->thought = syntaxes[form].thought;
-  s->thought_end = syntaxes[form].thought_end;
   s->key_open = has_elements ? text + at[KEY_OPEN] : NULL;
   s->key_close = text + at[KEY_CLOSE];
   s->json_key_close = says_type ? text + json_at : NULL;
@@ -433,7 +428,5 @@ void td_call_syntax_open(td_call_syntax *out, const td_chat *chat) {
   }
   td_buf_free(&said);
   if (!is_found) *out = syntaxes[form];
-  if (!td_chat_template_mentions(chat, "</mm:think>")) return;
-  out->thought = "<mm:think>";
-  out->thought_end = "</mm:think>";
+  out->thoughts = td_output_form_of(chat);
 }

@@ -2,6 +2,7 @@
 // template renders earlier calls or, if it renders none, as other models of the same form do.
 #pragma once
 
+#include "api/output_form.h"
 #include "api/request.h"
 #include "text/chat.h"
 
@@ -14,10 +15,10 @@ typedef struct td_call_syntax {
   const char *after_name;
   const char *index;                              // GBNF; NULL: nothing
   const char *key_open, *key_close, *value_close; // key_open NULL: one object
-  const char *json_key_close;        // key_close before a value that is no string; NULL: the same
-  bool ends_by_key;                  // /KEY> follows value_close
-  const char *thought, *thought_end; // around reasoning; NULL: <think> and </think>
-  td_buf own;                        // memory of a template's strings
+  const char *json_key_close;     // key_close before a value that is no string; NULL: the same
+  bool ends_by_key;               // /KEY> follows value_close
+  const td_output_form *thoughts; // how reasoning stands before calls
+  td_buf own;                     // memory of a template's strings
 } td_call_syntax;
 
 // Of a form's models.
