@@ -192,13 +192,20 @@ FORMULA_SHAPE = """async (text) => {
 }"""
 
 
-# The longest that are looked at, and macros that do not end.
+# The longest that are looked at, macros, and what the library builds twice.
 HOSTILE_FORMULAS = [part * (1900 // len(part)) for part in (
     "{", "x^", r"\frac", r"\left(", r"\sqrt{", r"\begin{matrix}", "&", "'", r"\text{", r"\hat", r"_{a}^{b}")] + \
-    [r"\def\a{\a\a}\a", r"\def\a#1{\a{#1#1}}\a{x}", r"\rule{1000000em}{1000000em}"]
+    [r"\def\a{\a\a}\a", r"\def\a#1{\a{#1#1}}\a{x}", r"\rule{1000000em}{1000000em}",
+     r"\def\a{" + "x" * 100 + "}" + r"\a" * 100, r"\newcommand\a[1]{" + "#1" * 50 + r"}\a{\a{x}}",
+     *(begin * n + "x" + end * n for n, begin, end in (
+         (10, r"\mathllap{", "}"), (5, r"\cancelto{x}{", "}"), (8, r"\equilibriumRight{", "}"),
+         (150, r"\vphantom{", "}"), (100, r"\binom{x}{", "}"), (200, r"\boxed{", "}")))]
+# Elements of MathML, and how many are in one another.
 DRAWN = """async (formula) => {
   const { renderBlock } = await import("/page/markdown.js"), [node] = renderBlock(`$$${formula}$$`);
   while (!node.querySelector("math, .unknown")) await new Promise((done) => setTimeout(done, 0));
+  const depthOf = ({ children }) => 1 + [...children].reduce((most, child) => Math.max(most, depthOf(child)), 0);
+  return [node.querySelectorAll("math *").length, depthOf(node)];
 }"""
 
 
@@ -217,4 +224,7 @@ def test_formulas_and_colours(open_page):
     check_accessible(page)
     shoot(page, "formulas")
     for formula in HOSTILE_FORMULAS:
-        page.evaluate(DRAWN, formula)
+        n, depth = page.evaluate(DRAWN, formula)
+        assert n <= 4 * len(formula) + 40 and depth <= 60, formula[:40]
+    continued = r"a + \cfrac{1}{" * 9 + "x" + "}" * 9
+    assert page.evaluate(DRAWN, continued)[1] > 30

@@ -10,6 +10,8 @@ const MAX_SPAN = 4000; // characters of emphasis or a link: bounds the search fo
 
 const MAX_BLOCK = 100_000; // characters of a block that is rendered; longer ones are plain text
 const MAX_FORMULA = 2000; // characters; longer ones stay LaTeX
+const MAX_NODES = 4; // for a character of a formula; its largest commands take 3.6
+const MAX_NESTED = 50; // nodes in one another; for some, browsers take a time that grows with the cube
 const MAX_COLUMNS = 200; // of a table; wider ones are plain text
 
 // No pattern may look at a character more than a few times, whatever the text: a run that could be
@@ -217,15 +219,43 @@ export const renderBlock = (source) => source.length > MAX_BLOCK ? [element("p",
 // ---- formulas ----------------------------------------------------------------------------------
 
 let temml; // a promise of the library that makes MathML of LaTeX
+let nodesLeft = 0; // that it may make
 
-// LaTeX as MathML, once the library is there; what it does not understand stays as it is.
+function refuse() {
+  throw new Error();
+}
+
+// The library builds what some commands hold several times, so that time and nodes double with each
+// that is inside another. It has no limit of its own: here every node counts as its constructor sets
+// its label.
+async function loadLibrary() {
+  const { default: library } = await import("./temml.js");
+  Object.defineProperty(library.__renderToMathMLTree("", {}).constructor.prototype, "label", {
+    set(value) {
+      if (--nodesLeft < 0) refuse();
+      Object.defineProperty(this, "label", { value, writable: true });
+    },
+  });
+  return library;
+}
+
+// Definitions may grow without bound, and would be of this formula alone.
+const NO_MACROS = ["def", "gdef", "edef", "xdef", "newcommand", "renewcommand", "providecommand"]
+  .map((name) => [`\\${name}`, refuse]);
+
+const depthOf = ({ children = [] }) => 1 + Math.max(0, ...children.map(depthOf));
+
+// LaTeX as MathML, once the library is there. What it does not understand, and what would take long
+// to build or to lay out, stays as it is.
 function formula(source, isDisplayed) {
   const node = element("span", "formula", source.trim());
-  temml ??= import("./temml.js").then((module) => module.default);
+  temml ??= loadLibrary();
   temml.then((library) => {
-    const math = element("span", "");
-    library.render(source, math, { displayMode: isDisplayed, throwOnError: true });
-    node.replaceChildren(math.firstChild);
+    nodesLeft = MAX_NODES * (source.length + 10);
+    const math = library.__renderToMathMLTree(source, {
+      displayMode: isDisplayed, throwOnError: true, macros: Object.fromEntries(NO_MACROS) });
+    if (depthOf(math) > MAX_NESTED) refuse();
+    node.replaceChildren(math.toNode());
   }).catch(() => node.classList.add("unknown"));
   return node;
 }
