@@ -119,13 +119,23 @@ HOSTILE = [
       for name in ("c", "js", "py", "sql", "html", "diff")
       for part in ("/", "/*", '"', "'", "\"'", "\\", "`", "#", "--", "<!--", "a", "1.", "+", "'" * 3, "\n ")),
     "x" * 300_000,
+    "a\n" * 50_000,
+    "\\```py\n" * 3_000,
 ]
 
+# Nodes, characters shown, and characters that searches for a mark's end looked at.
 COUNTED = """async (text) => {
-  const { renderBlock, splitBlocks } = await import("/page/markdown.js");
+  const { renderBlock, splitBlocks } = await import("/page/markdown.js"), { indexOf } = String.prototype;
+  let searched = 0;
+  String.prototype.indexOf = function (part, from = 0) {
+    const found = indexOf.call(this, part, from);
+    searched += Math.max(0, (found < 0 ? this.length : found) - from);
+    return found;
+  };
   const nodes = splitBlocks(text).flatMap(renderBlock);
+  String.prototype.indexOf = indexOf;
   const all = nodes.reduce((sum, node) => sum + 1 + node.querySelectorAll("*").length, 0);
-  return [all, nodes.map((node) => node.textContent).join("").length];
+  return [all, nodes.map((node) => node.textContent).join("").length, searched];
 }"""
 
 # Shown in slices, whole in the end.
@@ -141,11 +151,12 @@ SLICED = """async (text) => {
 
 
 def test_no_text_freezes_the_page(open_page):
-    """No more nodes than characters, none lost, and long answers come in slices."""
+    """No more nodes than characters, none lost, no end searched for again and again, and long answers
+    come in slices."""
     page = open_page()
     for text in HOSTILE:
-        n_nodes, n_shown = page.evaluate(COUNTED, text)
-        assert n_nodes <= len(text), text[:40]
+        n_nodes, n_shown, n_searched = page.evaluate(COUNTED, text)
+        assert n_nodes <= len(text) and n_searched <= 8 * len(text), text[:40]
         assert n_shown <= len(text)
     counts = page.evaluate(SLICED, "\n\n".join(["word " * 20] * 3000))
     assert counts[0] < 1000 and counts[-1] == 3000

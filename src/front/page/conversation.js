@@ -87,7 +87,7 @@ const MAX_FILE_BYTES = 4 << 20;
 // A message's text, after the texts attached to it.
 export function withFiles(text, files) {
   const parts = files.map(({ name, text: content }) => {
-    const longest = Math.max(2, ...(content.match(/`{3,}/g) ?? []).map((run) => run.length));
+    const longest = (content.match(/`{3,}/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${content.replace(/\n$/, "")}\n${fence}`;
   });

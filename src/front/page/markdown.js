@@ -23,10 +23,12 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
 const DELIMITERS = /^\|? *:?-+:?(?: *\| *:?-+:?)* *\|?$/; // of a trimmed line
 
+// children: nodes, strings and lists of them. No list may be spread over arguments, which browsers
+// limit to some ten thousand.
 export function element(name, className, ...children) {
   const node = document.createElement(name);
   if (className) node.className = className;
-  node.append(...children);
+  for (const child of children.flat()) node.append(child);
   return node;
 }
 
@@ -143,7 +145,7 @@ function renderCode(lines) {
   const copy = element("button", "", "Copy");
   copy.type = "button";
   copy.dataset.copies = "code";
-  const pre = element("pre", "", element("code", "", ...colour(body, language)));
+  const pre = element("pre", "", element("code", "", colour(body, language)));
   pre.tabIndex = 0; // it scrolls
   pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", `Code: ${language}`);
@@ -164,8 +166,8 @@ function renderList(lines, depth) {
     }
     const isLoose = own.some((line, i) => i && i < own.length - 1 && isBlank(line));
     const nodes = renderLines(own, depth + 1);
-    if (!isLoose && nodes[0]?.tagName === "P") nodes.splice(0, 1, ...nodes[0].childNodes);
-    list.append(element("li", "", ...nodes));
+    const isTight = !isLoose && nodes[0]?.tagName === "P";
+    list.append(element("li", "", isTight ? [...nodes[0].childNodes] : [], isTight ? nodes.slice(1) : nodes));
   }
   return list;
 }
@@ -178,10 +180,10 @@ function cells(line) {
 function renderTable(lines, depth) {
   const sides = cells(lines[1]).map((mark) =>
     !mark.endsWith(":") ? "" : mark.startsWith(":") ? "to-center" : "to-right");
-  const row = (name, line) => element("tr", "", ...cells(line).slice(0, sides.length).map((cell, i) =>
-    element(name, sides[i], ...inline(cell, depth + 1))));
+  const row = (name, line) => element("tr", "", cells(line).slice(0, sides.length).map((cell, i) =>
+    element(name, sides[i], inline(cell, depth + 1))));
   const table = element("table", "", element("thead", "", row("th", lines[0])),
-    element("tbody", "", ...lines.slice(2).map((line) => row("td", line))));
+    element("tbody", "", lines.slice(2).map((line) => row("td", line))));
   const scroller = element("div", "table", table);
   scroller.tabIndex = 0;
   scroller.setAttribute("role", "group");
@@ -205,11 +207,11 @@ const RENDER = {
   rule: () => element("hr", ""),
   heading: ([line], depth) => {
     const [all, marks] = HEADING.exec(line);
-    return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(withoutMarks(line.slice(all.length)), depth));
+    return element(`h${Math.min(marks.length + 1, 6)}`, "", inline(withoutMarks(line.slice(all.length)), depth));
   },
   quote: (lines, depth) => element("blockquote", "",
-    ...renderLines(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
-  paragraph: (lines, depth) => element("p", "", ...inline(lines.map((line) =>
+    renderLines(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
+  paragraph: (lines, depth) => element("p", "", inline(lines.map((line) =>
     line.trimStart()).join("\n"), depth)),
 };
 
@@ -262,14 +264,15 @@ function formula(source, isDisplayed) {
 
 // $x$, $$x$$, \(x\) or \[x\] at `at`: [node, end], or null. A $ before a space, or where the
 // next one is after a space or before a letter or digit, is only a character.
-function formulaAt(text, at) {
+function formulaAt(text, at, vain) {
   const mark = /^(?:\$\$?|\\[([])/.exec(text.slice(at, at + 2))?.[0];
   if (!mark) return null;
   const begin = at + mark.length, near = text.slice(begin, begin + MAX_FORMULA);
   const close = { "$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]" }[mark];
-  let end = near.indexOf(close);
+  let end = near.indexOf(close, Math.max(0, (vain[close] ?? 0) - begin));
   while (mark === "$" && near[end - 1] === "\\") end = near.indexOf(close, end + 1);
   const isMoney = mark === "$" && (/^\s/.test(near) || /\s/.test(near[end - 1]) || isWord(near[end + 1]));
+  if (end < 0) vain[close] = begin + near.length - 1;
   if (end < 0 || isMoney || !near.slice(0, end).trim()) return null;
   return [formula(near.slice(0, end), mark === "$$" || mark === "\\["), begin + end + close.length];
 }
@@ -282,8 +285,8 @@ const BARE_URL = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,:;!?)\]}*_]/;
 const SPECIAL = /[\\`*_~[!<h\n$]/g;
 const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"] };
 
-function link(url, ...children) {
-  const node = element("a", "", ...children);
+function link(url, children) {
+  const node = element("a", "", children);
   node.href = url;
   node.target = "_blank";
   node.rel = "noopener noreferrer";
@@ -293,7 +296,7 @@ function link(url, ...children) {
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
 
 // Where the mark of emphasis that begins before `from` closes it, or -1. Skips code spans and escapes.
-// vain: by mark, how far an earlier search has found none.
+// vain: by mark, those of formulas and code spans as well, how far an earlier search has found none.
 function closing(text, mark, from, vain) {
   const limit = Math.min(text.length, from + MAX_SPAN);
   for (let at = Math.max(from, vain[mark] ?? 0); at < limit; at++) {
@@ -333,17 +336,20 @@ function spanAt(text, at, depth, vain) {
   const c = text[at], next = text[at + 1];
   if (c === "\\" && next === "\n") return [element("br", ""), at + 2];
   if (c === "$" || (c === "\\" && (next === "(" || next === "["))) {
-    const found = formulaAt(text, at);
+    const found = formulaAt(text, at, vain);
     if (found || c === "$") return found;
   }
   if (c === "\\") return next && PUNCTUATION.test(next) ? [next, at + 2] : null;
   if (c === "\n") return [element("br", ""), at + 1]; // as models mean it, unlike CommonMark
   if (c === "`") {
     const run = /^`+/.exec(text.slice(at, at + 64))[0];
-    let end = text.indexOf(run, at + run.length);
+    let end = vain[run] ? -1 : text.indexOf(run, at + run.length);
     while (end >= 0 && text[end + run.length] === "`")
       end = text.indexOf(run, end + /^`+/.exec(text.slice(end))[0].length);
-    if (end < 0) return [run, at + run.length];
+    if (end < 0) {
+      vain[run] = text.length;
+      return [run, at + run.length];
+    }
     const code = text.slice(at + run.length, end).replaceAll("\n", " ");
     const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
     return [element("code", "", isPadded ? code.slice(1, -1) : code), end + run.length];
@@ -352,7 +358,7 @@ function spanAt(text, at, depth, vain) {
   if (c === "[" || c === "!") {
     const found = linkAt(text, c === "!" ? at + 1 : at);
     if (!found || !SAFE.test(found[1])) return null;
-    return [link(found[1], ...inline(found[0] || found[1], depth + 1)), found[2]];
+    return [link(found[1], inline(found[0] || found[1], depth + 1)), found[2]];
   }
   if (c === "<" || c === "h") {
     const begin = c === "<" ? at + 1 : at;
@@ -372,7 +378,7 @@ function emphasisAt(text, at, depth, vain) {
   const end = opens ? closing(text, run, begin, vain) : -1;
   if (end < 0) return [run, begin];
   const inner = inline(text.slice(begin, end), depth + 1);
-  const node = names.reduceRight((nodes, name) => [element(name, "", ...nodes)], inner)[0];
+  const node = names.reduceRight((nodes, name) => [element(name, "", nodes)], inner)[0];
   return [node, end + run.length];
 }
 
