@@ -5,6 +5,7 @@
 #include "api/dialects/responses_stored.h"
 #include "base/json_write.h"
 #include "base/mem_info.h"
+#include "base/query.h"
 #include "front/serve_impl.h"
 
 // Anthropic's clients say so, and have a form of their own.
@@ -79,11 +80,10 @@ static void answer_stored(td_serve *serve, td_http_exchange *x, bool is_deleted)
   td_buf body = TD_BUF_INIT;
   td_serve_authorize(serve, x, &caller);
   const uint64_t owner = td_serve_owner(serve, &caller);
-  const char *query = td_http_query(x);
   const td_status st = is_deleted
                            ? td_responses_delete(&body, serve->responses, owner, path, &error)
                            : td_responses_get(&body, serve->responses, owner, path,
-                                              query ? query : "", &error);
+                                              td_http_query(x), &error);
   if (st == TD_OK) {
     td_serve_respond(x, 200, TD_JSON_TYPE, &body);
   } else {
@@ -222,11 +222,13 @@ static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *
 
 td_host *td_serve_queried_host(const td_serve *serve, const td_http_exchange *x,
                                td_api_error *error) {
-  static const char key[] = "model=";
-  const char *query = td_http_query(x);
-  if (!query || strncmp(query, key, sizeof key - 1) != 0) return &serve->hosts.all[0];
-  td_host *h = td_hosts_find(&serve->hosts, query + sizeof key - 1, NULL);
-  if (!h) td_serve_unknown_model(serve, query + sizeof key - 1, error);
+  td_buf name = TD_BUF_INIT;
+  td_host *h = &serve->hosts.all[0];
+  if (td_query_get(&name, td_http_query(x), "model")) {
+    h = td_hosts_find(&serve->hosts, td_buf_text(&name), NULL);
+    if (!h) td_serve_unknown_model(serve, td_buf_text(&name), error);
+  }
+  td_buf_free(&name);
   return h;
 }
 

@@ -2,6 +2,7 @@
 // to; and endpoints of all APIs that are not offered.
 #include <string.h>
 
+#include "base/query.h"
 #include "front/serve_impl.h"
 
 static uint32_t n_slots(const td_host *h) {
@@ -65,7 +66,11 @@ void td_serve_slots(void *ctx, td_http_exchange *x) {
     return;
   }
   const uint32_t n_busy = h->backend ? td_backend_n_running(h->backend) : 0;
-  if (strstr(td_http_query(x), "fail_on_no_slot=1") && n_busy >= n_slots(h)) {
+  td_buf fails = TD_BUF_INIT;
+  td_query_get(&fails, td_http_query(x), "fail_on_no_slot");
+  const bool is_refused = strcmp(td_buf_text(&fails), "1") == 0 && n_busy >= n_slots(h);
+  td_buf_free(&fails);
+  if (is_refused) {
     td_api_fail(&error, 503, NULL, NULL, "no slot available");
     td_serve_fail(x, &error);
     return;

@@ -86,8 +86,8 @@ void td_http_server_close(td_http_server *server, void (*closed)(void *ctx), voi
 size_t td_http_route_of(const td_http_exchange *x);
 // Properties of the request. Strings live as long as the exchange.
 const char *td_http_method(const td_http_exchange *x);
-const char *td_http_path(const td_http_exchange *x); // percent-decoded
-const char *td_http_query(const td_http_exchange *x);
+const char *td_http_path(const td_http_exchange *x);  // percent-decoded
+const char *td_http_query(const td_http_exchange *x); // for td_query_get; "": none
 const char *td_http_header(const td_http_exchange *x, const char *name); // NULL when absent
 // Identifies the client: its IPv4 address, or the /64 network of its IPv6 address. All Unix socket
 // clients share one value.

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/query.h"
+
 static int fail(td_http_parser *p, int status, const char *reason) {
   if (p->status == 0) {
     p->status = status;
@@ -152,28 +154,12 @@ const char *td_http_parser_header(const td_http_parser *parser, const char *name
   return find_header(parser, name, &count);
 }
 
-static int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c = (char)tolower((unsigned char)c);
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static int split_target(td_http_parser *p, const char *target) {
   size_t len = strcspn(target, "?");
   if (strchr(target, '#')) return fail(p, 400, "the request target holds a fragment");
   if (target[len] == '?') td_buf_str(&p->query, target + len + 1);
-  for (size_t i = 0; i < len; i++) {
-    if (target[i] != '%') {
-      td_buf_char(&p->path, target[i]);
-      continue;
-    }
-    int high = hex_value(target[i + 1]);
-    int low = high < 0 ? -1 : hex_value(target[i + 2]);
-    if (low < 0 || high * 16 + low == 0) {
-      return fail(p, 400, "malformed percent-encoding in the request target");
-    }
-    td_buf_char(&p->path, (char)(high * 16 + low));
-    i += 2;
+  if (!td_percent_decode(&p->path, target, len)) {
+    return fail(p, 400, "malformed percent-encoding in the request target");
   }
   return 0;
 }

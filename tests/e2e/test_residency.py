@@ -270,6 +270,9 @@ def test_unknown_and_missing_names(several):
             assert "alpha, beta, gamma" in response.json()["error"]["message"]
     assert get(several, "/v1/models/delta").status_code == 404
     assert get(several, "/v1/models/beta").json()["id"] == "beta"
+    for query, status in (("model=beta", 200), ("b=1&model=%62eta", 200), ("b=1&model=delt%61", 404)):
+        response = get(several, "/tokenizer_info?" + query)
+        assert response.status_code == status and ("'delta'" in response.text) == (status == 404)
     response = httpx.post(several.url + "/v1/completions", content="{", trust_env=False)
     assert response.status_code == 400
 

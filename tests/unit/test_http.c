@@ -1,4 +1,5 @@
 // tests/unit/test_http.c - the server over real sockets: framing rules, limits, timers, order.
+#include "base/query.h"
 #include "http_testing.h"
 
 #define HOST "Host: localhost\r\n"
@@ -191,6 +192,32 @@ static void answers(void **state) {
               "GET /hello HTTP/1.1\r\n" HOST "Connection: Upgrade, HTTP2-Settings, close\r\n"
               "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
               " 200 ", "hello");
+}
+
+static void reads_queries(void **state) {
+  (void)state;
+  static const struct {
+    const char *query, *want; // NULL: there is no parameter n
+  } cases[] = {
+      {"n=ORG%2FNAME", "ORG/NAME"},
+      {"m=1&n=2&n=3", "2"},
+      {"n=a+b%2bc&m", "a b+c"},
+      {"n=&m=1", ""},
+      {"", NULL},
+      {"n", NULL},
+      {"nn=1&=n=2", NULL},
+      {"n=1%&m", "1%"},
+      {"n=%4&m=1", "%4"},
+      {"n=%00%zz", "%00%zz"},
+      {"&&n==%3D&", "=="},
+      {"m=%26n%3D1", NULL},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_buf value = TD_BUF_INIT;
+    assert_int_equal(td_query_get(&value, cases[i].query, "n"), cases[i].want != NULL);
+    assert_string_equal(td_buf_text(&value), cases[i].want ? cases[i].want : "");
+    td_buf_free(&value);
+  }
 }
 
 static void answers_head_without_a_body(void **state) {
@@ -677,6 +704,7 @@ int main(void) {
       cmocka_unit_test(refuses_bad_chunks),
       cmocka_unit_test(holds_its_limits),
       cmocka_unit_test(answers),
+      cmocka_unit_test(reads_queries),
       cmocka_unit_test(answers_head_without_a_body),
       cmocka_unit_test(reads_chunked_bodies),
       cmocka_unit_test(streams),

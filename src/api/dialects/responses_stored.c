@@ -6,6 +6,7 @@
 
 #include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
+#include "base/query.h"
 
 #define MOST_LISTED 100
 
@@ -15,35 +16,22 @@ static td_status fail_missing(td_api_error *error, const char *id) {
                      id);
 }
 
-// The value of a member of a query, up to size - 1 bytes; "": it has none.
-static void query_value(const char *query, const char *key, char *out, size_t size) {
-  const size_t n = strlen(key);
-  out[0] = '\0';
-  while (*query) {
-    const size_t len = strcspn(query, "&");
-    if (len > n && strncmp(query, key, n) == 0 && query[n] == '=' && len - n - 1 < size) {
-      memcpy(out, query + n + 1, len - n - 1);
-      out[len - n - 1] = '\0';
-      return;
-    }
-    query += len + (query[len] == '&');
-  }
-}
-
 // A page of a list.
 typedef struct {
   bool is_ascending;
-  int limit;
-  char after[96];
+  long limit;
+  td_buf after; // "": from the begin
 } page;
 
 static td_status read_page(page *out, const char *query, td_api_error *error) {
-  char order[8], limit[8];
-  query_value(query, "order", order, sizeof order);
-  query_value(query, "limit", limit, sizeof limit);
-  query_value(query, "after", out->after, sizeof out->after);
-  out->is_ascending = strcmp(order, "asc") == 0;
-  out->limit = limit[0] ? atoi(limit) : 20;
+  td_buf order = TD_BUF_INIT, limit = TD_BUF_INIT;
+  td_query_get(&order, query, "order");
+  out->is_ascending = strcmp(td_buf_text(&order), "asc") == 0;
+  td_query_get(&limit, query, "limit");
+  out->limit = limit.len ? strtol(td_buf_text(&limit), NULL, 10) : 20;
+  td_query_get(&out->after, query, "after");
+  td_buf_free(&order);
+  td_buf_free(&limit);
   if (out->limit >= 1 && out->limit <= MOST_LISTED) return TD_OK;
   return td_api_bad(error, "limit", "limit must be between 1 and %d", MOST_LISTED);
 }
@@ -52,8 +40,8 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
   td_json_writer w = TD_JSON_WRITER(out);
   const cJSON *first = NULL, *last = NULL, *end = items->child ? items->child->prev : NULL;
   const cJSON *item = p->is_ascending ? items->child : end;
-  bool is_there = !p->after[0];
-  int n = 0;
+  bool is_there = !p->after.len;
+  long n = 0;
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "object", "list");
   td_jw_begin_array(&w, "data");
@@ -65,7 +53,7 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
       last = id;
       n++;
     }
-    is_there |= cJSON_IsString(id) && strcmp(id->valuestring, p->after) == 0;
+    is_there |= cJSON_IsString(id) && strcmp(id->valuestring, td_buf_text(&p->after)) == 0;
     item = p->is_ascending ? item->next : item == items->child ? NULL : item->prev;
   }
   td_jw_end_array(&w);
@@ -98,14 +86,14 @@ cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *
 
 static td_status get_input(td_buf *out, td_response_store *store, uint64_t owner, const char *id,
                            const char *query, td_api_error *error) {
-  page p;
+  page p = {.after = TD_BUF_INIT};
   td_status st = read_page(&p, query, error);
-  if (st != TD_OK) return st;
-  cJSON *items = td_responses_input(store, owner, id);
-  if (!items) return fail_missing(error, id);
-  write_list(out, items, &p);
+  cJSON *items = st == TD_OK ? td_responses_input(store, owner, id) : NULL;
+  if (items) write_list(out, items, &p);
+  if (st == TD_OK && !items) st = fail_missing(error, id);
   cJSON_Delete(items);
-  return TD_OK;
+  td_buf_free(&p.after);
+  return st;
 }
 
 td_status td_responses_get(td_buf *out, td_response_store *store, uint64_t owner, const char *path,
