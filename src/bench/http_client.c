@@ -42,7 +42,8 @@ td_status td_load_target_parse(td_load_target *out, const char *url, td_err *err
   if (code != 0) {
     return td_fail(err, TD_EINVAL, "--server %s: cannot resolve: %s", url, gai_strerror(code));
   }
-  memcpy(&out->address, found->ai_addr, found->ai_addrlen);
+  for (const struct addrinfo *a = found; a && out->n_addresses < TD_LOAD_ADDRESSES; a = a->ai_next)
+    memcpy(&out->addresses[out->n_addresses++], a->ai_addr, a->ai_addrlen);
   freeaddrinfo(found);
   return TD_OK;
 }
@@ -122,10 +123,21 @@ static void on_written(uv_write_t *write, int status) {
   if (status < 0 && status != UV_ECANCELED) finish(write->data, uv_strerror(status));
 }
 
+static void connect_next(td_load_call *call);
+
+static void on_given_up(uv_handle_t *handle) {
+  connect_next(handle->data);
+}
+
 static void on_connected(uv_connect_t *connect, int status) {
   td_load_call *call = connect->data;
+  if (uv_is_closing((uv_handle_t *)&call->tcp)) return;
+  if (status < 0 && call->n_tried < call->target->n_addresses) {
+    uv_close((uv_handle_t *)&call->tcp, on_given_up);
+    return;
+  }
   if (status < 0) {
-    if (status != UV_ECANCELED) finish(call, uv_strerror(status));
+    finish(call, uv_strerror(status));
     return;
   }
   uv_tcp_nodelay(&call->tcp, 1);
@@ -134,6 +146,15 @@ static void on_connected(uv_connect_t *connect, int status) {
   int code = uv_write(&call->write, (uv_stream_t *)&call->tcp, &out, 1, on_written);
   if (code == 0) code = uv_read_start((uv_stream_t *)&call->tcp, on_alloc, on_read);
   if (code < 0) finish(call, uv_strerror(code));
+}
+
+static void connect_next(td_load_call *call) {
+  const struct sockaddr_storage *address = &call->target->addresses[call->n_tried++];
+  uv_tcp_init(call->loop, &call->tcp);
+  call->tcp.data = call->connect.data = call;
+  const int code = uv_tcp_connect(&call->connect, &call->tcp, (const struct sockaddr *)address,
+                                  on_connected);
+  if (code < 0) on_connected(&call->connect, code);
 }
 
 static void build_request(td_load_call *call, const char *path, const td_buf *json) {
@@ -162,11 +183,9 @@ void td_load_call_start(td_load_call *call, uv_loop_t *loop, const char *path, c
   llhttp_init(&call->parser, HTTP_RESPONSE, &call->settings);
   call->parser.data = call;
   call->start_ns = td_clock_ns();
-  uv_tcp_init(loop, &call->tcp);
-  call->tcp.data = call->connect.data = call;
-  int code = uv_tcp_connect(&call->connect, &call->tcp,
-                            (const struct sockaddr *)&call->target->address, on_connected);
-  if (code < 0) finish(call, uv_strerror(code));
+  call->loop = loop;
+  call->n_tried = 0;
+  connect_next(call);
 }
 
 void td_load_call_free(td_load_call *call) {

@@ -10,11 +10,14 @@
 #include "base/buf.h"
 #include "base/status.h"
 
+#define TD_LOAD_ADDRESSES 8
+
 typedef struct {
   char host[256];      // value of the Host header, including the port
   char base[256];      // path before /v1, without trailing slash
   const char *api_key; // NULL: none
-  struct sockaddr_storage address;
+  struct sockaddr_storage addresses[TD_LOAD_ADDRESSES]; // tried in turn until one accepts
+  unsigned n_addresses;
 } td_load_target;
 
 // Parses http://HOST[:PORT][/BASE], dropping a trailing /v1, and resolves the host.
@@ -34,6 +37,8 @@ struct td_load_call {
   td_buf body;       // the body, if on_event is NULL or the status is not 200
   char error[160];   // "" if the response is complete
   // private
+  uv_loop_t *loop;
+  unsigned n_tried; // of the target's addresses
   uv_tcp_t tcp;
   uv_connect_t connect;
   uv_write_t write;

@@ -1,17 +1,23 @@
-// The pure parts of the benches: formats, their matrices, medians.
+// The pure parts of the benches: formats, their matrices, medians; and the HTTP client's addresses.
 // CTest: no-tsan
+#include <arpa/inet.h>
 #include <math.h>
+#include <netdb.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/stats.h"
+#include "bench/fetch.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
 
@@ -155,6 +161,66 @@ static void test_too_many_matrices(void **state) {
   assert_int_equal(td_bench_need_memory(1, "bf16", &err), TD_OK);
 }
 
+// What the name of every host resolves to, instead of what the C library says.
+static struct sockaddr_in found_addresses[2];
+static struct addrinfo found[2];
+
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                struct addrinfo **out) {
+  (void)host, (void)service, (void)hints;
+  *out = found;
+  return 0;
+}
+
+void freeaddrinfo(struct addrinfo *list) {
+  (void)list;
+}
+
+static int listen_at(struct sockaddr_in *address) {
+  socklen_t len = sizeof *address;
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  assert_int_equal(bind(fd, (struct sockaddr *)address, len), 0);
+  assert_int_equal(listen(fd, 1), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)address, &len), 0);
+  return fd;
+}
+
+static void *answer(void *arg) {
+  static const char response[] = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+  char request[1024];
+  const int fd = accept(*(const int *)arg, NULL, NULL);
+  if (fd < 0 || read(fd, request, sizeof request) <= 0) return NULL;
+  (void)!write(fd, response, sizeof response - 1);
+  close(fd);
+  return NULL;
+}
+
+// As of a name whose IPv6 address refuses.
+static void test_every_address_is_tried(void **state) {
+  (void)state;
+  pthread_t thread;
+  td_err err;
+  td_buf out = TD_BUF_INIT;
+  const td_fetch_args args = {.server = "http://host:1", .path = "/health"};
+  for (int i = 0; i < 2; i++) {
+    found[i] = (struct addrinfo){.ai_addr = (struct sockaddr *)&found_addresses[i],
+                                 .ai_addrlen = sizeof found_addresses[i],
+                                 .ai_next = i ? NULL : &found[1]};
+  }
+  close(listen_at(&found_addresses[0])); // nobody listens there any more
+  int fd = listen_at(&found_addresses[1]);
+  assert_int_equal(pthread_create(&thread, NULL, answer, &fd), 0);
+  const td_status st = td_fetch(&out, &args, &err);
+  if (st != TD_OK) fail_msg("%s", err.msg); // without waiting for the thread
+  pthread_join(thread, NULL);
+  assert_string_equal(td_buf_text(&out), "ok");
+  close(fd);
+  assert_int_equal(td_fetch(&out, &args, &err), TD_EIO); // neither
+  assert_non_null(strstr(err.msg, "connection refused"));
+  td_buf_free(&out);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_linear_family_has_a_format),
@@ -166,6 +232,7 @@ int main(void) {
       cmocka_unit_test(test_median),
       cmocka_unit_test(test_share_refers_to_dot_products_where_there_are_some),
       cmocka_unit_test(test_too_many_matrices),
+      cmocka_unit_test(test_every_address_is_tried),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
