@@ -31,6 +31,7 @@ td_status td_fail(td_err *err, td_status code, const char *fmt, ...) {
 }
 
 td_status td_err_prefix(td_err *err, const char *fmt, ...) {
+  if (!err) return TD_EINTERNAL;
   char prefix[TD_ERR_BYTES];
   va_list args;
   va_start(args, fmt);

@@ -41,7 +41,8 @@ const char *td_status_text(td_status status);
 td_status td_fail(td_err *err, td_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-// Prepends "<prefix>: " to the message in err and returns err's code.
+// Prepends "<prefix>: " to the message in err and returns err's code. NULL: nothing to prepend to,
+// and TD_EINTERNAL, as the code is not known.
 td_status td_err_prefix(td_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 // Puts `to` in place of name wherever msg, from byte `begin` on, names that: as a whole word, in no

@@ -157,7 +157,7 @@ td_status td_checkpoint_json(cJSON **out, const char *model, const char *name, s
   td_status st = td_checkpoint_read(&text, model, name, max_bytes, err);
   if (st == TD_OK) {
     st = td_json_parse(out, td_buf_text(&text), text.len, TD_JSON_MAX_DEPTH, err);
-    if (st != TD_OK && err) td_err_prefix(err, "%s/%s", model, name);
+    if (st != TD_OK) td_err_prefix(err, "%s/%s", model, name);
   }
   td_buf_free(&text);
   return st;

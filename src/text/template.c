@@ -35,10 +35,6 @@ struct td_template {
   td_template *tool_use; // template used instead for renders with tools, or NULL
 };
 
-static void prefix(td_err *err) {
-  if (err) td_err_prefix(err, "chat template");
-}
-
 // ---- opening ----
 
 static td_status parse(td_template *t, const char *source, size_t len, td_err *err) {
@@ -50,7 +46,7 @@ static td_status parse(td_template *t, const char *source, size_t len, td_err *e
             .max_depth = MAX_DEPTH};
   if (setjmp(j->on_error)) {
     jj_free_all(j);
-    prefix(err);
+    td_err_prefix(err, "chat template");
     return j->status;
   }
   if (len > MAX_SOURCE_BYTES) {
@@ -103,7 +99,7 @@ static td_status open_file(td_template **out, const char *path, td_err *err) {
   td_status st = td_file_read_regular(&source, path, MAX_SOURCE_BYTES, err);
   if (st == TD_OK) {
     st = td_template_open(out, td_buf_text(&source), source.len, err);
-    if (st != TD_OK && err) td_err_prefix(err, "%s", path);
+    if (st != TD_OK) td_err_prefix(err, "%s", path);
   }
   td_buf_free(&source);
   return st;
@@ -142,7 +138,7 @@ static td_status open_config(td_template **out, const char *model_dir, td_err *e
   if (st == TD_OK && tool_use) {
     st = td_template_open(&(*out)->tool_use, tool_use, strlen(tool_use), err);
   }
-  if (st != TD_OK && err) td_err_prefix(err, "%s/%s", model_dir, file);
+  if (st != TD_OK) td_err_prefix(err, "%s/%s", model_dir, file);
   if (st != TD_OK) td_checkpoint_name_error(model_dir, err);
   cJSON_Delete(config);
   return st;
@@ -310,7 +306,7 @@ static td_status hand_over(const jj_builder *b, td_buf *out, td_spans *typed, td
 
 static td_status run(jj *j, const td_template *tmpl, const cJSON *vars, jj_builder *out) {
   if (setjmp(j->on_error)) {
-    prefix(j->err);
+    td_err_prefix(j->err, "chat template");
     return j->status;
   }
   jj_build(out, j);

@@ -217,6 +217,8 @@ static void missing_file_is_named(void **state) {
   td_err err;
   assert_int_equal(td_json_parse_file(&root, "/nonexistent/x.json", 100, &err), TD_ENOENT);
   assert_non_null(strstr(err.msg, "/nonexistent/x.json"));
+  assert_int_equal(td_json_parse_file(&root, "/nonexistent/x.json", 100, NULL), TD_ENOENT);
+  assert_int_equal(td_json_parse_file(&root, "/proc/version", 4096, NULL), TD_EFORMAT); // no JSON
 }
 
 static void write_all_kinds(td_json_writer *w) {

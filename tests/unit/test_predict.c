@@ -432,6 +432,8 @@ static void test_descriptions_of_machines(void **state) {
                          TD_OK);
     if (!strstr(err.msg, wrong[i].says) || !strstr(err.msg, "machine x"))
       fail_msg("%zu: %s", i, err.msg);
+    assert_int_not_equal(td_rig_parse(&rig, wrong[i].json, strlen(wrong[i].json), "x", NULL),
+                         TD_OK);
   }
   assert_int_equal(td_rig_read(&rig, "/nonexistent", &err), TD_EINVAL);
   assert_non_null(strstr(err.msg, "h100"));

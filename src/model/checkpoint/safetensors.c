@@ -258,7 +258,7 @@ static td_status parse(reader *r, const char *header, size_t header_len) {
   cJSON *root = NULL;
   td_status st = td_json_parse(&root, header, header_len, TD_JSON_MAX_DEPTH, r->err);
   if (st != TD_OK) {
-    if (r->err) td_err_prefix(r->err, "%s: header", r->file_name);
+    td_err_prefix(r->err, "%s: header", r->file_name);
     return st;
   }
   st = read_header(r, root);
