@@ -57,16 +57,56 @@ bool td_gguf_is_first(const char *path) {
   return !is_part(path, &nth, &n) || nth == 1;
 }
 
-td_status td_gguf_check_parts(const td_gguf *g, uint32_t n, td_err *err) {
-  double stated = 1;
+td_status td_gguf_check_part(const td_gguf *g, td_err *err) {
+  uint32_t nth = 1, n = 1;
+  double count = 1, no = 0;
+  if (!is_part(g->file, &nth, &n)) nth = n = 1;
   const td_gguf_value *v = td_gguf_find(g, "split.count");
-  if (!v || (td_gguf_number(v, 0, &stated) && (stated == n || (n == 1 && stated == 0)))) {
-    return TD_OK;
+  if (v && !(td_gguf_number(v, 0, &count) && (count == n || (n == 1 && count == 0)))) {
+    return td_fail(err, TD_EFORMAT,
+                   "%s: it is one of %g parts, which are found by their names: call them "
+                   "NAME-00001-of-00002.gguf and so on, as published",
+                   g->file, count);
   }
+  v = td_gguf_find(g, "split.no");
+  if (!v || (td_gguf_number(v, 0, &no) && no + 1 == nth)) return TD_OK;
+  return td_fail(err, TD_EFORMAT, "%s: it is part %g of %u: name it so, or download it again",
+                 g->file, no + 1, n);
+}
+
+// Whether both state the value, and not the same.
+static bool differ(const td_gguf *a, const td_gguf *b, const char *key) {
+  const td_gguf_value *v = td_gguf_find(a, key), *w = td_gguf_find(b, key);
+  double x, y;
+  td_gguf_str s, t;
+  if (td_gguf_number(v, 0, &x) && td_gguf_number(w, 0, &y)) return x != y;
+  if (td_gguf_text(v, &s) && td_gguf_text(w, &t))
+    return s.len != t.len || memcmp(s.data, t.data, s.len) != 0;
+  return false;
+}
+
+// Whether all parts are of one model, as far as they say.
+static td_status check_set(const td_gguf_files *f, td_err *err) {
+  static const char *const shared[] = {"general.architecture", "general.name",
+                                       "split.tensors.count"};
+  const td_gguf *first = &f->parts[0];
+  size_t n = 0;
+  for (uint32_t i = 0; i < f->n; i++) {
+    n += f->parts[i].n_tensors;
+    for (size_t k = 0; k < TD_COUNT(shared); k++) {
+      if (!differ(first, &f->parts[i], shared[k])) continue;
+      return td_fail(err, TD_EFORMAT,
+                     "%s: a part of another model than %s, by its %s: download both again",
+                     f->paths[i], f->paths[0], shared[k]);
+    }
+  }
+  double stated = (double)n;
+  td_gguf_number(td_gguf_find(first, "split.tensors.count"), 0, &stated);
+  if (stated == (double)n) return TD_OK;
   return td_fail(err, TD_EFORMAT,
-                 "%s: it is one of %g parts, which are found by their names: call them "
-                 "NAME-00001-of-00002.gguf and so on, as published",
-                 g->file, stated);
+                 "%s: the model has %g tensors, and its parts %zu: one of them is of another "
+                 "model, download all again",
+                 f->paths[0], stated, n);
 }
 
 static td_status open_part(td_gguf_files *f, uint32_t idx, const char *path, td_err *err) {
@@ -77,7 +117,7 @@ static td_status open_part(td_gguf_files *f, uint32_t idx, const char *path, td_
   }
   if (st == TD_OK)
     st = td_gguf_parse(&f->parts[idx], f->maps[idx].data, f->maps[idx].n_bytes, path, err);
-  return st == TD_OK ? td_gguf_check_parts(&f->parts[idx], f->n, err) : st;
+  return st == TD_OK ? td_gguf_check_part(&f->parts[idx], err) : st;
 }
 
 td_status td_gguf_files_open(td_gguf_files *out, const char *path, td_err *err) {
@@ -93,6 +133,7 @@ td_status td_gguf_files_open(td_gguf_files *out, const char *path, td_err *err) 
     st = f.paths[i] ? open_part(&f, i, f.paths[i], err)
                     : td_fail(err, TD_ENOMEM, "%s: out of memory", path);
   }
+  if (st == TD_OK) st = check_set(&f, err);
   if (st == TD_OK) {
     *out = f;
   } else {

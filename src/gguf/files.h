@@ -19,8 +19,8 @@ char *td_gguf_part_path(const char *path, uint32_t idx, uint32_t n);
 uint32_t td_gguf_n_parts(const char *path);
 // Whether the file is the first part, or the only one.
 bool td_gguf_is_first(const char *path);
-// TD_EFORMAT: the metadata of a part state another number than its name.
-td_status td_gguf_check_parts(const td_gguf *gguf, uint32_t n, td_err *err);
+// TD_EFORMAT: the metadata of a part state another number, or other parts, than its name.
+td_status td_gguf_check_part(const td_gguf *gguf, td_err *err);
 
 // All files of a model, mapped and parsed.
 typedef struct {
@@ -29,7 +29,8 @@ typedef struct {
   td_file_map *maps; // owned [n]
   char **paths;      // owned [n]
 } td_gguf_files;
-// path: the file, or any of its parts. On error *out is zeroed.
+// path: the file, or any of its parts. TD_EFORMAT: a part is of another model, or another part than
+// its name says. On error *out is zeroed.
 td_status td_gguf_files_open(td_gguf_files *out, const char *path, td_err *err);
 void td_gguf_files_close(td_gguf_files *files);
 

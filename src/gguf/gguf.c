@@ -9,6 +9,7 @@
 #define MIN_VERSION   2u
 #define MAX_VERSION   3u
 #define MAX_ALIGNMENT (1u << 20)
+#define MAX_VALUES    (1u << 16) // published models have up to a hundred
 enum {
   VALUE_BYTES = 8 + 4 + 1, // the least that a metadata value takes: empty key, type, a byte
   TENSOR_BYTES = 8 + 4 + 8 + 4 + 8, // the least that a tensor's entry takes
@@ -156,6 +157,10 @@ static int by_key(const void *a, const void *b) {
 static td_status read_values(reader *r, uint64_t n) {
   td_gguf *g = r->out;
   if (n > left(r) / VALUE_BYTES) return cut_short(r, "the metadata");
+  if (n > MAX_VALUES) {
+    return td_fail(r->err, TD_ELIMIT, "%s: %llu values of metadata: more than %u", g->file,
+                   (unsigned long long)n, MAX_VALUES);
+  }
   g->values = malloc((size_t)n * sizeof *g->values + 1);
   if (!g->values) return td_fail(r->err, TD_ENOMEM, "%s: out of memory", g->file);
   for (; g->n_values < n; g->n_values++) {

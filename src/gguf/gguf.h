@@ -66,7 +66,7 @@ typedef struct {
 
 // Parses a complete file in memory. Strings, values and tensors borrow bytes and file; file
 // prefixes every message. TD_EFORMAT: malformed, or tensors overlap. TD_EUNSUPPORTED: a version or
-// type that is not known. On error *out is zeroed.
+// type that is not known. TD_ELIMIT: more metadata than any model has. On error *out is zeroed.
 td_status td_gguf_parse(td_gguf *out, const void *bytes, size_t n_bytes, const char *file,
                         td_err *err);
 void td_gguf_free(td_gguf *gguf);

@@ -4,8 +4,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -281,11 +283,80 @@ static void finds_parts(void **state) {
   free(name);
 }
 
+typedef struct {
+  uint32_t no, count, n_tensors; // as it states
+  const char *architecture;      // "": none
+} part;
+
+// Opens a model of two parts with a tensor each.
+static void opens_parts(const part parts[2], td_status want, const char *says) {
+  td_buf b = TD_BUF_INIT;
+  td_gguf_files files;
+  td_err err;
+  char folder[] = "/tmp/tandem-gguf-XXXXXX", path[2][64];
+  assert_non_null(mkdtemp(folder));
+  for (int i = 0; i < 2; i++) {
+    const bool is_named = parts[i].architecture[0];
+    begin(&b, 1, 3 + is_named);
+    put_u32(&b, "split.no", parts[i].no);
+    put_u32(&b, "split.count", parts[i].count);
+    put_u32(&b, "split.tensors.count", parts[i].n_tensors);
+    if (is_named) put_text(&b, "general.architecture", parts[i].architecture);
+    put_tensor(&b, i ? "b" : "a", 0, 4, 0, 0);
+    put_data(&b, 16);
+    snprintf(path[i], sizeof path[i], "%s/m-0000%d-of-00002.gguf", folder, i + 1);
+    FILE *file = fopen(path[i], "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(b.data, 1, b.len, file), b.len);
+    fclose(file);
+  }
+  assert_int_equal(td_gguf_files_open(&files, path[0], &err), want);
+  if (says && !strstr(err.msg, says)) fail_msg("\"%s\" does not say \"%s\"", err.msg, says);
+  td_gguf_files_close(&files);
+  assert_true(unlink(path[0]) == 0 && unlink(path[1]) == 0 && rmdir(folder) == 0);
+  td_buf_free(&b);
+}
+
+static void refuses_parts_of_others(void **state) {
+  (void)state;
+  const td_status bad = TD_EFORMAT;
+  opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 2, ""}}, TD_OK, NULL);
+  opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 2, "llama"}}, TD_OK, NULL);
+  opens_parts((part[]){{0, 2, 2, "llama"}, {0, 2, 2, ""}}, bad, "02-of-00002.gguf: it is part 1");
+  opens_parts((part[]){{0, 2, 2, "llama"}, {1, 3, 2, ""}}, bad, "02-of-00002.gguf: it is one of 3");
+  opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 3, ""}}, bad, "by its split.tensors.count");
+  opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 2, "qwen3"}}, bad, "by its general.architecture");
+  opens_parts((part[]){{0, 2, 3, "llama"}, {1, 2, 3, ""}}, bad, "has 3 tensors, and its parts 2");
+}
+
+static void refuses_endless_metadata(void **state) {
+  (void)state;
+  td_buf b = TD_BUF_INIT;
+  const uint32_t most = 1 << 16;
+  for (uint32_t n = most; n <= most + 1; n++) {
+    char key[16];
+    begin(&b, 0, n);
+    for (uint32_t i = 0; i < n; i++) {
+      snprintf(key, sizeof key, "k%u", i);
+      put_u32(&b, key, i);
+    }
+    td_gguf g;
+    td_err err;
+    uint8_t *bytes;
+    const td_status st = parse(&b, &g, &bytes, &err);
+    assert_int_equal(st, n > most ? TD_ELIMIT : TD_OK);
+    td_gguf_free(&g);
+    free(bytes);
+  }
+  td_buf_free(&b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(reads_values_and_tensors),   cmocka_unit_test(refuses_lies_about_the_file),
       cmocka_unit_test(refuses_lies_about_tensors), cmocka_unit_test(refuses_cut_files),
       cmocka_unit_test(cuts_experts_apart),         cmocka_unit_test(finds_parts),
+      cmocka_unit_test(refuses_parts_of_others),    cmocka_unit_test(refuses_endless_metadata),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,7 +73,7 @@ static td_status shard_map(shard *s, const td_store *store, td_err *err) {
 static td_status parse_gguf(shard *s, td_store *store, td_err *err) {
   td_gguf gguf;
   td_status st = td_gguf_parse(&gguf, s->map.data, s->map.n_bytes, s->path, err);
-  if (st == TD_OK) st = td_gguf_check_parts(&gguf, td_gguf_n_parts(s->path), err);
+  if (st == TD_OK) st = td_gguf_check_part(&gguf, err);
   if (st == TD_OK && !store->arch) st = td_gguf_arch_of(&gguf, &store->arch, err);
   if (st == TD_OK) st = td_gguf_shard(&s->st, &gguf, store->arch, err);
   td_gguf_free(&gguf);
