@@ -186,7 +186,7 @@ static td_status add_tools(td_api_request *out, const cJSON *tools, const cJSON 
     if (st != TD_OK) st = td_api_fail_err(error, "tools", &err);
     if (st == TD_OK && out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
   }
-  td_tool_params_sort(&out->params);
+  if (st == TD_OK) td_tool_params_sort(&out->params);
   names_close(&names);
   return st;
 }

@@ -155,10 +155,6 @@ static void chats(void **state) {
       {"tools", run_chat, 0, CHAT("~tools~:[<*," TOOL("f^", "") "*>]"), 1000, TD_OK},
       {"a tool's parameters", run_chat, 0,
        CHAT("~tools~:[" TOOL("f", ",~properties~:{<*,~^~:{~type~:~string~}*>}") "]"), 2000, TD_OK},
-      {"a tool's references", run_chat, 0,
-       CHAT("~tools~:[" TOOL("f", ",~$defs~:{<*,~d^~:{~type~:~string~}*>},~properties~:{"
-                                  "<*,~^~:{~$ref~:~#/$defs/d^~}*>}") "]"),
-       500, TD_OK},
       {"allowed tools", run_chat, 0,
        CHAT("~tools~:[<*," TOOL(
            "f^",
