@@ -1,5 +1,5 @@
-// tests/unit/test_cost_text.c - the same as test_cost.c of conversations through templates,
-// tokenizers, and of what models write.
+// tests/unit/test_cost_text.c - the same as test_cost.c of conversations through templates and
+// tokenizers, of what models write, and of HTTP.
 // CTest: no-asan no-tsan
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +14,7 @@
 #include "api/output_parser.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
+#include "http/parser.h"
 #include "support/folder.h"
 #include "text/chat.h"
 #include "text/roles.h"
@@ -572,10 +573,59 @@ static void texts(void **state) {
   judge_shapes(shapes, TD_COUNT(shapes));
 }
 
+// ---- HTTP ---------------------------------------------------------------------------------------
+
+static td_status run_http(void *arg) {
+  input *in = arg;
+  const td_http_limits limits = {
+      .max_line_bytes = 1 << 16, .max_head_bytes = 1 << 17, .max_body_bytes = 1 << 20};
+  const char *bytes = td_buf_text(&in->text);
+  td_http_parser parser;
+  td_http_event event = TD_HTTP_MORE;
+  td_http_parser_init(&parser, &limits);
+  for (size_t at = 0, n, used; event != TD_HTTP_BAD && at < in->text.len; at += used) {
+    n = in->with && in->with < in->text.len - at ? in->with : in->text.len - at;
+    event = td_http_parser_feed(&parser, bytes + at, n, &used);
+    if (event == TD_HTTP_DONE) td_http_parser_reset(&parser);
+  }
+  if (event == TD_HTTP_BAD) snprintf(in->why, sizeof in->why, "%s", parser.reason);
+  td_http_parser_free(&parser);
+  return event == TD_HTTP_BAD ? TD_EFORMAT : TD_OK;
+}
+
+static void http(void **state) {
+  (void)state;
+  enum { WHOLE, BYTES };
+#define GET  "GET / HTTP/1.1\r\nHost: a\r\n"
+#define POST "POST / HTTP/1.1\r\nHost: a\r\n"
+  static const shape shapes[] = {
+      {"requests", run_http, WHOLE, "<*" GET "\r\n*>", 300, TD_OK},
+      {"requests by bytes", run_http, BYTES, "<*" GET "\r\n*>", 300, TD_OK},
+      {"a target", run_http, BYTES, "GET /<*%41*> HTTP/1.1\r\nHost: a\r\n\r\n", 5000, TD_OK},
+      {"a long target", run_http, BYTES, "GET /<*a*> HTTP/1.1\r\nHost: a\r\n\r\n", 20000, TD_OK},
+      {"headers", run_http, BYTES, GET "<*a: b\r\n*>\r\n", 40, TD_OK},
+      {"too many headers", run_http, BYTES, GET "<*a: b\r\n*>\r\n", 2000, TD_EFORMAT},
+      {"a long header", run_http, BYTES, GET "a: <*b*>\r\n\r\n", 20000, TD_OK},
+      {"blanks in a header", run_http, BYTES, GET "a: b<* *>\r\n\r\n", 20000, TD_OK},
+      {"blank lines", run_http, BYTES, "<*\r\n*>", 2000, TD_EFORMAT},
+      {"a body", run_http, WHOLE, POST "Content-Length: 100000\r\n\r\n<*a*>", 20000, TD_OK},
+      {"a body by bytes", run_http, BYTES, POST "Content-Length: 100000\r\n\r\n<*a*>", 20000,
+       TD_OK},
+      {"chunks of one byte", run_http, WHOLE,
+       POST "Transfer-Encoding: chunked\r\n\r\n<*1\r\na\r\n*>0\r\n\r\n", 5000, TD_OK},
+      {"the same by bytes", run_http, BYTES,
+       POST "Transfer-Encoding: chunked\r\n\r\n<*1\r\na\r\n*>0\r\n\r\n", 5000, TD_OK},
+      {"trailers", run_http, BYTES, POST "Transfer-Encoding: chunked\r\n\r\n0\r\n<*a: b\r\n*>\r\n",
+       2000, TD_OK},
+  };
+  judge_shapes(shapes, TD_COUNT(shapes));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(folds), cmocka_unit_test(renders), cmocka_unit_test(encodings),
-      cmocka_unit_test(calls), cmocka_unit_test(texts),   cmocka_unit_test(prompts),
+      cmocka_unit_test(folds),   cmocka_unit_test(renders), cmocka_unit_test(encodings),
+      cmocka_unit_test(calls),   cmocka_unit_test(texts),   cmocka_unit_test(http),
+      cmocka_unit_test(prompts),
   };
   return cmocka_run_group_tests(tests, open_tokenizers, close_tokenizers);
 }
