@@ -162,7 +162,7 @@ fuzz_one() {
   local name=$1 corpus=$work/fuzz/corpus/$1 outcome="1 0" log=$work/fuzz/$1.log
   mkdir -p "$corpus" "$work/fuzz/artifacts"
   # New inputs go to the first folder; the committed corpus is only read.
-  if run_fixed "$work/fuzz/bin/$name" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 \
+  if run_fixed "$work/fuzz/bin/$name" -max_total_time="$fuzz_seconds" -max_len=1000000 -timeout=10 -rss_limit_mb=2048 \
     -artifact_prefix="$work/fuzz/artifacts/$name-" "$corpus" "tests/fuzz/corpus/$name" > "$log" 2>&1; then
     echo "$name: $(tail -1 "$log")"
   else

@@ -1,7 +1,9 @@
 // tests/fuzz/fuzz_grammar.c - GBNF, regular expressions and JSON Schema from a client.
 // The first byte says which, the second seeds a walk through the texts of what was accepted: there
-// is always a next byte or an end, and what a schema generates is JSON.
+// is always a next byte or an end, and what a schema generates is JSON. Of a schema that is made of
+// the bytes, a value is let through.
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json_parse.h"
@@ -9,7 +11,9 @@
 #include "text/grammar/json_schema.h"
 #include "text/grammar/regex.h"
 
-enum { GBNF, REGEX, PATTERN, SCHEMA };
+#include "schema_maker.h"
+
+enum { GBNF, REGEX, PATTERN, SCHEMA, MADE };
 
 static td_status translate(td_node *out, td_grammar_build *b, unsigned kind, const char *text,
                            size_t len, td_err *err) {
@@ -59,27 +63,60 @@ static void walk(const td_grammar *grammar, unsigned kind, unsigned seed) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  if (size < 2 || size > 1 << 14) return 0;
-  unsigned kind = data[0] % 4;
-  td_buf bytes = TD_BUF_INIT;
-  td_err err = {.code = TD_OK};
-  td_budget budget = {.steps = 1u << 20, .bytes = 8u << 20};
+// Compiles what a client may send, within the budget of a request.
+static td_status compile(td_buf *out, unsigned kind, const char *text, size_t len, td_err *err) {
+  td_budget budget = {.steps = 1u << 24, .bytes = 16u << 20};
   td_grammar_build *b = td_grammar_build_open(&budget);
   td_node root;
-  td_status st = translate(&root, b, kind, (const char *)data + 2, size - 2, &err);
+  td_status st = translate(&root, b, kind, text, len, err);
   if (st == TD_OK) {
-    td_grammar *grammar;
-    st = td_grammar_finish(&bytes, b, root, &err);
-    TD_CHECK(st != TD_EFORMAT || strstr(err.msg, "no text"));
-    if (st == TD_OK) {
-      TD_CHECK(td_grammar_open(&grammar, bytes.data, bytes.len, &err) == TD_OK);
-      walk(grammar, kind, data[1]);
-      td_grammar_close(grammar);
-    }
+    st = td_grammar_finish(out, b, root, err);
+    TD_CHECK(st != TD_EFORMAT || strstr(err->msg, "no text"));
+  }
+  td_grammar_build_close(b);
+  return st;
+}
+
+// A schema and a value of it.
+static void check_made(const uint8_t *data, size_t size, unsigned seed) {
+  td_buf schema = TD_BUF_INIT, value = TD_BUF_INIT, bytes = TD_BUF_INIT;
+  td_err err = {.code = TD_OK};
+  td_grammar *grammar;
+  make_root(&schema, &value, data, size);
+  td_status st = compile(&bytes, SCHEMA, td_buf_text(&schema), schema.len, &err);
+  if (st == TD_OK) {
+    TD_CHECK(td_grammar_open(&grammar, bytes.data, bytes.len, &err) == TD_OK);
+    const bool is_let = td_grammar_matches(grammar, td_buf_text(&value), value.len);
+    if (!is_let) fprintf(stderr, "%s\n%s\n", td_buf_text(&schema), td_buf_text(&value));
+    TD_CHECK(is_let);
+    walk(grammar, SCHEMA, seed);
+    td_grammar_close(grammar);
+  } else {
+    fprintf(stderr, "%s\n%s\n", td_buf_text(&schema), err.msg);
+    TD_CHECK(st == TD_ELIMIT);
+  }
+  td_buf_free(&schema);
+  td_buf_free(&value);
+  td_buf_free(&bytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  if (size < 2) return 0;
+  unsigned kind = data[0] % 5;
+  if (kind == MADE) {
+    check_made(data + 2, size - 2, data[1]);
+    return 0;
+  }
+  td_buf bytes = TD_BUF_INIT;
+  td_err err = {.code = TD_OK};
+  td_grammar *grammar;
+  td_status st = compile(&bytes, kind, (const char *)data + 2, size - 2, &err);
+  if (st == TD_OK) {
+    TD_CHECK(td_grammar_open(&grammar, bytes.data, bytes.len, &err) == TD_OK);
+    walk(grammar, kind, data[1]);
+    td_grammar_close(grammar);
   }
   TD_CHECK(st == TD_OK || err.msg[0]);
-  td_grammar_build_close(b);
   td_buf_free(&bytes);
   return 0;
 }
