@@ -1,26 +1,32 @@
 // tests/fuzz/fuzz_output_parser.c - what a model may write through the parser of its output.
 // The first byte holds the parser's options, the second how the text is cut into pieces. Whole
 // and in pieces the outcome must be the same; names and ids are never empty; of a response in one
-// piece arguments are JSON, and no byte of text is shown twice.
+// piece arguments are JSON, and no byte of text is shown twice. Or the bytes make calls, which must
+// be read as they were written.
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/output_parser.h"
 #include "base/json_parse.h"
 
+#include "call_maker.h"
+
 typedef struct {
   td_output_parser parts;
   td_buf reasoning, content;
 } outcome;
 
-// A tool whose parameters take strings, and strings or numbers.
+// A tool whose parameters take strings, strings or numbers, and one kind of JSON.
 static const td_tool_params params = {
     .items =
         (td_tool_param[]){{.tool = "t"},
                           {.tool = "t", .key = "i", .types = TD_PARAM_STRING | TD_PARAM_NUMBER},
-                          {.tool = "t", .key = "s", .types = TD_PARAM_STRING, .at = 1}},
-    .n = 3};
+                          {.tool = "t", .key = "n", .types = TD_PARAM_NUMBER, .at = 1},
+                          {.tool = "t", .key = "o", .types = TD_PARAM_OBJECT, .at = 2},
+                          {.tool = "t", .key = "s", .types = TD_PARAM_STRING, .at = 3}},
+    .n = 5};
 
 static void take(outcome *o, const char *text, size_t len, td_text_end end, size_t *shown) {
   td_output_part part;
@@ -93,19 +99,57 @@ static void outcome_free(outcome *o) {
   td_buf_free(&o->content);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  if (size < 2 || size > 1 << 14) return 0;
-  const char *text = (const char *)data + 2;
-  const size_t len = size - 2, steps[] = {1, 1 + data[1] % 16};
-  outcome whole = tell_apart(data[0], text, len, 0);
+// The outcome of the text; that of each way to cut it is the same. Pieces of a long text are
+// larger.
+static outcome tell_all(unsigned how, unsigned cuts, const char *text, size_t len) {
+  const size_t least = 1 + len / 1024, steps[] = {least, least + cuts % 16};
+  outcome whole = tell_apart(how, text, len, 0);
   check_calls(&whole);
   for (size_t i = 0; i < TD_COUNT(steps); i++) {
-    outcome cut = tell_apart(data[0], text, len, steps[i]);
+    outcome cut = tell_apart(how, text, len, steps[i]);
     check_same(&whole, &cut);
     outcome_free(&cut);
   }
+  return whole;
+}
+
+static void check_made(const call_maker *m, const outcome *o) {
+  bool is_read = o->parts.n_calls == m->n_calls && !o->content.len && !o->reasoning.len;
+  for (unsigned i = 0; i < m->n_calls && is_read; i++) {
+    const td_tool_call *call = &o->parts.calls[i];
+    cJSON *made = cJSON_Parse(td_buf_text(&m->made[i]));
+    cJSON *read = cJSON_Parse(td_buf_text(&call->arguments));
+    is_read = call->is_whole && !strcmp(call->name, "t") && cJSON_Compare(made, read, true);
+    if (!is_read)
+      fprintf(stderr, "%s\n%s\n", td_buf_text(&m->made[i]), td_buf_text(&call->arguments));
+    cJSON_Delete(made);
+    cJSON_Delete(read);
+  }
+  if (!is_read) fprintf(stderr, "%s\n", td_buf_text(&m->text));
+  TD_CHECK(is_read);
+}
+
+// Calls of the bytes, in a form of their own.
+static void tell_made(unsigned cuts, const uint8_t *data, size_t size) {
+  call_maker m = {.data = data, .n = size};
+  const unsigned how = make_calls(&m) == TD_CALL_HARMONY ? 16 : 0;
+  outcome whole = tell_all(how, cuts, td_buf_text(&m.text), m.text.len);
+  check_made(&m, &whole);
+  outcome_free(&whole);
+  td_buf_free(&m.text);
+  for (unsigned i = 0; i < m.n_calls; i++)
+    td_buf_free(&m.made[i]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  if (size < 2) return 0;
+  if (data[0] & 32) {
+    tell_made(data[1], data + 2, size - 2);
+    return 0;
+  }
+  outcome whole = tell_all(data[0], data[1], (const char *)data + 2, size - 2);
   outcome_free(&whole);
   return 0;
 }
