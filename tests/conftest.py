@@ -86,6 +86,11 @@ def tok_driver():
 
 
 @pytest.fixture(scope="session")
+def grammar_driver():
+    return built("grammar_driver")
+
+
+@pytest.fixture(scope="session")
 def template_driver():
     return built("template_driver")
 
