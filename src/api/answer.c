@@ -87,15 +87,15 @@ td_status td_answer_finish(td_answer *answer, bool is_cut, td_err *err) {
 
 // Number of leading tokens whose text is final. A token without text waits for the next one that
 // has some, because it may hold the first bytes of a character.
-static size_t sure_tokens(const td_answer *a) {
+static size_t sure_tokens(td_answer *a) {
   size_t n = a->n_tokens_taken;
   if (a->stopped || a->finished) {
     while (n < a->n_kept && (a->tokens[n].begin < a->n_sure || !a->stopped))
       n++;
     return n;
   }
-  for (size_t i = n; i < a->n_kept && a->tokens[i].end <= a->n_sure; i++) {
-    if (a->tokens[i].end > a->tokens[i].begin) n = i + 1;
+  for (; a->n_seen < a->n_kept && a->tokens[a->n_seen].end <= a->n_sure; a->n_seen++) {
+    if (a->tokens[a->n_seen].end > a->tokens[a->n_seen].begin) n = a->n_seen + 1;
   }
   return n;
 }

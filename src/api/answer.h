@@ -35,7 +35,7 @@ typedef struct {
   uint32_t n_tokens;       // generated, including the end-of-sequence token
   td_answer_token *tokens; // owned; filled only with keep_tokens
   size_t n_kept, cap;
-  size_t n_tokens_taken;
+  size_t n_tokens_taken, n_seen; // kept tokens: sent; sent, or without text and waiting for more
 } td_answer;
 
 typedef struct {
