@@ -11,6 +11,7 @@
 #include "unit/cost_steps.h"
 
 #include "api/calls/call_syntax.h"
+#include "api/dialects/dialect.h"
 #include "api/output_parser.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
@@ -573,6 +574,79 @@ static void texts(void **state) {
   judge_shapes(shapes, TD_COUNT(shapes));
 }
 
+// ---- streams ------------------------------------------------------------------------------------
+
+enum { RESPONSES, CHUNKS, ANTHROPIC, OLLAMA, LLAMA };
+
+// An answer of a token a byte, `$` being a control token, as a stream and then whole.
+static td_status run_stream(void *arg) {
+  input *in = arg;
+  static const td_dialect *const dialects[] = {&td_dialect_responses, NULL, &td_dialect_messages,
+                                               &td_dialect_ollama_chat, &td_dialect_completion};
+  static const td_stops stops = {0};
+  const td_dialect *dialect = dialects[in->with];
+  td_answer answer;
+  td_answer_piece piece;
+  td_output_parser parts = {.parse_tool_calls = true, .id = 7};
+  td_delta delta = {0};
+  td_api_head head = {.is_chat = true, .id = "a", .model = "m", .tok = tokenizers[0]};
+  td_api_usage usage = {0};
+  td_api_timings timings = {0};
+  td_dialect_state state = {.head = &head, .parts = &parts, .answer = &answer};
+  td_dialect_end end = {"stop", &answer, &usage, &timings};
+  td_buf out = TD_BUF_INIT;
+  td_err err;
+  td_status st = TD_OK;
+  td_answer_init(&answer, tokenizers[0], &(td_answer_opts){.stops = &stops, .keep_tokens = true});
+  if (dialect) dialect->begin(&out, &state, &usage);
+  for (size_t i = 0; i <= in->text.len && st == TD_OK; i++) {
+    const uint8_t byte = (uint8_t)in->text.data[i];
+    const td_wire_token token = {.id = byte == '$' ? 300 : byte};
+    st = i < in->text.len ? td_answer_add(&answer, &token, &err)
+                          : td_answer_finish(&answer, false, &err);
+    if (st != TD_OK || !td_answer_take(&answer, &piece)) continue;
+    st = td_delta_gather(&delta, &parts, &answer, &err);
+    state.piece = piece;
+    if (dialect) {
+      dialect->delta(&out, &state, &delta);
+    } else {
+      td_api_write_delta(&out, &head, 0, &answer, &piece, &parts, &delta, NULL);
+    }
+    td_delta_clear(&delta, &parts);
+  }
+  if (dialect) dialect->end(&out, &state, &end);
+  td_dialect_state_free(&state);
+  td_delta_free(&delta);
+  td_output_parser_free(&parts);
+  td_answer_free(&answer);
+  td_buf_free(&out);
+  return st;
+}
+
+static void streams(void **state) {
+  (void)state;
+  static const struct {
+    const char *name, *pattern;
+    size_t n;
+  } answers[] = {
+      {"text", "<*a\n*>", 1000},
+      {"thoughts", "<think><*a\n*></think>a", 1000},
+      {"calls", "<*<tool_call>{~name~: ~f~, ~arguments~: {}}</tool_call>*>", 50},
+      {"a call", "<tool_call>{~name~: ~f~, ~arguments~: {~a~: ~<*a*>~}}</tool_call>", 2000},
+      {"control tokens", "a<*$*>", 3000},
+      {"half a character", "<*\xC3*>", 2000},
+  };
+  n_bad = 0;
+  for (unsigned k = RESPONSES; k <= LLAMA; k++) {
+    for (size_t i = 0; i < TD_COUNT(answers); i++) {
+      char name[64];
+      snprintf(name, sizeof name, "stream %u: %s", k, answers[i].name);
+      judge_shape(&(shape){name, run_stream, k, answers[i].pattern, answers[i].n, TD_OK});
+    }
+  }
+  assert_int_equal(n_bad, 0);
+}
+
 // ---- HTTP ---------------------------------------------------------------------------------------
 
 static td_status run_http(void *arg) {
@@ -625,7 +699,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(folds),   cmocka_unit_test(renders), cmocka_unit_test(encodings),
       cmocka_unit_test(calls),   cmocka_unit_test(texts),   cmocka_unit_test(http),
-      cmocka_unit_test(prompts),
+      cmocka_unit_test(prompts), cmocka_unit_test(streams),
   };
   return cmocka_run_group_tests(tests, open_tokenizers, close_tokenizers);
 }
