@@ -236,21 +236,23 @@ static cost cost_of(td_status (*run)(void *arg), void *arg) {
 
 // ---- inputs -------------------------------------------------------------------------------------
 
-// Appends what a pattern describes: <*X*> is X n times, where ^ is how often it was there before; a
-// comma that X begins with is left out of the first. ~ is a quotation mark.
+// Appends what a pattern describes: <*X*> is X n times, where ^ is how often it was there before,
+// and ` one more; a comma that X begins with is left out of the first. Behind it ` is n. ~ is a
+// quotation mark.
 static void write_pattern(td_buf *out, const char *pattern, size_t n) {
   for (const char *c = pattern; *c;) {
     const char *end = strncmp(c, "<*", 2) == 0 ? strstr(c, "*>") : NULL;
     for (size_t i = 0; end && i < n; i++) {
       for (const char *x = c + 2 + (!i && c[2] == ','); x < end; x++) {
-        if (*x == '^') {
-          td_buf_printf(out, "%zu", i);
+        if (*x == '^' || *x == '`') {
+          td_buf_printf(out, "%zu", i + (*x == '`'));
         } else {
           td_buf_char(out, *x == '~' ? '"' : *x);
         }
       }
     }
-    if (!end) td_buf_char(out, *c == '~' ? '"' : *c);
+    if (!end && *c == '`') td_buf_printf(out, "%zu", n);
+    if (!end && *c != '`') td_buf_char(out, *c == '~' ? '"' : *c);
     c = end ? end + 2 : c + 1;
   }
 }
