@@ -50,15 +50,16 @@ static bool walk(td_buf *text, const td_grammar *grammar) {
   return ended;
 }
 
-static td_status open_grammar(td_grammar **out, const cJSON *request, td_err *err) {
-  td_buf gbnf = TD_BUF_INIT;
-  const bool is_free = cJSON_IsTrue(td_json_get(request, "is_free"));
-  const td_json_schema_opts opts = {.prefix = "s", .is_free = is_free};
-  td_json_schema_write_common(&gbnf, is_free);
-  td_buf_str(&gbnf, "root ::= s0\n");
-  td_status st = td_json_schema_to_gbnf(&gbnf, td_json_get(request, "schema"), &opts, err);
-  if (st == TD_OK) st = td_grammar_open(out, td_buf_text(&gbnf), gbnf.len, err);
-  td_buf_free(&gbnf);
+// bytes holds the grammar.
+static td_status open_schema(td_grammar **out, td_buf *bytes, const cJSON *request, td_err *err) {
+  td_budget budget = {.steps = 1u << 24, .bytes = 16u << 20};
+  td_grammar_build *b = td_grammar_build_open(&budget);
+  const td_json_schema_opts opts = {.is_free = cJSON_IsTrue(td_json_get(request, "is_free"))};
+  td_node root;
+  td_status st = td_json_schema_build(&root, b, td_json_get(request, "schema"), &opts, err);
+  if (st == TD_OK) st = td_grammar_finish(bytes, b, root, err);
+  if (st == TD_OK) st = td_grammar_open(out, bytes->data, bytes->len, err);
+  td_grammar_build_close(b);
   return st;
 }
 
@@ -84,10 +85,10 @@ int main(void) {
     cJSON *request;
     td_grammar *grammar = NULL;
     td_err err;
-    td_buf out = TD_BUF_INIT;
+    td_buf out = TD_BUF_INIT, bytes = TD_BUF_INIT;
     td_json_writer w = TD_JSON_WRITER(&out);
     td_status st = td_json_parse(&request, line, (size_t)n, TD_JSON_MAX_DEPTH, &err);
-    if (st == TD_OK) st = open_grammar(&grammar, request, &err);
+    if (st == TD_OK) st = open_schema(&grammar, &bytes, request, &err);
     td_jw_begin_object(&w, NULL);
     if (st != TD_OK) td_jw_str(&w, "error", err.msg);
     if (st == TD_OK) answer(&w, grammar, request);
@@ -95,6 +96,7 @@ int main(void) {
     puts(td_buf_text(&out));
     td_grammar_close(grammar);
     cJSON_Delete(request);
+    td_buf_free(&bytes);
     td_buf_free(&out);
   }
   free(line);

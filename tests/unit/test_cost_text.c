@@ -418,7 +418,8 @@ static td_status run_output(void *arg) {
   td_tool_params params = {0};
   td_err err;
   cJSON *tool = cJSON_ParseWithLength(text, begin ? (size_t)(begin - text) : 0);
-  td_status st = tool ? td_tool_params_add(&params, tool, &err) : TD_OK;
+  td_budget budget = {.steps = 1u << 24, .bytes = 16u << 20};
+  td_status st = tool ? td_tool_params_add(&params, tool, &budget, &err) : TD_OK;
   td_tool_params_sort(&params);
   text = begin ? begin + 1 : text;
   const size_t len = in->text.len - (size_t)(text - in->text.data);
