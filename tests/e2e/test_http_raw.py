@@ -500,9 +500,10 @@ COSTLY = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "
 def flood(server, n, address="127.0.0.1"):
     """n connections from an address, each with a request that takes long to be refused."""
     with contextlib.ExitStack() as stack:
-        wires = [stack.enter_context(Wire(server, source=address)) for _ in range(n)]
-        for wire in wires:
-            wire.post(CHAT, COSTLY)
+        wires = []
+        for _ in range(n):
+            wires.append(stack.enter_context(Wire(server, source=address)))
+            wires[-1].post(CHAT, COSTLY)
         yield wires
 
 

@@ -225,6 +225,46 @@ static void folds_at_the_place(void **state) {
   expect_prompt(asking, "ua", "<user>said0</><assistant>said1</><user></>");
 }
 
+static size_t n_allocated;
+
+static void *count_malloc(size_t n_bytes) {
+  n_allocated += n_bytes;
+  return malloc(n_bytes);
+}
+
+static cJSON *many_messages(unsigned n, const char *const roles[2]) {
+  cJSON *vars = cJSON_CreateObject(), *messages = cJSON_AddArrayToObject(vars, "messages");
+  for (unsigned i = 0; i < n; i++) {
+    cJSON *m = cJSON_CreateObject();
+    cJSON_AddItemToArray(messages, m);
+    cJSON_AddStringToObject(m, "role", roles[i % 2]);
+    cJSON_AddStringToObject(m, "content", "what is said in a message");
+  }
+  return vars;
+}
+
+// A row of messages becomes one, which is not copied for each of them.
+static void long_rows_are_copied_a_few_times(void **state) {
+  (void)state;
+  enum { N = 4000 };
+  static const td_roles no_rows = {.system = true};
+  static const char *const roles[][2] = {
+      {"user", "user"}, {"user", "system"}, {"tool", "user"}, {"assistant", "assistant"}};
+  for (size_t i = 0; i < TD_COUNT(roles); i++) {
+    cJSON *vars = many_messages(N, roles[i]);
+    n_allocated = 0;
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = count_malloc, .free_fn = free});
+    assert_true(td_roles_fold(&no_rows, vars, NULL));
+    cJSON_InitHooks(NULL);
+    const cJSON *messages = td_json_get(vars, "messages"), *last = messages->child->prev;
+    const size_t n_bytes = strlen(td_json_get(last, "content")->valuestring);
+    assert_true(cJSON_GetArraySize(messages) <= 3);
+    if (i < 3) assert_int_equal(n_bytes, N * strlen("what is said in a message\n\n") - 2);
+    assert_true(n_allocated < 8 * N * sizeof "what is said in a message");
+    cJSON_Delete(vars);
+  }
+}
+
 // A template that shows something else than the conversation is left alone.
 static void odd_templates_get_what_was_sent(void **state) {
   (void)state;
@@ -274,6 +314,7 @@ int main(void) {
       cmocka_unit_test(every_order_is_taken),
       cmocka_unit_test(prompts_grow),
       cmocka_unit_test(folds_at_the_place),
+      cmocka_unit_test(long_rows_are_copied_a_few_times),
       cmocka_unit_test(odd_templates_get_what_was_sent),
       cmocka_unit_test(built_in_templates_take_every_order),
       cmocka_unit_test(published_templates_take_every_order),
