@@ -1,5 +1,5 @@
-// src/bench/gpu/pool.c - selected keys at the shape of DeepSeek-V3.2, selected blocks at MiniMax-M3's,
-// and pooled keys at DeepSeek-V4's. Pages hold random numbers.
+// src/bench/gpu/pool.c - selected keys at the shape of DeepSeek-V3.2, selected blocks at
+// MiniMax-M3's, and pooled keys at DeepSeek-V4's. Pages hold random numbers.
 #include <stdlib.h>
 
 #include "bench/gpu/paths.h"
@@ -54,9 +54,8 @@ static void attn_selected_once(td_gpu_bench *b, const void *args, uint32_t call)
 
 static td_kv_view noise_pages(td_gpu_bench *b, const td_batch_view *batch, size_t page_bytes) {
   const size_t n_pages = (size_t)batch->n_seqs * batch->max_pages;
-  return (td_kv_view){.pages = td_gpu_noise(b, n_pages * page_bytes),
-                      .page_bytes = page_bytes,
-                      .dtype = TD_BF16};
+  return (td_kv_view){
+      .pages = td_gpu_noise(b, n_pages * page_bytes), .page_bytes = page_bytes, .dtype = TD_BF16};
 }
 
 static void bench_selection(td_gpu_bench *b, const pool_case *c) {
@@ -75,22 +74,21 @@ static void bench_selection(td_gpu_bench *b, const pool_case *c) {
   void *out = td_gpu_alloc(b, (size_t)n * n_heads * TD_GPU_V_DIM * 2);
   int32_t *selected = td_gpu_alloc(b, (size_t)n * top_k * sizeof *selected);
   int32_t *blocks = td_gpu_alloc(b, (size_t)n * BLOCK_HEADS * top_blocks * sizeof *blocks);
-  const selection s = {
-      .keys = {batch, keys, q, weights, selected, INDEX_HEADS, DIM, top_k, 0},
-      .blocks = {batch, keys, q, blocks, BLOCK_HEADS, DIM, BLOCK, top_blocks, 1},
-      .attn = {.batch = batch,
-               .kv = latents,
-               .q = q,
-               .kv_b = &kv_b,
-               .selected = selected,
-               .out = out,
-               .n_heads = n_heads,
-               .nope_dim = TD_GPU_NOPE,
-               .rope_dim = TD_GPU_ROPE,
-               .v_dim = TD_GPU_V_DIM,
-               .kv_lora_rank = TD_GPU_RANK,
-               .top_k = top_k,
-               .scale = 0.1f}};
+  const selection s = {.keys = {batch, keys, q, weights, selected, INDEX_HEADS, DIM, top_k, 0},
+                       .blocks = {batch, keys, q, blocks, BLOCK_HEADS, DIM, BLOCK, top_blocks, 1},
+                       .attn = {.batch = batch,
+                                .kv = latents,
+                                .q = q,
+                                .kv_b = &kv_b,
+                                .selected = selected,
+                                .out = out,
+                                .n_heads = n_heads,
+                                .nope_dim = TD_GPU_NOPE,
+                                .rope_dim = TD_GPU_ROPE,
+                                .v_dim = TD_GPU_V_DIM,
+                                .kv_lora_rank = TD_GPU_RANK,
+                                .top_k = top_k,
+                                .scale = 0.1f}};
   const double of_keys = (double)c->seqs * c->keys * DIM * 2, pairs = (double)n * c->keys;
   if (td_gpu_wants(b, "select_keys", "v3.2", ""))
     record(b, "select_keys", "v3.2", c, of_keys, 2.0 * pairs * INDEX_HEADS * DIM,
@@ -164,7 +162,8 @@ static void bench_pools(td_gpu_bench *b, const pool_case *c, bool is_selected) {
     norm[i] = 1;
   for (size_t i = 0; i < (size_t)group * WIDTH; i++)
     bias[i] = 0;
-  void *q = td_gpu_noise(b, (size_t)n * n_heads * DIM * 2), *key = td_gpu_noise(b, (size_t)n * DIM * 2);
+  void *q = td_gpu_noise(b, (size_t)n * n_heads * DIM * 2),
+       *key = td_gpu_noise(b, (size_t)n * DIM * 2);
   int32_t *selected = put_selected(b, n, top_k ? top_k : 1);
   const pooling p = {.pool = {.batch = batch,
                               .state = state,

@@ -1,5 +1,5 @@
-// src/bench/gpu/streams.c - residuals of several streams (hyper-connections, at DeepSeek-V4's shape),
-// embeddings of n-grams in front of them, and what a node of a graph costs.
+// src/bench/gpu/streams.c - residuals of several streams (hyper-connections, at DeepSeek-V4's
+// shape), embeddings of n-grams in front of them, and what a node of a graph costs.
 #include "bench/gpu/paths.h"
 
 enum { STREAMS = 4, DIM = 7168, NGRAM = 3, NGRAM_HEADS = 8, NGRAM_COLS = 128, TAPS = 4 };
@@ -67,7 +67,8 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
     x[i] = td_gpu_noise(b, (size_t)n * channels * 2);
   state = td_gpu_alloc(b, batch.max_pages * page * sizeof(float));
   float *scores = td_gpu_noise(b, (size_t)n * n_scores * sizeof *scores);
-  void *ints = td_gpu_alloc(b, n * sizeof(int32_t)), *out = td_gpu_alloc(b, n_rows * 2 + 2ul * n * dim);
+  void *ints = td_gpu_alloc(b, n * sizeof(int32_t)),
+       *out = td_gpu_alloc(b, n_rows * 2 + 2ul * n * dim);
   const td_kv_view kv = {.pages = state, .page_bytes = page * sizeof(float), .dtype = TD_F32};
   const stream_calls c = {
       .read = {.x = x[0],
@@ -82,10 +83,21 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
                .n_rounds = 20,
                .eps = 1e-6f,
                .norm_eps = 1e-6f},
-      .write = {.x = x[0], .y = x[1], .scores = scores, .n_tokens = n, .n_streams = STREAMS, .dim = dim},
+      .write =
+          {.x = x[0], .y = x[1], .scores = scores, .n_tokens = n, .n_streams = STREAMS, .dim = dim},
       .mix = {.x = x[0], .gate = x[1], .out = out, .n_tokens = n, .n_streams = STREAMS, .dim = dim},
-      .rows = {.batch = batch, .state = kv, .tokens = ints, .table = &table, .gathered = gathered, .out = out},
-      .gate = {.x = x[0], .query = x[1], .value = x[2], .n_tokens = n, .n_streams = STREAMS, .dim = dim},
+      .rows = {.batch = batch,
+               .state = kv,
+               .tokens = ints,
+               .table = &table,
+               .gathered = gathered,
+               .out = out},
+      .gate = {.x = x[0],
+               .query = x[1],
+               .value = x[2],
+               .n_tokens = n,
+               .n_streams = STREAMS,
+               .dim = dim},
       .conv = {.batch = batch,
                .state = kv,
                .rows_at = rows_at,
@@ -130,6 +142,7 @@ void td_gpu_node_cases(td_gpu_bench *b) {
   void *x = td_gpu_alloc(b, 2 * BYTES);
   const td_gpu_copy add = {x, (char *)x + BYTES, BYTES};
   const double seconds = td_gpu_measure(b, node_once, &add, td_gpu_fewer(b, NODES, 1));
-  td_gpu_record(b, &(td_gpu_case){.op = "node", .model = "graph", .tokens = 1, .bytes = 3 * BYTES}, seconds);
+  td_gpu_record(b, &(td_gpu_case){.op = "node", .model = "graph", .tokens = 1, .bytes = 3 * BYTES},
+                seconds);
   td_gpu_free(b, x);
 }
