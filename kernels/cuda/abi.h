@@ -370,7 +370,8 @@ typedef struct {
   const float *sinks; // [n_heads] or NULL
   uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim, window;
   float scale;
-  uint32_t q_in_runs; // bool, set by the launcher: how the kernel loads
+  uint16_t by_wgmma;  // bool: needs td_cu_props.has_wgmma
+  uint16_t q_in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_attn_prefill_args;
 
 enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };

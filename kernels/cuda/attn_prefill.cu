@@ -384,7 +384,7 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
 #if TD_HAS_WGMMA
   attend_by_wgmma<KD, VD, KEYS, WINDOW>(a);
 #elif defined(__CUDA_ARCH__)
-  __trap(); // unreachable: has_wgmma returns false
+  __trap(); // unreachable: td_cu_props.has_wgmma is false
 #endif
 }
 
@@ -404,20 +404,12 @@ static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *
   return launched();
 }
 
-static bool has_wgmma() {
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return runs_wgmma(10 * major + minor);
-}
-
 // Keys per tile: what 99 KB of shared memory, or the 227 KB of sm_90, can hold twice.
 template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS, bool WINDOW>
 static int launch_kernel(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
   // tiles begin at the same positions whichever slot is a sequence's first
   static_assert(TD_CU_PREFILL_TOKENS % MMA_KEYS == 0 && TD_CU_PREFILL_TOKENS % WGMMA_KEYS == 0, "");
-  if (has_wgmma()) {
+  if (a->by_wgmma) {
     return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS, WINDOW>,
                   sizeof(wgmma_shared<KD, VD, WGMMA_KEYS>), a, stream);
   }

@@ -2,8 +2,8 @@
 
 usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh first|second|tests|measure|sanitize
 
-  first     is it right: what the machine is, programs whose kernels could hang each by itself, then
-            tests and, in the time that is left, sanitize
+  first     is it right: what the machine is, programs whose kernels could hang each by itself (what
+            hangs is left out from there on), then tests and, in the time that is left, sanitize
   second    how fast is it: operators that no GPU has run or that decide a design, steps of a whole
             model, and some of both with the code for GPUs without wgmma
   tests     what the machine is, the unit programs and the golden models side by side, operators, and
@@ -68,8 +68,9 @@ EMULATED_GOLDEN = "test_logits and qwen3_int8"
 # Programs that the code for GPUs without wgmma must pass as well.
 OLDER_TESTS = ["device", "weights", "rows", "router", "linear", "a8", "moe", "moe_pairs", "attn_gqa", "attn_mla", "delta",
                "delta_chunks", "select", "pool", "ngrams"]
-# Programs with kernels that wait for each other, where a hang would be.
-CANARIES = ["linear", "a8", "moe", "attn_mla"]
+# Programs with kernels that wait for each other, where a hang would be, and those kernels
+# (src/device/cuda/cuda.h: td_cuda_kernels).
+CANARIES = {"linear": "wgmma,wide", "a8": "a8", "moe": "wgmma", "attn_mla": "latents,prefill"}
 # What sanitizers slow down a hundredfold must be small; what no GPU has run comes first.
 SANITIZED = [("attn_mla", "*latents*"), ("linear", "*wide*")]
 SANITIZED += [(unit, "*") for unit in ("a8", "delta_chunks", "pool", "select", "ngrams", "graphs")]
@@ -77,7 +78,7 @@ SANITIZED += [(unit, "*") for unit in ("attn_gqa", "attn_mla", "delta", "moe_pai
 SANITIZED += [("moe", "*moe*"), ("linear", "*linear*")]
 # Operators of `second`, in the order in which they run.
 OPERATORS = [
-    "node graph", "mla_decode v3", "experts v3 fp8", "experts_drawn v3 fp8", "experts_a8_drawn v3 fp8", "linear v3 fp8",
+    "node graph", "mla_decode v3", "experts v3 fp8", "_drawn v3 fp8", "linear v3 fp8",
     "shared_expert v3 fp8", "experts_a8 v3 fp8", "linear_a8 v3 fp8", "delta_rule", "delta_conv", "mla_prefill v3",
     "select_keys", "mla_selected", "pool v4", "select_blocks", "hyper_", "ngram_", "router v3", "top_logits v3",
     "experts v3 int4-g32", "linear v3 mxfp4", "linear v3 q4_k", "experts v3 q4_k", "decode qwen3-30b", "experts qwen3-30b bf16",
@@ -353,11 +354,15 @@ def tests(stage):
 def first(stage):
     bundle = stage.bundle
     facts(stage)
-    ends = [stage.step(f"alone {name}", command, 25) for (name, command, _), _ in
-            (unit_step(bundle, f"test_cuda_{unit}") for unit in CANARIES)]  # fmt: skip
-    if "timed out" in ends and bundle.older:
-        print("a kernel hangs: the rest runs the code for GPUs without wgmma", flush=True)
-        bundle.env.update(bundle.older)
+    without = []
+    for unit, kernels in CANARIES.items():
+        (name, command, _), _ = unit_step(bundle, f"test_cuda_{unit}")
+        if stage.step(f"alone {name}", command, 25) == "timed out":
+            without.append(kernels)
+            bundle.env["TANDEM_CUDA_WITHOUT"] = ",".join(without)
+            stage.step(f"{name} without {kernels}", command, 25)
+    if without:
+        print(f"kernels hang: the rest runs without {', '.join(without)}", flush=True)
     tests(stage)
     if find_sanitizer():
         memcheck(stage)
@@ -391,7 +396,7 @@ def second(stage):
     older = stage.bundle.older
     if stage.name == "second":
         facts(stage)
-    measure_operators(stage, "operators", OPERATORS, 170)
+    measure_operators(stage, "operators", OPERATORS, 200)
     for path in ("cache", "decode", "stream", "interference", "signals"):
         measure_path(stage, path)
     if older:  # the first process has the driver translate PTX

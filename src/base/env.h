@@ -15,6 +15,7 @@ static inline const char *td_env(const char *name) {
   X(FORCE_ISA, "TANDEM_FORCE_ISA")           /* CPU kernels of that instruction set */             \
   X(FAKE_NODES, "TANDEM_FAKE_NODES")         /* number of NUMA nodes, all of them node 0 */        \
   X(CUDA_LIB, "TANDEM_CUDA_LIB")             /* path of the CUDA kernels' library */               \
+  X(CUDA_WITHOUT, "TANDEM_CUDA_WITHOUT")     /* kernels not to use, td_cuda_kernels */             \
   X(NCCL_LIB, "TANDEM_NCCL_LIB")             /* path of NCCL */                                    \
   X(JITTER, "TANDEM_JITTER")                 /* seed of delays, base/jitter.h */                   \
   X(TIMES, "TANDEM_TIMES")                   /* seed of measured times, base/jitter.h */           \

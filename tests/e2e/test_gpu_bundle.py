@@ -195,12 +195,14 @@ def test_a_kernel_that_hangs_takes_no_other_program_with_it(tmp_path, monkeypatc
     (tmp_path / "gpu_tests.txt").write_text("test_cuda_linear\n")
     bundle = SimpleNamespace(path=tmp_path, program=str, about={}, blas=None, env={}, is_emulator=True, older={"OLDER": "1"})
     monkeypatch.setattr(module, "find_sanitizer", lambda: "compute-sanitizer")
-    for ends in ({}, {"alone test_cuda_a8": "timed out"}):
+    for ends, without in (({}, None), ({"alone test_cuda_a8": "timed out", "alone test_cuda_moe": "timed out"}, "a8,wgmma")):
         bundle.env = {}
         fake = FakeStage("first", bundle, ends)
         module.first(fake)
-        later = [env for name, env in fake.env_of.items() if not name.startswith(("facts", "alone", "older"))]
-        assert len(later) > len(module.SANITIZED) and all(("OLDER" in env) == bool(ends) for env in later)
+        later = [env for name, env in fake.env_of.items() if name.startswith("memcheck") or name in ("test_cuda_linear", "golden models")]
+        assert len(later) == len(module.SANITIZED) + 2
+        assert all(env.get("TANDEM_CUDA_WITHOUT") == without for env in later)
+        assert ("test_cuda_a8 without a8" in fake.env_of) == bool(without)
 
 
 def test_what_is_skipped_is_not_passed():

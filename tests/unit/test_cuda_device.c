@@ -82,6 +82,68 @@ static void test_a_driver_that_is_too_old(void **state) {
   unsetenv("TANDEM_EMU_PTX");
 }
 
+static uint32_t n_wide, n_wgmma;
+static int count_wide(const td_cu_linear_args *args, td_cu_stream stream) {
+  (void)stream;
+  n_wide += args->wide.n_arrived != NULL;
+  return 0;
+}
+static int count_wgmma(const td_cu_linear_args *args, td_cu_stream stream) {
+  (void)args, (void)stream;
+  n_wgmma++;
+  return 0;
+}
+static int launch_nothing(const td_cu_linear_args *args, td_cu_stream stream) {
+  (void)args, (void)stream;
+  return 0;
+}
+
+// Kernels that are left out by name are not launched, others are.
+static void check_without(const char *names, uint32_t want_wide, uint32_t want_wgmma) {
+  setenv("TANDEM_CUDA_WITHOUT", names, 1);
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_cu_abi abi = *dev->abi;
+  const td_cu_abi *own = dev->abi;
+  abi.linear_vec = count_wide;
+  abi.linear_wgmma = count_wgmma;
+  abi.linear_mma = launch_nothing;
+  dev->abi = &abi;
+  ((td_cuda_stream *)f.stream)->is_blas_tried = true;
+  n_wide = n_wgmma = 0;
+  ref_weight w = ref_make_weight(&f.rng, TD_F8E4M3, 128, 128, 128, 128);
+  void *x = cuda_alloc(&f, 129 * 128 * 2), *y = cuda_alloc(&f, 129 * 128 * 2);
+  for (uint32_t n = 64; n <= 129; n += 65) {
+    td_op_linear(f.stream,
+                 &(td_linear_op_args){
+                     .w = &w.w, .x = x, .y = y, .x_stride = 128, .y_stride = 128, .n_tokens = n});
+    cuda_sync(&f);
+  }
+  dev->abi = own;
+  assert_int_equal(n_wide, want_wide);
+  assert_int_equal(n_wgmma, want_wgmma);
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
+static void test_kernels_that_are_left_out(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  setenv("TANDEM_EMU_CAPABILITY", "90", 1);
+  check_without("", 1, 1);
+  check_without("wide,latents", 0, 1);
+  check_without("a8,prefill,chunks,wgmma", 1, 0);
+  setenv("TANDEM_CUDA_WITHOUT", "wide,wgm", 1);
+  expect_open("cuda", TD_EINVAL, "TANDEM_CUDA_WITHOUT: no kernels are called \"wgm\"");
+}
+
+static int use_all_kernels(void **state) {
+  (void)state;
+  unsetenv("TANDEM_CUDA_WITHOUT");
+  unsetenv("TANDEM_EMU_CAPABILITY");
+  return 0;
+}
+
 static void make_folders(char *path) {
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -695,6 +757,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test_teardown(test_without_a_library, restore),
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
       cmocka_unit_test(test_a_driver_that_is_too_old),
+      cmocka_unit_test_teardown(test_kernels_that_are_left_out, use_all_kernels),
       cmocka_unit_test(test_where_cublas_is),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_pinned_memory),

@@ -34,8 +34,8 @@ static uint32_t piece_tokens(uint32_t cols) {
 }
 
 td_status td_cuda_launch_a8(td_cuda_stream *stream, const td_cu_linear_args *args, td_err *err) {
-  return td_cuda_dev_of(stream)->props.has_wgmma ? TD_CUDA_LAUNCH(stream, linear_a8_wgmma, args)
-                                                 : TD_CUDA_LAUNCH(stream, linear_a8, args);
+  return td_cuda_dev_of(stream)->uses.a8 ? TD_CUDA_LAUNCH(stream, linear_a8_wgmma, args)
+                                         : TD_CUDA_LAUNCH(stream, linear_a8, args);
 }
 
 // Tokens [token, token + n) of a matmul.

@@ -157,7 +157,8 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                                   .v_dim = a->head_dim,
                                   .window = a->window,
                                   .sinks = sinks ? sinks + (size_t)head0 * heads_per_kv : NULL,
-                                  .scale = a->scale};
+                                  .scale = a->scale,
+                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
@@ -328,7 +329,7 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   td_status status = TD_OK;
   if (l->page_tokens) status = gather_selected(stream, l, token, n, &args, err);
   if (status != TD_OK) return status;
-  args.by_length = td_cuda_takes_latents(&args, td_cuda_dev_of(stream)->props.has_wgmma);
+  args.by_length = td_cuda_takes_latents(&args, td_cuda_dev_of(stream)->uses.latents);
   args.q_f32 = !args.by_length;
   args.split_keys = td_cuda_latent_keys(a->batch.n_tokens); // with by_length
   const td_cu_mla_args mla = {
@@ -438,7 +439,8 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
                                   .k_dim = k_dim,
                                   .v_dim = a->v_dim,
                                   .rope_dim = a->rope_dim,
-                                  .scale = a->scale};
+                                  .scale = a->scale,
+                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 

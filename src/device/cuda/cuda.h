@@ -79,12 +79,23 @@ typedef struct {
   bool is_stopping;
 } td_cuda_pins;
 
+// Kernels that are used where they can be: those that the GPU has, but for what TANDEM_CUDA_WITHOUT
+// names, as "a8,wide", so that a fault can be narrowed down.
+typedef struct {
+  bool wgmma, a8; // linear_wgmma, linear_a8_wgmma
+  bool prefill;   // attn_prefill by wgmma
+  bool latents;   // attn_latents
+  bool wide;      // linear_wide
+  bool chunks;    // delta_chunks, delta_channels
+} td_cuda_kernels;
+
 typedef struct {
   td_dev base;
   void *library;
   const td_cu_abi *abi;
   int index; // the GPU's, from 0
   td_cu_props props;
+  td_cuda_kernels uses;
   int node;                   // nearest NUMA node; -1: any
   td_activations activations; // to which prompts' are rounded where weights take them
   td_cu_stream upload;

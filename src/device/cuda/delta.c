@@ -75,7 +75,7 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_a
                                 .gates = a->gates,
                                 .out = a->out,
                                 .fault = stream->fault};
-  if (!a->prompt || !td_cuda_takes_delta_chunks(&args))
+  if (!a->prompt || !td_cuda_dev_of(stream)->uses.chunks || !td_cuda_takes_delta_chunks(&args))
     return TD_CUDA_LAUNCH(stream, delta_rule, &args);
   if (!a->shape.by_channel) return TD_CUDA_LAUNCH(stream, delta_chunks, &args);
   const size_t n_slots = td_cu_channel_slot(a->batch.n_tokens, a->batch.n_seqs);

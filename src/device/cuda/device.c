@@ -5,6 +5,9 @@
 #include "base/log.h"
 #include "base/numa.h"
 #include "base/pci.h"
+#include <string.h>
+
+#include "base/env.h"
 #include "device/cuda/cuda.h"
 
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
@@ -134,12 +137,39 @@ static void find_place(td_cuda_dev *dev) {
   dev->base.link_gbps = td_pci_link_gbps(devices, id);
 }
 
+static td_status choose_kernels(td_cuda_dev *dev, td_err *err) {
+  const bool has = dev->props.has_wgmma;
+  td_cuda_kernels *u = &dev->uses;
+  *u = (td_cuda_kernels){has, has, has, has, true, true};
+  const struct {
+    const char *name;
+    bool *is_used;
+  } all[] = {{"wgmma", &u->wgmma},     {"a8", &u->a8},     {"prefill", &u->prefill},
+             {"latents", &u->latents}, {"wide", &u->wide}, {"chunks", &u->chunks}};
+  for (const char *at = td_test_var_get(TD_ENV_CUDA_WITHOUT); at && *at;) {
+    const size_t n = strcspn(at, ",");
+    size_t i = 0;
+    while (i < TD_COUNT(all) && (strlen(all[i].name) != n || strncmp(all[i].name, at, n) != 0))
+      i++;
+    if (i == TD_COUNT(all)) {
+      return td_fail(err, TD_EINVAL,
+                     "TANDEM_CUDA_WITHOUT: no kernels are called \"%.*s\": name some of wgmma, a8, "
+                     "prefill, latents, wide, chunks",
+                     (int)n, at);
+    }
+    *all[i].is_used = false;
+    at += n + (at[n] == ',');
+  }
+  return TD_OK;
+}
+
 static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   td_status status = td_cuda_library_open(dev, err);
   if (status != TD_OK) return status;
   char what[32];
   snprintf(what, sizeof what, "GPU %d", dev->index);
   status = td_cuda_result(dev, dev->abi->open(dev->index, &dev->props), what, err);
+  if (status == TD_OK) status = choose_kernels(dev, err);
   if (status != TD_OK) return status;
   find_place(dev);
   if (dev->props.capability < 80) {

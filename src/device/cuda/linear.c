@@ -42,7 +42,8 @@ static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda
   const uint32_t n_rows = args->n_matrices / n_together * args->n_rows;
   args->vec_warps = td_cuda_vec_warps(&args->w, n_together, n_rows, args->range.tiles != NULL,
                                       (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
-  const uint32_t wide = gemm == CUDA_GEMM_VEC && !args->range.tiles
+  const uint32_t wide = gemm == CUDA_GEMM_VEC && !args->range.tiles &&
+                                td_cuda_dev_of(stream)->uses.wide
                             ? td_cuda_wide_tokens(args->read, args->n_tokens)
                             : 0;
   if (wide) {
@@ -64,7 +65,7 @@ static td_cu_read read_of(const td_cuda_matmul *m) {
 }
 
 static td_cuda_gemm gemm_of(const td_cuda_stream *stream, const td_cuda_matmul *m) {
-  return td_cuda_gemm_of(m->w, read_of(m), m->n_tokens, td_cuda_dev_of(stream)->props.has_wgmma);
+  return td_cuda_gemm_of(m->w, read_of(m), m->n_tokens, td_cuda_dev_of(stream)->uses.wgmma);
 }
 
 // By a kernel of this library; also: further matrices for linear_vec.
@@ -218,7 +219,7 @@ static uint32_t n_routed(const td_moe_args *a) {
 static void plan(td_cuda_stream *stream, moe_pass *p, size_t pass_bytes) {
   const uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
   const td_cu_read read = is_aligned(p->a->x, p->dim) ? p->experts.read_gate : TD_CU_READ_ANY;
-  const bool has_wgmma = td_cuda_dev_of(stream)->props.has_wgmma;
+  const bool has_wgmma = td_cuda_dev_of(stream)->uses.wgmma;
   const td_cuda_gemm in = td_cuda_gemm_of(&p->experts.gate, read, p->n_tokens, has_wgmma);
   const td_cuda_gemm out = td_cuda_gemm_of(&p->experts.down, p->experts.read_down, p->n_tokens,
                                            has_wgmma);
