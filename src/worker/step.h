@@ -7,10 +7,12 @@
 // which hold their requests while they last.
 #pragma once
 
+#include <assert.h>
 #include <stdint.h>
 
 #include "engine/draft.h"
 #include "engine/engine.h"
+#include "options/options.h"
 #include "worker/prefill_budget.h"
 #include "worker/request.h"
 
@@ -47,6 +49,7 @@ td_status td_step_use_layer(td_step *step, td_err *err);
 void td_step_close(td_step *step); // closing a zeroed one is legal
 
 // Maximum tokens in a step.
+static_assert(TD_MOST_BATCH + TD_DRAFT_STEP + TD_MOST_CHUNK <= UINT16_MAX, "y of a GPU's grids");
 static inline uint32_t td_step_max_tokens(uint32_t max_seqs, uint32_t prefill_chunk) {
   return max_seqs + TD_DRAFT_STEP + prefill_chunk;
 }
