@@ -8,17 +8,21 @@ static td_status check(const td_batch_view *b, const td_kv_view *state, size_t n
   return td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
 }
 
+// Rows of a decode step, which the copy engine would have wait behind experts, are copied by
+// processors.
+enum { DIRECT_BYTES = 256 << 10 };
+
 td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, const td_ngram_rows_args *a, td_err *err) {
   const td_ngram_hash *h = &a->table->hash;
-  const td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_status status = check(&a->batch, &a->state, a->ids_at + h->size - 1, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(h->size >= 2 && a->gathered, "n-grams of %u tokens: rows are not gathered",
                  h->size);
   const size_t row = (size_t)td_ngram_rows(h) * a->table->shards[0].cols;
-  const int code = td_cuda_copy_from(dev, a->out, a->gathered,
-                                     a->batch.n_tokens * row * sizeof(uint16_t), stream->cu);
-  status = td_cuda_result(dev, code, "n-grams", err);
+  const size_t n_bytes = a->batch.n_tokens * row * sizeof(uint16_t);
+  const td_copy_args copy = {
+      .dst = a->out, .src = a->gathered, .n_bytes = n_bytes, .is_direct = n_bytes <= DIRECT_BYTES};
+  status = td_cuda_op_copy(stream, &copy, err);
   if (status != TD_OK) return status;
   const td_cu_ngram_ids_args args = {.batch = td_cuda_batch_of(&a->batch),
                                      .states = td_cuda_states_of(&a->state),
