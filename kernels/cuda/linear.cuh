@@ -58,11 +58,13 @@ __device__ inline linear_out linear_out_of(const td_cu_linear_args &a) {
   return {a.y, a.bias, blockIdx.z * a.y_step, a.y_stride, a.row0};
 }
 
+// v may be a product, which is rounded first: then kernels have the same bits however they are
+// compiled.
 __device__ inline void linear_put(const td_cu_linear_args &a, const linear_out &out,
                                   const float *bias, uint32_t i, uint32_t row, float v) {
   uint32_t r = row - out.row0;
-  if (out.bias.data) v += vec_at(out.bias, r);
-  if (bias) v += bias[r];
+  if (out.bias.data) v = plain_sum(v, vec_at(out.bias, r));
+  if (bias) v = plain_sum(v, bias[r]);
   size_t at = out.first + i * out.stride + r;
   if (a.y_f32) {
     float *y = static_cast<float *>(out.y) + at;

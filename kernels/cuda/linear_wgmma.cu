@@ -404,6 +404,7 @@ template <int READ, int SPAN, int TOKENS>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   auto kernel = linear_wgmma_kernel<READ, SPAN, TOKENS>;
   const size_t n_bytes = sizeof(linear_stages<READ, SPAN, TOKENS>);
+  static_assert(n_bytes <= 227 << 10, "shared memory of sm_90");
   cudaError_t code = allow_shared(kernel, n_bytes);
   if (code != cudaSuccess) return code;
   TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, n_bytes, stream, *a);

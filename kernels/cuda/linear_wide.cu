@@ -217,8 +217,16 @@ __device__ static void put_results(const td_cu_linear_args &a, float unit,
   }
 }
 
+// Blocks that the shared memory of an SM has room for: 100 KB but for these.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
+template <int N> constexpr int BLOCKS_OF_SM = 2;
+#else
+template <int N> constexpr int BLOCKS_OF_SM = N == 8 ? 1 : 2;
+#endif
+
 template <int READ, int SPAN, bool ZEROS, int N>
-__global__ static void __launch_bounds__(THREADS, 2) linear_wide_kernel(td_cu_linear_args a) {
+__global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM<N>)
+    linear_wide_kernel(td_cu_linear_args a) {
   enum { COLUMNS = chunk_part<READ, SPAN>::COLUMNS, RUN = chunk_part<READ, SPAN>::RUN };
   TD_DYNAMIC_SHARED(shared);
   auto &s = *reinterpret_cast<wide_shared<COLUMNS, N> *>(shared);
