@@ -304,7 +304,8 @@ static void check_company(const ref_block_format *format, uint32_t n_sizes) {
   uint16_t *x = cuda_put_bf16(&f, values, TOKENS * COLS);
   float *y = cuda_alloc(&f, TOKENS * ROWS * sizeof *y);
   float got[2][ROWS];
-  static const uint32_t sizes[][2] = {{1, 16}, {3, 16}, {1, 64}, {17, 64}, {65, 95}, {70, 80}};
+  static const uint32_t sizes[][2] = {{1, 16},  {3, 16},  {1, 64},  {17, 64},
+                                      {65, 95}, {70, 80}, {64, 100}};
   for (size_t i = 0; i < n_sizes; i++) {
     for (int j = 0; j < 2; j++) {
       td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
@@ -325,7 +326,7 @@ static void check_company(const ref_block_format *format, uint32_t n_sizes) {
 
 static void test_linear_alone_and_in_company(void **state) {
   (void)state;
-  check_company(NULL, 6);
+  check_company(NULL, 7);
   check_company(&ref_block_formats[1], 4); // Q4_K, up to 64 tokens
 }
 

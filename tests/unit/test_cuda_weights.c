@@ -206,6 +206,13 @@ static void test_sizes_of_launches(void **state) {
     assert_int_equal(td_cuda_wide_tokens(TD_CU_READ_F8, wide[i][0]), wide[i][1]);
     assert_int_equal(td_cuda_wide_tokens(TD_CU_READ_BLOCKS, wide[i][0]), 0);
   }
+  static const uint32_t passes[][2] = {{1, 1}, {64, 1}, {65, 2}, {128, 2}, {129, 1}};
+  const td_weight e4m3 = {.dtype = TD_F8E4M3}, fp4 = {.dtype = TD_F4E2M1};
+  for (size_t i = 0; i < TD_COUNT(passes); i++) {
+    assert_int_equal(td_cuda_wide_passes(&e4m3, TD_CU_READ_F8, passes[i][0]), passes[i][1]);
+    assert_int_equal(td_cuda_wide_passes(&e4m3, TD_CU_READ_ANY, passes[i][0]), 1);
+    assert_int_equal(td_cuda_wide_passes(&fp4, TD_CU_READ_NVFP4, passes[i][0]), 1);
+  }
   // rows, columns, SMs, warps
   static const uint32_t rows[][4] = {
       {1, 7168, 132, 24},     {2112, 7168, 132, 24}, {2113, 7168, 132, 12}, {4096, 7168, 132, 12},

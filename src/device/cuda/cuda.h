@@ -302,6 +302,8 @@ uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens);
 // Tokens that linear_vec takes in one pass over weights other than routed experts'; 0: tiles of
 // td_cuda_tile_tokens.
 uint32_t td_cuda_wide_tokens(td_cu_read read, uint32_t n_tokens);
+// Passes of linear_wide in which a matrix is multiplied rather than by a kernel of more tokens.
+uint32_t td_cuda_wide_passes(const td_weight *w, td_cu_read read, uint32_t n_tokens);
 // Whether cuBLAS computes them, if available: BF16 weights of more than TD_CU_VEC_TOKENS tokens;
 // other weights when there are enough tokens to amortize
 // converting them to BF16.

@@ -6,12 +6,12 @@
 
 // Large GPUs have some 130 SMs; with few blocks, more splits are needed to keep them busy.
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
-// linear_vec gives a token the same bits in any company up to MOST_VEC_TOKENS. Beyond, converting a
-// matrix to BF16 for cuBLAS is fastest, although it moves five times the bytes of FP8 (H100, tandem
-// bench gpu --only "linear v3 fp8": 28 us at 64 tokens, in passes of 16, then 21 us at 128 for 1536
-// x 7168). FP4 needs more tokens, because the product of weight and global scale is rounded only on
-// this path.
-enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 65, DEQUANT_F4_TOKENS = 256 };
+// linear_vec gives a token the same bits in any company up to MOST_VEC_TOKENS. Converting a matrix
+// to BF16 for cuBLAS moves five times the bytes of FP8 (H100: 21 us at 128 tokens for 1536 x 7168),
+// so up to PASSES_TOKENS it is read twice instead; expected, not measured: tandem bench gpu --only
+// "linear v3 fp8" has cases on both sides. FP4 needs more tokens, because the product of weight and
+// global scale is rounded only on this path.
+enum { MOST_VEC_TOKENS = 64, PASSES_TOKENS = 128, DEQUANT_TOKENS = 65, DEQUANT_F4_TOKENS = 256 };
 enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };
 enum { VEC_ROWS = 16, CHUNK_ROW_BYTES = 128 }; // of linear_vec: per block; of a chunk, mostly
@@ -70,6 +70,14 @@ uint32_t td_cuda_wide_tokens(td_cu_read read, uint32_t n_tokens) {
   const bool is_direct = read != TD_CU_READ_ANY && read != TD_CU_READ_BLOCKS;
   if (!is_direct || n_tokens <= TD_CU_VEC_TOKENS || n_tokens > TD_CU_WIDE_TOKENS) return 0;
   return n_tokens > TD_CU_WIDE_TOKENS / 2 ? TD_CU_WIDE_TOKENS : TD_CU_WIDE_TOKENS / 2;
+}
+
+uint32_t td_cuda_wide_passes(const td_weight *w, td_cu_read read, uint32_t n_tokens) {
+  const bool has_passes = td_cuda_wide_tokens(read, TD_CU_WIDE_TOKENS) &&
+                          (w->dtype == TD_F8E4M3 || w->dtype == TD_I8 || w->dtype == TD_I4);
+  return has_passes && n_tokens <= PASSES_TOKENS
+             ? (n_tokens + TD_CU_WIDE_TOKENS - 1) / TD_CU_WIDE_TOKENS
+             : 1;
 }
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {

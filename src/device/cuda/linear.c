@@ -96,9 +96,28 @@ static td_status run_kernel(td_cuda_stream *stream, const td_cuda_matmul *m,
   return launch(stream, &args, gemm, err);
 }
 
+// The tokens in as many parts, nearly alike.
+static td_status run_passes(td_cuda_stream *stream, const td_cuda_matmul *m, uint32_t n_passes,
+                            td_err *err) {
+  const size_t y_bytes = m->y_f32 ? sizeof(float) : sizeof(uint16_t);
+  td_status status = TD_OK;
+  for (uint32_t i = 0; i < n_passes && status == TD_OK; i++) {
+    const uint32_t begin = m->n_tokens * i / n_passes, end = m->n_tokens * (i + 1) / n_passes;
+    td_cuda_matmul part = *m;
+    part.x = (const uint16_t *)m->x + begin * m->x_stride;
+    part.y = (char *)m->y + begin * m->y_stride * y_bytes;
+    part.n_tokens = end - begin;
+    status = run_kernel(stream, &part, NULL, 0, err);
+  }
+  return status;
+}
+
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
-  if (m->is_prompt && td_cuda_rounds(td_cuda_dev_of(stream), m->w, m->n_tokens))
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  if (m->is_prompt && td_cuda_rounds(dev, m->w, m->n_tokens))
     return td_cuda_run_a8(stream, m, 1, err);
+  const uint32_t n_passes = dev->uses.wide ? td_cuda_wide_passes(m->w, read_of(m), m->n_tokens) : 1;
+  if (n_passes > 1) return run_passes(stream, m, n_passes, err);
   if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
   return run_kernel(stream, m, NULL, 0, err);
 }
