@@ -17,8 +17,8 @@ static td_status set_ids(td_api_prompt *out, const cJSON *list, const char *key,
   out->ids = malloc((size_t)n * sizeof *out->ids);
   if (!out->ids) return td_api_fail(error, 503, NULL, NULL, "out of memory");
   for (const cJSON *item = list->child; item; item = item->next) {
-    double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    if (!(id >= 0 && id < n_vocab && id == (int32_t)id)) {
+    int64_t id;
+    if (!td_json_whole(item, 0, (int64_t)n_vocab - 1, &id)) {
       return td_api_bad(error, key, "%s must hold token ids, integers from 0 to %u", key,
                         n_vocab - 1);
     }

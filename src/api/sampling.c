@@ -12,16 +12,10 @@ static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error
   const cJSON *seed = td_json_get(root, "seed");
   if (!seed) return TD_OK;
   double value = cJSON_IsNumber(seed) ? seed->valuedouble : NAN;
+  int64_t whole;
   if (!(value == floor(value))) return td_api_bad(error, "seed", "seed must be an integer");
-  bool in_range = fabs(value) < 0x1p63;
-  int64_t whole = in_range ? (int64_t)value : 0;
-  const char *text = seed->valuestring;
-  if (text && text[strspn(text, "-0123456789")] == '\0') {
-    errno = 0;
-    whole = strtoll(text, NULL, 10);
-    in_range = errno == 0;
-  }
-  if (!in_range) return td_api_bad(error, "seed", "seed must fit into 64 bits, signed");
+  if (!td_json_whole(seed, INT64_MIN, INT64_MAX, &whole))
+    return td_api_bad(error, "seed", "seed must fit into 64 bits, signed");
   out->sampling.seed = (uint64_t)whole;
   out->has_seed = true;
   return TD_OK;
@@ -126,8 +120,8 @@ static td_status parse_stop_ids(td_api_request *out, const cJSON *root, uint32_t
   if (!list) return TD_OK;
   if (!cJSON_IsArray(list)) return td_api_bad(error, key, "%s must be an array", key);
   for (const cJSON *item = list->child; item; item = item->next) {
-    double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    if (!(id >= 0 && id < n_vocab && id == (int32_t)id)) {
+    int64_t id;
+    if (!td_json_whole(item, 0, (int64_t)n_vocab - 1, &id)) {
       return td_api_bad(error, key, "%s must hold token ids, integers from 0 to %u", key,
                         n_vocab - 1);
     }

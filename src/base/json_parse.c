@@ -1,6 +1,7 @@
 // src/base/json_parse.c - validates JSON strictly, then parses it with cJSON.
 #include "base/json_parse.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -359,20 +360,31 @@ td_status td_json_get_double(const cJSON *object, const char *key, double *out, 
   return TD_OK;
 }
 
+bool td_json_whole(const cJSON *item, int64_t min, int64_t max, int64_t *out) {
+  if (!cJSON_IsNumber(item)) return false;
+  const char *text = item->valuestring; // kept where the double may be another number
+  int64_t whole;
+  errno = 0;
+  if (text && !text[strspn(text, "-0123456789")]) {
+    whole = strtoll(text, NULL, 10);
+  } else if (item->valuedouble == floor(item->valuedouble) && fabs(item->valuedouble) < 0x1p63) {
+    whole = (int64_t)item->valuedouble;
+  } else {
+    return false;
+  }
+  if (errno || whole < min || whole > max) return false;
+  *out = whole;
+  return true;
+}
+
 td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
                           int64_t *out, td_err *err) {
   const cJSON *item = td_json_get(object, key);
-  if (!item) return TD_OK;
-  double value = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+  if (!item || td_json_whole(item, min, max, out)) return TD_OK;
+  const double value = cJSON_IsNumber(item) ? item->valuedouble : NAN;
   if (!(value == floor(value))) return td_fail(err, TD_EINVAL, "%s must be an integer", key);
-  // Beyond 2^53 a double does not represent every integer.
-  bool exact = fabs(value) <= 9007199254740992.0;
-  if (!exact || (int64_t)value < min || (int64_t)value > max) {
-    return td_fail(err, TD_EINVAL, "%s must be between %lld and %lld", key, (long long)min,
-                   (long long)max);
-  }
-  *out = (int64_t)value;
-  return TD_OK;
+  return td_fail(err, TD_EINVAL, "%s must be between %lld and %lld", key, (long long)min,
+                 (long long)max);
 }
 
 td_status td_json_get_str(const cJSON *object, const char *key, const char **out, td_err *err) {

@@ -41,7 +41,10 @@ const cJSON *td_json_get(const cJSON *object, const char *key); // NULL when abs
 // If the member is absent, *out is unchanged. Wrong type: TD_EINVAL, naming the key.
 td_status td_json_get_bool(const cJSON *object, const char *key, bool *out, td_err *err);
 td_status td_json_get_double(const cJSON *object, const char *key, double *out, td_err *err);
-// Integers only, exact up to 2^53. TD_EINVAL if outside [min, max].
+// Whether item, which may be NULL, is a whole number of [min, max], as all of int64 may be; *out is
+// set only then.
+bool td_json_whole(const cJSON *item, int64_t min, int64_t max, int64_t *out);
+// Integers only. TD_EINVAL if outside [min, max].
 td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
                           int64_t *out, td_err *err);
 // *out borrows from object.

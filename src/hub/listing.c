@@ -49,15 +49,16 @@ static td_status set_file(td_hub_file *out, const cJSON *json, const char *path,
   if (lfs && td_json_get(lfs, "size")) size = td_json_get(lfs, "size");
   const size_t n_hash = lfs ? 64 : 40;
   if (!is_safe(path)) return td_fail(err, TD_EFORMAT, "%.200s: not a path inside a model", path);
-  if (!cJSON_IsNumber(size) || size->valuedouble < 0 || size->valuedouble > 1e15 ||
-      !cJSON_IsString(hash) || !is_hash(hash->valuestring, n_hash)) {
+  int64_t n_bytes;
+  if (!td_json_whole(size, 0, (int64_t)1e15, &n_bytes) || !cJSON_IsString(hash) ||
+      !is_hash(hash->valuestring, n_hash)) {
     return td_fail(err, TD_EFORMAT, "%.200s: the hub's list gives it no size or no hash", path);
   }
   out->path = strdup(path);
   if (!out->path) return td_fail(err, TD_ENOMEM, "out of memory");
   memcpy(out->hash, hash->valuestring, n_hash + 1);
   out->is_sha256 = lfs != NULL;
-  out->n_bytes = (uint64_t)size->valuedouble;
+  out->n_bytes = (uint64_t)n_bytes;
   return TD_OK;
 }
 

@@ -174,8 +174,8 @@ td_status td_config_read_sparse_step(const td_config_reader *r) {
   if (!dense) return TD_OK;
   if (!cJSON_IsArray(dense)) return td_config_bad(r, "mlp_only_layers must be an array");
   for (const cJSON *item = dense->child; item; item = item->next) {
-    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    if (!(value >= 0 && value < c->n_layers && value == (uint32_t)value)) {
+    int64_t value;
+    if (!td_json_whole(item, 0, (int64_t)c->n_layers - 1, &value)) {
       return td_config_bad(r, "mlp_only_layers must hold indices of layers");
     }
     uint32_t i = (uint32_t)value;

@@ -3,8 +3,8 @@
 
 static td_status token_id(const td_config_reader *r, const char *key, const cJSON *item,
                           int32_t *out) {
-  double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-  if (!(value >= 0 && value < r->out->n_vocab && value == (int32_t)value)) {
+  int64_t value;
+  if (!td_json_whole(item, 0, (int64_t)r->out->n_vocab - 1, &value)) {
     return td_fail(r->err, TD_EFORMAT, "%s: %s must hold token ids, integers below vocab_size %u",
                    r->file, key, r->out->n_vocab);
   }

@@ -52,11 +52,11 @@ static td_status read_state(td_bnb_matrix *m, const td_tensor *t, td_err *err) {
   if (st == TD_OK) st = td_json_get_str(root, "dtype", &dtype, err);
   const cJSON *shape = td_json_get(root, "shape");
   const bool is_matrix = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) == 2;
-  const double rows = is_matrix ? shape->child->valuedouble : 0;
-  const double cols = is_matrix ? shape->child->next->valuedouble : 0;
+  int64_t rows = 0, cols = 0;
+  const bool is_sized = is_matrix && td_json_whole(shape->child, 1, UINT32_MAX, &rows) &&
+                        td_json_whole(shape->child->next, 1, UINT32_MAX, &cols);
   const bool is_f16 = strcmp(dtype, "float16") == 0, is_bf16 = strcmp(dtype, "bfloat16") == 0;
-  if (st == TD_OK && !(rows >= 1 && rows <= UINT32_MAX && cols >= 1 && cols <= UINT32_MAX &&
-                       block && (is_f16 || is_bf16 || strcmp(dtype, "float32") == 0))) {
+  if (st == TD_OK && !(is_sized && block && (is_f16 || is_bf16 || strcmp(dtype, "float32") == 0))) {
     st = td_fail(err, TD_EFORMAT, "shape, blocksize or dtype is missing or wrong");
   }
   if (st == TD_OK) {

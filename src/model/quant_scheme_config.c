@@ -43,8 +43,8 @@ static td_status read_block(const td_config_reader *r, const cJSON *block, const
     return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of two integers", r->file, key);
   }
   for (int i = 0; i < 2; i++) {
-    double value = cJSON_GetNumberValue(cJSON_GetArrayItem(block, i));
-    if (!(value >= 1 && value <= MAX_BLOCK && value == (uint32_t)value)) {
+    int64_t value;
+    if (!td_json_whole(cJSON_GetArrayItem(block, i), 1, MAX_BLOCK, &value)) {
       return td_fail(r->err, TD_EFORMAT, "%s: %s must hold integers between 1 and %d", r->file, key,
                      MAX_BLOCK);
     }

@@ -11,7 +11,8 @@
 #include "base/numa.h"
 
 enum { MAX_BYTES = 1 << 20, MAX_DEPTH = 4, MAX_GPUS = 8 };
-#define GIB ((double)(1 << 30))
+#define GIB     ((double)(1 << 30))
+#define MAX_GIB 1e9
 
 // A positive number of a member.
 typedef struct {
@@ -41,6 +42,8 @@ static td_status read_part(const cJSON *object, const rate *rates, size_t n, voi
   *is_assumed = false;
   td_status st = td_json_get_bool(object, "assumed", is_assumed, err);
   if (st == TD_OK) st = read_positive(object, "memory_gib", &gib, err);
+  if (st == TD_OK && !(gib < MAX_GIB))
+    st = td_fail(err, TD_EINVAL, "memory_gib must be below %g", MAX_GIB);
   if (st != TD_OK) return st;
   *memory_bytes = (uint64_t)(gib * GIB);
   for (size_t i = 0; i < n && st == TD_OK; i++)

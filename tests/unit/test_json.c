@@ -145,7 +145,7 @@ static void nests_to_the_limit_and_no_further(void **state) {
 static void parses_and_reads_members(void **state) {
   (void)state;
   static const char text[] = "{\"a\":1,\"a\":2,\"n\":null,\"b\":true,\"s\":\"x\",\"d\":1.5,"
-                             "\"big\":9007199254740993000}trailing";
+                             "\"big\":90071992547409930000}trailing";
   cJSON *root;
   td_err err;
   assert_int_equal(td_json_parse(&root, text, sizeof text - 1, 64, &err), TD_EFORMAT);
@@ -209,6 +209,44 @@ static void numbers_keep_their_text_where_it_matters(void **state) {
   assert_int_equal(td_json_parse(&root, one, sizeof one, TD_JSON_MAX_DEPTH, &err), TD_OK);
   assert_string_equal(root->valuestring, "1.5");
   cJSON_Delete(root);
+}
+
+// Doubles from 2^63 on are no int64, and the next below is.
+static void whole_numbers(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    bool is_whole;
+    int64_t value;
+  } cases[] = {
+      {"[0]", true, 0},
+      {"[-3]", true, -3},
+      {"[1e2]", true, 100},
+      {"[2.0]", true, 2},
+      {"[9007199254740993]", true, 9007199254740993},
+      {"[9223372036854775807]", true, INT64_MAX},
+      {"[-9223372036854775808]", true, INT64_MIN},
+      {"[9223372036854774784.0]", true, 9223372036854774784},
+      {"[9223372036854775808]", false, 0},
+      {"[9223372036854775808.0]", false, 0},
+      {"[1e300]", false, 0},
+      {"[-1e300]", false, 0},
+      {"[1.5]", false, 0},
+      {"[\"1\"]", false, 0},
+      {"[true]", false, 0},
+      {"[]", false, 0},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    cJSON *root;
+    td_err err;
+    int64_t value = 7;
+    const char *text = cases[i].text;
+    assert_int_equal(td_json_parse(&root, text, strlen(text), TD_JSON_MAX_DEPTH, &err), TD_OK);
+    assert_int_equal(td_json_whole(root->child, INT64_MIN, INT64_MAX, &value), cases[i].is_whole);
+    assert_int_equal(value, cases[i].is_whole ? cases[i].value : 7);
+    assert_false(td_json_whole(root->child, 101, 200, &value));
+    cJSON_Delete(root);
+  }
 }
 
 static void missing_file_is_named(void **state) {
@@ -434,6 +472,7 @@ int main(void) {
       cmocka_unit_test(nests_to_the_limit_and_no_further),
       cmocka_unit_test(parses_and_reads_members),
       cmocka_unit_test(numbers_keep_their_text_where_it_matters),
+      cmocka_unit_test(whole_numbers),
       cmocka_unit_test(missing_file_is_named),
       cmocka_unit_test(writes_json),
       cmocka_unit_test(escapes_of_no_text_are_replaced),

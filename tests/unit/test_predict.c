@@ -420,6 +420,7 @@ static void test_descriptions_of_machines(void **state) {
   } wrong[] = {
       {"{", "machine x"},
       {"[]", "memory_gib"},
+      {"{\"memory_gib\": 1e11, \"read_gbps\": 1, \"gflops\": 1, \"layer_us\": 1}", "memory_gib"},
       {"{\"memory_gib\": 8, \"read_gbps\": 0, \"gflops\": 1, \"layer_us\": 1}", "read_gbps"},
       {"{\"memory_gib\": 8, \"read_gbps\": 1, \"gflops\": \"9\", \"layer_us\": 1}", "gflops"},
       {"{\"memory_gib\": 8, \"read_gbps\": 1, \"gflops\": 1, \"layer_us\": 1, \"cores\": 1.5}",

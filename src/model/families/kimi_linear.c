@@ -23,8 +23,8 @@ static const td_config_key keys[] = {
 // The numbers of layers, from 1 on, that a list of linear_attn_config holds.
 static td_status read_numbers(const td_config_reader *r, const cJSON *list, uint64_t *layers) {
   for (const cJSON *item = list->child; item; item = item->next) {
-    const double n = cJSON_IsNumber(item) ? item->valuedouble : 0;
-    if (!(n >= 1 && n <= r->out->n_layers && n == (uint32_t)n))
+    int64_t n;
+    if (!td_json_whole(item, 1, r->out->n_layers, &n))
       return td_config_bad(r, "linear_attn_config must hold numbers of layers, from 1 on");
     td_layers_add(layers, (uint32_t)n - 1);
   }

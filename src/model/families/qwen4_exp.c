@@ -59,8 +59,8 @@ static td_status read_selection(const td_config_reader *r) {
 static td_status read_end(const td_config_reader *r) {
   const cJSON *end = td_json_get(r->root, "eos_token_id");
   if (cJSON_IsArray(end)) end = end->child;
-  const double id = cJSON_IsNumber(end) ? end->valuedouble : -1;
-  if (!(id >= 0 && id < r->out->n_vocab && id == (int32_t)id)) {
+  int64_t id;
+  if (!td_json_whole(end, 0, (int64_t)r->out->n_vocab - 1, &id)) {
     return td_config_bad(r,
                          "eos_token_id must be a token id, or begin with one: n-grams end there");
   }
@@ -80,8 +80,8 @@ static td_status read_ngrams(const td_config_reader *r) {
   if (layers && !cJSON_IsArray(layers)) return td_config_bad(r, "ple_layer_ids must be an array");
   bool has_any = false;
   for (const cJSON *item = layers ? layers->child : NULL; item; item = item->next) {
-    const double id = cJSON_IsNumber(item) ? item->valuedouble : 0;
-    if (!(id >= 1 && id <= c->n_layers && id == (uint32_t)id))
+    int64_t id;
+    if (!td_json_whole(item, 1, c->n_layers, &id))
       return td_config_bad(r, "ple_layer_ids must hold numbers of layers, from 1 on");
     if (!td_layers_have(c->delta_layers, (uint32_t)id - 1))
       return td_config_bad(r, "ple_layer_ids must hold layers of type \"linear_attention\"");

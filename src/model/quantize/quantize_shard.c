@@ -266,10 +266,11 @@ static td_status note_done(td_quantizer *q, const cJSON *done) {
   const cJSON *tensors = td_json_get(done, "tensors");
   for (const cJSON *t = tensors ? tensors->child : NULL; t; t = t->next) {
     const char *name = cJSON_GetStringValue(td_json_get(t, "name"));
-    td_status st = td_quantize_note(q, name ? name : "", name ? strlen(name) : 0,
-                                    (uint64_t)cJSON_GetNumberValue(td_json_get(t, "rows")),
-                                    (uint64_t)cJSON_GetNumberValue(td_json_get(t, "cols")),
-                                    cJSON_GetNumberValue(td_json_get(t, "error")));
+    int64_t rows = 0, cols = 0;
+    td_json_whole(td_json_get(t, "rows"), 0, INT64_MAX, &rows);
+    td_json_whole(td_json_get(t, "cols"), 0, INT64_MAX, &cols);
+    td_status st = td_quantize_note(q, name ? name : "", name ? strlen(name) : 0, (uint64_t)rows,
+                                    (uint64_t)cols, cJSON_GetNumberValue(td_json_get(t, "error")));
     if (st != TD_OK) return st;
   }
   return TD_OK;

@@ -8,8 +8,8 @@
 #include "text/tokenizer/json.h"
 
 static td_status add_id(td_token_ids *ids, const cJSON *id, td_err *err) {
-  double value = cJSON_IsNumber(id) ? id->valuedouble : -1;
-  if (!(value >= 0 && value <= INT32_MAX && value == (int32_t)value)) {
+  int64_t value;
+  if (!td_json_whole(id, 0, INT32_MAX, &value)) {
     return td_fail(err, TD_EFORMAT, "not a token id");
   }
   return td_token_ids_push(ids, (int32_t)value, err);
