@@ -461,7 +461,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   j->work.work.data = j;
   td_serve_authorize(serve, x, &j->caller);
   j->state.owner = td_serve_owner(serve, &j->caller);
-  j->body_bytes = td_http_take_body(x, &j->body);
+  j->held = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
   j->work.tenant = j->caller.tenant;
   j->work.weight = j->caller.weight;

@@ -18,8 +18,7 @@ static void choice_free(td_choice *c) {
 }
 
 void td_job_release_body(td_job *j) {
-  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
-  j->body_bytes = 0;
+  if (j->serve->http) td_http_bodies_freed(j->serve->http, &j->held);
 }
 
 void td_job_free(td_job *j) {

@@ -43,7 +43,7 @@ struct td_job {
   td_lane_work work;
   bool preparing;
   td_buf body;
-  size_t body_bytes; // its share of the HTTP server's body budget
+  td_http_held held; // its share of the HTTP server's body budget
   uint32_t n_ctx;    // context size when the request arrived
   td_api_request request;
   td_status status; // result of prepare

@@ -16,7 +16,7 @@ typedef struct {
   td_http_exchange *x; // NULL once the client is gone
   td_lane_work work;
   td_buf body, answer;
-  size_t body_bytes; // its share of the HTTP server's body budget
+  td_http_held held; // its share of the HTTP server's body budget
   td_status status;
   td_api_error error;
 } task;
@@ -135,7 +135,7 @@ static void run(uv_work_t *work) {
 static void on_run(uv_work_t *work, int canceled) {
   (void)canceled;
   task *t = work->data;
-  if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
+  if (t->serve->http) td_http_bodies_freed(t->serve->http, &t->held);
   if (t->x && (td_serve_was_canceled(&t->work, &t->error) || t->status != TD_OK)) {
     td_serve_fail(t->x, &t->error);
   } else if (t->x) {
@@ -159,7 +159,7 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->serve = serve;
   t->kind = kind;
   t->x = x;
-  t->body_bytes = td_http_take_body(x, &t->body);
+  t->held = td_http_take_body(x, &t->body);
   td_api_caller caller;
   td_serve_authorize(serve, x, &caller);
   t->work = (td_lane_work){.work.data = t,

@@ -26,7 +26,7 @@ static void on_closed(uv_handle_t *handle) {
   if (--conn->n_handles > 0) return;
   if (conn->open && conn->on_gone) conn->on_gone(conn->gone_arg);
   td_http_server *server = conn->server;
-  server->held_bytes -= conn->held_bytes;
+  td_http_count_held(server, conn->peer, conn->held_bytes, 0);
   td_http_server_conn_closed(server, conn);
   td_http_parser_free(&conn->parser);
   td_buf_free(&conn->pending);
@@ -73,7 +73,7 @@ static void update_stage(td_http_conn *conn) {
 
 void td_http_conn_count_body(td_http_conn *conn) {
   size_t now = conn->parser.body.cap > SMALL_BODY_BYTES ? conn->parser.body.cap : 0;
-  conn->server->held_bytes += now - conn->held_bytes;
+  td_http_count_held(conn->server, conn->peer, conn->held_bytes, now);
   conn->held_bytes = now;
 }
 
@@ -85,23 +85,28 @@ static void refuse(td_http_conn *conn, int status, const char *message) {
   td_http_error(conn, status, message);
 }
 
-// The body that has received nothing for the longest time, at least STALLED_MS. NULL: none.
-static td_http_conn *most_stalled(const td_http_conn *conn) {
+// The body that has received nothing for the longest time, at least STALLED_MS; is_own: of the same
+// client. NULL: none.
+static td_http_conn *most_stalled(const td_http_conn *conn, bool is_own) {
   td_http_conn *found = NULL;
   uint64_t before = td_http_now_ms() - STALLED_MS;
   for (td_http_conn *c = conn->server->conns; c; c = c->next) {
     if (c == conn || c->phase != TD_CONN_READ || !c->held_bytes || c->body_ms > before) continue;
+    if (is_own && c->peer != conn->peer) continue;
     before = c->body_ms;
     found = c;
   }
   return found;
 }
 
-// Keeps the total of all bodies within the budget: refuses stalled ones first, then this one.
+// Keeps all bodies within the budget, and a client's within half of it: refuses stalled ones first,
+// then this one.
 static void keep_to_budget(td_http_conn *conn) {
   const td_http_server *server = conn->server;
-  while (conn->held_bytes && server->held_bytes > server->opts.max_bodies_bytes) {
-    td_http_conn *stalled = most_stalled(conn);
+  const size_t *held_of_client = &server->held_of[td_http_bucket_of(conn->peer)];
+  const size_t most = server->opts.max_bodies_bytes;
+  while (conn->held_bytes && (server->held_bytes > most || *held_of_client > most / 2)) {
+    td_http_conn *stalled = most_stalled(conn, *held_of_client > most / 2);
     if (stalled) {
       refuse(stalled, 408, "the request stood still while others needed the memory");
     } else {

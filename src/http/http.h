@@ -52,8 +52,10 @@ typedef struct {
   const char *cors;
 
   // 0 selects the default
-  td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
-  size_t max_bodies_bytes; // 256 MiB: total of all bodies over 64 KiB; 503 if exceeded
+  td_http_limits limits; // 8 KiB, 32 KiB, 32 MiB
+  // 256 MiB: total of all bodies over 64 KiB, half of it of one client (td_http_peer); 503 if
+  // exceeded
+  size_t max_bodies_bytes;
   // 8192, or fewer as descriptors become scarce. One more connection replaces one that waits for a
   // request: the longest idle of the client with most of them, or one whose request arrives slowly.
   // If there is none, it gets 503 except on routes with `always`.
@@ -93,10 +95,15 @@ const char *td_http_header(const td_http_exchange *x, const char *name); // NULL
 // clients share one value.
 uint64_t td_http_peer(const td_http_exchange *x);
 const td_buf *td_http_body(const td_http_exchange *x);
-// Moves the body into out, which is overwritten; the caller frees it. Returns the bytes that count
-// against max_bodies_bytes until passed to td_http_bodies_freed.
-size_t td_http_take_body(td_http_exchange *x, td_buf *out);
-void td_http_bodies_freed(td_http_server *server, size_t n_bytes);
+// What a body counts against max_bodies_bytes.
+typedef struct {
+  uint64_t peer;
+  size_t n_bytes;
+} td_http_held;
+// Moves the body into out, which is overwritten; the caller frees it. It counts until what is
+// returned is passed to td_http_bodies_freed, which makes that nothing.
+td_http_held td_http_take_body(td_http_exchange *x, td_buf *out);
+void td_http_bodies_freed(td_http_server *server, td_http_held *held);
 
 // Registers on_gone, which is called once, never from inside another call, if the client
 // disconnects before the response is complete. The exchange is invalid afterwards.

@@ -15,6 +15,9 @@ typedef union {
   uv_pipe_t pipe;
 } td_http_io;
 
+// Clients in tables, of which two in one bucket count as one.
+#define TD_HTTP_N_PEERS 4096u
+
 struct td_http_server {
   uv_loop_t *loop;
   td_http_opts opts; // with defaults filled in
@@ -28,10 +31,11 @@ struct td_http_server {
   unsigned n_open;  // open handles on the loop: listeners, retry and connections
   td_http_conn *conns;
   size_t n_conns;
-  size_t n_closing;            // connections that are closing
-  int n_descriptors, n_others; // that the process may have; that are not connections
-  uint32_t n_places;           // connections that there is room for
-  size_t held_bytes;           // bytes of bodies being received or taken by handlers
+  size_t n_closing;                // connections that are closing
+  int n_descriptors, n_others;     // that the process may have; that are not connections
+  uint32_t n_places;               // connections that there is room for
+  size_t held_bytes;               // bytes of bodies being received or taken by handlers
+  size_t held_of[TD_HTTP_N_PEERS]; // the same by client, td_http_bucket_of
   bool draining, drained, closing;
   uint64_t last_accept_warning_ns;
   void (*closed)(void *ctx);
@@ -106,6 +110,15 @@ void td_http_conn_flushed(td_http_conn *conn);
 // Gives a connection that was just accepted a place: another may have to leave for it, or it
 // becomes an extra one.
 void td_http_conn_find_place(td_http_conn *conn);
+static inline uint32_t td_http_bucket_of(uint64_t peer) {
+  return (uint32_t)(peer * 0x9e3779b97f4a7c15u >> 32) & (TD_HTTP_N_PEERS - 1);
+}
+// Counts bytes of bodies that a client's connection holds from now on, or no longer.
+static inline void td_http_count_held(td_http_server *server, uint64_t peer, size_t before,
+                                      size_t now) {
+  server->held_bytes += now - before;
+  server->held_of[td_http_bucket_of(peer)] += now - before;
+}
 // Identifies the client of an accepted connection, for td_http_peer.
 uint64_t td_http_peer_of(const td_http_conn *conn);
 

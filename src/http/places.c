@@ -14,7 +14,6 @@
 // Descriptors that are no places, a quarter of few: half of them for extra connections, which are
 // told that there is no place, half for the rest of the process.
 #define MOST_SPARE 128
-#define N_BUCKETS  4096u
 
 uint64_t td_http_peer_of(const td_http_conn *conn) {
   static const unsigned char v4_in_v6[12] = {[10] = 0xff, [11] = 0xff};
@@ -39,13 +38,13 @@ uint64_t td_http_peer_of(const td_http_conn *conn) {
   return hash;
 }
 
-// Connections that wait for a request, by client. Two clients in one bucket count as one.
+// Connections that wait for a request, by client.
 typedef struct {
-  uint16_t n[N_BUCKETS];
+  uint16_t n[TD_HTTP_N_PEERS];
 } shares;
 
 static uint16_t *share_of(shares *s, const td_http_conn *conn) {
-  return &s->n[(conn->peer * 0x9e3779b97f4a7c15u) >> 32 & (N_BUCKETS - 1)];
+  return &s->n[td_http_bucket_of(conn->peer)];
 }
 
 // A head is slow by its age alone.

@@ -256,17 +256,18 @@ uint64_t td_http_peer(const td_http_exchange *x) {
   return x->peer;
 }
 
-size_t td_http_take_body(td_http_exchange *x, td_buf *out) {
-  size_t n_bytes = x->held_bytes;
+td_http_held td_http_take_body(td_http_exchange *x, td_buf *out) {
+  const td_http_held held = {x->peer, x->held_bytes};
   *out = x->parser.body;
   x->parser.body = TD_BUF_INIT;
   x->held_bytes = 0;
-  return n_bytes;
+  return held;
 }
 
-void td_http_bodies_freed(td_http_server *server, size_t n_bytes) {
-  TD_CHECK(n_bytes <= server->held_bytes);
-  server->held_bytes -= n_bytes;
+void td_http_bodies_freed(td_http_server *server, td_http_held *held) {
+  TD_CHECK(held->n_bytes <= server->held_bytes);
+  td_http_count_held(server, held->peer, held->n_bytes, 0);
+  held->n_bytes = 0;
 }
 
 void td_http_on_gone(td_http_exchange *x, void (*on_gone)(void *arg), void *arg) {
