@@ -99,10 +99,17 @@ void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
+#define MAX_NAME_BODY (64u << 10) // parsed on the loop
+
 // The model that the body names. NULL: error says why.
 static td_host *find_named(const td_serve *serve, const td_buf *body, td_api_error *error) {
   const char *suffix = td_dialect_ollama_chat.model_suffix;
   char *name = NULL;
+  if (body->len > MAX_NAME_BODY) {
+    td_api_fail(error, 413, NULL, NULL, "the body has %zu bytes where a model's name is expected",
+                body->len);
+    return NULL;
+  }
   if (td_api_parse_model(&name, td_buf_text(body), body->len, error) != TD_OK) return NULL;
   td_host *h = name ? td_hosts_find(&serve->hosts, name, suffix) : NULL;
   if (!h) td_serve_unknown_model(serve, name ? name : "", error);

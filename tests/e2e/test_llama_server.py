@@ -185,6 +185,8 @@ def test_what_the_server_is(server):
     model = get(server, "/health").json()["models"][0]
     assert props["choices"] == model["choices"] and props["system_fingerprint"] == model["system_fingerprint"]
     (told,) = get(server, "/api/tags").json()["models"]
+    large = post(server, "/api/show", {"model": "fim", "padding": "x" * (1 << 17)})
+    assert large.status_code == 413 and "a model's name" in large.json()["error"]
     shown = post(server, "/api/show", {"model": "fim"}).json()
     details = shown["details"]
     assert told["details"] == details == get(server, "/api/ps").json()["models"][0]["details"]
