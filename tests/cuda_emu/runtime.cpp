@@ -554,7 +554,8 @@ static void pass_gate() {
 }
 
 // TANDEM_EMU_PIN=0: a device that registers nothing; 1: what can be written to, as on x86; 2: what
-// can only be read, too.
+// can only be read, too. TANDEM_EMU_PIN_BYTES: how much it registers, as where a system lets a driver
+// pin a part of the memory.
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   long allowed = number_of("TANDEM_EMU_PIN", 1);
   bool only_read = flags & cudaHostRegisterReadOnly;
@@ -565,6 +566,11 @@ cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   const place p = place_of(ptr, n_bytes);
   if (p.device != PAGEABLE || !p.fits) return result(cudaErrorHostMemoryAlreadyRegistered);
   std::lock_guard<std::mutex> hold(memory_lock);
+  size_t n_registered = n_bytes;
+  for (const auto &one : known)
+    n_registered += one.second.device == REGISTERED ? one.second.n_bytes : 0;
+  if (n_registered > static_cast<size_t>(number_of("TANDEM_EMU_PIN_BYTES", LONG_MAX)))
+    return result(cudaErrorMemoryAllocation);
   known[static_cast<char *>(ptr)] = {n_bytes, REGISTERED};
   return cudaSuccess;
 }

@@ -346,6 +346,36 @@ static void test_registering_stops(void **state) {
   }
 }
 
+// Where the system lets the driver pin a part of the memory, what is asked for first is registered
+// as far as that goes, nobody waits for the rest, and copies from all of it are right.
+static void test_registering_has_a_limit(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  enum { LIMIT = N_PIECES / 2, LAST = N_PIECES - 1 };
+  char bytes[32];
+  snprintf(bytes, sizeof bytes, "%d", LIMIT * PIECE);
+  setenv("TANDEM_EMU_PIN_BYTES", bytes, 1);
+  pinning p = begin_pinning(false);
+  assert_true(is_pinning(&p, LAST));
+  let_pieces(&p, 2);
+  open_gate(&p);
+  td_dev_wait_pinned(p.dev, p.weights, PIECE * N_PIECES);
+  const td_cuda_pins *pins = &((td_cuda_dev *)p.dev)->pins;
+  assert_in_range(td_cuda_pinned_bytes((td_cuda_dev *)p.dev), PIECE, LIMIT * PIECE);
+  const size_t last = (size_t)((const char *)p.weights + LAST * PIECE - pins->grid) / PIECE;
+  assert_int_equal(pins->pieces[last].state, CUDA_PIN_DONE);
+  for (size_t i = 0; i < N_PIECES; i++)
+    assert_false(is_pinning(&p, i));
+  const void *device;
+  td_err err;
+  assert_int_equal(
+      td_cuda_on_device((td_cuda_dev *)p.dev, p.weights, PIECE * N_PIECES, &device, &err), TD_OK);
+  assert_memory_equal(device, p.weights, PIECE * N_PIECES);
+  td_dev_close(p.dev);
+  munmap(p.weights, PIECE * N_PIECES);
+  unsetenv("TANDEM_EMU_PIN_BYTES");
+}
+
 // Where streaming does not pay, the rest need not be registered, and nobody waits for it.
 static void test_registering_is_given_up(void **state) {
   (void)state;
@@ -763,6 +793,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_pinned_memory),
       cmocka_unit_test(test_memory_is_registered_in_pieces),
       cmocka_unit_test(test_registering_stops),
+      cmocka_unit_test(test_registering_has_a_limit),
       cmocka_unit_test(test_registering_is_given_up),
       cmocka_unit_test(test_a_failure_is_told_once),
       cmocka_unit_test(test_a_broken_device),
