@@ -208,7 +208,8 @@ static td_status read_class(parser *p, td_node *out) {
     }
     if (st == TD_OK && high < low) st = fail(p, TD_EFORMAT, "a range of a class is reversed");
     if (st == TD_OK && !TD_GROW(ranges, n, cap, 8)) {
-      st = td_fail(p->err, TD_ENOMEM, "out of memory for the grammar");
+      td_g_fail(p->b, TD_ENOMEM);
+      st = td_grammar_build_status(p->b, p->err);
     }
     if (st == TD_OK) ranges[n++] = (td_char_range){low, high};
   }

@@ -66,9 +66,16 @@ static bool may_add(td_schema_ctx *ctx, const char *key) {
          td_budget_take(ctx->budget, sizeof(cJSON) + strlen(key) + 1);
 }
 
-// Adds a member that is another's to an object.
-static bool add_reference(td_schema_ctx *ctx, cJSON *to, const char *key, const cJSON *value) {
-  return to && may_add(ctx, key) && cJSON_AddItemReferenceToObject(to, key, (cJSON *)value);
+// A value that holds what another does. cJSON's own functions lose theirs where memory is short.
+static cJSON *reference_to(const cJSON *value) {
+  cJSON *out = cJSON_CreateNull();
+  if (!out) return NULL;
+  out->type = (value->type & 0xFF) | cJSON_IsReference;
+  out->child = value->child;
+  out->valuestring = value->valuestring;
+  out->valueint = value->valueint;
+  out->valuedouble = value->valuedouble;
+  return out;
 }
 
 // Adds a new value, which may be NULL and is taken, also on error.
@@ -78,8 +85,14 @@ static bool add_new(td_schema_ctx *ctx, cJSON *to, const char *key, cJSON *value
   return false;
 }
 
+// Adds a member that is another's.
+static bool add_reference(td_schema_ctx *ctx, cJSON *to, const char *key, const cJSON *value) {
+  return add_new(ctx, to, key, reference_to(value));
+}
+
 static bool append_reference(td_schema_ctx *ctx, cJSON *list, const cJSON *value) {
-  return list && may_add(ctx, "") && cJSON_AddItemReferenceToArray(list, (cJSON *)value);
+  cJSON *reference = list && may_add(ctx, "") ? reference_to(value) : NULL;
+  return reference && cJSON_AddItemToArray(list, reference);
 }
 
 // An object of references to all members of `schema` but two.
