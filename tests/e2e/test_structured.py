@@ -146,6 +146,7 @@ REFUSED = [
     ({"response_format": schema({"enum": []})}, "response_format: no text"),
     ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar: no text"),
     ({"guided_regex": "(a{900}){900}"}, "guided_regex: too large"),
+    ({"guided_regex": "a{60000}", "n": 100}, "n: so many answers"),
     ({"guided_regex": "(?=a)"}, "look-around"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "only one"),
     ({"guided_choice": []}, "guided_choice"),
@@ -164,6 +165,44 @@ def test_refused(client, body, message):
             ask(client, stream=stream, extra_body=body)
         assert message in caught.value.message
         assert caught.value.param.split(".")[0] in body
+
+
+def chain(n):
+    return "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(n)) + f'r{n} ::= "a"'
+
+
+DEAR = [
+    ({"response_format": schema({"additionalProperties": True, "properties": {"a" * 100000: {}}})}, None),
+    ({"grammar": 'root ::= (((""){1048576}){1048576}){1048576}'}, None),
+    ({"guided_regex": "^(((){65536}){65536}){65536}$"}, None),
+    ({"grammar": chain(9000)}, None),
+    (
+        {
+            "response_format": schema(
+                {
+                    "anyOf": [{"type": "object", "required": [f"a{i}"]} for i in range(512)],
+                    "properties": {f"p{i}": {} for i in range(20000)},
+                }
+            )
+        },
+        "too large",
+    ),
+    ({"grammar": chain(60000)}, "ambiguous"),
+    ({"response_format": schema({"type": "object", "properties": {f"p{i}": {} for i in range(200000)}})}, "too large"),
+]
+
+
+@pytest.mark.parametrize("body, message", DEAR)
+def test_a_short_request_for_much_work(client, body, message):
+    """Each is answered or refused within its budget, and the server goes on."""
+    few = {"model": "", "messages": HELLO, "max_tokens": 2}
+    if message is None:
+        client.chat.completions.create(**few, extra_body=body)
+    else:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**few, extra_body=body)
+        assert message in caught.value.message
+    client.chat.completions.create(**few)
 
 
 def test_the_longest_enum(client):
