@@ -199,6 +199,7 @@ void td_g_add(td_grammar_build *b, td_node node) {
 static td_node end_list(td_grammar_build *b, td_g_kind kind, size_t begin) {
   const size_t n = b->n_stack - begin;
   b->n_stack = begin;
+  if (!n) return kind == TD_G_SEQ ? TD_NODE_EMPTY : TD_NODE_NEVER;
   return add_group(b, kind, b->stack + begin, n);
 }
 
