@@ -197,7 +197,8 @@ static td_status begin_answer(td_job *j) {
   return st;
 }
 
-#define LARGE_GRAMMAR_BYTES (2u << 20) // of what a request's constraints are made from
+// Of what a request's constraints are made from; an eighth of it of what is made.
+#define LARGE_GRAMMAR_BYTES (2u << 20)
 
 // ---- preparation ----------------------------------------------------------------------------
 
@@ -297,7 +298,8 @@ static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
   bool was_large = j->body.len >= TD_LANE_LARGE_BYTES;
   prepare(j);
-  was_large |= j->request.budget.bytes < TD_API_BUDGET.bytes - LARGE_GRAMMAR_BYTES;
+  was_large |= j->request.budget.bytes < TD_API_BUDGET.bytes - LARGE_GRAMMAR_BYTES ||
+               j->request.grammar.len > LARGE_GRAMMAR_BYTES / 8;
   td_buf_free(&j->body);
   if (was_large) malloc_trim(0);
 }
