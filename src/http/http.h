@@ -53,7 +53,7 @@ typedef struct {
 
   // 0 selects the default
   td_http_limits limits; // 8 KiB, 32 KiB, 32 MiB
-  // 256 MiB: total of all bodies over 64 KiB, half of it of one client (td_http_peer); 503 if
+  // 256 MiB: total of all bodies over 64 KiB, three quarters of one client (td_http_peer); 503 if
   // exceeded
   size_t max_bodies_bytes;
   // 8192, or fewer as descriptors become scarce. One more connection replaces one that waits for a
