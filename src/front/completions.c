@@ -261,8 +261,10 @@ static void prepare_body(td_job *j) {
     return;
   }
   j->n_prompts = n;
-  for (uint32_t i = 0; i < n; i++)
-    j->prompts[i].most = j->n_ctx, j->prompts[i].is_canceled = &j->work.is_canceled;
+  for (uint32_t i = 0; i < n; i++) {
+    j->prompts[i].most = j->n_ctx;
+    j->prompts[i].is_canceled = &j->work.is_canceled;
+  }
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
   // Turns hold reasoning that was not shown: callers with keys are always apart.
