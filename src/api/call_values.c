@@ -135,7 +135,7 @@ td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON 
   tool->takes_any = !cJSON_IsObject(properties);
   if (tool->takes_any || !properties->child) return TD_OK;
   tool->params = calloc((size_t)cJSON_GetArraySize(properties), sizeof *tool->params);
-  if (!tool->params || !td_json_names_open(&required, td_json_get(root, "required"))) {
+  if (!tool->params || !td_json_names_open(&required, td_json_get(root, "required"), NULL)) {
     return td_api_fail(error, 503, NULL, NULL, "out of memory");
   }
   const value_builder v = {.b = out->build,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "base/json_index.h"
+#include "base/json_names.h"
 #include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 
@@ -32,28 +32,13 @@ static td_status check_tool(const cJSON *tool, const char *where, td_api_error *
   return TD_OK;
 }
 
-// The names of tools, each of which has one.
-typedef struct {
-  cJSON *object;
-  td_json_index index;
-} tool_names;
-
-static td_status names_open(tool_names *names, const cJSON *tools, td_api_error *error) {
-  *names = (tool_names){.object = cJSON_CreateObject()};
-  bool ok = names->object;
-  for (const cJSON *tool = tools ? tools->child : NULL; tool && ok; tool = tool->next)
-    ok = cJSON_AddTrueToObject(names->object, tool_name(tool));
-  if (ok) ok = td_json_index_open(&names->index, names->object, NULL) == TD_OK;
-  return ok ? TD_OK : td_api_fail(error, 503, NULL, NULL, "out of memory");
-}
-
-static void names_close(tool_names *names) {
-  td_json_index_close(&names->index);
-  cJSON_Delete(names->object);
+static td_status names_open(td_json_names *names, const cJSON *tools, td_api_error *error) {
+  if (td_json_names_open(names, tools, tool_name)) return TD_OK;
+  return td_api_fail(error, 503, NULL, NULL, "out of memory");
 }
 
 // A function of tools, as tool_choice or one of its allowed_tools, at the path where.
-static td_status check_named(const cJSON *choice, const tool_names *names, const char *where,
+static td_status check_named(const cJSON *choice, const td_json_names *names, const char *where,
                              td_api_error *error) {
   const cJSON *type = td_json_get(choice, "type");
   const char *name = tool_name(choice);
@@ -65,7 +50,7 @@ static td_status check_named(const cJSON *choice, const tool_names *names, const
                       "%s must be none, auto, required, a function of tools, or allowed_tools",
                       where);
   }
-  if (td_json_index_find(&names->index, name)) return TD_OK;
+  if (td_json_names_has(names, name)) return TD_OK;
   return td_api_bad(error, at.text, "%s is \"%.64s\", which tools does not hold", at.text, name);
 }
 
@@ -77,8 +62,8 @@ static const cJSON *allowed_tools(const cJSON *choice) {
   return allowed ? allowed : choice;
 }
 
-static td_status check_allowed(const cJSON *choice, const cJSON *allowed, const tool_names *names,
-                               td_api_error *error) {
+static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
+                               const td_json_names *names, td_api_error *error) {
   const char *where = allowed == choice ? "tool_choice" : "tool_choice.allowed_tools";
   const td_api_path at = td_api_member(where, "mode"), list_at = td_api_member(where, "tools");
   const cJSON *mode = td_json_get(allowed, "mode"), *list = td_json_get(allowed, "tools");
@@ -119,13 +104,13 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
   }
   if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
     const cJSON *allowed = allowed_tools(choice);
-    tool_names names;
+    td_json_names names;
     td_status st = names_open(&names, *tools, error);
     if (st == TD_OK) {
       st = allowed ? check_allowed(choice, allowed, &names, error)
                    : check_named(choice, &names, "tool_choice", error);
     }
-    names_close(&names);
+    td_json_names_close(&names);
     return st;
   }
   if (*tools) return TD_OK;
@@ -173,13 +158,13 @@ static td_status add_tools(td_api_request *out, const cJSON *tools, const cJSON 
                            td_api_error *error) {
   const cJSON *allowed = allowed_tools(choice);
   const char *only = cJSON_IsObject(choice) && !allowed ? tool_name(choice) : NULL;
-  tool_names names;
+  td_json_names names;
   td_status st = names_open(&names, td_json_get(allowed, "tools"), error);
   unsigned i = 0;
   for (const cJSON *tool = tools->child; tool && st == TD_OK; tool = tool->next, i++) {
     td_err err;
     const char *name = tool_name(tool);
-    if (only ? strcmp(only, name) != 0 : allowed && !td_json_index_find(&names.index, name)) {
+    if (only ? strcmp(only, name) != 0 : allowed && !td_json_names_has(&names, name)) {
       continue;
     }
     st = td_tool_params_add(&out->params, tool, &out->budget, &err);
@@ -187,7 +172,7 @@ static td_status add_tools(td_api_request *out, const cJSON *tools, const cJSON 
     if (st == TD_OK && out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
   }
   if (st == TD_OK) td_tool_params_sort(&out->params);
-  names_close(&names);
+  td_json_names_close(&names);
   return st;
 }
 

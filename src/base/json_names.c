@@ -8,7 +8,11 @@ static int by_text(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-bool td_json_names_open(td_json_names *out, const cJSON *list) {
+static const char *text_of(const cJSON *item) {
+  return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+bool td_json_names_open(td_json_names *out, const cJSON *list, td_json_name_of *name_of) {
   const cJSON *first = cJSON_IsArray(list) ? list->child : NULL;
   size_t n = 0;
   for (const cJSON *item = first; item; item = item->next)
@@ -16,7 +20,8 @@ bool td_json_names_open(td_json_names *out, const cJSON *list) {
   *out = (td_json_names){.names = malloc((n + 1) * sizeof *out->names)};
   if (!out->names) return false;
   for (const cJSON *item = first; item; item = item->next) {
-    if (cJSON_IsString(item)) out->names[out->n++] = item->valuestring;
+    const char *name = name_of ? name_of(item) : text_of(item);
+    if (name) out->names[out->n++] = name;
   }
   qsort(out->names, out->n, sizeof *out->names, by_text);
   return true;

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "base/json_index.h"
+#include "base/json_names.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/utf8.h"
@@ -424,49 +424,42 @@ static void values_are_counted(void **state) {
   assert_string_equal(err.msg, "7 JSON values: more than 6");
 }
 
-// Names out of order, some of them twice, and a null.
-static void index_finds_what_get_finds(void **state) {
-  (void)state;
-  static const unsigned sizes[] = {0, 1, 32, 33, 1000};
-  for (size_t s = 0; s < TD_COUNT(sizes); s++) {
-    cJSON *object = cJSON_CreateObject();
-    char key[16];
-    for (unsigned i = 0; i < sizes[s]; i++) {
-      snprintf(key, sizeof key, "m%u", i * 7 % sizes[s] / (i % 7 ? 1 : 2));
-      cJSON_AddNumberToObject(object, key, i);
-    }
-    cJSON_AddNullToObject(object, "none");
-    td_json_index index;
-    assert_int_equal(td_json_index_open(&index, object, NULL), TD_OK);
-    for (unsigned i = 0; i <= sizes[s]; i++) {
-      snprintf(key, sizeof key, "m%u", i);
-      assert_ptr_equal(td_json_index_find(&index, key), td_json_get(object, key));
-    }
-    assert_null(td_json_index_find(&index, "none"));
-    assert_null(td_json_index_find(&index, "M1"));
-    td_json_index_close(&index);
-    cJSON_Delete(object);
-  }
+static const char *id_of(const cJSON *item) {
+  const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
+  return cJSON_IsString(id) ? id->valuestring : NULL;
 }
 
-static void index_of_no_object_is_empty(void **state) {
+// Names as they are or of objects; what has none is left out, and what is no array has none.
+static void names_are_found(void **state) {
   (void)state;
-  cJSON *array = cJSON_CreateStringArray((const char *const[]){"a"}, 1);
-  const cJSON *const others[] = {NULL, array};
-  for (size_t i = 0; i < TD_COUNT(others); i++) {
-    td_json_index index;
-    assert_int_equal(td_json_index_open(&index, others[i], NULL), TD_OK);
-    assert_null(td_json_index_find(&index, "a"));
-    td_json_index_close(&index);
+  static const char list[] = "[\"b\",\"\",\"a\",\"b\",1,null,{\"id\":\"c\"},{\"id\":2}]";
+  static const char *const there[2][4] = {{"a", "b", "", NULL}, {"c", NULL}};
+  cJSON *root = cJSON_Parse(list);
+  assert_non_null(root);
+  for (int of_objects = 0; of_objects < 2; of_objects++) {
+    td_json_names names;
+    assert_true(td_json_names_open(&names, root, of_objects ? id_of : NULL));
+    assert_int_equal(names.n, of_objects ? 1 : 4);
+    for (size_t i = 0; there[of_objects][i]; i++)
+      assert_true(td_json_names_has(&names, there[of_objects][i]));
+    assert_false(td_json_names_has(&names, of_objects ? "a" : "c"));
+    assert_false(td_json_names_has(&names, "B"));
+    td_json_names_close(&names);
   }
-  cJSON_Delete(array);
+  const cJSON *const others[] = {NULL, root->child};
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    td_json_names names;
+    assert_true(td_json_names_open(&names, others[i], NULL));
+    assert_false(td_json_names_has(&names, "a"));
+    td_json_names_close(&names);
+  }
+  cJSON_Delete(root);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(values_are_counted),
-      cmocka_unit_test(index_finds_what_get_finds),
-      cmocka_unit_test(index_of_no_object_is_empty),
+      cmocka_unit_test(names_are_found),
       cmocka_unit_test(accepts_json),
       cmocka_unit_test(rejects_with_the_offset),
       cmocka_unit_test(nests_to_the_limit_and_no_further),

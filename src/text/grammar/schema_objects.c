@@ -129,7 +129,7 @@ static td_status add_required(td_schema_ctx *ctx, const cJSON *properties, const
 
 static td_status mark_required(td_schema_ctx *ctx, const cJSON *required, object_shape *o) {
   td_json_names names;
-  if (!td_json_names_open(&names, required)) return td_schema_exhausted(ctx);
+  if (!td_json_names_open(&names, required, NULL)) return td_schema_exhausted(ctx);
   for (uint32_t i = 0; i < o->n; i++) {
     member *m = &o->members[i];
     m->is_required = td_json_names_has(&names, m->name);
