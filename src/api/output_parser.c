@@ -513,3 +513,11 @@ td_status td_output_parser_next(td_output_parser *parts, const char *text, size_
 bool td_output_parser_is_cut(const td_output_parser *parts) {
   return parts->n_calls && !parts->calls[parts->n_calls - 1].is_whole;
 }
+
+bool td_output_parser_drop_cut(td_output_parser *parts, size_t *begin) {
+  if (parts->state != TD_PARTS_CALL || !parts->is_given) return false;
+  td_tool_call_free(&parts->calls[--parts->n_calls]);
+  *begin = parts->back_at;
+  parts->state = TD_PARTS_DONE;
+  return true;
+}

@@ -100,6 +100,8 @@ td_status td_output_parser_next(td_output_parser *parts, const char *text, size_
                                 td_text_end end, td_output_part *part, bool *found, td_err *err);
 // Whether the last call is not whole.
 bool td_output_parser_is_cut(const td_output_parser *parts);
+// Where the text ends within a call that was emitted: drops it. *begin: where its text begins.
+bool td_output_parser_drop_cut(td_output_parser *parts, size_t *begin);
 void td_output_parser_free(td_output_parser *parts);
 
 // Whether the prompt ends inside a reasoning block.

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "api/delta.h"
 
 static bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -35,21 +36,6 @@ void td_api_said_call(td_sha256 *sha, const char *name, const char *arguments) {
   td_buf_free(&text);
 }
 
-static td_status gather(td_output_parser *parts, const char *text, size_t len, td_text_end end,
-                        td_buf *content, td_buf *reasoning, td_err *err) {
-  td_output_part part;
-  bool found = true;
-  td_status st = TD_OK;
-  while (st == TD_OK && found) {
-    st = td_output_parser_next(parts, text, len, end, &part, &found, err);
-    if (st != TD_OK || !found || part.kind == TD_OUTPUT_CALL) continue;
-    td_buf *to = part.kind == TD_OUTPUT_CONTENT ? content : reasoning;
-    td_buf_add(to, text + part.begin, part.end - part.begin);
-  }
-  if (st == TD_OK) st = td_buf_status(content, err);
-  return st == TD_OK ? td_buf_status(reasoning, err) : st;
-}
-
 td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_text_end end,
                          td_digest *said, td_buf *reasoning, td_err *err) {
   td_output_parser parts = {.begins_in_reasoning = how->begins_in_reasoning,
@@ -57,15 +43,18 @@ td_status td_api_said_by(const td_output_parser *how, const char *text, size_t l
                             .one_call = how->one_call,
                             .is_harmony = how->is_harmony,
                             .params = how->params};
-  td_buf content = TD_BUF_INIT;
+  td_delta message = {0};
   td_sha256 sha;
-  td_status st = gather(&parts, text, len, end, &content, reasoning, err);
-  td_api_said_begin(&sha, td_buf_text(&content), content.len);
+  td_status st = td_delta_parse(&message, &parts, text, len, end, err);
+  td_api_said_begin(&sha, td_buf_text(&message.content), message.content.len);
   for (uint32_t i = 0; i < parts.n_calls; i++)
     td_api_said_call(&sha, parts.calls[i].name, td_buf_text(&parts.calls[i].arguments));
   td_sha256_end(&sha, said);
   td_output_parser_free(&parts);
-  td_buf_free(&content);
+  td_buf_free(reasoning);
+  *reasoning = message.reasoning;
+  message.reasoning = (td_buf)TD_BUF_INIT;
+  td_delta_free(&message);
   return st;
 }
 

@@ -298,28 +298,15 @@ static td_status gather(td_choice *c, td_err *err) {
   return TD_OK;
 }
 
-// Takes the output of a choice that is final, and sends it if the response is streamed. With usage
-// in every chunk each token gets its own event, even if it adds no text.
-static td_status take_piece(td_choice *c, td_err *err) {
+// Sends what was gathered of a streamed choice. With usage in every chunk each token gets its own
+// event, even if it adds no text.
+static void send_piece(td_choice *c, bool has_piece) {
   td_job *j = c->job;
-  td_answer_piece piece;
-  bool has_piece = td_answer_take(&c->answer, &piece);
-  if (j->is_chat) {
-    td_status st = gather(c, err);
-    if (st != TD_OK) return st;
-    has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
-  } else if (j->dialect && has_piece) {
-    td_buf_add(&c->delta.content, td_buf_text(&c->answer.text) + piece.begin,
-               piece.end - piece.begin);
-  }
-  if (!j->request.stream) piece.begin = piece.first = 0; // the output is kept for the response
-  j->state.piece = piece;
-  if (!j->request.stream) return TD_OK;
   td_buf event = TD_BUF_INIT;
   if (j->dialect) {
     send_dialect(c, &event, has_piece);
     td_buf_free(&event);
-    return TD_OK;
+    return;
   }
   if (!c->started && j->is_chat) {
     td_api_write_role(&event, &j->head, c->index);
@@ -330,23 +317,48 @@ static td_status take_piece(td_choice *c, td_err *err) {
   const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
   if (has_piece || (so_far && !c->answer.finished)) {
     if (j->is_chat) {
-      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta,
-                         so_far);
+      td_api_write_delta(&event, &j->head, c->index, &c->answer, &j->state.piece, &c->parts,
+                         &c->delta, so_far);
       td_delta_clear(&c->delta, &c->parts);
     } else {
-      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
+      td_api_write_piece(&event, &j->head, c->index, &c->answer, &j->state.piece, so_far);
     }
     send_event(j, &event);
     if (so_far) c->n_told = c->answer.n_tokens;
   }
   td_buf_free(&event);
+}
+
+// Takes the output of a choice that is final, and sends it if the response is streamed: parts in
+// their order, so that a block that another follows is not opened again.
+static td_status take_piece(td_choice *c, td_err *err) {
+  td_job *j = c->job;
+  td_answer_piece piece;
+  bool has_piece = td_answer_take(&c->answer, &piece);
+  c->delta.in_order = j->request.stream;
+  do {
+    if (j->is_chat) {
+      td_status st = gather(c, err);
+      if (st != TD_OK) return st;
+      has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
+    } else if (j->dialect && has_piece) {
+      td_buf_add(&c->delta.content, td_buf_text(&c->answer.text) + piece.begin,
+                 piece.end - piece.begin);
+    }
+    if (!j->request.stream) piece.begin = piece.first = 0; // the output is kept for the response
+    j->state.piece = piece;
+    if (j->request.stream) send_piece(c, has_piece);
+    piece.begin = piece.end;
+    piece.first = piece.last;
+  } while (c->delta.has_held);
   return TD_OK;
 }
 
-// Calls of which a stop string cut the last are not to be made.
+// Calls of which a stop string, or the model's own end, cut the last are not to be made.
 static const char *finish_reason(const td_choice *c, td_finish how) {
   if (how != TD_FINISH_STOP || c->job->request.max_tokens == 0) return "length";
-  const bool is_cut = c->answer.stopped && td_output_parser_is_cut(&c->parts);
+  const bool is_within = c->answer.stopped || c->parts.state == TD_PARTS_CALL;
+  const bool is_cut = is_within && td_output_parser_is_cut(&c->parts);
   return c->parts.n_calls && !is_cut ? "tool_calls" : "stop";
 }
 

@@ -183,6 +183,70 @@ static cJSON *parse(const td_buf *text) {
   return root;
 }
 
+// What a streamed message's blocks are, in their order, where its text comes in two pieces: R, T,
+// or a call's index, and its text.
+static void write_blocks(td_buf *out, const char *text, size_t first, td_text_end end) {
+  const size_t lens[] = {first, strlen(text)};
+  td_output_parser parts = {.parse_tool_calls = true, .id = 7};
+  td_delta delta = {.in_order = true};
+  td_err err;
+  char block = 0;
+  for (int i = 0; i < 2; i++) {
+    do {
+      assert_int_equal(td_delta_parse(&delta, &parts, text, lens[i], i ? end : TD_TEXT_GROWS, &err),
+                       TD_OK);
+      const td_buf *texts[] = {&delta.reasoning, &delta.content};
+      for (int k = 0; k < 2; k++) {
+        if (texts[k]->len && block != "RT"[k]) td_buf_printf(out, "|%c ", block = "RT"[k]);
+        td_buf_add(out, td_buf_text(texts[k]), texts[k]->len);
+      }
+      for (uint32_t c = delta.first_call; c < delta.last_call; c++) {
+        if (block != (char)('0' + c)) td_buf_printf(out, "|%c ", block = (char)('0' + c));
+        td_buf_str(out, td_buf_text(&parts.calls[c].arguments) + parts.calls[c].n_told);
+      }
+      td_delta_clear(&delta, &parts);
+    } while (delta.has_held);
+  }
+  td_delta_free(&delta);
+  td_output_parser_free(&parts);
+}
+
+static void blocks_are_told_in_order(void **state) {
+  (void)state;
+  static const char text[] =
+      "<think>Hm.</think>Words. <tool_call>\n{\"name\": \"f\", \"arguments\": "
+      "{\"q\": 1}}\n</tool_call>More.<tool_call>{\"name\": \"g\", "
+      "\"arguments\": {}}</tool_call>\nThe end.";
+  for (size_t first = 0; first <= strlen(text); first++) {
+    td_buf out = TD_BUF_INIT;
+    write_blocks(&out, text, first, TD_TEXT_ENDED);
+    assert_string_equal(td_buf_text(&out),
+                        "|R Hm.|T Words.|0 {\"q\": 1}|T \nMore.|1 {}|T \nThe end.");
+    td_buf_free(&out);
+  }
+}
+
+static void calls_that_the_model_left_are_text(void **state) {
+  (void)state;
+  static const char text[] = "So: <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"
+                             "<tool_call>{\"name\": \"f\", \"arguments\": {\"q\": ";
+  static const td_text_end ends[] = {TD_TEXT_ENDED, TD_TEXT_CUT};
+  for (int i = 0; i < 2; i++) {
+    td_output_parser parts = {.parse_tool_calls = true, .id = 7};
+    td_delta delta = {0};
+    td_err err;
+    assert_int_equal(td_delta_parse(&delta, &parts, text, strlen(text) - 9, TD_TEXT_GROWS, &err),
+                     TD_OK);
+    assert_int_equal(td_delta_parse(&delta, &parts, text, strlen(text), ends[i], &err), TD_OK);
+    assert_int_equal(delta.last_call, i ? 2 : 1);
+    assert_int_equal(td_output_parser_is_cut(&parts), i);
+    assert_string_equal(td_buf_text(&delta.content),
+                        i ? "So:" : "So:\n<tool_call>{\"name\": \"f\", \"arguments\": {\"q\": ");
+    td_delta_free(&delta);
+    td_output_parser_free(&parts);
+  }
+}
+
 static void writes_logprobs(void **state) {
   (void)state;
   td_stops none = {0};
@@ -280,6 +344,8 @@ int main(void) {
       cmocka_unit_test(shows_nothing_of_a_stop_string_early),
       cmocka_unit_test(stops_no_sooner_than_asked),
       cmocka_unit_test(shows_control_tokens_where_asked),
+      cmocka_unit_test(blocks_are_told_in_order),
+      cmocka_unit_test(calls_that_the_model_left_are_text),
       cmocka_unit_test(writes_logprobs),
       cmocka_unit_test(writes_chunks),
   };

@@ -194,9 +194,13 @@ void td_dialect_blocks(td_buf *out, td_dialect_state *s, const td_delta *delta,
     writer->text(out, s, delta->reasoning.data, delta->reasoning.len);
   }
   if (delta->content.len) {
+    // A line feed between two texts belongs to neither.
+    const bool is_apart = s->content.len && s->block != TD_BLOCK_TEXT &&
+                          delta->content.data[0] == '\n';
+    if (is_apart) td_buf_char(&s->content, '\n');
     open_block(out, s, TD_BLOCK_TEXT, 0, writer);
-    td_buf_add(&s->content, delta->content.data, delta->content.len);
-    writer->text(out, s, delta->content.data, delta->content.len);
+    td_buf_add(&s->content, delta->content.data + is_apart, delta->content.len - is_apart);
+    writer->text(out, s, delta->content.data + is_apart, delta->content.len - is_apart);
   }
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
