@@ -140,13 +140,14 @@ static const char *const pieces[] = {"{\"", "\":",  "\": ",         "\",",      
                                      "0e9", "\"\"", "{}",           "abcdefgh"};
 enum { N_PIECES = TD_COUNT(pieces), END = 256 + N_PIECES, N_VOCAB = END + 3 };
 
-static td_token_index *open_index(const char *decoder) {
+// added: more added tokens, each with a comma before it.
+static td_token_index *open_index_with(const char *decoder, const char *added) {
   td_buf json = TD_BUF_INIT;
   td_err err;
   td_tokenizer *tok;
   td_token_index *index;
-  td_buf_printf(&json, "{\"added_tokens\":[{\"id\":%d,\"content\":\"<end>\",\"special\":true}],",
-                END);
+  td_buf_printf(&json, "{\"added_tokens\":[{\"id\":%d,\"content\":\"<end>\",\"special\":true}%s],",
+                END, added);
   td_buf_printf(&json, "\"pre_tokenizer\":null,\"decoder\":%s,", decoder);
   td_buf_str(&json, "\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":");
   td_json_writer w = TD_JSON_WRITER(&json);
@@ -168,6 +169,10 @@ static td_token_index *open_index(const char *decoder) {
   td_tokenizer_close(tok);
   td_buf_free(&json);
   return index;
+}
+
+static td_token_index *open_index(const char *decoder) {
+  return open_index_with(decoder, "");
 }
 
 static void add_bytes(td_buf *text, int32_t id) {
@@ -344,6 +349,38 @@ static void test_first_space(void **state) {
   assert_true(td_matcher_must_end(m));
   td_matcher_close(m);
   td_grammars_close(grammars);
+  td_token_index_close(index);
+}
+
+// A marker that must come is one token; where other text may come as well, its letters stay.
+static void test_markers_are_whole(void **state) {
+  (void)state;
+  static const struct {
+    const char *gbnf;
+    bool is_forced;
+  } cases[] = {{"root ::= \"<mark>\" [a-z]*", true},
+               {"root ::= [a-z]* \"<mark>\"", true},
+               {"root ::= \"<mark>\" | \"<more>\"", false},
+               {"root ::= [^x]*", false}};
+  char added[80];
+  snprintf(added, sizeof added, ",{\"id\":%d,\"content\":\"<mark>\",\"special\":false}", END + 1);
+  td_token_index *index = open_index_with("{\"type\":\"ByteLevel\"}", added);
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    for (int has_mask = 0; has_mask < 2; has_mask++) {
+      td_grammars *grammars;
+      td_matcher *m;
+      td_err err;
+      assert_int_equal(td_grammars_open(&grammars, index, &err), TD_OK);
+      assert_int_equal(open_matcher(&m, grammars, cases[i].gbnf, &err), TD_OK);
+      if (has_mask) assert_non_null(td_matcher_mask(m));
+      assert_true(td_matcher_accepts(m, END + 1));
+      assert_int_equal(td_matcher_accepts(m, '<'), !cases[i].is_forced);
+      assert_true(td_matcher_advance(m, END + 1));
+      assert_true(td_matcher_may_end(m));
+      td_matcher_close(m);
+      td_grammars_close(grammars);
+    }
+  }
   td_token_index_close(index);
 }
 
@@ -678,6 +715,7 @@ int main(void) {
       cmocka_unit_test(test_masks),
       cmocka_unit_test(test_shared_grammar),
       cmocka_unit_test(test_first_space),
+      cmocka_unit_test(test_markers_are_whole),
       cmocka_unit_test(test_ambiguous),
       cmocka_unit_test(test_random_grammars),
       cmocka_unit_test(test_thread),

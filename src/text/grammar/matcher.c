@@ -303,7 +303,26 @@ static uint32_t follow(td_matcher *m, int32_t id) {
   return config;
 }
 
+// Whether the token at `place` is a proper beginning of the one at `whole`.
+static bool begins(const td_token_index *index, uint32_t place, uint32_t whole) {
+  const uint32_t at = index->begin[place], n = index->begin[place + 1] - at;
+  return n < index->begin[whole + 1] - index->begin[whole] &&
+         memcmp(index->bytes + at, index->bytes + index->begin[whole], n) == 0;
+}
+
+// Whether it may have to be written as a part of an added token.
+static bool may_be_part(const td_token_index *index, int32_t id) {
+  for (uint32_t k = 0; k < index->n_added; k++) {
+    if (begins(index, index->place_of[id], index->added[k])) return true;
+  }
+  return false;
+}
+
 bool td_matcher_accepts(td_matcher *m, int32_t id) {
+  const td_token_index *index = m->of->owner->index;
+  const bool is_text = id >= 0 && (uint32_t)id < index->n_vocab &&
+                       index->place_of[id] != UINT32_MAX;
+  if (is_text && may_be_part(index, id)) td_matcher_mask(m);
   if (m->mask && id >= 0 && (uint32_t)id < m->of->owner->index->n_vocab) {
     return m->mask[id / 64] >> (id % 64) & 1;
   }
@@ -402,6 +421,38 @@ static void walk(td_automaton *a, const td_token_index *index, const td_cover *c
   }
 }
 
+// Whether behind the first byte of bytes[0..len) nothing matches but the others.
+static bool is_forced(td_automaton *a, uint32_t config, const uint8_t *bytes, uint32_t len) {
+  config = td_automaton_step(a, config, bytes[0]);
+  for (uint32_t d = 1; d < len; d++) {
+    for (unsigned b = 0; b < 256; b++) {
+      if (b != bytes[d] && td_automaton_step(a, config, (uint8_t)b) != TD_AUTOMATON_DEAD)
+        return false;
+    }
+    config = td_automaton_step(a, config, bytes[d]);
+  }
+  return a->status == TD_OK;
+}
+
+// A marker that must come is written as the token that it is, as the model knows it, and not
+// spelled in others.
+static void keep_whole(td_matcher *m, uint64_t *mask) {
+  const td_token_index *index = m->of->owner->index;
+  for (uint32_t k = 0; k < index->n_added; k++) {
+    const uint32_t whole = index->added[k], len = index->begin[whole + 1] - index->begin[whole];
+    const uint8_t *bytes = index->bytes + index->begin[whole];
+    const int32_t id = index->ids[whole];
+    if (len < 2 || !(mask[id / 64] >> (id % 64) & 1)) continue;
+    if (!is_forced(&m->of->automaton, m->config, bytes, len)) continue;
+    for (uint32_t i = whole; i > 0 && index->bytes[index->begin[i - 1]] == bytes[0]; i--) {
+      if (begins(index, i - 1, whole)) {
+        const int32_t part = index->ids[i - 1];
+        mask[part / 64] &= ~((uint64_t)1 << (part % 64));
+      }
+    }
+  }
+}
+
 static const uint64_t *make_mask(td_matcher *m) {
   shared_grammar *s = m->of;
   const td_token_index *index = s->owner->index;
@@ -423,6 +474,7 @@ static const uint64_t *make_mask(td_matcher *m) {
   }
   if (cover) memcpy(mask, cover->mask, n_words * sizeof *mask);
   walk(&s->automaton, index, cover, s->owner->path, strips, mask);
+  if (s->automaton.status == TD_OK) keep_whole(m, mask);
   if (s->automaton.status != TD_OK) {
     free(mask);
     return NULL;

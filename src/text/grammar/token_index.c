@@ -10,6 +10,7 @@ typedef struct {
   const char *bytes;
   uint32_t len;
   int32_t id;
+  bool is_added;
 } token;
 
 static int by_bytes(const void *a, const void *b) {
@@ -44,7 +45,8 @@ static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
     const char *bytes = td_tokenizer_bytes(tok, id, &len);
     if (len == 0 || len > UINT16_MAX) continue;
     if (td_tokenizer_is_special(tok, id) && !is_markup(bytes, len, has_channels)) continue;
-    out[n++] = (token){.bytes = bytes, .len = (uint32_t)len, .id = id};
+    out[n++] = (token){
+        .bytes = bytes, .len = (uint32_t)len, .id = id, .is_added = td_tokenizer_is_added(tok, id)};
   }
   qsort(out, n, sizeof *out, by_bytes);
   return n;
@@ -75,6 +77,7 @@ static void fill(td_token_index *index, const token *tokens) {
     at += t->len;
     if (t->len > index->max_bytes) index->max_bytes = t->len;
     index->place_of[t->id] = i;
+    if (t->is_added) index->added[index->n_added++] = i;
     index->n_chars[i] = collect_chars(t, &index->chars[i]);
     index->bucket_end[(uint8_t)t->bytes[0]] = i + 1;
     uint32_t n = 0, most = i && tokens[i - 1].len < t->len ? tokens[i - 1].len : t->len;
@@ -92,12 +95,15 @@ td_status td_token_index_open(td_token_index **out, const td_tokenizer *tok, uin
   td_token_index *index = calloc(1, sizeof *index);
   bool ok = tokens && index;
   if (ok) {
-    size_t n_bytes = 0;
+    size_t n_bytes = 0, n_added = 0;
     index->n = collect(tok, n_vocab, tokens);
     index->n_vocab = n_vocab;
     index->strips_space = td_tokenizer_strips_space(tok);
-    for (uint32_t i = 0; i < index->n; i++)
+    for (uint32_t i = 0; i < index->n; i++) {
       n_bytes += tokens[i].len;
+      n_added += tokens[i].is_added;
+    }
+    index->added = malloc((n_added + 1) * sizeof *index->added);
     index->ids = malloc((index->n + (size_t)1) * sizeof *index->ids);
     index->begin = malloc((index->n + (size_t)1) * sizeof *index->begin);
     index->shared = malloc((index->n + (size_t)1) * sizeof *index->shared);
@@ -106,7 +112,7 @@ td_status td_token_index_open(td_token_index **out, const td_tokenizer *tok, uin
     index->n_chars = malloc(index->n + (size_t)1);
     index->place_of = malloc((n_vocab + (size_t)1) * sizeof *index->place_of);
     ok = index->ids && index->begin && index->shared && index->bytes && index->place_of &&
-         index->chars && index->n_chars;
+         index->added && index->chars && index->n_chars;
   }
   if (ok) {
     memset(index->place_of, 0xFF, n_vocab * sizeof *index->place_of);
@@ -127,6 +133,7 @@ void td_token_index_close(td_token_index *index) {
   free(index->bytes);
   free(index->chars);
   free(index->n_chars);
+  free(index->added);
   free(index->place_of);
   free(index);
 }

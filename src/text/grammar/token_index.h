@@ -22,9 +22,11 @@ typedef struct {
   int32_t *ids;     // [n]
   uint32_t *begin;  // [n + 1] where each token's bytes begin
   uint8_t *bytes;
-  uint16_t *shared;         // [n] bytes shared with the token before
-  td_char_set *chars;       // [n] the characters that a token consists of
-  uint8_t *n_chars;         // [n] how many; TD_CHARS_NONE: not whole characters, or too many
+  uint16_t *shared;   // [n] bytes shared with the token before
+  td_char_set *chars; // [n] the characters that a token consists of
+  uint8_t *n_chars;   // [n] how many; TD_CHARS_NONE: not whole characters, or too many
+  uint32_t *added;    // [n_added] places of added tokens
+  uint32_t n_added;
   uint32_t *place_of;       // [n_vocab] an id's place in ids; UINT32_MAX: none
   uint32_t bucket_end[256]; // end of the tokens that begin with each byte
   uint32_t max_bytes;       // of a token

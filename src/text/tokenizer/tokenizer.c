@@ -1,6 +1,7 @@
 // src/text/tokenizer/tokenizer.c - opens a tokenizer, encodes and decodes text.
 #include "text/tokenizer/tokenizer.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +49,8 @@ struct td_tokenizer {
   td_decoder *decoder;
   td_post post;
   int32_t bos, eos;
+  int32_t ends[TD_TOKENIZER_MAX_ENDS];
+  uint32_t n_ends;
   bool wants_bos;
   scratch_pool *pool;
 };
@@ -149,6 +152,20 @@ static int32_t named_token(const td_tokenizer *tok, const cJSON *config, const c
   return td_vocab_find(&tok->vocab, token->valuestring, strlen(token->valuestring));
 }
 
+static void find_ends(td_tokenizer *tok) {
+  static const char *const texts[] = {
+      "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>",
+      "<|return|>", "<|call|>",   "<EOT>",      "<end_of_turn>", "<｜end▁of▁sentence｜>",
+  };
+  static_assert(TD_COUNT(texts) < TD_TOKENIZER_MAX_ENDS, "ends");
+  if (tok->eos >= 0) tok->ends[tok->n_ends++] = tok->eos;
+  for (size_t i = 0; i < TD_COUNT(texts); i++) {
+    const int32_t id = td_vocab_find(&tok->vocab, texts[i], strlen(texts[i]));
+    if (id >= 0 && id != tok->eos && td_tokenizer_is_special(tok, id))
+      tok->ends[tok->n_ends++] = id;
+  }
+}
+
 static td_status open_roots(td_tokenizer **out, const cJSON *root, bool by_rank,
                             const cJSON *config, td_err *err) {
   td_tokenizer *tok = calloc(1, sizeof *tok);
@@ -167,6 +184,7 @@ static td_status open_roots(td_tokenizer **out, const cJSON *root, bool by_rank,
   }
   tok->bos = named_token(tok, config, "bos_token");
   tok->eos = named_token(tok, config, "eos_token");
+  find_ends(tok);
   tok->wants_bos = cJSON_IsTrue(td_json_get(config, "add_bos_token"));
   *out = tok;
   return TD_OK;
@@ -467,6 +485,10 @@ bool td_tokenizer_is_special(const td_tokenizer *tok, int32_t id) {
   return (td_vocab_flags(&tok->vocab, id) & TD_VOCAB_SPECIAL) != 0;
 }
 
+bool td_tokenizer_is_added(const td_tokenizer *tok, int32_t id) {
+  return (td_vocab_flags(&tok->vocab, id) & TD_VOCAB_ADDED) != 0;
+}
+
 int32_t td_tokenizer_find(const td_tokenizer *tok, const char *token, size_t len) {
   return td_vocab_find(&tok->vocab, token, len);
 }
@@ -477,6 +499,11 @@ int32_t td_tokenizer_bos(const td_tokenizer *tok) {
 
 int32_t td_tokenizer_eos(const td_tokenizer *tok) {
   return tok->eos;
+}
+
+const int32_t *td_tokenizer_ends(const td_tokenizer *tok, uint32_t *n) {
+  *n = tok->n_ends;
+  return tok->ends;
 }
 
 bool td_tokenizer_strips_space(const td_tokenizer *tok) {

@@ -54,11 +54,16 @@ int32_t td_tokenizer_size(const td_tokenizer *tok);
 const char *td_tokenizer_bytes(const td_tokenizer *tok, int32_t id, size_t *len);
 // Whether the token is a control token: an added token marked special.
 bool td_tokenizer_is_special(const td_tokenizer *tok, int32_t id);
+bool td_tokenizer_is_added(const td_tokenizer *tok, int32_t id);
 // The id of a token spelled as in tokenizer.json, e.g. "<|im_end|>" or "\u0120the"; -1 if absent.
 int32_t td_tokenizer_find(const td_tokenizer *tok, const char *token, size_t len);
 // From tokenizer_config.json; -1 if it does not define one.
 int32_t td_tokenizer_bos(const td_tokenizer *tok);
 int32_t td_tokenizer_eos(const td_tokenizer *tok);
+// The tokens that end what a model generates: the one above, and control tokens that do so in every
+// family that has them. At most TD_TOKENIZER_MAX_ENDS.
+#define TD_TOKENIZER_MAX_ENDS 16
+const int32_t *td_tokenizer_ends(const td_tokenizer *tok, uint32_t *n);
 // Whether tokenizer_config.json requires BOS before plain prompts ("add_bos_token": true). For some
 // models (DeepSeek) this is the only place, and TD_TOK_ADD_SPECIAL adds nothing.
 bool td_tokenizer_wants_bos(const td_tokenizer *tok);
