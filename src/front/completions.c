@@ -35,14 +35,16 @@ static td_status check_context(td_job *j, uint32_t n_ctx) {
   return TD_OK;
 }
 
-// End tokens beyond those the checkpoint names: the tokenizer's EOS, stop_token_ids, and stop
-// strings that are the text of a control token (which never appears in the output). At most one,
-// all stop_token_ids, and one for each stop string.
+// End tokens beyond those the checkpoint names: the tokenizer's, stop_token_ids, and stop strings
+// that are the text of a control token (which never appears in the output).
 static uint32_t collect_ends(const td_job *j, int32_t *ends) {
   const td_api_request *r = &j->request;
   const td_tokenizer *tok = td_chat_tokenizer(j->host->chat);
   uint32_t n = 0;
-  if (!r->ignore_eos && td_tokenizer_eos(tok) >= 0) ends[n++] = td_tokenizer_eos(tok);
+  uint32_t n_own = 0;
+  const int32_t *own = td_tokenizer_ends(tok, &n_own);
+  for (uint32_t i = 0; i < n_own && !r->ignore_eos; i++)
+    ends[n++] = own[i];
   for (uint32_t i = 0; i < r->n_stop_ids; i++)
     ends[n++] = r->stop_ids[i];
   for (unsigned i = 0; i < r->stops.n; i++) {
@@ -70,7 +72,7 @@ static uint64_t owner_of(const td_job *j, bool is_apart) {
 
 static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
   const td_api_request *r = &j->request;
-  int32_t ends[1 + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
+  int32_t ends[TD_TOKENIZER_MAX_ENDS + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
   const td_token_ids *prompt = &j->prompts[c->index / r->n];
   uint32_t room = n_ctx - (uint32_t)prompt->n;
   bool all = r->max_tokens < 0 || r->max_tokens > room;

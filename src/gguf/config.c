@@ -162,7 +162,7 @@ static td_status write_rope(const writer *w) {
   return st;
 }
 
-// The ends of a text, a turn and a message are ends of generation.
+// The ends of a text, a turn and a message are ends of generation. The largest id stands for none.
 static void write_tokens(const writer *w) {
   static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                      "tokenizer.ggml.eom_token_id"};
@@ -171,7 +171,8 @@ static void write_tokens(const writer *w) {
     put(w, "bos_token_id", id);
   td_jw_begin_array(w->to, "eos_token_id");
   for (size_t i = 0; i < TD_COUNT(ends); i++)
-    if (td_gguf_number(td_gguf_find(&w->parts[0], ends[i]), 0, &id)) put(w, NULL, id);
+    if (td_gguf_number(td_gguf_find(&w->parts[0], ends[i]), 0, &id) && id != UINT32_MAX)
+      put(w, NULL, id);
   td_jw_end_array(w->to);
 }
 

@@ -140,18 +140,42 @@ static const td_gguf_value *list(const td_gguf *g, const char *key, bool of_text
   return v && v->is_array && (v->type == TD_GGUF_STR) == of_text ? v : NULL;
 }
 
-// NORMAL where the file states none, or no type.
-static int type_of(const td_gguf_value *types, uint64_t id) {
-  double type = NORMAL;
-  td_gguf_number(types, id, &type);
-  return type >= NORMAL && type <= BYTE ? (int)type : NORMAL;
+static bool begins_with(td_gguf_str token, const char *text) {
+  const size_t n = strlen(text);
+  return token.len >= n && memcmp(token.data, text, n) == 0;
 }
 
-// Writers make control tokens of all that look so. DeepSeek's of tool calls are text, which the
-// parser of tool calls has to see.
+// NORMAL where the file states none, or no type. Some files type control tokens so.
+static int type_of(const td_gguf_value *types, uint64_t id, td_gguf_str token) {
+  double type = NORMAL;
+  td_gguf_number(types, id, &type);
+  const bool is_known = type > NORMAL && type <= BYTE;
+  const bool is_marked = begins_with(token, "<|") && token.len > 4 &&
+                         memcmp(token.data + token.len - 2, "|>", 2) == 0;
+  return is_known ? (int)type : is_marked ? CONTROL : NORMAL;
+}
+
+// Writers make control tokens of all that look so. Those of thoughts and tool calls are text in the
+// published tokenizers, which the parser of output has to see.
 static bool is_text(td_gguf_str token) {
-  static const char tool[] = "<｜tool▁";
-  return token.len > sizeof tool - 1 && memcmp(token.data, tool, sizeof tool - 1) == 0;
+  static const char *const begins[] = {"<think",
+                                       "</think",
+                                       "<mm:think",
+                                       "</mm:think",
+                                       "<tool_",
+                                       "</tool_",
+                                       "<｜tool▁",
+                                       "<|tool_call",
+                                       "<arg_",
+                                       "</arg_",
+                                       "]<]minimax[>[",
+                                       "｜DSML｜",
+                                       "<minimax:tool_call",
+                                       "</minimax:tool_call",
+                                       "<｜DSML｜"};
+  for (size_t i = 0; i < TD_COUNT(begins); i++)
+    if (begins_with(token, begins[i])) return true;
+  return false;
 }
 
 static bool is_added(int type) {
@@ -164,7 +188,7 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
   td_jw_begin_array(w, "added_tokens");
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
-    const int type = type_of(types, id);
+    const int type = type_of(types, id, token);
     if (!is_added(type) || !token.len) continue;
     td_jw_begin_object(w, NULL);
     td_jw_int(w, "id", (int64_t)id);
@@ -194,7 +218,7 @@ static void write_vocab(td_json_writer *w, const td_gguf_value *tokens,
   td_jw_begin_object(w, "vocab");
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
-    const int type = type_of(types, id);
+    const int type = type_of(types, id, token);
     if (type != CONTROL && type != UNUSED) write_id(w, token, id, &key);
   }
   td_jw_end_object(w);
@@ -314,7 +338,7 @@ static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
   bool has_unknown = false;
   for (uint64_t id = 0; id < tokens->n && !has_unknown; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
-    has_unknown = type_of(types, id) == UNKNOWN;
+    has_unknown = type_of(types, id, token) == UNKNOWN;
     if (has_unknown) td_jw_str_len(w, "unk_token", token.data, token.len);
   }
   td_jw_begin_array(w, "scores");
@@ -384,23 +408,43 @@ td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
 
 // ---- tokenizer_config.json ----------------------------------------------------------------------
 
-// The token whose id is the number called id_key, or else `otherwise`.
-static void write_named(td_json_writer *w, const td_gguf *g, const char *key, const char *id_key,
-                        double otherwise) {
+// The token whose id is the number called id_key, or else `otherwise`; empty: there is none.
+static td_gguf_str named(const td_gguf *g, const char *id_key, double otherwise) {
   const td_gguf_value *tokens = list(g, "tokenizer.ggml.tokens", true);
   const double id = number_or(g, id_key, otherwise);
-  if (!tokens || !(id >= 0 && id < (double)tokens->n)) return;
+  if (!tokens || !(id >= 0 && id < (double)tokens->n)) return (td_gguf_str){0};
   const uint8_t *at = tokens->data;
   for (uint64_t i = 0; i < (uint64_t)id; i++)
     td_gguf_next_str(&at);
-  const td_gguf_str token = td_gguf_next_str(&at);
-  td_jw_str_len(w, key, token.data, token.len);
+  return td_gguf_next_str(&at);
 }
 
-static void write_template(td_json_writer *w, td_gguf_str name, td_gguf_str text) {
+static void write_named(td_json_writer *w, const char *key, td_gguf_str token) {
+  if (token.data) td_jw_str_len(w, key, token.data, token.len);
+}
+
+static td_gguf_str bos_of(const td_gguf *g) {
+  return named(g, "tokenizer.ggml.bos_token_id", usual_bos(g));
+}
+
+// The template, behind BOS where the file asks for that and the template leaves it out.
+static void write_source(td_json_writer *w, const td_gguf *g, const char *key, td_gguf_str text) {
+  const td_gguf_str bos = bos_of(g);
+  const bool lacks_bos = adds_bos(g) && bos.len && !memmem(text.data, text.len, "bos_token", 9) &&
+                         !memmem(text.data, text.len, bos.data, bos.len);
+  td_buf source = TD_BUF_INIT;
+  if (lacks_bos) td_buf_str(&source, "{{ bos_token }}");
+  td_buf_add(&source, text.data, text.len);
+  td_jw_buf(w, key, &source);
+  w->out->failed |= source.failed;
+  td_buf_free(&source);
+}
+
+static void write_template(td_json_writer *w, const td_gguf *g, td_gguf_str name,
+                           td_gguf_str text) {
   td_jw_begin_object(w, NULL);
   td_jw_str_len(w, "name", name.data, name.len);
-  td_jw_str_len(w, "template", text.data, text.len);
+  write_source(w, g, "template", text);
   td_jw_end_object(w);
 }
 
@@ -416,16 +460,16 @@ static void write_templates(td_json_writer *w, const td_gguf *g) {
   }
   const bool has_own = td_gguf_text(td_gguf_find(g, "tokenizer.chat_template"), &text);
   if (!has_names) {
-    if (has_own) td_jw_str_len(w, "chat_template", text.data, text.len);
+    if (has_own) write_source(w, g, "chat_template", text);
     return;
   }
   td_jw_begin_array(w, "chat_template");
-  if (has_own) write_template(w, (td_gguf_str){.data = "default", .len = 7}, text);
+  if (has_own) write_template(w, g, (td_gguf_str){.data = "default", .len = 7}, text);
   for (size_t i = 0; i < g->n_values; i++) {
     const td_gguf_str key = g->values[i].key;
     if (key.len <= n || memcmp(key.data, prefix, n) != 0) continue;
     if (!td_gguf_text(&g->values[i], &text)) continue;
-    write_template(w, (td_gguf_str){.data = key.data + n, .len = key.len - n}, text);
+    write_template(w, g, (td_gguf_str){.data = key.data + n, .len = key.len - n}, text);
   }
   td_jw_end_array(w);
 }
@@ -434,9 +478,9 @@ td_status td_gguf_tokenizer_config(td_buf *out, const td_gguf *g, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   td_jw_bool(&w, "add_bos_token", adds_bos(g));
-  write_named(&w, g, "bos_token", "tokenizer.ggml.bos_token_id", usual_bos(g));
-  write_named(&w, g, "eos_token", "tokenizer.ggml.eos_token_id", usual_eos(g));
-  write_named(&w, g, "pad_token", "tokenizer.ggml.padding_token_id", -1);
+  write_named(&w, "bos_token", bos_of(g));
+  write_named(&w, "eos_token", named(g, "tokenizer.ggml.eos_token_id", usual_eos(g)));
+  write_named(&w, "pad_token", named(g, "tokenizer.ggml.padding_token_id", -1));
   write_templates(&w, g);
   td_jw_end_object(&w);
   return td_buf_status(out, err);

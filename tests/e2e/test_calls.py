@@ -419,6 +419,23 @@ def test_the_end_tokens_of_all_three_files_count(client, server):
         assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == 1
 
 
+def test_control_tokens_that_end_answers_everywhere(tandem_bin, tmp_path):
+    ends = ["<|call|>", "<|eot_id|>", "<|endoftext|>"]
+    scripts = {f"say{i}": [f"{i}: said", token, f" {i} and more."] for i, token in enumerate(ends)}
+    write_model(tmp_path, scripts, ends[:2], generation_eos=["<|im_end|>"])
+    server = Server(tandem_bin, tmp_path)
+    try:
+        for i, name in enumerate(scripts):
+            body = {"messages": [{"role": "user", "content": name}], "max_tokens": 20}
+            choice = httpx.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]
+            assert choice["message"]["content"] == f"{i}: said" and choice["finish_reason"] == "stop"
+            body["ignore_eos"] = True
+            choice = httpx.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]
+            assert choice["message"]["content"].startswith(f"{i}: said {i} and more.")
+    finally:
+        server.close()
+
+
 def test_stops_at_a_control_token(client, server):
     def said(**kwargs):
         choice = ask(client, "turns", extra_body=kwargs).choices[0]

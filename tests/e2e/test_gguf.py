@@ -74,6 +74,24 @@ def test_token_ids(pre, corpus, tok_driver, tmp_path):  # noqa: F811
         same(ids, driver.decode(ids, skip), want)
 
 
+def test_types_of_tokens(tok_driver, tmp_path):
+    """Markers of thoughts and calls are text, and what looks like a control token is one, whatever the
+    file says."""
+    marks = ["<think>", "</think>", "<tool_call>", "<|tool_call_begin|>", "<｜tool▁sep｜>", "</arg_value>"]
+    tokens = ["a", *marks, "<|im_end|>", "<|x"]
+    metadata = gguf_files.vocabulary(tokens, [NORMAL, *[CONTROL_TYPE] * len(marks), NORMAL, NORMAL], merges=["a a"],
+                                     model="gpt2", pre="qwen2")
+    metadata["tokenizer.ggml.tokens"].append("aa")
+    metadata["tokenizer.ggml.token_type"].append(NORMAL)
+    gguf_files.write(tmp_path / "v.gguf", {"general.architecture": "qwen3moe"} | metadata, [])
+
+    driver = Driver.__new__(Driver)
+    driver.program, driver.folder = tok_driver, tmp_path / "v.gguf"
+    ids = list(range(len(tokens)))
+    assert driver.decode([ids], True) == ["a" + "".join(marks) + "<|xaa"]
+    assert driver.decode([ids]) == ["".join(tokens)]
+
+
 @pytest.mark.parametrize("tokens, merge, said", [
     (["a", "b", "ab"], "a x", 'metadata tokenizer.ggml.merges[0]: "x" is not in tokenizer.ggml.tokens'),
     (["a", "a", "ab"], "a b", 'metadata tokenizer.ggml.tokens: "a" is listed twice'),
