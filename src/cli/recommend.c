@@ -8,7 +8,7 @@
 #include "cli/cli.h"
 #include "runtime/command.h"
 
-// By total parameters, the most first; a test holds the sizes against README.md's table.
+// By total parameters, the most first; a test compares the sizes with `tandem plan`.
 static const struct {
   const char *repo, *format;
   double total_b, active_b; // parameters, in billions
@@ -25,14 +25,14 @@ static const struct {
     {"zai-org/GLM-4.5-Air-FP8", "FP8", 107, 13, 101, 7.9},
     {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "FP8", 80, 3.9, 75, 2.8},
     {"moonshotai/Kimi-Linear-48B-A3B-Instruct", "BF16", 49, 3.1, 91, 3.7},
-    {"Qwen/Qwen3.5-35B-A3B", "BF16", 35, 3.5, 65, 6.6},
+    {"Qwen/Qwen3.5-35B-A3B", "BF16", 35, 3.5, 65, 4.6},
     {"Qwen/Qwen3-30B-A3B-FP8", "FP8", 31, 3.0, 29, 2.0},
-    {"zai-org/GLM-4.7-Flash", "BF16", 30, 3.6, 56, 5.2},
+    {"zai-org/GLM-4.7-Flash", "BF16", 30, 3.6, 56, 4.0},
     {"openai/gpt-oss-20b", "MXFP4", 21, 3.6, 13, 3.4},
-    {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 4.2},
+    {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 2.9},
 };
 
-// With what else a server needs: README's rule of 10 % and the KV cache.
+// With what else a server needs, README's rule: 10 % and the KV cache.
 static double needed_gib(double weights_gib) {
   return 1.1 * weights_gib + 1;
 }
