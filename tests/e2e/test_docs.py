@@ -72,34 +72,42 @@ def test_the_drawing_is_that_of_its_text(tmp_path):
     assert (tmp_path / "a.svg").read_text() == source.with_suffix(".svg").read_text(), "run scripts/draw.py"
 
 
-def test_recommended_models_have_the_sizes_of_the_readme():
+def test_the_chart_is_that_of_the_results(tmp_path):
+    subprocess.run([sys.executable, ROOT / "bench/plot.py", ROOT / "bench/results", tmp_path / "a.svg"], check=True)
+    assert (tmp_path / "a.svg").read_text() == (ROOT / "bench/chart.svg").read_text(), "run bench/plot.py bench/results bench/chart.svg"
+
+
+def planned(tandem_bin, shape, form):
+    options = ["plan", "-m", f"someone/{shape}", "--format", form, "--machine", "desktop-64gb", "--json"]
+    return json.loads(subprocess.run([tandem_bin, *options], capture_output=True, text=True, check=True).stdout)
+
+
+def test_recommended_models_have_the_sizes_of_their_shapes(tandem_bin):
     source = (ROOT / "src/cli/recommend.c").read_text()
     rows = re.findall(r'\{"(\S+/\S+)", "(\w+)", ([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+)\},', source)
     totals = [float(row[2]) for row in rows]
     assert len(rows) > 10 and totals == sorted(totals, reverse=True)
-    page = (ROOT / "README.md").read_text()
-    table = {tuple(map(float, found.groups())): line for line in page.splitlines()
-             if (found := re.match(r"\| .*? \| ([\d.]+) B \(([\d.]+) B\) \|", line))}
-    for repo, form, total, active, weights, gpu in rows:
-        if form == "MXFP4":  # in the text below the table
-            name = repo.split("-")[-1]
-            assert re.search(rf"{weights} GiB\s+for\s+{name} \({total} B, {active} B active\)", page), repo
-            continue
-        cells = [cell.strip() for cell in table[float(total), float(active)].split("|")]
-        assert cells[{"BF16": 3, "FP8": 4}[form]] == f"{weights} GiB", repo
-        assert form == "BF16" or cells[6] == f"{gpu} GiB", repo
+    shapes = [path.stem for path in (ROOT / "configs/shapes").glob("*.json")]
+    formats = {"BF16": "bf16", "FP8": "fp8-b128", "MXFP4": "mxfp4"}
+    for repo, form, *numbers in rows:
+        total, active, weights, gpu = map(float, numbers)
+        shape = next(s for s in shapes if s in repo.replace("V3.1", "V3"))
+        facts = planned(tandem_bin, shape, formats[form])
+        assert facts["params"] / 1e9 == pytest.approx(total, abs=0.55), repo
+        assert -0.55 < active - facts["active_params"] / 1e9 < 1.3, repo  # the plan leaves the embedding out
+        assert facts["weight_bytes"] / 2**30 == pytest.approx(weights, abs=1), repo
+        assert (facts["weight_bytes"] - facts["expert_bytes"]) / 2**30 == pytest.approx(gpu, abs=0.06), repo
 
 
-def test_known_shapes_have_the_sizes_of_the_readme(tandem_bin):
+def test_models_of_the_readme_have_the_sizes_of_their_shapes(tandem_bin):
     known = {path.stem for path in (ROOT / "configs/shapes").glob("*.json")}
     rows = re.findall(r"^\| (\S.*?) \| ([\d.]+) B \([\d.]+ B\) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.M)
-    assert len(rows) > 10
+    assert len(rows) == 6
     for names, total, cells in rows:
         name = next(path for path in known if path == names.split(", ")[0].replace("4.6", "4.7").replace(" ", "-"))
         *sizes, gpu, _ = (float(cell.split()[0]) for cell in cells.split(" | "))
         for form, size in zip(["bf16", "fp8-b128", "int4-g128"], sizes):
-            options = ["plan", "-m", "someone/" + name.lower(), "--format", form, "--machine", "desktop-64gb", "--json"]
-            facts = json.loads(subprocess.run([tandem_bin, *options], capture_output=True, text=True, check=True).stdout)
+            facts = planned(tandem_bin, name.lower(), form)
             assert abs(facts["params"] / 1e9 - float(total)) < 0.55, name
             assert facts["weight_bytes"] / 2**30 == pytest.approx(size, abs=1), (name, form)
             if form == "fp8-b128":
