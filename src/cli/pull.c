@@ -92,7 +92,7 @@ td_status td_cli_find_model(td_options *o, td_err *err) {
   free(repo);
   free(quant);
   if (st == TD_ENOENT) {
-    td_info("%s is neither a folder here nor whole in the hub's cache: downloading it", o->model);
+    td_info("%s is neither here nor complete in the hub's cache: downloading it", o->model);
     st = pull(&dir, o, err);
   }
   if (st == TD_OK) st = keep_name(o, o->model, err);

@@ -108,8 +108,7 @@ static td_status write_vocab(const writer *w) {
       return TD_OK;
     }
   }
-  return td_fail(w->err, TD_EFORMAT,
-                 "%s: there is no matrix token_embd.weight: not a language model",
+  return td_fail(w->err, TD_EFORMAT, "%s: token_embd.weight is absent: not a language model",
                  w->parts[0].file);
 }
 
@@ -278,7 +277,7 @@ static td_status write_qwen3next(const writer *w) {
   write_bias(w);
   td_status st = needed(w, "ssm.inner_size", &inner);
   if (st == TD_OK) st = needed(w, "ssm.time_step_rank", &heads);
-  if (st == TD_OK && !(heads > 0)) st = bad(w, "ssm.time_step_rank", "is no number of heads");
+  if (st == TD_OK && !(heads > 0)) st = bad(w, "ssm.time_step_rank", "must be positive");
   if (st == TD_OK) put(w, "linear_value_head_dim", inner / heads);
   return st == TD_OK
              ? write_kinds(w, "layer_types", "ssm_out.weight", "linear_attention", "full_attention")
@@ -381,7 +380,7 @@ static td_status write_hy_v3(const writer *w) {
   double expert = 0, shared = 0;
   td_status st = needed(w, "expert_feed_forward_length", &expert);
   if (st == TD_OK) st = number_or(w, "expert_shared_feed_forward_length", expert, &shared);
-  if (st == TD_OK && !(expert > 0)) st = bad(w, "expert_feed_forward_length", "is no width");
+  if (st == TD_OK && !(expert > 0)) st = bad(w, "expert_feed_forward_length", "must be positive");
   if (st != TD_OK) return st;
   write_bias(w);
   put(w, "num_shared_experts", shared / expert);

@@ -289,7 +289,7 @@ static td_status find_alignment(const reader *r, uint64_t *out) {
   double value = DEFAULT_ALIGNMENT;
   if (v && (!td_gguf_number(v, 0, &value) || !(value >= 1 && value <= MAX_ALIGNMENT) ||
             value != (uint32_t)value || ((uint32_t)value & ((uint32_t)value - 1)))) {
-    return td_fail(r->err, TD_EFORMAT, "%s: general.alignment is no power of two up to %u",
+    return td_fail(r->err, TD_EFORMAT, "%s: general.alignment is not a power of two up to %u",
                    r->out->file, MAX_ALIGNMENT);
   }
   *out = (uint64_t)value;
@@ -312,7 +312,7 @@ static td_status read_tensors(reader *r, uint64_t n) {
   const uint64_t n_data = start < n_bytes ? n_bytes - start : 0;
   for (size_t i = 0; i < g->n_tensors && st == TD_OK; i++) {
     td_gguf_tensor *t = &g->tensors[i];
-    if (offsets[i] % alignment) st = bad_tensor(r, t, "its offset is no multiple of the alignment");
+    if (offsets[i] % alignment) st = bad_tensor(r, t, "its offset is not aligned");
     if (st == TD_OK && (offsets[i] > n_data || t->n_bytes > n_data - offsets[i])) {
       st = bad_tensor(r, t,
                       "its data goes past the end of the file: it is cut short, download it again");

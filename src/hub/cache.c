@@ -163,7 +163,7 @@ td_status td_hub_find(char **out, const char *repo, const char *quant, const cha
   td_status st = td_hub_folder(&folder, repo, err);
   if (st == TD_OK) *out = find_snapshot(td_buf_text(&folder), quant, revision);
   if (st == TD_OK && !*out) {
-    st = td_fail(err, TD_ENOENT, "%s%s%s is not in %s, or not whole: run `tandem pull %s%s%s`",
+    st = td_fail(err, TD_ENOENT, "%s%s%s is not in %s, or incomplete: run `tandem pull %s%s%s`",
                  repo, quant ? ":" : "", quant ? quant : "", td_buf_text(&folder), repo,
                  quant ? ":" : "", quant ? quant : "");
   }
@@ -179,7 +179,7 @@ td_status td_hub_find_in(char **out, const char *folder, const char *revision, t
   *out = find_snapshot(folder, NULL, revision);
   if (*out) return TD_OK;
   return td_fail(err, TD_ENOENT,
-                 "%s: revision %s is not there, or not whole: give one with --revision, or the "
+                 "%s: revision %s is absent or incomplete: give one with --revision, or the "
                  "folder of a snapshot",
                  folder, revision ? revision : "main");
 }

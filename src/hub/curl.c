@@ -13,7 +13,7 @@
 #include "hub/hub_impl.h"
 
 #define CONNECT_SECONDS 30
-#define STALLED_SECONDS 60 // too slow, or without the begin of a body, redirects included
+#define STALLED_SECONDS 60 // too slow, or no body has begun, redirects included
 #define SLOW_BYTES_S    1024L
 #define MAX_ERROR_BYTES (64u << 10) // read of an error's page
 
@@ -152,7 +152,7 @@ static td_status judge(transfer *t, CURLcode code, td_err *err) {
   if (t->has_failed) return err->code;
   if (t->is_late) {
     t->result->is_worth_retrying = true;
-    return td_fail(err, TD_EIO, "%.300s: the server's answer does not begin", url);
+    return td_fail(err, TD_EIO, "%.300s: no response after %d s", url, STALLED_SECONDS);
   }
   if (code == CURLE_ABORTED_BY_CALLBACK) return td_fail(err, TD_ECANCELED, "interrupted");
   if (code != CURLE_OK && t->n_error <= MAX_ERROR_BYTES) {

@@ -118,7 +118,7 @@ static td_status read_begun(blob *b, td_err *err) {
 static td_status take(void *ctx, uint64_t begin, const void *bytes, size_t len, td_err *err) {
   blob *b = ctx;
   if (begin != b->n) { // the server does not know ranges
-    if (begin) return td_fail(err, TD_EFORMAT, "%s: the server sent another part", b->file->path);
+    if (begin) return td_fail(err, TD_EFORMAT, "%s: the server ignored Range", b->file->path);
     td_status st = empty(b, err);
     if (st != TD_OK) return st;
   }
@@ -183,7 +183,7 @@ static td_status get_rest(blob *b, const char *url, td_err *err) {
                             .ctx = b};
     td_status st = td_hub_fetch(&get, &result, err);
     if (st == TD_OK && b->n == b->file->n_bytes) return TD_OK;
-    if (st == TD_OK) { // an end that is none
+    if (st == TD_OK) { // truncated response
       result.is_worth_retrying = true;
       st = td_fail(err, TD_EIO, "the server sent %llu of %llu bytes", (unsigned long long)b->n,
                    (unsigned long long)b->file->n_bytes);
@@ -208,8 +208,8 @@ static td_status get_right(blob *b, const char *url, td_err *err) {
     if (st != TD_OK) return st;
     if (n + 1 == MAX_MISMATCHES) {
       return td_fail(err, TD_EFORMAT,
-                     "%s: its content does not have the hash that the hub lists (%.12s...); what "
-                     "came was removed",
+                     "%s: hash mismatch: not the %.12s... that the hub lists; the partial file "
+                     "was deleted",
                      b->file->path, b->file->hash);
     }
   }
@@ -238,8 +238,7 @@ static bool is_there(const td_hub_download *what, const td_hub_file *file) {
   return found;
 }
 
-// Opens what has come so far. What is no file of its own, but leads elsewhere or would block, is
-// left alone.
+// Opens the partial file. Refuses symlinks, hard links and FIFOs.
 static td_status open_begun(blob *b, struct stat *info, td_err *err) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   b->fd = open(td_buf_text(&b->path), flags, 0666);
@@ -385,7 +384,7 @@ static td_status run_threads(download *d, td_err *err) {
     return err->code;
   }
   if (d->n_done == d->what->listing->n) return TD_OK;
-  return td_fail(err, TD_ECANCELED, "interrupted: what has come is kept; run it again to go on");
+  return td_fail(err, TD_ECANCELED, "interrupted: partial files are kept for the next run");
 }
 
 // What is still to come, in bytes.

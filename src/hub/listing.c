@@ -79,7 +79,7 @@ static td_status mark_twins(td_hub_listing *l, td_err *err) {
     const td_hub_file *before = sorted[i - 1];
     sorted[i]->is_twin = strcmp(before->hash, sorted[i]->hash) == 0;
     if (sorted[i]->is_twin && before->n_bytes != sorted[i]->n_bytes) {
-      st = td_fail(err, TD_EFORMAT, "%.200s and %.200s: the hub's list gives one hash two sizes",
+      st = td_fail(err, TD_EFORMAT, "%.200s and %.200s: the hub lists two sizes for one hash",
                    before->path, sorted[i]->path);
     }
   }
@@ -127,7 +127,7 @@ td_status td_hub_listing_parse(td_hub_listing *out, const char *json, size_t len
   if (st != TD_OK) return td_err_prefix(err, "%s: the hub's list of files", opts->repo);
   const cJSON *sha = td_json_get(root, "sha"), *list = td_json_get(root, "siblings");
   if (!cJSON_IsString(sha) || !is_hash(sha->valuestring, 40) || !cJSON_IsArray(list)) {
-    st = td_fail(err, TD_EFORMAT, "%s: the hub's answer is no list of files", opts->repo);
+    st = td_fail(err, TD_EFORMAT, "%s: the hub's response is not a list of files", opts->repo);
   } else {
     memcpy(out->commit, sha->valuestring, 41);
     st = set_files(out, list, opts, err);

@@ -77,7 +77,8 @@ static td_status bind_mxfp4(td_tensor_binder *b, const char *name, uint32_t rows
                             td_weight *experts) {
   const uint32_t n = b->config->n_experts;
   if (cols % MX_GROUP) {
-    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s_blocks: %u columns are no groups of %d",
+    return td_fail(b->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s_blocks: %u columns, not a multiple of %d",
                    td_store_listing(b->store), name, cols, MX_GROUP);
   }
   const uint64_t shape[] = {n, rows, cols / MX_GROUP, MX_BYTES};
@@ -193,7 +194,7 @@ static td_status bind_factors(td_tensor_binder *b, const td_tensor *t, bool is_d
     const float value = ((const float *)values)[at];
     experts[e].global_scale = is_divisor ? 1 / value : value;
     if (!(value > 0) || !isfinite(experts[e].global_scale)) {
-      st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %g is no scale", t->file, t->name, value);
+      st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: invalid scale %g", t->file, t->name, value);
     }
   }
   return st;
@@ -214,7 +215,7 @@ static td_status bind_fp4(td_tensor_binder *b, const char *name, size_t tool,
   w.scale_cols = w.scale_dtype == TD_F8E4M3 ? 16 : 32;
   const uint64_t scales_shape[] = {n, part->n_rows, cols / w.scale_cols};
   if (cols % w.scale_cols) {
-    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: %u columns are no groups of %u",
+    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: %u columns, not a multiple of %u",
                    codes->file, codes->name, cols, w.scale_cols);
   }
   st = check_shape(b, scales, scales_shape, 3);

@@ -187,7 +187,7 @@ static td_status bind_global_scale(const binding *g) {
   memcpy(&value, t->data, sizeof value);
   w->global_scale = divisor ? 1 / value : value;
   if (isfinite(w->global_scale) && value > 0) return TD_OK;
-  return td_fail(g->b->err, TD_EFORMAT, "%s: tensor %s: %g is no scale", t->file, t->name, value);
+  return td_fail(g->b->err, TD_EFORMAT, "%s: tensor %s: invalid scale %g", t->file, t->name, value);
 }
 
 static uint64_t int_at(const td_tensor *t, size_t idx) {

@@ -172,7 +172,7 @@ static void refuses_lies_about_the_file(void **state) {
   refuses(&b, TD_EFORMAT, "given twice");
   begin(&b, 0, 1);
   put_u32(&b, "general.alignment", 24);
-  refuses(&b, TD_EFORMAT, "no power of two");
+  refuses(&b, TD_EFORMAT, "not a power of two");
   td_buf_free(&b);
 }
 
@@ -190,7 +190,7 @@ static void refuses_lies_about_tensors(void **state) {
   one_tensor(&b, 0, 4, 0, UINT64_MAX - 31);
   refuses(&b, TD_EFORMAT, "past the end of the file");
   one_tensor(&b, 0, 4, 0, 16);
-  refuses(&b, TD_EFORMAT, "no multiple of the alignment");
+  refuses(&b, TD_EFORMAT, "offset is not aligned");
   one_tensor(&b, (uint64_t)1 << 33, (uint64_t)1 << 33, 0, 0);
   refuses(&b, TD_EFORMAT, "overflows");
   one_tensor(&b, 1, 48, 8, 0);
