@@ -113,7 +113,7 @@ def rank_breach(path, target):
     own, other = path.split("/")[1], target.split("/")[1]
     for folder, name in ((own, path), (other, target)):
         if folder not in RANK:
-            return f"{name}: folder src/{folder} has no rank: give it one in STYLE.md and here"
+            return f"{name}: folder src/{folder} has no rank: give it one in src/README.md and here"
     if own != other and RANK[other] >= RANK[own]:
         return (
             f"{own} (rank {RANK[own]}) must not include {other} (rank {RANK[other]}): "

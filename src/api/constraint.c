@@ -155,7 +155,7 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
   const td_api_path at = td_api_member(param, "type");
   if (!cJSON_IsObject(format)) return td_api_bad(error, param, "%s must be an object", param);
   if (!cJSON_IsString(type)) {
-    return td_api_bad(error, at.text, "%s is missing or no string", at.text);
+    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
   }
   const char *name = type->valuestring;
   if (strcmp(name, "text") == 0) return TD_OK;
@@ -176,7 +176,7 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
   const cJSON *schema = td_json_get(td_json_get(format, "json_schema"), "schema");
   const td_api_path inner = td_api_member(param, "json_schema.schema");
   if (cJSON_IsObject(schema)) return set_schema(out, schema, inner.text, error);
-  return td_api_bad(error, inner.text, "%s is missing or no object", inner.text);
+  return td_api_bad(error, inner.text, "%s is missing or not an object", inner.text);
 }
 
 td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error) {

@@ -104,19 +104,18 @@ static td_status check_part(const cJSON *part, const char *where, td_api_error *
     return td_api_bad(error, where, "%s must be an object with a type", where);
   }
   td_api_path at = td_api_member(where, "type");
-  if (!type) return td_api_bad(error, at.text, "%s is missing or no string", at.text);
+  if (!type) return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
   const bool is_text = td_ends_with(type, "text"), is_refusal = strcmp(type, "refusal") == 0;
   if (is_text || is_refusal) { // Responses: input_text and the like
     at = td_api_member(where, is_text ? "text" : type);
-    return td_api_bad(error, at.text, "%s is missing or no string", at.text);
+    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
   }
   // The first two are words by which Claude Code takes what it sent out of its history.
   const char *why = strstr(type, "image")      ? "Could not process image"
                     : strstr(type, "document") ? "the model does not support PDF input"
                                                : "not supported";
-  return td_api_bad(error, at.text,
-                    "%s: %s: %.64s is no text, and text is all that the model reads", at.text, why,
-                    type);
+  return td_api_bad(error, at.text, "%s: %s: %.64s is not text, and the model reads only text",
+                    at.text, why, type);
 }
 
 td_status td_api_add_part(td_buf *out, const cJSON *part, bool is_asked, const char *where,

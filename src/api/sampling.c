@@ -50,7 +50,7 @@ static td_status parse_bias_entry(td_token_value *out, const cJSON *item, uint32
   errno = 0;
   long long id = strtoll(item->string, &end, 10);
   if (errno || item->string[0] == 0 || *end || item->string[0] == ' ' || id < 0 || id >= n_vocab) {
-    return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is no token id of this model",
+    return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is not a token id of this model",
                       item->string);
   }
   if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100)) {

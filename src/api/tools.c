@@ -22,7 +22,7 @@ static td_status check_tool(const cJSON *tool, const char *where, td_api_error *
   const char *name = tool_name(tool);
   at = td_api_member(where, "function.name");
   if (!name || name[0] == 0) {
-    return td_api_bad(error, at.text, "%s is missing, or no string", at.text);
+    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
   }
   const cJSON *parameters = td_json_get(td_json_get(tool, "function"), "parameters");
   at = td_api_member(where, "function.parameters");

@@ -79,7 +79,7 @@ static td_status read_message(td_conversation *c, const cJSON *message, td_err *
   if (st != TD_OK) return st;
   if (!strcmp(role, "system")) return read_text(&c->system, message, "content", err);
   if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0)
-    return td_fail(err, TD_EFORMAT, "its role is none of system, user and assistant");
+    return td_fail(err, TD_EFORMAT, "its role is not system, user or assistant");
   td_message *m = td_conversation_add(c, role[0] == 'u' ? TD_ROLE_USER : TD_ROLE_ASSISTANT);
   if (!m) return td_fail(err, TD_ENOMEM, "out of memory");
   st = read_text(&m->content, message, "content", err);
@@ -96,7 +96,7 @@ td_status td_conversation_read(td_conversation *c, const char *path, td_err *err
   td_conversation read = {0};
   int n = 0;
   if (!cJSON_IsArray(messages)) {
-    st = td_fail(err, TD_EFORMAT, "%s: there is no list of messages in it", path);
+    st = td_fail(err, TD_EFORMAT, "%s: holds no list of messages", path);
   }
   for (const cJSON *m = messages ? messages->child : NULL; st == TD_OK && m; m = m->next, n++) {
     st = read_message(&read, m, err);

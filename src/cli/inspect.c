@@ -107,7 +107,7 @@ static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
   }
   add_memory(out, c, &s, kv_dtype);
   if (s.table_bytes)
-    td_buf_printf(out, "tables        %s of n-grams, of which rows are read from their files\n",
+    td_buf_printf(out, "tables        %s of n-grams, whose rows are read from disk\n",
                   td_size(s.table_bytes).text);
   if (s.expert_bytes && td_attn_has_gpu(c))
     td_buf_printf(out,

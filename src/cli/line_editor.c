@@ -202,7 +202,7 @@ static void save_message(td_line_editor *e) {
                   history(e->history, &event, H_NSAVE_FP, (size_t)1, file) >= 0;
   if (file && fclose(file) != 0) is_saved = false;
   if (is_saved) return;
-  td_warn("%s: %s: messages are not kept for later", e->history_path.data, strerror(errno));
+  td_warn("%s: %s: the history is not kept", e->history_path.data, strerror(errno));
   td_buf_free(&e->history_path);
 }
 

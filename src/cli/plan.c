@@ -155,9 +155,8 @@ static const char *no_drafts(const setup *s, uint32_t n_seqs, uint32_t *most) {
   const char *why = td_draft_hindrance(&layout, card && card->n_cached > 0);
   *most = td_draft_most_each(n_seqs, td_attn_has_states(s->load.config), card != NULL);
   if (*most > MOST_DRAFTS) *most = MOST_DRAFTS;
-  if (!why && card && !card->drafts.are_verified)
-    why = "the GPU has no memory for them beside the rest";
-  if (!why && !*most) why = "a step of so many sequences has no room for them";
+  if (!why && card && !card->drafts.are_verified) why = "too little GPU memory for them";
+  if (!why && !*most) why = "a step of that many sequences leaves no room for them";
   if (why) *most = 0;
   return why;
 }

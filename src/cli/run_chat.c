@@ -63,7 +63,7 @@ static bool clear(td_runner *r, const char *args) {
   (void)args;
   td_conversation_cut(&r->conversation, 0);
   SAY("The conversation is empty%s.\n",
-      r->conversation.system.len ? ", but for its system message" : "");
+      r->conversation.system.len ? " except for its system message" : "");
   return true;
 }
 
@@ -72,7 +72,7 @@ static bool retry(td_runner *r, const char *args) {
   td_conversation *c = &r->conversation;
   const bool has_message = c->n > 1 || (c->n && c->messages[0].role == TD_ROLE_USER);
   if (!has_message) {
-    SAY("There is no response yet.\n");
+    SAY("No response yet.\n");
     return true;
   }
   if (c->messages[c->n - 1].role == TD_ROLE_ASSISTANT) td_conversation_cut(c, c->n - 1);
@@ -84,7 +84,7 @@ static bool set_system(td_runner *r, const char *args) {
   td_buf *system = &r->conversation.system;
   td_buf_clear(system);
   td_buf_str(system, args);
-  SAY(*args ? "The system message is set.\n" : "There is no system message any more.\n");
+  SAY(*args ? "System message set.\n" : "System message cleared.\n");
   return true;
 }
 
@@ -145,10 +145,10 @@ static const command commands[] = {
     {"retry", "", "generate the last response again", retry},
     {"system", " TEXT", "set the system message; without TEXT remove it", set_system},
     {"set", " NAME VALUE", "change sampling, thinking, effort and others; /set lists them", set},
-    {"model", " NAME", "go on with another model of --models; without NAME list them",
+    {"model", " NAME", "switch to another model of --models; without NAME list them",
      td_run_change_model},
     {"save", " FILE", "write the conversation as JSON", save},
-    {"load", " FILE", "go on with a conversation that /save or the chat page wrote", load},
+    {"load", " FILE", "load a conversation that /save or the chat page wrote", load},
     {"help", "", "print this", help},
     {"exit", "", "end; so does Ctrl-D", leave},
 };
@@ -161,7 +161,7 @@ static bool help(td_runner *r, const char *args) {
     snprintf(usage, sizeof usage, "/%s%s", commands[i].name, commands[i].args);
     SAY("  %-16s %s\n", usage, commands[i].help);
   }
-  SAY("A message goes on in the next line after \\ at the end of a line, or from \"\"\" to "
+  SAY("A message continues on the next line after \\ at the end of a line, or from \"\"\" to "
       "\"\"\";\n"
       "Alt-Enter inserts a line break, Tab completes commands. A space in front of / sends the "
       "line as a message.\n");
@@ -196,12 +196,12 @@ static void say_unknown(const char *name, size_t len) {
   for (size_t i = 0; i < TD_COUNT(commands); i++)
     td_closest_try(&closest, commands[i].name);
   if (setting) {
-    SAY("There is no command /%s; did you mean /set %s? /help lists them.\n", setting, setting);
+    SAY("Unknown command /%s; did you mean /set %s? /help lists them.\n", setting, setting);
   } else if (closest.best) {
-    SAY("There is no command /%.*s; did you mean /%s? /help lists them.\n", (int)len, name,
+    SAY("Unknown command /%.*s; did you mean /%s? /help lists them.\n", (int)len, name,
         closest.best);
   } else {
-    SAY("There is no command /%.*s; /help lists them.\n", (int)len, name);
+    SAY("Unknown command /%.*s; /help lists them.\n", (int)len, name);
   }
 }
 

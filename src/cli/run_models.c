@@ -77,11 +77,11 @@ bool td_run_change_model(td_runner *r, const char *name) {
   td_buf list = TD_BUF_INIT;
   bool should_continue = true;
   if (!r->options->models) {
-    fputs("There is one model: start with --models DIR to change between several.\n", stderr);
+    fputs("Only one model: start with --models DIR to choose among several.\n", stderr);
   } else if (td_run_list_models(r, &list, &err) != TD_OK) {
     td_error("%s", err.msg);
   } else if (!has_line(&list, name)) {
-    if (*name) fprintf(stderr, "There is no model %s. There are:\n", name);
+    if (*name) fprintf(stderr, "Unknown model %s. Known are:\n", name);
     for (const char *at = td_buf_text(&list); *at; at += strcspn(at, "\n") + 1)
       fprintf(stderr, "  %.*s\n", (int)strcspn(at, "\n"), at);
   } else {

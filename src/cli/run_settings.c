@@ -117,7 +117,7 @@ void td_run_set(td_runner *r, const char *args) {
   const char *value = args + len + strspn(args + len, " \t\n");
   const char *name = td_run_setting(args, len);
   if (!name) {
-    fprintf(stderr, "There is no setting %.*s; /set lists them.\n", (int)len, args);
+    fprintf(stderr, "Unknown setting %.*s; /set lists them.\n", (int)len, args);
     return;
   }
   td_err err;

@@ -75,8 +75,7 @@ static td_status check_opts(const td_comm_opts *opts, td_err *err) {
   for (size_t i = 0; i < TD_COUNT(names); i++) {
     if (strcmp(opts->backend, names[i]) == 0) return TD_OK;
   }
-  return td_fail(err, TD_EINVAL,
-                 "no way '%s' to exchange data between devices; use auto, host or nccl",
+  return td_fail(err, TD_EINVAL, "unknown exchange '%s' between devices; use auto, host or nccl",
                  opts->backend);
 }
 
@@ -170,7 +169,7 @@ static td_status join(td_comm **out, td_dev *dev, comm_group *group, uint32_t ra
   *out = NULL;
   td_comm *comm = calloc(1, sizeof *comm);
   if (!comm) {
-    abort_group(group, "a rank has no memory");
+    abort_group(group, "out of memory for a rank");
     release_group(group);
     return td_fail(err, TD_ENOMEM, "out of memory");
   }

@@ -25,8 +25,8 @@ td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err)
 
 td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err) {
   TD_DEV_REQUIRE(v->data && v->n == n, "%s: %u elements where %u belong", what, v->n, n);
-  TD_DEV_REQUIRE(v->dtype == TD_F32 || v->dtype == TD_BF16, "%s: dtype %d is not for vectors", what,
-                 (int)v->dtype);
+  TD_DEV_REQUIRE(v->dtype == TD_F32 || v->dtype == TD_BF16,
+                 "%s: dtype %d; vectors must be F32 or BF16", what, (int)v->dtype);
   return TD_OK;
 }
 
@@ -51,8 +51,7 @@ td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
 td_status td_dev_check_router(const td_router_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
                  a->n_experts);
-  TD_DEV_REQUIRE(a->kind != TD_ROUTER_SOFTMAX || !a->bias,
-                 "router: a bias does not belong to the softmax kind");
+  TD_DEV_REQUIRE(a->kind != TD_ROUTER_SOFTMAX || !a->bias, "router: SOFTMAX takes no bias");
   TD_DEV_REQUIRE(!a->table || (a->tokens && a->n_vocab && a->kind == TD_ROUTER_SOFTPLUS),
                  "router: a table without tokens");
   if (a->n_groups > 1) {
@@ -70,7 +69,7 @@ td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
                      a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
                  "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
                  a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
-  TD_DEV_REQUIRE(!a->selected || a->top_k > 0, "attention: a selection of no keys");
+  TD_DEV_REQUIRE(!a->selected || a->top_k > 0, "attention: an empty selection");
   TD_DEV_REQUIRE(!a->selected || a->kv.dtype != TD_F8E4M3,
                  "attention: a selection of keys in E4M3 pages");
   return TD_OK;
@@ -86,7 +85,7 @@ td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err) {
 td_status td_dev_check_select_blocks(const td_select_blocks_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->block > 0 && a->top_blocks > 0 &&
                      a->n_local <= a->top_blocks,
-                 "selection: %u of them near, %u blocks of %u by %u heads of %u", a->n_local,
+                 "select_blocks: n_local=%u top_blocks=%u block=%u heads=%u dim=%u", a->n_local,
                  a->top_blocks, a->block, a->n_heads, a->dim);
   TD_DEV_REQUIRE(a->kv.dtype != TD_F8E4M3, "selection: keys in E4M3");
   return TD_OK;

@@ -71,7 +71,7 @@ static td_status read_file(td_api_keys *keys, const char *path, td_err *err) {
     line = end ? end + 1 : NULL;
   }
   if (st == TD_OK && keys->n == n_before) {
-    return td_fail(err, TD_EINVAL, "%s: there is no key in it", path);
+    return td_fail(err, TD_EINVAL, "%s: holds no key", path);
   }
   return st;
 }
@@ -137,7 +137,7 @@ static td_status read_key(char **out, const char *path, td_err *err) {
     char *line = text.data;
     *out = line ? next_word(&line) : NULL;
     if (*out) *out = strdup(*out);
-    if (!*out) st = td_fail(err, TD_EINVAL, "--api-key-file %s: there is no key in it", path);
+    if (!*out) st = td_fail(err, TD_EINVAL, "--api-key-file %s: holds no key", path);
   }
   td_buf_free(&text);
   return st;

@@ -281,7 +281,7 @@ static void prepare_body(td_job *j) {
   }
   if (j->status == TD_OK &&
       (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES) {
-    j->status = td_api_bad(&j->error, "n", "n: so many answers under so large a grammar");
+    j->status = td_api_bad(&j->error, "n", "n: too many answers for so large a grammar");
   }
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   td_buf_free(&j->request.vars);

@@ -67,7 +67,7 @@ static uint64_t put_to_sleep(td_hosts *hosts) {
     if (h->keep_ns == UINT64_MAX) continue;
     uint64_t idle_ns = now - h->used_ns;
     if (idle_ns >= h->keep_ns) {
-      td_info("%s: idle for %.0f s, going to sleep", h->name, (double)idle_ns * 1e-9);
+      td_info("%s: idle for %.0f s, unloading", h->name, (double)idle_ns * 1e-9);
       td_host_unload(h);
     } else if (!next_ns || h->keep_ns - idle_ns < next_ns) {
       next_ns = h->keep_ns - idle_ns;

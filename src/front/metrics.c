@@ -89,7 +89,7 @@ static void write_states(const writer *w) {
 }
 
 static void write_finished(const writer *w) {
-  write_head(w, "requests_total", "counter", "Requests that ended, by how they did.");
+  write_head(w, "requests_total", "counter", "Requests that ended, by finish reason.");
   EACH_MODEL(w, m)
   for (int i = 0; i < TD_N_FINISHES; i++) {
     td_buf_printf(w->out, "tandem_requests_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n",
@@ -155,14 +155,14 @@ static void write_workers(const writer *w) {
   WORKERS(w, "gpu_memory_bytes", "gauge", k->gpu_bytes,
           "Memory of the worker's GPU, 0 without one.");
   WORKERS(w, "gpu_memory_free_bytes", "gauge", k->gpu_free_bytes,
-          "What of it was left once the worker had loaded the model.");
+          "Free memory of the worker's GPU once it had loaded the model.");
 }
 
 // Of the machine, not of a model.
 static void write_memory(const writer *w) {
   write_head(w, "memory_bytes", "gauge", "Memory of this machine, or its control group's limit.");
   td_buf_printf(w->out, "tandem_memory_bytes %" PRIu64 "\n", w->now->memory_bytes);
-  write_head(w, "memory_available_bytes", "gauge", "What of it programs could still have.");
+  write_head(w, "memory_available_bytes", "gauge", "Memory that programs could still use.");
   td_buf_printf(w->out, "tandem_memory_available_bytes %" PRIu64 "\n",
                 w->now->memory_available_bytes);
 }

@@ -108,7 +108,7 @@ static void keep_to_budget(td_http_conn *conn) {
   while (conn->held_bytes && (server->held_bytes > most || *held_of_client > most_of_client)) {
     td_http_conn *stalled = most_stalled(conn, *held_of_client > most_of_client);
     if (stalled) {
-      refuse(stalled, 408, "the request stood still while others needed the memory");
+      refuse(stalled, 408, "the request made no progress while others needed the memory");
     } else {
       refuse(conn, 503, "too many large requests are being received at once");
     }

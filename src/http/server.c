@@ -170,7 +170,7 @@ static td_status listen_unix(td_http_server *server, const char *path, td_err *e
   io->handle.data = server;
   error = uv_pipe_bind(&io->pipe, path);
   if (!error) error = uv_listen(&io->stream, BACKLOG, on_connection);
-  if (error == UV_EADDRINUSE) return td_fail(err, TD_EIO, "%s exists and is no socket", path);
+  if (error == UV_EADDRINUSE) return td_fail(err, TD_EIO, "%s exists and is not a socket", path);
   if (error == UV_EACCES) { // libuv's for an absent folder as well
     return td_fail(err, TD_EIO, "%s: its folder is absent, or may not be written", path);
   }

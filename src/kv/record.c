@@ -93,7 +93,7 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
   head found;
   if (n_bytes < sizeof found) return td_fail(err, TD_EFORMAT, "it is cut short");
   memcpy(&found, file, sizeof found);
-  if (found.magic != MAGIC) return td_fail(err, TD_EFORMAT, "it is no KV page");
+  if (found.magic != MAGIC) return td_fail(err, TD_EFORMAT, "not a KV page record");
   if (found.version != VERSION) {
     return td_fail(err, TD_EFORMAT, "it has version %u, not %u", found.version, VERSION);
   }
@@ -173,7 +173,7 @@ td_status td_kv_record_write(const char *dir, const td_kv_record *record, const 
 static td_status read_file(int fd, char *file, uint64_t n, td_err *err) {
   struct stat info;
   if (fstat(fd, &info) != 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
-  if (!S_ISREG(info.st_mode)) return td_fail(err, TD_EFORMAT, "it is no regular file");
+  if (!S_ISREG(info.st_mode)) return td_fail(err, TD_EFORMAT, "not a regular file");
   if ((uint64_t)info.st_size != n) {
     return td_fail(err, TD_EFORMAT, "it has %lld bytes, not %llu", (long long)info.st_size,
                    (unsigned long long)n);

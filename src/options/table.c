@@ -192,7 +192,7 @@ const td_option td_option_table[] = {
      "the environment"},
     {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH) | REMOTE, AT(api_key_file),
      NO_RANGE, NULL, "FILE",
-     "file that holds the key of --api-key, which so stands on no command line"},
+     "file that holds the key of --api-key, so that it appears on no command line"},
     {GROUP_NETWORK, "api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
      "file of accepted API keys, one per line, optionally followed by a weight (default 1); see "
      "--cache-per-key for what one key can learn of another"},
@@ -331,7 +331,7 @@ const td_option td_option_table[] = {
     {GROUP_LOAD, "rate", 0, OPT_REAL, ON(BENCH), AT(rate), RANGE(0.001, 100000), "1", "PER_SECOND",
      "arrivals per second"},
     {GROUP_LOAD, "extra-body", 0, OPT_STR, ON(BENCH), AT(extra_body), NO_RANGE, NULL, "JSON",
-     "object whose members every request has besides, such as a response_format"},
+     "JSON object whose members are added to every request, such as a response_format"},
     {GROUP_LOAD, "slo-ttft", 0, OPT_REAL, ON(BENCH), AT(slo_ttft_ms), RANGE(0, 1e9), "0", "MS",
      "goodput counts requests with at most this TTFT; 0: no limit"},
     {GROUP_LOAD, "slo-tpot", 0, OPT_REAL, ON(BENCH), AT(slo_tpot_ms), RANGE(0, 1e9), "0", "MS",

@@ -109,7 +109,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_grammar && !limits->grammars) return "the worker has no tokenizer for a grammar";
   if (submit->n_answer >= max_output(requests, submit) ||
       submit->n_past >= submit->n_prompt + submit->n_answer) {
-    return "malformed request: not where a step can begin";
+    return "malformed request: no step can begin at n_past";
   }
   if ((submit->flags & TD_SUBMIT_SCORE_PROMPT) && submit->n_past && !submit->n_answer) {
     return "malformed request: a scored prompt is computed whole";
@@ -117,7 +117,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   // A request may have been preempted while it waited for the page of its last token.
   if (submit->n_pages > most_pages(requests, submit) ||
       td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens) {
-    return "malformed request: not the pages that it needs";
+    return "malformed request: wrong number of pages";
   }
   return NULL;
 }
@@ -186,7 +186,7 @@ static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
 static const char *take_grammar(td_worker_request *r, const td_wire_grammar *grammar) {
   if (grammar->n > TD_WIRE_MAX_GRAMMAR ||
       grammar->n > r->submit.n_grammar - r->n_grammar_received) {
-    return "malformed request: more of a grammar than announced";
+    return "malformed request: a longer grammar than announced";
   }
   memcpy(r->grammar + r->n_grammar_received, grammar->text, grammar->n);
   r->n_grammar_received += grammar->n;

@@ -243,7 +243,7 @@ def check_known(message, body):
     known = names_in(body) | VALUES | {"previous_response_id"}  # what to send instead
     for path in re.findall(r"(?<![\w\"])[a-z]+(?:_[a-z]+|\.[a-z_]+|\[\d+\])+", message):
         missing = [k for k in keys_of(path) if isinstance(k, str) and k not in known]
-        assert len(missing) <= message.endswith(("is missing", "no string", "no object")), (message, missing)
+        assert len(missing) <= message.endswith(("is missing", "not a string", "not an object")), (message, missing)
 
 
 @pytest.mark.parametrize("path, at, value, named", ROWS, ids=[f"{r[0]}-{r[1]}-{i}" for i, r in enumerate(ROWS)])

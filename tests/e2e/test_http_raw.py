@@ -586,7 +586,7 @@ def test_what_is_no_socket_is_left_alone(tandem_bin, model, tmp_path):
     file.write_text("mine")
     link.symlink_to(file)
     for path in (file, link, tmp_path):
-        assert f"{path} exists and is no socket" in error_of(path)
+        assert f"{path} exists and is not a socket" in error_of(path)
     assert link.is_symlink() and file.read_text() == "mine"
     assert "its folder is absent" in error_of(tmp_path / "absent" / "s")
     assert "give unix:PATH" in error_of("")

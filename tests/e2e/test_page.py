@@ -495,7 +495,7 @@ def test_texts_are_attached(open_page, gate, tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
     page.set_input_files("#attach-input", [tmp_path / "hello .py", tmp_path / "picture.png"])
     expect(page.locator("#files button")).to_have_text("hello .py (13 characters) ✕")
-    expect(page.locator("#reason")).to_contain_text("picture.png is no text file")
+    expect(page.locator("#reason")).to_contain_text("picture.png is not a text file")
     page.evaluate("""() => { const data = new DataTransfer(); data.setData("text/plain", "y".repeat(5000));
         document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, cancelable: true })); }""")
     expect(page.locator("#files button")).to_have_count(2)
@@ -571,7 +571,7 @@ def test_what_was_exported_is_imported(open_page, tmp_path):
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **message}]
         (tmp_path / "bad.json").write_text(json.dumps([{"messages": messages[:1]}, {"messages": messages}]))
         other.set_input_files("#import-input", tmp_path / "bad.json")
-        expect(other.locator("#ask-title")).to_contain_text("no chats in this file")
+        expect(other.locator("#ask-title")).to_contain_text("No chats found")
         other.click("#ask-ok")
         expect(other.locator("#import-input")).to_have_value("")
     assert other.evaluate(STORED_CHATS) == []

@@ -191,8 +191,8 @@ def test_a_turn_after_a_sleep(tandem_bin, pooled, tmp_path):
     for n_kept, options in ((0, []), (512, ["--kv-dir", tmp_path / "kv"])):
         server = Server(tandem_bin, pooled, *OPTIONS, "--sleep-after", "0.3", *options)
         assert complete(server, prompt)["choices"] == told[0]
-        n_sleeps = server.log().count("going to sleep")
-        wait_until(lambda: server.log().count("going to sleep") > n_sleeps)
+        n_sleeps = server.log().count("unloading")
+        wait_until(lambda: server.log().count("unloading") > n_sleeps)
         turn = complete(server, longer)
         assert cached(turn) == n_kept and turn["choices"] == told[1]
         server.close()

@@ -97,7 +97,7 @@ def test_sleeps_and_wakes(sleeper):
     assert text_of(again) == first
     cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0  # from the disk
-    assert "going to sleep" in sleeper.log()
+    assert "unloading" in sleeper.log()
 
 
 def open_files(server):

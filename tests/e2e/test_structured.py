@@ -146,7 +146,7 @@ REFUSED = [
     ({"response_format": schema({"enum": []})}, "response_format: no text"),
     ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar: no text"),
     ({"guided_regex": "(a{900}){900}"}, "guided_regex: too large"),
-    ({"guided_regex": "a{60000}", "n": 100}, "n: so many answers"),
+    ({"guided_regex": "a{60000}", "n": 100}, "n: too many answers"),
     ({"guided_regex": "(?=a)"}, "look-around"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "only one"),
     ({"guided_choice": []}, "guided_choice"),

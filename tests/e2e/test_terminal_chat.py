@@ -135,12 +135,12 @@ def test_commands(chat, tmp_path):
     for name in ("/clear", "/retry", "/system TEXT", "/set NAME VALUE", "/model NAME", "/save FILE",
                  "/load FILE", "/help", "/exit"):
         assert name in chat.ask("/help")
-    assert "no response yet" in chat.ask("/retry")
-    assert "There is no command /nothing; /help lists them." in chat.ask("/nothing")
+    assert "No response yet" in chat.ask("/retry")
+    assert "Unknown command /nothing; /help lists them." in chat.ask("/nothing")
     assert "did you mean /set temperature?" in chat.ask("/temperature 0")
     assert "did you mean /system?" in chat.ask("/sytem x")
     chat.ask("/reset")
-    assert "is set" in chat.ask("/system Be brief.")
+    assert "System message set" in chat.ask("/system Be brief.")
     chat.ask("hello")
     assert "Good morning" in chat.ask("/retry")
     messages = saved(chat, tmp_path / "a.json")
@@ -211,7 +211,7 @@ def test_ctrl_c_is_not_echoed_into_an_answer(tandem_bin, model, tmp_path):
 
 
 def test_tab_completes_commands(chat, tmp_path):
-    assert "no response yet" in chat.ask("/re\t")
+    assert "No response yet" in chat.ask("/re\t")
     shown = chat.ask("/s\t\x15/help")  # several: they are listed
     assert all(f"  /{name}" in shown for name in ("set", "save", "system"))
     assert "temperature        0.5" in chat.ask("/set te\t0.5")
@@ -246,12 +246,12 @@ def test_settings(chat):
     assert "(the model's)" in chat.ask("/set temperature")
     assert "top-p              0.5" in chat.ask("/set top_p 0.5")
     assert "from 0 to 1" in chat.ask("/set top-p 2")
-    assert "There is no setting nothing" in chat.ask("/set nothing 1")
+    assert "Unknown setting nothing" in chat.ask("/set nothing 1")
     assert "n-predict          3" in chat.ask("/set n-predict 3")
     assert "limit of 3 tokens" in chat.ask("hello")
     assert "thinking           on" in chat.ask("/set thinking on")
     assert "effort             low" in chat.ask("/set effort low")
-    assert "is set" in chat.ask("/set system Be brief.")
+    assert "System message set" in chat.ask("/set system Be brief.")
 
 
 def test_thinking_and_effort_reach_the_template(tandem_bin, model):
@@ -275,7 +275,7 @@ def test_models_change_within_a_chat(tandem_bin, model, tmp_path):
     chat.ask("hello")
     shown = chat.ask("/model")
     assert all(f"  {name}\r\n" in shown for name in ("alpha", "beta", "broken"))
-    assert "There is no model gamma" in chat.ask("/model gamma")
+    assert "Unknown model gamma" in chat.ask("/model gamma")
     assert re.search(r"beta, \d+ tokens of context", chat.ask("/model be\t"))
     assert "Good morning" in chat.ask("/retry")  # the conversation is still there
     shown = chat.ask("/model broken")

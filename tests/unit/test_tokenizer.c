@@ -427,7 +427,7 @@ static void broken_steps_are_refused(void **state) {
        E, "no ids for \"s\""},
       {"{\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"a\",9],\"sep\":[\"a\",0]}"
        "," MODEL "}",
-       E, "there is no token 9"},
+       E, "no token 9"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++)
     refuse(cases[i].json, cases[i].code, cases[i].part);

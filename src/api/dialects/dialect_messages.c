@@ -29,7 +29,7 @@ static td_status write_system(const writing *to, const cJSON *system) {
     const cJSON *line = td_json_get(part, "text");
     const td_api_path at = td_api_member(td_api_item("system", i++).text, "text");
     if (!cJSON_IsString(line)) {
-      st = td_api_bad(to->error, at.text, "%s is missing or no string", at.text);
+      st = td_api_bad(to->error, at.text, "%s is missing or not a string", at.text);
     } else if (!is_billing(line->valuestring)) {
       if (text.len) td_buf_char(&text, '\n');
       td_buf_str(&text, line->valuestring);

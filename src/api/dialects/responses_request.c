@@ -124,7 +124,7 @@ static td_status write_message(turn *t, const cJSON *item, bool is_asked, const 
   td_api_path at = td_api_member(where, "content");
   if (!cJSON_IsString(role)) {
     at = td_api_member(where, "role");
-    return td_api_bad(t->error, at.text, "%s is missing or no string", at.text);
+    return td_api_bad(t->error, at.text, "%s is missing or not a string", at.text);
   }
   if (strcmp(role->valuestring, "assistant") == 0) {
     if (t->content.len) end_turn(t);

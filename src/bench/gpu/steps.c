@@ -385,8 +385,7 @@ static void need_choices(const td_gpu_steps *s, uint32_t batch, double bytes) {
   const td_model_config *c = &s->model.config;
   const double of_all = (double)td_model_stats_of(s->model.model).expert_bytes;
   if (batch == 1 || bytes > 1.1 * of_all * c->top_k / c->n_experts) return;
-  fprintf(stderr, "bench_gpu: all of %u tokens chose the same experts: this is no measurement\n",
-          batch);
+  fprintf(stderr, "bench_gpu: all of %u tokens chose the same experts: not a measurement\n", batch);
   exit(1);
 }
 

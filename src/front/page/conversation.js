@@ -103,7 +103,7 @@ export async function readTextFile(file) {
   } catch {
     // it is no text
   }
-  throw new Error(`${file.name} is no text file: only text can be attached`);
+  throw new Error(`${file.name} is not a text file: only text can be attached`);
 }
 
 // ---- chats from files and from the store -------------------------------------------------------
@@ -161,7 +161,7 @@ export function readChats(text) {
     const raw = [JSON.parse(text)].flat();
     return raw.length ? raw.map(readChat) : refuse();
   } catch {
-    throw new Error("There are no chats in this file, or a part of them is damaged: choose one that was exported here.");
+    throw new Error("No chats found, or some are damaged. Choose a file exported from this page.");
   }
 }
 

@@ -405,8 +405,7 @@ static td_status read_rules(parser *p, td_node *root) {
   const uint32_t n_rules = p->n_names;
   const named_rule *named = find_rule(p, "root", 4);
   if (!named) return td_grammar_build_status(p->b, p->err);
-  if (p->n_names > n_rules)
-    return td_fail(p->err, TD_EFORMAT, "grammar: there is no rule named root");
+  if (p->n_names > n_rules) return td_fail(p->err, TD_EFORMAT, "grammar: no rule named root");
   *root = td_g_call(p->b, named->rule);
   return td_grammar_build_status(p->b, p->err);
 }

@@ -215,7 +215,7 @@ static td_status read_unicode(parser *p, uint32_t *out) {
     }
   }
   if (st == TD_OK && (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out < 0xE000))) {
-    st = fail(p, TD_EUNSUPPORTED, "an escape is no character");
+    st = fail(p, TD_EUNSUPPORTED, "an escape is not a character");
   }
   return st;
 }

@@ -139,7 +139,7 @@ static td_status read_model(td_tokenizer *tok, const cJSON *root, bool by_rank, 
 static td_status check_post(const td_tokenizer *tok, const td_token_ids *ids, td_err *err) {
   for (size_t i = 0; i < ids->n; i++) {
     if (td_vocab_flags(&tok->vocab, ids->ids[i])) continue;
-    return td_fail(err, TD_EFORMAT, "post_processor: there is no token %d", ids->ids[i]);
+    return td_fail(err, TD_EFORMAT, "post_processor: no token %d", ids->ids[i]);
   }
   return TD_OK;
 }
