@@ -26,7 +26,7 @@
   X(STEP, "step", "step", "tokens", "sequences")                                                   \
   X(SAMPLE, "sample", "step", NULL, NULL)                                                          \
   X(SEND, "send", "message", "kind", "request")                                                    \
-  X(HEAR, "hear", "message", "kind", "request")                                                    \
+  X(RECEIVE, "receive", "message", "kind", "request")                                              \
   TD_OPS(TD_TRACE_OF_OP)
 
 typedef enum {

@@ -141,7 +141,7 @@ static void put_record(td_trace_file *f, const td_trace_lane *lane, const td_tra
     put_async(f, lane, r);
     return;
   }
-  bool is_message = r->event == TD_TRACE_SEND || r->event == TD_TRACE_HEAR;
+  bool is_message = r->event == TD_TRACE_SEND || r->event == TD_TRACE_RECEIVE;
   char name[64];
   snprintf(name, sizeof name, "%s%s%s", events[r->event].name, is_message ? " " : "",
            is_message ? message_name(r->a) : "");

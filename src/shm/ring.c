@@ -142,7 +142,7 @@ td_status td_ring_pop(td_ring_reader *reader, td_wire_msg *out) {
   end->pos++;
   atomic_store_explicit(&end->shared->head, end->pos, memory_order_relaxed);
   wake_sleeper(&end->shared->writer_asleep, end->wake.space_fd);
-  td_trace_mark(TD_TRACE_HEAR, out->kind, out->request);
+  td_trace_mark(TD_TRACE_RECEIVE, out->kind, out->request);
   return TD_OK;
 }
 

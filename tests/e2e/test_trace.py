@@ -91,10 +91,10 @@ def test_server(tandem_bin, model, tmp_path):
     processes = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
     assert processes[server.process.pid] == "front"
     assert first | second | front == set(processes)
-    assert {"request", "prepare prompt", "send submit", "hear token"} <= names_of(trace, front)
+    assert {"request", "prepare prompt", "send submit", "receive token"} <= names_of(trace, front)
     for life in first, second:
         names = names_of(trace, life)
-        assert {"open model", "step", "sample", "moe", "attn_mla", "hear submit"} <= names
+        assert {"open model", "step", "sample", "moe", "attn_mla", "receive submit"} <= names
         assert {"send ready", "send token", "send done"} <= names
     assert len([e for e in trace if e["name"] == "request" and e["ph"] == "b"]) == 2
     assert trace[-1]["name"] == "end of trace" and trace[-1]["args"]["dropped"] == 0

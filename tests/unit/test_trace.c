@@ -230,7 +230,7 @@ static void test_dropped_events_are_told(void **state) {
   (void)state;
   td_trace_file *file = open_file();
   for (uint64_t i = 0; i < 20 * (uint64_t)TD_TRACE_RECORDS; i++)
-    td_trace_mark(TD_TRACE_HEAR, 0, i);
+    td_trace_mark(TD_TRACE_RECEIVE, 0, i);
   td_trace_file_close(file);
   cJSON *trace = read_trace();
   double n_dropped = number(find(trace, "end of trace"), "dropped"), n_told = 0, n_kept = 0;
@@ -238,7 +238,7 @@ static void test_dropped_events_are_told(void **state) {
   cJSON_ArrayForEach(event, trace) {
     const char *name = cJSON_GetObjectItem(event, "name")->valuestring;
     if (!strcmp(name, "dropped")) n_told += number(event, "events");
-    if (!strcmp(name, "hear message")) n_kept++;
+    if (!strcmp(name, "receive message")) n_kept++;
   }
   assert_true(n_dropped > 0 && n_told == n_dropped);
   assert_true(n_kept + n_dropped == 20 * TD_TRACE_RECORDS);
@@ -296,7 +296,7 @@ static void test_a_full_disk(void **state) {
   usleep(120000); // this one is written
   setrlimit(RLIMIT_FSIZE, &small);
   for (uint64_t i = 0; i < 1000; i++)
-    td_trace_mark(TD_TRACE_HEAR, 1, i);
+    td_trace_mark(TD_TRACE_RECEIVE, 1, i);
   td_trace_file_close(file);
   setrlimit(RLIMIT_FSIZE, &before);
   cJSON *trace = read_trace();
