@@ -54,7 +54,7 @@ static bool is_slow(const td_http_conn *conn, uint64_t age_ms) {
 
 // How suitable a connection is for being closed in favour of a new one; 0: not at all. Lingering
 // ones first, then those idle between two requests, then those on which a request is slow to come.
-static int readiness_to_go(const td_http_conn *conn, uint64_t age_ms, bool has_too_many) {
+static int eviction_rank(const td_http_conn *conn, uint64_t age_ms, bool has_too_many) {
   if (conn->phase == TD_CONN_LINGER) return 3;
   if (conn->phase != TD_CONN_READ) return 0;
   if (td_http_conn_is_idle(conn) && conn->served) return 2;
@@ -63,7 +63,8 @@ static int readiness_to_go(const td_http_conn *conn, uint64_t age_ms, bool has_t
 
 // The one that leaves first among the extra ones, or among the others; the oldest of equals.
 // *has_too_many: its client has more than its share.
-static td_http_conn *readiest(const td_http_conn *newcomer, bool is_extra, bool *has_too_many) {
+static td_http_conn *find_evictable(const td_http_conn *newcomer, bool is_extra,
+                                    bool *has_too_many) {
   const td_http_server *server = newcomer->server;
   shares s = {0};
   for (const td_http_conn *c = server->conns; c; c = c->next) {
@@ -76,7 +77,7 @@ static td_http_conn *readiest(const td_http_conn *newcomer, bool is_extra, bool 
   for (td_http_conn *c = server->conns; c; c = c->next) {
     if (c == newcomer || c->is_extra != is_extra) continue;
     const uint64_t age = now - c->stage_since_ms, n = *share_of(&s, c);
-    const int ready = readiness_to_go(c, age, n > n_most);
+    const int ready = eviction_rank(c, age, n > n_most);
     const uint64_t rank = ready == 3 ? UINT64_MAX : n << 2 | (uint64_t)ready;
     if (!ready || rank < most || (rank == most && age < oldest)) continue;
     most = rank;
@@ -89,9 +90,9 @@ static td_http_conn *readiest(const td_http_conn *newcomer, bool is_extra, bool 
 
 // Whoever may have sent a request that nobody has read gets an answer.
 static void drop(td_http_conn *leaving) {
-  static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
-                              "Content-Length: 0\r\nConnection: close\r\n\r\n";
-  uv_buf_t text = uv_buf_init((char *)sorry, sizeof sorry - 1);
+  static const char busy_reply[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+                                   "Content-Length: 0\r\nConnection: close\r\n\r\n";
+  uv_buf_t text = uv_buf_init((char *)busy_reply, sizeof busy_reply - 1);
   const bool is_idle = td_http_conn_is_idle(leaving) && leaving->served;
   if (leaving->phase == TD_CONN_READ && !is_idle) uv_try_write(&leaving->io.stream, &text, 1);
   td_http_conn_drop(leaving);
@@ -107,15 +108,15 @@ static void drop_with_others(td_http_conn *leaving) {
     oldest = oldest->next;
   for (td_http_conn *c = oldest; c && n_left; c = c->prev) {
     if (c->peer != leaving->peer || c->is_extra || c->phase != TD_CONN_READ) continue;
-    if (!readiness_to_go(c, now - c->stage_since_ms, true)) continue;
+    if (!eviction_rank(c, now - c->stage_since_ms, true)) continue;
     drop(c);
     n_left--;
   }
 }
 
-static void drop_an_extra(const td_http_conn *newcomer) {
+static void drop_extra(const td_http_conn *newcomer) {
   bool has_too_many;
-  td_http_conn *leaving = readiest(newcomer, true, &has_too_many);
+  td_http_conn *leaving = find_evictable(newcomer, true, &has_too_many);
   for (td_http_conn *c = leaving ? NULL : newcomer->server->conns; c; c = c->next) {
     if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) leaving = c;
   }
@@ -149,12 +150,12 @@ void td_http_conn_find_place(td_http_conn *conn) {
   count_places(server, conn, spare);
   if (server->n_conns - server->n_closing <= server->n_places) return;
   bool has_too_many = false;
-  td_http_conn *leaving = readiest(conn, false, &has_too_many);
+  td_http_conn *leaving = find_evictable(conn, false, &has_too_many);
   if (leaving && has_too_many) drop_with_others(leaving);
   if (leaving) {
     drop(leaving); // no effect on one that is closed
     return;
   }
   conn->is_extra = true;
-  if (n_extra(server) > (size_t)(spare / 2)) drop_an_extra(conn);
+  if (n_extra(server) > (size_t)(spare / 2)) drop_extra(conn);
 }
