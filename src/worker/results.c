@@ -240,10 +240,10 @@ static uint32_t tail_from(const td_step_seq *seq, uint32_t page_tokens) {
 }
 
 // What the layer does behind a step with streamed experts. Not while an engine has the memory of
-// dense weights (td_worker.shelved).
+// dense weights (td_worker.saved_engine).
 static void note_tails(const td_worker *w, td_step *step) {
   const uint32_t page_tokens = w->kv.layout.page_tokens;
-  uint32_t room = w->shelved ? 0 : w->step.budget.max_tokens;
+  uint32_t room = w->saved_engine ? 0 : w->step.budget.max_tokens;
   for (uint32_t i = 0; i < step->n; i++) {
     const td_step_seq *seq = &step->seqs[i];
     const uint32_t end = seq->n_past + seq->n_tokens;

@@ -189,7 +189,7 @@ static td_status warm_up(td_worker *w, td_err *err) {
 
 // On several NUMA nodes, binds this thread to the device's node. Comes last: threads started later
 // would inherit the binding.
-static void sit_beside_device(const td_worker *w) {
+static void bind_to_device_node(const td_worker *w) {
   const td_nodes nodes = td_nodes_get();
   const int node = td_dev_node(w->devices.dev);
   for (unsigned i = 0; i < nodes.n; i++) {
@@ -237,7 +237,7 @@ static td_status open_parts(td_worker *w, td_err *err) {
   if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st != TD_OK) return st;
-  sit_beside_device(w);
+  bind_to_device_node(w);
   for (uint32_t i = 0; st == TD_OK && i <= w->devices.n_peers; i++) {
     td_dev *dev = i ? w->devices.peers[i - 1] : w->devices.dev;
     w->gpu_bytes += td_dev_vram_bytes(dev);
@@ -292,7 +292,7 @@ static void close_all(td_worker *w) {
   td_token_index_close(w->tokens);
   td_engine_close(w->engine);
   td_engine_close(w->streaming);
-  td_engine_close(w->shelved);
+  td_engine_close(w->saved_engine);
   td_kv_memory_close(&w->kv);
   td_devices_close(&w->devices);
   td_model_close(w->model);
@@ -453,7 +453,7 @@ static bool is_decoding(const td_worker *w) {
 
 // Whether the prompts that wait are worth the memory of dense weights. Nobody else computes while
 // they have it.
-static bool wants_longer_steps(td_worker *w) {
+static bool wants_long_steps(td_worker *w) {
   const uint64_t n = td_step_long_prompts(&w->requests, td_engine_stream_tokens(w->streaming));
   return td_gpu_long_pays(&w->devices.longer, w->config, w->devices.stream_from, n) &&
          td_engine_streams_all(w->streaming);
@@ -461,21 +461,21 @@ static bool wants_longer_steps(td_worker *w) {
 
 // Between steps: the engine for longer ones takes the usual one's place, or leaves it.
 static void choose_streaming(td_worker *w) {
-  const bool is_longer = w->shelved != NULL;
-  if (wants_longer_steps(w) == is_longer) return;
-  if (is_longer) {
+  const bool is_long = w->saved_engine != NULL;
+  if (wants_long_steps(w) == is_long) return;
+  if (is_long) {
     td_engine_close(w->streaming);
-    w->streaming = w->shelved;
-    w->shelved = NULL;
+    w->streaming = w->saved_engine;
+    w->saved_engine = NULL;
   } else {
     td_engine *longer;
     td_devices_open_longer(&longer, &w->devices, w->model, &w->streaming_opts);
     if (!longer) return;
-    w->shelved = w->streaming;
+    w->saved_engine = w->streaming;
     w->streaming = longer;
   }
-  td_prefill_budget_init(&w->stream_step.budget,
-                         w->shelved ? w->devices.longer.prefill_chunk : w->devices.prefill_chunk);
+  td_prefill_budget_init(&w->stream_step.budget, w->saved_engine ? w->devices.longer.prefill_chunk
+                                                                 : w->devices.prefill_chunk);
 }
 
 static td_status begin_streaming(td_worker *w, td_err *err) {
@@ -574,7 +574,7 @@ static td_status serve(td_worker *w, td_err *err) {
     const bool are_entering = enter_pages(w);
     if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
-    if (w->shelved) {
+    if (w->saved_engine) {
       td_step_clear(&w->step);
     } else {
       td_step_build(&w->step, &w->requests);
@@ -644,8 +644,8 @@ static int fail(td_worker *w, const td_err *why) {
   if (td_front_link_check_alive(&w->front_link, &err) != TD_OK) return 0;
   td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
   int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
-  bool is_told = td_front_link_send(&w->front_link, &msg, &err) == TD_OK && why->msg[n] == '\0';
-  if (!is_told) td_error("%s", why->msg);
+  bool is_sent = td_front_link_send(&w->front_link, &msg, &err) == TD_OK && why->msg[n] == '\0';
+  if (!is_sent) td_error("%s", why->msg);
   return 1;
 }
 
