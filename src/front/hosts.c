@@ -59,7 +59,7 @@ static void share_places(td_hosts *hosts) {
 }
 
 // Unloads what has been idle for long enough. Returns the time until the next is, 0: none.
-static uint64_t put_to_sleep(td_hosts *hosts) {
+static uint64_t unload_idle(td_hosts *hosts) {
   uint64_t next_ns = 0, now = td_clock_ns();
   for (uint32_t i = 0; hosts->is_on_demand && i < hosts->n; i++) {
     td_host *h = &hosts->all[i];
@@ -78,13 +78,13 @@ static uint64_t put_to_sleep(td_hosts *hosts) {
 
 // A server that cannot load its only model at start ends, and so does one that would not load it
 // again.
-static bool is_pointless(const td_hosts *hosts, const td_host *h) {
+static bool cannot_load(const td_hosts *hosts, const td_host *h) {
   return !hosts->is_on_demand || (hosts->n == 1 && !h->was_ready);
 }
 
 // Tells those who wait about a failure; later requests are another attempt. False: the server ends.
 static bool end_failed(td_hosts *hosts, td_host *h) {
-  if (h->has_just_failed && is_pointless(hosts, h)) {
+  if (h->has_just_failed && cannot_load(hosts, h)) {
     td_serve_stop(hosts->serve, 1);
     return false;
   }
@@ -103,7 +103,7 @@ static void on_timer(uv_timer_t *timer) {
   if (hosts->is_on_demand) share_places(hosts);
   for (uint32_t i = 0; i < hosts->n; i++)
     td_host_admit(&hosts->all[i]);
-  uint64_t next_ns = put_to_sleep(hosts);
+  uint64_t next_ns = unload_idle(hosts);
   // An update that came meanwhile has started the timer for now.
   if (next_ns && !uv_is_active((uv_handle_t *)timer)) {
     uv_timer_start(timer, on_timer, next_ns / 1000000 + 1, 0);

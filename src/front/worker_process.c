@@ -30,7 +30,7 @@ struct td_process {
   uv_pipe_t said_pipe;   // the worker's stderr
   int n_handles;         // not yet closed
   bool is_spawned;       // else on_exit is not called
-  bool has_exited, has_said_all, is_closing;
+  bool has_exited, has_closed_output, is_closing;
   int64_t exit_status;
   int term_signal;
   char said[SAID_BYTES]; // the end of its stderr
@@ -53,7 +53,7 @@ static void on_corrupt(td_process *p) {
 
 // True: some messages are left for the next turn. False: all were received, and the reader is
 // armed.
-static bool hear_some(td_process *p) {
+static bool receive_some(td_process *p) {
   td_ring_reader *rx = &p->channel.rx;
   td_ring_reader_disarm(rx);
   int n = 0;
@@ -73,7 +73,7 @@ static bool hear_some(td_process *p) {
 }
 
 void td_process_drain(td_process *p) {
-  if (!hear_some(p)) return;
+  if (!receive_some(p)) return;
   uint64_t one = 1; // makes the loop's poll fire again
   if (write(p->channel.fds[TD_CHANNEL_UP_DATA], &one, sizeof one) < 0) return; // signaled already
 }
@@ -177,8 +177,8 @@ static void close_handles(td_process *p) {
 }
 
 static void maybe_finish(td_process *p) {
-  if (!p->has_exited || !p->has_said_all || p->is_closing) return;
-  while (hear_some(p)) {
+  if (!p->has_exited || !p->has_closed_output || p->is_closing) return;
+  while (receive_some(p)) {
   } // the writer has exited, so this terminates
   close_handles(p);
 }
@@ -240,7 +240,7 @@ static void on_said(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
   } else if (n < 0) {
     if (p->line_len) pass_on(p, p->line_len);
     uv_read_stop(stream);
-    p->has_said_all = true;
+    p->has_closed_output = true;
     maybe_finish(p);
   }
 }
