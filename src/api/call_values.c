@@ -141,7 +141,7 @@ td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON 
   const value_builder v = {.b = out->build,
                            .ctx = td_json_schema_open(root, &out->budget),
                            .root = root,
-                           .is_free = out->is_free_json};
+                           .is_free = out->allows_any_json};
   for (const cJSON *p = properties->child; p && st == TD_OK && out->budget.status == TD_OK;
        p = p->next) {
     td_api_tool_param *param = &tool->params[tool->n_params];

@@ -24,7 +24,7 @@ static td_status set_schema(td_api_request *out, const cJSON *schema, const char
   td_api_path at;
   td_err err;
   snprintf(at.text, sizeof at.text, "%s", param);
-  const td_json_schema_opts opts = {.is_free = out->is_free_json, .path = at.text};
+  const td_json_schema_opts opts = {.is_free = out->allows_any_json, .path = at.text};
   out->has_format = true;
   td_status st = td_json_schema_build(&out->format, out->build, schema, &opts, &err);
   return st == TD_OK ? st : td_api_fail_err(error, at.text, &err);
@@ -47,7 +47,7 @@ static td_status set_json(td_api_request *out, const cJSON *value, const char *p
 
 static td_status set_any_object(td_api_request *out) {
   out->has_format = true;
-  out->format = td_g_json_object(out->build, out->is_free_json);
+  out->format = td_g_json_object(out->build, out->allows_any_json);
   return TD_OK;
 }
 
@@ -190,6 +190,6 @@ td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api
                                           {"json_schema", set_json},
                                           {"regex", set_regex},
                                           {"ebnf", set_grammar}};
-  out->is_free_json |= allows_any_json(td_json_get(root, "structured_outputs"));
+  out->allows_any_json |= allows_any_json(td_json_get(root, "structured_outputs"));
   return take_one(out, root, names, TD_COUNT(names), NULL, error);
 }

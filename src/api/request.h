@@ -115,7 +115,7 @@ typedef struct {
   td_grammar_build *build; // owned; NULL: no parts
   td_node format;
   bool has_format;
-  bool is_free_json;      // td_json_schema_opts
+  bool allows_any_json;   // td_json_schema_opts
   const char *constraint; // the member that grammar is from: static; NULL: none
   td_calls_mode calls_mode;
   td_api_tool *callable; // owned, [n_callable]

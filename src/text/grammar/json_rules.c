@@ -6,19 +6,19 @@
 
 #include "text/grammar/build_impl.h"
 
-static td_json_spacing spacing_of(td_grammar_build *b, unsigned lines) {
-  char text[4 + 2 * TD_JSON_MAX_LINES + 2] = ",\n";
-  if (!lines) {
+static td_json_spacing spacing_of(td_grammar_build *b, unsigned indent) {
+  char text[4 + 2 * TD_JSON_MAX_INDENT + 2] = ",\n";
+  if (!indent) {
     return (td_json_spacing){.first = TD_NODE_EMPTY,
                              .comma = td_g_str(b, ", "),
                              .last = TD_NODE_EMPTY,
                              .colon = td_g_str(b, ": ")};
   }
-  memset(text + 2, ' ', 2 * lines);
-  const td_node item = td_g_text(b, text + 1, 1 + 2 * (size_t)lines);
+  memset(text + 2, ' ', 2 * indent);
+  const td_node item = td_g_text(b, text + 1, 1 + 2 * (size_t)indent);
   return (td_json_spacing){.first = item,
-                           .comma = td_g_text(b, text, 2 + 2 * (size_t)lines),
-                           .last = td_g_text(b, text + 1, 1 + 2 * (size_t)(lines - 1)),
+                           .comma = td_g_text(b, text, 2 + 2 * (size_t)indent),
+                           .last = td_g_text(b, text + 1, 1 + 2 * (size_t)(indent - 1)),
                            .colon = td_g_str(b, ": ")};
 }
 
@@ -44,25 +44,25 @@ static void make_scalars(td_grammar_build *b, td_json_rules *r) {
       b, td_g_gbnf(b, "$0 (\".\" [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?", &r->integer));
 }
 
-// Objects and arrays whose items are indented by `lines` steps, where they have any.
-static void make_nested(td_grammar_build *b, td_json_rules *r, bool is_free, unsigned lines) {
-  const td_json_spacing *s = &r->spacing[lines];
-  const bool has_more = lines && lines < TD_JSON_MAX_LINES;
+// Objects and arrays whose items are indented by `indent` steps, where they have any.
+static void make_nested(td_grammar_build *b, td_json_rules *r, bool is_free, unsigned indent) {
+  const td_json_spacing *s = &r->spacing[indent];
+  const bool has_more = indent && indent < TD_JSON_MAX_INDENT;
   const td_rule object = td_g_rule(b), value = td_g_rule(b);
-  r->object[lines] = td_g_call(b, object);
-  r->value[lines] = td_g_call(b, value);
-  const td_node item = has_more ? TD_G_ANY(b, r->value[0], r->value[lines + 1]) : r->value[0];
+  r->object[indent] = td_g_call(b, object);
+  r->value[indent] = td_g_call(b, value);
+  const td_node item = has_more ? TD_G_ANY(b, r->value[0], r->value[indent + 1]) : r->value[0];
   const td_node member = td_g_new_rule(b, TD_G_SEQ(b, r->string, s->colon, item));
-  const td_node empty = lines ? TD_NODE_NEVER : is_free ? s->first : TD_NODE_EMPTY;
+  const td_node empty = indent ? TD_NODE_NEVER : is_free ? s->first : TD_NODE_EMPTY;
   td_g_define(b, object,
               td_g_gbnf(b, "\"{\" ($1 $0 ($2 $0)* $3 | $4) \"}\"",
                         (td_node[]){member, s->first, s->comma, s->last, empty}));
   const td_node array = td_g_gbnf(b, "\"[\" ($1 $0 ($2 $0)* $3 | $4) \"]\"",
                                   (td_node[]){item, s->first, s->comma, s->last, empty});
   td_g_define(b, value,
-              lines ? TD_G_ANY(b, r->object[lines], array)
-                    : td_g_gbnf(b, "$0 | $1 | $2 | $3 | \"true\" | \"false\" | \"null\"",
-                                (td_node[]){r->object[0], array, r->string, r->number}));
+              indent ? TD_G_ANY(b, r->object[indent], array)
+                     : td_g_gbnf(b, "$0 | $1 | $2 | $3 | \"true\" | \"false\" | \"null\"",
+                                 (td_node[]){r->object[0], array, r->string, r->number}));
 }
 
 const td_json_rules *td_g_json(td_grammar_build *b, bool is_free) {
@@ -75,11 +75,11 @@ const td_json_rules *td_g_json(td_grammar_build *b, bool is_free) {
   }
   b->json[is_free] = r;
   make_scalars(b, r);
-  for (unsigned lines = 0; lines <= (is_free ? 0 : TD_JSON_MAX_LINES); lines++)
-    r->spacing[lines] = is_free ? free_spacing(b) : spacing_of(b, lines);
+  for (unsigned indent = 0; indent <= (is_free ? 0 : TD_JSON_MAX_INDENT); indent++)
+    r->spacing[indent] = is_free ? free_spacing(b) : spacing_of(b, indent);
   make_nested(b, r, is_free, 0);
-  for (unsigned lines = is_free ? 0 : TD_JSON_MAX_LINES; lines > 0; lines--)
-    make_nested(b, r, is_free, lines); // the deepest first: it is part of those above
+  for (unsigned indent = is_free ? 0 : TD_JSON_MAX_INDENT; indent > 0; indent--)
+    make_nested(b, r, is_free, indent); // the deepest first: it is part of those above
   return r;
 }
 

@@ -3,7 +3,7 @@
 
 #include "text/grammar/build.h"
 
-#define TD_JSON_MAX_LINES 6 // depth down to which values are broken into lines
+#define TD_JSON_MAX_INDENT 6 // depth down to which values are broken into lines
 
 // White space of an object or array: before the first item, between two, behind the last, and
 // behind a key.
@@ -16,8 +16,8 @@ typedef struct {
 struct td_json_rules {
   td_node character, plain; // of a string; plain: no escape
   td_node string, integer, number;
-  td_node object[TD_JSON_MAX_LINES + 1], value[TD_JSON_MAX_LINES + 1];
-  td_json_spacing spacing[TD_JSON_MAX_LINES + 1];
+  td_node object[TD_JSON_MAX_INDENT + 1], value[TD_JSON_MAX_INDENT + 1];
+  td_json_spacing spacing[TD_JSON_MAX_INDENT + 1];
 };
 typedef struct td_json_rules td_json_rules;
 

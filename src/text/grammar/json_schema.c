@@ -141,16 +141,16 @@ static td_status check_keywords(td_schema_ctx *ctx, const cJSON *schema, unsigne
 
 // ---- rules -------------------------------------------------------------------------------------
 
-static uint32_t hash_of(const cJSON *schema, uint32_t lines) {
-  const uint64_t x = ((uint64_t)(uintptr_t)schema + lines) * 0x9e3779b97f4a7c15u;
+static uint32_t hash_of(const cJSON *schema, uint32_t indent) {
+  const uint64_t x = ((uint64_t)(uintptr_t)schema + indent) * 0x9e3779b97f4a7c15u;
   return (uint32_t)(x >> 32);
 }
 
-static uint32_t *slot_of(const td_schema_ctx *ctx, const cJSON *schema, uint32_t lines) {
-  uint32_t at = hash_of(schema, lines) & (ctx->n_slots - 1);
+static uint32_t *slot_of(const td_schema_ctx *ctx, const cJSON *schema, uint32_t indent) {
+  uint32_t at = hash_of(schema, indent) & (ctx->n_slots - 1);
   for (; ctx->slots[at]; at = (at + 1) & (ctx->n_slots - 1)) {
     const td_schema_item *item = &ctx->items[ctx->slots[at] - 1];
-    if (item->schema == schema && item->lines == lines) break;
+    if (item->schema == schema && item->indent == indent) break;
   }
   return &ctx->slots[at];
 }
@@ -169,20 +169,20 @@ static bool grow_items(td_schema_ctx *ctx) {
   ctx->slots = slots;
   ctx->n_slots = n_slots;
   for (uint32_t i = 0; i < ctx->n_items; i++)
-    *slot_of(ctx, ctx->items[i].schema, ctx->items[i].lines) = i + 1;
+    *slot_of(ctx, ctx->items[i].schema, ctx->items[i].indent) = i + 1;
   return true;
 }
 
-td_node td_schema_refer(td_schema_ctx *ctx, const cJSON *schema, uint32_t lines,
+td_node td_schema_refer(td_schema_ctx *ctx, const cJSON *schema, uint32_t indent,
                         td_schema_place place) {
   if (!grow_items(ctx)) {
     td_schema_exhausted(ctx);
     return TD_NODE_NEVER;
   }
-  uint32_t *slot = slot_of(ctx, schema, lines);
+  uint32_t *slot = slot_of(ctx, schema, indent);
   if (!*slot) {
     ctx->items[ctx->n_items] = (td_schema_item){.schema = schema,
-                                                .lines = lines,
+                                                .indent = indent,
                                                 .rule = td_g_rule(ctx->b),
                                                 .parent = ctx->n_items ? ctx->at
                                                                        : TD_SCHEMA_NO_INDEX,
@@ -203,20 +203,20 @@ static bool may_nest(td_schema_ctx *ctx, const cJSON *schema) {
 }
 
 td_node td_schema_refer_item(td_schema_ctx *ctx, const cJSON *schema, td_schema_place place) {
-  const uint32_t lines = ctx->items[ctx->at].lines;
-  const bool has_more = lines && lines < ctx->most;
+  const uint32_t indent = ctx->items[ctx->at].indent;
+  const bool has_more = indent && indent < ctx->max_indent;
   if (!schema) {
-    const td_node more = has_more ? ctx->json->value[lines + 1] : TD_NODE_NEVER;
+    const td_node more = has_more ? ctx->json->value[indent + 1] : TD_NODE_NEVER;
     return TD_G_ANY(ctx->b, ctx->json->value[0], more);
   }
   const td_node flat = td_schema_refer(ctx, schema, 0, place);
   if (!has_more || !may_nest(ctx, schema)) return flat;
-  return TD_G_ANY(ctx->b, flat, td_schema_refer(ctx, schema, lines + 1, place));
+  return TD_G_ANY(ctx->b, flat, td_schema_refer(ctx, schema, indent + 1, place));
 }
 
 // The schema itself stands for the one being translated.
 static td_node refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, uint32_t index) {
-  return td_schema_refer(ctx, schema, ctx->items[ctx->at].lines,
+  return td_schema_refer(ctx, schema, ctx->items[ctx->at].indent,
                          (td_schema_place){.key = key, .index = index});
 }
 
@@ -304,7 +304,7 @@ static td_status translate_types(td_schema_ctx *ctx, const cJSON *schema, unsign
   td_node number = TD_NODE_NEVER, string = TD_NODE_NEVER, array = TD_NODE_NEVER;
   td_node object = TD_NODE_NEVER, null = TD_NODE_NEVER, boolean = TD_NODE_NEVER;
   td_status st = check_keywords(ctx, schema, types);
-  if (ctx->items[ctx->at].lines) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
+  if (ctx->items[ctx->at].indent) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
   if (types & TD_SCHEMA_NULL) null = td_g_str(ctx->b, "null");
   if (types & TD_SCHEMA_BOOL) boolean = td_g_gbnf(ctx->b, "\"true\" | \"false\"", NULL);
   if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER)) {
@@ -319,7 +319,7 @@ static td_status translate_types(td_schema_ctx *ctx, const cJSON *schema, unsign
 
 // Translates the schema whose turn it is. What it refers to is put at the end of the list.
 static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
-  const uint32_t lines = ctx->items[ctx->at].lines;
+  const uint32_t indent = ctx->items[ctx->at].indent;
   unsigned types;
   *out = TD_NODE_NEVER;
   if (!cJSON_IsObject(schema) && !cJSON_IsBool(schema)) {
@@ -327,7 +327,7 @@ static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   }
   if (cJSON_IsFalse(schema)) return TD_OK;
   if (cJSON_IsTrue(schema) || td_schema_asserts_only(schema, NULL, NULL)) {
-    *out = ctx->json->value[lines];
+    *out = ctx->json->value[indent];
     return TD_OK;
   }
   const cJSON *ref = td_schema_get(ctx, schema, "$ref"), *target;
@@ -344,21 +344,21 @@ static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   if (td_schema_get(ctx, schema, "anyOf")) return translate_alternatives(ctx, schema, "anyOf", out);
   if (td_schema_get(ctx, schema, "oneOf")) return translate_alternatives(ctx, schema, "oneOf", out);
   if (td_schema_get(ctx, schema, "enum") || td_schema_member_of(ctx, schema, "const")) {
-    return lines ? TD_OK : translate_values(ctx, schema, types, out);
+    return indent ? TD_OK : translate_values(ctx, schema, types, out);
   }
   return translate_types(ctx, schema, types, out);
 }
 
 static td_status translate_all(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
   const td_schema_place top = {.index = TD_SCHEMA_NO_INDEX};
-  const bool has_lines = ctx->most && may_nest(ctx, schema);
+  const bool is_indented = ctx->max_indent && may_nest(ctx, schema);
   const td_node flat = td_schema_refer(ctx, schema, 0, top);
-  *out = TD_G_ANY(ctx->b, flat, has_lines ? td_schema_refer(ctx, schema, 1, top) : TD_NODE_NEVER);
+  *out = TD_G_ANY(ctx->b, flat, is_indented ? td_schema_refer(ctx, schema, 1, top) : TD_NODE_NEVER);
   td_status st = td_grammar_build_status(ctx->b, ctx->err);
   while (st == TD_OK && ctx->at < ctx->n_items) {
     const td_schema_item item = ctx->items[ctx->at];
     td_node body;
-    if (ctx->most && ctx->n_items > MAX_ITEMS) return TD_ELIMIT;
+    if (ctx->max_indent && ctx->n_items > MAX_ITEMS) return TD_ELIMIT;
     st = translate(ctx, item.schema, &body);
     if (st == TD_OK) td_g_define(ctx->b, item.rule, body);
     if (st == TD_OK) st = td_grammar_build_status(ctx->b, ctx->err);
@@ -368,7 +368,7 @@ static td_status translate_all(td_schema_ctx *ctx, const cJSON *schema, td_node 
 }
 
 static td_status build(td_node *out, td_grammar_build *b, const cJSON *schema,
-                       const td_json_schema_opts *opts, uint32_t most, td_err *err) {
+                       const td_json_schema_opts *opts, uint32_t max_indent, td_err *err) {
   const td_json_rules *json = td_g_json(b, opts->is_free);
   const td_grammar_mark mark = td_g_mark(b);
   td_schema_ctx ctx = {.b = b,
@@ -376,7 +376,7 @@ static td_status build(td_node *out, td_grammar_build *b, const cJSON *schema,
                        .json = json,
                        .root = opts->root ? opts->root : schema,
                        .opts = opts,
-                       .most = most,
+                       .max_indent = max_indent,
                        .err = err};
   const size_t list = td_g_begin(b);
   td_status st = translate_all(&ctx, schema, out);
@@ -397,8 +397,8 @@ static td_status build(td_node *out, td_grammar_build *b, const cJSON *schema,
 
 td_status td_json_schema_build(td_node *out, td_grammar_build *b, const cJSON *schema,
                                const td_json_schema_opts *opts, td_err *err) {
-  const uint32_t most = opts->is_free || opts->is_one_line ? 0 : TD_JSON_MAX_LINES;
-  td_status st = build(out, b, schema, opts, most, err);
-  if (st != TD_ELIMIT || !most || td_grammar_build_status(b, NULL) != TD_OK) return st;
+  const uint32_t max_indent = opts->is_free || opts->is_one_line ? 0 : TD_JSON_MAX_INDENT;
+  td_status st = build(out, b, schema, opts, max_indent, err);
+  if (st != TD_ELIMIT || !max_indent || td_grammar_build_status(b, NULL) != TD_OK) return st;
   return build(out, b, schema, opts, 0, err); // on one line
 }

@@ -10,7 +10,7 @@
 // A schema with a rule: translated, or waiting for it.
 typedef struct {
   const cJSON *schema;
-  uint32_t lines; // indentation of its items, in steps; 0: no lines
+  uint32_t indent; // indentation of its items, in steps; 0: no lines
   td_rule rule;
   // Where it stands: in the schema of another one, as the member key, of that the member `name` or
   // the item `index`.
@@ -40,7 +40,7 @@ struct td_schema_ctx {
   cJSON **owned; // [n_owned] schemas made here, whose members are others'
   uint32_t n_owned;
   size_t cap_owned;
-  uint32_t most;         // depth of lines at most
+  uint32_t max_indent;   // deepest indentation
   unsigned expand_depth; // of $ref and allOf within each other
   td_err *err;
   td_err ignored;
@@ -96,7 +96,7 @@ typedef struct {
   const char *key, *name; // where it stands: td_schema_item
   uint32_t index;
 } td_schema_place;
-td_node td_schema_refer(td_schema_ctx *ctx, const cJSON *schema, uint32_t lines,
+td_node td_schema_refer(td_schema_ctx *ctx, const cJSON *schema, uint32_t indent,
                         td_schema_place place);
 // An item of the value being translated (NULL: anything): on one line, or one deeper in lines.
 td_node td_schema_refer_item(td_schema_ctx *ctx, const cJSON *schema, td_schema_place place);

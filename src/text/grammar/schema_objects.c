@@ -10,11 +10,11 @@
 #define MAX_KEY_CHARS 256 // of a key that begins as a named one
 
 static const td_json_spacing *spacing_of(const td_schema_ctx *ctx) {
-  return &ctx->json->spacing[ctx->items[ctx->at].lines];
+  return &ctx->json->spacing[ctx->items[ctx->at].indent];
 }
 
-static bool has_lines(const td_schema_ctx *ctx) {
-  return ctx->items[ctx->at].lines > 0;
+static bool is_indented(const td_schema_ctx *ctx) {
+  return ctx->items[ctx->at].indent > 0;
 }
 
 // ---- arrays ------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ td_status td_schema_array(td_schema_ctx *ctx, const cJSON *schema, td_node *out)
   td_node prefix[MAX_PREFIX];
   td_status st = read_array(ctx, schema, &a);
   if (st != TD_OK) return st;
-  if (has_lines(ctx) && a.min == 0) a.min = 1; // an array without items has no lines
+  if (is_indented(ctx) && a.min == 0) a.min = 1; // an array without items has no lines
   if (a.min > a.max) return TD_OK;
   const cJSON *item = a.prefix ? a.prefix->child : NULL;
   const uint32_t n = a.n_prefix < a.max ? a.n_prefix : a.max;
@@ -314,7 +314,7 @@ static td_status translate_object(td_schema_ctx *ctx, object_shape *o, td_node *
   const td_json_spacing *s = spacing_of(ctx);
   td_status st = check_counts(ctx, o);
   if (st != TD_OK) return st;
-  if (has_lines(ctx) && o->n_required == 0 && o->min == 0) o->min = 1; // {} has no lines
+  if (is_indented(ctx) && o->n_required == 0 && o->min == 0) o->min = 1; // {} has no lines
   const td_node more = o->has_more ? other_member(ctx, o) : TD_NODE_NEVER;
   const td_node members = o->n ? members_of(ctx, o, more) : counted(ctx, o, more);
   *out = TD_G_SEQ(ctx->b, td_g_str(ctx->b, "{"), s->first, members, s->last, td_g_str(ctx->b, "}"));
