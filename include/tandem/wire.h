@@ -153,7 +153,7 @@ typedef struct {
   char isa[20];   // ISA of the CPU kernels, whose rounding differs; NUL-terminated
   // prompt tokens from which experts stream to the worker's GPU, see td_engine_stream_tokens
   uint32_t stream_tokens;
-  char gpu[68]; // likewise the GPU and its share of the experts; NUL-terminated, empty without one
+  char gpu[68]; // the GPU and its share of the experts, of which rounding depends; empty: none
 } td_wire_ready;
 
 typedef struct {

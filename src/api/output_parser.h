@@ -77,7 +77,7 @@ typedef struct {
   const td_output_form *form; // whose markers the reasoning block has
   bool in_thought;            // the calls being read began in a thought without an end
   size_t far;                 // state REASONING: the thought does not end before this
-  bool will_end;              // likewise: it ends there
+  bool will_end;              // state REASONING: the thought ends at `far`
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is
                    // text before the next call
   bool is_opened;  // state CALLS: a run was opened and has no call yet

@@ -1,8 +1,7 @@
-// src/api/turn.h - by what the server knows its own message again when a conversation comes back
-// with it: for whom it was made, what was said before it, the tools and options, and what it says.
-// White space around the
-// content and the spelling of arguments do not count, nor do ids of calls and the reasoning, which
-// clients leave out.
+// src/api/turn.h - keys that identify the server's own messages when a conversation comes back
+// with them: for whom it was made, what was said before it, the tools and options, and what it
+// says. White space around the content and the spelling of arguments do not count, nor do ids of
+// calls and the reasoning, which clients leave out.
 #pragma once
 
 #include "api/output_parser.h"

@@ -18,7 +18,7 @@ static void on_signal(int number) {
   atomic_store(&is_stopped, true);
 }
 
-// Downloads; SIGINT and SIGTERM end it and leave what has come.
+// Downloads; SIGINT and SIGTERM end it and leave partial files.
 static td_status pull(char **out, const td_options *o, td_err *err) {
   const struct sigaction stop = {.sa_handler = on_signal};
   struct sigaction on_int, on_term;

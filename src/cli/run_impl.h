@@ -64,7 +64,7 @@ void td_run_settle(td_runner *r);
 void td_run_write_reasoning(const td_runner *r, td_json_writer *w);
 // The command /set, and the ways to complete it: whole lines.
 void td_run_set(td_runner *r, const char *args);
-// The name of the setting that a word is, also with underscores. NULL: it is none.
+// The setting that a word names, also with underscores. NULL: no setting.
 const char *td_run_setting(const char *word, size_t len);
 void td_run_complete_set(const char *begun, td_buf *out);
 

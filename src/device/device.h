@@ -83,7 +83,7 @@ void td_dev_show_progress(td_dev *dev);
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free(td_dev *dev, void *ptr);
-// Host memory (pinned), likewise aligned, which the device copies from and to at full speed.
+// Host memory, pinned and aligned alike, which the device copies from and to at full speed.
 // Signals must be in such memory. Free with td_dev_free_host.
 td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free_host(td_dev *dev, void *ptr);
@@ -98,7 +98,7 @@ td_status td_inbox_open(td_inbox *out, td_dev *dev, td_dev *from, size_t n_bytes
 void td_inbox_close(td_inbox *inbox, td_dev *dev);
 // Bytes free in the device's own memory; 0: it has none and uses host memory.
 size_t td_dev_free_vram_bytes(td_dev *dev);
-// All of it, likewise.
+// All bytes of the device's own memory; 0: it has none.
 size_t td_dev_vram_bytes(td_dev *dev);
 
 // Whether td_op_moe accepts this matrix when td_op_copy has copied it to device memory. Data,
@@ -363,7 +363,7 @@ typedef struct {
 // One layer's KV pages: page i begins at pages + i * page_bytes. Elements have the activations'
 // dtype, or are f16: rounded to nearest even and saturated at the largest finite value. In
 // TD_F8E4M3 pages are as tandem/kv_f8.h says, with the rows below.
-//   GQA: K [n_kv_heads][page_tokens][head_dim], then V likewise
+//   GQA: K [n_kv_heads][page_tokens][head_dim], then V of the same shape
 //   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
 typedef struct {
   void *pages;
@@ -399,7 +399,7 @@ typedef struct {
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
 // that takes part in its softmax without a value. blocks: results of td_op_select_blocks with this
 // `block` and top_blocks, of n_kv_heads heads, without a window; NULL: tokens see all keys.
-// selected: likewise groups of `group` positions, for all heads, as in td_attn_mla_args.
+// selected: groups of `group` positions that tokens see, for all heads, as in td_attn_mla_args.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
@@ -790,9 +790,9 @@ typedef struct {
 // not change the order. ids, weights, there and peer may be in memory of td_dev_alloc_host.
 typedef struct {
   const float *here, *there; // [n_tokens][top_k][dim]
-  const float *peer;         // likewise, or NULL
+  const float *peer;         // [n_tokens][top_k][dim], or NULL
   const int32_t *slots;      // i32 [n_experts], device memory
-  const int32_t *peer_slots; // likewise; NULL without peer
+  const int32_t *peer_slots; // i32 [n_experts]; NULL without peer
   const int32_t *ids;        // [n_tokens][top_k], in [0, n_experts)
   const float *weights;      // f32 [n_tokens][top_k]
   void *out;                 // [n_tokens][dim]

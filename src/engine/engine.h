@@ -245,7 +245,7 @@ uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, ui
 // bits. is_host: a CPU. Of opts only max_drafts, has_draft_layer, max_step_tokens and max_step_seqs
 // are read.
 uint64_t td_engine_draft_bytes(const td_model *model, bool is_host, const td_engine_opts *opts);
-// What a guess by that layer reads of the output matrix on a CPU.
+// Bytes of the output matrix read per draft token of that layer, on a CPU.
 uint64_t td_engine_draft_head_bytes(const td_model *model);
 // Default prefill chunk in tokens: 512; 1024 for MLA, which expands keys and values from latents
 // again for each chunk; more where an expert would get fewer than 32 tokens, so that decoding its

@@ -82,10 +82,10 @@ typedef struct {
   size_t meta_len;                     // entries of meta that it uses
   const uint32_t *number, *dev_number; // n_steps, in meta and in dev_meta
   const int32_t *tokens, *rows;        // in dev_meta
-  const float *temperature;            // [n_rows], likewise
-  const int32_t *trail_first;          // likewise, of the sequences of GROUP_DECODE
+  const float *temperature;            // [n_rows], in dev_meta
+  const int32_t *trail_first;          // in dev_meta, of the sequences of GROUP_DECODE
   const int32_t *dev_slots;            // of cached experts on the engine's device, in dev_meta
-  const int32_t *dev_peer_slots;       // likewise on the peer
+  const int32_t *dev_peer_slots;       // of cached experts on the peer, in dev_meta
 } td_step_run;
 
 struct td_engine {
@@ -114,7 +114,7 @@ struct td_engine {
   void *act_words;      // td_attn_rows.words a token; NULL: none
   float *router_logits;
   float *cos_sin;      // [max_seq_tokens][rot_dim/2][2]
-  float *pool_cos_sin; // likewise, of layers with pooled keys; NULL: no layer has any
+  float *pool_cos_sin; // as cos_sin, of layers with pooled keys; NULL: no layer has any
   float *hyper;        // [max_step_tokens][td_hyper_scores]; NULL: no hyper-connections
   // With hyper_rank: normed streams, their gates, [n_streams * dim] each, and [hyper_rank].
   void *streams, *gates, *low;
@@ -248,7 +248,7 @@ const bool *td_expert_cache_layers(const td_engine *engine);
 const uint8_t *td_expert_cache_pair_share(const td_engine *engine);
 // Before a step's tables are copied: experts that have arrived since the last one are used from now
 // on. Writes [n_layers][n_experts] slots on the engine's device, -1 for experts that are not there,
-// and with a peer likewise its slots; returns the number of entries.
+// and with a peer the slots there; returns the number of entries.
 size_t td_expert_cache_begin_step(td_engine *engine, int32_t *slots);
 // After a step: what it used counts, and a few experts begin to move.
 void td_expert_cache_end_step(td_engine *engine);

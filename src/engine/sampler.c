@@ -18,7 +18,7 @@ struct td_sampler {
   bool has_strayed;    // a token did not match
   bool has_no_logits;  // a row held NaN or infinity
   uint32_t *counts; // [n_vocab] occurrences among generated tokens; NULL when no penalty needs it
-  uint8_t *seen;    // [n_vocab] occurs in prompt or generated tokens; NULL likewise
+  uint8_t *seen;    // [n_vocab] occurs in prompt or generated tokens; NULL when not needed
   td_token_value *candidates; // [n_vocab]
   float *given;               // [n_vocab] the model's logits, unmodified
   float *weights;             // [n_vocab] exp(logit - max)

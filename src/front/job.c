@@ -436,7 +436,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   td_choice *c = ctx;
   td_job *j = c->job;
   td_err err;
-  if (j->request.max_tokens == 0) return; // drawn by the way
+  if (j->request.max_tokens == 0) return; // discarded
   note_token(c, token);
   c->sum_logprob += (double)token->logprob;
   td_status st = td_answer_add(&c->answer, token, &err);

@@ -73,9 +73,9 @@ void td_gguf_free(td_gguf *gguf);
 
 // NULL: there is no such value.
 const td_gguf_value *td_gguf_find(const td_gguf *gguf, const char *key);
-// A number, or element idx of an array of numbers, as a double. False: it is none.
+// A number, or element idx of an array of numbers, as a double. False: it is not one.
 bool td_gguf_number(const td_gguf_value *v, uint64_t idx, double *out);
-// A string. False: it is none.
+// A string. False: it is not one.
 bool td_gguf_text(const td_gguf_value *v, td_gguf_str *out);
 // The strings of an array, one after the other: *at begins as v->data. Call at most v->n times.
 td_gguf_str td_gguf_next_str(const uint8_t **at);

@@ -134,7 +134,7 @@ static void write_pre(td_json_writer *w, const char *const *patterns) {
 
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 
-// The array of strings or numbers called key; NULL: it is none.
+// The array of strings or numbers called key; NULL: there is no such array.
 static const td_gguf_value *list(const td_gguf *g, const char *key, bool of_text) {
   const td_gguf_value *v = td_gguf_find(g, key);
   return v && v->is_array && (v->type == TD_GGUF_STR) == of_text ? v : NULL;

@@ -11,8 +11,8 @@
 #define MOST_SHARE 8    // a client that holds more than 1/MOST_SHARE of the places has no such age
 #define BATCH_SHARE                                                                                \
   64 // 1/BATCH_SHARE of the places becomes free at once when a client has too many
-// Descriptors that are no places, a quarter of few: half of them for extra connections, which are
-// told that there is no place, half for the rest of the process.
+// Descriptors that are not for places, or a quarter of all: half of them for extra connections,
+// which are told that there is no place, half for the rest of the process.
 #define MOST_SPARE 128
 
 uint64_t td_http_peer_of(const td_http_conn *conn) {
@@ -61,7 +61,7 @@ static int eviction_rank(const td_http_conn *conn, uint64_t age_ms, bool has_too
   return is_slow(conn, age_ms) && (has_too_many || age_ms >= SLOW_MS);
 }
 
-// The one that leaves first among the extra ones, or among the others; the oldest of equals.
+// The connection to close first, among the extra or the other ones; the oldest of equals.
 // *has_too_many: its client has more than its share.
 static td_http_conn *find_evictable(const td_http_conn *newcomer, bool is_extra,
                                     bool *has_too_many) {
@@ -88,7 +88,7 @@ static td_http_conn *find_evictable(const td_http_conn *newcomer, bool is_extra,
   return found;
 }
 
-// Whoever may have sent a request that nobody has read gets an answer.
+// Answers a client that may have sent a request that nobody has read.
 static void drop(td_http_conn *leaving) {
   static const char busy_reply[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
                                    "Content-Length: 0\r\nConnection: close\r\n\r\n";
@@ -98,7 +98,7 @@ static void drop(td_http_conn *leaving) {
   td_http_conn_drop(leaving);
 }
 
-// Of a client that has too many, several at once: finding one takes a look at all connections.
+// Drops several of a client that has too many, since finding one looks at all connections.
 static void drop_with_others(td_http_conn *leaving) {
   const td_http_server *server = leaving->server;
   uint32_t n_left = server->n_places / BATCH_SHARE;

@@ -136,7 +136,7 @@ static bool has_file(const char *folder, const char *name) {
 }
 
 // The snapshot of a revision in a model's folder of the cache, or a quantization's file in it;
-// NULL: it is not there, or not whole.
+// NULL: it is absent or incomplete.
 static char *find_snapshot(const char *folder, const char *quant, const char *revision) {
   td_buf path = TD_BUF_INIT, commit = TD_BUF_INIT;
   td_err ignored;

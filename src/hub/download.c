@@ -44,7 +44,7 @@ typedef struct {
 
 // ---- one blob -----------------------------------------------------------------------------------
 
-// The file of what has come, and the hash of it.
+// The partial file, and its hash.
 typedef struct {
   download *d;
   const td_hub_file *file;
@@ -249,8 +249,8 @@ static td_status open_begun(blob *b, struct stat *info, td_err *err) {
                  td_buf_text(&b->path));
 }
 
-// Opens and locks what has come so far. What was opened may be another process's, which finishes or
-// removes it before the lock: then the name is opened again.
+// Opens and locks the partial file. It may be another process's, which finishes or removes it
+// before the lock: then the name is opened again.
 static td_status lock_begun(blob *b, td_err *err) {
   for (;;) {
     struct stat locked, named;

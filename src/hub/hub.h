@@ -42,5 +42,5 @@ td_status td_hub_find_in(char **out, const char *folder, const char *revision, t
 
 // Downloads what the cache lacks, several files at once; what was begun is continued. Every file is
 // checked by its size and hash. Progress goes to stderr. *out is as td_hub_find's. TD_ECANCELED:
-// stopped; what has come is kept.
+// stopped; partial files are kept.
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err);

@@ -72,7 +72,7 @@ td_status td_hub_write_ref(const char *folder, const char *revision, const char 
 // well; otherwise 0.
 size_t td_hub_quant_len(const char *path, const char *quant);
 // The file of a quantization in a snapshot, of several parts the first; NULL: there is none, or it
-// is not whole. The caller frees it.
+// is incomplete. The caller frees it.
 char *td_hub_find_quant(const char *snapshot, const char *quant);
 
 // ---- download.c ---------------------------------------------------------------------------------

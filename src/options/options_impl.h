@@ -13,7 +13,7 @@ typedef enum {
   OPT_FLAG,
   OPT_INTS,
   OPT_ENUM,   // one of `names`
-  OPT_CHOICE, // likewise, kept as text; may be left out
+  OPT_CHOICE, // one of `names`, kept as text; may be left out
   OPT_SUBSET, // some of `names`, separated by commas; kept as text
   OPT_NAMES
 } td_option_kind;

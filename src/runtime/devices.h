@@ -36,7 +36,7 @@ typedef struct {
   bool has_draft_layer;      // the layer of multi-token prediction drafts on the GPU
   uint64_t draft_bytes;      // part of held_bytes: of a GPU, for drafts and that layer
   uint64_t stream_bytes;     // part of held_bytes: the ring for streamed experts (td_engine_opts)
-  uint64_t cache_bytes;      // likewise: the cache of experts for decode
+  uint64_t cache_bytes;      // part of held_bytes: the cache of experts for decode
   uint64_t peer_cache_bytes; // more of it, in the memory of the first peer; 0: none
   bool is_cache_fixed;       // see td_engine_opts
   uint32_t stream_from;      // prompt tokens of a step from which experts stream

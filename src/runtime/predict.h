@@ -21,7 +21,7 @@ typedef struct {
   // without the output matrix, and which of a layer (TD_ACTIVATIONS_AUTO: none).
   td_a8_stats a8[TD_N_ACTIVATIONS];
   td_activations a8_experts[TD_MAX_LAYERS], a8_latents[TD_MAX_LAYERS];
-  uint64_t other_bytes;             // weights that are no routed experts
+  uint64_t other_bytes;             // weights other than routed experts
   uint64_t step_bytes;              // of them, what every step reads: all but the embedding
   uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it
   td_gpu_draft_bytes drafts;        // on a card
@@ -37,7 +37,7 @@ uint64_t td_plan_load_expert_bytes(const td_plan_load *load); // of all layers
 
 // How a card's memory is divided, as a worker would.
 typedef struct {
-  bool fits; // at least the weights that are no routed experts do
+  bool fits; // at least the weights other than routed experts do
   td_gpu_drafts drafts;
   bool experts_stream;          // or else all experts are in the card's memory
   uint32_t n_gpu_expert_layers; // the first layers, whose experts never leave it

@@ -14,7 +14,7 @@ td_status td_worker_save_state(td_worker *w, const td_worker_request *r, td_err 
   return td_engine_save_state(w->engine, r->pages[page_idx], err);
 }
 
-// Has recurrent states go back behind drafts that are not of the text.
+// Rolls recurrent states back to before drafts that were rejected.
 static td_status roll_back(const td_worker *w, td_worker_request *r, td_err *err) {
   const uint32_t n_ahead = r->n_computed > r->n_past ? r->n_computed - r->n_past : 0;
   r->n_computed = 0;

@@ -459,7 +459,7 @@ static bool wants_long_steps(td_worker *w) {
          td_engine_streams_all(w->streaming);
 }
 
-// Between steps: the engine for longer ones takes the usual one's place, or leaves it.
+// Between steps: the engine for long ones takes the usual one's place, or gives it back.
 static void choose_streaming(td_worker *w) {
   const bool is_long = w->saved_engine != NULL;
   if (wants_long_steps(w) == is_long) return;

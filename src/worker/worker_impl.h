@@ -23,7 +23,7 @@ typedef struct {
   td_engine *engine;
   td_kv_memory kv;
   td_token_index *tokens; // NULL: the checkpoint has no tokenizer
-  td_grammars *grammars;  // NULL likewise
+  td_grammars *grammars;  // NULL: no tokens
   int masks_fd;           // can be read when a grammar's mask was made; -1: none
   td_requests requests;
   td_step step;

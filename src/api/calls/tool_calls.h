@@ -62,7 +62,7 @@ typedef struct {
   bool is_open;                 // the closing marker has not been seen
   unsigned types;               // TD_PARAM_* of the argument being read, of a form with tags
   int is_text;                  // whether its tag says that it is a string; -1: it says nothing
-  uint64_t given;               // which of the tool's first 64 parameters were given, likewise
+  uint64_t given;               // bit i: the tool's parameter i was given, in a form with tags
   unsigned depth;               // elements open within the argument being read
   const td_tool_params *params; // borrowed; may be NULL
   td_buf word;                  // owned: the key, name or literal being read

@@ -447,7 +447,7 @@ static void pool_top_describe(const td_model_config *c, td_buf *out) {
                 td_model_n_attn(c, TD_ATTN_POOL_TOP), c->n_layers);
 }
 
-// ---- of any kind --------------------------------------------------------------------------------
+// ---- all kinds ----------------------------------------------------------------------------------
 
 // In the order of the fields, so that a kind without one of them does not compile.
 static const td_attn_spec kinds[] = {

@@ -11,7 +11,7 @@
 #define TD_TOK_MAX_STEPS 64
 
 // Calls step with json itself or, if its type is Sequence, with each element of the array `key`;
-// nested Sequences likewise. Errors are prefixed with the path.
+// also of nested Sequences. Errors are prefixed with the path.
 typedef td_status (*td_tok_step)(void *owner, const cJSON *json, const char *type, td_err *err);
 td_status td_tok_each_step(const cJSON *json, const char *key, td_tok_step step, void *owner,
                            td_err *err);
