@@ -1,16 +1,11 @@
 // tests/unit/api_request_testing.h - bodies of requests, and what they are parsed with.
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "api/request.h"
+#include "unit/testing.h"
 
 static const td_api_defaults defaults = {
     .temperature = 0.5f, .top_p = 0.75f, .top_k = 20, .n_vocab = 1000};

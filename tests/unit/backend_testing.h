@@ -7,9 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,13 +18,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "front/backend_impl.h"
 #include "front/supervisor.h"
 #include "kv/pool.h"
+#include "unit/testing.h"
 #include "worker/worker.h"
 
 // A prompt that begins with one of these and a length makes the worker misbehave once the sequence

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "support/checkpoint.h"
+#include "unit/testing.h"
 
 static inline td_model *open_ok(checkpoint *ck) {
   td_model *m;

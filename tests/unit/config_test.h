@@ -1,16 +1,11 @@
 // tests/unit/config_test.h - parses a config.json that a test spells out.
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "model/config.h"
+#include "unit/testing.h"
 
 static inline td_status parse(const char *config, const char *generation, td_model_config *out,
                               td_err *err) {

@@ -10,21 +10,16 @@
 #include <malloc.h>
 #include <nettle/sha2.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include <cmocka.h>
-
 #include "base/buf.h"
 #include "base/status.h"
+#include "unit/testing.h"
 
 static uint64_t n_steps;
 

@@ -1,16 +1,11 @@
 // tests/unit/placement_test.h - DeepSeek-V3 in FP8 without its file, for what is planned of it.
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "runtime/placement.h"
 #include "runtime/predict.h"
+#include "unit/testing.h"
 
 #define GB ((uint64_t)1000000000)
 

@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "tandem/types.h"
+#include "unit/testing.h"
 
 static inline uint64_t ref_next(uint64_t *state) { // splitmix64
   uint64_t z = *state += 0x9e3779b97f4a7c15u;
