@@ -336,7 +336,7 @@ def test_sanitizers_run_over_some_tests(bare_root, namespace):
     assert {Path(program).name for *_, program, _ in runs} > {"test_cuda_a8", "test_cuda_pool", "test_cuda_graphs"}
     for *_, program, pattern in runs:
         source = (ROOT / "tests" / "unit" / f"{Path(program).name}.c").read_text()
-        assert fnmatch.filter(re.findall(r"cmocka_unit_test\w*\((\w+)", source), pattern)
+        assert fnmatch.filter(re.findall(r"^(?:TEST|FORMS)\((\w+)", source, re.M), pattern)
     assert done.returncode == 1
     (failed,) = steps["summary"]["failed"]
     assert failed.startswith("memcheck moe *moe*") and steps[failed]["exit_code"] == 99

@@ -3,15 +3,8 @@
 // adds in double: what is left to differ are FP32 sums, by at most a unit of the sum of magnitudes
 // for each addition.
 // CTest: gpu slow no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 #include "unit/sanitized.h"
 
 enum { BLOCK = 128 };
@@ -61,8 +54,24 @@ static bool opens_a8(cuda_fixture *f, const a8_form *form) {
   return true;
 }
 
+// A test of each form.
+#define FORMS(name)                                                                                \
+  static void try_##name(const a8_form *form);                                                     \
+  TEST(name##_e4m3_89) {                                                                           \
+    try_##name(&e4m3_89);                                                                          \
+  }                                                                                                \
+  TEST(name##_e4m3_90) {                                                                           \
+    try_##name(&e4m3_90);                                                                          \
+  }                                                                                                \
+  TEST(name##_int8_80) {                                                                           \
+    try_##name(&int8_80);                                                                          \
+  }                                                                                                \
+  TEST(name##_int8_90) {                                                                           \
+    try_##name(&int8_90);                                                                          \
+  }                                                                                                \
+  static void try_##name(const a8_form *form)
+
 #define A8_OPEN(f)                                                                                 \
-  const a8_form *form = *state;                                                                    \
   cuda_fixture f = {.rng = 1};                                                                     \
   if (!opens_a8(&(f), form)) skip()
 
@@ -182,7 +191,7 @@ static void check_linear(cuda_fixture *f, const a8_form *form, const linear_case
   ref_free_weight(&w);
 }
 
-static void test_linear(void **state) {
+FORMS(linear) {
   static const linear_case cases[] = {
       {128, 256, 17, 17, 128, 128, .out_f32 = true},
       {40, 200, 33, 33, 128, 128, .out_f32 = true, .has_bias = true}, // rows of 8 bytes
@@ -224,7 +233,7 @@ static void multiply_prompt(cuda_fixture *f, const td_weight *w, const uint16_t 
 }
 
 // What is neither a number nor in range: NaN stays in its token, and so does infinity, as NaN.
-static void test_what_is_no_number(void **state) {
+FORMS(what_is_no_number) {
   enum { TOKENS = 20, ROWS = 32, COLS = 256 };
   A8_OPEN(f);
   ref_weight w = ref_make_weight(&f.rng, form->dtype, ROWS, COLS, 128, 128);
@@ -252,7 +261,7 @@ static void test_what_is_no_number(void **state) {
 }
 
 // A token's row is the same to the last bit with any neighbours, in tiles of 64 and of 128.
-static void test_alone_and_in_company(void **state) {
+FORMS(alone_and_in_company) {
   enum { TOKENS = 200, ROWS = 136, COLS = 392 };
   A8_OPEN(f);
   ref_weight w = ref_make_weight(&f.rng, form->dtype, ROWS, COLS, 128, 128);
@@ -379,10 +388,10 @@ static double run_moe(cuda_fixture *f, const a8_form *form, uint32_t n, uint32_t
   return sqrt(error / norm);
 }
 
-static void test_experts(void **state) {
+FORMS(experts) {
   static const uint32_t sizes[][2] = {{17, 17}, {100, 100}, {200, 200}, {70, 40}};
   for (size_t i = 0; i < 2 * TD_COUNT(sizes); i++) {
-    const bool is_large = *state == &e4m3_90 || *state == &int8_90; // their tiles are
+    const bool is_large = form == &e4m3_90 || form == &int8_90; // their tiles are
     if ((IS_ASAN || is_large) && i % 3 != 0) continue;
     const uint32_t n = sizes[i / 2][0], n_prompt = sizes[i / 2][1];
     A8_OPEN(f);
@@ -396,7 +405,7 @@ static void test_experts(void **state) {
 }
 
 // Passes that scratch memory cuts do not change a bit.
-static void test_experts_in_passes(void **state) {
+FORMS(experts_in_passes) {
   enum { TOKENS = 120 };
   static float got[2][TOKENS * DIM];
   for (int i = 0; i < 2; i++) {
@@ -410,8 +419,7 @@ static void test_experts_in_passes(void **state) {
 
 // Where sums of E4M3 have all bits of FP32, on the emulator, a GPU of sm_90 has the results of
 // others. Those of INT8 are exact everywhere.
-static void test_forms_agree(void **state) {
-  (void)state;
+TEST(forms_agree) {
   enum { TOKENS = 130, ROWS = 300, COLS = 392 };
   static const a8_form *const forms[][2] = {{&e4m3_89, &e4m3_90}, {&int8_80, &int8_90}};
   static const uint32_t scales[][2] = {{128, 128}, {1, COLS}};
@@ -437,8 +445,7 @@ static void test_forms_agree(void **state) {
 
 // ---- what cannot be -----------------------------------------------------------------------------
 
-static void test_gpu_without_f8(void **state) {
-  (void)state;
+TEST(gpu_without_f8) {
   td_dev *dev;
   td_err err;
   if (!is_emulated()) skip();
@@ -449,23 +456,4 @@ static void test_gpu_without_f8(void **state) {
   assert_non_null(strstr(err.msg, "--activations fp8"));
   assert_non_null(strstr(err.msg, "8.6"));
   assert_non_null(strstr(err.msg, "--activations auto"));
-}
-
-#define FORM(test, form)                                                                           \
-  { #test " " #form, test, NULL, NULL, (void *)&(form) }
-#define FORMS(test)                                                                                \
-  FORM(test, e4m3_89), FORM(test, e4m3_90), FORM(test, int8_80), FORM(test, int8_90)
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      FORMS(test_linear),
-      FORMS(test_what_is_no_number),
-      FORMS(test_alone_and_in_company),
-      FORMS(test_experts),
-      FORMS(test_experts_in_passes),
-      cmocka_unit_test(test_forms_agree),
-      cmocka_unit_test(test_gpu_without_f8),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,15 +2,8 @@
 // against a naive one in double: whole prompts, chunks on top of cached pages and single tokens,
 // ragged lengths and dims, windows and sinks, selected blocks.
 // CTest: gpu slow no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_attn_test.h"
-#include "unit/filtered.h"
 
 static const layout layouts[] = {
     {.name = "heads of 24, BF16 pages",
@@ -122,8 +115,7 @@ static bool is_sm90(void) {
   return getenv("TANDEM_EMU_CAPABILITY") != NULL;
 }
 
-static void test_gqa(void **state) {
-  (void)state;
+TEST(gqa) {
   for (size_t i = 0; i < TD_COUNT(layouts); i++) {
     layout l = layouts[i];
     if (IS_ASAN && l.len[0] > ASAN_MOST) l.len[0] = ASAN_MOST;
@@ -198,8 +190,7 @@ static const layout windows[] = {
      .kv_dtype = TD_BF16},
 };
 
-static void test_gqa_with_windows_and_sinks(void **state) {
-  (void)state;
+TEST(gqa_with_windows_and_sinks) {
   for (size_t i = 0; i < TD_COUNT(windows); i++) {
     layout l = windows[i];
     const uint32_t most = l.window + 90; // splits of decode are the same everywhere
@@ -276,8 +267,7 @@ static const layout blocks[] = {
      .kv_dtype = TD_F16},
 };
 
-static void test_gqa_over_selected_blocks(void **state) {
-  (void)state;
+TEST(gqa_over_selected_blocks) {
   for (size_t i = 0; i < TD_COUNT(blocks); i++) {
     layout l = blocks[i];
     const uint32_t most = l.block * l.top_blocks + 50;
@@ -344,8 +334,7 @@ static const layout groups[] = {
      .kv_dtype = TD_BF16},
 };
 
-static void test_selected_groups_of_keys(void **state) {
-  (void)state;
+TEST(selected_groups_of_keys) {
   for (size_t i = 0; i < TD_COUNT(groups); i++)
     check_layout(&groups[i]);
 }
@@ -421,8 +410,7 @@ static const layout in_pieces[] = {
      .host_knows = true},
 };
 
-static void test_prompts_and_replays_in_pieces(void **state) {
-  (void)state;
+TEST(prompts_and_replays_in_pieces) {
   for (size_t i = 0; i < TD_COUNT(in_pieces); i++)
     check_cuts(&in_pieces[i]);
 }
@@ -441,8 +429,7 @@ static void spoil_pages(world *w, uint32_t n) {
 
 // Keys that no window of the step's tokens reaches are not read, whole tiles of them: NaN there
 // changes no bit.
-static void test_old_pages_are_not_read(void **state) {
-  (void)state;
+TEST(old_pages_are_not_read) {
   enum { LEN = 530, TAIL = 4, WINDOW = 128, OLD_PAGES = 6 };
   static const layout l = {.name = "a window of two pages",
                            .n_heads = 2,
@@ -478,17 +465,4 @@ static void test_old_pages_are_not_read(void **state) {
   free(whole);
   cuda_close(&f);
   free_world(&w);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gqa),
-      cmocka_unit_test(test_gqa_with_windows_and_sinks),
-      cmocka_unit_test(test_gqa_over_selected_blocks),
-      cmocka_unit_test(test_selected_groups_of_keys),
-      cmocka_unit_test(test_prompts_and_replays_in_pieces),
-      cmocka_unit_test(test_old_pages_are_not_read),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,15 +2,8 @@
 // naive one in double: whole prompts, chunks on top of cached pages and single tokens, ragged
 // lengths and dims, keys expanded or absorbed.
 // CTest: gpu slow no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_attn_test.h"
-#include "unit/filtered.h"
 
 static const layout layouts[] = {
     {.name = "ragged dims, FP8 kv_b",
@@ -170,21 +163,18 @@ static void check_mla(bool absorbed) {
   }
 }
 
-static void test_mla_expanded(void **state) {
-  (void)state;
+TEST(mla_expanded) {
   check_mla(false);
 }
 
-static void test_mla_absorbed(void **state) {
-  (void)state;
+TEST(mla_absorbed) {
   check_mla(true);
 }
 
 // A replay brings thousands of tokens: memory is bounded whatever their number, and each
 // gets what it gets alone. Scaled down, since each token is a block on the emulator: 8,192 tokens
 // of DeepSeek-V3 want 4.25 GiB, 17 times keys_bytes; here 8 times.
-static void test_mla_replay(void **state) {
-  (void)state;
+TEST(mla_replay) {
   enum { SEQ = 8, N = 128, HEADS = 2, NOPE = 8, ROPE = 8, RANK = 16, PAGE = 16, N_SEQS = N / SEQ };
   enum { Q = HEADS * (NOPE + ROPE), OUT = HEADS * NOPE, ENTRY = RANK + ROPE, AT_ONCE = 16 };
   CUDA_OPEN(f);
@@ -328,8 +318,7 @@ static const layout many_heads[] = {
      .kv_b_dtype = TD_BF16},
 };
 
-static void test_latents_of_many_heads(void **state) {
-  (void)state;
+TEST(latents_of_many_heads) {
   for (size_t i = 0; i < TD_COUNT(many_heads); i++) {
     layout l = many_heads[i];
     l.mla = l.absorbed = true;
@@ -386,24 +375,21 @@ static void check_folding(uint32_t n_heads, uint32_t len, td_dtype kv_dtype) {
   free_world(&w);
 }
 
-static void test_splits_are_added_up_alike(void **state) {
-  (void)state;
+TEST(splits_are_added_up_alike) {
   check_folding(3, 900, TD_F16); // a block's four, and three and some
   check_folding(3, 512, TD_BF16);
   check_folding(3, 257, TD_BF16);
   check_folding(3, 257, TD_F8E4M3);
 }
 
-static void test_latents_are_added_up_alike(void **state) {
-  (void)state;
+TEST(latents_are_added_up_alike) {
   check_folding(33, 450, TD_BF16); // a block's four, and four of which the last has two keys
   check_folding(33, 256, TD_BF16);
   check_folding(33, 256, TD_F8E4M3);
   check_folding(33, 100, TD_F16); // which attn_latents does not take
 }
 
-static void test_bad_batches(void **state) {
-  (void)state;
+TEST(bad_batches) {
   enum { DIM = 8, PAGE = 4 };
   CUDA_OPEN(f);
   int32_t zero = 0, begin[] = {0, 1}, absent = -1, far = PAGE;
@@ -436,8 +422,7 @@ static void test_bad_batches(void **state) {
 }
 
 // Attention after a store that fails touches nothing that is not there, few queries or many.
-static void test_attention_over_bad_batches(void **state) {
-  (void)state;
+TEST(attention_over_bad_batches) {
   enum { DIM = 8, PAGE = 4, MOST = 5, ENTRIES = 2 * PAGE * DIM };
   static const uint32_t n_tokens[] = {1, MOST};
   static const int32_t first[] = {0, PAGE, -3, -9}; // page 0 is absent in the first case
@@ -474,19 +459,4 @@ static void test_attention_over_bad_batches(void **state) {
     cuda_expect_failure(&f, i < 2 && n == 1 ? "page is absent" : i < 2 ? "batch" : "position");
   }
   cuda_close(&f);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_mla_expanded),
-      cmocka_unit_test(test_mla_absorbed),
-      cmocka_unit_test(test_mla_replay),
-      cmocka_unit_test(test_splits_are_added_up_alike),
-      cmocka_unit_test(test_latents_of_many_heads),
-      cmocka_unit_test(test_latents_are_added_up_alike),
-      cmocka_unit_test(test_bad_batches),
-      cmocka_unit_test(test_attention_over_bad_batches),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,18 +2,12 @@
 // emulator NCCL is a fake (tests/cuda_emu/nccl.cpp); on a machine with one GPU the real one has a
 // group of one rank.
 // CTest: gpu slow no-asan
-#include <setjmp.h>
 
 #include <dlfcn.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "cuda_emu/hooks.h"
 #include "unit/comm_test.h"
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 #include "unit/ranks_test.h"
 
 static bool is_emulator;
@@ -57,8 +51,7 @@ static void check_backend(const char *backend, const char *expected, size_t unit
   }
 }
 
-static void test_host(void **state) {
-  (void)state;
+TEST(host) {
   check_backend("host", "host", 40);
 }
 
@@ -79,8 +72,7 @@ static bool has_nccl(void) {
   return st == TD_OK;
 }
 
-static void test_nccl(void **state) {
-  (void)state;
+TEST(nccl) {
   if (!has_nccl()) skip();
   check_backend("nccl", "nccl", 40);
   setenv("TANDEM_JITTER", "1", 1);
@@ -105,8 +97,7 @@ static void check_engine(ranks_way way, const float *want) {
 }
 
 // And as on one within rounding; activations are BF16 themselves.
-static void test_engine(void **state) {
-  (void)state;
+TEST(engine) {
   const uint32_t n_gpus = count_gpus();
   if (n_gpus < 2 || !has_nccl()) skip();
   size_t n_vocab;
@@ -133,8 +124,7 @@ static void gather_twice(rank_end *end) {
 }
 
 // What NCCL reports on one rank ends all.
-static void test_nccl_error(void **state) {
-  (void)state;
+TEST(nccl_error) {
   if (!is_emulator) skip();
   ranks r;
   open_ranks(&r, 3, "cuda", "nccl", 0);
@@ -156,8 +146,7 @@ static void abort_or_gather(rank_end *end) {
   }
 }
 
-static void test_nccl_aborted(void **state) {
-  (void)state;
+TEST(nccl_aborted) {
   if (!is_emulator) skip();
   ranks r;
   open_ranks(&r, 3, "cuda", "nccl", 0);
@@ -190,8 +179,7 @@ static void check_no_nccl(const char *name, const char *value) {
   free(kept);
 }
 
-static void test_no_nccl(void **state) {
-  (void)state;
+TEST(no_nccl) {
   if (!is_emulator) skip();
   check_no_nccl("TANDEM_NCCL_LIB", "/nonexistent/libnccl.so.2");
   check_no_nccl("TANDEM_EMU_NCCL", "21700");
@@ -199,8 +187,7 @@ static void test_no_nccl(void **state) {
 }
 
 // A NCCL that does not open: an error where it was asked for, else another way.
-static void test_nccl_fails_to_open(void **state) {
-  (void)state;
+TEST(nccl_fails_to_open) {
   if (!is_emulator) skip();
   enum { N = 3 };
   td_dev *devs[N];
@@ -224,17 +211,8 @@ static void test_nccl_fails_to_open(void **state) {
   close_ranks(&r);
 }
 
-int main(int argc, char **argv) {
+int before_all(void **state) {
+  (void)state;
   open_emulator();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_host),
-      cmocka_unit_test(test_nccl),
-      cmocka_unit_test(test_engine),
-      cmocka_unit_test(test_nccl_error),
-      cmocka_unit_test(test_nccl_aborted),
-      cmocka_unit_test(test_no_nccl),
-      cmocka_unit_test(test_nccl_fails_to_open),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,15 +1,8 @@
 // tests/unit/test_cuda_delta.c - the CUDA device's operators of gated delta nets against the CPU's
 // kernels, which test_delta.c holds against double, and against themselves however a prompt is cut.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 enum { SEQS = 2, N = 21, TOKENS = SEQS * N };
 
@@ -266,8 +259,7 @@ static void check_states(const delta_run *r, const char *want) {
     assert_int_equal((unsigned char)r->states[i], 0xff);
 }
 
-static void test_as_the_cpu(void **state) {
-  (void)state;
+TEST(as_the_cpu) {
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
     delta_run r = open_run(&f, &cases[i]);
@@ -292,8 +284,7 @@ static void test_as_the_cpu(void **state) {
 
 // Results and all pages' states are the same bits in prompts of any cut and token by token. Runs
 // are closed last: a device knows weights by their address.
-static void test_cuts_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_change_no_bit) {
   static const uint32_t chunks[] = {2 * N, 16, 7, 1};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
@@ -312,8 +303,7 @@ static void test_cuts_change_no_bit(void **state) {
 }
 
 // A sequence goes on from a full page alone, copied from elsewhere.
-static void test_a_restored_page_continues(void **state) {
-  (void)state;
+TEST(a_restored_page_continues) {
   CUDA_OPEN(f);
   delta_run whole = open_run(&f, &cases[0]), restored = open_run(&f, &cases[0]);
   const uint32_t page_tokens = whole.c.page_tokens;
@@ -335,8 +325,7 @@ static void test_a_restored_page_continues(void **state) {
 }
 
 // The states that a sequence may go back to are those of steps that end there, of it alone.
-static void test_states_to_go_back_to(void **state) {
-  (void)state;
+TEST(states_to_go_back_to) {
   enum { FIRST = 1 };
   static const int32_t first[SEQS] = {-1, FIRST};
   static const uint32_t begin[SEQS] = {0, 0};
@@ -398,8 +387,7 @@ static void check_gate_rows(uint32_t dim, int kind) {
   cuda_close(&f);
 }
 
-static void test_gate_rows(void **state) {
-  (void)state;
+TEST(gate_rows) {
   for (int kind = 0; kind < 3; kind++) { // sigmoid; SiLU; one gate a group
     check_gate_rows(18, kind);
     check_gate_rows(2056, kind); // in runs, more than a block's threads take at once
@@ -408,8 +396,7 @@ static void test_gate_rows(void **state) {
 
 // ---- what cannot be -----------------------------------------------------------------------------
 
-static void test_errors(void **state) {
-  (void)state;
+TEST(errors) {
   CUDA_OPEN(f);
   td_err err;
   delta_run r = open_run(&f, &cases[3]);
@@ -424,8 +411,7 @@ static void test_errors(void **state) {
   cuda_close(&f);
 }
 
-static void test_an_absent_page_is_noticed(void **state) {
-  (void)state;
+TEST(an_absent_page_is_noticed) {
   CUDA_OPEN(f);
   td_err err;
   delta_run r = open_run(&f, &cases[0]);
@@ -448,18 +434,4 @@ static void test_an_absent_page_is_noticed(void **state) {
   assert_non_null(strstr(err.msg, "page"));
   close_run(&r);
   cuda_close(&f);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_as_the_cpu),
-      cmocka_unit_test(test_cuts_change_no_bit),
-      cmocka_unit_test(test_a_restored_page_continues),
-      cmocka_unit_test(test_states_to_go_back_to),
-      cmocka_unit_test(test_gate_rows),
-      cmocka_unit_test(test_errors),
-      cmocka_unit_test(test_an_absent_page_is_noticed),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,8 @@
 // tests/unit/test_cuda_delta_chunks.c - the gated delta rule of prompts in chunks on tensor cores,
 // against the recurrence in double, and against itself in other steps.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 enum {
   CHUNK = TD_CU_DELTA_CHUNK,
@@ -308,8 +301,7 @@ static void check_run(const chunk_run *r) {
 }
 
 // In one step, and cut where chunks are not.
-static void test_against_double(void **state) {
-  (void)state;
+TEST(against_double) {
   static const uint32_t firsts[] = {N, 5, CHUNK + 9};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     for (size_t k = 0; k < TD_COUNT(firsts); k++) {
@@ -327,8 +319,7 @@ static void test_against_double(void **state) {
 
 // Results and all pages' states are the same bits in steps that begin where chunks do, and a
 // sequence's are whatever is beside it. Token by token they are not: chunks are what is tested.
-static void test_cuts_between_chunks_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_between_chunks_change_no_bit) {
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     const uint32_t each[] = {chunk_of(&cases[i]), 3 * chunk_of(&cases[i])};
     CUDA_OPEN(f);
@@ -350,8 +341,7 @@ static void test_cuts_between_chunks_change_no_bit(void **state) {
 }
 
 // Of a prompt's chunk that ends early, decode goes on from the state of its last token.
-static void test_decode_follows_a_prompt(void **state) {
-  (void)state;
+TEST(decode_follows_a_prompt) {
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
     chunk_run r = open_run(&f, &cases[i]);
@@ -364,14 +354,4 @@ static void test_decode_follows_a_prompt(void **state) {
     close_run(&r);
     cuda_close(&f);
   }
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_against_double),
-      cmocka_unit_test(test_cuts_between_chunks_change_no_bit),
-      cmocka_unit_test(test_decode_follows_a_prompt),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

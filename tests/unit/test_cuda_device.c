@@ -1,25 +1,19 @@
 // tests/unit/test_cuda_device.c - opening the CUDA device where it is and where it is not, streams,
 // events and pinned memory.
 // CTest: gpu
-#include <setjmp.h>
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "cuda_emu/hooks.h"
 #include "support/folder.h"
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 static void expect_open(const char *kind, td_status status, const char *part) {
   td_dev *dev;
@@ -51,8 +45,7 @@ static int restore(void **state) {
   return 0;
 }
 
-static void test_without_a_library(void **state) {
-  (void)state;
+TEST(without_a_library, NULL, restore) {
   with_library("/nonexistent/libtandem_cuda.so", NULL);
   expect_open("cuda", TD_EUNSUPPORTED, "/nonexistent/libtandem_cuda.so");
   expect_open("auto", TD_OK, "cpu");
@@ -60,8 +53,7 @@ static void test_without_a_library(void **state) {
   expect_open("cuda", TD_EUNSUPPORTED, "not a library of tandem");
 }
 
-static void test_without_a_gpu(void **state) {
-  (void)state;
+TEST(without_a_gpu, NULL, restore) {
   if (!library || !strstr(library, "_emu")) skip();
   with_library(NULL, "0");
   expect_open("cuda", TD_EUNSUPPORTED, "no CUDA-capable device");
@@ -72,8 +64,7 @@ static void test_without_a_gpu(void **state) {
 
 // A driver that is older than the release the kernels were built with, on a GPU that they have no
 // code for.
-static void test_a_driver_that_is_too_old(void **state) {
-  (void)state;
+TEST(a_driver_that_is_too_old) {
   if (!library || !strstr(library, "_emu")) skip();
   setenv("TANDEM_EMU_PTX", "0", 1);
   expect_open("cuda", TD_EUNSUPPORTED, "unsupported toolchain");
@@ -126,8 +117,14 @@ static void check_without(const char *names, uint32_t want_wide, uint32_t want_w
   cuda_close(&f);
 }
 
-static void test_kernels_that_are_left_out(void **state) {
+static int use_all_kernels(void **state) {
   (void)state;
+  unsetenv("TANDEM_CUDA_WITHOUT");
+  unsetenv("TANDEM_EMU_CAPABILITY");
+  return 0;
+}
+
+TEST(kernels_that_are_left_out, NULL, use_all_kernels) {
   if (!library || !strstr(library, "_emu")) skip();
   setenv("TANDEM_EMU_CAPABILITY", "90", 1);
   check_without("", 1, 1);
@@ -135,13 +132,6 @@ static void test_kernels_that_are_left_out(void **state) {
   check_without("a8,prefill,chunks,wgmma", 1, 0);
   setenv("TANDEM_CUDA_WITHOUT", "wide,wgm", 1);
   expect_open("cuda", TD_EINVAL, "TANDEM_CUDA_WITHOUT: no kernels are called \"wgm\"");
-}
-
-static int use_all_kernels(void **state) {
-  (void)state;
-  unsetenv("TANDEM_CUDA_WITHOUT");
-  unsetenv("TANDEM_EMU_CAPABILITY");
-  return 0;
 }
 
 static void make_folders(char *path) {
@@ -153,8 +143,7 @@ static void make_folders(char *path) {
 }
 
 // cuBLAS is found in Python's packages beside a folder of PATH, and needs what lies beside it.
-static void test_where_cublas_is(void **state) {
-  (void)state;
+TEST(where_cublas_is) {
   enum { MAJOR = 99 }; // which no machine has
   if (!library || !strstr(library, "_emu")) skip();
   static const struct {
@@ -180,8 +169,7 @@ static void test_where_cublas_is(void **state) {
   td_test_remove_folder(root);
 }
 
-static void test_names_and_memory(void **state) {
-  (void)state;
+TEST(names_and_memory) {
   CUDA_OPEN(f);
   assert_non_null(strstr(td_dev_name(f.dev), "cuda"));
   assert_int_equal(td_dev_act_dtype(f.dev), TD_BF16);
@@ -212,8 +200,7 @@ static int32_t *shared_weights(size_t n_bytes, int seals) {
 }
 
 // What the log says is for people; the device works either way, and lets go of the memory.
-static void test_pinned_memory(void **state) {
-  (void)state;
+TEST(pinned_memory) {
   if (!library || !strstr(library, "_emu")) skip();
   // What the device registers: anything, what can be written to, nothing.
   static const struct {
@@ -295,8 +282,7 @@ static bool is_pinning(const pinning *p, size_t piece) {
 
 // Registering goes on beside the device's work, what is asked for first; copies are cut where
 // pieces end, for those across them would fail.
-static void test_memory_is_registered_in_pieces(void **state) {
-  (void)state;
+TEST(memory_is_registered_in_pieces) {
   if (!library || !strstr(library, "_emu")) skip();
   enum { LAST = N_PIECES - 1, MIDDLE = N_PIECES / 2 };
   pinning p = begin_pinning(false);
@@ -325,8 +311,7 @@ static void test_memory_is_registered_in_pieces(void **state) {
 }
 
 // Closing waits for a piece at most, and leaves nothing registered, but where the process ends.
-static void test_registering_stops(void **state) {
-  (void)state;
+TEST(registering_stops) {
   if (!library || !strstr(library, "_emu")) skip();
   for (int is_last = 0; is_last < 2; is_last++) {
     pinning p = begin_pinning(is_last);
@@ -348,8 +333,7 @@ static void test_registering_stops(void **state) {
 
 // Where the system lets the driver pin a part of the memory, what is asked for first is registered
 // as far as that goes, nobody waits for the rest, and copies from all of it are right.
-static void test_registering_has_a_limit(void **state) {
-  (void)state;
+TEST(registering_has_a_limit) {
   if (!library || !strstr(library, "_emu")) skip();
   enum { LIMIT = N_PIECES / 2, LAST = N_PIECES - 1 };
   char bytes[32];
@@ -377,8 +361,7 @@ static void test_registering_has_a_limit(void **state) {
 }
 
 // Where streaming does not pay, the rest need not be registered, and nobody waits for it.
-static void test_registering_is_given_up(void **state) {
-  (void)state;
+TEST(registering_is_given_up) {
   if (!library || !strstr(library, "_emu")) skip();
   pinning p = begin_pinning(false);
   let_pieces(&p, 1);
@@ -392,8 +375,7 @@ static void test_registering_is_given_up(void **state) {
 }
 
 // The next operator is not blamed for memory that was not there.
-static void test_a_failure_is_told_once(void **state) {
-  (void)state;
+TEST(a_failure_is_told_once) {
   CUDA_OPEN(f);
   void *memory;
   td_err err;
@@ -406,8 +388,7 @@ static void test_a_failure_is_told_once(void **state) {
 }
 
 // A device that is broken stays so: everything says why, and closing works.
-static void test_a_broken_device(void **state) {
-  (void)state;
+TEST(a_broken_device) {
   if (!library || !strstr(library, "_emu")) skip();
   CUDA_OPEN(f);
   float one[] = {1, 1};
@@ -428,8 +409,7 @@ static void test_a_broken_device(void **state) {
   unsetenv("TANDEM_EMU_BREAK");
 }
 
-static void test_weights_that_do_not_fit(void **state) {
-  (void)state;
+TEST(weights_that_do_not_fit) {
   if (!library) skip();
   td_dev *dev;
   td_err err;
@@ -444,8 +424,7 @@ static void test_weights_that_do_not_fit(void **state) {
 }
 
 // b[i] of the second stream is computed from what the first has left by then.
-static void test_streams_wait_for_events(void **state) {
-  (void)state;
+TEST(streams_wait_for_events) {
   enum { N = 4096, ROUNDS = 20 };
   CUDA_OPEN(f);
   td_err err;
@@ -486,8 +465,7 @@ static void refuses(const td_cu_abi *abi, const char *why) {
 }
 
 // A library that lacks a function, or takes other arguments, is refused by the function's name.
-static void test_library_of_another_build(void **state) {
-  (void)state;
+TEST(library_of_another_build) {
   td_cu_function functions[] = TD_CU_FUNCTION_LIST;
   enum { N = TD_COUNT(functions) };
   const td_cu_abi good = {.version = TD_CUDA_ABI_VERSION,
@@ -521,8 +499,7 @@ static void test_library_of_another_build(void **state) {
 
 // Memory that has grown is let go of when the step ends, not in its middle, unless there is no
 // other.
-static void test_scratch_that_grows(void **state) {
-  (void)state;
+TEST(scratch_that_grows) {
   CUDA_OPEN(f);
   td_cuda_stream *stream = (td_cuda_stream *)f.stream;
   void *memory;
@@ -556,8 +533,7 @@ static _Atomic uint32_t *open_signals(td_dev *dev) {
 }
 
 // A signal that does not come ends the step with an error, whatever else it waits for.
-static void test_a_signal_that_does_not_come(void **state) {
-  (void)state;
+TEST(a_signal_that_does_not_come) {
   CUDA_OPEN(f);
   td_cuda_dev *dev = (td_cuda_dev *)f.dev;
   td_err err;
@@ -579,8 +555,7 @@ static void test_a_signal_that_does_not_come(void **state) {
 }
 
 // Copies that the device's processors make, from and to the host's memory, of any alignment.
-static void test_direct_copies(void **state) {
-  (void)state;
+TEST(direct_copies) {
   enum { N = 70000 };
   CUDA_OPEN(f);
   td_err err;
@@ -604,8 +579,7 @@ static void test_direct_copies(void **state) {
 }
 
 // An event is asked for without waiting, while its stream waits for the host.
-static void test_events_that_are_not_done(void **state) {
-  (void)state;
+TEST(events_that_are_not_done) {
   CUDA_OPEN(f);
   td_err err;
   void *host;
@@ -630,8 +604,7 @@ static void test_events_that_are_not_done(void **state) {
   cuda_close(&f);
 }
 
-static void test_an_await_that_is_canceled(void **state) {
-  (void)state;
+TEST(an_await_that_is_canceled) {
   CUDA_OPEN(f);
   ((td_cuda_dev *)f.dev)->await_ns = UINT64_MAX;
   td_err err;
@@ -759,8 +732,7 @@ static bool passes_a_spin(int ms) {
 
 // Work behind a spin holds up the other streams of its hardware queue, so there must be enough
 // queues. The last part shows that the emulator would notice.
-static void test_streams_pass_a_spin(void **state) {
-  (void)state;
+TEST(streams_pass_a_spin) {
   assert_true(passes_a_spin(20000)); // a busy machine may take long
   assert_string_equal(getenv("CUDA_MODULE_LOADING"), "EAGER");
   assert_string_equal(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
@@ -770,50 +742,26 @@ static void test_streams_pass_a_spin(void **state) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 }
 
-static void test_a_share_of_the_gpu(void **state) {
-  (void)state;
+TEST(a_share_of_the_gpu, NULL, unset_share) {
   check_share(NULL, true);
 }
 
-static void test_drivers_without_shares(void **state) {
-  (void)state;
+TEST(drivers_without_shares, NULL, unset_share) {
   if (!launches) skip(); // a GPU's driver is what it is
   check_share("0", false);
   check_share("1", false);
 }
 
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(test_without_a_library, restore),
-      cmocka_unit_test_teardown(test_without_a_gpu, restore),
-      cmocka_unit_test(test_a_driver_that_is_too_old),
-      cmocka_unit_test_teardown(test_kernels_that_are_left_out, use_all_kernels),
-      cmocka_unit_test(test_where_cublas_is),
-      cmocka_unit_test(test_names_and_memory),
-      cmocka_unit_test(test_pinned_memory),
-      cmocka_unit_test(test_memory_is_registered_in_pieces),
-      cmocka_unit_test(test_registering_stops),
-      cmocka_unit_test(test_registering_has_a_limit),
-      cmocka_unit_test(test_registering_is_given_up),
-      cmocka_unit_test(test_a_failure_is_told_once),
-      cmocka_unit_test(test_a_broken_device),
-      cmocka_unit_test(test_weights_that_do_not_fit),
-      cmocka_unit_test(test_streams_wait_for_events),
-      cmocka_unit_test(test_library_of_another_build),
-      cmocka_unit_test(test_scratch_that_grows),
-      cmocka_unit_test(test_a_signal_that_does_not_come),
-      cmocka_unit_test(test_direct_copies),
-      cmocka_unit_test(test_events_that_are_not_done),
-      cmocka_unit_test(test_an_await_that_is_canceled),
-      cmocka_unit_test(test_streams_pass_a_spin),
-      cmocka_unit_test_teardown(test_a_share_of_the_gpu, unset_share),
-      cmocka_unit_test_teardown(test_drivers_without_shares, unset_share),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
+int before_all(void **state) {
+  (void)state;
   const char *given = getenv("TANDEM_CUDA_LIB");
   library = given ? strdup(given) : NULL;
   find_share_hooks();
-  int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
+}
+
+int after_all(void **state) {
+  (void)state;
   free(library);
-  return n_failed;
+  return 0;
 }

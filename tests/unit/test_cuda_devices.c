@@ -1,15 +1,10 @@
 // tests/unit/test_cuda_devices.c - two CUDA devices in one process, and copies that queue after
 // others as a GPU's copy engines make them.
 // CTest: slow no-asan
-#include <setjmp.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <sys/mman.h>
-
-#include <cmocka.h>
 
 #include "cuda_emu/hooks.h"
 #include "unit/cuda_test.h"
@@ -87,8 +82,7 @@ static void assert_stream_fails(cuda_fixture *f, const char *part) {
   if (!strstr(err.msg, part)) fail_msg("'%s' does not speak of '%s'", err.msg, part);
 }
 
-static void test_devices_by_index(void **state) {
-  (void)state;
+TEST(devices_by_index) {
   two_devices two = open_two();
   assert_non_null(strstr(td_dev_name(two.dev[1].dev), "cuda 1"));
   const size_t n_free[] = {td_dev_free_vram_bytes(two.dev[0].dev),
@@ -106,8 +100,7 @@ static void test_devices_by_index(void **state) {
 }
 
 // x grows by one on either device in turn, and goes to and fro through host memory.
-static void test_devices_hand_over(void **state) {
-  (void)state;
+TEST(devices_hand_over) {
   enum { ROUNDS = 20 };
   two_devices two = open_two();
   uint16_t *ones[2], *x[2], *host[2];
@@ -143,8 +136,7 @@ static void test_devices_hand_over(void **state) {
   close_two(&two);
 }
 
-static void test_memory_of_another_device(void **state) {
-  (void)state;
+TEST(memory_of_another_device) {
   if (!hold_copies) skip();
   two_devices two = open_two();
   uint16_t *here = put_ones(&two.dev[0]), *there = put_ones(&two.dev[1]);
@@ -158,8 +150,7 @@ static void test_memory_of_another_device(void **state) {
 // What CUDA refuses where the calling thread's device is another, and what not.
 // Memory that one device has registered in pieces: another one's copies are cut where these end,
 // too, and wait for none that is not registered.
-static void test_pins_of_another_device(void **state) {
-  (void)state;
+TEST(pins_of_another_device) {
   if (!hold_copies) skip();
   enum { PIECE = 8192, N_PIECES = 4, N_BYTES = N_PIECES * PIECE };
   two_devices two = open_two();
@@ -212,8 +203,7 @@ static void send_round(cuda_fixture dev[2], const td_inbox inbox[2], uint32_t r)
 }
 
 // Through each other's memory and through the host's. On a machine with one GPU, it is both.
-static void test_messages(void **state) {
-  (void)state;
+TEST(messages) {
   cuda_fixture dev[2] = {open_device(0)};
   td_err err;
   td_dev *second;
@@ -239,8 +229,7 @@ static void test_messages(void **state) {
   cuda_close(&dev[0]);
 }
 
-static void test_the_current_device(void **state) {
-  (void)state;
+TEST(the_current_device) {
   two_devices two = open_two();
   if (!abi_of_library) skip();
   const td_cu_abi *abi = abi_of_library();
@@ -267,8 +256,7 @@ static void test_the_current_device(void **state) {
 
 // A copy in one direction waits for others of its device, whatever their streams, and for no
 // others.
-static void test_copies_of_one_direction(void **state) {
-  (void)state;
+TEST(copies_of_one_direction) {
   if (!hold_copies) skip();
   two_devices two = open_two();
   uint16_t *x = put_ones(&two.dev[0]), *y = put_ones(&two.dev[0]), *far = put_ones(&two.dev[1]);
@@ -296,8 +284,7 @@ static void test_copies_of_one_direction(void **state) {
 }
 
 // The caller has copied from pageable memory when it goes on.
-static void test_copies_of_pageable_memory(void **state) {
-  (void)state;
+TEST(copies_of_pageable_memory) {
   if (!hold_copies) skip();
   enum { BYTES = 16 << 20 };
   setenv("TANDEM_JITTER", "2", 1);
@@ -334,8 +321,7 @@ static void *run_engine(void *arg) {
   return NULL;
 }
 
-static void test_an_engine_on_either_device(void **state) {
-  (void)state;
+TEST(an_engine_on_either_device) {
   two_devices two = open_two();
   engine_run runs[2];
   pthread_t threads[2];
@@ -360,8 +346,7 @@ static void check_states_transfer(checkpoint *ck, size_t ring_bytes) {
 }
 
 // Prefill on one GPU, decode on the other, over pages in host memory.
-static void test_kv_transfer(void **state) {
-  (void)state;
+TEST(kv_transfer) {
   two_devices two = open_two(); // or the test is skipped
   close_two(&two);
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
@@ -377,19 +362,8 @@ static void test_kv_transfer(void **state) {
   unsetenv("TANDEM_JITTER");
 }
 
-int main(void) {
+int before_all(void **state) {
+  (void)state;
   open_emulator();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_devices_by_index),
-      cmocka_unit_test(test_devices_hand_over),
-      cmocka_unit_test(test_memory_of_another_device),
-      cmocka_unit_test(test_pins_of_another_device),
-      cmocka_unit_test(test_messages),
-      cmocka_unit_test(test_the_current_device),
-      cmocka_unit_test(test_copies_of_one_direction),
-      cmocka_unit_test(test_copies_of_pageable_memory),
-      cmocka_unit_test(test_an_engine_on_either_device),
-      cmocka_unit_test(test_kv_transfer),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

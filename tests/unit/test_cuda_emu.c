@@ -1,20 +1,15 @@
 // tests/unit/test_cuda_emu.c - the emulator finds what only a GPU, on a bad day, would show.
 #include <dlfcn.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "cuda_emu/mistakes.h"
+#include "unit/testing.h"
 
 static bool (*make_mistake)(int which); // NULL: a GPU's library, or none
 
@@ -40,8 +35,7 @@ static int status_of(int which) {
   return status;
 }
 
-static void test_races_are_found(void **state) {
-  (void)state;
+TEST(races_are_found) {
   if (!make_mistake || !make_mistake(EMU_FINE)) skip();
   for (int which = EMU_FINE + 1; which < EMU_LEFT_LANE; which++) {
     int status = status_of(which);
@@ -50,8 +44,7 @@ static void test_races_are_found(void **state) {
   }
 }
 
-static void test_what_threads_leave_is_found(void **state) {
-  (void)state;
+TEST(what_threads_leave_is_found) {
   if (!make_mistake) skip();
   make_mistake(EMU_FINE);
   for (int which = EMU_LEFT_LANE; which < EMU_N_MISTAKES; which++) {
@@ -61,11 +54,8 @@ static void test_what_threads_leave_is_found(void **state) {
   }
 }
 
-int main(void) {
+int before_all(void **state) {
+  (void)state;
   open_emulator();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_races_are_found),
-      cmocka_unit_test(test_what_threads_leave_is_found),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,19 +1,13 @@
 // tests/unit/test_cuda_engine.c - decode steps on the CUDA device, which are launched as
 // graphs: what one stands for must be all that changes from step to step.
 // CTest: gpu slow no-asan
-#include <setjmp.h>
 
 #include <sched.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/cpus.h"
 #include "engine/sampler.h"
 #include "runtime/session.h"
 #include "unit/engine_test.h"
-#include "unit/filtered.h"
 #include "unit/peer_test.h"
 #include "unit/sanitized.h"
 
@@ -70,8 +64,7 @@ static void run_answers(td_session *s, uint32_t n, td_wire_token *out) {
 }
 
 // Answers computed again come several tokens a sequence: as many tokens, but of more sequences.
-static void test_steps_of_as_many_tokens(void **state) {
-  (void)state;
+TEST(steps_of_as_many_tokens) {
   td_session *fresh = open_model(TD_EXPERTS_GPU), *used = open_model(TD_EXPERTS_GPU);
   td_wire_token want[N_ROWS], got[N_ROWS];
   run_answers(fresh, 3, want);
@@ -118,8 +111,7 @@ static td_wire_token draw_beside(td_session *s, td_want want, int32_t first) {
 }
 
 // A draw has the same bits beside a prompt that is scored, of which the host gets all logits.
-static void test_draws_beside_a_scored_prompt(void **state) {
-  (void)state;
+TEST(draws_beside_a_scored_prompt) {
   td_session *s = open_model(TD_EXPERTS_GPU);
   for (int32_t first = 2; first < 18; first++) {
     const td_wire_token want = draw_beside(s, TD_WANT_NONE, first);
@@ -130,8 +122,7 @@ static void test_draws_beside_a_scored_prompt(void **state) {
 }
 
 // A CPU is left to the thread that drives the GPU, unless it is said how many compute.
-static void test_threads_beside_a_gpu(void **state) {
-  (void)state;
+TEST(threads_beside_a_gpu) {
   cpu_set_t before, after;
   const unsigned n_cpus = td_cpu_count(), want = n_cpus > 1 ? n_cpus - 1 : 1;
   char name[32];
@@ -174,8 +165,7 @@ static void check_failure(bool is_answer) {
   td_session_close(s);
 }
 
-static void test_a_failure_is_not_waited_for(void **state) {
-  (void)state;
+TEST(a_failure_is_not_waited_for) {
   check_failure(false);
   check_failure(true);
 }
@@ -232,8 +222,7 @@ static void need_gpu(void) {
   td_dev_close(dev);
 }
 
-static void test_where_experts_are(void **state) {
-  (void)state;
+TEST(where_experts_are) {
   need_gpu();
   for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++)
     check_where(&small_models[i]);
@@ -261,8 +250,7 @@ static void check_cached(const small_model *m, const cache_case *cache) {
   free(want.out);
 }
 
-static void test_cached_experts(void **state) {
-  (void)state;
+TEST(cached_experts) {
   static const cache_case of_model[] = {{5, 2, 1, CACHE_FEW_STEPS}, {4, 1, 0, CACHE_FEW_STEPS}};
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
@@ -278,8 +266,7 @@ static void test_cached_experts(void **state) {
 
 // Two GPUs give the bits of one that has all these experts: by each other's memory and through the
 // host's. On a machine with one GPU, both are that one.
-static void test_a_peer(void **state) {
-  (void)state;
+TEST(a_peer) {
   const char *library = getenv("TANDEM_CUDA_LIB");
   const bool is_emulator = library && strstr(library, "_emu");
   td_dev *dev;
@@ -313,8 +300,7 @@ static void test_a_peer(void **state) {
 
 // Experts stream before their memory is registered as they do after it, to the bit: when that is, a
 // clock says.
-static void test_streaming_before_registering(void **state) {
-  (void)state;
+TEST(streaming_before_registering) {
   const char *library = getenv("TANDEM_CUDA_LIB");
   if (!library || !strstr(library, "_emu")) skip();
   char gate[] = "/tmp/tandem-gate-XXXXXX";
@@ -352,8 +338,7 @@ static void test_streaming_before_registering(void **state) {
 
 // Whatever runs first on either device, or of the copies between them, which the caller does not
 // wait for: experts are registered.
-static void test_schedules(void **state) {
-  (void)state;
+TEST(schedules) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
@@ -361,8 +346,7 @@ static void test_schedules(void **state) {
   unsetenv("TANDEM_EMU_PIN");
 }
 
-static void test_dense_weights_that_stream(void **state) {
-  (void)state;
+TEST(dense_weights_that_stream) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
@@ -372,8 +356,7 @@ static void test_dense_weights_that_stream(void **state) {
   unsetenv("TANDEM_EMU_PIN");
 }
 
-static void test_prefill_beside_decode(void **state) {
-  (void)state;
+TEST(prefill_beside_decode) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   setenv("TANDEM_EMU_SMS", "16", 1); // enough for a share
@@ -384,8 +367,7 @@ static void test_prefill_beside_decode(void **state) {
 }
 
 // What drafts take of the GPU's memory is what is planned for them.
-static void test_memory_of_drafts(void **state) {
-  (void)state;
+TEST(memory_of_drafts) {
   need_gpu();
   enum { PAGES = 2, DRAFTS = 5 };
   td_engine_opts opts = {.n_pages = PAGES,
@@ -413,21 +395,4 @@ static void test_memory_of_drafts(void **state) {
   }
   td_dev_close(dev);
   td_model_close(model);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
-                                     cmocka_unit_test(test_draws_beside_a_scored_prompt),
-                                     cmocka_unit_test(test_threads_beside_a_gpu),
-                                     cmocka_unit_test(test_a_failure_is_not_waited_for),
-                                     cmocka_unit_test(test_where_experts_are),
-                                     cmocka_unit_test(test_cached_experts),
-                                     cmocka_unit_test(test_a_peer),
-                                     cmocka_unit_test(test_streaming_before_registering),
-                                     cmocka_unit_test(test_schedules),
-                                     cmocka_unit_test(test_dense_weights_that_stream),
-                                     cmocka_unit_test(test_prefill_beside_decode),
-                                     cmocka_unit_test(test_memory_of_drafts)};
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,7 @@
 // tests/unit/test_cuda_graphs.c - work that comes again is captured as a graph of the CUDA device.
 // CTest: gpu
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 enum { RUN_N = 500 };
 
@@ -61,8 +54,7 @@ static void check_piece(cuda_fixture *f, const piece_of_work *p, int n_runs) {
 
 // The second time under a key it is captured, and from the third on nobody is called; memory that
 // grows makes what knew it void.
-static void test_work_that_comes_again(void **state) {
-  (void)state;
+TEST(work_that_comes_again) {
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
   static const int calls[] = {1, 2, 2, 2};
@@ -89,8 +81,7 @@ static void test_work_that_comes_again(void **state) {
   cuda_close(&f);
 }
 
-static void test_work_that_cannot_be_captured(void **state) {
-  (void)state;
+TEST(work_that_cannot_be_captured) {
   if (!is_emulated()) skip();
   setenv("TANDEM_EMU_CAPTURE", "0", 1);
   CUDA_OPEN(f);
@@ -104,8 +95,7 @@ static void test_work_that_cannot_be_captured(void **state) {
 }
 
 // What kept a capture from working may pass.
-static void test_captures_that_fail_at_first(void **state) {
-  (void)state;
+TEST(captures_that_fail_at_first) {
   if (!is_emulated()) skip();
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
@@ -129,8 +119,7 @@ static void test_captures_that_fail_at_first(void **state) {
 }
 
 // Every field of a key tells pieces apart.
-static void test_keys_of_work(void **state) {
-  (void)state;
+TEST(keys_of_work) {
   static const td_work_key keys[] = {
 #define X(field) {.field = 1},
       TD_WORK_KEY_FIELDS(X)
@@ -148,8 +137,7 @@ static void test_keys_of_work(void **state) {
 }
 
 // Where there is no memory for one more graph, those that are there make room.
-static void test_more_work_than_graphs_fit(void **state) {
-  (void)state;
+TEST(more_work_than_graphs_fit) {
   if (!is_emulated()) skip();
   setenv("TANDEM_EMU_GRAPHS", "2", 1);
   CUDA_OPEN(f);
@@ -166,8 +154,7 @@ static void test_more_work_than_graphs_fit(void **state) {
 }
 
 // Where there is no memory for any, it is not tried at every step.
-static void test_no_memory_for_graphs(void **state) {
-  (void)state;
+TEST(no_memory_for_graphs) {
   if (!is_emulated()) skip();
   setenv("TANDEM_EMU_GRAPHS", "0", 1);
   CUDA_OPEN(f);
@@ -189,8 +176,7 @@ static void grow_on_second_call(void *ctx) {
   enqueue_piece(ctx);
 }
 
-static void test_work_that_spoils_its_capture(void **state) {
-  (void)state;
+TEST(work_that_spoils_its_capture) {
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
   for (int run = 0; run < 4; run++)
@@ -198,18 +184,4 @@ static void test_work_that_spoils_its_capture(void **state) {
   assert_int_equal(p.n_calls, 4); // the second for nothing, the last captured
   check_piece(&f, &p, 4);
   cuda_close(&f);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_work_that_comes_again),
-      cmocka_unit_test(test_work_that_cannot_be_captured),
-      cmocka_unit_test(test_captures_that_fail_at_first),
-      cmocka_unit_test(test_keys_of_work),
-      cmocka_unit_test(test_more_work_than_graphs_fit),
-      cmocka_unit_test(test_no_memory_for_graphs),
-      cmocka_unit_test(test_work_that_spoils_its_capture),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,15 +3,8 @@
 // types: a result in BF16 errs by half a unit in the last place, a sum of k products in FP32 by at
 // most k units of the sum of their magnitudes.
 // CTest: gpu slow no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 #include "unit/ref_blocks.h"
 #include "unit/sanitized.h"
 
@@ -70,8 +63,7 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   ref_free_weight(&w);
 }
 
-static void test_linear(void **state) {
-  (void)state;
+TEST(linear) {
   static const linear_case cases[] = {
       {67, 33, 1, 32, false, false},   {40, 136, 3, 128, true, false},
       {72, 200, 16, 40, false, false}, {136, 264, 70, 64, true, false},
@@ -102,8 +94,7 @@ static void test_linear(void **state) {
 }
 
 // Some rows of a matrix, whose scales are of blocks that they cut.
-static void test_some_rows(void **state) {
-  (void)state;
+TEST(some_rows) {
   enum { ROWS = 290, FIRST = 101, SOME = 70, COLS = 264, STRIDE = 3 * SOME, MOST = 70 };
   static const ref_format format = {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0};
   CUDA_OPEN(f);
@@ -175,8 +166,7 @@ static void check_blocks(cuda_fixture *f, const ref_block_format *format, uint32
   ref_free_weight(&w);
 }
 
-static void test_blocks(void **state) {
-  (void)state;
+TEST(blocks) {
   static const struct {
     uint32_t n_tokens, cols;
   } cases[] = {{1, 512}, {20, 512}, {70, 512}, {9, 2304}, {3, 256}};
@@ -190,8 +180,7 @@ static void test_blocks(void **state) {
 }
 
 // Every E4M3 code alone in a row, NaN included.
-static void test_e4m3_codes(void **state) {
-  (void)state;
+TEST(e4m3_codes) {
   enum { ROWS = 256, COLS = 16 };
   CUDA_OPEN(f);
   static const float scale = 1;
@@ -272,8 +261,7 @@ static void check_e2m1(td_dtype scale_dtype, uint32_t group, uint32_t first, uin
   cuda_close(&f);
 }
 
-static void test_e2m1_codes_and_scales(void **state) {
-  (void)state;
+TEST(e2m1_codes_and_scales) {
   check_e2m1(TD_F8E4M3, 16, 0, 255);
   check_e2m1(TD_F8E8M0, 32, 34, 160); // what MXFP4's kernels take
   check_e2m1(TD_F8E8M0, 32, 33, 160); // and others must
@@ -282,8 +270,7 @@ static void test_e2m1_codes_and_scales(void **state) {
 }
 
 // Where cuBLAS is not installed, the kernels do it.
-static void test_linear_without_blas(void **state) {
-  (void)state;
+TEST(linear_without_blas) {
   static const linear_case plain = {8, 40, 260, 8, true, true};
   setenv("TANDEM_EMU_BLAS", "0", 1); // a GPU's library does not look at it
   for (size_t i = 0; i < 3; i++) {
@@ -324,8 +311,7 @@ static void check_company(const ref_block_format *format, uint32_t n_sizes) {
   cuda_close(&f);
 }
 
-static void test_linear_alone_and_in_company(void **state) {
-  (void)state;
+TEST(linear_alone_and_in_company) {
   check_company(NULL, 7);
   check_company(&ref_block_formats[1], 4); // Q4_K, up to 64 tokens
 }
@@ -367,8 +353,7 @@ static void check_wide(cuda_fixture *f, const ref_format *format, uint32_t n_sms
   ref_free_weight(&w);
 }
 
-static void test_wide_linear_alone_and_in_company(void **state) {
-  (void)state;
+TEST(wide_linear_alone_and_in_company) {
   static const uint32_t n_sms[] = {132, 5, 1};
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(n_sms); i++) {
     if (i % TD_COUNT(n_sms) != 0 && i % 4 != 0) continue; // those of some formats
@@ -389,8 +374,7 @@ static int count_launch(const td_cu_linear_args *args, td_cu_stream stream) {
 }
 
 // Matrices of one input have the bits that each has alone; those of one format are one launch.
-static void test_matrices_of_one_input(void **state) {
-  (void)state;
+TEST(matrices_of_one_input) {
   enum { N = 3, COLS = 264, MOST_ROWS = 67, MOST_TOKENS = 70 };
   static const uint32_t rows[N] = {40, MOST_ROWS, 24}, n_tokens[] = {1, 9, 20, MOST_TOKENS};
   static const struct {
@@ -452,8 +436,7 @@ static void test_matrices_of_one_input(void **state) {
   }
 }
 
-static void test_scales_that_are_not_taken(void **state) {
-  (void)state;
+TEST(scales_that_are_not_taken) {
   CUDA_OPEN(f);
   const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
   ref_weight w = ref_make_format(&f.rng, &format, 16, 64, 1, 32);
@@ -463,21 +446,4 @@ static void test_scales_that_are_not_taken(void **state) {
   assert_false(td_dev_supports_device_weights(f.dev, &w.w));
   ref_free_weight(&w);
   cuda_close(&f);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_linear),
-      cmocka_unit_test(test_some_rows),
-      cmocka_unit_test(test_blocks),
-      cmocka_unit_test(test_e4m3_codes),
-      cmocka_unit_test(test_e2m1_codes_and_scales),
-      cmocka_unit_test(test_linear_without_blas),
-      cmocka_unit_test(test_linear_alone_and_in_company),
-      cmocka_unit_test(test_wide_linear_alone_and_in_company),
-      cmocka_unit_test(test_matrices_of_one_input),
-      cmocka_unit_test(test_scales_that_are_not_taken),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,9 @@
 // tests/unit/test_cuda_longer.c - a prompt in the memory of dense weights: they are dropped, an
 // engine of its own streams them and the experts, and then the others go on as before.
 // CTest: gpu no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "runtime/devices.h"
 #include "unit/engine_test.h"
-#include "unit/filtered.h"
 
 static void open_longer(lanes *l, td_engine **out) {
   td_devices devices = {.dev = l->dev,
@@ -54,8 +47,7 @@ static float *rows_of(const small_model *m, bool has_longer, size_t *n_bytes) {
   return l.out;
 }
 
-static void test_prompts_in_the_memory_of_dense_weights(void **state) {
-  (void)state;
+TEST(prompts_in_the_memory_of_dense_weights) {
   td_dev *dev;
   td_err err;
   if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
@@ -72,10 +64,4 @@ static void test_prompts_in_the_memory_of_dense_weights(void **state) {
     free(want);
     free(got);
   }
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_prompts_in_the_memory_of_dense_weights)};
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

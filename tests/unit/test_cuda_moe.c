@@ -3,17 +3,11 @@
 // the types: a result in BF16 errs by half a unit in the last place, a sum of k products in FP32 by
 // at most k units of the sum of their magnitudes.
 // CTest: gpu slow no-tsan
-#include <setjmp.h>
 
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 #include "unit/sanitized.h"
 
 enum { DIM = 72, HIDDEN = 56, EXPERTS = 9, TOP_K = 3, MOE_TOKENS = 90 };
@@ -222,8 +216,7 @@ static void check_rounds(cuda_fixture *f, const experts *e) {
   free(weights);
 }
 
-static void test_moe(void **state) {
-  (void)state;
+TEST(moe) {
   static const expert_formats cases[] = {
       {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
       {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
@@ -353,8 +346,7 @@ static void run_moe_of_slots(cuda_fixture *f, const experts *e) {
   free(got);
 }
 
-static void test_moe_of_slots(void **state) {
-  (void)state;
+TEST(moe_of_slots) {
   static const expert_formats formats[] = {
       {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
       {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
@@ -396,8 +388,7 @@ static uint32_t rounds_of(cuda_fixture *f, const experts *e, td_moe_args *args, 
 
 // A dense MLP that is added, which few tokens' last product does itself, has the bits of its sums
 // in f32 and an addition.
-static void test_a_dense_sum_is_added(void **state) {
-  (void)state;
+TEST(a_dense_sum_is_added) {
   static const expert_formats format = {
       {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
   static const uint32_t sizes[] = {1, 20, MOE_TOKENS};
@@ -434,8 +425,7 @@ static void test_a_dense_sum_is_added(void **state) {
 
 // Up to 64 tokens of a dense MLP have the bits that each has alone, however many blocks share a
 // tile of gate and up.
-static void test_a_dense_mlp_alone_and_in_company(void **state) {
-  (void)state;
+TEST(a_dense_mlp_alone_and_in_company) {
   enum { TOKENS = 64, COLS = 1688, ROWS = 72 };
   static const uint32_t n_sms[] = {132, 1}, sizes[] = {1, 20, TOKENS};
   for (size_t i = 0; i < TD_COUNT(n_sms); i++) {
@@ -470,8 +460,7 @@ static void test_a_dense_mlp_alone_and_in_company(void **state) {
 // A group queued when the host has the counts has no rounds beyond its tiles. One queued before has
 // rounds for all pairs that it may have, which is at most one for each token and expert. No bit
 // depends on that. Here the first two groups have all pairs, the third none.
-static void test_rounds_end_with_the_tiles(void **state) {
-  (void)state;
+TEST(rounds_end_with_the_tiles) {
   CUDA_OPEN(f);
   enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, N = N_TOKENS * DIM };
   // A GPU chooses tiles by more than this test knows.
@@ -528,8 +517,7 @@ static void test_rounds_end_with_the_tiles(void **state) {
   cuda_close(&f);
 }
 
-static void test_an_expert_that_is_none(void **state) {
-  (void)state;
+TEST(an_expert_that_is_none) {
   CUDA_OPEN(f);
   experts e;
   make_experts(&e, &f.rng, &(expert_formats){.format = {.dtype = TD_BF16, .scale_dtype = TD_F32}});
@@ -556,17 +544,4 @@ static void test_an_expert_that_is_none(void **state) {
   free(x);
   cuda_close(&f);
   free_experts(&e);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_moe),
-      cmocka_unit_test(test_moe_of_slots),
-      cmocka_unit_test(test_a_dense_sum_is_added),
-      cmocka_unit_test(test_a_dense_mlp_alone_and_in_company),
-      cmocka_unit_test(test_rounds_end_with_the_tiles),
-      cmocka_unit_test(test_an_expert_that_is_none),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

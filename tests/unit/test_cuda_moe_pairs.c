@@ -3,15 +3,8 @@
 // that follow from the types: a result in BF16 errs by half a unit in the last place, a sum of k
 // products in FP32 by at most k units of the sum of their magnitudes.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 enum { EXPERTS = 9, TOP_K = 3, PAIRS_DIM = 96, PAIRS_HIDDEN = 64, PAIRS_TOKENS = 90 };
 
@@ -148,21 +141,10 @@ static void check_pairs(const ref_format *format) {
   cuda_close(&f);
 }
 
-static void test_moe_of_pairs(void **state) {
-  (void)state;
+TEST(moe_of_pairs) {
   check_pairs(&(ref_format){"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0});
 }
 
-static void test_moe_of_pairs_in_mxfp4(void **state) {
-  (void)state;
+TEST(moe_of_pairs_in_mxfp4) {
   check_pairs(&(ref_format){"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0});
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_moe_of_pairs),
-      cmocka_unit_test(test_moe_of_pairs_in_mxfp4),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

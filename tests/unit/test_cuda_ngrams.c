@@ -2,17 +2,10 @@
 // read, against the CPU device's, whose activations are not rounded, and against themselves however
 // a sequence is cut and tokens are taken back.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "tandem/kernels.h"
 #include "unit/cuda_test.h"
 #include "unit/device_test.h"
-#include "unit/filtered.h"
 
 enum { N = 37, VOCAB = 6, SPARE = 3, TAPS = 4, END = 2 };
 
@@ -248,8 +241,7 @@ static void run_cut(cuda_fixture *f, world *w, const int32_t cuts[4], bool takes
   }
 }
 
-static void test_results(void **state) {
-  (void)state;
+TEST(results) {
   static const int32_t cuts[][4] = {{1, 1, 1, 1}, {3, 1, 7, 2}, {13, 5, 1, 26}};
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     CUDA_OPEN(f);
@@ -277,8 +269,7 @@ static void test_results(void **state) {
 }
 
 // Products of both signs and one of zero, in more elements than a block has threads.
-static void test_gates(void **state) {
-  (void)state;
+TEST(gates) {
   enum { TOKENS = 3, STREAMS = 2, DIM = 330, ALL = TOKENS * STREAMS * DIM };
   CUDA_OPEN(f);
   float *x = cuda_floats(&f, ALL), *query = cuda_floats(&f, ALL);
@@ -367,20 +358,9 @@ static void check_streams(uint32_t n_streams, uint32_t dim, bool is_head) {
   cuda_close(&f);
 }
 
-static void test_streams(void **state) {
-  (void)state;
+TEST(streams) {
   check_streams(4, 64, false);
   check_streams(4, 2056, false); // more than a block's threads take at a time
   check_streams(3, 75, false);
   check_streams(16, 40, true);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_results),
-      cmocka_unit_test(test_gates),
-      cmocka_unit_test(test_streams),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,9 @@
 // CPU device's, which test_pool.c holds against double; attention over them in double; and both
 // against themselves however a sequence is cut or restored.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
 #include "unit/device_test.h"
-#include "unit/filtered.h"
 
 enum { SEQS = 2, MOST_TOKENS = 120, TOKENS = SEQS * MOST_TOKENS };
 enum { SPARE = 3 }; // keys of a ring behind its window
@@ -356,8 +349,7 @@ static void check_token(const world *w, uint32_t seq, uint32_t t, uint32_t head)
 
 // ---- tests --------------------------------------------------------------------------------------
 
-static void test_results(void **state) {
-  (void)state;
+TEST(results) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     CUDA_OPEN(f);
     world w;
@@ -377,8 +369,7 @@ static void test_results(void **state) {
 
 static const uint32_t cuts[][4] = {{1, 1, 1, 1}, {13, 5, 0, 26}};
 
-static void test_cuts_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_change_no_bit) {
   for (size_t i = 0; i < 3; i++) {
     CUDA_OPEN(f);
     world w;
@@ -401,8 +392,7 @@ static void test_cuts_change_no_bit(void **state) {
 }
 
 // The last page in use is copied elsewhere and filled by another sequence before this one goes on.
-static void test_a_restored_page_continues(void **state) {
-  (void)state;
+TEST(a_restored_page_continues) {
   for (size_t i = 0; i < 3; i++) {
     const uint32_t n = shapes[i].n, cut = 13, rest[SEQS] = {n - cut, 0};
     CUDA_OPEN(f);
@@ -463,8 +453,7 @@ static void take_back(cuda_fixture *f, world *w, uint32_t at) {
   }
 }
 
-static void test_tokens_that_are_taken_back(void **state) {
-  (void)state;
+TEST(tokens_that_are_taken_back) {
   for (size_t i = 0; i < 3; i++) {
     CUDA_OPEN(f);
     world w;
@@ -551,8 +540,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
   cuda_close(&f);
 }
 
-static void test_entries_are_selected(void **state) {
-  (void)state;
+TEST(entries_are_selected) {
   check_selection(16, 3, 4, 8, false);
   check_selection(20, 70, 2, 2, false);
   check_selection(128, 64, 4, 16, false);
@@ -574,8 +562,7 @@ static void step_at(cuda_fixture *f, int32_t position, int32_t page, td_attn_poo
   td_op_attn_pool(f->stream, &attn);
 }
 
-static void test_bad_arguments(void **state) {
-  (void)state;
+TEST(bad_arguments) {
   CUDA_OPEN(f);
   static const float sink = 0;
   td_attn_pool_args attn = {
@@ -673,8 +660,7 @@ static void check_streams(const streams_shape *s) {
   cuda_close(&f);
 }
 
-static void test_streams(void **state) {
-  (void)state;
+TEST(streams) {
   static const streams_shape all[] = {
       {4, 64, false, false}, {4, 4608, false, false}, // more than a pass of a block
       {3, 75, false, false}, {1, 8, false, false},    {16, 40, false, false}, {4, 64, true, false},
@@ -682,18 +668,4 @@ static void test_streams(void **state) {
   };
   for (size_t i = 0; i < TD_COUNT(all); i++)
     check_streams(&all[i]);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_results),
-      cmocka_unit_test(test_cuts_change_no_bit),
-      cmocka_unit_test(test_a_restored_page_continues),
-      cmocka_unit_test(test_tokens_that_are_taken_back),
-      cmocka_unit_test(test_entries_are_selected),
-      cmocka_unit_test(test_bad_arguments),
-      cmocka_unit_test(test_streams),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,8 @@
 // tests/unit/test_cuda_router.c - the CUDA device's choices against naive ones: experts by their
 // router's logits, and the most probable tokens.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 #include "unit/sanitized.h"
 
 typedef struct {
@@ -71,8 +64,7 @@ static void naive_route(const router_case *c, const float *logits, const float *
     weights[j] = score[ids[j]] / (c->norm ? sum : 1) * 2.5;
 }
 
-static void test_router(void **state) {
-  (void)state;
+TEST(router) {
   static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false, false},
                                       {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false, false},
                                       {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false, false},
@@ -131,8 +123,7 @@ static void test_router(void **state) {
   }
 }
 
-static void test_a_token_of_no_table(void **state) {
-  (void)state;
+TEST(a_token_of_no_table) {
   static const int32_t table[] = {1, 0};
   static const float logits[] = {1, 2};
   static const int32_t bad[] = {2, -1};
@@ -155,8 +146,7 @@ static void test_a_token_of_no_table(void **state) {
 }
 
 // Nor is NaN taken while there is anything else.
-static void test_router_ties_go_to_the_lower_index(void **state) {
-  (void)state;
+TEST(router_ties_go_to_the_lower_index) {
   enum { ROWS = 3, N = 64, K = 4 };
   static const int32_t want[ROWS][K] = {{0, 1, 2, 3}, {1, 2, 3, 4}, {0, 1, 2, 3}};
   CUDA_OPEN(f);
@@ -202,8 +192,7 @@ static void check_ranking(const float *logits, uint32_t n_rows, uint32_t n_vocab
 // More slices than a block has threads; too slow for a sanitizer.
 enum { MANY = IS_ASAN ? 20000 : 263000 };
 
-static void test_ranking(void **state) {
-  (void)state;
+TEST(ranking) {
   static const uint32_t sizes[][2] = {{4, 1},    {3, 7},    {2, 64},   {2, 65},
                                       {2, 1023}, {3, 1025}, {2, 5000}, {1, MANY}};
   uint64_t rng = 5;
@@ -219,8 +208,7 @@ static void test_ranking(void **state) {
   }
 }
 
-static void test_ranking_of_no_numbers(void **state) {
-  (void)state;
+TEST(ranking_of_no_numbers) {
   enum { N = 2100 };
   uint64_t rng = 6;
   float *logits = ref_floats(&rng, 3 * N);
@@ -235,16 +223,4 @@ static void test_ranking_of_no_numbers(void **state) {
     logits[i] = i % 2 ? -NAN : -INFINITY;
   check_ranking(logits, 1, N);
   free(logits);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_router),
-      cmocka_unit_test(test_a_token_of_no_table),
-      cmocka_unit_test(test_router_ties_go_to_the_lower_index),
-      cmocka_unit_test(test_ranking),
-      cmocka_unit_test(test_ranking_of_no_numbers),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,19 +3,11 @@
 // ragged shapes, within bounds that follow from the types: a result in BF16 errs by half a unit in
 // the last place, a sum of k products in FP32 by at most k units of the sum of their magnitudes.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
-static void test_copy_and_zero(void **state) {
-  (void)state;
+TEST(copy_and_zero) {
   CUDA_OPEN(f);
   char in[1000], out[1000];
   for (int i = 0; i < 1000; i++)
@@ -73,8 +65,7 @@ static void check_sum_parts(size_t n) {
   cuda_close(&f);
 }
 
-static void test_sum_parts(void **state) {
-  (void)state;
+TEST(sum_parts) {
   check_sum_parts(1000);
   check_sum_parts(1003);
 }
@@ -107,8 +98,7 @@ static void check_embed_gather_add(uint32_t dim) {
 }
 
 // Rows that runs of eight make, and that they do not.
-static void test_embed_gather_add(void **state) {
-  (void)state;
+TEST(embed_gather_add) {
   check_embed_gather_add(33);
   check_embed_gather_add(40);
 }
@@ -270,8 +260,7 @@ static void check_both_norms(uint32_t dim, uint32_t also_dim) {
 
 // Rows of any length, and of runs of eight: of a warp, of a block, and of more runs than it has
 // threads.
-static void test_rmsnorm(void **state) {
-  (void)state;
+TEST(rmsnorm) {
   static const uint32_t dims[] = {501, 512 + 5 * 8, 1024 + 21 * 8};
   for (size_t i = 0; i < TD_COUNT(dims); i++) {
     check_rmsnorm(dims[i]);
@@ -335,14 +324,12 @@ static void check_rope(uint32_t rot) {
   cuda_close(&f);
 }
 
-static void test_rope(void **state) {
-  (void)state;
+TEST(rope) {
   check_rope(12);
   check_rope(32); // runs of eight pairs
 }
 
-static void test_scale_rows(void **state) {
-  (void)state;
+TEST(scale_rows) {
   enum { TOKENS = 9, DIM = 70, MAX = 40, N = TOKENS * DIM };
   CUDA_OPEN(f);
   float *factor = ref_floats(&f.rng, MAX), *before = cuda_floats(&f, N);
@@ -367,8 +354,7 @@ static void test_scale_rows(void **state) {
   cuda_close(&f);
 }
 
-static void test_bad_arguments(void **state) {
-  (void)state;
+TEST(bad_arguments) {
   CUDA_OPEN(f);
   ref_weight table = ref_make_weight(&f.rng, TD_BF16, 10, 8, 0, 0);
   uint16_t *x = cuda_alloc(&f, 64 * sizeof *x);
@@ -405,18 +391,4 @@ static void test_bad_arguments(void **state) {
   cuda_expect_failure(&f, "from expert 3");
   ref_free_weight(&table);
   cuda_close(&f);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_copy_and_zero),
-      cmocka_unit_test(test_sum_parts),
-      cmocka_unit_test(test_embed_gather_add),
-      cmocka_unit_test(test_rmsnorm),
-      cmocka_unit_test(test_rope),
-      cmocka_unit_test(test_scale_rows),
-      cmocka_unit_test(test_bad_arguments),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

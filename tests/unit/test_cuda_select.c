@@ -1,18 +1,10 @@
 // tests/unit/test_cuda_select.c - what the CUDA device computes of an indexer: layer norms, and the
 // selection of keys, or of blocks of keys, against scores in double, whose ties are exact.
 // CTest: gpu no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
-static void test_layernorm(void **state) {
-  (void)state;
+TEST(layernorm) {
   static const uint32_t dims[] = {1, 12, 128, 300};
   CUDA_OPEN(f);
   for (size_t k = 0; k < 2 * TD_COUNT(dims); k++) {
@@ -236,8 +228,7 @@ static void run_layouts(const layout *layouts, size_t n) {
 }
 
 // Heads and dims that fill no tile, more heads than a block holds, runs of keys of several blocks.
-static void test_selections(void **state) {
-  (void)state;
+TEST(selections) {
   static const layout layouts[] = {
       {3, 12, 1, 16, {40, 3}, TD_BF16, 0, 0},     {5, 128, 7, 16, {90, 20}, TD_F16, 0, 0},
       {64, 128, 33, 64, {70, 36}, TD_BF16, 0, 0}, {70, 20, 30, 64, {34, 50}, TD_F16, 0, 0},
@@ -249,8 +240,7 @@ static void test_selections(void **state) {
 // Blocks of whole tiles of keys and of parts, with and without the eight keys of a warp; with none,
 // some and all near; heads of several tokens in a tile, and more heads than a tile has; several
 // runs of keys.
-static void test_selections_of_blocks(void **state) {
-  (void)state;
+TEST(selections_of_blocks) {
   static const layout layouts[] = {
       {4, 128, 2, 64, {270, 40}, TD_BF16, 64, 1}, {3, 12, 3, 16, {90, 20}, TD_F16, 8, 0},
       {2, 16, 5, 16, {70, 36}, TD_BF16, 6, 2},    {1, 20, 7, 64, {60, 33}, TD_BF16, 3, 0},
@@ -258,14 +248,4 @@ static void test_selections_of_blocks(void **state) {
       {4, 128, 3, 64, {1150, 5}, TD_F16, 128, 1}, {2, 8, 40, 64, {1000, 700}, TD_BF16, 12, 3},
   };
   run_layouts(layouts, TD_COUNT(layouts));
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_layernorm),
-      cmocka_unit_test(test_selections),
-      cmocka_unit_test(test_selections_of_blocks),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

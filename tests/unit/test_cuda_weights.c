@@ -1,20 +1,12 @@
 // tests/unit/test_cuda_weights.c - what the CUDA device keeps of weights, and the choices of
 // heuristics.c.
 // CTest: gpu
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/cuda_test.h"
-#include "unit/filtered.h"
 
 // Small copies share a piece of memory, and so do larger ones whose last page would stay half
 // empty; whole pages do not, nor does what no piece holds.
-static void test_copies_share_pages(void **state) {
-  (void)state;
+TEST(copies_share_pages) {
   enum { MIB = 1 << 20 };
   static const struct {
     size_t n_bytes, n_pieces;
@@ -43,8 +35,7 @@ static void test_copies_share_pages(void **state) {
   cuda_close(&f);
 }
 
-static void test_weights_are_copied_once(void **state) {
-  (void)state;
+TEST(weights_are_copied_once) {
   enum { N = 3000 }; // more than the table has slots for at first
   CUDA_OPEN(f);
   td_cuda_dev *dev = (td_cuda_dev *)f.dev;
@@ -76,8 +67,7 @@ static void test_weights_are_copied_once(void **state) {
 }
 
 // A matrix of another layout is brought into rows once, and found again with all its parts.
-static void test_layouts_become_rows(void **state) {
-  (void)state;
+TEST(layouts_become_rows) {
   enum { GROUP = 32, SIZES = 3 };
   static const uint32_t dims[SIZES][2] = {{16, 64}, {8, 32}, {40, 96}}; // rows, columns
   ref_weight weights[TD_COUNT(ref_formats) * SIZES] = {0}; // none where another one was
@@ -117,8 +107,7 @@ static void test_layouts_become_rows(void **state) {
   cuda_close(&f);
 }
 
-static void test_how_weights_are_read(void **state) {
-  (void)state;
+TEST(how_weights_are_read) {
   float scale;
   static const struct {
     td_dtype dtype, scale_dtype;
@@ -159,8 +148,7 @@ static void test_how_weights_are_read(void **state) {
   }
 }
 
-static void test_which_kernel_multiplies(void **state) {
-  (void)state;
+TEST(which_kernel_multiplies) {
   float scale;
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
@@ -184,8 +172,7 @@ static void test_which_kernel_multiplies(void **state) {
   assert_false(td_cuda_use_blas(&f32, 1000));
 }
 
-static void test_sizes_of_launches(void **state) {
-  (void)state;
+TEST(sizes_of_launches) {
   static const struct {
     uint32_t n_sms;
     int capability;
@@ -229,8 +216,7 @@ static void test_sizes_of_launches(void **state) {
 }
 
 // A matrix in pieces is the matrix.
-static void test_pieces_of_a_matrix(void **state) {
-  (void)state;
+TEST(pieces_of_a_matrix) {
   enum { ROWS = 24, COLS = 64, TOKENS = 256, CUT = 16 };
   td_weight wide = {.dtype = TD_F8E4M3, .rows = 100, .cols = 1u << 24}, v3 = wide;
   assert_int_equal(td_cuda_piece_rows(&wide, 100), 16);
@@ -269,8 +255,7 @@ static void test_pieces_of_a_matrix(void **state) {
   cuda_close(&f);
 }
 
-static void test_splits(void **state) {
-  (void)state;
+TEST(splits) {
   for (uint32_t max_keys = 1; max_keys < 1u << 20; max_keys += 1 + max_keys / 3) {
     for (uint32_t n_blocks = 1; n_blocks <= 4; n_blocks++) {
       uint32_t keys, n, few = n_blocks <= 2;
@@ -284,8 +269,7 @@ static void test_splits(void **state) {
 }
 
 // As many as a window can touch wherever it ends, of a length that no context changes.
-static void test_splits_of_a_window(void **state) {
-  (void)state;
+TEST(splits_of_a_window) {
   static const uint32_t windows[] = {1, 2, 128, 129, 256, 257, 300, 5000};
   for (size_t i = 0; i < TD_COUNT(windows); i++) {
     for (uint32_t n_blocks = 1; n_blocks <= 8; n_blocks += 7) {
@@ -305,8 +289,7 @@ static void test_splits_of_a_window(void **state) {
 }
 
 // A launch is sized for the most splits that any length has, and lengths alone decide on splits.
-static void test_splits_of_latents(void **state) {
-  (void)state;
+TEST(splits_of_latents) {
   static const struct {
     uint32_t n_keys, keys;
   } cases[] = {{1, 64},      {1024, 64},   {1025, 128},  {4096, 128},  {4097, 256},
@@ -325,16 +308,14 @@ static void test_splits_of_latents(void **state) {
   assert_true(td_cuda_latent_keys(64) == td_cuda_latent_keys(1));
 }
 
-static void test_splits_that_a_block_adds_up(void **state) {
-  (void)state;
+TEST(splits_that_a_block_adds_up) {
   assert_false(td_cuda_folds_by_block(1, 4, 64, 132));
   assert_false(td_cuda_folds_by_block(4, 4, 32, 132));
   assert_true(td_cuda_folds_by_block(4, 4, 33, 132)); // 9 blocks in a row
   assert_true(td_cuda_folds_by_block(33, 4, 1, 132));
 }
 
-static void test_delta_rules_in_chunks(void **state) {
-  (void)state;
+TEST(delta_rules_in_chunks) {
   const td_cu_delta_rule_args qwen = {.shape = {.k_dim = 128, .v_dim = 128},
                                       .batch = {.page_tokens = 512}};
   td_cu_delta_rule_args a = qwen;
@@ -354,8 +335,7 @@ static void test_delta_rules_in_chunks(void **state) {
   assert_false(td_cuda_takes_delta_chunks(&a));
 }
 
-static void test_prompts_of_a_launch(void **state) {
-  (void)state;
+TEST(prompts_of_a_launch) {
   enum { SEQS = 40 };
   int32_t q_begin[SEQS + 1] = {0}, position[SEQS * 130];
   for (int32_t s = 0; s < SEQS; s++) { // of 0, 1, 129, 0, 1, .. tokens, after 10 others
@@ -402,24 +382,4 @@ static void test_prompts_of_a_launch(void **state) {
   assert_int_equal(td_cuda_list_prompts(&b, 5, 0, SIZE_MAX, &list), 6);
   assert_int_equal(list.n_keys, 128);
   assert_int_equal(list.n_tiles, (b.n_tokens + 127) / 128);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_copies_share_pages),
-      cmocka_unit_test(test_weights_are_copied_once),
-      cmocka_unit_test(test_layouts_become_rows),
-      cmocka_unit_test(test_how_weights_are_read),
-      cmocka_unit_test(test_which_kernel_multiplies),
-      cmocka_unit_test(test_sizes_of_launches),
-      cmocka_unit_test(test_pieces_of_a_matrix),
-      cmocka_unit_test(test_splits),
-      cmocka_unit_test(test_splits_of_a_window),
-      cmocka_unit_test(test_splits_of_latents),
-      cmocka_unit_test(test_splits_that_a_block_adds_up),
-      cmocka_unit_test(test_delta_rules_in_chunks),
-      cmocka_unit_test(test_prompts_of_a_launch),
-  };
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

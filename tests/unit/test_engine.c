@@ -1,18 +1,12 @@
 // tests/unit/test_engine.c - the engine with the routed experts on a device of their own, or
 // passing through the memory of the first: two CPU devices.
 // CTest: slow
-#include <setjmp.h>
 
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "device/device_impl.h"
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
-#include "unit/filtered.h"
 #include "unit/kv_transfer_test.h"
 #include "unit/peer_test.h"
 #include "unit/sanitized.h"
@@ -50,8 +44,7 @@ static void check_apart(const small_model *m, bool is_long) {
   td_dev_close(dev);
 }
 
-static void test_experts_apart_change_no_bit(void **state) {
-  (void)state;
+TEST(experts_apart_change_no_bit) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_apart(&small_models[i], i == 0 || !(IS_ASAN || IS_TSAN));
 }
@@ -72,15 +65,13 @@ static void check_streamed(const small_model *m) {
   td_dev_close(dev);
 }
 
-static void test_streamed_experts(void **state) {
-  (void)state;
+TEST(streamed_experts) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_streamed(&small_models[i]);
 }
 
 // Experts with biases, and gate and up in one matrix.
-static void test_paired_experts(void **state) {
-  (void)state;
+TEST(paired_experts) {
   checkpoint ck;
   ck_gpt_oss(&ck);
   ck_write(&ck);
@@ -119,8 +110,7 @@ static void run_with_ring(void *ctx) {
 }
 
 // A ring that holds no two experts is said to, with numbers and a cure, and the CPU computes them.
-static void test_a_ring_too_small(void **state) {
-  (void)state;
+TEST(a_ring_too_small) {
   td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
   size_t n_vocab;
   float *together = engine_logits(&small_models[0], dev, TOGETHER, false, &n_vocab);
@@ -135,8 +125,7 @@ static void test_a_ring_too_small(void **state) {
   td_dev_close(dev);
 }
 
-static void test_schedules(void **state) {
-  (void)state;
+TEST(schedules) {
   engine_activations = TD_ACTIVATIONS_F32;
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     check_schedules(&small_models[i], "cpu", TOGETHER, IN_HALVES, N_SCHEDULES);
@@ -145,8 +134,7 @@ static void test_schedules(void **state) {
 }
 
 // With experts on the device, on the other one, and streamed or in halves.
-static void test_dense_weights_that_stream(void **state) {
-  (void)state;
+TEST(dense_weights_that_stream) {
   static const placement places[] = {TOGETHER, APART, ALL_WAYS};
   engine_activations = TD_ACTIVATIONS_F32;
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
@@ -156,8 +144,7 @@ static void test_dense_weights_that_stream(void **state) {
 }
 
 // Formats of which some matrices can stream, or none.
-static void test_dense_weights_of_other_formats(void **state) {
-  (void)state;
+TEST(dense_weights_of_other_formats) {
   static const small_model models[] = {{"deepseek_awq", 246 << 10},
                                        {"deepseek_mxfp4", 246 << 10},
                                        {"deepseek_no_q_lora", 246 << 10},
@@ -169,8 +156,7 @@ static void test_dense_weights_of_other_formats(void **state) {
 }
 
 // A step copies as many bytes as its plan has, and never more than the ring's; each weight once.
-static void test_bytes_of_dense_weights(void **state) {
-  (void)state;
+TEST(bytes_of_dense_weights) {
   engine_activations = TD_ACTIVATIONS_F32;
   const int32_t tokens[] = {5, 17, 4, 99, 23}, page = 0;
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
@@ -208,8 +194,7 @@ static void test_bytes_of_dense_weights(void **state) {
   }
 }
 
-static void test_prefill_beside_decode(void **state) {
-  (void)state;
+TEST(prefill_beside_decode) {
   engine_activations = TD_ACTIVATIONS_F32;
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_lanes(&small_models[i], "cpu", N_SCHEDULES / 2);
@@ -217,8 +202,7 @@ static void test_prefill_beside_decode(void **state) {
 
 // Where the device stands still, as much is queued as the ring holds, and nobody waits: the other
 // engine decodes on.
-static void test_feeding_waits_for_nothing(void **state) {
-  (void)state;
+TEST(feeding_waits_for_nothing) {
   engine_activations = TD_ACTIVATIONS_F32;
   td_err err;
   lanes l = {.random = 0};
@@ -274,8 +258,7 @@ static void check_cached(const small_model *m) {
   free(want.out);
 }
 
-static void test_cached_experts_change_no_bit(void **state) {
-  (void)state;
+TEST(cached_experts_change_no_bit) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_cached(&small_models[i]);
   checkpoint ck;
@@ -288,8 +271,7 @@ static void test_cached_experts_change_no_bit(void **state) {
 // Nor on which of three devices, in steps of one to sixteen tokens, whatever they wait for first:
 // all experts on two devices, evenly and not; all on the peer; some, so that the expert device has
 // the rest; and those used last.
-static void test_a_peer_changes_no_bit(void **state) {
-  (void)state;
+TEST(a_peer_changes_no_bit) {
   static const peer_case plain = {.n_microbatches = 1};
   static const peer_case cases[][5] = {
       // of 24 experts in three layers, of four in one
@@ -359,8 +341,7 @@ static void fail_experts(td_stream *stream, const td_op *op) {
 }
 
 // A failure of the peer is the step's, and nobody waits for what does not come.
-static void test_a_peer_that_fails(void **state) {
-  (void)state;
+TEST(a_peer_that_fails) {
   engine_activations = TD_ACTIVATIONS_F32;
   static const peer_case c = {99, 99, true, 1};
   static const int32_t token = 5, page = 0;
@@ -389,8 +370,7 @@ static void test_a_peer_that_fails(void **state) {
 }
 
 // Experts that did not arrive are not used: decode goes on as without a cache.
-static void test_experts_that_do_not_arrive(void **state) {
-  (void)state;
+TEST(experts_that_do_not_arrive) {
   static const cache_case plain = {.n_microbatches = 1, .n_steps = CACHE_FEW_STEPS};
   static const cache_case some = {5, 1, 0, CACHE_FEW_STEPS};
   engine_activations = TD_ACTIVATIONS_F32;
@@ -442,8 +422,7 @@ static void note_order(td_stream *stream, const td_op *op) {
 
 // Where experts stream, copies are queued in the order of use. Where the other device computes
 // them, which the host waits for, the next layer's dense weights come first.
-static void test_order_of_copies(void **state) {
-  (void)state;
+TEST(order_of_copies) {
   static const int32_t tokens[ENGINE_PAGE] = {5, 17, 4, 99}, page = 0;
   static const uint32_t streamed[] = {0, 1, 2, 4, 5, 6, 8, 9, 10};
   static const uint32_t aside[] = {0, 1, 4, 5, 3, 8, 9, 7, 11};
@@ -476,8 +455,7 @@ static void test_order_of_copies(void **state) {
 }
 
 // A prompt that is fed beside decode is copied in pieces, one that runs alone in few long copies.
-static void test_copies_beside_decode_are_short(void **state) {
-  (void)state;
+TEST(copies_beside_decode_are_short) {
   engine_activations = TD_ACTIVATIONS_F32;
   td_err err;
   lanes l = {.random = 0};
@@ -507,8 +485,7 @@ static void test_copies_beside_decode_are_short(void **state) {
 }
 
 // Prefill on one device, decode on another, over pages in host memory.
-static void test_kv_transfer(void **state) {
-  (void)state;
+TEST(kv_transfer) {
   engine_activations = TD_ACTIVATIONS_F32;
   for (unsigned seed = 0; seed < N_TRANSFERS; seed++) {
     char text[16];
@@ -535,8 +512,7 @@ static void check_states_transfer(checkpoint *ck, size_t ring_bytes) {
   ck_free(ck);
 }
 
-static void test_kv_transfer_of_states(void **state) {
-  (void)state;
+TEST(kv_transfer_of_states) {
   engine_activations = TD_ACTIVATIONS_F32;
   checkpoint ck;
   ck_qwen3_next(&ck);
@@ -558,8 +534,7 @@ static void watch_out(td_stream *stream, const td_op *op) {
 
 // A layer's keys and values are copied out before its attention is queued, not when all is
 // computed.
-static void test_keys_leave_layer_by_layer(void **state) {
-  (void)state;
+TEST(keys_leave_layer_by_layer) {
   enum { N = 20 };
   const int32_t pages[] = {1, 4};
   int32_t tokens[N];
@@ -582,28 +557,4 @@ static void test_keys_leave_layer_by_layer(void **state) {
   assert_int_equal(layers_out, (1u << n_layers) - 1);
   assert_int_equal(td_kv_transfer_stats_of(w.prefill.transfer).out_bytes, 2 * w.page_bytes);
   close_xfer_world(&w);
-}
-
-int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
-                                     cmocka_unit_test(test_streamed_experts),
-                                     cmocka_unit_test(test_paired_experts),
-                                     cmocka_unit_test(test_a_ring_too_small),
-                                     cmocka_unit_test(test_schedules),
-                                     cmocka_unit_test(test_dense_weights_that_stream),
-                                     cmocka_unit_test(test_dense_weights_of_other_formats),
-                                     cmocka_unit_test(test_bytes_of_dense_weights),
-                                     cmocka_unit_test(test_order_of_copies),
-                                     cmocka_unit_test(test_prefill_beside_decode),
-                                     cmocka_unit_test(test_cached_experts_change_no_bit),
-                                     cmocka_unit_test(test_a_peer_changes_no_bit),
-                                     cmocka_unit_test(test_a_peer_that_fails),
-                                     cmocka_unit_test(test_experts_that_do_not_arrive),
-                                     cmocka_unit_test(test_copies_beside_decode_are_short),
-                                     cmocka_unit_test(test_feeding_waits_for_nothing),
-                                     cmocka_unit_test(test_kv_transfer),
-                                     cmocka_unit_test(test_kv_transfer_of_states),
-                                     cmocka_unit_test(test_keys_leave_layer_by_layer)};
-  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 1;
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }
