@@ -1,18 +1,12 @@
 // tests/unit/test_comm.c - collectives between CPU devices, and what becomes of the others when a
 // rank fails.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "comm/exchange.h"
 #include "unit/comm_test.h"
 
-static void test_collectives(void **state) {
-  (void)state;
+TEST(collectives) {
   static const char *const jitters[] = {NULL, "1", "2"};
   for (size_t j = 0; j < TD_COUNT(jitters); j++) {
     if (jitters[j]) setenv("TANDEM_JITTER", jitters[j], 1);
@@ -72,8 +66,7 @@ static void gather_in_pieces(rank_end *end) {
   td_stream_close(a.other);
 }
 
-static void test_arrivals(void **state) {
-  (void)state;
+TEST(arrivals) {
   ranks r;
   setenv("TANDEM_JITTER", "3", 1);
   open_ranks(&r, 3, "cpu", "host", 512);
@@ -110,8 +103,7 @@ static void assert_failed(const ranks *r, const char *why) {
   }
 }
 
-static void test_failed_rank(void **state) {
-  (void)state;
+TEST(failed_rank) {
   ranks r;
   open_ranks(&r, 3, "cpu", "host", 512);
   run_ranks(&r, fail_or_gather, NULL);
@@ -129,8 +121,7 @@ static void broadcast_sizes(rank_end *end) {
   td_stream_sync(end->stream, NULL);
 }
 
-static void test_different_calls(void **state) {
-  (void)state;
+TEST(different_calls) {
   ranks r;
   open_ranks(&r, 3, "cpu", "host", 512);
   run_ranks(&r, broadcast_sizes, NULL);
@@ -138,8 +129,7 @@ static void test_different_calls(void **state) {
   close_ranks(&r);
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(refusals) {
   static const struct {
     td_comm_opts opts;
     const char *why;
@@ -162,8 +152,7 @@ static void test_refusals(void **state) {
 }
 
 // A layer of DeepSeek-V3 in FP8 and 32K tokens on two GPUs; then uneven, dense, and on one.
-static void test_exchange(void **state) {
-  (void)state;
+TEST(exchange) {
   td_exchange_layer layer = {.n_tokens = 32768,
                              .n_ranks = 2,
                              .dim = 7168,
@@ -191,13 +180,4 @@ static void test_exchange(void **state) {
   layer.n_ranks = 1;
   b = td_exchange_bytes_of(&layer);
   assert_int_equal(b.kv_bytes, 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_collectives), cmocka_unit_test(test_arrivals),
-      cmocka_unit_test(test_failed_rank), cmocka_unit_test(test_different_calls),
-      cmocka_unit_test(test_refusals),    cmocka_unit_test(test_exchange),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

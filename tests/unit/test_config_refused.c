@@ -246,8 +246,7 @@ static const refusal kimi[] = {
      "quant_method"},
 };
 
-static void refuses(void **state) {
-  (void)state;
+TEST(refuses) {
 #define OF(model_type, list)                                                                       \
   { model_type, list, TD_COUNT(list) }
   static const struct {
@@ -284,8 +283,7 @@ static void refuses(void **state) {
     check_refusals(families[i].model_type, families[i].list, families[i].n);
 }
 
-static void refuses_other_architectures(void **state) {
-  (void)state;
+TEST(refuses_other_architectures) {
   td_model_config c;
   td_err err;
   assert_int_equal(parse("{\"model_type\": \"llama\"}", NULL, &c, &err), TD_EUNSUPPORTED);
@@ -300,12 +298,4 @@ static void refuses_other_architectures(void **state) {
   assert_non_null(strstr(err.msg, "dir/generation_config.json: "));
   assert_int_equal(parse("{\"model_type\": \"kimi_k2\"}", "{\"top_p\": 2}", &c, &err), TD_EFORMAT);
   assert_non_null(strstr(err.msg, "dir/generation_config.json: top_p"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(refuses),
-      cmocka_unit_test(refuses_other_architectures),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

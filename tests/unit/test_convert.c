@@ -1,18 +1,14 @@
 // tests/unit/test_convert.c - words of codes into rows: rounding, orders and odd sizes. Whole
 // formats are in tests/golden/test_formats.py.
 // CTest: no-tsan
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
 #include "model/convert_matrix.h"
+#include "unit/testing.h"
 
 static double value_of_half(uint16_t h) {
   double mantissa = h & 1023;
@@ -33,8 +29,7 @@ static uint16_t nearest_half(double value) {
 }
 
 // One row with one code each of a scale of its own: value = code * scale, rounded once.
-static void halves_are_rounded_to_the_nearest(void **state) {
-  (void)state;
+TEST(halves_are_rounded_to_the_nearest) {
   static const uint16_t scales[] = {0x3C00, 0x3C01, 0x2EB7, 0x0001, 0x03FF, 0x0400, 0x0401,
                                     0x7BFF, 0x1234, 0x00A7, 0x5555, 0x6FFF, 0xBC01, 0x8005};
   for (size_t i = 0; i < TD_COUNT(scales); i++) {
@@ -60,8 +55,7 @@ static void halves_are_rounded_to_the_nearest(void **state) {
 }
 
 // Three columns in words of four, in an order of their own; rows that fill no word of zero points.
-static void odd_sizes_and_orders(void **state) {
-  (void)state;
+TEST(odd_sizes_and_orders) {
   static const uint32_t words[] = {0x00030201, 0x00060504}; // [2 rows][1 word]
   static const uint32_t zeros[] = {0x0201, 0x0403};         // [1 word of 2 rows][2 groups]
   static const float scales[] = {1, 10, 100, 1000};         // [2][2]
@@ -87,12 +81,4 @@ static void odd_sizes_and_orders(void **state) {
   td_words_to_i8(&m, codes);
   static const int8_t want_codes[] = {1 - 128, 2 - 128, 3 - 128, 4 - 128, 5 - 128, 6 - 128};
   assert_memory_equal(codes, want_codes, sizeof want_codes);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(halves_are_rounded_to_the_nearest),
-      cmocka_unit_test(odd_sizes_and_orders),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

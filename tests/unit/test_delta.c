@@ -1,11 +1,5 @@
 // tests/unit/test_delta.c - gated delta nets: every version of their kernels, and the operators of
 // the CPU device, whose results and states must not depend on how a sequence is cut.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "device/check.h"
 #include "device/device.h"
@@ -230,8 +224,7 @@ static bool check_decay(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_kernels(void **state) {
-  (void)state;
+TEST(kernels) {
   for_versions("sigmoid_row", check_sigmoid, NULL);
   for_versions("conv_silu", check_conv, NULL);
   for_versions("delta_rule", check_rule, NULL);
@@ -252,8 +245,7 @@ static void broken_rule(const td_delta_rule_args *a) {
   td_kernels()->delta_rule(&args);
 }
 
-static void test_a_broken_kernel_is_caught(void **state) {
-  (void)state;
+TEST(a_broken_kernel_is_caught) {
   why w;
   assert_false(check_rule((void (*)(void))broken_rule, NULL, &w));
 }
@@ -438,8 +430,7 @@ static void naive(const fixture *f, int s, bool is_grouped, double *out) {
   }
 }
 
-static void test_operators(void **state) {
-  (void)state;
+TEST(operators) {
   for (int order = 0; order < 4; order++) {
     const bool is_grouped = order == 1;
     fixture f;
@@ -461,8 +452,7 @@ static void test_operators(void **state) {
 
 // Results and all pages' states are the same bits however both sequences are cut, whatever the
 // number of threads; a page no token is in keeps what it has.
-static void test_cuts_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_change_no_bit) {
   static const uint32_t chunks[] = {32, 16, 7, 1};
   const size_t n_states = N_PAGES * td_delta_state_bytes(&shape);
   fixture whole, cut;
@@ -479,8 +469,7 @@ static void test_cuts_change_no_bit(void **state) {
 }
 
 // A sequence goes on from a full page alone, copied from elsewhere.
-static void test_a_restored_page_continues(void **state) {
-  (void)state;
+TEST(a_restored_page_continues) {
   const size_t n = td_delta_state_bytes(&shape);
   fixture whole, restored;
   open_fixture(&whole, 2);
@@ -502,8 +491,7 @@ static void test_a_restored_page_continues(void **state) {
 }
 
 // The states that a sequence may go back to are those of steps that end there, of it alone.
-static void test_states_to_go_back_to(void **state) {
-  (void)state;
+TEST(states_to_go_back_to) {
   enum { N = PAGE + 3, FIRST = 1 };
   static const int32_t first[] = {-1, FIRST};
   static const uint32_t begin[2] = {0, 0};
@@ -532,8 +520,7 @@ static void test_states_to_go_back_to(void **state) {
   close_fixture(&kept);
 }
 
-static void test_gate_rows(void **state) {
-  (void)state;
+TEST(gate_rows) {
   enum { TOKENS = 5, GROUPS = 3, DIM = 18, STRIDE = 2 * GROUPS * DIM + 1 };
   fixture f;
   open_fixture(&f, 3);
@@ -567,8 +554,7 @@ static void test_gate_rows(void **state) {
   close_fixture(&f);
 }
 
-static void test_bad_shapes(void **state) {
-  (void)state;
+TEST(bad_shapes) {
   static const struct {
     td_delta_shape shape;
     td_dtype dtype;
@@ -606,23 +592,20 @@ static int by_head(void **state) {
   return 0;
 }
 
-#define BY_CHANNEL(test)                                                                           \
-  { #test " by channel", test, by_channel, by_head, NULL }
+TEST(cuts_change_no_bit_by_channel, by_channel, by_head) {
+  test_cuts_change_no_bit(state);
+}
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_kernels),
-      cmocka_unit_test(test_a_broken_kernel_is_caught),
-      cmocka_unit_test(test_operators),
-      cmocka_unit_test(test_cuts_change_no_bit),
-      cmocka_unit_test(test_a_restored_page_continues),
-      cmocka_unit_test(test_states_to_go_back_to),
-      BY_CHANNEL(test_cuts_change_no_bit),
-      BY_CHANNEL(test_a_restored_page_continues),
-      BY_CHANNEL(test_states_to_go_back_to),
-      cmocka_unit_test(test_gate_rows),
-      cmocka_unit_test(test_bad_shapes),
-  };
+TEST(a_restored_page_continues_by_channel, by_channel, by_head) {
+  test_a_restored_page_continues(state);
+}
+
+TEST(states_to_go_back_to_by_channel, by_channel, by_head) {
+  test_states_to_go_back_to(state);
+}
+
+int before_all(void **state) {
+  (void)state;
   td_kernels_init(NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,12 +1,6 @@
 // tests/unit/test_device_attn.c - paged attention against a naive one in double, and the promise
 // that chunks, batches and threads do not change a bit of it.
 // CTest: no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "unit/attn_test.h"
@@ -271,8 +265,7 @@ static void check_layout(const layout *l, uint32_t every) {
   }
 }
 
-static void test_gqa(void **state) {
-  (void)state;
+TEST(gqa) {
   check_layout(&(layout){.n_heads = 6,
                          .n_kv_heads = 3,
                          .head_dim = 20,
@@ -283,8 +276,7 @@ static void test_gqa(void **state) {
 }
 
 // Windows within a block, over a page's end, over splits, and of one token; sinks.
-static void test_gqa_with_windows_and_sinks(void **state) {
-  (void)state;
+TEST(gqa_with_windows_and_sinks) {
   static const uint32_t windows[] = {1, 5, 33, 70, 300};
   for (size_t i = 0; i < TD_COUNT(windows); i++) {
     check_layout(&(layout){.n_heads = 6,
@@ -309,8 +301,7 @@ static void test_gqa_with_windows_and_sinks(void **state) {
 
 // Blocks smaller than a page, that pages cut, larger than pages and than splits of keys; ties; with
 // none, some and all of them near; one block, and more than there are.
-static void test_gqa_over_selected_blocks(void **state) {
-  (void)state;
+TEST(gqa_over_selected_blocks) {
   static const struct {
     uint32_t block, top_blocks, n_local;
     bool has_ties;
@@ -333,8 +324,7 @@ static void test_gqa_over_selected_blocks(void **state) {
 
 // Groups of one, that fill pages, larger than pages; over more keys than a split; more than there
 // are.
-static void test_gqa_over_selected_groups(void **state) {
-  (void)state;
+TEST(gqa_over_selected_groups) {
   static const uint32_t cases[][2] = {{1, 1}, {3, 4}, {5, 16}, {2, 32}, {40, 8}, {99, 4}};
   for (size_t i = 0; i < 2 * TD_COUNT(cases); i++) {
     check_layout(&(layout){.n_heads = 6,
@@ -350,8 +340,7 @@ static void test_gqa_over_selected_groups(void **state) {
   }
 }
 
-static void test_gqa_one_odd_head_group(void **state) {
-  (void)state;
+TEST(gqa_one_odd_head_group) {
   check_layout(&(layout){.n_heads = 35,
                          .n_kv_heads = 1,
                          .head_dim = 7,
@@ -361,8 +350,7 @@ static void test_gqa_one_odd_head_group(void **state) {
                1);
 }
 
-static void test_gqa_beyond_splits_and_large_pages(void **state) {
-  (void)state;
+TEST(gqa_beyond_splits_and_large_pages) {
   check_layout(&(layout){.n_heads = 5,
                          .n_kv_heads = 5,
                          .head_dim = 16,
@@ -384,8 +372,7 @@ static const layout mla = {.mla = true,
 
 // Rows of one block, of two of which the second one is short, and of two whole ones; windows, and
 // blocks of keys that the ends of pages and splits cut.
-static void test_pages_in_e4m3(void **state) {
-  (void)state;
+TEST(pages_in_e4m3) {
   static const layout list[] = {
       {.n_heads = 6,
        .n_kv_heads = 3,
@@ -439,8 +426,7 @@ static void test_pages_in_e4m3(void **state) {
   }
 }
 
-static void test_mla(void **state) {
-  (void)state;
+TEST(mla) {
   static const td_dtype dtypes[] = {TD_BF16, TD_F8E4M3, TD_F32};
   for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
     for (int absorbed = 0; absorbed < 2; absorbed++) {
@@ -452,8 +438,7 @@ static void test_mla(void **state) {
   }
 }
 
-static void test_mla_beyond_splits_and_large_pages(void **state) {
-  (void)state;
+TEST(mla_beyond_splits_and_large_pages) {
   for (int i = 0; i < 4; i++) {
     layout l = mla;
     l.kv_b_dtype = TD_BF16;
@@ -466,8 +451,7 @@ static void test_mla_beyond_splits_and_large_pages(void **state) {
 
 // One key for a token, some, as many as a split, more than a sequence has; scores that tie and
 // those that do not.
-static void test_mla_over_selected_keys(void **state) {
-  (void)state;
+TEST(mla_over_selected_keys) {
   static const uint32_t top_k[] = {1, 7, 64, 149, 150};
   for (size_t i = 0; i < 2 * TD_COUNT(top_k); i++) {
     layout l = mla;
@@ -483,8 +467,7 @@ static void test_mla_over_selected_keys(void **state) {
 
 // Tokens that see all groups and the begin of another, or a selection; over more keys than a split,
 // without a rotary part.
-static void test_mla_over_selected_groups(void **state) {
-  (void)state;
+TEST(mla_over_selected_groups) {
   static const uint32_t cases[][3] = {{1, 1, 1}, {1, 8, 1}, {3, 16, 2}, {9, 16, 13}, {40, 2, 1}};
   for (size_t i = 0; i < 2 * TD_COUNT(cases); i++) {
     layout l = mla;
@@ -497,8 +480,7 @@ static void test_mla_over_selected_groups(void **state) {
   }
 }
 
-static void test_mla_over_selections_beyond_splits(void **state) {
-  (void)state;
+TEST(mla_over_selections_beyond_splits) {
   for (int i = 0; i < 4; i++) {
     layout l = mla;
     l.kv_b_dtype = TD_BF16;
@@ -532,8 +514,7 @@ static float *out_of(const layout *l) {
 
 // A selection that holds every key changes no bit, nor does one for tokens that see no more keys;
 // and a token that selects is computed alike in a prompt and in decode.
-static void test_selections_of_everything(void **state) {
-  (void)state;
+TEST(selections_of_everything) {
   for (int absorbed = 0; absorbed < 2; absorbed++) {
     layout l = mla;
     l.kv_dtype = TD_F16;
@@ -556,23 +537,4 @@ static void test_selections_of_everything(void **state) {
     free(some);
     free(decoded);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gqa),
-      cmocka_unit_test(test_mla_over_selected_keys),
-      cmocka_unit_test(test_mla_over_selected_groups),
-      cmocka_unit_test(test_mla_over_selections_beyond_splits),
-      cmocka_unit_test(test_selections_of_everything),
-      cmocka_unit_test(test_gqa_with_windows_and_sinks),
-      cmocka_unit_test(test_gqa_over_selected_blocks),
-      cmocka_unit_test(test_gqa_over_selected_groups),
-      cmocka_unit_test(test_gqa_one_odd_head_group),
-      cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
-      cmocka_unit_test(test_pages_in_e4m3),
-      cmocka_unit_test(test_mla),
-      cmocka_unit_test(test_mla_beyond_splits_and_large_pages),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

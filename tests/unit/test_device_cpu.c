@@ -1,11 +1,7 @@
 // tests/unit/test_device_cpu.c - the CPU device's streams and events.
-#include <setjmp.h>
 
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 
-#include <cmocka.h>
 #include <pthread.h>
 
 #include "device/check.h"
@@ -41,8 +37,7 @@ static void sync_ok(td_stream *stream) {
 }
 
 // First of all, since the choice of kernels is made once in a process.
-static void test_unknown_isa_is_an_error(void **state) {
-  (void)state;
+TEST(unknown_isa_is_an_error) {
   const char *forced = getenv("TANDEM_FORCE_ISA");
   char *kept = forced ? strdup(forced) : NULL;
   td_dev *dev;
@@ -61,8 +56,7 @@ static void test_unknown_isa_is_an_error(void **state) {
   free(kept);
 }
 
-static void test_weights_without_a_kernel_are_refused(void **state) {
-  (void)state;
+TEST(weights_without_a_kernel_are_refused) {
   td_err err;
   uint32_t data = 0;
   td_weight w = {.data = &data, .rows = 1, .cols = 1};
@@ -74,8 +68,7 @@ static void test_weights_without_a_kernel_are_refused(void **state) {
   assert_int_equal(td_dev_check_weight(&w, "w", &err), TD_EINVAL);
 }
 
-static void test_pulse_grows_within_an_operator(void **state) {
-  (void)state;
+TEST(pulse_grows_within_an_operator) {
   enum { N = 1 << 20 };
   td_dev *dev = open_dev(
       1); // of several threads only the stream's own counts, and it may come late
@@ -91,8 +84,7 @@ static void test_pulse_grows_within_an_operator(void **state) {
   free(x);
 }
 
-static void test_names_and_dtype(void **state) {
-  (void)state;
+TEST(names_and_dtype) {
   td_dev *dev = open_dev(3);
   assert_non_null(strstr(td_dev_name(dev), "cpu, 3 threads"));
   assert_int_equal(td_dev_act_dtype(dev), TD_F32);
@@ -103,8 +95,7 @@ static void test_names_and_dtype(void **state) {
 }
 
 // x + 1 many times: in order, and many more operators than the ring holds.
-static void test_ring_back_pressure_keeps_order(void **state) {
-  (void)state;
+TEST(ring_back_pressure_keeps_order) {
   td_dev *dev = open_dev(2);
   td_stream *stream = open_stream(dev);
   float x = 0, one = 1, seen[2000];
@@ -136,8 +127,7 @@ static void *wait_for_event(void *arg) {
 
 // Threads that wait for one stream's past and future, none for the same: each goes on, none early,
 // also those that are after the place where the stream wakes somebody else.
-static void test_waiters_for_different_places(void **state) {
-  (void)state;
+TEST(waiters_for_different_places) {
   td_dev *dev = open_dev(2);
   td_stream *gate = open_stream(dev), *stream = open_stream(dev);
   float one = 1, *much = calloc(1 << 22, sizeof *much), x = 0;
@@ -172,8 +162,7 @@ static void test_waiters_for_different_places(void **state) {
 
 // Two streams that hand a value to and fro can only finish if both run at once, and only give the
 // right sum if waits hold back what is after them.
-static void test_streams_wait_for_one_another(void **state) {
-  (void)state;
+TEST(streams_wait_for_one_another) {
   enum { ROUNDS = 400 };
   td_dev *dev = open_dev(2);
   td_stream *ping = open_stream(dev), *pong = open_stream(dev);
@@ -200,8 +189,7 @@ static void test_streams_wait_for_one_another(void **state) {
 
 // The wait is for the recording that was the last when td_stream_wait was called, not for later
 // ones: here the later one can only happen after the waiter has gone on.
-static void test_wait_means_the_last_record_before_it(void **state) {
-  (void)state;
+TEST(wait_means_the_last_record_before_it) {
   td_dev *dev = open_dev(1);
   td_stream *one = open_stream(dev), *two = open_stream(dev);
   td_event *event = open_event(dev), *gate = open_event(dev);
@@ -227,8 +215,7 @@ static void test_wait_means_the_last_record_before_it(void **state) {
 }
 
 // An event is asked for without waiting, while its stream waits for the host.
-static void test_an_event_that_is_not_done(void **state) {
-  (void)state;
+TEST(an_event_that_is_not_done) {
   td_dev *dev = open_dev(2);
   td_stream *stream;
   td_err err;
@@ -249,8 +236,7 @@ static void test_an_event_that_is_not_done(void **state) {
   td_dev_close(dev);
 }
 
-static void test_a_failed_stream_lets_others_go_on(void **state) {
-  (void)state;
+TEST(a_failed_stream_lets_others_go_on) {
   td_dev *dev = open_dev(2);
   td_stream *bad = open_stream(dev), *good = open_stream(dev);
   td_event *event = open_event(dev);
@@ -330,8 +316,7 @@ static void run_concurrent(const node *nodes, float (*cells)[WIDTH], const float
     td_event_close(events[i]);
 }
 
-static void test_random_graph_equals_serial(void **state) {
-  (void)state;
+TEST(random_graph_equals_serial) {
   static float first[CELLS][WIDTH], second[CELLS][WIDTH];
   float w[WIDTH];
   uint64_t rng = 7;
@@ -359,8 +344,7 @@ static void test_random_graph_equals_serial(void **state) {
 }
 
 // Large operators of several streams on one pool at once.
-static void test_streams_share_the_team(void **state) {
-  (void)state;
+TEST(streams_share_the_team) {
   enum { N = 200000 };
   td_dev *dev = open_dev(3);
   td_stream *streams[3];
@@ -387,8 +371,7 @@ static void test_streams_share_the_team(void **state) {
 }
 
 // Few tokens of a prompt take decode's kernel, where the kernels have two.
-static void test_way_of_prompts(void **state) {
-  (void)state;
+TEST(way_of_prompts) {
   td_weight w = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   assert_true(td_kernels_use_gemm(&w, 1));
@@ -403,8 +386,7 @@ static void test_way_of_prompts(void **state) {
 }
 
 // Long calls where there is work for all, shorter ones before anybody waits for others' ends.
-static void test_rows_of_a_call(void **state) {
-  (void)state;
+TEST(rows_of_a_call) {
   td_dev *dev = open_dev(1); // has chosen kernels
   td_weight down = {.dtype = TD_F8E4M3, .rows = 7168, .cols = 2048};
   td_weight gate = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
@@ -428,8 +410,7 @@ typedef struct {
 } signal_line;
 
 // Two devices' streams, each queued as a whole before either has run, take turns at a number.
-static void test_signals(void **state) {
-  (void)state;
+TEST(signals) {
   enum { TURNS = TD_STREAM_DEPTH / 3, FLOATS = 1000 };
   td_dev *devs[] = {open_dev(2), open_dev(1)};
   td_stream *streams[] = {open_stream(devs[0]), open_stream(devs[1])};
@@ -465,8 +446,7 @@ static void test_signals(void **state) {
   }
 }
 
-static void test_a_failed_stream_signals(void **state) {
-  (void)state;
+TEST(a_failed_stream_signals) {
   td_dev *dev = open_dev(1);
   td_stream *failing = open_stream(dev), *waiting = open_stream(dev);
   signal_line line = {0};
@@ -482,26 +462,4 @@ static void test_a_failed_stream_signals(void **state) {
   td_stream_close(failing);
   td_stream_close(waiting);
   td_dev_close(dev);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_unknown_isa_is_an_error),
-      cmocka_unit_test(test_weights_without_a_kernel_are_refused),
-      cmocka_unit_test(test_pulse_grows_within_an_operator),
-      cmocka_unit_test(test_names_and_dtype),
-      cmocka_unit_test(test_ring_back_pressure_keeps_order),
-      cmocka_unit_test(test_waiters_for_different_places),
-      cmocka_unit_test(test_streams_wait_for_one_another),
-      cmocka_unit_test(test_wait_means_the_last_record_before_it),
-      cmocka_unit_test(test_an_event_that_is_not_done),
-      cmocka_unit_test(test_a_failed_stream_lets_others_go_on),
-      cmocka_unit_test(test_random_graph_equals_serial),
-      cmocka_unit_test(test_streams_share_the_team),
-      cmocka_unit_test(test_way_of_prompts),
-      cmocka_unit_test(test_rows_of_a_call),
-      cmocka_unit_test(test_signals),
-      cmocka_unit_test(test_a_failed_stream_signals),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

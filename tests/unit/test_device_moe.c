@@ -1,10 +1,4 @@
 // tests/unit/test_device_moe.c - the CPU device's experts against naive ones in double.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "device/cpu/tuner.h"
@@ -84,8 +78,7 @@ static void check_alone(device_fixture *f, td_moe_args args) {
   }
 }
 
-static void test_moe(void **state) {
-  (void)state;
+TEST(moe) {
   enum { TOKENS = 210, PROMPT = 128 };
   static const td_dtype dtypes[] = {TD_BF16, TD_F8E4M3};
   device_fixture f;
@@ -159,8 +152,7 @@ static void naive_pairs(const td_moe_args *a, int idx, const float *x, double we
   }
 }
 
-static void test_moe_of_pairs(void **state) {
-  (void)state;
+TEST(moe_of_pairs) {
   enum { TOKENS = 210, PROMPT = 128 };
   device_fixture f;
   FOR_TEAMS(f) {
@@ -223,8 +215,7 @@ static uint16_t *rounded(const float *x, size_t n) {
 }
 
 // Some of the experts at a time, one of which nobody has chosen.
-static void test_moe_in_groups(void **state) {
-  (void)state;
+TEST(moe_in_groups) {
   enum { TOKENS = 210, PROMPT = 128, GROUP = 4 };
   device_fixture f;
   FOR_TEAMS(f) {
@@ -270,8 +261,7 @@ static void test_moe_in_groups(void **state) {
 }
 
 // BF16 in and out: what f32 gives for the same activations, rounded once.
-static void test_moe_of_bf16(void **state) {
-  (void)state;
+TEST(moe_of_bf16) {
   enum { TOKENS = (1 << 17) / DIM + 1 }; // so many that widening them is shared out
   device_fixture f;
   device_open(&f, 3);
@@ -320,8 +310,7 @@ static void test_moe_of_bf16(void **state) {
 }
 
 // How many rows a call has is tried out while matrices this large are computed.
-static void test_trials_change_no_bit(void **state) {
-  (void)state;
+TEST(trials_change_no_bit) {
   enum { ROWS = 1040, COLS = 1024, TOKENS = 40, RUNS = 2 * TD_TUNER_ROUND };
   _Static_assert(ROWS * COLS >= TD_TUNER_WEIGHTS, "is tried");
   static const td_dtype dtypes[] = {TD_F8E4M3, TD_I4};
@@ -373,8 +362,7 @@ static void test_trials_change_no_bit(void **state) {
   device_close(&f);
 }
 
-static void test_an_expert_that_is_none(void **state) {
-  (void)state;
+TEST(an_expert_that_is_none) {
   device_fixture f;
   device_open(&f, 2);
   experts e;
@@ -422,8 +410,7 @@ static td_stripes move_to_stripes(experts *e, unsigned n_nodes) {
 
 // Gate and up are items of their own then: the same bits, and every byte of a chosen expert is read
 // once, by threads on either node.
-static void test_moe_in_stripes(void **state) {
-  (void)state;
+TEST(moe_in_stripes) {
   enum { TOKENS = 40, NODES = 2, PAGE = 100 };
   const td_nodes nodes = {.n = NODES, .is_fake = true};
   uint64_t rng = 3;
@@ -481,17 +468,4 @@ static void test_moe_in_stripes(void **state) {
   free(out[0]);
   free(out[1]);
   free_experts(&e);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_moe),
-      cmocka_unit_test(test_moe_in_stripes),
-      cmocka_unit_test(test_moe_of_pairs),
-      cmocka_unit_test(test_moe_of_bf16),
-      cmocka_unit_test(test_moe_in_groups),
-      cmocka_unit_test(test_trials_change_no_bit),
-      cmocka_unit_test(test_an_expert_that_is_none),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

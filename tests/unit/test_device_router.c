@@ -1,11 +1,5 @@
 // tests/unit/test_device_router.c - the CPU device's choices against naive ones: experts by their
 // router's logits, and the most probable tokens.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/device_test.h"
 
@@ -56,8 +50,7 @@ static void naive_route(const td_router_args *a, uint32_t t, int32_t *ids, doubl
   }
 }
 
-static void test_router(void **state) {
-  (void)state;
+TEST(router) {
   static const struct {
     td_router_kind kind;
     uint32_t n_experts, top_k, n_groups, topk_groups;
@@ -107,8 +100,7 @@ static void test_router(void **state) {
   }
 }
 
-static void test_ranking(void **state) {
-  (void)state;
+TEST(ranking) {
   enum { ROWS = 3, N = 700 };
   static const float temperature[ROWS] = {0, 0.6f, 2.5f};
   device_fixture f;
@@ -127,8 +119,7 @@ static void test_ranking(void **state) {
   }
 }
 
-static void test_router_ties_go_to_the_lower_index(void **state) {
-  (void)state;
+TEST(router_ties_go_to_the_lower_index) {
   device_fixture f;
   device_open(&f, 1);
   float logits[16] = {0}, weights[4];
@@ -147,13 +138,4 @@ static void test_router_ties_go_to_the_lower_index(void **state) {
   for (int i = 0; i < 4; i++)
     assert_int_equal(ids[i], i);
   device_close(&f);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_router),
-      cmocka_unit_test(test_ranking),
-      cmocka_unit_test(test_router_ties_go_to_the_lower_index),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

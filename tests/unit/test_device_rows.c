@@ -1,18 +1,11 @@
 // tests/unit/test_device_rows.c - the CPU device's operators that move bytes or take row by row
 // (copies, signals, sums, embeddings, norms, products with a matrix, rotary positions) against
 // naive ones in double.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "unit/device_test.h"
 
-static void test_embed_gather_add(void **state) {
-  (void)state;
+TEST(embed_gather_add) {
   device_fixture f;
   FOR_TEAMS(f) {
     ref_weight table = ref_make_weight(&f.rng, TD_BF16, 50, 33, 0, 0);
@@ -43,8 +36,7 @@ static void test_embed_gather_add(void **state) {
 }
 
 // BF16 and f32 parts give the same sum, in order; a single part is converted.
-static void test_sum_parts(void **state) {
-  (void)state;
+TEST(sum_parts) {
   enum { N = 70000 }; // several pieces, and an incomplete block
   device_fixture f;
   FOR_TEAMS(f) {
@@ -86,8 +78,7 @@ static void test_sum_parts(void **state) {
   }
 }
 
-static void test_await_is_canceled(void **state) {
-  (void)state;
+TEST(await_is_canceled) {
   device_fixture f;
   device_open(&f, 1);
   _Atomic uint32_t signal = 0, canceled = 0;
@@ -102,8 +93,7 @@ static void test_await_is_canceled(void **state) {
   device_close(&f);
 }
 
-static void test_post(void **state) {
-  (void)state;
+TEST(post) {
   device_fixture f;
   device_open(&f, 1);
   td_err err;
@@ -126,8 +116,7 @@ static void test_post(void **state) {
   device_close(&f);
 }
 
-static void test_copy_and_zero(void **state) {
-  (void)state;
+TEST(copy_and_zero) {
   device_fixture f;
   FOR_TEAMS(f) {
     void *mem;
@@ -156,8 +145,7 @@ static void naive_norm(double *want, const float *x, const float *w, size_t dim,
 }
 
 // A norm that also adds what a block's output lacks has the bits of two operators.
-static void test_rmsnorm_of_more(void **state) {
-  (void)state;
+TEST(rmsnorm_of_more) {
   device_fixture f;
   enum { ROWS = 70, DIM = 501, N = ROWS * DIM };
   FOR_TEAMS(f) {
@@ -191,8 +179,7 @@ static void test_rmsnorm_of_more(void **state) {
   }
 }
 
-static void test_rmsnorm(void **state) {
-  (void)state;
+TEST(rmsnorm) {
   device_fixture f;
   enum { ROWS = 70, DIM = 501, STRIDE = 600 };
   FOR_TEAMS(f) {
@@ -244,8 +231,7 @@ static void test_rmsnorm(void **state) {
   }
 }
 
-static void test_linear(void **state) {
-  (void)state;
+TEST(linear) {
   static const struct {
     td_dtype dtype;
     uint32_t rows, cols, n_tokens;
@@ -297,8 +283,7 @@ static void test_linear(void **state) {
   }
 }
 
-static void test_rope(void **state) {
-  (void)state;
+TEST(rope) {
   enum { TOKENS = 9, HEADS = 3, DIM = 20, ROT = 12, OFFSET = 8, MAX = 40 };
   device_fixture f;
   FOR_TEAMS(f) {
@@ -343,8 +328,7 @@ static void test_rope(void **state) {
   }
 }
 
-static void test_scale_rows(void **state) {
-  (void)state;
+TEST(scale_rows) {
   enum { TOKENS = 9, DIM = 70, MAX = 40 };
   device_fixture f;
   FOR_TEAMS(f) {
@@ -366,8 +350,7 @@ static void test_scale_rows(void **state) {
   }
 }
 
-static void test_bad_arguments_stick(void **state) {
-  (void)state;
+TEST(bad_arguments_stick) {
   device_fixture f;
   device_open(&f, 2);
   ref_weight table = ref_make_weight(&f.rng, TD_BF16, 10, 8, 0, 0);
@@ -392,29 +375,10 @@ static void test_bad_arguments_stick(void **state) {
   device_close(&f);
 }
 
-static void test_unknown_device(void **state) {
-  (void)state;
+TEST(unknown_device) {
   td_dev *dev;
   td_err err;
   assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "abacus"}, &err), TD_EUNSUPPORTED);
   assert_null(dev);
   assert_non_null(strstr(err.msg, "abacus"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_embed_gather_add),
-      cmocka_unit_test(test_sum_parts),
-      cmocka_unit_test(test_await_is_canceled),
-      cmocka_unit_test(test_post),
-      cmocka_unit_test(test_copy_and_zero),
-      cmocka_unit_test(test_rmsnorm),
-      cmocka_unit_test(test_rmsnorm_of_more),
-      cmocka_unit_test(test_linear),
-      cmocka_unit_test(test_rope),
-      cmocka_unit_test(test_scale_rows),
-      cmocka_unit_test(test_bad_arguments_stick),
-      cmocka_unit_test(test_unknown_device),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

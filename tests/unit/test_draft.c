@@ -1,14 +1,9 @@
 // tests/unit/test_draft.c - guesses from the text, whether they were right, and how many pay.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "engine/draft.h"
+#include "unit/testing.h"
 
 // ---- guesses ------------------------------------------------------------------------------------
 
@@ -33,8 +28,7 @@ static void expect_lookup(const int32_t *text, uint32_t n, uint32_t most, const 
                   sizeof guesses_ / sizeof *guesses_);                                             \
   } while (0)
 
-static void test_lookup(void **state) {
-  (void)state;
+TEST(lookup) {
   static const int32_t once[] = {1, 2, 3, 4, 5, 6, 7, 8};
   static const int32_t pair[] = {1, 2, 9, 9, 1, 2};
   static const int32_t again[] = {1, 2, 3, 4, 5, 6, 1, 2, 3};
@@ -57,8 +51,7 @@ static void test_lookup(void **state) {
 
 // ---- a step's guesses ---------------------------------------------------------------------------
 
-static void test_taken_and_dropped(void **state) {
-  (void)state;
+TEST(taken_and_dropped) {
   static const int32_t guesses[] = {5, 6, 7, 8};
   td_draft_pace p;
   td_draft_pace_init(&p);
@@ -95,8 +88,7 @@ static void guess(td_draft *d, td_draft_pace *p, td_draft_source source, int n, 
   }
 }
 
-static void test_odds(void **state) {
-  (void)state;
+TEST(odds) {
   td_draft_pace p;
   td_draft_pace_init(&p);
   td_draft d = {0};
@@ -123,8 +115,7 @@ static void run(td_draft_pace *pace, int n_steps, uint32_t n_tokens, uint64_t fi
     td_draft_pace_note(pace, n_tokens, fixed + n_tokens * each);
 }
 
-static void test_pace(void **state) {
-  (void)state;
+TEST(pace) {
   td_draft_pace pace;
   td_draft_pace_init(&pace);
   const double unknown = td_draft_pace_cost(&pace, 1);
@@ -154,8 +145,7 @@ static void choose(const td_draft_pace *pace, uint32_t mode, td_draft *a, td_dra
   td_draft_choose(drafts, 2, mode, pace, 2, most_tokens);
 }
 
-static void test_choice(void **state) {
-  (void)state;
+TEST(choice) {
   td_draft_pace cheap = {0}, dear = {0};
   for (int i = 0; i < 100; i++) {
     run(&cheap, 1, 1 + i % 4, 950000, 50000);
@@ -236,8 +226,7 @@ static outcome answer(const machine *m, td_draft_pace *p, int n_requests, uint32
   return out;
 }
 
-static void test_layer_that_does_not_pay(void **state) {
-  (void)state;
+TEST(layer_that_does_not_pay) {
   static const machine machines[] = {
       {.step_ns = 484, .token_ns = 175, .pass_ns = 262, .first_pass_ns = 3000, .percent = 85},
       {.step_ns = 1000, .token_ns = 900, .pass_ns = 300, .first_pass_ns = 300, .percent = 90},
@@ -254,8 +243,7 @@ static void test_layer_that_does_not_pay(void **state) {
   }
 }
 
-static void test_layer_that_pays(void **state) {
-  (void)state;
+TEST(layer_that_pays) {
   static const machine machines[] = {
       {.step_ns = 1000, .token_ns = 100, .pass_ns = 50, .first_pass_ns = 5000, .percent = 80},
       {.step_ns = 1000, .token_ns = 300, .pass_ns = 100, .first_pass_ns = 100, .percent = 90}};
@@ -273,8 +261,7 @@ static void test_layer_that_pays(void **state) {
   assert_true(answer(&machines[0], &p, 50, 50).ns < 0.85 * 50 * 60 * 1000);
 }
 
-static void test_first_guesses(void **state) {
-  (void)state;
+TEST(first_guesses) {
   td_draft_pace p;
   td_draft_pace_init(&p);
   const td_draft d = {0};
@@ -282,18 +269,4 @@ static void test_first_guesses(void **state) {
                    1); // several once they are right
   assert_int_equal(td_draft_depth(&d, TD_DRAFT_AUTO, &p, 1, true), 0); // those of the text are free
   assert_int_equal(td_draft_depth(&d, TD_DRAFT_OFF + 3, &p, 1, false), 3);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_lookup),
-      cmocka_unit_test(test_taken_and_dropped),
-      cmocka_unit_test(test_odds),
-      cmocka_unit_test(test_pace),
-      cmocka_unit_test(test_choice),
-      cmocka_unit_test(test_layer_that_does_not_pay),
-      cmocka_unit_test(test_layer_that_pays),
-      cmocka_unit_test(test_first_guesses),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

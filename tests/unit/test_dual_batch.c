@@ -1,13 +1,8 @@
 // tests/unit/test_dual_batch.c - when decode steps are split into microbatches, on simulated
 // machines.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "engine/dual_batch.h"
+#include "unit/testing.h"
 
 enum { ONE_NS = 1000 };
 
@@ -25,8 +20,7 @@ static uint32_t run(td_dual_batch_tuner *h, uint32_t n, uint32_t n_tokens, uint6
   return n_two;
 }
 
-static void test_the_quicker_way(void **state) {
-  (void)state;
+TEST(the_quicker_way) {
   td_dual_batch_tuner h = {0};
   const uint32_t n = TD_HALVES_ROUND, n_trials = TD_HALVES_TRIALS;
   assert_int_equal(run(&h, n, 5, ONE_NS + 1), n_trials);
@@ -34,8 +28,7 @@ static void test_the_quicker_way(void **state) {
   assert_int_equal(run(&h, n, 5, ONE_NS), n_trials);
 }
 
-static void test_sizes_are_apart(void **state) {
-  (void)state;
+TEST(sizes_are_apart) {
   td_dual_batch_tuner h = {0};
   run(&h, TD_HALVES_ROUND / 2, 4, ONE_NS - 1);
   assert_int_equal(run(&h, 100, 7, ONE_NS - 1), 100); // about as many
@@ -43,10 +36,4 @@ static void test_sizes_are_apart(void **state) {
   assert_int_equal(run(&h, 100, 4, ONE_NS - 1), 100);
   assert_int_equal(run(&h, 100, 4096, ONE_NS - 1), 100 - TD_HALVES_TRIALS);
   assert_int_equal(run(&h, 100, 1, ONE_NS - 1), 0); // has no halves
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_quicker_way),
-                                     cmocka_unit_test(test_sizes_are_apart)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 // tests/unit/test_encode.c - the encodings: what has a code keeps it, what lies between goes to the
 // nearest, layouts are those the kernels read, and the search for scales pays.
 // CTest: no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "model/quantize/encode.h"
@@ -63,8 +57,7 @@ static void release(encoded *e) {
   free(e->scales);
 }
 
-static void knows_its_names(void **state) {
-  (void)state;
+TEST(knows_its_names) {
   const char *all;
   for (size_t i = 0; i < INT8; i++) {
     assert_string_equal(find(names[i])->name, names[i]);
@@ -81,8 +74,7 @@ static void knows_its_names(void **state) {
 }
 
 // The error that is told is the one that decoding shows, at shapes no block divides.
-static void tells_the_error(void **state) {
-  (void)state;
+TEST(tells_the_error) {
   enum { ROWS = 150, COLS = 328 };
   uint64_t rng = 1;
   float *values = ref_floats(&rng, ROWS * COLS);
@@ -109,8 +101,7 @@ static void tells_the_error(void **state) {
 }
 
 // A matrix that the format can hold exactly comes back exactly.
-static void keeps_what_has_a_code(void **state) {
-  (void)state;
+TEST(keeps_what_has_a_code) {
   enum { COLS = 256 };
   float values[COLS];
   for (int i = 0; i < COLS; i++)
@@ -144,8 +135,7 @@ static void keeps_what_has_a_code(void **state) {
 }
 
 // No code is nearer than the one chosen; ties are even.
-static void rounds_to_the_nearest(void **state) {
-  (void)state;
+TEST(rounds_to_the_nearest) {
   enum { COLS = 128 };
   uint64_t rng = 2;
   float values[COLS];
@@ -174,8 +164,7 @@ static void rounds_to_the_nearest(void **state) {
 }
 
 // Against the scale that just holds the largest value.
-static void search_pays(void **state) {
-  (void)state;
+TEST(search_pays) {
   enum { COLS = 4096 };
   uint64_t rng = 3;
   float values[COLS];
@@ -199,8 +188,7 @@ static void search_pays(void **state) {
   release(&e);
 }
 
-static void copes_with_the_extremes(void **state) {
-  (void)state;
+TEST(copes_with_the_extremes) {
   enum { COLS = 256 };
   static const float peaks[] = {0, 1e-44f, 1e-38f, 1e-30f, 1e30f, 3e38f};
   for (size_t p = 0; p < TD_COUNT(peaks); p++) {
@@ -226,22 +214,11 @@ static void copes_with_the_extremes(void **state) {
   }
 }
 
-static void bf16_is_nearest_even(void **state) {
-  (void)state;
+TEST(bf16_is_nearest_even) {
   assert_int_equal(td_bf16_of(1), 0x3f80);
   assert_int_equal(td_bf16_of(0x1.01p0f), 0x3f80); // a tie, to even
   assert_int_equal(td_bf16_of(0x1.03p0f), 0x3f82);
   assert_int_equal(td_bf16_of(0x1.010002p0f), 0x3f81);
   assert_int_equal(td_bf16_of(-0x1.fffffep127f), 0xff80);
   assert_true(isnan(ref_bf16(td_bf16_of(NAN))));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(knows_its_names),       cmocka_unit_test(tells_the_error),
-      cmocka_unit_test(keeps_what_has_a_code), cmocka_unit_test(rounds_to_the_nearest),
-      cmocka_unit_test(search_pays),           cmocka_unit_test(copes_with_the_extremes),
-      cmocka_unit_test(bf16_is_nearest_even),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

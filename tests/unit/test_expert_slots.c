@@ -1,18 +1,13 @@
 // tests/unit/test_expert_slots.c - experts in the slots of a ring: where they lie, and with how few
 // copies they get there.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/status.h"
 #include "base/units.h"
 #include "engine/experts/expert_slots.h"
+#include "unit/testing.h"
 
 enum { MATRICES = 3, EXPERTS = 4, MOST_PARTS = 2 * MATRICES * EXPERTS };
 enum { DATA = 16384, SCALE = 512 }; // bytes, multiples of TD_SLOT_ALIGN as published shapes' are
@@ -70,8 +65,7 @@ static uint32_t check(packing *p) {
 }
 
 // down.weight, down.scale, gate.weight ... of one expert, then of the next.
-static void test_data_and_scales_are_neighbours(void **state) {
-  (void)state;
+TEST(data_and_scales_are_neighbours) {
   packing p = {.n_bytes = 0};
   begin(&p, MOST_PARTS / 2 * (DATA + SCALE));
   static const int turns[MATRICES] = {1, 2, 0}; // gate, up and down in the order of their names
@@ -86,8 +80,7 @@ static void test_data_and_scales_are_neighbours(void **state) {
 }
 
 // safetensors sorts a file by dtype, then by name: all scales, then all data.
-static void test_sorted_by_dtype(void **state) {
-  (void)state;
+TEST(sorted_by_dtype) {
   packing p = {.n_bytes = 0};
   const size_t data_begin = (size_t)1 << 20; // after the scales of many other experts
   begin(&p, data_begin + MOST_PARTS / 2 * DATA);
@@ -99,8 +92,7 @@ static void test_sorted_by_dtype(void **state) {
 }
 
 // One expert in the file of another layer, or names between them: as many copies as places.
-static void test_experts_apart(void **state) {
-  (void)state;
+TEST(experts_apart) {
   packing p = {.n_bytes = 0};
   enum { EXPERT = MATRICES * (DATA + SCALE), FAR = TD_SLOT_MAX_GAP + EXPERT + TD_SLOT_ALIGN };
   begin(&p, EXPERTS * FAR);
@@ -114,8 +106,7 @@ static void test_experts_apart(void **state) {
 }
 
 // Small gaps are copied along, where they can be read; larger ones in all than pay are not.
-static void test_gaps(void **state) {
-  (void)state;
+TEST(gaps) {
   enum { GAP = 256, WIDE = DATA / 4 };
   for (int can_read = 0; can_read < 2; can_read++) {
     packing p = {.n_bytes = 0};
@@ -133,8 +124,7 @@ static void test_gaps(void **state) {
 }
 
 // Sizes that do not suit the device's alignment; a part twice; none.
-static void test_odd_parts(void **state) {
-  (void)state;
+TEST(odd_parts) {
   packing p = {.n_bytes = 0};
   begin(&p, 4096);
   add(&p, 0, 100);
@@ -150,8 +140,7 @@ static void test_odd_parts(void **state) {
 }
 
 // Slots of some 10 ms at most, several of them, down to one expert each.
-static void test_experts_of_a_slot(void **state) {
-  (void)state;
+TEST(experts_of_a_slot) {
   const uint64_t v3 = 3 * (7168 * 2048 + 3584), qwen3 = 3 * (4096 * 1536 + 1536);
   static const struct {
     uint64_t ring_mib;
@@ -165,16 +154,4 @@ static void test_experts_of_a_slot(void **state) {
   }
   assert_int_equal(td_slot_experts(16 * TD_GIB, 1000, 8), 8);
   assert_int_equal(td_slot_experts(16 * TD_GIB, 0, 8), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_data_and_scales_are_neighbours),
-      cmocka_unit_test(test_sorted_by_dtype),
-      cmocka_unit_test(test_experts_apart),
-      cmocka_unit_test(test_gaps),
-      cmocka_unit_test(test_odd_parts),
-      cmocka_unit_test(test_experts_of_a_slot),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

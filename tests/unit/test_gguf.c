@@ -1,20 +1,15 @@
 // tests/unit/test_gguf.c - GGUF headers, whole and lying, and what is made of them.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/buf.h"
 #include "gguf/files.h"
 #include "gguf/tokenizer.h"
 #include "model/checkpoint/gguf_shard.h"
+#include "unit/testing.h"
 
 // ---- writing a file -----------------------------------------------------------------------------
 
@@ -86,8 +81,7 @@ static void refuses(const td_buf *b, td_status want, const char *says) {
 
 // ---- tests --------------------------------------------------------------------------------------
 
-static void reads_values_and_tensors(void **state) {
-  (void)state;
+TEST(reads_values_and_tensors) {
   td_buf b = TD_BUF_INIT;
   begin(&b, 2, 4);
   put_text(&b, "general.architecture", "qwen3moe");
@@ -129,8 +123,7 @@ static void reads_values_and_tensors(void **state) {
   td_buf_free(&b);
 }
 
-static void refuses_lies_about_the_file(void **state) {
-  (void)state;
+TEST(refuses_lies_about_the_file) {
   td_buf b = TD_BUF_INIT;
   td_buf_str(&b, "GGML, not a file of this kind");
   refuses(&b, TD_EFORMAT, "not a GGUF file");
@@ -182,8 +175,7 @@ static void one_tensor(td_buf *b, uint64_t rows, uint64_t cols, uint32_t type, u
   put_data(b, 256);
 }
 
-static void refuses_lies_about_tensors(void **state) {
-  (void)state;
+TEST(refuses_lies_about_tensors) {
   td_buf b = TD_BUF_INIT;
   one_tensor(&b, 2, 32, 0, 32);
   refuses(&b, TD_EFORMAT, "past the end of the file");
@@ -213,8 +205,7 @@ static void refuses_lies_about_tensors(void **state) {
 }
 
 // Every shorter file is refused, or holds fewer bytes of data than it says.
-static void refuses_cut_files(void **state) {
-  (void)state;
+TEST(refuses_cut_files) {
   td_buf b = TD_BUF_INIT;
   begin(&b, 1, 2);
   put_text(&b, "general.architecture", "qwen3moe");
@@ -232,8 +223,7 @@ static void refuses_cut_files(void **state) {
   td_buf_free(&b);
 }
 
-static void cuts_experts_apart(void **state) {
-  (void)state;
+TEST(cuts_experts_apart) {
   td_buf b = TD_BUF_INIT;
   begin(&b, 2, 1);
   put_text(&b, "general.architecture", "qwen3moe");
@@ -266,8 +256,7 @@ static void cuts_experts_apart(void **state) {
   td_buf_free(&b);
 }
 
-static void finds_parts(void **state) {
-  (void)state;
+TEST(finds_parts) {
   static const char part[] = "/m/Big-Q4_K_M-00002-of-00003.gguf";
   assert_int_equal(td_gguf_n_parts(part), 3);
   assert_int_equal(td_gguf_n_parts("/m/Big-00002-of-3.gguf"), 1);
@@ -317,8 +306,7 @@ static void opens_parts(const part parts[2], td_status want, const char *says) {
   td_buf_free(&b);
 }
 
-static void refuses_parts_of_others(void **state) {
-  (void)state;
+TEST(refuses_parts_of_others) {
   const td_status bad = TD_EFORMAT;
   opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 2, ""}}, TD_OK, NULL);
   opens_parts((part[]){{0, 2, 2, "llama"}, {1, 2, 2, "llama"}}, TD_OK, NULL);
@@ -329,8 +317,7 @@ static void refuses_parts_of_others(void **state) {
   opens_parts((part[]){{0, 2, 3, "llama"}, {1, 2, 3, ""}}, bad, "has 3 tensors, and its parts 2");
 }
 
-static void refuses_endless_metadata(void **state) {
-  (void)state;
+TEST(refuses_endless_metadata) {
   td_buf b = TD_BUF_INIT;
   const uint32_t most = 1 << 16;
   for (uint32_t n = most; n <= most + 1; n++) {
@@ -349,14 +336,4 @@ static void refuses_endless_metadata(void **state) {
     free(bytes);
   }
   td_buf_free(&b);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_values_and_tensors),   cmocka_unit_test(refuses_lies_about_the_file),
-      cmocka_unit_test(refuses_lies_about_tensors), cmocka_unit_test(refuses_cut_files),
-      cmocka_unit_test(cuts_experts_apart),         cmocka_unit_test(finds_parts),
-      cmocka_unit_test(refuses_parts_of_others),    cmocka_unit_test(refuses_endless_metadata),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 // tests/unit/test_hot_experts.c - which experts a cache holds: traces of routing against a plain
 // model of the rules, and what recency is worth.
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "engine/experts/hot_experts.h"
+#include "unit/testing.h"
 
 static td_hot_experts *open_hot(uint32_t n_layers, uint32_t n_experts, uint32_t n_slots) {
   td_hot_experts *hot;
@@ -33,8 +28,7 @@ static bool holds(const td_hot_experts *hot, uint32_t expert) {
   return td_hot_experts_table(hot)[expert] >= 0;
 }
 
-static void test_the_least_recently_used_makes_room(void **state) {
-  (void)state;
+TEST(the_least_recently_used_makes_room) {
   td_hot_experts *hot = open_hot(1, 8, 2);
   use(hot, 0);
   use(hot, 1);
@@ -53,8 +47,7 @@ static void test_the_least_recently_used_makes_room(void **state) {
   td_hot_experts_close(hot);
 }
 
-static void test_one_slot(void **state) {
-  (void)state;
+TEST(one_slot) {
   td_hot_experts *hot = open_hot(2, 4, 1);
   for (int i = 0; i < 10; i++) // alternately: each is used twice between two uses of none
     use(hot, i % 2);
@@ -68,8 +61,7 @@ static void test_one_slot(void **state) {
 }
 
 // Every other expert gets a slot of the first three, until these are full; then all get others.
-static void test_fill(void **state) {
-  (void)state;
+TEST(fill) {
   static const bool is_layer[] = {false, true, true};
   static const int32_t want[] = {-1, -1, -1, -1, -1, 0, 3, 1, 4, 2, 5, 6, 7, -1, -1};
   td_hot_experts *hot = open_hot(3, 5, 8);
@@ -88,8 +80,7 @@ static void test_fill(void **state) {
   td_hot_experts_close(hot);
 }
 
-static void test_no_slots(void **state) {
-  (void)state;
+TEST(no_slots) {
   td_hot_experts *hot = open_hot(1, 4, 0);
   use(hot, 1);
   use(hot, 1);
@@ -100,8 +91,7 @@ static void test_no_slots(void **state) {
 
 // An expert that is on its way is not in the table, is not chosen again, and its slot is nobody
 // else's. One whose move is canceled may be chosen again.
-static void test_moves_take_time(void **state) {
-  (void)state;
+TEST(moves_take_time) {
   td_hot_experts *hot = open_hot(1, 8, 1);
   td_hot_move move, other;
   const int32_t expert = 5, next = 6;
@@ -195,8 +185,7 @@ static double run_trace(uint32_t n_slots, uint64_t seed) {
 
 // A quarter of the experts, chosen by recency, gets far more than a quarter of the uses; a larger
 // cache gets no fewer.
-static void test_recency(void **state) {
-  (void)state;
+TEST(recency) {
   enum { ALL = LAYERS * EXPERTS };
   for (uint64_t seed = 1; seed <= 5; seed++) {
     const double eighth = run_trace(ALL / 8, seed), quarter = run_trace(ALL / 4, seed);
@@ -204,14 +193,4 @@ static void test_recency(void **state) {
     assert_true(quarter > 0.4);
     assert_true(eighth < quarter && quarter < all);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_least_recently_used_makes_room),
-                                     cmocka_unit_test(test_one_slot),
-                                     cmocka_unit_test(test_no_slots),
-                                     cmocka_unit_test(test_fill),
-                                     cmocka_unit_test(test_moves_take_time),
-                                     cmocka_unit_test(test_recency)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 // tests/unit/test_kernels_a8.c - 4-bit weights times activations in 8 bits: every version gives the
 // scalar one's bits, and that one is within its bound of the product in double.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -110,8 +104,7 @@ static void for_all_shapes(kernel_check check) {
   }
 }
 
-static void test_all_versions_agree(void **state) {
-  (void)state;
+TEST(all_versions_agree) {
   for_all_shapes(same_as_scalar);
 }
 
@@ -163,8 +156,7 @@ static bool within_bound(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_error_has_its_bound(void **state) {
-  (void)state;
+TEST(error_has_its_bound) {
   for_all_shapes(within_bound);
 }
 
@@ -180,8 +172,7 @@ static void a_tenth_off(const td_linear_args *args) {
     args->y[r - args->y_row0] *= 1.1f;
 }
 
-static void test_the_checks_see_errors(void **state) {
-  (void)state;
+TEST(the_checks_see_errors) {
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   why w;
   shape s = shapes[1];
@@ -219,13 +210,11 @@ static bool check_values(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_values_that_are_not_finite(void **state) {
-  (void)state;
+TEST(values_that_are_not_finite) {
   for_versions("linear_w4a8", check_values, NULL);
 }
 
-static void test_is_chosen_when_asked_for(void **state) {
-  (void)state;
+TEST(is_chosen_when_asked_for) {
   uint32_t scale = 0;
   td_weight w = {.dtype = TD_I4, .scale = &scale, .scale_rows = 1, .cols = 256, .scale_cols = 32};
   td_weight gptq = w, odd = w, bf16 = {.dtype = TD_BF16};
@@ -239,15 +228,4 @@ static void test_is_chosen_when_asked_for(void **state) {
   assert_ptr_equal(td_kernels_linear(&gptq, true), td_kernels()->linear_i4_gptq);
   assert_ptr_equal(td_kernels_linear(&odd, true), td_kernels()->linear_i4);
   assert_ptr_equal(td_kernels_linear(&bf16, true), td_kernels()->linear_bf16);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_all_versions_agree),
-      cmocka_unit_test(test_error_has_its_bound),
-      cmocka_unit_test(test_the_checks_see_errors),
-      cmocka_unit_test(test_values_that_are_not_finite),
-      cmocka_unit_test(test_is_chosen_when_asked_for),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,12 +3,6 @@
 // are right to 600 2^-24 10 / 2 < 2e-4 in the worst and 1e-6 in the usual case; probabilities and
 // their averages inherit that. 1e-5 of the result's norm is asked for.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -227,8 +221,7 @@ static const shape shapes[] = {
     {0, 9, 192, 128, 3, false, false, false}, {0, 6, 33, 20, 3, true, false, false},
     {0, 6, 65, 31, 3, false, false, false}};
 
-static void test_f16(void **state) {
-  (void)state;
+TEST(f16) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F16;
@@ -240,8 +233,7 @@ static void test_f16(void **state) {
   }
 }
 
-static void test_f32(void **state) {
-  (void)state;
+TEST(f32) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F32;
@@ -282,8 +274,7 @@ static void broken_rescale(const td_attn_block_args *a) {
     a->l[i] += l[i];
 }
 
-static void test_broken_kernels_are_caught(void **state) {
-  (void)state;
+TEST(broken_kernels_are_caught) {
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   why w;
   shape s = {TD_F32, 7, 64, 64, 3, false, false, false};
@@ -291,13 +282,4 @@ static void test_broken_kernels_are_caught(void **state) {
   assert_false(check((void (*)(void))broken_mask, &s, &w));
   assert_false(check((void (*)(void))broken_window, &s, &w));
   assert_false(check((void (*)(void))broken_rescale, &s, &w));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_f16),
-      cmocka_unit_test(test_f32),
-      cmocka_unit_test(test_broken_kernels_are_caught),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,5 @@
 // tests/unit/test_kernels_blocks.c - kernels for GGUF's blocks, every version this machine runs.
 // CTest: no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 #include "unit/ref_blocks.h"
@@ -61,8 +55,7 @@ static bool check_product(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_products(void **state) {
-  (void)state;
+TEST(products) {
   static const shape shapes[] = {{0, 1, 256, 1},  {0, 3, 512, 2},   {0, 17, 256, 3},
                                  {0, 5, 2304, 5}, {0, 130, 768, 1}, {0, 26, 1024, 16},
                                  {0, 9, 768, 17}, {0, 33, 1280, 97}};
@@ -104,8 +97,7 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_batch_invariance(void **state) {
-  (void)state;
+TEST(batch_invariance) {
   for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
     for_versions(ref_block_formats[f].family, check_invariance, &ref_block_formats[f]);
 }
@@ -132,8 +124,7 @@ static bool check_row(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_rows(void **state) {
-  (void)state;
+TEST(rows) {
   for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
     for_versions("decode_row", check_row, &ref_block_formats[f]);
 }
@@ -167,8 +158,7 @@ static bool check_odd_tokens(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_odd_tokens(void **state) {
-  (void)state;
+TEST(odd_tokens) {
   for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++)
     for_versions(ref_block_formats[f].family, check_odd_tokens, &ref_block_formats[f]);
 }
@@ -195,8 +185,7 @@ static bool check_same_bits(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_bits_of_instruction_sets(void **state) {
-  (void)state;
+TEST(bits_of_instruction_sets) {
   for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++) {
     for_versions(ref_block_formats[f].family, check_same_bits, &ref_block_formats[f]);
     free(first_y);
@@ -204,8 +193,7 @@ static void test_bits_of_instruction_sets(void **state) {
   }
 }
 
-static void test_every_block_has_a_reference(void **state) {
-  (void)state;
+TEST(every_block_has_a_reference) {
   size_t n = 0;
 #define X(id, cols, bytes)                                                                         \
   assert_int_equal(ref_block_formats[n].dtype, TD_##id);                                           \
@@ -214,16 +202,4 @@ static void test_every_block_has_a_reference(void **state) {
   TD_BLOCK_DTYPES(X)
 #undef X
   assert_int_equal(n, TD_COUNT(ref_block_formats));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_products),
-      cmocka_unit_test(test_batch_invariance),
-      cmocka_unit_test(test_odd_tokens),
-      cmocka_unit_test(test_rows),
-      cmocka_unit_test(test_bits_of_instruction_sets),
-      cmocka_unit_test(test_every_block_has_a_reference),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 // tests/unit/test_kernels_codes.c - weights of four bits: every code, zero point and scale there
 // is, at every place of a row, in every version of the kernels this machine runs.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -61,8 +55,7 @@ static bool check_codes(void (*fn)(void), const void *arg, why *w) {
   return check_codes_of(fn, arg, widths[0], w) && check_codes_of(fn, arg, widths[1], w);
 }
 
-static void test_every_code_and_zero_point(void **state) {
-  (void)state;
+TEST(every_code_and_zero_point) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     if (td_dtype_bits(ref_formats[f].dtype) != 4) continue;
     for_versions(ref_formats[f].family, check_codes, &ref_formats[f]);
@@ -116,8 +109,7 @@ static bool check_scales(void (*fn)(void), const void *arg, why *w) {
   return check_scales_of(fn, arg, widths[0], w) && check_scales_of(fn, arg, widths[1], w);
 }
 
-static void test_every_scale(void **state) {
-  (void)state;
+TEST(every_scale) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     if (ref_formats[f].dtype == TD_F4E2M1) {
       for_versions(ref_formats[f].family, check_scales, &ref_formats[f]);
@@ -150,8 +142,7 @@ static bool check_nan_scale(void (*fn)(void), const void *arg, why *w) {
   return check_nan_scale_of(fn, arg, widths[0], w) && check_nan_scale_of(fn, arg, widths[1], w);
 }
 
-static void test_nan_scales_make_the_row_nan(void **state) {
-  (void)state;
+TEST(nan_scales_make_the_row_nan) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     if (ref_formats[f].dtype == TD_F4E2M1) {
       for_versions(ref_formats[f].family, check_nan_scale, &ref_formats[f]);
@@ -216,8 +207,7 @@ static void flushes_small_scales(const td_linear_args *a) {
   with(a, &w);
 }
 
-static void test_broken_kernels_are_caught(void **state) {
-  (void)state;
+TEST(broken_kernels_are_caught) {
   why w;
   typedef void (*any)(void);
   assert_true(check_codes((any)naive, &gptq, &w));
@@ -227,14 +217,4 @@ static void test_broken_kernels_are_caught(void **state) {
   assert_false(check_codes((any)forgets_global_scale, &nvfp4, &w));
   assert_true(check_scales((any)naive, &mxfp4, &w));
   assert_false(check_scales((any)flushes_small_scales, &mxfp4, &w));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_code_and_zero_point),
-      cmocka_unit_test(test_every_scale),
-      cmocka_unit_test(test_nan_scales_make_the_row_nan),
-      cmocka_unit_test(test_broken_kernels_are_caught),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

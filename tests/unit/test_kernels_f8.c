@@ -3,11 +3,6 @@
 // every magnitude, since kernels may scale them: with a scale a row, and with one for all rows. The
 // bound is that of test_kernels_linear.c.
 // CTest: slow no-asan no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -86,8 +81,7 @@ static bool check_case(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
-static void test_normal_codes(void **state) {
-  (void)state;
+TEST(normal_codes) {
   static const int exponents[] = {0, -20, -91, -96, -99, -104, -115, -126, 27, 60, 98, 105};
   static const uint32_t scale_cols[] = {128, 9, 192, COLS};
   for (size_t e = 0; e < TD_COUNT(exponents); e++) {
@@ -122,8 +116,7 @@ static bool check_nonfinite(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
-static void test_activations_that_are_not_finite(void **state) {
-  (void)state;
+TEST(activations_that_are_not_finite) {
   static const float values[] = {INFINITY, -INFINITY, NAN};
   for (size_t i = 0; i < TD_COUNT(values); i++)
     for_versions("linear_f8e4m3", check_nonfinite, &values[i]);
@@ -146,18 +139,8 @@ static bool check_one_nan(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
-static void test_one_nan_code(void **state) {
-  (void)state;
+TEST(one_nan_code) {
   static const uint32_t cols[] = {0, 63, 64, 100, 511, 960, 999};
   for (size_t i = 0; i < TD_COUNT(cols); i++)
     for_versions("linear_f8e4m3", check_one_nan, &cols[i]);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_normal_codes),
-      cmocka_unit_test(test_activations_that_are_not_finite),
-      cmocka_unit_test(test_one_nan_code),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,12 +2,6 @@
 // The reference accumulates in double. To the bound of error_bound, products and sums that become
 // subnormal in FP32 add k 2^-149, times 2^8 and the scale for FP8.
 // CTest: slow no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -100,8 +94,7 @@ static bool check_whole(void (*fn)(void), const void *arg, why *w) {
   return !(uses_f16(fn) || in_bf16) || !exact || check_product(fn, s, true, w);
 }
 
-static void test_shapes(void **state) {
-  (void)state;
+TEST(shapes) {
   static const shape shapes[] = {
       {0, 1, 1, 128, 128, 1},     {0, 3, 385, 128, 128, 2},   {0, 17, 31, 128, 128, 3},
       {0, 300, 200, 128, 128, 4}, {0, 9, 33, 4, 7, 5},        {0, 21, 129, 2, 128, 6},
@@ -121,8 +114,7 @@ static void test_shapes(void **state) {
   }
 }
 
-static void test_an_expert_of_deepseek(void **state) {
-  (void)state;
+TEST(an_expert_of_deepseek) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     static const uint32_t batches[] = {1, 7};
     for (size_t b = 0; b < TD_COUNT(batches); b++) {
@@ -163,8 +155,7 @@ static bool check_codes(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
-static void test_every_e4m3_code(void **state) {
-  (void)state;
+TEST(every_e4m3_code) {
   static const float scales[] = {1, 0x1p-20f, 0x1.8p3f, 0x1p119f, -0x1p118f, 0x1p-110f};
   for (size_t i = 0; i < TD_COUNT(scales); i++) {
     for_versions("linear_f8e4m3", check_codes, &scales[i]);
@@ -192,8 +183,7 @@ static bool check_nan_row(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_nan_codes_make_the_row_nan(void **state) {
-  (void)state;
+TEST(nan_codes_make_the_row_nan) {
   for_versions("linear_f8e4m3", check_nan_row, NULL);
 }
 
@@ -247,8 +237,7 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_batch_invariance(void **state) {
-  (void)state;
+TEST(batch_invariance) {
   static const shape shapes[] = {
       {0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230}, {0, 37, 100, 16, 9, 130},
       {0, 139, 328, 1, 32, 37},   {0, 20, 272, 1, 16, 70},     {0, 24, 1280, 1, 128, 130},
@@ -265,8 +254,7 @@ static void test_batch_invariance(void **state) {
 // Where 4-bit kernels change their ways: groups of several blocks, a part of one or beside them,
 // rows longer than a window, activations in order that have no room, or none in L1, strips with
 // rows and words left over.
-static void test_windows_and_strips(void **state) {
-  (void)state;
+TEST(windows_and_strips) {
   static const shape shapes[] = {
       {0, 6, 8400, 1, 256, 3},  {0, 5, 8456, 1, 1024, 2}, {0, 9, 1160, 1, 384, 18},
       {0, 10, 700, 1, 24, 17},  {0, 7, 776, 1, 64, 16},   {0, 11, 2104, 1, 40, 9},
@@ -350,8 +338,7 @@ static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static void test_activations_of_any_size(void **state) {
-  (void)state;
+TEST(activations_of_any_size) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     for_versions(ref_formats[f].family, check_small_ones, &ref_formats[f]);
     if (td_dtype_bits(ref_formats[f].dtype) == 4) {
@@ -411,8 +398,7 @@ static void broken_subnormals(const td_linear_args *a) {
   naive(&flushed, 0, false, false);
 }
 
-static void test_broken_kernels_are_caught(void **state) {
-  (void)state;
+TEST(broken_kernels_are_caught) {
   why w;
   float one = 1;
   shape s = {&ref_formats[2], 20, 300, 128, 128, 12};
@@ -428,8 +414,7 @@ static void test_broken_kernels_are_caught(void **state) {
   assert_false(check_codes((void (*)(void))broken_subnormals, &one, &w));
 }
 
-static void test_dispatch(void **state) {
-  (void)state;
+TEST(dispatch) {
   assert_int_equal(td_kernels_init("abacus"), TD_KERNELS_UNKNOWN_ISA);
   assert_int_equal(td_kernels_init(""), TD_KERNELS_UNKNOWN_ISA);
   size_t n;
@@ -466,8 +451,7 @@ static const ref_format rare_formats[] = {
     {"linear_i4_awq", TD_I4, TD_F32, TD_LAYOUT_AWQ, false, 0},
 };
 
-static void test_rare_formats(void **state) {
-  (void)state;
+TEST(rare_formats) {
   for (size_t f = 0; f < TD_COUNT(rare_formats); f++) {
     for (uint32_t n_tokens = 1; n_tokens < 20; n_tokens += 16) {
       shape s = {&rare_formats[f], 40, 328, 1, 64, n_tokens};
@@ -494,8 +478,7 @@ static bool is_tested(td_dtype dtype, td_dtype scale_dtype, td_layout layout) {
 }
 
 // Every kind of matrix, with every dtype of scales, has a kernel and a reference to test it by.
-static void test_every_kind_has_a_kernel_and_a_reference(void **state) {
-  (void)state;
+TEST(every_kind_has_a_kernel_and_a_reference) {
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
 #define X(dtype_, layout_, fam, scales)                                                            \
   {                                                                                                \
@@ -525,8 +508,7 @@ static void test_every_kind_has_a_kernel_and_a_reference(void **state) {
 }
 
 // Dtypes are found by their own name and no other.
-static void test_dtypes_by_name(void **state) {
-  (void)state;
+TEST(dtypes_by_name) {
   td_dtype found;
   for (int i = 0; i < TD_N_DTYPES; i++) {
     assert_true(td_dtype_find(td_dtype_name((td_dtype)i), &found));
@@ -535,22 +517,4 @@ static void test_dtypes_by_name(void **state) {
   assert_false(td_dtype_find("BF1", &found));
   assert_int_equal(found, TD_N_DTYPES);
   assert_string_equal(td_dtype_name(TD_N_DTYPES), "unknown");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_an_expert_of_deepseek),
-      cmocka_unit_test(test_every_e4m3_code),
-      cmocka_unit_test(test_nan_codes_make_the_row_nan),
-      cmocka_unit_test(test_batch_invariance),
-      cmocka_unit_test(test_windows_and_strips),
-      cmocka_unit_test(test_activations_of_any_size),
-      cmocka_unit_test(test_broken_kernels_are_caught),
-      cmocka_unit_test(test_dispatch),
-      cmocka_unit_test(test_rare_formats),
-      cmocka_unit_test(test_every_kind_has_a_kernel_and_a_reference),
-      cmocka_unit_test(test_dtypes_by_name),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,12 +4,6 @@
 // error_bound, whatever its weights and activations, is for test_kernels_linear.c and
 // test_kernels_f8.c.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "unit/kernel_test.h"
 
@@ -131,8 +125,7 @@ static bool loses_as_it_may(void (*fn)(void), const void *arg, why *why_) {
   return ours < most || KERNEL_FAIL(why_, "error %g, BF16 activations' %g", ours, theirs);
 }
 
-static void test_error_is_within_that_of_bf16(void **state) {
-  (void)state;
+TEST(error_is_within_that_of_bf16) {
   for (size_t i = 0; i < TD_COUNT(formats); i++)
     for_versions(formats[i].family, loses_as_it_may, &formats[i]);
 }
@@ -171,8 +164,7 @@ static bool stays_in_range(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
-static void test_the_largest_sums(void **state) {
-  (void)state;
+TEST(the_largest_sums) {
   for (size_t i = 0; i < TD_COUNT(formats); i++)
     for_versions(formats[i].family, stays_in_range, &formats[i]);
 }
@@ -208,8 +200,7 @@ static bool keeps_any_size(void (*fn)(void), const void *arg, why *why_) {
 
 static const format bf16 = {"linear_bf16", TD_BF16, TD_LAYOUT_ROWS, 1, COLS};
 
-static void test_bf16_of_any_size(void **state) {
-  (void)state;
+TEST(bf16_of_any_size) {
   for_versions(bf16.family, keeps_any_size, &bf16);
 }
 
@@ -260,22 +251,11 @@ static void loses_small_ones(const td_linear_args *a) {
   }
 }
 
-static void test_broken_kernels_are_caught(void **state) {
-  (void)state;
+TEST(broken_kernels_are_caught) {
   why w = {"not one of the registered"};
   typedef void (*any)(void);
   assert_true(loses_as_it_may((any)sound, &formats[1], &w));
   assert_false(loses_as_it_may((any)never_leaves_f16, &formats[1], &w));
   assert_false(loses_as_it_may((any)forgets_a_column, &formats[1], &w));
   assert_false(keeps_any_size((any)loses_small_ones, &bf16, &w));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_error_is_within_that_of_bf16),
-      cmocka_unit_test(test_the_largest_sums),
-      cmocka_unit_test(test_bf16_of_any_size),
-      cmocka_unit_test(test_broken_kernels_are_caught),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 // tests/unit/test_kernels_rows.c - norms, activations, conversions: every version this machine
 // runs.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
 
 #include <float.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/bf16.h"
 #include "unit/kernel_test.h"
@@ -325,8 +320,7 @@ static bool check_sum(void (*fn)(void), const void *arg, why *w) {
 }
 
 #define FAMILY_TEST(family, check)                                                                 \
-  static void test_##family(void **state) {                                                        \
-    (void)state;                                                                                   \
+  TEST(family) {                                                                                   \
     for_versions(#family, check, NULL);                                                            \
   }
 FAMILY_TEST(rmsnorm_row, check_rmsnorm)
@@ -364,8 +358,7 @@ static void broken_rmsnorm(const td_norm_row_args *a) {
 }
 
 // One token's way is that of several, to the last bit, with each set of kernels.
-static void test_axpy_weights_is_decode_and_axpy(void **state) {
-  (void)state;
+TEST(axpy_weights_is_decode_and_axpy) {
   enum { ROWS = 16, COLS = 600 };
   static float rows[ROWS * COLS], want[COLS], got[COLS];
   uint64_t rng = 9;
@@ -402,26 +395,9 @@ static void broken_sum(const td_sum_row_args *a) {
   }
 }
 
-static void test_broken_kernels_are_caught(void **state) {
-  (void)state;
+TEST(broken_kernels_are_caught) {
   why w;
   assert_false(check_to_half((void (*)(void))broken_to_half, NULL, &w));
   assert_false(check_rmsnorm((void (*)(void))broken_rmsnorm, NULL, &w));
   assert_false(check_sum_of((void (*)(void))broken_sum, 100, 1, 1, true, &w));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rmsnorm_row),
-      cmocka_unit_test(test_swiglu_row),
-      cmocka_unit_test(test_axpy),
-      cmocka_unit_test(test_axpy_weights),
-      cmocka_unit_test(test_axpy_weights_is_decode_and_axpy),
-      cmocka_unit_test(test_f32_from_f16),
-      cmocka_unit_test(test_f16_from_f32),
-      cmocka_unit_test(test_sum_row),
-      cmocka_unit_test(test_decode_row),
-      cmocka_unit_test(test_broken_kernels_are_caught),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 // tests/unit/test_model.c - whole checkpoints load, and broken ones are refused by name.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/buf.h"
 #include "base/fs.h"
@@ -68,8 +62,7 @@ static void check_common(checkpoint *ck, const td_model *m) {
   assert_null(l0->gate);
 }
 
-static void loads_deepseek(void **state) {
-  (void)state;
+TEST(loads_deepseek) {
   checkpoint whole, *ck = &whole;
   ck_deepseek(ck);
   td_model *m = open_ok(ck);
@@ -102,8 +95,7 @@ static void loads_deepseek(void **state) {
   ck_free(ck);
 }
 
-static void loads_qwen3_tied_with_biases(void **state) {
-  (void)state;
+TEST(loads_qwen3_tied_with_biases) {
   checkpoint whole, *ck = &whole;
   ck_qwen3(ck);
   ck->single = true;
@@ -139,8 +131,7 @@ static void loads_qwen3_tied_with_biases(void **state) {
 }
 
 // With both matrices in the checkpoint, transformers does not tie them.
-static void unties_where_both_are_there(void **state) {
-  (void)state;
+TEST(unties_where_both_are_there) {
   checkpoint ck;
   ck_qwen3(&ck);
   ck_set(&ck, "tie_word_embeddings", "true");
@@ -151,8 +142,7 @@ static void unties_where_both_are_there(void **state) {
   ck_free(&ck);
 }
 
-static void loads_deepseek_without_q_lora(void **state) {
-  (void)state;
+TEST(loads_deepseek_without_q_lora) {
   checkpoint whole, *ck = &whole;
   ck_deepseek(ck);
   ck_set(ck, "q_lora_rank", "null");
@@ -189,8 +179,7 @@ static void loads_deepseek_without_q_lora(void **state) {
 }
 
 // FP8 at edges that no block divides, beside BF16 and F32, with scales of two dtypes.
-static void loads_mixed_fp8(void **state) {
-  (void)state;
+TEST(loads_mixed_fp8) {
   checkpoint whole, *ck = &whole;
   ck_deepseek(ck);
   ck_set(ck, "quantization_config", "{\"quant_method\": \"fp8\", \"weight_block_size\": [12, 12]}");
@@ -220,8 +209,7 @@ static void loads_mixed_fp8(void **state) {
   ck_free(ck);
 }
 
-static void copies_only_what_is_misaligned(void **state) {
-  (void)state;
+TEST(copies_only_what_is_misaligned) {
   checkpoint ck;
   ck_qwen3(&ck);
   ck.single = true;
@@ -236,8 +224,7 @@ static void copies_only_what_is_misaligned(void **state) {
   ck_free(&ck);
 }
 
-static void ignores_what_no_pass_needs(void **state) {
-  (void)state;
+TEST(ignores_what_no_pass_needs) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_set(&ck, "num_nextn_predict_layers", "2");
@@ -258,8 +245,7 @@ static void ignores_what_no_pass_needs(void **state) {
   ck_free(&ck);
 }
 
-static void counts_parameters(void **state) {
-  (void)state;
+TEST(counts_parameters) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_set(&ck, "quantization_config", "{\"quant_method\": \"fp8\", \"weight_block_size\": [8, 8]}");
@@ -288,8 +274,7 @@ static void counts_parameters(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_missing_tensors(void **state) {
-  (void)state;
+TEST(refuses_missing_tensors) {
   static const char *const names[] = {
       "model.embed_tokens.weight",
       "model.norm.weight",
@@ -311,8 +296,7 @@ static void refuses_missing_tensors(void **state) {
   }
 }
 
-static void refuses_extra_tensors(void **state) {
-  (void)state;
+TEST(refuses_extra_tensors) {
   static const char *const names[] = {
       "model.layers.0.self_attn.q_proj.bias", // attention_bias is false
       "model.layers.1.mlp.experts.8.gate_proj.weight",
@@ -330,8 +314,7 @@ static void refuses_extra_tensors(void **state) {
   }
 }
 
-static void refuses_wrong_shapes(void **state) {
-  (void)state;
+TEST(refuses_wrong_shapes) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_tensor *t = ck_find(&ck, "model.layers.1.self_attn.q_b_proj.weight");
@@ -359,8 +342,7 @@ static void refuses_wrong_shapes(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_wrong_dtypes(void **state) {
-  (void)state;
+TEST(refuses_wrong_dtypes) {
   static const struct {
     const char *name, *dtype;
   } cases[] = {
@@ -383,8 +365,7 @@ static void refuses_wrong_dtypes(void **state) {
   }
 }
 
-static void refuses_bad_scales(void **state) {
-  (void)state;
+TEST(refuses_bad_scales) {
   static const char name[] = "model.layers.0.mlp.down_proj.weight";
   static const char scale[] = "model.layers.0.mlp.down_proj.weight_scale_inv";
   checkpoint ck;
@@ -418,8 +399,7 @@ static void drop_experts(checkpoint *ck) {
   }
 }
 
-static void reads_fused_experts(void **state) {
-  (void)state;
+TEST(reads_fused_experts) {
   checkpoint ck;
   ck_qwen3(&ck);
   drop_experts(&ck);
@@ -461,8 +441,7 @@ static void reads_fused_experts(void **state) {
 
 // Scales of a whole expert, of gate and of up, of blocks; the last are those of
 // quantization_config.
-static void reads_fused_fp8_experts(void **state) {
-  (void)state;
+TEST(reads_fused_fp8_experts) {
   static const struct {
     uint64_t shape[3];
     uint32_t rows, cols, up_from; // a scale's block; the scales before an expert's first of up
@@ -505,8 +484,7 @@ static void reads_fused_fp8_experts(void **state) {
 }
 
 // Experts of gpt-oss in BF16 are transposed by the biases beside them, which these do not fit.
-static void refuses_pairs_of_other_shapes(void **state) {
-  (void)state;
+TEST(refuses_pairs_of_other_shapes) {
   checkpoint ck;
   ck_gpt_oss(&ck);
   ck_add(&ck, "model.layers.0.mlp.experts.gate_up_proj", "BF16", 8, 64, 60);
@@ -517,8 +495,7 @@ static void refuses_pairs_of_other_shapes(void **state) {
 }
 
 // The language model of a checkpoint with vision, whose tensors are counted.
-static void reads_a_wrapped_model(void **state) {
-  (void)state;
+TEST(reads_a_wrapped_model) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_wrap(&ck, "kimi_k25", "language_model.");
@@ -539,8 +516,7 @@ static void reads_a_wrapped_model(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_truncated_and_corrupt_shards(void **state) {
-  (void)state;
+TEST(refuses_truncated_and_corrupt_shards) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_write(&ck);
@@ -559,8 +535,7 @@ static void refuses_truncated_and_corrupt_shards(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_files_never_fetched(void **state) {
-  (void)state;
+TEST(refuses_files_never_fetched) {
   checkpoint ck;
   ck_qwen3(&ck);
   static const char pointer[] = "version https://git-lfs.github.com/spec/v1\n"
@@ -601,8 +576,7 @@ static void lie(const checkpoint *ck, const char *file, const char *truth, const
   td_buf_free(&bytes);
 }
 
-static void refuses_lying_headers(void **state) {
-  (void)state;
+TEST(refuses_lying_headers) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck.single = true;
@@ -625,8 +599,7 @@ static void refuses_lying_headers(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_bad_indices(void **state) {
-  (void)state;
+TEST(refuses_bad_indices) {
   checkpoint ck;
   ck_deepseek(&ck);
   static const char name[] = "model.norm.weight"; // the second tensor, so in the second shard
@@ -666,8 +639,7 @@ static void refuses_bad_indices(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_one_tensor_in_two_shards(void **state) {
-  (void)state;
+TEST(refuses_one_tensor_in_two_shards) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_add(&ck, "model.norm.weight", "BF16", 32, 0, 0)->shard = 2; // shard 1 has it already
@@ -676,8 +648,7 @@ static void refuses_one_tensor_in_two_shards(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_incomplete_directories(void **state) {
-  (void)state;
+TEST(refuses_incomplete_directories) {
   checkpoint ck;
   ck_deepseek(&ck);
   REFUSED(&ck, TD_ENOENT, "config.json", "no such file");
@@ -701,8 +672,7 @@ static void refuses_incomplete_directories(void **state) {
   td_model_close(NULL);
 }
 
-static void lists_tensors(void **state) {
-  (void)state;
+TEST(lists_tensors) {
   checkpoint ck;
   ck_qwen3(&ck);
   td_model *m = open_ok(&ck);
@@ -718,34 +688,4 @@ static void lists_tensors(void **state) {
   }
   td_model_close(m);
   ck_free(&ck);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(loads_deepseek),
-      cmocka_unit_test(loads_deepseek_without_q_lora),
-      cmocka_unit_test(loads_qwen3_tied_with_biases),
-      cmocka_unit_test(unties_where_both_are_there),
-      cmocka_unit_test(loads_mixed_fp8),
-      cmocka_unit_test(copies_only_what_is_misaligned),
-      cmocka_unit_test(ignores_what_no_pass_needs),
-      cmocka_unit_test(counts_parameters),
-      cmocka_unit_test(refuses_missing_tensors),
-      cmocka_unit_test(refuses_extra_tensors),
-      cmocka_unit_test(refuses_wrong_shapes),
-      cmocka_unit_test(refuses_wrong_dtypes),
-      cmocka_unit_test(refuses_bad_scales),
-      cmocka_unit_test(reads_fused_experts),
-      cmocka_unit_test(reads_fused_fp8_experts),
-      cmocka_unit_test(refuses_pairs_of_other_shapes),
-      cmocka_unit_test(reads_a_wrapped_model),
-      cmocka_unit_test(refuses_truncated_and_corrupt_shards),
-      cmocka_unit_test(refuses_files_never_fetched),
-      cmocka_unit_test(refuses_lying_headers),
-      cmocka_unit_test(refuses_bad_indices),
-      cmocka_unit_test(refuses_one_tensor_in_two_shards),
-      cmocka_unit_test(refuses_incomplete_directories),
-      cmocka_unit_test(lists_tensors),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,8 +53,7 @@ static void check_deepseek(const td_model_config *c) {
     assert_int_equal(td_model_is_moe(c, i), i >= 3);
 }
 
-static void reads_deepseek(void **state) {
-  (void)state;
+TEST(reads_deepseek) {
   td_model_config c = parse_ok(deepseek_v3, NULL);
   assert_string_equal(c.arch_name, "deepseek_v3");
   check_deepseek(&c);
@@ -65,8 +64,7 @@ static void reads_deepseek(void **state) {
   assert_int_equal(c.yarn.original_max_position, 4096);
 }
 
-static void defaults_are_transformers(void **state) {
-  (void)state;
+TEST(defaults_are_transformers) {
   td_model_config c = parse_ok("{\"model_type\": \"kimi_k2\"}", NULL);
   assert_string_equal(c.arch_name, "kimi_k2");
   check_deepseek(&c);
@@ -97,8 +95,7 @@ static void defaults_are_transformers(void **state) {
     assert_true(td_model_is_moe(&c, i));
 }
 
-static void reads_glm(void **state) {
-  (void)state;
+TEST(reads_glm) {
   td_model_config c = parse_ok("{\"model_type\": \"glm4_moe\", \"head_dim\": 128}", NULL);
   assert_int_equal(c.attn, TD_ATTN_GQA);
   assert_int_equal(c.rope_dim, 64);
@@ -121,8 +118,7 @@ static void reads_glm(void **state) {
 }
 
 // What an indexer's layers are, as V3.2, GLM-5 and GLM-5.2 are published, and in other spellings.
-static void reads_indexers(void **state) {
-  (void)state;
+TEST(reads_indexers) {
   td_model_config c = parse_ok("{\"model_type\": \"deepseek_v32\", \"rope_interleave\": false}",
                                NULL);
   assert_int_equal(c.attn, TD_ATTN_DSA);
@@ -166,8 +162,7 @@ static void reads_indexers(void **state) {
 }
 
 // As published, and as transformers 5 writes it.
-static void reads_pooled_attention(void **state) {
-  (void)state;
+TEST(reads_pooled_attention) {
   static const char published[] =
       "{\"model_type\": \"deepseek_v4\", \"num_hidden_layers\": 4, \"compress_ratios\": [0, 4, "
       "128, 4, "
@@ -208,8 +203,7 @@ static void reads_pooled_attention(void **state) {
   assert_true(c.rope_theta == 5000 && c.pool_theta == 7000 && c.yarn.factor == 1);
 }
 
-static void reads_minimax_hy_and_mistral(void **state) {
-  (void)state;
+TEST(reads_minimax_hy_and_mistral) {
   td_model_config c = parse_ok("{\"model_type\": \"minimax_m2\", \"rotary_dim\": 64}", NULL);
   assert_int_equal(c.rope_dim, 64);
   assert_int_equal(c.qk_norm, TD_QK_NORM_ALL);
@@ -249,8 +243,7 @@ static void reads_minimax_hy_and_mistral(void **state) {
 }
 
 // Keys that the family's reference does not have change nothing and are named.
-static void ignores_what_the_reference_does(void **state) {
-  (void)state;
+TEST(ignores_what_the_reference_does) {
   static const struct {
     const char *model_type, *keys, *ignored;
   } cases[] = {
@@ -312,8 +305,7 @@ static void ignores_what_the_reference_does(void **state) {
 }
 
 // lm_head is the whole's, so that text_config does not say whether it is there.
-static void ties_as_the_whole_says(void **state) {
-  (void)state;
+TEST(ties_as_the_whole_says) {
   static const struct {
     const char *whole, *keys, *text;
     bool tied;
@@ -337,8 +329,7 @@ static void ties_as_the_whole_says(void **state) {
   }
 }
 
-static void defaults_of_rope(void **state) {
-  (void)state;
+TEST(defaults_of_rope) {
   td_model_config c = parse_ok("{\"model_type\": \"gpt_oss\", \"rope_scaling\": null}", NULL);
   assert_true(c.yarn.factor == 32 && c.yarn.untruncated && c.rope_theta == 150000);
   assert_int_equal(c.yarn.original_max_position, 4096);
@@ -352,8 +343,7 @@ static void defaults_of_rope(void **state) {
   assert_true(c.yarn.factor == 1 && c.query_beta == 0 && c.rope_theta == 5e5);
 }
 
-static void reads_spellings_of_rope(void **state) {
-  (void)state;
+TEST(reads_spellings_of_rope) {
   static const char *const yarns[] = {
       "\"rope_theta\": 1e6, \"max_position_embeddings\": 40960,"
       "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4,"
@@ -387,8 +377,7 @@ static void reads_spellings_of_rope(void **state) {
   assert_true(c.rope_theta == 5e5 && c.yarn.factor == 1);
 }
 
-static void reads_layer_kinds(void **state) {
-  (void)state;
+TEST(reads_layer_kinds) {
   td_model_config c = parse_ok("{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 130,"
                                "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [3, 129, 4]}",
                                NULL);
@@ -398,8 +387,7 @@ static void reads_layer_kinds(void **state) {
   assert_false(td_model_is_moe(&c, 0) || td_model_is_moe(&c, 1));
 }
 
-static void reads_variants(void **state) {
-  (void)state;
+TEST(reads_variants) {
   td_model_config c = parse_ok(
       "{\"model_type\": \"deepseek_v3\", \"q_lora_rank\": null, \"num_local_experts\": 64,"
       " \"n_group\": 1, \"topk_group\": 1, \"rope_interleave\": false,"
@@ -419,8 +407,7 @@ static void reads_variants(void **state) {
   assert_true(c.attention_bias && c.tie_embeddings);
 }
 
-static void generation_config_goes_before(void **state) {
-  (void)state;
+TEST(generation_config_goes_before) {
   td_model_config c = parse_ok("{\"model_type\": \"qwen3_moe\", \"eos_token_id\": 9,"
                                " \"bos_token_id\": 3, \"temperature\": 0.1}",
                                "{\"eos_token_id\": [151645, 151643], \"temperature\": 0.6,"
@@ -441,8 +428,7 @@ static void generation_config_goes_before(void **state) {
   assert_true(c.temperature == 1 && c.top_p == 1);
 }
 
-static void reads_gpt_oss(void **state) {
-  (void)state;
+TEST(reads_gpt_oss) {
   td_model_config c = parse_ok("{\"model_type\": \"gpt_oss\", \"rope_scaling\":"
                                " {\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false,"
                                " \"original_max_position_embeddings\": 4096}}",
@@ -464,8 +450,7 @@ static void reads_gpt_oss(void **state) {
   assert_int_equal(td_model_window(&c, 0) + td_model_window(&c, 1), 0);
 }
 
-static void reads_delta_nets(void **state) {
-  (void)state;
+TEST(reads_delta_nets) {
   td_model_config c = parse_ok("{\"model_type\": \"qwen3_next\", \"mlp_only_layers\": [2]}", NULL);
   assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk);
   assert_int_equal(c.rope_dim, 64);
@@ -491,8 +476,7 @@ static void reads_delta_nets(void **state) {
               td_model_attn(&c, 2) == TD_ATTN_GQA);
 }
 
-static void reads_kimi_linear(void **state) {
-  (void)state;
+TEST(reads_kimi_linear) {
   td_model_config c = parse_ok("{\"model_type\": \"kimi_linear\", \"rope_scaling\": {\"type\":"
                                " \"yarn\", \"factor\": 4, \"mscale_all_dim\": 1}}",
                                NULL);
@@ -514,8 +498,7 @@ static void reads_kimi_linear(void **state) {
 }
 
 // As published, inside of a checkpoint with vision, and as transformers 5 writes it.
-static void reads_glm5_next(void **state) {
-  (void)state;
+TEST(reads_glm5_next) {
   td_model_config c = parse_ok(
       "{\"model_type\": \"glm5_next\", \"text_config\": {\"first_k_dense_replace\": 1,"
       " \"linear_attn_config\": {\"gate_lower_bound\": null, \"head_dim\": 24}}}",
@@ -547,8 +530,7 @@ static void reads_glm5_next(void **state) {
   " \"indexer_compress_ratio\": 16"
 
 // Inside of a checkpoint with vision, layers as published.
-static void reads_qwen4_exp(void **state) {
-  (void)state;
+TEST(reads_qwen4_exp) {
   td_model_config c = parse_ok(
       "{\"model_type\": \"qwen4_exp\", \"text_config\": {" QWEN4_INDEX
       ", \"indexer_budget\": 2048, \"ple_layer_ids\": [6, 2], \"eos_token_id\": [9, 4],"
@@ -576,8 +558,7 @@ static void reads_qwen4_exp(void **state) {
 }
 
 // Experts of many get 32 tokens of a prompt, latents are made into keys for 1024.
-static void test_prefill_chunk(void **state) {
-  (void)state;
+TEST(prefill_chunk) {
   static const uint32_t cases[][3] = {{0, 0, 512},    {64, 6, 512},         {128, 8, 512},
                                       {160, 8, 640},  {256, 8, 1024},       {384, 8, 1536},
                                       {512, 6, 2048}, {UINT32_MAX, 1, 2048}};
@@ -589,29 +570,4 @@ static void test_prefill_chunk(void **state) {
     mla.kv_lora_rank = 512;
     assert_int_equal(td_engine_prefill_chunk(&mla), cases[i][2] < 1024 ? 1024 : cases[i][2]);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_prefill_chunk),
-      cmocka_unit_test(reads_deepseek),
-      cmocka_unit_test(defaults_are_transformers),
-      cmocka_unit_test(reads_glm),
-      cmocka_unit_test(reads_indexers),
-      cmocka_unit_test(reads_pooled_attention),
-      cmocka_unit_test(reads_minimax_hy_and_mistral),
-      cmocka_unit_test(reads_gpt_oss),
-      cmocka_unit_test(ignores_what_the_reference_does),
-      cmocka_unit_test(ties_as_the_whole_says),
-      cmocka_unit_test(reads_delta_nets),
-      cmocka_unit_test(reads_kimi_linear),
-      cmocka_unit_test(reads_glm5_next),
-      cmocka_unit_test(reads_qwen4_exp),
-      cmocka_unit_test(defaults_of_rope),
-      cmocka_unit_test(reads_spellings_of_rope),
-      cmocka_unit_test(reads_layer_kinds),
-      cmocka_unit_test(reads_variants),
-      cmocka_unit_test(generation_config_goes_before),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

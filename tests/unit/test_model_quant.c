@@ -1,11 +1,6 @@
 // tests/unit/test_model_quant.c - quantization_config and the tensors of quantized matrices: what
 // is read, what it becomes, and what is refused.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,8 +123,7 @@ static const struct {
      {TD_QUANT_FLOAT, 1, 32, true, 0}},
 };
 
-static void reads_every_method(void **state) {
-  (void)state;
+TEST(reads_every_method) {
   for (size_t i = 0; i < TD_COUNT(methods); i++) {
     td_quant *q = parse_ok(methods[i].config);
     const td_quant_scheme *s = td_quant_find(q, "model.layers.0.mlp.up_proj");
@@ -145,8 +139,7 @@ static void reads_every_method(void **state) {
   }
 }
 
-static void targets_and_ignores(void **state) {
-  (void)state;
+TEST(targets_and_ignores) {
   td_quant *q = parse_ok(
       "{\"quant_method\": \"compressed-tensors\", \"format\": \"mixed-precision\","
       " \"config_groups\": {"
@@ -190,8 +183,7 @@ static void targets_and_ignores(void **state) {
 }
 
 // Settings of single modules, and modules left out, as GPTQModel and auto-round write them.
-static void settings_of_modules(void **state) {
-  (void)state;
+TEST(settings_of_modules) {
   static const struct {
     const char *config, *module;
     int format; // -1: none
@@ -298,8 +290,7 @@ static const struct {
      "quantized_layers must be"},
 };
 
-static void refuses_bad_configs(void **state) {
-  (void)state;
+TEST(refuses_bad_configs) {
   for (size_t i = 0; i < TD_COUNT(bad_configs); i++) {
     td_quant *q;
     td_err err;
@@ -330,8 +321,7 @@ static bool holds(checkpoint *ck, const char *name, const void *data) {
   return true;
 }
 
-static void binds_words_with_zero_points(void **state) {
-  (void)state;
+TEST(binds_words_with_zero_points) {
   checkpoint ck;
   start(&ck, CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"symmetric\": false}",
                 ", \"ignore\": [\"lm_head\"]"));
@@ -357,8 +347,7 @@ static void binds_words_with_zero_points(void **state) {
   ck_free(&ck);
 }
 
-static void binds_columns_of_words(void **state) {
-  (void)state;
+TEST(binds_columns_of_words) {
   checkpoint ck;
   start(&ck, "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 16}");
   ck_add(&ck, MODULE ".qweight", "I32", 4, 48, 0);
@@ -395,8 +384,7 @@ static void binds_columns_of_words(void **state) {
 
 // 8-bit words have no kernel: I8 where the zero points are all in the middle, else the scales'
 // dtype.
-static void converts_words_of_8_bits(void **state) {
-  (void)state;
+TEST(converts_words_of_8_bits) {
   checkpoint ck;
   start(&ck, CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
   ck_add(&ck, MODULE ".weight_packed", "I32", 48, 8, 0);
@@ -439,8 +427,7 @@ static void converts_words_of_8_bits(void **state) {
   ck_free(&ck);
 }
 
-static void conversions_can_be_canceled(void **state) {
-  (void)state;
+TEST(conversions_can_be_canceled) {
   checkpoint ck;
   start(&ck, CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
   ck_add(&ck, MODULE ".weight_packed", "I32", 48, 8, 0);
@@ -496,8 +483,7 @@ static void add_bnb(checkpoint *ck, bool is_nested) {
                           " \"shape\": [48, 32]}");
 }
 
-static void dequantizes_codes_of_bitsandbytes(void **state) {
-  (void)state;
+TEST(dequantizes_codes_of_bitsandbytes) {
   for (int is_nested = 0; is_nested < 2; is_nested++) {
     checkpoint ck;
     add_bnb(&ck, is_nested);
@@ -543,8 +529,7 @@ static void dequantizes_codes_of_bitsandbytes(void **state) {
   }
 }
 
-static void binds_rows_of_bitsandbytes(void **state) {
-  (void)state;
+TEST(binds_rows_of_bitsandbytes) {
   checkpoint ck;
   start(&ck, "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true}");
   ck_add(&ck, MODULE ".weight", "I8", 48, 32, 0);
@@ -562,8 +547,7 @@ static void binds_rows_of_bitsandbytes(void **state) {
   ck_free(&ck);
 }
 
-static void binds_fp4(void **state) {
-  (void)state;
+TEST(binds_fp4) {
   checkpoint ck;
   start(&ck, "{\"quant_method\": \"mxfp4\"}");
   ck_add(&ck, MODULE ".weight", "U8", 48, 16, 0);
@@ -600,8 +584,7 @@ static void binds_fp4(void **state) {
   ck_free(&ck);
 }
 
-static void binds_int8_and_fp8_rows(void **state) {
-  (void)state;
+TEST(binds_int8_and_fp8_rows) {
   checkpoint ck;
   start(&ck, CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
   ck_add(&ck, MODULE ".weight", "I8", 48, 32, 0);
@@ -632,8 +615,7 @@ static void binds_int8_and_fp8_rows(void **state) {
 }
 
 // One scale a matrix, under either name, whatever blocks are the default.
-static void binds_fp8_with_one_scale(void **state) {
-  (void)state;
+TEST(binds_fp8_with_one_scale) {
   static const char *const names[] = {MODULE ".weight_scale_inv", MODULE ".weight_scale"};
   static const char *const configs[] = {
       "{\"quant_method\": \"fp8\", \"activation_scheme\": \"static\", \"weight_block_size\": null}",
@@ -658,8 +640,7 @@ static void binds_fp8_with_one_scale(void **state) {
   }
 }
 
-static void refuses_what_does_not_fit(void **state) {
-  (void)state;
+TEST(refuses_what_does_not_fit) {
   checkpoint ck;
   start(&ck, CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:.*layers\\\\.0\\\\.mlp.*\"]"));
   ck_add(&ck, MODULE ".weight_packed", "I32", 48, 4, 0);
@@ -678,24 +659,4 @@ static void refuses_what_does_not_fit(void **state) {
   ck_drop(&ck, MODULE ".weight_packed");
   WRITTEN_REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed is missing");
   ck_free(&ck);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_every_method),
-      cmocka_unit_test(targets_and_ignores),
-      cmocka_unit_test(settings_of_modules),
-      cmocka_unit_test(converts_words_of_8_bits),
-      cmocka_unit_test(conversions_can_be_canceled),
-      cmocka_unit_test(refuses_bad_configs),
-      cmocka_unit_test(binds_words_with_zero_points),
-      cmocka_unit_test(binds_columns_of_words),
-      cmocka_unit_test(dequantizes_codes_of_bitsandbytes),
-      cmocka_unit_test(binds_rows_of_bitsandbytes),
-      cmocka_unit_test(binds_fp4),
-      cmocka_unit_test(binds_int8_and_fp8_rows),
-      cmocka_unit_test(binds_fp8_with_one_scale),
-      cmocka_unit_test(refuses_what_does_not_fit),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

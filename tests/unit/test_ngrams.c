@@ -1,12 +1,6 @@
 // tests/unit/test_ngrams.c - embeddings of n-grams: hashes as their publisher has them, and the CPU
 // device's operators against a reference, whose results neither cuts of a sequence nor tokens that
 // are taken back change by a bit.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -175,8 +169,7 @@ static void ref_conv(const fixture *f, int32_t t, double *out) {
 // ---- tests --------------------------------------------------------------------------------------
 
 // Of the published defaults, from transformers 5.24.
-static void test_hashes(void **state) {
-  (void)state;
+TEST(hashes) {
   static const struct {
     uint64_t factor[3];
     uint32_t first, last;
@@ -198,8 +191,7 @@ static void test_hashes(void **state) {
   }
 }
 
-static void test_results(void **state) {
-  (void)state;
+TEST(results) {
   device_fixture d;
   FOR_TEAMS(d) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -220,8 +212,7 @@ static void test_results(void **state) {
 }
 
 // What a GPU is given: the same rows, and every token shows that the worker lives.
-static void test_gathered(void **state) {
-  (void)state;
+TEST(gathered) {
   device_fixture d;
   device_open(&d, 1);
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -271,8 +262,7 @@ static void run_cut(device_fixture *d, fixture *f, const int32_t cuts[4], bool t
   free(slots);
 }
 
-static void test_cuts_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_change_no_bit) {
   static const int32_t cuts[][4] = {{1, 1, 1, 1}, {3, 1, 7, 2}, {8, 8, 8, 8}, {13, 5, 1, 26}};
   device_fixture d;
   FOR_TEAMS(d) {
@@ -295,8 +285,7 @@ static void test_cuts_change_no_bit(void **state) {
 }
 
 // Products of both signs and one of zero.
-static void test_gates(void **state) {
-  (void)state;
+TEST(gates) {
   enum { TOKENS = 3, STREAMS = 2, DIM = 70 };
   device_fixture d;
   FOR_TEAMS(d) {
@@ -324,13 +313,4 @@ static void test_gates(void **state) {
     device_assert_close(x, want, TOKENS * STREAMS * DIM, 1e-5);
     free(x), free(value), free(query);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_hashes),   cmocka_unit_test(test_results),
-      cmocka_unit_test(test_gathered), cmocka_unit_test(test_cuts_change_no_bit),
-      cmocka_unit_test(test_gates),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 // tests/unit/test_pool.c - pooled keys, attention over them and a window, hyper-connections: the
 // operators of the CPU device against a reference in double, and that neither cuts of a sequence
 // nor restored pages change a bit.
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -210,8 +204,7 @@ static void ref_token(const fixture *f, uint32_t t, uint32_t head, double *out) 
 
 // ---- tests --------------------------------------------------------------------------------------
 
-static void test_results(void **state) {
-  (void)state;
+TEST(results) {
   device_fixture d;
   FOR_TEAMS(d) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -230,8 +223,7 @@ static void test_results(void **state) {
 
 static const int32_t cuts[][4] = {{1, 1, 1, 1}, {3, 1, 7, 2}, {8, 8, 8, 8}, {13, 5, 1, 26}};
 
-static void test_cuts_change_no_bit(void **state) {
-  (void)state;
+TEST(cuts_change_no_bit) {
   device_fixture d;
   FOR_TEAMS(d) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -257,8 +249,7 @@ static void test_cuts_change_no_bit(void **state) {
 }
 
 // The last page in use is copied elsewhere and filled by another sequence before this one goes on.
-static void test_a_restored_page_continues(void **state) {
-  (void)state;
+TEST(a_restored_page_continues) {
   device_fixture d;
   enum { CUT = 19 };
   FOR_TEAMS(d) {
@@ -309,8 +300,7 @@ static void take_back(device_fixture *d, fixture *f, int32_t at) {
   free(slots);
 }
 
-static void test_tokens_that_are_taken_back(void **state) {
-  (void)state;
+TEST(tokens_that_are_taken_back) {
   device_fixture d;
   FOR_TEAMS(d) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -393,14 +383,12 @@ static void check_selected(bool has_weights) {
   }
 }
 
-static void test_entries_are_selected(void **state) {
-  (void)state;
+TEST(entries_are_selected) {
   check_selected(true);
   check_selected(false);
 }
 
-static void test_bad_arguments(void **state) {
-  (void)state;
+TEST(bad_arguments) {
   device_fixture d;
   device_open(&d, 1);
   fixture f;
@@ -474,8 +462,7 @@ static void ref_factors(const float *x, const float *scores, const float *base, 
 }
 
 // Without scores, the norm of the streams' mean.
-static void test_mean_of_streams(void **state) {
-  (void)state;
+TEST(mean_of_streams) {
   device_fixture d;
   FOR_TEAMS(d) {
     float *x = ref_floats(&d.rng, TOKENS * STREAMS * DIM), *w = ref_floats(&d.rng, DIM);
@@ -505,8 +492,7 @@ static void test_mean_of_streams(void **state) {
 }
 
 // Streams that are read by gates of each element.
-static void test_gated_streams(void **state) {
-  (void)state;
+TEST(gated_streams) {
   device_fixture d;
   FOR_TEAMS(d) {
     float *x = ref_floats(&d.rng, TOKENS * STREAMS * DIM), *y = ref_floats(&d.rng, TOKENS * DIM);
@@ -549,8 +535,7 @@ static void test_gated_streams(void **state) {
   }
 }
 
-static void test_streams(void **state) {
-  (void)state;
+TEST(streams) {
   device_fixture d;
   FOR_TEAMS(d) {
     float *x = ref_floats(&d.rng, TOKENS * STREAMS * DIM), *y = ref_floats(&d.rng, TOKENS * DIM);
@@ -606,19 +591,4 @@ static void test_streams(void **state) {
       assert_memory_equal(x + k * DIM, y + k / STREAMS * DIM, DIM * sizeof *x);
     free(x), free(y), free(scores), free(base), free(scale), free(w);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_results),
-      cmocka_unit_test(test_cuts_change_no_bit),
-      cmocka_unit_test(test_a_restored_page_continues),
-      cmocka_unit_test(test_tokens_that_are_taken_back),
-      cmocka_unit_test(test_entries_are_selected),
-      cmocka_unit_test(test_bad_arguments),
-      cmocka_unit_test(test_streams),
-      cmocka_unit_test(test_gated_streams),
-      cmocka_unit_test(test_mean_of_streams),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,6 @@
 // tests/unit/test_quantize.c - whole checkpoints made smaller: what changes and what stays, runs
 // that stop and go on, and what is refused.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -19,6 +14,7 @@
 #include "model/checkpoint/shard_writer.h"
 #include "model/quantize/quantize.h"
 #include "support/checkpoint.h"
+#include "unit/testing.h"
 
 typedef struct {
   unsigned made, kept;
@@ -103,8 +99,7 @@ static td_model *open_out(const fixture *f) {
 
 // Matrices of 32 columns become INT4; those of other widths, of latents, and the output matrix
 // become INT8; what is no layer stays.
-static void makes_int4(void **state) {
-  (void)state;
+TEST(makes_int4) {
   fixture f;
   start(&f);
   ck_write(&f.ck);
@@ -162,8 +157,7 @@ static void makes_int4(void **state) {
   finish(&f);
 }
 
-static void makes_fp8_and_mxfp4(void **state) {
-  (void)state;
+TEST(makes_fp8_and_mxfp4) {
   fixture f;
   start(&f);
   ck_write(&f.ck);
@@ -194,8 +188,7 @@ static void makes_fp8_and_mxfp4(void **state) {
   finish(&f);
 }
 
-static void goes_on_where_it_stopped(void **state) {
-  (void)state;
+TEST(goes_on_where_it_stopped) {
   fixture f;
   td_err err;
   start(&f);
@@ -264,8 +257,7 @@ static void refused(fixture *f, const char *to, td_status status, const char *sa
   assert_false(there(f, "model.safetensors.index.json"));
 }
 
-static void refuses_what_it_cannot_make(void **state) {
-  (void)state;
+TEST(refuses_what_it_cannot_make) {
   fixture f;
   start(&f);
   ck_write(&f.ck);
@@ -299,8 +291,7 @@ static void refuses_what_it_cannot_make(void **state) {
 }
 
 // Whatever the length of the names and so of the header; the others are aligned to their elements.
-static void tensors_of_whole_lines_begin_with_one(void **state) {
-  (void)state;
+TEST(tensors_of_whole_lines_begin_with_one) {
   for (int length = 1; length <= 64; length++) {
     char name[80];
     snprintf(name, sizeof name, "%0*d", length, 0);
@@ -326,15 +317,4 @@ static void tensors_of_whole_lines_begin_with_one(void **state) {
     assert_int_equal(end, header.len + n_bytes); // without gaps
     td_buf_free(&header);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(makes_int4),
-      cmocka_unit_test(makes_fp8_and_mxfp4),
-      cmocka_unit_test(tensors_of_whole_lines_begin_with_one),
-      cmocka_unit_test(goes_on_where_it_stopped),
-      cmocka_unit_test(refuses_what_it_cannot_make),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 // tests/unit/test_ranks.c - expert parallelism: prompts on several CPU devices.
 // CTest: slow
-#include <setjmp.h>
 
 #include <math.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "engine/experts/ranks.h"
 #include "engine/experts/zigzag.h"
@@ -14,8 +9,7 @@
 #include "unit/sanitized.h"
 
 // Every token belongs to one rank, the last to rank 0, and shares of work are even.
-static void test_zigzag(void **state) {
-  (void)state;
+TEST(zigzag) {
   for (uint32_t n = 1; n <= 8; n++) {
     for (uint32_t n_tokens = 1; n_tokens <= 100; n_tokens++) {
       uint32_t at = 0;
@@ -247,21 +241,18 @@ static void check_ranks(const small_model *m, bool is_streamed) {
   free(want);
 }
 
-static void test_ranks(void **state) {
-  (void)state;
+TEST(ranks) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_ranks(&small_models[i], false);
 }
 
-static void test_streamed(void **state) {
-  (void)state;
+TEST(streamed) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_ranks(&small_models[i], true);
 }
 
 // Biases are those of the rank's own experts.
-static void test_paired_experts(void **state) {
-  (void)state;
+TEST(paired_experts) {
   checkpoint ck;
   ck_gpt_oss(&ck);
   ck_write(&ck);
@@ -271,8 +262,7 @@ static void test_paired_experts(void **state) {
 }
 
 // A failure ends the step with its reason; later ones are computed by one device.
-static void test_a_rank_that_fails(void **state) {
-  (void)state;
+TEST(a_rank_that_fails) {
   size_t n_vocab;
   ranks_way way = {.kind = "cpu", .backend = "host", .n = 1};
   float *want = ranks_logits(&small_models[0], &way, &n_vocab);
@@ -293,10 +283,8 @@ static void test_a_rank_that_fails(void **state) {
   free(want);
 }
 
-int main(void) {
+int before_all(void **state) {
+  (void)state;
   engine_activations = TD_ACTIVATIONS_F32;
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_zigzag), cmocka_unit_test(test_ranks), cmocka_unit_test(test_streamed),
-      cmocka_unit_test(test_paired_experts), cmocka_unit_test(test_a_rank_that_fails)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,16 +1,11 @@
 // tests/unit/test_safetensors.c - safetensors headers, whole and lying.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/buf.h"
 #include "base/clock.h"
 #include "model/checkpoint/safetensors.h"
+#include "unit/testing.h"
 
 // A file in a heap block of exactly its size, so that ASan sees a read past its end.
 static uint8_t *make_file(const char *header, size_t n_data, size_t *n_bytes) {
@@ -31,8 +26,7 @@ static td_status parse(const char *header, size_t n_data, td_safetensors *out, t
   return st;
 }
 
-static void reads_tensors(void **state) {
-  (void)state;
+TEST(reads_tensors) {
   static const char header[] =
       " { \"b\" : { \"shape\" : [ 2 , 3 ] , \"data_offsets\" : [ 6 , 18 ] , \"dtype\" : \"BF16\" },"
       "\"__metadata__\":{\"dtype\":\"x\",\"n\":\"[{\"},"
@@ -69,8 +63,7 @@ static void reads_tensors(void **state) {
   free(bytes);
 }
 
-static void reads_empty_files(void **state) {
-  (void)state;
+TEST(reads_empty_files) {
   td_safetensors st;
   assert_int_equal(parse("{}", 0, &st, NULL), TD_OK);
   assert_int_equal(st.n_tensors, 0);
@@ -79,8 +72,7 @@ static void reads_empty_files(void **state) {
   td_safetensors_free(&st);
 }
 
-static void refuses_lies(void **state) {
-  (void)state;
+TEST(refuses_lies) {
   static const struct {
     const char *header;
     size_t n_data;
@@ -151,8 +143,7 @@ static void refuses_lies(void **state) {
   }
 }
 
-static void refuses_short_and_huge_headers(void **state) {
-  (void)state;
+TEST(refuses_short_and_huge_headers) {
   td_safetensors st;
   td_err err;
   for (size_t n = 0; n < 8; n++) {
@@ -168,8 +159,7 @@ static void refuses_short_and_huge_headers(void **state) {
 }
 
 // Every proper beginning of a file is refused.
-static void refuses_truncation_anywhere(void **state) {
-  (void)state;
+TEST(refuses_truncation_anywhere) {
   size_t n_bytes;
   uint8_t *bytes = make_file("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
                              &n_bytes);
@@ -184,8 +174,7 @@ static void refuses_truncation_anywhere(void **state) {
 }
 
 // The largest checkpoints have 90,000 tensors; reading their headers must not be felt.
-static void is_fast(void **state) {
-  (void)state;
+TEST(is_fast) {
   const size_t n = 90000;
   td_buf header = TD_BUF_INIT;
   for (size_t i = 0; i < n; i++) {
@@ -206,16 +195,4 @@ static void is_fast(void **state) {
   assert_true(ms < 30000); // with sanitizers; quadratic would be minutes
   td_safetensors_free(&st);
   td_buf_free(&header);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_tensors),
-      cmocka_unit_test(reads_empty_files),
-      cmocka_unit_test(refuses_lies),
-      cmocka_unit_test(refuses_short_and_huge_headers),
-      cmocka_unit_test(refuses_truncation_anywhere),
-      cmocka_unit_test(is_fast),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

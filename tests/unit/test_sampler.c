@@ -1,16 +1,11 @@
 // Sampling: greedy, truncation, penalties, seeds, log-probabilities.
 // CTest: no-tsan
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "engine/sampler.h"
+#include "unit/testing.h"
 
 #define N_VOCAB 1000
 #define N_DRAWS 4000
@@ -36,8 +31,7 @@ static int32_t next(td_sampler *s) {
 }
 
 // A sampler that is told what another drew goes on as that would have.
-static void test_an_answer_changes_hands(void **state) {
-  (void)state;
+TEST(an_answer_changes_hands) {
   const td_sampling params = {.temperature = 1.5f,
                               .seed = 11,
                               .repetition_penalty = 1.3f,
@@ -65,8 +59,7 @@ static void test_an_answer_changes_hands(void **state) {
   }
 }
 
-static void test_greedy_takes_the_best(void **state) {
-  (void)state;
+TEST(greedy_takes_the_best) {
   td_token_value bias[] = {{.id = 7, .value = 100}, {.id = 5000, .value = 9}};
   td_sampler *plain = open_sampler((td_sampling){0}, NULL, 0);
   td_sampler *biased = open_sampler((td_sampling){0}, bias, 2);
@@ -76,8 +69,7 @@ static void test_greedy_takes_the_best(void **state) {
   td_sampler_close(biased);
 }
 
-static void test_ends_come_no_sooner(void **state) {
-  (void)state;
+TEST(ends_come_no_sooner) {
   static const int32_t ends[] = {0, 2, -1, N_VOCAB};
   for (int temperature = 0; temperature < 2; temperature++) {
     td_sampler *s = open_sampler((td_sampling){.temperature = (float)temperature, .top_k = 1}, NULL,
@@ -95,8 +87,7 @@ static void test_ends_come_no_sooner(void **state) {
 }
 
 // Wherever among the others they are: the best one, and the best three.
-static void test_the_best_are_found(void **state) {
-  (void)state;
+TEST(the_best_are_found) {
   for (int32_t at = 0; at + 2 < N_VOCAB; at++) {
     for (uint32_t k = 1; k <= 3; k += 2) {
       td_sampler *s = open_sampler(
@@ -130,8 +121,7 @@ static void expect_distribution(td_sampling params, int n_kept) {
   }
 }
 
-static void test_draws_follow_the_distribution(void **state) {
-  (void)state;
+TEST(draws_follow_the_distribution) {
   expect_distribution((td_sampling){.temperature = 1, .seed = 1}, N_VOCAB);
   expect_distribution((td_sampling){.temperature = 2.5f, .seed = 2}, N_VOCAB);
   expect_distribution((td_sampling){.temperature = 1, .seed = 3, .top_k = 5}, 5);
@@ -145,8 +135,7 @@ static void test_draws_follow_the_distribution(void **state) {
 
 // Many tokens above the cut are not sorted, those of a top_k are: both draw the same, whatever the
 // weights, ties among them.
-static void test_many_above_the_cut(void **state) {
-  (void)state;
+TEST(many_above_the_cut) {
   static const td_sampling cuts[] = {{.top_p = 0.5f},    {.top_p = 0.95f},
                                      {.top_p = 0.9999f}, {.min_p = 0.3f},
                                      {.min_p = 1e-3f},   {.top_p = 0.9f, .min_p = 0.1f}};
@@ -177,8 +166,7 @@ static void test_many_above_the_cut(void **state) {
 }
 
 // Of equal ones the first stand.
-static void test_ties(void **state) {
-  (void)state;
+TEST(ties) {
   td_sampler *s = open_sampler((td_sampling){.temperature = 1, .seed = 1, .top_k = 5}, NULL, 0);
   for (int n = 0; n < 100; n++) {
     memset(logits, 0, sizeof logits);
@@ -188,8 +176,7 @@ static void test_ties(void **state) {
 }
 
 // A row with NaN or infinity, drawn from or scored, is an error from then on.
-static void test_logits_that_are_not_numbers(void **state) {
-  (void)state;
+TEST(logits_that_are_not_numbers) {
   const float odd[] = {NAN, INFINITY};
   for (uint32_t at = 0; at < N_VOCAB; at += N_VOCAB - 1) {
     for (size_t i = 0; i < TD_COUNT(odd); i++) {
@@ -217,8 +204,7 @@ static void test_logits_that_are_not_numbers(void **state) {
 }
 
 // What is no number, or infinite, does not keep the best of the others from being drawn.
-static void test_odd_logits(void **state) {
-  (void)state;
+TEST(odd_logits) {
   td_sampler *greedy = open_sampler((td_sampling){0}, NULL, 0);
   td_sampler *warm = open_sampler((td_sampling){.temperature = 1, .seed = 1}, NULL, 0);
   for (int i = 0; i < N_VOCAB; i++)
@@ -234,8 +220,7 @@ static void test_odd_logits(void **state) {
   td_sampler_close(warm);
 }
 
-static void test_seed_decides(void **state) {
-  (void)state;
+TEST(seed_decides) {
   td_sampling params = {.temperature = 1, .seed = 42};
   td_sampler *a = open_sampler(params, NULL, 0), *b = open_sampler(params, NULL, 0);
   params.seed = 43;
@@ -252,8 +237,7 @@ static void test_seed_decides(void **state) {
   td_sampler_close(c);
 }
 
-static void test_penalties(void **state) {
-  (void)state;
+TEST(penalties) {
   int32_t prompt[] = {0, 1, -5, 100000};
   // Logits are at most 0, so a repetition penalty multiplies: token 0 stays at 0, token 1 sinks.
   td_sampler *s = open_sampler((td_sampling){.repetition_penalty = 2}, NULL, 0);
@@ -270,8 +254,7 @@ static void test_penalties(void **state) {
   td_sampler_close(s);
 }
 
-static void test_logprobs_are_the_models_own(void **state) {
-  (void)state;
+TEST(logprobs_are_the_models_own) {
   td_token_value bias = {.id = 3, .value = 50};
   td_sampler *s = open_sampler((td_sampling){.n_top_logprobs = 3, .temperature = 0.5f}, &bias, 1);
   fill(logits);
@@ -312,8 +295,7 @@ static td_top_logits rank(const float *row, float temperature) {
 }
 
 // Whatever the best alone decide is what the whole row decides.
-static void test_the_best_are_enough(void **state) {
-  (void)state;
+TEST(the_best_are_enough) {
   static const struct {
     td_sampling params;
     int is_enough;
@@ -359,8 +341,7 @@ static void test_the_best_are_enough(void **state) {
   }
 }
 
-static void test_what_the_best_do_not_decide(void **state) {
-  (void)state;
+TEST(what_the_best_do_not_decide) {
   const td_token_value bias = {.id = 3, .value = 1};
   fill(logits);
   td_top_logits top = rank(logits, 0), bad = top;
@@ -379,8 +360,7 @@ static void test_what_the_best_do_not_decide(void **state) {
   td_sampler_close(plain);
 }
 
-static void test_bad_parameters_are_refused(void **state) {
-  (void)state;
+TEST(bad_parameters_are_refused) {
   const td_sampling bad[] = {
       {.temperature = -1},   {.temperature = NAN},       {.top_p = 1.5f},
       {.min_p = -0.5f},      {.repetition_penalty = -1}, {.presence_penalty = INFINITY},
@@ -391,25 +371,4 @@ static void test_bad_parameters_are_refused(void **state) {
     assert_int_equal(td_sampler_open(&s, &bad[i], NULL, 0, N_VOCAB, &err), TD_EINVAL);
     assert_null(s);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_greedy_takes_the_best),
-      cmocka_unit_test(test_ends_come_no_sooner),
-      cmocka_unit_test(test_the_best_are_found),
-      cmocka_unit_test(test_an_answer_changes_hands),
-      cmocka_unit_test(test_draws_follow_the_distribution),
-      cmocka_unit_test(test_many_above_the_cut),
-      cmocka_unit_test(test_odd_logits),
-      cmocka_unit_test(test_logits_that_are_not_numbers),
-      cmocka_unit_test(test_ties),
-      cmocka_unit_test(test_seed_decides),
-      cmocka_unit_test(test_penalties),
-      cmocka_unit_test(test_logprobs_are_the_models_own),
-      cmocka_unit_test(test_the_best_are_enough),
-      cmocka_unit_test(test_what_the_best_do_not_decide),
-      cmocka_unit_test(test_bad_parameters_are_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 // tests/unit/test_step_plan.c - what steps do with each layer, without any device.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "engine/step_plan.h"
+#include "unit/testing.h"
 
 enum { N_LAYERS = 61, N_DENSE = 3 };
 
@@ -51,8 +46,7 @@ static void check_text(const td_step_plan *plan, const char *want) {
   td_buf_free(&text);
 }
 
-static void test_ranks(void **state) {
-  (void)state;
+TEST(ranks) {
   td_step_shape shape = prompt_of(4096);
   shape.n_ranks = 2;
   const td_step_plan plan = plan_of(&shape);
@@ -62,8 +56,7 @@ static void test_ranks(void **state) {
 
 // With a peer: layers whose experts the two devices have, and those that need the third, too. None
 // in steps that no peer computes.
-static void test_a_peer(void **state) {
-  (void)state;
+TEST(a_peer) {
   static bool may_cache[TD_MAX_LAYERS];
   static uint8_t share[TD_MAX_LAYERS];
   for (uint32_t i = 3; i < N_LAYERS; i++) {
@@ -86,8 +79,7 @@ static void test_a_peer(void **state) {
 }
 
 // Half of the experts of DeepSeek-V3 are worth two messages, half of a small model's are not.
-static void test_whether_a_peer_pays(void **state) {
-  (void)state;
+TEST(whether_a_peer_pays) {
   td_pair_layer layer = {
       .dim = 7168, .top_k = 8, .n_experts = 256, .n_peer = 128, .expert_bytes = 44050000};
   td_pair_time t = td_pair_time_of(&layer, &td_pair_usual);
@@ -106,8 +98,7 @@ static void test_whether_a_peer_pays(void **state) {
 }
 
 // Nothing is queued up front where dense weights stream, or replayed.
-static void test_dense_weights(void **state) {
-  (void)state;
+TEST(dense_weights) {
   static uint64_t dense_bytes[N_LAYERS], all;
   for (uint32_t i = 10; i < N_LAYERS; i++)
     all += dense_bytes[i] = (1 << 28) + i;
@@ -129,8 +120,7 @@ static void test_dense_weights(void **state) {
   assert_false(plan_of(&shape).is_replayed);
 }
 
-static void test_cached_experts(void **state) {
-  (void)state;
+TEST(cached_experts) {
   static bool may_cache[TD_MAX_LAYERS];
   for (uint32_t i = 4; i < N_LAYERS; i++)
     may_cache[i] = true;
@@ -150,8 +140,7 @@ static void test_cached_experts(void **state) {
   assert_int_equal(plan.n_ways[TD_LAYER_CACHED], 0);
 }
 
-static void test_decode(void **state) {
-  (void)state;
+TEST(decode) {
   td_step_shape shape = decode_of(4);
   td_step_plan plan = plan_of(&shape);
   assert_int_equal(plan.handover, TD_HANDOVER_SIGNALS);
@@ -171,8 +160,7 @@ static void test_decode(void **state) {
   assert_false(plan.is_replayed);
 }
 
-static void test_one_device(void **state) {
-  (void)state;
+TEST(one_device) {
   td_step_shape shape = decode_of(1);
   shape.has_expert_dev = false;
   td_step_plan plan = plan_of(&shape);
@@ -184,8 +172,7 @@ static void test_one_device(void **state) {
   assert_false(plan_of(&shape).is_replayed);
 }
 
-static void test_prompts(void **state) {
-  (void)state;
+TEST(prompts) {
   td_step_shape shape = prompt_of(999);
   td_step_plan plan = plan_of(&shape);
   assert_int_equal(plan.n_ways[TD_LAYER_OFFLOADED], N_LAYERS - N_DENSE);
@@ -210,8 +197,7 @@ static void test_prompts(void **state) {
 
 // Work of both devices is queued up front where a stream holds it, which is counted over offloaded
 // layers alone. Qwen3-235B has 94 layers, and all may be offloaded.
-static void test_depth_of_streams(void **state) {
-  (void)state;
+TEST(depth_of_streams) {
   static td_model_config config = {.n_layers = 94};
   td_step_shape shape = decode_of(2);
   shape.has_expert_dev = false;
@@ -228,13 +214,8 @@ static void test_depth_of_streams(void **state) {
   assert_true(td_step_can_split(&config, &shape));
 }
 
-int main(void) {
+int before_all(void **state) {
+  (void)state;
   memset(all_stream, true, sizeof all_stream);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_a_peer),          cmocka_unit_test(test_whether_a_peer_pays),
-      cmocka_unit_test(test_ranks),           cmocka_unit_test(test_dense_weights),
-      cmocka_unit_test(test_cached_experts),  cmocka_unit_test(test_decode),
-      cmocka_unit_test(test_one_device),      cmocka_unit_test(test_prompts),
-      cmocka_unit_test(test_depth_of_streams)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,12 +1,7 @@
 // tests/unit/test_tile_map.c - which node's members take a tile first: each is somebody's, and
 // where its rows lie, whatever the sizes of matrices, tiles and stripes.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/cpu/tile_map.h"
 #include "unit/ref.h"
@@ -76,8 +71,7 @@ static size_t map_all(const layout *l, const td_cpu_part *parts, size_t n_parts,
   return first;
 }
 
-static void test_every_tile_where_its_rows_are(void **state) {
-  (void)state;
+TEST(every_tile_where_its_rows_are) {
   uint64_t rng = 1;
   for (int round = 0; round < 300; round++) {
     const unsigned n_nodes = 2 + (unsigned)(ref_next(&rng) % 3);
@@ -116,8 +110,7 @@ static void test_every_tile_where_its_rows_are(void **state) {
 // Experts of 1.5 MB a matrix in pages of 2 MB: of eight of them, those that a token chooses, both
 // nodes have much the same, and read nearly all of it in their own memory. Divided by rows, each
 // would read half of its bytes in the other's.
-static void test_matrices_smaller_than_a_page(void **state) {
-  (void)state;
+TEST(matrices_smaller_than_a_page) {
   enum { N_NODES = 2, STEP = 1024 };
   const size_t matrix = 3 << 19, stripe = 2 << 20, tile = 48 << 10;
   for (int is_known = 0; is_known < 2; is_known++) {
@@ -143,10 +136,4 @@ static void test_matrices_smaller_than_a_page(void **state) {
       assert_true(share > 0.4 && share < 0.6);
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_tile_where_its_rows_are),
-                                     cmocka_unit_test(test_matrices_smaller_than_a_page)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

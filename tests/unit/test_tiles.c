@@ -1,13 +1,8 @@
 // How an operator's tiles are shared out: every one once, whatever members, nodes and parts there
 // are, one at a time by a member, and an item may wait for all those of earlier parts.
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "device/cpu/cpu.h"
 #include "unit/ref.h"
@@ -74,8 +69,7 @@ static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
     assert_int_equal(t.n_calls[i], 1);
 }
 
-static void test_every_tile_once(void **state) {
-  (void)state;
+TEST(every_tile_once) {
   static const char *const nodes[] = {"1", "2", "3", "6"};
   for (size_t i = 0; i < TD_COUNT(nodes); i++) {
     setenv("TANDEM_FAKE_NODES", nodes[i], 1);
@@ -96,9 +90,4 @@ static void test_every_tile_once(void **state) {
     td_stream_close(stream);
     td_dev_close(dev);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_tile_once)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,5 @@
 // In which way a kernel is called and for how many rows: what trials find out, told times of
 // machines that do not exist.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "device/cpu/tuner.h"
 #include "unit/ref.h"
@@ -57,8 +52,7 @@ static double all_alike(const td_trial *trial, uint32_t run) {
   return 1e6 * a_bit * (run % 5 == 4 ? 20 : 1);
 }
 
-static void test_goes_where_it_is_quickest(void **state) {
-  (void)state;
+TEST(goes_where_it_is_quickest) {
   td_trial t = tune(&matrix, 128, 0, ENOUGH, dear_calls);
   assert_int_equal(t.rows[0], TD_TUNER_ROWS);
   assert_int_equal(t.rows[1], 0);
@@ -73,8 +67,7 @@ static void test_goes_where_it_is_quickest(void **state) {
   assert_int_equal(t.rows[0] % 32, 0);
 }
 
-static void test_stays_where_nothing_is_gained(void **state) {
-  (void)state;
+TEST(stays_where_nothing_is_gained) {
   td_trial t = tune(&matrix, 128, 0, TD_TUNER_ROUND, all_alike);
   assert_int_equal(t.rows[0], 128);
   assert_false(t.counts); // one round says so
@@ -93,8 +86,7 @@ static double ways_are_alike(const td_trial *trial, uint32_t run) {
   return 1e6 * (trial->way[0] == TD_GEMV_INTERLEAVED ? 0.98 : 1);
 }
 
-static void test_ways(void **state) {
-  (void)state;
+TEST(ways) {
   td_trial t = tune_ways(TD_N_GEMV_SCHEDULES, &matrix, 128, 128, TD_TUNER_ROUND, has_ways);
   assert_int_equal(t.way[0], TD_GEMV_INTERLEAVED);
   assert_int_equal(t.way[1], TD_GEMV_SEQUENTIAL);
@@ -111,8 +103,7 @@ static void test_ways(void **state) {
   assert_int_equal(t.way[0], TD_GEMV_SEQUENTIAL); // a kernel with one
 }
 
-static void test_what_is_not_tried(void **state) {
-  (void)state;
+TEST(what_is_not_tried) {
   td_weight columns = matrix;
   columns.dtype = TD_I4;
   columns.layout = TD_LAYOUT_AWQ;
@@ -125,8 +116,7 @@ static void test_what_is_not_tried(void **state) {
 }
 
 // A run of twice the work may take twice as long.
-static void test_time_is_of_work(void **state) {
-  (void)state;
+TEST(time_is_of_work) {
   td_cpu_tuner *tuner = td_cpu_tuner_open();
   const td_tuner_kind kind = td_tuner_kind_of(&matrix, 64, 8, false);
   const uint32_t first[TD_TUNER_KNOBS] = {128, 128};
@@ -138,8 +128,7 @@ static void test_time_is_of_work(void **state) {
   td_cpu_tuner_close(tuner);
 }
 
-static void test_kinds_are_told_apart(void **state) {
-  (void)state;
+TEST(kinds_are_told_apart) {
   td_weight other = matrix;
   other.scale_cols = 32;
   const td_tuner_kind a = td_tuner_kind_of(&matrix, 64, 1, false);
@@ -155,8 +144,7 @@ static void test_kinds_are_told_apart(void **state) {
 
 // Streams begin runs before others end; those of a round that is over, and kinds there is no room
 // for, change nothing.
-static void test_late_and_too_many(void **state) {
-  (void)state;
+TEST(late_and_too_many) {
   td_cpu_tuner *tuner = td_cpu_tuner_open();
   const td_tuner_kind kind = td_tuner_kind_of(&matrix, 64, 1, false);
   const uint32_t first[TD_TUNER_KNOBS] = {128, 0};
@@ -179,17 +167,4 @@ static void test_late_and_too_many(void **state) {
     }
   }
   td_cpu_tuner_close(tuner);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_goes_where_it_is_quickest),
-      cmocka_unit_test(test_stays_where_nothing_is_gained),
-      cmocka_unit_test(test_ways),
-      cmocka_unit_test(test_what_is_not_tried),
-      cmocka_unit_test(test_time_is_of_work),
-      cmocka_unit_test(test_kinds_are_told_apart),
-      cmocka_unit_test(test_late_and_too_many),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 // tests/unit/test_weights.c - where weights live: the choice, and the copy in shared memory.
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,11 +17,11 @@
 #include "model/checkpoint/resident.h"
 #include "runtime/weights.h"
 #include "support/checkpoint.h"
+#include "unit/testing.h"
 
 // ---- the choice ---------------------------------------------------------------------------------
 
-static void test_choice(void **state) {
-  (void)state;
+TEST(choice) {
   enum { PLAIN = TD_PAGES_PLAIN, THP = TD_PAGES_TRANSPARENT, RESERVED = TD_PAGES_RESERVED };
   enum { CPU, NODES, GPU, BOTH }; // NODES: two; BOTH: experts are the CPU's
   static const struct {
@@ -86,8 +80,7 @@ static void test_choice(void **state) {
   }
 }
 
-static void test_limits_of_memory(void **state) {
-  (void)state;
+TEST(limits_of_memory) {
   assert_true(td_memory_available_bytes() <= td_memory_limit_bytes());
   assert_true(td_memory_limit_bytes() < UINT64_MAX);
 }
@@ -138,7 +131,7 @@ static int load_well(fixture *f) {
   return fd;
 }
 
-static void test_holds_the_files(void **state) {
+TEST(holds_the_files, setup, teardown) {
   fixture *f = *state;
   int fd = load_well(f);
   td_resident r;
@@ -169,7 +162,7 @@ static void test_holds_the_files(void **state) {
   td_resident_detach(&r);
 }
 
-static void test_nobody_changes_it(void **state) {
+TEST(nobody_changes_it, setup, teardown) {
   int fd = load_well(*state);
   assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
   char path[64];
@@ -185,7 +178,7 @@ static void test_nobody_changes_it(void **state) {
 }
 
 // A driver makes mappings writable while it registers them; nobody makes the memory smaller.
-static void test_for_a_device(void **state) {
+TEST(for_a_device, setup, teardown) {
   fixture *f = *state;
   const td_resident_opts opts = {.for_device = true};
   int fd;
@@ -200,7 +193,7 @@ static void test_for_a_device(void **state) {
   close(fd);
 }
 
-static void test_a_model_opens_from_it(void **state) {
+TEST(a_model_opens_from_it, setup, teardown) {
   fixture *f = *state;
   int fd = load_well(f);
   td_model *mapped, *resident;
@@ -220,8 +213,7 @@ static void test_a_model_opens_from_it(void **state) {
 }
 
 // Of a table, whole pages are holes, and what is read of it is in the file.
-static void test_tables_stay_in_their_files(void **state) {
-  (void)state;
+TEST(tables_stay_in_their_files) {
   enum { ROWS = 9000, PAGE = 4096 };
   static const char name[] = "layer.ngram_embedding.shard_0.weight";
   static const char zeros[PAGE];
@@ -274,7 +266,7 @@ static int count_descriptors(void) {
   return n;
 }
 
-static void test_a_changed_file(void **state) {
+TEST(a_changed_file, setup, teardown) {
   fixture *f = *state;
   td_shard_info info = td_store_shard(f->store, CK_SHARDS - 1);
   int n_before = count_descriptors(), fd;
@@ -298,7 +290,7 @@ static void touch_last_shard(void *ctx, uint64_t done, uint64_t total) {
 }
 
 // All was read, but nobody can say whether before or after the change.
-static void test_a_file_that_changes_meanwhile(void **state) {
+TEST(a_file_that_changes_meanwhile, setup, teardown) {
   fixture *f = *state;
   const td_resident_opts opts = {.on_progress = touch_last_shard, .ctx = f};
   int n_before = count_descriptors(), fd;
@@ -309,7 +301,7 @@ static void test_a_file_that_changes_meanwhile(void **state) {
   assert_int_equal(count_descriptors(), n_before);
 }
 
-static void test_no_shared_memory(void **state) {
+TEST(no_shared_memory, setup, teardown) {
   fixture *f = *state;
   struct rlimit before, none;
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -344,7 +336,7 @@ static bool is_mapped(const char *name) {
   return is;
 }
 
-static void test_memory_runs_out(void **state) {
+TEST(memory_runs_out, setup, teardown) {
   fixture *f = *state;
   static const int errors[] = {ENOMEM, EFAULT, ENOSPC};
   int n_before = count_descriptors(), fd;
@@ -367,7 +359,7 @@ static void test_memory_runs_out(void **state) {
   close(load_well(f));
 }
 
-static void test_cancel(void **state) {
+TEST(cancel, setup, teardown) {
   fixture *f = *state;
   atomic_bool canceled = true;
   const td_resident_opts opts = {.canceled = &canceled};
@@ -378,8 +370,7 @@ static void test_cancel(void **state) {
   assert_int_equal(count_descriptors(), n_before);
 }
 
-static void test_not_weights(void **state) {
-  (void)state;
+TEST(not_weights) {
   td_resident r;
   td_err err;
   int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -395,23 +386,4 @@ static void test_not_weights(void **state) {
   assert_null(r.base);
   close(read_only);
   close(fd);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_choice),
-      cmocka_unit_test(test_limits_of_memory),
-      cmocka_unit_test_setup_teardown(test_holds_the_files, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_for_a_device, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_a_model_opens_from_it, setup, teardown),
-      cmocka_unit_test(test_tables_stay_in_their_files),
-      cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_a_file_that_changes_meanwhile, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_no_shared_memory, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_memory_runs_out, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_cancel, setup, teardown),
-      cmocka_unit_test(test_not_weights),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,6 @@
 // last tokens only: the same bits as when pages keep all.
 #include "engine/attn/window.h"
 
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "unit/engine_test.h"
 
 enum {
@@ -165,8 +158,7 @@ static void check_window(int window, uint32_t n_blocks) {
   close_model(&e, &ck);
 }
 
-static void test_same_bits_as_whole_pages(void **state) {
-  (void)state;
+TEST(same_bits_as_whole_pages) {
   check_window(9, 5);
   check_window(1, 1);
   check_window(2, 2);
@@ -174,8 +166,7 @@ static void test_same_bits_as_whole_pages(void **state) {
 }
 
 // Beside layers that keep all of a page's tokens.
-static void test_same_bits_in_any_cut(void **state) {
-  (void)state;
+TEST(same_bits_in_any_cut) {
   checkpoint ck;
   window_engine e;
   float *want = NULL;
@@ -193,8 +184,7 @@ static void test_same_bits_in_any_cut(void **state) {
 }
 
 // A copy of a page that is being filled can be filled further, as a snapshot of a prompt's end is.
-static void test_a_copied_page_goes_on(void **state) {
-  (void)state;
+TEST(a_copied_page_goes_on) {
   enum { N_PAST = 2 * PAGE + 13 };
   checkpoint ck;
   window_engine e;
@@ -225,8 +215,7 @@ static void test_a_copied_page_goes_on(void **state) {
 }
 
 // gpt-oss-120b: 192 of 512 tokens in its 18 layers with a window.
-static void test_layout_of_a_large_model(void **state) {
-  (void)state;
+TEST(layout_of_a_large_model) {
   td_model_config c = {.n_layers = 36, .n_kv_heads = 8, .head_dim = 64, .window = 128};
   c.window_layers[0] = 0x555555555;
   td_kv_layout layout = td_kv_layout_of(&c, TD_F16, 0);
@@ -240,14 +229,4 @@ static void test_layout_of_a_large_model(void **state) {
   layout = td_kv_layout_of(&c, TD_F16, 0);
   assert_int_equal(layout.page_tokens, TD_KV_PAGE_TOKENS);
   assert_int_equal(layout.n_states, 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_layout_of_a_large_model),
-      cmocka_unit_test(test_same_bits_as_whole_pages),
-      cmocka_unit_test(test_same_bits_in_any_cut),
-      cmocka_unit_test(test_a_copied_page_goes_on),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }
