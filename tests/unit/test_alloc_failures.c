@@ -8,11 +8,8 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +20,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "api/calls/call_syntax.h"
 #include "api/dialects/dialect.h"
@@ -41,6 +36,7 @@
 #include "support/failing_alloc.h"
 #include "support/folder.h"
 #include "tandem.h"
+#include "unit/testing.h"
 #include "worker/args.h"
 #include "worker/worker.h"
 
@@ -212,8 +208,7 @@ static int embed(void) {
   return n_bad + n_again;
 }
 
-static void test_library(void **state) {
-  (void)state;
+TEST(library) {
   sweep(&(scenario){.run = embed}, 100);
 }
 
@@ -336,8 +331,7 @@ static int be_front(pid_t pid) {
   return n_bad;
 }
 
-static void test_worker(void **state) {
-  (void)state;
+TEST(worker) {
   sweep(&(scenario){.prepare = prepare_worker, .run = run_worker, .peer = be_front}, 100);
 }
 
@@ -455,8 +449,7 @@ static int be_client(pid_t pid) {
   return 0; // it has printed why
 }
 
-static void test_server(void **state) {
-  (void)state;
+TEST(server) {
   sweep(&(scenario){.prepare = prepare_server, .run = run_server, .peer = be_client}, 100);
 }
 
@@ -534,8 +527,7 @@ static int use_formats(void) {
   return n_bad + (n_failed > 1) + check_result();
 }
 
-static void test_formats(void **state) {
-  (void)state;
+TEST(formats) {
   sweep(&(scenario){.prepare = prepare_server, .run = use_formats}, 60);
 }
 
@@ -644,12 +636,11 @@ static int use_requests(void) {
   return n_bad + (n_failed > 1) + check_result();
 }
 
-static void test_requests(void **state) {
-  (void)state;
+TEST(requests) {
   sweep(&(scenario){.run = use_requests}, 100);
 }
 
-// ---- setup --------------------------------------------------------------------------------------
+// ---- setup ------------------------------------------------------------------------------------
 
 static void make_path(char *out, const char *name) {
   TD_CHECK(snprintf(out, 64, "%s/%s", dir, name) < 64);
@@ -679,7 +670,7 @@ static void make_model(void) {
   TD_CHECK(fclose(f) == 0);
 }
 
-static int setup(void **state) {
+int before_all(void **state) {
   (void)state;
   TD_CHECK(mkdtemp(dir));
   make_path(model_dir, "model");
@@ -695,7 +686,7 @@ static int setup(void **state) {
   return 0;
 }
 
-static int teardown(void **state) {
+int after_all(void **state) {
   (void)state;
   td_test_remove_folder(dir);
   ck_free(&words);
@@ -705,9 +696,5 @@ static int teardown(void **state) {
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_library), cmocka_unit_test(test_worker),
-                                     cmocka_unit_test(test_server), cmocka_unit_test(test_formats),
-                                     cmocka_unit_test(test_requests)};
-  if (argc > 1) cmocka_set_test_filter(argv[1]);
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return testing_main(argc, argv);
 }

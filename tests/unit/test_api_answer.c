@@ -1,19 +1,14 @@
 // tests/unit/test_api_answer.c - a response grows from tokens, and is written whole and in chunks.
 // CTest: no-tsan
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "api/response.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
+#include "unit/testing.h"
 
 // Byte-level tokens: Ċ is a line feed, Ġ a space; ð Ł Į į are the four bytes of U+1F30D.
 static const char tokenizer_json[] =
@@ -32,7 +27,7 @@ enum { A, B, C, SPACE, BYTE0, BYTE1, BYTE2, BYTE3, AB, EOS };
 
 static td_tokenizer *tok;
 
-static int open_tokenizer(void **state) {
+int before_all(void **state) {
   (void)state;
   td_err err;
   td_status st = td_tokenizer_open_json(&tok, "tokenizer.json", tokenizer_json,
@@ -41,7 +36,7 @@ static int open_tokenizer(void **state) {
   return st == TD_OK ? 0 : -1;
 }
 
-static int close_tokenizer(void **state) {
+int after_all(void **state) {
   (void)state;
   td_tokenizer_close(tok);
   return 0;
@@ -107,22 +102,19 @@ static void check(const char *stop, const int *ids, size_t n, const char *wanted
 }
 #define IDS(...) (const int[]){__VA_ARGS__}, sizeof((const int[]){__VA_ARGS__}) / sizeof(int)
 
-static void shows_text(void **state) {
-  (void)state;
+TEST(shows_text) {
   check(NULL, IDS(A, SPACE, AB, C), "a abc", false, 4);
   check(NULL, IDS(EOS), "", false, 0);
   check(NULL, IDS(A, EOS), "a", false, 1);
 }
 
-static void holds_back_split_characters(void **state) {
-  (void)state;
+TEST(holds_back_split_characters) {
   check(NULL, IDS(A, BYTE0, BYTE1, BYTE2, BYTE3, B), "a" GLOBE "b", false, 6);
   check(NULL, IDS(A, BYTE0, BYTE1), "a" BAD, false, 3);
   check(NULL, IDS(BYTE0, BYTE1, EOS), BAD, false, 2);
 }
 
-static void stops(void **state) {
-  (void)state;
+TEST(stops) {
   check("bc", IDS(A, AB, C, A), "aa", true, 2); // the second token is cut in its middle
   check("a", IDS(A, B), "", true, 0);
   check(GLOBE, IDS(A, BYTE0, BYTE1, BYTE2, BYTE3, B), "a", true, 1);
@@ -130,8 +122,7 @@ static void stops(void **state) {
   check("abc ", IDS(AB, C), "abc", false, 2);
 }
 
-static void stops_no_sooner_than_asked(void **state) {
-  (void)state;
+TEST(stops_no_sooner_than_asked) {
   td_stops b = one_stop("b");
   td_answer answer;
   td_err err;
@@ -145,8 +136,7 @@ static void stops_no_sooner_than_asked(void **state) {
   td_stops_free(&b);
 }
 
-static void shows_control_tokens_where_asked(void **state) {
-  (void)state;
+TEST(shows_control_tokens_where_asked) {
   td_stops none = {0};
   for (int shows = 0; shows < 2; shows++) {
     td_answer answer;
@@ -159,8 +149,7 @@ static void shows_control_tokens_where_asked(void **state) {
   }
 }
 
-static void shows_nothing_of_a_stop_string_early(void **state) {
-  (void)state;
+TEST(shows_nothing_of_a_stop_string_early) {
   growth g = {.stops = one_stop("abab")};
   td_err err;
   td_answer_init(&g.answer, tok, &(td_answer_opts){.stops = &g.stops, .keep_tokens = true});
@@ -211,8 +200,7 @@ static void write_blocks(td_buf *out, const char *text, size_t first, td_text_en
   td_output_parser_free(&parts);
 }
 
-static void blocks_are_told_in_order(void **state) {
-  (void)state;
+TEST(blocks_are_told_in_order) {
   static const char text[] =
       "<think>Hm.</think>Words. <tool_call>\n{\"name\": \"f\", \"arguments\": "
       "{\"q\": 1}}\n</tool_call>More.<tool_call>{\"name\": \"g\", "
@@ -226,8 +214,7 @@ static void blocks_are_told_in_order(void **state) {
   }
 }
 
-static void calls_that_the_model_left_are_text(void **state) {
-  (void)state;
+TEST(calls_that_the_model_left_are_text) {
   static const char text[] = "So: <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"
                              "<tool_call>{\"name\": \"f\", \"arguments\": {\"q\": ";
   static const td_text_end ends[] = {TD_TEXT_ENDED, TD_TEXT_CUT};
@@ -247,8 +234,7 @@ static void calls_that_the_model_left_are_text(void **state) {
   }
 }
 
-static void writes_logprobs(void **state) {
-  (void)state;
+TEST(writes_logprobs) {
   td_stops none = {0};
   td_answer answer;
   td_err err;
@@ -293,8 +279,7 @@ static void writes_logprobs(void **state) {
   td_answer_free(&answer);
 }
 
-static void writes_chunks(void **state) {
-  (void)state;
+TEST(writes_chunks) {
   td_stops none = {0};
   td_answer answer;
   td_answer_piece piece;
@@ -334,20 +319,4 @@ static void writes_chunks(void **state) {
       "\"predicted_per_second\":500}"));
   td_buf_free(&text);
   td_answer_free(&answer);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(shows_text),
-      cmocka_unit_test(holds_back_split_characters),
-      cmocka_unit_test(stops),
-      cmocka_unit_test(shows_nothing_of_a_stop_string_early),
-      cmocka_unit_test(stops_no_sooner_than_asked),
-      cmocka_unit_test(shows_control_tokens_where_asked),
-      cmocka_unit_test(blocks_are_told_in_order),
-      cmocka_unit_test(calls_that_the_model_left_are_text),
-      cmocka_unit_test(writes_logprobs),
-      cmocka_unit_test(writes_chunks),
-  };
-  return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

@@ -9,8 +9,7 @@
 #include "text/grammar/grammar.h"
 
 // What is asked of the answer becomes one grammar, with what comes before the answer.
-static void composes_a_grammar(void **state) {
-  (void)state;
+TEST(composes_a_grammar) {
   static const struct {
     const char *body;
     td_reasoning reasoning;
@@ -56,8 +55,7 @@ static void composes_a_grammar(void **state) {
 
 // Text in which calls are checked holds no call but those: what the output parser takes for the
 // beginning of one begins a checked call of the model's form, or cannot be written.
-static void checked_text_holds_no_other_calls(void **state) {
-  (void)state;
+TEST(checked_text_holds_no_other_calls) {
   static const struct {
     td_call_form form;
     const char *text;
@@ -103,8 +101,7 @@ static void checked_text_holds_no_other_calls(void **state) {
 }
 
 // The calls of each model family are those that its output parser reads.
-static void composes_calls_in_each_form(void **state) {
-  (void)state;
+TEST(composes_calls_in_each_form) {
   static const char *const calls[] = {
       [TD_CALL_HERMES] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n"
                          "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
@@ -188,8 +185,7 @@ static void composes_calls_in_each_form(void **state) {
 }
 
 // Reasoning is a message by itself; an answer is one of the channel final.
-static void composes_messages_of_harmony(void **state) {
-  (void)state;
+TEST(composes_messages_of_harmony) {
 #define THOUGHT "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
 #define CALL    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
 #define FINAL   "<|channel|>final<|message|>"
@@ -236,8 +232,7 @@ static void composes_messages_of_harmony(void **state) {
 }
 
 // Text may hold the beginning of a call's marker, and nothing that another form's calls begin with.
-static void composes_text_before_elements(void **state) {
-  (void)state;
+TEST(composes_text_before_elements) {
 #define NS    "]<]minimax[>["
 #define BEGIN NS "<tool_call>\n" NS "<invoke name=\"f\">"
 #define END   NS "</invoke>\n" NS "</tool_call>"
@@ -270,8 +265,7 @@ static void composes_text_before_elements(void **state) {
 }
 
 // Each argument by itself: strings without quotes, other values as the schema says.
-static void composes_values_without_quotes(void **state) {
-  (void)state;
+TEST(composes_values_without_quotes) {
   static const char tools[] =
       "\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
       "\"parameters\":{\"type\":\"object\",\"required\":[\"s\"],\"properties\":{\"s\":{\"type\":"
@@ -357,8 +351,7 @@ static bool takes_value(const char *schema, unsigned form, const char *value) {
   return is_taken;
 }
 
-static void composes_strings_without_quotes(void **state) {
-  (void)state;
+TEST(composes_strings_without_quotes) {
 #define STRING "{\"type\":\"string\","
   static const struct {
     const char *schema;
@@ -402,8 +395,7 @@ static void composes_strings_without_quotes(void **state) {
 }
 
 // Where a key's tag says whether the value is a string, the tag agrees with the schema.
-static void composes_types_beside_keys(void **state) {
-  (void)state;
+TEST(composes_types_beside_keys) {
   static const struct {
     const char *schema, *type, *value;
     bool is_right;
@@ -426,18 +418,4 @@ static void composes_types_beside_keys(void **state) {
     if (takes_value(list[i].schema, TD_CALL_DSML, value) != list[i].is_right)
       fail_msg("%s: string=\"%s", list[i].schema, value);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(composes_a_grammar),
-      cmocka_unit_test(checked_text_holds_no_other_calls),
-      cmocka_unit_test(composes_calls_in_each_form),
-      cmocka_unit_test(composes_messages_of_harmony),
-      cmocka_unit_test(composes_text_before_elements),
-      cmocka_unit_test(composes_values_without_quotes),
-      cmocka_unit_test(composes_strings_without_quotes),
-      cmocka_unit_test(composes_types_beside_keys),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

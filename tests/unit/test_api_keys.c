@@ -1,15 +1,12 @@
 // tests/unit/test_api_keys.c - files of API keys, and who is let in.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "front/api_keys.h"
+#include "unit/testing.h"
 
 static char path[] = "/tmp/td_test_api_keys_XXXXXX";
 
@@ -21,8 +18,7 @@ static td_status read_text(td_api_keys *keys, const char *one, const char *text,
   return td_api_keys_read(keys, one, path, err);
 }
 
-static void test_who_is_let_in(void **state) {
-  (void)state;
+TEST(who_is_let_in) {
   td_api_keys keys;
   td_err err;
   td_api_caller caller, other;
@@ -44,8 +40,7 @@ static void test_who_is_let_in(void **state) {
 }
 
 // Without keys everybody is let in, and a peer is the same whatever token it sends.
-static void test_without_keys(void **state) {
-  (void)state;
+TEST(without_keys) {
   td_api_keys keys;
   td_err err;
   td_api_caller a, again, nobody, other;
@@ -58,8 +53,7 @@ static void test_without_keys(void **state) {
   td_api_keys_free(&keys);
 }
 
-static void test_bad_files(void **state) {
-  (void)state;
+TEST(bad_files) {
   static const char *const bad[] = {"",           "# nothing\n\n", "a 0",   "a 1001",
                                     "ok\na -1\n", "a x",           "a 1 2", "a 1x"};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
@@ -72,22 +66,13 @@ static void test_bad_files(void **state) {
   }
 }
 
-static int begin(void **state) {
+int before_all(void **state) {
   (void)state;
   int fd = mkstemp(path);
   return fd < 0 ? -1 : close(fd);
 }
 
-static int end(void **state) {
+int after_all(void **state) {
   (void)state;
   return unlink(path);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_who_is_let_in),
-      cmocka_unit_test(test_without_keys),
-      cmocka_unit_test(test_bad_files),
-  };
-  return cmocka_run_group_tests(tests, begin, end);
 }

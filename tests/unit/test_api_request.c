@@ -156,13 +156,11 @@ static const bad_body bad_chats[] = {
     {WITH("\"add_generation_prompt\":\"no\""), "add_generation_prompt"},
 };
 
-static void refuses_bad_chats(void **state) {
-  (void)state;
+TEST(refuses_bad_chats) {
   refuse_each(true, bad_chats, TD_COUNT(bad_chats));
 }
 
-static void refuses_deep_nesting(void **state) {
-  (void)state;
+TEST(refuses_deep_nesting) {
   char body[400] = "{" HELLO ",\"x\":";
   for (int i = 0; i < 70; i++)
     strcat(body, "[");
@@ -172,8 +170,7 @@ static void refuses_deep_nesting(void **state) {
   refuse_each(true, &(bad_body){body, ""}, 1);
 }
 
-static void refuses_bad_completions(void **state) {
-  (void)state;
+TEST(refuses_bad_completions) {
   static const bad_body list[] = {
       {"{}", "prompt"},
       {"{\"prompt\":null}", "prompt"},
@@ -202,8 +199,7 @@ static void refuses_bad_completions(void **state) {
   refuse_each(false, list, TD_COUNT(list));
 }
 
-static void says_what_is_not_supported(void **state) {
-  (void)state;
+TEST(says_what_is_not_supported) {
   td_api_request r;
   td_api_error error;
   parse(&r, true, WITH("\"functions\":[{\"name\":\"f\"}]"), &error);
@@ -219,8 +215,7 @@ static void says_what_is_not_supported(void **state) {
 }
 
 // What others obey is refused by its name rather than ignored, unless it asks for nothing.
-static void refuses_what_it_does_not_obey(void **state) {
-  (void)state;
+TEST(refuses_what_it_does_not_obey) {
   static const bad_body list[] = {
       {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
@@ -245,8 +240,7 @@ static void refuses_what_it_does_not_obey(void **state) {
 }
 
 // What has no text is noted in its place, but for what the user has just sent.
-static void takes_every_spelling_of_thinking(void **state) {
-  (void)state;
+TEST(takes_every_spelling_of_thinking) {
   static const char *const spellings[][2] = {
       {"\"reasoning_effort\":\"high\"", "\"reasoning_effort\":\"high\",+"},
       {"\"reasoning\":{\"effort\":\"low\"}", "\"reasoning_effort\":\"low\",+"},
@@ -283,8 +277,7 @@ static void takes_every_spelling_of_thinking(void **state) {
   }
 }
 
-static void notes_what_is_no_text(void **state) {
-  (void)state;
+TEST(notes_what_is_no_text) {
 #define IMAGE "{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}"
   static const char body[] =
       "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"see\"}," IMAGE
@@ -323,8 +316,7 @@ static void notes_what_is_no_text(void **state) {
 #undef IMAGE
 }
 
-static void is_as_lenient_as_its_peers(void **state) {
-  (void)state;
+TEST(is_as_lenient_as_its_peers) {
   td_api_request r = good(true, "{\"model\":\"\",\"max_tokens\":-1,\"messages\":["
                                 "{\"role\":\"assistant\",\"content\":\"a\\u0000b\",\"tool_calls\":["
                                 "{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":"
@@ -353,8 +345,7 @@ static void is_as_lenient_as_its_peers(void **state) {
   td_api_request_free(&r);
 }
 
-static void takes_what_ends_an_answer(void **state) {
-  (void)state;
+TEST(takes_what_ends_an_answer) {
   td_api_request r = good(true, WITH("\"stop\":[" TEN TEN TEN "\"a\",\"b\"],\"min_tokens\":7,"
                                      "\"stop_token_ids\":[0,999],\"skip_special_tokens\":false"));
   assert_int_equal(r.stops.n, 32);
@@ -365,8 +356,7 @@ static void takes_what_ends_an_answer(void **state) {
   td_api_request_free(&r);
 }
 
-static void takes_defaults(void **state) {
-  (void)state;
+TEST(takes_defaults) {
   // null is absent, unknown members are let pass.
   td_api_request r = good(true, WITH("\"temperature\":null,\"seed\":null,\"stop\":null,\"n\":null,"
                                      "\"stream\":null,\"stream_options\":null,\"tools\":null,"
@@ -386,8 +376,7 @@ static void takes_defaults(void **state) {
   td_api_request_free(&r);
 }
 
-static void takes_parameters(void **state) {
-  (void)state;
+TEST(takes_parameters) {
   td_api_request r = good(
       true, "{\"model\":\"m\",\"temperature\":0,\"temperature\":2,\"top_p\":0,\"top_k\":-1,"
             "\"min_p\":1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"max_tokens\":5,"
@@ -413,8 +402,7 @@ static void takes_parameters(void **state) {
   td_api_request_free(&r);
 }
 
-static void takes_whole_seeds(void **state) {
-  (void)state;
+TEST(takes_whole_seeds) {
   static const struct {
     const char *body;
     int64_t seed;
@@ -437,8 +425,7 @@ static void takes_whole_seeds(void **state) {
   }
 }
 
-static void writes_template_variables(void **state) {
-  (void)state;
+TEST(writes_template_variables) {
   td_api_request r = good(
       true, "{\"messages\":["
             "{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
@@ -487,8 +474,7 @@ static void writes_template_variables(void **state) {
   td_api_request_free(&r);
 }
 
-static void takes_every_kind_of_prompt(void **state) {
-  (void)state;
+TEST(takes_every_kind_of_prompt) {
   td_api_request r = good(false, "{\"prompt\":\"a b\",\"echo\":false,\"suffix\":\"\"}");
   assert_int_equal(r.n_prompts, 1);
   assert_string_equal(r.prompts[0].text, "a b");
@@ -509,8 +495,7 @@ static void takes_every_kind_of_prompt(void **state) {
   td_api_request_free(&r);
 }
 
-static void renames_what_is_wrong(void **state) {
-  (void)state;
+TEST(renames_what_is_wrong) {
   static const struct {
     const char *param, *message, *name, *wanted;
   } cases[] = {
@@ -578,8 +563,7 @@ static td_status refer(td_response_store *store, uint32_t n, td_api_error *error
 }
 
 // A stored response is parsed once, however often a request refers to it.
-static void stored_responses_are_parsed_once(void **state) {
-  (void)state;
+TEST(stored_responses_are_parsed_once) {
   uint64_t n[2];
   td_api_error error;
   td_response_store *store = store_one(10);
@@ -598,8 +582,7 @@ static void stored_responses_are_parsed_once(void **state) {
 }
 
 // Neither what is parsed for references nor what is written for them is without bound.
-static void references_are_bounded(void **state) {
-  (void)state;
+TEST(references_are_bounded) {
   for (int is_whole = 0; is_whole < 2; is_whole++) {
     td_api_error error;
     td_response_store *store = store_one(is_whole ? 33u << 20 : 1u << 20);
@@ -609,27 +592,4 @@ static void references_are_bounded(void **state) {
     if (!is_whole) assert_int_equal(refer(store, 20, &error), TD_OK);
     td_response_store_close(store);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(refuses_bad_chats),
-      cmocka_unit_test(refuses_deep_nesting),
-      cmocka_unit_test(refuses_bad_completions),
-      cmocka_unit_test(says_what_is_not_supported),
-      cmocka_unit_test(renames_what_is_wrong),
-      cmocka_unit_test(refuses_what_it_does_not_obey),
-      cmocka_unit_test(takes_every_spelling_of_thinking),
-      cmocka_unit_test(notes_what_is_no_text),
-      cmocka_unit_test(is_as_lenient_as_its_peers),
-      cmocka_unit_test(takes_what_ends_an_answer),
-      cmocka_unit_test(takes_defaults),
-      cmocka_unit_test(takes_parameters),
-      cmocka_unit_test(takes_whole_seeds),
-      cmocka_unit_test(writes_template_variables),
-      cmocka_unit_test(takes_every_kind_of_prompt),
-      cmocka_unit_test(stored_responses_are_parsed_once),
-      cmocka_unit_test(references_are_bounded),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

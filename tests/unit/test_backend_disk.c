@@ -19,7 +19,7 @@ static void open_dir(void) {
 }
 
 // A directory with the prompt's pages, for all tests.
-static int begin(void **state) {
+int before_all(void **state) {
   (void)state;
   if (!mkdtemp(folder)) return -1;
   make_prompt(prompt, PROMPT, 3);
@@ -38,7 +38,7 @@ static int begin(void **state) {
   return td_kv_dir_bytes(kv_dir) > N_FULL * PAGE * sizeof(int32_t) ? 0 : -1;
 }
 
-static int end(void **state) {
+int after_all(void **state) {
   (void)state;
   td_kv_dir_close(kv_dir);
   kv_dir = NULL;
@@ -47,8 +47,7 @@ static int end(void **state) {
   return 0;
 }
 
-static void test_found(void **state) {
-  (void)state;
+TEST(found) {
   world w;
   world_ready(&w, 2048, 4);
   client c = {.backend = w.backend}, again = c;
@@ -68,8 +67,7 @@ static void test_found(void **state) {
 }
 
 // One that begins alike waits for what the first loads.
-static void test_found_by_several(void **state) {
-  (void)state;
+TEST(found_by_several) {
   enum { N = 6 };
   world w;
   world_ready(&w, 2048, 4);
@@ -90,8 +88,7 @@ static void test_found_by_several(void **state) {
   world_close(&w);
 }
 
-static void test_cancel_while_it_loads(void **state) {
-  (void)state;
+TEST(cancel_while_it_loads) {
   world w;
   world_ready(&w, 2048, 4);
   client c = {.backend = w.backend}, next = c;
@@ -108,8 +105,7 @@ static void test_cancel_while_it_loads(void **state) {
   world_close(&w);
 }
 
-static void test_close_while_it_loads(void **state) {
-  (void)state;
+TEST(close_while_it_loads) {
   world w;
   world_ready(&w, 2048, 4);
   client c = {.backend = w.backend};
@@ -120,8 +116,7 @@ static void test_close_while_it_loads(void **state) {
 }
 
 // Workers die meanwhile: pages that were loaded are there, and those that were not are read.
-static void test_deaths_while_it_loads(void **state) {
-  (void)state;
+TEST(deaths_while_it_loads) {
   world w;
   world_ready(&w, 2048, 4);
   static const int32_t deadly[] = {DIE, 3, 1};
@@ -141,8 +136,7 @@ static void test_deaths_while_it_loads(void **state) {
 }
 
 // Pages in a device's memory are not for the disk.
-static void test_none_with_a_device(void **state) {
-  (void)state;
+TEST(none_with_a_device) {
   if (is_split) skip();
   device = "cuda";
   world w;
@@ -190,8 +184,7 @@ ssize_t write(int fd, const void *bytes, size_t n) {
 #endif
 
 // What was used least gives way there to what is used, while serving and at the end.
-static void test_a_full_disk(void **state) {
-  (void)state;
+TEST(a_full_disk) {
 #ifdef __SANITIZE_THREAD__
   skip();
 #endif
@@ -235,8 +228,7 @@ static bool is_still(void *ctx) {
   return n_same >= 20; // turns of the loop, at most 10 ms each
 }
 
-static void test_a_small_directory(void **state) {
-  (void)state;
+TEST(a_small_directory) {
   enum { N = 6, N_RECORDS = 5, SHORT = 500 };
   static int32_t prompts[N][SHORT];
   static client clients[N];
@@ -263,17 +255,7 @@ static void test_a_small_directory(void **state) {
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_found),
-      cmocka_unit_test(test_found_by_several),
-      cmocka_unit_test(test_cancel_while_it_loads),
-      cmocka_unit_test(test_close_while_it_loads),
-      cmocka_unit_test(test_deaths_while_it_loads),
-      cmocka_unit_test(test_none_with_a_device),
-      cmocka_unit_test(test_a_full_disk),
-      cmocka_unit_test(test_a_small_directory),
-  };
-  int n_failed = cmocka_run_group_tests_name("one worker", tests, begin, end);
+  const int n_failed = testing_main(argc, argv); // one worker
   is_split = true;
-  return n_failed + cmocka_run_group_tests_name("two workers", tests, begin, end);
+  return n_failed + testing_main(argc, argv);
 }

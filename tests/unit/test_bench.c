@@ -4,22 +4,17 @@
 #include <math.h>
 #include <netdb.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/stats.h"
 #include "bench/fetch.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
+#include "unit/testing.h"
 
 static const td_format *format_named(const char *name) {
   size_t n;
@@ -31,8 +26,7 @@ static const td_format *format_named(const char *name) {
   return NULL;
 }
 
-static void test_every_linear_family_has_a_format(void **state) {
-  (void)state;
+TEST(every_linear_family_has_a_format) {
   size_t n_variants, n;
   const td_kernel_variant *variants = td_kernel_variants(&n_variants);
   const td_format *formats = td_formats(&n);
@@ -49,8 +43,7 @@ static void test_every_linear_family_has_a_format(void **state) {
 }
 
 // kernels/README.md has a row for every format.
-static void test_formats_are_documented(void **state) {
-  (void)state;
+TEST(formats_are_documented) {
   td_buf page = TD_BUF_INIT, row = TD_BUF_INIT;
   td_err err;
   assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../kernels/README.md", 1 << 20, &err), TD_OK);
@@ -68,16 +61,14 @@ static void test_formats_are_documented(void **state) {
 }
 
 // As the engine has it: 8 bits are for prompts.
-static void test_answers_are_not_in_8_bits(void **state) {
-  (void)state;
+TEST(answers_are_not_in_8_bits) {
   const td_format *int4 = format_named("int4-g128");
   assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, true), "linear_w4a8");
   assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, false), "linear_i4");
   assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_AUTO, true), "linear_i4");
 }
 
-static void test_choosing_formats(void **state) {
-  (void)state;
+TEST(choosing_formats) {
   const td_format *bf16 = format_named("bf16");
   assert_true(td_bench_format_chosen(bf16, NULL));
   assert_true(td_bench_format_chosen(bf16, "fp8-b128,bf16"));
@@ -87,8 +78,7 @@ static void test_choosing_formats(void **state) {
 }
 
 // A matrix takes what its parts take, rounded up, and its parts do not overlap.
-static void test_matrix_layout(void **state) {
-  (void)state;
+TEST(matrix_layout) {
   td_weight w;
   size_t fp8 = td_bench_weight(&w, format_named("fp8-b128"), 256, 384, NULL);
   assert_int_equal(fp8, 256 * 384 + 64); // 2 x 3 scales of 4 bytes
@@ -105,8 +95,7 @@ static void test_matrix_layout(void **state) {
 }
 
 // Every format's made-up matrix gives every kernel of its family finite, nonzero results.
-static void test_filled_matrices_are_ordinary(void **state) {
-  (void)state;
+TEST(filled_matrices_are_ordinary) {
   enum { ROWS = 64, COLS = 256 };
   float x[COLS], y[ROWS];
   for (int i = 0; i < COLS; i++)
@@ -134,8 +123,7 @@ static void test_filled_matrices_are_ordinary(void **state) {
   }
 }
 
-static void test_median(void **state) {
-  (void)state;
+TEST(median) {
   double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, one[] = {5};
   assert_true(td_median(odd, 3) == 2);
   assert_true(td_median(even, 4) == 2.5);
@@ -146,15 +134,13 @@ static void test_median(void **state) {
   assert_true(isnan(td_percentile(NULL, 0, 50)));
 }
 
-static void test_share_refers_to_dot_products_where_there_are_some(void **state) {
-  (void)state;
+TEST(share_refers_to_dot_products_where_there_are_some) {
   td_bench_speed both = {.peaks = {.fma_gflops = 60, .dot_gflops = 85}};
   td_bench_speed fma = {.peaks = {.fma_gflops = 60}};
   assert_true(td_bench_peak(&both) == 85 && td_bench_peak(&fma) == 60);
 }
 
-static void test_too_many_matrices(void **state) {
-  (void)state;
+TEST(too_many_matrices) {
   td_err err;
   assert_int_equal(td_bench_need_memory(1e18, "bf16", &err), TD_ENOMEM);
   assert_non_null(strstr(err.msg, "--n-weights"));
@@ -197,8 +183,7 @@ static void *answer(void *arg) {
 }
 
 // As of a name whose IPv6 address refuses.
-static void test_every_address_is_tried(void **state) {
-  (void)state;
+TEST(every_address_is_tried) {
   pthread_t thread;
   td_err err;
   td_buf out = TD_BUF_INIT;
@@ -219,20 +204,4 @@ static void test_every_address_is_tried(void **state) {
   assert_int_equal(td_fetch(&out, &args, &err), TD_EIO); // neither
   assert_non_null(strstr(err.msg, "connection refused"));
   td_buf_free(&out);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_linear_family_has_a_format),
-      cmocka_unit_test(test_formats_are_documented),
-      cmocka_unit_test(test_answers_are_not_in_8_bits),
-      cmocka_unit_test(test_choosing_formats),
-      cmocka_unit_test(test_matrix_layout),
-      cmocka_unit_test(test_filled_matrices_are_ordinary),
-      cmocka_unit_test(test_median),
-      cmocka_unit_test(test_share_refers_to_dot_products_where_there_are_some),
-      cmocka_unit_test(test_too_many_matrices),
-      cmocka_unit_test(test_every_address_is_tried),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 // tests/unit/test_cgroup.c - limits of control groups, on hierarchies made up in a folder.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/cgroup.h"
 #include "base/fs.h"
 #include "base/units.h"
+#include "unit/testing.h"
 
 typedef struct {
   char root[64], groups[96], mounts[96];
@@ -54,8 +49,7 @@ static void discard(const machine *m) {
   "32 30 0:28 / /cg/memory rw,relatime - cgroup cgroup rw,memory\n"                                \
   "33 30 0:29 / /cg/unified rw,relatime - cgroup2 cgroup2 rw\n"
 
-static void test_v1(void **state) {
-  (void)state;
+TEST(v1) {
   machine m;
   make(&m, "9:name=systemd:/\n4:memory:/outer/inner\n2:cpu,cpuacct:/half\n0::/\n", V1_MOUNTS);
   put(&m, "cg/memory/outer/inner/memory.limit_in_bytes", "9223372036854771712\n");
@@ -77,8 +71,7 @@ static void test_v1(void **state) {
 }
 
 // Of groups above what a container sees only the sum is known.
-static void test_v1_limit_out_of_sight(void **state) {
-  (void)state;
+TEST(v1_limit_out_of_sight) {
   machine m;
   make(&m, "4:memory:/docker/abc\n2:cpu:/docker/abc\n",
        "32 30 0:28 /docker/abc /cg/memory ro - cgroup cgroup rw,memory\n"
@@ -94,8 +87,7 @@ static void test_v1_limit_out_of_sight(void **state) {
   discard(&m);
 }
 
-static void test_v2(void **state) {
-  (void)state;
+TEST(v2) {
   machine m;
   make(&m, "0::/slice/unit\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw,nsdelegate\n");
   put(&m, "cg/slice/unit/memory.max", "max\n");
@@ -115,8 +107,7 @@ static void test_v2(void **state) {
   discard(&m);
 }
 
-static void test_no_groups(void **state) {
-  (void)state;
+TEST(no_groups) {
   machine m;
   make(&m, "", "");
   assert_int_equal(td_cgroup_memory_left(&m.view), UINT64_MAX);
@@ -125,14 +116,4 @@ static void test_no_groups(void **state) {
   put(&m, "groups", "4\n4:memory\n4:memory:\n");
   assert_int_equal(td_cgroup_memory_left(&m.view), UINT64_MAX);
   discard(&m);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_v1),
-      cmocka_unit_test(test_v1_limit_out_of_sight),
-      cmocka_unit_test(test_v2),
-      cmocka_unit_test(test_no_groups),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,7 @@
 // tests/unit/test_cost.c - no input is dear: of what a client may send, and of what a model may
 // write, twice as much takes at most MAX_GROWTH times the steps, and no shape of it a deep stack.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "unit/cost_steps.h"
 
@@ -47,8 +43,7 @@ static td_status run_names(void *arg) {
 
 #define ALIKE "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 
-static void json(void **state) {
-  (void)state;
+TEST(json) {
   static const shape shapes[] = {
       {"arrays in arrays", run_json, 0, "<*[*>", 10000, TD_EFORMAT},
       {"objects in objects", run_json, 0, "<*{~a~:*>", 10000, TD_EFORMAT},
@@ -110,8 +105,7 @@ static td_status run_other(void *arg) {
 #define OPEN20  "[[[[[[[[[[[[[[[[[[[["
 #define CLOSE20 "]]]]]]]]]]]]]]]]]]]]"
 
-static void chats(void **state) {
-  (void)state;
+TEST(chats) {
   enum { COMPLETION, TOKENIZE, DETOKENIZE };
   static const shape shapes[] = {
       {"messages", run_chat, 0, "{~messages~:[<*,{~role~:~user~,~content~:~^~}*>]}", 2000, TD_OK},
@@ -221,8 +215,7 @@ static td_status run_dialect(void *arg) {
   return st;
 }
 
-static void dialects(void **state) {
-  (void)state;
+TEST(dialects) {
   static const shape shapes[] = {
       {"messages: turns", run_dialect, MESSAGES,
        "{~max_tokens~:1,~model~:~m~,~messages~:[<*,{~role~:~user~,~content~:~^~},{~role~:"
@@ -323,13 +316,4 @@ static void dialects(void **state) {
        1000, TD_EINTERNAL},
   };
   judge_shapes(shapes, TD_COUNT(shapes));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(json),
-      cmocka_unit_test(chats),
-      cmocka_unit_test(dialects),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,8 +33,7 @@ static td_status run_compose(void *arg) {
 #define GRAMMAR(text) CHAT("~guided_grammar~:~" text "~")
 #define REGEX(text)   CHAT("~guided_regex~:~" text "~")
 
-static void constraints(void **state) {
-  (void)state;
+TEST(constraints) {
   static const shape shapes[] = {
       {"properties", run_compose, 0, FORMAT("{~type~:~object~,~properties~:{<*,~^~:{}*>}}"), 500,
        TD_OK},
@@ -113,11 +112,4 @@ static void constraints(void **state) {
        1000, TD_OK},
   };
   judge_shapes(shapes, TD_COUNT(shapes));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(constraints),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 // tests/unit/test_cost_text.c - the same as test_cost.c of conversations through templates and
 // tokenizers, of what models write, and of HTTP.
 // CTest: no-asan no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "unit/cost_steps.h"
 
@@ -40,8 +36,7 @@ static td_status run_fold(void *arg) {
 
 #define MESSAGES(list) "{~messages~:[" list "]}"
 
-static void folds(void **state) {
-  (void)state;
+TEST(folds) {
   static const shape shapes[] = {
       {"users", run_fold, 0, MESSAGES("<*,{~role~:~user~,~content~:~a^~}*>"), 2000, TD_OK},
       {"systems", run_fold, 0, MESSAGES("<*,{~role~:~system~,~content~:~a^~}*>"), 2000, TD_OK},
@@ -116,8 +111,7 @@ static td_status run_render(void *arg) {
 #define USERS   MESSAGES("<*,{~role~:~user~,~content~:~a^~}*>")
 #define ONE(of) MESSAGES("{~role~:~user~,~content~:" of "}")
 
-static void renders(void **state) {
-  (void)state;
+TEST(renders) {
   static const shape shapes[] = {
       {"plain", run_render, PLAIN, USERS, 1000, TD_OK},
       {"plain, a long text", run_render, PLAIN, ONE("~<* a\\n*>~"), 50000, TD_OK},
@@ -287,7 +281,7 @@ static void open_chat(const td_buf *tokenizer) {
   td_test_remove_folder(folder);
 }
 
-static int open_tokenizers(void **state) {
+int before_all(void **state) {
   (void)state;
   for (size_t i = 0; i < TD_COUNT(patterns); i++) {
     td_buf json = TD_BUF_INIT;
@@ -302,7 +296,7 @@ static int open_tokenizers(void **state) {
   return 0;
 }
 
-static int close_tokenizers(void **state) {
+int after_all(void **state) {
   (void)state;
   for (size_t i = 0; i < TD_COUNT(patterns); i++)
     td_tokenizer_close(tokenizers[i]);
@@ -332,8 +326,7 @@ static td_status run_encode(void *arg) {
   return st;
 }
 
-static void encodings(void **state) {
-  (void)state;
+TEST(encodings) {
   static const struct {
     const char *name, *pattern;
     size_t n;
@@ -390,8 +383,7 @@ static td_status run_prompt(void *arg) {
   return st;
 }
 
-static void prompts(void **state) {
-  (void)state;
+TEST(prompts) {
   static const shape shapes[] = {
       {"messages", run_prompt, 0, USERS, 1000, TD_OK},
       {"control tokens in a message", run_prompt, 0, ONE("~<*<|im_end|>*>~"), 1000, TD_OK},
@@ -469,8 +461,7 @@ static void write_form(td_buf *out, const td_call_syntax *s, size_t n_calls, siz
   }
 }
 
-static void calls(void **state) {
-  (void)state;
+TEST(calls) {
   static const struct {
     const char *name;
     size_t n_calls, n_keys;
@@ -508,8 +499,7 @@ static void calls(void **state) {
   "<\xEF\xBD\x9C"                                                                                  \
   "DSML\xEF\xBD\x9C"
 
-static void texts(void **state) {
-  (void)state;
+TEST(texts) {
   static const shape shapes[] = {
       {"text", run_output, 0, "<*a b\n*>", 5000, TD_OK},
       {"white space", run_output, 0, "<* *>", 5000, TD_OK},
@@ -624,8 +614,7 @@ static td_status run_stream(void *arg) {
   return st;
 }
 
-static void streams(void **state) {
-  (void)state;
+TEST(streams) {
   static const struct {
     const char *name, *pattern;
     size_t n;
@@ -668,8 +657,7 @@ static td_status run_http(void *arg) {
   return event == TD_HTTP_BAD ? TD_EFORMAT : TD_OK;
 }
 
-static void http(void **state) {
-  (void)state;
+TEST(http) {
   enum { WHOLE, BYTES };
 #define GET  "GET / HTTP/1.1\r\nHost: a\r\n"
 #define POST "POST / HTTP/1.1\r\nHost: a\r\n"
@@ -694,13 +682,4 @@ static void http(void **state) {
        2000, TD_OK},
   };
   judge_shapes(shapes, TD_COUNT(shapes));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(folds),   cmocka_unit_test(renders), cmocka_unit_test(encodings),
-      cmocka_unit_test(calls),   cmocka_unit_test(texts),   cmocka_unit_test(http),
-      cmocka_unit_test(prompts), cmocka_unit_test(streams),
-  };
-  return cmocka_run_group_tests(tests, open_tokenizers, close_tokenizers);
 }

@@ -1,16 +1,11 @@
 // tests/unit/test_cpus.c - which CPU each member of a pool gets, on machines made up here.
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/cpus.h"
 #include "base/thread_pool.h"
+#include "unit/testing.h"
 
 // CPU t * n_cores + c is hardware thread t of core c, as Linux numbers them; cores are dealt out to
 // nodes in runs. They are given in no order.
@@ -29,8 +24,7 @@ static void check_order(const td_cpu *places, const int *ids, unsigned n) {
     assert_int_equal(places[i].id, ids[i]);
 }
 
-static void test_plain_cores(void **state) {
-  (void)state;
+TEST(plain_cores) {
   td_cpu cpus[8], places[8];
   unsigned n = machine(cpus, 1, 8, 1);
   assert_true(td_cpus_place(places, 8, cpus, n, 1, false));
@@ -40,8 +34,7 @@ static void test_plain_cores(void **state) {
 }
 
 // 0 and 4, 1 and 5, ... share a core.
-static void test_cores_before_their_second_threads(void **state) {
-  (void)state;
+TEST(cores_before_their_second_threads) {
   td_cpu cpus[8], places[8];
   unsigned n = machine(cpus, 1, 4, 2);
   assert_true(td_cpus_place(places, 4, cpus, n, 1, false));
@@ -54,8 +47,7 @@ static void test_cores_before_their_second_threads(void **state) {
   check_order(places, (const int[]){0, 4, 1, 5, 2, 6, 3, 7}, 8);
 }
 
-static void test_nodes_take_turns(void **state) {
-  (void)state;
+TEST(nodes_take_turns) {
   td_cpu cpus[16], places[16];
   unsigned n = machine(cpus, 2, 4, 2); // 0-3 and 8-11 are on one node
   assert_true(td_cpus_place(places, 16, cpus, n, 2, false));
@@ -65,8 +57,7 @@ static void test_nodes_take_turns(void **state) {
 }
 
 // A mask that leaves two cores of one node and one of the other, as taskset does.
-static void test_what_a_mask_leaves(void **state) {
-  (void)state;
+TEST(what_a_mask_leaves) {
   const td_cpu left[] = {{9, 9, 1}, {2, 2, 0}, {3, 3, 0}};
   td_cpu cpus[3], places[3];
   memcpy(cpus, left, sizeof left);
@@ -78,8 +69,7 @@ static void test_what_a_mask_leaves(void **state) {
   check_order(places, (const int[]){8}, 1);
 }
 
-static void test_teams_that_are_not_placed(void **state) {
-  (void)state;
+TEST(teams_that_are_not_placed) {
   td_cpu cpus[16], places[17];
   unsigned n = machine(cpus, 1, 8, 2);
   assert_false(td_cpus_place(places, 17, cpus, n, 1, false)); // members would share CPUs
@@ -123,8 +113,7 @@ static void check_leases(unsigned n_nodes, unsigned cores_a_node, unsigned n_smt
   }
 }
 
-static void test_leases_do_not_collide(void **state) {
-  (void)state;
+TEST(leases_do_not_collide) {
   check_leases(1, 2, 1, 2);
   check_leases(1, 8, 2, 16);
   check_leases(2, 8, 2, 32);
@@ -133,8 +122,7 @@ static void test_leases_do_not_collide(void **state) {
   check_leases(4, 16, 1, 64);
 }
 
-static void test_one_is_left(void **state) {
-  (void)state;
+TEST(one_is_left) {
   cpu_set_t whole, before, left, seen;
   sched_getaffinity(0, sizeof whole, &whole);
   const int n = CPU_COUNT(&whole);
@@ -155,8 +143,7 @@ static void test_one_is_left(void **state) {
   }
 }
 
-static void test_this_machine(void **state) {
-  (void)state;
+TEST(this_machine) {
   td_nodes nodes = td_nodes_get();
   td_cpu cpus[TD_MAX_CPUS];
   cpu_set_t mask;
@@ -185,8 +172,7 @@ static void look(void *ctx, unsigned member, unsigned n_members) {
 
 // With a thread for every CPU of the mask each member is alone on one, the caller once it sits; the
 // caller's own mask is what it was when it has stood up.
-static void test_a_pinned_team(void **state) {
-  (void)state;
+TEST(a_pinned_team) {
   td_pool *pool;
   td_err err;
   cpu_set_t mask, before, after;
@@ -212,19 +198,4 @@ static void test_a_pinned_team(void **state) {
   for (unsigned i = 0; i <= n; i++)
     assert_int_equal(s.n_allowed[i], n);
   td_pool_close(pool);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_plain_cores),
-      cmocka_unit_test(test_cores_before_their_second_threads),
-      cmocka_unit_test(test_nodes_take_turns),
-      cmocka_unit_test(test_what_a_mask_leaves),
-      cmocka_unit_test(test_teams_that_are_not_placed),
-      cmocka_unit_test(test_leases_do_not_collide),
-      cmocka_unit_test(test_one_is_left),
-      cmocka_unit_test(test_this_machine),
-      cmocka_unit_test(test_a_pinned_team),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,5 @@
 // tests/unit/test_download.c - a download beside another process that downloads the same file.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "hub/hub_impl.h"
+#include "unit/testing.h"
 
 #define HASH "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824" // of "hello"
 
@@ -68,13 +63,6 @@ static void check(const char *so_far, void (*act)(void)) {
   assert_int_equal(unlink(whole), 0);
 }
 
-static void test_another_process(void **state) {
-  (void)state;
-  check("hello", NULL);
-  check("hello", finish);
-  check("jello", begin_again);
-}
-
 static int make_folder(void **state) {
   (void)state;
   snprintf(folder, sizeof folder, "/tmp/tandem-download-XXXXXX");
@@ -92,9 +80,8 @@ static int remove_folder(void **state) {
   return rmdir(whole) || rmdir(folder);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_another_process, make_folder, remove_folder),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(another_process, make_folder, remove_folder) {
+  check("hello", NULL);
+  check("hello", finish);
+  check("jello", begin_again);
 }

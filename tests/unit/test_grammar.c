@@ -1,20 +1,15 @@
 // Grammars: GBNF, regular expressions, masks over a vocabulary.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/json_write.h"
 #include "text/tokenizer/bytelevel.h"
 #include "unit/grammars.h"
+#include "unit/testing.h"
 
 static int matches_as(grammar_kind kind, const char *grammar, const char *text) {
   test_grammar t;
@@ -51,8 +46,7 @@ static void check_languages(const language *cases, size_t n,
   }
 }
 
-static void test_gbnf(void **state) {
-  (void)state;
+TEST(gbnf) {
   static const language cases[] = {
       {"root ::= \"a\" | \"bc\"", {"a", "bc"}, {"", "b", "abc", "aa"}},
       {"root ::= [a-c]+ \"!\"?", {"a", "abcab", "a!"}, {"", "!", "d", "a!!"}},
@@ -73,8 +67,7 @@ static void test_gbnf(void **state) {
   check_languages(cases, TD_COUNT(cases), generates);
 }
 
-static void test_bad_gbnf(void **state) {
-  (void)state;
+TEST(bad_gbnf) {
   static const char *const cases[][2] = {
       {"", "root"},
       {"root", "::="},
@@ -105,8 +98,7 @@ static void test_bad_gbnf(void **state) {
   }
 }
 
-static void test_regex(void **state) {
-  (void)state;
+TEST(regex) {
   static const language cases[] = {
       {"a|bc", {"a", "bc"}, {"", "ab"}},
       {"^\\d{3}-\\d{4}$", {"555-1234"}, {"5555-123", "555-12345"}},
@@ -243,8 +235,7 @@ static void add_expression(td_buf *out, int depth) {
   td_buf_str(out, suffixes[rand() % TD_COUNT(suffixes)]);
 }
 
-static void test_random_grammars(void **state) {
-  (void)state;
+TEST(random_grammars) {
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars, *plain;
   td_err err;
@@ -270,8 +261,7 @@ static void test_random_grammars(void **state) {
   td_token_index_close(index);
 }
 
-static void test_masks(void **state) {
-  (void)state;
+TEST(masks) {
   static const char *const grammars_of[] = {
       "JSON",
       "root ::= \"{\" (\"\\\"\" [^\"{}]{0,12} \"\\\"\")? \"}\"",
@@ -296,8 +286,7 @@ static void test_masks(void **state) {
 }
 
 // Two generations under one grammar share masks, not positions.
-static void test_shared_grammar(void **state) {
-  (void)state;
+TEST(shared_grammar) {
   static const char gbnf[] = "root ::= \"ab\" \"12\"";
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars;
@@ -327,8 +316,7 @@ static void test_shared_grammar(void **state) {
 }
 
 // A decoder that drops the first space: the mask of the first token takes that into account.
-static void test_first_space(void **state) {
-  (void)state;
+TEST(first_space) {
   static const char gbnf[] = "root ::= \"ab\"";
   td_token_index *index = open_index(
       "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},"
@@ -353,8 +341,7 @@ static void test_first_space(void **state) {
 }
 
 // A marker that must come is one token; where other text may come as well, its letters stay.
-static void test_markers_are_whole(void **state) {
-  (void)state;
+TEST(markers_are_whole) {
   static const struct {
     const char *gbnf;
     bool is_forced;
@@ -385,8 +372,7 @@ static void test_markers_are_whole(void **state) {
 }
 
 // Every text has exponentially many derivations: the request fails, the process does not.
-static void test_ambiguous(void **state) {
-  (void)state;
+TEST(ambiguous) {
   static const char gbnf[] = "root ::= \"a\" root \"b\" | \"a\" root \"c\" | \"d\"";
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars;
@@ -416,8 +402,7 @@ static void wait_for(int fd, td_matcher *m) {
 
 // Masks made by the thread are those made at once, also of configurations that are too wide to
 // advance at once, of matchers that share a grammar, and after a replay.
-static void test_thread(void **state) {
-  (void)state;
+TEST(thread) {
   static const char *const grammars_of[] = {
       "root ::= [a-c{]{3,40} \"12\" | \"{\\\"\" [^\"]* \"\\\"}\"",
       "root ::= ([^\\n]* [a-m] [^\\n]{9}){4}"};
@@ -473,8 +458,7 @@ static void test_thread(void **state) {
 }
 
 // While the thread makes no masks a matcher is not ready, and can be closed.
-static void test_thread_is_held(void **state) {
-  (void)state;
+TEST(thread_is_held) {
   static const char gbnf[] = "root ::= [a-z]* \"!\"";
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars;
@@ -507,8 +491,7 @@ static void test_thread_is_held(void **state) {
 
 // Sixteen generations whose configurations are all different: what is kept stays bounded, and comes
 // back.
-static void test_memory_is_bounded(void **state) {
-  (void)state;
+TEST(memory_is_bounded) {
   enum { N = 16, BOUND = (40 + N * 8 + 8) << 20 };
   td_token_index *index = open_index("{\"type\":\"ByteLevel\"}");
   td_grammars *grammars;
@@ -547,8 +530,7 @@ static void test_memory_is_bounded(void **state) {
 // ---- budgets -----------------------------------------------------------------------------------
 
 // Bytes that are no grammar, and every byte of one changed: refused, or followed without harm.
-static void test_malformed(void **state) {
-  (void)state;
+TEST(malformed) {
   td_buf bytes = TD_BUF_INIT;
   td_grammar *g;
   td_err err;
@@ -572,8 +554,7 @@ static void test_malformed(void **state) {
 
 // With any budget that is too small, and where the client has left, a grammar is refused; what a
 // larger budget leaves over does not change its bytes.
-static void test_budgets(void **state) {
-  (void)state;
+TEST(budgets) {
   static const struct {
     grammar_kind kind;
     const char *text;
@@ -633,8 +614,7 @@ static td_buf repeated(const char *begin, const char *part, unsigned n, const ch
 }
 
 // Twice the text takes at most 2.5 times the steps, or both are refused.
-static void test_steps(void **state) {
-  (void)state;
+TEST(steps) {
   static const struct {
     grammar_kind kind;
     const char *begin, *part, *end;
@@ -678,8 +658,7 @@ static void test_steps(void **state) {
 }
 
 // What would be worse than linear ends with the budget of a request, whose memory is bounded too.
-static void test_exhaustion(void **state) {
-  (void)state;
+TEST(exhaustion) {
   td_buf deep = repeated("{\"additionalProperties\":true,\"properties\":{\"", "aaaaaaaaaa", 10000,
                          "\":{}}}");
   td_buf wide = repeated("{\"properties\":{", "\"p%\":{},", 200000, "\"z\":{}}}");
@@ -705,26 +684,4 @@ static void test_exhaustion(void **state) {
   td_buf_free(&product);
   td_buf_free(&rest);
   td_buf_free(&branches);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gbnf),
-      cmocka_unit_test(test_bad_gbnf),
-      cmocka_unit_test(test_regex),
-      cmocka_unit_test(test_masks),
-      cmocka_unit_test(test_shared_grammar),
-      cmocka_unit_test(test_first_space),
-      cmocka_unit_test(test_markers_are_whole),
-      cmocka_unit_test(test_ambiguous),
-      cmocka_unit_test(test_random_grammars),
-      cmocka_unit_test(test_thread),
-      cmocka_unit_test(test_thread_is_held),
-      cmocka_unit_test(test_memory_is_bounded),
-      cmocka_unit_test(test_malformed),
-      cmocka_unit_test(test_budgets),
-      cmocka_unit_test(test_steps),
-      cmocka_unit_test(test_exhaustion),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 // tests/unit/test_inspect.c - the description of a checkpoint, as text and as JSON.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/json_parse.h"
 #include "cli/inspect.h"
 #include "support/checkpoint.h"
+#include "unit/testing.h"
 
 // The caller frees the text.
 static char *inspect(const checkpoint *ck, bool tensors, bool json) {
@@ -32,8 +27,7 @@ static int64_t number(const cJSON *object, const char *key) {
   return value;
 }
 
-static void describes_in_json(void **state) {
-  (void)state;
+TEST(describes_in_json) {
   checkpoint ck;
   ck_deepseek(&ck);
   ck_write(&ck);
@@ -78,8 +72,7 @@ static void describes_in_json(void **state) {
   ck_free(&ck);
 }
 
-static void describes_in_text(void **state) {
-  (void)state;
+TEST(describes_in_text) {
   checkpoint ck;
   ck_qwen3(&ck);
   ck_write(&ck);
@@ -110,8 +103,7 @@ static void describes_in_text(void **state) {
   ck_free(&ck);
 }
 
-static void says_what_is_wrong(void **state) {
-  (void)state;
+TEST(says_what_is_wrong) {
   td_err err;
   const td_inspect_opts json = {.json = true};
   assert_int_equal(td_inspect_model("/nonexistent", &json, stdout, &err), TD_ENOENT);
@@ -124,13 +116,4 @@ static void says_what_is_wrong(void **state) {
   assert_int_equal(td_inspect_model(ck.dir, &json, full, &err), TD_EIO);
   fclose(full);
   ck_free(&ck);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(describes_in_json),
-      cmocka_unit_test(describes_in_text),
-      cmocka_unit_test(says_what_is_wrong),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

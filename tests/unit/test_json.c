@@ -1,27 +1,21 @@
 // tests/unit/test_json.c - the strict JSON reader, the JSON writer, and UTF-8 under both.
 // CTest: no-tsan
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/json_names.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/utf8.h"
+#include "unit/testing.h"
 
 static td_status check(const char *text, td_err *err) {
   return td_json_check(text, strlen(text), TD_JSON_MAX_DEPTH, err);
 }
 
-static void accepts_json(void **state) {
-  (void)state;
+TEST(accepts_json) {
   static const char *const good[] = {
       "null",
       " true ",
@@ -51,8 +45,7 @@ static void accepts_json(void **state) {
   }
 }
 
-static void rejects_with_the_offset(void **state) {
-  (void)state;
+TEST(rejects_with_the_offset) {
   static const struct {
     const char *text;
     size_t at;
@@ -118,8 +111,7 @@ static void rejects_with_the_offset(void **state) {
   assert_int_equal(td_json_check("\"\\\0\"", 4, 64, &err), TD_EFORMAT);
 }
 
-static void nests_to_the_limit_and_no_further(void **state) {
-  (void)state;
+TEST(nests_to_the_limit_and_no_further) {
   char text[300];
   for (int depth = 63; depth <= 65; depth++) {
     for (int kind = 0; kind < 2; kind++) {
@@ -142,8 +134,7 @@ static void nests_to_the_limit_and_no_further(void **state) {
   assert_int_equal(td_json_check(text, strlen(text), 2, NULL), TD_EFORMAT);
 }
 
-static void parses_and_reads_members(void **state) {
-  (void)state;
+TEST(parses_and_reads_members) {
   static const char text[] = "{\"a\":1,\"a\":2,\"n\":null,\"b\":true,\"s\":\"x\",\"d\":1.5,"
                              "\"big\":90071992547409930000}trailing";
   cJSON *root;
@@ -179,8 +170,7 @@ static void parses_and_reads_members(void **state) {
   cJSON_Delete(root);
 }
 
-static void numbers_keep_their_text_where_it_matters(void **state) {
-  (void)state;
+TEST(numbers_keep_their_text_where_it_matters) {
   // Not NUL-terminated, so that reading past the end shows under ASan.
   static const char source[] =
       "{\"1.5 \\\"2\":[1,-7,1.0,1e2,-0],\"b\":{\"c\":18446744073709551615},\"d\":2E3}";
@@ -212,8 +202,7 @@ static void numbers_keep_their_text_where_it_matters(void **state) {
 }
 
 // Doubles from 2^63 on are no int64, and the next below is.
-static void whole_numbers(void **state) {
-  (void)state;
+TEST(whole_numbers) {
   static const struct {
     const char *text;
     bool is_whole;
@@ -249,8 +238,7 @@ static void whole_numbers(void **state) {
   }
 }
 
-static void missing_file_is_named(void **state) {
-  (void)state;
+TEST(missing_file_is_named) {
   cJSON *root;
   td_err err;
   assert_int_equal(td_json_parse_file(&root, "/nonexistent/x.json", 100, &err), TD_ENOENT);
@@ -278,8 +266,7 @@ static void write_all_kinds(td_json_writer *w) {
   td_jw_end_object(w);
 }
 
-static void writes_json(void **state) {
-  (void)state;
+TEST(writes_json) {
   td_buf buf = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&buf);
   write_all_kinds(&w);
@@ -290,8 +277,7 @@ static void writes_json(void **state) {
   td_buf_free(&buf);
 }
 
-static void escapes_of_no_text_are_replaced(void **state) {
-  (void)state;
+TEST(escapes_of_no_text_are_replaced) {
   static const struct {
     const char *text, *wanted;
   } cases[] = {
@@ -315,8 +301,7 @@ static void escapes_of_no_text_are_replaced(void **state) {
   }
 }
 
-static void prints_lines(void **state) {
-  (void)state;
+TEST(prints_lines) {
   td_buf buf = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&buf);
   FILE *file = tmpfile();
@@ -339,8 +324,7 @@ static void prints_lines(void **state) {
   td_buf_free(&buf);
 }
 
-static void doubles_are_short_and_exact(void **state) {
-  (void)state;
+TEST(doubles_are_short_and_exact) {
   static const struct {
     double value;
     const char *text;
@@ -364,8 +348,7 @@ static void doubles_are_short_and_exact(void **state) {
   }
 }
 
-static void utf8_round_trip(void **state) {
-  (void)state;
+TEST(utf8_round_trip) {
   for (uint32_t c = 0; c <= 0x10FFFF; c++) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     char bytes[4];
@@ -381,8 +364,7 @@ static void utf8_round_trip(void **state) {
   }
 }
 
-static void utf8_replaces_maximal_subparts(void **state) {
-  (void)state;
+TEST(utf8_replaces_maximal_subparts) {
 #define R "\xEF\xBF\xBD"
   static const struct {
     const char *in, *out;
@@ -412,8 +394,7 @@ static void utf8_replaces_maximal_subparts(void **state) {
   }
 }
 
-static void values_are_counted(void **state) {
-  (void)state;
+TEST(values_are_counted) {
   static const char text[] = "{\"a\": [1, [], \"x\", null], \"b\": 2}"; // 7 values
   cJSON *root;
   td_err err;
@@ -430,8 +411,7 @@ static const char *id_of(const cJSON *item) {
 }
 
 // Names as they are or of objects; what has none is left out, and what is no array has none.
-static void names_are_found(void **state) {
-  (void)state;
+TEST(names_are_found) {
   static const char list[] = "[\"b\",\"\",\"a\",\"b\",1,null,{\"id\":\"c\"},{\"id\":2}]";
   static const char *const there[2][4] = {{"a", "b", "", NULL}, {"c", NULL}};
   cJSON *root = cJSON_Parse(list);
@@ -454,25 +434,4 @@ static void names_are_found(void **state) {
     td_json_names_close(&names);
   }
   cJSON_Delete(root);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(values_are_counted),
-      cmocka_unit_test(names_are_found),
-      cmocka_unit_test(accepts_json),
-      cmocka_unit_test(rejects_with_the_offset),
-      cmocka_unit_test(nests_to_the_limit_and_no_further),
-      cmocka_unit_test(parses_and_reads_members),
-      cmocka_unit_test(numbers_keep_their_text_where_it_matters),
-      cmocka_unit_test(whole_numbers),
-      cmocka_unit_test(missing_file_is_named),
-      cmocka_unit_test(writes_json),
-      cmocka_unit_test(escapes_of_no_text_are_replaced),
-      cmocka_unit_test(prints_lines),
-      cmocka_unit_test(doubles_are_short_and_exact),
-      cmocka_unit_test(utf8_round_trip),
-      cmocka_unit_test(utf8_replaces_maximal_subparts),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

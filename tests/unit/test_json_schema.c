@@ -1,14 +1,9 @@
 // JSON Schema to grammars: which texts a schema's grammar generates, and what is refused.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "unit/grammars.h"
+#include "unit/testing.h"
 
 typedef struct {
   const char *schema, *yes[8], *no[8];
@@ -154,8 +149,7 @@ static void check_languages(const language *all, size_t n, bool is_free) {
   }
 }
 
-static void test_languages(void **state) {
-  (void)state;
+TEST(languages) {
   check_languages(languages, TD_COUNT(languages), true);
 }
 
@@ -187,14 +181,12 @@ static const language closed[] = {
     {"true", {"[1, {\"a\": 2}]", "[\n  1,\n  2\n]", "[]"}, {"[ ]", "[1,2]", "[\n  1, 2\n]"}},
 };
 
-static void test_closed(void **state) {
-  (void)state;
+TEST(closed) {
   check_languages(closed, TD_COUNT(closed), false);
 }
 
 // Each message names the keyword, and where it stands.
-static void test_refused(void **state) {
-  (void)state;
+TEST(refused) {
   static const char *const cases[][2] = {
       {"{\"not\":{\"type\":\"string\"}}", "not"},
       {"{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
@@ -227,8 +219,7 @@ static void test_refused(void **state) {
 }
 
 // Nothing satisfies these: the grammar is refused when it is compiled.
-static void test_unsatisfiable(void **state) {
-  (void)state;
+TEST(unsatisfiable) {
   static const char *const cases[] = {
       "false",
       "{\"enum\":[]}",
@@ -243,14 +234,4 @@ static void test_unsatisfiable(void **state) {
     td_err err;
     if (open_grammar(&t, SCHEMA, cases[i], &err) == TD_OK) fail_msg("%s passes", cases[i]);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_languages),
-      cmocka_unit_test(test_closed),
-      cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_unsatisfiable),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 // tests/unit/test_kv.c - the page tables against random traces: no page is leaked, none is shared.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "kv/kv.h"
 #include "unit/draw.h"
+#include "unit/testing.h"
 
 enum { MAX_SEQS = 7, N_PAGES = 50, PAGE_TOKENS = 16 };
 
@@ -69,8 +65,7 @@ static void grow_one(world *w, uint32_t i) {
   if (n && n == extra) w->first_page[i] = pages[0];
 }
 
-static void test_random_traces(void **state) {
-  (void)state;
+TEST(random_traces) {
   for (uint64_t seed = 1; seed <= 200; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
     td_err err;
@@ -99,8 +94,7 @@ static void test_random_traces(void **state) {
   }
 }
 
-static void test_all_or_nothing(void **state) {
-  (void)state;
+TEST(all_or_nothing) {
   td_err err;
   td_kv *kv;
   td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 4, .max_seqs = 2};
@@ -120,8 +114,7 @@ static void test_all_or_nothing(void **state) {
   td_kv_close(kv);
 }
 
-static void test_bad_options(void **state) {
-  (void)state;
+TEST(bad_options) {
   td_err err;
   td_kv *kv;
   static const td_kv_opts bad[] = {{.page_tokens = 0, .n_pages = 4, .max_seqs = 4},
@@ -134,13 +127,4 @@ static void test_bad_options(void **state) {
     assert_null(kv);
   }
   td_kv_close(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_traces),
-      cmocka_unit_test(test_all_or_nothing),
-      cmocka_unit_test(test_bad_options),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 // tests/unit/test_kv_disk.c - KV pages as files: names, records, the directory.
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kv/dir.h"
 #include "kv/kv.h"
 #include "kv/record.h"
 #include "support/folder.h"
+#include "unit/testing.h"
 
 enum { N_TOKENS = 8, N_BYTES = 333, FILE_BYTES = 128 + N_TOKENS * 4 + N_BYTES };
 
@@ -27,8 +23,7 @@ static const int32_t tokens[N_TOKENS] = {5, 9, 2, 1, 7, 7, 7, 4};
 // ---- names ------------------------------------------------------------------------------------
 
 // A page's name tells all tokens before it, and the root.
-static void test_names(void **state) {
-  (void)state;
+TEST(names) {
   td_err err;
   uint32_t seq;
   const td_digest root = {.bytes = {1}};
@@ -82,8 +77,7 @@ static void make_file(uint8_t file[FILE_BYTES], const td_kv_record *record) {
   td_kv_record_seal(file, record);
 }
 
-static void test_every_flipped_bit(void **state) {
-  (void)state;
+TEST(every_flipped_bit) {
   uint8_t file[FILE_BYTES];
   td_err err;
   const td_kv_record record = make_record(1);
@@ -97,8 +91,7 @@ static void test_every_flipped_bit(void **state) {
   assert_int_equal(td_kv_record_check(file, FILE_BYTES, &record, &err), TD_OK);
 }
 
-static void test_every_length(void **state) {
-  (void)state;
+TEST(every_length) {
   uint8_t file[FILE_BYTES];
   td_err err;
   const td_kv_record record = make_record(1);
@@ -111,8 +104,7 @@ static void test_every_length(void **state) {
   }
 }
 
-static void test_somebody_elses(void **state) {
-  (void)state;
+TEST(somebody_elses) {
   uint8_t file[FILE_BYTES];
   int32_t other_tokens[N_TOKENS] = {5, 9, 2, 1, 7, 7, 7, 5};
   td_err err;
@@ -190,8 +182,7 @@ static int end(void **state) {
   return 0;
 }
 
-static void test_found_again(void **state) {
-  (void)state;
+TEST(found_again, begin, end) {
   td_kv_dir *dir = open_dir(1 << 20), *second;
   td_err err;
   put(dir, 1, 1000);
@@ -216,8 +207,7 @@ static void write_text(const char *path, const char *text) {
 }
 
 // What is half written goes; what is not ours stays; what is damaged is found but not served.
-static void test_strange_files(void **state) {
-  (void)state;
+TEST(strange_files, begin, end) {
   td_kv_dir *dir = open_dir(1 << 20);
   char temp[256], notes[256], damaged[256], directory[256], empty[256], shorter[256];
   put(dir, 1, 1000);
@@ -251,8 +241,7 @@ static void test_strange_files(void **state) {
   td_kv_dir_close(dir);
 }
 
-static void test_the_limit(void **state) {
-  (void)state;
+TEST(the_limit, begin, end) {
   td_kv_dir *dir = open_dir(10 * FILE_BYTES);
   td_digest victim;
   for (uint8_t i = 0; i < 10; i++)
@@ -277,8 +266,7 @@ static void test_the_limit(void **state) {
 }
 
 // The table against a plain array, over many more than it begins with.
-static void test_many(void **state) {
-  (void)state;
+TEST(many, begin, end) {
   enum { N = 3000 };
   static bool there[N];
   td_kv_dir *dir = open_dir(UINT64_MAX);
@@ -300,8 +288,7 @@ static void test_many(void **state) {
 }
 
 // A record that does not fit leaves nothing behind, and the one of this name that was there.
-static void test_a_full_disk(void **state) {
-  (void)state;
+TEST(a_full_disk, begin, end) {
   td_kv_dir *dir = open_dir(1 << 20);
   td_err err;
   char temp[256];
@@ -327,8 +314,7 @@ static void test_a_full_disk(void **state) {
   td_kv_dir_close(dir);
 }
 
-static void test_a_bad_directory(void **state) {
-  (void)state;
+TEST(a_bad_directory, begin, end) {
   td_kv_dir *dir;
   td_err err;
   write_text(folder, "a file");
@@ -336,20 +322,4 @@ static void test_a_bad_directory(void **state) {
   assert_non_null(strstr(err.msg, folder));
   assert_int_equal(td_kv_dir_open(&dir, "/absent/parent/kv", 1, &err), TD_EIO);
   assert_null(dir);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_names),
-      cmocka_unit_test(test_every_flipped_bit),
-      cmocka_unit_test(test_every_length),
-      cmocka_unit_test(test_somebody_elses),
-      cmocka_unit_test_setup_teardown(test_found_again, begin, end),
-      cmocka_unit_test_setup_teardown(test_strange_files, begin, end),
-      cmocka_unit_test_setup_teardown(test_the_limit, begin, end),
-      cmocka_unit_test_setup_teardown(test_many, begin, end),
-      cmocka_unit_test_setup_teardown(test_a_full_disk, begin, end),
-      cmocka_unit_test_setup_teardown(test_a_bad_directory, begin, end),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,15 @@
 // tests/unit/test_kv_pool.c - the pool of KV pages that processes share: how large it is planned,
 // who decides, and what others see of a page.
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kv/pool.h"
+#include "unit/testing.h"
 
-static void test_kv_plan(void **state) {
-  (void)state;
+TEST(kv_plan) {
   enum { KIB = 1024, MIB = 1024 * KIB };
   static const struct {
     td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device,
@@ -99,8 +94,7 @@ static void check_copies(const td_kv_pool *pool, int fd) {
 }
 
 // The first decides, whatever the others would; what is in the pool outlives who wrote it.
-static void test_kv_pool(void **state) {
-  (void)state;
+TEST(kv_pool) {
   td_err err;
   int fd, status;
   assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
@@ -130,8 +124,7 @@ static void test_kv_pool(void **state) {
 }
 
 // A page's parts and, behind those of all pages, its recurrent states.
-static void test_kv_pool_with_states(void **state) {
-  (void)state;
+TEST(kv_pool_with_states) {
   enum { PAGE = 256, PART = 24 * PAGE, STATE = 1000, STATES = 3, N = 2 * PART + STATES * STATE };
   td_kv_need need = small_need, other;
   need.page_tokens = PAGE;
@@ -165,8 +158,7 @@ static void test_kv_pool_with_states(void **state) {
 }
 
 // Pages in a device's memory: the pool keeps the decision alone.
-static void test_kv_pool_of_a_device(void **state) {
-  (void)state;
+TEST(kv_pool_of_a_device) {
   td_err err;
   int fd;
   td_kv_need need = small_need;
@@ -189,8 +181,7 @@ static void test_kv_pool_of_a_device(void **state) {
 }
 
 // Pages in a device's memory and in the pool.
-static void test_kv_pool_with_copies(void **state) {
-  (void)state;
+TEST(kv_pool_with_copies) {
   td_err err;
   int fd;
   td_kv_need need = small_need;
@@ -215,8 +206,7 @@ static void test_kv_pool_with_copies(void **state) {
   assert_int_equal(close(fd), 0);
 }
 
-static void test_kv_pool_that_cannot_be(void **state) {
-  (void)state;
+TEST(kv_pool_that_cannot_be) {
   td_err err;
   int fd;
   td_kv_need need = small_need;
@@ -230,16 +220,4 @@ static void test_kv_pool_that_cannot_be(void **state) {
   assert_int_equal(td_kv_pool_attach(&pool, fd, &need, &err), TD_ENOMEM);
   assert_int_equal(td_kv_pool_attach(&pool, fd, &small_need, &err), TD_OK); // nothing was decided
   td_kv_pool_close(&pool);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_kv_plan),
-      cmocka_unit_test(test_kv_pool),
-      cmocka_unit_test(test_kv_pool_with_states),
-      cmocka_unit_test(test_kv_pool_of_a_device),
-      cmocka_unit_test(test_kv_pool_with_copies),
-      cmocka_unit_test(test_kv_pool_that_cannot_be),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,13 @@
 // there. Whatever is shared or evicted, each sequence must find its own. A naive model (a list of
 // prefixes with the time they were let go) says exactly how much must be found in the cache.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "kv/kv.h"
 #include "unit/draw.h"
+#include "unit/testing.h"
 
 enum {
   MAX_SEQS = 5,
@@ -213,8 +209,7 @@ static void step_one(world *w, uint32_t i) {
   if (s->n_past == s->n_most) stop_one(w, i);
 }
 
-static void test_random_traces(void **state) {
-  (void)state;
+TEST(random_traces) {
   uint64_t n_hits = 0, n_evicted = 0;
   for (uint64_t seed = 1; seed <= N_TRACES; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
@@ -251,8 +246,7 @@ static void fill(td_kv *kv, uint32_t *seq, const int32_t *tokens, uint32_t n) {
   td_kv_commit(kv, *seq, tokens, n);
 }
 
-static void test_the_last_token_is_never_reused(void **state) {
-  (void)state;
+TEST(the_last_token_is_never_reused) {
   static const int32_t tokens[3 * PAGE_TOKENS] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 8, .max_seqs = 2};
   td_kv *kv;
@@ -269,8 +263,7 @@ static void test_the_last_token_is_never_reused(void **state) {
 }
 
 // The same page after different ones is not the same: its keys saw other tokens.
-static void test_what_came_before_counts(void **state) {
-  (void)state;
+TEST(what_came_before_counts) {
   static const int32_t first[] = {1, 1, 1, 1, 7, 7, 7, 7}, second[] = {2, 2, 2, 2, 7, 7, 7, 7, 0};
   const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 8, .max_seqs = 3};
   td_kv *kv;
@@ -288,8 +281,7 @@ static void test_what_came_before_counts(void **state) {
 }
 
 // Pages of one salt are found by that salt alone, and their names on disk differ.
-static void test_salts_keep_apart(void **state) {
-  (void)state;
+TEST(salts_keep_apart) {
   static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   static const uint64_t salts[] = {0, 1, 1ull << 40 | 1};
   const td_digest root = {.bytes = {1}};
@@ -318,8 +310,7 @@ static void test_salts_keep_apart(void **state) {
 }
 
 // What is lost is found no more, and every page is free for something else.
-static void test_what_is_forgotten(void **state) {
-  (void)state;
+TEST(what_is_forgotten) {
   static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 8, .max_seqs = 3};
   td_kv *kv;
@@ -337,15 +328,4 @@ static void test_what_is_forgotten(void **state) {
   assert_int_equal(td_kv_seq_open(kv, &b, &err), TD_OK);
   assert_int_equal(td_kv_reserve(kv, b, 8 * PAGE_TOKENS, &err), TD_OK);
   td_kv_close(kv);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_traces),
-      cmocka_unit_test(test_the_last_token_is_never_reused),
-      cmocka_unit_test(test_what_came_before_counts),
-      cmocka_unit_test(test_salts_keep_apart),
-      cmocka_unit_test(test_what_is_forgotten),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 // tests/unit/test_lane.c - whose work is next, without threads; and on libuv's pool: threads stay
 // free for others, work can be canceled, and ends when it has used its time.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 
 #include "base/status.h"
 #include "front/lane.h"
+#include "unit/testing.h"
 
 enum { N_WORKS = 64, SHORT = 100, SLOW = TD_LANE_SLOW_BYTES, LARGE = TD_LANE_LARGE_BYTES };
 enum { FLOOD = 1, POLITE = 2 };
@@ -49,8 +45,7 @@ static td_lane_work *add(uint64_t tenant, size_t n_bytes) {
 
 // ---- the choice ---------------------------------------------------------------------------------
 
-static void a_flood_costs_others_one_item(void **state) {
-  (void)state;
+TEST(a_flood_costs_others_one_item, set_up, tear_down) {
   static const size_t sizes[] = {SHORT, SLOW, LARGE};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
     td_lane_work *first[TD_LANE_MOST_RUNNING] = {0}, *next, *last = NULL;
@@ -79,8 +74,7 @@ static void a_flood_costs_others_one_item(void **state) {
 }
 
 // Both always have work; an item of one costs ten of the other's.
-static void tenants_share_time(void **state) {
-  (void)state;
+TEST(tenants_share_time, set_up, tear_down) {
   enum { N_ROUNDS = 2200 };
   static const uint64_t cost_ns[] = {[FLOOD] = 10 * MS, [POLITE] = 1 * MS};
   unsigned n_run[3] = {0};
@@ -106,8 +100,7 @@ static void tenants_share_time(void **state) {
     td_lane_end(w, 0);
 }
 
-static void short_work_does_not_wait_for_slow(void **state) {
-  (void)state;
+TEST(short_work_does_not_wait_for_slow, set_up, tear_down) {
   td_lane_work *slow[4], *running[3];
   for (unsigned i = 0; i < TD_COUNT(slow); i++)
     slow[i] = add(FLOOD, i < 2 ? LARGE : SLOW);
@@ -135,8 +128,7 @@ static void short_work_does_not_wait_for_slow(void **state) {
   td_lane_end(slow[3], MS);
 }
 
-static void what_waits_can_be_taken_back(void **state) {
-  (void)state;
+TEST(what_waits_can_be_taken_back, set_up, tear_down) {
   td_lane_work *w[6];
   for (unsigned i = 0; i < TD_COUNT(w); i++)
     w[i] = add(FLOOD, LARGE);
@@ -159,8 +151,7 @@ static void what_waits_can_be_taken_back(void **state) {
 }
 
 // As many tenants as wish, each with a number of any size.
-static void any_number_of_tenants(void **state) {
-  (void)state;
+TEST(any_number_of_tenants, set_up, tear_down) {
   for (uint64_t i = 0; i < 100000; i++) {
     t.n_works = 0;
     td_lane_work *w = add(i * 0x9e3779b97f4a7c15u, SHORT);
@@ -230,8 +221,7 @@ static void run_pool(void) {
   uv_sem_destroy(&p.may_end);
 }
 
-static void others_get_their_turn(void **state) {
-  (void)state;
+TEST(others_get_their_turn, set_up, tear_down) {
   open_pool();
   for (unsigned i = 0; i < N_WORKS; i++)
     queue(wait_for_leave, i % 2 ? SLOW : SHORT);
@@ -256,8 +246,7 @@ static void wait_until_canceled(uv_work_t *work) {
 }
 
 // What runs ends by itself once it is told; only these were run.
-static void a_stop_drops_what_waits(void **state) {
-  (void)state;
+TEST(a_stop_drops_what_waits, set_up, tear_down) {
   open_pool();
   for (unsigned i = 1; i < N_WORKS; i++)
     queue(wait_until_canceled, SLOW);
@@ -276,24 +265,10 @@ static void note_over(uv_work_t *work, int status) {
   note_done(work, status);
 }
 
-static void what_has_used_its_time_ends(void **state) {
-  (void)state;
+TEST(what_has_used_its_time_ends, set_up, tear_down) {
   open_pool();
   t.lane.most_cpu_ns = 0;
   queue(wait_until_canceled, SLOW)->after = note_over;
   run_pool();
   assert_int_equal(p.n_done, 1);
-}
-
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {CASE(a_flood_costs_others_one_item),
-                                     CASE(tenants_share_time),
-                                     CASE(short_work_does_not_wait_for_slow),
-                                     CASE(what_waits_can_be_taken_back),
-                                     CASE(any_number_of_tenants),
-                                     CASE(others_get_their_turn),
-                                     CASE(a_stop_drops_what_waits),
-                                     CASE(what_has_used_its_time_ends)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
 // tests/unit/test_log.c - what stands on stderr, as text and as JSON.
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>
@@ -18,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "unit/testing.h"
 
 // What fn(ctx) writes to stderr, one read: every message is one write.
 static char said[16384];
@@ -43,8 +38,7 @@ static void say(void *ctx) {
   td_info("%s", (const char *)ctx);
 }
 
-static void test_text(void **state) {
-  (void)state;
+TEST(text) {
   set(TD_LOG_INFO, false);
   listen_to(say, "hello");
   assert_string_equal(said, "tandem: info: hello\n");
@@ -69,8 +63,7 @@ static const char *text_of(const cJSON *object, const char *key) {
   return text;
 }
 
-static void test_json(void **state) {
-  (void)state;
+TEST(json) {
   set(TD_LOG_INFO, true);
   listen_to(say, "a \"quote\",\na tab\t and \xff");
   cJSON *object = line();
@@ -85,8 +78,7 @@ static void test_json(void **state) {
   cJSON_Delete(object);
 }
 
-static void test_long_messages_are_cut(void **state) {
-  (void)state;
+TEST(long_messages_are_cut) {
   static char text[10000];
   memset(text, 'x', sizeof text - 1);
   set(TD_LOG_INFO, true);
@@ -103,8 +95,7 @@ static void forward(void *ctx) {
   td_log_forward("worker", 77, ctx, strlen(ctx));
 }
 
-static void test_forwarded_lines(void **state) {
-  (void)state;
+TEST(forwarded_lines) {
   set(TD_LOG_ERROR, false);
   listen_to(forward, "free(): invalid pointer");
   assert_string_equal(said, "free(): invalid pointer\n");
@@ -123,8 +114,7 @@ static void test_forwarded_lines(void **state) {
 }
 
 // Escape sequences, bytes that are not UTF-8 and line breaks do not reach a terminal.
-static void test_control_characters_are_written_out(void **state) {
-  (void)state;
+TEST(control_characters_are_written_out) {
   set(TD_LOG_INFO, false);
   listen_to(say, "a\x1b[2Jb\tc\nd\re\x7f \xc2\x9b\x9b \xe2\x82\xac\xe2\x82");
   assert_string_equal(
@@ -188,8 +178,7 @@ static void check_unread(int reading, int writing) {
   assert_non_null(strstr(text, "\ntandem: info: flows again\n"));
 }
 
-static void test_nobody_reads(void **state) {
-  (void)state;
+TEST(nobody_reads) {
   int ends[2];
   assert_int_equal(pipe(ends), 0);
   check_unread(ends[0], ends[1]);
@@ -206,24 +195,10 @@ static void break_an_invariant(void *ctx) {
   assert_true(WIFSIGNALED(status));
 }
 
-static void test_broken_invariants_are_logged(void **state) {
-  (void)state;
+TEST(broken_invariants_are_logged) {
   set(TD_LOG_ERROR, true);
   listen_to(break_an_invariant, NULL);
   cJSON *object = line();
   assert_non_null(strstr(text_of(object, "msg"), "broken invariant: 1 + 1 == 3"));
   cJSON_Delete(object);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_text),
-      cmocka_unit_test(test_json),
-      cmocka_unit_test(test_long_messages_are_cut),
-      cmocka_unit_test(test_forwarded_lines),
-      cmocka_unit_test(test_control_characters_are_written_out),
-      cmocka_unit_test(test_nobody_reads),
-      cmocka_unit_test(test_broken_invariants_are_logged),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

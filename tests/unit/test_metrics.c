@@ -1,17 +1,13 @@
 // tests/unit/test_metrics.c - what GET /metrics writes, held against the text format's rules.
 #include <ctype.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "front/metrics.h"
+#include "unit/testing.h"
 
 #define MS UINT64_C(1000000)
 
@@ -48,8 +44,7 @@ static void expect_line(const td_buf *text, const char *line) {
   assert_int_equal(found[strlen(line)], '\n');
 }
 
-static void test_values(void **state) {
-  (void)state;
+TEST(values) {
   td_metrics m;
   td_metrics_init(&m);
   m.n_finished[TD_FINISH_STOP] = 5;
@@ -112,8 +107,7 @@ static bool is_described(const td_buf *api, const char *method, const char *path
 
 // Every route has a counter, a row in the folder's README and a path in openapi.json, and no path
 // and method has two.
-static void test_routes(void **state) {
-  (void)state;
+TEST(routes) {
   static const char *const names[] = {
 #define X(name, method, path, needs, what) method " " path,
       TD_ROUTES(X)
@@ -145,8 +139,7 @@ static void test_routes(void **state) {
 }
 
 // Buckets add up from below; a value on a bound is in it; one above all is in +Inf alone.
-static void test_histograms(void **state) {
-  (void)state;
+TEST(histograms) {
   td_metrics m;
   td_metrics_init(&m);
   td_histogram_add(&m.next_token, 0);
@@ -174,8 +167,7 @@ static void test_histograms(void **state) {
   td_buf_free(&text);
 }
 
-static void test_names_are_escaped(void **state) {
-  (void)state;
+TEST(names_are_escaped) {
   td_metrics m;
   td_metrics_init(&m);
   td_buf text = written(&m, "a\"b\\c\nd");
@@ -184,8 +176,7 @@ static void test_names_are_escaped(void **state) {
 }
 
 // Each family is declared once and has a sample of every model; counts of routes have no model.
-static void test_several_models(void **state) {
-  (void)state;
+TEST(several_models) {
   td_metrics first, second;
   td_metrics_init(&first);
   td_metrics_init(&second);
@@ -204,13 +195,4 @@ static void test_several_models(void **state) {
   assert_non_null(declared);
   assert_null(strstr(declared + 1, "# TYPE tandem_generation_tokens_total"));
   td_buf_free(&text);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_values),         cmocka_unit_test(test_histograms),
-      cmocka_unit_test(test_routes),         cmocka_unit_test(test_names_are_escaped),
-      cmocka_unit_test(test_several_models),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,5 @@
 // tests/unit/test_numa.c - which rows, and which bytes, belong to which NUMA node, and where pages
 // lie.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +7,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/numa.h"
 #include "base/status.h"
+#include "unit/testing.h"
 
-static void test_node_of_a_device(void **state) {
-  (void)state;
+TEST(node_of_a_device) {
   static const struct {
     const char *text;
     int node;
@@ -43,8 +37,7 @@ static void test_node_of_a_device(void **state) {
   td_nodes_prefer(-1);
 }
 
-static void test_rows(void **state) {
-  (void)state;
+TEST(rows) {
   for (unsigned n_nodes = 1; n_nodes <= TD_MAX_NODES; n_nodes++) {
     for (size_t n_rows = 0; n_rows < 50; n_rows++) {
       assert_int_equal(td_node_begin(n_rows, n_nodes, 0), 0);
@@ -57,8 +50,7 @@ static void test_rows(void **state) {
   }
 }
 
-static void test_fake_nodes(void **state) {
-  (void)state;
+TEST(fake_nodes) {
   setenv("TANDEM_FAKE_NODES", "3", 1);
   td_nodes nodes = td_nodes_get();
   assert_int_equal(nodes.n, 3);
@@ -74,8 +66,7 @@ static void test_fake_nodes(void **state) {
 }
 
 // Every byte is one node's, and each node has its share of them.
-static void test_stripes(void **state) {
-  (void)state;
+TEST(stripes) {
   static const size_t sizes[] = {1, 999, 1000, 1001, 6000, 7500, 123456};
   for (unsigned n_nodes = 1; n_nodes <= TD_MAX_NODES; n_nodes++) {
     for (size_t i = 0; i < TD_COUNT(sizes); i++) {
@@ -96,8 +87,7 @@ static void test_stripes(void **state) {
 }
 
 // The kernel says of pages that are there on which node they are, and nothing of others.
-static void test_where_memory_lies(void **state) {
-  (void)state;
+TEST(where_memory_lies) {
   enum { STRIPE = 16384, PAGE = 4096, N = 40 * STRIPE };
   char *base = mmap(NULL, N, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(base != MAP_FAILED);
@@ -120,13 +110,4 @@ static void test_where_memory_lies(void **state) {
   for (size_t i = 0; i < N / PAGE; i++)
     assert_int_equal(where[i], i * PAGE / STRIPE % 3);
   munmap(base, N);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_node_of_a_device),  cmocka_unit_test(test_rows),
-      cmocka_unit_test(test_fake_nodes),        cmocka_unit_test(test_stripes),
-      cmocka_unit_test(test_where_memory_lies),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 // The option table: command line, configuration file, help.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "options/options_impl.h"
 #include "runtime/runtime_opts.h"
+#include "unit/testing.h"
 
 static td_options parsed;
 static td_err error;
@@ -34,8 +29,7 @@ static int teardown(void **state) {
   return 0;
 }
 
-static void test_values_and_defaults(void **state) {
-  (void)state;
+TEST(values_and_defaults, NULL, teardown) {
   assert_int_equal(parse("run -m dir -p hello --temperature=0.5 --top-k 40 --raw"), TD_OK);
   assert_int_equal(parsed.command, TD_CMD_RUN);
   assert_string_equal(parsed.model, "dir");
@@ -48,8 +42,7 @@ static void test_values_and_defaults(void **state) {
   assert_false(parsed.raw);
 }
 
-static void test_several_names(void **state) {
-  (void)state;
+TEST(several_names, NULL, teardown) {
   static const char *const lines[] = {"serve --served-model-name org/a b c --port 1",
                                       "serve --served-model-name org/a,b --model-name=c",
                                       "serve --model-name org/a,b,c"};
@@ -62,8 +55,7 @@ static void test_several_names(void **state) {
   assert_int_equal(parse("serve --served-model-name ,"), TD_EINVAL);
 }
 
-static void test_two_word_commands(void **state) {
-  (void)state;
+TEST(two_word_commands, NULL, teardown) {
   assert_int_equal(parse("inspect --model dir --tensors"), TD_OK);
   assert_int_equal(parsed.command, TD_CMD_INSPECT);
   assert_int_equal(parse("inspect tokens --model dir --decode"), TD_OK);
@@ -73,16 +65,14 @@ static void test_two_word_commands(void **state) {
   assert_int_equal(parsed.token_ids.values[2], 3);
 }
 
-static void test_same_letter_in_two_commands(void **state) {
-  (void)state;
+TEST(same_letter_in_two_commands, NULL, teardown) {
   assert_int_equal(parse("bench -p 16,512 -n 8"), TD_OK);
   assert_int_equal(parsed.bench_prompt.n, 2);
   assert_int_equal(parsed.bench_gen.values[0], 8);
   assert_null(parsed.prompt);
 }
 
-static void test_help_of_a_command(void **state) {
-  (void)state;
+TEST(help_of_a_command, NULL, teardown) {
   assert_int_equal(parse("help run"), TD_OK);
   assert_true(parsed.help);
   assert_int_equal(parsed.command, TD_CMD_RUN);
@@ -92,8 +82,7 @@ static void test_help_of_a_command(void **state) {
   assert_int_equal(parsed.command, TD_N_COMMANDS);
 }
 
-static void test_values_set_later(void **state) {
-  (void)state;
+TEST(values_set_later, NULL, teardown) {
   td_buf text = TD_BUF_INIT;
   assert_int_equal(parse("run --temperature 0.6 --thinking off"), TD_OK);
   td_options_show(&text, &parsed, "temperature");
@@ -114,8 +103,7 @@ static void test_values_set_later(void **state) {
 }
 
 // Without --model, as pull and other servers take it.
-static void test_a_word_that_is_a_model(void **state) {
-  (void)state;
+TEST(a_word_that_is_a_model, NULL, teardown) {
   assert_int_equal(parse("serve org/name:Q4_K_M --port 80"), TD_OK);
   assert_string_equal(parsed.model, "org/name:Q4_K_M");
   assert_int_equal(parse("bench kernels ./dir"), TD_OK);
@@ -129,8 +117,7 @@ static void expect_error(const char *line, const char *part) {
   if (!strstr(error.msg, part)) fail_msg("%s: \"%s\" lacks \"%s\"", line, error.msg, part);
 }
 
-static void test_errors_name_the_option(void **state) {
-  (void)state;
+TEST(errors_name_the_option, NULL, teardown) {
   expect_error("dance", "dance: not a command");
   expect_error("eval", "`tandem eval logits`, `tandem eval perplexity`");
   expect_error("eval nonsense", "`tandem eval chat`");
@@ -181,8 +168,7 @@ static void test_errors_name_the_option(void **state) {
   assert_int_equal(parse("eval logits --token-ids @/nonexistent"), TD_ENOENT);
 }
 
-static void test_former_spellings(void **state) {
-  (void)state;
+TEST(former_spellings, NULL, teardown) {
   assert_int_equal(parse("serve --workers split --kv-tokens 512 --stuck-after=7"), TD_OK);
   assert_int_equal(parsed.disaggregate, TD_ON);
   assert_true(parsed.kv_tokens == 512 && parsed.stuck_after_s == 7);
@@ -213,8 +199,7 @@ static td_status parse_with_file(const char *json, const char *rest) {
   return st;
 }
 
-static void test_config_file(void **state) {
-  (void)state;
+TEST(config_file, NULL, teardown) {
   const char *json = "{\"port\": 9000, \"host\": \"::1\", \"prompt\": \"other command's\"}";
   assert_int_equal(parse_with_file(json, "--host 0.0.0.0"), TD_OK);
   assert_int_equal(parsed.port, 9000);
@@ -232,8 +217,7 @@ static void test_config_file(void **state) {
   assert_int_not_equal(parse_with_file("{", ""), TD_OK);
 }
 
-static void test_help_lists_every_command(void **state) {
-  (void)state;
+TEST(help_lists_every_command, NULL, teardown) {
   assert_int_equal(parse(""), TD_OK);
   assert_true(parsed.help);
   assert_int_equal(parse("run --help --nonsense"), TD_OK);
@@ -247,8 +231,7 @@ static void test_help_lists_every_command(void **state) {
   td_buf_free(&text);
 }
 
-static void test_help_fits_80_columns(void **state) {
-  (void)state;
+TEST(help_fits_80_columns) {
   td_buf text = TD_BUF_INIT;
   for (int c = 0; c <= TD_N_COMMANDS; c++)
     td_options_help(&text, (td_command)c);
@@ -261,8 +244,7 @@ static void test_help_fits_80_columns(void **state) {
 }
 
 // configs/README.md is the reference page; `tandem help --markdown` writes it.
-static void test_reference_page_is_current(void **state) {
-  (void)state;
+TEST(reference_page_is_current) {
   td_buf page = TD_BUF_INIT, table = TD_BUF_INIT;
   assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../configs/README.md", 1 << 20, &error),
                    TD_OK);
@@ -295,8 +277,7 @@ static void check_runtime_number(const char *name, double least, double most) {
 }
 
 // Every runtime option is in the table, and what the table admits a worker accepts.
-static void test_runtime_options_are_in_the_table(void **state) {
-  (void)state;
+TEST(runtime_options_are_in_the_table, NULL, teardown) {
 #define X(field, option) assert_non_null(option_named(option, OPT_STR));
   TD_RUNTIME_TEXTS(X)
 #undef X
@@ -308,24 +289,4 @@ static void test_runtime_options_are_in_the_table(void **state) {
   assert_int_equal(td_options_number(&parsed, "threads"), 3);
   assert_int_equal(td_options_number(&parsed, "kv-dtype"), 1);
   assert_int_equal(td_options_number(&parsed, "expert-device"), TD_EXPERTS_GPU);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(test_values_and_defaults, teardown),
-      cmocka_unit_test_teardown(test_help_of_a_command, teardown),
-      cmocka_unit_test_teardown(test_values_set_later, teardown),
-      cmocka_unit_test_teardown(test_several_names, teardown),
-      cmocka_unit_test_teardown(test_two_word_commands, teardown),
-      cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),
-      cmocka_unit_test_teardown(test_a_word_that_is_a_model, teardown),
-      cmocka_unit_test_teardown(test_errors_name_the_option, teardown),
-      cmocka_unit_test_teardown(test_former_spellings, teardown),
-      cmocka_unit_test_teardown(test_config_file, teardown),
-      cmocka_unit_test_teardown(test_help_lists_every_command, teardown),
-      cmocka_unit_test_teardown(test_runtime_options_are_in_the_table, teardown),
-      cmocka_unit_test(test_help_fits_80_columns),
-      cmocka_unit_test(test_reference_page_is_current),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

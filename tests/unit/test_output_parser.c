@@ -1,19 +1,14 @@
 // tests/unit/test_output_parser.c - output split into reasoning, content and tool calls. The result
 // must not depend on how the text arrives, and nothing of a call's markers may be shown.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "api/output_parser.h"
 #include "base/buf.h"
 #include "base/json_parse.h"
+#include "unit/testing.h"
 
 #define DS_CALLS "<｜tool▁calls▁begin｜>"
 #define DS_CALL  "<｜tool▁call▁begin｜>"
@@ -138,8 +133,7 @@ static void check_harmony(const char *text, const char *reasoning, const char *c
   check_how(text, h, reasoning, content, calls);
 }
 
-static void messages_of_harmony_are_told_apart(void **state) {
-  (void)state;
+TEST(messages_of_harmony_are_told_apart) {
   check_harmony(H_THINK "So <|it is.\n" H_NEXT H_SAY "1 < 2 ", "So <|it is.\n", "1 < 2 ", "");
   check_harmony(H_THINK
                 "so" H_NEXT "<|channel|>commentary<|message|>I look." H_NEXT
@@ -168,8 +162,7 @@ static void messages_of_harmony_are_told_apart(void **state) {
             "[f {}]");
 }
 
-static void plain_text_is_content(void **state) {
-  (void)state;
+TEST(plain_text_is_content) {
   check_parts("", false, true, "", "", "");
   check_parts(" Hello,\n 1 < 2 <b> ", false, true, "", " Hello,\n 1 < 2 <b> ", "");
   check_parts(" Hello ", false, false, "", " Hello ", "");
@@ -178,8 +171,7 @@ static void plain_text_is_content(void **state) {
               "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "");
 }
 
-static void thoughts_are_told_apart(void **state) {
-  (void)state;
+TEST(thoughts_are_told_apart) {
   check_parts("<think>\nso\n it \n</think>\n\nHi <think> there", false, false, "so\n it",
               "Hi <think> there", "");
   check_parts("so it</think> Hi", true, false, "so it", "Hi", "");
@@ -189,8 +181,7 @@ static void thoughts_are_told_apart(void **state) {
   check_parts("a</think><tool_call>{\"name\": \"f\"}</tool_call>", true, true, "a", "", "[f {}]");
 }
 
-static void calls_of_each_form_are_found(void **state) {
-  (void)state;
+TEST(calls_of_each_form_are_found) {
   check_parts("Look:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}\\\"<\", \"b\": "
               "[12345678901234567890]}}\n</tool_call>\n<tool_call>{\"name\": \"g\", "
               "\"parameters\": {}}</tool_call> ",
@@ -212,8 +203,7 @@ static void calls_of_each_form_are_found(void **state) {
 #define P(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
 
 // Arguments without quotes become what the tool's schema says.
-static void elements_are_typed_by_the_schema(void **state) {
-  (void)state;
+TEST(elements_are_typed_by_the_schema) {
   check_calls(FN(P("s", "12") P("i", "12") P("o", " {\"a\": [1,\n2]}\n")), "",
               "[t {\"s\": \"12\", \"i\": 12, \"o\": {\"a\": [1,\n2]}}]");
   check_calls(FN(P("s", "\n a\t<b> \"c\\ </param\n")), "",
@@ -231,8 +221,7 @@ static void elements_are_typed_by_the_schema(void **state) {
   check_calls(FN(""), "", "[t {}]");
 }
 
-static void elements_of_each_family(void **state) {
-  (void)state;
+TEST(elements_of_each_family) {
   check_calls("So:\n" FN(P("i", "1")) "\n" FN(P("i", "2")) "\nb", "So:b",
               "[t {\"i\": 1}][t {\"i\": 2}]");
   check_calls("<function=g>\n" P("x", "1") "</function>\n</tool_call>", "", "[g {\"x\": 1}]");
@@ -320,8 +309,7 @@ static void elements_of_each_family(void **state) {
 }
 
 // A string comes as it is written, anything else when it is complete.
-static void elements_come_in_pieces(void **state) {
-  (void)state;
+TEST(elements_come_in_pieces) {
   check_cut("<tool_call><function=t><parameter=s>\nab\n", "", "[t {\"s\": \"ab]...");
   check_cut("<tool_call><function=t><parameter=i>\n1", "", "[t {\"i\": ]...");
   check_cut("<tool_call><function=t><parameter=i>\n1</parameter>\n", "", "[t {\"i\": ]...");
@@ -332,8 +320,7 @@ static void elements_come_in_pieces(void **state) {
 }
 
 // A model that ends its answer itself has written what it wanted.
-static void elements_that_the_answer_ends(void **state) {
-  (void)state;
+TEST(elements_that_the_answer_ends) {
   check_calls("<tool_call><function=t><parameter=s>\nab\n", "", "[t {\"s\": \"ab\"}]");
   check_calls("<tool_call><function=t><parameter=i>1</parameter>\n", "", "[t {\"i\": 1}]");
   check_calls("<tool_call><function=t><parameter=s>a</par", "", "[t {\"s\": \"a\"}]");
@@ -341,8 +328,7 @@ static void elements_that_the_answer_ends(void **state) {
 }
 
 // Where the tag that ends a value is missing, garbled, or part of the value.
-static void values_end_at_tags(void **state) {
-  (void)state;
+TEST(values_end_at_tags) {
   check_calls("<tool_call>\n<function=t>\n<parameter=s>\na\n<parameter=i>\n1\n</function>\n"
               "</tool_call>",
               "", "[t {\"s\": \"a\", \"i\": 1}]");
@@ -364,8 +350,7 @@ static void values_end_at_tags(void **state) {
               "", "[t {\"s\": \"a\\n\"}][t {\"s\": \"b\"}]");
 }
 
-static void python_is_read(void **state) {
-  (void)state;
+TEST(python_is_read) {
   check_calls(FN(P("a", "['x', \"y's\", True, None, 1.5e3,]")), "",
               "[t {\"a\": [\"x\", \"y's\", true, null, 1.5e3]}]");
   check_calls(FN(P("o", "{'k': {'l': False}, }")), "", "[t {\"o\": {\"k\": {\"l\": false}}}]");
@@ -376,13 +361,12 @@ static void python_is_read(void **state) {
 }
 
 // The types are those that the grammar of the schema allows.
-static void types_behind_references(void **state) {
-  (void)state;
+TEST(types_behind_references) {
   check_calls(FN(P("deep", "103") P("all", "103") P("any", "103") P("both", "103")), "",
               "[t {\"deep\": \"103\", \"all\": \"103\", \"any\": 103, \"both\": \"103\"}]");
 }
 
-static int open_params(void **state) {
+int before_all(void **state) {
   (void)state;
   static const char text[] =
       "[{\"function\": {\"name\": \"t\", \"parameters\": {\"properties\": {\"s\": {\"type\": "
@@ -410,21 +394,19 @@ static int open_params(void **state) {
   return 0;
 }
 
-static int free_params(void **state) {
+int after_all(void **state) {
   (void)state;
   td_tool_params_free(&params);
   return 0;
 }
 
-static void text_may_follow_a_call(void **state) {
-  (void)state;
+TEST(text_may_follow_a_call) {
   check_parts("<tool_call>{\"name\": \"f\"}</tool_call>\n\nDone. ", false, true, "", "Done. ",
               "[f {}]");
   check_parts("<tool_call>{\"name\": \"f\"}", false, true, "", "", "[f {}]");
 }
 
-static void what_is_no_call_is_text(void **state) {
-  (void)state;
+TEST(what_is_no_call_is_text) {
   static const char *const texts[] = {
       "<tool_call>no</tool_call>",
       "So: \n<tool_call>\n no</tool_call> ",
@@ -477,8 +459,7 @@ static void what_is_no_call_is_text(void **state) {
 #define HERMES(object) "<tool_call>\n" object "\n</tool_call>"
 
 // Whatever models write where there are none, and every search ends where its call ends.
-static void calls_without_arguments(void **state) {
-  (void)state;
+TEST(calls_without_arguments) {
   check_calls(HERMES("{\"name\": \"f\"}") HERMES("{\"name\": \"g\", \"arguments\": {\"a\": 1}}"),
               "", "[f {}][g {\"a\": 1}]");
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": }")
@@ -512,8 +493,7 @@ static void calls_without_arguments(void **state) {
               "[functions.f:0 f {}][functions.g:1 g {}]");
 }
 
-static void arguments_in_any_shape(void **state) {
-  (void)state;
+TEST(arguments_in_any_shape) {
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"x\\\\ny\\\"}\"}"), "",
               "[f {\"a\": \"x\\ny\"}]");
   check_calls(HERMES("{\"arguments\": {\"a\": 1}, \"name\": \"f\"}"), "", "[f {\"a\": 1}]");
@@ -535,8 +515,7 @@ static void arguments_in_any_shape(void **state) {
               "[f {\"a\": 1}]");
 }
 
-static void names_and_ids_in_every_spelling(void **state) {
-  (void)state;
+TEST(names_and_ids_in_every_spelling) {
   check_calls(KM_CALL "functions.a.b-c:12" KM_ARGS "{}" KM_END, "",
               "[functions.a.b-c:12 a.b-c {}]");
   check_calls(KM_CALL " f:0\n" KM_ARGS "{}" KM_END, "", "[f:0 f {}]");
@@ -551,8 +530,7 @@ static void names_and_ids_in_every_spelling(void **state) {
               "[f {}][f {}]");
 }
 
-static void markers_that_are_forgotten(void **state) {
-  (void)state;
+TEST(markers_that_are_forgotten) {
   check_calls(KM_CALL "functions.f:0" KM_ARGS "{}" KM_CALL "functions.g:1" KM_ARGS "{}", "",
               "[functions.f:0 f {}][functions.g:1 g {}]");
   check_calls(KM_CALLS "functions.f:0" KM_ARGS "{}" KM_END KM_LAST, "", "[functions.f:0 f {}]");
@@ -562,8 +540,7 @@ static void markers_that_are_forgotten(void **state) {
   check_calls("<tool_call>{\"name\": \"f\"}</tool_", "", "[f {}]");
 }
 
-static void several_calls_between_two_markers(void **state) {
-  (void)state;
+TEST(several_calls_between_two_markers) {
   check_calls(HERMES("{\"name\": \"f\"}\n{\"name\": \"g\", \"arguments\": {}}"), "",
               "[f {}][g {}]");
   check_calls(HERMES("[{\"name\": \"f\"}, {\"name\": \"g\"}]") " so", "so", "[f {}][g {}]");
@@ -571,8 +548,7 @@ static void several_calls_between_two_markers(void **state) {
   check_calls("<tool_call>{\"name\": \"f\"} {\"no\": 1}", "{\"no\": 1}", "[f {}]");
 }
 
-static void text_between_calls(void **state) {
-  (void)state;
+TEST(text_between_calls) {
   check_calls("One:\n" HERMES("{\"name\": \"f\"}") "\n\nTwo: \n" HERMES("{\"name\": \"g\"}"),
               "One:Two:", "[f {}][g {}]");
   check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END "and" KM_CALL "g:1" KM_ARGS
@@ -586,8 +562,7 @@ static void text_between_calls(void **state) {
 }
 
 // What JSON does not allow inside strings, and its own spelling of what is no character.
-static void strings_are_mended(void **state) {
-  (void)state;
+TEST(strings_are_mended) {
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": \"1\n\t2\r\x01\"}}"), "",
               "[f {\"a\": \"1\\n\\t2\\r\\u0001\"}]");
   check_calls(KM_CALL "f" KM_ARGS
@@ -598,8 +573,7 @@ static void strings_are_mended(void **state) {
 }
 
 // What was told cannot be taken back: arguments that break off or go wrong stay unfinished.
-static void calls_that_break_off(void **state) {
-  (void)state;
+TEST(calls_that_break_off) {
   static const struct {
     const char *text, *calls;
   } cases[] = {
@@ -622,8 +596,7 @@ static void calls_that_break_off(void **state) {
 }
 
 // Where a limit cuts the text, the beginning of a call is no text.
-static void beginnings_are_not_shown(void **state) {
-  (void)state;
+TEST(beginnings_are_not_shown) {
   static const char *const texts[] = {"<tool_ca",
                                       "<tool_call>",
                                       "<tool_call>\n{\"name\": \"f",
@@ -653,8 +626,7 @@ static void beginnings_are_not_shown(void **state) {
 }
 
 // A thought that has no end is over where a call begins.
-static void calls_within_thoughts(void **state) {
-  (void)state;
+TEST(calls_within_thoughts) {
 #define CALL "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"
   check_parts("<think>so\n" CALL, false, true, "so", "", "[f {}]");
   check_parts("so\n" CALL "\n" CALL, true, true, "so", "", "[f {}][f {}]");
@@ -673,8 +645,7 @@ static void calls_within_thoughts(void **state) {
 }
 
 // Names that are not offered as they are written, and calls that may not be made.
-static void names_are_those_offered(void **state) {
-  (void)state;
+TEST(names_are_those_offered) {
   static const char *const names[] = {"t",           "functions.t:0", "t:0",  "functions.t",
                                       "functions_t", "t_0",           "t#12", "\\\"t\\\"",
                                       "functions:t", "t:call_1"};
@@ -691,16 +662,14 @@ static void names_are_those_offered(void **state) {
   params.is_closed = false;
 }
 
-static void one_call_is_all(void **state) {
-  (void)state;
+TEST(one_call_is_all) {
   const how h = {.parse_tool_calls = true, .one_call = true};
   check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>",
             h, "", "a", "[f {}]");
 }
 
 // A call is told as soon as it can be one, and its arguments as they come.
-static void arguments_come_in_pieces(void **state) {
-  (void)state;
+TEST(arguments_come_in_pieces) {
   static const char text[] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"bcd\"}}\n";
   td_output_parser parts = {.parse_tool_calls = true};
   size_t n_parts = 0;
@@ -719,8 +688,7 @@ static void arguments_come_in_pieces(void **state) {
 }
 
 // A byte at a time: where all of it were looked at again for each, this would not end.
-static void long_answers_are_looked_at_once(void **state) {
-  (void)state;
+TEST(long_answers_are_looked_at_once) {
   static const char *const beginnings[] = {"",
                                            "<think>",
                                            "a ",
@@ -756,44 +724,9 @@ static void long_answers_are_looked_at_once(void **state) {
   free(text);
 }
 
-static void prompts_that_end_in_a_thought(void **state) {
-  (void)state;
+TEST(prompts_that_end_in_a_thought) {
   assert_true(td_output_parser_prompt_thinks("x<think>\n", 9));
   assert_false(td_output_parser_prompt_thinks("x<think>y", 9));
   assert_true(td_output_parser_prompt_thinks("x<think:opensource>", 19));
   assert_false(td_output_parser_prompt_thinks("think>", 6));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(messages_of_harmony_are_told_apart),
-      cmocka_unit_test(plain_text_is_content),
-      cmocka_unit_test(thoughts_are_told_apart),
-      cmocka_unit_test(calls_of_each_form_are_found),
-      cmocka_unit_test(elements_are_typed_by_the_schema),
-      cmocka_unit_test(elements_of_each_family),
-      cmocka_unit_test(elements_come_in_pieces),
-      cmocka_unit_test(text_may_follow_a_call),
-      cmocka_unit_test(what_is_no_call_is_text),
-      cmocka_unit_test(calls_without_arguments),
-      cmocka_unit_test(arguments_in_any_shape),
-      cmocka_unit_test(names_and_ids_in_every_spelling),
-      cmocka_unit_test(markers_that_are_forgotten),
-      cmocka_unit_test(several_calls_between_two_markers),
-      cmocka_unit_test(text_between_calls),
-      cmocka_unit_test(long_answers_are_looked_at_once),
-      cmocka_unit_test(strings_are_mended),
-      cmocka_unit_test(calls_that_break_off),
-      cmocka_unit_test(elements_that_the_answer_ends),
-      cmocka_unit_test(values_end_at_tags),
-      cmocka_unit_test(python_is_read),
-      cmocka_unit_test(types_behind_references),
-      cmocka_unit_test(beginnings_are_not_shown),
-      cmocka_unit_test(calls_within_thoughts),
-      cmocka_unit_test(names_are_those_offered),
-      cmocka_unit_test(one_call_is_all),
-      cmocka_unit_test(arguments_come_in_pieces),
-      cmocka_unit_test(prompts_that_end_in_a_thought),
-  };
-  return cmocka_run_group_tests(tests, open_params, free_params);
 }

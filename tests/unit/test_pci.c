@@ -1,19 +1,14 @@
 // tests/unit/test_pci.c - the link of a PCI device, from what the kernel says of it and its port.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/pci.h"
 #include "base/status.h"
+#include "unit/testing.h"
 
 #define ID "0000:65:00.0"
 
@@ -28,8 +23,7 @@ static void put(const char *folder, const char *file, const char *text) {
   fclose(f);
 }
 
-static void test_links(void **state) {
-  (void)state;
+TEST(links) {
   static const struct {
     const char *speed, *width, *port_speed, *port_width;
     double gbps;
@@ -72,9 +66,4 @@ static void test_links(void **state) {
   rmdir(device);
   rmdir(port);
   assert_int_equal(rmdir(root), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_links)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,8 +8,7 @@
 
 // ---- where a model is computed ------------------------------------------------------------------
 
-static void test_what_cannot_be(void **state) {
-  (void)state;
+TEST(what_cannot_be) {
   static const struct {
     td_runtime_opts opts;
     const char *says; // NULL: can be
@@ -41,8 +40,7 @@ static void test_what_cannot_be(void **state) {
   }
 }
 
-static void test_models_that_devices_cannot_share(void **state) {
-  (void)state;
+TEST(models_that_devices_cannot_share) {
   const td_model_config sinks = {.arch_name = "gpt_oss", .window = 128};
   const td_model_config states = {.arch_name = "qwen3_next",
                                   .n_layers = 1,
@@ -80,8 +78,7 @@ static void test_models_that_devices_cannot_share(void **state) {
 
 // Kinds of attention without pages in E4M3, and rows that no runs of 16 make, are named; the pages
 // of others are smaller.
-static void test_fp8_pages(void **state) {
-  (void)state;
+TEST(fp8_pages) {
   static const struct {
     td_model_config config;
     const char *words; // NULL: there are
@@ -127,8 +124,7 @@ static void test_fp8_pages(void **state) {
 
 // Without a GPU auto is cpu in every respect; with one the experts are the CPU's if they do not fit
 // beside operators and a short context.
-static void test_who_computes(void **state) {
-  (void)state;
+TEST(who_computes) {
   checkpoint ck;
   td_model *model;
   td_err err;
@@ -202,8 +198,7 @@ static uint32_t context_of(const td_model_config *c, const td_gpu_need *need,
 }
 
 // Cards of 24, 32 and 80 GB; free is what a driver and its context leave of them.
-static void test_rings(void **state) {
-  (void)state;
+TEST(rings) {
   const uint64_t v3 = expert_bytes(7168, 2048), qwen3 = expert_bytes(4096, 1536);
   const struct {
     const td_model_config *config;
@@ -236,8 +231,7 @@ static void test_rings(void **state) {
 }
 
 // A context that was asked for comes before the ring, to the last token.
-static void test_a_given_context_comes_first(void **state) {
-  (void)state;
+TEST(a_given_context_comes_first) {
   const uint64_t layer_bytes = 256 * expert_bytes(7168, 2048);
   for (uint32_t ctx = 8192; ctx <= 131072; ctx *= 4) {
     const td_gpu_need need = need_of(&deepseek_v3, 33 * GB, 19 * GB, layer_bytes, ctx);
@@ -253,8 +247,7 @@ static void test_a_given_context_comes_first(void **state) {
 }
 
 // Layers that a GPU has experts of itself, in half of what a ring, a chunk and two contexts leave.
-static void test_own_layers(void **state) {
-  (void)state;
+TEST(own_layers) {
   enum { N = 61, DENSE = 3 };
   uint64_t layer_bytes[N] = {0}, bytes;
   for (int i = DENSE; i < N; i++)
@@ -274,8 +267,7 @@ static void test_own_layers(void **state) {
   }
 }
 
-static void test_sizes_of_the_cache(void **state) {
-  (void)state;
+TEST(sizes_of_the_cache) {
   static const struct {
     const char *text;
     bool is_auto;
@@ -301,8 +293,7 @@ static void test_sizes_of_the_cache(void **state) {
 
 // Without a cache, half of what is left goes to whole layers. A cache of a given size comes first.
 // auto takes the layers' memory where less than half of them would fit, and else what they leave.
-static void test_layers_and_the_cache(void **state) {
-  (void)state;
+TEST(layers_and_the_cache) {
   enum { N = 58 };
   uint64_t layer_bytes[N + 3] = {0};
   for (int i = 3; i < N + 3; i++)
@@ -330,8 +321,7 @@ static void test_layers_and_the_cache(void **state) {
 
 // Whole layers give half of their memory to a cache that two GPUs share; a cache that was asked for
 // stays. The second GPU has a share of the whole layers, too.
-static void test_experts_of_two_gpus(void **state) {
-  (void)state;
+TEST(experts_of_two_gpus) {
   static const uint64_t layer_bytes[] = {0, 4 * GB, 4 * GB, 4 * GB, 4 * GB, 4 * GB};
   td_gpu_experts own = {.n_layers = 6, .layers_bytes = 20 * GB};
   td_gpu_shared_experts s = td_gpu_share_experts(&own, layer_bytes, 6, 2);
@@ -351,8 +341,7 @@ static void test_experts_of_two_gpus(void **state) {
 }
 
 // A GPU that has all experts takes long pieces of prompts, too, where there is room for them.
-static void test_chunks_of_a_gpu_alone(void **state) {
-  (void)state;
+TEST(chunks_of_a_gpu_alone) {
   td_gpu_need need = need_of(&qwen3_235b, 141 * GB, 125 * GB, 0, 0);
   td_gpu_plan plan = td_gpu_plan_make(&need);
   assert_int_equal(plan.prefill_chunk, 8192);
@@ -365,8 +354,7 @@ static void test_chunks_of_a_gpu_alone(void **state) {
   assert_int_equal(td_gpu_plan_make(&need).prefill_chunk, 4096);
 }
 
-static void test_a_pair_of_gpus(void **state) {
-  (void)state;
+TEST(a_pair_of_gpus) {
   static const td_dense_size dense[61];
   td_gpu_need need = {.layer_bytes = 11 * GB, .usual_chunk = 1024, .step_token_bytes = 100000};
   td_gpu_plan plan = {.prefill_chunk = 21024, .chunk_bytes = 2 * GB, .stream_bytes = 3 * GB};
@@ -380,8 +368,7 @@ static void test_a_pair_of_gpus(void **state) {
 
 // Dense weights stream where a ring would be short or steps would be, and of no more layers than
 // that takes: the last ones, which in V3 have the smaller MLPs.
-static void test_dense_weights_of_a_pair(void **state) {
-  (void)state;
+TEST(dense_weights_of_a_pair) {
   const td_plan_load load = load_of_v3();
   const td_gpu_need need = {
       .layer_bytes = 11 * GB, .usual_chunk = 1024, .step_token_bytes = 160000};
@@ -401,23 +388,4 @@ static void test_dense_weights_of_a_pair(void **state) {
   check_memory_of_first(&asked, &plan, &less, GB, load.dense);
   static const td_dense_size one_large[61] = {[60] = {{GB, GB}}}; // each of two rings is as large
   assert_int_equal(td_gpu_pair_plan(&need, &plan, GB, one_large, 61).n_streamed_dense, 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sizes_of_the_cache),
-      cmocka_unit_test(test_layers_and_the_cache),
-      cmocka_unit_test(test_experts_of_two_gpus),
-      cmocka_unit_test(test_models_that_devices_cannot_share),
-      cmocka_unit_test(test_fp8_pages),
-      cmocka_unit_test(test_what_cannot_be),
-      cmocka_unit_test(test_who_computes),
-      cmocka_unit_test(test_rings),
-      cmocka_unit_test(test_a_given_context_comes_first),
-      cmocka_unit_test(test_own_layers),
-      cmocka_unit_test(test_a_pair_of_gpus),
-      cmocka_unit_test(test_dense_weights_of_a_pair),
-      cmocka_unit_test(test_chunks_of_a_gpu_alone),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

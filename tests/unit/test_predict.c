@@ -32,8 +32,7 @@ static td_card_plan card_that_prefills(const td_card_plan *plan) {
   return first;
 }
 
-static void test_prediction_for_a_pair(void **state) {
-  (void)state;
+TEST(prediction_for_a_pair) {
   const td_plan_load load = load_of_v3();
   const td_rig rig = rig_of(32, 55, 60);
   const td_card_plan one = td_card_plan_of(&load, &rig, &with_cache);
@@ -74,8 +73,7 @@ static double tried_share(double n_regions, double region_bytes, unsigned n_node
   return sum;
 }
 
-static void test_reads_across_nodes(void **state) {
-  (void)state;
+TEST(reads_across_nodes) {
   static const double mib = 1 << 20;
   const struct {
     double n_regions, mib;
@@ -95,8 +93,7 @@ static void test_reads_across_nodes(void **state) {
 }
 
 // Two nodes read twice what one does, as long as the link between them carries what goes across.
-static void test_prediction_for_two_nodes(void **state) {
-  (void)state;
+TEST(prediction_for_two_nodes) {
   const td_plan_load load = load_of_v3();
   td_rig rig = {.n_cores = 64, .read_gbps = 980, .gflops = 6400, .n_nodes = 2, .remote_gbps = 380};
   const td_rig one = td_rig_node(&rig);
@@ -117,8 +114,7 @@ static void test_prediction_for_two_nodes(void **state) {
 
 // Each part of a pass is bound by itself: experts that its tokens choose, the layer's other
 // weights, and the output matrix, of which there is a row a guess.
-static void test_prediction_of_guesses(void **state) {
-  (void)state;
+TEST(prediction_of_guesses) {
   td_plan_load load = load_of_v3();
   const td_rig rig = {.n_cores = 2, .read_gbps = 50, .gflops = 300, .n_nodes = 1, .layer_us = 20};
   const double experts = (double)load.layer_bytes[3], chosen = experts * 8 / 256;
@@ -139,8 +135,7 @@ static void test_prediction_of_guesses(void **state) {
 }
 
 // Steps of several tokens read the output matrix once, and write states between them.
-static void test_prediction_of_verifying(void **state) {
-  (void)state;
+TEST(prediction_of_verifying) {
   td_model_config config = {.n_layers = 1,
                             .dim = 64,
                             .delta_layers = {1},
@@ -161,8 +156,7 @@ static void test_prediction_of_verifying(void **state) {
 
 // A card alone: dense weights, without a ring for them and workspaces, are room for long steps.
 // They pay where copies bind.
-static void test_long_prompts_of_a_card(void **state) {
-  (void)state;
+TEST(long_prompts_of_a_card) {
   const td_plan_load load = load_of_v3();
   const uint64_t dense_bytes = (uint64_t)(61 * 187 + 3 * 396 + 58 * 48) << 20;
   const uint64_t token_bytes = td_engine_step_bytes_per_token(load.config, TD_BF16);
@@ -223,8 +217,7 @@ static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *car
 
 // A card alone has an engine for prompts, short or long, beside the one that decodes, unless it
 // holds all experts.
-static void test_rows_of_ngrams(void **state) {
-  (void)state;
+TEST(rows_of_ngrams) {
   enum { DIM = 2048, LAYERS = 2, OF_TOKEN = LAYERS * DIM * 2 };
   td_plan_load load = load_of_v3();
   td_model_config c = *load.config;
@@ -251,8 +244,7 @@ static void check_near(double seconds, double measured_s) {
 }
 
 // What was measured on an H100 (bench/results), to 15 %.
-static void test_predictions(void **state) {
-  (void)state;
+TEST(predictions) {
   const td_plan_load load = load_of_v3();
   td_rig rig;
   assert_int_equal(td_rig_read(&rig, "h100", NULL), TD_OK);
@@ -291,8 +283,7 @@ static void test_predictions(void **state) {
 
 // Drafts have a part of a card's memory: with the model's layer if one card has all of it to itself
 // and no cache of experts, none of them if a context would not fit beside them.
-static void test_memory_of_drafts(void **state) {
-  (void)state;
+TEST(memory_of_drafts) {
   td_plan_load load = load_of_v3();
   td_rig rig = rig_of(32, 55, 89);
   const td_card_plan without = td_card_plan_of(&load, &rig, &no_cache);
@@ -322,8 +313,7 @@ static void test_memory_of_drafts(void **state) {
 }
 
 // Few tokens are computed by the CPU; several cards share what many stream.
-static void test_who_computes_a_prompt(void **state) {
-  (void)state;
+TEST(who_computes_a_prompt) {
   const td_plan_load load = load_of_v3();
   td_rig rig = rig_of(32, 55, 89);
   const td_card_plan plan = td_card_plan_of(&load, &rig, &no_cache);
@@ -342,8 +332,7 @@ static void test_who_computes_a_prompt(void **state) {
 
 // Of a prompt, one token has logits, and each token's keys and values are made from its latents
 // once in every chunk: with those matrices, all operations are twice the parameters and attention.
-static void test_operations_of_a_prompt(void **state) {
-  (void)state;
+TEST(operations_of_a_prompt) {
   const td_plan_load load = load_of_v3();
   const td_model_config *c = load.config;
   const td_rig rig = rig_of(2000, 55, 100);
@@ -363,8 +352,7 @@ static void test_operations_of_a_prompt(void **state) {
 
 // Decode with a cache: without hits all experts' bytes are the CPU's, with hits fewer, and time
 // falls until the GPU has as much to read as the CPU.
-static void test_predictions_of_decode(void **state) {
-  (void)state;
+TEST(predictions_of_decode) {
   const td_plan_load load = load_of_v3();
   td_rig rig = rig_of(80, 55, 420);
   const td_card_plan plan = td_card_plan_of(&load, &rig, &with_cache);
@@ -399,8 +387,7 @@ static void test_predictions_of_decode(void **state) {
               8 * none.busy_s[TD_LIMIT_HOST_READ] * 400 / 142);
 }
 
-static void test_descriptions_of_machines(void **state) {
-  (void)state;
+TEST(descriptions_of_machines) {
   td_rig rig;
   td_err err;
   for (const td_rig_file *f = td_rig_files; f->name; f++) {
@@ -441,8 +428,7 @@ static void test_descriptions_of_machines(void **state) {
 }
 
 // A machine of one's own with cards to consider, and one whose path has a +.
-static void test_a_file_with_cards(void **state) {
-  (void)state;
+TEST(a_file_with_cards) {
   td_rig rig;
   td_err err;
   char path[] = "/tmp/td-rig-a+b-XXXXXX", own[] = "/tmp/td-rig-XXXXXX", name[64];
@@ -463,24 +449,4 @@ static void test_a_file_with_cards(void **state) {
   assert_non_null(strstr(err.msg, "rtx-1 is no known card"));
   unlink(path);
   unlink(own);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_prediction_for_a_pair),
-      cmocka_unit_test(test_reads_across_nodes),
-      cmocka_unit_test(test_prediction_for_two_nodes),
-      cmocka_unit_test(test_prediction_of_guesses),
-      cmocka_unit_test(test_prediction_of_verifying),
-      cmocka_unit_test(test_long_prompts_of_a_card),
-      cmocka_unit_test(test_rows_of_ngrams),
-      cmocka_unit_test(test_predictions),
-      cmocka_unit_test(test_memory_of_drafts),
-      cmocka_unit_test(test_who_computes_a_prompt),
-      cmocka_unit_test(test_operations_of_a_prompt),
-      cmocka_unit_test(test_predictions_of_decode),
-      cmocka_unit_test(test_descriptions_of_machines),
-      cmocka_unit_test(test_a_file_with_cards),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

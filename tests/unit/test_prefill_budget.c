@@ -1,14 +1,9 @@
 // tests/unit/test_prefill_budget.c - the prefill budget beside decode, and of streamed experts
 // beside decode, on simulated machines.
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/status.h"
+#include "unit/testing.h"
 #include "worker/prefill_budget.h"
 #include "worker/stream_pace.h"
 
@@ -73,8 +68,7 @@ static double pace_of(const run *r) {
   return r->n_tokens / r->ns;
 }
 
-static void test_alone_all_goes(void **state) {
-  (void)state;
+TEST(alone_all_goes) {
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
   assert_int_equal(td_prefill_budget_tokens(&budget, 0), MOST);
@@ -93,8 +87,7 @@ static void test_alone_all_goes(void **state) {
 }
 
 // Gaps are bounded from the first step on, and what is bearable is used.
-static void test_gaps_are_bounded(void **state) {
-  (void)state;
+TEST(gaps_are_bounded) {
   static const machine *const machines[] = {&computes, &many_cores, &is_quick};
   static const uint32_t counts[] = {1, 4, 16};
   for (size_t i = 0; i < TD_COUNT(machines); i++) {
@@ -117,8 +110,7 @@ static void test_gaps_are_bounded(void **state) {
 }
 
 // A whole chunk would fit: it comes after a few steps.
-static void test_what_is_cheap_is_read_at_once(void **state) {
-  (void)state;
+TEST(what_is_cheap_is_read_at_once) {
   static const machine cheap = {10e6, 1e6, 1e3, 0, 1};
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
@@ -129,8 +121,7 @@ static void test_what_is_cheap_is_read_at_once(void **state) {
 }
 
 // Where the least that may be read takes longer than decode may wait, prompts still get on.
-static void test_prompts_get_on(void **state) {
-  (void)state;
+TEST(prompts_get_on) {
   enum { N = 8192 };
   static const machine *const machines[] = {&reads_slowly, &streams};
   for (size_t i = 0; i < TD_COUNT(machines); i++) {
@@ -145,8 +136,7 @@ static void test_prompts_get_on(void **state) {
 }
 
 // Steps that take up to half again as long, and one that stood still for a minute.
-static void test_noise(void **state) {
-  (void)state;
+TEST(noise) {
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
   run calm = read_beside(&budget, &is_quick, 4, 1 << 16, 0);
@@ -162,8 +152,7 @@ static void test_noise(void **state) {
 }
 
 // The first step of all waits for the disk: that measure does not last.
-static void test_a_cold_start(void **state) {
-  (void)state;
+TEST(a_cold_start) {
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
   td_prefill_budget_note(&budget, 1, 0, 20000000000u);
@@ -176,8 +165,7 @@ static void test_a_cold_start(void **state) {
 }
 
 // Prompts of a few tokens say nothing about many, unless they took too long.
-static void test_short_prompts(void **state) {
-  (void)state;
+TEST(short_prompts) {
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
   read_beside(&budget, &is_quick, 4, 8192, 0);
@@ -276,8 +264,7 @@ static double seconds_of(const stream_run *r) {
 
 // V3 on an H100: 654 GB at 55 GB/s beside decode steps of 147 ms that take 40 % longer while the
 // link is busy. Decode keeps to its bound, and prefill gets what that leaves.
-static void test_decode_keeps_its_pace(void **state) {
-  (void)state;
+TEST(decode_keeps_its_pace) {
   const link_machine m = {.rate = 55, .alone = 147e6, .cost = 0.4, .group_bytes = 512 << 20};
   const double bytes = 654e9, alone_s = bytes / m.rate * 1e-9;
   td_stream_pace pace;
@@ -295,8 +282,7 @@ static const link_machine held_up = {
     .rate = 25, .alone = 50e6, .cost = 0.6, .computing = 1, .group_bytes = 64 << 20};
 
 // Where streaming costs decode nothing, the link is never idle for long.
-static void test_streaming_that_costs_nothing(void **state) {
-  (void)state;
+TEST(streaming_that_costs_nothing) {
   const link_machine m = {.rate = 25, .alone = 50e6, .cost = 0.02, .group_bytes = 64 << 20};
   const double bytes = 650e9, alone_s = bytes / m.rate * 1e-9;
   for (int is_held_up = 0; is_held_up < 2; is_held_up++) {
@@ -311,8 +297,7 @@ static void test_streaming_that_costs_nothing(void **state) {
 
 // However much decode suffers, a quarter of the link is prefill's, from its first step on and after
 // copies were held up.
-static void test_prefill_is_not_starved(void **state) {
-  (void)state;
+TEST(prefill_is_not_starved) {
   const link_machine m = {
       .rate = 25, .alone = 20e6, .cost = 2, .noise = 0.3, .group_bytes = 4 << 20};
   const double bytes = 100e9, alone_s = bytes / m.rate * 1e-9;
@@ -326,8 +311,7 @@ static void test_prefill_is_not_starved(void **state) {
 }
 
 // Steps with short prompts of their own are no measure of decode, and do not stop prefill either.
-static void test_short_prompts_do_not_stop_streaming(void **state) {
-  (void)state;
+TEST(short_prompts_do_not_stop_streaming) {
   td_stream_pace pace;
   td_stream_pace_init(&pace, 0.15);
   uint32_t n = 0;
@@ -339,8 +323,7 @@ static void test_short_prompts_do_not_stop_streaming(void **state) {
 }
 
 // Decode is measured alone again when twice as many sequences decode.
-static void test_more_sequences_are_measured(void **state) {
-  (void)state;
+TEST(more_sequences_are_measured) {
   td_stream_pace pace;
   td_stream_pace_init(&pace, 0.15);
   td_stream_pace_note(&pace, &(td_timed_step){.ns = 900, .copied_bytes = 5000, .copying_ns = 500});
@@ -354,22 +337,4 @@ static void test_more_sequences_are_measured(void **state) {
   td_stream_pace_note(&pace, &(td_timed_step){.n_decode = 2, .ns = 2000});
   assert_true(td_stream_pace_ahead(&pace, 3) > 0);
   assert_int_equal(td_stream_pace_ahead(&pace, 4), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_alone_all_goes),
-      cmocka_unit_test(test_gaps_are_bounded),
-      cmocka_unit_test(test_what_is_cheap_is_read_at_once),
-      cmocka_unit_test(test_prompts_get_on),
-      cmocka_unit_test(test_noise),
-      cmocka_unit_test(test_a_cold_start),
-      cmocka_unit_test(test_short_prompts),
-      cmocka_unit_test(test_decode_keeps_its_pace),
-      cmocka_unit_test(test_streaming_that_costs_nothing),
-      cmocka_unit_test(test_prefill_is_not_starved),
-      cmocka_unit_test(test_short_prompts_do_not_stop_streaming),
-      cmocka_unit_test(test_more_sequences_are_measured),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

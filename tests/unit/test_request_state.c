@@ -1,11 +1,6 @@
 // tests/unit/test_request_state.c - every transition of a request's life that is allowed, and every
 // one that is not.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +9,7 @@
 #include <unistd.h>
 
 #include "front/request_state.h"
+#include "unit/testing.h"
 
 // A row for each state, a column for what may follow, both in the order of TD_REQUEST_STATES:
 // Queued, Loading, (loading) Recalled and Canceled, Held, Sending, rUnning, reCalled, cOmplete,
@@ -55,8 +51,7 @@ static void change_in_child(td_request_state from, td_request_state to, char *sa
   assert_int_equal(waitpid(child, status, 0), child);
 }
 
-static void test_every_pair_of_states(void **unused) {
-  (void)unused;
+TEST(every_pair_of_states) {
   for (int from = 0; from < TD_N_REQUEST_STATES; from++) {
     assert_int_equal(strlen(allowed[from]), TD_N_REQUEST_STATES);
     for (int to = 0; to < TD_N_REQUEST_STATES; to++) {
@@ -64,17 +59,16 @@ static void test_every_pair_of_states(void **unused) {
       const bool may = allowed[from][to] != '-';
       if (td_request_may_become(a, b) != may)
         fail_msg("%s to %s", td_request_state_name(a), td_request_state_name(b));
-      td_request_state state = a;
-      if (may) td_request_become(&state, b, 1);
-      assert_int_equal(state, may ? b : a);
+      td_request_state now = a;
+      if (may) td_request_become(&now, b, 1);
+      assert_int_equal(now, may ? b : a);
     }
     assert_false(td_request_may_become((td_request_state)from, TD_N_REQUEST_STATES));
     assert_false(td_request_may_become(TD_N_REQUEST_STATES, (td_request_state)from));
   }
 }
 
-static void test_a_forbidden_change_is_named_and_aborts(void **unused) {
-  (void)unused;
+TEST(a_forbidden_change_is_named_and_aborts) {
   for (int from = 0; from < TD_N_REQUEST_STATES; from++) {
     for (int to = 0; to < TD_N_REQUEST_STATES; to++) {
       const td_request_state a = (td_request_state)from, b = (td_request_state)to;
@@ -104,26 +98,15 @@ static unsigned leading_to(td_request_state to) {
   return found;
 }
 
-static void test_all_lives_begin_and_end(void **unused) {
-  (void)unused;
+TEST(all_lives_begin_and_end) {
   const unsigned all = (1u << TD_N_REQUEST_STATES) - 1;
   assert_int_equal(leading_to(TD_REQUEST_ENDED), all);
   for (int s = 0; s < TD_N_REQUEST_STATES; s++) {
-    const td_request_state state = (td_request_state)s;
-    assert_true(leading_to(state) >> TD_REQUEST_QUEUED & 1);
+    const td_request_state at = (td_request_state)s;
+    assert_true(leading_to(at) >> TD_REQUEST_QUEUED & 1);
     // A client's cancellation always has somewhere to go.
-    assert_true(state == TD_REQUEST_ENDED || td_request_may_become(state, TD_REQUEST_ENDED));
-    if (td_request_is_canceled(state))
-      assert_int_equal(leading_to(state) & 1u << TD_REQUEST_ENDED, 0);
-    assert_false(td_request_is_loading(state) && td_request_is_at_worker(state));
+    assert_true(at == TD_REQUEST_ENDED || td_request_may_become(at, TD_REQUEST_ENDED));
+    if (td_request_is_canceled(at)) assert_int_equal(leading_to(at) & 1u << TD_REQUEST_ENDED, 0);
+    assert_false(td_request_is_loading(at) && td_request_is_at_worker(at));
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_pair_of_states),
-      cmocka_unit_test(test_a_forbidden_change_is_named_and_aborts),
-      cmocka_unit_test(test_all_lives_begin_and_end),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

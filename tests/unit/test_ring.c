@@ -3,9 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "shm/channel.h"
+#include "unit/testing.h"
 
 typedef struct {
   td_segment segment;
@@ -60,8 +57,7 @@ static uint64_t event_count(int fd) {
   return read(fd, &count, sizeof count) < 0 ? 0 : count;
 }
 
-static void test_full_empty_and_laps(void **state) {
-  (void)state;
+TEST(full_empty_and_laps) {
   pair p;
   pair_open(&p, 4);
   td_wire_msg msg;
@@ -88,8 +84,7 @@ static void test_full_empty_and_laps(void **state) {
   pair_close(&p);
 }
 
-static void test_wakes_only_sleepers(void **state) {
-  (void)state;
+TEST(wakes_only_sleepers) {
   pair p;
   pair_open(&p, 2);
   td_wire_msg msg;
@@ -115,8 +110,7 @@ static void test_wakes_only_sleepers(void **state) {
   pair_close(&p);
 }
 
-static void test_bad_headers_are_refused(void **state) {
-  (void)state;
+TEST(bad_headers_are_refused) {
   pair p;
   pair_open(&p, 8);
   td_ring_reader reader;
@@ -139,8 +133,7 @@ static void test_bad_headers_are_refused(void **state) {
   pair_close(&p);
 }
 
-static void test_overwritten_numbers_are_noticed(void **state) {
-  (void)state;
+TEST(overwritten_numbers_are_noticed) {
   pair p;
   pair_open(&p, 4);
   td_wire_msg msg = {0};
@@ -151,8 +144,7 @@ static void test_overwritten_numbers_are_noticed(void **state) {
   pair_close(&p);
 }
 
-static void test_segment_size_is_sealed(void **state) {
-  (void)state;
+TEST(segment_size_is_sealed) {
   td_err err;
   td_segment a, b;
   assert_int_equal(td_segment_create(&a, "test", 8192, &err), TD_OK);
@@ -220,8 +212,7 @@ static void *writer_thread(void *arg) {
   return NULL;
 }
 
-static void test_two_threads(void **state) {
-  (void)state;
+TEST(two_threads) {
   static const uint32_t capacities[] = {2, 8, 256};
   for (size_t i = 0; i < TD_COUNT(capacities); i++) {
     pair p;
@@ -260,8 +251,7 @@ static void echo(const int *fds, uint64_t n) {
   _exit(0);
 }
 
-static void test_two_processes(void **state) {
-  (void)state;
+TEST(two_processes) {
   enum { N = 20000, WINDOW = 12 };
   td_err err;
   td_channel channel;
@@ -291,8 +281,7 @@ static void test_two_processes(void **state) {
   td_channel_close(&channel);
 }
 
-static void test_channel_attach_refuses_strangers(void **state) {
-  (void)state;
+TEST(channel_attach_refuses_strangers) {
   td_err err;
   td_channel channel;
   int fds[TD_CHANNEL_N_FDS];
@@ -302,18 +291,4 @@ static void test_channel_attach_refuses_strangers(void **state) {
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
     assert_int_equal(fcntl(fds[i], F_GETFD), -1); // owned in every case, so closed
   assert_int_equal(td_channel_attach(&channel, fds, &err), TD_EINVAL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_full_empty_and_laps),
-      cmocka_unit_test(test_wakes_only_sleepers),
-      cmocka_unit_test(test_bad_headers_are_refused),
-      cmocka_unit_test(test_overwritten_numbers_are_noticed),
-      cmocka_unit_test(test_segment_size_is_sealed),
-      cmocka_unit_test(test_two_threads),
-      cmocka_unit_test(test_two_processes),
-      cmocka_unit_test(test_channel_attach_refuses_strangers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,13 +6,10 @@
 // and demands: records come whole and in order, and nobody sleeps for ever. As proof that it can
 // fail, the same search with a mere release store, or without the second look after arming, must
 // find a lost wake.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "unit/testing.h"
 
 enum { CAPACITY = 2, N_RECORDS = 4, N_STORES = 3 };
 
@@ -34,38 +31,38 @@ typedef struct {
   uint8_t words[N_WORDS];
   uint8_t signals[2]; // [0]: reader's eventfd, [1]: writer's
   machine m[2];       // [0]: reader, [1]: writer
-} state;
+} moment;
 
 typedef struct {
   int sc_publish; // the slot's number is stored seq_cst
   int look_again; // the sleeper looks once more after arming
   int sc_arm;     // the armed flag is stored seq_cst
-  state *seen;    // open-addressing set
+  moment *seen;   // open-addressing set
   uint8_t *used;
   size_t cap, n_seen;
   int lost_wake, wrong_record;
 } search;
 
-static uint8_t load(const state *s, const machine *m, int word) {
+static uint8_t load(const moment *s, const machine *m, int word) {
   for (int i = m->n_stores; i-- > 0;) {
     if (m->stores[i].word == word) return m->stores[i].value;
   }
   return s->words[word];
 }
 
-static void flush_one(state *s, machine *m) {
+static void flush_one(moment *s, machine *m) {
   s->words[m->stores[0].word] = m->stores[0].value;
   m->n_stores--;
   memmove(m->stores, m->stores + 1, sizeof m->stores[0] * m->n_stores);
   memset(&m->stores[m->n_stores], 0, sizeof m->stores[0]);
 }
 
-static void flush(state *s, machine *m) {
+static void flush(moment *s, machine *m) {
   while (m->n_stores)
     flush_one(s, m);
 }
 
-static void store(state *s, machine *m, int word, int value, int seq_cst) {
+static void store(moment *s, machine *m, int word, int value, int seq_cst) {
   if (m->n_stores == N_STORES) flush_one(s, m);
   m->stores[m->n_stores].word = (uint8_t)word;
   m->stores[m->n_stores].value = (uint8_t)value;
@@ -74,7 +71,7 @@ static void store(state *s, machine *m, int word, int value, int seq_cst) {
 }
 
 // One step of machine `who`; false when it cannot move. is_reader: 0 writes, 1 reads.
-static int step(search *c, state *s, int who) {
+static int step(search *c, moment *s, int who) {
   machine *m = &s->m[who];
   int is_reader = who == 0;
   int slot = m->pos % CAPACITY;
@@ -122,7 +119,7 @@ static int step(search *c, state *s, int who) {
   return 0;
 }
 
-static int remember(search *c, const state *s) {
+static int remember(search *c, const moment *s) {
   uint64_t hash = 1469598103934665603u;
   for (size_t i = 0; i < sizeof *s; i++)
     hash = (hash ^ ((const uint8_t *)s)[i]) * 1099511628211u;
@@ -138,11 +135,11 @@ static int remember(search *c, const state *s) {
   }
 }
 
-static void visit(search *c, const state *s) {
+static void visit(search *c, const moment *s) {
   if (c->lost_wake || c->wrong_record || !remember(c, s)) return;
   int moved = 0;
   for (int who = 0; who < 2; who++) {
-    state next = *s;
+    moment next = *s;
     if (step(c, &next, who)) {
       moved = 1;
       visit(c, &next);
@@ -163,7 +160,7 @@ static search run(int sc_publish, int sc_arm, int look_again) {
   c.used = calloc(c.cap, 1);
   assert_non_null(c.seen);
   assert_non_null(c.used);
-  state start;
+  moment start;
   memset(&start, 0, sizeof start);
   for (int i = 0; i < CAPACITY; i++)
     start.words[SEQ0 + i] = (uint8_t)i;
@@ -173,8 +170,7 @@ static search run(int sc_publish, int sc_arm, int look_again) {
   return c;
 }
 
-static void test_every_interleaving(void **unused) {
-  (void)unused;
+TEST(every_interleaving) {
   search c = run(1, 1, 1);
   assert_false(c.wrong_record);
   assert_false(c.lost_wake);
@@ -182,17 +178,8 @@ static void test_every_interleaving(void **unused) {
   print_message("%zu states\n", c.n_seen);
 }
 
-static void test_weaker_rings_lose_wakes(void **unused) {
-  (void)unused;
+TEST(weaker_rings_lose_wakes) {
   assert_true(run(0, 1, 1).lost_wake); // number published with release only
   assert_true(run(1, 0, 1).lost_wake); // flag armed with release only
   assert_true(run(1, 1, 0).lost_wake); // no second look
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_interleaving),
-      cmocka_unit_test(test_weaker_rings_lose_wakes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,20 +3,15 @@
 // one did.
 // CTest: no-tsan
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "text/builtin.h"
 #include "text/roles.h"
+#include "unit/testing.h"
 
 // The checks of published templates, and how little they need to write a prompt.
 static const char plain[] = "{%- for m in messages %}{{ '<' + m.role + '>' + m.content + '</>' }}"
@@ -160,16 +155,14 @@ static void try_all_orders(const char *source) {
   td_template_close(tmpl);
 }
 
-static void every_order_is_taken(void **state) {
-  (void)state;
+TEST(every_order_is_taken) {
   const char *const sources[] = {plain, leading_only, alternating, two_roles, gathering, asking};
   for (size_t i = 0; i < TD_COUNT(sources); i++)
     try_all_orders(sources[i]);
 }
 
 // What an agent's next request adds leaves the prompt as it was, up to the marks that end it.
-static void prompts_grow(void **state) {
-  (void)state;
+TEST(prompts_grow) {
   static const char *const sources[] = {plain,     leading_only, alternating,
                                         two_roles, gathering,    asking};
   static const char *const turns[][2] = {
@@ -204,8 +197,7 @@ static void expect_prompt(const char *source, const char *order, const char *exp
   td_template_close(tmpl);
 }
 
-static void folds_at_the_place(void **state) {
-  (void)state;
+TEST(folds_at_the_place) {
   expect_prompt(plain, "ssusu",
                 "<system>said0</><system>said1</><user>said2</><system>said3</><user>said4</>");
   expect_prompt(leading_only, "ssuasu",
@@ -244,8 +236,7 @@ static cJSON *many_messages(unsigned n, const char *const roles[2]) {
 }
 
 // A row of messages becomes one, which is not copied for each of them.
-static void long_rows_are_copied_a_few_times(void **state) {
-  (void)state;
+TEST(long_rows_are_copied_a_few_times) {
   enum { N = 4000 };
   static const td_roles no_rows = {.system = true};
   static const char *const roles[][2] = {
@@ -266,16 +257,14 @@ static void long_rows_are_copied_a_few_times(void **state) {
 }
 
 // A template that shows something else than the conversation is left alone.
-static void odd_templates_get_what_was_sent(void **state) {
-  (void)state;
+TEST(odd_templates_get_what_was_sent) {
   td_template *tmpl = open_source("{{ messages|length }}");
   const td_roles roles = probe(tmpl);
   assert_true(roles.system && roles.late_system && roles.users && roles.tools && roles.long_ids);
   td_template_close(tmpl);
 }
 
-static void built_in_templates_take_every_order(void **state) {
-  (void)state;
+TEST(built_in_templates_take_every_order) {
   for (const td_builtin_template *t = td_builtin_templates; t->model_type; t++) {
     td_buf source = TD_BUF_INIT;
     td_buf_add(&source, t->text, t->len);
@@ -285,8 +274,7 @@ static void built_in_templates_take_every_order(void **state) {
 }
 
 // Published templates, where they are at hand.
-static void published_templates_take_every_order(void **state) {
-  (void)state;
+TEST(published_templates_take_every_order) {
   static const char folder[] = TD_TEST_DIR "/../../../shared/data/chat-templates";
   DIR *dir = opendir(folder);
   if (!dir) skip();
@@ -307,17 +295,4 @@ static void published_templates_take_every_order(void **state) {
   }
   tools = "null";
   closedir(dir);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_order_is_taken),
-      cmocka_unit_test(prompts_grow),
-      cmocka_unit_test(folds_at_the_place),
-      cmocka_unit_test(long_rows_are_copied_a_few_times),
-      cmocka_unit_test(odd_templates_get_what_was_sent),
-      cmocka_unit_test(built_in_templates_take_every_order),
-      cmocka_unit_test(published_templates_take_every_order),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

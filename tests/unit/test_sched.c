@@ -1,19 +1,14 @@
 // tests/unit/test_sched.c - the scheduler's rules, one by one; test_sched_lives.c has all of them
 // at once. CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sched/sched.h"
+#include "unit/testing.h"
 
 // The pages of generated tokens are found by later prompts, if that is wanted.
-static void test_generated_tokens_are_found(void **state) {
-  (void)state;
+TEST(generated_tokens_are_found) {
   for (int shares = 0; shares < 2; shares++) {
     const td_sched_opts opts = {.max_seqs = 1,
                                 .n_pages = 8,
@@ -85,8 +80,7 @@ static void submit_turn(td_sched *sched, uint64_t id, uint32_t n_prompt, uint32_
 }
 
 // A page that is being filled is found by later prompts as it was at the end of a turn.
-static void test_the_end_of_a_turn_is_found(void **state) {
-  (void)state;
+TEST(the_end_of_a_turn_is_found) {
   for (int shares = 0; shares < 2; shares++) {
     td_err err;
     td_sched *sched;
@@ -127,8 +121,7 @@ static void test_the_end_of_a_turn_is_found(void **state) {
 }
 
 // Where nothing is free beside the copy, it becomes the request's page; nothing is kept then.
-static void test_a_pool_too_small_for_copies(void **state) {
-  (void)state;
+TEST(a_pool_too_small_for_copies) {
   td_sched *sched = open_sched(2, 99);
   submit_turn(sched, 1, 10, 6);
   const int32_t keep = admit_next(sched, 1).keep;
@@ -144,8 +137,7 @@ static void test_a_pool_too_small_for_copies(void **state) {
 }
 
 // Pages that come from elsewhere may hold more than was to be kept: nobody has made a copy then.
-static void test_a_copy_that_was_not_made(void **state) {
-  (void)state;
+TEST(a_copy_that_was_not_made) {
   td_sched *sched = open_sched(8, 99);
   td_err err;
   const td_sched_job job = {.tokens = counting, .n_prompt = 40, .max_tokens = 4, .n_keep = 20};
@@ -161,8 +153,7 @@ static void test_a_copy_that_was_not_made(void **state) {
 }
 
 // A preempted request goes on from its last token if its worker has left it there.
-static void test_a_settled_page_is_resumed(void **state) {
-  (void)state;
+TEST(a_settled_page_is_resumed) {
   for (int settles = 0; settles < 2; settles++) {
     for (uint32_t n_answer = 0; n_answer < 8; n_answer += 7) {
       td_sched *sched = open_sched(8, 99);
@@ -189,8 +180,7 @@ static void test_a_settled_page_is_resumed(void **state) {
 }
 
 // Until it is measured, a token takes 1 ms to read: a prompt's first token is due 4 ms later.
-static void test_the_next_is_not_overtaken(void **state) {
-  (void)state;
+TEST(the_next_is_not_overtaken) {
   td_sched *sched = open_sched(6, 1000);
   td_admission got;
   clock_ns = 0;
@@ -214,8 +204,7 @@ static void test_the_next_is_not_overtaken(void **state) {
 }
 
 // Two outputs grow in a pool that does not hold both.
-static void test_the_later_one_makes_room(void **state) {
-  (void)state;
+TEST(the_later_one_makes_room) {
   int32_t first[64] = {5}, second[64] = {6}, third[64] = {6};
   td_sched *sched = open_sched(6, 1000);
   td_admission got;
@@ -267,8 +256,7 @@ static void test_the_later_one_makes_room(void **state) {
 }
 
 // Of prompts that begin alike, the second waits for what the first leaves it.
-static void test_a_prefix_is_read_once(void **state) {
-  (void)state;
+TEST(a_prefix_is_read_once) {
   int32_t other[64];
   memcpy(other, counting, sizeof other);
   other[40] = 77; // alike in two pages
@@ -287,8 +275,7 @@ static void test_a_prefix_is_read_once(void **state) {
 }
 
 // A prompt is given out when those before it are nearly read.
-static void test_prompts_are_read_one_after_another(void **state) {
-  (void)state;
+TEST(prompts_are_read_one_after_another) {
   int32_t others[3][64] = {{11}, {12}, {13}};
   td_sched *sched = open_sched(40, 20);
   td_admission got;
@@ -314,8 +301,7 @@ static void expect_lease(const td_sched *sched, uint32_t prefill, uint32_t decod
   assert_int_equal(lease.decode, decode);
 }
 
-static void test_cores_are_leased(void **state) {
-  (void)state;
+TEST(cores_are_leased) {
   static const uint32_t cases[][4] = {// threads, asked for prefill; prefill's, decode's
                                       {8, 3, 3, 5},
                                       {8, 0, 1, 7},
@@ -358,8 +344,7 @@ static void test_cores_are_leased(void **state) {
   }
 }
 
-static void test_bad_options(void **state) {
-  (void)state;
+TEST(bad_options) {
   td_err err;
   td_sched *sched;
   static const uint32_t bad[][4] = {
@@ -372,21 +357,4 @@ static void test_bad_options(void **state) {
     assert_int_equal(td_sched_open(&sched, &opts, &err), TD_EINVAL);
   }
   td_sched_close(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_generated_tokens_are_found),
-      cmocka_unit_test(test_the_end_of_a_turn_is_found),
-      cmocka_unit_test(test_a_pool_too_small_for_copies),
-      cmocka_unit_test(test_a_copy_that_was_not_made),
-      cmocka_unit_test(test_a_settled_page_is_resumed),
-      cmocka_unit_test(test_the_next_is_not_overtaken),
-      cmocka_unit_test(test_the_later_one_makes_room),
-      cmocka_unit_test(test_a_prefix_is_read_once),
-      cmocka_unit_test(test_prompts_are_read_one_after_another),
-      cmocka_unit_test(test_cores_are_leased),
-      cmocka_unit_test(test_bad_options),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,17 +2,13 @@
 // reads 1000 tokens of prompts a second in the order given, and gives each running answer a token
 // every 50 ms. Bounds are those that sched.h and fair.h promise, with a little to spare.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sched/fair_share.h"
 #include "sched/sched.h"
+#include "unit/testing.h"
 
 enum { MAX_REQS = 2000, MAX_SEQS = 8, READ_A_STEP = 10, STEPS_A_TOKEN = 5, STEP_MS = 10 };
 
@@ -182,8 +178,7 @@ static uint64_t worst_first_token_ms(const sim *s, uint64_t tenant, uint32_t n_p
 
 // A long prompt is read while short ones come all the time, two thirds of what can be read: they do
 // not stand after it, and it does not wait for them to end.
-static void test_short_prompts_and_a_long_one(void **state) {
-  (void)state;
+TEST(short_prompts_and_a_long_one) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   uint32_t long_one = 0;
   for (uint32_t ms = 0; ms < 100000; ms += 150) {
@@ -197,8 +192,7 @@ static void test_short_prompts_and_a_long_one(void **state) {
 }
 
 // Short prompts for a fifth more than can be read: a long one begins when it is due.
-static void test_a_long_prompt_in_overload(void **state) {
-  (void)state;
+TEST(a_long_prompt_in_overload) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   uint32_t long_one = come(s, 0, 0, 10000, 2);
   for (uint32_t ms = 0; ms < 100000; ms += 80)
@@ -211,8 +205,7 @@ static void test_a_long_prompt_in_overload(void **state) {
 // ---- several ------------------------------------------------------------------------------------
 
 // Somebody asks a thousand things at once; another asks one.
-static void test_a_flood_delays_nobody_else(void **state) {
-  (void)state;
+TEST(a_flood_delays_nobody_else) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   for (uint32_t i = 0; i < 1000; i++)
     come(s, 0, 1, 500, 100);
@@ -226,8 +219,7 @@ static void test_a_flood_delays_nobody_else(void **state) {
 }
 
 // One tenant's endless answers have every sequence, or every page: one of them makes room.
-static void test_endless_answers_make_room(void **state) {
-  (void)state;
+TEST(endless_answers_make_room) {
   for (int is_short_of_pages = 0; is_short_of_pages < 2; is_short_of_pages++) {
     sim *s = open_sim(is_short_of_pages ? 60 : 2000, 20);
     for (uint32_t i = 0; i < MAX_SEQS; i++)
@@ -246,8 +238,7 @@ static void test_endless_answers_make_room(void **state) {
 
 // Another's short prompt, or the first chunk of a long one, is computed in the next step, however
 // much of somebody's long prompt is left, and however often the other asks.
-static void test_a_newcomer_does_not_wait_for_a_long_prompt(void **state) {
-  (void)state;
+TEST(a_newcomer_does_not_wait_for_a_long_prompt) {
   for (uint32_t kind = 0; kind < 3; kind++) { // a client again and again, a new one each time
     sim *s = open_sim(2000, 2 * MAX_REQS);
     const uint32_t long_one = come(s, 0, 1, 8000, 1);
@@ -262,8 +253,7 @@ static void test_a_newcomer_does_not_wait_for_a_long_prompt(void **state) {
 }
 
 // Two long prompts and a third later: each tenant has its share of the chunks, whoever came first.
-static void test_long_prompts_take_turns(void **state) {
-  (void)state;
+TEST(long_prompts_take_turns) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   const uint32_t first = come(s, 0, 1, 4000, 1), second = come(s, 1005, 2, 1000, 1);
   const uint32_t heavy = come(s, 1005, 3, 1500, 1);
@@ -277,8 +267,7 @@ static void test_long_prompts_take_turns(void **state) {
 }
 
 // New tenants come all the time, more than can be served: a long prompt still has its turns.
-static void test_newcomers_do_not_starve_a_long_prompt(void **state) {
-  (void)state;
+TEST(newcomers_do_not_starve_a_long_prompt) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   const uint32_t long_one = come(s, 0, 1, 200, 1);
   for (uint32_t ms = 100; ms < 15000; ms += 9)
@@ -289,8 +278,7 @@ static void test_newcomers_do_not_starve_a_long_prompt(void **state) {
 }
 
 // A request that waits for what another leaves in the prefix cache does not hold up others.
-static void test_nobody_else_waits_for_a_prefix(void **state) {
-  (void)state;
+TEST(nobody_else_waits_for_a_prefix) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   come(s, 0, 1, 4000, 1);
   const uint32_t alike = come(s, 105, 2, 4000, 1), other = come(s, 505, 3, 10, 1);
@@ -302,8 +290,7 @@ static void test_nobody_else_waits_for_a_prefix(void **state) {
 }
 
 // What somebody had computed or generated while nobody else wanted anything is no debt.
-static void test_no_debt_from_being_alone(void **state) {
-  (void)state;
+TEST(no_debt_from_being_alone) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   come(s, 0, 3, 10, 2000);
   come(s, 0, 1, 5000, 1000);
@@ -323,8 +310,7 @@ static uint32_t n_answered(const sim *s, uint64_t tenant, uint64_t begin_ms, uin
   return n;
 }
 
-static void test_weights(void **state) {
-  (void)state;
+TEST(weights) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   for (uint32_t i = 0; i < 600; i++) {
     uint32_t id = come(s, 0, i % 2, 200, 30);
@@ -338,8 +324,7 @@ static void test_weights(void **state) {
 }
 
 // Neither having been away nor having been served alone counts when both are there.
-static void test_no_credit_for_being_away(void **state) {
-  (void)state;
+TEST(no_credit_for_being_away) {
   sim *s = open_sim(2000, 2 * MAX_REQS);
   for (uint32_t i = 0; i < 100; i++)
     come(s, 1000 * i, 0, 500, 10);
@@ -362,8 +347,7 @@ static td_status try_submit(td_sched *sched, uint64_t id, uint64_t tenant) {
 }
 
 // Whoever comes finds a place, however many one has in the queue.
-static void test_the_queue_is_for_all(void **state) {
-  (void)state;
+TEST(the_queue_is_for_all) {
   td_sched *sched;
   td_err err;
   const td_sched_opts opts = {
@@ -388,8 +372,7 @@ static void test_the_queue_is_for_all(void **state) {
 
 // 100 prompts of 100 tokens, 1 ms each: half of them are read in 5 s; and when each takes 400 ms to
 // be followed by the next, half of them have begun in 20 s.
-static void test_when_to_ask_again(void **state) {
-  (void)state;
+TEST(when_to_ask_again) {
   td_sched *sched;
   td_err err;
   td_admission got;
@@ -411,23 +394,4 @@ static void test_when_to_ask_again(void **state) {
   // Nothing moves any more.
   assert_int_equal(td_sched_retry_ns(sched, (39ull * 400 + 10000) * MS) / MS, 60 * 10000 / 2);
   td_sched_close(sched);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_short_prompts_and_a_long_one),
-      cmocka_unit_test(test_a_long_prompt_in_overload),
-      cmocka_unit_test(test_a_flood_delays_nobody_else),
-      cmocka_unit_test(test_endless_answers_make_room),
-      cmocka_unit_test(test_a_newcomer_does_not_wait_for_a_long_prompt),
-      cmocka_unit_test(test_long_prompts_take_turns),
-      cmocka_unit_test(test_newcomers_do_not_starve_a_long_prompt),
-      cmocka_unit_test(test_nobody_else_waits_for_a_prefix),
-      cmocka_unit_test(test_no_debt_from_being_alone),
-      cmocka_unit_test(test_weights),
-      cmocka_unit_test(test_no_credit_for_being_away),
-      cmocka_unit_test(test_the_queue_is_for_all),
-      cmocka_unit_test(test_when_to_ask_again),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

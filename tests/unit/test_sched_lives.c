@@ -6,17 +6,13 @@
 // or is not the only one of its tenant, and of all that run the first gets on. At the end of each
 // life every request is answered to its last token or was canceled, and every page is free.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sched/sched.h"
 #include "unit/draw.h"
+#include "unit/testing.h"
 
 enum {
   MAX_IDS = 120,
@@ -396,8 +392,7 @@ static void live(world *w) {
   }
 }
 
-static void test_simulated_lives(void **state) {
-  (void)state;
+TEST(simulated_lives) {
   uint64_t n_cached = 0, n_resumed = 0, n_preemptions = 0, n_from_copies = 0;
   world *w = malloc(sizeof *w);
   for (uint64_t seed = 1; seed <= N_LIVES; seed++) {
@@ -424,9 +419,4 @@ static void test_simulated_lives(void **state) {
   // The cache is in play, and room is made.
   assert_true(n_from_copies > N_LIVES);
   assert_true(n_cached > 20 * N_LIVES && n_resumed > 20 * N_LIVES && n_preemptions > 2 * N_LIVES);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_simulated_lives)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 // tests/unit/test_spinner.c - what a prefill's spinner draws on stderr.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include <unistd.h>
 
 #include "cli/spinner.h"
+#include "unit/testing.h"
 
 static char drawn[1 << 16];
 static size_t n_drawn;
@@ -25,8 +20,7 @@ static void wait_for(int fd, const char *text) {
   }
 }
 
-static void test_progress(void **state) {
-  (void)state;
+TEST(progress) {
   int ends[2], before = dup(STDERR_FILENO);
   assert_int_equal(pipe(ends), 0);
   dup2(ends[1], STDERR_FILENO);
@@ -50,9 +44,4 @@ static void test_progress(void **state) {
   close(ends[0]);
   drawn[n_drawn] = '\0';
   assert_string_equal(drawn + n_drawn - 4, "\r\033[K"); // nothing stays
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_progress)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 // tests/unit/test_stop.c - stop strings: the outcome must not depend on how the text arrives, and
 // nothing of a stop string may ever be shown.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "api/stop.h"
 #include "base/status.h"
+#include "unit/testing.h"
 
 static td_stops make(const char *a, const char *b) {
   td_stops stops = {0};
@@ -50,8 +45,7 @@ static void expect(const char *a, const char *b, const char *text, const char *w
   td_stops_free(&s);
 }
 
-static void cuts_where_the_first_one_begins(void **state) {
-  (void)state;
+TEST(cuts_where_the_first_one_begins) {
   expect("STOP", NULL, "one STOP two STOP", "one ", true);
   expect("STOP", NULL, "STOP", "", true);
   expect("STOP", NULL, "one STO", "one STO", false);
@@ -68,8 +62,7 @@ static void cuts_where_the_first_one_begins(void **state) {
   expect("</s>", "<|end|>", "a <b> </s", "a <b> </s", false);
 }
 
-static void holds_back_only_what_may_begin_one(void **state) {
-  (void)state;
+TEST(holds_back_only_what_may_begin_one) {
   td_stops s = make("STOP", NULL);
   bool matched;
   assert_int_equal(td_stops_scan(&s, "one ST", 6, 0, false, &matched), 4);
@@ -81,8 +74,7 @@ static void holds_back_only_what_may_begin_one(void **state) {
 }
 
 // Against a search of the whole text, over all short texts of two letters.
-static void agrees_with_a_plain_search(void **state) {
-  (void)state;
+TEST(agrees_with_a_plain_search) {
   static const char *const pairs[][2] = {{"ab", NULL},   {"aa", "ab"},   {"aba", "ba"},
                                          {"bab", "abb"}, {"abab", "bb"}, {"b", "aaab"}};
   for (size_t p = 0; p < TD_COUNT(pairs); p++) {
@@ -99,13 +91,4 @@ static void agrees_with_a_plain_search(void **state) {
       expect(pairs[p][0], pairs[p][1], text, wanted, first != NULL);
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(cuts_where_the_first_one_begins),
-      cmocka_unit_test(holds_back_only_what_may_begin_one),
-      cmocka_unit_test(agrees_with_a_plain_search),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,21 +80,18 @@ static watch watch_one(int32_t how) {
   return s;
 }
 
-static void test_stuck_and_back(void **state) {
-  (void)state;
+TEST(stuck_and_back) {
   watch s = watch_one(HANG);
   assert_true(s.was_stuck);
   assert_true(s.is_back);
 }
 
-static void test_a_long_step_is_not_a_hang(void **state) {
-  (void)state;
+TEST(a_long_step_is_not_a_hang) {
   assert_false(watch_one(TOIL).was_stuck);
 }
 
 // What a worker lacks to start again may be there a second later.
-static void test_starts_that_fail_for_a_while(void **state) {
-  (void)state;
+TEST(starts_that_fail_for_a_while) {
   char fuse[32], fails[32];
   make_fuse(fails);
   setenv("TANDEM_TEST_FAILS", fails, 1);
@@ -119,8 +116,7 @@ static void test_starts_that_fail_for_a_while(void **state) {
 
 // A worker that stands still before READY is started again; if that goes on, requests end with an
 // error and the server is told.
-static void test_starts_that_hang(void **state) {
-  (void)state;
+TEST(starts_that_hang) {
   char fuse[32], fails[32];
   make_fuse(fails);
   setenv("TANDEM_TEST_FAILS", fails, 1);
@@ -157,8 +153,7 @@ static bool has_reason(void *ctx) {
 }
 
 // One that does not end though it is killed is told of, and replaced when it has ended.
-static void test_a_process_that_does_not_end(void **state) {
-  (void)state;
+TEST(a_process_that_does_not_end) {
   char fuse[32];
   stuck_after_s = 1;
   make_fuse(fuse);
@@ -187,13 +182,5 @@ static void test_a_process_that_does_not_end(void **state) {
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stuck_and_back),
-      cmocka_unit_test(test_a_long_step_is_not_a_hang),
-      cmocka_unit_test(test_starts_that_fail_for_a_while),
-      cmocka_unit_test(test_starts_that_hang),
-      cmocka_unit_test(test_a_process_that_does_not_end),
-  };
-  if (argc > 1) cmocka_set_test_filter(argv[1]);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_main(argc, argv);
 }

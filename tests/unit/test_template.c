@@ -2,21 +2,16 @@
 // templates print is compared with Python's jinja2 in tests/e2e/test_template.py.
 // CTest: no-tsan
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "text/template.h"
+#include "unit/testing.h"
 
 typedef struct {
   td_status status;
@@ -73,8 +68,7 @@ static void expect_error(const char *source, td_status status, const char *words
   result_free(&r);
 }
 
-static void renders(void **state) {
-  (void)state;
+TEST(renders) {
   expect_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}",
               "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}", "<user>hi\n");
   expect_text("{{ x|tojson }}", "{\"x\": [1.0, 1, 1e2, -0, 18446744073709551615, null]}",
@@ -82,13 +76,11 @@ static void renders(void **state) {
   expect_text("", "{}", "");
 }
 
-static void first_of_duplicate_keys_wins(void **state) {
-  (void)state;
+TEST(first_of_duplicate_keys_wins) {
   expect_text("{{ a }}{{ d.b }}", "{\"a\": 1, \"a\": 2, \"d\": {\"b\": 3, \"b\": 4}}", "13");
 }
 
-static void errors_have_lines(void **state) {
-  (void)state;
+TEST(errors_have_lines) {
   expect_error("a\n{{ 1/0 }}", TD_EFORMAT, "line 2: division by zero");
   expect_error("a\n\n{{ x.y.z }}", TD_EFORMAT, "line 3: 'x' is undefined");
   expect_error("{% if n %}\n", TD_EFORMAT, "looking for the following tags: 'elif'");
@@ -101,8 +93,7 @@ static void errors_have_lines(void **state) {
 }
 
 // What Python's formatting has beside this is refused, never written differently.
-static void other_formats_are_refused(void **state) {
-  (void)state;
+TEST(other_formats_are_refused) {
   static const char *const sources[] = {
       "{{ '{:,}'.format(1) }}",
       "{{ '{:x}'.format(1) }}",
@@ -124,8 +115,7 @@ static void other_formats_are_refused(void **state) {
     expect_error(sources[i], TD_EFORMAT, "");
 }
 
-static void hostile_templates_end(void **state) {
-  (void)state;
+TEST(hostile_templates_end) {
   expect_error("{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
                "{% endfor %}{% endfor %}{% endfor %}",
                TD_ELIMIT, "steps");
@@ -179,8 +169,7 @@ static char *nested(const char *open, const char *middle, const char *close, int
 }
 
 // What memory has left limits a large render, and none that is small.
-static void memory_is_shared(void **state) {
-  (void)state;
+TEST(memory_is_shared) {
   static const char large[] = "{% set ns = namespace(x=[]) %}{% for i in range(160) %}"
                               "{% set ns.x = ns.x + ['ab' * 65536] %}{% endfor %}";
   const td_template_opts few = {.left_bytes = 6 << 20}, many = {.left_bytes = 600 << 20};
@@ -196,8 +185,7 @@ static void memory_is_shared(void **state) {
   result_free(&r);
 }
 
-static void a_canceled_render_ends(void **state) {
-  (void)state;
+TEST(a_canceled_render_ends) {
   static const char source[] = "{% for a in range(99999) %}{% for b in range(99999) %}"
                                "{% endfor %}{% endfor %}";
   const atomic_bool is_canceled = true;
@@ -207,8 +195,7 @@ static void a_canceled_render_ends(void **state) {
   result_free(&r);
 }
 
-static void deep_sources_are_refused(void **state) {
-  (void)state;
+TEST(deep_sources_are_refused) {
   static const struct {
     const char *open, *middle, *close;
   } shapes[] = {
@@ -254,8 +241,7 @@ static void deep_sources_are_refused(void **state) {
   }
 }
 
-static void ordinary_depth_is_fine(void **state) {
-  (void)state;
+TEST(ordinary_depth_is_fine) {
   char *inner = nested("(", "1", ")", 60);
   td_buf source = TD_BUF_INIT;
   td_buf_printf(&source, "{{ %s }}", inner);
@@ -277,8 +263,7 @@ static void ordinary_depth_is_fine(void **state) {
 }
 
 // A template within its steps still ends when they take too long.
-static void slow_templates_end(void **state) {
-  (void)state;
+TEST(slow_templates_end) {
   static const td_template_opts opts = {.max_steps = UINT64_C(1) << 40, .max_cpu_ms = 1};
   result r = render_with("\n{% for a in range(99999) %}{% for b in range(99999) %}{% for c in "
                          "range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
@@ -289,8 +274,7 @@ static void slow_templates_end(void **state) {
 }
 
 // The appended-to string in a loop must not be copied each time.
-static void accumulating_is_linear(void **state) {
-  (void)state;
+TEST(accumulating_is_linear) {
   static const td_template_opts opts = {.max_memory_bytes = 32 << 20, .max_steps = 3000000};
   result r = render_with("{% set ns = namespace(s='', t='') %}{% for i in range(20000) %}"
                          "{% set ns.s = ns.s + '0123456789abcdef' %}{% endfor %}{{ ns.s|length }}",
@@ -333,8 +317,7 @@ static void expect_typed(const char *source, const char *json, const char *expec
   result_free(&r);
 }
 
-static void typed_text_is_traced(void **state) {
-  (void)state;
+TEST(typed_text_is_traced) {
   const char *vars = "{\"messages\": [{\"role\": \"user\", \"content\": \" a<b>,c \"}], "
                      "\"tools\": [{\"k<\": \"v\\\"\\u00e9\"}], \"bos_token\": \"<s>\"}";
   expect_typed("{{ bos_token }}<|{{ messages[0].role }}|>{{ messages[0].content }}", vars,
@@ -364,8 +347,7 @@ static void typed_text_is_traced(void **state) {
                "endoftext");
 }
 
-static void appends_behind_what_is_there(void **state) {
-  (void)state;
+TEST(appends_behind_what_is_there) {
   td_template *tmpl;
   td_err err;
   assert_int_equal(td_template_open(&tmpl, "{{ m }}", 7, &err), TD_OK);
@@ -406,8 +388,7 @@ static void *render_many(void *arg) {
   return text;
 }
 
-static void threads_share_a_template(void **state) {
-  (void)state;
+TEST(threads_share_a_template) {
   td_template *tmpl;
   td_err err;
   assert_int_equal(td_template_open(&tmpl, shared_source, strlen(shared_source), &err), TD_OK);
@@ -462,8 +443,7 @@ static void expect_no_model(const char *dir, td_status status, const char *words
   if (!strstr(err.msg, words)) fail_msg("%s", err.msg);
 }
 
-static void models_have_their_templates(void **state) {
-  (void)state;
+TEST(models_have_their_templates) {
   char dir[] = "/tmp/test_template_XXXXXX";
   assert_non_null(mkdtemp(dir));
   expect_no_model(dir, TD_ENOENT, "no chat template");
@@ -491,8 +471,7 @@ static void models_have_their_templates(void **state) {
 }
 
 // Models whose prompts a program describes have a template here, unless they bring one.
-static void some_models_have_one_of_ours(void **state) {
-  (void)state;
+TEST(some_models_have_one_of_ours) {
   static const char hi[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], "
                            "\"add_generation_prompt\": true, \"reasoning_effort\": \"high\"}";
   static const char asked[] = "<｜User｜>Hi<｜Assistant｜>";
@@ -531,26 +510,4 @@ static void some_models_have_one_of_ours(void **state) {
   remove_file(dir, "tokenizer_config.json");
   remove_file(dir, "config.json");
   rmdir(dir);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(renders),
-      cmocka_unit_test(first_of_duplicate_keys_wins),
-      cmocka_unit_test(errors_have_lines),
-      cmocka_unit_test(other_formats_are_refused),
-      cmocka_unit_test(hostile_templates_end),
-      cmocka_unit_test(slow_templates_end),
-      cmocka_unit_test(memory_is_shared),
-      cmocka_unit_test(a_canceled_render_ends),
-      cmocka_unit_test(deep_sources_are_refused),
-      cmocka_unit_test(ordinary_depth_is_fine),
-      cmocka_unit_test(accumulating_is_linear),
-      cmocka_unit_test(typed_text_is_traced),
-      cmocka_unit_test(appends_behind_what_is_there),
-      cmocka_unit_test(threads_share_a_template),
-      cmocka_unit_test(models_have_their_templates),
-      cmocka_unit_test(some_models_have_one_of_ours),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

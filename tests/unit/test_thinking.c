@@ -1,17 +1,12 @@
 // tests/unit/test_thinking.c - what is said of thinking reaches each variable that a template
 // reads, as a level that it knows.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/json_parse.h"
 #include "text/builtin.h"
 #include "text/thinking.h"
+#include "unit/testing.h"
 
 // How templates read it.
 static const char free_words[] = // gpt-oss
@@ -53,8 +48,7 @@ static void expect(const char *source, const char *said, const char *expected) {
 #define EFFORT(word)   "{\"reasoning_effort\":\"" word "\"}"
 #define SWITCHES(flag) "{\"enable_thinking\":" flag ",\"thinking\":" flag "}"
 
-static void efforts_become_levels_that_are_known(void **state) {
-  (void)state;
+TEST(efforts_become_levels_that_are_known) {
   expect(free_words, "{}", "Reasoning: medium");
   expect(free_words, EFFORT("minimal"), "Reasoning: low");
   expect(free_words, EFFORT("xhigh"), "Reasoning: high");
@@ -74,8 +68,7 @@ static void efforts_become_levels_that_are_known(void **state) {
   expect(budget, "{}", "-");
 }
 
-static void switches_reach_levels(void **state) {
-  (void)state;
+TEST(switches_reach_levels) {
   expect(free_words, SWITCHES("true"), "Reasoning: medium");
   expect(free_words, SWITCHES("false"), "Reasoning: low");
   expect(three_words, SWITCHES("true"), "high");
@@ -88,8 +81,7 @@ static void switches_reach_levels(void **state) {
 }
 
 // Levels between those of DeepSeek-V4 become the higher one, and any level turns it on.
-static void efforts_of_deepseek(void **state) {
-  (void)state;
+TEST(efforts_of_deepseek) {
   static const struct {
     const char *said, *begin;
   } list[] = {{EFFORT("minimal"), ""},
@@ -126,13 +118,4 @@ static void efforts_of_deepseek(void **state) {
   cJSON_Delete(asked);
   td_buf_free(&source);
   td_buf_free(&text);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(efforts_become_levels_that_are_known),
-      cmocka_unit_test(switches_reach_levels),
-      cmocka_unit_test(efforts_of_deepseek),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 // tests/unit/test_thread_pool.c - the thread pool: every member runs once, one caller after the
 // other.
-#include <setjmp.h>
 
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/thread.h"
 #include "base/thread_pool.h"
+#include "unit/testing.h"
 
 static td_pool *open_pool(unsigned n_threads) {
   td_pool *pool;
@@ -35,8 +30,7 @@ static void call_roll(void *ctx, unsigned member, unsigned n_members) {
   if (member == 0) r->n_members = n_members;
 }
 
-static void test_each_member_runs_once(void **state) {
-  (void)state;
+TEST(each_member_runs_once) {
   static const unsigned sizes[] = {1, 2, 3, MAX_MEMBERS};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
     td_pool *pool = open_pool(sizes[i]);
@@ -53,8 +47,7 @@ static void test_each_member_runs_once(void **state) {
 
 // Fewer and more members from run to run, asleep or not in between; nobody runs twice, and who does
 // not take part is not called.
-static void test_members_come_and_go(void **state) {
-  (void)state;
+TEST(members_come_and_go) {
   static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
   td_pool *pool = open_pool(4);
   _Atomic uint32_t n_active;
@@ -90,8 +83,7 @@ static void change_the_lease(void *ctx, unsigned member, unsigned n_members) {
 }
 
 // A step is many runs: a lease that changes in the middle of one holds from the next run on.
-static void test_a_lease_changes_within_a_step(void **state) {
-  (void)state;
+TEST(a_lease_changes_within_a_step) {
   td_pool *pool = open_pool(4);
   _Atomic uint32_t n_active = 4;
   lease l = {.n_active = &n_active};
@@ -107,8 +99,7 @@ static void test_a_lease_changes_within_a_step(void **state) {
   td_pool_close(pool);
 }
 
-static void test_runs_after_sleep(void **state) {
-  (void)state;
+TEST(runs_after_sleep) {
   td_pool *pool = open_pool(4);
   roll r = {{0}, 0};
   for (int run = 0; run < 5; run++) {
@@ -126,8 +117,7 @@ static void slow_member(void *ctx, unsigned member, unsigned n_members) {
   ((roll *)ctx)->calls[member]++;
 }
 
-static void test_waits_for_the_slowest(void **state) {
-  (void)state;
+TEST(waits_for_the_slowest) {
   td_pool *pool = open_pool(3);
   roll r = {{0}, 0};
   for (int run = 0; run < 3; run++) {
@@ -159,8 +149,7 @@ static void *call_often(void *arg) {
   return NULL;
 }
 
-static void test_callers_take_turns(void **state) {
-  (void)state;
+TEST(callers_take_turns) {
   td_pool *pool = open_pool(2);
   _Atomic int inside = 0, overlaps = 0;
   caller c = {.pool = pool, .inside = &inside, .overlaps = &overlaps};
@@ -185,8 +174,7 @@ static void note_stack(void *ctx, unsigned member, unsigned n_members) {
 }
 
 // Kernels need more than a process may give its threads by default.
-static void test_stacks_hang_on_no_limit(void **state) {
-  (void)state;
+TEST(stacks_hang_on_no_limit) {
   size_t n_bytes[3] = {0};
   pthread_attr_t before, small;
   pthread_getattr_default_np(&before);
@@ -204,8 +192,7 @@ static void test_stacks_hang_on_no_limit(void **state) {
   assert_true(n_bytes[1] >= TD_STACK_BYTES && n_bytes[2] >= TD_STACK_BYTES);
 }
 
-static void test_defaults_and_pinning(void **state) {
-  (void)state;
+TEST(defaults_and_pinning) {
   td_pool *pool;
   td_err err;
   assert_true(td_cpu_count() >= 1);
@@ -213,19 +200,4 @@ static void test_defaults_and_pinning(void **state) {
   assert_int_equal(td_pool_size(pool), td_cpu_count());
   td_pool_close(pool);
   td_pool_close(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_each_member_runs_once),
-      cmocka_unit_test(test_members_come_and_go),
-      cmocka_unit_test(test_a_lease_changes_within_a_step),
-      cmocka_unit_test(test_runs_after_sleep),
-      cmocka_unit_test(test_waits_for_the_slowest),
-
-      cmocka_unit_test(test_callers_take_turns),
-      cmocka_unit_test(test_stacks_hang_on_no_limit),
-      cmocka_unit_test(test_defaults_and_pinning),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

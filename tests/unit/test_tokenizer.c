@@ -1,15 +1,10 @@
 // tests/unit/test_tokenizer.c - what tests/e2e/test_tokenizer.py does not see: broken files,
 // literal spans, the streaming detokenizer, look-ups, threads. Sameness with the library is tested
 // there.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -17,6 +12,7 @@
 #include "base/json_write.h"
 #include "text/tokenizer/bytelevel.h"
 #include "text/tokenizer/tokenizer.h"
+#include "unit/testing.h"
 
 // Ids 0 to 255 are the bytes; 256 "ab" 257 "abc"; 258 and on the added tokens.
 enum { AB = 256, ABC, START, END, THINK, WIDE };
@@ -91,8 +87,7 @@ static void assert_encodes(const td_tokenizer *tok, const char *text, const td_s
   td_token_ids_free(&ids);
 }
 
-static void control_tokens_only_when_asked(void **state) {
-  (void)state;
+TEST(control_tokens_only_when_asked) {
   td_tokenizer *tok = open_test("null");
   assert_encodes(tok, "", NULL, TD_TOK_PARSE_SPECIAL, "");
   assert_encodes(tok, "abcab", NULL, 0, "257 256");
@@ -103,8 +98,7 @@ static void control_tokens_only_when_asked(void **state) {
   td_tokenizer_close(tok);
 }
 
-static void literal_spans_hold_no_token(void **state) {
-  (void)state;
+TEST(literal_spans_hold_no_token) {
   td_tokenizer *tok = open_test("null");
   td_span spans[2] = {{7, 14}};
   td_spans literal = {.spans = spans, .n = 1, .cap = 2};
@@ -130,8 +124,7 @@ static void literal_spans_hold_no_token(void **state) {
   td_tokenizer_close(tok);
 }
 
-static void spans_out_of_order_are_refused(void **state) {
-  (void)state;
+TEST(spans_out_of_order_are_refused) {
   td_tokenizer *tok = open_test("null");
   td_span bad[][2] = {{{2, 3}, {1, 2}}, {{0, 2}, {1, 3}}, {{0, 1}, {2, 2}}, {{0, 1}, {2, 9}}};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
@@ -145,8 +138,7 @@ static void spans_out_of_order_are_refused(void **state) {
 }
 
 // Spans stay with their characters when normalization moves the text around them.
-static void literal_spans_survive_normalization(void **state) {
-  (void)state;
+TEST(literal_spans_survive_normalization) {
   td_tokenizer *tok = open_test("{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},"
                                 "{\"type\":\"Replace\","
                                 "\"pattern\":{\"Regex\":\"x+\"},\"content\":\"<\"},{\"type\":"
@@ -166,8 +158,7 @@ static void literal_spans_survive_normalization(void **state) {
   td_tokenizer_close(tok);
 }
 
-static void spans_survive_repair_of_utf8(void **state) {
-  (void)state;
+TEST(spans_survive_repair_of_utf8) {
   td_tokenizer *tok = open_test("null");
   const char *text = "\xFF<start>\xFF<start>";
   td_span spans[1] = {{9, 16}};
@@ -177,8 +168,7 @@ static void spans_survive_repair_of_utf8(void **state) {
   td_tokenizer_close(tok);
 }
 
-static void looks_tokens_up(void **state) {
-  (void)state;
+TEST(looks_tokens_up) {
   td_buf json = make_json("null", merges, added);
   td_tokenizer *tok = open_text(
       &json,
@@ -231,8 +221,7 @@ static void flush(td_detok *detok, const char *want) {
   td_buf_free(&out);
 }
 
-static void characters_are_held_until_whole(void **state) {
-  (void)state;
+TEST(characters_are_held_until_whole) {
   td_tokenizer *tok = open_test("null");
   td_detok detok;
   td_detok_init(&detok, tok, true);
@@ -266,8 +255,7 @@ static const char sentencepiece[] =
     "a\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"b\":4},\"merges\":[]}}";
 
 // Byte tokens in a row are a text only if all of them together are UTF-8: so decodes the library.
-static void byte_tokens_wait_for_their_run(void **state) {
-  (void)state;
+TEST(byte_tokens_wait_for_their_run) {
   td_tokenizer *tok;
   td_err err;
   assert_int_equal(
@@ -301,8 +289,7 @@ static void byte_tokens_wait_for_their_run(void **state) {
 }
 
 // A control token in the model's own vocabulary that merges or a whole word could make.
-static void text_never_becomes_a_control_token(void **state) {
-  (void)state;
+TEST(text_never_becomes_a_control_token) {
   const char *added_ab = "[{\"id\":256,\"content\":\"ab\",\"special\":true},"
                          "{\"id\":97,\"content\":\"a\",\"special\":true}]";
   td_buf json = make_json("null", "[[\"a\",\"b\"]]", added_ab);
@@ -337,8 +324,7 @@ static void refuse(const char *json, td_status code, const char *part) {
   "{\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":" p "}," MODEL "}"
 #define ADD(t) "{\"added_tokens\":[" t "]," MODEL "}"
 
-static void broken_models_are_refused(void **state) {
-  (void)state;
+TEST(broken_models_are_refused) {
   static const struct {
     const char *json;
     td_status code;
@@ -377,8 +363,7 @@ static void broken_models_are_refused(void **state) {
     refuse(cases[i].json, cases[i].code, cases[i].part);
 }
 
-static void broken_steps_are_refused(void **state) {
-  (void)state;
+TEST(broken_steps_are_refused) {
   static const struct {
     const char *json;
     td_status code;
@@ -433,8 +418,7 @@ static void broken_steps_are_refused(void **state) {
     refuse(cases[i].json, cases[i].code, cases[i].part);
 }
 
-static void broken_folders_are_refused(void **state) {
-  (void)state;
+TEST(broken_folders_are_refused) {
   char dir[] = "/tmp/td_tokenizer_XXXXXX";
   assert_non_null(mkdtemp(dir));
   td_buf path = TD_BUF_INIT, config = TD_BUF_INIT;
@@ -460,8 +444,7 @@ static void broken_folders_are_refused(void **state) {
 }
 
 // Replacements that double a text with each step end in an error, not in all of memory.
-static void endless_growth_is_refused(void **state) {
-  (void)state;
+TEST(endless_growth_is_refused) {
   td_buf steps = TD_BUF_INIT, json = TD_BUF_INIT;
   for (int i = 0; i < 60; i++) {
     td_buf_printf(&steps,
@@ -488,8 +471,7 @@ static void endless_growth_is_refused(void **state) {
 }
 
 // A pattern that backtracks without end is an error, not a hang.
-static void runaway_patterns_are_an_error(void **state) {
-  (void)state;
+TEST(runaway_patterns_are_an_error) {
   const char *json = RE("{\"Regex\":\"(?:a|a|aa)+(?!a|\\\\z)\"}");
   td_tokenizer *tok;
   td_err err = {.msg = ""};
@@ -519,8 +501,7 @@ static void *encode_often(void *owner) {
   return NULL;
 }
 
-static void threads_share_a_tokenizer(void **state) {
-  (void)state;
+TEST(threads_share_a_tokenizer) {
   td_tokenizer *tok = open_test("null");
   pthread_t threads[4];
   for (size_t i = 0; i < TD_COUNT(threads); i++)
@@ -535,8 +516,7 @@ static void threads_share_a_tokenizer(void **state) {
 
 // With a limit, ids beyond it are counted, not kept: words as well as added tokens, and a word of
 // more than a part, however its tokens lie.
-static void what_is_too_much_is_counted(void **state) {
-  (void)state;
+TEST(what_is_too_much_is_counted) {
   enum { N = 1 << 20 };
   static const char *const texts[] = {"abc", "ab", "xab", "abcabxc", "<start>abc ", "a"};
   td_tokenizer *tok = open_test("null");
@@ -559,8 +539,7 @@ static void what_is_too_much_is_counted(void **state) {
   td_tokenizer_close(tok);
 }
 
-static void a_canceled_encoding_ends(void **state) {
-  (void)state;
+TEST(a_canceled_encoding_ends) {
   td_tokenizer *tok = open_test("null");
   td_err err;
   const atomic_bool is_canceled = true;
@@ -570,27 +549,4 @@ static void a_canceled_encoding_ends(void **state) {
   assert_int_equal(ids.n, 0);
   td_token_ids_free(&ids);
   td_tokenizer_close(tok);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(control_tokens_only_when_asked),
-      cmocka_unit_test(literal_spans_hold_no_token),
-      cmocka_unit_test(spans_out_of_order_are_refused),
-      cmocka_unit_test(literal_spans_survive_normalization),
-      cmocka_unit_test(spans_survive_repair_of_utf8),
-      cmocka_unit_test(looks_tokens_up),
-      cmocka_unit_test(characters_are_held_until_whole),
-      cmocka_unit_test(byte_tokens_wait_for_their_run),
-      cmocka_unit_test(text_never_becomes_a_control_token),
-      cmocka_unit_test(broken_models_are_refused),
-      cmocka_unit_test(broken_steps_are_refused),
-      cmocka_unit_test(broken_folders_are_refused),
-      cmocka_unit_test(endless_growth_is_refused),
-      cmocka_unit_test(runaway_patterns_are_an_error),
-      cmocka_unit_test(what_is_too_much_is_counted),
-      cmocka_unit_test(a_canceled_encoding_ends),
-      cmocka_unit_test(threads_share_a_tokenizer),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,8 @@
 // tests/unit/test_trace.c - recording into lanes, and the file that is written from them: threads,
 // full rings, processes that die, disks that fill up.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include <cjson/cJSON.h>
 #include <pthread.h>
@@ -21,6 +15,7 @@
 #include "base/trace.h"
 #include "runtime/trace_file.h"
 #include "shm/segment.h"
+#include "unit/testing.h"
 
 // ---- lanes --------------------------------------------------------------------------------------
 
@@ -39,16 +34,14 @@ static int stop(void **state) {
   return 0;
 }
 
-static void test_off(void **state) {
-  (void)state;
+TEST(off) {
   assert_false(td_trace_is_on);
   assert_int_equal(td_trace_begin(), 0);
   td_trace_span(td_trace_begin(), TD_TRACE_STEP, 1, 2); // nowhere to go, and no harm
   td_trace_mark(TD_TRACE_SEND, 1, 2);
 }
 
-static void test_round_trip(void **state) {
-  (void)state;
+TEST(round_trip, start, stop) {
   uint64_t begin_ns = td_trace_begin();
   assert_true(begin_ns > 0);
   td_trace_mark(TD_TRACE_SEND, 3, 4);
@@ -70,8 +63,7 @@ static void test_round_trip(void **state) {
   assert_int_equal(td_trace_take(lane, r, 8), 0);
 }
 
-static void test_full_rings_drop(void **state) {
-  (void)state;
+TEST(full_rings_drop, start, stop) {
   for (uint64_t i = 0; i < TD_TRACE_RECORDS + 10; i++)
     td_trace_mark(TD_TRACE_SEND, 0, i);
   td_trace_lane *lane = &memory->lanes[0];
@@ -84,8 +76,7 @@ static void test_full_rings_drop(void **state) {
   assert_int_equal(r[0].b, 77);
 }
 
-static void test_nonsense_is_skipped(void **state) {
-  (void)state;
+TEST(nonsense_is_skipped, start, stop) {
   td_trace_mark(TD_TRACE_SEND, 0, 1);
   td_trace_mark(TD_TRACE_SEND, 0, 2);
   td_trace_mark(TD_TRACE_SEND, 0, 3);
@@ -105,8 +96,7 @@ static void *mark_once(void *arg) {
   return NULL;
 }
 
-static void test_lanes_run_out_and_come_back(void **state) {
-  (void)state;
+TEST(lanes_run_out_and_come_back, start, stop) {
   for (uint64_t i = 0; i < TD_TRACE_LANES + 3; i++) {
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, mark_once, &i), 0);
@@ -133,8 +123,7 @@ static void *write_many(void *arg) {
   return NULL;
 }
 
-static void test_race(void **state) {
-  (void)state;
+TEST(race, start, stop) {
   pthread_t thread;
   assert_int_equal(pthread_create(&thread, NULL, write_many, NULL), 0);
   td_trace_lane *lane = &memory->lanes[0];
@@ -199,8 +188,7 @@ static td_trace_file *open_file(void) {
   return file;
 }
 
-static void test_file(void **state) {
-  (void)state;
+TEST(file, make_path, remove_path) {
   td_trace_file *file = open_file();
   uint64_t outer = td_trace_begin(), inner = td_trace_begin();
   td_trace_span(inner, TD_TRACE_OP_MOE, 7, 0);
@@ -226,8 +214,7 @@ static void test_file(void **state) {
   cJSON_Delete(trace);
 }
 
-static void test_dropped_events_are_told(void **state) {
-  (void)state;
+TEST(dropped_events_are_told, make_path, remove_path) {
   td_trace_file *file = open_file();
   for (uint64_t i = 0; i < 20 * (uint64_t)TD_TRACE_RECORDS; i++)
     td_trace_mark(TD_TRACE_RECEIVE, 0, i);
@@ -261,8 +248,7 @@ static pid_t start_child(const td_trace_file *file) {
   }
 }
 
-static void test_a_process_dies(void **state) {
-  (void)state;
+TEST(a_process_dies, make_path, remove_path) {
   td_trace_file *file = open_file();
   pid_t child = start_child(file);
   usleep(150000);
@@ -285,8 +271,7 @@ static void test_a_process_dies(void **state) {
   cJSON_Delete(read_trace());
 }
 
-static void test_a_full_disk(void **state) {
-  (void)state;
+TEST(a_full_disk, make_path, remove_path) {
   struct rlimit before, small;
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
   signal(SIGXFSZ, SIG_IGN);
@@ -305,8 +290,7 @@ static void test_a_full_disk(void **state) {
   cJSON_Delete(trace);
 }
 
-static void test_bad_paths(void **state) {
-  (void)state;
+TEST(bad_paths) {
   static const char *const bad[] = {"/nonexistent/trace.json", "/dev/null", "/tmp"};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
     td_trace_file *file;
@@ -317,21 +301,4 @@ static void test_bad_paths(void **state) {
   }
   assert_int_equal(td_trace_file_fd(NULL), 0);
   td_trace_file_close(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_off),
-      cmocka_unit_test_setup_teardown(test_round_trip, start, stop),
-      cmocka_unit_test_setup_teardown(test_full_rings_drop, start, stop),
-      cmocka_unit_test_setup_teardown(test_nonsense_is_skipped, start, stop),
-      cmocka_unit_test_setup_teardown(test_lanes_run_out_and_come_back, start, stop),
-      cmocka_unit_test_setup_teardown(test_race, start, stop),
-      cmocka_unit_test_setup_teardown(test_file, make_path, remove_path),
-      cmocka_unit_test_setup_teardown(test_dropped_events_are_told, make_path, remove_path),
-      cmocka_unit_test_setup_teardown(test_a_process_dies, make_path, remove_path),
-      cmocka_unit_test_setup_teardown(test_a_full_disk, make_path, remove_path),
-      cmocka_unit_test(test_bad_paths),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 // tests/unit/test_turns.c - the memory of generated turns: found by key, the least recently used
 // forgotten.
 // CTest: no-tsan
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "front/turns.h"
+#include "unit/testing.h"
 
 static void keep(td_turns *turns, uint8_t key, int32_t first, size_t n) {
   int32_t *ids = calloc(n + 1, sizeof *ids);
@@ -36,8 +31,7 @@ static int32_t find(td_turns *turns, uint8_t key) {
   return first;
 }
 
-static void forgets_what_was_not_used(void **state) {
-  (void)state;
+TEST(forgets_what_was_not_used) {
   td_turns *turns;
   td_err err;
   assert_int_equal(td_turns_open(&turns, 10000, &err), TD_OK);
@@ -54,9 +48,4 @@ static void forgets_what_was_not_used(void **state) {
   assert_int_equal(find(turns, 4), -1);
   td_turns_close(turns);
   td_turns_close(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(forgets_what_was_not_used)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 // Word wrap of text that arrives in pieces.
 // CTest: no-tsan
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/utf8.h"
 #include "cli/word_wrap.h"
+#include "unit/testing.h"
 
 static const struct {
   uint32_t width;
@@ -52,15 +47,13 @@ static void check(size_t i, size_t n) {
   td_word_wrap_free(&w);
 }
 
-static void test_lines_break_between_words(void **state) {
-  (void)state;
+TEST(lines_break_between_words) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
     for (size_t n = 1; n < 40; n += n < 4 ? 1 : 35)
       check(i, n);
 }
 
-static void test_a_finished_word_is_shown_at_once(void **state) {
-  (void)state;
+TEST(a_finished_word_is_shown_at_once) {
   td_word_wrap w = {.width = 20};
   td_buf out = TD_BUF_INIT;
   td_word_wrap_add(&w, "one two", 7, &out);
@@ -71,11 +64,8 @@ static void test_a_finished_word_is_shown_at_once(void **state) {
   td_word_wrap_free(&w);
 }
 
-int main(void) {
+int before_all(void **state) {
+  (void)state;
   setlocale(LC_CTYPE, "C.UTF-8");
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_lines_break_between_words),
-      cmocka_unit_test(test_a_finished_word_is_shown_at_once),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return 0;
 }

@@ -1,22 +1,17 @@
 // tests/unit/test_worker.c - the worker's parts: arguments, the request table against well-formed
 // and malformed records, and the building of steps.
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "unit/testing.h"
 #include "worker/args.h"
 #include "worker/request.h"
 #include "worker/step.h"
 
 // ---- arguments ----------------------------------------------------------------------------------
 
-static void test_args_round_trip(void **state) {
-  (void)state;
+TEST(args_round_trip) {
   const td_worker_opts opts = {.runtime = {.model_dir = "/models/a b=c",
                                            .device = "cuda",
                                            .devices = "1,0",
@@ -68,8 +63,7 @@ static void test_args_round_trip(void **state) {
   td_worker_argv_free(&args);
 }
 
-static void test_args_are_strict(void **state) {
-  (void)state;
+TEST(args_are_strict) {
   static const char *const bad[] = {"ctx-size",
                                     "ctx-size=",
                                     "ctx-size=1x",
@@ -167,8 +161,7 @@ static void expect_end(const table *t, bool replied, uint64_t id, td_done_reason
   assert_int_equal(t->reply.u.done.text[0] != '\0', reason == TD_DONE_ERROR);
 }
 
-static void test_a_request_in_parts(void **state) {
-  (void)state;
+TEST(a_request_in_parts) {
   table t;
   table_open(&t);
   assert_false(send_past(&t, 7, 100, 20, 30, 7, 0));
@@ -193,8 +186,7 @@ static void test_a_request_in_parts(void **state) {
 }
 
 // The checkpoint's end tokens, which may be ignored, and the request's own.
-static void test_ends_of_an_answer(void **state) {
-  (void)state;
+TEST(ends_of_an_answer) {
   static const int32_t eos[] = {7, 8};
   for (uint32_t flags = 0; flags <= TD_SUBMIT_IGNORE_EOS; flags++) {
     table t;
@@ -225,8 +217,7 @@ static void test_ends_of_an_answer(void **state) {
   }
 }
 
-static void test_malformed_sequences(void **state) {
-  (void)state;
+TEST(malformed_sequences) {
   table t;
   table_open(&t);
   expect_end(&t, send_submit(&t, 1, 0, 5, 0), 1, TD_DONE_ERROR);
@@ -269,8 +260,7 @@ static void test_malformed_sequences(void **state) {
   table_close(&t);
 }
 
-static void test_too_many_requests(void **state) {
-  (void)state;
+TEST(too_many_requests) {
   table t;
   table_open(&t);
   for (uint64_t id = 1; id <= MAX_SEQS; id++)
@@ -281,8 +271,7 @@ static void test_too_many_requests(void **state) {
   table_close(&t);
 }
 
-static void test_steps(void **state) {
-  (void)state;
+TEST(steps) {
   table t;
   td_step step;
   td_err err;
@@ -344,8 +333,7 @@ static void test_steps(void **state) {
 
 // Long prompts, and short ones that wait beside them, are the streaming engine's. While that holds
 // them they are in no other step, and a request that is cancelled ends with the step.
-static void test_steps_that_stream(void **state) {
-  (void)state;
+TEST(steps_that_stream) {
   table t;
   td_step step, stream;
   td_err err;
@@ -406,8 +394,7 @@ static bool send_copies(table *t, uint64_t id, int32_t source, int32_t keep, uin
 }
 
 // A step ends where a page is to be copied; a request is not whole without its copies.
-static void test_steps_end_at_copies(void **state) {
-  (void)state;
+TEST(steps_end_at_copies) {
   static const struct {
     int32_t source, keep;
     uint32_t n_keep;
@@ -452,8 +439,7 @@ static void test_steps_end_at_copies(void **state) {
 }
 
 // A request that waits for its grammar's mask is in no step; others take part in every one.
-static void test_steps_without_those_that_wait_for_masks(void **state) {
-  (void)state;
+TEST(steps_without_those_that_wait_for_masks) {
   table t;
   td_step step;
   td_err err;
@@ -478,8 +464,7 @@ static void test_steps_without_those_that_wait_for_masks(void **state) {
 }
 
 // A decoding request waits for the page that its next token needs.
-static void test_steps_wait_for_pages(void **state) {
-  (void)state;
+TEST(steps_wait_for_pages) {
   table t;
   td_step step;
   td_err err;
@@ -518,8 +503,7 @@ static void test_steps_wait_for_pages(void **state) {
 }
 
 // One that made room: its prompt is read, then what it had answered is computed as it was at first.
-static void test_steps_of_a_replay(void **state) {
-  (void)state;
+TEST(steps_of_a_replay) {
   table t;
   td_step step;
   td_err err;
@@ -555,8 +539,7 @@ static void test_steps_of_a_replay(void **state) {
 }
 
 // A request that another worker began: it decodes at once.
-static void test_steps_go_on_in_an_answer(void **state) {
-  (void)state;
+TEST(steps_go_on_in_an_answer) {
   table t;
   td_step step;
   td_err err;
@@ -603,8 +586,7 @@ static void test_steps_go_on_in_an_answer(void **state) {
 }
 
 // What the pages hold already is not computed again, and counts as cached.
-static void test_steps_begin_behind_the_cache(void **state) {
-  (void)state;
+TEST(steps_begin_behind_the_cache) {
   table t;
   td_step step;
   td_err err;
@@ -624,24 +606,4 @@ static void test_steps_begin_behind_the_cache(void **state) {
   assert_int_equal(t.reply.u.done.n_cached, 2 * PAGE_TOKENS);
   td_step_close(&step);
   table_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_args_round_trip),
-      cmocka_unit_test(test_args_are_strict),
-      cmocka_unit_test(test_a_request_in_parts),
-      cmocka_unit_test(test_ends_of_an_answer),
-      cmocka_unit_test(test_malformed_sequences),
-      cmocka_unit_test(test_too_many_requests),
-      cmocka_unit_test(test_steps),
-      cmocka_unit_test(test_steps_begin_behind_the_cache),
-      cmocka_unit_test(test_steps_that_stream),
-      cmocka_unit_test(test_steps_end_at_copies),
-      cmocka_unit_test(test_steps_wait_for_pages),
-      cmocka_unit_test(test_steps_without_those_that_wait_for_masks),
-      cmocka_unit_test(test_steps_of_a_replay),
-      cmocka_unit_test(test_steps_go_on_in_an_answer),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }
