@@ -9,9 +9,14 @@
 #include "kernels/heuristics.h"
 #include "tandem/formats.h"
 
+// The build defines TD_ROW_ISA as one of these: a program of fewer folders (TD_ISAS) lacks their
+// rows.
+#define TD_KEPT(...) __VA_ARGS__
+#define TD_LEFT_OUT(...)
+
 static const td_kernel_variant all_variants[] = {
 #define TD_KERNEL(family, isa, features, ...)                                                      \
-  {#family, #isa, features, (void (*)(void))family##__##isa},
+  TD_ROW_##isa({#family, #isa, features, (void (*)(void))family##__##isa}, )
 #include "kernels/registry.inc"
 #undef TD_KERNEL
 };
@@ -20,11 +25,13 @@ static const struct {
   const char *name;
   unsigned needs, allows; // TD_ISA_ bits
 } isas[] = {
-#define X(name, needs, allows) {#name, needs, allows},
+#define X(name, needs, allows) TD_ROW_##name({#name, needs, allows}, )
     TD_ISAS(X)
 #undef X
 };
-enum { N_ISAS = sizeof isas / sizeof isas[0] };
+#define X(name, needs, allows) +1
+enum { N_ISAS = sizeof isas / sizeof isas[0], IS_NATIVE = N_ISAS < 0 TD_ISAS(X) };
+#undef X
 
 static td_kernel_table table, exact_table; // exact_table: variants that never round activations
 static unsigned table_features;            // TD_ISA_ bits that both tables may use
@@ -86,6 +93,7 @@ td_kernels_result td_kernels_init(const char *force_isa) {
     if (idx == N_ISAS) return TD_KERNELS_UNKNOWN_ISA;
     if (isas[idx].needs & ~features) return TD_KERNELS_ISA_ABSENT;
   } else {
+    if (IS_NATIVE && isas[0].needs & ~features) return TD_KERNELS_FOREIGN;
     while (isas[idx].needs & ~features)
       idx++;
   }
@@ -93,6 +101,10 @@ td_kernels_result td_kernels_init(const char *force_isa) {
   table.isa = isas[idx].name;
   td_kernels_use_activations(TD_ACTIVATIONS_F32);
   return TD_KERNELS_OK;
+}
+
+void td_kernels_init_any(void) {
+  if (!table.isa && td_kernels_init(NULL) != TD_KERNELS_OK) td_kernels_init("scalar");
 }
 
 static void fill(td_kernel_table *t, unsigned allowed) {
@@ -113,7 +125,7 @@ void td_kernels_use_activations(td_activations activations) {
 
 const char *const *td_kernels_isas(void) {
   static const char *const names[] = {
-#define X(name, needs, allows) #name,
+#define X(name, needs, allows) TD_ROW_##name(#name, )
       TD_ISAS(X)
 #undef X
           NULL};

@@ -60,8 +60,8 @@ elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
 fi
 
 build() {
-  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF "${settings[@]}" \
-    > "$log" 2>&1 && ninja -C build "${targets[@]}" >> "$log" 2>&1
+  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF -DTD_ISAS=native \
+    -DTD_CUDA_EMULATOR=OFF "${settings[@]}" > "$log" 2>&1 && ninja -C build "${targets[@]}" >> "$log" 2>&1
 }
 
 echo "quickstart: building"

@@ -258,13 +258,20 @@ enum {
   X(avx2, TD_ISA_AVX2, TD_ISA_AVX2)                                                                \
   X(scalar, 0, 0)
 
-typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
+typedef enum {
+  TD_KERNELS_OK,
+  TD_KERNELS_UNKNOWN_ISA,
+  TD_KERNELS_ISA_ABSENT,
+  TD_KERNELS_FOREIGN // built with TD_ISAS=native on a CPU that has more than this one
+} td_kernels_result;
 
 // Fills the dispatch table. force_isa NULL: the best of this machine; otherwise a name of
 // td_kernels_isas, and no family uses a better variant. On failure the table is unchanged. Not
 // thread-safe; programs call it through td_dev_open.
 td_kernels_result td_kernels_init(const char *force_isa);
-// The names accepted by td_kernels_init, best first, NULL-terminated.
+// If nothing is chosen yet, the best that runs: decoding, which all variants do exactly, takes any.
+void td_kernels_init_any(void);
+// The names accepted by td_kernels_init, those of the build, best first, NULL-terminated.
 const char *const *td_kernels_isas(void);
 // Refills the table for these activations (td_kernels_init uses F32). Not thread-safe.
 void td_kernels_use_activations(td_activations activations);

@@ -178,7 +178,7 @@ static td_status run_format(kernel_bench *b, const td_format *format, td_err *er
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
-  if (!td_kernels()->isa) td_kernels_init(NULL); // needed for the number of rows per call
+  td_kernels_init_any(); // needed for the number of rows per call
   td_kernels_use_activations((td_activations)o->activations);
   td_status st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;

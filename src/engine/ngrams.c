@@ -40,7 +40,7 @@ td_status td_ngrams_open(td_engine *e, td_err *err) {
                    "n-grams of %u elements a token; on a GPU at most %d: give --device cpu",
                    c->ngram_dim, MOST_DIM);
   }
-  if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
+  td_kernels_init_any();
   const size_t n_bytes = e->opts.max_step_tokens * td_engine_ngram_bytes_per_token(c);
   const size_t n_ids = (size_t)e->opts.max_step_seqs * (c->ngram_size - 1);
   void *rows, *ids;

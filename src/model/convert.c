@@ -508,7 +508,7 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
                             td_err *err) {
   if (!c->n_jobs) return TD_OK;
   run r = {.c = c, .memory = memory};
-  if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
+  td_kernels_init_any();
   if (opts) r.opts = *opts;
   td_pool *pool;
   log_counts(c);

@@ -34,7 +34,7 @@ typedef struct {
 
 static void open_world(world *w, cuda_fixture *f, const shape *s) {
   td_err err;
-  if (!td_kernels()->isa) td_kernels_init(NULL); // before a CPU device does
+  td_kernels_init_any(); // before a CPU device does
   *w = (world){.s = s};
   td_ngram_hash *h = &w->table.hash;
   *h = (td_ngram_hash){.size = s->size, .n_heads = s->n_heads, .end = END};

@@ -21,6 +21,11 @@ static td_status choose_kernels(td_activations activations, td_err *err) {
   case TD_KERNELS_ISA_ABSENT:
     return td_fail(err, TD_EUNSUPPORTED, "TANDEM_FORCE_ISA=%s: this machine does not have it",
                    force);
+  case TD_KERNELS_FOREIGN:
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "this program was built for a CPU with %s, which this machine does not have: "
+                   "build it here, or with -DTD_ISAS=all",
+                   td_kernels_isas()[0]);
   case TD_KERNELS_UNKNOWN_ISA: break;
   }
   char names[128] = "";

@@ -96,7 +96,7 @@ static td_status run(td_quantizer *q) {
                    "%s: GGUF files are not quantized again: give the checkpoint as published",
                    opts->in);
   }
-  if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
+  td_kernels_init_any();
   td_status st = td_quant_open_dir(&q->quant, opts->in, q->err);
   if (st == TD_OK) st = td_store_open(&q->store, opts->in, q->err);
   if (st == TD_OK) td_settle_names(&q->config, q->store);
