@@ -29,7 +29,7 @@
 
 #include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
 
-#define TD_CUDA_ABI_VERSION 40u
+#define TD_CUDA_ABI_VERSION 41u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -695,6 +695,7 @@ typedef struct {
   X(share_stream_open, int, (td_cu_stream * out, td_cu_share share))                               \
   X(stream_close, int, (td_cu_stream stream))                                                      \
   X(stream_sync, int, (td_cu_stream stream))                                                       \
+  X(await_idle, int, (void))                                                                       \
   X(event_open, int, (td_cu_event * out))                                                          \
   X(event_close, int, (td_cu_event event))                                                         \
   X(event_record, int, (td_cu_event event, td_cu_stream stream))                                   \

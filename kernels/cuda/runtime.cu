@@ -133,6 +133,11 @@ int td_cu_stream_sync(td_cu_stream stream) {
   return told(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
+// Unlike calls that wait inside the driver, this one lets other threads queue work meanwhile.
+int td_cu_await_idle() {
+  return told(cudaDeviceSynchronize());
+}
+
 int td_cu_event_open(td_cu_event *out) {
   cudaEvent_t event;
   cudaError_t code = cudaEventCreateWithFlags(&event,

@@ -95,6 +95,10 @@ void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->pulse = pulse;
 }
 
+void td_dev_join_group(td_dev *dev) {
+  dev->is_of_group = true;
+}
+
 void td_dev_show_progress(td_dev *dev) {
   atomic_fetch_add_explicit(dev->pulse, 1, memory_order_relaxed);
 }

@@ -1,8 +1,12 @@
 // tests/cuda_emu/cublas.cpp - what kernels/cuda/cublas.cu uses of cuBLAS, on the host, in FP32. The
-// program looks for it in the library with the kernels first.
+// program looks for it in the library with the kernels first. It picks kernels by the shape, and
+// waits inside the driver at the first product of each.
 #include "cuda_runtime.h"
 
+#include <array>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 
 struct cublasContext {
   cudaStream_t stream;
@@ -67,6 +71,13 @@ static void put(void *matrix, int type, size_t i, float v) {
                                                              16);
 }
 
+static bool is_first(const std::array<int, 8> &shape) {
+  static std::mutex lock;
+  static std::set<std::array<int, 8>> seen;
+  std::lock_guard<std::mutex> hold(lock);
+  return seen.insert(shape).second;
+}
+
 // Op T and N with alpha 1 and beta 0, which is all that is asked for.
 EXPORTED int cublasGemmEx(cublasContext *handle, int op_a, int op_b, int m, int n, int k,
                           const void *alpha, const void *a, int a_type, int a_stride, const void *b,
@@ -80,6 +91,9 @@ EXPORTED int cublasGemmEx(cublasContext *handle, int op_a, int op_b, int m, int 
     return INVALID_VALUE;
   const void *pointers[] = {a, b, c, handle->workspace};
   if (!emu_check_pointers(handle->stream, pointers, sizeof pointers)) return EXECUTION_FAILED;
+  int device;
+  cudaGetDevice(&device);
+  if (is_first({device, m, n, k, c_type, a_stride, b_stride, c_stride})) emu_await_idle_inside();
   emu_enqueue(handle->stream, [=] {
     for (int j = 0; j < n; j++) {
       for (int i = 0; i < m; i++) {

@@ -142,6 +142,9 @@ inline uint32_t __float_as_uint(float f) {
 void emu_run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 // Queues work on a stream.
 void emu_enqueue(void *stream, std::function<void()> work);
+// Waits for the calling thread's device to be idle, as the driver may when it loads code: meanwhile
+// no thread can queue work, on any device.
+void emu_await_idle_inside();
 // Notes a launch that hardware would refuse; true when it is fine.
 bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream);
 // Whether no pointer among the n words is to another device's memory than the stream's; notes the

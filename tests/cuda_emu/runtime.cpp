@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <sys/stat.h>
 #include <thread>
@@ -148,6 +149,9 @@ static bool is_blocking() {
   return number_of("CUDA_LAUNCH_BLOCKING", 0) != 0;
 }
 
+// Held by whoever queues work; alone, by a thread that waits inside the driver.
+static std::shared_mutex driver_lock;
+
 struct emu_stream {
   const int device = current_device;
   emu_green *const green = nullptr; // null: all SMs
@@ -211,10 +215,12 @@ struct emu_stream {
       captured->work.push_back({std::move(work), engine, waits});
       return n_added;
     }
+    std::shared_lock<std::shared_mutex> queuing(driver_lock);
     std::unique_lock<std::mutex> hold(at->lock);
     queue.push_back({std::move(work), engine, waits, hardware->add()});
     at->moved.notify_all();
     n_added = ++at->n_queued;
+    queuing.unlock();
     if (is_blocking()) at->moved.wait(hold, [&] { return at->n_done == at->n_queued; });
     return n_added;
   }
@@ -246,6 +252,12 @@ static void await_idle(int device) {
     at->wait(n);
 }
 
+void emu_await_idle_inside() {
+  if (captured) return;
+  std::unique_lock<std::shared_mutex> alone(driver_lock);
+  await_idle(current_device);
+}
+
 // The first launch of a kernel loads it, which waits until the device is idle; with
 // CUDA_MODULE_LOADING=EAGER all are loaded before.
 static void load_kernel(const void *kernel, int device) {
@@ -255,7 +267,7 @@ static void load_kernel(const void *kernel, int device) {
     std::lock_guard<std::mutex> hold(devices[device].streams_lock);
     if (!devices[device].is_loaded.insert(kernel).second) return;
   }
-  await_idle(device);
+  emu_await_idle_inside();
 }
 
 // TANDEM_EMU_PTX=0: the driver is older than what the code was built with.
@@ -468,6 +480,13 @@ static void check_wait(bool is_asleep) {
   std::abort();
 }
 
+cudaError_t cudaDeviceSynchronize() {
+  if (captured) return spoil();
+  check_wait(devices[current_device].is_waited_for_asleep);
+  await_idle(current_device);
+  return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
+}
+
 cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
   std::lock_guard<std::mutex> hold(memory_lock);
   *free_out = total_bytes - devices[current_device].used_bytes;
@@ -505,7 +524,7 @@ static bool forget(const void *ptr, bool (*is_such)(int device)) {
 cudaError_t cudaFree(void *ptr) {
   if (captured) return spoil();
   if (!ptr) return cudaSuccess;
-  await_idle(current_device); // as hardware does
+  emu_await_idle_inside(); // as hardware does
   if (!forget(ptr, [](int device) { return device >= 0; })) return result(cudaErrorInvalidValue);
   std::free(ptr);
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);

@@ -4,6 +4,7 @@
 // CTest: gpu slow no-asan
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include "cuda_emu/hooks.h"
 #include "unit/comm_test.h"
@@ -209,6 +210,45 @@ TEST(nccl_fails_to_open) {
   assert_string_equal(td_comm_backend(r.ends[0].comm), "host");
   run_ranks(&r, check_all_collectives, (void *)&unit);
   close_ranks(&r);
+}
+
+// ---- what the driver waits for ------------------------------------------------------------------
+
+// The first product of a shape, behind an exchange that a rank which is late has yet to begin. Were
+// the driver to wait for that exchange, the late rank could not queue it.
+static void meet_a_shape(rank_end *end) {
+  enum { N = 64, TOKENS = 136 }; // enough for cuBLAS
+  const ref_weight *w = end->all->ctx;
+  const size_t sizes[] = {TOKENS * N, TOKENS * N};
+  uint16_t *x = rank_alloc(end, 2 * TOKENS * N), *y = rank_alloc(end, sizeof *y * TOKENS * N);
+  const td_all_gather_args args = {
+      .mine = (char *)x + end->rank * sizes[0], .all = x, .n_bytes = sizes};
+  td_linear_op_args product = {
+      .w = &w->w, .x = x, .y = y, .x_stride = N, .y_stride = N, .n_tokens = TOKENS - 1};
+  td_op_fill_zero(end->stream, x, 2 * TOKENS * N);
+  td_op_linear(end->stream, &product);
+  rank_ok(end, td_stream_sync(end->stream, &end->err));
+  if (end->rank == 1) usleep(100000);
+  rank_ok(end, td_comm_all_gather(end->comm, end->stream, &args, &end->err));
+  product.n_tokens = TOKENS;
+  td_op_linear(end->stream, &product);
+  rank_ok(end, rank_sync(end));
+  td_dev_free(end->dev, x);
+  td_dev_free(end->dev, y);
+}
+
+TEST(first_products_beside_an_exchange) {
+  if (count_gpus() < 2) skip();
+  static const char *const backends[] = {"host", "nccl"};
+  uint64_t rng = 1;
+  for (size_t i = 0; i < TD_COUNT(backends) && (i == 0 || has_nccl()); i++) {
+    ref_weight w = ref_make_weight(&rng, i ? TD_F8E4M3 : TD_BF16, 64, 64, i ? 64 : 0, i ? 64 : 0);
+    ranks r;
+    open_ranks(&r, 2, "cuda", backends[i], 512);
+    run_ranks(&r, meet_a_shape, &w);
+    close_ranks(&r);
+    ref_free_weight(&w);
+  }
 }
 
 int before_all(void **state) {

@@ -1,5 +1,7 @@
 // src/device/cuda/blas.c - GEMM through cuBLAS, if installed: weights are converted to BF16 some
 // rows at a time.
+#include <string.h>
+
 #include "base/log.h"
 #include "device/cuda/cuda.h"
 
@@ -10,6 +12,7 @@ static bool is_aligned(const void *p, size_t stride) {
 static td_cu_blas blas_of(td_cuda_stream *stream) {
   if (stream->is_blas_tried) return stream->blas;
   stream->is_blas_tried = true;
+  td_cuda_settle(td_cuda_dev_of(stream));
   if (td_cuda_dev_of(stream)->abi->blas_open(&stream->blas, stream->cu, td_cuda_blas_symbol,
                                              td_cuda_dev_of(stream)) != 0) {
     stream->blas = NULL;
@@ -40,6 +43,19 @@ static td_status as_bf16(td_cuda_stream *stream, const td_weight *w, uint32_t ro
   return TD_CUDA_LAUNCH(stream, dequant, &args);
 }
 
+// cuBLAS picks a kernel by the shape, and the driver may wait for the device when it first meets
+// it. Of work that is captured, all shapes have been met.
+static void settle_shape(td_cuda_stream *stream, const td_cu_gemm_args *args) {
+  td_cu_gemm_args shape = *args;
+  shape.w = shape.x = NULL;
+  shape.y = NULL;
+  const uint32_t hash = (shape.n_tokens * 31 + shape.n_rows) * 31 + shape.cols;
+  td_cu_gemm_args *met = &stream->shapes[(hash ^ hash >> 6) % N_CUDA_SHAPES];
+  if (stream->is_capturing || memcmp(met, &shape, sizeof shape) == 0) return;
+  td_cuda_settle(td_cuda_dev_of(stream));
+  *met = shape;
+}
+
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
   uint32_t piece = td_cuda_piece_rows(m->w, m->n_rows);
   size_t y_bytes = m->y_f32 ? sizeof(float) : sizeof(uint16_t);
@@ -55,6 +71,7 @@ td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_e
     td_status status = as_bf16(stream, m->w, m->row0 + done, args.n_rows, &args.w, err);
     if (status != TD_OK) return status;
     const td_cuda_dev *dev = td_cuda_dev_of(stream);
+    settle_shape(stream, &args);
     status = td_cuda_result(dev, dev->abi->blas_gemm(stream->blas, &args), "cuBLAS", err);
     if (status != TD_OK) return status;
   }

@@ -127,7 +127,7 @@ typedef struct {
   bool is_share_sought;
 } td_cuda_dev;
 
-enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16 };
+enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16, N_CUDA_SHAPES = 64 };
 
 // Work queued under a key.
 typedef struct {
@@ -157,6 +157,7 @@ typedef struct {
   int32_t *fault;             // pinned host memory that kernels write to
   td_cu_blas blas;            // NULL: not needed yet, or not available
   bool is_blas_tried;
+  td_cu_gemm_args shapes[N_CUDA_SHAPES]; // that cuBLAS has had, by a hash; without addresses
   td_cuda_graph graphs[N_CUDA_GRAPHS];
   uint32_t n_drops;    // td_cuda_dev.n_drops when they were made
   uint32_t next_graph; // the one to be replaced next
@@ -188,6 +189,12 @@ static inline td_cuda_dev *td_cuda_dev_of(const td_cuda_stream *stream) {
 // and before queuing work. Failures show up in the calls that follow.
 static inline void td_cuda_use(const td_cuda_dev *dev) {
   dev->abi->use(dev->index);
+}
+
+// Call before what may wait for the device inside the driver, where no other thread can queue work:
+// after this it has nothing to wait for.
+static inline void td_cuda_settle(const td_cuda_dev *dev) {
+  if (dev->base.is_of_group) dev->abi->await_idle(); // a failure shows up at the next call
 }
 
 static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {

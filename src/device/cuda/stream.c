@@ -9,6 +9,7 @@
 static void free_retired(td_cuda_stream *stream) {
   if (stream->n_retired == 0) return;
   td_cuda_graphs_drop(stream);
+  td_cuda_settle(td_cuda_dev_of(stream));
   while (stream->n_retired > 0)
     td_cuda_dev_of(stream)->abi->free(stream->retired[--stream->n_retired]);
 }
@@ -241,6 +242,7 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
   stream->scratch[slot] = NULL;
   stream->scratch_bytes[slot] = 0;
   size_t grown = n_bytes + n_bytes / 4;
+  td_cuda_settle(td_cuda_dev_of(stream)); // memory that other devices reach is mapped there, too
   int code = abi->alloc(out, grown);
   if (code == CUDA_OUT_OF_MEMORY && stream->n_retired > 0) {
     wait_and_free_retired(stream);

@@ -42,6 +42,7 @@ static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
   void **grown = realloc(dev->pieces, (dev->n_pieces + 1) * sizeof *grown);
   if (!grown) return TD_ENOMEM;
   dev->pieces = grown;
+  td_cuda_settle(dev);
   if (dev->abi->alloc(out, n_bytes) != 0) return TD_ENOMEM;
   dev->pieces[dev->n_pieces++] = *out;
   return TD_OK;
@@ -130,6 +131,7 @@ static void place_parts(td_weight *w, char *at) {
 static td_status stage(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
   size_t n_bytes = parts_bytes(host);
   if (n_bytes > dev->staging_bytes) {
+    td_cuda_settle(dev);
     if (dev->staging) dev->abi->free(dev->staging);
     dev->staging = NULL;
     dev->staging_bytes = 0;
