@@ -29,7 +29,7 @@
 
 #include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
 
-#define TD_CUDA_ABI_VERSION 41u
+#define TD_CUDA_ABI_VERSION 42u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -57,9 +57,9 @@ typedef struct {
   int pci_domain, pci_bus, pci_device;
   int capability; // 10 * major + minor
   int n_sms;
-  uint32_t has_wgmma; // bool: sm_90a, and the library has code for it
-  uint32_t has_f8;    // bool: E4M3 on tensor cores, sm_89 and later, likewise
-  uint32_t unused;
+  uint32_t has_wgmma;     // bool: sm_90a, and the library has code for it
+  uint32_t has_f8;        // bool: E4M3 on tensor cores, sm_89 and later, likewise; set by open
+  uint32_t is_translated; // bool: the library has PTX alone for it, which open has to translate
 } td_cu_props;
 
 typedef struct {
@@ -678,6 +678,7 @@ typedef struct {
 #define TD_CU_CALLS(X)                                                                             \
   X(error_text, const char *, (int code))                                                          \
   X(count, int, (int *n_devices))                                                                  \
+  X(describe, int, (int device, td_cu_props *props))                                               \
   X(open, int, (int device, td_cu_props *props))                                                   \
   X(use, int, (int device))                                                                        \
   X(probe, int, (void))                                                                            \

@@ -40,19 +40,21 @@ static bool runs_f8(int capability) {
          attributes.ptxVersion >= FIRST_F8;
 }
 
-// Threads that wait for the GPU block instead of spinning, since a spinning thread would take a CPU
-// from the offloaded experts.
-int td_cu_open(int device, td_cu_props *props) {
+// Whether none of the code in the library runs on a GPU: that of X.Y runs on X.Y to X.9. The build
+// names what there is, as "80,90,".
+static bool is_translated(int capability) {
+  static const int code[] = {TD_CUDA_CODE 0};
+  for (int have : code)
+    if (have / 10 == capability / 10 && have <= capability) return false;
+  return true;
+}
+
+int td_cu_describe(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
-  if (code == cudaSuccess) {
-    code = cudaInitDevice(device, cudaDeviceScheduleBlockingSync | cudaDeviceMapHost,
-                          cudaInitDeviceFlagsAreValid);
-  }
-  int failed = code == cudaSuccess ? td_cu_use(device) : told(code);
-  if (failed) return failed;
+  if (code != cudaSuccess) return told(code);
+  *props = {};
   memcpy(props->name, p.name, sizeof props->name - 1);
-  props->name[sizeof props->name - 1] = 0;
   props->pci_domain = p.pciDomainID;
   props->pci_bus = p.pciBusID;
   props->pci_device = p.pciDeviceID;
@@ -60,8 +62,18 @@ int td_cu_open(int device, td_cu_props *props) {
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
   props->has_wgmma = runs_wgmma(props->capability);
-  props->has_f8 = runs_f8(props->capability);
+  props->is_translated = is_translated(props->capability);
   return 0;
+}
+
+// Threads that wait for the GPU block instead of spinning, since a spinning thread would take a CPU
+// from the offloaded experts.
+int td_cu_open(int device, td_cu_props *props) {
+  int code = told(cudaInitDevice(device, cudaDeviceScheduleBlockingSync | cudaDeviceMapHost,
+                                 cudaInitDeviceFlagsAreValid));
+  if (code == 0) code = td_cu_use(device);
+  if (code == 0) props->has_f8 = runs_f8(props->capability);
+  return code;
 }
 
 // Without this, a failure would show up at the first launch.

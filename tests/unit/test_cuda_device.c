@@ -14,6 +14,7 @@
 #include "cuda_emu/hooks.h"
 #include "support/folder.h"
 #include "unit/cuda_test.h"
+#include "unit/log_of.h"
 
 static void expect_open(const char *kind, td_status status, const char *part) {
   td_dev *dev;
@@ -132,6 +133,25 @@ TEST(kernels_that_are_left_out, NULL, use_all_kernels) {
   check_without("a8,prefill,chunks,wgmma", 1, 0);
   setenv("TANDEM_CUDA_WITHOUT", "wide,wgm", 1);
   expect_open("cuda", TD_EINVAL, "TANDEM_CUDA_WITHOUT: no kernels are called \"wgm\"");
+}
+
+static void open_and_close(void *ctx) {
+  (void)ctx;
+  expect_open("cuda", TD_OK, "cuda");
+}
+
+// A GPU for which the library has PTX alone is said to take its time; others are not.
+TEST(kernels_that_are_translated, NULL, use_all_kernels) {
+  if (!library || !strstr(library, "_emu")) skip();
+  char said[4096];
+  setenv("TANDEM_EMU_CAPABILITY", "100", 1);
+  log_of(said, sizeof said, open_and_close, NULL);
+  assert_non_null(
+      strstr(said, "emulated GPU: the kernels have no code for compute capability 10.0"));
+  assert_non_null(strstr(said, "-DTD_CUDA_ARCHS=100"));
+  setenv("TANDEM_EMU_CAPABILITY", "86", 1);
+  log_of(said, sizeof said, open_and_close, NULL);
+  assert_null(strstr(said, "translates"));
 }
 
 static void make_folders(char *path) {

@@ -8,6 +8,7 @@
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
 #include "unit/kv_transfer_test.h"
+#include "unit/log_of.h"
 #include "unit/peer_test.h"
 #include "unit/sanitized.h"
 
@@ -80,20 +81,6 @@ TEST(paired_experts) {
   check_streamed(&m);
   check_schedules(&m, "cpu", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
   ck_free(&ck);
-}
-
-// What the call says in the log.
-static void log_of(char *out, size_t n_bytes, void (*call)(void *ctx), void *ctx) {
-  FILE *said = tmpfile();
-  assert_non_null(said);
-  const int kept = dup(STDERR_FILENO);
-  dup2(fileno(said), STDERR_FILENO);
-  call(ctx);
-  dup2(kept, STDERR_FILENO);
-  close(kept);
-  rewind(said);
-  out[fread(out, 1, n_bytes - 1, said)] = '\0';
-  fclose(said);
 }
 
 typedef struct {

@@ -163,11 +163,24 @@ static td_status choose_kernels(td_cuda_dev *dev, td_err *err) {
   return TD_OK;
 }
 
+// Opening the GPU then takes about a minute, at the first start or at all.
+static void tell_translation(const td_cuda_dev *dev) {
+  const td_cu_props *p = &dev->props;
+  if (!p->is_translated) return;
+  td_info("%s: the kernels have no code for compute capability %d.%d, so the driver translates "
+          "their PTX, which takes about a minute. It keeps the result where it can write to ~/.nv, "
+          "or CUDA_CACHE_PATH. Building with -DTD_CUDA_ARCHS=%d avoids it",
+          p->name, p->capability / 10, p->capability % 10, p->capability);
+}
+
 static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   td_status status = td_cuda_library_open(dev, err);
   if (status != TD_OK) return status;
   char what[32];
   snprintf(what, sizeof what, "GPU %d", dev->index);
+  status = td_cuda_result(dev, dev->abi->describe(dev->index, &dev->props), what, err);
+  if (status != TD_OK) return status;
+  tell_translation(dev);
   status = td_cuda_result(dev, dev->abi->open(dev->index, &dev->props), what, err);
   if (status == TD_OK) status = choose_kernels(dev, err);
   if (status != TD_OK) return status;
