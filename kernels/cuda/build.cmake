@@ -44,7 +44,8 @@ if(wanted AND TD_NVCC)
   foreach(source ${TD_CUDA_SOURCES})
     get_filename_component(name ${source} NAME_WE)
     set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
-    add_custom_command(OUTPUT ${object} COMMAND ${TD_NVCC} ${flags} -c ${source} -o ${object}
+    add_custom_command(OUTPUT ${object}
+                       COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${TD_NVCC} ${flags} -c ${source} -o ${object}
                        DEPENDS ${source} ${TD_CUDA_HEADERS}
                                ${CMAKE_SOURCE_DIR}/include/tandem/kv_f8.h
                                ${CMAKE_SOURCE_DIR}/include/tandem/types.h
