@@ -18,7 +18,8 @@ jobs=$(nproc)
 at_once=$((jobs + 1)) # tests of CTest, some of which wait
 files_at_once=$((jobs < 4 ? jobs + 1 : 4)) # of pytest; many of them wait
 fuzz_seconds=${FUZZ_SECONDS:-5}
-variants=${*:-release asan tsan fuzz}
+[ $# -gt 0 ] || set -- release asan tsan fuzz
+variants=("$@")
 started=$SECONDS
 # Where speed is not the point asserts stay on; warnings differ with the optimization, and release
 # has judged them.
@@ -38,6 +39,10 @@ finish() {
 
 # ThreadSanitizer needs the address space where it expects it.
 run_fixed() { if setarch -R true 2> /dev/null; then setarch -R "$@"; else "$@"; fi; }
+
+# Python's compiled files are kept: every process of pytest reads all of the test files.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$work/pycache
 
 launcher() {
   if command -v ccache > /dev/null; then echo -DCMAKE_C{,XX}_COMPILER_LAUNCHER=ccache; fi
@@ -112,20 +117,21 @@ sanitized() {
 }
 
 # The GPU code is for the one architecture that has all of it, since it is compiled and not run; so are the
-# kernels of instructions that this CPU lacks, which are compiled without optimization.
+# kernels of instructions that this CPU lacks, which are compiled without optimization. Sanitizers see this CPU's
+# kernels alone.
 build_release() {
   build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA_ARCHS=90a -DTD_CUDA_PTX=OFF -DTD_FOR_THIS_CPU=ON
 }
 
 test_release() {
-  build_release
   run_ctest release -LE '^asan$'
   run_pytest release
 }
 
 # Release's build folder, so that either finds what the other has built.
+build_quick() { build_release; }
+
 test_quick() {
-  build_release
   run_ctest release -LE '^slow$'
   run_pytest release -m "not slow"
   say "quick: left out: sanitizers, fuzzing, and what is marked slow"
@@ -143,17 +149,28 @@ sanitized_tests() {
 
 # Which tests run here and under ThreadSanitizer, each says itself: labels of CTest, marks of pytest
 # (tests/README.md).
+in_asan=(-LE '^(source|again|no-asan)$')
+in_tsan=(-LE '^(source|again|asan|no-tsan)$')
+
+build_asan() {
+  local tested=("${in_asan[@]}")
+  build asan "${checked[@]}" -DTD_ISAS=native -DTD_SANITIZE=address
+}
+
 test_asan() {
-  tested=(-LE '^(source|again|no-asan)$')
-  build asan "${checked[@]}" -DTD_SANITIZE=address
+  local tested=("${in_asan[@]}")
   TANDEM_STRINGS=2000 sanitized asan sanitized_tests asan -m "not no_asan"
 }
 
 # Unit tests know their sanitizer and repeat less (tests/unit/sanitized.h), and so do those of pytest
 # (SANITIZED in tests/e2e/serving.py).
+build_tsan() {
+  local tested=("${in_tsan[@]}")
+  build tsan "${checked[@]}" -DTD_ISAS=native -DTD_SANITIZE=thread
+}
+
 test_tsan() {
-  tested=(-LE '^(source|again|asan|no-tsan)$')
-  build tsan "${checked[@]}" -DTD_SANITIZE=thread
+  local tested=("${in_tsan[@]}")
   sanitized tsan sanitized_tests tsan -m tsan
 }
 
@@ -176,18 +193,18 @@ fuzz_one() {
   count "fuzz-$name" $outcome
 }
 
-test_fuzz() {
-  local target
+build_fuzz() {
+  local target targets=()
   if ! command -v clang > /dev/null; then
     echo "fuzz: SKIPPED: no clang"
     return
   fi
-  tested=()
   for target in tests/fuzz/fuzz_*.c; do targets+=("$(basename "$target" .c)"); done
   build fuzz "${checked[@]}" -DCMAKE_C_COMPILER=clang -DTD_FUZZ=ON -DTD_SANITIZE=address
-  local built=$?
-  targets=()
-  [ $built = 0 ] || return
+}
+
+test_fuzz() {
+  local target
   say "fuzz: $fuzz_seconds s each"
   for target in "$work"/fuzz/bin/fuzz_*; do
     [ -x "$target" ] || continue
@@ -197,7 +214,7 @@ test_fuzz() {
   wait
 }
 
-for variant in $variants; do
+for variant in "${variants[@]}"; do
   case $variant in
     release | asan | tsan | fuzz | quick) ;;
     *)
@@ -217,7 +234,21 @@ if ! scripts/setup.sh --test; then
   echo "0 passed, 1 failed"
   exit 1
 fi
-for variant in $variants; do
+
+# Each variant is built, with what time is left, while the tests of the one before it run: many of them wait.
+begin_build() {
+  renice -n 19 $BASHPID > /dev/null
+  "build_$1" > "$work/$1.out" 2>&1
+}
+
+"build_${variants[0]}"
+for i in "${!variants[@]}"; do
+  variant=${variants[i]} next=${variants[i + 1]:-}
+  if [ -n "$next" ]; then begin_build "$next" & fi
   "test_$variant"
+  if [ -n "$next" ]; then
+    wait
+    cat "$work/$next.out"
+  fi
 done
 finish

@@ -312,6 +312,7 @@ def test_inspect_of_selected_groups(tandem, checkpoint_of):  # noqa: F811
 
 # Blocks of MXFP4 by the kernels that round activations, in a case where no two experts nearly tie; what is
 # expected of each kernel: test_golden.py.
+@pytest.mark.no_asan
 @pytest.mark.parametrize("isa", ROUNDING)
 def test_rounded_activations(tandem, checkpoint_of, isa, tmp_path, monkeypatch):  # noqa: F811
     flag, tolerance, n_ties, _ = ROUNDING[isa]

@@ -91,6 +91,7 @@ def write_used(directory, used, config=SMALL):
     checkpoint.write_json(str(directory / "config.json"), config)
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("dtype", gguf_files.BLOCKS)
 def test_values(dtype, tandem_bin, tmp_path, monkeypatch):
     metadata, tensors, used = make(dtype)

@@ -108,6 +108,7 @@ def test_logits(tandem, case, chunk, tmp_path):
     check_logits(logits_of(tandem, case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
 
 
+@pytest.mark.no_asan  # which has this CPU's kernels only
 def test_every_isa_is_tested(tandem_bin):
     """The program names its instruction sets where it is asked for an unknown one."""
     case = DATA / CASES[0]
@@ -121,6 +122,7 @@ def test_every_isa_is_tested(tandem_bin):
     assert set(names) == set(ISAS) | set(ROUNDING)
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", ["deepseek_fp8", "deepseek_yarn_mscale", "qwen3_mixed_tied"])
 def test_logits_of_each_isa(tandem, case, isa, tmp_path):
