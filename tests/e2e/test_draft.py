@@ -79,11 +79,17 @@ def recurrent_models(tmp_path_factory):
     return {name: make_model(models / name, shape=shape) for name, shape in RECURRENT.items()}
 
 
+def watched(names, tsan, asan):
+    """Of names, with the marks of sanitizers: threads are alike with each model, and so is most memory."""
+    marks = lambda name: [pytest.mark.tsan] * (name in tsan) + [pytest.mark.no_asan] * (name not in asan)
+    return [pytest.param(name, marks=marks(name)) for name in names]
+
+
 # The first has a layer that drafts, the last five recurrent states, which go back behind what is rejected.
 ALIKE = ["deepseek_yarn_mscale", "qwen3_moe", *RECURRENT]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.tsan] * (i < 3)) for i, n in enumerate(ALIKE)])
+@pytest.mark.parametrize("name", watched(ALIKE, tsan=["deepseek_yarn_mscale", "recurrent"], asan=["recurrent", "pooled", "ngrams"]))
 def test_texts_are_the_same(tandem_bin, recurrent_models, name):
     asked = list(bodies())
     model = recurrent_models.get(name, GOLDEN / name)
@@ -110,6 +116,7 @@ def test_texts_are_the_same(tandem_bin, recurrent_models, name):
 
 
 @pytest.mark.tsan
+@pytest.mark.no_asan
 @pytest.mark.parametrize("model", [needs_nano])
 def test_requests_that_end_beside_others(tandem_bin, model):
     """The model's layer computes a prompt whose request has ended with the step, while others' guesses are rejected."""
@@ -127,7 +134,7 @@ def test_requests_that_end_beside_others(tandem_bin, model):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(SANITIZED, reason="release compares the same")
+@pytest.mark.no_asan
 @pytest.mark.parametrize("model", sorted(GOLDEN.glob("*/")), ids=lambda model: model.name)
 def test_every_format(tandem_bin, model):
     asked = list(bodies())[-len(DRAWS) :]
@@ -140,8 +147,7 @@ def test_every_format(tandem_bin, model):
     assert sum(details(answer)[0] for answer in answers["8"]) > 0
 
 
-@pytest.mark.tsan
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_yarn_mscale", "recurrent"])
+@pytest.mark.parametrize("name", watched(["deepseek_v3", "deepseek_yarn_mscale", "recurrent"], tsan=["recurrent"], asan=["recurrent"]))
 def test_preempted_and_killed(tandem_bin, recurrent_models, name):
     """Where the pool holds few of them and their worker dies: what goes on does so with its own tokens."""
     model = recurrent_models.get(name, GOLDEN / name)
@@ -181,7 +187,6 @@ def test_preempted_and_killed(tandem_bin, recurrent_models, name):
     assert server.log().count("signal 9") > 1
 
 
-@pytest.mark.tsan
 @pytest.mark.parametrize(("name", "least_accepted"), [("recurrent", 30), ("pooled", 10)])
 def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_models, name, least_accepted):
     """A text ends where more was drafted; its states, from which the next turn goes on, end there, too."""
@@ -211,7 +216,6 @@ def test_turns_behind_drafts_that_were_not_of_the_text(tandem_bin, recurrent_mod
     assert n_accepted > least_accepted // (2 if SANITIZED else 1) and n_ended > (0 if SANITIZED else 1)
 
 
-@pytest.mark.tsan
 def test_drafts_over_the_end_of_a_page(tandem_bin, recurrent_models):
     """What is rejected there has written to the next page, too."""
     page, answers = 512, {}
@@ -270,9 +274,8 @@ def chats():
         yield {"messages": question["messages"], **draw, **more}
 
 
-@pytest.mark.tsan
 @pytest.mark.parametrize("model", [needs_nano], ids=lambda model: model.name)
-@pytest.mark.parametrize("workers", ["off", "on"])
+@pytest.mark.parametrize("workers", watched(["off", "on"], tsan=["on"], asan=["off"]))
 def test_the_layer_that_a_model_has_for_it(tandem_bin, model, workers):
     """tandem-nano predicts the token after the next: most are accepted, and none changes a text."""
     asked = list(chats())

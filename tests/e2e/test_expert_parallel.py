@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from serving import ROOT, Server, make_model, metric, wait_until
 
-pytestmark = [pytest.mark.tsan, pytest.mark.slow]
+pytestmark = [pytest.mark.tsan, pytest.mark.no_asan, pytest.mark.slow]
 
 MODEL = ROOT / "tests/golden/data/deepseek_fp8"
 IDS = ",".join(str(3 + 7 * i % 200) for i in range(150))

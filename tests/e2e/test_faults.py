@@ -1,6 +1,6 @@
 """Workers killed at random under load: every answer comes whole and is its own, and nothing is left.
 
-TANDEM_KILLS says how many (default 8, or 4 under a sanitizer)."""
+TANDEM_KILLS says how many (default 8, or 4 under ThreadSanitizer)."""
 
 import concurrent.futures
 import os
@@ -15,7 +15,7 @@ import httpx
 import pytest
 from serving import SANITIZED, Server, make_model, metric, wait_until
 
-pytestmark = [pytest.mark.tsan, pytest.mark.slow]
+pytestmark = [pytest.mark.tsan, pytest.mark.no_asan, pytest.mark.slow]
 
 N_KILLS = int(os.environ.get("TANDEM_KILLS", "4" if SANITIZED else "8"))
 N_CLIENTS = 6

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from serving import SANITIZED, Server, metric, wait_until
 
-pytestmark = [pytest.mark.tsan, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 N_STREAMS = 4 if SANITIZED else 8
 
@@ -28,6 +28,8 @@ def start(tandem_bin, model, workers):
     return Server(tandem_bin, model, *options, "--ctx-size", "320", "--kv-cache-tokens", "512")
 
 
+@pytest.mark.tsan
+@pytest.mark.no_asan
 def test_streams_in_a_pool_for_two(tandem_bin, tiny_model):
     server = start(tandem_bin, tiny_model, "off")
     alone = [ask(server, number) for number in range(N_STREAMS)]

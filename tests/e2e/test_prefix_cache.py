@@ -172,7 +172,6 @@ def test_a_small_pool_under_pressure(tandem_bin, model):
     server.close()
 
 
-@pytest.mark.tsan
 def test_the_cache_outlives_a_worker(tandem_bin, model):
     server = Server(tandem_bin, model)
     prompt = tokens(8, 400)

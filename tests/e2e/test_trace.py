@@ -12,7 +12,7 @@ import pytest
 
 from serving import Server, wait_until
 
-pytestmark = pytest.mark.tsan
+pytestmark = [pytest.mark.tsan, pytest.mark.no_asan]
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,14 @@ import pytest
 
 from serving import SANITIZED, Server, make_model, wait_until
 
-pytestmark = pytest.mark.tsan
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(params=["on", "off"])
+# Both have the same threads.
+@pytest.fixture(params=[pytest.param("on", marks=pytest.mark.tsan), "off"])
 def server(tandem_bin, model, request):
     running = Server(tandem_bin, model, "--max-batch", "8", "--disaggregate", request.param)
     yield running
