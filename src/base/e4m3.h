@@ -5,13 +5,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#define TD_E4M3_MOST 448.0f
+#define TD_E4M3_MAX 448.0f
 
-// Nearest even among E4M3's values, at most TD_E4M3_MOST in magnitude; NaN stays NaN. Adding 1.5
+// Nearest even among E4M3's values, at most TD_E4M3_MAX in magnitude; NaN stays NaN. Adding 1.5
 // times a power of two aligns the unit in the last place, which below 2^-6 is 2^-9.
 static inline float td_e4m3_round(float f) {
-  f = f < -TD_E4M3_MOST ? -TD_E4M3_MOST : f;
-  f = f > TD_E4M3_MOST ? TD_E4M3_MOST : f;
+  f = f < -TD_E4M3_MAX ? -TD_E4M3_MAX : f;
+  f = f > TD_E4M3_MAX ? TD_E4M3_MAX : f;
   uint32_t bits;
   memcpy(&bits, &f, sizeof bits);
   const uint32_t exponent = bits & 0x7f800000, least = (127u - 6) << 23;

@@ -112,10 +112,10 @@ typedef struct {
   const char *what;
   double seconds;
 } lift;
-enum { MOST_LIFTS = 2 };
+enum { MAX_LIFTS = 2 };
 
 // The changes that shorten the work most, by a tenth at least. Returns their number.
-static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift out[MOST_LIFTS]) {
+static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift out[MAX_LIFTS]) {
   uint32_t n = 0;
   for (size_t i = 0; i < TD_COUNT(changes); i++) {
     if (card_of(s) ? changes[i].needs_none : changes[i].needs_gpu) continue;
@@ -124,17 +124,17 @@ static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift o
     divide(&other);
     const lift one = {changes[i].what, time_of(&other, w).seconds};
     if (one.seconds > 0.9 * seconds) continue;
-    uint32_t at = n < MOST_LIFTS ? n++ : MOST_LIFTS;
+    uint32_t at = n < MAX_LIFTS ? n++ : MAX_LIFTS;
     for (; at > 0 && one.seconds < out[at - 1].seconds; at--)
-      if (at < MOST_LIFTS) out[at] = out[at - 1];
-    if (at < MOST_LIFTS) out[at] = one;
+      if (at < MAX_LIFTS) out[at] = out[at - 1];
+    if (at < MAX_LIFTS) out[at] = one;
   }
   return n;
 }
 
 // ---- drafts -------------------------------------------------------------------------------------
 
-enum { MOST_DRAFTS = 3 };
+enum { MAX_DRAFTS = 3 };
 
 typedef struct {
   double seconds, break_even; // of a step; the acceptance from which it pays, above 1: never
@@ -154,7 +154,7 @@ static const char *no_drafts(const setup *s, uint32_t n_seqs, uint32_t *most) {
   const td_card_plan *card = card_of(s);
   const char *why = td_draft_hindrance(&layout, card && card->n_cached > 0);
   *most = td_draft_most_each(n_seqs, td_attn_has_states(s->load.config), card != NULL);
-  if (*most > MOST_DRAFTS) *most = MOST_DRAFTS;
+  if (*most > MAX_DRAFTS) *most = MAX_DRAFTS;
   if (!why && card && !card->drafts.are_verified) why = "too little GPU memory for them";
   if (!why && !*most) why = "a step of that many sequences leaves no room for them";
   if (why) *most = 0;
@@ -191,7 +191,7 @@ static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts
 // ---- text ---------------------------------------------------------------------------------------
 
 static void add_limit(td_buf *out, const setup *s, const work *w, const td_plan_time *t) {
-  lift lifts[MOST_LIFTS];
+  lift lifts[MAX_LIFTS];
   const td_limit limit = td_plan_time_limit(t);
   td_buf_printf(out, "  limit       %s, busy for %.0f %% of the time\n", td_limit_name(limit),
                 100 * fmin(t->busy_s[limit] / t->seconds, 1));
@@ -376,7 +376,7 @@ static void add_json_time(td_json_writer *w, const setup *s, const work *what) {
 #undef X
   };
   const td_plan_time t = time_of(s, what);
-  lift lifts[MOST_LIFTS];
+  lift lifts[MAX_LIFTS];
   td_buf plan = TD_BUF_INIT;
   td_step_plan_print(&plan, &t.step);
   td_jw_double(w, "seconds", t.seconds);

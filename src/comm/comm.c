@@ -11,7 +11,7 @@
 #include "base/thread.h"
 #include "comm/comm_impl.h"
 
-enum { PIECE_BYTES = 4 << 20, LEAST_PIECE = 64 * TD_COMM_MAX_RANKS, ABORT_WRITING = 1, ABORTED };
+enum { PIECE_BYTES = 4 << 20, MIN_PIECE = 64 * TD_COMM_MAX_RANKS, ABORT_WRITING = 1, ABORTED };
 
 // ---- aborts -------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ static td_status create(comm_group **out, const td_comm_opts *opts, td_err *err)
   comm_group *group = *out = calloc(1, sizeof *group);
   if (!group) return td_fail(err, TD_ENOMEM, "out of memory");
   const size_t piece = opts->piece_bytes ? opts->piece_bytes : PIECE_BYTES;
-  group->piece_bytes = piece < LEAST_PIECE ? LEAST_PIECE : piece & ~(size_t)63;
+  group->piece_bytes = piece < MIN_PIECE ? MIN_PIECE : piece & ~(size_t)63;
   group->n_ranks = opts->n_ranks;
   group->backend = opts->backend;
   atomic_init(&group->n_refs, opts->n_ranks + 1);

@@ -104,9 +104,9 @@ static td_http_conn *most_stalled(const td_http_conn *conn, bool is_own) {
 static void keep_to_budget(td_http_conn *conn) {
   const td_http_server *server = conn->server;
   const size_t *held_of_client = &server->held_of[td_http_bucket_of(conn->peer)];
-  const size_t most = server->opts.max_bodies_bytes, most_of_client = most / 4 * 3;
-  while (conn->held_bytes && (server->held_bytes > most || *held_of_client > most_of_client)) {
-    td_http_conn *stalled = most_stalled(conn, *held_of_client > most_of_client);
+  const size_t most = server->opts.max_bodies_bytes, max_of_client = most / 4 * 3;
+  while (conn->held_bytes && (server->held_bytes > most || *held_of_client > max_of_client)) {
+    td_http_conn *stalled = most_stalled(conn, *held_of_client > max_of_client);
     if (stalled) {
       refuse(stalled, 408, "the request made no progress while others needed the memory");
     } else {

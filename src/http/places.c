@@ -6,14 +6,14 @@
 
 #include "http/http_impl.h"
 
-#define SLOW_MS    2000 // age at which a request that is still arriving makes room for another
-#define SLOW_BODY  1000 // bytes a second below which a body of that age counts as slow
-#define MOST_SHARE 8    // a client that holds more than 1/MOST_SHARE of the places has no such age
+#define SLOW_MS   2000 // age at which a request that is still arriving makes room for another
+#define SLOW_BODY 1000 // bytes a second below which a body of that age counts as slow
+#define MAX_SHARE 8    // a client that holds more than 1/MAX_SHARE of the places has no such age
 #define BATCH_SHARE                                                                                \
   64 // 1/BATCH_SHARE of the places becomes free at once when a client has too many
 // Descriptors that are not for places, or a quarter of all: half of them for extra connections,
 // which are told that there is no place, half for the rest of the process.
-#define MOST_SPARE 128
+#define MAX_SPARE 128
 
 uint64_t td_http_peer_of(const td_http_conn *conn) {
   static const unsigned char v4_in_v6[12] = {[10] = 0xff, [11] = 0xff};
@@ -71,7 +71,7 @@ static td_http_conn *find_evictable(const td_http_conn *newcomer, bool is_extra,
     uint16_t *n = share_of(&s, c);
     *n += c != newcomer && c->is_extra == is_extra && c->phase == TD_CONN_READ && *n < UINT16_MAX;
   }
-  const uint32_t n_most = is_extra ? 0 : server->n_places / MOST_SHARE;
+  const uint32_t n_most = is_extra ? 0 : server->n_places / MAX_SHARE;
   td_http_conn *found = NULL;
   uint64_t most = 0, now = td_http_now_ms(), oldest = 0;
   for (td_http_conn *c = server->conns; c; c = c->next) {
@@ -146,7 +146,7 @@ static void count_places(td_http_server *server, const td_http_conn *newcomer, i
 
 void td_http_conn_find_place(td_http_conn *conn) {
   td_http_server *server = conn->server;
-  const int spare = server->n_descriptors / 4 < MOST_SPARE ? server->n_descriptors / 4 : MOST_SPARE;
+  const int spare = server->n_descriptors / 4 < MAX_SPARE ? server->n_descriptors / 4 : MAX_SPARE;
   count_places(server, conn, spare);
   if (server->n_conns - server->n_closing <= server->n_places) return;
   bool has_too_many = false;

@@ -45,7 +45,7 @@ const char *td_command_name(td_command command);
 const char *td_command_summary(td_command command);
 
 // Values of enum options, in the order of their names in table.c.
-enum { TD_MOST_BATCH = 1024, TD_MOST_CHUNK = 60 << 10 }; // --max-batch, --prefill-chunk
+enum { TD_MAX_BATCH = 1024, TD_MAX_CHUNK = 60 << 10 }; // --max-batch, --prefill-chunk
 typedef enum { TD_LOG_TEXT, TD_LOG_JSON } td_log_format;
 typedef enum { TD_AUTO, TD_ON, TD_OFF } td_auto_on_off;
 typedef enum {

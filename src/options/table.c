@@ -140,7 +140,7 @@ const td_option td_option_table[] = {
      "KV cache precision: f32 (on a GPU BF16); f16, half of f32's memory and 11 bits; fp8, half of "
      "f16's or a little more and 4 bits with a scale per 128 values, for attention without an "
      "indexer"},
-    {GROUP_MODEL, "prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), RANGE(0, TD_MOST_CHUNK),
+    {GROUP_MODEL, "prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), RANGE(0, TD_MAX_CHUNK),
      "0", "TOKENS",
      "prompt tokens per prefill step; 0: 512 to 2048 by model, up to 8192 on a GPU and 32768 where "
      "experts stream to it; fewer beside running requests"},
@@ -204,8 +204,8 @@ const td_option td_option_table[] = {
      "model name in the API, or several: A,B or A B; default: the repository's name in a hub's "
      "cache, else the directory's"},
 
-    {GROUP_SERVING, "max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), RANGE(1, TD_MOST_BATCH),
-     "16", "N", "requests decoded together"},
+    {GROUP_SERVING, "max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), RANGE(1, TD_MAX_BATCH), "16",
+     "N", "requests decoded together"},
     {GROUP_SERVING, "disaggregate", 0, OPT_ENUM, ON(SERVE), AT(disaggregate), ONE_OF(auto_on_off),
      "auto", "WHEN",
      "prefill and decode in two processes; with GPUs, on the first and the second of --devices. "

@@ -11,7 +11,7 @@
 #define DUE_STRETCH     4           // the first token is due after this many times the prefill time
 #define PATIENCE_NS     1000000000u // time past due until others are preempted for it
 #define FIRST_GUESS_NS  1000000u    // prefill time per token until measured
-#define MOST_PASSED     8           // tenants that await a prefix, until nobody is admitted
+#define MAX_PASSED      8           // tenants that await a prefix, until nobody is admitted
 #define MEASURED_TOKENS 8192u       // the prefill speed is averaged over about this many tokens
 
 typedef struct {
@@ -320,11 +320,11 @@ static entry *first_waiting(const td_sched *sched, const uint32_t *passed, uint3
 // A tenant whose first request awaits a prefix lets others pass; a few tenants at most are asked,
 // since that takes time.
 static entry *next_waiting(const td_sched *sched) {
-  uint32_t passed[MOST_PASSED], n = 0;
+  uint32_t passed[MAX_PASSED], n = 0;
   for (;;) {
     entry *e = first_waiting(sched, passed, n);
     if (!e || !awaits_prefix(sched, &e->job)) return e;
-    if (n == MOST_PASSED) return NULL;
+    if (n == MAX_PASSED) return NULL;
     passed[n++] = e->tenant;
   }
 }

@@ -228,14 +228,14 @@ static bool uses_layer(const td_worker_request *r) {
 }
 
 // Of a prompt whose experts stream the layer computes tokens at the end, with its own experts where
-// decode has them: LEAST_TAIL tokens and what begins the page that they are in, as far as the step
+// decode has them: MIN_TAIL tokens and what begins the page that they are in, as far as the step
 // has them. The layer sees the text from there on, or else from the next page on.
-enum { LEAST_TAIL = 64 };
+enum { MIN_TAIL = 64 };
 
 static uint32_t tail_from(const td_step_seq *seq, uint32_t page_tokens) {
   const uint32_t end = seq->n_past + seq->n_tokens;
   const uint32_t least = (seq->n_past + page_tokens - 1) / page_tokens * page_tokens;
-  const uint32_t from = end > LEAST_TAIL ? (end - LEAST_TAIL) / page_tokens * page_tokens : 0;
+  const uint32_t from = end > MIN_TAIL ? (end - MIN_TAIL) / page_tokens * page_tokens : 0;
   return from > least ? from : least;
 }
 
@@ -305,7 +305,7 @@ td_status td_worker_note_next(const td_worker *w, td_step *step, td_err *err) {
 // How many guesses the layer should make for the request; 0: none, or its text has better ones.
 static uint32_t wanted_guesses(const td_worker *w, const td_worker_request *r) {
   const td_step *step = &w->step;
-  const uint32_t most = td_step_most_drafts(r, w->kv.layout.page_tokens);
+  const uint32_t most = td_step_max_drafts(r, w->kv.layout.page_tokens);
   const bool can_draft = step->draft_mode != TD_DRAFT_OFF && r->phase == TD_REQUEST_DECODE &&
                          most && uses_layer(r);
   if (!can_draft || r->has_logits || r->n_past + 1 != r->submit.n_prompt + r->n_output) return 0;

@@ -98,7 +98,7 @@ static bool is_for_prefill(const td_step *step, const td_worker_request *r) {
   return is_scored(r) || !step->stream_tokens || n_prompt_left(r) < step->stream_tokens;
 }
 
-uint32_t td_step_most_drafts(const td_worker_request *r, uint32_t page_tokens) {
+uint32_t td_step_max_drafts(const td_worker_request *r, uint32_t page_tokens) {
   const uint64_t n_room = (uint64_t)r->n_pages_received * page_tokens;
   uint32_t most = r->max_output - r->n_output - 1;
   if (n_room <= r->n_past) return 0;
@@ -111,7 +111,7 @@ static void add_drafts(td_step *step, uint32_t page_tokens) {
   if (step->draft_mode == TD_DRAFT_OFF || step->n >= step->max_draft_tokens) return;
   for (uint32_t i = 0; i < step->n; i++) {
     td_worker_request *r = step->requests[i];
-    const uint32_t most = td_step_most_drafts(r, page_tokens);
+    const uint32_t most = td_step_max_drafts(r, page_tokens);
     if (r->n_guesses) {
       r->draft.n_proposed = r->n_guesses < most ? r->n_guesses : most;
       r->draft.source = TD_DRAFT_LAYER;
@@ -158,25 +158,25 @@ void td_step_clear(td_step *step) {
   step->n = step->n_decode = step->n_decode_tokens = step->n_prefilled = 0;
 }
 
-uint64_t td_step_long_prompts(const td_requests *requests, uint32_t least_tokens) {
+uint64_t td_step_long_prompts(const td_requests *requests, uint32_t min_tokens) {
   uint64_t n = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     const td_worker_request *r = requests->active[i];
     if (r->phase == TD_REQUEST_RECEIVING) continue;
-    if (!waits_for_prefill(r) || is_scored(r) || n_prompt_left(r) < least_tokens) return 0;
+    if (!waits_for_prefill(r) || is_scored(r) || n_prompt_left(r) < min_tokens) return 0;
     n += n_prompt_left(r);
   }
   return n;
 }
 
-void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t least_tokens) {
+void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t min_tokens) {
   uint64_t n_waiting = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     const td_worker_request *r = requests->active[i];
     if (waits_for_prefill(r) && !is_scored(r)) n_waiting += n_prompt_left(r);
   }
   td_step_clear(step);
-  uint32_t budget = n_waiting >= least_tokens ? step->budget.max_tokens : 0;
+  uint32_t budget = n_waiting >= min_tokens ? step->budget.max_tokens : 0;
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
     if (waits_for_prefill(r) && !is_scored(r)) budget -= add_prefill(step, r, budget);

@@ -49,7 +49,7 @@ td_status td_step_use_layer(td_step *step, td_err *err);
 void td_step_close(td_step *step); // closing a zeroed one is legal
 
 // Maximum tokens in a step.
-static_assert(TD_MOST_BATCH + TD_DRAFT_STEP + TD_MOST_CHUNK <= UINT16_MAX, "y of a GPU's grids");
+static_assert(TD_MAX_BATCH + TD_DRAFT_STEP + TD_MAX_CHUNK <= UINT16_MAX, "y of a GPU's grids");
 static inline uint32_t td_step_max_tokens(uint32_t max_seqs, uint32_t prefill_chunk) {
   return max_seqs + TD_DRAFT_STEP + prefill_chunk;
 }
@@ -60,13 +60,13 @@ void td_step_put_first(td_requests *requests, uint64_t id);
 void td_step_build(td_step *step, const td_requests *requests);
 void td_step_clear(td_step *step); // n is 0
 // The prompt tokens that a step of prompts alone would find, if no other request has anything to
-// compute: none decodes or has a prompt of less than least_tokens. Else 0.
-uint64_t td_step_long_prompts(const td_requests *requests, uint32_t least_tokens);
-// Builds a step of prompts alone, if at least least_tokens of them wait and no step holds them.
-void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t least_tokens);
+// compute: none decodes or has a prompt of less than min_tokens. Else 0.
+uint64_t td_step_long_prompts(const td_requests *requests, uint32_t min_tokens);
+// Builds a step of prompts alone, if at least min_tokens of them wait and no step holds them.
+void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t min_tokens);
 // How many tokens may be drafted for a request that decodes: within its pages, and so that the one
 // after them is its last at most.
-uint32_t td_step_most_drafts(const td_worker_request *request, uint32_t page_tokens);
+uint32_t td_step_max_drafts(const td_worker_request *request, uint32_t page_tokens);
 void td_step_hold(const td_step *step, bool is_held); // the step's requests
 bool td_step_is_ended(const td_step *step);           // nobody waits for any of its requests
 // Records that computing the step took ns.

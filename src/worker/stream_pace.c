@@ -6,9 +6,9 @@
 #define FIRST_SHARE 0.5  // until steps beside streaming are measured
 #define FIRST_RATE  1.0  // bytes/ns, until a copy is measured: what any link carries
 #define KEEP_COPIES 0.75 // of earlier steps' copies in the rate, a step
-#define MOST_RISE   1.25 // of the share, from one step to the next
-#define MOST_FALL   0.5
-#define MOST_MIXED  4    // paused steps in a row that cannot be measured alone
+#define MAX_RISE    1.25 // of the share, from one step to the next
+#define MAX_FALL    0.5
+#define MAX_MIXED   4    // paused steps in a row that cannot be measured alone
 #define MARGIN      1.25 // queued beyond the expected step, so that a whole share never idles
 
 static double within(double x, double least, double most) {
@@ -47,7 +47,7 @@ static void note_alone(td_stream_pace *pace, uint32_t n_decode, double ns) {
 
 // A step with prompt tokens is too long a measure, and still a better one than pausing forever.
 static void note_mixed(td_stream_pace *pace, uint32_t n_decode, double ns) {
-  if (!is_measured(pace, n_decode) && ++pace->n_mixed == MOST_MIXED) note_alone(pace, n_decode, ns);
+  if (!is_measured(pace, n_decode) && ++pace->n_mixed == MAX_MIXED) note_alone(pace, n_decode, ns);
 }
 
 void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
@@ -65,8 +65,7 @@ void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
   } else if (is_measured(pace, step->n_decode)) { // else the queue runs dry first
     pace->n_steps++;
     const double slower = ns / pace->alone_ns - 1;
-    const double change = slower > 0 ? pace->slowdown / slower : MOST_RISE;
-    pace->share = within(pace->share * within(change, MOST_FALL, MOST_RISE), TD_STREAM_PACE_LEAST,
-                         1);
+    const double change = slower > 0 ? pace->slowdown / slower : MAX_RISE;
+    pace->share = within(pace->share * within(change, MAX_FALL, MAX_RISE), TD_STREAM_PACE_MIN, 1);
   }
 }

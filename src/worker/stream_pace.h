@@ -6,14 +6,14 @@
 // the link busy for a share of it. The rate of the link is measured over the last copies, each from
 // when it could begin until it was done, so it does not depend on how much was queued or on what
 // copies waited for. The share is learned from the steps' times and is at least
-// TD_STREAM_PACE_LEAST, so that prefill never starves. How long a decode step takes alone is
+// TD_STREAM_PACE_MIN, so that prefill never starves. How long a decode step takes alone is
 // measured again every TD_STREAM_PACE_STEPS steps and when the number of sequences has doubled or
 // halved: for that, streaming pauses until one step has run without it.
 #pragma once
 
 #include <stdint.h>
 
-#define TD_STREAM_PACE_LEAST 0.25     // of the link
+#define TD_STREAM_PACE_MIN   0.25     // of the link
 #define TD_STREAM_PACE_STEPS 64       // beside streaming until decode is measured alone again
 #define TD_STREAM_AHEAD_NS   60000000 // of link time queued when nothing decodes
 

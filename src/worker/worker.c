@@ -481,9 +481,9 @@ static void choose_streaming(td_worker *w) {
 static td_status begin_streaming(td_worker *w, td_err *err) {
   td_step *step = &w->stream_step;
   choose_streaming(w);
-  const uint32_t least_tokens = td_engine_stream_tokens(w->streaming);
-  w->step.stream_tokens = least_tokens;
-  td_step_build_prefill(step, &w->requests, least_tokens);
+  const uint32_t min_tokens = td_engine_stream_tokens(w->streaming);
+  w->step.stream_tokens = min_tokens;
+  td_step_build_prefill(step, &w->requests, min_tokens);
   if (!step->n) return TD_OK;
   if (!td_engine_streams_all(w->streaming)) { // a layer's format: the other engine takes them
     w->step.stream_tokens = step->n = 0;

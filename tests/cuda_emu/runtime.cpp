@@ -287,7 +287,7 @@ cudaError_t emu_allow_shared(const void *kernel, int n_bytes) {
   return cudaSuccess;
 }
 
-static size_t most_shared(const void *kernel) {
+static size_t max_shared(const void *kernel) {
   std::lock_guard<std::mutex> hold(kernels_lock);
   auto found = allowed_shared.find(kernel);
   size_t asked = found == allowed_shared.end() ? 0 : found->second;
@@ -319,7 +319,7 @@ bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_b
   unsigned n = block.x * block.y * block.z;
   bool fine = n > 0 && n <= EMU_MAX_THREADS && block.x % EMU_WARP == 0 && grid.x > 0 &&
               grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu && grid.y <= 65535 &&
-              grid.z <= 65535 && shared_bytes <= most_shared(kernel);
+              grid.z <= 65535 && shared_bytes <= max_shared(kernel);
   if (!fine) last_error = cudaErrorInvalidConfiguration;
   if (fine) load_kernel(kernel, current_device);
   return fine;

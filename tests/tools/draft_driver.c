@@ -8,13 +8,13 @@
 
 #include "engine/engine.h"
 
-enum { MOST_TOKENS = 256, MOST_DRAFTS = 8, N_PAGES = 16 };
+enum { MOST_TOKENS = 256, MAX_DRAFTS = 8, N_PAGES = 16 };
 
 typedef struct {
   td_model *model;
   td_dev *dev;
   td_engine *engine;
-  int32_t tokens[MOST_TOKENS], pages[N_PAGES], guesses[MOST_DRAFTS];
+  int32_t tokens[MOST_TOKENS], pages[N_PAGES], guesses[MAX_DRAFTS];
   uint32_t n_tokens;
 } driver;
 
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     d.pages[i] = i;
   const uint32_t n_drafts = (uint32_t)atoi(argv[3]);
   FILE *out = fopen(argv[4], "wb");
-  if (!out || d.n_tokens < 2 || n_drafts > MOST_DRAFTS) return 2;
+  if (!out || d.n_tokens < 2 || n_drafts > MAX_DRAFTS) return 2;
   td_status st = open_all(&d, argv[1], &err);
   if (st == TD_OK) st = run(&d, n_drafts, out, &err);
   if (fclose(out) != 0 && st == TD_OK) st = td_fail(&err, TD_EIO, "cannot write");

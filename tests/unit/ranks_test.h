@@ -158,11 +158,11 @@ static inline float *ranks_logits(const small_model *m, const ranks_way *way, si
   return out;
 }
 
-// Rounding moves logits by at most `bound` of the largest, but for most_rerouted tokens of which it
+// Rounding moves logits by at most `bound` of the largest, but for max_rerouted tokens of which it
 // changes the choice of experts, whose scores were about the same. And other bits, or only one
 // device has computed.
 static inline void assert_near(const float *got, const float *want, size_t n_vocab, float bound,
-                               uint32_t most_rerouted) {
+                               uint32_t max_rerouted) {
   uint32_t n_rerouted = 0;
   float largest = 0;
   for (size_t i = 0; i < RANKS_ROWS * n_vocab; i++)
@@ -171,7 +171,7 @@ static inline void assert_near(const float *got, const float *want, size_t n_voc
     float worst = 0;
     for (size_t i = row * n_vocab; i < (row + 1) * n_vocab; i++)
       worst = fmaxf(worst, fabsf(got[i] - want[i]));
-    if (!(worst <= bound * largest) && ++n_rerouted > most_rerouted) {
+    if (!(worst <= bound * largest) && ++n_rerouted > max_rerouted) {
       fail_msg("row %zu is off by %g of %g", row, (double)worst, (double)largest);
     }
   }

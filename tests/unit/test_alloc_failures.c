@@ -128,14 +128,14 @@ static bool try_with(const scenario *s, fa_site site, uint32_t idx) {
   return false;
 }
 
-static void sweep(const scenario *s, size_t least_sites) {
+static void sweep(const scenario *s, size_t min_sites) {
   int n_bad = 0, n_reached = 0;
   shared->expected[0] = '\0';
   assert_true(try_with(s, (fa_site){0}, 0));
   memcpy(shared->expected, shared->text, sizeof shared->expected);
   assert_true(shared->expected[0]);
   const size_t n = shared->n_sites;
-  assert_true(n >= least_sites);
+  assert_true(n >= min_sites);
   for (size_t i = 0; i < n; i++) {
     for (uint32_t idx = 0; idx < N_AT_PLACE; idx++) {
       n_bad += !try_with(s, shared->sites[i], idx);
@@ -145,7 +145,7 @@ static void sweep(const scenario *s, size_t least_sites) {
   }
   print_message("%zu places, %d allocations failed\n", n, n_reached);
   assert_int_equal(n_bad, 0);
-  assert_true((size_t)n_reached >= least_sites);
+  assert_true((size_t)n_reached >= min_sites);
 }
 
 // Fails unless the failure is one of memory that says so.

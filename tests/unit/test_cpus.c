@@ -88,7 +88,7 @@ static unsigned n_shared_cores(const td_cpu *a, unsigned n_a, const td_cpu *b, u
   return n;
 }
 
-static unsigned most_on_a_node(const td_cpu *places, unsigned n, unsigned n_nodes) {
+static unsigned max_on_a_node(const td_cpu *places, unsigned n, unsigned n_nodes) {
   unsigned count[TD_MAX_NODES] = {0}, most = 0;
   for (unsigned i = 0; i < n; i++) {
     if (++count[places[i].node] > most) most = count[places[i].node];
@@ -108,8 +108,8 @@ static void check_leases(unsigned n_nodes, unsigned cores_a_node, unsigned n_smt
   for (unsigned k = 1; k < n; k++) {
     unsigned n_shared = n_shared_cores(decode, n - k, prefill, k);
     assert_true(n_shared <= n_nodes * (n_smt - 1));
-    most_on_a_node(decode, n - k, n_nodes);
-    most_on_a_node(prefill, k, n_nodes);
+    max_on_a_node(decode, n - k, n_nodes);
+    max_on_a_node(prefill, k, n_nodes);
   }
 }
 

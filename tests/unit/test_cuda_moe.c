@@ -464,7 +464,7 @@ TEST(rounds_end_with_the_tiles) {
   CUDA_OPEN(f);
   enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, N = N_TOKENS * DIM };
   // A GPU chooses tiles by more than this test knows.
-  const uint32_t least_rounds = is_emulated() ? 10 : 1;
+  const uint32_t min_rounds = is_emulated() ? 10 : 1;
   static const expert_formats format = {
       {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
   experts e;
@@ -496,14 +496,14 @@ TEST(rounds_end_with_the_tiles) {
   float *early = malloc(N * sizeof *early), *late = malloc(N * sizeof *late);
   td_op_await(f.stream, gate, cuda_put(&f, &open, sizeof open)); // so that no counts arrive
   assert_int_equal(rounds_of(&f, &e, &args, 0, 1), 4);           // one expert of all tokens
-  assert_true(rounds_of(&f, &e, &args, 1, 4) >= least_rounds);
-  assert_true(rounds_of(&f, &e, &args, 5, 4) >= least_rounds);
+  assert_true(rounds_of(&f, &e, &args, 1, 4) >= min_rounds);
+  assert_true(rounds_of(&f, &e, &args, 5, 4) >= min_rounds);
   atomic_store(gate, open);
   cuda_get(&f, early, args.out, N * sizeof *early);
   rounds_of(&f, &e, &args, 0, 1);
   cuda_sync(&f);
   const uint32_t n_needed = rounds_of(&f, &e, &args, 1, 4);
-  assert_true(n_needed > 1 && n_needed < least_rounds);
+  assert_true(n_needed > 1 && n_needed < min_rounds);
   assert_int_equal(rounds_of(&f, &e, &args, 5, 4), 1);
   cuda_get(&f, late, args.out, N * sizeof *late);
   assert_memory_equal(early, late, N * sizeof *early);

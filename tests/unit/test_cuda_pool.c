@@ -480,10 +480,10 @@ TEST(tokens_that_are_taken_back) {
 // Selections of entries, whose scores are exact, so that they tie; the first win, as on the CPU.
 static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint32_t page_tokens,
                             bool are_alike) {
-  enum { N = 90, TOP = 3, MOST_PAGES = 45 };
+  enum { N = 90, TOP = 3, MAX_PAGES = 45 };
   CUDA_OPEN(f);
   const size_t page = td_pool_entries(page_tokens, group) * (size_t)dim + 8;
-  const size_t n_q = (size_t)N * n_heads * dim, n_pages = MOST_PAGES * page;
+  const size_t n_q = (size_t)N * n_heads * dim, n_pages = MAX_PAGES * page;
   float *pages = ref_floats(&f.rng, n_pages), *q = ref_floats(&f.rng, n_q);
   float *weights = ref_floats(&f.rng, N * n_heads);
   for (size_t i = 0; i < n_pages; i++)
@@ -492,12 +492,12 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
     q[i] = rintf(q[i] * 2) / 2;
   for (size_t i = 0; i < (size_t)N * n_heads; i++)
     weights[i] = rintf(weights[i] * 2) / 2;
-  int32_t table[MOST_PAGES], seq[N] = {0}, position[N], want[N * TOP], got[N * TOP];
+  int32_t table[MAX_PAGES], seq[N] = {0}, position[N], want[N * TOP], got[N * TOP];
   const int32_t q_begin[] = {0, N};
   for (int32_t i = 0; i < N; i++)
     position[i] = i;
-  for (int32_t i = 0; i < MOST_PAGES; i++)
-    table[i] = MOST_PAGES - 1 - i;
+  for (int32_t i = 0; i < MAX_PAGES; i++)
+    table[i] = MAX_PAGES - 1 - i;
   memset(want, 0xff, sizeof want);
   td_select_keys_args args = {
       .batch = {.seq = seq,
@@ -506,7 +506,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
                 .page_table = table,
                 .n_tokens = N,
                 .n_seqs = 1,
-                .max_pages = MOST_PAGES,
+                .max_pages = MAX_PAGES,
                 .page_tokens = page_tokens,
                 .max_keys = N},
       .kv = {.pages = pages, .page_bytes = page * sizeof(float), .dtype = TD_F32},

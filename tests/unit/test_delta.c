@@ -66,11 +66,11 @@ static bool check_conv(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-enum { RULE_TOKENS = 6, MOST_K = 128, COLUMNS = TD_DELTA_COLUMNS };
+enum { RULE_TOKENS = 6, MAX_K = 128, COLUMNS = TD_DELTA_COLUMNS };
 
 // Inputs of a head: normed queries and keys, decays and strengths between 0 and 1.
 typedef struct {
-  float *q, *k, *v, *state, gates[(MOST_K + 1) * RULE_TOKENS];
+  float *q, *k, *v, *state, gates[(MAX_K + 1) * RULE_TOKENS];
   uint32_t k_dim, n_cols, n_decays;
 } rule_case;
 

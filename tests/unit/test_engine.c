@@ -374,9 +374,9 @@ TEST(experts_that_do_not_arrive) {
 // What of the model each copy to the device is for, and which experts the other device computes:
 // 4 * layer + what it is.
 enum { OF_ATTN = TD_DENSE_ATTN, OF_MLP = TD_DENSE_MLP, OF_EXPERTS, COMPUTES_EXPERTS };
-enum { MOST_NOTED = 256 };
+enum { MAX_NOTED = 256 };
 static engine_fixture *noted_of;
-static uint32_t noted[MOST_NOTED], n_noted;
+static uint32_t noted[MAX_NOTED], n_noted;
 
 static bool is_in(const td_weight *w, const void *p) {
   const char *data = w->data, *at = p;
@@ -385,7 +385,7 @@ static bool is_in(const td_weight *w, const void *p) {
 
 static void note(uint32_t layer_idx, uint32_t what) {
   if (n_noted && noted[n_noted - 1] == 4 * layer_idx + what) return;
-  assert_true(n_noted < MOST_NOTED);
+  assert_true(n_noted < MAX_NOTED);
   noted[n_noted++] = 4 * layer_idx + what;
 }
 

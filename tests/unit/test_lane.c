@@ -165,14 +165,14 @@ TEST(any_number_of_tenants, set_up, tear_down) {
 static struct {
   uv_sem_t may_end; // posted once for each work
   uv_mutex_t lock;
-  unsigned n_running, most_running; // guarded by lock
+  unsigned n_running, max_running; // guarded by lock
   unsigned n_done, n_canceled, n_stopped;
 } p;
 
 static void wait_for_leave(uv_work_t *work) {
   (void)work;
   uv_mutex_lock(&p.lock);
-  if (++p.n_running > p.most_running) p.most_running = p.n_running;
+  if (++p.n_running > p.max_running) p.max_running = p.n_running;
   uv_mutex_unlock(&p.lock);
   uv_sem_wait(&p.may_end);
   uv_mutex_lock(&p.lock);
@@ -210,7 +210,7 @@ static void let_all_end(uv_work_t *work, int status) {
 }
 
 static void open_pool(void) {
-  p.n_done = p.n_canceled = p.n_stopped = p.most_running = 0;
+  p.n_done = p.n_canceled = p.n_stopped = p.max_running = 0;
   assert_int_equal(uv_sem_init(&p.may_end, 0), 0);
   assert_int_equal(uv_mutex_init(&p.lock), 0);
 }
@@ -230,7 +230,7 @@ TEST(others_get_their_turn, set_up, tear_down) {
   run_pool();
   assert_int_equal(p.n_done, N_WORKS);
   assert_int_equal(p.n_canceled, 0);
-  assert_true(p.most_running <= TD_LANE_MOST_RUNNING);
+  assert_true(p.max_running <= TD_LANE_MOST_RUNNING);
 }
 
 static void note_stopped(td_lane *lane) {

@@ -9,7 +9,7 @@
 #include "engine/engine_impl.h"
 #include "unit/device_test.h"
 
-enum { N = 37, VOCAB = 6, MOST_PAGES = N, SPARE = 3, MOST_CHANNELS = 150 };
+enum { N = 37, VOCAB = 6, MAX_PAGES = N, SPARE = 3, MAX_CHANNELS = 150 };
 
 typedef struct {
   uint32_t size, n_heads, cols, n_shards, page_tokens; // rows
@@ -45,7 +45,7 @@ typedef struct {
   td_ngram_table table;
   ref_weight shards[7];
   td_weight weights[7];
-  int32_t tokens[N], position[N], pages_of[MOST_PAGES];
+  int32_t tokens[N], position[N], pages_of[MAX_PAGES];
   float *in, *y, *x, *conv;
   float *rows, *out; // results: [N][row], [N][channels]
   size_t row, ids_at, page_bytes;
@@ -75,12 +75,12 @@ static void open_fixture(fixture *f, const shape *s, uint64_t *rng) {
   f->conv = ref_floats(rng, (size_t)s->n_taps * s->channels);
   f->rows = calloc(N, f->row * sizeof(float));
   f->out = malloc((size_t)N * s->channels * sizeof(float));
-  f->pages = malloc(MOST_PAGES * f->page_bytes);
-  memset(f->pages, 0xff, MOST_PAGES * f->page_bytes); // NaN where nothing was written
+  f->pages = malloc(MAX_PAGES * f->page_bytes);
+  memset(f->pages, 0xff, MAX_PAGES * f->page_bytes); // NaN where nothing was written
   for (int32_t i = 0; i < N; i++) {
     f->tokens[i] = (int32_t)ref_below(rng, VOCAB);
     f->position[i] = i;
-    f->pages_of[i] = MOST_PAGES - 1 - i;
+    f->pages_of[i] = MAX_PAGES - 1 - i;
   }
 }
 
@@ -102,7 +102,7 @@ static void run(device_fixture *d, fixture *f, int32_t begin, int32_t n) {
                                .page_table = f->pages_of,
                                .n_tokens = (uint32_t)n,
                                .n_seqs = 1,
-                               .max_pages = MOST_PAGES,
+                               .max_pages = MAX_PAGES,
                                .page_tokens = s->page_tokens};
   const td_kv_view state = {.pages = f->pages, .page_bytes = f->page_bytes, .dtype = TD_F32};
   td_op_ngram_rows(d->stream, &(td_ngram_rows_args){.batch = batch,
@@ -200,7 +200,7 @@ TEST(results) {
       run(&d, &f, 0, N);
       for (int32_t t = 0; t < N; t++) {
         float rows[64];
-        double out[MOST_CHANNELS];
+        double out[MAX_CHANNELS];
         ref_rows(&f, t, rows);
         assert_memory_equal(f.rows + (size_t)t * f.row, rows, f.row * sizeof *rows);
         ref_conv(&f, t, out);
@@ -274,7 +274,7 @@ TEST(cuts_change_no_bit) {
       run(&d, &f, 0, N);
       memcpy(whole, f.rows, n_rows * sizeof *whole);
       memcpy(whole + n_rows, f.out, n_out * sizeof *whole);
-      memset(f.pages, 0xff, MOST_PAGES * f.page_bytes);
+      memset(f.pages, 0xff, MAX_PAGES * f.page_bytes);
       run_cut(&d, &f, cuts[i / 2 / TD_COUNT(shapes)], i % 2);
       assert_memory_equal(f.rows, whole, n_rows * sizeof *whole);
       assert_memory_equal(f.out, whole + n_rows, n_out * sizeof *whole);

@@ -11,7 +11,7 @@
 enum {
   N = 45,
   HEADS = 11,
-  MOST_PAGES = N,
+  MAX_PAGES = N,
   SPARE = 3 // keys of a ring behind its window
 };          // tokens; heads are computed in tiles of 8, or all together
 
@@ -48,7 +48,7 @@ typedef struct {
   float *x, *gate, *bias, *norm, *cos_sin, *keys, *q, *sinks;
   char *pages;
   td_state_trail trail;
-  int32_t table[MOST_PAGES], seq[N], position[N], selected[N * 8];
+  int32_t table[MAX_PAGES], seq[N], position[N], selected[N * 8];
   float *out; // [N][HEADS][dim]
 } fixture;
 
@@ -68,10 +68,10 @@ static void open_fixture(fixture *f, const shape *s, uint64_t *rng) {
   f->q = ref_floats(rng, (size_t)N * HEADS * s->dim);
   f->sinks = ref_floats(rng, HEADS);
   f->out = malloc((size_t)N * HEADS * s->dim * sizeof(float));
-  f->pages = malloc(MOST_PAGES * f->page_bytes);
+  f->pages = malloc(MAX_PAGES * f->page_bytes);
   for (int32_t i = 0; i < N; i++) {
     f->position[i] = i;
-    f->table[i] = (MOST_PAGES - 1 - i);
+    f->table[i] = (MAX_PAGES - 1 - i);
     for (uint32_t k = 0; k < s->top_k; k++) { // the first ones and the last
       const int32_t n_seen = (i + 1) / (int32_t)s->group;
       f->selected[(uint32_t)i * s->top_k + k] = k + 1 < s->top_k ? (int32_t)k : n_seen - 1;
@@ -96,7 +96,7 @@ static void run(device_fixture *d, fixture *f, int32_t begin, int32_t n) {
                                .page_table = f->table,
                                .n_tokens = (uint32_t)n,
                                .n_seqs = 1,
-                               .max_pages = MOST_PAGES,
+                               .max_pages = MAX_PAGES,
                                .page_tokens = s->page_tokens};
   const td_kv_view state = {.pages = f->pages, .page_bytes = f->page_bytes, .dtype = TD_F32};
   if (s->group) {
@@ -234,7 +234,7 @@ TEST(cuts_change_no_bit) {
       run(&d, &f, 0, N);
       memcpy(whole, f.out, n_bytes);
       for (size_t c = 0; c < TD_COUNT(cuts); c++) {
-        memset(f.pages, 0xff, MOST_PAGES * f.page_bytes); // NaN where nothing was written
+        memset(f.pages, 0xff, MAX_PAGES * f.page_bytes); // NaN where nothing was written
         for (int32_t at = 0, k = 0; at < N; k++) {
           const int32_t n = cuts[c][k % 4] < N - at ? cuts[c][k % 4] : N - at;
           run(&d, &f, at, n);
@@ -310,7 +310,7 @@ TEST(tokens_that_are_taken_back) {
       float *whole = malloc(n_bytes);
       run(&d, &f, 0, N);
       memcpy(whole, f.out, n_bytes);
-      memset(f.pages, 0xff, MOST_PAGES * f.page_bytes);
+      memset(f.pages, 0xff, MAX_PAGES * f.page_bytes);
       for (int32_t at = 0; at < N; at++) {
         if (at % 3 == 0 && at + SPARE < N) {
           take_back(&d, &f, at);
@@ -331,12 +331,12 @@ static void check_selected(bool has_weights) {
   enum { GROUP = 4, DIM = 6, TOP = 3, ENTRIES = N / GROUP };
   device_fixture d;
   FOR_TEAMS(d) {
-    float *pages = ref_floats(&d.rng, MOST_PAGES * 2 * DIM), *q = ref_floats(&d.rng, N * 2 * DIM);
+    float *pages = ref_floats(&d.rng, MAX_PAGES * 2 * DIM), *q = ref_floats(&d.rng, N * 2 * DIM);
     float *weights = ref_floats(&d.rng, N * 2);
-    int32_t table[MOST_PAGES], seq[N] = {0}, position[N], selected[N * TOP], q_begin[] = {0, N};
+    int32_t table[MAX_PAGES], seq[N] = {0}, position[N], selected[N * TOP], q_begin[] = {0, N};
     for (int32_t i = 0; i < N; i++) {
       position[i] = i;
-      table[i] = MOST_PAGES - 1 - i;
+      table[i] = MAX_PAGES - 1 - i;
       weights[2 * i] = fabsf(weights[2 * i]);
       weights[2 * i + 1] = 0;
     }
@@ -346,7 +346,7 @@ static void check_selected(bool has_weights) {
                                                                  .page_table = table,
                                                                  .n_tokens = N,
                                                                  .n_seqs = 1,
-                                                                 .max_pages = MOST_PAGES,
+                                                                 .max_pages = MAX_PAGES,
                                                                  .page_tokens = 2 * GROUP},
                                                        .kv = {.pages = pages,
                                                               .page_bytes = 2 * DIM * sizeof(float),

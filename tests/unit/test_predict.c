@@ -207,12 +207,12 @@ TEST(long_prompts_of_a_card) {
 }
 
 static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *card,
-                                uint32_t least_tokens) {
+                                uint32_t min_tokens) {
   const td_gpu_plan *m = &plan->memory;
   const uint64_t held = plan->weight_bytes + plan->own_bytes + plan->cache_bytes + m->chunk_bytes +
                         m->decode_bytes + m->stream_bytes;
   assert_true(held + plan->kv_bytes < card->memory_bytes);
-  if (plan->kv_tokens < least_tokens) fail_msg("%u tokens", plan->kv_tokens);
+  if (plan->kv_tokens < min_tokens) fail_msg("%u tokens", plan->kv_tokens);
 }
 
 // A card alone has an engine for prompts, short or long, beside the one that decodes, unless it

@@ -36,7 +36,7 @@ TEST(zigzag) {
 // off by far more than rounding. So one device's choices are recorded, and others that ranks make
 // are counted, compared and replaced: then every row of logits is within rounding.
 
-enum { MOST_CALLS = 32, MOST_EXPERTS = 8 };
+enum { MAX_CALLS = 32, MAX_EXPERTS = 8 };
 
 typedef struct {
   uint32_t n_tokens, n_experts, top_k;
@@ -49,7 +49,7 @@ typedef struct {
 static struct {
   enum { ROUTERS_FREE, ROUTERS_RECORDED, ROUTERS_FORCED } mode;
   uint32_t n_ranks;           // ROUTERS_FORCED
-  routing calls[MOST_CALLS];  // of one device: steps x layers
+  routing calls[MAX_CALLS];   // of one device: steps x layers
   uint32_t n_calls, n_layers; // n_layers: that have experts
   uint32_t n_rerouted;        // tokens
   char failure[128];          // the first; the test asserts when no rank runs any more
@@ -62,7 +62,7 @@ void __real_td_op_router(td_stream *stream, const td_router_args *args);
 void __wrap_td_op_router(td_stream *stream, const td_router_args *args);
 
 static void record(const td_router_args *a) {
-  TD_CHECK(routers.n_calls < MOST_CALLS && a->n_experts <= MOST_EXPERTS);
+  TD_CHECK(routers.n_calls < MAX_CALLS && a->n_experts <= MAX_EXPERTS);
   routing *r = &routers.calls[routers.n_calls++];
   *r = (routing){.n_tokens = a->n_tokens,
                  .n_experts = a->n_experts,

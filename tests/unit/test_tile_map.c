@@ -6,7 +6,7 @@
 #include "device/cpu/tile_map.h"
 #include "unit/ref.h"
 
-enum { MOST_MATRICES = 64, MOST_ITEMS = 1 << 16 };
+enum { MAX_MATRICES = 64, MAX_ITEMS = 1 << 16 };
 
 // Matrices of a part, all alike and each `apart` bytes behind the one before.
 typedef struct {
@@ -31,7 +31,7 @@ static size_t bytes_on(const td_stripes *s, const td_cpu_rows *rows, size_t t, u
   return n;
 }
 
-static uint8_t node_of[MOST_ITEMS];
+static uint8_t node_of[MAX_ITEMS];
 
 // Makes the map, checks that every item is in it once, and notes its node.
 static size_t map_all(const layout *l, const td_cpu_part *parts, size_t n_parts, unsigned n_nodes) {

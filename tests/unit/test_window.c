@@ -10,7 +10,7 @@ enum {
   N_PAGES = 64,
   N_PROMPT = 45,
   N_ALL = 75,
-  MOST_STEP = 40
+  MAX_STEP = 40
 };
 
 typedef struct {
@@ -46,7 +46,7 @@ static void open_window_engine(window_engine *e, uint32_t page_tokens) {
   e->page_tokens = page_tokens;
   const td_engine_opts opts = {.n_pages = N_PAGES * PAGE / page_tokens,
                                .page_tokens = page_tokens,
-                               .max_step_tokens = MOST_STEP,
+                               .max_step_tokens = MAX_STEP,
                                .max_step_seqs = 2,
                                .max_seq_tokens = (N_ALL / PAGE + 1) * PAGE,
                                .kv_dtype = TD_F32};
@@ -103,7 +103,7 @@ static float *all_logits(const window_engine *e, const uint32_t *cuts, size_t n_
   for (size_t c = 0; n_done[0] < N_ALL || n_done[1] < N_ALL; c++) {
     int32_t pages[2][N_PAGES * PAGE];
     td_step_seq seqs[2];
-    uint32_t n_seqs = 0, which[2], n_left = MOST_STEP;
+    uint32_t n_seqs = 0, which[2], n_left = MAX_STEP;
     for (uint32_t s = 0; s < 2; s++) {
       const uint32_t cut = cuts[(c + 3 * s) % n_cuts], n = cut < n_left ? cut : n_left;
       if (n_done[s] == N_ALL || (s && n_done[0] < t.n_shared) || !n) continue;
@@ -125,7 +125,7 @@ static float *all_logits(const window_engine *e, const uint32_t *cuts, size_t n_
 
 static const struct {
   uint32_t n, cuts[6];
-} schedules[] = {{1, {MOST_STEP}}, {1, {1}}, {1, {3}}, {6, {1, 17, 2, 1, 9, 5}}, {3, {16, 1, 30}}};
+} schedules[] = {{1, {MAX_STEP}}, {1, {1}}, {1, {3}}, {6, {1, 17, 2, 1, 9, 5}}, {3, {16, 1, 30}}};
 
 static void check_rows(const window_engine *e, const float *got, const float *want, size_t k) {
   const size_t n_vocab = td_model_config_of(e->model)->n_vocab;

@@ -31,7 +31,7 @@ static float power_of_two(uint32_t exponent) {
   return f;
 }
 
-// TD_E4M3_MOST is 1.75 * 2^8.
+// TD_E4M3_MAX is 1.75 * 2^8.
 static uint32_t scale_exponent(const float *in, uint32_t n) {
   float most = 0x1p-100f;
   for (uint32_t i = 0; i < n; i++)
