@@ -23,7 +23,7 @@ typedef struct {
   _Atomic uint32_t has_joined;
   int32_t gpu; // index; -1: none
   bool has_nccl;
-  void *area;               // of host.c
+  void *area;               // of host_memory.c
   _Atomic uint32_t is_open; // area is there, and its back end ready (release; others acquire)
   // Call c is in entry c % COMM_CALLS: c + 1 in the high half, a hash of its arguments in the low.
   _Atomic uint64_t calls[COMM_CALLS];

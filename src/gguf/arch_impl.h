@@ -1,5 +1,5 @@
 // src/gguf/arch_impl.h - the table of architectures, shared by what reads their names (names.c) and
-// their metadata (config.c).
+// their metadata (config_json.c).
 #pragma once
 
 #include "base/json_write.h"
@@ -18,7 +18,7 @@ typedef struct {
   td_err *err;
 } td_gguf_config_writer;
 
-// metadata that most architectures have, and keys of config.json (config.c).
+// metadata that most architectures have, and keys of config.json (config_json.c).
 extern const td_gguf_name td_gguf_common_keys[];
 // Whether one of the files has a tensor of this name.
 bool td_gguf_has_tensor(const td_gguf *parts, size_t n_parts, const char *name);

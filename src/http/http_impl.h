@@ -1,4 +1,4 @@
-// src/http/http_impl.h - declarations shared by server.c, conn.c, response.c and route.c.
+// src/http/http_impl.h - declarations shared by server.c, conn.c, respond.c and route.c.
 #pragma once
 
 #include "base/clock.h"
@@ -122,7 +122,7 @@ static inline void td_http_count_held(td_http_server *server, uint64_t peer, siz
 // Identifies the client of an accepted connection, for td_http_peer.
 uint64_t td_http_peer_of(const td_http_conn *conn);
 
-// response.c
+// respond.c
 // Queues bytes unchanged.
 void td_http_conn_write(td_http_conn *conn, const void *bytes, size_t len);
 

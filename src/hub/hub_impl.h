@@ -66,7 +66,7 @@ td_status td_hub_link(const char *folder, const char *commit, const td_hub_file 
 td_status td_hub_write_ref(const char *folder, const char *revision, const char *commit,
                            td_err *err);
 
-// ---- gguf.c -------------------------------------------------------------------------------------
+// ---- quantization.c -----------------------------------------------------------------------------
 
 // Length of the model's name if the path is that of a GGUF file of this quantization, of a part as
 // well; otherwise 0.

@@ -378,7 +378,7 @@ static inline void jj_leave(jj *j) {
   j->depth--;
 }
 
-// ---- strings (str.c) ----
+// ---- strings (strings.c) ----
 
 void jj_build(jj_builder *b, jj *j);
 void jj_add(jj_builder *b, const char *bytes, size_t len); // adds template text
@@ -475,7 +475,7 @@ typedef struct {
 } jj_json_opts;
 const jj_str *jj_to_json(jj *j, jj_value v, const jj_json_opts *opts);
 
-// ---- operators (ops.c) ----
+// ---- operators (operators.c) ----
 
 jj_value jj_binary(jj *j, jj_op op, jj_value a, jj_value b);
 jj_value jj_negate(jj *j, jj_value v, jj_op op);

@@ -1,5 +1,5 @@
 // src/text/jinja/methods.c - methods of Python's str, dict, list and tuple. Mutating methods do not
-// exist, because the sandbox hides them (ops.c).
+// exist, because the sandbox hides them (operators.c).
 #include <string.h>
 
 #include "text/jinja/native.h"

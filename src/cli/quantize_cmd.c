@@ -1,4 +1,4 @@
-// src/cli/quantize.c - `tandem quantize`: progress on stderr, a table of errors on stdout.
+// src/cli/quantize_cmd.c - `tandem quantize`: progress on stderr, a table of errors on stdout.
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// src/hub/gguf.c - quantizations: which GGUF files of a repository are one, and where they are in a
-// snapshot.
+// src/hub/quantization.c - quantizations: which GGUF files of a repository are one, and where they
+// are in a snapshot.
 #include <ctype.h>
 #include <dirent.h>
 #include <stdio.h>

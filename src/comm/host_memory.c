@@ -1,4 +1,4 @@
-// src/comm/host.c - the back end through memory of the host.
+// src/comm/host_memory.c - the back end through memory of the host.
 // Every rank has an area with an outbox of a few slots. It copies a piece into a slot and raises a
 // signal; the others copy out of it and raise one each, after which the slot is free again. All of
 // it is queued on the ranks' streams, so nothing blocks a thread, and no order of the streams can

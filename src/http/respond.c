@@ -1,4 +1,4 @@
-// src/http/response.c - complete responses, chunked responses, and server-sent events.
+// src/http/respond.c - complete responses, chunked responses, and server-sent events.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

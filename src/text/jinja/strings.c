@@ -1,4 +1,4 @@
-// src/text/jinja/str.c - strings: building with typed runs, slicing, searching, splitting, case
+// src/text/jinja/strings.c - strings: building with typed runs, slicing, searching, splitting, case
 // conversion.
 #include <stdarg.h>
 #include <stdio.h>

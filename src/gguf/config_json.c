@@ -1,5 +1,5 @@
-// src/gguf/config.c - config.json as a model's publisher would have written it, from the metadata
-// of a GGUF file.
+// src/gguf/config_json.c - config.json as a model's publisher would have written it, from the
+// metadata of a GGUF file.
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

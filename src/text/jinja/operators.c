@@ -1,5 +1,5 @@
-// src/text/jinja/ops.c - operators, attributes, items and slices, with the lookup rules of jinja2's
-// sandbox.
+// src/text/jinja/operators.c - operators, attributes, items and slices, with the lookup rules of
+// jinja2's sandbox.
 #include <string.h>
 
 #include "text/jinja/jinja.h"

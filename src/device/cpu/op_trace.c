@@ -1,4 +1,4 @@
-// src/device/cpu/trace.c - trace spans of operators.
+// src/device/cpu/op_trace.c - trace spans of operators.
 #include "base/trace.h"
 #include "device/cpu/cpu.h"
 
