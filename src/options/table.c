@@ -88,11 +88,11 @@ const td_option td_option_table[] = {
      "instead of --model: serve every checkpoint and GGUF file in this directory under its name, "
      "loaded when a request asks for it; run begins with the first, and /model changes it"},
     {GROUP_MODEL, "max-models", 0, OPT_INT, ON(SERVE), AT(max_models), RANGE(1, 64), "1", "N",
-     "with --models: how many are loaded at once; the least recently used makes way"},
+     "with --models: how many are loaded at once; the least recently used is unloaded"},
     {GROUP_MODEL, "sleep-after", 0, OPT_REAL, ON(SERVE), AT(sleep_after_s), RANGE(0, 1e8), "0",
      "SECONDS",
-     "give a model's memory back when it has had no request for so long, and load it again for the "
-     "next one; 0: never"},
+     "unload a model that has had no request for so long; the next request loads it again; 0: "
+     "never"},
     {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(BENCH_GPU),
      AT(threads), RANGE(0, 4096), "0", "N",
      "compute threads; 0: one per CPU, but one less beside a GPU"},
@@ -103,9 +103,9 @@ const td_option td_option_table[] = {
      "many CPU devices, which share the threads"},
     {GROUP_MODEL, "expert-parallel", 0, OPT_ENUM, COMPUTE, AT(expert_parallel), ONE_OF(auto_on_off),
      "auto", "WHEN",
-     "with several --devices and one worker: all of them compute prompts while nothing is decoded, "
-     "with a share of the tokens and of the experts each, and of GPUs the first two decode with "
-     "experts in their memory. auto: prompts for which experts stream, of 64 tokens or more, and "
+     "with several --devices and one worker: while nothing is decoded, each computes a share of a "
+     "prompt's tokens and experts; the first two GPUs also decode, with experts in their memory. "
+     "auto: prompts for which experts stream, of 64 tokens or more, and "
      "decode where that is expected to be faster; on: always; off: the first device only"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
      "auto", "DEVICE",
@@ -118,9 +118,9 @@ const td_option td_option_table[] = {
      "threads"},
     {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE | ON(PLAN), AT(expert_cache), NO_RANGE, "off",
      "GIB",
-     "GPU memory for a cache of the CPU's experts that decode used last; auto: what is left, "
-     "instead of whole layers where less than half of them fit. With a cache a text need not "
-     "repeat: results differ by rounding with what the cache holds"},
+     "GPU memory for a cache of the CPU's experts that decode used last; auto: the memory left, "
+     "instead of whole layers if less than half of them fit. With a cache, rounding, and "
+     "so the text of a repeated request, depends on what it holds"},
     {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
      "possible; auto: resident if it fits and 2 MB pages are available, or if there are several "
@@ -152,9 +152,10 @@ const td_option td_option_table[] = {
     {GROUP_PROMPT, "system", 0, OPT_STR, ON(RUN), AT(system), NO_RANGE, NULL, "TEXT",
      "system message"},
     {GROUP_PROMPT, "thinking", 0, OPT_ENUM, ON(RUN), AT(thinking), ONE_OF(auto_on_off), "auto",
-     "WHETHER", "reasoning before the answer, as far as the chat template knows it; auto: its own"},
+     "WHETHER",
+     "reasoning before the answer, if the chat template supports it; auto: the template's default"},
     {GROUP_PROMPT, "effort", 0, OPT_STR, ON(RUN), AT(effort), NO_RANGE, NULL, "LEVEL",
-     "how much reasoning, as far as the chat template knows it: low, medium, high; none: off"},
+     "how much reasoning, if the chat template supports it: low, medium, high; none: off"},
     {GROUP_PROMPT, "token-ids", 0, OPT_INTS, ON(RUN) | ON(EVAL_LOGITS), AT(token_ids),
      RANGE(0, INT32_MAX), NULL, "IDS", "token ids instead of text, as 1,2,3 or @FILE"},
     {GROUP_PROMPT, "raw", 0, OPT_FLAG, ON(RUN), AT(raw), NO_RANGE, NULL, NULL,
@@ -218,16 +219,15 @@ const td_option td_option_table[] = {
     {GROUP_SERVING, "decode-slowdown", 0, OPT_INT, ON(SERVE), AT(decode_slowdown), RANGE(0, 1000),
      "15", "PERCENT",
      "with experts streaming to a GPU: how much longer decode steps may take beside a long prompt; "
-     "a quarter of the bus is the prompt's in any case"},
+     "the prompt gets a quarter of the bus at least"},
     {GROUP_SERVING, "draft", 0, OPT_ENUM, ON(SERVE), AT(draft), ONE_OF(drafts), "auto", "N",
-     "tokens that a step may guess ahead for each request, from what followed the same words "
-     "before or "
-     "by the model's layer for that; a text never changes by it. auto: as many as pay, by how "
-     "often "
-     "guesses are right and how long steps take"},
+     "tokens to draft ahead per request and step, from what followed the same words before or by "
+     "the model's prediction layer; the text stays the same. auto: as many as pay, by the share of "
+     "right ones and the time of steps"},
     {GROUP_SERVING, "drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), RANGE(0, 86400),
      "30", "SECONDS",
-     "how long running requests may go on after SIGTERM, and then KV pages be written to --kv-dir"},
+     "how long running requests may continue after SIGTERM, and then the writing of KV pages to "
+     "--kv-dir"},
     {GROUP_SERVING, "worker-timeout", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), RANGE(1, 86400),
      "30", "SECONDS",
      "seconds without progress before a worker is reported unhealthy; it is restarted after twice "
@@ -269,7 +269,8 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "depth", 'd', OPT_INT, ON(PLAN), AT(plan_depth), RANGE(0, 1 << 24), "1024", "N",
      "context of each sequence: tokens before the first decoded one"},
     {GROUP_BENCH, "hits", 0, OPT_REAL, ON(PLAN), AT(hit_rate), RANGE(-1, 1), "-1", "SHARE",
-     "share of the chosen experts that --expert-cache holds; -1: as many as of all experts"},
+     "share of the chosen experts that --expert-cache holds; -1: the share of all experts that "
+     "fit"},
     {GROUP_BENCH, "acceptance", 0, OPT_REAL, ON(PLAN), AT(acceptance), RANGE(0, 1), "0.7", "SHARE",
      "share of drafted tokens that are right"},
     {GROUP_BENCH, "gen-tokens", 'n', OPT_INTS, ON(BENCH), AT(bench_gen), RANGE(0, 1 << 24), "64",
@@ -306,14 +307,14 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "layers", 0, OPT_INT, ON(BENCH_GPU), AT(bench_layers), RANGE(0, 1024), "0", "N",
      "layers of the model; 0: 61"},
     {GROUP_BENCH, "without-cublas", 0, OPT_FLAG, ON(BENCH_GPU), AT(without_cublas), NO_RANGE, NULL,
-     NULL, "go on where cuBLAS is not installed, with tandem's own kernels"},
+     NULL, "without cuBLAS, measure with tandem's own kernels"},
     {GROUP_BENCH, "shrink", 0, OPT_INT, ON(BENCH_GPU), AT(shrink), RANGE(1, 1 << 16), "1", "N",
      "divide dimensions by N and run each case once, to try the benchmark out"},
     {GROUP_BENCH, "n-weights", 0, OPT_INT, MICROBENCH, AT(n_matrices), RANGE(1, 4096), "64", "N",
      "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
      "bandwidth"},
     {GROUP_BENCH, "nodes", 0, OPT_FLAG, ON(BENCH_LAYER), AT(bench_nodes), NO_RANGE, NULL, NULL,
-     "of several NUMA nodes: how many bytes the threads on each read of its own memory and of "
+     "with several NUMA nodes: bytes that each node's threads read of its own memory and of "
      "others', by where pages really are, and the time of the first node alone"},
 
     {GROUP_NETWORK, "server", 0, OPT_STR, REMOTE, AT(server), NO_RANGE, NULL, "URL",
