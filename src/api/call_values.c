@@ -78,7 +78,7 @@ static bool add_string(const value_builder *v, const cJSON *schema) {
   return true;
 }
 
-// A value that is no string: the rule of its schema.
+// A value that is not a string: the rule of its schema.
 static bool add_json(const value_builder *v, const cJSON *schema) {
   const td_json_schema_opts opts = {.is_free = v->is_free, .is_one_line = true, .root = v->root};
   td_node node;

@@ -182,7 +182,7 @@ static td_node calls(composer *c) {
 
 #define MAX_STATES 1024
 
-// A tree of markers. The children of state i begin at first[i] and go on at next.
+// A tree of markers. The children of state i begin at first[i] and continue at next.
 typedef struct {
   uint32_t letter;
   uint16_t first, next, fail;
@@ -238,8 +238,8 @@ static void link_states(marker_tree *t) {
   }
 }
 
-// What follows in state i: each letter that a marker goes on with, and any other. The marker of the
-// model's own form begins calls; another cannot be written, as it would be read as a call.
+// What follows in state i: each letter that a marker continues with, and any other. The marker of
+// the model's own form begins calls; another cannot be written, as it would be read as a call.
 static td_node text_from(const composer *c, const marker_tree *t, uint16_t i, const td_rule *rules,
                          td_node calls) {
   td_grammar_build *b = c->b;
@@ -250,7 +250,7 @@ static td_node text_from(const composer *c, const marker_tree *t, uint16_t i, co
   for (uint16_t from = i;; from = t->states[from].fail) {
     for (uint16_t to = t->states[from].first; to; to = t->states[to].next) {
       const text_state *next = &t->states[to];
-      if (state_after(t, i, next->letter) != to) continue; // a longer beginning goes on with it
+      if (state_after(t, i, next->letter) != to) continue; // a longer beginning continues with it
       letters[n++] = (td_char_range){next->letter, next->letter};
       const char *own = next->marker ? strstr(c->s->open, next->marker) : NULL;
       // Another form's marker may be the end of one.

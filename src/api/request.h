@@ -105,7 +105,7 @@ typedef struct {
   td_api_mark *marks; // owned, [n_marks]: the messages of vars
   uint32_t n_marks;
   uint64_t owner;    // for whom its turns are remembered (turn.h), set by the caller; 0: everyone
-  size_t vars_rest;  // where vars goes on behind its messages
+  size_t vars_rest;  // where vars continues behind its messages
   bool is_continued; // the last message is continued
   // What the generated text must match. While parsing, build holds its parts: `format`, if
   // has_format, and those of callable. td_api_compose_grammar makes one grammar of them: the bytes

@@ -178,7 +178,7 @@ static td_status measure_once(bench *b, const bench_case *c, bench_sample *out, 
 
 // ---- predicting -----------------------------------------------------------------------------
 
-// Memory and arithmetic of a shared machine differ from minute to minute, so it is measured anew
+// Memory and arithmetic of a shared machine differ from minute to minute, so it is measured again
 // before each case.
 static td_status prepare_plan(bench *b, td_err *err) {
   const td_options *o = b->options;

@@ -295,7 +295,7 @@ static bool begins_with_quotes(const td_buf *text) {
   return text->len >= strlen(QUOTES) && memcmp(text->data, QUOTES, strlen(QUOTES)) == 0;
 }
 
-// Whether the message goes on in the next line. Removes what only says so.
+// Whether the message continues in the next line. Removes what only says so.
 static bool is_unfinished(td_buf *text, bool *in_quotes) {
   const size_t n = strlen(QUOTES);
   if (!*in_quotes && begins_with_quotes(text)) {

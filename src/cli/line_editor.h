@@ -13,7 +13,7 @@ typedef enum {
   TD_LINE_END,         // Ctrl-D on an empty line, or the terminal is gone
 } td_line_result;
 
-// Appends the ways in which the line may go on, each the whole line followed by a line break.
+// Appends the ways in which the line may continue, each the whole line followed by a line break.
 typedef void td_line_complete(void *ctx, const char *line, td_buf *out);
 
 // The standard input must be a terminal. What Tab does is complete's. Messages of earlier programs
@@ -23,7 +23,7 @@ td_status td_line_editor_open(td_line_editor **out, td_line_complete *complete, 
                               td_err *err);
 void td_line_editor_close(td_line_editor *editor);
 
-// Reads a message into out and adds it to the history. It goes on in the next line after a trailing
-// backslash, and from three double quotes to the next three; a pasted text may have any number of
-// lines, and Alt-Enter begins another one. out is valid UTF-8 unless it failed.
+// Reads a message into out and adds it to the history. It continues in the next line after a
+// trailing backslash, and from three double quotes to the next three; a pasted text may have any
+// number of lines, and Alt-Enter begins another one. out is valid UTF-8 unless it failed.
 td_line_result td_line_editor_read(td_line_editor *editor, td_buf *out);

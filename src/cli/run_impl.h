@@ -27,7 +27,7 @@ typedef struct {
 
   // the response being generated
   td_spinner spinner;
-  td_word_wrap wrap; // of a chat; width 0: what is shown is no terminal's
+  td_word_wrap wrap; // of a chat; width 0: not shown on a terminal
   td_detok detok;
   td_output_parser parser;
   bool is_parsed;         // by the chat template: the text has reasoning and content

@@ -8,5 +8,5 @@
 bool td_terminal_moves_cursor(int fd);
 // Also whether colours and dimmed text are wanted: NO_COLOR is unset or empty (no-color.org).
 bool td_terminal_has_colors(int fd);
-// Its columns; 0: fd is no terminal, or has none.
+// Its columns; 0: fd is not a terminal, or has none.
 uint32_t td_terminal_width(int fd);

@@ -20,9 +20,9 @@ typedef struct {
   bool is_split; // the word is too long for a line, and its beginning is out
 } td_word_wrap;
 
-// Appends to out what of the text can be shown: all but a word at its end that may go on. The text
-// is whole UTF-8 characters. Widths are wcwidth's, so the thread's locale must be a UTF-8 one.
+// Appends to out what of the text can be shown: all but a word at its end that may continue. The
+// text is whole UTF-8 characters. Widths are wcwidth's, so the thread's locale must be a UTF-8 one.
 void td_word_wrap_add(td_word_wrap *wrap, const char *text, size_t len, td_buf *out);
-// Appends the held word, and starts anew at column 0.
+// Appends the held word, and starts again at column 0.
 void td_word_wrap_end(td_word_wrap *wrap, td_buf *out);
 void td_word_wrap_free(td_word_wrap *wrap);

@@ -21,7 +21,7 @@ enum {
 };
 
 // The part's matrices that can stream, in *out; returns their number. The others stay on the
-// device: vectors, and matrices that a device would have to lay out anew.
+// device: vectors, and matrices that a device would have to lay out again.
 uint32_t td_dense_matrices(td_layer *layer, td_dense_part part,
                            td_weight *out[TD_DENSE_MOST_MATRICES]);
 

@@ -23,7 +23,7 @@ uint32_t td_draft_lookup(int32_t *tokens, uint32_t n, uint32_t most) {
   }
   if (!next) return 0;
   for (uint32_t i = 0; i < most; i++)
-    tokens[n + i] = tokens[next + i]; // may go on in the guesses themselves, as a text repeats
+    tokens[n + i] = tokens[next + i]; // may continue in the guesses themselves, as a text repeats
   return most;
 }
 

@@ -2,8 +2,8 @@
 // It takes the state of a token and the token that follows, and predicts the one after that; where
 // the residual has several streams, the state is all of them. Behind
 // every step it computes the step's tokens, whose entries it keeps in a part of the KV pages of its
-// own, and drafts from the last. For more drafts it goes on from its own state and draft, one token
-// a sequence.
+// own, and drafts from the last. For more drafts it continues from its own state and draft, one
+// token a sequence.
 #include <stdlib.h>
 #include <string.h>
 

@@ -152,8 +152,8 @@ td_status td_engine_end(td_engine *engine, td_err *err);
 // Copies a KV page, of every layer keys and values or recurrent state, and waits until it is done.
 // Not between td_engine_begin and end.
 td_status td_engine_copy_page(td_engine *engine, int32_t to, int32_t from, td_err *err);
-// With opts.transfer: before somebody else may go on from the page, which this device has filled in
-// part. Copies its recurrent states to host memory, unless they are there, and waits until it is
+// With opts.transfer: before somebody else may continue from the page, which this device has filled
+// in part. Copies its recurrent states to host memory, unless they are there, and waits until it is
 // done. Not between td_engine_begin and end.
 td_status td_engine_save_state(td_engine *engine, int32_t page, td_err *err);
 // Another engine has computed this step on the same kv_pages, see td_engine_opts.writes_are_noted.

@@ -101,7 +101,7 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
 }
 
 // The end of the layer before and one layer, of a step of several ranks, half by half: what one is
-// exchanged for goes on while the other is computed.
+// exchanged for continues while the other is computed.
 static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
   td_rank *r = e->rank;
   const uint32_t n_layers = e->config->n_layers;

@@ -14,9 +14,9 @@
 // A recurrent state is large, and each token replaces it. So it leaves, by a copy, and with it the
 // keys and values that it is beside, when it is the last of its page: at the end of the step that
 // fills the page. The state of a page that is being filled is on the device alone, until
-// td_engine_save_state copies it out for another engine to go on from there. If its process dies
+// td_engine_save_state copies it out for another engine to continue from there. If its process dies
 // before, the page's state in host memory is an older one, or another sequence's, and no engine may
-// go on from it (TD_READY_STATES in wire.h).
+// continue from it (TD_READY_STATES in wire.h).
 //
 // Thread: that of the engines that use it. A page has one writer at a time, and nobody reads what
 // is being written (wire.h).

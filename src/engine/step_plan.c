@@ -14,7 +14,7 @@ static bool is_decode(const td_step_shape *shape) {
 }
 
 // Whether the expert device's operators for n_microbatches fit its stream, so that they can all be
-// queued before the other device begins. Not where dense weights stream: their copies are no part
+// queued before the other device begins. Not where dense weights stream: their copies are not part
 // of work that a device replays.
 static bool fits_stream(const td_model_config *config, const td_step_shape *shape,
                         uint32_t n_microbatches) {

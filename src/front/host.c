@@ -172,7 +172,7 @@ static td_status open_kv_dir(td_host *h, td_err *err) {
   return TD_OK;
 }
 
-// On the thread pool: reading a checkpoint may take minutes. Where the model goes is decided anew
+// On the thread pool: reading a checkpoint may take minutes. Where the model goes is decided again
 // each time, since other programs may have taken or freed memory.
 static void load_weights(uv_work_t *work) {
   td_host *h = work->data;

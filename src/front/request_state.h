@@ -1,5 +1,5 @@
-// src/front/request_state.h - where a request is in its life, and how it may go on. One state says
-// what several flags would have to agree on; every change is checked against one table. Pure.
+// src/front/request_state.h - where a request is in its life, and how it may continue. One state
+// says what several flags would have to agree on; every change is checked against one table. Pure.
 #pragma once
 
 #include <stdbool.h>

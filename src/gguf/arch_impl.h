@@ -23,7 +23,7 @@ extern const td_gguf_name td_gguf_common_keys[];
 // Whether one of the files has a tensor of this name.
 bool td_gguf_has_tensor(const td_gguf *parts, size_t n_parts, const char *name);
 // GGUF's name of a tensor of which the publisher's is the first n bytes of name; of several the one
-// that the files have. False: it is no tensor's, or too long for out.
+// that the files have. False: no tensor's, or too long for out.
 bool td_gguf_own_name(const td_gguf_arch *arch, const td_gguf *parts, size_t n_parts,
                       const char *name, size_t n, char *out, size_t n_out);
 

@@ -271,7 +271,7 @@ typedef struct {
   td_weight proj;        // [dim][2 * dim] or, with n_streams, [dim][dim]
   td_weight hidden_proj; // [dim][dim]
   td_hyper hyper;
-  bool is_normed; // it goes on, to the token after that one, from norm's result
+  bool is_normed; // it continues, to the token after that one, from norm's result
 } td_mtp;
 
 typedef struct td_model td_model;

@@ -135,8 +135,8 @@ typedef struct {
 extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends
 extern const size_t td_n_end_places;
 extern const td_tensor_spec td_mtp_places[]; // offsets into td_mtp; names as of a layer's
-// The last norm of a prediction layer that has it itself, not its head: what goes on from there is
-// normed.
+// The last norm of a prediction layer that has it itself, not its head: what continues from there
+// is normed.
 #define TD_MTP_OWN_NORM "final_layernorm.weight"
 extern const size_t td_n_mtp_places;
 extern const td_tensor_spec td_mtp_apart_places[]; // names behind td_family.mtp, if has_mtp_apart

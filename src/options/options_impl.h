@@ -55,7 +55,7 @@ typedef struct {
   const char *values[4]; // pairs: former value, current value
 } td_option_alias;
 
-// NULL if name is no alias.
+// NULL if name is not an alias.
 const td_option_alias *td_option_alias_find(const char *name, size_t len);
 // The current spelling of a value given to the option `name`: text itself, unless name is an alias
 // whose values were renamed.

@@ -91,7 +91,7 @@ td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need,
     out->is_warning = true;
     snprintf(out->text, sizeof out->text,
              "--weights resident: of the %s of memory there are, %s are available, and "
-             "the weights take %s; loading goes on, and fails if no more becomes available",
+             "the weights take %s; loading continues, and fails if no more becomes available",
              limit.text, available.text, weights.text);
   } else if (need->pages == TD_PAGES_PLAIN) {
     out->is_warning = need->placement.experts_on_cpu;

@@ -9,7 +9,7 @@
 // without earns no credit; a higher counter is kept. Tenants that have not been served since they
 // began do not count there: else a stream of new ones, each at the same level, would hold up all
 // others. If nobody else has prompts, it is raised to the highest counter of all, so that what was
-// computed while nobody else wanted anything is no debt. Tenants that always have prompts are
+// computed while nobody else wanted anything is not a debt. Tenants that always have prompts are
 // therefore served in proportion to their weights, up to a prefill chunk each.
 #pragma once
 

@@ -292,7 +292,7 @@ static bool keep_messages(cJSON *vars, const cJSON *last) {
   return td_json_replace(vars, "add_generation_prompt", cJSON_CreateFalse());
 }
 
-// Where the prompt goes on behind the known tokens, of which `first` is the rendering; SIZE_MAX:
+// Where the prompt continues behind the known tokens, of which `first` is the rendering; SIZE_MAX:
 // they do not fit.
 static size_t find_rest(const td_chat *chat, const td_chat_known *known, const td_buf *prompt,
                         const td_buf *first) {

@@ -321,7 +321,7 @@ static uint32_t complete_next(const td_worker *w, td_step *step, uint32_t i) {
   td_worker_request *r = step->requests[i];
   const td_step_seq *seq = &step->seqs[i];
   td_draft_seq *d = &step->layer.seqs[i];
-  if (!r->id) { // it has ended: another worker may go on behind its prompt
+  if (!r->id) { // it has ended: another worker may continue behind its prompt
     if (step == &w->stream_step) return 0;
     const bool is_last = !seq->is_decode && d->n_next + 1 == seq->n_tokens;
     if (is_last && step->layer.drawn[i] >= 0)

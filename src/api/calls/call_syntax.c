@@ -353,8 +353,8 @@ static bool is_read(const td_call_syntax *s) {
   return ok;
 }
 
-// Adds what closes the key of a value that is no string, where the tag says so: the probes' values
-// are strings.
+// Adds what closes the key of a value that is not a string, where the tag says so: the probes'
+// values are strings.
 static bool add_json_key_close(td_buf *out, piece key_close) {
   piece before;
   if (!cut(&key_close, "true", &before)) return false;
@@ -407,7 +407,7 @@ void td_call_syntax_open(td_call_syntax *out, const td_chat *chat) {
   td_buf said = TD_BUF_INIT;
   bool is_found = false;
   // Templates write Harmony's recipients elsewhere than models do, and end tags with a key's name
-  // are no pieces.
+  // are not pieces.
   const bool can_say = form != TD_CALL_HARMONY && !syntaxes[form].ends_by_key &&
                        render(&said, chat, CHAT("\"" SAID "\""));
   for (size_t i = 0; i < N_TRIES && can_say && !is_found; i++) {

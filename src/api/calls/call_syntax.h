@@ -15,7 +15,7 @@ typedef struct td_call_syntax {
   const char *after_name;
   const char *index;                              // GBNF; NULL: nothing
   const char *key_open, *key_close, *value_close; // key_open NULL: one object
-  const char *json_key_close;     // key_close before a value that is no string; NULL: the same
+  const char *json_key_close;     // key_close before a value that is not a string; NULL: the same
   bool ends_by_key;               // /KEY> follows value_close
   const td_output_form *thoughts; // how reasoning stands before calls
   td_buf own;                     // memory of a template's strings

@@ -271,7 +271,7 @@ static void end_value(td_call_reading *x) {
 // A value may hold tags as its text, and models forget or garble the tag that ends one. So an end
 // counts by what follows it.
 
-// Where the text goes on behind white space; SIZE_MAX: it ends there so far.
+// Where the text continues behind white space; SIZE_MAX: it ends there so far.
 static size_t behind_space(const td_call_reading *x, size_t at) {
   const size_t most = at + MAX_GAP;
   while (at < x->len && at < most && td_is_space(x->text[at]))
@@ -283,7 +283,7 @@ static td_call_outcome at_text_end(const td_call_reading *x) {
   return x->is_ended ? GO : WAIT;
 }
 
-// Whether behind a call's last tag no text of the value goes on: another call, or the text's end.
+// Whether behind a call's last tag no text of the value continues: another call, or the text's end.
 static td_call_outcome at_next_call(const td_call_reading *x, size_t at) {
   const td_call_form_marks *f = x->form;
   const char *const marks[] = {f->call_open, f->call_close,      f->open,
@@ -340,7 +340,7 @@ static td_call_outcome at_value_close(const td_call_reading *x, size_t at, size_
   return NONE;
 }
 
-// Whether the value ends at the tag at `at`, and where the call goes on.
+// Whether the value ends at the tag at `at`, and where the call continues.
 static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begins_line,
                                   size_t *next) {
   const td_call_form_marks *f = x->form;

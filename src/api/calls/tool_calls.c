@@ -353,7 +353,7 @@ static outcome read_quoted(reading *x) {
     size_t n = td_string_feed(&r->string, x->text[r->at], bytes, &ended);
     for (size_t i = 0; i < n; i++) {
       if (take_quoted(x, bytes[i])) continue;
-      r->has_arguments = is_quoted_whole(x); // what follows them is no part of the string
+      r->has_arguments = is_quoted_whole(x); // what follows them is not part of the string
       return NONE;
     }
     if (!ended) continue;

@@ -88,7 +88,7 @@ static void write_uses(const writing *to, const cJSON *content, const char *wher
   td_jw_end_array(to->w);
 }
 
-// Blocks that are no part of what a message says.
+// Blocks that are not part of what a message says.
 static bool is_said(const cJSON *block) {
   static const char *const others[] = {"tool_use", "tool_result", "thinking", "redacted_thinking"};
   for (size_t i = 0; i < TD_COUNT(others); i++)

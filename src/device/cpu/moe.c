@@ -213,7 +213,7 @@ static void pairs_tile(const moe_run *run, const pair_tile *tile, uint32_t row, 
 }
 
 // Rows [row, row + n_rows) of gate and up, or of one of them if they are items of their own, which
-// the other half's item may have to go on with. Whether the activation of the rows is done.
+// the other half's item may have to continue with. Whether the activation of the rows is done.
 static bool gate_up_rows(const moe_run *run, const pair_tile *tile, size_t item, uint32_t row,
                          uint32_t n_rows, const void *next) {
   const td_moe_args *a = run->a;

@@ -320,7 +320,7 @@ static td_status open_cache(td_engine *e, td_err *err) {
   td_expert_cache *cache = e->cache;
   choose_layers(e);
   if (!cache->is_any) {
-    td_info("%s: no experts are cached: their formats differ, or would have to be laid out anew",
+    td_info("%s: no experts are cached: their formats differ, or would have to be repacked",
             td_dev_name(e->dev));
     return TD_OK;
   }

@@ -1,7 +1,7 @@
 // src/engine/experts/expert_peer.h - experts of the cache that are in a second device's memory:
 // decode computes them there. Internal to engine/.
 //
-// Per layer the engine's device posts hidden states and routing to the peer's inbox and goes on
+// Per layer the engine's device posts hidden states and routing to the peer's inbox and continues
 // with the experts of its own. The peer, whose work for the whole step is queued up front, writes a
 // result for each pair of token and expert to the engine's inbox and signals. What is added is
 // added in the router's order (td_op_moe_join), so no bit depends on which device computed a pair,

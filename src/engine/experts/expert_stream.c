@@ -422,7 +422,7 @@ static void choose_least(td_engine *e) {
   while (i < e->config->n_layers && !is_taken(e, i))
     i++;
   if (i == e->config->n_layers) {
-    td_info("%s: no prefill streams experts: their format would have to be laid out anew",
+    td_info("%s: no prefill streams experts: their format would have to be repacked",
             td_dev_name(e->dev));
     s->break_even_tokens = UINT32_MAX;
   } else if (!e->opts.is_confinable) {

@@ -1,6 +1,6 @@
 // The server's API, as far as the page needs it.
 
-// A response that is no success; code is the protocol's, e.g. context_length_exceeded.
+// A response other than a success; code is the protocol's, e.g. context_length_exceeded.
 export class ApiError extends Error {
   constructor(status, error) {
     super(error?.message ?? `the server answered with status ${status}`);

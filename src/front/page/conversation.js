@@ -101,7 +101,7 @@ export async function readTextFile(file) {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return { name: file.name, text };
   } catch {
-    // it is no text
+    // not text
   }
   throw new Error(`${file.name} is not a text file: only text can be attached`);
 }

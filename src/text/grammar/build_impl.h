@@ -45,6 +45,6 @@ struct td_grammar_build {
   td_json_rules *json[2]; // by is_free; NULL: not made
 };
 
-// Why building cannot go on; the first reason stays.
+// Why building cannot continue; the first reason stays.
 void td_g_fail(td_grammar_build *b, td_status why);
 void td_g_name(td_grammar_build *b, td_rule rule, const char *name, size_t len);

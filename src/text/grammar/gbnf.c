@@ -283,7 +283,7 @@ static td_status read_reference(parser *p, td_node *out, bool *is_item) {
   return TD_OK;
 }
 
-// An item that is no group. *is_item: one begins here.
+// An item that is not a group. *is_item: one begins here.
 static td_status read_item(parser *p, td_node *out, bool *is_item) {
   const char c = peek(p);
   *is_item = true;

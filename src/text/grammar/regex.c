@@ -336,7 +336,7 @@ static td_status read_atom(parser *p, td_node *out) {
   return st;
 }
 
-// Reads {m}, {m,} or {m,n}. False: it is no repetition, and nothing was read.
+// Reads {m}, {m,} or {m,n}. False: it is not a repetition, and nothing was read.
 static bool read_counts(parser *p, uint32_t *min, uint32_t *max) {
   const char *at = p->at + 1;
   uint64_t counts[2] = {0, 0};

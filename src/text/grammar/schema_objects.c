@@ -192,8 +192,8 @@ typedef struct {
   td_rule rule;
 } key_part;
 
-// Adds the parts in which the names go on, and the characters with which they do to ranges. Returns
-// the number of parts.
+// Adds the parts in which the names continue, and the characters with which they do to ranges.
+// Returns the number of parts.
 static uint32_t split_names(td_schema_ctx *ctx, const member *sorted, key_part whole,
                             key_part *parts, td_char_range *ranges) {
   uint32_t n = 0;
