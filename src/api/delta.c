@@ -58,8 +58,8 @@ td_status td_delta_gather(td_delta *delta, td_output_parser *parts, const td_ans
 
 void td_delta_clear(td_delta *delta, td_output_parser *parts) {
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
-    parts->calls[i].is_told = true;
-    parts->calls[i].n_told = parts->calls[i].arguments.len;
+    parts->calls[i].is_sent = true;
+    parts->calls[i].n_sent = parts->calls[i].arguments.len;
   }
   td_buf_clear(&delta->reasoning);
   td_buf_clear(&delta->content);

@@ -8,7 +8,7 @@ typedef struct {
   bool in_order; // stops before a part that precedes, in the order below, what it has already
   td_buf reasoning, content;
   // Tool calls of the output parser that are new or have grown: [first_call, last_call). Each call
-  // records how much of it was already sent (td_tool_call.n_told).
+  // records how much of it was already sent (td_tool_call.n_sent).
   uint32_t first_call, last_call;
   td_output_part held;       // the part it stopped before
   bool has_held;             // there is more to gather once this was sent

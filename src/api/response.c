@@ -219,14 +219,14 @@ static void write_calls(td_json_writer *w, const td_output_parser *parts, const 
     const td_tool_call *call = &parts->calls[i];
     td_jw_begin_object(w, NULL);
     if (in_pieces) td_jw_int(w, "index", i);
-    if (!call->is_told) {
+    if (!call->is_sent) {
       td_jw_str(w, "id", call->id);
       td_jw_str(w, "type", "function");
     }
     td_jw_begin_object(w, "function");
-    if (!call->is_told) td_jw_str(w, "name", call->name);
-    td_jw_str_len(w, "arguments", td_buf_text(&call->arguments) + call->n_told,
-                  call->arguments.len - call->n_told);
+    if (!call->is_sent) td_jw_str(w, "name", call->name);
+    td_jw_str_len(w, "arguments", td_buf_text(&call->arguments) + call->n_sent,
+                  call->arguments.len - call->n_sent);
     td_jw_end_object(w);
     td_jw_end_object(w);
   }

@@ -324,7 +324,7 @@ static void send_piece(td_choice *c, bool has_piece) {
       td_api_write_piece(&event, &j->head, c->index, &c->answer, &j->state.piece, so_far);
     }
     send_event(j, &event);
-    if (so_far) c->n_told = c->answer.n_tokens;
+    if (so_far) c->n_sent = c->answer.n_tokens;
   }
   td_buf_free(&event);
 }
@@ -395,7 +395,7 @@ static void end_choice(td_choice *c, td_finish how) {
     td_api_timings timings = {0};
     add_timings(&timings, c);
     // Tokens that end the answer without a chunk of their own, as those of a stop string.
-    const bool has_more = j->request.include_usage_so_far && c->n_told < c->answer.n_tokens;
+    const bool has_more = j->request.include_usage_so_far && c->n_sent < c->answer.n_tokens;
     const td_api_usage usage = usage_so_far(c);
     td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings,
                         has_more ? &usage : NULL);

@@ -19,7 +19,7 @@ typedef struct {
   td_answer answer;
   td_output_parser parts;          // chat
   td_delta delta;                  // chat: output not sent yet; without streaming, all of it
-  uint32_t n_told;                 // tokens that a chunk's usage has counted
+  uint32_t n_sent;                 // tokens that a chunk's usage has counted
   uint64_t n_parsed;               // tokens known to be reasoning or not
   uint64_t n_reasoning;            // of them, the former
   uint64_t n_accepted, n_rejected; // drafted tokens

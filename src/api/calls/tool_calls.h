@@ -15,8 +15,8 @@ typedef struct {
   td_buf arguments; // JSON text of an object so far, repaired (json_pieces.h)
   bool is_whole;    // the model completed the call: the arguments are JSON
   // streaming: what earlier chunks sent
-  bool is_told;
-  size_t n_told; // bytes of arguments sent
+  bool is_sent;
+  size_t n_sent; // bytes of arguments sent
 } td_tool_call;
 
 void td_tool_call_free(td_tool_call *call);

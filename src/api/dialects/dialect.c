@@ -205,8 +205,8 @@ void td_dialect_blocks(td_buf *out, td_dialect_state *s, const td_delta *delta,
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
     open_block(out, s, TD_BLOCK_CALL, i, writer);
-    if (call->arguments.len > call->n_told) {
-      writer->text(out, s, call->arguments.data + call->n_told, call->arguments.len - call->n_told);
+    if (call->arguments.len > call->n_sent) {
+      writer->text(out, s, call->arguments.data + call->n_sent, call->arguments.len - call->n_sent);
     }
   }
 }
