@@ -213,7 +213,7 @@ static td_status start_members(td_pool *pool, td_err *err) {
 td_status td_pool_open(td_pool **out, const td_pool_opts *opts, td_err *err) {
   *out = NULL;
   td_pool *pool = aligned_alloc(64, sizeof *pool);
-  if (!pool) return td_fail(err, TD_ENOMEM, "no memory for a thread pool");
+  if (!pool) return td_fail(err, TD_ENOMEM, "out of memory for a thread pool");
   unsigned n_cpus = td_cpu_count();
   *pool = (td_pool){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
                     .nodes = opts->nodes ? *opts->nodes : (td_nodes){.n = 1}};
@@ -231,7 +231,7 @@ td_status td_pool_open(td_pool **out, const td_pool_opts *opts, td_err *err) {
   if (opts->pin) choose_places(pool, opts->from_end);
   td_status status = TD_OK;
   if (!pool->threads || !pool->members || !pool->ranks) {
-    status = td_fail(err, TD_ENOMEM, "no memory for a pool of %u threads", pool->n_threads);
+    status = td_fail(err, TD_ENOMEM, "out of memory for a pool of %u threads", pool->n_threads);
   } else {
     set_ranks(pool);
     status = start_members(pool, err);

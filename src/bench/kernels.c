@@ -90,7 +90,7 @@ static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t
   if (st != TD_OK) return st;
   void *memory;
   if (posix_memalign(&memory, HUGE_PAGE_BYTES, bytes) != 0) {
-    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes of matrices", bytes);
+    return td_fail(err, TD_ENOMEM, "out of memory: %zu bytes of matrices", bytes);
   }
   madvise(memory, bytes, MADV_HUGEPAGE);
   b->memory = memory;

@@ -191,7 +191,7 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
   if (e->kv_pages) return TD_OK;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
   if (st != TD_OK) {
-    td_fail(err, st, "no memory for a KV cache of %u tokens (%s); make the context smaller",
+    td_fail(err, st, "out of memory for a KV cache of %u tokens (%s); make the context smaller",
             e->opts.n_pages * e->opts.page_tokens, td_size(n_bytes).text);
   }
   return st;

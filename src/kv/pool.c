@@ -60,7 +60,7 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
   if (st != TD_OK) return st;
   const uint64_t page_bytes = td_kv_need_page_bytes(need);
   if (page_bytes > (INT64_MAX - HEADER_BYTES) / plan.n_pages) {
-    return td_fail(err, TD_ENOMEM, "no memory for a KV pool of %u pages of %llu bytes",
+    return td_fail(err, TD_ENOMEM, "out of memory for a KV pool of %u pages of %llu bytes",
                    plan.n_pages, (unsigned long long)page_bytes);
   }
   const header h = {.magic = MAGIC,

@@ -40,7 +40,7 @@ static td_status cpu_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err)
   size_t alignment = n_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 64;
   if (posix_memalign(out, alignment, n_bytes ? n_bytes : 1) != 0) {
     *out = NULL;
-    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes for the CPU device", n_bytes);
+    return td_fail(err, TD_ENOMEM, "out of memory: %zu bytes for the CPU device", n_bytes);
   }
   if (n_bytes >= HUGE_PAGE_BYTES) madvise(*out, n_bytes, MADV_HUGEPAGE);
   return TD_OK;
@@ -102,7 +102,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   td_status status = choose_kernels(opts->activations, err);
   if (status != TD_OK) return status;
   td_cpu_dev *dev = calloc(1, sizeof *dev);
-  if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CPU device");
+  if (!dev) return td_fail(err, TD_ENOMEM, "out of memory for a CPU device");
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_F32;
   pthread_mutex_init(&dev->lock, NULL);
@@ -115,7 +115,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   status = td_pool_open(&dev->pool, &pool, err);
   if (status == TD_OK) dev->tuner = td_cpu_tuner_open();
   if (status == TD_OK && !dev->tuner)
-    status = td_fail(err, TD_ENOMEM, "no memory for a CPU device");
+    status = td_fail(err, TD_ENOMEM, "out of memory for a CPU device");
   if (status != TD_OK) {
     cpu_close(&dev->base);
     return status;

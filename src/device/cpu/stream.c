@@ -112,7 +112,7 @@ static void return_struct(td_cpu_stream *stream) {
 td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_stream_kind kind, td_err *err) {
   (void)kind;
   td_cpu_stream *stream = take_struct((td_cpu_dev *)base);
-  if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
+  if (!stream) return td_fail(err, TD_ENOMEM, "out of memory for a stream");
   stream->stopping = false;
   stream->err.code = TD_OK;
   stream->jitter = td_jitter_open(TD_JITTER_CPU);
@@ -177,7 +177,7 @@ void td_cpu_enqueue(td_stream *stream, const td_op *op) {
 
 td_status td_cpu_event_open(td_event **out, td_dev *dev, td_err *err) {
   cpu_event *event = calloc(1, sizeof *event);
-  if (!event) return td_fail(err, TD_ENOMEM, "no memory for an event");
+  if (!event) return td_fail(err, TD_ENOMEM, "out of memory for an event");
   event->base.dev = dev;
   pthread_mutex_init(&event->lock, NULL);
   *out = &event->base;
@@ -237,7 +237,7 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
     stream->scratch_bytes[slot] = 0;
     stream->scratch[slot] = aligned_alloc(64, size & ~(size_t)63);
     if (!stream->scratch[slot]) {
-      return td_fail(err, TD_ENOMEM, "no memory: %zu bytes of scratch for an operator", n_bytes);
+      return td_fail(err, TD_ENOMEM, "out of memory: %zu bytes for an operator", n_bytes);
     }
     stream->scratch_bytes[slot] = size & ~(size_t)63;
   }

@@ -468,7 +468,7 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   for (uint64_t done = 0, n; done < n_bytes; done += n) {
     n = enter_stripe(l, l->converted_offset + done, n_bytes - done);
     if (fallocate(fd, 0, (off_t)(l->converted_offset + done), (off_t)n) == 0) continue;
-    return td_fail(err, TD_ENOMEM, "no memory for %s of converted weights: %s",
+    return td_fail(err, TD_ENOMEM, "out of memory for %s of converted weights: %s",
                    td_size(n_bytes).text, strerror(errno));
   }
   leave_stripes(l);
