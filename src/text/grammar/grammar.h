@@ -12,7 +12,7 @@
 typedef struct td_grammar td_grammar;
 
 // Opens what td_grammar_finish (build.h) has written: bytes, aligned to 4 and borrowed. TD_EFORMAT:
-// it is none. On error *out is NULL.
+// not a grammar. On error *out is NULL.
 td_status td_grammar_open(td_grammar **out, const void *bytes, size_t len, td_err *err);
 void td_grammar_close(td_grammar *grammar);
 // Whether the grammar generates exactly text[0..len). False also when that cannot be decided
