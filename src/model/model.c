@@ -388,6 +388,10 @@ td_model_stats td_model_stats_of(const td_model *model) {
   return model->stats;
 }
 
+const td_store *td_model_store(const td_model *model) {
+  return model->store;
+}
+
 const char *td_model_dir(const td_model *model) {
   return model->dir;
 }

@@ -275,6 +275,7 @@ typedef struct {
 } td_mtp;
 
 typedef struct td_model td_model;
+struct td_store; // checkpoint/store.h
 
 // Matrices that take prompts' activations in 8 bits.
 typedef struct {
@@ -348,6 +349,8 @@ td_vec td_model_final_norm(const td_model *model);
 td_model_stats td_model_stats_of(const td_model *model);
 // Size of a layer's routed experts in bytes.
 uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx);
+// The files' tensors; NULL: none.
+const struct td_store *td_model_store(const td_model *model);
 const char *td_model_dir(const td_model *model);
 const char *td_model_name(const td_model *model);
 // A model name derived from its directory: the repository's name if it is a snapshot in a hub cache

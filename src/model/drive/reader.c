@@ -1,0 +1,232 @@
+// src/model/drive/reader.c - the threads, their queue and one read.
+#include "model/drive/reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/grow.h"
+#include "base/thread.h"
+#include "model/drive/places.h"
+
+enum {
+  N_THREADS = 16, // NVMe drives need many large reads at once
+  N_TRIES = 3,
+  PAUSE_US = 20000, // before the second try, and twice that before the third
+};
+
+typedef struct {
+  int fd;
+  bool is_direct;
+} open_file;
+
+struct td_drive_reader {
+  td_drive_reader_opts opts;
+  open_file *files; // [n_files]
+  size_t n_files;
+  pthread_t *threads;
+  unsigned n_threads;
+  pthread_mutex_t lock;
+  pthread_cond_t more;
+  td_drive_read *queue; // [cap], under lock: [first, first + n) in a ring
+  size_t first, n, cap;
+  bool is_closing;
+  unsigned n_busy; // threads that read
+  uint64_t busy_since_ns;
+  td_drive_stats stats;
+};
+
+static td_file_id id_of(const struct stat *s) {
+  return (td_file_id){.dev = s->st_dev,
+                      .ino = s->st_ino,
+                      .n_bytes = (uint64_t)s->st_size,
+                      .mtime_ns = (uint64_t)s->st_mtim.tv_sec * 1000000000u +
+                                  (uint64_t)s->st_mtim.tv_nsec};
+}
+
+td_status td_file_id_of(td_file_id *out, const char *path, td_err *err) {
+  struct stat s;
+  if (stat(path, &s) != 0)
+    return td_fail(err, TD_EIO, "%s: cannot read: %s", path, strerror(errno));
+  *out = id_of(&s);
+  return TD_OK;
+}
+
+// Returns 0 or an errno.
+static int open_shard(const td_drive_reader *r, uint32_t shard, bool direct, open_file *out) {
+  const char *path = td_store_shard(r->opts.store, shard).path;
+  struct stat s;
+  out->fd = direct ? open(path, O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
+  out->is_direct = out->fd >= 0;
+  if (out->fd < 0) out->fd = open(path, O_RDONLY | O_CLOEXEC); // some file systems lack O_DIRECT
+  if (out->fd < 0) return errno;
+  const int code = fstat(out->fd, &s) != 0 ? errno : 0;
+  const td_file_id id = id_of(&s);
+  if (!code && memcmp(&id, &r->opts.ids[shard], sizeof id) == 0) return 0;
+  close(out->fd);
+  out->fd = -1;
+  return code ? code : ESTALE;
+}
+
+// Reads from f; another descriptor takes over where a direct one is refused. Returns an errno or 0.
+static int read_from(td_drive_reader *r, const td_drive_read *job, open_file f) {
+  open_file plain = {.fd = -1};
+  uint64_t have = 0;
+  int code = 0;
+  while (have < job->n_needed && !code) {
+    const int fd = plain.fd >= 0 ? plain.fd : f.fd;
+    const bool is_direct = plain.fd < 0 && f.is_direct;
+    const ssize_t n = r->opts.pread(fd, (char *)job->to + have, job->n_bytes - have,
+                                    (off_t)(job->offset + have));
+    if (n > 0) have += (uint64_t)n;
+    if (n < 0 && errno == EINTR) continue;
+    const bool is_refused = n < 0 && errno == EINVAL && is_direct;
+    const bool is_odd = is_direct && have % TD_DRIVE_ALIGN && have < job->n_needed;
+    if (n == 0) {
+      code = ENODATA;
+    } else if (is_refused || is_odd) {
+      code = open_shard(r, job->shard, false, &plain);
+    } else if (n < 0) {
+      code = errno;
+    }
+  }
+  const int used = plain.fd >= 0 ? plain.fd : f.is_direct ? -1 : f.fd;
+  if (used >= 0) // no second copy in the page cache
+    posix_fadvise(used, (off_t)job->offset, (off_t)job->n_bytes, POSIX_FADV_DONTNEED);
+  if (plain.fd >= 0) close(plain.fd);
+  return code;
+}
+
+// After a failure the file is opened anew: it may have been replaced by the same one.
+static int run(td_drive_reader *r, const td_drive_read *job) {
+  int code = read_from(r, job, r->files[job->shard]);
+  for (int i = 1; code && i < N_TRIES; i++) {
+    open_file again;
+    usleep((useconds_t)(PAUSE_US * i));
+    code = open_shard(r, job->shard, true, &again);
+    if (code) continue;
+    code = read_from(r, job, again);
+    close(again.fd);
+  }
+  return code;
+}
+
+static void *reader_main(void *arg) {
+  td_drive_reader *r = arg;
+  pthread_mutex_lock(&r->lock);
+  for (;;) {
+    while (!r->n && !r->is_closing)
+      pthread_cond_wait(&r->more, &r->lock);
+    if (r->is_closing) break;
+    const td_drive_read job = r->queue[r->first];
+    r->first = (r->first + 1) % r->cap;
+    r->n--;
+    if (!r->n_busy++) r->busy_since_ns = td_clock_ns();
+    pthread_mutex_unlock(&r->lock);
+    const int code = run(r, &job);
+    r->opts.done(r->opts.ctx, &job, code);
+    pthread_mutex_lock(&r->lock);
+    if (!code) r->stats.n_bytes += job.n_bytes;
+    if (!--r->n_busy) r->stats.busy_ns += td_clock_ns() - r->busy_since_ns;
+  }
+  pthread_mutex_unlock(&r->lock);
+  return NULL;
+}
+
+static td_status open_files(td_drive_reader *r, td_err *err) {
+  r->n_files = td_store_n_shards(r->opts.store);
+  r->files = calloc(r->n_files + 1, sizeof *r->files);
+  if (!r->files) return td_fail(err, TD_ENOMEM, "out of memory: files of experts");
+  for (size_t i = 0; i < r->n_files; i++)
+    r->files[i].fd = -1;
+  for (size_t i = 0; i < r->n_files; i++) {
+    const int code = open_shard(r, (uint32_t)i, true, &r->files[i]);
+    if (!code) continue;
+    return td_fail(err, TD_EIO, "%s: %s", td_store_shard(r->opts.store, i).path,
+                   code == ESTALE ? "it has changed since it was loaded, start the server again"
+                                  : strerror(code));
+  }
+  return TD_OK;
+}
+
+td_status td_drive_reader_open(td_drive_reader **out, const td_drive_reader_opts *opts,
+                               td_err *err) {
+  const unsigned n = opts->n_threads ? opts->n_threads : N_THREADS;
+  *out = NULL;
+  td_drive_reader *r = calloc(1, sizeof *r);
+  if (!r) return td_fail(err, TD_ENOMEM, "out of memory: readers of experts");
+  r->opts = *opts;
+  if (!r->opts.pread) r->opts.pread = pread;
+  pthread_mutex_init(&r->lock, NULL);
+  pthread_cond_init(&r->more, NULL);
+  r->threads = calloc(n, sizeof *r->threads);
+  td_status st = r->threads ? open_files(r, err)
+                            : td_fail(err, TD_ENOMEM, "out of memory: readers of experts");
+  for (unsigned i = 0; i < n && st == TD_OK; i++) {
+    if (td_thread_start(&r->threads[i], reader_main, r) == 0) {
+      r->n_threads++;
+    } else if (!r->n_threads) {
+      st = td_fail(err, TD_ENOMEM, "cannot start a thread to read experts");
+    }
+  }
+  if (st == TD_OK) {
+    *out = r;
+  } else {
+    td_drive_reader_close(r);
+  }
+  return st;
+}
+
+void td_drive_reader_close(td_drive_reader *r) {
+  if (!r) return;
+  pthread_mutex_lock(&r->lock);
+  r->is_closing = true;
+  pthread_cond_broadcast(&r->more);
+  pthread_mutex_unlock(&r->lock);
+  for (unsigned i = 0; i < r->n_threads; i++)
+    pthread_join(r->threads[i], NULL);
+  for (size_t i = 0; r->files && i < r->n_files; i++)
+    if (r->files[i].fd >= 0) close(r->files[i].fd);
+  pthread_cond_destroy(&r->more);
+  pthread_mutex_destroy(&r->lock);
+  free(r->files);
+  free(r->threads);
+  free(r->queue);
+  free(r);
+}
+
+// The ring is unrolled into a larger one.
+static bool grow(td_drive_reader *r) {
+  const size_t cap = r->cap ? 2 * r->cap : 256;
+  td_drive_read *grown = malloc(cap * sizeof *grown);
+  if (!grown) return false;
+  for (size_t i = 0; i < r->n; i++)
+    grown[i] = r->queue[(r->first + i) % r->cap];
+  free(r->queue);
+  r->queue = grown;
+  r->first = 0;
+  r->cap = cap;
+  return true;
+}
+
+bool td_drive_reader_queue(td_drive_reader *r, const td_drive_read *read) {
+  pthread_mutex_lock(&r->lock);
+  const bool has_room = r->n < r->cap || grow(r);
+  if (has_room) r->queue[(r->first + r->n++) % r->cap] = *read;
+  pthread_cond_signal(&r->more);
+  pthread_mutex_unlock(&r->lock);
+  return has_room;
+}
+
+td_drive_stats td_drive_reader_stats(td_drive_reader *r) {
+  pthread_mutex_lock(&r->lock);
+  td_drive_stats stats = r->stats;
+  if (r->n_busy) stats.busy_ns += td_clock_ns() - r->busy_since_ns;
+  pthread_mutex_unlock(&r->lock);
+  return stats;
+}
