@@ -36,9 +36,13 @@ td_status td_resident_attach(td_resident *out, int fd, td_err *err) {
   if (base == MAP_FAILED) {
     return td_fail(err, TD_ENOMEM, "cannot map %zu bytes of weights: %s", n_bytes, strerror(errno));
   }
-  madvise(base, n_bytes, MADV_HUGEPAGE); // falls back to plain pages
   *out = (td_resident){.base = base, .n_bytes = n_bytes};
-  if (is_well_formed(out)) return TD_OK;
+  if (is_well_formed(out)) {
+    size_t n_arena; // large pages fall back to plain ones, but would fill holes beside an arena
+    const bool has_holes = td_resident_find(out, TD_RESIDENT_EXPERTS, &n_arena) != NULL;
+    madvise(base, n_bytes, has_holes ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    return TD_OK;
+  }
   td_resident_detach(out);
   return td_fail(err, TD_EFORMAT, "descriptor %d holds no list of shards", fd);
 }

@@ -19,6 +19,14 @@
 
 // Name of the shard made by td_resident_opts.conversion. No file can have it.
 #define TD_RESIDENT_CONVERTED "converted/"
+// Name of the memory of td_resident_opts.arena_bytes, likewise.
+#define TD_RESIDENT_EXPERTS "experts/"
+
+// Bytes [begin, end) of a shard.
+typedef struct {
+  uint32_t shard; // td_store_shard
+  uint64_t begin, end;
+} td_shard_range;
 
 typedef struct {
   uint32_t n_threads;          // reader threads; 0: enough to keep a disk busy
@@ -30,6 +38,13 @@ typedef struct {
   // The memory will be registered with a device. Drivers refuse that for write-sealed memory, so
   // only its size is sealed. Mappings are read-only in either case.
   bool for_device;
+  // What stays in the files, as tables of n-grams do: whole pages of it are holes. By shard and
+  // begin, rising.
+  const td_shard_range *left_out;
+  size_t n_left_out;
+  // Bytes of memory behind the weights that processes may write to (model/drive/arena.h), not
+  // allocated yet. With arena_bytes the memory is sealed as for a device.
+  uint64_t arena_bytes;
 } td_resident_opts;
 
 typedef struct {

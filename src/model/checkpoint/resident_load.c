@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/units.h"
@@ -37,8 +38,8 @@ typedef struct {
   char *own_path;           // owned; NULL for a shard, whose path belongs to the store
   uint64_t n_bytes, offset; // offset in memory
   uint64_t first_chunk;     // index among all chunks
-  byte_range *tables;       // whole pages of tables, which are not read; rising
-  size_t n_tables;
+  byte_range *tables;       // whole pages of tables and of what is left out; rising
+  size_t n_tables, cap_tables;
   uint64_t table_bytes; // of them
   struct stat before;
 } source;
@@ -51,6 +52,7 @@ typedef struct {
   td_nodes nodes; // several: stripes lie on them in turn
   uint64_t stripe_bytes;
   uint64_t converted_offset;               // in memory, after the shards
+  uint64_t arena_offset;                   // after that
   uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: the memory's size; total_bytes: the shards'
                                            // size
   _Atomic uint64_t next_chunk, done_bytes;
@@ -287,9 +289,9 @@ static td_status run_readers(loading *l, td_err *err) {
 
 // ---- shared memory --------------------------------------------------------------------------
 
-// Size of the table of shards, including an entry for the converted shard.
+// Size of the table of shards, including entries for the converted shard and the arena.
 static uint64_t head_bytes(size_t n_shards, const td_conversion *conversion) {
-  size_t n = n_shards + (td_conversion_bytes(conversion) > 0);
+  size_t n = n_shards + (td_conversion_bytes(conversion) > 0) + 1; // and of the arena
   return round_up(resident_head_bytes(n), RESIDENT_ALIGN);
 }
 
@@ -345,24 +347,40 @@ static td_status add_files(loading *l, td_err *err) {
   return st;
 }
 
-// Finds the tables of a shard; tensors are sorted by shard and offset.
+// The whole pages of [begin, end) are not read. Ranges come in rising order, but may overlap.
+static td_status leave_out(source *s, uint64_t begin, uint64_t end, td_err *err) {
+  begin = round_up(begin, RESIDENT_ALIGN);
+  end = end / RESIDENT_ALIGN * RESIDENT_ALIGN;
+  if (begin >= end) return TD_OK;
+  if (!TD_GROW(s->tables, s->n_tables, s->cap_tables, 16))
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  s->tables[s->n_tables++] = (byte_range){begin, end};
+  s->table_bytes += end - begin;
+  return TD_OK;
+}
+
+static int by_begin(const void *a, const void *b) {
+  const byte_range *x = a, *y = b;
+  return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+// Finds the tables of a shard, and what else is left out.
 static td_status find_tables(source *s, const td_store *store, const td_shard_info *shard,
-                             td_err *err) {
+                             const td_resident_opts *opts, size_t shard_idx, td_err *err) {
   const size_t n_tensors = td_store_n_tensors(store);
-  for (size_t i = 0; i < n_tensors; i++) {
+  td_status st = TD_OK;
+  for (size_t i = 0; i < n_tensors && st == TD_OK; i++) {
     const td_tensor *t = td_store_tensor(store, i);
     if (t->file != shard->path || !td_store_is_table(t->name)) continue;
     const uint64_t at = (uint64_t)(t->data - shard->bytes);
-    const uint64_t begin = round_up(at, RESIDENT_ALIGN);
-    const uint64_t end = (at + t->n_bytes) / RESIDENT_ALIGN * RESIDENT_ALIGN;
-    if (begin >= end) continue;
-    byte_range *grown = realloc(s->tables, (s->n_tables + 1) * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
-    s->tables = grown;
-    s->tables[s->n_tables++] = (byte_range){begin, end};
-    s->table_bytes += end - begin;
+    st = leave_out(s, at, at + t->n_bytes, err);
   }
-  return TD_OK;
+  for (size_t i = 0; i < opts->n_left_out && st == TD_OK; i++) {
+    const td_shard_range *r = &opts->left_out[i];
+    if (r->shard == shard_idx) st = leave_out(s, r->begin, r->end, err);
+  }
+  if (s->n_tables) qsort(s->tables, s->n_tables, sizeof *s->tables, by_begin);
+  return st;
 }
 
 static td_status add_shards(loading *l, const td_store *store, td_err *err) {
@@ -380,7 +398,7 @@ static td_status add_shards(loading *l, const td_store *store, td_err *err) {
     if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
       return changed(s, err);
     }
-    const td_status st = find_tables(s, store, &info, err);
+    const td_status st = find_tables(s, store, &info, l->opts, l->n_sources - 1, err);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -401,7 +419,8 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
   }
   l->converted_offset = offset;
   offset += round_up(td_conversion_bytes(l->opts->conversion), RESIDENT_ALIGN);
-  l->n_bytes = round_up(offset, TD_HUGE_PAGE_BYTES);
+  l->arena_offset = round_up(offset, TD_HUGE_PAGE_BYTES);
+  l->n_bytes = l->arena_offset + round_up(l->opts->arena_bytes, TD_HUGE_PAGE_BYTES);
   return TD_OK;
 }
 
@@ -418,11 +437,11 @@ static void write_head(const loading *l) {
     s->n_bytes = l->sources[i].n_bytes;
     snprintf(s->name, sizeof s->name, "%s", l->sources[i].name);
   }
-  uint64_t n_converted = td_conversion_bytes(l->opts->conversion);
-  if (!n_converted) return;
-  resident_shard *s = &head->shards[head->n_shards++];
-  *s = (resident_shard){.offset = l->converted_offset, .n_bytes = n_converted};
-  snprintf(s->name, sizeof s->name, "%s", TD_RESIDENT_CONVERTED);
+  const resident_shard others[] = {
+      {l->converted_offset, td_conversion_bytes(l->opts->conversion), TD_RESIDENT_CONVERTED},
+      {l->arena_offset, l->n_bytes - l->arena_offset, TD_RESIDENT_EXPERTS}};
+  for (size_t i = 0; i < TD_COUNT(others); i++)
+    if (others[i].n_bytes) head->shards[head->n_shards++] = others[i];
 }
 
 // ---- conversion -------------------------------------------------------------------------------
@@ -500,7 +519,8 @@ static int create_of(loading *l, unsigned flags) {
 }
 
 static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
-  *pages = td_memory_shared_pages(l->n_bytes);
+  const bool has_holes = l->opts->n_left_out > 0; // which large pages would fill
+  *pages = has_holes ? TD_PAGES_PLAIN : td_memory_shared_pages(l->n_bytes);
   *fd = *pages == TD_PAGES_RESERVED ? create_of(l, MFD_HUGETLB | HUGE_2MB) : -1;
   if (*fd >= 0) return TD_OK;
   if (*pages == TD_PAGES_RESERVED) *pages = TD_PAGES_TRANSPARENT; // another process took them
@@ -511,7 +531,8 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
                    "mmap, which needs none",
                    td_size(l->n_bytes).text, strerror(errno));
   }
-  madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // subject to the kernel's THP settings
+  // subject to the kernel's THP settings
+  madvise(l->base, (size_t)l->n_bytes, has_holes ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   return TD_OK;
 }
 
@@ -560,7 +581,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
                                                         : td_memory_shared_huge_bytes();
   munmap(l->base, (size_t)l->n_bytes);
-  return st == TD_OK ? publish(fd, l->opts->for_device, err) : st;
+  return st == TD_OK ? publish(fd, l->opts->for_device || l->opts->arena_bytes, err) : st;
 }
 
 td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,
