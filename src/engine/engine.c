@@ -12,6 +12,7 @@
 #include "engine/attn/rope.h"
 #include "engine/attn/window.h"
 #include "engine/engine_impl.h"
+#include "engine/experts/expert_drive.h"
 #include "engine/experts/expert_peer.h"
 #include "engine/experts/ranks.h"
 #include "kv/plan.h"
@@ -223,6 +224,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_expert_stream_open(e, err);
   if (st == TD_OK) st = td_dense_stream_open(e, err);
   if (st == TD_OK) st = td_expert_cache_open(e, err);
+  if (st == TD_OK) st = td_expert_drive_open(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_trail(e, err);
   if (st == TD_OK) st = td_ngrams_open(e, err);
@@ -264,6 +266,7 @@ void td_engine_close(td_engine *e) {
   td_expert_stream_close(e);
   td_dense_stream_close(e);
   td_expert_cache_close(e);
+  td_expert_drive_close(e);
   td_moe_offload_close(e);
   void *const buffers[] = {e->x,
                            e->h,
@@ -515,6 +518,7 @@ static void plan_step(td_engine *e) {
                          .n_seqs = decode->n_seqs,
                          .n_gpu_expert_layers = e->opts.n_gpu_expert_layers,
                          .has_expert_dev = e->offload.dev != NULL,
+                         .has_drive = e->drive != NULL,
                          .may_replay = e->can_rank,
                          .break_even_tokens = td_engine_stream_tokens(e),
                          .may_stream = may_stream,
@@ -529,6 +533,7 @@ static void plan_step(td_engine *e) {
   if (e->step.plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
   e->step.cursor = (td_engine_cursor){.layer_idx = 0};
   td_dense_stream_begin_step(e);
+  td_expert_drive_begin_step(e);
   e->step.microbatches[0] = e->step.whole;
   if (e->step.plan.n_microbatches > 1) split_microbatches(e);
 }
@@ -635,6 +640,7 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK) st = td_dense_stream_sync(e, err);
+  td_expert_drive_end_step(e);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
   if (st == TD_OK && e->step.is_queued && uses_cache(e)) td_expert_cache_end_step(e);
   if (st == TD_OK && e->step.plan.handover == TD_HANDOVER_SIGNALS) {

@@ -12,6 +12,7 @@
 #include "engine/attn/kv_layout.h"
 #include "engine/kv_transfer.h"
 #include "engine/sampler.h"
+#include "model/drive/arena.h"
 #include "model/model.h"
 
 typedef struct td_engine td_engine;
@@ -36,6 +37,9 @@ typedef struct {
   // Borrowed: keeps kv_pages, which are its dev_pages, equal to host memory. NULL: nobody shares
   // them. Not with peer_devs.
   td_kv_transfer *transfer;
+  // Borrowed: where the layers' routed experts are found in place of the model's matrices, whose
+  // data are then not read. On a CPU, without the options below. NULL: the model has them.
+  td_expert_arena *arena;
   bool record_routing; // keep each step's expert choices for td_engine_routing
   // Borrowed: the device that computes offloaded experts, from host memory. Experts of the first
   // n_gpu_expert_layers layers stay on the engine's device. NULL: no offload.
@@ -195,6 +199,12 @@ td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, i
 // as td_engine_draw would. Valid until the next step.
 td_status td_engine_fetch_logits(td_engine *engine, uint32_t row, const float **out,
                                  const td_top_logits **top, td_err *err);
+
+// With opts.arena, after a step: whether sequence seq_idx of its seqs needed an expert that cannot
+// be read from the drive; its logits and KV entries are undefined then. err, which may be NULL,
+// says which.
+bool td_engine_has_failed(const td_engine *engine, const td_step_seq *seqs, uint32_t seq_idx,
+                          td_err *err);
 
 // Expert ids that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in the
 // engine's internal order. NULL for a dense layer or without record_routing.

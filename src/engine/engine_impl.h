@@ -60,6 +60,7 @@ typedef struct td_dense_stream td_dense_stream;
 typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_expert_cache td_expert_cache;
 typedef struct td_expert_peer td_expert_peer;
+typedef struct td_expert_drive td_expert_drive;
 typedef struct td_window td_window;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
@@ -99,6 +100,7 @@ struct td_engine {
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_expert_cache *cache;      // of experts, for decode; NULL: none
   td_expert_peer *peer;        // the other device with cached experts; NULL: none
+  td_expert_drive *drive;      // experts come from the drive; NULL: they are in memory
   td_window *window;           // NULL: no layer has a window that leaves the KV pages
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL

@@ -36,7 +36,8 @@ bool td_step_can_split(const td_model_config *config, const td_step_shape *shape
 static td_layer_way way_of(const td_model_config *config, const td_step_shape *shape,
                            td_handover handover, uint32_t layer_idx) {
   if (!td_model_is_moe(config, layer_idx)) return TD_LAYER_DENSE;
-  if (!td_layer_is_offloaded(config, shape, layer_idx)) return TD_LAYER_RESIDENT;
+  if (!td_layer_is_offloaded(config, shape, layer_idx))
+    return shape->has_drive ? TD_LAYER_READ : TD_LAYER_RESIDENT;
   if (td_step_wants_streaming(shape) && shape->may_stream[layer_idx]) return TD_LAYER_STREAMED;
   const bool is_cached = handover == TD_HANDOVER_SIGNALS && shape->may_cache &&
                          shape->may_cache[layer_idx];

@@ -17,6 +17,7 @@ enum { TD_MAX_MICROBATCHES = 2 };
   X(RESIDENT, "resident")   /* experts on the engine's device */                                   \
   X(OFFLOADED, "offloaded") /* experts on the expert device */                                     \
   X(CACHED, "cached") /* hot experts on the engine's device, the others on the expert device */    \
+  X(READ, "read")     /* experts on the engine's device, as they come from the drive */            \
   X(STREAMED, "streamed")         /* experts copied to the engine's device, group by group */      \
   X(PAIRED, "on device and peer") /* experts on the engine's device and its peer */                \
   X(SPREAD, "on device, peer and expert device")
@@ -86,6 +87,7 @@ typedef struct {
   uint32_t n_ranks;            // devices that compute the step together; 0 is 1
   uint32_t n_gpu_expert_layers;
   bool has_expert_dev;
+  bool has_drive;             // experts come from the drive
   bool may_replay;            // the device gains from replaying a step's operators
   uint32_t break_even_tokens; // prompt tokens from which experts stream; 0: never
   const bool *may_stream;     // [n_layers], read from break_even_tokens on: these layers can

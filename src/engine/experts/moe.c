@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engine/engine_impl.h"
+#include "engine/experts/expert_drive.h"
 #include "engine/experts/expert_peer.h"
 #include "engine/experts/ranks.h"
 #include "engine/rows.h"
@@ -409,6 +410,21 @@ static void compute_here(td_engine *e, const td_microbatch *p, uint32_t layer_id
   if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
 }
 
+// With the shared expert computed while experts are read. Sums of two are the same either way
+// round.
+static void compute_read(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_layer *layer = td_engine_layer(e, layer_idx);
+  const bool has_shared = layer->mlp_gate.data != NULL;
+  td_moe_args args = all_routed(e, p, layer_idx);
+  td_expert_drive_note_routed(e);
+  if (has_shared) {
+    td_engine_mlp(e, p, layer, false);
+    args.out = td_expert_drive_sum(e);
+  }
+  td_expert_drive_compute(e, p, layer_idx, &args);
+  if (has_shared) td_op_add(e->stream, p->delta, args.out, (size_t)p->n_tokens * e->config->dim);
+}
+
 // ---- experts of several ranks -------------------------------------------------------------------
 
 // For the half's tokens, of all that `all` is for.
@@ -492,6 +508,7 @@ void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_id
     break;
   case TD_LAYER_PAIRED: begin_cached(e, p, layer_idx, &from); break;
   case TD_LAYER_RESIDENT: compute_here(e, p, layer_idx); break;
+  case TD_LAYER_READ: compute_read(e, p, layer_idx); break;
   case TD_LAYER_DENSE:
   case TD_N_LAYER_WAYS: TD_CHECK(!"a layer with experts");
   }

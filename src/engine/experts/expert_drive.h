@@ -1,0 +1,26 @@
+// src/engine/experts/expert_drive.h - routed experts that come from the drive, through an arena in
+// memory (model/drive/arena.h), on a CPU. Internal to engine/.
+//
+// In a layer the calling thread waits for the routing, takes the experts of its tokens and queues
+// those that are in memory, group by group as the others land. Each pair of token and expert has a
+// result of its own, and results are added in the router's order, so no bit depends on where an
+// expert was found, or when. A prompt that uses nearly all experts of a layer goes through them in
+// the files' order, the next layer's first ones being read meanwhile.
+#pragma once
+
+#include "engine/engine_impl.h"
+
+td_status td_expert_drive_open(td_engine *engine, td_err *err); // on error, close it too
+void td_expert_drive_close(td_engine *engine);
+// Bytes for a token of a step.
+size_t td_expert_drive_token_bytes(const td_model_config *config);
+void td_expert_drive_begin_step(td_engine *engine);
+// Pins end; nothing of the step is queued any more.
+void td_expert_drive_end_step(td_engine *engine);
+void *td_expert_drive_sum(td_engine *engine); // [max_step_tokens][dim], for the experts' sum
+// The routing of a layer's tokens is queued.
+void td_expert_drive_note_routed(td_engine *engine);
+// Queues the routed experts of the microbatch's tokens, whose routing is queued. all: arguments as
+// for all of the layer's experts, with their sum at out.
+void td_expert_drive_compute(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                             const td_moe_args *all);
