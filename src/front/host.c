@@ -184,7 +184,8 @@ static void load_weights(uv_work_t *work) {
   const td_weights_opts opts = {.runtime = &h->runtime,
                                 .canceled = &h->is_canceled,
                                 .placement = h->placement,
-                                .has_host_kv = h->is_split};
+                                .has_host_kv = h->is_split,
+                                .arena_gib = h->options.weights.gib};
   if (st == TD_OK) st = td_weights_open(&h->weights_fd, &opts, err);
   err->code = st;
 }

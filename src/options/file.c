@@ -27,7 +27,8 @@ static td_status set_from_json(const td_option *o, td_options *options, const cJ
   td_buf text = TD_BUF_INIT;
   bool fits = true;
   if (cJSON_IsString(item)) {
-    fits = o->kind == OPT_STR || o->kind == OPT_ENUM || o->kind == OPT_INTS || o->kind == OPT_NAMES;
+    fits = o->kind == OPT_STR || o->kind == OPT_ENUM || o->kind == OPT_SIZED ||
+           o->kind == OPT_INTS || o->kind == OPT_NAMES;
     td_buf_str(&text, item->valuestring);
   } else if (cJSON_IsNumber(item)) {
     fits = o->kind == OPT_INT || o->kind == OPT_REAL || o->kind == OPT_INTS;

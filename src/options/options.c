@@ -154,6 +154,20 @@ static td_status set_enum(const td_option *o, int *field, const char *text, td_e
   return TD_OK;
 }
 
+static td_status set_sized(const td_option *o, td_sized_enum *field, const char *text,
+                           td_err *err) {
+  const size_t len = strcspn(text, "=");
+  const int i = name_index(o, text, len);
+  char *end = NULL;
+  if (i < 0 || (text[len] && o->names[i + 1])) return not_in_list(o, text, strlen(text), err);
+  *field = (td_sized_enum){.value = i};
+  if (!text[len]) return TD_OK;
+  field->gib = strtod(text + len + 1, &end);
+  if (*end || !(field->gib > 0 && field->gib <= 1 << 20))
+    return td_fail(err, TD_EINVAL, "--%s %s: give GiB behind =, as 8 or 0.5", o->name, text);
+  return TD_OK;
+}
+
 static td_status set_choice(const td_option *o, char **field, const char *text, td_err *err) {
   if (name_index(o, text, strlen(text)) < 0) return not_in_list(o, text, strlen(text), err);
   return set_str(field, text, err);
@@ -194,6 +208,7 @@ td_status td_option_set(const td_option *o, td_options *options, const char *tex
   case OPT_FLAG: return set_flag(o, field, text, err);
   case OPT_INTS: return set_ints(o, field, text, err);
   case OPT_ENUM: return set_enum(o, field, text, err);
+  case OPT_SIZED: return set_sized(o, field, text, err);
   case OPT_CHOICE: return set_choice(o, field, text, err);
   case OPT_SUBSET: return set_subset(o, field, text, err);
   case OPT_NAMES: return add_names(o, field, text, err);
@@ -226,7 +241,9 @@ void td_options_show(td_buf *out, const td_options *options, const char *name) {
   const char *text = o->kind == OPT_STR ? *(char *const *)field : NULL;
   if (o->kind == OPT_INT) td_buf_printf(out, "%lld", (long long)*(const int64_t *)field);
   if (o->kind == OPT_REAL) td_buf_printf(out, "%.9g", *(const double *)field);
-  if (o->kind == OPT_ENUM) td_buf_str(out, o->names[*(const int *)field]);
+  if (o->kind == OPT_ENUM || o->kind == OPT_SIZED) td_buf_str(out, o->names[*(const int *)field]);
+  const double gib = o->kind == OPT_SIZED ? ((const td_sized_enum *)field)->gib : 0;
+  if (gib > 0) td_buf_printf(out, "=%.9g", gib);
   if (text) td_buf_str(out, text);
 }
 
@@ -251,7 +268,7 @@ int64_t td_options_number(const td_options *options, const char *name) {
     const void *field = (const char *)options + o->offset;
     if (strcmp(o->name, name) != 0) continue;
     if (o->kind == OPT_INT) return *(const int64_t *)field;
-    if (o->kind == OPT_ENUM) return *(const int *)field;
+    if (o->kind == OPT_ENUM || o->kind == OPT_SIZED) return *(const int *)field;
   }
   TD_CHECK(!"a number option");
   return 0;

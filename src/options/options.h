@@ -70,6 +70,12 @@ const char *td_load_name(td_load_shape load);
 // A value of --comm: "auto", "host" or "nccl".
 const char *td_comm_way_name(int way);
 
+// One of a list of names, and GiB behind "=" if they were given; 0: not.
+typedef struct {
+  int value;
+  double gib;
+} td_sized_enum;
+
 // A comma-separated list of integers; owned by the options.
 typedef struct {
   int32_t *values;
@@ -92,10 +98,11 @@ typedef struct {
   bool help;
   // model and machine
   char *model, *device, *devices, *expert_cache;
-  int expert_parallel;               // td_auto_on_off
-  int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
-  int kv_dtype;                      // index in TD_KV_DTYPES
-  int draft;                         // 0: auto, 1: off, 1 + n: n tokens
+  int expert_parallel;      // td_auto_on_off
+  int experts, activations; // td_expert_place, td_activations
+  td_sized_enum weights;    // td_weights_mode
+  int kv_dtype;             // index in TD_KV_DTYPES
+  int draft;                // 0: auto, 1: off, 1 + n: n tokens
   int64_t threads, ctx_size, prefill_chunk, stream_from;
   // prompt and output
   char *prompt, *file, *system, *effort;

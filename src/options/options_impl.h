@@ -13,6 +13,7 @@ typedef enum {
   OPT_FLAG,
   OPT_INTS,
   OPT_ENUM,   // one of `names`
+  OPT_SIZED,  // one of `names`, of which the last may be followed by =GIB; a td_sized_enum
   OPT_CHOICE, // one of `names`, kept as text; may be left out
   OPT_SUBSET, // some of `names`, separated by commas; kept as text
   OPT_NAMES

@@ -40,7 +40,7 @@ static const char *const formats[] = {
 #undef X
         NULL};
 static const char *const activations[] = {"f32", "auto", "int8", "fp8", NULL};
-static const char *const weights[] = {"mmap", "resident", "auto", NULL};
+static const char *const weights[] = {"mmap", "resident", "auto", "stream", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
 static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
 static const char *const drafts[] = {"auto", "off", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
@@ -121,10 +121,14 @@ const td_option td_option_table[] = {
      "GPU memory for a cache of the CPU's experts that decode used last; auto: the memory left, "
      "instead of whole layers if less than half of them fit. With a cache, rounding, and "
      "so the text of a repeated request, depends on what it holds"},
-    {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
+    {GROUP_MODEL, "weights", 0, OPT_SIZED, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
-     "possible; auto: resident if it fits and 2 MB pages are available, or if there are several "
-     "NUMA nodes (the weights are spread over them), or if experts stream to a GPU"},
+     "possible; stream, with --device cpu: only routed experts stay in the files, and are read "
+     "from "
+     "the drive when they are used, the most used ones kept in GIB of memory (stream=GIB; default: "
+     "what is left); auto: resident if it fits and 2 MB pages are available, or if there are "
+     "several NUMA nodes (the weights are spread over them), or if experts stream to a GPU; stream "
+     "on a CPU if the files are larger than memory"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH | ON(PLAN), AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "

@@ -50,7 +50,7 @@ static td_runtime_opts runtime_of(const td_options *o) {
 }
 
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
-  *out = (td_session_opts){.runtime = runtime_of(o)};
+  *out = (td_session_opts){.runtime = runtime_of(o), .arena_gib = o->weights.gib};
   const uint32_t ctx_size = out->runtime.ctx_size;
   td_status st = td_placement_check(&out->runtime, err);
   if (st == TD_OK) st = td_cmd_need_model(o, err);

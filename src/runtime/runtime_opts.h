@@ -22,6 +22,7 @@ typedef enum {
   TD_WEIGHTS_MMAP,
   TD_WEIGHTS_RESIDENT,
   TD_WEIGHTS_AUTO,
+  TD_WEIGHTS_STREAM,
   TD_N_WEIGHTS_MODES
 } td_weights_mode;
 

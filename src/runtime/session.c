@@ -47,6 +47,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .max_seq_tokens = s->n_ctx,
                          .kv_dtype = s->opts.runtime.kv_dtype,
                          .record_routing = s->opts.record_routing,
+                         .arena = s->arena,
                          .expert_dev = s->devices.expert_dev,
                          .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
                          .stream_bytes = s->devices.stream_bytes,
@@ -60,7 +61,9 @@ static td_status open_engine(td_session *s, td_err *err) {
 // The model is mapped so far. If the weights are to be resident, it is opened again from shared
 // memory.
 static td_status open_model(td_session *s, td_err *err) {
-  const td_weights_opts opts = {.runtime = &s->opts.runtime, .placement = s->devices.placement};
+  const td_weights_opts opts = {.runtime = &s->opts.runtime,
+                                .placement = s->devices.placement,
+                                .arena_gib = s->opts.arena_gib};
   int fd;
   td_status st = td_weights_open(&fd, &opts, err);
   if (st != TD_OK) return st;
@@ -69,6 +72,7 @@ static td_status open_model(td_session *s, td_err *err) {
   s->model = NULL;
   st = td_model_open_weights(&s->model, s->opts.runtime.model_dir, fd, err);
   s->is_resident = true;
+  if (st == TD_OK) st = td_expert_arena_open(&s->arena, s->model, fd, NULL, err);
   close(fd); // the model's mapping keeps the memory
   return st;
 }
@@ -122,6 +126,7 @@ void td_session_close(td_session *s) {
   td_engine_close(s->engine);
   td_kv_close(s->kv);
   td_devices_close(&s->devices);
+  td_expert_arena_close(s->arena);
   td_model_close(s->model);
   free(s->cached);
   free(s);
@@ -161,6 +166,7 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
                      .temperature = args->sampling.temperature};
   seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
   st = td_engine_step(engine_of(s), &seq, 1, err);
+  if (st == TD_OK && td_engine_has_failed(engine_of(s), &seq, 0, err)) st = err->code;
   if (st != TD_OK) {
     s->n_cached -= s->n_cached % td_kv_page_tokens(s->kv); // a state may be behind further tokens
     return st;

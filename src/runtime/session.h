@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kv/kv.h"
+#include "model/drive/arena.h"
 #include "runtime/devices.h"
 #include "runtime/weights.h"
 #include "tandem/wire.h"
@@ -15,6 +16,7 @@
 
 typedef struct {
   td_runtime_opts runtime; // device NULL: "cpu"
+  double arena_gib;        // see td_weights_opts
   uint32_t max_seqs;       // sequences open at the same time; 0: one
   bool record_routing;     // see td_engine_opts
 } td_session_opts;
@@ -24,6 +26,7 @@ typedef struct {
   td_model *model;
   const td_model_config *config;
   td_devices devices;
+  td_expert_arena *arena; // NULL: experts do not come from the drive
   td_engine *engine;
   td_engine *longer; // of devices.longer, in td_session_generate, until the first token is drawn
   td_kv *kv;

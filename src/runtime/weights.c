@@ -1,7 +1,9 @@
 // src/runtime/weights.c - choosing between mapped and resident weights, and loading the latter.
 #include "runtime/weights.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 #include "engine/engine.h"
 #include "kv/plan.h"
 #include "model/checkpoint/resident.h"
+#include "model/drive/arena.h"
 
 #define SAY_NS     10000000000u // between two progress lines in a log
 #define LINE_CHARS 79
@@ -73,8 +76,69 @@ static void explain_mapping(td_weights_choice *out, const td_weights_need *need)
   }
 }
 
+// What is left of the memory beside the weights that stay in it.
+static uint64_t left_bytes(const td_weights_need *need) {
+  const uint64_t held = need->resident_bytes - need->streamed_bytes;
+  return held < need->available_bytes ? need->available_bytes - held : 0;
+}
+
+// KV pages get half of what the arena leaves (kv/plan.h), the rest is for activations.
+static uint64_t arena_bytes(const td_weights_need *need) {
+  enum { LEAST_OTHERS = 128 << 20 };
+  const uint64_t left = left_bytes(need), kv = 4 * need->kv_bytes;
+  const uint64_t all = need->n_slots * (need->slot_bytes + 64) + TD_HUGE_PAGE_BYTES;
+  uint64_t others = left / 16 > LEAST_OTHERS ? left / 16 : LEAST_OTHERS;
+  others += kv < left * 3 / 8 ? kv : left * 3 / 8;
+  const uint64_t most = need->arena_bytes ? need->arena_bytes : others < left ? left - others : 0;
+  return most < all ? most : all;
+}
+
+static bool has_room_for_arena(const td_weights_need *need) {
+  const uint64_t n_bytes = arena_bytes(need);
+  return n_bytes <= left_bytes(need) && n_bytes >= (need->least_slots + 1) * need->slot_bytes;
+}
+
+static td_status choose_stream(td_weights_choice *out, const td_weights_need *need, td_err *err) {
+  const td_size_text weights = td_size(need->file_bytes), left = td_size(left_bytes(need));
+  const td_size_text arena = td_size(arena_bytes(need)), slot = td_size(need->slot_bytes);
+  if (need->placement.is_discrete) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "--weights stream: experts come from the drive with --device cpu only; give "
+                   "that, or --weights mmap");
+  }
+  if (!need->streamed_bytes) {
+    return td_fail(err, TD_EUNSUPPORTED, "--weights stream: %s; give --weights mmap",
+                   need->why_not);
+  }
+  if (!has_room_for_arena(need)) {
+    return td_fail(
+        err, TD_ENOMEM,
+        "--weights stream: the weights that are no experts leave %s of memory, and %s for "
+        "experts of %s: a token takes %llu of them; give %s",
+        left.text, arena.text, slot.text, (unsigned long long)need->least_slots,
+        need->arena_bytes ? "other GiB" : "a smaller --ctx-size, or --weights mmap");
+  }
+  *out = (td_weights_choice){
+      .is_resident = true, .is_streamed = true, .arena_bytes = arena_bytes(need)};
+  snprintf(
+      out->text, sizeof out->text,
+      "experts are read from the drive when they are used: of %s of weights, %s stay in memory, "
+      "and %s are for %.0f %% of the experts",
+      weights.text, td_size(need->resident_bytes - need->streamed_bytes).text, arena.text,
+      fmin(100, 100.0 * (double)out->arena_bytes / (double)(need->n_slots * need->slot_bytes)));
+  return TD_OK;
+}
+
+// Whether auto streams: answers would wait for pages of the files otherwise.
+static bool is_to_stream(const td_weights_need *need) {
+  if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_STREAM;
+  return need->file_bytes > need->available_bytes && !need->placement.is_discrete &&
+         need->streamed_bytes && has_room_for_arena(need);
+}
+
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
   *out = (td_weights_choice){.is_resident = is_to_be_resident(need)};
+  if (!out->is_resident && is_to_stream(need)) return choose_stream(out, need, err);
   const uint64_t taken = taken_bytes(need);
   const td_size_text weights = td_size(need->file_bytes);
   const td_size_text available = td_size(need->available_bytes);
@@ -163,9 +227,15 @@ typedef struct {
   td_store *store;
   td_quant *quant;
   td_conversion *conversion;
+  td_expert_places places; // if experts may stream
+  td_shard_range *ranges;  // of the experts, [n_ranges]
+  size_t n_ranges;
+  td_err why_not; // if they cannot
 } checkpoint;
 
 static void close_checkpoint(checkpoint *c) {
+  td_expert_places_close(&c->places);
+  free(c->ranges);
   td_conversion_close(c->conversion);
   td_quant_close(c->quant);
   td_store_close(c->store);
@@ -180,7 +250,36 @@ static td_status open_checkpoint(checkpoint *c, const char *dir, td_err *err) {
   return st;
 }
 
-static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts, td_err *err) {
+static int by_place(const void *a, const void *b) {
+  const td_shard_range *x = a, *y = b;
+  if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
+  return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+// Finds what can stay in the files. td_resident_load has shards in the model's order, too.
+static td_status find_experts(checkpoint *c, const char *dir, td_err *err) {
+  td_model *model;
+  td_status st = td_model_open_shapes(&model, dir, err);
+  if (st != TD_OK) return st;
+  td_model_use_mtp(model); // its experts stay in the files, too
+  st = td_expert_places_open(&c->places, model, &c->why_not);
+  td_model_close(model);
+  if (st != TD_OK) return st == TD_EUNSUPPORTED ? TD_OK : td_fail(err, st, "%s", c->why_not.msg);
+  const size_t n = (size_t)c->places.n_layers * c->places.n_experts * TD_EXPERT_PARTS;
+  c->ranges = malloc(n * sizeof *c->ranges);
+  if (!c->ranges) return td_fail(err, TD_ENOMEM, "out of memory: places of experts");
+  for (size_t i = 0; i < n; i++) {
+    const td_expert_part *p = &c->places.parts[i];
+    if (!p->n_bytes) continue;
+    c->ranges[c->n_ranges++] = (td_shard_range){p->shard, p->offset, p->offset + p->n_bytes};
+  }
+  qsort(c->ranges, c->n_ranges, sizeof *c->ranges, by_place);
+  return TD_OK;
+}
+
+// arena_bytes 0: with the experts.
+static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
+                      uint64_t arena_bytes, td_err *err) {
   reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1 && !td_log_get().is_json,
                 .begin_ns = td_clock_ns()};
   r.said_ns = r.begin_ns;
@@ -188,7 +287,10 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
                                 .on_progress = on_progress,
                                 .ctx = &r,
                                 .conversion = c->conversion,
-                                .for_device = opts->placement.is_discrete};
+                                .for_device = opts->placement.is_discrete,
+                                .left_out = c->ranges,
+                                .n_left_out = arena_bytes ? c->n_ranges : 0,
+                                .arena_bytes = arena_bytes};
   td_resident_stats stats;
   uint64_t begin_ns = td_trace_begin();
   td_status st = td_resident_load(fd, &stats, c->store, &how, err);
@@ -196,10 +298,34 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
   static const char clear[] = "\r\033[K";
   if (r.is_terminal) td_log_draw(clear, sizeof clear - 1);
   if (st == TD_OK) say_loaded(&r, &stats);
+  if (st != TD_OK || !arena_bytes) return st;
+  st = td_expert_arena_create(*fd, &c->places, c->store, err);
+  if (st == TD_OK) return st;
+  close(*fd);
+  *fd = -1;
   return st;
 }
 
-static td_status measure(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
+// Whether experts of this model may come from the drive.
+static void measure_experts(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
+                            const td_model_config *config) {
+  need->why_not = c->why_not.msg;
+  need->arena_bytes = (uint64_t)(opts->arena_gib * (double)TD_GIB);
+  if (td_shares_prompts(opts->runtime, config)) {
+    need->why_not = "experts come from the drive for one device alone";
+    return;
+  }
+  need->slot_bytes = c->places.slot_bytes;
+  need->n_slots = (uint64_t)c->places.n_layers * c->places.n_experts;
+  need->least_slots = config->top_k;
+  for (size_t i = 0; i < c->n_ranges; i++) { // whole pages
+    const uint64_t begin = c->ranges[i].begin + TD_DRIVE_ALIGN - 1;
+    const uint64_t first = begin / TD_DRIVE_ALIGN, end = c->ranges[i].end / TD_DRIVE_ALIGN;
+    if (first < end) need->streamed_bytes += (end - first) * TD_DRIVE_ALIGN;
+  }
+}
+
+static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_opts *opts,
                          td_err *err) {
   td_model_config config;
   td_status st = td_model_config_read(&config, opts->runtime->model_dir, err);
@@ -220,7 +346,13 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
   for (size_t i = 0; i < td_store_n_shards(c->store); i++)
     need->file_bytes += td_store_shard(c->store, i).n_bytes;
   need->file_bytes -= td_store_table_bytes(c->store); // a token reads single rows
-  return TD_OK;
+  const bool may_stream = need->mode == TD_WEIGHTS_STREAM ||
+                          (need->mode == TD_WEIGHTS_AUTO && !opts->placement.is_discrete &&
+                           need->file_bytes > need->available_bytes);
+  if (!may_stream) return TD_OK;
+  st = find_experts(c, opts->runtime->model_dir, err);
+  if (st == TD_OK) measure_experts(need, c, opts, &config);
+  return st;
 }
 
 td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
@@ -233,9 +365,12 @@ td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
   st = measure(&need, &c, opts, err);
   if (st == TD_OK) st = td_weights_choose(&choice, &need, err);
   if (st == TD_OK && choice.text[0]) {
-    td_log(choice.is_warning ? TD_LOG_WARN : TD_LOG_DEBUG, "%s", choice.text);
+    td_log(choice.is_warning    ? TD_LOG_WARN
+           : choice.is_streamed ? TD_LOG_INFO
+                                : TD_LOG_DEBUG,
+           "%s", choice.text);
   }
-  if (st == TD_OK && choice.is_resident) st = load(fd, &c, opts, err);
+  if (st == TD_OK && choice.is_resident) st = load(fd, &c, opts, choice.arena_bytes, err);
   close_checkpoint(&c);
   return st;
 }

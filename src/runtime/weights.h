@@ -1,6 +1,7 @@
 // src/runtime/weights.h - where the weights live: mapped from the checkpoint's files through the
-// page cache, or read once into shared memory (model/checkpoint/resident.h). Makes the choice,
-// loads, and reports on stderr.
+// page cache, or read once into shared memory (model/checkpoint/resident.h), with or without the
+// routed experts, which then come from the drive (model/drive/arena.h). Makes the choice, loads,
+// and reports on stderr.
 #pragma once
 
 #include <stdatomic.h>
@@ -27,16 +28,25 @@ typedef struct {
   uint64_t limit_bytes;
   td_page_kind pages; // page kind that shared memory would get
   unsigned n_nodes;   // NUMA nodes
+  // of resident_bytes, experts that can stay in the files; 0: none can, and why_not says so
+  uint64_t streamed_bytes;
+  const char *why_not;
+  uint64_t slot_bytes, n_slots, least_slots; // of an expert; of all experts; that a token takes
+  uint64_t arena_bytes;                      // as requested; 0: chosen here
 } td_weights_need;
 
 typedef struct {
   bool is_resident, is_warning; // is_warning: text is a warning
-  char text[384];               // the reason, a sentence
+  bool is_streamed;             // is_resident but for the experts, of which arena_bytes hold some
+  uint64_t arena_bytes;
+  char text[384]; // the reason, a sentence
 } td_weights_choice;
 
 // Auto chooses resident if it fits and either brings huge pages, spreads weights over NUMA nodes,
 // saves workers a conversion, or lets a GPU stream experts from there. A GPU that holds all weights
-// needs no other copy. TD_ENOMEM: resident was requested and can never fit.
+// needs no other copy. It chooses to stream experts from the drive on a CPU whose memory is smaller
+// than the files. TD_ENOMEM: resident was requested and can never fit, or memory is too small for
+// stream. TD_EUNSUPPORTED: the model's experts cannot stream.
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
 
 typedef struct {
@@ -44,6 +54,7 @@ typedef struct {
   const atomic_bool *canceled; // may be NULL
   td_placement placement;
   bool has_host_kv; // KV pages are in host memory, whatever the placement
+  double arena_gib; // of --weights stream=GIB; 0: not given
 } td_weights_opts;
 
 // Chooses, and loads if the choice is resident, with progress on stderr. *fd is the descriptor of

@@ -193,6 +193,7 @@ static td_status keep_page(const td_worker *w, td_engine *engine, td_worker_requ
 td_status td_worker_post_results(td_worker *w, td_engine *engine, td_step *step, td_err *err) {
   uint32_t row = 0;
   td_status st = TD_OK;
+  td_err why;
   w->n_steps++;
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
@@ -204,6 +205,9 @@ td_status td_worker_post_results(td_worker *w, td_engine *engine, td_step *step,
     w->drawn = -1;
     if (r->is_ended) {
       st = post_done(w, r, r->end_reason, r->end_text, err);
+    } else if (td_engine_has_failed(engine, step->seqs, i, &why)) {
+      td_error("request %llu: %s", (unsigned long long)r->id, why.msg);
+      st = post_done(w, r, TD_DONE_ERROR, why.msg, err);
     } else if (seq->want == TD_WANT_EACH) {
       st = answer_drafts(w, r, i, row, err);
     } else {

@@ -65,6 +65,7 @@ static td_status open_engine(td_worker *w, td_err *err) {
       .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->kv.pages,
       .transfer = w->kv.transfer,
+      .arena = w->arena,
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
       .n_streamed_dense = w->devices.n_streamed_dense,
@@ -204,7 +205,8 @@ static void choose_layer(td_worker *w) {
   const td_devices *d = &w->devices;
   const bool fits = !d->placement.is_discrete || d->has_draft_layer;
   const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
-  if (r->draft == TD_DRAFT_OFF || !fits || layout.n_blocks) return;
+  // Nor where experts come from the drive: what a guess reads is worth more than what it saves.
+  if (r->draft == TD_DRAFT_OFF || !fits || layout.n_blocks || w->arena) return;
   if (td_shares_prompts(r, w->config)) return;
   w->has_draft_layer = td_model_use_mtp(w->model);
 }
@@ -258,6 +260,8 @@ static td_status open_all(td_worker *w, td_err *err) {
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
   td_status st = td_model_open_weights(&w->model, w->opts.runtime.model_dir, weights_fd, err);
   if (st != TD_OK) return st;
+  if (weights_fd >= 0) st = td_expert_arena_open(&w->arena, w->model, weights_fd, NULL, err);
+  if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
   td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   st = open_parts(w, err);
@@ -295,6 +299,7 @@ static void close_all(td_worker *w) {
   td_engine_close(w->saved_engine);
   td_kv_memory_close(&w->kv);
   td_devices_close(&w->devices);
+  td_expert_arena_close(w->arena);
   td_model_close(w->model);
   td_channel_close(&w->front_link.channel);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "model/drive/arena.h"
 #include "runtime/devices.h"
 #include "worker/args.h"
 #include "worker/front_link.h"
@@ -19,6 +20,7 @@ typedef struct {
   td_front_link front_link;
   td_model *model;
   const td_model_config *config;
+  td_expert_arena *arena; // NULL: experts do not come from the drive
   td_devices devices;
   td_engine *engine;
   td_kv_memory kv;

@@ -143,6 +143,9 @@ TEST(errors_name_the_option, NULL, teardown) {
   expect_error("run --port 80", "--port");
   expect_error("run -n 0", "n-predict");
   expect_error("run -n 1x", "n-predict");
+  expect_error("run --weights stream=", "--weights stream=: give GiB behind =");
+  expect_error("run --weights stream=1x", "give GiB behind =");
+  expect_error("run --weights mmap=1", "--weights mmap=1: give mmap, resident, auto or stream");
   expect_error("run --temperature -1", "temperature");
   expect_error("run --temperature nan", "temperature");
   expect_error("serve --port 65536", "65535");
@@ -266,6 +269,7 @@ static const td_option *option_named(const char *name, td_option_kind kind) {
 
 static void check_runtime_number(const char *name, double least, double most) {
   const td_option *number = option_named(name, OPT_INT), *choice = option_named(name, OPT_ENUM);
+  if (!choice) choice = option_named(name, OPT_SIZED);
   if (!number && !choice) fail_msg("--%s is no option", name);
   if (number && (number->min < least || number->max > most)) fail_msg("--%s: its range", name);
   size_t n = 0;
@@ -289,4 +293,9 @@ TEST(runtime_options_are_in_the_table, NULL, teardown) {
   assert_int_equal(td_options_number(&parsed, "threads"), 3);
   assert_int_equal(td_options_number(&parsed, "kv-dtype"), 1);
   assert_int_equal(td_options_number(&parsed, "expert-device"), TD_EXPERTS_GPU);
+  assert_int_equal(parse("run -m dir --weights stream=2.5"), TD_OK);
+  assert_int_equal(td_options_number(&parsed, "weights"), TD_WEIGHTS_STREAM);
+  assert_true(parsed.weights.gib == 2.5);
+  assert_int_equal(parse("run -m dir --weights stream"), TD_OK);
+  assert_true(parsed.weights.gib == 0);
 }

@@ -80,6 +80,54 @@ TEST(choice) {
   }
 }
 
+// A model of 100 GiB, of which 90 are experts of 10 MiB.
+static td_weights_need need_of_large(td_weights_mode mode, uint64_t available_gib) {
+  return (td_weights_need){.mode = mode,
+                           .file_bytes = 100 * TD_GIB,
+                           .resident_bytes = 100 * TD_GIB,
+                           .kv_bytes = TD_GIB,
+                           .available_bytes = available_gib * TD_GIB,
+                           .limit_bytes = 999 * TD_GIB,
+                           .n_nodes = 1,
+                           .streamed_bytes = 90 * TD_GIB,
+                           .why_not = "",
+                           .slot_bytes = 10 << 20,
+                           .n_slots = 9216,
+                           .least_slots = 8};
+}
+
+TEST(choice_of_stream) {
+  td_weights_choice choice;
+  td_err err;
+  td_weights_need need = need_of_large(TD_WEIGHTS_AUTO, 50);
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.is_streamed && choice.is_resident);
+  // of the 40 GiB beside other weights, four contexts and a sixteenth are left
+  assert_true(choice.arena_bytes == TD_GIB * 40 - TD_GIB * 4 - TD_GIB * 40 / 16);
+  need.arena_bytes = 7 * TD_GIB;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.arena_bytes == 7 * TD_GIB);
+  need = need_of_large(TD_WEIGHTS_AUTO, 10); // there is no room: the files are mapped
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(!choice.is_streamed && choice.is_warning);
+  need.mode = TD_WEIGHTS_STREAM;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_ENOMEM);
+  assert_non_null(strstr(err.msg, "a smaller --ctx-size, or --weights mmap"));
+  need = need_of_large(TD_WEIGHTS_STREAM, 999); // all of them
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.arena_bytes >= need.n_slots * need.slot_bytes);
+  need.streamed_bytes = 0;
+  need.why_not = "they are odd";
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_EUNSUPPORTED);
+  assert_non_null(strstr(err.msg, "--weights stream: they are odd; give --weights mmap"));
+  need.placement.is_discrete = true;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_EUNSUPPORTED);
+  assert_non_null(strstr(err.msg, "--device cpu"));
+  need = need_of_large(TD_WEIGHTS_AUTO, 200); // it fits
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_false(choice.is_streamed);
+}
+
 TEST(limits_of_memory) {
   assert_true(td_memory_available_bytes() <= td_memory_limit_bytes());
   assert_true(td_memory_limit_bytes() < UINT64_MAX);
