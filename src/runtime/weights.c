@@ -299,7 +299,8 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
   if (r.is_terminal) td_log_draw(clear, sizeof clear - 1);
   if (st == TD_OK) say_loaded(&r, &stats);
   if (st != TD_OK || !arena_bytes) return st;
-  st = td_expert_arena_create(*fd, &c->places, c->store, err);
+  st = td_expert_arena_create(*fd, &c->places, c->store,
+                              td_expert_arena_slots(&c->places, c->store, arena_bytes), err);
   if (st == TD_OK) return st;
   close(*fd);
   *fd = -1;

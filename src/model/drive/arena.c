@@ -162,10 +162,10 @@ static td_status populate(char *base, size_t n_bytes, td_err *err) {
 }
 
 static td_status format(arena_head *h, const td_expert_places *places, const td_store *store,
-                        size_t n_bytes, td_err *err) {
+                        uint32_t n_slots, td_err *err) {
   pthread_mutexattr_t attr;
   td_status st = TD_OK;
-  *h = layout_of(places, td_store_n_shards(store), td_expert_arena_slots(places, store, n_bytes));
+  *h = layout_of(places, td_store_n_shards(store), n_slots);
   pthread_mutexattr_init(&attr);
   pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
   pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
@@ -180,14 +180,14 @@ static td_status format(arena_head *h, const td_expert_places *places, const td_
 }
 
 td_status td_expert_arena_create(int fd, const td_expert_places *places, const td_store *store,
-                                 td_err *err) {
+                                 uint32_t n_slots, td_err *err) {
   void *map = NULL;
   size_t n_bytes = 0;
   td_status st = map_arena(fd, &map, &n_bytes, err);
   if (st != TD_OK) return st;
-  TD_CHECK(n_bytes >= td_expert_arena_bytes(places, store, 1));
+  TD_CHECK(n_bytes >= td_expert_arena_bytes(places, store, n_slots));
   st = populate(map, n_bytes, err);
-  if (st == TD_OK) st = format(map, places, store, n_bytes, err);
+  if (st == TD_OK) st = format(map, places, store, n_slots, err);
   munmap(map, n_bytes);
   return st;
 }

@@ -24,10 +24,10 @@ uint64_t td_expert_arena_bytes(const td_expert_places *places, const td_store *s
 // The slots that n_bytes hold.
 uint32_t td_expert_arena_slots(const td_expert_places *places, const td_store *store,
                                uint64_t n_bytes);
-// Makes an arena in the memory that the resident weights at weights_fd have for it, whose pages it
-// allocates. store: of the files. TD_ENOMEM, TD_EIO.
+// Makes an arena of n_slots in the memory that the resident weights at weights_fd have for it,
+// whose pages it allocates. store: of the files. TD_ENOMEM, TD_EIO.
 td_status td_expert_arena_create(int weights_fd, const td_expert_places *places,
-                                 const td_store *store, td_err *err);
+                                 const td_store *store, uint32_t n_slots, td_err *err);
 
 typedef struct {
   unsigned n_threads; // see td_drive_reader_opts

@@ -1,0 +1,522 @@
+// tests/unit/test_expert_drive.c - experts that come from the drive: the same bits whatever the
+// arena holds, however reads end, and whoever dies.
+// CTest: slow
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "model/checkpoint/resident.h"
+#include "model/drive/arena.h"
+#include "unit/engine_test.h"
+#include "unit/sanitized.h"
+
+enum {
+  N_SCHEDULES = IS_TSAN || IS_ASAN ? 10 : 200,
+  N_LONG = IS_TSAN || IS_ASAN ? 1 : 6,
+  N_KILLS = IS_TSAN || IS_ASAN ? 4 : 20,
+};
+
+// ---- a drive ------------------------------------------------------------------------------------
+
+// Of reads: whether any is delayed, cut short, interrupted or fails once in a while; and a range of
+// offsets that always fails.
+static _Atomic unsigned drive_seed;
+static _Atomic uint64_t bad_from = UINT64_MAX, bad_to;
+static _Atomic unsigned n_reads;
+
+static unsigned next_random(void) {
+  unsigned x = atomic_load(&drive_seed) + atomic_fetch_add(&n_reads, 1) * 2654435769u;
+  x ^= x >> 15;
+  x *= 2246822519u;
+  x ^= x >> 13;
+  x *= 3266489917u;
+  return x ^ x >> 16;
+}
+
+static ssize_t odd_pread(int fd, void *to, size_t n_bytes, off_t offset) {
+  const unsigned r = next_random();
+  if (offset + (off_t)n_bytes > (off_t)atomic_load(&bad_from) &&
+      offset < (off_t)atomic_load(&bad_to)) {
+    errno = EIO;
+    return -1;
+  }
+  if (!atomic_load(&drive_seed)) return pread(fd, to, n_bytes, offset);
+  if (r % 4 == 0) usleep(r >> 8 & 1023);
+  static _Thread_local unsigned n_well; // never twice in a row: a read is tried three times
+  n_well++;
+  if (r % 31 == 1 || (r % 37 == 2 && n_well > 40)) {
+    errno = r % 31 == 1 ? EINTR : EIO;
+    if (errno == EIO) n_well = 0;
+    return -1;
+  }
+  if (r % 7 == 3 && n_bytes > 4096) n_bytes = 4096;
+  if (r % 11 == 4 && n_bytes > 1000) n_bytes = 1000 + r % 512;
+  return pread(fd, to, n_bytes, offset);
+}
+
+static const td_expert_arena_opts odd_drive = {.n_threads = 4, .pread = odd_pread};
+
+// ---- weights whose experts are not in memory ----------------------------------------------------
+
+static void poison(int fd, const td_expert_places *places, const td_store *store) {
+  td_resident r;
+  td_err err;
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_OK);
+  char *all = mmap(NULL, r.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  assert_true(all != MAP_FAILED);
+  const size_t n = (size_t)places->n_layers * places->n_experts * TD_EXPERT_PARTS;
+  for (size_t i = 0; i < n; i++) {
+    const td_expert_part *p = &places->parts[i];
+    size_t n_shard;
+    const char *shard = td_resident_find(&r, td_store_shard(store, p->shard).name, &n_shard);
+    memset(all + (shard - r.base) + p->offset, 0xff, p->n_bytes);
+  }
+  munmap(all, r.n_bytes);
+  td_resident_detach(&r);
+}
+
+// n_slots 0: for a token's experts.
+static int load_weights(const char *dir, uint32_t n_slots) {
+  td_model *model;
+  td_store *store;
+  td_expert_places places;
+  td_resident_stats stats;
+  td_err err;
+  int fd;
+  if (td_model_open_shapes(&model, dir, &err) != TD_OK) fail_msg("%s", err.msg);
+  if (td_expert_places_open(&places, model, &err) != TD_OK) fail_msg("%s", err.msg);
+  assert_int_equal(td_store_open(&store, dir, &err), TD_OK);
+  if (!n_slots) n_slots = td_model_config_of(model)->top_k;
+  const td_resident_opts opts = {.arena_bytes = td_expert_arena_bytes(&places, store, n_slots)};
+  if (td_resident_load(&fd, &stats, store, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  if (td_expert_arena_create(fd, &places, store, n_slots, &err) != TD_OK) fail_msg("%s", err.msg);
+  poison(fd, &places, store);
+  td_expert_places_close(&places);
+  td_store_close(store);
+  td_model_close(model);
+  return fd;
+}
+
+typedef struct {
+  engine_fixture f;
+  td_expert_arena *arena;
+} drive_fixture;
+
+static void open_drive(drive_fixture *d, const char *dir, int fd) {
+  td_err err;
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
+  *d = (drive_fixture){0};
+  engine_fixture *f = &d->f;
+  if (td_model_open_weights(&f->model, dir, fd, &err) != TD_OK) fail_msg("%s", err.msg);
+  if (td_expert_arena_open(&d->arena, f->model, fd, &odd_drive, &err) != TD_OK)
+    fail_msg("%s", err.msg);
+  assert_non_null(d->arena);
+  assert_int_equal(td_dev_open(&f->dev, &cpu, &err), TD_OK);
+  f->n_vocab = td_model_config_of(f->model)->n_vocab;
+  const uint32_t max_tokens = LONG_PROMPT + 1, n_pages = max_tokens / ENGINE_PAGE + 1;
+  const td_engine_opts opts = {.n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
+                               .page_tokens = ENGINE_PAGE,
+                               .max_step_tokens = max_tokens,
+                               .max_step_seqs = ENGINE_SEQS,
+                               .max_seq_tokens = n_pages * ENGINE_PAGE,
+                               .kv_dtype = td_dev_kv_dtype(f->dev, TD_F32),
+                               .record_routing = true,
+                               .arena = d->arena};
+  if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static void close_drive(drive_fixture *d) {
+  td_engine_close(d->f.engine);
+  td_dev_close(d->f.dev);
+  td_expert_arena_close(d->arena);
+  td_model_close(d->f.model);
+}
+
+static float *resident_logits(const small_model *m, bool is_long, size_t *n_vocab) {
+  td_dev *dev;
+  td_err err;
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
+  assert_int_equal(td_dev_open(&dev, &cpu, &err), TD_OK);
+  float *out = engine_logits(m, dev, TOGETHER, is_long, n_vocab);
+  td_dev_close(dev);
+  return out;
+}
+
+static size_t rows_of(bool is_long) {
+  return ENGINE_ROWS + (is_long ? LONG_PROMPT + 1 : 0);
+}
+
+static void check_same(drive_fixture *d, const float *want, bool is_long, const char *what) {
+  const size_t n = rows_of(is_long) * d->f.n_vocab;
+  float *got = malloc(n * sizeof *got);
+  keep_steps(&d->f, got);
+  if (is_long) keep_long_step(&d->f, got + ENGINE_ROWS * d->f.n_vocab);
+  for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+    const td_step_seq seq = {.n_tokens = 1};
+    assert_false(td_engine_has_failed(d->f.engine, &seq, 0, NULL));
+  }
+  if (memcmp(got, want, n * sizeof *got)) fail_msg("%s: other logits", what);
+  free(got);
+}
+
+// ---- the same bits ------------------------------------------------------------------------------
+
+static void check_schedules_of(const small_model *m, unsigned n_schedules) {
+  const char *dir = strdup(golden_dir(m->name));
+  size_t n_vocab;
+  float *want = resident_logits(m, true, &n_vocab);
+  const unsigned n_sizes = 6;
+  for (unsigned i = 0; i < n_schedules; i++) {
+    char what[64];
+    const uint32_t n_slots = i % n_sizes == 0 ? 0 : i % n_sizes == 5 ? 1000 : 4 * (i % n_sizes);
+    snprintf(what, sizeof what, "%s, schedule %u, %u slots", m->name, i, n_slots);
+    const int fd = load_weights(dir, n_slots);
+    drive_fixture d;
+    atomic_store(&drive_seed, i + 1);
+    set_jitter(i % 3 == 0 ? i + 1 : 0);
+    open_drive(&d, dir, fd);
+    check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
+    close_drive(&d);
+    close(fd);
+  }
+  set_jitter(0);
+  free(want);
+  free((char *)dir);
+}
+
+static void test_no_bit_depends_on_the_drive(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_schedules_of(&small_models[i], N_SCHEDULES / 2);
+}
+
+// Of every format, in two sizes.
+static void test_formats(void **state) {
+  (void)state;
+  static const char *const names[] = {"deepseek_awq",   "deepseek_fp8_rows", "deepseek_int4",
+                                      "deepseek_mixed", "deepseek_mxfp4",    "qwen3_dense_layers",
+                                      "qwen3_fp8",      "qwen3_gptq",        "qwen3_int4_zeros",
+                                      "qwen3_int8",     "qwen3_mixed_tied",  "qwen3_nvfp4"};
+  for (size_t i = 0; i < TD_COUNT(names); i++)
+    check_schedules_of(&(small_model){.name = names[i]}, 2);
+  void (*const made[])(checkpoint *) = {ck_gpt_oss, ck_qwen3_next};
+  for (size_t i = 0; i < TD_COUNT(made); i++) {
+    checkpoint ck = {0};
+    made[i](&ck);
+    ck_write(&ck);
+    check_schedules_of(&(small_model){.name = ck.dir}, 2);
+    ck_free(&ck);
+  }
+}
+
+// What one process read, others find; and a process that is killed holds up nobody.
+static void test_workers_die(void **state) {
+  (void)state;
+  const small_model *m = &small_models[0];
+  char *dir = strdup(golden_dir(m->name));
+  const int fd = load_weights(dir, 9);
+  pid_t checker = fork();
+  assert_true(checker >= 0);
+  atomic_store(&drive_seed, 7);
+  if (!checker) {
+    size_t n_vocab;
+    drive_fixture d;
+    float *want = resident_logits(m, false, &n_vocab);
+    open_drive(&d, dir, fd);
+    for (unsigned i = 0; i < 3 * N_KILLS; i++)
+      check_same(&d, want, false, "beside others that die");
+    _exit(0);
+  }
+  int status = 0;
+  for (unsigned i = 0; i < N_KILLS; i++) {
+    const pid_t victim = fork();
+    assert_true(victim >= 0);
+    if (!victim) {
+      drive_fixture d;
+      float *got = malloc(1 << 24);
+      atomic_store(&drive_seed, 100 + i);
+      open_drive(&d, dir, fd);
+      for (;;) {
+        float *at = got;
+        keep_short_steps(&d.f, at);
+      }
+    }
+    usleep(30000 + 7919 * i % 60000);
+    assert_int_equal(kill(victim, SIGKILL), 0);
+    assert_int_equal(waitpid(victim, NULL, 0), victim);
+  }
+  assert_int_equal(waitpid(checker, &status, 0), checker);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  // Nothing is left of the dead: all slots can be taken.
+  td_model *model;
+  td_expert_arena *arena;
+  td_err err;
+  td_taken_expert all[8];
+  assert_int_equal(td_model_open_weights(&model, dir, fd, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&arena, model, fd, &odd_drive, &err), TD_OK);
+  for (uint32_t e = 0; e < 8; e++)
+    all[e].expert = e;
+  assert_int_equal(td_expert_arena_stats_of(arena).n_slots, 9);
+  assert_int_equal(td_expert_arena_take(arena, 0, all, 8, false), 8);
+  td_expert_arena_release(arena, all, 8);
+  td_expert_arena_close(arena);
+  td_model_close(model);
+  close(fd);
+  free(dir);
+}
+
+// ---- failures -----------------------------------------------------------------------------------
+
+// The message names the file and an expert's offset there.
+static void check_failure(const td_expert_places *places, const char *text) {
+  unsigned expert, layer;
+  unsigned long long n_bytes, offset;
+  const char *at = strstr(text, ".safetensors: expert ");
+  if (!at || sscanf(at, ".safetensors: expert %u of layer %u cannot be read, %llu bytes at %llu",
+                    &expert, &layer, &n_bytes, &offset) != 4)
+    fail_msg("%s", text);
+  const td_expert_part *p = td_expert_parts(places, layer, expert);
+  for (int i = 0; i < TD_EXPERT_PARTS; i++)
+    if (p[i].offset == offset && p[i].n_bytes == n_bytes) return;
+  fail_msg("%s: not there", text);
+}
+
+// An expert that cannot be read fails those who need it, and nobody else.
+static void test_a_bad_sector(void **state) {
+  (void)state;
+  const small_model *m = &small_models[0];
+  char *dir = strdup(golden_dir(m->name));
+  size_t n_vocab;
+  float *want = resident_logits(m, false, &n_vocab);
+  const int fd = load_weights(dir, 1000);
+  drive_fixture d;
+  td_err err;
+  atomic_store(&drive_seed, 0);
+  open_drive(&d, dir, fd);
+  engine_fixture *f = &d.f;
+  int32_t tokens[ENGINE_SEQS];
+  static const int32_t pages[ENGINE_SEQS] = {0, 1, 2};
+  td_step_seq seqs[ENGINE_SEQS];
+  for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+    tokens[s] = 3 + 7 * (int32_t)s;
+    seqs[s] = (td_step_seq){.tokens = &tokens[s],
+                            .n_tokens = 1,
+                            .pages = &pages[s],
+                            .n_pages = 1,
+                            .want = TD_WANT_ALL,
+                            .is_decode = true};
+  }
+  const size_t n_bytes = ENGINE_SEQS * n_vocab * sizeof(float);
+  float *good = malloc(n_bytes);
+  assert_int_equal(td_engine_step(f->engine, seqs, ENGINE_SEQS, &err), TD_OK);
+  memcpy(good, td_engine_logits(f->engine), n_bytes);
+  uint32_t n_tokens;
+  const uint32_t bad = (uint32_t)td_engine_routing(f->engine, 0, &n_tokens)[0];
+  close_drive(&d);
+  close(fd);
+  // of the first sequence's first expert in layer 0: a page of its matrix down
+  const int fd2 = load_weights(dir, 1000);
+  open_drive(&d, dir, fd2);
+  const td_expert_part *p = &td_expert_parts(td_expert_arena_places(d.arena), 0, bad)[2];
+  atomic_store(&bad_to, p->offset + p->n_bytes);
+  atomic_store(&bad_from, p->offset);
+  assert_int_equal(td_engine_step(f->engine, seqs, ENGINE_SEQS, &err), TD_OK);
+  uint32_t n_failed = 0;
+  for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+    const bool has_failed = td_engine_has_failed(f->engine, seqs, s, &err);
+    n_failed += has_failed;
+    if (!has_failed) {
+      assert_memory_equal(td_engine_logits(f->engine) + s * n_vocab, good + s * n_vocab,
+                          n_vocab * sizeof(float));
+      continue;
+    }
+    check_failure(td_expert_arena_places(d.arena), err.msg);
+  }
+  assert_true(td_engine_has_failed(f->engine, seqs, 0, NULL));
+  assert_true(n_failed > 0);
+  atomic_store(&bad_from, UINT64_MAX); // the drive is well again
+  atomic_store(&bad_to, 0);
+  check_same(&d, want, false, "after a failure");
+  close_drive(&d);
+  close(fd2);
+  free(good);
+  free(want);
+  free(dir);
+}
+
+static void test_other_files_are_refused(void **state) {
+  (void)state;
+  checkpoint ck = {0};
+  td_err err;
+  ck_deepseek(&ck);
+  ck_write(&ck);
+  const int fd = load_weights(ck.dir, 4);
+  ck_write(&ck); // new files
+  td_model *model;
+  td_expert_arena *arena;
+  assert_int_equal(td_model_open_weights(&model, ck.dir, fd, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&arena, model, fd, NULL, &err), TD_EIO);
+  assert_null(arena);
+  if (!strstr(err.msg, "it has changed since it was loaded")) fail_msg("%s", err.msg);
+  td_model_close(model);
+  close(fd);
+  ck_free(&ck);
+}
+
+static void test_converted_experts_are_refused(void **state) {
+  (void)state;
+  checkpoint ck = {0};
+  td_model *model;
+  td_expert_places places;
+  td_err err;
+  ck_gpt_oss(&ck);
+  for (int layer = 0; layer < 2; layer++) { // BF16, transposed
+    static const char *const names[] = {"gate_up_proj", "down_proj"};
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+      char name[128], part[160];
+      snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%s", layer, names[i]);
+      snprintf(part, sizeof part, "%s_blocks", name);
+      ck_drop(&ck, part);
+      snprintf(part, sizeof part, "%s_scales", name);
+      ck_drop(&ck, part);
+      snprintf(part, sizeof part, "%s_bias", name);
+      ck_add(&ck, name, "BF16", 8, 32, ck_find(&ck, part)->shape[1]);
+    }
+  }
+  ck_write(&ck);
+  assert_int_equal(td_model_open_shapes(&model, ck.dir, &err), TD_OK);
+  assert_int_equal(td_expert_places_open(&places, model, &err), TD_EUNSUPPORTED);
+  if (!strstr(err.msg, "are laid out anew when they are loaded")) fail_msg("%s", err.msg);
+  td_model_close(model);
+  ck_free(&ck);
+}
+
+// ---- who makes room -----------------------------------------------------------------------------
+
+typedef struct {
+  td_model *model;
+  td_expert_arena *arena;
+  int fd;
+} arena_fixture;
+
+static void open_arena(arena_fixture *a, uint32_t n_slots) {
+  td_err err;
+  const char *dir = golden_dir(small_models[0].name);
+  atomic_store(&drive_seed, 0);
+  a->fd = load_weights(dir, n_slots);
+  assert_int_equal(td_model_open_weights(&a->model, dir, a->fd, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&a->arena, a->model, a->fd, &odd_drive, &err), TD_OK);
+}
+
+static void close_arena(arena_fixture *a) {
+  td_expert_arena_close(a->arena);
+  td_model_close(a->model);
+  close(a->fd);
+}
+
+static uint32_t take(arena_fixture *a, td_taken_expert *taken, uint32_t layer, uint32_t expert,
+                     bool bypass) {
+  taken->expert = expert;
+  const uint32_t n = td_expert_arena_take(a->arena, layer, taken, 1, bypass);
+  while (n && td_expert_arena_state(a->arena, taken->slot) == TD_SLOT_LOADING)
+    td_expert_arena_wait(a->arena, td_expert_arena_events(a->arena));
+  return n;
+}
+
+static bool use(arena_fixture *a, uint32_t layer, uint32_t expert, bool bypass) {
+  td_taken_expert taken;
+  const uint64_t hits = td_expert_arena_stats_of(a->arena).hits;
+  assert_int_equal(take(a, &taken, layer, expert, bypass), 1);
+  td_expert_arena_release(a->arena, &taken, 1);
+  return td_expert_arena_stats_of(a->arena).hits > hits;
+}
+
+static void test_least_recently_used_makes_room(void **state) {
+  (void)state;
+  arena_fixture a;
+  open_arena(&a, 4);
+  for (uint32_t e = 0; e < 4; e++)
+    assert_false(use(&a, 0, e, false));
+  assert_true(use(&a, 0, 0, false));  // twice: protected
+  assert_false(use(&a, 1, 0, false)); // for expert 1 of layer 0
+  assert_false(use(&a, 1, 1, false)); // for expert 2
+  assert_false(use(&a, 1, 2, false)); // for expert 3
+  assert_false(use(&a, 1, 3, false)); // for the first of layer 1, not for the protected one
+  assert_true(use(&a, 0, 0, false));
+  assert_false(use(&a, 0, 1, false));
+  close_arena(&a);
+}
+
+static void test_prompts_bypass(void **state) {
+  (void)state;
+  arena_fixture a;
+  open_arena(&a, 9);
+  for (uint32_t e = 0; e < 8; e++)
+    assert_false(use(&a, 0, e, false));
+  for (uint32_t e = 0; e < 8; e++)
+    use(&a, 1, e, true);
+  uint32_t n_left = 0;
+  for (uint32_t e = 0; e < 8; e++) { // by a prompt, so that nothing changes
+    td_taken_expert taken = {.expert = e};
+    const uint64_t hits = td_expert_arena_stats_of(a.arena).hits;
+    td_expert_arena_take(a.arena, 0, &taken, 1, true);
+    n_left += td_expert_arena_stats_of(a.arena).hits > hits;
+    td_expert_arena_release(a.arena, &taken, 1);
+  }
+  assert_true(n_left >= 6);
+  close_arena(&a);
+}
+
+static void test_pinned_slots_stay(void **state) {
+  (void)state;
+  arena_fixture a;
+  open_arena(&a, 2);
+  td_taken_expert first, second, third;
+  assert_int_equal(take(&a, &first, 0, 0, false), 1);
+  assert_int_equal(take(&a, &second, 0, 1, false), 1);
+  assert_int_equal(take(&a, &third, 0, 2, false), 0);
+  assert_int_equal(third.slot, -1);
+  const void *data = td_expert_arena_data(a.arena, 0, &first, 0);
+  const td_expert_part *p = td_expert_parts(td_expert_arena_places(a.arena), 0, 0);
+  td_shard_info shard = td_store_shard(td_model_store(a.model), p->shard);
+  char *stored = malloc(p->n_bytes);
+  const int file = open(shard.path, O_RDONLY | O_CLOEXEC);
+  assert_int_equal(pread(file, stored, p->n_bytes, (off_t)p->offset), p->n_bytes);
+  assert_memory_equal(data, stored, p->n_bytes);
+  close(file);
+  free(stored);
+  td_expert_arena_release(a.arena, &second, 1);
+  assert_int_equal(take(&a, &third, 0, 2, false), 1);
+  td_expert_arena_release(a.arena, &third, 1);
+  td_expert_arena_release(a.arena, &first, 1);
+  close_arena(&a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_workers_die), // forks, before there are threads
+      cmocka_unit_test(test_no_bit_depends_on_the_drive),
+      cmocka_unit_test(test_formats),
+      cmocka_unit_test(test_a_bad_sector),
+      cmocka_unit_test(test_other_files_are_refused),
+      cmocka_unit_test(test_converted_experts_are_refused),
+      cmocka_unit_test(test_least_recently_used_makes_room),
+      cmocka_unit_test(test_prompts_bypass),
+      cmocka_unit_test(test_pinned_slots_stay),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
