@@ -69,8 +69,10 @@ td_status td_hub_write_ref(const char *folder, const char *revision, const char 
 // ---- quantization.c -----------------------------------------------------------------------------
 
 // Length of the model's name if the path is that of a GGUF file of this quantization, of a part as
-// well; otherwise 0.
+// well, which its name ends in or else its folder's; otherwise 0.
 size_t td_hub_quant_len(const char *path, const char *quant);
+// Appends the quantization that the path names if it is that of a GGUF file, behind a comma.
+void td_hub_list_quant(td_buf *out, const char *path);
 // The file of a quantization in a snapshot, of several parts the first; NULL: there is none, or it
 // is incomplete. The caller frees it.
 char *td_hub_find_quant(const char *snapshot, const char *quant);

@@ -97,6 +97,37 @@ static size_t shortest_quant(const cJSON *list, const char *quant) {
   return best;
 }
 
+static bool has_weights(const td_hub_listing *l) {
+  for (uint32_t i = 0; i < l->n; i++) {
+    if (fnmatch("*.safetensors", l->files[i].path, 0) == 0) return true;
+  }
+  return false;
+}
+
+static td_status fail_unwanted(const cJSON *list, const td_hub_opts *opts, td_err *err) {
+  td_buf quants = TD_BUF_INIT;
+  for (const cJSON *item = list->child; item && quants.len < 200; item = item->next) {
+    const char *path = cJSON_GetStringValue(td_json_get(item, "rfilename"));
+    if (path) td_hub_list_quant(&quants, path);
+  }
+  const int n = cJSON_GetArraySize(list);
+  if (opts->n_include) {
+    td_fail(err, TD_ENOENT, "%s: --include matches none of its %d files", opts->repo, n);
+  } else if (opts->quant && quants.len) {
+    td_fail(err, TD_ENOENT, "%s: it has no GGUF files of quantization %s, but of %s", opts->repo,
+            opts->quant, td_buf_text(&quants));
+  } else if (quants.len) {
+    td_fail(err, TD_ENOENT,
+            "%s: it has no safetensors, but GGUF files of %s: give one quantization, as %s:%.*s",
+            opts->repo, td_buf_text(&quants), opts->repo, (int)strcspn(td_buf_text(&quants), ","),
+            td_buf_text(&quants));
+  } else {
+    td_fail(err, TD_ENOENT, "%s: it has no safetensors and no GGUF files", opts->repo);
+  }
+  td_buf_free(&quants);
+  return TD_ENOENT;
+}
+
 static td_status set_files(td_hub_listing *out, const cJSON *list, const td_hub_opts *opts,
                            td_err *err) {
   out->files = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *out->files);
@@ -110,13 +141,8 @@ static td_status set_files(td_hub_listing *out, const cJSON *list, const td_hub_
     if (st != TD_OK) return st;
     out->n++;
   }
-  return out->n ? mark_twins(out, err)
-                : td_fail(err, TD_ENOENT, "%s: none of its %d files is wanted%s", opts->repo,
-                          cJSON_GetArraySize(list),
-                          opts->quant       ? ": it has no GGUF files of this quantization"
-                          : opts->n_include ? ": see --include"
-                                            : ": it has no safetensors; of GGUF files one "
-                                              "quantization is pulled, ORG/NAME:Q4_K_M");
+  const bool is_model = opts->quant || opts->n_include || has_weights(out);
+  return out->n && is_model ? mark_twins(out, err) : fail_unwanted(list, opts, err);
 }
 
 td_status td_hub_listing_parse(td_hub_listing *out, const char *json, size_t len,

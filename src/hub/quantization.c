@@ -22,14 +22,36 @@ td_status td_hub_split(const char *model, char **repo, char **quant, td_err *err
   return td_fail(err, TD_ENOMEM, "out of memory");
 }
 
+// Whether text[0..n) is the quantization, or ends with it behind a character that is no part of it.
+static bool names_quant(const char *text, size_t n, const char *quant) {
+  const size_t n_quant = strlen(quant);
+  if (n < n_quant || strncasecmp(text + n - n_quant, quant, n_quant) != 0) return false;
+  return n == n_quant || !isalnum((unsigned char)text[n - n_quant - 1]);
+}
+
 size_t td_hub_quant_len(const char *path, const char *quant) {
   if (!td_gguf_is(path) || strcasestr(path, "mmproj")) return 0;
   char *name = td_gguf_model_name(path);
-  const size_t n = name ? strlen(name) : 0, n_quant = strlen(quant);
-  bool is_one = n >= n_quant && strcasecmp(name + n - n_quant, quant) == 0;
-  if (is_one && n > n_quant) is_one = !isalnum((unsigned char)name[n - n_quant - 1]);
+  const size_t n = name ? strlen(name) : 0;
+  bool is_one = n && names_quant(name, n, quant);
   free(name);
+  // Or the folder alone names it.
+  const char *file = strrchr(path, '/'), *folder = file;
+  while (folder && folder > path && folder[-1] != '/')
+    folder--;
+  if (n && folder && !is_one) is_one = names_quant(folder, (size_t)(file - folder), quant);
   return is_one ? n : 0;
+}
+
+void td_hub_list_quant(td_buf *out, const char *path) {
+  if (!td_gguf_is(path) || !td_gguf_is_first(path) || strcasestr(path, "mmproj")) return;
+  char *name = td_gguf_model_name(path);
+  const char *quant = name;
+  for (const char *c = name; c && *c; c++)
+    if (*c == '-' || *c == '.') quant = c + 1;
+  const bool is_new = quant && *quant && !strstr(td_buf_text(out), quant);
+  if (is_new) td_buf_printf(out, "%s%s", out->len ? ", " : "", quant);
+  free(name);
 }
 
 // The best of a folder's files: of several that end so, the one with the shortest name.
@@ -40,10 +62,13 @@ typedef struct {
 } choice;
 
 static void look_at(choice *best, const char *folder, const char *name) {
-  const size_t len = td_gguf_is_first(name) ? td_hub_quant_len(name, best->quant) : 0;
-  if (!len || (best->path && len >= best->len)) return;
   char *path;
-  if (asprintf(&path, "%s/%s", folder, name) < 0) return;
+  if (!td_gguf_is_first(name) || asprintf(&path, "%s/%s", folder, name) < 0) return;
+  const size_t len = td_hub_quant_len(path, best->quant);
+  if (!len || (best->path && len >= best->len)) {
+    free(path);
+    return;
+  }
   free(best->path);
   best->path = path;
   best->len = len;

@@ -232,7 +232,7 @@ def test_what_is_wanted(pull, hub, tmp_path):
     assert sorted(os.listdir(folder / "snapshots" / COMMIT)) == ["config.json", "pytorch_model.bin"]
     assert (folder / "refs" / "v" / "1").read_text() == COMMIT
     status, _, errors = pull("--include", "*.none")
-    assert status == 1 and "none of its 8 files is wanted: see --include" in errors
+    assert status == 1 and "--include matches none of its 8 files" in errors
 
 
 @pytest.mark.parametrize("plan", [["break 100000"] * 7, ["break 1", "break 0", 503, 429, "break 5"]])
@@ -502,6 +502,16 @@ def test_a_quantization(pull, hub):
         new = {p for p in snapshot.rglob("*.gguf")} - before
         assert {str(p.relative_to(snapshot)) for p in new} == set(wanted)
     status, _, errors = pull(command=("pull", "org/name:Q2_K"))
-    assert status == 1 and "no GGUF files of this quantization" in errors
+    assert status == 1 and "no GGUF files of quantization Q2_K, but of Q8_0, Q4_K_M, BF16" in errors
+    # Without weights of its own a repository is none to run: one quantization has to be chosen.
+    hub.files["config.json"] = b"{}"
+    status, _, errors = pull(command=("pull", "org/name"))
+    assert status == 1 and "of Q8_0, Q4_K_M, BF16: give one quantization, as org/name:Q8_0" in errors
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    status, _, errors = pull(command=("pull", "org/name"))
+    assert status == 1 and "it has no safetensors and no GGUF files" in errors
+    hub.files = few | {"IQ1_S/M-1.gguf": b"by its folder"}
+    status, out, errors = pull(command=("pull", "org/name:iq1_s"))
+    assert status == 0 and out.strip() == str(snapshot / "IQ1_S/M-1.gguf")
     status, _, errors = pull("--model", "org/name:BF16", command=("inspect",))
     assert status == 1 and "not a GGUF file" in errors  # found in the cache
