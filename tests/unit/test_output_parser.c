@@ -271,6 +271,16 @@ TEST(elements_of_each_family) {
   check_calls(
       M3(NS "<invoke name=\"g\">" NS "<a>" NS "<item>x" NS "</b>" NS "</a>" NS "</invoke>\n"), "",
       "[g {\"a\": \"" NS "<item>x" NS "</b>\"}]");
+  // Types are the schema's at every depth; the wrapper may be missing.
+  check_calls(M3(NS "<invoke name=\"t\">" NS "<st>" NS "<item>1" NS "</item>" NS "</st>" NS "<d>" NS
+                    "<item>" NS "<old>1" NS "</old>" NS "<item>2" NS "</item>" NS "</item>" NS
+                    "</d>" NS "</invoke>\n"),
+              "", "[t {\"st\": [\"1\"], \"d\": [{\"old\": \"1\", \"item\": 2}]}]");
+  check_calls(M3(NS "<invoke name=\"t\">" NS "<st>" NS "</st>" NS "<o>" NS "</o>" NS "</invoke>\n"),
+              "", "[t {\"st\": [], \"o\": {}}]");
+  check_calls("So " NS "<invoke name=\"t\">" NS "<s>1" NS "</s>" NS "</invoke>" NS
+              "<invoke name=\"g\">" NS "</invoke>",
+              "So", "[t {\"s\": \"1\"}][g {}]");
 #undef M3
 #define DSML(key, type, value)                                                                     \
   "<｜DSML｜parameter name=\"" key "\" string=\"" type "\">" value "</｜DSML｜parameter>\n"
@@ -381,7 +391,10 @@ int before_all(void **state) {
       "{\"id\": {\"type\": \"string\"}}}, \"all\": {\"allOf\": [{\"minLength\": 1}, {\"$ref\": "
       "\"#/$defs/s\"}]}, \"any\": {\"anyOf\": [{\"$ref\": \"#/$defs/s\"}, {\"type\": "
       "\"integer\"}]}, \"both\": {\"type\": [\"string\", \"integer\"], \"anyOf\": [{\"$ref\": "
-      "\"#/$defs/s\"}]}}, \"$defs\": {\"r\": {\"$ref\": \"#/$defs/q\"}, \"q\": {\"type\": "
+      "\"#/$defs/s\"}]}, \"st\": {\"type\": \"array\", \"items\": {\"type\": \"string\"}}, "
+      "\"d\": {\"type\": \"array\", \"items\": {\"anyOf\": [{\"type\": \"object\", "
+      "\"properties\": {\"old\": {\"type\": \"string\"}, \"item\": {\"type\": "
+      "\"integer\"}}}]}}}, \"$defs\": {\"r\": {\"$ref\": \"#/$defs/q\"}, \"q\": {\"type\": "
       "\"number\"}, "
       "\"s\": {\"type\": \"string\"}}}}}]";
   cJSON *tools;

@@ -168,6 +168,8 @@ static td_call_outcome read_value_open(td_call_reading *x) {
   td_json_quote(out, td_buf_text(&r->word), r->word.len);
   td_buf_str(out, r->types == TD_PARAM_STRING ? ": \"" : ": ");
   r->object.has_member = true;
+  td_buf_clear(&r->key);
+  td_buf_add(&r->key, td_buf_text(&r->word), r->word.len);
   td_buf_clear(&r->word);
   r->depth = 0;
   return td_call_go(x, STEP_TAG_VALUE);
@@ -187,7 +189,14 @@ static void take_byte(td_call_reading *x, char c) {
 typedef struct {
   const td_call_tags *tags;
   const char *at, *end;
+  const td_call_reading *x;
+  td_buf path; // owned: of the value being written (tool_params.h)
 } elements;
+
+static unsigned types_here(const elements *e) {
+  unsigned ignored;
+  return td_tool_params_find(e->x->r->params, e->x->call->name, td_buf_text(&e->path), &ignored);
+}
 
 static bool is_next(const elements *e, const char *marker) {
   const size_t n = strlen(marker);
@@ -215,7 +224,7 @@ static bool write_leaf(td_buf *out, elements *e) {
   const size_t left = (size_t)(e->end - e->at);
   const char *next = left ? memmem(e->at, left, open, strlen(open)) : NULL;
   if (!next) return false;
-  td_tool_param_write(out, 0, e->at, (size_t)(next - e->at));
+  td_tool_param_write(out, types_here(e), e->at, (size_t)(next - e->at));
   e->at = next;
   return true;
 }
@@ -226,7 +235,10 @@ static bool write_elements(td_buf *out, elements *e, unsigned depth) {
   static const char item[] = "item";
   if (!begins_element(e)) return depth > 0 && write_leaf(out, e);
   const char *first = e->at + strlen(e->tags->key_open);
-  const bool is_array = (size_t)(e->end - first) > strlen(item) && !memcmp(first, "item>", 5);
+  const unsigned nesting = types_here(e) & (TD_PARAM_ARRAY | TD_PARAM_OBJECT);
+  const bool is_item = (size_t)(e->end - first) > strlen(item) && !memcmp(first, "item>", 5);
+  const bool is_array = is_item && nesting != TD_PARAM_OBJECT;
+  const size_t n_path = e->path.len;
   bool is_whole = depth < MAX_NESTING;
   td_buf_char(out, is_array ? '[' : '{');
   for (unsigned n = 0; is_whole && begins_element(e); n++) {
@@ -238,8 +250,13 @@ static bool write_elements(td_buf *out, elements *e, unsigned depth) {
     if (!is_array) td_json_quote(out, key, n_key);
     if (!is_array) td_buf_str(out, ": ");
     e->at = close + 1;
-    is_whole = write_elements(out, e, depth + 1) && take_next(e, e->tags->value_close) &&
-               (size_t)(e->end - e->at) > n_key && !memcmp(e->at, key, n_key + 1);
+    td_buf_char(&e->path, is_array ? TD_PARAM_ITEMS : TD_PARAM_MEMBER);
+    if (!is_array) td_buf_add(&e->path, key, n_key);
+    is_whole = write_elements(out, e, depth + 1);
+    e->path.len = n_path;
+    if (e->path.data) e->path.data[n_path] = '\0';
+    is_whole = is_whole && take_next(e, e->tags->value_close) && (size_t)(e->end - e->at) > n_key &&
+               !memcmp(e->at, key, n_key + 1);
     if (is_whole) e->at += n_key + 1;
   }
   td_buf_char(out, is_array ? ']' : '}');
@@ -257,14 +274,16 @@ static void end_value(td_call_reading *x) {
     return;
   }
   td_buf value = TD_BUF_INIT;
-  elements all = {.tags = x->form->tags, .at = text, .end = text + word->len};
+  elements all = {.tags = x->form->tags, .at = text, .end = text + word->len, .x = x};
+  td_buf_add(&all.path, td_buf_text(&x->r->key), x->r->key.len);
   if (all.tags->keys_are_tags && write_elements(&value, &all, 0)) {
     td_buf_add(out, td_buf_text(&value), value.len);
   } else {
     td_tool_param_write(out, x->r->types, text, word->len);
   }
-  out->failed |= value.failed;
+  out->failed |= value.failed | all.path.failed;
   td_buf_free(&value);
+  td_buf_free(&all.path);
 }
 
 // ---- where a value ends -------------------------------------------------------------------------

@@ -84,9 +84,13 @@ static const td_call_form_marks forms[] = {
     [INVOKE] = {.open = "<minimax:tool_call>",
                 .close = "</minimax:tool_call>",
                 .tags = &invoke_tags},
-    [ELEMENTS] = {.open = NS "<tool_call>", .close = NS "</tool_call>", .tags = &element_tags},
+    [ELEMENTS] = {.open = NS "<tool_call>",
+                  .close = NS "</tool_call>",
+                  .call_open = NS "<invoke name=",
+                  .tags = &element_tags},
     [DSML] = {.open = "<｜DSML｜function_calls>",
               .close = "</｜DSML｜function_calls>",
+              .call_open = "<｜DSML｜invoke name=",
               .ends_thought = true,
               .tags = &dsml_tags},
     [DSML_V4] = {.open = "<｜DSML｜tool_calls>",
@@ -266,6 +270,8 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
   name[len] = '\0';
   match_name(x, name);
   if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
+  // Markup and blanks are of no name, but of text that looks like a call.
+  if (strpbrk(name, "<> \t\r\n") && !td_tool_params_has_tool(x->r->params, name)) return NONE;
   if (form_of(x)->has_ids && has_index(text, len) && len < sizeof x->call->id) {
     memcpy(x->call->id, text, len);
   }
@@ -735,22 +741,27 @@ td_marker_match td_call_repeats_at(unsigned form, const char *text, size_t at, s
   return !f->middle && at < len && text[at] == '{' ? TD_MARKER_WHOLE : TD_MARKER_NONE;
 }
 
+// The marker of a call may be the beginning of its name's tag.
 static int first_step(unsigned form) {
+  const td_call_tags *tags = forms[form].tags;
+  if (tags && tags->name_open && forms[form].call_open) return STEP_TAG_NAME;
   return forms[form].tags ? STEP_TAG_OPEN : forms[form].middle ? STEP_HEADER : STEP_BRACE;
 }
 
 void td_call_begin(td_call_reader *reader, unsigned form, size_t at, const td_tool_params *params) {
-  td_buf word = reader->word;
+  td_buf word = reader->word, key = reader->key;
   *reader = (td_call_reader){.form = form,
                              .step = first_step(form),
                              .at = at,
                              .begin = at,
                              .params = params,
-                             .word = word};
+                             .word = word,
+                             .key = key};
 }
 
 void td_call_reader_free(td_call_reader *reader) {
   td_buf_free(&reader->word);
+  td_buf_free(&reader->key);
 }
 
 td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *text, size_t len,
@@ -773,7 +784,8 @@ td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *t
   }
   *state = states[o];
   td_status st = td_buf_status(&call->arguments, err);
-  return st == TD_OK ? td_buf_status(&reader->word, err) : st;
+  if (st == TD_OK) st = td_buf_status(&reader->word, err);
+  return st == TD_OK ? td_buf_status(&reader->key, err) : st;
 }
 
 bool td_call_is_sure(const td_call_reader *reader, const td_tool_call *call) {

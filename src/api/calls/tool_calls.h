@@ -66,6 +66,7 @@ typedef struct {
   unsigned depth;               // elements open within the argument being read
   const td_tool_params *params; // borrowed; may be NULL
   td_buf word;                  // owned: the key, name or literal being read
+  td_buf key;                   // owned: of the argument being read, of a form with tags
   td_string_reader string;
   td_object_reader object;
 } td_call_reader;

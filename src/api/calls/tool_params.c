@@ -42,18 +42,92 @@ static td_status add(td_tool_params *params, const char *tool, const char *key, 
   return is_lost ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
 }
 
+#define MAX_NESTED 256 // schemas within a tool's parameters that are looked into
+#define MAX_DEPTH  32
+
+// The schemas whose members are to be added.
+typedef struct {
+  const char *tool;
+  td_schema_ctx *ctx;
+  size_t n;
+  struct {
+    const cJSON *schema;
+    char *path; // owned; NULL: the parameters themselves
+    unsigned depth;
+  } items[MAX_NESTED];
+} nested;
+
+// What a tool nests deeper, or more of, stays unknown.
+static td_status look_into(nested *in, const cJSON *schema, const char *path, unsigned depth,
+                           td_err *err) {
+  if (in->n == MAX_NESTED || depth > MAX_DEPTH) return TD_OK;
+  char *copy = path ? strdup(path) : NULL;
+  if (path && !copy) return td_fail(err, TD_ENOMEM, "out of memory");
+  in->items[in->n].schema = schema;
+  in->items[in->n].path = copy;
+  in->items[in->n++].depth = depth;
+  return TD_OK;
+}
+
+static td_status add_member(td_tool_params *params, nested *in, const td_buf *path, unsigned depth,
+                            const cJSON *schema, unsigned at, td_err *err) {
+  const unsigned types = td_tool_param_types(in->ctx, schema);
+  td_status st = td_buf_status(path, err);
+  if (st == TD_OK) st = add(params, in->tool, td_buf_text(path), types, at, err);
+  const bool may_nest = !types || types & (TD_PARAM_ARRAY | TD_PARAM_OBJECT);
+  return st != TD_OK || !may_nest ? st : look_into(in, schema, td_buf_text(path), depth + 1, err);
+}
+
+// Adds what the i-th of the schemas says of members and items, and has its alternatives looked
+// into.
+static td_status add_members(td_tool_params *params, nested *in, size_t i, td_err *err) {
+  static const char *const alternatives[] = {"anyOf", "oneOf"};
+  const char *path = in->items[i].path;
+  const unsigned depth = in->items[i].depth;
+  const cJSON *schema = td_json_schema_expanded(in->ctx, in->items[i].schema);
+  const cJSON *of = td_json_get(schema, "properties"), *items = td_json_get(schema, "items");
+  td_buf key = TD_BUF_INIT;
+  td_status st = TD_OK;
+  unsigned at = 0;
+  for (const cJSON *p = cJSON_IsObject(of) ? of->child : NULL; p && st == TD_OK; p = p->next) {
+    td_buf_clear(&key);
+    if (path) td_buf_printf(&key, "%s%c", path, TD_PARAM_MEMBER);
+    td_buf_str(&key, p->string);
+    st = add_member(params, in, &key, depth, p, at++, err);
+  }
+  if (st == TD_OK && path && cJSON_IsObject(items)) {
+    td_buf_clear(&key);
+    td_buf_printf(&key, "%s%c", path, TD_PARAM_ITEMS);
+    st = add_member(params, in, &key, depth, items, 0, err);
+  }
+  for (size_t k = 0; k < TD_COUNT(alternatives) && path; k++) {
+    const cJSON *list = td_json_get(schema, alternatives[k]);
+    for (const cJSON *p = cJSON_IsArray(list) ? list->child : NULL; p && st == TD_OK; p = p->next)
+      st = look_into(in, p, path, depth + 1, err);
+  }
+  td_buf_free(&key);
+  return st;
+}
+
 td_status td_tool_params_add(td_tool_params *params, const cJSON *tool, td_budget *budget,
                              td_err *err) {
   const cJSON *function = td_json_get(tool, "function");
   const cJSON *name = td_json_get(function, "name"), *root = td_json_get(function, "parameters");
-  const cJSON *properties = td_json_get(root, "properties");
   if (!cJSON_IsString(name)) return TD_OK;
   td_status st = add(params, name->valuestring, NULL, 0, 0, err);
-  const cJSON *p = cJSON_IsObject(properties) ? properties->child : NULL;
-  td_schema_ctx *ctx = p ? td_json_schema_open(root, budget) : NULL;
-  for (unsigned at = 0; p && st == TD_OK && budget->status == TD_OK; p = p->next, at++)
-    st = add(params, name->valuestring, p->string, td_tool_param_types(ctx, p), at, err);
-  td_json_schema_close(ctx);
+  if (st != TD_OK || !td_json_get(root, "properties")) return st;
+  nested *in = calloc(1, sizeof *in);
+  if (!in) return td_fail(err, TD_ENOMEM, "out of memory");
+  in->tool = name->valuestring;
+  in->ctx = td_json_schema_open(root, budget);
+  st = look_into(in, root, NULL, 0, err);
+  for (size_t i = 0; i < in->n; i++) {
+    if (st == TD_OK && budget->status == TD_OK) st = add_members(params, in, i, err);
+    free(in->items[i].path);
+    in->items[i].path = NULL;
+  }
+  td_json_schema_close(in->ctx);
+  free(in);
   return st == TD_OK ? td_budget_fail(budget, err) : st;
 }
 
@@ -116,7 +190,11 @@ unsigned td_tool_params_find(const td_tool_params *params, const char *tool, con
   const td_tool_param *found = find(params, tool, key);
   const bool is_there = found && compare(found, tool, key) == 0;
   *at = is_there ? found->at : UINT_MAX;
-  return is_there ? found->types : 0;
+  unsigned types = is_there ? found->types : 0;
+  // Alternatives may say different things of one member.
+  for (; is_there && ++found < params->items + params->n && compare(found, tool, key) == 0;)
+    types = types && found->types ? types | found->types : 0;
+  return types;
 }
 
 // ---- arguments ----------------------------------------------------------------------------------
@@ -170,6 +248,11 @@ void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t l
   while (n && is_space(from[n - 1]))
     n--;
   const unsigned type = n ? type_of_json(from[0]) : 0;
+  const unsigned nesting = types & ~(unsigned)TD_PARAM_NULL;
+  if (!n && (nesting == TD_PARAM_ARRAY || nesting == TD_PARAM_OBJECT)) {
+    td_buf_str(out, nesting == TD_PARAM_ARRAY ? "[]" : "{}");
+    return;
+  }
   if (type & allowed & ~(unsigned)TD_PARAM_STRING &&
       td_json_check(from, n, TD_JSON_MAX_DEPTH - 1, &ignored) == TD_OK) {
     td_buf_add(out, from, n);

@@ -19,9 +19,14 @@ enum {
   TD_PARAM_OBJECT = 32,
 };
 
+// The path of a parameter is its name; that of a member within it has a TD_PARAM_MEMBER and the
+// member's name behind it, that of an array's items a TD_PARAM_ITEMS.
+#define TD_PARAM_MEMBER '\x1f'
+#define TD_PARAM_ITEMS  '\x1e'
+
 typedef struct {
   char *tool;     // owned
-  char *key;      // owned; NULL: the entry only says that the tool exists
+  char *key;      // owned, a path; NULL: the entry only says that the tool exists
   unsigned types; // TD_PARAM_*; 0: any
   unsigned at;    // its place among the tool's
 } td_tool_param;
@@ -54,5 +59,5 @@ unsigned td_tool_params_find(const td_tool_params *params, const char *tool, con
 
 // Appends an argument that was written as text, as JSON: as the JSON it is if the types allow that,
 // else as a string. Also takes Python's spelling of true, false and null, and of arrays and
-// objects.
+// objects; of nothing, an empty array or object where it has to be one.
 void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t len);
