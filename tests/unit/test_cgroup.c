@@ -1,4 +1,5 @@
 // tests/unit/test_cgroup.c - limits of control groups, on hierarchies made up in a folder.
+// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // tests/unit/test_kv_pool.c - the pool of KV pages that processes share: how large it is planned,
 // who decides, and what others see of a page.
+// CTest: no-tsan
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

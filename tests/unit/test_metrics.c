@@ -1,4 +1,5 @@
 // tests/unit/test_metrics.c - what GET /metrics writes, held against the text format's rules.
+// CTest: no-tsan
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdio.h>

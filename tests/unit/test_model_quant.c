@@ -1,5 +1,6 @@
 // tests/unit/test_model_quant.c - quantization_config and the tensors of quantized matrices: what
 // is read, what it becomes, and what is refused.
+// CTest: no-tsan
 
 #include <stdio.h>
 #include <stdlib.h>

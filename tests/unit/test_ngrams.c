@@ -1,6 +1,7 @@
 // tests/unit/test_ngrams.c - embeddings of n-grams: hashes as their publisher has them, and the CPU
 // device's operators against a reference, whose results neither cuts of a sequence nor tokens that
 // are taken back change by a bit.
+// CTest: no-tsan
 
 #include <math.h>
 #include <stdlib.h>

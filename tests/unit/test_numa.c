@@ -1,5 +1,6 @@
 // tests/unit/test_numa.c - which rows, and which bytes, belong to which NUMA node, and where pages
 // lie.
+// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 // The option table: command line, configuration file, help.
+// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

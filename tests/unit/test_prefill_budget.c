@@ -1,5 +1,6 @@
 // tests/unit/test_prefill_budget.c - the prefill budget beside decode, and of streamed experts
 // beside decode, on simulated machines.
+// CTest: no-tsan
 #include <math.h>
 
 #include "base/status.h"

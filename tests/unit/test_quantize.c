@@ -1,5 +1,6 @@
 // tests/unit/test_quantize.c - whole checkpoints made smaller: what changes and what stays, runs
 // that stop and go on, and what is refused.
+// CTest: no-tsan
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 // tests/unit/test_request_state.c - every transition of a request's life that is allowed, and every
 // one that is not.
+// CTest: no-tsan
 
 #include <signal.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 // and demands: records come whole and in order, and nobody sleeps for ever. As proof that it can
 // fail, the same search with a mere release store, or without the second look after arming, must
 // find a lost wake.
+// CTest: no-tsan
 #include <stdlib.h>
 #include <string.h>
 

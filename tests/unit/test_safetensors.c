@@ -1,4 +1,5 @@
 // tests/unit/test_safetensors.c - safetensors headers, whole and lying.
+// CTest: no-tsan
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 // tests/unit/test_sched.c - the scheduler's rules, one by one; test_sched_lives.c has all of them
 // at once. CTest: no-tsan
+// CTest: no-tsan
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

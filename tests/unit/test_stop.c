@@ -1,5 +1,6 @@
 // tests/unit/test_stop.c - stop strings: the outcome must not depend on how the text arrives, and
 // nothing of a stop string may ever be shown.
+// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

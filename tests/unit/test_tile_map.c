@@ -1,5 +1,6 @@
 // tests/unit/test_tile_map.c - which node's members take a tile first: each is somebody's, and
 // where its rows lie, whatever the sizes of matrices, tiles and stripes.
+// CTest: no-tsan
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 // In which way a kernel is called and for how many rows: what trials find out, told times of
 // machines that do not exist.
+// CTest: no-tsan
 
 #include "device/cpu/tuner.h"
 #include "unit/ref.h"
