@@ -16,6 +16,7 @@ typedef struct {
   vf scale[HALVES], offset[HALVES];
 } codes;
 
+#define WHOLE_GROUPS      1
 #define COLUMN_AT(row, k) ((row) + columns_bytes(k))
 #define LOAD_AT(row, k)   load_group(row, k)
 #define COLUMNS_BYTES(n)  columns_bytes(n)
@@ -44,11 +45,6 @@ static inline __attribute__((always_inline)) codes load_group(const elem *row, u
     c.offset[i] = vf_set1(s.offset);
   }
   return c;
-}
-
-static inline codes load_codes_n(const elem *w, uint32_t n, elem room[GROUP]) {
-  (void)n, (void)room;
-  return load_group(w, 0);
 }
 
 static inline bool plain(int n, const codes *c) {

@@ -12,6 +12,7 @@
 //   SHARED        if vector_of works for any codes but NaN: this many vectors of a row are decoded
 //                 together because they share work; with watched, watch and watched_nan, which
 //                 report afterwards whether codes of some rows are NaN
+//   WHOLE_GROUPS  1 if rows consist of whole groups: load_codes_n is not needed then
 //   LOAD_AT       if columns are in blocks (common/prefetch.h): load_codes of a row's columns from
 //                 k on
 //   ORDER_X       if columns of a group are not in order: stores a group of x in vector_of's order
@@ -39,6 +40,9 @@
 #define TD_UNROLL _Pragma("GCC unroll 32")
 #ifndef LOAD_AT
 #define LOAD_AT(row, k) load_codes((row) + (k))
+#endif
+#ifndef WHOLE_GROUPS
+#define WHOLE_GROUPS 0
 #endif
 #ifndef ORDER_X
 #define ORDER_X (void)
@@ -69,6 +73,16 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
 
 TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
   return (const elem *)((const char *)w->data + COLUMNS_BYTES((size_t)row * w->cols));
+}
+
+// A row's group from column k on, of which `left` columns are the row's.
+TD_INLINE codes group_at(const elem *row, uint32_t k, uint32_t left, elem room[GROUP]) {
+#if WHOLE_GROUPS
+  (void)left, (void)room;
+#else
+  if (left < GROUP) return load_codes_n(COLUMN_AT(row, k), left, room);
+#endif
+  return LOAD_AT(row, k);
 }
 
 static inline bool scale_is_rows(const td_weight *w) {
@@ -158,7 +172,7 @@ static vf run_products(const elem *w, uint32_t k0, const float *x, uint32_t n, b
   elem room[GROUP];
   vf acc = vf_zero();
   for (uint32_t k = 0; k < n; k += GROUP) {
-    codes c = n - k < GROUP ? load_codes_n(COLUMN_AT(w, k0 + k), n - k, room) : LOAD_AT(w, k0 + k);
+    codes c = group_at(w, k0 + k, n - k, room);
     for (uint32_t j = 0; j < VECTORS && k + j * VL < n; j++) {
       uint32_t at = k + j * VL;
       vf xv = n - at < VL ? vf_load_n(x + at, n - at) : vf_load(x + at);
@@ -284,8 +298,7 @@ static void find_nan(panel *p, uint32_t row, uint32_t n_rows) {
   for (uint32_t r = row; r < row + n_rows; r++) {
     const elem *w = row_data(p->a->w, p->row0 + r);
     for (uint32_t k = 0; k < p->n; k += GROUP) {
-      const uint32_t at = p->k + k, left = p->n - k;
-      codes c = left < GROUP ? load_codes_n(COLUMN_AT(w, at), left, room) : LOAD_AT(w, at);
+      codes c = group_at(w, p->k + k, p->n - k, room);
       p->nan[r] |= has_nan(&c);
     }
   }
@@ -318,11 +331,9 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     }
     add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
-  if (k < n) {
+  if (!WHOLE_GROUPS && k < n) {
     elem room[MAX_ROWS][GROUP];
-    TD_UNROLL for (int r = 0; r < R; r++) {
-      c[r] = load_codes_n(COLUMN_AT(w[r], p->k + k), n - k, room[r]);
-    }
+    TD_UNROLL for (int r = 0; r < R; r++) c[r] = group_at(w[r], p->k + k, n - k, room[r]);
     add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
   if (watched_nan(seen)) find_nan(p, row, (uint32_t)R);
@@ -397,8 +408,7 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
   const size_t step = GEMM_ROWS * VL;
   elem room[GROUP];
   for (uint32_t k = 0; k < g->n; k += GROUP, out += VECTORS * step) {
-    const uint32_t at = g->k + k, left = g->n - k;
-    codes c = left < GROUP ? load_codes_n(COLUMN_AT(w, at), left, room) : LOAD_AT(w, at);
+    codes c = group_at(w, g->k + k, g->n - k, room);
     if (__builtin_expect(plain(1, &c), 1)) {
       TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + j * step, vector_of(&c, j));
       continue;
