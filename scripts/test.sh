@@ -159,7 +159,7 @@ build_asan() {
 
 test_asan() {
   local tested=("${in_asan[@]}")
-  TANDEM_STRINGS=2000 sanitized asan sanitized_tests asan -m "not no_asan"
+  TANDEM_STRINGS=500 sanitized asan sanitized_tests asan -m "not no_asan"
 }
 
 # Unit tests know their sanitizer and repeat less (tests/unit/sanitized.h), and so do those of pytest

@@ -290,14 +290,14 @@ def test_interference(tandem_bin, tmp_path):
     server = Server(tandem_bin, make_model(tmp_path / "tiny"))
     try:
         args = ["--server", server.url, "--load", "interference", "--json"]
-        done = bench(tandem_bin, *args, "-p", "200", "-n", "2000", "--requests", "4")
+        done = bench(tandem_bin, *args, "-p", "200", "-n", "1200", "--requests", "4")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["requests"] == 4 and found["failed"] == 0
         for name in ("itl_alone_ms", "itl_ms"):
             assert 0 < found[name]["p50"] <= found[name]["p99"] <= found[name]["max"]
         assert cached_tokens(server) == 0
-        again = [*args, "-p", "200", "-n", "2000", "--requests", "2"]
+        again = [*args, "-p", "200", "-n", "600", "--requests", "2"]
         assert bench(tandem_bin, *again).returncode == 0
         assert cached_tokens(server) == 0  # another run has other prompts
         for _ in range(2):

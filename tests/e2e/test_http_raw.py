@@ -425,6 +425,7 @@ def test_hostile_bodies_cost_little_memory(tandem_bin, model):
     server.close()
 
 
+@pytest.mark.no_asan
 def test_a_large_prompt_costs_little_more_than_its_bytes(tandem_bin, model):
     """Words, one word without end, control tokens, and several at once, which take turns."""
     server = Server(tandem_bin, model)

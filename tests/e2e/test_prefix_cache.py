@@ -159,6 +159,7 @@ def test_choices_of_one_prompt(server):
     assert cached(complete(server, prompt, n=3)) == 448
 
 
+@pytest.mark.no_asan
 def test_a_small_pool_under_pressure(tandem_bin, model):
     """Far more prefixes than the pool holds, in random order, several at a time: all as at first."""
     server = Server(tandem_bin, model, "--max-batch", "2", "--ctx-size", "512")

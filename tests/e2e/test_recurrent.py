@@ -78,7 +78,8 @@ def streamed_past_crashes(server, prompt, max_tokens):
     return text
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("model", "on"), ("model", "off"), ("latent", "on"), ("grouped", "on"), ("grouped", "off"), ("ngrams", "on"), ("ngrams", "off")])
+@pytest.mark.parametrize("workers", [pytest.param("on", marks=pytest.mark.no_asan), "off"])
+@pytest.mark.parametrize("kind", ["model", "latent", "grouped", "ngrams"])
 def test_prefixes_are_reused(tandem_bin, kind, workers, request):
     model = request.getfixturevalue(kind)
     server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
@@ -101,7 +102,7 @@ def test_prefixes_are_reused(tandem_bin, kind, workers, request):
 
 
 @pytest.mark.parametrize("outputs", [[], ["--cache-output"]], ids=["prompts", "outputs"])
-@pytest.mark.parametrize("workers", ["on", "off"])
+@pytest.mark.parametrize("workers", [pytest.param("on", marks=pytest.mark.no_asan), "off"])
 def test_turns_go_on_from_where_the_last_one_ended(tandem_bin, model, workers, outputs):
     """Also those of a conversation that does not fill a page."""
     server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers, *outputs)
@@ -158,7 +159,7 @@ def test_thoughts_that_the_next_turn_forgets(tandem_bin, model, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("workers", ["on", "off"])
+@pytest.mark.parametrize("workers", [pytest.param("on", marks=pytest.mark.no_asan), "off"])
 def test_states_outlive_the_server_on_disk(tandem_bin, model, tmp_path, workers):
     options = (*OPTIONS, "--kv-dir", tmp_path / "kv")
     server = Server(tandem_bin, model, *options)
@@ -199,6 +200,7 @@ def test_a_turn_after_a_sleep(tandem_bin, pooled, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.no_asan
 @pytest.mark.parametrize(
     ("kind", "n", "n_prompt", "n_output", "pool"),
     [("model", 4, 130, 160, (320, 512)), ("pooled", 2, 505, 1100, (2048, 2560))],

@@ -17,8 +17,8 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-# Both have the same threads.
-@pytest.fixture(params=[pytest.param("on", marks=pytest.mark.tsan), "off"])
+# Code and threads of both are the same: a sanitizer sees one.
+@pytest.fixture(params=[pytest.param("on", marks=[pytest.mark.tsan, pytest.mark.no_asan]), "off"])
 def server(tandem_bin, model, request):
     running = Server(tandem_bin, model, "--max-batch", "8", "--disaggregate", request.param)
     yield running
@@ -107,6 +107,7 @@ def test_killed_before_the_first_token(server):
     assert replayed == text_of(complete(server))
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("workers", ["on", "off"])
 def test_killed_in_the_middle_of_a_prompt(tandem_bin, model, workers):
     """It goes on behind the pages that are whole, and so does the time that it took."""
@@ -128,6 +129,7 @@ def test_killed_in_the_middle_of_a_prompt(tandem_bin, model, workers):
     assert server.log().count("signal 9") == 1
 
 
+@pytest.mark.no_asan
 def test_the_answer_is_that_of_one_process(tandem_bin, model):
     """Greedy, seeded, with penalties and log-probabilities: to the bit, alone and among many."""
     fields = [

@@ -323,6 +323,7 @@ def check_texts(tandem_bin, case, folder, n_requests, n_clients, *options, n_pro
     assert n_drafted > n_requests * 14 / 2 and n_drafted / 5 < accepted < n_drafted
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("case", [*CASES, WRAPPED])
 def test_texts_are_the_same(tandem_bin, case, tmp_path):
     check_texts(tandem_bin, case, tmp_path, 12, 4)

@@ -71,6 +71,7 @@ def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
 
 
 # A recurrent state passes from step to step by the bit, wherever a prompt is cut, and so do selections of keys.
+@pytest.mark.no_asan
 @pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5", "kimi_linear", "glm5_next", "qwen4_exp", *SELECTING))])
 def test_the_same_bits_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
@@ -81,6 +82,7 @@ def test_the_same_bits_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa
     assert all((one == ours[0]).all() for one in ours[1:])
 
 
+@pytest.mark.no_asan
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_continuation(tandem, checkpoint_of, case):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
@@ -181,8 +183,8 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, chunk, experts, tmp_p
 @pytest.mark.no_asan
 @pytest.mark.parametrize(
     ("case", "chunks"),
-    [(case, (64, 37, 2)) for case in ("qwen3_next", "kimi_linear", "deepseek_v4", "glm5_next")]
-    + [("qwen4_exp_text", (64, 37))],  # takes the emulator long
+    [(case, (64, 37)) for case in ("qwen3_next", "kimi_linear", "deepseek_v4", "qwen4_exp_text")]
+    + [("glm5_next", (64, 2))],  # which takes the emulator long
 )
 def test_recurrent_states_in_chunks_on_cuda(tandem, cuda, checkpoint_of, case, chunks, tmp_path, monkeypatch):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)

@@ -61,9 +61,10 @@ def ids_of(array):
     return ",".join(str(i) for i in array.tolist())
 
 
-def logits_of(tandem, case, tmp_path, chunk, *options, activations="f32", **environment):
+def logits_of(tandem, case, tmp_path, chunk, *options, activations="f32", n_tokens=None, **environment):
+    """Of the golden's prompt, or the first n_tokens of it."""
     out = tmp_path / "logits.npy"
-    args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
+    args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy")[:n_tokens])]
     args += ["--activations", activations]
     args += [] if "--device" in options else ["--device", "cpu"]
     if chunk is not None:

@@ -1,5 +1,4 @@
 // tests/unit/test_model.c - whole checkpoints load, and broken ones are refused by name.
-// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
