@@ -7,7 +7,6 @@
 // one warpgroup does that, the other one's unit is multiplied: they take turns. A token's result
 // does not depend on the tile's size or on its neighbours.
 #include "kernels/cuda/a8.cuh"
-#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/linear_ring.cuh"
 
 enum {
@@ -28,11 +27,10 @@ template <int TOKENS> struct a8_stages {
   uint16_t w[STAGES][RING_ROWS][PANEL];
   float x_scale[STAGES][TOKENS];
   float w_scale[STAGES][RING_ROWS]; // where units share a scale, one a unit
-  uint32_t row[STAGES][TOKENS];     // see find_rows
+  token_rows<TOKENS> rows[STAGES];  // of a warp that copies
   linear_ring<STAGES> ring;
   uint64_t turn[2]; // of a warpgroup
 };
-static_assert(sizeof(a8_stages<TD_CU_A8_TOKENS>) <= 227 << 10, "shared memory of sm_90");
 
 // ---- copies -------------------------------------------------------------------------------------
 
@@ -52,17 +50,18 @@ __device__ static void copy_row_scales(const td_cu_linear_args &a, const td_weig
 }
 
 template <int TOKENS, bool SHARED>
-__device__ static void copy_step(const td_cu_linear_args &a, const td_weight &w,
-                                 const uint32_t (&row)[TOKENS], uint32_t row0, uint32_t step,
+__device__ static void copy_step(const td_cu_linear_args &a, const linear_part &part,
+                                 token_rows<TOKENS> &rows, uint32_t row0, uint32_t step,
                                  uint32_t stage, a8_stages<TOKENS> &s) {
-  const uint32_t n_steps = (w.cols + STEP - 1) / STEP, first = step * STEP;
-  copy_panel<TOKENS>(a.x8, n_steps * STEP, first, true, row, s.x[stage]);
+  const uint32_t first = step * STEP;
+  const td_weight &w = part.w;
+  copy_panel(a.x8, first, true, part.n, rows, s.x[stage]);
   copy_codes<PANEL_CHUNKS, uint2>(codes_of<PANEL_CHUNKS>(w, w.cols, row0, a.row0 + a.n_rows), first,
                                   reinterpret_cast<uint4 *>(s.w[stage]));
 #pragma unroll 2
   for (uint32_t t = threadIdx.x % WARP; t < TOKENS; t += WARP) {
-    const uint64_t r = row[t];
-    copy_async_value(&s.x_scale[stage][t], a.x8_scale + r * n_steps + step, r != NO_ROW);
+    const uint32_t first_scale = row_of_token(rows.at, TOKENS, t) / (STEP / COPY);
+    copy_async_value(&s.x_scale[stage][t], a.x8_scale + first_scale + step, true);
   }
   copy_row_scales<SHARED>(a, w, row0, step, s.w_scale[stage]);
 }
@@ -76,14 +75,14 @@ __device__ static void copy_tiles(const td_cu_linear_args &a, a8_stages<TOKENS> 
     const linear_part &part = find_part(a, at, s.ring);
     if (part.n == 0) return;
     const uint32_t n_steps = (part.w.cols + STEP - 1) / STEP;
-    uint32_t(&row)[TOKENS] = s.row[threadIdx.x / WARP - MULTIPLY_WARPS];
-    find_rows<TOKENS>(a, part, row);
+    token_rows<TOKENS> &rows = s.rows[threadIdx.x / WARP - MULTIPLY_WARPS];
+    find_rows(a, part, n_steps * STEP, rows);
 #pragma unroll 1
     for (uint32_t tile = span.begin; tile < span.end; tile++, n += n_steps) {
 #pragma unroll 1
       for (uint32_t i = ring_next<STAGES>(n); i < n + n_steps; i += STAGES) {
         ring_wait_free(s.ring, i);
-        copy_step<TOKENS, SHARED>(a, part.w, row, a.row0 + tile * RING_ROWS, i - n, i % STAGES, s);
+        copy_step<TOKENS, SHARED>(a, part, rows, a.row0 + tile * RING_ROWS, i - n, i % STAGES, s);
         ring_fill(s.ring, i);
       }
     }
@@ -252,12 +251,7 @@ __global__ static void __launch_bounds__(RING_THREADS, 1)
 
 template <class Codes, int TOKENS, bool SHARED>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  auto kernel = linear_a8_wgmma_kernel<Codes, TOKENS, SHARED>;
-  const size_t n_bytes = sizeof(a8_stages<TOKENS>);
-  cudaError_t code = allow_shared(kernel, n_bytes);
-  if (code != cudaSuccess) return code;
-  TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, n_bytes, stream, *a);
-  return launched();
+  return launch_ring<a8_stages<TOKENS>>(linear_a8_wgmma_kernel<Codes, TOKENS, SHARED>, a, stream);
 }
 
 template <class Codes, int TOKENS>

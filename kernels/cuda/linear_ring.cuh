@@ -5,6 +5,7 @@
 // warps that copy go on to the next tile while the others store sums.
 #pragma once
 
+#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mbarrier.cuh"
 
@@ -126,33 +127,49 @@ static inline dim3 linear_grid(const td_cu_linear_args &a) {
 
 // ---- copies, by one warp ------------------------------------------------------------------------
 
-// Which row of x each of a part's tokens is. In shared memory, a table a warp, since registers are
-// few.
-enum : uint32_t { NO_ROW = 0xffffffffu };
+// Where the rows of x of a part's tokens begin, in units of COPY, a table a warp, since registers
+// are few. Tokens that there are not have the last one's row, and sums that are not stored.
+template <int TOKENS> struct token_rows {
+  uint4 at[TOKENS / 4]; // of tokens t, t + 4, t + 8 and t + 12, which a lane copies together
+};
+
+__device__ inline uint32_t &row_of_token(uint4 *at, uint32_t n_tokens, uint32_t t) {
+  return reinterpret_cast<uint32_t *>(at)[t % 4 * (n_tokens / 4) + t / 4];
+}
 
 template <int TOKENS>
 __device__ inline void find_rows(const td_cu_linear_args &a, const linear_part &part,
-                                 uint32_t (&row)[TOKENS]) {
+                                 uint32_t row_bytes, token_rows<TOKENS> &rows) {
   __syncwarp(); // the rows of the part before are no longer read
 #pragma unroll 1
-  for (uint32_t t = threadIdx.x % WARP; t < TOKENS; t += WARP)
-    row[t] = t >= part.n ? NO_ROW : a.x_rows ? a.x_rows[part.x_begin + t] : part.x_begin + t;
+  for (uint32_t t = threadIdx.x % WARP; t < TOKENS; t += WARP) {
+    const uint32_t i = part.x_begin + at_most(t, part.n - 1);
+    row_of_token(rows.at, TOKENS, t) = (a.x_rows ? a.x_rows[i] : i) * (row_bytes / COPY);
+  }
   __syncwarp();
 }
 
-// A panel of tokens' rows, which are row_bytes apart; first: byte of their rows that it begins
-// with. Zeros where there is no token or, with !is_there, no column of the lane's chunk.
+// A panel of n tokens' rows, and of as many more as make it 16; first: byte of their rows that it
+// begins with. Zeros with !is_there: no column of the lane's chunk.
 template <int TOKENS>
-__device__ inline void copy_panel(const void *x, uint32_t row_bytes, uint32_t first, bool is_there,
-                                  const uint32_t (&row)[TOKENS], uint16_t (&to)[TOKENS][PANEL]) {
-  enum { AT_ONCE = WARP / PANEL_CHUNKS };
-  const uint32_t lane = unknown(threadIdx.x % WARP), chunk = lane % PANEL_CHUNKS;
+__device__ inline void copy_panel(const void *x, uint32_t first, bool is_there, uint32_t n,
+                                  const token_rows<TOKENS> &rows, uint16_t (&to)[TOKENS][PANEL]) {
+  static_assert(WARP / PANEL_CHUNKS == 4, "a lane has every fourth token");
+  const uint32_t lane = unknown(threadIdx.x % WARP), t = lane / PANEL_CHUNKS;
+  const uint32_t chunk = lane % PANEL_CHUNKS;
   const char *from = static_cast<const char *>(x) + first + chunk * COPY;
-#pragma unroll 4
-  for (uint32_t t = lane / PANEL_CHUNKS; t < TOKENS; t += AT_ONCE) {
-    const uint64_t r = row[t];
-    copy_async(chunk_of(&to, t, chunk), reinterpret_cast<const uint16_t *>(from + r * row_bytes),
-               is_there && r != NO_ROW);
+  const uint4 *at = rows.at + t * (TOKENS / 16);
+  settle(from);
+  uint16_t *even = chunk_of(&to, t, chunk), *odd = chunk_of(&to, t + 4, chunk);
+#pragma unroll 1
+  for (uint32_t i = 0; i < n; i += 16, even += 16 * PANEL, odd += 16 * PANEL) {
+    const uint4 v = *at++;
+    const uint32_t places[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+      copy_async((j % 2 ? odd : even) + j / 2 * 8 * PANEL,
+                 reinterpret_cast<const uint16_t *>(from + static_cast<size_t>(places[j]) * COPY),
+                 is_there);
   }
 }
 
@@ -184,30 +201,53 @@ __device__ inline code_source codes_of(const td_weight &w, uint32_t row_bytes, u
   return out;
 }
 
-// From byte `first` of the rows on, in pieces of Unit.
-template <int CHUNKS, class Unit>
+// From byte `first` of the rows on, in pieces of Unit. WHOLE: all rows and columns exist.
+template <int CHUNKS, class Unit, bool WHOLE>
 __device__ inline void copy_codes_in(const code_source &s, uint32_t first, uint4 *to) {
-  enum { AT_ONCE = WARP / CHUNKS, UNITS = COPY / sizeof(Unit) };
+  enum { AT_ONCE = WARP / CHUNKS, UNITS = COPY / sizeof(Unit), TURN = AT_ONCE < 8 ? 8 : AT_ONCE };
   const uint32_t lane = unknown(threadIdx.x % WARP), row0 = lane / CHUNKS, chunk = lane % CHUNKS;
   const uint32_t column = first + chunk * COPY;
   const char *from = s.from + first;
-#pragma unroll 4
-  for (uint32_t i = 0; i < RING_ROWS; i += AT_ONCE, from += AT_ONCE * s.row_bytes) {
-    const bool has_row = row0 + i < s.n_rows;
-    Unit *at = reinterpret_cast<Unit *>(to + code_chunk<CHUNKS>(row0 + i, chunk));
-    settle(from);
-    for (uint32_t u = 0; u < UNITS; u++)
-      copy_async_value(at + u, reinterpret_cast<const Unit *>(from) + u,
-                       has_row && column + u * sizeof(Unit) < s.row_bytes);
+  uint4 *place[TURN / AT_ONCE]; // of rows that are TURN apart, chunks have the same position
+  for (uint32_t e = 0; e < TURN / AT_ONCE; e++)
+    place[e] = to + code_chunk<CHUNKS>(row0 + e * AT_ONCE, chunk);
+#pragma unroll 2
+  for (uint32_t i = 0; i < RING_ROWS; i += 2 * TURN) {
+#pragma unroll
+    for (uint32_t e = 0; e < 2 * TURN / AT_ONCE; e++, from += AT_ONCE * s.row_bytes) {
+      const uint32_t row = e * AT_ONCE;
+      Unit *at = reinterpret_cast<Unit *>(place[e % (TURN / AT_ONCE)] +
+                                          (i + row / TURN * TURN) * CHUNKS);
+      settle(from);
+      for (uint32_t u = 0; u < UNITS; u++)
+        copy_async_value(
+            at + u, reinterpret_cast<const Unit *>(from) + u,
+            WHOLE || (row0 + i + row < s.n_rows && column + u * sizeof(Unit) < s.row_bytes));
+    }
   }
 }
 
 // Unit: uint32_t, uint2 or uint4, what rows are aligned to at least.
 template <int CHUNKS, class Unit>
 __device__ inline void copy_codes(const code_source &s, uint32_t first, uint4 *to) {
-  if (s.in_runs || sizeof(Unit) == COPY) {
-    copy_codes_in<CHUNKS, uint4>(s, first, to);
+  const bool in_runs = s.in_runs || sizeof(Unit) == COPY;
+  if (in_runs && s.n_rows >= RING_ROWS && first + CHUNKS * COPY <= s.row_bytes) {
+    copy_codes_in<CHUNKS, uint4, true>(s, first, to);
+  } else if (in_runs) {
+    copy_codes_in<CHUNKS, uint4, false>(s, first, to);
   } else {
-    copy_codes_in<CHUNKS, Unit>(s, first, to);
+    copy_codes_in<CHUNKS, Unit, false>(s, first, to);
   }
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+// Stages: what the kernel has in shared memory.
+template <class Stages, class Kernel>
+static int launch_ring(Kernel kernel, const td_cu_linear_args *a, td_cu_stream stream) {
+  static_assert(sizeof(Stages) <= 227 << 10, "shared memory of sm_90");
+  const cudaError_t code = allow_shared(kernel, sizeof(Stages));
+  if (code != cudaSuccess) return code;
+  TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, sizeof(Stages), stream, *a);
+  return launched();
 }

@@ -4,7 +4,6 @@
 // take them, 16 columns at a time and up to four such products under way, while the other
 // warpgroup's are multiplied, too. Codes of up to 8 bits are exact in BF16, and so are those of FP4
 // times their groups' scales. Other scales multiply sums over their columns, 128 at most, in FP32.
-#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear_ring.cuh"
 
@@ -20,17 +19,22 @@ enum {
 template <int READ> constexpr int STEP = BITS<READ> == 16 ? PANEL : 2 * PANEL;
 template <int READ> constexpr int CHUNKS = STEP<READ> *BITS<READ> / 8 / COPY; // of a row's codes
 
+// Columns of FP4 that share a scale, and words of four such scales in a row's step.
+template <int READ> constexpr int FP4_COLUMNS = READ == TD_CU_READ_NVFP4 ? 16 : 32;
+template <int READ> constexpr int FP4_WORDS = STEP<READ> / FP4_COLUMNS<READ> / 4;
+
 // SPAN: 0 where no scales are left for sums, else the fewest columns of one: 32 or a step.
-template <int READ, int SPAN> struct sum_scales {
+template <int READ, int SPAN> struct step_scales {
   float scale[STEP<READ> / SPAN][RING_ROWS];
   uint8_t zero[READ == TD_CU_READ_I4 ? STEP<READ> / SPAN : 1][RING_ROWS];
 };
-template <int READ> struct sum_scales<READ, 0> {};
+template <int READ> struct step_scales<READ, 0> { uint32_t words[RING_ROWS][FP4_WORDS<READ>]; };
+template <> struct step_scales<TD_CU_READ_BF16, 0> {};
 
 template <int READ, int SPAN, int TOKENS> struct alignas(1024) linear_stage {
   uint16_t x[STEP<READ> / PANEL][TOKENS][PANEL];
   uint4 codes[RING_ROWS * CHUNKS<READ>];
-  sum_scales<READ, SPAN> scales;
+  step_scales<READ, SPAN> scales;
 };
 
 template <int READ, int SPAN, int TOKENS>
@@ -41,7 +45,9 @@ constexpr int STAGES = sizeof(linear_stage<READ, SPAN, TOKENS>) * MOST_STAGES <=
 template <int READ, int SPAN, int TOKENS> struct linear_stages {
   enum { N = STAGES<READ, SPAN, TOKENS> };
   linear_stage<READ, SPAN, TOKENS> stage[N];
-  uint32_t row[N][TOKENS]; // see find_rows
+  // of warps that copy:
+  token_rows<TOKENS> rows[N];
+  uint32_t first_scale[N][RING_ROWS];
   linear_ring<N> ring;
 };
 
@@ -50,32 +56,102 @@ template <int READ, int SPAN, int TOKENS> struct linear_stages {
 // What rows of eight weights at a time are aligned to.
 template <int READ> using code_unit = decltype(raw8<READ>::v);
 
-// Rows past the last one repeat the last one, and columns the last one; their sums are not stored.
-template <int READ, int SPAN>
-__device__ static void copy_scales(const td_weight &w, uint32_t row0, uint32_t last, uint32_t k,
-                                   sum_scales<READ, SPAN> &to) {
-  const uint32_t n_groups = weight_groups(w), shift = group_shift(w);
+// Where the scales of a tile's rows begin, a table a warp, of which each lane has its own rows.
+// Rows past the last one repeat it, and columns the last one; their sums are not stored.
+__device__ static void find_scales(const td_weight &w, uint32_t row0, uint32_t last,
+                                   uint32_t (&first)[RING_ROWS]) {
+  const uint32_t n_groups = weight_groups(w), each = w.scale_rows;
 #pragma unroll 1
-  for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += WARP) {
-    const uint32_t row = at_most(row0 + r, last);
-    const size_t first = static_cast<size_t>(row / w.scale_rows) * n_groups;
-    const row_scales from = {static_cast<const char *>(w.scale) +
-                                 first * scale_bytes<READ>(w.scale_dtype),
-                             shift, w.scale_dtype};
+  for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += WARP)
+    first[r] = at_most(row0 + r, last) / each * n_groups;
+}
+
+// Rows of a lane whose scales are loaded together, through registers.
+enum { BATCH = 4 };
+
+// Four bytes from byte i on, of n. Unit: what rows are aligned to.
+template <class Unit>
+__device__ inline uint32_t word_at(const uint8_t *row, uint32_t i, uint32_t n) {
+  uint32_t word = 0;
 #pragma unroll
+  for (uint32_t b = 0; b < 4; b += sizeof(Unit)) {
+    const uint8_t *at = row + at_most(i + b, n - static_cast<uint32_t>(sizeof(Unit)));
+    word |= static_cast<uint32_t>(__ldg(reinterpret_cast<const Unit *>(at))) << 8 * b;
+  }
+  return word;
+}
+
+template <int READ, class Unit>
+__device__ static void copy_words(const td_weight &w, const uint32_t (&first)[RING_ROWS],
+                                  uint32_t k, step_scales<READ, 0> &to) {
+  enum { N = FP4_WORDS<READ> };
+  const uint32_t n_groups = weight_groups(w), group = k / FP4_COLUMNS<READ>;
+  const uint8_t *scales = static_cast<const uint8_t *>(w.scale);
+#pragma unroll 1
+  for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += BATCH * WARP) {
+    uint32_t words[BATCH][N];
+#pragma unroll
+    for (uint32_t e = 0; e < BATCH * N; e++)
+      words[e / N][e % N] = word_at<Unit>(scales + first[r + e / N * WARP], group + e % N * 4,
+                                          n_groups);
+#pragma unroll
+    for (uint32_t e = 0; e < BATCH * N; e++)
+      to.words[r + e / N * WARP][e % N] = words[e / N][e % N];
+  }
+}
+
+// INT4's scales and zero points of a group of columns, the i-th of the step.
+template <int SPAN>
+__device__ static void copy_i4_scales(const td_weight &w, const uint32_t (&first)[RING_ROWS],
+                                      uint32_t row0, uint32_t last, uint32_t i, uint32_t group,
+                                      step_scales<TD_CU_READ_I4, SPAN> &to) {
+  const char *scales = static_cast<const char *>(w.scale);
+  const uint32_t n_bytes = scale_bytes<TD_CU_READ_I4>(w.scale_dtype), n_groups = weight_groups(w);
+#pragma unroll 1
+  for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += BATCH * WARP) {
+    uint32_t bits[BATCH][1], zeros[BATCH];
+#pragma unroll
+    for (uint32_t j = 0; j < BATCH; j++) {
+      const size_t at = first[r + j * WARP], row = at_most(row0 + r + j * WARP, last);
+      const row_scales from = {scales + at * n_bytes, 0, w.scale_dtype};
+      load_scales<TD_CU_READ_I4>(from, {group}, bits[j]);
+      zeros[j] = w.zero ? __ldg(w.zero + row / 8 * n_groups + group) : 0x88888888u;
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < BATCH; j++) {
+      float value[1];
+      scale_values<TD_CU_READ_I4>(w.scale_dtype, bits[j], value);
+      to.scale[i][r + j * WARP] = value[0];
+      to.zero[i][r + j * WARP] = zeros[j] >> at_most(row0 + r + j * WARP, last) % 8 * 4 & 15;
+    }
+  }
+}
+
+template <int READ, int SPAN>
+__device__ static void copy_scales(const td_weight &w, const uint32_t (&first)[RING_ROWS],
+                                   uint32_t row0, uint32_t last, uint32_t k,
+                                   step_scales<READ, SPAN> &to) {
+  if constexpr (IS_FP4<READ>) {
+    const uintptr_t places = reinterpret_cast<uintptr_t>(w.scale) | weight_groups(w);
+    if (places % 4 == 0) {
+      copy_words<READ, uint32_t>(w, first, k, to);
+    } else if (places % 2 == 0) {
+      copy_words<READ, uint16_t>(w, first, k, to);
+    } else {
+      copy_words<READ, uint8_t>(w, first, k, to);
+    }
+  } else {
+    const uint32_t shift = group_shift(w);
+#pragma unroll 1
     for (uint32_t i = 0; i < STEP<READ> / SPAN; i++) {
       const uint32_t group = at_most(k + i * SPAN, w.cols - 1) >> shift;
-      if constexpr (READ != TD_CU_READ_I4) {
-        copy_async_value(&to.scale[i][r], reinterpret_cast<const float *>(from.first) + group,
-                         true);
+      if constexpr (READ == TD_CU_READ_I4) {
+        copy_i4_scales<SPAN>(w, first, row0, last, i, group, to);
       } else {
-        uint32_t bits[1];
-        float value[1];
-        load_scales<READ>(from, {group}, bits);
-        scale_values<READ>(from.dtype, bits, value);
-        to.scale[i][r] = value[0];
-        const size_t word = static_cast<size_t>(row / 8) * n_groups + group;
-        to.zero[i][r] = w.zero ? __ldg(w.zero + word) >> row % 8 * 4 & 15 : 8;
+        const float *scales = static_cast<const float *>(w.scale) + group;
+#pragma unroll 4
+        for (uint32_t r = threadIdx.x % WARP; r < RING_ROWS; r += WARP)
+          copy_async_value(&to.scale[i][r], scales + first[r], true);
       }
     }
   }
@@ -94,12 +170,14 @@ __device__ static void copy_tiles(const td_cu_linear_args &a,
     const linear_part &part = find_part(a, at, s.ring);
     if (part.n == 0) return;
     const uint32_t cols = part.w.cols, n_steps = (cols + STEP<READ> - 1) / STEP<READ>;
-    uint32_t(&row)[TOKENS] = s.row[threadIdx.x / WARP - MULTIPLY_WARPS];
-    find_rows<TOKENS>(a, part, row);
+    token_rows<TOKENS> &rows = s.rows[threadIdx.x / WARP - MULTIPLY_WARPS];
+    find_rows(a, part, static_cast<uint32_t>(a.x_stride * sizeof *a.x), rows);
 #pragma unroll 1
     for (uint32_t tile = span.begin; tile < span.end; tile++, n += n_steps) {
-      const code_source codes = codes_of<CHUNKS<READ>>(
-          part.w, bytes_of<READ>(cols), a.row0 + tile * RING_ROWS, a.row0 + a.n_rows);
+      const uint32_t row0 = a.row0 + tile * RING_ROWS, end = a.row0 + a.n_rows;
+      const code_source codes = codes_of<CHUNKS<READ>>(part.w, bytes_of<READ>(cols), row0, end);
+      uint32_t(&first)[RING_ROWS] = s.first_scale[threadIdx.x / WARP - MULTIPLY_WARPS];
+      if (READ != TD_CU_READ_BF16) find_scales(part.w, row0, end - 1, first);
 #pragma unroll 1
       for (uint32_t i = ring_next<N_STAGES>(n); i < n + n_steps; i += N_STAGES) {
         auto &stage = s.stage[i % N_STAGES];
@@ -107,13 +185,11 @@ __device__ static void copy_tiles(const td_cu_linear_args &a,
         ring_wait_free(s.ring, i);
 #pragma unroll 1
         for (uint32_t p = 0; p < STEP<READ> / PANEL; p++)
-          copy_panel<TOKENS>(a.x, static_cast<uint32_t>(a.x_stride * sizeof *a.x),
-                             (k + p * PANEL) * static_cast<uint32_t>(sizeof *a.x),
-                             k + p * PANEL + column < cols, row, stage.x[p]);
+          copy_panel(a.x, (k + p * PANEL) * static_cast<uint32_t>(sizeof *a.x),
+                     k + p * PANEL + column < cols, part.n, rows, stage.x[p]);
         copy_codes<CHUNKS<READ>, code_unit<READ>>(codes, bytes_of<READ>(k), stage.codes);
-        if constexpr (SPAN > 0)
-          copy_scales<READ, SPAN>(part.w, a.row0 + tile * RING_ROWS, a.row0 + a.n_rows - 1, k,
-                                  stage.scales);
+        if constexpr (READ != TD_CU_READ_BF16)
+          copy_scales<READ, SPAN>(part.w, first, row0, end - 1, k, stage.scales);
         ring_fill(s.ring, i);
       }
     }
@@ -122,33 +198,10 @@ __device__ static void copy_tiles(const td_cu_linear_args &a,
 
 // ---- weights ------------------------------------------------------------------------------------
 
-// Scales of FP4 of the thread's two rows of a unit, for a step, in stored form.
-template <int READ> struct fp4_scales {
-  enum {
-    EACH = READ == TD_CU_READ_NVFP4 ? 16 : 32, // columns
-    N = STEP<READ> / EACH
-  };
-  uint32_t scale[2][N];
-};
-
 // The first of the thread's two rows of a unit in the tile; the other one is eight below.
 __device__ inline uint32_t unit_row(uint32_t unit) {
   return (threadIdx.x / GROUP * UNITS + unit) * UNIT_ROWS + threadIdx.x % GROUP / WARP * 16 +
          threadIdx.x % WARP / 4;
-}
-
-template <int READ>
-__device__ static void fetch_scales(const td_weight &w, uint32_t row, uint32_t last, uint32_t k,
-                                    fp4_scales<READ> &out) {
-#pragma unroll
-  for (uint32_t h = 0; h < 2; h++) {
-    const row_scales from = scales_of_row<READ>(w, at_most(unknown(row) + 8 * h, last));
-    uint32_t group[fp4_scales<READ>::N];
-#pragma unroll
-    for (uint32_t i = 0; i < fp4_scales<READ>::N; i++)
-      group[i] = at_most(k + i * fp4_scales<READ>::EACH, w.cols - 1) >> from.shift;
-    load_scales<READ>(from, group, out.scale[h]);
-  }
 }
 
 // The codes of the thread's first row of a unit: at its columns of chunk 0, were that at position
@@ -164,41 +217,44 @@ template <int READ> __device__ inline row_codes row_codes_of(const uint4 *codes,
           unknown(code_chunk<CHUNKS<READ>>(row, 0) % CHUNKS<READ> * COPY)};
 }
 
-// Weights of two rows and columns from K i of the step on, as wgmma_rows takes them. zero: of INT4.
+// Codes of two rows at columns from K i of the step on, as they are stored: of columns p and p + 8,
+// 8 bits and less together.
 template <int READ>
-__device__ static void weights_of(const row_codes &codes, uint32_t i,
-                                  const fp4_scales<READ> &scales, const uint32_t (&zero)[2],
-                                  uint32_t (&out)[4]) {
+__device__ inline void codes_of_step(const row_codes &codes, uint32_t i, uint32_t (&out)[2][2]) {
+#pragma unroll
+  for (uint32_t e = 0; e < 4; e++) {
+    const uint32_t h = e / 2, j = e % 2, byte = (K * i + 8 * j) * BITS<READ> / 8;
+    const unsigned char *at = codes.at + 8 * h * CHUNKS<READ> * COPY +
+                              (byte / COPY * COPY ^ codes.swizzle) + byte % COPY;
+    if constexpr (READ == TD_CU_READ_BF16) {
+      out[h][j] = *reinterpret_cast<const uint32_t *>(at);
+    } else if constexpr (BITS<READ> == 8) {
+      out[h][j] = *reinterpret_cast<const uint16_t *>(at);
+    } else {
+      out[h][j] = *at;
+    }
+  }
+}
+
+// The weights, as wgmma_rows takes them. scale: of FP4, as it is stored; zero: of INT4.
+template <int READ>
+__device__ inline void weights_of(const uint32_t (&codes)[2][2], const uint32_t (&scale)[2],
+                                  const uint32_t (&zero)[2], uint32_t (&out)[4]) {
 #pragma unroll
   for (uint32_t h = 0; h < 2; h++) {
-    const unsigned char *at[2]; // columns p and p + 8 of the row
+    float value[1] = {1};
+    if (IS_FP4<READ>) scale_values<READ>(TD_F32, {scale[h]}, value);
+    const uint32_t pairs = codes[h][0] | codes[h][1] << 16; // of 8 bits
 #pragma unroll
     for (uint32_t j = 0; j < 2; j++) {
-      const uint32_t byte = (K * i + 8 * j) * BITS<READ> / 8;
-      at[j] = codes.at + 8 * h * CHUNKS<READ> * COPY + (byte / COPY * COPY ^ codes.swizzle) +
-              byte % COPY;
-    }
-    if constexpr (READ == TD_CU_READ_BF16) {
-      for (uint32_t j = 0; j < 2; j++)
-        out[h + 2 * j] = *reinterpret_cast<const uint32_t *>(at[j]);
-    } else if constexpr (BITS<READ> == 8) {
-      const uint32_t pairs = *reinterpret_cast<const uint16_t *>(at[0]) |
-                             static_cast<uint32_t>(*reinterpret_cast<const uint16_t *>(at[1]))
-                                 << 16;
-      for (uint32_t j = 0; j < 2; j++)
-        out[h + 2 * j] = bf16x2_of_bytes<READ>(pairs, j);
-    } else {
-      const uint32_t group = i * K / fp4_scales<READ>::EACH;
-      for (uint32_t j = 0; j < 2; j++) {
-        if constexpr (READ == TD_CU_READ_I4) {
-          out[h + 2 * j] = bf16x2_from_i4_pair(*at[j], less_zero_point(zero[h]));
-        } else {
-          float scale[1];
-          scale_values<READ>(TD_F32, {scales.scale[h][group]}, scale);
-          out[h + 2 * j] = bf16x2_fma(bf16x2_from_e2m1_pair(*at[j]), bf16x2_cut(scale[0], scale[0]),
-                                      0x80008000u);
-        }
-      }
+      uint32_t &to = out[h + 2 * j];
+      if constexpr (READ == TD_CU_READ_BF16) to = codes[h][j];
+      if constexpr (BITS<READ> == 8) to = bf16x2_of_bytes<READ>(pairs, j);
+      if constexpr (READ == TD_CU_READ_I4)
+        to = bf16x2_from_i4_pair(codes[h][j], less_zero_point(zero[h]));
+      if constexpr (IS_FP4<READ>)
+        to = bf16x2_fma(bf16x2_from_e2m1_pair(codes[h][j]), bf16x2_cut(value[0], value[0]),
+                        0x80008000u);
     }
   }
 }
@@ -243,8 +299,11 @@ __device__ static void multiply_by_pairs(const linear_stage<READ, SPAN, TOKENS> 
     uint32_t zero[2] = {8, 8};
     for (uint32_t h = 0; h < 2 && READ == TD_CU_READ_I4; h++)
       zero[h] = stage.scales.zero[i * K / SPAN][unit_row(unit) + 8 * h];
-    for (uint32_t q = 0; q < 2; q++)
-      weights_of<READ>(codes, i + q, {}, zero, m.weights[q]);
+    for (uint32_t q = 0; q < 2; q++) {
+      uint32_t stored[2][2];
+      codes_of_step<READ>(codes, i + q, stored);
+      weights_of<READ>(stored, {0, 0}, zero, m.weights[q]);
+    }
 #pragma unroll
     for (uint32_t t = 0; t < TOKENS; t += N) {
       wgmma_begin();
@@ -260,13 +319,10 @@ __device__ static void multiply_by_pairs(const linear_stage<READ, SPAN, TOKENS> 
 // The same where a step has one scale or, for the sums, none: total is valid then as soon as
 // products are waited for.
 template <int READ, int SPAN, int TOKENS>
-__device__ static void
-multiply_unit(const td_weight &w, const linear_stage<READ, SPAN, TOKENS> &stage, uint32_t unit,
-              uint32_t row0, uint32_t last, uint32_t k, products<SPAN, TOKENS> &m) {
+__device__ static void multiply_unit(const linear_stage<READ, SPAN, TOKENS> &stage, uint32_t unit,
+                                     bool is_first, products<SPAN, TOKENS> &m) {
   const row_codes codes = row_codes_of<READ>(stage.codes, unit_row(unit));
-  fp4_scales<READ> scales;
-  uint32_t zero[2] = {8, 8};
-  if constexpr (IS_FP4<READ>) fetch_scales<READ>(w, row0 + unit_row(unit), last, k, scales);
+  uint32_t zero[2] = {8, 8}, scale[2] = {};
   if constexpr (READ == TD_CU_READ_I4) {
     for (uint32_t h = 0; h < 2; h++)
       zero[h] = stage.scales.zero[0][unit_row(unit) + 8 * h];
@@ -274,35 +330,41 @@ multiply_unit(const td_weight &w, const linear_stage<READ, SPAN, TOKENS> &stage,
 #pragma unroll
   for (uint32_t i = 0; i < STEP<READ> / K; i++) {
     uint32_t(&weights)[4] = m.weights[i % UNDER_WAY<SPAN>];
+    if constexpr (IS_FP4<READ>) {
+      const uint32_t group = i * K / FP4_COLUMNS<READ>;
+      for (uint32_t h = 0; h < 2; h++)
+        scale[h] = stage.scales.words[unit_row(unit) + 8 * h][group / 4] >> group % 4 * 8 & 0xff;
+    }
+    uint32_t stored[2][2];
+    codes_of_step<READ>(codes, i, stored);
     wgmma_wait<UNDER_WAY<SPAN> - 1>();
-    weights_of<READ>(codes, i, scales, zero, weights);
+    weights_of<READ>(stored, scale, zero, weights);
     wgmma_begin();
     if constexpr (SPAN == 0) {
-      wgmma_rows<TOKENS, 0>(m.total[unit], weights, tokens_at(stage, 0, i), k > 0 || i > 0);
+      wgmma_rows<TOKENS, 0>(m.total[unit], weights, tokens_at(stage, 0, i), !is_first || i > 0);
     } else {
       wgmma_rows<TOKENS, 0>(m.sum, weights, tokens_at(stage, 0, i), i > 0);
     }
     wgmma_commit();
   }
   if constexpr (SPAN > 0) {
-    const float *scale = &stage.scales.scale[0][unit_row(unit)];
+    const float *scales = &stage.scales.scale[0][unit_row(unit)];
     wgmma_wait<0>(m.sum);
-    take({scale[0], scale[8]}, m.sum, m.total[unit]);
+    take({scales[0], scales[8]}, m.sum, m.total[unit]);
   }
 }
 
 template <int READ, int SPAN, int TOKENS>
-__device__ static void multiply_tile(const td_cu_linear_args &a, const td_weight &w, uint32_t row0,
-                                     uint32_t &n, linear_stages<READ, SPAN, TOKENS> &s,
+__device__ static void multiply_tile(uint32_t cols, uint32_t &n,
+                                     linear_stages<READ, SPAN, TOKENS> &s,
                                      products<SPAN, TOKENS> &m) {
-  const uint32_t last = a.row0 + a.n_rows - 1;
   if constexpr (SPAN > 0) {
 #pragma unroll
     for (int e = 0; e < UNITS * TOKENS / 2; e++)
       m.total[e / (TOKENS / 2)][e / 4 % (TOKENS / 8)][e % 4] = 0;
   }
 #pragma unroll 1
-  for (uint32_t k = 0; k < w.cols; k += STEP<READ>, n++) {
+  for (uint32_t k = 0; k < cols; k += STEP<READ>, n++) {
     const auto &stage = s.stage[n % STAGES<READ, SPAN, TOKENS>];
     ring_wait_full(s.ring, n);
 #pragma unroll
@@ -310,7 +372,7 @@ __device__ static void multiply_tile(const td_cu_linear_args &a, const td_weight
       if constexpr (SPAN == 2 * K) {
         multiply_by_pairs<READ, SPAN, TOKENS>(stage, unit, m);
       } else {
-        multiply_unit<READ, SPAN, TOKENS>(w, stage, unit, row0, last, k, m);
+        multiply_unit<READ, SPAN, TOKENS>(stage, unit, k == 0, m);
       }
     }
     wgmma_wait<0>();
@@ -378,7 +440,7 @@ __device__ static void multiply_tiles(const td_cu_linear_args &a,
 #pragma unroll 1
     for (uint32_t tile = span.begin; tile < span.end; tile++) {
       const uint32_t row0 = a.row0 + tile * RING_ROWS;
-      multiply_tile<READ, SPAN, TOKENS>(a, part.w, row0, n, s, m);
+      multiply_tile<READ, SPAN, TOKENS>(part.w.cols, n, s, m);
       put_tile<SPAN, TOKENS>(a, part, at, row0, m);
     }
   }
@@ -402,13 +464,8 @@ __global__ static void __launch_bounds__(RING_THREADS, 1) linear_wgmma_kernel(td
 
 template <int READ, int SPAN, int TOKENS>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  auto kernel = linear_wgmma_kernel<READ, SPAN, TOKENS>;
-  const size_t n_bytes = sizeof(linear_stages<READ, SPAN, TOKENS>);
-  static_assert(n_bytes <= 227 << 10, "shared memory of sm_90");
-  cudaError_t code = allow_shared(kernel, n_bytes);
-  if (code != cudaSuccess) return code;
-  TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, n_bytes, stream, *a);
-  return launched();
+  return launch_ring<linear_stages<READ, SPAN, TOKENS>>(linear_wgmma_kernel<READ, SPAN, TOKENS>, a,
+                                                        stream);
 }
 
 template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
