@@ -153,7 +153,8 @@ void *td_stream_native(td_stream *stream);
 // Identifies repeated work on a stream, compared field by field. The caller defines the fields'
 // meaning.
 //   memory  must change when memory used by the work has moved
-#define TD_WORK_KEY_FIELDS(X) X(n_tokens) X(n_rows) X(n_microbatches) X(max_keys) X(memory)
+#define TD_WORK_KEY_FIELDS(X)                                                                      \
+  X(n_tokens) X(n_seqs) X(n_rows) X(n_microbatches) X(max_keys) X(memory)
 typedef struct {
 #define X(field) uint32_t field;
   TD_WORK_KEY_FIELDS(X)

@@ -516,6 +516,7 @@ static void plan_step(td_engine *e) {
                          .n_prompt = n_tokens - decode->n_tokens,
                          .n_ranks = is_parallel ? e->rank->n_ranks : 1,
                          .n_seqs = decode->n_seqs,
+                         .max_drafts = e->window ? 0 : e->opts.max_drafts,
                          .n_gpu_expert_layers = e->opts.n_gpu_expert_layers,
                          .has_expert_dev = e->offload.dev != NULL,
                          .has_drive = e->drive != NULL,
@@ -546,10 +547,11 @@ static bool uses_cache(const td_engine *e) {
   return e->step.plan.n_ways[TD_LAYER_CACHED] > 0 || uses_peer(e);
 }
 
-// A replayed step's operators depend only on the number of tokens, the longest context (rounded up)
-// and the logits' memory.
+// A replayed step's operators depend only on the numbers of tokens and sequences, the longest
+// context (rounded up) and the logits' memory.
 static void run_replayed(td_engine *e) {
   const td_work_key key = {.n_tokens = e->step.n_tokens,
+                           .n_seqs = e->step.whole.groups[GROUP_DECODE].view.n_seqs,
                            .n_rows = e->step.n_rows,
                            .n_microbatches = e->step.plan.n_microbatches,
                            .max_keys = e->step.microbatches[0].groups[GROUP_DECODE].view.max_keys,
@@ -643,7 +645,8 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   td_expert_drive_end_step(e);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
   if (st == TD_OK && e->step.is_queued && uses_cache(e)) td_expert_cache_end_step(e);
-  if (st == TD_OK && e->step.plan.handover == TD_HANDOVER_SIGNALS) {
+  if (st == TD_OK && e->step.plan.handover == TD_HANDOVER_SIGNALS &&
+      e->step.n_tokens == e->step.n_seqs) {
     td_dual_batch_note(&e->dual_batch, e->step.n_tokens, e->step.plan.n_microbatches,
                        td_clock_ns() - e->step.begin_ns);
   }

@@ -8,9 +8,15 @@ bool td_step_wants_streaming(const td_step_shape *shape) {
   return shape->break_even_tokens && shape->n_prompt >= shape->break_even_tokens;
 }
 
-// Whether the step has one token per sequence and no prompt.
+// Whether the step has no prompt, and one token per sequence and drafts. Other steps of decode
+// compute sequences again and hardly ever have the same number of tokens.
 static bool is_decode(const td_step_shape *shape) {
-  return shape->n_seqs == shape->n_tokens && !shape->n_prompt;
+  return !shape->n_prompt && shape->n_seqs > 0 &&
+         shape->n_tokens <= shape->n_seqs + shape->max_drafts;
+}
+
+static bool has_drafts(const td_step_shape *shape) {
+  return shape->n_tokens > shape->n_seqs;
 }
 
 // Whether the expert device's operators for n_microbatches fit its stream, so that they can all be
@@ -29,7 +35,7 @@ static bool fits_stream(const td_model_config *config, const td_step_shape *shap
 }
 
 bool td_step_can_split(const td_model_config *config, const td_step_shape *shape) {
-  return is_decode(shape) && shape->n_tokens >= TD_MAX_MICROBATCHES &&
+  return is_decode(shape) && !has_drafts(shape) && shape->n_tokens >= TD_MAX_MICROBATCHES &&
          fits_stream(config, shape, TD_MAX_MICROBATCHES);
 }
 
@@ -39,8 +45,8 @@ static td_layer_way way_of(const td_model_config *config, const td_step_shape *s
   if (!td_layer_is_offloaded(config, shape, layer_idx))
     return shape->has_drive ? TD_LAYER_READ : TD_LAYER_RESIDENT;
   if (td_step_wants_streaming(shape) && shape->may_stream[layer_idx]) return TD_LAYER_STREAMED;
-  const bool is_cached = handover == TD_HANDOVER_SIGNALS && shape->may_cache &&
-                         shape->may_cache[layer_idx];
+  const bool is_cached = handover == TD_HANDOVER_SIGNALS && !has_drafts(shape) &&
+                         shape->may_cache && shape->may_cache[layer_idx];
   if (!is_cached) return TD_LAYER_OFFLOADED;
   switch (shape->pair_share ? (td_pair_share)shape->pair_share[layer_idx] : TD_PAIR_NONE) {
   case TD_PAIR_NONE: break;

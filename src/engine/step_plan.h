@@ -84,6 +84,7 @@ typedef enum {
 typedef struct {
   uint32_t n_tokens, n_prompt; // of the step; prompt tokens among them
   uint32_t n_seqs;             // sequences that decode
+  uint32_t max_drafts;         // tokens beside one a sequence with which a step may be replayed
   uint32_t n_ranks;            // devices that compute the step together; 0 is 1
   uint32_t n_gpu_expert_layers;
   bool has_expert_dev;

@@ -27,6 +27,8 @@ static td_activations engine_activations = TD_ACTIVATIONS_F32;
 // Of how many layers, from the last on, dense weights stream; UINT32_MAX: of all.
 static uint32_t engine_streamed_dense;
 
+static uint32_t engine_drafts; // of a step
+
 typedef struct {
   const char *name;  // of a golden model, or the absolute path of another
   size_t ring_bytes; // for experts that pass through
@@ -77,6 +79,7 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .page_tokens = ENGINE_PAGE,
                                .max_step_tokens = max_tokens,
                                .max_step_seqs = ENGINE_SEQS,
+                               .max_drafts = engine_drafts,
                                .max_seq_tokens = n_pages * ENGINE_PAGE,
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "base/cpus.h"
+#include "device/cuda/cuda.h"
 #include "engine/sampler.h"
 #include "runtime/session.h"
 #include "unit/engine_test.h"
@@ -364,6 +365,94 @@ TEST(prefill_beside_decode) {
     check_lanes(&small_models[i], "cuda", N_FEW_SCHEDULES);
   unsetenv("TANDEM_EMU_PIN");
   unsetenv("TANDEM_EMU_SMS");
+}
+
+// ---- steps with drafts --------------------------------------------------------------------------
+
+enum { DRAFT_STEPS = 8, DRAFT_TOKENS = 4, DRAFT_ROWS = 15 };
+
+// Tokens of each sequence: always DRAFT_TOKENS, of two or of three.
+static const uint32_t drafted[DRAFT_STEPS][ENGINE_SEQS] = {
+    {3, 1, 0}, {2, 1, 1}, {2, 2, 0}, {1, 2, 1}, {1, 3, 0}, {1, 1, 2}, {3, 1, 0}, {2, 1, 1}};
+
+static td_step_seq drafted_seq(uint32_t s, uint32_t n_past, uint32_t n, int32_t *tokens) {
+  static const int32_t pages[ENGINE_SEQS] = {2, 0, 1};
+  for (uint32_t i = 0; i < n; i++)
+    tokens[i] = (int32_t)(3 + (7 * s + 5 * (n_past + i)) % 200);
+  return (td_step_seq){.tokens = tokens,
+                       .n_tokens = n,
+                       .n_past = n_past,
+                       .pages = &pages[s],
+                       .n_pages = 1,
+                       .want = TD_WANT_ALL,
+                       .is_decode = true};
+}
+
+// rows: [ENGINE_SEQS][DRAFT_ROWS] logits. alone: a token a step, of one sequence.
+static void run_drafted(engine_fixture *f, bool alone, float *rows) {
+  uint32_t n_past[ENGINE_SEQS] = {0};
+  int32_t tokens[ENGINE_SEQS][DRAFT_TOKENS];
+  for (uint32_t i = 0; i < DRAFT_STEPS; i++) {
+    td_step_seq seqs[ENGINE_SEQS];
+    float *to[ENGINE_SEQS], *logits = malloc(DRAFT_TOKENS * f->n_vocab * sizeof *logits);
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+      to[n] = rows + (s * DRAFT_ROWS + n_past[s]) * f->n_vocab;
+      if (drafted[i][s]) seqs[n++] = drafted_seq(s, n_past[s], drafted[i][s], tokens[s]);
+      for (uint32_t j = 0; alone && j < drafted[i][s]; j++) {
+        const td_step_seq one = drafted_seq(s, n_past[s] + j, 1, tokens[s]);
+        float *out = to[n - 1] + j * f->n_vocab;
+        keep_step(f, &one, 1, 1, &out);
+      }
+      n_past[s] += drafted[i][s];
+    }
+    float *at = logits;
+    if (!alone) keep_step(f, seqs, n, DRAFT_TOKENS, &at);
+    at = logits;
+    for (uint32_t s = 0; !alone && s < n; at += seqs[s++].n_tokens * f->n_vocab)
+      memcpy(to[s], at, seqs[s].n_tokens * f->n_vocab * sizeof *at);
+    free(logits);
+  }
+}
+
+static void check_drafted(const small_model *m, placement where) {
+  td_dev *dev;
+  td_err err;
+  engine_fixture f;
+  float *rows[2];
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+  for (int i = 0; i < 2; i++) {
+    open_engine(&f, m, dev, where, ENGINE_PAGE);
+    const size_t n = ENGINE_SEQS * DRAFT_ROWS * f.n_vocab;
+    rows[i] = calloc(n, sizeof **rows);
+    run_drafted(&f, i == 0, rows[i]);
+    if (i) assert_memory_equal(rows[1], rows[0], n * sizeof **rows);
+    const td_step_plan *plan = &f.engine->step.plan;
+    const bool is_apart = where == APART;
+    assert_int_equal(plan->is_replayed, i == 0 || engine_drafts > 0);
+    if (is_apart) assert_int_equal(plan->handover == TD_HANDOVER_SIGNALS, plan->is_replayed);
+    uint32_t n_graphs = 0;
+    for (uint32_t g = 0; g < N_CUDA_GRAPHS; g++)
+      n_graphs += ((td_cuda_stream *)f.engine->stream)->graphs[g].graph != NULL;
+    if (i) assert_int_equal(n_graphs, engine_drafts ? 2 : 0);
+    close_engine(&f);
+  }
+  free(rows[0]);
+  free(rows[1]);
+  td_dev_close(dev);
+}
+
+// Several tokens of a sequence, drafted ones, have the bits of tokens one by one, and are replayed
+// and handed over by signals as those are. Steps of as many tokens differ in whose they are.
+TEST(drafted_steps) {
+  need_gpu();
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    engine_drafts = DRAFT_TOKENS;
+    check_drafted(&small_models[i], TOGETHER);
+    check_drafted(&small_models[i], APART);
+    engine_drafts = 0;
+    check_drafted(&small_models[i], APART);
+  }
 }
 
 // What drafts take of the GPU's memory is what is planned for them.

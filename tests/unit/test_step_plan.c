@@ -120,6 +120,26 @@ TEST(dense_weights) {
   assert_false(plan_of(&shape).is_replayed);
 }
 
+// As many tokens beside one a sequence as there may be drafts are handed over and replayed as one a
+// sequence is, but neither cached nor cut in two; more are sequences that are computed again.
+TEST(drafts) {
+  static bool may_cache[TD_MAX_LAYERS];
+  for (uint32_t i = 4; i < N_LAYERS; i++)
+    may_cache[i] = true;
+  td_step_shape shape = decode_of(4);
+  shape.max_drafts = 3;
+  shape.n_microbatches = 2;
+  for (shape.n_tokens = 5; shape.n_tokens < 9; shape.n_tokens++) {
+    const bool is_drafted = shape.n_tokens <= 7;
+    shape.may_cache = may_cache;
+    td_step_plan plan = plan_of(&shape);
+    assert_int_equal(plan.is_replayed, is_drafted);
+    assert_int_equal(plan.handover, is_drafted ? TD_HANDOVER_SIGNALS : TD_HANDOVER_HOST);
+    assert_int_equal(plan.n_ways[TD_LAYER_CACHED], 0);
+    assert_int_equal(plan.n_microbatches, 1);
+  }
+}
+
 TEST(cached_experts) {
   static bool may_cache[TD_MAX_LAYERS];
   for (uint32_t i = 4; i < N_LAYERS; i++)

@@ -55,8 +55,9 @@ td_status td_moe_offload_open(td_engine *e, td_err *err) {
   td_moe_offload *offload = &e->offload;
   offload->dev = e->opts.expert_dev;
   if (!offload->dev) return TD_OK;
-  const uint32_t usual = td_engine_prefill_chunk(e->config), n_seqs = e->opts.max_step_seqs;
-  offload->most_tokens = usual > n_seqs ? usual : n_seqs;
+  const uint32_t usual = td_engine_prefill_chunk(e->config);
+  const uint32_t of_decode = e->opts.max_step_seqs + e->opts.max_drafts; // in one piece
+  offload->most_tokens = usual > of_decode ? usual : of_decode;
   if (offload->most_tokens > e->opts.max_step_tokens)
     offload->most_tokens = e->opts.max_step_tokens;
   const size_t offload_input_bytes = td_engine_offload_input_bytes(e, offload->most_tokens);
