@@ -124,7 +124,7 @@ static void set_value(const value_builder *v, td_api_tool_param *param, const cJ
   param->types = td_tool_param_types(v->ctx, schema);
   if (!param->is_text || param->types != TD_PARAM_STRING) return;
   const uint32_t min = count_of(td_json_schema_expanded(v->ctx, schema), "minLength", 0);
-  param->min_length = min < TD_API_MOST_LEAST ? min : TD_API_MOST_LEAST;
+  param->min_length = min < TD_API_MAX_MIN_LENGTH ? min : TD_API_MAX_MIN_LENGTH;
 }
 
 td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON *root,

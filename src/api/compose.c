@@ -17,7 +17,7 @@ typedef struct {
   const td_api_request *r;
   const td_call_syntax *s;
   // A value of an element with what ends it: any text; of at least so many characters.
-  td_node value, least[TD_API_MOST_LEAST + 1];
+  td_node value, least[TD_API_MAX_MIN_LENGTH + 1];
 } composer;
 
 // ---- text up to a marker -----------------------------------------------------------------------
@@ -87,7 +87,7 @@ static td_node until(td_grammar_build *b, const char *text, td_node after, bool 
 // characters of a marker are there that began at p.
 static td_node until_least(td_grammar_build *b, const marker *m, const td_rule *rules,
                            unsigned least) {
-  td_rule before[TD_API_MOST_LEAST][MAX_MARKER];
+  td_rule before[TD_API_MAX_MIN_LENGTH][MAX_MARKER];
   const td_node others = td_g_chars_but(b, m->letters, m->n);
   for (unsigned p = 0; p < least; p++)
     for (unsigned i = 0; i < m->n; i++)
@@ -154,7 +154,7 @@ static void add_values(composer *c) {
   td_rule rules[MAX_MARKER] = {0};
   add_until(c->b, &m, TD_NODE_EMPTY, false, rules);
   c->value = c->least[0] = td_g_call(c->b, rules[0]);
-  for (unsigned least = 1; least <= TD_API_MOST_LEAST; least++)
+  for (unsigned least = 1; least <= TD_API_MAX_MIN_LENGTH; least++)
     c->least[least] = until_least(c->b, &m, rules, least);
 }
 

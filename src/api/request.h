@@ -45,7 +45,7 @@ typedef enum {
   TD_CALLS_REQUIRED, // the answer is one or more calls of the kind
 } td_calls_mode;
 
-#define TD_API_MOST_LEAST 4
+#define TD_API_MAX_MIN_LENGTH 4
 
 // A parameter of a tool, for the forms of calls that write each by itself.
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct {
   bool is_required, is_text;
   td_node value;       // of request->build: its value without quotes, unless is_text: any text
   unsigned types;      // TD_PARAM_* (tool_params.h) that the schema allows; 0: any
-  uint32_t min_length; // of any text, in characters; at most TD_API_MOST_LEAST
+  uint32_t min_length; // of any text, in characters; at most TD_API_MAX_MIN_LENGTH
 } td_api_tool_param;
 
 // A tool that may be called.

@@ -153,7 +153,7 @@ static const char *no_drafts(const setup *s, uint32_t n_seqs, uint32_t *most) {
   const td_kv_layout layout = td_kv_layout_of(s->load.config, s->load.kv_dtype, 0);
   const td_card_plan *card = card_of(s);
   const char *why = td_draft_hindrance(&layout, card && card->n_cached > 0);
-  *most = td_draft_most_each(n_seqs, td_attn_has_states(s->load.config), card != NULL);
+  *most = td_draft_max_each(n_seqs, td_attn_has_states(s->load.config), card != NULL);
   if (*most > MAX_DRAFTS) *most = MAX_DRAFTS;
   if (!why && card && !card->drafts.are_verified) why = "too little GPU memory for them";
   if (!why && !*most) why = "a step of that many sequences leaves no room for them";

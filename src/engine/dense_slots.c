@@ -7,8 +7,7 @@ static bool can_stream(const td_weight *w) {
          !(w->dtype == TD_F4E2M1 && w->scale_dtype == TD_F8E8M0);
 }
 
-uint32_t td_dense_matrices(td_layer *l, td_dense_part part,
-                           td_weight *out[TD_DENSE_MOST_MATRICES]) {
+uint32_t td_dense_matrices(td_layer *l, td_dense_part part, td_weight *out[TD_DENSE_MAX_MATRICES]) {
   td_weight *const attn[] = {&l->q,
                              &l->k,
                              &l->v,
@@ -49,7 +48,7 @@ uint32_t td_dense_matrices(td_layer *l, td_dense_part part,
   return n;
 }
 
-uint32_t td_dense_list(td_slot_part parts[TD_DENSE_MOST_PARTS], td_weight *const *matrices,
+uint32_t td_dense_list(td_slot_part parts[TD_DENSE_MAX_PARTS], td_weight *const *matrices,
                        uint32_t n) {
   for (uint32_t i = 0; i < n; i++)
     td_slot_list_matrix(parts + i * TD_SLOT_MATRIX_PARTS, matrices[i]);
@@ -60,8 +59,8 @@ td_dense_size td_dense_size_of(const td_layer *layer) {
   td_layer l = *layer;
   td_dense_size size = {{0}};
   for (int part = 0; part < TD_N_DENSE_PARTS; part++) {
-    td_weight *matrices[TD_DENSE_MOST_MATRICES];
-    td_slot_part parts[TD_DENSE_MOST_PARTS];
+    td_weight *matrices[TD_DENSE_MAX_MATRICES];
+    td_slot_part parts[TD_DENSE_MAX_PARTS];
     const uint32_t n = td_dense_matrices(&l, (td_dense_part)part, matrices);
     size.bytes[part] = td_slot_lay_out(parts, td_dense_list(parts, matrices, n));
   }

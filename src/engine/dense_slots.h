@@ -16,17 +16,17 @@ typedef enum {
 } td_dense_part;
 
 enum {
-  TD_DENSE_MOST_MATRICES = 24, // of a part
-  TD_DENSE_MOST_PARTS = TD_DENSE_MOST_MATRICES * TD_SLOT_MATRIX_PARTS,
+  TD_DENSE_MAX_MATRICES = 24, // of a part
+  TD_DENSE_MAX_PARTS = TD_DENSE_MAX_MATRICES * TD_SLOT_MATRIX_PARTS,
 };
 
 // The part's matrices that can stream, in *out; returns their number. The others stay on the
 // device: vectors, and matrices that a device would have to lay out again.
 uint32_t td_dense_matrices(td_layer *layer, td_dense_part part,
-                           td_weight *out[TD_DENSE_MOST_MATRICES]);
+                           td_weight *out[TD_DENSE_MAX_MATRICES]);
 
 // Lists the n matrices' parts for td_slot_pack; returns their number.
-uint32_t td_dense_list(td_slot_part parts[TD_DENSE_MOST_PARTS], td_weight *const *matrices,
+uint32_t td_dense_list(td_slot_part parts[TD_DENSE_MAX_PARTS], td_weight *const *matrices,
                        uint32_t n);
 
 // Bytes of a layer's matrices that can stream, each of their parts rounded up to TD_SLOT_ALIGN.

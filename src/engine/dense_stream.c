@@ -33,8 +33,8 @@ struct td_dense_stream {
 // the n_copies so far.
 static uint32_t place_part(td_dense_stream *s, uint32_t layer_idx, td_dense_part part,
                            uint32_t n_copies) {
-  td_weight *matrices[TD_DENSE_MOST_MATRICES];
-  td_slot_part parts[TD_DENSE_MOST_PARTS], *order[TD_DENSE_MOST_PARTS];
+  td_weight *matrices[TD_DENSE_MAX_MATRICES];
+  td_slot_part parts[TD_DENSE_MAX_PARTS], *order[TD_DENSE_MAX_PARTS];
   const uint32_t n = td_dense_matrices(&s->layers[layer_idx], part, matrices);
   td_slot slot = {.parts = parts,
                   .order = order,
@@ -99,7 +99,7 @@ td_status td_dense_stream_open(td_engine *e, td_err *err) {
   td_dense_stream *s = e->dense = calloc(1, sizeof *s);
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   s->layers = malloc(n * sizeof *s->layers);
-  s->copies = malloc((size_t)n * TD_N_DENSE_PARTS * TD_DENSE_MOST_PARTS * sizeof *s->copies);
+  s->copies = malloc((size_t)n * TD_N_DENSE_PARTS * TD_DENSE_MAX_PARTS * sizeof *s->copies);
   s->first_copy = malloc(((size_t)n * TD_N_DENSE_PARTS + 1) * sizeof *s->first_copy);
   s->layer_bytes = calloc(n, sizeof *s->layer_bytes);
   if (!s->layers || !s->copies || !s->first_copy || !s->layer_bytes)

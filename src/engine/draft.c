@@ -4,15 +4,15 @@
 #include <stddef.h>
 
 enum {
-  LEAST_MATCH = 3,    // tokens
+  MIN_MATCH = 3,      // tokens
   LONGEST_MATCH = 16, // a longer one is no better
 };
 
 uint32_t td_draft_lookup(int32_t *tokens, uint32_t n, uint32_t most) {
-  uint32_t longest = LEAST_MATCH - 1, next = 0;
-  if (n <= LEAST_MATCH || !most) return 0;
+  uint32_t longest = MIN_MATCH - 1, next = 0;
+  if (n <= MIN_MATCH || !most) return 0;
   const int32_t last = tokens[n - 1];
-  for (uint32_t at = n - 1; at-- >= LEAST_MATCH && longest < LONGEST_MATCH;) {
+  for (uint32_t at = n - 1; at-- >= MIN_MATCH && longest < LONGEST_MATCH;) {
     if (tokens[at] != last) continue;
     uint32_t len = 1;
     while (len < LONGEST_MATCH && len <= at && tokens[at - len] == tokens[n - 1 - len])
@@ -27,11 +27,11 @@ uint32_t td_draft_lookup(int32_t *tokens, uint32_t n, uint32_t most) {
   return most;
 }
 
-uint32_t td_draft_most_each(uint32_t n_seqs, bool has_states, bool is_gpu) {
-  uint32_t n = td_draft_most(has_states) / n_seqs;
+uint32_t td_draft_max_each(uint32_t n_seqs, bool has_states, bool is_gpu) {
+  uint32_t n = td_draft_max(has_states) / n_seqs;
   if (is_gpu && (n + 1) * n_seqs > TD_DRAFT_GPU_TOKENS)
     n = n_seqs < TD_DRAFT_GPU_TOKENS ? TD_DRAFT_GPU_TOKENS / n_seqs - 1 : 0;
-  return n < TD_DRAFT_MOST ? n : TD_DRAFT_MOST;
+  return n < TD_DRAFT_MAX ? n : TD_DRAFT_MAX;
 }
 
 // ---- how often they are right -------------------------------------------------------------------
@@ -77,7 +77,7 @@ uint32_t td_draft_drop(td_draft *d) {
 #define KEEP_STEPS  0.99 // of the past at each step
 #define PRIOR_COST  0.3  // of a token more, as long as steps do not show it
 #define PRIOR_SHIFT 0.5  // and what steps have to differ by, as a sum of squares, to weigh as much
-#define MOST_TIMES  3    // what is expected counts of a step: something else held it up
+#define MAX_TIMES   3    // what is expected counts of a step: something else held it up
 
 enum {
   FIRST_TRIES = 16,  // passes of the layer before it is judged, one a step
@@ -85,7 +85,7 @@ enum {
   REST_STEPS = 1000, // steps until then
   COLD_PASSES = 2,   // read their weights for the first time
 };
-#define LEAST_GAIN 1.03 // of tokens per second, that the layer is used for
+#define MIN_GAIN 1.03 // of tokens per second, that the layer is used for
 
 void td_draft_pace_init(td_draft_pace *p) {
   *p = (td_draft_pace){.n_tries_left = FIRST_TRIES};
@@ -112,7 +112,7 @@ void td_draft_pace_note(td_draft_pace *p, uint32_t n_tokens, uint64_t ns) {
   const double x = n_tokens;
   double y = (double)ns, slope;
   if (p->n > FEW && is_measured(p)) {
-    const double most = MOST_TIMES * step_ns(p, x, &slope);
+    const double most = MAX_TIMES * step_ns(p, x, &slope);
     if (y > most) y = most;
   }
   p->n = KEEP_STEPS * p->n + 1;
@@ -134,8 +134,8 @@ double td_draft_pace_cost(const td_draft_pace *p, uint32_t n_tokens) {
 
 void td_draft_pace_note_passes(td_draft_pace *p, uint32_t n_passes, uint64_t ns) {
   double each_ns = (double)ns / n_passes;
-  if (p->n_passes >= COLD_PASSES && each_ns > MOST_TIMES * p->pass_ns)
-    each_ns = MOST_TIMES * p->pass_ns;
+  if (p->n_passes >= COLD_PASSES && each_ns > MAX_TIMES * p->pass_ns)
+    each_ns = MAX_TIMES * p->pass_ns;
   p->pass_ns += p->n_passes < COLD_PASSES ? each_ns - p->pass_ns : (each_ns - p->pass_ns) / 8;
   p->n_passes += n_passes;
   p->n_tries_left -= n_passes < p->n_tries_left ? n_passes : p->n_tries_left;
@@ -156,7 +156,7 @@ static choice best_of(const td_draft_pace *p, uint32_t n_seqs, double odds, doub
   const double each = n_seqs * td_draft_pace_cost(p, n_seqs) + pass;
   choice best = {.n = 0, .gain = 1};
   double drawn = 1, reach = 1;
-  for (uint32_t n = 1; n <= TD_DRAFT_MOST; n++) {
+  for (uint32_t n = 1; n <= TD_DRAFT_MAX; n++) {
     drawn += reach *= odds;
     const double gain = drawn / (1 + n * each);
     if (gain <= best.gain) break;
@@ -169,7 +169,7 @@ static choice best_of_layer(const td_draft_pace *p, uint32_t n_seqs, double odds
   double slope;
   const double pass = is_measured(p) ? p->pass_ns / step_ns(p, n_seqs, &slope) : 0;
   choice best = best_of(p, n_seqs, odds, pass);
-  if (best.gain < LEAST_GAIN) best = (choice){.n = 0, .gain = 1};
+  if (best.gain < MIN_GAIN) best = (choice){.n = 0, .gain = 1};
   if (best.n > 1 && p->n_passes < FIRST_TRIES) best.n = 1;
   return best;
 }
@@ -191,7 +191,7 @@ bool td_draft_layer_pays(const td_draft_pace *p, uint32_t n_seqs) {
 
 void td_draft_choose(td_draft *const *drafts, uint32_t n, uint32_t mode, const td_draft_pace *pace,
                      uint32_t n_tokens, uint32_t most_tokens) {
-  const uint32_t depth = mode == TD_DRAFT_AUTO ? TD_DRAFT_MOST : mode - TD_DRAFT_OFF;
+  const uint32_t depth = mode == TD_DRAFT_AUTO ? TD_DRAFT_MAX : mode - TD_DRAFT_OFF;
   double expected = n_tokens; // tokens drawn from the step
   // Of the first steps with guesses some go without, so that what a token more costs shows.
   const bool is_bare = mode == TD_DRAFT_AUTO && pace->n_passes && pace->n_passes < FIRST_TRIES &&

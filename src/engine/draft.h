@@ -18,14 +18,14 @@
 #include "engine/attn/kv_layout.h"
 
 enum {
-  TD_DRAFT_MOST = 8,        // drafts of one request in a step
+  TD_DRAFT_MAX = 8,         // drafts of one request in a step
   TD_DRAFT_STEP = 32,       // of all requests
   TD_DRAFT_STATES = 8,      // of all requests where recurrent states are kept after each
   TD_DRAFT_GPU_TOKENS = 16, // of a step with drafts on a GPU: with more, kernels round differently
 };
 
 // Drafts of all requests in a step.
-static inline uint32_t td_draft_most(bool has_states) {
+static inline uint32_t td_draft_max(bool has_states) {
   return has_states ? TD_DRAFT_STATES : TD_DRAFT_STEP;
 }
 
@@ -36,10 +36,10 @@ static inline const char *td_draft_hindrance(const td_kv_layout *layout, bool ha
 }
 
 // Drafts of each of n_seqs requests that decode together, if all have as many.
-uint32_t td_draft_most_each(uint32_t n_seqs, bool has_states, bool is_gpu);
+uint32_t td_draft_max_each(uint32_t n_seqs, bool has_states, bool is_gpu);
 
 // Values of --draft: AUTO, OFF, and 1 + n for n drafts.
-enum { TD_DRAFT_AUTO, TD_DRAFT_OFF, TD_N_DRAFT_MODES = 2 + TD_DRAFT_MOST };
+enum { TD_DRAFT_AUTO, TD_DRAFT_OFF, TD_N_DRAFT_MODES = 2 + TD_DRAFT_MAX };
 
 // Guesses from the text itself: what followed the last occurrence of its last tokens, of the
 // longest that occurred. Writes up to most guesses behind the n tokens and returns how many; 0:

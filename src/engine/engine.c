@@ -19,7 +19,7 @@
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
   enum { MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
-  const uint32_t least = td_attn_least_chunk(config);
+  const uint32_t least = td_attn_min_chunk(config);
   if (!config->n_experts || !config->top_k) return least;
   uint64_t n = ((uint64_t)OF_EXPERT * config->n_experts / config->top_k + ROUND - 1) / ROUND *
                ROUND;

@@ -136,7 +136,7 @@ static void note_written(td_kv_transfer *t, int32_t page, bool is_ahead) {
 
 // ---- steps of an engine -------------------------------------------------------------------------
 
-static size_t most_written(const td_engine *e) {
+static size_t max_written(const td_engine *e) {
   return e->opts.max_step_tokens / e->opts.page_tokens + 2 * (size_t)e->opts.max_step_seqs;
 }
 
@@ -144,8 +144,8 @@ td_status td_kv_outlet_open(td_engine *e, td_err *err) {
   if (!e->opts.transfer) return TD_OK;
   TD_CHECK(e->opts.kv_pages == e->opts.transfer->opts.dev_pages && !e->opts.n_peers);
   td_kv_outlet *o = e->outlet = calloc(1, sizeof *o);
-  if (o) o->pages = malloc(most_written(e) * sizeof *o->pages);
-  if (o) o->full = malloc(most_written(e) * sizeof *o->full);
+  if (o) o->pages = malloc(max_written(e) * sizeof *o->pages);
+  if (o) o->full = malloc(max_written(e) * sizeof *o->full);
   if (!o || !o->pages || !o->full)
     return td_fail(err, TD_ENOMEM, "out of memory: KV pages of a step");
   td_status st = td_stream_open(&o->stream, e->dev, err);

@@ -12,7 +12,7 @@
 
 // ---- rows of a GPU's steps ----------------------------------------------------------------------
 
-enum { MOST_DIM = 16 << 10 }; // elements of a token's rows
+enum { MAX_DIM = 16 << 10 }; // elements of a token's rows
 
 // The number of layers below layer_idx that have n-grams.
 static uint32_t n_before(const td_model_config *c, uint32_t layer_idx) {
@@ -35,10 +35,10 @@ size_t td_engine_ngram_bytes_per_token(const td_model_config *c) {
 td_status td_ngrams_open(td_engine *e, td_err *err) {
   const td_model_config *c = e->config;
   if (!c->ngram_size || td_dev_gpu_index(e->dev) < 0) return TD_OK;
-  if (c->ngram_dim > MOST_DIM) {
+  if (c->ngram_dim > MAX_DIM) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "n-grams of %u elements a token; on a GPU at most %d: give --device cpu",
-                   c->ngram_dim, MOST_DIM);
+                   c->ngram_dim, MAX_DIM);
   }
   td_kernels_init_any();
   const size_t n_bytes = e->opts.max_step_tokens * td_engine_ngram_bytes_per_token(c);
@@ -92,7 +92,7 @@ void td_ngrams_gather(td_dev *dev, const td_ngram_table *table, const td_step_se
 #pragma omp parallel for schedule(dynamic, 8) if (n >= MANY)
   for (int t = 0; t < n; t++) {
     int32_t ids[TD_MAX_NGRAM];
-    float row[MOST_DIM];
+    float row[MAX_DIM];
     ids_of(seq, fetched, (uint32_t)t, &table->hash, ids);
     td_ngram_row(table, ids, row);
     td_bf16_of_n(out + (size_t)t * dim, row, dim);

@@ -426,7 +426,7 @@ static void note_token(td_choice *c, const td_wire_token *token) {
 
 // Whether the time for the answer is over, and it has a whole line.
 static bool is_late(const td_choice *c) {
-  const uint64_t most_ns = c->job->state.most_predict_ns;
+  const uint64_t most_ns = c->job->state.max_predict_ns;
   const td_buf *text = &c->answer.text;
   return most_ns && c->last_token_ns - c->first_token_ns > most_ns && text->len &&
          memchr(text->data, '\n', text->len);

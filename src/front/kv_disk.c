@@ -195,14 +195,14 @@ static bool is_worth_reading(td_kv_disk *disk) {
 }
 
 static td_kv_disk_read *make_loading(td_kv_disk *disk, const td_kv_load *load) {
-  uint32_t n_most = load->n_prompt / disk->shape.page_tokens;
+  uint32_t n_max = load->n_prompt / disk->shape.page_tokens;
   uint32_t n_had = load->n_cached / disk->shape.page_tokens;
   td_kv_disk_read *l = calloc(1, sizeof *l);
   if (!l) return NULL;
   *l = (td_kv_disk_read){.disk = disk,
                          .load = *load,
-                         .pages = malloc((n_most - n_had) * sizeof *l->pages),
-                         .names = malloc((n_most - n_had) * sizeof *l->names)};
+                         .pages = malloc((n_max - n_had) * sizeof *l->pages),
+                         .names = malloc((n_max - n_had) * sizeof *l->names)};
   if (l->pages && l->names) return l;
   free_loading(l);
   return NULL;

@@ -46,7 +46,7 @@ static void stop_waiting(td_lane_work *w) {
 }
 
 static bool has_room(const td_lane *lane, const td_lane_work *w) {
-  if (lane->n_of_kind[w->kind] == TD_LANE_MOST_OF_KIND) return false;
+  if (lane->n_of_kind[w->kind] == TD_LANE_MAX_OF_KIND) return false;
   return !is_large(w) || !lane->n_large;
 }
 
@@ -62,9 +62,9 @@ static td_lane_work *first_of(const td_lane *lane, uint32_t tenant_idx) {
 td_lane_work *td_lane_next(td_lane *lane) {
   unsigned place = 0;
   td_lane_work *best = NULL;
-  while (place < TD_LANE_MOST_RUNNING && lane->running[place])
+  while (place < TD_LANE_MAX_RUNNING && lane->running[place])
     place++;
-  if (place == TD_LANE_MOST_RUNNING) return NULL;
+  if (place == TD_LANE_MAX_RUNNING) return NULL;
   for (uint32_t i = 0; i < lane->fair.n; i++) {
     const td_tenant *t = &lane->fair.tenants[i];
     if (!t->n_waiting || (best && !td_fair_share_is_before(&lane->fair, t, tenant_of(best))))
@@ -85,7 +85,7 @@ td_lane_work *td_lane_next(td_lane *lane) {
 
 void td_lane_end(td_lane_work *w, uint64_t cpu_ns) {
   td_lane *lane = w->lane;
-  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++)
+  for (unsigned i = 0; i < TD_LANE_MAX_RUNNING; i++)
     if (lane->running[i] == w) lane->running[i] = NULL;
   lane->n_of_kind[w->kind]--;
   lane->n_large -= is_large(w);
@@ -139,12 +139,12 @@ static void on_done(uv_work_t *work, int status) {
 // Ends what has used its CPU time.
 static void on_look(uv_timer_t *timer) {
   td_lane *lane = timer->data;
-  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++) {
+  for (unsigned i = 0; i < TD_LANE_MAX_RUNNING; i++) {
     td_lane_work *w = lane->running[i];
     struct timespec t;
     if (!w || !atomic_load(&w->has_begun) || clock_gettime(w->clock, &t) != 0) continue;
     const uint64_t now_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-    if (now_ns - w->begin_ns < lane->most_cpu_ns) continue;
+    if (now_ns - w->begin_ns < lane->max_cpu_ns) continue;
     w->is_over = true;
     atomic_store(&w->is_canceled, true);
   }
@@ -162,7 +162,7 @@ static void start_next(td_lane *lane) {
 }
 
 td_status td_lane_open(td_lane *lane, uv_loop_t *loop, td_err *err) {
-  *lane = (td_lane){.loop = loop, .most_cpu_ns = TD_LANE_MOST_CPU_S * (uint64_t)1000000000u};
+  *lane = (td_lane){.loop = loop, .max_cpu_ns = TD_LANE_MAX_CPU_S * (uint64_t)1000000000u};
   td_status st = td_fair_share_open(&lane->fair, N_TENANTS / 2, err);
   if (st == TD_OK) {
     lane->waiting = calloc(N_TENANTS, sizeof *lane->waiting);
@@ -196,7 +196,7 @@ void td_lane_queue(td_lane *lane, td_lane_work *w) {
 
 void td_lane_stop(td_lane *lane, void (*on_stopped)(td_lane *lane)) {
   lane->on_stopped = on_stopped;
-  for (unsigned i = 0; i < TD_LANE_MOST_RUNNING; i++)
+  for (unsigned i = 0; i < TD_LANE_MAX_RUNNING; i++)
     if (lane->running[i]) td_lane_cancel(lane->running[i]);
   for (uint32_t i = 0; i < lane->fair.n; i++) {
     for (unsigned kind = 0; kind < TD_LANE_N_KINDS; kind++) {

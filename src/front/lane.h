@@ -19,12 +19,12 @@
 #include "base/status.h"
 #include "sched/fair_share.h"
 
-#define TD_LANE_MOST_RUNNING 3
-#define TD_LANE_MOST_OF_KIND 2
-#define TD_LANE_SLOW_BYTES   (64u << 10) // from which work is slow
+#define TD_LANE_MAX_RUNNING 3
+#define TD_LANE_MAX_OF_KIND 2
+#define TD_LANE_SLOW_BYTES  (64u << 10) // from which work is slow
 // From which one item runs at a time, because of the memory it needs.
 #define TD_LANE_LARGE_BYTES (1u << 20)
-#define TD_LANE_MOST_CPU_S  20 // of one item
+#define TD_LANE_MAX_CPU_S   20 // of one item
 
 typedef struct td_lane td_lane;
 typedef struct td_lane_work td_lane_work;
@@ -43,7 +43,7 @@ struct td_lane_work {
   size_t n_bytes; // of what is worked on
   // Nobody wants the result: loops that may be long look at it. Any thread.
   atomic_bool is_canceled;
-  bool is_over; // canceled because it has used TD_LANE_MOST_CPU_S
+  bool is_over; // canceled because it has used TD_LANE_MAX_CPU_S
 
   // The lane's.
   td_lane *lane;
@@ -65,9 +65,9 @@ struct td_lane {
   uv_timer_t timer; // looks at the CPU time of what runs
   td_fair_share_share fair;
   td_lane_line (*waiting)[TD_LANE_N_KINDS];     // of each tenant of fair
-  td_lane_work *running[TD_LANE_MOST_RUNNING];  // NULL: free
+  td_lane_work *running[TD_LANE_MAX_RUNNING];   // NULL: free
   unsigned n_of_kind[TD_LANE_N_KINDS], n_large; // running
-  uint64_t most_cpu_ns;                         // of one item
+  uint64_t max_cpu_ns;                          // of one item
   void (*on_stopped)(td_lane *lane);            // not NULL: nothing is queued any more
 };
 

@@ -7,7 +7,7 @@
 #include "api/turn.h"
 #include "front/serve_impl.h"
 
-#define MOST_TRIES 3 // turns that a prompt is rendered for
+#define MAX_TRIES 3 // turns that a prompt is rendered for
 
 // ---- turns of the server's own ------------------------------------------------------------------
 
@@ -60,11 +60,11 @@ static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_requ
   td_digest *places = malloc((r->n_marks + (size_t)1) * sizeof *places);
   if (!places) return false;
   td_api_turn_places(r, places);
-  for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MOST_TRIES && !used;) {
+  for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MAX_TRIES && !used;) {
     bool found = false;
     if (!r->marks[k].is_answer) continue;
     used = encode_behind(chat, turns, r, k, &places[k], &found, out, text);
-    n_tries += td_token_ids_is_canceled(out) ? MOST_TRIES : found;
+    n_tries += td_token_ids_is_canceled(out) ? MAX_TRIES : found;
   }
   free(places);
   return used;

@@ -101,7 +101,7 @@ bool td_serve_was_canceled(const td_lane_work *work, td_api_error *error) {
   if (work->is_over) {
     td_api_fail(error, 400, NULL, NULL,
                 "reading the request takes more than %d s of CPU time: shorten it",
-                TD_LANE_MOST_CPU_S);
+                TD_LANE_MAX_CPU_S);
   } else {
     td_api_fail(error, 503, NULL, NULL, ENDING);
   }

@@ -71,19 +71,19 @@ static td_http_conn *find_evictable(const td_http_conn *newcomer, bool is_extra,
     uint16_t *n = share_of(&s, c);
     *n += c != newcomer && c->is_extra == is_extra && c->phase == TD_CONN_READ && *n < UINT16_MAX;
   }
-  const uint32_t n_most = is_extra ? 0 : server->n_places / MAX_SHARE;
+  const uint32_t n_max = is_extra ? 0 : server->n_places / MAX_SHARE;
   td_http_conn *found = NULL;
   uint64_t most = 0, now = td_http_now_ms(), oldest = 0;
   for (td_http_conn *c = server->conns; c; c = c->next) {
     if (c == newcomer || c->is_extra != is_extra) continue;
     const uint64_t age = now - c->stage_since_ms, n = *share_of(&s, c);
-    const int ready = eviction_rank(c, age, n > n_most);
+    const int ready = eviction_rank(c, age, n > n_max);
     const uint64_t rank = ready == 3 ? UINT64_MAX : n << 2 | (uint64_t)ready;
     if (!ready || rank < most || (rank == most && age < oldest)) continue;
     most = rank;
     oldest = age;
     found = c;
-    *has_too_many = ready != 3 && n > n_most;
+    *has_too_many = ready != 3 && n > n_max;
   }
   return found;
 }

@@ -402,10 +402,10 @@ void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
 
 uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
   sequence *s = open_seq(kv, seq);
-  const uint32_t n_most = a->n_tokens / kv->page_tokens + 1;
+  const uint32_t n_max = a->n_tokens / kv->page_tokens + 1;
   const cached_prefix found = find_prefix(kv, s->salt, a->tokens, a->n_prompt + 1);
   td_err err; // out of memory for the table: nothing is reused
-  const uint32_t need = found.n_full > n_most ? found.n_full : n_most;
+  const uint32_t need = found.n_full > n_max ? found.n_full : n_max;
   if (grow_table(s, need, &err) != TD_OK) {
     unpark(kv, a, NULL);
     return 0;
@@ -427,9 +427,9 @@ void td_kv_invalidate_all(td_kv *kv) {
 
 // ---- second cache tier ------------------------------------------------------------------------
 
-uint32_t td_kv_idle(const td_kv *kv, uint32_t n_most, int32_t *pages) {
+uint32_t td_kv_idle(const td_kv *kv, uint32_t n_max, int32_t *pages) {
   uint32_t n = 0;
-  for (int32_t page = kv->pool.oldest; page != TD_PAGE_NONE && n < n_most;) {
+  for (int32_t page = kv->pool.oldest; page != TD_PAGE_NONE && n < n_max;) {
     pages[n++] = page;
     page = kv->pool.pages[page].newer;
   }

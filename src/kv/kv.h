@@ -71,9 +71,9 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
 void td_kv_invalidate_all(td_kv *kv);
 
 // For a second cache tier: the pages that may be evicted next.
-// Up to n_most idle pages (published, held by no sequence), next to be evicted first; returns how
+// Up to n_max idle pages (published, held by no sequence), next to be evicted first; returns how
 // many.
-uint32_t td_kv_idle(const td_kv *kv, uint32_t n_most, int32_t *pages);
+uint32_t td_kv_idle(const td_kv *kv, uint32_t n_max, int32_t *pages);
 uint32_t td_kv_n_empty(const td_kv *kv); // free pages that are not cache either
 
 typedef struct {

@@ -76,14 +76,14 @@ int32_t td_pages_find(const td_pages *p, uint64_t parent, const int32_t *tokens)
 }
 
 int32_t td_pages_find_partial(const td_pages *p, uint64_t parent, const int32_t *tokens,
-                              uint32_t n_most) {
+                              uint32_t n_max) {
   int32_t longest = TD_PAGE_NONE;
   uint32_t n_longest = 0;
   for (int32_t page = *bucket_of(p, parent, tokens, 0); page != TD_PAGE_NONE;
        page = p->pages[page].bucket_next) {
     const uint32_t n = p->pages[page].n_tokens;
     if (p->pages[page].parent != parent || n == p->page_tokens) continue;
-    if (n > n_most || n <= n_longest) continue;
+    if (n > n_max || n <= n_longest) continue;
     if (memcmp(tokens_of(p, page), tokens, n * sizeof *tokens) != 0) continue;
     longest = page;
     n_longest = n;

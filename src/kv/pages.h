@@ -78,10 +78,10 @@ void td_pages_publish(td_pages *pages, int32_t page, int32_t before, uint64_t sa
                       const int32_t *tokens);
 // The same, in an owner's chain.
 void td_pages_publish_own(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens);
-// The longest partial page after `parent` whose tokens tokens[n_most] begin with; TD_PAGE_NONE if
+// The longest partial page after `parent` whose tokens tokens[n_max] begin with; TD_PAGE_NONE if
 // there is none.
 int32_t td_pages_find_partial(const td_pages *pages, uint64_t parent, const int32_t *tokens,
-                              uint32_t n_most);
+                              uint32_t n_max);
 // Publishes a held page that holds tokens[n_tokens], 0 < n_tokens < page_tokens. No partial page
 // with this key may be published yet.
 void td_pages_publish_partial(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens,

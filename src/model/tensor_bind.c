@@ -267,7 +267,7 @@ static const char *mtp_layers(const td_model_config *c) {
   return c->family->is_bare ? "" : "layers.";
 }
 
-enum { MOST_IN_LAYER = 200 }; // bytes of a tensor's name behind that of its layer
+enum { MAX_IN_LAYER = 200 }; // bytes of a tensor's name behind that of its layer
 
 // The whole name of a layer's tensor. Of a prediction layer under a name of its own names have no
 // body; nor, where other layers' have none, the word for a layer.
@@ -285,7 +285,7 @@ static void name_in_layer(const td_model_config *c, uint32_t layer_idx, const ch
 // Whether the checkpoint has this tensor of layer layer_idx, a matrix in any format.
 static bool is_stored(const td_tensor_binder *b, uint32_t layer_idx, const char *name) {
   static const char *const parts[] = {"weight", "weight_packed", "qweight"};
-  char own[MOST_IN_LAYER], whole[TD_MAX_TENSOR_NAME];
+  char own[MAX_IN_LAYER], whole[TD_MAX_TENSOR_NAME];
   const size_t n = strlen(name) - (td_ends_with(name, ".weight") ? strlen("weight") : 0);
   for (size_t i = 0; i < TD_COUNT(parts); i++) {
     snprintf(own, sizeof own, "%.*s%s", (int)n, name, n == strlen(name) ? "" : parts[i]);
@@ -303,7 +303,7 @@ static void find_prefix(const td_tensor_binder *b, const td_tensor_spec *p, uint
   const char *const own = b->config->family->experts;
   const char *const places[] = {own ? own : "mlp.experts", "mlp.experts"};
   const char *const names[] = {p->name, p->alias};
-  char at[MOST_IN_LAYER];
+  char at[MAX_IN_LAYER];
   for (size_t i = 0; i < TD_COUNT(places); i++) {
     snprintf(at, sizeof at, "%s.", places[i]);
     name_in_layer(b->config, layer_idx, at, prefix);
@@ -354,7 +354,7 @@ static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p
   *field = to;
   td_status st = TD_OK;
   for (uint32_t i = 0; i < (p->alias ? 2 * n : n) && st == TD_OK; i++, to += rows) {
-    char own[MOST_IN_LAYER], name[TD_MAX_TENSOR_NAME];
+    char own[MAX_IN_LAYER], name[TD_MAX_TENSOR_NAME];
     const td_tensor *t = NULL;
     const void *values = NULL;
     snprintf(own, sizeof own, "mlp.experts.%u.%s", i % n, names[i / n]);
@@ -403,7 +403,7 @@ static td_status fill_hash(const td_tensor_binder *b, uint32_t layer_idx, td_ngr
 // Shard i of a table of n-grams, or with i < 0 the whole table, and its module's name; NULL: none.
 static const td_tensor *find_shard(const td_tensor_binder *b, const td_tensor_spec *p,
                                    uint32_t layer_idx, int i, char module[TD_MAX_TENSOR_NAME]) {
-  char own[MOST_IN_LAYER], name[TD_MAX_TENSOR_NAME + sizeof ".weight"];
+  char own[MAX_IN_LAYER], name[TD_MAX_TENSOR_NAME + sizeof ".weight"];
   snprintf(own, sizeof own, i < 0 ? "%sweight" : "%sshard_%d.weight", p->name, i);
   name_in_layer(b->config, layer_idx, own, name);
   snprintf(module, TD_MAX_TENSOR_NAME, "%.*s", (int)(strlen(name) - strlen(".weight")), name);

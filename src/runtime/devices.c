@@ -269,7 +269,7 @@ static void plan_drafts(td_devices *d, const td_devices_opts *opts, const td_mod
             td_size(drafts.lacking).text);
   }
   if (!drafts.are_verified) return;
-  d->max_drafts = td_draft_most(td_attn_has_states(c));
+  d->max_drafts = td_draft_max(td_attn_has_states(c));
   d->has_draft_layer = drafts.has_layer;
   d->draft_bytes = drafts.bytes;
 }
@@ -295,7 +295,7 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   out->held_bytes = stats.bytes;
   out->prefill_chunk = runtime->prefill_chunk ? runtime->prefill_chunk
                                               : td_engine_prefill_chunk(td_model_config_of(model));
-  out->max_drafts = opts->drafts ? td_draft_most(td_attn_has_states(td_model_config_of(model))) : 0;
+  out->max_drafts = opts->drafts ? td_draft_max(td_attn_has_states(td_model_config_of(model))) : 0;
   if (!out->placement.is_discrete) return TD_OK;
   out->max_drafts = 0;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));

@@ -15,8 +15,8 @@
 enum { CHUNK_PART = 4, CHUNK_ROUND = 64 };
 // Step sizes in tokens beyond which throughput hardly grows: with streamed experts, and with all
 // experts on the GPU (8192 tokens are on average 256 per expert of DeepSeek-V3, 512 of Qwen3-235B).
-enum { MOST_CHUNK_STREAMED = 32768, MOST_CHUNK = 8192 };
-enum { LEAST_CTX = 8192 }; // context in tokens that must fit too before all experts go to the GPU
+enum { MAX_CHUNK_STREAMED = 32768, MAX_CHUNK = 8192 };
+enum { MIN_CTX = 8192 }; // context in tokens that must fit too before all experts go to the GPU
 
 static uint64_t at_most(uint64_t n, uint64_t most) {
   return n < most ? n : most;
@@ -25,12 +25,12 @@ static uint64_t at_most(uint64_t n, uint64_t most) {
 // ---- where a model is computed ------------------------------------------------------------------
 
 td_status td_device_list_parse(td_device_list *out, const char *text, td_err *err) {
-  enum { MOST_INDEX = 63 };
+  enum { MAX_INDEX = 63 };
   *out = (td_device_list){.n = 0};
   for (const char *at = text ? text : "0";; at++) {
     char *end;
     const unsigned long index = strtoul(at, &end, 10);
-    bool is_new = *at >= '0' && *at <= '9' && index <= MOST_INDEX;
+    bool is_new = *at >= '0' && *at <= '9' && index <= MAX_INDEX;
     for (uint32_t i = 0; i < out->n; i++)
       is_new &= out->index[i] != index;
     if (!is_new || out->n == TD_COMM_MAX_RANKS || (*end && *end != ',')) {
@@ -139,13 +139,13 @@ uint64_t td_placement_kv_bytes(uint32_t ctx_size, td_dtype kv_dtype, const td_mo
 
 bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,
                       td_dtype kv_dtype, const td_model_config *c) {
-  return gpu_bytes >= weight_bytes + TD_KV_DEVICE_SPARE +
-                          td_placement_kv_bytes(ctx_size, kv_dtype, c, LEAST_CTX);
+  return gpu_bytes >=
+         weight_bytes + TD_KV_DEVICE_SPARE + td_placement_kv_bytes(ctx_size, kv_dtype, c, MIN_CTX);
 }
 
 td_gpu_draft_bytes td_gpu_draft_bytes_of(const td_model *model, uint32_t max_seqs) {
   const td_model_config *c = td_model_config_of(model);
-  td_engine_opts of_step = {.max_drafts = td_draft_most(td_attn_has_states(c)),
+  td_engine_opts of_step = {.max_drafts = td_draft_max(td_attn_has_states(c)),
                             .max_step_seqs = max_seqs,
                             .max_step_tokens = max_seqs + TD_DRAFT_STEP +
                                                td_engine_prefill_chunk(c)};
@@ -228,7 +228,7 @@ uint32_t td_stream_from(const td_model *model, uint32_t n_threads, double link_g
 
 static uint32_t choose_chunk(const td_gpu_need *need, uint64_t left) {
   if (need->prefill_chunk) return need->prefill_chunk;
-  const uint32_t most = need->layer_bytes ? MOST_CHUNK_STREAMED : MOST_CHUNK;
+  const uint32_t most = need->layer_bytes ? MAX_CHUNK_STREAMED : MAX_CHUNK;
   uint32_t n = (uint32_t)at_most(left / CHUNK_PART / need->step_token_bytes, most);
   n -= n % CHUNK_ROUND;
   return n > need->usual_chunk ? n : need->usual_chunk;
@@ -332,7 +332,7 @@ static bool divide_with_dense(td_gpu_pair *out, const td_gpu_need *need, const t
   uint64_t chunk_bytes = plan->chunk_bytes;
   if (!need->prefill_chunk) {
     uint64_t n = need->usual_chunk + room / CHUNK_PART / need->step_token_bytes;
-    n = at_most(n - n % CHUNK_ROUND, MOST_CHUNK_STREAMED);
+    n = at_most(n - n % CHUNK_ROUND, MAX_CHUNK_STREAMED);
     if (n > out->prefill_chunk) {
       out->prefill_chunk = (uint32_t)n;
       chunk_bytes = (n - need->usual_chunk) * need->step_token_bytes;
@@ -352,7 +352,7 @@ static bool is_better(const td_gpu_pair *a, const td_gpu_pair *b) {
 td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, uint64_t cache_bytes,
                              const td_dense_size *dense, uint32_t n_layers) {
   const uint64_t ring_bytes = at_most(plan->stream_bytes + cache_bytes, need->layer_bytes);
-  const uint32_t chunk = need->prefill_chunk ? need->prefill_chunk : MOST_CHUNK_STREAMED;
+  const uint32_t chunk = need->prefill_chunk ? need->prefill_chunk : MAX_CHUNK_STREAMED;
   const td_gpu_pair resident = {.stream_bytes = ring_bytes,
                                 .cache_bytes = cache_bytes + plan->stream_bytes + plan->chunk_bytes,
                                 .prefill_chunk = plan->prefill_chunk};
@@ -385,7 +385,7 @@ td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
   const uint64_t taken = TD_KV_DEVICE_SPARE + td_dense_ring_bytes(dense, n_layers, n_layers);
   const uint64_t room = without(out.dense_bytes, taken);
   uint64_t n = at_most(room / RING_PART * (RING_PART - 1) / need->step_token_bytes,
-                       MOST_CHUNK_STREAMED);
+                       MAX_CHUNK_STREAMED);
   n -= n % CHUNK_ROUND;
   if (n <= plan->prefill_chunk) return out;
   out.prefill_chunk = (uint32_t)n;

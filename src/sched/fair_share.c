@@ -5,7 +5,7 @@
 
 td_status td_fair_share_open(td_fair_share_share *out, uint32_t n_present, td_err *err) {
   size_t n = 2 * (size_t)n_present; // room to remember as many idle tenants
-  *out = (td_fair_share_share){.tenants = calloc(n, sizeof(td_tenant)), .n_most = (uint32_t)n};
+  *out = (td_fair_share_share){.tenants = calloc(n, sizeof(td_tenant)), .n_max = (uint32_t)n};
   return out->tenants ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %zu tenants", n);
 }
 
@@ -34,7 +34,7 @@ static uint32_t place_of(td_fair_share_share *fair, uint64_t id) {
     if (is_there(t)) continue;
     if (least == UINT32_MAX || t->served < fair->tenants[least].served) least = i;
   }
-  uint32_t i = fair->n < fair->n_most ? fair->n++ : least;
+  uint32_t i = fair->n < fair->n_max ? fair->n++ : least;
   TD_CHECK(i != UINT32_MAX);
   if (fair->last == &fair->tenants[i]) fair->last = NULL;
   fair->tenants[i] = (td_tenant){.id = id};

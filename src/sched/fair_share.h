@@ -29,8 +29,8 @@ typedef struct {
 } td_tenant;
 
 typedef struct {
-  td_tenant *tenants; // [n_most], the first n are in use
-  uint32_t n, n_most;
+  td_tenant *tenants; // [n_max], the first n are in use
+  uint32_t n, n_max;
   uint64_t top;          // the highest counter ever
   const td_tenant *last; // whose prompt was computed last; NULL: nobody's
   uint64_t n_came;

@@ -112,7 +112,7 @@ static uint32_t n_to_prefill(const entry *e) {
   return e->job.n_prompt + (e->n_answer ? e->n_answer - 1 : 0);
 }
 
-static uint64_t n_most(const td_sched_job *job) {
+static uint64_t n_max(const td_sched_job *job) {
   return (uint64_t)job->n_prompt + job->max_tokens;
 }
 
@@ -120,7 +120,7 @@ static uint64_t n_most(const td_sched_job *job) {
 static uint32_t n_wanted(const td_sched *sched, const entry *e) {
   uint32_t n = e->n_done > n_to_prefill(e) ? e->n_done : n_to_prefill(e);
   uint64_t ahead = (uint64_t)n + 1 + sched->opts.page_tokens / 2;
-  return ahead < n_most(&e->job) ? (uint32_t)ahead : (uint32_t)n_most(&e->job);
+  return ahead < n_max(&e->job) ? (uint32_t)ahead : (uint32_t)n_max(&e->job);
 }
 
 static uint32_t n_prefill_left(const entry *e) {
@@ -171,9 +171,9 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
                           td_err *err) {
   TD_CHECK(find(sched, id) == NULL && job->n_prompt > 0);
   uint64_t pool_tokens = (uint64_t)sched->opts.n_pages * sched->opts.page_tokens;
-  if (n_most(job) > pool_tokens || n_most(job) > UINT32_MAX) {
+  if (n_max(job) > pool_tokens || n_max(job) > UINT32_MAX) {
     return td_fail(err, TD_ELIMIT, "prompt and output need %llu tokens, the KV pool holds %llu",
-                   (unsigned long long)n_most(job), (unsigned long long)pool_tokens);
+                   (unsigned long long)n_max(job), (unsigned long long)pool_tokens);
   }
   const td_tenant *tenant = td_fair_share_find(&sched->fair, job->tenant);
   uint32_t n_own = tenant ? tenant->n_waiting : 0, n_waiting = sched->n_waiting;
@@ -443,7 +443,7 @@ static void charge(td_sched *sched, entry *e, uint32_t n_done) {
 
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns) {
   entry *e = find(sched, id);
-  if (!e || !is_running(e) || n_done <= e->n_done || n_done > n_most(&e->job)) return;
+  if (!e || !is_running(e) || n_done <= e->n_done || n_done > n_max(&e->job)) return;
   if ((uint64_t)n_done > (uint64_t)e->n_pages * sched->opts.page_tokens) return;
   uint32_t n_before = e->n_done, n_prompt = e->job.n_prompt;
   charge(sched, e, n_done);

@@ -137,8 +137,7 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->grammar = malloc(submit->n_grammar + (size_t)1);
-  r->tokens = malloc((submit->n_prompt + (size_t)r->max_output + TD_DRAFT_MOST) *
-                     sizeof *r->tokens);
+  r->tokens = malloc((submit->n_prompt + (size_t)r->max_output + TD_DRAFT_MAX) * sizeof *r->tokens);
   uint32_t at = submit->flags & TD_SUBMIT_URGENT ? 0 : requests->n;
   memmove(&requests->active[at + 1], &requests->active[at],
           (requests->n++ - at) * sizeof requests->active[0]);

@@ -26,7 +26,7 @@ typedef struct {
   uint64_t id;
   td_request_phase phase;
   td_wire_submit submit;
-  int32_t *tokens; // [n_prompt + max_output + TD_DRAFT_MOST], owned: prompt, generated, guesses
+  int32_t *tokens; // [n_prompt + max_output + TD_DRAFT_MAX], owned: prompt, generated, guesses
   uint32_t n_tokens_received;
   int32_t *pages; // [most_pages], owned: room for the pages of all tokens
   uint32_t most_pages, n_pages_received;

@@ -103,7 +103,7 @@ uint32_t td_step_max_drafts(const td_worker_request *r, uint32_t page_tokens) {
   uint32_t most = r->max_output - r->n_output - 1;
   if (n_room <= r->n_past) return 0;
   if (most > n_room - r->n_past - 1) most = (uint32_t)(n_room - r->n_past - 1);
-  return most < TD_DRAFT_MOST ? most : TD_DRAFT_MOST;
+  return most < TD_DRAFT_MAX ? most : TD_DRAFT_MAX;
 }
 
 // Adds drafts to the step's sequences, which all decode.

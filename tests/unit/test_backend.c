@@ -235,7 +235,7 @@ typedef struct {
   bool (*until)(void *client);
   uint32_t n_prompt;
   uint32_t n_others; // that come before it
-  uint32_t n_most;   // steps
+  uint32_t n_max;    // steps
 } cancel_phase;
 
 // After the call there is at most the step that had begun, or was about to.
@@ -256,7 +256,7 @@ static void check_cancel(world *w, const cancel_phase *phase, int32_t first_toke
   uint32_t n_before = cancel_at_step(&c, first_token);
   run_until(w, is_idle, w);
   assert_true(n_before > 0 || phase->until == waits_behind_others);
-  assert_in_range(atomic_load(steps_of(first_token)), n_before, n_before + phase->n_most);
+  assert_in_range(atomic_load(steps_of(first_token)), n_before, n_before + phase->n_max);
   for (uint32_t j = 0; j < phase->n_others; j++)
     check_answer(&others[j], (int32_t[]){(int32_t)(800 + j), 1}, 2, ANSWER);
   assert_true(td_backend_kv_use(w->backend) == 0);

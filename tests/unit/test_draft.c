@@ -190,7 +190,7 @@ typedef struct {
 // Answers of n_tokens each, whose prompts take ten steps' time and a pass' time if the layer reads
 // them, too.
 static outcome answer(const machine *m, td_draft_pace *p, int n_requests, uint32_t n_tokens) {
-  static const int32_t guesses[TD_DRAFT_MOST] = {0};
+  static const int32_t guesses[TD_DRAFT_MAX] = {0};
   outcome out = {0};
   uint32_t random = 1;
   for (int i = 0; i < n_requests; i++) {

@@ -156,7 +156,7 @@ TEST(bytes_of_dense_weights) {
     for (uint32_t k = 0; k < td_model_config_of(f.model)->n_layers; k++) {
       td_layer layer = *td_model_layer(f.model, k);
       for (int part = 0; part < TD_N_DENSE_PARTS; part++) {
-        td_weight *w[TD_DENSE_MOST_MATRICES];
+        td_weight *w[TD_DENSE_MAX_MATRICES];
         const uint32_t n = td_dense_matrices(&layer, (td_dense_part)part, w);
         assert_true(n >= 1);
         for (uint32_t j = 0; j < n; j++)
@@ -397,7 +397,7 @@ static void note_order(td_stream *stream, const td_op *op) {
     if (is_aside && op->moe.gate == layer.gate) note(i, COMPUTES_EXPERTS);
     if (op->kind != TD_OP_COPY) continue;
     for (int part = 0; part < TD_N_DENSE_PARTS; part++) {
-      td_weight *w[TD_DENSE_MOST_MATRICES];
+      td_weight *w[TD_DENSE_MAX_MATRICES];
       for (uint32_t n = td_dense_matrices(&layer, (td_dense_part)part, w); n; n--)
         if (is_in(w[n - 1], op->copy.src)) note(i, (uint32_t)part);
     }

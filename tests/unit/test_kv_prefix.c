@@ -27,7 +27,7 @@ static uint32_t pages_of(uint32_t n_tokens) {
 typedef struct {
   bool open;
   int32_t tokens[MAX_TOKENS];
-  uint32_t n_prompt, n_most, n_past;
+  uint32_t n_prompt, n_max, n_past;
   uint32_t n_pages, n_shared;             // as the model has it
   bool is_twin[MAX_TOKENS / PAGE_TOKENS]; // of a page that another published before
 } sequence;
@@ -152,7 +152,7 @@ static void check(world *w) {
 // Two tokens only, and half of the prompts begin like one before: collisions abound.
 static void draw_prompt(world *w, sequence *s) {
   s->n_prompt = 1 + draw(MAX_TOKENS - 8);
-  s->n_most = s->n_prompt + 1 + draw(MAX_TOKENS - s->n_prompt);
+  s->n_max = s->n_prompt + 1 + draw(MAX_TOKENS - s->n_prompt);
   uint32_t n_alike = draw(2) ? draw(MAX_TOKENS) : 0;
   for (uint32_t i = 0; i < MAX_TOKENS; i++)
     s->tokens[i] = i < n_alike ? w->last_prompt[i] : (int32_t)draw(2);
@@ -180,9 +180,9 @@ static void start_one(world *w) {
   assert_true(n_reused < s.n_prompt);
   w->n_hits += n_reused;
   w->seqs[seq] = s;
-  bool fits = pages_of(s.n_most) - s.n_pages <= td_kv_n_free(w->kv);
-  assert_int_equal(td_kv_reserve(w->kv, seq, s.n_most, &err), fits ? TD_OK : TD_EAGAIN);
-  while (fits && w->seqs[seq].n_pages < pages_of(s.n_most)) {
+  bool fits = pages_of(s.n_max) - s.n_pages <= td_kv_n_free(w->kv);
+  assert_int_equal(td_kv_reserve(w->kv, seq, s.n_max, &err), fits ? TD_OK : TD_EAGAIN);
+  while (fits && w->seqs[seq].n_pages < pages_of(s.n_max)) {
     model_take(w);
     w->seqs[seq].n_pages++;
   }
@@ -206,7 +206,7 @@ static void step_one(world *w, uint32_t i) {
   check(w); // what was just written is in nobody's way
   td_kv_commit(w->kv, i, s->tokens, s->n_past);
   model_commit(w, s);
-  if (s->n_past == s->n_most) stop_one(w, i);
+  if (s->n_past == s->n_max) stop_one(w, i);
 }
 
 TEST(random_traces) {

@@ -48,13 +48,13 @@ static td_lane_work *add(uint64_t tenant, size_t n_bytes) {
 TEST(a_flood_costs_others_one_item, set_up, tear_down) {
   static const size_t sizes[] = {SHORT, SLOW, LARGE};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
-    td_lane_work *first[TD_LANE_MOST_RUNNING] = {0}, *next, *last = NULL;
+    td_lane_work *first[TD_LANE_MAX_RUNNING] = {0}, *next, *last = NULL;
     for (unsigned k = 0; k < 8; k++)
       last = add(FLOOD, sizes[i]);
     unsigned n = 0;
     while ((next = td_lane_next(&t.lane)) != NULL)
       first[n++] = next;
-    assert_int_equal(n, sizes[i] == LARGE ? 1 : TD_LANE_MOST_OF_KIND);
+    assert_int_equal(n, sizes[i] == LARGE ? 1 : TD_LANE_MAX_OF_KIND);
     td_lane_work *polite = add(POLITE, sizes[i]);
     td_lane_end(first[0], 2000 * MS);
     assert_ptr_equal(td_lane_next(&t.lane), polite);
@@ -230,7 +230,7 @@ TEST(others_get_their_turn, set_up, tear_down) {
   run_pool();
   assert_int_equal(p.n_done, N_WORKS);
   assert_int_equal(p.n_canceled, 0);
-  assert_true(p.max_running <= TD_LANE_MOST_RUNNING);
+  assert_true(p.max_running <= TD_LANE_MAX_RUNNING);
 }
 
 static void note_stopped(td_lane *lane) {
@@ -251,9 +251,9 @@ TEST(a_stop_drops_what_waits, set_up, tear_down) {
   for (unsigned i = 1; i < N_WORKS; i++)
     queue(wait_until_canceled, SLOW);
   td_lane_stop(&t.lane, note_stopped);
-  assert_int_equal(p.n_canceled, N_WORKS - 1 - TD_LANE_MOST_OF_KIND);
+  assert_int_equal(p.n_canceled, N_WORKS - 1 - TD_LANE_MAX_OF_KIND);
   queue(nothing, SHORT);
-  assert_int_equal(p.n_canceled, N_WORKS - TD_LANE_MOST_OF_KIND);
+  assert_int_equal(p.n_canceled, N_WORKS - TD_LANE_MAX_OF_KIND);
   assert_int_equal(p.n_stopped, 0);
   run_pool();
   assert_int_equal(p.n_stopped, 1);
@@ -267,7 +267,7 @@ static void note_over(uv_work_t *work, int status) {
 
 TEST(what_has_used_its_time_ends, set_up, tear_down) {
   open_pool();
-  t.lane.most_cpu_ns = 0;
+  t.lane.max_cpu_ns = 0;
   queue(wait_until_canceled, SLOW)->after = note_over;
   run_pool();
   assert_int_equal(p.n_done, 1);

@@ -204,7 +204,7 @@ TEST(rings) {
     const td_model_config *config;
     uint64_t free_bytes, weight_bytes, expert_bytes;
     double least, most; // layers of experts in the ring
-    uint32_t least_chunk, min_ctx;
+    uint32_t min_chunk, min_ctx;
   } cases[] = {
       {&deepseek_v3, 24500 * GB / 1000, 19 * GB, v3, 0.09, 0.15, 4096, 16384},
       {&deepseek_v3, 33 * GB, 19 * GB, v3, 0.5, 0.7, 16384, 32768},
@@ -221,10 +221,10 @@ TEST(rings) {
     const double layers = (double)plan.stream_bytes / (double)layer_bytes;
     const uint32_t n_ctx = context_of(c, &need, &plan, 0);
     if (layers < cases[i].least || layers > cases[i].most) fail_msg("case %zu: %g", i, layers);
-    if (plan.prefill_chunk < cases[i].least_chunk) fail_msg("case %zu: chunk", i);
+    if (plan.prefill_chunk < cases[i].min_chunk) fail_msg("case %zu: chunk", i);
     if (n_ctx < cases[i].min_ctx) fail_msg("case %zu: a context of %u", i, n_ctx);
     const uint32_t n = td_slot_experts(plan.stream_bytes, cases[i].expert_bytes, c->n_experts);
-    if (n == 0 || plan.stream_bytes / (n * cases[i].expert_bytes) < TD_SLOT_LEAST) {
+    if (n == 0 || plan.stream_bytes / (n * cases[i].expert_bytes) < TD_SLOT_MIN) {
       fail_msg("case %zu: %u experts a slot", i, n);
     }
   }

@@ -301,10 +301,10 @@ static void copy_page(world *w, int32_t to, int32_t from) {
 }
 
 // The worker computes some tokens of a request; the front hears of it at once, or never.
-static void compute(world *w, uint32_t id, uint32_t n_most) {
+static void compute(world *w, uint32_t id, uint32_t n_max) {
   req *r = &w->r[id];
   uint32_t end = r->at == READS ? n_to_prefill(r) : r->n_prompt + r->max_tokens - 1;
-  end = least(least(end, capacity(w, r)), r->n_past + n_most);
+  end = least(least(end, capacity(w, r)), r->n_past + n_max);
   if (r->keep >= 0 && r->n_past < r->n_keep) end = least(end, r->n_keep);
   if (r->source >= 0 && r->n_past < end)
     copy_page(w, r->pages[r->n_past / w->opts.page_tokens], r->source);

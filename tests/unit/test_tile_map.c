@@ -43,7 +43,7 @@ static size_t map_all(const layout *l, const td_cpu_part *parts, size_t n_parts,
                                  .stripes = &l->stripes,
                                  .n_nodes = n_nodes};
   td_tile_map map;
-  const size_t most = td_tile_map_most_runs(&opts);
+  const size_t most = td_tile_map_max_runs(&opts);
   td_tile_run *runs = malloc(most * sizeof *runs + 1);
   size_t first = 0, n_runs = 0;
   td_tile_map_make(&map, runs, &opts);

@@ -37,15 +37,15 @@ typedef struct {
   bool is_count;       // only the prompt matters
   uint32_t n_ctx;
   // What the request was translated to, and asks for.
-  unsigned n_messages;      // of the body
-  td_buf origins;           // td_dialect_note
-  bool is_text;             // the body is one of /v1/completions
-  bool returns_tokens;      // llama-server: ids beside the text
-  uint32_t n_probs;         // llama-server: candidates beside the text
-  uint64_t most_predict_ns; // llama-server: the answer ends so long after its first token, once it
-                            // has a whole line; 0: no limit
-  td_buf fields;            // llama-server: response_fields, as JSON; empty: all
-  td_buf prompt;            // llama-server: the prompt's text, which the response repeats
+  unsigned n_messages;     // of the body
+  td_buf origins;          // td_dialect_note
+  bool is_text;            // the body is one of /v1/completions
+  bool returns_tokens;     // llama-server: ids beside the text
+  uint32_t n_probs;        // llama-server: candidates beside the text
+  uint64_t max_predict_ns; // llama-server: the answer ends so long after its first token, once it
+                           // has a whole line; 0: no limit
+  td_buf fields;           // llama-server: response_fields, as JSON; empty: all
+  td_buf prompt;           // llama-server: the prompt's text, which the response repeats
   // What is written next: a piece of the answer.
   const td_answer *answer;
   td_answer_piece piece;

@@ -6,7 +6,7 @@
 #include "api/dialects/dialect_impl.h"
 #include "api/infill.h"
 
-#define MOST_FILES 256
+#define MAX_FILES 256
 
 // ---- request -----------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ static void write_stop(td_json_writer *w, const cJSON *stop) {
 
 static td_status write_numbers(td_json_writer *w, const cJSON *root, td_dialect_state *s,
                                td_api_error *error) {
-  int64_t n_predict = -1, n_probs = 0, most_ms = 0;
+  int64_t n_predict = -1, n_probs = 0, max_ms = 0;
   float temperature = -1;
   bool returns_tokens = false;
   static const char *const lengths[] = {"max_tokens", "n_predict"};
@@ -71,7 +71,7 @@ static td_status write_numbers(td_json_writer *w, const cJSON *root, td_dialect_
   if (st == TD_OK) st = td_api_get_int(root, "n_probs", 0, INT32_MAX, &n_probs, error);
   if (st == TD_OK) st = td_api_get_bool(root, "return_tokens", &returns_tokens, error);
   if (st == TD_OK) {
-    st = td_api_get_int(root, "t_max_predict_ms", INT32_MIN, INT32_MAX, &most_ms, error);
+    st = td_api_get_int(root, "t_max_predict_ms", INT32_MIN, INT32_MAX, &max_ms, error);
   }
   if (st == TD_OK) st = td_api_get_float(root, "temperature", -100, 100, &temperature, error);
   if (st != TD_OK) return st;
@@ -84,7 +84,7 @@ static td_status write_numbers(td_json_writer *w, const cJSON *root, td_dialect_
   }
   s->returns_tokens = returns_tokens;
   s->n_probs = (uint32_t)n_probs;
-  s->most_predict_ns = most_ms > 0 ? (uint64_t)most_ms * 1000000 : 0;
+  s->max_predict_ns = max_ms > 0 ? (uint64_t)max_ms * 1000000 : 0;
   return TD_OK;
 }
 
@@ -166,8 +166,8 @@ static td_status get_files(const cJSON *extra, td_infill_file *files, uint32_t *
     if (st == TD_OK) st = td_api_get_str_at(item, "filename", at.text, &name, error);
     if (st != TD_OK) return st;
     if (!text) return td_api_bad(error, inner.text, "%s is missing", inner.text);
-    if (*n == MOST_FILES) {
-      return td_api_bad(error, key, "%s has more than %d entries", key, MOST_FILES);
+    if (*n == MAX_FILES) {
+      return td_api_bad(error, key, "%s has more than %d entries", key, MAX_FILES);
     }
     files[(*n)++] = (td_infill_file){.name = name, .text = text};
   }
@@ -189,7 +189,7 @@ static void write_infill_stop(td_json_writer *w, const cJSON *stop, const td_inf
 static td_status encode_infill(td_token_ids *ids, const cJSON *root, const td_infill_tokens *t,
                                td_dialect_state *s, td_api_error *error) {
   const char *before = "", *after = "", *prompt = "";
-  td_infill_file files[MOST_FILES];
+  td_infill_file files[MAX_FILES];
   td_infill f = {.files = files};
   int64_t n_predict = 0;
   td_err err;

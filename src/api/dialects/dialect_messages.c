@@ -174,17 +174,17 @@ static td_status write_messages(const writing *to, const cJSON *root) {
   return st;
 }
 
-#define MOST_REFERRED 512 // names of tools
+#define MAX_REFERRED 512 // names of tools
 
 // The tools that a conversation refers to, by tool_reference or by a call: each once, the first
 // first.
 typedef struct {
-  const char *names[MOST_REFERRED];
+  const char *names[MAX_REFERRED];
   size_t n;
 } referred;
 
 static void add_referred(referred *out, const cJSON *name) {
-  if (!cJSON_IsString(name) || out->n == MOST_REFERRED) return;
+  if (!cJSON_IsString(name) || out->n == MAX_REFERRED) return;
   for (size_t i = 0; i < out->n; i++)
     if (strcmp(out->names[i], name->valuestring) == 0) return;
   out->names[out->n++] = name->valuestring;

@@ -3,13 +3,13 @@
 
 #include <string.h>
 
-#define MOST_DEPTH 16
+#define MAX_DEPTH 16
 
 typedef struct {
   const td_go_vars *vars;
   td_buf *out;
-  bool shows[MOST_DEPTH + 1]; // whether what stands in each open if is shown
-  bool taken[MOST_DEPTH + 1]; // whether a branch of it was
+  bool shows[MAX_DEPTH + 1]; // whether what stands in each open if is shown
+  bool taken[MAX_DEPTH + 1]; // whether a branch of it was
   unsigned depth;
   bool is_over; // .Response was met
 } go_run;
@@ -41,8 +41,8 @@ static td_status begin_if(go_run *g, const char *name, size_t len, td_err *err) 
     return td_fail(err, TD_EUNSUPPORTED, "{{ if %.*s }} is not supported", len < 64 ? (int)len : 64,
                    name);
   }
-  if (g->depth == MOST_DEPTH) {
-    return td_fail(err, TD_EUNSUPPORTED, "more than %d nested ifs", MOST_DEPTH);
+  if (g->depth == MAX_DEPTH) {
+    return td_fail(err, TD_EUNSUPPORTED, "more than %d nested ifs", MAX_DEPTH);
   }
   const bool is_shown = g->shows[g->depth];
   g->depth++;

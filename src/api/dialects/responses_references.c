@@ -5,8 +5,8 @@
 #include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 
-#define MOST_REFERENCES 1024 // a request
-#define MOST_BYTES      (32u << 20)
+#define MAX_REFERENCES 1024 // a request
+#define MOST_BYTES     (32u << 20)
 
 struct td_referenced {
   td_referenced *next;
@@ -89,7 +89,7 @@ td_status td_responses_refer(td_references *references, const td_dialect_state *
     snprintf(response, sizeof response, "resp_%.*s", (int)(end - begin - 1), begin + 1);
   }
   td_status st = TD_OK;
-  if (++references->n <= MOST_REFERENCES)
+  if (++references->n <= MAX_REFERENCES)
     st = find_response(references, state, response, where, &root, error);
   if (st != TD_OK) return st;
   *item = root ? item_of(td_json_get(root, "output"), text) : NULL;

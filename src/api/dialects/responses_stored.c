@@ -8,7 +8,7 @@
 #include "api/dialects/responses_impl.h"
 #include "base/query.h"
 
-#define MOST_LISTED 100
+#define MAX_LISTED 100
 
 static td_status fail_missing(td_api_error *error, const char *id) {
   return td_api_fail(error, 404, "id", "not_found",
@@ -32,8 +32,8 @@ static td_status read_page(page *out, const char *query, td_api_error *error) {
   td_query_get(&out->after, query, "after");
   td_buf_free(&order);
   td_buf_free(&limit);
-  if (out->limit >= 1 && out->limit <= MOST_LISTED) return TD_OK;
-  return td_api_bad(error, "limit", "limit must be between 1 and %d", MOST_LISTED);
+  if (out->limit >= 1 && out->limit <= MAX_LISTED) return TD_OK;
+  return td_api_bad(error, "limit", "limit must be between 1 and %d", MAX_LISTED);
 }
 
 static void write_list(td_buf *out, const cJSON *items, const page *p) {

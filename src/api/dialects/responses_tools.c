@@ -19,7 +19,7 @@ static bool is_type(const cJSON *object, const char *type) {
   return of && strcmp(of, type) == 0;
 }
 
-#define MOST_BROUGHT 1024 // tools, by items of the input
+#define MAX_BROUGHT 1024 // tools, by items of the input
 
 // A search for tools that the client runs; one that runs at OpenAI is left out.
 static bool is_search(const cJSON *tool) {
@@ -172,7 +172,7 @@ unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, td_diale
   td_jw_begin_array(w, "tools");
   if (tools) write_list(&to, tools, "");
   to.is_brought = true;
-  to.most = to.n + MOST_BROUGHT;
+  to.most = to.n + MAX_BROUGHT;
   for (const cJSON *item = cJSON_IsArray(input) ? input->child : NULL; item; item = item->next) {
     const td_api_path at = td_api_item("input", i++);
     if (!is_type(item, "additional_tools") && !is_type(item, "tool_search_output")) continue;
@@ -257,7 +257,7 @@ void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned 
 // ---- calls -------------------------------------------------------------------------------------
 
 void td_responses_add_input(td_buf *out, const char *arguments, size_t len) {
-  enum { MOST_CUT = 16 }; // bytes of an escape or a character that broke off
+  enum { MAX_CUT = 16 }; // bytes of an escape or a character that broke off
   const char *colon = memchr(arguments, ':', len);
   const char *begin = colon ? memchr(colon, '"', len - (size_t)(colon - arguments)) : NULL;
   td_err ignored;
@@ -270,7 +270,7 @@ void td_responses_add_input(td_buf *out, const char *arguments, size_t len) {
     return;
   }
   const size_t n = begin ? len - (size_t)(begin - arguments) : 0;
-  for (size_t cut = 0; cut < MOST_CUT && cut < n; cut++) {
+  for (size_t cut = 0; cut < MAX_CUT && cut < n; cut++) {
     td_buf text = TD_BUF_INIT;
     td_buf_add(&text, begin, n - cut);
     td_buf_char(&text, '"');

@@ -19,7 +19,7 @@ enum {
   TILE_QUERIES = 32,    // per item in decode, and the minimum
   PROMPT_QUERIES = 256, // per item in prefill: transposing keys once serves this many queries
   FEW_HEADS = 8,        // per item: still nearly full speed
-  LEAST_HEADS = 4,      // the kernels' width
+  MIN_HEADS = 4,        // the kernels' width
   ITEMS_A_THREAD = 3,   // with fewer, splits are spread over the pool
   SPLITS_A_THREAD = 4,  // with fewer, items get FEW_HEADS, so that little is idle at the end
   // per thread; with fewer, items get fewer tokens, because the last tokens have most keys
@@ -482,7 +482,7 @@ static size_t count_items(shared_run *run, uint32_t n_tiles) {
 // Whether items should have half as many heads, given n_splits of all items.
 static bool should_halve(const shared_run *run, size_t n_splits, unsigned n_threads) {
   if (run->tile_heads > FEW_HEADS) return n_splits < (size_t)SPLITS_A_THREAD * n_threads;
-  return run->tile_heads > LEAST_HEADS && n_splits < n_threads;
+  return run->tile_heads > MIN_HEADS && n_splits < n_threads;
 }
 
 // Tiles of at most tile_tokens tokens, of which all see a selection or none.

@@ -11,7 +11,7 @@
 
 enum {
   EXPANDED_QUERIES = 1024, // per item: about 170 amortize the expansion of a block
-  LEAST_QUERIES = 256,     // where items are too few for all members
+  MIN_QUERIES = 256,       // where items are too few for all members
   KEY_ROWS = 16,           // decoded at a time; they stay in L1 while all tokens use them
   SELECTING_TOKENS = 64    // of a prompt at a time: kv_b is decoded once for them
 };
@@ -342,7 +342,7 @@ static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) 
   for (;; n_queries /= 2) {
     status = td_attn_make_tiles(stream, &a->batch, n_queries, &tiles, &n_tiles, err);
     if (status != TD_OK) return status;
-    if ((size_t)n_tiles * a->n_heads >= n_threads || n_queries == LEAST_QUERIES) break;
+    if ((size_t)n_tiles * a->n_heads >= n_threads || n_queries == MIN_QUERIES) break;
   }
   run->tiles = tiles;
   size_t query_floats = (size_t)n_queries * (a->nope_dim + a->rope_dim);

@@ -130,14 +130,14 @@ td_status td_cpu_op_ngram_gate(td_cpu_stream *stream, const td_ngram_gate_args *
 
 // ---- the convolution ----------------------------------------------------------------------------
 
-enum { CHANNELS = 64, MOST_PAST = 128 }; // channels of an item; rows of a state
+enum { CHANNELS = 64, MAX_PAST = 128 }; // channels of an item; rows of a state
 
 // Channels [channel, channel + n) of a sequence, and the rows before its first token.
 typedef struct {
   const td_ngram_conv_args *a;
   uint32_t channel, n;
   int32_t first, n_past;
-  float past[MOST_PAST * CHANNELS];
+  float past[MAX_PAST * CHANNELS];
 } conv_piece;
 
 // The inputs of token t, which may be before the first.
@@ -204,7 +204,7 @@ td_status td_cpu_op_ngram_conv(td_cpu_stream *stream, const td_ngram_conv_args *
   td_status st = td_cpu_check_batch(&a->batch, &a->state, (td_kv_rows){0}, err);
   if (st != TD_OK) return st;
   const size_t n_past = td_ngram_past(a->n_taps, a->step);
-  TD_DEV_REQUIRE(a->n_taps >= 2 && a->n_taps <= TD_DELTA_MAX_TAPS && n_past <= MOST_PAST,
+  TD_DEV_REQUIRE(a->n_taps >= 2 && a->n_taps <= TD_DELTA_MAX_TAPS && n_past <= MAX_PAST,
                  "n-grams: a filter of %u taps, %u tokens apart", a->n_taps, a->step);
   TD_DEV_REQUIRE(a->state.dtype == TD_F32 &&
                      a->state.page_bytes >= (a->rows_at + n_past * a->channels) * sizeof(float),

@@ -188,7 +188,7 @@ static td_status map_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles, td_
                                  .stripes = &dev->stripes,
                                  .n_nodes = dev->nodes.n};
   void *runs;
-  const size_t n_bytes = td_tile_map_most_runs(&opts) * sizeof *map->runs;
+  const size_t n_bytes = td_tile_map_max_runs(&opts) * sizeof *map->runs;
   td_status status = td_cpu_scratch(stream, SCRATCH_RUNS, n_bytes, &runs, err);
   if (status == TD_OK) td_tile_map_make(map, runs, &opts);
   return status;

@@ -10,7 +10,7 @@ static td_cpu_rows rows_of(const td_tile_map_opts *o, size_t part, size_t matrix
   return o->rows ? o->rows(o->ctx, part, matrix) : (td_cpu_rows){.base = NULL};
 }
 
-size_t td_tile_map_most_runs(const td_tile_map_opts *o) {
+size_t td_tile_map_max_runs(const td_tile_map_opts *o) {
   size_t most = 0;
   for (size_t p = 0; p < o->n_parts; p++) {
     const td_cpu_part *part = &o->parts[p];

@@ -41,7 +41,7 @@ typedef struct {
 } td_tile_map;
 
 // How many runs a map has at most.
-size_t td_tile_map_most_runs(const td_tile_map_opts *opts);
+size_t td_tile_map_max_runs(const td_tile_map_opts *opts);
 // runs: room for as many. A tile is on the node of its middle; tiles of which that is not known are
 // divided evenly, by rows, over the nodes.
 void td_tile_map_make(td_tile_map *out, td_tile_run *runs, const td_tile_map_opts *opts);

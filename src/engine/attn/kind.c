@@ -16,7 +16,7 @@ static size_t larger(size_t a, size_t b) {
 
 // ---- grouped-query attention --------------------------------------------------------------------
 
-enum { gqa_least_chunk = 512, gqa_has_gpu = true, gqa_not_f8 = 0 };
+enum { gqa_min_chunk = 512, gqa_has_gpu = true, gqa_not_f8 = 0 };
 
 static td_attn_cache gqa_cache(const td_model_config *c) {
   const uint32_t kv_dim = c->n_kv_heads * c->head_dim;
@@ -51,7 +51,7 @@ static void gqa_describe(const td_model_config *c, td_buf *out) {
 
 // ---- grouped-query attention over selected blocks -----------------------------------------------
 
-enum { blocks_least_chunk = 512, blocks_has_gpu = true };
+enum { blocks_min_chunk = 512, blocks_has_gpu = true };
 static const char blocks_not_f8[] = "attention to blocks that an indexer selects";
 
 static td_attn_cache blocks_cache(const td_model_config *c) {
@@ -85,7 +85,7 @@ static void blocks_describe(const td_model_config *c, td_buf *out) {
 
 // ---- grouped-query attention over selected groups of keys ---------------------------------------
 
-enum { groups_least_chunk = 512, groups_has_gpu = true };
+enum { groups_min_chunk = 512, groups_has_gpu = true };
 static const char groups_not_f8[] = "attention to groups of keys that an indexer selects";
 enum { RUNNING = 3 }; // numbers a channel that is being pooled has
 
@@ -138,7 +138,7 @@ static void groups_describe(const td_model_config *c, td_buf *out) {
 
 // ---- multi-head latent attention ----------------------------------------------------------------
 
-enum { mla_least_chunk = 1024, mla_has_gpu = true, mla_not_f8 = 0 };
+enum { mla_min_chunk = 1024, mla_has_gpu = true, mla_not_f8 = 0 };
 
 static td_attn_cache mla_cache(const td_model_config *c) {
   const uint32_t entry = c->kv_lora_rank + c->rope_dim;
@@ -181,8 +181,8 @@ static double n_selected(const td_model_config *c) {
   return (double)c->index_top_k * (c->index_group ? c->index_group : 1);
 }
 
-enum { dsa_least_chunk = mla_least_chunk, dsa_has_gpu = true };
-enum { dsa_shared_least_chunk = mla_least_chunk, dsa_shared_has_gpu = true };
+enum { dsa_min_chunk = mla_min_chunk, dsa_has_gpu = true };
+enum { dsa_shared_min_chunk = mla_min_chunk, dsa_shared_has_gpu = true };
 static const char dsa_not_f8[] = "attention to keys that an indexer selects";
 #define dsa_shared_not_f8 dsa_not_f8
 // Layers without an indexer of their own attend to what an earlier one selected.
@@ -228,7 +228,7 @@ static void dsa_shared_describe(const td_model_config *c, td_buf *out) {
 
 // ---- latent attention over selected groups of keys ----------------------------------------------
 
-enum { dsa_pool_least_chunk = mla_least_chunk, dsa_pool_has_gpu = true };
+enum { dsa_pool_min_chunk = mla_min_chunk, dsa_pool_has_gpu = true };
 static const char dsa_pool_not_f8[] = "attention to groups of keys that an indexer selects";
 
 static td_attn_cache dsa_pool_cache(const td_model_config *c) {
@@ -256,7 +256,7 @@ static void dsa_pool_describe(const td_model_config *c, td_buf *out) {
 
 // ---- gated delta nets ---------------------------------------------------------------------------
 
-enum { delta_least_chunk = 512, delta_has_gpu = true, delta_not_f8 = 0 }; // the state is F32
+enum { delta_min_chunk = 512, delta_has_gpu = true, delta_not_f8 = 0 }; // the state is F32
 
 td_delta_shape td_attn_delta_shape(const td_model_config *c) {
   return (td_delta_shape){.n_k_heads = c->delta_k_heads,
@@ -318,7 +318,7 @@ static void delta_describe(const td_model_config *c, td_buf *out) {
 
 // ---- Kimi delta attention -----------------------------------------------------------------------
 
-enum { kda_least_chunk = delta_least_chunk, kda_has_gpu = true, kda_not_f8 = 0 };
+enum { kda_min_chunk = delta_min_chunk, kda_has_gpu = true, kda_not_f8 = 0 };
 
 #define kda_cache delta_cache
 #define kda_flops delta_flops
@@ -342,16 +342,16 @@ static void kda_describe(const td_model_config *c, td_buf *out) {
 
 // ---- a window and pooled keys -------------------------------------------------------------------
 
-enum { near_least_chunk = 512, near_has_gpu = true };
-enum { pool_least_chunk = 512, pool_has_gpu = true };
-enum { pool_top_least_chunk = 512, pool_top_has_gpu = true };
+enum { near_min_chunk = 512, near_has_gpu = true };
+enum { pool_min_chunk = 512, pool_has_gpu = true };
+enum { pool_top_min_chunk = 512, pool_top_has_gpu = true };
 static const char near_not_f8[] = "a window beside pooled keys";
 #define pool_not_f8     near_not_f8
 #define pool_top_not_f8 near_not_f8
 
 td_pool_places td_attn_pool_places(const td_model_config *c, td_attn_kind kind,
                                    uint32_t page_tokens) {
-  td_pool_places out = {.ring = c->window + TD_DRAFT_MOST};
+  td_pool_places out = {.ring = c->window + TD_DRAFT_MAX};
   out.open = (size_t)out.ring * c->head_dim;
   const bool is_top = kind == TD_ATTN_POOL_TOP;
   if (kind != TD_ATTN_NEAR) out.group = is_top ? c->pool_top_group : c->pool_group;
@@ -452,8 +452,8 @@ static void pool_top_describe(const td_model_config *c, td_buf *out) {
 // In the order of the fields, so that a kind without one of them does not compile.
 static const td_attn_spec kinds[] = {
 #define TD_ATTN_ROW(KIND, name)                                                                    \
-  [TD_ATTN_##KIND] = {name##_cache,       name##_rows,    name##_flops, name##_describe,           \
-                      name##_least_chunk, name##_has_gpu, name##_not_f8},
+  [TD_ATTN_##KIND] = {name##_cache,     name##_rows,    name##_flops, name##_describe,             \
+                      name##_min_chunk, name##_has_gpu, name##_not_f8},
     TD_ATTN_KINDS(TD_ATTN_ROW)
 #undef TD_ATTN_ROW
 };
@@ -524,10 +524,10 @@ td_attn_rows td_attn_rows_of(const td_model_config *c) {
   return out;
 }
 
-uint32_t td_attn_least_chunk(const td_model_config *c) {
+uint32_t td_attn_min_chunk(const td_model_config *c) {
   uint32_t n = 0;
   for (size_t k = 0; k < TD_COUNT(kinds); k++)
-    if (has_kind(c, k) && kinds[k].least_chunk > n) n = kinds[k].least_chunk;
+    if (has_kind(c, k) && kinds[k].min_chunk > n) n = kinds[k].min_chunk;
   return n;
 }
 

@@ -50,15 +50,15 @@ typedef struct {
   double (*flops)(const td_model_config *config, double n, double n_past);
   // The model's layers of this kind, as a line for people.
   void (*describe)(const td_model_config *config, td_buf *out);
-  uint32_t least_chunk; // tokens of a prompt that a step should have at least
-  bool has_gpu;         // a GPU has the operators
-  const char *not_f8;   // why there are no E4M3 pages, of td_attn_check_kv; NULL: there are
+  uint32_t min_chunk; // tokens of a prompt that a step should have at least
+  bool has_gpu;       // a GPU has the operators
+  const char *not_f8; // why there are no E4M3 pages, of td_attn_check_kv; NULL: there are
 } td_attn_spec;
 
 const td_attn_spec *td_attn_of(const td_model_config *config, uint32_t layer_idx);
 // Of the kinds that a model's layers are.
 td_attn_rows td_attn_rows_of(const td_model_config *config);
-uint32_t td_attn_least_chunk(const td_model_config *config);
+uint32_t td_attn_min_chunk(const td_model_config *config);
 void td_attn_describe(const td_model_config *config, td_buf *out);
 // Operations of a layer's expansion of n_past keys and values from MLA's latents, which prefill
 // does once more for every chunk; part of td_attn_spec.flops.

@@ -54,11 +54,11 @@ td_status td_window_open(td_engine *e, td_err *err) {
   if (w) w->regions = calloc(n_seqs, sizeof *w->regions);
   if (!w || !w->regions) return td_fail(err, TD_ENOMEM, "out of memory: blocks of a step");
   const size_t most_pages = n_tokens / layout->page_tokens + 2 * n_seqs;
-  const size_t most_blocks = n_tokens / layout->block_tokens + n_seqs * (layout->n_blocks + 1);
+  const size_t max_blocks = n_tokens / layout->block_tokens + n_seqs * (layout->n_blocks + 1);
   td_status st = open_runs(&w->in, n_seqs * layout->n_blocks, err);
   if (st == TD_OK) st = open_runs(&w->out, most_pages * layout->n_blocks, err);
   if (st != TD_OK) return st;
-  return td_dev_alloc(e->dev, (void **)&w->blocks, most_blocks * block_bytes(e), err);
+  return td_dev_alloc(e->dev, (void **)&w->blocks, max_blocks * block_bytes(e), err);
 }
 
 void td_window_close(td_engine *e) {

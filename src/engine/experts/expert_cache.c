@@ -20,7 +20,7 @@
 
 enum {
   STEP_BYTES = 128 << 20, // about 2.5 ms of a PCIe 5 link
-  MOST_MOVES = 64,        // in flight
+  MAX_MOVES = 64,         // in flight
 };
 
 // Slots in a device's memory.
@@ -45,12 +45,12 @@ struct td_expert_cache {
   bool is_any;
   uint8_t pair_share[TD_MAX_LAYERS]; // td_pair_share
   cache_site sites[N_SITES];
-  float *here;      // device memory: [max_step_seqs][top_k][dim], results of the cached
-  void *sum;        // device memory: [max_step_seqs][dim]
-  float *there;     // td_dev_alloc_host: [max_step_seqs][top_k][dim], of the others
-  int32_t *routing; // [n_layers][max_step_seqs][top_k]: what the step chose
-  td_hot_move moves[MOST_MOVES]; // in flight
-  uint32_t n_moves, most_moves;
+  float *here;                  // device memory: [max_step_seqs][top_k][dim], results of the cached
+  void *sum;                    // device memory: [max_step_seqs][dim]
+  float *there;                 // td_dev_alloc_host: [max_step_seqs][top_k][dim], of the others
+  int32_t *routing;             // [n_layers][max_step_seqs][top_k]: what the step chose
+  td_hot_move moves[MAX_MOVES]; // in flight
+  uint32_t n_moves, max_moves;
 };
 
 // ---- sizes --------------------------------------------------------------------------------------
@@ -305,8 +305,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   td_expert_cache *cache = e->cache;
   const size_t step_bytes = e->opts.cache_step_bytes ? e->opts.cache_step_bytes : STEP_BYTES;
   const size_t n = step_bytes / cache->slot_bytes;
-  cache->most_moves = n < 1 ? 1 : n < MOST_MOVES ? (uint32_t)n : MOST_MOVES;
-  if (e->opts.is_cache_fixed) cache->most_moves = 0;
+  cache->max_moves = n < 1 ? 1 : n < MAX_MOVES ? (uint32_t)n : MAX_MOVES;
+  if (e->opts.is_cache_fixed) cache->max_moves = 0;
   td_status st = td_hot_experts_open(&cache->hot, e->config->n_layers, e->config->n_experts,
                                      cache->n_slots, err);
   if (st == TD_OK) st = alloc_buffers(e, err);
@@ -394,7 +394,7 @@ static void end_moves(td_engine *e) {
   const bool is_ok = sync_sites(e, &err) == TD_OK;
   if (!is_ok) {
     td_warn("%s: the cache of experts stays as it is: %s", td_dev_name(e->dev), err.msg);
-    cache->most_moves = 0;
+    cache->max_moves = 0;
   }
   while (cache->n_moves) {
     const td_hot_move *move = &cache->moves[--cache->n_moves];
@@ -451,8 +451,8 @@ void td_expert_cache_end_step(td_engine *e) {
     }
   }
   if (cache->n_moves) return; // the link is busy with the last ones
-  td_hot_move chosen[MOST_MOVES];
-  const uint32_t n = td_hot_experts_choose(cache->hot, chosen, cache->most_moves);
+  td_hot_move chosen[MAX_MOVES];
+  const uint32_t n = td_hot_experts_choose(cache->hot, chosen, cache->max_moves);
   for (uint32_t i = 0; i < n; i++) {
     if (begin_move(e, &chosen[i], false)) {
       cache->moves[cache->n_moves++] = chosen[i];

@@ -10,8 +10,8 @@ static size_t align_up(size_t n) {
 
 uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_experts) {
   if (!expert_bytes || ring_bytes / 2 < expert_bytes) return 0;
-  uint64_t slot_bytes = ring_bytes / TD_SLOT_LEAST;
-  if (slot_bytes > TD_SLOT_MOST_BYTES) slot_bytes = TD_SLOT_MOST_BYTES;
+  uint64_t slot_bytes = ring_bytes / TD_SLOT_MIN;
+  if (slot_bytes > TD_SLOT_MAX_BYTES) slot_bytes = TD_SLOT_MAX_BYTES;
   const uint64_t n = slot_bytes / expert_bytes;
   return n < 1 ? 1 : n < n_experts ? (uint32_t)n : n_experts;
 }

@@ -12,9 +12,9 @@ enum {
   TD_SLOT_ALIGN = 256, // alignment of each part in a slot, see td_dev_supports_device_weights
   TD_SLOT_MAX_GAP = 256 << 10, // bytes; copying a gap up to this is cheaper than another copy
   TD_SLOT_GAPS = 16,           // the gaps of a slot are at most 1/16 of its content
-  TD_SLOT_LEAST = 4,           // desired slots per ring: one computing, one filling, some ahead
+  TD_SLOT_MIN = 4,             // desired slots per ring: one computing, one filling, some ahead
 };
-#define TD_SLOT_MOST_BYTES ((uint64_t)512 << 20) // about 10 ms of copying
+#define TD_SLOT_MAX_BYTES ((uint64_t)512 << 20) // about 10 ms of copying
 
 // Experts per slot for a ring of ring_bytes; 0: the ring cannot hold two slots of one expert.
 uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_experts);

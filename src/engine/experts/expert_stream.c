@@ -19,14 +19,14 @@
 enum {
   MATRIX_PARTS = TD_SLOT_MATRIX_PARTS,
   EXPERT_PARTS = TD_SLOT_EXPERT_PARTS,
-  LEAST_SLOTS = 2, // one computing, one filling
+  MIN_SLOTS = 2, // one computing, one filling
   // A group of experts is more kernels the more tokens the step has, and a stream holds about a
   // thousand: so many tokens times groups are queued before a caller that must not wait.
-  MOST_TOKENS_QUEUED = 384 << 10,
+  MAX_TOKENS_QUEUED = 384 << 10,
   // Copies that another engine's copies may have to wait for: about 0.1 ms each, or more where the
-  // copy stream would hold more of them than MOST_PIECES.
+  // copy stream would hold more of them than MAX_PIECES.
   PIECE_BYTES = 4 << 20,
-  MOST_PIECES = TD_STREAM_DEPTH / 2,
+  MAX_PIECES = TD_STREAM_DEPTH / 2,
 };
 
 typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
@@ -193,7 +193,7 @@ static void choose_slots(td_engine *e) {
   for (; s->group; s->group--) {
     s->slot_bytes = largest_slot(e);
     s->n_slots = (uint32_t)(ring_bytes / s->slot_bytes);
-    if (s->n_slots >= LEAST_SLOTS) break;
+    if (s->n_slots >= MIN_SLOTS) break;
   }
   if (!s->group) {
     td_warn("%s: no prefill streams experts: %.0f MiB of its memory are left for them, and two of "
@@ -271,7 +271,7 @@ static void poll(td_expert_stream *s) {
 
 static size_t piece_bytes(const td_engine *e, uint64_t ahead_bytes) {
   const size_t usual = e->opts.stream_piece_bytes ? e->opts.stream_piece_bytes : PIECE_BYTES;
-  return ahead_bytes / MOST_PIECES > usual ? ahead_bytes / MOST_PIECES : usual;
+  return ahead_bytes / MAX_PIECES > usual ? ahead_bytes / MAX_PIECES : usual;
 }
 
 bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
@@ -280,8 +280,8 @@ bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   if (ahead_bytes == UINT64_MAX) return true;
   s->piece_bytes = piece_bytes(e, ahead_bytes);
   poll(s);
-  const uint32_t fitting = MOST_TOKENS_QUEUED / e->step.n_tokens;
-  const uint32_t most = fitting < LEAST_SLOTS ? LEAST_SLOTS : fitting;
+  const uint32_t fitting = MAX_TOKENS_QUEUED / e->step.n_tokens;
+  const uint32_t most = fitting < MIN_SLOTS ? MIN_SLOTS : fitting;
   if (!ahead_bytes || s->n_queued == s->n_slots || s->n_queued >= most) return false;
   return s->n_copied == s->n_queued ||
          s->progress.queued_bytes - s->progress.copied_bytes < ahead_bytes;

@@ -13,7 +13,7 @@
 #include "engine/experts/zigzag.h"
 #include "engine/rows.h"
 
-enum { LEAST_PARALLEL_TOKENS = 64 };
+enum { MIN_PARALLEL_TOKENS = 64 };
 
 // A rank other than 0 and its thread, which waits for steps.
 typedef struct {
@@ -449,7 +449,7 @@ bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t least = e->opts.parallel_tokens;
   if (!least) {
     least = td_engine_stream_tokens(e);
-    if (least < LEAST_PARALLEL_TOKENS) least = LEAST_PARALLEL_TOKENS;
+    if (least < MIN_PARALLEL_TOKENS) least = MIN_PARALLEL_TOKENS;
   }
   if (n < least) return false;
   for (uint32_t r = 0; r < all->n; r++) {
