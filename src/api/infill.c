@@ -52,7 +52,7 @@ static td_status add_file(const td_chat *chat, const td_infill_tokens *t,
 // The files in front, behind a repository's name where the model has a token for it. From the last
 // to the first they are taken while they fit.
 static td_status add_files(const td_chat *chat, const td_infill_tokens *t, const td_infill *f,
-                           size_t most_tokens, td_token_ids *out, td_err *err) {
+                           size_t max_tokens, td_token_ids *out, td_err *err) {
   static const char repo[] = "project\n", here[] = "filename\n";
   size_t n_tokens = 0;
   uint32_t first = f->n_files;
@@ -62,7 +62,7 @@ static td_status add_files(const td_chat *chat, const td_infill_tokens *t, const
     st = add_file(chat, t, &f->files[first - 1], &ids, err);
     n_tokens += ids.n;
     td_token_ids_free(&ids);
-    if (n_tokens > most_tokens) break;
+    if (n_tokens > max_tokens) break;
     first--;
   }
   const td_tokenizer *tok = td_chat_tokenizer(chat);
@@ -78,15 +78,15 @@ static td_status add_files(const td_chat *chat, const td_infill_tokens *t, const
 }
 
 td_status td_infill_encode(const td_chat *chat, const td_infill_tokens *t, const td_infill *f,
-                           size_t most_tokens, td_token_ids *out, td_err *err) {
+                           size_t max_tokens, td_token_ids *out, td_err *err) {
   td_token_ids around = {.most = out->most};
   td_status st = add(chat, t->before, f->before, f->n_before, &around, err);
   if (st == TD_OK) st = add(chat, t->after, f->after, f->n_after, &around, err);
   if (st == TD_OK) st = add(chat, t->fill, "", 0, &around, err);
   if (st == TD_OK) st = td_chat_encode_plain(chat, "", 0, !f->is_bare, out, err);
   const size_t n_around = around.n + around.n_cut;
-  if (st == TD_OK && n_around < most_tokens) {
-    st = add_files(chat, t, f, most_tokens - n_around, out, err);
+  if (st == TD_OK && n_around < max_tokens) {
+    st = add_files(chat, t, f, max_tokens - n_around, out, err);
   }
   if (st == TD_OK) st = td_token_ids_add(out, around.ids, around.n, err);
   out->n_cut += around.n_cut;

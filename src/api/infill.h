@@ -28,9 +28,9 @@ typedef struct {
 
 // Appends the prompt's tokens: the files, then what is around the cursor. Texts are plain: control
 // tokens are not parsed in them. The first files are left out where the prompt would have more than
-// most_tokens.
+// max_tokens.
 td_status td_infill_encode(const td_chat *chat, const td_infill_tokens *tokens,
-                           const td_infill *infill, size_t most_tokens, td_token_ids *out,
+                           const td_infill *infill, size_t max_tokens, td_token_ids *out,
                            td_err *err);
 
 #define TD_INFILL_NONE                                                                             \

@@ -49,20 +49,20 @@ static void run_once(void *ctx) {
 }
 
 // Keys and queries of norm 1 and gates of a half, so that states stay small.
-static td_status open_memory(delta_bench *b, uint32_t most_tokens, td_err *err) {
+static td_status open_memory(delta_bench *b, uint32_t max_tokens, td_err *err) {
   const size_t n_states = (size_t)LAYERS * STATE;
   td_status st = td_bench_need_memory((double)n_states * sizeof(float), "delta_rule", err);
   if (st != TD_OK) return st;
   b->states = calloc(n_states, sizeof *b->states);
-  b->qkv = malloc((size_t)most_tokens * CHANNELS * sizeof *b->qkv);
-  b->gates = malloc((size_t)most_tokens * 2 * HEADS * sizeof *b->gates);
-  b->out = malloc((size_t)most_tokens * HEADS * DIM * sizeof *b->out);
+  b->qkv = malloc((size_t)max_tokens * CHANNELS * sizeof *b->qkv);
+  b->gates = malloc((size_t)max_tokens * 2 * HEADS * sizeof *b->gates);
+  b->out = malloc((size_t)max_tokens * HEADS * DIM * sizeof *b->out);
   if (!b->states || !b->qkv || !b->gates || !b->out)
     return td_fail(err, TD_ENOMEM, "out of memory");
   memset(b->states, 0, n_states * sizeof *b->states); // so that it is there
-  for (size_t i = 0; i < (size_t)most_tokens * CHANNELS; i++)
+  for (size_t i = 0; i < (size_t)max_tokens * CHANNELS; i++)
     b->qkv[i] = i % 2 ? 0.0884f : -0.0884f; // 1 / sqrt(DIM)
-  for (size_t i = 0; i < (size_t)most_tokens * 2 * HEADS; i++)
+  for (size_t i = 0; i < (size_t)max_tokens * 2 * HEADS; i++)
     b->gates[i] = 0.5f;
   return TD_OK;
 }

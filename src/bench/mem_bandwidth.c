@@ -11,7 +11,7 @@
 #include "base/units.h"
 
 #define BUFFER_BYTES TD_GIB
-#define LEAST_S      0.06 // stop after this time and at least two passes
+#define MIN_S        0.06 // stop after this time and at least two passes
 
 enum { LINE_WORDS = 8 };
 
@@ -113,7 +113,7 @@ static double best_of(td_read_speed *speed, bool is_remote) {
   cpu_set_t before;
   td_pool_pin_caller(speed->pool, &before);
   double best = 0, spent = 0;
-  for (unsigned i = 0; i < 2 || spent < LEAST_S; i++) {
+  for (unsigned i = 0; i < 2 || spent < MIN_S; i++) {
     double start = td_clock_s();
     reading r = {speed->words, speed->pool, i % 2 ? 4 : 1, is_remote};
     td_pool_run(speed->pool, read_slice, &r);

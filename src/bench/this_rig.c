@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "engine/engine.h"
 
-enum { MOST_BYTES = 256 << 20, REPEAT = 5 };
+enum { MAX_BYTES = 256 << 20, REPEAT = 5 };
 
 // A few experts as the model has them.
 typedef struct {
@@ -48,7 +48,7 @@ static td_status make(experts *e, const td_model *model, unsigned n_threads, td_
   td_weight unused;
   const size_t up = td_bench_weight(&unused, &format, c->expert_dim, c->dim, NULL);
   const size_t down = td_bench_weight(&unused, &format, c->dim, c->expert_dim, NULL);
-  const size_t most = MOST_BYTES / (2 * up + down);
+  const size_t most = MAX_BYTES / (2 * up + down);
   e->n = most < c->top_k ? c->top_k : most < c->n_experts ? (uint32_t)most : c->n_experts;
   e->top_k = c->top_k;
   e->n_tokens = (uint32_t)((uint64_t)td_engine_prefill_chunk(c) * e->n / c->n_experts);

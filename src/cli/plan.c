@@ -171,7 +171,7 @@ static double guesses_s(const setup *s, uint32_t n_seqs, uint32_t n_drafts, doub
 
 static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts, double alone_s) {
   const double verified_s = time_of(s, &(work){.n = n_seqs, .n_drafts = n_drafts}).seconds;
-  const double most_s = verified_s + guesses_s(s, n_seqs, n_drafts, 1);
+  const double max_s = verified_s + guesses_s(s, n_seqs, n_drafts, 1);
   const double seconds = verified_s + guesses_s(s, n_seqs, n_drafts, s->opts->acceptance);
   double low = 0, high = 1;
   for (int i = 0; i < 30; i++) {
@@ -183,7 +183,7 @@ static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts
       high = mid;
     }
   }
-  const bool pays = (1 + n_drafts) * alone_s > most_s;
+  const bool pays = (1 + n_drafts) * alone_s > max_s;
   return (draft_plan){seconds, pays ? high : 2,
                       n_seqs * tokens_drawn(s->opts->acceptance, n_drafts) / seconds};
 }

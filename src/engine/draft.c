@@ -190,7 +190,7 @@ bool td_draft_layer_pays(const td_draft_pace *p, uint32_t n_seqs) {
 }
 
 void td_draft_choose(td_draft *const *drafts, uint32_t n, uint32_t mode, const td_draft_pace *pace,
-                     uint32_t n_tokens, uint32_t most_tokens) {
+                     uint32_t n_tokens, uint32_t max_tokens) {
   const uint32_t depth = mode == TD_DRAFT_AUTO ? TD_DRAFT_MAX : mode - TD_DRAFT_OFF;
   double expected = n_tokens; // tokens drawn from the step
   // Of the first steps with guesses some go without, so that what a token more costs shows.
@@ -200,7 +200,7 @@ void td_draft_choose(td_draft *const *drafts, uint32_t n, uint32_t mode, const t
     drafts[i]->reach = td_draft_odds_of(drafts[i], drafts[i]->source, pace);
     drafts[i]->n_drafted = 0;
   }
-  for (; n_tokens < most_tokens && !is_bare; n_tokens++) {
+  for (; n_tokens < max_tokens && !is_bare; n_tokens++) {
     td_draft *best = NULL;
     for (uint32_t i = 0; i < n; i++) {
       td_draft *d = drafts[i];

@@ -102,6 +102,6 @@ uint32_t td_draft_depth(const td_draft *draft, uint32_t mode, const td_draft_pac
 bool td_draft_layer_pays(const td_draft_pace *pace, uint32_t n_seqs);
 
 // Sets n_drafted of the drafts of a step with n of them and n_tokens tokens without drafts, so that
-// it has most_tokens at most. mode: --draft.
+// it has max_tokens at most. mode: --draft.
 void td_draft_choose(td_draft *const *drafts, uint32_t n, uint32_t mode, const td_draft_pace *pace,
-                     uint32_t n_tokens, uint32_t most_tokens);
+                     uint32_t n_tokens, uint32_t max_tokens);

@@ -45,9 +45,9 @@ typedef struct {
 typedef struct {
   td_dev *dev; // NULL: no offload
   td_stream *stream;
-  uint32_t most_tokens; // largest number of tokens per transfer
-  char *in;             // host memory; layout as at h
-  void *out;            // host memory: [most_tokens][dim]
+  uint32_t max_tokens; // largest number of tokens per transfer
+  char *in;            // host memory; layout as at h
+  void *out;           // host memory: [max_tokens][dim]
   // given, input_signals: a layer's input is in host memory. done, done_signals: the experts' sum
   // is. Steps with TD_HANDOVER_SIGNALS use the signals, which are in host memory,
   // [n_layers][TD_MAX_MICROBATCHES] each; other steps use the events.

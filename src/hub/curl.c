@@ -130,7 +130,7 @@ static void set_options(transfer *t, struct curl_slist *headers) {
   lib.curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
   lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, SLOW_BYTES_S);
   lib.curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, stalled_seconds());
-  lib.curl_easy_setopt(c, CURLOPT_TIMEOUT, t->get->most_s);
+  lib.curl_easy_setopt(c, CURLOPT_TIMEOUT, t->get->max_s);
   lib.curl_easy_setopt(c, CURLOPT_BUFFERSIZE, 1L << 18);
   lib.curl_easy_setopt(c, CURLOPT_HEADERFUNCTION, on_header);
   lib.curl_easy_setopt(c, CURLOPT_HEADERDATA, t);

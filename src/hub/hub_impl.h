@@ -9,7 +9,7 @@
 typedef struct {
   const char *url, *token; // token: NULL without
   uint64_t begin;          // first byte that is wanted; not 0: as a Range
-  long most_s;             // for the whole transfer; 0: as long as it is fast enough
+  long max_s;              // for the whole transfer; 0: as long as it is fast enough
   const atomic_bool *stop;
   // Receives the body of a successful response; `begin` is where it really begins. An error ends
   // the transfer.

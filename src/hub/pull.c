@@ -59,7 +59,7 @@ static td_status list_files(td_hub_listing *out, const td_hub_opts *opts, const 
   td_buf_str(&url, "?blobs=true");
   const td_hub_get get = {.url = td_buf_text(&url),
                           .token = token,
-                          .most_s = MAX_LIST_S,
+                          .max_s = MAX_LIST_S,
                           .stop = opts->stop,
                           .take = take_text,
                           .ctx = &text};

@@ -139,10 +139,10 @@ TEST(pace) {
 // ---- how many pay -------------------------------------------------------------------------------
 
 static void choose(const td_draft_pace *pace, uint32_t mode, td_draft *a, td_draft *b,
-                   uint32_t most_tokens) {
+                   uint32_t max_tokens) {
   td_draft *const drafts[] = {a, b};
   a->n_drafted = b->n_drafted = 77; // of an earlier step
-  td_draft_choose(drafts, 2, mode, pace, 2, most_tokens);
+  td_draft_choose(drafts, 2, mode, pace, 2, max_tokens);
 }
 
 TEST(choice) {

@@ -6,7 +6,7 @@
 #include "api/dialects/responses_impl.h"
 
 #define MAX_REFERENCES 1024 // a request
-#define MOST_BYTES     (32u << 20)
+#define MAX_BYTES      (32u << 20)
 
 struct td_referenced {
   td_referenced *next;
@@ -26,11 +26,11 @@ void td_references_free(td_references *references) {
 td_status td_responses_count(td_references *references, size_t n_bytes, const char *where,
                              td_api_error *error) {
   references->n_bytes += n_bytes;
-  if (references->n_bytes <= MOST_BYTES) return TD_OK;
+  if (references->n_bytes <= MAX_BYTES) return TD_OK;
   return td_api_bad(error, where,
                     "%s: the stored responses that are referred to, and their items, have more "
                     "than %u MiB: refer to fewer",
-                    where, MOST_BYTES >> 20);
+                    where, MAX_BYTES >> 20);
 }
 
 static td_status parse(td_references *references, const char *id, const td_buf *json,

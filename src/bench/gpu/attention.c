@@ -70,8 +70,8 @@ static const attn_shape attn_shapes[] = {
 
 // Of a sequence: a token, or one and those drafted behind it.
 static bool is_decode(const attn_shape *s) {
-  enum { MOST_DRAFTED = 3 };
-  return s->tokens <= 1 + MOST_DRAFTED;
+  enum { MAX_DRAFTED = 3 };
+  return s->tokens <= 1 + MAX_DRAFTED;
 }
 
 // KV caches that calls rotate through. In a real decode step the weights evict the KV cache from

@@ -6,7 +6,7 @@
 
 #include "bench/gpu/paths.h"
 
-enum { PAGE_TOKENS = 512, MOST_STATES = 64, STATES_BYTES = 256 << 20 };
+enum { PAGE_TOKENS = 512, MAX_STATES = 64, STATES_BYTES = 256 << 20 };
 
 typedef struct {
   const char *name;
@@ -111,7 +111,7 @@ static void fill_calls(td_gpu_bench *b, const td_delta_shape *s, delta_calls *c,
   const float *of_heads = weights + n_taps;
   c->n_bytes = (size_t)batch->n_seqs * batch->max_pages * state.page_bytes;
   c->n = n == batch->n_seqs ? (uint32_t)(STATES_BYTES / c->n_bytes) : 1;
-  c->n = c->n < 1 ? 1 : c->n > MOST_STATES ? MOST_STATES : c->n;
+  c->n = c->n < 1 ? 1 : c->n > MAX_STATES ? MAX_STATES : c->n;
   c->conv = (td_delta_conv_args){.batch = *batch,
                                  .state = state,
                                  .shape = *s,

@@ -135,11 +135,11 @@ static void bench_ranking(td_gpu_bench *b, const td_gpu_shape *m, const rows_mem
 
 void td_gpu_small_cases(td_gpu_bench *b, const td_gpu_shape *m) {
   static const uint32_t tokens[] = {1, 512};
-  enum { MOST = 512, MOST_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: enough for 16 rows of logits
+  enum { MOST = 512, MAX_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: enough for 16 rows of logits
   td_weight table = td_gpu_weight(b, &td_gpu_bf16, 4096,
                                   m->dim); // one row of the vocabulary is read
-  rows_memory r = {.x = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
-                   .y = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
+  rows_memory r = {.x = td_gpu_alloc(b, (size_t)MOST * MAX_WIDTH * 2),
+                   .y = td_gpu_alloc(b, (size_t)MOST * MAX_WIDTH * 2),
                    .zeros = td_gpu_alloc(b, ZEROS)};
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
     r.n = td_gpu_fewer(b, tokens[i], 8);

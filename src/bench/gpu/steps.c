@@ -23,7 +23,7 @@ enum {
   LONGEST_PROMPT = 32768,
   MAX_STEPS = 64
 };
-enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
+enum { MIN_STEPS = 3, WARM_LAYERS = 5, MIN_PROMPT = 8 };
 #define CASE_S           1.5
 #define CACHE_STEP_BYTES (2 * TD_GIB) // so that a cache is full after few steps
 
@@ -242,9 +242,9 @@ static size_t cache_bytes_of(const td_gpu_steps *s, uint32_t n) {
 
 // Steps until the cache stays as it is. The token is the same each time, and so are its experts.
 static void fill_cache(td_gpu_steps *s, rig *r, const step_shape *shape) {
-  enum { MOST_FILLING = 500, STILL = 4 };
+  enum { MAX_FILLING = 500, STILL = 4 };
   uint64_t moves = 0;
-  for (uint32_t i = 0, n_still = 0; i < MOST_FILLING && n_still < STILL; i++) {
+  for (uint32_t i = 0, n_still = 0; i < MAX_FILLING && n_still < STILL; i++) {
     s->random = 1;
     run_step(s, r, shape);
     const uint64_t now = td_engine_cache_stats(r->engine).moves;
@@ -269,7 +269,7 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token, td_dtyp
   uint32_t n_steps = 0;
   fill_cache(s, &r, &shape);
   const td_expert_cache_stats before = td_engine_cache_stats(r.engine);
-  while (n_steps < MAX_STEPS && (n_steps < LEAST_STEPS || (s->b->shrink == 1 && sum < CASE_S))) {
+  while (n_steps < MAX_STEPS && (n_steps < MIN_STEPS || (s->b->shrink == 1 && sum < CASE_S))) {
     s->random = 1;
     seconds[n_steps] = run_step(s, &r, &shape);
     sum += seconds[n_steps++];
@@ -296,7 +296,7 @@ void td_gpu_path_cache(td_gpu_steps *s) {
   for (uint32_t i = 0; i < c->n_layers; i++)
     n += td_model_is_moe(c, i) ? c->top_k : 0;
   const uint32_t sizes[] = {0, 1, n / 4, n / 2, n};
-  warm_up(s, LEAST_PROMPT);
+  warm_up(s, MIN_PROMPT);
   for (size_t i = 0; i < TD_COUNT(sizes); i++)
     cache_case(s, sizes[i], n, TD_F32);
   cache_case(s, n, n, TD_F8E4M3);
@@ -311,7 +311,7 @@ static uint32_t chunk_of(const td_gpu_steps *s, uint32_t n_tokens) {
 
 static void stream_case(td_gpu_steps *s, rig *r, uint32_t n_tokens) {
   const uint64_t pass_bytes = td_model_stats_of(s->model.model).expert_bytes;
-  const uint32_t n = fewer(s, n_tokens, LEAST_PROMPT);
+  const uint32_t n = fewer(s, n_tokens, MIN_PROMPT);
   const uint64_t dense_before = td_engine_stream_progress(r->engine).dense_bytes;
   double seconds = 0, bytes = 0;
   for (uint32_t done = 0; done < n; done += r->max_step_tokens) {
@@ -337,8 +337,8 @@ static void stream_case(td_gpu_steps *s, rig *r, uint32_t n_tokens) {
 void td_gpu_path_stream(td_gpu_steps *s) {
   enum { DENSE_PROMPT = 8192 };
   static const uint32_t prompts[] = {2048, DENSE_PROMPT, LONGEST_PROMPT};
-  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
-  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
+  const uint32_t longest = fewer(s, LONGEST_PROMPT, MIN_PROMPT);
+  warm_up(s, fewer(s, 2048, MIN_PROMPT));
   rig r = open_rig(s, s->model.model,
                    &(rig_opts){.n_seqs = 1,
                                .seq_tokens = longest,
@@ -347,7 +347,7 @@ void td_gpu_path_stream(td_gpu_steps *s) {
   for (size_t i = 0; i < TD_COUNT(prompts); i++)
     stream_case(s, &r, prompts[i]);
   close_rig(s, &r);
-  const uint32_t n = fewer(s, DENSE_PROMPT, LEAST_PROMPT);
+  const uint32_t n = fewer(s, DENSE_PROMPT, MIN_PROMPT);
   r = open_rig(s, s->model.model,
                &(rig_opts){.n_seqs = 1,
                            .seq_tokens = n,
@@ -396,7 +396,7 @@ static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch, uint3
   uint32_t n = 0;
   run_step(s, r, &shape); // allocates memory, then captures a graph
   run_step(s, r, &shape);
-  const uint32_t least = s->b->shrink > 1 ? 1 : LEAST_STEPS;
+  const uint32_t least = s->b->shrink > 1 ? 1 : MIN_STEPS;
   while (n < MAX_STEPS && (n < least || (s->b->shrink == 1 && sum < CASE_S))) {
     seconds[n] = run_step(s, r, &shape);
     sum += seconds[n++];
@@ -430,7 +430,7 @@ static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32
 void td_gpu_path_decode(td_gpu_steps *s) {
   enum { DRAFTED = 2 };
   static const uint32_t batches[] = {1, 4, 8, MAX_BATCH};
-  warm_up(s, LEAST_PROMPT);
+  warm_up(s, MIN_PROMPT);
   for (uint32_t n_microbatches = 1; n_microbatches <= 2; n_microbatches++) {
     rig r = open_rig(s, s->model.model,
                      &(rig_opts){.n_seqs = MAX_BATCH,
@@ -453,7 +453,7 @@ void td_gpu_path_decode(td_gpu_steps *s) {
 
 // ---- decode concurrent with prefill -------------------------------------------------------------
 
-enum { MOST_GAPS = 4096, ALONE_STEPS = 7 };
+enum { MAX_GAPS = 4096, ALONE_STEPS = 7 };
 #define BESIDE_S 8.0 // of a prompt at most; the rest of it is abandoned
 
 // A prompt whose experts stream, and one sequence that decodes beside it, as in a worker.
@@ -462,7 +462,7 @@ typedef struct {
   rig *prefill, *decode;
   uint32_t depth;
   double alone_s;                    // a decode step
-  double gaps_s[MOST_GAPS];          // decode steps beside the prompt
+  double gaps_s[MAX_GAPS];           // decode steps beside the prompt
   uint32_t n;                        // of them
   double seconds, stream_gbps;       // of the prompt
   uint64_t until_bytes, ahead_bytes; // see feed
@@ -503,7 +503,7 @@ static bool run_beside(interference *t, td_stream_pace *pace) {
                               .left_bytes = after.queued_bytes - after.copied_bytes,
                               .copying_ns = after.copying_ns - before.copying_ns};
   td_stream_pace_note(pace, &step);
-  if (!is_done && t->n < MOST_GAPS) t->gaps_s[t->n++] = gap_s;
+  if (!is_done && t->n < MAX_GAPS) t->gaps_s[t->n++] = gap_s;
   return is_done;
 }
 
@@ -519,8 +519,8 @@ static void measure_beside(interference *t, uint32_t n_prompt, double slowdown) 
   t->is_whole = false;
   const double start = td_clock_s();
   td_gpu_must(td_engine_begin(engine, seqs, n, &err), &err);
-  const double most_s = t->s->b->shrink > 1 ? BESIDE_S / 10 : BESIDE_S;
-  while (!t->is_whole && td_clock_s() - start < most_s)
+  const double max_s = t->s->b->shrink > 1 ? BESIDE_S / 10 : BESIDE_S;
+  while (!t->is_whole && td_clock_s() - start < max_s)
     t->is_whole = run_beside(t, &pace);
   t->seconds = td_clock_s() - start;
   t->stream_gbps = (double)(td_engine_stream_progress(engine).copied_bytes - copied) / t->seconds *
@@ -566,8 +566,8 @@ static void interference_case(interference *t, uint32_t n_prompt, double slowdow
 
 void td_gpu_path_interference(td_gpu_steps *s) {
   static const uint32_t prompts[] = {8192, LONGEST_PROMPT};
-  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
-  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
+  const uint32_t longest = fewer(s, LONGEST_PROMPT, MIN_PROMPT);
+  warm_up(s, fewer(s, 2048, MIN_PROMPT));
   rig prefill = open_rig(s, s->model.model,
                          &(rig_opts){.n_seqs = 1,
                                      .seq_tokens = longest,
@@ -588,7 +588,7 @@ void td_gpu_path_interference(td_gpu_steps *s) {
   }
   t.alone_s = td_median(alone_s, ALONE_STEPS);
   for (size_t i = 0; i < TD_COUNT(prompts); i++) {
-    const uint32_t n = chunk_of(s, fewer(s, prompts[i], LEAST_PROMPT));
+    const uint32_t n = chunk_of(s, fewer(s, prompts[i], MIN_PROMPT));
     interference_case(&t, n, 0, false);
     interference_case(&t, n, 0, true);
     interference_case(&t, n, 0.15, true);

@@ -57,12 +57,11 @@ td_status td_moe_offload_open(td_engine *e, td_err *err) {
   if (!offload->dev) return TD_OK;
   const uint32_t usual = td_engine_prefill_chunk(e->config);
   const uint32_t of_decode = e->opts.max_step_seqs + e->opts.max_drafts; // in one piece
-  offload->most_tokens = usual > of_decode ? usual : of_decode;
-  if (offload->most_tokens > e->opts.max_step_tokens)
-    offload->most_tokens = e->opts.max_step_tokens;
-  const size_t offload_input_bytes = td_engine_offload_input_bytes(e, offload->most_tokens);
+  offload->max_tokens = usual > of_decode ? usual : of_decode;
+  if (offload->max_tokens > e->opts.max_step_tokens) offload->max_tokens = e->opts.max_step_tokens;
+  const size_t offload_input_bytes = td_engine_offload_input_bytes(e, offload->max_tokens);
   const size_t n_signals = (size_t)e->config->n_layers * TD_MAX_MICROBATCHES;
-  const size_t sum_bytes = offload->most_tokens * row_bytes(e);
+  const size_t sum_bytes = offload->max_tokens * row_bytes(e);
   td_status st = td_stream_open(&offload->stream, offload->dev, err);
   if (st == TD_OK) st = td_event_open(&offload->given, e->dev, err);
   if (st == TD_OK) st = td_event_open(&offload->done, offload->dev, err);
@@ -210,7 +209,7 @@ typedef struct {
 static piece piece_at(const td_engine *e, const td_microbatch *p, uint32_t begin) {
   const uint32_t left = p->n_tokens - begin;
   const uint32_t n_left = p->groups[GROUP_PREFILL].view.n_tokens; // prompt tokens come last
-  piece c = {.begin = begin, .n = left < e->offload.most_tokens ? left : e->offload.most_tokens};
+  piece c = {.begin = begin, .n = left < e->offload.max_tokens ? left : e->offload.max_tokens};
   const uint32_t n_others = left > n_left ? left - n_left : 0;
   c.n_prompt = c.n > n_others ? c.n - n_others : 0;
   return c;
@@ -331,7 +330,7 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
   td_moe_offload *offload = &e->offload;
   const td_layer *layer = td_engine_layer(e, layer_idx);
   const bool has_signals = e->step.plan.handover == TD_HANDOVER_SIGNALS;
-  for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
+  for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->max_tokens) {
     const piece c = piece_at(e, p, begin);
     if (has_signals) {
       send_and_signal(e, p, layer_idx, from, &c);
