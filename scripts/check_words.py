@@ -24,7 +24,7 @@ RETIRED = {
     "linear_q4_a8*": "linear_w4a8",
     "vi_turn*": "vi_transpose",
     "turn_some": "transpose_rows",
-    "td_team*": "td_pool",
+    "td_team*": "td_thread_pool",
     "td_lease": "td_thread_split",
     "has_own_memory": "is_discrete",
     "n_own_layers": "n_gpu_expert_layers",

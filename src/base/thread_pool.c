@@ -31,7 +31,7 @@ typedef struct {
   _Alignas(64) _Atomic unsigned n;
 } counter;
 
-struct td_pool {
+struct td_thread_pool {
   unsigned n_threads;
   unsigned n_started; // threads to join: members 1 to n_started
   unsigned spins;     // 0 if members outnumber CPUs
@@ -57,7 +57,7 @@ struct td_pool {
 };
 
 struct member {
-  td_pool *pool;
+  td_thread_pool *pool;
   unsigned idx;
 };
 
@@ -78,7 +78,7 @@ static bool is_meant(uint64_t turn, uint64_t seen, unsigned member) {
 }
 
 // Sleeps until there is a turn after `seen` that includes the member.
-static uint64_t sleep_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
+static uint64_t sleep_for_turn(td_thread_pool *pool, uint64_t seen, unsigned member) {
   uint64_t turn;
   pthread_mutex_lock(&pool->sleep_lock);
   while (!is_meant(turn = atomic_load(&pool->turn), seen, member)) {
@@ -94,7 +94,7 @@ static uint64_t sleep_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
   return turn;
 }
 
-static uint64_t wait_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
+static uint64_t wait_for_turn(td_thread_pool *pool, uint64_t seen, unsigned member) {
   for (unsigned i = 0; i < pool->spins; i++) {
     uint64_t turn = atomic_load_explicit(&pool->turn, memory_order_acquire);
     if (is_meant(turn, seen, member)) return turn;
@@ -106,12 +106,12 @@ static uint64_t wait_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
 
 static void *member_main(void *arg) {
   struct member *member = arg;
-  td_pool *pool = member->pool;
+  td_thread_pool *pool = member->pool;
   for (uint64_t turn = pool->n_threads;;) { // initial value: run 0, all members
     turn = wait_for_turn(pool, turn, member->idx);
     if (atomic_load(&pool->stopping)) return NULL;
     pool->fn(pool->ctx, member->idx, members_of(turn));
-    counter *here = &pool->on_node[td_pool_node(pool, member->idx)];
+    counter *here = &pool->on_node[td_thread_pool_node(pool, member->idx)];
     if (atomic_fetch_sub(&here->n, 1) > 1) continue; // others of the node are at work
     if (atomic_fetch_sub(&pool->n_running, 1) == 1 && atomic_load(&pool->runner_asleep)) {
       pthread_mutex_lock(&pool->sleep_lock);
@@ -121,7 +121,7 @@ static void *member_main(void *arg) {
   }
 }
 
-static void publish(td_pool *pool, unsigned n_members) {
+static void publish(td_thread_pool *pool, unsigned n_members) {
   uint64_t before = atomic_load(&pool->turn);
   atomic_store(&pool->turn, ((before >> MEMBER_BITS) + 1) << MEMBER_BITS | n_members);
   bool grew = n_members > members_of(before);
@@ -132,7 +132,7 @@ static void publish(td_pool *pool, unsigned n_members) {
   pthread_mutex_unlock(&pool->sleep_lock);
 }
 
-static void wait_for_members(td_pool *pool) {
+static void wait_for_members(td_thread_pool *pool) {
   for (unsigned i = 0; i < pool->spins; i++) {
     if (atomic_load_explicit(&pool->n_running, memory_order_acquire) == 0) return;
     pause_cpu();
@@ -147,24 +147,24 @@ static void wait_for_members(td_pool *pool) {
 
 // ---- CPU placement of members -----------------------------------------------------------------
 
-unsigned td_pool_node(const td_pool *pool, unsigned member) {
+unsigned td_thread_pool_node(const td_thread_pool *pool, unsigned member) {
   return pool->places ? pool->places[member].node : member % pool->nodes.n;
 }
 
-unsigned td_pool_rank(const td_pool *pool, unsigned member) {
+unsigned td_thread_pool_rank(const td_thread_pool *pool, unsigned member) {
   return pool->ranks[member];
 }
 
-static void set_ranks(td_pool *pool) {
+static void set_ranks(td_thread_pool *pool) {
   unsigned n_on[TD_MAX_NODES] = {0};
   for (unsigned i = 0; i < pool->n_threads; i++)
-    pool->ranks[i] = n_on[td_pool_node(pool, i)]++;
+    pool->ranks[i] = n_on[td_thread_pool_node(pool, i)]++;
 }
 
 // Pins a member's thread. A failure only costs speed.
-static void place_member(const td_pool *pool, unsigned member, pthread_t thread) {
+static void place_member(const td_thread_pool *pool, unsigned member, pthread_t thread) {
   if (!pool->places) {
-    td_nodes_bind(&pool->nodes, td_pool_node(pool, member), thread);
+    td_nodes_bind(&pool->nodes, td_thread_pool_node(pool, member), thread);
     return;
   }
   cpu_set_t one;
@@ -173,16 +173,16 @@ static void place_member(const td_pool *pool, unsigned member, pthread_t thread)
   pthread_setaffinity_np(thread, sizeof one, &one);
 }
 
-void td_pool_pin_caller(const td_pool *pool, cpu_set_t *before) {
+void td_thread_pool_pin_caller(const td_thread_pool *pool, cpu_set_t *before) {
   pthread_getaffinity_np(pthread_self(), sizeof *before, before);
   place_member(pool, 0, pthread_self());
 }
 
-void td_pool_unpin_caller(const cpu_set_t *before) {
+void td_thread_pool_unpin_caller(const cpu_set_t *before) {
   pthread_setaffinity_np(pthread_self(), sizeof *before, before);
 }
 
-static void choose_places(td_pool *pool, bool from_end) {
+static void choose_places(td_thread_pool *pool, bool from_end) {
   td_cpu *cpus = calloc(TD_MAX_CPUS, sizeof *cpus);
   td_cpu *places = calloc(pool->n_threads, sizeof *places);
   unsigned n = cpus ? td_cpus_get(cpus, &pool->nodes) : 0;
@@ -196,7 +196,7 @@ static void choose_places(td_pool *pool, bool from_end) {
 
 // ---- open and close ---------------------------------------------------------------------------
 
-static td_status start_members(td_pool *pool, td_err *err) {
+static td_status start_members(td_thread_pool *pool, td_err *err) {
   for (unsigned i = 1; i < pool->n_threads; i++) {
     struct member *member = &pool->members[i - 1];
     *member = (struct member){.pool = pool, .idx = i};
@@ -210,13 +210,13 @@ static td_status start_members(td_pool *pool, td_err *err) {
   return TD_OK;
 }
 
-td_status td_pool_open(td_pool **out, const td_pool_opts *opts, td_err *err) {
+td_status td_thread_pool_open(td_thread_pool **out, const td_thread_pool_opts *opts, td_err *err) {
   *out = NULL;
-  td_pool *pool = aligned_alloc(64, sizeof *pool);
+  td_thread_pool *pool = aligned_alloc(64, sizeof *pool);
   if (!pool) return td_fail(err, TD_ENOMEM, "out of memory for a thread pool");
   unsigned n_cpus = td_cpu_count();
-  *pool = (td_pool){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
-                    .nodes = opts->nodes ? *opts->nodes : (td_nodes){.n = 1}};
+  *pool = (td_thread_pool){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
+                           .nodes = opts->nodes ? *opts->nodes : (td_nodes){.n = 1}};
   TD_CHECK(pool->n_threads < 1u << MEMBER_BITS);
   pool->turn = pool->n_threads;
   pool->spins = pool->n_threads <= n_cpus ? SPINS : 0;
@@ -237,14 +237,14 @@ td_status td_pool_open(td_pool **out, const td_pool_opts *opts, td_err *err) {
     status = start_members(pool, err);
   }
   if (status != TD_OK) {
-    td_pool_close(pool);
+    td_thread_pool_close(pool);
     return status;
   }
   *out = pool;
   return TD_OK;
 }
 
-void td_pool_close(td_pool *pool) {
+void td_thread_pool_close(td_thread_pool *pool) {
   if (!pool) return;
   atomic_store(&pool->stopping, true);
   publish(pool, pool->n_threads);
@@ -262,34 +262,34 @@ void td_pool_close(td_pool *pool) {
   free(pool);
 }
 
-unsigned td_pool_size(const td_pool *pool) {
+unsigned td_thread_pool_size(const td_thread_pool *pool) {
   return pool->n_threads;
 }
 
-void td_pool_set_limit(td_pool *pool, const _Atomic uint32_t *n_active) {
+void td_thread_pool_set_limit(td_thread_pool *pool, const _Atomic uint32_t *n_active) {
   pthread_mutex_lock(&pool->run_lock);
   pool->n_active = n_active;
   pthread_mutex_unlock(&pool->run_lock);
 }
 
 // Relaxed is sufficient: no other data is published with this number.
-static unsigned n_active_of(const td_pool *pool) {
+static unsigned n_active_of(const td_thread_pool *pool) {
   unsigned n = pool->n_active ? atomic_load_explicit(pool->n_active, memory_order_relaxed) : 0;
   return n && n < pool->n_threads ? n : pool->n_threads;
 }
 
 // Of the first n members but the runner.
-static void count_members(td_pool *pool, unsigned n) {
+static void count_members(td_thread_pool *pool, unsigned n) {
   unsigned on_node[TD_MAX_NODES] = {n - 1}, n_nodes = 1;
   if (pool->nodes.n > 1) on_node[0] = n_nodes = 0;
   for (unsigned i = 1; i < n && pool->nodes.n > 1; i++)
-    n_nodes += on_node[td_pool_node(pool, i)]++ == 0;
+    n_nodes += on_node[td_thread_pool_node(pool, i)]++ == 0;
   for (unsigned k = 0; k < pool->nodes.n; k++)
     atomic_store_explicit(&pool->on_node[k].n, on_node[k], memory_order_relaxed);
   atomic_store(&pool->n_running, n_nodes); // turn publishes them
 }
 
-void td_pool_run(td_pool *pool, run_fn fn, void *ctx) {
+void td_thread_pool_run(td_thread_pool *pool, run_fn fn, void *ctx) {
   pthread_mutex_lock(&pool->run_lock);
   unsigned n = n_active_of(pool);
   if (n > 1) {

@@ -44,7 +44,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
 
 static void run_once(void *ctx) {
   delta_bench *b = ctx;
-  td_pool_run(b->report->reads.pool, run_share, b);
+  td_thread_pool_run(b->report->reads.pool, run_share, b);
   b->layer = (b->layer + 1) % LAYERS;
 }
 
@@ -71,9 +71,9 @@ static void run_case(delta_bench *b, const td_kernel_variant *v, const td_format
                      const td_bench_speed *speed) {
   cpu_set_t before;
   b->fn = (void (*)(const td_delta_rule_args *))v->fn;
-  td_pool_pin_caller(b->report->reads.pool, &before);
+  td_thread_pool_pin_caller(b->report->reads.pool, &before);
   const td_bench_time time = td_bench_measure(b->report, run_once, b);
-  td_pool_unpin_caller(&before);
+  td_thread_pool_unpin_caller(&before);
   td_bench_report_add(b->report, &(td_bench_record){.kernel = v->family,
                                                     .variant = v->isa,
                                                     .format = format,

@@ -84,22 +84,22 @@ static void run_loop(void *ctx, unsigned member, unsigned n_members) {
   (void)sink;
 }
 
-static double best_gflops(peak_loop loop, td_pool *pool) {
+static double best_gflops(peak_loop loop, td_thread_pool *pool) {
   if (!loop.chains) return 0;
-  double best = 0, flops = loop.flops * N_CHAINS * N_STEPS * td_pool_size(pool);
+  double best = 0, flops = loop.flops * N_CHAINS * N_STEPS * td_thread_pool_size(pool);
   for (int i = 0; i < N_ROUNDS; i++) {
     double start = td_clock_s();
-    td_pool_run(pool, run_loop, &loop);
+    td_thread_pool_run(pool, run_loop, &loop);
     double gflops = flops / (td_clock_s() - start) * 1e-9;
     if (gflops > best) best = gflops;
   }
   return best;
 }
 
-void td_peaks_measure(td_peaks *out, td_pool *pool) {
+void td_peaks_measure(td_peaks *out, td_thread_pool *pool) {
   cpu_set_t before;
-  td_pool_pin_caller(pool, &before);
+  td_thread_pool_pin_caller(pool, &before);
   out->fma_gflops = best_gflops(fma_loop(), pool);
   out->dot_gflops = best_gflops(dot_loop(), pool);
-  td_pool_unpin_caller(&before);
+  td_thread_pool_unpin_caller(&before);
 }

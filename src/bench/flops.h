@@ -9,4 +9,4 @@ typedef struct {
 } td_peaks;
 
 // Runs on all members of the pool at once, in registers only. Takes a few tenths of a second.
-void td_peaks_measure(td_peaks *out, td_pool *pool);
+void td_peaks_measure(td_peaks *out, td_thread_pool *pool);

@@ -38,7 +38,7 @@ static size_t n_token_tiles(const kernel_bench *b) {
 
 static uint32_t tile_rows(const kernel_bench *b) {
   return td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
-                              td_pool_size(b->report.reads.pool));
+                              td_thread_pool_size(b->report.reads.pool));
 }
 
 // Work is split as for a layer's experts: every member takes consecutive tiles, and prefetches its
@@ -73,7 +73,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
 
 static void run_once(void *ctx) {
   kernel_bench *b = ctx;
-  td_pool_run(b->report.reads.pool, run_share, b);
+  td_thread_pool_run(b->report.reads.pool, run_share, b);
   b->next = (b->next + 1) % b->n_weights;
 }
 
@@ -97,7 +97,7 @@ static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t
   for (uint32_t i = 0; i < b->n_weights; i++) {
     td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
   }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(td_pool_size(b->report.reads.pool))
+#pragma omp parallel for schedule(dynamic, 1) num_threads(td_thread_pool_size(b->report.reads.pool))
   for (uint32_t i = 0; i < b->n_weights; i++)
     td_bench_fill(&b->weights[i], matrix_at(b, i), i);
   return TD_OK;
@@ -124,10 +124,10 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant, const td
                      const td_bench_speed *speed) {
   const td_weight *w = &b->weights[0];
   cpu_set_t before;
-  td_pool_pin_caller(b->report.reads.pool, &before);
+  td_thread_pool_pin_caller(b->report.reads.pool, &before);
   b->way = quicker_way(b, variant);
   td_bench_time time = td_bench_measure(&b->report, run_once, b);
-  td_pool_unpin_caller(&before);
+  td_thread_pool_unpin_caller(&before);
   td_bench_report_add(&b->report, &(td_bench_record){
                                       .kernel = variant->family,
                                       .variant = variant->isa,

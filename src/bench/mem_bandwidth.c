@@ -50,21 +50,21 @@ static inline void read_streams(const uint64_t *words, size_t begin, size_t end,
 
 typedef struct {
   uint64_t *words;
-  const td_pool *pool;
+  const td_thread_pool *pool;
   size_t n_streams;
   bool is_remote;
 } reading;
 
 // A member of the next node that has any, so that each is about one other's; UINT_MAX: none has.
-static unsigned remote_of(const td_pool *pool, unsigned member, unsigned n_members) {
-  const unsigned node = td_pool_node(pool, member);
+static unsigned remote_of(const td_thread_pool *pool, unsigned member, unsigned n_members) {
+  const unsigned node = td_thread_pool_node(pool, member);
   for (unsigned step = 1; step < TD_MAX_NODES; step++) {
     unsigned n = 0, found = UINT_MAX;
     for (unsigned i = 0; i < n_members; i++)
-      n += td_pool_node(pool, i) == (node + step) % TD_MAX_NODES;
+      n += td_thread_pool_node(pool, i) == (node + step) % TD_MAX_NODES;
     for (unsigned i = 0; i < n_members && n; i++) {
-      if (td_pool_node(pool, i) == (node + step) % TD_MAX_NODES &&
-          td_pool_rank(pool, i) == td_pool_rank(pool, member) % n) {
+      if (td_thread_pool_node(pool, i) == (node + step) % TD_MAX_NODES &&
+          td_thread_pool_rank(pool, i) == td_thread_pool_rank(pool, member) % n) {
         found = i;
       }
     }
@@ -89,21 +89,21 @@ td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err
   madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // measure memory rather than page walks
   out->words = buffer;
   td_nodes nodes = td_nodes_get();
-  const td_pool_opts pool = {.n_threads = n_threads, .pin = true, .nodes = &nodes};
-  td_status st = td_pool_open(&out->pool, &pool, err);
+  const td_thread_pool_opts pool = {.n_threads = n_threads, .pin = true, .nodes = &nodes};
+  td_status st = td_thread_pool_open(&out->pool, &pool, err);
   if (st != TD_OK) {
     td_read_speed_close(out);
     return st;
   }
   cpu_set_t before;
-  td_pool_pin_caller(out->pool, &before);
-  td_pool_run(out->pool, touch_slice, out->words);
-  td_pool_unpin_caller(&before);
+  td_thread_pool_pin_caller(out->pool, &before);
+  td_thread_pool_run(out->pool, touch_slice, out->words);
+  td_thread_pool_unpin_caller(&before);
   return TD_OK;
 }
 
 void td_read_speed_close(td_read_speed *speed) {
-  td_pool_close(speed->pool);
+  td_thread_pool_close(speed->pool);
   free(speed->words);
   *speed = (td_read_speed){0};
 }
@@ -111,17 +111,17 @@ void td_read_speed_close(td_read_speed *speed) {
 // Depending on the CPU, one stream or four streams are faster: measure both and keep the best.
 static double best_of(td_read_speed *speed, bool is_remote) {
   cpu_set_t before;
-  td_pool_pin_caller(speed->pool, &before);
+  td_thread_pool_pin_caller(speed->pool, &before);
   double best = 0, spent = 0;
   for (unsigned i = 0; i < 2 || spent < MIN_S; i++) {
     double start = td_clock_s();
     reading r = {speed->words, speed->pool, i % 2 ? 4 : 1, is_remote};
-    td_pool_run(speed->pool, read_slice, &r);
+    td_thread_pool_run(speed->pool, read_slice, &r);
     double seconds = td_clock_s() - start, gbps = (double)BUFFER_BYTES / seconds * 1e-9;
     if (gbps > best) best = gbps;
     spent += seconds;
   }
-  td_pool_unpin_caller(&before);
+  td_thread_pool_unpin_caller(&before);
   return best;
 }
 
@@ -130,6 +130,6 @@ double td_read_speed_gbps(td_read_speed *speed) {
 }
 
 double td_read_speed_remote_gbps(td_read_speed *speed) {
-  const unsigned n = td_pool_size(speed->pool);
+  const unsigned n = td_thread_pool_size(speed->pool);
   return remote_of(speed->pool, 0, n) == UINT_MAX ? 0 : best_of(speed, true);
 }

@@ -8,7 +8,7 @@
 #include "base/thread_pool.h"
 
 typedef struct {
-  td_pool *pool; // pinned; also for the benchmark itself
+  td_thread_pool *pool; // pinned; also for the benchmark itself
   uint64_t *words;
 } td_read_speed;
 

@@ -347,7 +347,7 @@ static td_status measure_machine(bench *b, td_err *err) {
   b->machine = td_machine_get();
   td_status st = td_read_speed_open(&b->reads, (unsigned)b->options->threads, err);
   if (st != TD_OK) return st;
-  b->machine.n_threads = td_pool_size(b->reads.pool);
+  b->machine.n_threads = td_thread_pool_size(b->reads.pool);
   b->machine.read_gbps = td_read_speed_gbps(&b->reads);
   return TD_OK;
 }

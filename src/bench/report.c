@@ -58,7 +58,7 @@ double td_bench_peak(const td_bench_speed *speed) {
 }
 
 td_status td_bench_report_use(td_bench_report *r, const td_bench_speed *speed, td_err *err) {
-  if (r->reads.pool && td_pool_size(r->reads.pool) == speed->n_threads) return TD_OK;
+  if (r->reads.pool && td_thread_pool_size(r->reads.pool) == speed->n_threads) return TD_OK;
   td_read_speed_close(&r->reads);
   return td_read_speed_open(&r->reads, speed->n_threads, err);
 }

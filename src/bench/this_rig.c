@@ -125,7 +125,7 @@ td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads,
   *out = (td_rig){.memory_bytes = td_memory_limit_bytes(), .n_nodes = 1, .layer_us = 20};
   td_status st = td_read_speed_open(&reads, n_threads, err);
   if (st == TD_OK) {
-    out->n_cores = td_pool_size(reads.pool);
+    out->n_cores = td_thread_pool_size(reads.pool);
     out->read_gbps = td_read_speed_gbps(&reads);
     out->remote_gbps = td_read_speed_remote_gbps(&reads);
     if (out->remote_gbps > 0) out->n_nodes = td_nodes_get().n;

@@ -94,17 +94,17 @@ td_status td_draft_head_open(td_engine *e, td_err *err) {
   const size_t n_bytes = few_bits_bytes(head);
   e->draft_head = *head;
   if (!is_host || !e->opts.max_drafts || !n_bytes) return TD_OK;
-  td_pool *pool;
-  td_status st = td_pool_open(&pool, &(td_pool_opts){0}, err);
+  td_thread_pool *pool;
+  td_status st = td_thread_pool_open(&pool, &(td_thread_pool_opts){0}, err);
   if (st != TD_OK) return st;
   encoding to = {.from = head};
-  to.rows = malloc(td_pool_size(pool) * scratch_floats(head->cols) * sizeof *to.rows);
+  to.rows = malloc(td_thread_pool_size(pool) * scratch_floats(head->cols) * sizeof *to.rows);
   st = to.rows ? td_dev_alloc(e->dev, &e->draft_head_memory, n_bytes, err)
                : td_fail(err, TD_ENOMEM, "out of memory: the output matrix of guesses");
   if (st == TD_OK) {
     to.codes = e->draft_head_memory;
     to.scales = (uint16_t *)(void *)(to.codes + (size_t)head->rows * head->cols / 2);
-    td_pool_run(pool, encode_rows, &to);
+    td_thread_pool_run(pool, encode_rows, &to);
     e->draft_head = (td_weight){.data = to.codes,
                                 .scale = to.scales,
                                 .dtype = TD_I4,
@@ -115,6 +115,6 @@ td_status td_draft_head_open(td_engine *e, td_err *err) {
                                 .scale_cols = GROUP};
   }
   free(to.rows);
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
   return st;
 }

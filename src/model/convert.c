@@ -510,12 +510,12 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
   run r = {.c = c, .memory = memory};
   td_kernels_init_any();
   if (opts) r.opts = *opts;
-  td_pool *pool;
+  td_thread_pool *pool;
   log_counts(c);
-  td_status st = td_pool_open(&pool, &(td_pool_opts){0}, err);
+  td_status st = td_thread_pool_open(&pool, &(td_thread_pool_opts){0}, err);
   if (st != TD_OK) return st;
-  td_pool_run(pool, run_jobs, &r);
-  td_pool_close(pool);
+  td_thread_pool_run(pool, run_jobs, &r);
+  td_thread_pool_close(pool);
   if (is_canceled(&r)) {
     return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
   }

@@ -14,7 +14,7 @@ enum { N = 2001 };
 
 static unsigned n_threads;
 static _Atomic uint32_t limit;
-static td_pool *pool;
+static td_thread_pool *pool;
 
 static void nothing(void *ctx, unsigned member, unsigned n_members) {
   (void)ctx;
@@ -24,7 +24,7 @@ static void nothing(void *ctx, unsigned member, unsigned n_members) {
 
 static void run_pool(unsigned n_members) {
   limit = n_members;
-  td_pool_run(pool, nothing, NULL);
+  td_thread_pool_run(pool, nothing, NULL);
 }
 
 static void run_openmp(unsigned n_members) {
@@ -50,11 +50,11 @@ int main(int argc, char **argv) {
   td_err err;
   n_threads = argc > 1 ? (unsigned)atoi(argv[1]) : td_cpu_count();
   if (n_threads < 2 ||
-      td_pool_open(&pool, &(td_pool_opts){.n_threads = n_threads}, &err) != TD_OK) {
+      td_thread_pool_open(&pool, &(td_thread_pool_opts){.n_threads = n_threads}, &err) != TD_OK) {
     fprintf(stderr, "usage: handover [THREADS], at least 2\n");
     return 2;
   }
-  td_pool_set_limit(pool, &limit);
+  td_thread_pool_set_limit(pool, &limit);
   static const uint64_t gaps_us[] = {0, 20, 200, 1000};
   printf("%u threads; us a section       pool   OpenMP\n", n_threads);
   for (size_t i = 0; i < TD_COUNT(gaps_us); i++) {
@@ -64,6 +64,6 @@ int main(int argc, char **argv) {
   }
   printf("members change             %8.2f %8.2f\n", measure(run_pool, 0, 1),
          measure(run_openmp, 0, 1));
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
   return 0;
 }

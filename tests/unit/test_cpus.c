@@ -173,16 +173,17 @@ static void look(void *ctx, unsigned member, unsigned n_members) {
 // With a thread for every CPU of the mask each member is alone on one, the caller once it sits; the
 // caller's own mask is what it was when it has stood up.
 TEST(a_pinned_team) {
-  td_pool *pool;
+  td_thread_pool *pool;
   td_err err;
   cpu_set_t mask, before, after;
   sched_getaffinity(0, sizeof mask, &mask);
   unsigned n = (unsigned)CPU_COUNT(&mask);
-  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n, .pin = true}, &err), TD_OK);
+  assert_int_equal(
+      td_thread_pool_open(&pool, &(td_thread_pool_opts){.n_threads = n, .pin = true}, &err), TD_OK);
   seen s;
-  td_pool_pin_caller(pool, &before);
-  td_pool_run(pool, look, &s);
-  td_pool_unpin_caller(&before);
+  td_thread_pool_pin_caller(pool, &before);
+  td_thread_pool_run(pool, look, &s);
+  td_thread_pool_unpin_caller(&before);
   for (unsigned i = 0; i < n; i++) {
     assert_int_equal(s.n_allowed[i], 1);
     for (unsigned j = 0; j < i; j++)
@@ -190,12 +191,13 @@ TEST(a_pinned_team) {
   }
   sched_getaffinity(0, sizeof after, &after);
   assert_true(CPU_EQUAL(&mask, &before) && CPU_EQUAL(&mask, &after));
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
   // One member too many: nobody is kept anywhere.
-  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n + 1, .pin = true}, &err),
-                   TD_OK);
-  td_pool_run(pool, look, &s);
+  assert_int_equal(
+      td_thread_pool_open(&pool, &(td_thread_pool_opts){.n_threads = n + 1, .pin = true}, &err),
+      TD_OK);
+  td_thread_pool_run(pool, look, &s);
   for (unsigned i = 0; i <= n; i++)
     assert_int_equal(s.n_allowed[i], n);
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
 }

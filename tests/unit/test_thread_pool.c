@@ -10,11 +10,12 @@
 #include "base/thread_pool.h"
 #include "unit/testing.h"
 
-static td_pool *open_pool(unsigned n_threads) {
-  td_pool *pool;
+static td_thread_pool *open_pool(unsigned n_threads) {
+  td_thread_pool *pool;
   td_err err;
-  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n_threads}, &err), TD_OK);
-  assert_int_equal(td_pool_size(pool), n_threads);
+  assert_int_equal(td_thread_pool_open(&pool, &(td_thread_pool_opts){.n_threads = n_threads}, &err),
+                   TD_OK);
+  assert_int_equal(td_thread_pool_size(pool), n_threads);
   return pool;
 }
 
@@ -33,15 +34,15 @@ static void call_roll(void *ctx, unsigned member, unsigned n_members) {
 TEST(each_member_runs_once) {
   static const unsigned sizes[] = {1, 2, 3, MAX_MEMBERS};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
-    td_pool *pool = open_pool(sizes[i]);
+    td_thread_pool *pool = open_pool(sizes[i]);
     roll r = {{0}, 0};
     enum { RUNS = 500 };
     for (int run = 0; run < RUNS; run++)
-      td_pool_run(pool, call_roll, &r);
+      td_thread_pool_run(pool, call_roll, &r);
     assert_int_equal(r.n_members, sizes[i]);
     for (unsigned m = 0; m < sizes[i]; m++)
       assert_int_equal(r.calls[m], RUNS);
-    td_pool_close(pool);
+    td_thread_pool_close(pool);
   }
 }
 
@@ -49,15 +50,15 @@ TEST(each_member_runs_once) {
 // not take part is not called.
 TEST(members_come_and_go) {
   static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
-  td_pool *pool = open_pool(4);
+  td_thread_pool *pool = open_pool(4);
   _Atomic uint32_t n_active;
-  td_pool_set_limit(pool, &n_active);
+  td_thread_pool_set_limit(pool, &n_active);
   roll r = {{0}, 0};
   int expected[4] = {0};
   for (int run = 0; run < 3000; run++) {
     unsigned n = active[(unsigned)run % TD_COUNT(active)];
     n_active = n;
-    td_pool_run(pool, call_roll, &r);
+    td_thread_pool_run(pool, call_roll, &r);
     n = n < 1 || n > 4 ? 4 : n;
     assert_int_equal(r.n_members, n);
     for (unsigned m = 0; m < 4; m++)
@@ -65,8 +66,8 @@ TEST(members_come_and_go) {
     if (run % 200 < 15) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); // all are asleep
   }
   n_active = 1;
-  td_pool_run(pool, call_roll, &r);
-  td_pool_close(pool); // with members parked
+  td_thread_pool_run(pool, call_roll, &r);
+  td_thread_pool_close(pool); // with members parked
 }
 
 typedef struct {
@@ -84,31 +85,31 @@ static void change_the_lease(void *ctx, unsigned member, unsigned n_members) {
 
 // A step is many runs: a lease that changes in the middle of one holds from the next run on.
 TEST(a_lease_changes_within_a_step) {
-  td_pool *pool = open_pool(4);
+  td_thread_pool *pool = open_pool(4);
   _Atomic uint32_t n_active = 4;
   lease l = {.n_active = &n_active};
-  td_pool_set_limit(pool, &n_active);
+  td_thread_pool_set_limit(pool, &n_active);
   for (uint32_t run = 0, n = 4; run < 3000; run++, n = l.next) {
     l.next = 1 + run * 7 % 4;
-    td_pool_run(pool, change_the_lease, &l);
+    td_thread_pool_run(pool, change_the_lease, &l);
     assert_int_equal(l.roll.n_members, n);
   }
-  td_pool_set_limit(pool, NULL);
-  td_pool_run(pool, call_roll, &l.roll);
+  td_thread_pool_set_limit(pool, NULL);
+  td_thread_pool_run(pool, call_roll, &l.roll);
   assert_int_equal(l.roll.n_members, 4);
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
 }
 
 TEST(runs_after_sleep) {
-  td_pool *pool = open_pool(4);
+  td_thread_pool *pool = open_pool(4);
   roll r = {{0}, 0};
   for (int run = 0; run < 5; run++) {
-    td_pool_run(pool, call_roll, &r);
+    td_thread_pool_run(pool, call_roll, &r);
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); // members are asleep by now
   }
   for (unsigned m = 0; m < 4; m++)
     assert_int_equal(r.calls[m], 5);
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
 }
 
 static void slow_member(void *ctx, unsigned member, unsigned n_members) {
@@ -118,18 +119,18 @@ static void slow_member(void *ctx, unsigned member, unsigned n_members) {
 }
 
 TEST(waits_for_the_slowest) {
-  td_pool *pool = open_pool(3);
+  td_thread_pool *pool = open_pool(3);
   roll r = {{0}, 0};
   for (int run = 0; run < 3; run++) {
-    td_pool_run(pool, slow_member, &r);
+    td_thread_pool_run(pool, slow_member, &r);
     for (unsigned m = 0; m < 3; m++)
       assert_int_equal(r.calls[m], run + 1);
   }
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
 }
 
 typedef struct {
-  td_pool *pool;
+  td_thread_pool *pool;
   _Atomic int *inside;
   _Atomic int *overlaps;
 } caller;
@@ -145,12 +146,12 @@ static void alone(void *ctx, unsigned member, unsigned n_members) {
 static void *call_often(void *arg) {
   caller *c = arg;
   for (int i = 0; i < 300; i++)
-    td_pool_run(c->pool, alone, c);
+    td_thread_pool_run(c->pool, alone, c);
   return NULL;
 }
 
 TEST(callers_take_turns) {
-  td_pool *pool = open_pool(2);
+  td_thread_pool *pool = open_pool(2);
   _Atomic int inside = 0, overlaps = 0;
   caller c = {.pool = pool, .inside = &inside, .overlaps = &overlaps};
   pthread_t threads[4];
@@ -159,7 +160,7 @@ TEST(callers_take_turns) {
   for (int i = 0; i < 4; i++)
     pthread_join(threads[i], NULL);
   assert_int_equal(overlaps, 0);
-  td_pool_close(pool);
+  td_thread_pool_close(pool);
 }
 
 static void note_stack(void *ctx, unsigned member, unsigned n_members) {
@@ -181,11 +182,11 @@ TEST(stacks_hang_on_no_limit) {
   pthread_attr_init(&small);
   pthread_attr_setstacksize(&small, 128 << 10);
   assert_int_equal(pthread_setattr_default_np(&small), 0);
-  td_pool *pool;
+  td_thread_pool *pool;
   td_err err;
-  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = 3}, &err), TD_OK);
-  td_pool_run(pool, note_stack, n_bytes);
-  td_pool_close(pool);
+  assert_int_equal(td_thread_pool_open(&pool, &(td_thread_pool_opts){.n_threads = 3}, &err), TD_OK);
+  td_thread_pool_run(pool, note_stack, n_bytes);
+  td_thread_pool_close(pool);
   pthread_setattr_default_np(&before);
   pthread_attr_destroy(&before);
   pthread_attr_destroy(&small);
@@ -193,11 +194,11 @@ TEST(stacks_hang_on_no_limit) {
 }
 
 TEST(defaults_and_pinning) {
-  td_pool *pool;
+  td_thread_pool *pool;
   td_err err;
   assert_true(td_cpu_count() >= 1);
-  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.pin = true}, &err), TD_OK);
-  assert_int_equal(td_pool_size(pool), td_cpu_count());
-  td_pool_close(pool);
-  td_pool_close(NULL);
+  assert_int_equal(td_thread_pool_open(&pool, &(td_thread_pool_opts){.pin = true}, &err), TD_OK);
+  assert_int_equal(td_thread_pool_size(pool), td_cpu_count());
+  td_thread_pool_close(pool);
+  td_thread_pool_close(NULL);
 }

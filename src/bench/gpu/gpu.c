@@ -40,7 +40,7 @@ static td_machine measure_machine(void) {
   td_machine machine = td_machine_get();
   td_read_speed speed;
   td_gpu_must(td_read_speed_open(&speed, 0, &err), &err);
-  machine.n_threads = td_pool_size(speed.pool);
+  machine.n_threads = td_thread_pool_size(speed.pool);
   machine.read_gbps = td_read_speed_gbps(&speed);
   td_read_speed_close(&speed);
   return machine;

@@ -512,7 +512,7 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
   run.tile_heads = run.group < TILE_QUERIES ? run.group : TILE_QUERIES;
   run.tile_queries = a->prompt ? PROMPT_QUERIES : TILE_QUERIES;
-  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
+  const unsigned n_threads = td_thread_pool_size(td_cpu_dev_of(stream)->pool);
   td_attn_tile *tiles;
   uint32_t n_tiles;
   td_status status;

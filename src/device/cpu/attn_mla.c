@@ -134,7 +134,7 @@ static td_cpu_rows head_rows(const void *ctx, size_t part, size_t matrix) {
 static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
   size_t n_rows = (size_t)a->batch.n_tokens * a->n_heads;
-  unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
+  unsigned n_threads = td_thread_pool_size(td_cpu_dev_of(stream)->pool);
   run->member_bytes = (KEY_ROWS * a->kv_lora_rank * sizeof(float) + 63) & ~(size_t)63;
   void *member, *query, *latent;
   td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member,
@@ -335,7 +335,7 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
 
 static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
-  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
+  const unsigned n_threads = td_thread_pool_size(td_cpu_dev_of(stream)->pool);
   uint32_t n_queries = EXPANDED_QUERIES, n_tiles;
   td_attn_tile *tiles;
   td_status status;

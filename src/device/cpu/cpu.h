@@ -33,9 +33,9 @@ typedef enum {
 typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
-  td_pool *pool;       // spread over the NUMA nodes
-  td_stripes stripes;  // of weights
-  td_dev_reads *reads; // NULL: not counted
+  td_thread_pool *pool; // spread over the NUMA nodes
+  td_stripes stripes;   // of weights
+  td_dev_reads *reads;  // NULL: not counted
   td_cpu_tuner *tuner;
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // open and closed ones, for reuse

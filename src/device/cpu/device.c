@@ -59,14 +59,14 @@ static void cpu_close(td_dev *base) {
     dev->streams = stream->next;
     td_cpu_stream_free(stream);
   }
-  td_pool_close(dev->pool);
+  td_thread_pool_close(dev->pool);
   td_cpu_tuner_close(dev->tuner);
   pthread_mutex_destroy(&dev->lock);
   free(dev);
 }
 
 static void cpu_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
-  td_pool_set_limit(((td_cpu_dev *)dev)->pool, n_threads);
+  td_thread_pool_set_limit(((td_cpu_dev *)dev)->pool, n_threads);
 }
 
 static void cpu_use_stripes(td_dev *dev, const td_stripes *stripes) {
@@ -108,11 +108,11 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   pthread_mutex_init(&dev->lock, NULL);
   dev->nodes = opts->nodes ? *opts->nodes : td_nodes_get();
   dev->base.pulse = &dev->base.unseen_pulse;
-  const td_pool_opts pool = {.n_threads = opts->n_threads,
-                             .pin = true,
-                             .from_end = opts->cpus_from_end,
-                             .nodes = &dev->nodes};
-  status = td_pool_open(&dev->pool, &pool, err);
+  const td_thread_pool_opts pool = {.n_threads = opts->n_threads,
+                                    .pin = true,
+                                    .from_end = opts->cpus_from_end,
+                                    .nodes = &dev->nodes};
+  status = td_thread_pool_open(&dev->pool, &pool, err);
   if (status == TD_OK) dev->tuner = td_cpu_tuner_open();
   if (status == TD_OK && !dev->tuner)
     status = td_fail(err, TD_ENOMEM, "out of memory for a CPU device");
@@ -121,8 +121,8 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     return status;
   }
   static const char *const suffix[TD_N_ACTIVATIONS] = {", FP32", "", "+int8", ""};
-  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_pool_size(dev->pool),
-           td_kernels()->isa, suffix[opts->activations]);
+  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s",
+           td_thread_pool_size(dev->pool), td_kernels()->isa, suffix[opts->activations]);
   *out = &dev->base;
   return TD_OK;
 }

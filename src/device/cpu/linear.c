@@ -87,7 +87,7 @@ static td_status run_matrix(td_cpu_stream *stream, const td_linear_op_args *a, t
   size_t n_token_tiles = n_tiles_of(a->n_tokens - a->n_prompt) + n_tiles_of(a->n_prompt);
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   const uint32_t first[TD_TUNER_KNOBS] = {
-      td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_pool_size(dev->pool))};
+      td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_thread_pool_size(dev->pool))};
   const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();

@@ -61,7 +61,7 @@ typedef struct {
   float *active;    // [n_pairs][hidden]: the activation, in gate's memory or in up's
   float *parts;     // [n_pairs][dim]
   size_t n_hidden_items, n_down_items;
-  const td_pool *pool;
+  const td_thread_pool *pool;
   counter n_down_done[TD_MAX_NODES]; // by the node of who computed them
 } moe_run;
 
@@ -300,7 +300,7 @@ static void down_tile(moe_run *run, size_t item, const void *next, unsigned memb
       .next = next,
   });
   if (run->a->down_bias) add_down_bias(run, tile, row, n_rows);
-  const unsigned node = td_pool_node(run->pool, member);
+  const unsigned node = td_thread_pool_node(run->pool, member);
   atomic_fetch_add_explicit(&run->n_down_done[node].n, 1, memory_order_release);
 }
 
@@ -390,7 +390,7 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   run->gate_rows = a->gate[e].rows;
   run->hidden = a->pairs ? run->gate_rows / 2 : run->gate_rows;
   size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
-  const unsigned n_threads = td_pool_size(dev->pool);
+  const unsigned n_threads = td_thread_pool_size(dev->pool);
   const uint32_t first[TD_TUNER_KNOBS] = {
       td_kernels_tile_rows(&a->gate[e], n_tokens, n_times, n_threads),
       td_kernels_tile_rows(&a->down[e], n_tokens, n_times, n_threads)};

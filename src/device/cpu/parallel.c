@@ -51,7 +51,7 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
     fn(ctx, 0, 0);
   } else if (n_items > 1) {
     item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->base.pulse};
-    td_pool_run(dev->pool, take_items, &run);
+    td_thread_pool_run(dev->pool, take_items, &run);
   }
 }
 
@@ -74,7 +74,7 @@ typedef struct {
 static seats seats_of(const tile_run *run, unsigned n_members) {
   seats s = {.n_nodes = run->map ? run->dev->nodes.n : 1};
   for (unsigned i = 0; s.n_nodes > 1 && i < n_members; i++)
-    s.on_node[td_pool_node(run->dev->pool, i)]++;
+    s.on_node[td_thread_pool_node(run->dev->pool, i)]++;
   for (unsigned k = 0; k < s.n_nodes; k++) {
     if (s.on_node[k] == 0) s.n_nodes = 1;
   }
@@ -83,7 +83,7 @@ static seats seats_of(const tile_run *run, unsigned n_members) {
 }
 
 static unsigned seat_of(const tile_run *run, const seats *s, unsigned member) {
-  return s->n_nodes == 1 ? 0 : td_pool_node(run->dev->pool, member);
+  return s->n_nodes == 1 ? 0 : td_thread_pool_node(run->dev->pool, member);
 }
 
 // A member's tiles of a part.
@@ -100,7 +100,7 @@ static stretch stretch_of(const tile_run *run, const seats *s, size_t part, unsi
   t.node = seat_of(run, s, member);
   for (size_t i = 0; i < part; i++)
     t.first += parts[i].n_matrices * parts[i].n_tiles;
-  const unsigned rank = t.map ? td_pool_rank(run->dev->pool, member) : member;
+  const unsigned rank = t.map ? td_thread_pool_rank(run->dev->pool, member) : member;
   const size_t n = t.map ? t.map->of[part][t.node].n_items
                          : parts[part].n_matrices * parts[part].n_tiles;
   t.at = n * rank / s->on_node[t.node];
@@ -125,7 +125,7 @@ static void count_reads(const tile_run *run, const stretch *t, size_t item, unsi
     const size_t page = at / reads->page_bytes, left = (page + 1) * reads->page_bytes - at;
     n = left < last - at ? left : last - at;
     atomic_fetch_add_explicit(
-        &reads->n_bytes[td_pool_node(run->dev->pool, member)][reads->page_node[page]], n,
+        &reads->n_bytes[td_thread_pool_node(run->dev->pool, member)][reads->page_node[page]], n,
         memory_order_relaxed);
   }
 }
@@ -169,7 +169,7 @@ static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   const seats s = seats_of(run, n_members);
   td_cpu_tile_range *shares = run->shares;
   stretch own = stretch_of(run, &s, 0, member);
-  for (size_t part = 0; part < n_parts; part++, shares += td_pool_size(run->dev->pool)) {
+  for (size_t part = 0; part < n_parts; part++, shares += td_thread_pool_size(run->dev->pool)) {
     stretch then = part + 1 < n_parts ? stretch_of(run, &s, part + 1, member) : (stretch){0};
     take_share(run, &shares[member], &own, member, true,
                then.n ? item_of(&then, 0) : TD_CPU_NO_ITEM);
@@ -206,7 +206,8 @@ td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles
     tiles->fn(tiles->ctx, 0, TD_CPU_NO_ITEM, 0);
     return TD_OK;
   }
-  memset(stream->shares, 0, tiles->n_parts * td_pool_size(dev->pool) * sizeof *stream->shares);
+  memset(stream->shares, 0,
+         tiles->n_parts * td_thread_pool_size(dev->pool) * sizeof *stream->shares);
   td_tile_map map;
   tile_run run = {.tiles = tiles, .dev = dev, .pulse = dev->base.pulse, .shares = stream->shares};
   if (dev->nodes.n > 1) {
@@ -214,7 +215,7 @@ td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles
     if (status != TD_OK) return status;
     run.map = &map;
   }
-  td_pool_run(dev->pool, take_tiles, &run);
+  td_thread_pool_run(dev->pool, take_tiles, &run);
   return TD_OK;
 }
 

@@ -281,7 +281,7 @@ td_status td_cpu_op_attn_pool(td_cpu_stream *stream, const td_attn_pool_args *a,
   TD_DEV_REQUIRE(a->window > 0 && a->ring >= a->window && a->n_heads > 0 && a->sinks,
                  "pooled attention: %u heads over a window of %u in a ring of %u", a->n_heads,
                  a->window, a->ring);
-  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
+  const unsigned n_threads = td_thread_pool_size(td_cpu_dev_of(stream)->pool);
   attn_run run = {.a = a, .tile_heads = a->n_heads < TILE_HEADS ? a->n_heads : TILE_HEADS};
   if (a->batch.n_tokens < ITEMS_A_THREAD * n_threads && run.tile_heads > FEW_HEADS)
     run.tile_heads = FEW_HEADS;

@@ -106,8 +106,8 @@ td_status td_cpu_op_router(td_cpu_stream *stream, const td_router_args *a, td_er
   router_run run = {.a = a, .member_bytes = ((size_t)a->n_experts * 14 + 63) / 64 * 64};
   void *scratch;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER,
-                          run.member_bytes * td_pool_size(td_cpu_dev_of(stream)->pool), &scratch,
-                          err);
+                          run.member_bytes * td_thread_pool_size(td_cpu_dev_of(stream)->pool),
+                          &scratch, err);
   if (status != TD_OK) return status;
   run.scratch = scratch;
   td_cpu_for(stream, a->n_tokens, route_token, &run);

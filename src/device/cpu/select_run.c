@@ -30,7 +30,7 @@ td_status td_select_waves(td_cpu_stream *stream, td_select_run *run, td_select_i
                           td_select_item *select, td_err *err) {
   const size_t products = (size_t)run->tile_tokens * run->n_heads * run->keys.rows;
   run->member_bytes = (products * sizeof(float) + 63) & ~(size_t)63;
-  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
+  const unsigned n_threads = td_thread_pool_size(td_cpu_dev_of(stream)->pool);
   void *member, *scores;
   td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member,
                                     err);

@@ -48,7 +48,7 @@ static void *stream_main(void *arg) {
   td_cpu_stream *stream = arg;
   td_trace_name_thread("stream");
   cpu_set_t unused;
-  td_pool_pin_caller(td_cpu_dev_of(stream)->pool, &unused); // for good
+  td_thread_pool_pin_caller(td_cpu_dev_of(stream)->pool, &unused); // for good
   pthread_mutex_lock(&stream->lock);
   for (;;) {
     while (stream->n_queued == stream->n_completed && !stream->stopping) {
@@ -78,7 +78,7 @@ static td_cpu_stream *take_struct(td_cpu_dev *dev) {
   if (!stream) {
     stream = calloc(1, sizeof *stream);
     td_cpu_cmd *ring = stream ? malloc(CPU_RING * sizeof *ring) : NULL;
-    size_t n_shares = (size_t)TD_CPU_MAX_PARTS * td_pool_size(dev->pool);
+    size_t n_shares = (size_t)TD_CPU_MAX_PARTS * td_thread_pool_size(dev->pool);
     td_cpu_tile_range *shares = ring ? aligned_alloc(64, n_shares * sizeof *shares) : NULL;
     if (!shares) {
       free(ring);
