@@ -186,7 +186,9 @@ static void load_weights(uv_work_t *work) {
                                 .placement = h->placement,
                                 .has_host_kv = h->is_split,
                                 .arena_gib = h->options.weights.gib};
-  if (st == TD_OK) st = td_weights_open(&h->weights_fd, &opts, err);
+  uint32_t chunk = 0;
+  if (st == TD_OK) st = td_weights_open(&h->weights_fd, &chunk, &opts, err);
+  if (chunk && !h->wish.prefill_chunk) h->runtime.prefill_chunk = chunk;
   err->code = st;
 }
 

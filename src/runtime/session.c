@@ -65,8 +65,10 @@ static td_status open_model(td_session *s, td_err *err) {
                                 .placement = s->devices.placement,
                                 .arena_gib = s->opts.arena_gib};
   int fd;
-  td_status st = td_weights_open(&fd, &opts, err);
+  uint32_t chunk;
+  td_status st = td_weights_open(&fd, &chunk, &opts, err);
   if (st != TD_OK) return st;
+  if (chunk && !s->has_chunk) s->opts.runtime.prefill_chunk = chunk;
   if (fd < 0) return td_model_convert(s->model, err);
   td_model_close(s->model);
   s->model = NULL;
@@ -82,6 +84,7 @@ static td_status open_devices(td_session *s, td_err *err) {
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
   s->opts.runtime.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.runtime.kv_dtype);
+  s->has_chunk = s->opts.runtime.prefill_chunk > 0;
   s->opts.runtime.prefill_chunk = s->devices.prefill_chunk;
   return TD_OK;
 }

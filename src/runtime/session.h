@@ -31,6 +31,7 @@ typedef struct {
   td_engine *longer; // of devices.longer, in td_session_generate, until the first token is drawn
   td_kv *kv;
   td_session_opts opts;
+  bool has_chunk;   // --prefill-chunk was given
   bool is_resident; // weights are in shared memory, not mapped from files
   uint32_t n_ctx;   // context size in tokens
   td_kv_layout layout;

@@ -82,15 +82,27 @@ static uint64_t left_bytes(const td_weights_need *need) {
   return held < need->available_bytes ? need->available_bytes - held : 0;
 }
 
-// KV pages get half of what the arena leaves (kv/plan.h), the rest is for activations.
+// For activations of prompts: the longer a step, the more tokens share an expert that was read.
+static uint64_t activation_bytes(const td_weights_need *need) {
+  return left_bytes(need) / 8;
+}
+
+// KV pages get half of what the arena leaves (kv/plan.h).
 static uint64_t arena_bytes(const td_weights_need *need) {
   enum { LEAST_OTHERS = 128 << 20 };
   const uint64_t left = left_bytes(need), kv = 4 * need->kv_bytes;
   const uint64_t all = need->n_slots * (need->slot_bytes + 64) + TD_HUGE_PAGE_BYTES;
-  uint64_t others = left / 16 > LEAST_OTHERS ? left / 16 : LEAST_OTHERS;
-  others += kv < left * 3 / 8 ? kv : left * 3 / 8;
+  const uint64_t others = LEAST_OTHERS + activation_bytes(need) + (kv < left / 4 ? kv : left / 4);
   const uint64_t most = need->arena_bytes ? need->arena_bytes : others < left ? left - others : 0;
   return most < all ? most : all;
+}
+
+// A whole prompt, as far as its activations fit.
+static uint32_t chunk_of(const td_weights_need *need) {
+  enum { ROUND = 64 };
+  uint64_t n = need->token_bytes ? activation_bytes(need) / need->token_bytes : 0;
+  if (n > need->n_ctx) n = need->n_ctx;
+  return n > need->usual_chunk ? (uint32_t)(n - n % ROUND) : need->usual_chunk;
 }
 
 static bool has_room_for_arena(const td_weights_need *need) {
@@ -118,8 +130,10 @@ static td_status choose_stream(td_weights_choice *out, const td_weights_need *ne
         left.text, arena.text, slot.text, (unsigned long long)need->least_slots,
         need->arena_bytes ? "other GiB" : "a smaller --ctx-size, or --weights mmap");
   }
-  *out = (td_weights_choice){
-      .is_resident = true, .is_streamed = true, .arena_bytes = arena_bytes(need)};
+  *out = (td_weights_choice){.is_resident = true,
+                             .is_streamed = true,
+                             .arena_bytes = arena_bytes(need),
+                             .prefill_chunk = chunk_of(need)};
   snprintf(
       out->text, sizeof out->text,
       "experts are read from the drive when they are used: of %s of weights, %s stay in memory, "
@@ -319,6 +333,9 @@ static void measure_experts(td_weights_need *need, const checkpoint *c, const td
   need->slot_bytes = c->places.slot_bytes;
   need->n_slots = (uint64_t)c->places.n_layers * c->places.n_experts;
   need->least_slots = config->top_k;
+  need->usual_chunk = td_engine_prefill_chunk(config);
+  need->token_bytes = td_engine_step_bytes_per_token(config, TD_F32) +
+                      td_expert_drive_token_bytes(config);
   for (size_t i = 0; i < c->n_ranges; i++) { // whole pages
     const uint64_t begin = c->ranges[i].begin + TD_DRIVE_ALIGN - 1;
     const uint64_t first = begin / TD_DRIVE_ALIGN, end = c->ranges[i].end / TD_DRIVE_ALIGN;
@@ -331,10 +348,11 @@ static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_
   td_model_config config;
   td_status st = td_model_config_read(&config, opts->runtime->model_dir, err);
   if (st != TD_OK) return st;
-  uint64_t n_ctx = opts->runtime->ctx_size ? opts->runtime->ctx_size : config.max_position;
+  uint32_t n_ctx = opts->runtime->ctx_size ? opts->runtime->ctx_size : config.max_position;
   if (!opts->runtime->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
   *need = (td_weights_need){.mode = opts->runtime->weights,
                             .placement = opts->placement,
+                            .n_ctx = n_ctx,
                             .resident_bytes = td_resident_bytes(c->store, c->conversion),
                             .converted_bytes = td_conversion_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
@@ -356,8 +374,10 @@ static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_
   return st;
 }
 
-td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
+td_status td_weights_open(int *fd, uint32_t *prefill_chunk, const td_weights_opts *opts,
+                          td_err *err) {
   *fd = -1;
+  *prefill_chunk = 0;
   checkpoint c;
   td_status st = open_checkpoint(&c, opts->runtime->model_dir, err);
   if (st != TD_OK) return st;
@@ -372,6 +392,7 @@ td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
            "%s", choice.text);
   }
   if (st == TD_OK && choice.is_resident) st = load(fd, &c, opts, choice.arena_bytes, err);
+  if (st == TD_OK) *prefill_chunk = choice.prefill_chunk;
   close_checkpoint(&c);
   return st;
 }

@@ -33,13 +33,16 @@ typedef struct {
   const char *why_not;
   uint64_t slot_bytes, n_slots, least_slots; // of an expert; of all experts; that a token takes
   uint64_t arena_bytes;                      // as requested; 0: chosen here
+  uint64_t token_bytes;                      // of activations, for a token of a step
+  uint32_t usual_chunk, n_ctx;               // tokens of a prompt's step, and of a context
 } td_weights_need;
 
 typedef struct {
   bool is_resident, is_warning; // is_warning: text is a warning
   bool is_streamed;             // is_resident but for the experts, of which arena_bytes hold some
   uint64_t arena_bytes;
-  char text[384]; // the reason, a sentence
+  uint32_t prefill_chunk; // with is_streamed: tokens of a prompt's step
+  char text[384];         // the reason, a sentence
 } td_weights_choice;
 
 // Auto chooses resident if it fits and either brings huge pages, spreads weights over NUMA nodes,
@@ -58,5 +61,7 @@ typedef struct {
 } td_weights_opts;
 
 // Chooses, and loads if the choice is resident, with progress on stderr. *fd is the descriptor of
-// the weights, the caller's to close; -1: map the files. Any thread.
-td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err);
+// the weights, the caller's to close; -1: map the files. *prefill_chunk: of td_weights_choice, or
+// 0. Any thread.
+td_status td_weights_open(int *fd, uint32_t *prefill_chunk, const td_weights_opts *opts,
+                          td_err *err);

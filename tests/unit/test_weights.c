@@ -93,7 +93,10 @@ static td_weights_need need_of_large(td_weights_mode mode, uint64_t available_gi
                            .why_not = "",
                            .slot_bytes = 10 << 20,
                            .n_slots = 9216,
-                           .least_slots = 8};
+                           .least_slots = 8,
+                           .token_bytes = 1 << 20,
+                           .usual_chunk = 512,
+                           .n_ctx = 32768};
 }
 
 TEST(choice_of_stream) {
@@ -102,8 +105,12 @@ TEST(choice_of_stream) {
   td_weights_need need = need_of_large(TD_WEIGHTS_AUTO, 50);
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
   assert_true(choice.is_streamed && choice.is_resident);
-  // of the 40 GiB beside other weights, four contexts and a sixteenth are left
-  assert_true(choice.arena_bytes == TD_GIB * 40 - TD_GIB * 4 - TD_GIB * 40 / 16);
+  // of the 40 GiB beside other weights, four contexts, an eighth and something more are left
+  assert_true(choice.arena_bytes == TD_GIB * 40 - TD_GIB * 4 - TD_GIB * 40 / 8 - (128 << 20));
+  assert_int_equal(choice.prefill_chunk, 5 * 1024); // of 1 MiB each
+  need.n_ctx = 4096;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_int_equal(choice.prefill_chunk, 4096);
   need.arena_bytes = 7 * TD_GIB;
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
   assert_true(choice.arena_bytes == 7 * TD_GIB);

@@ -12,8 +12,6 @@
 
 td_status td_expert_drive_open(td_engine *engine, td_err *err); // on error, close it too
 void td_expert_drive_close(td_engine *engine);
-// Bytes for a token of a step.
-size_t td_expert_drive_token_bytes(const td_model_config *config);
 void td_expert_drive_begin_step(td_engine *engine);
 // Pins end; nothing of the step is queued any more.
 void td_expert_drive_end_step(td_engine *engine);
