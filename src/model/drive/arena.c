@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem_info.h"
 #include "base/units.h"
 #include "model/checkpoint/resident.h"
@@ -424,8 +425,18 @@ td_status td_expert_arena_open(td_expert_arena **out, const td_model *model, int
   return st;
 }
 
+static void say_stats(td_expert_arena *a) {
+  const td_expert_arena_stats s = td_expert_arena_stats_of(a);
+  const uint64_t n = s.hits + s.misses;
+  if (!n) return;
+  td_info("experts: %.1f %% of %llu were found in memory, %s were read from the drive, %.2f GB/s",
+          100.0 * (double)s.hits / (double)n, (unsigned long long)n, td_size(s.drive.n_bytes).text,
+          s.drive.busy_ns ? (double)s.drive.n_bytes / (double)s.drive.busy_ns : 0);
+}
+
 void td_expert_arena_close(td_expert_arena *a) {
   if (!a) return;
+  if (a->reader) say_stats(a);
   td_drive_reader_close(a->reader);
   if (a->owner < MAX_OWNERS) {
     lock(a);
