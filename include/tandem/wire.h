@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 14u
+#define TD_WIRE_VERSION 15u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -191,12 +191,20 @@ typedef struct {
   uint32_t n_slots, n_cached;   // n_slots 0: no cache
 } td_wire_cache;
 
+// Experts that come from the drive: how often steps found them in memory, what was read, and the
+// time with a read in progress.
+typedef struct {
+  uint64_t hits, misses, n_bytes, busy_ns; // since the worker was started
+  uint32_t n_slots, n_ready; // of the memory for them; n_slots 0: none come from there
+} td_wire_drive;
+
 typedef struct {
   uint64_t n_steps;
   uint32_t n_running;
   uint32_t n_threads;             // threads in use now
   uint32_t skips_layer, reserved; // the layer that drafts does not pay: TD_SUBMIT_SKIP_LAYER
   td_wire_cache cache;
+  td_wire_drive drive;
   uint64_t gpu_bytes, gpu_free_bytes; // of its GPUs' memory, once the worker was open; 0: none
 } td_wire_heartbeat;
 

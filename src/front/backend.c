@@ -267,6 +267,7 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
     out[i].n_steps = heartbeat.n_steps;
     out[i].n_threads = heartbeat.n_threads;
     out[i].cache = heartbeat.cache;
+    out[i].drive = heartbeat.drive;
     out[i].gpu_bytes = heartbeat.gpu_bytes;
     out[i].gpu_free_bytes = heartbeat.gpu_free_bytes;
     for (uint32_t j = 0; j < b->n_slots; j++)

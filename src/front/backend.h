@@ -115,6 +115,7 @@ typedef struct {
   uint64_t n_steps;
   uint32_t n_threads;
   td_wire_cache cache;
+  td_wire_drive drive;
   uint64_t gpu_bytes, gpu_free_bytes;
 } td_backend_worker;
 

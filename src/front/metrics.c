@@ -195,6 +195,41 @@ static void write_caches(const writer *w) {
           "Experts that were copied to the GPU's cache.");
 }
 
+// Of all workers; they share the slots.
+static td_wire_drive drive_of(const td_metrics_model *m) {
+  td_wire_drive sum = {.n_slots = 0};
+  EACH_WORKER(m, k) {
+    sum.hits += k->drive.hits;
+    sum.misses += k->drive.misses;
+    sum.n_bytes += k->drive.n_bytes;
+    sum.busy_ns += k->drive.busy_ns;
+    if (k->drive.n_slots) sum.n_slots = k->drive.n_slots;
+    if (k->drive.n_ready) sum.n_ready = k->drive.n_ready;
+  }
+  return sum;
+}
+
+// Nothing where experts do not come from the drive.
+static void write_drives(const writer *w) {
+  uint32_t n_slots = 0;
+  EACH_MODEL(w, m) n_slots += drive_of(m).n_slots;
+  if (!n_slots) return;
+  GAUGE(w, "streamed_expert_slots", drive_of(m).n_slots,
+        "Experts that memory has room for, of those that come from the drive.");
+  GAUGE(w, "streamed_experts", drive_of(m).n_ready, "Experts in that memory.");
+  COUNTER(w, "streamed_expert_hits_total", drive_of(m).hits,
+          "Experts that a layer's tokens needed and found in memory.");
+  COUNTER(w, "streamed_expert_misses_total", drive_of(m).misses,
+          "Experts that were read from the drive.");
+  COUNTER(w, "streamed_expert_read_bytes_total", drive_of(m).n_bytes,
+          "Bytes of experts read from the drive.");
+  write_head(w, "streamed_expert_read_seconds_total", "counter",
+             "Time with such a read in progress, of each worker.");
+  EACH_MODEL(w, m)
+  td_buf_printf(w->out, "tandem_streamed_expert_read_seconds_total{%s} %.3f\n", label_of(w, m),
+                (double)drive_of(m).busy_ns * 1e-9);
+}
+
 static void write_kv_disk(const writer *w) {
   GAUGE(w, "kv_disk_bytes", m->kv_disk.bytes, "Bytes in --kv-dir.");
   COUNTER(w, "kv_disk_hits_total", m->kv_disk.n_hits, "Tokens of prompts read from --kv-dir.");
@@ -233,6 +268,7 @@ static void write_all(const writer *w) {
   write_workers(w);
   write_memory(w);
   write_caches(w);
+  write_drives(w);
   HISTOGRAM(w, "time_to_first_token_seconds", first_token,
             "From a request's arrival to its first token.");
   HISTOGRAM(w, "inter_token_latency_seconds", next_token,

@@ -350,6 +350,17 @@ static td_wire_cache cache_now(const td_worker *w) {
                          .n_cached = stats.n_cached};
 }
 
+static td_wire_drive drive_now(const td_worker *w) {
+  if (!w->arena) return (td_wire_drive){.n_slots = 0};
+  const td_expert_arena_stats stats = td_expert_arena_stats_of(w->arena);
+  return (td_wire_drive){.hits = stats.hits,
+                         .misses = stats.misses,
+                         .n_bytes = stats.drive.n_bytes,
+                         .busy_ns = stats.drive.busy_ns,
+                         .n_slots = stats.n_slots,
+                         .n_ready = stats.n_ready};
+}
+
 static td_status beat(td_worker *w, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   if (now_ns - w->heartbeat_ns < HEARTBEAT_NS) return TD_OK;
@@ -365,6 +376,7 @@ static td_status beat(td_worker *w, td_err *err) {
                       .skips_layer = w->step.draft_mode == TD_DRAFT_AUTO &&
                                      !td_draft_layer_pays(&w->step.pace, n_seqs ? n_seqs : 1),
                       .cache = cache_now(w),
+                      .drive = drive_now(w),
                       .gpu_bytes = w->gpu_bytes,
                       .gpu_free_bytes = w->gpu_free_bytes}};
   return td_front_link_send(&w->front_link, &msg, err);

@@ -29,6 +29,12 @@ static td_buf written(const td_metrics *metrics, const char *model) {
       .state = TD_BACKEND_LOADING,
       .n_restarts = 2,
       .n_running = 5,
+      .drive = {.hits = 20,
+                .misses = 10,
+                .n_bytes = 5000,
+                .busy_ns = 1500000000,
+                .n_slots = 4,
+                .n_ready = 3},
       .cache = {.hits = 70, .misses = 30, .moves = 9, .n_slots = 8, .n_cached = 6},
       .gpu_bytes = UINT64_C(80) << 30};
   td_metrics_write(
@@ -81,6 +87,10 @@ TEST(values) {
   expect_line(&text, "tandem_expert_cache_hits_total{model_name=\"nano\"} 70");
   expect_line(&text, "tandem_expert_cache_misses_total{model_name=\"nano\"} 30");
   expect_line(&text, "tandem_expert_cache_moves_total{model_name=\"nano\"} 9");
+  expect_line(&text, "tandem_streamed_expert_slots{model_name=\"nano\"} 4");
+  expect_line(&text, "tandem_streamed_expert_hits_total{model_name=\"nano\"} 20");
+  expect_line(&text, "tandem_streamed_expert_read_bytes_total{model_name=\"nano\"} 5000");
+  expect_line(&text, "tandem_streamed_expert_read_seconds_total{model_name=\"nano\"} 1.500");
   assert_int_equal(text.data[text.len - 1], '\n');
   td_buf_free(&text);
 }

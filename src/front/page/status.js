@@ -60,6 +60,10 @@ function figures(health) {
       [`GPU memory, ${labels.worker}`, inUse(value, sum(metrics, "gpu_memory_free_bytes", labels))]),
     ...of("expert_cache_slots") ? [["Experts from the GPU's cache", share(of("expert_cache_hits_total"),
       of("expert_cache_hits_total") + of("expert_cache_misses_total"))]] : [],
+    ...of("streamed_expert_slots") ? [["Experts found in memory", share(of("streamed_expert_hits_total"),
+      of("streamed_expert_hits_total") + of("streamed_expert_misses_total"))],
+      ["Drive", `${number(of("streamed_expert_read_bytes_total") / 1e9 /
+        of("streamed_expert_read_seconds_total"), 2)} GB/s`]] : [],
     ...of("kv_disk_bytes") ? [["Cache on disk", gib(of("kv_disk_bytes"))]] : [],
     ...of("spec_decode_num_draft_tokens_total") ? [["Drafted tokens that were right",
       share(of("spec_decode_num_accepted_tokens_total"), of("spec_decode_num_draft_tokens_total"))]] : [],
