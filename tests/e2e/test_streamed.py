@@ -1,0 +1,94 @@
+"""Experts that come from the drive: the texts of a model in memory, from less of it."""
+
+import os
+import re
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving import Server, make_model, wait_until
+
+OPTIONS = ["--device", "cpu", "--threads", "2", "--ctx-size", "512"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("streamed") / "m", "tiny-qwen3", "bf16")
+
+
+def ask(server, prompt, n=24):
+    body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True}
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
+
+
+def text_of(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+PROMPTS = [" ".join(str(7 * k + i) for i in range(20 + 9 * k)) for k in range(6)]
+
+
+def metric(server, name):
+    text = httpx.get(server.url + "/metrics", trust_env=False).text
+    return sum(float(v) for v in re.findall(rf"^tandem_{name}{{[^}}]*}} (\S+)$", text, re.M))
+
+
+def workers(server):
+    return Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+
+
+def texts(server):
+    with ThreadPoolExecutor(4) as pool:
+        return [text_of(r) for r in pool.map(lambda p: ask(server, p), PROMPTS)]
+
+
+def test_texts_of_less_memory(tandem_bin, model):
+    said = {}
+    for where in ["resident", "stream", "stream=0.0003", "stream=0.001"]:
+        server = Server(tandem_bin, model, "--weights", where, *OPTIONS)
+        said[where] = texts(server)
+        if where == "stream=0.0003":
+            wait_until(lambda: metric(server, "streamed_expert_misses_total") > 0)
+            wait_until(lambda: metric(server, "streamed_expert_read_bytes_total") > 0)
+            assert 0 < metric(server, "streamed_expert_slots") < 16
+        assert ("experts are read from the drive" in server.log()) == (where != "resident")
+        server.close()
+    assert all(one == said["resident"] for one in said.values())
+
+
+def test_workers_that_are_killed(tandem_bin, model):
+    server = Server(tandem_bin, model, "--weights", "stream=0.001", *OPTIONS)
+    before = texts(server)
+    with ThreadPoolExecutor(1) as pool:
+        for round in range(3):
+            again = pool.submit(texts, server)
+            pids = workers(server)
+            os.kill(int(pids[round % len(pids)]), signal.SIGKILL)
+            assert again.result() == before
+            wait_until(lambda: httpx.get(server.url + "/health", trust_env=False).status_code == 200)
+    assert metric(server, "worker_restarts_total") >= 1
+    server.close()
+
+
+def test_a_file_that_was_cut_short(tandem_bin, model, tmp_path):
+    """Requests that need its experts say so; workers go on."""
+    copy = tmp_path / "m"
+    shutil.copytree(model, copy)
+    server = Server(tandem_bin, copy, "--weights", "stream=0.0003", *OPTIONS)
+    assert ask(server, PROMPTS[0]).status_code == 200
+    pids = workers(server)
+    for path in copy.glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size // 8)
+    failed = ask(server, PROMPTS[3])
+    assert failed.status_code == 500
+    message = failed.json()["error"]["message"]
+    assert re.search(r"model\S*\.safetensors: expert \d+ of layer \d+ cannot be read, \d+ bytes at \d+: ", message)
+    assert workers(server) == pids
+    server.close()
+
+
