@@ -125,7 +125,7 @@ def test_run_says_the_same(tandem_bin, model):
 def test_an_unknown_place(tandem_bin, model):
     answer = run(tandem_bin, model, "--weights", "disk")
     assert answer.returncode == 2
-    assert "--weights disk: give mmap, resident or auto" in answer.stderr
+    assert "--weights disk: give mmap, resident, auto or stream" in answer.stderr
 
 
 def test_rows_are_placed_by_node(tandem_bin, model, monkeypatch):

@@ -86,6 +86,28 @@ td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd,
   return TD_OK;
 }
 
+td_status td_expert_arena_open(td_expert_arena **out, const td_model *model, int weights_fd,
+                               const td_expert_arena_opts *opts, td_err *err) {
+  (void)model, (void)weights_fd, (void)opts, (void)err;
+  *out = NULL;
+  return TD_OK;
+}
+
+void td_expert_arena_close(td_expert_arena *arena) {
+  (void)arena;
+}
+
+td_expert_arena_stats td_expert_arena_stats_of(td_expert_arena *arena) {
+  (void)arena;
+  return (td_expert_arena_stats){.n_slots = 0};
+}
+
+bool td_engine_has_failed(const td_engine *engine, const td_step_seq *seqs, uint32_t seq_idx,
+                          td_err *err) {
+  (void)engine, (void)seqs, (void)seq_idx, (void)err;
+  return false;
+}
+
 void td_model_close(td_model *model) {
   free(model);
 }
