@@ -1,4 +1,4 @@
-// src/bench/model.c - `tandem bench --model DIR`: prefill and decode speed on this machine.
+// src/bench/whole_model.c - `tandem bench --model DIR`: prefill and decode speed on this machine.
 // Bytes are counted, not estimated: the weights read by a step are the dense part and every expert
 // used by at least one of its tokens.
 #include <math.h>

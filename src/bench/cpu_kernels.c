@@ -1,5 +1,5 @@
-// src/bench/kernels.c - `tandem bench kernels`: every linear kernel that this machine supports, at
-// the shapes of DeepSeek-V3's experts, and with format f32 delta_rule (delta.h). Calls rotate
+// src/bench/cpu_kernels.c - `tandem bench kernels`: every linear kernel that this machine supports,
+// at the shapes of DeepSeek-V3's experts, and with format f32 delta_rule (delta.h). Calls rotate
 // through many matrices, so that weights are read from memory as in a model.
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-// src/bench/comm.c - `tandem bench comm`: the collectives of expert parallelism between devices of
-// this process. GB/s counts what a rank gets from the others.
+// src/bench/collectives.c - `tandem bench comm`: the collectives of expert parallelism between
+// devices of this process. GB/s counts what a rank gets from the others.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
