@@ -19,7 +19,7 @@ static inline const char *td_env(const char *name) {
   X(NCCL_LIB, "TANDEM_NCCL_LIB")             /* path of NCCL */                                    \
   X(JITTER, "TANDEM_JITTER")                 /* seed of delays, base/jitter.h */                   \
   X(TIMES, "TANDEM_TIMES")                   /* seed of measured times, base/jitter.h */           \
-  X(LONGER, "TANDEM_LONGER")                 /* tokens of td_devices.longer's steps, if any */     \
+  X(LONGER, "TANDEM_LONGER")                 /* tokens of td_devices.long_steps's steps, if any */ \
   X(HUB_STALLED_S, "TANDEM_HUB_STALLED_S")   /* a download without data for so long is retried */  \
   X(HUB_BACKOFF_MS, "TANDEM_HUB_BACKOFF_MS") /* wait before the first retry of a download */
 

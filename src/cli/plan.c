@@ -248,12 +248,12 @@ static void add_memory(td_buf *out, const setup *s) {
     td_buf_printf(out, ", %s to stream others through", td_size(card->memory.stream_bytes).text);
   if (card->drafts.bytes) td_buf_printf(out, ", %s for drafts", td_size(card->drafts.bytes).text);
   td_buf_printf(out, ", keys and values of %u tokens\n", card->kv_tokens);
-  if (s->rig.n_gpus == 1 && card->longer.prefill_chunk) {
+  if (s->rig.n_gpus == 1 && card->long_steps.prefill_chunk) {
     td_buf_printf(
         out,
         "              while nothing decodes, long prompts have steps of %u tokens: dense "
         "weights stream then, and %s are for experts\n",
-        card->longer.prefill_chunk, td_size(card->longer.stream_bytes).text);
+        card->long_steps.prefill_chunk, td_size(card->long_steps.stream_bytes).text);
   }
 }
 
@@ -440,8 +440,8 @@ static void add_json_card(td_json_writer *w, const td_card_plan *p) {
                {"cached_experts", p->n_cached},
                {"expert_layers", p->n_gpu_expert_layers},
                {"prefill_chunk", p->memory.prefill_chunk},
-               {"long_prefill_chunk", p->longer.prefill_chunk},
-               {"long_stream_bytes", p->longer.prefill_chunk ? p->longer.stream_bytes : 0},
+               {"long_prefill_chunk", p->long_steps.prefill_chunk},
+               {"long_stream_bytes", p->long_steps.prefill_chunk ? p->long_steps.stream_bytes : 0},
                {"draft_bytes", p->drafts.bytes},
                {"host_ngram_bytes", p->ngram_bytes},
                {"kv_tokens", p->kv_tokens},

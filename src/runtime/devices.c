@@ -124,18 +124,18 @@ static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_mod
     if (i < d->n_gpu_expert_layers) work.resident_bytes += n_bytes;
     if (i >= d->n_gpu_expert_layers) work.expert_bytes += n_bytes;
   }
-  d->longer = td_gpu_long_plan(need, plan, &work, dense, n_layers);
+  d->long_steps = td_long_steps_plan(need, plan, &work, dense, n_layers);
   const char *tokens = td_test_var_get(TD_ENV_LONGER);
   if (tokens && plan->stream_bytes) {
-    d->longer.prefill_chunk = (uint32_t)strtoul(tokens, NULL, 10);
-    d->longer.stream_bytes = plan->stream_bytes;
-    d->longer.work.expert_bytes = (uint64_t)1 << 40; // as if copies were all
+    d->long_steps.prefill_chunk = (uint32_t)strtoul(tokens, NULL, 10);
+    d->long_steps.stream_bytes = plan->stream_bytes;
+    d->long_steps.work.expert_bytes = (uint64_t)1 << 40; // as if copies were all
   }
-  if (!d->longer.prefill_chunk) return;
+  if (!d->long_steps.prefill_chunk) return;
   td_info("%s: while nothing decodes, long prompts have steps of %u tokens instead of %u: dense "
           "weights stream as experts do then, which have %s",
-          td_dev_name(d->dev), d->longer.prefill_chunk, plan->prefill_chunk,
-          td_size(d->longer.stream_bytes).text);
+          td_dev_name(d->dev), d->long_steps.prefill_chunk, plan->prefill_chunk,
+          td_size(d->long_steps.stream_bytes).text);
 }
 
 // Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
@@ -321,23 +321,23 @@ void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {
   out->parallel_tokens = devices->parallel_tokens;
 }
 
-void td_devices_open_longer(td_engine **out, td_devices *d, const td_model *model,
-                            const td_engine_opts *opts) {
-  td_engine_opts longer = *opts;
+void td_devices_open_long_engine(td_engine **out, td_devices *d, const td_model *model,
+                                 const td_engine_opts *opts) {
+  td_engine_opts long_opts = *opts;
   td_err err;
-  longer.max_step_tokens = d->longer.prefill_chunk;
-  longer.stream_bytes = d->longer.stream_bytes;
-  longer.n_streamed_dense = d->longer.n_streamed_dense;
-  longer.break_even_tokens = d->stream_from;
-  longer.is_confinable = false; // nothing runs beside it
+  long_opts.max_step_tokens = d->long_steps.prefill_chunk;
+  long_opts.stream_bytes = d->long_steps.stream_bytes;
+  long_opts.n_streamed_dense = d->long_steps.n_streamed_dense;
+  long_opts.break_even_tokens = d->stream_from;
+  long_opts.is_confinable = false; // nothing runs beside it
   td_dev_drop_weights(d->dev);
-  if (td_engine_open(out, model, d->dev, &longer, &err) == TD_OK) {
+  if (td_engine_open(out, model, d->dev, &long_opts, &err) == TD_OK) {
     td_debug("%s: steps of %u tokens in the memory of dense weights", td_dev_name(d->dev),
-             d->longer.prefill_chunk);
+             d->long_steps.prefill_chunk);
     return;
   }
   td_warn("%s: long prompts take several steps: %s", td_dev_name(d->dev), err.msg);
-  d->longer.prefill_chunk = 0;
+  d->long_steps.prefill_chunk = 0;
 }
 
 void td_devices_use_memory(const td_devices *devices, const td_model *model) {

@@ -42,7 +42,7 @@ typedef struct {
   uint32_t stream_from;      // prompt tokens of a step from which experts stream
   uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
   uint32_t n_streamed_dense; // layers whose dense weights also stream (td_engine_opts)
-  td_gpu_long longer;        // prompts; prefill_chunk 0: no such steps
+  td_long_steps long_steps;  // prompts; prefill_chunk 0: no such steps
 } td_devices;
 
 // TD_EINVAL: see td_placement_check. Otherwise the errors of td_dev_open; the message of TD_ENOMEM
@@ -56,10 +56,10 @@ void td_devices_use_memory(const td_devices *devices, const td_model *model);
 // Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
 // device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);
-// Opens the engine of td_devices.longer, otherwise with opts, in the memory of the weights' copies.
-// Nothing is queued on the device, and until the engine is closed no other may run there. On error
-// *out is NULL, and no long prompts are tried any more, which is logged.
-void td_devices_open_longer(td_engine **out, td_devices *devices, const td_model *model,
-                            const td_engine_opts *opts);
+// Opens the engine of td_devices.long_steps, otherwise with opts, in the memory of the weights'
+// copies. Nothing is queued on the device, and until the engine is closed no other may run there.
+// On error *out is NULL, and no long prompts are tried any more, which is logged.
+void td_devices_open_long_engine(td_engine **out, td_devices *devices, const td_model *model,
+                                 const td_engine_opts *opts);
 // Lets an engine compute prompts on all devices.
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);

@@ -371,11 +371,11 @@ td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, u
   return pair;
 }
 
-td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
-                             const td_gpu_work *work, const td_dense_size *dense,
-                             uint32_t n_layers) {
+td_long_steps td_long_steps_plan(const td_gpu_need *need, const td_gpu_plan *plan,
+                                 const td_gpu_work *work, const td_dense_size *dense,
+                                 uint32_t n_layers) {
   enum { RING_PART = 3 }; // at least, of the room
-  td_gpu_long out = {
+  td_long_steps out = {
       .n_streamed_dense = n_layers, .usual_chunk = plan->prefill_chunk, .work = *work};
   for (uint32_t i = 0; i < n_layers; i++)
     for (int part = 0; part < TD_N_DENSE_PARTS; part++)
@@ -402,8 +402,8 @@ static double ops_of(const td_gpu_work *work, const td_model_config *c, double n
   return ops;
 }
 
-bool td_gpu_long_pays(const td_gpu_long *p, const td_model_config *c, uint32_t stream_from,
-                      uint64_t n_tokens) {
+bool td_long_steps_pay(const td_long_steps *p, const td_model_config *c, uint32_t stream_from,
+                       uint64_t n_tokens) {
   static const double link_gbps = 25, tflops = 115; // a PCIe 4.0 x16 link; an RTX 4090
   if (!p->prefill_chunk || n_tokens < stream_from) return false;
   const struct {

@@ -202,13 +202,13 @@ typedef struct {
   uint64_t dense_bytes; // that stream
   uint32_t usual_chunk;
   td_gpu_work work;
-} td_gpu_long;
+} td_long_steps;
 // plan: without it. dense: of every layer.
-td_gpu_long td_gpu_long_plan(const td_gpu_need *need, const td_gpu_plan *plan,
-                             const td_gpu_work *work, const td_dense_size *dense,
-                             uint32_t n_layers);
+td_long_steps td_long_steps_plan(const td_gpu_need *need, const td_gpu_plan *plan,
+                                 const td_gpu_work *work, const td_dense_size *dense,
+                                 uint32_t n_layers);
 // Whether a prompt of n_tokens takes a fifth less time that way at the rates of a usual card,
 // enough for others to wait until a step ends. Nothing measured here may choose, as with
 // td_stream_from.
-bool td_gpu_long_pays(const td_gpu_long *plan, const td_model_config *config, uint32_t stream_from,
-                      uint64_t n_tokens);
+bool td_long_steps_pay(const td_long_steps *plan, const td_model_config *config,
+                       uint32_t stream_from, uint64_t n_tokens);

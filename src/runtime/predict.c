@@ -81,7 +81,7 @@ static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_b
 static uint64_t ngram_bytes(const td_card_plan *plan, const td_gpu_need *need,
                             const td_model_config *c) {
   uint64_t n_tokens = plan->memory.prefill_chunk;
-  if (plan->longer.prefill_chunk > n_tokens) n_tokens = plan->longer.prefill_chunk;
+  if (plan->long_steps.prefill_chunk > n_tokens) n_tokens = plan->long_steps.prefill_chunk;
   if (plan->experts_stream) n_tokens += need->usual_chunk;
   return n_tokens * td_engine_ngram_bytes_per_token(c);
 }
@@ -138,7 +138,7 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                               .resident_bytes = load->other_bytes + own.layers_bytes,
                               .active_params = load->active_params,
                               .a8_params = load->a8[load->activations].active_params};
-    plan.longer = td_gpu_long_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
+    plan.long_steps = td_long_steps_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
   }
   plan.ngram_bytes = ngram_bytes(&plan, &need, c);
   plan_kv(&plan, load, need.free_bytes,
@@ -147,11 +147,11 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
 }
 
 td_card_plan td_card_plan_for_long(const td_card_plan *plan) {
-  td_card_plan longer = *plan;
-  longer.memory.stream_bytes = plan->longer.stream_bytes;
-  longer.memory.prefill_chunk = plan->longer.prefill_chunk;
-  longer.n_streamed_dense = plan->longer.n_streamed_dense;
-  return longer;
+  td_card_plan long_plan = *plan;
+  long_plan.memory.stream_bytes = plan->long_steps.stream_bytes;
+  long_plan.memory.prefill_chunk = plan->long_steps.prefill_chunk;
+  long_plan.n_streamed_dense = plan->long_steps.n_streamed_dense;
+  return long_plan;
 }
 
 // Of one token's routed experts in a layer.
@@ -394,12 +394,12 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
                                 const td_card_plan *plan, uint32_t n_tokens) {
   td_plan_time out = {.n_steps = 0};
   const td_model_config *c = load->config;
-  td_card_plan longer;
+  td_card_plan long_plan;
   if (plan && rig->n_gpus == 1 &&
-      td_gpu_long_pays(&plan->longer, c, stream_from(load, rig), n_tokens)) {
-    longer = td_card_plan_for_long(plan);
-    plan = &longer;
-    const double once_s = (double)plan->longer.work.resident_bytes / rig->gpu.link_gbps * 1e-9;
+      td_long_steps_pay(&plan->long_steps, c, stream_from(load, rig), n_tokens)) {
+    long_plan = td_card_plan_for_long(plan);
+    plan = &long_plan;
+    const double once_s = (double)plan->long_steps.work.resident_bytes / rig->gpu.link_gbps * 1e-9;
     out.seconds = out.busy_s[TD_LIMIT_LINK] = once_s;
   }
   const uint32_t most = plan ? plan->memory.prefill_chunk : td_engine_prefill_chunk(c);

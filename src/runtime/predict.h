@@ -51,7 +51,7 @@ typedef struct {
   uint64_t kv_bytes;
   uint32_t kv_tokens;
   uint32_t n_streamed_dense; // layers whose dense weights stream, see td_engine_opts
-  td_gpu_long longer;        // prompts, of a card alone
+  td_long_steps long_steps;  // prompts, of a card alone
   uint64_t ngram_bytes;      // of the CPU's memory: rows of n-grams of a card's steps
 } td_card_plan;
 

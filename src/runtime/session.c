@@ -125,7 +125,7 @@ td_status td_session_open(td_session **out, const td_session_opts *opts, td_err 
 
 void td_session_close(td_session *s) {
   if (!s) return;
-  td_engine_close(s->longer);
+  td_engine_close(s->long_engine);
   td_engine_close(s->engine);
   td_kv_close(s->kv);
   td_devices_close(&s->devices);
@@ -137,22 +137,22 @@ void td_session_close(td_session *s) {
 
 // Whoever computes next: the engine for longer steps, or the usual one.
 static td_engine *engine_of(const td_session *s) {
-  return s->longer ? s->longer : s->engine;
+  return s->long_engine ? s->long_engine : s->engine;
 }
 
 // With an engine for longer steps if that pays for n_tokens of a prompt; 0: without.
 static void choose_engine(td_session *s, uint32_t n_tokens) {
-  if (td_gpu_long_pays(&s->devices.longer, s->config, s->devices.stream_from, n_tokens) ==
-      (s->longer != NULL))
+  if (td_long_steps_pay(&s->devices.long_steps, s->config, s->devices.stream_from, n_tokens) ==
+      (s->long_engine != NULL))
     return;
-  if (s->longer) {
-    td_engine_close(s->longer);
-    s->longer = NULL;
+  if (s->long_engine) {
+    td_engine_close(s->long_engine);
+    s->long_engine = NULL;
     return;
   }
   td_engine_opts opts = s->engine_opts;
   opts.kv_pages = td_engine_kv_pages(s->engine);
-  td_devices_open_longer(&s->longer, &s->devices, s->model, &opts);
+  td_devices_open_long_engine(&s->long_engine, &s->devices, s->model, &opts);
 }
 
 // One step: n tokens after the cached ones.
@@ -200,8 +200,8 @@ static td_status prefill(td_session *s, const td_generate_args *args, bool *is_w
   *is_whole = is_wanted(s, args);
   if (!*is_whole) return TD_OK;
   choose_engine(s, args->n_prompt - s->n_cached);
-  const uint32_t chunk = s->longer ? s->devices.longer.prefill_chunk
-                                   : s->opts.runtime.prefill_chunk;
+  const uint32_t chunk = s->long_engine ? s->devices.long_steps.prefill_chunk
+                                        : s->opts.runtime.prefill_chunk;
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
     uint32_t n = left < chunk ? left : chunk;

@@ -28,7 +28,7 @@ typedef struct {
   td_devices devices;
   td_expert_arena *arena; // NULL: experts do not come from the drive
   td_engine *engine;
-  td_engine *longer; // of devices.longer, in td_session_generate, until the first token is drawn
+  td_engine *long_engine; // of devices.long_steps, until td_session_generate has drawn a token
   td_kv *kv;
   td_session_opts opts;
   bool has_chunk;   // --prefill-chunk was given

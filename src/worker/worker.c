@@ -472,7 +472,7 @@ static bool is_decoding(const td_worker *w) {
 // they have it.
 static bool wants_long_steps(td_worker *w) {
   const uint64_t n = td_step_long_prompts(&w->requests, td_engine_stream_tokens(w->streaming));
-  return td_gpu_long_pays(&w->devices.longer, w->config, w->devices.stream_from, n) &&
+  return td_long_steps_pay(&w->devices.long_steps, w->config, w->devices.stream_from, n) &&
          td_engine_streams_all(w->streaming);
 }
 
@@ -486,13 +486,14 @@ static void choose_streaming(td_worker *w) {
     w->saved_engine = NULL;
   } else {
     td_engine *longer;
-    td_devices_open_longer(&longer, &w->devices, w->model, &w->streaming_opts);
+    td_devices_open_long_engine(&longer, &w->devices, w->model, &w->streaming_opts);
     if (!longer) return;
     w->saved_engine = w->streaming;
     w->streaming = longer;
   }
-  td_prefill_budget_init(&w->stream_step.budget, w->saved_engine ? w->devices.longer.prefill_chunk
-                                                                 : w->devices.prefill_chunk);
+  td_prefill_budget_init(&w->stream_step.budget, w->saved_engine
+                                                     ? w->devices.long_steps.prefill_chunk
+                                                     : w->devices.prefill_chunk);
 }
 
 static td_status begin_streaming(td_worker *w, td_err *err) {

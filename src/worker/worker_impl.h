@@ -32,7 +32,7 @@ typedef struct {
   // Prefill with streamed experts; NULL: engine does all.
   td_engine *streaming;
   td_engine_opts streaming_opts;
-  // While streaming is the engine of devices.longer: the one with the usual steps. Else NULL.
+  // While streaming is the engine of devices.long_steps: the one with the usual steps. Else NULL.
   td_engine *saved_engine;
   td_step stream_step; // in progress if n is not 0; its requests are held
   td_stream_pace pace;

@@ -8,13 +8,13 @@
 static void open_longer(lanes *l, td_engine **out) {
   td_devices devices = {.dev = l->dev,
                         .stream_from = STREAM_PROMPT,
-                        .longer = {.prefill_chunk = LANE_TOKENS,
-                                   .stream_bytes = l->opts.stream_bytes,
-                                   .n_streamed_dense = td_model_config_of(l->model)->n_layers}};
+                        .long_steps = {.prefill_chunk = LANE_TOKENS,
+                                       .stream_bytes = l->opts.stream_bytes,
+                                       .n_streamed_dense = td_model_config_of(l->model)->n_layers}};
   const size_t before = td_dev_free_vram_bytes(l->dev);
   td_dev_drop_weights(l->dev);
   assert_true(td_dev_free_vram_bytes(l->dev) > before);
-  td_devices_open_longer(out, &devices, l->model, &l->opts);
+  td_devices_open_long_engine(out, &devices, l->model, &l->opts);
   assert_non_null(*out);
 }
 

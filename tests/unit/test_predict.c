@@ -28,7 +28,7 @@ static td_card_plan card_that_prefills(const td_card_plan *plan) {
   first.memory.stream_bytes = plan->pair.stream_bytes;
   first.memory.prefill_chunk = plan->pair.prefill_chunk;
   first.n_streamed_dense = plan->pair.n_streamed_dense;
-  first.longer = (td_gpu_long){.prefill_chunk = 0};
+  first.long_steps = (td_long_steps){.prefill_chunk = 0};
   return first;
 }
 
@@ -162,7 +162,7 @@ TEST(long_prompts_of_a_card) {
   const uint64_t token_bytes = td_engine_step_bytes_per_token(load.config, TD_BF16);
   td_rig rig = rig_of(24, 25, 70);
   const td_card_plan one = td_card_plan_of(&load, &rig, &with_cache);
-  const td_gpu_long *l = &one.longer;
+  const td_long_steps *l = &one.long_steps;
   const td_model_config *c = load.config;
   assert_int_equal(l->prefill_chunk, 32768);
   assert_true(l->dense_bytes == dense_bytes && l->n_streamed_dense == 61);
@@ -172,16 +172,16 @@ TEST(long_prompts_of_a_card) {
               dense_bytes);
   const uint32_t usual = one.memory.prefill_chunk, from = 2000;
   assert_true(usual > from && usual < 8192);
-  assert_false(td_gpu_long_pays(l, c, from, 0) || td_gpu_long_pays(l, c, from, usual));
-  assert_false(td_gpu_long_pays(l, c, from, usual + 50)); // the CPU computes these
-  assert_true(td_gpu_long_pays(l, c, from, usual + from) && td_gpu_long_pays(l, c, from, 32768));
+  assert_false(td_long_steps_pay(l, c, from, 0) || td_long_steps_pay(l, c, from, usual));
+  assert_false(td_long_steps_pay(l, c, from, usual + 50)); // the CPU computes these
+  assert_true(td_long_steps_pay(l, c, from, usual + from) && td_long_steps_pay(l, c, from, 32768));
   const td_plan_time t = td_prefill_time_of(&load, &rig, &one, 32768);
   assert_true(t.n_steps == 1 && t.step.dense_bytes == dense_bytes);
   const uint64_t once = load.other_bytes; // by whoever uses them next
   const double link_s = (double)(l->work.expert_bytes + dense_bytes + once) / 25e9;
   assert_true(fabs(t.busy_s[TD_LIMIT_LINK] - link_s) < 1e-9);
   td_card_plan without = one;
-  without.longer = (td_gpu_long){.prefill_chunk = 0};
+  without.long_steps = (td_long_steps){.prefill_chunk = 0};
   const td_plan_time usual_t = td_prefill_time_of(&load, &rig, &without, 32768);
   assert_true(usual_t.n_steps > 4 && t.seconds < 0.5 * usual_t.seconds);
   rig.n_gpus = 2; // they compute together, with dense weights in both
@@ -189,21 +189,21 @@ TEST(long_prompts_of_a_card) {
   // Two steps of many tokens take as long to compute as one.
   rig.gpu.memory_bytes = 32ull << 30;
   const td_card_plan larger = td_card_plan_of(&load, &rig, &with_cache);
-  assert_true(larger.longer.prefill_chunk == 32768 && larger.memory.prefill_chunk > 16384);
-  assert_false(td_gpu_long_pays(&larger.longer, c, from, 32768));
+  assert_true(larger.long_steps.prefill_chunk == 32768 && larger.memory.prefill_chunk > 16384);
+  assert_false(td_long_steps_pay(&larger.long_steps, c, from, 32768));
   td_plan_load in_f8 = load; // but not if they compute in half of the time
   in_f8.activations = TD_ACTIVATIONS_FP8;
   in_f8.a8[TD_ACTIVATIONS_FP8].active_params = load.active_params / 2;
   const td_card_plan f8 = td_card_plan_of(&in_f8, &rig, &with_cache);
-  assert_true(f8.longer.work.a8_params == load.active_params / 2);
-  assert_true(td_gpu_long_pays(&f8.longer, c, from, 32768));
+  assert_true(f8.long_steps.work.a8_params == load.active_params / 2);
+  assert_true(td_long_steps_pay(&f8.long_steps, c, from, 32768));
   // No longer steps: those of a large card are long, those that were asked for are as asked for.
   rig.gpu.memory_bytes = 80ull << 30;
-  assert_int_equal(td_card_plan_of(&load, &rig, &with_cache).longer.prefill_chunk, 0);
+  assert_int_equal(td_card_plan_of(&load, &rig, &with_cache).long_steps.prefill_chunk, 0);
   const td_gpu_need asked = {
       .layer_bytes = 11 * GB, .usual_chunk = 1024, .step_token_bytes = 160000, .prefill_chunk = 64};
   const td_gpu_plan plan = {.prefill_chunk = 64, .stream_bytes = GB};
-  assert_int_equal(td_gpu_long_plan(&asked, &plan, &l->work, load.dense, 61).prefill_chunk, 0);
+  assert_int_equal(td_long_steps_plan(&asked, &plan, &l->work, load.dense, 61).prefill_chunk, 0);
 }
 
 static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *card,
@@ -230,7 +230,7 @@ TEST(rows_of_ngrams) {
   td_layers_add(c.ngram_layers, 60);
   const uint64_t usual = td_engine_prefill_chunk(&c);
   td_card_plan plan = td_card_plan_of(&load, &rig, &with_cache);
-  assert_int_equal(plan.longer.prefill_chunk, 32768);
+  assert_int_equal(plan.long_steps.prefill_chunk, 32768);
   assert_int_equal(plan.ngram_bytes, (32768 + usual) * OF_TOKEN);
   rig.gpu.memory_bytes = 1000ull << 30;
   plan = td_card_plan_of(&load, &rig, &with_cache);
