@@ -114,7 +114,8 @@ void td_dev_drop_weights(td_dev *dev);
 
 // Registers a read-only mapping that holds weights until td_dev_close, so that a device that copies
 // them does so at full speed; logs if that fails. It takes about a second for some GiB, so a thread
-// of the device does it piece by piece, by rising address. Call once per device.
+// of the device does it piece by piece, by rising address. Some memory that may be pinned is left
+// for td_dev_alloc_host, where the system has a limit. Call once per device.
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
 // Whether some of this memory still waits to be registered, so that copies from it are slower than
 // later. Its pieces are registered next.

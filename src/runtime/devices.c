@@ -340,6 +340,31 @@ void td_devices_open_long_engine(td_engine **out, td_devices *d, const td_model 
   d->long_steps.prefill_chunk = 0;
 }
 
+static void pin_first(td_dev *dev, const td_weight *w) {
+  if (w->data) td_dev_is_pinning(dev, w->data, td_weight_data_bytes(w));
+}
+
+// What streams: a system may let a driver pin only a part of its memory.
+static void pin_streamed_first(const td_devices *d, const td_model *model) {
+  const td_model_config *c = td_model_config_of(model);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    td_layer layer = *td_model_layer(model, i);
+    const uint32_t n = layer.is_moe && i >= d->n_gpu_expert_layers ? c->n_experts : 0;
+    for (uint32_t k = 0; k < n; k++) {
+      pin_first(d->dev, &layer.gate[k]);
+      if (layer.up) pin_first(d->dev, &layer.up[k]);
+      pin_first(d->dev, &layer.down[k]);
+    }
+    const bool is_streamed = i + d->n_streamed_dense >= c->n_layers;
+    for (int part = 0; is_streamed && part < TD_N_DENSE_PARTS; part++) {
+      td_weight *matrices[TD_DENSE_MOST_MATRICES];
+      const uint32_t n_matrices = td_dense_matrices(&layer, (td_dense_part)part, matrices);
+      for (uint32_t k = 0; k < n_matrices; k++)
+        pin_first(d->dev, matrices[k]);
+    }
+  }
+}
+
 void td_devices_use_memory(const td_devices *devices, const td_model *model) {
   const td_stripes stripes = td_model_stripes(model);
   size_t n_bytes;
@@ -352,6 +377,7 @@ void td_devices_use_memory(const td_devices *devices, const td_model *model) {
   for (uint32_t i = 0; i < devices->n_peers; i++)
     td_dev_follow_pins(devices->peers[i], devices->dev);
   td_dev_pin(devices->dev, memory, n_bytes);
+  pin_streamed_first(devices, model);
 }
 
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out) {

@@ -530,11 +530,20 @@ cudaError_t cudaFree(void *ptr) {
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
+// TANDEM_EMU_PIN_BYTES: how much host memory can be pinned, as where a system lets a driver pin a
+// part of it. memory_lock is held.
+static bool may_pin(size_t n_bytes) {
+  for (const auto &one : known)
+    n_bytes += one.second.device < 0 ? one.second.n_bytes : 0;
+  return n_bytes <= static_cast<size_t>(number_of("TANDEM_EMU_PIN_BYTES", LONG_MAX));
+}
+
 cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned) {
   if (captured) return spoil();
   if (is_broken()) return result(cudaErrorIllegalAddress);
-  if (posix_memalign(out, 256, n_bytes) != 0) return result(cudaErrorMemoryAllocation);
   std::lock_guard<std::mutex> hold(memory_lock);
+  if (!may_pin(n_bytes) || posix_memalign(out, 256, n_bytes) != 0)
+    return result(cudaErrorMemoryAllocation);
   known[static_cast<char *>(*out)] = {n_bytes, PINNED};
   return cudaSuccess;
 }
@@ -573,8 +582,7 @@ static void pass_gate() {
 }
 
 // TANDEM_EMU_PIN=0: a device that registers nothing; 1: what can be written to, as on x86; 2: what
-// can only be read, too. TANDEM_EMU_PIN_BYTES: how much it registers, as where a system lets a driver
-// pin a part of the memory.
+// can only be read, too.
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   long allowed = number_of("TANDEM_EMU_PIN", 1);
   bool only_read = flags & cudaHostRegisterReadOnly;
@@ -585,11 +593,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   const place p = place_of(ptr, n_bytes);
   if (p.device != PAGEABLE || !p.fits) return result(cudaErrorHostMemoryAlreadyRegistered);
   std::lock_guard<std::mutex> hold(memory_lock);
-  size_t n_registered = n_bytes;
-  for (const auto &one : known)
-    n_registered += one.second.device == REGISTERED ? one.second.n_bytes : 0;
-  if (n_registered > static_cast<size_t>(number_of("TANDEM_EMU_PIN_BYTES", LONG_MAX)))
-    return result(cudaErrorMemoryAllocation);
+  if (!may_pin(n_bytes)) return result(cudaErrorMemoryAllocation);
   known[static_cast<char *>(ptr)] = {n_bytes, REGISTERED};
   return cudaSuccess;
 }

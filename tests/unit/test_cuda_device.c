@@ -355,9 +355,9 @@ TEST(registering_stops) {
 // as far as that goes, nobody waits for the rest, and copies from all of it are right.
 TEST(registering_has_a_limit) {
   if (!library || !strstr(library, "_emu")) skip();
-  enum { LIMIT = N_PIECES / 2, LAST = N_PIECES - 1 };
+  enum { LIMIT = N_PIECES / 2, LAST = N_PIECES - 1, RESERVE = 64 << 20 };
   char bytes[32];
-  snprintf(bytes, sizeof bytes, "%d", LIMIT * PIECE);
+  snprintf(bytes, sizeof bytes, "%d", LIMIT * PIECE + RESERVE);
   setenv("TANDEM_EMU_PIN_BYTES", bytes, 1);
   pinning p = begin_pinning(false);
   assert_true(is_pinning(&p, LAST));
@@ -375,6 +375,9 @@ TEST(registering_has_a_limit) {
   assert_int_equal(
       td_cuda_on_device((td_cuda_dev *)p.dev, p.weights, PIECE * N_PIECES, &device, &err), TD_OK);
   assert_memory_equal(device, p.weights, PIECE * N_PIECES);
+  void *buffer; // of an engine, which opens later
+  assert_int_equal(td_dev_alloc_host(p.dev, &buffer, RESERVE / 2, &err), TD_OK);
+  td_dev_free_host(p.dev, buffer);
   td_dev_close(p.dev);
   munmap(p.weights, PIECE * N_PIECES);
   unsetenv("TANDEM_EMU_PIN_BYTES");

@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 
 #include "cuda_emu/hooks.h"
+#include "model/checkpoint/resident.h"
+#include "runtime/devices.h"
 #include "unit/cuda_test.h"
 #include "unit/engine_test.h"
 #include "unit/kv_transfer_test.h"
@@ -362,6 +364,49 @@ TEST(kv_transfer) {
   unsetenv("TANDEM_JITTER");
 }
 
+// Of memory that the driver can pin only a part of, experts that stream come first. What is there
+// already when they are named is at most a piece.
+TEST(what_streams_is_registered_first) {
+  if (!hold_copies) skip();
+  enum { PIECE = 8192 };
+  char gate[] = "/tmp/tandem-gate-XXXXXX";
+  const int fd = mkstemp(gate);
+  assert_true(fd >= 0);
+  close(fd);
+  setenv("TANDEM_EMU_PIN_GATE", gate, 1);
+  cuda_fixture f = open_device(0);
+  td_model *model;
+  td_store *store;
+  td_resident_stats stats;
+  td_err err;
+  int weights;
+  const td_resident_opts opts = {.n_threads = 1, .for_device = true};
+  assert_int_equal(td_store_open(&store, golden_dir("qwen3_moe"), &err), TD_OK);
+  assert_int_equal(td_resident_load(&weights, &stats, store, &opts, &err), TD_OK);
+  td_store_close(store);
+  assert_int_equal(td_model_open_weights(&model, golden_dir("qwen3_moe"), weights, &err), TD_OK);
+  td_cuda_pins *pins = &((td_cuda_dev *)f.dev)->pins;
+  pins->piece_bytes = PIECE;
+  const uint32_t n_experts = td_model_config_of(model)->n_experts;
+  td_devices_use_memory(&(td_devices){.dev = f.dev, .stream_bytes = 1, .n_gpu_expert_layers = 1},
+                        model);
+  for (uint32_t i = 0; i < 2; i++) {
+    const td_layer *layer = td_model_layer(model, i);
+    for (uint32_t k = 0; k < n_experts; k++) {
+      const td_weight *w = &layer->down[k]; // longer than a piece, of which it may share two
+      const size_t first = (size_t)((const char *)w->data - pins->grid) / PIECE;
+      assert_true(td_weight_data_bytes(w) > 0);
+      if (i == 1) assert_true(pins->pieces[first].is_wanted);
+      if (i == 0 && k == 0) assert_false(pins->pieces[first].is_wanted);
+    }
+  }
+  unlink(gate);
+  unsetenv("TANDEM_EMU_PIN_GATE");
+  td_stream_close(f.stream);
+  td_dev_close(f.dev);
+  td_model_close(model);
+  close(weights);
+}
 int before_all(void **state) {
   (void)state;
   open_emulator();

@@ -70,6 +70,7 @@ typedef struct {
   td_cuda_pin_piece *pieces; // NULL: nothing to register
   size_t n;
   pthread_t thread;
+  void *reserve; // pinned, and freed at the system's limit: what is allocated later needs some
   bool has_thread, is_left_registered; // is_left_registered: skip unregistering at close
   bool needs_writing; // used by the thread: mappings must be writable while they are registered
   _Atomic size_t n_pending; // written with the lock held

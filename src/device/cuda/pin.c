@@ -17,7 +17,7 @@
 
 #define PROGRESS_NS 10000000000u
 
-enum { PIECE_ALIGN = 2 << 20 };
+enum { PIECE_ALIGN = 2 << 20, RESERVE_BYTES = 64 << 20 };
 
 // Drivers on x86 do not support read-only registration (cudaDevAttrHostRegisterReadOnlySupported is
 // 0) and reject mappings that are not writable. So the mapping becomes writable during
@@ -60,6 +60,12 @@ static void end_piece(td_cuda_pins *p, td_cuda_pin_piece *piece, int code) {
   pthread_cond_broadcast(&p->moved);
 }
 
+// By the thread, or when it has ended.
+static void free_reserve(td_cuda_dev *dev) {
+  if (dev->pins.reserve) dev->abi->free_host(dev->pins.reserve);
+  dev->pins.reserve = NULL;
+}
+
 static void *pin_pieces(void *ctx) {
   td_cuda_dev *dev = ctx;
   td_cuda_pins *p = &dev->pins;
@@ -67,12 +73,14 @@ static void *pin_pieces(void *ctx) {
   uint64_t told_ns = begin_ns;
   uint64_t done = 0;
   int code = dev->abi->use(dev->index);
+  if (code == 0 && dev->abi->alloc_host(&p->reserve, RESERVE_BYTES) != 0) p->reserve = NULL;
   prctl(PR_SET_NAME, "tandem-register");
   pthread_mutex_lock(&p->lock);
   for (td_cuda_pin_piece *piece; !p->is_stopping && (piece = next_piece(p)) != NULL;) {
     pthread_mutex_unlock(&p->lock);
     if (code == 0) code = register_piece(dev, piece);
     if (code == 0) done += piece->n_bytes;
+    if (code != 0) free_reserve(dev);
     if (code == 0 && td_clock_ns() - told_ns > PROGRESS_NS) {
       told_ns = td_clock_ns();
       td_info("%s: %.0f of %.0f GiB of weights are registered", dev->base.name, td_gib(done),
@@ -237,6 +245,7 @@ void td_cuda_pins_close(td_cuda_dev *dev) {
   td_cuda_pins *p = &dev->pins;
   td_cuda_stop_pinning(&dev->base);
   if (p->has_thread) pthread_join(p->thread, NULL);
+  free_reserve(dev);
   for (size_t i = 0; i < p->n && !p->is_left_registered; i++) {
     if (p->pieces[i].state == CUDA_PIN_DONE) dev->abi->unpin(p->pieces[i].host);
   }
