@@ -177,7 +177,6 @@ static td_status join(td_comm **out, td_dev *dev, comm_group *group, uint32_t ra
   comm->dev = dev;
   comm->rank = rank;
   comm->n_ranks = group->n_ranks;
-  if (group->n_ranks > 1) td_dev_join_group(dev);
   td_err why = {.code = TD_OK};
   td_status st = open_backend(comm, &why);
   if (st == TD_OK) {

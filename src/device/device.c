@@ -95,8 +95,8 @@ void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->pulse = pulse;
 }
 
-void td_dev_join_group(td_dev *dev) {
-  dev->is_of_group = true;
+void td_dev_set_in_group(td_dev *dev, bool is_in_group) {
+  dev->is_in_group = is_in_group;
 }
 
 void td_dev_show_progress(td_dev *dev) {

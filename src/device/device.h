@@ -47,9 +47,10 @@ const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
 // The GPU's index as CUDA counts; -1: not a GPU.
 int td_dev_gpu_index(const td_dev *dev);
-// From now on, streams of dev wait for those of other devices, which another thread feeds. A thread
-// that made the driver wait for dev could hold up that thread, and so wait for ever.
-void td_dev_join_group(td_dev *dev);
+// Whether, from now on, streams of dev wait for those of other devices, which other threads feed. A
+// thread that made the driver wait for dev could hold up those, and so wait for ever. Meanwhile its
+// streams wait for nothing that the calling thread has yet to do.
+void td_dev_set_in_group(td_dev *dev, bool is_in_group);
 // The nearest NUMA node, by the kernel's number; -1: no particular one.
 int td_dev_node(const td_dev *dev);
 // Of a GPU: what its PCIe link allows each way, in 10^9 bytes/s. 0: unknown, or host memory is the

@@ -228,6 +228,7 @@ static void meet_a_shape(rank_end *end) {
   td_op_fill_zero(end->stream, x, 2 * TOKENS * N);
   td_op_linear(end->stream, &product);
   rank_ok(end, td_stream_sync(end->stream, &end->err));
+  td_dev_set_in_group(end->dev, true);
   if (end->rank == 1) usleep(100000);
   rank_ok(end, td_comm_all_gather(end->comm, end->stream, &args, &end->err));
   product.n_tokens = TOKENS;

@@ -195,7 +195,7 @@ static inline void td_cuda_use(const td_cuda_dev *dev) {
 // Call before what may wait for the device inside the driver, where no other thread can queue work:
 // after this it has nothing to wait for.
 static inline void td_cuda_settle(const td_cuda_dev *dev) {
-  if (dev->base.is_of_group) dev->abi->await_idle(); // a failure shows up at the next call
+  if (dev->base.is_in_group) dev->abi->await_idle(); // a failure shows up at the next call
 }
 
 static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {

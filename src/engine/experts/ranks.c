@@ -396,6 +396,7 @@ static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
   td_status st = td_engine_check_step(e, all->seqs, all->n_seqs, err);
   if (st == TD_OK) {
     r->is_active = true;
+    td_dev_set_in_group(e->dev, true);
     e->step.n_seqs = all->n_seqs;
     send_pages(e, all->pages, all->n_pages);
     build(e, all->seqs, all->n_seqs);
@@ -405,6 +406,7 @@ static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
     const td_status exchanged = td_stream_sync(r->stream, &why);
     if (st == TD_OK && exchanged != TD_OK) st = exchanged, *err = why;
     if (r->status != TD_OK) st = r->status, *err = r->err;
+    td_dev_set_in_group(e->dev, false);
     r->is_active = false;
     use_tables(e, &r->saved);
   }
