@@ -36,7 +36,7 @@ if(wanted AND TD_NVCC)
   else()
     list(APPEND codes -DTD_CUDA_SM90A=0)
   endif()
-  string(REGEX REPLACE "([0-9]+)[a-z]*;?" "\\1," numbers "${archs}")
+  string(REGEX REPLACE "([0-9]+)[a-z]*;?" "X(\\1)" numbers "${archs}") # nvcc would split at commas
   list(APPEND codes -DTD_CUDA_CODE=${numbers})
   set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}
       -I${CMAKE_SOURCE_DIR}/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall ${codes})
@@ -79,7 +79,7 @@ if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
     set(instrumented -fsanitize=thread)
   endif()
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=80,89,90,120,;${instrumented}")
+                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "-Wno-unknown-pragmas;${instrumented}")
   add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator}

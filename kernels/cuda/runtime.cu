@@ -41,9 +41,11 @@ static bool runs_f8(int capability) {
 }
 
 // Whether none of the code in the library runs on a GPU: that of X.Y runs on X.Y to X.9. The build
-// names what there is, as "80,90,".
+// names what there is, as X(80)X(90).
 static bool is_translated(int capability) {
+#define X(arch) arch,
   static const int code[] = {TD_CUDA_CODE 0};
+#undef X
   for (int have : code)
     if (have / 10 == capability / 10 && have <= capability) return false;
   return true;
