@@ -324,7 +324,7 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
 // Whether experts of this model may come from the drive.
 static void measure_experts(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
                             const td_model_config *config) {
-  need->why_not = c->why_not.msg;
+  need->why_not = c->n_ranges ? "its experts are smaller than a page" : c->why_not.msg;
   need->arena_bytes = (uint64_t)(opts->arena_gib * (double)TD_GIB);
   if (td_shares_prompts(opts->runtime, config)) {
     need->why_not = "experts come from the drive for one device alone";
