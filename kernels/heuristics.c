@@ -36,10 +36,6 @@ static const tuning table[N_KINDS] = {
 };
 // 8-bit activations (--activations int8): rounding them takes longest.
 enum { MANY_ROWS_ROUNDED = 512 };
-// Column-major layouts, any number of tokens. A cache line holds 128 rows (AWQ), or 16 (GPTQ) of
-// which kernels read eight neighbouring lines; fewer rows would read lines twice, or lines too far
-// apart.
-enum { MOST_ROWS_KMAJOR = 256, LEAST_ROWS_KMAJOR = 128 };
 
 static kind kind_of_machine(void) {
   const unsigned features = td_kernels_features();
@@ -57,13 +53,13 @@ static bool is_4_bit(const td_weight *w) {
 }
 
 uint32_t td_kernels_n_schedules(const td_weight *w) {
-  const bool meets_bf16 = w->layout == TD_LAYOUT_ROWS && !w->zero && w->dtype != TD_F32 &&
-                          w->dtype != TD_F16 && !td_dtype_block(w->dtype).cols;
+  const bool meets_bf16 = !w->zero && w->dtype != TD_F32 && w->dtype != TD_F16 &&
+                          !td_dtype_block(w->dtype).cols;
   return kind_of_machine() == IN_BF16 && meets_bf16 ? TD_N_GEMV_SCHEDULES : 1;
 }
 
 bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens) {
-  if (td_kernels_rounds_x(w) || w->layout != TD_LAYOUT_ROWS) return true;
+  if (td_kernels_rounds_x(w)) return true;
   return n_tokens >= table[kind_of_machine()].gemm_tokens[is_4_bit(w)];
 }
 
@@ -72,14 +68,7 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   const tuning *t = &table[kind_of_machine()];
   const bool is_many = n_tokens >= MANY_TOKENS;
   if (is_many && td_kernels_rounds_x(w)) return MANY_ROWS_ROUNDED;
-  if (w->layout != TD_LAYOUT_ROWS && !(is_many && kind_of_machine() == IN_BF16)) {
-    return MOST_ROWS_KMAJOR;
-  }
   return (is_many ? t->many_rows : t->few_rows)[is_4_bit(w)];
-}
-
-static uint32_t least_rows(const td_weight *w) {
-  return w->layout == TD_LAYOUT_ROWS ? 8 : LEAST_ROWS_KMAJOR;
 }
 
 static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
@@ -91,13 +80,12 @@ static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
 // last one: with 4 calls per thread that is short enough.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads) {
-  enum { MIN_ROWS = 32, CALLS_A_THREAD = 4 };
-  const uint32_t least = least_rows(w), even = least > MIN_ROWS ? least : MIN_ROWS;
+  enum { LEAST_ROWS = 8, EVEN_ROWS = 32, CALLS_A_THREAD = 4 };
   uint32_t n = most_rows(w, n_tokens);
   if (n_threads == 1) return n;
-  while (n > even && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
+  while (n > EVEN_ROWS && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
     n /= 2;
-  while (n > least && n_calls(w, n, n_times) < n_threads) // or some thread would have none
+  while (n > LEAST_ROWS && n_calls(w, n, n_times) < n_threads) // or some thread would have none
     n /= 2;
   return n;
 }

@@ -146,12 +146,12 @@ bool td_kernels_rounds_x(const td_weight *w) {
 }
 
 static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
-  enum { N_LAYOUTS = TD_LAYOUT_AWQ + 1 };
-  switch ((unsigned)w->dtype * N_LAYOUTS + w->layout) {
-#define X(dtype, layout, family, scales)                                                           \
-  case TD_##dtype *N_LAYOUTS + TD_LAYOUT_##layout: return t->family;
+  switch (w->dtype) {
+#define X(dtype, family, scales)                                                                   \
+  case TD_##dtype: return t->family;
     TD_WEIGHT_KINDS(X)
 #undef X
+  default: break;
   }
   return NULL;
 }

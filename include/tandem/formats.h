@@ -6,82 +6,74 @@
 
 #include "tandem/types.h"
 
-// What a td_weight may be: dtype, layout, family of the CPU kernels that read it (kernels.h), and
+// What a td_weight may be: dtype, family of the CPU kernels that read it (kernels.h), and
 // the dtypes its scales may have. Other matrices have no kernel and are refused.
 #define TD_WEIGHT_KINDS(X)                                                                         \
-  X(F32, ROWS, linear_f32, 0)                                                                      \
-  X(BF16, ROWS, linear_bf16, 0)                                                                    \
-  X(F16, ROWS, linear_f16, 0)                                                                      \
-  X(F8E4M3, ROWS, linear_f8e4m3, 1u << TD_F32)                                                     \
-  X(I8, ROWS, linear_i8, 1u << TD_F32)                                                             \
-  X(I4, ROWS, linear_i4, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                              \
-  X(I4, GPTQ, linear_i4_gptq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                         \
-  X(I4, AWQ, linear_i4_awq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                           \
-  X(F4E2M1, ROWS, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)                                \
-  X(Q8_0, ROWS, linear_q8_0, 0)                                                                    \
-  X(Q4_K, ROWS, linear_q4_k, 0)                                                                    \
-  X(Q6_K, ROWS, linear_q6_k, 0)                                                                    \
-  X(Q5_K, ROWS, linear_q5_k, 0)                                                                    \
-  X(Q4_0, ROWS, linear_q4_0, 0)                                                                    \
-  X(Q4_1, ROWS, linear_q4_1, 0)                                                                    \
-  X(Q5_0, ROWS, linear_q5_0, 0)                                                                    \
-  X(Q5_1, ROWS, linear_q5_1, 0)                                                                    \
-  X(Q2_K, ROWS, linear_q2_k, 0)                                                                    \
-  X(Q3_K, ROWS, linear_q3_k, 0)                                                                    \
-  X(IQ4_NL, ROWS, linear_iq4_nl, 0)                                                                \
-  X(IQ4_XS, ROWS, linear_iq4_xs, 0)                                                                \
-  X(MXFP4, ROWS, linear_mxfp4, 0)
+  X(F32, linear_f32, 0)                                                                            \
+  X(BF16, linear_bf16, 0)                                                                          \
+  X(F16, linear_f16, 0)                                                                            \
+  X(F8E4M3, linear_f8e4m3, 1u << TD_F32)                                                           \
+  X(I8, linear_i8, 1u << TD_F32)                                                                   \
+  X(I4, linear_i4, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                                    \
+  X(F4E2M1, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)                                      \
+  X(Q8_0, linear_q8_0, 0)                                                                          \
+  X(Q4_K, linear_q4_k, 0)                                                                          \
+  X(Q6_K, linear_q6_k, 0)                                                                          \
+  X(Q5_K, linear_q5_k, 0)                                                                          \
+  X(Q4_0, linear_q4_0, 0)                                                                          \
+  X(Q4_1, linear_q4_1, 0)                                                                          \
+  X(Q5_0, linear_q5_0, 0)                                                                          \
+  X(Q5_1, linear_q5_1, 0)                                                                          \
+  X(Q2_K, linear_q2_k, 0)                                                                          \
+  X(Q3_K, linear_q3_k, 0)                                                                          \
+  X(IQ4_NL, linear_iq4_nl, 0)                                                                      \
+  X(IQ4_XS, linear_iq4_xs, 0)                                                                      \
+  X(MXFP4, linear_mxfp4, 0)
 
 typedef struct {
   td_dtype dtype;
-  td_layout layout;
   const char *family;
   unsigned scale_dtypes; // bit mask; 0: no scales
 } td_weight_kind;
 
 // NULL: no kernel reads such a matrix.
-const td_weight_kind *td_weight_kind_of(td_dtype dtype, td_layout layout);
+const td_weight_kind *td_weight_kind_of(td_dtype dtype);
 
 // The formats of published checkpoints, which the benches measure: name (dtype, then the elements
-// of a scale), dtype, dtype of scales, layout, rows and columns of a scale's block (0: no scales),
+// of a scale), dtype, dtype of scales, rows and columns of a scale's block (0: no scales),
 // whether it has zero points, and what it is, as kernels/README.md has it.
 enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
 #define TD_FORMATS(X)                                                                              \
-  X("f32", F32, F32, ROWS, 0, 0, false, "32-bit floats")                                           \
-  X("bf16", BF16, F32, ROWS, 0, 0, false, "BF16, as most models are published")                    \
-  X("f16", F16, F32, ROWS, 0, 0, false, "FP16")                                                    \
-  X("fp8-b128", F8E4M3, F32, ROWS, 128, 128, false, "FP8 in blocks of 128x128, DeepSeek's")        \
-  X("fp8-channel", F8E4M3, F32, ROWS, 1, TD_FORMAT_WHOLE_ROW, false, "FP8, a scale a row")         \
-  X("int8-channel", I8, F32, ROWS, 1, TD_FORMAT_WHOLE_ROW, false, "INT8, a scale a row")           \
-  X("int4-g128", I4, BF16, ROWS, 1, 128, false, "INT4 in groups of 128, compressed-tensors")       \
-  X("int4-g32", I4, BF16, ROWS, 1, 32, false, "INT4 in groups of 32, compressed-tensors")          \
-  X("gptq-g128", I4, F16, GPTQ, 1, 128, true, "INT4 in groups of 128, GPTQ")                       \
-  X("awq-g128", I4, F16, AWQ, 1, 128, true, "INT4 in groups of 128, AWQ")                          \
-  X("mxfp4", F4E2M1, F8E8M0, ROWS, 1, 32, false, "FP4 in groups of 32 with powers of two")         \
-  X("nvfp4", F4E2M1, F8E4M3, ROWS, 1, 16, false, "FP4 in groups of 16 with FP8 scales")            \
-  X("q8_0", Q8_0, F32, ROWS, 0, 0, false, "GGUF: 8 bits in blocks of 32")                          \
-  X("q4_k", Q4_K, F32, ROWS, 0, 0, false,                                                          \
-    "GGUF: 4 bits in blocks of 256 with 6-bit scales and offsets")                                 \
-  X("q6_k", Q6_K, F32, ROWS, 0, 0, false, "GGUF: 6 bits in blocks of 256 with 8-bit scales")       \
-  X("q5_k", Q5_K, F32, ROWS, 0, 0, false,                                                          \
-    "GGUF: 5 bits in blocks of 256 with 6-bit scales and offsets")                                 \
-  X("q4_0", Q4_0, F32, ROWS, 0, 0, false, "GGUF: 4 bits in blocks of 32")                          \
-  X("q4_1", Q4_1, F32, ROWS, 0, 0, false, "GGUF: 4 bits in blocks of 32 with offsets")             \
-  X("q5_0", Q5_0, F32, ROWS, 0, 0, false, "GGUF: 5 bits in blocks of 32")                          \
-  X("q5_1", Q5_1, F32, ROWS, 0, 0, false, "GGUF: 5 bits in blocks of 32 with offsets")             \
-  X("q2_k", Q2_K, F32, ROWS, 0, 0, false,                                                          \
-    "GGUF: 2 bits in blocks of 256 with 4-bit scales and offsets")                                 \
-  X("q3_k", Q3_K, F32, ROWS, 0, 0, false, "GGUF: 3 bits in blocks of 256 with 6-bit scales")       \
-  X("iq4_nl", IQ4_NL, F32, ROWS, 0, 0, false, "GGUF: 4-bit places in a table, in blocks of 32")    \
-  X("iq4_xs", IQ4_XS, F32, ROWS, 0, 0, false,                                                      \
+  X("f32", F32, F32, 0, 0, false, "32-bit floats")                                                 \
+  X("bf16", BF16, F32, 0, 0, false, "BF16, as most models are published")                          \
+  X("f16", F16, F32, 0, 0, false, "FP16")                                                          \
+  X("fp8-b128", F8E4M3, F32, 128, 128, false, "FP8 in blocks of 128x128, DeepSeek's")              \
+  X("fp8-channel", F8E4M3, F32, 1, TD_FORMAT_WHOLE_ROW, false, "FP8, a scale a row")               \
+  X("int8-channel", I8, F32, 1, TD_FORMAT_WHOLE_ROW, false, "INT8, a scale a row")                 \
+  X("int4-g128", I4, BF16, 1, 128, false, "INT4 in groups of 128, compressed-tensors")             \
+  X("int4-g32", I4, BF16, 1, 32, false, "INT4 in groups of 32, compressed-tensors")                \
+  X("int4-g128-zp", I4, F16, 1, 128, true,                                                         \
+    "INT4 in groups of 128 with zero points, as of GPTQ and AWQ")                                  \
+  X("mxfp4", F4E2M1, F8E8M0, 1, 32, false, "FP4 in groups of 32 with powers of two")               \
+  X("nvfp4", F4E2M1, F8E4M3, 1, 16, false, "FP4 in groups of 16 with FP8 scales")                  \
+  X("q8_0", Q8_0, F32, 0, 0, false, "GGUF: 8 bits in blocks of 32")                                \
+  X("q4_k", Q4_K, F32, 0, 0, false, "GGUF: 4 bits in blocks of 256 with 6-bit scales and offsets") \
+  X("q6_k", Q6_K, F32, 0, 0, false, "GGUF: 6 bits in blocks of 256 with 8-bit scales")             \
+  X("q5_k", Q5_K, F32, 0, 0, false, "GGUF: 5 bits in blocks of 256 with 6-bit scales and offsets") \
+  X("q4_0", Q4_0, F32, 0, 0, false, "GGUF: 4 bits in blocks of 32")                                \
+  X("q4_1", Q4_1, F32, 0, 0, false, "GGUF: 4 bits in blocks of 32 with offsets")                   \
+  X("q5_0", Q5_0, F32, 0, 0, false, "GGUF: 5 bits in blocks of 32")                                \
+  X("q5_1", Q5_1, F32, 0, 0, false, "GGUF: 5 bits in blocks of 32 with offsets")                   \
+  X("q2_k", Q2_K, F32, 0, 0, false, "GGUF: 2 bits in blocks of 256 with 4-bit scales and offsets") \
+  X("q3_k", Q3_K, F32, 0, 0, false, "GGUF: 3 bits in blocks of 256 with 6-bit scales")             \
+  X("iq4_nl", IQ4_NL, F32, 0, 0, false, "GGUF: 4-bit places in a table, in blocks of 32")          \
+  X("iq4_xs", IQ4_XS, F32, 0, 0, false,                                                            \
     "GGUF: 4-bit places in a table, in blocks of 256 with 6-bit scales")                           \
-  X("gguf-mxfp4", MXFP4, F32, ROWS, 0, 0, false,                                                   \
-    "GGUF: FP4 in blocks of 32 with a power of two each")
+  X("gguf-mxfp4", MXFP4, F32, 0, 0, false, "GGUF: FP4 in blocks of 32 with a power of two each")
 
 typedef struct {
   const char *name;
   td_dtype dtype, scale_dtype;
-  td_layout layout;
   uint32_t scale_rows, scale_cols;
   bool zero;
   const char *what;

@@ -192,8 +192,6 @@ typedef struct {
   X(linear_f8e4m3, td_linear_args)                                                                 \
   X(linear_i8, td_linear_args)                                                                     \
   X(linear_i4, td_linear_args)                                                                     \
-  X(linear_i4_gptq, td_linear_args)                                                                \
-  X(linear_i4_awq, td_linear_args)                                                                 \
   X(linear_f4e2m1, td_linear_args)                                                                 \
   X(linear_q8_0, td_linear_args)                                                                   \
   X(linear_q4_k, td_linear_args)                                                                   \
@@ -277,8 +275,7 @@ const char *const *td_kernels_isas(void);
 void td_kernels_use_activations(td_activations activations);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
-// The linear kernel for weights of this dtype and layout, for prefill (prompt) or decode; NULL:
-// none.
+// The linear kernel for weights of this dtype, for prefill (prompt) or decode; NULL: none.
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 // The same, but one that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);

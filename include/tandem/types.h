@@ -102,20 +102,6 @@ const char *td_dtype_name(td_dtype dtype);
 // The dtype of this spelling. False: there is none, and *out is TD_N_DTYPES.
 bool td_dtype_find(const char *name, td_dtype *out);
 
-// How the elements of a matrix lie in memory. A word is 32 bits, little-endian, and holds eight
-// 4-bit codes, the first in its lowest bits.
-//            data                          scale              zero (TD_I4), in words
-//   ROWS     row-major; a row of 4-bit     [rows][groups]     [ceil(rows/8)][groups], 8 rows each
-//            codes begins on a byte
-//            (TD_F4E2M1) or word (TD_I4)
-//   GPTQ     [ceil(cols/8)][rows] words,   [groups][rows]     [groups][ceil(rows/8)], 8 rows each
-//            8 columns each
-//   AWQ      [cols][rows/8] words, 8 rows  [groups][rows]     [groups][rows/8], 8 rows each
-//            each, in the order
-//            0 2 4 6 1 3 5 7
-// where rows and groups of the scales are counted in blocks of scale_rows x scale_cols elements.
-typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
-
 // A matrix of weights, used exactly as stored: y = W x with W [rows][cols]. The value of element
 // (r, c) is
 //   code                            TD_F32, TD_F16, TD_BF16
@@ -124,18 +110,18 @@ typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
 //   code * scale * global_scale     TD_F4E2M1
 //   code * scale + offset           TD_BLOCK_DTYPES, from within the block
 // with the scale and zero point of its block. Pointers have the alignment of their elements only.
-// A zeroed td_weight is an absent matrix.
+// A matrix is row-major; a row of 4-bit codes begins on a byte (TD_F4E2M1) or a word (TD_I4). A
+// word is 32 bits, little-endian, and holds eight 4-bit codes, the first in its lowest bits. A
+// zeroed td_weight is an absent matrix.
 typedef struct {
   const void *data;
-  const void *scale;    // of scale_dtype; NULL without scales
-  const uint32_t *zero; // TD_I4: words of zero points minus zero_add; NULL: 8 everywhere
+  const void *scale;    // of scale_dtype, [rows][groups], counted in blocks; NULL without scales
+  const uint32_t *zero; // TD_I4: [ceil(rows/8)][groups], 8 rows a word; NULL: 8 everywhere
   td_dtype dtype;
   td_dtype scale_dtype; // TD_F32 for TD_F8E4M3 and TD_I8; TD_F32, TD_F16 or TD_BF16 for TD_I4;
                         // TD_F8E8M0 or TD_F8E4M3 for TD_F4E2M1
-  td_layout layout;     // other than TD_LAYOUT_ROWS for TD_I4 only
   uint32_t rows, cols;
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
-  uint32_t zero_add;               // added to each word of zero; GPTQ's first format: 0x11111111
   float global_scale;              // TD_F4E2M1: finite
   uint32_t unused;
 } td_weight;
@@ -164,7 +150,7 @@ static inline size_t td_weight_groups(const td_weight *w) { // scales of a row
   return w->scale_cols ? ((size_t)w->cols + w->scale_cols - 1) / w->scale_cols : 0;
 }
 
-// Bytes from one row to the next; TD_LAYOUT_ROWS only.
+// Bytes from one row to the next.
 static inline size_t td_weight_row_bytes(const td_weight *w) {
   switch (w->dtype) {
   case TD_I4: return ((size_t)w->cols + 7) / 8 * 4;
@@ -177,11 +163,6 @@ static inline size_t td_weight_row_bytes(const td_weight *w) {
 }
 
 static inline size_t td_weight_data_bytes(const td_weight *w) {
-  switch (w->layout) {
-  case TD_LAYOUT_ROWS: break;
-  case TD_LAYOUT_GPTQ: return ((size_t)w->cols + 7) / 8 * w->rows * 4;
-  case TD_LAYOUT_AWQ: return (size_t)w->cols * (w->rows / 8) * 4;
-  }
   return w->rows * td_weight_row_bytes(w);
 }
 

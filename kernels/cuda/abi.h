@@ -616,7 +616,6 @@ typedef struct {
   X(round_a8, td_cu_round_a8_args)                                                                 \
   X(linear_a8, td_cu_linear_args)                                                                  \
   X(linear_a8_wgmma, td_cu_linear_args)                                                            \
-  X(as_rows, td_cu_as_rows_args)                                                                   \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \
   X(kv_gather, td_cu_kv_gather_args)                                                               \

@@ -11,7 +11,7 @@
 // How a linear kernel loads eight consecutive weights of a row.
 typedef enum {
   TD_CU_READ_ANY, // value by value: any format, any alignment
-  // The others require: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0; rows of data aligned to eight
+  // The others require: cols % 8 == 0; rows of data aligned to eight
   // weights, at most 16 bytes; rows of x aligned to eight activations; scales and zero points
   // aligned to 16 bytes; groups of whole rows or of a power of two columns, at least 32.
   TD_CU_READ_F32,
@@ -77,7 +77,7 @@ typedef struct {
 //   linear_vec, linear_mma  all weights
 //   linear_wgmma            needs td_cu_props.has_wgmma; not TD_CU_READ_ANY, _BLOCKS, _F32, _F16
 //   linear_a8               weights in E4M3, which needs td_cu_props.has_f8, or I8, and x8 of the
-//                           same dtype; TD_LAYOUT_ROWS, cols % 8 == 0, rows of data aligned to 8
+//                           same dtype; cols % 8 == 0, rows of data aligned to 8
 //                           bytes; f32 scales of whole rows or multiples of TD_CU_A8_BLOCK columns
 //   linear_a8_wgmma         as linear_a8; needs td_cu_props.has_wgmma
 typedef struct {
@@ -169,13 +169,6 @@ typedef struct {
   uint32_t n_tokens, n_rows, cols;
   uint32_t y_f32; // bool
 } td_cu_gemm_args;
-
-// Repacks a matrix of 4-bit codes from another layout to TD_LAYOUT_ROWS; zero_add is applied.
-typedef struct {
-  td_weight w;
-  uint32_t *data, *zero; // zero only if w has zero points
-  void *scale;
-} td_cu_as_rows_args;
 
 // out[r][k] = w[row0 + r][k], rounded to BF16. cols % 8 == 0.
 typedef struct {

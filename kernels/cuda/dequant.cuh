@@ -50,18 +50,7 @@ __device__ inline uint32_t nibble_at(const void *words, size_t idx) {
   return static_cast<const uint8_t *>(words)[idx / 2] >> (idx % 2 * 4) & 15;
 }
 
-// The nibble of a word in which AWQ stores row % 8.
-__device__ inline uint32_t awq_place(uint32_t row) {
-  return row % 2 * 4 + row % 8 / 2;
-}
-
 __device__ inline uint32_t code4_at(const td_weight &w, uint32_t row, uint32_t col) {
-  size_t rows = w.rows;
-  switch (w.layout) {
-  case TD_LAYOUT_GPTQ: return nibble_at(w.data, (col / 8 * rows + row) * 8 + col % 8);
-  case TD_LAYOUT_AWQ: return nibble_at(w.data, (col * (rows / 8) + row / 8) * 8 + awq_place(row));
-  case TD_LAYOUT_ROWS: break;
-  }
   size_t unit = w.dtype == TD_I4 ? 8 : 2;
   return nibble_at(w.data, (w.cols + unit - 1) / unit * unit * row + col);
 }
@@ -69,11 +58,8 @@ __device__ inline uint32_t code4_at(const td_weight &w, uint32_t row, uint32_t c
 // The zero point of a row's group.
 __device__ inline int zero_at(const td_weight &w, uint32_t row, uint32_t group) {
   if (!w.zero) return 8;
-  size_t words = (static_cast<size_t>(w.rows) + 7) / 8;
-  size_t word = w.layout == TD_LAYOUT_ROWS ? static_cast<size_t>(row / 8) * weight_groups(w) + group
-                                           : group * words + row / 8;
-  uint32_t place = w.layout == TD_LAYOUT_AWQ ? awq_place(row) : row % 8;
-  return static_cast<int>((w.zero[word] + w.zero_add) >> (4 * place) & 15);
+  size_t word = static_cast<size_t>(row / 8) * weight_groups(w) + group;
+  return static_cast<int>(w.zero[word] >> (row % 8 * 4) & 15);
 }
 
 // An element without its scale.
@@ -99,9 +85,7 @@ __device__ inline float dequant_at(const td_weight &w, uint32_t row, uint32_t co
 // The scale of a row's group, without the global scale; 1 if there are no scales.
 __device__ inline float scale_at(const td_weight &w, uint32_t row, uint32_t group) {
   if (!w.scale) return 1;
-  size_t at = w.layout == TD_LAYOUT_ROWS
-                  ? static_cast<size_t>(row / w.scale_rows) * weight_groups(w) + group
-                  : static_cast<size_t>(group) * w.rows + row;
+  size_t at = static_cast<size_t>(row / w.scale_rows) * weight_groups(w) + group;
   switch (w.scale_dtype) {
   case TD_BF16: return f32_from_bf16(static_cast<const uint16_t *>(w.scale)[at]);
   case TD_F16: return f32_from_f16(static_cast<const uint16_t *>(w.scale)[at]);

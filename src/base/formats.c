@@ -22,22 +22,22 @@ bool td_dtype_find(const char *name, td_dtype *out) {
   return false;
 }
 
-const td_weight_kind *td_weight_kind_of(td_dtype dtype, td_layout layout) {
+const td_weight_kind *td_weight_kind_of(td_dtype dtype) {
   static const td_weight_kind kinds[] = {
-#define X(dtype, layout, family, scales) {TD_##dtype, TD_LAYOUT_##layout, #family, scales},
+#define X(dtype, family, scales) {TD_##dtype, #family, scales},
       TD_WEIGHT_KINDS(X)
 #undef X
   };
   for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-    if (kinds[i].dtype == dtype && kinds[i].layout == layout) return &kinds[i];
+    if (kinds[i].dtype == dtype) return &kinds[i];
   }
   return NULL;
 }
 
 const td_format *td_formats(size_t *n) {
   static const td_format formats[] = {
-#define X(name, dtype, scale_dtype, layout, rows, cols, zero, what)                                \
-  {name, TD_##dtype, TD_##scale_dtype, TD_LAYOUT_##layout, rows, cols, zero, what},
+#define X(name, dtype, scale_dtype, rows, cols, zero, what)                                        \
+  {name, TD_##dtype, TD_##scale_dtype, rows, cols, zero, what},
       TD_FORMATS(X)
 #undef X
   };

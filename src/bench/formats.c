@@ -4,9 +4,9 @@
 #include <string.h>
 
 const char *td_bench_family(const td_format *format, td_activations activations, bool prompt) {
-  bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
+  bool is_q4 = td_dtype_bits(format->dtype) == 4;
   bool is_int8 = is_q4 && prompt && activations == TD_ACTIVATIONS_INT8;
-  return is_int8 ? "linear_w4a8" : td_weight_kind_of(format->dtype, format->layout)->family;
+  return is_int8 ? "linear_w4a8" : td_weight_kind_of(format->dtype)->family;
 }
 
 static bool list_has(const char *list, const char *name) {
@@ -33,7 +33,6 @@ size_t td_bench_weight(td_weight *out, const td_format *format, uint32_t rows, u
   bool whole = format->scale_cols == TD_FORMAT_WHOLE_ROW;
   *out = (td_weight){.dtype = format->dtype,
                      .scale_dtype = format->scale_dtype,
-                     .layout = format->layout,
                      .rows = rows,
                      .cols = cols,
                      .scale_rows = format->scale_rows,

@@ -36,7 +36,6 @@ static const td_weight *first_expert(const td_model *model) {
 static td_format format_of(const td_weight *w) {
   return (td_format){.dtype = w->dtype,
                      .scale_dtype = w->scale_dtype,
-                     .layout = w->layout,
                      .scale_rows = w->scale_rows,
                      .scale_cols = w->scale ? w->scale_cols : 0,
                      .zero = w->zero != NULL};

@@ -7,8 +7,8 @@
 
 td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err) {
   TD_DEV_REQUIRE(w && w->data && w->rows > 0 && w->cols > 0, "%s: the matrix is absent", what);
-  const td_weight_kind *kind = td_weight_kind_of(w->dtype, w->layout);
-  TD_DEV_REQUIRE(kind, "%s: %s in layout %d", what, td_dtype_name(w->dtype), (int)w->layout);
+  const td_weight_kind *kind = td_weight_kind_of(w->dtype);
+  TD_DEV_REQUIRE(kind, "%s: no kernel reads %s", what, td_dtype_name(w->dtype));
   TD_DEV_REQUIRE(w->scale ? kind->scale_dtypes >> w->scale_dtype & 1 : !kind->scale_dtypes,
                  "%s: scales of %s do not belong to weights of %s", what,
                  w->scale ? td_dtype_name(w->scale_dtype) : "no dtype", td_dtype_name(w->dtype));
@@ -16,8 +16,6 @@ td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err)
                  what);
   TD_DEV_REQUIRE(td_dtype_bits(w->dtype) != 4 || w->scale_rows == 1,
                  "%s: 4-bit weights of %u rows to a scale", what, w->scale_rows);
-  TD_DEV_REQUIRE(w->layout != TD_LAYOUT_AWQ || w->rows % 8 == 0,
-                 "%s: %u rows do not fill AWQ's words", what, w->rows);
   TD_DEV_REQUIRE(w->dtype != TD_F4E2M1 || isfinite(w->global_scale),
                  "%s: its global scale is not finite", what);
   return TD_OK;

@@ -3,8 +3,7 @@
 
 // MXFP4's scales may have to be widened first.
 static bool can_stream(const td_weight *w) {
-  return w->rows && w->layout == TD_LAYOUT_ROWS &&
-         !(w->dtype == TD_F4E2M1 && w->scale_dtype == TD_F8E8M0);
+  return w->rows && !(w->dtype == TD_F4E2M1 && w->scale_dtype == TD_F8E8M0);
 }
 
 uint32_t td_dense_matrices(td_layer *l, td_dense_part part, td_weight *out[TD_DENSE_MAX_MATRICES]) {

@@ -27,15 +27,26 @@ typedef struct {
   size_t entry;      // index of the weight's entry; for GPTQ converted to I8 the scales follow
 } job;
 
+// A tensor that is turned into rows. from: its data in the store.
+typedef struct {
+  const td_tensor *t;
+  const uint8_t *from;
+  enum { TURN_ELEMENTS, TURN_ZEROS, TURN_AWQ_ZEROS, TURN_AWQ_CODES } how;
+  uint32_t zero_add; // TURN_ZEROS
+  uint64_t offset;   // in the memory
+} turn;
+
 struct td_conversion {
   const td_store *store;
   const td_quant *quant;
   job *jobs;
   size_t n_jobs, cap_jobs;
+  turn *turns;
+  size_t n_turns, cap_turns;
   td_shard_entry *entries;
   size_t n_entries, cap_entries;
   td_buf header;
-  uint64_t n_bytes;
+  uint64_t n_bytes, n_memory_bytes;
 };
 
 // Formats that may need conversion, identified by the tensor with the codes.
@@ -225,6 +236,28 @@ static td_status look_at(search *s, const td_tensor *t) {
   return st == TD_OK ? add_job(s, j) : st;
 }
 
+static td_status add_turn(search *s, const td_tensor *t, int how) {
+  td_conversion *c = s->c;
+  if (!t) return TD_OK;
+  const uint64_t n = td_tensor_elements(t);
+  const bool is_well_formed = t->n_dims == 2 && n && t->n_bytes % n == 0 &&
+                              (how == TURN_ELEMENTS || strcmp(t->dtype, "I32") == 0);
+  if (!is_well_formed) return TD_OK; // reported as an error when it is bound
+  if (!TD_GROW(c->turns, c->n_turns, c->cap_turns, 64)) return no_memory(c, s->err);
+  c->turns[c->n_turns++] = (turn){
+      .t = t, .from = t->data, .how = how, .zero_add = s->scheme->zero_add};
+  return TD_OK;
+}
+
+// Adds the module whose codes are t, stored by columns.
+static td_status look_at_columns(search *s, const td_tensor *t) {
+  const bool is_awq = s->scheme->format == TD_QUANT_AWQ;
+  if (t->n_dims == 2 && is_awq && t->shape[0] % 8) return TD_OK; // refused when it is bound
+  td_status st = add_turn(s, t, is_awq ? TURN_AWQ_CODES : TURN_ELEMENTS);
+  if (st == TD_OK) st = add_turn(s, peek(s, "scales"), TURN_ELEMENTS);
+  return st == TD_OK ? add_turn(s, peek(s, "qzeros"), is_awq ? TURN_AWQ_ZEROS : TURN_ZEROS) : st;
+}
+
 // Whether t holds transposed matrices of a layer's experts, as gpt-oss has them in other formats
 // than its own: those with biases beside them. Codes and scales of FP4, too.
 static bool is_transposed(const td_conversion *c, const td_tensor *t) {
@@ -369,14 +402,22 @@ static td_status plan(td_conversion *c, td_err *err) {
                 .module = t->name,
                 .n_module = (int)(dot - t->name),
                 .err = err};
+    const size_t n_before = c->n_jobs;
     for (; s.scheme && s.format < TD_COUNT(formats); s.format++) {
       if (formats[s.format].format != s.scheme->format) continue;
       if (strcmp(dot + 1, formats[s.format].words) == 0) st = look_at(&s, t);
       break;
     }
+    const bool is_by_columns = s.scheme && (s.scheme->format == TD_QUANT_GPTQ ||
+                                            s.scheme->format == TD_QUANT_AWQ);
+    if (st == TD_OK && is_by_columns && c->n_jobs == n_before && strcmp(dot, ".qweight") == 0) {
+      st = look_at_columns(&s, t);
+    }
   }
   return st;
 }
+
+enum { TURN_ALIGN = 64 };
 
 td_status td_conversion_open(td_conversion **out, const td_store *store, const td_quant *quant,
                              td_err *err) {
@@ -392,6 +433,11 @@ td_status td_conversion_open(td_conversion **out, const td_store *store, const t
   }
   for (size_t i = 0; i < c->n_entries; i++)
     c->n_bytes += c->entries[i].n_bytes;
+  c->n_memory_bytes = c->n_bytes;
+  for (size_t i = 0; i < c->n_turns; i++) {
+    c->turns[i].offset = (c->n_memory_bytes + TURN_ALIGN - 1) / TURN_ALIGN * TURN_ALIGN;
+    c->n_memory_bytes = c->turns[i].offset + c->turns[i].t->n_bytes;
+  }
   if (st == TD_OK) {
     *out = c;
   } else {
@@ -406,12 +452,22 @@ void td_conversion_close(td_conversion *c) {
     free(c->entries[i].name);
   free(c->entries);
   free(c->jobs);
+  free(c->turns);
   td_buf_free(&c->header);
   free(c);
 }
 
 uint64_t td_conversion_bytes(const td_conversion *c) {
   return c ? c->n_bytes : 0;
+}
+
+uint64_t td_conversion_memory_bytes(const td_conversion *c) {
+  return c ? c->n_memory_bytes : 0;
+}
+
+void td_conversion_place(const td_conversion *c, td_store *store, const void *memory) {
+  for (size_t i = 0; i < c->n_turns; i++)
+    td_store_place(store, c->turns[i].t, (const uint8_t *)memory + c->turns[i].offset);
 }
 
 const td_tensor *td_conversion_source(const td_conversion *c, size_t idx) {
@@ -441,12 +497,37 @@ static bool is_canceled(const run *r) {
   return r->opts.canceled && atomic_load(r->opts.canceled);
 }
 
+// Turns a tensor into rows. False: out of memory.
+static bool run_turn(const run *r, const turn *u) {
+  const td_tensor *t = u->t;
+  const uint64_t cols = t->shape[0], rows = t->shape[1];
+  const uint8_t *from = r->opts.moved ? data_of(r, t) : u->from;
+  uint32_t *rows_of = malloc(t->n_bytes);
+  if (!rows_of) return false;
+  if (u->how == TURN_AWQ_CODES) {
+    td_awq_to_rows(rows_of, from, rows * 8, cols);
+  } else {
+    td_transpose(rows_of, from, rows, cols, t->n_bytes / (rows * cols));
+  }
+  for (uint64_t i = 0; u->how == TURN_ZEROS && i < rows * cols; i++)
+    rows_of[i] += u->zero_add;
+  if (u->how == TURN_AWQ_ZEROS) td_awq_sort(rows_of, rows * cols);
+  memcpy(r->opts.moved ? (uint8_t *)from : r->memory + u->offset, rows_of, t->n_bytes);
+  free(rows_of);
+  return true;
+}
+
 static void run_jobs(void *ctx, unsigned member, unsigned n_members) {
   (void)member;
   (void)n_members;
   run *r = ctx;
   size_t i;
-  while ((i = atomic_fetch_add(&r->next_job, 1)) < r->c->n_jobs && !is_canceled(r)) {
+  const size_t n = r->c->n_jobs + r->c->n_turns;
+  while ((i = atomic_fetch_add(&r->next_job, 1)) < n && !is_canceled(r)) {
+    if (i >= r->c->n_jobs) {
+      if (!run_turn(r, &r->c->turns[i - r->c->n_jobs])) atomic_store(&r->failed, true);
+      continue;
+    }
     const job *j = &r->c->jobs[i];
     td_word_matrix m = j->matrix;
     const td_shard_entry *e = &r->c->entries[j->entry];
@@ -496,6 +577,7 @@ static void log_counts(const td_conversion *c) {
     if (!j->transposes && !j->joins)
       n[j->to_i8 ? TD_I8 : j->bnb.rows ? j->bnb.dtype : j->matrix.scale_dtype]++;
   }
+  if (c->n_turns) td_info("%zu tensors are turned into rows while loading", c->n_turns);
   if (n_transposed) td_info("%zu tensors of experts are transposed while loading", n_transposed);
   for (size_t i = 0; i < TD_N_DTYPES; i++) {
     if (!n[i]) continue;
@@ -506,7 +588,7 @@ static void log_counts(const td_conversion *c) {
 
 td_status td_conversion_run(const td_conversion *c, void *memory, const td_conversion_opts *opts,
                             td_err *err) {
-  if (!c->n_jobs) return TD_OK;
+  if (!c->n_jobs && !c->n_turns) return TD_OK;
   run r = {.c = c, .memory = memory};
   td_kernels_init_any();
   if (opts) r.opts = *opts;

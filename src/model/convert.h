@@ -6,10 +6,12 @@
 //          in the publishers' own code
 // Experts that are stored transposed (gpt-oss in BF16) are transposed, in their own dtype. The two
 // parts of MLA's kv_b_proj in GGUF are joined (convert_kv_b.h).
-// 4-bit codes of bitsandbytes become values of the dtype that they were made of (convert_bnb.h).
-// Results are tensors of an additional shard in memory: <module>.weight, and for GPTQ converted to
-// I8 also <module>.weight_scale; for a transposed tensor its name and TD_TRANSPOSED, and for
-// bitsandbytes' <module>.weight that and TD_DEQUANTIZED.
+// Codes, scales and zero points that GPTQ and AWQ store by columns are turned into rows, of the
+// same size and exactly: no tensor is added, these have other contents. 4-bit codes of bitsandbytes
+// become values of the dtype that they were made of (convert_bnb.h). Results are tensors of an
+// additional shard in memory: <module>.weight, and for GPTQ converted to I8 also
+// <module>.weight_scale; for a transposed tensor its name and TD_TRANSPOSED, and for bitsandbytes'
+// <module>.weight that and TD_DEQUANTIZED.
 #pragma once
 
 #include <stdatomic.h>
@@ -32,14 +34,20 @@ td_status td_conversion_open(td_conversion **out, const td_store *store, const t
                              td_err *err);
 void td_conversion_close(td_conversion *conversion);
 
-// Size of the result shard in bytes; 0: nothing to convert.
+// Size of the result shard in bytes; 0: there is none.
 uint64_t td_conversion_bytes(const td_conversion *conversion);
+// Bytes of memory in which the results lie apart from the store: the shard, then what is turned
+// into rows; 0: nothing to convert.
+uint64_t td_conversion_memory_bytes(const td_conversion *conversion);
+// Points the tensors of store that are turned into rows to their places in this memory.
+void td_conversion_place(const td_conversion *conversion, td_store *store, const void *memory);
 // The idx-th tensor of codes, unused after conversion; NULL if idx is past the end.
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
 // Writes the shard's header to zeroed, 64-byte aligned memory of td_conversion_bytes.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);
 typedef struct {
-  // Current address of a tensor's data. NULL: unchanged from the store.
+  // Current address of a tensor's data, which may be written: what is turned into rows stays there.
+  // NULL: the store's, and memory is td_conversion_memory_bytes long.
   const uint8_t *(*moved)(void *ctx, const td_tensor *t);
   void *ctx;
   const atomic_bool *canceled; // set to abort; may be NULL

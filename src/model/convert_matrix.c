@@ -147,3 +147,47 @@ void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, siz
     }
   }
 }
+
+// The code of a word in which AWQ has row % 8.
+static uint32_t awq_place(uint32_t row) {
+  return row % 2 * 4 + row % 8 / 2;
+}
+
+void td_awq_sort(uint32_t *words, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) {
+    const uint32_t word = words[i];
+    words[i] = 0;
+    for (uint32_t r = 0; r < 8; r++)
+      words[i] |= (word >> 4 * awq_place(r) & 15) << 4 * r;
+  }
+}
+
+// Transposes the 8 x 8 codes of eight words: halves of words, then of halves, then of bytes.
+static void transpose_codes(uint32_t words[8]) {
+  static const uint32_t low[] = {0x0000ffff, 0x00ff00ff, 0x0f0f0f0f};
+  for (uint32_t n = 4, step = 0; n; n /= 2, step++) {
+    for (uint32_t i = 0; i < 8; i++) {
+      if (i & n) continue;
+      const uint32_t moved = (words[i] >> 4 * n ^ words[i + n]) & low[step];
+      words[i] ^= moved << 4 * n;
+      words[i + n] ^= moved;
+    }
+  }
+}
+
+void td_awq_to_rows(uint32_t *out, const void *from, uint64_t rows, uint64_t cols) {
+  enum { BLOCK = 16 }; // words of a column in a cache line
+  const uint64_t octets = rows / 8, n_words = cols / 8;
+  for (uint64_t first = 0; first < octets; first += BLOCK) {
+    for (uint64_t k = 0; k < n_words; k++) {
+      for (uint64_t o = first; o < octets && o < first + BLOCK; o++) {
+        uint32_t words[8];
+        for (uint32_t c = 0; c < 8; c++)
+          words[c] = u32_at(from, (k * 8 + c) * octets + o);
+        transpose_codes(words);
+        for (uint32_t r = 0; r < 8; r++)
+          out[(o * 8 + r) * n_words + k] = words[awq_place(r)];
+      }
+    }
+  }
+}

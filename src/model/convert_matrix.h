@@ -31,5 +31,10 @@ void td_words_to_i8(const td_word_matrix *m, int8_t *out);
 void td_words_scales(const td_word_matrix *m, float *out);
 // Writes the dequantized values in scale_dtype, [rows][cols]. False: out of memory.
 bool td_words_to_values(const td_word_matrix *m, void *out);
+// AWQ's codes in rows: out [rows][cols / 8] words of eight columns, from [cols][rows / 8] words of
+// eight rows. rows % 8 == 0, cols % 8 == 0.
+void td_awq_to_rows(uint32_t *out, const void *from, uint64_t rows, uint64_t cols);
+// Puts the eight rows in each of n words, of which AWQ's order is 0 2 4 6 1 3 5 7, in order.
+void td_awq_sort(uint32_t *words, uint64_t n);
 // out [rows][cols] of from [cols][rows], elements of 1, 2 or 4 bytes.
 void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, size_t element_bytes);

@@ -179,18 +179,21 @@ char *td_dir_model_name(const char *dir) {
 // Adds tensors that need conversion to the store, without data.
 static td_status plan_conversion(td_model *m, td_err *err) {
   td_status st = td_conversion_open(&m->conversion, m->store, m->quant, err);
-  size_t n_bytes = (size_t)td_conversion_bytes(m->conversion);
+  size_t n_bytes = (size_t)td_conversion_memory_bytes(m->conversion);
   if (st != TD_OK || !n_bytes) return st;
   void *memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return td_fail(err, TD_ENOMEM, "%s: out of memory", m->dir);
   m->converted = memory;
+  td_conversion_place(m->conversion, m->store, memory);
+  const size_t n_shard_bytes = (size_t)td_conversion_bytes(m->conversion);
+  if (!n_shard_bytes) return TD_OK;
   td_conversion_write_header(m->conversion, memory);
-  return td_store_add_converted(m->store, memory, n_bytes, err);
+  return td_store_add_converted(m->store, memory, n_shard_bytes, err);
 }
 
 td_status td_model_convert(td_model *m, td_err *err) {
-  uint64_t n_bytes = td_conversion_bytes(m->conversion);
+  uint64_t n_bytes = td_conversion_memory_bytes(m->conversion);
   if (!n_bytes || m->is_converted) return TD_OK;
   uint64_t available = td_memory_available_bytes();
   if (n_bytes > available) {
@@ -311,7 +314,8 @@ td_status td_model_assemble(td_model **out, const td_model_config *config,
 void td_model_close(td_model *model) {
   if (!model) return;
   td_binding_free(&model->binding);
-  if (model->converted) munmap(model->converted, (size_t)td_conversion_bytes(model->conversion));
+  if (model->converted)
+    munmap(model->converted, (size_t)td_conversion_memory_bytes(model->conversion));
   td_conversion_close(model->conversion);
   td_store_close(model->store);
   td_quant_close(model->quant);

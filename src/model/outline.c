@@ -28,7 +28,6 @@ static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const
   td_weight w = {.data = &nowhere,
                  .dtype = f->dtype,
                  .scale_dtype = f->scale_dtype,
-                 .layout = f->layout,
                  .rows = td_dim_value(c, p->rows),
                  .cols = td_dim_value(c, p->cols),
                  .scale_rows = f->scale_rows,

@@ -19,31 +19,24 @@ typedef struct {
   const char *data, *scale, *zero; // tensor names after the module's
   const char *stored;              // dtype of data in the file
   td_dtype dtype;
-  td_layout layout;
   unsigned scale_dtypes; // bit mask; 0: converted to F32
 } storage;
 
 static const storage storages[] = {
-    [TD_QUANT_FP8] = {"weight", "weight_scale_inv", NULL, "F8_E4M3", TD_F8E4M3, TD_LAYOUT_ROWS, 0},
-    [TD_QUANT_FLOAT] = {"weight", "weight_scale", NULL, "F8_E4M3", TD_F8E4M3, TD_LAYOUT_ROWS, 0},
-    [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
-    [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4,
-                         TD_LAYOUT_ROWS, PLAIN},
-    [TD_QUANT_BNB8] = {"weight", "SCB", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_FP8] = {"weight", "weight_scale_inv", NULL, "F8_E4M3", TD_F8E4M3, 0},
+    [TD_QUANT_FLOAT] = {"weight", "weight_scale", NULL, "F8_E4M3", TD_F8E4M3, 0},
+    [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, 0},
+    [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4, PLAIN},
+    [TD_QUANT_BNB8] = {"weight", "SCB", NULL, "I8", TD_I8, 0},
     // Formats without a kernel are converted at load time (model/convert.h); otherwise rejected.
-    [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8,
-                          TD_LAYOUT_ROWS, 0},
-    [TD_QUANT_GPTQ8] = {"qweight", "scales", "qzeros", "I32", TD_I8, TD_LAYOUT_ROWS, 0},
-    [TD_QUANT_NVFP4] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
-                        BIT(TD_F8E4M3)},
-    [TD_QUANT_MODELOPT] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
-                           BIT(TD_F8E4M3)},
-    [TD_QUANT_MXFP4_CT] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
-                           BIT(TD_F8E8M0)},
-    [TD_QUANT_MXFP4] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
-                        BIT(TD_F8E8M0)},
-    [TD_QUANT_GPTQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, TD_LAYOUT_GPTQ, PLAIN},
-    [TD_QUANT_AWQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, TD_LAYOUT_AWQ, PLAIN},
+    [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8, 0},
+    [TD_QUANT_GPTQ8] = {"qweight", "scales", "qzeros", "I32", TD_I8, 0},
+    [TD_QUANT_NVFP4] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, BIT(TD_F8E4M3)},
+    [TD_QUANT_MODELOPT] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, BIT(TD_F8E4M3)},
+    [TD_QUANT_MXFP4_CT] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, BIT(TD_F8E8M0)},
+    [TD_QUANT_MXFP4] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, BIT(TD_F8E8M0)},
+    [TD_QUANT_GPTQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, PLAIN},
+    [TD_QUANT_AWQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, PLAIN},
 };
 
 typedef struct {
@@ -72,14 +65,19 @@ static const td_tensor *peek_part(const td_tensor_binder *b, const char *module,
   return name_of(b, name, module, part) == TD_OK ? td_binder_peek(b, name) : NULL;
 }
 
+// Whether words and scales are stored by columns. They are turned into rows where they lie
+// (model/convert.h).
+static bool is_by_columns(const binding *g) {
+  return g->scheme->format == TD_QUANT_GPTQ || g->scheme->format == TD_QUANT_AWQ;
+}
+
 // Checks the stored shape of the codes.
 static td_status check_data_shape(const binding *g, const td_tensor *t) {
   const td_weight *w = g->w;
   uint32_t rows = w->rows, cols = w->cols;
-  switch (w->layout) {
-  case TD_LAYOUT_GPTQ: return td_binder_check_shape(g->b, t, ((uint64_t)cols + 7) / 8, rows);
-  case TD_LAYOUT_AWQ: return td_binder_check_shape(g->b, t, cols, rows / 8);
-  case TD_LAYOUT_ROWS: break;
+  if (is_by_columns(g)) {
+    const bool is_awq = g->scheme->format == TD_QUANT_AWQ;
+    return td_binder_check_shape(g->b, t, is_awq ? cols : cols / 8, is_awq ? rows / 8 : rows);
   }
   uint64_t stored_bytes = w->dtype == TD_I4 ? 4 : 1;
   return td_binder_check_shape(g->b, t, rows, td_weight_row_bytes(w) / stored_bytes);
@@ -94,8 +92,7 @@ static td_status check_fits(const binding *g, const td_tensor *t) {
                    "%s",
                    t->file, t->name, t->dtype, g->storage->stored);
   }
-  uint32_t rows = w->layout == TD_LAYOUT_ROWS ? 1 : 8, cols = w->dtype == TD_F4E2M1 ? 2 : 1;
-  if (w->layout == TD_LAYOUT_GPTQ) cols = 8;
+  uint32_t rows = is_by_columns(g) ? 8 : 1, cols = w->dtype == TD_F4E2M1 ? 2 : rows;
   if (w->rows % rows || w->cols % cols) {
     return td_fail(g->b->err, TD_EUNSUPPORTED,
                    "%s: tensor %s: a [%u, %u] matrix does not fill whole words of codes", t->file,
@@ -110,7 +107,7 @@ static td_status check_scale_shape(const binding *g, const td_tensor *t) {
   const td_weight *w = g->w;
   uint64_t rows = ((uint64_t)w->rows + w->scale_rows - 1) / w->scale_rows;
   uint64_t groups = td_weight_groups(w);
-  if (w->layout != TD_LAYOUT_ROWS) return td_binder_check_shape(g->b, t, groups, rows);
+  if (is_by_columns(g)) return td_binder_check_shape(g->b, t, groups, rows);
   if (t->n_dims == 0 && rows == 1 && groups == 1) return TD_OK;
   return td_binder_check_shape(g->b, t, rows, t->n_dims == 1 && groups == 1 ? 0 : groups);
 }
@@ -162,9 +159,8 @@ static td_status bind_zero(const binding *g) {
   if (st == TD_OK) st = td_binder_dtype(g->b, t, BIT(TD_I32), &dtype);
   if (st != TD_OK) return st;
   uint64_t words = ((uint64_t)w->rows + 7) / 8, groups = td_weight_groups(w);
-  bool rows_first = w->layout == TD_LAYOUT_ROWS;
+  bool rows_first = !is_by_columns(g);
   st = td_binder_check_shape(g->b, t, rows_first ? words : groups, rows_first ? groups : words);
-  w->zero_add = g->scheme->zero_add;
   const void *zero;
   if (st == TD_OK) st = td_binder_place(g->b, t, sizeof(uint32_t), &zero);
   if (st == TD_OK) w->zero = zero;
@@ -238,7 +234,6 @@ static bool has_zeros(const binding *g) {
 static td_status bind_stored(const binding *g, const td_tensor *t) {
   td_weight *w = g->w;
   w->dtype = g->storage->dtype;
-  w->layout = g->storage->layout;
   td_status st = check_fits(g, t);
   size_t align = w->dtype == TD_I4 ? sizeof(uint32_t) : 1;
   if (st == TD_OK) st = td_binder_place(g->b, t, align, &w->data);

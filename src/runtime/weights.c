@@ -354,7 +354,7 @@ static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_
                             .placement = opts->placement,
                             .n_ctx = n_ctx,
                             .resident_bytes = td_resident_bytes(c->store, c->conversion),
-                            .converted_bytes = td_conversion_bytes(c->conversion),
+                            .converted_bytes = td_conversion_memory_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
   if (!opts->placement.is_discrete || opts->has_host_kv) { // else KV pages are on the device

@@ -18,8 +18,7 @@ typedef struct {
   td_placement placement;
   uint64_t file_bytes;     // size of the checkpoint
   uint64_t resident_bytes; // memory it takes when resident
-  // part of resident_bytes that is converted, not in any file: when mapped, each worker would hold
-  // its own copy
+  // what is converted and so in no file: when mapped, each worker would hold its own copy
   uint64_t converted_bytes;
   // KV cache of one context in host memory; auto leaves room for two besides the weights
   uint64_t kv_bytes;

@@ -130,27 +130,22 @@ static inline double ref_e2m1(unsigned code) {
 typedef struct {
   const char *family;
   td_dtype dtype, scale_dtype;
-  td_layout layout;
   bool zeros;
-  uint32_t zero_add;
 } ref_format;
 
 static const ref_format ref_formats[] = {
-    {"linear_f32", TD_F32, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_f8e4m3", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_f16", TD_F16, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i8", TD_I8, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4", TD_I4, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, true, 0},
-    {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 0x11111111},
-    {"linear_i4_gptq", TD_I4, TD_BF16, TD_LAYOUT_GPTQ, true, 0},
-    {"linear_i4_gptq", TD_I4, TD_F32, TD_LAYOUT_GPTQ, false, 0},
-    {"linear_i4_awq", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0},
-    {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0},
-    {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0},
+    {"linear_f32", TD_F32, TD_F32, false},
+    {"linear_bf16", TD_BF16, TD_F32, false},
+    {"linear_f8e4m3", TD_F8E4M3, TD_F32, false},
+    {"linear_f16", TD_F16, TD_F32, false},
+    {"linear_i8", TD_I8, TD_F32, false},
+    {"linear_i4", TD_I4, TD_BF16, false},
+    {"linear_i4", TD_I4, TD_F32, false},
+    {"linear_i4", TD_I4, TD_F16, true},
+    {"linear_i4", TD_I4, TD_F16, false},
+    {"linear_i4", TD_I4, TD_BF16, true},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, false},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, false},
 };
 
 // A matrix of random weights, with data, scales and zero points at the end of guarded memory.
@@ -173,10 +168,10 @@ static inline void ref_fill_scales(uint64_t *state, const ref_mem *mem, td_dtype
   }
 }
 
-// 4-bit formats have scale_rows 1 whatever is asked for; AWQ needs whole words of rows.
+// 4-bit formats have scale_rows 1 whatever is asked for.
 static inline ref_weight ref_make_format(uint64_t *state, const ref_format *f, uint32_t rows,
                                          uint32_t cols, uint32_t scale_rows, uint32_t scale_cols) {
-  ref_weight r = {.w = {.dtype = f->dtype, .layout = f->layout, .rows = rows, .cols = cols}};
+  ref_weight r = {.w = {.dtype = f->dtype, .rows = rows, .cols = cols}};
   size_t n_bytes = td_weight_data_bytes(&r.w);
   r.data = ref_guarded(n_bytes);
   r.w.data = r.data.data;
@@ -202,7 +197,6 @@ static inline ref_weight ref_make_format(uint64_t *state, const ref_format *f, u
   r.w.scale = r.scale.data;
   ref_fill_scales(state, &r.scale, f->scale_dtype, scale_bytes / td_dtype_bytes(f->scale_dtype));
   if (!f->zeros) return r;
-  r.w.zero_add = f->zero_add;
   size_t n_words = ((size_t)rows + 7) / 8 * td_weight_groups(&r.w);
   r.zero = ref_guarded(n_words * sizeof(uint32_t));
   for (size_t i = 0; i < n_words; i++)
@@ -223,21 +217,9 @@ static inline void ref_free_weight(ref_weight *r) {
   ref_unmap(&r->zero);
 }
 
-// The place of row % 8 in AWQ's words.
-static inline uint32_t ref_awq_place(uint32_t row) {
-  static const uint32_t order[] = {0, 2, 4, 6, 1, 3, 5, 7};
-  uint32_t place = 0;
-  while (order[place] != row % 8)
-    place++;
-  return place;
-}
-
 // Where a 4-bit code is: counted in codes from the beginning of the data, two a byte, low first.
 static inline size_t ref_index4(const td_weight *w, uint32_t r, uint32_t c) {
-  size_t rows = w->rows, cols = w->cols;
-  if (w->layout == TD_LAYOUT_GPTQ) return (c / 8 * rows + r) * 8 + c % 8;
-  if (w->layout == TD_LAYOUT_AWQ) return (c * (rows / 8) + r / 8) * 8 + ref_awq_place(r);
-  size_t unit = w->dtype == TD_I4 ? 8 : 2;
+  size_t cols = w->cols, unit = w->dtype == TD_I4 ? 8 : 2;
   return (cols + unit - 1) / unit * unit * r + c;
 }
 
@@ -253,19 +235,14 @@ static inline void ref_set_nibble(void *data, size_t idx, unsigned code) {
 static inline int ref_zero(const td_weight *w, uint32_t r, uint32_t c) {
   if (!w->zero) return 8;
   size_t group = c / w->scale_cols, groups = (w->cols + w->scale_cols - 1) / w->scale_cols;
-  size_t words = ((size_t)w->rows + 7) / 8;
-  size_t word = w->layout == TD_LAYOUT_ROWS ? r / 8 * groups + group : group * words + r / 8;
-  uint32_t place = w->layout == TD_LAYOUT_AWQ ? ref_awq_place(r) : r % 8;
-  uint32_t whole = w->zero[word] + w->zero_add; // a carry goes into the next nibble
-  return ref_nibble(&whole, place);
+  return ref_nibble(&w->zero[r / 8 * groups + group], r % 8);
 }
 
 // The scale of an element, the global one included; 1 without.
 static inline double ref_scale(const td_weight *w, uint32_t r, uint32_t c) {
   if (!w->scale) return 1;
   size_t groups = (w->cols + w->scale_cols - 1) / w->scale_cols;
-  size_t at = w->layout == TD_LAYOUT_ROWS ? r / w->scale_rows * groups + c / w->scale_cols
-                                          : (size_t)c / w->scale_cols * w->rows + r;
+  size_t at = r / w->scale_rows * groups + c / w->scale_cols;
   switch (w->scale_dtype) {
   case TD_BF16: return ref_bf16(((const uint16_t *)w->scale)[at]);
   case TD_F16: return ref_half(((const uint16_t *)w->scale)[at]);

@@ -52,7 +52,7 @@ TEST(formats_are_documented) {
   for (size_t i = 0; i < n; i++) {
     td_buf_clear(&row);
     td_buf_printf(&row, "\n| `%s` | %s | `%s` |\n", formats[i].name, formats[i].what,
-                  td_weight_kind_of(formats[i].dtype, formats[i].layout)->family);
+                  td_weight_kind_of(formats[i].dtype)->family);
     if (!strstr(td_buf_text(&page), td_buf_text(&row)))
       fail_msg("kernels/README.md lacks %s", td_buf_text(&row));
   }
@@ -84,8 +84,8 @@ TEST(matrix_layout) {
   assert_int_equal(fp8, 256 * 384 + 64); // 2 x 3 scales of 4 bytes
   assert_int_equal(td_bench_weight(&w, format_named("bf16"), 256, 384, NULL), 256 * 384 * 2);
   char *memory = aligned_alloc(64, 1 << 20);
-  size_t awq = td_bench_weight(&w, format_named("awq-g128"), 256, 384, memory);
-  assert_int_equal(awq, 256 * 384 / 2 + 256 * 3 * 2 + 256 * 3 / 2);
+  size_t int4 = td_bench_weight(&w, format_named("int4-g128-zp"), 256, 384, memory);
+  assert_int_equal(int4, 256 * 384 / 2 + 256 * 3 * 2 + 256 * 3 / 2);
   assert_ptr_equal(w.data, memory);
   assert_ptr_equal(w.scale, memory + 256 * 384 / 2);
   assert_ptr_equal(w.zero, memory + 256 * 384 / 2 + 256 * 3 * 2);
@@ -108,7 +108,7 @@ TEST(filled_matrices_are_ordinary) {
     void *memory = aligned_alloc(64, td_bench_weight(&w, &formats[f], ROWS, COLS, NULL));
     td_bench_weight(&w, &formats[f], ROWS, COLS, memory);
     td_bench_fill(&w, memory, 7);
-    const char *family = td_weight_kind_of(w.dtype, w.layout)->family;
+    const char *family = td_weight_kind_of(w.dtype)->family;
     for (size_t v = 0; v < n_variants; v++) {
       if (strcmp(variants[v].family, family)) continue;
       if (!td_kernel_variant_runs(&variants[v])) continue;

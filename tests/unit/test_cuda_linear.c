@@ -36,10 +36,7 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   float *got = c->out_f32 ? malloc(y_bytes) : cuda_get_bf16(f, y, n * ldy);
   if (c->out_f32) cuda_get(f, got, y, y_bytes);
   double out_ulp = c->out_f32 ? ULP_F32 : ULP_BF16 / 2;
-  td_weight in_rows = w.w;
-  in_rows.layout = TD_LAYOUT_ROWS; // as they are on the GPU
-  in_rows.zero_add = 0;
-  bool is_any = td_cuda_read_of(&in_rows, true) == TD_CU_READ_ANY;
+  bool is_any = td_cuda_read_of(&w.w, true) == TD_CU_READ_ANY;
   bool is_rounded = w.w.scale && n > 64 &&
                     ((c->no_bias && n >= 65) || (is_any && c->group % 32 != 0));
   double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
@@ -85,7 +82,6 @@ TEST(linear) {
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
     const linear_case *c = &cases[i % TD_COUNT(cases)];
-    if (format->layout == TD_LAYOUT_AWQ && c->rows % 8 != 0) continue;
     if (IS_ASAN && (i / TD_COUNT(cases) + i) % 4 != 0) continue; // every case, of some formats
     CUDA_OPEN(f); // each its own: a device knows weights by their address
     check_linear(&f, format, c);
@@ -96,7 +92,7 @@ TEST(linear) {
 // Some rows of a matrix, whose scales are of blocks that they cut.
 TEST(some_rows) {
   enum { ROWS = 290, FIRST = 101, SOME = 70, COLS = 264, STRIDE = 3 * SOME, MOST = 70 };
-  static const ref_format format = {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0};
+  static const ref_format format = {"f8", TD_F8E4M3, TD_F32, false};
   CUDA_OPEN(f);
   ref_weight w = ref_make_format(&f.rng, &format, ROWS, COLS, 128, 128);
   float *x = cuda_floats(&f, MOST * COLS);
@@ -438,7 +434,7 @@ TEST(matrices_of_one_input) {
 
 TEST(scales_that_are_not_taken) {
   CUDA_OPEN(f);
-  const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
+  const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, false};
   ref_weight w = ref_make_format(&f.rng, &format, 16, 64, 1, 32);
   memset((void *)w.w.scale, 127, td_weight_scale_bytes(&w.w));
   assert_true(td_dev_supports_device_weights(f.dev, &w.w));

@@ -218,31 +218,30 @@ static void check_rounds(cuda_fixture *f, const experts *e) {
 
 TEST(moe) {
   static const expert_formats cases[] = {
-      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
-      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32, false},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 128, 32, false},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32, true},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, true, 0}, 32, 32, false},
-      {{"i4", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0}, 32, 32, true},
-      {{"f4", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0}, 16, 16, false},
+      {{"bf16", TD_BF16, TD_F32, false}, 0, 0, false},
+      {{"f8", TD_F8E4M3, TD_F32, false}, 128, 128, false},
+      {{"i4", TD_I4, TD_BF16, false}, 32, 32, false},
+      {{"i4", TD_I4, TD_BF16, false}, 128, 32, false},
+      {{"i4", TD_I4, TD_BF16, false}, 32, 32, true},
+      {{"i4", TD_I4, TD_BF16, true}, 32, 32, false},
+      {{"i4", TD_I4, TD_F16, true}, 32, 32, true},
+      {{"f4", TD_F4E2M1, TD_F8E4M3, false}, 16, 16, false},
   };
   static const uint32_t sizes[] = {1, 7, MOE_TOKENS};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
     experts e;
     make_experts(&e, &f.rng, &cases[i]);
-    const bool is_copied = copy_experts(&f, &e);
-    assert_int_equal(is_copied, cases[i].format.layout == TD_LAYOUT_ROWS);
+    assert_true(copy_experts(&f, &e));
     for (size_t j = 0; j < TD_COUNT(sizes); j++) {
       if (IS_ASAN && sizes[j] == MOE_TOKENS && i % 6 != 0) continue; // nine tenths of the time
       run_moe(&f, &e, sizes[j], ROUTED);
       run_moe(&f, &e, sizes[j], DENSE);
-      if (is_copied) run_moe(&f, &e, sizes[j], IN_GROUPS);
+      run_moe(&f, &e, sizes[j], IN_GROUPS);
     }
     // Tables: of all experts, of the one of a dense MLP, of each group; however often they are
     // used.
-    assert_int_equal(((td_cuda_dev *)f.dev)->n_experts, is_copied ? 5 : 2);
+    assert_int_equal(((td_cuda_dev *)f.dev)->n_experts, 5);
     e.limit = 0.4f; // which values reach on either side
     for (moe_kind kind = ROUTED; i < 2 && kind <= DENSE; kind++)
       run_moe(&f, &e, 7, kind);
@@ -347,10 +346,9 @@ static void run_moe_of_slots(cuda_fixture *f, const experts *e) {
 }
 
 TEST(moe_of_slots) {
-  static const expert_formats formats[] = {
-      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
-      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, true, 0}, 32, 32, true}};
+  static const expert_formats formats[] = {{{"bf16", TD_BF16, TD_F32, false}, 0, 0, false},
+                                           {{"f8", TD_F8E4M3, TD_F32, false}, 128, 128, false},
+                                           {{"i4", TD_I4, TD_BF16, true}, 32, 32, true}};
   for (size_t i = 0; i < TD_COUNT(formats); i++) {
     CUDA_OPEN(f);
     experts e;
@@ -389,8 +387,7 @@ static uint32_t rounds_of(cuda_fixture *f, const experts *e, td_moe_args *args, 
 // A dense MLP that is added, which few tokens' last product does itself, has the bits of its sums
 // in f32 and an addition.
 TEST(a_dense_sum_is_added) {
-  static const expert_formats format = {
-      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
+  static const expert_formats format = {{"f8", TD_F8E4M3, TD_F32, false}, 128, 128, false};
   static const uint32_t sizes[] = {1, 20, MOE_TOKENS};
   CUDA_OPEN(f);
   experts e;
@@ -465,8 +462,7 @@ TEST(rounds_end_with_the_tiles) {
   enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, N = N_TOKENS * DIM };
   // A GPU chooses tiles by more than this test knows.
   const uint32_t min_rounds = is_emulated() ? 10 : 1;
-  static const expert_formats format = {
-      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
+  static const expert_formats format = {{"f8", TD_F8E4M3, TD_F32, false}, 128, 128, false};
   experts e;
   make_experts(&e, &f.rng, &format);
   assert_true(copy_experts(&f, &e));

@@ -66,83 +66,39 @@ TEST(weights_are_copied_once) {
   cuda_close(&f);
 }
 
-// A matrix of another layout is brought into rows once, and found again with all its parts.
-TEST(layouts_become_rows) {
-  enum { GROUP = 32, SIZES = 3 };
-  static const uint32_t dims[SIZES][2] = {{16, 64}, {8, 32}, {40, 96}}; // rows, columns
-  ref_weight weights[TD_COUNT(ref_formats) * SIZES] = {0}; // none where another one was
-  CUDA_OPEN(f);
-  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
-  td_err err;
-  for (size_t i = 0; i < TD_COUNT(weights); i++) {
-    const ref_format *format = &ref_formats[i / SIZES];
-    if (format->layout == TD_LAYOUT_ROWS) continue;
-    uint32_t rows = dims[i % SIZES][0], cols = dims[i % SIZES][1];
-    const ref_weight w = weights[i] = ref_make_format(&f.rng, format, rows, cols, 1, GROUP);
-    td_weight first, again;
-    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &first, &err), TD_OK);
-    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &again, &err), TD_OK);
-    assert_int_equal(first.layout, TD_LAYOUT_ROWS);
-    assert_memory_equal(&first, &again, sizeof first);
-    td_weight here = first;
-    char *data = malloc(td_weight_data_bytes(&here)), *scale = malloc(td_weight_scale_bytes(&here));
-    uint32_t *zero = malloc(td_weight_zero_bytes(&here) + 1);
-    TD_CHECK(data && scale && zero);
-    cuda_get(&f, data, first.data, td_weight_data_bytes(&here));
-    cuda_get(&f, scale, first.scale, td_weight_scale_bytes(&here));
-    if (here.zero) cuda_get(&f, zero, first.zero, td_weight_zero_bytes(&here));
-    here.data = data;
-    here.scale = scale;
-    if (here.zero) here.zero = zero;
-    for (uint32_t r = 0; r < rows; r++) {
-      for (uint32_t c = 0; c < cols; c++)
-        assert_true(ref_at(&here, r, c) == ref_at(&w.w, r, c));
-    }
-    free(data);
-    free(scale);
-    free(zero);
-  }
-  for (size_t i = 0; i < TD_COUNT(weights); i++)
-    ref_free_weight(&weights[i]);
-  cuda_close(&f);
-}
-
 TEST(how_weights_are_read) {
   float scale;
   static const struct {
     td_dtype dtype, scale_dtype;
     uint32_t cols, scale_cols;
-    td_layout layout;
     td_cu_read want;
   } cases[] = {
-      {TD_F32, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F32},
-      {TD_F16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F16},
-      {TD_BF16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_BF16},
-      {TD_BF16, TD_F32, 68, 0, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_F8E4M3, TD_F32, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_F8},
-      {TD_F8E4M3, TD_F32, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_F8},
-      {TD_F8E4M3, TD_F32, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_F8E4M3, TD_F32, 640, 384, TD_LAYOUT_ROWS, TD_CU_READ_ANY}, // no power of two
-      {TD_F8E4M3, TD_F32, 640, 700, TD_LAYOUT_ROWS, TD_CU_READ_F8},  // but a row
-      {TD_F8E4M3, TD_F8E8M0, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_I8, TD_F32, 640, 640, TD_LAYOUT_ROWS, TD_CU_READ_I8},
-      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_I4},
-      {TD_I4, TD_BF16, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_AWQ, TD_CU_READ_ANY},
-      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_NVFP4},
-      {TD_F4E2M1, TD_F8E8M0, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_MXFP4},
-      {TD_F4E2M1, TD_F8E8M0, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_F4E2M1, TD_F8E4M3, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
-      {TD_Q4_K, TD_F32, 512, 0, TD_LAYOUT_ROWS, TD_CU_READ_BLOCKS},
-      {TD_MXFP4, TD_F32, 96, 0, TD_LAYOUT_ROWS, TD_CU_READ_BLOCKS},
+      {TD_F32, TD_F32, 64, 0, TD_CU_READ_F32},
+      {TD_F16, TD_F32, 64, 0, TD_CU_READ_F16},
+      {TD_BF16, TD_F32, 64, 0, TD_CU_READ_BF16},
+      {TD_BF16, TD_F32, 68, 0, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 128, TD_CU_READ_F8},
+      {TD_F8E4M3, TD_F32, 640, 32, TD_CU_READ_F8},
+      {TD_F8E4M3, TD_F32, 640, 16, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 384, TD_CU_READ_ANY}, // no power of two
+      {TD_F8E4M3, TD_F32, 640, 700, TD_CU_READ_F8},  // but a row
+      {TD_F8E4M3, TD_F8E8M0, 640, 128, TD_CU_READ_ANY},
+      {TD_I8, TD_F32, 640, 640, TD_CU_READ_I8},
+      {TD_I4, TD_BF16, 640, 32, TD_CU_READ_I4},
+      {TD_I4, TD_BF16, 640, 16, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_CU_READ_NVFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 32, TD_CU_READ_MXFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 16, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 32, TD_CU_READ_ANY},
+      {TD_Q4_K, TD_F32, 512, 0, TD_CU_READ_BLOCKS},
+      {TD_MXFP4, TD_F32, 96, 0, TD_CU_READ_BLOCKS},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_weight w = {.dtype = cases[i].dtype,
                    .scale_dtype = cases[i].scale_dtype,
                    .cols = cases[i].cols,
                    .scale_cols = cases[i].scale_cols,
-                   .scale = cases[i].scale_cols ? &scale : NULL,
-                   .layout = cases[i].layout};
+                   .scale = cases[i].scale_cols ? &scale : NULL};
     assert_int_equal(td_cuda_read_of(&w, true), cases[i].want);
     assert_int_equal(td_cuda_read_of(&w, false), TD_CU_READ_ANY);
   }

@@ -399,9 +399,6 @@ TEST(rows_of_a_call) {
   assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 1), 128);
   assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 2), 32);
   assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 64), 8);
-  td_weight awq = {.dtype = TD_I4, .layout = TD_LAYOUT_AWQ, .rows = 2048, .cols = 7168};
-  assert_int_equal(td_kernels_tile_rows(&awq, 1, 1, 2), 256);
-  assert_int_equal(td_kernels_tile_rows(&awq, 1, 1, 64), 128); // whole lines of memory
   td_dev_close(dev);
 }
 

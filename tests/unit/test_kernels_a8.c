@@ -10,11 +10,11 @@ typedef struct {
 } shape;
 
 static const ref_format formats[] = {
-    {"linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4", TD_I4, TD_F32, TD_LAYOUT_ROWS, false, 0},
-    {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, true, 0},
-    {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0},
-    {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0},
+    {"linear_i4", TD_I4, TD_BF16, false},
+    {"linear_i4", TD_I4, TD_F32, false},
+    {"linear_i4", TD_I4, TD_F16, true},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, false},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, false},
 };
 
 static const shape shapes[] = {
@@ -217,15 +217,13 @@ TEST(values_that_are_not_finite) {
 TEST(is_chosen_when_asked_for) {
   uint32_t scale = 0;
   td_weight w = {.dtype = TD_I4, .scale = &scale, .scale_rows = 1, .cols = 256, .scale_cols = 32};
-  td_weight gptq = w, odd = w, bf16 = {.dtype = TD_BF16};
-  gptq.layout = TD_LAYOUT_GPTQ;
+  td_weight odd = w, bf16 = {.dtype = TD_BF16};
   odd.scale_cols = 24;
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_i4);
   td_kernels_use_activations(TD_ACTIVATIONS_INT8);
   assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_w4a8);
   assert_ptr_equal(td_kernels_linear(&w, false), td_kernels()->linear_i4);
-  assert_ptr_equal(td_kernels_linear(&gptq, true), td_kernels()->linear_i4_gptq);
   assert_ptr_equal(td_kernels_linear(&odd, true), td_kernels()->linear_i4);
   assert_ptr_equal(td_kernels_linear(&bf16, true), td_kernels()->linear_bf16);
 }

@@ -197,7 +197,7 @@ TEST(every_block_has_a_reference) {
   size_t n = 0;
 #define X(id, cols, bytes)                                                                         \
   assert_int_equal(ref_block_formats[n].dtype, TD_##id);                                           \
-  assert_string_equal(ref_block_formats[n].family, td_weight_kind_of(TD_##id, 0)->family);         \
+  assert_string_equal(ref_block_formats[n].family, td_weight_kind_of(TD_##id)->family);            \
   n++;
   TD_BLOCK_DTYPES(X)
 #undef X

@@ -51,10 +51,6 @@ static bool within_bound(void (*fn)(void), const td_weight *w, const float *x, c
   return ok;
 }
 
-static uint32_t whole_rows(const ref_format *f, uint32_t rows) {
-  return f->layout == TD_LAYOUT_AWQ ? (rows + 7) / 8 * 8 : rows;
-}
-
 static void fill_x(const shape *s, bool whole, float *x) {
   uint64_t rng = s->rows * 7 + s->cols;
   for (size_t i = 0; i < (size_t)s->n_tokens * s->cols; i++) {
@@ -67,7 +63,7 @@ static void fill_x(const shape *s, bool whole, float *x) {
 // FP16 are exact, of codes that are whole or half, and so is rounding them to BF16.
 static bool check_product(void (*fn)(void), const shape *s, bool whole, why *w) {
   uint64_t rng = s->rows * 31 + s->cols;
-  uint32_t rows = whole_rows(s->format, s->rows);
+  uint32_t rows = s->rows;
   ref_weight weight = ref_make_format(&rng, s->format, rows, s->cols, s->scale_rows, s->scale_cols);
   ref_mem x = ref_guarded((size_t)s->n_tokens * s->cols * sizeof(float));
   ref_mem y = ref_guarded((size_t)s->n_tokens * rows * sizeof(float));
@@ -190,7 +186,7 @@ TEST(nan_codes_make_the_row_nan) {
 // y[t][r] to the bit, whatever n_tokens, row range, y_row0, x_rows and way.
 static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   const shape *s = arg;
-  uint32_t rows = whole_rows(s->format, s->rows), cols = s->cols, max = s->n_tokens;
+  uint32_t rows = s->rows, cols = s->cols, max = s->n_tokens;
   uint64_t rng = 5;
   ref_weight weight = ref_make_format(&rng, s->format, rows, cols, s->scale_rows, s->scale_cols);
   float *x = ref_floats(&rng, (size_t)max * cols), *want = malloc((size_t)max * rows * sizeof *x);
@@ -281,8 +277,7 @@ TEST(windows_and_strips) {
 static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
   enum { MOST_ROWS = 24, TOKENS = 19, ZEROS = 16, INF, NOT };
   const shape *s = arg;
-  if (s->format->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
-  const uint32_t rows = whole_rows(s->format, 21), cols = s->cols;
+  const uint32_t rows = 21, cols = s->cols;
   uint64_t rng = 11;
   ref_weight m = ref_make_format(&rng, s->format, rows, cols, 1, s->scale_cols);
   float *x = ref_floats(&rng, TOKENS * cols), y[TOKENS * MOST_ROWS], one[MOST_ROWS];
@@ -322,10 +317,9 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
 static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
   enum { MOST_ROWS = 24, COLS = 72 };
   const ref_format *f = arg;
-  if (f->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
   uint64_t rng = 23;
   const uint32_t scale_rows = td_dtype_bits(f->dtype) == 4 ? 1 : 128;
-  ref_weight m = ref_make_format(&rng, f, whole_rows(f, 19), COLS, scale_rows, 32);
+  ref_weight m = ref_make_format(&rng, f, 19, COLS, scale_rows, 32);
   float x[COLS * COLS] = {0}, y[COLS * MOST_ROWS];
   bool ok = true;
   for (int exponent = -127; ok && exponent < -60; exponent += 11) {
@@ -435,72 +429,43 @@ TEST(dispatch) {
     assert_ptr_equal(td_kernels()->linear_bf16, expected);
     assert_ptr_equal(td_kernels_linear(&(td_weight){.dtype = TD_BF16}, false), expected);
     assert_null(td_kernels_linear(&(td_weight){.dtype = TD_I32}, false));
-    assert_null(td_kernels_linear(&(td_weight){.dtype = TD_BF16, .layout = TD_LAYOUT_AWQ}, true));
-    assert_ptr_equal(
-        td_kernels_linear(&(td_weight){.dtype = TD_I4, .layout = TD_LAYOUT_GPTQ}, true),
-        td_kernels()->linear_i4_gptq);
 #define X(family, args_type) assert_non_null(td_kernels()->family);
     TD_KERNEL_FAMILIES(X)
 #undef X
   }
 }
 
-// What no published checkpoint holds but devices accept: tested at one shape.
-static const ref_format rare_formats[] = {
-    {"linear_i4_awq", TD_I4, TD_BF16, TD_LAYOUT_AWQ, true, 0},
-    {"linear_i4_awq", TD_I4, TD_F32, TD_LAYOUT_AWQ, false, 0},
-};
-
-TEST(rare_formats) {
-  for (size_t f = 0; f < TD_COUNT(rare_formats); f++) {
-    for (uint32_t n_tokens = 1; n_tokens < 20; n_tokens += 16) {
-      shape s = {&rare_formats[f], 40, 328, 1, 64, n_tokens};
-      for_versions(s.format->family, check_shape, &s);
-      for_versions(s.format->family, check_whole, &s);
-    }
-  }
-}
-
-static bool has_format(const ref_format *formats, size_t n, const ref_format *want) {
-  for (size_t f = 0; f < n; f++) {
-    const ref_format *r = &formats[f];
-    if (r->dtype == want->dtype && r->layout == want->layout && r->scale_dtype == want->scale_dtype)
-      return true;
+static bool is_tested(td_dtype dtype, td_dtype scale_dtype) {
+  if (td_dtype_block(dtype).cols > 0) return true; // test_kernels_blocks.c
+  for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
+    if (ref_formats[f].dtype == dtype && ref_formats[f].scale_dtype == scale_dtype) return true;
   }
   return false;
-}
-
-static bool is_tested(td_dtype dtype, td_dtype scale_dtype, td_layout layout) {
-  if (td_dtype_block(dtype).cols > 0) return true; // test_kernels_blocks.c
-  const ref_format want = {.dtype = dtype, .scale_dtype = scale_dtype, .layout = layout};
-  return has_format(ref_formats, TD_COUNT(ref_formats), &want) ||
-         has_format(rare_formats, TD_COUNT(rare_formats), &want);
 }
 
 // Every kind of matrix, with every dtype of scales, has a kernel and a reference to test it by.
 TEST(every_kind_has_a_kernel_and_a_reference) {
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
-#define X(dtype_, layout_, fam, scales)                                                            \
+#define X(dtype_, fam, scales)                                                                     \
   {                                                                                                \
-    td_weight w = {.dtype = TD_##dtype_, .layout = TD_LAYOUT_##layout_};                           \
+    td_weight w = {.dtype = TD_##dtype_};                                                          \
     assert_ptr_equal(td_kernels_linear_exact(&w), td_kernels()->fam);                              \
-    const td_weight_kind *kind = td_weight_kind_of(w.dtype, w.layout);                             \
+    const td_weight_kind *kind = td_weight_kind_of(w.dtype);                                       \
     assert_string_equal(kind->family, #fam);                                                       \
     for (int s = 0; s < TD_N_DTYPES; s++) {                                                        \
       if (!(kind->scale_dtypes >> s & 1)) continue;                                                \
-      if (!is_tested(w.dtype, (td_dtype)s, w.layout))                                              \
+      if (!is_tested(w.dtype, (td_dtype)s))                                                        \
         fail_msg(#fam " with scales of %s", td_dtype_name((td_dtype)s));                           \
     }                                                                                              \
-    assert_true(kind->scale_dtypes || is_tested(w.dtype, TD_F32, w.layout));                       \
+    assert_true(kind->scale_dtypes || is_tested(w.dtype, TD_F32));                                 \
   }
   TD_WEIGHT_KINDS(X)
 #undef X
-  assert_null(td_weight_kind_of(TD_I32, TD_LAYOUT_ROWS));
-  assert_null(td_weight_kind_of(TD_BF16, TD_LAYOUT_AWQ));
+  assert_null(td_weight_kind_of(TD_I32));
   size_t n;
   const td_format *formats = td_formats(&n);
   for (size_t f = 0; f < n; f++) {
-    const td_weight_kind *kind = td_weight_kind_of(formats[f].dtype, formats[f].layout);
+    const td_weight_kind *kind = td_weight_kind_of(formats[f].dtype);
     const bool has_scales = formats[f].scale_cols;
     if (!kind || has_scales != (kind->scale_dtypes >> formats[f].scale_dtype & 1))
       fail_msg("%s is no kind of matrix", formats[f].name);

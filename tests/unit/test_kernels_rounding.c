@@ -12,18 +12,13 @@ enum { ROWS = 16, COLS = 7168, MAX_TOKENS = 18 };
 typedef struct {
   const char *family;
   td_dtype dtype;
-  td_layout layout;
   uint32_t scale_rows, scale_cols;
 } format;
 
-static const format formats[] = {{"linear_f8e4m3", TD_F8E4M3, TD_LAYOUT_ROWS, 128, 128},
-                                 {"linear_f8e4m3", TD_F8E4M3, TD_LAYOUT_ROWS, 1, COLS},
-                                 {"linear_i8", TD_I8, TD_LAYOUT_ROWS, 1, COLS},
-                                 {"linear_bf16", TD_BF16, TD_LAYOUT_ROWS, 1, COLS},
-                                 {"linear_f4e2m1", TD_F4E2M1, TD_LAYOUT_ROWS, 1, 32},
-                                 {"linear_i4", TD_I4, TD_LAYOUT_ROWS, 1, 128},
-                                 {"linear_i4_gptq", TD_I4, TD_LAYOUT_GPTQ, 1, 128},
-                                 {"linear_i4_awq", TD_I4, TD_LAYOUT_AWQ, 1, 128}};
+static const format formats[] = {
+    {"linear_f8e4m3", TD_F8E4M3, 128, 128}, {"linear_f8e4m3", TD_F8E4M3, 1, COLS},
+    {"linear_i8", TD_I8, 1, COLS},          {"linear_bf16", TD_BF16, 1, COLS},
+    {"linear_f4e2m1", TD_F4E2M1, 1, 32},    {"linear_i4", TD_I4, 1, 128}};
 
 static _Alignas(64) uint8_t codes[ROWS * COLS * sizeof(uint16_t)];
 static uint32_t zeros[ROWS / 8 * (COLS / 128)];
@@ -60,7 +55,6 @@ static td_weight describe(const format *f) {
                      .zero = f->dtype == TD_I4 ? zeros : NULL,
                      .dtype = f->dtype,
                      .scale_dtype = TD_F32,
-                     .layout = f->layout,
                      .rows = ROWS,
                      .cols = COLS,
                      .scale_rows = f->scale_rows,
@@ -198,7 +192,7 @@ static bool keeps_any_size(void (*fn)(void), const void *arg, why *why_) {
   return true;
 }
 
-static const format bf16 = {"linear_bf16", TD_BF16, TD_LAYOUT_ROWS, 1, COLS};
+static const format bf16 = {"linear_bf16", TD_BF16, 1, COLS};
 
 TEST(bf16_of_any_size) {
   for_versions(bf16.family, keeps_any_size, &bf16);

@@ -105,10 +105,6 @@ TEST(ways) {
 }
 
 TEST(what_is_not_tried) {
-  td_weight columns = matrix;
-  columns.dtype = TD_I4;
-  columns.layout = TD_LAYOUT_AWQ;
-  assert_int_equal(tune(&columns, 256, 0, ENOUGH, dear_waits).rows[0], 128);
   assert_int_equal(tune(&matrix, 16, 0, ENOUGH, dear_calls).rows[0], 16); // short for a reason
   const td_weight router = {.dtype = TD_BF16, .rows = 64, .cols = 7168};
   td_trial t = tune(&router, 32, 0, 1, dear_calls);

@@ -133,7 +133,7 @@ static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_
   const size_t groups = td_weight_groups(w), in_all = ((size_t)w->rows + 7) / 8 * groups;
   for (uint32_t r = 0; r < n_rows; r++) {
     const size_t at = (row + r) / 8 * groups + first;
-    zeros_to_f32(w, w->zero + at, (row + r) % 8, in_all - at, n, list[r]);
+    zeros_to_f32(w->zero + at, (row + r) % 8, in_all - at, n, list[r]);
   }
   put_lists(list, n_rows, n, 1, out, step);
 }

@@ -280,9 +280,8 @@ static inline void vf_order8(const float *in, float *out, size_t step) {
 }
 
 // Nibble `place` of each of VL words at p, after adding `add` to the words, minus 8.
-static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place) {
-  __m256i words = _mm256_add_epi32(vi_load(p), _mm256_set1_epi32((int)add));
-  words = _mm256_srl_epi32(words, _mm_cvtsi32_si128((int)(4 * place)));
+static inline vf vf_zero_points(const uint32_t *p, uint32_t place) {
+  __m256i words = _mm256_srl_epi32(vi_load(p), _mm_cvtsi32_si128((int)(4 * place)));
   words = _mm256_and_si256(words, _mm256_set1_epi32(15));
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(words, _mm256_set1_epi32(8)));
 }

@@ -191,7 +191,7 @@ static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_
   const size_t of_rows = td_weight_groups(w);
   for (uint32_t i = 0; i < n; i++, out += ROW_VECTORS) {
     if (row % 8 == 0) {
-      const uint32_t word = w->zero[row / 8 * of_rows + first + i] + w->zero_add;
+      const uint32_t word = w->zero[row / 8 * of_rows + first + i];
       *out = _mm256_and_si256(vi_spread4(&word), _mm256_set1_epi32(15));
       continue;
     }

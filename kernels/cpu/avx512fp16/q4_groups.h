@@ -114,7 +114,7 @@ static void q4_list_zeros(const td_weight *w, const q4_groups *g, const q4_band 
   for (uint32_t i = 0; i < band->n_stored; i += VL) {
     uint32_t left = band->n_stored - i;
     vi words = left < VL ? vi_load_n(from + i, 4 * left) : vi_load(from + i);
-    words = _mm512_srl_epi32(_mm512_add_epi32(words, _mm512_set1_epi32((int)w->zero_add)), place);
+    words = _mm512_srl_epi32(words, place);
     words = _mm512_and_si512(words, _mm512_set1_epi32(15));
     _mm256_storeu_si256((__m256i *)(list + i), _mm512_cvtepi32_epi16(words));
   }

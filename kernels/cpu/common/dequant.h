@@ -19,29 +19,14 @@ static inline unsigned nibble_at(const void *words, size_t idx) {
   return ((const uint8_t *)words)[idx / 2] >> idx % 2 * 4 & 15;
 }
 
-// The nibble position in a word at which AWQ stores row % 8.
-static inline size_t awq_place(uint32_t row) {
-  return row % 2 * 4 + row % 8 / 2;
-}
-
 static inline unsigned code4_at(const td_weight *w, uint32_t row, uint32_t col) {
-  switch (w->layout) {
-  case TD_LAYOUT_GPTQ: return nibble_at(w->data, (col / 8 * (size_t)w->rows + row) * 8 + col % 8);
-  case TD_LAYOUT_AWQ:
-    return nibble_at(w->data, (col * (size_t)(w->rows / 8) + row / 8) * 8 + awq_place(row));
-  case TD_LAYOUT_ROWS: break;
-  }
   return nibble_at((const char *)w->data + row * td_weight_row_bytes(w), col);
 }
 
 // The zero point of a row's group idx.
 static inline int zero_at(const td_weight *w, uint32_t row, size_t group) {
   if (!w->zero) return 8;
-  size_t words = ((size_t)w->rows + 7) / 8;
-  size_t word = w->layout == TD_LAYOUT_ROWS ? row / 8 * td_weight_groups(w) + group
-                                            : group * words + row / 8;
-  size_t place = w->layout == TD_LAYOUT_AWQ ? awq_place(row) : row % 8;
-  return (int)((w->zero[word] + w->zero_add) >> 4 * place & 15);
+  return (int)(w->zero[row / 8 * td_weight_groups(w) + group] >> row % 8 * 4 & 15);
 }
 
 // An element without its scale.
@@ -61,8 +46,7 @@ static inline float dequant_at(const td_weight *w, uint32_t row, uint32_t col) {
 // The scale of a row's group idx, without the global scale; 1 without scales.
 static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
   if (!w->scale) return 1;
-  size_t at = w->layout == TD_LAYOUT_ROWS ? row / w->scale_rows * td_weight_groups(w) + group
-                                          : group * w->rows + row;
+  size_t at = row / w->scale_rows * td_weight_groups(w) + group;
   if (w->scale_dtype == TD_F8E8M0) return f32_from_e8m0(((const uint8_t *)w->scale)[at]);
   return f32_from_any(w->scale, w->scale_dtype, at);
 }

@@ -92,15 +92,15 @@ static q4_window window_of(const td_weight *w, const q4_groups *g, uint32_t k, u
 
 // Converts n zero points minus 8 to F32: those at nibble position `place` of their words, of which
 // `left` words are stored.
-static void zeros_to_f32(const td_weight *w, const uint32_t *from, uint32_t place, size_t left,
-                         uint32_t n, float *out) {
+static void zeros_to_f32(const uint32_t *from, uint32_t place, size_t left, uint32_t n,
+                         float *out) {
   size_t at = 0;
   for (; at < n && at + VL <= left; at += VL)
-    vf_store(out + at, vf_zero_points(from + at, w->zero_add, place));
+    vf_store(out + at, vf_zero_points(from + at, place));
   if (at >= n) return;
   uint32_t part[VL] = {0};
   memcpy(part, from + at, (left - at) * sizeof *part);
-  vf_store(out + at, vf_zero_points(part, w->zero_add, place));
+  vf_store(out + at, vf_zero_points(part, place));
 }
 
 // The list of a row's scales (or zero points) in a window, followed by zeros.
@@ -110,7 +110,7 @@ static void list_groups(const td_weight *w, const q4_groups *g, const q4_window 
   float *to = g->stored ? list : found;
   if (zeros) {
     size_t at = row / 8 * g->of_row + win->begin, n = ((size_t)w->rows + 7) / 8 * g->of_row;
-    zeros_to_f32(w, w->zero + at, row % 8, n - at, win->n_stored, to);
+    zeros_to_f32(w->zero + at, row % 8, n - at, win->n_stored, to);
   } else {
     size_t at = row * g->of_row + win->begin;
     const char *from = (const char *)w->scale + at * td_dtype_bytes(w->scale_dtype);

@@ -20,7 +20,7 @@ static inline uint32_t x_block_cols(const td_weight *w) {
 
 // The same; 0 if linear_w4a8 does not support the matrix.
 static inline uint32_t a8_block(const td_weight *w) {
-  return w->layout == TD_LAYOUT_ROWS && w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
+  return w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
 }
 
 typedef struct {

@@ -117,7 +117,7 @@ void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
   case TD_I8: decode_bytes(a); return;
   case TD_I4:
   case TD_F4E2M1:
-    if (w->layout != TD_LAYOUT_ROWS || w->scale_cols % 2) break;
+    if (w->scale_cols % 2) break;
     decode_row4(a);
     return;
 #define X(id, n_cols, n_bytes)                                                                     \

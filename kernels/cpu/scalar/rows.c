@@ -5,33 +5,10 @@
 #include "kernels/cpu/rows/sum_row.h"
 #include "kernels/decl.h"
 
-// Decodes a run of 4-bit codes of one group; the step between codes depends on the layout.
-static void decode_run4(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
-                        const float values[16], float *out) {
-  switch (w->layout) {
-  case TD_LAYOUT_ROWS: {
-    const char *codes = (const char *)w->data + row * td_weight_row_bytes(w);
-    for (uint32_t i = 0; i < n; i++)
-      out[i] = values[nibble_at(codes, k + i)];
-    return;
-  }
-  case TD_LAYOUT_GPTQ:
-    for (uint32_t i = 0; i < n; i++)
-      out[i] = values[code4_at(w, row, k + i)];
-    return;
-  case TD_LAYOUT_AWQ: {
-    const uint32_t *words = (const uint32_t *)w->data + (size_t)k * (w->rows / 8) + row / 8;
-    unsigned shift = 4 * (unsigned)awq_place(row);
-    for (uint32_t i = 0; i < n; i++)
-      out[i] = values[words[(size_t)i * (w->rows / 8)] >> shift & 15];
-    return;
-  }
-  }
-}
-
 static void decode_row4(const td_decode_row_args *a) {
   const td_weight *w = a->w;
   bool is_int = w->dtype == TD_I4;
+  const char *codes = (const char *)w->data + a->row * td_weight_row_bytes(w);
   float values[16], global = is_int ? 1 : w->global_scale;
   uint32_t n;
   for (uint32_t k = 0; k < w->cols; k += n) {
@@ -43,7 +20,8 @@ static void decode_row4(const td_decode_row_args *a) {
       float value = is_int ? (float)(code - zero) : f32_from_e2m1((unsigned)code);
       values[code] = value * scale * global;
     }
-    decode_run4(w, a->row, k, n, values, a->out + k);
+    for (uint32_t i = k; i < k + n; i++)
+      a->out[i] = values[nibble_at(codes, i)];
   }
 }
 

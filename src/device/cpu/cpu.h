@@ -152,14 +152,9 @@ static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {
   return (uint32_t)((uint64_t)n * i / n_pieces);
 }
 
-// Address where a matrix's rows from `row` on begin. For column-major layouts: in the first column.
+// Address where a matrix's rows from `row` on begin.
 static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
-  const char *data = w->data;
-  switch (w->layout) {
-  case TD_LAYOUT_AWQ: return data + row / 8 * sizeof(uint32_t);
-  case TD_LAYOUT_GPTQ: return data + row * sizeof(uint32_t);
-  default: return data + row * td_weight_row_bytes(w);
-  }
+  return (const char *)w->data + row * td_weight_row_bytes(w);
 }
 
 // TD_EINVAL unless the kernels can read the matrix.

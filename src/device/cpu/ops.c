@@ -21,8 +21,8 @@ td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err) {
   td_status status = td_dev_check_weight(w, what, err);
   if (status != TD_OK) return status;
-  TD_DEV_REQUIRE(td_kernels_linear(w, false), "%s: no kernel for %s in layout %d", what,
-                 td_dtype_name(w->dtype), (int)w->layout);
+  TD_DEV_REQUIRE(td_kernels_linear(w, false), "%s: no kernel for %s", what,
+                 td_dtype_name(w->dtype));
   return TD_OK;
 }
 

@@ -221,14 +221,13 @@ td_status td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_tiles *tiles
 
 uint32_t td_cpu_tile_rows(const td_cpu_dev *dev, const td_weight *w, uint32_t tile_rows) {
   enum { UNIT = 8 };
-  if (dev->nodes.n < 2 || !dev->stripes.base || w->layout != TD_LAYOUT_ROWS) return tile_rows;
+  if (dev->nodes.n < 2 || !dev->stripes.base) return tile_rows;
   const size_t most = dev->stripes.stripe_bytes / TD_STRIPE_TILES / td_weight_row_bytes(w);
   const uint32_t n = (uint32_t)(most < UNIT ? UNIT : most - most % UNIT);
   return n < tile_rows ? n : tile_rows;
 }
 
 td_cpu_rows td_cpu_rows_of(const td_weight *w, size_t row_begin, size_t tile_rows, size_t n_rows) {
-  if (w->layout != TD_LAYOUT_ROWS) return (td_cpu_rows){.base = NULL}; // columns lie together
   const size_t row_bytes = td_weight_row_bytes(w);
   return (td_cpu_rows){.base = (const char *)w->data + row_begin * row_bytes,
                        .tile_bytes = tile_rows * row_bytes,

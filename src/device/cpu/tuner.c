@@ -70,7 +70,6 @@ td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t 
   kind.n_experts = n_experts;
   kind.batch = (uint16_t)(log2_up(n_tokens) + (prompt ? PROMPT : 0));
   kind.dtype = (uint8_t)w->dtype;
-  kind.layout = (uint8_t)w->layout;
   kind.n_ways = prompt ? 1 : (uint8_t)td_kernels_n_schedules(w);
   return kind;
 }
@@ -89,11 +88,12 @@ static void try_ways(knob *k) {
 _Static_assert(TD_N_GEMV_SCHEDULES == 2, "an option for each way");
 
 // Options for the next round: half and twice the current number of rows.
-static void try_rows(knob *k, uint32_t least) {
+static void try_rows(knob *k) {
+  enum { LEAST_ROWS = 32 }; // of a call
   const option middle = k->options[MIDDLE];
-  const uint32_t half = middle.rows / 2 / least * least, twice = 2 * middle.rows;
+  const uint32_t half = middle.rows / 2 / LEAST_ROWS * LEAST_ROWS, twice = 2 * middle.rows;
   k->options[0] = (option){half, middle.way};
-  if (middle.rows >= least && twice <= TD_TUNER_ROWS) {
+  if (middle.rows >= LEAST_ROWS && twice <= TD_TUNER_ROWS) {
     k->options[2] = (option){twice, middle.way};
   }
 }
@@ -119,19 +119,13 @@ static int knob_best(const knob *k) {
 
 // ---- kinds ------------------------------------------------------------------------------------
 
-// Minimum rows per call: column-major layouts have that many rows in a cache line
-// (kernels/registry.c).
-static uint32_t least_rows(const td_tuner_kind *kind) {
-  return kind->layout == TD_LAYOUT_ROWS ? 32 : 128;
-}
-
 static void begin_round(kind_trials *k, const option middle[TD_TUNER_KNOBS]) {
   for (int i = 0; i < TD_TUNER_KNOBS; i++) {
     knob_begin(&k->knobs[i], middle[i]);
     if (k->round == WAYS_ROUND) {
       try_ways(&k->knobs[i]);
     } else {
-      try_rows(&k->knobs[i], least_rows(&k->kind));
+      try_rows(&k->knobs[i]);
     }
   }
   k->n_begun = k->n_ended = 0;

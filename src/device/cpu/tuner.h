@@ -28,7 +28,7 @@ typedef struct {
   uint32_t rows, cols, scale_cols; // of the first matrix
   uint32_t n_experts;              // to choose from; 0: the operator is a single matrix
   uint16_t batch;                  // log2 of the number of tokens, and whether they are a prompt's
-  uint8_t dtype, layout;
+  uint8_t dtype;
   uint8_t n_ways; // schedules of its kernel, at least 1
 } td_tuner_kind;
 

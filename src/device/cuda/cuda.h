@@ -117,8 +117,6 @@ typedef struct {
   size_t n_pieces;
   char *shared_piece; // rest of the newest allocation that small copies share
   size_t shared_bytes;
-  void *staging; // GPU memory: weights before they are repacked to rows
-  size_t staging_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
   uint32_t n_drops;   // of the copies: graphs made before refer to memory that was freed
@@ -272,7 +270,7 @@ void td_cuda_graphs_drop(td_cuda_stream *stream); // before memory that they use
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err);
 
-// weights.c: the GPU copy of a matrix, a vector or memory; matrices always in TD_LAYOUT_ROWS.
+// weights.c: the GPU copy of a matrix, a vector or memory.
 // n_bytes 0 or host NULL gives NULL.
 td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
                             td_err *err);

@@ -41,14 +41,14 @@ static td_cu_read read_of_format(const td_weight *w) {
 }
 
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
-  bool is_even = x_aligned && w->layout == TD_LAYOUT_ROWS && !w->zero_add && w->cols % 8 == 0;
+  bool is_even = x_aligned && w->cols % 8 == 0;
   return is_even ? read_of_format(w) : TD_CU_READ_ANY;
 }
 
 bool td_cuda_same_format(const td_weight *a, const td_weight *b) {
-  return a->dtype == b->dtype && a->layout == b->layout && a->cols == b->cols &&
-         a->scale_dtype == b->scale_dtype && a->scale_rows == b->scale_rows &&
-         a->scale_cols == b->scale_cols && !a->scale == !b->scale && !a->zero == !b->zero;
+  return a->dtype == b->dtype && a->cols == b->cols && a->scale_dtype == b->scale_dtype &&
+         a->scale_rows == b->scale_rows && a->scale_cols == b->scale_cols &&
+         !a->scale == !b->scale && !a->zero == !b->zero;
 }
 
 td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,

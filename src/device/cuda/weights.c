@@ -112,76 +112,6 @@ static td_status find_or_copy(td_cuda_dev *dev, const void *host, size_t n_bytes
   return status;
 }
 
-// Bytes that place_parts needs.
-static size_t parts_bytes(const td_weight *w) {
-  return aligned(td_weight_data_bytes(w)) + aligned(td_weight_scale_bytes(w)) +
-         aligned(td_weight_zero_bytes(w));
-}
-
-// Places w's data, scales and zero points one after the other in device memory.
-static void place_parts(td_weight *w, char *at) {
-  char *scale = at + aligned(td_weight_data_bytes(w));
-  char *zero = scale + aligned(td_weight_scale_bytes(w));
-  w->data = at;
-  w->scale = scale;
-  if (w->zero) w->zero = (const uint32_t *)zero;
-}
-
-// Copies the matrix to staging memory; out describes it there.
-static td_status stage(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
-  size_t n_bytes = parts_bytes(host);
-  if (n_bytes > dev->staging_bytes) {
-    td_cuda_settle(dev);
-    if (dev->staging) dev->abi->free(dev->staging);
-    dev->staging = NULL;
-    dev->staging_bytes = 0;
-    if (dev->abi->alloc(&dev->staging, n_bytes) != 0) return does_not_fit(dev, n_bytes, err);
-    dev->staging_bytes = n_bytes;
-  }
-  *out = *host;
-  place_parts(out, dev->staging);
-  const void *from[] = {host->data, host->scale, host->zero};
-  const void *to[] = {out->data, out->scale, out->zero};
-  size_t sizes[] = {td_weight_data_bytes(host), td_weight_scale_bytes(host),
-                    td_weight_zero_bytes(host)};
-  int code = 0;
-  for (int i = 0; i < 3 && code == 0; i++)
-    if (sizes[i] > 0) code = td_cuda_copy_from(dev, (void *)to[i], from[i], sizes[i], dev->upload);
-  return td_cuda_result(dev, code, "copying weights to the GPU", err);
-}
-
-static td_status upload_in_rows(td_cuda_dev *dev, const td_weight *host, td_weight *out,
-                                td_err *err) {
-  td_cu_as_rows_args args;
-  td_status status = stage(dev, host, &args.w, err);
-  if (status != TD_OK) return status;
-  args.data = (uint32_t *)out->data;
-  args.scale = (void *)out->scale;
-  args.zero = (uint32_t *)out->zero;
-  int code = dev->abi->as_rows(&args, dev->upload);
-  int sync_code = dev->abi->stream_sync(dev->upload);
-  return td_cuda_result(dev, code ? code : sync_code, "laying out weights on the GPU", err);
-}
-
-// Repacks a matrix of another layout to rows. The table has it under the address of its data.
-static td_status in_rows(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
-  size_t host_bytes = td_weight_bytes(host);
-  *out = *host;
-  out->layout = TD_LAYOUT_ROWS;
-  out->zero_add = 0;
-  td_cuda_copy *copy;
-  td_status status = slot_for(dev, host->data, host_bytes, &copy, err);
-  if (status != TD_OK) return status;
-  void *device = copy->device;
-  if (!copy->host && reserve(dev, parts_bytes(out), &device) != TD_OK)
-    return does_not_fit(dev, parts_bytes(out), err);
-  place_parts(out, device);
-  if (copy->host) return TD_OK;
-  status = upload_in_rows(dev, host, out, err);
-  if (status == TD_OK) fill_slot(dev, copy, host->data, device, host_bytes);
-  return status;
-}
-
 td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
                             td_err *err) {
   *out = NULL;
@@ -243,10 +173,9 @@ static td_status put_scales(td_cuda_dev *dev, const td_weight *host, td_weight *
   return status;
 }
 
-// True unless the copy must be repacked or have its scales widened.
+// True unless the copy must have its scales widened.
 bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w) {
   (void)dev;
-  if (w->layout != TD_LAYOUT_ROWS) return false;
   return w->dtype != TD_F4E2M1 || w->scale_dtype != TD_F8E8M0 || !has_extreme_scales(w);
 }
 
@@ -254,12 +183,6 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
                          td_err *err) {
   td_status status = td_dev_check_weight(host, what, err);
   if (status != TD_OK) return status;
-  if (host->layout != TD_LAYOUT_ROWS) {
-    pthread_mutex_lock(&dev->lock);
-    status = in_rows(dev, host, out, err);
-    pthread_mutex_unlock(&dev->lock);
-    return status;
-  }
   *out = *host;
   status = td_cuda_on_device(dev, host->data, td_weight_data_bytes(host), &out->data, err);
   if (status == TD_OK) status = put_scales(dev, host, out, err);
@@ -394,16 +317,15 @@ td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_exp
 void td_cuda_weights_close(td_cuda_dev *dev) {
   for (size_t i = 0; i < dev->n_pieces; i++)
     dev->abi->free(dev->pieces[i]);
-  if (dev->staging) dev->abi->free(dev->staging);
   free(dev->pieces);
   free(dev->copies);
   free(dev->experts);
   dev->pieces = NULL;
   dev->copies = NULL;
   dev->experts = NULL;
-  dev->staging = dev->shared_piece = NULL;
+  dev->shared_piece = NULL;
   dev->n_pieces = dev->n_copies = dev->n_slots = dev->n_experts = 0;
-  dev->copied_bytes = dev->shared_bytes = dev->staging_bytes = 0;
+  dev->copied_bytes = dev->shared_bytes = 0;
 }
 
 void td_cuda_weights_drop(td_dev *base) {

@@ -71,9 +71,8 @@ uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
 }
 
 static bool is_alike(const td_weight *a, const td_weight *b) {
-  return a->dtype == b->dtype && a->scale_dtype == b->scale_dtype && a->layout == b->layout &&
-         a->rows == b->rows && a->cols == b->cols && a->scale_rows == b->scale_rows &&
-         a->scale_cols == b->scale_cols && a->zero_add == b->zero_add &&
+  return a->dtype == b->dtype && a->scale_dtype == b->scale_dtype && a->rows == b->rows &&
+         a->cols == b->cols && a->scale_rows == b->scale_rows && a->scale_cols == b->scale_cols &&
          a->global_scale == b->global_scale && !a->scale == !b->scale && !a->zero == !b->zero;
 }
 

@@ -483,7 +483,7 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
                          td_err *err) {
   const td_conversion *c = l->opts->conversion;
   uint64_t n_bytes = td_conversion_bytes(c);
-  if (!n_bytes) return TD_OK;
+  if (!td_conversion_memory_bytes(c)) return TD_OK;
   for (uint64_t done = 0, n; done < n_bytes; done += n) {
     n = enter_stripe(l, l->converted_offset + done, n_bytes - done);
     if (fallocate(fd, 0, (off_t)(l->converted_offset + done), (off_t)n) == 0) continue;
@@ -491,7 +491,7 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
                    td_size(n_bytes).text, strerror(errno));
   }
   leave_stripes(l);
-  td_conversion_write_header(c, l->base + l->converted_offset);
+  if (n_bytes) td_conversion_write_header(c, l->base + l->converted_offset);
   moving m = {.l = l, .store = store};
   const td_conversion_opts how = {.moved = moved, .ctx = &m, .canceled = l->opts->canceled};
   td_status st = td_conversion_run(c, l->base + l->converted_offset, &how, err);

@@ -306,6 +306,11 @@ td_status td_store_add_converted(td_store *store, const void *bytes, size_t n_by
   return build_map(store, err);
 }
 
+void td_store_place(td_store *store, const td_tensor *t, const void *data) {
+  (void)store; // which owns the tensor
+  ((td_tensor *)t)->data = data;
+}
+
 bool td_store_is_converted(const td_store *store, const td_tensor *t) {
   return store->converted_bytes && t->data >= store->converted_bytes &&
          t->data <= store->converted_bytes + store->n_converted_bytes;

@@ -21,6 +21,8 @@ void td_store_close(td_store *store);
 // td_store_open_resident does this itself if the resident weights include one. TD_EFORMAT: a name
 // exists already.
 td_status td_store_add_converted(td_store *store, const void *bytes, size_t n_bytes, td_err *err);
+// The tensor's data have moved; borrowed until close.
+void td_store_place(td_store *store, const td_tensor *t, const void *data);
 bool td_store_is_converted(const td_store *store, const td_tensor *t);
 
 size_t td_store_n_tensors(const td_store *store);
