@@ -357,7 +357,7 @@ static void pin_streamed_first(const td_devices *d, const td_model *model) {
     }
     const bool is_streamed = i + d->n_streamed_dense >= c->n_layers;
     for (int part = 0; is_streamed && part < TD_N_DENSE_PARTS; part++) {
-      td_weight *matrices[TD_DENSE_MOST_MATRICES];
+      td_weight *matrices[TD_DENSE_MAX_MATRICES];
       const uint32_t n_matrices = td_dense_matrices(&layer, (td_dense_part)part, matrices);
       for (uint32_t k = 0; k < n_matrices; k++)
         pin_first(d->dev, matrices[k]);

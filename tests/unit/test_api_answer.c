@@ -191,7 +191,7 @@ static void write_blocks(td_buf *out, const char *text, size_t first, td_text_en
       }
       for (uint32_t c = delta.first_call; c < delta.last_call; c++) {
         if (block != (char)('0' + c)) td_buf_printf(out, "|%c ", block = (char)('0' + c));
-        td_buf_str(out, td_buf_text(&parts.calls[c].arguments) + parts.calls[c].n_told);
+        td_buf_str(out, td_buf_text(&parts.calls[c].arguments) + parts.calls[c].n_sent);
       }
       td_delta_clear(&delta, &parts);
     } while (delta.has_held);
