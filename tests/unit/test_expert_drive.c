@@ -1,13 +1,6 @@
 // tests/unit/test_expert_drive.c - experts that come from the drive: the same bits whatever the
 // arena holds, however reads end, and whoever dies.
 // CTest: slow
-#include <setjmp.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -173,59 +166,11 @@ static void check_same(drive_fixture *d, const float *want, bool is_long, const 
   free(got);
 }
 
-// ---- the same bits ------------------------------------------------------------------------------
-
-static void check_schedules_of(const small_model *m, unsigned n_schedules) {
-  const char *dir = strdup(golden_dir(m->name));
-  size_t n_vocab;
-  float *want = resident_logits(m, true, &n_vocab);
-  const unsigned n_sizes = 6;
-  for (unsigned i = 0; i < n_schedules; i++) {
-    char what[64];
-    const uint32_t n_slots = i % n_sizes == 0 ? 0 : i % n_sizes == 5 ? 1000 : 4 * (i % n_sizes);
-    snprintf(what, sizeof what, "%s, schedule %u, %u slots", m->name, i, n_slots);
-    const int fd = load_weights(dir, n_slots);
-    drive_fixture d;
-    atomic_store(&drive_seed, i + 1);
-    set_jitter(i % 3 == 0 ? i + 1 : 0);
-    open_drive(&d, dir, fd);
-    check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
-    close_drive(&d);
-    close(fd);
-  }
-  set_jitter(0);
-  free(want);
-  free((char *)dir);
-}
-
-static void test_no_bit_depends_on_the_drive(void **state) {
-  (void)state;
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
-    check_schedules_of(&small_models[i], N_SCHEDULES / 2);
-}
-
-// Of every format, in two sizes.
-static void test_formats(void **state) {
-  (void)state;
-  static const char *const names[] = {"deepseek_awq",   "deepseek_fp8_rows", "deepseek_int4",
-                                      "deepseek_mixed", "deepseek_mxfp4",    "qwen3_dense_layers",
-                                      "qwen3_fp8",      "qwen3_gptq",        "qwen3_int4_zeros",
-                                      "qwen3_int8",     "qwen3_mixed_tied",  "qwen3_nvfp4"};
-  for (size_t i = 0; i < TD_COUNT(names); i++)
-    check_schedules_of(&(small_model){.name = names[i]}, 2);
-  void (*const made[])(checkpoint *) = {ck_gpt_oss, ck_qwen3_next};
-  for (size_t i = 0; i < TD_COUNT(made); i++) {
-    checkpoint ck = {0};
-    made[i](&ck);
-    ck_write(&ck);
-    check_schedules_of(&(small_model){.name = ck.dir}, 2);
-    ck_free(&ck);
-  }
-}
+// ---- workers ------------------------------------------------------------------------------------
+// First, since it forks: before there are threads.
 
 // What one process read, others find; and a process that is killed holds up nobody.
-static void test_workers_die(void **state) {
-  (void)state;
+TEST(workers_die) {
   const small_model *m = &small_models[0];
   char *dir = strdup(golden_dir(m->name));
   const int fd = load_weights(dir, 9);
@@ -279,6 +224,54 @@ static void test_workers_die(void **state) {
   free(dir);
 }
 
+// ---- the same bits ------------------------------------------------------------------------------
+
+static void check_schedules_of(const small_model *m, unsigned n_schedules) {
+  const char *dir = strdup(golden_dir(m->name));
+  size_t n_vocab;
+  float *want = resident_logits(m, true, &n_vocab);
+  const unsigned n_sizes = 6;
+  for (unsigned i = 0; i < n_schedules; i++) {
+    char what[64];
+    const uint32_t n_slots = i % n_sizes == 0 ? 0 : i % n_sizes == 5 ? 1000 : 4 * (i % n_sizes);
+    snprintf(what, sizeof what, "%s, schedule %u, %u slots", m->name, i, n_slots);
+    const int fd = load_weights(dir, n_slots);
+    drive_fixture d;
+    atomic_store(&drive_seed, i + 1);
+    set_jitter(i % 3 == 0 ? i + 1 : 0);
+    open_drive(&d, dir, fd);
+    check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
+    close_drive(&d);
+    close(fd);
+  }
+  set_jitter(0);
+  free(want);
+  free((char *)dir);
+}
+
+TEST(no_bit_depends_on_the_drive) {
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_schedules_of(&small_models[i], N_SCHEDULES / 2);
+}
+
+// Of every format, in two sizes.
+TEST(formats) {
+  static const char *const names[] = {"deepseek_fp8_rows", "deepseek_int4",      "deepseek_mixed",
+                                      "deepseek_mxfp4",    "qwen3_dense_layers", "qwen3_fp8",
+                                      "qwen3_int4_zeros",  "qwen3_int8",         "qwen3_mixed_tied",
+                                      "qwen3_nvfp4"};
+  for (size_t i = 0; i < TD_COUNT(names); i++)
+    check_schedules_of(&(small_model){.name = names[i]}, 2);
+  void (*const made[])(checkpoint *) = {ck_gpt_oss, ck_qwen3_next};
+  for (size_t i = 0; i < TD_COUNT(made); i++) {
+    checkpoint ck = {0};
+    made[i](&ck);
+    ck_write(&ck);
+    check_schedules_of(&(small_model){.name = ck.dir}, 2);
+    ck_free(&ck);
+  }
+}
+
 // ---- failures -----------------------------------------------------------------------------------
 
 // The message names the file and an expert's offset there.
@@ -296,8 +289,7 @@ static void check_failure(const td_expert_places *places, const char *text) {
 }
 
 // An expert that cannot be read fails those who need it, and nobody else.
-static void test_a_bad_sector(void **state) {
-  (void)state;
+TEST(a_bad_sector) {
   const small_model *m = &small_models[0];
   char *dir = strdup(golden_dir(m->name));
   size_t n_vocab;
@@ -358,8 +350,7 @@ static void test_a_bad_sector(void **state) {
   free(dir);
 }
 
-static void test_other_files_are_refused(void **state) {
-  (void)state;
+TEST(other_files_are_refused) {
   checkpoint ck = {0};
   td_err err;
   ck_deepseek(&ck);
@@ -377,8 +368,7 @@ static void test_other_files_are_refused(void **state) {
   ck_free(&ck);
 }
 
-static void test_converted_experts_are_refused(void **state) {
-  (void)state;
+TEST(converted_experts_are_refused) {
   checkpoint ck = {0};
   td_model *model;
   td_expert_places places;
@@ -445,8 +435,7 @@ static bool use(arena_fixture *a, uint32_t layer, uint32_t expert, bool bypass) 
   return td_expert_arena_stats_of(a->arena).hits > hits;
 }
 
-static void test_least_recently_used_makes_room(void **state) {
-  (void)state;
+TEST(least_recently_used_makes_room) {
   arena_fixture a;
   open_arena(&a, 4);
   for (uint32_t e = 0; e < 4; e++)
@@ -461,8 +450,7 @@ static void test_least_recently_used_makes_room(void **state) {
   close_arena(&a);
 }
 
-static void test_prompts_bypass(void **state) {
-  (void)state;
+TEST(prompts_bypass) {
   arena_fixture a;
   open_arena(&a, 9);
   for (uint32_t e = 0; e < 8; e++)
@@ -481,8 +469,7 @@ static void test_prompts_bypass(void **state) {
   close_arena(&a);
 }
 
-static void test_pinned_slots_stay(void **state) {
-  (void)state;
+TEST(pinned_slots_stay) {
   arena_fixture a;
   open_arena(&a, 2);
   td_taken_expert first, second, third;
@@ -504,19 +491,4 @@ static void test_pinned_slots_stay(void **state) {
   td_expert_arena_release(a.arena, &third, 1);
   td_expert_arena_release(a.arena, &first, 1);
   close_arena(&a);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_workers_die), // forks, before there are threads
-      cmocka_unit_test(test_no_bit_depends_on_the_drive),
-      cmocka_unit_test(test_formats),
-      cmocka_unit_test(test_a_bad_sector),
-      cmocka_unit_test(test_other_files_are_refused),
-      cmocka_unit_test(test_converted_experts_are_refused),
-      cmocka_unit_test(test_least_recently_used_makes_room),
-      cmocka_unit_test(test_prompts_bypass),
-      cmocka_unit_test(test_pinned_slots_stay),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }
