@@ -278,6 +278,9 @@ TEST(elements_of_each_family) {
               "", "[t {\"st\": [\"1\"], \"d\": [{\"old\": \"1\", \"item\": 2}]}]");
   check_calls(M3(NS "<invoke name=\"t\">" NS "<st>" NS "</st>" NS "<o>" NS "</o>" NS "</invoke>\n"),
               "", "[t {\"st\": [], \"o\": {}}]");
+  check_calls(
+      M3(NS "<invoke name=\"t\">1" NS "</s>" NS "<i>2" NS "</i><b>true" NS "</b>" NS "</invoke>\n"),
+      "", "[t {\"s\": \"1\", \"i\": 2, \"b\": true}]");
   check_calls("So " NS "<invoke name=\"t\">" NS "<s>1" NS "</s>" NS "</invoke>" NS
               "<invoke name=\"g\">" NS "</invoke>",
               "So", "[t {\"s\": \"1\"}][g {}]");

@@ -2,13 +2,15 @@
 //   <function=NAME> <parameter=KEY> VALUE </parameter> ... </function>
 // and the like. The arguments become the JSON text of an object: a value whose schema allows only
 // strings as it comes, another when it is complete.
+#include <limits.h>
 #include <string.h>
 
 #include "api/calls/tool_calls_impl.h"
 #include "base/json_write.h"
 
-#define MAX_GAP     256 // white space between two tags that is looked through
-#define MAX_NESTING 32  // of elements within an argument
+#define MAX_GAP     256  // white space between two tags that is looked through
+#define MAX_NESTING 32   // of elements within an argument
+#define MAX_ELIDED  4096 // a value whose element has no beginning
 
 // Whether one of the markers is at `at`.
 static td_call_outcome any_at(const td_call_reading *x, const char *const *marks, size_t n,
@@ -148,15 +150,10 @@ static td_call_outcome read_key(td_call_reading *x) {
   return WAIT;
 }
 
-static td_call_outcome read_value_open(td_call_reading *x) {
+// Writes the key in word, whose value follows.
+static void begin_value(td_call_reading *x) {
   td_call_reader *r = x->r;
   td_buf *out = &x->call->arguments;
-  const td_call_tags *t = x->form->tags;
-  if (t->value_open && !td_call_skip_space(x)) return WAIT;
-  const td_call_outcome o = pass(x, t->value_open);
-  if (o != GO) return o;
-  if (t->trims_line_feeds && r->at == x->len) return WAIT;
-  if (t->trims_line_feeds && x->text[r->at] == '\n') r->at++;
   unsigned at;
   r->types = td_tool_params_find(r->params, x->call->name, td_buf_text(&r->word), &at);
   if (at < 64) r->given |= (uint64_t)1 << at;
@@ -172,6 +169,17 @@ static td_call_outcome read_value_open(td_call_reading *x) {
   td_buf_add(&r->key, td_buf_text(&r->word), r->word.len);
   td_buf_clear(&r->word);
   r->depth = 0;
+}
+
+static td_call_outcome read_value_open(td_call_reading *x) {
+  td_call_reader *r = x->r;
+  const td_call_tags *t = x->form->tags;
+  if (t->value_open && !td_call_skip_space(x)) return WAIT;
+  const td_call_outcome o = pass(x, t->value_open);
+  if (o != GO) return o;
+  if (t->trims_line_feeds && r->at == x->len) return WAIT;
+  if (t->trims_line_feeds && x->text[r->at] == '\n') r->at++;
+  begin_value(x);
   return td_call_go(x, STEP_TAG_VALUE);
 }
 
@@ -284,6 +292,38 @@ static void end_value(td_call_reading *x) {
   out->failed |= value.failed | all.path.failed;
   td_buf_free(&value);
   td_buf_free(&all.path);
+}
+
+// Where keys are tags, models leave out an element's beginning, or what precedes its tag: the value
+// ends at the end tag of a parameter that the tool has.
+static td_call_outcome read_elided(td_call_reading *x) {
+  td_call_reader *r = x->r;
+  const td_call_tags *t = x->form->tags;
+  const char *from = x->text + r->at, *end = x->text + x->len;
+  const size_t n_open = strlen(t->key_open), n_close = strlen(t->value_close);
+  const size_t left = (size_t)(end - from);
+  const char *tag = memmem(from, left < MAX_ELIDED ? left : MAX_ELIDED, t->key_open, n_open);
+  if (!tag) return left < MAX_ELIDED && !x->is_ended ? WAIT : NONE;
+  if ((size_t)(end - tag) <= n_close) return x->is_ended ? NONE : WAIT;
+  const char *key = tag + n_close;
+  const size_t n_left = (size_t)(end - key);
+  const char *close = memchr(key, '>', n_left < TD_CALL_MAX_NAME ? n_left : TD_CALL_MAX_NAME);
+  if (!close) return n_left < TD_CALL_MAX_NAME && !x->is_ended ? WAIT : NONE;
+  unsigned at;
+  const size_t n_key = (size_t)(close - key);
+  td_buf_clear(&r->word);
+  td_buf_add(&r->word, key, n_key);
+  td_tool_params_find(r->params, x->call->name, td_buf_text(&r->word), &at);
+  if (memcmp(tag, t->value_close, n_close) != 0 || at == UINT_MAX) return NONE;
+  const bool has_name = (size_t)(tag - from) >= n_key + 2 && from[0] == '<' &&
+                        memcmp(from + 1, key, n_key + 1) == 0;
+  r->is_text = -1;
+  begin_value(x);
+  for (from += has_name ? n_key + 2 : 0; from < tag; from++)
+    take_byte(x, *from);
+  r->at = (size_t)(close + 1 - x->text);
+  end_value(x);
+  return td_call_go(x, STEP_TAG_NEXT);
 }
 
 // ---- where a value ends -------------------------------------------------------------------------
@@ -453,7 +493,10 @@ td_call_outcome td_tagged_call_step(td_call_reading *x) {
   switch (x->r->step) {
   case STEP_TAG_OPEN: return read_open(x);
   case STEP_TAG_NAME: return read_name(x);
-  case STEP_TAG_NEXT: return read_next(x);
+  case STEP_TAG_NEXT: {
+    const td_call_outcome o = read_next(x);
+    return o == NONE && x->form->tags->keys_are_tags ? read_elided(x) : o;
+  }
   case STEP_TAG_KEY: return read_key(x);
   case STEP_TAG_VALUE_OPEN: return read_value_open(x);
   default: return read_value(x);
