@@ -161,6 +161,12 @@ void td_dev_follow_pins(td_dev *dev, td_dev *of) {
 void td_dev_stop_pinning(td_dev *dev) {
   (void)dev;
 }
+
+bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes) {
+  (void)dev, (void)host, (void)n_bytes;
+  return false;
+}
+
 void td_dev_drop_weights(td_dev *dev) {
   (void)dev;
 }
