@@ -678,6 +678,53 @@ TEST(names_are_those_offered) {
   params.is_closed = false;
 }
 
+// What models do to tags: leave one out, write it twice, cut it short or in other letters.
+TEST(tags_that_models_garble) {
+#define TWO "[t {\"s\": \"a\"}][t {\"s\": \"b\"}]"
+  static const char *const cases[][2] = {
+      {"<tool_call>t</arg_value>\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n</tool_call>",
+       "[t {\"s\": \"a\"}]"},
+      {"<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<tool_call>t\n<arg_key>s"
+       "</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
+       TWO},
+      {"<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a\n<tool_call>t\n<arg_key>s</arg_key>\n"
+       "<arg_value>b</arg_value>\n</tool_call>",
+       TWO},
+      {"<tool_call>\n<function=t>\n<parameter=s>\na\n</parameter>\n<tool_call>\n<function=t>\n"
+       "<parameter=s>\nb\n</parameter>\n</function>\n</tool_call>",
+       TWO},
+      {"<tool_call>\n<function=t>\n<parameter=s>\na\n</parameter\n<parameter=i>\n5\n</parameter>\n"
+       "</function>\n</tool_call>",
+       "[t {\"s\": \"a\", \"i\": 5}]"},
+      {"<tool_call>\n<tool_call>\n<function=t>\n<parameter=s>\na\n</parameter>\n</parameter>\n"
+       "</function>\n</tool_call>\n</tool_call>",
+       "[t {\"s\": \"a\"}]"},
+      {"<tool_call>\n<function=t>\n<parameter=s>\n<parameter=zz>\n</parameter>\n</parameter>\n"
+       "</function>\n</tool_call>",
+       "[t {\"s\": \"<parameter=zz>\\n</parameter>\"}]"},
+      {"<tool_call>\n<function=t>\n<parameter=s>\na\n<tool_call>\nno call\n</parameter>\n"
+       "</function>\n</tool_call>",
+       "[t {\"s\": \"a\\n<tool_call>\\nno call\"}]"},
+      {"<minimax:tool_call>\n<invoke name=\"t\">\n<parameter name=\"s\">a</parameter>\n<invoke "
+       "name=\"t\">\n<parameter name=\"s\">b</parameter>\n</invoke>\n</minimax:tool_call>",
+       TWO},
+      {"<|DSML|tool_calls>\n<|DSML|invoke name=\"t\">\n<|DSML|parameter name=\"s\" "
+       "string=\"true\">a"
+       "</|DSML|parameter>\n</|DSML|invoke>\n</|DSML|tool_calls>",
+       "[t {\"s\": \"a\"}]"},
+      {"<｜DSML｜invoke name=\"t\">\n<｜DSML｜parameter name=\"i\" string=\"false\">1"
+       "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+       "[t {\"i\": 1}]"},
+      {KM_CALLS KM_CALL "functions.t0" KM_ARGS "{}" KM_END KM_LAST, "[t {}]"},
+      {KM_CALLS KM_CALL "functionst:0" KM_ARGS "{}" KM_END KM_LAST, "[functionst:0 t {}]"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    check_calls(cases[i][0], "", cases[i][1]);
+  check_calls("<tool_call>{\"name\": \"a <b>\", \"arguments\": {}}</tool_call>",
+              "<tool_call>{\"name\": \"a <b>\", \"arguments\": {}}</tool_call>", "");
+#undef TWO
+}
+
 TEST(one_call_is_all) {
   const how h = {.parse_tool_calls = true, .one_call = true};
   check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>",

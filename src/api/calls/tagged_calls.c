@@ -8,9 +8,10 @@
 #include "api/calls/tool_calls_impl.h"
 #include "base/json_write.h"
 
-#define MAX_GAP     256  // white space between two tags that is looked through
-#define MAX_NESTING 32   // of elements within an argument
-#define MAX_ELIDED  4096 // a value whose element has no beginning
+#define CALL        "<tool_call>" // several forms' beginning of a call
+#define MAX_GAP     256           // white space between two tags that is looked through
+#define MAX_NESTING 32            // of elements within an argument
+#define MAX_ELIDED  4096          // a value whose element has no beginning
 
 // Whether one of the markers is at `at`.
 static td_call_outcome any_at(const td_call_reading *x, const char *const *marks, size_t n,
@@ -97,8 +98,11 @@ static td_call_outcome read_next(td_call_reading *x) {
   }
   const bool may_sep = t->after_name && !r->object.has_member;
   const td_call_outcome sep = may_sep ? pass(x, t->after_name) : NONE;
-  if (sep == GO) return GO;
-  const char *const marks[] = {x->form->call_close, x->form->close};
+  // An end tag may stand behind the name, or twice.
+  const td_call_outcome stray = t->keys_are_tags || sep == GO ? NONE : pass(x, t->value_close);
+  if (sep == GO || stray != NONE) return sep == GO ? GO : stray;
+  const char *const marks[] = {x->form->call_close, x->form->close, x->form->call_open,
+                               t->name_open, CALL};
   const td_call_outcome last = any_at(x, marks, TD_COUNT(marks), r->at);
   const td_call_outcome end = t->end ? pass(x, t->end) : NONE;
   if (end != GO && last != GO) {
@@ -346,7 +350,7 @@ static td_call_outcome at_text_end(const td_call_reading *x) {
 static td_call_outcome at_next_call(const td_call_reading *x, size_t at) {
   const td_call_form_marks *f = x->form;
   const char *const marks[] = {f->call_open, f->call_close,      f->open,
-                               f->close,     f->tags->name_open, "<tool_call>"};
+                               f->close,     f->tags->name_open, CALL};
   at = behind_space(x, at);
   return at == SIZE_MAX ? at_text_end(x) : any_at(x, marks, TD_COUNT(marks), at);
 }
@@ -378,8 +382,35 @@ static td_call_outcome at_known_key(const td_call_reading *x, size_t at, bool be
   return NONE;
 }
 
-// The tag that ends values, which may have more letters than it should: </parameter_function>.
-// *n: its length.
+// The beginning of a call of a tool that is offered.
+static td_call_outcome at_known_call(const td_call_reading *x, size_t at) {
+  const char *const opens[] = {CALL, x->form->call_open},
+                    *names[] = {x->form->tags->name_open, "<function="};
+  td_call_outcome found = NONE;
+  for (size_t i = 0; i < TD_COUNT(opens) && found == NONE; i++) {
+    found = td_call_at(x, opens[i], at);
+    if (found == GO) at += strlen(opens[i]);
+  }
+  if (found != GO) return found;
+  at = behind_space(x, at);
+  for (size_t i = 0; i < TD_COUNT(names) && at != SIZE_MAX; i++) {
+    const td_call_outcome o = td_call_at(x, names[i], at);
+    if (o == WAIT) return WAIT;
+    if (o == GO) at += strlen(names[i]);
+  }
+  char name[TD_CALL_MAX_NAME + 1];
+  for (size_t n = 0; at != SIZE_MAX && n < sizeof name && at + n < x->len; n++) {
+    const char c = x->text[at + n];
+    name[n] = c;
+    if (is_word_char(c) || (n == 0 && c == '"')) continue;
+    name[n] = '\0';
+    return td_tool_params_has_tool(x->r->params, name + (name[0] == '"')) ? GO : NONE;
+  }
+  return at == SIZE_MAX || x->len - at < sizeof name ? WAIT : NONE;
+}
+
+// The tag that ends values, which may have more letters than it should, </parameter_function>, or
+// end with the line. *n: its length.
 static td_call_outcome at_value_close(const td_call_reading *x, size_t at, size_t *n) {
   const char *close = x->form->tags->value_close;
   const size_t n_close = strlen(close);
@@ -394,9 +425,17 @@ static td_call_outcome at_value_close(const td_call_reading *x, size_t at, size_
       ++*n;
       return GO;
     }
+    if (c == '\n') return GO;
     if (!(c == '_' || c == '/' || (c >= 'a' && c <= 'z'))) return NONE;
   }
   return NONE;
+}
+
+// Whether a tag within the value at `at` has the name of those that end values.
+static bool opens_alike(const td_call_reading *x, size_t at) {
+  const char *name = x->form->tags->value_close + 2;
+  const size_t n = strlen(name) - 1;
+  return x->len - at > n + 1 && x->text[at] == '<' && memcmp(x->text + at + 1, name, n) == 0;
 }
 
 // Whether the value ends at the tag at `at`, and where the call continues.
@@ -409,10 +448,16 @@ static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begi
   *next = at;
   if (closed == WAIT) return WAIT;
   if (closed == GO) {
-    const char *const marks[] = {t->key_open, t->end, f->call_close, f->call_open, f->close};
+    // Twice: an element within the value ends, or the tag is doubled.
+    const char *const marks[] = {
+        t->key_open, t->end,       f->call_close, f->call_open,
+        f->close,    t->name_open, CALL,          x->r->depth ? NULL : t->value_close};
     *next = at + n;
     const size_t then = behind_space(x, *next);
-    return then == SIZE_MAX ? at_text_end(x) : any_at(x, marks, TD_COUNT(marks), then);
+    const td_call_outcome o = then == SIZE_MAX ? at_text_end(x)
+                                               : any_at(x, marks, TD_COUNT(marks), then);
+    if (o == NONE && x->r->depth && at == x->r->at) x->r->depth--;
+    return o;
   }
   const td_call_outcome key = at_known_key(x, at, begins_line);
   if (key != NONE) return key;
@@ -423,6 +468,7 @@ static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begi
     if (o == GO && i > 0 && begins_line) return GO;
     if (o == GO) return at_next_call(x, at + strlen(ends[i]));
   }
+  x->r->depth += at == x->r->at && opens_alike(x, at);
   return NONE;
 }
 
@@ -460,15 +506,18 @@ static td_call_outcome read_value(td_call_reading *x) {
   const char first = t->key_open[0];
   for (; r->at < x->len; r->at++) {
     const char c = x->text[r->at];
-    const bool is_feed = c == '\n' && trims;
+    const bool is_feed = c == '\n';
     if (is_feed || c == first) {
       const size_t at = r->at + is_feed;
       const bool begins_line = is_feed || (r->at > 0 && x->text[r->at - 1] == '\n');
       size_t next = at;
       td_call_outcome o = NONE;
       if (at == x->len) {
-        o = WAIT;
-      } else if (x->text[at] == first) {
+        o = trims || !x->is_ended ? WAIT : NONE;
+      } else if (x->text[at] == first && is_feed && !t->keys_are_tags) {
+        o = at_known_call(x, at);
+      }
+      if (o == NONE && at < x->len && x->text[at] == first && (trims || !is_feed)) {
         o = t->keys_are_tags ? ends_element(x, at, &next) : ends_value(x, at, begins_line, &next);
       }
       if (o == WAIT && x->is_ended) {

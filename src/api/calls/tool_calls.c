@@ -17,6 +17,8 @@ enum {
   ELEMENTS,
   DSML,
   DSML_V4,
+  DSML_PLAIN,
+  DSML_V4_PLAIN,
   HY,
   HY_SUFFIXED,
   MISTRAL,
@@ -57,13 +59,20 @@ static const td_call_tags element_tags = {.name_open = NS "<invoke name=",
                                           .end = NS "</invoke>",
                                           .keys_are_tags = true};
 
-static const td_call_tags dsml_tags = {.name_open = "<｜DSML｜invoke name=",
-                                       .name_close = ">",
-                                       .key_open = "<｜DSML｜parameter name=",
-                                       .key_close = ">",
-                                       .text_mark = " string=",
-                                       .value_close = "</｜DSML｜parameter>",
-                                       .end = "</｜DSML｜invoke>"};
+// Some models write other bars.
+#define DSML_TAGS(bar)                                                                             \
+  {                                                                                                \
+    .name_open = "<" bar "DSML" bar "invoke name=", .name_close = ">",                             \
+    .key_open = "<" bar "DSML" bar "parameter name=", .key_close = ">",                            \
+    .text_mark = " string=", .value_close = "</" bar "DSML" bar "parameter>",                      \
+    .end = "</" bar "DSML" bar "invoke>"                                                           \
+  }
+#define DSML_FORM(bar, run, its_tags)                                                              \
+  {                                                                                                \
+    .open = "<" bar "DSML" bar run ">", .close = "</" bar "DSML" bar run ">",                      \
+    .call_open = "<" bar "DSML" bar "invoke name=", .ends_thought = true, .tags = &(its_tags)      \
+  }
+static const td_call_tags dsml_tags = DSML_TAGS("｜"), plain_dsml_tags = DSML_TAGS("|");
 
 static const td_call_form_marks forms[] = {
     [HERMES] = {.call_open = "<tool_call>", .call_close = "</tool_call>", .ends_thought = true},
@@ -88,15 +97,10 @@ static const td_call_form_marks forms[] = {
                   .close = NS "</tool_call>",
                   .call_open = NS "<invoke name=",
                   .tags = &element_tags},
-    [DSML] = {.open = "<｜DSML｜function_calls>",
-              .close = "</｜DSML｜function_calls>",
-              .call_open = "<｜DSML｜invoke name=",
-              .ends_thought = true,
-              .tags = &dsml_tags},
-    [DSML_V4] = {.open = "<｜DSML｜tool_calls>",
-                 .close = "</｜DSML｜tool_calls>",
-                 .ends_thought = true,
-                 .tags = &dsml_tags},
+    [DSML] = DSML_FORM("｜", "function_calls", dsml_tags),
+    [DSML_V4] = DSML_FORM("｜", "tool_calls", dsml_tags),
+    [DSML_PLAIN] = DSML_FORM("|", "function_calls", plain_dsml_tags),
+    [DSML_V4_PLAIN] = DSML_FORM("|", "tool_calls", plain_dsml_tags),
     // Its calls begin with HERMES' marker.
     [HY] = {.open = "<tool_calls>",
             .close = "</tool_calls>",
@@ -222,10 +226,12 @@ static bool has_index(const char *text, size_t len) {
 }
 
 // Length of the name without what the model appended. way 0: all of it; 1: without an index, as in
-// NAME_0 and NAME.0; 2: without an id, as in NAME:call_1 and NAME#x.
+// NAME_0 and NAME.0; 2: without an id, as in NAME:call_1 and NAME#x; 3: without digits, as in
+// NAME0.
 static size_t without_id(const char *name, size_t len, int way) {
-  const size_t n = way == 1 ? without_digits(name, len) : strcspn(name, ":#");
+  const size_t n = way == 2 ? strcspn(name, ":#") : without_digits(name, len);
   if (way == 0 || n == 0) return len;
+  if (way == 3) return n;
   if (way == 2) return n < len ? n : len;
   return n < len && strchr(":#._-", name[n - 1]) ? n - 1 : len;
 }
@@ -239,7 +245,7 @@ static void match_name(const reading *x, char *name) {
   const bool has_prefix = strncmp(name, prefix, n) == 0;
   const char *begins[] = {name, name + (has_prefix ? n : 0)};
   if (has_prefix && name[n] && strchr("._:/-", name[n])) begins[1]++;
-  for (int k = 0; k < 6; k++) {
+  for (int k = 0; k < 8; k++) {
     const char *from = begins[k % 2];
     const size_t n_tried = without_id(from, strlen(from), k / 2);
     memcpy(tried, from, n_tried);
@@ -412,6 +418,11 @@ static outcome read_brace(reading *x) {
   td_call_reader *r = x->r;
   if (!skip_space(x)) return WAIT;
   char c = x->text[r->at];
+  if (r->form == HERMES && !r->is_array && c == '<') { // the marker may stand twice
+    const outcome again = td_call_at(x, form_of(x)->call_open, r->at);
+    if (again == GO) r->at += strlen(form_of(x)->call_open);
+    if (again != NONE) return again;
+  }
   if (r->form == HERMES && !r->is_array && c != '{' && c != '[') return begin_tags(x);
   bool is_array = c == '[' && !r->is_array;
   if (c != '{' && !is_array) return NONE;
