@@ -1,5 +1,7 @@
 // JSON Schema to grammars: which texts a schema's grammar generates, and what is refused.
 // CTest: no-tsan
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "unit/grammars.h"
@@ -33,6 +35,24 @@ static const language languages[] = {
     {"{\"type\":\"number\",\"exclusiveMinimum\":-1,\"maximum\":1}",
      {"-0.5", "0", "1", "1.0", "0.25", "-0.01"},
      {"-1", "-1.0", "1.01", "-2"}},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":-0.5,\"maximum\":0.25}",
+     {"-0.4999", "-0.1", "0", "0.25", "0.250", "0.2"},
+     {"-0.5", "-0.50", "0.251", "0.3", "1", "-1"}},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":99.99}",
+     {"0.01", "99.99", "5", "99.9", "10.5"},
+     {"0", "0.0", "99.991", "100", "-1"}},
+    {"{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":9223372036854775807}",
+     {"-9223372036854775808", "9223372036854775807", "0", "-1"},
+     {"-9223372036854775809", "9223372036854775808"}},
+    {"{\"type\":\"integer\",\"exclusiveMinimum\":9007199254740990,\"maximum\":9007199254740999}",
+     {"9007199254740991", "9007199254740999"},
+     {"9007199254740990", "9007199254741000"}},
+    {"{\"type\":\"integer\",\"minimum\":-3.5,\"maximum\":2.5}", {"-3", "2"}, {"-4", "3"}},
+    {"{\"type\":\"integer\",\"exclusiveMinimum\":-1,\"exclusiveMaximum\":1}", {"0"}, {"1", "-1"}},
+    {"{\"type\":\"number\",\"multipleOf\":0.01,\"minimum\":0.005}",
+     {"0.01", "7.25", "3"},
+     {"0", "0.005", "7.251"}},
+    {"{\"type\":\"string\",\"format\":\"date\",\"pattern\":\"^20..$\"}", {"\"2024\""}, {"\"1\""}},
     {"{\"enum\":[1,\"a\",null,{\"x\":[true]}]}",
      {"1", "\"a\"", "null", "{\"x\": [true]}"},
      {"2", "\"b\""}},
@@ -153,6 +173,45 @@ TEST(languages) {
   check_languages(languages, TD_COUNT(languages), true);
 }
 
+// Thousandths, as one writes them; without zeros at the end where is_short.
+static void write_number(char out[32], long thousandths, bool is_short) {
+  const long size = labs(thousandths);
+  int n = snprintf(out, 32, "%s%ld.%03ld", thousandths < 0 ? "-" : "", size / 1000, size % 1000);
+  while (is_short && out[n - 1] == '0')
+    out[--n] = '\0';
+  if (out[n - 1] == '.') out[n - 1] = '\0';
+}
+
+// Bounds with fractions admit the numbers that they should, however long a bound is written.
+TEST(random_bounds) {
+  srand(5);
+  for (int i = 0; i < 300; i++) {
+    const int size = i % 3 ? 3000 : 30000, step = i % 2 ? 10 : 1;
+    const long low = rand() % size * step - size * step / 2, high = low + rand() % 2500;
+    const bool is_low_open = rand() % 2, is_high_open = rand() % 2;
+    char schema[160], from[32], to[32];
+    write_number(from, low, true);
+    write_number(to, high, true);
+    snprintf(schema, sizeof schema, "{\"type\":\"number\",\"%s\":%s,\"%s\":%s}",
+             is_low_open ? "exclusiveMinimum" : "minimum", from,
+             is_high_open ? "exclusiveMaximum" : "maximum", to);
+    td_err err;
+    test_grammar t;
+    if (low == high && (is_low_open || is_high_open)) continue;
+    if (open_grammar(&t, SCHEMA, schema, &err) != TD_OK) fail_msg("%s: %s", schema, err.msg);
+    for (long v = low - 1200; v <= high + 1200; v += 1 + rand() % 9) {
+      const long value = rand() % 40 ? v : rand() % 2 ? low : high;
+      const bool is_in = (is_low_open ? value > low : value >= low) &&
+                         (is_high_open ? value < high : value <= high);
+      char text[32];
+      write_number(text, value, rand() % 2);
+      if (value && td_grammar_matches(t.g, text, strlen(text)) != is_in)
+        fail_msg("%s %s %s", schema, is_in ? "rejects" : "accepts", text);
+    }
+    close_grammar(&t);
+  }
+}
+
 // Objects with properties have no others, and white space is one blank or lines of items.
 static const language closed[] = {
     {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"const\":1}},"
@@ -192,7 +251,7 @@ TEST(refused) {
       {"{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
       {"{\"type\":\"array\",\"contains\":{\"const\":1}}", "contains"},
       {"{\"type\":\"number\",\"multipleOf\":3}", "multipleOf"},
-      {"{\"type\":\"number\",\"minimum\":0.5}", "minimum"},
+      {"{\"type\":\"integer\",\"minimum\":99999999999999999999}", "minimum"},
       {"{\"if\":{\"const\":1},\"then\":{\"const\":2}}", "if"},
       {"{\"type\":\"object\",\"patternProperties\":{\"a\":{\"const\":1}}}", "patternProperties"},
       {"{\"type\":\"object\",\"propertyNames\":{\"maxLength\":1}}", "propertyNames"},
