@@ -304,7 +304,7 @@ def test_folder_of_a_hub_cache(tandem_bin, tmp_path):
     write(folder / "snapshots/0123abcd", config, entries)
     command = [tandem_bin, "inspect", "--json", "--model", folder]
     missing = subprocess.run(command, capture_output=True, text=True)
-    assert missing.returncode == 1 and "revision main is not there" in missing.stderr
+    assert missing.returncode == 1 and "revision main is absent or incomplete" in missing.stderr
     (folder / "refs/main").write_text("0123abcd\n")
     facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert "org/name" in json.dumps(facts)
