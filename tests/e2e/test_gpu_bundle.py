@@ -314,9 +314,11 @@ def test_measure(bare_root, namespace):
     assert "small up, large up in parts of 4 MB" in {c["case"] for c in results["copies"][1:]}
     for c in results["register"][1:]:
         assert "unavailable" in c or (c["whole_register_s"] > 0 and c["parts_of_1_gib_unregister_s"] > 0)
+    assert any(c.get("waits") for c in results["signals"][1:])
     for c in results["signals"][1:]:
         if c["case"] == "cuBLAS beside a spinning kernel":
-            assert c["first_us"] > 0 and c["waits"] is True  # the emulator's meets every shape so
+            # The emulator's waits where a shape is new; few tokens take a kernel of ours.
+            assert c["first_us"] > 0 and c["waits"] is (c["first_us"] >= 5e6)
         else:
             assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
     assert results["interference"][0]["kv_dtype"] == "BF16"  # as a server's on a GPU; the others run on CPUs
