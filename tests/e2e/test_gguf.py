@@ -77,7 +77,9 @@ def test_token_ids(pre, corpus, tok_driver, tmp_path):  # noqa: F811
 def test_types_of_tokens(tok_driver, tmp_path):
     """Markers of thoughts and calls are text, and what looks like a control token is one, whatever the
     file says."""
-    marks = ["<think>", "</think>", "<tool_call>", "<|tool_call_begin|>", "<｜tool▁sep｜>", "</arg_value>"]
+    marks = ["<think>", "</think:opensource>", "<mm:think>", "<tool_call>", "</tool_calls:opensource>",
+             "<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "<tool_sep>",
+             "<arg_key>", "</arg_value>", "<minimax:tool_call>", "]<]minimax[>[", "｜DSML｜"]
     tokens = ["a", *marks, "<|im_end|>", "<|x"]
     metadata = gguf_files.vocabulary(tokens, [NORMAL, *[CONTROL_TYPE] * len(marks), NORMAL, NORMAL], merges=["a a"],
                                      model="gpt2", pre="qwen2")

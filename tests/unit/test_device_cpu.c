@@ -46,6 +46,7 @@ TEST(unknown_isa_is_an_error) {
   assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu"}, &err), TD_EINVAL);
   assert_null(dev);
   assert_non_null(strstr(err.msg, "abacus"));
+  assert_non_null(strstr(err.msg, "scalar"));
   for (const char *const *isa = td_kernels_isas(); *isa; isa++)
     assert_non_null(strstr(err.msg, *isa));
   if (kept)

@@ -320,12 +320,11 @@ static bool may_be_part(const td_token_index *index, int32_t id) {
 
 bool td_matcher_accepts(td_matcher *m, int32_t id) {
   const td_token_index *index = m->of->owner->index;
-  const bool is_text = id >= 0 && (uint32_t)id < index->n_vocab &&
-                       index->place_of[id] != UINT32_MAX;
-  if (is_text && may_be_part(index, id)) td_matcher_mask(m);
-  if (m->mask && id >= 0 && (uint32_t)id < m->of->owner->index->n_vocab) {
-    return m->mask[id / 64] >> (id % 64) & 1;
-  }
+  if (id < 0 || (uint32_t)id >= index->n_vocab) return false;
+  if (!m->mask && !m->of->owner->has_thread && index->place_of[id] != UINT32_MAX &&
+      may_be_part(index, id))
+    td_matcher_mask(m);
+  if (m->mask) return m->mask[id / 64] >> (id % 64) & 1;
   return !m->of->owner->has_thread && follow(m, id) != TD_AUTOMATON_DEAD;
 }
 
