@@ -172,8 +172,8 @@ bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w) {
   return !dev->vtable->takes_on_device || dev->vtable->takes_on_device(dev, w);
 }
 
-void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
-  if (dev->vtable->pin && host) dev->vtable->pin(dev, host, n_bytes);
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes, bool is_writable) {
+  if (dev->vtable->pin && host) dev->vtable->pin(dev, host, n_bytes, is_writable);
 }
 
 bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes) {

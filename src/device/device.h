@@ -113,11 +113,11 @@ bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w);
 // queued on the device.
 void td_dev_drop_weights(td_dev *dev);
 
-// Registers a read-only mapping that holds weights until td_dev_close, so that a device that copies
-// them does so at full speed; logs if that fails. It takes about a second for some GiB, so a thread
-// of the device does it piece by piece, by rising address. Some memory that may be pinned is left
-// for td_dev_alloc_host, where the system has a limit. Call once per device.
-void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
+// Registers a mapping that holds weights, read-only unless is_writable, until td_dev_close, so that
+// a device that copies them does so at full speed; logs if that fails. It takes about a second for
+// some GiB, so a thread of the device does it piece by piece, by rising address. Some memory that
+// may be pinned is left for td_dev_alloc_host, where the system has a limit. Call once per device.
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes, bool is_writable);
 // Whether some of this memory still waits to be registered, so that copies from it are slower than
 // later. Its pieces are registered next.
 bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
@@ -803,6 +803,7 @@ typedef struct {
   const float *weights;      // f32 [n_tokens][top_k]
   void *out;                 // [n_tokens][dim]
   uint32_t n_tokens, n_experts, top_k, dim;
+  bool is_bf16; // out on a CPU: of BF16
 } td_moe_join_args;
 
 #define X(NAME, name, args_type, ...) void td_op_##name(td_stream *stream, const args_type *args);

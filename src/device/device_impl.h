@@ -81,7 +81,7 @@ typedef struct {
   void (*own_memory)(td_dev *dev, size_t *n_free, size_t *total);
   void (*drop_weights)(td_dev *dev); // NULL: it has no copies
   // NULL, as the next four: nothing to register
-  void (*pin)(td_dev *dev, const void *host, size_t n_bytes);
+  void (*pin)(td_dev *dev, const void *host, size_t n_bytes, bool is_writable);
   bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);
   void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
   void (*stop_pinning)(td_dev *dev);

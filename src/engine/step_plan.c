@@ -35,8 +35,8 @@ static bool fits_stream(const td_model_config *config, const td_step_shape *shap
 }
 
 bool td_step_can_split(const td_model_config *config, const td_step_shape *shape) {
-  return is_decode(shape) && !has_drafts(shape) && shape->n_tokens >= TD_MAX_MICROBATCHES &&
-         fits_stream(config, shape, TD_MAX_MICROBATCHES);
+  return is_decode(shape) && !has_drafts(shape) && !shape->has_drive &&
+         shape->n_tokens >= TD_MAX_MICROBATCHES && fits_stream(config, shape, TD_MAX_MICROBATCHES);
 }
 
 static td_layer_way way_of(const td_model_config *config, const td_step_shape *shape,
@@ -58,7 +58,8 @@ static td_layer_way way_of(const td_model_config *config, const td_step_shape *s
 
 static td_handover choose_handover(const td_model_config *config, const td_step_shape *shape) {
   if (!shape->has_expert_dev) return TD_HANDOVER_NONE;
-  return is_decode(shape) && fits_stream(config, shape, 1) ? TD_HANDOVER_SIGNALS : TD_HANDOVER_HOST;
+  const bool may_signal = is_decode(shape) && !shape->has_drive && fits_stream(config, shape, 1);
+  return may_signal ? TD_HANDOVER_SIGNALS : TD_HANDOVER_HOST;
 }
 
 const td_pair_rates td_pair_usual = {

@@ -123,12 +123,11 @@ const td_option td_option_table[] = {
      "so the text of a repeated request, depends on what it holds"},
     {GROUP_MODEL, "weights", 0, OPT_SIZED, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
-     "possible; stream, with --device cpu: only routed experts stay in the files, and are read "
-     "from "
-     "the drive when they are used, the most used ones kept in GIB of memory (stream=GIB; default: "
-     "what is left); auto: resident if it fits and 2 MB pages are available, or if there are "
-     "several NUMA nodes (the weights are spread over them), or if experts stream to a GPU; stream "
-     "on a CPU if the files are larger than memory"},
+     "possible; stream: only routed experts stay in the files, and are read from the drive when "
+     "they are used, the most used ones kept in GIB of memory (stream=GIB; default: what is left); "
+     "auto: resident if it fits and 2 MB pages are available, or if there are several NUMA nodes "
+     "(the weights are spread over them), or if experts stream to a GPU; stream if the files are "
+     "larger than memory"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH | ON(PLAN), AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "

@@ -148,7 +148,8 @@ static void place_experts(td_devices *d, const td_devices_opts *opts, const td_m
     layer_bytes[i] = td_model_expert_bytes(model, i);
   td_expert_cache_size size;
   td_expert_cache_parse(&size, opts->runtime->expert_cache, NULL); // was checked
-  const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO;
+  if (opts->has_drive) size = (td_expert_cache_size){.bytes = 0};
+  const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO && !opts->has_drive;
   td_gpu_experts own = {.n_layers = 0};
   if (has_layers || !size.is_auto) {
     own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers, has_layers, &size);
@@ -365,10 +366,12 @@ static void pin_streamed_first(const td_devices *d, const td_model *model) {
   }
 }
 
-void td_devices_use_memory(const td_devices *devices, const td_model *model) {
+void td_devices_use_memory(const td_devices *devices, const td_model *model,
+                           const td_expert_arena *arena) {
   const td_stripes stripes = td_model_stripes(model);
   size_t n_bytes;
-  const void *memory = td_model_memory(model, &n_bytes);
+  const void *memory = arena ? td_expert_arena_memory(arena, &n_bytes)
+                             : td_model_memory(model, &n_bytes);
   td_dev_use_stripes(devices->dev, &stripes);
   if (devices->expert_dev) td_dev_use_stripes(devices->expert_dev, &stripes);
   for (uint32_t i = 0; i < devices->n_peers; i++)
@@ -376,8 +379,8 @@ void td_devices_use_memory(const td_devices *devices, const td_model *model) {
   if (!devices->stream_bytes && !devices->cache_bytes && !devices->peer_cache_bytes) return;
   for (uint32_t i = 0; i < devices->n_peers; i++)
     td_dev_follow_pins(devices->peers[i], devices->dev);
-  td_dev_pin(devices->dev, memory, n_bytes);
-  pin_streamed_first(devices, model);
+  td_dev_pin(devices->dev, memory, n_bytes, arena != NULL);
+  if (!arena) pin_streamed_first(devices, model);
 }
 
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out) {

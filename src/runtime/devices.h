@@ -15,6 +15,7 @@ typedef struct {
   uint64_t gpu_bytes;
   bool cpus_from_end, ends_with_process; // see td_dev_opts
   bool is_alone;                         // one device, whatever --devices has
+  bool has_drive; // experts come from the drive (model/drive/arena.h): none stay on a GPU
   // One of two GPUs, see td_gpu_pair: nothing is decoded here, or no long prompt is prefilled.
   bool is_for_prefill, is_for_decode;
   bool drafts;       // tokens (engine/draft.h), also by the model's layer for that where it can
@@ -51,8 +52,9 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
                           td_err *err);
 void td_devices_close(td_devices *devices);
 // Tells CPU devices how the model's weights lie on NUMA nodes, and registers their memory with the
-// devices that copy from it. The model's memory is borrowed.
-void td_devices_use_memory(const td_devices *devices, const td_model *model);
+// devices that copy from it: with an arena, which may be NULL, that of its experts. Borrowed.
+void td_devices_use_memory(const td_devices *devices, const td_model *model,
+                           const td_expert_arena *arena);
 // Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
 // device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);

@@ -80,24 +80,38 @@ static td_status open_model(td_session *s, td_err *err) {
 }
 
 static td_status open_devices(td_session *s, td_err *err) {
-  const td_devices_opts opts = {.runtime = &s->opts.runtime, .is_alone = s->opts.record_routing};
+  const td_devices_opts opts = {.runtime = &s->opts.runtime,
+                                .is_alone = s->opts.record_routing,
+                                .has_drive = s->arena ||
+                                             s->opts.runtime.weights == TD_WEIGHTS_STREAM};
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
   s->opts.runtime.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.runtime.kv_dtype);
-  s->has_chunk = s->opts.runtime.prefill_chunk > 0;
   s->opts.runtime.prefill_chunk = s->devices.prefill_chunk;
   return TD_OK;
 }
 
+// That experts come from the drive is known when the weights are open; a GPU was to hold some.
+static td_status open_devices_again(td_session *s, td_err *err) {
+  if (!s->arena || !s->devices.placement.is_discrete ||
+      s->opts.runtime.weights == TD_WEIGHTS_STREAM)
+    return TD_OK;
+  td_devices_close(&s->devices);
+  if (!s->has_chunk) s->opts.runtime.prefill_chunk = 0;
+  return open_devices(s, err);
+}
+
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
+  s->has_chunk = s->opts.runtime.prefill_chunk > 0;
   td_status st = td_model_open_shapes(&s->model, s->opts.runtime.model_dir, err); // nearly free
   if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
+  if (st == TD_OK) st = open_devices_again(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
-  td_devices_use_memory(&s->devices, s->model);
+  td_devices_use_memory(&s->devices, s->model, s->arena);
   st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;

@@ -82,9 +82,16 @@ static uint64_t left_bytes(const td_weights_need *need) {
   return held < need->available_bytes ? need->available_bytes - held : 0;
 }
 
+// Whether experts stay in host memory, if there is room.
+static bool has_experts_here(const td_weights_need *need) {
+  return !need->placement.is_discrete || need->placement.experts_on_cpu;
+}
+
 // For activations of prompts: the longer a step, the more tokens share an expert that was read.
+// Those of a GPU are there, but for the experts' own results of two engines.
 static uint64_t activation_bytes(const td_weights_need *need) {
-  return left_bytes(need) / 8;
+  return need->placement.is_discrete ? 2 * need->usual_chunk * need->token_bytes
+                                     : left_bytes(need) / 8;
 }
 
 // KV pages get half of what the arena leaves (kv/plan.h).
@@ -97,9 +104,10 @@ static uint64_t arena_bytes(const td_weights_need *need) {
   return most < all ? most : all;
 }
 
-// A whole prompt, as far as its activations fit.
+// A whole prompt, as far as its activations fit; 0: a GPU's memory decides.
 static uint32_t chunk_of(const td_weights_need *need) {
   enum { ROUND = 64 };
+  if (need->placement.is_discrete) return 0;
   uint64_t n = need->token_bytes ? activation_bytes(need) / need->token_bytes : 0;
   if (n > need->n_ctx) n = need->n_ctx;
   return n > need->usual_chunk ? (uint32_t)(n - n % ROUND) : need->usual_chunk;
@@ -113,10 +121,10 @@ static bool has_room_for_arena(const td_weights_need *need) {
 static td_status choose_stream(td_weights_choice *out, const td_weights_need *need, td_err *err) {
   const td_size_text weights = td_size(need->file_bytes), left = td_size(left_bytes(need));
   const td_size_text arena = td_size(arena_bytes(need)), slot = td_size(need->slot_bytes);
-  if (need->placement.is_discrete) {
+  if (!has_experts_here(need)) {
     return td_fail(err, TD_EUNSUPPORTED,
-                   "--weights stream: experts come from the drive with --device cpu only; give "
-                   "that, or --weights mmap");
+                   "--weights stream: the GPU holds all experts; leave it out, or give "
+                   "--expert-device cpu");
   }
   if (!need->streamed_bytes) {
     return td_fail(err, TD_EUNSUPPORTED, "--weights stream: %s; give --weights mmap",
@@ -146,7 +154,7 @@ static td_status choose_stream(td_weights_choice *out, const td_weights_need *ne
 // Whether auto streams: answers would wait for pages of the files otherwise.
 static bool is_to_stream(const td_weights_need *need) {
   if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_STREAM;
-  return need->file_bytes > need->available_bytes && !need->placement.is_discrete &&
+  return need->file_bytes > need->available_bytes && has_experts_here(need) &&
          need->streamed_bytes && has_room_for_arena(need);
 }
 
@@ -332,10 +340,13 @@ static void measure_experts(td_weights_need *need, const checkpoint *c, const td
   }
   need->slot_bytes = c->places.slot_bytes;
   need->n_slots = (uint64_t)c->places.n_layers * c->places.n_experts;
+  const bool has_gpu = need->placement.is_discrete;
+  enum { LEAST_BESIDE_GPU = 8 }; // some are being copied there
   need->least_slots = config->top_k;
+  if (has_gpu && need->least_slots < LEAST_BESIDE_GPU) need->least_slots = LEAST_BESIDE_GPU;
   need->usual_chunk = td_engine_prefill_chunk(config);
-  need->token_bytes = td_engine_step_bytes_per_token(config, TD_F32) +
-                      td_expert_drive_token_bytes(config);
+  need->token_bytes = td_expert_drive_token_bytes(config);
+  if (!has_gpu) need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
   for (size_t i = 0; i < c->n_ranges; i++) { // whole pages
     const uint64_t begin = c->ranges[i].begin + TD_DRIVE_ALIGN - 1;
     const uint64_t first = begin / TD_DRIVE_ALIGN, end = c->ranges[i].end / TD_DRIVE_ALIGN;
@@ -366,7 +377,7 @@ static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_
     need->file_bytes += td_store_shard(c->store, i).n_bytes;
   need->file_bytes -= td_store_table_bytes(c->store); // a token reads single rows
   const bool may_stream = need->mode == TD_WEIGHTS_STREAM ||
-                          (need->mode == TD_WEIGHTS_AUTO && !opts->placement.is_discrete &&
+                          (need->mode == TD_WEIGHTS_AUTO && has_experts_here(need) &&
                            need->file_bytes > need->available_bytes);
   if (!may_stream) return TD_OK;
   st = find_experts(c, opts->runtime->model_dir, err);

@@ -46,9 +46,9 @@ typedef struct {
 
 // Auto chooses resident if it fits and either brings huge pages, spreads weights over NUMA nodes,
 // saves workers a conversion, or lets a GPU stream experts from there. A GPU that holds all weights
-// needs no other copy. It chooses to stream experts from the drive on a CPU whose memory is smaller
-// than the files. TD_ENOMEM: resident was requested and can never fit, or memory is too small for
-// stream. TD_EUNSUPPORTED: the model's experts cannot stream.
+// needs no other copy. It chooses to stream experts from the drive where memory is smaller than the
+// files and no GPU holds them. TD_ENOMEM: resident was requested and can never fit, or memory is
+// too small for stream. TD_EUNSUPPORTED: the model's experts cannot stream.
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
 
 typedef struct {

@@ -140,6 +140,7 @@ static td_status open_devices(td_worker *w, td_err *err) {
                                 .ends_with_process = true,
                                 .is_alone = w->opts.role == TD_ROLE_DECODE,
                                 .is_for_prefill = w->opts.role == TD_ROLE_PREFILL,
+                                .has_drive = w->arena != NULL,
                                 .is_for_decode = w->opts.role == TD_ROLE_DECODE,
                                 .drafts = w->opts.runtime.draft != TD_DRAFT_OFF,
                                 .max_seqs = w->opts.max_batch,
@@ -152,7 +153,7 @@ static td_status open_devices(td_worker *w, td_err *err) {
   td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);
   td_dev_set_progress_counter(d->dev, w->front_link.channel.pulse);
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
-  td_devices_use_memory(d, w->model);
+  td_devices_use_memory(d, w->model, w->arena);
   size_t n_bytes;
   if (d->expert_dev && !td_model_memory(w->model, &n_bytes)) {
     td_info("experts are read through the page cache, from which they stream to the GPU more "

@@ -61,6 +61,37 @@ def test_texts_of_less_memory(tandem_bin, model):
     assert all(one == said["resident"] for one in said.values())
 
 
+@pytest.mark.no_asan
+def test_through_a_gpu(tandem_bin, model, build_dir, monkeypatch, tmp_path):
+    """Prompts through its ring, decode beside on the CPU; a worker that dies; a file that is cut."""
+    copy = tmp_path / "m"
+    shutil.copytree(model, copy)
+    monkeypatch.setenv("TANDEM_CUDA_LIB", str(build_dir / "bin" / "libtandem_cuda_emu.so"))
+    gpu = ["--device", "cuda", "--expert-device", "cpu", "--stream-from", "60", *OPTIONS[2:]]
+
+    def some_texts(server):
+        with ThreadPoolExecutor(2) as pool:
+            return [text_of(r) for r in pool.map(lambda p: ask(server, p, 6), PROMPTS[::3])]
+
+    server = Server(tandem_bin, copy, "--weights", "resident", *gpu)
+    said = some_texts(server)
+    server.close()
+    server = Server(tandem_bin, copy, "--weights", "stream=0.0006", *gpu)
+    assert some_texts(server) == said
+    assert 0 < metric(server, "streamed_expert_slots") < 16
+    os.kill(int(workers(server)[0]), signal.SIGKILL)
+    wait_until(lambda: httpx.get(server.url + "/health", trust_env=False).status_code == 200)
+    assert some_texts(server) == said
+    pids = workers(server)
+    for path in copy.glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size // 8)
+    failed = ask(server, PROMPTS[5])
+    assert failed.status_code == 500
+    assert "cannot be read" in failed.json()["error"]["message"]
+    assert workers(server) == pids
+    server.close()
+
+
 def test_workers_that_are_killed(tandem_bin, model):
     server = Server(tandem_bin, model, "--weights", "stream=0.001", *OPTIONS)
     before = texts(server)

@@ -186,8 +186,8 @@ int td_dev_node(const td_dev *dev) {
   return -1;
 }
 
-void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
-  TD_CHECK(dev->own_bytes && host && n_bytes);
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes, bool is_writable) {
+  TD_CHECK(dev->own_bytes && host && n_bytes && !is_writable);
 }
 
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {

@@ -236,7 +236,7 @@ static inline float *short_logits(const small_model *m, const char *kind, placem
   open_engine(&f, m, dev, where, ENGINE_PAGE);
   size_t n_memory;
   const char *memory = experts_memory(f.model, &n_memory);
-  td_dev_pin(dev, memory, n_memory);
+  td_dev_pin(dev, memory, n_memory, false);
   td_dev_wait_pinned(dev, memory, n_memory);
   *n_bytes = SHORT_ROWS * f.n_vocab * sizeof(float);
   float *out = malloc(*n_bytes);
@@ -335,7 +335,7 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
   if (td_engine_open(&l->decode, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   size_t n_memory;
   const char *memory = experts_memory(l->model, &n_memory);
-  td_dev_pin(l->dev, memory, n_memory);
+  td_dev_pin(l->dev, memory, n_memory, false);
   td_dev_wait_pinned(l->dev, memory, n_memory);
   assert_true(td_engine_streams_all(l->prefill));
   assert_false(td_engine_streams_all(l->decode));
@@ -631,7 +631,7 @@ static inline cache_result cached_logits(const small_model *m, const char *kind,
   open_cached(&f, m, dev, c);
   size_t n_memory;
   const char *memory = experts_memory(f.model, &n_memory);
-  td_dev_pin(dev, memory, n_memory);
+  td_dev_pin(dev, memory, n_memory, false);
   td_dev_wait_pinned(dev, memory, n_memory);
   cache_result r;
   if (meddle_with) meddle_with(&f);

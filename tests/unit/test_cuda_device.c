@@ -236,9 +236,9 @@ TEST(pinned_memory) {
     int32_t *weights = shared_weights(BYTES, rounds[round].seals);
     CUDA_OPEN(f);
     td_cuda_dev *dev = (td_cuda_dev *)f.dev;
-    td_dev_pin(f.dev, NULL, 0);
+    td_dev_pin(f.dev, NULL, 0, false);
     assert_int_equal(td_cuda_pinned_bytes(dev), 0);
-    td_dev_pin(f.dev, weights, BYTES);
+    td_dev_pin(f.dev, weights, BYTES, false);
     td_dev_wait_pinned(f.dev, weights, BYTES);
     assert_int_equal(td_cuda_pinned_bytes(dev), rounds[round].is_pinned ? BYTES : 0);
     int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC); // reads into what can be written to
@@ -286,7 +286,7 @@ static pinning begin_pinning(bool ends_with_process) {
   const td_dev_opts opts = {.kind = "cuda", .ends_with_process = ends_with_process};
   if (td_dev_open(&p.dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   ((td_cuda_dev *)p.dev)->pins.piece_bytes = PIECE;
-  td_dev_pin(p.dev, p.weights, PIECE * N_PIECES);
+  td_dev_pin(p.dev, p.weights, PIECE * N_PIECES, false);
   p.n = ((td_cuda_dev *)p.dev)->pins.n_pending;
   return p;
 }
@@ -341,7 +341,7 @@ TEST(registering_stops) {
     td_err err;
     assert_int_equal(td_dev_open(&p.dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
     td_cuda_dev *dev = (td_cuda_dev *)p.dev;
-    td_dev_pin(p.dev, p.weights, PIECE);
+    td_dev_pin(p.dev, p.weights, PIECE, false);
     td_dev_wait_pinned(p.dev, p.weights, PIECE);
     assert_int_equal(td_cuda_pinned_bytes(dev), is_last ? 0 : PIECE);
     for (size_t i = 0; is_last && i < N_PIECES; i++)

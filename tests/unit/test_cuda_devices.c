@@ -164,7 +164,7 @@ TEST(pins_of_another_device) {
   td_dev *first = two.dev[0].dev, *second = two.dev[1].dev;
   ((td_cuda_dev *)first)->pins.piece_bytes = PIECE;
   td_dev_follow_pins(second, first);
-  td_dev_pin(first, memory, N_BYTES);
+  td_dev_pin(first, memory, N_BYTES, false);
   td_dev_wait_pinned(second, memory, N_BYTES);
   assert_false(td_dev_is_pinning(second, memory, N_BYTES));
   char got[N_BYTES], *copy = cuda_alloc(&two.dev[1], N_BYTES);

@@ -321,7 +321,7 @@ TEST(streaming_before_registering) {
   engine_fixture f;
   open_engine(&f, m, dev, STREAMED, LONG_PROMPT + 1);
   const char *memory = experts_memory(f.model, &n_memory);
-  td_dev_pin(dev, memory, n_memory);
+  td_dev_pin(dev, memory, n_memory, false);
   keep_steps(&f, before);
   assert_memory_not_equal(before, apart, n_bytes);
   unlink(gate);

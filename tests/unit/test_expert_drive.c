@@ -109,7 +109,8 @@ typedef struct {
   td_expert_arena *arena;
 } drive_fixture;
 
-static void open_drive(drive_fixture *d, const char *dir, int fd) {
+// ring_bytes: for experts that stream to another device; 0: there is one device.
+static void open_drive_beside(drive_fixture *d, const char *dir, int fd, size_t ring_bytes) {
   td_err err;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
   *d = (drive_fixture){0};
@@ -119,6 +120,7 @@ static void open_drive(drive_fixture *d, const char *dir, int fd) {
     fail_msg("%s", err.msg);
   assert_non_null(d->arena);
   assert_int_equal(td_dev_open(&f->dev, &cpu, &err), TD_OK);
+  if (ring_bytes) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   f->n_vocab = td_model_config_of(f->model)->n_vocab;
   const uint32_t max_tokens = LONG_PROMPT + 1, n_pages = max_tokens / ENGINE_PAGE + 1;
   const td_engine_opts opts = {.n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
@@ -128,23 +130,33 @@ static void open_drive(drive_fixture *d, const char *dir, int fd) {
                                .max_seq_tokens = n_pages * ENGINE_PAGE,
                                .kv_dtype = td_dev_kv_dtype(f->dev, TD_F32),
                                .record_routing = true,
-                               .arena = d->arena};
+                               .arena = d->arena,
+                               .expert_dev = f->expert_dev,
+                               .stream_bytes = ring_bytes,
+                               .break_even_tokens = PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static void open_drive(drive_fixture *d, const char *dir, int fd) {
+  open_drive_beside(d, dir, fd, 0);
 }
 
 static void close_drive(drive_fixture *d) {
   td_engine_close(d->f.engine);
   td_dev_close(d->f.dev);
+  td_dev_close(d->f.expert_dev);
   td_expert_arena_close(d->arena);
   td_model_close(d->f.model);
 }
 
-static float *resident_logits(const small_model *m, bool is_long, size_t *n_vocab) {
+static float *resident_logits(const small_model *m, placement where, bool is_long,
+                              size_t *n_vocab) {
   td_dev *dev;
   td_err err;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
+  engine_activations = TD_ACTIVATIONS_AUTO;
   assert_int_equal(td_dev_open(&dev, &cpu, &err), TD_OK);
-  float *out = engine_logits(m, dev, TOGETHER, is_long, n_vocab);
+  float *out = engine_logits(m, dev, where, is_long, n_vocab);
   td_dev_close(dev);
   return out;
 }
@@ -180,7 +192,7 @@ TEST(workers_die) {
   if (!checker) {
     size_t n_vocab;
     drive_fixture d;
-    float *want = resident_logits(m, false, &n_vocab);
+    float *want = resident_logits(m, TOGETHER, false, &n_vocab);
     open_drive(&d, dir, fd);
     for (unsigned i = 0; i < 3 * N_KILLS; i++)
       check_same(&d, want, false, "beside others that die");
@@ -226,20 +238,22 @@ TEST(workers_die) {
 
 // ---- the same bits ------------------------------------------------------------------------------
 
-static void check_schedules_of(const small_model *m, unsigned n_schedules) {
+static void check_schedules_of(const small_model *m, placement where, unsigned n_schedules) {
   const char *dir = strdup(golden_dir(m->name));
   size_t n_vocab;
-  float *want = resident_logits(m, true, &n_vocab);
+  float *want = resident_logits(m, where, true, &n_vocab);
   const unsigned n_sizes = 6;
   for (unsigned i = 0; i < n_schedules; i++) {
-    char what[64];
-    const uint32_t n_slots = i % n_sizes == 0 ? 0 : i % n_sizes == 5 ? 1000 : 4 * (i % n_sizes);
+    char what[96];
+    const uint32_t n_slots = i % n_sizes == 0   ? where == STREAMED ? 8 : 0
+                             : i % n_sizes == 5 ? 1000
+                                                : 4 * (i % n_sizes);
     snprintf(what, sizeof what, "%s, schedule %u, %u slots", m->name, i, n_slots);
     const int fd = load_weights(dir, n_slots);
     drive_fixture d;
     atomic_store(&drive_seed, i + 1);
     set_jitter(i % 3 == 0 ? i + 1 : 0);
-    open_drive(&d, dir, fd);
+    open_drive_beside(&d, dir, fd, where == STREAMED ? m->ring_bytes : 0);
     check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
     close_drive(&d);
     close(fd);
@@ -251,7 +265,13 @@ static void check_schedules_of(const small_model *m, unsigned n_schedules) {
 
 TEST(no_bit_depends_on_the_drive) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
-    check_schedules_of(&small_models[i], N_SCHEDULES / 2);
+    check_schedules_of(&small_models[i], TOGETHER, N_SCHEDULES / 2);
+}
+
+// Prompts stream to another device, group by group, as they are read; decode does not.
+TEST(through_a_ring) {
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_schedules_of(&small_models[i], STREAMED, N_SCHEDULES / 4);
 }
 
 // Of every format, in two sizes.
@@ -261,13 +281,13 @@ TEST(formats) {
                                       "qwen3_int4_zeros",  "qwen3_int8",         "qwen3_mixed_tied",
                                       "qwen3_nvfp4"};
   for (size_t i = 0; i < TD_COUNT(names); i++)
-    check_schedules_of(&(small_model){.name = names[i]}, 2);
+    check_schedules_of(&(small_model){.name = names[i]}, TOGETHER, 2);
   void (*const made[])(checkpoint *) = {ck_gpt_oss, ck_qwen3_next};
   for (size_t i = 0; i < TD_COUNT(made); i++) {
     checkpoint ck = {0};
     made[i](&ck);
     ck_write(&ck);
-    check_schedules_of(&(small_model){.name = ck.dir}, 2);
+    check_schedules_of(&(small_model){.name = ck.dir}, TOGETHER, 2);
     ck_free(&ck);
   }
 }
@@ -293,7 +313,7 @@ TEST(a_bad_sector) {
   const small_model *m = &small_models[0];
   char *dir = strdup(golden_dir(m->name));
   size_t n_vocab;
-  float *want = resident_logits(m, false, &n_vocab);
+  float *want = resident_logits(m, TOGETHER, false, &n_vocab);
   const int fd = load_weights(dir, 1000);
   drive_fixture d;
   td_err err;

@@ -129,7 +129,12 @@ TEST(choice_of_stream) {
   assert_non_null(strstr(err.msg, "--weights stream: they are odd; give --weights mmap"));
   need.placement.is_discrete = true;
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_EUNSUPPORTED);
-  assert_non_null(strstr(err.msg, "--device cpu"));
+  assert_non_null(strstr(err.msg, "the GPU holds all experts"));
+  need = need_of_large(TD_WEIGHTS_AUTO, 20); // with a GPU for the rest
+  need.placement.is_discrete = need.placement.experts_on_cpu = true;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.is_streamed);
+  assert_int_equal(choice.prefill_chunk, 0);
   need = need_of_large(TD_WEIGHTS_AUTO, 200); // it fits
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
   assert_false(choice.is_streamed);

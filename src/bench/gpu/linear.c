@@ -42,7 +42,7 @@ static void bench_copies(td_gpu_bench *b) {
                gb / td_gpu_measure_copy(b, td_gpu_copy_once, &up));
   td_jw_double(b->json, "pageable_device_to_host_gbps",
                gb / td_gpu_measure_copy(b, td_gpu_copy_once, &down));
-  td_dev_pin(b->dev, host, n); // stays pinned until the end
+  td_dev_pin(b->dev, host, n, false); // stays pinned until the end
   td_dev_wait_pinned(b->dev, host, n);
   if (td_cuda_pinned_bytes((td_cuda_dev *)b->dev) == n) {
     td_jw_double(b->json, "pinned_host_to_device_gbps",

@@ -64,7 +64,7 @@ void td_gpu_steps_open(td_gpu_steps *s, td_gpu_bench *b, const td_gpu_steps_opts
   td_gpu_must(td_stream_open(&b->stream, b->dev, &err), &err);
   td_dev_set_thread_limit(s->devices.expert_dev, &s->n_active);
   start = td_clock_s();
-  td_dev_pin(b->dev, s->model.memory, s->model.n_bytes);
+  td_dev_pin(b->dev, s->model.memory, s->model.n_bytes, false);
   td_dev_wait_pinned(b->dev, s->model.memory, s->model.n_bytes);
   s->pin_s = td_clock_s() - start;
 }

@@ -566,7 +566,8 @@ static void join_piece(void *ctx, size_t item, unsigned member) {
   const td_moe_join_args *a = run->a;
   const size_t t = item / run->n_pieces, begin = item % run->n_pieces * SUM_ELEMENTS;
   const size_t n = a->dim - begin < SUM_ELEMENTS ? a->dim - begin : SUM_ELEMENTS;
-  float *out = (float *)a->out + t * a->dim + begin;
+  float widened[SUM_ELEMENTS];
+  float *out = a->is_bf16 ? widened : (float *)a->out + t * a->dim + begin;
   memset(out, 0, n * sizeof *out);
   for (size_t pair = t * a->top_k; pair < (t + 1) * a->top_k; pair++) {
     const int32_t id = a->ids[pair];
@@ -575,6 +576,7 @@ static void join_piece(void *ctx, size_t item, unsigned member) {
     td_kernels()->axpy(&(td_axpy_args){
         .y = out, .x = parts + pair * a->dim + begin, .a = &a->weights[pair], .n = n, .n_rows = 1});
   }
+  if (a->is_bf16) td_bf16_of_n((uint16_t *)a->out + t * a->dim + begin, out, n);
 }
 
 td_status td_cpu_op_moe_join(td_cpu_stream *stream, const td_moe_join_args *a, td_err *err) {

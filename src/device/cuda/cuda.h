@@ -72,6 +72,7 @@ typedef struct {
   pthread_t thread;
   void *reserve; // pinned, and freed at the system's limit: what is allocated later needs some
   bool has_thread, is_left_registered; // is_left_registered: skip unregistering at close
+  bool is_writable;                    // mappings are
   bool needs_writing; // used by the thread: mappings must be writable while they are registered
   _Atomic size_t n_pending; // written with the lock held
 
@@ -236,7 +237,7 @@ void *td_cuda_blas_symbol(void *ctx, const char *name);
 void *td_cuda_find_blas(const char *path, int cuda_major); // path: list of program folders, as PATH
 
 // pin.c: td_dev_pin and its companions.
-void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);
+void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes, bool is_writable);
 bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_stop_pinning(td_dev *dev);

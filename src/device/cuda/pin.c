@@ -24,6 +24,7 @@ enum { PIECE_ALIGN = 2 << 20, RESERVE_BYTES = 64 << 20 };
 // registration, which works for shared memory that is not sealed against it. Nothing is written.
 static int register_piece(td_cuda_dev *dev, const td_cuda_pin_piece *piece) {
   void *memory = (void *)(uintptr_t)piece->host;
+  if (dev->pins.is_writable) return dev->abi->pin(piece->host, piece->n_bytes, false);
   int code = dev->pins.needs_writing ? 1 : dev->abi->pin(piece->host, piece->n_bytes, true);
   if (code == 0 || mprotect(memory, piece->n_bytes, PROT_READ | PROT_WRITE) != 0) return code;
   dev->pins.needs_writing = true;
@@ -128,11 +129,12 @@ static bool cut_pieces(td_cuda_pins *p, const char *host, size_t n_bytes) {
   return true;
 }
 
-void td_cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
+void td_cuda_pin(td_dev *base, const void *host, size_t n_bytes, bool is_writable) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   td_cuda_pins *p = &dev->pins;
   TD_CHECK(!p->pieces);
   if (n_bytes == 0) return;
+  p->is_writable = is_writable;
   if (!cut_pieces(p, host, n_bytes) || pthread_create(&p->thread, NULL, pin_pieces, dev) != 0) {
     td_info("%s: no thread to register weights; copies of them are slower", base->name);
     p->n_pending = 0;

@@ -24,6 +24,8 @@ typedef struct {
 
 struct td_expert_drive {
   td_expert_arena *arena;
+  td_dev *dev;       // the CPU
+  td_stream *stream; // its
   td_event *routed;
   drive_group groups[N_QUEUED];
   uint32_t next_group, most_pending;
@@ -35,6 +37,7 @@ struct td_expert_drive {
   uint32_t n_pending;
   td_taken_expert *ahead; // [n_experts]: taken for ahead_layer
   uint32_t n_ahead, ahead_layer;
+  bool is_starved; // others have what is for prompts, perhaps until this step is over
   float *parts;    // [max_step_tokens][top_k][dim], and behind them [max_step_tokens][dim]
   int32_t *nobody; // [n_experts], zeros: the join's slots
   // of the step
@@ -112,22 +115,25 @@ static td_status alloc_arrays(td_engine *e, td_err *err) {
 
 td_status td_expert_drive_open(td_engine *e, td_err *err) {
   if (!e->opts.arena) return TD_OK;
-  TD_CHECK(!e->offload.dev && !e->opts.n_peers && !e->config->n_draft_layers);
+  TD_CHECK(!e->opts.n_peers && !e->config->n_draft_layers && !e->opts.n_gpu_expert_layers);
   td_expert_drive *d = e->drive = calloc(1, sizeof *d);
   if (!d) return td_fail(err, TD_ENOMEM, "out of memory: tables of experts");
   d->arena = e->opts.arena;
+  d->dev = e->offload.dev ? e->offload.dev : e->dev;
+  d->stream = e->offload.dev ? e->offload.stream : e->stream;
   const uint32_t n_slots = td_expert_arena_stats_of(d->arena).n_slots;
   d->most_pending = n_slots / 8 < LEAST_GROUP    ? LEAST_GROUP
                     : n_slots / 8 > MOST_PENDING ? MOST_PENDING
                                                  : n_slots / 8;
   td_status st = alloc_arrays(e, err);
   if (st == TD_OK) st = order_experts(d, e->config, err);
-  if (st == TD_OK) st = td_event_open(&d->routed, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&d->routed, d->dev, err);
   for (int i = 0; i < N_QUEUED && st == TD_OK; i++)
-    st = td_event_open(&d->groups[i].done, e->dev, err);
+    st = td_event_open(&d->groups[i].done, d->dev, err);
   if (st != TD_OK) return st;
-  const size_t n_bytes = e->opts.max_step_tokens * td_expert_drive_token_bytes(e->config);
-  return td_dev_alloc(e->dev, (void **)&d->parts, n_bytes, err);
+  const size_t n_tokens = e->offload.dev ? e->offload.max_tokens : e->opts.max_step_tokens;
+  return td_dev_alloc(d->dev, (void **)&d->parts, n_tokens * td_expert_drive_token_bytes(e->config),
+                      err);
 }
 
 void td_expert_drive_close(td_engine *e) {
@@ -137,7 +143,7 @@ void td_expert_drive_close(td_engine *e) {
   td_event_close(d->routed);
   for (int i = 0; i < N_QUEUED; i++)
     td_event_close(d->groups[i].done);
-  td_dev_free(e->dev, d->parts);
+  td_dev_free(d->dev, d->parts);
   free(d->memory);
   free(d);
 }
@@ -178,17 +184,17 @@ static void place(const td_expert_drive *d, const drive_group *g, const td_layer
 }
 
 // Marks the tokens that need the expert.
-static void fail_tokens(td_expert_drive *d, const td_microbatch *p, const td_moe_args *all,
+static void fail_tokens(td_expert_drive *d, uint32_t first_token, const td_moe_args *all,
                         const td_taken_expert *taken) {
   if (!d->has_failed) td_expert_arena_failure(d->arena, taken->slot, &d->failure);
   d->has_failed = true;
   const size_t n = (size_t)all->n_tokens * all->top_k;
   for (size_t i = 0; i < n; i++)
-    if ((uint32_t)all->ids[i] == taken->expert) d->failed[p->begin + i / all->top_k] = true;
+    if ((uint32_t)all->ids[i] == taken->expert) d->failed[first_token + i / all->top_k] = true;
 }
 
 // Moves those of pending that have landed to a group; those that cannot be read leave it.
-static void fill_group(td_expert_drive *d, drive_group *g, const td_microbatch *p,
+static void fill_group(td_expert_drive *d, drive_group *g, uint32_t first_token,
                        const td_layer *layer, uint32_t layer_idx, const td_moe_args *all) {
   uint32_t n_left = 0;
   g->n = 0;
@@ -200,7 +206,7 @@ static void fill_group(td_expert_drive *d, drive_group *g, const td_microbatch *
     switch (td_expert_arena_state(d->arena, taken.slot)) {
     case TD_SLOT_LOADING: d->pending[n_left++] = taken; break;
     case TD_SLOT_FAILED:
-      fail_tokens(d, p, all, &taken);
+      fail_tokens(d, first_token, all, &taken);
       td_expert_arena_release(d->arena, &taken, 1);
       break;
     case TD_SLOT_READY:
@@ -212,8 +218,7 @@ static void fill_group(td_expert_drive *d, drive_group *g, const td_microbatch *
   d->n_pending = n_left;
 }
 
-static void queue_group(td_engine *e, drive_group *g, const td_moe_args *all) {
-  td_expert_drive *d = e->drive;
+static void queue_group(td_expert_drive *d, drive_group *g, const td_moe_args *all) {
   td_moe_args args = *all;
   args.gate = g->gate;
   args.up = all->pairs ? NULL : g->up;
@@ -222,8 +227,8 @@ static void queue_group(td_engine *e, drive_group *g, const td_moe_args *all) {
   args.n_slots = args.n_experts;
   args.out = d->parts;
   args.out_f32 = args.by_pair = true;
-  td_op_moe(e->stream, &args);
-  td_event_record(g->done, e->stream);
+  td_op_moe(d->stream, &args);
+  td_event_record(g->done, d->stream);
   g->is_queued = true;
   d->next_group = (d->next_group + 1) % N_QUEUED;
 }
@@ -269,7 +274,8 @@ static void take_more(td_expert_drive *d, uint32_t layer_idx, bool bypass) {
   uint32_t n = d->n_todo, n_left = 0;
   if (!n || d->n_pending >= most) return;
   if (n > most - d->n_pending) n = most - d->n_pending;
-  td_expert_arena_take(d->arena, layer_idx, d->todo, n, bypass);
+  td_expert_arena_take(d->arena, layer_idx, d->todo, n, bypass && !d->is_starved);
+  d->is_starved = false;
   for (uint32_t i = 0; i < d->n_todo; i++) {
     if (i < n && d->todo[i].slot >= 0) {
       d->pending[d->n_pending++] = d->todo[i];
@@ -314,7 +320,7 @@ static uint32_t n_landed(const td_expert_drive *d) {
 // Waits for what is being read, or for slots: others' or, if all are this engine's, its own.
 static void wait_for_more(td_engine *e, uint32_t n_events) {
   td_expert_drive *d = e->drive;
-  td_dev_show_progress(e->dev);
+  td_dev_show_progress(d->dev);
   if (!d->n_pending) {
     bool has_queued = false;
     for (int i = 0; i < N_QUEUED; i++)
@@ -324,17 +330,18 @@ static void wait_for_more(td_engine *e, uint32_t n_events) {
       release_ahead(d);
       return;
     }
+    d->is_starved = true;
   }
   td_expert_arena_wait(d->arena, n_events);
 }
 
-void td_expert_drive_compute(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_idx,
                              const td_moe_args *all) {
   td_expert_drive *d = e->drive;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const bool bypass = (uint64_t)all->n_prompt * all->top_k >= all->n_experts;
   const uint32_t least = bypass ? LEAST_GROUP : 1;
-  td_event_sync(d->routed);
+  if (!e->offload.dev) td_event_sync(d->routed);
   release_groups(d); // they ran before the router did
   list_wanted(d, layer_idx, all);
   use_ahead(d, layer_idx);
@@ -349,10 +356,10 @@ void td_expert_drive_compute(td_engine *e, const td_microbatch *p, uint32_t laye
     }
     drive_group *g = &d->groups[d->next_group];
     release_group(d, g);
-    fill_group(d, g, p, layer, layer_idx, all);
-    if (g->n) queue_group(e, g, all);
+    fill_group(d, g, first_token, layer, layer_idx, all);
+    if (g->n) queue_group(d, g, all);
   }
-  td_op_moe_join(e->stream, &(td_moe_join_args){.here = d->parts,
+  td_op_moe_join(d->stream, &(td_moe_join_args){.here = d->parts,
                                                 .there = d->parts,
                                                 .slots = d->nobody,
                                                 .ids = all->ids,
@@ -361,7 +368,8 @@ void td_expert_drive_compute(td_engine *e, const td_microbatch *p, uint32_t laye
                                                 .n_tokens = all->n_tokens,
                                                 .n_experts = all->n_experts,
                                                 .top_k = all->top_k,
-                                                .dim = e->config->dim});
+                                                .dim = e->config->dim,
+                                                .is_bf16 = all->is_bf16});
 }
 
 void *td_expert_drive_sum(td_engine *e) {
@@ -373,6 +381,16 @@ void td_expert_drive_note_routed(td_engine *e) {
 }
 
 // ---- a step -------------------------------------------------------------------------------------
+
+void td_expert_drive_fail_missing(td_engine *e, const td_taken_expert *taken, uint32_t n) {
+  td_expert_drive *d = e->drive;
+  for (uint32_t i = 0; i < n; i++) {
+    if (td_expert_arena_state(d->arena, taken[i].slot) != TD_SLOT_FAILED) continue;
+    if (!d->has_failed) td_expert_arena_failure(d->arena, taken[i].slot, &d->failure);
+    d->has_failed = true;
+    memset(d->failed, true, e->step.n_tokens * sizeof *d->failed);
+  }
+}
 
 void td_expert_drive_begin_step(td_engine *e) {
   td_expert_drive *d = e->drive;

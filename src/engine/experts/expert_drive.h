@@ -1,5 +1,5 @@
 // src/engine/experts/expert_drive.h - routed experts that come from the drive, through an arena in
-// memory (model/drive/arena.h), on a CPU. Internal to engine/.
+// memory (model/drive/arena.h), to a CPU. Internal to engine/.
 //
 // In a layer the calling thread waits for the routing, takes the experts of its tokens and queues
 // those that are in memory, group by group as the others land. Each pair of token and expert has a
@@ -18,7 +18,10 @@ void td_expert_drive_end_step(td_engine *engine);
 void *td_expert_drive_sum(td_engine *engine); // [max_step_tokens][dim], for the experts' sum
 // The routing of a layer's tokens is queued.
 void td_expert_drive_note_routed(td_engine *engine);
-// Queues the routed experts of the microbatch's tokens, whose routing is queued. all: arguments as
-// for all of the layer's experts, with their sum at out.
-void td_expert_drive_compute(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+// Queues the routed experts of the step's tokens from first_token on, whose routing is queued, or
+// known if the CPU is the expert device. all: arguments as for all of the layer's experts, with
+// their sum at out.
+void td_expert_drive_compute(td_engine *engine, uint32_t first_token, uint32_t layer_idx,
                              const td_moe_args *all);
+// The step's tokens fail if one of the n experts, which have landed, could not be read.
+void td_expert_drive_fail_missing(td_engine *engine, const td_taken_expert *taken, uint32_t n);

@@ -97,3 +97,13 @@ size_t td_slot_pack(td_slot *slot) {
   }
   return align_up(used);
 }
+
+size_t td_slot_pack_apart(td_slot *slot) {
+  const size_t used = td_slot_lay_out(slot->parts, slot->n_parts);
+  for (uint32_t i = 0; i < slot->n_parts; i++) {
+    const td_slot_part *part = &slot->parts[i];
+    slot->copies[i] = (td_slot_copy){part->from, part->to, part->n_bytes};
+  }
+  slot->n_copies = slot->n_parts;
+  return used;
+}

@@ -56,3 +56,6 @@ typedef struct {
 // neighbours in host memory share a copy and keep their distance where it is a multiple of
 // TD_SLOT_ALIGN. Gaps between them are copied too, but only inside memory.
 size_t td_slot_pack(td_slot *slot);
+// The same with a copy for each part, in order: part i is copied by copies[i], from elsewhere if
+// the caller so chooses.
+size_t td_slot_pack_apart(td_slot *slot);

@@ -13,6 +13,8 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/engine_impl.h"
+#include "engine/experts/expert_drive.h"
+#include "engine/experts/expert_feed.h"
 #include "engine/experts/expert_slots.h"
 #include "engine/experts/ranks.h"
 
@@ -47,9 +49,11 @@ typedef struct {
 } queued_group;
 
 struct td_expert_stream {
-  td_stream *stream; // for the copies
-  uint32_t group;    // experts per slot; 0: a slot cannot hold one
-  uint32_t n_groups; // groups per layer
+  td_stream *stream;    // for the copies
+  td_expert_feed *feed; // experts come from the drive; NULL: they are in memory
+  uint32_t n_fed;       // experts that it reads at once
+  uint32_t group;       // experts per slot; 0: a slot cannot hold one
+  uint32_t n_groups;    // groups per layer
   uint32_t n_slots;
   size_t slot_bytes;
   td_event **filled, **freed; // [n_slots] each; one allocation
@@ -100,7 +104,7 @@ static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
     td_slot_list_expert(slot->parts + i * EXPERT_PARTS, layer, first + i);
   }
   slot->n_parts = n * EXPERT_PARTS;
-  return td_slot_pack(slot);
+  return e->opts.arena ? td_slot_pack_apart(slot) : td_slot_pack(slot);
 }
 
 static td_status alloc_layer(td_engine *e, streamed_layer *out, td_err *err) {
@@ -230,6 +234,7 @@ static bool is_taken(td_engine *e, uint32_t layer_idx) {
 static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   const streamed_layer *l = &e->streaming->layers[layer_idx];
   bool pending = false;
+  if (e->opts.arena) return true; // nothing is copied from where the model has them
   for (uint32_t i = 0; i < l->first_copy[n_groups]; i++)
     pending |= td_dev_is_pinning(e->dev, l->copies[i].from, l->copies[i].n_bytes);
   return !pending;
@@ -269,6 +274,41 @@ static void poll(td_expert_stream *s) {
     drop_oldest(s);
 }
 
+// ---- experts from the drive ---------------------------------------------------------------------
+
+// Experts from `first` on, to the end of their group at most: as many as the feed reads at once.
+static td_expert_range range_from(const td_engine *e, uint32_t layer_idx, uint32_t first) {
+  const td_expert_stream *s = e->streaming;
+  const uint32_t group = first / s->group * s->group, left = group + group_at(e, group) - first;
+  return (td_expert_range){
+      .layer_idx = layer_idx, .first = first, .n = left < s->n_fed ? left : s->n_fed};
+}
+
+// The range that streams behind this one in the step. False: none does.
+static bool find_next(const td_engine *e, td_expert_range *out, const td_expert_range *at) {
+  uint32_t layer_idx = at->layer_idx, first = at->first + at->n;
+  if (first == e->config->n_experts) {
+    first = 0;
+    do
+      layer_idx++;
+    while (layer_idx < e->config->n_layers && e->step.plan.way[layer_idx] != TD_LAYER_STREAMED);
+  }
+  if (layer_idx < e->config->n_layers) *out = range_from(e, layer_idx, first);
+  return layer_idx < e->config->n_layers;
+}
+
+// Whether the next group to queue, or what is read at once of it, has been read.
+static bool has_landed(td_engine *e) {
+  const td_engine_cursor *at = &e->step.cursor;
+  td_expert_range range, next;
+  if (!e->streaming->feed || at->group == at->n_groups) return true;
+  range = range_from(e, at->layer_idx - 1, at->group * e->streaming->group);
+  return td_expert_feed_poll(e->streaming->feed, &range,
+                             find_next(e, &next, &range) ? &next : NULL);
+}
+
+// ---- queueing groups ----------------------------------------------------------------------------
+
 static size_t piece_bytes(const td_engine *e, uint64_t ahead_bytes) {
   const size_t usual = e->opts.stream_piece_bytes ? e->opts.stream_piece_bytes : PIECE_BYTES;
   return ahead_bytes / MAX_PIECES > usual ? ahead_bytes / MAX_PIECES : usual;
@@ -282,7 +322,8 @@ bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   poll(s);
   const uint32_t fitting = MAX_TOKENS_QUEUED / e->step.n_tokens;
   const uint32_t most = fitting < MIN_SLOTS ? MIN_SLOTS : fitting;
-  if (!ahead_bytes || s->n_queued == s->n_slots || s->n_queued >= most) return false;
+  if (!ahead_bytes || s->n_queued == s->n_slots || s->n_queued >= most || !has_landed(e))
+    return false;
   return s->n_copied == s->n_queued ||
          s->progress.queued_bytes - s->progress.copied_bytes < ahead_bytes;
 }
@@ -293,6 +334,8 @@ void td_expert_stream_wait(td_engine *e) {
     td_event_sync(s->filled[queued_at(s, s->n_copied)->slot]);
   } else if (s->n_queued) {
     td_event_sync(s->freed[queued_at(s, 0)->slot]);
+  } else if (s->feed) {
+    td_expert_feed_wait(s->feed);
   }
 }
 
@@ -303,19 +346,57 @@ static void copy_in_pieces(td_expert_stream *s, char *to, const char *from, size
   }
 }
 
+// Copies n parts to the slot at base. taken: the experts whose parts they are, with their matrices
+// in the arena; NULL: copies know where all is.
+static uint64_t copy_parts(td_engine *e, char *base, const td_slot_copy *copies, uint32_t n,
+                           uint32_t layer_idx, const td_taken_expert *taken) {
+  uint64_t n_bytes = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const td_slot_copy *c = &copies[i];
+    const uint32_t part = i % EXPERT_PARTS;
+    const void *from = taken && part % MATRIX_PARTS == 0
+                           ? td_expert_arena_data(e->opts.arena, layer_idx,
+                                                  &taken[i / EXPERT_PARTS],
+                                                  (int)part / MATRIX_PARTS)
+                           : c->from;
+    copy_in_pieces(e->streaming, base + c->to, from, c->n_bytes);
+    n_bytes += c->n_bytes;
+  }
+  return n_bytes;
+}
+
+// The group's experts are copied as they are read.
+static uint64_t copy_from_drive(td_engine *e, char *base, const td_slot_copy *copies,
+                                uint32_t layer_idx, uint32_t group) {
+  td_expert_stream *s = e->streaming;
+  const uint32_t first = group * s->group, end = first + group_at(e, first);
+  uint64_t n_bytes = 0;
+  for (uint32_t at = first; at < end;) {
+    const td_expert_range range = range_from(e, layer_idx, at);
+    td_expert_range next;
+    const td_taken_expert *taken = td_expert_feed_await(s->feed, &range,
+                                                        find_next(e, &next, &range) ? &next : NULL);
+    td_expert_drive_fail_missing(e, taken, range.n);
+    n_bytes += copy_parts(e, base, copies + (at - first) * EXPERT_PARTS, range.n * EXPERT_PARTS,
+                          layer_idx, taken);
+    td_expert_feed_copied(s->feed, s->stream);
+    at += range.n;
+  }
+  return n_bytes;
+}
+
 // Waits for the group's slot to be free, copies the group there and returns the slot's index.
 static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
   const uint32_t slot = (l->first_slot + group) % s->n_slots;
   char *base = s->ring + slot * s->slot_bytes;
-  uint64_t n_bytes = 0;
+  const td_slot_copy *copies = l->copies + l->first_copy[group];
   td_stream_wait(s->stream, s->freed[slot]);
-  for (uint32_t i = l->first_copy[group]; i < l->first_copy[group + 1]; i++) {
-    const td_slot_copy *c = &l->copies[i];
-    copy_in_pieces(s, base + c->to, c->from, c->n_bytes);
-    n_bytes += c->n_bytes;
-  }
+  const uint64_t n_bytes = s->feed ? copy_from_drive(e, base, copies, layer_idx, group)
+                                   : copy_parts(e, base, copies,
+                                                l->first_copy[group + 1] - l->first_copy[group],
+                                                layer_idx, NULL);
   td_event_record(s->filled[slot], s->stream);
   note_queued(s, slot, n_bytes);
   if (e->is_confined) s->progress.confined_bytes += n_bytes;
@@ -409,6 +490,7 @@ td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   td_status st = td_stream_sync(e->streaming->stream, err);
   while (e->streaming->n_queued)
     drop_oldest(e->streaming);
+  if (e->streaming->feed) td_expert_feed_clear(e->streaming->feed);
   return st;
 }
 
@@ -468,6 +550,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   s->queue = malloc(s->n_slots * sizeof *s->queue);
   if (!s->queue) return td_fail(err, TD_ENOMEM, "out of memory");
   st = open_ring(e, err);
+  if (st == TD_OK && e->opts.arena)
+    st = td_expert_feed_open(&s->feed, &s->n_fed, e->opts.arena, e->dev, err);
   if (st == TD_OK) st = place_layers(e, err);
   if (st == TD_OK) choose_least(e);
   return st;
@@ -486,6 +570,7 @@ void td_expert_stream_close(td_engine *e) {
   td_expert_stream *s = e->streaming;
   if (!s) return;
   td_stream_close(s->stream);
+  td_expert_feed_close(s->feed);
   for (uint32_t i = 0; s->freed && i < 2 * s->n_slots; i++)
     td_event_close(s->filled[i]);
   td_dev_free(e->dev, s->ring);

@@ -318,7 +318,11 @@ static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_i
   td_moe_offload *offload = &e->offload;
   const td_moe_args args = offload_args(e, p, layer_idx, c->n, c->n_prompt);
   td_event_sync(offload->given);
-  td_op_moe(offload->stream, &args);
+  if (e->drive) {
+    td_expert_drive_compute(e, p->begin + c->begin, layer_idx, &args);
+  } else {
+    td_op_moe(offload->stream, &args);
+  }
   td_event_record(offload->done, offload->stream);
   td_event_sync(offload->done);
   receive_sum(e, p, layer_idx, c);
@@ -421,7 +425,7 @@ static void compute_read(td_engine *e, const td_microbatch *p, uint32_t layer_id
     td_engine_mlp(e, p, layer, false);
     args.out = td_expert_drive_sum(e);
   }
-  td_expert_drive_compute(e, p, layer_idx, &args);
+  td_expert_drive_compute(e, p->begin, layer_idx, &args);
   if (has_shared) td_op_add(e->stream, p->delta, args.out, (size_t)p->n_tokens * e->config->dim);
 }
 

@@ -78,6 +78,7 @@ struct td_expert_arena {
   td_drive_reader *reader;
   uint32_t owner;
   _Atomic uint32_t *pieces; // [n_slots]: reads of this process that have not ended
+  uint32_t *n_pins;         // [n_slots]: this process's, by several engines
   uint32_t *victims;        // [n_slots]
   uint64_t hits, misses;
 };
@@ -389,8 +390,10 @@ static td_status open_arena(td_expert_arena *a, const td_model *model,
   a->table = (int32_t *)((char *)h + h->table_at);
   a->slots = (arena_slot *)((char *)h + h->entries_at);
   a->pieces = calloc(h->n_slots, sizeof *a->pieces);
+  a->n_pins = calloc(h->n_slots, sizeof *a->n_pins);
   a->victims = calloc(h->n_slots, sizeof *a->victims);
-  if (!a->pieces || !a->victims) return td_fail(err, TD_ENOMEM, "out of memory: slots of experts");
+  if (!a->pieces || !a->n_pins || !a->victims)
+    return td_fail(err, TD_ENOMEM, "out of memory: slots of experts");
   const td_drive_reader_opts how = {.store = a->store,
                                     .ids = ids_of(h),
                                     .n_threads = opts ? opts->n_threads : 0,
@@ -445,6 +448,7 @@ void td_expert_arena_close(td_expert_arena *a) {
   }
   td_expert_places_close(&a->places);
   free(a->pieces);
+  free(a->n_pins);
   free(a->victims);
   munmap(a->head, a->n_bytes);
   free(a);
@@ -493,6 +497,11 @@ static void note_use(td_expert_arena *a, arena_slot *s) {
   s->used = h->time;
 }
 
+static void pin(td_expert_arena *a, uint32_t slot) {
+  a->n_pins[slot]++;
+  a->slots[slot].pinned_by |= 1u << a->owner;
+}
+
 // Finds the expert in its slot. False: it is in none.
 static bool take_present(td_expert_arena *a, uint32_t key, int32_t *slot, bool bypass) {
   *slot = a->table[key];
@@ -503,7 +512,7 @@ static bool take_present(td_expert_arena *a, uint32_t key, int32_t *slot, bool b
     *slot = -1;
     return false;
   }
-  s->pinned_by |= 1u << a->owner;
+  pin(a, (uint32_t)*slot);
   if (!bypass) note_use(a, s);
   return true;
 }
@@ -515,7 +524,7 @@ static void give_slot(td_expert_arena *a, uint32_t slot, uint32_t key, bool bypa
   empty(a, s);
   s->key = key;
   s->generation++;
-  s->pinned_by = 1u << a->owner;
+  pin(a, slot);
   s->loader = (uint8_t)a->owner;
   s->error = 0;
   s->used = bypass ? 0 : h->time;
@@ -555,6 +564,7 @@ void td_expert_arena_release(td_expert_arena *a, const td_taken_expert *experts,
   for (uint32_t i = 0; i < n; i++) {
     if (experts[i].slot < 0) continue;
     arena_slot *s = &a->slots[experts[i].slot];
+    if (--a->n_pins[experts[i].slot]) continue;
     s->pinned_by &= ~(1u << a->owner);
     if (!s->pinned_by && state_of(s) == SLOT_FAILED) empty(a, s);
   }
@@ -626,6 +636,11 @@ const void *td_expert_arena_data(const td_expert_arena *a, uint32_t layer_idx,
 
 const td_expert_places *td_expert_arena_places(const td_expert_arena *a) {
   return &a->places;
+}
+
+const void *td_expert_arena_memory(const td_expert_arena *a, size_t *n_bytes) {
+  *n_bytes = a->n_bytes;
+  return a->head;
 }
 
 td_expert_arena_stats td_expert_arena_stats_of(td_expert_arena *a) {

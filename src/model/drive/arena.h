@@ -68,6 +68,8 @@ void td_expert_arena_wait(td_expert_arena *arena, uint32_t n_events);
 const void *td_expert_arena_data(const td_expert_arena *arena, uint32_t layer_idx,
                                  const td_taken_expert *expert, int part);
 const td_expert_places *td_expert_arena_places(const td_expert_arena *arena);
+// Where all slots are.
+const void *td_expert_arena_memory(const td_expert_arena *arena, size_t *n_bytes);
 
 // hits, misses: experts that td_expert_arena_take found in a slot, read or being read, or not;
 // since this process opened the arena.
