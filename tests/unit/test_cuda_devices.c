@@ -389,7 +389,7 @@ TEST(what_streams_is_registered_first) {
   pins->piece_bytes = PIECE;
   const uint32_t n_experts = td_model_config_of(model)->n_experts;
   td_devices_use_memory(&(td_devices){.dev = f.dev, .stream_bytes = 1, .n_gpu_expert_layers = 1},
-                        model);
+                        model, NULL);
   for (uint32_t i = 0; i < 2; i++) {
     const td_layer *layer = td_model_layer(model, i);
     for (uint32_t k = 0; k < n_experts; k++) {
