@@ -1,8 +1,11 @@
-// src/bench/this_rig.c - reads, arithmetic and the cost of a layer on this machine's CPU.
+// src/bench/this_rig.c - reads, arithmetic and the cost of a layer on this machine's CPU; its
+// drive.
 #include "bench/this_rig.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem_info.h"
@@ -12,6 +15,8 @@
 #include "bench/mem_bandwidth.h"
 #include "device/device.h"
 #include "engine/engine.h"
+#include "model/drive/places.h"
+#include "model/drive/reader.h"
 
 enum { MAX_BYTES = 256 << 20, REPEAT = 5 };
 
@@ -117,6 +122,63 @@ static void destroy(experts *e) {
   free(e->ids);
 }
 
+// ---- a drive ------------------------------------------------------------------------------------
+
+enum { DRIVE_READS = 64, DRIVE_READ_BYTES = 1 << 20 };
+
+static void note_read(void *ctx, const td_drive_read *read, int error) {
+  atomic_uint *n_left = ctx;
+  (void)read;
+  (void)error;
+  atomic_fetch_sub(n_left, 1);
+}
+
+// Reads that lie anywhere in the files, until a second is over. Returns 10^9 bytes/s.
+static double read_files(td_drive_reader *reader, const td_store *store, char *memory,
+                         atomic_uint *n_left) {
+  const double begin_s = td_clock_s();
+  uint64_t random = 1;
+  while (td_clock_s() < begin_s + 1) {
+    atomic_store(n_left, DRIVE_READS);
+    for (uint32_t i = 0; i < DRIVE_READS; i++) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      const uint32_t shard = (uint32_t)((random >> 33) % td_store_n_shards(store));
+      const uint64_t n = td_store_shard(store, shard).n_bytes / DRIVE_READ_BYTES;
+      const td_drive_read read = {.to = memory + (size_t)i * DRIVE_READ_BYTES,
+                                  .offset = n ? (random >> 16) % n * DRIVE_READ_BYTES : 0,
+                                  .n_bytes = DRIVE_READ_BYTES,
+                                  .n_needed = DRIVE_READ_BYTES,
+                                  .shard = shard};
+      if (!n || !td_drive_reader_queue(reader, &read)) atomic_fetch_sub(n_left, 1);
+    }
+    while (atomic_load(n_left))
+      usleep(100);
+  }
+  const td_drive_stats stats = td_drive_reader_stats(reader);
+  return (double)stats.n_bytes / (td_clock_s() - begin_s) * 1e-9;
+}
+
+// What the drive with the model's files reads; 0: unknown.
+static double drive_gbps(const td_model *model) {
+  const td_store *store = td_model_store(model);
+  const size_t n_shards = store ? td_store_n_shards(store) : 0;
+  td_file_id *ids = calloc(n_shards + 1, sizeof *ids);
+  char *memory = aligned_alloc(TD_DRIVE_ALIGN, DRIVE_READS * DRIVE_READ_BYTES);
+  td_drive_reader *reader = NULL;
+  atomic_uint n_left = 0;
+  td_err err;
+  td_status st = ids && memory && n_shards ? TD_OK : TD_ENOMEM;
+  for (size_t i = 0; i < n_shards && st == TD_OK; i++)
+    st = td_file_id_of(&ids[i], td_store_shard(store, i).path, &err);
+  const td_drive_reader_opts opts = {.store = store, .ids = ids, .done = note_read, .ctx = &n_left};
+  if (st == TD_OK) st = td_drive_reader_open(&reader, &opts, &err);
+  const double gbps = st == TD_OK ? read_files(reader, store, memory, &n_left) : 0;
+  if (reader) td_drive_reader_close(reader);
+  free(memory);
+  free(ids);
+  return gbps;
+}
+
 td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads, td_err *err) {
   const td_machine machine = td_machine_get();
   td_read_speed reads = {0};
@@ -134,6 +196,8 @@ td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads,
   if (st == TD_OK) st = make(&e, model, n_threads, err);
   if (st == TD_OK) st = compute(&e, &out->gflops, err);
   destroy(&e);
+  if (st == TD_OK && 1.1 * (double)td_model_stats_of(model).bytes > (double)out->memory_bytes)
+    out->drive_gbps = drive_gbps(model);
   return st;
 }
 

@@ -36,6 +36,13 @@ static const td_card_plan *card_of(const setup *s) {
   return s->card.fits ? &s->card : NULL;
 }
 
+static td_drive_plan drive_of(const setup *s) {
+  td_drive_plan d = td_drive_plan_of(&s->load, &s->rig, card_of(s) ? s->rig.n_gpus : 0);
+  d.is_needed &= !card_of(s) || s->card.experts_stream;
+  d.does_stream &= d.is_needed;
+  return d;
+}
+
 static double share_cached(const setup *s) {
   const td_model_config *c = s->load.config;
   uint32_t n = 0;
@@ -85,6 +92,12 @@ static void faster_gpu(setup *s) {
     s->rig.gpu.a8[i].tflops *= 2;
   s->rig.gpu.read_gbps *= 2;
 }
+static void more_memory(setup *s) {
+  s->rig.memory_bytes += (uint64_t)32 << 30;
+}
+static void faster_drive(setup *s) {
+  s->rig.drive_gbps *= 2;
+}
 static void smaller_weights(setup *s) {
   for (uint32_t i = 0; i < s->load.config->n_layers; i++) {
     s->load.layer_bytes[i] /= 2;
@@ -95,18 +108,31 @@ static void smaller_weights(setup *s) {
   s->load.step_bytes /= 2;
 }
 
+typedef enum { ALWAYS, WITH_GPU, WITHOUT_GPU, WITH_DRIVE } change_kind;
+
 static const struct {
   const char *what;
   void (*apply)(setup *s);
-  bool needs_gpu, needs_none;
-} changes[] = {{"memory twice as fast (more channels)", faster_memory, false, false},
-               {"a link between nodes twice as fast", faster_nodes, false, false},
-               {"twice the cores", more_cores, false, false},
-               {"an RTX 5090", more_gpus, false, true},
-               {"one more GPU", more_gpus, true, false},
-               {"a link twice as fast", faster_link, true, false},
-               {"GPUs twice as fast", faster_gpu, true, false},
-               {"weights of half the bits", smaller_weights, false, false}};
+  change_kind kind;
+} changes[] = {{"memory twice as fast (more channels)", faster_memory, ALWAYS},
+               {"a link between nodes twice as fast", faster_nodes, ALWAYS},
+               {"twice the cores", more_cores, ALWAYS},
+               {"an RTX 5090", more_gpus, WITHOUT_GPU},
+               {"one more GPU", more_gpus, WITH_GPU},
+               {"a link twice as fast", faster_link, WITH_GPU},
+               {"GPUs twice as fast", faster_gpu, WITH_GPU},
+               {"32 GiB more memory", more_memory, WITH_DRIVE},
+               {"a drive twice as fast (or two as one)", faster_drive, WITH_DRIVE},
+               {"weights of half the bits", smaller_weights, ALWAYS}};
+
+static bool applies(const setup *s, change_kind kind) {
+  switch (kind) {
+  case WITH_GPU: return card_of(s) != NULL;
+  case WITHOUT_GPU: return card_of(s) == NULL;
+  case WITH_DRIVE: return drive_of(s).does_stream;
+  default: return true;
+  }
+}
 
 typedef struct {
   const char *what;
@@ -118,7 +144,7 @@ enum { MAX_LIFTS = 2 };
 static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift out[MAX_LIFTS]) {
   uint32_t n = 0;
   for (size_t i = 0; i < TD_COUNT(changes); i++) {
-    if (card_of(s) ? changes[i].needs_none : changes[i].needs_gpu) continue;
+    if (!applies(s, changes[i].kind)) continue;
     setup other = *s;
     changes[i].apply(&other);
     divide(&other);
@@ -231,10 +257,18 @@ static void add_memory(td_buf *out, const setup *s) {
   const double rows = card ? (double)card->ngram_bytes : 0;
   td_buf_printf(out, "memory        %s of weights", td_size(host).text);
   if (rows > 0) td_buf_printf(out, " and %s for rows of n-grams", td_size(rows).text);
-  td_buf_printf(out, " in the CPU's %.0f GiB%s\n", td_gib(s->rig.memory_bytes),
-                1.1 * (host + rows) > (double)s->rig.memory_bytes
-                    ? ": they do not fit, and would be read from disk; figures are as if they did"
-                    : "");
+  td_buf_printf(out, " in the CPU's %.0f GiB", td_gib(s->rig.memory_bytes));
+  const td_drive_plan drive = drive_of(s);
+  if (drive.does_stream) {
+    td_buf_printf(out,
+                  ", which hold %.0f %% of the experts; about %.0f %% of a token's are found there "
+                  "(assumed), others come from the drive at %.1f GB/s",
+                  100 * drive.share, 100 * drive.hit_rate, s->rig.drive_gbps);
+  } else if (1.1 * (host + rows) > (double)s->rig.memory_bytes) {
+    td_buf_str(out, ": they do not fit, and would be read from a drive, which a machine's file may "
+                    "have (drive_gbps); figures are as if they did");
+  }
+  td_buf_str(out, "\n");
   if (s->rig.n_gpus && !card)
     td_buf_printf(out,
                   "              the GPU's %.0f GiB do not hold the %s beside the experts; "
@@ -466,6 +500,12 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
   td_jw_double(w, "read_gbps", rig->read_gbps);
   td_jw_double(w, "gflops", rig->gflops);
+  const td_drive_plan drive = drive_of(&s);
+  if (drive.does_stream) {
+    td_jw_double(w, "drive_gbps", rig->drive_gbps);
+    td_jw_double(w, "experts_in_memory", drive.share);
+    td_jw_double(w, "found_in_memory", drive.hit_rate);
+  }
   td_jw_int(w, "nodes", rig->n_nodes);
   if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
   const bool is_card_assumed = rig->gpu.is_assumed || rig->gpu.a8[opts->activations].is_assumed;

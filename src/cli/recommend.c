@@ -1,4 +1,5 @@
 // src/cli/recommend.c - `tandem recommend`: models of the hub that this machine can hold.
+#include <math.h>
 #include <stdio.h>
 
 #include "base/json_write.h"
@@ -7,6 +8,7 @@
 #include "bench/mem_bandwidth.h"
 #include "cli/cli.h"
 #include "runtime/command.h"
+#include "runtime/predict.h"
 
 // By total parameters, the most first; a test compares the sizes with `tandem plan`.
 static const struct {
@@ -32,14 +34,31 @@ static const struct {
     {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 2.9},
 };
 
+#define DRIVE_GBPS 3.0 // of a PCIe 3.0 drive, as any has
+
 // With what else a server needs, README's rule: 10 % and the KV cache.
 static double needed_gib(double weights_gib) {
   return 1.1 * weights_gib + 1;
 }
 
-// Tokens a second at most, if every active parameter is read from memory once a token.
-static double fastest(double active_b, double weights_gib, double total_b, double gbps) {
-  return gbps / (active_b * weights_gib * (double)TD_GIB / (total_b * 1e9));
+// Whether it runs with experts from a drive: memory holds the rest, and some of them.
+static bool fits_with_drive(size_t i, double memory_gib) {
+  return needed_gib(models[i].gpu_gib) + models[i].weights_gib / 16 <= memory_gib;
+}
+
+static double active_gib(size_t i) {
+  return models[i].active_b * models[i].weights_gib / models[i].total_b;
+}
+
+// Tokens a second at most: every active parameter is read from memory once a token, and experts
+// that are not there from a drive.
+static double fastest(size_t i, double memory_gib, double gbps) {
+  const double gb = 1.073741824, active = active_gib(i), dense = models[i].gpu_gib;
+  if (needed_gib(models[i].weights_gib) <= memory_gib) return gbps / (active * gb);
+  const double experts = models[i].weights_gib - dense;
+  const double missing = 1 - td_drive_hit_rate(0.775 * (memory_gib - dense) / experts);
+  const double routed = active > 1.25 * dense ? active - dense : active / 5;
+  return 1 / (((active - routed) / gbps + fmax(routed / gbps, routed * missing / DRIVE_GBPS)) * gb);
 }
 
 static td_status measure(double *gbps, td_err *err) {
@@ -50,7 +69,7 @@ static td_status measure(double *gbps, td_err *err) {
   return st;
 }
 
-static void write_row(td_json_writer *w, size_t i, double gbps) {
+static void write_row(td_json_writer *w, size_t i, double memory_gib, double gbps) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "model", models[i].repo);
   td_jw_str(w, "format", models[i].format);
@@ -58,24 +77,34 @@ static void write_row(td_json_writer *w, size_t i, double gbps) {
   td_jw_double(w, "active_parameters", models[i].active_b * 1e9);
   td_jw_double(w, "weights_gib", models[i].weights_gib);
   td_jw_double(w, "gpu_gib", models[i].gpu_gib);
-  td_jw_double(w, "tokens_per_s_at_most",
-               fastest(models[i].active_b, models[i].weights_gib, models[i].total_b, gbps));
+  td_jw_bool(w, "from_drive", needed_gib(models[i].weights_gib) > memory_gib);
+  td_jw_double(w, "tokens_per_s_at_most", fastest(i, memory_gib, gbps));
   td_jw_end_object(w);
+}
+
+// Those that fit into memory, or only with a drive. Returns their number.
+static size_t print_rows(bool from_drive, double memory_gib, double gbps) {
+  size_t n = 0;
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    const bool fits = needed_gib(models[i].weights_gib) <= memory_gib;
+    if (from_drive ? fits || !fits_with_drive(i, memory_gib) : !fits) continue;
+    if (from_drive && !n)
+      printf(
+          "\nLarger than memory; experts come from the drive, here one of %.0f GB/s (assumed):\n",
+          DRIVE_GBPS);
+    printf("%-40s  %-6s %4.0f GiB  %4.1f GiB  %6.1f B  %.1f tokens/s\n", models[i].repo,
+           models[i].format, models[i].weights_gib, models[i].gpu_gib, models[i].active_b,
+           fastest(i, memory_gib, gbps));
+    n++;
+  }
+  return n;
 }
 
 static void print_table(double memory_gib, double gbps) {
   printf("memory: %.0f GiB, read at %.0f GB/s\n\n", memory_gib, gbps);
   printf("%-40s  %-6s %8s  %8s  %8s  %s\n", "model", "format", "weights", "on a GPU", "active",
          "at most");
-  size_t n = 0;
-  for (size_t i = 0; i < TD_COUNT(models); i++) {
-    if (needed_gib(models[i].weights_gib) > memory_gib) continue;
-    printf("%-40s  %-6s %4.0f GiB  %4.1f GiB  %6.1f B  %.1f tokens/s\n", models[i].repo,
-           models[i].format, models[i].weights_gib, models[i].gpu_gib, models[i].active_b,
-           fastest(models[i].active_b, models[i].weights_gib, models[i].total_b, gbps));
-    n++;
-  }
-  if (n) {
+  if (print_rows(false, memory_gib, gbps) + print_rows(true, memory_gib, gbps)) {
     puts("\nThe largest first. Speeds are for one request decoded from this machine's memory;\n"
          "a GPU that holds what is \"on a GPU\" makes prompts much faster. Next: tandem serve -m "
          "MODEL");
@@ -102,7 +131,8 @@ int td_cmd_recommend(const td_options *o) {
   td_jw_double(&w, "read_gbps", gbps);
   td_jw_begin_array(&w, "models");
   for (size_t i = 0; i < TD_COUNT(models); i++) {
-    if (needed_gib(models[i].weights_gib) <= memory_gib) write_row(&w, i, gbps);
+    if (needed_gib(models[i].weights_gib) <= memory_gib || fits_with_drive(i, memory_gib))
+      write_row(&w, i, memory_gib, gbps);
   }
   td_jw_end_array(&w);
   td_jw_end_object(&w);

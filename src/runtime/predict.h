@@ -35,6 +35,19 @@ typedef struct {
 td_plan_load td_plan_load_of(const td_model *model);
 uint64_t td_plan_load_expert_bytes(const td_plan_load *load); // of all layers
 
+// A model larger than the rig's memory, whose experts come from the drive (--weights stream).
+typedef struct {
+  bool is_needed;         // the rig's memory does not hold what its CPU needs
+  bool does_stream;       // and the rig has a drive
+  double share, hit_rate; // of the experts that are in memory, of the experts of a token
+  uint32_t prefill_chunk; // of the CPU alone
+} td_drive_plan;
+
+// How many of a token's experts are found in memory that holds this share of all.
+double td_drive_hit_rate(double share);
+// n_cards: 0: the CPU alone.
+td_drive_plan td_drive_plan_of(const td_plan_load *load, const td_rig *rig, uint32_t n_cards);
+
 // How a card's memory is divided, as a worker would.
 typedef struct {
   bool fits; // at least the weights other than routed experts do
@@ -66,6 +79,7 @@ td_card_plan td_card_plan_for_long(const td_card_plan *plan);
   X(HOST_READ, "CPU memory")                                                                       \
   X(NODES, "the link between NUMA nodes")                                                          \
   X(HOST_OPS, "the CPU's arithmetic")                                                              \
+  X(DRIVE, "the drive")                                                                            \
   X(LINK, "the link to the GPU")                                                                   \
   X(GPU_READ, "GPU memory")                                                                        \
   X(GPU_OPS, "the GPU's arithmetic")                                                               \

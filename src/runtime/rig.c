@@ -91,6 +91,8 @@ static td_status read_rig(td_rig *r, const cJSON *root, td_err *err) {
   if (st == TD_OK) st = td_json_get_int(root, "cores", 1, 1 << 16, &cores, err);
   if (st == TD_OK) st = td_json_get_int(root, "nodes", 1, TD_MAX_NODES, &nodes, err);
   if (st == TD_OK && nodes > 1) st = read_positive(root, "remote_gbps", &r->remote_gbps, err);
+  if (st == TD_OK && td_json_get(root, "drive_gbps"))
+    st = read_positive(root, "drive_gbps", &r->drive_gbps, err);
   const cJSON *gpu = td_json_get(root, "gpu");
   gpus = gpu != NULL;
   if (st == TD_OK) st = td_json_get_int(root, "gpus", 0, MAX_GPUS, &gpus, err);

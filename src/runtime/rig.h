@@ -35,9 +35,10 @@ typedef struct {
   uint32_t n_nodes; // NUMA nodes, all alike
   // What all cores together read of other nodes' memory, if they read nothing else; 0: one node.
   double remote_gbps;
-  double gflops;   // that prefill reaches, 10^9 operations/s
-  double layer_us; // that a layer of decode takes beside its bytes
-  uint32_t n_gpus; // all alike
+  double gflops;     // that prefill reaches, 10^9 operations/s
+  double layer_us;   // that a layer of decode takes beside its bytes
+  double drive_gbps; // large reads around the page cache, 10^9 bytes/s; 0: unknown
+  uint32_t n_gpus;   // all alike
   td_gpu_card gpu;
 } td_rig;
 

@@ -156,6 +156,29 @@ def test_plan_of_drafts_as_the_server_makes_them(tandem_bin):
     assert drafts(*states) == [[1, 2, 3], [1, 2], [1, 2], []]
 
 
+def test_plan_of_a_drive(tandem_bin, tmp_path):
+    """Where memory is too small: bytes that are not there over the drive's rate; and what more memory would bring."""
+    machine = {"memory_gib": 62, "cores": 16, "read_gbps": 72, "gflops": 1300, "layer_us": 15, "drive_gbps": 5}
+
+    def planned(**changed):
+        (tmp_path / "m.json").write_text(json.dumps(machine | changed))
+        options = ["--model", "gpt-oss-120b", "--machine", f"{tmp_path}/m.json+rtx-5090", "-p", "8192", "--json"]
+        return json.loads(plan(tandem_bin, *options).stdout)
+
+    found = planned()
+    missing = found["expert_bytes"] * (1 - found["experts_in_memory"])
+    assert found["prompts"][0]["seconds"] == pytest.approx(missing / 5e9, rel=0.02)
+    assert found["prompts"][0]["binds"] == found["decode"][0]["binds"] == "the drive"
+    assert 0.3 < found["experts_in_memory"] < found["found_in_memory"] < 1
+    assert any("GiB more memory" in lift["by"] for lift in found["decode"][0]["lifts"])
+    twice = planned(drive_gbps=10)
+    assert twice["decode"][0]["seconds"] < 0.6 * found["decode"][0]["seconds"]
+    whole = planned(memory_gib=256)
+    assert "drive_gbps" not in whole and whole["decode"][0]["seconds"] < 0.4 * found["decode"][0]["seconds"]
+    text = plan(tandem_bin, "--model", "gpt-oss-120b", "--machine", "desktop-64gb").stdout
+    assert "others come from the drive at 6.5 GB/s" in text
+
+
 def test_plan_of_two_nodes(tandem_bin, tmp_path, monkeypatch, tiny_model):
     machine = {"memory_gib": 1128, "cores": 64, "read_gbps": 980, "gflops": 6400, "layer_us": 20}
     machine |= {"nodes": 2, "remote_gbps": 380}

@@ -119,7 +119,8 @@ def test_recommendations_fit(tandem_bin):
     found = json.loads(done.stdout)
     assert found["memory_gib"] > 1 and found["read_gbps"] > 0
     for model in found["models"]:
-        assert model["weights_gib"] < found["memory_gib"] and model["tokens_per_s_at_most"] > 0
+        assert (1.1 * model["weights_gib"] + 1 > found["memory_gib"]) == model["from_drive"]
+        assert model["gpu_gib"] < found["memory_gib"] and model["tokens_per_s_at_most"] > 0
     text = subprocess.run([tandem_bin, "recommend"], capture_output=True, text=True, check=True).stdout
     assert all(model["model"] in text for model in found["models"])
     assert found["models"] or "none" in text
