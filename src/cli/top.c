@@ -75,6 +75,23 @@ static void add_memory(td_buf *out, const char *what, double all, double left) {
   if (all > 0) td_buf_printf(out, "  %s %.1f of %.1f GiB", what, td_gib(all - left), td_gib(all));
 }
 
+// Experts that come from the drive, if any do.
+static void add_drive(td_buf *out, const sample *from, const sample *to) {
+  const double slots = total(to, "streamed_expert_slots");
+  const double hits = growth(from, to, "streamed_expert_hits_total");
+  const double n = hits + growth(from, to, "streamed_expert_misses_total");
+  const double bytes = growth(from, to, "streamed_expert_read_bytes_total");
+  const double busy_s = growth(from, to, "streamed_expert_read_seconds_total");
+  if (slots <= 0) return;
+  td_buf_printf(out, "drive     memory for %.0f experts", slots);
+  if (n > 0) td_buf_printf(out, "  found there %.0f%%", 100 * hits / n);
+  if (busy_s > 0) {
+    td_buf_printf(out, "  reads %.2f GB/s  busy %.0f%%", bytes / busy_s * 1e-9,
+                  100 * busy_s / (to->at_s - from->at_s));
+  }
+  td_buf_char(out, '\n');
+}
+
 // A row for each model that has a state.
 static void add_models(td_buf *out, const sample *s) {
   static const char begin[] = "{model_name=\"";
@@ -120,6 +137,7 @@ static void draw(td_buf *out, const sample *from, const sample *to) {
                   100 * total(to, "prefix_cache_hits_total") / asked);
   }
   td_buf_char(out, '\n');
+  add_drive(out, from, to);
   add_models(out, to);
 }
 

@@ -352,6 +352,9 @@ def test_routing_counts_every_choice(tandem, model, tmp_path):
     assert said["layers"]
     for layer in said["layers"]:
         assert sum(layer["counts"]) == len(ids) * top_k
+    for found in said["found_in_memory"]:
+        assert 0 <= max(found["segmented"], found["lru"], found["lfu"]) <= found["optimum"] < 1
+    assert [found["experts_in_memory"] for found in said["found_in_memory"]] == [0.1, 0.2, 0.4, 0.6, 0.8]
 
 
 # ---- bench -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def test_texts_of_less_memory(tandem_bin, model):
             wait_until(lambda: metric(server, "streamed_expert_misses_total") > 0)
             wait_until(lambda: metric(server, "streamed_expert_read_bytes_total") > 0)
             assert 0 < metric(server, "streamed_expert_slots") < 16
+            top = subprocess.run([tandem_bin, "top", "--server", server.url], capture_output=True, text=True)
+            assert re.search(r"^drive     memory for \d+ experts", top.stdout, re.M), top.stdout + top.stderr
         assert ("experts are read from the drive" in server.log()) == (where != "resident")
         server.close()
     assert all(one == said["resident"] for one in said.values())
