@@ -80,7 +80,8 @@ static bool add_string(const value_builder *v, const cJSON *schema) {
 
 // A value that is not a string: the rule of its schema.
 static bool add_json(const value_builder *v, const cJSON *schema) {
-  const td_json_schema_opts opts = {.is_free = v->is_free, .is_one_line = true, .root = v->root};
+  const td_json_schema_opts opts = {
+      .is_free = v->is_free, .is_one_line = true, .leaves_out = true, .root = v->root};
   td_node node;
   td_err ignored;
   if (td_json_schema_build(&node, v->b, schema, &opts, &ignored) != TD_OK) return false;

@@ -19,12 +19,13 @@ td_grammar_build *td_api_build(td_api_request *out, td_api_error *error) {
   return out->build;
 }
 
-static td_status set_schema(td_api_request *out, const cJSON *schema, const char *param,
-                            td_api_error *error) {
+static td_status set_schema(td_api_request *out, const cJSON *schema, bool is_strict,
+                            const char *param, td_api_error *error) {
   td_api_path at;
   td_err err;
   snprintf(at.text, sizeof at.text, "%s", param);
-  const td_json_schema_opts opts = {.is_free = out->allows_any_json, .path = at.text};
+  const td_json_schema_opts opts = {
+      .is_free = out->allows_any_json, .leaves_out = !is_strict, .path = at.text};
   out->has_format = true;
   td_status st = td_json_schema_build(&out->format, out->build, schema, &opts, &err);
   return st == TD_OK ? st : td_api_fail_err(error, at.text, &err);
@@ -33,14 +34,14 @@ static td_status set_schema(td_api_request *out, const cJSON *schema, const char
 // A schema, or the text of one.
 static td_status set_json(td_api_request *out, const cJSON *value, const char *param,
                           td_api_error *error) {
-  if (!cJSON_IsString(value)) return set_schema(out, value, param, error);
+  if (!cJSON_IsString(value)) return set_schema(out, value, false, param, error);
   cJSON *schema;
   td_err err;
   td_status st = td_json_parse(&schema, value->valuestring, strlen(value->valuestring),
                                TD_JSON_MAX_DEPTH, &err);
   if (st == TD_ENOMEM) return td_api_fail_err(error, param, &err);
   if (st != TD_OK) return td_api_bad(error, param, "%s is not a JSON schema: %s", param, err.msg);
-  st = set_schema(out, schema, param, error);
+  st = set_schema(out, schema, false, param, error);
   cJSON_Delete(schema);
   return st;
 }
@@ -162,7 +163,7 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
   if (strcmp(name, "json_object") == 0) {
     const cJSON *schema = td_json_get(format, "schema"); // llama-server's
     const td_api_path inner = td_api_member(param, "schema");
-    return schema ? set_schema(out, schema, inner.text, error) : set_any_object(out);
+    return schema ? set_schema(out, schema, false, inner.text, error) : set_any_object(out);
   }
   if (strcmp(name, "grammar") == 0) {
     const td_api_path inner = td_api_member(param, "grammar");
@@ -173,9 +174,10 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
                       "%s is \"%.64s\", and must be text, json_object or json_schema", at.text,
                       name);
   }
-  const cJSON *schema = td_json_get(td_json_get(format, "json_schema"), "schema");
+  const cJSON *named = td_json_get(format, "json_schema"), *schema = td_json_get(named, "schema");
+  const bool is_strict = cJSON_IsTrue(td_json_get(named, "strict"));
   const td_api_path inner = td_api_member(param, "json_schema.schema");
-  if (cJSON_IsObject(schema)) return set_schema(out, schema, inner.text, error);
+  if (cJSON_IsObject(schema)) return set_schema(out, schema, is_strict, inner.text, error);
   return td_api_bad(error, inner.text, "%s is missing or not an object", inner.text);
 }
 

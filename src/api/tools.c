@@ -141,8 +141,10 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   st = td_api_add_params(out, added, parameters, error);
   if (st != TD_OK) return st;
   td_api_path where = td_api_member(td_api_item("tools", at).text, "function.parameters");
-  const td_json_schema_opts opts = {
-      .is_free = out->allows_any_json, .is_one_line = true, .path = where.text};
+  const td_json_schema_opts opts = {.is_free = out->allows_any_json,
+                                    .is_one_line = true,
+                                    .leaves_out = !is_strict,
+                                    .path = where.text};
   if (parameters) st = td_json_schema_build(&added->arguments, out->build, parameters, &opts, &err);
   if (st != TD_OK && (is_strict || td_grammar_build_status(out->build, NULL) != TD_OK)) {
     return td_api_fail_err(error, where.text, &err);

@@ -5,6 +5,7 @@ import json
 import re
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -136,6 +137,47 @@ def test_other_names(client, body, pattern):
         model="", prompt="It is", max_tokens=60, temperature=1.5, seed=2, extra_body=body
     )
     assert re.fullmatch(pattern, answer.choices[0].text)
+
+
+LEFT_OUT = {
+    "not": {"type": "integer", "minimum": 0, "maximum": 9, "not": {"const": 5}},
+    "if": {"type": "integer", "minimum": 0, "maximum": 99, "if": {"minimum": 3}, "then": {"maximum": 9}},
+    "multipleOf": {"type": "integer", "minimum": 0, "maximum": 99, "multipleOf": 7},
+    "uniqueItems": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2},
+    "contains": {"type": "array", "items": {"type": "null"}, "contains": {"const": None}, "maxItems": 2},
+    "patternProperties": {"type": "object", "patternProperties": {"^x": True}, "additionalProperties": False},
+    "minProperties": {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}},
+                      "minProperties": 2, "additionalProperties": False},
+    "minLength": {"type": "string", "pattern": "^[ab]{0,3}$", "minLength": 2},
+    "pattern": {"type": "string", "pattern": "^(?=a)b*$", "maxLength": 4},
+    "oneOf": {"oneOf": [{"type": "integer", "minimum": 0, "maximum": 93}, {"type": "integer", "minimum": 90, "maximum": 95}]},
+}
+
+
+@pytest.mark.parametrize("keyword", LEFT_OUT)
+def test_what_a_grammar_cannot_say_is_left_out_alone(server, client, keyword):
+    """Unless the schema is strict. The rest of it counts, and the log names what does not."""
+    value = {"type": "object", "properties": {"v": LEFT_OUT[keyword], "n": {"enum": ["x", "y"]}},
+             "required": ["v", "n"], "additionalProperties": False}
+    with pytest.raises(openai.BadRequestError, match=re.escape(keyword) + ".* not supported"):
+        ask(client, response_format=schema(value))
+    said = json.loads(ask(client, response_format=schema(value, strict=False), seed=1, temperature=1))
+    ask(client, response_format=schema(value, strict=False), seed=2)
+    assert said["n"] in ("x", "y") and list(said) == ["v", "n"]
+    rest = {k: v for k, v in LEFT_OUT[keyword].items() if k not in (keyword, "then")}
+    jsonschema.validate(said["v"], rest if keyword != "oneOf" else {"type": "integer", "minimum": 0, "maximum": 95})
+    left_out = rf"properties\.v: {re.escape(keyword)}\b.* is not supported: answers may disregard it"
+    assert len(re.findall(left_out, server.log())) == 1
+
+
+def test_a_schema_of_another_document_allows_anything(server, client):
+    elsewhere = {"$ref": "https://example.com/other.json"}
+    value = {"type": "object", "properties": {"n": {"enum": ["x", "y"]}, "v": elsewhere}, "required": ["n"]}
+    for _ in range(2):
+        answer = client.chat.completions.create(
+            model="", messages=HELLO, response_format=schema(value, strict=False), max_tokens=60)
+        assert answer.choices[0].message.content.startswith('{"n": "')
+    assert "properties.v: $ref: other than a pointer" in server.log()
 
 
 REFUSED = [

@@ -4,11 +4,13 @@
 #include "text/grammar/json_schema.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/grow.h"
+#include "base/log.h"
 #include "text/grammar/build_impl.h"
 #include "text/grammar/schema_impl.h"
 
@@ -48,6 +50,24 @@ td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const 
   write_path(ctx, path);
   return td_fail(ctx->err, TD_EUNSUPPORTED, "%s: %s%s%.200s is not supported", path, keyword,
                  why ? ": " : "", why ? why : "");
+}
+
+// Each message once, or seldom: clients send the same schema with every request.
+static void say_left_out(const char *message) {
+  enum { N_REMEMBERED = 256 };
+  static _Atomic uint32_t said[N_REMEMBERED];
+  uint32_t hash = 2166136261u;
+  for (const char *at = message; *at; at++)
+    hash = (hash ^ (uint8_t)*at) * 16777619u;
+  if (atomic_exchange(&said[hash % N_REMEMBERED], hash) == hash) return;
+  td_info("%s: answers may disregard it, as the schema is not strict", message);
+}
+
+td_status td_schema_leave_out(const td_schema_ctx *ctx, const char *keyword, const char *why) {
+  const td_status st = td_schema_refuse(ctx, keyword, why);
+  if (!ctx->opts->leaves_out) return st;
+  say_left_out(ctx->err->msg);
+  return TD_OK;
 }
 
 td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what) {
@@ -133,8 +153,10 @@ static td_status check_keywords(td_schema_ctx *ctx, const cJSON *schema, unsigne
                       (strncmp(refused[i].name, "unevaluated", 11) == 0 && cJSON_IsTrue(item)) ||
                       (cJSON_IsObject(item) && !item->child &&
                        refused[i].types == TD_SCHEMA_OBJECT);
-    if (!is_neutral && (types & refused[i].types))
-      return td_schema_refuse(ctx, refused[i].name, NULL);
+    if (!is_neutral && (types & refused[i].types)) {
+      const td_status st = td_schema_leave_out(ctx, refused[i].name, NULL);
+      if (st != TD_OK) return st;
+    }
   }
   return TD_OK;
 }
@@ -233,7 +255,8 @@ static td_status translate_values(td_schema_ctx *ctx, const cJSON *schema, unsig
   td_status st = td_schema_without(ctx, schema, a, NULL, &rest);
   if (st != TD_OK) return st;
   if (!td_schema_asserts_only(rest, "type", has_both ? "const" : NULL)) {
-    return td_schema_refuse(ctx, a, "beside other keywords");
+    st = td_schema_leave_out(ctx, a, "beside other keywords");
+    if (st != TD_OK) return st;
   }
   uint32_t n = 0;
   const cJSON *item = list ? list->child : single;
@@ -290,7 +313,7 @@ static td_status translate_alternatives(td_schema_ctx *ctx, const cJSON *schema,
   if (st == TD_OK && key[0] == 'o' && !are_apart(ctx, all, n)) {
     st = ctx->budget->status != TD_OK
              ? td_schema_exhausted(ctx)
-             : td_schema_refuse(ctx, key, "of schemas that may both hold; use anyOf");
+             : td_schema_leave_out(ctx, key, "of schemas that may both hold; use anyOf");
   }
   const size_t begin = td_g_begin(ctx->b);
   for (uint32_t i = 0; i < n && st == TD_OK; i++)
@@ -359,7 +382,14 @@ static td_status translate_all(td_schema_ctx *ctx, const cJSON *schema, td_node 
     const td_schema_item item = ctx->items[ctx->at];
     td_node body;
     if (ctx->max_indent && ctx->n_items > MAX_ITEMS) return TD_ELIMIT;
+    const size_t list = td_g_begin(ctx->b);
     st = translate(ctx, item.schema, &body);
+    if (st == TD_EUNSUPPORTED && ctx->opts->leaves_out) { // this schema allows anything
+      say_left_out(ctx->err->msg);
+      td_g_end_any(ctx->b, list);
+      body = ctx->json->value[item.indent];
+      st = TD_OK;
+    }
     if (st == TD_OK) td_g_define(ctx->b, item.rule, body);
     if (st == TD_OK) st = td_grammar_build_status(ctx->b, ctx->err);
     if (st == TD_OK) ctx->at++;

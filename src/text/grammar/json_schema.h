@@ -1,6 +1,7 @@
 // src/text/grammar/json_schema.h - JSON Schema to grammars.
 // What the grammar generates satisfies the schema. The subset of the standard is in README.md; a
-// schema outside it is TD_EUNSUPPORTED with a message that names the keyword and where it stands.
+// schema outside it is TD_EUNSUPPORTED with a message that names the keyword and where it stands,
+// unless td_json_schema_opts.leaves_out.
 // Schemas are only read, and have to stay until a call returns.
 #pragma once
 
@@ -27,6 +28,7 @@ typedef struct {
   // and there is one blank behind each comma and colon, or every item on a line of its own.
   bool is_free;
   bool is_one_line;  // never lines
+  bool leaves_out;   // what a grammar cannot express does not count, alone; the log says so
   const cJSON *root; // what $ref begins at; NULL: the schema itself
   // [TD_SCHEMA_PATH_BYTES], what messages call the schema; an error adds where in it the wrong part
   // is, as .properties.x.items. NULL: "schema".

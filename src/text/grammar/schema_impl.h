@@ -49,6 +49,8 @@ struct td_schema_ctx {
 // TD_EUNSUPPORTED: the schema being translated has a keyword that a grammar cannot express, and
 // why.
 td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const char *why);
+// The same; TD_OK: it is to be left out (td_json_schema_opts).
+td_status td_schema_leave_out(const td_schema_ctx *ctx, const char *keyword, const char *why);
 td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what);
 // The budget or memory is exhausted.
 td_status td_schema_exhausted(td_schema_ctx *ctx);

@@ -287,8 +287,12 @@ static td_status read_bound(td_schema_ctx *ctx, const cJSON *schema, bool is_low
     }
     if (!cJSON_IsNumber(item)) return td_schema_bad(ctx, keys[i], "must be a number");
     bound b = {.is_set = true, .is_open = i == 1};
-    if (!read_decimal(&b.at, item))
-      return td_schema_refuse(ctx, keys[i], "of more than 19 digits, or 15 behind the point,");
+    if (!read_decimal(&b.at, item)) {
+      td_status st = td_schema_leave_out(ctx, keys[i],
+                                         "of more than 19 digits, or 15 behind the point,");
+      if (st != TD_OK) return st;
+      continue;
+    }
     const int order = out->is_set ? compare(&b.at, &out->at) : 0;
     const bool is_tighter = !out->is_set || (is_low ? order > 0 : order < 0);
     if (is_tighter || (order == 0 && b.is_open)) *out = b;
@@ -302,11 +306,11 @@ static td_status read_multiple(td_schema_ctx *ctx, const cJSON *schema, uint32_t
   decimal d;
   if (!item) return TD_OK;
   if (!cJSON_IsNumber(item)) return td_schema_bad(ctx, "multipleOf", "must be a number");
-  if (!read_decimal(&d, item) || d.is_negative) return td_schema_refuse(ctx, "multipleOf", NULL);
+  if (!read_decimal(&d, item) || d.is_negative) return td_schema_leave_out(ctx, "multipleOf", NULL);
   const size_t n = strlen(d.frac), n_zeros = strspn(d.frac, "0");
   const bool is_power = is_whole(&d) ? d.whole == 1
                                      : !d.whole && n == n_zeros + 1 && d.frac[n - 1] == '1';
-  if (!is_power) return td_schema_refuse(ctx, "multipleOf", NULL);
+  if (!is_power) return td_schema_leave_out(ctx, "multipleOf", NULL);
   if (n < *n_frac) *n_frac = (uint32_t)n;
   return TD_OK;
 }

@@ -179,9 +179,13 @@ static td_status check_counts(const td_schema_ctx *ctx, object_shape *o) {
   if (o->n == 0) return TD_OK;
   if (o->min <= o->n_required) o->min = 0;
   if (!o->has_more && o->max >= o->n) o->max = UINT32_MAX;
-  if (o->min > 1) return td_schema_refuse(ctx, "minProperties", "beside properties");
-  if (o->max != UINT32_MAX) return td_schema_refuse(ctx, "maxProperties", "beside properties");
-  return TD_OK;
+  td_status st = TD_OK;
+  if (o->min > 1) st = td_schema_leave_out(ctx, "minProperties", "beside properties");
+  if (st == TD_OK && o->max != UINT32_MAX)
+    st = td_schema_leave_out(ctx, "maxProperties", "beside properties");
+  if (o->min > 1) o->min = 0;
+  o->max = UINT32_MAX;
+  return st;
 }
 
 // ---- keys that no member has -------------------------------------------------------------------

@@ -143,18 +143,23 @@ td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   if (pattern && !cJSON_IsString(pattern)) return td_schema_bad(ctx, "pattern", "must be a string");
   // Libraries that write both mean a format by their pattern.
   const char *expression = pattern ? NULL : find_format(td_schema_get(ctx, schema, "format"));
-  if ((pattern || expression) && max != UINT32_MAX) {
-    return td_schema_refuse(ctx, "maxLength", "beside pattern or format");
-  }
-  if ((pattern && min > 0) || (expression && min > 1)) {
-    return td_schema_refuse(ctx, "minLength", "beside pattern or format");
-  }
+  td_err why;
   if (pattern) {
-    td_err why;
     st = td_g_regex(&text, ctx->b, pattern->valuestring, strlen(pattern->valuestring),
                     TD_REGEX_IN_JSON, &why);
     if (td_grammar_build_status(ctx->b, ctx->err) != TD_OK) return ctx->err->code;
-    if (st != TD_OK) return td_schema_refuse(ctx, "pattern", why.msg);
+    if (st != TD_OK) {
+      st = td_schema_leave_out(ctx, "pattern", why.msg);
+      pattern = NULL;
+    }
+  }
+  if (st == TD_OK && (pattern || expression) && max != UINT32_MAX)
+    st = td_schema_leave_out(ctx, "maxLength", "beside pattern or format");
+  if (st == TD_OK && ((pattern && min > 0) || (expression && min > 1)))
+    st = td_schema_leave_out(ctx, "minLength", "beside pattern or format");
+  if (st != TD_OK) return st;
+  if (pattern) {
+    // text is the expression's
   } else if (expression) {
     text = td_g_gbnf(ctx->b, expression, NULL);
   } else if (max == UINT32_MAX && min == 0) {
