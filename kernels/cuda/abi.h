@@ -370,8 +370,9 @@ typedef struct {
   const float *sinks; // [n_heads] or NULL
   uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim, window;
   float scale;
-  uint16_t by_wgmma;  // bool: needs td_cu_props.has_wgmma
-  uint16_t q_in_runs; // bool, set by the launcher: how the kernel loads
+  uint16_t by_wgmma; // bool: needs td_cu_props.has_wgmma
+  uint8_t in_f16;    // bool, if not by wgmma: by short sums in F16; not of compute capability 9.0
+  uint8_t q_in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_attn_prefill_args;
 
 enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };
@@ -596,7 +597,8 @@ enum { TD_CU_PEAK_WARPS = 8, TD_CU_PEAK_MMAS = 8, TD_CU_PEAK_FLOPS = 2 * 16 * 8 
 typedef struct {
   float *out; // [n_blocks][32 * TD_CU_PEAK_WARPS]
   uint32_t n_blocks, n_rounds;
-  td_dtype dtype;    // TD_BF16; TD_F8E4M3, which needs td_cu_props.has_f8; TD_I8
+  // TD_BF16; TD_F8E4M3, which needs td_cu_props.has_f8; TD_I8; TD_F16 with sums in F16, by mma.sync
+  td_dtype dtype;
   uint32_t is_wgmma; // bool: needs td_cu_props.has_wgmma
 } td_cu_mma_peak_args;
 

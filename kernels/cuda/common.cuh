@@ -62,13 +62,15 @@ __device__ inline uint32_t bf16x2_from_f32(float low, float high) {
 #endif
 }
 
+// Infinite from 65520 on.
 __device__ inline uint32_t f16x2_from_f32(float low, float high) {
 #if defined(__CUDA_ARCH__)
   uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 #else
-  return f16_from_f32(low) | static_cast<uint32_t>(f16_from_f32(high)) << 16;
+  return __half_as_ushort(__float2half_rn(low)) |
+         static_cast<uint32_t>(__half_as_ushort(__float2half_rn(high))) << 16;
 #endif
 }
 

@@ -32,6 +32,64 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint
 #endif
 }
 
+// Kernels with sums in F16 are of GeForce, none of which has these compute capabilities.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#define TD_HAS_F16_SUMS 0
+#else
+#define TD_HAS_F16_SUMS 1
+#endif
+
+// The same with c in F16, too: rounded after every instruction, and infinite from 65520 on. c[0]
+// has (g, p..), c[1] (g + 8, p..). GeForce multiplies so at twice the speed.
+__device__ inline void mma_f16(uint32_t (&c)[2], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
+               "{%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+               : "+r"(c[0]), "+r"(c[1])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+  emu_mma_f16_sums(c, a, b);
+#endif
+}
+
+// Element e of a block of sums, in the order of those in f32.
+__device__ inline float f16_sum(const uint32_t (&c)[2], int e) {
+  return f32_from_f16(static_cast<uint16_t>(c[e / 2] >> e % 2 * 16));
+}
+
+// So that sums in F16 are finite, factors are first multiplied by a power of two, the one that
+// brings magnitudes of up to `most` below 2^LOG and no further than to half of that, but at most by
+// 2^MOST: BF16 remains exact down to 2^-17. `factor * undo` is 1.
+struct power {
+  float factor, undo;
+};
+
+template <int LOG, int MOST = 126> __device__ inline power power_below(float most) {
+  static_assert(LOG > 2 && MOST <= 126, ""); // infinity times it is not NaN
+  const uint32_t exponent = at_most(253 + LOG - (__float_as_uint(most) >> 23), 127 + MOST);
+  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
+}
+
+// The larger of `most` and the magnitudes of a pair of BF16.
+__device__ inline float most_of(float most, uint32_t pair) {
+  return fmaxf(
+      most, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xffff0000u))));
+}
+
+__device__ inline float most_of(float most, uint4 pairs) {
+  return most_of(most_of(most_of(most_of(most, pairs.x), pairs.y), pairs.z), pairs.w);
+}
+
+__device__ inline uint32_t f16x2_from_bf16x2(uint32_t pair, float factor) {
+  return f16x2_from_f32(__uint_as_float(pair << 16) * factor,
+                        __uint_as_float(pair & 0xffff0000u) * factor);
+}
+
+__device__ inline uint4 f16x8_from_bf16x8(uint4 v, float factor) {
+  return {f16x2_from_bf16x2(v.x, factor), f16x2_from_bf16x2(v.y, factor),
+          f16x2_from_bf16x2(v.z, factor), f16x2_from_bf16x2(v.w, factor)};
+}
+
 // c += a b over a warp, a 16x32 and b 32x8 in E4M3, c 16x8 in f32 as above; from sm_89 up. With g =
 // lane / 4 and q = lane % 4 * 4, each register holds four elements, the lowest index first:
 //   a[0] (g, q..)  a[1] (g + 8, q..)  a[2] (g, q + 16..)  a[3] (g + 8, q + 16..)   (row, k)

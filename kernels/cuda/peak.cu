@@ -7,20 +7,23 @@
 
 enum { MMAS = TD_CU_PEAK_MMAS, PEAK_THREADS = TD_CU_PEAK_WARPS * WARP };
 
-// The products of a round do not depend on one another. In 8 bits the operands are small numbers,
-// too.
+// The products of a round do not depend on one another. In 8 bits and F16 the operands are small
+// numbers, too. Sums of F16 are F16, two in a word.
 template <int DTYPE, class Sum>
 __global__ static void __launch_bounds__(PEAK_THREADS, 2)
     mma_peak_kernel(td_cu_mma_peak_args args) {
   const uint32_t low = 0x3c003d00u ^ (threadIdx.x & 0x7f); // two small numbers
   const uint32_t a[4] = {low, low ^ 0x80000011u, low ^ 0x00228000u, low ^ 0x44u};
   const uint32_t b[2] = {low ^ 0x80000055u, low ^ 0x00668000u};
-  Sum c[MMAS][4] = {};
+  enum { WORDS = DTYPE == TD_F16 ? 2 : 4 };
+  Sum c[MMAS][WORDS] = {};
   for (uint32_t i = 0; i < args.n_rounds; i++) {
 #pragma unroll
     for (int k = 0; k < MMAS; k++) {
       if constexpr (DTYPE == TD_BF16) {
         mma_bf16(c[k], a, b);
+      } else if constexpr (DTYPE == TD_F16) {
+        mma_f16(c[k], a, b);
       } else {
         mma_8bit(c[k], a, b);
       }
@@ -29,7 +32,7 @@ __global__ static void __launch_bounds__(PEAK_THREADS, 2)
   float sum = 0;
 #pragma unroll
   for (int k = 0; k < MMAS; k++)
-    sum += static_cast<float>(c[k][0] + c[k][1] + c[k][2] + c[k][3]);
+    sum += static_cast<float>(c[k][0] + c[k][1] + c[k][WORDS - 2] + c[k][WORDS - 1]);
   args.out[blockIdx.x * PEAK_THREADS + threadIdx.x] = sum;
 }
 
@@ -86,6 +89,11 @@ extern "C" int td_cu_mma_peak(const td_cu_mma_peak_args *a, td_cu_stream stream)
   switch (a->dtype) {
   case TD_F8E4M3: return launch<TD_F8E4M3, float>(a, stream);
   case TD_I8: return launch<TD_I8, int32_t>(a, stream);
+  case TD_F16: {
+    auto kernel = mma_peak_kernel<TD_F16, uint32_t>;
+    TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, 0, stream, *a);
+    return launched();
+  }
   default: return launch<TD_BF16, float>(a, stream);
   }
 }

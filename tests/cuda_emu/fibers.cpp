@@ -411,6 +411,18 @@ void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) 
   mma(c, a, b, true);
 }
 
+// Sums are F16 between instructions: rounded to nearest, infinite from 65520 on. Within one they are
+// FP32, of which hardware keeps fewer bits, but more than F16 has.
+void emu_mma_f16_sums(uint32_t (&c)[2], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  float sums[4];
+  for (unsigned i = 0; i < 4; i++)
+    sums[i] = element(c[i / 2], i % 2, true);
+  mma(sums, a, b, true);
+  for (unsigned i = 0; i < 2; i++)
+    c[i] = __half_as_ushort(__float2half_rn(sums[2 * i])) |
+           static_cast<uint32_t>(__half_as_ushort(__float2half_rn(sums[2 * i + 1]))) << 16;
+}
+
 void emu_take_bf16(const emu_product &m, unsigned column, uint16_t (&out)[16]) {
   const unsigned char *shared = emu_dynamic_shared();
   for (unsigned k = 0; k < 16; k++) {

@@ -427,10 +427,13 @@ int emu_n_sms() {
   return static_cast<int>(number_of("TANDEM_EMU_SMS", 2));
 }
 
+// TANDEM_EMU_NAME: the GPUs' name.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
   if (device < 0 || device >= emu_n_devices()) return result(cudaErrorInvalidDevice);
   *props = {"emulated GPU", total_bytes, emu_capability() / 10, emu_capability() % 10,
             emu_n_sms(), 0, device + 1, 0};
+  const char *name = std::getenv("TANDEM_EMU_NAME");
+  if (name) std::snprintf(props->name, sizeof props->name, "%s", name);
   return cudaSuccess;
 }
 

@@ -82,6 +82,9 @@ static void bench_mma_peak(td_gpu_bench *b) {
   args.out = td_gpu_alloc(b, args.n_blocks * (size_t)TD_CU_PEAK_WARPS * 32 * sizeof *args.out);
   b->mma_tflops = flops / td_gpu_measure(b, mma_peak_once, &args, 1) * 1e-12;
   td_jw_double(b->json, "mma_sync_peak_tflops", b->mma_tflops);
+  args.dtype = TD_F16;
+  td_jw_double(b->json, "mma_sync_f16_peak_tflops",
+               flops * 1e-12 / td_gpu_measure(b, mma_peak_once, &args, 1));
   if (dev->props.has_f8) bench_a8_peak(b, &args, "mma_sync_fp8_peak_tflops", TD_F8E4M3, 2 * flops);
   bench_a8_peak(b, &args, "mma_sync_int8_peak_tops", TD_I8, 2 * flops);
   td_jw_bool(b->json, "has_wgmma", dev->props.has_wgmma);
