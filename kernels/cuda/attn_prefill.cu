@@ -5,6 +5,15 @@
 // wgmma, on sm_90a, multiplies while the next scores become weights. (Both: FlashAttention-3, arXiv
 // 2407.08608.) Matrices are in shared memory in panels (swizzle.cuh), with buffers for tiles of
 // keys and values of which some are loaded while others are multiplied.
+//
+// Where it pays, mma.sync adds up 64 dims of a score and a tile's keys of a result in F16, and
+// these sums in FP32. A row of queries, a key and a value each have a power of two of their own
+// that makes overflow impossible: 64 products below 2^5 times 2^5, and of weights up to 2^5 times
+// values below 2^4. Values' powers cost nothing, being added to the exponents of their weights,
+// whose running maximum then is of the products. For 64 keys of 192 and 128 dims a warp has 160
+// instructions of the tensor cores, 16 clocks each on GeForce instead of 32, and issues some 1,650
+// in these 2,560 clocks, 350 of them to convert keys and values, which is done once a block in
+// shared memory.
 #include "kernels/cuda/attn_tile.cuh"
 
 enum { QUERIES = TD_CU_PREFILL_TOKENS, PREFILL_THREADS = 256 };
@@ -155,15 +164,17 @@ __device__ static void hide_old(float (&score)[BLOCKS][4], uint32_t p, uint32_t 
   }
 }
 
+// scale, lift: as weigh had them last.
 template <int VD>
 __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_tile &tile,
-                                  const query_state<VD> &state) {
+                                  const query_state<VD> &state, float scale, float lift = 0) {
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float l = quad_sum(state.l[r]), inverse = 1 / l;
     if (a.sinks) {
-      float sink = a.sinks[blockIdx.y] * LOG2_E, m = state.m[r] * a.scale, top = fmaxf(m, sink);
+      float sink = a.sinks[blockIdx.y] * LOG2_E, m = state.m[r] * scale - lift,
+            top = fmaxf(m, sink);
       float keep = exp2_approx(m - top);
       inverse = keep / (l * keep + exp2_approx(sink - top));
     }
@@ -242,9 +253,129 @@ __device__ static void add_values(uint16_t (*values)[KEYS][PANEL],
   }
 }
 
-template <int KD, int VD, int KEYS, bool WINDOW>
-__global__ static void __launch_bounds__(PREFILL_THREADS)
-    prefill_by_mma(td_cu_attn_prefill_args a) {
+// What is multiplied in F16 has powers of two: scores must be multiplied by k of their key, and
+// exponents of weights are added v. Sums of weights are of weights times v_factor, which is 2^-v.
+template <int KEYS> struct key_powers { float k[KEYS], v[KEYS], v_factor[KEYS]; };
+
+// Weights are at most 2 to this, but for the rounding of large exponents.
+enum { WEIGHT_LOG = 5 };
+
+// Queries as F16; undo: what scores of the two rows must be multiplied by.
+template <int KD>
+__device__ static void queries_in_f16(uint32_t (&q)[KD / 16][4], float (&undo)[2]) {
+  float most[2] = {}, factor[2];
+#pragma unroll
+  for (int i = 0; i < KD / 4; i++)
+    most[i % 2] = most_of(most[i % 2], q[i / 4][i % 4]);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const power p = power_below<5>(quad_max(most[r]));
+    factor[r] = p.factor;
+    undo[r] = p.undo;
+  }
+#pragma unroll
+  for (int i = 0; i < KD / 4; i++)
+    q[i / 4][i % 4] = f16x2_from_bf16x2(q[i / 4][i % 4], factor[i % 2]);
+}
+
+// A thread's chunks of a row, one in every panel, become F16. The eight threads of a row have it
+// all.
+template <int LOG, int MOST, int PANELS, int KEYS>
+__device__ static power row_in_f16(uint16_t (*panels)[KEYS][PANEL], uint32_t row) {
+  uint4 *at[PANELS], v[PANELS];
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < PANELS; i++) {
+    at[i] = reinterpret_cast<uint4 *>(chunk_of(&panels[i], row, threadIdx.x % PANEL_CHUNKS));
+    v[i] = *at[i];
+    most = most_of(most, v[i]);
+  }
+  most = quad_max(most);
+  const power p = power_below<LOG, MOST>(fmaxf(most, __shfl_xor_sync(TD_FULL_WARP, most, 4)));
+#pragma unroll
+  for (int i = 0; i < PANELS; i++)
+    *at[i] = f16x8_from_bf16x8(v[i], p.factor);
+  return p;
+}
+
+// What this thread has loaded of a tile becomes F16. A value of zeros has weight, so that its power
+// is limited.
+template <int KD, int VD, int KEYS>
+__device__ static void tile_in_f16(uint16_t (*k)[KEYS][PANEL], uint16_t (*v)[KEYS][PANEL],
+                                   key_powers<KEYS> &powers) {
+  const bool is_first = threadIdx.x % PANEL_CHUNKS == 0;
+#pragma unroll
+  for (uint32_t i = 0; i < KEYS; i += ROWS_AT_ONCE) {
+    const uint32_t row = i + threadIdx.x / PANEL_CHUNKS;
+    const power of_k = row_in_f16<5, 126, KD / PANEL>(k, row);
+    const power of_v = row_in_f16<4, 64, VD / PANEL>(v, row);
+    if (!is_first) continue;
+    powers.k[row] = of_k.undo;
+    powers.v_factor[row] = of_v.factor;
+    powers.v[row] = 127 - static_cast<float>(__float_as_uint(of_v.factor) >> 23);
+  }
+}
+
+// score = q k^T times scale, plus the exponents that values leave.
+template <int KD, int KEYS>
+__device__ static void score_keys_f16(const uint32_t (&q)[KD / 16][4],
+                                      uint16_t (*keys)[KEYS][PANEL], const key_powers<KEYS> &powers,
+                                      const float (&scale)[2], float (&score)[KEYS / 8][4]) {
+  uint32_t lane = threadIdx.x % WARP, row = lane % 8 + lane / 16 * 8, chunk = lane / 8 % 2;
+#pragma unroll
+  for (uint32_t panel = 0; panel < KD / PANEL; panel++) {
+    uint32_t sum[KEYS / 8][2] = {};
+#pragma unroll
+    for (uint32_t k = panel * PANEL / 16; k < (panel + 1) * PANEL / 16; k++) {
+#pragma unroll
+      for (uint32_t j = 0; j < KEYS / 16; j++) {
+        uint32_t b[4];
+        load_matrices(b, chunk_of(keys, 16 * j + row, 2 * k + chunk));
+        mma_f16(sum[2 * j], q[k], {b[0], b[1]});
+        mma_f16(sum[2 * j + 1], q[k], {b[2], b[3]});
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < KEYS / 2; e++)
+      score[e / 4][e % 4] = (panel ? score[e / 4][e % 4] : 0) + f16_sum(sum[e / 4], e % 4);
+  }
+#pragma unroll
+  for (int e = 0; e < KEYS / 2; e++) {
+    const uint32_t key = e / 4 * 8 + lane % 4 * 2 + e % 2;
+    float &s = score[e / 4][e % 4];
+    s = s * (powers.k[key] * scale[e % 4 / 2]) + powers.v[key];
+  }
+}
+
+// acc = acc rescale + p v.
+template <int VD, int KEYS>
+__device__ static void add_values_f16(uint16_t (*values)[KEYS][PANEL],
+                                      const uint32_t (&p)[KEYS / 16][4], const float (&rescale)[2],
+                                      float (&acc)[VD / 8][4]) {
+  uint32_t lane = threadIdx.x % WARP, row = lane % 16, chunk = lane / 16;
+#pragma unroll
+  for (uint32_t panel = 0; panel < VD / PANEL; panel++) {
+    uint32_t sum[PANEL / 8][2] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < KEYS / 16; k++) {
+#pragma unroll
+      for (uint32_t j = 0; j < PANEL / 16; j++) {
+        uint32_t b[4];
+        load_matrices_turned(b, chunk_of(&values[panel], 16 * k + row, 2 * j + chunk));
+        mma_f16(sum[2 * j], p[k], {b[0], b[1]});
+        mma_f16(sum[2 * j + 1], p[k], {b[2], b[3]});
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < PANEL / 2; e++) {
+      float &v = acc[panel * PANEL / 8 + e / 4][e % 4];
+      v = v * rescale[e % 4 / 2] + f16_sum(sum[e / 4], e % 4);
+    }
+  }
+}
+
+template <int KD, int VD, int KEYS, bool WINDOW, bool F16>
+__device__ static void attend_by_mma(const td_cu_attn_prefill_args &a) {
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<mma_shared<KD, VD, KEYS> *>(memory);
   query_tile tile = find_tile(a);
@@ -254,6 +385,14 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   __syncthreads();
   uint32_t q[KD / 16][4];
   take_queries<KD>(s.q, q);
+  auto *powers = reinterpret_cast<key_powers<KEYS> *>(memory + sizeof s); // [2], with F16
+  float scale[2] = {a.scale, a.scale};
+  if constexpr (F16) {
+    float undo[2];
+    queries_in_f16<KD>(q, undo);
+    scale[0] *= undo[0];
+    scale[1] *= undo[1];
+  }
 
   uint32_t row0 = threadIdx.x / WARP * 16, p = tile.position + row0 + threadIdx.x % WARP / 4;
   // positions below this are visible to all of the warp's queries
@@ -275,6 +414,8 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   // before that.
   const auto meet = [&](uint32_t i) {
     copy_async_wait();
+    if (F16 && first + i * KEYS < tile.n_keys)
+      tile_in_f16<KD, VD>(s.tiles.k[i % 2], s.tiles.v[i % 3], powers[i % 2]);
     barrier_anywhere();
     load(i + 1);
   };
@@ -286,20 +427,43 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
     if (i > 0 && !is_late) meet(i);
     const bool is_seen = begin < some_see && !(WINDOW && begin + KEYS <= none_see);
     uint32_t weights[KEYS / 16][4];
+    float rescale[2];
     if (is_seen) {
-      float score[KEYS / 8][4], rescale[2];
-      score_keys<KD, KEYS>(q, s.tiles.k[i % 2], score);
+      float score[KEYS / 8][4];
+      if constexpr (F16) {
+        score_keys_f16<KD, KEYS>(q, s.tiles.k[i % 2], powers[i % 2], scale, score);
+      } else {
+        score_keys<KD, KEYS>(q, s.tiles.k[i % 2], score);
+      }
       if (begin + KEYS > all_see) hide(score, p, begin);
       if (WINDOW && begin < some_miss) hide_old(score, p, begin, a.window);
-      weigh(score, a.scale, state.m, state.l, rescale);
-      pack(score, weights);
-      multiply(state.acc, rescale);
+      if constexpr (F16) {
+        const float *factor = powers[i % 2].v_factor + threadIdx.x % 4 * 2;
+        weigh(score, 1.0f, WEIGHT_LOG, state.m, state.l, rescale,
+              [factor](int e) { return factor[e / 4 * 8 + e % 2]; });
+        pack<true>(score, weights);
+      } else {
+        weigh(score, a.scale, state.m, state.l, rescale);
+        pack(score, weights);
+        multiply(state.acc, rescale);
+      }
     }
     if (is_late) meet(i + 1);
-    if (is_seen) add_values<VD, KEYS>(s.tiles.v[i % 3], weights, state.acc);
+    if (!is_seen) continue;
+    if constexpr (F16) {
+      add_values_f16<VD, KEYS>(s.tiles.v[i % 3], weights, rescale, state.acc);
+    } else {
+      add_values<VD, KEYS>(s.tiles.v[i % 3], weights, state.acc);
+    }
   }
   if (!is_late) meet(i);
-  put_result(a, tile, state);
+  put_result(a, tile, state, F16 ? 1 : a.scale, F16 ? WEIGHT_LOG : 0);
+}
+
+template <int KD, int VD, int KEYS, bool WINDOW, bool F16>
+__global__ static void __launch_bounds__(PREFILL_THREADS)
+    prefill_by_mma(td_cu_attn_prefill_args a) {
+  if constexpr (!F16 || TD_HAS_F16_SUMS) attend_by_mma<KD, VD, KEYS, WINDOW, F16>(a);
 }
 
 // ---- wgmma: warpgroup w has queries from 64 w on ------------------------------------------------
@@ -375,7 +539,7 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   __syncthreads();
   begin_values<VD, KEYS>(s.tiles[begin / KEYS % 2].v, weights, state.acc);
   wgmma_wait<0>(state.acc);
-  put_result(a, tile, state);
+  put_result(a, tile, state, a.scale);
 }
 
 template <int KD, int VD, int KEYS, bool WINDOW>
@@ -414,8 +578,11 @@ static int launch_kernel(const td_cu_attn_prefill_args *a, td_cu_stream stream) 
                   sizeof(wgmma_shared<KD, VD, WGMMA_KEYS>), a, stream);
   }
   const size_t n_bytes = sizeof(mma_shared<KD, VD, MMA_KEYS>);
-  static_assert(n_bytes <= SHARED_BYTES, "");
-  return launch(prefill_by_mma<KD, VD, MMA_KEYS, WINDOW>, n_bytes, a, stream);
+  const size_t f16_bytes = n_bytes + 2 * sizeof(key_powers<MMA_KEYS>);
+  static_assert(f16_bytes <= SHARED_BYTES, "");
+  if (a->in_f16)
+    return launch(prefill_by_mma<KD, VD, MMA_KEYS, WINDOW, true>, f16_bytes, a, stream);
+  return launch(prefill_by_mma<KD, VD, MMA_KEYS, WINDOW, false>, n_bytes, a, stream);
 }
 
 template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS>

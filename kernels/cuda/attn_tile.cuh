@@ -7,12 +7,12 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-// Turns scores of a thread's two rows into weights 2^(scale (score - m)). m: running maxima of
-// scores; l: this lane's share of the sums of weights. Sums made with the old m must be multiplied
-// by rescale.
-template <int BLOCKS>
-__device__ static void weigh(float (&score)[BLOCKS][4], float scale, float (&m)[2], float (&l)[2],
-                             float (&rescale)[2]) {
+// Turns scores of a thread's two rows into weights 2^(scale (score - m) + lift). m: running maxima
+// of scores; l: this lane's share of the sums of weights, each times the factor of its element.
+// Sums made with the old m must be multiplied by rescale.
+template <int BLOCKS, class Factor>
+__device__ static void weigh(float (&score)[BLOCKS][4], float scale, float lift, float (&m)[2],
+                             float (&l)[2], float (&rescale)[2], Factor factor) {
   float top[2] = {m[0], m[1]}, base[2];
 #pragma unroll
   for (int e = 0; e < 4 * BLOCKS; e++)
@@ -21,7 +21,7 @@ __device__ static void weigh(float (&score)[BLOCKS][4], float scale, float (&m)[
   for (int r = 0; r < 2; r++) {
     top[r] = quad_max(top[r]);
     float seen = top[r] == -INFINITY ? 0 : top[r]; // nothing seen yet: all weights are 0
-    base[r] = seen * scale;
+    base[r] = seen * scale - lift;
     rescale[r] = exp2_approx((m[r] - seen) * scale); // exactly 1 where m is unchanged
     m[r] = top[r];
     l[r] *= rescale[r];
@@ -30,16 +30,24 @@ __device__ static void weigh(float (&score)[BLOCKS][4], float scale, float (&m)[
   for (int e = 0; e < 4 * BLOCKS; e++) {
     float &s = score[e / 4][e % 4];
     s = exp2_approx(s * scale - base[e % 4 / 2]);
-    l[e % 4 / 2] += s;
+    l[e % 4 / 2] += s * factor(e);
   }
 }
 
-// Weights as BF16 fragments in the order of mma.cuh.
 template <int BLOCKS>
+__device__ static void weigh(float (&score)[BLOCKS][4], float scale, float (&m)[2], float (&l)[2],
+                             float (&rescale)[2]) {
+  weigh(score, scale, 0.0f, m, l, rescale, [](int) { return 1.0f; });
+}
+
+// Weights as BF16 or F16 fragments in the order of mma.cuh.
+template <bool F16 = false, int BLOCKS>
 __device__ static void pack(const float (&weight)[BLOCKS][4], uint32_t (&p)[BLOCKS / 2][4]) {
 #pragma unroll
-  for (int i = 0; i < 2 * BLOCKS; i++) // registers 0 and 1, then 2 and 3 of every second block
-    p[i / 4][i % 4] = bf16x2_from_f32(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1]);
+  for (int i = 0; i < 2 * BLOCKS; i++) { // registers 0 and 1, then 2 and 3 of every second block
+    const float low = weight[i / 2][i % 2 * 2], high = weight[i / 2][i % 2 * 2 + 1];
+    p[i / 4][i % 4] = F16 ? f16x2_from_f32(low, high) : bf16x2_from_f32(low, high);
+  }
 }
 
 template <int BLOCKS>
