@@ -111,7 +111,8 @@ typedef struct {
   // linear_wgmma loops over further tiles.
   uint32_t n_at_once;
   td_cu_read read;
-  uint16_t y_f32; // bool
+  uint8_t y_f32;  // bool
+  uint8_t in_f16; // bool; linear_mma, TD_CU_READ_F8: short sums in F16; not on compute capability 9
   uint16_t add;   // bool; linear_vec: y += instead of y =, the product rounded to f32 before
   // linear_vec, not with experts, TD_CU_READ_ANY or _BLOCKS. The matrices differ from w only in
   // data and number of rows.

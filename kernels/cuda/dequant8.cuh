@@ -248,10 +248,8 @@ __device__ inline uint32_t bf16x2_from_e4m3(uint32_t codes, int i) {
 #endif
 }
 
-__device__ inline void pairs_from_e4m3(uint2 codes, uint32_t (&out)[4]) {
-  for (int i = 0; i < 4; i++)
-    out[i] = bf16x2_from_e4m3(i < 2 ? codes.x : codes.y, i % 2);
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
+// NaN where E4M3 codes are, which conversions by shifting do not see.
+__device__ inline void keep_nan(uint2 codes, uint32_t (&out)[4]) {
   uint32_t carried = ((codes.x & 0x7f7f7f7fu) + 0x01010101u) |
                      ((codes.y & 0x7f7f7f7fu) + 0x01010101u);
   if (carried & 0x80808080u) {
@@ -260,6 +258,32 @@ __device__ inline void pairs_from_e4m3(uint2 codes, uint32_t (&out)[4]) {
       if ((code & 0x7f) == 0x7f) out[i / 2] |= 0x7fffu << i % 2 * 16;
     }
   }
+}
+
+__device__ inline void pairs_from_e4m3(uint2 codes, uint32_t (&out)[4]) {
+  for (int i = 0; i < 4; i++)
+    out[i] = bf16x2_from_e4m3(i < 2 ? codes.x : codes.y, i % 2);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
+  keep_nan(codes, out);
+#endif
+}
+
+// As F16, divided by 2^E4M3_AS_F16_LOG, which is what the exponent biases differ by; exact.
+enum { E4M3_AS_F16_LOG = 8 };
+__device__ inline void f16_pairs_from_e4m3(uint2 codes, uint32_t (&out)[4]) {
+  for (int i = 0; i < 4; i++) {
+    const uint32_t word = i < 2 ? codes.x : codes.y;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("mul.rn.f16x2 %0, %1, %2;"
+        : "=r"(out[i])
+        : "r"(f16x2_from_e4m3x2(word >> i % 2 * 16)), "r"(0x1c001c00u)); // 2^-8
+#else
+    const uint32_t spread = __byte_perm(word, 0, i % 2 ? 0x3424 : 0x1404);
+    out[i] = and_or(spread >> 1, 0x3f803f80u, spread & 0x80008000u);
+#endif
+  }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
+  keep_nan(codes, out);
 #endif
 }
 

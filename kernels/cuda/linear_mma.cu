@@ -7,6 +7,13 @@
 // buffers, so one barrier per step suffices: a thread that writes to a buffer has passed a barrier
 // after which nobody reads it. Two blocks share an SM: while the warps of one are at a barrier,
 // those of the other multiply.
+//
+// E4M3 may also be multiplied in F16, where it is exact, with sums of a step in F16. A token's step
+// has a power of two that makes overflow impossible: weights are below 2, being divided by 2^8, and
+// x below 2^10, in which BF16 is exact down to 2^-27 of the step's largest magnitude. A warp has 32
+// instructions of the tensor cores a step, 16 clocks each on GeForce instead of 32, and issues some
+// 490 in these 512 clocks (sm_86, which converts E4M3 by shifts: 550), a quarter of them for
+// powers.
 #include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -25,6 +32,7 @@ struct linear_tiles {
   uint16_t x[TOKENS][STRIDE];
   uint16_t w[ROWS][STRIDE];
   float scale[STEP / HALF][ROWS];
+  float undo[TOKENS]; // with sums in F16: what they must be multiplied by
 };
 
 // A thread's part of a step, in registers: eight columns of some rows of x and of W, and the scales
@@ -137,15 +145,31 @@ __device__ static void put_any(const step_source &from, const td_weight &w, uint
   s.scale[0][threadIdx.x] = has_step_scales(w) ? scale_at(w, from.scale_row, k / w.scale_cols) : 1;
 }
 
-template <int READ, int SPAN>
-__device__ static void put(const step_source &from, const step_part<READ> &part, linear_tiles &s) {
+// x in F16, and its powers. The four threads of a token's step have it all.
+__device__ static void put_x_f16(const uint4 (&x)[X_PIECES], linear_tiles &s) {
+  static_assert(STEP / 8 == 4, "");
 #pragma unroll
-  for (uint32_t i = 0; i < X_PIECES; i++)
+  for (uint32_t i = 0; i < X_PIECES; i++) {
+    const power p = power_below<10>(quad_max(most_of(0, x[i])));
+    put_run(&s.x[piece_row(i)][piece_col()], f16x8_from_bf16x8(x[i], p.factor));
+    if (piece_col() == 0) s.undo[piece_row(i)] = p.undo * (1 << E4M3_AS_F16_LOG);
+  }
+}
+
+template <int READ, int SPAN, bool F16>
+__device__ static void put(const step_source &from, const step_part<READ> &part, linear_tiles &s) {
+  if constexpr (F16) put_x_f16(part.x, s);
+#pragma unroll
+  for (uint32_t i = 0; !F16 && i < X_PIECES; i++)
     put_run(&s.x[piece_row(i)][piece_col()], part.x[i]);
 #pragma unroll
   for (uint32_t i = 0; i < W_PIECES; i++) {
     uint32_t pairs[1][4], zero = part.zero[i] >> from.row[i] % 8 * 4 & 15;
-    pairs8<READ>(part.w[i], less_zero_point(zero), pairs);
+    if constexpr (F16) {
+      f16_pairs_from_e4m3(part.w[i].v, pairs[0]);
+    } else {
+      pairs8<READ>(part.w[i], less_zero_point(zero), pairs);
+    }
     if (IN_FOURS<READ>) order_from_fours(pairs[0]);
     put_run(&s.w[piece_row(i)][piece_col()], {pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]});
   }
@@ -175,9 +199,21 @@ __device__ static void take(const float *scale, float (&sum)[ROW_TILES][4],
   }
 }
 
+// The same of sums in F16, for tokens from t on; sums are new in every step.
+__device__ static void take(const linear_tiles &s, uint32_t t, uint32_t r0,
+                            const uint32_t (&sum)[ROW_TILES][2], float (&total)[ROW_TILES][4]) {
+  uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
+  const float undo[2] = {s.undo[t + g], s.undo[t + g + 8]};
+#pragma unroll
+  for (int e = 0; e < 4 * ROW_TILES; e++) {
+    int j = e / 4, c = e % 4;
+    total[j][c] += s.scale[0][r0 + 8 * j + p + c % 2] * undo[c / 2] * f16_sum(sum[j], c);
+  }
+}
+
 // total += a step's products, for the warp's tokens from t0 on by its rows from r0 on: total[i][j]
 // is tokens i*16.. by rows j*8...
-template <int SPAN>
+template <int SPAN, bool F16>
 __device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
                                 float (&total)[TOKEN_TILES][ROW_TILES][4]) {
   const uint32_t lane = threadIdx.x % WARP;
@@ -185,6 +221,7 @@ __device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
 #pragma unroll
   for (uint32_t i = 0; i < TOKEN_TILES; i++) {
     float sum[ROW_TILES][4] = {};
+    uint32_t f16_sums[ROW_TILES][2] = {};
 #pragma unroll
     for (uint32_t h = 0; h < STEP / HALF; h++) {
       const uint32_t k = h * HALF;
@@ -192,16 +229,22 @@ __device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
       for (uint32_t j = 0; i == 0 && j < ROW_TILES / 2; j++)
         load_matrices(w[h][j], &s.w[r0 + 16 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
       load_matrices(x, &s.x[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
-      for (uint32_t j = 0; j < ROW_TILES; j++)
-        mma_bf16(SPAN > 0 ? sum[j] : total[i][j], x,
-                 {w[h][j / 2][j % 2 * 2], w[h][j / 2][j % 2 * 2 + 1]});
-      if (SPAN > 0 && (k + HALF) % SPAN_COLS<SPAN> == 0)
+      for (uint32_t j = 0; j < ROW_TILES; j++) {
+        const uint32_t rows[2] = {w[h][j / 2][j % 2 * 2], w[h][j / 2][j % 2 * 2 + 1]};
+        if constexpr (F16) {
+          mma_f16(f16_sums[j], x, rows);
+        } else {
+          mma_bf16(SPAN > 0 ? sum[j] : total[i][j], x, rows);
+        }
+      }
+      if (!F16 && SPAN > 0 && (k + HALF) % SPAN_COLS<SPAN> == 0)
         take(&s.scale[k / SPAN_COLS<SPAN>][r0], sum, total[i]);
     }
+    if constexpr (F16) take(s, t0 + 16 * i, r0, f16_sums, total[i]);
   }
 }
 
-template <int READ, int SPAN>
+template <int READ, int SPAN, bool F16>
 __device__ static void multiply_part(const td_cu_linear_args &a, uint32_t at,
                                      const linear_part &part, linear_tiles (&places)[2]) {
   const td_weight &w = part.w;
@@ -218,11 +261,11 @@ __device__ static void multiply_part(const td_cu_linear_args &a, uint32_t at,
     if constexpr (READ == TD_CU_READ_ANY) {
       put_any(from, w, k, s);
     } else {
-      put<READ, SPAN>(from, next, s);
+      put<READ, SPAN, F16>(from, next, s);
     }
     __syncthreads();
     if (k + STEP < w.cols) next = fetch<READ, SPAN>(from, w, k + STEP);
-    if (is_used) multiply<SPAN>(s, t0, r0, total);
+    if (is_used) multiply<SPAN, F16>(s, t0, r0, total);
   }
   const float *bias = linear_bias(a, at);
 #pragma unroll
@@ -234,21 +277,22 @@ __device__ static void multiply_part(const td_cu_linear_args &a, uint32_t at,
   }
 }
 
-template <int READ, int SPAN>
+template <int READ, int SPAN, bool F16>
 __global__ static void __launch_bounds__(THREADS, 2) linear_mma_kernel(td_cu_linear_args a) {
   __shared__ __align__(16) linear_tiles places[2];
 #pragma unroll 1
-  for (uint32_t i = blockIdx.y;; i += gridDim.y) {
+  for (uint32_t i = blockIdx.y; !F16 || TD_HAS_F16_SUMS; i += gridDim.y) {
     linear_part part = linear_part_of(a, i);
     if (part.n == 0) return;
-    multiply_part<READ, SPAN>(a, i, part, places);
+    multiply_part<READ, SPAN, F16>(a, i, part, places);
     __syncthreads(); // before the next part's first step overwrites a buffer of this one
   }
 }
 
-template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
+template <int READ, int SPAN, bool F16 = false>
+static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ROWS), a->n_at_once, a->n_matrices);
-  auto kernel = linear_mma_kernel<READ, SPAN>;
+  auto kernel = linear_mma_kernel<READ, SPAN, F16>;
   TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
   return launched();
 }
@@ -256,7 +300,9 @@ template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_c
 extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream) {
   switch (a->read) {
   case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16, 0>(a, stream);
-  case TD_CU_READ_F8: return launch<TD_CU_READ_F8, STEP>(a, stream);
+  case TD_CU_READ_F8:
+    return a->in_f16 ? launch<TD_CU_READ_F8, STEP, true>(a, stream)
+                     : launch<TD_CU_READ_F8, STEP>(a, stream);
   case TD_CU_READ_I8: return launch<TD_CU_READ_I8, STEP>(a, stream);
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4, STEP>(a, stream);
   case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, STEP>(a, stream);
