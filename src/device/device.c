@@ -58,6 +58,10 @@ double td_dev_link_gbps(const td_dev *dev) {
   return dev->link_gbps;
 }
 
+bool td_dev_adds_f16(const td_dev *dev) {
+  return dev->adds_f16;
+}
+
 int td_dev_node(const td_dev *dev) {
   return dev->vtable->node ? dev->vtable->node(dev) : -1;
 }

@@ -56,6 +56,8 @@ int td_dev_node(const td_dev *dev);
 // Of a GPU: what its PCIe link allows each way, in 10^9 bytes/s. 0: unknown, or host memory is the
 // device's.
 double td_dev_link_gbps(const td_dev *dev);
+// Whether attention of prompts and E4M3 matrices are multiplied by sums in F16, for speed.
+bool td_dev_adds_f16(const td_dev *dev);
 // The dtype that KV pages get if `asked` is requested: TD_F32 becomes the activations' dtype, since
 // those are what is stored.
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);

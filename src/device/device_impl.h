@@ -111,6 +111,7 @@ struct td_dev {
   const td_dev_vtable *vtable;
   td_dtype act_dtype;
   double link_gbps;              // 0: none, or unknown
+  bool adds_f16;                 // see td_dev_adds_f16
   bool is_in_group;              // see td_dev_set_in_group
   _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
   _Atomic uint32_t unseen_pulse; // used until a counter is set

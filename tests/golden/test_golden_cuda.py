@@ -87,6 +87,20 @@ def test_fp8_activations(tandem, cuda, case, chunk, experts, tmp_path):  # noqa:
     assert np.median(errors) > 1.5 * np.median(others)  # the option does something
 
 
+@pytest.mark.parametrize("case", ["deepseek_fp8", "qwen3_fp8"])
+def test_sums_in_f16(tandem, cuda, case, tmp_path):  # noqa: F811
+    """On GeForce; an environment variable turns them off."""
+    environment = {**cuda, "TANDEM_EMU_CAPABILITY": "89", "TANDEM_EMU_NAME": "emulated GeForce"}
+    found = [
+        logits_of(tandem, case, tmp_path, None, "--device", "cuda", n_tokens=N_TOKENS, TANDEM_CUDA_WITHOUT=out, **environment)
+        for out in ("", "f16")
+    ]
+    golden = np.load(DATA / case / "logits.npy")[:N_TOKENS]
+    errors, others = (relative_errors(x, golden) for x in found)
+    print(f"median {np.median(errors):.2e}, in BF16 {np.median(others):.2e}")
+    assert np.median(errors) < 1.2 * np.median(others) and not np.array_equal(*found)
+
+
 @pytest.mark.parametrize("case", F8_KV_CASES)
 def test_fp8_kv(tandem, cuda, case, tmp_path):  # noqa: F811
     ours = logits_of(tandem, case, tmp_path, 37, "--device", "cuda", "--kv-dtype", "fp8", n_tokens=N_TOKENS, **cuda)

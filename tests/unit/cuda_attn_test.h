@@ -322,14 +322,15 @@ static inline void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t he
 }
 
 // Attention of position p, and what each element may err by: keys (MLA expanded), weights and the
-// result are rounded to BF16, half a unit each. A score that errs by e changes its weight by the
-// factor exp(e).
+// result are rounded to BF16, half a unit each, and sums of 64 products to F16 four times. A score
+// that errs by e changes its weight by the factor exp(e).
 static inline void naive_attention(const world *w, uint32_t s, uint32_t head, uint32_t p,
                                    const double *ks, const double *vs, double *out, double *slack) {
   const float *q = w->q[s] + ((size_t)p * w->l->n_heads + head) * w->k_dim;
   const uint32_t window = w->l->window, first = window && p + 1 > window ? p + 1 - window : 0;
   const double sink = w->l->has_sinks ? w->sinks[head] : -INFINITY;
   double total = 0, worst = 0, largest = sink, score[MAX_TOKENS];
+  const double f16_error = cuda_f16_error(w->f, 4);
   double key_ulp = w->l->mla ? ULP_BF16 / 2 : 0;
   for (uint32_t j = first; j <= p; j++) {
     double size = 0;
@@ -341,7 +342,7 @@ static inline void naive_attention(const world *w, uint32_t s, uint32_t head, ui
       score[j] += product;
       size += fabs(product);
     }
-    worst = fmax(worst, size * (key_ulp + 600 * ULP_F32));
+    worst = fmax(worst, size * (key_ulp + f16_error + 600 * ULP_F32));
     largest = fmax(largest, score[j]);
   }
   for (uint32_t j = first; j <= p; j++) {
@@ -349,7 +350,7 @@ static inline void naive_attention(const world *w, uint32_t s, uint32_t head, ui
     total += score[j];
   }
   total += exp(sink - largest);
-  double weight_error = 2 * (exp(worst) - 1) + ULP_BF16 + 600 * ULP_F32;
+  double weight_error = 2 * (exp(worst) - 1) + ULP_BF16 + f16_error + 600 * ULP_F32;
   for (uint32_t d = 0; d < w->out_dim; d++) {
     double size = 0;
     out[d] = 0;

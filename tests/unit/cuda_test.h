@@ -7,6 +7,7 @@
 #include "unit/ref.h"
 
 #define ULP_BF16 0x1p-7 // of a value of 1; rounding to nearest errs by half
+#define ULP_F16  0x1p-10
 #define ULP_F32  0x1p-23
 
 enum { MAX_OWNED = 256 };
@@ -38,6 +39,12 @@ typedef struct {
 static inline bool is_emulated(void) {
   const char *library = getenv("TANDEM_CUDA_LIB");
   return library && strstr(library, "_emu");
+}
+
+// What a sum in F16 may err by, as a share of the sum of its magnitudes, where n instructions
+// follow one another; 0: the device adds up in FP32.
+static inline double cuda_f16_error(const cuda_fixture *f, uint32_t n) {
+  return ((const td_cuda_dev *)f->dev)->uses.f16 ? n * ULP_F16 / 2 : 0;
 }
 
 static inline void cuda_close(cuda_fixture *f) {

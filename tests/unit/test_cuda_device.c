@@ -122,6 +122,7 @@ static int use_all_kernels(void **state) {
   (void)state;
   unsetenv("TANDEM_CUDA_WITHOUT");
   unsetenv("TANDEM_EMU_CAPABILITY");
+  unsetenv("TANDEM_EMU_NAME");
   return 0;
 }
 
@@ -133,6 +134,24 @@ TEST(kernels_that_are_left_out, NULL, use_all_kernels) {
   check_without("a8,prefill,chunks,wgmma", 1, 0);
   setenv("TANDEM_CUDA_WITHOUT", "wide,wgm", 1);
   expect_open("cuda", TD_EINVAL, "TANDEM_CUDA_WITHOUT: no kernels are called \"wgm\"");
+}
+
+// Of the emulated GPU, whether it adds up in F16.
+static bool uses_f16(const char *name, const char *without) {
+  setenv("TANDEM_EMU_NAME", name, 1);
+  setenv("TANDEM_CUDA_WITHOUT", without, 1);
+  CUDA_OPEN(f);
+  const bool uses = ((td_cuda_dev *)f.dev)->uses.f16;
+  cuda_close(&f);
+  return uses;
+}
+
+TEST(sums_in_f16, NULL, use_all_kernels) {
+  if (!library || !strstr(library, "_emu")) skip();
+  setenv("TANDEM_EMU_CAPABILITY", "89", 1);
+  assert_true(uses_f16("NVIDIA GeForce RTX 4090", ""));
+  assert_false(uses_f16("NVIDIA GeForce RTX 4090", "f16"));
+  assert_false(uses_f16("NVIDIA L40S", ""));
 }
 
 static void open_and_close(void *ctx) {

@@ -2,6 +2,8 @@
 // heuristics.c.
 // CTest: gpu
 
+#include <stdio.h>
+
 #include "unit/cuda_test.h"
 
 // Small copies share a piece of memory, and so do larger ones whose last page would stay half
@@ -101,6 +103,22 @@ TEST(how_weights_are_read) {
                    .scale = cases[i].scale_cols ? &scale : NULL};
     assert_int_equal(td_cuda_read_of(&w, true), cases[i].want);
     assert_int_equal(td_cuda_read_of(&w, false), TD_CU_READ_ANY);
+  }
+}
+
+TEST(which_gpus_add_in_f16) {
+  static const struct {
+    const char *name;
+    int capability;
+    bool adds;
+  } gpus[] = {
+      {"NVIDIA GeForce RTX 3090", 86, true},  {"NVIDIA GeForce RTX 4090 Laptop GPU", 89, true},
+      {"NVIDIA GeForce RTX 5090", 120, true}, {"NVIDIA RTX 6000 Ada Generation", 89, false},
+      {"NVIDIA A100-SXM4-40GB", 80, false},   {"NVIDIA H100 80GB HBM3", 90, false}};
+  for (size_t i = 0; i < TD_COUNT(gpus); i++) {
+    td_cu_props props = {.capability = gpus[i].capability};
+    snprintf(props.name, sizeof props.name, "%s", gpus[i].name);
+    assert_int_equal(td_cuda_adds_f16(&props), gpus[i].adds);
   }
 }
 

@@ -158,7 +158,8 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                                   .window = a->window,
                                   .sinks = sinks ? sinks + (size_t)head0 * heads_per_kv : NULL,
                                   .scale = a->scale,
-                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill};
+                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill,
+                                  .in_f16 = td_cuda_dev_of(stream)->uses.f16};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
@@ -440,7 +441,8 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
                                   .v_dim = a->v_dim,
                                   .rope_dim = a->rope_dim,
                                   .scale = a->scale,
-                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill};
+                                  .by_wgmma = td_cuda_dev_of(stream)->uses.prefill,
+                                  .in_f16 = td_cuda_dev_of(stream)->uses.f16};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 

@@ -22,6 +22,8 @@ static td_cu_blas blas_of(td_cuda_stream *stream) {
 }
 
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m) {
+  const td_cu_read read = td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride));
+  if (td_cuda_dev_of(stream)->uses.f16 && read == TD_CU_READ_F8) return false;
   return td_cuda_use_blas(m->w, m->n_tokens) && !m->bias.data && m->w->cols % 8 == 0 &&
          is_aligned(m->x, m->x_stride) && is_aligned(m->y, m->y_stride) && blas_of(stream);
 }

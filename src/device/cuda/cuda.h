@@ -89,6 +89,7 @@ typedef struct {
   bool latents;   // attn_latents
   bool wide;      // linear_wide
   bool chunks;    // delta_chunks, delta_channels
+  bool f16;       // sums in F16: attn_prefill by mma.sync; linear_mma of E4M3, then not cuBLAS
 } td_cuda_kernels;
 
 typedef struct {
@@ -315,6 +316,9 @@ uint32_t td_cuda_wide_passes(const td_weight *w, td_cu_read read, uint32_t n_tok
 // other weights when there are enough tokens to amortize
 // converting them to BF16.
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
+// Whether tensor cores add up twice as fast in F16 as in FP32: GeForce's from RTX 30 on. Those of
+// the same compute capabilities for workstations and servers add up as fast in FP32.
+bool td_cuda_adds_f16(const td_cu_props *props);
 // Of a group's n_tiles tiles of experts, how many get their own blocks in the round that skips the
 // first `skip` tiles. n_likely: the expected number of tiles. Rounds that are probably empty are
 // cheap.

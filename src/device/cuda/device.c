@@ -140,12 +140,13 @@ static void find_place(td_cuda_dev *dev) {
 static td_status choose_kernels(td_cuda_dev *dev, td_err *err) {
   const bool has = dev->props.has_wgmma;
   td_cuda_kernels *u = &dev->uses;
-  *u = (td_cuda_kernels){has, has, has, has, true, true};
+  *u = (td_cuda_kernels){has, has, has, has, true, true, td_cuda_adds_f16(&dev->props)};
   const struct {
     const char *name;
     bool *is_used;
   } all[] = {{"wgmma", &u->wgmma},     {"a8", &u->a8},     {"prefill", &u->prefill},
-             {"latents", &u->latents}, {"wide", &u->wide}, {"chunks", &u->chunks}};
+             {"latents", &u->latents}, {"wide", &u->wide}, {"chunks", &u->chunks},
+             {"f16", &u->f16}};
   for (const char *at = td_test_var_get(TD_ENV_CUDA_WITHOUT); at && *at;) {
     const size_t n = strcspn(at, ",");
     size_t i = 0;
@@ -154,12 +155,13 @@ static td_status choose_kernels(td_cuda_dev *dev, td_err *err) {
     if (i == TD_COUNT(all)) {
       return td_fail(err, TD_EINVAL,
                      "TANDEM_CUDA_WITHOUT: no kernels are called \"%.*s\": name some of wgmma, a8, "
-                     "prefill, latents, wide, chunks",
+                     "prefill, latents, wide, chunks, f16",
                      (int)n, at);
     }
     *all[i].is_used = false;
     at += n + (at[n] == ',');
   }
+  dev->base.adds_f16 = u->f16;
   return TD_OK;
 }
 

@@ -1,6 +1,7 @@
 // src/device/cuda/heuristics.c - pure choices: kernel variants, splits, tiles and pieces.
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "device/cuda/cuda.h"
 
@@ -84,6 +85,11 @@ bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
   if (w->dtype == TD_F32 || w->dtype == TD_F16) return false;
   if (w->dtype == TD_BF16) return n_tokens > TD_CU_VEC_TOKENS;
   return n_tokens >= (w->dtype == TD_F4E2M1 ? DEQUANT_F4_TOKENS : DEQUANT_TOKENS);
+}
+
+bool td_cuda_adds_f16(const td_cu_props *props) {
+  const int c = props->capability;
+  return (c == 86 || c == 89 || c == 120) && strstr(props->name, "GeForce");
 }
 
 uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely) {

@@ -52,6 +52,7 @@ static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda
     const td_status status = open_wide(stream, args, err);
     if (status != TD_OK) return status;
   }
+  args->in_f16 = td_cuda_dev_of(stream)->uses.f16 && args->read == TD_CU_READ_F8;
   switch (gemm) {
   case CUDA_GEMM_MMA: return TD_CUDA_LAUNCH(stream, linear_mma, args);
   case CUDA_GEMM_WGMMA: return TD_CUDA_LAUNCH(stream, linear_wgmma, args);
