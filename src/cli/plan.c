@@ -88,6 +88,7 @@ static void faster_link(setup *s) {
 }
 static void faster_gpu(setup *s) {
   s->rig.gpu.tflops *= 2;
+  s->rig.gpu.f16.tflops *= 2;
   for (int i = 0; i < TD_N_ACTIVATIONS; i++)
     s->rig.gpu.a8[i].tflops *= 2;
   s->rig.gpu.read_gbps *= 2;
@@ -351,6 +352,13 @@ static const char *name_of_a8(td_activations activations) {
   return activations == TD_ACTIVATIONS_INT8 ? "INT8" : "FP8";
 }
 
+static void add_fast(td_buf *out, const td_gpu_card *gpu, const td_fast_rate *rate,
+                     const char *name) {
+  if (rate->tflops > 0)
+    td_buf_printf(out, "%g in %s%s, ", rate->tflops, name,
+                  source(rate->is_assumed && !gpu->is_assumed));
+}
+
 void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
   const setup s = setup_of(model, rig, opts);
   td_buf_printf(out, "machine       %s: reads %.1f GB/s, computes %.0f GFLOP/s%s\n", rig->name,
@@ -364,10 +372,8 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
   if (rig->n_gpus) {
     td_buf_printf(out, "GPU           %s, %.0f GiB: %g GB/s to it, %g TFLOP/s in prompts, ",
                   gpu->name, td_gib(gpu->memory_bytes), gpu->link_gbps, gpu->tflops);
-    const td_a8_rate *a8 = &gpu->a8[opts->activations];
-    if (a8->tflops > 0)
-      td_buf_printf(out, "%g in %s%s, ", a8->tflops, name_of_a8(opts->activations),
-                    source(a8->is_assumed && !gpu->is_assumed));
+    add_fast(out, gpu, &gpu->f16, "F16");
+    add_fast(out, gpu, &gpu->a8[opts->activations], name_of_a8(opts->activations));
     td_buf_printf(out, "%g GB/s in decode%s\n", gpu->read_gbps, source(gpu->is_assumed));
   }
   add_memory(out, &s);
@@ -508,7 +514,8 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   }
   td_jw_int(w, "nodes", rig->n_nodes);
   if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
-  const bool is_card_assumed = rig->gpu.is_assumed || rig->gpu.a8[opts->activations].is_assumed;
+  const bool is_card_assumed = rig->gpu.is_assumed || rig->gpu.f16.is_assumed ||
+                               rig->gpu.a8[opts->activations].is_assumed;
   td_jw_bool(w, "assumed", rig->is_assumed || (rig->n_gpus && is_card_assumed));
   td_jw_bool(w, "fp8_activations", opts->activations == TD_ACTIVATIONS_FP8);
   td_jw_bool(w, "int8_activations", opts->activations == TD_ACTIVATIONS_INT8);

@@ -118,6 +118,8 @@ static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_mod
   const td_model_stats stats = td_model_stats_of(model);
   td_gpu_work work = {.active_params = stats.active_params,
                       .a8_params = stats.a8[opts->runtime->activations].active_params,
+                      .f8_params = stats.a8[TD_ACTIVATIONS_FP8].active_params,
+                      .adds_f16 = td_dev_adds_f16(d->dev),
                       .resident_bytes = need->weight_bytes};
   for (uint32_t i = 0; i < n_layers; i++) {
     const uint64_t n_bytes = td_model_expert_bytes(model, i);

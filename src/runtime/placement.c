@@ -394,11 +394,13 @@ td_long_steps td_long_steps_plan(const td_gpu_need *need, const td_gpu_plan *pla
 }
 
 // A step's operations; those in 8 bits count as half, since tensor cores have at least twice the
-// rate there. No card's share of it was measured.
+// rate there, and by sums in F16 as configs/cards has them. No card's share of it was measured.
 static double ops_of(const td_gpu_work *work, const td_model_config *c, double n, double n_past) {
+  const double f16 = work->adds_f16 ? 0.7 : 1;
   double ops = n * (double)(2 * work->active_params - work->a8_params);
+  if (work->a8_params != work->f8_params) ops -= n * (1 - f16) * 2 * (double)work->f8_params;
   for (uint32_t i = 0; i < c->n_layers; i++)
-    ops += td_attn_of(c, i)->flops(c, n, n_past);
+    ops += td_attn_of(c, i)->flops(c, n, n_past) * (td_attn_is_tiled(c, i) ? f16 : 1);
   return ops;
 }
 

@@ -190,6 +190,8 @@ typedef struct {
   uint64_t resident_bytes; // of all weights on the GPU otherwise
   uint64_t active_params;
   uint64_t a8_params; // of those, that are multiplied in 8 bits
+  uint64_t f8_params; // and those in E4M3, in 8 bits or not
+  bool adds_f16;      // see td_dev_adds_f16
 } td_gpu_work;
 
 // A long prompt on one GPU while nothing decodes: a separate engine takes the memory of the dense

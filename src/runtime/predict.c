@@ -167,7 +167,9 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
     const td_gpu_work work = {.expert_bytes = expert_bytes - own.layers_bytes,
                               .resident_bytes = load->other_bytes + own.layers_bytes,
                               .active_params = load->active_params,
-                              .a8_params = load->a8[load->activations].active_params};
+                              .a8_params = load->a8[load->activations].active_params,
+                              .f8_params = load->a8[TD_ACTIVATIONS_FP8].active_params,
+                              .adds_f16 = rig->gpu.f16.tflops > 0};
     plan.long_steps = td_long_steps_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
   }
   plan.ngram_bytes = ngram_bytes(&plan, &need, c);
@@ -201,26 +203,30 @@ static double other_flops(const td_plan_load *load) {
 }
 
 // What an operation with such activations comes to at the card's BF16 rate; a8: those that its
-// matrix takes.
+// matrix takes. E4M3 with other activations is added up in F16.
 static double a8_share(const td_plan_load *load, const td_rig *rig, td_activations a8) {
-  const bool is_taken = a8 != TD_ACTIVATIONS_AUTO && a8 == load->activations;
-  const double tflops = rig->gpu.a8[a8].tflops;
-  return is_taken && tflops > 0 ? rig->gpu.tflops / tflops : 1;
+  if (a8 == TD_ACTIVATIONS_AUTO) return 1;
+  const double tflops = a8 == load->activations    ? rig->gpu.a8[a8].tflops
+                        : a8 == TD_ACTIVATIONS_FP8 ? rig->gpu.f16.tflops
+                                                   : 0;
+  return tflops > 0 ? rig->gpu.tflops / tflops : 1;
 }
 
 // Of a layer's chunk of n tokens behind `done` others, without routed experts, on a card;
-// operations in 8 bits count as a8_share.
+// operations that are faster than in BF16 count as a8_share.
 static double card_flops(const td_plan_load *load, const td_rig *rig, uint32_t layer_idx, double n,
                          double done) {
   const td_model_config *c = load->config;
-  const double saved = 1 - a8_share(load, rig, load->activations);
-  const double in_a8 = 2 * (double)load->a8[load->activations].params / c->n_layers;
-  double flops = n * (other_flops(load) - saved * in_a8) +
-                 td_attn_of(c, layer_idx)->flops(c, n, done);
+  double flops = n * other_flops(load), attn = td_attn_of(c, layer_idx)->flops(c, n, done);
+  for (td_activations a8 = 0; a8 < TD_N_ACTIVATIONS; a8++)
+    flops -= n * (1 - a8_share(load, rig, a8)) * 2 * (double)load->a8[a8].params / c->n_layers;
   if (td_model_attn(c, layer_idx) == TD_ATTN_MLA) {
-    flops -= (1 - a8_share(load, rig, load->a8_latents[layer_idx])) * td_attn_expand_flops(c, done);
+    const double expand = td_attn_expand_flops(c, done);
+    flops += a8_share(load, rig, load->a8_latents[layer_idx]) * expand;
+    attn -= expand;
   }
-  return flops;
+  const bool adds_f16 = rig->gpu.f16.tflops > 0 && td_attn_is_tiled(c, layer_idx);
+  return flops + attn * (adds_f16 ? rig->gpu.tflops / rig->gpu.f16.tflops : 1);
 }
 
 static double head_flops(const td_plan_load *load) {

@@ -60,8 +60,8 @@ static td_status read_name(const cJSON *object, char *out, size_t size, td_err *
 }
 
 // A rate that a card need not have.
-static td_status read_a8(td_a8_rate *out, const cJSON *object, const char *rate_key,
-                         const char *assumed_key, td_err *err) {
+static td_status read_fast(td_fast_rate *out, const cJSON *object, const char *rate_key,
+                           const char *assumed_key, td_err *err) {
   if (!td_json_get(object, rate_key)) return TD_OK;
   td_status st = td_json_get_bool(object, assumed_key, &out->is_assumed, err);
   return st == TD_OK ? read_positive(object, rate_key, &out->tflops, err) : st;
@@ -72,13 +72,15 @@ static td_status read_card(td_gpu_card *out, const cJSON *object, td_err *err) {
   if (st == TD_OK)
     st = read_part(object, gpu_rates, TD_COUNT(gpu_rates), out, &out->memory_bytes,
                    &out->is_assumed, err);
-  const td_a8_rate none = {.is_assumed = out->is_assumed};
+  const td_fast_rate none = {.is_assumed = out->is_assumed};
+  out->f16 = none;
   for (int i = 0; i < TD_N_ACTIVATIONS; i++)
     out->a8[i] = none;
   if (st == TD_OK)
-    st = read_a8(&out->a8[TD_ACTIVATIONS_FP8], object, "fp8_tflops", "fp8_assumed", err);
+    st = read_fast(&out->a8[TD_ACTIVATIONS_FP8], object, "fp8_tflops", "fp8_assumed", err);
   if (st == TD_OK)
-    st = read_a8(&out->a8[TD_ACTIVATIONS_INT8], object, "int8_tops", "int8_assumed", err);
+    st = read_fast(&out->a8[TD_ACTIVATIONS_INT8], object, "int8_tops", "int8_assumed", err);
+  if (st == TD_OK) st = read_fast(&out->f16, object, "f16_tflops", "f16_assumed", err);
   return st;
 }
 

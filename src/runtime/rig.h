@@ -8,12 +8,11 @@
 #include "base/status.h"
 #include "tandem/types.h"
 
-// What prefill reaches in matrices with weights and activations of 8 bits: of TD_ACTIVATIONS_FP8
-// and TD_ACTIVATIONS_INT8.
+// What prefill reaches where that is more than in BF16.
 typedef struct {
   double tflops; // 10^12 operations/s; 0: unknown, or the card has none
   bool is_assumed;
-} td_a8_rate;
+} td_fast_rate;
 
 typedef struct {
   char name[64];
@@ -21,7 +20,9 @@ typedef struct {
   uint64_t memory_bytes;
   double link_gbps; // from pinned host memory, 10^9 bytes/s
   double tflops;    // that prefill reaches, 10^12 operations/s
-  td_a8_rate a8[TD_N_ACTIVATIONS];
+  // In matrices with weights and activations of 8 bits: of TD_ACTIVATIONS_FP8, TD_ACTIVATIONS_INT8.
+  td_fast_rate a8[TD_N_ACTIVATIONS];
+  td_fast_rate f16; // in attention and E4M3 matrices by sums in F16
   double read_gbps; // that decode reads matrices with
   double layer_us;  // that a layer of decode takes beside its bytes: launches, messages
 } td_gpu_card;

@@ -217,8 +217,7 @@ def test_plan_of_cards(tandem_bin):
         assert one["assumed"] and ("gpu" in one) == (card not in ("rtx-3060", "rtx-4060-ti"))
         if card in ("rtx-4090", "rtx-5090"):  # with the memory of dense weights
             assert one["gpu"]["long_prefill_chunk"] == 32768 > one["gpu"]["prefill_chunk"]
-            is_long = "dense weights" in one["prompts"][0]["plan"]
-            assert is_long == (one["prompts"][0]["steps"] == 1) == (card == "rtx-4090")  # the other one computes longer
+            assert "dense weights" in one["prompts"][0]["plan"] and one["prompts"][0]["steps"] == 1
         seconds.append(one["prompts"][0]["seconds"])
     assert seconds[0] == seconds[1] > seconds[2] > seconds[3] > seconds[4]  # the first two: the CPU alone
     text = plan(tandem_bin, "-m", "DeepSeek-V3", "--machine", "epyc-9355x2+rtx-4060-ti").stdout
@@ -236,10 +235,10 @@ def test_plan_with_fp8_activations(tandem_bin):
     usual, faster = (json.loads(of(machine, "--json", *more).stdout) for more in ((), fp8))
     assert faster["fp8_activations"] and not usual["fp8_activations"]
     one, other = usual["prompts"][0], faster["prompts"][0]
-    assert 0.5 * one["busy_s"]["GPU_OPS"] < other["busy_s"]["GPU_OPS"] < 0.8 * one["busy_s"]["GPU_OPS"]
+    assert 0.7 * one["busy_s"]["GPU_OPS"] < other["busy_s"]["GPU_OPS"] < 0.9 * one["busy_s"]["GPU_OPS"]
     assert other["seconds"] < one["seconds"]
     assert faster["decode"] == usual["decode"]
-    assert "147 TFLOP/s in prompts, 293 in FP8, " in of(machine, *fp8).stdout
+    assert "147 TFLOP/s in prompts, 210 in F16, 293 in FP8, " in of(machine, *fp8).stdout
     for format, is_same in ("bf16", True), ("fp8-b128", False):
         times = [json.loads(of(machine, "--json", "-f", format, *more).stdout)["prompts"] for more in ((), fp8)]
         assert (times[0] == times[1]) == is_same
@@ -264,7 +263,7 @@ def test_plan_with_int8_activations(tandem_bin):
         assert (one["prompts"] == other["prompts"]) == is_same
         assert is_same or other["prompts"][0]["busy_s"]["GPU_OPS"] < 0.8 * one["prompts"][0]["busy_s"]["GPU_OPS"]
         assert one["decode"] == other["decode"]
-    assert "147 TFLOP/s in prompts, 419 in INT8, " in of(machine, "int8-channel", *int8).stdout
+    assert "147 TFLOP/s in prompts, 210 in F16, 419 in INT8, " in of(machine, "int8-channel", *int8).stdout
     assert "142 in INT8, " in of("epyc-9355x2+rtx-3090", "int8-channel", *int8).stdout
     assert of("epyc-9355x2", "int4-g128", *int8).returncode == 0
 

@@ -51,6 +51,25 @@ TEST(prediction_for_a_pair) {
               td_prefill_time_of(&load, &rig, &one, 32768).seconds);
 }
 
+// Sums in F16 are of attention and of E4M3: twice the rate leaves half of those operations' time.
+TEST(sums_in_f16) {
+  td_plan_load load = load_of_v3();
+  td_rig rig = rig_of(80, 55, 60);
+  const td_card_plan plan = td_card_plan_of(&load, &rig, &no_cache);
+  const double usual_s = td_prefill_time_of(&load, &rig, &plan, 8192).busy_s[TD_LIMIT_GPU_OPS];
+  rig.gpu.f16.tflops = 2 * rig.gpu.tflops;
+  const double attn_s = td_prefill_time_of(&load, &rig, &plan, 8192).busy_s[TD_LIMIT_GPU_OPS];
+  for (uint32_t i = 0; i < load.config->n_layers; i++)
+    load.a8_experts[i] = load.a8_latents[i] = TD_ACTIVATIONS_FP8;
+  load.a8[TD_ACTIVATIONS_FP8].params = 15 * GB;
+  const double all_s = td_prefill_time_of(&load, &rig, &plan, 8192).busy_s[TD_LIMIT_GPU_OPS];
+  if (!(attn_s < 0.95 * usual_s && all_s < 0.6 * usual_s && all_s >= 0.5 * usual_s))
+    fail_msg("%g s, with attention in F16 %g s, with E4M3 %g s", usual_s, attn_s, all_s);
+  load.activations = TD_ACTIVATIONS_FP8; // whose rate is unknown
+  const double f8_s = td_prefill_time_of(&load, &rig, &plan, 8192).busy_s[TD_LIMIT_GPU_OPS];
+  assert_true(fabs(f8_s - attn_s) < 1e-9 * attn_s);
+}
+
 // What one node has more than another of regions that begin anywhere, half of it read across; found
 // by trying.
 static double tried_share(double n_regions, double region_bytes, unsigned n_nodes) {
@@ -191,12 +210,18 @@ TEST(long_prompts_of_a_card) {
   const td_card_plan larger = td_card_plan_of(&load, &rig, &with_cache);
   assert_true(larger.long_steps.prefill_chunk == 32768 && larger.memory.prefill_chunk > 16384);
   assert_false(td_long_steps_pay(&larger.long_steps, c, from, 32768));
-  td_plan_load in_f8 = load; // but not if they compute in half of the time
+  td_plan_load in_f8 = load, load_f8 = load; // but not if they compute in half of the time
   in_f8.activations = TD_ACTIVATIONS_FP8;
   in_f8.a8[TD_ACTIVATIONS_FP8].active_params = load.active_params / 2;
   const td_card_plan f8 = td_card_plan_of(&in_f8, &rig, &with_cache);
   assert_true(f8.long_steps.work.a8_params == load.active_params / 2);
   assert_true(td_long_steps_pay(&f8.long_steps, c, from, 32768));
+  rig.gpu.f16.tflops = 1; // nor if attention and E4M3 are faster
+  load_f8.a8[TD_ACTIVATIONS_FP8].active_params = load.active_params;
+  const td_card_plan f16 = td_card_plan_of(&load_f8, &rig, &with_cache);
+  assert_true(f16.long_steps.work.adds_f16 && !f16.long_steps.work.a8_params);
+  assert_true(td_long_steps_pay(&f16.long_steps, c, from, 32768));
+  rig.gpu.f16.tflops = 0;
   // No longer steps: those of a large card are long, those that were asked for are as asked for.
   rig.gpu.memory_bytes = 80ull << 30;
   assert_int_equal(td_card_plan_of(&load, &rig, &with_cache).long_steps.prefill_chunk, 0);

@@ -531,6 +531,11 @@ uint32_t td_attn_min_chunk(const td_model_config *c) {
   return n;
 }
 
+bool td_attn_is_tiled(const td_model_config *config, uint32_t layer_idx) {
+  const td_attn_kind kind = td_model_attn(config, layer_idx);
+  return kind == TD_ATTN_GQA || kind == TD_ATTN_MLA;
+}
+
 bool td_attn_has_gpu(const td_model_config *c) {
   for (uint32_t i = 0; i < c->n_layers; i++)
     if (!td_attn_of(c, i)->has_gpu) return false;

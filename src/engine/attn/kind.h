@@ -63,6 +63,8 @@ void td_attn_describe(const td_model_config *config, td_buf *out);
 // Operations of a layer's expansion of n_past keys and values from MLA's latents, which prefill
 // does once more for every chunk; part of td_attn_spec.flops.
 double td_attn_expand_flops(const td_model_config *config, double n_past);
+// Whether prompts multiply tiles of queries by tiles of all keys, which a GPU may do in F16.
+bool td_attn_is_tiled(const td_model_config *config, uint32_t layer_idx);
 bool td_attn_has_gpu(const td_model_config *config);    // for all layers
 bool td_attn_has_states(const td_model_config *config); // in any layer
 // Elements that a token leaves in a page, and their bytes.
