@@ -45,6 +45,7 @@ LIMITS = {"first": 570, "second": 570, "tests": 300, "measure": 590, "sanitize":
 # The emulator shows that a bundle is whole, by one quick test of each program; all of them run in CTest.
 EMULATED_TESTS = {
     "a8": "*gpu_without_f8",
+    "f16": "*codes",
     "select": "*layernorm",
     "pool": "*bad_arguments",
     "delta_chunks": "*decode_follows_a_prompt",
@@ -84,6 +85,7 @@ OPERATORS = [
     "experts v3 int4-g32", "linear v3 mxfp4", "linear v3 q4_k", "experts v3 q4_k", "decode qwen3-30b", "experts qwen3-30b bf16",
 ]  # fmt: skip
 OLDER_OPERATORS = ["mla_prefill v3", "experts v3 fp8", "experts_a8 v3 fp8"]
+F16_OPERATORS = ["mla_prefill v3", "experts v3 fp8", "linear v3 fp8"]  # which GeForce has by sums in F16
 FEW_OPERATORS = ["shared_expert v3 fp8", "linear v3 q4_k", "node graph"]  # of `tests`
 # Those that the emulator takes seconds for, shrunk; it has tested all.
 EMULATED_OPERATORS = [
@@ -393,11 +395,20 @@ def measure_operators(stage, name, operators, most, **env):
     stage.step(name, bench(stage.bundle, *(["--only", ",".join(chosen)] if chosen else [])), most, **env)
 
 
+def gpu_names():
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
 def second(stage):
     older = stage.bundle.older
     if stage.name == "second":
         facts(stage)
     measure_operators(stage, "operators", OPERATORS, 200)
+    if "GeForce" in gpu_names():
+        measure_operators(stage, "operators without F16", F16_OPERATORS, 60, TANDEM_CUDA_WITHOUT="f16")
     for path in ("cache", "decode", "stream", "interference", "signals"):
         measure_path(stage, path)
     if older:  # the first process has the driver translate PTX

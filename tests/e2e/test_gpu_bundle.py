@@ -219,9 +219,9 @@ def test_what_is_skipped_is_not_passed():
 
 def test_every_operator_of_a_stage_has_cases(build_dir):
     sys.path.insert(0, str(ROOT / "scripts" / "gpu"))
-    from stage import EMULATED_OPERATORS, FEW_OPERATORS, OLDER_OPERATORS, OPERATORS
+    from stage import EMULATED_OPERATORS, F16_OPERATORS, FEW_OPERATORS, OLDER_OPERATORS, OPERATORS
 
-    only = ",".join([*OPERATORS, *FEW_OPERATORS, *OLDER_OPERATORS, *EMULATED_OPERATORS])
+    only = ",".join([*OPERATORS, *F16_OPERATORS, *FEW_OPERATORS, *OLDER_OPERATORS, *EMULATED_OPERATORS])
     bench = [build_dir / "bin" / "tandem", "bench", "gpu", "--list", "--only"]
     done = subprocess.run([*bench, only], capture_output=True, text=True)
     assert done.returncode == 0 and "no case is called" not in done.stderr, done.stderr
