@@ -10,7 +10,7 @@
 //
 // E4M3 may also be multiplied in F16, where it is exact, with sums of a step in F16. A token's step
 // has a power of two that makes overflow impossible: weights are below 2, being divided by 2^8, and
-// x below 2^10, in which BF16 is exact down to 2^-27 of the step's largest magnitude. A warp has 32
+// x below 2^10, in which BF16 is exact down to 2^-26 of the step's largest magnitude. A warp has 32
 // instructions of the tensor cores a step, 16 clocks each on GeForce instead of 32, and issues some
 // 490 in these 512 clocks (sm_86, which converts E4M3 by shifts: 550), a quarter of them for
 // powers.
