@@ -302,6 +302,11 @@ td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int 
                                 size_t max_values, td_err *err) {
   *out = NULL;
   size_t n_values;
+  if (len >= 3 &&
+      memcmp(bytes, "\xef\xbb\xbf", 3) == 0) { // as some editors and shells begin a file
+    bytes += 3;
+    len -= 3;
+  }
   td_status st = check_all(bytes, len, max_depth, &n_values, err);
   if (st != TD_OK) return st;
   if (n_values > max_values) {

@@ -208,6 +208,12 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   td_serve_respond(x, ok ? 200 : 503, TD_JSON_TYPE, &body);
 }
 
+void td_serve_version(void *ctx, td_http_exchange *x) {
+  static const char text[] = "{\"version\":\"" TD_VERSION "\"}";
+  (void)ctx;
+  td_http_respond(x, 200, TD_JSON_TYPE, text, sizeof text - 1);
+}
+
 static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *key,
                         const char *id_key, int32_t id) {
   size_t len;

@@ -100,6 +100,6 @@ void td_serve_not_offered(void *ctx, td_http_exchange *x) {
   };
   td_api_error error;
   (void)ctx;
-  td_api_fail(&error, 501, NULL, "not_supported", "%s", why[td_http_route_of(x) - TD_N_ROUTES]);
+  td_api_fail(&error, 400, NULL, "not_supported", "%s", why[td_http_route_of(x) - TD_N_ROUTES]);
   td_serve_fail(x, &error);
 }

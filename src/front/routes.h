@@ -18,6 +18,7 @@ enum {
   X(completions, "POST", "/v1/completions", TD_ROUTE_WORKER, "continue a text")                    \
   X(responses, "POST", "/v1/responses", TD_ROUTE_WORKER,                                           \
     "OpenAI's Responses; the last 1,024 are kept in memory for previous_response_id")              \
+  X(input_tokens, "POST", "/v1/responses/input_tokens", 0, "tokens of a response's input")         \
   X(response, "GET", "/v1/responses/*", 0, "one that is kept, or its /input_items")                \
   X(response_end, "DELETE", "/v1/responses/*", 0, "forget it")                                     \
   X(messages, "POST", "/v1/messages", TD_ROUTE_WORKER,                                             \
@@ -41,6 +42,7 @@ enum {
   X(apply_template, "POST", "/apply-template", 0, "the prompt that messages make")                 \
   X(tokenizer_info, "GET", "/tokenizer_info", 0, "its BOS, EOS and sizes")                         \
   X(openapi, "GET", "/openapi.json", 0, "this list as an OpenAPI document")                        \
+  X(version, "GET", "/version", 0, "the server's version")                                         \
   X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
   X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
   X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")                                                \
@@ -56,7 +58,8 @@ enum {
   "models are not managed through this API: use `tandem pull` on the server's machine, and start " \
   "it with --model or --models"
 
-// Endpoints of the spoken APIs that are answered with 501: method, path, why.
+// Endpoints of the spoken APIs that are answered with 400, which no client tries again: method,
+// path, why.
 #define TD_NOT_OFFERED(X)                                                                          \
   X("POST", "/api/embed", TD_NO_EMBEDDINGS)                                                        \
   X("POST", "/api/embeddings", TD_NO_EMBEDDINGS)                                                   \

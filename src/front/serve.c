@@ -163,6 +163,7 @@ void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds) {
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller) {
   const char *authorization = td_http_header(x, "Authorization");
   const char *key = td_http_header(x, "x-api-key"); // Anthropic's clients
+  if (!key) key = td_http_header(x, "api-key");     // Azure's
   char bearer[1024];
   if (!authorization && key) {
     snprintf(bearer, sizeof bearer, "Bearer %s", key);
@@ -233,8 +234,9 @@ static bool check_head(void *ctx, td_http_exchange *x) {
   if (is_offered(x)) ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
-    td_api_fail(&error, 401, NULL, NULL,
-                "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY");
+    td_api_fail(
+        &error, 401, NULL, NULL,
+        "a valid API key is needed: Authorization: Bearer KEY, x-api-key: KEY or api-key: KEY");
   } else if (!is_offered(x)) { // before a body is received, whatever it is
     td_serve_not_offered(ctx, x);
     return false;

@@ -6,7 +6,7 @@
 #include "base/json_write.h"
 #include "front/serve_impl.h"
 
-typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT } task_kind;
+typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT, COUNT_INPUT } task_kind;
 
 typedef struct {
   td_serve *serve;
@@ -17,6 +17,7 @@ typedef struct {
   td_lane_work work;
   td_buf body, answer;
   td_http_held held; // its share of the HTTP server's body budget
+  uint64_t owner;    // of stored responses
   td_status status;
   td_api_error error;
 } task;
@@ -42,6 +43,7 @@ static void write_tokens(task *t, const td_token_ids *ids) {
 static void write_count(task *t, const td_token_ids *ids) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
+  if (t->kind == COUNT_INPUT) td_jw_str(&w, "object", "response.input_tokens");
   td_jw_int(&w, "input_tokens", (int64_t)(ids->n + ids->n_cut));
   td_jw_end_object(&w);
 }
@@ -70,12 +72,12 @@ static td_status encode(task *t, const td_api_request *request) {
   if (!request->is_chat && request->n_prompts != 1) {
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
   }
-  td_token_ids ids = {.most = t->kind == COUNT, // counted, not kept
+  td_token_ids ids = {.most = t->kind >= COUNT, // counted, not kept
                       .is_canceled = &t->work.is_canceled};
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
-  if (st == TD_OK && t->kind == COUNT) write_count(t, &ids);
+  if (st == TD_OK && t->kind >= COUNT) write_count(t, &ids);
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
   td_token_ids_free(&ids);
   td_buf_free(&text);
@@ -99,8 +101,9 @@ static td_status decode(task *t, const td_api_request *request) {
 
 static td_status translate(task *t, td_dialect_state *state) {
   td_buf translated = TD_BUF_INIT;
-  const td_status st = td_dialect_translate(&td_dialect_messages, state, td_buf_text(&t->body),
-                                            t->body.len, &translated, &t->error);
+  const td_dialect *dialect = t->kind == COUNT ? &td_dialect_messages : &td_dialect_responses;
+  const td_status st = td_dialect_translate(dialect, state, td_buf_text(&t->body), t->body.len,
+                                            &translated, &t->error);
   td_buf_free(&t->body);
   t->body = translated;
   return st;
@@ -115,8 +118,8 @@ static void run(uv_work_t *work) {
                      td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
   request = (td_api_request){0};
   t->status = open_host(t);
-  td_dialect_state state = {.is_count = true};
-  if (t->status == TD_OK && t->kind == COUNT) t->status = translate(t, &state);
+  td_dialect_state state = {.is_count = true, .store = t->serve->responses, .owner = t->owner};
+  if (t->status == TD_OK && t->kind >= COUNT) t->status = translate(t, &state);
   if (t->status == TD_OK) {
     t->status = parse(&request, td_buf_text(&t->body), t->body.len, &t->host->defaults, &t->error);
     if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
@@ -162,6 +165,7 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->held = td_http_take_body(x, &t->body);
   td_api_caller caller;
   td_serve_authorize(serve, x, &caller);
+  t->owner = td_serve_owner(serve, &caller);
   t->work = (td_lane_work){.work.data = t,
                            .run = run,
                            .after = on_run,
@@ -180,3 +184,4 @@ TASK(tokenize, TOKENIZE)
 TASK(detokenize, DETOKENIZE)
 TASK(apply_template, APPLY_TEMPLATE)
 TASK(count_tokens, COUNT)
+TASK(input_tokens, COUNT_INPUT)

@@ -21,6 +21,8 @@ const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, c
   for (size_t i = 0; i < n; i++) {
     if (!path_matches(routes[i].path, path)) continue;
     if (method_matches(routes[i].method, method)) return &routes[i];
+    const bool is_new = strcmp(method, "POST") == 0 && strchr(routes[i].path, '*');
+    if (is_new) continue; // what a client would make there is no endpoint
     if (allow->len > 0) td_buf_str(allow, ", ");
     td_buf_str(allow, routes[i].method);
     if (strcmp(routes[i].method, "GET") == 0) td_buf_str(allow, ", HEAD");

@@ -459,6 +459,8 @@ def test_errors_are_in_the_form_of_what_was_addressed(server, api):
                 tries += [
                     (401, "POST", {"json": {}}),
                     (401, "POST", {"json": {}, "headers": {"x-api-key": "wrong"}}),
+                    (401, "POST", {"json": {}, "headers": {"api-key": "wrong"}}),
+                    (400, "POST", {"content": b"{", "headers": json_type | {"api-key": "secret"}}),
                     (400, "POST", {"content": b"{", "headers": KEYED | json_type}),
                     (400, "POST", {"content": b"a=b", "headers": KEYED | {"Content-Type": "text/html"}}),
                     (415, "POST", {"json": {}, "headers": KEYED | {"Content-Encoding": "gzip"}}),

@@ -208,4 +208,4 @@ def test_what_is_not_offered(server, method, path):
     refused = httpx.request(method, server.url + path, json={"model": "fim"}, trust_env=False)
     error = refused.json()["error"]
     message = error if path.startswith("/api") else error["message"]
-    assert refused.status_code == 501 and "embeddings" in message or "models" in message, refused.text
+    assert refused.status_code == 400 and "embeddings" in message or "models" in message, refused.text

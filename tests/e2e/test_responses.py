@@ -24,6 +24,19 @@ def test_response(client):
     assert answer.incomplete_details.reason == "max_output_tokens"
 
 
+def test_input_tokens(server, client):
+    """As many as the response then says, whatever the input refers to."""
+    first = client.responses.create(model=MODEL, input="short", temperature=0)
+    body = {"model": MODEL, "input": "think", "instructions": "Be brief.", "previous_response_id": first.id,
+            "tools": FUNCTIONS}
+    counted = post(server, "/v1/responses/input_tokens", body)
+    assert counted.json()["object"] == "response.input_tokens"
+    again = client.responses.create(**body, temperature=0)
+    assert counted.json()["input_tokens"] == again.usage.input_tokens > first.usage.input_tokens
+    assert post(server, "/v1/responses/input_tokens", {"input": 7}).status_code == 400
+    assert post(server, "/v1/responses/compact", {"input": "x"}).status_code == 404
+
+
 def test_response_reasoning_and_calls(client):
     answer = client.responses.create(model=MODEL, input="think", temperature=0)
     assert [item.type for item in answer.output] == ["reasoning", "message"]

@@ -134,6 +134,16 @@ TEST(nests_to_the_limit_and_no_further) {
   assert_int_equal(td_json_check(text, strlen(text), 2, NULL), TD_EFORMAT);
 }
 
+TEST(a_byte_order_mark_is_no_part) {
+  cJSON *root;
+  td_err err;
+  static const char text[] = "\xef\xbb\xbf[1]";
+  assert_int_equal(td_json_parse(&root, text, sizeof text - 1, 64, &err), TD_OK);
+  assert_true(cJSON_IsArray(root));
+  cJSON_Delete(root);
+  assert_int_equal(td_json_parse(&root, text, 3, 64, &err), TD_EFORMAT);
+}
+
 TEST(parses_and_reads_members) {
   static const char text[] = "{\"a\":1,\"a\":2,\"n\":null,\"b\":true,\"s\":\"x\",\"d\":1.5,"
                              "\"big\":90071992547409930000}trailing";
