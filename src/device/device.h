@@ -7,10 +7,11 @@
 // td_dev_close.
 //
 // Operators are enqueued and return at once: td_op_<name>(stream, args), of those in base/ops.h, or
-// with parameters of their own. Their argument structs are copied; memory that their pointers refer
-// to must live until the operator has run. Activations have the dtype td_dev_act_dtype (f32 on the
-// CPU, BF16 on CUDA), dense row-major, one row per token, unless a stride is given. A failure in a
-// stream is sticky: its later operators are skipped and td_stream_sync reports the failure.
+// with parameters of their own. Their argument structs, here and in tandem/op_args.h, are copied;
+// memory that their pointers refer to must live until the operator has run. Activations have the
+// dtype td_dev_act_dtype (f32 on the CPU, BF16 on CUDA), dense row-major, one row per token, unless
+// a stride is given. A failure in a stream is sticky: its later operators are skipped and
+// td_stream_sync reports the failure.
 #pragma once
 
 #include <stdbool.h>
@@ -22,7 +23,7 @@
 #include "base/status.h"
 #include "model/ngrams.h"
 #include "tandem/kv_f8.h"
-#include "tandem/types.h"
+#include "tandem/op_args.h"
 
 typedef struct td_dev td_dev;
 typedef struct td_stream td_stream;
@@ -211,64 +212,8 @@ void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *va
 // has failed then (TD_ECANCELED). canceled is in memory as signal is.
 void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value,
                            const _Atomic uint32_t *canceled);
-// Copies and then sets *signal to *value (release), by one kernel: a short message to another
-// device, of some hundred KB at most. dst and signal are in an inbox or in memory of
-// td_dev_alloc_host; src and value in memory the stream's device can read. A failed stream still
-// signals.
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes; // may be 0
-  _Atomic uint32_t *signal;
-  const uint32_t *value;
-} td_post_args;
 // Operators that a stream queues while it waits, before its caller has to wait too.
 enum { TD_STREAM_DEPTH = 1024 };
-
-// out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
-typedef struct {
-  const td_weight *table; // [n_vocab][dim]
-  const int32_t *ids;
-  void *out; // [n_tokens][table->cols]
-  uint32_t n_tokens;
-} td_embed_args;
-
-// out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
-// NULL: no weights. With residual: residual[i][:] += x[i][:] first, and the sum is normed (x is
-// unchanged); with `more`, x[i][:] + more[i][:] is added, bit for bit as after td_op_add(x, more).
-// x_stride and out_stride are in elements; out may equal x. also: n_rows further rows, with eps and
-// without a residual, with the same bits as alone; a GPU norms both in one launch.
-typedef struct {
-  const void *x; // NULL: none
-  td_vec w;      // [dim]
-  void *out;
-  size_t x_stride, out_stride;
-  uint32_t dim;
-} td_norm_also;
-
-typedef struct {
-  const void *x;
-  const void *more; // [n_rows][dim] or NULL; may be in memory of td_dev_alloc_host
-  void *residual;   // [n_rows][dim] or NULL
-  td_vec w;         // [dim]
-  void *out;
-  size_t x_stride, out_stride;
-  uint32_t n_rows, dim;
-  float eps;
-  td_norm_also also;
-} td_rmsnorm_args;
-td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args); // the arguments for `also` alone
-
-// x[i][:] = (x[i][:] - mean(x[i])) / sqrt(variance(x[i]) + eps) * w[:] + b[:] over n_rows rows of
-// dim elements.
-typedef struct {
-  void *x;
-  td_vec w, b;   // [dim]
-  size_t stride; // elements
-  uint32_t n_rows, dim;
-  float eps;
-  bool is_f32; // x is, whatever the device's activations are
-} td_layernorm_args;
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
 // (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
@@ -306,79 +251,9 @@ void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
 // y is f32 whatever the dtype of x
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);
 
-// out[i] = parts[0][i] + parts[1][i] + ... in this order, in f32, over n elements. A part is BF16,
-// or f32 and then rounded to BF16 before it is added, so that the sum does not depend on which
-// parts are f32. With a single part: a conversion. Parts and out may be in td_dev_alloc_host
-// memory.
-enum { TD_MAX_SUM_PARTS = 8 };
-typedef struct {
-  const void *parts[TD_MAX_SUM_PARTS]; // [n_parts], [n] elements each
-  void *out;                           // [n], f32 or BF16, not one of the parts
-  size_t n;
-  uint32_t n_parts, f32_parts; // f32_parts: bit p is set if part p is f32
-  bool out_f32;
-} td_sum_parts_args;
-
 // out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
                        uint32_t n_rows, uint32_t dim);
-
-// Rotates rot_dim elements of each head, in place: token t, head h at
-// x + t * token_stride + h * head_stride (elements). Pairs are (i, i + rot_dim/2), or (2i, 2i + 1)
-// when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside. backwards: by
-// the negative angles. also: heads elsewhere, by the same angles (keys).
-typedef struct {
-  void *x; // NULL: none
-  size_t token_stride, head_stride;
-  uint32_t n_heads;
-} td_rope_heads;
-
-typedef struct {
-  void *x;
-  const float *cos_sin;
-  const int32_t *position; // i32 [n_tokens]
-  size_t token_stride, head_stride;
-  uint32_t n_tokens, n_heads, rot_dim;
-  bool interleaved, backwards;
-  td_rope_heads also;
-} td_rope_args;
-
-// x[t][:] *= factor[position[t]], dim elements each.
-typedef struct {
-  void *x;                 // [n_tokens][dim]
-  const float *factor;     // f32 [max_position]
-  const int32_t *position; // i32 [n_tokens]
-  uint32_t n_tokens, dim;
-} td_scale_rows_args;
-
-// The sequences of one step. Arrays are in device memory, i32.
-// Token t of the step belongs to sequence seq[t] and stands at position[t] in it. Sequence s owns
-// the tokens [q_begin[s], q_begin[s+1]), consecutive in position; what it attends to is every
-// position up to the token's own. Position p of sequence s lies in page
-// page_table[s * max_pages + p / page_tokens] at offset p % page_tokens.
-typedef struct {
-  const int32_t *seq;        // [n_tokens]
-  const int32_t *position;   // [n_tokens]
-  const int32_t *q_begin;    // [n_seqs + 1]
-  const int32_t *page_table; // [n_seqs][max_pages]
-  uint32_t n_tokens, n_seqs, max_pages, page_tokens;
-  uint32_t max_keys; // the largest context of any token; 0: unknown, bounded by max_pages
-  // Host copies of q_begin and position, read while an operator is queued. NULL: not available.
-  // With them, a GPU computes all prompts of a batch in one launch.
-  const int32_t *host_q_begin, *host_position;
-} td_batch_view;
-
-// One layer's KV pages: page i begins at pages + i * page_bytes. Elements have the activations'
-// dtype, or are f16: rounded to nearest even and saturated at the largest finite value. In
-// TD_F8E4M3 pages are as tandem/kv_f8.h says, with the rows below.
-//   GQA: K [n_kv_heads][page_tokens][head_dim], then V of the same shape
-//   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
-typedef struct {
-  void *pages;
-  size_t page_bytes;
-  td_dtype dtype;  // see td_dev_kv_dtype
-  uint32_t n_bf16; // td_kv_rows, with TD_F8E4M3
-} td_kv_view;
 
 typedef struct {
   td_batch_view batch;
@@ -479,122 +354,6 @@ typedef struct {
   uint32_t n_heads, dim, block, top_blocks, n_local;
 } td_select_blocks_args;
 
-// ---- gated delta nets ---------------------------------------------------------------------------
-
-// Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
-// value heads in a row share a key head; is_tiled: value head h has key head h % n_k_heads. n_taps:
-// length of the causal convolution, from 2 to TD_DELTA_MAX_TAPS. by_channel: a value head has a
-// decay for each of its k_dim rows of the state, not one for all.
-enum { TD_DELTA_MAX_TAPS = 16 };
-typedef struct {
-  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
-  bool is_tiled, by_channel;
-} td_delta_shape;
-
-// Decays of a value head.
-static inline uint32_t td_delta_decays(const td_delta_shape *s) {
-  return s->by_channel ? s->k_dim : 1;
-}
-
-// The channels of the convolution: queries, keys, values.
-static inline uint32_t td_delta_channels(const td_delta_shape *s) {
-  return 2 * s->n_k_heads * s->k_dim + s->n_v_heads * s->v_dim;
-}
-
-// A layer's recurrent state, f32: the convolution's last n_taps - 1 inputs [n_taps - 1][channels],
-// then from td_delta_conv_floats on a matrix for each value head, in tiles of TD_DELTA_COLUMNS
-// columns: [n_v_heads][tiles][k_dim][TD_DELTA_COLUMNS].
-enum { TD_DELTA_TILE = 32 };
-static inline size_t td_delta_conv_floats(const td_delta_shape *s) {
-  return ((size_t)(s->n_taps - 1) * td_delta_channels(s) + 15) / 16 * 16;
-}
-static inline uint32_t td_delta_tiles(const td_delta_shape *s) {
-  return (s->v_dim + TD_DELTA_TILE - 1) / TD_DELTA_TILE;
-}
-static inline size_t td_delta_state_bytes(const td_delta_shape *s) {
-  const size_t of_head = (size_t)td_delta_tiles(s) * s->k_dim * TD_DELTA_TILE;
-  return (td_delta_conv_floats(s) + s->n_v_heads * of_head) * sizeof(float);
-}
-
-// The states of a step's sequences are in their KV pages: the state after n positions is in the
-// page of position n - 1. An operator reads the one before a sequence's first token (zeros at
-// position 0) and writes that after its last one, and at the end of each page it passes. So a full
-// page keeps the state at its end.
-//
-// Where a state may have to be rolled back, the states between tokens are also kept, in the
-// device's memory (td_state_trail): all of a delta net's state, only the open entries of a pooled
-// one.
-
-// The causal convolution and SiLU of queries, keys and values, then queries and keys divided by
-// their norms (queries by sqrt(k_dim), too), and of each value head decay
-// exp(-exp(decay) * softplus(a + bias)) and strength sigmoid(b). bound < 0, with by_channel: decays
-// are exp(bound * sigmoid(exp(decay) * (a + bias))). q, k: groups of k_dim elements; v, a, b: of
-// the value heads that share a key head. a, bias: td_delta_decays elements of a value head.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view state; // f32
-  td_delta_shape shape;
-  td_state_trail trail;
-  const void *x;   // [n_tokens][x_stride]
-  size_t x_stride; // elements
-  td_row_part q, k, v, a, b;
-  const float *conv;         // f32 [n_taps][channels] in host memory, as the next
-  const float *decay, *bias; // f32 [n_v_heads], [n_v_heads][n_decays]
-  float bound;               // 0: none
-  void *out;                 // [n_tokens][channels]
-  float *gates;              // f32 [n_tokens][n_v_heads][n_decays + 1]: decays, strength
-} td_delta_conv_args;
-
-// The gated delta rule (tandem/kernels.h: td_delta_rule_args) of every value head, token by token:
-// a token's result is the same however its sequence is cut into steps. A GPU may compute prompts in
-// chunks that begin at multiples of 32 positions: then steps that begin there give the same result,
-// and other steps one that differs by rounding. qkv, gates: results of td_op_delta_conv. prompt:
-// all tokens belong to prompts, see n_prompt in td_linear_op_args.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view state; // f32
-  td_delta_shape shape;
-  td_state_trail trail;
-  const void *qkv;
-  const float *gates;
-  void *out; // [n_tokens][n_v_heads][v_dim]
-  bool prompt;
-} td_delta_rule_op_args;
-
-// ---- attention over a window and pooled keys ----------------------------------------------------
-
-// Layers whose state in a KV page (see above, f32) is a ring of the last `ring` keys, entry
-// position % ring, and entries pooled of `group` positions each, a power of two. Entry i is in
-// the page of the last of its positions, at i % td_pool_entries. A ring that is longer than the
-// window still has its keys when up to ring - window of the last tokens are taken back; entries
-// that end with those are not seen, and are computed again.
-static inline uint32_t td_pool_entries(uint32_t page_tokens, uint32_t group) {
-  return page_tokens > group ? page_tokens / group : 1;
-}
-
-// Channel d of entry i is the mean of x over the group's positions, weighted by the softmax of
-// gate + bias; gate and bias NULL: weights are equal. overlaps: rows of x, gate and bias have two
-// halves of dim elements; the mean is of the first halves of the group before (if there is one) and
-// the second halves of its own. Then an RMS norm (norm.n 0: none), and its last rot_dim elements
-// are rotated (interleaved) as at the group's first position; rotates_first: its first rot_dim, not
-// interleaved. What is open between steps is kept at open_at in the page's state: running maxima,
-// sums of weights and weighted sums, f32 [overlaps + 1][3][dim], the entry that is filled first.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view state;
-  td_state_trail trail;
-  size_t trail_at; // elements of a slot: where these open entries are
-  const float *x, *gate;
-  size_t stride;     // elements, of x and gate
-  const float *bias; // f32 [group][dim or 2 * dim] in host memory
-  td_vec norm;
-  const float *cos_sin;     // see td_rope_args
-  size_t open_at, entry_at; // elements of the state
-  uint32_t dim, rot_dim, group;
-  bool overlaps, rotates_first;
-  float eps;
-} td_pool_args;
-
 // Attention with one key for all heads, which is also the value. A token sees entries of td_op_pool
 // (of the groups that end with it or before; with more than top_k of them those selected; none if
 // group is 0), then the keys of the last `window` positions, its own the last. Then this step's
@@ -611,55 +370,6 @@ typedef struct {
   uint32_t n_heads, dim, window, ring, group, top_k; // ring: at least window
   float scale;
 } td_attn_pool_args;
-
-// ---- hyper-connections --------------------------------------------------------------------------
-
-// A residual of n_streams rows a token (Xie et al., "mHC", 2026). Of each token's scores, f32
-// [(2 + n_streams) * n_streams] products with x, times 1 / sqrt(mean(x^2) + norm_eps) over all
-// streams and scale, plus base: the factors `pre` of the streams in out = sum pre[k] x[k]; `post`,
-// of a block's output in each stream; and `comb`, how streams mix, made doubly stochastic in
-// n_rounds of Sinkhorn's. They replace the scores. out is normed with w.
-// head: scores are n_streams alone. scores NULL: out is the norm of the streams' mean.
-enum { TD_MAX_STREAMS = 16 };
-typedef struct {
-  const void *x;             // [n_tokens][n_streams][dim]
-  float *scores;             // [n_tokens][td_hyper_scores, or n_streams]
-  const float *base, *scale; // f32 [scores], f32 [3 or 1], in host memory
-  td_vec w;                  // [dim]
-  void *out;                 // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim, n_rounds;
-  float eps, norm_eps;
-  bool head;
-} td_hyper_read_args;
-static inline uint32_t td_hyper_scores(uint32_t n_streams) {
-  return (2 + n_streams) * n_streams;
-}
-
-// x[k] = post[k] * y + sum_j comb[j][k] * x[j], with the factors that td_op_hyper_read left in
-// scores; x[k] = y if that is NULL. adds: x[k] += scores[k] * y, with those of td_op_hyper_mix.
-typedef struct {
-  void *x;             // [n_tokens][n_streams][dim]
-  const void *y;       // [n_tokens][dim]
-  const float *scores; // f32 [n_tokens][td_hyper_scores, or n_streams] or NULL
-  uint32_t n_tokens, n_streams, dim;
-  bool adds;
-} td_hyper_write_args;
-
-// out = the mean over streams of sigmoid(gate[k]) * x[k], by element; scores[k] = 2 *
-// sigmoid(scores[k] / n_streams) become the factors of a block's output.
-typedef struct {
-  const void *x, *gate; // [n_tokens][n_streams][dim]
-  float *scores;        // f32 [n_tokens][n_streams] or NULL
-  void *out;            // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim;
-} td_hyper_mix_args;
-
-// x[i][:] = silu(factor * x[i][:]).
-typedef struct {
-  void *x; // [n_rows][dim]
-  uint32_t n_rows, dim;
-  float factor;
-} td_silu_rows_args;
 
 // ---- embeddings of n-grams ----------------------------------------------------------------------
 
@@ -680,74 +390,6 @@ typedef struct {
 // The rows of one token's n-grams, from the table in its file: ids are the token's and those before
 // it, the latest first, [hash.size]. out: f32, as a row of td_ngram_rows_args.out.
 void td_ngram_row(const td_ngram_table *table, const int32_t *ids, float *out);
-
-// x[k] = sigmoid(g) * value, g = sign(s) sqrt(max(|s|, 1e-6)), s = x[k] . query[k] / sqrt(dim).
-typedef struct {
-  void *x;           // [n_tokens][n_streams][dim]: keys, then what is added to the streams
-  const void *query; // [n_tokens][n_streams][dim]
-  const void *value; // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim;
-} td_ngram_gate_args;
-
-// x[t] += y[t] + silu(sum_j conv[j] * in[t - (n_taps - 1 - j) * step]), channel by channel, zeros
-// in front of the sequence. A state has the last (n_taps - 1) * step rows of `in`, oldest first.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view state;
-  td_state_trail trail;
-  size_t rows_at;    // elements, of the state and of a slot
-  const float *conv; // f32 [n_taps][channels] in host memory
-  const void *in, *y;
-  void *x; // [n_tokens][channels]
-  uint32_t channels, n_taps, step;
-} td_ngram_conv_args;
-static inline uint32_t td_ngram_past(uint32_t n_taps, uint32_t step) { // rows of the state
-  return (n_taps - 1) * step;
-}
-
-// x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
-// g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
-typedef struct {
-  void *x; // [n_tokens][n_groups][dim]
-  const void *gate;
-  size_t gate_stride; // elements
-  td_row_part part;
-  uint32_t n_tokens, n_groups, dim;
-  bool silu, scalar;
-} td_gate_rows_args;
-
-// The top logits of each row and the row's sums, from which most draws can be made without copying
-// all logits to the host.
-typedef struct {
-  const float *logits;      // f32 [n_rows][n_vocab]
-  const float *temperature; // f32 [n_rows], for sum_warm; 0 counts as 1
-  td_top_logits *out;       // [n_rows]
-  uint32_t n_rows, n_vocab;
-} td_top_logits_args;
-
-typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_router_kind;
-
-// Scores from f32 logits, then top_k experts a token, ties to the lower index.
-//   SOFTMAX: s = softmax(logits).
-//   SIGMOID: s = sigmoid(logits); selection by s + bias, weights are the plain s.
-//   SOFTPLUS: s = sqrt(ln(1 + exp(logits))), else alike. With a table, token t's experts are
-//   table[tokens[t]], in its order.
-// Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
-// topk_groups stay; then the top_k largest are taken.
-// norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX). All are multiplied by
-// scaling.
-typedef struct {
-  const float *logits; // f32 [n_tokens][n_experts]
-  const float *bias;   // f32 [n_experts] or NULL
-  int32_t *ids;        // [n_tokens][top_k], by falling selection score
-  float *weights;      // f32 [n_tokens][top_k]
-  // i32 [n_vocab][top_k] in host memory, ids in [0, n_experts); or NULL. tokens i32 [n_tokens]
-  const int32_t *table, *tokens;
-  td_router_kind kind;
-  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab; // n_vocab: with a table
-  bool norm_topk;
-  float scaling;
-} td_router_args;
 
 // out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
 // in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
@@ -791,22 +433,6 @@ typedef struct {
   float limit, alpha;
   bool plain, pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
 } td_moe_args;
-
-// out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are
-// `here` for experts with a slot, `peer` for those with a slot of the peer, and `there` for the
-// others: results by_pair of td_op_moe on two or three devices. Which device computed a pair does
-// not change the order. ids, weights, there and peer may be in memory of td_dev_alloc_host.
-typedef struct {
-  const float *here, *there; // [n_tokens][top_k][dim]
-  const float *peer;         // [n_tokens][top_k][dim], or NULL
-  const int32_t *slots;      // i32 [n_experts], device memory
-  const int32_t *peer_slots; // i32 [n_experts]; NULL without peer
-  const int32_t *ids;        // [n_tokens][top_k], in [0, n_experts)
-  const float *weights;      // f32 [n_tokens][top_k]
-  void *out;                 // [n_tokens][dim]
-  uint32_t n_tokens, n_experts, top_k, dim;
-  bool is_bf16; // out on a CPU: of BF16
-} td_moe_join_args;
 
 #define X(NAME, name, args_type, ...) void td_op_##name(td_stream *stream, const args_type *args);
 TD_OPS_OF_ARGS(X)

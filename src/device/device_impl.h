@@ -6,38 +6,6 @@
 #include "base/ops.h"
 #include "device/device.h"
 
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-  bool is_direct; // see td_op_copy_direct
-} td_copy_args;
-
-typedef struct {
-  void *dst;
-  size_t n_bytes;
-} td_fill_zero_args;
-
-typedef struct {
-  void *x;
-  const void *y;
-  size_t n;
-  bool y_f32;
-} td_add_args;
-
-typedef struct {
-  void *out;
-  const void *x;
-  const int32_t *rows;
-  uint32_t n_rows, dim;
-} td_gather_rows_args;
-
-typedef struct {
-  _Atomic uint32_t *signal;
-  const uint32_t *value;
-  const _Atomic uint32_t *canceled; // await: NULL if it cannot be canceled
-} td_signal_args;
-
 typedef enum {
 #define X(NAME, ...) TD_OP_##NAME,
   TD_OPS(X)
