@@ -1,5 +1,9 @@
-// include/tandem/op_args.h - arguments of operators (device/device.h) that are one kernel on a GPU.
-// Those of operators that take several kernels are in device/device.h.
+// include/tandem/op_args.h - arguments of operators (device/device.h) that are one kernel on a GPU,
+// which gets the same struct. Those of operators that take several kernels are in device/device.h.
+//
+// A GPU's device puts the addresses of its copies in place of those in host memory, and sets what
+// is marked as its own: callers leave that zero. There is no padding, which the compiler checks: a
+// field named unused is where it would be.
 #pragma once
 
 #include <stdbool.h>
@@ -7,6 +11,19 @@
 #include <stdint.h>
 
 #include "tandem/types.h"
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
+
+#ifdef __cplusplus
+typedef uint16_t td_act; // BF16
+typedef uint32_t td_signal_word;
+#else
+typedef void td_act; // an activation, of td_dev_act_dtype
+typedef _Atomic uint32_t td_signal_word;
+#endif
 
 // ---- the batch and its pages --------------------------------------------------------------------
 
@@ -22,6 +39,7 @@ typedef struct {
   const int32_t *page_table; // [n_seqs][max_pages]
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
   uint32_t max_keys; // the largest context of any token; 0: unknown, bounded by max_pages
+  uint32_t unused;
   // Host copies of q_begin and position, read while an operator is queued. NULL: not available.
   // With them, a GPU computes all prompts of a batch in one launch.
   const int32_t *host_q_begin, *host_position;
@@ -45,7 +63,7 @@ typedef struct {
   void *dst;
   const void *src;
   size_t n_bytes;
-  bool is_direct; // see td_op_copy_direct
+  uint32_t is_direct, unused; // bool: see td_op_copy_direct
 } td_copy_args;
 
 typedef struct {
@@ -54,24 +72,34 @@ typedef struct {
 } td_fill_zero_args;
 
 typedef struct {
-  void *x;
+  td_act *x;
   const void *y;
   size_t n;
-  bool y_f32;
+  uint32_t y_f32, unused; // bool
 } td_add_args;
 
 typedef struct {
-  void *out;
-  const void *x;
+  td_act *out;
+  const td_act *x;
   const int32_t *rows;
   uint32_t n_rows, dim;
+  int32_t *fault; // a GPU's own
 } td_gather_rows_args;
 
 typedef struct {
-  _Atomic uint32_t *signal;
+  td_signal_word *signal;
   const uint32_t *value;
-  const _Atomic uint32_t *canceled; // await: NULL if it cannot be canceled
 } td_signal_args;
+
+// most_ns: a GPU waits no longer, which is a fault, as being canceled is; later waits that see such
+// a fault return at once.
+typedef struct {
+  const td_signal_word *signal;
+  const uint32_t *value;
+  const td_signal_word *canceled; // NULL: it cannot be canceled
+  uint64_t most_ns;               // a GPU's own
+  int32_t *fault;                 // a GPU's own
+} td_await_args;
 
 // Copies and then sets *signal to *value (release), by one kernel: a short message to another
 // device, of some hundred KB at most. dst and signal are in an inbox or in memory of
@@ -81,18 +109,19 @@ typedef struct {
   void *dst;
   const void *src;
   size_t n_bytes; // may be 0
-  _Atomic uint32_t *signal;
+  td_signal_word *signal;
   const uint32_t *value;
 } td_post_args;
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-// out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
+// out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table.rows).
 typedef struct {
-  const td_weight *table; // [n_vocab][dim]
+  td_weight table; // [n_vocab][dim]
   const int32_t *ids;
-  void *out; // [n_tokens][table->cols]
-  uint32_t n_tokens;
+  td_act *out; // [n_tokens][table.cols]
+  uint32_t n_tokens, unused;
+  int32_t *fault; // a GPU's own
 } td_embed_args;
 
 // out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. w.data
@@ -101,25 +130,39 @@ typedef struct {
 // x_stride and out_stride are in elements; out may equal x. also: n_rows further rows, with eps and
 // without a residual, with the same bits as alone; a GPU norms both in one launch.
 typedef struct {
-  const void *x; // NULL: none
-  td_vec w;      // [dim]
-  void *out;
+  const td_act *x; // NULL: none
+  td_vec w;        // [dim]
+  td_act *out;
   size_t x_stride, out_stride;
-  uint32_t dim;
+  uint32_t dim, unused;
 } td_norm_also;
 
 typedef struct {
-  const void *x;
-  const void *more; // [n_rows][dim] or NULL; may be in memory of td_dev_alloc_host
-  void *residual;   // [n_rows][dim] or NULL
-  td_vec w;         // [dim]
-  void *out;
+  const td_act *x;
+  const td_act *more; // [n_rows][dim] or NULL; may be in memory of td_dev_alloc_host
+  td_act *residual;   // [n_rows][dim] or NULL
+  td_vec w;           // [dim]
+  td_act *out;
   size_t x_stride, out_stride;
   uint32_t n_rows, dim;
   float eps;
+  uint32_t unused;
   td_norm_also also;
 } td_rmsnorm_args;
-td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args); // the arguments for `also` alone
+
+// The arguments for `also` alone.
+TD_ANYWHERE static inline td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *a) {
+  td_rmsnorm_args out = *a;
+  out.x = a->also.x;
+  out.more = out.residual = NULL;
+  out.w = a->also.w;
+  out.out = a->also.out;
+  out.x_stride = a->also.x_stride;
+  out.out_stride = a->also.out_stride;
+  out.dim = a->also.dim;
+  out.also.x = NULL;
+  return out;
+}
 
 // x[i][:] = (x[i][:] - mean(x[i])) / sqrt(variance(x[i]) + eps) * w[:] + b[:] over n_rows rows of
 // dim elements.
@@ -129,7 +172,7 @@ typedef struct {
   size_t stride; // elements
   uint32_t n_rows, dim;
   float eps;
-  bool is_f32; // x is, whatever the device's activations are
+  uint32_t is_f32; // bool: x is, whatever the device's activations are
 } td_layernorm_args;
 
 // out[i] = parts[0][i] + parts[1][i] + ... in this order, in f32, over n elements. A part is BF16,
@@ -142,7 +185,7 @@ typedef struct {
   void *out;                           // [n], f32 or BF16, not one of the parts
   size_t n;
   uint32_t n_parts, f32_parts; // f32_parts: bit p is set if part p is f32
-  bool out_f32;
+  uint32_t out_f32, unused;    // bool
 } td_sum_parts_args;
 
 // Rotates rot_dim elements of each head, in place: token t, head h at
@@ -150,28 +193,32 @@ typedef struct {
 // when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside. backwards: by
 // the negative angles. also: heads elsewhere, by the same angles (keys).
 typedef struct {
-  void *x; // NULL: none
+  td_act *x; // NULL: none
   size_t token_stride, head_stride;
-  uint32_t n_heads;
+  uint32_t n_heads, unused;
 } td_rope_heads;
 
 typedef struct {
-  void *x;
+  td_rope_heads heads, also;
   const float *cos_sin;
   const int32_t *position; // i32 [n_tokens]
-  size_t token_stride, head_stride;
-  uint32_t n_tokens, n_heads, rot_dim;
-  bool interleaved, backwards;
-  td_rope_heads also;
+  uint32_t n_tokens, rot_dim;
+  uint32_t interleaved, backwards; // bool
+  int32_t *fault;                  // a GPU's own
 } td_rope_args;
 
 // x[t][:] *= factor[position[t]], dim elements each.
 typedef struct {
-  void *x;                 // [n_tokens][dim]
+  td_act *x;               // [n_tokens][dim]
   const float *factor;     // f32 [max_position]
   const int32_t *position; // i32 [n_tokens]
   uint32_t n_tokens, dim;
+  int32_t *fault; // a GPU's own
 } td_scale_rows_args;
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
+#endif
 
 // ---- gated delta nets ---------------------------------------------------------------------------
 

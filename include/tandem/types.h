@@ -5,6 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define TD_ANYWHERE __host__ __device__ // a GPU's kernels call it, too
+#else
+#define TD_ANYWHERE
+#endif
+
 // The structs here have no padding, as kernels/cuda/abi.h, which embeds some of them, requires.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC diagnostic push

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tandem/op_args.h"
 #include "tandem/types.h"
 
 #if defined(__GNUC__) && !defined(__CUDACC__)
@@ -29,7 +30,7 @@
 
 #include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
 
-#define TD_CUDA_ABI_VERSION 42u
+#define TD_CUDA_ABI_VERSION 43u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -61,106 +62,6 @@ typedef struct {
   uint32_t has_f8;        // bool: E4M3 on tensor cores, sm_89 and later, likewise; set by open
   uint32_t is_translated; // bool: the library has PTX alone for it, which open has to translate
 } td_cu_props;
-
-typedef struct {
-  td_weight table;
-  const int32_t *ids;
-  uint16_t *out;
-  uint32_t n_tokens, unused;
-  int32_t *fault;
-} td_cu_embed_args;
-
-// x += y; y is BF16 or, with y_f32, f32.
-typedef struct {
-  uint16_t *x;
-  const void *y;
-  size_t n;
-  uint32_t y_f32; // bool
-  uint32_t unused;
-} td_cu_add_args;
-
-// dst and src may be host memory that the device accesses; they do not overlap.
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-} td_cu_copy_args;
-
-// out[i] = the sum over p, in order and in f32, of parts[p][i], which is BF16, or f32 and rounded
-// to BF16 first (bit p of f32_parts).
-enum { TD_CU_MAX_SUM_PARTS = 8 };
-typedef struct {
-  const void *parts[TD_CU_MAX_SUM_PARTS];
-  void *out;
-  size_t n;
-  uint32_t n_parts, f32_parts;
-  uint32_t out_f32; // bool
-  uint32_t unused;
-} td_cu_sum_parts_args;
-
-typedef struct {
-  uint16_t *out;
-  const uint16_t *x;
-  const int32_t *rows;
-  uint32_t n_rows, dim;
-  int32_t *fault;
-} td_cu_gather_args;
-
-// Further rows of a norm, as many as it has, without a residual.
-typedef struct {
-  const uint16_t *x; // NULL: none
-  td_vec w;
-  uint16_t *out;
-  size_t x_stride, out_stride;
-  uint32_t dim, unused;
-} td_cu_norm_also;
-
-typedef struct {
-  const uint16_t *x;
-  const uint16_t *more; // with residual; NULL or [n_rows][dim]: x + more, rounded, in place of x
-  uint16_t *residual;   // NULL or [n_rows][dim]; residual += x comes first
-  td_vec w;             // data NULL: 1
-  uint16_t *out;        // may be x
-  size_t x_stride, out_stride;
-  uint32_t n_rows, dim;
-  float eps;
-  uint32_t unused;
-  td_cu_norm_also also;
-} td_cu_rmsnorm_args;
-
-// x[i][:] = (x[i][:] - mean) / sqrt(variance + eps) * w[:] + b[:]
-typedef struct {
-  void *x; // bf16, or f32
-  td_vec w, b;
-  size_t stride;
-  uint32_t n_rows, dim;
-  float eps;
-  uint32_t is_f32; // bool
-} td_cu_layernorm_args;
-
-typedef struct {
-  uint16_t *x;
-  size_t token_stride, head_stride;
-  uint32_t n_heads, unused;
-} td_cu_rope_heads;
-
-typedef struct {
-  td_cu_rope_heads heads, also; // also.x NULL: none
-  const float *cos_sin;
-  const int32_t *position;
-  uint32_t n_tokens, rot_dim;
-  uint16_t interleaved, backwards; // bool
-  uint32_t unused;
-  int32_t *fault;
-} td_cu_rope_args;
-
-typedef struct {
-  uint16_t *x;
-  const float *factor;
-  const int32_t *position;
-  uint32_t n_tokens, dim;
-  int32_t *fault;
-} td_cu_scale_rows_args;
 
 typedef struct {
   const int32_t *seq, *position, *q_begin, *page_table;
@@ -562,33 +463,6 @@ typedef struct {
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
-// *signal, in host memory, becomes *value, which is in device memory. Visible to the host.
-typedef struct {
-  uint32_t *signal;
-  const uint32_t *value;
-} td_cu_signal_args;
-
-// dst = src, then *signal becomes *value, visible to the host and to other devices. dst and signal
-// are memory that the device reaches, also of the host or of another device.
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-  uint32_t *signal;
-  const uint32_t *value;
-} td_cu_post_args;
-
-// Later work waits until *signal equals *value, for at most most_ns, or until *canceled (may be
-// NULL) is not zero. The fault is set to TIMEOUT or CANCELED then, and later waits that see such a
-// fault return at once.
-typedef struct {
-  const uint32_t *signal;
-  const uint32_t *value;
-  const uint32_t *canceled;
-  uint64_t most_ns;
-  int32_t *fault;
-} td_cu_await_args;
-
 // Nothing but mma.sync or wgmma, to measure its peak: each warp of n_blocks blocks multiplies
 // TD_CU_PEAK_MMAS times n_rounds tiles of TD_CU_PEAK_FLOPS, TD_CU_PEAK_WGMMA times that by wgmma,
 // and twice that in 8 bits.
@@ -603,15 +477,15 @@ typedef struct {
 } td_cu_mma_peak_args;
 
 #define TD_CU_OPS(X)                                                                               \
-  X(embed, td_cu_embed_args)                                                                       \
-  X(add, td_cu_add_args)                                                                           \
-  X(copy_direct, td_cu_copy_args)                                                                  \
-  X(gather, td_cu_gather_args)                                                                     \
-  X(sum_parts, td_cu_sum_parts_args)                                                               \
-  X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
-  X(layernorm, td_cu_layernorm_args)                                                               \
-  X(rope, td_cu_rope_args)                                                                         \
-  X(scale_rows, td_cu_scale_rows_args)                                                             \
+  X(embed, td_embed_args)                                                                          \
+  X(add, td_add_args)                                                                              \
+  X(copy_direct, td_copy_args)                                                                     \
+  X(gather, td_gather_rows_args)                                                                   \
+  X(sum_parts, td_sum_parts_args)                                                                  \
+  X(rmsnorm, td_rmsnorm_args)                                                                      \
+  X(layernorm, td_layernorm_args)                                                                  \
+  X(rope, td_rope_args)                                                                            \
+  X(scale_rows, td_scale_rows_args)                                                                \
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
   X(linear_wgmma, td_cu_linear_args)                                                               \
@@ -649,9 +523,9 @@ typedef struct {
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
   X(moe_join, td_cu_moe_join_args)                                                                 \
-  X(signal, td_cu_signal_args)                                                                     \
-  X(post, td_cu_post_args)                                                                         \
-  X(await, td_cu_await_args)                                                                       \
+  X(signal, td_signal_args)                                                                        \
+  X(post, td_post_args)                                                                            \
+  X(await, td_await_args)                                                                          \
   X(mma_peak, td_cu_mma_peak_args)
 
 // The library's other functions: name, result (a CUDA error code where it is an int), parameters.

@@ -48,6 +48,7 @@ if(wanted AND TD_NVCC)
                        COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${TD_NVCC} ${flags} -c ${source} -o ${object}
                        DEPENDS ${source} ${TD_CUDA_HEADERS}
                                ${CMAKE_SOURCE_DIR}/include/tandem/kv_f8.h
+                               ${CMAKE_SOURCE_DIR}/include/tandem/op_args.h
                                ${CMAKE_SOURCE_DIR}/include/tandem/types.h
                        COMMENT "nvcc ${name}.cu" VERBATIM)
     list(APPEND objects ${object})

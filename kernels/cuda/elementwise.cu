@@ -21,7 +21,7 @@ __device__ static size_t element_stride() {
   return static_cast<size_t>(gridDim.x) * blockDim.x;
 }
 
-__global__ static void embed_kernel(td_cu_embed_args a) {
+__global__ static void embed_kernel(td_embed_args a) {
   uint32_t t = blockIdx.x;
   int32_t id = a.ids[t];
   if (id < 0 || static_cast<uint32_t>(id) >= a.table.rows) {
@@ -33,7 +33,7 @@ __global__ static void embed_kernel(td_cu_embed_args a) {
     out[c] = bf16_from_f32(weight_at(a.table, static_cast<uint32_t>(id), c));
 }
 
-extern "C" int td_cu_embed(const td_cu_embed_args *a, td_cu_stream stream) {
+extern "C" int td_cu_embed(const td_embed_args *a, td_cu_stream stream) {
   TD_LAUNCH(embed_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }
@@ -43,12 +43,12 @@ __device__ static float f32_from(const void *x, size_t i, bool is_f32) {
                 : f32_from_bf16(static_cast<const uint16_t *>(x)[i]);
 }
 
-__global__ static void add_kernel(td_cu_add_args a) {
+__global__ static void add_kernel(td_add_args a) {
   for (size_t i = first_element(); i < a.n; i += element_stride())
     a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from(a.y, i, a.y_f32));
 }
 
-template <class Y> __global__ static void add_runs_kernel(td_cu_add_args a) {
+template <class Y> __global__ static void add_runs_kernel(td_add_args a) {
   for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
     float x[RUN_OF_8], y[RUN_OF_8];
     load_run(a.x + i, x);
@@ -60,7 +60,7 @@ template <class Y> __global__ static void add_runs_kernel(td_cu_add_args a) {
   }
 }
 
-extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
+extern "C" int td_cu_add(const td_add_args *a, td_cu_stream stream) {
   if (in_runs(a->x, a->n) && in_runs(a->y, a->n)) {
     auto kernel = a->y_f32 ? add_runs_kernel<float> : add_runs_kernel<uint16_t>;
     TD_LAUNCH(kernel, element_blocks(a->n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
@@ -73,12 +73,12 @@ extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
 // Few blocks, since host memory and not the SMs is what such a copy waits for.
 enum { COPY_BLOCKS = 64 };
 
-template <class Element> __global__ static void copy_kernel(td_cu_copy_args a) {
+template <class Element> __global__ static void copy_kernel(td_copy_args a) {
   for (size_t i = first_element(); i < a.n_bytes / sizeof(Element); i += element_stride())
     static_cast<Element *>(a.dst)[i] = static_cast<const Element *>(a.src)[i];
 }
 
-extern "C" int td_cu_copy_direct(const td_cu_copy_args *a, td_cu_stream stream) {
+extern "C" int td_cu_copy_direct(const td_copy_args *a, td_cu_stream stream) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
                          a->n_bytes;
   auto kernel = bits % sizeof(uint4) == 0      ? copy_kernel<uint4>
@@ -92,13 +92,13 @@ extern "C" int td_cu_copy_direct(const td_cu_copy_args *a, td_cu_stream stream) 
   return launched();
 }
 
-__device__ static float part_at(const td_cu_sum_parts_args &a, uint32_t p, size_t i) {
+__device__ static float part_at(const td_sum_parts_args &a, uint32_t p, size_t i) {
   if (a.f32_parts >> p & 1)
     return f32_from_bf16(bf16_from_f32(static_cast<const float *>(a.parts[p])[i]));
   return f32_from_bf16(static_cast<const uint16_t *>(a.parts[p])[i]);
 }
 
-__global__ static void sum_parts_kernel(td_cu_sum_parts_args a) {
+__global__ static void sum_parts_kernel(td_sum_parts_args a) {
   for (size_t i = first_element(); i < a.n; i += element_stride()) {
     float sum = part_at(a, 0, i);
     for (uint32_t p = 1; p < a.n_parts; p++)
@@ -112,7 +112,7 @@ __global__ static void sum_parts_kernel(td_cu_sum_parts_args a) {
 }
 
 // Eight elements of a part, rounded to BF16.
-__device__ static void load_part(const td_cu_sum_parts_args &a, uint32_t p, size_t i,
+__device__ static void load_part(const td_sum_parts_args &a, uint32_t p, size_t i,
                                  float (&v)[RUN_OF_8]) {
   if (!(a.f32_parts >> p & 1)) {
     load_run(static_cast<const uint16_t *>(a.parts[p]) + i, v);
@@ -125,7 +125,7 @@ __device__ static void load_part(const td_cu_sum_parts_args &a, uint32_t p, size
 }
 
 // The same in runs, so that parts in host memory are read, and out is written, 16 bytes a thread.
-__global__ static void sum_parts_runs_kernel(td_cu_sum_parts_args a) {
+__global__ static void sum_parts_runs_kernel(td_sum_parts_args a) {
   for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
     float sum[RUN_OF_8];
     load_part(a, 0, i, sum);
@@ -144,7 +144,7 @@ __global__ static void sum_parts_runs_kernel(td_cu_sum_parts_args a) {
   }
 }
 
-extern "C" int td_cu_sum_parts(const td_cu_sum_parts_args *a, td_cu_stream stream) {
+extern "C" int td_cu_sum_parts(const td_sum_parts_args *a, td_cu_stream stream) {
   bool runs = in_runs(a->out, a->n);
   for (uint32_t p = 0; p < a->n_parts; p++)
     runs = runs && in_runs(a->parts[p], a->n);
@@ -158,7 +158,7 @@ extern "C" int td_cu_sum_parts(const td_cu_sum_parts_args *a, td_cu_stream strea
 }
 
 // Element: the type of one copy of a thread.
-template <class Element> __global__ static void gather_kernel(td_cu_gather_args a) {
+template <class Element> __global__ static void gather_kernel(td_gather_rows_args a) {
   uint32_t i = blockIdx.x;
   int32_t row = a.rows[i];
   if (row < 0) {
@@ -171,7 +171,7 @@ template <class Element> __global__ static void gather_kernel(td_cu_gather_args 
     reinterpret_cast<Element *>(out)[c] = reinterpret_cast<const Element *>(x)[c];
 }
 
-extern "C" int td_cu_gather(const td_cu_gather_args *a, td_cu_stream stream) {
+extern "C" int td_cu_gather(const td_gather_rows_args *a, td_cu_stream stream) {
   bool runs = in_runs(a->x, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? gather_kernel<uint4> : gather_kernel<uint16_t>;
   TD_LAUNCH(kernel, a->n_rows, ELEMENT_THREADS, 0, stream, *a);
@@ -184,7 +184,7 @@ __device__ static float rounded_sum(float a, float b) {
 }
 
 // One block per row.
-__global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
+__global__ static void rmsnorm_kernel(td_rmsnorm_args a) {
   __shared__ float scratch[WARP];
   size_t row = blockIdx.x;
   const uint16_t *x = a.x + row * a.x_stride;
@@ -223,7 +223,7 @@ __device__ static void load_weights(const td_vec &w, uint32_t i, float (&v)[RUN_
 enum { SHORT_ROW = 1024, ROWS_OF_BLOCK = 8 };
 
 template <bool SHORT>
-__device__ static void norm_runs(const td_cu_rmsnorm_args &a, size_t row, float *scratch) {
+__device__ static void norm_runs(const td_rmsnorm_args &a, size_t row, float *scratch) {
   uint32_t first = threadIdx.x * RUN_OF_8, step = blockDim.x * RUN_OF_8;
   if (SHORT) {
     row = row * (blockDim.x / WARP) + threadIdx.x / WARP;
@@ -271,39 +271,26 @@ __device__ static void norm_runs(const td_cu_rmsnorm_args &a, size_t row, float 
   }
 }
 
-__device__ __host__ static td_cu_rmsnorm_args also_of(const td_cu_rmsnorm_args &a) {
-  td_cu_rmsnorm_args also = {};
-  also.x = a.also.x;
-  also.w = a.also.w;
-  also.out = a.also.out;
-  also.x_stride = a.also.x_stride;
-  also.out_stride = a.also.out_stride;
-  also.n_rows = a.n_rows;
-  also.dim = a.also.dim;
-  also.eps = a.eps;
-  return also;
-}
-
 // The last blocks have the further rows, which are short.
-template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_args a) {
+template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_rmsnorm_args a) {
   __shared__ float scratch[WARP];
   const uint32_t n_warps = blockDim.x / WARP;
   const uint32_t n_blocks = SHORT ? (a.n_rows + n_warps - 1) / n_warps : a.n_rows;
   if (blockIdx.x < n_blocks) {
     norm_runs<SHORT>(a, blockIdx.x, scratch);
   } else {
-    norm_runs<true>(also_of(a), blockIdx.x - n_blocks, scratch);
+    norm_runs<true>(td_rmsnorm_also(&a), blockIdx.x - n_blocks, scratch);
   }
 }
 
-static bool is_in_runs(const td_cu_rmsnorm_args &a) {
+static bool is_in_runs(const td_rmsnorm_args &a) {
   return in_runs(a.x, a.x_stride) && in_runs(a.out, a.out_stride) && in_runs(a.more, a.dim) &&
          in_runs(a.residual, a.dim) && in_runs(a.w.data, a.dim);
 }
 
 // The summation order differs from rmsnorm_kernel's but does not depend on the batch, nor on rows
 // that are normed also.
-static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+static int launch_norm_of_runs(const td_rmsnorm_args *a, td_cu_stream stream) {
   const bool is_short = a->dim <= SHORT_ROW;
   const uint32_t n_threads = is_short ? ROWS_OF_BLOCK * WARP
                                       : at_most(ceil_div(a->dim, RUN_OF_8 * WARP) * WARP, 512);
@@ -314,7 +301,7 @@ static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream)
   return launched();
 }
 
-static int launch_norm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+static int launch_norm(const td_rmsnorm_args *a, td_cu_stream stream) {
   if (is_in_runs(*a)) return launch_norm_of_runs(a, stream);
   uint32_t threads = ceil_div(a->dim, 4 * WARP) * WARP;
   if (threads > 512) threads = 512;
@@ -322,12 +309,12 @@ static int launch_norm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
   return launched();
 }
 
-extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+extern "C" int td_cu_rmsnorm(const td_rmsnorm_args *a, td_cu_stream stream) {
   if (!a->also.x) return launch_norm(a, stream);
-  const td_cu_rmsnorm_args also = also_of(*a);
+  const td_rmsnorm_args also = td_rmsnorm_also(a);
   if (is_in_runs(*a) && is_in_runs(also) && also.dim <= SHORT_ROW)
     return launch_norm_of_runs(a, stream);
-  td_cu_rmsnorm_args first = *a;
+  td_rmsnorm_args first = *a;
   first.also = {};
   if (int failed = launch_norm(&first, stream)) return failed;
   return launch_norm(&also, stream);
@@ -350,7 +337,7 @@ __device__ static void put_value(float *to, float v) {
   *to = v;
 }
 
-template <class Element> __global__ static void layernorm_kernel(td_cu_layernorm_args a) {
+template <class Element> __global__ static void layernorm_kernel(td_layernorm_args a) {
   __shared__ float scratch[2][WARP];
   Element *x = static_cast<Element *>(a.x) + blockIdx.x * a.stride;
   float sum = 0, squares = 0, n = static_cast<float>(a.dim);
@@ -366,7 +353,7 @@ template <class Element> __global__ static void layernorm_kernel(td_cu_layernorm
     put_value(&x[i], (value_of(x[i]) - mean) * gain * vec_at(a.w, i) + vec_at(a.b, i));
 }
 
-extern "C" int td_cu_layernorm(const td_cu_layernorm_args *a, td_cu_stream stream) {
+extern "C" int td_cu_layernorm(const td_layernorm_args *a, td_cu_stream stream) {
   uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, 256);
   auto kernel = a->is_f32 ? layernorm_kernel<float> : layernorm_kernel<uint16_t>;
   TD_LAUNCH(kernel, a->n_rows, threads, 0, stream, *a);
@@ -374,7 +361,7 @@ extern "C" int td_cu_layernorm(const td_cu_layernorm_args *a, td_cu_stream strea
 }
 
 // The angles of token t, or NULL with the fault set.
-__device__ static const float *angles_of(const td_cu_rope_args &a, uint32_t t) {
+__device__ static const float *angles_of(const td_rope_args &a, uint32_t t) {
   int32_t position = a.position[t];
   if (position >= 0) return a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
   if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
@@ -389,18 +376,18 @@ __device__ static void turn(const float *cos_sin, bool backwards, float &x, floa
 }
 
 // Blocks (t, 0) have the heads of a token, blocks (t, 1) those that are turned also.
-__device__ static td_cu_rope_heads heads_of(const td_cu_rope_args &a) {
-  td_cu_rope_heads heads = blockIdx.y == 0 ? a.heads : a.also;
+__device__ static td_rope_heads heads_of(const td_rope_args &a) {
+  td_rope_heads heads = blockIdx.y == 0 ? a.heads : a.also;
   heads.x += blockIdx.x * heads.token_stride;
   return heads;
 }
 
 // One thread per pair.
-__global__ static void rope_kernel(td_cu_rope_args a) {
+__global__ static void rope_kernel(td_rope_args a) {
   uint32_t half = a.rot_dim / 2;
   const float *cos_sin = angles_of(a, blockIdx.x);
   if (!cos_sin) return;
-  const td_cu_rope_heads heads = heads_of(a);
+  const td_rope_heads heads = heads_of(a);
   for (uint32_t p = threadIdx.x; p < heads.n_heads * half; p += blockDim.x) {
     uint32_t i = p % half;
     uint16_t *x = heads.x + p / half * heads.head_stride;
@@ -414,11 +401,11 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
 }
 
 // A thread handles eight pairs or, interleaved, four.
-template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_args a) {
+template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_rope_args a) {
   uint32_t half = a.rot_dim / 2;
   const float *cos_sin = angles_of(a, blockIdx.x);
   if (!cos_sin) return;
-  const td_cu_rope_heads heads = heads_of(a);
+  const td_rope_heads heads = heads_of(a);
   uint32_t n_runs = (INTERLEAVED ? a.rot_dim : half) / RUN_OF_8;
   for (uint32_t p = threadIdx.x; p < heads.n_heads * n_runs; p += blockDim.x) {
     uint32_t i = p % n_runs * RUN_OF_8;
@@ -442,11 +429,11 @@ template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_a
   }
 }
 
-static bool are_in_runs(const td_cu_rope_heads &heads) {
+static bool are_in_runs(const td_rope_heads &heads) {
   return in_runs(heads.x, heads.token_stride | heads.head_stride);
 }
 
-extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
+extern "C" int td_cu_rope(const td_rope_args *a, td_cu_stream stream) {
   uint32_t run_dim = a->interleaved ? a->rot_dim : a->rot_dim / 2;
   dim3 grid(a->n_tokens, a->also.x ? 2 : 1);
   if (are_in_runs(a->heads) && are_in_runs(a->also) && in_runs(a->cos_sin, run_dim)) {
@@ -459,7 +446,7 @@ extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
 }
 
 // One block per token.
-__global__ static void scale_rows_kernel(td_cu_scale_rows_args a) {
+__global__ static void scale_rows_kernel(td_scale_rows_args a) {
   int32_t position = a.position[blockIdx.x];
   if (position < 0) {
     if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
@@ -471,7 +458,7 @@ __global__ static void scale_rows_kernel(td_cu_scale_rows_args a) {
     x[i] = bf16_from_f32(f32_from_bf16(x[i]) * factor);
 }
 
-extern "C" int td_cu_scale_rows(const td_cu_scale_rows_args *a, td_cu_stream stream) {
+extern "C" int td_cu_scale_rows(const td_scale_rows_args *a, td_cu_stream stream) {
   TD_LAUNCH(scale_rows_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }

@@ -25,11 +25,11 @@ __device__ static uint32_t load_from_all(const uint32_t *signal) {
 #endif
 }
 
-__global__ static void signal_kernel(td_cu_signal_args a) {
+__global__ static void signal_kernel(td_signal_args a) {
   if (threadIdx.x == 0) store_for_all(a.signal, *a.value);
 }
 
-extern "C" int td_cu_signal(const td_cu_signal_args *a, td_cu_stream stream) {
+extern "C" int td_cu_signal(const td_signal_args *a, td_cu_stream stream) {
   TD_LAUNCH(signal_kernel, 1, WARP, 0, stream, *a);
   return launched();
 }
@@ -42,7 +42,7 @@ __device__ static void fence_for_all() {
 
 // One block, so that a barrier orders its writes before the signal. Every thread's fence makes them
 // visible to other devices first.
-template <class Element> __global__ static void post_kernel(td_cu_post_args a) {
+template <class Element> __global__ static void post_kernel(td_post_args a) {
   for (size_t i = threadIdx.x; i < a.n_bytes / sizeof(Element); i += blockDim.x)
     static_cast<Element *>(a.dst)[i] = static_cast<const Element *>(a.src)[i];
   fence_for_all();
@@ -50,7 +50,7 @@ template <class Element> __global__ static void post_kernel(td_cu_post_args a) {
   if (threadIdx.x == 0) store_for_all(a.signal, *a.value);
 }
 
-extern "C" int td_cu_post(const td_cu_post_args *a, td_cu_stream stream) {
+extern "C" int td_cu_post(const td_post_args *a, td_cu_stream stream) {
   enum { POST_THREADS = 1024 };
   const uintptr_t all = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
                         a->n_bytes;
@@ -72,7 +72,7 @@ __device__ static uint64_t now_ns() {
 }
 
 // Sleeps between polls, which leaves the SM and the bus to others.
-__global__ static void await_kernel(td_cu_await_args a) {
+__global__ static void await_kernel(td_await_args a) {
   if (threadIdx.x != 0) return;
   uint32_t value = *a.value;
   if (load_from_all(a.signal) == value) return;
@@ -85,7 +85,7 @@ __global__ static void await_kernel(td_cu_await_args a) {
   }
 }
 
-extern "C" int td_cu_await(const td_cu_await_args *a, td_cu_stream stream) {
+extern "C" int td_cu_await(const td_await_args *a, td_cu_stream stream) {
   TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
   return launched();
 }

@@ -46,7 +46,7 @@
   X(ADD, add, td_add_args, NULL, 0, "elements", a->n)                                              \
   X(GATHER_ROWS, gather_rows, td_gather_rows_args, "tokens", a->n_rows, NULL, 0)                   \
   X(SIGNAL, signal, td_signal_args, NULL, 0, NULL, 0)                                              \
-  X(AWAIT, await, td_signal_args, NULL, 0, NULL, 0)
+  X(AWAIT, await, td_await_args, NULL, 0, NULL, 0)
 
 #define TD_OPS(X)                                                                                  \
   TD_OPS_OF_ARGS(X)                                                                                \

@@ -269,18 +269,6 @@ bool td_event_is_done(td_event *event) {
   return event->dev->vtable->event_is_done(event);
 }
 
-td_rmsnorm_args td_rmsnorm_also(const td_rmsnorm_args *args) {
-  const td_norm_also *also = &args->also;
-  return (td_rmsnorm_args){.x = also->x,
-                           .w = also->w,
-                           .out = also->out,
-                           .x_stride = also->x_stride,
-                           .out_stride = also->out_stride,
-                           .n_rows = args->n_rows,
-                           .dim = also->dim,
-                           .eps = args->eps};
-}
-
 td_linear_op_args td_linear_matrix(const td_linear_op_args *args, uint32_t i) {
   td_linear_op_args out = *args;
   memset(out.also, 0, sizeof out.also);
@@ -307,11 +295,14 @@ static void enqueue(td_stream *stream, const td_op *op) {
 }
 
 void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes) {
-  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes, false}});
+  enqueue(stream,
+          &(td_op){.kind = TD_OP_COPY, .copy = {.dst = dst, .src = src, .n_bytes = n_bytes}});
 }
 
 void td_op_copy_direct(td_stream *stream, void *dst, const void *src, size_t n_bytes) {
-  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes, true}});
+  enqueue(stream,
+          &(td_op){.kind = TD_OP_COPY,
+                   .copy = {.dst = dst, .src = src, .n_bytes = n_bytes, .is_direct = true}});
 }
 
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes) {
@@ -319,29 +310,32 @@ void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes) {
 }
 
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n) {
-  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n, false}});
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {.x = x, .y = y, .n = n}});
 }
 
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n) {
-  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n, true}});
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {.x = x, .y = y, .n = n, .y_f32 = true}});
 }
 
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
                        uint32_t n_rows, uint32_t dim) {
-  enqueue(stream, &(td_op){.kind = TD_OP_GATHER_ROWS, .gather_rows = {out, x, rows, n_rows, dim}});
+  enqueue(stream, &(td_op){.kind = TD_OP_GATHER_ROWS,
+                           .gather_rows = {
+                               .out = out, .x = x, .rows = rows, .n_rows = n_rows, .dim = dim}});
 }
 
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
-  enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value, NULL}});
+  enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value}});
 }
 
 void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
-  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value, NULL}});
+  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {.signal = signal, .value = value}});
 }
 
 void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value,
                            const _Atomic uint32_t *canceled) {
-  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value, canceled}});
+  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT,
+                           .await = {.signal = signal, .value = value, .canceled = canceled}});
 }
 
 #define X(NAME, name, args_type, ...)                                                              \

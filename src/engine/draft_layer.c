@@ -73,7 +73,7 @@ static void join_streams(td_engine *e, const void *hidden) {
 // The layer on the step's tokens, which follow those of the states at hidden.
 static void run_layer(td_engine *e, const void *hidden) {
   const td_microbatch *p = &e->step.whole;
-  td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
+  td_op_embed(e->stream, &(td_embed_args){.table = *td_model_embed(e->model),
                                           .ids = e->step.tokens,
                                           .out = p->delta,
                                           .n_tokens = p->n_tokens});

@@ -132,7 +132,7 @@ static void embed(td_engine *e) {
   const td_model_config *c = e->config;
   if (!e->step.n_tokens) return;
   void *out = c->n_streams ? e->h : e->step.whole.x;
-  td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
+  td_op_embed(e->stream, &(td_embed_args){.table = *td_model_embed(e->model),
                                           .ids = e->step.tokens,
                                           .out = out,
                                           .n_tokens = e->step.n_tokens});

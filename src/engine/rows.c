@@ -211,16 +211,13 @@ void td_rows_enter(td_engine *e, const td_microbatch *p, td_vec w, const td_hype
 void td_rows_rope(td_engine *e, const td_microbatch *p, td_rope_heads q, td_rope_heads k,
                   uint32_t rot_dim) {
   if (!p->n_tokens) return;
-  td_op_rope(e->stream, &(td_rope_args){.x = q.x,
+  td_op_rope(e->stream, &(td_rope_args){.heads = q,
+                                        .also = k,
                                         .cos_sin = e->cos_sin,
                                         .position = p->position,
-                                        .token_stride = q.token_stride,
-                                        .head_stride = q.head_stride,
                                         .n_tokens = p->n_tokens,
-                                        .n_heads = q.n_heads,
                                         .rot_dim = rot_dim,
-                                        .interleaved = e->config->rope_interleaved,
-                                        .also = k});
+                                        .interleaved = e->config->rope_interleaved});
 }
 
 void td_rows_scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {

@@ -264,9 +264,10 @@ TEST(pinned_memory) {
     assert_int_equal(read(zeros, weights, 1), -1);
     assert_int_equal(errno, EFAULT);
     close(zeros);
-    const void *device;
+    td_status st = TD_OK;
     td_err err;
-    assert_int_equal(td_cuda_on_device(dev, weights, BYTES, &device, &err), TD_OK);
+    const void *device = td_cuda_on_device(dev, weights, BYTES, &st, &err);
+    assert_int_equal(st, TD_OK);
     int32_t got[BYTES / sizeof(int32_t)];
     cuda_get(&f, got, device, sizeof got);
     assert_memory_equal(got, weights, sizeof got);
@@ -333,6 +334,7 @@ TEST(memory_is_registered_in_pieces) {
   let_pieces(&p, 2);
   assert_false(is_pinning(&p, LAST));
   assert_true(is_pinning(&p, MIDDLE)); // though it comes before
+  td_status st = TD_OK;
   const void *device;
   td_err err;
   const size_t sizes[] = {PIECE * N_PIECES, PIECE * (N_PIECES - 1), PIECE / 2};
@@ -342,7 +344,8 @@ TEST(memory_is_registered_in_pieces) {
       td_dev_wait_pinned(p.dev, p.weights, PIECE * N_PIECES);
       assert_int_equal(td_cuda_pinned_bytes(dev), PIECE * N_PIECES);
     }
-    assert_int_equal(td_cuda_on_device(dev, begin, sizes[i], &device, &err), TD_OK);
+    device = td_cuda_on_device(dev, begin, sizes[i], &st, &err);
+    assert_int_equal(st, TD_OK);
     assert_memory_equal(device, begin, sizes[i]); // the emulator's memory is the host's
   }
   td_dev_close(p.dev);
@@ -389,10 +392,11 @@ TEST(registering_has_a_limit) {
   assert_int_equal(pins->pieces[last].state, CUDA_PIN_DONE);
   for (size_t i = 0; i < N_PIECES; i++)
     assert_false(is_pinning(&p, i));
-  const void *device;
+  td_status st = TD_OK;
   td_err err;
-  assert_int_equal(
-      td_cuda_on_device((td_cuda_dev *)p.dev, p.weights, PIECE * N_PIECES, &device, &err), TD_OK);
+  const void *device = td_cuda_on_device((td_cuda_dev *)p.dev, p.weights, PIECE * N_PIECES, &st,
+                                         &err);
+  assert_int_equal(st, TD_OK);
   assert_memory_equal(device, p.weights, PIECE * N_PIECES);
   void *buffer; // of an engine, which opens later
   assert_int_equal(td_dev_alloc_host(p.dev, &buffer, RESERVE / 2, &err), TD_OK);

@@ -238,7 +238,7 @@ TEST(the_current_device) {
   uint16_t *x = put_ones(&two.dev[1]), *host = alloc_host(&two.dev[1]);
   td_cu_stream stream = ((td_cuda_stream *)two.dev[1].stream)->cu;
   td_cu_event event;
-  const td_cu_add_args args = {.x = x, .y = x, .n = N};
+  const td_add_args args = {.x = x, .y = x, .n = N};
   assert_int_equal(abi->use(0), 0);
   assert_int_not_equal(abi->add(&args, stream), 0);
   assert_int_equal(abi->copy(host, x, N * sizeof *x, stream), 0);

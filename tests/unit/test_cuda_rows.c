@@ -80,7 +80,10 @@ static void check_embed_gather_add(uint32_t dim) {
   float *y = cuda_floats(&f, TOKENS * dim);
   uint16_t *x = cuda_alloc(&f, TOKENS * dim * sizeof *x);
   uint16_t *few = cuda_alloc(&f, 3 * dim * sizeof *few);
-  td_op_embed(f.stream, &(td_embed_args){&table.w, cuda_put(&f, ids, sizeof ids), x, TOKENS});
+  td_op_embed(f.stream, &(td_embed_args){.table = table.w,
+                                         .ids = cuda_put(&f, ids, sizeof ids),
+                                         .out = x,
+                                         .n_tokens = TOKENS});
   td_op_gather_rows(f.stream, few, x, cuda_put(&f, rows, sizeof rows), 3, dim);
   td_op_add(f.stream, x, cuda_put_bf16(&f, y, TOKENS * dim), TOKENS * dim);
   float *sums = cuda_get_bf16(&f, x, TOKENS * dim), *gathered = cuda_get_bf16(&f, few, 3 * dim);
@@ -233,16 +236,20 @@ static void check_both_norms(uint32_t dim, uint32_t also_dim) {
   float *also_w = ref_floats(&f.rng, also_dim), *got[2][2];
   for (int together = 0; together < 2; together++) {
     uint16_t *rows = cuda_put_bf16(&f, x, n), *also = cuda_put_bf16(&f, y, n_also);
-    td_rmsnorm_args args = {
-        .x = rows,
-        .w = {w, TD_F32, dim},
-        .out = rows,
-        .x_stride = dim,
-        .out_stride = dim,
-        .n_rows = ROWS,
-        .dim = dim,
-        .eps = 1e-6f,
-        .also = {also, {also_w, TD_F32, also_dim}, also, stride, stride, also_dim}};
+    td_rmsnorm_args args = {.x = rows,
+                            .w = {w, TD_F32, dim},
+                            .out = rows,
+                            .x_stride = dim,
+                            .out_stride = dim,
+                            .n_rows = ROWS,
+                            .dim = dim,
+                            .eps = 1e-6f,
+                            .also = {.x = also,
+                                     .w = {also_w, TD_F32, also_dim},
+                                     .out = also,
+                                     .x_stride = stride,
+                                     .out_stride = stride,
+                                     .dim = also_dim}};
     const td_rmsnorm_args second = td_rmsnorm_also(&args);
     if (!together) args.also.x = NULL;
     td_op_rmsnorm(f.stream, &args);
@@ -287,13 +294,13 @@ static void check_rope(uint32_t rot) {
     const bool interleaved = kind % 2, backwards = kind / 2;
     float *before = cuda_floats(&f, n);
     uint16_t *x = cuda_put_bf16(&f, before, n);
-    td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
+    td_op_rope(f.stream, &(td_rope_args){.heads = {.x = x + OFFSET,
+                                                   .token_stride = HEADS * dim,
+                                                   .head_stride = dim,
+                                                   .n_heads = HEADS - 1},
                                          .cos_sin = cos_sin,
                                          .position = positions,
-                                         .token_stride = HEADS * dim,
-                                         .head_stride = dim,
                                          .n_tokens = TOKENS,
-                                         .n_heads = HEADS - 1,
                                          .rot_dim = rot,
                                          .interleaved = interleaved,
                                          .backwards = backwards,
@@ -361,14 +368,14 @@ TEST(bad_arguments) {
   static const int32_t bad_ids[][2] = {{3, 10}, {-1, 3}};
   for (int i = 0; i < 2; i++) {
     int32_t *ids = cuda_put(&f, bad_ids[i], sizeof bad_ids[i]);
-    td_op_embed(f.stream, &(td_embed_args){&table.w, ids, x, 2});
+    td_op_embed(f.stream, &(td_embed_args){.table = table.w, .ids = ids, .out = x, .n_tokens = 2});
     cuda_expect_failure(&f, "token id");
   }
   int32_t *rows = cuda_put(&f, bad_ids[1], sizeof bad_ids[1]);
   td_op_gather_rows(f.stream, x + 32, x, rows, 1, 8);
   cuda_expect_failure(&f, "negative");
   td_weight absent = {0};
-  td_op_embed(f.stream, &(td_embed_args){&absent, rows, x, 1});
+  td_op_embed(f.stream, &(td_embed_args){.table = absent, .ids = rows, .out = x, .n_tokens = 1});
   td_op_fill_zero(f.stream, x, 8);
   cuda_expect_failure(&f, "absent");
   float weight = 1;

@@ -14,7 +14,8 @@ TEST(embed_gather_add) {
       ids[i] = (int32_t)ref_below(&f.rng, 50);
     float *x = malloc(300 * 33 * sizeof *x), gathered[3 * 33];
     float *y = ref_floats(&f.rng, 300 * 33);
-    td_op_embed(f.stream, &(td_embed_args){&table.w, ids, x, 300});
+    td_op_embed(f.stream,
+                &(td_embed_args){.table = table.w, .ids = ids, .out = x, .n_tokens = 300});
     td_op_gather_rows(f.stream, gathered, x, rows, 3, 33);
     td_op_add(f.stream, x, y, 300 * 33);
     device_sync(&f);
@@ -295,13 +296,13 @@ TEST(rope) {
       float *x = ref_floats(&f.rng, TOKENS * HEADS * DIM),
             *before = malloc(sizeof(float) * TOKENS * HEADS * DIM);
       memcpy(before, x, sizeof(float) * TOKENS * HEADS * DIM);
-      td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
+      td_op_rope(f.stream, &(td_rope_args){.heads = {.x = x + OFFSET,
+                                                     .token_stride = HEADS * DIM,
+                                                     .head_stride = DIM,
+                                                     .n_heads = HEADS - 1},
                                            .cos_sin = table,
                                            .position = position,
-                                           .token_stride = HEADS * DIM,
-                                           .head_stride = DIM,
                                            .n_tokens = TOKENS,
-                                           .n_heads = HEADS - 1,
                                            .rot_dim = ROT,
                                            .interleaved = interleaved,
                                            .also = {.x = x + OFFSET + (HEADS - 1) * DIM,
@@ -356,12 +357,12 @@ TEST(bad_arguments_stick) {
   ref_weight table = ref_make_weight(&f.rng, TD_BF16, 10, 8, 0, 0);
   int32_t ids[] = {3, 10};
   float out[16] = {0}, more[16] = {0};
-  td_op_embed(f.stream, &(td_embed_args){&table.w, ids, out, 2});
+  td_op_embed(f.stream, &(td_embed_args){.table = table.w, .ids = ids, .out = out, .n_tokens = 2});
   td_op_fill_zero(f.stream, more, 4);
   device_expect_failure(&f, "token id 10");
   device_reopen_stream(&f);
   ids[1] = -1;
-  td_op_embed(f.stream, &(td_embed_args){&table.w, ids, out, 2});
+  td_op_embed(f.stream, &(td_embed_args){.table = table.w, .ids = ids, .out = out, .n_tokens = 2});
   more[0] = 7;
   td_op_fill_zero(f.stream, more, sizeof more); // skipped
   device_expect_failure(&f, "token id -1");

@@ -54,7 +54,7 @@ static void bench_rows(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory
   float *w = td_gpu_weight_memory(b, dim * sizeof *w);
   for (uint32_t i = 0; i < dim; i++)
     w[i] = 1;
-  td_embed_args embed = {.table = table, .ids = r->zeros, .out = r->x, .n_tokens = n};
+  td_embed_args embed = {.table = *table, .ids = r->zeros, .out = r->x, .n_tokens = n};
   run_small(b, m, "embed", embed_once, &embed, n, 2 * row_bytes);
   td_rmsnorm_args norm = {.x = r->x,
                           .residual = r->y,
@@ -87,13 +87,13 @@ static void bench_rows(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory
 static void bench_positions(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory *r) {
   uint32_t n = r->n, rot = m->n_kv_heads ? m->head_dim : TD_GPU_ROPE;
   uint32_t head = m->n_kv_heads ? m->head_dim : TD_GPU_NOPE + TD_GPU_ROPE;
-  td_rope_args rope = {.x = r->x,
+  td_rope_args rope = {.heads = {.x = r->x,
+                                 .token_stride = (size_t)m->n_heads * head,
+                                 .head_stride = head,
+                                 .n_heads = m->n_heads},
                        .cos_sin = r->zeros,
                        .position = r->zeros,
-                       .token_stride = (size_t)m->n_heads * head,
-                       .head_stride = head,
                        .n_tokens = n,
-                       .n_heads = m->n_heads,
                        .rot_dim = rot,
                        .interleaved = !m->n_kv_heads};
   run_small(b, m, "rope", rope_once, &rope, n, 4.0 * n * m->n_heads * rot);

@@ -116,7 +116,7 @@ td_status td_cpu_op_post(td_cpu_stream *stream, const td_post_args *a, td_err *e
   return TD_OK;
 }
 
-td_status td_cpu_op_await(td_cpu_stream *stream, const td_signal_args *a, td_err *err) {
+td_status td_cpu_op_await(td_cpu_stream *stream, const td_await_args *a, td_err *err) {
   (void)stream;
   for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++) {
     if (a->canceled && atomic_load_explicit(a->canceled, memory_order_acquire))
@@ -184,18 +184,17 @@ static void for_rows(td_cpu_stream *stream, size_t n_rows, size_t dim,
 static void embed_row(const void *args, size_t t) {
   const td_embed_args *a = args;
   td_kernels()->decode_row(&(td_decode_row_args){
-      .w = a->table, .row = (uint32_t)a->ids[t], .out = (float *)a->out + t * a->table->cols});
+      .w = &a->table, .row = (uint32_t)a->ids[t], .out = (float *)a->out + t * a->table.cols});
 }
 
 td_status td_cpu_op_embed(td_cpu_stream *stream, const td_embed_args *a, td_err *err) {
-  td_status status = td_cpu_check_weight(a->table, "embedding", err);
+  td_status status = td_cpu_check_weight(&a->table, "embedding", err);
   if (status != TD_OK) return status;
   for (uint32_t t = 0; t < a->n_tokens; t++) {
-    TD_DEV_REQUIRE(a->ids[t] >= 0 && (uint32_t)a->ids[t] < a->table->rows,
-                   "embedding: token id %d is not in a vocabulary of %u", a->ids[t],
-                   a->table->rows);
+    TD_DEV_REQUIRE(a->ids[t] >= 0 && (uint32_t)a->ids[t] < a->table.rows,
+                   "embedding: token id %d is not in a vocabulary of %u", a->ids[t], a->table.rows);
   }
-  for_rows(stream, a->n_tokens, a->table->cols, embed_row, a);
+  for_rows(stream, a->n_tokens, a->table.cols, embed_row, a);
   return TD_OK;
 }
 
@@ -282,8 +281,7 @@ static void turn_heads(const td_rope_args *a, const td_rope_heads *heads, size_t
 
 static void rope_token(const void *args, size_t t) {
   const td_rope_args *a = args;
-  const td_rope_heads heads = {a->x, a->token_stride, a->head_stride, a->n_heads};
-  turn_heads(a, &heads, t);
+  turn_heads(a, &a->heads, t);
   if (a->also.x) turn_heads(a, &a->also, t);
 }
 
@@ -292,7 +290,7 @@ td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *e
   for (uint32_t t = 0; t < a->n_tokens; t++) {
     TD_DEV_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
   }
-  const size_t n_heads = (size_t)a->n_heads + (a->also.x ? a->also.n_heads : 0);
+  const size_t n_heads = (size_t)a->heads.n_heads + (a->also.x ? a->also.n_heads : 0);
   for_rows(stream, a->n_tokens, n_heads * a->rot_dim, rope_token, a);
   return TD_OK;
 }

@@ -10,8 +10,7 @@
 enum { RUN = 8 };         // elements per load in kernels
 enum { PAGE_ROUND = 64 }; // of splits and of pages of gathered entries: whole tiles of keys
 
-td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_args *a,
-                                  td_err *err) {
+td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, td_kv_store_gqa_args *a, td_err *err) {
   const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
@@ -27,8 +26,7 @@ td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
-td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_args *a,
-                                  td_err *err) {
+td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, td_kv_store_mla_args *a, td_err *err) {
   const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
@@ -202,9 +200,7 @@ static bool selects(const td_batch_view *b, uint64_t n_keys) {
   return td_cuda_max_keys(b) > n_keys;
 }
 
-td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *args, td_err *err) {
-  td_attn_gqa_args here = *args;
-  const td_attn_gqa_args *a = &here;
+td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, td_attn_gqa_args *a, td_err *err) {
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, gqa_rows(a), err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
@@ -221,13 +217,11 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *ar
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
   }
-  const void *sinks = NULL;
-  status = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks,
-                             &sinks, err);
+  a->sinks = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks,
+                               &status, err);
   if (status != TD_OK) return status;
-  here.sinks = sinks;
   // a window of all that pages hold hides nothing
-  if (a->window >= a->batch.max_pages * a->batch.page_tokens) here.window = 0;
+  if (a->window >= a->batch.max_pages * a->batch.page_tokens) a->window = 0;
   const bool of_groups = a->selected != NULL;
   const uint64_t top_keys = of_groups ? td_most_selected(a->top_k, a->group)
                                       : (uint64_t)a->top_blocks * a->block;
@@ -491,7 +485,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
   return status;
 }
 
-td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a, td_err *err) {
+td_status td_cuda_op_attn_mla(td_cuda_stream *stream, td_attn_mla_args *a, td_err *err) {
   uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
   const td_kv_rows rows = td_mla_rows(&a->kv, entry_dim);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);

@@ -273,15 +273,16 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
                           void **out, td_err *err);
 
 // weights.c: the GPU copy of a matrix, a vector or memory.
-// n_bytes 0 or host NULL gives NULL.
-td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
-                            td_err *err);
+// Does nothing unless *status is TD_OK. n_bytes 0 or host NULL gives NULL, as a failure does.
+const void *td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, td_status *status,
+                              td_err *err);
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
                          td_err *err);
 // weights_on_device: w's data are there already, so out is w.
 td_status td_cuda_weight_at(td_cuda_dev *dev, const td_weight *w, bool weights_on_device,
                             const char *what, td_weight *out, td_err *err);
-td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
+// Puts the copy in place of the vector; does nothing unless *status is TD_OK.
+void td_cuda_vec(td_cuda_dev *dev, td_vec *v, td_status *status, td_err *err);
 // Entries of gate, up and down.
 static inline uint32_t td_cuda_n_matrices(const td_moe_args *a) {
   return a->slots ? a->n_slots : a->n_experts;
@@ -406,8 +407,8 @@ bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 
 #define X(NAME, name, args_type, ...)                                                              \
-  td_status td_cuda_op_##name(td_cuda_stream *stream, const args_type *args, td_err *err);
-TD_OPS(X)
+  td_status td_cuda_op_##name(td_cuda_stream *stream, args_type *args, td_err *err);
+TD_OPS(X) // they put device addresses in place of those of the host
 #undef X
 
 // Launches an operator of the library's table on the stream.

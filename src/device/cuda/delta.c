@@ -29,17 +29,16 @@ static td_status check(const td_batch_view *b, const td_kv_view *state, const td
   return TD_OK;
 }
 
-td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args *a, td_err *err) {
+td_status td_cuda_op_delta_conv(td_cuda_stream *stream, td_delta_conv_args *a, td_err *err) {
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_status st = check(&a->batch, &a->state, &a->shape, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   const size_t of_taps = (size_t)a->shape.n_taps * td_delta_channels(&a->shape) * sizeof(float);
   const size_t of_heads = a->shape.n_v_heads * sizeof(float);
-  const void *conv, *decay = NULL, *bias = NULL;
-  st = td_cuda_on_device(dev, a->conv, of_taps, &conv, err);
-  if (st == TD_OK) st = td_cuda_on_device(dev, a->decay, of_heads, &decay, err);
-  if (st == TD_OK)
-    st = td_cuda_on_device(dev, a->bias, of_heads * td_delta_decays(&a->shape), &bias, err);
+  const void *conv = td_cuda_on_device(dev, a->conv, of_taps, &st, err);
+  const void *decay = td_cuda_on_device(dev, a->decay, of_heads, &st, err);
+  const void *bias = td_cuda_on_device(dev, a->bias, of_heads * td_delta_decays(&a->shape), &st,
+                                       err);
   if (st != TD_OK) return st;
   const td_cu_delta_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
                                       .states = td_cuda_states_of(&a->state),
@@ -62,8 +61,7 @@ td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args
   return TD_CUDA_LAUNCH(stream, delta_conv, &args);
 }
 
-td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_args *a,
-                                td_err *err) {
+td_status td_cuda_op_delta_rule(td_cuda_stream *stream, td_delta_rule_op_args *a, td_err *err) {
   td_status st = check(&a->batch, &a->state, &a->shape, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
@@ -88,7 +86,7 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_a
   return TD_CUDA_LAUNCH(stream, delta_channels, &args);
 }
 
-td_status td_cuda_op_gate_rows(td_cuda_stream *stream, const td_gate_rows_args *a, td_err *err) {
+td_status td_cuda_op_gate_rows(td_cuda_stream *stream, td_gate_rows_args *a, td_err *err) {
   (void)err;
   if (a->n_tokens == 0 || a->n_groups == 0 || a->dim == 0) return TD_OK;
   const td_cu_gate_rows_args args = {.x = a->x,

@@ -157,8 +157,10 @@ static td_status matmul_of(td_cuda_stream *stream, const td_linear_op_args *a, t
                           .n_tokens = a->n_tokens,
                           .row0 = a->row_begin,
                           .n_rows = a->n_rows ? a->n_rows : w->rows,
+                          .bias = a->bias,
                           .y_f32 = a->out_f32};
-  return a->bias.data ? td_cuda_vec(dev, &a->bias, &out->bias, err) : TD_OK;
+  td_cuda_vec(dev, &out->bias, &status, err);
+  return status;
 }
 
 // Multiplies the prompts' tokens, which are the last, by matrices that take them in 8 bits. What is
@@ -179,7 +181,7 @@ static td_status run_prompts_a8(td_cuda_stream *stream, td_cuda_matmul *m, uint3
   return n_a8 ? td_cuda_run_a8(stream, a8, n_a8, err) : TD_OK;
 }
 
-td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
+td_status td_cuda_op_linear(td_cuda_stream *stream, td_linear_op_args *a, td_err *err) {
   enum { MOST = 1 + TD_LINEAR_ALSO };
   static_assert((int)TD_LINEAR_ALSO == (int)TD_CU_LINEAR_ALSO, "further matrices");
   td_weight w[MOST];
@@ -613,12 +615,9 @@ static td_status find_biases(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   const size_t n = n_routed(a), row_bytes = sizeof(float);
   const size_t gate_rows = (size_t)p->experts.gate.rows * (a->pairs ? 1 : 2);
-  const void *gate = NULL, *down = NULL;
-  td_status status = td_cuda_on_device(dev, a->gate_bias, n * gate_rows * row_bytes, &gate, err);
-  if (status == TD_OK)
-    status = td_cuda_on_device(dev, a->down_bias, n * p->dim * row_bytes, &down, err);
-  p->gate_bias = gate;
-  p->down_bias = down;
+  td_status status = TD_OK;
+  p->gate_bias = td_cuda_on_device(dev, a->gate_bias, n * gate_rows * row_bytes, &status, err);
+  p->down_bias = td_cuda_on_device(dev, a->down_bias, n * p->dim * row_bytes, &status, err);
   return status;
 }
 
@@ -645,7 +644,7 @@ static td_status run_tokens(td_cuda_stream *stream, moe_pass *p, uint32_t begin,
 // Only sums in f32 that accumulate over calls may be cut into rounds; otherwise rounding would
 // depend on the cut. Tokens that are not rounded to 8 bits are computed as in a step without
 // prompts.
-td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
+td_status td_cuda_op_moe(td_cuda_stream *stream, td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   td_status status = check_moe(a, err);
   moe_pass p = {.a = a, .is_group = a->ids && a->out_f32 && a->n_experts < n_routed(a)};
@@ -664,7 +663,7 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   return status == TD_OK ? run_tokens(stream, &p, n_others, a->n_tokens, err) : status;
 }
 
-td_status td_cuda_op_moe_join(td_cuda_stream *stream, const td_moe_join_args *a, td_err *err) {
+td_status td_cuda_op_moe_join(td_cuda_stream *stream, td_moe_join_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= TD_CU_MAX_TOP_K, "experts: %u a token", a->top_k);
   const td_cu_moe_join_args args = {.here = a->here,

@@ -12,7 +12,7 @@ static td_status check(const td_batch_view *b, const td_kv_view *state, size_t n
 // processors.
 enum { DIRECT_BYTES = 256 << 10 };
 
-td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, const td_ngram_rows_args *a, td_err *err) {
+td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, td_ngram_rows_args *a, td_err *err) {
   const td_ngram_hash *h = &a->table->hash;
   td_status status = check(&a->batch, &a->state, a->ids_at + h->size - 1, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
@@ -20,7 +20,7 @@ td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, const td_ngram_rows_args
                  h->size);
   const size_t row = (size_t)td_ngram_rows(h) * a->table->shards[0].cols;
   const size_t n_bytes = a->batch.n_tokens * row * sizeof(uint16_t);
-  const td_copy_args copy = {
+  td_copy_args copy = {
       .dst = a->out, .src = a->gathered, .n_bytes = n_bytes, .is_direct = n_bytes <= DIRECT_BYTES};
   status = td_cuda_op_copy(stream, &copy, err);
   if (status != TD_OK) return status;
@@ -35,7 +35,7 @@ td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, const td_ngram_rows_args
   return TD_CUDA_LAUNCH(stream, ngram_ids, &args);
 }
 
-td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, const td_ngram_gate_args *a, td_err *err) {
+td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, td_ngram_gate_args *a, td_err *err) {
   (void)err;
   if (a->n_tokens == 0) return TD_OK;
   const td_cu_ngram_gate_args args = {.x = a->x,
@@ -47,14 +47,13 @@ td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, const td_ngram_gate_args
   return TD_CUDA_LAUNCH(stream, ngram_gate, &args);
 }
 
-td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, const td_ngram_conv_args *a, td_err *err) {
+td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, td_ngram_conv_args *a, td_err *err) {
   const size_t n_past = td_ngram_past(a->n_taps, a->step);
   td_status status = check(&a->batch, &a->state, a->rows_at + n_past * a->channels, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_taps >= 2, "n-grams: a filter of %u taps", a->n_taps);
-  const void *conv;
-  status = td_cuda_on_device(td_cuda_dev_of(stream), a->conv,
-                             (size_t)a->n_taps * a->channels * sizeof *a->conv, &conv, err);
+  const size_t conv_bytes = (size_t)a->n_taps * a->channels * sizeof *a->conv;
+  const void *conv = td_cuda_on_device(td_cuda_dev_of(stream), a->conv, conv_bytes, &status, err);
   if (status != TD_OK) return status;
   const td_cu_ngram_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
                                       .states = td_cuda_states_of(&a->state),

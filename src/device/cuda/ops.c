@@ -1,162 +1,87 @@
 // src/device/cuda/ops.c - operators of a single kernel: checks arguments and launches.
 #include <assert.h>
-#include <string.h>
 
 #include "device/cuda/cuda.h"
 
-td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {
+td_status td_cuda_op_copy(td_cuda_stream *stream, td_copy_args *a, td_err *err) {
   if (a->n_bytes == 0) return TD_OK;
+  if (a->is_direct) return TD_CUDA_LAUNCH(stream, copy_direct, a);
   const td_cuda_dev *dev = td_cuda_dev_of(stream);
-  if (a->is_direct) {
-    const td_cu_copy_args args = {.dst = a->dst, .src = a->src, .n_bytes = a->n_bytes};
-    return TD_CUDA_LAUNCH(stream, copy_direct, &args);
-  }
   int code = td_cuda_copy_from(dev, a->dst, a->src, a->n_bytes, stream->cu);
   return td_cuda_result(dev, code, "copy", err);
 }
 
-td_status td_cuda_op_fill_zero(td_cuda_stream *stream, const td_fill_zero_args *a, td_err *err) {
+td_status td_cuda_op_fill_zero(td_cuda_stream *stream, td_fill_zero_args *a, td_err *err) {
   if (a->n_bytes == 0) return TD_OK;
   const td_cuda_dev *dev = td_cuda_dev_of(stream);
   return td_cuda_result(dev, dev->abi->fill_zero(a->dst, a->n_bytes, stream->cu), "zeros", err);
 }
 
-td_status td_cuda_op_add(td_cuda_stream *stream, const td_add_args *a, td_err *err) {
-  if (a->n == 0) return TD_OK;
-  td_cu_add_args args = {.x = a->x, .y = a->y, .n = a->n, .y_f32 = a->y_f32};
-  return TD_CUDA_LAUNCH(stream, add, &args);
+td_status td_cuda_op_add(td_cuda_stream *stream, td_add_args *a, td_err *err) {
+  return a->n ? TD_CUDA_LAUNCH(stream, add, a) : TD_OK;
 }
 
-td_status td_cuda_op_signal(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
-  td_cu_signal_args args = {.signal = (uint32_t *)a->signal, .value = a->value};
-  return TD_CUDA_LAUNCH(stream, signal, &args);
+td_status td_cuda_op_signal(td_cuda_stream *stream, td_signal_args *a, td_err *err) {
+  return TD_CUDA_LAUNCH(stream, signal, a);
 }
 
-td_status td_cuda_op_post(td_cuda_stream *stream, const td_post_args *a, td_err *err) {
-  td_cu_post_args args = {.dst = a->dst,
-                          .src = a->src,
-                          .n_bytes = a->n_bytes,
-                          .signal = (uint32_t *)a->signal,
-                          .value = a->value};
-  return TD_CUDA_LAUNCH(stream, post, &args);
+td_status td_cuda_op_post(td_cuda_stream *stream, td_post_args *a, td_err *err) {
+  return TD_CUDA_LAUNCH(stream, post, a);
 }
 
-td_status td_cuda_op_await(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
-  td_cu_await_args args = {.signal = (const uint32_t *)a->signal,
-                           .value = a->value,
-                           .canceled = (const uint32_t *)a->canceled,
-                           .most_ns = td_cuda_dev_of(stream)->await_ns,
-                           .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, await, &args);
+td_status td_cuda_op_await(td_cuda_stream *stream, td_await_args *a, td_err *err) {
+  a->most_ns = td_cuda_dev_of(stream)->await_ns;
+  a->fault = stream->fault;
+  return TD_CUDA_LAUNCH(stream, await, a);
 }
 
-static_assert((int)TD_MAX_SUM_PARTS == (int)TD_CU_MAX_SUM_PARTS, "parts of a sum");
-
-td_status td_cuda_op_sum_parts(td_cuda_stream *stream, const td_sum_parts_args *a, td_err *err) {
+td_status td_cuda_op_sum_parts(td_cuda_stream *stream, td_sum_parts_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_parts > 0 && a->n_parts <= TD_MAX_SUM_PARTS, "sum: of %u parts", a->n_parts);
-  if (a->n == 0) return TD_OK;
-  td_cu_sum_parts_args args = {.out = a->out,
-                               .n = a->n,
-                               .n_parts = a->n_parts,
-                               .f32_parts = a->f32_parts,
-                               .out_f32 = a->out_f32};
-  memcpy(args.parts, a->parts, sizeof args.parts);
-  return TD_CUDA_LAUNCH(stream, sum_parts, &args);
+  return a->n ? TD_CUDA_LAUNCH(stream, sum_parts, a) : TD_OK;
 }
 
-td_status td_cuda_op_gather_rows(td_cuda_stream *stream, const td_gather_rows_args *a,
-                                 td_err *err) {
-  if (a->n_rows == 0) return TD_OK;
-  td_cu_gather_args args = {.out = a->out,
-                            .x = a->x,
-                            .rows = a->rows,
-                            .n_rows = a->n_rows,
-                            .dim = a->dim,
-                            .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, gather, &args);
+td_status td_cuda_op_gather_rows(td_cuda_stream *stream, td_gather_rows_args *a, td_err *err) {
+  a->fault = stream->fault;
+  return a->n_rows ? TD_CUDA_LAUNCH(stream, gather, a) : TD_OK;
 }
 
-td_status td_cuda_op_embed(td_cuda_stream *stream, const td_embed_args *a, td_err *err) {
+td_status td_cuda_op_embed(td_cuda_stream *stream, td_embed_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
-  td_cu_embed_args args = {
-      .ids = a->ids, .out = a->out, .n_tokens = a->n_tokens, .fault = stream->fault};
-  td_status status = td_cuda_weight(td_cuda_dev_of(stream), a->table, "embedding", &args.table,
-                                    err);
-  return status == TD_OK ? TD_CUDA_LAUNCH(stream, embed, &args) : status;
+  const td_weight table = a->table;
+  td_status status = td_cuda_weight(td_cuda_dev_of(stream), &table, "embedding", &a->table, err);
+  a->fault = stream->fault;
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, embed, a) : status;
 }
 
-td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, const td_rmsnorm_args *a, td_err *err) {
+td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, td_rmsnorm_args *a, td_err *err) {
   td_status status = td_dev_check_rmsnorm(a, err);
   if (status != TD_OK || a->n_rows == 0) return status;
-  td_cuda_dev *dev = td_cuda_dev_of(stream);
-  td_cu_rmsnorm_args args = {.x = a->x,
-                             .more = a->more,
-                             .residual = a->residual,
-                             .out = a->out,
-                             .x_stride = a->x_stride,
-                             .out_stride = a->out_stride,
-                             .n_rows = a->n_rows,
-                             .dim = a->dim,
-                             .eps = a->eps,
-                             .also = {.x = a->also.x,
-                                      .out = a->also.out,
-                                      .x_stride = a->also.x_stride,
-                                      .out_stride = a->also.out_stride,
-                                      .dim = a->also.dim}};
-  status = td_cuda_vec(dev, &a->w, &args.w, err);
-  if (status == TD_OK && a->also.x) status = td_cuda_vec(dev, &a->also.w, &args.also.w, err);
-  return status == TD_OK ? TD_CUDA_LAUNCH(stream, rmsnorm, &args) : status;
+  td_cuda_vec(td_cuda_dev_of(stream), &a->w, &status, err);
+  if (a->also.x) td_cuda_vec(td_cuda_dev_of(stream), &a->also.w, &status, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, rmsnorm, a) : status;
 }
 
-td_status td_cuda_op_layernorm(td_cuda_stream *stream, const td_layernorm_args *a, td_err *err) {
+td_status td_cuda_op_layernorm(td_cuda_stream *stream, td_layernorm_args *a, td_err *err) {
   td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
   if (status == TD_OK) status = td_dev_check_vec(&a->b, a->dim, "norm's bias", err);
   if (status != TD_OK || a->n_rows == 0) return status;
-  td_cu_layernorm_args args = {.x = a->x,
-                               .stride = a->stride,
-                               .n_rows = a->n_rows,
-                               .dim = a->dim,
-                               .eps = a->eps,
-                               .is_f32 = a->is_f32};
-  status = td_cuda_vec(td_cuda_dev_of(stream), &a->w, &args.w, err);
-  if (status == TD_OK) status = td_cuda_vec(td_cuda_dev_of(stream), &a->b, &args.b, err);
-  return status == TD_OK ? TD_CUDA_LAUNCH(stream, layernorm, &args) : status;
+  td_cuda_vec(td_cuda_dev_of(stream), &a->w, &status, err);
+  td_cuda_vec(td_cuda_dev_of(stream), &a->b, &status, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, layernorm, a) : status;
 }
 
-td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err *err) {
+td_status td_cuda_op_rope(td_cuda_stream *stream, td_rope_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
-  if (a->n_tokens == 0) return TD_OK;
-  td_cu_rope_args args = {.heads = {.x = a->x,
-                                    .token_stride = a->token_stride,
-                                    .head_stride = a->head_stride,
-                                    .n_heads = a->n_heads},
-                          .also = {.x = a->also.x,
-                                   .token_stride = a->also.token_stride,
-                                   .head_stride = a->also.head_stride,
-                                   .n_heads = a->also.n_heads},
-                          .cos_sin = a->cos_sin,
-                          .position = a->position,
-                          .n_tokens = a->n_tokens,
-                          .rot_dim = a->rot_dim,
-                          .interleaved = a->interleaved,
-                          .backwards = a->backwards,
-                          .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, rope, &args);
+  a->fault = stream->fault;
+  return a->n_tokens ? TD_CUDA_LAUNCH(stream, rope, a) : TD_OK;
 }
 
-td_status td_cuda_op_scale_rows(td_cuda_stream *stream, const td_scale_rows_args *a, td_err *err) {
-  (void)err;
-  if (a->n_tokens == 0) return TD_OK;
-  td_cu_scale_rows_args args = {.x = a->x,
-                                .factor = a->factor,
-                                .position = a->position,
-                                .n_tokens = a->n_tokens,
-                                .dim = a->dim,
-                                .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, scale_rows, &args);
+td_status td_cuda_op_scale_rows(td_cuda_stream *stream, td_scale_rows_args *a, td_err *err) {
+  a->fault = stream->fault;
+  return a->n_tokens ? TD_CUDA_LAUNCH(stream, scale_rows, a) : TD_OK;
 }
 
-td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_err *err) {
+td_status td_cuda_op_router(td_cuda_stream *stream, td_router_args *a, td_err *err) {
   td_status status = td_dev_check_router(a, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
   if (a->n_experts > TD_CU_MAX_EXPERTS) {
@@ -168,9 +93,9 @@ td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_
                                           [TD_ROUTER_SOFTPLUS] = TD_CU_SOFTPLUS};
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   const size_t table_bytes = (size_t)a->n_vocab * a->top_k * sizeof *a->table;
-  const void *bias, *table = NULL;
-  status = td_cuda_on_device(dev, a->bias, a->n_experts * sizeof *a->bias, &bias, err);
-  if (status == TD_OK) status = td_cuda_on_device(dev, a->table, table_bytes, &table, err);
+  const size_t bias_bytes = a->n_experts * sizeof *a->bias;
+  const void *bias = td_cuda_on_device(dev, a->bias, bias_bytes, &status, err);
+  const void *table = td_cuda_on_device(dev, a->table, table_bytes, &status, err);
   if (status != TD_OK) return status;
   td_cu_router_args args = {.logits = a->logits,
                             .bias = bias,
@@ -191,7 +116,7 @@ td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_
   return TD_CUDA_LAUNCH(stream, router, &args);
 }
 
-td_status td_cuda_op_top_logits(td_cuda_stream *stream, const td_top_logits_args *a, td_err *err) {
+td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_vocab > 0, "ranking: rows of no logits");
   if (a->n_rows == 0) return TD_OK;
   uint32_t n_slices = (a->n_vocab - 1) / TD_CU_TOP_SLICE + 1;
@@ -229,7 +154,7 @@ static td_status check_streams(uint32_t n_streams, uint32_t dim, td_err *err) {
                  TD_CU_STREAM_DIM);
 }
 
-td_status td_cuda_op_hyper_read(td_cuda_stream *stream, const td_hyper_read_args *a, td_err *err) {
+td_status td_cuda_op_hyper_read(td_cuda_stream *stream, td_hyper_read_args *a, td_err *err) {
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_status status = check_streams(a->n_streams, a->dim, err);
   if (status == TD_OK) status = td_dev_check_vec(&a->w, a->dim, "norm", err);
@@ -246,19 +171,17 @@ td_status td_cuda_op_hyper_read(td_cuda_stream *stream, const td_hyper_read_args
                                 .eps = a->eps,
                                 .norm_eps = a->norm_eps,
                                 .n_scores = n_scores};
-  const void *base = NULL, *scale = NULL;
-  if (a->scores) status = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &base, err);
-  if (a->scores && status == TD_OK)
-    status = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &scale, err);
-  if (status == TD_OK) status = td_cuda_vec(dev, &a->w, &args.w, err);
+  if (a->scores) {
+    args.base = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &status, err);
+    args.scale = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &status, err);
+  }
+  args.w = a->w;
+  td_cuda_vec(dev, &args.w, &status, err);
   if (status != TD_OK) return status;
-  args.base = base;
-  args.scale = scale;
   return TD_CUDA_LAUNCH(stream, hyper_read, &args);
 }
 
-td_status td_cuda_op_hyper_write(td_cuda_stream *stream, const td_hyper_write_args *a,
-                                 td_err *err) {
+td_status td_cuda_op_hyper_write(td_cuda_stream *stream, td_hyper_write_args *a, td_err *err) {
   td_status status = check_streams(a->n_streams, a->dim, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
   const td_cu_hyper_write_args args = {.x = a->x,
@@ -271,7 +194,7 @@ td_status td_cuda_op_hyper_write(td_cuda_stream *stream, const td_hyper_write_ar
   return TD_CUDA_LAUNCH(stream, hyper_write, &args);
 }
 
-td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, const td_hyper_mix_args *a, td_err *err) {
+td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, td_hyper_mix_args *a, td_err *err) {
   td_status status = check_streams(a->n_streams, a->dim, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
   const td_cu_hyper_mix_args args = {.x = a->x,
@@ -284,7 +207,7 @@ td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, const td_hyper_mix_args *
   return TD_CUDA_LAUNCH(stream, hyper_mix, &args);
 }
 
-td_status td_cuda_op_silu_rows(td_cuda_stream *stream, const td_silu_rows_args *a, td_err *err) {
+td_status td_cuda_op_silu_rows(td_cuda_stream *stream, td_silu_rows_args *a, td_err *err) {
   (void)err;
   const td_cu_silu_rows_args args = {
       .x = a->x, .n = (size_t)a->n_rows * a->dim, .factor = a->factor};

@@ -12,7 +12,7 @@ static td_status check(const td_batch_view *b, const td_kv_view *state, uint32_t
   return st == TD_OK ? td_dev_check_pool(state, b, group, at, dim, err) : st;
 }
 
-td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err *err) {
+td_status td_cuda_op_pool(td_cuda_stream *stream, td_pool_args *a, td_err *err) {
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   td_status st = check(&a->batch, &a->state, a->group, a->entry_at, a->dim, err);
   if (st == TD_OK && a->norm.n) st = td_dev_check_vec(&a->norm, a->dim, "pooled keys' norm", err);
@@ -43,15 +43,14 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, const td_pool_args *a, td_err 
                           .overlaps = a->overlaps,
                           .rotates_first = a->rotates_first,
                           .fault = stream->fault};
-  const void *bias;
   void *open;
-  st = td_cuda_on_device(dev, a->bias, of_bias, &bias, err);
-  if (st == TD_OK && a->norm.n) st = td_cuda_vec(dev, &a->norm, &args.norm, err);
+  args.norm = a->norm;
+  args.bias = td_cuda_on_device(dev, a->bias, of_bias, &st, err);
+  td_cuda_vec(dev, &args.norm, &st, err);
   if (st == TD_OK) {
     st = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &open, err);
   }
   if (st != TD_OK) return st;
-  args.bias = bias;
   args.open = open;
   return TD_CUDA_LAUNCH(stream, pool, &args);
 }
@@ -74,8 +73,8 @@ static uint32_t power_of_two(uint32_t n) {
 }
 
 // Attention of the tokens [token, token + n), whose keys go to `pages` and tables.
-static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, const float *sinks,
-                            uint32_t token, uint32_t n, void *pages, td_err *err) {
+static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, uint32_t token,
+                            uint32_t n, void *pages, td_err *err) {
   const uint32_t most_keys = most_seen(a), page_tokens = power_of_two(most_keys);
   const size_t page_bytes = (size_t)page_tokens * a->dim * sizeof(uint16_t);
   int32_t *tables = (int32_t *)((char *)pages + n * page_bytes);
@@ -112,7 +111,7 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
                                  .kv = {.pages = pages, .page_bytes = page_bytes, .dtype = TD_BF16},
                                  .q = q,
                                  .out = q,
-                                 .sinks = sinks,
+                                 .sinks = a->sinks,
                                  .n_heads = a->n_heads,
                                  .n_kv_heads = 1,
                                  .k_dim = a->dim,
@@ -123,23 +122,19 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
 }
 
 static td_status run_attention(td_cuda_stream *stream, const td_attn_pool_args *a, td_err *err) {
-  const void *sinks;
-  td_status st = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks,
-                                   &sinks, err);
-  if (st != TD_OK) return st;
   const size_t page_bytes = (size_t)power_of_two(most_seen(a)) * a->dim * sizeof(uint16_t);
   const size_t token_bytes = page_bytes + 3 * sizeof(int32_t);
   const uint32_t n_tokens = a->batch.n_tokens, n = td_cuda_at_once(stream, n_tokens, token_bytes);
   void *pages;
-  st = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &pages, err);
+  td_status st = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &pages, err);
   for (uint32_t token = 0; token < n_tokens && st == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
-    st = run_tokens(stream, a, sinks, token, left < n ? left : n, pages, err);
+    st = run_tokens(stream, a, token, left < n ? left : n, pages, err);
   }
   return st;
 }
 
-td_status td_cuda_op_attn_pool(td_cuda_stream *stream, const td_attn_pool_args *a, td_err *err) {
+td_status td_cuda_op_attn_pool(td_cuda_stream *stream, td_attn_pool_args *a, td_err *err) {
   td_status st = check(&a->batch, &a->state, a->group, a->entry_at, a->dim, err);
   if (st != TD_OK || a->batch.n_tokens == 0) return st;
   TD_DEV_REQUIRE(a->window > 0 && a->ring >= a->window && a->n_heads > 0 && a->sinks,
@@ -149,7 +144,9 @@ td_status td_cuda_op_attn_pool(td_cuda_stream *stream, const td_attn_pool_args *
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->dim, TD_CU_MMA_LORA);
   }
-  st = run_attention(stream, a, err);
+  a->sinks = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks, &st,
+                               err);
+  if (st == TD_OK) st = run_attention(stream, a, err);
   if (st != TD_OK) return st;
   const td_cu_pool_ring_args ring = {.batch = td_cuda_batch_of(&a->batch),
                                      .states = td_cuda_states_of(&a->state),

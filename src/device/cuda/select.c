@@ -40,8 +40,7 @@ static td_status check_keys(const td_select_keys_args *a, td_err *err) {
   return td_dev_check_pool(&a->kv, &a->batch, a->group, 0, a->dim, err);
 }
 
-td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_args *a,
-                                 td_err *err) {
+td_status td_cuda_op_select_keys(td_cuda_stream *stream, td_select_keys_args *a, td_err *err) {
   const td_status status = check_keys(a, err);
   if (status != TD_OK) return status;
   const td_cu_select_args args = {
@@ -60,8 +59,7 @@ td_status td_cuda_op_select_keys(td_cuda_stream *stream, const td_select_keys_ar
   return run_select(stream, &args, 1, err);
 }
 
-td_status td_cuda_op_select_blocks(td_cuda_stream *stream, const td_select_blocks_args *a,
-                                   td_err *err) {
+td_status td_cuda_op_select_blocks(td_cuda_stream *stream, td_select_blocks_args *a, td_err *err) {
   td_status status = td_dev_check_select_blocks(a, err);
   if (status == TD_OK)
     status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, (td_kv_rows){1, a->dim, 0}, err);

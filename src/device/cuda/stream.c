@@ -197,7 +197,7 @@ bool td_cuda_event_is_done(td_event *base) {
   return is_done;
 }
 
-static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
+static td_status execute(td_cuda_stream *stream, td_op *op, td_err *err) {
   switch (op->kind) {
 #define X(NAME, name, args_type, ...)                                                              \
   case TD_OP_##NAME: return td_cuda_op_##name(stream, &op->name, err);
@@ -214,7 +214,8 @@ void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_use(td_cuda_dev_of(stream));
   td_dev_show_progress(base->dev);
   td_err err = {.code = TD_OK};
-  if (execute(stream, op, &err) != TD_OK && stream->err.code == TD_OK) stream->err = err;
+  td_op own = *op;
+  if (execute(stream, &own, &err) != TD_OK && stream->err.code == TD_OK) stream->err = err;
 }
 
 static void wait_and_free_retired(td_cuda_stream *stream) {

@@ -112,14 +112,14 @@ static td_status find_or_copy(td_cuda_dev *dev, const void *host, size_t n_bytes
   return status;
 }
 
-td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
-                            td_err *err) {
-  *out = NULL;
-  if (!host || n_bytes == 0) return TD_OK;
+const void *td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, td_status *status,
+                              td_err *err) {
+  const void *out = NULL;
+  if (*status != TD_OK || !host || n_bytes == 0) return NULL;
   pthread_mutex_lock(&dev->lock);
-  td_status status = find_or_copy(dev, host, n_bytes, out, err);
+  *status = find_or_copy(dev, host, n_bytes, &out, err);
   pthread_mutex_unlock(&dev->lock);
-  return status;
+  return out;
 }
 
 static bool has_copy(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
@@ -161,7 +161,9 @@ static td_status put_wide_scales(td_cuda_dev *dev, const td_weight *host, td_wei
 static td_status put_scales(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
   const size_t n_bytes = td_weight_scale_bytes(host);
   if (host->dtype != TD_F4E2M1 || host->scale_dtype != TD_F8E8M0) {
-    return td_cuda_on_device(dev, host->scale, n_bytes, &out->scale, err);
+    td_status status = TD_OK;
+    out->scale = td_cuda_on_device(dev, host->scale, n_bytes, &status, err);
+    return status;
   }
   pthread_mutex_lock(&dev->lock);
   const bool is_wide = !has_copy(dev, host->scale, n_bytes) &&
@@ -184,13 +186,9 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
   td_status status = td_dev_check_weight(host, what, err);
   if (status != TD_OK) return status;
   *out = *host;
-  status = td_cuda_on_device(dev, host->data, td_weight_data_bytes(host), &out->data, err);
+  out->data = td_cuda_on_device(dev, host->data, td_weight_data_bytes(host), &status, err);
   if (status == TD_OK) status = put_scales(dev, host, out, err);
-  const void *zero = NULL;
-  if (status == TD_OK) {
-    status = td_cuda_on_device(dev, host->zero, td_weight_zero_bytes(host), &zero, err);
-  }
-  out->zero = zero;
+  out->zero = td_cuda_on_device(dev, host->zero, td_weight_zero_bytes(host), &status, err);
   return status;
 }
 
@@ -201,10 +199,8 @@ td_status td_cuda_weight_at(td_cuda_dev *dev, const td_weight *w, bool weights_o
   return td_dev_check_weight(w, what, err);
 }
 
-td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err) {
-  *out = *host;
-  size_t n_bytes = host->n * td_dtype_bytes(host->dtype);
-  return td_cuda_on_device(dev, host->data, n_bytes, &out->data, err);
+void td_cuda_vec(td_cuda_dev *dev, td_vec *v, td_status *status, td_err *err) {
+  v->data = td_cuda_on_device(dev, v->data, v->n * td_dtype_bytes(v->dtype), status, err);
 }
 
 static bool same_shape(const td_weight *a, const td_weight *b) {

@@ -37,8 +37,13 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_rows_norm(e, at.q, layer->index_q_norm, c->index_dim, p->n_tokens * c->index_heads,
                c->rms_eps);
   td_rows_norm(e, at.k, layer->index_norm, c->index_dim, p->n_tokens, c->rms_eps);
-  td_rows_rope(e, p, (td_rope_heads){at.q, q_dim, c->index_dim, c->index_heads},
-               (td_rope_heads){at.k, c->index_dim, c->index_dim, 1}, td_rope_dims(c));
+  td_rows_rope(
+      e, p,
+      (td_rope_heads){
+          .x = at.q, .token_stride = q_dim, .head_stride = c->index_dim, .n_heads = c->index_heads},
+      (td_rope_heads){
+          .x = at.k, .token_stride = c->index_dim, .head_stride = c->index_dim, .n_heads = 1},
+      td_rope_dims(c));
 }
 
 // The plane of the indexer's keys, as pages.

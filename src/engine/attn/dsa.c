@@ -28,13 +28,14 @@ static index_rows rows_of(const td_engine *e, const td_microbatch *p) {
 // Rotates the first rope_dim elements of each head.
 static void rotate(td_engine *e, const td_microbatch *p, void *x, uint32_t n_heads) {
   const td_model_config *c = e->config;
-  td_op_rope(e->stream, &(td_rope_args){.x = x,
+  const size_t stride = (size_t)n_heads * c->index_dim;
+  td_op_rope(e->stream, &(td_rope_args){.heads = {.x = x,
+                                                  .token_stride = stride,
+                                                  .head_stride = c->index_dim,
+                                                  .n_heads = n_heads},
                                         .cos_sin = e->cos_sin,
                                         .position = p->position,
-                                        .token_stride = (size_t)n_heads * c->index_dim,
-                                        .head_stride = c->index_dim,
                                         .n_tokens = p->n_tokens,
-                                        .n_heads = n_heads,
                                         .rot_dim = c->rope_dim,
                                         .interleaved = c->index_interleaved});
 }

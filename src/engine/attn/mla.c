@@ -41,7 +41,12 @@ static void norm_latents(td_engine *e, const td_microbatch *p, const td_layer *l
                           .eps = c->latents_eps ? c->rms_eps : TD_MLA_NORM_EPS};
   if (!p->n_tokens) return;
   if (c->q_lora_rank) {
-    args.also = (td_norm_also){args.x, args.w, args.out, entry, entry, args.dim};
+    args.also = (td_norm_also){.x = args.x,
+                               .w = args.w,
+                               .out = args.out,
+                               .x_stride = entry,
+                               .out_stride = entry,
+                               .dim = args.dim};
     args.x = args.out = at->q_a;
     args.w = layer->q_a_norm;
     args.x_stride = args.out_stride = args.dim = c->q_lora_rank;

@@ -57,16 +57,17 @@ static const float *angles_of(const td_engine *e, td_attn_kind kind) {
 static void rotate(td_engine *e, const td_microbatch *p, const float *angles, void *x,
                    size_t stride, uint32_t n_heads, uint32_t dim, bool backwards) {
   const td_model_config *c = e->config;
-  td_op_rope(e->stream, &(td_rope_args){.x = td_rows_offset(e, x, dim - c->rope_dim),
-                                        .cos_sin = angles,
-                                        .position = p->position,
-                                        .token_stride = stride,
-                                        .head_stride = dim,
-                                        .n_tokens = p->n_tokens,
-                                        .n_heads = n_heads,
-                                        .rot_dim = c->rope_dim,
-                                        .interleaved = true,
-                                        .backwards = backwards});
+  void *first = td_rows_offset(e, x, dim - c->rope_dim);
+  td_op_rope(
+      e->stream,
+      &(td_rope_args){
+          .heads = {.x = first, .token_stride = stride, .head_stride = dim, .n_heads = n_heads},
+          .cos_sin = angles,
+          .position = p->position,
+          .n_tokens = p->n_tokens,
+          .rot_dim = c->rope_dim,
+          .interleaved = true,
+          .backwards = backwards});
 }
 
 static void project_index(td_engine *e, const td_microbatch *p, const td_layer *layer,
