@@ -40,6 +40,7 @@ typedef struct {
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
   uint32_t max_keys; // the largest context of any token; 0: unknown, bounded by max_pages
   uint32_t unused;
+  int32_t *fault; // a GPU's own
   // Host copies of q_begin and position, read while an operator is queued. NULL: not available.
   // With them, a GPU computes all prompts of a batch in one launch.
   const int32_t *host_q_begin, *host_position;
@@ -51,7 +52,7 @@ typedef struct {
 //   GQA: K [n_kv_heads][page_tokens][head_dim], then V of the same shape
 //   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
 typedef struct {
-  void *pages;
+  char *pages;
   size_t page_bytes;
   td_dtype dtype;  // see td_dev_kv_dtype
   uint32_t n_bf16; // td_kv_rows, with TD_F8E4M3
@@ -216,10 +217,6 @@ typedef struct {
   int32_t *fault; // a GPU's own
 } td_scale_rows_args;
 
-#if defined(__GNUC__) && !defined(__CUDACC__)
-#pragma GCC diagnostic pop
-#endif
-
 // ---- gated delta nets ---------------------------------------------------------------------------
 
 // Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
@@ -229,11 +226,11 @@ typedef struct {
 enum { TD_DELTA_MAX_TAPS = 16 };
 typedef struct {
   uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
-  bool is_tiled, by_channel;
+  uint32_t is_tiled, by_channel; // bool
 } td_delta_shape;
 
 // Decays of a value head.
-static inline uint32_t td_delta_decays(const td_delta_shape *s) {
+TD_ANYWHERE static inline uint32_t td_delta_decays(const td_delta_shape *s) {
   return s->by_channel ? s->k_dim : 1;
 }
 
@@ -275,15 +272,16 @@ typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
   td_delta_shape shape;
+  float bound; // 0: none
   td_state_trail trail;
-  const void *x;   // [n_tokens][x_stride]
+  const td_act *x; // [n_tokens][x_stride]
   size_t x_stride; // elements
   td_row_part q, k, v, a, b;
   const float *conv;         // f32 [n_taps][channels] in host memory, as the next
   const float *decay, *bias; // f32 [n_v_heads], [n_v_heads][n_decays]
-  float bound;               // 0: none
-  void *out;                 // [n_tokens][channels]
+  td_act *out;               // [n_tokens][channels]
   float *gates;              // f32 [n_tokens][n_v_heads][n_decays + 1]: decays, strength
+  uint32_t channels, unused; // a GPU's own
 } td_delta_conv_args;
 
 // The gated delta rule (tandem/kernels.h: td_delta_rule_args) of every value head, token by token:
@@ -295,11 +293,15 @@ typedef struct {
   td_batch_view batch;
   td_kv_view state; // f32
   td_delta_shape shape;
+  uint32_t prompt; // bool
   td_state_trail trail;
-  const void *qkv;
+  const td_act *qkv;
   const float *gates;
-  void *out; // [n_tokens][n_v_heads][v_dim]
-  bool prompt;
+  td_act *out; // [n_tokens][n_v_heads][v_dim]
+  // A GPU's own: where the heads' matrices begin in a state, and products of chunks.
+  size_t rule_at;
+  td_act *products;
+  uint32_t channels, unused;
 } td_delta_rule_op_args;
 
 // ---- attention over a window and pooled keys ----------------------------------------------------
@@ -331,10 +333,18 @@ typedef struct {
   td_vec norm;
   const float *cos_sin;     // see td_rope_args
   size_t open_at, entry_at; // elements of the state
-  uint32_t dim, rot_dim, group;
-  bool overlaps, rotates_first;
   float eps;
+  uint32_t dim, rot_dim, group;
+  uint32_t overlaps, rotates_first; // bool
+  // A GPU's own: entries of a page, and scratch for what stays open in the page of each sequence's
+  // first token.
+  uint32_t page_entries, unused;
+  float *open; // [n_seqs][overlaps + 1][3][dim]
 } td_pool_args;
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
+#endif
 
 // ---- hyper-connections --------------------------------------------------------------------------
 

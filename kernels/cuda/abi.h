@@ -63,11 +63,6 @@ typedef struct {
   uint32_t is_translated; // bool: the library has PTX alone for it, which open has to translate
 } td_cu_props;
 
-typedef struct {
-  const int32_t *seq, *position, *q_begin, *page_table;
-  uint32_t n_tokens, n_seqs, max_pages, page_tokens;
-} td_cu_batch;
-
 // dtype: TD_BF16, TD_F16 or TD_F8E4M3, whose pages are as tandem/kv_f8.h says: pages and page_bytes
 // are multiples of 16 bytes, rows begin with n_codes codes, a multiple of 16, and what follows in
 // BF16 is a multiple of 8.
@@ -84,66 +79,21 @@ typedef struct {
 // ([n_heads][page_tokens][head_dim]) and, unless NULL, v in plane 1. MLA entries are one head
 // without v.
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_kv kv;
   const uint16_t *k, *v;
   size_t k_stride, v_stride;
   uint32_t n_heads, head_dim;
-  int32_t *fault;
 } td_cu_kv_store_args;
 
-// A layer's states: that of page i begins at pages + i * page_bytes, f32.
-typedef struct {
-  char *pages;
-  size_t page_bytes;
-} td_cu_states;
-
-// A state is the convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element
-// rule_at on, [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
-// k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS. is_tiled: value head h has key head
-// h % n_k_heads; if not, those in a row share one. by_channel: a value head has k_dim decays, not
-// one.
-enum { TD_CU_DELTA_TILE = 32, TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_TAPS = 16 };
-// Positions that delta_chunks takes at a time, with one decay a value head, and delta_channels,
-// with a decay for each channel. page_tokens is a multiple of them, k_dim and v_dim are multiples
-// of 8, and qkv is 16-byte aligned.
-enum { TD_CU_DELTA_CHUNK = 32, TD_CU_CHANNEL_CHUNK = 16 };
+// delta_conv, delta_rule: k_dim is at most TD_CU_DELTA_KEYS.
+// delta_chunks, with one decay a value head, and delta_channels, with a decay for each channel,
+// take so many positions at a time. page_tokens is a multiple of them, k_dim and v_dim are
+// multiples of 8, and qkv is 16-byte aligned.
+enum { TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_CHUNK = 32, TD_CU_CHANNEL_CHUNK = 16 };
 // What delta_channels has of a chunk and head in memory: elements. A slot is of a chunk of all
-// heads.
+// heads: products are [slots][n_v_heads][TD_CU_CHANNEL_PRODUCTS].
 enum { TD_CU_CHANNEL_PRODUCTS = 4 * TD_CU_CHANNEL_CHUNK * TD_CU_CHANNEL_CHUNK };
-typedef struct {
-  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels, is_tiled, by_channel;
-} td_cu_delta_shape;
-
-typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
-  td_state_trail trail;
-  td_cu_delta_shape shape;
-  const uint16_t *x;
-  size_t x_stride;
-  td_row_part q, k, v, a, b;
-  const float *conv;         // [n_taps][channels]
-  const float *decay, *bias; // [n_v_heads], [n_v_heads][decays]
-  uint16_t *out;             // [n_tokens][channels]
-  float *gates;              // [n_tokens][n_v_heads][decays + 1]: decays, strength
-  int32_t *fault;
-  float bound; // 0: none (td_delta_conv_args in device/device.h)
-  uint32_t unused;
-} td_cu_delta_conv_args;
-
-typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
-  td_state_trail trail; // of delta_rule
-  size_t rule_at;
-  td_cu_delta_shape shape;
-  const uint16_t *qkv; // [n_tokens][channels]
-  const float *gates;
-  uint16_t *out;      // [n_tokens][n_v_heads][v_dim]
-  uint16_t *products; // of delta_channels: [slots][n_v_heads][TD_CU_CHANNEL_PRODUCTS]
-  int32_t *fault;
-} td_cu_delta_rule_args;
 
 // x[t][g][:] *= sigmoid(gate) or, with silu, silu(gate). scalar: one f32 gate a group.
 typedef struct {
@@ -212,7 +162,7 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 // token's own number of keys with split_keys as `least`; there are at most n_splits.
 enum { TD_CU_LATENT_HEADS = 64, TD_CU_LATENT_KEYS = 64 }; // of a block, of a tile
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_kv kv;
   const void *q;         // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
   void *out;             // [n_tokens][n_heads][v_dim], likewise; of attn_latents always f32
@@ -245,7 +195,7 @@ typedef struct {
 // BF16, for p < its n_keys and heads [head0, head0 + n_heads) of each plane's n_kv_heads. Elements
 // from dim up to a multiple of 8 are zeros; nothing is written past the sequence's end.
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_kv kv;
   td_cu_prefill_list list;
   uint16_t *out; // [n_planes][n_heads][list.n_keys][dim, rounded up]
@@ -261,7 +211,7 @@ typedef struct {
 // multiples of 8 too, unless rope_dim is 0 and rows can be read up to the next multiple. k_dim and
 // v_dim are at most TD_CU_MMA_HEAD.
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_prefill_list list;
   const uint16_t *q; // token t, head h at q + t * q_stride + h * k_dim
   uint16_t *out;     // likewise with out_stride, v_dim
@@ -300,7 +250,7 @@ typedef struct {
 // each, after the token's own block and the n_local - 1 before.
 enum { TD_CU_INDEX_DIM = 128 };
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_kv kv;          // keys, [page_tokens][dim]
   const uint16_t *q;    // [n_tokens][n_heads][dim]
   const float *weights; // [n_tokens][n_heads], or NULL: all 1, and with blocks
@@ -318,7 +268,7 @@ typedef struct {
 // (td_attn_mla_args). seq, position and page_table describe these pages: tokens are sequences of
 // one page.
 typedef struct {
-  td_cu_batch batch;
+  td_batch_view batch;
   td_cu_kv kv;
   const int32_t *selected;
   uint16_t *out;
@@ -328,32 +278,12 @@ typedef struct {
   uint32_t in_runs; // bool, set by the launcher: how the kernel copies
 } td_cu_select_gather_args;
 
-// Pools keys (td_pool_args in device/device.h); a page has page_entries entries. open: scratch for
-// what stays open in the page of each sequence's first token.
-typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
-  td_state_trail trail;
-  size_t trail_at;       // elements of a slot: where these open entries are
-  const float *x, *gate; // token t at x + t * stride; gate NULL: equal weights
-  size_t stride;
-  const float *bias; // [group][dim or 2 * dim], with gates
-  td_vec norm;
-  const float *cos_sin;
-  float *open;              // [n_seqs][overlaps + 1][3][dim]
-  size_t open_at, entry_at; // elements of the state
-  uint32_t dim, rot_dim, group, page_entries;
-  float eps;
-  uint16_t overlaps, rotates_first; // bool
-  int32_t *fault;
-} td_cu_pool_args;
-
 // Copies what tokens [token0, token0 + n) of the batch see (td_attn_pool_args in device/device.h)
 // into pages of `out`, [page_tokens][dim] each: entries, then the window's keys. seq, position and
 // page_table describe these pages: tokens are sequences of one page.
 typedef struct {
-  td_cu_batch batch;
-  td_cu_states states; // the ring is at their begin
+  td_batch_view batch;
+  td_kv_view state;    // the ring is at their begin
   const uint16_t *key; // of the batch's token t at key + t * key_stride
   size_t key_stride;
   const int32_t *selected; // [batch.n_tokens][top_k], or NULL: all entries
@@ -369,12 +299,11 @@ typedef struct {
 // Leaves the last `ring` keys in each page that the batch's sequences pass: that of position p at
 // element p % ring * dim of the state. Earlier keys are in the page of the position before.
 typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
+  td_batch_view batch;
+  td_kv_view state;
   const uint16_t *key;
   size_t key_stride;
   uint32_t dim, ring;
-  int32_t *fault;
 } td_cu_pool_ring_args;
 
 enum { TD_CU_MAX_STREAMS = 16, TD_CU_STREAM_DIM = 24 << 10 };
@@ -420,14 +349,13 @@ typedef struct {
 // Leaves the ids of the last n_ids tokens, oldest first, in the states that the batch's sequences
 // pass: i32, at element ids_at. Before a sequence's begin, `end` stands for a token.
 typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
+  td_batch_view batch;
+  td_kv_view state;
   td_state_trail trail;
   size_t ids_at;
   const int32_t *tokens; // [n_tokens]
   uint32_t n_ids;
   int32_t end;
-  int32_t *fault;
 } td_cu_ngram_ids_args;
 
 // td_ngram_gate_args in device/device.h.
@@ -439,14 +367,13 @@ typedef struct {
 
 // td_ngram_conv_args in device/device.h.
 typedef struct {
-  td_cu_batch batch;
-  td_cu_states states;
+  td_batch_view batch;
+  td_kv_view state;
   td_state_trail trail;
   size_t rows_at;
   const float *conv;
   const uint16_t *in, *y;
   uint16_t *x;
-  int32_t *fault;
   uint32_t channels, n_taps, step, unused;
 } td_cu_ngram_conv_args;
 
@@ -498,16 +425,16 @@ typedef struct {
   X(attn_decode, td_cu_attn_decode_args)                                                           \
   X(attn_latents, td_cu_attn_decode_args)                                                          \
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
-  X(delta_conv, td_cu_delta_conv_args)                                                             \
-  X(delta_rule, td_cu_delta_rule_args)                                                             \
-  X(delta_chunks, td_cu_delta_rule_args)                                                           \
-  X(delta_channels, td_cu_delta_rule_args)                                                         \
+  X(delta_conv, td_delta_conv_args)                                                                \
+  X(delta_rule, td_delta_rule_op_args)                                                             \
+  X(delta_chunks, td_delta_rule_op_args)                                                           \
+  X(delta_channels, td_delta_rule_op_args)                                                         \
   X(gate_rows, td_cu_gate_rows_args)                                                               \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
   X(select, td_cu_select_args)                                                                     \
   X(select_gather, td_cu_select_gather_args)                                                       \
-  X(pool, td_cu_pool_args)                                                                         \
+  X(pool, td_pool_args)                                                                            \
   X(pool_gather, td_cu_pool_gather_args)                                                           \
   X(pool_ring, td_cu_pool_ring_args)                                                               \
   X(hyper_read, td_cu_hyper_read_args)                                                             \

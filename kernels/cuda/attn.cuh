@@ -22,7 +22,7 @@ __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t a
 }
 
 // The page of a position within the sequence's page table; negative: absent.
-__device__ inline int32_t kv_page(const td_cu_batch &b, uint32_t seq, uint32_t position) {
+__device__ inline int32_t kv_page(const td_batch_view &b, uint32_t seq, uint32_t position) {
   return b.page_table[static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens];
 }
 
@@ -31,7 +31,7 @@ __device__ inline const char *kv_page_at(const td_cu_kv &kv, int32_t page) {
 }
 
 // Number of positions that a token sees, limited to those its page table can hold.
-__device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
+__device__ inline uint32_t keys_of(const td_batch_view &b, uint32_t token) {
   int32_t position = b.position[token];
   uint32_t room = b.max_pages * b.page_tokens;
   return position < 0 ? 0 : at_most(static_cast<uint32_t>(position) + 1, room);
@@ -59,7 +59,7 @@ template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t mo
 
 // Element offset of a position's row of a head within its page; planes continue the numbering of
 // heads.
-__device__ inline size_t kv_row(const td_cu_batch &b, uint32_t position, uint32_t head,
+__device__ inline size_t kv_row(const td_batch_view &b, uint32_t position, uint32_t head,
                                 uint32_t dim) {
   return (static_cast<size_t>(head) * b.page_tokens + position % b.page_tokens) * dim;
 }

@@ -22,7 +22,7 @@
 
 // Of the tokens from t to `end` of a sequence, how many are in the page of the first, whose
 // position is given.
-__device__ static int32_t in_page(const td_cu_batch &b, int32_t position, int32_t n) {
+__device__ static int32_t in_page(const td_batch_view &b, int32_t position, int32_t n) {
   int32_t left = static_cast<int32_t>(b.page_tokens -
                                       static_cast<uint32_t>(position) % b.page_tokens);
   return n < left ? n : left;
@@ -41,8 +41,8 @@ struct conv_head {
 };
 
 // Heads of queries, of keys and of values follow one another.
-__device__ static conv_head conv_head_of(const td_cu_delta_conv_args &a, uint32_t head) {
-  const td_cu_delta_shape &s = a.shape;
+__device__ static conv_head conv_head_of(const td_delta_conv_args &a, uint32_t head) {
+  const td_delta_shape &s = a.shape;
   if (head < 2 * s.n_k_heads) {
     const td_row_part &part = head < s.n_k_heads ? a.q : a.k;
     return {part.offset + head % s.n_k_heads * part.stride, head * s.k_dim, s.k_dim};
@@ -58,24 +58,23 @@ struct conv_past {
   int32_t first;      // the sequence's first token of the step
 };
 
-__device__ static conv_past past_of(const td_cu_delta_conv_args &a, uint32_t seq) {
+__device__ static conv_past past_of(const td_delta_conv_args &a, uint32_t seq) {
   int32_t first = a.batch.q_begin[seq];
-  return {state_before(a.batch, a.states, seq, a.batch.position[first], a.fault), first};
+  return {state_before(a.batch, a.state, seq, a.batch.position[first]), first};
 }
 
 // Input of a channel at token t, which may be up to n_taps - 1 before the first.
-__device__ static float input_at(const td_cu_delta_conv_args &a, const conv_past &past, int32_t t,
+__device__ static float input_at(const td_delta_conv_args &a, const conv_past &past, int32_t t,
                                  size_t input, uint32_t channel) {
   if (t >= past.first) return f32_from_bf16(a.x[static_cast<size_t>(t) * a.x_stride + input]);
   int32_t row = t - past.first + static_cast<int32_t>(a.shape.n_taps) - 1;
-  return past.state ? past.state[static_cast<size_t>(row) * a.shape.channels + channel] : 0;
+  return past.state ? past.state[static_cast<size_t>(row) * a.channels + channel] : 0;
 }
 
 // Up to CONV_PIECE channels of a head, from channel `from` of it on. TAPS 0: any number.
 template <int TAPS>
-__device__ static void convolve(const td_cu_delta_conv_args &a, const conv_head &head,
-                                uint32_t from, int32_t t, const conv_past &past,
-                                float (&out)[CONV_LANE]) {
+__device__ static void convolve(const td_delta_conv_args &a, const conv_head &head, uint32_t from,
+                                int32_t t, const conv_past &past, float (&out)[CONV_LANE]) {
   const int32_t n_taps = TAPS ? TAPS : static_cast<int32_t>(a.shape.n_taps);
 #pragma unroll
   for (int i = 0; i < CONV_LANE; i++) {
@@ -85,8 +84,7 @@ __device__ static void convolve(const td_cu_delta_conv_args &a, const conv_head 
 #pragma unroll
     for (int32_t j = 0; j < n_taps; j++) {
       float x = input_at(a, past, t + j - n_taps + 1, head.input + c, head.channel + c);
-      out[i] = fmaf(a.conv[static_cast<size_t>(j) * a.shape.channels + head.channel + c], x,
-                    out[i]);
+      out[i] = fmaf(a.conv[static_cast<size_t>(j) * a.channels + head.channel + c], x, out[i]);
     }
     out[i] /= 1 + expf(-out[i]);
   }
@@ -114,7 +112,7 @@ __device__ static float decay_of(float x, float rate) {
 }
 
 // A lane per channel of value head h.
-__device__ static void gates_of_head(const td_cu_delta_conv_args &a, uint32_t t, uint32_t h) {
+__device__ static void gates_of_head(const td_delta_conv_args &a, uint32_t t, uint32_t h) {
   const uint32_t of_group = a.shape.n_v_heads / a.shape.n_k_heads, k_dim = a.shape.k_dim;
   const uint16_t *row = a.x + t * a.x_stride;
   const size_t group = h / of_group, i = h % of_group;
@@ -130,7 +128,7 @@ __device__ static void gates_of_head(const td_cu_delta_conv_args &a, uint32_t t,
 }
 
 // A lane per value head, from head h0 on.
-__device__ static void gates_of_token(const td_cu_delta_conv_args &a, uint32_t t, uint32_t h0) {
+__device__ static void gates_of_token(const td_delta_conv_args &a, uint32_t t, uint32_t h0) {
   uint32_t h = h0 + threadIdx.x % WARP, of_group = a.shape.n_v_heads / a.shape.n_k_heads;
   if (h >= a.shape.n_v_heads) return;
   const uint16_t *row = a.x + t * a.x_stride;
@@ -144,7 +142,7 @@ __device__ static void gates_of_token(const td_cu_delta_conv_args &a, uint32_t t
 
 // A warp per head and some tokens; the warps after the heads have the gates of 32 heads each, or of
 // one that has a decay for each channel.
-template <int TAPS> __global__ static void conv_kernel(td_cu_delta_conv_args a) {
+template <int TAPS> __global__ static void conv_kernel(td_delta_conv_args a) {
   uint32_t head_idx = blockIdx.y * CONV_WARPS + threadIdx.x / WARP;
   uint32_t n_heads = 2 * a.shape.n_k_heads + a.shape.n_v_heads;
   uint32_t n = (a.batch.n_tokens + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * n;
@@ -172,7 +170,7 @@ template <int TAPS> __global__ static void conv_kernel(td_cu_delta_conv_args a) 
       for (int i = 0; i < CONV_LANE; i++) {
         uint32_t c = from + threadIdx.x % WARP + i * WARP;
         if (c < head.n)
-          a.out[static_cast<size_t>(t) * a.shape.channels + head.channel + c] = bf16_from_f32(x[i]);
+          a.out[static_cast<size_t>(t) * a.channels + head.channel + c] = bf16_from_f32(x[i]);
       }
     }
   }
@@ -182,26 +180,26 @@ template <int TAPS> __global__ static void conv_kernel(td_cu_delta_conv_args a) 
 // blockIdx.z: the page, counted from the sequence's first one of the step. The first block also
 // fills the trail, and pages whose state still has rows from before the step, since it alone has
 // read those before they are overwritten. Runs after conv_kernel.
-__global__ static void conv_states_kernel(td_cu_delta_conv_args a) {
+__global__ static void conv_states_kernel(td_delta_conv_args a) {
   uint32_t seq = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, head_idx;
   int32_t first = a.batch.q_begin[seq], end = a.batch.q_begin[seq + 1];
-  if (c >= a.shape.channels || first >= end) return;
+  if (c >= a.channels || first >= end) return;
   uint32_t keys = 2 * a.shape.n_k_heads * a.shape.k_dim;
   head_idx = c < keys ? c / a.shape.k_dim : 2 * a.shape.n_k_heads + (c - keys) / a.shape.v_dim;
   const conv_head head = conv_head_of(a, head_idx);
   const size_t input = head.input + c - head.channel;
   const conv_past past = past_of(a, seq);
   const int32_t n_past = static_cast<int32_t>(a.shape.n_taps) - 1;
-  float old[TD_CU_DELTA_TAPS];
+  float old[TD_DELTA_MAX_TAPS];
   for (int32_t i = 0; i < n_past && blockIdx.z == 0; i++)
     old[i] = input_at(a, past, first - n_past + i, input, c);
   for (int32_t t = first; a.trail.slots && blockIdx.z == 0 && t < end; t++) {
     float *slot = trail_slot(a.trail, a.batch, seq, t);
     for (int32_t i = 0; slot && i < n_past; i++) {
       int32_t row = t + 1 - n_past + i;
-      slot[static_cast<size_t>(i) * a.shape.channels + c] = row < first
-                                                                ? old[row - first + n_past]
-                                                                : input_at(a, past, row, input, c);
+      slot[static_cast<size_t>(i) * a.channels + c] = row < first
+                                                          ? old[row - first + n_past]
+                                                          : input_at(a, past, row, input, c);
     }
   }
   int32_t position = a.batch.position[first], page = 0;
@@ -209,19 +207,19 @@ __global__ static void conv_states_kernel(td_cu_delta_conv_args a) {
     int32_t n = in_page(a.batch, position, end - t);
     t += n, position += n;
     if (static_cast<int32_t>(blockIdx.z) != (t - first < n_past ? 0 : page)) continue;
-    float *state = state_of(a.batch, a.states, seq, position - 1, a.fault);
+    float *state = state_of(a.batch, a.state, seq, position - 1);
     for (int32_t i = 0; state && i < n_past; i++) {
       int32_t row = t - n_past + i;
-      state[static_cast<size_t>(i) * a.shape.channels + c] = row < first
-                                                                 ? old[row - first + n_past]
-                                                                 : input_at(a, past, row, input, c);
+      state[static_cast<size_t>(i) * a.channels + c] = row < first
+                                                           ? old[row - first + n_past]
+                                                           : input_at(a, past, row, input, c);
     }
   }
 }
 
-extern "C" int td_cu_delta_conv(const td_cu_delta_conv_args *a, td_cu_stream stream) {
+extern "C" int td_cu_delta_conv(const td_delta_conv_args *a, td_cu_stream stream) {
   enum { STATE_THREADS = 256 };
-  const td_cu_delta_shape &s = a->shape;
+  const td_delta_shape &s = a->shape;
   uint32_t of_gates = s.by_channel ? s.n_v_heads : ceil_div(s.n_v_heads, WARP);
   uint32_t n_warps = 2 * s.n_k_heads + s.n_v_heads + of_gates;
   uint32_t n = a->batch.n_tokens, each = n >= CONV_MANY ? CONV_TOKENS : 1;
@@ -229,7 +227,7 @@ extern "C" int td_cu_delta_conv(const td_cu_delta_conv_args *a, td_cu_stream str
   TD_LAUNCH(kernel, dim3(ceil_div(n, each), ceil_div(n_warps, CONV_WARPS)), CONV_WARPS * WARP, 0,
             stream, *a);
   // A sequence's tokens are in one page more than they fill, at most.
-  dim3 grid(ceil_div(s.channels, STATE_THREADS), a->batch.n_seqs,
+  dim3 grid(ceil_div(a->channels, STATE_THREADS), a->batch.n_seqs,
             ceil_div(n, a->batch.page_tokens) + 1);
   TD_LAUNCH(conv_states_kernel, grid, STATE_THREADS, 0, stream, *a);
   return launched();
@@ -273,7 +271,7 @@ __device__ static uint32_t lane_column() { // of the tile
 
 // Starts copying n tokens' inputs, from token t on.
 template <int KD, bool EACH>
-__device__ static void fetch(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t,
+__device__ static void fetch(const td_delta_rule_op_args &a, const rule_part &part, uint32_t t,
                              uint32_t n, rule_shared<KD, EACH> &s) {
   enum { OF_KEY = KD / RUN_OF_8, OF_TOKEN = 2 * OF_KEY + TILE / RUN_OF_8 };
   for (uint32_t i = threadIdx.x; i < n * OF_TOKEN; i += RULE_THREADS) {
@@ -327,7 +325,7 @@ __device__ static void unpack(uint32_t n, uint32_t k_dim, rule_shared<KD, EACH> 
 
 // The same as fetch and unpack, for rows that runs of eight do not make.
 template <int KD, bool EACH>
-__device__ static void load_inputs(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void load_inputs(const td_delta_rule_op_args &a, const rule_part &part,
                                    uint32_t t, uint32_t n, rule_shared<KD, EACH> &s) {
   enum { DECAYS = rule_shared<KD, EACH>::DECAYS };
   for (uint32_t i = threadIdx.x; i < n * KD; i += RULE_THREADS) {
@@ -444,7 +442,7 @@ __device__ static void update(const rule_shared<KD, EACH> &s, uint32_t i, uint32
 }
 
 // The result of token t in the lane's columns.
-__device__ static void put_result(const td_cu_delta_rule_args &a, const rule_part &part, uint32_t t,
+__device__ static void put_result(const td_delta_rule_op_args &a, const rule_part &part, uint32_t t,
                                   const float (&sum)[COLUMNS]) {
   uint32_t column = part.column + lane_column();
   uint16_t *out = a.out + (static_cast<size_t>(t) * a.shape.n_v_heads + part.head) * a.shape.v_dim;
@@ -458,7 +456,7 @@ __device__ static void put_result(const td_cu_delta_rule_args &a, const rule_par
 // n tokens from token t on, whose inputs are in shared memory. position: of the first; last: of the
 // sequence's last in this step. State `at` elements into those of its page.
 template <int KD, bool EACH>
-__device__ static void run_tokens(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void run_tokens(const td_delta_rule_op_args &a, const rule_part &part,
                                   const rule_shared<KD, EACH> &s, uint32_t t, uint32_t n,
                                   int32_t position, int32_t last, size_t at,
                                   rule_state<KD> &state) {
@@ -476,14 +474,14 @@ __device__ static void run_tokens(const td_cu_delta_rule_args &a, const rule_par
     float *slot = trail_slot(a.trail, a.batch, blockIdx.z, static_cast<int32_t>(t + i));
     if (slot) store_state<KD>(slot + at, a.shape.k_dim, state);
     if (position != last && static_cast<uint32_t>(position + 1) % a.batch.page_tokens) continue;
-    float *page = state_of(a.batch, a.states, blockIdx.z, position, a.fault);
+    float *page = state_of(a.batch, a.state, blockIdx.z, position);
     if (page) store_state<KD>(page + at, a.shape.k_dim, state);
   }
 }
 
 // A block per tile, value head and sequence.
 template <int KD, bool IN_RUNS, bool EACH>
-__global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_rule_args a) {
+__global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_delta_rule_op_args a) {
   __shared__ rule_shared<KD, EACH> s;
   const int32_t first = a.batch.q_begin[blockIdx.z], end = a.batch.q_begin[blockIdx.z + 1];
   if (first >= end) return;
@@ -493,7 +491,7 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_r
   if (IN_RUNS) fetch<KD, EACH>(a, part, begin, at_most(n_tokens, RULE_TOKENS), s);
   const int32_t position = a.batch.position[begin];
   const size_t at = rule_tile_at(a);
-  const float *before = state_before(a.batch, a.states, blockIdx.z, position, a.fault);
+  const float *before = state_before(a.batch, a.state, blockIdx.z, position);
   rule_state<KD> state;
   load_state<KD>(before ? before + at : nullptr, a.shape.k_dim, state);
   const int32_t last = position + static_cast<int32_t>(n_tokens) - 1;
@@ -516,14 +514,14 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_cu_delta_r
 }
 
 template <int KD, bool EACH>
-static void launch_rule(const td_cu_delta_rule_args *a, dim3 grid, td_cu_stream stream) {
-  const td_cu_delta_shape &s = a->shape;
-  bool runs = in_runs(a->qkv, s.channels) && s.k_dim % RUN_OF_8 == 0 && s.v_dim % RUN_OF_8 == 0;
+static void launch_rule(const td_delta_rule_op_args *a, dim3 grid, td_cu_stream stream) {
+  const td_delta_shape &s = a->shape;
+  bool runs = in_runs(a->qkv, a->channels) && s.k_dim % RUN_OF_8 == 0 && s.v_dim % RUN_OF_8 == 0;
   auto kernel = runs ? rule_kernel<KD, true, EACH> : rule_kernel<KD, false, EACH>;
   TD_LAUNCH(kernel, grid, RULE_THREADS, 0, stream, *a);
 }
 
-extern "C" int td_cu_delta_rule(const td_cu_delta_rule_args *a, td_cu_stream stream) {
+extern "C" int td_cu_delta_rule(const td_delta_rule_op_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->shape.v_dim, TILE), a->shape.n_v_heads, a->batch.n_seqs);
   const bool is_short = a->shape.k_dim <= ROW_STEP;
   auto launch = a->shape.by_channel

@@ -41,12 +41,12 @@ enum { OF_PRODUCT = TOKENS * TOKENS, OF_PRODUCTS = N_PRODUCTS * OF_PRODUCT };
 static_assert(int{OF_PRODUCTS} == int{TD_CU_CHANNEL_PRODUCTS}, "");
 
 // The products of a chunk in slot `slot`.
-__device__ static uint16_t *products_of(const td_cu_delta_rule_args &a, size_t slot,
+__device__ static uint16_t *products_of(const td_delta_rule_op_args &a, size_t slot,
                                         uint32_t head) {
   return a.products + (slot * a.shape.n_v_heads + head) * OF_PRODUCTS;
 }
 
-__device__ static token_range range_of(const td_cu_batch &b, uint32_t seq) {
+__device__ static token_range range_of(const td_batch_view &b, uint32_t seq) {
   const int32_t first = b.q_begin[seq], end = b.q_begin[seq + 1];
   return {first, first < end ? b.position[first] : 0, static_cast<uint32_t>(end - first)};
 }
@@ -71,7 +71,7 @@ struct token_slice {
   float q[SLICE], k[SLICE], decay[SLICE], strength;
 };
 
-__device__ static void load_slice(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void load_slice(const td_delta_rule_op_args &a, const rule_part &part,
                                   const token_range &r, int32_t token, token_slice &row) {
   const bool there = is_there(r, token);
   const uint32_t t = there ? static_cast<uint32_t>(r.first + token) : 0;
@@ -110,7 +110,7 @@ __device__ static void decay_keys(const token_slice &row, bool is_new, float (&w
 }
 
 // A and P, with any numbers above their diagonals.
-__device__ static void relate(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void relate(const td_delta_rule_op_args &a, const rule_part &part,
                               const token_range &r, uint32_t idx, matrix_of_chunk &known,
                               matrix_of_chunk &asked) {
   const uint32_t slice = threadIdx.x % SLICES, group = threadIdx.x % WARP / SLICES;
@@ -184,7 +184,7 @@ __device__ static void put_product(const matrix_of_chunk &of, uint16_t *to) {
 }
 
 // The sequence whose chunk may be in a slot.
-__device__ static uint32_t seq_of_slot(const td_cu_batch &b, size_t slot) {
+__device__ static uint32_t seq_of_slot(const td_batch_view &b, size_t slot) {
   uint32_t seq = 0, end = b.n_seqs;
   while (end - seq > 1) {
     const uint32_t middle = (seq + end) / 2;
@@ -199,7 +199,7 @@ __device__ static uint32_t seq_of_slot(const td_cu_batch &b, size_t slot) {
 
 // blockIdx: slot, heads.
 __global__ static void __launch_bounds__(RELATE_WARPS *WARP)
-    relate_kernel(td_cu_delta_rule_args a) {
+    relate_kernel(td_delta_rule_op_args a) {
   __shared__ relate_shared s;
   const uint32_t warp = threadIdx.x / WARP, head = blockIdx.y * RELATE_WARPS + warp;
   const uint32_t slot = blockIdx.x, seq = seq_of_slot(a.batch, slot);
@@ -245,12 +245,12 @@ __device__ static uint32_t scale_thread() {
 }
 
 // Starts copying a chunk's inputs, by the scaling warps.
-__device__ static void fetch(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void fetch(const td_delta_rule_op_args &a, const rule_part &part,
                              const token_range &r, uint32_t idx, chunk_inputs &in,
                              chunk_rest &rest) {
   enum { OF_KEY = KEYS / CHUNK, OF_VALUE = TILE / CHUNK, OF_ROW = TOKENS / CHUNK };
   const uint32_t thread = scale_thread(), run = thread % OF_KEY;
-  const ptrdiff_t channels = a.shape.channels, first = r.first;
+  const ptrdiff_t channels = a.channels, first = r.first;
 #pragma unroll
   for (uint32_t row = thread / OF_KEY; row < TOKENS; row += SCALE_THREADS / OF_KEY) {
     const int32_t token = token_at<TOKENS>(r, idx, row);
@@ -458,7 +458,7 @@ __device__ static void advance(const channels_shared &s, const split_a &d, warp_
 // A block per tile, value head and sequence. In a step, the state passes chunk `step` - 1, chunk
 // `step` is scaled, and the inputs of chunk `step` + 2 are asked for.
 __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
-    channels_kernel(td_cu_delta_rule_args a) {
+    channels_kernel(td_delta_rule_op_args a) {
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<channels_shared *>(memory);
   const token_range r = range_of(a.batch, blockIdx.z);
@@ -470,7 +470,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
   warp_state state;
   token_sums sums;
   if (is_state) {
-    const float *before = state_before(a.batch, a.states, blockIdx.z, r.begin, a.fault);
+    const float *before = state_before(a.batch, a.state, blockIdx.z, r.begin);
     load_state(before ? before + at : nullptr, a.shape.k_dim, state);
   } else {
     for (uint32_t i = 0; i < 2; i++) {
@@ -509,9 +509,9 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
   }
 }
 
-extern "C" int td_cu_delta_channels(const td_cu_delta_rule_args *a, td_cu_stream stream) {
+extern "C" int td_cu_delta_channels(const td_delta_rule_op_args *a, td_cu_stream stream) {
   static_assert(sizeof(channels_shared) <= SHARED_BYTES, "");
-  const td_cu_batch &b = a->batch;
+  const td_batch_view &b = a->batch;
   const dim3 of_chunks(static_cast<uint32_t>(td_cu_channel_slot(b.n_tokens, b.n_seqs)),
                        ceil_div(a->shape.n_v_heads, RELATE_WARPS));
   TD_LAUNCH(relate_kernel, of_chunks, RELATE_WARPS * WARP, 0, stream, *a);

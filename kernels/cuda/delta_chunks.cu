@@ -58,11 +58,11 @@ struct chunks_shared {
 // ---- tokens -------------------------------------------------------------------------------------
 
 // Starts copying a chunk's inputs, by one warp.
-__device__ static void fetch(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ static void fetch(const td_delta_rule_op_args &a, const rule_part &part,
                              const token_range &r, uint32_t idx, chunk_inputs &in) {
   enum { OF_KEY = KEYS / CHUNK, OF_VALUE = TILE / CHUNK };
   const uint32_t lane = threadIdx.x % WARP, d = lane % OF_KEY * CHUNK;
-  const ptrdiff_t channels = a.shape.channels;
+  const ptrdiff_t channels = a.channels;
   const int32_t of_keys = token_at<TOKENS>(r, idx, lane / OF_KEY);
   const uint32_t n = d < a.shape.k_dim ? r.n : 0;
   const uint16_t *q = a.qkv + (r.first + of_keys) * channels + q_of(a, part, 0) + d;
@@ -446,7 +446,7 @@ __device__ static void finish(const chunk_inputs &in, const split_matrix &p,
 // A block per tile, value head and sequence. In a step, the state passes chunk `step` - 1 while T
 // and P of chunk `step` are made, and the inputs of chunk `step` + 1 arrive.
 __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
-    chunks_kernel(td_cu_delta_rule_args a) {
+    chunks_kernel(td_delta_rule_op_args a) {
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<chunks_shared *>(memory);
   const int32_t first = a.batch.q_begin[blockIdx.z], end = a.batch.q_begin[blockIdx.z + 1];
@@ -465,7 +465,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
     clear_corner(s.products[0].p);
     clear_corner(s.products[1].p);
   } else if (warp < STATE_WARPS) {
-    const float *before = state_before(a.batch, a.states, blockIdx.z, begin, a.fault);
+    const float *before = state_before(a.batch, a.state, blockIdx.z, begin);
     load_state(before ? before + at : nullptr, a.shape.k_dim, state);
   }
 #pragma unroll 1
@@ -497,7 +497,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
   }
 }
 
-extern "C" int td_cu_delta_chunks(const td_cu_delta_rule_args *a, td_cu_stream stream) {
+extern "C" int td_cu_delta_chunks(const td_delta_rule_op_args *a, td_cu_stream stream) {
   static_assert(sizeof(chunks_shared) <= SHARED_BYTES, "");
   cudaError_t code = allow_shared(chunks_kernel, sizeof(chunks_shared));
   if (code != cudaSuccess) return code;

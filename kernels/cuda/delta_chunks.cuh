@@ -185,19 +185,18 @@ __device__ inline void store_state(float *tile, uint32_t k_dim, const warp_state
 
 // The state after chunk idx, if it is that after the step or a page.
 template <uint32_t N>
-__device__ inline void keep_state(const td_cu_delta_rule_args &a, const token_range &r,
+__device__ inline void keep_state(const td_delta_rule_op_args &a, const token_range &r,
                                   uint32_t idx, size_t at, const warp_state &state) {
   const uint32_t n = at_most(static_cast<uint32_t>(token_at<N>(r, idx + 1, 0)), r.n);
   const uint32_t position = static_cast<uint32_t>(r.begin) + n;
   if (n < r.n && position % a.batch.page_tokens) return;
-  float *page = state_of(a.batch, a.states, blockIdx.z, static_cast<int32_t>(position) - 1,
-                         a.fault);
+  float *page = state_of(a.batch, a.state, blockIdx.z, static_cast<int32_t>(position) - 1);
   if (page) store_state(page + at, a.shape.k_dim, state);
 }
 
 // Results of 8 TILES tokens of chunk idx, from row `row` of it on, in sums whose columns they are.
 template <uint32_t N, int TILES>
-__device__ inline void put_results(const td_cu_delta_rule_args &a, const rule_part &part,
+__device__ inline void put_results(const td_delta_rule_op_args &a, const rule_part &part,
                                    const token_range &r, uint32_t idx, uint32_t row,
                                    const float (&result)[TILES][4]) {
   const int32_t token = token_at<N>(r, idx, row + lane_column());

@@ -12,20 +12,20 @@ __device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, 
 
 // The page of a token, and its position p; NULL: there is none, which the fault says.
 __device__ static char *page_of(const td_cu_kv_store_args &a, uint32_t t, uint32_t *p) {
-  const td_cu_batch &b = a.batch;
+  const td_batch_view &b = a.batch;
   int32_t position = b.position[t];
   *p = static_cast<uint32_t>(position);
   bool fits = position >= 0 && *p / b.page_tokens < b.max_pages;
   int32_t id = fits ? kv_page(b, static_cast<uint32_t>(b.seq[t]), *p) : -1;
   if (id >= 0) return a.kv.pages + static_cast<size_t>(id) * a.kv.page_bytes;
-  if (threadIdx.x == 0) *a.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
+  if (threadIdx.x == 0) *b.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
   return nullptr;
 }
 
 // One block per token.
 __global__ static void kv_store_kernel(td_cu_kv_store_args a) {
   uint32_t t = blockIdx.x, p;
-  const td_cu_batch &b = a.batch;
+  const td_batch_view &b = a.batch;
   char *page = page_of(a, t, &p);
   if (!page) return;
   for (uint32_t i = threadIdx.x; i < a.n_heads * a.head_dim; i += blockDim.x) {

@@ -17,9 +17,8 @@ enum { GATE_THREADS = 256, CONV_THREADS = 128 };
 // The page that the tokens before it may have filled in part is the last, since others follow from
 // it.
 template <class Keep>
-__device__ static void keep_all(const td_cu_batch &b, const td_cu_states &states,
-                                const td_state_trail &trail, uint32_t seq, int32_t *fault,
-                                const Keep &keep) {
+__device__ static void keep_all(const td_batch_view &b, const td_kv_view &states,
+                                const td_state_trail &trail, uint32_t seq, const Keep &keep) {
   const int32_t first = b.q_begin[seq], end = b.q_begin[seq + 1];
   if (first >= end || b.position[first] < 0) return;
   const bool has_trail = trail.slots && trail.first[seq] >= 0;
@@ -29,7 +28,7 @@ __device__ static void keep_all(const td_cu_batch &b, const td_cu_states &states
   const uint32_t last = past + static_cast<uint32_t>(end - first) - 1;
   for (uint32_t page = last / b.page_tokens + 1; page-- > past / b.page_tokens;) {
     const uint32_t p = at_most((page + 1) * b.page_tokens - 1, last);
-    float *state = state_of(b, states, seq, static_cast<int32_t>(p), fault);
+    float *state = state_of(b, states, seq, static_cast<int32_t>(p));
     if (state) keep(first + static_cast<int32_t>(p - past), state);
   }
 }
@@ -57,9 +56,9 @@ __global__ static void ngram_ids_kernel(td_cu_ngram_ids_args a) {
   if (seq >= a.batch.n_seqs) return;
   const int32_t first = a.batch.q_begin[seq];
   if (first >= a.batch.q_begin[seq + 1]) return;
-  const float *before = state_before(a.batch, a.states, seq, a.batch.position[first], a.fault);
+  const float *before = state_before(a.batch, a.state, seq, a.batch.position[first]);
   const int32_t *ids = before ? reinterpret_cast<const int32_t *>(before + a.ids_at) : nullptr;
-  keep_all(a.batch, a.states, a.trail, seq, a.fault, keep_ids{a, ids, first});
+  keep_all(a.batch, a.state, a.trail, seq, keep_ids{a, ids, first});
 }
 
 extern "C" int td_cu_ngram_ids(const td_cu_ngram_ids_args *a, td_cu_stream stream) {
@@ -118,8 +117,7 @@ struct conv_channel {
 __device__ static conv_channel channel_of(const td_cu_ngram_conv_args &a, uint32_t seq,
                                           uint32_t channel) {
   const int32_t first = a.batch.q_begin[seq];
-  return {a, state_before(a.batch, a.states, seq, a.batch.position[first], a.fault), first,
-          channel};
+  return {a, state_before(a.batch, a.state, seq, a.batch.position[first]), first, channel};
 }
 
 // A thread per channel of token blockIdx.y.
@@ -142,7 +140,7 @@ __global__ static void ngram_conv_kernel(td_cu_ngram_conv_args a) {
 __global__ static void ngram_keep_kernel(td_cu_ngram_conv_args a) {
   const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x, seq = blockIdx.y;
   if (channel >= a.channels || a.batch.q_begin[seq] >= a.batch.q_begin[seq + 1]) return;
-  keep_all(a.batch, a.states, a.trail, seq, a.fault, channel_of(a, seq, channel));
+  keep_all(a.batch, a.state, a.trail, seq, channel_of(a, seq, channel));
 }
 
 extern "C" int td_cu_ngram_conv(const td_cu_ngram_conv_args *a, td_cu_stream stream) {

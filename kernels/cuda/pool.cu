@@ -39,7 +39,7 @@ struct pool_step {
 
 // Channel d of an entry after the positions up to `last`. An entry of two groups takes the first
 // halves of the group before, if there is one, and then the second halves of its own.
-__device__ static running pool_channel(const td_cu_pool_args &a, const pool_step &s, uint32_t entry,
+__device__ static running pool_channel(const td_pool_args &a, const pool_step &s, uint32_t entry,
                                        uint32_t last, uint32_t d) {
   const uint32_t own = entry * a.group, end = at_most(own + a.group, last + 1);
   const size_t width = a.overlaps ? 2 * static_cast<size_t>(a.dim) : a.dim;
@@ -62,7 +62,7 @@ __device__ static running pool_channel(const td_cu_pool_args &a, const pool_step
 }
 
 // Pools the entry that ends at a position, and norms and rotates it. scratch: that of block_sum.
-__device__ static void finish_entry(const td_cu_pool_args &a, const pool_step &s, uint32_t last,
+__device__ static void finish_entry(const td_pool_args &a, const pool_step &s, uint32_t last,
                                     float *scratch, float *out) {
   float squares = 0;
   for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
@@ -86,7 +86,7 @@ __device__ static void finish_entry(const td_cu_pool_args &a, const pool_step &s
 }
 
 // Stores what is open behind a position.
-__device__ static void store_open(const td_cu_pool_args &a, const pool_step &s, uint32_t last,
+__device__ static void store_open(const td_pool_args &a, const pool_step &s, uint32_t last,
                                   float *out) {
   for (uint32_t slot = 0; slot <= a.overlaps; slot++, out += RUNNING * a.dim) {
     for (uint32_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
@@ -101,9 +101,9 @@ __device__ static void store_open(const td_cu_pool_args &a, const pool_step &s, 
 // One block per token: those that end a group have an entry, those that a page or the step ends
 // with leave a state, and those that may be the last have one in the trail. Other blocks read what
 // is open in the page of the first token, so that its successor goes to scratch.
-__global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_args a) {
+__global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_pool_args a) {
   __shared__ float scratch[WARP];
-  const td_cu_batch &b = a.batch;
+  const td_batch_view &b = a.batch;
   const uint32_t t = blockIdx.x, seq = static_cast<uint32_t>(b.seq[t]);
   const int32_t position = b.position[t];
   const uint32_t last = static_cast<uint32_t>(position), page_tokens = b.page_tokens;
@@ -114,10 +114,9 @@ __global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_ar
   if (!ends && !leaves && !slot_of_trail) return;
   const uint32_t first = static_cast<uint32_t>(b.q_begin[seq]);
   const int32_t past = b.position[first];
-  float *page = state_of(b, a.states, seq, position, a.fault);
+  float *page = state_of(b, a.state, seq, position);
   if (!page || past < 0) return;
-  const pool_step s = {first, static_cast<uint32_t>(past),
-                       state_before(b, a.states, seq, past, a.fault)};
+  const pool_step s = {first, static_cast<uint32_t>(past), state_before(b, a.state, seq, past)};
   const size_t of_open = static_cast<size_t>(a.overlaps + 1) * RUNNING * a.dim;
   const bool is_first = last / page_tokens == s.past / page_tokens;
   if (slot_of_trail) store_open(a, s, last, slot_of_trail + a.trail_at);
@@ -127,16 +126,16 @@ __global__ static void __launch_bounds__(POOL_THREADS) pool_kernel(td_cu_pool_ar
 }
 
 // One block per sequence: the open state of its first page.
-__global__ static void pool_open_kernel(td_cu_pool_args a) {
+__global__ static void pool_open_kernel(td_pool_args a) {
   const uint32_t seq = blockIdx.x, n = (a.overlaps + 1) * RUNNING * a.dim;
   const int32_t first = a.batch.q_begin[seq];
   if (first >= a.batch.q_begin[seq + 1]) return;
-  float *page = state_of(a.batch, a.states, seq, a.batch.position[first], a.fault);
+  float *page = state_of(a.batch, a.state, seq, a.batch.position[first]);
   for (uint32_t i = threadIdx.x; page && i < n; i += blockDim.x)
     page[a.open_at + i] = a.open[static_cast<size_t>(seq) * n + i];
 }
 
-extern "C" int td_cu_pool(const td_cu_pool_args *a, td_cu_stream stream) {
+extern "C" int td_cu_pool(const td_pool_args *a, td_cu_stream stream) {
   const uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, POOL_THREADS);
   TD_LAUNCH(pool_kernel, a->batch.n_tokens, threads, 0, stream, *a);
   if (int code = launched()) return code;
@@ -155,7 +154,7 @@ struct key_row {
 };
 
 // The key in the ring or, of this step, in its row.
-__device__ static key_row window_key(const td_cu_batch &b, const float *ring, const uint16_t *key,
+__device__ static key_row window_key(const td_batch_view &b, const float *ring, const uint16_t *key,
                                      size_t key_stride, uint32_t seq, uint32_t position,
                                      uint32_t n_ring, uint32_t dim) {
   const uint32_t first = static_cast<uint32_t>(b.q_begin[seq]);
@@ -164,7 +163,7 @@ __device__ static key_row window_key(const td_cu_batch &b, const float *ring, co
   return {ring ? ring + static_cast<size_t>(position % n_ring) * dim : nullptr, nullptr};
 }
 
-__device__ static const float *state_if_any(const td_cu_batch &b, const td_cu_states &s,
+__device__ static const float *state_if_any(const td_batch_view &b, const td_kv_view &s,
                                             uint32_t seq, uint32_t position) {
   const int32_t id = position / b.page_tokens < b.max_pages ? kv_page(b, seq, position) : -1;
   if (id < 0) return nullptr;
@@ -173,7 +172,7 @@ __device__ static const float *state_if_any(const td_cu_batch &b, const td_cu_st
 
 __device__ static const float *entry_key(const td_cu_pool_gather_args &a, uint32_t seq,
                                          uint32_t entry) {
-  const float *state = state_if_any(a.batch, a.states, seq, (entry + 1) * a.group - 1);
+  const float *state = state_if_any(a.batch, a.state, seq, (entry + 1) * a.group - 1);
   if (!state) return nullptr;
   return state + a.entry_at + static_cast<size_t>(entry % a.page_entries) * a.dim;
 }
@@ -211,14 +210,14 @@ __global__ static void pool_gather_kernel(td_cu_pool_gather_args a) {
     if (entry < n_all) from.wide = entry_key(a, seq, entry);
   } else {
     const uint32_t past = static_cast<uint32_t>(a.batch.position[a.batch.q_begin[seq]]);
-    const float *ring = past ? state_if_any(a.batch, a.states, seq, past - 1) : nullptr;
+    const float *ring = past ? state_if_any(a.batch, a.state, seq, past - 1) : nullptr;
     from = window_key(a.batch, ring, a.key, a.key_stride, seq, first + row - n_entries, a.ring,
                       a.dim);
   }
   copy_key(from, a.dim, a.in_runs, a.out + (static_cast<size_t>(i) * a.page_tokens + row) * a.dim);
 }
 
-static bool states_in_runs(const td_cu_states &s, size_t at) {
+static bool states_in_runs(const td_kv_view &s, size_t at) {
   return (reinterpret_cast<uintptr_t>(s.pages) | s.page_bytes | at * sizeof(float)) %
              sizeof(uint4) ==
          0;
@@ -227,7 +226,7 @@ static bool states_in_runs(const td_cu_states &s, size_t at) {
 extern "C" int td_cu_pool_gather(const td_cu_pool_gather_args *a, td_cu_stream stream) {
   td_cu_pool_gather_args args = *a;
   args.in_runs = in_runs(a->key, a->key_stride) && in_runs(a->out, a->dim) &&
-                 states_in_runs(a->states, a->entry_at);
+                 states_in_runs(a->state, a->entry_at);
   dim3 grid(ceil_div(a->most_keys, ROW_WARPS), a->n);
   TD_LAUNCH(pool_gather_kernel, grid, ROW_THREADS, 0, stream, args);
   return launched();
@@ -239,7 +238,7 @@ extern "C" int td_cu_pool_gather(const td_cu_pool_gather_args *a, td_cu_stream s
 // page of the first token has the earlier ones already, or gets them from the page before; no
 // other page's slots are read where they are written.
 __global__ static void pool_ring_kernel(td_cu_pool_ring_args a) {
-  const td_cu_batch &b = a.batch;
+  const td_batch_view &b = a.batch;
   const uint32_t seq = blockIdx.z, page_tokens = b.page_tokens;
   const int32_t first = b.q_begin[seq], n = b.q_begin[seq + 1] - first;
   if (n <= 0) return;
@@ -249,8 +248,8 @@ __global__ static void pool_ring_kernel(td_cu_pool_ring_args a) {
   const uint32_t in_ring = blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
   if (past < 0 || end <= page_idx * page_tokens || in_ring >= at_most(a.ring, end)) return;
   const uint32_t position = end - 1 - in_ring;
-  float *ring = state_of(b, a.states, seq, static_cast<int32_t>(end) - 1, a.fault);
-  const float *before = state_before(b, a.states, seq, past, a.fault);
+  float *ring = state_of(b, a.state, seq, static_cast<int32_t>(end) - 1);
+  const float *before = state_before(b, a.state, seq, past);
   const key_row from = window_key(b, before, a.key, a.key_stride, seq, position, a.ring, a.dim);
   if (!ring || (!from.own && (!from.wide || before == ring))) return;
   float *to = ring + static_cast<size_t>(position % a.ring) * a.dim;

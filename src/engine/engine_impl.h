@@ -356,7 +356,7 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
 // The states beside the layer's keys and values.
 static inline td_kv_view td_engine_beside_view(const td_engine *engine, uint32_t layer_idx) {
   td_kv_view out = td_engine_kv_view(engine, layer_idx);
-  out.pages = (char *)out.pages + engine->layout.beside_at;
+  out.pages += engine->layout.beside_at;
   out.dtype = TD_F32;
   return out;
 }

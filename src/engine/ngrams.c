@@ -62,7 +62,7 @@ static td_status fetch_ids(td_engine *e, const td_step_seq *seqs, uint32_t n_seq
   for (uint32_t s = 0; s < n_seqs; s++) {
     if (!seqs[s].n_past || seqs[s].past) continue;
     const int32_t page = seqs[s].pages[(seqs[s].n_past - 1) / e->opts.page_tokens];
-    const char *from = (const char *)state.pages + (size_t)page * state.page_bytes + ids_at;
+    const char *from = state.pages + (size_t)page * state.page_bytes + ids_at;
     td_op_copy(e->stream, e->ngram_ids + (size_t)s * n, from, n * sizeof *e->ngram_ids);
     is_queued = true;
   }

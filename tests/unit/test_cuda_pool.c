@@ -509,7 +509,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
                 .max_pages = MAX_PAGES,
                 .page_tokens = page_tokens,
                 .max_keys = N},
-      .kv = {.pages = pages, .page_bytes = page * sizeof(float), .dtype = TD_F32},
+      .kv = {.pages = (char *)pages, .page_bytes = page * sizeof(float), .dtype = TD_F32},
       .q = q,
       .weights = are_alike ? NULL : weights,
       .selected = want,

@@ -292,9 +292,9 @@ TEST(splits_that_a_block_adds_up) {
 }
 
 TEST(delta_rules_in_chunks) {
-  const td_cu_delta_rule_args qwen = {.shape = {.k_dim = 128, .v_dim = 128},
+  const td_delta_rule_op_args qwen = {.shape = {.k_dim = 128, .v_dim = 128},
                                       .batch = {.page_tokens = 512}};
-  td_cu_delta_rule_args a = qwen;
+  td_delta_rule_op_args a = qwen;
   assert_true(td_cuda_takes_delta_chunks(&a));
   a.shape.k_dim = 64; // half of each product would be of zeros
   assert_false(td_cuda_takes_delta_chunks(&a));

@@ -47,7 +47,7 @@ static void run_index(const world *w, td_stream *stream, td_batch_view batch, co
 static void run_layer(const world *w, td_stream *stream, td_batch_view batch, layer_io io) {
   const layout *l = &w->l;
   const uint32_t e = entry_floats(l);
-  td_kv_view kv = {.pages = w->pages,
+  td_kv_view kv = {.pages = (char *)w->pages,
                    .page_bytes = w->page_bytes,
                    .dtype = l->kv_dtype,
                    .n_bf16 = rows_of(l).n_bf16};

@@ -348,7 +348,7 @@ static void check_selected(bool has_weights) {
                                                                  .n_seqs = 1,
                                                                  .max_pages = MAX_PAGES,
                                                                  .page_tokens = 2 * GROUP},
-                                                       .kv = {.pages = pages,
+                                                       .kv = {.pages = (char *)pages,
                                                               .page_bytes = 2 * DIM * sizeof(float),
                                                               .dtype = TD_F32},
                                                        .q = q,

@@ -89,7 +89,7 @@ static caches caches_of(const td_gpu_bench *b, const attn_shape *s, size_t n_byt
 }
 
 static void *cache_of(const caches *c, const td_kv_view *first, uint32_t call) {
-  return (char *)first->pages + call % c->n * c->n_bytes;
+  return first->pages + call % c->n * c->n_bytes;
 }
 
 // BF16 pages, as a server's are by default, and those in E4M3.

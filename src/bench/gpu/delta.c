@@ -49,14 +49,14 @@ typedef struct {
 static void conv_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const delta_calls *c = args;
   td_delta_conv_args a = c->conv;
-  a.state.pages = (char *)a.state.pages + call % c->n * c->n_bytes;
+  a.state.pages += call % c->n * c->n_bytes;
   td_op_delta_conv(b->stream, &a);
 }
 
 static void rule_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const delta_calls *c = args;
   td_delta_rule_op_args a = c->rule;
-  a.state.pages = (char *)a.state.pages + call % c->n * c->n_bytes;
+  a.state.pages += call % c->n * c->n_bytes;
   td_op_delta_rule(b->stream, &a);
 }
 

@@ -52,7 +52,7 @@ static inline uint32_t td_attn_first(const td_batch_view *b, uint32_t t, uint32_
 static inline const char *td_attn_page(const td_batch_view *b, const td_kv_view *kv, uint32_t seq,
                                        uint32_t position) {
   int32_t page = b->page_table[(size_t)seq * b->max_pages + position / b->page_tokens];
-  return (const char *)kv->pages + (size_t)page * kv->page_bytes;
+  return kv->pages + (size_t)page * kv->page_bytes;
 }
 
 // Cuts the batch into tiles of at most tile_tokens tokens. *tiles is in SCRATCH_ITEMS.

@@ -316,7 +316,7 @@ static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uin
   uint32_t position = (uint32_t)b->position[t];
   *offset = position % b->page_tokens;
   size_t slot = (size_t)b->seq[t] * b->max_pages + position / b->page_tokens;
-  return (char *)kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
+  return kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
 }
 
 // Converts and writes row `at` of a page, counted over all heads and tokens.

@@ -13,7 +13,7 @@ typedef struct {
 static inline char *td_state_page(const td_batch_view *b, const td_kv_view *state, uint32_t s,
                                   int32_t position) {
   const size_t slot = (size_t)s * b->max_pages + (uint32_t)position / b->page_tokens;
-  return (char *)state->pages + (size_t)b->page_table[slot] * state->page_bytes;
+  return state->pages + (size_t)b->page_table[slot] * state->page_bytes;
 }
 
 // The state before sequence s's first token of the step; NULL: there is none.

@@ -14,15 +14,15 @@ td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, td_kv_store_gqa_args *
   const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
+  a->batch.fault = stream->fault;
+  td_cu_kv_store_args args = {.batch = a->batch,
                               .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
                               .k = a->k,
                               .v = a->v,
                               .k_stride = a->k_stride,
                               .v_stride = a->v_stride,
                               .n_heads = a->n_kv_heads,
-                              .head_dim = a->head_dim,
-                              .fault = stream->fault};
+                              .head_dim = a->head_dim};
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
@@ -30,13 +30,13 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, td_kv_store_mla_args *
   const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
+  a->batch.fault = stream->fault;
+  td_cu_kv_store_args args = {.batch = a->batch,
                               .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
                               .k = a->entry,
                               .k_stride = a->entry_dim,
                               .n_heads = 1,
-                              .head_dim = a->entry_dim,
-                              .fault = stream->fault};
+                              .head_dim = a->entry_dim};
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
@@ -126,7 +126,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
   const size_t row = whole_runs(a->head_dim), head = list->n_keys * row;
   const size_t stride = (size_t)a->n_heads * a->head_dim;
   const size_t first = (size_t)head0 * heads_per_kv * a->head_dim;
-  td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
+  td_cu_kv_gather_args gather = {.batch = a->batch,
                                  .kv = gqa_kv(a),
                                  .list = *list,
                                  .out = keys,
@@ -227,7 +227,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, td_attn_gqa_args *a, td_er
                                       : (uint64_t)a->top_blocks * a->block;
   const bool has_blocks = (a->blocks || of_groups) && selects(&a->batch, top_keys);
   if (a->prompt && !has_blocks) return run_tiles(stream, a, err);
-  td_cu_attn_decode_args decode = {.batch = td_cuda_batch_of(&a->batch),
+  td_cu_attn_decode_args decode = {.batch = a->batch,
                                    .kv = gqa_kv(a),
                                    .q = a->q,
                                    .out = a->out,
@@ -286,20 +286,20 @@ static td_status gather_selected(td_cuda_stream *stream, const mla_latents *l, u
                                      .most = most_selected(a)};
   args->kv.pages = l->pages;
   args->kv.page_bytes = l->page_bytes;
-  args->batch = (td_cu_batch){.seq = gather.seq,
-                              .position = gather.position,
-                              .page_table = gather.page_table,
-                              .n_tokens = n,
-                              .n_seqs = n,
-                              .max_pages = 1,
-                              .page_tokens = l->page_tokens};
+  args->batch = (td_batch_view){.seq = gather.seq,
+                                .position = gather.position,
+                                .page_table = gather.page_table,
+                                .n_tokens = n,
+                                .n_seqs = n,
+                                .max_pages = 1,
+                                .page_tokens = l->page_tokens};
   return TD_CUDA_LAUNCH(stream, select_gather, &gather);
 }
 
 // The tokens [token, token + n), from the pages of their sequences.
 static td_cu_attn_decode_args latents_of(const mla_latents *l, uint32_t token, uint32_t n) {
   const td_attn_mla_args *a = l->a;
-  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
+  td_cu_attn_decode_args args = {.batch = a->batch,
                                  .kv = mla_kv(a),
                                  .q = l->query,
                                  .out = l->latent,
@@ -415,7 +415,7 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
                       .is_prompt = a->batch.n_tokens > TD_CU_VEC_TOKENS};
   td_status status = td_cuda_run_matmul(stream, &m, err);
   if (status != TD_OK) return status;
-  td_cu_attn_prefill_args args = {.batch = td_cuda_batch_of(&a->batch),
+  td_cu_attn_prefill_args args = {.batch = a->batch,
                                   .list = s->list,
                                   .q = (const uint16_t *)a->q + (size_t)head0 * k_dim,
                                   .out = (uint16_t *)a->out + (size_t)head0 * a->v_dim,
@@ -443,7 +443,7 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
 static td_status run_sequences(td_cuda_stream *stream, const mla_sequences *s, uint32_t group,
                                td_err *err) {
   const td_attn_mla_args *a = s->a;
-  td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
+  td_cu_kv_gather_args gather = {.batch = a->batch,
                                  .kv = mla_kv(a),
                                  .list = s->list,
                                  .out = s->latent,

@@ -198,17 +198,6 @@ static inline void td_cuda_settle(const td_cuda_dev *dev) {
   if (dev->base.is_in_group) dev->abi->await_idle(); // a failure shows up at the next call
 }
 
-static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {
-  return (td_cu_batch){.seq = b->seq,
-                       .position = b->position,
-                       .q_begin = b->q_begin,
-                       .page_table = b->page_table,
-                       .n_tokens = b->n_tokens,
-                       .n_seqs = b->n_seqs,
-                       .max_pages = b->max_pages,
-                       .page_tokens = b->page_tokens};
-}
-
 // rows: of a token in a page.
 static inline td_cu_kv td_cuda_kv_of(const td_kv_view *kv, td_kv_rows rows, uint32_t page_tokens) {
   td_cu_kv out = {.pages = kv->pages, .page_bytes = kv->page_bytes, .dtype = kv->dtype};
@@ -216,10 +205,6 @@ static inline td_cu_kv td_cuda_kv_of(const td_kv_view *kv, td_kv_rows rows, uint
   out.n_codes = td_kv_f8_codes(&rows);
   out.scales_at = (uint32_t)td_kv_f8_scales_at(&rows, page_tokens);
   return out;
-}
-
-static inline td_cu_states td_cuda_states_of(const td_kv_view *state) {
-  return (td_cu_states){.pages = state->pages, .page_bytes = state->page_bytes};
 }
 
 // TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
@@ -345,7 +330,7 @@ bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma);
 // Whether delta_chunks or, with a decay for each channel, delta_channels computes this of prompts:
 // keys that fill more than half of its 128 elements, rows in runs of 16 bytes, and pages that end
 // where chunks do.
-bool td_cuda_takes_delta_chunks(const td_cu_delta_rule_args *a);
+bool td_cuda_takes_delta_chunks(const td_delta_rule_op_args *a);
 // Least keys per split for a step's number of tokens, and the most splits of a sequence of at most
 // max_keys.
 uint32_t td_cuda_latent_keys(uint32_t n_tokens);

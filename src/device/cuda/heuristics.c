@@ -161,8 +161,8 @@ bool td_cuda_takes_latents(const td_cu_attn_decode_args *a, bool has_wgmma) {
          places % 16 == 0 && a->batch.page_tokens % TD_CU_LATENT_KEYS == 0;
 }
 
-bool td_cuda_takes_delta_chunks(const td_cu_delta_rule_args *a) {
-  const td_cu_delta_shape *s = &a->shape;
+bool td_cuda_takes_delta_chunks(const td_delta_rule_op_args *a) {
+  const td_delta_shape *s = &a->shape;
   return s->k_dim > TD_CU_DELTA_KEYS / 2 && (s->k_dim | s->v_dim) % 8 == 0 &&
          (uintptr_t)a->qkv % 16 == 0 && a->batch.page_tokens % TD_CU_DELTA_CHUNK == 0;
 }

@@ -24,14 +24,14 @@ td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, td_ngram_rows_args *a, t
       .dst = a->out, .src = a->gathered, .n_bytes = n_bytes, .is_direct = n_bytes <= DIRECT_BYTES};
   status = td_cuda_op_copy(stream, &copy, err);
   if (status != TD_OK) return status;
-  const td_cu_ngram_ids_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                     .states = td_cuda_states_of(&a->state),
+  a->batch.fault = stream->fault;
+  const td_cu_ngram_ids_args args = {.batch = a->batch,
+                                     .state = a->state,
                                      .trail = a->trail,
                                      .ids_at = a->ids_at,
                                      .tokens = a->tokens,
                                      .n_ids = h->size - 1,
-                                     .end = h->end,
-                                     .fault = stream->fault};
+                                     .end = h->end};
   return TD_CUDA_LAUNCH(stream, ngram_ids, &args);
 }
 
@@ -55,15 +55,15 @@ td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, td_ngram_conv_args *a, t
   const size_t conv_bytes = (size_t)a->n_taps * a->channels * sizeof *a->conv;
   const void *conv = td_cuda_on_device(td_cuda_dev_of(stream), a->conv, conv_bytes, &status, err);
   if (status != TD_OK) return status;
-  const td_cu_ngram_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
-                                      .states = td_cuda_states_of(&a->state),
+  a->batch.fault = stream->fault;
+  const td_cu_ngram_conv_args args = {.batch = a->batch,
+                                      .state = a->state,
                                       .trail = a->trail,
                                       .rows_at = a->rows_at,
                                       .conv = conv,
                                       .in = a->in,
                                       .y = a->y,
                                       .x = a->x,
-                                      .fault = stream->fault,
                                       .channels = a->channels,
                                       .n_taps = a->n_taps,
                                       .step = a->step};

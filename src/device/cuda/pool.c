@@ -25,34 +25,17 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, td_pool_args *a, td_err *err) 
   const uint32_t n_halves = a->overlaps ? 2 : 1;
   const size_t of_open = (size_t)n_halves * RUNNING * a->dim * sizeof(float);
   const size_t of_bias = (size_t)a->group * n_halves * a->dim * sizeof(float);
-  td_cu_pool_args args = {.batch = td_cuda_batch_of(&a->batch),
-                          .states = td_cuda_states_of(&a->state),
-                          .trail = a->trail,
-                          .trail_at = a->trail_at,
-                          .x = a->x,
-                          .gate = a->gate,
-                          .stride = a->stride,
-                          .cos_sin = a->cos_sin,
-                          .open_at = a->open_at,
-                          .entry_at = a->entry_at,
-                          .dim = a->dim,
-                          .rot_dim = a->rot_dim,
-                          .group = a->group,
-                          .page_entries = page_entries(&a->batch, a->group),
-                          .eps = a->eps,
-                          .overlaps = a->overlaps,
-                          .rotates_first = a->rotates_first,
-                          .fault = stream->fault};
   void *open;
-  args.norm = a->norm;
-  args.bias = td_cuda_on_device(dev, a->bias, of_bias, &st, err);
-  td_cuda_vec(dev, &args.norm, &st, err);
+  a->batch.fault = stream->fault;
+  a->page_entries = page_entries(&a->batch, a->group);
+  a->bias = td_cuda_on_device(dev, a->bias, of_bias, &st, err);
+  td_cuda_vec(dev, &a->norm, &st, err);
   if (st == TD_OK) {
     st = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &open, err);
   }
   if (st != TD_OK) return st;
-  args.open = open;
-  return TD_CUDA_LAUNCH(stream, pool, &args);
+  a->open = open;
+  return TD_CUDA_LAUNCH(stream, pool, a);
 }
 
 // Keys that any token sees, at most.
@@ -78,8 +61,8 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
   const uint32_t most_keys = most_seen(a), page_tokens = power_of_two(most_keys);
   const size_t page_bytes = (size_t)page_tokens * a->dim * sizeof(uint16_t);
   int32_t *tables = (int32_t *)((char *)pages + n * page_bytes);
-  const td_cu_pool_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
-                                         .states = td_cuda_states_of(&a->state),
+  const td_cu_pool_gather_args gather = {.batch = a->batch,
+                                         .state = a->state,
                                          .key = a->key,
                                          .key_stride = a->key_stride,
                                          .selected = a->selected,
@@ -144,16 +127,16 @@ td_status td_cuda_op_attn_pool(td_cuda_stream *stream, td_attn_pool_args *a, td_
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->dim, TD_CU_MMA_LORA);
   }
+  a->batch.fault = stream->fault;
   a->sinks = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks, &st,
                                err);
   if (st == TD_OK) st = run_attention(stream, a, err);
   if (st != TD_OK) return st;
-  const td_cu_pool_ring_args ring = {.batch = td_cuda_batch_of(&a->batch),
-                                     .states = td_cuda_states_of(&a->state),
+  const td_cu_pool_ring_args ring = {.batch = a->batch,
+                                     .state = a->state,
                                      .key = a->key,
                                      .key_stride = a->key_stride,
                                      .dim = a->dim,
-                                     .ring = a->ring,
-                                     .fault = stream->fault};
+                                     .ring = a->ring};
   return TD_CUDA_LAUNCH(stream, pool_ring, &ring);
 }

@@ -44,7 +44,7 @@ td_status td_cuda_op_select_keys(td_cuda_stream *stream, td_select_keys_args *a,
   const td_status status = check_keys(a, err);
   if (status != TD_OK) return status;
   const td_cu_select_args args = {
-      .batch = td_cuda_batch_of(&a->batch),
+      .batch = a->batch,
       .kv = td_cuda_kv_of(&a->kv, (td_kv_rows){0}, 0),
       .q = a->q,
       .weights = a->weights,
@@ -65,7 +65,7 @@ td_status td_cuda_op_select_blocks(td_cuda_stream *stream, td_select_blocks_args
     status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, (td_kv_rows){1, a->dim, 0}, err);
   if (status != TD_OK) return status;
   const td_cu_select_args args = {
-      .batch = td_cuda_batch_of(&a->batch),
+      .batch = a->batch,
       .kv = td_cuda_kv_of(&a->kv, (td_kv_rows){0}, 0),
       .q = a->q,
       .selected = a->selected,

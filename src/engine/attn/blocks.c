@@ -49,7 +49,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
 // The plane of the indexer's keys, as pages.
 static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
   const size_t entry = 2 * (size_t)e->config->n_kv_heads * e->config->head_dim;
-  kv.pages = (char *)kv.pages + e->layout.page_tokens * entry * td_dtype_bytes(kv.dtype);
+  kv.pages += e->layout.page_tokens * entry * td_dtype_bytes(kv.dtype);
   return kv;
 }
 

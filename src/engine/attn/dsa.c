@@ -67,7 +67,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
 static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
   const uint32_t entry = e->config->kv_lora_rank + e->config->rope_dim;
   const size_t latents = (size_t)e->layout.page_tokens * entry;
-  kv.pages = (char *)kv.pages + latents * td_dtype_bytes(kv.dtype);
+  kv.pages += latents * td_dtype_bytes(kv.dtype);
   return kv;
 }
 

@@ -32,6 +32,6 @@ static inline td_kv_view td_index_pool(td_engine *e, const td_microbatch *p, uin
   args.dim = c->index_dim;
   args.group = c->index_group;
   td_op_pool(e->stream, &args);
-  state.pages = (float *)state.pages + args.entry_at;
+  state.pages += args.entry_at * sizeof(float);
   return state;
 }

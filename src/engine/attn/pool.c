@@ -139,7 +139,7 @@ static void select_keys(td_engine *e, const step_group *group, td_kv_view state,
   const td_pool_places places = td_attn_pool_places(c, TD_ATTN_POOL_TOP, e->layout.page_tokens);
   const size_t t = group->token_begin;
   pool(e, group, state, trail, &layer->index_pool, at, true, TD_ATTN_POOL_TOP);
-  state.pages = (float *)state.pages + places.index_entries;
+  state.pages += places.index_entries * sizeof(float);
   td_op_select_keys(
       e->stream,
       &(td_select_keys_args){.batch = group->view,

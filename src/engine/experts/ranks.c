@@ -380,7 +380,7 @@ static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
     for (uint32_t layer_idx = 0; layer_idx < e->config->n_layers && r->status == TD_OK;
          layer_idx++) {
       const td_kv_view kv = td_engine_kv_view(e, layer_idx);
-      char *page = (char *)kv.pages + (size_t)pages[i] * kv.page_bytes;
+      char *page = kv.pages + (size_t)pages[i] * kv.page_bytes;
       r->status = td_comm_broadcast(r->comm, r->stream, page, n * kv.page_bytes, 0, &r->err);
     }
   }
