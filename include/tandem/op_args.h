@@ -342,10 +342,6 @@ typedef struct {
   float *open; // [n_seqs][overlaps + 1][3][dim]
 } td_pool_args;
 
-#if defined(__GNUC__) && !defined(__CUDACC__)
-#pragma GCC diagnostic pop
-#endif
-
 // ---- hyper-connections --------------------------------------------------------------------------
 
 // A residual of n_streams rows a token (Xie et al., "mHC", 2026). Of each token's scores, f32
@@ -356,14 +352,15 @@ typedef struct {
 // head: scores are n_streams alone. scores NULL: out is the norm of the streams' mean.
 enum { TD_MAX_STREAMS = 16 };
 typedef struct {
-  const void *x;             // [n_tokens][n_streams][dim]
+  const td_act *x;           // [n_tokens][n_streams][dim]
   float *scores;             // [n_tokens][td_hyper_scores, or n_streams]
   const float *base, *scale; // f32 [scores], f32 [3 or 1], in host memory
   td_vec w;                  // [dim]
-  void *out;                 // [n_tokens][dim]
+  td_act *out;               // [n_tokens][dim]
   uint32_t n_tokens, n_streams, dim, n_rounds;
   float eps, norm_eps;
-  bool head;
+  uint32_t head;     // bool
+  uint32_t n_scores; // a GPU's own
 } td_hyper_read_args;
 static inline uint32_t td_hyper_scores(uint32_t n_streams) {
   return (2 + n_streams) * n_streams;
@@ -372,35 +369,36 @@ static inline uint32_t td_hyper_scores(uint32_t n_streams) {
 // x[k] = post[k] * y + sum_j comb[j][k] * x[j], with the factors that td_op_hyper_read left in
 // scores; x[k] = y if that is NULL. adds: x[k] += scores[k] * y, with those of td_op_hyper_mix.
 typedef struct {
-  void *x;             // [n_tokens][n_streams][dim]
-  const void *y;       // [n_tokens][dim]
+  td_act *x;           // [n_tokens][n_streams][dim]
+  const td_act *y;     // [n_tokens][dim]
   const float *scores; // f32 [n_tokens][td_hyper_scores, or n_streams] or NULL
   uint32_t n_tokens, n_streams, dim;
-  bool adds;
+  uint32_t adds; // bool
 } td_hyper_write_args;
 
 // out = the mean over streams of sigmoid(gate[k]) * x[k], by element; scores[k] = 2 *
 // sigmoid(scores[k] / n_streams) become the factors of a block's output.
 typedef struct {
-  const void *x, *gate; // [n_tokens][n_streams][dim]
-  float *scores;        // f32 [n_tokens][n_streams] or NULL
-  void *out;            // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim;
+  const td_act *x, *gate; // [n_tokens][n_streams][dim]
+  float *scores;          // f32 [n_tokens][n_streams] or NULL
+  td_act *out;            // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim, unused;
 } td_hyper_mix_args;
 
 // x[i][:] = silu(factor * x[i][:]).
 typedef struct {
-  void *x; // [n_rows][dim]
+  td_act *x; // [n_rows][dim]
   uint32_t n_rows, dim;
   float factor;
+  uint32_t unused;
 } td_silu_rows_args;
 
 // x[k] = sigmoid(g) * value, g = sign(s) sqrt(max(|s|, 1e-6)), s = x[k] . query[k] / sqrt(dim).
 typedef struct {
-  void *x;           // [n_tokens][n_streams][dim]: keys, then what is added to the streams
-  const void *query; // [n_tokens][n_streams][dim]
-  const void *value; // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim;
+  td_act *x;           // [n_tokens][n_streams][dim]: keys, then what is added to the streams
+  const td_act *query; // [n_tokens][n_streams][dim]
+  const td_act *value; // [n_tokens][dim]
+  uint32_t n_tokens, n_streams, dim, unused;
 } td_ngram_gate_args;
 
 // x[t] += y[t] + silu(sum_j conv[j] * in[t - (n_taps - 1 - j) * step]), channel by channel, zeros
@@ -411,9 +409,9 @@ typedef struct {
   td_state_trail trail;
   size_t rows_at;    // elements, of the state and of a slot
   const float *conv; // f32 [n_taps][channels] in host memory
-  const void *in, *y;
-  void *x; // [n_tokens][channels]
-  uint32_t channels, n_taps, step;
+  const td_act *in, *y;
+  td_act *x; // [n_tokens][channels]
+  uint32_t channels, n_taps, step, unused;
 } td_ngram_conv_args;
 static inline uint32_t td_ngram_past(uint32_t n_taps, uint32_t step) { // rows of the state
   return (n_taps - 1) * step;
@@ -422,12 +420,12 @@ static inline uint32_t td_ngram_past(uint32_t n_taps, uint32_t step) { // rows o
 // x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
 // g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
 typedef struct {
-  void *x; // [n_tokens][n_groups][dim]
+  td_act *x; // [n_tokens][n_groups][dim]
   const void *gate;
   size_t gate_stride; // elements
   td_row_part part;
   uint32_t n_tokens, n_groups, dim;
-  bool silu, scalar;
+  uint32_t silu, scalar, unused; // bool
 } td_gate_rows_args;
 
 // The top logits of each row and the row's sums, from which most draws can be made without copying
@@ -437,6 +435,10 @@ typedef struct {
   const float *temperature; // f32 [n_rows], for sum_warm; 0 counts as 1
   td_top_logits *out;       // [n_rows]
   uint32_t n_rows, n_vocab;
+  // A GPU's own: the best of slices of a row, and their sums.
+  uint32_t n_slices, unused;
+  uint64_t *part;   // [n_rows][n_slices][TD_TOP_LOGITS]
+  float *part_sums; // [n_rows][n_slices][2]
 } td_top_logits_args;
 
 typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_router_kind;
@@ -459,8 +461,10 @@ typedef struct {
   const int32_t *table, *tokens;
   td_router_kind kind;
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab; // n_vocab: with a table
-  bool norm_topk;
+  uint32_t norm_topk;                                                  // bool
   float scaling;
+  uint32_t unused;
+  int32_t *fault; // a GPU's own
 } td_router_args;
 
 // out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are
@@ -474,7 +478,13 @@ typedef struct {
   const int32_t *peer_slots; // i32 [n_experts]; NULL without peer
   const int32_t *ids;        // [n_tokens][top_k], in [0, n_experts)
   const float *weights;      // f32 [n_tokens][top_k]
-  void *out;                 // [n_tokens][dim]
+  td_act *out;               // [n_tokens][dim]
   uint32_t n_tokens, n_experts, top_k, dim;
-  bool is_bf16; // out on a CPU: of BF16
+  uint32_t is_bf16; // out on a CPU: of BF16
+  uint32_t unused;
+  int32_t *fault; // a GPU's own
 } td_moe_join_args;
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
+#endif

@@ -95,16 +95,6 @@ enum { TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_CHUNK = 32, TD_CU_CHANNEL_CHUNK = 16 
 // heads: products are [slots][n_v_heads][TD_CU_CHANNEL_PRODUCTS].
 enum { TD_CU_CHANNEL_PRODUCTS = 4 * TD_CU_CHANNEL_CHUNK * TD_CU_CHANNEL_CHUNK };
 
-// x[t][g][:] *= sigmoid(gate) or, with silu, silu(gate). scalar: one f32 gate a group.
-typedef struct {
-  uint16_t *x; // [n_tokens][n_groups][dim]
-  const void *gate;
-  size_t gate_stride;
-  td_row_part part;
-  uint32_t n_tokens, n_groups, dim;
-  uint16_t silu, scalar; // bool
-} td_cu_gate_rows_args;
-
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
 #ifdef __CUDACC__
@@ -306,45 +296,7 @@ typedef struct {
   uint32_t dim, ring;
 } td_cu_pool_ring_args;
 
-enum { TD_CU_MAX_STREAMS = 16, TD_CU_STREAM_DIM = 24 << 10 };
-
-// td_hyper_read_args in device/device.h; dim is at most TD_CU_STREAM_DIM.
-typedef struct {
-  const uint16_t *x;         // [n_tokens][n_streams][dim]
-  float *scores;             // [n_tokens][n_scores]
-  const float *base, *scale; // [n_scores], [3 or, of a head, 1]
-  td_vec w;
-  uint16_t *out; // [n_tokens][dim]
-  uint32_t n_tokens, n_streams, dim, n_rounds;
-  float eps, norm_eps;
-  uint32_t n_scores; // n_streams of a head, else (2 + n_streams) * n_streams
-  uint32_t unused;
-} td_cu_hyper_read_args;
-
-// td_hyper_write_args in device/device.h.
-typedef struct {
-  uint16_t *x;
-  const uint16_t *y;
-  const float *scores; // or NULL
-  uint32_t n_tokens, n_streams, dim;
-  uint32_t adds; // bool
-} td_cu_hyper_write_args;
-
-// td_hyper_mix_args in device/device.h.
-typedef struct {
-  const uint16_t *x, *gate;
-  float *scores; // or NULL
-  uint16_t *out;
-  uint32_t n_tokens, n_streams, dim, unused;
-} td_cu_hyper_mix_args;
-
-// x[i] = silu(factor * x[i]) over n elements.
-typedef struct {
-  uint16_t *x;
-  size_t n;
-  float factor;
-  uint32_t unused;
-} td_cu_silu_rows_args;
+enum { TD_CU_STREAM_DIM = 24 << 10 }; // hyper_read: dim, at most
 
 // Leaves the ids of the last n_ids tokens, oldest first, in the states that the batch's sequences
 // pass: i32, at element ids_at. Before a sequence's begin, `end` stands for a token.
@@ -357,36 +309,6 @@ typedef struct {
   uint32_t n_ids;
   int32_t end;
 } td_cu_ngram_ids_args;
-
-// td_ngram_gate_args in device/device.h.
-typedef struct {
-  uint16_t *x;
-  const uint16_t *query, *value;
-  uint32_t n_tokens, n_streams, dim, unused;
-} td_cu_ngram_gate_args;
-
-// td_ngram_conv_args in device/device.h.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view state;
-  td_state_trail trail;
-  size_t rows_at;
-  const float *conv;
-  const uint16_t *in, *y;
-  uint16_t *x;
-  uint32_t channels, n_taps, step, unused;
-} td_cu_ngram_conv_args;
-
-typedef struct {
-  const float *logits;      // [n_rows][n_vocab]
-  const float *temperature; // [n_rows]; 0 counts as 1
-  td_top_logits *out;       // [n_rows]
-  uint64_t *part;           // [n_rows][n_slices][TD_TOP_LOGITS]
-  float *part_sums;         // [n_rows][n_slices][2]
-  uint32_t n_rows, n_vocab;
-  uint32_t unused;
-  uint32_t n_slices; // slices of TD_CU_TOP_SLICE logits that cover n_vocab
-} td_cu_top_logits_args;
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
@@ -429,7 +351,7 @@ typedef struct {
   X(delta_rule, td_delta_rule_op_args)                                                             \
   X(delta_chunks, td_delta_rule_op_args)                                                           \
   X(delta_channels, td_delta_rule_op_args)                                                         \
-  X(gate_rows, td_cu_gate_rows_args)                                                               \
+  X(gate_rows, td_gate_rows_args)                                                                  \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
   X(select, td_cu_select_args)                                                                     \
@@ -437,19 +359,19 @@ typedef struct {
   X(pool, td_pool_args)                                                                            \
   X(pool_gather, td_cu_pool_gather_args)                                                           \
   X(pool_ring, td_cu_pool_ring_args)                                                               \
-  X(hyper_read, td_cu_hyper_read_args)                                                             \
-  X(hyper_write, td_cu_hyper_write_args)                                                           \
-  X(hyper_mix, td_cu_hyper_mix_args)                                                               \
-  X(silu_rows, td_cu_silu_rows_args)                                                               \
+  X(hyper_read, td_hyper_read_args)                                                                \
+  X(hyper_write, td_hyper_write_args)                                                              \
+  X(hyper_mix, td_hyper_mix_args)                                                                  \
+  X(silu_rows, td_silu_rows_args)                                                                  \
   X(ngram_ids, td_cu_ngram_ids_args)                                                               \
-  X(ngram_gate, td_cu_ngram_gate_args)                                                             \
-  X(ngram_conv, td_cu_ngram_conv_args)                                                             \
-  X(router, td_cu_router_args)                                                                     \
-  X(top_logits, td_cu_top_logits_args)                                                             \
+  X(ngram_gate, td_ngram_gate_args)                                                                \
+  X(ngram_conv, td_ngram_conv_args)                                                                \
+  X(router, td_router_args)                                                                        \
+  X(top_logits, td_top_logits_args)                                                                \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
-  X(moe_join, td_cu_moe_join_args)                                                                 \
+  X(moe_join, td_moe_join_args)                                                                    \
   X(signal, td_signal_args)                                                                        \
   X(post, td_post_args)                                                                            \
   X(await, td_await_args)                                                                          \

@@ -179,23 +179,6 @@ typedef struct {
   td_cu_read read;
 } td_cu_dequant_args;
 
-// How logits become scores: softmax, sigmoid, or the square root of softplus.
-typedef enum { TD_CU_SOFTMAX, TD_CU_SIGMOID, TD_CU_SOFTPLUS } td_cu_scoring;
-
-typedef struct {
-  const float *logits, *bias;
-  // [n_vocab][top_k], or NULL: the experts of token tokens[t] are a row of it
-  const int32_t *table, *tokens;
-  int32_t *ids;
-  float *weights;
-  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab;
-  td_cu_scoring scoring;
-  uint32_t norm_topk; // bool
-  float scaling;
-  uint32_t unused;
-  int32_t *fault;
-} td_cu_router_args;
-
 enum { TD_CU_MAX_EXPERTS = 1024 };
 
 // Sorts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), by expert and cuts
@@ -237,17 +220,5 @@ typedef struct {
   uint32_t n_tokens, top_k, dim;
   bool accumulate, out_f32, by_expert, by_pair;
 } td_cu_moe_sum_args;
-
-// out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, with parts `here` for experts with
-// a slot >= 0, `peer` (unless NULL) for those with one in peer_slots, `there` for the others.
-typedef struct {
-  const float *here, *there, *peer;  // [n_tokens][top_k][dim]
-  const int32_t *slots, *peer_slots; // [n_experts]
-  const int32_t *ids;
-  const float *weights;
-  uint16_t *out;
-  uint32_t n_tokens, n_experts, top_k, dim; // top_k <= TD_CU_MAX_TOP_K
-  int32_t *fault;
-} td_cu_moe_join_args;
 
 enum { TD_CU_MAX_TOP_K = 64 };

@@ -540,7 +540,7 @@ __device__ static float gated(float x, float gate, bool silu) {
 }
 
 // A block per token and group; N elements of a thread at a time.
-template <int N> __global__ static void gate_rows_kernel(td_cu_gate_rows_args a) {
+template <int N> __global__ static void gate_rows_kernel(td_gate_rows_args a) {
   const size_t t = blockIdx.x, group = blockIdx.y;
   uint16_t *x = a.x + (t * a.n_groups + group) * a.dim;
   const size_t at = t * a.gate_stride + a.part.offset + group * a.part.stride;
@@ -557,7 +557,7 @@ template <int N> __global__ static void gate_rows_kernel(td_cu_gate_rows_args a)
   }
 }
 
-extern "C" int td_cu_gate_rows(const td_cu_gate_rows_args *a, td_cu_stream stream) {
+extern "C" int td_cu_gate_rows(const td_gate_rows_args *a, td_cu_stream stream) {
   enum { MOST_THREADS = 256 };
   bool runs = in_runs(a->x, a->dim) &&
               (a->scalar || (in_runs(a->gate, a->gate_stride) && a->part.offset % RUN_OF_8 == 0 &&

@@ -600,7 +600,7 @@ template <int N> __global__ static void moe_pairs_kernel(td_cu_moe_sum_args a) {
 }
 
 // One block per token and a part of its elements.
-template <int N> __global__ static void moe_join_kernel(td_cu_moe_join_args a) {
+template <int N> __global__ static void moe_join_kernel(td_moe_join_args a) {
   __shared__ const float *part_of[TD_CU_MAX_TOP_K];
   __shared__ float weight[TD_CU_MAX_TOP_K];
   uint32_t t = blockIdx.x;
@@ -627,7 +627,7 @@ template <int N> __global__ static void moe_join_kernel(td_cu_moe_join_args a) {
   }
 }
 
-extern "C" int td_cu_moe_join(const td_cu_moe_join_args *a, td_cu_stream stream) {
+extern "C" int td_cu_moe_join(const td_moe_join_args *a, td_cu_stream stream) {
   enum { MOST_PARTS = 16 };
   bool runs = in_runs(a->here, a->dim) && in_runs(a->there, a->dim) && in_runs(a->out, a->dim) &&
               (!a->peer || in_runs(a->peer, a->dim));

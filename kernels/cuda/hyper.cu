@@ -9,7 +9,7 @@
 #include "kernels/cuda/attn.cuh"
 
 enum { READ_THREADS = 512, WRITE_THREADS = 128 };
-enum { MOST_SCORES = (2 + TD_CU_MAX_STREAMS) * TD_CU_MAX_STREAMS };
+enum { MOST_SCORES = (2 + TD_MAX_STREAMS) * TD_MAX_STREAMS };
 
 // ---- the factors of a token ---------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ __device__ static void softmax_rows(float *m, uint32_t n, float offset) {
 }
 
 // Turns scores into factors, in shared memory; gain: of all scores.
-__device__ static void find_factors(const td_cu_hyper_read_args &a, const float *scores, float gain,
+__device__ static void find_factors(const td_hyper_read_args &a, const float *scores, float gain,
                                     float *factor) {
   const uint32_t n = a.n_streams;
   for (uint32_t i = threadIdx.x; i < a.n_scores; i += blockDim.x) {
@@ -71,7 +71,7 @@ __device__ static void find_factors(const td_cu_hyper_read_args &a, const float 
 // One block per token; a thread takes N elements at a time. Shared memory has the sum of the
 // streams until it is normed.
 template <int N>
-__global__ static void __launch_bounds__(READ_THREADS) hyper_read_kernel(td_cu_hyper_read_args a) {
+__global__ static void __launch_bounds__(READ_THREADS) hyper_read_kernel(td_hyper_read_args a) {
   TD_DYNAMIC_SHARED(memory);
   __shared__ float scratch[2][WARP], factor[MOST_SCORES];
   float *mixed = reinterpret_cast<float *>(memory);
@@ -119,7 +119,7 @@ __global__ static void __launch_bounds__(READ_THREADS) hyper_read_kernel(td_cu_h
   }
 }
 
-extern "C" int td_cu_hyper_read(const td_cu_hyper_read_args *a, td_cu_stream stream) {
+extern "C" int td_cu_hyper_read(const td_hyper_read_args *a, td_cu_stream stream) {
   const bool runs = in_runs(a->x, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? hyper_read_kernel<RUN_OF_8> : hyper_read_kernel<1>;
   cudaError_t code = allow_shared(kernel, TD_CU_STREAM_DIM * sizeof(float));
@@ -134,8 +134,7 @@ extern "C" int td_cu_hyper_read(const td_cu_hyper_read_args *a, td_cu_stream str
 
 // A thread takes N elements of all streams of token blockIdx.y, of which there are at most MOST.
 template <int MOST, int N>
-__global__ static void __launch_bounds__(WRITE_THREADS)
-    hyper_write_kernel(td_cu_hyper_write_args a) {
+__global__ static void __launch_bounds__(WRITE_THREADS) hyper_write_kernel(td_hyper_write_args a) {
   const uint32_t n = a.n_streams, c = (blockIdx.x * blockDim.x + threadIdx.x) * N;
   if (c >= a.dim) return;
   const size_t t = blockIdx.y;
@@ -179,10 +178,10 @@ __global__ static void __launch_bounds__(WRITE_THREADS)
   }
 }
 
-extern "C" int td_cu_hyper_write(const td_cu_hyper_write_args *a, td_cu_stream stream) {
+extern "C" int td_cu_hyper_write(const td_hyper_write_args *a, td_cu_stream stream) {
   enum { FEW = 4 };
   const bool runs = a->n_streams <= FEW && in_runs(a->x, a->dim) && in_runs(a->y, a->dim);
-  auto kernel = runs ? hyper_write_kernel<FEW, RUN_OF_8> : hyper_write_kernel<TD_CU_MAX_STREAMS, 1>;
+  auto kernel = runs ? hyper_write_kernel<FEW, RUN_OF_8> : hyper_write_kernel<TD_MAX_STREAMS, 1>;
   dim3 grid(ceil_div(a->dim, WRITE_THREADS * (runs ? RUN_OF_8 : 1)), a->n_tokens);
   TD_LAUNCH(kernel, grid, WRITE_THREADS, 0, stream, *a);
   return launched();
@@ -192,7 +191,7 @@ extern "C" int td_cu_hyper_write(const td_cu_hyper_write_args *a, td_cu_stream s
 
 // A thread takes N elements of all streams of token blockIdx.y; the first ones also a score each.
 template <int N>
-__global__ static void __launch_bounds__(WRITE_THREADS) hyper_mix_kernel(td_cu_hyper_mix_args a) {
+__global__ static void __launch_bounds__(WRITE_THREADS) hyper_mix_kernel(td_hyper_mix_args a) {
   const uint32_t n = a.n_streams, c = (blockIdx.x * blockDim.x + threadIdx.x) * N;
   const size_t t = blockIdx.y;
   const float part = 1 / static_cast<float>(n);
@@ -213,7 +212,7 @@ __global__ static void __launch_bounds__(WRITE_THREADS) hyper_mix_kernel(td_cu_h
   put_elements(a.out + t * a.dim + c, sum);
 }
 
-extern "C" int td_cu_hyper_mix(const td_cu_hyper_mix_args *a, td_cu_stream stream) {
+extern "C" int td_cu_hyper_mix(const td_hyper_mix_args *a, td_cu_stream stream) {
   const bool runs = in_runs(a->x, a->dim) && in_runs(a->gate, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? hyper_mix_kernel<RUN_OF_8> : hyper_mix_kernel<1>;
   dim3 grid(ceil_div(a->dim, WRITE_THREADS * (runs ? RUN_OF_8 : 1)), a->n_tokens);
@@ -221,14 +220,15 @@ extern "C" int td_cu_hyper_mix(const td_cu_hyper_mix_args *a, td_cu_stream strea
   return launched();
 }
 
-__global__ static void silu_rows_kernel(td_cu_silu_rows_args a) {
+__global__ static void silu_rows_kernel(td_silu_rows_args a) {
   const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= a.n) return;
+  if (i >= static_cast<size_t>(a.n_rows) * a.dim) return;
   const float x = a.factor * f32_from_bf16(a.x[i]);
   a.x[i] = bf16_from_f32(x * sigmoid(x));
 }
 
-extern "C" int td_cu_silu_rows(const td_cu_silu_rows_args *a, td_cu_stream stream) {
-  TD_LAUNCH(silu_rows_kernel, ceil_div(a->n, READ_THREADS), READ_THREADS, 0, stream, *a);
+extern "C" int td_cu_silu_rows(const td_silu_rows_args *a, td_cu_stream stream) {
+  const size_t n = static_cast<size_t>(a->n_rows) * a->dim;
+  TD_LAUNCH(silu_rows_kernel, ceil_div(n, READ_THREADS), READ_THREADS, 0, stream, *a);
   return launched();
 }

@@ -69,7 +69,7 @@ extern "C" int td_cu_ngram_ids(const td_cu_ngram_ids_args *a, td_cu_stream strea
 // ---- gates --------------------------------------------------------------------------------------
 
 // A block per token and stream.
-__global__ static void __launch_bounds__(GATE_THREADS) ngram_gate_kernel(td_cu_ngram_gate_args a) {
+__global__ static void __launch_bounds__(GATE_THREADS) ngram_gate_kernel(td_ngram_gate_args a) {
   __shared__ float scratch[WARP];
   const size_t row = blockIdx.x;
   uint16_t *x = a.x + row * a.dim;
@@ -84,7 +84,7 @@ __global__ static void __launch_bounds__(GATE_THREADS) ngram_gate_kernel(td_cu_n
     x[i] = bf16_from_f32(factor * f32_from_bf16(value[i]));
 }
 
-extern "C" int td_cu_ngram_gate(const td_cu_ngram_gate_args *a, td_cu_stream stream) {
+extern "C" int td_cu_ngram_gate(const td_ngram_gate_args *a, td_cu_stream stream) {
   TD_LAUNCH(ngram_gate_kernel, dim3(a->n_tokens * a->n_streams), GATE_THREADS, 0, stream, *a);
   return launched();
 }
@@ -93,7 +93,7 @@ extern "C" int td_cu_ngram_gate(const td_cu_ngram_gate_args *a, td_cu_stream str
 
 // A channel of a sequence: its inputs of the step, and those before.
 struct conv_channel {
-  const td_cu_ngram_conv_args &a;
+  const td_ngram_conv_args &a;
   const float *before; // NULL: zeros
   int32_t first;
   uint32_t channel;
@@ -114,14 +114,14 @@ struct conv_channel {
   }
 };
 
-__device__ static conv_channel channel_of(const td_cu_ngram_conv_args &a, uint32_t seq,
+__device__ static conv_channel channel_of(const td_ngram_conv_args &a, uint32_t seq,
                                           uint32_t channel) {
   const int32_t first = a.batch.q_begin[seq];
   return {a, state_before(a.batch, a.state, seq, a.batch.position[first]), first, channel};
 }
 
 // A thread per channel of token blockIdx.y.
-__global__ static void ngram_conv_kernel(td_cu_ngram_conv_args a) {
+__global__ static void ngram_conv_kernel(td_ngram_conv_args a) {
   const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
   if (channel >= a.channels) return;
   const int32_t t = static_cast<int32_t>(blockIdx.y), n_taps = static_cast<int32_t>(a.n_taps);
@@ -137,13 +137,13 @@ __global__ static void ngram_conv_kernel(td_cu_ngram_conv_args a) {
 }
 
 // A thread per channel of sequence blockIdx.y.
-__global__ static void ngram_keep_kernel(td_cu_ngram_conv_args a) {
+__global__ static void ngram_keep_kernel(td_ngram_conv_args a) {
   const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x, seq = blockIdx.y;
   if (channel >= a.channels || a.batch.q_begin[seq] >= a.batch.q_begin[seq + 1]) return;
   keep_all(a.batch, a.state, a.trail, seq, channel_of(a, seq, channel));
 }
 
-extern "C" int td_cu_ngram_conv(const td_cu_ngram_conv_args *a, td_cu_stream stream) {
+extern "C" int td_cu_ngram_conv(const td_ngram_conv_args *a, td_cu_stream stream) {
   const uint32_t n_blocks = ceil_div(a->channels, CONV_THREADS);
   TD_LAUNCH(ngram_conv_kernel, dim3(n_blocks, a->batch.n_tokens), CONV_THREADS, 0, stream, *a);
   if (int code = launched()) return code;

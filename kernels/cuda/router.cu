@@ -41,7 +41,7 @@ __device__ static uint32_t take_best(const float *choice, uint32_t *taken, uint3
 
 // Takes all experts outside the best groups, which are ranked by the sum of their two best experts.
 // group: memory for a number of each group.
-__device__ static void drop_groups(const td_cu_router_args &a, const float *choice, float *group,
+__device__ static void drop_groups(const td_router_args &a, const float *choice, float *group,
                                    uint32_t *taken) {
   uint32_t size = a.n_experts / a.n_groups;
   for (uint32_t g = threadIdx.x; g < a.n_groups; g += WARP) {
@@ -74,7 +74,7 @@ __device__ static float softplus(float x) {
 }
 
 // Each lane makes its own entries.
-__device__ static void make_scores(const td_cu_router_args &a, const float *logits, float *score,
+__device__ static void make_scores(const td_router_args &a, const float *logits, float *score,
                                    float *choice) {
   float largest = -INFINITY, sum = 0;
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
@@ -82,22 +82,22 @@ __device__ static void make_scores(const td_cu_router_args &a, const float *logi
     largest = fmaxf(largest, choice[e]);
   }
   largest = warp_max(largest);
-  for (uint32_t e = threadIdx.x; e < a.n_experts && a.scoring == TD_CU_SOFTMAX; e += WARP) {
+  for (uint32_t e = threadIdx.x; e < a.n_experts && a.kind == TD_ROUTER_SOFTMAX; e += WARP) {
     score[e] = expf(choice[e] - largest);
     sum += score[e];
   }
   sum = warp_sum(sum);
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
-    score[e] = a.scoring == TD_CU_SIGMOID    ? 1 / (1 + expf(-choice[e]))
-               : a.scoring == TD_CU_SOFTPLUS ? sqrtf(softplus(choice[e]))
-                                             : score[e] / sum;
+    score[e] = a.kind == TD_ROUTER_SIGMOID    ? 1 / (1 + expf(-choice[e]))
+               : a.kind == TD_ROUTER_SOFTPLUS ? sqrtf(softplus(choice[e]))
+                                              : score[e] / sum;
     choice[e] = a.bias ? score[e] + a.bias[e] : score[e];
   }
   __syncwarp();
 }
 
 // The table's row for a token; NULL: there is no table, or a fault.
-__device__ static const int32_t *row_of(const td_cu_router_args &a, size_t t) {
+__device__ static const int32_t *row_of(const td_router_args &a, size_t t) {
   if (!a.table) return nullptr;
   uint32_t token = static_cast<uint32_t>(a.tokens[t]);
   if (token < a.n_vocab) return a.table + static_cast<size_t>(token) * a.top_k;
@@ -106,7 +106,7 @@ __device__ static const int32_t *row_of(const td_cu_router_args &a, size_t t) {
 }
 
 // One warp per token. Lane j has the chosen experts j, j + 32, ..
-__global__ static void router_kernel(td_cu_router_args a) {
+__global__ static void router_kernel(td_router_args a) {
   __shared__ float score[TD_CU_MAX_EXPERTS], choice[TD_CU_MAX_EXPERTS], group[TD_CU_MAX_EXPERTS];
   float *chosen = group; // scores, when groups are done
   size_t t = blockIdx.x;
@@ -114,7 +114,7 @@ __global__ static void router_kernel(td_cu_router_args a) {
   uint32_t taken = 0;
   if (a.n_groups > 1) drop_groups(a, choice, group, &taken);
   __syncwarp();
-  float sum = a.scoring == TD_CU_SOFTMAX ? 0 : 1e-20f;
+  float sum = a.kind == TD_ROUTER_SOFTMAX ? 0 : 1e-20f;
   const int32_t *row = row_of(a, t);
   for (uint32_t j = 0; j < a.top_k; j++) {
     uint32_t e = row ? static_cast<uint32_t>(row[j]) : take_best(choice, &taken, a.n_experts);
@@ -127,7 +127,7 @@ __global__ static void router_kernel(td_cu_router_args a) {
     a.weights[t * a.top_k + j] = (a.norm_topk ? chosen[j] / sum : chosen[j]) * a.scaling;
 }
 
-extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
+extern "C" int td_cu_router(const td_router_args *a, td_cu_stream stream) {
   TD_LAUNCH(router_kernel, a->n_tokens, WARP, 0, stream, *a);
   return launched();
 }

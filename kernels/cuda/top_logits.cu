@@ -48,11 +48,11 @@ __device__ static void sort(uint64_t *keys) {
   __syncthreads();
 }
 
-__device__ static float inverse_temperature(const td_cu_top_logits_args &a, uint32_t row) {
+__device__ static float inverse_temperature(const td_top_logits_args &a, uint32_t row) {
   return a.temperature[row] > 0 ? 1 / a.temperature[row] : 1;
 }
 
-__global__ static void top_slice_kernel(td_cu_top_logits_args a) {
+__global__ static void top_slice_kernel(td_top_logits_args a) {
   __shared__ uint64_t keys[SLICE];
   __shared__ float scratch[2][WARP];
   uint32_t row = blockIdx.y, first = blockIdx.x * SLICE;
@@ -95,7 +95,7 @@ __device__ static uint64_t block_best(uint64_t key, uint64_t *best) {
 
 // The largest head of this thread's lists, which are every THREADS-th slice of the row; taken[i]
 // entries of list i are used up.
-__device__ static uint64_t head_of(const td_cu_top_logits_args &a, const uint64_t *part,
+__device__ static uint64_t head_of(const td_top_logits_args &a, const uint64_t *part,
                                    const uint32_t (&taken)[LISTS], uint32_t *list) {
   uint64_t best = 0;
 #pragma unroll
@@ -112,7 +112,7 @@ __device__ static uint64_t head_of(const td_cu_top_logits_args &a, const uint64_
 
 // A key that at least n keys reach (or all, if fewer exist), found among the first few keys of each
 // list.
-__device__ static uint64_t find_threshold(const td_cu_top_logits_args &a, const uint64_t *part,
+__device__ static uint64_t find_threshold(const td_top_logits_args &a, const uint64_t *part,
                                           uint32_t n, uint64_t *keys) {
   uint32_t depth = (TD_TOP_LOGITS + a.n_slices - 1) / a.n_slices;
   for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS)
@@ -124,7 +124,7 @@ __device__ static uint64_t find_threshold(const td_cu_top_logits_args &a, const 
 }
 
 // Collects all keys >= threshold and sorts them. Returns their number; keys holds at most SLICE.
-__device__ static uint32_t sort_candidates(const td_cu_top_logits_args &a, const uint64_t *part,
+__device__ static uint32_t sort_candidates(const td_top_logits_args &a, const uint64_t *part,
                                            uint64_t threshold, uint64_t *keys,
                                            uint32_t *n_candidates) {
   if (threadIdx.x == 0) *n_candidates = 0;
@@ -150,8 +150,8 @@ __device__ static void put_place(td_top_logits *out, uint32_t i, uint64_t key) {
 }
 
 // Takes the n best by merging the lists. Returns the largest.
-__device__ static uint64_t take_heads(const td_cu_top_logits_args &a, const uint64_t *part,
-                                      uint32_t n, td_top_logits *out) {
+__device__ static uint64_t take_heads(const td_top_logits_args &a, const uint64_t *part, uint32_t n,
+                                      td_top_logits *out) {
   __shared__ uint64_t best[2][THREADS / WARP];
   uint32_t taken[LISTS] = {}, list = 0;
   uint64_t head = head_of(a, part, taken, &list), largest = 0;
@@ -168,7 +168,7 @@ __device__ static uint64_t take_heads(const td_cu_top_logits_args &a, const uint
   return largest;
 }
 
-__global__ static void top_row_kernel(td_cu_top_logits_args a) {
+__global__ static void top_row_kernel(td_top_logits_args a) {
   __shared__ uint64_t keys[SLICE];
   __shared__ uint32_t n_candidates;
   __shared__ float scratch[2][WARP];
@@ -198,7 +198,7 @@ __global__ static void top_row_kernel(td_cu_top_logits_args a) {
   out->sum_warm = warm;
 }
 
-extern "C" int td_cu_top_logits(const td_cu_top_logits_args *a, td_cu_stream stream) {
+extern "C" int td_cu_top_logits(const td_top_logits_args *a, td_cu_stream stream) {
   TD_LAUNCH(top_slice_kernel, dim3(a->n_slices, a->n_rows), THREADS, 0, stream, *a);
   int code = launched();
   if (code != 0) return code;

@@ -18,7 +18,11 @@ static void enqueue_piece(void *ctx) {
   piece_of_work *p = ctx;
   p->n_calls++;
   td_op_add(p->stream, p->x, p->ones, RUN_N);
-  td_op_top_logits(p->stream, &(td_top_logits_args){p->logits, p->zeros, p->top, p->n_rows, 70});
+  td_op_top_logits(p->stream, &(td_top_logits_args){.logits = p->logits,
+                                                    .temperature = p->zeros,
+                                                    .out = p->top,
+                                                    .n_rows = p->n_rows,
+                                                    .n_vocab = 70});
   td_op_add(p->stream, p->x, p->ones, RUN_N);
 }
 

@@ -110,7 +110,11 @@ TEST(ranking) {
     for (int i = 0; i < N; i += 2)
       logits[2 * N + i] = i % 4 ? NAN : -INFINITY;
     for (uint32_t n = 1; n <= N; n += 233) {
-      td_op_top_logits(f.stream, &(td_top_logits_args){logits, temperature, top, ROWS, n});
+      td_op_top_logits(f.stream, &(td_top_logits_args){.logits = logits,
+                                                       .temperature = temperature,
+                                                       .out = top,
+                                                       .n_rows = ROWS,
+                                                       .n_vocab = n});
       device_sync(&f);
       for (uint32_t r = 0; r < ROWS; r++)
         ref_check_top(logits + r * n, n, temperature[r], &top[r]);

@@ -47,16 +47,6 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, td_delta_rule_op_args *a
 }
 
 td_status td_cuda_op_gate_rows(td_cuda_stream *stream, td_gate_rows_args *a, td_err *err) {
-  (void)err;
-  if (a->n_tokens == 0 || a->n_groups == 0 || a->dim == 0) return TD_OK;
-  const td_cu_gate_rows_args args = {.x = a->x,
-                                     .gate = a->gate,
-                                     .gate_stride = a->gate_stride,
-                                     .part = a->part,
-                                     .n_tokens = a->n_tokens,
-                                     .n_groups = a->n_groups,
-                                     .dim = a->dim,
-                                     .silu = a->silu,
-                                     .scalar = a->scalar};
-  return TD_CUDA_LAUNCH(stream, gate_rows, &args);
+  const bool is_any = a->n_tokens && a->n_groups && a->dim;
+  return is_any ? TD_CUDA_LAUNCH(stream, gate_rows, a) : TD_OK;
 }

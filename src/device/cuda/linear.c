@@ -666,18 +666,6 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, td_moe_args *a, td_err *err) {
 td_status td_cuda_op_moe_join(td_cuda_stream *stream, td_moe_join_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= TD_CU_MAX_TOP_K, "experts: %u a token", a->top_k);
-  const td_cu_moe_join_args args = {.here = a->here,
-                                    .there = a->there,
-                                    .peer = a->peer,
-                                    .slots = a->slots,
-                                    .peer_slots = a->peer_slots,
-                                    .ids = a->ids,
-                                    .weights = a->weights,
-                                    .out = a->out,
-                                    .n_tokens = a->n_tokens,
-                                    .n_experts = a->n_experts,
-                                    .top_k = a->top_k,
-                                    .dim = a->dim,
-                                    .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, moe_join, &args);
+  a->fault = stream->fault;
+  return TD_CUDA_LAUNCH(stream, moe_join, a);
 }

@@ -36,15 +36,7 @@ td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, td_ngram_rows_args *a, t
 }
 
 td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, td_ngram_gate_args *a, td_err *err) {
-  (void)err;
-  if (a->n_tokens == 0) return TD_OK;
-  const td_cu_ngram_gate_args args = {.x = a->x,
-                                      .query = a->query,
-                                      .value = a->value,
-                                      .n_tokens = a->n_tokens,
-                                      .n_streams = a->n_streams,
-                                      .dim = a->dim};
-  return TD_CUDA_LAUNCH(stream, ngram_gate, &args);
+  return a->n_tokens ? TD_CUDA_LAUNCH(stream, ngram_gate, a) : TD_OK;
 }
 
 td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, td_ngram_conv_args *a, td_err *err) {
@@ -53,19 +45,7 @@ td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, td_ngram_conv_args *a, t
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_taps >= 2, "n-grams: a filter of %u taps", a->n_taps);
   const size_t conv_bytes = (size_t)a->n_taps * a->channels * sizeof *a->conv;
-  const void *conv = td_cuda_on_device(td_cuda_dev_of(stream), a->conv, conv_bytes, &status, err);
-  if (status != TD_OK) return status;
+  a->conv = td_cuda_on_device(td_cuda_dev_of(stream), a->conv, conv_bytes, &status, err);
   a->batch.fault = stream->fault;
-  const td_cu_ngram_conv_args args = {.batch = a->batch,
-                                      .state = a->state,
-                                      .trail = a->trail,
-                                      .rows_at = a->rows_at,
-                                      .conv = conv,
-                                      .in = a->in,
-                                      .y = a->y,
-                                      .x = a->x,
-                                      .channels = a->channels,
-                                      .n_taps = a->n_taps,
-                                      .step = a->step};
-  return TD_CUDA_LAUNCH(stream, ngram_conv, &args);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, ngram_conv, a) : status;
 }

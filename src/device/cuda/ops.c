@@ -1,6 +1,4 @@
 // src/device/cuda/ops.c - operators of a single kernel: checks arguments and launches.
-#include <assert.h>
-
 #include "device/cuda/cuda.h"
 
 td_status td_cuda_op_copy(td_cuda_stream *stream, td_copy_args *a, td_err *err) {
@@ -88,43 +86,24 @@ td_status td_cuda_op_router(td_cuda_stream *stream, td_router_args *a, td_err *e
     return td_fail(err, TD_EUNSUPPORTED, "router: %u experts; on a GPU at most %d", a->n_experts,
                    TD_CU_MAX_EXPERTS);
   }
-  static const td_cu_scoring scoring[] = {[TD_ROUTER_SOFTMAX] = TD_CU_SOFTMAX,
-                                          [TD_ROUTER_SIGMOID] = TD_CU_SIGMOID,
-                                          [TD_ROUTER_SOFTPLUS] = TD_CU_SOFTPLUS};
   td_cuda_dev *dev = td_cuda_dev_of(stream);
-  const size_t table_bytes = (size_t)a->n_vocab * a->top_k * sizeof *a->table;
   const size_t bias_bytes = a->n_experts * sizeof *a->bias;
-  const void *bias = td_cuda_on_device(dev, a->bias, bias_bytes, &status, err);
-  const void *table = td_cuda_on_device(dev, a->table, table_bytes, &status, err);
-  if (status != TD_OK) return status;
-  td_cu_router_args args = {.logits = a->logits,
-                            .bias = bias,
-                            .table = table,
-                            .tokens = a->tokens,
-                            .ids = a->ids,
-                            .weights = a->weights,
-                            .n_tokens = a->n_tokens,
-                            .n_experts = a->n_experts,
-                            .top_k = a->top_k,
-                            .n_groups = a->n_groups,
-                            .topk_groups = a->topk_groups,
-                            .n_vocab = a->n_vocab,
-                            .scoring = scoring[a->kind],
-                            .norm_topk = a->norm_topk,
-                            .scaling = a->scaling,
-                            .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, router, &args);
+  const size_t table_bytes = (size_t)a->n_vocab * a->top_k * sizeof *a->table;
+  a->bias = td_cuda_on_device(dev, a->bias, bias_bytes, &status, err);
+  a->table = td_cuda_on_device(dev, a->table, table_bytes, &status, err);
+  a->fault = stream->fault;
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, router, a) : status;
 }
 
 td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_vocab > 0, "ranking: rows of no logits");
   if (a->n_rows == 0) return TD_OK;
-  uint32_t n_slices = (a->n_vocab - 1) / TD_CU_TOP_SLICE + 1;
-  if (n_slices > TD_CU_TOP_MAX_SLICES) {
+  a->n_slices = (a->n_vocab - 1) / TD_CU_TOP_SLICE + 1;
+  if (a->n_slices > TD_CU_TOP_MAX_SLICES) {
     return td_fail(err, TD_EUNSUPPORTED, "ranking: %u tokens; on a GPU at most %d", a->n_vocab,
                    TD_CU_TOP_SLICE * TD_CU_TOP_MAX_SLICES);
   }
-  size_t n = (size_t)a->n_rows * n_slices;
+  const size_t n = (size_t)a->n_rows * a->n_slices;
   void *part, *sums;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
                                      n * TD_TOP_LOGITS * sizeof(uint64_t), &part, err);
@@ -132,18 +111,10 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, t
     status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * 2 * sizeof(float), &sums, err);
   }
   if (status != TD_OK) return status;
-  td_cu_top_logits_args args = {.logits = a->logits,
-                                .temperature = a->temperature,
-                                .out = a->out,
-                                .part = part,
-                                .part_sums = sums,
-                                .n_rows = a->n_rows,
-                                .n_vocab = a->n_vocab,
-                                .n_slices = n_slices};
-  return TD_CUDA_LAUNCH(stream, top_logits, &args);
+  a->part = part;
+  a->part_sums = sums;
+  return TD_CUDA_LAUNCH(stream, top_logits, a);
 }
-
-static_assert((int)TD_MAX_STREAMS == (int)TD_CU_MAX_STREAMS, "streams of a residual");
 
 static td_status check_streams(uint32_t n_streams, uint32_t dim, td_err *err) {
   TD_DEV_REQUIRE(n_streams > 0 && n_streams <= TD_MAX_STREAMS,
@@ -159,57 +130,26 @@ td_status td_cuda_op_hyper_read(td_cuda_stream *stream, td_hyper_read_args *a, t
   td_status status = check_streams(a->n_streams, a->dim, err);
   if (status == TD_OK) status = td_dev_check_vec(&a->w, a->dim, "norm", err);
   if (status != TD_OK || a->n_tokens == 0) return status;
-  const uint32_t n_scores = a->head ? a->n_streams : td_hyper_scores(a->n_streams);
   const size_t n_scales = a->head ? 1 : 3;
-  td_cu_hyper_read_args args = {.x = a->x,
-                                .scores = a->scores,
-                                .out = a->out,
-                                .n_tokens = a->n_tokens,
-                                .n_streams = a->n_streams,
-                                .dim = a->dim,
-                                .n_rounds = a->n_rounds,
-                                .eps = a->eps,
-                                .norm_eps = a->norm_eps,
-                                .n_scores = n_scores};
+  a->n_scores = a->head ? a->n_streams : td_hyper_scores(a->n_streams);
   if (a->scores) {
-    args.base = td_cuda_on_device(dev, a->base, n_scores * sizeof *a->base, &status, err);
-    args.scale = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &status, err);
+    a->base = td_cuda_on_device(dev, a->base, a->n_scores * sizeof *a->base, &status, err);
+    a->scale = td_cuda_on_device(dev, a->scale, n_scales * sizeof *a->scale, &status, err);
   }
-  args.w = a->w;
-  td_cuda_vec(dev, &args.w, &status, err);
-  if (status != TD_OK) return status;
-  return TD_CUDA_LAUNCH(stream, hyper_read, &args);
+  td_cuda_vec(dev, &a->w, &status, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, hyper_read, a) : status;
 }
 
 td_status td_cuda_op_hyper_write(td_cuda_stream *stream, td_hyper_write_args *a, td_err *err) {
   td_status status = check_streams(a->n_streams, a->dim, err);
-  if (status != TD_OK || a->n_tokens == 0) return status;
-  const td_cu_hyper_write_args args = {.x = a->x,
-                                       .y = a->y,
-                                       .scores = a->scores,
-                                       .n_tokens = a->n_tokens,
-                                       .n_streams = a->n_streams,
-                                       .dim = a->dim,
-                                       .adds = a->adds};
-  return TD_CUDA_LAUNCH(stream, hyper_write, &args);
+  return status == TD_OK && a->n_tokens ? TD_CUDA_LAUNCH(stream, hyper_write, a) : status;
 }
 
 td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, td_hyper_mix_args *a, td_err *err) {
   td_status status = check_streams(a->n_streams, a->dim, err);
-  if (status != TD_OK || a->n_tokens == 0) return status;
-  const td_cu_hyper_mix_args args = {.x = a->x,
-                                     .gate = a->gate,
-                                     .scores = a->scores,
-                                     .out = a->out,
-                                     .n_tokens = a->n_tokens,
-                                     .n_streams = a->n_streams,
-                                     .dim = a->dim};
-  return TD_CUDA_LAUNCH(stream, hyper_mix, &args);
+  return status == TD_OK && a->n_tokens ? TD_CUDA_LAUNCH(stream, hyper_mix, a) : status;
 }
 
 td_status td_cuda_op_silu_rows(td_cuda_stream *stream, td_silu_rows_args *a, td_err *err) {
-  (void)err;
-  const td_cu_silu_rows_args args = {
-      .x = a->x, .n = (size_t)a->n_rows * a->dim, .factor = a->factor};
-  return args.n ? TD_CUDA_LAUNCH(stream, silu_rows, &args) : TD_OK;
+  return a->n_rows && a->dim ? TD_CUDA_LAUNCH(stream, silu_rows, a) : TD_OK;
 }
