@@ -54,9 +54,20 @@ typedef struct {
 typedef struct {
   char *pages;
   size_t page_bytes;
-  td_dtype dtype;  // see td_dev_kv_dtype
-  uint32_t n_bf16; // td_kv_rows, with TD_F8E4M3
+  td_dtype dtype;              // see td_dev_kv_dtype
+  uint32_t n_codes, scales_at; // a GPU's own, with TD_F8E4M3: codes of a row; where scales begin
+  uint32_t n_bf16;             // td_kv_rows, with TD_F8E4M3
 } td_kv_view;
+
+// Stores n_heads rows of head_dim elements a token: keys and, unless NULL, values. An entry of MLA,
+// or an indexer's key, is one head without a value.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const td_act *k, *v;       // token t, head h at k + t * stride + h * head_dim
+  size_t k_stride, v_stride; // elements
+  uint32_t n_heads, head_dim;
+} td_kv_store_args;
 
 // ---- copies and signals -------------------------------------------------------------------------
 

@@ -63,29 +63,8 @@ typedef struct {
   uint32_t is_translated; // bool: the library has PTX alone for it, which open has to translate
 } td_cu_props;
 
-// dtype: TD_BF16, TD_F16 or TD_F8E4M3, whose pages are as tandem/kv_f8.h says: pages and page_bytes
-// are multiples of 16 bytes, rows begin with n_codes codes, a multiple of 16, and what follows in
-// BF16 is a multiple of 8.
-typedef struct {
-  char *pages;
-  size_t page_bytes;
-  uint32_t dtype;
-  uint32_t n_codes;   // of a row in TD_F8E4M3
-  uint32_t scales_at; // likewise, in a page
-  uint32_t unused;
-} td_cu_kv;
-
-// Stores n_heads rows of head_dim elements per token: k in plane 0 of its page
-// ([n_heads][page_tokens][head_dim]) and, unless NULL, v in plane 1. MLA entries are one head
-// without v.
-typedef struct {
-  td_batch_view batch;
-  td_cu_kv kv;
-  const uint16_t *k, *v;
-  size_t k_stride, v_stride;
-  uint32_t n_heads, head_dim;
-} td_cu_kv_store_args;
-
+// kv_store: pages are TD_BF16, TD_F16 or TD_F8E4M3. In the last, pages and page_bytes are multiples
+// of 16 bytes, a row's codes of 16, and what follows them in BF16 of 8 elements.
 // delta_conv, delta_rule: k_dim is at most TD_CU_DELTA_KEYS.
 // delta_chunks, with one decay a value head, and delta_channels, with a decay for each channel,
 // take so many positions at a time. page_tokens is a multiple of them, k_dim and v_dim are
@@ -153,7 +132,7 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 enum { TD_CU_LATENT_HEADS = 64, TD_CU_LATENT_KEYS = 64 }; // of a block, of a tile
 typedef struct {
   td_batch_view batch;
-  td_cu_kv kv;
+  td_kv_view kv;
   const void *q;         // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
   void *out;             // [n_tokens][n_heads][v_dim], likewise; of attn_latents always f32
   float *part;           // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
@@ -186,7 +165,7 @@ typedef struct {
 // from dim up to a multiple of 8 are zeros; nothing is written past the sequence's end.
 typedef struct {
   td_batch_view batch;
-  td_cu_kv kv;
+  td_kv_view kv;
   td_cu_prefill_list list;
   uint16_t *out; // [n_planes][n_heads][list.n_keys][dim, rounded up]
   uint32_t n_planes, n_kv_heads, head0, n_heads, dim;
@@ -241,7 +220,7 @@ typedef struct {
 enum { TD_CU_INDEX_DIM = 128 };
 typedef struct {
   td_batch_view batch;
-  td_cu_kv kv;          // keys, [page_tokens][dim]
+  td_kv_view kv;        // keys, [page_tokens][dim]
   const uint16_t *q;    // [n_tokens][n_heads][dim]
   const float *weights; // [n_tokens][n_heads], or NULL: all 1, and with blocks
   float *scores;        // [n_tokens][stride] or, with blocks, [n_tokens][n_heads][stride]
@@ -259,7 +238,7 @@ typedef struct {
 // one page.
 typedef struct {
   td_batch_view batch;
-  td_cu_kv kv;
+  td_kv_view kv;
   const int32_t *selected;
   uint16_t *out;
   int32_t *seq, *position, *page_table; // [n_tokens]
@@ -342,7 +321,7 @@ typedef struct {
   X(linear_a8, td_cu_linear_args)                                                                  \
   X(linear_a8_wgmma, td_cu_linear_args)                                                            \
   X(dequant, td_cu_dequant_args)                                                                   \
-  X(kv_store, td_cu_kv_store_args)                                                                 \
+  X(kv_store, td_kv_store_args)                                                                    \
   X(kv_gather, td_cu_kv_gather_args)                                                               \
   X(attn_decode, td_cu_attn_decode_args)                                                           \
   X(attn_latents, td_cu_attn_decode_args)                                                          \

@@ -5,13 +5,13 @@
 
 #include "kernels/cuda/common.cuh"
 
-__device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t at) {
+__device__ inline uint16_t kv_bf16(const td_kv_view &kv, const char *page, size_t at) {
   uint16_t stored = reinterpret_cast<const uint16_t *>(page)[at];
   return kv.dtype == TD_F16 ? bf16_from_f32(f32_from_f16(stored)) : stored;
 }
 
 // Eight elements at once; at, the page and the destination are 16-byte aligned.
-__device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t at) {
+__device__ inline uint4 kv_bf16x8(const td_kv_view &kv, const char *page, size_t at) {
   uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
   if (kv.dtype != TD_F16) return v;
   uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -26,7 +26,7 @@ __device__ inline int32_t kv_page(const td_batch_view &b, uint32_t seq, uint32_t
   return b.page_table[static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens];
 }
 
-__device__ inline const char *kv_page_at(const td_cu_kv &kv, int32_t page) {
+__device__ inline const char *kv_page_at(const td_kv_view &kv, int32_t page) {
   return kv.pages + static_cast<size_t>(page) * kv.page_bytes;
 }
 

@@ -5,13 +5,13 @@
 
 enum { KV_THREADS = 256, RUN = 8 };
 
-__device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, uint16_t bits) {
+__device__ static void store_element(const td_kv_view &kv, char *page, size_t at, uint16_t bits) {
   const bool is_f16 = kv.dtype == TD_F16;
   reinterpret_cast<uint16_t *>(page)[at] = is_f16 ? f16_from_f32(f32_from_bf16(bits)) : bits;
 }
 
 // The page of a token, and its position p; NULL: there is none, which the fault says.
-__device__ static char *page_of(const td_cu_kv_store_args &a, uint32_t t, uint32_t *p) {
+__device__ static char *page_of(const td_kv_store_args &a, uint32_t t, uint32_t *p) {
   const td_batch_view &b = a.batch;
   int32_t position = b.position[t];
   *p = static_cast<uint32_t>(position);
@@ -23,7 +23,7 @@ __device__ static char *page_of(const td_cu_kv_store_args &a, uint32_t t, uint32
 }
 
 // One block per token.
-__global__ static void kv_store_kernel(td_cu_kv_store_args a) {
+__global__ static void kv_store_kernel(td_kv_store_args a) {
   uint32_t t = blockIdx.x, p;
   const td_batch_view &b = a.batch;
   char *page = page_of(a, t, &p);
@@ -38,7 +38,7 @@ __global__ static void kv_store_kernel(td_cu_kv_store_args a) {
 }
 
 // Block `block` of a row, by a warp; with the last one what stays in BF16.
-__device__ static void store_block(const td_cu_kv_store_args &a, char *page, size_t row,
+__device__ static void store_block(const td_kv_store_args &a, char *page, size_t row,
                                    uint32_t block, const uint16_t *from) {
   enum { EACH = TD_KV_F8_BLOCK / WARP };
   uint32_t lane = threadIdx.x % WARP, d = block * TD_KV_F8_BLOCK + lane * EACH;
@@ -58,7 +58,7 @@ __device__ static void store_block(const td_cu_kv_store_args &a, char *page, siz
 }
 
 // The same in E4M3.
-__global__ static void kv_store_f8_kernel(td_cu_kv_store_args a) {
+__global__ static void kv_store_f8_kernel(td_kv_store_args a) {
   uint32_t t = blockIdx.x, p, n_blocks = f8_blocks(a.kv);
   char *page = page_of(a, t, &p);
   if (!page) return;
@@ -70,7 +70,7 @@ __global__ static void kv_store_f8_kernel(td_cu_kv_store_args a) {
   }
 }
 
-extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream) {
+extern "C" int td_cu_kv_store(const td_kv_store_args *a, td_cu_stream stream) {
   auto kernel = a->kv.dtype == TD_F8E4M3 ? kv_store_f8_kernel : kv_store_kernel;
   TD_LAUNCH(kernel, a->batch.n_tokens, KV_THREADS, 0, stream, *a);
   return launched();

@@ -5,20 +5,20 @@
 #include "kernels/cuda/dequant8.cuh"
 #include "tandem/kv_f8.h"
 
-__device__ inline uint32_t f8_row_bytes(const td_cu_kv &kv, uint32_t dim) {
+__device__ inline uint32_t f8_row_bytes(const td_kv_view &kv, uint32_t dim) {
   return 2 * dim - kv.n_codes;
 }
 
-__device__ inline uint32_t f8_blocks(const td_cu_kv &kv) {
+__device__ inline uint32_t f8_blocks(const td_kv_view &kv) {
   return (kv.n_codes + TD_KV_F8_BLOCK - 1) / TD_KV_F8_BLOCK;
 }
 
 // Row `row` of a page, counted over all heads and positions: its codes and BF16, and its scales.
-__device__ inline size_t f8_codes_at(const td_cu_kv &kv, size_t row, uint32_t dim) {
+__device__ inline size_t f8_codes_at(const td_kv_view &kv, size_t row, uint32_t dim) {
   return row * f8_row_bytes(kv, dim);
 }
 
-__device__ inline size_t f8_scales_at(const td_cu_kv &kv, size_t row) {
+__device__ inline size_t f8_scales_at(const td_kv_view &kv, size_t row) {
   return kv.scales_at + row * f8_blocks(kv) * sizeof(float);
 }
 
@@ -34,7 +34,7 @@ __device__ inline uint4 f8_values(uint2 codes, float scale) {
 }
 
 // Columns [d, d + 8) of a row as BF16, d a multiple of 8.
-__device__ inline uint4 f8_run(const td_cu_kv &kv, const char *row, const float *scales,
+__device__ inline uint4 f8_run(const td_kv_view &kv, const char *row, const float *scales,
                                uint32_t d) {
   if (d >= kv.n_codes)
     return *reinterpret_cast<const uint4 *>(row + kv.n_codes + (d - kv.n_codes) * 2);

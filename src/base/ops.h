@@ -14,8 +14,7 @@
   X(LINEAR, linear, td_linear_op_args, "tokens", a->n_tokens, "bytes", td_linear_bytes(a))         \
   X(ROPE, rope, td_rope_args, "tokens", a->n_tokens, NULL, 0)                                      \
   X(SCALE_ROWS, scale_rows, td_scale_rows_args, "tokens", a->n_tokens, NULL, 0)                    \
-  X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)        \
-  X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args, "tokens", a->batch.n_tokens, NULL, 0)        \
+  X(KV_STORE, kv_store, td_kv_store_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_MLA, attn_mla, td_attn_mla_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(SELECT_KEYS, select_keys, td_select_keys_args, "tokens", a->batch.n_tokens, NULL, 0)           \

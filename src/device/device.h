@@ -255,14 +255,6 @@ void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
                        uint32_t n_rows, uint32_t dim);
 
-typedef struct {
-  td_batch_view batch;
-  td_kv_view kv;
-  const void *k, *v;         // token t, head h at k + t * stride + h * head_dim
-  size_t k_stride, v_stride; // elements
-  uint32_t n_kv_heads, head_dim;
-} td_kv_store_gqa_args;
-
 // What a token has in a layer's pages.
 static inline td_kv_rows td_gqa_rows(const td_kv_view *kv, uint32_t n_kv_heads, uint32_t head_dim) {
   return (td_kv_rows){.n = 2 * n_kv_heads, .dim = head_dim, .n_bf16 = kv->n_bf16};
@@ -271,12 +263,10 @@ static inline td_kv_rows td_mla_rows(const td_kv_view *kv, uint32_t entry_dim) {
   return (td_kv_rows){.n = 1, .dim = entry_dim, .n_bf16 = kv->n_bf16};
 }
 
-typedef struct {
-  td_batch_view batch;
-  td_kv_view kv;
-  const void *entry; // [n_tokens][entry_dim], entry_dim = kv_lora_rank + rope_dim
-  uint32_t entry_dim;
-} td_kv_store_mla_args;
+static inline td_kv_rows td_kv_store_rows(const td_kv_store_args *a) {
+  return a->v ? td_gqa_rows(&a->kv, a->n_heads, a->head_dim)
+              : (td_kv_rows){.n = a->n_heads, .dim = a->head_dim, .n_bf16 = a->kv.n_bf16};
+}
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head

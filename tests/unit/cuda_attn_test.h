@@ -219,14 +219,14 @@ static inline int32_t *put_selected(world *w, uint32_t n) {
 static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv,
                            const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out) {
   const layout *l = w->l;
-  td_op_kv_store_gqa(w->f->stream, &(td_kv_store_gqa_args){.batch = *batch,
-                                                           .kv = *kv,
-                                                           .k = k,
-                                                           .v = v,
-                                                           .k_stride = w->entry,
-                                                           .v_stride = w->entry,
-                                                           .n_kv_heads = l->n_kv_heads,
-                                                           .head_dim = l->head_dim});
+  td_op_kv_store(w->f->stream, &(td_kv_store_args){.batch = *batch,
+                                                   .kv = *kv,
+                                                   .k = k,
+                                                   .v = v,
+                                                   .k_stride = w->entry,
+                                                   .v_stride = w->entry,
+                                                   .n_heads = l->n_kv_heads,
+                                                   .head_dim = l->head_dim});
   td_op_attn_gqa(w->f->stream, &(td_attn_gqa_args){.batch = *batch,
                                                    .kv = *kv,
                                                    .q = q,
@@ -248,9 +248,12 @@ static inline void run_gqa(world *w, const td_batch_view *batch, const td_kv_vie
 
 static inline void store_mla(world *w, const td_batch_view *batch, const td_kv_view *kv,
                              const uint16_t *k) {
-  td_op_kv_store_mla(
-      w->f->stream,
-      &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
+  td_op_kv_store(w->f->stream, &(td_kv_store_args){.batch = *batch,
+                                                   .kv = *kv,
+                                                   .k = k,
+                                                   .k_stride = w->entry,
+                                                   .n_heads = 1,
+                                                   .head_dim = w->entry});
 }
 
 static inline bool sees_group(const layout *l, uint32_t p, uint32_t group) {

@@ -216,7 +216,12 @@ TEST(mla_replay) {
                            .scale = 0.25f,
                            .absorbed = true};
   uint16_t *dev_entry = cuda_put_bf16(&f, entry, (size_t)N * ENTRY);
-  td_op_kv_store_mla(f.stream, &(td_kv_store_mla_args){batch, kv, dev_entry, ENTRY});
+  td_op_kv_store(f.stream, &(td_kv_store_args){.batch = batch,
+                                               .kv = kv,
+                                               .k = dev_entry,
+                                               .k_stride = ENTRY,
+                                               .n_heads = 1,
+                                               .head_dim = ENTRY});
   td_op_attn_mla(f.stream, &args);
   float *all = cuda_get_bf16(&f, args.out, (size_t)N * OUT);
   const size_t held = stream->scratch_bytes[CUDA_SCRATCH_QUERY] +
@@ -394,7 +399,7 @@ TEST(bad_batches) {
   CUDA_OPEN(f);
   int32_t zero = 0, begin[] = {0, 1}, absent = -1, far = PAGE;
   uint16_t *x = cuda_alloc(&f, 64 * sizeof *x);
-  td_kv_store_mla_args args = {
+  td_kv_store_args args = {
       .batch = {.seq = cuda_put(&f, &zero, sizeof zero),
                 .position = cuda_put(&f, &zero, sizeof zero),
                 .q_begin = cuda_put(&f, begin, sizeof begin),
@@ -404,19 +409,21 @@ TEST(bad_batches) {
                 .max_pages = 1,
                 .page_tokens = PAGE},
       .kv = {.pages = cuda_alloc(&f, 256), .page_bytes = 256, .dtype = TD_BF16},
-      .entry = x,
-      .entry_dim = DIM,
+      .k = x,
+      .k_stride = DIM,
+      .n_heads = 1,
+      .head_dim = DIM,
   };
-  td_op_kv_store_mla(f.stream, &args);
+  td_op_kv_store(f.stream, &args);
   cuda_expect_failure(&f, "page is absent");
   args.batch.position = cuda_put(&f, &far, sizeof far);
-  td_op_kv_store_mla(f.stream, &args);
+  td_op_kv_store(f.stream, &args);
   cuda_expect_failure(&f, "position");
   args.batch.position = cuda_put(&f, &absent, sizeof absent);
-  td_op_kv_store_mla(f.stream, &args);
+  td_op_kv_store(f.stream, &args);
   cuda_expect_failure(&f, "position");
   args.kv.page_bytes = 32;
-  td_op_kv_store_mla(f.stream, &args);
+  td_op_kv_store(f.stream, &args);
   cuda_expect_failure(&f, "KV pages");
   cuda_close(&f);
 }
@@ -446,7 +453,7 @@ TEST(attention_over_bad_batches) {
                                  .n_seqs = 1,
                                  .max_pages = 1,
                                  .page_tokens = PAGE};
-    td_op_kv_store_gqa(f.stream, &(td_kv_store_gqa_args){batch, kv, x, x, DIM, DIM, 1, DIM});
+    td_op_kv_store(f.stream, &(td_kv_store_args){batch, kv, x, x, DIM, DIM, 1, DIM});
     td_op_attn_gqa(f.stream, &(td_attn_gqa_args){.batch = batch,
                                                  .kv = kv,
                                                  .q = x,

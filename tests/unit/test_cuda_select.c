@@ -161,7 +161,12 @@ static void run_layout(cuda_fixture *f, const layout *l, const uint32_t *from) {
   memcpy(k, w.k[0], (size_t)l->len[0] * l->dim * sizeof *k);
   memcpy(k + (size_t)l->len[0] * l->dim, w.k[1], (size_t)l->len[1] * l->dim * sizeof *k);
   const uint16_t *dev_k = cuda_put_bf16(f, k, (size_t)n * l->dim);
-  td_op_kv_store_mla(f->stream, &(td_kv_store_mla_args){batch, kv, dev_k, l->dim});
+  td_op_kv_store(f->stream, &(td_kv_store_args){.batch = batch,
+                                                .kv = kv,
+                                                .k = dev_k,
+                                                .k_stride = l->dim,
+                                                .n_heads = 1,
+                                                .head_dim = l->dim});
   n = 0;
   for (uint32_t s = 0; s < 2; s++) {
     const size_t row = (size_t)l->n_heads * l->dim, count = l->len[s] - from[s];

@@ -21,7 +21,12 @@ static void run_index(const world *w, td_stream *stream, td_batch_view batch, co
   const td_kv_view kv = {.pages = (char *)w->pages + entries * td_dtype_bytes(l->kv_dtype),
                          .page_bytes = w->page_bytes,
                          .dtype = l->kv_dtype};
-  td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io->index_k, INDEX_DIM});
+  td_op_kv_store(stream, &(td_kv_store_args){.batch = batch,
+                                             .kv = kv,
+                                             .k = io->index_k,
+                                             .k_stride = INDEX_DIM,
+                                             .n_heads = 1,
+                                             .head_dim = INDEX_DIM});
   if (l->block) {
     td_op_select_blocks(stream, &(td_select_blocks_args){.batch = batch,
                                                          .kv = kv,
@@ -56,7 +61,10 @@ static void run_layer(const world *w, td_stream *stream, td_batch_view batch, la
     io.selected[i] = (int32_t)selected_group(l, p, i % l->top_k);
   }
   if (l->mla) {
-    td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, io.k, e});
+    td_op_kv_store(
+        stream,
+        &(td_kv_store_args){
+            .batch = batch, .kv = kv, .k = io.k, .k_stride = e, .n_heads = 1, .head_dim = e});
     if (l->top_k && !l->group) run_index(w, stream, batch, &io);
     td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
                                                .kv = kv,
@@ -74,14 +82,14 @@ static void run_layer(const world *w, td_stream *stream, td_batch_view batch, la
                                                .scale = w->scale,
                                                .absorbed = l->absorbed});
   } else {
-    td_op_kv_store_gqa(stream, &(td_kv_store_gqa_args){.batch = batch,
-                                                       .kv = kv,
-                                                       .k = io.k,
-                                                       .v = io.v,
-                                                       .k_stride = e,
-                                                       .v_stride = e,
-                                                       .n_kv_heads = l->n_kv_heads,
-                                                       .head_dim = l->head_dim});
+    td_op_kv_store(stream, &(td_kv_store_args){.batch = batch,
+                                               .kv = kv,
+                                               .k = io.k,
+                                               .v = io.v,
+                                               .k_stride = e,
+                                               .v_stride = e,
+                                               .n_heads = l->n_kv_heads,
+                                               .head_dim = l->head_dim});
     if (l->block) run_index(w, stream, batch, &io);
     td_op_attn_gqa(stream, &(td_attn_gqa_args){.batch = batch,
                                                .kv = kv,

@@ -9,8 +9,7 @@
 ONCE(embed)
 ONCE(rmsnorm)
 ONCE(rope)
-ONCE(kv_store_gqa)
-ONCE(kv_store_mla)
+ONCE(kv_store)
 ONCE(router)
 ONCE(top_logits)
 
@@ -103,20 +102,15 @@ static void bench_positions(td_gpu_bench *b, const td_gpu_shape *m, const rows_m
   td_kv_view kv = {.pages = td_gpu_alloc(b, batch.max_pages * page_bytes),
                    .page_bytes = page_bytes,
                    .dtype = TD_BF16};
-  if (m->n_kv_heads) {
-    td_kv_store_gqa_args store = {.batch = batch,
-                                  .kv = kv,
-                                  .k = r->x,
-                                  .v = r->y,
-                                  .k_stride = width / 2,
-                                  .v_stride = width / 2,
-                                  .n_kv_heads = m->n_kv_heads,
-                                  .head_dim = m->head_dim};
-    run_small(b, m, "kv_store", kv_store_gqa_once, &store, n, 4.0 * n * width);
-  } else {
-    td_kv_store_mla_args store = {.batch = batch, .kv = kv, .entry = r->x, .entry_dim = width};
-    run_small(b, m, "kv_store", kv_store_mla_once, &store, n, 4.0 * n * width);
-  }
+  td_kv_store_args store = {.batch = batch,
+                            .kv = kv,
+                            .k = r->x,
+                            .v = m->n_kv_heads ? r->y : NULL,
+                            .k_stride = m->n_kv_heads ? width / 2 : width,
+                            .v_stride = width / 2,
+                            .n_heads = m->n_kv_heads ? m->n_kv_heads : 1,
+                            .head_dim = m->n_kv_heads ? m->head_dim : width};
+  run_small(b, m, "kv_store", kv_store_once, &store, n, 4.0 * n * width);
   td_gpu_free(b, kv.pages);
   td_gpu_free_batch(b, &batch);
 }

@@ -332,42 +332,24 @@ static void store(const td_kv_view *kv, uint32_t page_tokens, td_kv_rows rows, c
   }
 }
 
-static void store_gqa_token(const void *args, size_t t) {
-  const td_kv_store_gqa_args *a = args;
+static void store_token(const void *args, size_t t) {
+  const td_kv_store_args *a = args;
   uint32_t offset;
   char *page = page_of(&a->kv, &a->batch, t, &offset);
   const uint32_t n = a->batch.page_tokens;
-  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
-  for (uint32_t h = 0; h < a->n_kv_heads; h++) {
-    const size_t k = (size_t)h * n + offset, v = (size_t)(a->n_kv_heads + h) * n + offset;
-    size_t from = (size_t)h * a->head_dim;
+  const td_kv_rows rows = td_kv_store_rows(a);
+  for (uint32_t h = 0; h < a->n_heads; h++) {
+    const size_t k = (size_t)h * n + offset, v = (size_t)(a->n_heads + h) * n + offset;
+    const size_t from = (size_t)h * a->head_dim;
     store(&a->kv, n, rows, page, k, (const float *)a->k + t * a->k_stride + from);
-    store(&a->kv, n, rows, page, v, (const float *)a->v + t * a->v_stride + from);
+    if (a->v) store(&a->kv, n, rows, page, v, (const float *)a->v + t * a->v_stride + from);
   }
 }
 
-td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_args *a,
-                                 td_err *err) {
-  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+td_status td_cpu_op_kv_store(td_cpu_stream *stream, const td_kv_store_args *a, td_err *err) {
+  const td_kv_rows rows = td_kv_store_rows(a);
   td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
   if (status != TD_OK) return status;
-  for_rows(stream, a->batch.n_tokens, (size_t)rows.n * rows.dim, store_gqa_token, a);
-  return TD_OK;
-}
-
-static void store_mla_token(const void *args, size_t t) {
-  const td_kv_store_mla_args *a = args;
-  uint32_t offset;
-  char *page = page_of(&a->kv, &a->batch, t, &offset);
-  store(&a->kv, a->batch.page_tokens, td_mla_rows(&a->kv, a->entry_dim), page, offset,
-        (const float *)a->entry + t * a->entry_dim);
-}
-
-td_status td_cpu_op_kv_store_mla(td_cpu_stream *stream, const td_kv_store_mla_args *a,
-                                 td_err *err) {
-  const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
-  if (status != TD_OK) return status;
-  for_rows(stream, a->batch.n_tokens, a->entry_dim, store_mla_token, a);
+  for_rows(stream, a->batch.n_tokens, (size_t)rows.n * rows.dim, store_token, a);
   return TD_OK;
 }

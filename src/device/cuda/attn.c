@@ -10,34 +10,13 @@
 enum { RUN = 8 };         // elements per load in kernels
 enum { PAGE_ROUND = 64 }; // of splits and of pages of gathered entries: whole tiles of keys
 
-td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, td_kv_store_gqa_args *a, td_err *err) {
-  const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
+td_status td_cuda_op_kv_store(td_cuda_stream *stream, td_kv_store_args *a, td_err *err) {
+  const td_kv_rows rows = td_kv_store_rows(a);
   td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   a->batch.fault = stream->fault;
-  td_cu_kv_store_args args = {.batch = a->batch,
-                              .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
-                              .k = a->k,
-                              .v = a->v,
-                              .k_stride = a->k_stride,
-                              .v_stride = a->v_stride,
-                              .n_heads = a->n_kv_heads,
-                              .head_dim = a->head_dim};
-  return TD_CUDA_LAUNCH(stream, kv_store, &args);
-}
-
-td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, td_kv_store_mla_args *a, td_err *err) {
-  const td_kv_rows rows = td_mla_rows(&a->kv, a->entry_dim);
-  td_status status = td_dev_check_batch(&a->batch, &a->kv, TD_BF16, rows, err);
-  if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  a->batch.fault = stream->fault;
-  td_cu_kv_store_args args = {.batch = a->batch,
-                              .kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens),
-                              .k = a->entry,
-                              .k_stride = a->entry_dim,
-                              .n_heads = 1,
-                              .head_dim = a->entry_dim};
-  return TD_CUDA_LAUNCH(stream, kv_store, &args);
+  a->kv = td_cuda_kv_of(&a->kv, rows, a->batch.page_tokens);
+  return TD_CUDA_LAUNCH(stream, kv_store, a);
 }
 
 uint32_t td_cuda_at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes) {
@@ -103,11 +82,11 @@ static td_kv_rows gqa_rows(const td_attn_gqa_args *a) {
   return td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
 }
 
-static td_cu_kv gqa_kv(const td_attn_gqa_args *a) {
+static td_kv_view gqa_kv(const td_attn_gqa_args *a) {
   return td_cuda_kv_of(&a->kv, gqa_rows(a), a->batch.page_tokens);
 }
 
-static td_cu_kv mla_kv(const td_attn_mla_args *a) {
+static td_kv_view mla_kv(const td_attn_mla_args *a) {
   return td_cuda_kv_of(&a->kv, td_mla_rows(&a->kv, a->kv_lora_rank + a->rope_dim),
                        a->batch.page_tokens);
 }

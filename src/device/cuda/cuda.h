@@ -198,9 +198,10 @@ static inline void td_cuda_settle(const td_cuda_dev *dev) {
   if (dev->base.is_in_group) dev->abi->await_idle(); // a failure shows up at the next call
 }
 
-// rows: of a token in a page.
-static inline td_cu_kv td_cuda_kv_of(const td_kv_view *kv, td_kv_rows rows, uint32_t page_tokens) {
-  td_cu_kv out = {.pages = kv->pages, .page_bytes = kv->page_bytes, .dtype = kv->dtype};
+// The view as kernels take it. rows: of a token in a page.
+static inline td_kv_view td_cuda_kv_of(const td_kv_view *kv, td_kv_rows rows,
+                                       uint32_t page_tokens) {
+  td_kv_view out = *kv;
   if (kv->dtype != TD_F8E4M3) return out;
   out.n_codes = td_kv_f8_codes(&rows);
   out.scales_at = (uint32_t)td_kv_f8_scales_at(&rows, page_tokens);

@@ -45,7 +45,7 @@ td_status td_cuda_op_select_keys(td_cuda_stream *stream, td_select_keys_args *a,
   if (status != TD_OK) return status;
   const td_cu_select_args args = {
       .batch = a->batch,
-      .kv = td_cuda_kv_of(&a->kv, (td_kv_rows){0}, 0),
+      .kv = a->kv,
       .q = a->q,
       .weights = a->weights,
       .selected = a->selected,
@@ -66,7 +66,7 @@ td_status td_cuda_op_select_blocks(td_cuda_stream *stream, td_select_blocks_args
   if (status != TD_OK) return status;
   const td_cu_select_args args = {
       .batch = a->batch,
-      .kv = td_cuda_kv_of(&a->kv, (td_kv_rows){0}, 0),
+      .kv = a->kv,
       .q = a->q,
       .selected = a->selected,
       .stride = (td_cuda_max_keys(&a->batch) + (size_t)a->block - 1) / a->block,

@@ -73,10 +73,13 @@ static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
 
 static void store(td_engine *e, const td_attn_store *s) {
   td_mla_store(e, s);
-  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = s->batch,
-                                                        .kv = index_plane(e, s->kv),
-                                                        .entry = s->entry[TD_ACT_V],
-                                                        .entry_dim = e->config->index_dim});
+  const uint32_t dim = e->config->index_dim;
+  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
+                                                .kv = index_plane(e, s->kv),
+                                                .k = s->entry[TD_ACT_V],
+                                                .k_stride = dim,
+                                                .n_heads = 1,
+                                                .head_dim = dim});
 }
 
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,

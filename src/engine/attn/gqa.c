@@ -78,14 +78,14 @@ void td_gqa_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
 void td_gqa_store(td_engine *e, const td_attn_store *s) {
   const td_model_config *c = e->config;
   const size_t kv_dim = c->n_kv_heads * c->head_dim;
-  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = s->batch,
-                                                        .kv = s->kv,
-                                                        .k = s->entry[TD_ACT_K],
-                                                        .v = s->entry[TD_ACT_V],
-                                                        .k_stride = kv_dim,
-                                                        .v_stride = kv_dim,
-                                                        .n_kv_heads = c->n_kv_heads,
-                                                        .head_dim = c->head_dim});
+  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
+                                                .kv = s->kv,
+                                                .k = s->entry[TD_ACT_K],
+                                                .v = s->entry[TD_ACT_V],
+                                                .k_stride = kv_dim,
+                                                .v_stride = kv_dim,
+                                                .n_heads = c->n_kv_heads,
+                                                .head_dim = c->head_dim});
 }
 
 void td_gqa_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, uint32_t layer_idx,

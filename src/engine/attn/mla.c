@@ -81,11 +81,13 @@ void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
 }
 
 void td_mla_store(td_engine *e, const td_attn_store *s) {
-  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = s->batch,
-                                                        .kv = s->kv,
-                                                        .entry = s->entry[TD_ACT_K],
-                                                        .entry_dim = e->config->kv_lora_rank +
-                                                                     e->config->rope_dim});
+  const uint32_t entry = e->config->kv_lora_rank + e->config->rope_dim;
+  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
+                                                .kv = s->kv,
+                                                .k = s->entry[TD_ACT_K],
+                                                .k_stride = entry,
+                                                .n_heads = 1,
+                                                .head_dim = entry});
 }
 
 int32_t *td_mla_selected(const td_engine *e, const td_microbatch *p, size_t token_begin) {
