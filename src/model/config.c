@@ -122,10 +122,12 @@ td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank) {
     st = td_config_bad(r, "q_lora_rank must be a number: the indexer's queries are made of it");
   if (st == TD_OK && c->index_dim < c->rope_dim)
     st = td_config_bad(r, "index_head_dim must not be less than qk_rope_head_dim");
-  // So has the layer behind them that predicts.
-  for (uint32_t i = 0; i <= c->n_layers && i < TD_MAX_LAYERS; i++)
-    td_layers_add(c->index_layers, i);
   return st;
+}
+
+void td_config_set_kind(const td_config_reader *r, const uint64_t *layers, td_attn_kind kind) {
+  for (uint32_t i = 0; i < r->out->n_layers; i++)
+    if (td_layers_have(layers, i)) r->out->kind[i] = (uint8_t)kind;
 }
 
 td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
@@ -230,6 +232,7 @@ static td_status read_family(const td_config_reader *r, const td_family *family,
                              const char *model_type) {
   td_model_config *c = r->out;
   *c = family->defaults;
+  memset(c->kind, c->attn, sizeof c->kind);
   c->family = family;
   c->temperature = c->top_p = 1;
   snprintf(c->arch_name, sizeof c->arch_name, "%s", model_type);

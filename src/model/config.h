@@ -56,6 +56,8 @@ typedef struct {
 // Adds layers by the list called key. An error names the first two of the names.
 td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
                                      const td_layer_name *names, size_t n_names, uint64_t *layers);
+// Makes the layers of a set of this kind.
+void td_config_set_kind(const td_config_reader *r, const uint64_t *layers, td_attn_kind kind);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
 // on.
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);

@@ -59,9 +59,10 @@ typedef struct {
   const td_family *family;
   const td_wrapper *wrapper; // NULL: the checkpoint is a language model alone
   bool has_newer_names;      // of a wrapper: td_settle_names
-  td_attn_kind attn;         // of layers that no other field gives another kind
+  td_attn_kind attn;         // of most layers, and of those that predict
   char arch_name[64];        // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
   uint32_t n_layers, n_vocab, dim, n_heads, max_position;
+  uint8_t kind[TD_MAX_LAYERS]; // td_attn_kind of each layer
   bool tie_embeddings, attention_bias;
   float rms_eps;
   double rope_theta;
@@ -81,11 +82,9 @@ typedef struct {
   uint64_t window_layers[TD_MAX_LAYERS / 64];
   // q_proj has a gate for each query, whose sigmoid multiplies the attention's output.
   bool has_attn_gate;
-  // Gated delta nets in place of attention, in the layers of delta_layers (bit i: layer i); none if
-  // delta_taps is 0. delta_grouped: the input projection's rows are sorted by key head.
-  // delta_tiled: value head h has key head h % delta_k_heads, as in GGUF files. delta_by_channel:
-  // the layers are of the kind KDA.
-  uint64_t delta_layers[TD_MAX_LAYERS / 64];
+  // Gated delta nets in place of attention (DELTA, KDA). delta_grouped: the input projection's rows
+  // are sorted by key head. delta_tiled: value head h has key head h % delta_k_heads, as in GGUF
+  // files. delta_by_channel: the kind is KDA.
   uint32_t delta_k_heads, delta_v_heads, delta_k_dim, delta_v_dim, delta_taps;
   bool delta_grouped, delta_tiled, delta_by_channel;
   bool delta_sigmoid; // of the output's gate, in place of its SiLU
@@ -95,21 +94,18 @@ typedef struct {
   bool latents_eps;     // norms of latents have rms_eps, not MLA's own epsilon
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
-  // Indexer over MLA (DSA): its heads, their width, how many keys it selects for a token, how it
-  // rotates the first rope_dim elements, and the layers that have one (bit i: layer i).
+  // Indexer over MLA (DSA): its heads, their width, how many keys it selects for a token, and how
+  // it rotates the first rope_dim elements.
   uint32_t index_heads, index_dim, index_top_k;
   bool index_interleaved;
-  uint64_t index_layers[TD_MAX_LAYERS / 64];
   uint32_t index_group; // DSA_POOL, GROUPS: positions of a key; index_top_k counts such keys
-  // Indexer over GQA (BLOCKS), in the layers of index_layers: positions in a block, how many blocks
-  // a token sees, and how many of them are always its own and the ones just before. index_block 0:
-  // no indexer over GQA.
+  // Indexer over GQA (BLOCKS): positions in a block, how many blocks a token sees, and how many of
+  // them are always its own and the ones just before.
   uint32_t index_block, index_top_blocks, index_local_blocks;
-  // Pooled attention, kinds NEAR (layers in neither list), POOL and POOL_TOP: positions pooled into
-  // an entry of either kind, their own RoPE base (only they use yarn), and the low-rank output
-  // projection, in groups of heads. window applies to all layers.
+  // Pooled attention, kinds NEAR, POOL and POOL_TOP: positions pooled into an entry of either kind,
+  // their own RoPE base (only they use yarn), and the low-rank output projection, in groups of
+  // heads. window applies to all layers.
   uint32_t pool_group, pool_top_group;
-  uint64_t pool_layers[TD_MAX_LAYERS / 64], pool_top_layers[TD_MAX_LAYERS / 64];
   double pool_theta;
   uint32_t o_groups, o_lora_rank;
   // Hyper-connections: streams of the residual; 0: a plain residual. streams_mean: the head reads
@@ -173,14 +169,7 @@ static inline uint32_t td_model_window(const td_model_config *config, uint32_t l
 
 // A layer's kind of attention.
 static inline td_attn_kind td_model_attn(const td_model_config *config, uint32_t layer_idx) {
-  if (td_layers_have(config->delta_layers, layer_idx))
-    return config->delta_by_channel ? TD_ATTN_KDA : TD_ATTN_DELTA;
-  if (td_layers_have(config->pool_layers, layer_idx)) return TD_ATTN_POOL;
-  if (td_layers_have(config->pool_top_layers, layer_idx)) return TD_ATTN_POOL_TOP;
-  if (config->index_block && td_layers_have(config->index_layers, layer_idx)) return TD_ATTN_BLOCKS;
-  const bool selects = config->attn == TD_ATTN_DSA || config->attn == TD_ATTN_DSA_POOL;
-  const bool is_shared = selects && !td_layers_have(config->index_layers, layer_idx);
-  return is_shared ? TD_ATTN_DSA_SHARED : config->attn;
+  return (td_attn_kind)config->kind[layer_idx];
 }
 
 // The number of layers of a kind.
@@ -221,6 +210,7 @@ typedef struct {
 // expert (shared_dim or n_shared_experts * expert_dim wide), absent without shared experts.
 typedef struct {
   bool is_moe;
+  td_attn_kind kind;
   td_vec attn_norm, mlp_norm;
   td_weight q, k, v, o; // GQA and KDA; q also for MLA without q_lora; o for all kinds
   td_vec q_bias, k_bias, v_bias, o_bias;

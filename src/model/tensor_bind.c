@@ -461,6 +461,7 @@ static const char *stored_name(const td_tensor_binder *b, const td_tensor_spec *
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
+  layer->kind = td_model_attn(b->config, layer_idx);
   const td_family *family = b->config->family;
   unsigned met = td_layer_conditions(b->config, layer_idx);
   for (size_t i = 0; i < family->n_layer; i++) {

@@ -10,7 +10,7 @@
 #define GB ((uint64_t)1000000000)
 
 static const td_model_config deepseek_v3 = {.n_layers = 61,
-                                            .attn = TD_ATTN_MLA,
+                                            .kind = {[0 ... 60] = TD_ATTN_MLA},
                                             .n_vocab = 129280,
                                             .dim = 7168,
                                             .n_heads = 128,

@@ -153,7 +153,7 @@ TEST(reads_indexers) {
     snprintf(json, sizeof json, "{\"model_type\": \"glm_moe_dsa\", \"num_hidden_layers\": 10, %s}",
              cases[i].says);
     c = parse_ok(json, NULL);
-    assert_int_equal(c.index_layers[0], cases[i].layers | 1 << 10); // and the one that predicts
+    assert_int_equal(td_model_attn(&c, 10), TD_ATTN_DSA); // the layer that predicts
     assert_true(c.rope_interleaved && c.index_interleaved && c.index_heads == 32);
     for (uint32_t k = 0; k < 10; k++)
       assert_int_equal(td_model_attn(&c, k),
@@ -194,8 +194,8 @@ TEST(reads_pooled_attention) {
       " \"default\", \"rope_theta\": 5000}, \"compress\": {\"rope_type\": \"default\","
       " \"rope_theta\": 7000, \"partial_rotary_factor\": 0.25}}}",
       NULL);
-  assert_int_equal(c.pool_layers[0], 0x17); // as they are without layer_types
-  assert_int_equal(c.pool_top_layers[0], 8);
+  for (uint32_t i = 0; i < 5; i++) // as they are without layer_types
+    assert_int_equal(td_model_attn(&c, i), i == 3 ? TD_ATTN_POOL_TOP : TD_ATTN_POOL);
   assert_int_equal(c.table_layers[0], 2);
   assert_int_equal(c.pool_top_group, 8);
   assert_int_equal(c.pool_group, 32);
@@ -566,7 +566,7 @@ TEST(prefill_chunk) {
     const td_model_config config = {.n_layers = 1, .n_experts = cases[i][0], .top_k = cases[i][1]};
     assert_int_equal(td_engine_prefill_chunk(&config), cases[i][2]);
     td_model_config mla = config;
-    mla.attn = TD_ATTN_MLA;
+    mla.kind[0] = TD_ATTN_MLA;
     mla.kv_lora_rank = 512;
     assert_int_equal(td_engine_prefill_chunk(&mla), cases[i][2] < 1024 ? 1024 : cases[i][2]);
   }

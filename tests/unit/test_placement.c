@@ -30,7 +30,7 @@ TEST(what_cannot_be) {
       {{.device = "cuda", .devices = "64"}, "--devices 64"},
       {{.device = "cuda", .devices = "0,1,2,3,4,5,6,7,8"}, "up to 8"},
   };
-  const td_model_config plain = {.attn = TD_ATTN_MLA};
+  const td_model_config plain = {.kind = {TD_ATTN_MLA}};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_err err;
     td_status st = td_placement_check(&cases[i].opts, &err);
@@ -44,7 +44,7 @@ TEST(models_that_devices_cannot_share) {
   const td_model_config sinks = {.arch_name = "gpt_oss", .window = 128};
   const td_model_config states = {.arch_name = "qwen3_next",
                                   .n_layers = 1,
-                                  .delta_layers = {1},
+                                  .kind = {TD_ATTN_DELTA},
                                   .delta_k_heads = 1,
                                   .delta_v_heads = 1,
                                   .delta_k_dim = 8,
@@ -52,7 +52,7 @@ TEST(models_that_devices_cannot_share) {
                                   .delta_taps = 4};
   const td_model_config pooled = {.arch_name = "deepseek_v4",
                                   .n_layers = 1,
-                                  .attn = TD_ATTN_NEAR,
+                                  .kind = {TD_ATTN_NEAR},
                                   .window = 128,
                                   .head_dim = 8};
   static const td_runtime_opts one[] = {
@@ -83,16 +83,16 @@ TEST(fp8_pages) {
     td_model_config config;
     const char *words; // NULL: there are
   } list[] = {
-      {{.kv_lora_rank = 512, .rope_dim = 64, .attn = TD_ATTN_MLA}, NULL},
-      {{.n_kv_heads = 4, .head_dim = 128, .attn = TD_ATTN_GQA}, NULL},
-      {{.n_kv_heads = 4, .head_dim = 24, .attn = TD_ATTN_GQA}, "24 elements"},
-      {{.kv_lora_rank = 512, .rope_dim = 68, .attn = TD_ATTN_MLA}, "68 of them rotary"},
-      {{.attn = TD_ATTN_BLOCKS, .head_dim = 128}, "blocks that an indexer selects"},
-      {{.attn = TD_ATTN_DSA, .kv_lora_rank = 512}, "keys that an indexer selects"},
-      {{.attn = TD_ATTN_DSA_SHARED, .kv_lora_rank = 512}, "keys that an indexer selects"},
-      {{.attn = TD_ATTN_NEAR, .head_dim = 512}, "pooled keys"},
-      {{.attn = TD_ATTN_POOL, .head_dim = 512}, "pooled keys"},
-      {{.attn = TD_ATTN_POOL_TOP, .head_dim = 512}, "pooled keys"},
+      {{.kv_lora_rank = 512, .rope_dim = 64, .kind = {[0 ... 60] = TD_ATTN_MLA}}, NULL},
+      {{.n_kv_heads = 4, .head_dim = 128, .kind = {TD_ATTN_GQA}}, NULL},
+      {{.n_kv_heads = 4, .head_dim = 24, .kind = {TD_ATTN_GQA}}, "24 elements"},
+      {{.kv_lora_rank = 512, .rope_dim = 68, .kind = {TD_ATTN_MLA}}, "68 of them rotary"},
+      {{.kind = {TD_ATTN_BLOCKS}, .head_dim = 128}, "blocks that an indexer selects"},
+      {{.kind = {TD_ATTN_DSA}, .kv_lora_rank = 512}, "keys that an indexer selects"},
+      {{.kind = {TD_ATTN_DSA_SHARED}, .kv_lora_rank = 512}, "keys that an indexer selects"},
+      {{.kind = {TD_ATTN_NEAR}, .head_dim = 512}, "pooled keys"},
+      {{.kind = {TD_ATTN_POOL}, .head_dim = 512}, "pooled keys"},
+      {{.kind = {TD_ATTN_POOL_TOP}, .head_dim = 512}, "pooled keys"},
   };
   td_runtime_opts opts = {.device = "cpu"};
   td_err err;

@@ -157,7 +157,7 @@ TEST(prediction_of_guesses) {
 TEST(prediction_of_verifying) {
   td_model_config config = {.n_layers = 1,
                             .dim = 64,
-                            .delta_layers = {1},
+                            .kind = {TD_ATTN_DELTA},
                             .delta_k_heads = 16,
                             .delta_v_heads = 32,
                             .delta_k_dim = 128,

@@ -22,6 +22,7 @@ static uint32_t smaller(uint32_t n, uint32_t shrink) {
 static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
   const td_family *family = &td_family_deepseek_v3;
   td_model_config c = family->defaults;
+  memset(c.kind, c.attn, sizeof c.kind);
   for (size_t i = 0; i < family->n_keys; i++)
     memcpy((char *)&c + family->keys[i].offset, &family->keys[i].fallback, sizeof(uint32_t));
   c.family = family;
@@ -147,7 +148,7 @@ static void place_tensor(const td_model_config *c, arena *a, const td_tensor_spe
 static void place_layer(td_gpu_model *m, arena *a, uint32_t layer_idx, td_layer *layer) {
   const td_model_config *c = &m->config;
   const unsigned met = td_layer_conditions(c, layer_idx);
-  *layer = (td_layer){.is_moe = td_model_is_moe(c, layer_idx)};
+  *layer = (td_layer){.is_moe = td_model_is_moe(c, layer_idx), .kind = td_model_attn(c, layer_idx)};
   for (size_t i = 0; i < c->family->n_layer; i++) {
     const td_tensor_spec *p = &c->family->layer[i];
     if (!(p->conditions & ~met)) place_tensor(c, a, p, layer);

@@ -45,10 +45,6 @@ static pool_rows rows_of(const td_engine *e, const td_microbatch *p, td_attn_kin
   return at;
 }
 
-static td_attn_kind kind_of(const td_layer *layer) {
-  return layer->index_q.rows ? TD_ATTN_POOL_TOP : layer->pool.x.rows ? TD_ATTN_POOL : TD_ATTN_NEAR;
-}
-
 static const float *angles_of(const td_engine *e, td_attn_kind kind) {
   return kind == TD_ATTN_NEAR ? e->cos_sin : e->pool_cos_sin;
 }
@@ -83,7 +79,7 @@ static void project_index(td_engine *e, const td_microbatch *p, const td_layer *
 
 static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
-  const td_attn_kind kind = kind_of(layer);
+  const td_attn_kind kind = layer->kind;
   const pool_rows at = rows_of(e, p, kind);
   const uint32_t q_dim = c->n_heads * c->head_dim;
   const td_vec none = {0};
@@ -176,7 +172,7 @@ static void project_out(td_engine *e, const td_microbatch *p, const td_layer *la
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   const td_model_config *c = e->config;
-  const td_attn_kind kind = td_model_attn(c, layer_idx);
+  const td_attn_kind kind = layer->kind;
   const pool_rows at = rows_of(e, p, kind);
   const td_pool_places places = td_attn_pool_places(c, kind, e->layout.page_tokens);
   const size_t q_dim = (size_t)c->n_heads * c->head_dim;

@@ -42,9 +42,9 @@ static td_status read_layer(const td_config_reader *r, const cJSON *entry, uint3
   const char *type = cJSON_IsString(entry) ? entry->valuestring : "";
   const double rate = cJSON_IsNumber(entry) ? entry->valuedouble : -1;
   if (strcmp(type, pool_type) == 0 || rate == 128) {
-    td_layers_add(r->out->pool_layers, layer_idx);
+    r->out->kind[layer_idx] = TD_ATTN_POOL;
   } else if (strcmp(type, top_type) == 0 || rate == 4) {
-    td_layers_add(r->out->pool_top_layers, layer_idx);
+    r->out->kind[layer_idx] = TD_ATTN_POOL_TOP;
   } else if (strcmp(type, near_type) != 0 && rate != 0) {
     return td_config_bad(r, cJSON_IsString(entry) ? "layer_types must hold \"sliding_attention\", "
                                                     "\"compressed_sparse_attention\" or "
@@ -59,7 +59,7 @@ static td_status read_layers(const td_config_reader *r) {
   const cJSON *types = td_json_get(r->root, "layer_types");
   if (!types) types = td_json_get(r->root, "compress_ratios");
   for (uint32_t i = 0; !types && i < c->n_layers; i++)
-    td_layers_add(i > 2 && i % 2 ? c->pool_top_layers : c->pool_layers, i);
+    c->kind[i] = i > 2 && i % 2 ? TD_ATTN_POOL_TOP : TD_ATTN_POOL;
   if (!types) return TD_OK;
   uint32_t i = 0;
   td_status st = TD_OK;

@@ -4,18 +4,18 @@
 td_status td_config_read_delta(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t interval = 4;
+  uint64_t layers[TD_MAX_LAYERS / 64] = {0};
   td_status st = td_config_uint(r, r->root, "full_attention_interval", 1, INT32_MAX, &interval);
   if (st != TD_OK) return st;
   static const td_layer_name names[] = {
       {"linear_attention", true}, {"full_attention", false}, {"indexed_attention", false}};
   if (td_json_get(r->root, "layer_types")) {
-    st = td_config_read_layer_names(r, "layer_types", names, c->index_group ? 3 : 2,
-                                    c->delta_layers);
+    st = td_config_read_layer_names(r, "layer_types", names, c->index_group ? 3 : 2, layers);
   } else {
     for (uint32_t i = 0; i < c->n_layers; i++)
-      if ((i + 1) % interval) td_layers_add(c->delta_layers, i);
+      if ((i + 1) % interval) td_layers_add(layers, i);
   }
-  return st == TD_OK ? td_config_check_delta(r) : st;
+  return st == TD_OK ? td_config_set_delta(r, layers) : st;
 }
 
 td_status td_config_read_kda_heads(const td_config_reader *r) {
@@ -31,12 +31,11 @@ td_status td_config_read_kda_heads(const td_config_reader *r) {
   return st;
 }
 
-td_status td_config_check_delta(const td_config_reader *r) {
+td_status td_config_set_delta(const td_config_reader *r, const uint64_t *layers) {
   const td_model_config *c = r->out;
-  uint32_t n_delta = 0;
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    n_delta += td_layers_have(c->delta_layers, i);
-  if (n_delta == c->n_layers)
+  const td_attn_kind kind = c->delta_by_channel ? TD_ATTN_KDA : TD_ATTN_DELTA;
+  td_config_set_kind(r, layers, kind);
+  if (td_model_n_attn(c, kind) == c->n_layers)
     return td_config_bad(r, "at least one layer must be of type \"full_attention\"");
   if (c->delta_v_heads % c->delta_k_heads)
     return td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");

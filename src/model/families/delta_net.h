@@ -23,8 +23,8 @@
 td_status td_config_read_delta(const td_config_reader *r);
 // The heads of Kimi delta attention: keys of their own (TD_KDA_KEYS), or in linear_attn_config.
 td_status td_config_read_kda_heads(const td_config_reader *r);
-// The checks alone.
-td_status td_config_check_delta(const td_config_reader *r);
+// Makes these layers delta nets, and checks them.
+td_status td_config_set_delta(const td_config_reader *r, const uint64_t *layers);
 
 #define TD_DELTA_PLACES                                                                            \
   TD_MATRIX(CONV, "linear_attn.conv1d.weight", delta_conv, DELTA_QKV, DELTA_TAPS, TD_IF_DELTA),    \

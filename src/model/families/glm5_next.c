@@ -40,9 +40,7 @@ static td_status read_decays(const td_config_reader *r) {
   if (part && is_safe && bound == 0) bound = -5;
   r->out->delta_bound = (float)bound;
   if (st == TD_OK) st = td_config_read_delta(r);
-  for (uint32_t i = 0; i < r->out->n_layers && st == TD_OK; i++)
-    if (td_layers_have(r->out->delta_layers, i)) return TD_OK;
-  if (st != TD_OK) return st;
+  if (st != TD_OK || td_model_n_attn(r->out, TD_ATTN_KDA)) return st;
   return td_fail(r->err, TD_EUNSUPPORTED,
                  "%s: layer_types without \"linear_attention\" is not supported", r->file);
 }
@@ -66,8 +64,7 @@ static td_status read_selection(const td_config_reader *r) {
   c->index_top_k /= c->index_group;
   if (st == TD_OK) st = td_config_read_index_layers(r);
   for (uint32_t i = 0; i < c->n_layers && st == TD_OK; i++) {
-    if (td_layers_have(c->delta_layers, i) || td_layers_have(c->index_layers, i)) continue;
-    if (i == 0 || td_layers_have(c->delta_layers, i - 1))
+    if (c->kind[i] == TD_ATTN_DSA_SHARED && (i == 0 || c->kind[i - 1] == TD_ATTN_KDA))
       st = td_config_bad(r, "a layer without an indexer must follow one that attends to keys");
   }
   return st;

@@ -14,7 +14,7 @@ static const td_config_key keys[] = {
 static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_read_dsa(r, 2048);
   if (st == TD_OK) st = td_config_read_index_layers(r);
-  if (st == TD_OK && !(r->out->index_layers[0] & 1))
+  if (st == TD_OK && r->out->kind[0] != TD_ATTN_DSA)
     st = td_config_bad(r, "the first layer must have an indexer");
   if (st == TD_OK) st = td_config_read_moe_layers(r, 3);
   if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);

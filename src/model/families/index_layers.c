@@ -5,9 +5,8 @@
 #include "model/families/family.h"
 
 static void set_index(td_model_config *c, uint32_t layer_idx, bool has_indexer) {
-  const uint64_t bit = (uint64_t)1 << layer_idx % 64;
-  c->index_layers[layer_idx / 64] &= ~bit;
-  if (has_indexer) c->index_layers[layer_idx / 64] |= bit;
+  if (c->kind[layer_idx] != TD_ATTN_KDA)
+    c->kind[layer_idx] = (uint8_t)(has_indexer ? c->attn : TD_ATTN_DSA_SHARED);
 }
 
 // An entry for each layer: "full", with an indexer, or "shared".

@@ -32,20 +32,18 @@ static td_status read_numbers(const td_config_reader *r, const cJSON *list, uint
 }
 
 static td_status read_lists(const td_config_reader *r, const cJSON *kda, const cJSON *full) {
-  td_model_config *c = r->out;
-  uint64_t attention[TD_MAX_LAYERS / 64] = {0};
-  td_status st = read_numbers(r, kda, c->delta_layers);
+  uint64_t layers[TD_MAX_LAYERS / 64] = {0}, attention[TD_MAX_LAYERS / 64] = {0};
+  td_status st = read_numbers(r, kda, layers);
   if (st == TD_OK) st = read_numbers(r, full, attention);
-  for (uint32_t i = 0; i < c->n_layers && st == TD_OK; i++) {
-    if (td_layers_have(c->delta_layers, i) == td_layers_have(attention, i))
+  for (uint32_t i = 0; i < r->out->n_layers && st == TD_OK; i++) {
+    if (td_layers_have(layers, i) == td_layers_have(attention, i))
       st = td_config_bad(r, "each layer must be in kda_layers or in full_attn_layers");
   }
-  return st;
+  return st == TD_OK ? td_config_set_delta(r, layers) : st;
 }
 
 // As published, in a part of its own, or as transformers writes it.
 static td_status read_layers(const td_config_reader *r) {
-  td_model_config *c = r->out;
   const cJSON *part = td_json_get(r->root, "linear_attn_config");
   const cJSON *kda = td_json_get(part, "kda_layers"), *full = td_json_get(part, "full_attn_layers");
   td_status st = td_config_read_kda_heads(r);
@@ -53,16 +51,12 @@ static td_status read_layers(const td_config_reader *r) {
   const bool has_lists = cJSON_IsArray(kda) && cJSON_IsArray(full);
   if ((kda || full) && !has_lists)
     return td_config_bad(r, "kda_layers and full_attn_layers must be arrays of layers");
-  if (has_lists && !td_json_get(r->root, "layer_types")) {
-    st = read_lists(r, kda, full);
-    return st == TD_OK ? td_config_check_delta(r) : st;
-  }
-  if (!td_json_get(r->root, "layer_types")) {
-    for (uint32_t i = 0; i < c->n_layers; i++)
-      if (i == 0 || i % 4) td_layers_add(c->delta_layers, i);
-    return td_config_check_delta(r);
-  }
-  return td_config_read_delta(r);
+  if (td_json_get(r->root, "layer_types")) return td_config_read_delta(r);
+  if (has_lists) return read_lists(r, kda, full);
+  uint64_t layers[TD_MAX_LAYERS / 64] = {0};
+  for (uint32_t i = 0; i < r->out->n_layers; i++)
+    if (i == 0 || i % 4) td_layers_add(layers, i);
+  return td_config_set_delta(r, layers);
 }
 
 static td_status read_rest(const td_config_reader *r) {

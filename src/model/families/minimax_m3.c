@@ -74,10 +74,14 @@ static td_status read_selection(const td_config_reader *r) {
       st = td_config_uint(r, sparse, "sparse_local_block", 0, 1u << 16, &c->index_local_blocks);
     if (st == TD_OK) st = td_config_uint(r, sparse, "sparse_init_block", 0, 0, &n_first);
   }
-  if (st != TD_OK || (!types && !freq)) return st;
-  return types ? read_layers(r, types, "layer_types", "minimax_m3_sparse", "full_attention",
-                             c->index_layers)
-               : read_layers(r, freq, "sparse_attention_freq", "1", "0", c->index_layers);
+  uint64_t layers[TD_MAX_LAYERS / 64] = {0};
+  if (st == TD_OK && types) {
+    st = read_layers(r, types, "layer_types", "minimax_m3_sparse", "full_attention", layers);
+  } else if (st == TD_OK && freq) {
+    st = read_layers(r, freq, "sparse_attention_freq", "1", "0", layers);
+  }
+  td_config_set_kind(r, layers, TD_ATTN_BLOCKS);
+  return st;
 }
 
 static td_status check_selection(const td_config_reader *r) {

@@ -83,7 +83,7 @@ static td_status read_ngrams(const td_config_reader *r) {
     int64_t id;
     if (!td_json_whole(item, 1, c->n_layers, &id))
       return td_config_bad(r, "ple_layer_ids must hold numbers of layers, from 1 on");
-    if (!td_layers_have(c->delta_layers, (uint32_t)id - 1))
+    if (c->kind[id - 1] != TD_ATTN_DELTA)
       return td_config_bad(r, "ple_layer_ids must hold layers of type \"linear_attention\"");
     td_layers_add(c->ngram_layers, (uint32_t)id - 1);
     has_any = true;
