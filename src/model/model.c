@@ -124,7 +124,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
 
 static void count_layer(td_model_stats *s, const td_model *m, uint32_t layer_idx) {
   const td_family *family = m->config.family;
-  const unsigned met = td_layer_conditions(&m->config, layer_idx);
+  const uint64_t met = td_layer_conditions(&m->config, layer_idx);
   for (size_t i = 0; i < family->n_layer; i++) {
     const td_tensor_spec *p = &family->layer[i];
     if (!(p->conditions & ~met)) count_place(s, &m->config, p, &m->binding.layers[layer_idx]);
@@ -133,7 +133,7 @@ static void count_layer(td_model_stats *s, const td_model *m, uint32_t layer_idx
 
 static td_model_stats count_all(const td_model *m) {
   td_model_stats s = {0};
-  const unsigned met = td_end_conditions(&m->config);
+  const uint64_t met = td_end_conditions(&m->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
     const td_tensor_spec *p = &td_end_places[i];
     if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.ends);

@@ -48,7 +48,7 @@ static td_weight *experts_of(td_weight *experts, const td_model_config *c, const
 
 static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
                        const td_format *format, td_weight *experts) {
-  const unsigned met = td_layer_conditions(c, idx);
+  const uint64_t met = td_layer_conditions(c, idx);
   layer->is_moe = td_model_is_moe(c, idx);
   layer->kind = td_model_attn(c, idx);
   for (size_t i = 0; i < c->family->n_layer; i++) {

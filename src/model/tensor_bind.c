@@ -463,7 +463,7 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
   layer->kind = td_model_attn(b->config, layer_idx);
   const td_family *family = b->config->family;
-  unsigned met = td_layer_conditions(b->config, layer_idx);
+  uint64_t met = td_layer_conditions(b->config, layer_idx);
   for (size_t i = 0; i < family->n_layer; i++) {
     const td_tensor_spec *p = &family->layer[i];
     if (p->conditions & ~met) continue;
@@ -560,7 +560,7 @@ static td_status bind_ends(td_tensor_binder *b) {
   char name[TD_MAX_TENSOR_NAME];
   td_tensor_name(b->config, "lm_head.weight", name);
   if (td_store_find(b->store, name) >= 0) b->config->tie_embeddings = false;
-  unsigned met = td_end_conditions(b->config);
+  uint64_t met = td_end_conditions(b->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
     td_tensor_spec p = td_end_places[i];
     if (p.conditions & ~met) continue;

@@ -13,16 +13,16 @@
 
 const td_tensor_spec td_end_places[] = {
     END(PLAIN, "model.embed_tokens.weight", embed, VOCAB, MODEL, 0),
-    END(VEC, "model.norm.weight", final_norm, MODEL, ONE, TD_IF_NORM),
-    END(WEIGHT, "lm_head.weight", lm_head, VOCAB, MODEL, TD_IF_UNTIED),
-    END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, TD_IF_STREAMS),
-    END(F32, "hc_head_base", hyper.base, STREAMS, ONE, TD_IF_STREAMS),
-    END(F32, "hc_head_scale", hyper.scale, ONE, ONE, TD_IF_STREAMS),
-    END(NORM1, MIXER ".hc_norm.weight", hyper.norm, STREAM_WIDTH, ONE, TD_IF_GATED),
+    END(VEC, "model.norm.weight", final_norm, MODEL, ONE, TD_IF(NORM)),
+    END(WEIGHT, "lm_head.weight", lm_head, VOCAB, MODEL, TD_IF(UNTIED)),
+    END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, TD_IF(STREAMS)),
+    END(F32, "hc_head_base", hyper.base, STREAMS, ONE, TD_IF(STREAMS)),
+    END(F32, "hc_head_scale", hyper.scale, ONE, ONE, TD_IF(STREAMS)),
+    END(NORM1, MIXER ".hc_norm.weight", hyper.norm, STREAM_WIDTH, ONE, TD_IF(GATED)),
     END(LATENT, MIXER ".input_mix_weight_down.weight", hyper.down, HYPER_RANK, STREAM_WIDTH,
-        TD_IF_GATED),
+        TD_IF(GATED)),
     END(LATENT, MIXER ".input_mix_weight_up.weight", hyper.up, STREAM_WIDTH, HYPER_RANK,
-        TD_IF_GATED),
+        TD_IF(GATED)),
 };
 const size_t td_n_end_places = TD_COUNT(td_end_places);
 
@@ -124,25 +124,25 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   return 0;
 }
 
-unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
-  unsigned met = c->q_lora_rank ? TD_IF_Q_LORA : TD_IF_Q_WHOLE;
-  met |= td_model_is_moe(c, layer_idx) ? TD_IF_MOE : TD_IF_DENSE;
-  met |= 1u << (TD_IF_FIRST_KIND + td_model_attn(c, layer_idx));
-  met |= c->has_split_experts ? TD_IF_SPLIT : TD_IF_PAIRS;
-  met |= td_layers_have(c->table_layers, layer_idx) ? TD_IF_TABLE : TD_IF_ROUTED;
-  const unsigned index = TD_IF_DSA | TD_IF_DSA_POOL;
-  const unsigned latent = TD_IF_MLA | TD_IF_DSA_SHARED | index;
-  if (met & latent) met |= TD_IF_LATENT;
-  if (met & index) met |= TD_IF_INDEX;
-  if (td_layers_have(c->ngram_layers, layer_idx)) met |= TD_IF_NGRAMS;
-  if (c->attention_bias) met |= TD_IF_BIAS;
-  if (c->n_shared_experts) met |= TD_IF_SHARED;
-  if (c->qk_norm) met |= TD_IF_QK_NORM;
+uint64_t td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
+  uint64_t met = c->q_lora_rank ? TD_IF(Q_LORA) : TD_IF(Q_WHOLE);
+  met |= td_model_is_moe(c, layer_idx) ? TD_IF(MOE) : TD_IF(DENSE);
+  met |= TD_IF(GQA) << td_model_attn(c, layer_idx);
+  met |= c->has_split_experts ? TD_IF(SPLIT) : TD_IF(PAIRS);
+  met |= td_layers_have(c->table_layers, layer_idx) ? TD_IF(TABLE) : TD_IF(ROUTED);
+  const uint64_t index = TD_IF(DSA) | TD_IF(DSA_POOL);
+  const uint64_t latent = TD_IF(MLA) | TD_IF(DSA_SHARED) | index;
+  if (met & latent) met |= TD_IF(LATENT);
+  if (met & index) met |= TD_IF(INDEX);
+  if (td_layers_have(c->ngram_layers, layer_idx)) met |= TD_IF(NGRAMS);
+  if (c->attention_bias) met |= TD_IF(BIAS);
+  if (c->n_shared_experts) met |= TD_IF(SHARED);
+  if (c->qk_norm) met |= TD_IF(QK_NORM);
   return met;
 }
 
-unsigned td_end_conditions(const td_model_config *c) {
+uint64_t td_end_conditions(const td_model_config *c) {
   const bool has_head = c->n_streams && !c->streams_mean && !c->hyper_rank;
-  return (c->tie_embeddings ? 0 : TD_IF_UNTIED) | (has_head ? TD_IF_STREAMS : 0) |
-         (c->hyper_rank ? TD_IF_GATED : TD_IF_NORM);
+  return (c->tie_embeddings ? 0 : TD_IF(UNTIED)) | (has_head ? TD_IF(STREAMS) : 0) |
+         (c->hyper_rank ? TD_IF(GATED) : TD_IF(NORM));
 }

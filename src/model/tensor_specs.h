@@ -75,32 +75,32 @@ typedef enum {
 #undef X
 } td_dim;
 
-// Conditions under which a layer has a tensor.
-#define TD_IF_FIRST_KIND 18
+// Conditions under which a layer has a tensor: TD_IF(NAME) is a bit.
 enum {
-  TD_IF_Q_LORA = 1 << 0,
-  TD_IF_Q_WHOLE = 1 << 1, // without q_lora
-  TD_IF_BIAS = 1 << 2,
-  TD_IF_DENSE = 1 << 3,
-  TD_IF_MOE = 1 << 4,
-  TD_IF_SHARED = 1 << 5,
-  TD_IF_UNTIED = 1 << 6,
-  TD_IF_QK_NORM = 1 << 7,
-  TD_IF_PAIRS = 1 << 8,    // rows of gate and up alternate
-  TD_IF_SPLIT = 1 << 9,    // they do not
-  TD_IF_TABLE = 1 << 10,   // token ids say which experts
-  TD_IF_ROUTED = 1 << 11,  // they do not
-  TD_IF_STREAMS = 1 << 12, // which the head reads by scores
-  TD_IF_LATENT = 1 << 13,  // of a kind of latent attention
-  TD_IF_INDEX = 1 << 14,   // of one with an indexer of its own
-  TD_IF_NGRAMS = 1 << 15,
-  TD_IF_GATED = 1 << 16, // streams that the head reads by gates
-  TD_IF_NORM = 1 << 17,  // which it does not, so that a norm is the last
-// TD_IF_GQA, TD_IF_MLA and so on: the layer is of this kind of attention.
-#define TD_ATTN_CONDITION(KIND, name) TD_IF_##KIND = 1 << (TD_IF_FIRST_KIND + TD_ATTN_##KIND),
-  TD_ATTN_KINDS(TD_ATTN_CONDITION)
-#undef TD_ATTN_CONDITION
+  TD_BIT_Q_LORA,
+  TD_BIT_Q_WHOLE, // without q_lora
+  TD_BIT_BIAS,
+  TD_BIT_DENSE,
+  TD_BIT_MOE,
+  TD_BIT_SHARED,
+  TD_BIT_UNTIED,
+  TD_BIT_QK_NORM,
+  TD_BIT_PAIRS,   // rows of gate and up alternate
+  TD_BIT_SPLIT,   // they do not
+  TD_BIT_TABLE,   // token ids say which experts
+  TD_BIT_ROUTED,  // they do not
+  TD_BIT_STREAMS, // which the head reads by scores
+  TD_BIT_LATENT,  // of a kind of latent attention
+  TD_BIT_INDEX,   // of one with an indexer of its own
+  TD_BIT_NGRAMS,
+  TD_BIT_GATED, // streams that the head reads by gates
+  TD_BIT_NORM,  // which it does not, so that a norm is the last
+// TD_BIT_GQA, TD_BIT_MLA and so on: the layer is of this kind of attention.
+#define TD_ATTN_BIT(KIND, name) TD_BIT_##KIND,
+  TD_ATTN_KINDS(TD_ATTN_BIT)
+#undef TD_ATTN_BIT
 };
+#define TD_IF(NAME) ((uint64_t)1 << TD_BIT_##NAME)
 
 typedef enum {
   TD_SPEC_VEC,    // td_vec
@@ -128,7 +128,7 @@ typedef struct {
   td_place_kind kind;
   size_t offset; // of the destination field
   td_dim rows, cols;
-  unsigned conditions;
+  uint64_t conditions;
   const char *alias; // what other checkpoints of the family call it; NULL: no other name
 } td_tensor_spec;
 
@@ -159,5 +159,5 @@ bool td_tensor_layer(const td_model_config *config, const char *name, uint32_t *
 
 uint32_t td_dim_value(const td_model_config *config, td_dim dim);
 // Bit mask of conditions a layer meets. It has the tensors all of whose conditions are in the mask.
-unsigned td_layer_conditions(const td_model_config *config, uint32_t layer_idx);
-unsigned td_end_conditions(const td_model_config *config);
+uint64_t td_layer_conditions(const td_model_config *config, uint32_t layer_idx);
+uint64_t td_end_conditions(const td_model_config *config);

@@ -131,42 +131,44 @@ const td_wrapper *td_wrapper_find(const char *model_type);
       TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, KV, MODEL, 0),                               \
       TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, KV, MODEL, 0),                               \
       TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, Q, 0),                                \
-      TD_VECTOR("self_attn.q_proj.bias", q_bias, Q, TD_IF_BIAS),                                   \
-      TD_VECTOR("self_attn.k_proj.bias", k_bias, KV, TD_IF_BIAS),                                  \
-      TD_VECTOR("self_attn.v_proj.bias", v_bias, KV, TD_IF_BIAS)
+      TD_VECTOR("self_attn.q_proj.bias", q_bias, Q, TD_IF(BIAS)),                                  \
+      TD_VECTOR("self_attn.k_proj.bias", k_bias, KV, TD_IF(BIAS)),                                 \
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, KV, TD_IF(BIAS))
 
-#define TD_OUT_BIAS_PLACE TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF_BIAS)
+#define TD_OUT_BIAS_PLACE TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF(BIAS))
 
 // Norms of queries and keys, for each head by itself.
 #define TD_QK_NORM_PLACES                                                                          \
-  TD_VECTOR("self_attn.q_norm.weight", q_norm, HEAD, TD_IF_QK_NORM),                               \
-      TD_VECTOR("self_attn.k_norm.weight", k_norm, HEAD, TD_IF_QK_NORM)
+  TD_VECTOR("self_attn.q_norm.weight", q_norm, HEAD, TD_IF(QK_NORM)),                              \
+      TD_VECTOR("self_attn.k_norm.weight", k_norm, HEAD, TD_IF(QK_NORM))
 
 // Multi-head latent attention.
 #define TD_MLA_PLACES                                                                              \
-  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, MLA_Q, MODEL, TD_IF_LATENT | TD_IF_Q_WHOLE),     \
-      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, MLA_OUT, TD_IF_LATENT),               \
-      TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF_LATENT | TD_IF_BIAS),                \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, MLA_Q, MODEL, TD_IF(LATENT) | TD_IF(Q_WHOLE)),   \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, MLA_OUT, TD_IF(LATENT)),              \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, MODEL, TD_IF(LATENT) | TD_IF(BIAS)),              \
       TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, Q_LORA, MODEL,                           \
-                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
+                TD_IF(LATENT) | TD_IF(Q_LORA)),                                                    \
       TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, Q_LORA,                                       \
-                TD_IF_LATENT | TD_IF_Q_LORA | TD_IF_BIAS),                                         \
-      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, Q_LORA, TD_IF_LATENT | TD_IF_Q_LORA),  \
+                TD_IF(LATENT) | TD_IF(Q_LORA) | TD_IF(BIAS)),                                      \
+      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, Q_LORA,                                \
+                TD_IF(LATENT) | TD_IF(Q_LORA)),                                                    \
       TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, MLA_Q, Q_LORA,                           \
-                TD_IF_LATENT | TD_IF_Q_LORA),                                                      \
-      TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, KV_A, MODEL, TD_IF_LATENT),   \
-      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, KV_A, TD_IF_LATENT | TD_IF_BIAS),  \
-      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, KV_LORA, TD_IF_LATENT),              \
-      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, KV_B, KV_LORA, TD_IF_LATENT)
+                TD_IF(LATENT) | TD_IF(Q_LORA)),                                                    \
+      TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, KV_A, MODEL, TD_IF(LATENT)),  \
+      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, KV_A,                              \
+                TD_IF(LATENT) | TD_IF(BIAS)),                                                      \
+      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, KV_LORA, TD_IF(LATENT)),             \
+      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, KV_B, KV_LORA, TD_IF(LATENT))
 
 // The indexer of MLA over selected keys.
 #define TD_INDEX_PLACES                                                                            \
-  TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF_INDEX),       \
-      TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, INDEX_K, MODEL, TD_IF_INDEX),      \
-      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, INDEX_K, TD_IF_INDEX),              \
-      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, INDEX_K, TD_IF_INDEX),           \
+  TD_MATRIX(LATENT, "self_attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF(INDEX)),      \
+      TD_MATRIX(LATENT, "self_attn.indexer.wk.weight", index_k, INDEX_K, MODEL, TD_IF(INDEX)),     \
+      TD_VECTOR("self_attn.indexer.k_norm.weight", index_norm, INDEX_K, TD_IF(INDEX)),             \
+      TD_VECTOR("self_attn.indexer.k_norm.bias", index_norm_bias, INDEX_K, TD_IF(INDEX)),          \
       TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS,       \
-                MODEL, TD_IF_INDEX)
+                MODEL, TD_IF(INDEX))
 
 // Scores of hyper-connections, in front of a block.
 #define TD_HYPER_PLACES(name, field)                                                               \
@@ -187,13 +189,13 @@ const td_wrapper *td_wrapper_find(const char *model_type);
       TD_RENAMED(WEIGHT, name ".down_proj.weight", mlp_down, MODEL, width, conditions,             \
                  alias ".down_proj.weight")
 
-#define TD_DENSE_PLACES TD_MLP_PLACES("mlp", DENSE, TD_IF_DENSE)
+#define TD_DENSE_PLACES TD_MLP_PLACES("mlp", DENSE, TD_IF(DENSE))
 
 // The experts (names after td_family.experts and the expert's number).
 #define TD_EACH_EXPERT_PLACES                                                                      \
-  TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF_MOE),                           \
-      TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF_MOE),                           \
-      TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF_MOE)
+  TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF(MOE)),                          \
+      TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF(MOE)),                          \
+      TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF(MOE))
 
 // As Mixtral calls them, and as transformers does.
 #define TD_W_EXPERT_PLACES(conditions)                                                             \
@@ -203,11 +205,11 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 
 // The router and its experts.
 #define TD_EXPERT_PLACES                                                                           \
-  TD_MATRIX(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF_MOE), TD_EACH_EXPERT_PLACES
+  TD_MATRIX(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF(MOE)), TD_EACH_EXPERT_PLACES
 
-#define TD_ROUTER_BIAS_PLACE(name) TD_MATRIX(F32, name, router_bias, EXPERTS, ONE, TD_IF_MOE)
+#define TD_ROUTER_BIAS_PLACE(name) TD_MATRIX(F32, name, router_bias, EXPERTS, ONE, TD_IF(MOE))
 
-#define TD_SHARED_PLACES TD_MLP_PLACES("mlp.shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED)
+#define TD_SHARED_PLACES TD_MLP_PLACES("mlp.shared_experts", SHARED, TD_IF(MOE) | TD_IF(SHARED))
 
 // The MLPs of DeepSeek V3.
 #define TD_ROUTED_PLACES                                                                           \

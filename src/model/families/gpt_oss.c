@@ -59,16 +59,16 @@ static const td_tensor_spec layer[] = {
     TD_MATRIX(F32, "self_attn.sinks", sinks, HEADS, ONE, 0),
     TD_MATRIX(ROUTER, "mlp.router.weight", router, EXPERTS, MODEL, 0),
     TD_VECTOR("mlp.router.bias", logit_bias, EXPERTS, 0),
-    TD_MATRIX(EXPERT, "gate_up_proj", gate, EXPERT_PAIRS, MODEL, TD_IF_PAIRS),
-    TD_MATRIX(F32, "mlp.experts.gate_up_proj_bias", gate_bias, EXPERTS, EXPERT_PAIRS, TD_IF_PAIRS),
-    TD_MATRIX(EXPERT, "down_proj", down, MODEL, EXPERT, TD_IF_PAIRS),
-    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, EXPERTS, MODEL, TD_IF_PAIRS),
+    TD_MATRIX(EXPERT, "gate_up_proj", gate, EXPERT_PAIRS, MODEL, TD_IF(PAIRS)),
+    TD_MATRIX(F32, "mlp.experts.gate_up_proj_bias", gate_bias, EXPERTS, EXPERT_PAIRS, TD_IF(PAIRS)),
+    TD_MATRIX(EXPERT, "down_proj", down, MODEL, EXPERT, TD_IF(PAIRS)),
+    TD_MATRIX(F32, "mlp.experts.down_proj_bias", down_bias, EXPERTS, MODEL, TD_IF(PAIRS)),
     // One by one, as most tools quantize them.
-    TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF_SPLIT),
-    TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF_SPLIT),
-    TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF_SPLIT),
-    TD_RENAMED(EXPERT_BIAS, "gate_proj.bias", gate_bias, EXPERT, ONE, TD_IF_SPLIT, "up_proj.bias"),
-    TD_MATRIX(EXPERT_BIAS, "down_proj.bias", down_bias, MODEL, ONE, TD_IF_SPLIT),
+    TD_MATRIX(EXPERT, "gate_proj.weight", gate, EXPERT, MODEL, TD_IF(SPLIT)),
+    TD_MATRIX(EXPERT, "up_proj.weight", up, EXPERT, MODEL, TD_IF(SPLIT)),
+    TD_MATRIX(EXPERT, "down_proj.weight", down, MODEL, EXPERT, TD_IF(SPLIT)),
+    TD_RENAMED(EXPERT_BIAS, "gate_proj.bias", gate_bias, EXPERT, ONE, TD_IF(SPLIT), "up_proj.bias"),
+    TD_MATRIX(EXPERT_BIAS, "down_proj.bias", down_bias, MODEL, ONE, TD_IF(SPLIT)),
 };
 
 const td_family td_family_gpt_oss = {

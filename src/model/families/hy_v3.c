@@ -29,12 +29,12 @@ static const td_tensor_spec layer[] = {
     TD_OUT_BIAS_PLACE,
     TD_QK_NORM_PLACES,
     TD_DENSE_PLACES,
-    TD_RENAMED(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF_MOE,
+    TD_RENAMED(ROUTER, "mlp.gate.weight", router, EXPERTS, MODEL, TD_IF(MOE),
                "mlp.router.gate.weight"),
-    TD_RENAMED(F32, "mlp.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF_MOE,
+    TD_RENAMED(F32, "mlp.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF(MOE),
                "mlp.expert_bias"),
     TD_EACH_EXPERT_PLACES,
-    TD_MLP_RENAMED("mlp.shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_mlp"),
+    TD_MLP_RENAMED("mlp.shared_experts", SHARED, TD_IF(MOE) | TD_IF(SHARED), "mlp.shared_mlp"),
 };
 
 const td_family td_family_hy_v3 = {

@@ -82,11 +82,12 @@ static const td_tensor_spec layer[] = {
     TD_MLA_PLACES,
     TD_KDA_PLACES,
     TD_DENSE_PLACES,
-    TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, TD_IF_MOE, "mlp.gate.weight"),
-    TD_RENAMED(F32, BLOCK ".gate.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF_MOE,
+    TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, TD_IF(MOE), "mlp.gate.weight"),
+    TD_RENAMED(F32, BLOCK ".gate.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF(MOE),
                "mlp.gate.e_score_correction_bias"),
-    TD_W_EXPERT_PLACES(TD_IF_MOE),
-    TD_MLP_RENAMED(BLOCK ".shared_experts", SHARED, TD_IF_MOE | TD_IF_SHARED, "mlp.shared_experts"),
+    TD_W_EXPERT_PLACES(TD_IF(MOE)),
+    TD_MLP_RENAMED(BLOCK ".shared_experts", SHARED, TD_IF(MOE) | TD_IF(SHARED),
+                   "mlp.shared_experts"),
 };
 
 const td_family td_family_kimi_linear = {

@@ -22,8 +22,9 @@ static const td_tensor_spec layer[] = {
     TD_GATED_PLACES,
     TD_DENSE_PLACES,
     TD_DELTA_PLACES,
-    TD_MATRIX(WEIGHT, "linear_attn.in_proj_qkvz.weight", delta_qkv, DELTA_QKVZ, MODEL, TD_IF_DELTA),
-    TD_MATRIX(ROUTER, "linear_attn.in_proj_ba.weight", delta_b, DELTA_PAIRS, MODEL, TD_IF_DELTA),
+    TD_MATRIX(WEIGHT, "linear_attn.in_proj_qkvz.weight", delta_qkv, DELTA_QKVZ, MODEL,
+              TD_IF(DELTA)),
+    TD_MATRIX(ROUTER, "linear_attn.in_proj_ba.weight", delta_b, DELTA_PAIRS, MODEL, TD_IF(DELTA)),
 };
 
 const td_family td_family_qwen3_next = {
