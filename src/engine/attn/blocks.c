@@ -87,4 +87,39 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }
 
-const td_attn_ops td_attn_blocks = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+static td_attn_cache cache(const td_model_config *c) {
+  td_attn_cache out = td_gqa_cache(c);
+  out.entry[TD_ACT_INDEX] = c->index_dim;
+  return out;
+}
+
+static td_attn_rows act(const td_model_config *c) {
+  td_attn_rows out = td_gqa_act(c);
+  out.act[TD_ACT_MIXED] = (size_t)c->index_heads * c->index_dim;
+  out.words = (size_t)c->index_heads * c->index_top_blocks;
+  return out;
+}
+
+// With the scores of all keys.
+static double flops(const td_model_config *c, double n, double n_past) {
+  const double most = (double)c->index_top_blocks * c->index_block, seen = n_past + n / 2;
+  return td_attn_pair_flops(c->index_heads, c->index_dim, n, n_past) +
+         4 * n * (seen < most ? seen : most) * c->n_heads * c->head_dim;
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  if (!td_model_n_attn(c, TD_ATTN_GQA)) td_gqa_describe(c, out);
+  td_buf_printf(out,
+                "selection     %u blocks of %u keys for a token and KV head, by heads %u wide, in "
+                "%u of the %u layers\n",
+                c->index_top_blocks, c->index_block, c->index_dim,
+                td_model_n_attn(c, TD_ATTN_BLOCKS), c->n_layers);
+}
+
+const td_attn_ops td_attn_blocks = {
+    {cache, act, flops, describe, 512, true, "attention to blocks that an indexer selects"},
+    project,
+    store,
+    attend};

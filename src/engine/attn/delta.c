@@ -128,4 +128,69 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_delta_attend(e, p, layer, layer_idx, &in);
 }
 
-const td_attn_ops td_attn_delta = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+td_delta_shape td_attn_delta_shape(const td_model_config *c) {
+  return (td_delta_shape){.n_k_heads = c->delta_k_heads,
+                          .n_v_heads = c->delta_v_heads,
+                          .k_dim = c->delta_k_dim,
+                          .v_dim = c->delta_v_dim,
+                          .n_taps = c->delta_taps,
+                          .is_tiled = c->delta_tiled,
+                          .by_channel = c->delta_by_channel};
+}
+
+td_ngram_places td_attn_ngram_places(const td_model_config *c) {
+  const td_delta_shape shape = td_attn_delta_shape(c);
+  td_ngram_places out = {.rows = td_delta_state_bytes(&shape) / sizeof(float)};
+  out.ids = out.end = out.rows;
+  if (!c->ngram_size) return out;
+  const size_t n_past = td_ngram_past(c->ngram_taps, c->ngram_size);
+  out.ids += n_past * c->n_streams * c->dim;
+  out.end = out.ids + c->ngram_size - 1;
+  return out;
+}
+
+td_attn_cache td_delta_cache(const td_model_config *c) {
+  const size_t n_bytes = td_attn_ngram_places(c).end * sizeof(float);
+  return (td_attn_cache){.state_bytes = n_bytes, .undo_bytes = n_bytes};
+}
+
+td_attn_rows td_delta_act(const td_model_config *c) {
+  const td_delta_shape shape = td_attn_delta_shape(c);
+  const size_t values = (size_t)c->delta_v_heads * c->delta_v_dim;
+  const size_t channels = td_delta_channels(&shape);
+  const size_t inputs = channels + values + 2 * (size_t)c->delta_v_heads;
+  const size_t of_ngrams = c->ngram_size ? c->ngram_dim : 0;
+  return (td_attn_rows){.act = {[TD_ACT_Q] = channels,
+                                [TD_ACT_OUT] = values,
+                                [TD_ACT_MIXED] = inputs > of_ngrams ? inputs : of_ngrams},
+                        .words = 2 * (size_t)c->delta_v_heads};
+}
+
+// 7 for each element of the states.
+double td_delta_flops(const td_model_config *c, double n, double n_past) {
+  (void)n_past;
+  return 7.0 * n * c->delta_v_heads * c->delta_k_dim * c->delta_v_dim;
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out,
+                "delta nets    in %u of the %u layers instead: %u heads of keys, %u of values, "
+                "%u and %u wide\n",
+                td_model_n_attn(c, TD_ATTN_DELTA), c->n_layers, c->delta_k_heads, c->delta_v_heads,
+                c->delta_k_dim, c->delta_v_dim);
+  if (!c->ngram_size) return;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n += td_layers_have(c->ngram_layers, i);
+  td_buf_printf(
+      out, "n-grams       of up to %u tokens, %u rows of a table each, in %u of the %u layers\n",
+      c->ngram_size, c->ngram_heads, n, c->n_layers);
+}
+
+const td_attn_ops td_attn_delta = {
+    {td_delta_cache, td_delta_act, td_delta_flops, describe, 512, true, NULL},
+    project,
+    store,
+    attend};

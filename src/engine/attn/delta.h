@@ -4,6 +4,11 @@
 
 #include "engine/attn/ops.h"
 
+// Of td_attn_spec.
+td_attn_cache td_delta_cache(const td_model_config *config);
+td_attn_rows td_delta_act(const td_model_config *config);
+double td_delta_flops(const td_model_config *config, double n, double n_past);
+
 // Where the inputs of a delta net are in a row of TD_ACT_MIXED.
 typedef struct {
   size_t stride;

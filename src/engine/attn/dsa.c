@@ -98,4 +98,49 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }
 
-const td_attn_ops td_attn_dsa = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+// Positions that a token sees at most, or nearly.
+static double n_selected(const td_model_config *c) {
+  return (double)c->index_top_k * (c->index_group ? c->index_group : 1);
+}
+
+static td_attn_cache cache(const td_model_config *c) {
+  td_attn_cache out = td_mla_cache(c);
+  out.entry[TD_ACT_V] = c->index_dim;
+  return out;
+}
+
+td_attn_rows td_dsa_act(const td_model_config *c) {
+  td_attn_rows out = td_mla_act(c);
+  out.act[TD_ACT_MIXED] = (size_t)c->index_heads * c->index_dim;
+  out.words = (size_t)c->index_top_k + c->index_heads;
+  return out;
+}
+
+// Beyond n_selected positions a token's attention is absorbed, over so many latents.
+double td_dsa_shared_flops(const td_model_config *c, double n, double n_past) {
+  const double most = n_selected(c), left = n_past < most ? most - n_past : 0;
+  const double n_dense = left < n ? left : n, entry = (double)c->kv_lora_rank + c->rope_dim;
+  return (n_dense > 0 ? td_mla_flops(c, n_dense, n_past) : 0) +
+         2 * (n - n_dense) * most * c->n_heads * (entry + c->kv_lora_rank);
+}
+
+// With the scores of all keys.
+static double flops(const td_model_config *c, double n, double n_past) {
+  return td_attn_pair_flops(c->index_heads, c->index_dim, n, n_past) +
+         td_dsa_shared_flops(c, n, n_past);
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  td_mla_describe(c, out);
+  td_buf_printf(
+      out, "selection     %u keys for a token, by %u heads, %u wide, in %u of the %u layers\n",
+      c->index_top_k, c->index_heads, c->index_dim, td_model_n_attn(c, TD_ATTN_DSA), c->n_layers);
+}
+
+const td_attn_ops td_attn_dsa = {{cache, td_dsa_act, flops, describe, TD_MLA_MIN_CHUNK, true,
+                                  "attention to keys that an indexer selects"},
+                                 project,
+                                 store,
+                                 attend};

@@ -67,4 +67,33 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }
 
-const td_attn_ops td_attn_dsa_pool = {project, td_mla_store, attend};
+// ---- what follows from the configuration --------------------------------------------------------
+
+static td_attn_cache cache(const td_model_config *c) {
+  td_attn_cache out = td_mla_cache(c);
+  td_index_add_keys(c, &out);
+  return out;
+}
+
+static td_attn_rows act(const td_model_config *c) {
+  td_attn_rows out = td_dsa_act(c);
+  out.words += 2 * (size_t)c->index_dim; // keys and gates
+  return out;
+}
+
+// With the scores of all pooled keys.
+static double flops(const td_model_config *c, double n, double n_past) {
+  return td_attn_pair_flops(c->index_heads, c->index_dim, n, n_past) / c->index_group +
+         td_dsa_shared_flops(c, n, n_past);
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  td_mla_describe(c, out);
+  td_index_describe(c, TD_ATTN_DSA_POOL, out);
+}
+
+const td_attn_ops td_attn_dsa_pool = {{cache, act, flops, describe, TD_MLA_MIN_CHUNK, true,
+                                       "attention to groups of keys that an indexer selects"},
+                                      project,
+                                      td_mla_store,
+                                      attend};

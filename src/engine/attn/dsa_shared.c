@@ -7,4 +7,15 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_mla_attend(e, p, layer, layer_idx, e->config->index_top_k);
 }
 
-const td_attn_ops td_attn_dsa_shared = {td_mla_project, td_mla_store, attend};
+// ---- what follows from the configuration --------------------------------------------------------
+
+static void describe(const td_model_config *c, td_buf *out) {
+  (void)c, (void)out; // dsa.c counts them
+}
+
+const td_attn_ops td_attn_dsa_shared = {{td_mla_cache, td_mla_act, td_dsa_shared_flops, describe,
+                                         TD_MLA_MIN_CHUNK, true,
+                                         "attention to keys that an indexer selects"},
+                                        td_mla_project,
+                                        td_mla_store,
+                                        attend};

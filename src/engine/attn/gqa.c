@@ -134,13 +134,46 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_gqa_project(e, p, layer);
 }
 
-static void store(td_engine *e, const td_attn_store *s) {
-  td_gqa_store(e, s);
-}
-
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   td_gqa_attend(e, p, layer, layer_idx, NULL);
 }
 
-const td_attn_ops td_attn_gqa = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+td_attn_cache td_gqa_cache(const td_model_config *c) {
+  const uint32_t kv_dim = c->n_kv_heads * c->head_dim;
+  return (td_attn_cache){.entry = {[TD_ACT_K] = kv_dim, [TD_ACT_V] = kv_dim},
+                         .f8 = {.n = 2 * c->n_kv_heads, .dim = c->head_dim},
+                         .may_leave = true};
+}
+
+td_attn_rows td_gqa_act(const td_model_config *c) {
+  const size_t heads = (size_t)c->n_heads * c->head_dim;
+  return (td_attn_rows){.act = {[TD_ACT_Q] = heads,
+                                [TD_ACT_OUT] = heads,
+                                [TD_ACT_MIXED] = c->has_attn_gate ? 2 * heads : 0}};
+}
+
+static double flops(const td_model_config *c, double n, double n_past) {
+  return td_attn_pair_flops(c->n_heads, c->head_dim + c->head_dim, n, n_past);
+}
+
+void td_gqa_describe(const td_model_config *c, td_buf *out) {
+  uint32_t n_windows = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n_windows += td_model_window(c, i) > 0;
+  td_buf_printf(out, "attention     %u heads, GQA: %u of keys and values, %u wide", c->n_heads,
+                c->n_kv_heads, c->head_dim);
+  if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
+  if (n_windows) {
+    td_buf_printf(out, ", %u positions in %u of the %u layers", c->window, n_windows, c->n_layers);
+  }
+  td_buf_str(out, "\n");
+}
+
+const td_attn_ops td_attn_gqa = {
+    {td_gqa_cache, td_gqa_act, flops, td_gqa_describe, 512, true, NULL},
+    project,
+    td_gqa_store,
+    attend};

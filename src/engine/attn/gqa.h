@@ -4,6 +4,11 @@
 
 #include "engine/attn/ops.h"
 
+// Of td_attn_spec.
+td_attn_cache td_gqa_cache(const td_model_config *config);
+td_attn_rows td_gqa_act(const td_model_config *config);
+void td_gqa_describe(const td_model_config *config, td_buf *out);
+
 void td_gqa_project(td_engine *engine, const td_microbatch *part, const td_layer *layer);
 void td_gqa_store(td_engine *engine, const td_attn_store *entries);
 // selected: what the microbatch's tokens see, blocks (td_op_select_blocks) or groups of keys

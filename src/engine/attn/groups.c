@@ -77,4 +77,57 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }
 
-const td_attn_ops td_attn_groups = {project, td_gqa_store, attend};
+// ---- what follows from the configuration --------------------------------------------------------
+
+size_t td_attn_open_floats(const td_model_config *c) {
+  return (size_t)TD_POOL_RUNNING * c->index_dim;
+}
+
+void td_index_add_keys(const td_model_config *c, td_attn_cache *out) {
+  out->is_beside = true;
+  out->state_bytes = out->undo_bytes = td_attn_open_floats(c) * sizeof(float);
+  out->pool_group = c->index_group;
+  out->pool_bytes = c->index_dim * sizeof(float);
+}
+
+static td_attn_cache cache(const td_model_config *c) {
+  td_attn_cache out = td_gqa_cache(c);
+  out.may_leave = false;
+  td_index_add_keys(c, &out);
+  return out;
+}
+
+static td_attn_rows act(const td_model_config *c) {
+  td_attn_rows out = td_gqa_act(c);
+  out.act[TD_ACT_Q_A] = (size_t)c->index_heads * c->index_dim;
+  out.words = (size_t)c->index_top_k + c->index_dim; // a key
+  return out;
+}
+
+// With the scores of all pooled keys.
+static double flops(const td_model_config *c, double n, double n_past) {
+  const double most = (double)td_most_selected(c->index_top_k, c->index_group);
+  const double seen = n_past + n / 2;
+  return td_attn_pair_flops(c->index_heads, c->index_dim, n, n_past) / c->index_group +
+         4 * n * (seen < most ? seen : most) * c->n_heads * c->head_dim;
+}
+
+void td_index_describe(const td_model_config *c, td_attn_kind kind, td_buf *out) {
+  td_buf_printf(
+      out,
+      "selection     %u groups of %u keys for a token, by %u heads, %u wide, in %u of the "
+      "%u layers\n",
+      c->index_top_k, c->index_group, c->index_heads, c->index_dim, td_model_n_attn(c, kind),
+      c->n_layers);
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  td_gqa_describe(c, out);
+  td_index_describe(c, TD_ATTN_GROUPS, out);
+}
+
+const td_attn_ops td_attn_groups = {
+    {cache, act, flops, describe, 512, true, "attention to groups of keys that an indexer selects"},
+    project,
+    td_gqa_store,
+    attend};

@@ -5,6 +5,12 @@
 #include "engine/attn/ops.h"
 #include "engine/rows.h"
 
+enum { TD_POOL_RUNNING = 3 }; // numbers a channel that is being pooled has
+
+// Adds pooled keys and the open one, beside entries, to what a layer has in a page.
+void td_index_add_keys(const td_model_config *config, td_attn_cache *cache);
+void td_index_describe(const td_model_config *config, td_attn_kind kind, td_buf *out);
+
 // A selection for the tokens of a group, but for what is of its kind. q: queries of all tokens.
 static inline td_select_keys_args td_index_selection(const td_engine *e, const step_group *group,
                                                      td_kv_view keys, void *q) {

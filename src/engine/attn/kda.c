@@ -44,4 +44,24 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_delta_attend(e, p, layer, layer_idx, &in);
 }
 
-const td_attn_ops td_attn_kda = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+// Inputs as of a delta net, the decays' own and those of both gates of low rank, as wide as a head.
+static td_attn_rows act(const td_model_config *c) {
+  const td_delta_shape shape = td_attn_delta_shape(c);
+  td_attn_rows out = td_delta_act(c);
+  const size_t decays = (size_t)shape.n_v_heads * td_delta_decays(&shape);
+  out.act[TD_ACT_MIXED] += decays + 2 * (size_t)shape.v_dim;
+  out.words = decays + shape.n_v_heads;
+  return out;
+}
+
+static void describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out,
+                "delta nets    in %u of the %u layers instead: %u heads, %u wide, with a decay for "
+                "each channel\n",
+                td_model_n_attn(c, TD_ATTN_KDA), c->n_layers, c->delta_v_heads, c->delta_v_dim);
+}
+
+const td_attn_ops td_attn_kda = {
+    {td_delta_cache, act, td_delta_flops, describe, 512, true, NULL}, project, store, attend};

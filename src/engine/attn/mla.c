@@ -129,4 +129,44 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   td_mla_attend(e, p, layer, layer_idx, 0);
 }
 
-const td_attn_ops td_attn_mla = {td_mla_project, td_mla_store, attend};
+// ---- what follows from the configuration --------------------------------------------------------
+
+td_attn_cache td_mla_cache(const td_model_config *c) {
+  const uint32_t entry = c->kv_lora_rank + c->rope_dim;
+  return (td_attn_cache){.entry = {[TD_ACT_K] = entry},
+                         .f8 = {.n = 1, .dim = entry, .n_bf16 = c->rope_dim}};
+}
+
+td_attn_rows td_mla_act(const td_model_config *c) {
+  return (td_attn_rows){.act = {[TD_ACT_Q] = (size_t)c->n_heads * (c->nope_dim + c->rope_dim),
+                                [TD_ACT_Q_A] = c->q_lora_rank,
+                                [TD_ACT_OUT] = (size_t)c->n_heads * c->v_dim}};
+}
+
+double td_attn_expand_flops(const td_model_config *c, double n_past) {
+  return 2.0 * n_past * c->kv_lora_rank * c->n_heads * (c->nope_dim + c->v_dim);
+}
+
+double td_mla_flops(const td_model_config *c, double n, double n_past) {
+  return td_attn_pair_flops(c->n_heads, (double)(c->nope_dim + c->rope_dim) + c->v_dim, n, n_past) +
+         td_attn_expand_flops(c, n_past);
+}
+
+void td_mla_describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out, "attention     %u heads, MLA: keys and values of rank %u", c->n_heads,
+                c->kv_lora_rank);
+  if (c->rope_dim)
+    td_buf_printf(out, " and %u %s", c->rope_dim, c->has_no_rope ? "shared" : "rotary");
+  td_buf_str(out, ", ");
+  if (c->q_lora_rank) {
+    td_buf_printf(out, "queries of rank %u\n", c->q_lora_rank);
+  } else {
+    td_buf_str(out, "queries of full rank\n");
+  }
+}
+
+const td_attn_ops td_attn_mla = {
+    {td_mla_cache, td_mla_act, td_mla_flops, td_mla_describe, TD_MLA_MIN_CHUNK, true, NULL},
+    td_mla_project,
+    td_mla_store,
+    attend};

@@ -4,16 +4,6 @@
 #include "engine/attn/window.h"
 #include "engine/rows.h"
 
-static const td_attn_ops *const kinds[] = {
-#define TD_ATTN_ROW(KIND, name) [TD_ATTN_##KIND] = &td_attn_##name,
-    TD_ATTN_KINDS(TD_ATTN_ROW)
-#undef TD_ATTN_ROW
-};
-
-const td_attn_ops *td_attn_ops_of(const td_model_config *c, uint32_t layer_idx) {
-  return kinds[td_model_attn(c, layer_idx)];
-}
-
 void td_attn_store_rows(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_attn_ops *ops = td_attn_ops_of(e->config, layer_idx);
   const td_attn_cache cache = td_attn_of(e->config, layer_idx)->cache(e->config);

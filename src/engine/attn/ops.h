@@ -1,8 +1,7 @@
 // src/engine/attn/ops.h - a step's operators of each kind of attention, a row each. Internal to
 // engine/.
 //
-// A file NAME.c of this folder defines static functions of the names below and ends with
-// `const td_attn_ops td_attn_NAME = TD_ATTN_OPS_HERE;`. What is missing does not compile.
+// A file NAME.c of this folder has these functions, and ends with the row td_attn_NAME.
 #pragma once
 
 #include "engine/engine_impl.h"
@@ -15,6 +14,7 @@ typedef struct {
 } td_attn_store;
 
 typedef struct {
+  td_attn_spec spec;
   // From h of the microbatch's tokens to queries and entries, in the buffers.
   void (*project)(td_engine *engine, const td_microbatch *part, const td_layer *layer);
   void (*store)(td_engine *engine, const td_attn_store *entries);
@@ -23,13 +23,15 @@ typedef struct {
                  uint32_t layer_idx);
 } td_attn_ops;
 
-// In the order of the fields, so that a kind without one of them does not compile.
-#define TD_ATTN_OPS_HERE                                                                           \
-  { project, store, attend }
-
 #define TD_ATTN_ROW(KIND, name) extern const td_attn_ops td_attn_##name;
 TD_ATTN_KINDS(TD_ATTN_ROW)
 #undef TD_ATTN_ROW
+
+// Scores and sums of n tokens after n_past with the keys up to their own; dims: of a head's key and
+// value together.
+double td_attn_pair_flops(uint32_t n_heads, double dims, double n, double n_past);
+// Of all kinds with a window and pooled keys.
+void td_attn_describe_window(const td_model_config *config, td_buf *out);
 
 const td_attn_ops *td_attn_ops_of(const td_model_config *config, uint32_t layer_idx);
 // Queues the entries of the microbatch's tokens into the layer's pages.

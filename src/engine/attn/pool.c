@@ -6,8 +6,8 @@
 // Values are rotated, being keys; the output is rotated back by the query's position.
 #include <math.h>
 
-#include "engine/attn/ops.h"
-#include "engine/rows.h"
+#include "engine/attn/index.h"
+#include "engine/draft.h"
 
 // The microbatch's rows. mixed: keys, then an indexer's queries. words: what is pooled, x and gate
 // and an indexer's x and gate, in f32, for the gates are exponents; then selections, then weights.
@@ -207,6 +207,113 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   project_out(e, p, layer, &at);
 }
 
-const td_attn_ops td_attn_near = TD_ATTN_OPS_HERE;
-const td_attn_ops td_attn_pool = TD_ATTN_OPS_HERE;
-const td_attn_ops td_attn_pool_top = TD_ATTN_OPS_HERE;
+// ---- what follows from the configuration --------------------------------------------------------
+
+td_pool_places td_attn_pool_places(const td_model_config *c, td_attn_kind kind,
+                                   uint32_t page_tokens) {
+  td_pool_places out = {.ring = c->window + TD_DRAFT_MAX};
+  out.open = (size_t)out.ring * c->head_dim;
+  const bool is_top = kind == TD_ATTN_POOL_TOP;
+  if (kind != TD_ATTN_NEAR) out.group = is_top ? c->pool_top_group : c->pool_group;
+  const uint32_t n_open = is_top ? 2 : out.group ? 1 : 0;
+  out.index_open = out.open + (size_t)n_open * TD_POOL_RUNNING * c->head_dim;
+  out.entries = out.index_open + (is_top ? (size_t)n_open * TD_POOL_RUNNING * c->index_dim : 0);
+  out.index_entries = out.entries;
+  if (is_top) out.index_entries += (size_t)td_pool_entries(page_tokens, out.group) * c->head_dim;
+  return out;
+}
+
+static td_attn_cache pooled_cache(const td_model_config *c, td_attn_kind kind) {
+  const td_pool_places at = td_attn_pool_places(c, kind, 1);
+  const uint32_t key = c->head_dim + (kind == TD_ATTN_POOL_TOP ? c->index_dim : 0);
+  return (td_attn_cache){.state_bytes = at.entries * sizeof(float),
+                         .pool_group = at.group,
+                         .pool_bytes = key * sizeof(float),
+                         .undo_at = at.open * sizeof(float),
+                         .undo_bytes = (at.entries - at.open) * sizeof(float)};
+}
+
+static td_attn_cache near_cache(const td_model_config *c) {
+  return pooled_cache(c, TD_ATTN_NEAR);
+}
+
+static td_attn_cache pool_cache(const td_model_config *c) {
+  return pooled_cache(c, TD_ATTN_POOL);
+}
+
+static td_attn_cache pool_top_cache(const td_model_config *c) {
+  return pooled_cache(c, TD_ATTN_POOL_TOP);
+}
+
+static td_attn_rows near_act(const td_model_config *c) {
+  return (td_attn_rows){.act = {[TD_ACT_Q] = (size_t)c->n_heads * c->head_dim,
+                                [TD_ACT_Q_A] = c->q_lora_rank,
+                                [TD_ACT_OUT] = (size_t)c->o_groups * c->o_lora_rank,
+                                [TD_ACT_MIXED] = c->head_dim}};
+}
+
+static td_attn_rows pool_act(const td_model_config *c) {
+  td_attn_rows out = near_act(c);
+  out.words = 2 * (size_t)c->head_dim;
+  return out;
+}
+
+static td_attn_rows pool_top_act(const td_model_config *c) {
+  td_attn_rows out = near_act(c);
+  out.act[TD_ACT_MIXED] += c->index_heads * (size_t)c->index_dim;
+  out.words = 4 * ((size_t)c->head_dim + c->index_dim) + c->index_top_k + c->index_heads;
+  return out;
+}
+
+static double near_flops(const td_model_config *c, double n, double n_past) {
+  const double seen = n_past + n / 2 < c->window ? n_past + n / 2 : c->window;
+  return 4 * n * seen * c->n_heads * c->head_dim;
+}
+
+static double pool_flops(const td_model_config *c, double n, double n_past) {
+  return near_flops(c, n, n_past) +
+         td_attn_pair_flops(c->n_heads, 2.0 * c->head_dim, n, n_past) / c->pool_group;
+}
+
+static double pool_top_flops(const td_model_config *c, double n, double n_past) {
+  const double seen = (n_past + n / 2) / c->pool_top_group;
+  const double n_top = seen < c->index_top_k ? seen : c->index_top_k;
+  return near_flops(c, n, n_past) + 4 * n * n_top * c->n_heads * c->head_dim +
+         td_attn_pair_flops(c->index_heads, c->index_dim, n, n_past) / c->pool_top_group;
+}
+
+void td_attn_describe_window(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out,
+                "attention     %u heads, one key and value, %u wide, %u rotary, of the last %u "
+                "positions\n",
+                c->n_heads, c->head_dim, c->rope_dim, c->window);
+}
+
+static void near_describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out, "window        alone in %u of the %u layers\n",
+                td_model_n_attn(c, TD_ATTN_NEAR), c->n_layers);
+}
+
+static void pool_describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out, "pooled keys   of %u positions each, in %u of the %u layers\n", c->pool_group,
+                td_model_n_attn(c, TD_ATTN_POOL), c->n_layers);
+}
+
+static void pool_top_describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out,
+                "selection     %u pooled keys of %u positions each, by %u heads, %u wide, in %u of "
+                "the %u layers\n",
+                c->index_top_k, c->pool_top_group, c->index_heads, c->index_dim,
+                td_model_n_attn(c, TD_ATTN_POOL_TOP), c->n_layers);
+}
+
+static const char window[] = "a window beside pooled keys";
+
+#define KIND(name)                                                                                 \
+  {                                                                                                \
+    {name##_cache, name##_act, name##_flops, name##_describe, 512, true, window}, project, store,  \
+        attend                                                                                     \
+  }
+const td_attn_ops td_attn_near = KIND(near);
+const td_attn_ops td_attn_pool = KIND(pool);
+const td_attn_ops td_attn_pool_top = KIND(pool_top);
