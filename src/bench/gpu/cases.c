@@ -9,7 +9,6 @@
 #include "base/stats.h"
 #include "bench/report.h"
 #include "model/a8.h"
-#include "tandem/formats.h"
 
 enum { RUNS = 5, GRAPH_CALLS = 32 };
 #define RUN_S  0.05
@@ -32,7 +31,7 @@ uint32_t td_gpu_shrunk(const td_gpu_bench *b, uint32_t n) {
   return b->shrink == 1 ? n : (n / b->shrink / GROUP + 1) * GROUP;
 }
 
-uint32_t td_gpu_whole_blocks(const td_gpu_format *f, uint32_t n_cols) {
+uint32_t td_gpu_whole_blocks(const td_format *f, uint32_t n_cols) {
   const uint32_t block = td_dtype_block(f->dtype).cols;
   return block ? (n_cols + block - 1) / block * block : n_cols;
 }
@@ -201,21 +200,15 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
 
 // ---- weights ------------------------------------------------------------------------------------
 
-const td_gpu_format td_gpu_bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
-const td_gpu_format td_gpu_fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
-const td_gpu_format td_gpu_int8 = {"int8", TD_I8, TD_F32, 1, TD_FORMAT_WHOLE_ROW};
-const td_gpu_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
-const td_gpu_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
-const td_gpu_format td_gpu_q4_k = {"q4_k", TD_Q4_K, TD_F32, 0, 0};
-const td_gpu_format td_gpu_q6_k = {"q6_k", TD_Q6_K, TD_F32, 0, 0};
-const td_gpu_format td_gpu_q8_0 = {"q8_0", TD_Q8_0, TD_F32, 0, 0};
-const td_gpu_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
-
-// Repeats the first n bytes until n_bytes are filled.
-static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
-  for (; n < n_bytes; n *= 2)
-    memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
-}
+const td_format td_gpu_bf16 = {.name = "bf16", .dtype = TD_BF16};
+const td_format td_gpu_fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128, false, NULL};
+const td_format td_gpu_int8 = {"int8", TD_I8, TD_F32, 1, TD_FORMAT_WHOLE_ROW, false, NULL};
+const td_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32, false, NULL};
+const td_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128, false, NULL};
+const td_format td_gpu_q4_k = {.name = "q4_k", .dtype = TD_Q4_K};
+const td_format td_gpu_q6_k = {.name = "q6_k", .dtype = TD_Q6_K};
+const td_format td_gpu_q8_0 = {.name = "q8_0", .dtype = TD_Q8_0};
+const td_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32, false, NULL};
 
 void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes) {
   td_gpu_kept *k = host_memory(sizeof *k + n_bytes);
@@ -237,7 +230,7 @@ void td_gpu_forget_weights(td_gpu_bench *b) {
   b->weights = NULL;
 }
 
-td_activations td_gpu_a8(const td_gpu_bench *b, const td_gpu_format *f) {
+td_activations td_gpu_a8(const td_gpu_bench *b, const td_format *f) {
   const bool has_f8 = !b->dev || ((const td_cuda_dev *)b->dev)->props.has_f8;
   const td_weight w = {
       .dtype = f->dtype, .scale_dtype = f->scale_dtype, .scale_cols = f->scale_cols};
@@ -249,35 +242,12 @@ void td_gpu_round(td_gpu_bench *b, td_activations activations) {
   if (b->dev) ((td_cuda_dev *)b->dev)->activations = activations;
 }
 
-td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols) {
-  td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
-  uint8_t bits[4096];
-  uint32_t state = 2;
-  for (size_t i = 0; i < sizeof bits; i++) {
-    uint32_t noise = next_noise(&state);
-    bits[i] = (uint8_t)(f->dtype != TD_BF16 ? noise & 0xf7 : i % 2 ? 0x3c | (noise & 0x80) : noise);
-  }
-  size_t n = td_weight_data_bytes(&w);
-  uint8_t *data = td_gpu_weight_memory(b, b->dev ? n : sizeof bits);
-  memcpy(data, bits, sizeof bits);
-  if (b->dev) repeat(data, sizeof bits, n);
-  w.data = data;
-  if (!f->scale_cols) return w;
-  w.scale_rows = f->scale_rows;
-  w.scale_cols = f->scale_cols == TD_FORMAT_WHOLE_ROW ? cols : f->scale_cols;
-  w.scale_dtype = f->scale_dtype;
-  w.scale = data; // any non-NULL value, to get the size
-  size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
-  void *scale = td_gpu_weight_memory(b, n_scales * td_dtype_bytes(f->scale_dtype));
-  for (size_t i = 0; i < n_scales; i++) {
-    switch (f->scale_dtype) {
-    case TD_F32: ((float *)scale)[i] = 0x1p-7f; break;
-    case TD_F16: ((uint16_t *)scale)[i] = 0x2000; break;
-    case TD_BF16: ((uint16_t *)scale)[i] = 0x3c00; break;
-    default: ((uint8_t *)scale)[i] = 127 - 7; break; // E8M0
-    }
-  }
-  w.scale = scale;
+td_weight td_gpu_weight(td_gpu_bench *b, const td_format *f, uint32_t rows, uint32_t cols) {
+  td_weight w;
+  const size_t n = td_bench_weight(&w, f, rows, cols, NULL);
+  void *memory = td_gpu_weight_memory(b, b->dev ? n : 1);
+  td_bench_weight(&w, f, rows, cols, memory);
+  if (b->dev) td_bench_fill(&w, memory, 2);
   return w;
 }
 

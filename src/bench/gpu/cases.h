@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/json_write.h"
+#include "bench/formats.h"
 #include "device/cuda/cuda.h"
 
 typedef struct td_gpu_kept td_gpu_kept;
@@ -51,20 +52,14 @@ void td_gpu_free(td_gpu_bench *b, void *memory);
 
 // ---- weights ----------------------------------------------------------------------------------
 
-typedef struct {
-  const char *name;
-  td_dtype dtype, scale_dtype;
-  uint32_t scale_rows, scale_cols;
-} td_gpu_format;
-
-extern const td_gpu_format td_gpu_bf16, td_gpu_fp8, td_gpu_int8, td_gpu_int4_g32, td_gpu_int4_g128,
+extern const td_format td_gpu_bf16, td_gpu_fp8, td_gpu_int8, td_gpu_int4_g32, td_gpu_int4_g128,
     td_gpu_mxfp4, td_gpu_q4_k, td_gpu_q6_k, td_gpu_q8_0;
 
 // n_cols, or the next whole number of the format's blocks.
-uint32_t td_gpu_whole_blocks(const td_gpu_format *f, uint32_t n_cols);
+uint32_t td_gpu_whole_blocks(const td_format *f, uint32_t n_cols);
 
-// A matrix with random bits except NaN; all scales are 2^-7.
-td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols);
+// A matrix as td_bench_fill makes it.
+td_weight td_gpu_weight(td_gpu_bench *b, const td_format *f, uint32_t rows, uint32_t cols);
 // Host memory for weights, kept until td_gpu_forget_weights because the device identifies weights
 // by their address.
 void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes);
@@ -73,7 +68,7 @@ void td_gpu_forget_weights(td_gpu_bench *b);
 
 // The value of --activations under which the device multiplies such weights in 8 bits;
 // TD_ACTIVATIONS_AUTO: none.
-td_activations td_gpu_a8(const td_gpu_bench *b, const td_gpu_format *f);
+td_activations td_gpu_a8(const td_gpu_bench *b, const td_format *f);
 // As --activations; TD_ACTIVATIONS_AUTO at first.
 void td_gpu_round(td_gpu_bench *b, td_activations activations);
 

@@ -20,7 +20,7 @@ static void shared_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_op_moe(b->stream, &a);
 }
 
-static void bench_shared(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format,
+static void bench_shared(td_gpu_bench *b, const td_gpu_shape *m, const td_format *format,
                          td_moe_args *args, uint32_t most) {
   static const uint32_t tokens[] = {1, 8, 16, 17, 64, 128};
   for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
@@ -81,7 +81,7 @@ static uint32_t n_used(const int32_t *ids, uint32_t n_pairs) {
 }
 
 // ids: those of args in host memory. With `most` tokens at most.
-static void bench_tokens(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format,
+static void bench_tokens(td_gpu_bench *b, const td_gpu_shape *m, const td_format *format,
                          const routing *r, td_moe_args *args, const int32_t *ids, uint32_t most,
                          td_activations a8) {
   const bool is_a8 = a8 != TD_ACTIVATIONS_AUTO;
@@ -106,7 +106,7 @@ static void bench_tokens(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_fo
   }
 }
 
-static void bench_routing(td_gpu_bench *b, const td_gpu_shape *shape, const td_gpu_format *format,
+static void bench_routing(td_gpu_bench *b, const td_gpu_shape *shape, const td_format *format,
                           const routing *r, uint32_t n_experts) {
   static td_weight w[3][MAX_EXPERTS];
   static int32_t ids[MAX_TOKENS * MAX_K + MAX_EXPERTS];
@@ -157,7 +157,7 @@ static void bench_routing(td_gpu_bench *b, const td_gpu_shape *shape, const td_g
 
 // With experts in turn n tokens use min(n * top_k, experts) of them, and full tiles; if a model has
 // too many, 64 represent them. Drawn ones are all there, in the model's own format.
-void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format) {
+void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_format *format) {
   enum { MANY = 128, FEW = 64 };
   bench_routing(b, m, format, &in_turn, m->n_experts <= MANY ? m->n_experts : FEW);
   if (format == m->format) bench_routing(b, m, format, &drawn, m->n_experts);

@@ -122,7 +122,7 @@ static void bench_peak(td_gpu_bench *b) {
 
 typedef struct {
   const char *model;
-  const td_gpu_format *format;
+  const td_format *format;
   uint32_t rows, cols;
   bool out_f32;
 } linear_case;

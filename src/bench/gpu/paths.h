@@ -20,7 +20,7 @@ typedef struct {
   uint32_t dim, n_vocab, n_heads, n_kv_heads, head_dim; // n_kv_heads 0: MLA
   uint32_t n_experts, top_k, hidden, n_groups, topk_groups;
   td_router_kind router;
-  const td_gpu_format *format; // of the experts
+  const td_format *format; // of the experts
 } td_gpu_shape;
 
 enum { TD_GPU_NOPE = 128, TD_GPU_ROPE = 64, TD_GPU_V_DIM = 128, TD_GPU_RANK = 512 }; // of MLA
@@ -30,7 +30,7 @@ void td_gpu_limits(td_gpu_bench *b);
 void td_gpu_linear_cases(td_gpu_bench *b);
 void td_gpu_small_cases(td_gpu_bench *b, const td_gpu_shape *m);
 void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m);
-void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_gpu_format *format);
+void td_gpu_experts_cases(td_gpu_bench *b, const td_gpu_shape *m, const td_format *format);
 void td_gpu_delta_cases(td_gpu_bench *b);
 void td_gpu_pool_cases(td_gpu_bench *b);   // selected and pooled keys
 void td_gpu_stream_cases(td_gpu_bench *b); // hyper-connections, n-grams
