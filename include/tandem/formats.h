@@ -16,19 +16,8 @@
   X(I8, linear_i8, 1u << TD_F32)                                                                   \
   X(I4, linear_i4, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                                    \
   X(F4E2M1, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)                                      \
-  X(Q8_0, linear_q8_0, 0)                                                                          \
-  X(Q4_K, linear_q4_k, 0)                                                                          \
-  X(Q6_K, linear_q6_k, 0)                                                                          \
-  X(Q5_K, linear_q5_k, 0)                                                                          \
-  X(Q4_0, linear_q4_0, 0)                                                                          \
-  X(Q4_1, linear_q4_1, 0)                                                                          \
-  X(Q5_0, linear_q5_0, 0)                                                                          \
-  X(Q5_1, linear_q5_1, 0)                                                                          \
-  X(Q2_K, linear_q2_k, 0)                                                                          \
-  X(Q3_K, linear_q3_k, 0)                                                                          \
-  X(IQ4_NL, linear_iq4_nl, 0)                                                                      \
-  X(IQ4_XS, linear_iq4_xs, 0)                                                                      \
-  X(MXFP4, linear_mxfp4, 0)
+  TD_BLOCK_ROWS(TD_WEIGHT_ROW, X)
+#define TD_WEIGHT_ROW(X, ID, name, cols, bytes) X(ID, linear_##name, 0)
 
 typedef struct {
   td_dtype dtype;

@@ -185,6 +185,7 @@ typedef struct {
   uint32_t n_q, k_dim, v_dim;
 } td_attn_block_args;
 
+#define TD_FAMILY_ROW(X, ID, name, cols, bytes) X(linear_##name, td_linear_args)
 #define TD_KERNEL_FAMILIES(X)                                                                      \
   X(linear_f32, td_linear_args)                                                                    \
   X(linear_bf16, td_linear_args)                                                                   \
@@ -193,19 +194,7 @@ typedef struct {
   X(linear_i8, td_linear_args)                                                                     \
   X(linear_i4, td_linear_args)                                                                     \
   X(linear_f4e2m1, td_linear_args)                                                                 \
-  X(linear_q8_0, td_linear_args)                                                                   \
-  X(linear_q4_k, td_linear_args)                                                                   \
-  X(linear_q6_k, td_linear_args)                                                                   \
-  X(linear_q5_k, td_linear_args)                                                                   \
-  X(linear_q4_0, td_linear_args)                                                                   \
-  X(linear_q4_1, td_linear_args)                                                                   \
-  X(linear_q5_0, td_linear_args)                                                                   \
-  X(linear_q5_1, td_linear_args)                                                                   \
-  X(linear_q2_k, td_linear_args)                                                                   \
-  X(linear_q3_k, td_linear_args)                                                                   \
-  X(linear_iq4_nl, td_linear_args)                                                                 \
-  X(linear_iq4_xs, td_linear_args)                                                                 \
-  X(linear_mxfp4, td_linear_args)                                                                  \
+  TD_BLOCK_ROWS(TD_FAMILY_ROW, X)                                                                  \
   X(linear_w4a8, td_linear_args)                                                                   \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \

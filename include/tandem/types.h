@@ -17,13 +17,34 @@
 #pragma GCC diagnostic error "-Wpadded"
 #endif
 
+// Dtypes of GGUF, whose blocks hold scales beside codes, through a macro ROW(X, ..) of the list
+// that is made of them: dtype, its name in lower case, columns of a block, bytes of it. A row of a
+// matrix is a whole number of blocks. kernels/blocks.h says what is in one. Add at the end.
+#define TD_BLOCK_ROWS(ROW, X)                                                                      \
+  ROW(X, Q8_0, q8_0, 32, 34)                                                                       \
+  ROW(X, Q4_K, q4_k, 256, 144)                                                                     \
+  ROW(X, Q6_K, q6_k, 256, 210)                                                                     \
+  ROW(X, Q5_K, q5_k, 256, 176)                                                                     \
+  ROW(X, Q4_0, q4_0, 32, 18)                                                                       \
+  ROW(X, Q4_1, q4_1, 32, 20)                                                                       \
+  ROW(X, Q5_0, q5_0, 32, 22)                                                                       \
+  ROW(X, Q5_1, q5_1, 32, 24)                                                                       \
+  ROW(X, Q2_K, q2_k, 256, 84)                                                                      \
+  ROW(X, Q3_K, q3_k, 256, 110)                                                                     \
+  ROW(X, IQ4_NL, iq4_nl, 32, 18)                                                                   \
+  ROW(X, IQ4_XS, iq4_xs, 256, 136)                                                                 \
+  ROW(X, MXFP4, mxfp4, 32, 17)
+#define TD_BLOCK_ROW(X, ID, name, cols, bytes) X(ID, cols, bytes)
+#define TD_BLOCK_DTYPES(X)                     TD_BLOCK_ROWS(TD_BLOCK_ROW, X)
+
 // Dtypes: name, spelling in safetensors or GGUF, bits of an element (0: see TD_BLOCK_DTYPES). 4-bit
 // dtypes, which safetensors stores as words or bytes, are spelled by the same pattern. Numbers are
-// part of stored KV records and of the CUDA library's interface: add at the end.
+// part of stored KV records and of the CUDA library's interface.
 //   F8E4M3  OCP: no infinities, 0x7f and 0xff are NaN
 //   I4      codes 0 .. 15 minus a zero point
 //   F4E2M1  0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign
 //   F8E8M0  2^(code - 127), 0xff is NaN; scales only
+#define TD_DTYPE_ROW(X, ID, name, cols, bytes) X(ID, #ID, 0)
 #define TD_DTYPES(X)                                                                               \
   X(F32, "F32", 32)                                                                                \
   X(F16, "F16", 16)                                                                                \
@@ -34,36 +55,7 @@
   X(I4, "I4", 4)                                                                                   \
   X(F4E2M1, "F4_E2M1", 4)                                                                          \
   X(F8E8M0, "F8_E8M0", 8)                                                                          \
-  X(Q8_0, "Q8_0", 0)                                                                               \
-  X(Q4_K, "Q4_K", 0)                                                                               \
-  X(Q6_K, "Q6_K", 0)                                                                               \
-  X(Q5_K, "Q5_K", 0)                                                                               \
-  X(Q4_0, "Q4_0", 0)                                                                               \
-  X(Q4_1, "Q4_1", 0)                                                                               \
-  X(Q5_0, "Q5_0", 0)                                                                               \
-  X(Q5_1, "Q5_1", 0)                                                                               \
-  X(Q2_K, "Q2_K", 0)                                                                               \
-  X(Q3_K, "Q3_K", 0)                                                                               \
-  X(IQ4_NL, "IQ4_NL", 0)                                                                           \
-  X(IQ4_XS, "IQ4_XS", 0)                                                                           \
-  X(MXFP4, "MXFP4", 0)
-
-// Dtypes of GGUF, whose blocks hold scales beside codes: dtype, columns of a block, bytes of it. A
-// row is a whole number of blocks. kernels/blocks.h says what is in one.
-#define TD_BLOCK_DTYPES(X)                                                                         \
-  X(Q8_0, 32, 34)                                                                                  \
-  X(Q4_K, 256, 144)                                                                                \
-  X(Q6_K, 256, 210)                                                                                \
-  X(Q5_K, 256, 176)                                                                                \
-  X(Q4_0, 32, 18)                                                                                  \
-  X(Q4_1, 32, 20)                                                                                  \
-  X(Q5_0, 32, 22)                                                                                  \
-  X(Q5_1, 32, 24)                                                                                  \
-  X(Q2_K, 256, 84)                                                                                 \
-  X(Q3_K, 256, 110)                                                                                \
-  X(IQ4_NL, 32, 18)                                                                                \
-  X(IQ4_XS, 256, 136)                                                                              \
-  X(MXFP4, 32, 17)
+  TD_BLOCK_ROWS(TD_DTYPE_ROW, X)
 
 typedef enum {
 #define X(id, name, bits) TD_##id,
