@@ -7,8 +7,7 @@
 // of its own.
 #include "device/cuda/cuda.h"
 
-enum { RUN = 8 };         // elements per load in kernels
-enum { PAGE_ROUND = 64 }; // of splits and of pages of gathered entries: whole tiles of keys
+enum { RUN = 8 }; // elements per load in kernels
 
 td_status td_cuda_op_kv_store(td_cuda_stream *stream, td_kv_store_args *a, td_err *err) {
   const td_kv_rows rows = td_kv_store_rows(a);
@@ -167,13 +166,6 @@ static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td
   return status;
 }
 
-static uint32_t power_of_two(uint32_t least) {
-  uint32_t n = PAGE_ROUND;
-  while (n < least)
-    n *= 2;
-  return n;
-}
-
 // Whether some token may see more keys than are selected.
 static bool selects(const td_batch_view *b, uint64_t n_keys) {
   return td_cuda_max_keys(b) > n_keys;
@@ -226,7 +218,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, td_attn_gqa_args *a, td_er
   const uint32_t max_keys = has_blocks ? (uint32_t)top_keys : td_cuda_max_keys(&a->batch);
   if (a->prompt) { // enough tokens to fill a GPU
     decode.n_splits = 1;
-    decode.split_keys = power_of_two(max_keys);
+    decode.split_keys = td_cuda_page_of(max_keys);
   }
   return td_cuda_run_decode(stream, &decode, max_keys, err);
 }
@@ -343,7 +335,8 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   const size_t latent_bytes = (size_t)a->n_heads * a->kv_lora_rank * sizeof(float);
   mla_latents l = {.a = a, .kv_b = kv_b};
   if (a->selected && selects(&a->batch, most_selected(a))) {
-    l.page_tokens = (most_selected(a) + PAGE_ROUND - 1) / PAGE_ROUND * PAGE_ROUND;
+    l.page_tokens = (most_selected(a) + TD_CU_LATENT_KEYS - 1) / TD_CU_LATENT_KEYS *
+                    TD_CU_LATENT_KEYS;
     l.page_bytes = (size_t)l.page_tokens * entry_dim * sizeof(uint16_t);
   }
   const size_t table_bytes = l.page_tokens ? 3 * sizeof(int32_t) : 0;

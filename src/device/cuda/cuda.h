@@ -344,6 +344,8 @@ bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_spl
 // more as the driver rounds, is left to decode alone: with few tokens it waits for memory and for
 // the CPU's experts, not for SMs, whereas prefill is limited by its SMs.
 uint32_t td_cuda_share_sms(uint32_t n_sms, int capability);
+// Tokens of a page of n gathered entries, or of a split: so that no tile of keys crosses it.
+uint32_t td_cuda_page_of(uint32_t n);
 // The largest number of visible positions of any token in the batch.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
 // Lists the sequences, from `first` on, whose prefill is one launch: up to most_keys keys in total,

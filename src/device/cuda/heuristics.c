@@ -192,6 +192,13 @@ uint32_t td_cuda_share_sms(uint32_t n_sms, int capability) {
   return n < least ? 0 : n;
 }
 
+uint32_t td_cuda_page_of(uint32_t n) {
+  uint32_t out = TD_CU_LATENT_KEYS;
+  while (out < n)
+    out *= 2;
+  return out;
+}
+
 uint32_t td_cuda_max_keys(const td_batch_view *b) {
   const uint32_t room = b->max_pages * b->page_tokens;
   return b->max_keys && b->max_keys < room ? b->max_keys : room;

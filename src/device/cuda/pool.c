@@ -46,19 +46,10 @@ static uint32_t most_seen(const td_attn_pool_args *a) {
   return n_entries + (max_keys < a->window ? max_keys : a->window);
 }
 
-// So that no tile of keys crosses a page.
-static uint32_t power_of_two(uint32_t n) {
-  enum { LEAST = 64 };
-  uint32_t out = LEAST;
-  while (out < n)
-    out *= 2;
-  return out;
-}
-
 // Attention of the tokens [token, token + n), whose keys go to `pages` and tables.
 static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, uint32_t token,
                             uint32_t n, void *pages, td_err *err) {
-  const uint32_t most_keys = most_seen(a), page_tokens = power_of_two(most_keys);
+  const uint32_t most_keys = most_seen(a), page_tokens = td_cuda_page_of(most_keys);
   const size_t page_bytes = (size_t)page_tokens * a->dim * sizeof(uint16_t);
   int32_t *tables = (int32_t *)((char *)pages + n * page_bytes);
   const td_cu_pool_gather_args gather = {.batch = a->batch,
@@ -105,7 +96,7 @@ static td_status run_tokens(td_cuda_stream *stream, const td_attn_pool_args *a, 
 }
 
 static td_status run_attention(td_cuda_stream *stream, const td_attn_pool_args *a, td_err *err) {
-  const size_t page_bytes = (size_t)power_of_two(most_seen(a)) * a->dim * sizeof(uint16_t);
+  const size_t page_bytes = (size_t)td_cuda_page_of(most_seen(a)) * a->dim * sizeof(uint16_t);
   const size_t token_bytes = page_bytes + 3 * sizeof(int32_t);
   const uint32_t n_tokens = a->batch.n_tokens, n = td_cuda_at_once(stream, n_tokens, token_bytes);
   void *pages;
