@@ -3,7 +3,7 @@
 //
 // A GPU's device puts the addresses of its copies in place of those in host memory, and sets what
 // is marked as its own: callers leave that zero. There is no padding, which the compiler checks: a
-// field named unused is where it would be.
+// field named unused is where it would be. bool stands for uint32_t that are 0 or 1.
 #pragma once
 
 #include <stdbool.h>

@@ -5,8 +5,8 @@
 //
 // Functions return 0 or a code for error_text. Operators are enqueued on a stream; pointers in
 // their arguments are device memory. Activations are BF16 bits in uint16_t, dense unless a stride
-// (in elements) is given; accumulation is FP32. The operators are those of device/device.h or parts
-// of them; shapes are documented there.
+// (in elements) is given; accumulation is FP32. Operators are those of tandem/op_args.h, with the
+// same arguments, or parts of those of device/device.h; shapes are documented there.
 //
 // No struct has padding, which the compiler checks: a field named unused is where it would be. So
 // what a kernel is passed is all initialized, and the emulator can look for pointers in it.
@@ -63,12 +63,15 @@ typedef struct {
   uint32_t is_translated; // bool: the library has PTX alone for it, which open has to translate
 } td_cu_props;
 
+// Limits of kernels that take the arguments of tandem/op_args.h.
+//
 // kv_store: pages are TD_BF16, TD_F16 or TD_F8E4M3. In the last, pages and page_bytes are multiples
 // of 16 bytes, a row's codes of 16, and what follows them in BF16 of 8 elements.
-// delta_conv, delta_rule: k_dim is at most TD_CU_DELTA_KEYS.
-// delta_chunks, with one decay a value head, and delta_channels, with a decay for each channel,
-// take so many positions at a time. page_tokens is a multiple of them, k_dim and v_dim are
-// multiples of 8, and qkv is 16-byte aligned.
+//
+// delta_conv, delta_rule: k_dim is at most TD_CU_DELTA_KEYS. delta_chunks, with one decay a value
+// head, and delta_channels, with a decay for each channel, take so many positions at a time.
+// page_tokens is a multiple of them, k_dim and v_dim are multiples of 8, and qkv is 16-byte
+// aligned.
 enum { TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_CHUNK = 32, TD_CU_CHANNEL_CHUNK = 16 };
 // What delta_channels has of a chunk and head in memory: elements. A slot is of a chunk of all
 // heads: products are [slots][n_v_heads][TD_CU_CHANNEL_PRODUCTS].
@@ -76,29 +79,23 @@ enum { TD_CU_CHANNEL_PRODUCTS = 4 * TD_CU_CHANNEL_CHUNK * TD_CU_CHANNEL_CHUNK };
 
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
-#ifdef __CUDACC__
-#define TD_CU_ANYWHERE __host__ __device__
-#else
-#define TD_CU_ANYWHERE
-#endif
-
 // The slot of delta_channels' products that is a sequence's first; from its first token of the
 // step. A sequence of n tokens has at most n / 16 + 2 chunks, so with those of all n_tokens and
 // n_seqs this is the number of slots.
-TD_CU_ANYWHERE static inline size_t td_cu_channel_slot(uint32_t first_token, uint32_t seq) {
+TD_ANYWHERE static inline size_t td_cu_channel_slot(uint32_t first_token, uint32_t seq) {
   return first_token / TD_CU_CHANNEL_CHUNK + (size_t)2 * seq;
 }
 
 // The most keys that attn_latents cuts into splits of `keys`, which is at least 64. Short sequences
 // have few splits, so that batches of them do not leave more partial sums than they read keys.
 enum { TD_CU_LATENT_SPLITS = 64 }; // of a sequence, at most
-TD_CU_ANYWHERE static inline uint64_t td_cu_latent_reach(uint64_t keys) {
+TD_ANYWHERE static inline uint64_t td_cu_latent_reach(uint64_t keys) {
   const uint64_t most = TD_CU_LATENT_SPLITS;
   return keys * (keys / 4 < most ? keys / 4 : most);
 }
 
 // Keys per split of a sequence of n_keys: a power of two, `least` (which is one) or more.
-TD_CU_ANYWHERE static inline uint32_t td_cu_latent_split(uint32_t n_keys, uint32_t least) {
+TD_ANYWHERE static inline uint32_t td_cu_latent_split(uint32_t n_keys, uint32_t least) {
   uint64_t keys = least;
   while (n_keys > td_cu_latent_reach(keys))
     keys *= 2;

@@ -122,7 +122,7 @@ enum { MOST_PARTS = TD_CU_WIDE_PARTS };
 
 static_assert(static_cast<int>(TD_CU_VEC_WARPS) <= 2 * MOST_PARTS, "parts of one slice or two");
 
-TD_CU_ANYWHERE inline uint32_t slices_of_part(uint32_t n_slices) {
+TD_ANYWHERE inline uint32_t slices_of_part(uint32_t n_slices) {
   return n_slices > MOST_PARTS ? 2 : 1;
 }
 

@@ -38,7 +38,7 @@ template <int READ, int SPAN> struct chunk_part {
 // Slices of a matrix's columns, one of linear_vec's warps each: slice i is of every n-th chunk from
 // chunk i on.
 template <int READ, int SPAN>
-TD_CU_ANYWHERE inline uint32_t n_slices_of(const td_cu_linear_args &a, uint32_t n_cols) {
+TD_ANYWHERE inline uint32_t n_slices_of(const td_cu_linear_args &a, uint32_t n_cols) {
   const uint32_t columns = chunk_part<READ, SPAN>::COLUMNS;
   return at_most((n_cols + columns - 1) / columns, a.vec_warps / (a.glu.out ? 2 : 1));
 }
