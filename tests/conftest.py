@@ -33,10 +33,6 @@ MARKS = {
 }
 
 
-# The programs of tests/unit look for races in every kernel; here the emulator takes half the time without.
-os.environ.setdefault("TANDEM_EMU_RACES", "0")
-
-
 def pytest_configure(config):
     for name, text in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {text}")

@@ -1,6 +1,7 @@
 # The CUDA kernels, as libraries that the program loads at run time and never links:
 #   libtandem_cuda.so      by nvcc where there is one; the CUDA runtime is inside
 #   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
+#   libtandem_cuda_emu_races.so  instrumented to find races, for those of kernels
 # TD_CUDA: AUTO builds the first where nvcc is found, but not with sanitizers; ON insists; OFF does
 # not.
 # TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list; TD_CUDA_PTX: and PTX.
@@ -75,28 +76,36 @@ option(TD_CUDA_EMULATOR "Build the GPU's kernels for the CPU, which tests run" O
 if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
   enable_language(CXX)
   file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cuda_emu/*.cpp)
-  # tests/cuda_emu/race.h: instrumented as for ThreadSanitizer, without its runtime.
-  if(NOT TD_SANITIZE)
-    set(instrumented -fsanitize=thread)
-  endif()
+  # tests/cuda_emu/race.h: instrumented as for ThreadSanitizer, without its runtime, where no other sanitizer is.
+  set(instrumented "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,tandem_cuda_emu_races>:-fsanitize=thread>")
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
+                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-Wno-aggressive-loop-optimizations;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "-Wno-unknown-pragmas;${instrumented}")
-  add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator}
-              ${CMAKE_SOURCE_DIR}/src/base/jitter.c)
-  set_target_properties(tandem_cuda_emu PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
-                        CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
-                        C_VISIBILITY_PRESET hidden
-                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
-  target_include_directories(tandem_cuda_emu PRIVATE ${CMAKE_SOURCE_DIR}/include
-                             ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src)
-  target_include_directories(tandem_cuda_emu SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
-  target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-  # ThreadSanitizer does not know the fibers of a block, which are one thread.
+  set(emulators tandem_cuda_emu)
+  if(NOT TD_SANITIZE)
+    list(APPEND emulators tandem_cuda_emu_races)
+  endif()
+  foreach(name ${emulators})
+    add_library(${name} MODULE ${TD_CUDA_SOURCES} ${emulator} ${CMAKE_SOURCE_DIR}/src/base/jitter.c)
+    set_target_properties(${name} PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
+                          CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
+                          C_VISIBILITY_PRESET hidden
+                          LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
+    target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/include
+                               ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src)
+    target_include_directories(${name} SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
+    target_compile_definitions(${name} PRIVATE EMU_RACES=$<STREQUAL:${name},tandem_cuda_emu_races>)
+    target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  endforeach()
+  # Kernels are compiled for speed under sanitizers, too. ThreadSanitizer does not know the fibers of a block, which
+  # are one thread; AddressSanitizer sees what is out of bounds.
   if(TD_SANITIZE STREQUAL "thread")
-    target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)
+    target_compile_options(tandem_cuda_emu PRIVATE -O2 -fno-sanitize=thread)
     set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/system.cpp PROPERTIES
                                 COMPILE_OPTIONS -fsanitize=thread)
+  elseif(TD_SANITIZE STREQUAL "address")
+    target_compile_options(tandem_cuda_emu PRIVATE
+                           -O2 -fno-sanitize=alignment,null,object-size,pointer-overflow,bounds)
   endif()
 endif()

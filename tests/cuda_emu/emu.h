@@ -2,8 +2,8 @@
 // A block's threads are fibers of one host thread: each runs until it must wait for the others
 // (barrier, shuffle, mma), so a block is deterministic; every second block visits its threads
 // backwards. Blocks run one after the other. Shared memory is static memory of the host thread, and
-// what kernels have not written there, or in device memory, is not zero. Races on it are found
-// whether they do harm here or not (race.h).
+// what kernels have not written there, or in device memory, is not zero. A library of its own finds
+// races on it, whether they do harm here or not (race.h).
 #pragma once
 
 #include <cmath>
@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <math.h>
+#include <utility>
 #include <vector>
 
 struct dim3 {

@@ -17,7 +17,11 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-enum { STACK_BYTES = 128 << 10 }; // a stack begins at a multiple of it, with a pointer to its fiber
+// The stacks of a host thread's fibers lie side by side, from a multiple of REGION_BYTES on; each
+// ends with a pointer to its fiber. How far apart they are is no multiple of what caches repeat
+// their sets by, or the same frames of all fibers would share a few lines.
+enum : size_t { STACK_BYTES = (128 << 10) + 17 * 64, REGION_BYTES = 256 << 20 };
+static_assert(STACK_BYTES * EMU_MAX_THREADS <= REGION_BYTES, "");
 
 #if defined(__x86_64__)
 // Leaves one stack for another: the registers a callee must keep, and where to go on.
@@ -47,11 +51,12 @@ emu_switch:
 )");
 #endif
 
-// A fiber's last frames never return, so AddressSanitizer still guards what lay around their
+// A fiber's first frames never return, so AddressSanitizer still guards what lay around their
 // variables, for whoever has the memory next.
 static void forget_frames(char *stack) {
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(stack, STACK_BYTES);
+  enum { FRAMES_BYTES = 2 << 10 };
+  __asan_unpoison_memory_region(stack + STACK_BYTES - FRAMES_BYTES, FRAMES_BYTES);
 #else
   (void)stack;
 #endif
@@ -105,10 +110,15 @@ struct fiber {
 struct block_state {
   std::vector<fiber> fibers;
   std::vector<warp_state> warps;
-  std::vector<char *> stacks;
+  char *const stacks = make_stacks();
+  size_t n_stacks = 0; // that have been used
   rendezvous meet;
   std::deque<phase_barrier> phases;
   fiber *current = nullptr;
+  size_t first = 0,
+         n_turns = 0;        // of the warp that runs; lanes that have had their turn in this round
+  size_t n_left = 0;         // fibers that have not ended
+  bool backwards = false;    // from the last thread to the first
   race_view *view = nullptr; // the host thread's
   const std::function<void()> *body = nullptr;
   uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
@@ -126,17 +136,35 @@ struct block_state {
 #endif
 
   ~block_state() {
-    for (char *stack : stacks) {
-      forget_frames(stack);
-      munmap(stack, STACK_BYTES);
-    }
+    for (size_t i = 0; i < n_stacks; i++)
+      forget_frames(stack_of(i));
+    munmap(stacks, STACK_BYTES * EMU_MAX_THREADS);
+  }
+
+  char *stack_of(size_t i) const {
+    return stacks + i * STACK_BYTES;
+  }
+
+  static char *make_stacks() {
+    const int protection = PROT_READ | PROT_WRITE;
+    const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *all = mmap(nullptr, 2 * REGION_BYTES, protection, kind, -1, 0);
+    if (all == MAP_FAILED) abort();
+    char *begin = static_cast<char *>(all);
+    const size_t before = REGION_BYTES - reinterpret_cast<uintptr_t>(begin) % REGION_BYTES;
+    const size_t end = before + STACK_BYTES * EMU_MAX_THREADS;
+    munmap(begin, before);
+    munmap(begin + end, 2 * REGION_BYTES - end);
+    return begin + before;
   }
 };
 
 // The one that runs. By its stack: thread-local memory of a library takes a call to find.
 static fiber *here() {
   const uintptr_t frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  return *reinterpret_cast<fiber *const *>(frame / STACK_BYTES * STACK_BYTES);
+  const uintptr_t stacks = frame / REGION_BYTES * REGION_BYTES;
+  const uintptr_t end = stacks + ((frame - stacks) / STACK_BYTES + 1) * STACK_BYTES;
+  return reinterpret_cast<fiber *const *>(end)[-1];
 }
 
 const emu_place &emu_here() {
@@ -159,18 +187,41 @@ emu_pending &emu_mine() {
   return here()->pending;
 }
 
-static void enter(block_state *b, fiber *f) {
-  b->current = f;
-  b->view->now = &f->clock;
+static bool can_run(fiber *f) {
+  if (f->done || (f->waits_at && f->waits_at->n_passed == f->n_waited)) return false;
+  f->waits_at = nullptr;
+  return true;
+}
+
+// The warp's next thread that can run in this round; NULL: none.
+static fiber *next_turn(block_state *b) {
+  while (b->n_turns < EMU_WARP) {
+    const size_t lane = b->n_turns++;
+    fiber *f = &b->fibers[b->first + (b->backwards ? EMU_WARP - 1 - lane : lane)];
+    if (can_run(f)) return f;
+  }
+  return nullptr;
+}
+
+// From a fiber, NULL: the scheduler, to another. for_good: nobody comes back.
+static void go(block_state *b, fiber *from, fiber *to, bool for_good) {
+  if (to) {
+    b->current = to;
+    b->view->now = &to->clock;
+  }
 #if defined(__SANITIZE_ADDRESS__)
   void *fake = nullptr;
-  __sanitizer_start_switch_fiber(&fake, b->stacks[static_cast<size_t>(f - b->fibers.data())],
-                                 STACK_BYTES);
+  const void *stack = to ? b->stack_of(static_cast<size_t>(to - b->fibers.data()))
+                         : b->scheduler_stack;
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, stack,
+                                 to ? STACK_BYTES : b->scheduler_stack_bytes);
+#else
+  (void)for_good;
 #endif
 #if defined(__x86_64__)
-  emu_switch(&b->scheduler, f->stack_pointer);
+  emu_switch(from ? &from->stack_pointer : &b->scheduler, to ? to->stack_pointer : b->scheduler);
 #else
-  swapcontext(&b->scheduler, &f->context);
+  swapcontext(from ? &from->context : &b->scheduler, to ? &to->context : &b->scheduler);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
@@ -179,21 +230,7 @@ static void enter(block_state *b, fiber *f) {
 
 static void leave(block_state *b, bool for_good) {
   fiber *f = b->current;
-#if defined(__SANITIZE_ADDRESS__)
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, b->scheduler_stack,
-                                 b->scheduler_stack_bytes);
-#else
-  (void)for_good;
-#endif
-#if defined(__x86_64__)
-  emu_switch(&f->stack_pointer, b->scheduler);
-#else
-  swapcontext(&f->context, &b->scheduler);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, &b->scheduler_stack, &b->scheduler_stack_bytes);
-#endif
+  go(b, f, next_turn(b), for_good);
 }
 
 static void meet(block_state *b, fiber *f, rendezvous *r) {
@@ -205,12 +242,6 @@ static void meet(block_state *b, fiber *f, rendezvous *r) {
   }
   f->waits_at = r;
   leave(b, false);
-}
-
-static bool can_run(fiber *f) {
-  if (f->done || (f->waits_at && f->waits_at->n_passed == f->n_waited)) return false;
-  f->waits_at = nullptr;
-  return true;
 }
 
 static void depart(rendezvous *r) {
@@ -398,9 +429,8 @@ void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 }
 
 void emu_mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma_8bit(c, a, b, [](unsigned x, unsigned y) {
-    return static_cast<int8_t>(x) * static_cast<int8_t>(y);
-  });
+  mma_8bit(c, a, b,
+           [](unsigned x, unsigned y) { return static_cast<int8_t>(x) * static_cast<int8_t>(y); });
 }
 
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -423,25 +453,13 @@ void emu_mma_f16_sums(uint32_t (&c)[2], const uint32_t (&a)[4], const uint32_t (
            static_cast<uint32_t>(__half_as_ushort(__float2half_rn(sums[2 * i + 1]))) << 16;
 }
 
-void emu_take_bf16(const emu_product &m, unsigned column, uint16_t (&out)[16]) {
-  const unsigned char *shared = emu_dynamic_shared();
-  for (unsigned k = 0; k < 16; k++) {
-    const uint32_t at = m.b_turned ? emu_matrix_address(m.b, k, column) : emu_matrix_address(m.b, column, k);
-    std::memcpy(&out[k], shared + at, sizeof out[k]);
-  }
-}
-
-void emu_take_bytes(const emu_product &m, unsigned column, uint8_t (&out)[32]) {
-  const unsigned char *shared = emu_dynamic_shared();
-  for (unsigned k = 0; k < 32; k += 16)
-    std::memcpy(&out[k], shared + emu_matrix_address(m.b, column, k / 2), 16);
-}
-
 static void fiber_main() {
   fiber *f = here();
   block_state *b = f->block;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &b->scheduler_stack, &b->scheduler_stack_bytes);
+  const bool is_first = !b->scheduler_stack; // the scheduler's call, then
+  __sanitizer_finish_switch_fiber(nullptr, is_first ? &b->scheduler_stack : nullptr,
+                                  is_first ? &b->scheduler_stack_bytes : nullptr);
 #endif
   (*b->body)();
   if (!f->pending.copies.empty() || !f->pending.products.empty()) {
@@ -449,6 +467,7 @@ static void fiber_main() {
     abort();
   }
   f->done = true;
+  b->n_left--;
   b->n_moves++;
   depart(&f->warp->meet);
   depart(&b->meet);
@@ -462,44 +481,38 @@ static void prepare(block_state *b, size_t i) {
   f->waits_at = nullptr;
   f->pending.registers.clear();
   f->pending.has_begun = false;
-  forget_frames(b->stacks[i]);
-  std::memcpy(b->stacks[i], &f, sizeof f);
+  forget_frames(b->stack_of(i));
+  void **top = reinterpret_cast<void **>(b->stack_of(i) + STACK_BYTES);
+  *--top = f;
 #if defined(__x86_64__)
   // As if it had called emu_switch just before fiber_main: six registers and a place to return to,
   // with the stack aligned as at a function's entry.
-  void **top = reinterpret_cast<void **>(b->stacks[i] + STACK_BYTES) - 1;
-  *top = nullptr;
   *--top = reinterpret_cast<void *>(fiber_main);
   for (int r = 0; r < 6; r++)
     *--top = nullptr;
   f->stack_pointer = top;
 #else
   getcontext(&f->context);
-  f->context.uc_stack.ss_sp = b->stacks[i];
-  f->context.uc_stack.ss_size = STACK_BYTES;
+  f->context.uc_stack.ss_sp = b->stack_of(i);
+  f->context.uc_stack.ss_size = STACK_BYTES - 16;
   f->context.uc_link = nullptr;
   makecontext(&f->context, fiber_main, 0);
 #endif
 }
 
 // Runs the warp that begins at fiber `first` until each of its threads has ended or waits for other
-// warps. Returns how many have ended.
-static size_t run_warp(block_state *b, size_t first, bool backwards) {
-  size_t n_ended = 0;
+// warps, round by round, in which one thread hands over to the next.
+static void run_warp(block_state *b, size_t first) {
+  b->first = first;
   for (uint64_t before = ~b->n_moves; b->n_moves != before;) {
     before = b->n_moves;
-    for (size_t j = 0; j < EMU_WARP; j++) {
-      fiber *f = &b->fibers[first + (backwards ? EMU_WARP - 1 - j : j)];
-      if (!can_run(f)) continue;
-      enter(b, f);
-      n_ended += f->done;
-    }
+    b->n_turns = 0;
+    if (fiber *f = next_turn(b)) go(b, nullptr, f, false);
   }
-  return n_ended;
 }
 
-static void run_block(block_state *b, bool backwards) {
-  size_t n = b->fibers.size(), n_left = n;
+static void run_block(block_state *b) {
+  const size_t n = b->n_left = b->fibers.size();
   b->meet = rendezvous();
   b->meet.n_live = static_cast<unsigned>(n);
   b->phases.clear();
@@ -513,13 +526,13 @@ static void run_block(block_state *b, bool backwards) {
   b->first_barrier = ++b->n_barriers;
   for (size_t i = 0; i < n; i++) {
     prepare(b, i);
-    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i), 0, 0};
+    b->fibers[i].clock = {{b->n_barriers, 0, static_cast<uint16_t>(i), 0}, 0};
     b->fibers[i].n_published = 0;
   }
-  while (n_left > 0) {
+  while (b->n_left > 0) {
     const uint64_t before = b->n_moves;
     for (size_t j = 0; j < n; j += EMU_WARP)
-      n_left -= run_warp(b, backwards ? n - j - EMU_WARP : j, backwards);
+      run_warp(b, b->backwards ? n - j - EMU_WARP : j);
     if (b->n_moves == before) {
       std::fprintf(stderr, "cuda_emu: a block's threads wait for one another for ever\n");
       abort();
@@ -527,23 +540,11 @@ static void run_block(block_state *b, bool backwards) {
   }
 }
 
-static char *make_stack() {
-  const int protection = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void *all = mmap(nullptr, 2 * STACK_BYTES, protection, kind, -1, 0);
-  if (all == MAP_FAILED) abort();
-  char *begin = static_cast<char *>(all);
-  const size_t before = STACK_BYTES - reinterpret_cast<uintptr_t>(begin) % STACK_BYTES;
-  munmap(begin, before);
-  if (before < STACK_BYTES) munmap(begin + before + STACK_BYTES, STACK_BYTES - before);
-  return begin + before;
-}
-
 static void make_fibers(block_state *b, dim3 grid, dim3 dim) {
   size_t n = static_cast<size_t>(dim.x) * dim.y * dim.z;
   b->fibers.resize(n);
   b->warps.resize(n / EMU_WARP);
-  while (b->stacks.size() < n)
-    b->stacks.push_back(make_stack());
+  b->n_stacks = std::max(b->n_stacks, n);
   for (size_t i = 0; i < n; i++) {
     unsigned x = static_cast<unsigned>(i);
     b->fibers[i].place = {dim3(x % dim.x, x / dim.x % dim.y, x / dim.x / dim.y), dim3(), dim, grid};
@@ -565,7 +566,8 @@ void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void(
     for (fiber &f : b->fibers)
       f.place.block = at;
     std::memset(b->shared, 0xff, shared_bytes);
-    run_block(b, i % 2 == 1);
+    b->backwards = i % 2 == 1;
+    run_block(b);
   }
   b->current = nullptr;
   b->view->now = nullptr;

@@ -19,8 +19,14 @@ static void kernel(mistake m) {
   if (m.which == EMU_FINE) __syncthreads();
   if (m.which == EMU_OVERWRITTEN) v += values[other_lane]; // read, then written by its owner
   values[i] = v;
+  __shared__ uint16_t pairs[32];
+  uint8_t *bytes = reinterpret_cast<uint8_t *>(pairs);
+  bytes[i] = static_cast<uint8_t>(i);
+  if (m.which == EMU_BYTE) v += bytes[other_lane];
   if (m.which != EMU_NO_WARP_BARRIER) __syncwarp();
   v += values[other_lane];
+  v += pairs[i / 2];
+  if (m.which == EMU_BYTE_OF_PAIR) bytes[i] = 0;
   if (m.which == EMU_LEFT_LANE && i % 32 == 31) return;
   v = __shfl_xor_sync(0xffffffffu, v, 1);
   alignas(8) static const float numbers[4] = {1, 2, 3, 4};

@@ -6,6 +6,8 @@ enum {
   EMU_NO_BARRIER,         // between what a warp writes and another one reads
   EMU_NO_WARP_BARRIER,    // the same of lanes
   EMU_OVERWRITTEN,        // a lane reads what another one writes next
+  EMU_BYTE,               // a lane reads the byte that another one has written beside its own
+  EMU_BYTE_OF_PAIR,       // or writes its own of two that another one reads at once
   EMU_DYNAMIC,            // two threads write the same dynamic shared memory
   EMU_COPIED,             // what another thread has copied is read without a barrier
   EMU_NO_PUBLISH,         // wgmma reads what threads have written without a fence between the two

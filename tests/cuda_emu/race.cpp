@@ -1,26 +1,24 @@
 // tests/cuda_emu/race.cpp - see race.h. Shared memory, static and dynamic, lies in this library's
-// thread-local memory, each byte of which has a record of who touched it last.
+// thread-local memory, each pair of bytes of which has a record of who touched it last; the second
+// byte has one of its own while others have touched it than the first.
 #include "race.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <link.h>
+#include <memory>
 #include <vector>
 
 struct race_record {
-  race_clock write, read;      // the last ones; n_barriers 0: none
+  race_clock write; // the last ones; n_barriers 0: none
+  race_time read;
   bool many_lanes, many_warps; // since the last barrier others have read it as well
+  bool is_split;               // the second byte has its own
 };
 
 // Constant at first, so that no access to it asks whether it is.
 static __thread race_view view;
-
-static bool is_wanted() {
-  const char *races = std::getenv("TANDEM_EMU_RACES");
-  return !races || std::strcmp(races, "0") != 0;
-}
-static const bool is_on = is_wanted();
 
 static int find_memory(dl_phdr_info *info, size_t, void *out) {
   uintptr_t here = reinterpret_cast<uintptr_t>(find_memory);
@@ -34,18 +32,20 @@ static int find_memory(dl_phdr_info *info, size_t, void *out) {
     is_ours |= part.p_type == PT_LOAD && here - begin < part.p_memsz;
   }
   if (!is_ours) return 0;
-  auto *records = static_cast<std::vector<race_record> *>(out);
-  records->resize(n_bytes);
-  view = {nullptr, memory, n_bytes, records->data(), nullptr, false};
+  n_bytes += n_bytes % 2;
+  void *records = std::calloc(n_bytes, sizeof(race_record)); // most of it is never touched
+  if (!records) std::abort();
+  static_cast<std::unique_ptr<void, decltype(&std::free)> *>(out)->reset(records);
+  view = {nullptr, memory, n_bytes, static_cast<race_record *>(records), nullptr, false};
   return 1;
 }
 
-static bool is_of_warp(const race_clock &a, const race_clock &b) {
+static bool is_of_warp(const race_time &a, const race_time &b) {
   return a.thread / EMU_WARP == b.thread / EMU_WARP;
 }
 
 // No barrier lies between then, another thread's, and now.
-static bool is_unordered(const race_clock &then, const race_clock &now) {
+static bool is_unordered(const race_time &then, const race_clock &now) {
   if (then.n_barriers != now.n_barriers || then.thread == now.thread) return false;
   if (is_of_warp(then, now)) return then.n_warp_barriers == now.n_warp_barriers;
   return !view.has_phases || !emu_has_seen(now, then.thread / EMU_WARP, then.n_arrivals);
@@ -88,7 +88,7 @@ static void note_read(race_record &r, size_t at, const race_clock &now) {
   }
 }
 
-[[noreturn]] static void report(const race_clock &then, const race_clock &now, const void *code) {
+[[noreturn]] static void report(const race_time &then, const race_time &now, const void *code) {
   Dl_info where = {};
   dladdr(code, &where);
   std::fprintf(
@@ -102,16 +102,44 @@ static void note_read(race_record &r, size_t at, const race_clock &now) {
   std::abort();
 }
 
+static inline void note_one(race_record &r, size_t at, bool is_write, const race_clock &now,
+                            const void *code) {
+  if (is_unordered(r.write, now)) report(r.write, now, code);
+  if (is_write && races_with_reads(r, at, now)) report(r.read, now, code);
+  if (is_write) {
+    r.write = now;
+  } else {
+    note_read(r, at, now);
+  }
+}
+
+// Bytes of a pair that have just been touched together need one record again, if what else is known
+// of them is the same or can race with nothing any more.
+static bool is_alike(const race_record &a, const race_record &b, bool is_write,
+                     uint32_t n_barriers) {
+  if (is_write) return a.read.n_barriers != n_barriers && b.read.n_barriers != n_barriers;
+  return a.write.n_barriers != n_barriers && b.write.n_barriers != n_barriers &&
+         std::memcmp(&a.read, &b.read, sizeof a.read) == 0 && a.many_lanes == b.many_lanes &&
+         a.many_warps == b.many_warps;
+}
+
+// A pair of which not both bytes are touched, or have not been.
+static void note_split(const race_view &v, size_t at, size_t end, bool is_write, const void *code) {
+  race_record &r = v.records[at / 2], &second = v.records[v.n_bytes / 2 + at / 2];
+  if (!r.is_split) second = r;
+  if (at % 2 == 0) note_one(r, at, is_write, *v.now, code);
+  if (end > (at | 1)) note_one(second, at | 1, is_write, *v.now, code);
+  r.is_split = at % 2 || end <= (at | 1) || !is_alike(r, second, is_write, v.now->n_barriers);
+}
+
 static void note(const race_view &v, size_t at, size_t n_bytes, bool is_write, const void *code) {
-  const race_clock &now = *v.now;
-  for (size_t i = at; i < at + n_bytes && i < v.n_bytes; i++) {
-    race_record &r = v.records[i];
-    if (is_unordered(r.write, now)) report(r.write, now, code);
-    if (is_write && races_with_reads(r, i, now)) report(r.read, now, code);
-    if (is_write) {
-      r.write = now;
+  const size_t end = at + n_bytes < v.n_bytes ? at + n_bytes : v.n_bytes;
+  for (; at < end; at = (at | 1) + 1) {
+    race_record &r = v.records[at / 2];
+    if (r.is_split || at % 2 || end - at < 2) {
+      note_split(v, at, end, is_write, code);
     } else {
-      note_read(r, i, now);
+      note_one(r, at, is_write, *v.now, code);
     }
   }
 }
@@ -124,15 +152,15 @@ void race_keep_reads() {
 }
 
 race_view *race_begin() {
-  static thread_local std::vector<race_record> records;
-  if (is_on && records.empty()) dl_iterate_phdr(find_memory, &records);
+  static thread_local std::unique_ptr<void, decltype(&std::free)> records(nullptr, std::free);
+  if (EMU_RACES && !records) dl_iterate_phdr(find_memory, &records);
   return &view;
 }
 
 void emu_read_by_product(const void *memory) {
   uintptr_t at = reinterpret_cast<uintptr_t>(memory) - view.begin;
   if (at >= view.n_bytes) return;
-  const race_clock &write = view.records[at].write;
+  const race_clock &write = view.records[at / 2].write;
   if (write.n_barriers == 0 || emu_is_published(write)) return;
   std::fprintf(
       stderr,
@@ -145,11 +173,14 @@ void emu_read_by_product(const void *memory) {
 // Most accesses are to the thread's own stack, which is told without a look at anything.
 static inline void touch(const void *memory, size_t n_bytes, bool is_write, const void *code) {
   enum { FRAME_BYTES = 4096 };
-  if (!is_on) return;
   uintptr_t at = reinterpret_cast<uintptr_t>(memory);
   if (at - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < FRAME_BYTES) return;
   const race_view &v = view;
   if (at - v.begin < v.n_bytes && v.now) note(v, at - v.begin, n_bytes, is_write, code);
+}
+
+void race_note(const void *at, size_t n_bytes, bool is_write, const void *code) {
+  if (EMU_RACES) touch(at, n_bytes, is_write, code);
 }
 
 // ---- what the compiler calls

@@ -3,20 +3,22 @@
 // does: __syncthreads, a barrier in shared memory on which one warp arrives and for which the other
 // waits, and __syncwarp within a warp; shuffles and mma do not.
 // wgmma's products read shared memory by another way than threads write it, so there a barrier
-// alone orders nothing: whoever wrote must have fenced (fence.proxy.async) before it. The
-// compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
-// makes; its own runtime is not linked. TANDEM_EMU_RACES=0: none is looked for, in half
-// the time.
+// alone orders nothing: whoever wrote must have fenced (fence.proxy.async) before it. In
+// libtandem_cuda_emu_races.so the compiler's instrumentation for ThreadSanitizer calls race.cpp at
+// every access that a kernel makes; its own runtime is not linked. libtandem_cuda_emu.so looks for
+// none.
 #pragma once
 
 #include "emu.h"
 
 // Where a thread of a block is. n_barriers goes on from block to block and is never 0.
-struct race_clock {
+struct race_time {
   uint32_t n_barriers;
   uint16_t n_warp_barriers, thread; // the former since the last barrier
-  uint32_t n_publishes;
   uint32_t n_arrivals; // of the thread's warp at barriers in shared memory, in this block
+};
+struct race_clock : race_time {
+  uint32_t n_publishes;
 };
 
 // What a host thread's accesses are held against.
@@ -30,12 +32,15 @@ struct race_view {
   const race_clock *now; // of the kernel's thread that runs; NULL: none
   uintptr_t begin;       // shared memory
   size_t n_bytes;
-  race_record *records; // [n_bytes]
+  race_record *records; // [n_bytes / 2] of pairs of bytes, and [n_bytes / 2] of second bytes
   race_read *reads;     // [EMU_MAX_WARPS][n_bytes / RACE_GRAIN + 1]
   bool has_phases;      // the block has barriers in shared memory, and `reads` are kept
 };
 // The host thread's own, with its memory.
 race_view *race_begin();
+// What the library does for the thread that runs counts as the thread's own access, by the kernel's
+// code there.
+void race_note(const void *at, size_t n_bytes, bool is_write, const void *code);
 // From now on, to the end of the block, with the times of each warp's reads.
 void race_keep_reads();
 // Whether products may read what was written then: a thread of this block has published it, and

@@ -34,7 +34,8 @@ typedef struct {
   float *kept_k[MAX_SEQS], *kept_v[MAX_SEQS]; // what pages keep of k and v
   ref_weight kv_b;
   double *kv_b_values;
-  float *sinks; // [n_heads]
+  double *ks[MAX_SEQS], *vs[MAX_SEQS]; // [n_heads][len]: the keys and values of each head
+  float *sinks;                        // [n_heads]
   double scale;
   uint32_t max_pages;
   size_t page_bytes;
@@ -92,6 +93,42 @@ static inline void make_pages(world *w) {
   free(table);
 }
 
+// What one position gives a head: its key, and its value.
+static inline void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t head, double *k,
+                             double *v) {
+  const layout *l = w->l;
+  const float *entry = w->kept_k[s] + (size_t)p * w->entry;
+  if (!l->mla) {
+    size_t at = (size_t)(head / (l->n_heads / l->n_kv_heads)) * l->head_dim;
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+      k[d] = entry[at + d];
+      v[d] = w->kept_v[s][(size_t)p * w->entry + at + d];
+    }
+    return;
+  }
+  const double *row = w->kv_b_values + (size_t)head * (l->nope + l->v_dim) * l->rank;
+  for (uint32_t d = 0; d < l->nope + l->v_dim; d++, row += l->rank) {
+    double sum = 0;
+    for (uint32_t c = 0; c < l->rank; c++)
+      sum += row[c] * entry[c];
+    *(d < l->nope ? &k[d] : &v[d - l->nope]) = sum;
+  }
+  for (uint32_t d = 0; d < l->rope; d++)
+    k[l->nope + d] = entry[l->rank + d];
+}
+
+static inline void make_keys(world *w) {
+  const layout *l = w->l;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    const size_t n = (size_t)l->n_heads * l->len[s];
+    w->ks[s] = ref_doubles(n * w->k_dim);
+    w->vs[s] = ref_doubles(n * w->out_dim);
+    for (size_t i = 0; i < n; i++)
+      naive_key(w, s, (uint32_t)(i % l->len[s]), (uint32_t)(i / l->len[s]), w->ks[s] + i * w->k_dim,
+                w->vs[s] + i * w->out_dim);
+  }
+}
+
 static inline void make_world(world *w, const layout *l, cuda_fixture *f) {
   *w = (world){.l = l, .f = f, .scale = 0.25};
   w->k_dim = l->mla ? l->nope + l->rope : l->head_dim;
@@ -113,6 +150,7 @@ static inline void make_world(world *w, const layout *l, cuda_fixture *f) {
     for (size_t i = 0; i < (size_t)rows * l->rank; i++)
       w->kv_b_values[i] = ref_at(&w->kv_b.w, (uint32_t)(i / l->rank), (uint32_t)(i % l->rank));
   }
+  make_keys(w);
   w->sinks = ref_floats(&f->rng, l->n_heads);
   for (uint32_t h = 0; h < l->n_heads; h++) // from none of the weight to nearly all of it
     w->sinks[h] = w->sinks[h] * 2 + (float)(h % 3) * 4 - 4;
@@ -126,6 +164,8 @@ static inline void free_world(world *w) {
     free(w->v[s]);
     free(w->kept_k[s]);
     free(w->kept_v[s]);
+    free(w->ks[s]);
+    free(w->vs[s]);
   }
   ref_free_weight(&w->kv_b);
   free(w->kv_b_values);
@@ -300,30 +340,6 @@ static inline void run_mla(world *w, const td_batch_view *batch, const td_kv_vie
                                                    .absorbed = l->absorbed});
 }
 
-// What one position gives a head: its key, and its value.
-static inline void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t head, double *k,
-                             double *v) {
-  const layout *l = w->l;
-  const float *entry = w->kept_k[s] + (size_t)p * w->entry;
-  if (!l->mla) {
-    size_t at = (size_t)(head / (l->n_heads / l->n_kv_heads)) * l->head_dim;
-    for (uint32_t d = 0; d < l->head_dim; d++) {
-      k[d] = entry[at + d];
-      v[d] = w->kept_v[s][(size_t)p * w->entry + at + d];
-    }
-    return;
-  }
-  const double *row = w->kv_b_values + (size_t)head * (l->nope + l->v_dim) * l->rank;
-  for (uint32_t d = 0; d < l->nope + l->v_dim; d++, row += l->rank) {
-    double sum = 0;
-    for (uint32_t c = 0; c < l->rank; c++)
-      sum += row[c] * entry[c];
-    *(d < l->nope ? &k[d] : &v[d - l->nope]) = sum;
-  }
-  for (uint32_t d = 0; d < l->rope; d++)
-    k[l->nope + d] = entry[l->rank + d];
-}
-
 // Attention of position p, and what each element may err by: keys (MLA expanded), weights and the
 // result are rounded to BF16, half a unit each, and sums of 64 products to F16 four times. A score
 // that errs by e changes its weight by the factor exp(e).
@@ -372,10 +388,9 @@ static inline void check_outputs(const world *w, const float *got, const uint32_
   double out[256], slack[256];
   size_t row0 = 0;
   for (uint32_t s = 0; s < l->n_seqs; s++) {
-    double *ks = ref_doubles((size_t)to[s] * w->k_dim), *vs = ref_doubles(to[s] * w->out_dim);
     for (uint32_t head = 0; head < l->n_heads; head++) {
-      for (uint32_t p = 0; p < to[s]; p++)
-        naive_key(w, s, p, head, ks + (size_t)p * w->k_dim, vs + (size_t)p * w->out_dim);
+      const size_t first = (size_t)head * l->len[s];
+      const double *ks = w->ks[s] + first * w->k_dim, *vs = w->vs[s] + first * w->out_dim;
       for (uint32_t p = from[s]; p < to[s]; p++) {
         naive_attention(w, s, head, p, ks, vs, out, slack);
         size_t row = (row0 + p - from[s]) * l->n_heads + head;
@@ -386,8 +401,6 @@ static inline void check_outputs(const world *w, const float *got, const uint32_
       }
     }
     row0 += to[s] - from[s];
-    free(ks);
-    free(vs);
   }
 }
 
