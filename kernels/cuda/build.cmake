@@ -82,6 +82,7 @@ if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
                               COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-Wno-aggressive-loop-optimizations;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "-Wno-unknown-pragmas;${instrumented}")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mma.cpp PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
   set(emulators tandem_cuda_emu)
   if(NOT TD_SANITIZE)
     list(APPEND emulators tandem_cuda_emu_races)

@@ -68,7 +68,7 @@ EMU_OWN unsigned char *emu_dynamic_shared();
 
 // All lanes of the warp, none of which has returned, bring n_bytes; returns [32] slots
 // EMU_SLOT_BYTES apart, valid until this lane's next exchange.
-enum { EMU_SLOT_BYTES = 64 };
+enum { EMU_SLOT_BYTES = 96 };
 const unsigned char *emu_exchange(const void *mine, size_t n_bytes);
 
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int lane_mask) {

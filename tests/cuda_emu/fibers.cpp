@@ -1,5 +1,4 @@
 // tests/cuda_emu/fibers.cpp - a block's threads as fibers, and how they wait for one another.
-#include "cuda_fp16.h"
 #include "race.h"
 
 #include <algorithm>
@@ -354,103 +353,6 @@ const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
   std::memcpy(slots + f->place.thread.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
   meet(f->block, f, &warp->meet);
   return slots;
-}
-
-static float element(uint32_t pair, unsigned half, bool is_f16) {
-  const uint16_t bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
-  return is_f16 ? __half2float(__ushort_as_half(bits)) : emu_bf16(bits);
-}
-
-// Each lane decodes what it brings.
-static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_f16) {
-  struct operands {
-    float a[4][2], b[2][2];
-  } mine;
-  static_assert(sizeof mine <= EMU_SLOT_BYTES, "");
-  for (unsigned half = 0; half < 2; half++) {
-    for (unsigned i = 0; i < 4; i++)
-      mine.a[i][half] = element(a[i], half, is_f16);
-    for (unsigned i = 0; i < 2; i++)
-      mine.b[i][half] = element(b[i], half, is_f16);
-  }
-  const unsigned char *slots = emu_exchange(&mine, sizeof mine);
-  const auto of = [slots](unsigned lane) {
-    return reinterpret_cast<const operands *>(slots + lane * EMU_SLOT_BYTES);
-  };
-  const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
-  float sums[2][2] = {{c[0], c[1]}, {c[2], c[3]}}; // rows g and g + 8, columns p and p + 1
-  for (unsigned k = 0; k < 8; k++) {
-    const operands *x = of(g * 4 + k % 4), *y[2] = {of(p * 4 + k % 4), of(p * 4 + 4 + k % 4)};
-    for (unsigned half = 0; half < 2; half++)
-      for (unsigned i = 0; i < 4; i++)
-        sums[i / 2][i % 2] += x->a[i / 2 + k / 4 * 2][half] * y[i % 2]->b[k / 4][half];
-  }
-  std::memcpy(c, sums, sizeof sums);
-}
-
-const float *emu_e4m3_values() {
-  static const auto values = [] {
-    std::array<float, 256> v;
-    for (unsigned code = 0; code < 256; code++) {
-      const int exponent = code >> 3 & 15, mantissa = code & 7;
-      const float m = exponent ? std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10)
-                               : std::ldexp(static_cast<float>(mantissa), -9);
-      v[code] = (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -m : m;
-    }
-    return v;
-  }();
-  return values.data();
-}
-
-// c += what multiply makes of each pair of codes.
-template <class C, class Multiply>
-static void mma_8bit(C (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Multiply multiply) {
-  struct {
-    uint32_t a[4], b[2];
-  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  const unsigned char *slots = emu_exchange(&mine, sizeof mine);
-  const unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
-  for (unsigned i = 0; i < 4; i++) {
-    const unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
-    for (unsigned k = 0; k < 32; k++) {
-      const unsigned lane_x = g * 4 + k % 16 / 4, lane_y = column * 4 + k % 16 / 4;
-      const unsigned x = slots[lane_x * EMU_SLOT_BYTES + (upper + 2 * (k / 16)) * 4 + k % 4];
-      const unsigned y = slots[lane_y * EMU_SLOT_BYTES + sizeof mine.a + k / 16 * 4 + k % 4];
-      c[i] += multiply(x, y);
-    }
-  }
-}
-
-// Products are exact, as on hardware; sums are FP32, of which hardware keeps fewer bits (some 14 on
-// sm_90, arXiv 2412.19437, 3.3.2).
-void emu_mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  const float *value = emu_e4m3_values();
-  mma_8bit(c, a, b, [value](unsigned x, unsigned y) { return value[x] * value[y]; });
-}
-
-void emu_mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma_8bit(c, a, b,
-           [](unsigned x, unsigned y) { return static_cast<int8_t>(x) * static_cast<int8_t>(y); });
-}
-
-void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma(c, a, b, false);
-}
-
-void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma(c, a, b, true);
-}
-
-// Sums are F16 between instructions: rounded to nearest, infinite from 65520 on. Within one they are
-// FP32, of which hardware keeps fewer bits, but more than F16 has.
-void emu_mma_f16_sums(uint32_t (&c)[2], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  float sums[4];
-  for (unsigned i = 0; i < 4; i++)
-    sums[i] = element(c[i / 2], i % 2, true);
-  mma(sums, a, b, true);
-  for (unsigned i = 0; i < 2; i++)
-    c[i] = __half_as_ushort(__float2half_rn(sums[2 * i])) |
-           static_cast<uint32_t>(__half_as_ushort(__float2half_rn(sums[2 * i + 1]))) << 16;
 }
 
 static void fiber_main() {
