@@ -81,7 +81,8 @@ run_ctest() {
     --output-junit "$report" "$@" || [ -s "$report" ] || count "$variant-ctest" 0 1
 }
 
-# run_pytest VARIANT PYTEST-ARGUMENTS...
+# run_pytest VARIANT PYTEST-ARGUMENTS...: tests in what the array test_files names, which each process reads.
+test_files=(tests)
 run_pytest() {
   local variant=$1 report=$results/$1-pytest.xml
   shift
@@ -91,7 +92,7 @@ run_pytest() {
     count "$variant-pytest" 0 1
     return
   fi
-  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests \
+  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest "${test_files[@]}" \
     -n "$files_at_once" --dist loadfile --no-loadscope-reorder -q -rfEs --durations=10 --durations-min=5 \
     -p no:cacheprovider --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
 }
@@ -170,7 +171,8 @@ build_tsan() {
 }
 
 test_tsan() {
-  local tested=("${in_tsan[@]}")
+  local tested=("${in_tsan[@]}") test_files
+  mapfile -t test_files < <(grep -rlE 'mark\.tsan|tsan=' tests --include='test_*.py')
   sanitized tsan sanitized_tests tsan -m tsan
 }
 

@@ -263,7 +263,9 @@ static void check_layout_of(const layout *l, uint32_t every) {
 static void check_layout(const layout *l, uint32_t every) {
   static const td_dtype dtypes[] = {TD_F16, TD_F32};
   for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    enum { ASAN_MOST = 400 }; // tokens: more than a split
     layout of_dtype = *l;
+    if (IS_ASAN && l->len[0] > ASAN_MOST) of_dtype.len[0] = ASAN_MOST;
     of_dtype.kv_dtype = dtypes[i];
     for (int prompt = 0; prompt < (l->mla ? 1 : 2); prompt++) {
       of_dtype.prompt = prompt;
@@ -334,13 +336,12 @@ TEST(gqa_over_selected_blocks) {
 // are.
 TEST(gqa_over_selected_groups) {
   static const uint32_t cases[][2] = {{1, 1}, {3, 4}, {5, 16}, {2, 32}, {40, 8}, {99, 4}};
-  for (size_t i = 0; i < 2 * TD_COUNT(cases); i++) {
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
     check_layout(&(layout){.n_heads = 6,
                            .n_kv_heads = i % 2 ? 3 : 2,
                            .head_dim = 12,
-                           .prompt = i >= TD_COUNT(cases),
-                           .top_k = cases[i % TD_COUNT(cases)][0],
-                           .group = cases[i % TD_COUNT(cases)][1],
+                           .top_k = cases[i][0],
+                           .group = cases[i][1],
                            .page_tokens = 16,
                            .n_seqs = 2,
                            .len = {390, 40}},
