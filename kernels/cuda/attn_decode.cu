@@ -512,15 +512,17 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
     weigh_keys<S>(s, score, state);
     __syncthreads();
     add_values<S>(s, tile, state);
-    bool ends = S::V_IN_K && ((begin + S::KEYS) & (a.split_keys - 1)) == 0; // a power of two
-    if (!ends || begin + S::KEYS >= part.end) continue;
-    bool added = begin - part.begin >= a.split_keys;
-    put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
-    __syncthreads();
-    put_part<S>(a, part, s, state, added);
-    __syncthreads();
-    note_maxima<S>(s, state, added);
-    begin_split<S>(state);
+    if constexpr (S::V_IN_K) {
+      bool ends = ((begin + S::KEYS) & (a.split_keys - 1)) == 0; // a power of two
+      if (!ends || begin + S::KEYS >= part.end) continue;
+      bool added = begin - part.begin >= a.split_keys;
+      put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
+      __syncthreads();
+      put_part<S>(a, part, s, state, added);
+      __syncthreads();
+      note_maxima<S>(s, state, added);
+      begin_split<S>(state);
+    }
   }
   put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
   __syncthreads();

@@ -79,7 +79,7 @@ if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
   # tests/cuda_emu/race.h: instrumented as for ThreadSanitizer, without its runtime, where no other sanitizer is.
   set(instrumented "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,tandem_cuda_emu_races>:-fsanitize=thread>")
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-Wno-aggressive-loop-optimizations;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
+                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;-DTD_CUDA_CODE=X(80)X(89)X(90)X(120);${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "-Wno-unknown-pragmas;${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mma.cpp PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
