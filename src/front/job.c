@@ -92,13 +92,6 @@ void td_job_name(const td_job *j, td_api_error *error) {
   if (j->dialect) td_dialect_name(&j->state, error);
 }
 
-void td_job_refuse(td_job *j, const td_api_error *error) {
-  cancel_running(j);
-  log_end(j, error->status);
-  td_serve_fail(j->x, error);
-  td_job_free(j);
-}
-
 // Sends an event and clears it. An event for which memory ran out ends the connection, so that the
 // client does not take the rest for the whole.
 static void send_event(td_job *j, td_buf *event) {
@@ -120,6 +113,38 @@ static void send_raw(td_job *j, td_buf *text) {
   td_buf_clear(text);
 }
 
+// The protocol's event of an error, behind which the stream ends.
+static void end_in_error(td_job *j, td_api_error *error) {
+  td_buf text = TD_BUF_INIT, id = TD_BUF_INIT;
+  td_http_added_header(j->x, TD_REQUEST_ID, &id);
+  error->request_id = td_buf_text(&id);
+  j->dialect->error(&text, error, true);
+  td_buf_free(&id);
+  send_raw(j, &text);
+  td_buf_free(&text);
+  td_http_sse_end(j->x);
+}
+
+// Clients of Responses that stream, such as Codex, shorten the conversation when the response fails
+// for its length, which they read from the stream alone.
+static bool is_told_in_stream(const td_job *j, const td_api_error *error) {
+  return j->dialect == &td_dialect_responses && j->request.stream && error->code &&
+         strcmp(error->code, "context_length_exceeded") == 0;
+}
+
+void td_job_refuse(td_job *j, const td_api_error *error) {
+  cancel_running(j);
+  log_end(j, error->status);
+  if (is_told_in_stream(j, error)) {
+    td_api_error told = *error;
+    td_http_sse_begin(j->x);
+    end_in_error(j, &told);
+  } else {
+    td_serve_fail(j->x, error);
+  }
+  td_job_free(j);
+}
+
 // Fails a running job: a stream gets an error event and ends without [DONE].
 // param: the member of the request that is wrong, or NULL.
 static void fail_running(td_job *j, int status, const char *param, const char *message) {
@@ -133,20 +158,15 @@ static void fail_running(td_job *j, int status, const char *param, const char *m
   }
   cancel_running(j);
   count_usage(j);
-  td_buf text = TD_BUF_INIT;
   if (j->dialect) {
-    td_buf id = TD_BUF_INIT;
-    td_http_added_header(j->x, TD_REQUEST_ID, &id);
-    error.request_id = td_buf_text(&id);
-    j->dialect->error(&text, &error, true);
-    td_buf_free(&id);
-    send_raw(j, &text);
+    end_in_error(j, &error);
   } else {
+    td_buf text = TD_BUF_INIT;
     td_api_error_write(&text, &error);
     send_event(j, &text);
+    td_buf_free(&text);
+    td_http_sse_end(j->x);
   }
-  td_buf_free(&text);
-  td_http_sse_end(j->x);
   log_end(j, error.status);
   td_job_free(j);
 }

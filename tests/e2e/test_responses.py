@@ -37,6 +37,19 @@ def test_input_tokens(server, client):
     assert post(server, "/v1/responses/compact", {"input": "x"}).status_code == 404
 
 
+def test_too_long_an_input(server):
+    """As an error, or where it streams as a response that failed: agents then shorten the conversation."""
+    body = {"model": MODEL, "input": "too long " * 20000}
+    refused = post(server, "/v1/responses", body)
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["code"] == "context_length_exceeded"
+    streamed = post(server, "/v1/responses", body | {"stream": True})
+    assert streamed.status_code == 200 and streamed.text.startswith("event: response.failed\ndata: {")
+    failed = json.loads(streamed.text.split("data: ", 1)[1])
+    assert failed["type"] == "response.failed" and failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": error["code"], "message": error["message"]}
+
+
 def test_response_reasoning_and_calls(client):
     answer = client.responses.create(model=MODEL, input="think", temperature=0)
     assert [item.type for item in answer.output] == ["reasoning", "message"]

@@ -384,13 +384,30 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   }
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&json);
+  const char *code = error->code ? error->code : "server_error";
+  const bool is_too_long = strcmp(code, "context_length_exceeded") == 0; // before it has begun
+  const char *type = is_too_long ? "response.failed" : "error";
   td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "error");
-  td_jw_str(&w, "code", error->code ? error->code : "server_error");
+  td_jw_str(&w, "type", type);
+  if (is_too_long) {
+    td_jw_int(&w, "sequence_number", 0);
+    td_jw_begin_object(&w, "response");
+    td_jw_str(&w, "object", "response");
+    td_jw_str(&w, "status", "failed");
+    td_jw_begin_array(&w, "output");
+    td_jw_end_array(&w);
+    td_jw_begin_object(&w, "error");
+  }
+  td_jw_str(&w, "code", code);
   td_jw_str(&w, "message", error->message);
-  td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
+  if (is_too_long) {
+    td_jw_end_object(&w);
+    td_jw_end_object(&w);
+  } else {
+    td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
+  }
   td_jw_end_object(&w);
-  td_dialect_event(out, "error", &json);
+  td_dialect_event(out, type, &json);
   td_buf_free(&json);
 }
 
