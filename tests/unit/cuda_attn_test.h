@@ -117,10 +117,13 @@ static inline void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t he
     k[l->nope + d] = entry[l->rank + d];
 }
 
+// Of what pages keep now.
 static inline void make_keys(world *w) {
   const layout *l = w->l;
   for (uint32_t s = 0; s < l->n_seqs; s++) {
     const size_t n = (size_t)l->n_heads * l->len[s];
+    free(w->ks[s]);
+    free(w->vs[s]);
     w->ks[s] = ref_doubles(n * w->k_dim);
     w->vs[s] = ref_doubles(n * w->out_dim);
     for (size_t i = 0; i < n; i++)

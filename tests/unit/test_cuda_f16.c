@@ -216,6 +216,7 @@ static void change(world *w, const attention_case *c) {
   }
   memcpy(w->kept_k[0], w->k[0], (size_t)n * dim * sizeof **w->k);
   memcpy(w->kept_v[0], w->v[0], (size_t)n * dim * sizeof **w->v);
+  make_keys(w);
 }
 
 // A prompt, and one on top of it.
