@@ -195,8 +195,9 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   b->opts = *opts;
   b->loop = loop;
   // borrowed during this call only
-  b->opts.runtime.model_dir = b->opts.runtime.device = b->opts.runtime.devices = NULL;
-  b->opts.runtime.expert_cache = NULL;
+#define X(field, option) b->opts.runtime.field = NULL;
+  TD_RUNTIME_TEXTS(X)
+#undef X
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;

@@ -258,11 +258,21 @@ static void on_tick(uv_timer_t *timer) {
 // ---- open and close ---------------------------------------------------------------------------
 
 static void free_supervisor(td_supervisor *s) {
-  free((char *)s->opts.worker.runtime.model_dir);
-  free((char *)s->opts.worker.runtime.device);
-  free((char *)s->opts.worker.runtime.devices);
-  free((char *)s->opts.worker.runtime.expert_cache);
+#define X(field, option) free((char *)s->opts.worker.runtime.field);
+  TD_RUNTIME_TEXTS(X)
+#undef X
   free(s);
+}
+
+// Texts of the worker's options are the supervisor's own.
+static bool copy_texts(td_runtime_opts *out, const td_runtime_opts *from) {
+  bool ok = true;
+#define X(field, option)                                                                           \
+  out->field = strdup(from->field ? from->field : "");                                             \
+  ok &= out->field != NULL;
+  TD_RUNTIME_TEXTS(X)
+#undef X
+  return ok;
 }
 
 static void on_timer_closed(uv_handle_t *handle) {
@@ -283,23 +293,12 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
                              td_err *err) {
   *out = NULL;
   td_supervisor *s = calloc(1, sizeof *s);
-  const td_runtime_opts *runtime = &opts->worker.runtime;
-  char *model_dir = strdup(runtime->model_dir), *device = strdup(runtime->device),
-       *devices = strdup(runtime->devices ? runtime->devices : "0"),
-       *expert_cache = strdup(runtime->expert_cache ? runtime->expert_cache : "off");
-  if (!s || !model_dir || !device || !devices || !expert_cache) {
-    free(s);
-    free(model_dir);
-    free(device);
-    free(devices);
-    free(expert_cache);
+  if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
+  *s = (td_supervisor){.opts = *opts, .loop = loop, .state = TD_BACKEND_LOADING, .n_timers = 2};
+  if (!copy_texts(&s->opts.worker.runtime, &opts->worker.runtime)) {
+    free_supervisor(s);
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
-  *s = (td_supervisor){.opts = *opts, .loop = loop, .state = TD_BACKEND_LOADING, .n_timers = 2};
-  s->opts.worker.runtime.model_dir = model_dir;
-  s->opts.worker.runtime.device = device;
-  s->opts.worker.runtime.devices = devices;
-  s->opts.worker.runtime.expert_cache = expert_cache;
   s->opts.worker.parent_pid = (uint32_t)getpid();
   s->opts.worker.log_level = td_log_get().max_level;
   s->opts.worker.log_json = td_log_get().is_json;

@@ -97,7 +97,7 @@ typedef struct {
   int log, log_level; // td_log_format; td_log_level
   bool help;
   // model and machine
-  char *model, *device, *devices, *expert_cache;
+  char *model, *device, *devices, *expert_cache, *mirror;
   int expert_parallel;      // td_auto_on_off
   int experts, activations; // td_expert_place, td_activations
   td_sized_enum weights;    // td_weights_mode

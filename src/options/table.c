@@ -128,6 +128,10 @@ const td_option td_option_table[] = {
      "auto: resident if it fits and 2 MB pages are available, or if there are several NUMA nodes "
      "(the weights are spread over them), or if experts stream to a GPU; stream if the files are "
      "larger than memory"},
+    {GROUP_MODEL, "mirror", 0, OPT_STR, COMPUTE, AT(mirror), NO_RANGE, NULL, "DIR",
+     "with --weights stream: a folder with the same files on another drive; each expert is read "
+     "from "
+     "both, from the faster one more, and from one alone where the other fails"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH | ON(PLAN), AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "

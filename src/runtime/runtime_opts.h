@@ -31,11 +31,13 @@ typedef enum {
 //   device     "cpu"; "cuda": a GPU; "auto": a usable GPU, else the CPU
 //   devices    indices of GPUs, "0,1"; see td_device_list_parse
 //   expert_cache  GiB, "auto" or "off"; see td_expert_cache_parse
+//   mirror     a folder with the checkpoint's files on another drive; "" or NULL: none
 #define TD_RUNTIME_TEXTS(X)                                                                        \
   X(model_dir, "model")                                                                            \
   X(device, "device")                                                                              \
   X(devices, "devices")                                                                            \
-  X(expert_cache, "expert-cache")
+  X(expert_cache, "expert-cache")                                                                  \
+  X(mirror, "mirror")
 
 // Numbers: type, field, option, minimum, maximum, whether the content of KV pages depends on it (it
 // is then part of the fingerprint of --kv-dir).

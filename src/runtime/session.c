@@ -70,11 +70,12 @@ static td_status open_model(td_session *s, td_err *err) {
   if (st != TD_OK) return st;
   if (chunk && !s->has_chunk) s->opts.runtime.prefill_chunk = chunk;
   if (fd < 0) return td_model_convert(s->model, err);
+  const td_expert_arena_opts how = {.mirror = s->opts.runtime.mirror};
   td_model_close(s->model);
   s->model = NULL;
   st = td_model_open_weights(&s->model, s->opts.runtime.model_dir, fd, err);
   s->is_resident = true;
-  if (st == TD_OK) st = td_expert_arena_open(&s->arena, s->model, fd, NULL, err);
+  if (st == TD_OK) st = td_expert_arena_open(&s->arena, s->model, fd, &how, err);
   close(fd); // the model's mapping keeps the memory
   return st;
 }

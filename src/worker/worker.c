@@ -261,7 +261,8 @@ static td_status open_all(td_worker *w, td_err *err) {
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
   td_status st = td_model_open_weights(&w->model, w->opts.runtime.model_dir, weights_fd, err);
   if (st != TD_OK) return st;
-  if (weights_fd >= 0) st = td_expert_arena_open(&w->arena, w->model, weights_fd, NULL, err);
+  const td_expert_arena_opts how = {.mirror = w->opts.runtime.mirror};
+  if (weights_fd >= 0) st = td_expert_arena_open(&w->arena, w->model, weights_fd, &how, err);
   if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
   td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);

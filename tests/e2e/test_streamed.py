@@ -64,6 +64,28 @@ def test_texts_of_less_memory(tandem_bin, model):
     assert all(one == said["resident"] for one in said.values())
 
 
+def test_a_mirror(tandem_bin, model, tmp_path):
+    """The same texts from two drives, and from the one that is left."""
+    first, second = tmp_path / "m", tmp_path / "mirror"
+    shutil.copytree(model, first)
+    shutil.copytree(model, second)
+    server = Server(tandem_bin, first, "--weights", "stream=0.0003", "--mirror", str(second), *OPTIONS)
+    said = texts(server)
+    files = [os.readlink(fd) for fd in Path(f"/proc/{workers(server)[0]}/fd").iterdir()]
+    assert {Path(name).parent for name in files if name.endswith(".safetensors")} == {first, second}
+    for path in first.glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size // 8)
+    assert texts(server) == said
+    for path in second.glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size // 8)
+    assert ask(server, "1 2 3 something else").status_code == 500
+    server.close()
+    for folder, said in [(first, "it is not the file that the model has"), (tmp_path, "No such file or directory")]:
+        refused = subprocess.run([tandem_bin, "run", "-m", model, "-p", "x", "--weights", "stream", "--mirror", folder,
+                                  *OPTIONS], capture_output=True, text=True)
+        assert refused.returncode == 2 and f"--mirror {folder}: model" in refused.stderr and said in refused.stderr
+
+
 @pytest.mark.no_asan
 def test_through_a_gpu(tandem_bin, model, build_dir, monkeypatch, tmp_path):
     """Prompts through its ring, decode beside on the CPU; a worker that dies; a file that is cut."""

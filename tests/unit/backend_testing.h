@@ -698,16 +698,20 @@ static inline void world_open(world *w, const char *model, uint32_t ctx_size, ui
   td_err err;
   *w = (world){0};
   uv_loop_init(&w->loop);
-  const td_backend_opts opts = {
-      .runtime = {.model_dir = model, .device = device, .ctx_size = ctx_size, .prefill_chunk = 100},
-      .max_batch = max_batch,
-      .is_split = is_split,
-      .kv_tokens = kv_tokens,
-      .kv_dir = kv_dir,
-      .kv_flush_s = 20,
-      .stuck_after_s = stuck_after_s,
-      .on_state = on_state,
-      .ctx = w};
+  const td_backend_opts opts = {.runtime = {.model_dir = model,
+                                            .device = device,
+                                            .devices = "0",
+                                            .expert_cache = "off",
+                                            .ctx_size = ctx_size,
+                                            .prefill_chunk = 100},
+                                .max_batch = max_batch,
+                                .is_split = is_split,
+                                .kv_tokens = kv_tokens,
+                                .kv_dir = kv_dir,
+                                .kv_flush_s = 20,
+                                .stuck_after_s = stuck_after_s,
+                                .on_state = on_state,
+                                .ctx = w};
   assert_int_equal(td_backend_open(&w->backend, &w->loop, &opts, &err), TD_OK);
   assert_int_equal(td_backend_state_of(w->backend), TD_BACKEND_LOADING);
 }

@@ -61,7 +61,7 @@ static ssize_t odd_pread(int fd, void *to, size_t n_bytes, off_t offset) {
   return pread(fd, to, n_bytes, offset);
 }
 
-static const td_expert_arena_opts odd_drive = {.n_threads = 4, .pread = odd_pread};
+static td_expert_arena_opts odd_drive = {.n_threads = 4, .pread = odd_pread};
 
 // ---- weights whose experts are not in memory ----------------------------------------------------
 
@@ -253,11 +253,13 @@ static void check_schedules_of(const small_model *m, placement where, unsigned n
     drive_fixture d;
     atomic_store(&drive_seed, i + 1);
     set_jitter(i % 3 == 0 ? i + 1 : 0);
+    odd_drive.mirror = i % 4 == 3 ? dir : "";
     open_drive_beside(&d, dir, fd, where == STREAMED ? m->ring_bytes : 0);
     check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
     close_drive(&d);
     close(fd);
   }
+  odd_drive.mirror = "";
   set_jitter(0);
   free(want);
   free((char *)dir);

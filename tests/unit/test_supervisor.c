@@ -58,18 +58,21 @@ static watch watch_one(int32_t how) {
   uv_loop_init(&w.loop);
   int kv_fd;
   assert_int_equal(td_kv_pool_create(&kv_fd, &err), TD_OK);
-  const td_supervisor_opts opts = {
-      .kv_fd = kv_fd,
-      .worker = {.runtime = {.model_dir = "model", .device = "cpu", .prefill_chunk = 16},
-                 .max_batch = 1},
-      .stuck_ns = 1500000000u,
-      .kill_ns = 60000000000u,
-      .on_ready = watch_ready,
-      .on_record = watch_record,
-      .on_space = watch_space,
-      .on_death = watch_death,
-      .on_state = watch_state,
-      .ctx = &s};
+  const td_supervisor_opts opts = {.kv_fd = kv_fd,
+                                   .worker = {.runtime = {.model_dir = "model",
+                                                          .device = "cpu",
+                                                          .devices = "0",
+                                                          .expert_cache = "off",
+                                                          .prefill_chunk = 16},
+                                              .max_batch = 1},
+                                   .stuck_ns = 1500000000u,
+                                   .kill_ns = 60000000000u,
+                                   .on_ready = watch_ready,
+                                   .on_record = watch_record,
+                                   .on_space = watch_space,
+                                   .on_death = watch_death,
+                                   .on_state = watch_state,
+                                   .ctx = &s};
   assert_int_equal(td_supervisor_open(&s.supervisor, &w.loop, &opts, &err), TD_OK);
   run_until(&w, has_answer, &s);
   td_supervisor_close(s.supervisor, on_closed, &w);

@@ -16,6 +16,7 @@ TEST(args_round_trip) {
                                            .device = "cuda",
                                            .devices = "1,0",
                                            .expert_cache = "2.5",
+                                           .mirror = "/other drive/b=c",
                                            .stream_from = 77,
                                            .expert_parallel = 2,
                                            .ctx_size = 1,

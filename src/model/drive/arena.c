@@ -397,6 +397,7 @@ static td_status open_arena(td_expert_arena *a, const td_model *model,
   const td_drive_reader_opts how = {.store = a->store,
                                     .ids = ids_of(h),
                                     .n_threads = opts ? opts->n_threads : 0,
+                                    .mirror = opts ? opts->mirror : NULL,
                                     .pread = opts ? opts->pread : NULL,
                                     .done = on_read,
                                     .ctx = a};

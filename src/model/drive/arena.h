@@ -31,6 +31,7 @@ td_status td_expert_arena_create(int weights_fd, const td_expert_places *places,
 
 typedef struct {
   unsigned n_threads; // see td_drive_reader_opts
+  const char *mirror; // likewise
   ssize_t (*pread)(int fd, void *to, size_t n_bytes, off_t offset);
 } td_expert_arena_opts;
 

@@ -30,7 +30,10 @@ typedef struct {
 typedef struct {
   const td_store *store; // borrowed, as is ids
   const td_file_id *ids; // [td_store_n_shards]: files must be these
-  unsigned n_threads;    // 0: enough for a drive
+  unsigned n_threads;    // of each drive; 0: enough for one
+  // A folder with the same files on another drive, or NULL or "". Whichever drive's thread is free
+  // takes the next read; what fails on one is read from the other.
+  const char *mirror;
   // Called by a thread when a read has ended, with an errno or 0. ESTALE: the file has changed.
   void (*done)(void *ctx, const td_drive_read *read, int error);
   void *ctx;
@@ -43,6 +46,7 @@ typedef struct {
   uint64_t busy_ns; // time with a read in progress
 } td_drive_stats;
 
+// TD_EINVAL: the mirror's files are not the same.
 td_status td_drive_reader_open(td_drive_reader **out, const td_drive_reader_opts *opts,
                                td_err *err);
 // Reads that have not begun are dropped; done is not called for them.
