@@ -93,22 +93,24 @@ static td_status open_devices(td_session *s, td_err *err) {
 }
 
 // That experts come from the drive is known when the weights are open; a GPU was to hold some.
-static td_status open_devices_again(td_session *s, td_err *err) {
+// asked: the options, before devices and weights chose.
+static td_status open_devices_again(td_session *s, const td_runtime_opts *asked, td_err *err) {
   if (!s->arena || !s->devices.placement.is_discrete ||
       s->opts.runtime.weights == TD_WEIGHTS_STREAM)
     return TD_OK;
   td_devices_close(&s->devices);
-  if (!s->has_chunk) s->opts.runtime.prefill_chunk = 0;
+  s->opts.runtime = *asked;
   return open_devices(s, err);
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
-  s->has_chunk = s->opts.runtime.prefill_chunk > 0;
+  const td_runtime_opts asked = s->opts.runtime;
+  s->has_chunk = asked.prefill_chunk > 0;
   td_status st = td_model_open_shapes(&s->model, s->opts.runtime.model_dir, err); // nearly free
   if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
-  if (st == TD_OK) st = open_devices_again(s, err);
+  if (st == TD_OK) st = open_devices_again(s, &asked, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
