@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "model/drive/places.h"
 #include "model/drive/reader.h"
+#include "runtime/predict.h"
 
 enum { MAX_BYTES = 256 << 20, REPEAT = 5 };
 
@@ -196,8 +197,8 @@ td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads,
   if (st == TD_OK) st = make(&e, model, n_threads, err);
   if (st == TD_OK) st = compute(&e, &out->gflops, err);
   destroy(&e);
-  if (st == TD_OK && 1.1 * (double)td_model_stats_of(model).bytes > (double)out->memory_bytes)
-    out->drive_gbps = drive_gbps(model);
+  const td_plan_load load = td_plan_load_of(model);
+  if (st == TD_OK && td_drive_plan_of(&load, out, 0).is_needed) out->drive_gbps = drive_gbps(model);
   return st;
 }
 

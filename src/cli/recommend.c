@@ -56,7 +56,8 @@ static double fastest(size_t i, double memory_gib, double gbps) {
   const double gb = 1.073741824, active = active_gib(i), dense = models[i].gpu_gib;
   if (needed_gib(models[i].weights_gib) <= memory_gib) return gbps / (active * gb);
   const double experts = models[i].weights_gib - dense;
-  const double missing = 1 - td_drive_hit_rate(0.775 * (memory_gib - dense) / experts);
+  // Keys and activations take about a quarter of what the rest of the weights leaves.
+  const double missing = 1 - td_drive_hit_rate(0.75 * (memory_gib - dense) / experts);
   const double routed = active > 1.25 * dense ? active - dense : active / 5;
   return 1 / (((active - routed) / gbps + fmax(routed / gbps, routed * missing / DRIVE_GBPS)) * gb);
 }

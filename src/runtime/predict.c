@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "kv/plan.h"
 #include "model/a8.h"
+#include "runtime/weights.h"
 
 enum { SEQS = 16 }; // of a decode step; the default of --max-batch
 
@@ -94,22 +95,34 @@ double td_drive_hit_rate(double share) {
 
 td_drive_plan td_drive_plan_of(const td_plan_load *load, const td_rig *rig, uint32_t n_cards) {
   const td_model_config *c = load->config;
-  const double experts = (double)td_plan_load_expert_bytes(load),
-               memory = (double)rig->memory_bytes;
-  const double left = memory - (double)load->other_bytes;
-  const double needed = experts + (n_cards ? 0 : (double)load->other_bytes);
-  td_drive_plan d = {.is_needed = experts > 0 && 1.1 * needed > memory,
+  const uint64_t experts = td_plan_load_expert_bytes(load);
+  const double needed = (double)experts + (n_cards ? 0 : (double)load->other_bytes);
+  td_drive_plan d = {.is_needed = experts > 0 && 1.1 * needed > (double)rig->memory_bytes,
                      .prefill_chunk = td_engine_prefill_chunk(c)};
-  // As runtime/weights.c divides it: an eighth is for a CPU's activations, some for keys.
-  const double arena = left * (n_cards ? 0.9 : 0.775);
-  d.does_stream = d.is_needed && rig->drive_gbps > 0 && arena > 0;
+  if (!d.is_needed || rig->drive_gbps <= 0) return d;
+  const uint32_t n_ctx = c->max_position < TD_KV_DEFAULT_CTX ? c->max_position : TD_KV_DEFAULT_CTX;
+  td_weights_need need = {.mode = TD_WEIGHTS_STREAM,
+                          .placement = {.is_discrete = n_cards > 0, .experts_on_cpu = n_cards > 0},
+                          .file_bytes = load->other_bytes + experts,
+                          .resident_bytes = load->other_bytes + experts,
+                          .streamed_bytes = experts,
+                          .kv_bytes = n_cards ? 0 : td_engine_kv_bytes(c, load->kv_dtype, n_ctx),
+                          .available_bytes = rig->memory_bytes,
+                          .limit_bytes = rig->memory_bytes,
+                          .n_ctx = n_ctx};
+  td_weights_need_to_stream(&need, c);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const uint64_t slot_bytes = load->layer_bytes[i] / c->n_experts;
+    if (slot_bytes > need.slot_bytes) need.slot_bytes = slot_bytes;
+    need.n_slots += load->layer_bytes[i] ? c->n_experts : 0;
+  }
+  td_weights_choice choice;
+  td_err ignored; // too little memory for that, too
+  d.does_stream = td_weights_choose(&choice, &need, &ignored) == TD_OK;
   if (!d.does_stream) return d;
-  d.share = arena < experts ? arena / experts : 1;
+  d.share = fmin(1, (double)choice.arena_bytes / (double)experts);
   d.hit_rate = td_drive_hit_rate(d.share);
-  const double token_bytes = (double)td_engine_step_bytes_per_token(c, TD_F32) +
-                             (double)td_expert_drive_token_bytes(c);
-  const double chunk = fmin(left / 8 / token_bytes, TD_KV_DEFAULT_CTX);
-  if (chunk > d.prefill_chunk) d.prefill_chunk = (uint32_t)chunk;
+  if (choice.prefill_chunk) d.prefill_chunk = choice.prefill_chunk;
   return d;
 }
 

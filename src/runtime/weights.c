@@ -118,6 +118,16 @@ static bool has_room_for_arena(const td_weights_need *need) {
   return n_bytes <= left_bytes(need) && n_bytes >= (need->least_slots + 1) * need->slot_bytes;
 }
 
+void td_weights_need_to_stream(td_weights_need *need, const td_model_config *config) {
+  const bool has_gpu = need->placement.is_discrete;
+  enum { LEAST_BESIDE_GPU = 8 }; // some are being copied there
+  need->least_slots = config->top_k;
+  if (has_gpu && need->least_slots < LEAST_BESIDE_GPU) need->least_slots = LEAST_BESIDE_GPU;
+  need->usual_chunk = td_engine_prefill_chunk(config);
+  need->token_bytes = td_expert_drive_token_bytes(config);
+  if (!has_gpu) need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
+}
+
 static td_status choose_stream(td_weights_choice *out, const td_weights_need *need, td_err *err) {
   const td_size_text weights = td_size(need->file_bytes), left = td_size(left_bytes(need));
   const td_size_text arena = td_size(arena_bytes(need)), slot = td_size(need->slot_bytes);
@@ -340,13 +350,7 @@ static void measure_experts(td_weights_need *need, const checkpoint *c, const td
   }
   need->slot_bytes = c->places.slot_bytes;
   need->n_slots = (uint64_t)c->places.n_layers * c->places.n_experts;
-  const bool has_gpu = need->placement.is_discrete;
-  enum { LEAST_BESIDE_GPU = 8 }; // some are being copied there
-  need->least_slots = config->top_k;
-  if (has_gpu && need->least_slots < LEAST_BESIDE_GPU) need->least_slots = LEAST_BESIDE_GPU;
-  need->usual_chunk = td_engine_prefill_chunk(config);
-  need->token_bytes = td_expert_drive_token_bytes(config);
-  if (!has_gpu) need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
+  td_weights_need_to_stream(need, config);
   for (size_t i = 0; i < c->n_ranges; i++) { // whole pages
     const uint64_t begin = c->ranges[i].begin + TD_DRIVE_ALIGN - 1;
     const uint64_t first = begin / TD_DRIVE_ALIGN, end = c->ranges[i].end / TD_DRIVE_ALIGN;

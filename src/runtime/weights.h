@@ -36,6 +36,9 @@ typedef struct {
   uint32_t usual_chunk, n_ctx;               // tokens of a prompt's step, and of a context
 } td_weights_need;
 
+// What experts that stream need by the model's shape and the placement, which is set.
+void td_weights_need_to_stream(td_weights_need *need, const td_model_config *config);
+
 typedef struct {
   bool is_resident, is_warning; // is_warning: text is a warning
   bool is_streamed;             // is_resident but for the experts, of which arena_bytes hold some
