@@ -13,9 +13,11 @@
 typedef struct {
   td_session *session;
   uint64_t *counts; // [n_layers][n_experts]
-  uint32_t *uses;   // [n_uses] of room for max_uses: layer * n_experts + expert, token by token
+  uint32_t *uses;   // [n_uses], the first max_uses: layer * n_experts + expert, token by token
   size_t n_uses, max_uses;
 } routing;
+
+enum { MAX_USES = 16 << 20 }; // playing one back takes 36 bytes
 
 static const uint32_t percents[] = {10, 20, 40, 60, 80}; // of the experts that memory holds
 
@@ -207,7 +209,7 @@ static td_status open_routing(routing *r, const td_options *o, size_t n_tokens, 
   const td_model_config *c = r->session->config;
   r->counts = calloc((size_t)c->n_layers * c->n_experts + 1, sizeof *r->counts);
   r->max_uses = n_tokens * c->n_layers * c->top_k;
-  if (r->max_uses > UINT32_MAX) r->max_uses = UINT32_MAX;
+  if (r->max_uses > MAX_USES) r->max_uses = MAX_USES;
   r->uses = malloc((r->max_uses + 1) * sizeof *r->uses);
   return r->counts && r->uses ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-enum { PROTECTED_PERCENT = 80 };
+#include "model/drive/arena.h"
 
 typedef struct {
   uint64_t rank; // the least makes room
@@ -54,7 +54,7 @@ static const entry *least(const memory *m, heap *h, bool is_protected) {
 
 static void make_room(memory *m) {
   const entry *once = least(m, &m->once, false), *twice = least(m, &m->twice, true);
-  const bool is_full = m->n_protected > (uint64_t)m->n_slots * PROTECTED_PERCENT / 100;
+  const bool is_full = m->n_protected > (uint64_t)m->n_slots * TD_ARENA_PROTECTED_PERCENT / 100;
   const bool is_twice = !once || (twice && is_full && twice->rank < once->rank);
   const uint32_t key = is_twice ? twice->key : once->key;
   pop(is_twice ? &m->twice : &m->once);

@@ -29,8 +29,7 @@ enum {
   VERSION = 1,
   MAX_OWNERS = 8,
   NO_OWNER = 255,
-  PROTECTED_PART = 80, // percent of the slots
-  BYPASS_PART = 8,     // prompts displace others in one of so many slots
+  BYPASS_PART = 8, // prompts displace others in one of so many slots
 };
 
 enum { SLOT_EMPTY, SLOT_LOADING, SLOT_READY, SLOT_FAILED };
@@ -465,7 +464,7 @@ static uint64_t rank_of(const td_expert_arena *a, const arena_slot *s, bool bypa
   if (state == SLOT_EMPTY) return 0;
   const bool is_free = !s->used || !bypass || h->n_bypass < h->n_slots / BYPASS_PART + 1;
   if (!is_free) return UINT64_MAX;
-  const uint64_t most = (uint64_t)h->n_slots * PROTECTED_PART / 100;
+  const uint64_t most = (uint64_t)h->n_slots * TD_ARENA_PROTECTED_PERCENT / 100;
   const bool goes_last = s->is_protected && h->n_protected <= most;
   return 1 + s->used + (goes_last ? UINT64_MAX / 2 : 0);
 }

@@ -4,9 +4,9 @@
 // A table says for each expert which slot it is in. A slot is EMPTY, LOADING by one of the
 // processes, READY, or FAILED. Whoever computes with slots pins them: pinned slots are not given to
 // another expert. Others make room by a segmented LRU: what was used once goes before what was used
-// twice, which has at most PROTECTED_PART of the slots; each by the time of its last use. Prompts,
-// which use nearly all experts of each layer once, bypass it: their experts go first, and displace
-// others only in a small part of the slots.
+// twice, which has at most TD_ARENA_PROTECTED_PERCENT of the slots; each by the time of its last
+// use. Prompts, which use nearly all experts of each layer once, bypass it: their experts go first,
+// and displace others only in a small part of the slots.
 //
 // A process that dies leaves its pins and what it was loading; the next one to open the arena, or
 // who waits for such a slot, frees them. Everything in shared memory is under one robust lock, but
@@ -15,6 +15,8 @@
 
 #include "model/drive/places.h"
 #include "model/drive/reader.h"
+
+enum { TD_ARENA_PROTECTED_PERCENT = 80 };
 
 typedef struct td_expert_arena td_expert_arena;
 
