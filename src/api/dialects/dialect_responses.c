@@ -377,37 +377,41 @@ static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
   store(s, &message->content, &message->reasoning, end);
 }
 
+// Of a response that has not begun.
+static void write_failed(td_json_writer *w, const td_api_error *error) {
+  td_jw_str(w, "type", "response.failed");
+  td_jw_int(w, "sequence_number", 0);
+  td_jw_begin_object(w, "response");
+  td_jw_str(w, "object", "response");
+  td_jw_str(w, "status", "failed");
+  td_jw_begin_array(w, "output");
+  td_jw_end_array(w);
+  td_jw_begin_object(w, "error");
+  td_jw_str(w, "code", error->code);
+  td_jw_str(w, "message", error->message);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
   if (!in_stream) {
     td_api_error_write(out, error);
     return;
   }
+  const bool is_too_long = error->code && strcmp(error->code, "context_length_exceeded") == 0;
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&json);
-  const char *code = error->code ? error->code : "server_error";
-  const bool is_too_long = strcmp(code, "context_length_exceeded") == 0; // before it has begun
-  const char *type = is_too_long ? "response.failed" : "error";
   td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", type);
   if (is_too_long) {
-    td_jw_int(&w, "sequence_number", 0);
-    td_jw_begin_object(&w, "response");
-    td_jw_str(&w, "object", "response");
-    td_jw_str(&w, "status", "failed");
-    td_jw_begin_array(&w, "output");
-    td_jw_end_array(&w);
-    td_jw_begin_object(&w, "error");
-  }
-  td_jw_str(&w, "code", code);
-  td_jw_str(&w, "message", error->message);
-  if (is_too_long) {
-    td_jw_end_object(&w);
-    td_jw_end_object(&w);
+    write_failed(&w, error);
   } else {
+    td_jw_str(&w, "type", "error");
+    td_jw_str(&w, "code", error->code ? error->code : "server_error");
+    td_jw_str(&w, "message", error->message);
     td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
   }
   td_jw_end_object(&w);
-  td_dialect_event(out, type, &json);
+  td_dialect_event(out, is_too_long ? "response.failed" : "error", &json);
   td_buf_free(&json);
 }
 
