@@ -236,6 +236,97 @@ TEST(workers_die) {
   free(dir);
 }
 
+static ssize_t endless_pread(int fd, void *to, size_t n_bytes, off_t offset) {
+  (void)fd, (void)to, (void)n_bytes, (void)offset;
+  return pause();
+}
+
+// What a dead process was reading is read by who waits for it, whatever else goes on meanwhile.
+TEST(events_do_not_hide_a_death) {
+  const char *dir = golden_dir(small_models[0].name);
+  const int fd = load_weights(dir, 4);
+  td_model *model;
+  td_expert_arena *arena;
+  td_err err;
+  td_taken_expert awaited = {.expert = 0}, other = {.expert = 1};
+  int ends[2];
+  char told;
+  atomic_store(&drive_seed, 0);
+  assert_int_equal(pipe(ends), 0);
+  assert_int_equal(td_model_open_weights(&model, dir, fd, &err), TD_OK);
+  const pid_t reader = fork();
+  assert_true(reader >= 0);
+  if (!reader) {
+    const td_expert_arena_opts opts = {.n_threads = 1, .pread = endless_pread};
+    if (td_expert_arena_open(&arena, model, fd, &opts, &err) != TD_OK) _exit(1);
+    td_expert_arena_take(arena, 0, &awaited, 1, false);
+    if (write(ends[1], "", 1) != 1) _exit(1);
+    for (;;)
+      pause();
+  }
+  assert_int_equal(read(ends[0], &told, 1), 1);
+  assert_int_equal(td_expert_arena_open(&arena, model, fd, &odd_drive, &err), TD_OK);
+  assert_int_equal(td_expert_arena_take(arena, 0, &awaited, 1, false), 1);
+  assert_int_equal(td_expert_arena_state(arena, awaited.slot), TD_SLOT_LOADING);
+  assert_int_equal(kill(reader, SIGKILL), 0);
+  assert_int_equal(waitpid(reader, NULL, 0), reader);
+  while (td_expert_arena_state(arena, awaited.slot) == TD_SLOT_LOADING) {
+    const uint32_t n_events = td_expert_arena_events(arena);
+    td_expert_arena_take(arena, 0, &other, 1, false);
+    td_expert_arena_release(arena, &other, 1);
+    td_expert_arena_wait(arena, n_events);
+  }
+  assert_int_equal(td_expert_arena_state(arena, awaited.slot), TD_SLOT_READY);
+  td_expert_arena_release(arena, &awaited, 1);
+  td_expert_arena_close(arena);
+  td_model_close(model);
+  close(ends[0]);
+  close(ends[1]);
+  close(fd);
+}
+
+// A process that sleeps for the arena's lock goes on when it is free, though nobody wakes it: so it
+// is where the waiter that an unlock woke was killed.
+TEST(nobody_wakes_a_waiter) {
+  enum { LOCK_AT = 6 * 4 + 4 * 8 }; // in the arena's head
+  const unsigned has_waiters = 0x80000000u;
+  const char *dir = golden_dir(small_models[0].name);
+  const int fd = load_weights(dir, 4);
+  td_resident r;
+  td_err err;
+  size_t n_bytes;
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_OK);
+  const char *arena_at = td_resident_find(&r, TD_RESIDENT_EXPERTS, &n_bytes);
+  char *head = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, arena_at - r.base);
+  assert_true(head != MAP_FAILED);
+  _Atomic unsigned *word = (void *)(head + LOCK_AT); // 0: free; else the owner's thread
+  td_model *model;
+  td_expert_arena *arena;
+  const td_taken_expert none = {.slot = -1};
+  assert_int_equal(td_model_open_weights(&model, dir, fd, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&arena, model, fd, NULL, &err), TD_OK);
+  assert_int_equal(atomic_load(word), 0);
+  atomic_store(word, (unsigned)getpid());
+  const pid_t waiter = fork();
+  assert_true(waiter >= 0);
+  if (!waiter) {
+    td_expert_arena_release(arena, &none, 1);
+    _exit(0);
+  }
+  while (!(atomic_load(word) & has_waiters))
+    usleep(100);
+  usleep(10000);
+  atomic_store(word, 0);
+  int status;
+  assert_int_equal(waitpid(waiter, &status, 0), waiter);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  td_expert_arena_close(arena);
+  td_model_close(model);
+  munmap(head, 4096);
+  td_resident_detach(&r);
+  close(fd);
+}
+
 // ---- the same bits ------------------------------------------------------------------------------
 
 static void check_schedules_of(const small_model *m, placement where, unsigned n_schedules) {

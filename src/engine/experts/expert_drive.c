@@ -346,9 +346,12 @@ void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_
   list_wanted(d, layer_idx, all);
   use_ahead(d, layer_idx);
   while (d->n_todo || d->n_pending) {
-    const uint32_t n_events = td_expert_arena_events(d->arena);
+    uint32_t n_events = td_expert_arena_events(d->arena);
     take_more(d, layer_idx, bypass);
-    if (bypass && !d->n_todo) read_ahead(e, layer_idx);
+    if (bypass && !d->n_todo) {
+      read_ahead(e, layer_idx);
+      n_events = td_expert_arena_events(d->arena); // its own are no reason to look again
+    }
     const uint32_t n = n_landed(d);
     if (!n || (n < least && n < d->n_pending)) {
       wait_for_more(e, n_events);

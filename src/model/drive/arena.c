@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem_info.h"
 #include "base/units.h"
@@ -24,6 +25,7 @@
 #define PIECE_BYTES ((uint64_t)1 << 20)
 #define CHUNK_BYTES ((uint64_t)64 << 20) // of memory that is allocated at once
 #define WAIT_NS     50000000
+#define HAS_ENDED   UINT64_MAX
 
 enum {
   VERSION = 1,
@@ -80,6 +82,7 @@ struct td_expert_arena {
   uint32_t *n_pins;         // [n_slots]: this process's, by several engines
   uint32_t *victims;        // [n_slots]
   uint64_t hits, misses;
+  uint64_t adopted_ns; // when adopt ran last
 };
 
 static uint64_t round_up(uint64_t n, uint64_t unit) {
@@ -195,7 +198,8 @@ td_status td_expert_arena_create(int fd, const td_expert_places *places, const t
 
 // ---- owners -------------------------------------------------------------------------------------
 
-// Start of a process in clock ticks since boot; 0: there is no such process.
+// Start of a process in clock ticks since boot; HAS_ENDED: its parent has not waited for it yet;
+// 0: there is no such process.
 static uint64_t started_at(int32_t pid) {
   char path[64], text[1024];
   snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -204,7 +208,9 @@ static uint64_t started_at(int32_t pid) {
   const size_t n = fread(text, 1, sizeof text - 1, f);
   fclose(f);
   text[n] = '\0';
-  const char *at = strrchr(text, ')'); // the name may have spaces; field 22 is the start
+  const char *at = strrchr(text,
+                           ')'); // the name may have spaces; field 3 is the state, 22 the start
+  if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return HAS_ENDED;
   for (int field = 2; at && field < 22; field++)
     at = strchr(at + 1, ' ');
   return at ? strtoull(at, NULL, 10) : 0;
@@ -224,8 +230,11 @@ static void wake(arena_head *h) {
     syscall(SYS_futex, &h->n_events, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
+// What stands before it in the code is done before it, and what follows after it, so that another
+// process can go on from wherever this one is killed.
 static void set_state(arena_slot *s, uint8_t state) {
   atomic_store_explicit(&s->state, state, memory_order_release);
+  atomic_signal_fence(memory_order_seq_cst);
 }
 
 static uint8_t state_of(const arena_slot *s) {
@@ -284,8 +293,17 @@ static void repair(td_expert_arena *a) {
 
 // ---- the lock -----------------------------------------------------------------------------------
 
+// Never sleeps for long: if the waiter that an unlock wakes is killed before it has the lock, and a
+// third one takes and leaves the lock in between, nobody wakes those that still wait.
 static void lock(td_expert_arena *a) {
-  const int code = pthread_mutex_lock(&a->head->lock);
+  pthread_mutex_t *m = &a->head->lock;
+  int code = pthread_mutex_trylock(m);
+  while (code == EBUSY || code == ETIMEDOUT) {
+    const uint64_t until = td_clock_ns() + WAIT_NS;
+    const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u),
+                                .tv_nsec = (long)(until % 1000000000u)};
+    code = pthread_mutex_clocklock(m, CLOCK_MONOTONIC, &at);
+  }
   TD_CHECK(code == 0 || code == EOWNERDEAD);
   if (code == 0) return;
   repair(a);
@@ -601,6 +619,7 @@ uint32_t td_expert_arena_events(const td_expert_arena *a) {
 // Reads what nobody reads any more.
 static void adopt(td_expert_arena *a) {
   arena_head *h = a->head;
+  a->adopted_ns = td_clock_ns();
   lock(a);
   forget_dead_owners(a);
   for (uint32_t i = 0; i < h->n_slots; i++) {
@@ -625,7 +644,8 @@ void td_expert_arena_wait(td_expert_arena *a, uint32_t n_events) {
                        syscall(SYS_futex, &h->n_events, FUTEX_WAIT, n_events, &most, NULL, 0) < 0 &&
                        errno == ETIMEDOUT;
   atomic_fetch_sub(&h->n_waiters, 1);
-  if (is_late) adopt(a);
+  // Others' events may go on for ever while what this process waits for has been lost.
+  if (is_late || td_clock_ns() - a->adopted_ns > 4 * WAIT_NS) adopt(a);
 }
 
 const void *td_expert_arena_data(const td_expert_arena *a, uint32_t layer_idx,
