@@ -19,6 +19,17 @@ bool td_host_is_loaded(const td_host *h) {
   return h->backend || h->is_reading;
 }
 
+uint32_t td_host_n_running(const td_host *h) {
+  return h->backend ? td_backend_n_running(h->backend) : 0;
+}
+
+uint32_t td_host_n_waiting(const td_host *h) {
+  uint32_t n = h->backend ? td_backend_n_waiting(h->backend) : 0;
+  for (const td_host_use *use = h->first; use; use = use->next)
+    n++;
+  return n;
+}
+
 bool td_host_accepts(const td_host *h) {
   return h->backend && !h->is_unloading && td_backend_accepts(h->backend);
 }

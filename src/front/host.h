@@ -100,6 +100,9 @@ td_host_state td_host_state_of(const td_host *host);
 bool td_host_is_loaded(const td_host *host);
 // Whether requests can be submitted to its workers.
 bool td_host_accepts(const td_host *host);
+// Requests at its workers; those that wait for the model or in its queue.
+uint32_t td_host_n_running(const td_host *host);
+uint32_t td_host_n_waiting(const td_host *host);
 
 // Begins a use. True: the model is ready. False: on_turn will be called.
 bool td_host_enter(td_host *host, td_host_use *use);

@@ -126,18 +126,6 @@ static void write_workers(td_json_writer *w, const td_host *h, bool names_model)
   }
 }
 
-static uint32_t n_running(const td_host *h) {
-  return h->backend ? td_backend_n_running(h->backend) : 0;
-}
-
-// Those who wait for the model, and those who wait in its queue.
-static uint32_t n_waiting(const td_host *h) {
-  uint32_t n = h->backend ? td_backend_n_waiting(h->backend) : 0;
-  for (const td_host_use *use = h->first; use; use = use->next)
-    n++;
-  return n;
-}
-
 void td_serve_write_choices(td_json_writer *w, const td_host *h) {
   if (!h->backend || !h->fingerprint[0]) return;
   const td_wire_ready info = td_backend_info(h->backend);
@@ -160,8 +148,8 @@ static void write_states(td_json_writer *w, const td_hosts *hosts) {
     td_jw_str(w, "id", hosts->all[i].name);
     td_jw_str(w, "status", td_host_state_name(td_host_state_of(&hosts->all[i])));
     td_serve_write_choices(w, &hosts->all[i]);
-    td_jw_int(w, "running", n_running(&hosts->all[i]));
-    td_jw_int(w, "waiting", n_waiting(&hosts->all[i]));
+    td_jw_int(w, "running", td_host_n_running(&hosts->all[i]));
+    td_jw_int(w, "waiting", td_host_n_waiting(&hosts->all[i]));
     td_jw_end_object(w);
   }
   td_jw_end_array(w);
@@ -189,8 +177,8 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   bool ok = is_healthy(hosts, state);
   uint32_t running = 0, waiting = 0;
   for (uint32_t i = 0; i < hosts->n; i++) {
-    running += n_running(&hosts->all[i]);
-    waiting += n_waiting(&hosts->all[i]);
+    running += td_host_n_running(&hosts->all[i]);
+    waiting += td_host_n_waiting(&hosts->all[i]);
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
@@ -325,11 +313,13 @@ static td_metrics_model metrics_of(const td_host *h) {
                         .model = h->name,
                         .state = td_host_state_of(h),
                         .n_loads = h->n_loads,
-                        .n_waiting = n_waiting(h)};
+                        .n_waiting = td_host_n_waiting(h)};
   if (h->backend) {
     m.n_running = td_backend_n_running(h->backend);
     m.n_workers = td_backend_workers(h->backend, m.workers);
     m.kv_use = td_backend_kv_use(h->backend);
+    m.page_tokens = td_backend_info(h->backend).page_tokens;
+    m.n_pages = td_backend_info(h->backend).n_pages;
     m.kv_disk = td_backend_kv_disk(h->backend);
     m.n_preemptions = td_backend_n_preemptions(h->backend);
   }

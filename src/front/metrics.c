@@ -33,6 +33,7 @@ void td_histogram_add(td_histogram *h, uint64_t ns) {
 
 typedef struct {
   td_buf *out;
+  const char *prefix; // of the names that are being written
   const td_metrics_now *now;
   td_buf *labels; // [now->n] model_name="..."
 } writer;
@@ -51,7 +52,8 @@ static void write_label(td_buf *out, const char *model) {
 }
 
 static void write_head(const writer *w, const char *name, const char *type, const char *help) {
-  td_buf_printf(w->out, "# HELP tandem_%s %s\n# TYPE tandem_%s %s\n", name, help, name, type);
+  td_buf_printf(w->out, "# HELP %s%s %s\n# TYPE %s%s %s\n", w->prefix, name, help, w->prefix, name,
+                type);
 }
 
 // Every model's value of one metric: an expression of m, the td_metrics_model.
@@ -61,13 +63,14 @@ static void write_head(const writer *w, const char *name, const char *type, cons
   do {                                                                                             \
     write_head(w, name, "gauge", help);                                                            \
     EACH_MODEL(w, m)                                                                               \
-    td_buf_printf((w)->out, "tandem_%s{%s} %.9g\n", name, label_of(w, m), (double)(value));        \
+    td_buf_printf((w)->out, "%s%s{%s} %.9g\n", (w)->prefix, name, label_of(w, m),                  \
+                  (double)(value));                                                                \
   } while (0)
 #define COUNTER(w, name, value, help)                                                              \
   do {                                                                                             \
     write_head(w, name, "counter", help);                                                          \
     EACH_MODEL(w, m)                                                                               \
-    td_buf_printf((w)->out, "tandem_%s{%s} %" PRIu64 "\n", name, label_of(w, m), (value));         \
+    td_buf_printf((w)->out, "%s%s{%s} %" PRIu64 "\n", (w)->prefix, name, label_of(w, m), (value)); \
   } while (0)
 
 static const char *label_of(const writer *w, const td_metrics_model *m) {
@@ -117,16 +120,17 @@ static void write_routed(const writer *w) {
 
 static void write_histogram(const writer *w, const char *name, const char *label,
                             const td_histogram *h) {
+  const char *const p = w->prefix;
   uint64_t n = 0;
   for (int i = 0; i < TD_HISTOGRAM_BOUNDS; i++) {
     n += h->counts[i];
-    td_buf_printf(w->out, "tandem_%s_bucket{%s,le=\"%g\"} %" PRIu64 "\n", name, label, h->bounds[i],
+    td_buf_printf(w->out, "%s%s_bucket{%s,le=\"%g\"} %" PRIu64 "\n", p, name, label, h->bounds[i],
                   n);
   }
   n += h->counts[TD_HISTOGRAM_BOUNDS];
-  td_buf_printf(w->out, "tandem_%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, label, n);
-  td_buf_printf(w->out, "tandem_%s_sum{%s} %.9g\n", name, label, h->sum);
-  td_buf_printf(w->out, "tandem_%s_count{%s} %" PRIu64 "\n", name, label, n);
+  td_buf_printf(w->out, "%s%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", p, name, label, n);
+  td_buf_printf(w->out, "%s%s_sum{%s} %.9g\n", p, name, label, h->sum);
+  td_buf_printf(w->out, "%s%s_count{%s} %" PRIu64 "\n", p, name, label, n);
 }
 
 #define HISTOGRAM(w, name, field, help)                                                            \
@@ -243,16 +247,13 @@ static void write_kv_disk(const writer *w) {
           "Files of --kv-dir that were damaged or not this model's.");
 }
 
-static void write_all(const writer *w) {
-  write_states(w);
-  COUNTER(w, "model_loads_total", m->n_loads, "Times the model was loaded.");
+// What means the same at vLLM, by whose names routers and dashboards ask for it.
+static void write_shared(const writer *w) {
   GAUGE(w, "num_requests_running", m->n_running, "Requests that are running.");
   GAUGE(w, "num_requests_waiting", m->n_waiting, "Requests that wait for their turn.");
   GAUGE(w, "kv_cache_usage_perc", m->kv_use, "KV pages that running requests hold, 1 is all.");
   COUNTER(w, "num_preemptions_total", m->n_preemptions,
           "Times a request was preempted because another needed its KV pages.");
-  write_finished(w);
-  write_routed(w);
   COUNTER(w, "prompt_tokens_total", m->counts->n_prompt,
           "Tokens of prompts, cached ones included.");
   COUNTER(w, "generation_tokens_total", m->counts->n_output, "Generated tokens.");
@@ -264,20 +265,36 @@ static void write_all(const writer *w) {
           "Tokens that were drafted and computed.");
   COUNTER(w, "spec_decode_num_accepted_tokens_total", m->counts->n_accepted,
           "Drafted tokens that became generated ones.");
-  if (w->now->has_kv_dir) write_kv_disk(w);
-  write_workers(w);
-  write_memory(w);
-  write_caches(w);
-  write_drives(w);
   HISTOGRAM(w, "time_to_first_token_seconds", first_token,
             "From a request's arrival to its first token.");
   HISTOGRAM(w, "inter_token_latency_seconds", next_token,
             "Between two generated tokens of a request.");
   HISTOGRAM(w, "e2e_request_latency_seconds", whole, "From a request's arrival to its last token.");
+  write_head(w, "cache_config_info", "gauge", "1: size of the KV cache.");
+  EACH_MODEL(w, m)
+  td_buf_printf(w->out, "%scache_config_info{%s,block_size=\"%u\",num_gpu_blocks=\"%u\"} 1\n",
+                w->prefix, label_of(w, m), m->page_tokens, m->n_pages);
+}
+
+static void write_all(const writer *w) {
+  write_states(w);
+  COUNTER(w, "model_loads_total", m->n_loads, "Times the model was loaded.");
+  write_finished(w);
+  write_routed(w);
+  if (w->now->has_kv_dir) write_kv_disk(w);
+  write_workers(w);
+  write_memory(w);
+  write_caches(w);
+  write_drives(w);
+  write_shared(w);
+  writer as_vllm = *w;
+  as_vllm.prefix = "vllm:";
+  write_shared(&as_vllm);
 }
 
 void td_metrics_write(td_buf *out, const td_metrics_now *now) {
-  writer w = {.out = out, .now = now, .labels = calloc(now->n, sizeof *w.labels)};
+  writer w = {
+      .out = out, .prefix = "tandem_", .now = now, .labels = calloc(now->n, sizeof *w.labels)};
   out->failed |= !w.labels;
   for (uint32_t i = 0; w.labels && i < now->n; i++) {
     write_label(&w.labels[i], now->models[i].model);

@@ -1,5 +1,6 @@
 // src/front/metrics.h - request counters and GET /metrics in Prometheus' text format, version
-// 0.0.4. Names and meanings follow vLLM's, with the prefix tandem_. Thread: the loop's.
+// 0.0.4. Names and meanings follow vLLM's, with the prefix tandem_; what is the same there is
+// written under its prefix as well. Thread: the loop's.
 #pragma once
 
 #include <stdint.h>
@@ -48,8 +49,9 @@ typedef struct {
   uint64_t n_loads; // times it was loaded
   uint32_t n_running, n_waiting, n_workers;
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
-  td_kv_disk_stats kv_disk; // written when has_kv_dir
-  double kv_use;            // share of KV pages held by running requests, 0 to 1
+  td_kv_disk_stats kv_disk;      // written when has_kv_dir
+  uint32_t page_tokens, n_pages; // of its KV cache; 0: not loaded
+  double kv_use;                 // share of KV pages held by running requests, 0 to 1
   uint64_t n_preemptions;
 } td_metrics_model;
 

@@ -43,6 +43,13 @@ enum {
   X(tokenizer_info, "GET", "/tokenizer_info", 0, "its BOS, EOS and sizes")                         \
   X(openapi, "GET", "/openapi.json", 0, "this list as an OpenAPI document")                        \
   X(version, "GET", "/version", 0, "the server's version")                                         \
+  X(loads, "GET", "/v1/loads", 0, "SGLang's, for routers: requests and KV tokens")                 \
+  X(plain_loads, "GET", "/loads", 0, "the same")                                                   \
+  X(get_load, "GET", "/get_load", 0, "the same in short")                                          \
+  X(model_info, "GET", "/model_info", 0, "SGLang's: the model's name and kind")                    \
+  X(get_model_info, "GET", "/get_model_info", 0, "the same")                                       \
+  X(server_info, "GET", "/server_info", 0, "SGLang's: the model, its context and limits")          \
+  X(get_server_info, "GET", "/get_server_info", 0, "the same")                                     \
   X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
   X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
   X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")                                                \

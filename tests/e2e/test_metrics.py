@@ -9,7 +9,7 @@ import pytest
 
 from serving import Server, make_model, wait_until
 
-SAMPLE = re.compile(r'([a-z_0-9]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (\S+)')
+SAMPLE = re.compile(r'([a-z_0-9:]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (\S+)')
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def read(server, **headers):
         found = dict(re.findall(r'([a-z_]+)="([^"]*)"', labels or ""))
         assert found.pop("model_name", None) == (None if name.startswith("tandem_memory_") else "tiny")
         family = re.sub("_(bucket|sum|count)$", "", name) if name not in kinds else name
-        assert name.startswith("tandem_") and family in kinds
+        assert name.startswith(("tandem_", "vllm:")) and family in kinds
         assert (kinds[family] == "histogram") == ("le" in found or name != family)
         key = (name, *found.values())
         assert key not in samples
@@ -70,6 +70,7 @@ def test_counts(server):
     before = read(server)
     counted = {"tandem_worker_up", "tandem_http_requests_total"}  # /health and this were asked for
     counted |= {"tandem_model_state", "tandem_model_loads_total"}
+    counted |= {f"{prefix}cache_config_info" for prefix in ("tandem_", "vllm:")}
     counted |= {"tandem_memory_bytes", "tandem_memory_available_bytes"}
     assert all(value == 0 for key, value in before.items() if key[0] not in counted)
     assert before["tandem_http_requests_total", "GET", "/metrics"] == 1
@@ -92,6 +93,10 @@ def test_counts(server):
         for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
     )
     assert 0 < first < whole and 0 < later < whole
+    as_vllm = {key: value for key, value in now.items() if key[0].startswith("vllm:")}
+    assert len(as_vllm) > 70
+    for key, value in as_vllm.items():
+        assert value == now[(key[0].replace("vllm:", "tandem_"), *key[1:])]
     assert now[("tandem_num_requests_running",)] == now[("tandem_kv_cache_usage_perc",)] == 0
     post(server, logit_bias={"996": 100}, ignore_eos=False)
     assert read(server)["tandem_requests_total", "stop"] == 1
@@ -110,6 +115,32 @@ def test_running_waiting_and_aborted(server):
     assert now["tandem_requests_total", "abort"] == 3 and len(opened) == 3
     assert now["tandem_requests_total", "stop"] == now["tandem_requests_total", "length"] == 0
     assert now[("tandem_kv_cache_usage_perc",)] == 0
+
+
+def test_what_routers_ask(server):
+    def get(path):
+        reply = httpx.get(server.url + path, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    model = get("/v1/models")["data"][0]
+    info, rank = get("/server_info"), get("/v1/loads")["loads"][0]
+    assert get("/model_info")["served_model_name"] == info["served_model_name"] == model["id"]
+    assert info["context_length"] == model["max_model_len"] and info["max_running_requests"] == 2
+    assert rank["max_total_num_tokens"] == info["max_total_num_tokens"] > 0
+    assert rank["num_total_reqs"] == rank["num_used_tokens"] == rank["token_usage"] == 0
+    streams = [post(server, stream=True, max_tokens=3800) for _ in range(3)]
+    for stream in streams:
+        stream.__enter__()
+    wait_until(lambda: get("/loads")["loads"][0]["num_running_reqs"] == 2)
+    rank, short = get("/v1/loads")["loads"][0], get("/get_load")[0]
+    assert rank["num_waiting_reqs"] == short["num_waiting_reqs"] == 1 and short["num_reqs"] == 3
+    assert 0 < rank["num_used_tokens"] <= rank["max_total_num_tokens"] and short["num_tokens"] > 0
+    assert rank["utilization"] == 1 and 0 < rank["token_usage"] <= 1
+    for stream in streams:
+        stream.__exit__(None, None, None)
+    wait_until(lambda: get("/get_load")[0]["num_reqs"] == 0)
+    assert httpx.get(server.url + "/get_load?model=none", trust_env=False).status_code == 404
 
 
 def test_a_worker_killed(server):

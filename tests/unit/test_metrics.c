@@ -60,6 +60,9 @@ TEST(values) {
   m.n_cached = 64;
   m.n_output = 99;
   td_buf text = written(&m, "nano");
+  expect_line(&text, "# TYPE vllm:num_requests_running gauge");
+  expect_line(&text, "vllm:num_requests_waiting{model_name=\"nano\"} 70");
+  expect_line(&text, "vllm:prefix_cache_hits_total{model_name=\"nano\"} 64");
   expect_line(&text, "# TYPE tandem_num_requests_running gauge");
   expect_line(&text, "tandem_num_requests_running{model_name=\"nano\"} 3");
   expect_line(&text, "tandem_num_requests_waiting{model_name=\"nano\"} 70");
