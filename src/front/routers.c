@@ -1,5 +1,5 @@
-// src/front/routers.c - what routers ask under SGLang's names: which model, and how much it has to do.
-// ?model= chooses one of several models. There is one rank, dp_rank 0.
+// src/front/routers.c - what routers ask under SGLang's names: which model, and how much it has to
+// do. ?model= chooses one of several models. There is one rank, dp_rank 0.
 #include "front/serve_impl.h"
 
 typedef struct {
