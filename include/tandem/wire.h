@@ -11,10 +11,10 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 15u
+#define TD_WIRE_VERSION 16u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
-// temperature, top_k, top_p, min_p, draw.
+// top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
 typedef struct {
   uint64_t seed;
   float temperature; // >= 0; 0: greedy
@@ -25,17 +25,25 @@ typedef struct {
   // [-2, 2], over generated tokens
   float presence_penalty;
   float frequency_penalty;
+  // Keeps logits within so many standard deviations of the largest (arXiv 2411.07641); 0: off
+  float top_n_sigma;
+  // Keeps this much probability, of tokens whose surprise is nearest to the entropy (arXiv
+  // 2202.00666); 0 and 1: off
+  float typical_p;
+  // XTC: with this probability all tokens of at least xtc_threshold but the least likely of them
+  // are left out; 0: off
+  float xtc_probability, xtc_threshold;
   uint32_t top_k;          // 0: off
   uint32_t n_top_logprobs; // top candidates reported with each token, at most TD_WIRE_MAX_TOP
 } td_sampling;
-static_assert(sizeof(td_sampling) == 40, "wire layout");
+static_assert(sizeof(td_sampling) == 56, "wire layout");
 
 #define TD_WIRE_MAX_TOP     20
 #define TD_WIRE_MAX_TOKENS  58
 #define TD_WIRE_MAX_BIAS    29
 #define TD_WIRE_MAX_PAGES   58
 #define TD_WIRE_MAX_TEXT    232
-#define TD_WIRE_MAX_ENDS    40
+#define TD_WIRE_MAX_ENDS    36
 #define TD_WIRE_MAX_GRAMMAR 236
 
 typedef struct {

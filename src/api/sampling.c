@@ -21,22 +21,52 @@ static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error
   return TD_OK;
 }
 
+// Samplers of other servers that this one lacks: an answer without them would not be what was asked
+// for. At the value that turns one off, nothing is asked for.
+static td_status refuse_others(const cJSON *root, td_api_error *error) {
+  static const struct {
+    const char *name;
+    double off;
+  } others[] = {
+      {"dry_multiplier", 0}, {"mirostat", 0},  {"mirostat_mode", 0},  {"tfs", 1},
+      {"tfs_z", 1},          {"top_a", 0},     {"dynatemp_range", 0}, {"smoothing_factor", 0},
+      {"epsilon_cutoff", 0}, {"eta_cutoff", 0}};
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    const cJSON *value = td_json_get(root, others[i].name);
+    if (!cJSON_IsNumber(value) || value->valuedouble == others[i].off) continue;
+    return td_api_bad(error, others[i].name,
+                      "%s: this server does not have this sampler; leave it out, or turn it off "
+                      "with %g. There are top_k, top_p, min_p, typical_p, top_n_sigma, "
+                      "xtc_probability and penalties",
+                      others[i].name, others[i].off);
+  }
+  return TD_OK;
+}
+
 static td_status parse_numbers(td_sampling *s, const cJSON *root, td_api_error *error) {
+  const struct {
+    const char *name;
+    double min, max;
+    float *out;
+  } numbers[] = {{"temperature", 0, 100, &s->temperature},
+                 {"top_p", 0, 1, &s->top_p},
+                 {"min_p", 0, 1, &s->min_p},
+                 {"presence_penalty", -2, 2, &s->presence_penalty},
+                 {"frequency_penalty", -2, 2, &s->frequency_penalty},
+                 {"repetition_penalty", 0.01, 100, &s->repetition_penalty},
+                 {"typical_p", 0, 1, &s->typical_p},
+                 {"top_n_sigma", -1, 1000, &s->top_n_sigma},
+                 {"xtc_probability", 0, 1, &s->xtc_probability},
+                 {"xtc_threshold", 0, 1, &s->xtc_threshold}};
   int64_t top_k = s->top_k;
-  td_status st = td_api_get_float(root, "temperature", 0, 100, &s->temperature, error);
-  if (st == TD_OK) st = td_api_get_float(root, "top_p", 0, 1, &s->top_p, error);
-  if (st == TD_OK) st = td_api_get_float(root, "min_p", 0, 1, &s->min_p, error);
-  if (st == TD_OK) {
-    st = td_api_get_float(root, "presence_penalty", -2, 2, &s->presence_penalty, error);
-  }
-  if (st == TD_OK) {
-    st = td_api_get_float(root, "frequency_penalty", -2, 2, &s->frequency_penalty, error);
-  }
-  if (st == TD_OK) {
-    st = td_api_get_float(root, "repetition_penalty", 0.01, 100, &s->repetition_penalty, error);
-  }
+  td_status st = refuse_others(root, error);
+  s->xtc_threshold = 0.1f;
+  for (size_t i = 0; i < TD_COUNT(numbers) && st == TD_OK; i++)
+    st = td_api_get_float(root, numbers[i].name, numbers[i].min, numbers[i].max, numbers[i].out,
+                          error);
   if (st == TD_OK) st = td_api_get_int(root, "top_k", -1, INT32_MAX, &top_k, error);
   if (st != TD_OK) return st;
+  if (s->top_n_sigma < 0) s->top_n_sigma = 0;
   s->top_k = top_k > 0 ? (uint32_t)top_k : 0;
   // In the protocol top_p 0 means only the likeliest token, but on the wire 0 disables top_p.
   if (s->top_p == 0) s->top_p = FLT_MIN;

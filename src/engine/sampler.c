@@ -22,6 +22,7 @@ struct td_sampler {
   td_token_value *candidates; // [n_vocab]
   float *given;               // [n_vocab] the model's logits, unmodified
   float *weights;             // [n_vocab] exp(logit - max)
+  float *nearness;            // [n_vocab] for typical_p; NULL when not needed
 };
 
 // Every draw passes over a vocabulary of some 100,000 values. Those loops are written in lanes that
@@ -42,8 +43,14 @@ static bool has_penalties(const td_sampling *p) {
   return has_repetition(p) || p->presence_penalty != 0 || p->frequency_penalty != 0;
 }
 
+static bool is_typical(const td_sampling *p) {
+  return p->typical_p > 0 && p->typical_p < 1;
+}
+
 static td_status check_params(const td_sampling *p, td_err *err) {
-  if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) ||
+  if (!(p->top_n_sigma >= 0) || !(p->typical_p >= 0 && p->typical_p <= 1) ||
+      !(p->xtc_probability >= 0 && p->xtc_probability <= 1) || !(p->xtc_threshold >= 0) ||
+      !(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) ||
       !(p->min_p >= 0 && p->min_p <= 1) || !(p->repetition_penalty >= 0) ||
       !isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
       p->n_top_logprobs > TD_WIRE_MAX_TOP) {
@@ -72,6 +79,10 @@ td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_
     s->seen = calloc(n_vocab, sizeof *s->seen);
     failed |= !s->counts || !s->seen;
   }
+  if (is_typical(params)) {
+    s->nearness = malloc(n_vocab * sizeof *s->nearness);
+    failed |= !s->nearness;
+  }
   if (failed) {
     td_sampler_close(s);
     return td_fail(err, TD_ENOMEM, "out of memory: sampler of %u tokens", n_vocab);
@@ -86,6 +97,7 @@ void td_sampler_close(td_sampler *s) {
   free(s->candidates);
   free(s->given);
   free(s->weights);
+  free(s->nearness);
   free(s->bias);
   free(s->counts);
   free(s->seen);
@@ -445,13 +457,85 @@ static int32_t pick_of_many(td_sampler *s, double sum, int32_t best) {
   return best;
 }
 
+// ---- rarer cuts ---------------------------------------------------------------------------------
+
+static void cut_far(const td_sampler *s, float *x) {
+  double sum = 0, squares = 0;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < s->n_vocab; i++) {
+    if (x[i] == -INFINITY) continue;
+    sum += (double)x[i];
+    n++;
+  }
+  const double mean = sum / n;
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    if (x[i] != -INFINITY) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+  const double bar = (double)largest(x, s->n_vocab) -
+                     (double)s->params.top_n_sigma * sqrt(squares / n);
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    if ((double)x[i] < bar) x[i] = -INFINITY;
+}
+
+// A token's surprise is log(sum) - (x - max), and the entropy their mean: log(sum) cancels.
+static void cut_untypical(td_sampler *s, float *x) {
+  const float max = largest(x, s->n_vocab);
+  const double sum = weigh_all(s->weights, x, s->n_vocab, max);
+  double mean = 0;
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    if (s->weights[i] > 0) mean += (double)s->weights[i] * (double)(x[i] - max) / sum;
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    s->nearness[i] = -fabsf(x[i] - max - (float)mean);
+  td_token_value *c = s->candidates;
+  uint32_t n = 0;
+  double have = 0;
+  for (uint32_t few = FEW; n < s->n_vocab && have < s->params.typical_p * sum; few *= 16) {
+    if (few > s->n_vocab) few = s->n_vocab;
+    best_first(c, s->nearness, s->n_vocab, few);
+    for (n = 0, have = 0; n < few && have < s->params.typical_p * sum; n++)
+      have += (double)s->weights[c[n].id];
+  }
+  for (uint32_t i = 0; i < n; i++)
+    c[i].value = x[c[i].id];
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    x[i] = -INFINITY;
+  for (uint32_t i = 0; i < n; i++)
+    x[c[i].id] = c[i].value;
+}
+
+// Whether XTC leaves out the likeliest tokens of this draw: a draw of its own.
+static bool cuts_tops(const td_sampler *s) {
+  const float chance = s->params.xtc_probability;
+  return chance > 0 && uniform(~s->params.seed, s->index) < (double)chance;
+}
+
+// Draws without the likeliest tokens. logits are divided by the temperature.
+static int32_t draw_below(td_sampler *s, const float *logits) {
+  const td_sampling *p = &s->params;
+  td_token_value *c = s->candidates;
+  uint32_t n = p->top_k && p->top_k < s->n_vocab ? p->top_k : s->n_vocab, n_out = 0;
+  best_first(c, logits, s->n_vocab, n);
+  double sum = weigh(c, n, c[0].value);
+  if (has_tail_cut(p)) n = count_kept(p, c, n, sum, &sum);
+  const double bar = (double)p->xtc_threshold * sum;
+  while (n_out + 1 < n && (double)c[n_out + 1].value >= bar)
+    sum -= (double)c[n_out++].value;
+  return pick(s, c + n_out, n - n_out, sum, c[n_out].id);
+}
+
+static bool has_rare_cut(const td_sampling *p) {
+  return p->top_n_sigma > 0 || is_typical(p) || p->xtc_probability > 0;
+}
+
 static int32_t draw(td_sampler *s, float *logits) {
   const td_sampling *p = &s->params;
+  if (p->temperature > 0 && p->top_n_sigma > 0) cut_far(s, logits);
+  if (p->temperature > 0 && is_typical(p)) cut_untypical(s, logits);
   const uint32_t best = argmax(logits, s->n_vocab);
   if (p->temperature == 0) return (int32_t)best;
   const float inverse = 1.0f / p->temperature;
   for (uint32_t i = 0; i < s->n_vocab; i++)
     logits[i] *= inverse;
+  if (cuts_tops(s)) return draw_below(s, logits);
   td_token_value *c = s->candidates;
   uint32_t n = p->top_k;
   double sum;
@@ -584,6 +668,7 @@ bool td_sampler_next_of_top(td_sampler *s, const td_top_logits *top, int want_lo
   td_top_logits allowed;
   const td_top_logits *ranked = top;
   if (s->n_bias || s->seen || must_go_on(s) || !isfinite(top->value[0])) return false;
+  if (has_rare_cut(&s->params)) return false;
   if (!isfinite(top->sum) || !isfinite(top->sum_warm)) return false;
   uint64_t begin_ns = td_trace_begin();
   *out = (td_wire_token){.index = s->index};

@@ -114,6 +114,12 @@ static const bad_body bad_chats[] = {
     {WITH("\"logprobs\":false,\"top_logprobs\":0"), "top_logprobs"},
     {WITH("\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs"},
     {WITH("\"logprobs\":true,\"top_logprobs\":-1"), "top_logprobs"},
+    {WITH("\"typical_p\":1.1"), "typical_p"},
+    {WITH("\"top_n_sigma\":-2"), "top_n_sigma"},
+    {WITH("\"xtc_probability\":2"), "xtc_probability"},
+    {WITH("\"dry_multiplier\":0.8"), "dry_multiplier"},
+    {WITH("\"mirostat\":2"), "mirostat"},
+    {WITH("\"tfs_z\":0.5"), "tfs_z"},
     {WITH("\"logit_bias\":[]"), "logit_bias"},
     {WITH("\"logit_bias\":{\"a\":1}"), "logit_bias"},
     {WITH("\"logit_bias\":{\"\":1}"), "logit_bias"},
@@ -379,7 +385,9 @@ TEST(takes_defaults) {
 TEST(takes_parameters) {
   td_api_request r = good(
       true, "{\"model\":\"m\",\"temperature\":0,\"temperature\":2,\"top_p\":0,\"top_k\":-1,"
-            "\"min_p\":1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"max_tokens\":5,"
+            "\"min_p\":1,\"typical_p\":0.5,\"top_n_sigma\":-1,\"xtc_probability\":0.25,"
+            "\"dry_multiplier\":0,\"mirostat\":0,\"tfs_z\":1,\"presence_penalty\":-2,\"frequency_"
+            "penalty\":2,\"max_tokens\":5,"
             "\"max_completion_tokens\":7,\"n\":8,\"stop\":[\"a\",\"b\",\"c\",\"d\"],"
             "\"logprobs\":true,\"top_logprobs\":20,\"logit_bias\":{\"0\":-100,\"999\":1.5},"
             "\"stream\":true,\"ignore_eos\":true,"
@@ -390,6 +398,8 @@ TEST(takes_parameters) {
   assert_true(r.sampling.top_p > 0 && r.sampling.top_p < 1e-9f);
   assert_int_equal(r.sampling.top_k, 0);
   assert_true(r.sampling.min_p < 1 && r.sampling.min_p > 0.99f);
+  assert_true(r.sampling.typical_p == 0.5f && r.sampling.top_n_sigma == 0);
+  assert_true(r.sampling.xtc_probability == 0.25f && r.sampling.xtc_threshold == 0.1f);
   assert_true(r.sampling.presence_penalty == -2 && r.sampling.frequency_penalty == 2);
   assert_int_equal(r.max_tokens, 7);
   assert_int_equal(r.n, 8);

@@ -59,6 +59,69 @@ TEST(an_answer_changes_hands) {
   }
 }
 
+// How often each of the first 40 tokens is drawn of N_DRAWS; all others must not be.
+static void count_draws(td_sampling params, uint32_t counts[40]) {
+  memset(counts, 0, 40 * sizeof *counts);
+  params.temperature = params.temperature ? params.temperature : 1;
+  td_sampler *s = open_sampler(params, NULL, 0);
+  for (int i = 0; i < N_DRAWS; i++) {
+    const int32_t id = next(s);
+    assert_in_range(id, 0, 39);
+    counts[id]++;
+  }
+  td_sampler_close(s);
+}
+
+// Logits 0 to -99.9 have a standard deviation of 28.9: 0.1 of it keeps 0 to -2.8.
+TEST(top_n_sigma) {
+  uint32_t counts[40];
+  for (float t = 1; t < 100; t *= 9) { // whatever the temperature
+    count_draws((td_sampling){.seed = 3, .top_n_sigma = 0.1f, .temperature = t}, counts);
+    for (int i = 0; i < 40; i++)
+      assert_true(i <= 28 ? counts[i] > 0 : counts[i] == 0);
+  }
+}
+
+// The entropy of a geometric distribution whose ratio is e^-0.1 lies at token 9.5: those around it
+// are typical, and the likeliest one is not.
+TEST(typical_p) {
+  uint32_t counts[40];
+  count_draws((td_sampling){.seed = 3, .typical_p = 0.2f}, counts);
+  const double ratio = exp(-0.1), mean = ratio / (1 - ratio);
+  double have = 0;
+  int first = 10, last = 9; // kept so far: none
+  while (have < 0.2) {
+    const int next_id = mean - (first - 1) < last + 1 - mean ? --first : ++last;
+    have += (1 - ratio) * pow(ratio, next_id);
+  }
+  for (int i = 0; i < 40; i++)
+    assert_true(i >= first && i <= last ? counts[i] > 0 : counts[i] == 0);
+  assert_true(first > 0 && last < 20);
+}
+
+// Of 20 tokens 0 to 6 have 11 % to 6.04 %: at a threshold of 6 % XTC leaves out all but the
+// seventh.
+TEST(xtc) {
+  uint32_t counts[40];
+  const td_sampling all = {.seed = 3, .top_k = 20, .xtc_probability = 1, .xtc_threshold = 0.06f};
+  count_draws(all, counts);
+  for (int i = 0; i < 40; i++)
+    assert_true(i >= 6 && i < 20 ? counts[i] > 0 : counts[i] == 0);
+  td_sampling half = all;
+  half.xtc_probability = 0.5f;
+  count_draws(half, counts);
+  uint32_t n_tops = 0;
+  for (int i = 0; i < 6; i++)
+    n_tops += counts[i]; // 52 % where they stay
+  assert_in_range(n_tops, N_DRAWS * 52 / 200 - 150, N_DRAWS * 52 / 200 + 150);
+  for (int kind = 0; kind < 2; kind++) { // a threshold that one token reaches, or none
+    td_sampling few = all;
+    few.xtc_threshold = kind ? 0.5f : 0.105f;
+    count_draws(few, counts);
+    assert_true(counts[0] > 0 && counts[1] > 0);
+  }
+}
+
 TEST(greedy_takes_the_best) {
   td_token_value bias[] = {{.id = 7, .value = 100}, {.id = 5000, .value = 9}};
   td_sampler *plain = open_sampler((td_sampling){0}, NULL, 0);
