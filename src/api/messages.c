@@ -356,3 +356,49 @@ td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_e
   if (same) td_buf_free(&out->plain_vars);
   return TD_OK;
 }
+
+// ---- leaving turns out --------------------------------------------------------------------------
+
+static bool is_from(const cJSON *message, const char *role) {
+  const cJSON *value = td_json_get(message, "role");
+  return cJSON_IsString(value) && strcmp(value->valuestring, role) == 0;
+}
+
+// The first message behind the instructions.
+static cJSON *first_of_turns(const cJSON *vars) {
+  const cJSON *messages = td_json_get(vars, "messages");
+  cJSON *m = messages ? messages->child : NULL;
+  while (m && (is_from(m, "system") || is_from(m, "developer")))
+    m = m->next;
+  return m;
+}
+
+uint32_t td_api_n_turns(const td_buf *vars) {
+  cJSON *json;
+  td_err ignored;
+  uint32_t n = 0;
+  if (td_json_parse(&json, vars->data, vars->len, TD_JSON_MAX_DEPTH, &ignored) != TD_OK) return 0;
+  const cJSON *first = first_of_turns(json);
+  for (const cJSON *m = first ? first->next : NULL; m; m = m->next)
+    n += is_from(m, "user");
+  cJSON_Delete(json);
+  return n;
+}
+
+void td_api_leave_out(td_buf *out, const td_buf *vars, uint32_t n) {
+  cJSON *json;
+  td_err ignored;
+  out->failed |= td_json_parse(&json, vars->data, vars->len, TD_JSON_MAX_DEPTH, &ignored) != TD_OK;
+  if (out->failed) return;
+  cJSON *messages = cJSON_GetObjectItemCaseSensitive(json, "messages");
+  cJSON *m = first_of_turns(json);
+  do {
+    cJSON *next = m->next;
+    cJSON_Delete(cJSON_DetachItemViaPointer(messages, m));
+    m = next;
+    n -= m && is_from(m, "user");
+  } while (n && m);
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_api_write_json(&w, NULL, json);
+  cJSON_Delete(json);
+}

@@ -89,6 +89,9 @@ static td_budget budget_of(const td_api_defaults *defaults) {
 void td_api_request_free(td_api_request *request) {
   free(request->model);
   free(request->bias);
+  for (uint32_t i = 0; i < request->n_text_bias; i++)
+    free(request->text_bias[i].text);
+  free(request->text_bias);
   td_stops_free(&request->stops);
   td_buf_free(&request->vars);
   td_buf_free(&request->plain_vars);
@@ -194,6 +197,15 @@ static td_status parse_cache_salt(td_api_request *out, const cJSON *root, td_api
   return td_api_copy(&out->cache_salt, text, error);
 }
 
+static td_status parse_truncation(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "truncation";
+  const char *how = "disabled";
+  td_status st = td_api_get_str(root, key, &how, error);
+  out->is_cut_to_fit = st == TD_OK && strcmp(how, "auto") == 0;
+  if (st != TD_OK || out->is_cut_to_fit || strcmp(how, "disabled") == 0) return st;
+  return td_api_bad(error, key, "truncation must be \"auto\" or \"disabled\"");
+}
+
 static td_status parse_common(td_api_request *out, const cJSON *root,
                               const td_api_defaults *defaults, td_api_error *error) {
   const char *model = NULL;
@@ -206,6 +218,7 @@ static td_status parse_common(td_api_request *out, const cJSON *root,
   if (st == TD_OK) st = parse_ends(out, root, error);
   if (st == TD_OK) st = td_api_parse_sampling(out, root, defaults, error);
   if (st == TD_OK) st = parse_cache_salt(out, root, error);
+  if (st == TD_OK) st = parse_truncation(out, root, error);
   out->n = (uint32_t)n;
   return st;
 }

@@ -12,6 +12,7 @@
 #include "base/sha256.h"
 #include "tandem/wire.h"
 #include "text/grammar/build.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define TD_API_MAX_N        128  // choices per prompt
 #define TD_API_MAX_CHOICES  128  // choices per request
@@ -65,6 +66,12 @@ typedef struct {
   bool takes_any; // its parameters are not listed
 } td_api_tool;
 
+// A text of logit_bias: each of its tokens gets value.
+typedef struct {
+  char *text; // owned
+  float value;
+} td_api_text_bias;
+
 // A message of a chat.
 typedef struct {
   size_t end;       // of its JSON in vars
@@ -95,6 +102,8 @@ typedef struct {
   td_sampling sampling;
   td_token_value *bias; // owned
   uint32_t n_bias;
+  td_api_text_bias *text_bias; // owned, [n_text_bias]: to be tokenized
+  uint32_t n_text_bias;
   td_stops stops;
   int32_t stop_ids[TD_API_MAX_STOP_IDS];
   uint32_t n_stop_ids;
@@ -104,9 +113,10 @@ typedef struct {
   td_buf vars, plain_vars;
   td_api_mark *marks; // owned, [n_marks]: the messages of vars
   uint32_t n_marks;
-  uint64_t owner;    // for whom its turns are remembered (turn.h), set by the caller; 0: everyone
-  size_t vars_rest;  // where vars continues behind its messages
-  bool is_continued; // the last message is continued
+  uint64_t owner;     // for whom its turns are remembered (turn.h), set by the caller; 0: everyone
+  size_t vars_rest;   // where vars continues behind its messages
+  bool is_continued;  // the last message is continued
+  bool is_cut_to_fit; // `truncation: auto`: the first turns may be left out of a prompt too long
   // What the generated text must match. While parsing, build holds its parts: `format`, if
   // has_format, and those of callable. td_api_compose_grammar makes one grammar of them: the bytes
   // of text/grammar/grammar.h; empty: any text.
@@ -134,6 +144,14 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error);
 void td_api_request_free(td_api_request *request);
+// Adds the tokens of text_bias to bias.
+td_status td_api_tokenize_bias(td_api_request *request, const td_tokenizer *tok,
+                               td_api_error *error);
+// How many of the user's turns in vars have an earlier turn before them.
+uint32_t td_api_n_turns(const td_buf *vars);
+// Appends vars, which holds a conversation, without what stands before the n-th of these turns, n
+// from 1, except instructions at the beginning.
+void td_api_leave_out(td_buf *out, const td_buf *vars, uint32_t n);
 // The model that a body of any endpoint names, as model or name; the caller frees it. NULL: none.
 td_status td_api_parse_model(char **out, const char *body, size_t len, td_api_error *error);
 

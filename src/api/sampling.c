@@ -74,20 +74,28 @@ static td_status parse_numbers(td_sampling *s, const cJSON *root, td_api_error *
   return TD_OK;
 }
 
-static td_status parse_bias_entry(td_token_value *out, const cJSON *item, uint32_t n_vocab,
+// A member's name is a token id or, as llama-server has it, a text.
+static td_status parse_bias_entry(td_api_request *out, const cJSON *item, uint32_t n_vocab,
                                   td_api_error *error) {
   char *end;
   errno = 0;
-  long long id = strtoll(item->string, &end, 10);
-  if (errno || item->string[0] == 0 || *end || item->string[0] == ' ' || id < 0 || id >= n_vocab) {
+  const long long id = strtoll(item->string, &end, 10);
+  const bool is_id = item->string[0] >= '0' && item->string[0] <= '9' && !*end;
+  if (!item->string[0] || (is_id && (errno || id >= n_vocab))) {
     return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is not a token id of this model",
                       item->string);
   }
   if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100)) {
     return td_api_bad(error, "logit_bias", "logit_bias must hold numbers between -100 and 100");
   }
-  *out = (td_token_value){.id = (int32_t)id, .value = (float)item->valuedouble};
-  return TD_OK;
+  const float value = (float)item->valuedouble;
+  if (is_id) {
+    out->bias[out->n_bias++] = (td_token_value){.id = (int32_t)id, .value = value};
+    return TD_OK;
+  }
+  td_api_text_bias *text = &out->text_bias[out->n_text_bias++];
+  text->value = value;
+  return td_api_copy(&text->text, item->string, error);
 }
 
 static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_vocab,
@@ -100,13 +108,33 @@ static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_v
   if (n > TD_API_MAX_BIAS) {
     return td_api_bad(error, "logit_bias", "logit_bias has more than %d entries", TD_API_MAX_BIAS);
   }
-  out->bias = calloc((size_t)n, sizeof *out->bias);
-  if (!out->bias) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  out->bias = calloc(TD_API_MAX_BIAS, sizeof *out->bias);
+  out->text_bias = calloc((size_t)n, sizeof *out->text_bias);
+  if (!out->bias || !out->text_bias) return td_api_fail(error, 503, NULL, NULL, "out of memory");
   for (const cJSON *item = bias->child; item; item = item->next) {
-    td_status st = parse_bias_entry(&out->bias[out->n_bias++], item, n_vocab, error);
+    td_status st = parse_bias_entry(out, item, n_vocab, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;
+}
+
+td_status td_api_tokenize_bias(td_api_request *r, const td_tokenizer *tok, td_api_error *error) {
+  td_token_ids ids = {0};
+  td_err err;
+  td_status st = TD_OK;
+  for (uint32_t i = 0; i < r->n_text_bias && st == TD_OK; i++) {
+    const td_api_text_bias *b = &r->text_bias[i];
+    ids.n = 0;
+    st = td_tokenizer_encode(tok, b->text, strlen(b->text), 0, &ids, &err);
+    if (st != TD_OK) td_api_fail_err(error, "logit_bias", &err);
+    if (st == TD_OK && ids.n > TD_API_MAX_BIAS - r->n_bias) {
+      st = td_api_bad(error, "logit_bias", "logit_bias has more than %d tokens", TD_API_MAX_BIAS);
+    }
+    for (size_t k = 0; k < ids.n && st == TD_OK; k++)
+      r->bias[r->n_bias++] = (td_token_value){.id = ids.ids[k], .value = b->value};
+  }
+  td_token_ids_free(&ids);
+  return st;
 }
 
 static td_status add_stop(td_stops *stops, const cJSON *item, const char *where,

@@ -255,6 +255,9 @@ static void prepare_body(td_job *j) {
   td_buf_free(&j->body);
   if (j->status == TD_OK) j->status = check_model(j, &j->error);
   if (j->status == TD_OK) j->status = open_chat(j);
+  if (j->status == TD_OK) {
+    j->status = td_api_tokenize_bias(&j->request, td_chat_tokenizer(j->host->chat), &j->error);
+  }
   if (j->status != TD_OK) return;
   uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
   j->prompts = calloc(n, sizeof *j->prompts);

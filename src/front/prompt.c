@@ -115,6 +115,46 @@ static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_
   return td_api_fail_err(error, "messages", &err);
 }
 
+// The same without the first turns of the conversation.
+static td_status encode_without(const td_chat *chat, const td_api_request *request, uint32_t n,
+                                td_token_ids *out, td_buf *text, td_api_error *error) {
+  td_api_request rest = *request;
+  rest.vars = rest.plain_vars = (td_buf)TD_BUF_INIT;
+  td_api_leave_out(&rest.vars, &request->vars, n);
+  if (request->plain_vars.len) td_api_leave_out(&rest.plain_vars, &request->plain_vars, n);
+  out->n = out->n_cut = 0;
+  if (text) td_buf_clear(text);
+  td_status st = rest.vars.failed || rest.plain_vars.failed
+                     ? td_api_fail(error, 503, NULL, NULL, "out of memory")
+                     : encode_chat(chat, NULL, &rest, out, text, error);
+  td_buf_free(&rest.vars);
+  td_buf_free(&rest.plain_vars);
+  return st;
+}
+
+// `truncation: auto`: leaves out as few of the first turns as let the prompt, and an answer of
+// max_tokens or a quarter of the context, fit. If even the last turn does not, the prompt stays too
+// long.
+static td_status cut_to_fit(const td_chat *chat, const td_api_request *request, td_token_ids *out,
+                            td_buf *text, td_api_error *error) {
+  const size_t n_ctx = out->most, quarter = n_ctx / 4;
+  const bool is_short = request->max_tokens >= 0 && (size_t)request->max_tokens < quarter;
+  const size_t room = n_ctx - 1 - (is_short ? (size_t)request->max_tokens : quarter);
+  if (!n_ctx || out->n + out->n_cut <= room) return TD_OK;
+  uint32_t low = 1, high = td_api_n_turns(&request->vars);
+  td_status st = TD_OK;
+  while (low < high && st == TD_OK) {
+    const uint32_t middle = (low + high) / 2;
+    st = encode_without(chat, request, middle, out, text, error);
+    if (out->n + out->n_cut <= room) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return st == TD_OK && high ? encode_without(chat, request, high, out, text, error) : st;
+}
+
 static td_status encode_around(const td_chat *chat, const td_api_request *request,
                                const td_api_prompt *prompt, td_token_ids *out,
                                td_api_error *error) {
@@ -146,7 +186,11 @@ static td_status encode_prompt(const td_chat *chat, const td_api_request *reques
 
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
                           td_token_ids *prompts, td_buf *text, td_api_error *error) {
-  if (request->is_chat) return encode_chat(chat, turns, request, prompts, text, error);
+  if (request->is_chat) {
+    td_status st = encode_chat(chat, turns, request, prompts, text, error);
+    return st == TD_OK && request->is_cut_to_fit ? cut_to_fit(chat, request, prompts, text, error)
+                                                 : st;
+  }
   for (uint32_t i = 0; i < request->n_prompts; i++) {
     td_status st = encode_prompt(chat, request, i, &prompts[i], error);
     if (st != TD_OK) return st;

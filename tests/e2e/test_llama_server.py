@@ -94,7 +94,7 @@ def test_what_shapes_a_completion(server):
     assert complete(server, prompt="<|short|>", grammar="", json_schema={})["content"] == "A short answer."
     first = post(server, "/tokenize", {"content": "z"}).json()["tokens"][0]
     assert complete(server, prompt="<|short|>", logit_bias=[[first, 100]], n_predict=1)["content"] == "z"
-    for wrong in ({}, {"prompt": 1}, {"prompt": ["a", "b"]}, {"prompt": "a", "logit_bias": [["z", 1]]}):
+    for wrong in ({}, {"prompt": 1}, {"prompt": ["a", "b"]}, {"prompt": "a", "logit_bias": [["z", "1"]]}):
         refused = post(server, "/completion", wrong)
         error = refused.json()["error"]
         assert refused.status_code == 400 and error["code"] == 400 and error["type"] == "invalid_request_error"

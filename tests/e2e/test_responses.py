@@ -50,6 +50,39 @@ def test_too_long_an_input(server):
     assert failed["response"]["error"] == {"code": error["code"], "message": error["message"]}
 
 
+def test_truncation(server, client):
+    """As few of the first turns are left out as let the rest and an answer fit; instructions stay."""
+    n_ctx = client.models.retrieve(MODEL).model_dump()["max_model_len"]
+
+    def count(messages):
+        body = {"model": MODEL, "input": messages, "instructions": "Be brief."}
+        return post(server, "/v1/responses/input_tokens", body).json()["input_tokens"]
+
+    turns = []
+    while count(turns + [{"role": "user", "content": "short"}]) < 2 * n_ctx:
+        turns += [{"role": "user", "content": f"question {len(turns)} " * (1 + len(turns) % 7)}]
+        turns += [{"role": "assistant", "content": "an answer " * (len(turns) % 5)}]
+    turns += [{"role": "user", "content": "short"}]
+    body = {"model": MODEL, "input": turns, "instructions": "Be brief.", "max_output_tokens": 20}
+    with pytest.raises(openai.BadRequestError, match="context length"):
+        client.responses.create(**body)
+    answer = client.responses.create(**body, truncation="auto", temperature=0)
+    assert answer.status == "completed" and answer.truncation == "auto"
+    kept = [count(turns[i:]) for i in range(2, len(turns), 2)]
+    assert answer.usage.input_tokens == max(n for n in kept if n <= n_ctx - 21)
+    body["input"] = [*turns, {"role": "user", "content": "much " * n_ctx}]
+    with pytest.raises(openai.BadRequestError, match="context length"):
+        client.responses.create(**body, truncation="auto")
+
+
+def test_logit_bias_of_texts(server):
+    body = {"prompt": "short", "n_predict": 1, "temperature": 0}
+    tokens = post(server, "/tokenize", {"content": "zebra"}).json()["tokens"]
+    for bias in ([["zebra", 100]], {"zebra": 100}, [[tokens[0], 100]]):
+        answer = post(server, "/completion", {**body, "logit_bias": bias, "return_tokens": True})
+        assert answer.status_code == 200 and answer.json()["tokens"][0] in tokens
+
+
 def test_response_reasoning_and_calls(client):
     answer = client.responses.create(model=MODEL, input="think", temperature=0)
     assert [item.type for item in answer.output] == ["reasoning", "message"]

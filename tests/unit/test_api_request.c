@@ -121,10 +121,11 @@ static const bad_body bad_chats[] = {
     {WITH("\"mirostat\":2"), "mirostat"},
     {WITH("\"tfs_z\":0.5"), "tfs_z"},
     {WITH("\"logit_bias\":[]"), "logit_bias"},
-    {WITH("\"logit_bias\":{\"a\":1}"), "logit_bias"},
     {WITH("\"logit_bias\":{\"\":1}"), "logit_bias"},
     {WITH("\"logit_bias\":{\"1000\":1}"), "logit_bias"},
-    {WITH("\"logit_bias\":{\"-1\":1}"), "logit_bias"},
+    {WITH("\"logit_bias\":{\"99999999999999999999\":1}"), "logit_bias"},
+    {WITH("\"truncation\":\"middle\""), "truncation"},
+    {WITH("\"truncation\":1"), "truncation"},
     {WITH("\"logit_bias\":{\"1\":101}"), "logit_bias"},
     {WITH("\"logit_bias\":{\"1\":\"x\"}"), "logit_bias"},
     {WITH("\"stream\":1"), "stream"},
@@ -384,15 +385,16 @@ TEST(takes_defaults) {
 
 TEST(takes_parameters) {
   td_api_request r = good(
-      true, "{\"model\":\"m\",\"temperature\":0,\"temperature\":2,\"top_p\":0,\"top_k\":-1,"
-            "\"min_p\":1,\"typical_p\":0.5,\"top_n_sigma\":-1,\"xtc_probability\":0.25,"
-            "\"dry_multiplier\":0,\"mirostat\":0,\"tfs_z\":1,\"presence_penalty\":-2,\"frequency_"
-            "penalty\":2,\"max_tokens\":5,"
-            "\"max_completion_tokens\":7,\"n\":8,\"stop\":[\"a\",\"b\",\"c\",\"d\"],"
-            "\"logprobs\":true,\"top_logprobs\":20,\"logit_bias\":{\"0\":-100,\"999\":1.5},"
-            "\"stream\":true,\"ignore_eos\":true,"
-            "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true},"
-            "\"response_format\":{\"type\":\"text\"}," HELLO "}");
+      true,
+      "{\"model\":\"m\",\"temperature\":0,\"temperature\":2,\"top_p\":0,\"top_k\":-1,"
+      "\"min_p\":1,\"typical_p\":0.5,\"top_n_sigma\":-1,\"xtc_probability\":0.25,"
+      "\"dry_multiplier\":0,\"mirostat\":0,\"tfs_z\":1,\"presence_penalty\":-2,\"frequency_"
+      "penalty\":2,\"max_tokens\":5,"
+      "\"max_completion_tokens\":7,\"n\":8,\"stop\":[\"a\",\"b\",\"c\",\"d\"],"
+      "\"logprobs\":true,\"top_logprobs\":20,\"logit_bias\":{\"0\":-100,\"a b\":2,\"999\":1.5},"
+      "\"stream\":true,\"ignore_eos\":true,"
+      "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true},"
+      "\"response_format\":{\"type\":\"text\"}," HELLO "}");
   assert_string_equal(r.model, "m");
   assert_true(r.sampling.temperature == 0); // of two, the first
   assert_true(r.sampling.top_p > 0 && r.sampling.top_p < 1e-9f);
@@ -408,6 +410,8 @@ TEST(takes_parameters) {
   assert_int_equal(r.n_bias, 2);
   assert_int_equal(r.bias[1].id, 999);
   assert_true(r.bias[1].value == 1.5f);
+  assert_int_equal(r.n_text_bias, 1);
+  assert_string_equal(r.text_bias[0].text, "a b");
   assert_true(r.stream && r.include_usage && r.include_usage_so_far && r.ignore_eos && r.logprobs);
   td_api_request_free(&r);
 }

@@ -35,12 +35,14 @@ static td_status write_bias(td_json_writer *w, const cJSON *bias, td_api_error *
     const cJSON *id = cJSON_IsArray(pair) ? pair->child : NULL, *value = id ? id->next : NULL;
     const td_api_path at = td_api_item(key, i++);
     char name[24];
-    if (!cJSON_IsNumber(id) || !(cJSON_IsNumber(value) || cJSON_IsFalse(value))) {
-      return td_api_bad(error, at.text, "%s must be a pair of a token id and a number or false",
-                        at.text);
+    if (!(cJSON_IsNumber(id) || cJSON_IsString(id)) ||
+        !(cJSON_IsNumber(value) || cJSON_IsFalse(value))) {
+      return td_api_bad(error, at.text,
+                        "%s must be a pair of a token id or a text and a number or false", at.text);
     }
-    snprintf(name, sizeof name, "%.0f", id->valuedouble);
-    td_jw_double(w, name, cJSON_IsFalse(value) ? -100 : value->valuedouble);
+    if (cJSON_IsNumber(id)) snprintf(name, sizeof name, "%.0f", id->valuedouble);
+    td_jw_double(w, cJSON_IsString(id) ? id->valuestring : name,
+                 cJSON_IsFalse(value) ? -100 : value->valuedouble);
   }
   td_jw_end_object(w);
   return TD_OK;

@@ -401,7 +401,7 @@ td_status td_responses_translate(td_buf *out, const cJSON *root, td_dialect_stat
                                  td_api_error *error) {
   static const char own[] =
       "input instructions tools tool_choice text max_output_tokens reasoning previous_response_id "
-      "store include metadata truncation conversation prompt background service_tier user "
+      "store include metadata conversation prompt background service_tier user "
       "stream_options top_logprobs max_tool_calls prompt_cache_key safety_identifier "
       "client_metadata";
   const cJSON *choice = td_json_get(root, "tool_choice");
