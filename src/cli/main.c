@@ -106,16 +106,29 @@ static int check_stdout(int status) {
   return 1;
 }
 
-static int print_help(td_command command, bool markdown) {
-  td_buf text = TD_BUF_INIT;
-  if (markdown) {
-    td_options_reference(&text);
-  } else {
-    td_options_help(&text, command);
-  }
-  fputs(td_buf_text(&text), stdout);
-  td_buf_free(&text);
+static int print(td_buf *text) {
+  fputs(td_buf_text(text), stdout);
+  td_buf_free(text);
   return 0;
+}
+
+// `tandem help --FORM`: what the option table says in another form. Returns -1 if there is none.
+static int print_form(const char *form) {
+  td_buf text = TD_BUF_INIT;
+  if (strcmp(form, "--markdown") == 0) {
+    td_options_reference(&text);
+  } else if (strcmp(form, "--man") == 0) {
+    td_options_man(&text);
+  } else if (strncmp(form, "--", 2) != 0 || !td_options_completion(&text, form + 2)) {
+    return -1;
+  }
+  return print(&text);
+}
+
+static int print_help(td_command command) {
+  td_buf text = TD_BUF_INIT;
+  td_options_help(&text, command);
+  return print(&text);
 }
 
 static void set_log(const td_options *options) {
@@ -153,8 +166,9 @@ int main(int argc, char **argv) {
     puts("tandem " TD_VERSION);
     return check_stdout(0);
   }
-  if (argc == 3 && !strcmp(argv[1], "help") && !strcmp(argv[2], "--markdown")) {
-    return check_stdout(print_help(TD_N_COMMANDS, true));
+  if (argc == 3 && !strcmp(argv[1], "help")) {
+    const int printed = print_form(argv[2]);
+    if (printed >= 0) return check_stdout(printed);
   }
   td_options options;
   int status;
@@ -163,7 +177,7 @@ int main(int argc, char **argv) {
   if (st != TD_OK) {
     status = td_cmd_fail(&err);
   } else if (options.help) {
-    status = print_help(options.command, false);
+    status = print_help(options.command);
   } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
     status = td_cmd_fail(&err);
   } else {

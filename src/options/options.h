@@ -184,3 +184,8 @@ void td_options_show(td_buf *out, const td_options *options, const char *name);
 void td_options_help(td_buf *out, td_command command);
 // Appends the reference page in Markdown.
 void td_options_reference(td_buf *out);
+// Appends the man page, in roff.
+void td_options_man(td_buf *out);
+// Appends the script by which a shell completes tandem's arguments: bash, zsh or fish. False: of
+// another one.
+bool td_options_completion(td_buf *out, const char *shell);

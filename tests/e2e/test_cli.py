@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -9,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from serving import Server, make_model
+from serving import ROOT, Server, make_model
 from terminal import Terminal
 
 
@@ -416,3 +417,41 @@ def test_embedding_reports_errors(model, build_dir, messages, words):
     assert done.returncode == 1 and done.stderr and words in done.stderr.decode()
     done = subprocess.run([driver, "/nonexistent", "4", messages, "0"], capture_output=True, timeout=120)
     assert done.returncode == 1 and b"/nonexistent" in done.stderr
+
+
+def completed(tandem_bin, *words):
+    """What bash offers for the last of the words."""
+    script = (
+        'source <("$BIN" help --bash); COMP_WORDS=(tandem "$@"); COMP_CWORD=$#; _tandem; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "_", *words], env={**os.environ, "BIN": str(tandem_bin)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.split()
+
+
+def test_completion_of_bash(tandem_bin):
+    assert completed(tandem_bin, "r") == ["run", "recommend"]
+    assert completed(tandem_bin, "eval", "") == ["logits", "perplexity", "chat"]
+    assert completed(tandem_bin, "serve", "--kv-d") == ["--kv-dtype", "--kv-dir", "--kv-dir-size"]
+    assert completed(tandem_bin, "run", "--kv-dtype", "f") == ["f32", "f16", "fp8"]
+    assert completed(tandem_bin, "inspect", "routing", "--f") == ["--file"]
+    assert "--tensors" in completed(tandem_bin, "inspect", "--") and "kernels" in completed(tandem_bin, "bench", "")
+    assert completed(tandem_bin, "run", "--model", "") == []  # files, by bash itself
+
+
+@pytest.mark.parametrize("form", ["zsh", "fish", "man"])
+def test_other_forms_of_the_options(tandem_bin, tmp_path, form):
+    """Every option is there, and the shell or man reads the text without complaint, where it is installed."""
+    text = subprocess.run([tandem_bin, "help", "--" + form], capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"`--([a-z0-9-]+)", (ROOT / "configs/README.md").read_text())
+    assert len(names) > 80
+    for name in names:
+        assert {"zsh": "--" + name, "fish": "-l " + name, "man": "\\-\\-" + name.replace("-", "\\-")}[form] in text
+    file = tmp_path / "text"
+    file.write_text(text)
+    if shutil.which(form):
+        words = ["man", "--warnings", "-l"] if form == "man" else [form, "-n"]
+        done = subprocess.run([*words, file], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
