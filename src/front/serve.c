@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem_info.h"
+#include "base/notify.h"
 #include "base/thread.h"
 #include "runtime/command.h"
 
@@ -301,6 +302,7 @@ static void on_signal(uv_signal_t *handle, int signal_number) {
     return;
   }
   serve->draining = true;
+  td_notify("STOPPING=1");
   size_t n = td_http_server_n_connections(serve->http);
   if (n > 0) td_info("ending; %zu connections open, a second signal ends them at once", n);
   uv_timer_start(&serve->drain_timer, on_deadline, (uint64_t)serve->options->drain_timeout_s * 1000,
@@ -314,6 +316,7 @@ void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds) {
   } else {
     td_info("listening on %s, ready after %.2f s", td_http_server_url(serve->http),
             (double)(td_clock_ns() - serve->started_ns) * 1e-9);
+    td_notify("READY=1");
   }
 }
 
@@ -416,6 +419,7 @@ static void announce_models(const td_serve *serve) {
   if (!serve->options->models) return;
   td_hosts_list(&serve->hosts, names, sizeof names);
   td_info("listening on %s, models to load on demand: %s", td_http_server_url(serve->http), names);
+  td_notify("READY=1");
 }
 
 static int serve_forever(td_serve *serve) {

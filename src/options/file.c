@@ -1,5 +1,6 @@
 // src/options/file.c - reads the configuration file given by --config.
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json_parse.h"
 #include "options/options_impl.h"
@@ -51,6 +52,12 @@ static td_status set_from_json(const td_option *o, td_options *options, const cJ
 td_status td_options_read_file(td_options *options, td_err *err) {
   cJSON *root = NULL;
   td_status st = td_json_parse_file(&root, options->config, 1 << 20, err);
+  if (st != TD_OK && access(options->config, F_OK) != 0) {
+    return td_fail(err, TD_EINVAL,
+                   "--config %s: there is no such file: write options to it as a JSON object, such "
+                   "as {\"model\": \"DIR\"}, or copy one of the examples that come with tandem",
+                   options->config);
+  }
   if (st != TD_OK) return st;
   if (!cJSON_IsObject(root)) {
     st = td_fail(err, TD_EINVAL, "%s: not a JSON object", options->config);

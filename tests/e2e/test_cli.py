@@ -114,6 +114,7 @@ def test_int8_activations(tandem, model, tmp_path):
     [
         (["run", "-p", "x"], 2, "--model"),
         (["run", "--model", "/nonexistent", "-p", "x"], 1, "/nonexistent/config.json"),
+        (["serve", "--config", "/nonexistent"], 2, "there is no such file: write options to it"),
         (["run", "--model", "MODEL", "-p", "x", "--top-p", "2"], 2, "top-p"),
         (["run", "--model", "MODEL", "-p", "x", "--kv-dtype", "q4"], 2, "kv-dtype"),
         (["run", "--model", "MODEL", "-p", "x", "--activations", "int4"], 2, "give f32, auto, int8 or fp8"),

@@ -1,8 +1,10 @@
 """The Debian package that cpack makes: its files run, link and verify from where it puts them."""
 
+import gzip
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -56,11 +58,42 @@ def test_unit_is_valid(installed):
         pytest.skip("no systemd-analyze")
     unit = installed / "usr/lib/systemd/system/tandem.service"
     # The program is not at /usr/bin here.
-    text = unit.read_text().replace("=tandem ", f"={installed}/usr/bin/tandem ")
+    text = unit.read_text().replace("=/usr/bin/tandem ", f"={installed}/usr/bin/tandem ")
     assert str(installed) in text
     copy = installed / "tandem.service"
     copy.write_text(text)
     run("systemd-analyze", "verify", "--man=no", copy)
+
+
+def test_lintian_finds_no_error(package):
+    if not shutil.which("lintian"):
+        pytest.skip("no lintian")
+    found = subprocess.run(["lintian", "--tag-display-limit", "0", package], capture_output=True, text=True).stdout
+    assert not [line for line in found.splitlines() if line.startswith("E:")], found
+
+
+def test_what_comes_with_it(installed):
+    share = installed / "usr/share"
+    for file in ("bash-completion/completions/tandem", "zsh/vendor-completions/_tandem", "doc/tandem/OPTIONS.md"):
+        assert "--kv-dtype" in (share / file).read_text()
+    assert "-l kv-dtype" in (share / "fish/vendor_completions.d/tandem.fish").read_text()
+    assert b"SYNOPSIS" in gzip.decompress((share / "man/man1/tandem.1.gz").read_bytes())
+    assert "License: Expat" in (share / "doc/tandem/copyright").read_text()
+    assert (share / "doc/tandem/README.md").read_text().startswith("# tandem")
+
+
+def test_service_manager_is_told(tandem_bin):
+    """READY once requests are served, STOPPING when they no longer are."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0tandem-notify-%d" % os.getpid())
+        manager.settimeout(60)
+        environment = os.environ | {"NOTIFY_SOCKET": "@tandem-notify-%d" % os.getpid()}
+        words = [tandem_bin, "serve", "--model", MODEL, "--port", "0", "--device", "cpu", "--ctx-size", "512"]
+        server = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+        assert manager.recv(100) == b"READY=1"
+        server.terminate()
+        assert manager.recv(100) == b"STOPPING=1"
+        assert server.wait(60) == 0
 
 
 def test_program_embeds_it(installed, tmp_path):
