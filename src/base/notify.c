@@ -3,16 +3,16 @@
 
 #include <errno.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/log.h"
 
 void td_notify(const char *state) {
-  const char *path = getenv("NOTIFY_SOCKET");
+  const char *path = td_env("NOTIFY_SOCKET");
   struct sockaddr_un to = {.sun_family = AF_UNIX};
   const size_t len = path ? strlen(path) : 0;
   if (len < 2 || len >= sizeof to.sun_path) return;

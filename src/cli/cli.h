@@ -13,6 +13,7 @@ int td_cmd_pull(const td_options *options);
 int td_cmd_plan(const td_options *options);
 int td_cmd_recommend(const td_options *options);
 int td_cmd_list(const td_options *options);
+int td_cmd_rm(const td_options *options);
 int td_cmd_ps(const td_options *options);
 int td_cmd_top(const td_options *options);
 int td_cmd_stop(const td_options *options);

@@ -37,6 +37,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_PLAN] = td_cmd_plan,
     [TD_CMD_RECOMMEND] = td_cmd_recommend,
     [TD_CMD_LIST] = td_cmd_list,
+    [TD_CMD_RM] = td_cmd_rm,
     [TD_CMD_PS] = td_cmd_ps,
     [TD_CMD_TOP] = td_cmd_top,
     [TD_CMD_STOP] = td_cmd_stop,

@@ -74,7 +74,8 @@ static td_status keep_name(td_options *o, const char *repo, td_err *err) {
 
 td_status td_cli_find_model(td_options *o, td_err *err) {
   char *dir;
-  const bool is_other = o->command == TD_CMD_PULL || o->command == TD_CMD_STOP || o->server;
+  const bool is_other = o->command == TD_CMD_PULL || o->command == TD_CMD_STOP ||
+                        o->command == TD_CMD_RM || o->server;
   if (is_other || !o->model) return TD_OK;
   if (o->command == TD_CMD_PLAN && td_shape_find(o->model)) return TD_OK;
   if (td_hub_is_folder(o->model)) {

@@ -1,5 +1,5 @@
-// src/cli/remote.c - `tandem list`, `tandem ps` and `tandem stop`: the models of a running server,
-// by Ollama's API.
+// src/cli/remote.c - `tandem list --server`, `tandem ps` and `tandem stop`: the models of a running
+// server, by Ollama's API.
 #include "cli/remote.h"
 
 #include <stdio.h>
@@ -76,7 +76,7 @@ static int show(const td_options *o, const char *path, bool is_running) {
 }
 
 int td_cmd_list(const td_options *o) {
-  return show(o, "/api/tags", false);
+  return o->server ? show(o, "/api/tags", false) : td_cli_list_cache(o);
 }
 
 int td_cmd_ps(const td_options *o) {

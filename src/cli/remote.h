@@ -8,3 +8,6 @@
 // As td_fetch: appends the answer's body.
 td_status td_cli_fetch(td_buf *out, const td_options *options, const char *path, const td_buf *json,
                        td_err *err);
+
+// cache.c: prints the models in the hub's cache. Returns the exit status.
+int td_cli_list_cache(const td_options *options);

@@ -45,9 +45,8 @@ bool td_hub_is_name(const char *model) {
   return access(model, F_OK) != 0;
 }
 
-td_status td_hub_folder(td_buf *out, const char *repo, td_err *err) {
+td_status td_hub_cache(td_buf *out, td_err *err) {
   const char *cache = td_env("HF_HUB_CACHE");
-  const char *slash = strchr(repo, '/');
   if (cache) {
     td_buf_str(out, cache);
   } else {
@@ -55,6 +54,13 @@ td_status td_hub_folder(td_buf *out, const char *repo, td_err *err) {
     if (st != TD_OK) return st;
     td_buf_str(out, "/hub");
   }
+  return td_buf_status(out, err);
+}
+
+td_status td_hub_folder(td_buf *out, const char *repo, td_err *err) {
+  const char *slash = strchr(repo, '/');
+  td_status st = td_hub_cache(out, err);
+  if (st != TD_OK) return st;
   td_buf_printf(out, "/models--%.*s--%s", (int)(slash - repo), repo, slash + 1);
   return td_buf_status(out, err);
 }

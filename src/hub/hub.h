@@ -44,3 +44,19 @@ td_status td_hub_find_in(char **out, const char *folder, const char *revision, t
 // checked by its size and hash. Progress goes to stderr. *out is as td_hub_find's. TD_ECANCELED:
 // stopped; partial files are kept.
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err);
+
+// A model in the cache.
+typedef struct {
+  const char *repo;     // ORG/NAME
+  const char *quants;   // of its GGUF files, separated by commas; "": none
+  uint64_t n_bytes;     // of all its files and revisions
+  bool has_safetensors; // of the branch main, whole
+  bool is_partial;      // a download was not finished
+} td_hub_model;
+typedef td_status td_hub_each(void *ctx, const td_hub_model *model);
+
+// Calls each for every model in the cache, by name, until it fails.
+td_status td_hub_list(td_hub_each *each, void *ctx, td_err *err);
+// Removes a model with all its revisions or, with a quantization, its GGUF files. *n_bytes: what
+// was freed. TD_ENOENT: it is not there.
+td_status td_hub_remove(uint64_t *n_bytes, const char *repo, const char *quant, td_err *err);

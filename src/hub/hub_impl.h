@@ -55,6 +55,8 @@ void td_hub_listing_free(td_hub_listing *listing);
 
 // ---- cache.c: folders ---------------------------------------------------------------------------
 
+// Appends CACHE.
+td_status td_hub_cache(td_buf *out, td_err *err);
 // Appends CACHE/models--ORG--NAME.
 td_status td_hub_folder(td_buf *out, const char *repo, td_err *err);
 // Makes a folder and its parents.

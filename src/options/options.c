@@ -415,7 +415,8 @@ static td_status unexpected_word(const td_options *options, const char *arg, td_
 // Whether a word without an option in front is the model: `tandem pull` and `stop` take nothing
 // else; elsewhere it is a path, or a name of the hub, unlike a mistyped command.
 static bool is_model(const td_options *options, const char *word) {
-  const bool is_only = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP;
+  const bool is_only = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP ||
+                       options->command == TD_CMD_RM;
   return is_only || strchr(word, '/') || td_ends_with(word, ".gguf");
 }
 

@@ -25,7 +25,8 @@
   X(PULL, "pull", "download a model from a hub")                                                   \
   X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
   X(RECOMMEND, "recommend", "models of the hub that fit into this machine's memory")               \
-  X(LIST, "list", "the models of a running server")                                                \
+  X(LIST, "list", "the models in the hub's cache, or of a running server")                         \
+  X(RM, "rm", "remove a model from the hub's cache")                                               \
   X(PS, "ps", "the models that a running server has loaded")                                       \
   X(TOP, "top", "what a running server does, every two seconds")                                   \
   X(STOP, "stop", "have a running server unload a model")                                          \

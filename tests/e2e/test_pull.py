@@ -515,3 +515,52 @@ def test_a_quantization(pull, hub):
     assert status == 0 and out.strip() == str(snapshot / "IQ1_S/M-1.gguf")
     status, _, errors = pull("--model", "org/name:BF16", command=("inspect",))
     assert status == 1 and "not a GGUF file" in errors  # found in the cache
+
+
+# ---- list, rm
+
+
+def cached(cache, repo, files, commit="c0ffee"):
+    """A model as programs of the hub leave it: blobs, and links to them."""
+    folder = cache / ("models--" + repo.replace("/", "--"))
+    for path, n_bytes in files.items():
+        blob = folder / "blobs" / f"{len(list(folder.glob('blobs/*'))):x}"
+        link = folder / "snapshots" / commit / path
+        for parent in (blob.parent, link.parent, folder / "refs"):
+            parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(bytes(n_bytes))
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (folder / "refs/main").write_text(commit)
+    return folder
+
+
+def test_models_on_disk(tandem_bin, tmp_path):
+    def tandem(*words, status=0):
+        done = subprocess.run([tandem_bin, *words], env={**os.environ, "HF_HUB_CACHE": str(tmp_path)},
+                              capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 and words[0] == "list" else done.stderr
+
+    assert tandem("list").split() == ["NAME", "SIZE", "HOLDS"]
+    whole = cached(tmp_path, "org/Whole-1B", {"config.json": 10, "model.safetensors": 5 << 20})
+    gguf = cached(tmp_path, "other/Model-GGUF", {"Model-Q4_K_M.gguf": 3 << 20, "Q8_0/Model-Q8_0.gguf": 7 << 20})
+    partial = cached(tmp_path, "org/Partial", {"config.json": 10})
+    (partial / "blobs/abc.incomplete").write_bytes(bytes(1 << 20))
+    (tmp_path / "datasets--org--data").mkdir()
+    rows = {line.split()[0]: line for line in tandem("list").splitlines()[1:]}
+    assert sorted(rows) == ["org/Partial", "org/Whole-1B", "other/Model-GGUF"]
+    assert "5.00 MiB  safetensors" in rows["org/Whole-1B"] and "incomplete" in rows["org/Partial"]
+    assert "10.00 MiB" in rows["other/Model-GGUF"]
+    assert "Q4_K_M" in rows["other/Model-GGUF"] and "Q8_0" in rows["other/Model-GGUF"]
+    listed = {m["name"]: m for m in json.loads(tandem("list", "--json"))["models"]}
+    assert listed["org/Whole-1B"] == {"name": "org/Whole-1B", "size": (5 << 20) + 10, "safetensors": True,
+                                      "quantizations": "", "incomplete": False}
+    assert "7.00 MiB freed" in tandem("rm", "other/Model-GGUF:Q8_0")
+    assert (gguf / "snapshots/c0ffee/Model-Q4_K_M.gguf").stat().st_size == 3 << 20
+    assert [blob.stat().st_size for blob in (gguf / "blobs").iterdir()] == [3 << 20]
+    assert "no GGUF files of Q8_0" in tandem("rm", "other/Model-GGUF:Q8_0", status=1)
+    assert "5.00 MiB freed" in tandem("rm", "org/Whole-1B") and not whole.exists() and partial.exists()
+    assert "not in the hub's cache" in tandem("rm", "org/Whole-1B", status=1)
+    for wrong in ([], [str(partial)], ["../escape"], ["org/..:Q8_0"]):
+        assert "tandem rm" in tandem("rm", *wrong, status=2)
+    assert partial.exists()
