@@ -59,6 +59,10 @@ static void finish(td_load_call *call, const char *error) {
   uv_close((uv_handle_t *)&call->tcp, on_closed);
 }
 
+void td_load_call_cancel(td_load_call *call) {
+  finish(call, "canceled");
+}
+
 // Splits the body into lines and passes on what follows "data:".
 static void split_events(td_load_call *call, const char *bytes, size_t len) {
   td_buf_add(&call->line, bytes, len);

@@ -52,4 +52,6 @@ struct td_load_call {
 // Starts a request: GET if json is NULL, otherwise POST. path follows the target's base, as
 // /v1/models. Callbacks run on the loop.
 void td_load_call_start(td_load_call *call, uv_loop_t *loop, const char *path, const td_buf *json);
+// Ends a request that runs; on_done follows.
+void td_load_call_cancel(td_load_call *call);
 void td_load_call_free(td_load_call *call);

@@ -73,8 +73,9 @@ int td_cmd_rm(const td_options *o) {
   uint64_t n_bytes = 0;
   td_status st = TD_OK;
   if (!o->model) {
-    st = td_fail(&err, TD_EINVAL, "tandem rm needs the model: tandem rm ORG/NAME, or "
-                                  "ORG/NAME:Q4_K_M for one quantization; `tandem list` shows them");
+    st = td_fail(&err, TD_EINVAL,
+                 "tandem rm needs the model: tandem rm ORG/NAME, or "
+                 "ORG/NAME:Q4_K_M for one quantization; `tandem list` shows them");
   } else if (!td_hub_is_name(o->model)) {
     st = td_fail(&err, TD_EINVAL,
                  "%s is not ORG/NAME: tandem rm removes what tandem pull brought, and no other "

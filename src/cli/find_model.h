@@ -7,3 +7,6 @@
 // If --model is the name of a model of the hub, replaces it by the model's folder in the cache,
 // after downloading what is missing.
 td_status td_cli_find_model(td_options *options, td_err *err);
+// run_server.c: whether a server at the default address has the model that `tandem run` is to run,
+// and no option says how to run it here.
+bool td_cli_is_served(const td_options *options);

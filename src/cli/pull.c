@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/find_model.h"
+#include "cli/remote.h"
 #include "hub/hub.h"
 #include "model/outline.h"
 #include "runtime/command.h"
@@ -74,6 +75,7 @@ static td_status keep_name(td_options *o, const char *repo, td_err *err) {
 
 td_status td_cli_find_model(td_options *o, td_err *err) {
   char *dir;
+  if (!o->server && td_cli_is_served(o)) o->server = strdup(td_cli_server(o));
   const bool is_other = o->command == TD_CMD_PULL || o->command == TD_CMD_STOP ||
                         o->command == TD_CMD_RM || o->server;
   if (is_other || !o->model) return TD_OK;

@@ -14,12 +14,14 @@
 
 #define DEFAULT_SERVER "http://127.0.0.1:8080"
 
+const char *td_cli_server(const td_options *o) {
+  return o->server ? o->server : DEFAULT_SERVER;
+}
+
 td_status td_cli_fetch(td_buf *out, const td_options *o, const char *path, const td_buf *json,
                        td_err *err) {
-  const td_fetch_args args = {.server = o->server ? o->server : DEFAULT_SERVER,
-                              .api_key = o->api_key,
-                              .path = path,
-                              .json = json};
+  const td_fetch_args args = {
+      .server = td_cli_server(o), .api_key = o->api_key, .path = path, .json = json};
   return td_fetch(out, &args, err);
 }
 

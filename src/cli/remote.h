@@ -9,5 +9,7 @@
 td_status td_cli_fetch(td_buf *out, const td_options *options, const char *path, const td_buf *json,
                        td_err *err);
 
+// The server's URL.
+const char *td_cli_server(const td_options *options);
 // cache.c: prints the models in the hub's cache. Returns the exit status.
 int td_cli_list_cache(const td_options *options);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/interrupt.h"
+#include "cli/remote.h"
 #include "cli/run_impl.h"
 #include "cli/terminal.h"
 #include "runtime/command.h"
@@ -27,6 +28,12 @@ static void report(const td_runner *r) {
   uint32_t n_read = stats->n_prompt - stats->n_reused;
   uint32_t n_steps = stats->n_output ? stats->n_output - 1 : 0;
   double decode = per_second(n_steps, stats->decode_s);
+  if (r->served) {
+    td_info("%s at %s | prompt %u tokens (%u cached), %.2f s | decode %u tokens, %.2f tokens/s",
+            r->served, td_cli_server(r->options), stats->n_prompt, stats->n_reused,
+            stats->prefill_s, stats->n_output, decode);
+    return;
+  }
   double bytes = (double)td_model_stats_of(r->session->model).active_bytes;
   td_info("load %.2f s | prefill %u tokens, %.1f tokens/s | decode %u tokens, %.2f tokens/s, "
           "%.2f GB/s of weights",
@@ -55,7 +62,7 @@ static td_status print_json(const td_runner *r, td_err *err) {
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
   td_jw_begin_object(&w, NULL);
-  if (r->chat) td_jw_str_len(&w, "text", td_buf_text(&r->said), r->said.len);
+  if (r->chat || r->served) td_jw_str_len(&w, "text", td_buf_text(&r->said), r->said.len);
   if (r->reasoning.len) {
     td_jw_str_len(&w, "reasoning", td_buf_text(&r->reasoning), r->reasoning.len);
   }
@@ -66,7 +73,7 @@ static td_status print_json(const td_runner *r, td_err *err) {
   td_jw_str(&w, "finish_reason", reason_name(r->stats.reason));
   td_jw_int(&w, "n_prompt", r->stats.n_prompt);
   td_jw_int(&w, "n_output", r->stats.n_output);
-  td_jw_double(&w, "load_s", r->session->load_s);
+  if (r->session) td_jw_double(&w, "load_s", r->session->load_s);
   td_jw_double(&w, "prefill_s", r->stats.prefill_s);
   td_jw_double(&w, "decode_s", r->stats.decode_s);
   td_jw_end_object(&w);
@@ -134,6 +141,7 @@ td_status td_run_open_model(td_runner *r, td_err *err) {
   if (st == TD_OK && !o->token_ids.n) st = td_chat_open(&r->chat, chosen.model, err);
   if (st == TD_OK) st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
+  r->n_ctx = r->session->n_ctx;
   td_run_settle(r);
   if (!r->chat) return TD_OK;
   const td_output_form *form = o->raw ? NULL : td_output_form_of(r->chat);
@@ -157,7 +165,8 @@ static td_status open_runner(td_runner *r, td_err *err) {
   if (st == TD_OK && o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
   if (st == TD_OK && o->system) td_buf_str(&r->conversation.system, o->system);
   if (st == TD_OK) st = td_buf_status(&r->conversation.system, err);
-  return st == TD_OK ? td_run_open_model(r, err) : st;
+  if (st != TD_OK) return st;
+  return o->server ? td_run_open_server(r, err) : td_run_open_model(r, err);
 }
 
 static void close_runner(td_runner *r) {
@@ -171,6 +180,7 @@ static void close_runner(td_runner *r) {
   td_token_ids_free(&r->ids);
   td_trace_file_close(r->trace);
   td_options_free(&r->settings);
+  free(r->served);
 }
 
 int td_cmd_run(const td_options *o) {

@@ -77,6 +77,10 @@ static td_status show_new(td_runner *r, bool is_final, td_err *err) {
   return st == TD_OK ? td_buf_status(&r->reasoning, err) : st;
 }
 
+void td_run_show(td_runner *r, const char *text, size_t len, bool is_reasoning) {
+  (is_reasoning ? show_reasoning : show_content)(r, text, len);
+}
+
 // ---- generating -----------------------------------------------------------------------------
 
 static bool on_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
@@ -111,6 +115,14 @@ static void begin(td_runner *r) {
   if (r->shows_progress) td_spinner_start(&r->spinner);
 }
 
+static void end(td_runner *r, td_status st) {
+  end_reasoning(r);
+  if (st != TD_OK || r->options->json) return;
+  write_wrapped(r, STDOUT_FILENO, NULL, 0);
+  putchar('\n');
+  fflush(stdout);
+}
+
 td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
   begin(r);
   td_generate_args args = {.prompt = prompt,
@@ -130,12 +142,8 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
   }
   if (st == TD_OK && r->chat) st = td_detok_flush(&r->detok, &r->text, err);
   if (st == TD_OK) st = show_new(r, true, err);
-  end_reasoning(r);
-  if (st == TD_OK && !r->options->json) {
-    write_wrapped(r, STDOUT_FILENO, NULL, 0);
-    putchar('\n');
-    fflush(stdout);
-  }
+  end(r, st);
+  r->n_cached = r->session->n_cached;
   return st;
 }
 
@@ -186,12 +194,26 @@ static td_status encode_fitting(td_runner *r, td_token_ids *ids, td_err *err) {
   return TD_OK;
 }
 
-td_status td_run_answer_chat(td_runner *r, td_err *err) {
+// By the model opened here.
+static td_status answer_here(td_runner *r, td_err *err) {
   td_token_ids ids = {0};
   td_status st = encode_fitting(r, &ids, err);
-  r->is_parsed = true;
   if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, err);
   td_token_ids_free(&ids);
+  return st;
+}
+
+static td_status answer_there(td_runner *r, td_err *err) {
+  begin(r);
+  td_status st = td_run_answer_server(r, err);
+  td_spinner_stop(&r->spinner);
+  end(r, st);
+  return st;
+}
+
+td_status td_run_answer_chat(td_runner *r, td_err *err) {
+  r->is_parsed = true;
+  td_status st = r->served ? answer_there(r, err) : answer_here(r, err);
   if (st != TD_OK) return st;
   td_message *m = td_conversation_add(&r->conversation, TD_ROLE_ASSISTANT);
   if (!m) return td_fail(err, TD_ENOMEM, "out of memory");

@@ -23,24 +23,24 @@ typedef struct {
 
 void td_run_print_name(const td_runner *r) {
   td_buf name = TD_BUF_INIT;
-  const char *given = td_model_name(r->session->model);
+  const char *given = r->served ? r->served : td_model_name(r->session->model);
   td_printable_add(&name, given, strlen(given), "");
   SAY("%s, %u tokens of context. Ctrl-C stops a response, Ctrl-D ends, /help lists commands.\n",
-      td_buf_text(&name), r->session->n_ctx);
+      td_buf_text(&name), r->n_ctx);
   td_buf_free(&name);
 }
 
 static void report(const td_runner *r) {
   const td_generate_stats *s = &r->stats;
   uint32_t n_steps = s->n_output ? s->n_output - 1 : 0;
-  if (s->reason == TD_DONE_LENGTH && r->session->n_cached == r->session->n_ctx) {
-    td_info("the context of %u tokens is full: the response ends here", r->session->n_ctx);
+  if (s->reason == TD_DONE_LENGTH && r->n_cached == r->n_ctx) {
+    td_info("the context of %u tokens is full: the response ends here", r->n_ctx);
   } else if (s->reason == TD_DONE_LENGTH && !r->options->ignore_eos) {
     td_info("the response reached its limit of %u tokens (--n-predict)", s->n_output);
   }
   td_info("prefill %u tokens, %.2f s | decode %u tokens, %.2f tokens/s | context %u of %u",
           s->n_prompt - s->n_reused, s->prefill_s, s->n_output,
-          s->decode_s > 0 ? n_steps / s->decode_s : 0, r->session->n_cached, r->session->n_ctx);
+          s->decode_s > 0 ? n_steps / s->decode_s : 0, r->n_cached, r->n_ctx);
 }
 
 // Generates a response. On an error the conversation returns to its first n messages.

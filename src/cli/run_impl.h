@@ -14,10 +14,12 @@
 
 typedef struct {
   const td_options *options;
-  td_options settings; // the model, sampling and the rest that a chat may change
-  td_session *session;
-  td_trace_file *trace; // NULL without --trace
-  td_chat *chat;        // NULL: the prompt is token ids, and so is the output
+  td_options settings;      // the model, sampling and the rest that a chat may change
+  td_session *session;      // NULL: a server answers
+  char *served;             // owned: the server's model; NULL: the session answers
+  uint32_t n_ctx, n_cached; // tokens of context, and of it in use
+  td_trace_file *trace;     // NULL without --trace
+  td_chat *chat;            // NULL: the prompt is token ids, and so is the output
   td_sampling sampling;
   bool shows_reasoning; // stderr is a terminal; reasoning goes nowhere else
   bool shows_progress;  // stderr is a terminal that can redraw a line
@@ -47,6 +49,8 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
 // Generates the next message of the conversation and appends it. Turns that do not fit into the
 // context are left out, with a notice.
 td_status td_run_answer_chat(td_runner *r, td_err *err);
+// Shows a part of the response, and keeps it.
+void td_run_show(td_runner *r, const char *text, size_t len, bool is_reasoning);
 // Appends a user's message.
 td_status td_run_ask(td_runner *r, const char *text, size_t len, td_err *err);
 
@@ -54,6 +58,12 @@ td_status td_run_ask(td_runner *r, const char *text, size_t len, td_err *err);
 // Opens the model of settings; td_run_close_model in every case.
 td_status td_run_open_model(td_runner *r, td_err *err);
 void td_run_close_model(td_runner *r);
+
+// run_server.c
+// Finds the model at the server.
+td_status td_run_open_server(td_runner *r, td_err *err);
+// Has the server continue the conversation.
+td_status td_run_answer_server(td_runner *r, td_err *err);
 
 // run_settings.c
 // Copies from the options what a chat may change.

@@ -42,6 +42,7 @@ td_status td_run_open_settings(td_runner *r, td_err *err) {
 
 void td_run_settle(td_runner *r) {
   const td_options *o = &r->settings;
+  if (r->served) return; // by the server
   const td_model_config *config = r->session->config;
   const uint64_t before = r->sampling.seed;
   td_sampling s = {.temperature = (float)o->temperature,

@@ -77,7 +77,8 @@ td_status td_hub_list(td_hub_each *each, void *ctx, td_err *err) {
   for (int i = 0; i < n; i++) {
     const char *name = found[i]->d_name;
     const size_t skip = strlen(FOLDER_PREFIX);
-    const char *org_end = strncmp(name, FOLDER_PREFIX, skip) == 0 ? strstr(name + skip, "--") : NULL;
+    const char *org_end = strncmp(name, FOLDER_PREFIX, skip) == 0 ? strstr(name + skip, "--")
+                                                                  : NULL;
     td_buf folder = TD_BUF_INIT, repo = TD_BUF_INIT;
     td_buf_printf(&folder, "%s/%s", td_buf_text(&cache), name);
     if (org_end)

@@ -262,6 +262,16 @@ bool td_options_given(const td_options *options, const char *name) {
   return false;
 }
 
+bool td_options_place_model(const td_options *options) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    const td_option *o = &td_option_table[i];
+    const bool is_name = !strcmp(o->name, "model") || !strcmp(o->name, "revision");
+    const bool is_place = o->group == GROUP_MODEL || o->group == GROUP_KV;
+    if (is_place && !is_name && td_option_is_given(options, i)) return true;
+  }
+  return false;
+}
+
 int64_t td_options_number(const td_options *options, const char *name) {
   for (size_t i = 0; i < td_n_options; i++) {
     const td_option *o = &td_option_table[i];

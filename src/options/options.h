@@ -168,6 +168,8 @@ void td_options_free(td_options *options);
 
 // Whether the user gave the option (long name), on the command line or in the file.
 bool td_options_given(const td_options *options, const char *name);
+// Whether the user said how and where the model runs, and not only which.
+bool td_options_place_model(const td_options *options);
 
 // The value of a number or enum option, or of a text option, by its long name. The option must
 // exist.

@@ -194,12 +194,12 @@ const td_option td_option_table[] = {
      "IPv4 or IPv6 address, or unix:PATH"},
     {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE), AT(port), RANGE(0, 65535), "8080", "PORT",
      "0: any free port"},
-    {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH) | REMOTE, AT(api_key), NO_RANGE,
-     NULL, "KEY",
+    {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH) | ON(RUN) | REMOTE, AT(api_key),
+     NO_RANGE, NULL, "KEY",
      "bearer token that serve requires, and that is sent to --server; default: TANDEM_API_KEY of "
      "the environment"},
-    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH) | REMOTE, AT(api_key_file),
-     NO_RANGE, NULL, "FILE",
+    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH) | ON(RUN) | REMOTE,
+     AT(api_key_file), NO_RANGE, NULL, "FILE",
      "file that holds the key of --api-key, so that it appears on no command line"},
     {GROUP_NETWORK, "api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
      "file of accepted API keys, one per line, optionally followed by a weight (default 1); see "
@@ -326,6 +326,9 @@ const td_option td_option_table[] = {
 
     {GROUP_NETWORK, "server", 0, OPT_STR, REMOTE, AT(server), NO_RANGE, NULL, "URL",
      "the running server; default: http://127.0.0.1:8080"},
+    {GROUP_NETWORK, "server", 0, OPT_STR, ON(RUN), AT(server), NO_RANGE, NULL, "URL",
+     "have this server answer; default: http://127.0.0.1:8080 if one answers there, has the model, "
+     "and no option says how to run it here"},
     {GROUP_LOAD, "server", 0, OPT_STR, ON(BENCH), AT(server), NO_RANGE, NULL, "URL",
      "measure an OpenAI-compatible server instead, http://HOST:PORT"},
     {GROUP_LOAD, "load", 0, OPT_ENUM, ON(BENCH), AT(load_shape), ONE_OF(loads), "concurrency",

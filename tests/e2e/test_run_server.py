@@ -1,0 +1,75 @@
+"""`tandem run` where a running server answers."""
+
+import json
+import socket
+import subprocess
+
+import pytest
+
+from serving import ROOT, Server
+from terminal import Terminal
+
+MODEL = ROOT / "configs/models/tandem-nano"
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin):
+    running = Server(tandem_bin, MODEL, "--ctx-size", "512")
+    yield running
+    running.close()
+
+
+def run(tandem_bin, *words, status=0, **kwargs):
+    done = subprocess.run([tandem_bin, "run", *words], capture_output=True, text=True, timeout=120, **kwargs)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_a_prompt(tandem_bin, server):
+    prompt = ("-p", "What is tandem?", "--temperature", "0")
+    here = run(tandem_bin, "--model", MODEL, "--device", "cpu", *prompt)
+    there = run(tandem_bin, "--server", server.url, *prompt)
+    assert there.stdout == here.stdout and server.url in there.stderr
+    answer = json.loads(run(tandem_bin, "--server", server.url, "-m", "tandem-nano", *prompt, "--json").stdout)
+    assert answer["text"] + "\n" == here.stdout and answer["finish_reason"] == "stop" and answer["n_output"] > 3
+    short = run(tandem_bin, "--server", server.url, *prompt, "-n", "2", "--json").stdout
+    assert json.loads(short)["finish_reason"] == "length"
+    piped = run(tandem_bin, "--server", server.url, "--temperature", "0", input="What is tandem?\n")
+    assert piped.stdout == here.stdout
+
+
+def test_errors(tandem_bin, server):
+    refused = run(tandem_bin, "--server", server.url, "-m", "other", "-p", "x", status=2)
+    assert "the server has no model other" in refused.stderr
+    assert "refused" in run(tandem_bin, "--server", "http://127.0.0.1:1", "-p", "x", status=1).stderr
+    long = run(tandem_bin, "--server", server.url, "-p", "x " * 2000, status=1)
+    assert "maximum context length is 512" in long.stderr
+
+
+def test_a_chat(tandem_bin, server):
+    terminal = Terminal(tandem_bin, "run", "--server", server.url, "--temperature", "0")
+    terminal.wait_for(b"tandem-nano, 512 tokens of context")
+    terminal.send(b"hi\r")
+    terminal.wait_for(b"Hello! I am tandem-nano")
+    terminal.wait_for(b"of 512")
+    terminal.send(b"/set n-predict 2\r")
+    terminal.send(b"What is tandem?\r")
+    terminal.wait_for(b"limit of 2 tokens")
+    terminal.send(b"\x04")
+    assert terminal.end() == 0
+
+
+def test_the_server_of_this_machine(tandem_bin):
+    """One at the usual port answers if it has the model and nothing says how to run it here."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 8080)) == 0:
+            pytest.skip("another server listens at port 8080")
+    running = Server(tandem_bin, MODEL, "--ctx-size", "512", "--port", "8080")
+    try:
+        prompt = ("-p", "hi", "--temperature", "0")
+        for words in ([], ["-m", MODEL], ["-m", "org/tandem-nano"]):
+            assert "at http://127.0.0.1:8080" in run(tandem_bin, *words, *prompt).stderr
+        assert "load" in run(tandem_bin, "-m", MODEL, "--threads", "1", *prompt).stderr
+        assert "load" in run(tandem_bin, "-m", MODEL, "--raw", *prompt).stderr
+    finally:
+        running.close()
