@@ -1,22 +1,5 @@
 // src/bench/gpu/attention.c - attention: a token of one or of several sequences, and prompts.
-#include <stdlib.h>
-#include <string.h>
-
 #include "bench/gpu/paths.h"
-
-static int32_t *put_ints(td_gpu_bench *b, const int32_t *host, size_t n) {
-  int32_t *out = td_gpu_alloc(b, n * sizeof *out);
-  if (!b->dev) return out;
-  td_op_copy(b->stream, out, host, n * sizeof *out);
-  td_gpu_sync(b);
-  return out;
-}
-
-static int32_t *kept(const int32_t *host, size_t n) {
-  int32_t *copy = malloc(n * sizeof *copy);
-  TD_CHECK(copy);
-  return memcpy(copy, host, n * sizeof *copy);
-}
 
 td_batch_view td_gpu_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys) {
   uint32_t n_pages = (n_keys + TD_GPU_PAGE_TOKENS - 1) / TD_GPU_PAGE_TOKENS, n = n_seqs * n_tokens;
@@ -25,32 +8,24 @@ td_batch_view td_gpu_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens, 
                          .max_pages = n_pages,
                          .page_tokens = TD_GPU_PAGE_TOKENS,
                          .max_keys = n_keys};
-  int32_t *host = malloc((n + n_seqs * n_pages + 1) * sizeof *host);
-  TD_CHECK(host);
+  int32_t *q_begin = td_gpu_host(b, (n_seqs + 1) * sizeof *q_begin);
+  int32_t *position = td_gpu_host(b, n * sizeof *position), *seq = td_gpu_host(b, n * sizeof *seq);
+  int32_t *pages = td_gpu_host(b, (size_t)n_seqs * n_pages * sizeof *pages);
   for (uint32_t i = 0; i <= n_seqs; i++)
-    host[i] = (int32_t)(i * n_tokens);
-  batch.q_begin = put_ints(b, host, n_seqs + 1);
-  batch.host_q_begin = kept(host, n_seqs + 1);
-  for (uint32_t i = 0; i < n; i++)
-    host[i] = (int32_t)(i / n_tokens);
-  batch.seq = put_ints(b, host, n);
-  for (uint32_t i = 0; i < n; i++)
-    host[i] = (int32_t)(n_keys - n_tokens + i % n_tokens);
-  batch.position = put_ints(b, host, n);
-  batch.host_position = kept(host, n);
+    q_begin[i] = (int32_t)(i * n_tokens);
+  for (uint32_t i = 0; i < n; i++) {
+    seq[i] = (int32_t)(i / n_tokens);
+    position[i] = (int32_t)(n_keys - n_tokens + i % n_tokens);
+  }
   for (uint32_t i = 0; i < n_seqs * n_pages; i++)
-    host[i] = (int32_t)i;
-  batch.page_table = put_ints(b, host, (size_t)n_seqs * n_pages);
-  free(host);
+    pages[i] = (int32_t)i;
+  batch.q_begin = td_gpu_ints(b, q_begin, n_seqs + 1);
+  batch.host_q_begin = q_begin;
+  batch.seq = td_gpu_ints(b, seq, n);
+  batch.position = td_gpu_ints(b, position, n);
+  batch.host_position = position;
+  batch.page_table = td_gpu_ints(b, pages, (size_t)n_seqs * n_pages);
   return batch;
-}
-
-void td_gpu_free_batch(td_gpu_bench *b, const td_batch_view *batch) {
-  const int32_t *const memory[] = {batch->q_begin, batch->seq, batch->position, batch->page_table};
-  for (size_t i = 0; i < TD_COUNT(memory); i++)
-    td_gpu_free(b, (void *)memory[i]);
-  free((void *)batch->host_q_begin);
-  free((void *)batch->host_position);
 }
 
 // Number of (query, visible key) pairs in one sequence.
@@ -136,22 +111,17 @@ static void bench_gqa(td_gpu_bench *b, const td_gpu_shape *m, const attn_shape *
       .head_dim = m->head_dim,
       .scale = 0.1f,
       .prompt = !is_decode(s)};
-  double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
-  td_gpu_record(b,
-                &(td_gpu_case){.op = op,
-                               .model = m->name,
-                               .format = pages_name,
-                               .tokens = n,
-                               .seqs = s->seqs,
-                               .keys = s->keys,
-                               .bytes = (double)of_token * s->keys * s->seqs,
-                               .flops = 4.0 * m->n_heads * m->head_dim * pairs},
-                seconds);
-  td_gpu_free(b, pages);
-  td_gpu_free(b, q);
-  td_gpu_free(b, out);
-  td_gpu_free_batch(b, &batch);
+  td_gpu_run(b,
+             &(td_gpu_case){.op = op,
+                            .model = m->name,
+                            .format = pages_name,
+                            .tokens = n,
+                            .seqs = s->seqs,
+                            .keys = s->keys,
+                            .bytes = (double)of_token * s->keys * s->seqs,
+                            .flops = 4.0 * m->n_heads * m->head_dim * pairs},
+             attn_gqa_once, &calls, calls.caches.n);
 }
 
 typedef struct {
@@ -199,10 +169,9 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
                                   .absorbed = is_decode(s)};
   const uint32_t n_kv_b = td_gpu_fewer(b, MAX_KV_B, 2);
   const uint32_t n_turns = calls.caches.n > n_kv_b ? calls.caches.n : n_kv_b;
-  double seconds = td_gpu_measure(b, attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
   double width = is_decode(s) ? 2 * TD_GPU_RANK + TD_GPU_ROPE
                               : TD_GPU_NOPE + TD_GPU_ROPE + TD_GPU_V_DIM;
-  td_gpu_record(
+  td_gpu_run(
       b,
       &(td_gpu_case){.op = op,
                      .model = m->name,
@@ -212,11 +181,7 @@ static void bench_mla(td_gpu_bench *b, const td_gpu_shape *m, const td_weight *k
                      .keys = s->keys,
                      .bytes = (double)of_token * s->keys * s->seqs + (double)td_weight_bytes(kv_b),
                      .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
-      seconds);
-  td_gpu_free(b, pages);
-  td_gpu_free(b, q);
-  td_gpu_free(b, out);
-  td_gpu_free_batch(b, &batch);
+      attn_mla_once, &calls, is_decode(s) ? n_turns : 1);
 }
 
 // A prefill case keeps more tokens than decode has.
@@ -235,11 +200,13 @@ void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m) {
     kv_b[i] = td_gpu_weight(b, m->format, m->n_heads * (TD_GPU_NOPE + TD_GPU_V_DIM), TD_GPU_RANK);
   for (size_t i = 0; i < n * TD_COUNT(page_formats); i++) {
     const attn_shape s = attn_shape_of(b, i % n);
+    td_gpu_kept *const weights = b->kept;
     if (m->n_kv_heads) {
       bench_gqa(b, m, &s, i / n);
     } else {
       bench_mla(b, m, kv_b, &s, i / n);
     }
+    td_gpu_release(b, weights);
   }
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }

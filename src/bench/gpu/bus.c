@@ -38,11 +38,12 @@ static void end(td_gpu_bench *b) {
 typedef struct {
   char *host, *device;
   size_t n_bytes;
+  td_gpu_kept *before; // device
 } buffers;
 
 static buffers open_buffers(td_gpu_bench *b) {
   td_err err;
-  buffers m = {.n_bytes = MB(512) / b->shrink};
+  buffers m = {.n_bytes = MB(512) / b->shrink, .before = b->kept};
   void *host;
   td_gpu_must(td_dev_alloc_host(b->dev, &host, m.n_bytes + 64, &err), &err);
   memset(host, 1, m.n_bytes + 64);
@@ -52,7 +53,7 @@ static buffers open_buffers(td_gpu_bench *b) {
 }
 
 static void close_buffers(td_gpu_bench *b, const buffers *m) {
-  td_gpu_free(b, m->device);
+  td_gpu_release(b, m->before);
   td_dev_free_host(b->dev, m->host);
 }
 
@@ -212,10 +213,10 @@ static void pin_case(td_gpu_bench *b, char *memory, size_t n_bytes, size_t part_
   td_jw_double(b->json, key, seconds);
   snprintf(key, sizeof key, "%s_copy_gbps", prefix);
   const size_t n = part_bytes < MB(256) ? part_bytes : MB(256); // a copy must not span two parts
-  void *device = td_gpu_alloc(b, n);
-  const td_gpu_copy up = {device, memory, n};
+  td_gpu_kept *const before = b->kept;
+  const td_gpu_copy up = {td_gpu_alloc(b, n), memory, n};
   td_jw_double(b->json, key, (double)n * 1e-9 / td_gpu_measure_copy(b, td_gpu_copy_once, &up));
-  td_gpu_free(b, device);
+  td_gpu_release(b, before);
   snprintf(key, sizeof key, "%s_unregister_s", prefix);
   td_jw_double(b->json, key, pin(b, memory, n_bytes, part_bytes, false));
 }
@@ -424,6 +425,7 @@ static void *end_spin(void *arg) {
 static void blas_case(td_gpu_bench *b, const table_tennis *t, td_stream *other, uint32_t n_tokens) {
   enum { DIM = 4096 };
   const uint32_t n = td_gpu_fewer(b, n_tokens, 17), dim = td_gpu_shrunk(b, DIM);
+  td_gpu_kept *const before = b->kept;
   td_weight w = td_gpu_weight(b, &td_gpu_bf16, dim, dim);
   void *x = td_gpu_noise(b, 2ul * n * dim), *y = td_gpu_alloc(b, 2ul * n * dim);
   td_linear_op_args args = {
@@ -449,9 +451,7 @@ static void blas_case(td_gpu_bench *b, const table_tennis *t, td_stream *other, 
   td_jw_double(b->json, "first_us", seconds * 1e6);
   td_jw_bool(b->json, "waits", seconds >= SPIN_S);
   end(b);
-  td_gpu_free(b, x);
-  td_gpu_free(b, y);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, before);
 }
 
 void td_gpu_path_signals(td_gpu_bench *b) {
@@ -478,7 +478,6 @@ void td_gpu_path_signals(td_gpu_bench *b) {
     blas_case(b, &t, other, tokens[i]);
   td_stream_close(other);
   close_buffers(b, &m);
-  td_gpu_free(b, t.device);
-  td_gpu_free(b, t.values);
+  td_gpu_release(b, NULL);
   td_dev_free_host(b->dev, t.ping);
 }

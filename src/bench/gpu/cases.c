@@ -14,9 +14,10 @@ enum { RUNS = 5, GRAPH_CALLS = 32 };
 #define RUN_S  0.05
 #define LONG_S 5e-4
 
-// Host memory of a case's weights, as a list.
 struct td_gpu_kept {
   td_gpu_kept *next;
+  void *device;    // NULL: host memory, which is bytes
+  bool is_weights; // of which the device has copies
   _Alignas(max_align_t) uint8_t bytes[];
 };
 
@@ -45,13 +46,51 @@ void td_gpu_sync(td_gpu_bench *b) {
   td_gpu_must(td_stream_sync(b->stream, &err), &err);
 }
 
+static td_gpu_kept *keep(td_gpu_bench *b, size_t n_bytes) {
+  td_gpu_kept *k = malloc(sizeof *k + n_bytes);
+  TD_CHECK(k);
+  *k = (td_gpu_kept){.next = b->kept};
+  return b->kept = k;
+}
+
 void *td_gpu_alloc(td_gpu_bench *b, size_t n_bytes) {
   td_err err;
   void *out = NULL;
   if (!b->dev) return out;
   td_gpu_must(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
   td_op_fill_zero(b->stream, out, n_bytes);
+  keep(b, 0)->device = out;
   return out;
+}
+
+int32_t *td_gpu_ints(td_gpu_bench *b, const int32_t *host, size_t n) {
+  int32_t *out = td_gpu_alloc(b, n * sizeof *out);
+  if (!b->dev) return out;
+  td_op_copy(b->stream, out, host, n * sizeof *out);
+  td_gpu_sync(b);
+  return out;
+}
+
+void *td_gpu_host(td_gpu_bench *b, size_t n_bytes) {
+  return keep(b, n_bytes)->bytes;
+}
+
+// Host memory of weights is freed after the device's copies, which their addresses name.
+void td_gpu_release(td_gpu_bench *b, td_gpu_kept *until) {
+  bool has_weights = false;
+  if (b->dev) td_gpu_sync(b);
+  for (const td_gpu_kept *k = b->kept; k != until; k = k->next)
+    has_weights |= k->is_weights;
+  if (b->dev && has_weights) {
+    td_cuda_graphs_drop((td_cuda_stream *)b->stream);
+    td_cuda_weights_close((td_cuda_dev *)b->dev);
+  }
+  while (b->kept != until) {
+    td_gpu_kept *k = b->kept;
+    b->kept = k->next;
+    if (k->device) td_dev_free(b->dev, k->device);
+    free(k);
+  }
 }
 
 static uint32_t next_noise(uint32_t *state) {
@@ -70,18 +109,6 @@ void *td_gpu_noise(td_gpu_bench *b, size_t n_bytes) {
     size_t left = n_bytes - at;
     td_op_copy(b->stream, out + at, noise, left < sizeof noise ? left : sizeof noise);
   }
-  return out;
-}
-
-void td_gpu_free(td_gpu_bench *b, void *memory) {
-  if (!b->dev) return;
-  td_gpu_sync(b);
-  td_dev_free(b->dev, memory);
-}
-
-static void *host_memory(size_t n_bytes) {
-  void *out = malloc(n_bytes);
-  TD_CHECK(out);
   return out;
 }
 
@@ -198,6 +225,12 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   td_gpu_write(b);
 }
 
+void td_gpu_run(td_gpu_bench *b, const td_gpu_case *c, td_gpu_call fn, const void *args,
+                uint32_t n_matrices) {
+  if (!td_gpu_wants(b, c->op, c->model, c->format ? c->format : "")) return;
+  td_gpu_record(b, c, td_gpu_measure(b, fn, args, n_matrices));
+}
+
 // ---- weights ------------------------------------------------------------------------------------
 
 const td_format td_gpu_bf16 = {.name = "bf16", .dtype = TD_BF16};
@@ -210,24 +243,17 @@ const td_format td_gpu_q6_k = {.name = "q6_k", .dtype = TD_Q6_K};
 const td_format td_gpu_q8_0 = {.name = "q8_0", .dtype = TD_Q8_0};
 const td_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32, false, NULL};
 
-void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes) {
-  td_gpu_kept *k = host_memory(sizeof *k + n_bytes);
-  k->next = b->weights;
-  b->weights = k;
+static void *weight_memory(td_gpu_bench *b, size_t n_bytes) {
+  td_gpu_kept *k = keep(b, n_bytes);
+  k->is_weights = true;
   return k->bytes;
 }
 
-void td_gpu_forget_weights(td_gpu_bench *b) {
-  if (b->dev) {
-    td_gpu_sync(b);
-    td_cuda_graphs_drop((td_cuda_stream *)b->stream);
-    td_cuda_weights_close((td_cuda_dev *)b->dev);
-  }
-  for (td_gpu_kept *k = b->weights, *next; k; k = next) {
-    next = k->next;
-    free(k);
-  }
-  b->weights = NULL;
+float *td_gpu_weight_floats(td_gpu_bench *b, size_t n, float value) {
+  float *out = weight_memory(b, n * sizeof *out);
+  for (size_t i = 0; i < n; i++)
+    out[i] = value;
+  return out;
 }
 
 td_activations td_gpu_a8(const td_gpu_bench *b, const td_format *f) {
@@ -245,7 +271,7 @@ void td_gpu_round(td_gpu_bench *b, td_activations activations) {
 td_weight td_gpu_weight(td_gpu_bench *b, const td_format *f, uint32_t rows, uint32_t cols) {
   td_weight w;
   const size_t n = td_bench_weight(&w, f, rows, cols, NULL);
-  void *memory = td_gpu_weight_memory(b, b->dev ? n : 1);
+  void *memory = weight_memory(b, b->dev ? n : 1);
   td_bench_weight(&w, f, rows, cols, memory);
   if (b->dev) td_bench_fill(&w, memory, 2);
   return w;

@@ -21,12 +21,12 @@ typedef struct {
   double mma_tflops;  // of mma.sync alone, in BF16
   // Of it in 8 bits or, on a GPU that has it, of wgmma alone; by td_weight_a8. 0: neither.
   double a8_tflops[TD_N_ACTIVATIONS];
-  double pinned_gbps;   // host to device; for paths
-  double read_gbps;     // bandwidth of the host's threads; 0: not measured
-  const char *only;     // one of --only; NULL: all cases
-  uint32_t shrink;      // divisor of dimensions; if not 1, each case runs once
-  uint32_t graph;       // most recent graph key
-  td_gpu_kept *weights; // newest first
+  double pinned_gbps; // host to device; for paths
+  double read_gbps;   // bandwidth of the host's threads; 0: not measured
+  const char *only;   // one of --only; NULL: all cases
+  uint32_t shrink;    // divisor of dimensions; if not 1, each case runs once
+  uint32_t graph;     // most recent graph key
+  td_gpu_kept *kept;  // newest first
   uint32_t n_cases;
 } td_gpu_bench;
 
@@ -43,12 +43,18 @@ enum { TD_GPU_ROTATING_BYTES = 512 << 20, TD_GPU_PAGE_TOKENS = 64 };
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// Zeroed device memory.
+// Whatever cases allocate is kept until td_gpu_release. Zeroed device memory.
 void *td_gpu_alloc(td_gpu_bench *b, size_t n_bytes);
 // Device memory with 16-bit numbers of either sign and a magnitude of a few hundredths, which are
 // numbers in E4M3 and F32, too. Multiplying zeros would take less power and run faster.
 void *td_gpu_noise(td_gpu_bench *b, size_t n_bytes);
-void td_gpu_free(td_gpu_bench *b, void *memory);
+// n numbers in device memory, copied.
+int32_t *td_gpu_ints(td_gpu_bench *b, const int32_t *host, size_t n);
+// Host memory, uninitialized.
+void *td_gpu_host(td_gpu_bench *b, size_t n_bytes);
+// Frees what was kept since b->kept was `until`; NULL: everything. If weights are among it, the
+// device's copies of weights go, too.
+void td_gpu_release(td_gpu_bench *b, td_gpu_kept *until);
 
 // ---- weights ----------------------------------------------------------------------------------
 
@@ -60,11 +66,8 @@ uint32_t td_gpu_whole_blocks(const td_format *f, uint32_t n_cols);
 
 // A matrix as td_bench_fill makes it.
 td_weight td_gpu_weight(td_gpu_bench *b, const td_format *f, uint32_t rows, uint32_t cols);
-// Host memory for weights, kept until td_gpu_forget_weights because the device identifies weights
-// by their address.
-void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes);
-// Frees the weights of a case and the device's copies of them.
-void td_gpu_forget_weights(td_gpu_bench *b);
+// Host memory for weights, each number `value`. The device identifies weights by their address.
+float *td_gpu_weight_floats(td_gpu_bench *b, size_t n, float value);
 
 // The value of --activations under which the device multiplies such weights in 8 bits;
 // TD_ACTIVATIONS_AUTO: none.
@@ -83,6 +86,12 @@ typedef struct {
 
 // Enqueues the i-th call.
 typedef void (*td_gpu_call)(td_gpu_bench *b, const void *args, uint32_t i);
+// Defines a td_gpu_call of td_op_NAME, whose arguments are the same each time.
+#define TD_GPU_ONCE(name)                                                                          \
+  static void name##_once(td_gpu_bench *b, const void *args, uint32_t call) {                      \
+    (void)call;                                                                                    \
+    td_op_##name(b->stream, args);                                                                 \
+  }
 
 // Whether --only selects the case.
 bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, const char *format);
@@ -91,6 +100,9 @@ double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_
 // Seconds per copy from or to the host, which cannot be captured in a graph.
 double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args);
 void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds);
+// Measures and records a case that --only selects.
+void td_gpu_run(td_gpu_bench *b, const td_gpu_case *c, td_gpu_call fn, const void *args,
+                uint32_t n_matrices);
 // Prints the finished JSON object as a line, so that an aborted run keeps its results.
 void td_gpu_write(td_gpu_bench *b);
 

@@ -1,9 +1,6 @@
 // src/bench/gpu/delta.c - gated delta nets at the shapes of Qwen3-Next and, with a decay for each
 // channel, of Kimi-Linear. Calls of a decode case rotate through the states of several batches,
 // since those of a model's layers do not stay in L2.
-#include <stdlib.h>
-#include <string.h>
-
 #include "bench/gpu/paths.h"
 
 enum { PAGE_TOKENS = 512, MAX_STATES = 64, STATES_BYTES = 256 << 20 };
@@ -60,18 +57,13 @@ static void rule_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_op_delta_rule(b->stream, &a);
 }
 
-static void gate_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_gate_rows(b->stream, &((const delta_calls *)args)->gate);
-}
+TD_GPU_ONCE(gate_rows)
 
-// Sequences whose tokens follow one that is in their first page. The arrays are one allocation, at
-// seq.
+// Sequences whose tokens follow one that is in their first page.
 static td_batch_view make_batch(td_gpu_bench *b, const delta_case *c) {
   const uint32_t n = c->seqs * c->tokens, max_pages = c->tokens / PAGE_TOKENS + 1;
   const size_t n_ints = 2 * (size_t)n + c->seqs + 1 + (size_t)c->seqs * max_pages;
-  int32_t *host = malloc(n_ints * sizeof *host), *dev = td_gpu_alloc(b, n_ints * sizeof *dev);
-  TD_CHECK(host);
+  int32_t *host = td_gpu_host(b, n_ints * sizeof *host);
   int32_t *position = host + n, *q_begin = position + n, *pages = q_begin + c->seqs + 1;
   for (uint32_t i = 0; i < n; i++) {
     host[i] = (int32_t)(i / c->tokens);
@@ -81,11 +73,7 @@ static td_batch_view make_batch(td_gpu_bench *b, const delta_case *c) {
     q_begin[s] = (int32_t)(s * c->tokens);
   for (uint32_t i = 0; i < c->seqs * max_pages; i++)
     pages[i] = (int32_t)i;
-  if (b->dev) {
-    td_op_copy(b->stream, dev, host, n_ints * sizeof *host);
-    td_gpu_sync(b);
-  }
-  free(host);
+  const int32_t *dev = td_gpu_ints(b, host, n_ints);
   return (td_batch_view){.seq = dev,
                          .position = dev + n,
                          .q_begin = dev + 2 * (size_t)n,
@@ -104,11 +92,7 @@ static void fill_calls(td_gpu_bench *b, const td_delta_shape *s, delta_calls *c,
   const size_t channels = td_delta_channels(s), n = batch->n_tokens;
   const size_t values = (size_t)s->n_v_heads * s->v_dim;
   const td_kv_view state = {.pages = NULL, .page_bytes = td_delta_state_bytes(s), .dtype = TD_F32};
-  const size_t n_taps = s->n_taps * channels;
-  float *weights = td_gpu_weight_memory(b, (n_taps + n_decays) * sizeof *weights);
-  for (size_t i = 0; i < n_taps + n_decays; i++)
-    weights[i] = i < n_taps ? 0.25f : 0;
-  const float *of_heads = weights + n_taps;
+  const float *of_heads = td_gpu_weight_floats(b, n_decays, 0);
   c->n_bytes = (size_t)batch->n_seqs * batch->max_pages * state.page_bytes;
   c->n = n == batch->n_seqs ? (uint32_t)(STATES_BYTES / c->n_bytes) : 1;
   c->n = c->n < 1 ? 1 : c->n > MAX_STATES ? MAX_STATES : c->n;
@@ -122,13 +106,12 @@ static void fill_calls(td_gpu_bench *b, const td_delta_shape *s, delta_calls *c,
                                  .v = {2 * k, group},
                                  .b = {at, n_gates / s->n_k_heads},
                                  .a = {at + heads, n_gates / s->n_k_heads},
-                                 .conv = weights,
+                                 .conv = td_gpu_weight_floats(b, s->n_taps * channels, 0.25f),
                                  .decay = of_heads,
                                  .bias = of_heads,
                                  .out = td_gpu_alloc(b, n * channels * 2),
                                  .gates = td_gpu_alloc(b, n * n_gates * sizeof(float))};
   c->conv.state.pages = td_gpu_alloc(b, c->n * c->n_bytes);
-  if (b->dev) td_op_fill_zero(b->stream, c->conv.state.pages, c->n * c->n_bytes);
   c->rule = (td_delta_rule_op_args){.batch = *batch,
                                     .state = c->conv.state,
                                     .shape = *s,
@@ -156,25 +139,24 @@ static void run_cases(td_gpu_bench *b, const delta_model *m, const delta_calls *
   const struct {
     const char *op;
     td_gpu_call fn;
+    const void *args;
     double bytes, flops;
   } ops[] = {
-      {"delta_conv", conv_once,
+      {"delta_conv", conv_once, c,
        n * (channels * 4 + gates * 6) + seqs * (s->n_taps - 1) * channels * 8, 0},
-      {"delta_rule", rule_once, n * ((channels + values) * 2 + gates * 4) + seqs * matrix * 8,
+      {"delta_rule", rule_once, c, n * ((channels + values) * 2 + gates * 4) + seqs * matrix * 8,
        n * matrix * 7},
-      {"delta_gate", gate_once, n * values * 6, 0},
+      {"delta_gate", gate_rows_once, &c->gate, n * values * 6, 0},
   };
   for (size_t i = 0; i < TD_COUNT(ops); i++) {
-    if (!td_gpu_wants(b, ops[i].op, m->name, "")) continue;
-    const double seconds = td_gpu_measure(b, ops[i].fn, c, c->n);
-    td_gpu_record(b,
-                  &(td_gpu_case){.op = ops[i].op,
-                                 .model = m->name,
-                                 .tokens = (uint32_t)n,
-                                 .seqs = (uint32_t)seqs,
-                                 .bytes = ops[i].bytes,
-                                 .flops = ops[i].flops},
-                  seconds);
+    td_gpu_run(b,
+               &(td_gpu_case){.op = ops[i].op,
+                              .model = m->name,
+                              .tokens = (uint32_t)n,
+                              .seqs = (uint32_t)seqs,
+                              .bytes = ops[i].bytes,
+                              .flops = ops[i].flops},
+               ops[i].fn, ops[i].args, c->n);
   }
 }
 
@@ -189,11 +171,7 @@ static void run_case(td_gpu_bench *b, const delta_model *m, const delta_case *c)
   delta_calls calls = {.n = 1};
   fill_calls(b, &shape, &calls, &batch);
   run_cases(b, m, &calls);
-  const void *const owned[] = {batch.seq,        calls.conv.x,           calls.conv.out,
-                               calls.conv.gates, calls.conv.state.pages, calls.rule.out};
-  for (size_t k = 0; k < TD_COUNT(owned); k++)
-    td_gpu_free(b, (void *)owned[k]);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }
 
 void td_gpu_delta_cases(td_gpu_bench *b) {

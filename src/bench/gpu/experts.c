@@ -149,10 +149,7 @@ static void bench_routing(td_gpu_bench *b, const td_gpu_shape *shape, const td_f
   td_gpu_round(b, a8);
   if (is_a8) bench_tokens(b, &m, format, r, &args, ids, most, a8);
   td_gpu_round(b, TD_ACTIVATIONS_AUTO);
-  void *const memory[] = {x, out, dev_ids, dev_weights};
-  for (size_t i = 0; i < TD_COUNT(memory); i++)
-    td_gpu_free(b, memory[i]);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }
 
 // With experts in turn n tokens use min(n * top_k, experts) of them, and full tiles; if a model has

@@ -100,7 +100,7 @@ static void need_blas(td_gpu_bench *b) {
                         "--without-cublas"),
                 &err);
   }
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }
 
 // ---- the command --------------------------------------------------------------------------------

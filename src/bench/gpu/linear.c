@@ -50,8 +50,7 @@ static void bench_copies(td_gpu_bench *b) {
   }
   b->copy_gbps = 2 * gb / td_gpu_measure_copy(b, td_gpu_copy_once, &within);
   td_jw_double(b->json, "device_gbps", b->copy_gbps);
-  td_gpu_free(b, first);
-  td_gpu_free(b, second);
+  td_gpu_release(b, NULL);
 }
 
 static void mma_peak_once(td_gpu_bench *b, const void *args, uint32_t call) {
@@ -99,7 +98,7 @@ static void bench_mma_peak(td_gpu_bench *b) {
     bench_a8_peak(b, &args, "wgmma_fp8_peak_tflops", TD_F8E4M3, 2 * wgmma_flops);
     bench_a8_peak(b, &args, "wgmma_int8_peak_tops", TD_I8, 2 * wgmma_flops);
   }
-  td_gpu_free(b, args.out);
+  td_gpu_release(b, NULL);
 }
 
 // Peak: an 8192 x 8192 matrix times 8192 tokens.
@@ -112,9 +111,7 @@ static void bench_peak(td_gpu_bench *b) {
   bool has_blas = ((td_cuda_stream *)b->stream)->blas != NULL;
   td_jw_double(b->json, "bf16_peak_tflops", b->peak_tflops);
   td_jw_str(b->json, "bf16_peak_by", has_blas ? "cuBLAS" : "tandem: cuBLAS is not installed");
-  td_gpu_free(b, x);
-  td_gpu_free(b, y);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
   bench_mma_peak(b);
 }
 
@@ -205,17 +202,14 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   bool is_head = c->rows > 100000; // only a few rows of a step need logits
   const uint32_t most = td_gpu_fewer(b, is_head ? 64 : 4096, 1);
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
-  void *x = td_gpu_noise(b, (size_t)most * cols * 2);
-  args.x = x;
+  args.x = td_gpu_noise(b, (size_t)most * cols * 2);
   args.y = td_gpu_alloc(b, (size_t)most * rows * (c->out_f32 ? 4 : 2));
   if (is_plain) bench_tokens(b, c, &args, most);
   args.is_prompt = true;
   td_gpu_round(b, a8);
   if (is_a8) bench_tokens(b, c, &args, most);
   td_gpu_round(b, TD_ACTIVATIONS_AUTO);
-  td_gpu_free(b, x);
-  td_gpu_free(b, args.y);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }
 
 void td_gpu_limits(td_gpu_bench *b) {

@@ -38,7 +38,6 @@ void td_gpu_node_cases(td_gpu_bench *b);   // what a graph's node costs
 
 // n_seqs sequences of n_keys positions each, of which the last n_tokens are computed.
 td_batch_view td_gpu_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys);
-void td_gpu_free_batch(td_gpu_bench *b, const td_batch_view *batch);
 
 // ---- whole steps --------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 // src/bench/gpu/pool.c - selected keys at the shape of DeepSeek-V3.2, selected blocks at
 // MiniMax-M3's, and pooled keys at DeepSeek-V4's. Pages hold random numbers.
-#include <stdlib.h>
-
 #include "bench/gpu/paths.h"
 
 typedef struct {
@@ -16,41 +14,24 @@ static pool_case case_of(const td_gpu_bench *b, size_t i) {
   return (pool_case){c.seqs > 1 ? 2 : 1, c.tokens > 1 ? 3 : 1, 192};
 }
 
-static void record(td_gpu_bench *b, const char *op, const char *model, const pool_case *c,
-                   double bytes, double flops, double seconds) {
-  td_gpu_record(b,
-                &(td_gpu_case){.op = op,
-                               .model = model,
-                               .tokens = c->seqs * c->tokens,
-                               .seqs = c->seqs,
-                               .keys = c->keys,
-                               .bytes = bytes,
-                               .flops = flops},
-                seconds);
+static void run(td_gpu_bench *b, const char *op, const char *model, const pool_case *c,
+                double bytes, double flops, td_gpu_call fn, const void *args) {
+  td_gpu_run(b,
+             &(td_gpu_case){.op = op,
+                            .model = model,
+                            .tokens = c->seqs * c->tokens,
+                            .seqs = c->seqs,
+                            .keys = c->keys,
+                            .bytes = bytes,
+                            .flops = flops},
+             fn, args, 1);
 }
 
 // ---- selection ----------------------------------------------------------------------------------
 
-typedef struct {
-  td_select_keys_args keys;
-  td_select_blocks_args blocks;
-  td_attn_mla_args attn;
-} selection;
-
-static void select_keys_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_select_keys(b->stream, &((const selection *)args)->keys);
-}
-
-static void select_blocks_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_select_blocks(b->stream, &((const selection *)args)->blocks);
-}
-
-static void attn_selected_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_attn_mla(b->stream, &((const selection *)args)->attn);
-}
+TD_GPU_ONCE(select_keys)
+TD_GPU_ONCE(select_blocks)
+TD_GPU_ONCE(attn_mla)
 
 static td_kv_view noise_pages(td_gpu_bench *b, const td_batch_view *batch, size_t page_bytes) {
   const size_t n_pages = (size_t)batch->n_seqs * batch->max_pages;
@@ -74,72 +55,46 @@ static void bench_selection(td_gpu_bench *b, const pool_case *c) {
   void *out = td_gpu_alloc(b, (size_t)n * n_heads * TD_GPU_V_DIM * 2);
   int32_t *selected = td_gpu_alloc(b, (size_t)n * top_k * sizeof *selected);
   int32_t *blocks = td_gpu_alloc(b, (size_t)n * BLOCK_HEADS * top_blocks * sizeof *blocks);
-  const selection s = {.keys = {batch, keys, q, weights, selected, INDEX_HEADS, DIM, top_k, 0},
-                       .blocks = {batch, keys, q, blocks, BLOCK_HEADS, DIM, BLOCK, top_blocks, 1},
-                       .attn = {.batch = batch,
-                                .kv = latents,
-                                .q = q,
-                                .kv_b = &kv_b,
-                                .selected = selected,
-                                .out = out,
-                                .n_heads = n_heads,
-                                .nope_dim = TD_GPU_NOPE,
-                                .rope_dim = TD_GPU_ROPE,
-                                .v_dim = TD_GPU_V_DIM,
-                                .kv_lora_rank = TD_GPU_RANK,
-                                .top_k = top_k,
-                                .scale = 0.1f}};
+  const td_select_keys_args select = {batch,       keys, q,     weights, selected,
+                                      INDEX_HEADS, DIM,  top_k, 0};
+  const td_select_blocks_args select_blocks = {batch, keys,  q,          blocks, BLOCK_HEADS,
+                                               DIM,   BLOCK, top_blocks, 1};
+  const td_attn_mla_args attn = {.batch = batch,
+                                 .kv = latents,
+                                 .q = q,
+                                 .kv_b = &kv_b,
+                                 .selected = selected,
+                                 .out = out,
+                                 .n_heads = n_heads,
+                                 .nope_dim = TD_GPU_NOPE,
+                                 .rope_dim = TD_GPU_ROPE,
+                                 .v_dim = TD_GPU_V_DIM,
+                                 .kv_lora_rank = TD_GPU_RANK,
+                                 .top_k = top_k,
+                                 .scale = 0.1f};
   const double of_keys = (double)c->seqs * c->keys * DIM * 2, pairs = (double)n * c->keys;
-  if (td_gpu_wants(b, "select_keys", "v3.2", ""))
-    record(b, "select_keys", "v3.2", c, of_keys, 2.0 * pairs * INDEX_HEADS * DIM,
-           td_gpu_measure(b, select_keys_once, &s, 1));
-  if (td_gpu_wants(b, "select_blocks", "minimax-m3", ""))
-    record(b, "select_blocks", "minimax-m3", c, of_keys, 2.0 * pairs * BLOCK_HEADS * DIM,
-           td_gpu_measure(b, select_blocks_once, &s, 1));
-  if (td_gpu_wants(b, "mla_selected", "v3.2", "")) {
-    if (b->dev) td_op_select_keys(b->stream, &s.keys); // what attention reads
-    record(b, "mla_selected", "v3.2", c, 2.0 * n * top_k * entry,
-           2.0 * n * top_k * n_heads * (2 * TD_GPU_RANK + TD_GPU_ROPE),
-           td_gpu_measure(b, attn_selected_once, &s, 1));
-  }
-  void *const memory[] = {keys.pages, latents.pages, q, weights, out, selected, blocks};
-  for (size_t i = 0; i < TD_COUNT(memory); i++)
-    td_gpu_free(b, memory[i]);
-  td_gpu_free_batch(b, &batch);
-  td_gpu_forget_weights(b);
+  run(b, "select_keys", "v3.2", c, of_keys, 2.0 * pairs * INDEX_HEADS * DIM, select_keys_once,
+      &select);
+  run(b, "select_blocks", "minimax-m3", c, of_keys, 2.0 * pairs * BLOCK_HEADS * DIM,
+      select_blocks_once, &select_blocks);
+  if (b->dev) td_op_select_keys(b->stream, &select); // what attention reads
+  run(b, "mla_selected", "v3.2", c, 2.0 * n * top_k * entry,
+      2.0 * n * top_k * n_heads * (2 * TD_GPU_RANK + TD_GPU_ROPE), attn_mla_once, &attn);
+  td_gpu_release(b, NULL);
 }
 
 // ---- pooled keys --------------------------------------------------------------------------------
 
-typedef struct {
-  td_pool_args pool;
-  td_attn_pool_args attn;
-} pooling;
-
-static void pool_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_pool(b->stream, &((const pooling *)args)->pool);
-}
-
-static void attn_pool_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  (void)call;
-  td_op_attn_pool(b->stream, &((const pooling *)args)->attn);
-}
+TD_GPU_ONCE(pool)
+TD_GPU_ONCE(attn_pool)
 
 // The first of a token's entries, which all are there.
 static int32_t *put_selected(td_gpu_bench *b, uint32_t n, uint32_t top_k) {
   const size_t n_ints = (size_t)n * top_k;
-  int32_t *host = malloc((n_ints + 1) * sizeof *host),
-          *dev = td_gpu_alloc(b, (n_ints + 1) * sizeof *dev);
-  TD_CHECK(host);
+  int32_t *host = td_gpu_host(b, n_ints * sizeof *host);
   for (size_t i = 0; i < n_ints; i++)
     host[i] = (int32_t)(i % top_k);
-  if (b->dev) {
-    td_op_copy(b->stream, dev, host, n_ints * sizeof *host);
-    td_gpu_sync(b);
-  }
-  free(host);
-  return dev;
+  return td_gpu_ints(b, host, n_ints);
 }
 
 // Groups of 4 positions, of whose entries 512 are selected, or of 128.
@@ -154,58 +109,48 @@ static void bench_pools(td_gpu_bench *b, const pool_case *c, bool is_selected) {
   const td_batch_view batch = td_gpu_batch(b, c->seqs, c->tokens, c->keys);
   td_kv_view state = noise_pages(b, &batch, page * sizeof(float));
   state.dtype = TD_F32;
-  float *x = td_gpu_noise(b, (size_t)n * WIDTH * sizeof *x * 2), *norm, *bias;
+  float *x = td_gpu_noise(b, (size_t)n * WIDTH * sizeof *x * 2);
   float *cos_sin = td_gpu_noise(b, (size_t)c->keys * ROT * sizeof *cos_sin);
-  norm = td_gpu_weight_memory(b, DIM * sizeof *norm);
-  bias = td_gpu_weight_memory(b, (size_t)group * WIDTH * sizeof *bias); // and sinks
-  for (size_t i = 0; i < DIM; i++)
-    norm[i] = 1;
-  for (size_t i = 0; i < (size_t)group * WIDTH; i++)
-    bias[i] = 0;
+  const float *norm = td_gpu_weight_floats(b, DIM, 1);
+  const float *bias = td_gpu_weight_floats(b, (size_t)group * WIDTH, 0); // and sinks
   void *q = td_gpu_noise(b, (size_t)n * n_heads * DIM * 2),
        *key = td_gpu_noise(b, (size_t)n * DIM * 2);
   int32_t *selected = put_selected(b, n, top_k ? top_k : 1);
-  const pooling p = {.pool = {.batch = batch,
-                              .state = state,
-                              .x = x,
-                              .gate = x + (size_t)n * WIDTH,
-                              .stride = WIDTH,
-                              .bias = bias,
-                              .norm = {norm, TD_F32, DIM},
-                              .cos_sin = cos_sin,
-                              .open_at = open_at,
-                              .entry_at = entry_at,
-                              .dim = DIM,
-                              .rot_dim = ROT,
-                              .group = group,
-                              .overlaps = true,
-                              .eps = 1e-6f},
-                     .attn = {.batch = batch,
-                              .state = state,
-                              .q = q,
-                              .key = key,
-                              .key_stride = DIM,
-                              .sinks = bias,
-                              .selected = is_selected ? selected : NULL,
-                              .entry_at = entry_at,
-                              .n_heads = n_heads,
-                              .dim = DIM,
-                              .window = WINDOW,
-                              .ring = RING,
-                              .group = group,
-                              .top_k = top_k,
-                              .scale = 0.1f}};
+  const td_pool_args pool = {.batch = batch,
+                             .state = state,
+                             .x = x,
+                             .gate = x + (size_t)n * WIDTH,
+                             .stride = WIDTH,
+                             .bias = bias,
+                             .norm = {norm, TD_F32, DIM},
+                             .cos_sin = cos_sin,
+                             .open_at = open_at,
+                             .entry_at = entry_at,
+                             .dim = DIM,
+                             .rot_dim = ROT,
+                             .group = group,
+                             .overlaps = true,
+                             .eps = 1e-6f};
+  const td_attn_pool_args attn = {.batch = batch,
+                                  .state = state,
+                                  .q = q,
+                                  .key = key,
+                                  .key_stride = DIM,
+                                  .sinks = bias,
+                                  .selected = is_selected ? selected : NULL,
+                                  .entry_at = entry_at,
+                                  .n_heads = n_heads,
+                                  .dim = DIM,
+                                  .window = WINDOW,
+                                  .ring = RING,
+                                  .group = group,
+                                  .top_k = top_k,
+                                  .scale = 0.1f};
   const double seen = WINDOW + (is_selected ? top_k : c->keys / group);
-  if (td_gpu_wants(b, "pool", model, ""))
-    record(b, "pool", model, c, (double)n * WIDTH * 8, 0, td_gpu_measure(b, pool_once, &p, 1));
-  if (td_gpu_wants(b, "attn_pool", model, ""))
-    record(b, "attn_pool", model, c, 4.0 * n * seen * DIM, 4.0 * n * seen * n_heads * DIM,
-           td_gpu_measure(b, attn_pool_once, &p, 1));
-  void *const memory[] = {state.pages, x, cos_sin, q, key, selected};
-  for (size_t i = 0; i < TD_COUNT(memory); i++)
-    td_gpu_free(b, memory[i]);
-  td_gpu_free_batch(b, &batch);
-  td_gpu_forget_weights(b);
+  run(b, "pool", model, c, (double)n * WIDTH * 8, 0, pool_once, &pool);
+  run(b, "attn_pool", model, c, 4.0 * n * seen * DIM, 4.0 * n * seen * n_heads * DIM,
+      attn_pool_once, &attn);
+  td_gpu_release(b, NULL);
 }
 
 void td_gpu_pool_cases(td_gpu_bench *b) {

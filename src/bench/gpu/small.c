@@ -1,17 +1,12 @@
 // src/bench/gpu/small.c - the small operators around matrices: norms, positions, routers, ranking.
 #include "bench/gpu/paths.h"
 
-#define ONCE(name)                                                                                 \
-  static void name##_once(td_gpu_bench *b, const void *args, uint32_t call) {                      \
-    (void)call;                                                                                    \
-    td_op_##name(b->stream, args);                                                                 \
-  }
-ONCE(embed)
-ONCE(rmsnorm)
-ONCE(rope)
-ONCE(kv_store)
-ONCE(router)
-ONCE(top_logits)
+TD_GPU_ONCE(embed)
+TD_GPU_ONCE(rmsnorm)
+TD_GPU_ONCE(rope)
+TD_GPU_ONCE(kv_store)
+TD_GPU_ONCE(router)
+TD_GPU_ONCE(top_logits)
 
 static void add_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const td_gpu_copy *a = args;
@@ -40,19 +35,15 @@ typedef struct {
 
 static void run_small(td_gpu_bench *b, const td_gpu_shape *m, const char *op, td_gpu_call fn,
                       const void *args, uint32_t n, double bytes) {
-  if (!td_gpu_wants(b, op, m->name, "")) return;
-  double seconds = td_gpu_measure(b, fn, args, 1);
-  td_gpu_record(b, &(td_gpu_case){.op = op, .model = m->name, .tokens = n, .bytes = bytes},
-                seconds);
+  td_gpu_run(b, &(td_gpu_case){.op = op, .model = m->name, .tokens = n, .bytes = bytes}, fn, args,
+             1);
 }
 
 static void bench_rows(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory *r,
                        const td_weight *table) {
   uint32_t n = r->n, dim = m->dim;
   double row_bytes = 2.0 * dim * n;
-  float *w = td_gpu_weight_memory(b, dim * sizeof *w);
-  for (uint32_t i = 0; i < dim; i++)
-    w[i] = 1;
+  const float *w = td_gpu_weight_floats(b, dim, 1);
   td_embed_args embed = {.table = *table, .ids = r->zeros, .out = r->x, .n_tokens = n};
   run_small(b, m, "embed", embed_once, &embed, n, 2 * row_bytes);
   td_rmsnorm_args norm = {.x = r->x,
@@ -111,8 +102,6 @@ static void bench_positions(td_gpu_bench *b, const td_gpu_shape *m, const rows_m
                             .n_heads = m->n_kv_heads ? m->n_kv_heads : 1,
                             .head_dim = m->n_kv_heads ? m->head_dim : width};
   run_small(b, m, "kv_store", kv_store_once, &store, n, 4.0 * n * width);
-  td_gpu_free(b, kv.pages);
-  td_gpu_free_batch(b, &batch);
 }
 
 static void bench_ranking(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory *r) {
@@ -141,8 +130,5 @@ void td_gpu_small_cases(td_gpu_bench *b, const td_gpu_shape *m) {
     bench_positions(b, m, &r);
   }
   bench_ranking(b, m, &r);
-  td_gpu_free(b, r.x);
-  td_gpu_free(b, r.y);
-  td_gpu_free(b, r.zeros);
-  td_gpu_forget_weights(b);
+  td_gpu_release(b, NULL);
 }

@@ -96,7 +96,7 @@ void td_gpu_steps_head(const td_gpu_steps *s) {
 // An engine and its zeroed KV cache, in which all sequences have the same number of pages.
 typedef struct {
   td_engine *engine;
-  void *kv_pages;
+  td_gpu_kept *before;     // what was kept before it was opened
   int32_t *pages, *tokens; // [n_pages], [max_step_tokens]
   uint32_t seq_pages, max_step_tokens;
 } rig;
@@ -112,16 +112,15 @@ typedef struct {
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
   td_err err;
   td_gpu_bench *b = s->b;
-  rig r = {.max_step_tokens = o->step_tokens};
+  rig r = {.max_step_tokens = o->step_tokens, .before = b->kept};
   r.seq_pages = (o->seq_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
   const uint32_t n_pages = r.seq_pages * o->n_seqs;
   const td_dtype kv_dtype = td_dev_kv_dtype(b->dev, o->kv_dtype);
   const td_kv_layout kv = td_kv_layout_of(td_model_config_of(model), kv_dtype, PAGE_TOKENS);
-  r.kv_pages = td_gpu_alloc(b, td_kv_layout_page_bytes(&kv) * n_pages);
+  void *kv_pages = td_gpu_alloc(b, td_kv_layout_page_bytes(&kv) * n_pages);
   td_gpu_sync(b);
-  r.pages = malloc(n_pages * sizeof *r.pages);
-  r.tokens = malloc(o->step_tokens * sizeof *r.tokens);
-  TD_CHECK(r.pages && r.tokens);
+  r.pages = td_gpu_host(b, n_pages * sizeof *r.pages);
+  r.tokens = td_gpu_host(b, o->step_tokens * sizeof *r.tokens);
   for (uint32_t i = 0; i < n_pages; i++)
     r.pages[i] = (int32_t)i;
   const td_engine_opts opts = {.n_pages = n_pages,
@@ -130,7 +129,7 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .max_step_seqs = o->n_seqs,
                                .max_seq_tokens = r.seq_pages * PAGE_TOKENS,
                                .kv_dtype = kv_dtype,
-                               .kv_pages = r.kv_pages,
+                               .kv_pages = kv_pages,
                                .record_routing = !o->is_streaming,
                                .expert_dev = s->devices.expert_dev,
                                .n_microbatches = o->n_microbatches,
@@ -145,11 +144,10 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
   return r;
 }
 
+// Those opened last close first.
 static void close_rig(td_gpu_steps *s, rig *r) {
   td_engine_close(r->engine);
-  td_gpu_free(s->b, r->kv_pages);
-  free(r->pages);
-  free(r->tokens);
+  td_gpu_release(s->b, r->before);
 }
 
 static void draw_tokens(td_gpu_steps *s, rig *r, uint32_t n) {

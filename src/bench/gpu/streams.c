@@ -13,41 +13,30 @@ typedef struct {
   td_ngram_conv_args conv;
 } stream_calls;
 
-#define ONCE(name, member)                                                                         \
-  static void name##_once(td_gpu_bench *b, const void *args, uint32_t call) {                      \
-    (void)call;                                                                                    \
-    td_op_##name(b->stream, &((const stream_calls *)args)->member);                                \
-  }
-ONCE(hyper_read, read)
-ONCE(hyper_write, write)
-ONCE(hyper_mix, mix)
-ONCE(ngram_rows, rows)
-ONCE(ngram_gate, gate)
-ONCE(ngram_conv, conv)
-
-static float *zeros(td_gpu_bench *b, size_t n) {
-  float *out = td_gpu_weight_memory(b, n * sizeof *out);
-  for (size_t i = 0; i < n; i++)
-    out[i] = 0;
-  return out;
-}
+TD_GPU_ONCE(hyper_read)
+TD_GPU_ONCE(hyper_write)
+TD_GPU_ONCE(hyper_mix)
+TD_GPU_ONCE(ngram_rows)
+TD_GPU_ONCE(ngram_gate)
+TD_GPU_ONCE(ngram_conv)
 
 static void run_all(td_gpu_bench *b, const stream_calls *c, uint32_t n, uint32_t dim) {
   const double row = 2.0 * n * dim;
   const struct {
     const char *op;
     td_gpu_call fn;
+    const void *args;
     double bytes;
-  } ops[] = {{"hyper_read", hyper_read_once, row * (STREAMS + 1)},
-             {"hyper_write", hyper_write_once, row * (2 * STREAMS + 1)},
-             {"hyper_mix", hyper_mix_once, row * (2 * STREAMS + 1)},
-             {"ngram_rows", ngram_rows_once, 2.0 * n * (NGRAM - 1) * NGRAM_HEADS * NGRAM_COLS},
-             {"ngram_gate", ngram_gate_once, row * (3 * STREAMS + 1)},
-             {"ngram_conv", ngram_conv_once, row * STREAMS * 4}};
+  } ops[] = {
+      {"hyper_read", hyper_read_once, &c->read, row * (STREAMS + 1)},
+      {"hyper_write", hyper_write_once, &c->write, row * (2 * STREAMS + 1)},
+      {"hyper_mix", hyper_mix_once, &c->mix, row * (2 * STREAMS + 1)},
+      {"ngram_rows", ngram_rows_once, &c->rows, 2.0 * n * (NGRAM - 1) * NGRAM_HEADS * NGRAM_COLS},
+      {"ngram_gate", ngram_gate_once, &c->gate, row * (3 * STREAMS + 1)},
+      {"ngram_conv", ngram_conv_once, &c->conv, row * STREAMS * 4}};
   for (size_t i = 0; i < TD_COUNT(ops); i++) {
-    if (!td_gpu_wants(b, ops[i].op, "v4", "")) continue;
     const td_gpu_case result = {.op = ops[i].op, .model = "v4", .tokens = n, .bytes = ops[i].bytes};
-    td_gpu_record(b, &result, td_gpu_measure(b, ops[i].fn, c, 1));
+    td_gpu_run(b, &result, ops[i].fn, ops[i].args, 1);
   }
 }
 
@@ -73,9 +62,9 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
   const stream_calls c = {
       .read = {.x = x[0],
                .scores = scores,
-               .base = zeros(b, n_scores),
-               .scale = zeros(b, 3),
-               .w = {zeros(b, dim), TD_F32, dim},
+               .base = td_gpu_weight_floats(b, n_scores, 0),
+               .scale = td_gpu_weight_floats(b, 3, 0),
+               .w = {td_gpu_weight_floats(b, dim, 0), TD_F32, dim},
                .out = out,
                .n_tokens = n,
                .n_streams = STREAMS,
@@ -101,7 +90,7 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
       .conv = {.batch = batch,
                .state = kv,
                .rows_at = rows_at,
-               .conv = zeros(b, (size_t)TAPS * channels),
+               .conv = td_gpu_weight_floats(b, (size_t)TAPS * channels, 0),
                .in = x[1],
                .y = x[2],
                .x = x[0],
@@ -109,12 +98,8 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
                .n_taps = TAPS,
                .step = NGRAM}};
   run_all(b, &c, n, dim);
-  void *const memory[] = {x[0], x[1], x[2], state, scores, ints, out};
-  for (size_t i = 0; i < TD_COUNT(memory); i++)
-    td_gpu_free(b, memory[i]);
+  td_gpu_release(b, NULL);
   if (b->dev) td_dev_free_host(b->dev, gathered);
-  td_gpu_free_batch(b, &batch);
-  td_gpu_forget_weights(b);
 }
 
 void td_gpu_stream_cases(td_gpu_bench *b) {
@@ -141,8 +126,7 @@ void td_gpu_node_cases(td_gpu_bench *b) {
   if (!td_gpu_wants(b, "node", "graph", "")) return;
   void *x = td_gpu_alloc(b, 2 * BYTES);
   const td_gpu_copy add = {x, (char *)x + BYTES, BYTES};
-  const double seconds = td_gpu_measure(b, node_once, &add, td_gpu_fewer(b, NODES, 1));
-  td_gpu_record(b, &(td_gpu_case){.op = "node", .model = "graph", .tokens = 1, .bytes = 3 * BYTES},
-                seconds);
-  td_gpu_free(b, x);
+  td_gpu_run(b, &(td_gpu_case){.op = "node", .model = "graph", .tokens = 1, .bytes = 3 * BYTES},
+             node_once, &add, td_gpu_fewer(b, NODES, 1));
+  td_gpu_release(b, NULL);
 }
