@@ -17,7 +17,7 @@ static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
   return (td_dev_opts){.kind = kind,
                        .n_threads = opts->runtime->n_threads,
                        .activations = opts->runtime->activations,
-                       .cpus_from_end = opts->cpus_from_end,
+                       .cpus_from_end = opts->role == TD_ROLE_PREFILL,
                        .ends_with_process = opts->ends_with_process};
 }
 
@@ -25,7 +25,8 @@ static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
 static td_device_list devices_of(const td_devices_opts *opts, const td_model_config *config) {
   td_device_list list = {.index = {0}, .n = 1};
   td_device_list_parse(&list, opts->runtime->devices, NULL); // was checked
-  if (opts->is_alone || !td_shares_prompts(opts->runtime, config)) list.n = 1;
+  if (opts->is_alone || opts->role == TD_ROLE_DECODE || !td_shares_prompts(opts->runtime, config))
+    list.n = 1;
   return list;
 }
 
@@ -73,31 +74,6 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
              : st;
 }
 
-static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, const td_model *model,
-                           uint64_t n_free) {
-  const td_model_config *c = td_model_config_of(model);
-  td_gpu_need need = {
-      .free_bytes = n_free,
-      .weight_bytes = d->held_bytes,
-      .kv_bytes = td_placement_kv_bytes(opts->runtime->ctx_size, opts->runtime->kv_dtype, c,
-                                        TD_KV_DEFAULT_CTX),
-      .is_ctx_given = opts->runtime->ctx_size != 0,
-      .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)) +
-                          (d->n_peers ? td_engine_rank_bytes_per_token(c, td_dev_act_dtype(d->dev))
-                                      : 0),
-      .usual_chunk = td_engine_prefill_chunk(c),
-      .prefill_chunk = opts->runtime->prefill_chunk,
-  };
-  for (uint32_t i = 0; d->expert_dev && i < c->n_layers; i++) {
-    const uint64_t n = td_model_expert_bytes(model, i);
-    if (n > need.layer_bytes) need.layer_bytes = n;
-  }
-  // Beside experts that stream, the engine that drafts has steps of usual_chunk.
-  if (d->has_draft_layer && !d->expert_dev)
-    need.step_token_bytes += td_engine_draft_token_bytes(c, td_dev_act_dtype(d->dev));
-  return need;
-}
-
 static void place_for_prefill(td_devices *d, const td_gpu_pair *pair) {
   d->stream_bytes = pair->stream_bytes;
   d->cache_bytes = 0;
@@ -110,85 +86,82 @@ static void place_for_prefill(td_devices *d, const td_gpu_pair *pair) {
           pair->prefill_chunk);
 }
 
-static void plan_longer(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                        const td_gpu_need *need, const td_gpu_plan *plan,
-                        const td_dense_size *dense) {
-  if (d->n_peers || opts->is_for_prefill || opts->is_for_decode || opts->is_alone) return;
-  const uint32_t n_layers = td_model_config_of(model)->n_layers;
-  const td_model_stats stats = td_model_stats_of(model);
-  td_gpu_work work = {.active_params = stats.active_params,
-                      .a8_params = stats.a8[opts->runtime->activations].active_params,
-                      .f8_params = stats.a8[TD_ACTIVATIONS_FP8].active_params,
-                      .adds_f16 = td_dev_adds_f16(d->dev),
-                      .resident_bytes = need->weight_bytes};
-  for (uint32_t i = 0; i < n_layers; i++) {
-    const uint64_t n_bytes = td_model_expert_bytes(model, i);
-    if (i < d->n_gpu_expert_layers) work.resident_bytes += n_bytes;
-    if (i >= d->n_gpu_expert_layers) work.expert_bytes += n_bytes;
-  }
-  d->long_steps = td_long_steps_plan(need, plan, &work, dense, n_layers);
+static void place_longer(td_devices *d, const td_long_steps *steps) {
+  d->long_steps = *steps;
   const char *tokens = td_test_var_get(TD_ENV_LONGER);
-  if (tokens && plan->stream_bytes) {
+  if (tokens && d->stream_bytes) {
     d->long_steps.prefill_chunk = (uint32_t)strtoul(tokens, NULL, 10);
-    d->long_steps.stream_bytes = plan->stream_bytes;
+    d->long_steps.stream_bytes = d->stream_bytes;
     d->long_steps.work.expert_bytes = (uint64_t)1 << 40; // as if copies were all
   }
   if (!d->long_steps.prefill_chunk) return;
   td_info("%s: while nothing decodes, long prompts have steps of %u tokens instead of %u: dense "
           "weights stream as experts do then, which have %s",
-          td_dev_name(d->dev), d->long_steps.prefill_chunk, plan->prefill_chunk,
+          td_dev_name(d->dev), d->long_steps.prefill_chunk, d->prefill_chunk,
           td_size(d->long_steps.stream_bytes).text);
 }
 
-// Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
-// cache only if its size is given.
-static void place_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                          const td_gpu_need *need, const td_gpu_plan *plan) {
-  const uint32_t n_layers = td_model_config_of(model)->n_layers;
-  uint64_t layer_bytes[TD_MAX_LAYERS];
-  for (uint32_t i = 0; i < n_layers; i++)
-    layer_bytes[i] = td_model_expert_bytes(model, i);
-  td_expert_cache_size size;
-  td_expert_cache_parse(&size, opts->runtime->expert_cache, NULL); // was checked
-  if (opts->has_drive) size = (td_expert_cache_size){.bytes = 0};
-  const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO && !opts->has_drive;
-  td_gpu_experts own = {.n_layers = 0};
-  if (has_layers || !size.is_auto) {
-    own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers, has_layers, &size);
+static void place_experts(td_devices *d, const td_devices_opts *opts, const td_division *division,
+                          const td_card_wish *wish) {
+  d->n_gpu_expert_layers = division->own.n_layers;
+  d->cache_bytes = division->own.cache_bytes;
+  d->peer_cache_bytes = division->peer_cache_bytes;
+  d->is_cache_fixed = division->is_cache_fixed;
+  switch (opts->role) {
+  case TD_ROLE_PREFILL: place_for_prefill(d, &division->pair); return;
+  case TD_ROLE_DECODE:
+    d->stream_bytes = 0;
+    if (wish->keeps_layers && !wish->has_drive && wish->cache.is_auto)
+      d->cache_bytes = division->pair.cache_bytes;
+    return;
+  default:
+    if (!d->n_peers && !opts->is_alone) place_longer(d, &division->long_steps);
   }
-  if (d->n_peers && !opts->is_for_prefill && !opts->is_for_decode) {
-    const td_gpu_shared_experts shared = td_gpu_share_experts(&own, layer_bytes, n_layers,
-                                                              d->n_peers + 1);
-    own = shared.first;
-    d->peer_cache_bytes = shared.peer_bytes;
-    d->is_cache_fixed = shared.is_fixed;
-  }
-  d->n_gpu_expert_layers = own.n_layers;
-  d->cache_bytes = own.cache_bytes;
-  d->held_bytes += own.layers_bytes + own.cache_bytes;
-  td_dense_size dense[TD_MAX_LAYERS];
-  for (uint32_t i = 0; i < n_layers; i++)
-    dense[i] = td_dense_size_of(td_model_layer(model, i));
-  plan_longer(d, opts, model, need, plan, dense);
-  const td_gpu_pair pair = td_gpu_pair_plan(need, plan, own.cache_bytes, dense, n_layers);
-  if (opts->is_for_prefill) place_for_prefill(d, &pair);
-  if (opts->is_for_decode) d->stream_bytes = 0;
-  if (opts->is_for_decode && has_layers && size.is_auto) d->cache_bytes = pair.cache_bytes;
 }
 
-// Divides the GPU memory left after the weights; the KV cache gets the rest.
-static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                        uint64_t n_free) {
-  const td_gpu_need need = need_of(d, opts, model, n_free);
-  const td_gpu_plan plan = td_gpu_plan_make(&need);
-  d->prefill_chunk = plan.prefill_chunk;
-  d->stream_bytes = plan.stream_bytes;
-  d->held_bytes += plan.chunk_bytes + plan.decode_bytes + plan.stream_bytes;
+static void place_drafts(td_devices *d, const td_model *model, const td_gpu_drafts *drafts) {
+  if (drafts->lacking) {
+    td_info("%s: no tokens are drafted, which would take %s", td_dev_name(d->dev),
+            td_size(drafts->lacking).text);
+  }
+  if (!drafts->are_verified) return;
+  d->max_drafts = td_draft_max(td_attn_has_states(td_model_config_of(model)));
+  d->has_draft_layer = drafts->has_layer;
+  d->draft_bytes = drafts->bytes;
+}
+
+// Divides the GPU memory left after the weights; the KV cache gets the rest. Of two GPUs drafts
+// take as much of both, since as many pages are to fit.
+static void divide_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                          uint64_t n_free) {
+  const td_runtime_opts *runtime = opts->runtime;
+  td_plan_load load = td_plan_load_of(model);
+  load.kv_dtype = runtime->kv_dtype;
+  load.activations = runtime->activations;
+  if (opts->drafts) load.drafts = td_gpu_draft_bytes_of(model, opts->max_seqs);
+  td_card_wish wish = {.free_bytes = n_free,
+                       .n_gpus = d->n_peers + 1,
+                       .act_dtype = td_dev_act_dtype(d->dev),
+                       .adds_f16 = td_dev_adds_f16(d->dev),
+                       .role = opts->role,
+                       .ctx_size = runtime->ctx_size,
+                       .prefill_chunk = runtime->prefill_chunk,
+                       .streams_experts = d->placement.experts_on_cpu,
+                       .keeps_layers = runtime->experts == TD_EXPERTS_AUTO,
+                       .has_drive = opts->has_drive,
+                       .drafts = opts->drafts};
+  td_expert_cache_parse(&wish.cache, runtime->expert_cache, NULL); // was checked
+  const td_division division = td_divide(&load, &wish);
+  place_drafts(d, model, &division.drafts);
+  d->held_bytes = division.held_bytes;
+  d->prefill_chunk = division.memory.prefill_chunk;
+  d->stream_bytes = division.memory.stream_bytes;
   td_debug("%s: %s for weights, %s for experts that stream, %s for prefill steps "
            "of %u tokens, of %s",
-           td_dev_name(d->dev), td_size(need.weight_bytes).text, td_size(plan.stream_bytes).text,
-           td_size(plan.chunk_bytes).text, plan.prefill_chunk, td_size(n_free).text);
-  if (d->expert_dev) place_experts(d, opts, model, &need, &plan);
+           td_dev_name(d->dev), td_size(division.weight_bytes).text,
+           td_size(division.memory.stream_bytes).text, td_size(division.memory.chunk_bytes).text,
+           division.memory.prefill_chunk, td_size(n_free).text);
+  if (d->expert_dev) place_experts(d, opts, &division, &wish);
 }
 
 // With a GPU, one CPU next to it is left free for the thread that drives the GPU. Sharing that CPU
@@ -213,8 +186,7 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   if (!d->stream_from) {
     d->stream_from = td_stream_from(model, opts->runtime->n_threads, td_dev_link_gbps(d->dev));
   }
-  d->held_bytes -= td_model_stats_of(model).expert_bytes;
-  plan_memory(d, opts, model, n_free);
+  divide_memory(d, opts, model, n_free);
   uint64_t n_bytes = 0;
   uint32_t n_layers = 0;
   for (uint32_t i = d->n_gpu_expert_layers; i < td_model_config_of(model)->n_layers; i++) {
@@ -246,37 +218,6 @@ static td_status check_a8(const td_devices *d, const td_devices_opts *opts,
   return TD_OK;
 }
 
-// What drafts take of the GPU's memory: of two GPUs on both alike, since as many pages are to fit.
-static void plan_drafts(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                        uint64_t n_free) {
-  const td_model_config *c = td_model_config_of(model);
-  const td_model_stats stats = td_model_stats_of(model);
-  const bool has_experts = !d->placement.experts_on_cpu;
-  td_expert_cache_size cache;
-  td_expert_cache_parse(&cache, opts->runtime->expert_cache, NULL); // was checked
-  td_gpu_draft_need need = {
-      .drafts = td_gpu_draft_bytes_of(model, opts->max_seqs),
-      .free_bytes = n_free,
-      .weight_bytes = has_experts ? stats.bytes : stats.bytes - stats.expert_bytes,
-      .ctx_size = opts->runtime->ctx_size,
-      .kv_dtype = opts->runtime->kv_dtype,
-      .has_cache = !has_experts && (cache.is_auto || cache.bytes),
-      .is_alone = !opts->is_for_prefill && !opts->is_for_decode && !d->n_peers,
-  };
-  if (!opts->drafts) return;
-  if (has_experts && need.drafts.layer_bytes)
-    need.expert_bytes = td_model_expert_bytes(model, c->n_layers);
-  const td_gpu_drafts drafts = td_gpu_drafts_plan(&need, c);
-  if (drafts.lacking) {
-    td_info("%s: no tokens are drafted, which would take %s", td_dev_name(d->dev),
-            td_size(drafts.lacking).text);
-  }
-  if (!drafts.are_verified) return;
-  d->max_drafts = td_draft_max(td_attn_has_states(c));
-  d->has_draft_layer = drafts.has_layer;
-  d->draft_bytes = drafts.bytes;
-}
-
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err) {
   const td_runtime_opts *runtime = opts->runtime;
@@ -304,10 +245,8 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));
   st = check_a8(out, opts, &stats, err);
   if (st != TD_OK) return st;
-  plan_drafts(out, opts, model, n_free);
-  out->held_bytes += out->draft_bytes;
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
-  plan_memory(out, opts, model, n_free);
+  divide_memory(out, opts, model, n_free);
   return TD_OK;
 }
 

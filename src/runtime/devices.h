@@ -6,18 +6,17 @@
 #include "device/device.h"
 #include "engine/engine.h"
 #include "model/model.h"
-#include "runtime/placement.h"
+#include "runtime/division.h"
 
 typedef struct {
   const td_runtime_opts *runtime;
   // Free GPU memory from which placement and sizes follow, whatever is free now, so that processes
   // opened one after the other choose the same; 0: what is free.
   uint64_t gpu_bytes;
-  bool cpus_from_end, ends_with_process; // see td_dev_opts
-  bool is_alone;                         // one device, whatever --devices has
-  bool has_drive; // experts come from the drive (model/drive/arena.h): none stay on a GPU
-  // One of two GPUs, see td_gpu_pair: nothing is decoded here, or no long prompt is prefilled.
-  bool is_for_prefill, is_for_decode;
+  td_worker_role role;
+  bool ends_with_process; // see td_dev_opts
+  bool is_alone;          // one device, whatever --devices has; so is one that decodes only
+  bool has_drive;         // experts come from the drive (model/drive/arena.h): none stay on a GPU
   bool drafts;       // tokens (engine/draft.h), also by the model's layer for that where it can
   uint32_t max_seqs; // with drafts: requests of a step
 } td_devices_opts;

@@ -156,22 +156,6 @@ td_gpu_draft_bytes td_gpu_draft_bytes_of(const td_model *model, uint32_t max_seq
   return out;
 }
 
-static bool holds_drafts(const td_gpu_draft_need *need, uint64_t n_bytes,
-                         const td_model_config *c) {
-  return td_gpu_holds_all(need->free_bytes, need->weight_bytes + n_bytes, need->ctx_size,
-                          need->kv_dtype, c);
-}
-
-td_gpu_drafts td_gpu_drafts_plan(const td_gpu_draft_need *need, const td_model_config *c) {
-  const uint64_t n = need->drafts.bytes, n_with = need->drafts.layer_bytes + need->expert_bytes;
-  const bool may_have_layer = need->drafts.layer_bytes && need->is_alone && !need->has_cache;
-  if (need->has_cache && td_attn_has_states(c)) return (td_gpu_drafts){.bytes = 0};
-  if (may_have_layer && holds_drafts(need, n_with, c))
-    return (td_gpu_drafts){.are_verified = true, .has_layer = true, .bytes = n_with};
-  if (holds_drafts(need, n, c)) return (td_gpu_drafts){.are_verified = true, .bytes = n};
-  return (td_gpu_drafts){.lacking = n};
-}
-
 // With AUTO, the GPU gets all experts only if workspaces and one context fit too.
 static bool experts_are_for_cpu(const td_runtime_opts *opts, const td_model *model,
                                 uint64_t gpu_bytes) {

@@ -12,6 +12,21 @@
 #include "model/model.h"
 #include "runtime/runtime_opts.h"
 
+// What a process computes. Of two with a GPU each, one prefills long prompts, the other decodes:
+// see td_gpu_pair. Otherwise a hint for CPU placement and naming only: the front decides what each
+// worker is sent.
+#define TD_WORKER_ROLES(X)                                                                         \
+  X(BOTH, "worker")                                                                                \
+  X(PREFILL, "prefill")                                                                            \
+  X(DECODE, "decode")
+
+typedef enum {
+#define X(id, name) TD_ROLE_##id,
+  TD_WORKER_ROLES(X)
+#undef X
+      TD_N_ROLES
+} td_worker_role;
+
 typedef struct {
   const char *device;  // "cpu" or "cuda"
   bool is_discrete;    // weights, KV pages and activations are in a GPU's memory
@@ -82,22 +97,6 @@ typedef struct {
   uint64_t bytes;    // of the two, the one that is taken
   uint64_t lacking;  // what guesses would take, where that does not fit
 } td_gpu_drafts;
-
-typedef struct {
-  td_gpu_draft_bytes drafts;
-  uint64_t expert_bytes; // of the layer's routed experts, if they are the GPU's
-  uint64_t free_bytes;   // free GPU memory
-  uint64_t weight_bytes; // of weights beside those of drafts
-  uint32_t ctx_size;
-  td_dtype kv_dtype;
-  bool has_cache; // of experts that the CPU computes
-  bool is_alone;  // one GPU and one process compute prompts and decode
-} td_gpu_draft_need;
-
-// Drafts as far as they fit beside weights, workspaces and a context. With a cache of experts steps
-// have one token a request: the layer does not draft, and with recurrent states nothing does. Nor
-// does the layer beside a second GPU or process.
-td_gpu_drafts td_gpu_drafts_plan(const td_gpu_draft_need *need, const td_model_config *config);
 
 // KV bytes of one context on a GPU: of ctx_size tokens, or if that is 0 of the model's maximum but
 // at most n_tokens. kv_dtype: of --kv-dtype.

@@ -12,62 +12,18 @@
 #include "model/a8.h"
 #include "runtime/weights.h"
 
-enum { SEQS = 16 }; // of a decode step; the default of --max-batch
-
 #define DRIVER_BYTES ((uint64_t)600 << 20) // of a card's memory: the context and the kernels
-
-td_plan_load td_plan_load_of(const td_model *model) {
-  const td_model_stats stats = td_model_stats_of(model);
-  td_plan_load load = {.config = td_model_config_of(model),
-                       .active_params = stats.active_params,
-                       .activations = TD_ACTIVATIONS_AUTO,
-                       .other_bytes = stats.bytes - stats.expert_bytes};
-  memcpy(load.a8, stats.a8, sizeof load.a8);
-  double routed = 0;
-  for (uint32_t i = 0; i < load.config->n_layers; i++) {
-    load.layer_bytes[i] = td_model_expert_bytes(model, i);
-    const td_layer *layer = td_model_layer(model, i);
-    load.dense[i] = td_dense_size_of(layer);
-    load.a8_latents[i] = td_weight_a8(&layer->kv_b);
-    load.a8_experts[i] = TD_ACTIVATIONS_AUTO;
-    if (layer->is_moe && td_weight_a8(&layer->gate[0]) == td_weight_a8(&layer->down[0]))
-      load.a8_experts[i] = td_weight_a8(&layer->gate[0]);
-    if (load.layer_bytes[i])
-      routed += (double)load.layer_bytes[i] * load.config->top_k / load.config->n_experts;
-  }
-  load.step_bytes = stats.active_bytes - (uint64_t)routed;
-  const td_weight *head = td_model_lm_head(model);
-  load.head_params = (uint64_t)head->rows * head->cols;
-  load.head_bytes = td_weight_bytes(head);
-  const td_activations of_head = td_weight_a8(head);
-  if (of_head != TD_ACTIVATIONS_AUTO) load.a8[of_head].params -= load.head_params;
-  load.drafts = td_gpu_draft_bytes_of(model, SEQS);
-  if (td_model_mtp(model)) {
-    load.draft_expert_bytes = td_model_expert_bytes(model, load.config->n_layers);
-    load.draft_bytes = td_model_mtp_bytes(model, false);
-    load.draft_head_bytes = td_engine_draft_head_bytes(model);
-  }
-  return load;
-}
-
-uint64_t td_plan_load_expert_bytes(const td_plan_load *load) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < load->config->n_layers; i++)
-    bytes += load->layer_bytes[i];
-  return bytes;
-}
 
 // KV pages, as a worker sizes them beside held_bytes.
 static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_bytes,
                     uint64_t held_bytes) {
-  enum { MAX_BATCH = 16 };
   const td_model_config *c = load->config;
   const td_dtype kv_dtype = td_gpu_kv_dtype(load->kv_dtype);
   const td_kv_layout layout = td_kv_layout_of(c, kv_dtype, 0);
   td_kv_need need = {.max_position = c->max_position,
                      .weight_bytes = held_bytes,
                      .available_bytes = free_bytes,
-                     .max_batch = MAX_BATCH,
+                     .max_batch = TD_PLAN_SEQS,
                      .is_device = true};
   td_kv_layout_to_need(&layout, &need);
   td_kv_plan plan;
@@ -79,11 +35,10 @@ static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_b
 
 // Beside the engine for streamed experts, or for prompts that have the card alone, the one that
 // decodes has its own.
-static uint64_t ngram_bytes(const td_card_plan *plan, const td_gpu_need *need,
-                            const td_model_config *c) {
+static uint64_t ngram_bytes(const td_card_plan *plan, const td_model_config *c) {
   uint64_t n_tokens = plan->memory.prefill_chunk;
   if (plan->long_steps.prefill_chunk > n_tokens) n_tokens = plan->long_steps.prefill_chunk;
-  if (plan->experts_stream) n_tokens += need->usual_chunk;
+  if (plan->experts_stream) n_tokens += td_engine_prefill_chunk(c);
   return n_tokens * td_engine_ngram_bytes_per_token(c);
 }
 
@@ -127,67 +82,41 @@ td_drive_plan td_drive_plan_of(const td_plan_load *load, const td_rig *rig, uint
 }
 
 td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
-                             const td_expert_cache_size *of_opts) {
+                             const td_expert_cache_size *cache) {
   const td_model_config *c = load->config;
   const bool has_drive = td_drive_plan_of(load, rig, 1).does_stream; // then all experts are there
-  const td_expert_cache_size none = {.bytes = 0}, *cache = has_drive ? &none : of_opts;
-  const td_gpu_card *card = &rig->gpu;
-  const uint64_t used = DRIVER_BYTES < card->memory_bytes ? DRIVER_BYTES : card->memory_bytes;
-  td_gpu_need need = {.free_bytes = card->memory_bytes - used,
-                      .weight_bytes = load->other_bytes,
-                      .kv_bytes = td_placement_kv_bytes(0, load->kv_dtype, c, TD_KV_DEFAULT_CTX),
-                      .step_token_bytes = td_engine_step_bytes_per_token(c, TD_BF16),
-                      .usual_chunk = td_engine_prefill_chunk(c)};
+  const uint64_t memory_bytes = rig->gpu.memory_bytes;
   const uint64_t expert_bytes = td_plan_load_expert_bytes(load);
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    if (load->layer_bytes[i] > need.layer_bytes) need.layer_bytes = load->layer_bytes[i];
-  td_card_plan plan = {.fits = need.free_bytes >= load->other_bytes + TD_KV_DEVICE_SPARE};
+  // Each of several cards has a process of its own.
+  td_card_wish wish = {.free_bytes = memory_bytes < DRIVER_BYTES ? 0 : memory_bytes - DRIVER_BYTES,
+                       .n_gpus = 1,
+                       .act_dtype = TD_BF16,
+                       .adds_f16 = rig->gpu.f16.tflops > 0,
+                       .role = rig->n_gpus == 1 ? TD_ROLE_BOTH : TD_ROLE_PREFILL,
+                       .keeps_layers = true,
+                       .has_drive = has_drive,
+                       .drafts = true};
+  if (!has_drive) wish.cache = *cache;
+  td_card_plan plan = {.fits = wish.free_bytes >= load->other_bytes + TD_KV_DEVICE_SPARE};
   plan.experts_stream = expert_bytes &&
-                        !td_gpu_holds_all(need.free_bytes, load->other_bytes + expert_bytes, 0,
+                        !td_gpu_holds_all(wish.free_bytes, load->other_bytes + expert_bytes, 0,
                                           load->kv_dtype, c);
-  if (!plan.experts_stream) {
-    need.weight_bytes += expert_bytes;
-    need.layer_bytes = 0;
-  }
-  const td_gpu_draft_need drafts = {
-      .drafts = load->drafts,
-      .expert_bytes = plan.experts_stream ? 0 : load->draft_expert_bytes,
-      .free_bytes = need.free_bytes,
-      .weight_bytes = need.weight_bytes,
-      .kv_dtype = load->kv_dtype,
-      .has_cache = plan.experts_stream && (cache->is_auto || cache->bytes),
-      .is_alone = rig->n_gpus == 1,
-  };
-  plan.drafts = td_gpu_drafts_plan(&drafts, c);
-  need.weight_bytes += plan.drafts.bytes;
-  if (plan.drafts.has_layer && !plan.experts_stream)
-    need.step_token_bytes += td_engine_draft_token_bytes(c, TD_BF16);
-  plan.memory = td_gpu_plan_make(&need);
+  wish.streams_experts = plan.experts_stream;
+  const td_division d = td_divide(load, &wish);
+  plan.drafts = d.drafts;
+  plan.memory = d.memory;
   plan.weight_bytes = load->other_bytes;
-  plan.own_bytes = plan.experts_stream ? 0 : expert_bytes;
-  const uint64_t held = need.weight_bytes + plan.memory.chunk_bytes + plan.memory.decode_bytes +
-                        plan.memory.stream_bytes;
+  plan.own_bytes = plan.experts_stream ? d.own.layers_bytes : expert_bytes;
+  plan.n_gpu_expert_layers = d.own.n_layers;
+  plan.cache_bytes = d.own.cache_bytes;
   if (plan.experts_stream) {
-    const td_gpu_experts own = has_drive ? (td_gpu_experts){.n_layers = 0}
-                                         : td_gpu_experts_plan(&need, held, load->layer_bytes,
-                                                               c->n_layers, true, cache);
-    plan.n_gpu_expert_layers = own.n_layers;
-    plan.own_bytes = own.layers_bytes;
-    plan.cache_bytes = own.cache_bytes;
-    plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
-                                          TD_BF16);
-    plan.pair = td_gpu_pair_plan(&need, &plan.memory, own.cache_bytes, load->dense, c->n_layers);
-    const td_gpu_work work = {.expert_bytes = expert_bytes - own.layers_bytes,
-                              .resident_bytes = load->other_bytes + own.layers_bytes,
-                              .active_params = load->active_params,
-                              .a8_params = load->a8[load->activations].active_params,
-                              .f8_params = load->a8[TD_ACTIVATIONS_FP8].active_params,
-                              .adds_f16 = rig->gpu.f16.tflops > 0};
-    plan.long_steps = td_long_steps_plan(&need, &plan.memory, &work, load->dense, c->n_layers);
+    plan.n_cached = td_expert_cache_slots(d.own.cache_bytes, d.layer_bytes / c->n_experts, c,
+                                          TD_PLAN_SEQS, TD_BF16);
   }
-  plan.ngram_bytes = ngram_bytes(&plan, &need, c);
-  plan_kv(&plan, load, need.free_bytes,
-          held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
+  plan.pair = d.pair;
+  plan.long_steps = d.long_steps;
+  plan.ngram_bytes = ngram_bytes(&plan, c);
+  plan_kv(&plan, load, wish.free_bytes, d.held_bytes);
   return plan;
 }
 

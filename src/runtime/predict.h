@@ -8,32 +8,8 @@
 
 #include "engine/step_plan.h"
 #include "model/model.h"
-#include "runtime/placement.h"
+#include "runtime/division.h"
 #include "runtime/rig.h"
-
-// What of a model determines the time.
-typedef struct {
-  const td_model_config *config;
-  td_dtype kv_dtype; // of --kv-dtype, which the caller sets; TD_F32 to begin with
-  uint64_t active_params;
-  td_activations activations; // which the caller sets; at first TD_ACTIVATIONS_AUTO
-  // What a card computes in 8 bits, by the activations that ask for it: of the active parameters
-  // without the output matrix, and which of a layer (TD_ACTIVATIONS_AUTO: none).
-  td_a8_stats a8[TD_N_ACTIVATIONS];
-  td_activations a8_experts[TD_MAX_LAYERS], a8_latents[TD_MAX_LAYERS];
-  uint64_t other_bytes;             // weights other than routed experts
-  uint64_t step_bytes;              // of them, what every step reads: all but the embedding
-  uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it
-  td_gpu_draft_bytes drafts;        // on a card
-  // The layer that drafts: all of its routed experts, what a guess reads of others, and on the CPU
-  // of the output matrix (on a GPU head_bytes); 0: there is none.
-  uint64_t draft_expert_bytes, draft_bytes, draft_head_bytes;
-  uint64_t layer_bytes[TD_MAX_LAYERS]; // of routed experts; 0: a dense layer
-  td_dense_size dense[TD_MAX_LAYERS];  // of other matrices that can stream
-} td_plan_load;
-
-td_plan_load td_plan_load_of(const td_model *model);
-uint64_t td_plan_load_expert_bytes(const td_plan_load *load); // of all layers
 
 // A model larger than the rig's memory, whose experts come from the drive (--weights stream).
 typedef struct {

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "runtime/runtime_opts.h"
+#include "runtime/placement.h"
 
 // Descriptor 0 is the read end of a pipe whose write end only the front holds: hang-up means that
 // the front is gone. 1 and 2 are output. 3 is the weights in shared memory
@@ -18,20 +18,6 @@
 #define TD_WORKER_TRACE_FD      4
 #define TD_WORKER_KV_FD         5
 #define TD_WORKER_FIRST_CHANNEL 6
-
-// Worker roles. A hint for CPU placement and naming only: the front decides what each worker is
-// sent.
-#define TD_WORKER_ROLES(X)                                                                         \
-  X(BOTH, "worker")                                                                                \
-  X(PREFILL, "prefill")                                                                            \
-  X(DECODE, "decode")
-
-typedef enum {
-#define X(id, name) TD_ROLE_##id,
-  TD_WORKER_ROLES(X)
-#undef X
-      TD_N_ROLES
-} td_worker_role;
 
 const char *td_worker_role_name(uint32_t role);
 

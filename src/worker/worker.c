@@ -138,13 +138,10 @@ static td_status open_devices(td_worker *w, td_err *err) {
   const td_devices_opts opts = {.runtime = &w->opts.runtime,
                                 .gpu_bytes = (uint64_t)w->opts.gpu_mib << 20,
                                 .ends_with_process = true,
-                                .is_alone = w->opts.role == TD_ROLE_DECODE,
-                                .is_for_prefill = w->opts.role == TD_ROLE_PREFILL,
+                                .role = w->opts.role,
                                 .has_drive = w->arena != NULL,
-                                .is_for_decode = w->opts.role == TD_ROLE_DECODE,
                                 .drafts = w->opts.runtime.draft != TD_DRAFT_OFF,
-                                .max_seqs = w->opts.max_batch,
-                                .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
+                                .max_seqs = w->opts.max_batch};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
