@@ -9,3 +9,5 @@ int td_cmd_bench_kernels(const td_options *options);
 int td_cmd_bench_layer(const td_options *options);
 int td_cmd_bench_comm(const td_options *options);
 int td_cmd_bench_gpu(const td_options *options);
+// load.c: the load test of any OpenAI-compatible server (--server URL), from the client's side.
+int td_bench_server(const td_options *options);

@@ -1,5 +1,5 @@
 // src/bench/cpu_kernels.c - `tandem bench kernels`: every linear kernel that this machine supports,
-// at the shapes of DeepSeek-V3's experts, and with format f32 delta_rule (delta.h). Calls rotate
+// at the shapes of DeepSeek-V3's experts, and with format f32 delta_rule (delta.c). Calls rotate
 // through many matrices, so that weights are read from memory as in a model.
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +8,8 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "bench/bench.h"
-#include "bench/delta.h"
 #include "bench/report.h"
 #include "runtime/command.h"
-#include "tandem/kernels.h"
 
 enum { TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
 
@@ -22,6 +20,7 @@ static const struct {
 // Matrices of one format and shape, and the kernel that runs on them.
 typedef struct {
   td_bench_report report;
+  const td_format *format;
   td_weight *weights; // [n_weights]
   uint32_t n_weights, next;
   char *memory;
@@ -120,10 +119,16 @@ static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *va
   return one <= other ? TD_GEMV_SEQUENTIAL : TD_GEMV_INTERLEAVED;
 }
 
-static void run_case(kernel_bench *b, const td_kernel_variant *variant, const td_format *format,
-                     const td_bench_speed *speed) {
+static void run_case(void *ctx, const td_bench_speed *speed, const td_kernel_variant *variant,
+                     uint32_t batch) {
+  kernel_bench *b = ctx;
   const td_weight *w = &b->weights[0];
   cpu_set_t before;
+  if (strcmp(variant->family,
+             td_bench_family(b->format, td_kernels()->activations, batch > TD_BENCH_ANSWERS)) != 0)
+    return;
+  b->fn = (td_linear_fn)variant->fn;
+  b->batch = batch;
   td_thread_pool_pin_caller(b->report.reads.pool, &before);
   b->way = quicker_way(b, variant);
   td_bench_time time = td_bench_measure(&b->report, run_once, b);
@@ -131,46 +136,23 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant, const td
   td_bench_report_add(&b->report, &(td_bench_record){
                                       .kernel = variant->family,
                                       .variant = variant->isa,
-                                      .format = format,
+                                      .format = b->format,
                                       .rows = w->rows,
                                       .cols = w->cols,
-                                      .batch = b->batch,
+                                      .batch = batch,
                                       .speed = speed,
                                       .bytes = (double)td_weight_bytes(w),
-                                      .flops = 2.0 * w->rows * w->cols * b->batch,
+                                      .flops = 2.0 * w->rows * w->cols * batch,
                                       .time = time,
                                   });
-}
-
-// Runs all variants and batches with one number of threads.
-static td_status run_threads(kernel_bench *b, const td_format *format, const td_bench_speed *speed,
-                             td_err *err) {
-  td_status st = td_bench_report_use(&b->report, speed, err);
-  if (st != TD_OK) return st;
-  size_t n;
-  const td_kernel_variant *variants = td_kernel_variants(&n);
-  const td_int_list *batches = &b->report.options->bench_batches;
-  for (size_t i = 0; i < n; i++) {
-    const td_kernel_variant *v = &variants[i];
-    if (!td_kernel_variant_runs(v)) continue;
-    b->fn = (td_linear_fn)v->fn;
-    for (uint32_t j = 0; j < batches->n; j++) {
-      b->batch = (uint32_t)batches->values[j];
-      const char *family = td_bench_family(format, td_kernels()->activations,
-                                           b->batch > TD_BENCH_ANSWERS);
-      if (!strcmp(v->family, family)) run_case(b, v, format, speed);
-    }
-  }
-  return TD_OK;
 }
 
 static td_status run_format(kernel_bench *b, const td_format *format, td_err *err) {
   td_status st = TD_OK;
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0] && st == TD_OK; s++) {
     st = make_weights(b, format, shapes[s].rows, shapes[s].cols, err);
-    for (uint32_t i = 0; i < b->report.n_speeds && st == TD_OK; i++) {
-      st = run_threads(b, format, &b->report.speeds[i], err);
-    }
+    b->format = format;
+    if (st == TD_OK) st = td_bench_each_case(&b->report, run_case, b, err);
     free(b->memory);
     b->memory = NULL;
   }
@@ -182,13 +164,8 @@ static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
   td_kernels_use_activations((td_activations)o->activations);
   td_status st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;
-  uint32_t largest = 1;
-  for (uint32_t i = 0; i < o->bench_batches.n; i++) {
-    uint32_t batch = (uint32_t)o->bench_batches.values[i];
-    if (batch > largest) largest = batch;
-  }
   enum { LONGEST_SIDE = 7168 };
-  size_t n = (size_t)largest * LONGEST_SIDE;
+  size_t n = (size_t)td_bench_largest_batch(o) * LONGEST_SIDE;
   b->n_weights = (uint32_t)o->n_matrices;
   b->weights = calloc(b->n_weights, sizeof *b->weights);
   b->x = aligned_alloc(64, n * sizeof *b->x); // aligned as device memory is

@@ -1,11 +1,9 @@
 // src/bench/delta.c - speed of delta_rule. A state is read from memory and written back once for
 // all tokens of a call; a token takes 7 operations for each of its elements.
-#include "bench/delta.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "tandem/kernels.h"
+#include "bench/report.h"
 
 enum { HEADS = 32, K_HEADS = 16, DIM = 128, LAYERS = 36, TILES = DIM / TD_DELTA_COLUMNS };
 enum { TILE = DIM * TD_DELTA_COLUMNS, STATE = HEADS * TILES * TILE };
@@ -13,6 +11,7 @@ enum { CHANNELS = (2 * K_HEADS + HEADS) * DIM, OPERATIONS = 7 };
 
 typedef struct {
   td_bench_report *report;
+  const td_format *format;
   void (*fn)(const td_delta_rule_args *args);
   float *states; // [LAYERS][STATE]
   float *qkv, *gates, *out;
@@ -67,52 +66,32 @@ static td_status open_memory(delta_bench *b, uint32_t max_tokens, td_err *err) {
   return TD_OK;
 }
 
-static void run_case(delta_bench *b, const td_kernel_variant *v, const td_format *format,
-                     const td_bench_speed *speed) {
+static void run_case(void *ctx, const td_bench_speed *speed, const td_kernel_variant *v,
+                     uint32_t n_tokens) {
+  delta_bench *b = ctx;
   cpu_set_t before;
+  if (strcmp(v->family, "delta_rule") != 0) return;
   b->fn = (void (*)(const td_delta_rule_args *))v->fn;
+  b->n_tokens = n_tokens;
   td_thread_pool_pin_caller(b->report->reads.pool, &before);
   const td_bench_time time = td_bench_measure(b->report, run_once, b);
   td_thread_pool_unpin_caller(&before);
   td_bench_report_add(b->report, &(td_bench_record){.kernel = v->family,
                                                     .variant = v->isa,
-                                                    .format = format,
+                                                    .format = b->format,
                                                     .rows = HEADS * DIM,
                                                     .cols = DIM,
-                                                    .batch = b->n_tokens,
+                                                    .batch = n_tokens,
                                                     .speed = speed,
                                                     .bytes = 2.0 * STATE * sizeof(float),
-                                                    .flops = 1.0 * OPERATIONS * STATE * b->n_tokens,
+                                                    .flops = 1.0 * OPERATIONS * STATE * n_tokens,
                                                     .time = time});
 }
 
-static td_status run_speed(delta_bench *b, const td_format *format, const td_bench_speed *speed,
-                           td_err *err) {
-  td_status st = td_bench_report_use(b->report, speed, err);
-  if (st != TD_OK) return st;
-  size_t n;
-  const td_kernel_variant *variants = td_kernel_variants(&n);
-  const td_int_list *batches = &b->report->options->bench_batches;
-  for (size_t i = 0; i < n; i++) {
-    const td_kernel_variant *v = &variants[i];
-    if (strcmp(v->family, "delta_rule") != 0 || !td_kernel_variant_runs(v)) continue;
-    for (uint32_t j = 0; j < batches->n; j++) {
-      b->n_tokens = (uint32_t)batches->values[j];
-      run_case(b, v, format, speed);
-    }
-  }
-  return TD_OK;
-}
-
 td_status td_bench_delta(td_bench_report *report, const td_format *format, td_err *err) {
-  delta_bench b = {.report = report};
-  uint32_t most = 1;
-  const td_int_list *batches = &report->options->bench_batches;
-  for (uint32_t i = 0; i < batches->n; i++)
-    if ((uint32_t)batches->values[i] > most) most = (uint32_t)batches->values[i];
-  td_status st = open_memory(&b, most, err);
-  for (uint32_t i = 0; i < report->n_speeds && st == TD_OK; i++)
-    st = run_speed(&b, format, &report->speeds[i], err);
+  delta_bench b = {.report = report, .format = format};
+  td_status st = open_memory(&b, td_bench_largest_batch(report->options), err);
+  if (st == TD_OK) st = td_bench_each_case(report, run_case, &b, err);
   free(b.states);
   free(b.qkv);
   free(b.gates);

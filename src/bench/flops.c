@@ -1,6 +1,6 @@
 // src/bench/flops.c - measures arithmetic peaks with twelve independent chains of one instruction:
 // enough to hide its latency, few enough to stay in registers.
-#include "bench/flops.h"
+#include "bench/machine.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -248,10 +248,7 @@ static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
   if (st != TD_OK) return st;
   b->n_experts = (uint32_t)o->n_matrices;
   b->top_k = b->n_experts < TOP_K ? b->n_experts : TOP_K;
-  for (uint32_t i = 0; i < o->bench_batches.n; i++) {
-    uint32_t batch = (uint32_t)o->bench_batches.values[i];
-    if (batch > b->n_largest) b->n_largest = batch;
-  }
+  b->n_largest = td_bench_largest_batch(o);
   size_t n = (size_t)b->n_largest * DIM, n_pairs = (size_t)b->n_largest * b->top_k;
   b->weights = calloc(3 * (size_t)b->n_experts, sizeof *b->weights);
   b->chosen = malloc(b->n_experts);

@@ -5,8 +5,6 @@
 // requests with long prompts and one output token follow one after another. The ITL of the long
 // response is reported separately for gaps that overlap a prefill, even partly, and for the gaps
 // before and after.
-#include "bench/load.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +17,7 @@
 #include "base/json_write.h"
 #include "base/log.h"
 #include "base/stats.h"
+#include "bench/bench.h"
 #include "bench/fetch.h"
 #include "bench/http_client.h"
 #include "bench/openai_client.h"

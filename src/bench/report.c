@@ -198,6 +198,30 @@ void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
   fflush(stdout);
 }
 
+td_status td_bench_each_case(td_bench_report *r, td_bench_case run, void *ctx, td_err *err) {
+  size_t n;
+  const td_kernel_variant *variants = td_kernel_variants(&n);
+  const td_int_list *batches = &r->options->bench_batches;
+  for (uint32_t s = 0; s < r->n_speeds; s++) {
+    td_status st = td_bench_report_use(r, &r->speeds[s], err);
+    if (st != TD_OK) return st;
+    for (size_t i = 0; i < n; i++) {
+      if (!td_kernel_variant_runs(&variants[i])) continue;
+      for (uint32_t j = 0; j < batches->n; j++)
+        run(ctx, &r->speeds[s], &variants[i], (uint32_t)batches->values[j]);
+    }
+  }
+  return TD_OK;
+}
+
+uint32_t td_bench_largest_batch(const td_options *o) {
+  uint32_t largest = 1;
+  for (uint32_t i = 0; i < o->bench_batches.n; i++)
+    if ((uint32_t)o->bench_batches.values[i] > largest)
+      largest = (uint32_t)o->bench_batches.values[i];
+  return largest;
+}
+
 td_status td_bench_report_close(td_bench_report *r, td_status st, td_err *err) {
   td_buf_free(&r->text);
   td_read_speed_close(&r->reads);

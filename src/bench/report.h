@@ -2,11 +2,11 @@
 // measurement of one case, and its output as a table row or as JSON.
 #pragma once
 
-#include "bench/flops.h"
 #include "bench/formats.h"
 #include "bench/machine.h"
 #include "bench/mem_bandwidth.h"
 #include "options/options.h"
+#include "tandem/kernels.h"
 
 enum { TD_BENCH_MAX_SPEEDS = 16 };
 
@@ -59,6 +59,12 @@ td_status td_bench_report_close(td_bench_report *report, td_status st, td_err *e
 // Switches to the speed's number of threads: report->reads.pool.
 td_status td_bench_report_use(td_bench_report *report, const td_bench_speed *speed, td_err *err);
 void td_bench_report_add(td_bench_report *report, const td_bench_record *record);
+// Calls run with each number of threads, switched to, for every kernel that this machine supports
+// and every batch.
+typedef void (*td_bench_case)(void *ctx, const td_bench_speed *speed, const td_kernel_variant *v,
+                              uint32_t batch);
+td_status td_bench_each_case(td_bench_report *report, td_bench_case run, void *ctx, td_err *err);
+uint32_t td_bench_largest_batch(const td_options *options);
 
 // The peak that share_of_peak refers to: BF16 dot products if supported, else FMA.
 double td_bench_peak(const td_bench_speed *speed);
@@ -70,3 +76,7 @@ td_bench_time td_bench_measure(td_bench_report *report, void (*run)(void *ctx), 
 
 // TD_ENOMEM, with the amounts, if less than `bytes` of memory is available.
 td_status td_bench_need_memory(double bytes, const char *what, td_err *err);
+
+// delta.c: the recurrence of a gated delta net, at the shape of Qwen3-Next (32 heads of 128 x 128):
+// batches are tokens of one sequence. Calls rotate through the states of 36 layers.
+td_status td_bench_delta(td_bench_report *report, const td_format *format, td_err *err);

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "bench/bench.h"
-#include "bench/load.h"
 #include "bench/machine.h"
 #include "bench/mem_bandwidth.h"
 #include "bench/this_rig.h"
