@@ -1,5 +1,6 @@
 // src/api/delta.c - collects what a choice gained since the last chunk.
 #include "api/delta.h"
+#include "base/str.h"
 
 static void note_call(td_delta *delta, uint32_t call) {
   if (delta->first_call == delta->last_call) delta->first_call = call;

@@ -8,6 +8,7 @@
 
 #include "base/grow.h"
 #include "base/json_parse.h"
+#include "base/str.h"
 
 #define MAX_OWN_IDS 256 // calls whose ids are the text's own
 

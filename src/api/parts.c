@@ -7,15 +7,10 @@
 
 #define MAX_NESTING 3 // parts in parts
 
-static const char *str_of(const cJSON *object, const char *key) {
-  const cJSON *item = td_json_get(object, key);
-  return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
 const cJSON *td_api_asked(const cJSON *messages) {
   const cJSON *m = messages && messages->child ? messages->child->prev : NULL; // the last
   for (; m; m = m == messages->child ? NULL : m->prev) {
-    const char *role = str_of(m, "role");
+    const char *role = td_json_text(m, "role");
     if (!role) return NULL;
     if (strcmp(role, "user") == 0) return m;
     if (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0) return NULL;
@@ -27,11 +22,11 @@ const cJSON *td_api_asked(const cJSON *messages) {
 static const char *text_of(const cJSON *part) {
   static const char *const keys[] = {"text", "refusal"};
   for (size_t i = 0; i < TD_COUNT(keys); i++)
-    if (str_of(part, keys[i])) return str_of(part, keys[i]);
+    if (td_json_text(part, keys[i])) return td_json_text(part, keys[i]);
   const cJSON *source = td_json_get(part, "source"); // of a document
-  const char *type = str_of(source, "type");
-  if (type && strcmp(type, "text") == 0) return str_of(source, "data");
-  return str_of(td_json_get(part, "resource"), "text"); // of MCP's tools
+  const char *type = td_json_text(source, "type");
+  if (type && strcmp(type, "text") == 0) return td_json_text(source, "data");
+  return td_json_text(td_json_get(part, "resource"), "text"); // of MCP's tools
 }
 
 // The parts of which a part consists.
@@ -49,15 +44,15 @@ static void add_note(td_buf *out, const cJSON *part, const char *type) {
                                          {"document", "document"},
                                          {"file", "document"}};
   static const char *const names[] = {"title", "filename", "name"};
-  const char *kind = type, *name = str_of(td_json_get(part, "file"), "filename");
-  if (strcmp(type, "tool_reference") == 0 && str_of(part, "tool_name")) {
-    td_buf_printf(out, "[the tool %s can be called now]", str_of(part, "tool_name"));
+  const char *kind = type, *name = td_json_text(td_json_get(part, "file"), "filename");
+  if (strcmp(type, "tool_reference") == 0 && td_json_text(part, "tool_name")) {
+    td_buf_printf(out, "[the tool %s can be called now]", td_json_text(part, "tool_name"));
     return;
   }
   for (size_t i = TD_COUNT(kinds); i-- > 0;)
     if (strstr(type, kinds[i][0])) kind = kinds[i][1];
   for (size_t i = 0; i < TD_COUNT(names) && !name; i++)
-    name = str_of(part, names[i]);
+    name = td_json_text(part, names[i]);
   td_buf_printf(out, "[%.64s %.*s%somitted: it cannot be shown as text]", kind,
                 name ? (int)strlen(name) : 0, name ? name : "", name ? " " : "");
 }
@@ -65,7 +60,7 @@ static void add_note(td_buf *out, const cJSON *part, const char *type) {
 static bool add_nested(td_buf *out, const cJSON *content, unsigned depth);
 
 static void add_part(td_buf *out, const cJSON *part, unsigned depth) {
-  const char *text = text_of(part), *type = str_of(part, "type");
+  const char *text = text_of(part), *type = td_json_text(part, "type");
   const cJSON *parts = parts_of(part);
   if (text) {
     td_buf_str(out, text);
@@ -98,7 +93,7 @@ static bool is_readable(const cJSON *part, unsigned depth) {
 }
 
 static td_status check_part(const cJSON *part, const char *where, td_api_error *error) {
-  const char *type = str_of(part, "type");
+  const char *type = td_json_text(part, "type");
   if (is_readable(part, 0)) return TD_OK;
   if (!cJSON_IsObject(part)) {
     return td_api_bad(error, where, "%s must be an object with a type", where);

@@ -9,14 +9,12 @@
 #include "text/grammar/json_schema.h"
 
 static const char *tool_name(const cJSON *tool) {
-  const cJSON *name = td_json_get(td_json_get(tool, "function"), "name");
-  return cJSON_IsString(name) ? name->valuestring : NULL;
+  return td_json_text(td_json_get(tool, "function"), "name");
 }
 
 static td_status check_tool(const cJSON *tool, const char *where, td_api_error *error) {
-  const cJSON *type = td_json_get(tool, "type");
   td_api_path at = td_api_member(where, "type");
-  if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0) {
+  if (!td_json_is(tool, "type", "function")) {
     return td_api_bad(error, at.text, "%s must be \"function\"", at.text);
   }
   const char *name = tool_name(tool);
@@ -40,11 +38,10 @@ static td_status names_open(td_json_names *names, const cJSON *tools, td_api_err
 // A function of tools, as tool_choice or one of its allowed_tools, at the path where.
 static td_status check_named(const cJSON *choice, const td_json_names *names, const char *where,
                              td_api_error *error) {
-  const cJSON *type = td_json_get(choice, "type");
   const char *name = tool_name(choice);
   const td_api_path at = td_api_member(where, "function.name");
-  const bool is_function = cJSON_IsString(type) && strcmp(type->valuestring, "function") == 0;
-  if (!name && is_function) return td_api_bad(error, at.text, "%s is missing", at.text);
+  if (!name && td_json_is(choice, "type", "function"))
+    return td_api_bad(error, at.text, "%s is missing", at.text);
   if (!cJSON_IsObject(choice) || !name) {
     return td_api_bad(error, where,
                       "%s must be none, auto, required, a function of tools, or allowed_tools",
@@ -56,8 +53,7 @@ static td_status check_named(const cJSON *choice, const td_json_names *names, co
 
 // tool_choice of type allowed_tools: a mode, and some of tools. NULL: it is of another type.
 static const cJSON *allowed_tools(const cJSON *choice) {
-  const cJSON *type = td_json_get(choice, "type");
-  if (!cJSON_IsString(type) || strcmp(type->valuestring, "allowed_tools") != 0) return NULL;
+  if (!td_json_is(choice, "type", "allowed_tools")) return NULL;
   const cJSON *allowed = td_json_get(choice, "allowed_tools");
   return allowed ? allowed : choice;
 }
@@ -66,10 +62,9 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
                                const td_json_names *names, td_api_error *error) {
   const char *where = allowed == choice ? "tool_choice" : "tool_choice.allowed_tools";
   const td_api_path at = td_api_member(where, "mode"), list_at = td_api_member(where, "tools");
-  const cJSON *mode = td_json_get(allowed, "mode"), *list = td_json_get(allowed, "tools");
-  const char *word = cJSON_IsString(mode) ? mode->valuestring : "";
+  const cJSON *list = td_json_get(allowed, "tools");
   unsigned i = 0;
-  if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+  if (!td_json_is(allowed, "mode", "auto") && !td_json_is(allowed, "mode", "required")) {
     return td_api_bad(error, at.text, "%s must be auto or required", at.text);
   }
   if (!cJSON_IsArray(list) || !list->child) {
@@ -184,8 +179,8 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
   const char *word = cJSON_IsString(choice) ? choice->valuestring : "auto";
   if (!out->has_tools) return TD_OK;
   if (allowed) {
-    const cJSON *mode = td_json_get(allowed, "mode");
-    out->calls_mode = mode->valuestring[0] == 'r' ? TD_CALLS_REQUIRED : TD_CALLS_CHECKED;
+    out->calls_mode = td_json_is(allowed, "mode", "required") ? TD_CALLS_REQUIRED
+                                                              : TD_CALLS_CHECKED;
   } else if (cJSON_IsObject(choice) || strcmp(word, "required") == 0) {
     out->calls_mode = TD_CALLS_REQUIRED;
   }

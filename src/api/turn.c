@@ -5,15 +5,12 @@
 
 #include "api/api_impl.h"
 #include "api/delta.h"
-
-static bool is_space(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
+#include "base/str.h"
 
 void td_api_said_begin(td_sha256 *sha, const char *content, size_t len) {
-  while (len && is_space(content[0]))
+  while (len && td_is_space(content[0]))
     content++, len--;
-  while (len && is_space(content[len - 1]))
+  while (len && td_is_space(content[len - 1]))
     len--;
   td_sha256_begin(sha);
   td_sha256_add(sha, content, len);

@@ -349,6 +349,16 @@ const cJSON *td_json_get(const cJSON *object, const char *key) {
   return cJSON_IsNull(item) ? NULL : item;
 }
 
+const char *td_json_text(const cJSON *object, const char *key) {
+  const cJSON *item = td_json_get(object, key);
+  return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+bool td_json_is(const cJSON *object, const char *key, const char *text) {
+  const char *of = td_json_text(object, key);
+  return of && strcmp(of, text) == 0;
+}
+
 td_status td_json_get_bool(const cJSON *object, const char *key, bool *out, td_err *err) {
   const cJSON *item = td_json_get(object, key);
   if (!item) return TD_OK;

@@ -38,6 +38,9 @@ td_status td_json_parse_regular(cJSON **out, const char *path, size_t max_bytes,
 
 // Access to members. JSON null counts as absent; the first of duplicate keys is used.
 const cJSON *td_json_get(const cJSON *object, const char *key); // NULL when absent or null
+const char *td_json_text(const cJSON *object, const char *key); // NULL when no string
+// Whether the member is that text.
+bool td_json_is(const cJSON *object, const char *key, const char *text);
 // If the member is absent, *out is unchanged. Wrong type: TD_EINVAL, naming the key.
 td_status td_json_get_bool(const cJSON *object, const char *key, bool *out, td_err *err);
 td_status td_json_get_double(const cJSON *object, const char *key, double *out, td_err *err);

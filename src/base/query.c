@@ -1,21 +1,16 @@
 // src/base/query.c - percent-encoding and the parameters of a URL.
 #include "base/query.h"
 
-#include <ctype.h>
 #include <string.h>
 
-static int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c = (char)tolower((unsigned char)c);
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
+#include "base/str.h"
 
 bool td_percent_decode(td_buf *out, const char *text, size_t len) {
   bool is_good = true;
   for (size_t i = 0; i < len; i++) {
     const bool is_escape = text[i] == '%';
-    const int high = is_escape && len - i > 2 ? hex_value(text[i + 1]) : -1;
-    const int low = high >= 0 ? hex_value(text[i + 2]) : -1;
+    const int high = is_escape && len - i > 2 ? td_hex_digit(text[i + 1]) : -1;
+    const int low = high >= 0 ? td_hex_digit(text[i + 2]) : -1;
     if (low >= 0 && high + low > 0) {
       td_buf_char(out, (char)(high * 16 + low));
       i += 2;

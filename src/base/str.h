@@ -1,8 +1,20 @@
-// src/base/str.h - comparisons of strings that string.h lacks.
+// src/base/str.h - what string.h and ctype.h lack, whatever the locale.
 #pragma once
 
 #include <stdbool.h>
 #include <string.h>
+
+// JSON's white space.
+static inline bool td_is_space(char c) {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+// The value of a hexadecimal digit; -1: it is none.
+static inline int td_hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  c |= 0x20;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 static inline bool td_ends_with(const char *text, const char *suffix) {
   size_t n = strlen(text), m = strlen(suffix);

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/str.h"
+
 enum {
   S_START,
   S_METHOD,
@@ -43,13 +45,6 @@ static bool is_token(unsigned char c) {
 // Bytes allowed in a header value: printable ASCII, tab, and above ASCII.
 static bool is_value(unsigned char c) {
   return c == '\t' || (c >= ' ' && c != 0x7f);
-}
-
-static int hex_value(unsigned char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
 }
 
 static td_framing_verdict bad(td_http_guard *g, int status, const char *reason) {
@@ -146,7 +141,7 @@ static td_framing_verdict scan_field(td_http_guard *g, unsigned char c) {
 }
 
 static td_framing_verdict scan_chunk_size(td_http_guard *g, unsigned char c) {
-  int digit = hex_value(c);
+  int digit = td_hex_digit((char)c);
   if (digit >= 0) {
     if (++g->n_digits > 15) return bad(g, 400, "a chunk size is too large");
     g->n_left = g->n_left * 16 + (uint64_t)digit;

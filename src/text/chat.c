@@ -6,6 +6,7 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "base/str.h"
 #include "text/json_replace.h"
 #include "text/roles.h"
 #include "text/template.h"
@@ -198,10 +199,6 @@ static td_status take_continued(cJSON *vars, const char **out, td_err *err) {
   return TD_OK;
 }
 
-static bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
 // Where the word last ends in text[0..len): SIZE_MAX: it is not there. Both are read backwards,
 // where that is the first place, and a search is linear.
 static td_status find_last_end(const char *text, size_t len, const char *word, size_t n,
@@ -222,9 +219,9 @@ static td_status find_last_end(const char *text, size_t len, const char *word, s
 // wrote is in typed, so that the template's own words are not taken for it.
 static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, td_err *err) {
   size_t n = strlen(text), end = typed->n ? typed->spans[typed->n - 1].end : 0;
-  while (is_space(*text))
+  while (td_is_space(*text))
     text++, n--;
-  while (n && is_space(text[n - 1]))
+  while (n && td_is_space(text[n - 1]))
     n--;
   const char *rest = text + n;
   td_status st = find_last_end(td_buf_text(prompt), end, text, n, &end, err);
@@ -302,7 +299,7 @@ static size_t find_rest(const td_chat *chat, const td_chat_known *known, const t
   if (reasoning && !memmem(td_buf_text(first), n, reasoning, strlen(reasoning))) return SIZE_MAX;
   const int32_t id = known->end >= 0 ? known->end : td_tokenizer_eos(chat->tok);
   const char *end = id >= 0 ? td_tokenizer_bytes(chat->tok, id, &n_end) : NULL;
-  while (n && is_space(first->data[n - 1]))
+  while (n && td_is_space(first->data[n - 1]))
     n--;
   const bool has_end = end && n_end && n >= n_end &&
                        memcmp(first->data + n - n_end, end, n_end) == 0;

@@ -10,8 +10,7 @@
 #define SHORT_ID 9 // characters of a call's id that Mistral's templates insist on
 
 static bool has_role(const cJSON *message, const char *role) {
-  const cJSON *of = td_json_get(message, "role");
-  return cJSON_IsString(of) && strcmp(of->valuestring, role) == 0;
+  return td_json_is(message, "role", role);
 }
 
 // ---- probes -------------------------------------------------------------------------------------
@@ -148,8 +147,8 @@ static void set_text(folder *f, cJSON *message, const char *key, const char *tex
 }
 
 static const char *text_of(const cJSON *message, const char *key) {
-  const cJSON *value = td_json_get(message, key);
-  return cJSON_IsString(value) ? value->valuestring : "";
+  const char *text = td_json_text(message, key);
+  return text ? text : "";
 }
 
 // Whether the content is text, or none.

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/output_parser.h"
+#include "base/str.h"
 
 static const td_call_syntax syntaxes[] = {
     [TD_CALL_HERMES] = {.form = TD_CALL_HERMES,

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/str.h"
 #include "base/utf8.h"
 
 #define REPLACEMENT 0xFFFDu
@@ -237,10 +238,6 @@ static td_object_state begin_word(td_object_reader *r, char c, td_buf *out) {
   return TD_OBJECT_BAD;
 }
 
-static bool is_space(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 static td_object_state open_bracket(td_object_reader *r, char c, td_buf *out) {
   const uint64_t bit = (uint64_t)1 << r->depth;
   if (r->depth == MAX_DEPTH) return TD_OBJECT_BAD;
@@ -254,7 +251,7 @@ static td_object_state open_bracket(td_object_reader *r, char c, td_buf *out) {
 static td_object_state close_bracket(td_object_reader *r, char c, bool in_array, td_buf *out) {
   if (in_array != (c == ']')) return TD_OBJECT_BAD;
   if (r->at == AT_COMMA && r->is_held) {
-    while (out->len && (is_space(out->data[out->len - 1]) || out->data[out->len - 1] == ','))
+    while (out->len && (td_is_space(out->data[out->len - 1]) || out->data[out->len - 1] == ','))
       out->len--;
   } else if (r->at != AT_FIRST && r->at != AT_NEXT) {
     return TD_OBJECT_BAD;
@@ -279,8 +276,8 @@ td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
   if (r->at == AT_START) {
     return c == '{' || (c == '[' && r->may_be_array) ? open_bracket(r, c, out) : TD_OBJECT_BAD;
   }
-  if (r->depth == 1 && !is_space(c)) r->has_member |= is_quote || c == '}';
-  if (is_space(c)) {
+  if (r->depth == 1 && !td_is_space(c)) r->has_member |= is_quote || c == '}';
+  if (td_is_space(c)) {
     put_byte(out, c);
   } else if (is_quote && (takes_key || takes_value)) {
     r->string = (td_string_reader){.quote = c};

@@ -7,6 +7,7 @@
 
 #include "api/calls/tool_calls_impl.h"
 #include "base/json_write.h"
+#include "base/str.h"
 
 #define CALL        "<tool_call>" // several forms' beginning of a call
 #define MAX_GAP     256           // white space between two tags that is looked through

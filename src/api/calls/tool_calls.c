@@ -1,5 +1,6 @@
 // src/api/calls/tool_calls.c - incremental reader of one tool call, for all supported forms.
 #include "api/calls/tool_calls_impl.h"
+#include "base/str.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -129,10 +130,6 @@ td_marker_match td_marker_at(const char *marker, const char *text, size_t at, si
   size_t n = strlen(marker), there = len - at;
   if (there == 0 || memcmp(text + at, marker, there < n ? there : n) != 0) return TD_MARKER_NONE;
   return there < n ? TD_MARKER_CUT : TD_MARKER_WHOLE;
-}
-
-bool td_is_space(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
 td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,

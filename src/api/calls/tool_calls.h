@@ -26,7 +26,6 @@ typedef enum { TD_MARKER_NONE, TD_MARKER_CUT, TD_MARKER_WHOLE } td_marker_match;
 // Whether marker is at text[at..len), complete or cut off by the end. Zero bytes do not count as a
 // prefix.
 td_marker_match td_marker_at(const char *marker, const char *text, size_t at, size_t len);
-bool td_is_space(char c);
 
 // Role of a marker, in any form.
 typedef enum { TD_MARK_THOUGHT, TD_MARK_OPEN, TD_MARK_CALL, TD_MARK_CLOSE } td_mark;

@@ -10,6 +10,7 @@
 #include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
+#include "base/str.h"
 #include "text/grammar/json_schema.h"
 
 // ---- types of a schema --------------------------------------------------------------------------
@@ -211,10 +212,6 @@ static unsigned type_of_json(char first) {
   }
 }
 
-static bool is_space(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 // Writes an array or an object, in JSON or as Python writes it. False: it is none.
 static bool write_nested(td_buf *out, const char *text, size_t len) {
   td_buf json = TD_BUF_INIT;
@@ -243,9 +240,9 @@ void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t l
   const char *from = text;
   size_t n = len;
   td_err ignored;
-  while (n && is_space(from[0]))
+  while (n && td_is_space(from[0]))
     from++, n--;
-  while (n && is_space(from[n - 1]))
+  while (n && td_is_space(from[n - 1]))
     n--;
   const unsigned type = n ? type_of_json(from[0]) : 0;
   const unsigned nesting = types & ~(unsigned)TD_PARAM_NULL;

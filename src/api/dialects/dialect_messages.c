@@ -46,8 +46,7 @@ static td_status write_system(const writing *to, const cJSON *system) {
 }
 
 static bool is_block(const cJSON *block, const char *type) {
-  const cJSON *of = td_json_get(block, "type");
-  return cJSON_IsString(of) && strcmp(of->valuestring, type) == 0;
+  return td_json_is(block, "type", type);
 }
 
 static td_status write_result(const writing *to, const cJSON *block, const char *where) {
@@ -202,8 +201,7 @@ static void find_referred(referred *out, const cJSON *value) {
 
 // Whether a tool is the client's own: those that run at Anthropic have another type.
 static bool is_own(const cJSON *tool) {
-  const cJSON *type = td_json_get(tool, "type");
-  return !cJSON_IsString(type) || strcmp(type->valuestring, "custom") == 0;
+  return !td_json_text(tool, "type") || is_block(tool, "custom");
 }
 
 static bool is_deferred(const cJSON *tool) {
@@ -310,8 +308,8 @@ static bool is_prefilled(const cJSON *messages) {
   const cJSON *last = messages->child;
   while (last->next)
     last = last->next;
-  const cJSON *role = td_json_get(last, "role"), *content = td_json_get(last, "content");
-  if (!cJSON_IsString(role) || strcmp(role->valuestring, "assistant") != 0) return false;
+  const cJSON *content = td_json_get(last, "content");
+  if (!td_json_is(last, "role", "assistant")) return false;
   if (cJSON_IsString(content)) return content->valuestring[0] != '\0';
   const cJSON *block = content ? content->child : NULL;
   while (block && block->next)

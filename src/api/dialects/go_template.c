@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/str.h"
+
 #define MAX_DEPTH 16
 
 typedef struct {
@@ -13,10 +15,6 @@ typedef struct {
   unsigned depth;
   bool is_over; // .Response was met
 } go_run;
-
-static bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
 
 // The value of .Name; NULL: there is no such variable.
 static const char *value_of(const td_go_vars *v, const char *name, size_t len) {
@@ -55,7 +53,7 @@ static td_status begin_if(go_run *g, const char *name, size_t len, td_err *err) 
 static td_status act(go_run *g, const char *a, size_t len, td_err *err) {
   if (len >= 3 && memcmp(a, "if ", 3) == 0) {
     size_t skip = 3;
-    while (skip < len && is_space(a[skip]))
+    while (skip < len && td_is_space(a[skip]))
       skip++;
     return begin_if(g, a + skip, len - skip, err);
   }
@@ -81,7 +79,7 @@ static td_status act(go_run *g, const char *a, size_t len, td_err *err) {
 }
 
 static void add_text(go_run *g, const char *text, size_t len, bool trims_end) {
-  while (trims_end && len && is_space(text[len - 1]))
+  while (trims_end && len && td_is_space(text[len - 1]))
     len--;
   if (g->shows[g->depth]) td_buf_add(g->out, text, len);
 }
@@ -94,18 +92,18 @@ td_status td_go_render(td_buf *out, const char *text, const td_go_vars *vars, td
     if (!open) break;
     const char *close = strstr(open, "}}"), *a = open + 2;
     if (!close) return td_fail(err, TD_EINVAL, "{{ without }}");
-    const bool trims_before = a[0] == '-' && is_space(a[1]);
-    const bool trims_after = close - a >= 2 && close[-1] == '-' && is_space(close[-2]);
+    const bool trims_before = a[0] == '-' && td_is_space(a[1]);
+    const bool trims_after = close - a >= 2 && close[-1] == '-' && td_is_space(close[-2]);
     add_text(&g, text, (size_t)(open - text), trims_before);
     const char *end = close - trims_after;
     a += trims_before;
-    while (a < end && is_space(*a))
+    while (a < end && td_is_space(*a))
       a++;
-    while (end > a && is_space(end[-1]))
+    while (end > a && td_is_space(end[-1]))
       end--;
     st = act(&g, a, (size_t)(end - a), err);
     text = close + 2;
-    while (trims_after && is_space(*text))
+    while (trims_after && td_is_space(*text))
       text++;
   }
   if (st == TD_OK && !g.is_over) add_text(&g, text, strlen(text), false);

@@ -71,8 +71,7 @@ static td_status find_response(td_references *references, const td_dialect_state
 
 static const cJSON *item_of(const cJSON *items, const char *id) {
   for (const cJSON *item = items ? items->child : NULL; item; item = item->next) {
-    const cJSON *own = td_json_get(item, "id");
-    if (cJSON_IsString(own) && strcmp(own->valuestring, id) == 0) return item;
+    if (td_json_is(item, "id", id)) return item;
   }
   return NULL;
 }

@@ -289,12 +289,10 @@ static void write_wanted_logprobs(td_json_writer *w, const cJSON *root) {
 
 static void write_format(td_json_writer *w, td_dialect_state *state, const cJSON *root) {
   const cJSON *format = td_json_get(td_json_get(root, "text"), "format");
-  const cJSON *type = td_json_get(format, "type");
   if (!format) return;
   td_dialect_note(state, "response_format", "text.format");
   td_dialect_note(state, "response_format.json_schema", "text.format");
-  bool is_schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;
-  if (!is_schema) {
+  if (!td_json_is(format, "type", "json_schema")) {
     td_api_write_json(w, "response_format", format);
     return;
   }
@@ -324,18 +322,15 @@ static void keep_input(td_dialect_state *state, const cJSON *root) {
   const bool is_text = cJSON_IsString(input);
   for (const cJSON *item = is_text ? input : input->child; item;
        item = is_text ? NULL : item->next) {
-    const cJSON *type = td_json_get(item, "type"), *role = td_json_get(item, "role");
-    const char *name = cJSON_IsString(type) ? type->valuestring : "message";
+    const char *type = td_json_text(item, "type");
     const cJSON *content = is_text ? item : td_json_get(item, "content");
     td_json_writer w = TD_JSON_WRITER(&state->input);
     if (state->input.len) td_buf_char(&state->input, ',');
     td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "type", name);
+    td_jw_str(&w, "type", type ? type : "message");
     if (is_text) td_jw_str(&w, "role", "user");
     if (!is_text) td_dialect_pass(&w, item, "type content");
-    if (content) {
-      write_parts(&w, content, cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0);
-    }
+    if (content) write_parts(&w, content, td_json_is(item, "role", "assistant"));
     td_jw_end_object(&w);
   }
 }

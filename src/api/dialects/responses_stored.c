@@ -53,7 +53,7 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
       last = id;
       n++;
     }
-    is_there |= cJSON_IsString(id) && strcmp(id->valuestring, td_buf_text(&p->after)) == 0;
+    is_there |= td_json_is(item, "id", td_buf_text(&p->after));
     item = p->is_ascending ? item->next : item == items->child ? NULL : item->prev;
   }
   td_jw_end_array(&w);

@@ -9,13 +9,8 @@
 #include "api/dialects/responses_impl.h"
 #include "text/grammar/regex.h"
 
-static const char *str_of(const cJSON *object, const char *key) {
-  const cJSON *item = td_json_get(object, key);
-  return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
 static bool is_type(const cJSON *object, const char *type) {
-  const char *of = str_of(object, "type");
+  const char *of = td_json_text(object, "type");
   return of && strcmp(of, type) == 0;
 }
 
@@ -23,12 +18,12 @@ static bool is_type(const cJSON *object, const char *type) {
 
 // A search for tools that the client runs; one that runs at OpenAI is left out.
 static bool is_search(const cJSON *tool) {
-  const char *where = str_of(tool, "execution");
+  const char *where = td_json_text(tool, "execution");
   return is_type(tool, "tool_search") && where && strcmp(where, "client") == 0;
 }
 
 static const char *name_of(const cJSON *tool) {
-  return is_search(tool) ? "tool_search" : str_of(tool, "name");
+  return is_search(tool) ? "tool_search" : td_json_text(tool, "name");
 }
 
 void td_responses_add_name(td_buf *out, const char *space, const char *name) {
@@ -44,7 +39,7 @@ static void note(cJSON *own, const char *flat, const char *space, const cJSON *t
   if (!entry) return; // it is written as a function
   if (space) cJSON_AddStringToObject(entry, "namespace", space);
   cJSON_AddStringToObject(entry, "name", name_of(tool));
-  cJSON_AddStringToObject(entry, "type", str_of(tool, "type"));
+  cJSON_AddStringToObject(entry, "type", td_json_text(tool, "type"));
 }
 
 // Whether a string of JSON can be made to match the regex.
@@ -60,7 +55,8 @@ static bool can_obey(const char *regex, size_t len) {
 
 // The schema of a tool that takes text: one string, which obeys a regex.
 static void write_input_schema(td_json_writer *w, const cJSON *format) {
-  const char *syntax = str_of(format, "syntax"), *definition = str_of(format, "definition");
+  const char *syntax = td_json_text(format, "syntax"),
+             *definition = td_json_text(format, "definition");
   td_buf schema = TD_BUF_INIT, pattern = TD_BUF_INIT;
   td_json_writer s = TD_JSON_WRITER(&schema);
   td_jw_begin_object(&s, NULL);
@@ -86,8 +82,9 @@ static void write_input_schema(td_json_writer *w, const cJSON *format) {
 // What a tool that takes text does, and the grammar of its text.
 static void write_description(td_json_writer *w, const cJSON *tool) {
   const cJSON *format = td_json_get(tool, "format");
-  const char *text = str_of(tool, "description"), *definition = str_of(format, "definition");
-  const char *syntax = str_of(format, "syntax");
+  const char *text = td_json_text(tool, "description"),
+             *definition = td_json_text(format, "definition");
+  const char *syntax = td_json_text(format, "syntax");
   td_buf all = TD_BUF_INIT;
   if (text) td_buf_str(&all, text);
   if (definition) {
@@ -155,7 +152,7 @@ static void write_list(writing *to, const cJSON *tools, const char *where) {
     const cJSON *inner = td_json_get(tool, "tools");
     const td_api_path at = td_api_item(list.text, i++);
     if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !to->space) {
-      to->space = str_of(tool, "name");
+      to->space = td_json_text(tool, "name");
       if (!to->space) to->space = "";
       write_list(to, inner, at.text);
       to->space = NULL;
@@ -186,7 +183,7 @@ unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, td_diale
 void td_responses_add_found(td_buf *out, const cJSON *tools, const char *space) {
   for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
     const cJSON *inner = td_json_get(tool, "tools");
-    const char *name = str_of(tool, "name");
+    const char *name = td_json_text(tool, "name");
     if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !space) {
       td_responses_add_found(out, inner, name ? name : "");
     } else if (name) {
@@ -202,13 +199,13 @@ void td_responses_add_found(td_buf *out, const cJSON *tools, const char *space) 
 // The name in chat of a tool that a choice names.
 static void write_function(td_json_writer *w, const char *key, const cJSON *choice,
                            const cJSON *own) {
-  const char *name = str_of(choice, "name"), *space = str_of(choice, "namespace");
+  const char *name = td_json_text(choice, "name"), *space = td_json_text(choice, "namespace");
   td_buf flat = TD_BUF_INIT;
   if (name) td_responses_add_name(&flat, space, name);
   const bool is_flat = flat.len && cJSON_GetObjectItemCaseSensitive(own, flat.data);
   for (const cJSON *entry = own && !is_flat ? own->child : NULL; entry && name && !space;
        entry = entry->next) {
-    const char *own_name = str_of(entry, "name");
+    const char *own_name = td_json_text(entry, "name");
     if (!own_name || strcmp(own_name, name) != 0) continue;
     td_buf_clear(&flat);
     td_buf_str(&flat, entry->string);
@@ -265,7 +262,7 @@ void td_responses_add_input(td_buf *out, const char *arguments, size_t len) {
   td_status st = td_json_parse(&json, arguments, len, TD_JSON_MAX_DEPTH, &ignored);
   out->failed |= st == TD_ENOMEM;
   if (st == TD_OK) {
-    if (str_of(json, "input")) td_buf_str(out, str_of(json, "input"));
+    if (td_json_text(json, "input")) td_buf_str(out, td_json_text(json, "input"));
     cJSON_Delete(json);
     return;
   }
@@ -297,7 +294,7 @@ void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
                              const td_tool_call *call) {
   const cJSON *entry = s->own_tools ? cJSON_GetObjectItemCaseSensitive(s->own_tools, call->name)
                                     : NULL;
-  const char *name = str_of(entry, "name"), *space = str_of(entry, "namespace");
+  const char *name = td_json_text(entry, "name"), *space = td_json_text(entry, "namespace");
   td_jw_str(w, "name", name ? name : call->name);
   if (space) td_jw_str(w, "namespace", space);
 }

@@ -9,9 +9,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/grow.h"
 #include "base/thread.h"
 
@@ -375,18 +375,12 @@ bool td_matcher_advance(td_matcher *m, int32_t id) {
   return matches;
 }
 
-static uint64_t cpu_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 // Walks the vocabulary, or the rest of a cover, in its order. path[d] is the configuration after d
 // bytes, valid for the bytes that a token shares with the one before, up to the byte that did not
 // match.
 static void walk(td_automaton *a, const td_token_index *index, const td_cover *cover,
                  uint32_t *path, bool strips, uint64_t *mask) {
-  const uint64_t until_ns = cpu_ns() + MAX_MASK_NS;
+  const uint64_t until_ns = td_clock_cpu_ns() + MAX_MASK_NS;
   uint32_t n_steps = 0, n_configs = a->n_configs; // at the last look at the clock
   const uint16_t *shared = cover ? cover->shared : index->shared;
   const uint32_t n = cover ? cover->n : index->n;
@@ -395,7 +389,7 @@ static void walk(td_automaton *a, const td_token_index *index, const td_cover *c
     uint32_t d = shared[i];
     if (d > n_valid) continue; // shares the byte that did not match
     if (++n_steps == 1024 || a->n_configs > n_configs + 256) {
-      if (a->n_bytes > MAX_MEMORY || cpu_ns() > until_ns) {
+      if (a->n_bytes > MAX_MEMORY || td_clock_cpu_ns() > until_ns) {
         a->status = TD_EAGAIN;
         return;
       }
@@ -532,9 +526,9 @@ static void *thread_main(void *arg) {
     remove_job(m);
     m->job = RUNNING;
     pthread_mutex_unlock(&grammars->lock);
-    const uint64_t begin_ns = cpu_ns();
+    const uint64_t begin_ns = td_clock_cpu_ns();
     run(m);
-    const uint64_t ns = cpu_ns() - begin_ns;
+    const uint64_t ns = td_clock_cpu_ns() - begin_ns;
     pthread_mutex_lock(&grammars->lock);
     s->job_ns = (3 * s->job_ns + ns) / 4;
     m->job = IDLE;

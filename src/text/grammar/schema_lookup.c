@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json_parse.h"
+#include "base/str.h"
 #include "text/grammar/schema_impl.h"
 
 #define FEW 32 // members that are looked through
@@ -85,12 +86,6 @@ const cJSON *td_schema_get(td_schema_ctx *ctx, const cJSON *object, const char *
 
 // ---- $ref --------------------------------------------------------------------------------------
 
-static int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c |= 0x20;
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 // One step of a JSON pointer, up to the next slash, unescaped in place. Returns what follows it;
 // NULL at the end.
 static char *cut_step(char *step) {
@@ -99,8 +94,8 @@ static char *cut_step(char *step) {
     char c = *at;
     if (c == '~' && (at[1] == '0' || at[1] == '1')) {
       c = *++at == '0' ? '~' : '/';
-    } else if (c == '%' && hex_value(at[1]) >= 0 && hex_value(at[2]) >= 0) {
-      c = (char)(hex_value(at[1]) << 4 | hex_value(at[2]));
+    } else if (c == '%' && td_hex_digit(at[1]) >= 0 && td_hex_digit(at[2]) >= 0) {
+      c = (char)(td_hex_digit(at[1]) << 4 | td_hex_digit(at[2]));
       at += 2;
     }
     *out++ = c;

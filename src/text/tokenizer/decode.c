@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json_parse.h"
+#include "base/str.h"
 #include "base/utf8.h"
 #include "text/tokenizer/bytelevel.h"
 #include "text/tokenizer/json.h"
@@ -200,16 +201,10 @@ static td_status apply_steps(const td_decoder *decoder, td_buf *text, bool first
   return st;
 }
 
-static int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c |= 0x20;
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 // The byte that "<0x0A>" stands for, or -1.
 static int fallback_byte(const td_buf *text) {
   if (text->len != 6 || memcmp(text->data, "<0x", 3) != 0 || text->data[5] != '>') return -1;
-  int high = hex_digit(text->data[3]), low = hex_digit(text->data[4]);
+  int high = td_hex_digit(text->data[3]), low = td_hex_digit(text->data[4]);
   return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 
