@@ -40,7 +40,17 @@ enum {
   IQ4_XS_LOW = 4,
   IQ4_XS_CODES = 8,
   MXFP4_CODES = 1,
+  TQ2_0_D = 64,
+  TQ1_0_LATER = 32, // 16 bytes for columns from 160 on
+  TQ1_0_LAST = 48,  // 4 bytes for columns from 240 on
+  TQ1_0_D = 52,
 };
+
+// Formats with offsets, and those whose groups of 16 columns have a scale each.
+#define GGUF_HAS_OFFSETS(dtype)                                                                    \
+  ((dtype) == TD_Q4_1 || (dtype) == TD_Q5_1 || (dtype) == TD_Q2_K || (dtype) == TD_Q4_K ||         \
+   (dtype) == TD_Q5_K)
+#define GGUF_IS_FINE(dtype) ((dtype) == TD_Q2_K || (dtype) == TD_Q3_K || (dtype) == TD_Q6_K)
 
 #define GGUF_IQ4_VALUES                                                                            \
   { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 }
@@ -131,6 +141,8 @@ TD_BLOCK_FN gguf_scale gguf_scale_of(td_dtype dtype, const uint8_t *block, unsig
     return gguf_scaled(gguf_half(block + Q6_K_D) * (float)(int8_t)block[Q6_K_SCALES + group], 0);
   case TD_IQ4_XS: return gguf_scaled(gguf_scale_iq4(block, group), 0);
   case TD_MXFP4: return gguf_scaled(gguf_scale_mx(block), 0);
+  case TD_TQ2_0: return gguf_scaled(gguf_half(block + TQ2_0_D), 0);
+  case TD_TQ1_0: return gguf_scaled(gguf_half(block + TQ1_0_D), 0);
   default: return gguf_scaled(gguf_half(block), 0);
   }
 }
@@ -158,6 +170,21 @@ TD_BLOCK_FN int gguf_iq4(unsigned code) {
 TD_BLOCK_FN int gguf_fp4(unsigned code) {
   const int8_t values[16] = GGUF_MXFP4_VALUES;
   return values[code];
+}
+
+// TQ1_0: a byte is a fraction of 256, in which five digits of base 3 follow the point. The columns
+// of 32, 16 and 4 bytes are their first digits, then their second ones, and so on.
+TD_BLOCK_FN int gguf_trit(const uint8_t *b, unsigned col) {
+  unsigned n_bytes = 32;
+  if (col >= 240) {
+    n_bytes = 4, col -= 240, b += TQ1_0_LAST;
+  } else if (col >= 160) {
+    n_bytes = 16, col -= 160, b += TQ1_0_LATER;
+  }
+  unsigned rest = b[col % n_bytes];
+  for (unsigned i = col / n_bytes; i > 0; i--)
+    rest = rest * 3 & 255u;
+  return (int)(rest * 3 >> 8);
 }
 
 // The code of column i of a group.
@@ -191,6 +218,8 @@ TD_BLOCK_FN int gguf_code(td_dtype dtype, const uint8_t *b, unsigned group, unsi
   case TD_IQ4_NL: return gguf_iq4(gguf_nibble(b + IQ4_NL_CODES, group, i));
   case TD_IQ4_XS: return gguf_iq4(b[IQ4_XS_CODES + group / 2 * 16 + i] >> group % 2 * 4 & 15u);
   case TD_MXFP4: return gguf_fp4(gguf_nibble(b + MXFP4_CODES, group, i));
+  case TD_TQ2_0: return (int)gguf_pair_k(b, group, i) - 1;
+  case TD_TQ1_0: return gguf_trit(b, bit) - 1;
   default: return 0;
   }
 }

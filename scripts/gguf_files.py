@@ -110,6 +110,18 @@ def mxfp4(b):
     return np.ldexp(FP4[nibbles(b[:, 1:])], b[:, :1].astype(int) - 128).astype(np.float32)
 
 
+def trits(codes, n):
+    """The first n digits of bytes that are fractions of 256 in base 3, less 1."""
+    powers = np.array([1, 3, 9, 27, 81][:n], np.uint8)[:, None]
+    digits = (codes[:, None, :] * powers).astype(np.int32) * 3 >> 8
+    return digits.reshape(len(codes), -1) - 1
+
+
+def tq1_0(b):
+    digits = np.concatenate([trits(b[:, :32], 5), trits(b[:, 32:48], 5), trits(b[:, 48:52], 4)], 1)
+    return half(b, 52) * digits
+
+
 # Name: number, columns and bytes of a block, where its halves are, values of blocks.
 BLOCKS = {
     "Q4_0": (2, 32, 18, [0], lambda b: half(b, 0) * (nibbles(b[:, 2:]).astype(np.float32) - 8)),
@@ -124,6 +136,8 @@ BLOCKS = {
     "Q6_K": (14, 256, 210, [208], q6_k),
     "IQ4_NL": (20, 32, 18, [0], lambda b: half(b, 0) * IQ4[nibbles(b[:, 2:])]),
     "IQ4_XS": (23, 256, 136, [0], iq4_xs),
+    "TQ1_0": (34, 256, 54, [52], tq1_0),
+    "TQ2_0": (35, 256, 66, [64], lambda b: half(b, 64) * (pairs_k(b[:, :64]).astype(np.float32) - 1)),
     "MXFP4": (39, 32, 17, [], mxfp4),
 }
 TYPES |= {"IQ2_XXS": 16} | {name: row[0] for name, row in BLOCKS.items()}

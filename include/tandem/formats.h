@@ -58,7 +58,9 @@ enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
   X("iq4_nl", IQ4_NL, F32, 0, 0, false, "GGUF: 4-bit places in a table, in blocks of 32")          \
   X("iq4_xs", IQ4_XS, F32, 0, 0, false,                                                            \
     "GGUF: 4-bit places in a table, in blocks of 256 with 6-bit scales")                           \
-  X("gguf-mxfp4", MXFP4, F32, 0, 0, false, "GGUF: FP4 in blocks of 32 with a power of two each")
+  X("gguf-mxfp4", MXFP4, F32, 0, 0, false, "GGUF: FP4 in blocks of 32 with a power of two each")   \
+  X("tq2_0", TQ2_0, F32, 0, 0, false, "GGUF: -1, 0, 1 in 2 bits, in blocks of 256")                \
+  X("tq1_0", TQ1_0, F32, 0, 0, false, "GGUF: -1, 0, 1, five in a byte, in blocks of 256")
 
 typedef struct {
   const char *name;

@@ -33,7 +33,9 @@
   ROW(X, Q3_K, q3_k, 256, 110)                                                                     \
   ROW(X, IQ4_NL, iq4_nl, 32, 18)                                                                   \
   ROW(X, IQ4_XS, iq4_xs, 256, 136)                                                                 \
-  ROW(X, MXFP4, mxfp4, 32, 17)
+  ROW(X, MXFP4, mxfp4, 32, 17)                                                                     \
+  ROW(X, TQ2_0, tq2_0, 256, 66)                                                                    \
+  ROW(X, TQ1_0, tq1_0, 256, 54)
 #define TD_BLOCK_ROW(X, ID, name, cols, bytes) X(ID, cols, bytes)
 #define TD_BLOCK_DTYPES(X)                     TD_BLOCK_ROWS(TD_BLOCK_ROW, X)
 

@@ -12,13 +12,10 @@ template <int DTYPE> struct block_of;
 TD_BLOCK_DTYPES(X)
 #undef X
 
-template <int DTYPE>
-constexpr bool HAS_OFFSETS = DTYPE == TD_Q4_1 || DTYPE == TD_Q5_1 || DTYPE == TD_Q2_K ||
-                             DTYPE == TD_Q4_K || DTYPE == TD_Q5_K;
+template <int DTYPE> constexpr bool HAS_OFFSETS = GGUF_HAS_OFFSETS(DTYPE);
 
 // Groups of 16 columns that share a scale.
-template <int DTYPE>
-constexpr int SCALE_GROUPS = DTYPE == TD_Q2_K || DTYPE == TD_Q3_K || DTYPE == TD_Q6_K ? 1 : 2;
+template <int DTYPE> constexpr int SCALE_GROUPS = GGUF_IS_FINE(DTYPE) ? 1 : 2;
 
 // Four bytes, the first in the lowest bits: in shared memory, of which the aligned words around
 // them must exist, and anywhere.
@@ -67,15 +64,17 @@ __device__ inline uint32_t gguf_mxfp4_of(uint32_t codes) {
 
 // Whether gguf_codes4 gives signed bytes; otherwise gguf_less is to be subtracted from each.
 __device__ constexpr bool gguf_is_signed(td_dtype dtype) {
-  return dtype == TD_Q8_0 || dtype == TD_IQ4_NL || dtype == TD_IQ4_XS || dtype == TD_MXFP4;
+  return dtype == TD_Q8_0 || dtype == TD_IQ4_NL || dtype == TD_IQ4_XS || dtype == TD_MXFP4 ||
+         dtype == TD_TQ1_0;
 }
 
 __device__ constexpr uint32_t gguf_less(td_dtype dtype) {
-  return dtype == TD_Q4_0   ? 8
-         : dtype == TD_Q5_0 ? 16
-         : dtype == TD_Q3_K ? 4
-         : dtype == TD_Q6_K ? 32
-                            : 0;
+  return dtype == TD_Q4_0    ? 8
+         : dtype == TD_Q5_0  ? 16
+         : dtype == TD_Q3_K  ? 4
+         : dtype == TD_Q6_K  ? 32
+         : dtype == TD_TQ2_0 ? 1
+                             : 0;
 }
 
 // Codes i to i + 3 of a group of block b, one a byte; i % 4 == 0. The places are those of
@@ -108,7 +107,13 @@ __device__ inline uint32_t gguf_codes4(td_dtype dtype, const uint8_t *b, uint32_
   case TD_IQ4_XS:
     return gguf_iq4_of(word(b + IQ4_XS_CODES + group / 2 * 16 + i) >> group % 2 * 4 & four);
   case TD_MXFP4: return gguf_mxfp4_of(word(b + MXFP4_CODES + i) >> 4 * group & four);
-  default: return 0;
+  case TD_TQ2_0: return word(b + group / 8 * 32 + at) >> group % 8 / 2 * 2 & two;
+  default: { // one by one
+    uint32_t codes = 0;
+    for (uint32_t e = 0; e < 4; e++)
+      codes |= (gguf_code(dtype, b, group, i + e) & 0xffu) << 8 * e;
+    return codes;
+  }
   }
 }
 

@@ -18,7 +18,8 @@ static const ref_block_format ref_block_formats[] = {
     {TD_Q5_0, "linear_q5_0", 0, -1},     {TD_Q5_1, "linear_q5_1", 0, 2},
     {TD_Q2_K, "linear_q2_k", 80, 82},    {TD_Q3_K, "linear_q3_k", 108, -1},
     {TD_IQ4_NL, "linear_iq4_nl", 0, -1}, {TD_IQ4_XS, "linear_iq4_xs", 0, -1},
-    {TD_MXFP4, "linear_mxfp4", -1, -1},
+    {TD_MXFP4, "linear_mxfp4", -1, -1},  {TD_TQ2_0, "linear_tq2_0", 64, -1},
+    {TD_TQ1_0, "linear_tq1_0", 52, -1},
 };
 
 static inline double ref_half_at(const uint8_t *p) {
@@ -81,6 +82,21 @@ static inline double ref_q6(const uint8_t *b, uint32_t c) {
   return ref_half_at(b + 208) * (int8_t)b[192 + c / 16] * code;
 }
 
+// Digit `digit` of a byte that is a fraction of 256 in base 3, less 1.
+static inline int ref_trit(uint8_t byte, uint32_t digit) {
+  double rest = byte / 256.0;
+  for (; digit > 0; digit--)
+    rest = rest * 3 - floor(rest * 3);
+  return (int)(rest * 3) - 1;
+}
+
+static inline double ref_tq1(const uint8_t *b, uint32_t c) {
+  const int trit = c < 160   ? ref_trit(b[c % 32], c / 32)
+                   : c < 240 ? ref_trit(b[32 + (c - 160) % 16], (c - 160) / 16)
+                             : ref_trit(b[48 + c % 4], (c - 240) / 4);
+  return ref_half_at(b + 52) * trit;
+}
+
 static inline double ref_block256(td_dtype dtype, const uint8_t *b, uint32_t c) {
   const uint32_t part = c / 32;
   int scale, offset;
@@ -101,6 +117,8 @@ static inline double ref_block256(td_dtype dtype, const uint8_t *b, uint32_t c) 
     return ref_half_at(b) * scale * ((part % 2 ? byte >> 4 : byte & 15) + 16 * high) - low;
   }
   case TD_Q6_K: return ref_q6(b, c);
+  case TD_TQ2_0: return ref_half_at(b + 64) * (ref_two(b, c) - 1);
+  case TD_TQ1_0: return ref_tq1(b, c);
   default: { // IQ4_XS
     const int four = part % 2 ? b[4 + part / 2] >> 4 : b[4 + part / 2] & 15;
     const int two = (b[2] | b[3] << 8) >> 2 * part & 3;

@@ -151,7 +151,7 @@ TD_INLINE void multiply_fours(const int R, const int T, const uint8_t *codes, co
 
 // Vectors are 32 columns of a row, whose sums become lanes: that takes fewer instructions than rows
 // as lanes, whose codes are stored and loaded.
-#define ROW_SUMS
+#define ROW_SUMS true
 
 // From the order of pack_fours, of n columns, to that of row_sums: of 32 columns those of even
 // places, then the others.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cpu/avx512/vec.h"
+#include "kernels/cpu/common/blocks_vec.h"
 #include "kernels/cpu/common/vec_math.h"
 #include "kernels/decl.h"
 
@@ -145,4 +146,45 @@ TD_INLINE void multiply_fours(const int R, const int T, const uint8_t *codes, co
 TD_INLINE void multiply_codes(vi codes, const int8_t *x, group_sum *sum) {
   sum->a = _mm512_dpbusd_epi32(sum->a, codes, bytes_of_x(x));
   sum->b = _mm512_dpbusd_epi32(sum->b, codes, bytes_of_x(x + 4));
+}
+
+// ---- one token ----------------------------------------------------------------------------------
+
+// Vectors are 32 columns of two rows in formats that are decoded so.
+#define ROW_SUMS IS_BY_ROW
+
+// From the order of pack_fours, of n columns, to that of row_sums: of 32 columns a, then b.
+static void order_x(const int8_t *x, uint32_t n, int8_t *out) {
+  const vi order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  for (uint32_t k = 0; k < n; k += 32)
+    _mm512_storeu_si512(out + 2 * k, _mm512_permutexvar_epi32(order, vi_load(x + 2 * k)));
+}
+
+TD_INLINE vi add_by_32(vi a, vi b) {
+  return vi_add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+
+TD_INLINE vi add_by_64(vi a, vi b) {
+  return vi_add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+// The sums of VL rows over 32 columns, or over each half of them.
+TD_INLINE void row_sums(const td_dtype dtype, const int n_sums, const uint8_t *rows, size_t apart,
+                        unsigned part, const int8_t *x, vi *sums) {
+  const vi both = vi_load(x);
+  const vi a = _mm512_shuffle_i64x2(both, both, 0x44), b = _mm512_shuffle_i64x2(both, both, 0xee);
+  vi of[8]; // two rows each, so that the last shuffles put rows in order
+  TD_UNROLL for (unsigned r = 0; r < 8; r++) {
+    const uint8_t *row = rows + (r % 4 + r / 4 * 8) * apart;
+    const vi codes = _mm512_inserti64x4(_mm512_castsi256_si512(gguf_codes_of(dtype, row, part)),
+                                        gguf_codes_of(dtype, row + 4 * apart, part), 1);
+    of[r] = vi_sll(_mm512_dpbusd_epi32(vi_zero(), codes, a), 7);
+    of[r] = _mm512_dpbusd_epi32(of[r], codes, b);
+  }
+  const vi low = add_by_64(add_by_32(of[0], of[1]), add_by_32(of[2], of[3]));
+  const vi high = add_by_64(add_by_32(of[4], of[5]), add_by_32(of[6], of[7]));
+  const vi first = _mm512_shuffle_i32x4(low, high, 0x88);
+  const vi second = _mm512_shuffle_i32x4(low, high, 0xdd);
+  sums[0] = n_sums == 1 ? vi_add(first, second) : first;
+  if (n_sums > 1) sums[1] = second;
 }

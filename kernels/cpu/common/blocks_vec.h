@@ -47,6 +47,29 @@ static inline __m256i gguf_above(__m256i low, __m256i high, int shift) {
   return _mm256_or_si256(low, _mm256_slli_epi16(high, shift));
 }
 
+// TQ1_0's digits of 32 columns: see gguf_trit. Bytes times powers of 3, without what passes 255.
+static inline __m256i gguf_trits(const uint8_t *b, unsigned part) {
+  enum { FIRST = 5 }; // parts in the first 32 bytes
+  static const int16_t powers[8][2] = {{1, 1},   {3, 3}, {9, 9},  {27, 27},
+                                       {81, 81}, {1, 3}, {9, 27}, {81, 0}};
+  const __m128i later = _mm_loadu_si128((const __m128i *)(const void *)(b + TQ1_0_LATER));
+  __m256i times = _mm256_set_m128i(_mm_set1_epi16(powers[part][1]),
+                                   _mm_set1_epi16(powers[part][0]));
+  __m256i bytes = part < FIRST ? gguf_bits(b, 0, 255) : _mm256_broadcastsi128_si256(later);
+  if (part == 7) {
+    int last;
+    memcpy(&last, b + TQ1_0_LAST, sizeof last);
+    bytes = _mm256_inserti128_si256(bytes, _mm_set1_epi32(last), 1);
+    times = _mm256_inserti128_si256(times, _mm_setr_epi16(1, 1, 3, 3, 9, 9, 27, 27), 1);
+  }
+  const __m256i low = _mm256_and_si256(_mm256_mullo_epi16(bytes, times), _mm256_set1_epi16(255));
+  const __m256i high = _mm256_and_si256(bytes, _mm256_set1_epi16(-256));
+  const __m256i rest = _mm256_or_si256(low, _mm256_mullo_epi16(high, times));
+  const __m256i one = _mm256_cmpeq_epi8(_mm256_max_epu8(rest, gguf_byte(86)), rest);
+  const __m256i two = _mm256_cmpeq_epi8(_mm256_max_epu8(rest, gguf_byte(171)), rest);
+  return _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(one, two));
+}
+
 // The codes of 32 columns of a block as unsigned bytes, gguf_less too large.
 static inline __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned part) {
   static const int8_t iq4[16] = GGUF_IQ4_VALUES, mxfp4[16] = GGUF_MXFP4_VALUES;
@@ -70,6 +93,8 @@ static inline __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned p
   case TD_IQ4_NL: return gguf_values(iq4, gguf_nibbles(b + IQ4_NL_CODES));
   case TD_IQ4_XS: return gguf_values(iq4, gguf_nibbles(b + IQ4_XS_CODES + part * 16));
   case TD_MXFP4: return gguf_values(mxfp4, gguf_nibbles(b + MXFP4_CODES));
+  case TD_TQ2_0: return gguf_bits(b + pairs_at, pair, 3);
+  case TD_TQ1_0: return gguf_trits(b, part);
   default: return _mm256_setzero_si256();
   }
 }

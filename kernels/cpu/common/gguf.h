@@ -24,6 +24,8 @@ static inline int gguf_less(td_dtype dtype) {
   case TD_Q5_0: return 16;
   case TD_Q3_K: return 4;
   case TD_Q6_K: return 32;
+  case TD_TQ2_0:
+  case TD_TQ1_0: return 1;
   default: return 0;
   }
 }

@@ -6,14 +6,13 @@
 
 #include <stdbool.h>
 
-#include "kernels/cpu/common/gguf.h"
+#include "kernels/cpu/common/blocks_vec.h"
 #include "kernels/cpu/common/transpose.h"
 
 enum {
-  HAS_OFFSETS = BLOCK_DTYPE == TD_Q4_1 || BLOCK_DTYPE == TD_Q5_1 || BLOCK_DTYPE == TD_Q2_K ||
-                BLOCK_DTYPE == TD_Q4_K || BLOCK_DTYPE == TD_Q5_K,
-  IS_FINE = BLOCK_DTYPE == TD_Q2_K || BLOCK_DTYPE == TD_Q3_K || BLOCK_DTYPE == TD_Q6_K,
-  GROUP_COLS = IS_FINE ? BLOCK_GROUP : 2 * BLOCK_GROUP, // that share a scale
+  HAS_OFFSETS = GGUF_HAS_OFFSETS(BLOCK_DTYPE),
+  IS_BY_ROW = BLOCK_DTYPE == TD_TQ1_0, // decoded a row at a time, with 32 columns in a vector
+  GROUP_COLS = GGUF_IS_FINE(BLOCK_DTYPE) ? BLOCK_GROUP : 2 * BLOCK_GROUP, // that share a scale
 };
 
 // One block of each row.
@@ -129,6 +128,12 @@ TD_INLINE void scales_iq4(row_blocks *b, vf *scale, size_t step) {
   }
 }
 
+// One scale of all parts, the block's last two bytes.
+TD_INLINE void scales_equal(row_blocks *b, uint32_t at, vf *scale, size_t step) {
+  const vf d = high_halves(dword_at(b, at - 2));
+  TD_UNROLL for (unsigned j = 0; j < 8; j++) scale[j * step] = d;
+}
+
 // gguf_scale_mx.
 TD_INLINE vf scales_mx(vi dwords) {
   const vi e = vi_and(dwords, vi_set1(255)), one = vi_set1(1);
@@ -145,6 +150,8 @@ TD_INLINE void block_scales(row_blocks *b, vf *scale, vf *offset, size_t step) {
   case TD_Q2_K: scales_q2(b, scale, offset, step); return;
   case TD_Q3_K: scales_q3(b, scale, step); return;
   case TD_IQ4_XS: scales_iq4(b, scale, step); return;
+  case TD_TQ2_0: scales_equal(b, TQ2_0_D, scale, step); return;
+  case TD_TQ1_0: scales_equal(b, TQ1_0_D, scale, step); return;
   default: break;
   }
   const vi first = dword_at(b, 0);
@@ -234,11 +241,11 @@ TD_INLINE void codes_q6(row_blocks *b, const code_sink *to) {
   }
 }
 
-// Q2_K and Q3_K: in 32 bytes four times 32 columns of two bits.
-TD_INLINE void codes_pairs(row_blocks *b, const code_sink *to) {
+// Q2_K, Q3_K and TQ2_0: in 32 bytes four times 32 columns of two bits.
+TD_INLINE void codes_pairs(row_blocks *b, uint32_t at, const code_sink *to) {
   TD_UNROLL for (uint32_t c = 0; c < 4; c++) {
     vi q[4], high[4];
-    dwords_at(b, (BLOCK_DTYPE == TD_Q3_K ? Q3_K_CODES : Q2_K_CODES) + 16 * c, q);
+    dwords_at(b, at + 16 * c, q);
     if (BLOCK_DTYPE == TD_Q3_K) dwords_at(b, c % 2 * 16, high);
     TD_UNROLL for (uint32_t part = 0; part < 4; part++) {
       TD_UNROLL for (uint32_t j = 0; j < 4; j++) {
@@ -260,6 +267,22 @@ TD_INLINE void codes_bytes(row_blocks *b, const code_sink *to) {
   }
 }
 
+// Where IS_BY_ROW.
+TD_INLINE void codes_by_row(row_blocks *b, const code_sink *to) {
+  _Alignas(64) uint8_t rows[VL][32];
+  if (b->n_rows < VL) memset(rows, 0, sizeof rows);
+  for (uint32_t part = 0; part < 8; part++) {
+    for (uint32_t r = 0; r < b->n_rows; r++)
+      _mm256_store_si256((__m256i *)(void *)rows[r],
+                         gguf_codes_of(BLOCK_DTYPE, b->p + r * b->apart, part));
+    TD_UNROLL for (uint32_t half = 0; half < 2; half++) {
+      vi q[4];
+      vi_transpose((const char *)rows[0] + 16 * half, sizeof rows[0], q);
+      TD_UNROLL for (uint32_t i = 0; i < 4; i++) put_at(to, part * 8 + half * 4 + i, q[i]);
+    }
+  }
+}
+
 // A block's codes as unsigned bytes, gguf_less too large.
 TD_INLINE void block_codes(row_blocks *b, const code_sink *to) {
   const vi none = vi_zero();
@@ -275,8 +298,10 @@ TD_INLINE void block_codes(row_blocks *b, const code_sink *to) {
     TD_UNROLL for (uint32_t s = 0; s < 8; s++)
         nibbles_32(b, IQ4_XS_CODES + 16 * s, none, false, to, s * 8);
     return;
-  case TD_Q2_K:
-  case TD_Q3_K: codes_pairs(b, to); return;
+  case TD_Q2_K: codes_pairs(b, Q2_K_CODES, to); return;
+  case TD_Q3_K: codes_pairs(b, Q3_K_CODES, to); return;
+  case TD_TQ2_0: codes_pairs(b, 0, to); return;
+  case TD_TQ1_0: codes_by_row(b, to); return;
   case TD_Q6_K: codes_q6(b, to); return;
   default: codes_k4(b, to); return;
   }

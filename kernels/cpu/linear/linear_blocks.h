@@ -2,8 +2,8 @@
 // Include after an ISA's blocks.h and these definitions:
 //   BLOCK_DTYPE   the format
 //   BLOCKS_EXACT  the kernel for tokens that do not qualify
-// One token goes without codes in memory, through multiply_codes, or, if blocks.h defines ROW_SUMS,
-// through order_x and row_sums.
+// One token goes without codes in memory, through multiply_codes, or, if ROW_SUMS of blocks.h says
+// so of the format, through order_x and row_sums.
 //
 // A token has a scale per 256 columns, a part: its largest magnitude / 16256. Codes are unsigned
 // numbers, and the sum of code times x over a group of 16 or 32 columns is an exact integer:
@@ -207,11 +207,7 @@ _Static_assert(TOKENS == 6 && ROW_VECTORS == 2, "a case for every size of tile")
 
 // One token's x in the order that block_sums takes.
 static int8_t *ordered_x(product *g) {
-#ifdef ROW_SUMS
-  return g->x + X_COLS; // behind the only token's
-#else
-  return g->x;
-#endif
+  return ROW_SUMS ? g->x + X_COLS : g->x; // behind the only token's
 }
 
 // The sums of VL rows over a block, a row a lane; less [group], or 0.
@@ -219,19 +215,24 @@ TD_INLINE void block_sums(row_blocks *b, const int8_t *x, const int32_t *less, v
   const td_block block = td_dtype_block(BLOCK_DTYPE);
   const uint32_t n_groups = block.cols / GROUP_COLS;
   const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
-#ifdef ROW_SUMS
-  enum { OF_32 = 32 / GROUP_COLS };
-  TD_UNROLL for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
-      row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
-  if (!has_less) return;
-  TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = vi_add(sums[i], vi_set1(less[i]));
-#else
+  if (ROW_SUMS) {
+    enum { OF_32 = 32 / GROUP_COLS };
+    if (IS_BY_ROW) { // much code
+      for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
+        row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
+    } else {
+      TD_UNROLL for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
+          row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
+    }
+    if (!has_less) return;
+    TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = vi_add(sums[i], vi_set1(less[i]));
+    return;
+  }
   group_sum of[GROUPS];
   TD_UNROLL for (uint32_t i = 0; i < n_groups; i++)
       of[i] = begin_group(has_less ? vi_set1(less[i]) : vi_zero());
   block_codes(b, &(code_sink){.x = x, .sums = of});
   TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = end_group(of[i]);
-#endif
 }
 
 // VL rows times the block's only token, over the span.
@@ -316,9 +317,7 @@ static void product_block(product *g, uint32_t most_span) {
     g->n_parts = (g->n_span + PART - 1) / PART;
     pack_tokens(g);
     uint32_t row = 0;
-#ifdef ROW_SUMS
-    if (g->n_tokens == 1) order_x(g->x, g->n_span, ordered_x(g));
-#endif
+    if (ROW_SUMS && g->n_tokens == 1) order_x(g->x, g->n_span, ordered_x(g));
     for (; g->n_tokens == 1 && row + VL <= g->n_rows; row += VL) {
       g->ahead = rows_behind(g, row + VL);
       product_of_one(g, row);
