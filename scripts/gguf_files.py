@@ -140,7 +140,7 @@ BLOCKS = {
     "TQ2_0": (35, 256, 66, [64], lambda b: half(b, 64) * (pairs_k(b[:, :64]).astype(np.float32) - 1)),
     "MXFP4": (39, 32, 17, [], mxfp4),
 }
-TYPES |= {"IQ2_XXS": 16} | {name: row[0] for name, row in BLOCKS.items()}
+TYPES |= {"NVFP4": 40} | {name: row[0] for name, row in BLOCKS.items()}
 
 
 def random_blocks(name, shape, deviation, rng):

@@ -60,7 +60,16 @@ enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
     "GGUF: 4-bit places in a table, in blocks of 256 with 6-bit scales")                           \
   X("gguf-mxfp4", MXFP4, F32, 0, 0, false, "GGUF: FP4 in blocks of 32 with a power of two each")   \
   X("tq2_0", TQ2_0, F32, 0, 0, false, "GGUF: -1, 0, 1 in 2 bits, in blocks of 256")                \
-  X("tq1_0", TQ1_0, F32, 0, 0, false, "GGUF: -1, 0, 1, five in a byte, in blocks of 256")
+  X("tq1_0", TQ1_0, F32, 0, 0, false, "GGUF: -1, 0, 1, five in a byte, in blocks of 256")          \
+  X("iq2_xxs", IQ2_XXS, F32, 0, 0, false,                                                          \
+    "GGUF: 2-bit grid of 256 with signs, 4-bit scales per 32")                                     \
+  X("iq2_xs", IQ2_XS, F32, 0, 0, false, "GGUF: 2-bit grid of 512 with signs, 4-bit scales per 16") \
+  X("iq2_s", IQ2_S, F32, 0, 0, false, "GGUF: 2-bit grid of 1024 with signs, 4-bit scales per 16")  \
+  X("iq3_xxs", IQ3_XXS, F32, 0, 0, false,                                                          \
+    "GGUF: 3-bit grid of 256 with signs, 4-bit scales per 32")                                     \
+  X("iq3_s", IQ3_S, F32, 0, 0, false, "GGUF: 3-bit grid of 512 with signs, 4-bit scales per 32")   \
+  X("iq1_s", IQ1_S, F32, 0, 0, false, "GGUF: grid of 2048 with offsets, 3-bit scales per 32")      \
+  X("iq1_m", IQ1_M, F32, 0, 0, false, "GGUF: grid of 2048 with offsets, 3-bit scales per 16")
 
 typedef struct {
   const char *name;

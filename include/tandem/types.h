@@ -35,7 +35,14 @@
   ROW(X, IQ4_XS, iq4_xs, 256, 136)                                                                 \
   ROW(X, MXFP4, mxfp4, 32, 17)                                                                     \
   ROW(X, TQ2_0, tq2_0, 256, 66)                                                                    \
-  ROW(X, TQ1_0, tq1_0, 256, 54)
+  ROW(X, TQ1_0, tq1_0, 256, 54)                                                                    \
+  ROW(X, IQ2_XXS, iq2_xxs, 256, 66)                                                                \
+  ROW(X, IQ2_XS, iq2_xs, 256, 74)                                                                  \
+  ROW(X, IQ2_S, iq2_s, 256, 82)                                                                    \
+  ROW(X, IQ3_XXS, iq3_xxs, 256, 98)                                                                \
+  ROW(X, IQ3_S, iq3_s, 256, 110)                                                                   \
+  ROW(X, IQ1_S, iq1_s, 256, 50)                                                                    \
+  ROW(X, IQ1_M, iq1_m, 256, 56)
 #define TD_BLOCK_ROW(X, ID, name, cols, bytes) X(ID, cols, bytes)
 #define TD_BLOCK_DTYPES(X)                     TD_BLOCK_ROWS(TD_BLOCK_ROW, X)
 

@@ -65,7 +65,7 @@ __device__ inline uint32_t gguf_mxfp4_of(uint32_t codes) {
 // Whether gguf_codes4 gives signed bytes; otherwise gguf_less is to be subtracted from each.
 __device__ constexpr bool gguf_is_signed(td_dtype dtype) {
   return dtype == TD_Q8_0 || dtype == TD_IQ4_NL || dtype == TD_IQ4_XS || dtype == TD_MXFP4 ||
-         dtype == TD_TQ1_0;
+         dtype == TD_TQ1_0 || GGUF_IS_GRID(dtype);
 }
 
 __device__ constexpr uint32_t gguf_less(td_dtype dtype) {

@@ -158,10 +158,10 @@ def test_refusals(tandem_bin, tmp_path):
     gguf_files.write(path, metadata | {"general.architecture": "llama"}, tensors)
     assert "architecture llama is not supported; supported are qwen3moe" in refusal(tandem_bin, path)
     shape = next(t.shape for t in tensors if t.name == "blk.1.attn_q.weight")
-    small = Tensor("blk.1.attn_q.weight", shape, "IQ2_XXS",
-                   np.zeros(int(np.prod(shape)) // 256 * 66, np.uint8))
+    small = Tensor("blk.1.attn_q.weight", shape, "NVFP4",
+                   np.zeros(int(np.prod(shape)) // 64 * 36, np.uint8))
     gguf_files.write(path, metadata, [t if t.name != small.name else small for t in tensors])
-    assert "dtype IQ2_XXS is not supported here; supported: F32, F16, BF16, Q8_0" in refusal(
+    assert "dtype NVFP4 is not supported here; supported: F32, F16, BF16, Q8_0" in refusal(
         tandem_bin, path)
 
 

@@ -173,12 +173,12 @@ TD_INLINE vi add_by_64(vi a, vi b) {
   return vi_add(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-// The sums of VL rows over 32 columns, or over each half of them.
+// The sums of VL rows over 32 columns, or over each half of them. signs: signs_of_rows.
 TD_INLINE void row_sums(const td_dtype dtype, const int n_sums, const uint8_t *rows, size_t apart,
-                        unsigned part, const int8_t *x, vi *sums) {
+                        unsigned part, const int8_t *x, const uint32_t (*signs)[8], vi *sums) {
   vi of[VL];
   TD_UNROLL for (unsigned r = 0; r < VL; r++) {
-    const vi codes = gguf_codes_of(dtype, rows + r * apart, part);
+    const vi codes = gguf_codes_with(dtype, rows + r * apart, part, signs[r]);
     const vi even = _mm256_madd_epi16(vi_and(codes, vi_set1(0x00ff00ff)), vi_load(x));
     of[r] = add_pairs(even, _mm256_srli_epi16(codes, 8), vi_load(x + 32));
   }

@@ -168,16 +168,17 @@ TD_INLINE vi add_by_64(vi a, vi b) {
   return vi_add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
 }
 
-// The sums of VL rows over 32 columns, or over each half of them.
+// The sums of VL rows over 32 columns, or over each half of them. signs: signs_of_rows.
 TD_INLINE void row_sums(const td_dtype dtype, const int n_sums, const uint8_t *rows, size_t apart,
-                        unsigned part, const int8_t *x, vi *sums) {
+                        unsigned part, const int8_t *x, const uint32_t (*signs)[8], vi *sums) {
   const vi both = vi_load(x);
   const vi a = _mm512_shuffle_i64x2(both, both, 0x44), b = _mm512_shuffle_i64x2(both, both, 0xee);
   vi of[8]; // two rows each, so that the last shuffles put rows in order
   TD_UNROLL for (unsigned r = 0; r < 8; r++) {
-    const uint8_t *row = rows + (r % 4 + r / 4 * 8) * apart;
-    const vi codes = _mm512_inserti64x4(_mm512_castsi256_si512(gguf_codes_of(dtype, row, part)),
-                                        gguf_codes_of(dtype, row + 4 * apart, part), 1);
+    const unsigned one = r % 4 + r / 4 * 8, other = one + 4;
+    const vi codes = _mm512_inserti64x4(
+        _mm512_castsi256_si512(gguf_codes_with(dtype, rows + one * apart, part, signs[one])),
+        gguf_codes_with(dtype, rows + other * apart, part, signs[other]), 1);
     of[r] = vi_sll(_mm512_dpbusd_epi32(vi_zero(), codes, a), 7);
     of[r] = _mm512_dpbusd_epi32(of[r], codes, b);
   }

@@ -5,15 +5,20 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/common/gguf.h"
+#include "kernels/cpu/common/grids.h"
+#include "kernels/cpu/common/vec_math.h"
 
 static inline __m256i gguf_byte(int byte) {
   return _mm256_set1_epi8((char)byte);
 }
 
+static inline __m256i gguf_load(const uint8_t *p) {
+  return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
 // Bits [shift, shift + 8) of 32 bytes, with those of the next byte above; the mask removes them.
 static inline __m256i gguf_bits(const uint8_t *p, unsigned shift, int mask) {
-  const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)p);
-  return _mm256_and_si256(_mm256_srli_epi16(bytes, (int)shift), gguf_byte(mask));
+  return _mm256_and_si256(_mm256_srli_epi16(gguf_load(p), (int)shift), gguf_byte(mask));
 }
 
 // 16 bytes of nibbles: the lower ones are the first 16 columns.
@@ -24,15 +29,18 @@ static inline __m256i gguf_nibbles(const uint8_t *p) {
                           gguf_byte(15));
 }
 
-// The same with the fifth bit of each at `high`.
-static inline __m256i gguf_five(const uint8_t *p, const uint8_t *high) {
+// 0xff where a bit is set, a byte each.
+static inline __m256i gguf_set_bits(uint32_t bits) {
   const __m256i each = _mm256_set1_epi64x((long long)0x8040201008040201ull);
   const __m256i from = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
                                           0x0303030303030303);
-  int bits;
-  memcpy(&bits, high, sizeof bits);
-  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), from);
-  const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), from);
+  return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+}
+
+// Nibbles with the fifth bit of each at `high`.
+static inline __m256i gguf_five(const uint8_t *p, const uint8_t *high) {
+  const __m256i is_set = gguf_set_bits(gguf_word(high));
   return _mm256_or_si256(gguf_nibbles(p), _mm256_and_si256(is_set, gguf_byte(16)));
 }
 
@@ -48,7 +56,7 @@ static inline __m256i gguf_above(__m256i low, __m256i high, int shift) {
 }
 
 // TQ1_0's digits of 32 columns: see gguf_trit. Bytes times powers of 3, without what passes 255.
-static inline __m256i gguf_trits(const uint8_t *b, unsigned part) {
+TD_INLINE __m256i gguf_trits(const uint8_t *b, unsigned part) {
   enum { FIRST = 5 }; // parts in the first 32 bytes
   static const int16_t powers[8][2] = {{1, 1},   {3, 3}, {9, 9},  {27, 27},
                                        {81, 81}, {1, 3}, {9, 27}, {81, 0}};
@@ -70,8 +78,76 @@ static inline __m256i gguf_trits(const uint8_t *b, unsigned part) {
   return _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(one, two));
 }
 
+// The indices of a part's four entries of eight columns, and of its eight of four.
+TD_INLINE __m128i gguf_index_eights(td_dtype dtype, const uint8_t *b, unsigned part) {
+  if (dtype == TD_IQ2_XS) {
+    const __m128i q = _mm_loadl_epi64((const __m128i *)(const void *)(b + 2 + part * 8));
+    return _mm_and_si128(_mm_cvtepu16_epi32(q), _mm_set1_epi32(511));
+  }
+  const uint8_t *at = b + (dtype == TD_IQ2_XXS ? 2 + part * 8
+                           : dtype == TD_IQ1_M ? part * 4
+                                               : 2 + part * 4);
+  const __m128i low = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)gguf_word(at)));
+  int high, mask = 0x700;
+  __m128i by;
+  if (dtype == TD_IQ2_XXS) return low;
+  if (dtype == TD_IQ2_S) {
+    high = b[66 + part] << 8, mask = 0x300, by = _mm_setr_epi32(0, 2, 4, 6);
+  } else if (dtype == TD_IQ1_S) {
+    high = (b[34 + part * 2] | b[35 + part * 2] << 8) << 8, by = _mm_setr_epi32(0, 3, 6, 9);
+  } else {
+    high = (b[32 + part * 2] | b[33 + part * 2] << 8) << 8, by = _mm_setr_epi32(0, 4, 8, 12);
+  }
+  const __m128i bits = _mm_srlv_epi32(_mm_set1_epi32(high), by);
+  return _mm_or_si128(low, _mm_and_si128(bits, _mm_set1_epi32(mask)));
+}
+
+TD_INLINE __m256i gguf_index_fours(td_dtype dtype, const uint8_t *b, unsigned part) {
+  const __m128i q = _mm_loadl_epi64((const __m128i *)(const void *)(b + 2 + part * 8));
+  const __m256i low = _mm256_cvtepu8_epi32(q);
+  if (dtype == TD_IQ3_XXS) return low;
+  const __m256i bits = _mm256_sllv_epi32(_mm256_set1_epi32(b[66 + part]),
+                                         _mm256_setr_epi32(8, 7, 6, 5, 4, 3, 2, 1));
+  return _mm256_or_si256(low, _mm256_and_si256(bits, _mm256_set1_epi32(256)));
+}
+
+// Entries of a grid, before signs.
+TD_INLINE __m256i gguf_grid_eights(const uint64_t *grid, td_dtype dtype, const uint8_t *b,
+                                   unsigned part) {
+  return _mm256_i32gather_epi64((const long long *)(const void *)grid,
+                                gguf_index_eights(dtype, b, part), 8);
+}
+
+TD_INLINE __m256i gguf_grid_fours(const uint32_t *grid, td_dtype dtype, const uint8_t *b,
+                                  unsigned part) {
+  return _mm256_i32gather_epi32((const int *)(const void *)grid, gguf_index_fours(dtype, b, part),
+                                4);
+}
+
+// signs: gguf_grid_signs of the part.
+TD_INLINE __m256i gguf_grid_codes(td_dtype dtype, const uint8_t *b, unsigned part, uint32_t signs) {
+  __m256i codes;
+  switch (dtype) {
+  case TD_IQ2_XXS: codes = gguf_grid_eights(td_grid_iq2_xxs, dtype, b, part); break;
+  case TD_IQ2_XS: codes = gguf_grid_eights(td_grid_iq2_xs, dtype, b, part); break;
+  case TD_IQ2_S: codes = gguf_grid_eights(td_grid_iq2_s, dtype, b, part); break;
+  case TD_IQ3_XXS: codes = gguf_grid_fours(td_grid_iq3_xxs, dtype, b, part); break;
+  case TD_IQ3_S: codes = gguf_grid_fours(td_grid_iq3_s, dtype, b, part); break;
+  default: codes = gguf_grid_eights(td_grid_iq1, dtype, b, part); break;
+  }
+#ifdef __AVX512BW__
+  if (GGUF_IS_IQ1(dtype)) return _mm256_mask_sub_epi8(codes, signs, codes, gguf_byte(2));
+  codes = _mm256_mask_sub_epi8(codes, signs, _mm256_setzero_si256(), codes);
+#else
+  const __m256i mask = gguf_set_bits(signs);
+  if (GGUF_IS_IQ1(dtype)) return _mm256_add_epi8(codes, _mm256_add_epi8(mask, mask));
+  codes = _mm256_sub_epi8(_mm256_xor_si256(codes, mask), mask);
+#endif
+  return _mm256_xor_si256(codes, gguf_byte(128));
+}
+
 // The codes of 32 columns of a block as unsigned bytes, gguf_less too large.
-static inline __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned part) {
+TD_INLINE __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned part) {
   static const int8_t iq4[16] = GGUF_IQ4_VALUES, mxfp4[16] = GGUF_MXFP4_VALUES;
   const unsigned pairs_at = part / 4 * 32, pair = part % 4 * 2;
   switch (dtype) {
@@ -95,8 +171,43 @@ static inline __m256i gguf_codes_of(td_dtype dtype, const uint8_t *b, unsigned p
   case TD_MXFP4: return gguf_values(mxfp4, gguf_nibbles(b + MXFP4_CODES));
   case TD_TQ2_0: return gguf_bits(b + pairs_at, pair, 3);
   case TD_TQ1_0: return gguf_trits(b, part);
-  default: return _mm256_setzero_si256();
+  default: return gguf_grid_codes(dtype, b, part, gguf_grid_signs(dtype, b, part));
   }
+}
+
+// gguf_grid_signs of a block's eight parts, of formats with GGUF_HAS_SEVENS.
+TD_INLINE void gguf_block_signs(td_dtype dtype, const uint8_t *b, uint32_t signs[8]) {
+  const __m256i odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0)); // of four bits
+  __m256i s;
+  if (dtype == TD_IQ2_XS) {
+    const __m256i low = gguf_load(b + 2), high = gguf_load(b + 34);
+    s = _mm256_packus_epi16(_mm256_srli_epi16(low, 9), _mm256_srli_epi16(high, 9));
+    s = _mm256_permute4x64_epi64(s, 0xd8);
+  } else {
+    s = gguf_load(b + (dtype == TD_IQ2_XXS ? 2 : 66));
+    if (dtype == TD_IQ2_XXS) { // every other word
+      const __m256 low = _mm256_castsi256_ps(s), high = _mm256_castsi256_ps(gguf_load(b + 34));
+      s = _mm256_castps_si256(_mm256_shuffle_ps(low, high, 0xdd));
+      s = _mm256_permute4x64_epi64(s, 0xd8);
+    }
+    __m256i sevens = _mm256_and_si256(s, _mm256_set1_epi32(0x7f));
+    for (int i = 1; i < 4; i++) {
+      const __m256i next = _mm256_slli_epi32(s, i);
+      sevens = _mm256_or_si256(sevens, _mm256_and_si256(next, _mm256_set1_epi32(0x7f << 8 * i)));
+    }
+    s = sevens;
+  }
+  const __m256i folded = _mm256_xor_si256(s, _mm256_srli_epi16(s, 4));
+  const __m256i eighth = _mm256_shuffle_epi8(odd, _mm256_and_si256(folded, gguf_byte(15)));
+  _mm256_storeu_si256((__m256i *)(void *)signs, _mm256_or_si256(s, eighth));
+}
+
+// gguf_codes_of; signs: gguf_block_signs.
+TD_INLINE __m256i gguf_codes_with(td_dtype dtype, const uint8_t *b, unsigned part,
+                                  const uint32_t signs[8]) {
+  return GGUF_HAS_SEVENS(dtype) ? gguf_grid_codes(dtype, b, part, signs[part])
+                                : gguf_codes_of(dtype, b, part);
 }
 
 // The codes themselves, signed, 16 columns each.
@@ -108,8 +219,7 @@ static inline void gguf_signed_codes(td_dtype dtype, const uint8_t *b, unsigned 
 }
 
 // A row of a matrix.
-static inline void decode_blocks(const td_dtype dtype, const uint8_t *row, uint32_t cols,
-                                 float *out) {
+TD_INLINE void decode_blocks(const td_dtype dtype, const uint8_t *row, uint32_t cols, float *out) {
   const td_block block = td_dtype_block(dtype);
   for (uint32_t k = 0; k < cols; k += block.cols, row += block.bytes) {
     __m128i both[2];

@@ -26,6 +26,6 @@ static inline int gguf_less(td_dtype dtype) {
   case TD_Q6_K: return 32;
   case TD_TQ2_0:
   case TD_TQ1_0: return 1;
-  default: return 0;
+  default: return GGUF_IS_GRID(dtype) ? 128 : 0;
   }
 }

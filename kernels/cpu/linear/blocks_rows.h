@@ -11,7 +11,8 @@
 
 enum {
   HAS_OFFSETS = GGUF_HAS_OFFSETS(BLOCK_DTYPE),
-  IS_BY_ROW = BLOCK_DTYPE == TD_TQ1_0, // decoded a row at a time, with 32 columns in a vector
+  // decoded a row at a time, with 32 columns in a vector
+  IS_BY_ROW = BLOCK_DTYPE == TD_TQ1_0 || GGUF_IS_GRID(BLOCK_DTYPE),
   GROUP_COLS = GGUF_IS_FINE(BLOCK_DTYPE) ? BLOCK_GROUP : 2 * BLOCK_GROUP, // that share a scale
 };
 
@@ -134,6 +135,28 @@ TD_INLINE void scales_equal(row_blocks *b, uint32_t at, vf *scale, size_t step) 
   TD_UNROLL for (unsigned j = 0; j < 8; j++) scale[j * step] = d;
 }
 
+// gguf_scale_grid of all groups.
+TD_INLINE void scales_grid(row_blocks *b, vf *scale, size_t step) {
+  vi word = dword_at(b, BLOCK_DTYPE == TD_IQ1_M ? 48 : 0);
+  vf d;
+  if (BLOCK_DTYPE == TD_IQ1_M) {
+    const vi high = dword_at(b, 52), four = vi_set1(15);
+    const vi lower = vi_or(vi_and(vi_srl(word, 12), four), vi_sll(vi_srl(word, 28), 4));
+    const vi upper = vi_or(vi_and(vi_srl(high, 12), four), vi_sll(vi_srl(high, 28), 4));
+    d = vf_from_low_halves(vi_or(lower, vi_sll(upper, 8)));
+  } else {
+    d = vf_from_low_halves(word);
+  }
+  d = vf_mul(d, vf_set1(gguf_grid_unit(BLOCK_DTYPE)));
+  TD_UNROLL for (unsigned i = 0; i < 256 / GROUP_COLS; i++) {
+    const gguf_place p = gguf_grid_scale(BLOCK_DTYPE, i * (GROUP_COLS / BLOCK_GROUP));
+    if (p.at != gguf_grid_scale(BLOCK_DTYPE, (i - 1) * (GROUP_COLS / BLOCK_GROUP)).at || i == 0)
+      word = dword_at(b, p.at);
+    const vi code = vi_and(vi_srl(word, p.shift), vi_set1((int)p.mask));
+    scale[i * step] = vf_mul(d, vf_from_vi(vi_add(vi_add(code, code), vi_set1(1))));
+  }
+}
+
 // gguf_scale_mx.
 TD_INLINE vf scales_mx(vi dwords) {
   const vi e = vi_and(dwords, vi_set1(255)), one = vi_set1(1);
@@ -153,6 +176,10 @@ TD_INLINE void block_scales(row_blocks *b, vf *scale, vf *offset, size_t step) {
   case TD_TQ2_0: scales_equal(b, TQ2_0_D, scale, step); return;
   case TD_TQ1_0: scales_equal(b, TQ1_0_D, scale, step); return;
   default: break;
+  }
+  if (GGUF_IS_GRID(BLOCK_DTYPE)) {
+    scales_grid(b, scale, step);
+    return;
   }
   const vi first = dword_at(b, 0);
   *scale = BLOCK_DTYPE == TD_MXFP4 ? scales_mx(first) : vf_from_low_halves(first);
@@ -267,14 +294,24 @@ TD_INLINE void codes_bytes(row_blocks *b, const code_sink *to) {
   }
 }
 
+typedef uint32_t row_signs[VL][8];
+
+TD_INLINE void signs_of_rows(const row_blocks *b, row_signs signs) {
+  if (!GGUF_HAS_SEVENS(BLOCK_DTYPE)) return;
+  for (uint32_t r = 0; r < b->n_rows; r++)
+    gguf_block_signs(BLOCK_DTYPE, b->p + r * b->apart, signs[r]);
+}
+
 // Where IS_BY_ROW.
 TD_INLINE void codes_by_row(row_blocks *b, const code_sink *to) {
   _Alignas(64) uint8_t rows[VL][32];
   if (b->n_rows < VL) memset(rows, 0, sizeof rows);
+  row_signs signs;
+  signs_of_rows(b, signs);
   for (uint32_t part = 0; part < 8; part++) {
     for (uint32_t r = 0; r < b->n_rows; r++)
       _mm256_store_si256((__m256i *)(void *)rows[r],
-                         gguf_codes_of(BLOCK_DTYPE, b->p + r * b->apart, part));
+                         gguf_codes_with(BLOCK_DTYPE, b->p + r * b->apart, part, signs[r]));
     TD_UNROLL for (uint32_t half = 0; half < 2; half++) {
       vi q[4];
       vi_transpose((const char *)rows[0] + 16 * half, sizeof rows[0], q);
@@ -301,8 +338,9 @@ TD_INLINE void block_codes(row_blocks *b, const code_sink *to) {
   case TD_Q2_K: codes_pairs(b, Q2_K_CODES, to); return;
   case TD_Q3_K: codes_pairs(b, Q3_K_CODES, to); return;
   case TD_TQ2_0: codes_pairs(b, 0, to); return;
-  case TD_TQ1_0: codes_by_row(b, to); return;
   case TD_Q6_K: codes_q6(b, to); return;
-  default: codes_k4(b, to); return;
+  case TD_Q4_K:
+  case TD_Q5_K: codes_k4(b, to); return;
+  default: codes_by_row(b, to); return;
   }
 }

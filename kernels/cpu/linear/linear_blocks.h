@@ -217,12 +217,14 @@ TD_INLINE void block_sums(row_blocks *b, const int8_t *x, const int32_t *less, v
   const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
   if (ROW_SUMS) {
     enum { OF_32 = 32 / GROUP_COLS };
+    row_signs signs;
+    signs_of_rows(b, signs);
     if (IS_BY_ROW) { // much code
       for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
-        row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
+        row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, signs, sums + i);
     } else {
       TD_UNROLL for (uint32_t i = 0; i < n_groups; i += OF_32, x += 32 / 4 * X_FOUR)
-          row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, sums + i);
+          row_sums(BLOCK_DTYPE, OF_32, b->p, b->apart, i / OF_32, x, signs, sums + i);
     }
     if (!has_less) return;
     TD_UNROLL for (uint32_t i = 0; i < n_groups; i++) sums[i] = vi_add(sums[i], vi_set1(less[i]));
