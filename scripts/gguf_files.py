@@ -4,6 +4,9 @@ A format makes random blocks of one matrix, which are as good as quantized ones,
 float32 values that they stand for. Needs numpy only.
 """
 
+import pathlib
+import random
+import re
 import struct
 
 import numpy as np
@@ -15,12 +18,30 @@ IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
+SCATTERED = "scattered"  # where IQ1_M has its half: in the upper four bits of its last four words
+NIBBLES = np.array([0, 4, 8, 12], np.uint16)
+
+
+def halves_of(blocks, at, n):
+    """[blocks][n] words of 16 bits."""
+    return blocks[:, at : at + 2 * n].copy().view(np.uint16)
+
+
 def half(blocks, at):
-    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+    if at == SCATTERED:
+        word = (halves_of(blocks, 48, 4) >> 12 << NIBBLES).sum(1, keepdims=True, dtype=np.uint16)
+    else:
+        word = halves_of(blocks, at, 1)
+    return word.view(np.float16).astype(np.float32)
 
 
 def put_half(blocks, at, values):
-    blocks[:, at : at + 2] = values.astype(np.float16).reshape(-1, 1).view(np.uint8)
+    word = values.astype(np.float16).reshape(-1, 1).view(np.uint16)
+    if at == SCATTERED:
+        words = halves_of(blocks, 48, 4) & 0xFFF | (word >> NIBBLES & 15) << 12
+        blocks[:, 48:56] = words.view(np.uint8)
+    else:
+        blocks[:, at : at + 2] = word.view(np.uint8)
 
 
 def nibbles(codes):
@@ -122,6 +143,84 @@ def tq1_0(b):
     return half(b, 52) * digits
 
 
+def grids():
+    """The grids of kernels/grids.inc, [entries] each."""
+    text = (pathlib.Path(__file__).parents[1] / "kernels/grids.inc").read_text()
+    parts = re.findall(r"#define GGUF_(\w+)_GRID\(F\)((?: \\\n  GRID_ROW[^ \n]*)+)", text)
+    return {name: np.array([int(e, 16) for e in re.findall(r"\b[0-9a-f]{4}\b", rows)]) for name, rows in parts}
+
+
+GRIDS = grids()
+FOURS = {"IQ3_XXS": np.array([4, 12, 20, 28, 36, 44, 52, 62]), "IQ3_S": np.arange(1, 17, 2)}
+
+
+def on_grid(name, idx):
+    """The columns of entries [n][k]."""
+    if name in FOURS:
+        return FOURS[name][GRIDS[name][idx][:, :, None] >> np.arange(0, 16, 4) & 7].reshape(len(idx), -1)
+    values = np.array([-1, 0, 1] if name == "IQ1" else [8, 25, 43])
+    return values[GRIDS[name][idx][:, :, None] >> np.arange(0, 16, 2) & 3].reshape(len(idx), -1)
+
+
+def fields(words, shifts, mask):
+    """[n][k] words -> [n][k * shifts] fields of theirs."""
+    return (words[:, :, None] >> np.array(shifts, words.dtype) & mask).reshape(len(words), -1)
+
+
+def even(seven):
+    """Signs of eight columns: seven bits, and one that makes the number of ones even."""
+    seven = seven.astype(np.uint8)
+    return seven | (bits(seven).reshape(*seven.shape, 8).sum(2) % 2).astype(np.uint8) << 7
+
+
+def scaled(b, scales, unit, codes, signs):
+    each = half(b, 0) * (2 * scales.astype(np.float32) + 1) * np.float32(unit)
+    return np.repeat(each, 256 // scales.shape[1], 1) * codes * (1 - 2 * bits(signs).astype(np.float32))
+
+
+def iq2_xxs(b):
+    words = b[:, 2:].copy().view(np.uint32)[:, 1::2]
+    idx = b[:, 2:].reshape(-1, 8, 8)[:, :, :4].reshape(-1, 32)
+    signs = even(fields(words, [0, 7, 14, 21], 127))
+    return scaled(b, words >> 28, 0.125, on_grid("IQ2_XXS", idx), signs)
+
+
+def iq2_xs(b):
+    q = halves_of(b, 2, 32)
+    return scaled(b, fields(b[:, 66:], [0, 4], 15), 0.125, on_grid("IQ2_XS", q & 511), even(q >> 9))
+
+
+def iq2_s(b):
+    idx = b[:, 2:34] + fields(b[:, 66:74], [0, 2, 4, 6], 3).astype(int) * 256
+    return scaled(b, fields(b[:, 74:], [0, 4], 15), 0.125, on_grid("IQ2_S", idx), b[:, 34:66])
+
+
+def iq3_xxs(b):
+    words = b[:, 66:].copy().view(np.uint32)
+    signs = even(fields(words, [0, 7, 14, 21], 127))
+    return scaled(b, words >> 28, 0.25, on_grid("IQ3_XXS", b[:, 2:66]), signs)
+
+
+def iq3_s(b):
+    idx = b[:, 2:66] + bits(b[:, 66:74]).astype(int) * 256
+    return scaled(b, fields(b[:, 106:], [0, 4], 15), 1, on_grid("IQ3_S", idx), b[:, 74:106])
+
+
+def iq1_s(b):
+    q = halves_of(b, 34, 8)
+    idx = b[:, 2:34] + fields(q, [0, 3, 6, 9], 7).astype(int) * 256
+    scale = np.repeat(half(b, 0) * (2 * (q >> 12 & 7).astype(np.float32) + 1), 32, 1)
+    return scale * (on_grid("IQ1", idx) + np.repeat(np.where(q >> 15, -0.125, 0.125), 32, 1))
+
+
+def iq1_m(b):
+    q = fields(b[:, 32:48], [0, 4], 15)
+    idx = b[:, :32] + (q & 7).astype(int) * 256
+    scales = fields(halves_of(b, 48, 4), [0, 3, 6, 9], 7).astype(np.float32)
+    scale = np.repeat(half(b, SCATTERED) * (2 * scales + 1), 16, 1)
+    return scale * (on_grid("IQ1", idx) + np.repeat(np.where(q >> 3, -0.125, 0.125), 8, 1))
+
+
 # Name: number, columns and bytes of a block, where its halves are, values of blocks.
 BLOCKS = {
     "Q4_0": (2, 32, 18, [0], lambda b: half(b, 0) * (nibbles(b[:, 2:]).astype(np.float32) - 8)),
@@ -136,6 +235,13 @@ BLOCKS = {
     "Q6_K": (14, 256, 210, [208], q6_k),
     "IQ4_NL": (20, 32, 18, [0], lambda b: half(b, 0) * IQ4[nibbles(b[:, 2:])]),
     "IQ4_XS": (23, 256, 136, [0], iq4_xs),
+    "IQ2_XXS": (16, 256, 66, [0], iq2_xxs),
+    "IQ2_XS": (17, 256, 74, [0], iq2_xs),
+    "IQ3_XXS": (18, 256, 98, [0], iq3_xxs),
+    "IQ1_S": (19, 256, 50, [0], iq1_s),
+    "IQ3_S": (21, 256, 110, [0], iq3_s),
+    "IQ2_S": (22, 256, 82, [0], iq2_s),
+    "IQ1_M": (29, 256, 56, [SCATTERED], iq1_m),
     "TQ1_0": (34, 256, 54, [52], tq1_0),
     "TQ2_0": (35, 256, 66, [64], lambda b: half(b, 64) * (pairs_k(b[:, :64]).astype(np.float32) - 1)),
     "MXFP4": (39, 32, 17, [], mxfp4),
@@ -159,6 +265,16 @@ def random_blocks(name, shape, deviation, rng):
     if not halves:
         blocks[:, 0] = (blocks[:, 0].astype(int) + round(np.log2(factor))).astype(np.uint8)
     return blocks.reshape(-1), values(blocks).astype(np.float32).reshape(shape)
+
+
+def sample_blocks(name, n=600):
+    """Blocks [n][bytes] that are the same everywhere and have every entry of a grid."""
+    _, _, n_bytes, halves, _ = BLOCKS[name]
+    data = random.Random(name).randbytes(n * n_bytes)
+    blocks = np.frombuffer(data, np.uint8).reshape(n, n_bytes).copy()
+    for i, at in enumerate(halves):
+        put_half(blocks, at, np.linspace(-1 - i, 2, n))
+    return blocks
 
 
 class Tensor:

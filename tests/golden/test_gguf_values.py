@@ -4,6 +4,7 @@ Files are made on the spot (scripts/gguf_files.py): random blocks in every forma
 goldens as llama.cpp's converter writes them.
 """
 
+import hashlib
 import json
 import pathlib
 import subprocess
@@ -89,6 +90,14 @@ def write_used(directory, used, config=SMALL):
     directory.mkdir()
     checkpoint.write_shards(str(directory), entries, 1 << 30)
     checkpoint.write_json(str(directory / "config.json"), config)
+
+
+# scripts/make_gguf_grids.py
+@pytest.mark.parametrize("dtype", gguf_files.BLOCKS)
+def test_reference(dtype):
+    want = json.loads((pathlib.Path(__file__).parent / "gguf_blocks.json").read_text())
+    values = gguf_files.BLOCKS[dtype][4](gguf_files.sample_blocks(dtype)).astype(np.float32)
+    assert hashlib.sha256((values + np.float32(0)).tobytes()).hexdigest() == want[dtype]
 
 
 @pytest.mark.no_asan
