@@ -14,7 +14,8 @@
 
 // ---- which model --------------------------------------------------------------------------------
 
-// Whether a server's model is the one that was asked for: by its name, as a folder's, or of the hub.
+// Whether a server's model is the one that was asked for: by its name, as a folder's, or of the
+// hub.
 static bool is_same(const char *id, const char *asked) {
   const char *slash = strrchr(asked, '/'), *its = strrchr(id, '/');
   return strcmp(id, asked) == 0 || (slash && strcmp(id, slash + 1) == 0) ||

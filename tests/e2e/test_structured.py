@@ -142,10 +142,10 @@ def test_other_names(client, body, pattern):
 LEFT_OUT = {
     "not": {"type": "integer", "minimum": 0, "maximum": 9, "not": {"const": 5}},
     "if": {"type": "integer", "minimum": 0, "maximum": 99, "if": {"minimum": 3}, "then": {"maximum": 9}},
-    "multipleOf": {"type": "integer", "minimum": 0, "maximum": 99, "multipleOf": 7},
-    "uniqueItems": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2},
+    "multipleOf": {"type": "integer", "minimum": 0, "maximum": 9000, "multipleOf": 7},
+    "uniqueItems": {"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True, "maxItems": 2},
     "contains": {"type": "array", "items": {"type": "null"}, "contains": {"const": None}, "maxItems": 2},
-    "patternProperties": {"type": "object", "patternProperties": {"^x": True}, "additionalProperties": False},
+    "patternProperties": {"type": "object", "patternProperties": {"^x": True, "^y": True}, "additionalProperties": False},
     "minProperties": {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}},
                       "minProperties": 2, "additionalProperties": False},
     "minLength": {"type": "string", "pattern": "^[ab]{0,3}$", "minLength": 2},

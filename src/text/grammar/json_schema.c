@@ -139,17 +139,13 @@ static td_status check_keywords(td_schema_ctx *ctx, const cJSON *schema, unsigne
       {"dependentRequired", TD_SCHEMA_OBJECT},
       {"dependentSchemas", TD_SCHEMA_OBJECT},
       {"dependencies", TD_SCHEMA_OBJECT},
-      {"propertyNames", TD_SCHEMA_OBJECT},
-      {"patternProperties", TD_SCHEMA_OBJECT},
       {"unevaluatedProperties", TD_SCHEMA_OBJECT},
       {"contains", TD_SCHEMA_ARRAY},
-      {"uniqueItems", TD_SCHEMA_ARRAY},
       {"unevaluatedItems", TD_SCHEMA_ARRAY},
   };
   for (size_t i = 0; i < TD_COUNT(refused); i++) {
     const cJSON *item = td_schema_get(ctx, schema, refused[i].name);
     bool is_neutral = !item ||
-                      (cJSON_IsFalse(item) && strcmp(refused[i].name, "uniqueItems") == 0) ||
                       (strncmp(refused[i].name, "unevaluated", 11) == 0 && cJSON_IsTrue(item)) ||
                       (cJSON_IsObject(item) && !item->child &&
                        refused[i].types == TD_SCHEMA_OBJECT);

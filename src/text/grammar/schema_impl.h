@@ -86,6 +86,8 @@ bool td_schema_asserts_only(const cJSON *schema, const char *a, const char *b);
 
 // schema_values.c
 td_node td_schema_value(td_grammar_build *b, const cJSON *value); // as JSON, on one line
+// Whether a schema of strings asserts nothing but pattern, format and lengths.
+bool td_schema_is_plain_string(const cJSON *schema);
 td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out);
 // schema_numbers.c
 td_status td_schema_number(td_schema_ctx *ctx, const cJSON *schema, bool is_integer, td_node *out);

@@ -12,6 +12,8 @@ enum {
   MAX_OPEN = 16,        // of a number without a bound
   MAX_FRACTION = 15,    // of a bound
   FRACTION_DIGITS = 16, // that are generated
+  MULTIPLE_DIGITS = 9,  // of a multiple without bounds
+  MAX_MULTIPLE = 1000,  // multiples are listed, or remainders told apart, up to so many
 };
 
 // frac: digits without zeros at the end.
@@ -300,8 +302,97 @@ static td_status read_bound(td_schema_ctx *ctx, const cJSON *schema, bool is_low
   return TD_OK;
 }
 
-// *n_frac: digits behind the point. TD_OK: of a power of ten that is no larger than 1.
-static td_status read_multiple(td_schema_ctx *ctx, const cJSON *schema, uint32_t *n_frac) {
+// ---- multiples ----------------------------------------------------------------------------------
+
+// Multiples of a whole number from low to high; either may be negative.
+static td_node listed(td_grammar_build *b, int64_t of, int64_t low, int64_t high) {
+  const size_t list = td_g_begin(b);
+  for (int64_t at = low / of * of - of; at <= high; at += of) {
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, at);
+    if (at >= low) td_g_add(b, td_g_str(b, text));
+  }
+  return td_g_end_any(b, list);
+}
+
+// Positive multiples, of up to MULTIPLE_DIGITS digits: a rule for each remainder of the digits so
+// far, at each length.
+static td_node positive_multiples(td_grammar_build *b, uint32_t of) {
+  td_node after[2][MAX_MULTIPLE]; // what may follow, by remainder; of the next length and of this
+  td_node out = TD_NODE_NEVER;
+  for (uint32_t r = 0; r < of; r++)
+    after[0][r] = r ? TD_NODE_NEVER : TD_NODE_EMPTY;
+  for (int length = MULTIPLE_DIGITS - 1; length >= 0; length--) {
+    const td_node *next = after[(MULTIPLE_DIGITS - 1 - length) % 2];
+    for (uint32_t r = 0; r < (length ? of : 1); r++) {
+      const size_t list = td_g_begin(b);
+      if (length && r == 0) td_g_add(b, TD_NODE_EMPTY);
+      for (uint32_t d = !length; d < 10; d++)
+        td_g_add(b, TD_G_SEQ(b, td_g_range(b, '0' + d, '0' + d), next[(10 * r + d) % of]));
+      out = td_g_new_rule(b, td_g_end_any(b, list));
+      after[(MULTIPLE_DIGITS - length) % 2][r] = out;
+    }
+  }
+  return out;
+}
+
+// Any number whose digits behind the point are a multiple of one that divides a power of ten.
+static td_node fine_multiples(td_grammar_build *b, const decimal *of) {
+  const size_t n = strlen(of->frac);
+  const uint32_t step = (uint32_t)strtoul(of->frac, NULL, 10);
+  uint32_t whole = 1;
+  for (size_t i = 0; i < n; i++)
+    whole *= 10;
+  const size_t list = td_g_begin(b);
+  td_g_add(b, TD_NODE_EMPTY);
+  for (uint32_t at = 0; at < whole; at += step) {
+    char text[32];
+    snprintf(text, sizeof text, ".%0*u", (int)n, at);
+    td_g_add(b, td_g_str(b, text));
+  }
+  return TD_G_SEQ(b, td_g_maybe(b, td_g_str(b, "-")), naturals(b, 0, NULL), td_g_end_any(b, list));
+}
+
+static int64_t signed_of(const decimal *d) {
+  return d->is_negative ? -(int64_t)d->whole : (int64_t)d->whole;
+}
+
+// A multipleOf that is no power of ten. *out stays as it is where it is left out.
+static td_status write_multiples(td_schema_ctx *ctx, const decimal *d, const interval *of,
+                                 td_node *out) {
+  td_grammar_build *b = ctx->b;
+  const bool is_free = !of->low.is_set && !of->high.is_set;
+  const uint64_t most = (uint64_t)1 << 52;
+  if (!is_whole(d)) {
+    const size_t n = strlen(d->frac);
+    const uint32_t step = n <= 3 ? (uint32_t)strtoul(d->frac, NULL, 10) : 0;
+    const uint32_t whole = n == 1 ? 10 : n == 2 ? 100 : 1000;
+    if (d->whole || !step || whole % step || !is_free || !of->n_frac)
+      return td_schema_leave_out(ctx, "multipleOf", NULL);
+    *out = fine_multiples(b, d);
+    return TD_OK;
+  }
+  bound low = of->low, high = of->high;
+  if (low.is_set) make_whole(&low, true);
+  if (high.is_set) make_whole(&high, false);
+  const bool is_short = d->whole && low.is_set && high.is_set && low.at.whole < most &&
+                        high.at.whole < most && d->whole < most;
+  if (is_short && (signed_of(&high.at) - signed_of(&low.at)) / (int64_t)d->whole < MAX_MULTIPLE) {
+    *out = listed(b, (int64_t)d->whole, signed_of(&low.at), signed_of(&high.at));
+    return TD_OK;
+  }
+  const bool has_low = low.is_set && (low.at.is_negative || low.at.whole > 1);
+  if (!d->whole || d->whole > MAX_MULTIPLE || high.is_set || has_low)
+    return td_schema_leave_out(ctx, "multipleOf", "beside these bounds, or of more than 1,000,");
+  const td_node zero = low.is_set && low.at.whole ? TD_NODE_NEVER : td_g_str(b, "0");
+  const td_node sign = low.is_set ? TD_NODE_EMPTY : td_g_maybe(b, td_g_str(b, "-"));
+  *out = TD_G_ANY(b, zero, TD_G_SEQ(b, sign, positive_multiples(b, (uint32_t)d->whole)));
+  return TD_OK;
+}
+
+// A power of ten up to 1 limits *n_frac, the digits behind the point; another one makes *out.
+static td_status read_multiple(td_schema_ctx *ctx, const cJSON *schema, interval *of,
+                               td_node *out) {
   const cJSON *item = td_schema_get(ctx, schema, "multipleOf");
   decimal d;
   if (!item) return TD_OK;
@@ -310,8 +401,8 @@ static td_status read_multiple(td_schema_ctx *ctx, const cJSON *schema, uint32_t
   const size_t n = strlen(d.frac), n_zeros = strspn(d.frac, "0");
   const bool is_power = is_whole(&d) ? d.whole == 1
                                      : !d.whole && n == n_zeros + 1 && d.frac[n - 1] == '1';
-  if (!is_power) return td_schema_leave_out(ctx, "multipleOf", NULL);
-  if (n < *n_frac) *n_frac = (uint32_t)n;
+  if (!is_power) return write_multiples(ctx, &d, of, out);
+  if (n < of->n_frac) of->n_frac = (uint32_t)n;
   return TD_OK;
 }
 
@@ -319,8 +410,13 @@ td_status td_schema_number(td_schema_ctx *ctx, const cJSON *schema, bool is_inte
   interval of = {.n_frac = is_integer ? 0 : FRACTION_DIGITS};
   td_status st = read_bound(ctx, schema, true, &of.low);
   if (st == TD_OK) st = read_bound(ctx, schema, false, &of.high);
-  if (st == TD_OK) st = read_multiple(ctx, schema, &of.n_frac);
+  td_node multiples = TD_NODE_NEVER;
+  if (st == TD_OK) st = read_multiple(ctx, schema, &of, &multiples);
   if (st != TD_OK) return st;
+  if (multiples != TD_NODE_NEVER) {
+    *out = multiples;
+    return TD_OK;
+  }
   if (!of.low.is_set && !of.high.is_set && (is_integer || of.n_frac == FRACTION_DIGITS)) {
     *out = is_integer ? ctx->json->integer : ctx->json->number;
     return TD_OK;

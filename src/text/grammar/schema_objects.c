@@ -4,9 +4,11 @@
 
 #include "base/json_names.h"
 #include "base/utf8.h"
+#include "text/grammar/regex.h"
 #include "text/grammar/schema_impl.h"
 
 #define MAX_PREFIX    64  // schemas of prefixItems
+#define MAX_UNIQUE    8   // values of items of which each comes once
 #define MAX_KEY_CHARS 256 // of a key that begins as a named one
 
 static const td_json_spacing *spacing_of(const td_schema_ctx *ctx) {
@@ -64,12 +66,63 @@ static td_node rest_of(td_schema_ctx *ctx, const array_shape *a) {
   return min ? all : td_g_maybe(ctx->b, all);
 }
 
+// The values that items may have, of which each comes once: a rule for each set of values that have
+// come. False: they are not a short list.
+static bool unique_items(td_schema_ctx *ctx, const array_shape *a, td_node *out) {
+  static const cJSON no = {.type = cJSON_False}, yes = {.type = cJSON_True};
+  const td_json_spacing *s = spacing_of(ctx);
+  td_grammar_build *b = ctx->b;
+  const cJSON *list = td_schema_get(ctx, a->rest, "enum"), *type;
+  td_node values[MAX_UNIQUE];
+  uint32_t n = 0;
+  type = td_schema_get(ctx, a->rest, "type");
+  if (a->n_prefix || !td_schema_asserts_only(a->rest, list ? "enum" : "type", "type")) return false;
+  if (!list && cJSON_IsString(type) && strcmp(type->valuestring, "boolean") == 0) {
+    values[n++] = td_schema_value(b, &no);
+    values[n++] = td_schema_value(b, &yes);
+  }
+  for (const cJSON *v = list ? list->child : NULL; v; v = v->next) {
+    for (const cJSON *w = list->child; w != v; w = w->next)
+      if (cJSON_Compare(v, w, true)) return false;
+    if (n == MAX_UNIQUE || (type && !cJSON_IsString(v))) return false;
+    values[n++] = td_schema_value(b, v);
+  }
+  if (type && list && (!cJSON_IsString(type) || strcmp(type->valuestring, "string") != 0))
+    return false;
+  if (!n) return false;
+  td_rule rules[1u << MAX_UNIQUE];
+  for (uint32_t set = 0; set < 1u << n; set++)
+    rules[set] = td_g_rule(b);
+  for (uint32_t set = 0; set < 1u << n; set++) {
+    const uint32_t n_come = (uint32_t)__builtin_popcount(set);
+    const size_t any = td_g_begin(b);
+    if (n_come >= a->min) td_g_add(b, TD_NODE_EMPTY);
+    for (uint32_t i = 0; i < n && n_come < a->max; i++)
+      if (!(set >> i & 1))
+        td_g_add(b, TD_G_SEQ(b, set ? s->comma : s->first, values[i],
+                             td_g_call(b, rules[set | 1u << i])));
+    td_g_define(b, rules[set], td_g_end_any(b, any));
+  }
+  *out = td_g_call(b, rules[0]);
+  return true;
+}
+
 td_status td_schema_array(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
   const td_json_spacing *s = spacing_of(ctx);
   array_shape a;
   td_node prefix[MAX_PREFIX];
   td_status st = read_array(ctx, schema, &a);
   if (st != TD_OK) return st;
+  if (cJSON_IsTrue(td_schema_get(ctx, schema, "uniqueItems")) && a.max > 1) {
+    td_node items;
+    if (is_indented(ctx) && a.min == 0) a.min = 1;
+    if (cJSON_IsObject(a.rest) && unique_items(ctx, &a, &items)) {
+      *out = TD_G_SEQ(ctx->b, td_g_str(ctx->b, "["), items, s->last, td_g_str(ctx->b, "]"));
+      return TD_OK;
+    }
+    st = td_schema_leave_out(ctx, "uniqueItems", "of other items than up to 8 values of an enum,");
+    if (st != TD_OK) return st;
+  }
   if (is_indented(ctx) && a.min == 0) a.min = 1; // an array without items has no lines
   if (a.min > a.max) return TD_OK;
   const cJSON *item = a.prefix ? a.prefix->child : NULL;
@@ -96,9 +149,12 @@ typedef struct {
 typedef struct {
   member *members; // [n], owned
   uint32_t n, n_required;
-  bool has_more;     // members not named are generated
-  bool is_closed;    // the schema rules them out
-  const cJSON *more; // their schema; NULL: anything
+  bool has_more;                    // members not named are generated
+  bool is_closed;                   // the schema rules them out
+  const cJSON *more;                // their schema; NULL: anything
+  const char *more_key, *more_name; // where it stands
+  td_node key;                      // their names, if has_key
+  bool has_key;
   uint32_t min, max;
 } object_shape;
 
@@ -139,6 +195,52 @@ static td_status mark_required(td_schema_ctx *ctx, const cJSON *required, object
   return TD_OK;
 }
 
+// propertyNames, and patternProperties of one pattern: languages of the names of members that are
+// not named, where none is named; each beside the other's absence.
+static td_status read_names(td_schema_ctx *ctx, const cJSON *schema, object_shape *o) {
+  const cJSON *names = td_schema_get(ctx, schema, "propertyNames");
+  const cJSON *patterns = td_schema_get(ctx, schema, "patternProperties");
+  const bool has_names = cJSON_IsObject(names) && names->child;
+  const bool has_patterns = cJSON_IsObject(patterns) && patterns->child;
+  const cJSON *pattern = has_patterns ? patterns->child : NULL;
+  const char *keyword = has_names ? "propertyNames" : "patternProperties";
+  td_err why;
+  td_status st = TD_OK;
+  if (cJSON_IsFalse(names)) {
+    o->has_more = false;
+    return TD_OK;
+  }
+  if (!has_names && !has_patterns) return TD_OK;
+  const bool is_one = has_names != has_patterns && !(pattern && pattern->next);
+  if (o->n || !is_one) return td_schema_leave_out(ctx, keyword, "beside others");
+  if (has_names) {
+    const cJSON *list = td_schema_get(ctx, names, "enum");
+    if (list && !td_schema_asserts_only(names, "enum", "type"))
+      return td_schema_leave_out(ctx, keyword, "with more than an enum");
+    if (!list && !td_schema_is_plain_string(names))
+      return td_schema_leave_out(ctx, keyword, "with other than pattern, format and lengths");
+    if (!list) st = td_schema_string(ctx, names, &o->key);
+    const size_t any = td_g_begin(ctx->b);
+    for (const cJSON *v = list ? list->child : NULL; v; v = v->next)
+      if (cJSON_IsString(v)) td_g_add(ctx->b, td_schema_value(ctx->b, v));
+    const td_node listed = td_g_end_any(ctx->b, any);
+    if (list) o->key = listed;
+    o->has_key = st == TD_OK;
+    o->has_more = st == TD_OK && !o->is_closed;
+    return st;
+  }
+  td_node text;
+  if (td_g_regex(&text, ctx->b, pattern->string, strlen(pattern->string), TD_REGEX_IN_JSON, &why) !=
+      TD_OK)
+    return td_schema_leave_out(ctx, keyword, why.msg);
+  o->key = td_g_gbnf(ctx->b, "\"\\\"\" $0 \"\\\"\"", &text);
+  o->has_key = o->has_more = true; // others stay away, whether they may come or not
+  o->more = pattern;
+  o->more_key = keyword;
+  o->more_name = pattern->string;
+  return TD_OK;
+}
+
 static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_shape *o) {
   const cJSON *properties = td_schema_get(ctx, schema, "properties");
   const cJSON *required = td_schema_get(ctx, schema, "required");
@@ -171,6 +273,8 @@ static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_sha
   // Models make up members where they may.
   const bool is_enough = properties && o->min <= o->n;
   o->has_more = more ? !o->is_closed : ctx->opts->is_free || !is_enough;
+  o->more_key = "additionalProperties";
+  if (st == TD_OK) st = read_names(ctx, schema, o);
   return ctx->budget->status == TD_OK ? st : td_schema_exhausted(ctx);
 }
 
@@ -270,8 +374,9 @@ static td_node other_key(td_schema_ctx *ctx, const object_shape *o) {
 // A member that is not named: key, colon, value.
 static td_node other_member(td_schema_ctx *ctx, const object_shape *o) {
   const td_node value = td_schema_refer_item(
-      ctx, o->more, (td_schema_place){.key = "additionalProperties", .index = TD_SCHEMA_NO_INDEX});
-  const td_node key = o->n ? other_key(ctx, o) : ctx->json->string;
+      ctx, o->more,
+      (td_schema_place){.key = o->more_key, .name = o->more_name, .index = TD_SCHEMA_NO_INDEX});
+  const td_node key = o->has_key ? o->key : o->n ? other_key(ctx, o) : ctx->json->string;
   return td_g_new_rule(ctx->b, TD_G_SEQ(ctx->b, key, spacing_of(ctx)->colon, value));
 }
 

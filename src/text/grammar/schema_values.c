@@ -133,6 +133,15 @@ bool td_json_schema_bare(td_node *out, td_grammar_build *b, const cJSON *schema)
   return true;
 }
 
+bool td_schema_is_plain_string(const cJSON *schema) {
+  static const char known[] = "type pattern format minLength maxLength title description $comment";
+  const cJSON *type = cJSON_GetObjectItemCaseSensitive(schema, "type");
+  if (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "string") == 0)) return false;
+  for (const cJSON *m = schema->child; m; m = m->next)
+    if (!td_is_word(known, m->string)) return false;
+  return true;
+}
+
 td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out) {
   uint32_t min = 0, max = UINT32_MAX;
   td_node text;
