@@ -90,16 +90,17 @@ static void drop_last_newline(td_buf *text) {
   if (text->len && text->data[text->len - 1] == '\r') text->len--;
 }
 
-// Reads the single prompt: --prompt, --file, or stdin if that is not a terminal.
+// Reads the single prompt: --prompt, --file and then --prompt, or stdin if that is not a terminal.
 static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
-  if (o->prompt) {
-    td_buf_str(text, o->prompt);
-    return td_buf_status(text, err);
+  td_status st = TD_OK;
+  if (o->file && strcmp(o->file, "-")) {
+    st = td_file_read(text, o->file, MAX_TEXT_BYTES, err);
+  } else if (o->file || !o->prompt) {
+    st = td_stdin_read(text, MAX_TEXT_BYTES, err);
   }
-  td_status st = o->file && strcmp(o->file, "-") ? td_file_read(text, o->file, MAX_TEXT_BYTES, err)
-                                                 : td_stdin_read(text, MAX_TEXT_BYTES, err);
   if (st == TD_OK) drop_last_newline(text);
-  return st;
+  if (o->prompt) td_buf_printf(text, "%s%s", text->len ? "\n\n" : "", o->prompt);
+  return st == TD_OK ? td_buf_status(text, err) : st;
 }
 
 static td_status answer_text(td_runner *r, const td_buf *text, td_err *err) {

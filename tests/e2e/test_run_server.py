@@ -36,6 +36,9 @@ def test_a_prompt(tandem_bin, server):
     assert json.loads(short)["finish_reason"] == "length"
     piped = run(tandem_bin, "--server", server.url, "--temperature", "0", input="What is tandem?\n")
     assert piped.stdout == here.stdout
+    both = ("-p", "is tandem?", "-f", "-", "--temperature", "0")  # what is piped in, and then the prompt
+    whole = run(tandem_bin, "--server", server.url, "-p", "What\n\nis tandem?", "--temperature", "0")
+    assert run(tandem_bin, "--server", server.url, *both, input="What\n").stdout == whole.stdout
 
 
 def test_errors(tandem_bin, server):
