@@ -6,6 +6,13 @@
 
 #include "text/chat.h"
 
+// Whether reasoning may precede the answer.
+typedef enum {
+  TD_REASONING_NONE,  // or the prompt ends behind it: thinking is switched off
+  TD_REASONING_MAYBE, // the model may begin with <think>
+  TD_REASONING_BEGUN, // the prompt ends inside a reasoning block
+} td_reasoning;
+
 typedef struct {
   const char *name;
   const char *think_begin, *think_end; // around thoughts

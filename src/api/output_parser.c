@@ -23,16 +23,18 @@ void td_output_parser_free(td_output_parser *parts) {
   td_call_reader_free(&parts->reader);
 }
 
-bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
+td_reasoning td_output_parser_after(const char *prompt, size_t len) {
   while (len && td_is_space(prompt[len - 1]))
     len--;
   for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
-    const char *begin = td_output_forms[i].think_begin;
-    const size_t n = strlen(begin);
-    if (!td_output_forms[i].ends_prompts || len < n) continue;
-    if (memcmp(prompt + len - n, begin, n) == 0) return true;
+    const td_output_form *f = &td_output_forms[i];
+    const size_t n = strlen(f->think_begin), n_end = strlen(f->think_end);
+    if (!f->ends_prompts) continue;
+    if (len >= n && memcmp(prompt + len - n, f->think_begin, n) == 0) return TD_REASONING_BEGUN;
+    if (len >= n_end && memcmp(prompt + len - n_end, f->think_end, n_end) == 0)
+      return TD_REASONING_NONE;
   }
-  return false;
+  return TD_REASONING_MAYBE;
 }
 
 // The generated text to parse.

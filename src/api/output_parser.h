@@ -104,5 +104,5 @@ bool td_output_parser_is_cut(const td_output_parser *parts);
 bool td_output_parser_drop_cut(td_output_parser *parts, size_t *begin);
 void td_output_parser_free(td_output_parser *parts);
 
-// Whether the prompt ends inside a reasoning block.
-bool td_output_parser_prompt_thinks(const char *prompt, size_t len);
+// What the end of a prompt leaves open.
+td_reasoning td_output_parser_after(const char *prompt, size_t len);

@@ -7,6 +7,7 @@
 
 #include "api/calls/tool_params.h"
 #include "api/error.h"
+#include "api/output_form.h"
 #include "api/stop.h"
 #include "base/buf.h"
 #include "base/sha256.h"
@@ -174,13 +175,6 @@ typedef enum {
   TD_CALL_MISTRAL_OBJECTS, // its older models
   TD_CALL_HARMONY,         // gpt-oss, in messages with channels; reasoning is one of them
 } td_call_form;
-
-// Whether reasoning may precede the answer.
-typedef enum {
-  TD_REASONING_NONE,
-  TD_REASONING_MAYBE, // the model may begin with <think>
-  TD_REASONING_BEGUN, // the prompt ends inside a reasoning block
-} td_reasoning;
 
 // The member that constrains the output, if there is a grammar; otherwise NULL. Static.
 const char *td_api_constrained_by(const td_api_request *request);

@@ -162,7 +162,8 @@ static td_status encode(td_runner *r, td_token_ids *ids, td_err *err) {
   if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, &text, err);
   if (st == TD_OK) st = td_buf_status(&text, err);
   r->parser.begins_in_reasoning = st == TD_OK &&
-                                  td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
+                                  td_output_parser_after(td_buf_text(&text), text.len) ==
+                                      TD_REASONING_BEGUN;
   td_buf_free(&vars);
   td_buf_free(&text);
   return st;

@@ -276,11 +276,11 @@ static void prepare_body(td_job *j) {
   j->request.owner = owner_of(j, j->serve->options->cache_per_key || j->serve->keys.n);
   j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->prompts,
                               j->is_chat ? &text : NULL, &j->error);
-  j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
+  const td_reasoning reasoning = td_output_parser_after(td_buf_text(&text), text.len);
+  j->prompt_thinks = reasoning == TD_REASONING_BEGUN;
   td_buf_free(&text);
   if (j->status == TD_OK) {
-    j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, j->prompt_thinks,
-                                 &j->error);
+    j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, reasoning, &j->error);
   }
   if (j->status == TD_OK &&
       (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES) {

@@ -213,9 +213,8 @@ uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
 // ---- grammar ------------------------------------------------------------------------------------
 
 td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
-                           td_api_request *request, bool prompt_thinks, td_api_error *error) {
-  const td_reasoning reasoning = prompt_thinks             ? TD_REASONING_BEGUN
-                                 : td_output_form_of(chat) ? TD_REASONING_MAYBE
-                                                           : TD_REASONING_NONE;
+                           td_api_request *request, td_reasoning reasoning, td_api_error *error) {
+  const bool may_think = reasoning != TD_REASONING_MAYBE || td_output_form_of(chat);
+  if (!may_think) reasoning = TD_REASONING_NONE;
   return td_api_compose_grammar(request, calls, reasoning, error);
 }

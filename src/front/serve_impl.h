@@ -111,7 +111,7 @@ td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_req
 uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt);
 // Puts the request's constraints into one grammar. Any thread.
 td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,
-                           td_api_request *request, bool prompt_thinks, td_api_error *error);
+                           td_api_request *request, td_reasoning reasoning, td_api_error *error);
 
 // A chat's complete output; all borrowed.
 typedef struct {

@@ -788,8 +788,17 @@ TEST(long_answers_are_looked_at_once) {
 }
 
 TEST(prompts_that_end_in_a_thought) {
-  assert_true(td_output_parser_prompt_thinks("x<think>\n", 9));
-  assert_false(td_output_parser_prompt_thinks("x<think>y", 9));
-  assert_true(td_output_parser_prompt_thinks("x<think:opensource>", 19));
-  assert_false(td_output_parser_prompt_thinks("think>", 6));
+  static const struct {
+    const char *prompt;
+    td_reasoning after;
+  } ends[] = {{"x<think>\n", TD_REASONING_BEGUN},
+              {"x<think>y", TD_REASONING_MAYBE},
+              {"x<think:opensource>", TD_REASONING_BEGUN},
+              {"think>", TD_REASONING_MAYBE},
+              {"", TD_REASONING_MAYBE},
+              {"x<think>\n\n</think>\n\n", TD_REASONING_NONE},
+              {"x</mm:think>", TD_REASONING_NONE},
+              {"</think>x", TD_REASONING_MAYBE}};
+  for (size_t i = 0; i < TD_COUNT(ends); i++)
+    assert_int_equal(td_output_parser_after(ends[i].prompt, strlen(ends[i].prompt)), ends[i].after);
 }
