@@ -35,6 +35,7 @@ enum { N_ISAS = sizeof isas / sizeof isas[0], IS_NATIVE = N_ISAS < 0 TD_ISAS(X) 
 
 static td_kernel_table table, exact_table; // exact_table: variants that never round activations
 static unsigned table_features;            // TD_ISA_ bits that both tables may use
+static bool has_tiles;                     // granted
 
 #if defined(__x86_64__)
 // clang before 15 does not know "f16c" in __builtin_cpu_supports, and compilers differ in the
@@ -50,10 +51,12 @@ static int has_avx_vnni(void) {
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI);
 }
 
-static int has_avx512_fp16(void) {
-  enum { AVX512_FP16 = 1 << 23 };
+// Bits of CPUID's leaf 7, edx.
+enum { AVX512_FP16 = 1 << 23, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
+
+static int has_in_leaf_7(unsigned bits) {
   unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AVX512_FP16);
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & bits) == bits;
 }
 #endif
 
@@ -69,7 +72,8 @@ static unsigned machine_features(void) {
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) {
     features |= TD_ISA_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) features |= TD_ISA_AVX512_BF16;
-    if (has_avx512_fp16()) features |= TD_ISA_AVX512_FP16;
+    if (has_in_leaf_7(AVX512_FP16)) features |= TD_ISA_AVX512_FP16;
+    if (has_tiles && has_in_leaf_7(AVX512_FP16 | AMX_TILE | AMX_INT8)) features |= TD_ISA_AMX;
   }
 #endif
   return features;
@@ -93,7 +97,8 @@ td_kernels_result td_kernels_init(const char *force_isa) {
     if (idx == N_ISAS) return TD_KERNELS_UNKNOWN_ISA;
     if (isas[idx].needs & ~features) return TD_KERNELS_ISA_ABSENT;
   } else {
-    if (IS_NATIVE && isas[0].needs & ~features) return TD_KERNELS_FOREIGN;
+    // Tiles may also be refused, and speed up little.
+    if (IS_NATIVE && isas[0].needs & ~features & ~TD_ISA_AMX) return TD_KERNELS_FOREIGN;
     while (isas[idx].needs & ~features)
       idx++;
   }
@@ -101,6 +106,10 @@ td_kernels_result td_kernels_init(const char *force_isa) {
   table.isa = isas[idx].name;
   td_kernels_use_activations(TD_ACTIVATIONS_F32);
   return TD_KERNELS_OK;
+}
+
+void td_kernels_grant_tiles(void) {
+  has_tiles = true;
 }
 
 void td_kernels_init_any(void) {

@@ -229,11 +229,15 @@ enum {
   TD_MATH_INT16 = 1u << 4, // AVX2 or better; marks variants with 16-bit activations
   // 256-bit VNNI without AVX-512: Intel's desktop CPUs from Alder Lake on
   TD_ISA_AVX_VNNI = 1u << 5,
+  // AMX's tiles, with FP16: Intel's servers from Sapphire Rapids on. Only once granted
+  TD_ISA_AMX = 1u << 6,
 };
 
 // Instruction sets, best first: name, features that select an entry, features its kernels may use.
 // BF16 dot products have a quarter of FP16's throughput on CPUs that have both, and twice FP32's.
 #define TD_ISAS(X)                                                                                 \
+  X(avx512amx, TD_ISA_AMX | TD_ISA_AVX512_FP16,                                                    \
+    TD_ISA_AMX | TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                 \
   X(avx512fp16, TD_ISA_AVX512_FP16,                                                                \
     TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                              \
   X(avx512bf16, TD_ISA_AVX512_BF16,                                                                \
@@ -256,6 +260,9 @@ typedef enum {
 // td_kernels_isas, and no family uses a better variant. On failure the table is unchanged. Not
 // thread-safe; programs call it through td_dev_open.
 td_kernels_result td_kernels_init(const char *force_isa);
+// From now on td_kernels_init and td_kernel_variant_runs count TD_ISA_AMX in, if the CPU has it:
+// the operating system has granted the process tiles. Not thread-safe.
+void td_kernels_grant_tiles(void);
 // If nothing is chosen yet, the best that runs: decoding, which all variants do exactly, takes any.
 void td_kernels_init_any(void);
 // The names accepted by td_kernels_init, those of the build, best first, NULL-terminated.

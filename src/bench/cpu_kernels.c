@@ -9,6 +9,7 @@
 #include "base/stats.h"
 #include "bench/bench.h"
 #include "bench/report.h"
+#include "device/device.h"
 #include "runtime/command.h"
 
 enum { TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
@@ -160,6 +161,7 @@ static td_status run_format(kernel_bench *b, const td_format *format, td_err *er
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
+  td_dev_ask_for_tiles();
   td_kernels_init_any(); // needed for the number of rows per call
   td_kernels_use_activations((td_activations)o->activations);
   td_status st = td_bench_report_open(&b->report, o, err);

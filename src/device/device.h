@@ -43,6 +43,8 @@ typedef struct {
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
 // TD_ENOMEM: less than need_bytes are free. "auto" then falls back to the CPU and logs the reason.
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
+// Asks the operating system for AMX's tiles, for this process's CPU kernels; td_dev_open does.
+void td_dev_ask_for_tiles(void);
 void td_dev_close(td_dev *dev); // only after its streams, events and memory are closed
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);

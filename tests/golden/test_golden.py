@@ -23,6 +23,7 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 # are sure to be greedy's, for those nearly tie, too.
 # In 16 bits a product is off by 3e-5, which the tolerance for none allows.
 ROUNDING = {
+    "avx512amx": ("amx_int8", 1e-2, 2, 64),
     "avx512fp16": ("avx512_fp16", 1e-2, 2, 64),
     "avx512bf16": ("avx512_bf16", 2e-2, 28, 16),
     "avx512int16": ("avx512vbmi", TOLERANCE, 0, 64),

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "device/device.h"
 #include "tandem/formats.h"
 #include "tandem/kernels.h"
 #include "unit/ref.h"
@@ -49,6 +50,7 @@ static inline void for_versions(const char *family, kernel_check check, const vo
   enum { ANSWER, ANSWER_SIDE_BY_SIDE, PROMPT, MANNERS };
   static const char *const manners[] = {"", ", side by side", ", a prompt"};
   size_t n, n_run = 0;
+  td_dev_ask_for_tiles();
   const td_kernel_variant *v = td_kernel_variants(&n);
   for (size_t i = 0; i < MANNERS * n; i++) {
     const td_kernel_variant *version = &v[i / MANNERS];

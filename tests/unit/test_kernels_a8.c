@@ -18,9 +18,10 @@ static const ref_format formats[] = {
 };
 
 static const shape shapes[] = {
-    {0, 1, 1, 128, 1},     {0, 17, 31, 32, 3},    {0, 40, 1000, 1000, 13}, {0, 66, 320, 32, 12},
-    {0, 13, 272, 16, 100}, {0, 70, 328, 64, 25},  {0, 33, 1088, 48, 2},    {0, 257, 512, 256, 4},
-    {0, 32, 7168, 128, 1}, {0, 35, 2056, 128, 13}};
+    {0, 1, 1, 128, 1},     {0, 17, 31, 32, 3},     {0, 40, 1000, 1000, 13}, {0, 66, 320, 32, 12},
+    {0, 13, 272, 16, 100}, {0, 70, 328, 64, 25},   {0, 33, 1088, 48, 2},    {0, 257, 512, 256, 4},
+    {0, 32, 7168, 128, 1}, {0, 35, 2056, 128, 13}, {0, 45, 1000, 128, 97},  {0, 33, 1320, 64, 16},
+    {0, 16, 640, 32, 33}};
 
 typedef struct {
   ref_weight weight;
@@ -106,6 +107,19 @@ static void for_all_shapes(kernel_check check) {
 
 TEST(all_versions_agree) {
   for_all_shapes(same_as_scalar);
+}
+
+void linear_w4a8_emulated(const td_linear_args *args); // emulated_tiles.c
+
+TEST(emulated_tiles_agree) {
+  if (!td_kernel_variant_runs(&(td_kernel_variant){.features = TD_ISA_AVX512})) skip();
+  assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
+  for (size_t i = 0; i < TD_COUNT(formats) * TD_COUNT(shapes); i++) {
+    shape s = shapes[i % TD_COUNT(shapes)];
+    s.format = &formats[i / TD_COUNT(shapes)];
+    why w;
+    if (!same_as_scalar((void (*)(void))linear_w4a8_emulated, &s, &w)) fail_msg("%s", w.text);
+  }
 }
 
 // The columns of x that share a scale.

@@ -13,6 +13,7 @@
 //   a8_round               16 floats times a factor, rounded to nearest, as bytes in the order
 //                          below
 //   a8_sum                 the sum of n bytes, n a multiple of 16
+// With A8_FEW products are those of avx512amx/w4a8_tiles.h, which needs less of that.
 //
 // A token has a scale per block of columns (w4a8.h), its largest magnitude / 127; a row of weights
 // has one scale in a block. The sum of code times x over the block is an exact integer, and total =
@@ -109,6 +110,24 @@ static void round_tokens(a8 *g) {
   }
 }
 
+// What codes are larger by than numbers, without zero points.
+static int32_t codes_less(const a8 *g) {
+  return g->is_fp4 ? A8_FP4_MIDDLE : 8;
+}
+
+// A token's total of VL rows += a block's sums, scaled.
+TD_INLINE void add_block(a8 *g, uint32_t block, int v, uint32_t t, vf x_scale, vi sums) {
+  float *total = &g->total[t][v * VL];
+  const vf both = vf_mul(vf_load(&g->w_scale[block][v * VL]), x_scale);
+  vf_store(total, vf_fma(a8_to_float(sums), both, vf_load(total)));
+}
+
+#ifdef A8_FEW
+#include "kernels/cpu/avx512amx/w4a8_tiles.h"
+#else
+#include "kernels/cpu/linear/w4a8_vec.h"
+#endif
+
 // Rows past the strip's last one repeat it.
 static uint32_t strip_row(const a8 *g, uint32_t i) {
   return g->row0 + (i < g->n_rows ? i : g->n_rows - 1);
@@ -142,8 +161,8 @@ static void decode_codes(a8 *g, uint32_t v) {
     TD_UNROLL for (int j = 0; j < 4; j++) {
       vi low = a8_low(words[j]), high = a8_high(words[j]);
       uint32_t at = (uint32_t)(b / 2) + 2 * (uint32_t)j;
-      vi_store(g->w[at][v * VL], g->is_fp4 ? a8_lookup(low) : low);
-      vi_store(g->w[at + 1][v * VL], g->is_fp4 ? a8_lookup(high) : high);
+      put_codes(g, at, v, g->is_fp4 ? a8_lookup(low) : low);
+      put_codes(g, at + 1, v, g->is_fp4 ? a8_lookup(high) : high);
     }
   }
 }
@@ -168,81 +187,12 @@ static void decode_scales(a8 *g, uint32_t i) {
     g->zero[b][i] = zero_at(w, row, (g->k + b * g->block) / w->scale_cols);
 }
 
-// acc [T][VECTORS] += products of a step's words.
-TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi *acc) {
-  vi sum[TILE_TOKENS * VECTORS];
-  TD_UNROLL for (int word = 0; word < A8_STEP_WORDS; word++) {
-    vi wv[VECTORS];
-    TD_UNROLL for (int v = 0; v < VECTORS; v++) wv[v] = vi_load(w[word][v * VL]);
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      int32_t four;
-      memcpy(&four, x + t * WINDOW + word * 4, sizeof four);
-      const vi xv = a8_set1(four);
-      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-        vi *of = &sum[t * VECTORS + v];
-        *of = a8_dot(word == 0 ? a8_begin(acc[t * VECTORS + v]) : *of, wv[v], xv);
-        // Forces the sum now; the compiler would keep products in registers, of which there are too
-        // few.
-        __asm__("" : "+v"(*of));
-      }
-    }
-  }
-  TD_UNROLL for (int i = 0; i < T * VECTORS; i++) acc[i] = a8_end(acc[i], sum[i]);
-}
-
-// total[t][..] += products of the window with tokens [t, t + T).
-TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, uint32_t t) {
-  const int8_t *x = a8_x(g, window, t);
-  size_t at = a8_at(g, window, t);
-  const int32_t middle = g->is_fp4 ? A8_FP4_MIDDLE : 8;
-  for (uint32_t b = 0; b < g->n_blocks; b++) {
-    uint32_t word = b * g->block / 4;
-    uint32_t left = (g->n + 7) / 8 * 2 - word;
-    uint32_t end = word + (left < g->block / 4 ? left : g->block / 4);
-    vi acc[TILE_TOKENS * VECTORS];
-    TD_UNROLL for (int i = 0; i < T; i++) {
-      int32_t sum = g->x_sum[at + (size_t)i * g->n_in_window + b];
-      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-        acc[i * VECTORS + v] = zeros ? a8_mul(vi_load(&g->zero[b][v * VL]), a8_set1(-sum))
-                                     : a8_set1(-middle * sum);
-      }
-    }
-    for (; word < end; word += A8_STEP_WORDS) { // x is zero after the last column
-      const int8_t *xs = x + word * 4;
-      __asm__("" : "+r"(xs)); // one address instead of one per token
-      a8_step(T, g->w + word, xs, acc);
-    }
-    TD_UNROLL for (int i = 0; i < T; i++) {
-      vf scale = vf_set1(g->x_scale[at + (size_t)i * g->n_in_window + b]);
-      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-        float *total = &g->total[t + (uint32_t)i][v * VL];
-        vf both = vf_mul(vf_load(&g->w_scale[b][v * VL]), scale);
-        vf_store(total, vf_fma(a8_to_float(acc[i * VECTORS + v]), both, vf_load(total)));
-      }
-    }
-  }
-}
-
-#define A8_TILE(T)                                                                                 \
-  for (; T <= TILE_TOKENS && t + T <= g->n_tokens; t += T) {                                       \
-    if (g->a->w->zero) {                                                                           \
-      a8_tile(T, true, g, window, t);                                                              \
-    } else {                                                                                       \
-      a8_tile(T, false, g, window, t);                                                             \
-    }                                                                                              \
-  }
-
 static void a8_window(a8 *g, uint32_t window) {
   for (uint32_t v = 0; v < VECTORS && v * VL < g->n_rows; v++)
     decode_codes(g, v);
   for (uint32_t i = 0; i < STRIP; i++)
     decode_scales(g, i);
-  uint32_t t = 0;
-  A8_TILE(8)
-  A8_TILE(6)
-  A8_TILE(4)
-  A8_TILE(2)
-  A8_TILE(1)
+  multiply_window(g, window);
 }
 
 static void a8_strip(a8 *g) {
@@ -261,6 +211,7 @@ static void a8_strip(a8 *g) {
 }
 
 static inline void linear_w4a8_rows(const td_linear_args *a) {
+  if (left_to_others(a)) return;
   a8 g;
   g.a = a;
   g.is_fp4 = a->w->dtype == TD_F4E2M1;
@@ -272,10 +223,12 @@ static inline void linear_w4a8_rows(const td_linear_args *a) {
   for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
+    begin_tokens(&g);
     round_tokens(&g);
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += STRIP) {
       g.n_rows = a->row_end - g.row0 < STRIP ? a->row_end - g.row0 : STRIP;
       a8_strip(&g);
     }
   }
+  end_tokens();
 }

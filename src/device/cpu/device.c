@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/env.h"
 #include "device/cpu/cpu.h"
@@ -10,9 +12,17 @@ enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
+void td_dev_ask_for_tiles(void) {
+#ifdef SYS_arch_prctl
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // asm/prctl.h; a state component of XSAVE
+  if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) td_kernels_grant_tiles();
+#endif
+}
+
 static td_status choose_kernels(td_activations activations, td_err *err) {
   const char *force = td_test_var_get(TD_ENV_FORCE_ISA);
   pthread_mutex_lock(&kernels_lock);
+  td_dev_ask_for_tiles();
   td_kernels_result result = td_kernels()->isa ? TD_KERNELS_OK : td_kernels_init(force);
   if (result == TD_KERNELS_OK) td_kernels_use_activations(activations);
   pthread_mutex_unlock(&kernels_lock);

@@ -1,5 +1,7 @@
-// kernels/cpu/avx512/linear_w4a8.c - 4-bit weights times activations in 8 bits; see
+// kernels/cpu/avx512/w4a8.h - 4-bit weights times activations in 8 bits; see
 // linear_w4a8.h.
+#pragma once
+
 #include "kernels/cpu/avx512/vec.h"
 
 enum { VECTORS = 2, TILE_TOKENS = 8 };
@@ -79,7 +81,3 @@ static inline int32_t a8_sum(const int8_t *x, uint32_t n) {
 }
 
 #include "kernels/cpu/linear/linear_w4a8.h"
-
-void linear_w4a8__avx512(const td_linear_args *args) {
-  linear_w4a8_rows(args);
-}

@@ -1,0 +1,81 @@
+// tests/unit/emulated_tiles.c - the kernel for AMX's tiles with tiles that are arrays, for
+// test_kernels_a8.c on CPUs with AVX-512 alone. What would fault on a CPU aborts.
+#include <immintrin.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/decl.h"
+
+enum { N_TILES = 8, MOST_ROWS = 16, MOST_BYTES = 64 };
+
+static struct {
+  uint8_t palette, start, none[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} state;
+static int8_t tiles[N_TILES][MOST_ROWS][MOST_BYTES];
+
+static void require(int holds) {
+  if (!holds) abort();
+}
+
+static void emulate_config(const void *config) {
+  memcpy(&state, config, sizeof state);
+  require(state.palette == 1 && state.start == 0);
+  for (int i = 0; i < 16; i++)
+    require(i < N_TILES ? state.rows[i] <= MOST_ROWS && state.row_bytes[i] <= MOST_BYTES
+                        : !state.rows[i] && !state.row_bytes[i]);
+  memset(tiles, 0, sizeof tiles);
+}
+
+static void emulate_load(int t, const void *from, size_t stride) {
+  require(state.palette && state.rows[t] && state.row_bytes[t]);
+  memset(tiles[t], 0, sizeof tiles[t]);
+  for (int i = 0; i < state.rows[t]; i++)
+    memcpy(tiles[t][i], (const char *)from + i * stride, state.row_bytes[t]);
+}
+
+static void emulate_store(int t, void *to, size_t stride) {
+  require(state.palette && state.rows[t] && state.row_bytes[t]);
+  for (int i = 0; i < state.rows[t]; i++)
+    memcpy((char *)to + i * stride, tiles[t][i], state.row_bytes[t]);
+}
+
+static void emulate_zero(int t) {
+  require(state.palette);
+  memset(tiles[t], 0, sizeof tiles[t]);
+}
+
+// sums += a times b, whose rows have four of a's columns.
+static void emulate_products(int sums, int a, int b) {
+  require(sums != a && sums != b && a != b && state.rows[a] == state.rows[sums]);
+  require(state.row_bytes[a] == 4 * state.rows[b] && state.row_bytes[b] == state.row_bytes[sums]);
+  for (int m = 0; m < state.rows[sums]; m++) {
+    for (int n = 0; n < state.row_bytes[sums] / 4; n++) {
+      int32_t sum;
+      memcpy(&sum, &tiles[sums][m][4 * n], sizeof sum);
+      for (int k = 0; k < state.row_bytes[a]; k++)
+        sum += tiles[a][m][k] * tiles[b][k / 4][4 * n + k % 4];
+      memcpy(&tiles[sums][m][4 * n], &sum, sizeof sum);
+    }
+  }
+}
+
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbssd
+#define _tile_loadconfig(config)     emulate_config(config)
+#define _tile_release()              memset(&state, 0, sizeof state)
+#define _tile_zero(t)                emulate_zero(t)
+#define _tile_loadd(t, from, stride) emulate_load(t, from, stride)
+#define _tile_stored(t, to, stride)  emulate_store(t, to, stride)
+#define _tile_dpbssd(sums, a, b)     emulate_products(sums, a, b)
+
+#define A8_FEW linear_w4a8__scalar
+#include "kernels/cpu/avx512/w4a8.h"
+
+void linear_w4a8_emulated(const td_linear_args *args);
+void linear_w4a8_emulated(const td_linear_args *args) {
+  linear_w4a8_rows(args);
+}
