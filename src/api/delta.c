@@ -2,11 +2,6 @@
 #include "api/delta.h"
 #include "base/str.h"
 
-static void note_call(td_delta *delta, uint32_t call) {
-  if (delta->first_call == delta->last_call) delta->first_call = call;
-  delta->last_call = call + 1;
-}
-
 static void add_text(td_delta *delta, const td_output_part *part, const char *text) {
   td_buf *out = part->kind == TD_OUTPUT_CONTENT ? &delta->content : &delta->reasoning;
   char *end = &delta->ends[part->kind];
@@ -34,7 +29,8 @@ td_status td_delta_parse(td_delta *delta, td_output_parser *parts, const char *t
     delta->has_held = delta->in_order && precedes(delta, part.kind);
     if (delta->has_held) break;
     if (part.kind == TD_OUTPUT_CALL) {
-      note_call(delta, part.call);
+      if (delta->first_call == delta->last_call) delta->first_call = part.call;
+      delta->last_call = part.call + 1;
     } else {
       add_text(delta, &part, text);
     }

@@ -8,10 +8,6 @@ static int by_text(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static const char *text_of(const cJSON *item) {
-  return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
 bool td_json_names_open(td_json_names *out, const cJSON *list, td_json_name_of *name_of) {
   const cJSON *first = cJSON_IsArray(list) ? list->child : NULL;
   size_t n = 0;
@@ -20,7 +16,7 @@ bool td_json_names_open(td_json_names *out, const cJSON *list, td_json_name_of *
   *out = (td_json_names){.names = malloc((n + 1) * sizeof *out->names)};
   if (!out->names) return false;
   for (const cJSON *item = first; item; item = item->next) {
-    const char *name = name_of ? name_of(item) : text_of(item);
+    const char *name = name_of ? name_of(item) : cJSON_IsString(item) ? item->valuestring : NULL;
     if (name) out->names[out->n++] = name;
   }
   qsort(out->names, out->n, sizeof *out->names, by_text);

@@ -155,12 +155,6 @@ unsigned td_thread_pool_rank(const td_thread_pool *pool, unsigned member) {
   return pool->ranks[member];
 }
 
-static void set_ranks(td_thread_pool *pool) {
-  unsigned n_on[TD_MAX_NODES] = {0};
-  for (unsigned i = 0; i < pool->n_threads; i++)
-    pool->ranks[i] = n_on[td_thread_pool_node(pool, i)]++;
-}
-
 // Pins a member's thread. A failure only costs speed.
 static void place_member(const td_thread_pool *pool, unsigned member, pthread_t thread) {
   if (!pool->places) {
@@ -233,7 +227,9 @@ td_status td_thread_pool_open(td_thread_pool **out, const td_thread_pool_opts *o
   if (!pool->threads || !pool->members || !pool->ranks) {
     status = td_fail(err, TD_ENOMEM, "out of memory for a pool of %u threads", pool->n_threads);
   } else {
-    set_ranks(pool);
+    unsigned n_on[TD_MAX_NODES] = {0};
+    for (unsigned i = 0; i < pool->n_threads; i++)
+      pool->ranks[i] = n_on[td_thread_pool_node(pool, i)]++;
     status = start_members(pool, err);
   }
   if (status != TD_OK) {

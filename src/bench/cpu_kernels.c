@@ -36,17 +36,13 @@ static size_t n_token_tiles(const kernel_bench *b) {
   return (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
 }
 
-static uint32_t tile_rows(const kernel_bench *b) {
-  return td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
-                              td_thread_pool_size(b->report.reads.pool));
-}
-
 // Work is split as for a layer's experts: every member takes consecutive tiles, and prefetches its
 // share of the next matrix.
 static void run_share(void *ctx, unsigned member, unsigned n_members) {
   const kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next], *then = &b->weights[(b->next + 1) % b->n_weights];
-  uint32_t n = tile_rows(b);
+  uint32_t n = td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
+                                    td_thread_pool_size(b->report.reads.pool));
   size_t row_tiles = (w->rows + n - 1) / n, n_tiles = row_tiles * n_token_tiles(b);
   size_t begin = n_tiles * member / n_members, end = n_tiles * (member + 1) / n_members;
   const void *then_at = (const char *)then->data + begin % row_tiles * n * td_weight_row_bytes(w);

@@ -83,12 +83,6 @@ static void fill_scales(const td_weight *weight, char *to) {
   repeat_bytes(to, bytes, td_weight_scale_bytes(weight));
 }
 
-// Gives the blocks of MXFP4 ordinary scales: E8M0, 2^-6, in the first of 17 bytes.
-static void fill_block_scales(char *blocks, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 17)
-    blocks[i] = 121;
-}
-
 void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed) {
   enum { PATTERN_WORDS = 1 << 14 };
   char *to = memory;
@@ -101,7 +95,11 @@ void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed) {
     memcpy(to + 4 * i, &word, 4);
   }
   repeat_bytes(to, 4 * n, bytes);
-  if (weight->dtype == TD_MXFP4) fill_block_scales(to, bytes);
+  // Gives the blocks of MXFP4 ordinary scales: E8M0, 2^-6, in the first of 17 bytes.
+  if (weight->dtype == TD_MXFP4) {
+    for (size_t i = 0; i < bytes; i += 17)
+      to[i] = 121;
+  }
   const char *base = weight->data;
   if (weight->scale) fill_scales(weight, to + ((const char *)weight->scale - base));
   if (weight->zero) {

@@ -55,18 +55,6 @@ static bool has_text(const cJSON *object, const char *key) {
   return cJSON_IsString(item) && item->valuestring[0];
 }
 
-static void read_error(td_client_event *out, const cJSON *error) {
-  const cJSON *message = cJSON_IsObject(error) ? td_json_get(error, "message") : error;
-  out->is_error = true;
-  snprintf(out->message, sizeof out->message, "%s",
-           cJSON_IsString(message) ? message->valuestring : "an error without a message");
-}
-
-static void read_usage(td_client_event *out, const cJSON *usage) {
-  td_json_get_int(usage, "prompt_tokens", 0, INT32_MAX, &out->n_prompt, NULL);
-  td_json_get_int(usage, "completion_tokens", 0, INT32_MAX, &out->n_output, NULL);
-}
-
 // Lenient parsing: a model may generate a NUL character, which td_json_parse rejects.
 static td_status parse(cJSON **out, const char *json, size_t len, td_err *err) {
   *out = cJSON_ParseWithLength(json, len);
@@ -80,8 +68,16 @@ td_status td_client_parse_event(td_client_event *out, const char *json, size_t l
   td_status st = parse(&root, json, len, err);
   if (st != TD_OK) return st;
   const cJSON *error = td_json_get(root, "error"), *usage = td_json_get(root, "usage");
-  if (error) read_error(out, error);
-  if (usage) read_usage(out, usage);
+  if (error) {
+    const cJSON *message = cJSON_IsObject(error) ? td_json_get(error, "message") : error;
+    out->is_error = true;
+    snprintf(out->message, sizeof out->message, "%s",
+             cJSON_IsString(message) ? message->valuestring : "an error without a message");
+  }
+  if (usage) {
+    td_json_get_int(usage, "prompt_tokens", 0, INT32_MAX, &out->n_prompt, NULL);
+    td_json_get_int(usage, "completion_tokens", 0, INT32_MAX, &out->n_output, NULL);
+  }
   const cJSON *choice;
   cJSON_ArrayForEach(choice, td_json_get(root, "choices")) {
     const cJSON *delta = td_json_get(choice, "delta");

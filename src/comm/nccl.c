@@ -135,10 +135,6 @@ bool comm_nccl_is_there(void) {
 
 // ---- calls that do not block --------------------------------------------------------------------
 
-static void pause_briefly(void) {
-  nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-}
-
 // Aborts the group for a failure of NCCL's on this rank; lock held, unless nobody else knows comm.
 static void fail(td_comm *comm, int code) {
   const nccl_state *s = comm->state;
@@ -172,7 +168,7 @@ static td_status settle(td_comm *comm, int code, uint64_t most_ns, td_err *err) 
   }
   while (!comm_is_aborted(comm->group) && state_of(comm) == NCCL_IN_PROGRESS) {
     if (most_ns && td_clock_ns() - begin_ns > most_ns) break;
-    pause_briefly();
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
   }
   return td_comm_check(comm, err);
 }

@@ -176,18 +176,14 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
   return td_dev_alloc(e->dev, (void **)&e->dev_routing, n * sizeof *e->routing, err);
 }
 
-// Numbers the layers' parts of a page, states last.
-static void number_parts(td_engine *e) {
+static td_status alloc_kv(td_engine *e, td_err *err) {
+  size_t n_bytes = td_kv_layout_page_bytes(&e->layout) * e->opts.n_pages;
+  // Numbers the layers' parts of a page, states last.
   uint32_t n_whole = 0, n_states = 0;
   for (uint32_t i = 0; i < e->config->n_layers + e->config->n_draft_layers; i++) {
     const bool is_state = td_kv_layout_is_state(&e->layout, e->config, i);
     e->part[i] = is_state ? e->layout.n_layers + n_states++ : n_whole++;
   }
-}
-
-static td_status alloc_kv(td_engine *e, td_err *err) {
-  size_t n_bytes = td_kv_layout_page_bytes(&e->layout) * e->opts.n_pages;
-  number_parts(e);
   e->kv_pages = e->opts.kv_pages;
   if (e->kv_pages) return TD_OK;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
@@ -501,11 +497,6 @@ static void forward(void *ctx) {
   td_engine_forward(ctx);
 }
 
-static uint32_t choose_microbatches(td_engine *e) {
-  return e->opts.n_microbatches ? e->opts.n_microbatches
-                                : td_dual_batch_choose(&e->dual_batch, e->step.n_tokens);
-}
-
 // Decides what the step laid out in engine does with each layer.
 static void plan_step(td_engine *e) {
   const td_batch_view *decode = &e->step.whole.groups[GROUP_DECODE].view;
@@ -528,7 +519,10 @@ static void plan_step(td_engine *e) {
                          .dense_bytes = td_dense_stream_layer_bytes(e)};
   for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
     may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
-  if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
+  if (td_step_can_split(e->config, &shape))
+    shape.n_microbatches = e->opts.n_microbatches
+                               ? e->opts.n_microbatches
+                               : td_dual_batch_choose(&e->dual_batch, e->step.n_tokens);
   td_step_plan_make(&e->step.plan, e->config, &shape);
   uint32_t *max_keys = &e->step.whole.groups[GROUP_DECODE].view.max_keys;
   if (e->step.plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;

@@ -168,13 +168,6 @@ static td_status open_choices(td_job *j) {
   return TD_OK;
 }
 
-// The other protocols have one answer.
-static void begin_dialect(td_job *j) {
-  j->state.head = &j->head;
-  j->state.answer = &j->choices[0].answer;
-  j->state.parts = &j->choices[0].parts;
-}
-
 static td_status begin_answer(td_job *j) {
   unsigned char random[16];
   uint64_t seed;
@@ -190,7 +183,12 @@ static td_status begin_answer(td_job *j) {
   uint32_t n_ctx = j->host->n_ctx;
   td_status st = check_context(j, n_ctx);
   if (st == TD_OK) st = open_choices(j);
-  if (st == TD_OK && j->dialect) begin_dialect(j);
+  // The other protocols have one answer.
+  if (st == TD_OK && j->dialect) {
+    j->state.head = &j->head;
+    j->state.answer = &j->choices[0].answer;
+    j->state.parts = &j->choices[0].parts;
+  }
   for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++) {
     st = submit(j, &j->choices[i], n_ctx);
   }
@@ -353,11 +351,6 @@ static void queue(td_job *j, uv_work_cb run, uv_after_work_cb after) {
   td_lane_queue(&j->serve->lane, &j->work);
 }
 
-static void begin_prepare(td_job *j) {
-  j->n_ctx = j->host->n_ctx;
-  queue(j, run_prepare, on_prepared);
-}
-
 // ---- the model ------------------------------------------------------------------------------
 
 // Answers a request that asks for no text.
@@ -380,7 +373,8 @@ static void begin_inside(td_job *j) {
   if (j->load.is_empty) {
     send_loaded(j, "load");
   } else {
-    begin_prepare(j);
+    j->n_ctx = j->host->n_ctx;
+    queue(j, run_prepare, on_prepared);
   }
 }
 
@@ -438,13 +432,6 @@ static void on_host_found(uv_work_t *work, int canceled) {
   }
 }
 
-static void job_enter(td_job *j) {
-  td_job **first = &j->serve->jobs;
-  j->next = *first;
-  if (j->next) j->next->prev = j;
-  *first = j;
-}
-
 // The client is gone: what waits is dropped, what runs is told.
 static void on_gone(void *arg) {
   td_job *j = arg;
@@ -465,7 +452,10 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   j->is_chat = is_chat;
   j->dialect = dialect;
   j->state.store = serve->responses;
-  job_enter(j);
+  td_job **first = &j->serve->jobs;
+  j->next = *first;
+  if (j->next) j->next->prev = j;
+  *first = j;
   j->begin_ns = td_clock_ns();
   j->work.work.data = j;
   td_serve_authorize(serve, x, &j->caller);

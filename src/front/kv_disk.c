@@ -103,13 +103,6 @@ static td_status load_page(td_kv_disk_read *l, char *file, td_err *err) {
   return td_kv_pool_put(disk->opts.pool_fd, &disk->shape, l->pages[i], content, err);
 }
 
-// A prefix is only usable from its start, so its first pages are marked as the most recently used.
-static void touch_loaded(const td_kv_disk_read *l) {
-  uint64_t now_ns = realtime_ns();
-  for (uint32_t i = 0; i < l->n_loaded; i++)
-    td_kv_record_touch(td_kv_dir_path(l->disk->opts.dir), &l->names[i], now_ns - i);
-}
-
 static void run_load(uv_work_t *work) {
   td_kv_disk_read *l = work->data;
   uint64_t begin_ns = td_clock_ns();
@@ -122,7 +115,11 @@ static void run_load(uv_work_t *work) {
   free(file);
   l->err.code = st;
   l->ns = td_clock_ns() - begin_ns;
-  touch_loaded(l);
+  // A prefix is only usable from its start, so its first pages are marked as the most recently
+  // used.
+  uint64_t now_ns = realtime_ns();
+  for (uint32_t i = 0; i < l->n_loaded; i++)
+    td_kv_record_touch(td_kv_dir_path(l->disk->opts.dir), &l->names[i], now_ns - i);
 }
 
 static void free_loading(td_kv_disk_read *l) {
@@ -292,12 +289,6 @@ static void pause_saving(td_kv_disk *disk) {
           disk->save.err.msg, disk->is_flushing ? "" : " for a minute");
 }
 
-// Counts the page as written until it is next looked up, so that it is not retried soon.
-static void note_failed_write(td_kv_disk *disk) {
-  td_kv_dir_add(disk->opts.dir, &disk->save.record.name, 0);
-  if (++disk->n_failed == MAX_FAILED) pause_saving(disk);
-}
-
 static void after_write(uv_work_t *work, int status) {
   (void)status;
   td_kv_disk *disk = work->data;
@@ -308,7 +299,9 @@ static void after_write(uv_work_t *work, int status) {
   if (s->err.code != TD_ELIMIT) *before = s->what;
   if (s->err.code != TD_OK) {
     if (s->err.code != TD_ELIMIT) {
-      note_failed_write(disk);
+      // Counts the page as written until it is next looked up, so that it is not retried soon.
+      td_kv_dir_add(disk->opts.dir, &disk->save.record.name, 0);
+      if (++disk->n_failed == MAX_FAILED) pause_saving(disk);
     } else if (!shrink(disk)) {
       pause_saving(disk);
     }

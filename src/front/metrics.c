@@ -162,15 +162,6 @@ static void write_workers(const writer *w) {
           "Free memory of the worker's GPU once it had loaded the model.");
 }
 
-// Of the machine, not of a model.
-static void write_memory(const writer *w) {
-  write_head(w, "memory_bytes", "gauge", "Memory of this machine, or its control group's limit.");
-  td_buf_printf(w->out, "tandem_memory_bytes %" PRIu64 "\n", w->now->memory_bytes);
-  write_head(w, "memory_available_bytes", "gauge", "Memory that programs could still use.");
-  td_buf_printf(w->out, "tandem_memory_available_bytes %" PRIu64 "\n",
-                w->now->memory_available_bytes);
-}
-
 static td_wire_cache caches_of(const td_metrics_model *m) {
   td_wire_cache sum = {.n_slots = 0};
   EACH_WORKER(m, k) {
@@ -283,7 +274,12 @@ static void write_all(const writer *w) {
   write_routed(w);
   if (w->now->has_kv_dir) write_kv_disk(w);
   write_workers(w);
-  write_memory(w);
+  // Of the machine, not of a model.
+  write_head(w, "memory_bytes", "gauge", "Memory of this machine, or its control group's limit.");
+  td_buf_printf(w->out, "tandem_memory_bytes %" PRIu64 "\n", w->now->memory_bytes);
+  write_head(w, "memory_available_bytes", "gauge", "Memory that programs could still use.");
+  td_buf_printf(w->out, "tandem_memory_available_bytes %" PRIu64 "\n",
+                w->now->memory_available_bytes);
   write_caches(w);
   write_drives(w);
   write_shared(w);

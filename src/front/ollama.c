@@ -44,12 +44,6 @@ static void begin_model(td_json_writer *w, const td_host *h, const char *name) {
   write_details(w, h);
 }
 
-static void write_model(td_json_writer *w, const td_host *h, const char *name) {
-  begin_model(w, h, name);
-  td_serve_write_time(w, "modified_at", h->files.modified_s);
-  td_jw_end_object(w);
-}
-
 // When the model will be unloaded if no request comes, seconds since 1970.
 static int64_t expires_s(const td_serve *serve, const td_host *h) {
   if (!serve->hosts.is_on_demand || h->keep_ns == UINT64_MAX) return FOR_EVER_S;
@@ -92,7 +86,9 @@ void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   td_jw_begin_array(&w, "models");
   for (uint32_t i = 0; i < n; i++) {
     const td_host *h = &hosts[names->n ? 0 : i];
-    write_model(&w, h, names->n ? names->values[i] : h->name);
+    begin_model(&w, h, names->n ? names->values[i] : h->name);
+    td_serve_write_time(&w, "modified_at", h->files.modified_s);
+    td_jw_end_object(&w);
   }
   td_jw_end_array(&w);
   td_jw_end_object(&w);

@@ -458,12 +458,6 @@ void td_backend_on_space(void *ctx) {
 
 // ---- a worker's death -------------------------------------------------------------------------
 
-// All tokens had been received; only the worker's DONE was lost.
-static void end_complete(td_backend *b, td_front_request *r) {
-  bool is_full = r->n_output == r->out.submit.max_tokens;
-  finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
-}
-
 // A request in prefill is requeued at its old position; what was computed is in the prefix cache. A
 // request in decode continues after its last token. If the pages were lost with the worker, or the
 // last one may hold the recurrent state of a later token, both are requeued and recomputed from
@@ -501,7 +495,9 @@ void td_backend_on_death(void *ctx, const char *why) {
     bool is_suspect = is_alone || r == on_probation;
     if (was_there) r->crash_score += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
     if (state == TD_REQUEST_COMPLETE) {
-      end_complete(b, r);
+      // All tokens had been received; only the worker's DONE was lost.
+      bool is_full = r->n_output == r->out.submit.max_tokens;
+      finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
     } else if (state == TD_REQUEST_CANCELED || r->crash_score > MAX_BLAME) {
       fail_request(b, r, why, "; try again");
     } else if (was_there || are_pages_lost) {

@@ -28,13 +28,6 @@
 
 // ---- used by all handlers -------------------------------------------------------------------
 
-static void add_headers(td_http_exchange *x, int status, uint32_t retry_s) {
-  char text[16];
-  snprintf(text, sizeof text, "%u", retry_s ? retry_s : 1);
-  if (status == 429 || status == 503) td_http_add_header(x, "Retry-After", text);
-  if (status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
-}
-
 static void write_as_addressed(td_http_exchange *x, td_buf *out, const td_api_error *error) {
   const bool is_anthropic = td_http_header(x, "anthropic-version");
   const td_dialect *dialect = td_dialect_of_path(td_http_path(x), is_anthropic);
@@ -52,7 +45,10 @@ static void write_as_addressed(td_http_exchange *x, td_buf *out, const td_api_er
 
 void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   td_buf body = TD_BUF_INIT;
-  add_headers(x, error->status, error->retry_s);
+  char text[16];
+  snprintf(text, sizeof text, "%u", error->retry_s ? error->retry_s : 1);
+  if (error->status == 429 || error->status == 503) td_http_add_header(x, "Retry-After", text);
+  if (error->status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
   write_as_addressed(x, &body, error);
   if (body.failed) {
     td_http_abort(x);
@@ -332,13 +328,6 @@ static const td_http_route routes[] = {
 #undef X
 };
 
-// A body takes up to six times its size while it becomes a prompt.
-static void limit_bodies(td_http_opts *opts) {
-  const uint64_t memory = td_memory_limit_bytes(), one = 32u << 20, all = 256u << 20;
-  opts->limits.max_body_bytes = memory / 16 < one ? memory / 16 : one;
-  opts->max_bodies_bytes = memory / 8 < all ? memory / 8 : all;
-}
-
 static td_status open_http(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
   td_http_opts opts = {.host = o->host,
@@ -351,7 +340,10 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .on_head = check_head,
                        .write_error = write_error,
                        .on_drained = on_drained};
-  limit_bodies(&opts);
+  // A body takes up to six times its size while it becomes a prompt.
+  const uint64_t memory = td_memory_limit_bytes(), one = 32u << 20, all = 256u << 20;
+  opts.limits.max_body_bytes = memory / 16 < one ? memory / 16 : one;
+  opts.max_bodies_bytes = memory / 8 < all ? memory / 8 : all;
   opts.loopback_hosts_only = !serve->keys.n && td_http_server_is_loopback(o->host);
   td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
   if (st == TD_OK && !serve->keys.n && !td_http_server_is_loopback(o->host)) {

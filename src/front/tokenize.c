@@ -40,14 +40,6 @@ static void write_tokens(task *t, const td_token_ids *ids) {
   td_jw_end_object(&w);
 }
 
-static void write_count(task *t, const td_token_ids *ids) {
-  td_json_writer w = TD_JSON_WRITER(&t->answer);
-  td_jw_begin_object(&w, NULL);
-  if (t->kind == COUNT_INPUT) td_jw_str(&w, "object", "response.input_tokens");
-  td_jw_int(&w, "input_tokens", (int64_t)(ids->n + ids->n_cut));
-  td_jw_end_object(&w);
-}
-
 // llama-server calls a text of tokens content, vLLM prompt.
 static void write_prompt(task *t, const td_buf *text) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
@@ -77,7 +69,13 @@ static td_status encode(task *t, const td_api_request *request) {
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
-  if (st == TD_OK && t->kind >= COUNT) write_count(t, &ids);
+  if (st == TD_OK && t->kind >= COUNT) {
+    td_json_writer w = TD_JSON_WRITER(&t->answer);
+    td_jw_begin_object(&w, NULL);
+    if (t->kind == COUNT_INPUT) td_jw_str(&w, "object", "response.input_tokens");
+    td_jw_int(&w, "input_tokens", (int64_t)(ids.n + ids.n_cut));
+    td_jw_end_object(&w);
+  }
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
   td_token_ids_free(&ids);
   td_buf_free(&text);

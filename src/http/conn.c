@@ -352,18 +352,14 @@ static void update_reading(td_http_conn *conn) {
   }
 }
 
-static void on_eof(td_http_conn *conn) {
-  conn->eof = true;
-  uv_read_stop(&conn->io.stream);
-  // A client may close its side while its response is still being written.
-  if (conn->phase != TD_CONN_FLUSH) td_http_conn_drop(conn);
-}
-
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
   td_http_conn *conn = stream->data;
   if (n == 0) return;
   if (n == UV_EOF) {
-    on_eof(conn);
+    conn->eof = true;
+    uv_read_stop(&conn->io.stream);
+    // A client may close its side while its response is still being written.
+    if (conn->phase != TD_CONN_FLUSH) td_http_conn_drop(conn);
     return;
   }
   if (n < 0) {

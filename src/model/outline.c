@@ -84,13 +84,6 @@ static bool has_mtp(const cJSON *root) {
   return cJSON_IsNumber(n) && n->valueint > 0;
 }
 
-static void fill_mtp(td_mtp *mtp, const td_model_config *c, const td_format *format) {
-  for (size_t i = 0; i < td_n_mtp_places; i++)
-    if (td_mtp_places[i].kind == TD_SPEC_WEIGHT)
-      *(td_weight *)(void *)((char *)mtp + td_mtp_places[i].offset) = matrix(c, &td_mtp_places[i],
-                                                                             format);
-}
-
 static td_status fill(td_model **out, td_model_config *c, const char *name, const td_format *format,
                       bool with_mtp, td_err *err) {
   static const td_format bf16 = {.dtype = TD_BF16};
@@ -105,7 +98,12 @@ static td_status fill(td_model **out, td_model_config *c, const char *name, cons
     for (uint32_t i = 0; i < n_layers; i++)
       fill_layer(&layers[i], i, c, format, experts);
     parts.layers = layers;
-    if (with_mtp) fill_mtp(&mtp, c, format);
+    if (with_mtp) {
+      for (size_t i = 0; i < td_n_mtp_places; i++)
+        if (td_mtp_places[i].kind == TD_SPEC_WEIGHT)
+          *(td_weight *)(void *)((char *)&mtp +
+                                 td_mtp_places[i].offset) = matrix(c, &td_mtp_places[i], format);
+    }
     parts.mtp = with_mtp ? &mtp : NULL;
     parts.embed = matrix(c, &td_end_places[0], &bf16);
     parts.lm_head = parts.embed;

@@ -263,10 +263,6 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
 
-static const char *mtp_layers(const td_model_config *c) {
-  return c->family->is_bare ? "" : "layers.";
-}
-
 enum { MAX_IN_LAYER = 200 }; // bytes of a tensor's name behind that of its layer
 
 // The whole name of a layer's tensor. Of a prediction layer under a name of its own names have no
@@ -275,7 +271,8 @@ static void name_in_layer(const td_model_config *c, uint32_t layer_idx, const ch
                           char out[TD_MAX_TENSOR_NAME]) {
   char own[TD_MAX_TENSOR_NAME];
   if (layer_idx == c->n_layers && c->family->mtp) {
-    snprintf(out, TD_MAX_TENSOR_NAME, "%s%s0.%s", c->family->mtp, mtp_layers(c), name);
+    snprintf(out, TD_MAX_TENSOR_NAME, "%s%s0.%s", c->family->mtp,
+             c->family->is_bare ? "" : "layers.", name);
     return;
   }
   snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, name);

@@ -25,14 +25,6 @@ static void wrap(td_buf *out, size_t at, const char *text) {
   }
 }
 
-static void add_text(td_buf *text, const td_option *o) {
-  td_buf_str(text, o->help);
-  for (size_t i = 0; o->names && o->names[i]; i++)
-    td_buf_printf(text, "%s%s", i ? ", " : " [", o->names[i]);
-  if (o->names) td_buf_char(text, ']');
-  if (o->fallback) td_buf_printf(text, " (default: %s)", o->fallback);
-}
-
 static void help_line(td_buf *out, const td_option *o) {
   const size_t start = out->len;
   if (o->letter) {
@@ -48,7 +40,11 @@ static void help_line(td_buf *out, const td_option *o) {
     td_buf_printf(out, "%*s", (int)(HELP_COLUMN - width), "");
   }
   td_buf text = TD_BUF_INIT;
-  add_text(&text, o);
+  td_buf_str(&text, o->help);
+  for (size_t i = 0; o->names && o->names[i]; i++)
+    td_buf_printf(&text, "%s%s", i ? ", " : " [", o->names[i]);
+  if (o->names) td_buf_char(&text, ']');
+  if (o->fallback) td_buf_printf(&text, " (default: %s)", o->fallback);
   wrap(out, HELP_COLUMN, td_buf_text(&text));
   td_buf_free(&text);
   td_buf_char(out, '\n');

@@ -164,13 +164,6 @@ static void put_name(td_trace_file *f, const td_trace_lane *lane, const char *wh
   td_buf_str(&f->text, "}}");
 }
 
-static void tell_dropped(td_trace_file *f, const td_trace_lane *lane, uint64_t n) {
-  f->n_dropped += n;
-  begin_event(f, "dropped", "i", lane);
-  put_time(&f->text, "ts", td_clock_ns());
-  td_buf_printf(&f->text, ",\"s\":\"t\",\"args\":{\"events\":%llu}}", (unsigned long long)n);
-}
-
 // ---- lanes ------------------------------------------------------------------------------------
 
 static void announce(td_trace_file *f, const td_trace_lane *lane, lane_state *told) {
@@ -195,7 +188,11 @@ static void drain_lane(td_trace_file *f, td_trace_lane *lane, lane_state *told) 
   uint64_t n_dropped = atomic_load_explicit(&lane->n_dropped, memory_order_acquire); // partner: put
   if (n_dropped == told->n_dropped) return;
   announce(f, lane, told);
-  tell_dropped(f, lane, n_dropped - told->n_dropped);
+  f->n_dropped += n_dropped - told->n_dropped;
+  begin_event(f, "dropped", "i", lane);
+  put_time(&f->text, "ts", td_clock_ns());
+  td_buf_printf(&f->text, ",\"s\":\"t\",\"args\":{\"events\":%llu}}",
+                (unsigned long long)(n_dropped - told->n_dropped));
   told->n_dropped = n_dropped;
 }
 

@@ -346,18 +346,14 @@ bool td_sched_next_prefill(const td_sched *sched, td_sched_filter *is_among, voi
   return first != NULL;
 }
 
-static void note_admission(td_sched *sched, uint64_t now_ns) {
+static void begin_running(td_sched *sched, entry *e, uint64_t now_ns) {
+  td_tenant *tenant = tenant_of(sched, e);
+  stop_waiting(sched, e);
   if (sched->n_waiting) {
     uint64_t ns = now_ns - sched->awaited_since_ns;
     sched->admission_ns = sched->admission_ns ? (7 * sched->admission_ns + ns) / 8 : ns;
   }
   sched->awaited_since_ns = now_ns;
-}
-
-static void begin_running(td_sched *sched, entry *e, uint64_t now_ns) {
-  td_tenant *tenant = tenant_of(sched, e);
-  stop_waiting(sched, e);
-  note_admission(sched, now_ns);
   tenant->n_running++;
   sched->running[sched->n_running++] = e;
   e->phase = e->n_done < n_to_prefill(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;

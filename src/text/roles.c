@@ -96,11 +96,6 @@ static bool takes_calls(prober *p, const char *order) {
   return takes(p, order) || takes_probe(p, &(probe){.order = order, .has_text_arguments = true});
 }
 
-static bool takes_long_ids(prober *p) {
-  return takes_probe(p, &(probe){.order = "uct", .has_long_ids = true}) ||
-         takes_probe(p, &(probe){"uct", true, true});
-}
-
 td_status td_roles_probe(td_roles *out, const td_template *tmpl, const cJSON *vars, td_err *err) {
   prober p = {.tmpl = tmpl, .vars = vars};
   *out = (td_roles){true, true, true, true, true, true, true, true, true, true, true, true};
@@ -117,7 +112,9 @@ td_status td_roles_probe(td_roles *out, const td_template *tmpl, const cJSON *va
     out->user_after_tool = out->tools && takes_calls(&p, "uctu");
     out->late_system = out->system && takes(&p, "sus") && takes(&p, "suas") && takes(&p, "suasu") &&
                        (!out->tools || takes_calls(&p, "sucts"));
-    out->long_ids = !out->tools || takes_long_ids(&p);
+    out->long_ids = !out->tools ||
+                    takes_probe(&p, &(probe){.order = "uct", .has_long_ids = true}) ||
+                    takes_probe(&p, &(probe){"uct", true, true});
   }
   return p.failed ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
 }

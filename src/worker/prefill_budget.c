@@ -23,19 +23,17 @@ uint32_t td_prefill_budget_tokens(const td_prefill_budget *budget, uint32_t n_de
   return is_measured(budget, n_decode) ? budget->budget_tokens : 0;
 }
 
-// A shorter time replaces the old one at once; a longer one is averaged in, so that a single
-// delayed step has little effect.
-static void note_answers(td_prefill_budget *budget, uint32_t n_decode, uint64_t ns) {
-  bool is_like_last = budget->decode_ns && n_decode == budget->n_decode;
-  bool is_more = is_like_last && ns > budget->decode_ns;
-  budget->decode_ns = is_more ? budget->decode_ns + (ns - budget->decode_ns) / 4 : ns + !ns;
-  budget->n_decode = n_decode;
-  budget->n_steps = 0;
-}
-
 void td_prefill_budget_note(td_prefill_budget *budget, uint32_t n_decode, uint32_t n_prefilled,
                             uint64_t ns) {
-  if (n_decode && !n_prefilled) note_answers(budget, n_decode, ns);
+  // A shorter time replaces the old one at once; a longer one is averaged in, so that a single
+  // delayed step has little effect.
+  if (n_decode && !n_prefilled) {
+    bool is_like_last = budget->decode_ns && n_decode == budget->n_decode;
+    bool is_more = is_like_last && ns > budget->decode_ns;
+    budget->decode_ns = is_more ? budget->decode_ns + (ns - budget->decode_ns) / 4 : ns + !ns;
+    budget->n_decode = n_decode;
+    budget->n_steps = 0;
+  }
   if (!n_decode || !n_prefilled || !budget->decode_ns) return;
   budget->n_steps++;
   double room_ns = (TD_PREFILL_BUDGET_STRETCH - 1) * (double)budget->decode_ns;

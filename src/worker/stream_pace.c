@@ -45,11 +45,6 @@ static void note_alone(td_stream_pace *pace, uint32_t n_decode, double ns) {
   pace->n_steps = pace->n_mixed = 0;
 }
 
-// A step with prompt tokens is too long a measure, and still a better one than pausing forever.
-static void note_mixed(td_stream_pace *pace, uint32_t n_decode, double ns) {
-  if (!is_measured(pace, n_decode) && ++pace->n_mixed == MAX_MIXED) note_alone(pace, n_decode, ns);
-}
-
 void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
   const double ns = step->ns ? (double)step->ns : 1;
   const bool streamed = step->copied_bytes || step->left_bytes;
@@ -59,7 +54,9 @@ void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
   }
   if (!step->n_decode) return;
   if (step->n_prefilled) {
-    note_mixed(pace, step->n_decode, ns);
+    // A step with prompt tokens is too long a measure, and still a better one than pausing forever.
+    if (!is_measured(pace, step->n_decode) && ++pace->n_mixed == MAX_MIXED)
+      note_alone(pace, step->n_decode, ns);
   } else if (!streamed) {
     note_alone(pace, step->n_decode, ns);
   } else if (is_measured(pace, step->n_decode)) { // else the queue runs dry first

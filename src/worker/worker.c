@@ -186,16 +186,6 @@ static td_status warm_up(td_worker *w, td_err *err) {
   return st;
 }
 
-// On several NUMA nodes, binds this thread to the device's node. Comes last: threads started later
-// would inherit the binding.
-static void bind_to_device_node(const td_worker *w) {
-  const td_nodes nodes = td_nodes_get();
-  const int node = td_dev_node(w->devices.dev);
-  for (unsigned i = 0; i < nodes.n; i++) {
-    if (nodes.ids[i] == node) td_nodes_bind(&nodes, i, pthread_self());
-  }
-}
-
 // Whether the model's layer for multi-token prediction is used: by both workers of a pair alike,
 // since it has a part in KV pages. Not where devices share prompts, nor where keys leave a window.
 static void choose_layer(td_worker *w) {
@@ -237,20 +227,19 @@ static td_status open_parts(td_worker *w, td_err *err) {
   if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st != TD_OK) return st;
-  bind_to_device_node(w);
+  // On several NUMA nodes, binds this thread to the device's node. Comes last: threads started
+  // later would inherit the binding.
+  const td_nodes nodes = td_nodes_get();
+  const int node = td_dev_node(w->devices.dev);
+  for (unsigned i = 0; i < nodes.n; i++) {
+    if (nodes.ids[i] == node) td_nodes_bind(&nodes, i, pthread_self());
+  }
   for (uint32_t i = 0; st == TD_OK && i <= w->devices.n_peers; i++) {
     td_dev *dev = i ? w->devices.peers[i - 1] : w->devices.dev;
     w->gpu_bytes += td_dev_vram_bytes(dev);
     w->gpu_free_bytes += td_dev_free_vram_bytes(dev);
   }
   return TD_OK;
-}
-
-// What on a GPU the content of KV pages depends on; not which of several equal ones it is.
-static void name_gpu(const td_worker *w, char *out, size_t size) {
-  const char *kind = strchr(td_dev_name(w->devices.dev), ',');
-  snprintf(out, size, "%s, experts of %u layers", kind ? kind + 2 : "",
-           w->devices.n_gpu_expert_layers);
 }
 
 static td_status open_all(td_worker *w, td_err *err) {
@@ -282,7 +271,12 @@ static td_status open_all(td_worker *w, td_err *err) {
                   .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
   snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
-  if (w->devices.placement.is_discrete) name_gpu(w, ready.u.ready.gpu, sizeof ready.u.ready.gpu);
+  // What on a GPU the content of KV pages depends on; not which of several equal ones it is.
+  if (w->devices.placement.is_discrete) {
+    const char *kind = strchr(td_dev_name(w->devices.dev), ',');
+    snprintf(ready.u.ready.gpu, sizeof ready.u.ready.gpu, "%s, experts of %u layers",
+             kind ? kind + 2 : "", w->devices.n_gpu_expert_layers);
+  }
   return td_front_link_send(&w->front_link, &ready, err);
 }
 

@@ -46,11 +46,6 @@ static bool is_word_char(char c) {
          (c && strchr("_-.:/", c));
 }
 
-// The byte ends a name that no marker closes.
-static bool is_name_end(char c) {
-  return td_is_space(c) || c == '<';
-}
-
 static td_call_outcome read_name(td_call_reading *x) {
   td_call_reader *r = x->r;
   const char *close = x->form->tags->name_close;
@@ -61,7 +56,8 @@ static td_call_outcome read_name(td_call_reading *x) {
     if (close) {
       o = td_call_at(x, close, r->at);
       if (o == NONE && (c == '<' || c == '\n')) return NONE;
-    } else if (is_name_end(c)) {
+      // The byte ends a name that no marker closes.
+    } else if (td_is_space(c) || c == '<') {
       o = GO;
     } else if (!is_word_char(c)) {
       return NONE;

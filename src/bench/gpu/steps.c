@@ -150,13 +150,6 @@ static void close_rig(td_gpu_steps *s, rig *r) {
   td_gpu_release(s->b, r->before);
 }
 
-static void draw_tokens(td_gpu_steps *s, rig *r, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++) {
-    s->random = s->random * 6364136223846793005u + 1442695040888963407u;
-    r->tokens[i] = (int32_t)((s->random >> 33) % s->model.config.n_vocab);
-  }
-}
-
 // A step: one token of each of n_decode sequences at depth n_past, with drafts behind it, plus
 // n_prompt tokens of another sequence after its first prompt_past tokens.
 typedef struct {
@@ -167,7 +160,10 @@ typedef struct {
 static uint32_t build_step(td_gpu_steps *s, rig *r, const step_shape *p, td_step_seq *seqs) {
   const uint32_t of_seq = 1 + p->n_drafted;
   uint32_t n = 0;
-  draw_tokens(s, r, p->n_decode * of_seq + p->n_prompt);
+  for (uint32_t i = 0; i < p->n_decode * of_seq + p->n_prompt; i++) {
+    s->random = s->random * 6364136223846793005u + 1442695040888963407u;
+    r->tokens[i] = (int32_t)((s->random >> 33) % s->model.config.n_vocab);
+  }
   for (; n < p->n_decode; n++) {
     seqs[n] = (td_step_seq){.tokens = r->tokens + (size_t)n * of_seq,
                             .n_tokens = of_seq,
@@ -467,10 +463,6 @@ typedef struct {
   bool is_whole;                     // not abandoned
 } interference;
 
-static double decode_step(const interference *t) {
-  return run_step(t->s, t->decode, &(step_shape){.n_decode = 1, .n_past = t->depth});
-}
-
 static void feed(void *ctx) {
   const interference *t = ctx;
   td_engine *engine = t->prefill->engine;
@@ -581,7 +573,7 @@ void td_gpu_path_interference(td_gpu_steps *s) {
   t = (interference){.s = s, .prefill = &prefill, .decode = &decode, .depth = fewer(s, DEPTH, 1)};
   double alone_s[ALONE_STEPS];
   for (int i = -2; i < ALONE_STEPS; i++) {
-    const double seconds = decode_step(&t);
+    const double seconds = run_step(t.s, t.decode, &(step_shape){.n_decode = 1, .n_past = t.depth});
     if (i >= 0) alone_s[i] = seconds;
   }
   t.alone_s = td_median(alone_s, ALONE_STEPS);

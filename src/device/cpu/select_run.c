@@ -5,10 +5,6 @@
 
 static const size_t max_score_bytes = (size_t)64 << 20; // of a wave
 
-static uint32_t most_seen(const td_select_run *run, const td_attn_tile *tile) {
-  return run->n_seen(run->args, tile->token + tile->n - 1);
-}
-
 td_status td_select_tiles(td_cpu_stream *stream, td_select_run *run, const td_batch_view *batch,
                           td_err *err) {
   td_attn_tile *tiles;
@@ -18,7 +14,7 @@ td_status td_select_tiles(td_cpu_stream *stream, td_select_run *run, const td_ba
   run->tiles = tiles;
   run->n_tiles = run->max_scores = 0;
   for (uint32_t i = 0; i < n; i++) {
-    const uint32_t n_seen = most_seen(run, &tiles[i]);
+    const uint32_t n_seen = run->n_seen(run->args, tiles[i].token + tiles[i].n - 1);
     if (n_seen <= run->most) continue;
     tiles[run->n_tiles++] = tiles[i];
     if (n_seen > run->max_scores) run->max_scores = n_seen;

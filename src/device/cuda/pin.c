@@ -103,10 +103,6 @@ static void *pin_pieces(void *ctx) {
   return NULL;
 }
 
-static size_t piece_at(const td_cuda_pins *p, const char *at) {
-  return (size_t)(at - p->grid) / p->piece_bytes;
-}
-
 // Pieces end at multiples of their size after a 2 MB boundary, so that no page is in two pieces.
 static bool cut_pieces(td_cuda_pins *p, const char *host, size_t n_bytes) {
   const char *grid = host - (uintptr_t)host % PIECE_ALIGN, *end = host + n_bytes;
@@ -149,7 +145,8 @@ static bool want(td_cuda_pins *p, const char *from, size_t n_bytes) {
   if (from < p->base) from = p->base;
   if (to > end) to = end;
   bool is_pending = false;
-  for (size_t i = from < to ? piece_at(p, from) : p->n; i < p->n && p->pieces[i].host < to; i++) {
+  for (size_t i = from < to ? (size_t)(from - p->grid) / p->piece_bytes : p->n;
+       i < p->n && p->pieces[i].host < to; i++) {
     td_cuda_pin_piece *piece = &p->pieces[i];
     if (piece->state != CUDA_PIN_PENDING) continue;
     is_pending = piece->is_wanted = true;

@@ -34,10 +34,6 @@ static td_status grow(td_cuda_dev *dev, td_err *err) {
 // A copy that would leave much of its last page unused shares a larger allocation with others.
 enum { SHARED_PIECE_BYTES = 64 << 20, COPY_ALIGN = 256 };
 
-static size_t aligned(size_t n_bytes) {
-  return (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
-}
-
 static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
   void **grown = realloc(dev->pieces, (dev->n_pieces + 1) * sizeof *grown);
   if (!grown) return TD_ENOMEM;
@@ -49,7 +45,7 @@ static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
 }
 
 static td_status reserve(td_cuda_dev *dev, size_t n_bytes, void **out) {
-  size_t n = aligned(n_bytes);
+  size_t n = (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
   size_t empty = dev->page_bytes - 1 - (n - 1) % dev->page_bytes;
   if (n >= SHARED_PIECE_BYTES || empty < n / 16) return add_piece(dev, n, out);
   if (n > dev->shared_bytes) {
@@ -203,10 +199,6 @@ void td_cuda_vec(td_cuda_dev *dev, td_vec *v, td_status *status, td_err *err) {
   v->data = td_cuda_on_device(dev, v->data, v->n * td_dtype_bytes(v->dtype), status, err);
 }
 
-static bool same_shape(const td_weight *a, const td_weight *b) {
-  return a->rows == b->rows && a->cols == b->cols && (a->scale != NULL) == (b->scale != NULL);
-}
-
 // The load method that suits w and the experts before it; first is one of those.
 static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weight *first) {
   td_cu_read read = td_cuda_read_of(w, true);
@@ -231,7 +223,8 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
   const uint32_t hidden = a->pairs ? gate->rows / 2 : gate->rows;
   TD_DEV_REQUIRE((a->pairs || (up->rows == gate->rows && up->cols == gate->cols)) &&
                      down->rows == gate->cols && down->cols == hidden &&
-                     same_shape(gate, &table[0]),
+                     (gate->rows == table[0].rows && gate->cols == table[0].cols &&
+                      (gate->scale != NULL) == (table[0].scale != NULL)),
                  "expert %u: its shapes are not those of the first one", e);
   const td_activations a8 = td_weight_a8(gate);
   const bool is_alike = td_weight_a8(down) == a8 && (a->pairs || td_weight_a8(up) == a8) &&

@@ -7,10 +7,6 @@
 #include "engine/attn/rope.h"
 #include "engine/rows.h"
 
-static float scale_of(const td_model_config *c) {
-  return (float)(1.0 / sqrt(c->nope_dim + c->rope_dim) * td_rope_score_factor(c));
-}
-
 // The microbatch's rows; k: latents and rotary keys.
 typedef struct {
   void *h, *q, *q_a, *k, *out;
@@ -118,7 +114,8 @@ void td_mla_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, 
                                        .kv_lora_rank = c->kv_lora_rank,
                                        .top_k = top_k,
                                        .group = c->index_group,
-                                       .scale = scale_of(c),
+                                       .scale = (float)(1.0 / sqrt(c->nope_dim + c->rope_dim) *
+                                                        td_rope_score_factor(c)),
                                        .absorbed = g == GROUP_DECODE,
                                        .weights_on_device = td_engine_is_in_slot(e, &layer->kv_b)});
   }

@@ -208,13 +208,6 @@ static bool begin_move(td_engine *e, const td_hot_move *move, bool may_be_slow) 
   return true;
 }
 
-static void record_moves(td_expert_cache *cache) {
-  for (int i = 0; i < N_SITES; i++) {
-    cache_site *site = &cache->sites[i];
-    if (site->n_slots) td_event_record(site->moved, site->stream);
-  }
-}
-
 // Fills all slots for good.
 static td_status fill(td_engine *e, td_err *err) {
   td_expert_cache *cache = e->cache;
@@ -459,7 +452,12 @@ void td_expert_cache_end_step(td_engine *e) {
       td_hot_experts_cancel(cache->hot, &chosen[i]);
     }
   }
-  if (cache->n_moves) record_moves(cache);
+  if (cache->n_moves) {
+    for (int i = 0; i < N_SITES; i++) {
+      cache_site *site = &cache->sites[i];
+      if (site->n_slots) td_event_record(site->moved, site->stream);
+    }
+  }
 }
 
 // ---- a layer ------------------------------------------------------------------------------------

@@ -62,18 +62,9 @@ static void drop_oldest(td_expert_feed *f) {
   f->first = (f->first + 1) % N_RANGES;
 }
 
-static void release_copied(td_expert_feed *f) {
-  for (; f->n_copying && td_event_is_done(held_at(f, 0)->copied); f->n_copying--)
-    drop_oldest(f);
-}
-
 void td_expert_feed_clear(td_expert_feed *f) {
   for (; f->n_copying + f->n_reading; f->n_copying ? f->n_copying-- : f->n_reading--)
     drop_oldest(f);
-}
-
-static bool is_same(const td_expert_range *a, const td_expert_range *b) {
-  return a->layer_idx == b->layer_idx && a->first == b->first;
 }
 
 // The ith range being read, which becomes `range`; NULL: as many as can be held are being copied.
@@ -87,7 +78,7 @@ static held_range *reading_at(td_expert_feed *f, uint32_t i, const td_expert_ran
     td_expert_arena_take(f->arena, range->layer_idx, h->taken, range->n, true);
   }
   held_range *h = held_at(f, f->n_copying + i);
-  TD_CHECK(is_same(&h->range, range));
+  TD_CHECK(h->range.layer_idx == range->layer_idx && h->range.first == range->first);
   return h;
 }
 
@@ -104,7 +95,8 @@ static bool has_slots(td_expert_feed *f, held_range *h) {
 bool td_expert_feed_poll(td_expert_feed *f, const td_expert_range *range,
                          const td_expert_range *next) {
   f->n_events = td_expert_arena_events(f->arena);
-  release_copied(f);
+  for (; f->n_copying && td_event_is_done(held_at(f, 0)->copied); f->n_copying--)
+    drop_oldest(f);
   held_range *h = reading_at(f, 0, range);
   f->lacks_slots = !h || !has_slots(f, h);
   if (f->lacks_slots) return false;

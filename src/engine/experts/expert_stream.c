@@ -181,13 +181,6 @@ static td_status open_packing(td_engine *e, td_err *err) {
   return td_fail(err, TD_ENOMEM, "out of memory: places of streamed experts");
 }
 
-static void close_packing(td_slot *slot) {
-  free(slot->parts);
-  free(slot->order);
-  free(slot->copies);
-  *slot = (td_slot){.parts = NULL};
-}
-
 // Chooses the experts per slot so that the ring has several slots. group becomes 0 where there is
 // no room.
 static void choose_slots(td_engine *e) {
@@ -259,12 +252,6 @@ static void drop_oldest(td_expert_stream *s) {
   s->first_queued = (s->first_queued + 1) % s->n_slots;
   s->n_queued--;
   s->n_copied--;
-}
-
-static void note_queued(td_expert_stream *s, uint32_t slot, uint64_t n_bytes) {
-  if (s->n_queued == s->n_slots) drop_oldest(s);
-  *queued_at(s, s->n_queued++) = (queued_group){slot, n_bytes, td_clock_ns()};
-  s->progress.queued_bytes += n_bytes;
 }
 
 static void poll(td_expert_stream *s) {
@@ -398,7 +385,9 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
                                                 l->first_copy[group + 1] - l->first_copy[group],
                                                 layer_idx, NULL);
   td_event_record(s->filled[slot], s->stream);
-  note_queued(s, slot, n_bytes);
+  if (s->n_queued == s->n_slots) drop_oldest(s);
+  *queued_at(s, s->n_queued++) = (queued_group){slot, n_bytes, td_clock_ns()};
+  s->progress.queued_bytes += n_bytes;
   if (e->is_confined) s->progress.confined_bytes += n_bytes;
   return slot;
 }
@@ -562,7 +551,10 @@ td_status td_expert_stream_open(td_engine *e, td_err *err) {
   td_expert_stream *s = e->streaming = calloc(1, sizeof *s);
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   td_status st = open_slots(e, err);
-  close_packing(&s->packing);
+  free(s->packing.parts);
+  free(s->packing.order);
+  free(s->packing.copies);
+  s->packing = (td_slot){.parts = NULL};
   return st;
 }
 

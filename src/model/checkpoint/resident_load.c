@@ -557,21 +557,17 @@ static td_status publish(int *fd, bool for_device, td_err *err) {
   return TD_OK;
 }
 
-static void note_stripes(const loading *l, td_resident_stats *stats) {
-  const td_stripes all = {
-      .n_bytes = l->n_bytes, .stripe_bytes = l->stripe_bytes, .n_nodes = l->nodes.n};
-  stats->n_nodes = l->nodes.n;
-  for (unsigned k = 0; k < l->nodes.n; k++)
-    stats->node_bytes[k] = td_stripes_bytes(&all, k);
-}
-
 static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_store *store,
                       td_err *err) {
   td_status st = plan(l, store, err);
   if (st == TD_OK) st = create(l, fd, &stats->pages, err);
   if (st != TD_OK) return st;
   choose_stripes(l, stats->pages);
-  note_stripes(l, stats);
+  const td_stripes all = {
+      .n_bytes = l->n_bytes, .stripe_bytes = l->stripe_bytes, .n_nodes = l->nodes.n};
+  stats->n_nodes = l->nodes.n;
+  for (unsigned k = 0; k < l->nodes.n; k++)
+    stats->node_bytes[k] = td_stripes_bytes(&all, k);
   enter_stripe(l, 0, l->n_bytes);
   write_head(l);
   leave_stripes(l);

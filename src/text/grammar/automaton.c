@@ -345,11 +345,6 @@ static bool takes_others(const td_automaton *a, const td_automaton_config *confi
   return true;
 }
 
-static void add_range(td_char_set *chars, uint32_t low, uint32_t high) {
-  for (uint32_t c = low; c <= high && c < TD_CHARS_OTHER; c++)
-    chars->bits[c / 64] |= (uint64_t)1 << (c % 64);
-}
-
 static int n_of(td_char_set chars) {
   return __builtin_popcountll(chars.bits[0]) + __builtin_popcountll(chars.bits[1]);
 }
@@ -368,7 +363,8 @@ static way widest(const td_automaton *a, const td_automaton_config *config) {
       k++;
     if (k == MAX_WAYS) continue;
     if (k == n) ways[n++] = (way){.next = s->next, .frame = frame};
-    add_range(&ways[k].chars, s->low, s->high);
+    for (uint32_t c = s->low; c <= s->high && c < TD_CHARS_OTHER; c++)
+      ways[k].chars.bits[c / 64] |= (uint64_t)1 << (c % 64);
   }
   for (uint32_t k = 0; k < n; k++) {
     if (n_of(ways[k].chars) > n_of(best.chars)) best = ways[k];

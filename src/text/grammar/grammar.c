@@ -123,12 +123,6 @@ typedef struct {
   bool failed;
 } class;
 
-static void add_alternative(class *c, uint32_t state) {
-  if (state && c->first) state = add_split(c->b, state, c->first);
-  c->failed |= !state;
-  c->first = state;
-}
-
 static uint32_t tail(class *c, unsigned n) {
   if (n == 0) return c->next;
   if (!c->tails[n]) c->tails[n] = add_bytes(c->b, 0x80, 0xBF, tail(c, n - 1));
@@ -168,7 +162,9 @@ static void add_span(class *c, const uint8_t *low, const uint8_t *high, unsigned
   uint32_t state = add_bytes(c->b, from, to, tail(c, n - 1));
   for (unsigned i = n_before; i-- > 0;)
     state = add_bytes(c->b, before[i], before[i], state);
-  add_alternative(c, state);
+  if (state && c->first) state = add_split(c->b, state, c->first);
+  c->failed |= !state;
+  c->first = state;
 }
 
 static void add_chars(class *c, uint32_t low, uint32_t high) {

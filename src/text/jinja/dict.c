@@ -93,13 +93,6 @@ static void index_entry(jj_dict *dict, size_t entry) {
   dict->index[at] = (uint32_t)entry + 1;
 }
 
-static void rebuild_index(jj *j, jj_dict *dict) {
-  dict->index_cap = dict->index_cap ? dict->index_cap * 2 : 32;
-  dict->index = jj_alloc_n(j, dict->index_cap, sizeof *dict->index);
-  for (size_t i = 0; i < dict->n; i++)
-    index_entry(dict, i);
-}
-
 void jj_dict_set(jj *j, jj_dict *dict, jj_value key, jj_value value) {
   uint64_t hash = hash_value(j, key);
   jj_entry *e = find(j, dict, key, hash);
@@ -111,7 +104,10 @@ void jj_dict_set(jj *j, jj_dict *dict, jj_value key, jj_value value) {
   dict->entries[dict->n++] = (jj_entry){.key = key, .value = value, .hash = hash};
   if (dict->n <= LINEAR_ENTRIES) return;
   if (!dict->index || dict->n * 2 > dict->index_cap) {
-    rebuild_index(j, dict);
+    dict->index_cap = dict->index_cap ? dict->index_cap * 2 : 32;
+    dict->index = jj_alloc_n(j, dict->index_cap, sizeof *dict->index);
+    for (size_t i = 0; i < dict->n; i++)
+      index_entry(dict, i);
   } else {
     index_entry(dict, dict->n - 1);
   }

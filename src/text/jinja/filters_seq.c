@@ -18,10 +18,6 @@ static jj_value key_of(jj *j, jj_value item, jj_value path, jj_value fallback,
 
 // ---- sorting ----
 
-static bool precedes(jj *j, const jj_value *keys, size_t right, size_t left, bool reverse) {
-  return jj_order(j, reverse ? OP_GT : OP_LT, keys[right], keys[left]);
-}
-
 static void merge(jj *j, const jj_value *keys, size_t *order, size_t *spare, size_t n,
                   bool reverse) {
   if (n < 2) return;
@@ -31,7 +27,7 @@ static void merge(jj *j, const jj_value *keys, size_t *order, size_t *spare, siz
   memcpy(spare, order, half * sizeof *spare);
   size_t left = 0, right = half, out = 0;
   while (left < half && right < n) {
-    bool take_right = precedes(j, keys, order[right], spare[left], reverse);
+    bool take_right = jj_order(j, reverse ? OP_GT : OP_LT, keys[order[right]], keys[spare[left]]);
     order[out++] = take_right ? order[right++] : spare[left++];
   }
   while (left < half)

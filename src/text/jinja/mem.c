@@ -40,15 +40,13 @@ static _Noreturn void too_much(jj *j) {
            j->max_bytes >> 20);
 }
 
-static void take_share(jj *j) {
-  const uint64_t left = j->left_bytes ? j->left_bytes : td_memory_available_bytes();
-  const uint64_t most = j->n_bytes + left / SHARE;
-  if (most < j->max_bytes) j->max_bytes = (size_t)most;
-  j->takes_share = false;
-}
-
 static jj_chunk *add_chunk(jj *j, size_t cap) {
-  if (j->takes_share && (cap > LARGE_BYTES || j->n_bytes > LARGE_BYTES - cap)) take_share(j);
+  if (j->takes_share && (cap > LARGE_BYTES || j->n_bytes > LARGE_BYTES - cap)) {
+    const uint64_t left = j->left_bytes ? j->left_bytes : td_memory_available_bytes();
+    const uint64_t most = j->n_bytes + left / SHARE;
+    if (most < j->max_bytes) j->max_bytes = (size_t)most;
+    j->takes_share = false;
+  }
   if (cap > j->max_bytes || j->n_bytes > j->max_bytes - cap) {
     too_much(j);
   }

@@ -270,14 +270,6 @@ static size_t bytes_of(const td_bpe *bpe, int32_t id) {
   return n;
 }
 
-static void find_longest(td_bpe *bpe) {
-  for (int32_t id = 0; bpe->has_byte_table && id < bpe->vocab->n_ids; id++) {
-    if (!(td_vocab_flags(bpe->vocab, id) & TD_VOCAB_MODEL)) continue;
-    const size_t n = bytes_of(bpe, id);
-    if (n > bpe->longest) bpe->longest = n;
-  }
-}
-
 size_t td_bpe_longest(const td_bpe *bpe) {
   return bpe->longest;
 }
@@ -305,7 +297,11 @@ td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
     return st;
   }
   find_byte_tokens(bpe);
-  find_longest(bpe);
+  for (int32_t id = 0; bpe->has_byte_table && id < bpe->vocab->n_ids; id++) {
+    if (!(td_vocab_flags(bpe->vocab, id) & TD_VOCAB_MODEL)) continue;
+    const size_t n = bytes_of(bpe, id);
+    if (n > bpe->longest) bpe->longest = n;
+  }
   *out = bpe;
   return TD_OK;
 }
