@@ -21,11 +21,3 @@ static inline bool td_json_replace(cJSON *object, const char *key, cJSON *value)
   value->string = name;
   return cJSON_ReplaceItemViaPointer(object, old, value);
 }
-
-// The same of a member that may be there.
-static inline bool td_json_put(cJSON *object, const char *key, cJSON *value) {
-  if (cJSON_GetObjectItemCaseSensitive(object, key)) return td_json_replace(object, key, value);
-  if (value && cJSON_AddItemToObject(object, key, value)) return true;
-  cJSON_Delete(value);
-  return false;
-}
