@@ -109,6 +109,9 @@ class Gate(ThreadingHTTPServer):
         self.health = None  # (status, body) of /health instead of the server's
         self.models = None  # cards of /v1/models instead of the server's
         self.refuses = False  # messages, with 503
+        self.busy = 0  # so many are refused for a second
+        self.continued = None  # what a message that goes on goes on with
+        self.title = None  # what is answered where a title is asked for
         self.key = None  # what /v1/models asks for
         self.refuse_now = threading.Event()  # before it is set, nobody hears that a key is wrong
         self.refuse_now.set()
@@ -136,6 +139,15 @@ class GateHandler(BaseHTTPRequestHandler):
         self.server.asked.append(asked)
         if self.server.refuses:
             self.answer(503, {"error": {"message": "the worker is restarting"}})
+        elif self.server.busy:
+            self.server.busy -= 1
+            self.answer(429, {"error": {"message": "the queue is full"}}, {"Retry-After": "1"})
+        elif self.server.title and asked["messages"][-1]["content"].startswith("Give this conversation a title"):
+            self.server.say(self.server.title, None)
+            self.answer_slowly()
+        elif asked.get("continue_final_message"):
+            self.server.say(self.server.continued, None)
+            self.answer_slowly()
         elif asked["messages"][-1]["content"].startswith("slow"):
             self.answer_slowly()
         else:
@@ -155,8 +167,10 @@ class GateHandler(BaseHTTPRequestHandler):
         except OSError:
             self.server.gone.set()
 
-    def answer(self, status, data):
+    def answer(self, status, data, headers={}):
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(json.dumps(data).encode())
 
@@ -415,6 +429,70 @@ def test_two_tabs_see_each_other(open_page):
     expect(first.locator("#chats button")).to_have_count(0)
 
 
+def test_one_tab_answers_at_a_time(open_page, gate):
+    first = open_page()
+    asked(first, "hello")
+    second = first.context.new_page()
+    second.goto(first.url)
+    second.locator("#chats button").click()
+    ask(first, "slow one")
+    gate.say("Well")
+    expect(first.locator(".assistant").last).to_contain_text("Well")
+    ask(second, "ponder")
+    expect(second.locator("#reason")).to_contain_text("answered in another tab")
+    expect(second.locator("#input")).to_have_value("ponder")
+    gate.say(", yes", None)
+    expect(second.locator(".assistant").last).to_contain_text("Well, yes")  # nothing is lost
+    second.click("#send")
+    expect(first.locator(".message")).to_have_count(6)
+
+
+def test_an_answer_goes_on_where_it_was_cut(open_page, gate):
+    page = open_page()
+    ask(page, "slow one")
+    gate.say("one two", {"choices": [{"delta": {}, "finish_reason": "length"}]}, None)
+    expect(page.locator(".assistant .note")).to_contain_text("cut at the limit")
+    gate.continued = " three"
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator(".assistant .markdown")).to_have_text("one two three")
+    body = gate.asked[-1]
+    assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
+    assert body["messages"][-1] == {"role": "assistant", "content": "one two"}
+    expect(page.get_by_role("button", name="Continue")).to_be_hidden()
+    reload(page)
+    expect(page.locator(".assistant .markdown")).to_have_text("one two three")
+
+
+def test_an_answer_is_edited(open_page, gate):
+    page = open_page()
+    asked(page, "hello")
+    page.locator(".assistant").get_by_role("button", name="Edit").click()
+    page.fill(".edit textarea", "Good **evening**.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".assistant .markdown")).to_have_text("Good evening.")
+    expect(versions(page, ".assistant")).to_have_text("‹2 / 2›")
+    asked(page, "ponder")
+    assert [m["content"] for m in gate.asked[-1]["messages"]] == ["hello", "Good **evening**.", "ponder"]
+    page.press("#input", "ArrowUp")  # the last message again
+    expect(page.locator(".edit textarea")).to_have_value("ponder")
+    page.keyboard.press("Escape")
+    expect(page.locator(".edit")).to_have_count(0)
+
+
+def test_a_busy_server_is_waited_for(open_page, gate):
+    page = open_page()
+    gate.busy = 1
+    ask(page, "hello")
+    expect(page.locator(".waiting")).to_contain_text("The server is busy. Trying again in")
+    expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
+    assert len(gate.asked) == 2
+    gate.busy = 100
+    ask(page, "ponder")
+    expect(page.locator(".waiting").last).to_contain_text("Trying again")
+    page.keyboard.press("Escape")
+    expect(page.locator("#input")).to_have_value("ponder")
+
+
 def versions(page, who, nth=0):
     return page.locator(who).nth(nth).locator(".versions")
 
@@ -535,10 +613,14 @@ def test_drafts_and_search(open_page):
     expect(page.locator("#input")).to_have_value("another half")
     page.locator("#chats").get_by_role("button", name="hello sun").click()
     expect(page.locator("#input")).to_have_value("half a thought")
+    expect(page.locator("#chats .day")).to_have_text(["Today"])
     page.fill("#search", "GOOD morn")  # what was answered, whatever the case
-    expect(page.locator("#chats button")).to_have_text(["hello sun"])
+    expect(page.locator("#chats button span")).to_have_text(["hello sun"])
+    expect(page.locator("#chats mark")).to_have_text("Good morn")
+    page.click("#chats button")
+    expect(page.locator(".found")).to_have_text(re.compile("Good morning"))
     page.fill("#search", "moon")
-    expect(page.locator("#chats button")).to_have_text(["ponder the moon"])
+    expect(page.locator("#chats button span")).to_have_text(["ponder the moon"])
     page.fill("#search", "mars")
     expect(page.locator("#chats li")).to_have_text("No chat has these words.")
     page.fill("#search", "")
@@ -715,6 +797,56 @@ def test_settings_are_sent_and_kept(open_page, gate):
     page.get_by_role("button", name="Save").click()
     asked(page, "hello")
     assert gate.asked[-1]["messages"][0]["content"] == "Be brief."
+
+
+def test_more_settings_presets_and_colours(open_page, gate):
+    page = open_page()
+    page.click("#open-settings")
+    page.click(".extra summary")
+    for name, value in {"top-k": "7", "min-p": "0.1", "seed": "3", "stop": "one\ntwo", "schema": "{"}.items():
+        page.fill(f"#set-{name}", value)
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#settings")).to_be_visible()  # this is not JSON
+    page.fill("#set-schema", '{"type": "boolean"}')
+    check_accessible(page)
+    page.click("#keep-preset")
+    page.fill("#ask-input", "strict")
+    page.click("#ask-ok")
+    expect(page.locator("#preset")).to_have_value("strict")
+    page.select_option("#set-theme", "dark")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_function("getComputedStyle(document.documentElement).colorScheme == 'dark'")
+    check_accessible(page)
+    shoot(page, "dark")
+    ask(page, "hello")
+    expect(page.locator("#send")).to_have_text("Send")
+    body = gate.asked[-1]
+    assert (body["top_k"], body["min_p"], body["seed"], body["stop"]) == (7, 0.1, 3, ["one", "two"])
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "boolean"}
+    reload(page)
+    page.wait_for_function("getComputedStyle(document.documentElement).colorScheme == 'dark'")
+    page.click("#open-settings")
+    page.fill("#set-top-k", "")
+    page.select_option("#preset", "strict")
+    expect(page.locator("#set-top-k")).to_have_value("7")
+    page.click("#drop-preset")
+    expect(page.locator("#preset option")).to_have_text(["none"])
+
+
+def test_a_title_of_the_models_own_and_keys(open_page, gate):
+    page = open_page()
+    asked(page, "hello")
+    page.click("#more summary")
+    gate.title = '"A morning greeting."'
+    page.click("#suggest-title")
+    expect(page.locator("#title")).to_have_text("A morning greeting")
+    asked(page, "ponder")
+    assert len(gate.asked[-1]["messages"]) == 3  # what asked for the title is no part of it
+    page.keyboard.press("Control+Shift+K")
+    expect(page.locator("#title")).to_have_text("New chat")
+    asked(page, "hello")
+    page.keyboard.press("Control+k")
+    expect(page.locator("#search")).to_be_focused()
 
 
 def test_loading_is_shown(open_page, gate):

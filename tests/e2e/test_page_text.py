@@ -43,13 +43,22 @@ CASES = [
     (r"$5-$10, $PATH:$HOME, US$5 or $ 6, \$a$ \(b", "<p>$5-$10, $PATH:$HOME, US$5 or $ 6, $a$ (b</p>"),
     ("text\n\\[\na\n+ b\n= c\n\\]\nend", "<p>text</p><p><span>a\n+ b\n= c</span></p><p>end</p>"),
     ("$$ a\n- b $$\n\n$$ c $$ d\n$$\nopen", "<p><span>a\n- b</span></p><p><span>c</span> d<br>$$<br>open</p>"),
+    ("- [x] a\n- [ ] b\n- [y] c", "<ul><li><input></input>a</li><li><input></input>b</li><li>[y] c</li></ul>"),
+    ("a[^1] b[^x y]\n\n[^1]: note *n*\n[^n]: m",
+     "<p>a<sup>1</sup> b[^x y]</p><p><sup>1</sup> note <em>n</em></p><p><sup>n</sup> m</p>"),
+    ("<details><summary>S *s*</summary>\n\nbody\n\n- x\n</details>\nafter",
+     "<details><summary>S <em>s</em></summary><p>body</p><ul><li>x</li></ul></details><p>after</p>"),
+    ("<details>\n<details>\na\n</details>\nb\n</details>",
+     "<details><summary>Details</summary><details><summary>Details</summary><p>a</p></details><p>b</p></details>"),
+    ("<details open>\n<summary>S</summary>\n<b>x", "<details><summary>S</summary><p>&lt;b&gt;x</p></details>"),
+    ("<details>\n" * 3000, None),
     (r"**$a*b*c$** `$x$` \[ \]", "<p><strong><span>a*b*c</span></strong> <code>$x$</code> [ ]</p>"),
 ]
 
 # What random texts are made of.
 PARTS = ["a", "word ", "\n", "\n\n", "    ", "  ", "\t", "*", "**", "_", "~~", "`", "```", "~~~", "- ", "1. ",
          "> ", "# ", "|", "|-|-|", "--|--", "---", "[", "](", "https://a.org", ")", "!", "<", ">", "\\", "\r\n",
-         "\u65e5", "\U0001f600", ":", "a|b\n-|-\n", "$", "$$", "\\(", "\\]", "```py\n"]
+         "\u65e5", "\U0001f600", ":", "a|b\n-|-\n", "$", "$$", "\\(", "\\]", "```py\n", "[^1]", "[^1]: ", "- [ ] ", "<details>", "</details>\n", "<summary>s</summary>"]
 
 SHAPE = """async (text) => {
   const { renderBlock, splitBlocks } = await import("/page/markdown.js");

@@ -2,10 +2,11 @@
 
 // A response other than a success; code is the protocol's, e.g. context_length_exceeded.
 export class ApiError extends Error {
-  constructor(status, error) {
+  constructor(status, error, retryAfter) {
     super(error?.message ?? `the server answered with status ${status}`);
     this.status = status;
     this.code = error?.code ?? "";
+    this.retryAfter = Number(retryAfter) || 0; // seconds
   }
 
   // Whether the same request may succeed later.
@@ -20,7 +21,7 @@ function headers(key) {
 
 async function failure(response) {
   const body = await response.json().catch(() => null);
-  return new ApiError(response.status, body?.error);
+  return new ApiError(response.status, body?.error, response.headers.get("Retry-After"));
 }
 
 // Of what changes from time to time. Past the browser's cache, in which a request waits for up to 20 s
@@ -65,8 +66,9 @@ async function* events(response) {
   }
 }
 
-function body(model, messages, settings) {
+function body(model, messages, settings, continues) {
   const number = (text) => (text === "" ? undefined : Number(text));
+  const stop = settings.stop.split("\n").filter(Boolean);
   return {
     model, messages, stream: true,
     return_progress: true,
@@ -74,6 +76,14 @@ function body(model, messages, settings) {
     temperature: number(settings.temperature),
     top_p: number(settings.top_p),
     max_tokens: number(settings.max_tokens),
+    top_k: number(settings.top_k),
+    min_p: number(settings.min_p),
+    repetition_penalty: number(settings.repetition_penalty),
+    seed: number(settings.seed),
+    stop: stop.length ? stop : undefined,
+    response_format: settings.schema ? { type: "json_schema",
+      json_schema: { name: "answer", schema: JSON.parse(settings.schema) } } : undefined,
+    ...(continues && { continue_final_message: true, add_generation_prompt: false }),
     reasoning_effort: settings.effort || undefined,
     chat_template_kwargs: settings.thinking && { enable_thinking: settings.thinking === "on" } || undefined,
   };
@@ -81,10 +91,11 @@ function body(model, messages, settings) {
 
 // Yields {content, reasoning, usage, timings, progress, finish} of each chunk, members absent if there is
 // nothing. Throws an ApiError, also for an error amid the stream.
-export async function* streamChat({ model, messages, settings, key, signal }) {
+// continues: the last message, the assistant's, goes on.
+export async function* streamChat({ model, messages, settings, key, signal, continues }) {
   const response = await fetch("v1/chat/completions", {
     method: "POST", headers: headers(key), signal,
-    body: JSON.stringify(body(model, messages, settings)),
+    body: JSON.stringify(body(model, messages, settings, continues)),
   });
   if (!response.ok) throw await failure(response);
   for await (const data of events(response)) {

@@ -3,8 +3,8 @@
 
 import { ApiError, fetchHealth, fetchModels, streamChat } from "./api.js";
 import {
-  addVersion, firstSent, mentions, newChat, NEW_TITLE, readChat, readChats, readStored, readTextFile, removeVersion,
-  showVersion, slide, titleOf, toSend, withFiles,
+  addVersion, dayOf, firstSent, mentions, newChat, NEW_TITLE, placeOf, readChat, readChats, readStored, readTextFile,
+  removeVersion, showVersion, slide, titleOf, toSend, withFiles,
 } from "./conversation.js";
 import { element } from "./markdown.js";
 import { asJson, asMarkdown, DEFAULTS, download, Store } from "./store.js";
@@ -14,6 +14,7 @@ const $ = (id) => document.getElementById(id);
 const SAVE_MS = 2000, POLL_MS = 1500, IDLE_POLL_MS = 20000;
 const LONG_PASTE = 4000; // characters; more become an attachment
 const GIB = 2 ** 30;
+const MOST_TRIES = 5, LONGEST_WAIT = 60; // of a busy server; seconds
 
 const store = new Store((text) => {
   $("storage").textContent = text;
@@ -47,14 +48,30 @@ function showChats() {
   const words = $("search").value.trim().toLowerCase();
   $("search").hidden = chats.length < 2;
   const shown = words ? chats.filter((chat) => mentions(chat, words)) : chats;
-  $("chats").replaceChildren(...shown.map((chat) => {
-    const button = element("button", runs.has(chat.id) ? "busy" : "", chat.title);
+  let day = "";
+  $("chats").replaceChildren(...shown.flatMap((chat) => {
+    const place = words && placeOf(chat, words), own = dayOf(chat.updated);
+    const button = element("button", runs.has(chat.id) ? "busy" : "", element("span", "", chat.title));
     button.type = "button";
     if (chat === current) button.setAttribute("aria-current", "true");
-    button.addEventListener("click", () => select(chat));
-    return element("li", "", button);
+    if (place) button.append(element("small", "", place.before, element("mark", "", place.words), place.after));
+    button.addEventListener("click", () => {
+      select(chat);
+      if (place) showPlace(chat, place);
+    });
+    const heading = own === day ? [] : [element("li", "day", own)];
+    day = own;
+    return [...heading, element("li", "", button)];
   }));
   if (words && !shown.length) $("chats").append(element("li", "note", "No chat has these words."));
+}
+
+// Scrolls to the message with what was searched for.
+function showPlace(chat, { at }) {
+  const { node } = viewFor(chat.messages[at]);
+  node.scrollIntoView({ block: "center" });
+  node.classList.add("found");
+  setTimeout(() => node.classList.remove("found"), 2500);
 }
 
 function select(chat) {
@@ -111,7 +128,7 @@ function setDraft(chat, text) {
 }
 
 function viewFor(message) {
-  if (!views.has(message)) views.set(message, viewOf(message, { edit, retry, show: changeVersion }));
+  if (!views.has(message)) views.set(message, viewOf(message, { edit, retry, goOn, rewrite, show: changeVersion }));
   return views.get(message);
 }
 
@@ -121,7 +138,7 @@ function show() {
   document.title = current.title === NEW_TITLE ? "tandem" : `${current.title} · tandem`;
   $("title").textContent = current.title;
   $("empty").hidden = current.messages.length > 0;
-  for (const id of ["rename", "export-markdown", "export-json", "delete"])
+  for (const id of ["rename", "suggest-title", "export-markdown", "export-json", "delete"])
     $(id).disabled = !isStored(current);
   showMessages(run);
   if ($("input").value !== draft) $("input").value = draft; // the cursor stays where it can
@@ -136,7 +153,7 @@ function show() {
 function showMessages(run) {
   const nodes = current.messages.map((message) => {
     const view = viewFor(message);
-    view.update(run?.message === message ? run : undefined, Boolean(run));
+    view.update(run?.message === message ? run : undefined, Boolean(run), message === current.messages.at(-1));
     return view.node;
   });
   const from = firstSent(current);
@@ -207,7 +224,7 @@ function redrawSoon(chat, run) {
     if (current !== chat) return;
     const follows = isAtEnd();
     const isRunning = runs.get(chat.id) === run;
-    viewFor(run.message).update(isRunning ? run : undefined, isRunning);
+    viewFor(run.message).update(isRunning ? run : undefined, isRunning, true);
     showState();
     if (follows) $("scroller").scrollTop = $("scroller").scrollHeight;
   });
@@ -243,13 +260,13 @@ function chooseFirst(chat, end) {
 }
 
 async function streamFrom(chat, run, from, end) {
-  const { controller: { signal }, message } = run, model = chosenModel(chat)?.id ?? "";
+  const { controller: { signal }, message, continues } = run, model = chosenModel(chat)?.id ?? "";
   const settings = settingsOf(chat), messages = toSend(chat.messages.slice(0, end), from, settings.system);
   let saved = performance.now();
   message.model = model;
   if (from) message.from = from;
   if (from && current === chat) showMessages(run);
-  for await (const chunk of streamChat({ model, messages, settings, key, signal })) {
+  for await (const chunk of streamChat({ model, messages, settings, key, signal, continues })) {
     take(run, chunk);
     redrawSoon(chat, run);
     if (performance.now() - saved > SAVE_MS && isStored(chat)) {
@@ -272,9 +289,33 @@ async function untilItFits(chat, from, end, ask) {
   }
 }
 
+// Waits as long as a busy server says before the request is sent again.
+async function whileBusy(chat, run, ask) {
+  for (let n = 1; ; n++) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (!error.retryAfter || error.retryAfter > LONGEST_WAIT || n === MOST_TRIES) throw error;
+      run.again = performance.now() + error.retryAfter * 1000;
+      redrawSoon(chat, run);
+      await pause(error.retryAfter * 1000, run.controller.signal);
+      run.again = 0;
+    }
+  }
+}
+
+const pause = (ms, signal) => new Promise((resolve, reject) => {
+  const timer = setTimeout(resolve, ms);
+  signal.addEventListener("abort", () => {
+    clearTimeout(timer);
+    reject(signal.reason);
+  }, { once: true });
+});
+
 async function stream(chat, run) {
-  const end = chat.messages.indexOf(run.message);
-  await untilItFits(chat, chooseFirst(chat, end), end, (from) => streamFrom(chat, run, from, end));
+  const end = chat.messages.indexOf(run.message) + (run.continues ? 1 : 0);
+  await untilItFits(chat, chooseFirst(chat, end), end, (from) =>
+    whileBusy(chat, run, () => streamFrom(chat, run, from, end)));
   if (current === chat) announce(`Answer: ${run.message.content}`);
 }
 
@@ -293,21 +334,36 @@ function giveBack(chat, undo, asked, error) {
   if (error.status === 401) openSettings("set-key");
 }
 
-// Generates an answer to the chat's last message. Where none begins, undo() makes the chat what it
-// was, and asked, a message, returns to the box.
-async function answer(chat, message, undo, asked) {
-  const run = { controller: new AbortController(), message, begin: performance.now(), first: 0 };
+// Resolves to a function that ends this tab's claim to answer in the chat; null: another tab does. Where the
+// browser has no locks (http on another machine), none does.
+const claim = (chat) => navigator.locks ? new Promise((resolve) => {
+  navigator.locks.request(`tandem.chat.${chat.id}`, { ifAvailable: true }, (lock) =>
+    lock ? new Promise((release) => resolve(release)) : resolve(null));
+}) : Promise.resolve(() => {});
+
+// Generates an answer to the chat's last message, or continues it. Where none begins, undo() makes the chat what
+// it was, and asked, a message, returns to the box.
+async function answer(chat, message, undo, asked, continues = false) {
+  const run = { controller: new AbortController(), message, continues, begin: performance.now(), first: 0 };
   runs.set(chat.id, run);
   composerOf(chat).reason = "";
-  touch(chat);
   show();
+  const release = await claim(chat);
+  if (!release) {
+    runs.delete(chat.id);
+    giveBack(chat, undo, asked, new Error("this chat is being answered in another tab"));
+    if (current === chat) show();
+    return;
+  }
+  touch(chat);
+  if (current === chat) showChats();
   $("scroller").scrollTop = $("scroller").scrollHeight;
   announce("Generating");
   const clock = setInterval(() => redrawSoon(chat, run), 1000); // while nothing comes
   try {
     await stream(chat, run);
   } catch (error) {
-    if (!message.content && !message.reasoning) giveBack(chat, undo, asked, error);
+    if (!continues && !message.content && !message.reasoning) giveBack(chat, undo, asked, error);
     else if (error.name === "AbortError") message.stopped = true;
     else message.error = error.message;
   }
@@ -315,6 +371,7 @@ async function answer(chat, message, undo, asked) {
   delete message.interrupted;
   runs.delete(chat.id);
   if (isStored(chat)) await touch(chat);
+  release();
   if (current === chat) finishShowing(chat, message);
   else showChats();
 }
@@ -348,6 +405,25 @@ function retry(message) {
   if (runs.has(chat.id)) return;
   addVersion(chat, message, reply);
   answer(chat, reply, () => removeVersion(chat, reply, at));
+}
+
+// An answer that was cut goes on where it ended.
+function goOn(message) {
+  const chat = current;
+  if (runs.has(chat.id)) return;
+  for (const name of ["finish", "stopped", "error"]) delete message[name];
+  message.interrupted = true;
+  answer(chat, message, () => {}, null, true);
+}
+
+// Another version of an answer, by the user.
+function rewrite(message, content) {
+  const chat = current;
+  if (runs.has(chat.id)) return;
+  addVersion(chat, message, { role: "assistant", content, reasoning: message.reasoning });
+  setDraft(chat, $("input").value);
+  touch(chat);
+  show();
 }
 
 function changeVersion(message, at) {
@@ -524,6 +600,49 @@ function watchAfter(ms) {
 // ---- dialogs -----------------------------------------------------------------------------------
 
 const SET = Object.keys(DEFAULTS).filter((name) => name !== "model"); // that has a picker of its own
+const EXTRA = ["top_k", "min_p", "repetition_penalty", "seed", "stop", "schema"]; // seldom changed
+const TITLE = "Give this conversation a title of at most six words. Write only the title, without quotes.";
+
+function setTheme(theme) {
+  document.documentElement.style.colorScheme = theme || "light dark";
+}
+
+function checkSchema({ target }) {
+  let isJson = true;
+  try {
+    if (target.value.trim()) JSON.parse(target.value);
+  } catch {
+    isJson = false;
+  }
+  target.setCustomValidity(isJson ? "" : "This is not JSON.");
+}
+
+function showPresets(chosen = "") {
+  $("preset").replaceChildren(new Option("none", ""), ...Object.keys(store.loadPresets()).map((name) => new Option(name)));
+  $("preset").value = chosen;
+  $("drop-preset").disabled = !chosen;
+}
+
+function usePreset() {
+  const values = store.loadPresets()[$("preset").value];
+  if (values) fillSettings({ ...DEFAULTS, ...values });
+  $("drop-preset").disabled = !values;
+}
+
+async function keepPreset() {
+  const { elements } = $("settings").querySelector("form");
+  const values = Object.fromEntries(SET.map((name) => [name, elements[name].value.trim()]));
+  const name = await askDialog("Keep these settings as", "Keep", $("preset").value);
+  if (!name) return;
+  store.savePresets({ ...store.loadPresets(), [name]: values });
+  showPresets(name);
+}
+
+function dropPreset() {
+  const { [$("preset").value]: _, ...others } = store.loadPresets();
+  store.savePresets(others);
+  showPresets();
+}
 
 function fillSettings(values) {
   const { elements } = $("settings").querySelector("form");
@@ -534,6 +653,9 @@ function openSettings(focus = "set-system") {
   const form = $("settings").querySelector("form");
   fillSettings(settingsOf(current));
   form.elements.only.checked = Boolean(current.settings);
+  form.querySelector(".extra").open = EXTRA.some((name) => form.elements[name].value);
+  form.elements.theme.value = store.loadTheme();
+  showPresets();
   form.elements.key.value = key;
   form.elements.keep.checked = isKept;
   $("settings").returnValue = "";
@@ -552,6 +674,8 @@ function takeSettings() {
   if (elements.only.checked) current.settings ??= { ...settings };
   else delete current.settings;
   for (const name of SET) settingsOf(current)[name] = elements[name].value.trim();
+  store.saveTheme(elements.theme.value);
+  setTheme(elements.theme.value);
   key = elements.key.value.trim();
   isKept = elements.keep.checked;
   saveSettings();
@@ -580,6 +704,25 @@ async function rename() {
   store.save(chat);
   composerOf(chat).draft = $("input").value;
   show();
+}
+
+// A title of the model's own.
+async function suggestTitle() {
+  const chat = current, messages = toSend([...chat.messages, { role: "user", content: TITLE }], firstSent(chat), "");
+  const settings = { ...DEFAULTS, model: settingsOf(chat).model, max_tokens: "60", thinking: "off" };
+  let title = "";
+  try {
+    for await (const { content } of streamChat({ model: chosenModel(chat)?.id ?? "", messages, settings, key }))
+      title += content ?? "";
+    title = titleOf(title.trim().replace(/^["'“*#\s]+|["'”*.\s]+$/g, ""));
+    if (!title) throw new Error("the model wrote nothing");
+    chat.title = title;
+    store.save(chat);
+    if (current === chat) composerOf(chat).draft = $("input").value;
+    show();
+  } catch (error) {
+    showReason(`No title: ${error.message}`);
+  }
 }
 
 async function confirmRemove() {
@@ -622,6 +765,13 @@ listen("input", "input", () => {
 });
 listen("input", "paste", paste);
 listen("input", "keydown", (event) => {
+  if (event.key === "ArrowUp" && !$("input").value && !runs.has(current.id)) {
+    const last = current.messages.findLast(({ role }) => role === "user");
+    if (!last) return;
+    event.preventDefault();
+    viewFor(last).edit();
+    return;
+  }
   if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch) return;
   event.preventDefault();
   send();
@@ -656,6 +806,11 @@ listen("open-settings", "click", () => openSettings());
 listen("settings", "close", takeSettings);
 listen("set-only", "change", ({ target }) => fillSettings(target.checked ? settingsOf(current) : settings));
 listen("rename", "click", rename);
+listen("suggest-title", "click", suggestTitle);
+listen("set-schema", "input", checkSchema);
+listen("preset", "change", usePreset);
+listen("keep-preset", "click", keepPreset);
+listen("drop-preset", "click", dropPreset);
 listen("delete", "click", confirmRemove);
 listen("export-markdown", "click", () =>
   download(fileName(current, "md"), "text/markdown", asMarkdown(current)));
@@ -671,6 +826,13 @@ document.addEventListener("click", ({ target }) => {
   if (!$("more").contains(target) || target.closest(".menu")) $("more").open = false;
 });
 document.addEventListener("keydown", (event) => {
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && !document.querySelector("dialog[open]")) {
+    event.preventDefault();
+    if (event.shiftKey) return select(newChat());
+    openSidebar(true);
+    if (!$("search").hidden) $("search").focus();
+    return;
+  }
   if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
   if ($("more").open) $("more").open = false;
   else if (document.body.classList.contains("side-open")) closeSidebar();
@@ -702,6 +864,7 @@ async function begin() {
   else showChats();
 }
 
+setTheme(store.loadTheme());
 await begin();
 await connect();
 watch();

@@ -186,3 +186,21 @@ const found = (value, words) => value.toLowerCase().includes(words);
 // Whether a word, in lower case, is in the chat.
 export const mentions = (chat, words) =>
   found(chat.title, words) || chat.messages.some(({ content }) => found(content, words));
+
+// Where it is: {at, before, words, after} of the first message that has it; undefined: none has.
+export function placeOf({ messages }, words) {
+  const at = messages.findIndex(({ content }) => found(content, words));
+  if (at < 0) return undefined;
+  const { content } = messages[at], from = content.toLowerCase().indexOf(words), to = from + words.length;
+  return { at, before: content.slice(Math.max(0, from - 30), from), words: content.slice(from, to),
+           after: content.slice(to, to + 40) };
+}
+
+// The heading in the list of chats of what was last changed then.
+export function dayOf(time, now = Date.now()) {
+  const midnight = new Date(now).setHours(0, 0, 0, 0), day = 24 * 3600 * 1000;
+  if (time >= midnight) return "Today";
+  if (time >= midnight - day) return "Yesterday";
+  if (time >= midnight - 6 * day) return "Last 7 days";
+  return new Date(time).toLocaleDateString("en", { month: "long", year: "numeric" });
+}

@@ -1,6 +1,6 @@
-// Markdown as models write it, as DOM nodes: headings, lists, quotes, tables, fenced code, code
-// spans, formulas, emphasis, strikethrough and links. Only createElement and text nodes are used, so nothing
-// in the text can become markup; raw HTML is shown as it is, and images as links.
+// Markdown as models write it, as DOM nodes: headings, lists, tasks, quotes, tables, footnotes, fenced code,
+// code spans, formulas, emphasis, strikethrough, links and <details>. Only createElement and text nodes are used,
+// so nothing in the text can become markup; other raw HTML is shown as it is, and images as links.
 
 import { colour } from "./highlight.js";
 
@@ -21,6 +21,10 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
+const TASK = /^\[([ xX])\][ \t]+/; // of an item
+const FOOTNOTE = /^ {0,3}\[\^([^\]\s]{1,40})\]:[ \t]*/;
+const DETAILS = /^ {0,3}<details(?: open)?>/i;
+const SUMMARY = /^\s*<summary>(.{0,2000}?)<\/summary>/i;
 const DELIMITERS = /^\|? *:?-+:?(?: *\| *:?-+:?)* *\|?$/; // of a trimmed line
 
 // children: nodes, strings and lists of them. No list may be spread over arguments, which browsers
@@ -61,7 +65,8 @@ function formulaLines(lines, at) {
 function beginsBlock(lines, at) {
   const line = lines[at];
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) ||
-    ITEM.test(line) || isTable(lines, at) || formulaLines(lines, at) > 0;
+    ITEM.test(line) || FOOTNOTE.test(line) || DETAILS.test(line) || isTable(lines, at) ||
+    formulaLines(lines, at) > 0;
 }
 
 // The lines from `at` on that belong to one block, as [kind, number of lines].
@@ -82,13 +87,24 @@ function blockAt(lines, at) {
     return ["quote", end - at];
   }
   if (ITEM.test(line)) return ["list", listLength(lines, at)];
+  if (DETAILS.test(line)) return ["details", detailsLength(lines, at)];
   if (isTable(lines, at)) {
     end++;
     while (end < lines.length && lines[end].includes("|")) end++;
     return ["table", end - at];
   }
   while (end < lines.length && !isBlank(lines[end]) && !beginsBlock(lines, end)) end++;
-  return ["paragraph", end - at];
+  return [FOOTNOTE.test(line) ? "footnote" : "paragraph", end - at];
+}
+
+// Up to the end of a <details> and of those within it; without an end, up to that of the text.
+function detailsLength(lines, at) {
+  let open = 0, end = at;
+  for (; end < lines.length; end++) {
+    if (DETAILS.test(lines[end])) open++;
+    if (lines[end].toLowerCase().includes("</details>") && --open === 0) return end + 1 - at;
+  }
+  return end - at;
 }
 
 const isNumbered = (line) => /\d/.test(ITEM.exec(line)[2]);
@@ -164,12 +180,32 @@ function renderList(lines, depth) {
       if (ITEM.test(line) && indentOf(line) < base + 2) break;
       own.push(line.slice(Math.min(indentOf(line), width)));
     }
+    const task = TASK.exec(own[0]);
+    if (task) own[0] = own[0].slice(task[0].length);
     const isLoose = own.some((line, i) => i && i < own.length - 1 && isBlank(line));
     const nodes = renderLines(own, depth + 1);
     const isTight = !isLoose && nodes[0]?.tagName === "P";
-    list.append(element("li", "", isTight ? [...nodes[0].childNodes] : [], isTight ? nodes.slice(1) : nodes));
+    list.append(element("li", task ? "task" : "", task ? checkbox(task[1] !== " ") : [],
+      isTight ? [...nodes[0].childNodes] : [], isTight ? nodes.slice(1) : nodes));
   }
   return list;
+}
+
+function checkbox(isDone) {
+  const box = element("input", "");
+  box.type = "checkbox";
+  box.checked = isDone;
+  box.disabled = true;
+  box.setAttribute("aria-label", isDone ? "done" : "to do");
+  return box;
+}
+
+function renderDetails(lines, depth) {
+  const first = lines[0].replace(DETAILS, ""), rest = [first, ...lines.slice(1)].join("\n");
+  const summary = SUMMARY.exec(rest), body = (summary ? rest.slice(summary[0].length) : rest)
+    .replace(/<\/details>\s*$/i, "");
+  return element("details", "", element("summary", "", inline(summary?.[1].trim() || "Details", depth + 1)),
+    renderLines(body.split("\n"), depth + 1));
 }
 
 function cells(line) {
@@ -203,6 +239,9 @@ const RENDER = {
   code: renderCode,
   list: renderList,
   table: renderTable,
+  details: renderDetails,
+  footnote: (lines, depth) => element("p", "footnote", element("sup", "", FOOTNOTE.exec(lines[0])[1]), " ",
+    inline(lines.join("\n").replace(FOOTNOTE, ""), depth)),
   formula: (lines) => element("p", "", formula(lines.join("\n").trim().slice(2, -2), true)),
   rule: () => element("hr", ""),
   heading: ([line], depth) => {
@@ -355,6 +394,8 @@ function spanAt(text, at, depth, vain) {
     return [element("code", "", isPadded ? code.slice(1, -1) : code), end + run.length];
   }
   if (c === "!" && next !== "[") return null;
+  const mark = c === "[" && next === "^" && /^\[\^([^\]\s]{1,40})\]/.exec(text.slice(at, at + 44));
+  if (mark) return [element("sup", "", mark[1]), at + mark[0].length];
   if (c === "[" || c === "!") {
     const found = linkAt(text, c === "!" ? at + 1 : at);
     if (!found || !SAFE.test(found[1])) return null;

@@ -3,10 +3,12 @@
 // browser refuses to store, everything works until the page is closed, and onProblem is told why.
 // Other tabs with the page announce what they store, so that none writes over what it has not seen.
 
-const SETTINGS = "tandem.settings", KEY = "tandem.key", DRAFTS = "tandem.drafts";
+const SETTINGS = "tandem.settings", KEY = "tandem.key", DRAFTS = "tandem.drafts", THEME = "tandem.theme";
+const PRESETS = "tandem.presets";
 
 export const DEFAULTS = {
-  model: "", system: "", temperature: "", top_p: "", max_tokens: "", thinking: "", effort: "",
+  model: "", system: "", temperature: "", top_p: "", max_tokens: "", thinking: "", effort: "", top_k: "",
+  min_p: "", repetition_penalty: "", seed: "", stop: "", schema: "",
 };
 
 const done = (request) => new Promise((resolve, reject) => {
@@ -89,6 +91,41 @@ export class Store {
   saveSettings(settings) {
     try {
       localStorage.setItem(SETTINGS, JSON.stringify(settings));
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  // "": the system's, "light" or "dark".
+  loadTheme() {
+    try {
+      return localStorage.getItem(THEME) ?? "";
+    } catch {
+      return "";
+    }
+  }
+
+  saveTheme(theme) {
+    try {
+      if (theme) localStorage.setItem(THEME, theme);
+      else localStorage.removeItem(THEME);
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  // Settings by the names under which they were kept.
+  loadPresets() {
+    try {
+      return JSON.parse(localStorage.getItem(PRESETS) ?? "{}");
+    } catch {
+      return {};
+    }
+  }
+
+  savePresets(presets) {
+    try {
+      localStorage.setItem(PRESETS, JSON.stringify(presets));
     } catch (error) {
       this.#refused(error);
     }

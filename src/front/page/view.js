@@ -73,8 +73,9 @@ class Versions {
   }
 }
 
-// How far the prefill is, and how long it takes yet at the speed so far.
-function waitingText({ begin, progress }) {
+// How far the prefill is, and how long it takes yet at the speed so far; or that the server is busy.
+function waitingText({ begin, progress, again }) {
+  if (again) return `The server is busy. Trying again in ${Math.max(0, Math.ceil((again - performance.now()) / 1000))} s`;
   const seconds = (performance.now() - begin) / 1000;
   if (!progress || progress.processed >= progress.total)
     return `Processing the prompt…${seconds >= 2 ? ` ${Math.floor(seconds)} s` : ""}`;
@@ -91,6 +92,36 @@ function shortfall({ stopped, finish, interrupted }) {
   return finish === "length" ? "cut at the limit of tokens" : "";
 }
 
+// A form in the place of nodes, to change a message's text. take(text) is called with what is not blank.
+function editor(text, label, save, nodes, take) {
+  const area = element("textarea", ""), form = element("form", "edit");
+  area.value = text;
+  area.rows = Math.min(12, text.split("\n").length + 1);
+  area.setAttribute("aria-label", label);
+  const close = () => {
+    form.replaceWith(...nodes);
+    nodes.at(-1).querySelector("button:not([hidden])")?.focus();
+  };
+  form.append(area, element("div", "tools", element("button", "", save), tool("Cancel", close)));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    close();
+    take(area.value.trim());
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      close();
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === area) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  for (const node of nodes.slice(1)) node.remove();
+  nodes[0].replaceWith(form);
+  area.focus();
+}
+
 class UserView {
   constructor(message, actions) {
     this.message = message;
@@ -101,7 +132,7 @@ class UserView {
     this.tools = element("div", "tools", tool("Edit", () => this.edit()),
       tool("Copy", (button) => copyText(button, message.content)), this.versions.node);
     this.update();
-    this.node = element("article", "message user", element("h2", "who", "You"), this.body, this.tools);
+    this.node = element("article", "message user", element("h2", "hidden", "You"), this.body, this.tools);
   }
 
   update(run, isBusy) {
@@ -109,34 +140,9 @@ class UserView {
   }
 
   edit() {
-    const area = element("textarea", ""), form = element("form", "edit");
-    area.value = this.text;
-    area.rows = Math.min(12, area.value.split("\n").length + 1);
-    area.setAttribute("aria-label", "Edit the message");
-    const save = element("button", "", "Send again"), cancel = tool("Cancel", () => close());
-    const close = () => {
-      form.replaceWith(this.body, this.tools);
-      this.tools.firstChild.focus();
-    };
-    form.append(area, element("div", "tools", save, cancel));
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      const text = area.value.trim();
-      close();
+    editor(this.text, "Edit the message", "Send again", [this.body, this.tools], (text) => {
       if (text || this.message.files) this.actions.edit(this.message, text);
     });
-    form.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") {
-        event.stopPropagation();
-        close();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === area) {
-        event.preventDefault();
-        form.requestSubmit();
-      }
-    });
-    this.tools.remove();
-    this.body.replaceWith(form);
-    area.focus();
   }
 }
 
@@ -155,16 +161,20 @@ class AssistantView {
     this.error = element("p", "error");
     this.note = element("p", "note");
     this.retry = tool("Retry", () => actions.retry(message));
+    this.more = tool("Continue", () => actions.goOn(message));
+    this.change = tool("Edit", () => editor(message.content, "Edit the answer", "Save", [this.body, tools],
+      (text) => text && actions.rewrite(message, text)));
     this.copy = tool("Copy", (button) => copyText(button, message.content));
     this.versions = new Versions(message, actions);
-    const tools = element("div", "tools", this.note, this.copy, this.retry, this.versions.node);
-    this.node = element("article", "message assistant", element("h2", "who", "Assistant"), this.thoughts,
+    const tools = element("div", "tools", this.note, this.more, this.copy, this.change, this.retry, this.versions.node);
+    this.node = element("article", "message assistant", element("h2", "hidden", "Assistant"), this.thoughts,
       this.body, this.waiting, this.error, tools);
     this.update();
   }
 
   // run: what is known of the answer while it is generated.
-  update(run, isBusy) {
+  // isLast: nothing follows it.
+  update(run, isBusy, isLast) {
     const { message } = this, { reasoning, content, error } = message;
     this.thoughts.hidden = !reasoning;
     if (this.thoughtText.textContent !== reasoning) this.thoughtText.textContent = reasoning;
@@ -172,13 +182,15 @@ class AssistantView {
     this.summary.textContent = run && !content ? "Thinking…"
       : seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thoughts";
     this.#renderContent(content);
-    this.waiting.hidden = !run || Boolean(content || reasoning);
+    this.waiting.hidden = !run || (!run.again && Boolean(content || reasoning));
     this.waiting.textContent = run ? waitingText(run) : "";
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.note.textContent = [statistics(message), run ? "" : shortfall(message)].filter(Boolean).join(" · ");
     this.note.hidden = !this.note.textContent;
     this.retry.hidden = this.copy.hidden = Boolean(run);
+    this.change.hidden = isBusy || !content;
+    this.more.hidden = isBusy || !isLast || !content || !(shortfall(message) || error);
     this.versions.update(isBusy);
   }
 
