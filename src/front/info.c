@@ -332,6 +332,7 @@ void td_serve_metrics(void *ctx, td_http_exchange *x) {
   td_metrics_now now = {.n = serve->hosts.n,
                         .models = calloc(serve->hosts.n, sizeof *now.models),
                         .n_routed = serve->n_routed,
+                        .started = serve->created,
                         .memory_bytes = td_memory_limit_bytes(),
                         .memory_available_bytes = td_memory_available_bytes(),
                         .has_kv_dir = serve->hosts.kv_dir != NULL};

@@ -274,7 +274,11 @@ static void write_all(const writer *w) {
   write_routed(w);
   if (w->now->has_kv_dir) write_kv_disk(w);
   write_workers(w);
-  // Of the machine, not of a model.
+  // Of the server and the machine, not of a model.
+  write_head(w, "build_info", "gauge", "1: the server's version.");
+  td_buf_str(w->out, "tandem_build_info{version=\"" TD_VERSION "\"} 1\n");
+  write_head(w, "start_time_seconds", "gauge", "When the server was started, in Unix time.");
+  td_buf_printf(w->out, "tandem_start_time_seconds %" PRId64 "\n", w->now->started);
   write_head(w, "memory_bytes", "gauge", "Memory of this machine, or its control group's limit.");
   td_buf_printf(w->out, "tandem_memory_bytes %" PRIu64 "\n", w->now->memory_bytes);
   write_head(w, "memory_available_bytes", "gauge", "Memory that programs could still use.");

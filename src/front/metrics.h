@@ -60,6 +60,7 @@ typedef struct {
   uint32_t n;
   const uint64_t *n_routed; // [TD_N_ROUTES] HTTP requests whose route was found
   bool has_kv_dir;
+  int64_t started;                               // Unix time
   uint64_t memory_bytes, memory_available_bytes; // see base/mem_info.h
 } td_metrics_now;
 

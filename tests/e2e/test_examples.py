@@ -61,7 +61,8 @@ def test_the_dashboard_is_grafanas_and_asks_for_what_there_is(tandem_bin, tiny_m
     unseen = {re.sub("_(bucket|sum|count)$", "", name) for name in names - asked} - \
         {re.sub("_(bucket|sum|count)$", "", name) for name in asked}
     assert unseen <= {f"tandem_{name}" for name in ("worker_requests_running", "kv_disk_rewritten_bytes_total",
-                                                    "kv_disk_write_amplification", "kv_disk_dropped_total")}
+                                                    "kv_disk_write_amplification", "kv_disk_dropped_total",
+                                                    "cache_config_info", "build_info", "start_time_seconds")}
 
 
 def test_kubernetes_takes_the_manifests():

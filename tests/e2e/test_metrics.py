@@ -9,6 +9,7 @@ import pytest
 
 from serving import Server, make_model, wait_until
 
+OF_THE_SERVER = ("tandem_memory_", "tandem_build_", "tandem_start_")
 SAMPLE = re.compile(r'([a-z_0-9:]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (\S+)')
 
 
@@ -40,7 +41,7 @@ def read(server, **headers):
             continue
         name, labels, value = SAMPLE.fullmatch(line).groups()
         found = dict(re.findall(r'([a-z_]+)="([^"]*)"', labels or ""))
-        assert found.pop("model_name", None) == (None if name.startswith("tandem_memory_") else "tiny")
+        assert found.pop("model_name", None) == (None if name.startswith(OF_THE_SERVER) else "tiny")
         family = re.sub("_(bucket|sum|count)$", "", name) if name not in kinds else name
         assert name.startswith(("tandem_", "vllm:")) and family in kinds
         assert (kinds[family] == "histogram") == ("le" in found or name != family)
@@ -70,6 +71,7 @@ def test_counts(server):
     before = read(server)
     counted = {"tandem_worker_up", "tandem_http_requests_total"}  # /health and this were asked for
     counted |= {"tandem_model_state", "tandem_model_loads_total"}
+    counted |= {"tandem_build_info", "tandem_start_time_seconds"}
     counted |= {f"{prefix}cache_config_info" for prefix in ("tandem_", "vllm:")}
     counted |= {"tandem_memory_bytes", "tandem_memory_available_bytes"}
     assert all(value == 0 for key, value in before.items() if key[0] not in counted)

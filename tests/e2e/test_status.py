@@ -37,6 +37,9 @@ def test_what_the_status_page_shows(open_page, gate):
     expect(figure(page, "Generating")).to_have_text(re.compile(r"^[1-9][\d.,]* tokens/s$"))
     expect(figure(page, "Time to first token")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
     expect(figure(page, "Time per token")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    expect(page.locator("#figures .history")).to_have_count(5)
+    assert re.fullmatch(r"\d+ min", figure(page, "Up for").inner_text())
+    assert re.fullmatch(r"\d+\.\d+\.\d+", figure(page, "Version").inner_text())
     shoot(page, "status")
     page.set_viewport_size({"width": 390, "height": 780})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

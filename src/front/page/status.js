@@ -7,7 +7,9 @@ import { Store } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const POLL_MS = 2000, SPAN_MS = 20000, GIB = 2 ** 30;
+const MOST_POINTS = 450; // of a history: 15 minutes
 const samples = []; // {at, metrics}, the oldest first
+const histories = new Map(); // by a figure's name: what it was, the oldest first
 
 // The samples of Prometheus' text format: [{name, labels, value}].
 function parseMetrics(text) {
@@ -35,9 +37,48 @@ function growth(name) {
   return sum(samples.at(-1).metrics, name) - sum(samples[0].metrics, name);
 }
 
-function speed(name) {
-  const seconds = (samples.at(-1).at - samples[0].at) / 1000;
-  return seconds > 0 ? `${number(growth(name) / seconds, 1)} tokens/s` : "–";
+const rate = (name) => growth(name) / ((samples.at(-1).at - samples[0].at) / 1000 || Infinity);
+
+const speed = (name) => samples.length > 1 ? `${number(rate(name), 1)} tokens/s` : "–";
+
+// ---- histories ---------------------------------------------------------------------------------
+
+const HISTORIES = {
+  Running: (health) => health.running,
+  Waiting: (health) => health.waiting,
+  Generating: () => rate("generation_tokens_total"),
+  Prefilling: () => rate("prompt_tokens_total"),
+  "Memory in use": () => sum(samples.at(-1).metrics, "memory_bytes") - sum(samples.at(-1).metrics, "memory_available_bytes"),
+};
+
+function keepHistories(health) {
+  for (const [name, value] of Object.entries(HISTORIES)) {
+    const points = histories.get(name) ?? [];
+    points.push(value(health) || 0);
+    if (points.length > MOST_POINTS) points.shift();
+    histories.set(name, points);
+  }
+}
+
+// A line of a figure's history; the figure itself stands above it.
+function sparkline(name) {
+  const points = histories.get(name) ?? [], most = Math.max(...points);
+  if (points.length < 2) return [];
+  const make = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const svg = make("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", class: "history", "aria-hidden": "true" });
+  svg.append(make("polyline", { points: points.map((value, i) =>
+    `${(100 * i / (points.length - 1)).toFixed(1)},${(23 - (most ? 22 * value / most : 0)).toFixed(1)}`).join(" ") }));
+  return [svg];
+}
+
+function uptime(metrics) {
+  const started = sum(metrics, "start_time_seconds"), minutes = Math.floor((Date.now() / 1000 - started) / 60);
+  const parts = [[Math.floor(minutes / 1440), "d"], [Math.floor(minutes / 60) % 24, "h"], [minutes % 60, "min"]];
+  return started ? parts.filter(([n], i) => n || i === 2).map(([n, unit]) => `${n} ${unit}`).join(" ") : "–";
 }
 
 // The mean of a histogram's values within the span.
@@ -67,6 +108,8 @@ function figures(health) {
     ...of("kv_disk_bytes") ? [["Cache on disk", gib(of("kv_disk_bytes"))]] : [],
     ...of("spec_decode_num_draft_tokens_total") ? [["Drafted tokens that were right",
       share(of("spec_decode_num_accepted_tokens_total"), of("spec_decode_num_draft_tokens_total"))]] : [],
+    ["Up for", uptime(metrics)],
+    ["Version", metrics.find(({ name }) => name === "tandem_build_info")?.labels.version ?? "–"],
     ["Requests that failed", number(sum(metrics, "requests_total", { finished_reason: "error" }))],
   ];
 }
@@ -84,7 +127,7 @@ function show(health) {
   $("state").textContent = health.status;
   document.title = `${health.status} · tandem`;
   $("figures").replaceChildren(...samples.length ? figures(health).map(([name, value]) =>
-    element("div", "", element("dt", "", name), element("dd", "", value))) : []);
+    element("div", "", element("dt", "", name), element("dd", "", value, ...sparkline(name)))) : []);
   showTable("models", ["Model", "State", "Running", "Waiting", "KV cache in use", "Prompt tokens", "Generated"],
     (health.models ?? []).map(({ id, status, running, waiting }) => [id, status, number(running), number(waiting),
       share(of("kv_cache_usage_perc", id), 1), number(of("prompt_tokens_total", id)),
@@ -106,6 +149,7 @@ async function poll() {
     samples.push({ at: performance.now(), metrics: parseMetrics(await fetchMetrics(key)) });
     while (samples.at(-1).at - samples[0].at > SPAN_MS) samples.shift();
     if (growth("http_requests_total") < 0) samples.splice(0, samples.length - 1); // another server
+    keepHistories(health);
   } catch (error) {
     if (error.status === 401) problem = "The figures need an API key: enter it in the chat page's settings.";
   }
