@@ -433,7 +433,7 @@ def completed(tandem_bin, *words):
 
 
 def test_completion_of_bash(tandem_bin):
-    assert completed(tandem_bin, "r") == ["run", "recommend"]
+    assert completed(tandem_bin, "r") == ["run", "recommend", "rm"]
     assert completed(tandem_bin, "eval", "") == ["logits", "perplexity", "chat"]
     assert completed(tandem_bin, "serve", "--kv-d") == ["--kv-dtype", "--kv-dir", "--kv-dir-size"]
     assert completed(tandem_bin, "run", "--kv-dtype", "f") == ["f32", "f16", "fp8"]

@@ -134,6 +134,17 @@ const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
   return &none;
 }
 
+const td_weight *td_model_lm_head(const td_model *model) {
+  static const td_weight none;
+  (void)model;
+  return &none;
+}
+
+const td_mtp *td_model_mtp(const td_model *model) {
+  (void)model;
+  return NULL;
+}
+
 uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts) {
   (void)model, (void)has_experts;
   return 0;
@@ -208,6 +219,11 @@ size_t td_dev_vram_bytes(td_dev *dev) {
 const char *td_dev_name(const td_dev *dev) {
   (void)dev;
   return "make-believe GPU";
+}
+
+bool td_dev_adds_f16(const td_dev *dev) {
+  (void)dev;
+  return false;
 }
 
 td_dtype td_dev_act_dtype(const td_dev *dev) {
