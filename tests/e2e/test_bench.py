@@ -45,10 +45,10 @@ def records(tandem_bin, *args):
 @pytest.mark.slow
 def test_kernels(tandem_bin):
     found = records(
-        tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--n-weights", "2",
+        tandem_bin, "kernels", "--format", "mxfp4", "--batch", "1,2", "--n-weights", "2",
         "--threads", "1", "--repeat", "1",
     )  # fmt: skip
-    assert {r["format"] for r in found} == {"mxfp4", "fp8-b128"}
+    assert {r["format"] for r in found} == {"mxfp4"}
     assert {(r["rows"], r["cols"]) for r in found} == {(2048, 7168), (7168, 2048)}
     assert {r["batch"] for r in found} == {1, 2}
     assert "scalar" in {r["variant"] for r in found}
