@@ -299,10 +299,12 @@ static void lock(td_expert_arena *a) {
   pthread_mutex_t *m = &a->head->lock;
   int code = pthread_mutex_trylock(m);
   while (code == EBUSY || code == ETIMEDOUT) {
-    const uint64_t until = td_clock_ns() + WAIT_NS;
-    const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u),
-                                .tv_nsec = (long)(until % 1000000000u)};
-    code = pthread_mutex_clocklock(m, CLOCK_MONOTONIC, &at);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WAIT_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    code = pthread_mutex_timedlock(m, &until);
   }
   TD_CHECK(code == 0 || code == EOWNERDEAD);
   if (code == 0) return;
