@@ -517,7 +517,8 @@ static int32_t draw_below(td_sampler *s, const float *logits) {
   double sum = weigh(c, n, c[0].value);
   if (has_tail_cut(p)) n = count_kept(p, c, n, sum, &sum);
   const double bar = (double)p->xtc_threshold * sum;
-  while (n_out + 1 < n && (double)c[n_out + 1].value >= bar)
+  // What a grammar forbids has no weight, whatever the threshold.
+  while (n_out + 1 < n && c[n_out + 1].value > 0 && (double)c[n_out + 1].value >= bar)
     sum -= (double)c[n_out++].value;
   return pick(s, c + n_out, n - n_out, sum, c[n_out].id);
 }

@@ -114,6 +114,17 @@ TEST(xtc) {
   for (int i = 0; i < 6; i++)
     n_tops += counts[i]; // 52 % where they stay
   assert_in_range(n_tops, N_DRAWS * 52 / 200 - 150, N_DRAWS * 52 / 200 + 150);
+  td_sampling lowest = all; // of those that may come at all
+  lowest.xtc_threshold = 0;
+  lowest.temperature = 1;
+  td_sampler *s = open_sampler(lowest, NULL, 0);
+  for (int i = 0; i < 10; i++) {
+    fill(logits);
+    for (int id = 5; id < N_VOCAB; id++)
+      logits[id] = -INFINITY;
+    assert_int_equal(td_sampler_next(s, logits, 0).id, 4);
+  }
+  td_sampler_close(s);
   for (int kind = 0; kind < 2; kind++) { // a threshold that one token reaches, or none
     td_sampling few = all;
     few.xtc_threshold = kind ? 0.5f : 0.105f;
