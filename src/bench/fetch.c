@@ -8,7 +8,11 @@
 #include "bench/openai_client.h"
 
 static void on_done(td_load_call *call) {
-  (void)call; // the loop ends
+  uv_close(call->ctx, NULL); // the timer; the loop ends
+}
+
+static void on_late(uv_timer_t *timer) {
+  td_load_call_cancel(timer->data);
 }
 
 static td_status check(const td_load_call *call, const char *server, td_err *err) {
@@ -29,12 +33,17 @@ td_status td_fetch(td_buf *out, const td_fetch_args *args, td_err *err) {
   if (st != TD_OK) return st;
   target.api_key = args->api_key;
   uv_loop_t loop;
+  uv_timer_t timer;
   const int error = uv_loop_init(&loop);
   if (error) return td_fail(err, TD_EIO, "cannot make an event loop: %s", uv_strerror(error));
   td_load_call *call = calloc(1, sizeof *call);
   if (call) {
     call->target = &target;
     call->on_done = on_done;
+    call->ctx = &timer;
+    uv_timer_init(&loop, &timer);
+    timer.data = call;
+    if (args->max_ms) uv_timer_start(&timer, on_late, args->max_ms, 0);
     td_load_call_start(call, &loop, args->path, args->json);
     uv_run(&loop, UV_RUN_DEFAULT);
     st = check(call, args->server, err);

@@ -19,9 +19,12 @@ const char *td_cli_server(const td_options *o) {
 }
 
 td_status td_cli_fetch(td_buf *out, const td_options *o, const char *path, const td_buf *json,
-                       td_err *err) {
-  const td_fetch_args args = {
-      .server = td_cli_server(o), .api_key = o->api_key, .path = path, .json = json};
+                       uint64_t max_ms, td_err *err) {
+  const td_fetch_args args = {.server = td_cli_server(o),
+                              .api_key = o->api_key,
+                              .path = path,
+                              .json = json,
+                              .max_ms = max_ms};
   return td_fetch(out, &args, err);
 }
 
@@ -38,7 +41,7 @@ static double number_of(const cJSON *model, const char *key) {
 // Fetches a list of models. On success the caller owns *root.
 static td_status fetch_models(cJSON **root, td_buf *text, const td_options *o, const char *path,
                               td_err *err) {
-  td_status st = td_cli_fetch(text, o, path, NULL, err);
+  td_status st = td_cli_fetch(text, o, path, NULL, 0, err);
   if (st == TD_OK) st = td_json_parse(root, td_buf_text(text), text->len, TD_JSON_MAX_DEPTH, err);
   return st;
 }
@@ -119,7 +122,7 @@ int td_cmd_stop(const td_options *o) {
   td_jw_int(&w, "keep_alive", 0);
   td_jw_end_object(&w);
   if (st == TD_OK) st = td_buf_status(&json, &err);
-  if (st == TD_OK) st = td_cli_fetch(&answer, o, "/api/generate", &json, &err);
+  if (st == TD_OK) st = td_cli_fetch(&answer, o, "/api/generate", &json, 0, &err);
   td_buf_free(&name);
   td_buf_free(&json);
   td_buf_free(&answer);

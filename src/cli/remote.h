@@ -5,9 +5,9 @@
 #include "base/status.h"
 #include "options/options.h"
 
-// As td_fetch: appends the answer's body.
+// As td_fetch: appends the answer's body. max_ms 0: waits as long as it takes.
 td_status td_cli_fetch(td_buf *out, const td_options *options, const char *path, const td_buf *json,
-                       td_err *err);
+                       uint64_t max_ms, td_err *err);
 
 // The server's URL.
 const char *td_cli_server(const td_options *options);

@@ -12,6 +12,8 @@
 #include "cli/remote.h"
 #include "cli/run_impl.h"
 
+enum { PROBE_MS = 1000 }; // for a program at the usual port, which may be another
+
 // ---- which model --------------------------------------------------------------------------------
 
 // Whether a server's model is the one that was asked for: by its name, as a folder's, or of the
@@ -23,9 +25,10 @@ static bool is_same(const char *id, const char *asked) {
 }
 
 // The server's model of that name, or its first if asked is NULL. *list is the caller's.
-static const cJSON *find(cJSON **list, const td_options *o, const char *asked, td_err *err) {
+static const cJSON *find(cJSON **list, const td_options *o, const char *asked, uint64_t max_ms,
+                         td_err *err) {
   td_buf body = TD_BUF_INIT;
-  td_status st = td_cli_fetch(&body, o, "/v1/models", NULL, err);
+  td_status st = td_cli_fetch(&body, o, "/v1/models", NULL, max_ms, err);
   *list = NULL;
   if (st == TD_OK) st = td_json_parse(list, td_buf_text(&body), body.len, TD_JSON_MAX_DEPTH, err);
   td_buf_free(&body);
@@ -44,14 +47,14 @@ bool td_cli_is_served(const td_options *o) {
   if (o->command != TD_CMD_RUN || o->models || o->raw || o->token_ids.n || o->trace ||
       td_options_place_model(o))
     return false;
-  const bool found = find(&list, o, o->model, &ignored);
+  const bool found = find(&list, o, o->model, PROBE_MS, &ignored);
   cJSON_Delete(list);
   return found;
 }
 
 td_status td_run_open_server(td_runner *r, td_err *err) {
   cJSON *list;
-  const cJSON *m = find(&list, r->options, r->options->model, err);
+  const cJSON *m = find(&list, r->options, r->options->model, 0, err);
   if (!m) {
     cJSON_Delete(list);
     return err->code;

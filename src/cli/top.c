@@ -144,7 +144,7 @@ static void draw(td_buf *out, const sample *from, const sample *to) {
 static td_status take(sample *out, const td_options *o, td_err *err) {
   td_buf_clear(&out->text);
   out->at_s = td_clock_s();
-  return td_cli_fetch(&out->text, o, "/metrics", NULL, err);
+  return td_cli_fetch(&out->text, o, "/metrics", NULL, 0, err);
 }
 
 static td_status show(const sample *from, const sample *to, bool is_screen, td_err *err) {

@@ -76,3 +76,15 @@ def test_the_server_of_this_machine(tandem_bin):
         assert "load" in run(tandem_bin, "-m", MODEL, "--raw", *prompt).stderr
     finally:
         running.close()
+
+
+def test_another_program_at_that_port(tandem_bin):
+    """One that takes a connection and says nothing holds nobody up."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", 8080))
+        except OSError:
+            pytest.skip("another server listens at port 8080")
+        other.listen()
+        assert "load" in run(tandem_bin, "-m", MODEL, "-p", "hi", "--temperature", "0").stderr
