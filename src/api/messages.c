@@ -359,16 +359,11 @@ td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_e
 
 // ---- leaving turns out --------------------------------------------------------------------------
 
-static bool is_from(const cJSON *message, const char *role) {
-  const cJSON *value = td_json_get(message, "role");
-  return cJSON_IsString(value) && strcmp(value->valuestring, role) == 0;
-}
-
 // The first message behind the instructions.
 static cJSON *first_of_turns(const cJSON *vars) {
   const cJSON *messages = td_json_get(vars, "messages");
   cJSON *m = messages ? messages->child : NULL;
-  while (m && (is_from(m, "system") || is_from(m, "developer")))
+  while (m && (td_json_is(m, "role", "system") || td_json_is(m, "role", "developer")))
     m = m->next;
   return m;
 }
@@ -380,7 +375,7 @@ uint32_t td_api_n_turns(const td_buf *vars) {
   if (td_json_parse(&json, vars->data, vars->len, TD_JSON_MAX_DEPTH, &ignored) != TD_OK) return 0;
   const cJSON *first = first_of_turns(json);
   for (const cJSON *m = first ? first->next : NULL; m; m = m->next)
-    n += is_from(m, "user");
+    n += td_json_is(m, "role", "user");
   cJSON_Delete(json);
   return n;
 }
@@ -396,7 +391,7 @@ void td_api_leave_out(td_buf *out, const td_buf *vars, uint32_t n) {
     cJSON *next = m->next;
     cJSON_Delete(cJSON_DetachItemViaPointer(messages, m));
     m = next;
-    n -= m && is_from(m, "user");
+    n -= m && td_json_is(m, "role", "user");
   } while (n && m);
   td_json_writer w = TD_JSON_WRITER(out);
   td_api_write_json(&w, NULL, json);

@@ -208,8 +208,8 @@ static uint64_t started_at(int32_t pid) {
   const size_t n = fread(text, 1, sizeof text - 1, f);
   fclose(f);
   text[n] = '\0';
-  const char *at = strrchr(text,
-                           ')'); // the name may have spaces; field 3 is the state, 22 the start
+  // Behind the name, which may have spaces, field 3 is the state, and 22 the start.
+  const char *at = strrchr(text, ')');
   if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return HAS_ENDED;
   for (int field = 2; at && field < 22; field++)
     at = strchr(at + 1, ' ');
