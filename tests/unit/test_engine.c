@@ -205,10 +205,11 @@ TEST(feeding_waits_for_nothing) {
   assert_int_equal(td_engine_stream_progress(l.prefill).queued_bytes, 0);
   assert_false(td_engine_feed(l.prefill, 1));
   const uint64_t first_bytes = td_engine_stream_progress(l.prefill).queued_bytes;
-  assert_true(first_bytes > 0);
+  assert_true(first_bytes > 0); // one group, or more where copies end as fast as they are queued
   assert_false(td_engine_feed(l.prefill, 1 << 30));
   const uint64_t ring_bytes = td_engine_stream_progress(l.prefill).queued_bytes;
-  assert_true(ring_bytes > first_bytes && ring_bytes <= small_models[0].ring_bytes);
+  assert_true(ring_bytes >= first_bytes && ring_bytes <= small_models[0].ring_bytes);
+  assert_true(ring_bytes > small_models[0].ring_bytes / 2);
   for (int i = 0; i < LANE_DECODE; i++)
     decode_lanes(&l, 1);
   assert_int_equal(l.n_answered[0], LANE_DECODE);
