@@ -8,14 +8,6 @@
 // at page ends.
 enum { PREFETCH_GEMV_BYTES = 8192, AHEAD_MORE = 4096 };
 
-// The address of a row's column, the bytes of n columns and the columns of n bytes, unless columns
-// are in blocks, whose header defines them for whole blocks.
-#ifndef COLUMN_AT
-#define COLUMN_AT(row, k) ((row) + (k))
-#define COLUMNS_BYTES(n)  ((n) * sizeof(elem))
-#define BYTES_COLUMNS(n)  ((n) / (uint32_t)sizeof(elem))
-#endif
-
 // A distance expressed as rows of a panel and columns.
 typedef struct {
   uint32_t rows, cols;

@@ -12,9 +12,6 @@
 //   SHARED        if vector_of works for any codes but NaN: this many vectors of a row are decoded
 //                 together because they share work; with watched, watch and watched_nan, which
 //                 report afterwards whether codes of some rows are NaN
-//   WHOLE_GROUPS  1 if rows consist of whole groups: load_codes_n is not needed then
-//   LOAD_AT       if columns are in blocks (common/prefetch.h): load_codes of a row's columns from
-//                 k on
 //   ORDER_X       if columns of a group are not in order: stores a group of x in vector_of's order
 //   X_UP          if weights are decoded so small that x must be packed multiplied by a power of
 //                 two; the result corrects for the rest of DOWN. Then also X_FITS_FROM, X_FITS_TO
@@ -38,12 +35,6 @@
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
-#ifndef LOAD_AT
-#define LOAD_AT(row, k) load_codes((row) + (k))
-#endif
-#ifndef WHOLE_GROUPS
-#define WHOLE_GROUPS 0
-#endif
 #ifndef ORDER_X
 #define ORDER_X (void)
 #endif
@@ -72,17 +63,12 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
 }
 
 TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
-  return (const elem *)((const char *)w->data + COLUMNS_BYTES((size_t)row * w->cols));
+  return (const elem *)w->data + (size_t)row * w->cols;
 }
 
 // A row's group from column k on, of which `left` columns are the row's.
 TD_INLINE codes group_at(const elem *row, uint32_t k, uint32_t left, elem room[GROUP]) {
-#if WHOLE_GROUPS
-  (void)left, (void)room;
-#else
-  if (left < GROUP) return load_codes_n(COLUMN_AT(row, k), left, room);
-#endif
-  return LOAD_AT(row, k);
+  return left < GROUP ? load_codes_n(row + k, left, room) : load_codes(row + k);
 }
 
 static inline bool scale_is_rows(const td_weight *w) {
@@ -324,14 +310,14 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
     if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, p->ahead[1]);
     TD_UNROLL for (int r = 0; r < R; r++) {
-      const uintptr_t from = (uintptr_t)COLUMN_AT(w[r], p->k + k);
+      const uintptr_t from = (uintptr_t)(w[r] + p->k + k);
       __builtin_prefetch((const void *)(from + in_l2.offset), 0, 2);
       __builtin_prefetch((const void *)(from + in_l1.offset));
-      c[r] = LOAD_AT(w[r], p->k + k);
+      c[r] = load_codes(w[r] + p->k + k);
     }
     add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
-  if (!WHOLE_GROUPS && k < n) {
+  if (k < n) {
     elem room[MAX_ROWS][GROUP];
     TD_UNROLL for (int r = 0; r < R; r++) c[r] = group_at(w[r], p->k + k, n - k, room[r]);
     add_group(R, T, c, x, acc, p->nan + row, &seen);
@@ -419,7 +405,7 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
 }
 
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
-  return (const char *)COLUMN_AT(row_data(w, row), k);
+  return (const char *)(row_data(w, row) + k);
 }
 
 static void end_block(const gemm *g) {

@@ -51,7 +51,7 @@ static void fetch_scales(const panel *p) {
 }
 
 static distance distance_of(const panel *p, uint32_t bytes) {
-  const uint32_t n = BYTES_COLUMNS(bytes);
+  const uint32_t n = bytes / (uint32_t)sizeof(elem);
   return (distance){.rows = n / p->n, .cols = n % p->n};
 }
 
@@ -72,11 +72,11 @@ static uintptr_t behind_panel(const panel *p, size_t at) {
   const td_linear_args *a = p->a;
   const void *from = row_data(a->w, p->row0 + p->n_rows);
   if (p->k + p->n < a->w->cols) {
-    from = COLUMN_AT(row_data(a->w, p->row0), p->k + p->n);
+    from = row_data(a->w, p->row0) + p->k + p->n;
   } else if (a->next && p->row0 + p->n_rows == a->row_end) {
     from = a->next;
   }
-  return (uintptr_t)from + COLUMNS_BYTES(at);
+  return (uintptr_t)from + at * sizeof(elem);
 }
 
 // Prefetch target for column k of the panel's row, at distance `ahead`: after a row's columns come
@@ -88,9 +88,9 @@ TD_INLINE fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, d
   // elements to advance; may wrap around
   const size_t on = rows * cols + ahead.cols - (wraps ? p->n : 0);
   if (__builtin_expect(row + rows < p->n_rows, 1)) {
-    return (fetch){.offset = COLUMNS_BYTES(on), .until = until};
+    return (fetch){.offset = on * sizeof(elem), .until = until};
   }
-  const uintptr_t from = (uintptr_t)COLUMN_AT(row_data(p->a->w, p->row0 + row), p->k + k);
+  const uintptr_t from = (uintptr_t)(row_data(p->a->w, p->row0 + row) + p->k + k);
   const size_t at = (row + rows - p->n_rows) * cols + k + ahead.cols - (wraps ? p->n : 0);
   return (fetch){.offset = behind_panel(p, at) - from, .until = until};
 }

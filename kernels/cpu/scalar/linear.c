@@ -1,15 +1,13 @@
-// kernels/cpu/scalar/linear.h - the reference matrix product, for every format.
+// kernels/cpu/scalar/linear.c - the reference matrix product, for every format.
 // A (row, token) pair has eight sums; lane l takes the columns with k % 8 == l of each run. A run's
 // sums are scaled and then added to the row's. Every run is decoded once for a block of tokens. All
 // families use this code; they differ only in their other variants.
-#pragma once
-
 #include "kernels/cpu/common/dequant.h"
 #include "kernels/decl.h"
 
 enum { RUN = 512, TOKENS = 32, LANES = 8 };
 
-static inline void dot_run(const float *w, const float *x, uint32_t n, float scale, float *total) {
+static void dot_run(const float *w, const float *x, uint32_t n, float scale, float *total) {
   float sum[LANES] = {0};
   uint32_t k = 0;
   for (; k + LANES <= n; k += LANES) {
@@ -22,13 +20,12 @@ static inline void dot_run(const float *w, const float *x, uint32_t n, float sca
     total[l] += scale * sum[l];
 }
 
-static inline void decode_run(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
-                              float *out) {
+static void decode_run(const td_weight *w, uint32_t row, uint32_t k, uint32_t n, float *out) {
   for (uint32_t i = 0; i < n; i++)
     out[i] = dequant_at(w, row, k + i);
 }
 
-static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0, uint32_t n_tok) {
+static void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0, uint32_t n_tok) {
   const td_weight *w = a->w;
   float global = w->dtype == TD_F4E2M1 ? w->global_scale : 1;
   float buf[RUN];
@@ -51,7 +48,7 @@ static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0
   }
 }
 
-static inline void linear_rows(const td_linear_args *a) {
+void linear_any__scalar(const td_linear_args *a) {
   for (uint32_t t = 0; t < a->n_tokens; t += TOKENS) {
     uint32_t n_tok = a->n_tokens - t < TOKENS ? a->n_tokens - t : TOKENS;
     for (uint32_t row = a->row_begin; row < a->row_end; row++)

@@ -1,0 +1,4 @@
+// kernels/cpu/avx512/linear_decoded.c - see linear_decoded.h.
+#include "kernels/cpu/avx512/vec.h"
+
+#include "kernels/cpu/linear/linear_decoded.h"
