@@ -13,7 +13,7 @@
 #include "unit/sanitized.h"
 
 enum {
-  N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 4,
+  N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 1 : 4,
   N_PEER_SCHEDULES = IS_TSAN || IS_ASAN ? 1 : 2
 }; // of each cache
 // Of either model, and either way.
