@@ -20,6 +20,7 @@ typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED, ALL_WAYS } placemen
 enum { STREAM_PROMPT = 4, SHORT_PROMPT = 2, SHORT_SEQS = 2, SHORT_ANSWER = 3 };
 
 static _Thread_local uint64_t engine_routing; // of all steps of the last engine
+static _Thread_local uint64_t engine_streamed_bytes;
 
 // Of CPU devices: one for all in a process.
 static td_activations engine_activations = TD_ACTIVATIONS_F32;
@@ -115,6 +116,7 @@ static inline void keep_step(engine_fixture *f, const td_step_seq *seqs, uint32_
   if (td_engine_step(f->engine, seqs, n_seqs, &err) != TD_OK) fail_msg("%s", err.msg);
   memcpy(*out, td_engine_logits(f->engine), n_rows * f->n_vocab * sizeof **out);
   *out += n_rows * f->n_vocab;
+  engine_streamed_bytes = td_engine_stream_progress(f->engine).copied_bytes;
   keep_routing(f);
 }
 
