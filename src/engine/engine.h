@@ -40,6 +40,10 @@ typedef struct {
   // Borrowed: where the layers' routed experts are found in place of the model's matrices, whose
   // data are then not read. On a CPU, without the options below. NULL: the model has them.
   td_expert_arena *arena;
+  // With arena, or NULL: whether nobody wants the step that is run any more. Asked again and again
+  // while experts are read; the step is then abandoned as by an early td_engine_end.
+  bool (*is_unwanted)(void *ctx);
+  void *unwanted_ctx;
   bool record_routing; // keep each step's expert choices for td_engine_routing
   // Borrowed: the device that computes offloaded experts, from host memory. Experts of the first
   // n_gpu_expert_layers layers stay on the engine's device. NULL: no offload.

@@ -79,6 +79,7 @@ typedef struct {
   uint32_t n_tokens, n_rows, n_seqs;
   uint64_t begin_ns, begin_trace_ns;   // when it began
   bool is_queued;                      // all of its operators are
+  bool is_abandoned;                   // no more of them are: nobody wants it
   bool is_copied;                      // the host gets all logits, not only each row's top ones
   size_t meta_len;                     // entries of meta that it uses
   const uint32_t *number, *dev_number; // n_steps, in meta and in dev_meta

@@ -196,6 +196,6 @@ bool td_engine_forward_piece(td_engine *e) {
 
 void td_engine_forward(td_engine *e) {
   e->step.cursor = (td_engine_cursor){.layer_idx = 0}; // a device may ask for the operators twice
-  while (td_engine_forward_piece(e)) {
+  while (!e->step.is_abandoned && td_engine_forward_piece(e)) {
   }
 }

@@ -30,6 +30,8 @@ enum {
 static _Atomic unsigned drive_seed;
 static _Atomic uint64_t bad_from = UINT64_MAX, bad_to;
 static _Atomic unsigned n_reads;
+// Reads wait while this is so.
+static atomic_bool is_drive_stuck;
 
 static unsigned next_random(void) {
   unsigned x = atomic_load(&drive_seed) + atomic_fetch_add(&n_reads, 1) * 2654435769u;
@@ -42,6 +44,8 @@ static unsigned next_random(void) {
 
 static ssize_t odd_pread(int fd, void *to, size_t n_bytes, off_t offset) {
   const unsigned r = next_random();
+  while (atomic_load(&is_drive_stuck))
+    usleep(100);
   if (offset + (off_t)n_bytes > (off_t)atomic_load(&bad_from) &&
       offset < (off_t)atomic_load(&bad_to)) {
     errno = EIO;
@@ -110,6 +114,8 @@ typedef struct {
 } drive_fixture;
 
 // ring_bytes: for experts that stream to another device; 0: there is one device.
+static bool is_unwanted(void *ctx);
+
 static void open_drive_beside(drive_fixture *d, const char *dir, int fd, size_t ring_bytes) {
   td_err err;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
@@ -131,6 +137,7 @@ static void open_drive_beside(drive_fixture *d, const char *dir, int fd, size_t 
                                .kv_dtype = td_dev_kv_dtype(f->dev, TD_F32),
                                .record_routing = true,
                                .arena = d->arena,
+                               .is_unwanted = is_unwanted,
                                .expert_dev = f->expert_dev,
                                .stream_bytes = ring_bytes,
                                .break_even_tokens = PROMPT - ENGINE_SEQS};
@@ -383,6 +390,59 @@ TEST(formats) {
     check_schedules_of(&(small_model){.name = ck.dir}, TOGETHER, 2);
     ck_free(&ck);
   }
+}
+
+// ---- steps that nobody wants
+// ---------------------------------------------------------------------
+
+static unsigned unwanted_from; // reads, begun; 0: steps are wanted
+
+static bool is_unwanted(void *ctx) {
+  (void)ctx;
+  return unwanted_from && atomic_load(&n_reads) >= unwanted_from;
+}
+
+// While the drive gives nothing, and in the middle: the step ends with no more reads than were
+// under way, and the next one is as if it had not been.
+TEST(an_unwanted_step_is_abandoned) {
+  enum { UNDER_WAY = 4 * TD_EXPERT_PARTS };
+  size_t n_vocab;
+  const small_model *m = &small_models[0];
+  char *dir = strdup(golden_dir(m->name));
+  float *want = resident_logits(m, TOGETHER, true, &n_vocab);
+  float *got = malloc(rows_of(true) * n_vocab * sizeof *got);
+  const int fd = load_weights(dir, 4);
+  drive_fixture d;
+  atomic_store(&drive_seed, 0);
+  open_drive(&d, dir, fd);
+  keep_steps(&d.f, got);
+  atomic_store(&n_reads, 0);
+  keep_long_step(&d.f, got + ENGINE_ROWS * n_vocab);
+  const unsigned n_all = atomic_load(&n_reads);
+  assert_true(n_all > 3 * UNDER_WAY);
+  for (unsigned from = 1; from < n_all; from += 1 + n_all / 7) {
+    atomic_store(&is_drive_stuck, from == 1);
+    atomic_store(&n_reads, 0);
+    unwanted_from = from;
+    keep_long_step(&d.f, got + ENGINE_ROWS * n_vocab); // returns though the drive is stuck
+    atomic_store(&is_drive_stuck, false);
+    td_taken_expert all[4] = {{.expert = 0}, {.expert = 1}, {.expert = 2}, {.expert = 3}};
+    while (td_expert_arena_take(d.arena, 0, all, 4, false) <
+           4) { // some are read to, none is pinned
+      td_expert_arena_release(d.arena, all, 4);
+      td_expert_arena_wait(d.arena, td_expert_arena_events(d.arena));
+    }
+    td_expert_arena_release(d.arena, all, 4);
+    const unsigned n = atomic_load(&n_reads);
+    if (n > from + 2 * UNDER_WAY) fail_msg("%u reads, unwanted from %u of %u on", n, from, n_all);
+    unwanted_from = 0;
+    check_same(&d, want, true, "after a step that nobody wanted");
+  }
+  close_drive(&d);
+  close(fd);
+  free(got);
+  free(want);
+  free(dir);
 }
 
 // ---- failures -----------------------------------------------------------------------------------

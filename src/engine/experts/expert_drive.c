@@ -335,6 +335,13 @@ static void wait_for_more(td_engine *e, uint32_t n_events) {
   td_expert_arena_wait(d->arena, n_events);
 }
 
+static bool is_abandoned(td_engine *e) {
+  const td_engine_opts *o = &e->opts;
+  e->step.is_abandoned = e->step.is_abandoned ||
+                         (o->is_unwanted && o->is_unwanted(o->unwanted_ctx));
+  return e->step.is_abandoned;
+}
+
 void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_idx,
                              const td_moe_args *all) {
   td_expert_drive *d = e->drive;
@@ -346,6 +353,7 @@ void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_
   list_wanted(d, layer_idx, all);
   use_ahead(d, layer_idx);
   while (d->n_todo || d->n_pending) {
+    if (is_abandoned(e)) return;
     uint32_t n_events = td_expert_arena_events(d->arena);
     take_more(d, layer_idx, bypass);
     if (bypass && !d->n_todo) {

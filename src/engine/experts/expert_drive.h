@@ -20,7 +20,7 @@ void *td_expert_drive_sum(td_engine *engine); // [max_step_tokens][dim], for the
 void td_expert_drive_note_routed(td_engine *engine);
 // Queues the routed experts of the step's tokens from first_token on, whose routing is queued, or
 // known if the CPU is the expert device. all: arguments as for all of the layer's experts, with
-// their sum at out.
+// their sum at out, which is undefined if the step is abandoned meanwhile.
 void td_expert_drive_compute(td_engine *engine, uint32_t first_token, uint32_t layer_idx,
                              const td_moe_args *all);
 // The step's tokens fail if one of the n experts, which have landed, could not be read.
