@@ -1,8 +1,10 @@
 // src/worker/worker.c - opening, and the loop.
 // One thread, beside which another makes the masks of grammars. Messages are received and sent
 // between steps, and a step is bounded by prefill_chunk, so a cancellation or a heartbeat is
-// delayed by at most one step. Where experts stream to a GPU, a second engine on it prefills long
-// prompts: its work is queued a bounded time ahead between the steps of the first, which decode.
+// delayed by at most one step. Steps of prompts whose experts are read from a drive to a CPU are
+// longer: messages are received meanwhile, and a step that nobody wants any more is abandoned.
+// Where experts stream to a GPU, a second engine on it prefills long prompts: its work is queued a
+// bounded time ahead between the steps of the first, which decode.
 #include "worker/worker.h"
 
 #include <errno.h>
@@ -56,6 +58,8 @@ static uint32_t max_drafts(const td_worker *w) {
   return w->opts.role == TD_ROLE_PREFILL ? 0 : w->devices.max_drafts;
 }
 
+static bool is_unwanted(void *ctx);
+
 static td_status open_engine(td_worker *w, td_err *err) {
   td_engine_opts opts = {
       .n_pages = w->kv.pool.plan.n_pages,
@@ -79,6 +83,9 @@ static td_status open_engine(td_worker *w, td_err *err) {
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
   opts.is_confinable = false;
+  // Not where a state may have to be copied before a request that is canceled ends.
+  if (!w->kv.transfer) opts.is_unwanted = is_unwanted;
+  opts.unwanted_ctx = w;
   td_devices_use_cache(&w->devices, w->model, &opts);
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
 }
@@ -398,6 +405,16 @@ static td_status copy_sources(const td_worker *w, td_engine *engine, const td_st
   return st;
 }
 
+// Whether nobody waits for the step in progress, whose prompts' experts are being read.
+static bool is_unwanted(void *ctx) {
+  td_worker *w = ctx;
+  const td_step *step = &w->step;
+  if (!step->n_prefilled || !step->requests[0]->is_held) return false;
+  if (w->link_status == TD_OK) w->link_status = drain(w, &w->link_err);
+  if (w->link_status == TD_OK) w->link_status = beat(w, &w->link_err);
+  return w->link_status != TD_OK || w->is_shut_down || td_step_is_ended(step);
+}
+
 static void feed_beside(void *ctx);
 
 static td_status run_step(td_worker *w, td_err *err) {
@@ -405,12 +422,20 @@ static td_status run_step(td_worker *w, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   note_begin(step, now_ns);
   td_status st = copy_sources(w, w->engine, step, err);
+  td_step_hold(step, w->arena != NULL);
   if (st == TD_OK && w->stream_step.n) {
     st = td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err);
   } else if (st == TD_OK) {
     st = td_engine_step(w->engine, step->seqs, step->n, err);
   }
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
+  td_step_hold(step, false);
+  if (w->link_status != TD_OK) *err = w->link_err;
+  if (w->link_status != TD_OK || w->is_shut_down) return w->link_status;
+  if (td_step_is_ended(step)) {
+    step->is_warm = false;
+    return td_worker_post_results(w, w->engine, step, err);
+  }
   if (w->streaming) td_engine_note_written(w->streaming, step->seqs, step->n);
   td_step_note(step, td_jitter_time(td_clock_ns() - now_ns));
   st = td_worker_note_next(w, step, err);

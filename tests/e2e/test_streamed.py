@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, make_model, wait_until
+from serving import Server, Wire, make_model, wait_until
 
 OPTIONS = ["--device", "cpu", "--threads", "2", "--ctx-size", "512"]
 
@@ -114,6 +114,35 @@ def test_through_a_gpu(tandem_bin, model, build_dir, monkeypatch, tmp_path):
     assert failed.status_code == 500
     assert "cannot be read" in failed.json()["error"]["message"]
     assert workers(server) == pids
+    server.close()
+
+
+@pytest.mark.no_asan
+def test_a_client_that_leaves_during_a_step(tandem_bin, model, build_dir, monkeypatch, tmp_path):
+    """It frees the worker while the drive gives nothing; who waits behind it has the text as ever."""
+    held = tmp_path / "held"
+    monkeypatch.setenv("LD_PRELOAD", str(build_dir / "bin" / "libheld_reads.so"))
+    monkeypatch.setenv("TANDEM_HELD_READS", str(held))
+    server = Server(tandem_bin, model, "--weights", "stream=0.0003", "--disaggregate", "off", *OPTIONS)
+    before = texts(server)
+
+    def running():
+        health = httpx.get(server.url + "/health", trust_env=False).json()
+        return health["workers"][0]["running"]
+
+    held.touch()
+    with Wire(server) as leaving, ThreadPoolExecutor(1) as pool:
+        leaving.post("/v1/completions", {"prompt": "7 8 9 " + PROMPTS[5], "max_tokens": 4})
+        wait_until(lambda: held.stat().st_size > 0)
+        other = pool.submit(ask, server, PROMPTS[4])
+        try:
+            wait_until(lambda: running() == 2)
+            leaving.socket.close()
+            wait_until(lambda: running() == 1)  # no read has ended
+        finally:
+            held.unlink()
+        assert text_of(other.result()) == before[4]
+    assert texts(server) == before
     server.close()
 
 
