@@ -339,7 +339,7 @@ const td_model_config *td_model_config_of(const td_model *model) {
 }
 
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
-  TD_CHECK(layer_idx < model->config.n_layers + model->config.n_draft_layers);
+  TD_CHECK(layer_idx < model->config.n_layers + model->binding.has_mtp);
   return &model->binding.layers[layer_idx];
 }
 

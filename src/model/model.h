@@ -325,6 +325,7 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes);
 td_stripes td_model_stripes(const td_model *model);
 
 const td_model_config *td_model_config_of(const td_model *model);
+// Layer n_layers is that of multi-token prediction, if there is one, in use or not.
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);
 // Has the layer of multi-token prediction used, as layer n_layers, with a part of its own in KV
 // pages. False: the checkpoint has none that can be used. Before anything is sized by the model.

@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "engine/attn/kind.h"
+#include "engine/draft.h"
 #include "engine/engine.h"
 #include "kv/plan.h"
 #include "model/checkpoint/resident.h"
@@ -99,7 +101,8 @@ static uint64_t arena_bytes(const td_weights_need *need) {
   enum { LEAST_OTHERS = 128 << 20 };
   const uint64_t left = left_bytes(need), kv = 4 * need->kv_bytes;
   const uint64_t all = need->n_slots * (need->slot_bytes + 64) + TD_HUGE_PAGE_BYTES;
-  const uint64_t others = LEAST_OTHERS + activation_bytes(need) + (kv < left / 4 ? kv : left / 4);
+  const uint64_t others = LEAST_OTHERS + need->draft_bytes + activation_bytes(need) +
+                          (kv < left / 4 ? kv : left / 4);
   const uint64_t most = need->arena_bytes ? need->arena_bytes : others < left ? left - others : 0;
   return most < all ? most : all;
 }
@@ -125,7 +128,9 @@ void td_weights_need_to_stream(td_weights_need *need, const td_model_config *con
   if (has_gpu && need->least_slots < LEAST_BESIDE_GPU) need->least_slots = LEAST_BESIDE_GPU;
   need->usual_chunk = td_engine_prefill_chunk(config);
   need->token_bytes = td_expert_drive_token_bytes(config);
-  if (!has_gpu) need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
+  if (has_gpu) return;
+  need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
+  if (config->n_mtp_layers) need->token_bytes += td_engine_draft_token_bytes(config, TD_F32);
 }
 
 static td_status choose_stream(td_weights_choice *out, const td_weights_need *need, td_err *err) {
@@ -262,7 +267,8 @@ typedef struct {
   td_expert_places places; // if experts may stream
   td_shard_range *ranges;  // of the experts, [n_ranges]
   size_t n_ranges;
-  td_err why_not; // if they cannot
+  uint64_t draft_bytes; // td_engine_draft_bytes, on a CPU
+  td_err why_not;       // if they cannot
 } checkpoint;
 
 static void close_checkpoint(checkpoint *c) {
@@ -293,8 +299,11 @@ static td_status find_experts(checkpoint *c, const char *dir, td_err *err) {
   td_model *model;
   td_status st = td_model_open_shapes(&model, dir, err);
   if (st != TD_OK) return st;
-  td_model_use_mtp(model); // its experts stay in the files, too
   st = td_expert_places_open(&c->places, model, &c->why_not);
+  const td_engine_opts drafts = {
+      .max_drafts = td_draft_max(td_attn_has_states(td_model_config_of(model))),
+      .has_draft_layer = td_model_mtp(model) != NULL};
+  c->draft_bytes = td_engine_draft_bytes(model, true, &drafts);
   td_model_close(model);
   if (st != TD_OK) return st == TD_EUNSUPPORTED ? TD_OK : td_fail(err, st, "%s", c->why_not.msg);
   const size_t n = (size_t)c->places.n_layers * c->places.n_experts * TD_EXPERT_PARTS;
@@ -350,6 +359,8 @@ static void measure_experts(td_weights_need *need, const checkpoint *c, const td
   }
   need->slot_bytes = c->places.slot_bytes;
   need->n_slots = (uint64_t)c->places.n_layers * c->places.n_experts;
+  const bool has_drafts = opts->runtime->draft != TD_DRAFT_OFF && !opts->placement.is_discrete;
+  need->draft_bytes = has_drafts ? c->draft_bytes : 0;
   td_weights_need_to_stream(need, config);
   for (size_t i = 0; i < c->n_ranges; i++) { // whole pages
     const uint64_t begin = c->ranges[i].begin + TD_DRIVE_ALIGN - 1;

@@ -33,6 +33,7 @@ typedef struct {
   uint64_t slot_bytes, n_slots, least_slots; // of an expert; of all experts; that a token takes
   uint64_t arena_bytes;                      // as requested; 0: chosen here
   uint64_t token_bytes;                      // of activations, for a token of a step
+  uint64_t draft_bytes;                      // of host memory for drafts, beside those
   uint32_t usual_chunk, n_ctx;               // tokens of a prompt's step, and of a context
 } td_weights_need;
 

@@ -108,6 +108,10 @@ TEST(choice_of_stream) {
   // of the 40 GiB beside other weights, four contexts, an eighth and something more are left
   assert_true(choice.arena_bytes == TD_GIB * 40 - TD_GIB * 4 - TD_GIB * 40 / 8 - (128 << 20));
   assert_int_equal(choice.prefill_chunk, 5 * 1024); // of 1 MiB each
+  const uint64_t without_drafts = choice.arena_bytes;
+  need.draft_bytes = TD_GIB;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.arena_bytes == without_drafts - TD_GIB);
   need.n_ctx = 4096;
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
   assert_int_equal(choice.prefill_chunk, 4096);

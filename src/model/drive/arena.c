@@ -402,8 +402,8 @@ static td_status open_arena(td_expert_arena *a, const td_model *model,
   if (st != TD_OK) return st;
   a->store = td_model_store(model);
   if (h->magic != ARENA_MAGIC || h->version != VERSION || h->n_experts != a->places.n_experts ||
-      h->n_layers < a->places.n_layers || h->n_shards != td_store_n_shards(a->store) ||
-      h->slot_bytes < a->places.slot_bytes) {
+      h->n_layers != a->places.n_layers || h->n_shards != td_store_n_shards(a->store) ||
+      h->slot_bytes != a->places.slot_bytes) {
     return td_fail(err, TD_EFORMAT, "the weights' memory for experts is not for this model");
   }
   a->table = (int32_t *)((char *)h + h->table_at);

@@ -56,7 +56,8 @@ td_status td_expert_places_open(td_expert_places *out, const td_model *model, td
   const td_model_config *c = td_model_config_of(model);
   const td_store *store = td_model_store(model);
   uint32_t shard = 0;
-  *out = (td_expert_places){.n_layers = c->n_layers + c->n_draft_layers, .n_experts = c->n_experts};
+  *out = (td_expert_places){.n_layers = c->n_layers + (td_model_mtp(model) != NULL),
+                            .n_experts = c->n_experts};
   out->parts = calloc((size_t)out->n_layers * c->n_experts * TD_EXPERT_PARTS + 1,
                       sizeof *out->parts);
   td_status st = out->parts ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: places of experts");

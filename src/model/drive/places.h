@@ -38,7 +38,8 @@ static inline const td_expert_part *td_expert_parts(const td_expert_places *p, u
   return p->parts + ((size_t)layer_idx * p->n_experts + expert) * TD_EXPERT_PARTS;
 }
 
-// Of the layers that td_model_layer has. TD_EUNSUPPORTED: experts are not in the files as they are
-// computed with; the message says which and why. On error *out is zeroed.
+// Of the layers that td_model_layer has, that of multi-token prediction included. TD_EUNSUPPORTED:
+// experts are not in the files as they are computed with; the message says which and why. On error
+// *out is zeroed.
 td_status td_expert_places_open(td_expert_places *out, const td_model *model, td_err *err);
 void td_expert_places_close(td_expert_places *places);
