@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/engine_impl.h"
+#include "engine/experts/expert_drive.h"
 #include "engine/rows.h"
 
 td_status td_draft_layer_open(td_engine *e, td_err *err) {
@@ -223,6 +224,17 @@ static void take_drafts(const td_engine *e, const td_draft_step *s, uint32_t at)
   }
 }
 
+// Runs the layer on the step that was built, and waits for it. An expert that cannot be read spoils
+// guesses, and no text.
+static td_status run(td_engine *e, const void *hidden, td_err *err) {
+  td_expert_drive_begin_step(e);
+  run_layer(e, hidden);
+  run_head(e);
+  const td_status st = td_stream_sync(e->stream, err);
+  td_expert_drive_end_step(e);
+  return st;
+}
+
 td_status td_engine_draft(td_engine *e, const td_draft_step *s, td_err *err) {
   TD_CHECK(e->draft_in);
   const void *hidden = is_whole(e, s) ? shift_tokens(e, s) : build_seen(e, s);
@@ -232,16 +244,12 @@ td_status td_engine_draft(td_engine *e, const td_draft_step *s, td_err *err) {
     norm(e, hidden, td_model_final_norm(e->model), e->step.n_tokens, e->h, e->config->dim);
     hidden = e->h;
   }
-  run_layer(e, hidden);
-  run_head(e);
-  td_status st = td_stream_sync(e->stream, err);
+  td_status st = run(e, hidden, err);
   for (uint32_t k = 0; k < s->n_drafts && e->step.n_rows && st == TD_OK; k++) {
     if (k) {
       build_next(e, s, k);
       upload(e);
-      run_layer(e, e->draft_hidden);
-      run_head(e);
-      st = td_stream_sync(e->stream, err);
+      st = run(e, e->draft_hidden, err);
     }
     take_drafts(e, s, k);
   }

@@ -566,7 +566,7 @@ static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
     e->step.dev_peer_slots = e->step.dev_slots + (size_t)e->config->n_layers * e->config->n_experts;
     e->step.meta_len += td_expert_cache_begin_step(e, e->meta + e->step.meta_len);
   }
-  e->step.is_queued = e->step.is_abandoned = false;
+  e->step.is_queued = false;
   e->step.begin_ns = td_clock_ns();
   td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->step.meta_len * sizeof *e->meta);
   return TD_OK;

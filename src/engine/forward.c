@@ -151,6 +151,7 @@ void td_engine_run_layer(td_engine *e, uint32_t layer_idx) {
   const bool is_offloaded = layer->is_moe && e->offload.dev;
   e->step.plan.way[layer_idx] = !layer->is_moe ? TD_LAYER_DENSE
                                 : is_offloaded ? TD_LAYER_OFFLOADED
+                                : e->drive     ? TD_LAYER_READ
                                                : TD_LAYER_RESIDENT;
   e->step.plan.handover = is_offloaded ? TD_HANDOVER_HOST : TD_HANDOVER_NONE;
   td_rows_enter(e, p, layer->attn_norm, &layer->attn_hyper, (td_rows_left){.pending = false});

@@ -200,8 +200,7 @@ static void choose_layer(td_worker *w) {
   const td_devices *d = &w->devices;
   const bool fits = !d->placement.is_discrete || d->has_draft_layer;
   const td_kv_layout layout = td_kv_layout_of(w->config, r->kv_dtype, 0);
-  // Nor where experts come from the drive: what a guess reads is worth more than what it saves.
-  if (r->draft == TD_DRAFT_OFF || !fits || layout.n_blocks || w->arena) return;
+  if (r->draft == TD_DRAFT_OFF || !fits || layout.n_blocks) return;
   if (td_shares_prompts(r, w->config)) return;
   w->has_draft_layer = td_model_use_mtp(w->model);
 }

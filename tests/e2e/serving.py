@@ -22,11 +22,11 @@ httpx._config.DEFAULT_TIMEOUT_CONFIG.read = None
 SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 
 
-def make_model(out, shape="tiny", dtype="bf16", seed=1):
+def make_model(out, shape="tiny", dtype="bf16", seed=1, options=()):
     """A checkpoint of random weights: what it says is noise, but always the same noise."""
     subprocess.run(
         [sys.executable, ROOT / "scripts/make_model.py", "--shape", shape, "--dtype", dtype]
-        + ["--seed", str(seed), "--out", out],
+        + ["--seed", str(seed), "--out", out, *options],
         check=True,
         stdout=subprocess.DEVNULL,
     )

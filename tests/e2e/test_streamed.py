@@ -64,6 +64,30 @@ def test_texts_of_less_memory(tandem_bin, model):
     assert all(one == said["resident"] for one in said.values())
 
 
+@pytest.mark.no_asan
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_layer_that_drafts(tandem_bin, build_dir, monkeypatch, tmp_path, device):
+    """Its experts are where others' are: it makes the same guesses, and texts are those of a model in memory."""
+    model = make_model(tmp_path / "m", options=["--mtp"])
+    more, prompts, n_drafted = OPTIONS, PROMPTS, {}
+    if device == "gpu":
+        monkeypatch.setenv("TANDEM_CUDA_LIB", str(build_dir / "bin" / "libtandem_cuda_emu.so"))
+        more = ["--device", "cuda", "--expert-device", "cpu", "--stream-from", "60", "--expert-cache", "off", *OPTIONS[2:]]
+        prompts = PROMPTS[1::3]
+
+    def texts_of(where, draft):
+        server = Server(tandem_bin, model, "--weights", where, "--draft", draft, "--max-batch", "1", *more)
+        said = [text_of(ask(server, prompt, 12)) for prompt in prompts]
+        n_drafted[where] = metric(server, "spec_decode_num_draft_tokens_total")
+        server.close()
+        return said
+
+    said = texts_of("resident", "off")
+    for where in ["resident", "stream=0.0006"]:
+        assert texts_of(where, "3") == said
+    assert n_drafted["stream=0.0006"] == n_drafted["resident"] > 16 * len(prompts)
+
+
 def test_a_mirror(tandem_bin, model, tmp_path):
     """The same texts from two drives, and from the one that is left."""
     first, second = tmp_path / "m", tmp_path / "mirror"

@@ -392,6 +392,95 @@ TEST(formats) {
   }
 }
 
+// All slots can be taken, though at first some may be read to.
+static void await_unpinned(td_expert_arena *arena) {
+  const td_expert_places *places = td_expert_arena_places(arena);
+  const uint32_t n_slots = td_expert_arena_stats_of(arena).n_slots;
+  const uint32_t n = n_slots < places->n_experts ? n_slots : places->n_experts;
+  td_taken_expert all[8];
+  assert_true(n <= TD_COUNT(all));
+  for (uint32_t e = 0; e < n; e++)
+    all[e].expert = e;
+  while (td_expert_arena_take(arena, places->n_layers - 1, all, n, false) < n) {
+    td_expert_arena_release(arena, all, n);
+    td_expert_arena_wait(arena, td_expert_arena_events(arena));
+  }
+  td_expert_arena_release(arena, all, n);
+}
+
+// ---- guesses ------------------------------------------------------------------------------------
+
+enum { N_GUESSES = 4 };
+
+// Of the model's layer for that, behind a prompt; all logits of the last guess.
+static void guess(int32_t guesses[N_GUESSES], float *logits, td_model *model,
+                  td_expert_arena *arena, bool is_apart) {
+  td_err err;
+  td_dev *dev, *expert_dev = NULL;
+  td_engine *engine;
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
+  assert_true(td_model_use_mtp(model));
+  assert_int_equal(td_dev_open(&dev, &cpu, &err), TD_OK);
+  if (is_apart) assert_int_equal(td_dev_open(&expert_dev, &cpu, &err), TD_OK);
+  static const int32_t pages[SEQ_PAGES] = {0, 1, 2};
+  int32_t tokens[PROMPT + 1];
+  for (int32_t i = 0; i <= PROMPT; i++)
+    tokens[i] = 3 + 5 * i % 200;
+  const td_engine_opts opts = {.n_pages = SEQ_PAGES,
+                               .page_tokens = ENGINE_PAGE,
+                               .max_step_tokens = PROMPT,
+                               .max_step_seqs = 1,
+                               .has_draft_layer = true,
+                               .max_seq_tokens = SEQ_PAGES * ENGINE_PAGE,
+                               .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
+                               .arena = arena,
+                               .expert_dev = expert_dev};
+  if (td_engine_open(&engine, model, dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  const td_step_seq seq = {.tokens = tokens,
+                           .n_tokens = PROMPT,
+                           .pages = pages,
+                           .n_pages = SEQ_PAGES,
+                           .want = TD_WANT_LAST};
+  const td_draft_seq draft = {.next = tokens + 1, .n_next = PROMPT, .out = guesses};
+  const td_draft_step step = {
+      .of = engine, .seqs = &seq, .drafts = &draft, .n_seqs = 1, .n_drafts = N_GUESSES};
+  assert_int_equal(td_engine_step(engine, &seq, 1, &err), TD_OK);
+  assert_int_equal(td_engine_draft(engine, &step, &err), TD_OK);
+  memcpy(logits, td_engine_logits(engine), td_model_config_of(model)->n_vocab * sizeof *logits);
+  td_engine_close(engine);
+  td_dev_close(expert_dev);
+  td_dev_close(dev);
+}
+
+TEST(the_layer_that_drafts) {
+  char *dir = strdup(golden_dir("deepseek_yarn_mscale"));
+  td_model *model;
+  td_expert_arena *arena;
+  td_err err;
+  int32_t want[N_GUESSES], got[N_GUESSES];
+  atomic_store(&drive_seed, 5);
+  assert_int_equal(td_model_open(&model, dir, &err), TD_OK);
+  const uint32_t n_vocab = td_model_config_of(model)->n_vocab;
+  float *want_logits = malloc(n_vocab * sizeof(float)), *logits = malloc(n_vocab * sizeof(float));
+  guess(want, want_logits, model, NULL, false);
+  td_model_close(model);
+  for (uint32_t i = 0; i < 6; i++) {
+    const int fd = load_weights(dir, i / 2 * 4);
+    assert_int_equal(td_model_open_weights(&model, dir, fd, &err), TD_OK);
+    assert_int_equal(td_expert_arena_open(&arena, model, fd, &odd_drive, &err), TD_OK);
+    guess(got, logits, model, arena, i % 2);
+    assert_memory_equal(got, want, sizeof want);
+    assert_memory_equal(logits, want_logits, n_vocab * sizeof *logits);
+    await_unpinned(arena);
+    td_expert_arena_close(arena);
+    td_model_close(model);
+    close(fd);
+  }
+  free(want_logits);
+  free(logits);
+  free(dir);
+}
+
 // ---- steps that nobody wants
 // ---------------------------------------------------------------------
 
@@ -426,13 +515,7 @@ TEST(an_unwanted_step_is_abandoned) {
     unwanted_from = from;
     keep_long_step(&d.f, got + ENGINE_ROWS * n_vocab); // returns though the drive is stuck
     atomic_store(&is_drive_stuck, false);
-    td_taken_expert all[4] = {{.expert = 0}, {.expert = 1}, {.expert = 2}, {.expert = 3}};
-    while (td_expert_arena_take(d.arena, 0, all, 4, false) <
-           4) { // some are read to, none is pinned
-      td_expert_arena_release(d.arena, all, 4);
-      td_expert_arena_wait(d.arena, td_expert_arena_events(d.arena));
-    }
-    td_expert_arena_release(d.arena, all, 4);
+    await_unpinned(d.arena);
     const unsigned n = atomic_load(&n_reads);
     if (n > from + 2 * UNDER_WAY) fail_msg("%u reads, unwanted from %u of %u on", n, from, n_all);
     unwanted_from = 0;

@@ -29,7 +29,7 @@ struct td_expert_drive {
   td_event *routed;
   drive_group groups[N_QUEUED];
   uint32_t next_group, most_pending;
-  uint32_t *order;       // [n_layers][n_experts], as the files have them
+  uint32_t *order;       // [layers][n_experts], as the files have them
   uint8_t *is_wanted;    // [n_experts]
   td_taken_expert *todo; // [n_experts], of the layer: not taken
   uint32_t n_todo;
@@ -68,7 +68,7 @@ static td_status order_experts(td_expert_drive *d, const td_model_config *c, td_
   const td_expert_places *places = td_expert_arena_places(d->arena);
   file_place *at = calloc(c->n_experts, sizeof *at);
   if (!at) return td_fail(err, TD_ENOMEM, "out of memory: order of experts");
-  for (uint32_t i = 0; i < c->n_layers; i++) {
+  for (uint32_t i = 0; i < places->n_layers; i++) {
     for (uint32_t e = 0; e < c->n_experts; e++) {
       const td_expert_part *p = td_expert_parts(places, i, e);
       at[e] = (file_place){.shard = p->shard, .offset = p->offset, .expert = e};
@@ -85,10 +85,11 @@ static td_status order_experts(td_expert_drive *d, const td_model_config *c, td_
 static td_status alloc_arrays(td_engine *e, td_err *err) {
   td_expert_drive *d = e->drive;
   const size_t n = e->config->n_experts;
+  const size_t n_layers = td_expert_arena_places(d->arena)->n_layers;
   const size_t of_group = n * (3 * sizeof(td_weight) + sizeof(td_taken_expert) + sizeof(int32_t));
   const size_t n_bytes = N_QUEUED * of_group + 3 * n * sizeof(td_taken_expert) +
                          n * (sizeof(int32_t) + 1) + e->opts.max_step_tokens +
-                         e->config->n_layers * n * sizeof(uint32_t);
+                         n_layers * n * sizeof(uint32_t);
   char *at = d->memory = calloc(1, n_bytes);
   if (!at) return td_fail(err, TD_ENOMEM, "out of memory: tables of experts");
 #define TAKE(field, count) (d->field = (void *)at, at += (count) * sizeof *d->field)
@@ -106,7 +107,7 @@ static td_status alloc_arrays(td_engine *e, td_err *err) {
   TAKE(pending, n);
   TAKE(ahead, n);
   TAKE(nobody, n);
-  TAKE(order, e->config->n_layers * n);
+  TAKE(order, n_layers * n);
   TAKE(is_wanted, n);
   TAKE(failed, e->opts.max_step_tokens);
 #undef TAKE
@@ -115,7 +116,7 @@ static td_status alloc_arrays(td_engine *e, td_err *err) {
 
 td_status td_expert_drive_open(td_engine *e, td_err *err) {
   if (!e->opts.arena) return TD_OK;
-  TD_CHECK(!e->opts.n_peers && !e->config->n_draft_layers && !e->opts.n_gpu_expert_layers);
+  TD_CHECK(!e->opts.n_peers && !e->opts.n_gpu_expert_layers);
   td_expert_drive *d = e->drive = calloc(1, sizeof *d);
   if (!d) return td_fail(err, TD_ENOMEM, "out of memory: tables of experts");
   d->arena = e->opts.arena;
@@ -293,7 +294,7 @@ static void read_ahead(td_engine *e, uint32_t layer_idx) {
   uint32_t next = layer_idx + 1;
   while (next < e->config->n_layers && !td_model_is_moe(e->config, next))
     next++;
-  if (next == e->config->n_layers) return;
+  if (next >= e->config->n_layers) return;
   if (d->n_ahead && d->ahead_layer != next) release_ahead(d);
   d->ahead_layer = next;
   if (d->n_pending + d->n_ahead >= d->most_pending || d->n_ahead == n) return;
@@ -406,6 +407,7 @@ void td_expert_drive_fail_missing(td_engine *e, const td_taken_expert *taken, ui
 void td_expert_drive_begin_step(td_engine *e) {
   td_expert_drive *d = e->drive;
   if (!d) return;
+  e->step.is_abandoned = false;
   if (d->has_failed) memset(d->failed, 0, e->opts.max_step_tokens * sizeof *d->failed);
   d->has_failed = false;
 }
