@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/calls/harmony.h"
 #include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/str.h"
@@ -348,99 +349,108 @@ static td_status take_call(td_output_parser *p, const source *s, td_output_part 
 
 // ---- Harmony ------------------------------------------------------------------------------------
 
-#define MESSAGE   "<|message|>"
-#define CHANNEL   "<|channel|>"
-#define FUNCTIONS "functions."
+enum { MAX_HEADER = 1024 }; // bytes; what is longer is text
 
 // The marker that ends a message. p->scan stops at it (*n: what it takes of the text; 0: it is the
 // next message's), at a possible prefix of it, or at the end.
 static td_marker_match find_message_end(td_output_parser *p, const source *s, size_t *n) {
-  static const struct {
-    const char *text;
-    bool begins_next;
-  } marks[] = {{"<|end|>", false},
-               {"<|call|>", false},
-               {"<|return|>", false},
-               {"<|start|>", true},
-               {CHANNEL, true}};
   for (; p->scan < s->len; p->scan++) {
+    td_harmony_mark mark = TD_HARMONY_END;
     if (s->text[p->scan] != '<') continue;
-    for (size_t i = 0; i < TD_COUNT(marks); i++) {
-      td_marker_match match = td_marker_at(marks[i].text, s->text, p->scan, s->len);
-      if (match == TD_MARKER_NONE || (match == TD_MARKER_CUT && s->is_final)) continue;
-      *n = marks[i].begins_next ? 0 : strlen(marks[i].text);
-      return match;
-    }
+    const td_marker_match match = td_harmony_mark_at(s->text, p->scan, s->len, &mark, n);
+    if (match == TD_MARKER_NONE || (match == TD_MARKER_CUT && s->is_final)) continue;
+    if (mark == TD_HARMONY_CONSTRAIN || mark == TD_HARMONY_MESSAGE) continue;
+    if (mark != TD_HARMONY_END) *n = 0;
+    return match;
   }
   return TD_MARKER_NONE;
 }
 
-// The recipient that the header names, without the namespace of functions; NULL: none.
-static char *recipient_of(const char *header, size_t len) {
-  static const char to[] = "to=";
-  const char *at = memmem(header, len, to, strlen(to));
-  if (!at) return NULL;
-  at += strlen(to);
-  size_t n = 0;
-  const size_t left = len - (size_t)(at - header);
-  while (n < left && at[n] && !td_is_space(at[n]) && at[n] != '<')
-    n++;
-  const size_t skip = strlen(FUNCTIONS);
-  const bool is_function = n > skip && memcmp(at, FUNCTIONS, skip) == 0;
-  return is_function ? strndup(at + skip, n - skip) : n ? strndup(at, n) : NULL;
+static td_harmony_header header_to(const td_output_parser *p, const source *s, size_t end) {
+  return td_harmony_header_read(s->text, p->at, end, p->params);
 }
 
-static bool is_thought(const char *header, size_t len) {
-  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
-    const td_output_form *form = &td_output_forms[i];
-    if (form->final_begin && memmem(header, len, form->think_begin, strlen(form->think_begin)))
-      return true;
+// What a marker within a header is: the end of the header, another part of it (MARKER_NONE), or
+// not known yet. A marker of a message is doubled, or its header is, if another of them follows.
+static td_marker_match ends_header(const td_output_parser *p, const source *s, size_t *n) {
+  td_harmony_mark mark, next;
+  size_t n_next;
+  const size_t at = p->scan;
+  td_marker_match match = td_harmony_mark_at(s->text, at, s->len, &mark, n);
+  if (match != TD_MARKER_WHOLE) return s->is_final ? TD_MARKER_NONE : match;
+  if (mark == TD_HARMONY_MESSAGE) {
+    match = td_harmony_mark_at(s->text, at + *n, s->len, &next, &n_next);
+    if (!s->is_final && (match == TD_MARKER_CUT || at + *n == s->len)) return TD_MARKER_CUT;
+    const bool is_more = match == TD_MARKER_WHOLE &&
+                         (next == TD_HARMONY_MESSAGE || next == TD_HARMONY_CHANNEL);
+    return is_more ? TD_MARKER_NONE : TD_MARKER_WHOLE;
   }
-  return false;
+  *n = 0;
+  if (mark == TD_HARMONY_END) return TD_MARKER_WHOLE;
+  return mark != TD_HARMONY_CONSTRAIN && at > p->at && header_to(p, s, at).text < at
+             ? TD_MARKER_WHOLE
+             : TD_MARKER_NONE;
 }
 
-static bool begins_header(const td_output_parser *p, const source *s) {
-  // The prompt ends in <|start|>assistant, which a recipient may follow.
-  static const char *const begins[] = {"<|start|>", CHANNEL, ("to=" FUNCTIONS)};
-  for (size_t i = 0; i < TD_COUNT(begins); i++)
-    if (td_marker_at(begins[i], s->text, p->at, s->len) != TD_MARKER_NONE) return true;
-  return false;
+// Finds the end of the header at p->at, which is p->scan then: a marker of *n bytes, or of none
+// where the message's own is missing.
+static td_marker_match find_header_end(td_output_parser *p, const source *s, size_t *n) {
+  bool has_brace = memchr(s->text + p->at, '{', p->scan - p->at) != NULL;
+  for (; p->scan < s->len; p->scan++) {
+    const char c = s->text[p->scan];
+    *n = 0;
+    if (p->scan - p->at > MAX_HEADER) return TD_MARKER_WHOLE;
+    if (c == '{' && !has_brace) {
+      const td_harmony_header h = header_to(p, s, p->scan);
+      if (h.name[0] && h.text == p->scan) return TD_MARKER_WHOLE;
+      has_brace = true;
+    }
+    const td_marker_match match = c == '<' ? ends_header(p, s, n) : TD_MARKER_NONE;
+    if (match != TD_MARKER_NONE) return match;
+  }
+  *n = 0;
+  return s->is_final ? TD_MARKER_WHOLE : TD_MARKER_CUT;
 }
 
-// Reads a message's header, from p->at to <|message|>. Text without any is content.
+// Reads a message's header, from p->at to <|message|>. Text without any is content, and so is what
+// stands in place of a message.
 static td_status take_message_header(td_output_parser *p, const source *s, outcome *o,
                                      td_err *err) {
-  *o = MORE;
+  size_t n;
+  *o = WAIT;
   skip_space(p, s);
   if (p->scan < p->at) p->scan = p->at;
-  if (p->at < s->len && !begins_header(p, s)) {
+  if (p->at == s->len) return TD_OK;
+  const td_marker_match begins = td_harmony_begins_at(s->text, p->at, s->len);
+  const bool is_marker = s->text[p->at] == '<' && s->len - p->at > 1 && s->end == TD_TEXT_CUT;
+  if (begins == TD_MARKER_CUT && (!s->is_final || is_marker)) return TD_OK;
+  if (begins != TD_MARKER_WHOLE) {
     enter(p, TD_PARTS_CONTENT, p->at);
+    *o = MORE;
     return TD_OK;
   }
-  const size_t n = strlen(MESSAGE);
-  const char *found = memmem(s->text + p->scan, s->len - p->scan, MESSAGE, n);
-  if (!found) {
-    p->scan = s->len - p->at > n ? s->len - n : p->at;
-    *o = WAIT;
+  if (find_header_end(p, s, &n) == TD_MARKER_CUT) return TD_OK;
+  const td_harmony_header h = header_to(p, s, p->scan);
+  const bool is_cut = p->scan == s->len && s->end == TD_TEXT_CUT;
+  // Without the marker, text that the header does not account for is the message.
+  const size_t body = n ? p->scan + n : h.text;
+  const bool is_call = p->parse_tool_calls && h.name[0] && (n || h.text == p->scan);
+  *o = MORE;
+  if (!is_call || !td_tool_params_may_call(p->params, h.name)) {
+    enter(p, h.is_thought ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
     return TD_OK;
   }
-  const char *header = s->text + p->at;
-  const size_t len = (size_t)(found - header), body = p->at + len + n;
-  char *name = p->parse_tool_calls ? recipient_of(header, len) : NULL;
-  if (!name || !td_tool_params_may_call(p->params, name)) {
-    free(name);
-    enter(p, is_thought(header, len) ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
+  if (is_cut) { // the beginning of a call
+    enter(p, TD_PARTS_DONE, s->len);
     return TD_OK;
   }
-  p->back_at = body;
-  td_status st = begin_call(p, 0, body, err);
-  if (st != TD_OK) {
-    free(name);
-    return st;
-  }
-  enter(p, TD_PARTS_CALL, body);
-  p->calls[p->n_calls].name = name;
-  return TD_OK;
+  const size_t at = h.next < p->scan ? h.next : body;
+  p->back_at = at;
+  td_status st = begin_call(p, 0, at, err);
+  if (st != TD_OK) return st;
+  enter(p, TD_PARTS_CALL, at);
+  p->calls[p->n_calls].name = strdup(h.name);
+  return p->calls[p->n_calls].name ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for a call");
 }
 
 static outcome take_message(td_output_parser *p, const source *s, td_output_part *part) {
@@ -460,6 +470,8 @@ static td_status take_arguments(td_output_parser *p, const source *s, td_output_
                                 outcome *o, td_err *err) {
   size_t n = 0;
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
+  if (!call->arguments.len) skip_space(p, s);
+  if (p->scan < p->at) p->scan = p->at;
   const td_marker_match match = find_message_end(p, s, &n);
   td_buf_add(&call->arguments, s->text + p->at, p->scan - p->at);
   p->at = p->scan;

@@ -27,7 +27,9 @@
 // gpt-oss writes messages of the Harmony format instead, once is_harmony is set:
 //   <|start|>assistant<|channel|>CHANNEL to=functions.N <|constrain|>json<|message|>TEXT<|end|>
 // A message with a recipient is a call, of the channel analysis reasoning, of any other content.
-// A message also ends with <|call|> or <|return|>, or where the next one begins.
+// A message also ends with <|call|> or <|return|>, or where the next one begins. Parts of a header
+// may be missing, doubled, or in another order; where <|message|> is missing, a call's arguments
+// begin at their brace, and other text at the first word that is no part of a header.
 //
 // Arguments may be an object, a string that holds one, empty, null or absent ({}). Markers that
 // models tend to omit may be missing. Anything that turns out not to be a call is emitted as text.

@@ -499,12 +499,16 @@ def test_run_tells_thoughts_apart(tandem_bin, tmp_path):
     assert done.stdout == "Yes, it is.\n"
 
 
-# The name of the script is in the template, which makes it one of the Harmony format.
 HARMONY = {
     "channel": [
         *("<|start|>", "assistant<|channel|>analysis", "<|message|>", "So it is."),
         '<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"a": 1}',
-    ]
+    ],
+    # The thought's marker is missing, the call's header is doubled and has no marker either.
+    "garbled": [
+        *("<|channel|>", "analysis", " So it is.", "<|end|>", "<|channel|>commentary to=functions.f"),
+        *("<|channel|>commentary to=functions.functions.f ", "<|constrain|>", "json", '{"a": 1}'),
+    ],
 }
 
 
@@ -545,10 +549,12 @@ def test_thoughts_are_known_everywhere(tandem_bin, tmp_path, family):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_channels_of_harmony(tandem_bin, tmp_path, stream):
-    write_model(tmp_path / "scripted", HARMONY, ("<|start|>", "<|message|>"))
+@pytest.mark.parametrize("script", HARMONY)
+def test_channels_of_harmony(tandem_bin, tmp_path, script, stream):
+    said = {script: HARMONY[script]}
+    write_model(tmp_path / "scripted", said, ("<|start|>", "<|message|>"), template=SAY + "{# <|channel|> #}")
     server = Server(tandem_bin, tmp_path / "scripted")
-    body = {"messages": [{"role": "user", "content": "channel"}], "temperature": 0, "tools": TOOLS}
+    body = {"messages": [{"role": "user", "content": script}], "temperature": 0, "tools": TOOLS}
     try:
         answer = httpx.post(server.url + "/v1/chat/completions", json=body | {"stream": stream})
     finally:

@@ -162,6 +162,95 @@ TEST(messages_of_harmony_are_told_apart) {
             "[f {}]");
 }
 
+// What gpt-oss does to headers.
+TEST(headers_that_models_garble) {
+#define H_CALL   "<|channel|>commentary to=functions.t <|constrain|>json<|message|>"
+#define H_ARGS   "{\"i\": 1}"
+#define ONE_CALL "[t " H_ARGS "]"
+  static const char *const calls[] = {
+      "<|channel|>commentary to=functions.t<|channel|>commentary to=functions.t "
+      "<|constrain|>json<|message|>" H_ARGS "<|call|>",
+      "<|channel|>commentary to=functions.t<|message|>" H_CALL H_ARGS "<|call|>",
+      H_CALL "<|message|>" H_ARGS "<|call|>",
+      H_CALL "\n" H_ARGS "<|call|><|call|>",
+      "<|channel|>commentary to=functions.t json<|message|>" H_ARGS,
+      "<|channel|>commentary to=functions.t <|constrain|>json" H_ARGS "<|call|>",
+      "<|channel|>commentary to=t<|message|>" H_ARGS,
+      "<|channel|>commentary to= functions.t<|message|>" H_ARGS,
+      "<|channel|>commentary functions.t <|message|>" H_ARGS,
+      "<|channel|>commentaryto=functions.t<|message|>" H_ARGS,
+      "<|channel|>commentary to=functions.functions.t code<|message|>" H_ARGS,
+      "<|channel|>commentary to=functions.<|channel|>commentary to=functions.t<|message|>" H_ARGS,
+      "<|channel|>thoughts to=functions.t<|message|>" H_ARGS,
+      "<|channel|>analysis to=functions.t code<|message|>" H_ARGS "<|call|>",
+      "<|start|>assistant to=functions.t<|channel|>commentary<|message|>" H_ARGS,
+      "<|start|><|start|>assistant<|start|>assistant" H_CALL H_ARGS "<|call|>",
+      "assistant" H_CALL H_ARGS "<|call|>",
+      "assistant to=functions.t<|channel|>commentary json<|message|>" H_ARGS,
+      "commentary to=functions.t <|constrain|>json<|message|>" H_ARGS,
+      " to=t<|channel|>commentary<|message|>" H_ARGS,
+      "to=functions.t" H_ARGS,
+      "<|constrain|>json<|message|>" H_CALL H_ARGS,
+  };
+  for (size_t i = 0; i < TD_COUNT(calls); i++)
+    check_harmony(calls[i], "", "", ONE_CALL);
+  check_harmony(H_THINK "so<|end|>assistant" H_CALL H_ARGS "<|call|>", "so", "", ONE_CALL);
+  check_harmony(H_THINK "so<|end|>" H_CALL H_ARGS "<|call|>assistant" H_CALL "{}", "so", "",
+                ONE_CALL "[t {}]");
+  check_harmony("<|channel|>commentary to=functions.t<|call|>", "", "", "[t {}]");
+  check_harmony("<|channel|>commentary to=functions.t", "", "", "[t {}]");
+  check_harmony("<|channel|>commentary to=functions.t<|message|>" H_SAY "b", "", "b", "[t {}]");
+  // An unknown channel, and text where the message's marker is missing, are text.
+  check_harmony("<|channel|>thoughts<|message|>a<|end|>", "", "a", "");
+  check_harmony("<|channel|>final Hi {a} <b><|return|>", "", "Hi {a} <b>", "");
+  check_harmony("<|channel|>analysis so it" H_NEXT H_SAY "b", "so it", "b", "");
+  check_harmony("<|channel|>analysis so<|channel|>final<|message|>b", "so", "b", "");
+  check_harmony("<|channel|>commentary to=functions.t oh<|end|>", "", "oh", "");
+  check_harmony("<|channel|>analysis<|channel|>final<|message|>b", "", "b", "");
+  check_harmony("<|channel|> analysis<|message|>so" H_NEXT H_SAY "b", "so", "b", "");
+  check_harmony("final words to=functions", "", "final words to=functions", "");
+  check_harmony("assistant", "", "assistant", "");
+  check_harmony("<", "", "<", "");
+  // A tool's answer that the model makes up is no call.
+  check_harmony("<|start|>functions.t to=assistant<|channel|>commentary<|message|>" H_ARGS, "",
+                H_ARGS, "");
+  const how cut = {.parse_tool_calls = true, .is_harmony = true, .is_cut = true};
+  check_how("<|channel|>commentary to=functions.t", cut, "", "", "");
+  check_how("<|channel|>final Hi", cut, "", "Hi", "");
+}
+
+// Every part of a header left out, and one written twice: a whole call or text, never neither.
+TEST(parts_of_headers_that_are_left_out) {
+  static const char *const orders[][8] = {
+      {"<|start|>", "assistant", " to=", "functions.", "t", "<|channel|>commentary",
+       " <|constrain|>json", "<|message|>"},
+      {"<|start|>assistant", "<|channel|>", "commentary", " to=", "functions.t", "<|constrain|>",
+       "json", "<|message|>"}};
+  for (unsigned i = 0; i < 2 * 256 * 9; i++) {
+    const unsigned left = i % 256, twice = i / 256 % 9;
+    td_buf text = TD_BUF_INIT;
+    for (unsigned k = 0; k < 8; k++)
+      for (unsigned n = (left >> k & 1) * (1 + (k == twice)); n > 0; n--)
+        td_buf_str(&text, orders[i / (256 * 9)][k]);
+    td_buf_str(&text, H_ARGS "<|call|>");
+    const how h = {.parse_tool_calls = true, .is_harmony = true};
+    outcome whole = tell_apart(td_buf_text(&text), text.len + 1, h);
+    const char *calls = td_buf_text(&whole.calls);
+    const bool is_text = strstr(td_buf_text(&whole.content), H_ARGS) != NULL;
+    const bool is_call = strstr(calls, H_ARGS "]") && !strstr(calls, "...");
+    if (is_text == is_call) fprintf(stderr, "%s\n", td_buf_text(&text));
+    assert_true(is_text ? !calls[0] : is_call);
+    // One part that is missing or doubled leaves no doubt, but for what says that it is a call.
+    const bool is_one = (left == 255) != (twice == 8 && !(~left & (~left - 1)) && left != 255);
+    const bool says_so = i / (256 * 9) ? (left & 24) == 24 : (left & 20) == 20;
+    if (is_one && says_so) assert_true(is_call);
+    check_how(td_buf_text(&text), h, td_buf_text(&whole.reasoning), td_buf_text(&whole.content),
+              calls);
+    outcome_free(&whole);
+    td_buf_free(&text);
+  }
+}
+
 TEST(plain_text_is_content) {
   check_parts("", false, true, "", "", "");
   check_parts(" Hello,\n 1 < 2 <b> ", false, true, "", " Hello,\n 1 < 2 <b> ", "");

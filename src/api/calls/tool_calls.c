@@ -233,9 +233,7 @@ static size_t without_id(const char *name, size_t len, int way) {
   return n < len && strchr(":#._-", name[n - 1]) ? n - 1 : len;
 }
 
-// Finds the tool of those offered that name means, with an id before or behind it. Without one of
-// that name only what the model's form puts around names is removed.
-static void match_name(const reading *x, char *name) {
+bool td_call_match_name(const td_tool_params *params, bool has_ids, char *name) {
   static const char prefix[] = "functions";
   const size_t n = sizeof prefix - 1;
   char tried[TD_CALL_MAX_NAME + 1];
@@ -247,12 +245,13 @@ static void match_name(const reading *x, char *name) {
     const size_t n_tried = without_id(from, strlen(from), k / 2);
     memcpy(tried, from, n_tried);
     tried[n_tried] = '\0';
-    if (!td_tool_params_has_tool(x->r->params, tried)) continue;
+    if (!td_tool_params_has_tool(params, tried)) continue;
     memcpy(name, tried, n_tried + 1);
-    return;
+    return true;
   }
   if (has_prefix && name[n] == '.') memmove(name, name + n + 1, strlen(name + n));
-  if (x->form->has_ids && has_index(name, strlen(name))) *strrchr(name, ':') = '\0';
+  if (has_ids && has_index(name, strlen(name))) *strrchr(name, ':') = '\0';
+  return false;
 }
 
 // Kimi writes functions.NAME:INDEX, which is also the id; parts of it may be missing. Mistral
@@ -271,7 +270,7 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
   if (len == 0 || len > TD_CALL_MAX_NAME || memchr(text, '\0', len)) return NONE;
   memcpy(name, text, len);
   name[len] = '\0';
-  match_name(x, name);
+  td_call_match_name(x->r->params, form_of(x)->has_ids, name);
   if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
   // Markup and blanks are of no name, but of text that looks like a call.
   if (strpbrk(name, "<> \t\r\n") && !td_tool_params_has_tool(x->r->params, name)) return NONE;

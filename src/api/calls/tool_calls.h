@@ -8,6 +8,7 @@
 #include "base/status.h"
 
 #define TD_CALL_ID_BYTES 96
+#define TD_CALL_MAX_NAME 256 // bytes
 
 typedef struct {
   char id[TD_CALL_ID_BYTES];

@@ -3,8 +3,7 @@
 
 #include "api/calls/tool_calls.h"
 
-#define TD_CALL_MAX_NAME 256 // bytes
-#define TD_CALL_MAX_KEY  64
+#define TD_CALL_MAX_KEY 64
 
 // Markers around a call's name and arguments, each argument an element of its own. NULL: not used.
 typedef struct {
@@ -87,6 +86,10 @@ bool td_call_skip_space(td_call_reading *x);
 // Sets the name without the model's prefix, and the id if the text holds one. NONE: there is no
 // name.
 td_call_outcome td_call_set_name(td_call_reading *x, const char *text, size_t len);
+
+// Makes name that of the tool offered which it means, with an id before or behind it. Without one
+// (false) only what the model's form puts around names is removed.
+bool td_call_match_name(const td_tool_params *params, bool has_ids, char *name);
 
 // Whether text[at..len) begins with a marker. WAIT: it may. NULL: there is none.
 td_call_outcome td_call_at(const td_call_reading *x, const char *marker, size_t at);
