@@ -250,13 +250,22 @@ static void add_nodes(td_buf *out, const setup *s, const work *w, const td_plan_
                 100 * t->busy_s[TD_LIMIT_NODES] / t->seconds, one_s / t->seconds);
 }
 
+// Without a card that holds them.
+static uint64_t host_kv_bytes(const setup *s) {
+  return td_engine_kv_bytes(s->load.config, s->load.kv_dtype,
+                            td_plan_load_ctx(&s->load) * s->load.n_seqs);
+}
+
 static void add_memory(td_buf *out, const setup *s) {
   const double experts = (double)td_plan_load_expert_bytes(&s->load);
   const double other = (double)s->load.other_bytes;
   const td_card_plan *card = card_of(s);
   const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts);
   const double rows = card ? (double)card->ngram_bytes : 0;
+  const uint32_t n_kv = td_plan_load_ctx(&s->load) * s->load.n_seqs;
+  const double kv = card ? 0 : (double)host_kv_bytes(s);
   td_buf_printf(out, "memory        %s of weights", td_size(host).text);
+  if (!card) td_buf_printf(out, ", %s for keys and values of %u tokens", td_size(kv).text, n_kv);
   if (rows > 0) td_buf_printf(out, " and %s for rows of n-grams", td_size(rows).text);
   td_buf_printf(out, " in the CPU's %.0f GiB", td_gib(s->rig.memory_bytes));
   const td_drive_plan drive = drive_of(s);
@@ -265,7 +274,7 @@ static void add_memory(td_buf *out, const setup *s) {
                   ", which hold %.0f %% of the experts; about %.0f %% of a token's are found there "
                   "(assumed), others come from the drive at %.1f GB/s",
                   100 * drive.share, 100 * drive.hit_rate, s->rig.drive_gbps);
-  } else if (1.1 * (host + rows) > (double)s->rig.memory_bytes) {
+  } else if (1.1 * (host + rows) + kv > (double)s->rig.memory_bytes) {
     td_buf_str(out, ": they do not fit, and would be read from a drive, which a machine's file may "
                     "have (drive_gbps); figures are as if they did");
   }
@@ -282,7 +291,13 @@ static void add_memory(td_buf *out, const setup *s) {
   if (card->experts_stream)
     td_buf_printf(out, ", %s to stream others through", td_size(card->memory.stream_bytes).text);
   if (card->drafts.bytes) td_buf_printf(out, ", %s for drafts", td_size(card->drafts.bytes).text);
-  td_buf_printf(out, ", keys and values of %u tokens\n", card->kv_tokens);
+  if (card->kv_tokens) {
+    td_buf_printf(out, ", %s for keys and values of %u tokens\n", td_size(card->kv_bytes).text,
+                  card->kv_tokens);
+  } else {
+    td_buf_printf(out, "; keys and values of %u tokens do not fit: a smaller --ctx-size may\n",
+                  td_plan_load_ctx(&s->load));
+  }
   if (s->rig.n_gpus == 1 && card->long_steps.prefill_chunk) {
     td_buf_printf(
         out,
@@ -336,10 +351,20 @@ static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
   add_drafts(out, s, n_seqs, t.seconds);
 }
 
+// KV pages are for the requests that are planned.
+static uint32_t most_requests(const td_plan_opts *opts) {
+  int32_t most = 1;
+  for (uint32_t i = 0; i < opts->batches.n; i++)
+    if (opts->batches.values[i] > most) most = opts->batches.values[i];
+  return (uint32_t)most;
+}
+
 static setup setup_of(const td_model *model, const td_rig *rig, const td_plan_opts *opts) {
   setup s = {.load = td_plan_load_of(model), .rig = *rig, .opts = opts};
   s.load.activations = opts->activations;
   s.load.kv_dtype = opts->kv_dtype;
+  s.load.ctx_size = opts->ctx_size;
+  s.load.n_seqs = most_requests(opts);
   divide(&s);
   return s;
 }
@@ -504,6 +529,8 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_int(w, "weight_bytes", (int64_t)stats.bytes);
   td_jw_int(w, "expert_bytes", (int64_t)stats.expert_bytes);
   td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
+  td_jw_int(w, "ctx_size", td_plan_load_ctx(&s.load));
+  if (!s.card.fits) td_jw_int(w, "kv_bytes", (int64_t)host_kv_bytes(&s));
   td_jw_double(w, "read_gbps", rig->read_gbps);
   td_jw_double(w, "gflops", rig->gflops);
   const td_drive_plan drive = drive_of(&s);
@@ -544,6 +571,10 @@ static td_status open_model(td_model **out, const td_options *o, td_err *err) {
   td_status st = td_cmd_need_model(o, err);
   if (st != TD_OK) return st;
   const td_shape_file *shape = td_shape_find(o->model);
+  const char *meant = shape || td_file_exists(o->model) ? NULL : td_shape_closest(o->model);
+  if (meant)
+    return td_fail(err, TD_EINVAL, "%s: neither a file nor a known model; did you mean %s?",
+                   o->model, meant);
   if (!shape || td_file_exists(o->model)) return td_model_open_shapes(out, o->model, err);
   size_t n;
   const td_format *formats = td_formats(&n);
@@ -569,6 +600,7 @@ int td_cmd_plan(const td_options *o) {
   td_plan_opts opts = {.prompts = o->bench_prompt,
                        .batches = o->bench_batch,
                        .depth = (uint32_t)o->plan_depth,
+                       .ctx_size = (uint32_t)o->ctx_size,
                        .hit_rate = o->hit_rate,
                        .acceptance = o->acceptance,
                        .activations = o->activations,
@@ -578,6 +610,9 @@ int td_cmd_plan(const td_options *o) {
   td_model *model = NULL;
   td_status st = td_expert_cache_parse(&opts.cache, o->expert_cache, &err);
   if (st == TD_OK) st = open_model(&model, o, &err);
+  if (st == TD_OK && opts.ctx_size > td_model_config_of(model)->max_position)
+    st = td_fail(&err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",
+                 opts.ctx_size, td_model_config_of(model)->max_position);
   if (st == TD_OK) st = td_attn_check_kv(td_model_config_of(model), opts.kv_dtype, &err);
   if (st == TD_OK) st = td_rig_open(&rig, o->machine, model, (unsigned)o->threads, &err);
   if (st == TD_OK) st = check_a8(&rig, opts.activations, &err);

@@ -13,6 +13,7 @@ typedef struct {
   td_expert_cache_size cache; // of experts, on a card
   td_activations activations; // in 8 bits they have a rate of their own
   td_dtype kv_dtype;          // of --kv-dtype
+  uint32_t ctx_size;          // of each request; 0: the model's, within memory
   bool is_short;              // text without what limits a speed and what drafts do
 } td_plan_opts;
 extern const td_plan_opts td_plan_usual;

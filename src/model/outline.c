@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "model/families/family.h"
+#include "options/closest.h"
 
 enum { MAX_DEPTH = 8 };
 
@@ -18,6 +19,13 @@ const td_shape_file *td_shape_find(const char *name) {
   for (const td_shape_file *f = td_shape_files; f->name; f++)
     if (!strcasecmp(f->name, name)) return f;
   return NULL;
+}
+
+const char *td_shape_closest(const char *name) {
+  td_closest closest = {.word = name, .len = strlen(name)};
+  for (const td_shape_file *f = td_shape_files; f->name; f++)
+    td_closest_try(&closest, f->name);
+  return closest.best;
 }
 
 static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const td_format *f) {

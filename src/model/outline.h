@@ -15,6 +15,8 @@ extern const td_shape_file td_shape_files[]; // the last has no name
 
 // NULL: unknown. Upper and lower case are alike, and so is what is before a slash.
 const td_shape_file *td_shape_find(const char *name);
+// The name of the known model that a mistyped name may mean; NULL: none is close.
+const char *td_shape_closest(const char *name);
 
 // A model of that shape whose matrices have sizes and a format, but no data. Embedding, head and
 // routers are BF16; with 4-bit floats all but the routed experts is, as gpt-oss is published.

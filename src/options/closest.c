@@ -1,12 +1,19 @@
 // src/options/closest.c - edit distance with swapped neighbours (optimal string alignment).
 #include "options/closest.h"
 
+#include <ctype.h>
+#include <stdbool.h>
 #include <string.h>
 
 enum { MAX_WORD = 32 };
 
 static size_t least(size_t a, size_t b) {
   return a < b ? a : b;
+}
+
+// Letters in either case are the same.
+static bool is_same(char a, char b) {
+  return tolower((unsigned char)a) == tolower((unsigned char)b);
 }
 
 static size_t count_edits(const char *a, size_t n_a, const char *b, size_t n_b) {
@@ -20,8 +27,8 @@ static size_t count_edits(const char *a, size_t n_a, const char *b, size_t n_b) 
         row[j] = j;
         continue;
       }
-      row[j] = least(above[j - 1] + (a[i - 1] != b[j - 1]), 1 + least(above[j], row[j - 1]));
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+      row[j] = least(above[j - 1] + !is_same(a[i - 1], b[j - 1]), 1 + least(above[j], row[j - 1]));
+      if (i > 1 && j > 1 && is_same(a[i - 1], b[j - 2]) && is_same(a[i - 2], b[j - 1]))
         row[j] = least(row[j], above2[j - 2] + 1);
     }
   }

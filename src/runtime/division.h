@@ -10,6 +10,9 @@
 typedef struct {
   const td_model_config *config;
   td_dtype kv_dtype; // of --kv-dtype, which the caller sets; TD_F32 to begin with
+  // For predict.h, which the caller sets: of a context, 0: chosen; requests whose contexts have KV
+  // pages, 0: TD_PLAN_SEQS.
+  uint32_t ctx_size, n_seqs;
   uint64_t active_params;
   td_activations activations; // which the caller sets; at first TD_ACTIVATIONS_AUTO
   // What a card computes in 8 bits, by the activations that ask for it: of the active parameters

@@ -23,7 +23,8 @@ static void plan_kv(td_card_plan *out, const td_plan_load *load, uint64_t free_b
   td_kv_need need = {.max_position = c->max_position,
                      .weight_bytes = held_bytes,
                      .available_bytes = free_bytes,
-                     .max_batch = TD_PLAN_SEQS,
+                     .ctx_size = load->ctx_size,
+                     .max_batch = load->n_seqs ? load->n_seqs : TD_PLAN_SEQS,
                      .is_device = true};
   td_kv_layout_to_need(&layout, &need);
   td_kv_plan plan;
@@ -48,6 +49,12 @@ double td_drive_hit_rate(double share) {
   return pow(share, 0.35);
 }
 
+uint32_t td_plan_load_ctx(const td_plan_load *load) {
+  const uint32_t most = load->config->max_position;
+  if (load->ctx_size) return load->ctx_size;
+  return most < TD_KV_DEFAULT_CTX ? most : TD_KV_DEFAULT_CTX;
+}
+
 td_drive_plan td_drive_plan_of(const td_plan_load *load, const td_rig *rig, uint32_t n_cards) {
   const td_model_config *c = load->config;
   const uint64_t experts = td_plan_load_expert_bytes(load);
@@ -55,7 +62,7 @@ td_drive_plan td_drive_plan_of(const td_plan_load *load, const td_rig *rig, uint
   td_drive_plan d = {.is_needed = experts > 0 && 1.1 * needed > (double)rig->memory_bytes,
                      .prefill_chunk = td_engine_prefill_chunk(c)};
   if (!d.is_needed || rig->drive_gbps <= 0) return d;
-  const uint32_t n_ctx = c->max_position < TD_KV_DEFAULT_CTX ? c->max_position : TD_KV_DEFAULT_CTX;
+  const uint32_t n_ctx = td_plan_load_ctx(load);
   td_weights_need need = {.mode = TD_WEIGHTS_STREAM,
                           .placement = {.is_discrete = n_cards > 0, .experts_on_cpu = n_cards > 0},
                           .file_bytes = load->other_bytes + experts,
@@ -92,6 +99,7 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                        .n_gpus = 1,
                        .act_dtype = TD_BF16,
                        .adds_f16 = rig->gpu.f16.tflops > 0,
+                       .ctx_size = load->ctx_size,
                        .role = rig->n_gpus == 1 ? TD_ROLE_BOTH : TD_ROLE_PREFILL,
                        .keeps_layers = true,
                        .has_drive = has_drive,
@@ -99,8 +107,8 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
   if (!has_drive) wish.cache = *cache;
   td_card_plan plan = {.fits = wish.free_bytes >= load->other_bytes + TD_KV_DEVICE_SPARE};
   plan.experts_stream = expert_bytes &&
-                        !td_gpu_holds_all(wish.free_bytes, load->other_bytes + expert_bytes, 0,
-                                          load->kv_dtype, c);
+                        !td_gpu_holds_all(wish.free_bytes, load->other_bytes + expert_bytes,
+                                          load->ctx_size, load->kv_dtype, c);
   wish.streams_experts = plan.experts_stream;
   const td_division d = td_divide(load, &wish);
   plan.drafts = d.drafts;

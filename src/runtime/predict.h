@@ -19,6 +19,8 @@ typedef struct {
   uint32_t prefill_chunk; // of the CPU alone
 } td_drive_plan;
 
+// Tokens of a context: the load's, or as kv/plan.h chooses it where memory is no limit.
+uint32_t td_plan_load_ctx(const td_plan_load *load);
 // How many of a token's experts are found in memory that holds this share of all.
 double td_drive_hit_rate(double share);
 // n_cards: 0: the CPU alone.
@@ -35,7 +37,7 @@ typedef struct {
   td_gpu_plan memory;
   td_gpu_pair pair;                 // of two cards of the kind
   uint64_t weight_bytes, own_bytes; // in the card's memory: no routed experts; routed experts
-  // KV pages in what is left, for as many requests as `serve` decodes by default. Two of these
+  // KV pages in what is left, for the load's n_seqs; 0: not even one context fits. Two of these
   // cards, one for prefill and one for decode, both hold them.
   uint64_t kv_bytes;
   uint32_t kv_tokens;

@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/numa.h"
+#include "options/closest.h"
 
 enum { MAX_BYTES = 1 << 20, MAX_DEPTH = 4, MAX_GPUS = 8 };
 #define GIB     ((double)(1 << 30))
@@ -139,10 +140,15 @@ static const td_rig_file *find(const td_rig_file *files, const char *name, size_
 static td_status unknown(const char *what, size_t len, const char *name, const char *is_none_of,
                          const td_rig_file *files, td_err *err) {
   td_buf known = TD_BUF_INIT;
-  for (const td_rig_file *f = files; f->name; f++)
+  td_closest closest = {.word = name, .len = len};
+  for (const td_rig_file *f = files; f->name; f++) {
     td_buf_printf(&known, "%s%s", f == files ? "" : ", ", f->name);
-  td_status st = td_fail(err, TD_EINVAL, "--machine: %.*s is %s: %s%s", (int)len, name, is_none_of,
-                         what, td_buf_text(&known));
+    td_closest_try(&closest, f->name);
+  }
+  const char *best = closest.best;
+  td_status st = td_fail(err, TD_EINVAL, "--machine: %.*s is %s%s%s%s: %s%s", (int)len, name,
+                         is_none_of, best ? "; did you mean " : "", best ? best : "",
+                         best ? "? There are" : "", what, td_buf_text(&known));
   td_buf_free(&known);
   return st;
 }

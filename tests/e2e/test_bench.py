@@ -122,7 +122,7 @@ def test_plan(tandem_bin, tiny_model):
     assert not known["assumed"]
     text = plan(tandem_bin, *options, "--machine", "epyc-9355x2+rtx-5090+rtx-5090").stdout
     assert "machine       2x EPYC 9355" in text and "prompt        512 tokens: " in text
-    assert re.search(r"on the GPU    \d+\.\d\d [MK]iB of weights", text) and "0.00" not in text.split("prompt ")[0], text
+    assert re.search(r"on the GPU    \d+\.\d\d [MK]iB of weights", text) and " 0.00 " not in text.split("prompt ")[0], text
     assert "6400, 2 x RTX 5090: reads 980.0 GB/s, computes 6400 GFLOP/s (assumed)" in text
     assert "GPU           RTX 5090, 32 GiB: 55 GB/s to it" in text
     assert re.search(r"\n  limit       [\w ']+, busy for \d+ % of the time\n  faster      [\d.]+ times with ", text)
@@ -133,6 +133,35 @@ def test_plan(tandem_bin, tiny_model):
     for cards, says in (("rtx-1", "rtx-1 is no known card: rtx-3060, "), ("rtx-3060+rtx-3090", "all alike")):
         wrong = plan(tandem_bin, *options, "--machine", "desktop-64gb+" + cards)
         assert wrong.returncode == 2 and says in wrong.stderr
+
+
+def test_plan_of_a_context(tandem_bin):
+    """Keys and values are for the requests that are planned; longer contexts leave less for experts."""
+    on_card = ["-m", "Qwen3-30B-A3B", "--machine", "epyc-9355x2+rtx-5090", "--json"]
+
+    def gpu(*options):
+        return json.loads(plan(tandem_bin, *on_card, *options).stdout)["gpu"]
+
+    assert gpu()["kv_tokens"] == 32768 and gpu("-b", "1,2")["kv_tokens"] == 65536
+    short, long = gpu("-c", "4096"), gpu("-c", "40960")
+    assert (short["kv_tokens"], long["kv_tokens"]) == (4096, 40960)
+    assert long["kv_bytes"] == 10 * short["kv_bytes"]
+    assert long["resident_bytes"] < short["resident_bytes"]
+    alone = ["-m", "Qwen3-30B-A3B", "--machine", "desktop-64gb"]
+    assert json.loads(plan(tandem_bin, *alone, "-c", "1024", "--json").stdout)["kv_bytes"] == 48 * 2 * 512 * 4 * 1024
+    assert "192.00 MiB for keys and values of 1024 tokens" in plan(tandem_bin, *alone, "-c", "1024").stdout
+    too_long = plan(tandem_bin, *alone, "-c", "1000000")
+    assert too_long.returncode == 2 and "longest context is 40960 tokens" in too_long.stderr
+
+
+def test_plan_of_names_that_are_nearly_right(tandem_bin):
+    for model, machine, meant in (
+        ("qwen3-30b", "desktop-64gb", "Qwen3-30B-A3B"),
+        ("Qwen3-30B-A3B", "desktop-64g", "desktop-64gb"),
+        ("Qwen3-30B-A3B", "desktop-64gb+rtx-4080", "rtx-4090"),
+    ):
+        wrong = plan(tandem_bin, "-m", model, "--machine", machine)
+        assert wrong.returncode == 2 and f"did you mean {meant}?" in wrong.stderr
 
 
 def test_plan_of_drafts_as_the_server_makes_them(tandem_bin):
