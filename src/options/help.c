@@ -1,6 +1,8 @@
 // src/options/help.c - generates --help, wrapped at 80 columns, and the Markdown reference page.
+#include <stdio.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "options/options_impl.h"
 
 enum { WIDTH = 80, HELP_COLUMN = 26 };
@@ -84,13 +86,50 @@ static const struct {
                                 "tandem inspect routing -m DIR -f text.txt"},
 };
 
+// Every command stands in one group; what comes first is used first.
+static const struct {
+  const char *title, *commands; // by their first words
+} command_groups[] = {{"To begin with", "run serve pull list rm recommend plan"},
+                      {"A running server", "ps top stop"},
+                      {"Checkpoints", "inspect quantize"},
+                      {"Speed and quality", "bench eval"}};
+
 static void program_help(td_buf *out) {
   td_buf_str(out, "tandem: large Mixture-of-Experts language models on a machine you own\n\n"
-                  "usage: tandem COMMAND --model DIR [options]\n\n");
-  for (int c = 0; c < TD_N_COMMANDS; c++)
-    td_buf_printf(out, "  %-18s %s\n", td_command_name((td_command)c),
-                  td_command_summary((td_command)c));
+                  "usage: tandem COMMAND --model DIR [options]\n");
+  for (size_t g = 0; g < TD_COUNT(command_groups); g++) {
+    td_buf_printf(out, "\n%s:\n", command_groups[g].title);
+    for (int c = 0; c < TD_N_COMMANDS; c++) {
+      const char *name = td_command_name((td_command)c);
+      char word[32];
+      snprintf(word, sizeof word, "%.*s", (int)strcspn(name, " "), name);
+      if (td_is_word(command_groups[g].commands, word))
+        td_buf_printf(out, "  %-18s %s\n", name, td_command_summary((td_command)c));
+    }
+  }
   td_buf_str(out, "\n`tandem COMMAND --help` lists a command's options.\n");
+}
+
+static bool is_first(const td_option *o) {
+  for (const char *const *name = td_options_first; *name; name++)
+    if (!strcmp(o->name, *name)) return true;
+  return false;
+}
+
+// The options that people change first. False: there are few options, and none was listed.
+static bool add_first(td_buf *out, td_command command) {
+  enum { MANY = 20 };
+  size_t n = 0;
+  for (size_t i = 0; i < td_n_options; i++)
+    n += td_option_table[i].commands >> command & 1;
+  if (n < MANY) return false;
+  td_buf_str(out, "\nMost used:\n");
+  for (const char *const *name = td_options_first; *name; name++)
+    for (size_t i = 0; i < td_n_options; i++) {
+      const td_option *o = &td_option_table[i];
+      if ((o->commands >> command & 1) && !strcmp(o->name, *name)) help_line(out, o);
+    }
+  return true;
 }
 
 void td_options_help(td_buf *out, td_command command) {
@@ -102,11 +141,14 @@ void td_options_help(td_buf *out, td_command command) {
   td_buf_printf(out, "tandem %s: %s\n\nusage: tandem %s%s%s [options]\nexample: %s\n",
                 td_command_name(command), td_command_summary(command), td_command_name(command),
                 *usage ? " " : "", usage, lines[command].example);
-  for (int g = 0; g < N_GROUPS; g++) {
+  const bool has_first = add_first(out, command);
+  for (int k = 1; k <= N_GROUPS; k++) { // general ones last
+    const int g = k % N_GROUPS;
     bool has_title = false;
     for (size_t i = 0; i < td_n_options; i++) {
       const td_option *o = &td_option_table[i];
       if (o->group != (td_option_group)g || !(o->commands >> command & 1)) continue;
+      if (has_first && is_first(o)) continue;
       if (!has_title) td_buf_printf(out, "\n%s:\n", td_option_group_titles[g]);
       has_title = true;
       help_line(out, o);

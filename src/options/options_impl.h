@@ -49,6 +49,9 @@ typedef struct {
 extern const td_option td_option_table[];
 extern const size_t td_n_options;
 extern const char *const td_option_group_titles[N_GROUPS];
+// What people change first: the help of a command with many options begins with them. The last is
+// NULL.
+extern const char *const td_options_first[];
 
 // A former name of an option. It is still accepted, but not shown in the help.
 typedef struct {

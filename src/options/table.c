@@ -62,6 +62,11 @@ const char *const td_option_group_titles[N_GROUPS] = {
     [GROUP_FILES] = "Files",
 };
 
+const char *const td_options_first[] = {
+    "model",     "server",      "prompt",   "file",   "system",       "port",   "host",
+    "api-key",   "ctx-size",    "thinking", "effort", "n-predict",    "device", "weights",
+    "max-batch", "temperature", "machine",  "format", "expert-cache", NULL};
+
 const td_option td_option_table[] = {
     {GROUP_GENERAL, "help", 'h', OPT_FLAG, ALL, AT(help), NO_RANGE, NULL, NULL, "show this help"},
     {GROUP_GENERAL, "config", 0, OPT_STR, ALL, AT(config), NO_RANGE, NULL, "FILE",

@@ -228,11 +228,43 @@ TEST(help_lists_every_command, NULL, teardown) {
   assert_true(parsed.help);
   td_buf text = TD_BUF_INIT;
   td_options_help(&text, TD_N_COMMANDS);
-  td_options_reference(&text);
   for (int c = 0; c < TD_N_COMMANDS; c++) {
-    assert_non_null(strstr(td_buf_text(&text), td_command_name((td_command)c)));
+    char line[128];
+    snprintf(line, sizeof line, "\n  %-18s %s\n", td_command_name((td_command)c),
+             td_command_summary((td_command)c));
+    const char *found = strstr(td_buf_text(&text), line);
+    assert_true(found && !strstr(found + 1, line));
   }
   td_buf_free(&text);
+}
+
+// Long lists begin with what people change first; each option stands once.
+TEST(help_begins_with_what_is_used_most) {
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    td_buf text = TD_BUF_INIT;
+    td_options_help(&text, (td_command)c);
+    for (size_t i = 0; i < td_n_options; i++) {
+      char name[64];
+      const td_option *o = &td_option_table[i];
+      if (!(o->commands >> c & 1)) continue;
+      snprintf(name, sizeof name, o->metavar ? " --%s %s" : " --%s", o->name, o->metavar);
+      unsigned n = 0;
+      for (const char *at = td_buf_text(&text); (at = strstr(at, name)); at++)
+        n += strchr(" \n", at[strlen(name)]) && at[-1] != '`' && (at[-1] == ' ' || at[-1] == ',');
+      if (n != 1) fail_msg("%s: %s stands %u times", td_command_name((td_command)c), name, n);
+    }
+    td_buf_free(&text);
+  }
+  td_buf serve = TD_BUF_INIT;
+  td_options_help(&serve, TD_CMD_SERVE);
+  const char *at = td_buf_text(&serve);
+  static const char *const order[] = {"Most used:",           "--model ", "--port ", "--ctx-size ",
+                                      "Model and placement:", "General:"};
+  for (size_t i = 0; i < TD_COUNT(order); i++) {
+    at = strstr(at, order[i]);
+    assert_non_null(at);
+  }
+  td_buf_free(&serve);
 }
 
 TEST(help_fits_80_columns) {
