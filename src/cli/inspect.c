@@ -2,8 +2,11 @@
 #include "cli/inspect.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
+#include "api/calls/call_syntax.h"
+#include "base/fs.h"
 #include "base/json_write.h"
 #include "base/units.h"
 #include "cli/plan.h"
@@ -11,6 +14,7 @@
 #include "engine/engine.h"
 #include "model/model.h"
 #include "runtime/placement.h"
+#include "text/chat.h"
 
 static uint32_t count_moe_layers(const td_model_config *c) {
   uint32_t n = 0;
@@ -122,6 +126,66 @@ static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
   add_unused(out, m);
 }
 
+// How one talks with the model. Empty: not known, or there is none.
+typedef struct {
+  bool has_template;
+  char thoughts[64], calls[64]; // the markers that begin them
+  const char *licence;          // the file's name
+} chat_facts;
+
+static chat_facts chat_facts_of(const td_model *m) {
+  static const char *const licences[] = {"LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE"};
+  chat_facts f = {.has_template = false};
+  td_chat *chat;
+  for (size_t i = 0; i < TD_COUNT(licences) && !f.licence; i++) {
+    char path[PATH_MAX];
+    const int n = snprintf(path, sizeof path, "%s/%s", td_model_dir(m), licences[i]);
+    if (n < (int)sizeof path && td_file_exists(path)) f.licence = licences[i];
+  }
+  if (td_chat_open(&chat, td_model_dir(m), NULL) != TD_OK) return f; // without a tokenizer
+  td_buf source = TD_BUF_INIT;
+  td_chat_template_source(chat, &source);
+  f.has_template = source.len > 0;
+  td_buf_free(&source);
+  const td_output_form *form = td_output_form_of(chat);
+  if (form) snprintf(f.thoughts, sizeof f.thoughts, "%s", form->think_begin);
+  if (td_chat_template_mentions(chat, "tools")) {
+    td_call_syntax syntax;
+    td_call_syntax_open(&syntax, chat);
+    const char *begin = td_call_syntax_of_form(syntax.form)->open;
+    begin += strspn(begin, " \n");
+    snprintf(f.calls, sizeof f.calls, "%.*s", (int)strcspn(begin, " \n{"), begin);
+    td_call_syntax_close(&syntax);
+  }
+  td_chat_close(chat);
+  return f;
+}
+
+static void add_chat(td_buf *out, const td_model *m) {
+  const chat_facts f = chat_facts_of(m);
+  const td_model_config *c = td_model_config_of(m);
+  td_buf_str(out, f.has_template ? "chat          by a template" : "chat          no template");
+  if (f.thoughts[0]) td_buf_printf(out, ", thoughts behind %s", f.thoughts);
+  if (f.calls[0]) td_buf_printf(out, ", tool calls behind %s", f.calls);
+  td_buf_printf(out, "\nsampling      temperature %g, top_p %g", (double)c->temperature,
+                (double)c->top_p);
+  if (c->top_k_sampling) td_buf_printf(out, ", top_k %u", c->top_k_sampling);
+  td_buf_str(out, ", unless a request says otherwise\n");
+  if (f.licence) td_buf_printf(out, "licence       %s\n", f.licence);
+}
+
+static void add_json_chat(td_json_writer *w, const td_model *m) {
+  const chat_facts f = chat_facts_of(m);
+  const td_model_config *c = td_model_config_of(m);
+  td_jw_bool(w, "has_chat_template", f.has_template);
+  if (f.thoughts[0]) td_jw_str(w, "thoughts_begin", f.thoughts);
+  if (f.calls[0]) td_jw_str(w, "calls_begin", f.calls);
+  td_jw_double(w, "temperature", (double)c->temperature);
+  td_jw_double(w, "top_p", (double)c->top_p);
+  td_jw_int(w, "top_k_sampling", c->top_k_sampling);
+  if (f.licence) td_jw_str(w, "licence", f.licence);
+}
+
 static void add_tensors(td_buf *out, const td_model *m) {
   for (size_t i = 0; i < td_model_n_tensors(m); i++) {
     td_tensor_info t = td_model_tensor(m, i);
@@ -167,6 +231,7 @@ static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
   add_sizes(out, m, opts->kv_dtype);
+  add_chat(out, m);
   if (td_model_stats_of(m).expert_bytes) add_plans(out, m, opts->kv_dtype);
   if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
@@ -245,6 +310,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m, opts->kv_dtype);
+  add_json_chat(&w, m);
   if (td_model_stats_of(m).expert_bytes) add_json_plans(&w, m, opts->kv_dtype);
   if (opts->tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);

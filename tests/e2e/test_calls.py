@@ -548,6 +548,28 @@ def test_thoughts_are_known_everywhere(tandem_bin, tmp_path, family):
         server.close()
 
 
+INSPECTED = {  # what the template mentions, and the line
+    "tools </think>": "by a template, thoughts behind <think>, tool calls behind <tool_call>",
+    "tools <|channel|>": "by a template, thoughts behind <|channel|>analysis, tool calls behind <|channel|>commentary",
+    "[TOOL_CALLS]": "by a template",
+}
+
+
+@pytest.mark.parametrize("mentioned", INSPECTED)
+def test_inspect_says_how_to_talk(tandem_bin, tmp_path, mentioned):
+    write_model(tmp_path, {"go": ["a"]}, template=SAY + "{# " + mentioned + " #}")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95, "top_k": 20}')
+    (tmp_path / "LICENSE").write_text("Free.")
+    args = [tandem_bin, "inspect", "--model", tmp_path]
+    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    assert f"\nchat          {INSPECTED[mentioned]}\n" in text
+    assert "\nsampling      temperature 0.6, top_p 0.95, top_k 20, unless" in text
+    assert "\nlicence       LICENSE\n" in text
+    found = json.loads(subprocess.run([*args, "--json"], capture_output=True, check=True).stdout)
+    assert found["has_chat_template"] and found["licence"] == "LICENSE" and found["top_k_sampling"] == 20
+    assert found.get("calls_begin", "") == INSPECTED[mentioned].partition("tool calls behind ")[2]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", HARMONY)
 def test_channels_of_harmony(tandem_bin, tmp_path, script, stream):

@@ -85,6 +85,8 @@ TEST(describes_in_text) {
       "parameters    ",
       "BF16",
       "for every 1000 tokens of context",
+      "chat          no template\n",
+      "sampling      temperature 1, top_p 1, unless",
       "machine       H100",
       "  with        RTX 3060      12 GB: prompt of 32768 tokens ",
       "keys and values of ",
