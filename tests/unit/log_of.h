@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "unit/testing.h"
+
 static inline void log_of(char *out, size_t n_bytes, void (*call)(void *ctx), void *ctx) {
   FILE *said = tmpfile();
   assert_non_null(said);

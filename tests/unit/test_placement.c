@@ -1,9 +1,11 @@
 // tests/unit/test_placement.c - where a model is computed, and how a GPU's memory is shared out.
 // CTest: no-tsan
+#include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "engine/experts/expert_slots.h"
 #include "kv/plan.h"
 #include "support/checkpoint.h"
+#include "unit/log_of.h"
 #include "unit/placement_test.h"
 
 // ---- where a model is computed ------------------------------------------------------------------
@@ -38,6 +40,24 @@ TEST(what_cannot_be) {
     if (i < 3) assert_int_equal(td_placement_may_use_gpu(&cases[i].opts, &plain), i > 0);
     if (cases[i].says) assert_non_null(strstr(err.msg, cases[i].says));
   }
+}
+
+static void check_kv(void *config) {
+  assert_int_equal(td_attn_check_kv(config, TD_F16, NULL), TD_OK);
+}
+
+TEST(warns_of_a_kv_dtype_without_effect) {
+  td_model_config c = {.arch_name = "deepseek_v4",
+                       .n_layers = 1,
+                       .kind = {TD_ATTN_NEAR},
+                       .window = 128,
+                       .head_dim = 8};
+  char text[512];
+  log_of(text, sizeof text, check_kv, &c);
+  assert_non_null(strstr(text, "--kv-dtype f16 changes nothing: all that deepseek_v4 keeps"));
+  c = (td_model_config){.n_layers = 1, .kind = {TD_ATTN_GQA}, .n_kv_heads = 1, .head_dim = 8};
+  log_of(text, sizeof text, check_kv, &c);
+  assert_string_equal(text, "");
 }
 
 TEST(models_that_devices_cannot_share) {

@@ -1,6 +1,7 @@
 // src/engine/attn/kind.c - what follows from the kinds of attention of a model's layers.
 #include "engine/attn/kind.h"
 
+#include "base/log.h"
 #include "engine/attn/ops.h"
 
 static const td_attn_ops *const kinds[] = {
@@ -46,6 +47,15 @@ size_t td_attn_cache_bytes(const td_attn_cache *cache, td_dtype kv_dtype) {
 
 td_status td_attn_check_kv(const td_model_config *c, td_dtype kv_dtype, td_err *err) {
   enum { RUN = 16 }; // codes that are loaded at once
+  uint32_t n_elements = 0;
+  for (uint32_t i = 0; i < c->n_layers && kv_dtype == TD_F16; i++) {
+    const td_attn_cache cache = td_attn_of(c, i)->cache(c);
+    n_elements += td_attn_cache_elements(&cache);
+  }
+  if (kv_dtype == TD_F16 && !n_elements) {
+    td_warn("--kv-dtype f16 changes nothing: all that %s keeps of a context is F32 states",
+            c->arch_name);
+  }
   if (kv_dtype == TD_F32 || kv_dtype == TD_F16) return TD_OK;
   if (kv_dtype != TD_F8E4M3) {
     return td_fail(err, TD_EINVAL, "KV pages in %s: they are in F32, F16 or FP8",

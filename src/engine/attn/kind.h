@@ -71,7 +71,7 @@ bool td_attn_has_states(const td_model_config *config); // in any layer
 uint32_t td_attn_cache_elements(const td_attn_cache *cache);
 size_t td_attn_cache_bytes(const td_attn_cache *cache, td_dtype kv_dtype);
 // Whether pages can have the dtype of --kv-dtype. TD_EUNSUPPORTED: names the kind of attention and
-// the cure.
+// the cure. Warns of one that changes nothing.
 td_status td_attn_check_kv(const td_model_config *config, td_dtype kv_dtype, td_err *err);
 td_delta_shape td_attn_delta_shape(const td_model_config *config);
 // Elements of the open key of DSA_POOL and GROUPS, behind which pooled keys are.
