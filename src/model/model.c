@@ -213,6 +213,12 @@ static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err
     td_warn("%s/config.json: %s is ignored: the reference of %s has no such key", dir, *key,
             m->config.arch_name);
   }
+  const td_model_config *c = &m->config;
+  if (td_gguf_is(dir) && c->family->defaults.query_beta > 0 && c->query_beta == 0) {
+    td_warn("%s: has no metadata attention.temperature_scale: queries beyond position %u are not "
+            "scaled as %s was trained with; convert it anew, or load the checkpoint it was made of",
+            dir, c->family->defaults.query_span, c->arch_name);
+  }
   m->dir = strdup(dir);
   m->name = td_dir_model_name(dir);
   if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);

@@ -217,3 +217,10 @@ def test_families(case, tandem_bin, tmp_path):
     done = subprocess.run([tandem_bin, "inspect", "--model", tmp_path / "model.gguf", "--json"],
                           capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)
+    scale = [k for k in gguf_files.metadata_of(config) if k.endswith("attention.temperature_scale")]
+    assert "temperature_scale" not in done.stderr
+    if scale:  # as converted without it
+        metadata = {k: v for k, v in gguf_files.metadata_of(config).items() if k not in scale}
+        gguf_files.write(tmp_path / "model.gguf", metadata, tensors)
+        done = subprocess.run([*done.args], capture_output=True, text=True, check=True)
+        assert "no metadata attention.temperature_scale: queries beyond position 8192" in done.stderr
