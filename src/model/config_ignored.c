@@ -83,7 +83,7 @@ static bool is_taken(const td_config_reader *r, const char *key) {
 static bool agrees_by_layer(const td_model_config *c, const cJSON *types) {
   uint32_t i = 0;
   for (const cJSON *type = types->child; type && i < c->n_layers; type = type->next, i++) {
-    const bool is_sparse = cJSON_IsString(type) && strcmp(type->valuestring, "sparse") == 0;
+    const bool is_sparse = cJSON_IsString(type) && strcmp(type->valuestring, "dense") != 0;
     if (is_sparse != td_model_is_moe(c, i)) return false;
   }
   return i == c->n_layers;
