@@ -214,7 +214,7 @@ static const refusal sparse[] = {
     {"\"sparse_attention_config\": []", TD_EFORMAT, "sparse_attention_config must be an object"}};
 
 #define QWEN4_INDEX                                                                                \
-  "\"indexer_n_heads\": 16, \"indexer_kv_heads\": 1, \"indexer_head_dim\": 128,"                   \
+  "\"indexer_n_heads\": 16, \"indexer_kv_heads\": 1, \"indexer_head_dim\": 256,"                   \
   " \"indexer_compress_ratio\": 16"
 
 static const refusal qwen4[] = {

@@ -200,6 +200,7 @@ TEST(reads_pooled_attention) {
   assert_int_equal(c.pool_top_group, 8);
   assert_int_equal(c.pool_group, 32);
   assert_int_equal(c.rope_dim, 12);
+  assert_null(c.ignored[0]);
   assert_true(c.rope_theta == 5000 && c.pool_theta == 7000 && c.yarn.factor == 1);
 }
 
@@ -534,7 +535,8 @@ TEST(reads_qwen4_exp) {
   td_model_config c = parse_ok(
       "{\"model_type\": \"qwen4_exp\", \"text_config\": {" QWEN4_INDEX
       ", \"indexer_budget\": 2048, \"ple_layer_ids\": [6, 2], \"eos_token_id\": [9, 4],"
-      " \"num_hidden_layers\": 8, \"hidden_size\": 1024, \"output_gate_type\": \"sigmoid\"}}",
+      " \"num_hidden_layers\": 8, \"hidden_size\": 1024, \"head_dim\": 256,"
+      " \"partial_rotary_factor\": 0.25, \"output_gate_type\": \"sigmoid\"}}",
       NULL);
   assert_string_equal(c.arch_name, "qwen4_exp");
   assert_int_equal(td_model_n_attn(&c, TD_ATTN_DELTA), 6);
@@ -552,8 +554,9 @@ TEST(reads_qwen4_exp) {
   assert_int_equal(kv.state_bytes, 4 * (32 * 128 * 128 + 3 * 8192 + 9 * 4 * 1024 + 2));
   c = parse_ok("{\"model_type\": \"qwen4_exp_text\", \"num_hidden_layers\": 2, " QWEN4_INDEX
                ", \"indexer_budget\": 64, \"layer_types\": [\"full_attention\","
-               " \"linear_attention\"], \"norm_topk_prob\": false}",
+               " \"linear_attention\"], \"norm_topk_prob\": false, \"head_dim\": 128}",
                NULL);
+  assert_int_equal(c.rope_dim, 128); // all of a head, where no part is stated
   assert_true(td_model_attn(&c, 0) == TD_ATTN_GROUPS && !c.ngram_size && !c.norm_topk);
 }
 

@@ -103,7 +103,9 @@ static td_status read_rest(const td_config_reader *r) {
   uint32_t rotary = 0;
   td_status st = td_config_read_head_dim(r, 128);
   if (st == TD_OK) st = td_config_uint(r, r->root, "rotary_dim", 2, c->head_dim, &rotary);
-  if (rotary && c->partial_rotary <= 0) c->partial_rotary = (double)rotary / c->head_dim;
+  // transformers states rotary_dim beside rope_parameters, and obeys these alone
+  if (rotary && c->partial_rotary <= 0 && !td_json_get(r->root, "rope_parameters"))
+    c->partial_rotary = (double)rotary / c->head_dim;
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_alpha", 1e-6, 1e6, &alpha);
   c->swiglu_limit = (float)limit;

@@ -161,7 +161,6 @@ const td_family td_family_qwen4_exp = {
     .defaults = {.attn = TD_ATTN_GROUPS,
                  .has_attn_gate = true,
                  .qk_norm = TD_QK_NORM_HEAD,
-                 .partial_rotary = 0.25,
                  .n_shared_experts = 1,
                  .norm_topk = true,
                  .routed_scaling = 1,

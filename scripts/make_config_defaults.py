@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Makes tests/unit/config_defaults.inc: what transformers' configuration classes say of themselves.
+
+Run in the environment of scripts/setup.sh --dev. For each family a config.json that states nothing but
+model_type, and what the reference makes of it; tests/unit/test_config_defaults.c reads both and compares.
+"""
+
+import json
+import os
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+# model_type: what a config.json has to state, since neither side has a default.
+FAMILIES = {
+    "deepseek_v3": {},
+    "deepseek_v32": {},
+    "deepseek_v4": {},
+    "glm4_moe": {"head_dim": 128},
+    "glm4_moe_lite": {},
+    "glm_moe_dsa": {},
+    "glm5_next_text": {},
+    "gpt_oss": {},
+    "hy_v3": {},
+    "kimi_linear": {},
+    "minimax_m2": {},
+    "minimax_m3_vl_text": {},
+    "mistral4": {},
+    "qwen3_moe": {},
+    "qwen3_next": {},
+    "qwen3_5_moe_text": {},
+    "qwen4_exp_text": {
+        "eos_token_id": 5,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 16,
+        "indexer_head_dim": 256,
+        "indexer_kv_heads": 1,
+        "indexer_n_heads": 4,
+    },
+}
+# What is of training, of transformers itself, or of generation; null is what an absent key is.
+LEFT_OUT = {"attention_dropout", "initializer_range", "use_cache", *transformers.PreTrainedConfig().to_dict()}
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(here, "..", "tests", "unit", "config_defaults.inc"), "w", encoding="utf-8") as f:
+        f.write("// Made by scripts/make_config_defaults.py from transformers " + transformers.__version__ + ".\n")
+        for name, need in FAMILIES.items():
+            whole = CONFIG_MAPPING[name](**need).to_dict()
+            whole = {k: v for k, v in whole.items() if k not in LEFT_OUT - {"tie_word_embeddings"} and v is not None}
+            texts = (json.dumps({"model_type": name} | need), json.dumps(whole | {"model_type": name}))
+            f.write("{%s,\n %s},\n" % tuple(json.dumps(t) for t in texts))
+
+
+if __name__ == "__main__":
+    main()
