@@ -297,6 +297,93 @@ static td_status read_tied(const td_config_reader *r, const cJSON *whole,
   return st;
 }
 
+// Keys that say how a model computes and that families read beside their tables, and keys that say
+// nothing of it.
+static const char *const known_keys[] = {"rms_norm_eps",
+                                         "tie_word_embeddings",
+                                         "attention_bias",
+                                         "norm_topk_prob",
+                                         "hidden_act",
+                                         "rope_theta",
+                                         "rope_scaling",
+                                         "rope_parameters",
+                                         "partial_rotary_factor",
+                                         "head_dim",
+                                         "q_lora_rank",
+                                         "routed_scaling_factor",
+                                         "first_k_dense_replace",
+                                         "decoder_sparse_step",
+                                         "mlp_only_layers",
+                                         "moe_layer_freq",
+                                         "mlp_layer_types",
+                                         "layer_types",
+                                         "scoring_func",
+                                         "topk_method",
+                                         "model_type",
+                                         "architectures",
+                                         "auto_map",
+                                         "dtype",
+                                         "torch_dtype",
+                                         "use_cache",
+                                         "transformers_version",
+                                         "initializer_range",
+                                         "attention_dropout",
+                                         "quantization_config",
+                                         "output_router_logits",
+                                         "router_aux_loss_coef",
+                                         "bos_token_id",
+                                         "eos_token_id",
+                                         "pad_token_id",
+                                         "ep_size",
+                                         "pretraining_tp",
+                                         "num_experts",
+                                         "num_local_experts",
+                                         "n_routed_experts"};
+
+static bool is_known(const char *key) {
+  for (size_t i = 0; i < TD_COUNT(known_keys); i++)
+    if (strcmp(key, known_keys[i]) == 0) return true;
+  for (size_t i = 0; i < TD_COUNT(families); i++)
+    for (size_t k = 0; k < families[i]->n_keys; k++)
+      if (strcmp(key, families[i]->keys[k].key) == 0) return true;
+  return false;
+}
+
+static uint32_t n_shared_keys(const td_family *family, const cJSON *config) {
+  uint32_t n = 0;
+  for (size_t k = 0; k < family->n_keys; k++) {
+    const td_config_key *key = &family->keys[k];
+    n += td_json_get(config, key->key) || (key->alias && td_json_get(config, key->alias));
+  }
+  return n;
+}
+
+// The family of which config has the largest part of the table of keys, and the keys that are read
+// for no family.
+static void describe_unknown(const cJSON *config, td_buf *out) {
+  const cJSON *text = td_json_get(config, "text_config");
+  if (cJSON_IsObject(text)) config = text;
+  const td_family *best = families[0];
+  uint32_t n_best = 0;
+  for (size_t i = 0; i < TD_COUNT(families); i++) {
+    const uint32_t n = n_shared_keys(families[i], config);
+    if (n * best->n_keys <= n_best * families[i]->n_keys) continue;
+    best = families[i];
+    n_best = n;
+  }
+  if (!n_best) return;
+  td_buf_printf(out, "; it resembles %s, with %u of %zu keys", best->model_types[0], n_best,
+                best->n_keys);
+  enum { MOST = 8 };
+  uint32_t n = 0;
+  for (const cJSON *item = config->child; item; item = item->next) {
+    if (cJSON_IsNull(item) || is_known(item->string) || n++ >= MOST) continue;
+    td_buf_printf(out, "%s%.40s", n == 1 ? ", and has what no family here has: " : ", ",
+                  item->string);
+  }
+  if (n > MOST) td_buf_printf(out, " and %u more", n - MOST);
+}
+
 static td_status find_family(td_config_reader *r) {
   const cJSON *const root = r->root;
   const char *type = NULL;
@@ -322,8 +409,11 @@ static td_status find_family(td_config_reader *r) {
   }
   for (size_t i = 0; i < TD_COUNT(wrappers); i++)
     td_buf_printf(&names, ", %s", wrappers[i].model_type);
-  td_fail(r->err, TD_EUNSUPPORTED, "%s: model_type \"%.60s\" is not supported; supported are %s",
-          r->file, type, td_buf_text(&names));
+  td_buf parts = TD_BUF_INIT;
+  describe_unknown(r->root, &parts);
+  td_fail(r->err, TD_EUNSUPPORTED, "%s: model_type \"%.60s\" is not supported%s; supported are %s",
+          r->file, type, parts.len ? td_buf_text(&parts) : "", td_buf_text(&names));
+  td_buf_free(&parts);
   td_buf_free(&names);
   return TD_EUNSUPPORTED;
 }

@@ -246,6 +246,29 @@ static const refusal kimi[] = {
      "quant_method"},
 };
 
+// What is not a family here is told by the one that it is like.
+TEST(says_what_an_unknown_family_is_like) {
+  td_model_config c;
+  td_err err;
+  const char *const keys =
+      "\"vocab_size\": 9, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_experts\": 4,"
+      " \"num_attention_heads\": 2, \"max_position_embeddings\": 9, \"intermediate_size\": 8,"
+      " \"num_key_value_heads\": 1, \"moe_intermediate_size\": 8, \"num_experts_per_tok\": 2,"
+      " \"rms_norm_eps\": 1e-6, \"clip_qkv\": 8, \"zero_experts\": 2, \"conv_bias\": null";
+  static const char *const shapes[] = {"{\"model_type\": \"novel\", %s}",
+                                       "{\"model_type\": \"novel\", \"text_config\": {%s}}"};
+  for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+    char text[1024];
+    snprintf(text, sizeof text, i ? shapes[1] : shapes[0], keys);
+    assert_int_equal(parse(text, NULL, &c, &err), TD_EUNSUPPORTED);
+    if (!strstr(err.msg, "\"novel\" is not supported; it resembles qwen3_moe, with 10 of 10 keys, "
+                         "and has what no family here has: clip_qkv, zero_experts; supported are"))
+      fail_msg("%s", err.msg);
+  }
+  assert_int_equal(parse("{\"model_type\": \"novel\"}", NULL, &c, &err), TD_EUNSUPPORTED);
+  assert_non_null(strstr(err.msg, "\"novel\" is not supported; supported are"));
+}
+
 TEST(refuses) {
 #define OF(model_type, list)                                                                       \
   { model_type, list, TD_COUNT(list) }
