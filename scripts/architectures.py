@@ -417,6 +417,9 @@ FAMILIES = {
     "deepseek_v32": Family(_dsa),
     "deepseek_v4": Family(),
     "qwen3_moe": Family(qk_norm="head", experts_key="num_experts", router_bias=""),
+    "olmoe": Family(
+        qk_norm="all", experts_key="num_experts", expert_dim="intermediate_size", router_bias=""
+    ),
     "glm4_moe": Family(qk_norm="head", out_bias=False),
     "glm4_moe_lite": Family(_mla),
     "glm_moe_dsa": Family(_dsa),

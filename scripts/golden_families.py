@@ -61,6 +61,16 @@ _HY = COMMON | {
     "rope_theta": 11158840.0,
     "router_scaling_factor": 2.826,
 }
+_OLMOE = COMMON | {
+    "head_dim": 10,
+    "intermediate_size": 12,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 4,
+    "num_experts": 6,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+}
 KIMI = MLA | {
     "model_type": "kimi_k2",
     "hidden_size": 64,
@@ -146,6 +156,16 @@ CASES = {
             "tie_word_embeddings": True,
             "use_qk_norm": True,
         },
+        "fp8",
+    ),
+    # Weights of experts that are not normalized, as published.
+    "olmoe": (_OLMOE, "bf16"),
+    "olmoe_bias": (
+        _OLMOE | {"attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+        "bf16",
+    ),
+    "olmoe_fp8": (
+        _OLMOE | {"head_dim": 8, "num_attention_heads": 5, "num_key_value_heads": 1, "tie_word_embeddings": True},
         "fp8",
     ),
     "minimax_m2": (_MINIMAX, "bf16"),

@@ -143,6 +143,8 @@ static const refusal mistral[] = {
      TD_EUNSUPPORTED, "llama_4_scaling_beta"},
 };
 
+static const refusal olmoe[] = {{"\"clip_qkv\": 8.0", TD_EUNSUPPORTED, "clip_qkv is not"}};
+
 static const refusal minimax[] = {
     {"\"rotary_dim\": 129", TD_EFORMAT, "rotary_dim"},
     {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func"},
@@ -287,6 +289,7 @@ TEST(refuses) {
       OF("glm4_moe", glm),
       OF("hy_v3", mlp_types),
       OF("mistral4", mistral),
+      OF("olmoe", olmoe),
       OF("minimax_m2", minimax),
       OF("hy_v3", hy),
       OF("gpt_oss", oss),
