@@ -420,6 +420,13 @@ FAMILIES = {
     "olmoe": Family(
         qk_norm="all", experts_key="num_experts", expert_dim="intermediate_size", router_bias=""
     ),
+    "mixtral": Family(
+        experts_key="num_local_experts",
+        expert_dim="intermediate_size",
+        expert_names=("w1", "w3", "w2"),
+        moe="block_sparse_moe",
+        router_bias="",
+    ),
     "glm4_moe": Family(qk_norm="head", out_bias=False),
     "glm4_moe_lite": Family(_mla),
     "glm_moe_dsa": Family(_dsa),

@@ -71,6 +71,17 @@ _OLMOE = COMMON | {
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-5,
 }
+_MIXTRAL = COMMON | {
+    "head_dim": 12,
+    "intermediate_size": 12,
+    "model_type": "mixtral",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+}
 KIMI = MLA | {
     "model_type": "kimi_k2",
     "hidden_size": 64,
@@ -167,6 +178,14 @@ CASES = {
     "olmoe_fp8": (
         _OLMOE | {"head_dim": 8, "num_attention_heads": 5, "num_key_value_heads": 1, "tie_word_embeddings": True},
         "fp8",
+    ),
+    "mixtral": (_MIXTRAL, "bf16"),
+    "mixtral_top_three": (
+        _MIXTRAL | {"num_attention_heads": 6, "num_experts_per_tok": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
+        "bf16",
+    ),
+    "mixtral_fp8": (
+        _MIXTRAL | {"num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True}, "fp8",
     ),
     "minimax_m2": (_MINIMAX, "bf16"),
     "minimax_m2_odd": (

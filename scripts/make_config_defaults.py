@@ -26,6 +26,7 @@ FAMILIES = {
     "minimax_m2": {},
     "minimax_m3_vl_text": {},
     "mistral4": {},
+    "mixtral": {},
     "olmoe": {},
     "qwen3_moe": {},
     "qwen3_next": {},

@@ -38,7 +38,7 @@ MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-SOFTMAX_ROUTERS = ("qwen3_moe", "olmoe", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text")
+SOFTMAX_ROUTERS = ("qwen3_moe", "olmoe", "mixtral", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {

@@ -145,6 +145,9 @@ static const refusal mistral[] = {
 
 static const refusal olmoe[] = {{"\"clip_qkv\": 8.0", TD_EUNSUPPORTED, "clip_qkv is not"}};
 
+static const refusal mixtral[] = {
+    {"\"sliding_window\": 4096", TD_EUNSUPPORTED, "sliding_window is not"}};
+
 static const refusal minimax[] = {
     {"\"rotary_dim\": 129", TD_EFORMAT, "rotary_dim"},
     {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func"},
@@ -290,6 +293,7 @@ TEST(refuses) {
       OF("hy_v3", mlp_types),
       OF("mistral4", mistral),
       OF("olmoe", olmoe),
+      OF("mixtral", mixtral),
       OF("minimax_m2", minimax),
       OF("hy_v3", hy),
       OF("gpt_oss", oss),
