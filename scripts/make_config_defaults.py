@@ -51,6 +51,8 @@ def main():
         for name, need in FAMILIES.items():
             whole = CONFIG_MAPPING[name](**need).to_dict()
             whole = {k: v for k, v in whole.items() if k not in LEFT_OUT - {"tie_word_embeddings"} and v is not None}
+            if "rope_theta" in whole.get("rope_parameters", {}):  # what the rotary embedding takes an absent one for
+                whole["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
             texts = (json.dumps({"model_type": name} | need), json.dumps(whole | {"model_type": name}))
             f.write("{%s,\n %s},\n" % tuple(json.dumps(t) for t in texts))
 
