@@ -18,7 +18,7 @@ enum {
   TOKENS = VL == 16 ? 6 : 3, // of a register tile
   PIECE = 1024,              // columns; whole blocks
   MOST_TOKENS = 96,          // whose x stays in L2
-  PAD = VL, // so that rows fall into different L1 sets
+  PAD = VL,                  // so that rows fall into different L1 sets
 };
 
 // Some rows times some tokens. Lives on the stack.
