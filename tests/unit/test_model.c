@@ -661,9 +661,9 @@ TEST(refuses_incomplete_directories) {
   assert_int_equal(remove(path), 0);
   REFUSED(&ck, TD_ENOENT, "model.safetensors", INDEX);
   ck.config = config;
-  ck_set(&ck, "model_type", "\"mixtral\"");
+  ck_set(&ck, "model_type", "\"abacus\"");
   ck_write(&ck);
-  REFUSED(&ck, TD_EUNSUPPORTED, "config.json", "mixtral", "deepseek_v3", "qwen3_moe");
+  REFUSED(&ck, TD_EUNSUPPORTED, "config.json", "abacus", "deepseek_v3", "qwen3_moe");
   ck_free(&ck);
   td_model *m;
   td_err err;
