@@ -111,8 +111,8 @@ TEST(fp8_pages) {
       {{.kind = {TD_ATTN_DSA}, .kv_lora_rank = 512}, "keys that an indexer selects"},
       {{.kind = {TD_ATTN_DSA_SHARED}, .kv_lora_rank = 512}, "keys that an indexer selects"},
       {{.kind = {TD_ATTN_NEAR}, .head_dim = 512}, "pooled keys"},
-      {{.kind = {TD_ATTN_POOL}, .head_dim = 512}, "pooled keys"},
-      {{.kind = {TD_ATTN_POOL_TOP}, .head_dim = 512}, "pooled keys"},
+      {{.kind = {TD_ATTN_POOL}, .head_dim = 512, .pool_group = 128}, "pooled keys"},
+      {{.kind = {TD_ATTN_POOL_TOP}, .head_dim = 512, .pool_top_group = 4}, "pooled keys"},
   };
   td_runtime_opts opts = {.device = "cpu"};
   td_err err;
