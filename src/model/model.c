@@ -97,7 +97,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     break;
   }
   case TD_SPEC_EXPERT_BIAS:
-    n *= c->n_experts * (p->alias ? 2 : 1);
+    n *= c->n_experts * (p->alias[0] ? 2 : 1);
     count(s, TD_F32, n * sizeof(float), all);
     break;
   case TD_SPEC_TABLE: // of ids, not of parameters
@@ -113,7 +113,6 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   }
   case TD_SPEC_F32:
   case TD_SPEC_CONV:
-  case TD_SPEC_CONV3:
     n *= td_dim_value(c, p->cols);
     count(s, TD_F32, n * sizeof(float), all);
     break;

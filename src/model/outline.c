@@ -78,8 +78,7 @@ static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
     case TD_SPEC_EXPERT_BIAS:
     case TD_SPEC_F32:
     case TD_SPEC_TABLE:
-    case TD_SPEC_CONV:
-    case TD_SPEC_CONV3: *(const void **)field = &nowhere; break;
+    case TD_SPEC_CONV: *(const void **)field = &nowhere; break;
     }
   }
 }

@@ -169,14 +169,15 @@ static td_status copy_conv(td_tensor_binder *b, const td_tensor *t, uint32_t cha
   return st;
 }
 
-// The filter t or, with n_filters 3, those of queries, keys and values side by side, t the first.
-static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t n_filters,
-                           uint32_t channels, uint32_t taps, const float **out) {
+// The filter t or, if it is that of queries alone, with those of keys and values side by side.
+static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t channels,
+                           uint32_t taps, const float **out) {
   static const char queries[] = "q_conv1d", letters[] = "qkv";
   char name[TD_MAX_TENSOR_NAME];
   float *values = td_binder_block(b, (size_t)channels * taps * sizeof *values);
   if (!values) return no_memory(b, t);
   *out = values;
+  const uint32_t n_filters = strstr(t->name, queries) ? 3 : 1;
   const uint32_t n = channels / n_filters;
   td_status st = copy_conv(b, t, n, taps, channels, values);
   for (uint32_t i = 1; i < n_filters && st == TD_OK; i++) {
@@ -247,8 +248,7 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
   if (p->kind == TD_SPEC_NORM1) return bind_norm1(b, t, rows, field);
-  if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, 1, rows, cols, field);
-  if (p->kind == TD_SPEC_CONV3) return bind_conv(b, t, 3, rows, cols, field);
+  if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
   if (p->kind == TD_SPEC_SCORES) {
     td_weight *w = field;
     *w = (td_weight){.dtype = TD_F32, .rows = rows, .cols = cols};
@@ -299,7 +299,7 @@ static void find_prefix(const td_tensor_binder *b, const td_tensor_spec *p, uint
                                        "gate_up_proj_packed"};
   const char *const own = b->config->family->experts;
   const char *const places[] = {own ? own : "mlp.experts", "mlp.experts"};
-  const char *const names[] = {p->name, p->alias};
+  const char *const names[] = {p->name, p->alias[0]};
   char at[MAX_IN_LAYER];
   for (size_t i = 0; i < TD_COUNT(places); i++) {
     snprintf(at, sizeof at, "%s.", places[i]);
@@ -344,13 +344,13 @@ static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint
 
 static td_status bind_expert_biases(td_tensor_binder *b, const td_tensor_spec *p,
                                     uint32_t layer_idx, const float **field) {
-  const char *const names[] = {p->name, p->alias};
+  const char *const names[] = {p->name, p->alias[0]};
   const uint32_t rows = td_dim_value(b->config, p->rows), n = b->config->n_experts;
-  float *to = td_binder_block(b, (size_t)n * rows * (p->alias ? 2 : 1) * sizeof *to);
+  float *to = td_binder_block(b, (size_t)n * rows * (names[1] ? 2 : 1) * sizeof *to);
   if (!to) return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
   *field = to;
   td_status st = TD_OK;
-  for (uint32_t i = 0; i < (p->alias ? 2 * n : n) && st == TD_OK; i++, to += rows) {
+  for (uint32_t i = 0; i < (names[1] ? 2 * n : n) && st == TD_OK; i++, to += rows) {
     char own[MAX_IN_LAYER], name[TD_MAX_TENSOR_NAME];
     const td_tensor *t = NULL;
     const void *values = NULL;
@@ -449,10 +449,38 @@ static td_status bind_ngrams(td_tensor_binder *b, const td_tensor_spec *p, uint3
   return st;
 }
 
-// What the layer's tensor is called, of its two names.
+// What the layer's tensor is called, of its names.
 static const char *stored_name(const td_tensor_binder *b, const td_tensor_spec *p,
                                uint32_t layer_idx) {
-  return p->alias && is_stored(b, layer_idx, p->alias) ? p->alias : p->name;
+  for (size_t i = 0; i < TD_COUNT(p->alias) && p->alias[i]; i++)
+    if (is_stored(b, layer_idx, p->alias[i])) return p->alias[i];
+  return p->name;
+}
+
+// Binds gate or up of an MLP, of which both are one matrix.
+static td_status bind_half(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
+                           td_weight *w) {
+  const uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
+  const uint32_t first = p->offset == offsetof(td_layer, mlp_up) ? rows : 0;
+  char module[TD_MAX_TENSOR_NAME];
+  snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+  td_status st = td_bind_weight(b, module, false, 2 * rows, cols, w);
+  if (st != TD_OK) return st;
+  const size_t groups = td_weight_groups(w);
+  const bool is_one = w->scale_rows == 2 * rows; // scale for both
+  if (is_one) w->scale_rows = rows;
+  if ((w->scale && rows % w->scale_rows) || (w->zero && rows % 8)) {
+    return td_fail(b->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s: %u rows of gate are no whole number of its blocks",
+                   td_store_listing(b->store), name, rows);
+  }
+  w->rows = rows;
+  w->data = (const char *)w->data + first * td_weight_row_bytes(w);
+  if (w->scale && !is_one)
+    w->scale = (const char *)w->scale +
+               first / w->scale_rows * groups * td_dtype_bytes(w->scale_dtype);
+  if (w->zero) w->zero += first / 8 * groups;
+  return st;
 }
 
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
@@ -475,7 +503,8 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
     } else {
       char name[TD_MAX_TENSOR_NAME];
       name_in_layer(b->config, layer_idx, stored_name(b, p, layer_idx), name);
-      st = bind_place(b, p, name, field);
+      st = td_ends_with(name, ".gate_up_proj.weight") ? bind_half(b, p, name, field)
+                                                      : bind_place(b, p, name, field);
     }
     if (st != TD_OK) return st;
   }

@@ -105,9 +105,8 @@ enum {
 typedef enum {
   TD_SPEC_VEC,    // td_vec
   TD_SPEC_NORM1,  // td_vec of a norm, stored without the 1 that is added to each weight
-  TD_SPEC_CONV,   // const float *: a filter stored as [rows][1][cols], bound as F32 [cols][rows]
-  TD_SPEC_CONV3,  // the same of three filters of rows / 3 each, of which the name is the first's
-                  // ("q_conv1d", and then k and v)
+  TD_SPEC_CONV,   // const float *: a filter stored as [rows][1][cols], bound as F32 [cols][rows];
+                  // "q_conv1d": the first of three of rows / 3 each, and then k and v
   TD_SPEC_WEIGHT, // td_weight
   TD_SPEC_ROUTER, // td_weight that td_quantize keeps
   TD_SPEC_LATENT, // td_weight of MLA's latent keys and values: td_quantize encodes it with at least
@@ -129,7 +128,9 @@ typedef struct {
   size_t offset; // of the destination field
   td_dim rows, cols;
   uint64_t conditions;
-  const char *alias; // what other checkpoints of the family call it; NULL: no other name
+  // What other checkpoints of the family call it; NULL: no other name. "gate_up_proj.weight": of
+  // an MLP's gate and up, gate rows first.
+  const char *alias[2];
 } td_tensor_spec;
 
 extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends

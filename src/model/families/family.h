@@ -111,11 +111,15 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 // ---- tensors that families share ----------------------------------------------------------------
 
 // kind, rows and cols: the suffixes of TD_SPEC_ and TD_DIM_.
-#define TD_PLACE(of, kind, name, field, rows, cols, conditions, alias)                             \
-  { name, TD_SPEC_##kind, offsetof(of, field), TD_DIM_##rows, TD_DIM_##cols, conditions, alias }
+#define TD_PLACE(of, kind, name, field, rows, cols, conditions, ...)                               \
+  {                                                                                                \
+    name, TD_SPEC_##kind, offsetof(of, field), TD_DIM_##rows, TD_DIM_##cols, conditions, {         \
+      __VA_ARGS__                                                                                  \
+    }                                                                                              \
+  }
 // A tensor as its publisher calls it, and as transformers or newer tools do.
-#define TD_RENAMED(kind, name, field, rows, cols, conditions, alias)                               \
-  TD_PLACE(td_layer, kind, name, field, rows, cols, conditions, alias)
+#define TD_RENAMED(kind, name, field, rows, cols, conditions, ...)                                 \
+  TD_PLACE(td_layer, kind, name, field, rows, cols, conditions, __VA_ARGS__)
 #define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
   TD_PLACE(td_layer, kind, name, field, rows, cols, conditions, NULL)
 #define TD_VECTOR(name, field, rows, conditions) TD_MATRIX(VEC, name, field, rows, ONE, conditions)
@@ -183,9 +187,9 @@ const td_wrapper *td_wrapper_find(const char *model_type);
       TD_MATRIX(WEIGHT, name ".down_proj.weight", mlp_down, MODEL, width, conditions)
 #define TD_MLP_RENAMED(name, width, conditions, alias)                                             \
   TD_RENAMED(WEIGHT, name ".gate_proj.weight", mlp_gate, width, MODEL, conditions,                 \
-             alias ".gate_proj.weight"),                                                           \
+             alias ".gate_proj.weight", alias ".gate_up_proj.weight"),                             \
       TD_RENAMED(WEIGHT, name ".up_proj.weight", mlp_up, width, MODEL, conditions,                 \
-                 alias ".up_proj.weight"),                                                         \
+                 alias ".up_proj.weight", alias ".gate_up_proj.weight"),                           \
       TD_RENAMED(WEIGHT, name ".down_proj.weight", mlp_down, MODEL, width, conditions,             \
                  alias ".down_proj.weight")
 

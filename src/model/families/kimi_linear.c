@@ -81,7 +81,8 @@ static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MLA_PLACES,
     TD_KDA_PLACES,
-    TD_DENSE_PLACES,
+    // transformers writes the second names where it means to restore those of the publisher.
+    TD_MLP_RENAMED("mlp", DENSE, TD_IF(DENSE), BLOCK),
     TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, TD_IF(MOE), "mlp.gate.weight"),
     TD_RENAMED(F32, BLOCK ".gate.e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF(MOE),
                "mlp.gate.e_score_correction_bias"),

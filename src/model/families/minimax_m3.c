@@ -132,7 +132,7 @@ static const td_tensor_spec layer[] = {
                "self_attn.indexer.q_norm.weight"),
     TD_RENAMED(NORM1, "self_attn.index_k_norm.weight", index_norm, INDEX_K, ONE, TD_IF(BLOCKS),
                "self_attn.indexer.k_norm.weight"),
-    TD_DENSE_PLACES,
+    TD_MLP_RENAMED("mlp", DENSE, TD_IF(DENSE), "mlp"),
     TD_RENAMED(ROUTER, BLOCK ".gate.weight", router, EXPERTS, MODEL, TD_IF(MOE), "mlp.gate.weight"),
     TD_RENAMED(F32, BLOCK ".e_score_correction_bias", router_bias, EXPERTS, ONE, TD_IF(MOE),
                "mlp.gate.e_score_correction_bias"),

@@ -28,7 +28,8 @@ static bool is_matrix(const td_tensor *t) {
 
 // The encoding of a matrix; NULL: keep it. INT8 is used for the output matrix, which every token
 // reads entirely, and for matrices that the requested encoding does not support.
-static const td_encoding *encoding_for(const td_quantizer *q, const char *name, uint64_t cols) {
+static const td_encoding *encoding_for(const td_quantizer *q, const char *name, uint64_t rows,
+                                       uint64_t cols) {
   const td_encoding *e = q->opts->encoding;
   const char *rest;
   char head[TD_MAX_TENSOR_NAME];
@@ -37,14 +38,18 @@ static const td_encoding *encoding_for(const td_quantizer *q, const char *name, 
   if (strcmp(name, head) == 0) return &td_encoding_int8;
   if (!td_tensor_layer(&q->config, name, &layer_idx, &rest)) return NULL;
   bool fits = !e->whole_blocks || cols % e->block_cols == 0;
+  if (td_ends_with(name, ".gate_up_proj.weight")) fits &= rows / 2 % e->block_rows == 0;
   for (size_t i = 0; i < q->config.family->n_layer; i++) {
     const td_tensor_spec *p = &q->config.family->layer[i];
     const bool is_latent = p->kind == TD_SPEC_LATENT;
     if (!is_latent && p->kind != TD_SPEC_WEIGHT && p->kind != TD_SPEC_EXPERT) continue;
-    char suffix[64], alias[64];
-    snprintf(suffix, sizeof suffix, ".%s", p->name);
-    snprintf(alias, sizeof alias, ".%s", p->alias ? p->alias : p->name);
-    if (!td_ends_with(name, suffix) && !td_ends_with(name, alias)) continue;
+    const char *const names[] = {p->name, p->alias[0], p->alias[1]};
+    bool is_own = false;
+    for (size_t k = 0; k < TD_COUNT(names) && names[k]; k++) {
+      const size_t n = strlen(name), len = strlen(names[k]);
+      is_own |= n > len && name[n - len - 1] == '.' && td_ends_with(name, names[k]);
+    }
+    if (!is_own) continue;
     return fits && !(is_latent && td_encoded_bits(e) < 8) ? e : &td_encoding_int8;
   }
   return NULL;
@@ -73,7 +78,7 @@ static td_status plan_experts(td_quantizer *q, size_t idx, const td_tensor_spec 
     td_quantize_item *item = own ? add_item(q, idx, own) : NULL;
     if (!item) return td_quantize_no_memory(q);
     item->w = experts[e];
-    item->encoding = encoding_for(q, own, item->w.cols);
+    item->encoding = encoding_for(q, own, item->w.rows, item->w.cols);
     item->action = TD_QUANTIZE_ENCODE;
   }
   return st;
@@ -101,7 +106,7 @@ static td_status plan_tensor(td_quantizer *q, size_t idx, bool *used) {
   item->action = TD_QUANTIZE_COPY;
   if (!is_matrix(t)) return TD_OK;
   bool is_fp8 = strcmp(t->dtype, "F8_E4M3") == 0;
-  item->encoding = encoding_for(q, t->name, t->shape[1]);
+  item->encoding = encoding_for(q, t->name, t->shape[0], t->shape[1]);
   if (!is_fp8 && !item->encoding) return TD_OK;
   td_status st = td_bind_matrix(&q->binding, q->quant, q->store, t, used, &item->w, q->err);
   if (st != TD_OK) return st;

@@ -1,0 +1,92 @@
+"""Checkpoints as transformers 5.24 saves them, whose names and fused matrices are not the publisher's.
+
+The tensors are those of a golden case, so that its logits hold; SAVED is what save_pretrained makes of their
+names, by default ("restored", where it means to restore the publisher's), or with save_original_format=False
+("own", and by default where it has no map for the language model alone).
+"""
+
+import re
+
+import numpy as np
+import pytest
+from test_families import DATA, PROVENANCE, logits_of
+from test_golden import check_logits, relative_errors, tandem  # noqa: F401
+
+import checkpoint
+import golden_families
+import golden_weights
+
+# A family's patterns of names and what stands for them, in order.
+SAVED = {
+    ("minimax_m3_odd", "own"): [
+        (r"block_sparse_moe\.e_score", "mlp.gate.e_score"),
+        (r"block_sparse_moe\.", "mlp."),
+        (r"self_attn\.index_([qk])_", r"self_attn.indexer.\1_"),
+    ],
+    ("kimi_linear", "own"): [
+        (r"block_sparse_moe\.", "mlp."),
+        (r"self_attn\.(f_[ab]_proj|dt_bias|A_log)", r"self_attn.forget_gate.\1"),
+    ],
+    ("kimi_linear", "restored"): [(r"\.mlp\.", ".block_sparse_moe.")],
+}
+# Tensors that become one: the first's name up to a word, that word, the others' and the whole's.
+JOINED = {
+    "minimax_m3_odd": [("gate_proj.weight", "up_proj.weight", "gate_up_proj.weight")],
+    "kimi_linear": [("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight", "conv1d.weight")],
+}
+
+
+def fuse_experts(tensors):
+    """Each layer's experts in two tensors, an expert's gate rows before its up rows."""
+    layers = {}
+    for name in [n for n in tensors if ".experts." in n]:
+        prefix, e, matrix = re.fullmatch(r"(.*\.experts\.)(\d+)\.(\w+)\.weight", name).groups()
+        layers.setdefault(prefix, {})[int(e), matrix] = tensors.pop(name)
+    for prefix, of in layers.items():
+        n = 1 + max(e for e, _ in of)
+        tensors[prefix + "gate_up_proj"] = np.stack([np.concatenate([of[e, "w1"], of[e, "w3"]]) for e in range(n)])
+        tensors[prefix + "down_proj"] = np.stack([of[e, "w2"] for e in range(n)])
+
+
+def saved(case, form):
+    """The configuration of a case, and its tensors as transformers saves them."""
+    config, dtype = golden_families.config_of(case)
+    assert dtype == "bf16"
+    tensors = {}
+    for name, values in golden_weights.weights(config, dtype, PROVENANCE[case]["seed"])[1].items():
+        for pattern, to in SAVED[case, form]:
+            name = re.sub(pattern, to, name)
+        tensors[name] = values
+    if form == "own":
+        fuse_experts(tensors)
+        for first, *others, whole in JOINED.get(case, []):
+            for name in [n for n in tensors if n.endswith("." + first)]:
+                stem = name.removesuffix(first)
+                tensors[stem + whole] = np.concatenate([tensors.pop(stem + part) for part in (first, *others)])
+    return config, tensors
+
+
+def write(directory, case, form):
+    config, tensors = saved(case, form)
+    entries = [checkpoint.Entry.of_array(n, np.ascontiguousarray(v), "I64" if v.dtype == np.int64 else "F32")
+               for n, v in tensors.items()]
+    golden_weights.write_checkpoint(directory, config, entries)
+
+
+@pytest.mark.parametrize(("case", "form"), SAVED)
+def test_logits_of_what_is_saved(tandem, case, form, tmp_path):  # noqa: F811
+    golden = np.load(DATA / f"{case}.npz")
+    write(tmp_path / "m", case, form)
+    for weights in ("mmap", "resident"):
+        ours = logits_of(tandem, tmp_path / "m", golden["prompt"], tmp_path / "l.npy", 37, "--weights", weights)
+        check_logits(ours, golden["logits"])
+
+
+# A block of 128 rows would not end with the 20 of a gate here: such matrices become INT8.
+@pytest.mark.parametrize("case", [case for case, form in SAVED if form == "own"])
+def test_quantizes_what_is_saved(tandem, case, tmp_path):  # noqa: F811
+    golden = np.load(DATA / f"{case}.npz")
+    write(tmp_path / "m", case, "own")
+    tandem("quantize", "--model", tmp_path / "m", "--to", "fp8", "--out", tmp_path / "fp8")
+    ours = logits_of(tandem, tmp_path / "fp8", golden["prompt"], tmp_path / "l.npy", None)
+    assert np.median(relative_errors(ours, golden["logits"])) < 0.25
