@@ -57,10 +57,10 @@ typedef struct {
 // are in elements. Fields of kinds of attention that no layer is are 0.
 typedef struct {
   const td_family *family;
-  const td_wrapper *wrapper; // NULL: the checkpoint is a language model alone
-  bool has_newer_names;      // of a wrapper: td_settle_names
-  td_attn_kind attn;         // of most layers, and of those that predict
-  char arch_name[64];        // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
+  const td_wrapper *wrapper;            // NULL: the checkpoint is a language model alone
+  bool has_newer_names, has_newer_head; // of a wrapper, or a family of bare names: td_settle_names
+  td_attn_kind attn;                    // of most layers, and of those that predict
+  char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
   uint32_t n_layers, n_vocab, dim, n_heads, max_position;
   uint8_t kind[TD_MAX_LAYERS]; // td_attn_kind of each layer
   bool tie_embeddings, attention_bias;

@@ -592,6 +592,7 @@ static td_status bind_ends(td_tensor_binder *b) {
     if (p.conditions & ~met) continue;
     if (p.kind == TD_SPEC_VEC && b->config->family->has_norm1) p.kind = TD_SPEC_NORM1;
     td_tensor_name(b->config, p.name, name);
+    if (p.alias[0] && td_binder_peek(b, p.alias[0])) snprintf(name, sizeof name, "%s", p.alias[0]);
     td_status st = bind_place(b, &p, name, (char *)&b->out->ends + p.offset);
     if (st != TD_OK) return st;
   }

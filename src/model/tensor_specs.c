@@ -9,15 +9,17 @@
 
 #define END(kind, name, field, rows, cols, conditions)                                             \
   TD_PLACE(td_model_ends, kind, name, field, rows, cols, conditions, NULL)
+#define RENAMED_END(kind, name, field, rows, cols, alias)                                          \
+  TD_PLACE(td_model_ends, kind, name, field, rows, cols, TD_IF(STREAMS), alias)
 #define MIXER "model.hyper_connection_mixer"
 
 const td_tensor_spec td_end_places[] = {
     END(PLAIN, "model.embed_tokens.weight", embed, VOCAB, MODEL, 0),
     END(VEC, "model.norm.weight", final_norm, MODEL, ONE, TD_IF(NORM)),
     END(WEIGHT, "lm_head.weight", lm_head, VOCAB, MODEL, TD_IF(UNTIED)),
-    END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, TD_IF(STREAMS)),
-    END(F32, "hc_head_base", hyper.base, STREAMS, ONE, TD_IF(STREAMS)),
-    END(F32, "hc_head_scale", hyper.scale, ONE, ONE, TD_IF(STREAMS)),
+    RENAMED_END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, "model.hc_head.hc_fn"),
+    RENAMED_END(F32, "hc_head_base", hyper.base, STREAMS, ONE, "model.hc_head.hc_base"),
+    RENAMED_END(F32, "hc_head_scale", hyper.scale, ONE, ONE, "model.hc_head.hc_scale"),
     END(NORM1, MIXER ".hc_norm.weight", hyper.norm, STREAM_WIDTH, ONE, TD_IF(GATED)),
     END(LATENT, MIXER ".input_mix_weight_down.weight", hyper.down, HYPER_RANK, STREAM_WIDTH,
         TD_IF(GATED)),
@@ -60,7 +62,7 @@ const size_t td_n_mtp_stream_places = TD_COUNT(td_mtp_stream_places);
 static const char own_body[] = "model.", newer_body[] = "model.language_model.";
 
 static const char *body_of(const td_model_config *c) {
-  if (c->family->is_bare) return "";
+  if (c->family->is_bare) return c->has_newer_names ? own_body : "";
   if (c->has_newer_names) return newer_body;
   return c->wrapper ? c->wrapper->body : own_body;
 }
@@ -73,6 +75,10 @@ void td_settle_names(td_model_config *c, const td_store *store) {
     snprintf(name, sizeof name, "model.layers.0.mlp.experts.0.gate_proj.%s", parts[i]);
     c->has_split_experts |= td_store_find(store, name) >= 0;
   }
+  if (c->family->is_bare) {
+    c->has_newer_names = td_store_find(store, embed) >= 0;
+    c->has_newer_head = td_store_find(store, "lm_head.weight") >= 0;
+  }
   if (!c->wrapper) return;
   for (int i = 0; i < 2; i++) {
     c->has_newer_names = i == 1;
@@ -83,17 +89,15 @@ void td_settle_names(td_model_config *c, const td_store *store) {
 }
 
 // Names outside the layers of families whose names have no body.
-static const char *bare_name(const char *name) {
-  static const char *const names[][2] = {{"model.embed_tokens.weight", "model.embed.weight"},
-                                         {"lm_head.weight", "head.weight"}};
-  for (size_t i = 0; i < TD_COUNT(names); i++)
-    if (strcmp(name, names[i][0]) == 0) return names[i][1];
-  return name;
+static const char *bare_name(const td_model_config *c, const char *name) {
+  if (!c->has_newer_names && strcmp(name, "model.embed_tokens.weight") == 0)
+    return "model.embed.weight";
+  return !c->has_newer_head && strcmp(name, "lm_head.weight") == 0 ? "head.weight" : name;
 }
 
 void td_tensor_name(const td_model_config *c, const char *name, char out[TD_MAX_TENSOR_NAME]) {
   const size_t n = strlen(own_body);
-  if (c->family->is_bare) name = bare_name(name);
+  if (c->family->is_bare) name = bare_name(c, name);
   const char *prefix = body_of(c);
   if (strncmp(name, own_body, n) != 0) {
     prefix = c->wrapper && !c->has_newer_names ? c->wrapper->head : "";

@@ -153,41 +153,55 @@ static td_status read_rest(const td_config_reader *r) {
   return st;
 }
 
-#define POOL_PLACES(name, field, width, group, key, conditions)                                    \
-  TD_MATRIX(LATENT, name ".wkv.weight", field.x, width, MODEL, conditions),                        \
-      TD_MATRIX(LATENT, name ".wgate.weight", field.gate, width, MODEL, conditions),               \
-      TD_MATRIX(F32, name ".ape", field.bias, group, width, conditions),                           \
-      TD_VECTOR(name ".norm.weight", field.norm, key, conditions)
+#define POOL_PLACES(name, field, width, group, key, conditions, alias)                             \
+  TD_RENAMED(LATENT, name ".wkv.weight", field.x, width, MODEL, conditions,                        \
+             alias ".kv_proj.weight"),                                                             \
+      TD_RENAMED(LATENT, name ".wgate.weight", field.gate, width, MODEL, conditions,               \
+                 alias ".gate_proj.weight"),                                                       \
+      TD_RENAMED(F32, name ".ape", field.bias, group, width, conditions, alias ".position_bias"),  \
+      TD_RENAMED(VEC, name ".norm.weight", field.norm, key, ONE, conditions,                       \
+                 alias ".kv_norm.weight")
 
+// The second names are those of transformers; a third one it writes where it means to restore those
+// of the publisher.
 static const td_tensor_spec layer[] = {
-    TD_VECTOR("attn_norm.weight", attn_norm, MODEL, 0),
-    TD_VECTOR("ffn_norm.weight", mlp_norm, MODEL, 0),
-    TD_MATRIX(WEIGHT, "attn.wq_a.weight", q_a, Q_LORA, MODEL, 0),
-    TD_VECTOR("attn.q_norm.weight", q_a_norm, Q_LORA, 0),
-    TD_MATRIX(WEIGHT, "attn.wq_b.weight", q_b, Q, Q_LORA, 0),
-    TD_MATRIX(LATENT, "attn.wkv.weight", k, HEAD, MODEL, 0),
-    TD_VECTOR("attn.kv_norm.weight", k_norm, HEAD, 0),
-    TD_MATRIX(WEIGHT, "attn.wo_a.weight", o_a, O_A, O_GROUP, 0),
-    TD_MATRIX(WEIGHT, "attn.wo_b.weight", o, MODEL, O_A, 0),
-    TD_MATRIX(F32, "attn.attn_sink", sinks, HEADS, ONE, 0),
-    POOL_PLACES("attn.compressor", pool, HEAD, POOL_GROUP, HEAD, TD_IF(POOL)),
-    POOL_PLACES("attn.compressor", pool, TWO_HEADS, POOL_TOP_GROUP, HEAD, TD_IF(POOL_TOP)),
+    TD_RENAMED(VEC, "attn_norm.weight", attn_norm, MODEL, ONE, 0, "input_layernorm.weight"),
+    TD_RENAMED(VEC, "ffn_norm.weight", mlp_norm, MODEL, ONE, 0, "post_attention_layernorm.weight"),
+    TD_RENAMED(WEIGHT, "attn.wq_a.weight", q_a, Q_LORA, MODEL, 0, "self_attn.q_a_proj.weight"),
+    TD_RENAMED(VEC, "attn.q_norm.weight", q_a_norm, Q_LORA, ONE, 0, "self_attn.q_a_norm.weight"),
+    TD_RENAMED(WEIGHT, "attn.wq_b.weight", q_b, Q, Q_LORA, 0, "self_attn.q_b_proj.weight"),
+    TD_RENAMED(LATENT, "attn.wkv.weight", k, HEAD, MODEL, 0, "self_attn.kv_proj.weight"),
+    TD_RENAMED(VEC, "attn.kv_norm.weight", k_norm, HEAD, ONE, 0, "self_attn.kv_norm.weight",
+               "attn.norm.weight"),
+    TD_RENAMED(WEIGHT, "attn.wo_a.weight", o_a, O_A, O_GROUP, 0, "self_attn.o_a_proj.weight"),
+    TD_RENAMED(WEIGHT, "attn.wo_b.weight", o, MODEL, O_A, 0, "self_attn.o_b_proj.weight"),
+    TD_RENAMED(F32, "attn.attn_sink", sinks, HEADS, ONE, 0, "self_attn.sinks"),
+    POOL_PLACES("attn.compressor", pool, HEAD, POOL_GROUP, HEAD, TD_IF(POOL),
+                "self_attn.compressor"),
+    POOL_PLACES("attn.compressor", pool, TWO_HEADS, POOL_TOP_GROUP, HEAD, TD_IF(POOL_TOP),
+                "self_attn.compressor"),
     POOL_PLACES("attn.indexer.compressor", index_pool, INDEX_POOL, POOL_TOP_GROUP, INDEX_K,
-                TD_IF(POOL_TOP)),
-    TD_MATRIX(LATENT, "attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF(POOL_TOP)),
-    TD_MATRIX(ROUTER, "attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS, MODEL,
-              TD_IF(POOL_TOP)),
-    TD_HYPER_PLACES("hc_attn", attn_hyper),
-    TD_HYPER_PLACES("hc_ffn", mlp_hyper),
-    TD_MATRIX(ROUTER, "ffn.gate.weight", router, EXPERTS, MODEL, 0),
-    TD_MATRIX(F32, "ffn.gate.bias", router_bias, EXPERTS, ONE, TD_IF(ROUTED)),
-    TD_MATRIX(TABLE, "ffn.gate.tid2eid", expert_table, VOCAB, TOP_K, TD_IF(TABLE)),
+                TD_IF(POOL_TOP), "self_attn.compressor.indexer"),
+    TD_RENAMED(LATENT, "attn.indexer.wq_b.weight", index_q, INDEX_Q, Q_LORA, TD_IF(POOL_TOP),
+               "self_attn.compressor.indexer.q_b_proj.weight"),
+    TD_RENAMED(ROUTER, "attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS, MODEL,
+               TD_IF(POOL_TOP), "self_attn.compressor.indexer.scorer.weights_proj.weight"),
+    TD_HYPER_PLACES("hc_attn", attn_hyper, "attn_hc"),
+    TD_HYPER_PLACES("hc_ffn", mlp_hyper, "ffn_hc"),
+    TD_RENAMED(ROUTER, "ffn.gate.weight", router, EXPERTS, MODEL, 0, "mlp.gate.weight"),
+    TD_RENAMED(F32, "ffn.gate.bias", router_bias, EXPERTS, ONE, TD_IF(ROUTED),
+               "mlp.gate.e_score_correction_bias"),
+    TD_RENAMED(TABLE, "ffn.gate.tid2eid", expert_table, VOCAB, TOP_K, TD_IF(TABLE),
+               "mlp.gate.tid2eid"),
     TD_MATRIX(EXPERT, "w1.weight", gate, EXPERT, MODEL, 0),
     TD_MATRIX(EXPERT, "w3.weight", up, EXPERT, MODEL, 0),
     TD_MATRIX(EXPERT, "w2.weight", down, MODEL, EXPERT, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w1.weight", mlp_gate, SHARED, MODEL, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w3.weight", mlp_up, SHARED, MODEL, 0),
-    TD_MATRIX(WEIGHT, "ffn.shared_experts.w2.weight", mlp_down, MODEL, SHARED, 0),
+    TD_RENAMED(WEIGHT, "ffn.shared_experts.w1.weight", mlp_gate, SHARED, MODEL, 0,
+               "mlp.shared_experts.gate_proj.weight"),
+    TD_RENAMED(WEIGHT, "ffn.shared_experts.w3.weight", mlp_up, SHARED, MODEL, 0,
+               "mlp.shared_experts.up_proj.weight"),
+    TD_RENAMED(WEIGHT, "ffn.shared_experts.w2.weight", mlp_down, MODEL, SHARED, 0,
+               "mlp.shared_experts.down_proj.weight"),
 };
 
 const td_family td_family_deepseek_v4 = {

@@ -174,11 +174,11 @@ const td_wrapper *td_wrapper_find(const char *model_type);
       TD_MATRIX(ROUTER, "self_attn.indexer.weights_proj.weight", index_weights, INDEX_HEADS,       \
                 MODEL, TD_IF(INDEX))
 
-// Scores of hyper-connections, in front of a block.
-#define TD_HYPER_PLACES(name, field)                                                               \
-  TD_MATRIX(SCORES, name "_fn", field.fn, STREAM_SCORES, STREAM_WIDTH, 0),                         \
-      TD_MATRIX(F32, name "_base", field.base, STREAM_SCORES, ONE, 0),                             \
-      TD_MATRIX(F32, name "_scale", field.scale, THREE, ONE, 0)
+// Scores of hyper-connections, in front of a block; alias as transformers names them.
+#define TD_HYPER_PLACES(name, field, alias)                                                        \
+  TD_RENAMED(SCORES, name "_fn", field.fn, STREAM_SCORES, STREAM_WIDTH, 0, alias ".fn"),           \
+      TD_RENAMED(F32, name "_base", field.base, STREAM_SCORES, ONE, 0, alias ".base"),             \
+      TD_RENAMED(F32, name "_scale", field.scale, THREE, ONE, 0, alias ".scale")
 
 // A gated MLP, its width a dimension; what the matrices' names begin with, and a second such name.
 #define TD_MLP_PLACES(name, width, conditions)                                                     \

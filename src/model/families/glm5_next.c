@@ -104,8 +104,8 @@ static const td_tensor_spec layer[] = {
     TD_MATRIX(F32, "self_attn.indexer.index_kpool_compress_ape", index_pool.bias, INDEX_GROUP,
               INDEX_K, TD_IF(DSA_POOL)),
     TD_KDA_PLACES,
-    TD_HYPER_PLACES("hc_attn", attn_hyper),
-    TD_HYPER_PLACES("hc_ffn", mlp_hyper),
+    TD_HYPER_PLACES("hc_attn", attn_hyper, "attn_hc"),
+    TD_HYPER_PLACES("hc_ffn", mlp_hyper, "ffn_hc"),
     TD_ROUTED_PLACES,
 };
 
