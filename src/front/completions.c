@@ -17,24 +17,6 @@
 
 // ---- submission -----------------------------------------------------------------------------
 
-static td_status check_context(td_job *j, uint32_t n_ctx) {
-  const char *param = j->is_chat ? "messages" : "prompt";
-  for (uint32_t i = 0; i < j->n_prompts; i++) {
-    size_t n = j->prompts[i].n + j->prompts[i].n_cut;
-    if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
-    if (n < n_ctx) continue;
-    td_api_fail(&j->error, 400, param, "context_length_exceeded",
-                "This model's maximum context length is %u tokens. However, the prompt has %zu "
-                "tokens, and the output needs room for at least one: shorten the %s, or start the "
-                "server with a larger --ctx-size.",
-                n_ctx, n, param);
-    j->error.n_prompt_tokens = (int64_t)n;
-    j->error.n_ctx = n_ctx;
-    return TD_EINVAL;
-  }
-  return TD_OK;
-}
-
 // End tokens beyond those the checkpoint names: the tokenizer's, stop_token_ids, and stop strings
 // that are the text of a control token (which never appears in the output).
 static uint32_t collect_ends(const td_job *j, int32_t *ends) {
@@ -54,22 +36,6 @@ static uint32_t collect_ends(const td_job *j, int32_t *ends) {
   return n;
 }
 
-// Whose what is kept of the request is: its caller's if callers are apart, and its cache_salt's. 0:
-// everyone's.
-static uint64_t owner_of(const td_job *j, bool is_apart) {
-  const char *given = j->request.cache_salt;
-  if (!given && !is_apart) return 0;
-  td_sha256 sha;
-  td_digest digest;
-  uint64_t owner;
-  td_sha256_begin(&sha);
-  if (is_apart) td_sha256_add(&sha, &j->caller.tenant, sizeof j->caller.tenant);
-  if (given) td_sha256_add(&sha, given, strlen(given) + 1);
-  td_sha256_end(&sha, &digest);
-  memcpy(&owner, digest.bytes, sizeof owner);
-  return owner | 1; // never 0
-}
-
 static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
   const td_api_request *r = &j->request;
   int32_t ends[TD_TOKENIZER_MAX_ENDS + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
@@ -78,24 +44,25 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
   bool all = r->max_tokens < 0 || r->max_tokens > room;
   bool is_scored = r->n_prompt_logprobs >= 0 || (r->echo && r->logprobs);
   uint32_t most = r->max_tokens ? (uint32_t)r->max_tokens : 1;
-  td_request request = {.prompt = prompt->ids,
-                        .n_prompt = (uint32_t)prompt->n,
-                        .max_tokens = all ? room : most,
-                        .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
-                                 (r->logprobs || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
-                                 (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
-                        .sampling = r->sampling,
-                        .bias = r->bias,
-                        .n_bias = r->n_bias,
-                        .grammar = r->grammar.data,
-                        .n_grammar = (uint32_t)r->grammar.len,
-                        .ends = ends,
-                        .n_ends = collect_ends(j, ends),
-                        .min_tokens = (uint32_t)r->min_tokens,
-                        .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
-                        .tenant = j->caller.tenant,
-                        .weight = j->caller.weight,
-                        .salt = owner_of(j, j->serve->options->cache_per_key)};
+  td_request request = {
+      .prompt = prompt->ids,
+      .n_prompt = (uint32_t)prompt->n,
+      .max_tokens = all ? room : most,
+      .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
+               (r->logprobs || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
+               (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
+      .sampling = r->sampling,
+      .bias = r->bias,
+      .n_bias = r->n_bias,
+      .grammar = r->grammar.data,
+      .n_grammar = (uint32_t)r->grammar.len,
+      .ends = ends,
+      .n_ends = collect_ends(j, ends),
+      .min_tokens = (uint32_t)r->min_tokens,
+      .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
+      .tenant = j->caller.tenant,
+      .weight = j->caller.weight,
+      .salt = td_serve_cache_owner(&j->caller, r->cache_salt, j->serve->options->cache_per_key)};
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
@@ -181,7 +148,7 @@ static td_status begin_answer(td_job *j) {
   j->head.fingerprint = j->host->fingerprint;
   memcpy(&j->call_id, random + 8, sizeof j->call_id);
   uint32_t n_ctx = j->host->n_ctx;
-  td_status st = check_context(j, n_ctx);
+  td_status st = td_serve_check_context(j->prompts, j->n_prompts, j->is_chat, n_ctx, &j->error);
   if (st == TD_OK) st = open_choices(j);
   // The other protocols have one answer.
   if (st == TD_OK && j->dialect) {
@@ -201,12 +168,6 @@ static td_status begin_answer(td_job *j) {
 #define LARGE_GRAMMAR_BYTES (2u << 20)
 
 // ---- preparation ----------------------------------------------------------------------------
-
-static td_status check_model(const td_job *j, td_api_error *error) {
-  const char *asked = j->request.model, *suffix = j->dialect ? j->dialect->model_suffix : NULL;
-  if (!asked || td_hosts_find(&j->serve->hosts, asked, suffix)) return TD_OK;
-  return td_serve_unknown_model(j->serve, asked, error);
-}
 
 static td_status open_chat(td_job *j) {
   td_err err;
@@ -251,7 +212,10 @@ static td_status parse(td_job *j) {
 static void prepare_body(td_job *j) {
   j->status = parse(j);
   td_buf_free(&j->body);
-  if (j->status == TD_OK) j->status = check_model(j, &j->error);
+  if (j->status == TD_OK) {
+    const char *suffix = j->dialect ? j->dialect->model_suffix : NULL;
+    j->status = td_serve_check_model(j->serve, j->request.model, suffix, &j->error);
+  }
   if (j->status == TD_OK) j->status = open_chat(j);
   if (j->status == TD_OK) {
     j->status = td_api_tokenize_bias(&j->request, td_chat_tokenizer(j->host->chat), &j->error);
@@ -270,8 +234,7 @@ static void prepare_body(td_job *j) {
   }
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
-  // Turns hold reasoning that was not shown: callers with keys are always apart.
-  j->request.owner = owner_of(j, j->serve->options->cache_per_key || j->serve->keys.n);
+  j->request.owner = td_serve_turn_owner(j->serve, &j->caller, &j->request);
   j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->prompts,
                               j->is_chat ? &text : NULL, &j->error);
   const td_reasoning reasoning = td_output_parser_after(td_buf_text(&text), text.len);

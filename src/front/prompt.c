@@ -210,6 +210,53 @@ uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
   return (uint32_t)prompt->n;
 }
 
+// ---- what a request may be, and whose it is
+// ------------------------------------------------------
+
+td_status td_serve_check_model(const td_serve *serve, const char *asked, const char *suffix,
+                               td_api_error *error) {
+  if (!asked || td_hosts_find(&serve->hosts, asked, suffix)) return TD_OK;
+  return td_serve_unknown_model(serve, asked, error);
+}
+
+td_status td_serve_check_context(const td_token_ids *prompts, uint32_t n_prompts, bool is_chat,
+                                 uint32_t n_ctx, td_api_error *error) {
+  const char *param = is_chat ? "messages" : "prompt";
+  for (uint32_t i = 0; i < n_prompts; i++) {
+    size_t n = prompts[i].n + prompts[i].n_cut;
+    if (n == 0) return td_api_bad(error, param, "the prompt has no tokens");
+    if (n < n_ctx) continue;
+    td_api_fail(error, 400, param, "context_length_exceeded",
+                "This model's maximum context length is %u tokens. However, the prompt has %zu "
+                "tokens, and the output needs room for at least one: shorten the %s, or start the "
+                "server with a larger --ctx-size.",
+                n_ctx, n, param);
+    error->n_prompt_tokens = (int64_t)n;
+    error->n_ctx = n_ctx;
+    return TD_EINVAL;
+  }
+  return TD_OK;
+}
+
+uint64_t td_serve_cache_owner(const td_api_caller *caller, const char *cache_salt, bool is_apart) {
+  if (!cache_salt && !is_apart) return 0;
+  td_sha256 sha;
+  td_digest digest;
+  uint64_t owner;
+  td_sha256_begin(&sha);
+  if (is_apart) td_sha256_add(&sha, &caller->tenant, sizeof caller->tenant);
+  if (cache_salt) td_sha256_add(&sha, cache_salt, strlen(cache_salt) + 1);
+  td_sha256_end(&sha, &digest);
+  memcpy(&owner, digest.bytes, sizeof owner);
+  return owner | 1; // never 0
+}
+
+uint64_t td_serve_turn_owner(const td_serve *serve, const td_api_caller *caller,
+                             const td_api_request *request) {
+  const bool is_apart = serve->options->cache_per_key || serve->keys.n;
+  return td_serve_cache_owner(caller, request->cache_salt, is_apart);
+}
+
 // ---- grammar ------------------------------------------------------------------------------------
 
 td_status td_serve_compose(const td_chat *chat, const td_call_syntax *calls,

@@ -16,6 +16,9 @@ enum {
 #define TD_ROUTES(X)                                                                               \
   X(chat, "POST", "/v1/chat/completions", TD_ROUTE_WORKER, "continue a conversation")              \
   X(completions, "POST", "/v1/completions", TD_ROUTE_WORKER, "continue a text")                    \
+  X(chat_render, "POST", "/v1/chat/completions/render", 0,                                         \
+    "vLLM's, for routers: the token ids of its prompt")                                            \
+  X(completions_render, "POST", "/v1/completions/render", 0, "the same of a text")                 \
   X(responses, "POST", "/v1/responses", TD_ROUTE_WORKER,                                           \
     "OpenAI's Responses; the last 1,024 are kept in memory for previous_response_id")              \
   X(input_tokens, "POST", "/v1/responses/input_tokens", 0, "tokens of a response's input")         \

@@ -106,6 +106,19 @@ extern const size_t td_openapi_len;
 // were generated as; NULL: they are tokenized again. Any thread.
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
                           td_token_ids *prompts, td_buf *text, td_api_error *error);
+// Whether a request may name this model (NULL: it names none); suffix: see td_hosts_find.
+td_status td_serve_check_model(const td_serve *serve, const char *asked, const char *suffix,
+                               td_api_error *error);
+// Whether prompts leave room for a token of output.
+td_status td_serve_check_context(const td_token_ids *prompts, uint32_t n_prompts, bool is_chat,
+                                 uint32_t n_ctx, td_api_error *error);
+// Whose what is kept of a request is: its caller's if callers are apart, and its cache_salt's (may
+// be NULL). 0: everyone's.
+uint64_t td_serve_cache_owner(const td_api_caller *caller, const char *cache_salt, bool is_apart);
+// For whom the turns of a request are remembered. They hold reasoning that was not shown: callers
+// with keys are always apart.
+uint64_t td_serve_turn_owner(const td_serve *serve, const td_api_caller *caller,
+                             const td_api_request *request);
 // How many of a chat's tokens the next turn's prompt will probably begin with: a reasoning block
 // that is opened, or opened and closed, at the end is not repeated there.
 uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt);

@@ -1,12 +1,23 @@
-// src/front/tokenize.c - /tokenize, /detokenize, /apply-template and count_tokens: tokenizer and
-// chat template alone, for debugging prompts. The work runs on the thread pool.
+// src/front/tokenize.c - /tokenize, /detokenize, /apply-template, count_tokens and vLLM's render:
+// tokenizer and chat template alone, for debugging prompts and for routers that need token ids. The
+// work runs on the thread pool.
 #include <malloc.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
+#include "api/response.h"
 #include "base/json_write.h"
 #include "front/serve_impl.h"
 
-typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT, COUNT_INPUT } task_kind;
+typedef enum {
+  RENDER_TEXT,
+  RENDER_CHAT,
+  TOKENIZE,
+  DETOKENIZE,
+  APPLY_TEMPLATE,
+  COUNT,
+  COUNT_INPUT
+} task_kind;
 
 typedef struct {
   td_serve *serve;
@@ -17,7 +28,7 @@ typedef struct {
   td_lane_work work;
   td_buf body, answer;
   td_http_held held; // its share of the HTTP server's body budget
-  uint64_t owner;    // of stored responses
+  td_api_caller caller;
   td_status status;
   td_api_error error;
 } task;
@@ -28,13 +39,17 @@ static void task_free(task *t) {
   free(t);
 }
 
+static void write_ids(td_json_writer *w, const char *key, const td_token_ids *ids) {
+  td_jw_begin_array(w, key);
+  for (size_t i = 0; i < ids->n; i++)
+    td_jw_int(w, NULL, ids->ids[i]);
+  td_jw_end_array(w);
+}
+
 static void write_tokens(task *t, const td_token_ids *ids) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
-  td_jw_begin_array(&w, "tokens");
-  for (size_t i = 0; i < ids->n; i++)
-    td_jw_int(&w, NULL, ids->ids[i]);
-  td_jw_end_array(&w);
+  write_ids(&w, "tokens", ids);
   td_jw_int(&w, "count", (int64_t)ids->n);
   td_jw_int(&w, "max_model_len", t->host->n_ctx);
   td_jw_end_object(&w);
@@ -57,7 +72,7 @@ static td_status open_host(task *t) {
   return t->chat ? TD_OK : td_api_fail_err(&t->error, NULL, &err);
 }
 
-static td_status encode(task *t, const td_api_request *request) {
+static td_status encode(task *t, td_api_request *request) {
   if (t->kind >= APPLY_TEMPLATE && !request->is_chat) {
     return td_api_bad(&t->error, "messages", "messages are missing");
   }
@@ -82,7 +97,73 @@ static td_status encode(task *t, const td_api_request *request) {
   return st;
 }
 
-static td_status decode(task *t, const td_api_request *request) {
+// vLLM's names; what is off has its neutral value.
+static void write_sampling(td_json_writer *w, const td_api_request *r, size_t room) {
+  const td_sampling *s = &r->sampling;
+  const bool all = r->max_tokens < 0 || (size_t)r->max_tokens > room;
+  td_jw_begin_object(w, "sampling_params");
+  td_jw_int(w, "n", r->n);
+  td_jw_int(w, "max_tokens", all ? (int64_t)room : r->max_tokens);
+  td_jw_int(w, "min_tokens", r->min_tokens);
+  td_jw_double(w, "temperature", (double)s->temperature);
+  td_jw_double(w, "top_p", s->top_p != 0 ? (double)s->top_p : 1);
+  td_jw_int(w, "top_k", s->top_k);
+  td_jw_double(w, "min_p", (double)s->min_p);
+  td_jw_double(w, "presence_penalty", (double)s->presence_penalty);
+  td_jw_double(w, "frequency_penalty", (double)s->frequency_penalty);
+  td_jw_double(w, "repetition_penalty",
+               s->repetition_penalty != 0 ? (double)s->repetition_penalty : 1);
+  td_jw_bool(w, "ignore_eos", r->ignore_eos);
+  td_jw_end_object(w);
+}
+
+// vLLM's GenerateRequest. There are no images: features are null.
+static td_status write_rendered(task *t, td_json_writer *w, const td_api_request *r,
+                                const td_token_ids *ids) {
+  unsigned char random[16];
+  if (getrandom(random, sizeof random, 0) != sizeof random) {
+    return td_api_fail(&t->error, 503, NULL, NULL, "no random numbers");
+  }
+  td_api_head head;
+  td_api_head_init(&head, r->is_chat, NULL, NULL, 0, random);
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "request_id", head.id);
+  write_ids(w, "token_ids", ids);
+  td_jw_null(w, "features");
+  write_sampling(w, r, t->host->n_ctx - ids->n);
+  td_jw_str(w, "model", r->model);
+  td_jw_bool(w, "stream", r->stream);
+  td_jw_str(w, "cache_salt", r->cache_salt);
+  td_jw_int(w, "priority", 0);
+  td_jw_end_object(w);
+  return TD_OK;
+}
+
+// The prompts that this request would have at its endpoint: an object for a chat, an array for
+// completions.
+static td_status render(task *t, td_api_request *r) {
+  const uint32_t n = r->is_chat ? 1 : r->n_prompts;
+  td_status st = td_serve_check_model(t->serve, r->model, NULL, &t->error);
+  if (st != TD_OK) return st;
+  td_token_ids *prompts = calloc(n, sizeof *prompts);
+  if (!prompts) return td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
+  for (uint32_t i = 0; i < n; i++)
+    prompts[i] = (td_token_ids){.most = t->host->n_ctx, .is_canceled = &t->work.is_canceled};
+  r->owner = td_serve_turn_owner(t->serve, &t->caller, r);
+  st = td_serve_encode(t->chat, t->host->turns, r, prompts, NULL, &t->error);
+  if (st == TD_OK) st = td_serve_check_context(prompts, n, r->is_chat, t->host->n_ctx, &t->error);
+  td_json_writer w = TD_JSON_WRITER(&t->answer);
+  if (!r->is_chat) td_jw_begin_array(&w, NULL);
+  for (uint32_t i = 0; i < n; i++) {
+    if (st == TD_OK) st = write_rendered(t, &w, r, &prompts[i]);
+    td_token_ids_free(&prompts[i]);
+  }
+  if (!r->is_chat) td_jw_end_array(&w);
+  free(prompts);
+  return st;
+}
+
+static td_status decode(task *t, td_api_request *request) {
   td_err err;
   td_buf text = TD_BUF_INIT;
   const td_api_prompt *prompt = &request->prompts[0];
@@ -107,20 +188,37 @@ static td_status translate(task *t, td_dialect_state *state) {
   return st;
 }
 
+typedef struct {
+  td_status (*parse)(td_api_request *out, const char *body, size_t len,
+                     const td_api_defaults *defaults, td_api_error *error);
+  td_status (*answer)(task *t, td_api_request *request);
+} method;
+
+static const method methods[] = {
+    [RENDER_TEXT] = {td_api_parse_completion, render},
+    [RENDER_CHAT] = {td_api_parse_chat, render},
+    [TOKENIZE] = {td_api_parse_tokenize, encode},
+    [DETOKENIZE] = {td_api_parse_detokenize, decode},
+    [APPLY_TEMPLATE] = {td_api_parse_tokenize, encode},
+    [COUNT] = {td_api_parse_tokenize, encode},
+    [COUNT_INPUT] = {td_api_parse_tokenize, encode},
+};
+
 // On the thread pool.
 static void run(uv_work_t *work) {
   task *t = work->data;
-  td_api_request request;
-  bool decodes = t->kind == DETOKENIZE;
-  td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
-                     td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
-  request = (td_api_request){0};
+  const method *m = &methods[t->kind];
+  td_api_request request = {0};
   t->status = open_host(t);
-  td_dialect_state state = {.is_count = true, .store = t->serve->responses, .owner = t->owner};
+  td_dialect_state state = {.is_count = true,
+                            .store = t->serve->responses,
+                            .owner = td_serve_owner(t->serve, &t->caller)};
   if (t->status == TD_OK && t->kind >= COUNT) t->status = translate(t, &state);
   if (t->status == TD_OK) {
-    t->status = parse(&request, td_buf_text(&t->body), t->body.len, &t->host->defaults, &t->error);
-    if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
+    td_api_defaults defaults = t->host->defaults;
+    defaults.is_canceled = &t->work.is_canceled;
+    t->status = m->parse(&request, td_buf_text(&t->body), t->body.len, &defaults, &t->error);
+    if (t->status == TD_OK) t->status = m->answer(t, &request);
     if (t->status != TD_OK) td_dialect_name(&state, &t->error);
   }
   td_dialect_state_free(&state);
@@ -161,14 +259,12 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->kind = kind;
   t->x = x;
   t->held = td_http_take_body(x, &t->body);
-  td_api_caller caller;
-  td_serve_authorize(serve, x, &caller);
-  t->owner = td_serve_owner(serve, &caller);
+  td_serve_authorize(serve, x, &t->caller);
   t->work = (td_lane_work){.work.data = t,
                            .run = run,
                            .after = on_run,
-                           .tenant = caller.tenant,
-                           .weight = caller.weight,
+                           .tenant = t->caller.tenant,
+                           .weight = t->caller.weight,
                            .n_bytes = t->body.len};
   td_http_on_gone(x, on_gone, t);
   td_lane_queue(&serve->lane, &t->work);
@@ -178,6 +274,8 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   void td_serve_##name(void *ctx, td_http_exchange *x) {                                           \
     start(ctx, x, kind);                                                                           \
   }
+TASK(chat_render, RENDER_CHAT)
+TASK(completions_render, RENDER_TEXT)
 TASK(tokenize, TOKENIZE)
 TASK(detokenize, DETOKENIZE)
 TASK(apply_template, APPLY_TEMPLATE)

@@ -329,6 +329,38 @@ def test_unicode(client, server):
     assert text in back
 
 
+def test_rendered_prompts(client, server):
+    def render(path, body):
+        return httpx.post(f"{server.url}/v1/{path}/render", json=body)
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    chat_body = {"model": "tiny", "messages": messages, "max_tokens": 5, "top_k": 7}
+    rendered = render("chat/completions", chat_body | {"cache_salt": "s", "stream": True}).json()
+    shown = httpx.post(server.url + "/tokenize", json={"messages": messages}).json()["tokens"]
+    assert rendered["token_ids"] == shown and rendered["features"] is None
+    assert rendered["request_id"].startswith("chatcmpl-") and rendered["model"] == "tiny"
+    assert rendered["cache_salt"] == "s" and rendered["stream"]
+    sampling = rendered["sampling_params"]
+    assert (sampling["max_tokens"], sampling["top_k"], sampling["n"]) == (5, 7, 1)
+    answer = client.completions.create(model="tiny", prompt=shown, max_tokens=5, temperature=0)
+    same = chat(client, messages, max_tokens=5, temperature=0)
+    assert same.usage.prompt_tokens == len(shown)
+    assert answer.choices[0].text == same.choices[0].message.content
+    texts = render("completions", {"prompt": ["one", "two words"], "max_tokens": 10**6}).json()
+    room = httpx.post(server.url + "/tokenize", json={"prompt": "one"}).json()["max_model_len"]
+    for text, one in zip(["one", "two words"], texts, strict=True):
+        ids = httpx.post(server.url + "/tokenize", json={"prompt": text}).json()["tokens"]
+        assert one["token_ids"] == ids and one["request_id"].startswith("cmpl-")
+        assert one["sampling_params"]["max_tokens"] == room - len(ids)
+    assert render("completions", {"prompt": [3, 4, 5]}).json()[0]["token_ids"] == [3, 4, 5]
+    for body, param in [({"messages": []}, "messages"), (chat_body | {"top_k": "x"}, "top_k")]:
+        wrong = render("chat/completions", body)
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == param
+    long = render("completions", {"prompt": [3] * (room + 1)})
+    assert long.status_code == 400 and long.json()["error"]["code"] == "context_length_exceeded"
+    assert render("completions", {"model": "another", "prompt": "a"}).status_code == 404
+
+
 def test_what_users_type_is_no_control_token(client, server):
     def tokens(content):
         body = {"messages": [{"role": "user", "content": content}]}

@@ -149,6 +149,10 @@ def test_what_was_cut_and_what_others_said(server):
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == known // PAGE * PAGE
     shown = httpx.post(server.url + "/tokenize", json=body).json()["count"]
     assert again["usage"]["prompt_tokens"] < shown
+    rendered = httpx.post(url + "/render", json=body).json()["token_ids"]
+    assert len(rendered) == again["usage"]["prompt_tokens"]
+    salted = httpx.post(url + "/render", json=body | {"cache_salt": "x"}).json()["token_ids"]
+    assert len(salted) == shown  # what was generated for others is not told
 
 
 def reads_reasoning(server, client, reader):
