@@ -52,6 +52,7 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
     td_kv_close(kv);
     return st;
   }
+  kv->pool.listener = opts->listener;
   *out = kv;
   return TD_OK;
 }

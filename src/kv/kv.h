@@ -19,11 +19,30 @@
 #include "base/status.h"
 
 typedef struct td_kv td_kv;
+
+typedef enum { TD_KV_STORED, TD_KV_REMOVED, TD_KV_CLEARED } td_kv_change_kind;
+
+// A full page that prompts may find from now on, or no longer; or none is left to be found.
+typedef struct {
+  td_kv_change_kind kind;
+  uint32_t n_tokens;
+  const td_digest *name, *before; // before: of the page before it; NULL: it is a prompt's first
+  uint64_t salt;                  // of a first page
+  const int32_t *tokens;          // [n_tokens], the page's own
+} td_kv_change;
+
+// May not call td_kv; what the change points to is valid during the call.
+typedef struct {
+  void (*call)(void *ctx, const td_kv_change *change); // NULL: nobody listens
+  void *ctx;
+} td_kv_listener;
+
 typedef struct {
   uint32_t page_tokens; // power of two
   uint32_t n_pages;
   uint32_t max_seqs;
-  const td_digest *root; // start of the chain of page names (kv/record.h); NULL: no names
+  const td_digest *root;   // start of the chain of page names (kv/record.h); NULL: no names
+  td_kv_listener listener; // requires a root
 } td_kv_opts;
 
 // On success the caller owns *out; on error *out is NULL.

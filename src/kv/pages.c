@@ -91,6 +91,10 @@ int32_t td_pages_find_partial(const td_pages *p, uint64_t parent, const int32_t 
   return longest;
 }
 
+static void tell(const td_pages *p, const td_kv_change *change) {
+  if (p->listener.call) p->listener.call(p->listener.ctx, change);
+}
+
 static void publish(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens,
                     uint32_t n_tokens) {
   td_page *m = &p->pages[page];
@@ -114,6 +118,12 @@ void td_pages_publish(td_pages *p, int32_t page, int32_t before, uint64_t salt,
   td_digest name = is_first ? p->root : p->names[before];
   if (is_first) td_kv_name_salted(&name, &name, salt);
   td_kv_name_next(&p->names[page], &name, tokens, p->page_tokens);
+  tell(p, &(td_kv_change){.kind = TD_KV_STORED,
+                          .n_tokens = p->page_tokens,
+                          .name = &p->names[page],
+                          .before = is_first ? NULL : &p->names[before],
+                          .salt = is_first ? salt : 0,
+                          .tokens = tokens});
 }
 
 void td_pages_publish_own(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
@@ -127,13 +137,20 @@ void td_pages_publish_partial(td_pages *p, int32_t page, uint64_t parent, const 
   publish(p, page, parent, tokens, n_tokens);
 }
 
-void td_pages_withdraw(td_pages *p, int32_t page) {
+static void withdraw(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
   int32_t *link = bucket_of(p, m->parent, tokens_of(p, page), m->n_tokens);
   while (*link != page)
     link = &p->pages[*link].bucket_next;
   *link = m->bucket_next;
   m->serial = 0;
+}
+
+void td_pages_withdraw(td_pages *p, int32_t page) {
+  const bool is_shared = p->names && !p->pages[page].is_own;
+  withdraw(p, page);
+  if (is_shared && p->pages[page].n_tokens == p->page_tokens)
+    tell(p, &(td_kv_change){.kind = TD_KV_REMOVED, .name = &p->names[page]});
 }
 
 // ---- allocation and LRU -----------------------------------------------------------------------
@@ -179,10 +196,11 @@ void td_pages_forget(td_pages *p) {
   while (p->n_idle) {
     int32_t page = p->oldest;
     leave_idle(p, page);
-    td_pages_withdraw(p, page);
+    withdraw(p, page);
     p->free[p->n_free++] = page;
   }
   TD_CHECK(p->n_free == p->n_pages);
+  tell(p, &(td_kv_change){.kind = TD_KV_CLEARED});
 }
 
 void td_pages_hold(td_pages *p, int32_t page) {

@@ -17,6 +17,7 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
+#include "kv/kv.h"
 
 #define TD_PAGE_NONE     (-1)
 #define TD_PAGE_START    0u              // the root of all prompts
@@ -46,6 +47,7 @@ typedef struct {
   uint32_t n_free, n_buckets, n_idle;
   int32_t oldest, newest;        // ends of the list of idle pages
   uint64_t n_published, n_idled; // so far
+  td_kv_listener listener;
 } td_pages;
 
 // With a root (may be NULL), published pages get names. On error *out is closed. TD_ENOMEM.

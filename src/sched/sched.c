@@ -63,7 +63,8 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
   const td_kv_opts kv = {.page_tokens = opts->page_tokens,
                          .n_pages = opts->n_pages,
                          .max_seqs = opts->max_seqs,
-                         .root = opts->kv_root};
+                         .root = opts->kv_root,
+                         .listener = opts->kv_listener};
   bool has_tables = sched->entries && sched->running;
   td_status st = has_tables ? td_kv_open(&sched->kv, &kv, err)
                             : td_fail(err, TD_ENOMEM, "out of memory for %zu requests", n);

@@ -41,8 +41,9 @@ typedef struct {
   // With separate prefill and decode workers: all threads, and prefill's share while both have
   // work, clamped to 1 .. n_threads - 1.
   uint32_t n_threads, prefill_threads;
-  const td_digest *kv_root; // see td_kv_opts; may be NULL
-  bool shares_output;       // later prompts find the pages of finished requests' generated tokens
+  const td_digest *kv_root;   // see td_kv_opts; may be NULL
+  td_kv_listener kv_listener; // see td_kv_opts
+  bool shares_output;         // later prompts find the pages of finished requests' generated tokens
 } td_sched_opts;
 
 // Thread counts of the two workers. A worker that is the only one with work gets all threads.
