@@ -17,6 +17,7 @@ static inline const char *td_env(const char *name) {
   X(CUDA_LIB, "TANDEM_CUDA_LIB")             /* path of the CUDA kernels' library */               \
   X(CUDA_WITHOUT, "TANDEM_CUDA_WITHOUT")     /* kernels not to use, td_cuda_kernels */             \
   X(NCCL_LIB, "TANDEM_NCCL_LIB")             /* path of NCCL */                                    \
+  X(ZMQ_LIB, "TANDEM_ZMQ_LIB")               /* path of ZeroMQ */                                  \
   X(JITTER, "TANDEM_JITTER")                 /* seed of delays, base/jitter.h */                   \
   X(TIMES, "TANDEM_TIMES")                   /* seed of measured times, base/jitter.h */           \
   X(LONGER, "TANDEM_LONGER")                 /* tokens of td_devices.long_steps's steps, if any */ \

@@ -2,6 +2,7 @@
 // submit copies a request; request_flow.c takes it from there. Thread: the loop's.
 #include "front/backend.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,24 @@
 enum { CPU_PART = 2, GPU_PART = 8 };
 #define MAX_WAITING 1024 // requests in the queue; half of it for a single tenant
 #define STUCK_S     30u  // unless asked otherwise
+
+// ---- KV events --------------------------------------------------------------------------------
+
+// The salt of a request that runs.
+static void on_kv_change(void *ctx, const td_kv_change *change) {
+  const td_backend *b = ctx;
+  const char *text = NULL;
+  char digits[17];
+  for (uint32_t i = 0; change->salt && i < b->n_slots && !text; i++) {
+    const td_front_request *r = b->slots[i];
+    if (r && r->salt == change->salt) text = r->salt_text;
+  }
+  if (change->salt && !text) {
+    snprintf(digits, sizeof digits, "%016" PRIx64, change->salt);
+    text = digits;
+  }
+  td_kv_events_add(b->opts.kv_events, change, text);
+}
 
 // ---- worker state -----------------------------------------------------------------------------
 
@@ -60,7 +79,8 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
         .n_pages = info->n_pages,
         .page_tokens = info->page_tokens,
         .max_waiting = MAX_WAITING,
-        .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
+        .kv_root = b->opts.kv_dir || b->opts.kv_events ? &b->opts.kv_model : NULL,
+        .kv_listener = {b->opts.kv_events ? on_kv_change : NULL, b},
         .prefill_ahead = b->opts.runtime.prefill_chunk ? b->opts.runtime.prefill_chunk
                                                        : info->prefill_chunk,
         .n_threads = n_threads,
@@ -93,6 +113,8 @@ static void on_state(void *ctx, td_backend_state state) {
 // ---- open and close ---------------------------------------------------------------------------
 
 static void free_backend(td_backend *b) {
+  if (b->sched && b->opts.kv_events) on_kv_change(b, &(td_kv_change){.kind = TD_KV_CLEARED});
+  td_kv_events_send(b->opts.kv_events);
   td_sched_close(b->sched);
   if (b->kv_fd >= 0) close(b->kv_fd);
   free(b->slots);
@@ -303,6 +325,7 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
   r->callbacks = *callbacks;
   r->tenant = q->tenant;
   r->salt = q->salt;
+  r->salt_text = q->salt_text ? strdup(q->salt_text) : NULL;
   r->out.submit = (td_wire_submit){.sampling = q->sampling,
                                    .n_prompt = q->n_prompt,
                                    .max_tokens = max_tokens,
@@ -315,7 +338,7 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
   r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
   r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
   r->out.grammar = malloc(q->n_grammar + (size_t)1);
-  if (!r->out.tokens || !r->out.bias || !r->out.grammar) {
+  if (!r->out.tokens || !r->out.bias || !r->out.grammar || (q->salt_text && !r->salt_text)) {
     td_backend_free_request(r);
     return NULL;
   }

@@ -35,6 +35,7 @@ struct td_front_request {
   uint64_t prefill_ns, read_ns; // duration of the prefill so far, and the time it ended
   uint64_t given_prefill_ns;    // prefill_ns when it was last sent to a worker
   uint64_t tenant, salt;
+  char *salt_text;          // owned; NULL: none
   td_kv_disk_read *loading; // while pages are read from disk
 };
 

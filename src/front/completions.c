@@ -62,7 +62,8 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
       .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
       .tenant = j->caller.tenant,
       .weight = j->caller.weight,
-      .salt = td_serve_cache_owner(&j->caller, r->cache_salt, j->serve->options->cache_per_key)};
+      .salt = td_serve_cache_owner(&j->caller, r->cache_salt, j->serve->options->cache_per_key),
+      .salt_text = j->serve->options->cache_per_key ? NULL : r->cache_salt};
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;

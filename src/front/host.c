@@ -265,6 +265,7 @@ static td_status open_backend(td_host *h, td_err *err) {
                           .kv_dir = kv_dir,
                           .kv_model = h->kv_model,
                           .kv_flush_s = (uint32_t)o->drain_timeout_s,
+                          .kv_events = h->serve->hosts.kv_events,
                           .trace_fd = td_trace_file_fd(h->serve->trace),
                           .stuck_after_s = (uint32_t)o->stuck_after_s,
                           .on_state = on_state,

@@ -180,6 +180,14 @@ static td_status check_options(const td_options *o, td_err *err) {
     return td_fail(err, TD_EINVAL, "--models names its models by their folders: leave out %s",
                    o->model ? "--model" : "--served-model-name");
   }
+  if (o->models && o->kv_events) {
+    return td_fail(err, TD_EINVAL,
+                   "--kv-events tells of one model's pages: give --model instead of --models");
+  }
+  if (!o->kv_events && (o->kv_events_replay || o->kv_events_topic)) {
+    return td_fail(err, TD_EINVAL, "--%s needs --kv-events",
+                   o->kv_events_replay ? "kv-events-replay" : "kv-events-topic");
+  }
   return TD_OK;
 }
 
@@ -191,6 +199,11 @@ td_status td_hosts_open(td_hosts *hosts, td_serve *serve, td_err *err) {
                       .is_on_demand = o->models || o->sleep_after_s > 0};
   TD_CHECK(pthread_mutex_init(&hosts->kv_dir_lock, NULL) == 0);
   td_status st = check_options(o, err);
+  if (st == TD_OK && o->kv_events) {
+    const td_kv_events_opts events = {
+        .endpoint = o->kv_events, .replay = o->kv_events_replay, .topic = o->kv_events_topic};
+    st = td_kv_events_open(&hosts->kv_events, &events, err);
+  }
   if (st != TD_OK) return st;
   return o->models ? open_folder(hosts, err) : open_one(hosts, err);
 }
@@ -199,6 +212,7 @@ void td_hosts_close(td_hosts *hosts) {
   for (uint32_t i = 0; i < hosts->n; i++)
     td_host_close(&hosts->all[i]);
   free(hosts->all);
+  td_kv_events_close(hosts->kv_events);
   td_kv_dir_close(hosts->kv_dir);
   if (hosts->serve) pthread_mutex_destroy(&hosts->kv_dir_lock);
 }
@@ -207,6 +221,7 @@ void td_hosts_start(td_hosts *hosts, uv_loop_t *loop) {
   uv_timer_init(loop, &hosts->timer);
   hosts->timer.data = hosts;
   hosts->is_open = true;
+  td_kv_events_start(hosts->kv_events, loop);
   if (!hosts->serve->options->models) td_host_load(&hosts->all[0]);
 }
 
@@ -214,6 +229,7 @@ void td_hosts_shut_down(td_hosts *hosts) {
   if (!hosts->is_open) return;
   hosts->is_open = false;
   uv_close((uv_handle_t *)&hosts->timer, NULL);
+  td_kv_events_stop(hosts->kv_events);
   for (uint32_t i = 0; i < hosts->n; i++)
     td_host_shut_down(&hosts->all[i]);
 }

@@ -18,6 +18,7 @@ typedef struct {
   bool is_open;      // started and not shut down
   td_kv_dir *kv_dir; // NULL without --kv-dir, and until a model was loaded
   pthread_mutex_t kv_dir_lock; // held while kv_dir is opened
+  td_kv_events *kv_events;     // NULL without --kv-events
   uv_timer_t timer;            // makes decisions apart from the call that made them necessary
 } td_hosts;
 

@@ -36,6 +36,7 @@ void td_backend_free_request(td_front_request *r) {
   free(r->out.tokens);
   free(r->out.bias);
   free(r->out.grammar);
+  free(r->salt_text);
   free(r);
 }
 
@@ -282,12 +283,13 @@ static void lease_threads(td_backend *b) {
   if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
 }
 
-// Sends as much as fits into the rings.
+// Sends as much as fits into the rings, and then tells what has become of the prefix cache.
 static void flush(td_backend *b) {
   for (uint32_t i = 0; i < b->n_workers; i++) {
     td_worker_handle *w = &b->workers[i];
     if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
   }
+  td_kv_events_send(b->opts.kv_events);
 }
 
 static bool is_at(void *ctx, uint64_t id) {

@@ -116,6 +116,7 @@ typedef struct {
   int64_t top_k, seed;
   // serve
   char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir, *models;
+  char *kv_events, *kv_events_replay, *kv_events_topic;
   bool cache_output, cache_per_key;
   // pull
   char *revision;

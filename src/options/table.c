@@ -263,6 +263,15 @@ const td_option td_option_table[] = {
      "process at a time"},
     {GROUP_KV, "kv-dir-size", 0, OPT_REAL, ON(SERVE), AT(kv_dir_gib), RANGE(0.0001, 1 << 20), "8",
      "GIB", "limit of --kv-dir; the least recently used pages are removed"},
+    {GROUP_KV, "kv-events", 0, OPT_STR, ON(SERVE), AT(kv_events), NO_RANGE, NULL, "ENDPOINT",
+     "tell routers over ZeroMQ which KV pages are stored and removed, as vLLM does: tcp://*:5557 "
+     "and ipc://PATH are bound to, tcp://HOST:PORT is connected to; needs libzmq"},
+    {GROUP_KV, "kv-events-replay", 0, OPT_STR, ON(SERVE), AT(kv_events_replay), NO_RANGE, NULL,
+     "ENDPOINT",
+     "with --kv-events: send the last 4096 batches again to who asks for those from a number on, "
+     "as tcp://*:5558"},
+    {GROUP_KV, "kv-events-topic", 0, OPT_STR, ON(SERVE), AT(kv_events_topic), NO_RANGE, NULL,
+     "TOPIC", "with --kv-events: the messages' topic; none by default. llm-d: kv@POD@MODEL"},
 
     {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(BENCH), AT(bench_prompt), RANGE(0, 1 << 24),
      "512", "N,N", "prompt lengths to prefill"},
