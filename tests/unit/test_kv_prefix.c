@@ -209,13 +209,50 @@ static void step_one(world *w, uint32_t i) {
   if (s->n_past == s->n_max) stop_one(w, i);
 }
 
+// The pages that a listener knows of, by the first bytes of their names, which say all.
+typedef struct {
+  uint64_t known[N_PAGES];
+  uint32_t n, n_cleared;
+} listener;
+
+static uint32_t find_known(const listener *l, const td_digest *name) {
+  uint64_t hash;
+  uint32_t i = 0;
+  memcpy(&hash, name->bytes, sizeof hash);
+  while (i < l->n && l->known[i] != hash)
+    i++;
+  return i;
+}
+
+static void on_change(void *ctx, const td_kv_change *change) {
+  listener *l = ctx;
+  const uint32_t i = change->kind == TD_KV_CLEARED ? 0 : find_known(l, change->name);
+  if (change->kind == TD_KV_CLEARED) {
+    l->n = 0;
+    l->n_cleared++;
+  } else if (change->kind == TD_KV_REMOVED) {
+    assert_true(i < l->n);
+    l->known[i] = l->known[--l->n];
+  } else {
+    assert_true(i == l->n && l->n < N_PAGES && change->n_tokens == PAGE_TOKENS);
+    if (change->before) assert_true(find_known(l, change->before) < l->n);
+    memcpy(&l->known[l->n++], change->name->bytes, sizeof l->known[0]);
+  }
+}
+
 TEST(random_traces) {
   uint64_t n_hits = 0, n_evicted = 0;
   for (uint64_t seed = 1; seed <= N_TRACES; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
     td_err err;
     world w = {0};
-    const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = N_PAGES, .max_seqs = MAX_SEQS};
+    listener told = {0};
+    const td_digest root = {{0}};
+    const td_kv_opts opts = {.page_tokens = PAGE_TOKENS,
+                             .n_pages = N_PAGES,
+                             .max_seqs = MAX_SEQS,
+                             .root = &root,
+                             .listener = {on_change, &told}};
     assert_int_equal(td_kv_open(&w.kv, &opts, &err), TD_OK);
     for (int i = 0; i < N_STEPS; i++) {
       uint32_t seq = draw(MAX_SEQS);
@@ -227,6 +264,7 @@ TEST(random_traces) {
         step_one(&w, seq);
       }
       check(&w);
+      assert_int_equal(told.n, w.n_prefixes);
     }
     for (uint32_t i = 0; i < MAX_SEQS; i++) {
       if (w.seqs[i].open) stop_one(&w, i);
@@ -312,16 +350,24 @@ TEST(salts_keep_apart) {
 // What is lost is found no more, and every page is free for something else.
 TEST(what_is_forgotten) {
   static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 8, .max_seqs = 3};
+  listener told = {0};
+  const td_digest root = {{0}};
+  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS,
+                           .n_pages = 8,
+                           .max_seqs = 3,
+                           .root = &root,
+                           .listener = {on_change, &told}};
   td_kv *kv;
   td_err err;
   uint32_t a, b;
   assert_int_equal(td_kv_open(&kv, &opts, &err), TD_OK);
-  for (int round = 0; round < 3; round++) {
+  for (uint32_t round = 0; round < 3; round++) {
     fill(kv, &a, tokens, 9);
     td_kv_seq_close(kv, a);
     assert_int_equal(td_kv_match(kv, 0, tokens, 9), 8);
+    assert_int_equal(told.n, 2);
     td_kv_invalidate_all(kv);
+    assert_true(told.n == 0 && told.n_cleared == round + 1);
     assert_int_equal(td_kv_match(kv, 0, tokens, 9), 0);
     assert_int_equal(td_kv_n_free(kv), 8);
   }
