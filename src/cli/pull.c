@@ -76,9 +76,16 @@ static td_status keep_name(td_options *o, const char *repo, td_err *err) {
 td_status td_cli_find_model(td_options *o, td_err *err) {
   char *dir;
   if (!o->server && td_cli_is_served(o)) o->server = strdup(td_cli_server(o));
-  const bool is_other = o->command == TD_CMD_PULL || o->command == TD_CMD_STOP ||
-                        o->command == TD_CMD_RM || o->server;
-  if (is_other || !o->model) return TD_OK;
+  if (o->command == TD_CMD_STOP || o->server || !o->model) return TD_OK;
+  char *full = o->command == TD_CMD_PLAN ? NULL : td_cli_full_name(o->model); // it has shapes
+  if (full) {
+    free(o->model);
+    o->model = full;
+  } else if (o->command != TD_CMD_PLAN) {
+    td_status known = td_cli_check_name(o->model, err);
+    if (known != TD_OK) return known;
+  }
+  if (o->command == TD_CMD_PULL || o->command == TD_CMD_RM) return TD_OK;
   if (o->command == TD_CMD_PLAN && td_shape_find(o->model)) return TD_OK;
   if (td_hub_is_folder(o->model)) {
     td_status found = td_hub_find_in(&dir, o->model, o->revision, err);

@@ -1,12 +1,18 @@
 // src/cli/recommend.c - `tandem recommend`: models of the hub that this machine can hold.
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
 
 #include "base/json_write.h"
 #include "base/mem_info.h"
 #include "base/units.h"
 #include "bench/mem_bandwidth.h"
 #include "cli/cli.h"
+#include "cli/find_model.h"
+#include "options/closest.h"
 #include "runtime/command.h"
 #include "runtime/predict.h"
 
@@ -33,6 +39,53 @@ static const struct {
     {"openai/gpt-oss-20b", "MXFP4", 21, 3.6, 13, 3.4},
     {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 2.9},
 };
+
+// ---- short names --------------------------------------------------------------------------------
+
+// The length of a name without the ends that say how the checkpoint was published.
+static size_t stem_len(const char *name) {
+  static const char *const ends[] = {"-FP8", "-Instruct"};
+  size_t len = strlen(name);
+  for (size_t i = 0; i < TD_COUNT(ends); i++) {
+    const size_t n = strlen(ends[i]);
+    if (len > n && !strncmp(name + len - n, ends[i], n)) len -= n;
+  }
+  return len;
+}
+
+static bool is_named(const char *repo, const char *name, size_t len) {
+  const char *own = strchr(repo, '/') + 1;
+  return (len == strlen(own) || len == stem_len(own)) && !strncasecmp(own, name, len);
+}
+
+char *td_cli_full_name(const char *name) {
+  const size_t len = strcspn(name, ":");
+  for (size_t i = 0; i < TD_COUNT(models) && access(name, F_OK) != 0; i++) {
+    if (!is_named(models[i].repo, name, len)) continue;
+    td_buf full = TD_BUF_INIT;
+    td_buf_printf(&full, "%s%s", models[i].repo, name + len);
+    char *copy = full.failed ? NULL : strdup(td_buf_text(&full));
+    td_buf_free(&full);
+    return copy;
+  }
+  return NULL;
+}
+
+td_status td_cli_check_name(const char *name, td_err *err) {
+  char stems[TD_COUNT(models)][64];
+  td_closest closest = {.word = name, .len = strcspn(name, ":")};
+  if (strchr(name, '/') || access(name, F_OK) == 0) return TD_OK;
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    const char *own = strchr(models[i].repo, '/') + 1;
+    snprintf(stems[i], sizeof stems[i], "%.*s", (int)stem_len(own), own);
+    td_closest_try(&closest, stems[i]);
+  }
+  if (!closest.best) return TD_OK;
+  return td_fail(err, TD_EINVAL, "%s: neither a file nor a known model; did you mean %s%s?", name,
+                 closest.best, name + closest.len);
+}
+
+// ---- what fits ----------------------------------------------------------------------------------
 
 #define DRIVE_GBPS 3.0 // of a PCIe 3.0 drive, as any has
 

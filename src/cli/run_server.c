@@ -33,12 +33,17 @@ static const cJSON *find(cJSON **list, const td_options *o, const char *asked, u
   if (st == TD_OK) st = td_json_parse(list, td_buf_text(&body), body.len, TD_JSON_MAX_DEPTH, err);
   td_buf_free(&body);
   const cJSON *data = td_json_get(*list, "data"), *m = data ? data->child : NULL;
+  char *full = asked ? td_cli_full_name(asked) : NULL;
   for (; m; m = m->next) {
     const cJSON *id = td_json_get(m, "id");
-    if (cJSON_IsString(id) && (!asked || is_same(id->valuestring, asked))) return m;
+    if (cJSON_IsString(id) &&
+        (!asked || is_same(id->valuestring, asked) || (full && is_same(id->valuestring, full))))
+      break;
   }
-  if (st == TD_OK) td_fail(err, TD_EINVAL, "the server has no model %s", asked ? asked : "at all");
-  return NULL;
+  free(full);
+  if (st == TD_OK && !m)
+    td_fail(err, TD_EINVAL, "the server has no model %s", asked ? asked : "at all");
+  return m;
 }
 
 bool td_cli_is_served(const td_options *o) {

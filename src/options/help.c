@@ -70,7 +70,7 @@ static const struct {
                           "tandem eval chat -m DIR --suite suite.jsonl"},
     [TD_CMD_QUANTIZE] = {"--model DIR --to FORMAT --out DIR",
                          "tandem quantize -m DIR --to int4-g128 -o SMALLER"},
-    [TD_CMD_PULL] = {"ORG/NAME", "tandem pull Qwen/Qwen3-30B-A3B-FP8"},
+    [TD_CMD_PULL] = {"[ORG/]NAME", "tandem pull qwen3-30b-a3b"},
     [TD_CMD_PLAN] = {"", "tandem plan -m Qwen/Qwen3-30B-A3B-FP8 --machine desktop-64gb"},
     [TD_CMD_RECOMMEND] = {"", "tandem recommend"},
     [TD_CMD_LIST] = {"", "tandem list"},

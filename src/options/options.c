@@ -423,11 +423,11 @@ static td_status unexpected_word(const td_options *options, const char *arg, td_
 }
 
 // Whether a word without an option in front is the model: `tandem pull` and `stop` take nothing
-// else; elsewhere it is a path, or a name of the hub, unlike a mistyped command.
+// else; elsewhere it is a path or a name (all of which have a hyphen), unlike a mistyped command.
 static bool is_model(const td_options *options, const char *word) {
   const bool is_only = options->command == TD_CMD_PULL || options->command == TD_CMD_STOP ||
                        options->command == TD_CMD_RM;
-  return is_only || strchr(word, '/') || td_ends_with(word, ".gguf");
+  return is_only || strpbrk(word, "/-") || td_ends_with(word, ".gguf");
 }
 
 // Parses argv[*i] and its value; *i moves to the last argument used.

@@ -82,9 +82,9 @@ const td_option td_option_table[] = {
 
     {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
      "checkpoint directory as published, a GGUF file, or ORG/NAME: from the hub's cache, "
-     "downloaded "
-     "if it is not there; ORG/NAME:Q4_K_M: that quantization's GGUF files; a path or ORG/NAME may "
-     "also stand without --model"},
+     "downloaded if it is not there; ORG/NAME:Q4_K_M: that quantization's GGUF files; ORG/ may be "
+     "left out for the models of `tandem recommend`, as qwen3-30b-a3b; a path or a name may also "
+     "stand without --model"},
     {GROUP_MODEL, "revision", 0, OPT_STR, ALL, AT(revision), NO_RANGE, NULL, "REVISION",
      "branch, tag or commit of a model of the hub; main if not given"},
     {GROUP_MODEL, "include", 0, OPT_NAMES, ON(PULL), AT(include), NO_RANGE, NULL, "GLOB,GLOB",

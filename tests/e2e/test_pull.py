@@ -477,6 +477,23 @@ def test_a_model_by_its_name(pull, model_hub):
     assert pull(command=inspect)[0] == 0 and weights.exists()
 
 
+def test_short_names(pull, tandem_bin, hub, tiny_model, tmp_path):
+    hub.files = {p.name: p.read_bytes() for p in tiny_model.iterdir()}
+    for name in "qwen3-30b-a3b", "Qwen3-30B-A3B-FP8", "qwen3-30b-a3b:Q4_K_M", "moonlight-16b-a3b":
+        repo = "moonshotai/Moonlight-16B-A3B-Instruct" if "moon" in name else "Qwen/Qwen3-30B-A3B-FP8"
+        hub.requests.clear()
+        pull(command=("pull", name))
+        assert any(repo in path for path, *_ in hub.requests), (name, hub.requests)
+    for command in "inspect", "run", "pull", "serve":
+        status, _, errors = pull(command=(command, "qwen3-30b-a3d:Q8_0"))
+        assert status == 2 and "did you mean Qwen3-30B-A3B:Q8_0?" in errors
+    status, _, errors = pull(command=("inspect", "gpt-oss-20b"), HF_HUB_OFFLINE="1")
+    assert status == 2 and "openai/gpt-oss-20b" in errors
+    shutil.copytree(tiny_model, tmp_path / "gpt-oss-20b")
+    here = subprocess.run([tandem_bin, "inspect", "gpt-oss-20b"], cwd=tmp_path, capture_output=True)
+    assert here.returncode == 0, here.stderr
+
+
 def test_a_server_offers_the_name(tandem_bin, model_hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", model_hub.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
