@@ -1,5 +1,6 @@
 // src/cli/run.c - `tandem run`: generates one response, or chats on a terminal.
 // Only responses go to stdout; progress and timings go to stderr.
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,6 +176,7 @@ static void close_runner(td_runner *r) {
   td_output_parser_free(&r->parser);
   td_conversation_free(&r->conversation);
   td_word_wrap_free(&r->wrap);
+  td_markdown_free(&r->markdown);
   td_buf_free(&r->text);
   td_buf_free(&r->reasoning);
   td_buf_free(&r->said);
@@ -188,8 +190,12 @@ int td_cmd_run(const td_options *o) {
   td_runner r = {.options = o,
                  .shows_reasoning = isatty(STDERR_FILENO) == 1,
                  .shows_progress = td_terminal_moves_cursor(STDERR_FILENO),
-                 .has_colors = td_terminal_has_colors(STDERR_FILENO)};
+                 .has_colors = td_terminal_has_colors(STDERR_FILENO),
+                 .shows_markdown = !o->json && !o->raw && !o->token_ids.n &&
+                                   td_terminal_has_colors(STDOUT_FILENO),
+                 .markdown.is_start = true};
   td_err err;
+  if (r.shows_markdown) setlocale(LC_CTYPE, "C.UTF-8"); // for the width of characters
   td_status st = open_runner(&r, &err);
   bool is_interrupted = false;
   if (st == TD_OK) {

@@ -1,5 +1,6 @@
 // src/cli/run_answer.c - generates one response: its content goes to stdout, reasoning and progress
 // to a terminal on stderr.
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,6 +32,34 @@ static void write_wrapped(td_runner *r, int fd, const char *text, size_t len) {
   td_buf_free(&shown);
 }
 
+// To stdout past its guard, which lets no colours through; text NULL: what is held back.
+static void write_markdown(td_runner *r, const char *text, size_t len) {
+  td_buf safe = TD_BUF_INIT, shown = TD_BUF_INIT;
+  r->markdown.wrap.width = td_terminal_width(STDOUT_FILENO);
+  if (text) {
+    td_printable_add(&safe, text, len, "\n\t");
+    td_markdown_add(&r->markdown, td_buf_text(&safe), safe.len, &shown);
+  } else {
+    td_markdown_end(&r->markdown, &shown);
+  }
+  fflush(stdout);
+  for (size_t done = 0; done < shown.len;) {
+    const ssize_t n = write(STDOUT_FILENO, shown.data + done, shown.len - done);
+    if (n < 0 && errno != EINTR) break;
+    done += n > 0 ? (size_t)n : 0;
+  }
+  td_buf_free(&safe);
+  td_buf_free(&shown);
+}
+
+static void write_content(td_runner *r, const char *text, size_t len) {
+  if (r->shows_markdown) {
+    write_markdown(r, text, len);
+  } else {
+    write_wrapped(r, STDOUT_FILENO, text, len);
+  }
+}
+
 static void end_reasoning(td_runner *r) {
   if (!r->is_in_reasoning) return;
   r->is_in_reasoning = false;
@@ -52,7 +81,7 @@ static void show_content(td_runner *r, const char *text, size_t len) {
   if (r->options->json || !len) return;
   td_spinner_stop(&r->spinner);
   end_reasoning(r);
-  write_wrapped(r, STDOUT_FILENO, text, len);
+  write_content(r, text, len);
   fflush(stdout);
 }
 
@@ -118,7 +147,7 @@ static void begin(td_runner *r) {
 static void end(td_runner *r, td_status st) {
   end_reasoning(r);
   if (st != TD_OK || r->options->json) return;
-  write_wrapped(r, STDOUT_FILENO, NULL, 0);
+  write_content(r, NULL, 0);
   putchar('\n');
   fflush(stdout);
 }

@@ -5,8 +5,8 @@
 #include "base/buf.h"
 #include "base/token_ids.h"
 #include "cli/conversation.h"
+#include "cli/markdown.h"
 #include "cli/spinner.h"
-#include "cli/word_wrap.h"
 #include "options/options.h"
 #include "runtime/session.h"
 #include "runtime/trace_file.h"
@@ -24,12 +24,14 @@ typedef struct {
   bool shows_reasoning; // stderr is a terminal; reasoning goes nowhere else
   bool shows_progress;  // stderr is a terminal that can redraw a line
   bool has_colors;      // on stderr
+  bool shows_markdown;  // stdout is a terminal with colours
   bool is_chat;         // on a terminal
   td_conversation conversation;
 
   // the response being generated
   td_spinner spinner;
   td_word_wrap wrap; // of a chat; width 0: not shown on a terminal
+  td_markdown markdown;
   td_detok detok;
   td_output_parser parser;
   bool is_parsed;         // by the chat template: the text has reasoning and content

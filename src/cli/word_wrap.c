@@ -49,7 +49,12 @@ static void take_character(td_word_wrap *w, uint32_t c, const char *bytes, size_
     td_buf_add(out, bytes, len);
     return;
   }
-  if (c == ' ') {
+  if (c == '\033' || w->is_escape) {
+    td_buf_add(&w->word, bytes, len);
+    w->is_escape = c != 'm';
+    return;
+  }
+  if (c == ' ' && !w->is_code) {
     if (w->word.len) emit_word(w, out);
     w->is_split = false;
     w->n_spaces++;
@@ -62,7 +67,7 @@ static void take_character(td_word_wrap *w, uint32_t c, const char *bytes, size_
     return;
   }
   const int width = wcwidth((wchar_t)c);
-  if (is_ideograph(c, width) && w->word.len) emit_word(w, out);
+  if (is_ideograph(c, width) && w->word.len && !w->is_code) emit_word(w, out);
   td_buf_add(&w->word, bytes, len);
   w->word_width += width > 0 ? (uint32_t)width : 0;
 }

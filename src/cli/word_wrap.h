@@ -17,7 +17,9 @@ typedef struct {
   td_buf word;      // held until it is known where it ends
   uint32_t n_ticks; // at the beginning of the line
   bool is_in_line, is_fenced;
-  bool is_split; // the word is too long for a line, and its beginning is out
+  bool is_code;   // set by the caller: blanks and ideographs do not end a word
+  bool is_escape; // in a sequence ESC [ ... m, which has no width
+  bool is_split;  // the word is too long for a line, and its beginning is out
 } td_word_wrap;
 
 // Appends to out what of the text can be shown: all but a word at its end that may continue. The

@@ -31,6 +31,7 @@ SCRIPTS = {
     "count": "one two three four five six seven eight nine ten",
     "code": "```\nthis line of code is wider than the terminal\n```\n\u8a9e\u8a9e\u8a9e\u8a9e and unbreakable-" + "x" * 40,
     "long": "la " * 400,
+    "marks": "# Head\n- some **bold** words\n\n`co de` \x1b[5m*x*",
 }
 
 
@@ -183,10 +184,26 @@ def test_answers_break_between_words(tandem_bin, model):
     chat = Chat(tandem_bin, model, columns=20)
     lines = chat.ask("count").removeprefix("\x1b[?2004l").split("\r\n")
     assert lines[:3] == ["one two three four", "five six seven eight", "nine ten"]
-    lines = chat.ask("code").split("\r\n")
+    lines = re.sub(r"\x1b\[0(;\d+)*m", "", chat.ask("code")).split("\r\n")
     assert lines[1] == "this line of code is wider than the terminal"
     assert lines[3:5] == ["\u8a9e" * 4 + " and", "unbreakable-" + "x" * 40]
     chat.leave()
+
+
+def test_markdown_becomes_colors(tandem_bin, model):
+    chat = Chat(tandem_bin, model, columns=12)
+    shown = chat.ask("marks").removeprefix("\x1b[?2004l")
+    assert shown.startswith("\x1b[0;1;35mHead\x1b[0m\r\n\x1b[0;2m\u2022\x1b[0m some \x1b[0;1mbold\x1b[0m\r\nwords\r\n\r\n"
+                            "\x1b[0;36mco de\x1b[0m\r\n\\x1b[5m"), shown
+    chat.leave()
+    for env, options in ({"NO_COLOR": "1"}, ()), ({"TERM": "dumb"}, ()), ({}, ("--json",)):
+        once = Terminal(tandem_bin, "run", "-m", model, "-p", "marks", "--temperature", "0", *options, env=env)
+        assert once.end() == 0
+        assert b"# Head" in once.seen and b"**bold**" in once.seen and b"\x1b[0;1" not in once.seen
+    once = Terminal(tandem_bin, "run", "-m", model, "-p", "marks", "--temperature", "0")
+    assert once.end() == 0 and b"\x1b[0;1mbold\x1b[0m words" in once.seen
+    piped = subprocess.run([tandem_bin, "run", "-m", model, "-p", "marks", "--temperature", "0"], capture_output=True)
+    assert piped.stdout.decode() == SCRIPTS["marks"] + "\n"
 
 
 def test_what_is_typed_during_an_answer_waits(chat):
