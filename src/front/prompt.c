@@ -210,8 +210,7 @@ uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
   return (uint32_t)prompt->n;
 }
 
-// ---- what a request may be, and whose it is
-// ------------------------------------------------------
+// ---- model, context, owner ----------------------------------------------------------------------
 
 td_status td_serve_check_model(const td_serve *serve, const char *asked, const char *suffix,
                                td_api_error *error) {
