@@ -5,7 +5,6 @@ import os
 import random
 import struct
 import subprocess
-import unicodedata
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -174,10 +173,7 @@ PROPERTIES = (
 @pytest.mark.slow
 def test_every_code_point(bytes_model, tok_driver, tmp_path):
     """Each property matches exactly the code points that it matches in the library."""
-    planes = [*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)]
-    # Further up lie ideographs: what is beside the first and the last of each kind.
-    kinds = [unicodedata.category(chr(c)) for c in range(0x20000, 0x40000)]
-    planes += sorted({0x20000 + i + k for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1] for k in range(-9, 9)})
+    planes = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000)]
     chars = [chr(c) for c in [*planes, 0xFFFFD, 0x10FFFF]]
     texts = ["".join(chars[i : i + 4096]) for i in range(0, len(chars), 4096)]
     for prop in [rf"\p{{{p}}}" for p in PROPERTIES] + [r"\s", r"\d", r"\S", "[^\\s\\p{L}\\p{N}]"]:
