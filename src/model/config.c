@@ -358,8 +358,8 @@ static uint32_t n_shared_keys(const td_family *family, const cJSON *config) {
   return n;
 }
 
-// The family of which config has the largest part of the table of keys, and the keys that are read
-// for no family.
+// The family of which config has the largest part of the table of keys, and the keys that are in no
+// family's table.
 static void describe_unknown(const cJSON *config, td_buf *out) {
   const cJSON *text = td_json_get(config, "text_config");
   if (cJSON_IsObject(text)) config = text;
@@ -378,8 +378,7 @@ static void describe_unknown(const cJSON *config, td_buf *out) {
   uint32_t n = 0;
   for (const cJSON *item = config->child; item; item = item->next) {
     if (cJSON_IsNull(item) || is_known(item->string) || n++ >= MOST) continue;
-    td_buf_printf(out, "%s%.40s", n == 1 ? ", and has what no family here has: " : ", ",
-                  item->string);
+    td_buf_printf(out, "%s%.40s", n == 1 ? "; no table of keys here has " : ", ", item->string);
   }
   if (n > MOST) td_buf_printf(out, " and %u more", n - MOST);
 }
