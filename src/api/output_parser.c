@@ -363,6 +363,7 @@ static td_marker_match find_message_end(td_output_parser *p, const source *s, si
     if (mark != TD_HARMONY_END) *n = 0;
     return match;
   }
+  *n = 0;
   return TD_MARKER_NONE;
 }
 

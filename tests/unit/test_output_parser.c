@@ -202,6 +202,8 @@ TEST(headers_that_models_garble) {
   check_harmony("<|channel|>commentary to=functions.t<|message|>" H_SAY "b", "", "b", "[t {}]");
   // An unknown channel, and text where the message's marker is missing, are text.
   check_harmony("<|channel|>thoughts<|message|>a<|end|>", "", "a", "");
+  check_harmony("<|channel|>commentary to=functions.t<|message|>{\"a\":\"<|message|>\"}", "", "",
+                "[t {\"a\":\"<|message|>\"}]");
   check_harmony("<|channel|>final Hi {a} <b><|return|>", "", "Hi {a} <b>", "");
   check_harmony("<|channel|>analysis so it" H_NEXT H_SAY "b", "so it", "b", "");
   check_harmony("<|channel|>analysis so<|channel|>final<|message|>b", "so", "b", "");
