@@ -445,6 +445,9 @@ TEST(values_end_at_tags) {
   check_calls(FN(P("\"s\"", "a") P(" i ", "2")), "", "[t {\"s\": \"a\", \"i\": 2}]");
   check_calls("<tool_call><function='t'>\n" P("'s'", "a") "</function></tool_call>", "",
               "[t {\"s\": \"a\"}]");
+  check_calls("<tool_call>t<arg_key>s</arg_key><arg_value><arg_value>1</arg_value>\n</arg_value>2"
+              "</arg_value></tool_call>",
+              "", "[t {\"s\": \"<arg_value>1</arg_value>\\n</arg_value>2\"}]");
   check_calls("<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a\n<arg_key>i</arg_key>\n"
               "<arg_value>1</tool_call>\n<tool_call>t<arg_key>s</arg_key><arg_value>"
               "</arg_value>b</arg_value></tool_call>",

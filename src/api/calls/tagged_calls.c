@@ -429,10 +429,11 @@ static td_call_outcome at_value_close(const td_call_reading *x, size_t at, size_
 }
 
 // Whether a tag within the value at `at` has the name of those that end values.
-static bool opens_alike(const td_call_reading *x, size_t at) {
+static td_call_outcome opens_alike(const td_call_reading *x, size_t at) {
   const char *name = x->form->tags->value_close + 2;
-  const size_t n = strlen(name) - 1;
-  return x->len - at > n + 1 && x->text[at] == '<' && memcmp(x->text + at + 1, name, n) == 0;
+  const size_t n = strlen(name) - 1, left = x->len - at - 1;
+  if (x->text[at] != '<' || memcmp(x->text + at + 1, name, left < n ? left : n) != 0) return NONE;
+  return left > n ? GO : x->is_ended ? NONE : WAIT;
 }
 
 // Whether the value ends at the tag at `at`, and where the call continues.
@@ -465,8 +466,9 @@ static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begi
     if (o == GO && i > 0 && begins_line) return GO;
     if (o == GO) return at_next_call(x, at + strlen(ends[i]));
   }
-  x->r->depth += at == x->r->at && opens_alike(x, at);
-  return NONE;
+  const td_call_outcome opens = at == x->r->at ? opens_alike(x, at) : NONE;
+  x->r->depth += opens == GO;
+  return opens == WAIT ? WAIT : NONE;
 }
 
 // The same where keys are tags: at the end of the argument's own element, or of the call.
