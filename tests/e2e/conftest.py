@@ -1,3 +1,5 @@
+import functools
+import ssl
 import sys
 from pathlib import Path
 
@@ -6,6 +8,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from serving import make_model
+
+# Each client of httpx reads all certificates anew, 40 ms of a CPU, to speak plain HTTP.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
 @pytest.fixture(scope="session")
