@@ -125,7 +125,7 @@ build_release() {
 }
 
 test_release() {
-  run_ctest release -LE '^asan$'
+  run_ctest release
   run_pytest release
 }
 
@@ -151,7 +151,7 @@ sanitized_tests() {
 # Which tests run here and under ThreadSanitizer, each says itself: labels of CTest, marks of pytest
 # (tests/README.md).
 in_asan=(-LE '^(source|again|no-asan)$')
-in_tsan=(-LE '^(source|again|asan|no-tsan)$')
+in_tsan=(-LE '^(source|again|no-tsan)$')
 
 build_asan() {
   local tested=("${in_asan[@]}")

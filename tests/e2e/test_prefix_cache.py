@@ -137,7 +137,6 @@ def test_the_next_turn(tandem_bin, model, server):
     fresh.close()
 
 
-@pytest.mark.tsan
 def test_together(server):
     """Eight at once with one new prefix: together as alone, and most of it is read once."""
     prefix = tokens(6, 1000)

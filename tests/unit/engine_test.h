@@ -9,6 +9,7 @@
 #include "engine/experts/expert_slots.h"
 #include "support/checkpoint.h"
 #include "unit/ref.h"
+#include "unit/sanitized.h"
 
 enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4 };
 // A prompt that goes to the other device in pieces.
@@ -39,6 +40,7 @@ typedef struct {
 // ring comes round from layer to layer; or one of four, and it comes round in a layer.
 static const small_model small_models[] = {{"qwen3_moe", 132 << 10}, {"deepseek_fp8", 246 << 10}};
 enum {
+  N_SMALL_MODELS = IS_TSAN ? 1 : TD_COUNT(small_models), // threads meet alike in both
   PAIRED_RING = 24 << 10,
   NEXT_RING = 24 << 10
 }; // of ck_gpt_oss's and ck_qwen3_next's experts

@@ -351,14 +351,16 @@ static void check_states_transfer(checkpoint *ck, size_t ring_bytes) {
 TEST(kv_transfer) {
   two_devices two = open_two(); // or the test is skipped
   close_two(&two);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
     setenv("TANDEM_JITTER", i ? "3" : "0", 1);
     check_xfer(&small_models[i], "cuda", i == 1);
   }
-  check_f8_xfer("cuda");
   checkpoint ck;
-  ck_qwen3_next(&ck);
-  check_states_transfer(&ck, NEXT_RING);
+  if (!IS_TSAN) {
+    check_f8_xfer("cuda");
+    ck_qwen3_next(&ck);
+    check_states_transfer(&ck, NEXT_RING);
+  }
   ck_gpt_oss(&ck);
   check_states_transfer(&ck, PAIRED_RING);
   unsetenv("TANDEM_JITTER");

@@ -225,7 +225,7 @@ static void need_gpu(void) {
 
 TEST(where_experts_are) {
   need_gpu();
-  for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_where(&small_models[i]);
   checkpoint ck;
   ck_gpt_oss(&ck);
@@ -255,7 +255,7 @@ TEST(cached_experts) {
   static const cache_case of_model[] = {{5, 2, 1, CACHE_FEW_STEPS}, {4, 1, 0, CACHE_FEW_STEPS}};
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_cached(&small_models[i], &of_model[i]);
   checkpoint ck;
   ck_gpt_oss(&ck);
@@ -282,7 +282,7 @@ TEST(a_peer) {
   static const peer_case two[] = {{99, 99, true, 2}, {4, 9, true, 1}};
   peer_is_brief = true;
   peer_is_first_gpu = !is_emulator;
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
     for (size_t k = i; k < TD_COUNT(one); k++) {
       const peer_result want = peer_logits(&small_models[i], "cuda", &one[k], 0);
       for (unsigned seed = 0; seed < 2; seed++) {
@@ -342,7 +342,7 @@ TEST(streaming_before_registering) {
 TEST(schedules) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_schedules(&small_models[i], "cuda", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
   unsetenv("TANDEM_EMU_PIN");
 }
@@ -350,7 +350,7 @@ TEST(schedules) {
 TEST(dense_weights_that_stream) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
     check_dense_schedules(&small_models[i], "cuda", TOGETHER, 1);
     check_dense_schedules(&small_models[i], "cuda", ALL_WAYS, N_FEW_SCHEDULES);
   }
@@ -361,7 +361,7 @@ TEST(prefill_beside_decode) {
   need_gpu();
   setenv("TANDEM_EMU_PIN", "2", 1);
   setenv("TANDEM_EMU_SMS", "16", 1); // enough for a share
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_lanes(&small_models[i], "cuda", N_FEW_SCHEDULES);
   unsetenv("TANDEM_EMU_PIN");
   unsetenv("TANDEM_EMU_SMS");
@@ -446,7 +446,7 @@ static void check_drafted(const small_model *m, placement where) {
 // and handed over by signals as those are. Steps of as many tokens differ in whose they are.
 TEST(drafted_steps) {
   need_gpu();
-  for (size_t i = 0; i < (IS_TSAN ? 1 : TD_COUNT(small_models)); i++) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
     engine_drafts = DRAFT_TOKENS;
     check_drafted(&small_models[i], TOGETHER);
     check_drafted(&small_models[i], APART);

@@ -56,7 +56,7 @@ TEST(prompts_in_the_memory_of_dense_weights) {
     skip();
   }
   td_dev_close(dev);
-  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
     size_t n_bytes;
     float *want = rows_of(&small_models[i], false, &n_bytes);
     float *got = rows_of(&small_models[i], true, &n_bytes);

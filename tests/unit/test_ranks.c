@@ -242,12 +242,12 @@ static void check_ranks(const small_model *m, bool is_streamed) {
 }
 
 TEST(ranks) {
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_ranks(&small_models[i], false);
 }
 
 TEST(streamed) {
-  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+  for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_ranks(&small_models[i], true);
 }
 
