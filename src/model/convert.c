@@ -258,6 +258,21 @@ static td_status look_at_columns(search *s, const td_tensor *t) {
   return st == TD_OK ? add_turn(s, peek(s, "qzeros"), is_awq ? TURN_AWQ_ZEROS : TURN_ZEROS) : st;
 }
 
+// Whether t, experts without biases in BF16, F16 or F32, is transposed, as in Qwen3-VL: the router
+// beside it says how wide the model is.
+static bool is_turned(const td_conversion *c, const td_tensor *t) {
+  const bool is_down = td_ends_with(t->name, ".experts.down_proj");
+  if (!is_down && !td_ends_with(t->name, ".experts.gate_up_proj")) return false;
+  char name[512];
+  const int n = (int)(strstr(t->name, ".experts.") - t->name);
+  if (snprintf(name, sizeof name, "%.*s.gate.weight", n, t->name) >= (int)sizeof name) return false;
+  const ptrdiff_t idx = td_store_find(c->store, name);
+  if (idx < 0 || t->n_bytes / td_tensor_elements(t) < 2) return false;
+  const td_tensor *router = td_store_tensor(c->store, (size_t)idx);
+  const uint64_t *dims = t->shape + 1, dim = router->n_dims == 2 ? router->shape[1] : 0;
+  return dims[!is_down] != dim && dims[is_down] == dim;
+}
+
 // Whether t holds transposed matrices of a layer's experts, as gpt-oss has them in other formats
 // than its own: those with biases beside them. Codes and scales of FP4, too.
 static bool is_transposed(const td_conversion *c, const td_tensor *t) {
@@ -277,7 +292,7 @@ static bool is_transposed(const td_conversion *c, const td_tensor *t) {
     const td_tensor *bias = td_store_tensor(c->store, (size_t)idx);
     return bias->n_dims == 2 && bias->shape[0] == t->shape[0] && bias->shape[1] == t->shape[2];
   }
-  return false;
+  return is_turned(c, t);
 }
 
 static td_status add_transposed(td_conversion *c, const td_tensor *t, td_err *err) {
