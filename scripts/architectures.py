@@ -150,8 +150,8 @@ def _experts(c, p):
         yield from _mlp(f"{p}.{shared}", dim, shared_dim)
     yield Tensor(f"{p}.{router}.weight", (n, dim), "router")
     if _fuses_experts(c):
-        yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
-        yield Tensor(f"{p}.experts.down_proj", (n, dim, inner), "down", True)
+        for name, role, shape in (("gate_up_proj", "gate", (2 * inner, dim)), ("down_proj", "down", (dim, inner))):
+            yield Tensor(f"{p}.experts.{name}", (n, *shape[:: -1 if f.turned else 1]), role, True)
     for i in range(0 if _fuses_experts(c) else n):
         yield Tensor(f"{p}.experts.{i}.{gate}.weight", (inner, dim), "gate", True)
         yield Tensor(f"{p}.experts.{i}.{up}.weight", (inner, dim), "up", True)
@@ -403,6 +403,7 @@ class Family:
     moe: str = "mlp"
     router_bias: str = "gate.e_score_correction_bias"
     fused: bool = False  # a layer's experts are two tensors
+    turned: bool = False  # which are transposed
     sinks: bool = False
     experts: object = _experts
     mxfp4: bool = False  # experts are published in blocks of MXFP4
@@ -417,6 +418,7 @@ FAMILIES = {
     "deepseek_v32": Family(_dsa),
     "deepseek_v4": Family(),
     "qwen3_moe": Family(qk_norm="head", experts_key="num_experts", router_bias=""),
+    "qwen3_vl_moe_text": Family(qk_norm="head", experts_key="num_experts", router_bias="", fused=True, turned=True),
     "olmoe": Family(
         qk_norm="all", experts_key="num_experts", expert_dim="intermediate_size", router_bias=""
     ),
@@ -496,6 +498,7 @@ WRAPPERS = {
     "kimi_k25": ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
     "mistral3": ["vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"],
     "minimax_m3_vl": ["vision_tower.vision_model.pre_layrnorm.weight", "patch_merge_mlp.linear_1.weight"],
+    "qwen3_vl_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
     "qwen3_5_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
     "glm5_next": ["model.visual.patch_embed.proj.weight", "model.visual.merger.proj.weight"],
     "qwen4_exp": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
@@ -504,7 +507,7 @@ WRAPPERS = {
 
 def wrapped_name(model_type, name):
     """The name in a checkpoint with vision of the tensor that the language model alone calls `name`."""
-    if model_type not in ("qwen3_5_moe", "glm5_next", "qwen4_exp"):
+    if not WRAPPERS[model_type][0].startswith("model.visual."):
         return "language_model." + name
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
@@ -538,7 +541,7 @@ def is_delta(c, i):
 
 
 def _is_moe(c, i):
-    if c["model_type"] in ("qwen3_moe", "qwen3_next"):
+    if "decoder_sparse_step" in c:
         return i not in c["mlp_only_layers"] and (i + 1) % c["decoder_sparse_step"] == 0
     if c.get("mlp_layer_types"):
         return c["mlp_layer_types"][i] == "sparse"

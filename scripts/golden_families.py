@@ -61,6 +61,21 @@ _HY = COMMON | {
     "rope_theta": 11158840.0,
     "router_scaling_factor": 2.826,
 }
+_QWEN3_VL = COMMON | {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_vl_moe_text",
+    "moe_intermediate_size": 12,
+    "num_attention_heads": 6,
+    "num_experts": 6,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+    "rope_theta": 5000000,
+}
 _OLMOE = COMMON | {
     "head_dim": 10,
     "intermediate_size": 12,
@@ -168,6 +183,28 @@ CASES = {
             "use_qk_norm": True,
         },
         "fp8",
+    ),
+    "qwen3_vl_moe": (wrapped("qwen3_vl_moe", _QWEN3_VL), "bf16"),
+    # A dense layer, biases, one key head for five, experts wider than the model.
+    "qwen3_vl_moe_odd": (
+        wrapped(
+            "qwen3_vl_moe",
+            _QWEN3_VL
+            | {
+                "attention_bias": True,
+                "head_dim": 10,
+                "mlp_only_layers": [1],
+                "moe_intermediate_size": 44,
+                "num_attention_heads": 5,
+                "num_experts_per_tok": 3,
+                "num_key_value_heads": 1,
+                "rms_norm_eps": 1e-3,
+            },
+        ),
+        "bf16",
+    ),
+    "qwen3_vl_moe_tied": (
+        _QWEN3_VL | {"num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True}, "bf16",
     ),
     # Weights of experts that are not normalized, as published.
     "olmoe": (_OLMOE, "bf16"),
@@ -311,7 +348,7 @@ CASES = {
 
 
 # Families whose cases include their wrapper.
-INSIDE = {"mistral3": "mistral4", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text",
+INSIDE = {"mistral3": "mistral4", "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text",
           "glm5_next": "glm5_next_text", "qwen4_exp": "qwen4_exp_text"}
 
 # Windows shorter than a KV page, than the prompt.

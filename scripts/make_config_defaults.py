@@ -29,6 +29,7 @@ FAMILIES = {
     "mixtral": {},
     "olmoe": {},
     "qwen3_moe": {},
+    "qwen3_vl_moe_text": {},
     "qwen3_next": {},
     "qwen3_5_moe_text": {},
     "qwen4_exp_text": {

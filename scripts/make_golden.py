@@ -38,7 +38,9 @@ MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-SOFTMAX_ROUTERS = ("qwen3_moe", "olmoe", "mixtral", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text")
+INSIDE_ONLY = {"glm5_next_text": "Glm5Next", "qwen3_vl_moe_text": "Qwen3VLMoe"}
+SOFTMAX_ROUTERS = ("qwen3_moe", "qwen3_vl_moe_text", "olmoe", "mixtral", "mistral4", "gpt_oss", "qwen3_next",
+                   "qwen3_5_moe_text", "qwen4_exp_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -265,24 +267,29 @@ CASES = {
 
 
 # Published names are known of the whole alone, and the language model is loaded by itself.
-conversion_mapping.register_checkpoint_conversion_mapping(
-    "minimax_m3_vl_text", conversion_mapping.get_checkpoint_conversion_mapping("minimax_m3_vl"))
+for whole in ("minimax_m3_vl", "qwen3_vl_moe"):
+    conversion_mapping.register_checkpoint_conversion_mapping(
+        whole + "_text", conversion_mapping.get_checkpoint_conversion_mapping(whole))
 
 
-class Glm5NextForCausalLM(transformers.Glm5NextPreTrainedModel):
-    """The language model alone, with the whole's head; transformers has it inside the whole only."""
+def language_model_of(name):
+    """The class of a language model alone, with the whole's head; transformers has it inside the whole only."""
 
-    config: transformers.Glm5NextTextConfig
+    class Alone(getattr(transformers, name + "PreTrainedModel")):
+        config_class = getattr(transformers, name + "TextConfig")
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = transformers.Glm5NextTextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        def __init__(self, config):
+            super().__init__(config)
+            self.model = getattr(transformers, name + "TextModel")(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
 
-    def forward(self, input_ids, use_cache=False):
-        hidden = self.model(input_ids, use_cache=use_cache).last_hidden_state
-        return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
+        def forward(self, input_ids, use_cache=False):
+            hidden = self.model(input_ids, use_cache=use_cache).last_hidden_state
+            return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
+
+    return Alone
 
 
 def load_reference(config, used):
@@ -300,7 +307,8 @@ def load_reference(config, used):
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
         auto = transformers.AutoModelForCausalLM
         model_class = getattr(transformers, NOT_AUTO.get(config["model_type"], ""), auto)
-        model_class = {"glm5_next_text": Glm5NextForCausalLM}.get(config["model_type"], model_class)
+        if config["model_type"] in INSIDE_ONLY:
+            model_class = language_model_of(INSIDE_ONLY[config["model_type"]])
         model, info = model_class.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )

@@ -258,6 +258,7 @@ static const td_wrapper wrappers[] = {
      true,
      {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
       "model.multi_modal_projector."}},
+    {"qwen3_vl_moe", "qwen3_vl_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"minimax_m3_vl",
      "minimax_m3_vl_text",
@@ -290,7 +291,7 @@ static td_status enter_wrapper(td_config_reader *r, const td_wrapper *wrapper, c
 static td_status read_tied(const td_config_reader *r, const cJSON *whole,
                            const td_wrapper *wrapper) {
   bool *tied = &r->out->tie_embeddings;
-  const bool of_text = *tied;
+  const bool of_text = cJSON_IsTrue(td_json_get(r->root, "tie_word_embeddings"));
   *tied = wrapper->is_tied;
   td_status st = td_config_bool(r, whole, "tie_word_embeddings", tied);
   if (of_text && !*tied) td_config_add_ignored(r, "tie_word_embeddings");

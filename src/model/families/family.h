@@ -61,8 +61,10 @@ const td_wrapper *td_wrapper_find(const char *model_type);
 #undef TD_FAMILY
 
 // What is alike in every family's file.
-#define TD_FAMILY_PARTS                                                                            \
-  .keys = keys, .n_keys = TD_COUNT(keys), .read = read_rest, .layer = layer,                       \
+#define TD_FAMILY_PARTS TD_FAMILY_PARTS_OF(keys)
+// Of several families in a file, which differ in keys and defaults.
+#define TD_FAMILY_PARTS_OF(its_keys)                                                               \
+  .keys = its_keys, .n_keys = TD_COUNT(its_keys), .read = read_rest, .layer = layer,               \
   .n_layer = TD_COUNT(layer)
 
 // ---- keys that families share, each with its defaults -------------------------------------------

@@ -1,4 +1,5 @@
-// src/model/families/qwen3_moe.c - Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder.
+// src/model/families/qwen3_moe.c - Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder; the language model
+// of Qwen3-VL.
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
@@ -9,8 +10,17 @@ static const td_config_key keys[] = {
     TD_EXPERT_KEYS(128, 8),
 };
 
+static const td_config_key vl_keys[] = {
+    TD_BODY_KEYS(151936, 2048, 24, 16, 128000),
+    TD_GQA_KEY(16),
+    TD_DENSE_KEY(5632),
+    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 1408),
+    TD_EXPERT_KEYS(60, 4),
+};
+
 static td_status check_sliding_window(const td_config_reader *r) {
   bool use = false;
+  if (!td_config_takes(r, "use_sliding_window")) return TD_OK;
   td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
   bool off = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
   if (st == TD_OK && use && !off) {
@@ -42,4 +52,20 @@ const td_family td_family_qwen3_moe = {
                  .topk_groups = 1,
                  .bos_id = -1},
     TD_FAMILY_PARTS,
+};
+
+const td_family td_family_qwen3_vl_moe = {
+    .model_types = {"qwen3_vl_moe_text"},
+    .ignores = {"norm_topk_prob", "use_sliding_window"},
+    .has_sparse_step = true,
+    .defaults = {.attn = TD_ATTN_GQA,
+                 .qk_norm = TD_QK_NORM_HEAD,
+                 .tie_embeddings = true,
+                 .rope_theta = 5e5,
+                 .norm_topk = true,
+                 .routed_scaling = 1,
+                 .n_groups = 1,
+                 .topk_groups = 1,
+                 .bos_id = -1},
+    TD_FAMILY_PARTS_OF(vl_keys),
 };
