@@ -431,6 +431,7 @@ FAMILIES = {
     ),
     "glm4_moe": Family(qk_norm="head", out_bias=False),
     "glm4_moe_lite": Family(_mla),
+    "glm4v_moe_text": Family(out_bias=False),
     "glm_moe_dsa": Family(_dsa),
     "minimax_m2": Family(
         qk_norm="all",
@@ -498,6 +499,7 @@ WRAPPERS = {
     "kimi_k25": ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
     "mistral3": ["vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"],
     "minimax_m3_vl": ["vision_tower.vision_model.pre_layrnorm.weight", "patch_merge_mlp.linear_1.weight"],
+    "glm4v_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.proj.weight"],
     "qwen3_vl_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
     "qwen3_5_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
     "glm5_next": ["model.visual.patch_embed.proj.weight", "model.visual.merger.proj.weight"],

@@ -31,6 +31,15 @@ _GLM = COMMON | {
     "topk_group": 1,
     "use_qk_norm": False,
 }
+_GLM_V = {k: v for k, v in _GLM.items() if k not in ("partial_rotary_factor", "rope_theta")} | {
+    "model_type": "glm4v_moe_text",
+    "rope_parameters": {
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 500000.0,
+        "rope_type": "default",
+    },
+}
 _MINIMAX = COMMON | {
     "head_dim": 16,
     "intermediate_size": 12,
@@ -182,6 +191,32 @@ CASES = {
             "tie_word_embeddings": True,
             "use_qk_norm": True,
         },
+        "fp8",
+    ),
+    "glm4v_moe": (wrapped("glm4v_moe", _GLM_V), "bf16"),
+    # Three quarters of each head rotate, one key head for five, expert groups, two shared experts, a
+    # prediction layer to be skipped.
+    "glm4v_moe_odd": (
+        wrapped(
+            "glm4v_moe",
+            _GLM_V
+            | {
+                "attention_bias": False,
+                "first_k_dense_replace": 0,
+                "head_dim": 24,
+                "n_group": 2,
+                "n_shared_experts": 2,
+                "num_attention_heads": 5,
+                "num_key_value_heads": 1,
+                "num_nextn_predict_layers": 1,
+                "rope_parameters": _GLM_V["rope_parameters"] | {"mrope_section": [3, 3, 3], "partial_rotary_factor": 0.75},
+                "routed_scaling_factor": 2.5,
+            },
+        ),
+        "bf16",
+    ),
+    "glm4v_moe_fp8": (
+        _GLM_V | {"norm_topk_prob": False, "num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True},
         "fp8",
     ),
     "qwen3_vl_moe": (wrapped("qwen3_vl_moe", _QWEN3_VL), "bf16"),
@@ -348,7 +383,7 @@ CASES = {
 
 
 # Families whose cases include their wrapper.
-INSIDE = {"mistral3": "mistral4", "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text",
+INSIDE = {"mistral3": "mistral4", "qwen3_vl_moe": "qwen3_vl_moe_text", "glm4v_moe": "glm4v_moe_text", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text",
           "glm5_next": "glm5_next_text", "qwen4_exp": "qwen4_exp_text"}
 
 # Windows shorter than a KV page, than the prompt.

@@ -18,6 +18,7 @@ FAMILIES = {
     "deepseek_v4": {},
     "glm4_moe": {"head_dim": 128},
     "glm4_moe_lite": {},
+    "glm4v_moe_text": {"head_dim": 128},
     "glm_moe_dsa": {},
     "glm5_next_text": {},
     "gpt_oss": {},

@@ -38,7 +38,7 @@ MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-INSIDE_ONLY = {"glm5_next_text": "Glm5Next", "qwen3_vl_moe_text": "Qwen3VLMoe"}
+INSIDE_ONLY = {"glm5_next_text": "Glm5Next", "glm4v_moe_text": "Glm4vMoe", "qwen3_vl_moe_text": "Qwen3VLMoe"}
 SOFTMAX_ROUTERS = ("qwen3_moe", "qwen3_vl_moe_text", "olmoe", "mixtral", "mistral4", "gpt_oss", "qwen3_next",
                    "qwen3_5_moe_text", "qwen4_exp_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
@@ -267,7 +267,7 @@ CASES = {
 
 
 # Published names are known of the whole alone, and the language model is loaded by itself.
-for whole in ("minimax_m3_vl", "qwen3_vl_moe"):
+for whole in ("minimax_m3_vl", "qwen3_vl_moe", "glm4v_moe"):
     conversion_mapping.register_checkpoint_conversion_mapping(
         whole + "_text", conversion_mapping.get_checkpoint_conversion_mapping(whole))
 

@@ -260,6 +260,7 @@ static const td_wrapper wrappers[] = {
       "model.multi_modal_projector."}},
     {"qwen3_vl_moe", "qwen3_vl_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
+    {"glm4v_moe", "glm4v_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"minimax_m3_vl",
      "minimax_m3_vl_text",
      "language_model.model.",

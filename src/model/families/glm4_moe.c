@@ -1,4 +1,5 @@
-// src/model/families/glm4_moe.c - GLM-4.5, 4.6, 4.7 and their Air variants.
+// src/model/families/glm4_moe.c - GLM-4.5, 4.6, 4.7 and their Air variants; the language model of
+// GLM-4.5V and 4.6V, which is GLM-4.5-Air without norms of queries.
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
@@ -6,11 +7,20 @@ static const td_config_key keys[] = {
     TD_ROUTED_KEYS(128, 8, 1408, 1, 1),         TD_MTP_KEY,
 };
 
+static const td_config_key vl_keys[] = {
+    TD_BODY_KEYS(151424, 4096, 46, 96, 65536),
+    TD_GQA_KEY(8),
+    TD_DENSE_KEY(10944),
+    TD_ROUTED_KEYS(128, 8, 1408, 1, 1),
+    TD_KEY("num_nextn_predict_layers", NULL, n_mtp_layers, 0, 64, 0),
+};
+
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   bool norms = false;
   td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "use_qk_norm", &norms);
+  if (st == TD_OK && td_config_takes(r, "use_qk_norm"))
+    st = td_config_bool(r, r->root, "use_qk_norm", &norms);
   if (norms) c->qk_norm = TD_QK_NORM_HEAD;
   if (st == TD_OK) st = td_config_read_moe_layers(r, 1);
   if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1);
@@ -35,4 +45,18 @@ const td_family td_family_glm4_moe = {
                  .norm_topk = true,
                  .bos_id = -1},
     TD_FAMILY_PARTS,
+};
+
+const td_family td_family_glm4v_moe = {
+    .model_types = {"glm4v_moe_text"},
+    .ignores = {"mlp_layer_types", "use_qk_norm"},
+    .has_partial_rotary = true,
+    .defaults = {.attn = TD_ATTN_GQA,
+                 .attention_bias = true,
+                 .rms_eps = 1e-5f,
+                 .partial_rotary = 0.5,
+                 .router_sigmoid = true,
+                 .norm_topk = true,
+                 .bos_id = -1},
+    TD_FAMILY_PARTS_OF(vl_keys),
 };
