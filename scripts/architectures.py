@@ -402,6 +402,7 @@ class Family:
     expert_names: tuple = ("gate_proj", "up_proj", "down_proj")
     moe: str = "mlp"
     router_bias: str = "gate.e_score_correction_bias"
+    softmax: bool = False  # scores of experts, as without router_bias
     fused: bool = False  # a layer's experts are two tensors
     turned: bool = False  # which are transposed
     sinks: bool = False
@@ -462,6 +463,7 @@ FAMILIES = {
         expert_dim="intermediate_size",
         sinks=True,
         experts=_experts_with_bias,
+        softmax=True,
         mxfp4=True,
     ),
     "qwen3_next": Family(
@@ -527,6 +529,10 @@ def language_model(c):
 def family(c):
     name = text_config(c)["model_type"]
     return FAMILIES["deepseek_v3" if name == "kimi_k2" else name]
+
+
+def has_softmax(c):
+    return family(c).softmax or not family(c).router_bias
 
 
 def n_experts(c):

@@ -381,11 +381,6 @@ CASES = {
     ),
 }
 
-
-# Families whose cases include their wrapper.
-INSIDE = {"mistral3": "mistral4", "qwen3_vl_moe": "qwen3_vl_moe_text", "glm4v_moe": "glm4v_moe_text", "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3_vl_text",
-          "glm5_next": "glm5_next_text", "qwen4_exp": "qwen4_exp_text"}
-
 # Windows shorter than a KV page, than the prompt.
 CASES["gpt_oss"] = (_GPT_OSS, "bf16")
 # A pattern of layers that does not repeat, a window over more than a page, one key head for five, a

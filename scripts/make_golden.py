@@ -39,8 +39,6 @@ MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
 INSIDE_ONLY = {"glm5_next_text": "Glm5Next", "glm4v_moe_text": "Glm4vMoe", "qwen3_vl_moe_text": "Qwen3VLMoe"}
-SOFTMAX_ROUTERS = ("qwen3_moe", "qwen3_vl_moe_text", "olmoe", "mixtral", "mistral4", "gpt_oss", "qwen3_next",
-                   "qwen3_5_moe_text", "qwen4_exp_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -351,7 +349,7 @@ class Routing:
     def __init__(self, model, n_experts):
         self.margin, self.chosen, self.n_experts = torch.inf, {}, n_experts
         self.index_margin = torch.inf
-        self.softmax = model.config.model_type in SOFTMAX_ROUTERS
+        self.softmax = architectures.has_softmax({"model_type": model.config.model_type})
         for name, module in model.named_modules():
             if type(module).__name__.lower().endswith("topkrouter"):
                 module.register_forward_pre_hook(self._hook(name))

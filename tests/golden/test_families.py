@@ -19,6 +19,7 @@ from test_golden_cuda import cuda  # noqa: F401
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 
+import architectures  # noqa: E402
 import checkpoint  # noqa: E402
 import golden_families  # noqa: E402
 import golden_recurrent  # noqa: E402
@@ -49,8 +50,7 @@ def checkpoint_of(tmp_path_factory):
 def test_each_family_has_three_cases():
     assert set(PROVENANCE) == set(CASES)
     assert {p.stem for p in DATA.glob("*.npz")} == set(CASES)
-    types = [golden_families.CASES[c][0]["model_type"] for c in CASES]
-    types = [golden_families.INSIDE.get(t, t) for t in types]
+    types = [architectures.text_config(golden_families.CASES[c][0])["model_type"] for c in CASES]
     assert min(types.count(t) for t in types) >= 3, types
 
 
