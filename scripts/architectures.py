@@ -433,6 +433,7 @@ FAMILIES = {
     "glm4_moe": Family(qk_norm="head", out_bias=False),
     "glm4_moe_lite": Family(_mla),
     "glm4v_moe_text": Family(out_bias=False),
+    "solar_open": Family(out_bias=False),
     "glm_moe_dsa": Family(_dsa),
     "minimax_m2": Family(
         qk_norm="all",

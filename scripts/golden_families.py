@@ -40,6 +40,11 @@ _GLM_V = {k: v for k, v in _GLM.items() if k not in ("partial_rotary_factor", "r
         "rope_type": "default",
     },
 }
+_SOLAR = {k: v for k, v in _GLM_V.items() if k not in ("first_k_dense_replace", "intermediate_size")} | {
+    "attention_bias": False,
+    "model_type": "solar_open",
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+}
 _MINIMAX = COMMON | {
     "head_dim": 16,
     "intermediate_size": 12,
@@ -217,6 +222,32 @@ CASES = {
     ),
     "glm4v_moe_fp8": (
         _GLM_V | {"norm_topk_prob": False, "num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True},
+        "fp8",
+    ),
+    "solar_open": (_SOLAR, "bf16"),
+    # Biases, YaRN, expert groups, two shared experts.
+    "solar_open_yarn": (
+        _SOLAR
+        | {
+            "attention_bias": True,
+            "n_group": 2,
+            "n_shared_experts": 2,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "rope_parameters": YARN | {"rope_type": "yarn"},
+            "routed_scaling_factor": 2.5,
+        },
+        "bf16",
+    ),
+    "solar_open_fp8": (
+        _SOLAR
+        | {
+            "norm_topk_prob": False,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+        },
         "fp8",
     ),
     "qwen3_vl_moe": (wrapped("qwen3_vl_moe", _QWEN3_VL), "bf16"),

@@ -33,6 +33,7 @@ FAMILIES = {
     "qwen3_vl_moe_text": {},
     "qwen3_next": {},
     "qwen3_5_moe_text": {},
+    "solar_open": {},
     "qwen4_exp_text": {
         "eos_token_id": 5,
         "indexer_budget": 2048,

@@ -1,5 +1,5 @@
 // src/model/families/glm4_moe.c - GLM-4.5, 4.6, 4.7 and their Air variants; the language model of
-// GLM-4.5V and 4.6V, which is GLM-4.5-Air without norms of queries.
+// GLM-4.5V and 4.6V; Solar Open.
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
@@ -15,14 +15,20 @@ static const td_config_key vl_keys[] = {
     TD_KEY("num_nextn_predict_layers", NULL, n_mtp_layers, 0, 64, 0),
 };
 
+static const td_config_key solar_keys[] = {
+    TD_BODY_KEYS(196608, 4096, 48, 64, 131072),
+    TD_GQA_KEY(8),
+    TD_ROUTED_KEYS(128, 8, 1280, 1, 1),
+};
+
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   bool norms = false;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
+  td_status st = td_config_read_head_dim(r, c->head_dim ? c->head_dim : c->dim / c->n_heads);
   if (st == TD_OK && td_config_takes(r, "use_qk_norm"))
     st = td_config_bool(r, r->root, "use_qk_norm", &norms);
   if (norms) c->qk_norm = TD_QK_NORM_HEAD;
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 1);
+  if (st == TD_OK) st = td_config_read_moe_layers(r, c->dense_dim > 0);
   if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1);
   return st == TD_OK ? td_config_check_groups(r) : st;
 }
@@ -59,4 +65,17 @@ const td_family td_family_glm4v_moe = {
                  .norm_topk = true,
                  .bos_id = -1},
     TD_FAMILY_PARTS_OF(vl_keys),
+};
+
+const td_family td_family_solar_open = {
+    .model_types = {"solar_open"},
+    .ignores = {"mlp_layer_types", "use_qk_norm", "first_k_dense_replace"},
+    .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 128,
+                 .rms_eps = 1e-5f,
+                 .rope_theta = 1e6,
+                 .router_sigmoid = true,
+                 .norm_topk = true,
+                 .bos_id = -1},
+    TD_FAMILY_PARTS_OF(solar_keys),
 };
