@@ -455,14 +455,14 @@ typedef struct {
 typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_router_kind;
 
 // Scores from f32 logits, then top_k experts a token, ties to the lower index.
-//   SOFTMAX: s = softmax(logits).
-//   SIGMOID: s = sigmoid(logits); selection by s + bias, weights are the plain s.
+//   SOFTMAX: s = softmax(logits); selection by s + bias, weights are the plain s.
+//   SIGMOID: s = sigmoid(logits), else alike.
 //   SOFTPLUS: s = sqrt(ln(1 + exp(logits))), else alike. With a table, token t's experts are
 //   table[tokens[t]], in its order.
 // Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
 // topk_groups stay; then the top_k largest are taken.
-// norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX). All are multiplied by
-// scaling.
+// norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX), or by min_sum if that is
+// more. All are multiplied by scaling.
 typedef struct {
   const float *logits; // f32 [n_tokens][n_experts]
   const float *bias;   // f32 [n_experts] or NULL
@@ -473,8 +473,7 @@ typedef struct {
   td_router_kind kind;
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab; // n_vocab: with a table
   uint32_t norm_topk;                                                  // bool
-  float scaling;
-  uint32_t unused;
+  float scaling, min_sum;
   int32_t *fault; // a GPU's own
 } td_router_args;
 

@@ -123,6 +123,7 @@ __global__ static void router_kernel(td_router_args a) {
     a.ids[t * a.top_k + j] = static_cast<int32_t>(e);
     chosen[j] = score[e];
   }
+  sum = fmaxf(sum, a.min_sum);
   for (uint32_t j = threadIdx.x; j < a.top_k; j += WARP)
     a.weights[t * a.top_k + j] = (a.norm_topk ? chosen[j] / sum : chosen[j]) * a.scaling;
 }

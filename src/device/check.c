@@ -49,7 +49,6 @@ td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
 td_status td_dev_check_router(const td_router_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
                  a->n_experts);
-  TD_DEV_REQUIRE(a->kind != TD_ROUTER_SOFTMAX || !a->bias, "router: SOFTMAX takes no bias");
   TD_DEV_REQUIRE(!a->table || (a->tokens && a->n_vocab && a->kind == TD_ROUTER_SOFTPLUS),
                  "router: a table without tokens");
   if (a->n_groups > 1) {

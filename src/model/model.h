@@ -130,7 +130,7 @@ typedef struct {
   bool swiglu_plain;      // with a limit: silu and no more
   bool has_split_experts; // with a limit: they do not alternate, as found in the checkpoint
   bool router_sigmoid, router_softplus, norm_topk;
-  float routed_scaling;
+  float routed_scaling, router_min_sum;      // the latter as in td_router_args
   uint64_t table_layers[TD_MAX_LAYERS / 64]; // bit i: token ids choose layer i's experts
   uint64_t moe_layers[TD_MAX_LAYERS / 64];   // bit i is set if layer i has experts
   // Multi-token prediction layers after the last one. As stated by config.json, and after

@@ -61,13 +61,14 @@ static void naive_route(const router_case *c, const float *logits, const float *
   for (uint32_t j = 0; j < c->top_k; j++)
     sum += score[ids[j]];
   for (uint32_t j = 0; j < c->top_k; j++)
-    weights[j] = score[ids[j]] / (c->norm ? sum : 1) * 2.5;
+    weights[j] = score[ids[j]] / (c->norm ? fmax(sum, c->bias ? 0.25 : 0) : 1) * 2.5;
 }
 
 TEST(router) {
   static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false, false},
                                       {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false, false},
                                       {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false, false},
+                                      {TD_ROUTER_SOFTMAX, 64, 6, 1, 1, true, true, false},
                                       {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true, false},
                                       {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true, false},
                                       {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false, false},
@@ -103,7 +104,8 @@ TEST(router) {
                                    .n_groups = c->n_groups,
                                    .topk_groups = c->topk_groups,
                                    .norm_topk = c->norm,
-                                   .scaling = 2.5f});
+                                   .scaling = 2.5f,
+                                   .min_sum = c->bias ? 0.25f : 0});
     cuda_get(&f, ids, dev_ids, TOKENS * k * sizeof *ids);
     cuda_get(&f, weights, dev_weights, TOKENS * k * sizeof *weights);
     for (uint32_t t = 0; t < TOKENS; t++) {

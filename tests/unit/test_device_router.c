@@ -46,7 +46,7 @@ static void naive_route(const td_router_args *a, uint32_t t, int32_t *ids, doubl
     sum += score[best];
   }
   for (uint32_t j = 0; j < a->top_k; j++) {
-    weights[j] *= a->scaling / (a->norm_topk ? sum : 1.0);
+    weights[j] *= a->scaling / (a->norm_topk ? fmax(sum, a->min_sum) : 1.0);
   }
 }
 
@@ -55,12 +55,11 @@ TEST(router) {
     td_router_kind kind;
     uint32_t n_experts, top_k, n_groups, topk_groups;
     bool norm, bias;
-  } cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false},
-               {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
-               {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false},
-               {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},
-               {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
-               {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
+  } cases[] = {
+      {TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false}, {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
+      {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false},  {TD_ROUTER_SOFTMAX, 64, 6, 1, 1, true, true},
+      {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},  {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
+      {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
   enum { TOKENS = 100 };
   device_fixture f;
   FOR_TEAMS(f) {
@@ -82,7 +81,8 @@ TEST(router) {
                              .n_groups = cases[c].n_groups,
                              .topk_groups = cases[c].topk_groups,
                              .norm_topk = cases[c].norm,
-                             .scaling = 2.5f};
+                             .scaling = 2.5f,
+                             .min_sum = cases[c].bias ? 0.25f : 0};
       td_op_router(f.stream, &args);
       device_sync(&f);
       for (uint32_t t = 0; t < TOKENS; t++) {

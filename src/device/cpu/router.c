@@ -74,14 +74,13 @@ static void route_token(void *ctx, size_t t, unsigned member) {
   memset(taken, 0, n);
   if (a->kind == TD_ROUTER_SOFTMAX) {
     softmax(score, logits, n);
-    memcpy(choice, score, n * sizeof *score);
   } else {
-    for (uint32_t e = 0; e < n; e++) {
+    for (uint32_t e = 0; e < n; e++)
       score[e] = a->kind == TD_ROUTER_SIGMOID ? 1 / (1 + expf(-logits[e]))
                                               : sqrtf(softplus(logits[e]));
-      choice[e] = score[e] + (a->bias ? a->bias[e] : 0);
-    }
   }
+  for (uint32_t e = 0; e < n; e++)
+    choice[e] = score[e] + (a->bias ? a->bias[e] : 0);
   if (a->n_groups > 1) drop_groups(a, choice, group_score, group_kept, taken);
   int32_t *ids = a->ids + t * a->top_k;
   float *weights = a->weights + t * a->top_k;
@@ -94,6 +93,7 @@ static void route_token(void *ctx, size_t t, unsigned member) {
     weights[j] = score[e];
     sum += score[e];
   }
+  sum = fmaxf(sum, a->min_sum);
   for (uint32_t j = 0; j < a->top_k; j++) {
     if (a->norm_topk) weights[j] /= sum;
     weights[j] *= a->scaling;

@@ -158,7 +158,8 @@ static void route(td_engine *e, const void *x, const int32_t *ids, uint32_t n_to
                                             .topk_groups = c->topk_groups,
                                             .n_vocab = c->n_vocab,
                                             .norm_topk = c->norm_topk,
-                                            .scaling = c->routed_scaling});
+                                            .scaling = c->routed_scaling,
+                                            .min_sum = c->router_min_sum});
 }
 
 static void record_routing(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
