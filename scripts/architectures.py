@@ -143,8 +143,8 @@ def _experts(c, p):
     if is_published_hy3(c):
         bias, shared, router = "expert_bias", "shared_mlp", "router.gate"
     if bias:
-        yield Tensor(f"{p}.{bias}", (n,), "router_bias")
-    n_shared = c.get("n_shared_experts", c.get("num_shared_experts", 0))
+        yield Tensor(f"{p}.{bias}", (1, n) if bias.startswith("moe_statics") else (n,), "router_bias")
+    n_shared = c.get("n_shared_experts", c.get("num_shared_experts", c.get("moe_num_shared_experts", 0)))
     shared_dim = c.get("shared_intermediate_size", inner * n_shared)
     if shared_dim:
         yield from _mlp(f"{p}.{shared}", dim, shared_dim)
@@ -435,6 +435,9 @@ FAMILIES = {
     "glm4v_moe_text": Family(out_bias=False),
     "solar_open": Family(out_bias=False),
     "glm_moe_dsa": Family(_dsa),
+    "ernie4_5_moe": Family(
+        experts_key="moe_num_experts", router_bias="moe_statics.e_score_correction_bias", softmax=True
+    ),
     "minimax_m2": Family(
         qk_norm="all",
         experts_key="num_local_experts",
@@ -556,6 +559,9 @@ def _is_moe(c, i):
         return c["mlp_layer_types"][i] == "sparse"
     if isinstance(c.get("moe_layer_freq"), list):
         return bool(c["moe_layer_freq"][i])
+    if "moe_layer_start_index" in c:
+        end = c["moe_layer_end_index"] % c["num_hidden_layers"]
+        return c["moe_layer_start_index"] <= i <= end and (i + 1) % c["moe_layer_interval"] == 0
     return i >= c.get("first_k_dense_replace", 0)
 
 

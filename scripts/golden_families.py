@@ -45,6 +45,23 @@ _SOLAR = {k: v for k, v in _GLM_V.items() if k not in ("first_k_dense_replace", 
     "model_type": "solar_open",
     "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
 }
+_ERNIE = {k: v for k, v in COMMON.items() if k != "num_experts_per_tok"} | {
+    "head_dim": 10,
+    "intermediate_size": 48,
+    "model_type": "ernie4_5_moe",
+    "moe_intermediate_size": 12,
+    "moe_k": 2,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 6,
+    "moe_num_shared_experts": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "use_bias": False,
+}
 _MINIMAX = COMMON | {
     "head_dim": 16,
     "intermediate_size": 12,
@@ -249,6 +266,25 @@ CASES = {
             "tie_word_embeddings": True,
         },
         "fp8",
+    ),
+    "ernie4_5_moe": (_ERNIE, "bf16"),
+    # Every second layer has experts but the last; a sum of weights that is mostly less than the least.
+    "ernie4_5_moe_layers": (
+        _ERNIE
+        | {
+            "head_dim": 12,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "moe_norm_min": 0.5,
+            "moe_num_shared_experts": 0,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 1,
+        },
+        "bf16",
+    ),
+    "ernie4_5_moe_fp8": (
+        _ERNIE | {"moe_k": 3, "moe_layer_start_index": 0, "rms_norm_eps": 1e-3, "tie_word_embeddings": True}, "fp8",
     ),
     "qwen3_vl_moe": (wrapped("qwen3_vl_moe", _QWEN3_VL), "bf16"),
     # A dense layer, biases, one key head for five, experts wider than the model.

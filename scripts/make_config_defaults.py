@@ -16,6 +16,7 @@ FAMILIES = {
     "deepseek_v3": {},
     "deepseek_v32": {},
     "deepseek_v4": {},
+    "ernie4_5_moe": {},
     "glm4_moe": {"head_dim": 128},
     "glm4_moe_lite": {},
     "glm4v_moe_text": {"head_dim": 128},

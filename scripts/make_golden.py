@@ -323,7 +323,8 @@ def router_margins(module, args, softmax):
     logits = hidden.reshape(-1, hidden.shape[-1]).float() @ module.weight.float().T
     logits = logits + getattr(module, "bias", 0)
     scores = logits.softmax(-1) if softmax else getattr(module, "score_fn", torch.sigmoid)(logits)
-    bias = args[1] if len(args) > 1 else getattr(module, "e_score_correction_bias", None)
+    bias = args[1] if len(args) > 1 else getattr(
+        getattr(module, "moe_statics", module), "e_score_correction_bias", None)
     scores = scores if bias is None else scores + bias
     n_groups = getattr(module, "num_group", 1)
     if n_groups == 1:

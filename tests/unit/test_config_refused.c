@@ -145,6 +145,8 @@ static const refusal mistral[] = {
 
 static const refusal olmoe[] = {{"\"clip_qkv\": 8.0", TD_EUNSUPPORTED, "clip_qkv is not"}};
 
+static const refusal ernie[] = {{"\"use_bias\": true", TD_EUNSUPPORTED, "use_bias is not"}};
+
 static const refusal mixtral[] = {
     {"\"sliding_window\": 4096", TD_EUNSUPPORTED, "sliding_window is not"}};
 
@@ -294,6 +296,7 @@ TEST(refuses) {
       OF("mistral4", mistral),
       OF("olmoe", olmoe),
       OF("mixtral", mixtral),
+      OF("ernie4_5_moe", ernie),
       OF("minimax_m2", minimax),
       OF("hy_v3", hy),
       OF("gpt_oss", oss),
