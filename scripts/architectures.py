@@ -435,6 +435,7 @@ FAMILIES = {
     "glm4v_moe_text": Family(out_bias=False),
     "solar_open": Family(out_bias=False),
     "glm_moe_dsa": Family(_dsa),
+    "dots1": Family(qk_norm="head"),
     "ernie4_5_moe": Family(
         experts_key="moe_num_experts", router_bias="moe_statics.e_score_correction_bias", softmax=True
     ),

@@ -45,6 +45,12 @@ _SOLAR = {k: v for k, v in _GLM_V.items() if k not in ("first_k_dense_replace", 
     "model_type": "solar_open",
     "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
 }
+_DOTS = {k: v for k, v in _GLM.items() if k not in ("partial_rotary_factor", "use_qk_norm")} | {
+    "attention_bias": False,
+    "model_type": "dots1",
+    "n_shared_experts": 2,
+    "sliding_window": None,
+}
 _ERNIE = {k: v for k, v in COMMON.items() if k != "num_experts_per_tok"} | {
     "head_dim": 10,
     "intermediate_size": 48,
@@ -263,6 +269,34 @@ CASES = {
             "num_attention_heads": 3,
             "num_key_value_heads": 3,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+        },
+        "fp8",
+    ),
+    "dots1": (_DOTS, "bf16"),
+    # The last layers have a window, biases, one key head for five, expert groups.
+    "dots1_windows": (
+        _DOTS
+        | {
+            "attention_bias": True,
+            "max_window_layers": 1,
+            "n_group": 2,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 24,
+        },
+        "bf16",
+    ),
+    "dots1_fp8": (
+        _DOTS
+        | {
+            "first_k_dense_replace": 0,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "norm_topk_prob": False,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "sliding_window": 67,
             "tie_word_embeddings": True,
         },
         "fp8",

@@ -152,6 +152,30 @@ td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
   return TD_OK;
 }
 
+bool td_config_has_no_window(const td_config_reader *r) {
+  return cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
+}
+
+td_status td_config_read_windows(const td_config_reader *r, uint32_t fallback) {
+  static const td_layer_name names[] = {{"sliding_attention", true}, {"full_attention", false}};
+  td_model_config *c = r->out;
+  if (td_json_get(r->root, "layer_types")) {
+    memset(c->window_layers, 0, sizeof c->window_layers);
+    td_status st = td_config_read_layer_names(r, "layer_types", names, 2, c->window_layers);
+    if (st != TD_OK) return st;
+  }
+  if (!td_config_has_no_window(r)) {
+    c->window = fallback;
+    return td_config_uint(r, r->root, "sliding_window", 1, 1u << 30, &c->window);
+  }
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    if (td_layers_have(c->window_layers, i))
+      return td_config_bad(r, "sliding_window must not be null: layer_types has layers of "
+                              "\"sliding_attention\"");
+  }
+  return TD_OK;
+}
+
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
   static const td_layer_name names[] = {{"dense", false}, {"sparse", true}};
   if (td_json_get(r->root, "mlp_layer_types") && td_config_takes(r, "mlp_layer_types"))

@@ -56,6 +56,11 @@ typedef struct {
 // Adds layers by the list called key. An error names the first two of the names.
 td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
                                      const td_layer_name *names, size_t n_names, uint64_t *layers);
+// layer_types and sliding_window. Without the former window_layers stay as they are; null for the
+// latter is no window, which only full attention can do without.
+td_status td_config_read_windows(const td_config_reader *r, uint32_t fallback);
+// Whether sliding_window is null.
+bool td_config_has_no_window(const td_config_reader *r);
 // Makes the layers of a set of this kind.
 void td_config_set_kind(const td_config_reader *r, const uint64_t *layers, td_attn_kind kind);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)

@@ -10,39 +10,13 @@ static const td_config_key keys[] = {
     TD_KEY("num_experts_per_tok", NULL, top_k, 1, TD_MAX_EXPERTS, 4),
 };
 
-// layer_types; without it every second layer, from the first on, has a window.
-static td_status read_windows(const td_config_reader *r) {
-  static const td_layer_name names[] = {{"sliding_attention", true}, {"full_attention", false}};
-  td_model_config *c = r->out;
-  if (td_json_get(r->root, "layer_types"))
-    return td_config_read_layer_names(r, "layer_types", names, 2, c->window_layers);
-  for (uint32_t i = 0; i < c->n_layers; i += 2)
-    td_layers_add(c->window_layers, i);
-  return TD_OK;
-}
-
-// null is no window, which only full attention can do without.
-static td_status read_window(const td_config_reader *r) {
-  td_model_config *c = r->out;
-  td_status st = read_windows(r);
-  if (st != TD_OK) return st;
-  if (!cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"))) {
-    c->window = 128;
-    return td_config_uint(r, r->root, "sliding_window", 1, 1u << 30, &c->window);
-  }
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    if (td_layers_have(c->window_layers, i))
-      return td_config_bad(r, "sliding_window must not be null: layer_types has layers of "
-                              "\"sliding_attention\"");
-  }
-  return TD_OK;
-}
-
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   double limit = 7, alpha = 1.702;
   td_status st = td_config_read_head_dim(r, 64);
-  if (st == TD_OK) st = read_window(r);
+  for (uint32_t i = 0; i < c->n_layers; i += 2)
+    td_layers_add(c->window_layers, i);
+  if (st == TD_OK) st = td_config_read_windows(r, 128);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_alpha", 1e-6, 1e6, &alpha);
   c->swiglu_limit = (float)limit;
