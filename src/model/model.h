@@ -80,6 +80,7 @@ typedef struct {
   // Positions that a token sees in the layers of window_layers (bit i: layer i), its own the last.
   uint32_t window;
   uint64_t window_layers[TD_MAX_LAYERS / 64];
+  bool only_windows_rotate; // RoPE is of those layers alone
   // q_proj has a gate for each query, whose sigmoid multiplies the attention's output.
   bool has_attn_gate;
   // Gated delta nets in place of attention (DELTA, KDA). delta_grouped: the input projection's rows
@@ -209,7 +210,7 @@ typedef struct {
 // of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
 // expert (shared_dim or n_shared_experts * expert_dim wide), absent without shared experts.
 typedef struct {
-  bool is_moe;
+  bool is_moe, has_window;
   td_attn_kind kind;
   td_vec attn_norm, mlp_norm;
   td_weight q, k, v, o; // GQA and KDA; q also for MLA without q_lora; o for all kinds

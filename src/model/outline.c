@@ -58,6 +58,7 @@ static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
                        const td_format *format, td_weight *experts) {
   const uint64_t met = td_layer_conditions(c, idx);
   layer->is_moe = td_model_is_moe(c, idx);
+  layer->has_window = td_model_window(c, idx) > 0;
   layer->kind = td_model_attn(c, idx);
   for (size_t i = 0; i < c->family->n_layer; i++) {
     const td_tensor_spec *p = &c->family->layer[i];

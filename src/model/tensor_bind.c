@@ -486,6 +486,7 @@ static td_status bind_half(td_tensor_binder *b, const td_tensor_spec *p, const c
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
+  layer->has_window = td_model_window(b->config, layer_idx) > 0;
   layer->kind = td_model_attn(b->config, layer_idx);
   const td_family *family = b->config->family;
   uint64_t met = td_layer_conditions(b->config, layer_idx);

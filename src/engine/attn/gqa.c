@@ -65,13 +65,11 @@ void td_gqa_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
     td_rows_norm(e, at.q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
     td_rows_norm(e, at.k, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
   }
-  td_rows_rope(
-      e, p,
-      (td_rope_heads){
-          .x = at.q, .token_stride = q_dim, .head_stride = c->head_dim, .n_heads = c->n_heads},
-      (td_rope_heads){
-          .x = at.k, .token_stride = kv_dim, .head_stride = c->head_dim, .n_heads = c->n_kv_heads},
-      td_rope_dims(c));
+  const td_rope_heads q = {
+      .x = at.q, .token_stride = q_dim, .head_stride = c->head_dim, .n_heads = c->n_heads};
+  const td_rope_heads k = {
+      .x = at.k, .token_stride = kv_dim, .head_stride = c->head_dim, .n_heads = c->n_kv_heads};
+  if (layer->has_window || !c->only_windows_rotate) td_rows_rope(e, p, q, k, td_rope_dims(c));
   td_rows_scale_queries(e, p, q_dim);
 }
 
