@@ -439,6 +439,7 @@ FAMILIES = {
     "ernie4_5_moe": Family(
         experts_key="moe_num_experts", router_bias="moe_statics.e_score_correction_bias", softmax=True
     ),
+    "exaone_moe": Family(qk_norm="head", experts_key="num_experts", router_bias="e_score_correction_bias"),
     "minimax_m2": Family(
         qk_norm="all",
         experts_key="num_local_experts",

@@ -98,6 +98,14 @@ _HY = COMMON | {
     "rope_theta": 11158840.0,
     "router_scaling_factor": 2.826,
 }
+_EXAONE = {k: v for k, v in _HY.items() if k not in ("attention_bias", "router_scaling_factor")} | {
+    "model_type": "exaone_moe",
+    "num_hidden_layers": 4,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": 24,
+    "sliding_window_pattern": 4,
+}
 _QWEN3_VL = COMMON | {
     "attention_bias": False,
     "decoder_sparse_step": 1,
@@ -297,6 +305,36 @@ CASES = {
             "num_attention_heads": 3,
             "num_key_value_heads": 3,
             "sliding_window": 67,
+            "tie_word_embeddings": True,
+        },
+        "fp8",
+    ),
+    "exaone_moe": (_EXAONE, "bf16"),
+    # Types of layers as published, one key head for five, expert groups, two shared experts.
+    "exaone_moe_layers": (
+        _EXAONE
+        | {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_group": 2,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "num_shared_experts": 2,
+            "sliding_window": 67,
+            "sliding_window_pattern": "GLG",
+        },
+        "bf16",
+    ),
+    "exaone_moe_fp8": (
+        _EXAONE
+        | {
+            "norm_topk_prob": False,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 3,
+            "sliding_window": 7,
+            "sliding_window_pattern": 2,
             "tie_word_embeddings": True,
         },
         "fp8",

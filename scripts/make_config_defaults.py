@@ -18,6 +18,7 @@ FAMILIES = {
     "deepseek_v4": {},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "ernie4_5_moe": {},
+    "exaone_moe": {},
     "glm4_moe": {"head_dim": 128},
     "glm4_moe_lite": {},
     "glm4v_moe_text": {"head_dim": 128},
