@@ -41,7 +41,7 @@ static const td_tensor_spec layer[] = {
     TD_GQA_PLACES,
     TD_DENSE_PLACES,
     TD_EXPERT_PLACES,
-    TD_RENAMED(F32, "mlp.moe_statics.e_score_correction_bias", router_bias, ONE, EXPERTS,
+    TD_RENAMED(F32, "mlp.moe_statics.e_score_correction_bias", router_bias, EXPERTS, ONE,
                TD_IF(MOE), "mlp.gate.moe_statics.e_score_correction_bias"),
     TD_SHARED_PLACES,
 };
