@@ -344,6 +344,11 @@ def write_parts(stem, metadata, tensors, n):
 
 ARCHS = {
     "qwen3_moe": "qwen3moe",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
+    "olmoe": "olmoe",
+    "mixtral": "llama",
+    "dots1": "dots1",
+    "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
@@ -373,6 +378,7 @@ PARTS = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
     "self_attn.indexer.wk.weight": "indexer.attn_k.weight",
     "self_attn.indexer.k_norm.weight": "indexer.k_norm.weight",
@@ -450,6 +456,13 @@ def named(config, values):
     if arch == "qwen35moe":
         values = {n: tiled(config, n, v) for n, v in values.items()}
     for name, v in values.items():
+        if arch == "qwen3vlmoe" and v.ndim == 3:
+            v = v.transpose(0, 2, 1)
+        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = v.reshape(-1, 2, config["head_dim"] // 2, v.shape[1])
+            v = heads.swapaxes(1, 2).reshape(v.shape)
+        if name.endswith("moe_statics.e_score_correction_bias"):
+            v = v.squeeze()
         if not name.startswith("model.layers."):
             names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight":
                      "output_norm.weight", "lm_head.weight": "output.weight"}
@@ -503,8 +516,9 @@ def metadata_of(config):
     out["attention.layer_norm_rms_epsilon"] = float(c.get("rms_norm_eps", 1e-6))
     width = c.get("intermediate_size", c.get("moe_intermediate_size"))
     out["feed_forward_length"] = width
-    experts = next(c[k] for k in ("num_experts", "n_routed_experts", "num_local_experts") if k in c)
-    out |= {"expert_count": experts, "expert_used_count": c["num_experts_per_tok"]}
+    kinds = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    experts = next(c[k] for k in kinds if k in c)
+    out |= {"expert_count": experts, "expert_used_count": c.get("num_experts_per_tok", c.get("moe_k"))}
     out["expert_feed_forward_length"] = c.get("moe_intermediate_size", width)
     rope = (c.get("rope_parameters") or {}) | (c.get("rope_scaling") or {})
     out["rope.freq_base"] = float(rope.get("rope_theta", c.get("rope_theta", 10000.0)))
@@ -550,6 +564,10 @@ def metadata_of(config):
                 "attention.indexer.key_length": c["index_head_dim"]}
         if "indexer_types" in c:
             out["attention.indexer.types"] = [t == "full" for t in c["indexer_types"]]
+    if arch == "ernie4_5-moe":
+        out |= {"leading_dense_block_count": c["moe_layer_start_index"],
+                "interleave_moe_layer_step": c["moe_layer_interval"],
+                "expert_shared_count": c["moe_num_shared_experts"]}
     if arch == "hy_v3":
         out |= {"expert_weights_scale": float(c.get("router_scaling_factor", 1)), "expert_gating_func": 2,
                 "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c.get("num_shared_experts", 1)}

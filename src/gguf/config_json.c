@@ -224,6 +224,33 @@ static const td_gguf_name glm4moe_keys[] = {
     {NULL, NULL},
 };
 
+static const td_gguf_name olmoe_keys[] = {
+    {"attention.head_count_kv", "num_key_value_heads"},
+    {"attention.key_length", "head_dim"},
+    {"feed_forward_length", "intermediate_size"},
+    {"expert_count", "num_experts"},
+    {NULL, NULL},
+};
+
+static const td_gguf_name llama_keys[] = {
+    {"attention.head_count_kv", "num_key_value_heads"},
+    {"attention.key_length", "head_dim"},
+    {"feed_forward_length", "intermediate_size"},
+    {"expert_count", "num_local_experts"},
+    {NULL, NULL},
+};
+
+static const td_gguf_name ernie_keys[] = {
+    {"attention.head_count_kv", "num_key_value_heads"},
+    {"attention.key_length", "head_dim"},
+    {"feed_forward_length", "intermediate_size"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_count", "moe_num_experts"},
+    {"interleave_moe_layer_step", "moe_layer_interval"},
+    {"leading_dense_block_count", "moe_layer_start_index"},
+    {NULL, NULL},
+};
+
 static const td_gguf_name delta_keys[] = {
     {"attention.head_count_kv", "num_key_value_heads"},
     {"attention.key_length", "head_dim"},
@@ -270,6 +297,22 @@ static td_status write_qwen3moe(const writer *w) {
   write_bias(w);
   td_jw_bool(w->to, "norm_topk_prob", true);
   return TD_OK;
+}
+
+// Rows of queries and keys are sorted by pairs that turn together. Dense models are called so, too.
+static td_status write_llama(const writer *w) {
+  double n = 0;
+  td_status st = number_or(w, "expert_count", 0, &n);
+  if (st == TD_OK && n == 0) st = bad(w, "expert_count", "is absent: a dense model");
+  td_jw_bool(w->to, "rope_interleave", true);
+  return st;
+}
+
+static td_status write_ernie(const writer *w) {
+  double n = 0;
+  td_status st = number_or(w, "expert_shared_count", 0, &n);
+  put(w, "moe_num_shared_experts", n);
+  return st;
 }
 
 static td_status write_qwen3next(const writer *w) {
@@ -393,6 +436,11 @@ static const td_gguf_name hy_v3_names[] = {
     {NULL, NULL},
 };
 
+static const td_gguf_name ernie_names[] = {
+    {"exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias"},
+    {NULL, NULL},
+};
+
 static const td_gguf_name minimax_names[] = {
     {"ffn_gate_inp.weight", "block_sparse_moe.gate.weight"},
     {"exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"},
@@ -432,6 +480,22 @@ static const td_gguf_name gpt_oss_names[] = {
 
 static const td_gguf_arch archs[] = {
     {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = gqa_keys, .write = write_qwen3moe},
+    {.name = "qwen3vlmoe",
+     .model_type = "qwen3_vl_moe_text",
+     .keys = gqa_keys,
+     .write = write_qwen3moe},
+    {.name = "olmoe", .model_type = "olmoe", .keys = olmoe_keys},
+    {.name = "llama",
+     .model_type = "mixtral",
+     .names = minimax_names,
+     .keys = llama_keys,
+     .write = write_llama},
+    {.name = "dots1", .model_type = "dots1", .keys = glm4moe_keys, .write = write_glm4moe},
+    {.name = "ernie4_5-moe",
+     .model_type = "ernie4_5_moe",
+     .names = ernie_names,
+     .keys = ernie_keys,
+     .write = write_ernie},
     // Its projections come apart, as Qwen3.5's are published.
     {.name = "qwen3next",
      .model_type = "qwen3_5_moe_text",

@@ -25,6 +25,7 @@ static const td_gguf_name derived[] = {
     {"expert_weights_norm", "norm_topk_prob"},
     {"expert_gating_func", "scoring_func"},
     {"expert_shared_feed_forward_length", "num_shared_experts"},
+    {"expert_shared_count", "moe_num_shared_experts"},
     {"attention.key_length_mla", "qk_nope_head_dim"},
     {"attention.value_length_mla", "v_head_dim"},
     {"attention.q_lora_rank", "q_lora_rank"},

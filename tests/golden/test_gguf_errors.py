@@ -16,7 +16,7 @@ FIRST = {gguf_files.ARCHS[text_of(golden_families.CASES[c][0])["model_type"]]: c
 # What any of them calls something else, or does not have.
 PUBLISHED = re.compile(
     r"json|model\.layers|self_attn|_proj|n_group|topk_group|rms_norm_eps|vocab_size|head_dim|(?<!attention\.q_)"
-    r"(?<!attention\.kv_)lora_rank|num_|hidden_|rope_theta|partial_rotary|moe_|index_|linear_|layer_types|model_type")
+    r"(?<!attention\.kv_)lora_rank|num_|hidden_|rope_theta|partial_rotary|(?<!interleave_)moe_|index_|linear_|layer_types|model_type")
 SEEN = set()  # parts of layers that an architecture before had
 
 

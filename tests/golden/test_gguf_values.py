@@ -191,12 +191,12 @@ def test_latent_attention(change, tandem_bin, tmp_path):
 # which layers have experts or a window, rows of queries in halves, another activation, weights that
 # are not normed.
 UNSAID = {"glm4_moe_lite_layers", "glm4_moe_lite_whole", "gpt_oss_layers", "gpt_oss_plain",
-          "qwen3_next_odd", "qwen3_next_fp8", "hy_v3_published", "deepseek_v32_dense"}
+          "dots1_windows", "dots1_fp8", "ernie4_5_moe_layers", "olmoe_bias", "qwen3_vl_moe_odd", "qwen3_next_odd", "qwen3_next_fp8", "hy_v3_published", "deepseek_v32_dense"}
 
 
 def text_of(config):
     """The language model's configuration."""
-    return config["text_config"] if config["model_type"] == "qwen3_5_moe" else config
+    return config["text_config"] if config["model_type"] in ("qwen3_5_moe", "qwen3_vl_moe") else config
 
 
 CASES = [c for c in golden_families.CASES

@@ -14,6 +14,7 @@ static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
   if (st == TD_OK && td_json_get(r->root, "sliding_window"))
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: sliding_window is not supported", r->file);
+  if (st == TD_OK) st = td_config_bool(r, r->root, "rope_interleave", &c->rope_interleaved);
   for (uint32_t i = 0; i < c->n_layers; i++)
     td_layers_add(c->moe_layers, i);
   return st;
