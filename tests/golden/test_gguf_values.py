@@ -164,8 +164,10 @@ def refusal(tandem_bin, path):
 def test_refusals(tandem_bin, tmp_path):
     metadata, tensors, _ = make("Q8_0")
     path = tmp_path / "model.gguf"
-    gguf_files.write(path, metadata | {"general.architecture": "llama"}, tensors)
-    assert "architecture llama is not supported; supported are qwen3moe" in refusal(tandem_bin, path)
+    gguf_files.write(path, metadata | {"general.architecture": "llama", "llama.block_count": 2, "llama.expert_count": 0}, tensors)
+    assert "llama.expert_count: is absent: a dense model" in refusal(tandem_bin, path)
+    gguf_files.write(path, metadata | {"general.architecture": "gemma"}, tensors)
+    assert "architecture gemma is not supported; supported are qwen3moe" in refusal(tandem_bin, path)
     shape = next(t.shape for t in tensors if t.name == "blk.1.attn_q.weight")
     small = Tensor("blk.1.attn_q.weight", shape, "NVFP4",
                    np.zeros(int(np.prod(shape)) // 64 * 36, np.uint8))
