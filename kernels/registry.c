@@ -150,8 +150,9 @@ unsigned td_kernels_features(void) {
 }
 
 bool td_kernels_rounds_x(const td_weight *w) {
-  return table.activations == TD_ACTIVATIONS_INT8 && (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) &&
-         a8_block(w) > 0;
+  if (table.activations != TD_ACTIVATIONS_INT8) return false;
+  if (td_dtype_block(w->dtype).cols) return table_features & TD_MATH_INT16;
+  return (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) && a8_block(w) > 0;
 }
 
 static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
@@ -166,7 +167,8 @@ static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
 }
 
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt) {
-  return prompt && td_kernels_rounds_x(w) ? table.linear_w4a8 : linear_of(&table, w);
+  const bool is_a8 = prompt && td_kernels_rounds_x(w) && !td_dtype_block(w->dtype).cols;
+  return is_a8 ? table.linear_w4a8 : linear_of(&table, w);
 }
 
 td_linear_fn td_kernels_linear_exact(const td_weight *w) {

@@ -41,6 +41,7 @@ typedef struct {
   // true: prefill, where a kernel may sum in another order that is faster for many tokens. false:
   // decode.
   bool prompt;
+  bool x_int8;          // a kernel of GGUF's blocks that rounds x rounds it to 8 bits
   td_gemv_schedule way; // used for decode only
   // Weight rows the caller needs next, usually as many bytes each; kernels may prefetch them. NULL:
   // those that follow row_end.
@@ -275,6 +276,8 @@ const td_kernel_table *td_kernels(void);
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 // The same, but one that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
+// Whether prefill rounds activations to 8 bits for these weights: its calls have x_int8.
+bool td_kernels_rounds_x(const td_weight *w);
 // How many of the TD_N_GEMV_SCHEDULES, from the first on, the decode kernel for w implements.
 uint32_t td_kernels_n_schedules(const td_weight *w);
 // Whether the prefill (GEMM) kernel is faster than the decode kernel for n_tokens prompt tokens.

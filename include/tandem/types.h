@@ -213,7 +213,8 @@ typedef enum {
   // AVX2 without FP16, for other 4-bit weights: 16 bits with one scale per 16 to 128 columns, for
   // GGUF's blocks with AVX-512 15 bits per 256. Sums of a group are exact; error: 1/50 of BF16's.
   TD_ACTIVATIONS_AUTO,
-  // Like AUTO, but INT8 for prefill: on CPUs with 4-bit weights (linear_w4a8), on GPUs with INT8's.
+  // Like AUTO, but INT8 for prefill: on CPUs with 4-bit weights (linear_w4a8) and GGUF's blocks, on
+  // GPUs with INT8's.
   TD_ACTIVATIONS_INT8,
   // Like AUTO, but E4M3 for prefill with E4M3 weights on GPUs. On GPUs 8 bits have an FP32 scale
   // per token and 128 columns.

@@ -61,6 +61,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
         .row_begin = row,
         .row_end = row + (rows_left < n ? rows_left : n),
         .prompt = b->batch > TD_BENCH_ANSWERS,
+        .x_int8 = b->batch > TD_BENCH_ANSWERS && td_kernels_rounds_x(w),
         .way = b->way,
         .next = i + 1 < end ? NULL : then_at,
     });

@@ -142,9 +142,9 @@ const td_option td_option_table[] = {
      "activation precision in matmuls. On the CPU: f32 (exact, unless --expert-parallel has "
      "prompts "
      "computed by several devices, which round differently), auto (the fastest of FP16, BF16 and "
-     "INT16 on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality). On "
-     "a GPU: BF16, or fp8 or int8 (prefill with weights of that format also rounds activations to "
-     "it; fp8: GPUs from compute capability 8.9 on; slightly lower quality)"},
+     "INT16 on this CPU), int8 (8-bit for prefill with 4-bit weights and GGUF's; slightly lower "
+     "quality). On a GPU: BF16, or fp8 or int8 (prefill with weights of that format also rounds "
+     "activations to it; fp8: GPUs from compute capability 8.9 on; slightly lower quality)"},
     {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE | ON(PLAN), AT(ctx_size), RANGE(0, 1 << 24),
      "0", "TOKENS", "longest context; 0: the model's, within memory"},
     {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE | ON(PLAN) | ON(INSPECT), AT(kv_dtype),

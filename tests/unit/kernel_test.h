@@ -18,6 +18,7 @@ typedef struct {
 
 // Whether a check's tokens shall be a prompt's, and which way an answer's go.
 static bool as_prompt;
+static bool in_int8; // x, of GGUF's blocks
 static td_gemv_schedule in_way;
 
 // y [n][w->rows] = w times x [n][w->cols].
@@ -31,12 +32,22 @@ static inline void multiply(void (*fn)(void), const td_weight *w, const float *x
                                        .n_tokens = n,
                                        .row_end = w->rows,
                                        .prompt = as_prompt,
+                                       .x_int8 = in_int8,
                                        .way = in_way});
 }
 
 // Whether a version has another way for prompts.
 static inline bool knows_prompts(const td_kernel_variant *v) {
   return v->features & TD_ISA_AVX512_BF16 || strcmp(v->isa, "avx2") == 0;
+}
+
+// Whether a version has another way for GGUF's blocks with x in 8 bits.
+static inline bool knows_int8(const td_kernel_variant *v) {
+  for (td_dtype d = 0; d < TD_N_DTYPES; d++) {
+    if (td_dtype_block(d).cols && strcmp(td_weight_kind_of(d)->family, v->family) == 0)
+      return v->features & TD_MATH_INT16;
+  }
+  return false;
 }
 
 // Whether a version has another kernel for decode.
@@ -47,8 +58,8 @@ static inline bool knows_ways(const td_kernel_variant *v) {
 typedef bool (*kernel_check)(void (*fn)(void), const void *arg, why *w);
 
 static inline void for_versions(const char *family, kernel_check check, const void *arg) {
-  enum { ANSWER, ANSWER_SIDE_BY_SIDE, PROMPT, MANNERS };
-  static const char *const manners[] = {"", ", side by side", ", a prompt"};
+  enum { ANSWER, ANSWER_SIDE_BY_SIDE, PROMPT, IN_INT8, MANNERS };
+  static const char *const manners[] = {"", ", side by side", ", a prompt", ", x in 8 bits"};
   size_t n, n_run = 0;
   td_dev_ask_for_tiles();
   const td_kernel_variant *v = td_kernel_variants(&n);
@@ -58,7 +69,9 @@ static inline void for_versions(const char *family, kernel_check check, const vo
     if (strcmp(version->family, family) != 0 || !td_kernel_variant_runs(version)) continue;
     if (manner == PROMPT && !knows_prompts(version)) continue;
     if (manner == ANSWER_SIDE_BY_SIDE && !knows_ways(version)) continue;
+    if (manner == IN_INT8 && !knows_int8(version)) continue;
     as_prompt = manner == PROMPT;
+    in_int8 = manner == IN_INT8;
     in_way = manner == ANSWER_SIDE_BY_SIDE ? TD_GEMV_INTERLEAVED : TD_GEMV_SEQUENTIAL;
     why w = {""};
     if (!check(version->fn, arg, &w)) {
@@ -66,7 +79,7 @@ static inline void for_versions(const char *family, kernel_check check, const vo
     }
     n_run++;
   }
-  as_prompt = false;
+  as_prompt = in_int8 = false;
   in_way = TD_GEMV_SEQUENTIAL;
   if (n_run == 0) fail_msg("no version of %s runs on this machine", family);
 }

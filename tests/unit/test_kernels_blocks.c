@@ -9,9 +9,10 @@ typedef struct {
   uint32_t rows, cols, n_tokens;
 } shape;
 
-// Rounded to 15 bits, x errs by half a 16256th of the largest of 256 columns.
+// Rounded to 15 bits, x errs by half a 16256th of the largest of 256 columns; in 8 bits by half a
+// 127th of that of a block's columns.
 static exact_dot dot_blocks(const td_weight *w, uint32_t row, const float *x) {
-  enum { PART = 256 };
+  const uint32_t part = in_int8 ? td_dtype_block(w->dtype).cols : 256;
   exact_dot d = {0};
   double weights = 0, most = 0;
   for (uint32_t k = 0; k < w->cols; k++) {
@@ -20,8 +21,8 @@ static exact_dot dot_blocks(const td_weight *w, uint32_t row, const float *x) {
     d.magnitude += fabs(product);
     weights += fabs(value);
     most = fmax(most, fabs(x[k]));
-    if ((k + 1) % PART > 0 && k + 1 < w->cols) continue;
-    d.in_int16 += weights * most / (2 * 16256);
+    if ((k + 1) % part > 0 && k + 1 < w->cols) continue;
+    d.in_int16 += weights * most / (2 * (in_int8 ? 127 : 16256));
     weights = most = 0;
   }
   return d;
@@ -86,6 +87,7 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
     a.row_begin = a.y_row0 = begin;
     a.row_end = end;
     a.prompt = as_prompt;
+    a.x_int8 = in_int8;
     ((td_linear_fn)fn)(&a);
     for (uint32_t t = 0; ok && t < n; t++) {
       if (memcmp(y + t * n_rows, want + t * ROWS + begin, n_rows * sizeof *y) != 0)
@@ -163,8 +165,8 @@ TEST(odd_tokens) {
     for_versions(ref_block_formats[f].family, check_odd_tokens, &ref_block_formats[f]);
 }
 
-// y of the first version that rounds x.
-static float *first_y;
+// y of the first version that rounds x, and that in 8 bits.
+static float *first_ys[2];
 
 static bool check_same_bits(void (*fn)(void), const void *arg, why *w) {
   enum { ROWS = 43, COLS = 1280, N = 7 };
@@ -173,12 +175,13 @@ static bool check_same_bits(void (*fn)(void), const void *arg, why *w) {
   ref_weight weight = ref_make_blocks(&rng, arg, ROWS, COLS);
   float *x = ref_floats(&rng, N * COLS), *y = malloc(sizeof(float[N * ROWS]));
   multiply(fn, &weight.w, x, y, N);
-  const bool ok = !first_y || memcmp(y, first_y, sizeof(float[N * ROWS])) == 0 ||
+  float **first_y = &first_ys[in_int8];
+  const bool ok = !*first_y || memcmp(y, *first_y, sizeof(float[N * ROWS])) == 0 ||
                   KERNEL_FAIL(w, "not the bits of another instruction set");
-  if (first_y) {
+  if (*first_y) {
     free(y);
   } else {
-    first_y = y;
+    *first_y = y;
   }
   free(x);
   ref_free_weight(&weight);
@@ -188,8 +191,13 @@ static bool check_same_bits(void (*fn)(void), const void *arg, why *w) {
 TEST(bits_of_instruction_sets) {
   for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++) {
     for_versions(ref_block_formats[f].family, check_same_bits, &ref_block_formats[f]);
-    free(first_y);
-    first_y = NULL;
+    assert_true(!first_ys[0] == !first_ys[1]);
+    if (first_ys[0]) // they do differ
+      assert_memory_not_equal(first_ys[0], first_ys[1], sizeof(float[43 * 7]));
+    for (size_t i = 0; i < TD_COUNT(first_ys); i++) {
+      free(first_ys[i]);
+      first_ys[i] = NULL;
+    }
   }
 }
 

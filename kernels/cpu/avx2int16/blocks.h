@@ -103,12 +103,14 @@ enum {
   TOKENS = 6,      // per tile: 2 x 6 sums, 2 of weights, x and a product fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
   X_FOUR = 8,      // bytes of four columns of x
+  A8_BYTES = 2,    // of a column of x in 8 bits
 };
 
 typedef vi group_sum;
 
 // VL columns of x, in the order of codes.
-TD_INLINE void pack_fours(vi x, int8_t *out) {
+TD_INLINE void pack_fours(vi x, uint32_t n_bytes, int8_t *out) {
+  (void)n_bytes;
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
   const __m128i all = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   _mm_storeu_si128((__m128i *)(void *)out, _mm_shuffle_epi8(all, order));
@@ -128,8 +130,10 @@ TD_INLINE vi end_group(group_sum sum) {
 }
 
 // sums [R][T] += four columns; x of a token is x_step from the next.
-TD_INLINE void multiply_fours(const int R, const int T, const uint8_t *codes, const int8_t *x,
-                              size_t x_step, group_sum *sums) {
+TD_INLINE void multiply_fours(const int R, const int T, const uint32_t n_bytes,
+                              const uint8_t *codes, const int8_t *x, size_t x_step,
+                              group_sum *sums) {
+  (void)n_bytes;
   TD_UNROLL for (int half = 0; half < 2; half++, codes += FOUR_BYTES / 2, x += 4) {
     vi w[ROW_VECTORS];
     TD_UNROLL for (int r = 0; r < R; r++) w[r] = vi_load(codes + r * FOUR_BYTES);

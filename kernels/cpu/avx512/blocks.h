@@ -94,14 +94,19 @@ enum {
   TOKENS = 6,      // per tile: 2 x 6 sums of a and of b, and what is loaded, fill the registers
   FOUR_BYTES = 64, // the codes of four columns of VL rows
   X_FOUR = 8,      // bytes of four columns of x
+  A8_BYTES = 1,    // of a column of x in 8 bits
 };
 
 typedef struct {
   vi a, b;
 } group_sum;
 
-// VL columns of x: of four columns a, then b.
-TD_INLINE void pack_fours(vi x, int8_t *out) {
+// VL columns of x, of n_bytes each: of four columns a, then b; or all b.
+TD_INLINE void pack_fours(vi x, uint32_t n_bytes, int8_t *out) {
+  if (n_bytes == 1) {
+    _mm_storeu_si128((__m128i *)(void *)out, _mm512_cvtepi32_epi8(x));
+    return;
+  }
   const vi a = vi_sra(vi_add(x, vi_set1(64)), 7), b = vi_sub(x, vi_sll(a, 7));
   const __m128i pair[2] = {_mm512_cvtepi32_epi8(a), _mm512_cvtepi32_epi8(b)};
   _mm_storeu_si128((__m128i *)(void *)out, _mm_unpacklo_epi32(pair[0], pair[1]));
@@ -126,17 +131,20 @@ TD_INLINE vi bytes_of_x(const int8_t *p) {
   return vi_set1(bytes);
 }
 
-// sums [R][T] += four columns; x of a token is x_step from the next.
-TD_INLINE void multiply_fours(const int R, const int T, const uint8_t *codes, const int8_t *x,
-                              size_t x_step, group_sum *sums) {
+// sums [R][T] += four columns, of n_bytes each in x; x of a token is x_step from the next.
+TD_INLINE void multiply_fours(const int R, const int T, const uint32_t n_bytes,
+                              const uint8_t *codes, const int8_t *x, size_t x_step,
+                              group_sum *sums) {
   vi w[ROW_VECTORS];
   TD_UNROLL for (int r = 0; r < R; r++) w[r] = vi_load(codes + r * FOUR_BYTES);
   TD_UNROLL for (int t = 0; t < T; t++) {
-    vi a = bytes_of_x(x + (size_t)t * x_step), b = bytes_of_x(x + (size_t)t * x_step + 4);
-    __asm__("" : "+v"(a), "+v"(b)); // one load instead of one per multiplication
+    const int8_t *at = x + (size_t)t * x_step;
+    vi a = n_bytes == 2 ? bytes_of_x(at) : vi_zero(), b = bytes_of_x(at + 4 * (n_bytes - 1));
+    if (n_bytes == 2) __asm__("" : "+v"(a)); // one load instead of one per multiplication
+    __asm__("" : "+v"(b));
     TD_UNROLL for (int r = 0; r < R; r++) {
       group_sum *sum = &sums[r * T + t];
-      sum->a = _mm512_dpbusd_epi32(sum->a, w[r], a);
+      if (n_bytes == 2) sum->a = _mm512_dpbusd_epi32(sum->a, w[r], a);
       sum->b = _mm512_dpbusd_epi32(sum->b, w[r], b);
     }
   }

@@ -16,6 +16,8 @@ enum {
   GROUP_COLS = GGUF_IS_FINE(BLOCK_DTYPE) ? BLOCK_GROUP : 2 * BLOCK_GROUP, // that share a scale
 };
 
+#define IS_SHORT (td_dtype_block(BLOCK_DTYPE).cols == GROUP_COLS)
+
 // One block of each row.
 typedef struct {
   const uint8_t *p;  // the first row's

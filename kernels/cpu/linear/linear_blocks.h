@@ -1,5 +1,5 @@
-// kernels/cpu/linear/linear_blocks.h - y = W x for GGUF's blocks, with x rounded to 15 bits.
-// Include after an ISA's blocks.h and these definitions:
+// kernels/cpu/linear/linear_blocks.h - y = W x for GGUF's blocks, with x rounded to 15 bits, or
+// to 8. Include after an ISA's blocks.h and these definitions:
 //   BLOCK_DTYPE   the format
 //   BLOCKS_EXACT  the kernel for tokens that do not qualify
 // One token goes without codes in memory, through multiply_codes, or, if ROW_SUMS of blocks.h says
@@ -11,8 +11,11 @@
 // part = fma(offset, sum of the group's x, part). Then total = fma(part, token scale, total). All
 // paths do that, so a token's bits do not depend on its batch, nor on the ISA. |error| <=
 // sum |w| scale / 2 over the columns, from rounding x, plus that of the FP32 sum.
-// Lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded into L1 and used for
-// one tile of tokens after the other; x of a block of tokens stays in L2.
+// In 8 bits (x_int8) the scale is the largest magnitude / 127 of as many columns as a block has,
+// 256 or 32, as llama.cpp rounds. Of 32: part = fma(sum, weight scale * token scale, part), the
+// group's sum of x in offsets is scaled too, and total = part + total. Lanes are rows: TILE_ROWS
+// rows and PART columns are transposed and decoded into L1 and used for one tile of tokens after
+// the other; x of a block of tokens stays in L2.
 #pragma once
 
 #include <math.h>
@@ -30,8 +33,10 @@ enum {
   MOST_TOKENS = 96, // per block
   MOST_ROWS = 512,
   X_COLS = 192 << 10, // over all tokens of a block
+  MOST_GROUPS = X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS,
   X_PAD = 64,         // bytes between tokens, so that they fall into different L1 sets
   X_MOST_INT = 16256, // 127 * 128: two signed bytes hold it
+  X_MOST_A8 = 127,
 };
 #define X_LEAST_MAX 0x1p-100f
 #define X_MOST_MAX  0x1p100f
@@ -41,12 +46,13 @@ typedef struct {
   _Alignas(64) uint8_t w[DWORDS][ROW_VECTORS][FOUR_BYTES];
   vf scale[GROUPS][ROW_VECTORS], offset[GROUPS][ROW_VECTORS];
   _Alignas(64) int8_t x[X_COLS * 2 + MOST_TOKENS * X_PAD]; // [token][four columns][X_FOUR]
-  float x_scale[X_COLS / PART + MOST_TOKENS];              // [token][part]
-  int32_t
-      x_less[X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS]; // [token][group]: - gguf_less * sum of x
-  float x_sum[HAS_OFFSETS ? X_COLS / GROUP_COLS + MOST_TOKENS * GROUPS : 1];
+  float x_scale[MOST_GROUPS];                              // [token][part], or [token][group]
+  int32_t x_less[MOST_GROUPS];                             // [token][group]: - gguf_less * sum of x
+  float x_sum[HAS_OFFSETS ? MOST_GROUPS : 1];
   vf total[MOST_ROWS / VL * MOST_TOKENS]; // [vector of rows][token]
   bool fits[MOST_TOKENS];
+  uint32_t x_bytes;     // of a column of x; an only token's always 2, as product_of_one takes them
+  bool scales_by_group; // of x
   const td_linear_args *a;
   size_t row_bytes;
   uint32_t row0, n_rows, token0, n_tokens; // the block
@@ -62,17 +68,18 @@ static bool can_round(float most) {
   return most == 0 || (most >= X_LEAST_MAX && most < X_MOST_MAX);
 }
 
-// Packs a part of n columns of a token, a multiple of 32. False: it does not fit.
-static bool pack_part(const float *x, uint32_t n, int8_t *out, float *scale, int32_t *less,
-                      float *sum) {
+// Packs n columns of a token that share a scale, a multiple of 32. False: it does not fit.
+static bool pack_part(const product *g, const float *x, uint32_t n, int8_t *out, float *scale,
+                      int32_t *less, float *sum) {
+  const float most_int = g->a->x_int8 ? X_MOST_A8 : X_MOST_INT;
   const float most = f32_from_bits(vf_largest(x, n)); // NaN if any is
   const bool is_zero = most == 0, fits = can_round(most);
-  *scale = fits ? most / X_MOST_INT : 0;
-  const vf inverse = vf_set1(fits && !is_zero ? X_MOST_INT / most : 0);
+  *scale = fits ? most / most_int : 0;
+  const vf inverse = vf_set1(fits && !is_zero ? most_int / most : 0);
   vi group = vi_zero();
-  for (uint32_t k = 0; k < n; k += VL, out += 2 * VL) {
+  for (uint32_t k = 0; k < n; k += VL, out += g->x_bytes * VL) {
     const vi q = vi_from_vf(vf_mul(vf_load(x + k), inverse));
-    pack_fours(q, out);
+    pack_fours(q, g->x_bytes, out);
     if (!gguf_less(BLOCK_DTYPE) && !HAS_OFFSETS) continue;
     group = vi_add(group, q);
     if ((k + VL) % GROUP_COLS > 0) continue;
@@ -80,28 +87,35 @@ static bool pack_part(const float *x, uint32_t n, int8_t *out, float *scale, int
     group = vi_zero();
     // Unsigned: what does not fit may pass the range.
     less[k / GROUP_COLS] = (int32_t)(0 - (uint32_t)gguf_less(BLOCK_DTYPE) * (uint32_t)of_group);
-    if (HAS_OFFSETS) sum[k / GROUP_COLS] = (float)of_group;
+    if (HAS_OFFSETS) sum[k / GROUP_COLS] = (float)of_group * (g->scales_by_group ? *scale : 1);
   }
   return fits;
 }
 
 static size_t x_stride(const product *g) {
-  return (size_t)g->n_span * 2 + X_PAD;
+  return (size_t)g->n_span * g->x_bytes + X_PAD;
+}
+
+// Scales of x that a token has.
+static size_t n_scales(const product *g) {
+  return (size_t)g->n_parts * (g->scales_by_group ? GROUPS : 1);
 }
 
 // Packs the span's columns of all tokens.
 static void pack_tokens(product *g) {
   const size_t n_groups = (size_t)g->n_parts * GROUPS;
+  const uint32_t step = g->scales_by_group ? GROUP_COLS : PART;
   for (uint32_t t = 0; t < g->n_tokens; t++) {
     const td_linear_args *a = g->a;
     const uint32_t token = g->token0 + t;
     const float *x = a->x + (a->x_rows ? a->x_rows[token] : token) * a->ldx + g->span;
-    for (uint32_t i = 0; i < g->n_parts; i++) {
-      const uint32_t left = g->n_span - i * PART;
-      g->fits[t] &= pack_part(
-          x + i * PART, left < PART ? left : PART, g->x + t * x_stride(g) + i * 2 * PART,
-          &g->x_scale[t * g->n_parts + i], g->x_less + t * n_groups + i * GROUPS,
-          g->x_sum + (HAS_OFFSETS ? t * n_groups + i * GROUPS : 0));
+    for (uint32_t k = 0; k < g->n_span; k += step) {
+      const uint32_t left = g->n_span - k;
+      const size_t group = t * n_groups + k / GROUP_COLS;
+      g->fits[t] &= pack_part(g, x + k, left < step ? left : step,
+                              g->x + t * x_stride(g) + k * g->x_bytes,
+                              &g->x_scale[t * n_scales(g) + k / step], g->x_less + group,
+                              g->x_sum + (HAS_OFFSETS ? group : 0));
     }
   }
 }
@@ -141,9 +155,11 @@ typedef struct {
 } tile_x;
 
 // total [R][..] of T tokens += a part of n_groups groups; a vector of rows is total_step from the
-// next.
-TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t n_groups,
-                            const tile_x *x, vf *total, size_t total_step) {
+// next. is_a8: x is in 8 bits.
+TD_INLINE void product_tile(const int R, const int T, const bool is_a8, const product *g,
+                            uint32_t n_groups, const tile_x *x, vf *total, size_t total_step) {
+  const uint32_t n_bytes = is_a8 && T > 1 ? A8_BYTES : 2; // as x_bytes
+  const bool by_group = is_a8 && IS_SHORT;
   enum { STEPS = GROUP_COLS / 4 };
   const bool has_less = gguf_less(BLOCK_DTYPE) > 0;
   vf part[ROW_VECTORS * TOKENS];
@@ -156,13 +172,15 @@ TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t
     }
     TD_UNROLL for (uint32_t d = 0; d < STEPS; d++) {
       const uint8_t *w = g->w[i * STEPS + d][0];
-      multiply_fours(R, T, w, x->x + (i * STEPS + d) * X_FOUR, x->x_step, sums);
+      multiply_fours(R, T, n_bytes, w, x->x + (i * STEPS + d) * 4 * n_bytes, x->x_step, sums);
     }
     TD_UNROLL for (int t = 0; t < T; t++) {
       const vf sum_x = vf_set1(HAS_OFFSETS ? x->sum[(size_t)t * x->group_step + i] : 0);
+      const vf scale_x = vf_set1(by_group ? x->scale[(size_t)t * x->scale_step + i] : 1);
       TD_UNROLL for (int r = 0; r < R; r++) {
         vf *to = &part[r * T + t];
-        *to = vf_fma(vf_from_vi(end_group(sums[r * T + t])), g->scale[i][r], *to);
+        const vf scale = by_group ? vf_mul(g->scale[i][r], scale_x) : g->scale[i][r];
+        *to = vf_fma(vf_from_vi(end_group(sums[r * T + t])), scale, *to);
         if (HAS_OFFSETS) *to = vf_fma(g->offset[i][r], sum_x, *to);
       }
     }
@@ -170,7 +188,7 @@ TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t
     if (T > 1) __asm__ volatile("" : "+m"(part));
   }
   TD_UNROLL for (int t = 0; t < T; t++) {
-    const vf scale = vf_set1(x->scale[(size_t)t * x->scale_step]);
+    const vf scale = vf_set1(by_group ? 1 : x->scale[(size_t)t * x->scale_step]);
     TD_UNROLL for (int r = 0; r < R; r++) {
       vf *to = total + (size_t)r * total_step + t;
       *to = vf_fma(part[r * T + t], scale, *to);
@@ -180,10 +198,14 @@ TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t
 
 #define PRODUCT_TILE(T)                                                                            \
   case T:                                                                                          \
-    if (n_vectors == 1) {                                                                          \
-      product_tile(1, T, g, n_groups, x, total, g->n_tokens);                                      \
+    if (is_a8 && n_vectors == 1) {                                                                 \
+      product_tile(1, T, true, g, n_groups, x, total, g->n_tokens);                                \
+    } else if (is_a8) {                                                                            \
+      product_tile(2, T, true, g, n_groups, x, total, g->n_tokens);                                \
+    } else if (n_vectors == 1) {                                                                   \
+      product_tile(1, T, false, g, n_groups, x, total, g->n_tokens);                               \
     } else {                                                                                       \
-      product_tile(2, T, g, n_groups, x, total, g->n_tokens);                                      \
+      product_tile(2, T, false, g, n_groups, x, total, g->n_tokens);                               \
     }                                                                                              \
     return;
 
@@ -191,6 +213,7 @@ TD_INLINE void product_tile(const int R, const int T, const product *g, uint32_t
 __attribute__((noinline)) static void product_any_tile(uint32_t n_vectors, uint32_t n_tokens,
                                                        const product *g, uint32_t n_groups,
                                                        const tile_x *x, vf *total) {
+  const bool is_a8 = g->a->x_int8 && (A8_BYTES == 1 || IS_SHORT); // or there is no difference
   switch (n_tokens) {
     PRODUCT_TILE(1)
     PRODUCT_TILE(2)
@@ -242,7 +265,7 @@ static void product_of_one(product *g, uint32_t row) {
   const td_block block = td_dtype_block(BLOCK_DTYPE);
   const int8_t *x = ordered_x(g);
   const int32_t *less = g->x_less;
-  const float *sum_x = g->x_sum;
+  const float *sum_x = g->x_sum, *scale_x = g->x_scale;
   row_blocks b = {.apart = g->row_bytes, .n_rows = VL, .ahead = g->ahead};
   b.p = (const uint8_t *)g->a->w->data + (size_t)(g->row0 + row) * g->row_bytes +
         bytes_before(g->span);
@@ -258,6 +281,7 @@ static void product_of_one(product *g, uint32_t row) {
       x += block.cols / 4 * X_FOUR;
       less += block.cols / GROUP_COLS;
       TD_UNROLL for (uint32_t i = 0; i < block.cols / GROUP_COLS; i++) {
+        if (IS_SHORT && g->scales_by_group) scale[i] = vf_mul(scale[i], vf_set1(*scale_x++));
         part = vf_fma(vf_from_vi(sums[i]), scale[i], part);
         if (HAS_OFFSETS) part = vf_fma(offset[i], vf_set1(*sum_x++), part);
       }
@@ -265,7 +289,8 @@ static void product_of_one(product *g, uint32_t row) {
         __builtin_prefetch(b.ahead, 0, 2);
     }
     vf *total = &g->total[row / VL];
-    *total = vf_fma(part, vf_set1(g->x_scale[k / PART]), *total);
+    const bool is_scaled = IS_SHORT && g->scales_by_group;
+    *total = vf_fma(part, vf_set1(is_scaled ? 1 : g->x_scale[k / PART]), *total);
   }
 }
 
@@ -279,12 +304,12 @@ static void product_part(product *g, uint32_t row, uint32_t part) {
     decode_rows(g, row, v, k, n);
   for (uint32_t i = 0; i < g->n_tiles; i++) {
     const uint32_t t = i * g->n_tokens / g->n_tiles, end = (i + 1) * g->n_tokens / g->n_tiles;
-    const tile_x x = {.x = g->x + t * x_stride(g) + (size_t)part * 2 * PART,
-                      .scale = g->x_scale + (size_t)t * g->n_parts + part,
+    const tile_x x = {.x = g->x + t * x_stride(g) + (size_t)part * g->x_bytes * PART,
+                      .scale = g->x_scale + t * n_scales(g) + n_scales(g) / g->n_parts * part,
                       .less = g->x_less + t * group_step + part * GROUPS,
                       .sum = g->x_sum + (HAS_OFFSETS ? t * group_step + part * GROUPS : 0),
                       .x_step = x_stride(g),
-                      .scale_step = g->n_parts,
+                      .scale_step = n_scales(g),
                       .group_step = group_step};
     product_any_tile(n_vectors, end - t, g, n / GROUP_COLS, &x,
                      g->total + (size_t)row / VL * g->n_tokens + t);
@@ -337,10 +362,12 @@ static void linear_blocks(const td_linear_args *a) {
   product g;
   g.a = a;
   g.row_bytes = td_weight_row_bytes(a->w);
+  g.scales_by_group = IS_SHORT && a->x_int8;
   const uint32_t n_blocks = (a->n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
+    g.x_bytes = a->x_int8 && g.n_tokens > 1 ? A8_BYTES : 2;
     // One token's x may be there in two orders.
     const uint32_t most_span = X_COLS / (g.n_tokens > 1 ? g.n_tokens : 2) / PART * PART;
     for (uint32_t t = 0; t < g.n_tokens; t++)

@@ -6,7 +6,9 @@
 enum { TILE_TOKENS = 192 }; // at most
 
 void td_cpu_linear_tile(const td_linear_args *args) {
-  td_kernels_linear(args->w, args->prompt)(args);
+  td_linear_args a = *args;
+  a.x_int8 = a.prompt && td_kernels_rounds_x(a.w);
+  td_kernels_linear(a.w, a.prompt)(&a);
 }
 
 typedef struct {
