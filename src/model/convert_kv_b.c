@@ -8,8 +8,7 @@
 #include "tandem/kernels.h"
 
 td_dtype td_kv_b_dtype(td_dtype k, td_dtype v) {
-  if (k == TD_F32 || v == TD_F32) return TD_F32;
-  return k == TD_BF16 && v == TD_BF16 ? TD_BF16 : TD_F16;
+  return k == v && (k == TD_F16 || k == TD_BF16) ? k : TD_F32;
 }
 
 // Writes values to elements at, at + step and so on of out.

@@ -15,7 +15,8 @@ typedef struct {
   uint32_t heads, latent, nope, v_dim;
 } td_kv_b_parts;
 
-// The dtype that keeps the most of both: F32 if either has it, BF16 if both have, otherwise F16.
+// The dtype that holds every value of both: their own F16 or BF16, otherwise F32, since scale times
+// code of a block has up to 19 bits.
 td_dtype td_kv_b_dtype(td_dtype k, td_dtype v);
 // False: out of memory.
 bool td_kv_b_join(const td_kv_b_parts *parts, void *out);

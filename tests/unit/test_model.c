@@ -7,6 +7,8 @@
 
 #include "base/buf.h"
 #include "base/fs.h"
+#include "model/convert_kv_b.h"
+#include "tandem/kernels.h"
 #include "unit/checkpoint_test.h"
 
 #define SHARD(n) "model-0000" #n "-of-00003.safetensors"
@@ -670,6 +672,31 @@ TEST(refuses_incomplete_directories) {
   assert_int_equal(td_model_open(&m, "/nonexistent/model", &err), TD_ENOENT);
   assert_non_null(strstr(err.msg, "/nonexistent/model"));
   td_model_close(NULL);
+}
+
+// Q8_0's (1 + 2^-10) * 127 and F16's 2^-24 need more than F16's 11 bits, or BF16's.
+TEST(halves_of_kv_b_are_joined_exactly) {
+  enum { COLS = 32, BYTES = 34 };
+  uint8_t k[BYTES] = {0x01, 0x3c}; // the scale
+  uint16_t v[COLS];
+  for (int i = 0; i < COLS; i++) {
+    k[2 + i] = (uint8_t)(127 - i);
+    v[i] = (uint16_t)(i + 1);
+  }
+  td_kernels_init_any();
+  td_kv_b_parts p = {.k = k, .v = v, .k_dtype = TD_Q8_0, .v_dtype = TD_F16};
+  p.dtype = td_kv_b_dtype(p.k_dtype, p.v_dtype);
+  assert_int_equal(p.dtype, TD_F32);
+  assert_int_equal(td_kv_b_dtype(TD_BF16, TD_F16), TD_F32);
+  assert_int_equal(td_kv_b_dtype(TD_F16, TD_F16), TD_F16);
+  assert_int_equal(td_kv_b_dtype(TD_BF16, TD_BF16), TD_BF16);
+  float out[2 * COLS];
+  p.heads = p.latent = 1, p.nope = p.v_dim = COLS; // k [1][1][32], v [1][32][1]
+  assert_true(td_kv_b_join(&p, out));
+  for (int i = 0; i < COLS; i++) {
+    assert_true(out[i] == (1 + 0x1p-10f) * (float)(127 - i));
+    assert_true(out[COLS + i] == (float)(i + 1) * 0x1p-24f);
+  }
 }
 
 TEST(lists_tensors) {
