@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import httpx
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
@@ -210,27 +211,54 @@ def nano_values():
     return out
 
 
-@pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    """The default model as a GGUF file."""
+def write_nano(path, stored=lambda tensor: tensor):
+    """The default model as a GGUF file, of tensors as `stored` gives them."""
     config = json.loads((NANO / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
     spec = json.loads((NANO / "tokenizer.json").read_text())
     metadata = gguf_files.metadata_of(config) | vocabulary_of(spec, "qwen2", config["vocab_size"])
     metadata["tokenizer.chat_template"] = (NANO / "chat_template.jinja").read_text()
     tensors = [Tensor.of_values(n, v) for n, v in gguf_files.named(config, nano_values())]
-    path = tmp_path_factory.mktemp("nano") / "nano-F32.gguf"
-    gguf_files.write(path, metadata, tensors)
+    gguf_files.write(path, metadata, [stored(t) for t in tensors])
     return path
 
 
-def answer(tandem_bin, model, prompt):
-    args = [tandem_bin, "run", "--model", model, "-p", prompt, "--temperature", "0", "--device", "cpu"]
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory):
+    return write_nano(tmp_path_factory.mktemp("nano") / "nano-F32.gguf")
+
+
+def answer(tandem_bin, model, prompt, *more):
+    args = [tandem_bin, "run", "--model", model, "-p", prompt, "--temperature", "0", "--device", "cpu", *more]
     return subprocess.run(args, capture_output=True, text=True, check=True).stdout
 
 
 def test_it_answers_as_its_publisher_s(tandem_bin, nano):
     for prompt in ("How do I start the server?", "What is 3 + 4?"):
         assert answer(tandem_bin, nano, prompt) == answer(tandem_bin, NANO, prompt)
+
+
+def in_q8_0(tensor):
+    """A matrix in blocks of 32 with an F16 scale each."""
+    if len(tensor.shape) < 2 or tensor.shape[-1] % 32 or "ffn_gate_inp" in tensor.name:
+        return tensor
+    blocks = tensor.data.reshape(-1, 32)
+    scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    codes = np.rint(blocks / np.maximum(scale.astype(np.float32), 1e-8)).clip(-127, 127).astype(np.int8)
+    return Tensor(tensor.name, tensor.shape, "Q8_0", np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], 1))
+
+
+def test_int8_activations(tandem_bin, tmp_path):
+    """They change the logits of a prompt a little, and not what the model says."""
+    path, said, logits = write_nano(tmp_path / "nano-Q8_0.gguf", in_q8_0), {}, {}
+    for kind in ("f32", "int8"):
+        more = ("--activations", kind)
+        said[kind] = [answer(tandem_bin, path, p, *more) for p in ("How do I start the server?", "What is 3 + 4?")]
+        ids, out = ",".join(str(i * 7 % 900) for i in range(24)), tmp_path / f"{kind}.npy"
+        args = [tandem_bin, "eval", "logits", "--model", path, "--token-ids", ids, "--out", out, *more]
+        subprocess.run(args, check=True)
+        logits[kind] = np.load(out)
+    assert said["f32"] == said["int8"]
+    assert 0 < np.abs(logits["f32"] - logits["int8"]).mean() < 0.03 * logits["f32"].std()
 
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
