@@ -8,7 +8,6 @@
 #include "api/calls/tool_calls.h"
 #include "api/calls/tool_params.h"
 #include "base/utf8.h"
-#include "text/grammar/grammar.h"
 
 #define MAX_MARKER 64 // characters
 

@@ -1,5 +1,4 @@
 // src/api/tools.c - tools, tool_choice, and members that are rejected.
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "bench/http_client.h"
 
 #include <netdb.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"

@@ -1,7 +1,6 @@
 // src/cli/quantize_cmd.c - `tandem quantize`: progress on stderr, a table of errors on stdout.
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/log.h"

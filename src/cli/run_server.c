@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
-#include "base/log.h"
 #include "bench/http_client.h"
 #include "cli/find_model.h"
 #include "cli/interrupt.h"

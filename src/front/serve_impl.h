@@ -4,8 +4,6 @@
 // loop's thread pool.
 #pragma once
 
-#include <stdatomic.h>
-
 #include <uv.h>
 
 #include "api/dialects/dialect.h"

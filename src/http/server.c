@@ -1,5 +1,4 @@
 // src/http/server.c - listening sockets, the list of connections, draining and closing.
-#include <errno.h>
 #include <limits.h>
 #include <netdb.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 // src/hub/listing.c - the hub's description of a repository: its commit and files.
-#include <ctype.h>
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 // src/model/quant_scheme_config.c - reads quantization_config, one function per method. gptq, awq
 // and auto-round are in quant_words.c, ModelOpt in quant_modelopt.c, Quark in quant_quark.c.
 #include <string.h>
-#include <strings.h>
 
 #include "model/quant_scheme_impl.h"
 

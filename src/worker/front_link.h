@@ -2,8 +2,6 @@
 // detection of a dead front process.
 #pragma once
 
-#include <stdint.h>
-
 #include "base/status.h"
 #include "shm/channel.h"
 

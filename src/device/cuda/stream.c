@@ -1,5 +1,4 @@
 // src/device/cuda/stream.c - streams, events and the dispatch of operators.
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/log.h"

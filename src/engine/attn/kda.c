@@ -2,7 +2,6 @@
 // whose state has a decay for each channel of the keys. As many heads of queries, keys and values;
 // decays and the output's gate by matrices of low rank.
 #include "engine/attn/delta.h"
-#include "engine/rows.h"
 
 // Nothing: the inputs are projected with the rest, which needs no entries of other tokens.
 static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {

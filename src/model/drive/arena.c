@@ -17,7 +17,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem_info.h"
 #include "base/units.h"
 #include "model/checkpoint/resident.h"
 

@@ -4,7 +4,6 @@
 // nothing and return TD_NODE_NEVER, and td_grammar_finish says why. Thread: one at a time.
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

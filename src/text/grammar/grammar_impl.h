@@ -1,7 +1,6 @@
 // src/text/grammar/grammar_impl.h - the automata of a grammar's rules. Private to text/grammar.
 #pragma once
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "text/grammar/grammar.h"

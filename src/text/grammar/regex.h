@@ -3,7 +3,6 @@
 // look-around, back-references, \b, Unicode properties, flags, anchors in the middle.
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "text/grammar/build.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json_parse.h"
 #include "base/str.h"
 #include "text/grammar/schema_impl.h"
 
