@@ -1,7 +1,7 @@
 // src/model/convert.c - plans and runs the conversion of formats that have no kernel.
 #include "model/convert.h"
 
-#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,37 +186,52 @@ static td_status no_memory(const td_conversion *c, td_err *err) {
   return td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(c->store));
 }
 
-static td_status add_entry(const search *s, const char *part, td_dtype dtype, uint32_t cols,
-                           const td_word_matrix *m) {
-  td_conversion *c = s->c;
-  if (!TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
-    return no_memory(c, s->err);
+// Adds an entry of this name, which becomes the conversion's, as the next job's result.
+static td_status add_entry(td_conversion *c, char *name, td_shard_entry entry, td_err *err) {
+  entry.name = name;
+  if (name && TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
+    c->entries[c->n_entries++] = entry;
+    return TD_OK;
   }
-  td_shard_entry *e = &c->entries[c->n_entries];
-  *e = (td_shard_entry){.dtype = td_dtype_name(dtype),
-                        .n_dims = 2,
-                        .shape = {m->rows, cols},
-                        .n_bytes = (uint64_t)m->rows * cols * td_dtype_bytes(dtype)};
-  if (asprintf(&e->name, "%.*s.%s", s->n_module, s->module, part) < 0) return no_memory(c, s->err);
-  c->n_entries++;
+  free(name);
+  return no_memory(c, err);
+}
+
+static td_status add_job(td_conversion *c, job j, char *name, td_shard_entry entry, td_err *err) {
+  j.entry = c->n_entries;
+  td_status st = add_entry(c, name, entry, err);
+  if (st != TD_OK || !TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64)) return no_memory(c, err);
+  c->jobs[c->n_jobs++] = j;
   return TD_OK;
 }
 
-static td_status add_job(const search *s, job j) {
+// NULL: out of memory.
+__attribute__((format(printf, 1, 2))) static char *text_of(const char *format, ...) {
+  char *text;
+  va_list args;
+  va_start(args, format);
+  const int n = vasprintf(&text, format, args);
+  va_end(args);
+  return n < 0 ? NULL : text;
+}
+
+static td_shard_entry matrix_of(td_dtype dtype, uint64_t rows, uint64_t cols) {
+  return (td_shard_entry){.dtype = td_dtype_name(dtype),
+                          .n_dims = 2,
+                          .shape = {rows, cols},
+                          .n_bytes = rows * cols * td_dtype_bytes(dtype)};
+}
+
+static td_status add_words(const search *s, job j) {
   td_conversion *c = s->c;
   td_word_matrix *m = &j.matrix;
   m->words = j.words->data;
   j.to_i8 = !j.order && td_words_are_symmetric(m);
-  j.entry = c->n_entries;
-  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64)) {
-    return no_memory(c, s->err);
-  }
-  c->jobs[c->n_jobs++] = j;
-  td_status st = add_entry(s, "weight", j.to_i8 ? TD_I8 : m->scale_dtype, m->cols, m);
-  if (st == TD_OK && j.to_i8 && m->is_gptq) {
-    st = add_entry(s, "weight_scale", TD_F32, m->groups, m);
-  }
-  return st;
+  td_status st = add_job(c, j, text_of("%.*s.weight", s->n_module, s->module),
+                         matrix_of(j.to_i8 ? TD_I8 : m->scale_dtype, m->rows, m->cols), s->err);
+  if (st != TD_OK || !j.to_i8 || !m->is_gptq) return st;
+  return add_entry(c, text_of("%.*s.weight_scale", s->n_module, s->module),
+                   matrix_of(TD_F32, m->rows, m->groups), s->err);
 }
 
 // Adds the module whose codes are t, if it needs conversion.
@@ -233,7 +248,7 @@ static td_status look_at(search *s, const td_tensor *t) {
   if (st != TD_OK || (!always && !j.order)) return st;
   st = read_scales(s, &j);
   if (st == TD_OK) st = read_zeros(s, &j);
-  return st == TD_OK ? add_job(s, j) : st;
+  return st == TD_OK ? add_words(s, j) : st;
 }
 
 static td_status add_turn(search *s, const td_tensor *t, int how) {
@@ -296,18 +311,12 @@ static bool is_transposed(const td_conversion *c, const td_tensor *t) {
 }
 
 static td_status add_transposed(td_conversion *c, const td_tensor *t, td_err *err) {
-  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
-      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
-    return no_memory(c, err);
-  }
-  td_shard_entry *e = &c->entries[c->n_entries];
-  *e = (td_shard_entry){.dtype = t->dtype,
-                        .n_dims = 3,
-                        .shape = {t->shape[0], t->shape[2], t->shape[1]},
-                        .n_bytes = t->n_bytes};
-  if (asprintf(&e->name, "%s" TD_TRANSPOSED, t->name) < 0) return no_memory(c, err);
-  c->jobs[c->n_jobs++] = (job){.words = t, .transposes = true, .entry = c->n_entries++};
-  return TD_OK;
+  const td_shard_entry entry = {.dtype = t->dtype,
+                                .n_dims = 3,
+                                .shape = {t->shape[0], t->shape[2], t->shape[1]},
+                                .n_bytes = t->n_bytes};
+  return add_job(c, (job){.words = t, .transposes = true}, text_of("%s" TD_TRANSPOSED, t->name),
+                 entry, err);
 }
 
 // The other part of kv_b_proj, of which t is the keys'; NULL: t is none, or it has no other.
@@ -329,7 +338,7 @@ static bool stands_alone(const td_tensor *t, td_dtype *out) {
 
 static td_status add_joined(td_conversion *c, const td_tensor *k, const td_tensor *v,
                             const char *name, td_err *err) {
-  job j = {.words = k, .zeros = v, .joins = true, .entry = c->n_entries};
+  job j = {.words = k, .zeros = v, .joins = true};
   td_kv_b_parts *p = &j.parts;
   if (!stands_alone(k, &p->k_dtype) || !stands_alone(v, &p->v_dtype)) {
     const td_tensor *t = stands_alone(k, &p->k_dtype) ? v : k;
@@ -347,21 +356,8 @@ static td_status add_joined(td_conversion *c, const td_tensor *k, const td_tenso
   p->latent = (uint32_t)k->shape[1];
   p->nope = (uint32_t)k->shape[2];
   p->v_dim = (uint32_t)v->shape[1];
-  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
-      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
-    return no_memory(c, err);
-  }
   const uint64_t rows = (uint64_t)p->heads * (p->nope + (uint64_t)p->v_dim);
-  td_shard_entry *e = &c->entries[c->n_entries];
-  *e = (td_shard_entry){.name = strdup(name),
-                        .dtype = td_dtype_name(p->dtype),
-                        .n_dims = 2,
-                        .shape = {rows, p->latent},
-                        .n_bytes = rows * p->latent * td_dtype_bytes(p->dtype)};
-  if (!e->name) return no_memory(c, err);
-  c->n_entries++;
-  c->jobs[c->n_jobs++] = j;
-  return TD_OK;
+  return add_job(c, j, strdup(name), matrix_of(p->dtype, rows, p->latent), err);
 }
 
 // Adds the matrix of bitsandbytes whose factors are in the tensor with this name.
@@ -369,24 +365,13 @@ static td_status add_dequantized(td_conversion *c, const char *absmax, td_err *e
   char name[512];
   const int n = (int)(strlen(absmax) - strlen(TD_BNB_FACTORS));
   if (snprintf(name, sizeof name, "%.*s", n, absmax) >= (int)sizeof name) return TD_OK;
-  job j = {.entry = c->n_entries};
+  job j = {.entry = 0};
   const td_bnb_matrix *m = &j.bnb;
   td_status st = td_bnb_open(&j.bnb, c->store, name, err);
   if (st != TD_OK) return st;
   j.words = m->parts[TD_BNB_CODES];
-  if (!TD_GROW(c->jobs, c->n_jobs, c->cap_jobs, 64) ||
-      !TD_GROW(c->entries, c->n_entries, c->cap_entries, 64)) {
-    return no_memory(c, err);
-  }
-  td_shard_entry *e = &c->entries[c->n_entries];
-  *e = (td_shard_entry){.dtype = td_dtype_name(m->dtype),
-                        .n_dims = 2,
-                        .shape = {m->rows, m->cols},
-                        .n_bytes = (uint64_t)m->rows * m->cols * td_dtype_bytes(m->dtype)};
-  if (asprintf(&e->name, "%s" TD_DEQUANTIZED, name) < 0) return no_memory(c, err);
-  c->n_entries++;
-  c->jobs[c->n_jobs++] = j;
-  return TD_OK;
+  return add_job(c, j, text_of("%s" TD_DEQUANTIZED, name), matrix_of(m->dtype, m->rows, m->cols),
+                 err);
 }
 
 static td_status plan(td_conversion *c, td_err *err) {

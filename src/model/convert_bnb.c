@@ -4,9 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/bf16.h"
-#include "base/f16.h"
 #include "base/json_parse.h"
+#include "model/convert_matrix.h"
 
 enum { MAX_NAME = 512 };
 
@@ -134,11 +133,7 @@ void td_bnb_values(const td_bnb_matrix *m, const void *const data[TD_BNB_N_PARTS
     for (uint64_t i = begin; i < n && i < begin + m->block; i++) {
       const unsigned code = i % 2 ? codes[i / 2] & 15u : codes[i / 2] >> 4;
       const float value = f32_at(data[TD_BNB_TABLE], code) * factor;
-      switch (m->dtype) {
-      case TD_F16: ((uint16_t *)out)[i] = td_f16_of(value); break;
-      case TD_BF16: ((uint16_t *)out)[i] = td_bf16_of(value); break;
-      default: ((float *)out)[i] = value;
-      }
+      td_put_value(m->dtype, out, i, value);
     }
   }
 }

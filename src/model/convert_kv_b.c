@@ -3,8 +3,7 @@
 
 #include <stdlib.h>
 
-#include "base/bf16.h"
-#include "base/f16.h"
+#include "model/convert_matrix.h"
 #include "tandem/kernels.h"
 
 td_dtype td_kv_b_dtype(td_dtype k, td_dtype v) {
@@ -14,13 +13,8 @@ td_dtype td_kv_b_dtype(td_dtype k, td_dtype v) {
 // Writes values to elements at, at + step and so on of out.
 static void put(const td_kv_b_parts *p, const float *values, uint32_t n, void *out, size_t at,
                 size_t step) {
-  for (uint32_t i = 0; i < n; i++, at += step) {
-    switch (p->dtype) {
-    case TD_F16: ((uint16_t *)out)[at] = td_f16_of(values[i]); break;
-    case TD_BF16: ((uint16_t *)out)[at] = td_bf16_of(values[i]); break;
-    default: ((float *)out)[at] = values[i]; break;
-    }
-  }
+  for (uint32_t i = 0; i < n; i++, at += step)
+    td_put_value(p->dtype, out, at, values[i]);
 }
 
 static void decode(const void *data, td_dtype dtype, uint32_t rows, uint32_t cols, uint32_t row,

@@ -4,9 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bf16.h"
-#include "base/f16.h"
-
 static uint32_t per_word(const td_word_matrix *m) {
   return 32 / m->bits;
 }
@@ -101,14 +98,6 @@ void td_words_scales(const td_word_matrix *m, float *out) {
   }
 }
 
-static void put(td_dtype dtype, void *out, size_t at, float value) {
-  switch (dtype) {
-  case TD_F16: ((uint16_t *)out)[at] = td_f16_of(value); break;
-  case TD_BF16: ((uint16_t *)out)[at] = td_bf16_of(value); break;
-  default: ((float *)out)[at] = value;
-  }
-}
-
 bool td_words_to_values(const td_word_matrix *m, void *out) {
   float *scales = malloc(m->groups * sizeof *scales); // of one row
   int *zeros = malloc(m->groups * sizeof *zeros);
@@ -123,7 +112,7 @@ bool td_words_to_values(const td_word_matrix *m, void *out) {
       for (uint32_t c = col; c < end; c++, word >>= m->bits) {
         uint32_t g = m->order ? u32_at(m->order, c) : c / m->group_cols;
         float value = (float)((int)(word & mask) - zeros[g]) * scales[g];
-        put(m->scale_dtype, out, (size_t)r * m->cols + c, value);
+        td_put_value(m->scale_dtype, out, (size_t)r * m->cols + c, value);
       }
     }
   }

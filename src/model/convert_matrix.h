@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/bf16.h"
+#include "base/f16.h"
 #include "tandem/types.h"
 
 // Element (r, c) has the value (code - zero) * scale; its group is order[c], or c / group_cols
@@ -38,3 +40,11 @@ void td_awq_to_rows(uint32_t *out, const void *from, uint64_t rows, uint64_t col
 void td_awq_sort(uint32_t *words, uint64_t n);
 // out [rows][cols] of from [cols][rows], elements of 1, 2 or 4 bytes.
 void td_transpose(void *out, const void *from, uint64_t rows, uint64_t cols, size_t element_bytes);
+// Rounds a value to element `at` of an array of TD_F32, TD_F16 or TD_BF16.
+static inline void td_put_value(td_dtype dtype, void *out, size_t at, float value) {
+  switch (dtype) {
+  case TD_F16: ((uint16_t *)out)[at] = td_f16_of(value); break;
+  case TD_BF16: ((uint16_t *)out)[at] = td_bf16_of(value); break;
+  default: ((float *)out)[at] = value;
+  }
+}
