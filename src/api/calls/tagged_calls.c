@@ -14,17 +14,6 @@
 #define MAX_NESTING 32            // of elements within an argument
 #define MAX_ELIDED  4096          // a value whose element has no beginning
 
-// Whether one of the markers is at `at`.
-static td_call_outcome any_at(const td_call_reading *x, const char *const *marks, size_t n,
-                              size_t at) {
-  td_call_outcome found = NONE;
-  for (size_t i = 0; i < n && found != GO; i++) {
-    const td_call_outcome o = td_call_at(x, marks[i], at);
-    if (o != NONE) found = o;
-  }
-  return found;
-}
-
 // Passes the marker. WAIT: it may be here; NONE: it is not. A form without the marker passes.
 static td_call_outcome pass(td_call_reading *x, const char *marker) {
   const td_call_outcome o = marker ? td_call_at(x, marker, x->r->at) : GO;
@@ -100,7 +89,7 @@ static td_call_outcome read_next(td_call_reading *x) {
   if (sep == GO || stray != NONE) return sep == GO ? GO : stray;
   const char *const marks[] = {x->form->call_close, x->form->close, x->form->call_open,
                                t->name_open, CALL};
-  const td_call_outcome last = any_at(x, marks, TD_COUNT(marks), r->at);
+  const td_call_outcome last = td_call_any_at(x, marks, TD_COUNT(marks), r->at);
   const td_call_outcome end = t->end ? pass(x, t->end) : NONE;
   if (end != GO && last != GO) {
     // An end may begin like a key.
@@ -349,7 +338,7 @@ static td_call_outcome at_next_call(const td_call_reading *x, size_t at) {
   const char *const marks[] = {f->call_open, f->call_close,      f->open,
                                f->close,     f->tags->name_open, CALL};
   at = behind_space(x, at);
-  return at == SIZE_MAX ? at_text_end(x) : any_at(x, marks, TD_COUNT(marks), at);
+  return at == SIZE_MAX ? at_text_end(x) : td_call_any_at(x, marks, TD_COUNT(marks), at);
 }
 
 // The key tag at `at` of a parameter that the tool has and that was not given yet. Where the tool's
@@ -453,7 +442,7 @@ static td_call_outcome ends_value(const td_call_reading *x, size_t at, bool begi
     *next = at + n;
     const size_t then = behind_space(x, *next);
     const td_call_outcome o = then == SIZE_MAX ? at_text_end(x)
-                                               : any_at(x, marks, TD_COUNT(marks), then);
+                                               : td_call_any_at(x, marks, TD_COUNT(marks), then);
     if (o == NONE && x->r->depth && at == x->r->at) x->r->depth--;
     return o;
   }
@@ -476,7 +465,7 @@ static td_call_outcome ends_element(const td_call_reading *x, size_t at, size_t 
   const td_call_tags *t = x->form->tags;
   const char *const ends[] = {t->end, x->form->close};
   *next = at;
-  const td_call_outcome end = any_at(x, ends, TD_COUNT(ends), at);
+  const td_call_outcome end = td_call_any_at(x, ends, TD_COUNT(ends), at);
   if (end != NONE) return end;
   const td_call_outcome closes = td_call_at(x, t->value_close, at);
   if (closes == WAIT) return WAIT;

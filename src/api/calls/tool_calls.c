@@ -171,14 +171,19 @@ outcome td_call_at(const reading *x, const char *marker, size_t at) {
   return match == TD_MARKER_WHOLE ? GO : match == TD_MARKER_CUT ? WAIT : NONE;
 }
 
+outcome td_call_any_at(const reading *x, const char *const *marks, size_t n, size_t at) {
+  outcome found = NONE;
+  for (size_t i = 0; i < n && found != GO; i++) {
+    const outcome o = td_call_at(x, marks[i], at);
+    if (o != NONE) found = o;
+  }
+  return found;
+}
+
 // ---- steps ------------------------------------------------------------------------------------
 
 static outcome go(reading *x, int step) {
   return td_call_go(x, step);
-}
-
-static const td_call_form_marks *form_of(const reading *x) {
-  return x->form;
 }
 
 static void set_form(reading *x, unsigned form) {
@@ -191,10 +196,6 @@ bool td_call_skip_space(reading *x) {
   while (r->at < x->len && td_is_space(x->text[r->at]))
     r->at++;
   return r->at < x->len;
-}
-
-static bool skip_space(reading *x) {
-  return td_call_skip_space(x);
 }
 
 // ---- names ------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ bool td_call_match_name(const td_tool_params *params, bool has_ids, char *name) 
 // writes the id behind a marker.
 outcome td_call_set_name(reading *x, const char *text, size_t len) {
   char name[TD_CALL_MAX_NAME + 1];
-  const char *mark = form_of(x)->id_mark;
+  const char *mark = x->form->id_mark;
   const char *found = mark && len ? memmem(text, len, mark, strlen(mark)) : NULL;
   if (found) {
     const char *id = found + strlen(mark);
@@ -270,11 +271,11 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
   if (len == 0 || len > TD_CALL_MAX_NAME || memchr(text, '\0', len)) return NONE;
   memcpy(name, text, len);
   name[len] = '\0';
-  td_call_match_name(x->r->params, form_of(x)->has_ids, name);
+  td_call_match_name(x->r->params, x->form->has_ids, name);
   if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
   // Markup and blanks are of no name, but of text that looks like a call.
   if (strpbrk(name, "<> \t\r\n") && !td_tool_params_has_tool(x->r->params, name)) return NONE;
-  if (form_of(x)->has_ids && has_index(text, len) && len < sizeof x->call->id) {
+  if (x->form->has_ids && has_index(text, len) && len < sizeof x->call->id) {
     memcpy(x->call->id, text, len);
   }
   x->call->name = strdup(name);
@@ -290,7 +291,7 @@ static outcome end_arguments(reading *x) {
   if (!x->call->arguments.len) td_buf_str(&x->call->arguments, "{}");
   r->has_arguments = r->has_value = true;
   r->begin = r->at;
-  return go(x, form_of(x)->middle ? STEP_CLOSE : STEP_KEY);
+  return go(x, x->form->middle ? STEP_CLOSE : STEP_KEY);
 }
 
 // Passes the quote that begins a string, which step reads into word.
@@ -317,15 +318,14 @@ static outcome begin_arguments(reading *x) {
   }
 }
 
-static outcome read_object(reading *x) {
+// Reads an object or array into out, which may be NULL. GO: it is complete.
+static outcome read_nested(reading *x, td_buf *out) {
   td_call_reader *r = x->r;
-  for (; r->at < x->len; r->at++) {
-    td_object_state state = td_object_feed(&r->object, x->text[r->at], &x->call->arguments);
+  while (r->at < x->len) {
+    const td_object_state state = td_object_feed(&r->object, x->text[r->at], out);
     if (state == TD_OBJECT_BAD) return NONE;
-    if (state == TD_OBJECT_WHOLE) {
-      r->at++;
-      return end_arguments(x);
-    }
+    r->at++;
+    if (state == TD_OBJECT_WHOLE) return GO;
   }
   return WAIT;
 }
@@ -412,11 +412,11 @@ static outcome begin_tags(reading *x) {
 // Some models put an array of calls between the markers.
 static outcome read_brace(reading *x) {
   td_call_reader *r = x->r;
-  if (!skip_space(x)) return WAIT;
+  if (!td_call_skip_space(x)) return WAIT;
   char c = x->text[r->at];
   if (r->form == HERMES && !r->is_array && c == '<') { // the marker may stand twice
-    const outcome again = td_call_at(x, form_of(x)->call_open, r->at);
-    if (again == GO) r->at += strlen(form_of(x)->call_open);
+    const outcome again = td_call_at(x, x->form->call_open, r->at);
+    if (again == GO) r->at += strlen(x->form->call_open);
     if (again != NONE) return again;
   }
   if (r->form == HERMES && !r->is_array && c != '{' && c != '[') return begin_tags(x);
@@ -444,7 +444,7 @@ static outcome end_object(reading *x) {
 static outcome read_key(reading *x) {
   td_call_reader *r = x->r;
   bool is_complete = x->call->name && r->has_arguments;
-  if (!skip_space(x)) return x->is_final && is_complete ? go(x, STEP_CLOSE) : WAIT;
+  if (!td_call_skip_space(x)) return x->is_final && is_complete ? go(x, STEP_CLOSE) : WAIT;
   char c = x->text[r->at];
   if (c == '<' && is_complete) return go(x, STEP_CLOSE); // the model forgot a closing brace
   if (c == ',' && r->has_value && !r->has_comma) {
@@ -472,7 +472,7 @@ static outcome read_text(reading *x, size_t max) {
 }
 
 static outcome read_colon(reading *x) {
-  if (!skip_space(x)) return WAIT;
+  if (!td_call_skip_space(x)) return WAIT;
   if (x->text[x->r->at] != ':') return NONE;
   x->r->at++;
   return go(x, STEP_VALUE);
@@ -495,7 +495,7 @@ static outcome begin_skip(reading *x) {
 // some models put the name there.
 static outcome read_value(reading *x) {
   td_call_reader *r = x->r;
-  if (!skip_space(x)) return WAIT;
+  if (!td_call_skip_space(x)) return WAIT;
   char c = x->text[r->at];
   bool is_name = is_key(r, "name", "function") && !x->call->name;
   r->has_value = true;
@@ -512,19 +512,6 @@ static outcome read_value(reading *x) {
   return c == '}' || c == ',' ? end_arguments(x) : begin_arguments(x);
 }
 
-static outcome read_skipped_object(reading *x) {
-  td_call_reader *r = x->r;
-  for (; r->at < x->len; r->at++) {
-    td_object_state state = td_object_feed(&r->object, x->text[r->at], NULL);
-    if (state == TD_OBJECT_BAD) return NONE;
-    if (state == TD_OBJECT_WHOLE) {
-      r->at++;
-      return go(x, STEP_KEY);
-    }
-  }
-  return WAIT;
-}
-
 static outcome read_skipped_word(reading *x) {
   td_call_reader *r = x->r;
   for (; r->at < x->len; r->at++) {
@@ -539,14 +526,8 @@ static outcome read_skipped_word(reading *x) {
 
 // Whether a marker that ends the call is here. WAIT: it may be.
 static outcome at_end(const reading *x) {
-  const td_call_form_marks *f = form_of(x);
-  const char *const ends[] = {f->call_close, f->call_open, f->close};
-  outcome found = NONE;
-  for (size_t i = 0; i < TD_COUNT(ends) && found != GO; i++) {
-    const outcome o = td_call_at(x, ends[i], x->r->at);
-    if (o != NONE) found = o;
-  }
-  return found;
+  const char *const ends[] = {x->form->call_close, x->form->call_open, x->form->close};
+  return td_call_any_at(x, ends, TD_COUNT(ends), x->r->at);
 }
 
 // Where a header may be, some models write an object, or an array of them.
@@ -564,14 +545,14 @@ static bool begins_object(reading *x) {
 // Reads up to the middle marker, which models may omit whether or not arguments follow.
 static outcome read_header(reading *x) {
   td_call_reader *r = x->r;
-  const char *middle = form_of(x)->middle;
+  const char *middle = x->form->middle;
   for (; r->at < x->len; r->at++) {
     char c = x->text[r->at];
     if (r->at - r->begin > TD_CALL_MAX_NAME) return NONE;
     if (c != '<' && c != '{' && c != '[') continue;
     if (begins_object(x)) return go(x, STEP_BRACE);
     td_marker_match match = td_marker_at(middle, x->text, r->at, x->len);
-    outcome id = match == TD_MARKER_NONE ? td_call_at(x, form_of(x)->id_mark, r->at) : NONE;
+    outcome id = match == TD_MARKER_NONE ? td_call_at(x, x->form->id_mark, r->at) : NONE;
     if (id == GO) continue;
     outcome end = c == '{' || match == TD_MARKER_WHOLE ? GO : at_end(x);
     if (match == TD_MARKER_CUT || end == WAIT || id == WAIT) return WAIT;
@@ -606,7 +587,7 @@ static bool is_type(const td_buf *header) {
 // name and the arguments in a fenced block; V3.1 writes the name before it and the arguments after.
 static outcome read_body(reading *x) {
   td_call_reader *r = x->r;
-  if (!skip_space(x)) return WAIT;
+  if (!td_call_skip_space(x)) return WAIT;
   char c = x->text[r->at];
   if (c == '`' && !r->is_fenced) {
     r->begin = r->at;
@@ -659,8 +640,8 @@ static outcome read_fence(reading *x) {
 // then the closing marker. If the model omitted the marker, `at` stays at the end of the arguments.
 static outcome read_close(reading *x) {
   td_call_reader *r = x->r;
-  const char *close = form_of(x)->call_close;
-  bool is_object = !form_of(x)->middle && !form_of(x)->tags;
+  const char *close = x->form->call_close;
+  bool is_object = !x->form->middle && !x->form->tags;
   r->is_open = true;
   if (!close && !is_object) return WHOLE;
   for (; r->begin < x->len; r->begin++) {
@@ -704,14 +685,6 @@ static outcome read_broken(reading *x) {
   return x->is_final ? BROKEN : WAIT;
 }
 
-// A call that was told stays one, whatever follows: arguments that are whole end it, others go
-// wrong here.
-static outcome end_early(reading *x) {
-  td_call_reader *r = x->r;
-  r->begin = r->at;
-  return go(x, r->has_arguments ? STEP_CLOSE : STEP_BROKEN);
-}
-
 static outcome take_step(reading *x) {
   outcome o;
   switch (x->r->step) {
@@ -724,14 +697,14 @@ static outcome take_step(reading *x) {
     o = read_text(x, TD_CALL_MAX_NAME);
     if (o == GO) o = td_call_set_name(x, td_buf_text(&x->r->word), x->r->word.len);
     return o == GO ? go(x, STEP_KEY) : o;
-  case STEP_SKIP_OBJECT: return read_skipped_object(x);
+  case STEP_SKIP_OBJECT: o = read_nested(x, NULL); return o == GO ? go(x, STEP_KEY) : o;
   case STEP_SKIP_TEXT: o = read_text(x, 0); return o == GO ? go(x, STEP_KEY) : o;
   case STEP_SKIP_WORD: return read_skipped_word(x);
   case STEP_HEADER: return read_header(x);
   case STEP_BODY: return read_body(x);
   case STEP_NAME: return read_name(x);
   case STEP_FENCE: return read_fence(x);
-  case STEP_OBJECT: return read_object(x);
+  case STEP_OBJECT: o = read_nested(x, &x->call->arguments); return o == GO ? end_arguments(x) : o;
   case STEP_QUOTED: return read_quoted(x);
   case STEP_LITERAL: return read_literal(x);
   case STEP_CLOSE: return read_close(x);
@@ -787,7 +760,12 @@ td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *t
   outcome o = GO;
   while (o == GO) {
     o = take_step(&x);
-    if (o == NONE && td_call_is_sure(reader, call)) o = end_early(&x);
+    // A call that was told stays one, whatever follows: arguments that are whole end it, others go
+    // wrong here.
+    if (o == NONE && td_call_is_sure(reader, call)) {
+      reader->begin = reader->at;
+      o = go(&x, reader->has_arguments ? STEP_CLOSE : STEP_BROKEN);
+    }
   }
   *state = states[o];
   td_status st = td_buf_status(&call->arguments, err);

@@ -93,6 +93,9 @@ bool td_call_match_name(const td_tool_params *params, bool has_ids, char *name);
 
 // Whether text[at..len) begins with a marker. WAIT: it may. NULL: there is none.
 td_call_outcome td_call_at(const td_call_reading *x, const char *marker, size_t at);
+// Whether it begins with one of the markers.
+td_call_outcome td_call_any_at(const td_call_reading *x, const char *const *marks, size_t n,
+                               size_t at);
 // Without the white space and the quotes around it.
 void td_call_strip(const char **text, size_t *len);
 
