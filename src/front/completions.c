@@ -414,7 +414,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   j->serve = serve;
   j->x = x;
   j->is_chat = is_chat;
-  j->dialect = dialect;
+  j->dialect = j->state.dialect = dialect;
   j->state.store = serve->responses;
   td_job **first = &j->serve->jobs;
   j->next = *first;

@@ -13,8 +13,11 @@
 
 typedef enum { TD_BLOCK_NONE, TD_BLOCK_REASONING, TD_BLOCK_TEXT, TD_BLOCK_CALL } td_block_kind;
 
+typedef struct td_dialect td_dialect;
+
 // One answer while it is written.
 typedef struct {
+  const td_dialect *dialect;     // that writes it
   const td_api_head *head;       // borrowed
   const td_output_parser *parts; // borrowed: holds the calls
   td_buf reasoning, content;     // streaming: all that was sent
@@ -67,7 +70,7 @@ typedef struct {
   int64_t keep_ms; // time for which the model stays in memory without requests; -1: for ever
 } td_dialect_load;
 
-typedef struct {
+struct td_dialect {
   // Appends the body that the request stands for. What it is refused for later is named by
   // td_dialect_name.
   td_status (*translate)(td_buf *out, const cJSON *root, td_dialect_state *state,
@@ -88,7 +91,7 @@ typedef struct {
   void (*loaded)(td_buf *out, const td_dialect_state *state, const char *how);
   bool has_logprobs;        // the request may ask for log-probabilities
   const char *model_suffix; // that a model's name may have beyond its own; NULL: none
-} td_dialect;
+};
 
 // The dialect whose form errors of a path have, also where it has no endpoint. is_anthropic: the
 // request says so itself, in the header anthropic-version. NULL: OpenAI's.

@@ -336,17 +336,31 @@ static void write_calls(td_json_writer *w, const td_dialect_state *s, uint32_t f
   if (is_begun) td_jw_end_array(w);
 }
 
-static void write_text(td_json_writer *w, bool is_chat, const td_buf *content,
-                       const td_buf *reasoning, const td_dialect_state *s, uint32_t first,
-                       uint32_t last) {
+// Begins a line with what it says, and with the calls [first, last).
+static td_json_writer begin_text(td_buf *out, const td_dialect_state *s, const td_buf *content,
+                                 const td_buf *reasoning, uint32_t first, uint32_t last) {
+  const bool is_chat = s->dialect != &td_dialect_ollama_generate;
+  td_json_writer w = begin_line(out, s);
   if (is_chat) {
-    td_jw_begin_object(w, "message");
-    td_jw_str(w, "role", "assistant");
+    td_jw_begin_object(&w, "message");
+    td_jw_str(&w, "role", "assistant");
   }
-  td_jw_buf(w, is_chat ? "content" : "response", content);
-  if (reasoning->len) td_jw_buf(w, "thinking", reasoning);
-  write_calls(w, s, first, last);
-  if (is_chat) td_jw_end_object(w);
+  td_jw_buf(&w, is_chat ? "content" : "response", content);
+  if (reasoning->len) td_jw_buf(&w, "thinking", reasoning);
+  write_calls(&w, s, first, last);
+  if (is_chat) td_jw_end_object(&w);
+  return w;
+}
+
+static td_json_writer begin_calls(td_buf *out, const td_dialect_state *s, uint32_t first,
+                                  uint32_t last) {
+  const td_buf none = TD_BUF_INIT;
+  return begin_text(out, s, &none, &none, first, last);
+}
+
+static void end_line(td_json_writer *w) {
+  td_jw_end_object(w);
+  td_buf_char(w->out, '\n');
 }
 
 static void write_end(td_json_writer *w, const td_dialect_end *end) {
@@ -375,107 +389,51 @@ static void write_probabilities(td_json_writer *w, const td_dialect_state *s, si
 }
 
 // Calls are sent whole, when the next one begins or at the end.
-static void send_delta(td_buf *out, td_dialect_state *s, const td_delta *delta, bool is_chat) {
+static void send_delta(td_buf *out, td_dialect_state *s, const td_delta *delta) {
   uint32_t n_whole = s->parts->n_calls ? s->parts->n_calls - 1 : 0;
   const bool has_tokens = s->answer->keep_tokens && s->piece.last > s->piece.first;
   if (!delta->content.len && !delta->reasoning.len && n_whole <= s->n_blocks && !has_tokens) return;
-  td_json_writer w = begin_line(out, s);
-  write_text(&w, is_chat, &delta->content, &delta->reasoning, s, s->n_blocks, n_whole);
+  td_json_writer w = begin_text(out, s, &delta->content, &delta->reasoning, s->n_blocks, n_whole);
   if (n_whole > s->n_blocks) s->n_blocks = n_whole;
   td_jw_bool(&w, "done", false);
   write_probabilities(&w, s, s->piece.first, s->piece.last);
-  td_jw_end_object(&w);
-  td_buf_char(out, '\n');
+  end_line(&w);
+}
+
+static void send_calls(td_buf *out, const td_dialect_state *s, uint32_t first, uint32_t last) {
+  td_json_writer w = begin_calls(out, s, first, last);
+  td_jw_bool(&w, "done", false);
+  end_line(&w);
 }
 
 // A line without text, for clients that give up when nothing comes.
-static void write_empty(td_buf *out, const td_dialect_state *s, bool is_chat) {
-  const td_buf none = TD_BUF_INIT;
-  td_json_writer w = begin_line(out, s);
-  write_text(&w, is_chat, &none, &none, s, 0, 0);
-  td_jw_bool(&w, "done", false);
-  td_jw_end_object(&w);
-  td_buf_char(out, '\n');
+static void write_empty(td_buf *out, const td_dialect_state *s) {
+  send_calls(out, s, 0, 0);
 }
 
-static void send_end(td_buf *out, td_dialect_state *s, const td_dialect_end *end, bool is_chat) {
-  const td_buf none = TD_BUF_INIT;
-  td_json_writer w;
+static void send_end(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
   const uint32_t n_whole = s->parts->n_calls - td_output_parser_is_cut(s->parts);
-  if (n_whole > s->n_blocks) {
-    w = begin_line(out, s);
-    write_text(&w, is_chat, &none, &none, s, s->n_blocks, n_whole);
-    td_jw_bool(&w, "done", false);
-    td_jw_end_object(&w);
-    td_buf_char(out, '\n');
-  }
-  w = begin_line(out, s);
-  write_text(&w, is_chat, &none, &none, s, 0, 0);
+  if (n_whole > s->n_blocks) send_calls(out, s, s->n_blocks, n_whole);
+  td_json_writer w = begin_calls(out, s, 0, 0);
   write_end(&w, end);
-  td_jw_end_object(&w);
-  td_buf_char(out, '\n');
+  end_line(&w);
 }
 
 static void send_whole(td_buf *out, td_dialect_state *s, const td_delta *message,
-                       const td_dialect_end *end, bool is_chat) {
-  td_json_writer w = begin_line(out, s);
-  write_text(&w, is_chat, &message->content, &message->reasoning, s, message->first_call,
-             message->last_call);
+                       const td_dialect_end *end) {
+  td_json_writer w = begin_text(out, s, &message->content, &message->reasoning, message->first_call,
+                                message->last_call);
   write_end(&w, end);
   write_probabilities(&w, s, 0, td_api_n_shown(end->answer));
   td_jw_end_object(&w);
 }
 
 // The answer to a request without a prompt: the model was loaded, or is unloaded.
-static void send_loaded(td_buf *out, const td_dialect_state *s, const char *how, bool is_chat) {
-  const td_buf none = TD_BUF_INIT;
-  td_json_writer w = begin_line(out, s);
-  write_text(&w, is_chat, &none, &none, s, 0, 0);
+static void send_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
+  td_json_writer w = begin_calls(out, s, 0, 0);
   td_jw_str(&w, "done_reason", how);
   td_jw_bool(&w, "done", true);
   td_jw_end_object(&w);
-}
-
-static void chat_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
-  send_loaded(out, s, how, true);
-}
-
-static void generate_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
-  send_loaded(out, s, how, false);
-}
-
-static void chat_delta(td_buf *out, td_dialect_state *s, const td_delta *delta) {
-  send_delta(out, s, delta, true);
-}
-
-static void chat_end(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
-  send_end(out, s, end, true);
-}
-
-static void chat_whole(td_buf *out, td_dialect_state *s, const td_delta *message,
-                       const td_dialect_end *end) {
-  send_whole(out, s, message, end, true);
-}
-
-static void generate_delta(td_buf *out, td_dialect_state *s, const td_delta *delta) {
-  send_delta(out, s, delta, false);
-}
-
-static void generate_end(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
-  send_end(out, s, end, false);
-}
-
-static void generate_whole(td_buf *out, td_dialect_state *s, const td_delta *message,
-                           const td_dialect_end *end) {
-  send_whole(out, s, message, end, false);
-}
-
-static void chat_idle(td_buf *out, const td_dialect_state *s) {
-  write_empty(out, s, true);
-}
-
-static void generate_idle(td_buf *out, const td_dialect_state *s) {
-  write_empty(out, s, false);
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
@@ -488,25 +446,25 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
 
 const td_dialect td_dialect_ollama_chat = {.translate = translate_chat,
                                            .begin = begin,
-                                           .delta = chat_delta,
-                                           .end = chat_end,
-                                           .whole = chat_whole,
+                                           .delta = send_delta,
+                                           .end = send_end,
+                                           .whole = send_whole,
                                            .error = write_error,
-                                           .idle = chat_idle,
+                                           .idle = write_empty,
                                            .peek = peek_chat,
-                                           .loaded = chat_loaded,
+                                           .loaded = send_loaded,
                                            .has_logprobs = true,
                                            .stream_type = "application/x-ndjson",
                                            .model_suffix = ":latest"};
 const td_dialect td_dialect_ollama_generate = {.translate = translate_generate,
                                                .begin = begin,
-                                               .delta = generate_delta,
-                                               .end = generate_end,
-                                               .whole = generate_whole,
+                                               .delta = send_delta,
+                                               .end = send_end,
+                                               .whole = send_whole,
                                                .error = write_error,
-                                               .idle = generate_idle,
+                                               .idle = write_empty,
                                                .peek = peek_generate,
-                                               .loaded = generate_loaded,
+                                               .loaded = send_loaded,
                                                .has_logprobs = true,
                                                .stream_type = "application/x-ndjson",
                                                .model_suffix = ":latest"};
