@@ -74,13 +74,11 @@ void td_delta_attend(td_engine *e, const td_microbatch *p, const td_layer *layer
                                                   .silu = in->has_silu_gate});
 }
 
-// Nothing: the inputs are projected with the rest, which needs no entries of other tokens.
-static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+void td_delta_project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   (void)e, (void)p, (void)layer;
 }
 
-// Nothing: its operators write the state.
-static void store(td_engine *e, const td_attn_store *s) {
+void td_delta_store(td_engine *e, const td_attn_store *s) {
   (void)e, (void)s;
 }
 
@@ -191,6 +189,6 @@ static void describe(const td_model_config *c, td_buf *out) {
 
 const td_attn_ops td_attn_delta = {
     {td_delta_cache, td_delta_act, td_delta_flops, describe, 512, true, NULL},
-    project,
-    store,
+    td_delta_project,
+    td_delta_store,
     attend};

@@ -4,6 +4,10 @@
 
 #include "engine/attn/ops.h"
 
+// Nothing: the inputs are projected with the rest, which needs no entries of other tokens, and
+// operators write the state.
+void td_delta_project(td_engine *engine, const td_microbatch *part, const td_layer *layer);
+void td_delta_store(td_engine *engine, const td_attn_store *store);
 // Of td_attn_spec.
 td_attn_cache td_delta_cache(const td_model_config *config);
 td_attn_rows td_delta_act(const td_model_config *config);

@@ -3,16 +3,6 @@
 // decays and the output's gate by matrices of low rank.
 #include "engine/attn/delta.h"
 
-// Nothing: the inputs are projected with the rest, which needs no entries of other tokens.
-static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
-  (void)e, (void)p, (void)layer;
-}
-
-// Nothing: its operators write the state.
-static void store(td_engine *e, const td_attn_store *s) {
-  (void)e, (void)s;
-}
-
 // A row: queries, keys, values; decays, gate; low ranks of both, strengths.
 static td_delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
@@ -62,5 +52,7 @@ static void describe(const td_model_config *c, td_buf *out) {
                 td_model_n_attn(c, TD_ATTN_KDA), c->n_layers, c->delta_v_heads, c->delta_v_dim);
 }
 
-const td_attn_ops td_attn_kda = {
-    {td_delta_cache, act, td_delta_flops, describe, 512, true, NULL}, project, store, attend};
+const td_attn_ops td_attn_kda = {{td_delta_cache, act, td_delta_flops, describe, 512, true, NULL},
+                                 td_delta_project,
+                                 td_delta_store,
+                                 attend};
