@@ -335,12 +335,9 @@ void td_supervisor_close(td_supervisor *s, void (*closed)(void *ctx), void *ctx)
     return;
   }
   const td_wire_msg msg = {.kind = TD_MSG_SHUTDOWN};
-  if (s->is_up && td_process_send(s->process, &msg) == TD_OK) {
-    uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
-  } else {
-    kill_process(s); // still loading, or its ring is full
-    uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
-  }
+  const bool is_told = s->is_up && td_process_send(s->process, &msg) == TD_OK;
+  if (!is_told) kill_process(s); // still loading, or its ring is full
+  uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
 }
 
 td_backend_state td_supervisor_state(const td_supervisor *s) {

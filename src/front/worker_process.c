@@ -95,36 +95,34 @@ uint32_t td_process_pulse(const td_process *p) {
   return atomic_load_explicit(p->channel.pulse, memory_order_relaxed);
 }
 
-uint64_t td_process_progress(const td_process *p) {
+// What the kernel says of the process behind its name, in which there may be anything; "": nothing.
+// text is the caller's.
+static const char *read_stat(const td_process *p, td_buf *text) {
   char path[64];
-  td_buf text = TD_BUF_INIT;
   td_err err;
-  unsigned long long n[4] = {0}; // minor and major faults, user and system time
   snprintf(path, sizeof path, "/proc/%d/stat", p->process.pid);
-  if (td_file_read(&text, path, 4096, &err) == TD_OK) {
-    const char *name_end = strrchr(td_buf_text(&text), ')'); // the name may contain anything
-    if (name_end) {
-      sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %*u %llu %*u %llu %*u %llu %llu", &n[0], &n[1],
-             &n[2], &n[3]);
-    }
-  }
+  const char *end = td_file_read(text, path, 4096, &err) == TD_OK ? strrchr(td_buf_text(text), ')')
+                                                                  : NULL;
+  return end ? end : "";
+}
+
+uint64_t td_process_progress(const td_process *p) {
+  td_buf text = TD_BUF_INIT;
+  unsigned long long n[4] = {0}; // minor and major faults, user and system time
+  sscanf(read_stat(p, &text), ") %*c %*d %*d %*d %*d %*d %*u %llu %*u %llu %*u %llu %llu", &n[0],
+         &n[1], &n[2], &n[3]);
   td_buf_free(&text);
   return n[0] + n[1] + n[2] + n[3] + td_process_pulse(p);
 }
 
 void td_process_lingers(const td_process *p, char *out, size_t n_bytes) {
-  char path[64], state = '?';
+  char state = '?';
   td_buf text = TD_BUF_INIT;
-  td_err err;
   if (p->has_exited) {
     snprintf(out, n_bytes, "has ended, but a process that it started holds its output");
     return;
   }
-  snprintf(path, sizeof path, "/proc/%d/stat", p->process.pid);
-  if (td_file_read(&text, path, 4096, &err) == TD_OK) {
-    const char *name_end = strrchr(td_buf_text(&text), ')');
-    if (name_end) sscanf(name_end, ") %c", &state);
-  }
+  sscanf(read_stat(p, &text), ") %c", &state);
   td_buf_free(&text);
   snprintf(out, n_bytes, "has not ended (process %d, state %c)%s", p->process.pid, state,
            state == 'D'
