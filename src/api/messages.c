@@ -255,10 +255,6 @@ static bool is_reserved(const char *name) {
                     name);
 }
 
-static bool is_first(const cJSON *object, const cJSON *item) {
-  return cJSON_GetObjectItemCaseSensitive(object, item->string) == item;
-}
-
 static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error *error) {
   static const char key[] = "chat_template_kwargs";
   const cJSON *kwargs = td_json_get(root, key);
@@ -268,7 +264,8 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
     return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
   }
   for (const cJSON *item = kwargs->child; item; item = item->next) {
-    if (is_first(kwargs, item) && !is_reserved(item->string))
+    if (cJSON_GetObjectItemCaseSensitive(kwargs, item->string) == item &&
+        !is_reserved(item->string))
       td_api_write_json(w, item->string, item);
   }
   return TD_OK;

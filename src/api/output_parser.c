@@ -321,11 +321,6 @@ static outcome end_call(td_output_parser *p, td_output_part *part, bool is_whole
   return o;
 }
 
-static outcome drop_call(td_output_parser *p, td_output_part *part, size_t end) {
-  td_tool_call_free(&p->calls[p->n_calls]);
-  return give_back(p, part, end);
-}
-
 static td_status take_call(td_output_parser *p, const source *s, td_output_part *part, outcome *o,
                            td_err *err) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
@@ -335,7 +330,8 @@ static td_status take_call(td_output_parser *p, const source *s, td_output_part 
   if (state == TD_CALL_WHOLE || state == TD_CALL_BROKEN) {
     *o = end_call(p, part, state == TD_CALL_WHOLE);
   } else if (state == TD_CALL_NONE) {
-    *o = drop_call(p, part, p->reader.at);
+    td_tool_call_free(&p->calls[p->n_calls]);
+    *o = give_back(p, part, p->reader.at);
   } else if (td_call_is_sure(&p->reader, call)) {
     *o = give_call(p, part) == FOUND ? FOUND : WAIT;
   } else if (s->is_final) {

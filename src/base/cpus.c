@@ -103,13 +103,6 @@ static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {
   }
 }
 
-// Index of the node's first CPU at or after *at; advances *at past it. n_cpus: none is left.
-static unsigned next_of(const td_cpu *cpus, unsigned n_cpus, unsigned node, unsigned *at) {
-  while (*at < n_cpus && cpus[*at].node != node)
-    ++*at;
-  return *at < n_cpus ? (*at)++ : n_cpus;
-}
-
 bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpus, unsigned n_nodes,
                    bool from_end) {
   TD_CHECK(n_cpus <= TD_MAX_CPUS && n_nodes >= 1 && n_nodes <= TD_MAX_NODES);
@@ -120,9 +113,12 @@ bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpu
   if (n_members > n_cpus || n_members < n_cores) return false;
   keep_first(cpus, n_cpus, n_members);
   for (unsigned i = 0, turn = 0; i < n_members; turn++) {
-    unsigned node = turn % n_nodes, next = next_of(cpus, n_members, node, &at[node]);
-    if (next == n_members) continue; // the node has none left
-    out[from_end ? n_members - 1 - i : i] = cpus[next];
+    const unsigned node = turn % n_nodes;
+    unsigned *next = &at[node];
+    while (*next < n_members && cpus[*next].node != node)
+      ++*next;
+    if (*next == n_members) continue; // the node has none left
+    out[from_end ? n_members - 1 - i : i] = cpus[(*next)++];
     i++;
   }
   return true;

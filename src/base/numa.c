@@ -48,15 +48,13 @@ static bool cpus_of(cpu_set_t *out, int id) {
   return CPU_COUNT(out) > 0;
 }
 
-static td_nodes fake_nodes(long n) {
-  td_nodes nodes = {.n = n > TD_MAX_NODES ? TD_MAX_NODES : (unsigned)n, .is_fake = true};
-  return nodes; // all entries are node 0
-}
-
 td_nodes td_nodes_get(void) {
   static const td_nodes one = {.n = 1};
   const char *fake = td_test_var_get(TD_ENV_FAKE_NODES);
-  if (fake && atol(fake) > 1) return fake_nodes(atol(fake));
+  const long n_fake = fake ? atol(fake) : 0;
+  if (n_fake > 1) // all entries are node 0
+    return (td_nodes){.n = n_fake > TD_MAX_NODES ? TD_MAX_NODES : (unsigned)n_fake,
+                      .is_fake = true};
   cpu_set_t online, cpus;
   if (!read_list(&online, "/sys/devices/system/node/online")) return one;
   td_nodes nodes = {0};

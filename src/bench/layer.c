@@ -39,17 +39,13 @@ typedef struct {
   td_err *err;
 } layer_bench;
 
-static uint32_t draw(layer_bench *b, uint32_t below) {
-  b->random = b->random * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)((b->random >> 33) % below);
-}
-
 static void route_tokens(layer_bench *b) {
   memset(b->chosen, 0, b->n_experts);
   for (uint32_t t = 0; t < b->n_tokens; t++) {
     int32_t *ids = b->ids + (size_t)t * b->top_k;
     for (uint32_t j = 0; j < b->top_k;) {
-      int32_t id = (int32_t)draw(b, b->n_experts);
+      b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+      const int32_t id = (int32_t)((b->random >> 33) % b->n_experts);
       uint32_t i = 0;
       while (i < j && ids[i] != id)
         i++;
@@ -238,11 +234,6 @@ static td_status run_format(layer_bench *b, const td_nodes *all, td_err *err) {
   return st;
 }
 
-static td_status check_nodes(const td_options *o, const td_nodes *all, td_err *err) {
-  if (!o->bench_nodes || all->n > 1) return TD_OK;
-  return td_fail(err, TD_EUNSUPPORTED, "--nodes: this machine has one NUMA node: leave it out");
-}
-
 static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
   td_status st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;
@@ -271,7 +262,9 @@ int td_cmd_bench_layer(const td_options *o) {
   td_err err;
   layer_bench b = {.random = 1, .err = &err};
   const td_nodes all = td_nodes_get();
-  td_status st = check_nodes(o, &all, &err);
+  td_status st = TD_OK;
+  if (o->bench_nodes && all.n < 2)
+    st = td_fail(&err, TD_EUNSUPPORTED, "--nodes: this machine has one NUMA node: leave it out");
   if (st == TD_OK) st = open_bench(&b, o, &err);
   const char *list = o->bench_format ? o->bench_format : "fp8-b128,bf16";
   size_t n;

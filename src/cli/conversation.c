@@ -9,11 +9,6 @@
 
 #define MAX_FILE_BYTES (1u << 28)
 
-static void free_message(td_message *m) {
-  td_buf_free(&m->content);
-  td_buf_free(&m->reasoning);
-}
-
 void td_conversation_free(td_conversation *c) {
   td_conversation_cut(c, 0);
   td_buf_free(&c->system);
@@ -29,8 +24,11 @@ td_message *td_conversation_add(td_conversation *c, td_role role) {
 }
 
 void td_conversation_cut(td_conversation *c, size_t n) {
-  while (c->n > n)
-    free_message(&c->messages[--c->n]);
+  while (c->n > n) {
+    td_message *last = &c->messages[--c->n];
+    td_buf_free(&last->content);
+    td_buf_free(&last->reasoning);
+  }
   if (c->first > c->n) c->first = c->n;
 }
 

@@ -99,14 +99,11 @@ static bool fits_with_drive(size_t i, double memory_gib) {
   return needed_gib(models[i].gpu_gib) + models[i].weights_gib / 16 <= memory_gib;
 }
 
-static double active_gib(size_t i) {
-  return models[i].active_b * models[i].weights_gib / models[i].total_b;
-}
-
 // Tokens a second at most: every active parameter is read from memory once a token, and experts
 // that are not there from a drive.
 static double fastest(size_t i, double memory_gib, double gbps) {
-  const double gb = 1.073741824, active = active_gib(i), dense = models[i].gpu_gib;
+  const double gb = 1.073741824, dense = models[i].gpu_gib;
+  const double active = models[i].active_b * models[i].weights_gib / models[i].total_b;
   if (needed_gib(models[i].weights_gib) <= memory_gib) return gbps / (active * gb);
   const double experts = models[i].weights_gib - dense;
   // Keys and activations take about a quarter of what the rest of the weights leaves.

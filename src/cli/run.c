@@ -85,12 +85,6 @@ static td_status print_json(const td_runner *r, td_err *err) {
   return st;
 }
 
-// Files and what programs print end in a line break that is not part of the prompt.
-static void drop_last_newline(td_buf *text) {
-  if (text->len && text->data[text->len - 1] == '\n') text->len--;
-  if (text->len && text->data[text->len - 1] == '\r') text->len--;
-}
-
 // Reads the single prompt: --prompt, --file and then --prompt, or stdin if that is not a terminal.
 static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
   td_status st = TD_OK;
@@ -99,7 +93,9 @@ static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
   } else if (o->file || !o->prompt) {
     st = td_stdin_read(text, MAX_TEXT_BYTES, err);
   }
-  if (st == TD_OK) drop_last_newline(text);
+  // Files and what programs print end in a line break that is not part of the prompt.
+  if (text->len && text->data[text->len - 1] == '\n') text->len--;
+  if (text->len && text->data[text->len - 1] == '\r') text->len--;
   if (o->prompt) td_buf_printf(text, "%s%s", text->len ? "\n\n" : "", o->prompt);
   return st == TD_OK ? td_buf_status(text, err) : st;
 }

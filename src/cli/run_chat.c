@@ -269,11 +269,6 @@ static void complete(void *ctx, const char *line, td_buf *out) {
 
 // ---- the chat -------------------------------------------------------------------------------
 
-static void trim_end(td_buf *text) {
-  while (text->len && isspace((unsigned char)text->data[text->len - 1]))
-    text->data[--text->len] = '\0';
-}
-
 static void answer_raw(td_runner *r, const td_buf *text) {
   td_token_ids ids = {0};
   td_err err;
@@ -290,7 +285,8 @@ static void answer_raw(td_runner *r, const td_buf *text) {
 
 // False: end the chat.
 static bool take_message(td_runner *r, td_buf *text) {
-  trim_end(text);
+  while (text->len && isspace((unsigned char)text->data[text->len - 1]))
+    text->data[--text->len] = '\0';
   const char *line = td_buf_text(text);
   if (!text->len) return true;
   if (is_command(line)) return run_command(r, line);

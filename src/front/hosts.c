@@ -76,15 +76,11 @@ static uint64_t unload_idle(td_hosts *hosts) {
   return next_ns;
 }
 
-// A server that cannot load its only model at start ends, and so does one that would not load it
-// again.
-static bool cannot_load(const td_hosts *hosts, const td_host *h) {
-  return !hosts->is_on_demand || (hosts->n == 1 && !h->was_ready);
-}
-
 // Tells those who wait about a failure; later requests are another attempt. False: the server ends.
 static bool end_failed(td_hosts *hosts, td_host *h) {
-  if (h->has_just_failed && cannot_load(hosts, h)) {
+  // A server that cannot load its only model at start ends, and so does one that would not load it
+  // again.
+  if (h->has_just_failed && (!hosts->is_on_demand || (hosts->n == 1 && !h->was_ready))) {
     td_serve_stop(hosts->serve, 1);
     return false;
   }

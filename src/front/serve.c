@@ -172,12 +172,6 @@ uint64_t td_serve_owner(const td_serve *serve, const td_api_caller *caller) {
   return serve->keys.n ? caller->tenant + 1 : 0;
 }
 
-static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
-  td_api_caller caller;
-  if (needs(x, TD_ROUTE_OPEN)) return true;
-  return td_serve_authorize(serve, x, &caller);
-}
-
 // Whether the request comes from a page of another site: its Origin is not the Host it was sent to.
 static bool is_foreign(const td_http_exchange *x) {
   const char *origin = td_http_header(x, "Origin"), *host = td_http_header(x, "Host");
@@ -229,7 +223,8 @@ static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
   if (is_offered(x)) ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
-  if (!is_authorized(ctx, x)) {
+  td_api_caller caller;
+  if (!needs(x, TD_ROUTE_OPEN) && !td_serve_authorize(ctx, x, &caller)) {
     td_api_fail(
         &error, 401, NULL, NULL,
         "a valid API key is needed: Authorization: Bearer KEY, x-api-key: KEY or api-key: KEY");

@@ -33,12 +33,6 @@ typedef struct {
   td_api_error error;
 } task;
 
-static void task_free(task *t) {
-  td_buf_free(&t->body);
-  td_buf_free(&t->answer);
-  free(t);
-}
-
 static void write_ids(td_json_writer *w, const char *key, const td_token_ids *ids) {
   td_jw_begin_array(w, key);
   for (size_t i = 0; i < ids->n; i++)
@@ -240,7 +234,9 @@ static void on_run(uv_work_t *work, int canceled) {
   } else if (t->x) {
     td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
   }
-  task_free(t);
+  td_buf_free(&t->body);
+  td_buf_free(&t->answer);
+  free(t);
 }
 
 static void on_gone(void *arg) {

@@ -176,15 +176,11 @@ static td_status make(td_buf *out, const char *model, const char *name, td_err *
   return st;
 }
 
-static char *join(const char *model, const char *name) {
-  char *path;
-  return asprintf(&path, "%s/%s", model, name) < 0 ? NULL : path;
-}
-
 td_status td_checkpoint_read(td_buf *out, const char *model, const char *name, size_t max_bytes,
                              td_err *err) {
   if (td_gguf_is(model)) return make(out, model, name, err);
-  char *path = join(model, name);
+  char *path;
+  if (asprintf(&path, "%s/%s", model, name) < 0) path = NULL;
   td_status st = path ? td_file_read_regular(out, path, max_bytes, err)
                       : td_fail(err, TD_ENOMEM, "out of memory");
   free(path);

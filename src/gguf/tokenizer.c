@@ -178,10 +178,6 @@ static bool is_text(td_gguf_str token) {
   return false;
 }
 
-static bool is_added(int type) {
-  return type == UNKNOWN || type == CONTROL || type == USER_DEFINED;
-}
-
 static void write_added(td_json_writer *w, const td_gguf_value *tokens,
                         const td_gguf_value *types) {
   const uint8_t *at = tokens->data;
@@ -189,7 +185,8 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
     const int type = type_of(types, id, token);
-    if (!is_added(type) || !token.len) continue;
+    const bool is_added = type == UNKNOWN || type == CONTROL || type == USER_DEFINED;
+    if (!is_added || !token.len) continue;
     td_jw_begin_object(w, NULL);
     td_jw_int(w, "id", (int64_t)id);
     td_jw_str_len(w, "content", token.data, token.len);
@@ -353,11 +350,6 @@ static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
 
 // ---- tokenizer.json -----------------------------------------------------------------------------
 
-// Ids of a vocabulary with scores that its metadata need not say; -1: there is none.
-static double usual_bos(const td_gguf *g) {
-  return has_scores(g) ? 1 : -1;
-}
-
 static double usual_eos(const td_gguf *g) {
   return has_scores(g) ? 2 : -1;
 }
@@ -424,7 +416,8 @@ static void write_named(td_json_writer *w, const char *key, td_gguf_str token) {
 }
 
 static td_gguf_str bos_of(const td_gguf *g) {
-  return named(g, "tokenizer.ggml.bos_token_id", usual_bos(g));
+  // Ids of a vocabulary with scores that its metadata need not say; -1: there is none.
+  return named(g, "tokenizer.ggml.bos_token_id", has_scores(g) ? 1 : -1);
 }
 
 // The template, behind BOS where the file asks for that and the template leaves it out.

@@ -47,18 +47,15 @@ static uint16_t *share_of(shares *s, const td_http_conn *conn) {
   return &s->n[td_http_bucket_of(conn->peer)];
 }
 
-// A head is slow by its age alone.
-static bool is_slow(const td_http_conn *conn, uint64_t age_ms) {
-  return !conn->parser.head_done || conn->parser.body.len < age_ms * SLOW_BODY / 1000;
-}
-
 // How suitable a connection is for being closed in favour of a new one; 0: not at all. Lingering
 // ones first, then those idle between two requests, then those on which a request is slow to come.
 static int eviction_rank(const td_http_conn *conn, uint64_t age_ms, bool has_too_many) {
   if (conn->phase == TD_CONN_LINGER) return 3;
   if (conn->phase != TD_CONN_READ) return 0;
   if (td_http_conn_is_idle(conn) && conn->served) return 2;
-  return is_slow(conn, age_ms) && (has_too_many || age_ms >= SLOW_MS);
+  if (!has_too_many && age_ms < SLOW_MS) return 0;
+  // A head is slow by its age alone.
+  return !conn->parser.head_done || conn->parser.body.len < age_ms * SLOW_BODY / 1000;
 }
 
 // The connection to close first, among the extra or the other ones; the oldest of equals.

@@ -30,11 +30,6 @@ const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, c
   return NULL;
 }
 
-static bool ends_with(const char *text, size_t len, const char *end) {
-  size_t n = strlen(end);
-  return len >= n && memcmp(text + len - n, end, n) == 0;
-}
-
 // The route that the first len characters of a path miss by what stands before them or before it,
 // such as a /v1 that a client left out or gave twice. NULL: none.
 static const td_http_route *nearest(const td_http_route *routes, size_t n, const char *path,
@@ -43,7 +38,8 @@ static const td_http_route *nearest(const td_http_route *routes, size_t n, const
     const char *other = routes[i].path;
     size_t other_len = strlen(other);
     if (other_len == 1) continue; // every path ends with it
-    if (ends_with(path, len, other)) return &routes[i];
+    if (len >= other_len && memcmp(path + len - other_len, other, other_len) == 0)
+      return &routes[i];
     if (other_len >= len && memcmp(other + other_len - len, path, len) == 0) return &routes[i];
   }
   return NULL;

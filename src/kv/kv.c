@@ -57,15 +57,12 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
   return TD_OK;
 }
 
-static void free_tables(sequence *s) {
-  free(s->pages);
-  free(s->shared);
-}
-
 void td_kv_close(td_kv *kv) {
   if (!kv) return;
-  for (uint32_t i = 0; i < kv->max_seqs; i++)
-    free_tables(&kv->seqs[i]);
+  for (uint32_t i = 0; i < kv->max_seqs; i++) {
+    free(kv->seqs[i].pages);
+    free(kv->seqs[i].shared);
+  }
   free(kv->seqs);
   td_pages_close(&kv->pool);
   free(kv);

@@ -180,11 +180,6 @@ bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, cons
   return !b->only || strstr(name, b->only);
 }
 
-static void print_case(const td_gpu_case *c) {
-  fprintf(stderr, "%-12s %-10s %-5s", c->op, c->model, c->format ? c->format : "");
-  fprintf(stderr, " %6u x %-6u %5u tokens %6u keys", c->rows, c->cols, c->tokens, c->keys);
-}
-
 void td_gpu_write(td_gpu_bench *b) {
   if (td_jw_print_line(b->json, stdout)) return;
   fprintf(stderr, "bench_gpu: a result cannot be written\n");
@@ -195,7 +190,8 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   td_json_writer *w = b->json;
   double gbps = c->bytes / seconds * 1e-9, tflops = c->flops / seconds * 1e-12;
   b->n_cases++;
-  print_case(c);
+  fprintf(stderr, "%-12s %-10s %-5s %6u x %-6u %5u tokens %6u keys", c->op, c->model,
+          c->format ? c->format : "", c->rows, c->cols, c->tokens, c->keys);
   if (!b->dev) {
     fputc('\n', stderr);
     return;

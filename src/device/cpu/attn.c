@@ -335,11 +335,6 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   }
 }
 
-// Those that take turns with the item's keys: its tokens, or all of them together.
-static uint32_t n_turns(const shared_run *run, const shared_item *item) {
-  return takes_turns(run->a, item->tile) ? item->tile->n : 1;
-}
-
 // An item of one of them. tile: memory for its own.
 static shared_item turn_of(const shared_run *run, const shared_item *item, uint32_t i,
                            td_attn_tile *tile) {
@@ -364,7 +359,8 @@ static key_block first_of(const shared_run *run, const shared_item *item, uint32
 // One split of all the item's queries. then: as of run_split.
 static void run_turns(const shared_run *run, const shared_item *item, uint32_t split,
                       key_block then, char *piece, const td_attn_state *state) {
-  const uint32_t n = n_turns(run, item);
+  // Its tokens take turns with the item's keys, or all of them together have one.
+  const uint32_t n = takes_turns(run->a, item->tile) ? item->tile->n : 1;
   for (uint32_t i = 0; i < n; i++) {
     td_attn_tile tile;
     const shared_item turn = turn_of(run, item, i, &tile);

@@ -438,11 +438,6 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   return TD_OK;
 }
 
-// Whether gate's rows and up's may be on different nodes, or are to be counted each.
-static bool are_halves_apart(const td_cpu_dev *dev, const td_moe_args *a) {
-  return (dev->nodes.n > 1 || dev->reads) && dev->stripes.base && !a->pairs;
-}
-
 static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs, td_err *err) {
   size_t n = max_pairs, n_experts = run->a->n_experts;
   void *order, *tiles, *gate, *up, *parts, *halves;
@@ -452,7 +447,9 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
     status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * (sizeof(counter) + sizeof(pair_tile)),
                             &tiles, err);
   }
-  if (status == TD_OK && are_halves_apart(td_cpu_dev_of(stream), run->a)) {
+  // Gate's rows and up's may be on different nodes, or are to be counted each.
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  if (status == TD_OK && (dev->nodes.n > 1 || dev->reads) && dev->stripes.base && !run->a->pairs) {
     status = td_cpu_scratch(stream, SCRATCH_HALVES, n * run->n_hidden_tiles, &halves, err);
     run->is_half_done = halves;
   }

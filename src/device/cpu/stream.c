@@ -16,12 +16,6 @@ static void await(td_cpu_stream *stream, uint64_t n) {
   }
 }
 
-static void tell_waiters(td_cpu_stream *stream) {
-  if (stream->n_completed < stream->awaited) return;
-  stream->awaited = UINT64_MAX; // waiters for more set it again
-  pthread_cond_broadcast(&stream->moved);
-}
-
 // Waits until the stream has completed n commands; UINT64_MAX: all that are queued now.
 static void wait_completed(td_cpu_stream *stream, uint64_t n) {
   pthread_mutex_lock(&stream->lock);
@@ -63,7 +57,9 @@ static void *stream_main(void *arg) {
     run_command(stream, cmd);
     pthread_mutex_lock(&stream->lock);
     stream->n_completed++;
-    tell_waiters(stream);
+    if (stream->n_completed < stream->awaited) continue;
+    stream->awaited = UINT64_MAX; // waiters for more set it again
+    pthread_cond_broadcast(&stream->moved);
   }
   pthread_mutex_unlock(&stream->lock);
   return NULL;

@@ -1,11 +1,6 @@
 // src/device/cpu/tile_map.c - runs of tiles between the borders of stripes.
 #include "device/cpu/tile_map.h"
 
-static bool is_known(const td_tile_map_opts *o, const td_cpu_rows *rows) {
-  return rows->base && o->stripes->n_nodes == o->n_nodes &&
-         td_stripes_hold(o->stripes, rows->base, rows->n_bytes);
-}
-
 static td_cpu_rows rows_of(const td_tile_map_opts *o, size_t part, size_t matrix) {
   return o->rows ? o->rows(o->ctx, part, matrix) : (td_cpu_rows){.base = NULL};
 }
@@ -47,7 +42,7 @@ static void add_run(making *m, size_t first, size_t begin, size_t end) {
 static void add_matrix(making *m, const td_cpu_rows *rows, size_t n_tiles, size_t first) {
   const td_stripes *s = m->opts->stripes;
   const unsigned n_nodes = m->opts->n_nodes;
-  if (!is_known(m->opts, rows)) {
+  if (!rows->base || s->n_nodes != n_nodes || !td_stripes_hold(s, rows->base, rows->n_bytes)) {
     add_run(m, first, td_node_begin(n_tiles, n_nodes, m->node),
             td_node_begin(n_tiles, n_nodes, m->node + 1));
     return;

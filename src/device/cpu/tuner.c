@@ -76,15 +76,6 @@ td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t 
 
 // ---- one kind of calls -------------------------------------------------------------------------
 
-static void knob_begin(knob *k, option middle) {
-  memset(k, 0, sizeof *k);
-  k->options[MIDDLE] = middle;
-}
-
-static void try_ways(knob *k) {
-  const option middle = k->options[MIDDLE];
-  k->options[MIDDLE + 1] = (option){middle.rows, TD_GEMV_INTERLEAVED};
-}
 _Static_assert(TD_N_GEMV_SCHEDULES == 2, "an option for each way");
 
 // Options for the next round: half and twice the current number of rows.
@@ -121,9 +112,9 @@ static int knob_best(const knob *k) {
 
 static void begin_round(kind_trials *k, const option middle[TD_TUNER_KNOBS]) {
   for (int i = 0; i < TD_TUNER_KNOBS; i++) {
-    knob_begin(&k->knobs[i], middle[i]);
+    k->knobs[i] = (knob){.options[MIDDLE] = middle[i]};
     if (k->round == WAYS_ROUND) {
-      try_ways(&k->knobs[i]);
+      k->knobs[i].options[MIDDLE + 1] = (option){middle[i].rows, TD_GEMV_INTERLEAVED};
     } else {
       try_rows(&k->knobs[i]);
     }
@@ -170,12 +161,6 @@ static kind_trials *find_kind(td_cpu_tuner *t, const td_tuner_kind *kind,
   return k;
 }
 
-// The option for a turn, so that every option of one kind of calls is combined with every option of
-// the other.
-static int place_of(uint32_t turn, int knob_idx) {
-  return (int)((knob_idx == 0 ? turn : turn / PLACES) % PLACES);
-}
-
 td_trial td_cpu_tuner_next(td_cpu_tuner *t, const td_tuner_kind *kind,
                            const uint32_t first[TD_TUNER_KNOBS]) {
   td_trial trial = {0};
@@ -187,7 +172,9 @@ td_trial td_cpu_tuner_next(td_cpu_tuner *t, const td_tuner_kind *kind,
     trial.round = k->round;
     trial.counts = !is_settled(k);
     for (int i = 0; i < TD_TUNER_KNOBS; i++) {
-      int place = trial.counts ? place_of(k->n_begun, i) : MIDDLE;
+      // Every option of one kind of calls is combined with every option of the other.
+      const uint32_t turn = i == 0 ? k->n_begun : k->n_begun / PLACES;
+      int place = trial.counts ? (int)(turn % PLACES) : MIDDLE;
       if (k->knobs[i].options[place].rows == 0) place = MIDDLE;
       trial.place[i] = (uint8_t)place;
       trial.rows[i] = k->knobs[i].options[place].rows;

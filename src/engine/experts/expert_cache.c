@@ -186,14 +186,11 @@ static td_status sync_sites(td_engine *e, td_err *err) {
   return st;
 }
 
-static cache_site *site_of(td_expert_cache *cache, uint32_t slot) {
-  return &cache->sites[slot < cache->sites[SITE_PEER].first_slot ? SITE_HERE : SITE_PEER];
-}
-
 // Queues the expert's copies. False: they would be slow, since its memory is not registered yet.
 static bool begin_move(td_engine *e, const td_hot_move *move, bool may_be_slow) {
   td_expert_cache *cache = e->cache;
-  cache_site *site = site_of(cache, move->slot);
+  const bool is_here = move->slot < cache->sites[SITE_PEER].first_slot;
+  cache_site *site = &cache->sites[is_here ? SITE_HERE : SITE_PEER];
   td_slot_part parts[TD_SLOT_EXPERT_PARTS];
   td_slot_list_expert(parts, td_model_layer(e->model, move->layer_idx), move->expert);
   for (uint32_t i = 0; i < TD_COUNT(parts) && !may_be_slow; i++) {

@@ -55,11 +55,6 @@ static int by_address(const void *a, const void *b) {
   return (x->n_bytes < y->n_bytes) - (x->n_bytes > y->n_bytes);
 }
 
-static bool is_readable(const td_slot *slot, const char *begin, const char *end) {
-  const char *memory = slot->memory;
-  return memory && begin >= memory && end <= memory + slot->memory_bytes;
-}
-
 // Whether the part can be appended to copy, gap included. Decreases *gaps_left (bytes) if so.
 static bool joins(const td_slot *slot, const td_slot_copy *copy, const td_slot_part *part,
                   size_t *gaps_left) {
@@ -68,7 +63,8 @@ static bool joins(const td_slot *slot, const td_slot_copy *copy, const td_slot_p
   if (from <= end) return true;
   const size_t gap = (size_t)(from - end);
   if (gap > TD_SLOT_MAX_GAP || gap > *gaps_left) return false;
-  if (!is_readable(slot, begin, from + part->n_bytes)) return false;
+  const char *memory = slot->memory;
+  if (!memory || begin < memory || from + part->n_bytes > memory + slot->memory_bytes) return false;
   *gaps_left -= gap;
   return true;
 }

@@ -243,15 +243,11 @@ static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, u
   half->own = e->step.whole;
 }
 
-static bool is_halved(const td_engine *e, uint32_t n_tokens) {
-  const uint32_t least = e->opts.overlap_tokens;
-  return n_tokens >= (least ? least : TD_OVERLAP_TOKENS);
-}
-
 // Lays out the step by halves, and then the own tokens together.
 static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   td_rank *r = e->rank;
-  r->n_halves = is_halved(e, count_tokens(seqs, n_seqs)) ? TD_RANK_HALVES : 1;
+  const uint32_t least = e->opts.overlap_tokens ? e->opts.overlap_tokens : TD_OVERLAP_TOKENS;
+  r->n_halves = count_tokens(seqs, n_seqs) >= least ? TD_RANK_HALVES : 1;
   r->n_all = 0;
   count_wanted(r, seqs, n_seqs);
   order_rows(r, seqs, n_seqs);

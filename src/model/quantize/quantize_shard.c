@@ -37,12 +37,6 @@ typedef struct {
   td_err err; // of the first piece that failed
 } making;
 
-static bool add_piece(making *m, size_t item, uint64_t begin, uint64_t end) {
-  if (!TD_GROW(m->pieces, m->n_pieces, m->cap_pieces, 256)) return false;
-  m->pieces[m->n_pieces++] = (piece){.item = item, .begin = begin, .end = end};
-  return true;
-}
-
 static bool cut_item(making *m, size_t idx) {
   const td_quantize_item *item = &m->q->items[idx];
   uint64_t n = item->t->n_bytes, step = PIECE_BYTES;
@@ -54,7 +48,9 @@ static bool cut_item(making *m, size_t idx) {
     if (step == 0) step = block;
   }
   for (uint64_t at = 0; at < n; at += step) {
-    if (!add_piece(m, idx, at, at + step < n ? at + step : n)) return false;
+    if (!TD_GROW(m->pieces, m->n_pieces, m->cap_pieces, 256)) return false;
+    m->pieces[m->n_pieces++] = (piece){
+        .item = idx, .begin = at, .end = at + step < n ? at + step : n};
   }
   return true;
 }
