@@ -1,4 +1,4 @@
-// src/base/status.c - status texts, error messages, TD_CHECK's abort.
+// src/base/status.c - error messages, TD_CHECK's abort.
 #include "base/status.h"
 
 #include <ctype.h>
@@ -9,16 +9,6 @@
 #include <string.h>
 
 #include "base/log.h"
-
-const char *td_status_text(td_status status) {
-  switch (status) {
-#define X(name, code, text)                                                                        \
-  case TD_##name: return text;
-    TD_STATUS_MAP(X)
-#undef X
-  }
-  return "unknown status";
-}
 
 td_status td_fail(td_err *err, td_status code, const char *fmt, ...) {
   if (!err) return code;

@@ -5,24 +5,18 @@
 
 #include <stddef.h>
 
-// The list of codes and their texts.
-#define TD_STATUS_MAP(X)                                                                           \
-  X(OK, 0, "ok")                                                                                   \
-  X(EINVAL, -1, "invalid argument")                                                                \
-  X(ENOMEM, -2, "out of memory")                                                                   \
-  X(EIO, -3, "input/output error")                                                                 \
-  X(ENOENT, -4, "not found")                                                                       \
-  X(EFORMAT, -5, "malformed data")                                                                 \
-  X(EUNSUPPORTED, -6, "not supported")                                                             \
-  X(EAGAIN, -7, "try again")                                                                       \
-  X(ELIMIT, -8, "limit exceeded")                                                                  \
-  X(ECANCELED, -9, "canceled")                                                                     \
-  X(EINTERNAL, -10, "internal error")
-
 typedef enum {
-#define X(name, code, text) TD_##name = (code),
-  TD_STATUS_MAP(X)
-#undef X
+  TD_OK = 0,
+  TD_EINVAL = -1, // an argument
+  TD_ENOMEM = -2,
+  TD_EIO = -3,
+  TD_ENOENT = -4,
+  TD_EFORMAT = -5, // malformed data
+  TD_EUNSUPPORTED = -6,
+  TD_EAGAIN = -7,
+  TD_ELIMIT = -8, // exceeded
+  TD_ECANCELED = -9,
+  TD_EINTERNAL = -10
 } td_status;
 
 #define TD_ERR_BYTES 512
@@ -32,9 +26,6 @@ typedef struct {
   td_status code;
   char msg[TD_ERR_BYTES];
 } td_err;
-
-// A static text such as "invalid argument"; never NULL.
-const char *td_status_text(td_status status);
 
 // Fills err (may be NULL) and returns code, so that a failing function can `return td_fail(err,
 // TD_EFORMAT, "%s: ...", path);`. Long messages are truncated.

@@ -17,7 +17,7 @@
 
 static void check(td_status status, const td_err *err) {
   if (status == TD_OK) return;
-  fprintf(stderr, "%s: %s\n", td_status_text(status), err->msg);
+  fprintf(stderr, "%d: %s\n", (int)status, err->msg);
   exit(1);
 }
 
