@@ -93,7 +93,9 @@ size_t td_utf8_whole(const char *text, size_t len) {
   return len;
 }
 
-size_t td_utf8_bad_len(const char *text, size_t len) {
+// For text[0..len) that does not decode: bytes (1 to 3) to replace by one U+FFFD, i.e. the maximal
+// subpart of Unicode chapter 3. Python's errors="replace" does the same.
+static size_t bad_len(const char *text, size_t len) {
   const uint8_t *b = (const uint8_t *)text;
   size_t n = sequence_len(b[0]);
   if (n < 2 || len < 2 || !second_ok(b[0], b[1])) return 1;
@@ -111,7 +113,7 @@ void td_utf8_add_replaced(td_buf *out, const char *text, size_t len) {
     len -= n;
     if (!len) return;
     td_buf_str(out, "\xEF\xBF\xBD");
-    n = td_utf8_bad_len(text, len);
+    n = bad_len(text, len);
     text += n;
     len -= n;
   }

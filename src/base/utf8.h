@@ -16,8 +16,5 @@ bool td_utf8_valid(const char *text, size_t len);
 // Length of text without an incomplete sequence at its end; len if there is none. For holding back
 // split characters.
 size_t td_utf8_whole(const char *text, size_t len);
-// For text[0..len) that does not decode: bytes (1 to 3) to replace by one U+FFFD, i.e. the maximal
-// subpart of Unicode chapter 3. Python's errors="replace" does the same.
-size_t td_utf8_bad_len(const char *text, size_t len);
 // Appends text with each invalid part replaced by U+FFFD.
 void td_utf8_add_replaced(td_buf *out, const char *text, size_t len);

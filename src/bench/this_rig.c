@@ -180,7 +180,11 @@ static double drive_gbps(const td_model *model) {
   return gbps;
 }
 
-td_status td_rig_measure(td_rig *out, const td_model *model, unsigned n_threads, td_err *err) {
+// The CPU alone: what it reads, of its own and of other NUMA nodes' memory, and what it computes
+// with experts like the model's, each with as many tokens as in a usual step of a prompt; and what
+// the drive with the model's files reads, if they are larger than memory.
+// n_threads: 0 is one a CPU. Takes seconds. TD_ENOMEM.
+static td_status measure(td_rig *out, const td_model *model, unsigned n_threads, td_err *err) {
   const td_machine machine = td_machine_get();
   td_read_speed reads = {0};
   experts e = {0};
@@ -212,6 +216,6 @@ td_status td_rig_open(td_rig *out, const char *machine, const td_model *model, u
   const size_t n = sizeof this - 1;
   if (strncmp(machine, this, n) || (machine[n] && machine[n] != '+'))
     return td_rig_read(out, machine, err);
-  td_status st = td_rig_measure(out, model, n_threads, err);
+  td_status st = measure(out, model, n_threads, err);
   return st == TD_OK ? td_rig_use_cards(out, machine[n] ? machine + n : NULL, err) : st;
 }

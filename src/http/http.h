@@ -134,5 +134,3 @@ void td_http_sse_data(td_http_exchange *x, const char *data, size_t len); // one
 void td_http_sse_end(td_http_exchange *x);
 // Closes the connection before the response is complete. on_gone is called later.
 void td_http_abort(td_http_exchange *x);
-
-const char *td_http_status_text(int status);

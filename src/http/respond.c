@@ -14,7 +14,7 @@ typedef struct {
   char bytes[];
 } write_job;
 
-const char *td_http_status_text(int status) {
+static const char *status_text(int status) {
   switch (status) {
   case 200: return "OK";
   case 400: return "Bad Request";
@@ -89,7 +89,7 @@ static void add_date(td_buf *out) {
 // Writes status line and headers, up to the blank line. content_length < 0: a response in pieces.
 static void make_head(td_http_conn *conn, td_buf *out, int status, const char *content_type,
                       int64_t content_length) {
-  td_buf_printf(out, "HTTP/1.1 %d %s\r\n", status, td_http_status_text(status));
+  td_buf_printf(out, "HTTP/1.1 %d %s\r\n", status, status_text(status));
   add_date(out);
   if (content_type) td_buf_printf(out, "Content-Type: %s\r\n", content_type);
   if (content_length >= 0) {

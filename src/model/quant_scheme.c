@@ -122,7 +122,8 @@ const td_quant_scheme *td_quant_find(const td_quant *quant, const char *module) 
   return NULL;
 }
 
-const cJSON *td_quant_config_of(const cJSON *root) {
+// quantization_config of config.json, or of its text_config; NULL: absent.
+static const cJSON *config_of(const cJSON *root) {
   const cJSON *config = td_json_get(root, "quantization_config");
   const cJSON *text = td_json_get(root, "text_config");
   return config || !cJSON_IsObject(text) ? config : td_json_get(text, "quantization_config");
@@ -134,7 +135,7 @@ td_status td_quant_open(td_quant **out, const cJSON *root, const char *file, td_
   td_config_reader r = {.root = root, .file = file, .err = err ? err : &local};
   td_quant *quant = calloc(1, sizeof *quant);
   if (!quant) return td_fail(err, TD_ENOMEM, "%s: out of memory", file);
-  const cJSON *config = td_quant_config_of(root);
+  const cJSON *config = config_of(root);
   td_status st = config ? td_quant_read(quant, &r, config) : TD_OK;
   if (st == TD_OK) {
     *out = quant;
@@ -179,7 +180,7 @@ td_status td_quant_open_dir(td_quant **out, const char *dir, td_err *err) {
   td_status st = read_root(&root, &path, dir, "config.json", err);
   if (st == TD_OK && !root) st = td_fail(err, TD_ENOENT, "%s: no such file", path);
   if (st == TD_OK) st = td_quant_open(out, root, path, err);
-  if (st == TD_OK && !td_quant_config_of(root)) {
+  if (st == TD_OK && !config_of(root)) {
     st = open_modelopt(out, dir, err);
     if (st != TD_OK) {
       td_quant_close(*out);

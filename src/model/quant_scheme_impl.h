@@ -25,9 +25,6 @@ td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const
 td_status td_quant_add_scheme(td_quant *quant, const td_config_reader *r, const char *text,
                               const td_quant_scheme *scheme);
 
-// quantization_config of config.json, or of its text_config; NULL: absent.
-const cJSON *td_quant_config_of(const cJSON *root);
-
 // Reads quantization_config into a zeroed quant.
 td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON *config);
 

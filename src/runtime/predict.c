@@ -128,7 +128,8 @@ td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
   return plan;
 }
 
-td_card_plan td_card_plan_for_long(const td_card_plan *plan) {
+// Of a card alone, for a prompt that has its dense weights' memory.
+static td_card_plan plan_for_long(const td_card_plan *plan) {
   td_card_plan long_plan = *plan;
   long_plan.memory.stream_bytes = plan->long_steps.stream_bytes;
   long_plan.memory.prefill_chunk = plan->long_steps.prefill_chunk;
@@ -390,7 +391,7 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
   td_card_plan long_plan;
   if (plan && rig->n_gpus == 1 &&
       td_long_steps_pay(&plan->long_steps, c, stream_from(load, rig), n_tokens)) {
-    long_plan = td_card_plan_for_long(plan);
+    long_plan = plan_for_long(plan);
     plan = &long_plan;
     const double once_s = (double)plan->long_steps.work.resident_bytes / rig->gpu.link_gbps * 1e-9;
     out.seconds = out.busy_s[TD_LIMIT_LINK] = once_s;

@@ -49,8 +49,6 @@ typedef struct {
 // Of the rig's first card. cache: of experts that decode used last, as --expert-cache has it.
 td_card_plan td_card_plan_of(const td_plan_load *load, const td_rig *rig,
                              const td_expert_cache_size *cache);
-// Of a card alone, for a prompt that has its dense weights' memory.
-td_card_plan td_card_plan_for_long(const td_card_plan *plan);
 
 // What a step may have to wait for.
 #define TD_LIMITS(X)                                                                               \

@@ -60,7 +60,8 @@ static td_call_outcome read_name(td_call_reading *x) {
   return WAIT;
 }
 
-void td_tagged_call_end(td_call_reading *x) {
+// What was read is all of the arguments.
+static void end_arguments(td_call_reading *x) {
   td_buf_str(&x->call->arguments, x->call->arguments.len ? "}" : "{}");
   x->r->has_arguments = true;
   x->r->begin = x->r->at;
@@ -79,7 +80,7 @@ static td_call_outcome read_next(td_call_reading *x) {
   const td_call_tags *t = x->form->tags;
   if (!td_call_skip_space(x)) {
     if (!x->is_ended || !r->object.has_member) return WAIT;
-    td_tagged_call_end(x);
+    end_arguments(x);
     return GO;
   }
   const bool may_sep = t->after_name && !r->object.has_member;
@@ -100,7 +101,7 @@ static td_call_outcome read_next(td_call_reading *x) {
     return td_call_go(x, STEP_TAG_KEY);
   }
   if (!is_named(x)) return NONE;
-  td_tagged_call_end(x);
+  end_arguments(x);
   return GO;
 }
 

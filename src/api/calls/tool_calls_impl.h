@@ -101,5 +101,3 @@ void td_call_strip(const char **text, size_t *len);
 
 // tagged_calls.c: the steps STEP_TAG_*.
 td_call_outcome td_tagged_call_step(td_call_reading *x);
-// What was read is all of the arguments.
-void td_tagged_call_end(td_call_reading *x);

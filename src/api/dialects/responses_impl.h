@@ -27,10 +27,6 @@ void td_responses_add_input(td_buf *out, const char *arguments, size_t len);
 void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
                              const td_tool_call *call);
 
-// The items of a stored response's request, each with an id; the caller deletes them. NULL: the
-// owner has no such response.
-cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *id);
-
 // responses_references.c: items of stored responses that the input refers to. Zeroed: none yet.
 typedef struct td_referenced td_referenced;
 typedef struct {

@@ -63,7 +63,9 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
   td_jw_end_object(&w);
 }
 
-cJSON *td_responses_input(td_response_store *store, uint64_t owner, const char *id) {
+// The items of a stored response's request, each with an id; the caller deletes them. NULL: the
+// owner has no such response.
+static cJSON *read_input(td_response_store *store, uint64_t owner, const char *id) {
   td_buf json = TD_BUF_INIT;
   cJSON *items = NULL;
   td_err ignored;
@@ -88,7 +90,7 @@ static td_status get_input(td_buf *out, td_response_store *store, uint64_t owner
                            const char *query, td_api_error *error) {
   page p = {.after = TD_BUF_INIT};
   td_status st = read_page(&p, query, error);
-  cJSON *items = st == TD_OK ? td_responses_input(store, owner, id) : NULL;
+  cJSON *items = st == TD_OK ? read_input(store, owner, id) : NULL;
   if (items) write_list(out, items, &p);
   if (st == TD_OK && !items) st = fail_missing(error, id);
   cJSON_Delete(items);

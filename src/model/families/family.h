@@ -53,9 +53,6 @@ struct td_wrapper {
   const char *others[8];       // what names of the other parts' tensors begin with; ends with NULL
 };
 
-// The wrapper with this model_type, or NULL.
-const td_wrapper *td_wrapper_find(const char *model_type);
-
 #define TD_FAMILY(name) extern const td_family td_family_##name;
 #include "model/families/families.inc"
 #undef TD_FAMILY
