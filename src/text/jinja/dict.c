@@ -72,9 +72,8 @@ static bool entry_is(jj *j, const jj_entry *e, jj_value key, uint64_t hash) {
 
 static jj_entry *find(jj *j, const jj_dict *dict, jj_value key, uint64_t hash) {
   if (!dict->index) {
-    for (size_t i = 0; i < dict->n; i++) {
+    for (size_t i = 0; i < dict->n; i++)
       if (entry_is(j, &dict->entries[i], key, hash)) return &dict->entries[i];
-    }
     return NULL;
   }
   for (size_t at = hash & (dict->index_cap - 1); dict->index[at];

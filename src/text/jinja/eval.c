@@ -134,9 +134,8 @@ jj_args jj_eval_args(jj *j, jj_env *env, const jj_node *node, const jj_value *ca
   if (caller) kw[args.n_kw++] = (jj_kwarg){.name = jj_lit(j, "caller"), .value = *caller};
   if (node->dyn_kwargs) {
     jj_value mapping = jj_eval(j, env, node->dyn_kwargs);
-    if (mapping.type != JJ_DICT) {
+    if (mapping.type != JJ_DICT)
       jj_raise(j, TD_EFORMAT, "argument after ** must be a mapping, not %s", jj_type_name(mapping));
-    }
     jj_kwarg *all = jj_alloc_n(j, args.n_kw + mapping.dict->n, sizeof *all);
     if (args.n_kw) memcpy(all, kw, args.n_kw * sizeof *all);
     kw = all;

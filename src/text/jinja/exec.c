@@ -45,23 +45,19 @@ void jj_env_enter(jj *j, const jj_scope *scope, jj_env *env) {
 
 static void set_attribute(jj *j, jj_env *env, const jj_node *target, jj_value v) {
   jj_value object = *jj_slot_of(env, target->ref);
-  if (object.type != JJ_NAMESPACE) {
+  if (object.type != JJ_NAMESPACE)
     jj_raise(j, TD_EFORMAT, "cannot assign attribute on non-namespace object");
-  }
-  if (target->attr->p[0] == '_') {
+  if (target->attr->p[0] == '_')
     jj_raise(j, TD_EFORMAT, "namespace attributes cannot begin with an underscore");
-  }
   jj_dict_set(j, object.dict, JJ_OF_STR(target->attr), v);
 }
 
 static void unpack(jj *j, jj_env *env, const jj_nodes *targets, jj_value v) {
-  if (!jj_iterable(v)) {
+  if (!jj_iterable(v))
     jj_raise(j, TD_EFORMAT, "cannot unpack non-iterable %s object", jj_type_name(v));
-  }
   jj_list *items = jj_to_list(j, v);
-  if (items->n > targets->n) {
+  if (items->n > targets->n)
     jj_raise(j, TD_EFORMAT, "too many values to unpack (expected %zu)", targets->n);
-  }
   if (items->n < targets->n) {
     jj_raise(j, TD_EFORMAT, "not enough values to unpack (expected %zu, got %zu)", targets->n,
              items->n);
@@ -71,13 +67,12 @@ static void unpack(jj *j, jj_env *env, const jj_nodes *targets, jj_value v) {
 }
 
 void jj_assign(jj *j, jj_env *env, const jj_node *target, jj_value v) {
-  if (target->kind == NODE_NAME) {
+  if (target->kind == NODE_NAME)
     *jj_slot_of(env, target->ref) = v;
-  } else if (target->kind == NODE_NSREF) {
+  else if (target->kind == NODE_NSREF)
     set_attribute(j, env, target, v);
-  } else {
+  else
     unpack(j, env, &target->list, v);
-  }
 }
 
 // ---- output ----
@@ -86,9 +81,8 @@ static void exec_output(jj *j, jj_env *env, const jj_node *node) {
   for (size_t i = 0; i < node->list.n; i++) {
     jj_value v = jj_eval(j, env, node->list.items[i]);
     jj_add_value(j->out, v);
-    if (j->out->store->used > j->max_output) {
+    if (j->out->store->used > j->max_output)
       jj_raise(j, TD_ELIMIT, "the output has more than %zu bytes", j->max_output);
-    }
   }
 }
 
@@ -244,22 +238,19 @@ static _Noreturn void raise_macro(jj *j, const jj_node *node, const char *what) 
 static void bind_rest(jj *j, const jj_node *node, jj_env *env, const jj_args *args,
                       const bool *taken) {
   jj_dict *kwargs = jj_dict_new(j);
-  for (size_t i = 0; i < args->n_kw; i++) {
+  for (size_t i = 0; i < args->n_kw; i++)
     if (!taken[i]) jj_dict_set(j, kwargs, JJ_OF_STR(args->kw[i].name), args->kw[i].value);
-  }
-  if (node->macro.kwargs_slot >= 0) {
+  if (node->macro.kwargs_slot >= 0)
     env->slots[node->macro.kwargs_slot] = JJ_OF_DICT(kwargs);
-  } else if (kwargs->n) {
+  else if (kwargs->n)
     raise_macro(j, node, "takes no keyword argument of that name");
-  }
   jj_list *varargs = jj_list_new(j, 0);
   for (size_t i = node->list.n; i < args->n_pos; i++)
     jj_push(j, varargs, args->pos[i]);
-  if (node->macro.varargs_slot >= 0) {
+  if (node->macro.varargs_slot >= 0)
     env->slots[node->macro.varargs_slot] = JJ_OF_TUPLE(varargs);
-  } else if (varargs->n) {
+  else if (varargs->n)
     raise_macro(j, node, "takes fewer arguments");
-  }
 }
 
 static void bind_params(jj *j, const jj_node *node, jj_env *env, const jj_args *args) {
@@ -320,9 +311,8 @@ static jj_value make_macro(jj *j, const jj_node *node, jj_env *env) {
 
 // The result of a call or filter block is appended unconverted, so it must be text.
 static void add_joined(jj *j, jj_value v) {
-  if (v.type != JJ_STR) {
+  if (v.type != JJ_STR)
     jj_raise(j, TD_EFORMAT, "sequence item 0: expected str instance, %s found", jj_type_name(v));
-  }
   jj_add_str(j->out, v.s);
 }
 

@@ -29,15 +29,12 @@ static jj_node *constant(jj_parser *p, uint32_t line, jj_value v) {
 
 static jj_node *parse_name(jj_parser *p, bool namespaces) {
   const jj_token *t = jj_advance(p);
-  if (jj_str_is(t->text, "true") || jj_str_is(t->text, "True")) {
+  if (jj_str_is(t->text, "true") || jj_str_is(t->text, "True"))
     return constant(p, t->line, JJ_OF_BOOL(true));
-  }
-  if (jj_str_is(t->text, "false") || jj_str_is(t->text, "False")) {
+  if (jj_str_is(t->text, "false") || jj_str_is(t->text, "False"))
     return constant(p, t->line, JJ_OF_BOOL(false));
-  }
-  if (jj_str_is(t->text, "none") || jj_str_is(t->text, "None")) {
+  if (jj_str_is(t->text, "none") || jj_str_is(t->text, "None"))
     return constant(p, t->line, JJ_NONE_VALUE);
-  }
   bool dotted = namespaces && jj_skip_op(p, ".");
   jj_node *node = jj_node_new(p, dotted ? NODE_NSREF : NODE_NAME, t->line);
   node->name = t->text;
@@ -155,11 +152,9 @@ static jj_node *parse_item(jj_parser *p, jj_node *object) {
   }
   jj_expect_op(p, "]");
   jj_node *key = keys->list.n == 1 ? keys->list.items[0] : keys;
-  for (size_t i = 0; keys->list.n > 1 && i < keys->list.n; i++) {
-    if (keys->list.items[i]->kind == NODE_SLICE) {
+  for (size_t i = 0; keys->list.n > 1 && i < keys->list.n; i++)
+    if (keys->list.items[i]->kind == NODE_SLICE)
       jj_raise(p->j, TD_EFORMAT, "a slice cannot stand among several subscripts");
-    }
-  }
   jj_node *node = two(p, NODE_GETITEM, 0, object, key);
   node->line = line;
   return node;
@@ -168,13 +163,11 @@ static jj_node *parse_item(jj_parser *p, jj_node *object) {
 static jj_node *parse_attribute(jj_parser *p, jj_node *object) {
   uint32_t line = jj_advance(p)->line;
   const jj_token *t = p->t;
-  if (t->kind != TOK_NAME && t->kind != TOK_INTEGER) {
+  if (t->kind != TOK_NAME && t->kind != TOK_INTEGER)
     jj_raise(p->j, TD_EFORMAT, "expected name or number");
-  }
   jj_advance(p);
-  if (t->kind == TOK_INTEGER) {
+  if (t->kind == TOK_INTEGER)
     return two(p, NODE_GETITEM, 0, object, constant(p, t->line, t->value));
-  }
   jj_node *node = jj_node_new(p, NODE_GETATTR, line);
   node->a = object;
   node->name = t->text;
@@ -186,11 +179,9 @@ static void parse_keyword(jj_parser *p, jj_node *call) {
   keyword->name = jj_advance(p)->text;
   jj_advance(p);
   keyword->a = jj_parse_expr(p);
-  for (size_t i = 0; i < call->kwargs.n; i++) {
-    if (jj_str_eq(call->kwargs.items[i]->name, keyword->name)) {
+  for (size_t i = 0; i < call->kwargs.n; i++)
+    if (jj_str_eq(call->kwargs.items[i]->name, keyword->name))
       jj_raise(p->j, TD_EFORMAT, "keyword argument repeated");
-    }
-  }
   jj_nodes_push(p, &call->kwargs, keyword);
 }
 
@@ -233,17 +224,15 @@ static jj_node *parse_call(jj_parser *p, jj_node *callee) {
 }
 
 static jj_node *parse_postfix(jj_parser *p, jj_node *node) {
-  for (;;) {
-    if (jj_at_op(p, ".")) {
+  for (;;)
+    if (jj_at_op(p, "."))
       node = parse_attribute(p, node);
-    } else if (jj_at_op(p, "[")) {
+    else if (jj_at_op(p, "["))
       node = parse_item(p, node);
-    } else if (jj_at_op(p, "(")) {
+    else if (jj_at_op(p, "("))
       node = parse_call(p, node);
-    } else {
+    else
       return node;
-    }
-  }
 }
 
 // ---- filters and tests ----
@@ -292,9 +281,7 @@ static jj_node *parse_test(jj_parser *p, jj_node *subject) {
   if (jj_at_op(p, "(")) {
     parse_arguments(p, test);
   } else if (at_bare_argument(p)) {
-    if (jj_at_word(p, "is")) {
-      jj_raise(p->j, TD_EFORMAT, "You cannot chain multiple tests with is");
-    }
+    if (jj_at_word(p, "is")) jj_raise(p->j, TD_EFORMAT, "You cannot chain multiple tests with is");
     jj_nodes_push(p, &test->list, parse_postfix(p, parse_primary(p, false)));
   }
   if (!negated) return test;
@@ -304,17 +291,15 @@ static jj_node *parse_test(jj_parser *p, jj_node *subject) {
 }
 
 static jj_node *parse_filters_and_tests(jj_parser *p, jj_node *node) {
-  for (;;) {
-    if (jj_at_op(p, "|")) {
+  for (;;)
+    if (jj_at_op(p, "|"))
       node = jj_parse_filters(p, node, false);
-    } else if (jj_at_word(p, "is")) {
+    else if (jj_at_word(p, "is"))
       node = parse_test(p, node);
-    } else if (jj_at_op(p, "(")) {
+    else if (jj_at_op(p, "("))
       node = parse_call(p, node);
-    } else {
+    else
       return node;
-    }
-  }
 }
 
 // ---- operators, tightest first ----

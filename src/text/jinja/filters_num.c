@@ -11,9 +11,8 @@ JJ_NATIVE(filter_abs) {
   JJ_UNUSED;
   int64_t i;
   if (self.type == JJ_FLOAT) return JJ_OF_FLOAT(fabs(self.f));
-  if (!jj_as_int(self, &i)) {
+  if (!jj_as_int(self, &i))
     jj_raise(j, TD_EFORMAT, "bad operand type for abs(): '%s'", jj_type_name(self));
-  }
   return i < 0 ? jj_negate(j, JJ_OF_INT(i), OP_SUB) : JJ_OF_INT(i);
 }
 
@@ -82,12 +81,10 @@ JJ_NATIVE(filter_round) {
   const jj_str *method = jj_given(a[1]) ? jj_to_str(j, a[1]) : jj_lit(j, "common");
   int64_t i, precision = jj_arg_int(j, a[0], 0);
   bool ceiling = jj_str_is(method, "ceil"), flooring = jj_str_is(method, "floor");
-  if (!ceiling && !flooring && !jj_str_is(method, "common")) {
+  if (!ceiling && !flooring && !jj_str_is(method, "common"))
     jj_raise(j, TD_EFORMAT, "method must be common, ceil or floor");
-  }
-  if (!jj_is_number(self)) {
+  if (!jj_is_number(self))
     jj_raise(j, TD_EFORMAT, "type %s doesn't define __round__ method", jj_type_name(self));
-  }
   if (!ceiling && !flooring) {
     if (jj_as_int(self, &i)) return round_int(j, i, precision);
     if (self.type == JJ_BIG && precision >= 0) return self;

@@ -81,9 +81,8 @@ JJ_NATIVE(filter_dictsort) {
   const jj_dict *dict = need_dict(j, self);
   const jj_str *by = jj_given(a[1]) ? jj_to_str(j, a[1]) : jj_lit(j, "key");
   bool by_value = jj_str_is(by, "value");
-  if (!by_value && !jj_str_is(by, "key")) {
+  if (!by_value && !jj_str_is(by, "key"))
     jj_raise(j, TD_EFORMAT, "You can only sort by either \"key\" or \"value\"");
-  }
   jj_list *items = jj_list_new(j, dict->n);
   jj_value *keys = jj_alloc_n(j, dict->n, sizeof *keys);
   for (size_t i = 0; i < dict->n; i++) {
@@ -117,9 +116,8 @@ static jj_list *reversed(jj *j, jj_value v) {
 
 JJ_NATIVE(filter_last) {
   JJ_UNUSED;
-  if (!jj_has_len(self)) {
+  if (!jj_has_len(self))
     jj_raise(j, TD_EFORMAT, "'%s' object is not reversible", jj_type_name(self));
-  }
   if (jj_len(j, self) == 0) return jj_undefined(j, "No last item, sequence was empty.");
   if (self.type == JJ_LIST || self.type == JJ_TUPLE) return self.list->items[self.list->n - 1];
   return reversed(j, self)->items[0];
@@ -127,9 +125,7 @@ JJ_NATIVE(filter_last) {
 
 JJ_NATIVE(filter_reverse) {
   JJ_UNUSED;
-  if (self.type == JJ_STR) {
-    return jj_slice(j, self, JJ_NO_VALUE, JJ_NO_VALUE, JJ_OF_INT(-1));
-  }
+  if (self.type == JJ_STR) return jj_slice(j, self, JJ_NO_VALUE, JJ_NO_VALUE, JJ_OF_INT(-1));
   if (!jj_iterable(self)) jj_raise(j, TD_EFORMAT, "argument must be iterable");
   jj_list *list = reversed(j, self);
   return self.type == JJ_ITER ? JJ_OF_LIST(list) : jj_generator(j, list);
@@ -156,9 +152,8 @@ JJ_NATIVE_OF(filter_max, extreme(j, self, a, OP_GT))
 JJ_NATIVE(filter_sum) {
   JJ_UNUSED;
   jj_value total = jj_given(a[1]) ? a[1] : JJ_OF_INT(0);
-  if (total.type == JJ_STR) {
+  if (total.type == JJ_STR)
     jj_raise(j, TD_EFORMAT, "sum() can't sum strings [use ''.join(seq) instead]");
-  }
   jj_iter *it = jj_iterate(j, self);
   jj_value v;
   while (jj_next(j, it, &v))
@@ -233,9 +228,8 @@ static jj_args behind(const jj_args *args, size_t n) {
 }
 
 static const jj_kwarg *keyword(const jj_args *args, const char *name) {
-  for (size_t i = 0; i < args->n_kw; i++) {
+  for (size_t i = 0; i < args->n_kw; i++)
     if (jj_str_is(args->kw[i].name, name)) return &args->kw[i];
-  }
   return NULL;
 }
 
@@ -246,9 +240,8 @@ static void unknown(jj *j, const char *kind, jj_value name) {
 
 static jj_value map_attribute(jj *j, jj_iter *it, const jj_args *args) {
   const jj_kwarg *fallback = keyword(args, "default");
-  if (args->n_kw > 1u + (fallback != NULL)) {
+  if (args->n_kw > 1u + (fallback != NULL))
     jj_raise(j, TD_EFORMAT, "Unexpected keyword argument in map");
-  }
   bool given = fallback && jj_given_value(fallback->value);
   jj_list *out = jj_list_new(j, 8);
   jj_value v;
@@ -280,9 +273,7 @@ JJ_NATIVE(filter_map) {
 static jj_value choose(jj *j, jj_value self, const jj_args *raw, bool by_attribute, bool wanted) {
   jj_list *out = jj_list_new(j, 8);
   if (!jj_truth(self)) return jj_generator(j, out);
-  if (by_attribute && !raw->n_pos) {
-    jj_raise(j, TD_EFORMAT, "Missing parameter for attribute name");
-  }
+  if (by_attribute && !raw->n_pos) jj_raise(j, TD_EFORMAT, "Missing parameter for attribute name");
   jj_value path = by_attribute ? raw->pos[0] : JJ_NO_VALUE;
   jj_args rest = behind(raw, by_attribute);
   const jj_native *test = NULL;

@@ -92,9 +92,8 @@ JJ_NATIVE(filter_format) {
 
 static const jj_str *json_separator(jj *j, jj_value pair, size_t which) {
   jj_list *two = jj_to_list(j, pair);
-  if (two->n != 2 || two->items[which].type != JJ_STR) {
+  if (two->n != 2 || two->items[which].type != JJ_STR)
     jj_raise(j, TD_EFORMAT, "separators must be two strings");
-  }
   return two->items[which].s;
 }
 

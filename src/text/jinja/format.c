@@ -50,9 +50,8 @@ static void read_size(jj *j, const jj_str *s, size_t *at, spec *out) {
 
 static void add_text(jj_builder *out, const spec *s, const jj_str *text, char usual) {
   jj *j = out->j;
-  if (s->precision >= 0 && (size_t)s->precision < text->n_chars) {
+  if (s->precision >= 0 && (size_t)s->precision < text->n_chars)
     text = jj_sub(j, text, 0, jj_char_to_byte(j, text, (size_t)s->precision));
-  }
   jj_add_str(out, jj_pad(j, text, s->width, jj_lit(j, " "), s->align ? s->align : usual));
 }
 
@@ -81,9 +80,8 @@ static void add_float(jj_builder *out, const spec *s, double f) {
   char text[512 + MAX_PRECISION];
   const bool negative = signbit(f) && !isnan(f);
   const double magnitude = fabs(f);
-  if (!s->type && s->precision >= 0) {
+  if (!s->type && s->precision >= 0)
     jj_raise(out->j, TD_EFORMAT, "a precision needs the format code f");
-  }
   const size_t n = s->type ? (size_t)snprintf(text, sizeof text, "%.*f",
                                               s->precision < 0 ? 6 : s->precision, magnitude)
                            : jj_float_repr(magnitude, text);
@@ -119,16 +117,14 @@ static void percent_value(jj_builder *out, const spec *s, jj_value v) {
   case 'f': break;
   default: unknown_type(j, s->type);
   }
-  if (!jj_is_number(v)) {
+  if (!jj_is_number(v))
     jj_raise(j, TD_EFORMAT, "%%%c: a number is required, not %s", s->type, jj_type_name(v));
-  }
   if (s->type == 'f') {
     add_float(out, s, jj_as_double(j, v));
     return;
   }
-  if (v.type == JJ_FLOAT && !jj_float_to_int(j, v.f, &v)) {
+  if (v.type == JJ_FLOAT && !jj_float_to_int(j, v.f, &v))
     jj_raise(j, TD_EFORMAT, "cannot convert float NaN to integer");
-  }
   add_int(out, s, v);
 }
 
@@ -158,9 +154,8 @@ const jj_str *jj_percent(jj *j, const jj_str *fmt, jj_value args) {
   // Python takes what has a [] for arguments by name, all of which need not be used.
   const bool by_name = args.type == JJ_DICT || args.type == JJ_LIST || args.type == JJ_RANGE ||
                        args.type == JJ_UNDEF;
-  if (used < n_items && !by_name) {
+  if (used < n_items && !by_name)
     jj_raise(j, TD_EFORMAT, "not all arguments converted during string formatting");
-  }
   return jj_built(&out);
 }
 
@@ -178,9 +173,8 @@ static spec parse_spec(jj *j, const jj_str *s) {
   if (s->len && strchr("<>^", s->p[0])) out.align = s->p[at++];
   read_size(j, s, &at, &out);
   if (at < s->len) out.type = s->p[at++];
-  if (at < s->len || (out.align && out.zeros)) {
+  if (at < s->len || (out.align && out.zeros))
     jj_raise(j, TD_EFORMAT, "format specification '%.*s' is not supported", jj_clip(s), s->p);
-  }
   return out;
 }
 
@@ -205,9 +199,8 @@ static void format_value(jj_builder *out, jj_value v, const jj_str *spec_text) {
 }
 
 static jj_value named_arg(jj *j, const jj_args *args, const jj_str *name) {
-  for (size_t i = 0; i < args->n_kw; i++) {
+  for (size_t i = 0; i < args->n_kw; i++)
     if (jj_str_eq(args->kw[i].name, name)) return args->kw[i].value;
-  }
   jj_raise(j, TD_EFORMAT, "KeyError: '%.*s'", jj_clip(name), name->p);
 }
 
@@ -217,14 +210,12 @@ static jj_value field_value(jj *j, fields *f, const jj_str *name) {
   const int number = number_at(j, name, &n_digits);
   if (n_digits < name->len) return named_arg(j, f->args, name);
   const bool manual = name->len > 0;
-  if (manual ? f->next > 0 : f->manual) {
+  if (manual ? f->next > 0 : f->manual)
     jj_raise(j, TD_EFORMAT, "cannot switch between manual and automatic field numbering");
-  }
   f->manual = manual;
   const int idx = manual ? number : f->next++;
-  if ((size_t)idx >= f->args->n_pos) {
+  if ((size_t)idx >= f->args->n_pos)
     jj_raise(j, TD_EFORMAT, "Replacement index out of range for positional args tuple");
-  }
   return f->args->pos[idx];
 }
 

@@ -30,9 +30,8 @@ JJ_NATIVE(global_range) {
 // dict(mapping or pairs, **more); shared by dict() and namespace().
 static jj_dict *build_dict(jj *j, const char *name, const jj_args *raw) {
   jj_dict *dict = jj_dict_new(j);
-  if (raw->n_pos > 1) {
+  if (raw->n_pos > 1)
     jj_raise(j, TD_EFORMAT, "%s expected at most 1 argument, got %zu", name, raw->n_pos);
-  }
   if (raw->n_pos && raw->pos[0].type == JJ_DICT) {
     const jj_dict *from = raw->pos[0].dict;
     for (size_t i = 0; i < from->n; i++)
@@ -61,9 +60,8 @@ JJ_NATIVE(global_namespace) {
   jj_dict *dict = build_dict(j, "namespace", raw);
   for (size_t i = 0; i < dict->n; i++) {
     jj_value name = dict->entries[i].key;
-    if (name.type == JJ_STR && name.s->len && name.s->p[0] == '_') {
+    if (name.type == JJ_STR && name.s->len && name.s->p[0] == '_')
       jj_raise(j, TD_EFORMAT, "namespace attributes cannot begin with an underscore");
-    }
   }
   return (jj_value){.type = JJ_NAMESPACE, .dict = dict};
 }
@@ -83,13 +81,12 @@ static const jj_str *expand_python_codes(jj *j, const jj_str *format, int64_t mi
   jj_build(&b, j);
   for (size_t i = 0; i < format->len; i++) {
     char code = format->p[i] == '%' && i + 1 < format->len ? format->p[i + 1] : 0;
-    if (code == 'f') {
+    if (code == 'f')
       jj_addf(&b, "%06d", (int)micros);
-    } else if (code && code != 'z' && code != 'Z') {
+    else if (code && code != 'z' && code != 'Z')
       jj_add_range(&b, format, i, i + 2);
-    } else if (!code) {
+    else if (!code)
       jj_add_range(&b, format, i, i + 1);
-    }
     i += code != 0;
   }
   return jj_built(&b);

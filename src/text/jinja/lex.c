@@ -76,9 +76,8 @@ static void add_data(lexer *x, size_t begin, size_t end) {
 static size_t rstrip(const lexer *x, size_t begin, size_t end) {
   const jj_str text = {.p = x->src->p + begin, .len = end - begin};
   size_t keep = 0, next;
-  for (size_t i = 0; i < text.len; i = next) {
+  for (size_t i = 0; i < text.len; i = next)
     if (!td_pychar_is_space(jj_decode(&text, i, &next))) keep = next;
-  }
   return begin + keep;
 }
 
@@ -228,9 +227,8 @@ static uint32_t escape_number(lexer *x, const jj_str *s, size_t *at, size_t max,
     c = c * (uint32_t)base + (uint32_t)(d <= '9' ? d - '0' : (d | 0x20) - 'a' + 10);
   }
   bool truncated = base == 16 && n < max;
-  if (truncated || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) {
+  if (truncated || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF))
     jj_raise(x->j, TD_EFORMAT, "malformed escape sequence in a string");
-  }
   return c;
 }
 
@@ -295,9 +293,7 @@ static void balance(lexer *x, char op) {
   } else if (op == ')' || op == ']' || op == '}') {
     if (!x->n_open) jj_raise(x->j, TD_EFORMAT, "unexpected '%c'", op);
     char expected = x->open[--x->n_open];
-    if (expected != op) {
-      jj_raise(x->j, TD_EFORMAT, "unexpected '%c', expected '%c'", op, expected);
-    }
+    if (expected != op) jj_raise(x->j, TD_EFORMAT, "unexpected '%c', expected '%c'", op, expected);
   }
 }
 

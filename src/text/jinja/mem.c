@@ -26,11 +26,10 @@ void jj_raise(jj *j, td_status code, const char *fmt, ...) {
   va_start(args, fmt);
   vsnprintf(msg, sizeof msg, fmt, args);
   va_end(args);
-  if (j->line) {
+  if (j->line)
     td_fail(j->err, code, "line %u: %s", j->line, msg);
-  } else {
+  else
     td_fail(j->err, code, "%s", msg);
-  }
   j->status = code;
   longjmp(j->on_error, 1);
 }
@@ -47,9 +46,7 @@ static jj_chunk *add_chunk(jj *j, size_t cap) {
     if (most < j->max_bytes) j->max_bytes = (size_t)most;
     j->takes_share = false;
   }
-  if (cap > j->max_bytes || j->n_bytes > j->max_bytes - cap) {
-    too_much(j);
-  }
+  if (cap > j->max_bytes || j->n_bytes > j->max_bytes - cap) too_much(j);
   jj_chunk *chunk = malloc(sizeof *chunk + cap);
   if (!chunk) jj_raise(j, TD_ENOMEM, "out of memory");
   *chunk = (jj_chunk){.cap = cap};
@@ -58,9 +55,7 @@ static jj_chunk *add_chunk(jj *j, size_t cap) {
 }
 
 void *jj_alloc(jj *j, size_t n_bytes) {
-  if (n_bytes > j->max_bytes) {
-    too_much(j);
-  }
+  if (n_bytes > j->max_bytes) too_much(j);
   n_bytes = (n_bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
   jj_chunk *chunk = j->chunks;
   if (!chunk || chunk->cap - chunk->used < n_bytes) {
@@ -83,9 +78,8 @@ void *jj_alloc(jj *j, size_t n_bytes) {
 }
 
 void *jj_alloc_n(jj *j, size_t n, size_t each_bytes) {
-  if (each_bytes && n > SIZE_MAX / 2 / each_bytes) {
+  if (each_bytes && n > SIZE_MAX / 2 / each_bytes)
     jj_raise(j, TD_ELIMIT, "the template asks for %zu items at once", n);
-  }
   return jj_alloc(j, n * each_bytes);
 }
 
@@ -116,14 +110,12 @@ void jj_steps(jj *j, uint64_t n) {
   j->steps_left -= n;
   if (j->steps_left / CLOCK_STEPS == before || !j->cpu_end_ns) return;
   if (j->is_canceled && atomic_load(j->is_canceled)) jj_raise(j, TD_ECANCELED, "canceled");
-  if (td_clock_cpu_ns() > j->cpu_end_ns) {
+  if (td_clock_cpu_ns() > j->cpu_end_ns)
     jj_raise(j, TD_ELIMIT, "the template takes too long: it loops more than a chat template needs");
-  }
 }
 
 void jj_enter(jj *j) {
-  if (j->depth >= j->max_depth) {
+  if (j->depth >= j->max_depth)
     jj_raise(j, TD_ELIMIT, "nested more than %u levels deep", j->max_depth);
-  }
   j->depth++;
 }

@@ -149,9 +149,8 @@ static jj_value has_affix(jj *j, const jj_str *s, const jj_value *a, bool at_end
   if (end == SIZE_MAX) end = s->len;
   if (begin == SIZE_MAX || begin > end) return JJ_OF_BOOL(false);
   if (a[0].type != JJ_TUPLE) return JJ_OF_BOOL(affix_matches(j, s, begin, end, a[0], at_end));
-  for (size_t i = 0; i < a[0].list->n; i++) {
+  for (size_t i = 0; i < a[0].list->n; i++)
     if (affix_matches(j, s, begin, end, a[0].list->items[i], at_end)) return JJ_OF_BOOL(true);
-  }
   return JJ_OF_BOOL(false);
 }
 
@@ -161,9 +160,8 @@ JJ_NATIVE_OF(str_endswith, has_affix(j, self.s, a, true))
 // ---- kinds of characters ----
 
 static bool every(jj *j, const jj_str *s, bool (*test)(uint32_t)) {
-  for (size_t i = 0; i < s->len;) {
+  for (size_t i = 0; i < s->len;)
     if (!test(jj_decode(s, i, &i))) return false;
-  }
   jj_steps(j, s->len >> 4);
   return true;
 }
@@ -240,9 +238,8 @@ JJ_NATIVE(list_index) {
   int64_t begin = jj_arg_int(j, a[1], 0), end = jj_arg_int(j, a[2], (int64_t)n);
   if (begin < 0) begin = begin + (int64_t)n < 0 ? 0 : begin + (int64_t)n;
   if (end < 0) end += (int64_t)n;
-  for (int64_t i = begin; i < end && i < (int64_t)n; i++) {
+  for (int64_t i = begin; i < end && i < (int64_t)n; i++)
     if (jj_equal(j, self.list->items[i], a[0])) return JJ_OF_INT(i);
-  }
   jj_raise(j, TD_EFORMAT, "value is not in %s", jj_type_name(self));
 }
 

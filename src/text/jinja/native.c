@@ -5,9 +5,8 @@
 #include <string.h>
 
 const jj_native *jj_native_find(const jj_native *table, const jj_str *name) {
-  for (; table->name; table++) {
+  for (; table->name; table++)
     if (jj_str_is(name, table->name)) return table;
-  }
   return NULL;
 }
 
@@ -72,9 +71,8 @@ static signature parse_signature(const char *text) {
 static void bind_keyword(jj *j, const char *name, const signature *sig, const jj_kwarg *kw,
                          jj_value *out) {
   for (size_t i = 0; i < sig->n && !sig->positional_only; i++) {
-    if (sig->lens[i] != kw->name->len || memcmp(sig->names[i], kw->name->p, kw->name->len) != 0) {
+    if (sig->lens[i] != kw->name->len || memcmp(sig->names[i], kw->name->p, kw->name->len) != 0)
       continue;
-    }
     if (jj_given(out[i])) {
       jj_raise(j, TD_EFORMAT, "%s() got multiple values for argument '%.*s'", name,
                (int)sig->lens[i], sig->names[i]);

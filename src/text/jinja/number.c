@@ -76,12 +76,10 @@ static double float_floor_div(double a, double b) {
 static jj_value float_power(jj *j, double a, double b) {
   if (a == 0 && b < 0) jj_raise(j, TD_EFORMAT, "0.0 cannot be raised to a negative power");
   double r = pow(a, b);
-  if (isnan(r) && !isnan(a) && !isnan(b)) {
+  if (isnan(r) && !isnan(a) && !isnan(b))
     jj_raise(j, TD_EUNSUPPORTED, "complex numbers are not supported");
-  }
-  if (isinf(r) && !isinf(a) && !isinf(b)) {
+  if (isinf(r) && !isinf(a) && !isinf(b))
     jj_raise(j, TD_EFORMAT, "(34, 'Numerical result out of range')");
-  }
   return JJ_OF_FLOAT(r);
 }
 
@@ -92,9 +90,8 @@ static jj_value float_arith(jj *j, jj_op op, double a, double b) {
   case OP_MUL: return JJ_OF_FLOAT(a * b);
   case OP_POW: return float_power(j, a, b);
   default:
-    if (b == 0) {
+    if (b == 0)
       jj_raise(j, TD_EFORMAT, "%s", op == OP_DIV ? "float division by zero" : "float modulo");
-    }
     if (op == OP_DIV) return JJ_OF_FLOAT(a / b);
     return JJ_OF_FLOAT(op == OP_MOD ? float_mod(a, b) : float_floor_div(a, b));
   }
@@ -147,9 +144,8 @@ static int take_prefix(const char **p, const char *end, int base) {
       return prefix;
     }
     // int("010", 0) is an error, int("000", 0) is not.
-    for (const char *q = *p; base == 0 && q < end; q++) {
+    for (const char *q = *p; base == 0 && q < end; q++)
       if (*q != '0' && *q != '_') return 0;
-    }
   }
   return base ? base : 10;
 }
@@ -187,9 +183,8 @@ bool jj_parse_int(jj *j, const jj_str *text, int base, jj_value *out) {
   if (negative) jj_add_text(&b, "-");
   while (*first == '0' || *first == '_')
     first++;
-  for (; first < end; first++) {
+  for (; first < end; first++)
     if (*first != '_') jj_add(&b, first, 1);
-  }
   *out = (jj_value){.type = JJ_BIG, .s = jj_built(&b)};
   return true;
 }

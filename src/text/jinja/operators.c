@@ -42,15 +42,13 @@ static jj_value add(jj *j, jj_value a, jj_value b) {
 }
 
 static jj_value repeat_list(jj *j, jj_value v, size_t n) {
-  if (v.list->n && n > SIZE_MAX / 64 / v.list->n) {
+  if (v.list->n && n > SIZE_MAX / 64 / v.list->n)
     jj_raise(j, TD_ELIMIT, "a list of %zu times %zu items does not fit", n, v.list->n);
-  }
   jj_steps(j, v.list->n * n);
   jj_list *list = jj_list_new(j, v.list->n * n);
-  for (size_t i = 0; v.list->n && i < n; i++) {
+  for (size_t i = 0; v.list->n && i < n; i++)
     for (size_t k = 0; k < v.list->n; k++)
       jj_push(j, list, v.list->items[k]);
-  }
   return (jj_value){.type = v.type, .list = list};
 }
 
@@ -92,9 +90,8 @@ static bool alters(jj_value obj, const jj_str *name) {
   static const char *const of_dict[] = {"clear", "pop", "popitem", "setdefault", "update"};
   const char *const *names = obj.type == JJ_LIST ? of_list : of_dict;
   size_t n = obj.type == JJ_LIST ? TD_COUNT(of_list) : obj.type == JJ_DICT ? TD_COUNT(of_dict) : 0;
-  for (size_t i = 0; i < n; i++) {
+  for (size_t i = 0; i < n; i++)
     if (jj_str_is(name, names[i])) return true;
-  }
   return false;
 }
 
@@ -185,12 +182,10 @@ static jj_value item(jj *j, jj_value obj, jj_value key) {
   size_t idx;
   if (!jj_as_int(key, &i)) return JJ_NO_VALUE;
   if (obj.type == JJ_STR && find_index(i, obj.s->n_chars, &idx)) return char_at(j, obj.s, idx);
-  if ((obj.type == JJ_LIST || obj.type == JJ_TUPLE) && find_index(i, obj.list->n, &idx)) {
+  if ((obj.type == JJ_LIST || obj.type == JJ_TUPLE) && find_index(i, obj.list->n, &idx))
     return obj.list->items[idx];
-  }
-  if (obj.type == JJ_RANGE && find_index(i, (size_t)obj.range->n, &idx)) {
+  if (obj.type == JJ_RANGE && find_index(i, (size_t)obj.range->n, &idx))
     return JJ_OF_INT(jj_range_at(obj.range, idx));
-  }
   return JJ_NO_VALUE;
 }
 
@@ -208,9 +203,8 @@ jj_value jj_getitem(jj *j, jj_value obj, jj_value key) {
 }
 
 static bool all_digits(const jj_str *s) {
-  for (size_t i = 0; i < s->len; i++) {
+  for (size_t i = 0; i < s->len; i++)
     if (s->p[i] < '0' || s->p[i] > '9') return false;
-  }
   return s->len > 0;
 }
 
@@ -236,9 +230,8 @@ typedef struct {
 
 static bool slice_index(jj *j, jj_value v, int64_t *out) {
   if (v.type == JJ_NONE || v.type == JJ_MISSING) return false;
-  if (!jj_as_int(v, out)) {
+  if (!jj_as_int(v, out))
     jj_raise(j, TD_EFORMAT, "slice indices must be integers or None or have an __index__ method");
-  }
   return true;
 }
 
@@ -270,9 +263,8 @@ static jj_value slice_str(jj *j, const jj_str *s, slice_range r) {
   }
   size_t *starts = jj_alloc_n(j, s->n_chars + 1, sizeof *starts);
   size_t n = 0;
-  for (size_t i = 0; i < s->len; i++) {
+  for (size_t i = 0; i < s->len; i++)
     if (((unsigned char)s->p[i] & 0xC0) != 0x80) starts[n++] = i;
-  }
   starts[n] = s->len;
   jj_builder b;
   jj_build(&b, j);

@@ -52,14 +52,12 @@ static const char *const kind_names[] = {
 void jj_unexpected(jj_parser *p, const char *expected) {
   char got[64];
   bool literal = p->t->kind == TOK_NAME || p->t->kind == TOK_OPERATOR;
-  if (literal) {
+  if (literal)
     snprintf(got, sizeof got, "%.*s", jj_clip(p->t->text), p->t->text->p);
-  } else {
+  else
     snprintf(got, sizeof got, "%s", kind_names[p->t->kind]);
-  }
-  if (p->t->kind == TOK_EOF && expected) {
+  if (p->t->kind == TOK_EOF && expected)
     jj_raise(p->j, TD_EFORMAT, "unexpected end of template, expected '%s'.", expected);
-  }
   if (expected) jj_raise(p->j, TD_EFORMAT, "expected token '%s', got '%s'", expected, got);
   jj_raise(p->j, TD_EFORMAT, "unexpected '%s'", got);
 }
@@ -83,9 +81,8 @@ const jj_str *jj_expect_name(jj_parser *p) {
 }
 
 void jj_parser_enter(jj_parser *p) {
-  if (++p->depth > MAX_NESTING) {
+  if (++p->depth > MAX_NESTING)
     jj_raise(p->j, TD_ELIMIT, "nested more than %d levels deep", MAX_NESTING);
-  }
 }
 
 jj_node *jj_node_new(jj_parser *p, jj_node_kind kind, uint32_t line) {
@@ -106,9 +103,8 @@ void jj_nodes_push(jj_parser *p, jj_nodes *nodes, jj_node *node) {
 static jj_node *parse_statement(jj_parser *p);
 
 static bool at_any(const jj_parser *p, const char *const *words) {
-  for (; words && *words; words++) {
+  for (; words && *words; words++)
     if (jj_at_word(p, *words)) return true;
-  }
   return false;
 }
 
@@ -124,9 +120,8 @@ static void add_output(jj_parser *p, jj_node **output, jj_node *item) {
 
 static _Noreturn void missing_end(jj_parser *p, const char *const *ends) {
   char text[128] = "";
-  for (size_t n = 0; *ends; ends++) {
+  for (size_t n = 0; *ends; ends++)
     n += (size_t)snprintf(text + n, sizeof text - n, "%s'%s'", n ? " or " : "", *ends);
-  }
   jj_raise(p->j, TD_EFORMAT,
            "Unexpected end of template. Jinja was looking for the following tags: %s.", text);
 }
@@ -212,9 +207,8 @@ static jj_node *parse_target_name(jj_parser *p) {
   node->name = jj_expect_name(p);
   node->flag = true;
   static const char *const reserved[] = {"true", "false", "none", "True", "False", "None"};
-  for (size_t i = 0; i < TD_COUNT(reserved); i++) {
+  for (size_t i = 0; i < TD_COUNT(reserved); i++)
     if (jj_str_is(node->name, reserved[i])) jj_raise(p->j, TD_EFORMAT, "can't assign to 'name'");
-  }
   return node;
 }
 
@@ -229,11 +223,10 @@ static jj_node *parse_for(jj_parser *p, uint32_t line) {
   p->n_loops++;
   node->body = parse_block_body(p, (const char *const[]){"endfor", "else", NULL});
   p->n_loops--;
-  if (jj_skip_word(p, "else")) {
+  if (jj_skip_word(p, "else"))
     node->orelse = parse_whole_body(p, "endfor");
-  } else {
+  else
     jj_advance(p);
-  }
   return node;
 }
 
@@ -247,11 +240,10 @@ static jj_node *parse_if(jj_parser *p, uint32_t line) {
     node = jj_node_new(p, NODE_IF, jj_advance(p)->line);
     jj_nodes_push(p, &first->list, node);
   }
-  if (jj_skip_word(p, "else")) {
+  if (jj_skip_word(p, "else"))
     first->orelse = parse_whole_body(p, "endif");
-  } else {
+  else
     jj_advance(p);
-  }
   return first;
 }
 
@@ -274,16 +266,13 @@ static void parse_parameters(jj_parser *p, jj_node *node) {
   while (!jj_at_op(p, ")")) {
     if (node->list.n) jj_expect_op(p, ",");
     jj_node *param = parse_target_name(p);
-    for (size_t i = 0; i < node->list.n; i++) {
-      if (jj_str_eq(node->list.items[i]->name, param->name)) {
+    for (size_t i = 0; i < node->list.n; i++)
+      if (jj_str_eq(node->list.items[i]->name, param->name))
         jj_raise(p->j, TD_EFORMAT, "duplicate argument in a macro definition");
-      }
-    }
-    if (jj_skip_op(p, "=")) {
+    if (jj_skip_op(p, "="))
       jj_nodes_push(p, &node->kwargs, jj_parse_expr(p));
-    } else if (node->kwargs.n) {
+    else if (node->kwargs.n)
       jj_raise(p->j, TD_EFORMAT, "non-default argument follows default argument");
-    }
     jj_nodes_push(p, &node->list, param);
   }
   jj_expect_op(p, ")");
@@ -397,12 +386,10 @@ static jj_node *parse_statement(jj_parser *p) {
   static const char *const loaders[] = {"include", "import", "from", "extends"};
   if (p->t->kind != TOK_NAME) jj_raise(p->j, TD_EFORMAT, "tag name expected");
   const jj_token *t = p->t;
-  for (size_t i = 0; i < TD_COUNT(statements); i++) {
+  for (size_t i = 0; i < TD_COUNT(statements); i++)
     if (jj_skip_word(p, statements[i].word)) return statements[i].parse(p, t->line);
-  }
-  for (size_t i = 0; i < TD_COUNT(loaders); i++) {
+  for (size_t i = 0; i < TD_COUNT(loaders); i++)
     if (jj_skip_word(p, loaders[i])) return parse_needs_loader(p, t->line, loaders[i]);
-  }
   jj_raise(p->j, TD_EFORMAT, "Encountered unknown tag '%.*s'.", jj_clip(t->text), t->text->p);
 }
 

@@ -47,11 +47,10 @@ static void add_quoted(jj_builder *b, const jj_str *s) {
       const char *fmt = c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x";
       n = snprintf(text, sizeof text, fmt, c);
     }
-    if (n) {
+    if (n)
       jj_add_typed(b, text, (size_t)n, typed);
-    } else {
+    else
       jj_add_typed(b, s->p + i, next - i, typed);
-    }
   }
   jj_add(b, &quote, 1);
   jj_steps(b->j, s->len >> 4);
@@ -83,11 +82,10 @@ static void add_range_repr(jj_builder *b, const jj_range *r) {
 
 static void add_macro(jj_builder *b, const jj_macro *macro) {
   jj_add_text(b, "<Macro ");
-  if (macro->node->name) {
+  if (macro->node->name)
     add_quoted(b, macro->node->name);
-  } else {
+  else
     jj_add_text(b, "anonymous");
-  }
   jj_add_text(b, ">");
 }
 
@@ -149,11 +147,10 @@ void jj_add_repr(jj_builder *b, jj_value v) {
 }
 
 void jj_add_value(jj_builder *b, jj_value v) {
-  if (v.type == JJ_STR) {
+  if (v.type == JJ_STR)
     jj_add_str(b, v.s);
-  } else if (v.type != JJ_UNDEF) {
+  else if (v.type != JJ_UNDEF)
     jj_add_repr(b, v);
-  }
 }
 
 const jj_str *jj_to_str(jj *j, jj_value v) {
@@ -177,9 +174,8 @@ static size_t json_escape(const json_writer *w, uint32_t c, char out[16]) {
   static const char short_form[] = {
       ['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f', ['\r'] = 'r', ['"'] = '"'};
   if (c == '\\') return (size_t)snprintf(out, 16, "\\\\");
-  if (c < sizeof short_form && short_form[c]) {
+  if (c < sizeof short_form && short_form[c])
     return (size_t)snprintf(out, 16, "\\%c", short_form[c]);
-  }
   if (c >= 0x20 && (c < 0x7F || !w->opts->ascii)) return 0;
   if (c < 0x10000) return (size_t)snprintf(out, 16, "\\u%04x", c);
   c -= 0x10000;
@@ -203,13 +199,12 @@ static void json_string(json_writer *w, const jj_str *s) {
 }
 
 static void json_float(json_writer *w, double f) {
-  if (isnan(f)) {
+  if (isnan(f))
     jj_add_text(&w->out, "NaN");
-  } else if (isinf(f)) {
+  else if (isinf(f))
     jj_add_text(&w->out, f < 0 ? "-Infinity" : "Infinity");
-  } else {
+  else
     add_float(&w->out, f);
-  }
 }
 
 static void json_newline(json_writer *w, size_t level) {

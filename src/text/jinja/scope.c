@@ -23,9 +23,8 @@ typedef struct {
 
 static int find_local(jj *j, const jj_scope *scope, const jj_str *name) {
   jj_steps(j, scope->n >> 3);
-  for (size_t i = 0; i < scope->n; i++) {
+  for (size_t i = 0; i < scope->n; i++)
     if (jj_str_eq(scope->slots[i].name, name)) return (int)i;
-  }
   return -1;
 }
 
@@ -89,9 +88,8 @@ static void each(const jj_nodes *nodes, visitor visit, void *context) {
 
 static void each_child(jj_node *node, visitor visit, void *context) {
   jj_node *const single[] = {node->a, node->b, node->c, node->dyn_args, node->dyn_kwargs};
-  for (size_t i = 0; i < TD_COUNT(single); i++) {
+  for (size_t i = 0; i < TD_COUNT(single); i++)
     if (single[i]) visit(context, single[i]);
-  }
   each(&node->list, visit, context);
   each(&node->kwargs, visit, context);
   each(&node->body, visit, context);
@@ -203,11 +201,10 @@ static void declare(void *context, jj_node *node) {
 
 static void declare_targets(void *context, jj_node *node) {
   resolver *r = context;
-  if (node->kind == NODE_NAME) {
+  if (node->kind == NODE_NAME)
     note_param(r->j, r->scope, node->name);
-  } else {
+  else
     each(&node->list, declare_targets, r);
-  }
 }
 
 // ---- second pass: references, and the scopes within ----
@@ -238,11 +235,10 @@ static void forbid_loop_target(void *context, jj_node *node) {
   }
   bool names_params = node->kind == NODE_MACRO || node->kind == NODE_CALL_BLOCK ||
                       node->kind == NODE_WITH;
-  if (names_params) {
+  if (names_params)
     each(&node->body, forbid_loop_target, j);
-  } else {
+  else
     each_child(node, forbid_loop_target, j);
-  }
   jj_leave(j);
 }
 
@@ -253,9 +249,8 @@ static void bind_for(resolver *r, jj_node *node) {
   node->scope = new_scope(r, r->scope);
   resolver body = within(r, node->scope);
   declare_targets(&body, node->a);
-  if (reads(r->j, &node->body, "loop")) {
+  if (reads(r->j, &node->body, "loop"))
     node->loop_slot = note_param(r->j, node->scope, jj_lit(r->j, "loop"));
-  }
   bind(&body, node->a);
   declare_and_bind(&body, &node->body);
   if (node->c) {
@@ -272,9 +267,8 @@ static void bind_for(resolver *r, jj_node *node) {
 
 static int special_param(resolver *r, jj_node *node, const char *name) {
   if (!reads(r->j, &node->body, name)) return -1;
-  for (size_t i = 0; i < node->list.n; i++) {
+  for (size_t i = 0; i < node->list.n; i++)
     if (jj_str_is(node->list.items[i]->name, name)) return -1;
-  }
   return note_param(r->j, node->scope, jj_lit(r->j, name));
 }
 

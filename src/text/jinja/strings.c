@@ -16,9 +16,8 @@ void jj_build(jj_builder *b, jj *j) {
 
 static char *make_room(jj_builder *b, size_t len) {
   jj_store *store = b->store;
-  if (len > b->j->max_bytes) {
+  if (len > b->j->max_bytes)
     jj_raise(b->j, TD_ELIMIT, "a string of %zu bytes does not fit the template's memory", len);
-  }
   if (store->cap - store->used < len) {
     size_t cap = store->cap ? store->cap * 2 : 64;
     while (cap - store->used < len)
@@ -77,11 +76,10 @@ static size_t first_run(const jj_str *s, size_t byte) {
   size_t low = 0, high = s->n_runs;
   while (low < high) {
     size_t mid = (low + high) / 2;
-    if (byte >= s->runs[mid].end) {
+    if (byte >= s->runs[mid].end)
       low = mid + 1;
-    } else {
+    else
       high = mid;
-    }
   }
   return low;
 }
@@ -229,9 +227,8 @@ static void join_runs(jj *j, jj_str *sum, const jj_str *a, const jj_str *b) {
 const jj_str *jj_concat(jj *j, const jj_str *a, const jj_str *b) {
   if (!b->len) return a;
   if (!a->len) return b;
-  if (b->len > j->max_bytes - a->len) {
+  if (b->len > j->max_bytes - a->len)
     jj_raise(j, TD_ELIMIT, "a string of %zu bytes does not fit the template's memory", a->len);
-  }
   jj_str *s = jj_alloc(j, sizeof *s);
   size_t len = a->len + b->len;
   jj_store *store = a->store;
@@ -265,11 +262,10 @@ const jj_str *jj_escape_html(jj *j, const jj_str *s) {
                          : s->p[i] == '\'' ? "&#39;"
                                            : NULL;
     bool typed = jj_typed_at(s, i);
-    if (entity) {
+    if (entity)
       jj_add_typed(&b, entity, strlen(entity), typed);
-    } else {
+    else
       jj_add_typed(&b, s->p + i, 1, typed);
-    }
   }
   return jj_marked(j, jj_built(&b), true);
 }
@@ -298,9 +294,8 @@ int jj_str_cmp(const jj_str *a, const jj_str *b) {
 size_t jj_char_to_byte(jj *j, const jj_str *s, size_t char_idx) {
   if (s->n_chars == s->len) return char_idx;
   size_t byte = 0;
-  for (size_t seen = 0; byte < s->len; byte++) {
+  for (size_t seen = 0; byte < s->len; byte++)
     if (((unsigned char)s->p[byte] & 0xC0) != 0x80 && seen++ == char_idx) break;
-  }
   jj_steps(j, byte >> 6);
   return byte;
 }

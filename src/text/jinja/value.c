@@ -52,13 +52,12 @@ bool jj_is_number(jj_value v) {
 }
 
 bool jj_as_int(jj_value v, int64_t *out) {
-  if (v.type == JJ_BOOL) {
+  if (v.type == JJ_BOOL)
     *out = v.b;
-  } else if (v.type == JJ_INT) {
+  else if (v.type == JJ_INT)
     *out = v.i;
-  } else {
+  else
     return false;
-  }
   return true;
 }
 
@@ -116,9 +115,8 @@ void jj_raise_undefined(jj *j, jj_value undef) {
   if (!u->has_obj) jj_raise(j, TD_EFORMAT, "%s is undefined", name);
   const char *type = u->obj.type == JJ_NONE ? "None" : jj_type_name(u->obj);
   const char *object = u->obj.type == JJ_NONE ? "" : " object";
-  if (u->name.type == JJ_STR) {
+  if (u->name.type == JJ_STR)
     jj_raise(j, TD_EFORMAT, "'%s%s' has no attribute %s", type, object, name);
-  }
   jj_raise(j, TD_EFORMAT, "%s%s has no element %s", type, object, name);
 }
 
@@ -126,9 +124,8 @@ void jj_raise_undefined(jj *j, jj_value undef) {
 
 static bool equal_lists(jj *j, const jj_list *a, const jj_list *b) {
   if (a->n != b->n) return false;
-  for (size_t i = 0; i < a->n; i++) {
+  for (size_t i = 0; i < a->n; i++)
     if (!jj_equal(j, a->items[i], b->items[i])) return false;
-  }
   return true;
 }
 
@@ -183,9 +180,8 @@ bool jj_equal(jj *j, jj_value a, jj_value b) {
   jj_steps(j, 1);
   if (jj_is_number(a) && jj_is_number(b)) {
     if (is_nan(a) || is_nan(b)) return false;
-    if ((a.type == JJ_BIG) != (b.type == JJ_BIG)) {
+    if ((a.type == JJ_BIG) != (b.type == JJ_BIG))
       return (a.type == JJ_FLOAT || b.type == JJ_FLOAT) && compare_numbers(j, a, b) == 0;
-    }
     return compare_numbers(j, a, b) == 0;
   }
   if (a.type != b.type) return false;
@@ -221,9 +217,8 @@ static bool holds(jj_op op, int c) {
 }
 
 static bool order_lists(jj *j, jj_op op, const jj_list *a, const jj_list *b) {
-  for (size_t i = 0; i < a->n && i < b->n; i++) {
+  for (size_t i = 0; i < a->n && i < b->n; i++)
     if (!jj_equal(j, a->items[i], b->items[i])) return jj_order(j, op, a->items[i], b->items[i]);
-  }
   return holds(op, (a->n > b->n) - (a->n < b->n));
 }
 
@@ -294,11 +289,10 @@ int64_t jj_range_at(const jj_range *r, size_t idx) {
 
 static bool range_contains(const jj_range *r, jj_value item) {
   int64_t i;
-  if (item.type == JJ_FLOAT && item.f == floor(item.f) && fabs(item.f) < 9e18) {
+  if (item.type == JJ_FLOAT && item.f == floor(item.f) && fabs(item.f) < 9e18)
     i = (int64_t)item.f;
-  } else if (!jj_as_int(item, &i)) {
+  else if (!jj_as_int(item, &i))
     return false;
-  }
   bool inside = r->step > 0 ? i >= r->start && i < r->stop : i <= r->start && i > r->stop;
   uint64_t apart = r->step > 0 ? (uint64_t)i - (uint64_t)r->start
                                : (uint64_t)r->start - (uint64_t)i;
@@ -323,9 +317,8 @@ bool jj_contains(jj *j, jj_value container, jj_value item) {
   case JJ_ITER: {
     jj_iter *it = jj_iterate(j, container);
     jj_value v;
-    while (jj_next(j, it, &v)) {
+    while (jj_next(j, it, &v))
       if (jj_same(v, item) || jj_equal(j, v, item)) return true;
-    }
     return false;
   }
   default:
@@ -358,9 +351,8 @@ bool jj_iterable(jj_value v) {
 
 jj_iter *jj_iterate(jj *j, jj_value v) {
   if (v.type == JJ_ITER) return v.iter;
-  if (!jj_has_len(v) || v.type == JJ_LOOP) {
+  if (!jj_has_len(v) || v.type == JJ_LOOP)
     jj_raise(j, TD_EFORMAT, "'%s' object is not iterable", jj_type_name(v));
-  }
   jj_iter *it = jj_alloc(j, sizeof *it);
   it->items = v;
   return it;
