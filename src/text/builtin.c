@@ -19,9 +19,8 @@ static td_status add_efforts(td_buf *out, const char *model, td_err *err) {
   snprintf(path, sizeof path, "%s/encoding/encoding_dsv4.py", model);
   td_status st = td_file_read_regular(&encoder, path, MAX_ENCODER_BYTES, err);
   const char *text = td_buf_text(&encoder);
-  if (st == TD_OK && strstr(text, "REASONING_EFFORT_MAX") && !strstr(text, "_EFFORT_PROMPTS")) {
+  if (st == TD_OK && strstr(text, "REASONING_EFFORT_MAX") && !strstr(text, "_EFFORT_PROMPTS"))
     td_buf_str(out, "{%- set preview_efforts = true %}\n");
-  }
   td_buf_free(&encoder);
   return st == TD_ENOMEM ? st : TD_OK;
 }

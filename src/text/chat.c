@@ -152,9 +152,8 @@ static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
     const cJSON *reasoning = td_json_get(m, "reasoning_content");
     const bool has_content = cJSON_IsString(content) && content->valuestring[0];
     if (shows_blocks && cJSON_IsString(reasoning) && reasoning->valuestring[0] &&
-        !split_content(m, reasoning->valuestring, has_content ? content->valuestring : "")) {
+        !split_content(m, reasoning->valuestring, has_content ? content->valuestring : ""))
       return false;
-    }
     if (!shows_thinking || !cJSON_IsString(reasoning) || has_content) continue;
     if (!td_json_get(m, "tool_calls") || td_json_get(m, "thinking")) continue;
     if (!cJSON_AddStringToObject(m, "thinking", reasoning->valuestring)) return false;
@@ -192,9 +191,8 @@ static td_status take_continued(cJSON *vars, const char **out, td_err *err) {
     last = last->next;
   const cJSON *content = td_json_get(last, "content");
   const char *text = cJSON_IsString(content) ? content->valuestring : "";
-  if (!text[strspn(text, " \t\r\n")]) {
+  if (!text[strspn(text, " \t\r\n")])
     return td_fail(err, TD_EINVAL, "the last message has no content to continue");
-  }
   *out = text;
   return TD_OK;
 }
@@ -341,14 +339,11 @@ td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len
   td_err ignored;
   const cJSON *last = cJSON_GetArrayItem(td_json_get(root, "messages"), (int)known->n_messages - 1);
   st = adapt_vars(root, chat, &last, err);
-  if (st == TD_OK && last) {
-    st = render(chat, root, out, &prompt, &typed, err);
-  }
+  if (st == TD_OK && last) st = render(chat, root, out, &prompt, &typed, err);
   // A template may refuse a conversation that ends here.
   if (st == TD_OK && last && keep_messages(root, last) &&
-      render(chat, root, out, &first, NULL, &ignored) == TD_OK) {
+      render(chat, root, out, &first, NULL, &ignored) == TD_OK)
     rest = find_rest(chat, known, &prompt, &first);
-  }
   if (st == TD_OK && rest != SIZE_MAX) {
     *used = true;
     st = encode_rest(chat, known, &prompt, &typed, rest, out, err);

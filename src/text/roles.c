@@ -293,15 +293,13 @@ static void add_users(folder *f, bool is_continued) {
   while (last && last->next)
     last = last->next;
   const bool is_alone = !f->roles->no_user && !has_user(f->messages);
-  if (is_alone && last && !first) {
+  if (is_alone && last && !first)
     set_text(f, last, "role", "user"); // the system alone has spoken
-  } else if (first && !has_role(first, "user") &&
-             (is_alone || (!f->roles->first_assistant && has_role(first, "assistant")))) {
+  else if (first && !has_role(first, "user") &&
+           (is_alone || (!f->roles->first_assistant && has_role(first, "assistant"))))
     add_user(f, first);
-  }
-  if (last && has_role(last, "assistant") && !f->roles->last_assistant && !is_continued) {
+  if (last && has_role(last, "assistant") && !f->roles->last_assistant && !is_continued)
     add_user(f, NULL);
-  }
 }
 
 // An id of SHORT_ID letters and digits, the same for the same id.

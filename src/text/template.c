@@ -49,9 +49,8 @@ static td_status parse(td_template *t, const char *source, size_t len, td_err *e
     td_err_prefix(err, "chat template");
     return j->status;
   }
-  if (len > MAX_SOURCE_BYTES) {
+  if (len > MAX_SOURCE_BYTES)
     jj_raise(j, TD_ELIMIT, "more than %zu bytes of source", MAX_SOURCE_BYTES);
-  }
   t->tree.body = jj_parse(j, jj_lex(j, source, len));
   jj_resolve(j, &t->tree);
   return TD_OK;
@@ -111,9 +110,8 @@ static const char *named_template(const cJSON *list, const char *name) {
   cJSON_ArrayForEach(item, list) {
     const cJSON *its_name = td_json_get(item, "name"), *text = td_json_get(item, "template");
     if (cJSON_IsString(its_name) && cJSON_IsString(text) &&
-        strcmp(its_name->valuestring, name) == 0) {
+        strcmp(its_name->valuestring, name) == 0)
       return text->valuestring;
-    }
   }
   return NULL;
 }
@@ -135,9 +133,8 @@ static td_status open_config(td_template **out, const char *model_dir, td_err *e
     st = td_fail(err, TD_ENOENT, "no chat_template%s%s", member ? " named default" : "",
                  td_gguf_is(model_dir) ? "" : ": put a chat_template.jinja beside it");
   }
-  if (st == TD_OK && tool_use) {
+  if (st == TD_OK && tool_use)
     st = td_template_open(&(*out)->tool_use, tool_use, strlen(tool_use), err);
-  }
   if (st != TD_OK) td_err_prefix(err, "%s/%s", model_dir, file);
   if (st != TD_OK) td_checkpoint_name_error(model_dir, err);
   cJSON_Delete(config);
@@ -180,11 +177,10 @@ td_status td_template_open_model(td_template **out, const char *model_dir, td_er
   td_err no_template;
   *out = NULL;
   td_status st = open_model_files(out, model_dir, &no_template);
-  if (st == TD_ENOENT) {
+  if (st == TD_ENOENT)
     st = open_builtin(out, model_dir, &no_template, err);
-  } else if (st != TD_OK && err) {
+  else if (st != TD_OK && err)
     *err = no_template;
-  }
   if (st != TD_OK) {
     td_template_close(*out);
     *out = NULL;
@@ -249,17 +245,16 @@ static jj_value import_array(importer *im, const cJSON *node) {
 static jj_value import(importer *im, const cJSON *node) {
   jj_value v = JJ_NONE_VALUE;
   jj_enter(im->j);
-  if (cJSON_IsObject(node)) {
+  if (cJSON_IsObject(node))
     v = import_object(im, node);
-  } else if (cJSON_IsArray(node)) {
+  else if (cJSON_IsArray(node))
     v = import_array(im, node);
-  } else if (cJSON_IsString(node)) {
+  else if (cJSON_IsString(node))
     v = JJ_OF_STR(import_text(im, node->valuestring, im->typed && !is_role(node)));
-  } else if (cJSON_IsNumber(node)) {
+  else if (cJSON_IsNumber(node))
     v = import_number(im, node);
-  } else if (cJSON_IsBool(node)) {
+  else if (cJSON_IsBool(node))
     v = JJ_OF_BOOL(cJSON_IsTrue(node));
-  }
   jj_leave(im->j);
   return v;
 }
@@ -320,9 +315,8 @@ td_status td_template_render(const td_template *tmpl, const cJSON *vars,
                              const td_template_opts *opts, td_buf *out, td_spans *typed,
                              td_err *err) {
   td_template_opts o = opts ? *opts : (td_template_opts){0};
-  if (!cJSON_IsObject(vars)) {
+  if (!cJSON_IsObject(vars))
     return td_fail(err, TD_EINVAL, "chat template: the variables must be a JSON object");
-  }
   if (tmpl->tool_use && td_json_get(vars, "tools")) tmpl = tmpl->tool_use;
   jj j = {.err = err,
           .max_bytes = o.max_memory_bytes ? o.max_memory_bytes : RENDER_MAX_BYTES,

@@ -159,9 +159,8 @@ bool td_thinking_fit(const td_thinking *thinking, cJSON *vars) {
   for (size_t i = 0; i < TD_THINKING_N_VARS && ok; i++) {
     const td_effort_var *var = &thinking->vars[i];
     const bool is_given = i > 0 && td_json_get(vars, names[i]); // by its own name
-    if (var->is_read && !is_given) {
+    if (var->is_read && !is_given)
       ok = set_word(vars, names[i], word_for(thinking, var, said, is_off, is_on));
-    }
   }
   return ok && (!thinking->has_budget || set_budget(vars, said, is_off));
 }

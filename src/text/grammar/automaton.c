@@ -106,9 +106,8 @@ static uint32_t intern_frame(td_automaton *a, uint32_t state, uint32_t below) {
 // Whether the item is new in this closure.
 static bool is_new(td_automaton *a, uint64_t item) {
   uint32_t at = (uint32_t)mix(item) & (N_SEEN - 1);
-  for (; a->seen_at[at] == a->seen_mark; at = (at + 1) & (N_SEEN - 1)) {
+  for (; a->seen_at[at] == a->seen_mark; at = (at + 1) & (N_SEEN - 1))
     if (a->seen[at] == item) return false;
-  }
   a->seen[at] = item;
   a->seen_at[at] = a->seen_mark;
   return true;
@@ -157,11 +156,10 @@ static void close_over(td_automaton *a, closure *c) {
       break;
     }
     case TD_NFA_MATCH:
-      if (frame == 0) {
+      if (frame == 0)
         a->found_end = true;
-      } else {
+      else
         push(a, c, a->frames[frame].state, a->frames[frame].below);
-      }
       break;
     default: break;
     }
@@ -211,9 +209,8 @@ static uint32_t intern(td_automaton *a, const uint64_t *items, uint32_t n, bool 
   for (; a->config_slots[at]; at = (at + 1) & (a->n_config_slots - 1)) {
     const td_automaton_config *c = &a->configs[a->config_slots[at] - 1];
     if (c->n_items == n && c->may_end == may_end &&
-        (n == 0 || memcmp(c->items, items, n * sizeof *items) == 0)) {
+        (n == 0 || memcmp(c->items, items, n * sizeof *items) == 0))
       return a->config_slots[at] - 1;
-    }
   }
   uint64_t *copy = malloc((n + 1) * sizeof *copy);
   if (!copy || a->n_configs == MAX_CONFIGS) {
@@ -366,12 +363,10 @@ static way widest(const td_automaton *a, const td_automaton_config *config) {
     for (uint32_t c = s->low; c <= s->high && c < TD_CHARS_OTHER; c++)
       ways[k].chars.bits[c / 64] |= (uint64_t)1 << (c % 64);
   }
-  for (uint32_t k = 0; k < n; k++) {
+  for (uint32_t k = 0; k < n; k++)
     if (n_of(ways[k].chars) > n_of(best.chars)) best = ways[k];
-  }
-  if (n && takes_others(a, config, &best)) {
+  if (n && takes_others(a, config, &best))
     best.chars.bits[1] |= (uint64_t)1 << (TD_CHARS_OTHER % 64);
-  }
   return best;
 }
 

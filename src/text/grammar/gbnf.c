@@ -99,14 +99,13 @@ static bool is_name_char(char c) {
 static void skip_space(parser *p, bool over_lines) {
   while (p->at < p->end) {
     char c = *p->at;
-    if (c == '#') {
+    if (c == '#')
       while (p->at < p->end && *p->at != '\n')
         p->at++;
-    } else if (c == ' ' || c == '\t' || c == '\r' || (over_lines && c == '\n')) {
+    else if (c == ' ' || c == '\t' || c == '\r' || (over_lines && c == '\n'))
       p->at++;
-    } else {
+    else
       return;
-    }
   }
 }
 
@@ -132,15 +131,13 @@ static td_status read_hex(parser *p, unsigned n, uint32_t *out) {
     char c = peek(p);
     bool is_digit = c >= '0' && c <= '9';
     char low = (char)(c | 0x20);
-    if (!is_digit && !(low >= 'a' && low <= 'f')) {
+    if (!is_digit && !(low >= 'a' && low <= 'f'))
       return fail(p, TD_EFORMAT, "hexadecimal digits are missing after the backslash");
-    }
     *out = *out << 4 | (uint32_t)(is_digit ? c - '0' : low - 'a' + 10);
     p->at++;
   }
-  if (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out <= 0xDFFF)) {
+  if (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out <= 0xDFFF))
     return fail(p, TD_EFORMAT, "an escape is not a character");
-  }
   return TD_OK;
 }
 
@@ -214,9 +211,8 @@ static td_status read_class(parser *p, td_node *out) {
     if (st == TD_OK) ranges[n++] = (td_char_range){low, high};
   }
   p->at++;
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = is_negated ? td_g_chars_but(p->b, ranges, n) : td_g_chars(p->b, ranges, n);
-  }
   free(ranges);
   return st;
 }
@@ -369,9 +365,8 @@ static td_status read_rule(parser *p) {
   td_status st = read_name(p, &name, &len);
   if (st != TD_OK) return st;
   skip_space(p, false);
-  if (p->end - p->at < 3 || memcmp(p->at, "::=", 3) != 0) {
+  if (p->end - p->at < 3 || memcmp(p->at, "::=", 3) != 0)
     return fail(p, TD_EFORMAT, "::= is expected after a rule's name");
-  }
   p->at += 3;
   named_rule *named = find_rule(p, name, len);
   if (!named) return td_grammar_build_status(p->b, p->err);

@@ -30,9 +30,8 @@ void td_grammar_close(td_grammar *grammar) {
 }
 
 static bool is_valid(const td_grammar *g) {
-  for (uint32_t i = 0; i < g->n_rules; i++) {
+  for (uint32_t i = 0; i < g->n_rules; i++)
     if (g->starts[i] >= g->n_states) return false;
-  }
   for (uint32_t i = 0; i < g->n_states; i++) {
     const td_nfa_state *s = &g->states[i];
     const uint32_t n_other = s->kind == TD_NFA_CALL ? g->n_rules : g->n_states;
@@ -48,9 +47,8 @@ td_status td_grammar_open(td_grammar **out, const void *bytes, size_t len, td_er
   if (len > TD_GRAMMAR_MAX_BYTES || len < sizeof h) goto malformed;
   memcpy(&h, bytes, sizeof h);
   if (h.magic != MAGIC || !h.n_states || h.root >= h.n_rules ||
-      len != sizeof h + (uint64_t)h.n_rules * 4 + (uint64_t)h.n_states * sizeof(td_nfa_state)) {
+      len != sizeof h + (uint64_t)h.n_rules * 4 + (uint64_t)h.n_states * sizeof(td_nfa_state))
     goto malformed;
-  }
   td_grammar *g = malloc(sizeof *g);
   if (!g) return td_fail(err, TD_ENOMEM, "out of memory for the grammar");
   const uint32_t *starts = (const uint32_t *)((const char *)bytes + sizeof h);
@@ -130,9 +128,8 @@ static uint32_t tail(class *c, unsigned n) {
 }
 
 static bool are_all(const uint8_t *bytes, unsigned n, uint8_t value) {
-  for (unsigned i = 0; i < n; i++) {
+  for (unsigned i = 0; i < n; i++)
     if (bytes[i] != value) return false;
-  }
   return true;
 }
 
@@ -291,16 +288,14 @@ static bool open_edges(reverse_edges *e, const td_grammar *g) {
   e->from = malloc(2 * (size_t)g->n_states * sizeof *e->from);
   if (!e->begin || !e->from) return false;
   uint32_t *at = e->begin + 1; // of the next edge into each state
-  for (uint32_t i = 0; i < g->n_states; i++) {
+  for (uint32_t i = 0; i < g->n_states; i++)
     for (uint32_t k = edges_of(g, i, to); k-- > 0;)
       at[to[k] + 1]++;
-  }
   for (uint32_t i = 1; i < g->n_states; i++)
     at[i] += at[i - 1];
-  for (uint32_t i = 0; i < g->n_states; i++) {
+  for (uint32_t i = 0; i < g->n_states; i++)
     for (uint32_t k = edges_of(g, i, to); k-- > 0;)
       e->from[at[to[k]]++] = i;
-  }
   return true;
 }
 
@@ -369,9 +364,8 @@ static uint32_t find_left_recursion(search *s) {
 
 static td_status fail_recursion(const td_grammar_build *tree, td_rule rule, td_err *err) {
   const td_g_rule_body *r = &tree->rules[rule];
-  if (!r->n_name) {
+  if (!r->n_name)
     return td_fail(err, TD_EUNSUPPORTED, "$ref: a schema that is itself, without end");
-  }
   return td_fail(err, TD_EUNSUPPORTED, "grammar: the rule %.*s begins with itself (left recursion)",
                  (int)r->n_name, tree->text + r->name);
 }
@@ -394,11 +388,10 @@ static td_status check_rules(const compiler *c, td_err *err) {
     for (uint32_t i = 0; i < g->n_states; i++)
       c->states[i].is_live = marks[i];
     const uint32_t rule = find_left_recursion(&s);
-    if (rule < g->n_rules) {
+    if (rule < g->n_rules)
       st = fail_recursion(c->tree, c->rules[rule], err);
-    } else if (!marks[g->starts[0]]) {
+    else if (!marks[g->starts[0]])
       st = td_fail(err, TD_EFORMAT, "no text satisfies it");
-    }
   }
   free(edges.begin);
   free(edges.from);

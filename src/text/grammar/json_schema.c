@@ -35,13 +35,12 @@ static void write_path(const td_schema_ctx *ctx, char path[TD_SCHEMA_PATH_BYTES]
   while (n-- > 0) {
     const td_schema_item *item = &ctx->items[steps[n]];
     const size_t len = strlen(path), room = TD_SCHEMA_PATH_BYTES - len;
-    if (item->name) {
+    if (item->name)
       snprintf(path + len, room, ".%s.%.40s", item->key, item->name);
-    } else if (item->index != TD_SCHEMA_NO_INDEX) {
+    else if (item->index != TD_SCHEMA_NO_INDEX)
       snprintf(path + len, room, ".%s[%u]", item->key, item->index);
-    } else if (item->key) {
+    else if (item->key)
       snprintf(path + len, room, ".%s", item->key);
-    }
   }
 }
 
@@ -81,9 +80,8 @@ td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const cha
 static unsigned type_named(const char *name) {
   static const char *const names[] = {"null",   "boolean", "integer", "number",
                                       "string", "array",   "object"};
-  for (unsigned i = 0; i < TD_COUNT(names); i++) {
+  for (unsigned i = 0; i < TD_COUNT(names); i++)
     if (strcmp(name, names[i]) == 0) return 1u << i;
-  }
   return 0;
 }
 
@@ -118,9 +116,8 @@ td_status td_schema_count(td_schema_ctx *ctx, const cJSON *schema, const char *k
   const cJSON *item = td_schema_get(ctx, schema, key);
   if (!item) return TD_OK;
   double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-  if (!(value >= 0 && value < UINT32_MAX && value == (uint32_t)value)) {
+  if (!(value >= 0 && value < UINT32_MAX && value == (uint32_t)value))
     return td_schema_bad(ctx, key, "must be a whole number");
-  }
   *out = (uint32_t)value;
   return TD_OK;
 }
@@ -177,9 +174,8 @@ static uint32_t *slot_of(const td_schema_ctx *ctx, const cJSON *schema, uint32_t
 static bool grow_items(td_schema_ctx *ctx) {
   const uint32_t n_slots = ctx->n_slots ? 2 * ctx->n_slots : 64;
   if (!td_budget_step(ctx->budget, 1) || !td_budget_take(ctx->budget, sizeof *ctx->items + 16) ||
-      !TD_GROW(ctx->items, ctx->n_items, ctx->cap_items, 16)) {
+      !TD_GROW(ctx->items, ctx->n_items, ctx->cap_items, 16))
     return false;
-  }
   if (2 * (ctx->n_items + 1) <= ctx->n_slots) return true;
   uint32_t *slots = calloc(n_slots, sizeof *slots);
   if (!slots) return false;
@@ -287,13 +283,11 @@ static td_status list_alternatives(td_schema_ctx *ctx, const cJSON *schema, cons
 // Whether no two of the alternatives can hold for one value.
 static bool are_apart(td_schema_ctx *ctx, const cJSON **all, uint32_t n) {
   const cJSON *expanded[MAX_ALTERNATIVES];
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (td_schema_expand(ctx, all[i], &expanded[i]) != TD_OK) return false;
-  }
   for (uint32_t i = 0; i < n; i++) {
-    for (uint32_t k = i + 1; k < n; k++) {
+    for (uint32_t k = i + 1; k < n; k++)
       if (!td_schema_excludes(ctx, expanded[i], expanded[k])) return false;
-    }
   }
   return true;
 }
@@ -302,9 +296,8 @@ static td_status translate_alternatives(td_schema_ctx *ctx, const cJSON *schema,
                                         td_node *out) {
   const cJSON *list = td_schema_get(ctx, schema, key), *all[MAX_ALTERNATIVES];
   uint32_t n;
-  if (!cJSON_IsArray(list) || !list->child) {
+  if (!cJSON_IsArray(list) || !list->child)
     return td_schema_bad(ctx, key, "must be an array of schemas");
-  }
   td_status st = list_alternatives(ctx, schema, key, all, &n);
   if (st == TD_OK && key[0] == 'o' && !are_apart(ctx, all, n)) {
     st = ctx->budget->status != TD_OK
@@ -326,9 +319,8 @@ static td_status translate_types(td_schema_ctx *ctx, const cJSON *schema, unsign
   if (ctx->items[ctx->at].indent) types &= TD_SCHEMA_ARRAY | TD_SCHEMA_OBJECT;
   if (types & TD_SCHEMA_NULL) null = td_g_str(ctx->b, "null");
   if (types & TD_SCHEMA_BOOL) boolean = td_g_gbnf(ctx->b, "\"true\" | \"false\"", NULL);
-  if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER)) {
+  if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER))
     st = td_schema_number(ctx, schema, !(types & TD_SCHEMA_NUMBER), &number);
-  }
   if (st == TD_OK && types & TD_SCHEMA_STRING) st = td_schema_string(ctx, schema, &string);
   if (st == TD_OK && types & TD_SCHEMA_ARRAY) st = td_schema_array(ctx, schema, &array);
   if (st == TD_OK && types & TD_SCHEMA_OBJECT) st = td_schema_object(ctx, schema, &object);
@@ -341,9 +333,8 @@ static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   const uint32_t indent = ctx->items[ctx->at].indent;
   unsigned types;
   *out = TD_NODE_NEVER;
-  if (!cJSON_IsObject(schema) && !cJSON_IsBool(schema)) {
+  if (!cJSON_IsObject(schema) && !cJSON_IsBool(schema))
     return td_schema_bad(ctx, "a schema", "must be an object");
-  }
   if (cJSON_IsFalse(schema)) return TD_OK;
   if (cJSON_IsTrue(schema) || td_schema_asserts_only(schema, NULL, NULL)) {
     *out = ctx->json->value[indent];
@@ -362,9 +353,8 @@ static td_status translate(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   if (st != TD_OK) return st;
   if (td_schema_get(ctx, schema, "anyOf")) return translate_alternatives(ctx, schema, "anyOf", out);
   if (td_schema_get(ctx, schema, "oneOf")) return translate_alternatives(ctx, schema, "oneOf", out);
-  if (td_schema_get(ctx, schema, "enum") || td_schema_member_of(ctx, schema, "const")) {
+  if (td_schema_get(ctx, schema, "enum") || td_schema_member_of(ctx, schema, "const"))
     return indent ? TD_OK : translate_values(ctx, schema, types, out);
-  }
   return translate_types(ctx, schema, types, out);
 }
 
@@ -406,12 +396,11 @@ static td_status build(td_node *out, td_grammar_build *b, const cJSON *schema,
                        .err = err};
   const size_t list = td_g_begin(b);
   td_status st = translate_all(&ctx, schema, out);
-  td_g_end_any(b, list);                          // what a failure has left
-  if (td_grammar_build_status(b, err) != TD_OK) { // of no part alone
+  td_g_end_any(b, list);                        // what a failure has left
+  if (td_grammar_build_status(b, err) != TD_OK) // of no part alone
     st = td_err_prefix(err, "%s", name_of(&ctx));
-  } else if (st != TD_OK) {
+  else if (st != TD_OK)
     td_g_reset(b, &mark);
-  }
   if (st != TD_OK && ctx.budget->status == TD_OK && opts->path) {
     char path[TD_SCHEMA_PATH_BYTES];
     write_path(&ctx, path);

@@ -166,9 +166,8 @@ static td_status open_automaton(shared_grammar *s, td_err *err) {
   if (st == TD_OK) st = td_automaton_open(&s->automaton, grammar, err);
   s->grammar = grammar;
   if (st == TD_OK) s->start = td_automaton_start(&s->automaton);
-  if (st == TD_OK && s->automaton.status != TD_OK) {
+  if (st == TD_OK && s->automaton.status != TD_OK)
     st = td_fail(err, s->automaton.status, "the grammar is too ambiguous");
-  }
   s->automaton.status = st;
   return st;
 }
@@ -210,11 +209,10 @@ td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const void *b
   while (drop_idle(grammars)) {
   }
   pthread_mutex_unlock(&grammars->lock);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = m;
-  } else {
+  else
     td_matcher_close(m);
-  }
   return st;
 }
 
@@ -245,11 +243,10 @@ void td_matcher_close(td_matcher *m) {
     atomic_fetch_sub(&m->of->n_jobs, 1);
     m->job = IDLE;
   }
-  if (m->job == RUNNING) {
+  if (m->job == RUNNING)
     m->is_closed = true; // the thread removes it
-  } else {
+  else
     remove_matcher(m);
-  }
   while (drop_idle(grammars)) {
   }
   pthread_mutex_unlock(&grammars->lock);
@@ -271,9 +268,8 @@ static void bound_memory(shared_grammar *s) {
   if (keep) {
     keep[0] = &s->start;
     n = 1;
-    for (td_matcher *m = s->matchers; m; m = m->next) {
+    for (td_matcher *m = s->matchers; m; m = m->next)
       if (m->config != UINT32_MAX) keep[n++] = &m->config;
-    }
     td_automaton_forget(&s->automaton, keep, n);
     free(keep);
     atomic_fetch_sub(&grammars->n_bytes, n_bytes - s->len - s->automaton.n_bytes);
@@ -293,9 +289,8 @@ static bool is_at_strip(const td_matcher *m) {
 // The configuration after a token; DEAD: it does not match.
 static uint32_t follow(td_matcher *m, int32_t id) {
   const td_token_index *index = m->of->owner->index;
-  if (id < 0 || (uint32_t)id >= index->n_vocab || index->place_of[id] == UINT32_MAX) {
+  if (id < 0 || (uint32_t)id >= index->n_vocab || index->place_of[id] == UINT32_MAX)
     return TD_AUTOMATON_DEAD;
-  }
   uint32_t place = index->place_of[id], at = index->begin[place], config = m->config;
   at += is_at_strip(m) && index->bytes[at] == ' ';
   for (; at < index->begin[place + 1] && config != TD_AUTOMATON_DEAD; at++)
@@ -312,9 +307,8 @@ static bool begins(const td_token_index *index, uint32_t place, uint32_t whole) 
 
 // Whether it may have to be written as a part of an added token.
 static bool may_be_part(const td_token_index *index, int32_t id) {
-  for (uint32_t k = 0; k < index->n_added; k++) {
+  for (uint32_t k = 0; k < index->n_added; k++)
     if (begins(index, index->place_of[id], index->added[k])) return true;
-  }
   return false;
 }
 
@@ -366,9 +360,8 @@ static bool advance(td_matcher *m, int32_t id) {
 bool td_matcher_advance(td_matcher *m, int32_t id) {
   shared_grammar *s = m->of;
   if (s->owner->has_thread && (m->n_pending || is_threads(s) || m->config == UINT32_MAX ||
-                               s->automaton.configs[m->config].n_items > MAX_WIDTH)) {
+                               s->automaton.configs[m->config].n_items > MAX_WIDTH))
     return put_off(m, id);
-  }
   const bool matches = advance(m, id);
   show(m);
   if (matches) atomic_store_explicit(&m->is_ready, false, memory_order_relaxed);
@@ -406,11 +399,10 @@ static void walk(td_automaton *a, const td_token_index *index, const td_cover *c
       path[d + 1] = config;
     }
     n_valid = d;
-    if (d == len) {
+    if (d == len)
       mask[index->ids[place] / 64] |= (uint64_t)1 << (index->ids[place] % 64);
-    } else if (d == 0 && !cover) {
+    else if (d == 0 && !cover)
       i = index->bucket_end[bytes[0]] - 1;
-    }
   }
 }
 
@@ -418,10 +410,9 @@ static void walk(td_automaton *a, const td_token_index *index, const td_cover *c
 static bool is_forced(td_automaton *a, uint32_t config, const uint8_t *bytes, uint32_t len) {
   config = td_automaton_step(a, config, bytes[0]);
   for (uint32_t d = 1; d < len; d++) {
-    for (unsigned b = 0; b < 256; b++) {
+    for (unsigned b = 0; b < 256; b++)
       if (b != bytes[d] && td_automaton_step(a, config, (uint8_t)b) != TD_AUTOMATON_DEAD)
         return false;
-    }
     config = td_automaton_step(a, config, bytes[d]);
   }
   return a->status == TD_OK;
@@ -496,9 +487,8 @@ static void run(td_matcher *m) {
     return;
   }
   if (m->config == UINT32_MAX) m->config = s->start;
-  for (uint32_t i = 0; i < m->n_pending && s->automaton.status == TD_OK; i++) {
+  for (uint32_t i = 0; i < m->n_pending && s->automaton.status == TD_OK; i++)
     if (!advance(m, m->pending[i]) && m->status == TD_OK) m->status = TD_EINVAL;
-  }
   m->n_pending = 0;
   if (s->automaton.status == TD_OK) make_mask(m);
   show(m);
@@ -507,9 +497,8 @@ static void run(td_matcher *m) {
 // The job of the grammar that costs least; of equal ones the first.
 static td_matcher *next_job(td_grammars *grammars) {
   td_matcher *best = grammars->is_held ? NULL : grammars->jobs;
-  for (td_matcher *m = best; m; m = m->next_job) {
+  for (td_matcher *m = best; m; m = m->next_job)
     if (m->of->job_ns < best->of->job_ns) best = m;
-  }
   return best;
 }
 
@@ -532,11 +521,10 @@ static void *thread_main(void *arg) {
     pthread_mutex_lock(&grammars->lock);
     s->job_ns = (3 * s->job_ns + ns) / 4;
     m->job = IDLE;
-    if (m->is_closed) {
+    if (m->is_closed)
       remove_matcher(m);
-    } else {
+    else
       atomic_store_explicit(&m->is_ready, true, memory_order_release);
-    }
     atomic_fetch_sub_explicit(&s->n_jobs, 1, memory_order_release);
     const uint64_t one = 1;
     if (grammars->wake_fd >= 0 && write(grammars->wake_fd, &one, sizeof one) < 0) continue;

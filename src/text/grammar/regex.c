@@ -130,13 +130,12 @@ static void add_escapes(td_grammar_build *b, const char_set *set) {
     for (uint32_t c = set->ranges[i].low; c <= set->ranges[i].high && c <= '\\'; c++) {
       const char *letter = c ? strchr(letters, (int)c) : NULL;
       char text[8];
-      if (letter) {
+      if (letter)
         snprintf(text, sizeof text, "\\%c", names[letter - letters]);
-      } else if (c < 0x20) {
+      else if (c < 0x20)
         snprintf(text, sizeof text, "\\u%04x", c);
-      } else {
+      else
         continue;
-      }
       td_g_add(b, td_g_str(b, text));
     }
   }
@@ -183,9 +182,8 @@ static td_status read_hex(parser *p, unsigned n, uint32_t *out) {
   for (unsigned i = 0; i < n; i++) {
     char c = peek(p), low = (char)(c | 0x20);
     bool is_digit = c >= '0' && c <= '9';
-    if (!is_digit && !(low >= 'a' && low <= 'f')) {
+    if (!is_digit && !(low >= 'a' && low <= 'f'))
       return fail(p, TD_EFORMAT, "hexadecimal digits are missing");
-    }
     *out = *out << 4 | (uint32_t)(is_digit ? c - '0' : low - 'a' + 10);
     p->at++;
   }
@@ -207,16 +205,14 @@ static td_status read_unicode(parser *p, uint32_t *out) {
     const char *at = p->at;
     if (st == TD_OK && *out >= 0xD800 && *out < 0xDC00 && take(p, "\\u")) {
       st = read_hex(p, 4, &low);
-      if (st == TD_OK && low >= 0xDC00 && low < 0xE000) {
+      if (st == TD_OK && low >= 0xDC00 && low < 0xE000)
         *out = 0x10000 + ((*out - 0xD800) << 10) + (low - 0xDC00);
-      } else {
+      else
         p->at = at;
-      }
     }
   }
-  if (st == TD_OK && (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out < 0xE000))) {
+  if (st == TD_OK && (*out > TD_G_LAST_CHAR || (*out >= 0xD800 && *out < 0xE000)))
     st = fail(p, TD_EUNSUPPORTED, "an escape is not a character");
-  }
   return st;
 }
 
@@ -299,12 +295,10 @@ static td_status read_class(parser *p, td_node *out) {
 // What stands behind the parenthesis of a group before its expression.
 static td_status skip_group_name(parser *p) {
   if (!take(p, "?") || take(p, ":")) return TD_OK;
-  if (!take(p, "P<") && !take(p, "<")) {
+  if (!take(p, "P<") && !take(p, "<"))
     return fail(p, TD_EUNSUPPORTED, "look-around and flags are not supported");
-  }
-  if (peek(p) == '=' || peek(p) == '!') {
+  if (peek(p) == '=' || peek(p) == '!')
     return fail(p, TD_EUNSUPPORTED, "look-around is not supported");
-  }
   while (p->at < p->end && !take(p, ">"))
     p->at++;
   return TD_OK;
@@ -323,9 +317,8 @@ static td_status read_atom(parser *p, td_node *out) {
     return st;
   }
   char first = peek(p);
-  if (first == '*' || first == '+' || first == '?') {
+  if (first == '*' || first == '+' || first == '?')
     return fail(p, TD_EFORMAT, "there is nothing to repeat");
-  }
   if (first == '^' || first == '$') {
     return fail(p, TD_EUNSUPPORTED,
                 "^ and $ are supported only at the beginning and the end of the expression");
@@ -365,9 +358,8 @@ static td_status read_repetition(parser *p, td_node *item) {
   char c = peek(p);
   if (c == '{' && read_counts(p, &min, &max)) {
     if (max < min) return fail(p, TD_EFORMAT, "a repetition's counts are reversed");
-    if (min > MAX_COUNT || (max > MAX_COUNT && max != TD_G_MANY)) {
+    if (min > MAX_COUNT || (max > MAX_COUNT && max != TD_G_MANY))
       return fail(p, TD_ELIMIT, "a repetition is too large");
-    }
   } else if (c == '*' || c == '+' || c == '?') {
     min = c == '+';
     max = c == '?' ? 1 : TD_G_MANY;
@@ -394,11 +386,10 @@ typedef struct {
 
 // Anything may stand around an expression without anchors.
 static void add_anything(parser *p) {
-  if (p->place == TD_REGEX_IN_JSON) {
+  if (p->place == TD_REGEX_IN_JSON)
     td_g_add(p->b, td_g_star(p->b, td_g_json(p->b, p->b->json[1])->character));
-  } else if (p->place == TD_REGEX_IN_ELEMENT) {
+  else if (p->place == TD_REGEX_IN_ELEMENT)
     td_g_add(p->b, td_g_gbnf(p->b, "[^<]*", NULL));
-  }
 }
 
 static void begin_sequence(parser *p, bool is_outer) {

@@ -70,9 +70,8 @@ static void add_members(td_schema_ctx *ctx, const cJSON *object) {
 
 const cJSON *td_schema_member_of(td_schema_ctx *ctx, const cJSON *object, const char *key) {
   const cJSON *m = cJSON_IsObject(object) ? object->child : NULL;
-  for (unsigned i = 0; m && i < FEW; i++, m = m->next) {
+  for (unsigned i = 0; m && i < FEW; i++, m = m->next)
     if (strcmp(m->string, key) == 0) return m;
-  }
   if (!m) return NULL;
   if (!ctx->members || !slot_of(ctx, object, "", true)->object) add_members(ctx, object);
   return ctx->budget->status == TD_OK ? slot_of(ctx, object, key, false)->member : NULL;
@@ -117,9 +116,8 @@ static const cJSON *item_at(td_schema_ctx *ctx, const cJSON *list, const char *s
 td_status td_schema_resolve(td_schema_ctx *ctx, const char *ref, const cJSON **out) {
   const cJSON *at = ctx->root;
   const size_t len = strlen(ref);
-  if (ref[0] != '#' || (ref[1] && ref[1] != '/')) {
+  if (ref[0] != '#' || (ref[1] && ref[1] != '/'))
     return td_schema_refuse(ctx, "$ref", "other than a pointer into the schema, #/...");
-  }
   if (!td_budget_step(ctx->budget, len)) return td_schema_exhausted(ctx);
   char *steps = strdup(ref);
   if (!steps) {

@@ -157,9 +157,8 @@ static cJSON *merge_lists(td_schema_ctx *ctx, const cJSON *a, const cJSON *b, bo
   bool ok = list != NULL;
   for (const cJSON *item = is_union ? a->child : NULL; item && ok; item = item->next)
     ok = append_reference(ctx, list, item);
-  for (const cJSON *item = b->child; item && ok; item = item->next) {
+  for (const cJSON *item = b->child; item && ok; item = item->next)
     if (has_value(ctx, a, item) != is_union) ok = append_reference(ctx, list, item);
-  }
   if (ok) return list;
   cJSON_Delete(list);
   return NULL;
@@ -190,9 +189,8 @@ static td_status merge_types(td_schema_ctx *ctx, cJSON *to, const cJSON *a, cons
 
 // Every alternative of one beside every one of the other.
 static td_status merge_alternatives(td_schema_ctx *ctx, cJSON *to, const cJSON *a, const cJSON *b) {
-  if (cJSON_GetArraySize(a) * (double)cJSON_GetArraySize(b) > MAX_ALTERNATIVES) {
+  if (cJSON_GetArraySize(a) * (double)cJSON_GetArraySize(b) > MAX_ALTERNATIVES)
     return td_schema_refuse(ctx, "anyOf", "with so many combinations");
-  }
   cJSON *list = cJSON_CreateArray();
   bool ok = list != NULL;
   for (const cJSON *x = a->child; x && ok; x = x->next) {
@@ -243,29 +241,26 @@ static bool has_items(td_schema_ctx *ctx, const cJSON *schema) {
 static td_status merge_objects(td_schema_ctx *ctx, cJSON *to, const cJSON *a, const cJSON *b) {
   const bool has_tuples = td_schema_get(ctx, a, "prefixItems") ||
                           td_schema_get(ctx, b, "prefixItems");
-  if (has_tuples && has_items(ctx, a) && has_items(ctx, b)) {
+  if (has_tuples && has_items(ctx, a) && has_items(ctx, b))
     return td_schema_refuse(ctx, "prefixItems", "within allOf");
-  }
   td_status st = TD_OK;
   for (const cJSON *m = a->child; m && st == TD_OK; m = m->next) {
     const char *key = m->string;
     const cJSON *other = td_schema_get(ctx, b, key);
     if (strcmp(key, "properties") == 0 || (strcmp(key, "type") == 0 && other)) continue;
     if (cJSON_IsNull(m) && other) continue;
-    if (other && !is_annotation(key)) {
+    if (other && !is_annotation(key))
       st = merge_keyword(ctx, to, m, other);
-    } else if (!add_reference(ctx, to, key, m)) {
+    else if (!add_reference(ctx, to, key, m))
       st = td_schema_exhausted(ctx);
-    }
   }
   for (const cJSON *m = b->child; m && st == TD_OK; m = m->next) {
     const char *key = m->string;
     if (strcmp(key, "properties") == 0 || cJSON_IsNull(m) || td_schema_get(ctx, a, key)) continue;
     if (!add_reference(ctx, to, key, m)) st = td_schema_exhausted(ctx);
   }
-  if (st == TD_OK && td_schema_get(ctx, a, "type") && td_schema_get(ctx, b, "type")) {
+  if (st == TD_OK && td_schema_get(ctx, a, "type") && td_schema_get(ctx, b, "type"))
     st = merge_types(ctx, to, a, b);
-  }
   if (st != TD_OK || (!td_schema_get(ctx, a, "properties") && !td_schema_get(ctx, b, "properties")))
     return st;
   cJSON *merged = cJSON_AddObjectToObject(to, "properties");
@@ -327,12 +322,10 @@ td_status td_schema_expand(td_schema_ctx *ctx, const cJSON *schema, const cJSON 
   *out = schema;
   if (!ref && !all) return TD_OK;
   if (ref && !cJSON_IsString(ref)) return td_schema_bad(ctx, "$ref", "must be a string");
-  if (all && (!cJSON_IsArray(all) || !all->child)) {
+  if (all && (!cJSON_IsArray(all) || !all->child))
     return td_schema_bad(ctx, "allOf", "must be an array of schemas");
-  }
-  if (ctx->expand_depth >= MAX_EXPAND) {
+  if (ctx->expand_depth >= MAX_EXPAND)
     return td_schema_refuse(ctx, ref ? "$ref" : "allOf", "that contains itself");
-  }
   ctx->expand_depth++;
   cJSON *base;
   td_status st = td_schema_without(ctx, schema, "$ref", "allOf", &base);
@@ -356,9 +349,8 @@ static bool have_different_values(td_schema_ctx *ctx, const cJSON *a, const cJSO
   if (of_a && list_b) return !has_value(ctx, list_b, of_a);
   if (list_a && of_b) return !has_value(ctx, list_a, of_b);
   if (!list_a || !list_b) return false;
-  for (const cJSON *item = list_a->child; item; item = item->next) {
+  for (const cJSON *item = list_a->child; item; item = item->next)
     if (has_value(ctx, list_b, item)) return false;
-  }
   return true;
 }
 
@@ -387,9 +379,8 @@ bool td_schema_excludes(td_schema_ctx *ctx, const cJSON *a, const cJSON *b) {
   unsigned of_a, of_b;
   if (!td_budget_step(ctx->budget, 1)) return false;
   if (cJSON_IsFalse(a) || cJSON_IsFalse(b)) return true;
-  if (td_schema_types(ctx, a, &of_a) != TD_OK || td_schema_types(ctx, b, &of_b) != TD_OK) {
+  if (td_schema_types(ctx, a, &of_a) != TD_OK || td_schema_types(ctx, b, &of_b) != TD_OK)
     return false;
-  }
   if (of_a & TD_SCHEMA_NUMBER) of_a |= TD_SCHEMA_INTEGER;
   if (of_b & TD_SCHEMA_NUMBER) of_b |= TD_SCHEMA_INTEGER;
   if (!(of_a & of_b) || have_different_values(ctx, a, b)) return true;
@@ -419,9 +410,8 @@ static unsigned types_within(td_schema_ctx *ctx, const cJSON *schema, unsigned d
   static const char *const unions[] = {"anyOf", "oneOf"};
   unsigned types;
   if (depth == MAX_EXPAND || !td_budget_step(ctx->budget, 1) ||
-      td_schema_expand(ctx, schema, &schema) != TD_OK) {
+      td_schema_expand(ctx, schema, &schema) != TD_OK)
     return TD_SCHEMA_ANY;
-  }
   if (cJSON_IsFalse(schema)) return 0;
   if (td_schema_types(ctx, schema, &types) != TD_OK) return TD_SCHEMA_ANY;
   const cJSON *single = td_schema_member_of(ctx, schema, "const");

@@ -66,9 +66,8 @@ static td_node digits_between(td_grammar_build *b, const char *low, const char *
   const bool is_low = memcmp(low + 1, zeros, n - 1) == 0;
   const bool is_high = memcmp(high + 1, nines, n - 1) == 0;
   td_node below = TD_NODE_NEVER, above = TD_NODE_NEVER, within = TD_NODE_NEVER;
-  if (from == to && !(is_low && is_high)) {
+  if (from == to && !(is_low && is_high))
     return TD_G_SEQ(b, td_g_text(b, low, 1), digits_between(b, low + 1, high + 1, n - 1));
-  }
   if (!is_low) {
     below = TD_G_SEQ(b, td_g_text(b, low, 1), digits_between(b, low + 1, nines, n - 1));
     from++;
@@ -137,9 +136,7 @@ static td_node at_least(td_grammar_build *b, const char *frac, uint32_t i, bool 
 static td_node at_most(td_grammar_build *b, const char *frac, uint32_t i, bool is_open,
                        uint32_t n_frac) {
   const uint32_t left = n_frac - i;
-  if (!frac[i]) {
-    return is_open ? TD_NODE_NEVER : td_g_repeat(b, td_g_str(b, "0"), i ? 0 : 1, left);
-  }
+  if (!frac[i]) return is_open ? TD_NODE_NEVER : td_g_repeat(b, td_g_str(b, "0"), i ? 0 : 1, left);
   const td_node end = i ? TD_NODE_EMPTY : TD_NODE_NEVER;
   if (!left) return end;
   return TD_G_ANY(b, end, TD_G_SEQ(b, digit(b, '0', frac[i] - 1), digits(b, 0, left - 1)),

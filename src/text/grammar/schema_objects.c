@@ -36,14 +36,12 @@ static td_status read_array(td_schema_ctx *ctx, const cJSON *schema, array_shape
     prefix = items;
     a->rest = td_schema_get(ctx, schema, "additionalItems");
   }
-  if (prefix && !cJSON_IsArray(prefix)) {
+  if (prefix && !cJSON_IsArray(prefix))
     return td_schema_bad(ctx, "prefixItems", "must be an array");
-  }
   a->prefix = prefix;
   a->n_prefix = prefix ? (uint32_t)cJSON_GetArraySize(prefix) : 0;
-  if (a->n_prefix > MAX_PREFIX) {
+  if (a->n_prefix > MAX_PREFIX)
     return td_schema_refuse(ctx, "prefixItems", "with more than 64 schemas");
-  }
   td_status st = td_schema_count(ctx, schema, "minItems", &a->min);
   if (st == TD_OK) st = td_schema_count(ctx, schema, "maxItems", &a->max);
   if (cJSON_IsFalse(a->rest) && a->max > a->n_prefix) a->max = a->n_prefix;
@@ -174,10 +172,9 @@ static td_status add_required(td_schema_ctx *ctx, const cJSON *properties, const
   }
   uint32_t n = n_properties;
   qsort(o->members + n, o->n - n, sizeof *o->members, by_name);
-  for (uint32_t i = n; i < o->n; i++) {
+  for (uint32_t i = n; i < o->n; i++)
     if (n == n_properties || by_name(&o->members[n - 1], &o->members[i]) != 0)
       o->members[n++] = o->members[i];
-  }
   o->n = n;
   o->n_required += n - n_properties;
   return TD_OK;
@@ -246,17 +243,14 @@ static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_sha
   const cJSON *required = td_schema_get(ctx, schema, "required");
   const cJSON *more = td_schema_get(ctx, schema, "additionalProperties");
   *o = (object_shape){.max = UINT32_MAX};
-  if (properties && !cJSON_IsObject(properties)) {
+  if (properties && !cJSON_IsObject(properties))
     return td_schema_bad(ctx, "properties", "must be an object");
-  }
-  if (required && !cJSON_IsArray(required)) {
+  if (required && !cJSON_IsArray(required))
     return td_schema_bad(ctx, "required", "must be an array");
-  }
   o->is_closed = cJSON_IsFalse(more);
   o->more = cJSON_IsObject(more) ? more : NULL;
-  if (more && !cJSON_IsObject(more) && !cJSON_IsBool(more)) {
+  if (more && !cJSON_IsObject(more) && !cJSON_IsBool(more))
     return td_schema_bad(ctx, "additionalProperties", "must be a schema");
-  }
   const size_t n = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
   const bool is_there = td_budget_step(ctx->budget, 4 * n) &&
                         td_budget_take(ctx->budget, (n + 1) * sizeof *o->members);

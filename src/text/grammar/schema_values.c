@@ -10,17 +10,16 @@
 
 static void write_scalar(td_buf *out, const cJSON *value) {
   td_json_writer w = TD_JSON_WRITER(out);
-  if (cJSON_IsNumber(value) && value->valuestring) {
+  if (cJSON_IsNumber(value) && value->valuestring)
     td_jw_raw(&w, NULL, value->valuestring);
-  } else if (cJSON_IsNumber(value)) {
+  else if (cJSON_IsNumber(value))
     td_jw_double(&w, NULL, value->valuedouble);
-  } else if (cJSON_IsString(value)) {
+  else if (cJSON_IsString(value))
     td_jw_str(&w, NULL, value->valuestring);
-  } else if (cJSON_IsBool(value)) {
+  else if (cJSON_IsBool(value))
     td_jw_bool(&w, NULL, cJSON_IsTrue(value));
-  } else {
+  else
     td_jw_null(&w, NULL);
-  }
 }
 
 // Depth: that of a JSON document, TD_JSON_MAX_DEPTH.
@@ -111,9 +110,8 @@ static const struct {
 };
 
 static const char *find_format(const cJSON *format) {
-  for (size_t i = 0; cJSON_IsString(format) && i < TD_COUNT(formats); i++) {
+  for (size_t i = 0; cJSON_IsString(format) && i < TD_COUNT(formats); i++)
     if (strcmp(formats[i].name, format->valuestring) == 0) return formats[i].expression;
-  }
   return NULL;
 }
 

@@ -28,9 +28,8 @@ static bool is_markup(const char *bytes, size_t len, bool has_channels) {
   static const char *const marks[] = {"<|channel|>",   "<|message|>",  "<|start|>", "<|end|>",
                                       "<|constrain|>", "[TOOL_CALLS]", "[ARGS]",    "[CALL_ID]",
                                       "[THINK]",       "[/THINK]"};
-  for (size_t i = has_channels ? 0 : N_HARMONY; i < TD_COUNT(marks); i++) {
+  for (size_t i = has_channels ? 0 : N_HARMONY; i < TD_COUNT(marks); i++)
     if (len == strlen(marks[i]) && memcmp(bytes, marks[i], len) == 0) return true;
-  }
   return false;
 }
 

@@ -147,17 +147,15 @@ static td_status read_token(loader *l, const cJSON *json, td_err *err) {
 
 static td_status read_tokens(td_added *added, const cJSON *json, td_vocab *vocab,
                              const td_norm *norm, td_err *err) {
-  if (json && !cJSON_IsArray(json)) {
+  if (json && !cJSON_IsArray(json))
     return td_fail(err, TD_EFORMAT, "added_tokens must be an array");
-  }
   size_t n = json ? (size_t)cJSON_GetArraySize(json) : 0;
   added->tokens = calloc(n ? n : 1, sizeof *added->tokens);
   loader l = {
       .added = added, .vocab = vocab, .norm = norm, .regex_scratch = td_regex_scratch_new()};
   td_status st = TD_OK;
-  if (!added->tokens || !l.regex_scratch) {
+  if (!added->tokens || !l.regex_scratch)
     st = td_fail(err, TD_ENOMEM, "out of memory for added tokens");
-  }
   int i = 0;
   for (const cJSON *item = json ? json->child : NULL; item && st == TD_OK; item = item->next) {
     st = read_token(&l, item, err);

@@ -124,9 +124,8 @@ static td_status add_merge(td_bpe *bpe, td_buf *whole, const cJSON *item, uint32
   if (st == TD_OK) st = find_part(bpe, right, strlen(right), &right_id, err);
   if (st != TD_OK) return st;
   size_t n_prefix = strlen(bpe->prefix);
-  if (strlen(right) < n_prefix) {
+  if (strlen(right) < n_prefix)
     return td_fail(err, TD_EFORMAT, "\"%.80s\" is shorter than continuing_subword_prefix", right);
-  }
   td_buf_clear(whole);
   td_buf_add(whole, left, n_left);
   td_buf_str(whole, right + n_prefix);
@@ -234,9 +233,8 @@ static td_status read_options(td_bpe *bpe, const cJSON *model, td_err *err) {
   if (st == TD_OK) st = td_json_get_bool(model, "ignore_merges", &bpe->ignore_merges, err);
   if (st == TD_OK) st = td_json_get_double(model, "dropout", &dropout, err);
   if (st != TD_OK) return td_err_prefix(err, "model");
-  if (dropout != 0) {
+  if (dropout != 0)
     return td_fail(err, TD_EUNSUPPORTED, "model.dropout: random merging is not supported");
-  }
   bpe->unk = -1;
   if (unk) st = find_part(bpe, unk, strlen(unk), &bpe->unk, err);
   if (st != TD_OK) return td_err_prefix(err, "model.unk_token");
@@ -326,9 +324,8 @@ static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t le
 
 // Appends the <0x..> tokens of a character's bytes, or nothing if one of them is missing.
 static bool fall_back(const td_bpe *bpe, const char *text, size_t len, td_token_ids *out) {
-  for (size_t i = 0; i < len; i++) {
+  for (size_t i = 0; i < len; i++)
     if (bpe->fallbacks[(uint8_t)text[i]] < 0) return false;
-  }
   for (size_t i = 0; i < len; i++)
     out->ids[out->n++] = bpe->fallbacks[(uint8_t)text[i]];
   return true;
@@ -409,9 +406,8 @@ static td_status encode_word(const td_bpe *bpe, td_bpe_scratch *s, const char *w
                              td_token_ids *out, td_err *err) {
   cached_word *slot = &s->cache[td_hash_bytes(word, len) & (N_CACHED - 1)];
   if (len > sizeof slot->key) return encode_uncached(bpe, s, word, len, out, err);
-  if (slot->n_key == len && memcmp(slot->key, word, len) == 0) {
+  if (slot->n_key == len && memcmp(slot->key, word, len) == 0)
     return td_token_ids_add(out, slot->ids, slot->n_ids, err);
-  }
   size_t start = out->n;
   td_status st = encode_uncached(bpe, s, word, len, out, err);
   if (st != TD_OK || out->n - start > TD_COUNT(slot->ids)) return st;

@@ -81,17 +81,15 @@ td_status td_charset_add_range(td_charset *set, uint32_t first, uint32_t last, t
 }
 
 static uint32_t category_bit(const char *name) {
-  for (size_t i = 0; i < TD_COUNT(categories); i++) {
+  for (size_t i = 0; i < TD_COUNT(categories); i++)
     if (strncmp(categories[i].name, name, 2) == 0) return 1u << i;
-  }
   return 0;
 }
 
 static uint32_t group_bits(char letter) {
   uint32_t bits = 0;
-  for (size_t i = 0; i < TD_COUNT(categories); i++) {
+  for (size_t i = 0; i < TD_COUNT(categories); i++)
     if (categories[i].name[0] == letter) bits |= 1u << i;
-  }
   return bits;
 }
 
@@ -138,9 +136,8 @@ bool td_charset_add_property(td_charset *set, const char *name, size_t len, td_e
   uint32_t bits = named_categories(loose);
   set->categories |= bits;
   if (bits) return true;
-  for (size_t i = 0; i < TD_COUNT(others); i++) {
+  for (size_t i = 0; i < TD_COUNT(others); i++)
     if (strcmp(loose, others[i].name) == 0) return add_other(set, i, err);
-  }
   td_buf_printf(&set->properties, "\\p{sc:%s}", loose);
   return true;
 }
@@ -163,14 +160,11 @@ static td_status complement_ranges(td_runes *ranges, td_err *err) {
   uint32_t next = 0;
   if (ranges->n) qsort(ranges->r, ranges->n / 2, 2 * sizeof *ranges->r, by_first);
   for (size_t i = 0; i < ranges->n && st == TD_OK; i += 2) {
-    if (ranges->r[i] > next) {
-      st = td_runes_add(&gaps, (uint32_t[]){next, ranges->r[i] - 1}, 2, err);
-    }
+    if (ranges->r[i] > next) st = td_runes_add(&gaps, (uint32_t[]){next, ranges->r[i] - 1}, 2, err);
     if (ranges->r[i + 1] >= next) next = ranges->r[i + 1] + 1;
   }
-  if (st == TD_OK && next <= MAX_CODE) {
+  if (st == TD_OK && next <= MAX_CODE)
     st = td_runes_add(&gaps, (uint32_t[]){next, MAX_CODE}, 2, err);
-  }
   td_runes_free(ranges);
   *ranges = gaps;
   return st;
@@ -225,9 +219,8 @@ void td_charset_write(const td_charset *set, td_buf *out) {
   td_buf_str(out, set->negated ? "[^" : "[");
   for (size_t i = 0; i + 1 < set->ranges.n; i += 2) {
     td_buf_printf(out, "\\x{%x}", set->ranges.r[i]);
-    if (set->ranges.r[i + 1] != set->ranges.r[i]) {
+    if (set->ranges.r[i + 1] != set->ranges.r[i])
       td_buf_printf(out, "-\\x{%x}", set->ranges.r[i + 1]);
-    }
   }
   uint32_t left = set->categories;
   for (size_t i = 0; i < TD_COUNT(groups); i++) {
@@ -236,9 +229,8 @@ void td_charset_write(const td_charset *set, td_buf *out) {
     td_buf_printf(out, "\\p{%c}", groups[i].letter);
     left &= ~bits;
   }
-  for (size_t i = 0; i < TD_COUNT(categories); i++) {
+  for (size_t i = 0; i < TD_COUNT(categories); i++)
     if (left & 1u << i) td_buf_printf(out, "\\p{%s}", categories[i].name);
-  }
   td_buf_add(out, td_buf_text(&set->properties), set->properties.len);
   td_buf_char(out, ']');
 }

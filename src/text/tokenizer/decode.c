@@ -55,9 +55,8 @@ static td_status copy_str(const cJSON *json, const char *key, char **out, td_err
 
 static td_status read_replace(token_step *step, const cJSON *json, td_err *err) {
   td_status st = copy_str(td_json_get(json, "pattern"), "String", &step->pattern, err);
-  if (st != TD_OK) {
+  if (st != TD_OK)
     return td_fail(err, TD_EUNSUPPORTED, "pattern must be {\"String\": ...} in a decoder");
-  }
   if (!*step->pattern) return td_fail(err, TD_EFORMAT, "pattern is empty");
   return copy_str(json, "content", &step->content, err);
 }
@@ -99,11 +98,10 @@ static td_status read_fused_step(td_decoder *decoder, const cJSON *json, const c
     if (st == TD_OK && step.stop) st = td_fail(err, TD_EUNSUPPORTED, "stop is not supported");
   }
   decoder->n_left = step.start;
-  if (!decoder->left) {
+  if (!decoder->left)
     decoder->left = step.content;
-  } else {
+  else
     free(step.content);
-  }
   return st;
 }
 
@@ -118,9 +116,8 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
     decoder->fused = true;
     return TD_OK;
   }
-  if (decoder->byte_fallback) {
+  if (decoder->byte_fallback)
     return td_fail(err, TD_EUNSUPPORTED, "not supported after ByteFallback");
-  }
   if (strcmp(type, "ByteFallback") == 0) {
     decoder->byte_fallback = true;
     return TD_OK;
@@ -250,9 +247,8 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
       td_buf_add(&spelling, text, len);
     }
     if (st == TD_OK) st = apply_steps(decoder, &spelling, false, &work_bytes, err);
-    if (st == TD_OK && work_bytes > MAX_WORK_BYTES) {
+    if (st == TD_OK && work_bytes > MAX_WORK_BYTES)
       st = td_fail(err, TD_ELIMIT, "decoder: its steps make too much of %d tokens", vocab->n_ids);
-    }
     if (st == TD_OK) st = store_token(decoder, id, &spelling, err);
   }
   td_buf_free(&spelling);
@@ -337,12 +333,11 @@ static void emit_held(const td_decoder *decoder, const td_decoding *t, size_t le
 
 // Consecutive byte tokens are text if together they are valid UTF-8; otherwise each becomes U+FFFD.
 static void emit_byte_tokens(const td_decoder *decoder, const td_decoding *t, td_buf *out) {
-  if (td_utf8_valid(td_buf_text(t->held), t->held->len)) {
+  if (td_utf8_valid(td_buf_text(t->held), t->held->len))
     emit(decoder, t, td_buf_text(t->held), t->held->len, out);
-  } else {
+  else
     for (size_t i = 0; i < t->held->len; i++)
       emit(decoder, t, REPLACEMENT, strlen(REPLACEMENT), out);
-  }
   td_buf_clear(t->held);
 }
 
@@ -388,11 +383,10 @@ td_status td_decoder_feed(const td_decoder *decoder, const td_decoding *t, int32
 
 td_status td_decoder_flush(const td_decoder *decoder, const td_decoding *t, td_buf *out,
                            td_err *err) {
-  if (decoder->byte_level) {
+  if (decoder->byte_level)
     emit_held(decoder, t, t->held->len, out);
-  } else {
+  else
     emit_byte_tokens(decoder, t, out);
-  }
   *t->started = false;
   *t->n_strip_left = decoder->n_left;
   return td_buf_status(out, err);

@@ -36,9 +36,8 @@ td_status td_tok_read_pattern(const cJSON *json, td_regex **regex, td_err *err) 
   const char *literal = NULL, *text = NULL;
   td_status st = td_json_get_str(pattern, "String", &literal, err);
   if (st == TD_OK) st = td_json_get_str(pattern, "Regex", &text, err);
-  if (st == TD_OK && !literal == !text) {
+  if (st == TD_OK && !literal == !text)
     st = td_fail(err, TD_EFORMAT, "must be {\"String\": ...} or {\"Regex\": ...}");
-  }
   if (st == TD_OK) {
     if (literal) text = literal;
     st = td_regex_open(regex, text, strlen(text), literal != NULL, err);

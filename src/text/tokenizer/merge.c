@@ -52,9 +52,8 @@ static void merge_by_scan(const td_merges *merges, td_token_ids *symbols) {
     ranks[i] = rank_of(merges, ids[i], ids[i + 1]);
   while (n > 1) {
     size_t best = 0;
-    for (size_t i = 1; i + 1 < n; i++) {
+    for (size_t i = 1; i + 1 < n; i++)
       if (ranks[i] < ranks[best]) best = i;
-    }
     if (ranks[best] == NO_RANK) break;
     ids[best] = find_slot(merges, ids[best], ids[best + 1])->whole;
     n--;
@@ -87,9 +86,8 @@ static td_status reserve(td_merge_scratch *s, size_t n, td_err *err) {
   if (prev) s->prev = prev;
   uint64_t *heap = realloc(s->heap, 2 * cap * sizeof *heap);
   if (heap) s->heap = heap;
-  if (!next || !prev || !heap) {
+  if (!next || !prev || !heap)
     return td_fail(err, TD_ENOMEM, "out of memory for a word of %zu symbols", n);
-  }
   s->cap = cap;
   return TD_OK;
 }
@@ -176,9 +174,8 @@ td_status td_merges_apply(const td_merges *merges, td_merge_scratch *s, td_token
       .merges = merges, .ids = symbols->ids, .next = s->next, .prev = s->prev, .heap = s->heap};
   merge_by_heap(&w, symbols->n);
   size_t kept = 0;
-  for (size_t i = 0; i < symbols->n; i++) {
+  for (size_t i = 0; i < symbols->n; i++)
     if (w.ids[i] >= 0) w.ids[kept++] = w.ids[i];
-  }
   symbols->n = kept;
   return TD_OK;
 }

@@ -184,18 +184,15 @@ static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scr
   td_buf_clear(&s->utf8);
   td_status st = td_runes_encode(&s->runes, &s->utf8, NULL, err);
   const char *text = td_buf_text(&s->utf8);
-  if (st == TD_OK) {
-    st = td_regex_find_all(step->regex, regex, text, s->utf8.len, &s->found, err);
-  }
+  if (st == TD_OK) st = td_regex_find_all(step->regex, regex, text, s->utf8.len, &s->found, err);
   s->spare.n = 0;
   size_t i = 0, pos = 0;
   uint32_t flags;
   for (size_t k = 0; k < s->found.n && st == TD_OK; k++) {
     td_span match = s->found.spans[k];
     st = take(&s->runes, &i, match.begin - pos, &s->spare, true, &flags, err);
-    if (st == TD_OK) {
+    if (st == TD_OK)
       st = take(&s->runes, &i, match.end - match.begin, &s->spare, false, &flags, err);
-    }
     size_t put = s->spare.n;
     if (st == TD_OK) st = check_growth(s, put, step->text.n, err);
     if (st == TD_OK) st = td_runes_add(&s->spare, step->text.r, step->text.n, err);
@@ -203,9 +200,7 @@ static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scr
       s->spare.r[put] |= flags;
     pos = match.end;
   }
-  if (st == TD_OK) {
-    st = take(&s->runes, &i, s->utf8.len - pos, &s->spare, true, &flags, err);
-  }
+  if (st == TD_OK) st = take(&s->runes, &i, s->utf8.len - pos, &s->spare, true, &flags, err);
   swap_texts(s);
   return st;
 }

@@ -100,12 +100,10 @@ static bool read_char_escape(translator *t, uint32_t *c, bool *known) {
     *c = (uint32_t)codes[letter - letters];
     return true;
   }
-  if (accept(t, "x{")) {
+  if (accept(t, "x{"))
     return read_hex(t, 1, 8, c) && (accept(t, "}") || unsupported(t, "'}' was expected"));
-  }
-  if (accept(t, "x")) {
+  if (accept(t, "x"))
     return read_hex(t, 1, 2, c) && (*c < 0x80 || unsupported(t, "\\x of a lone byte"));
-  }
   if (accept(t, "u")) return read_hex(t, 4, 4, c);
   *known = b >= 0x80 || (b >= 0 && !isalnum(b));
   if (*known) *c = read_char(t);
@@ -345,9 +343,8 @@ static bool translate_options(translator *t) {
 
 static bool translate_group(translator *t) {
   static const char *const openings[] = {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"};
-  for (size_t i = 0; i < TD_COUNT(openings); i++) {
+  for (size_t i = 0; i < TD_COUNT(openings); i++)
     if (accept(t, openings[i])) return open_group(t, openings[i]);
-  }
   if (accept(t, "(?#")) {
     while (peek(t, 0) >= 0 && peek(t, 0) != ')')
       t->pos++;
@@ -378,9 +375,8 @@ static bool close_group(translator *t) {
 
 static bool read_count(translator *t, unsigned *count) {
   size_t start = t->pos;
-  for (*count = 0; peek(t, 0) >= '0' && peek(t, 0) <= '9'; t->pos++) {
+  for (*count = 0; peek(t, 0) >= '0' && peek(t, 0) <= '9'; t->pos++)
     if (*count <= MAX_REPETITION) *count = *count * 10 + (unsigned)(peek(t, 0) - '0');
-  }
   return t->pos > start;
 }
 
@@ -397,17 +393,15 @@ static bool read_interval(translator *t, char text[32], bool *found, bool *fixed
     t->pos = start;
     return true;
   }
-  if (low > MAX_REPETITION || high > MAX_REPETITION || (has_high && high < low)) {
+  if (low > MAX_REPETITION || high > MAX_REPETITION || (has_high && high < low))
     return unsupported(t, "a repetition out of bounds");
-  }
   size_t cap = 32;
-  if (*fixed) {
+  if (*fixed)
     snprintf(text, cap, "{%u}", low);
-  } else if (has_high) {
+  else if (has_high)
     snprintf(text, cap, "{%u,%u}", low, high);
-  } else {
+  else
     snprintf(text, cap, "{%u,}", low);
-  }
   return true;
 }
 

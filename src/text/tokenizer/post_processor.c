@@ -9,9 +9,7 @@
 
 static td_status add_id(td_token_ids *ids, const cJSON *id, td_err *err) {
   int64_t value;
-  if (!td_json_whole(id, 0, INT32_MAX, &value)) {
-    return td_fail(err, TD_EFORMAT, "not a token id");
-  }
+  if (!td_json_whole(id, 0, INT32_MAX, &value)) return td_fail(err, TD_EFORMAT, "not a token id");
   return td_token_ids_push(ids, (int32_t)value, err);
 }
 
@@ -21,9 +19,8 @@ static td_status add_special(td_token_ids *ids, const cJSON *json, const cJSON *
   td_status st = td_tok_need_str(token, "id", &name, err);
   if (st != TD_OK) return st;
   const cJSON *list = td_json_get(td_json_get(td_json_get(json, "special_tokens"), name), "ids");
-  if (!cJSON_IsArray(list)) {
+  if (!cJSON_IsArray(list))
     return td_fail(err, TD_EFORMAT, "special_tokens has no ids for \"%.80s\"", name);
-  }
   for (const cJSON *id = list->child; id && st == TD_OK; id = id->next)
     st = add_id(ids, id, err);
   return st;
@@ -42,9 +39,8 @@ static td_status read_template(td_post *own, const cJSON *json, td_err *err) {
       st = add_special(seen ? &own->after : &own->before, json, token, err);
     } else {
       st = td_tok_need_str(td_json_get(item, "Sequence"), "id", &sequence, err);
-      if (st == TD_OK && (seen || strcmp(sequence, "A") != 0)) {
+      if (st == TD_OK && (seen || strcmp(sequence, "A") != 0))
         st = td_fail(err, TD_EUNSUPPORTED, "the text must stand once, as \"A\"");
-      }
       seen = true;
     }
     if (st != TD_OK) return td_err_prefix(err, "single");
@@ -64,13 +60,12 @@ static td_status read_cls_sep(td_post *own, const cJSON *json, td_err *err) {
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
   td_post *post = owner, own = {0};
   td_status st = TD_OK;
-  if (strcmp(type, "TemplateProcessing") == 0) {
+  if (strcmp(type, "TemplateProcessing") == 0)
     st = read_template(&own, json, err);
-  } else if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) {
+  else if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0)
     st = read_cls_sep(&own, json, err);
-  } else if (strcmp(type, "ByteLevel") != 0) { // ByteLevel only trims offsets
+  else if (strcmp(type, "ByteLevel") != 0) // ByteLevel only trims offsets
     st = td_fail(err, TD_EUNSUPPORTED, "this post-processor is not supported");
-  }
   if (st == TD_OK) st = td_token_ids_add(&own.before, post->before.ids, post->before.n, err);
   if (st == TD_OK) st = td_token_ids_add(&post->after, own.after.ids, own.after.n, err);
   if (st == TD_OK) {

@@ -64,9 +64,8 @@ static td_status set_pattern(split_step *step, const char *pattern, behavior wha
 
 static td_status read_split(split_step *step, const cJSON *json, td_err *err) {
   td_status st = td_json_get_bool(json, "invert", &step->invert, err);
-  if (st == TD_OK && !td_json_get(json, "behavior")) {
+  if (st == TD_OK && !td_json_get(json, "behavior"))
     st = td_fail(err, TD_EFORMAT, "behavior is missing");
-  }
   if (st == TD_OK) st = read_behavior(json, &step->behavior, err);
   if (st == TD_OK) st = td_tok_read_pattern(json, &step->regex, err);
   return st;
@@ -107,16 +106,14 @@ static td_status read_metaspace(split_step *step, const cJSON *json, td_err *err
   if (st != TD_OK) return st;
   uint32_t c;
   size_t len = strlen(replacement);
-  if (!len || (size_t)td_utf8_decode(replacement, len, &c) != len) {
+  if (!len || (size_t)td_utf8_decode(replacement, len, &c) != len)
     return td_fail(err, TD_EFORMAT, "replacement must be one character");
-  }
   memcpy(step->mark, replacement, len + 1);
   step->replacement = step->mark;
   bool never = strcmp(scheme, "never") == 0 || !add_prefix_space;
   bool first = strcmp(scheme, "first") == 0;
-  if (!never && !first && strcmp(scheme, "always") != 0) {
+  if (!never && !first && strcmp(scheme, "always") != 0)
     return td_fail(err, TD_EUNSUPPORTED, "prepend_scheme \"%.40s\" is not supported", scheme);
-  }
   step->prepend = never ? PREPEND_NEVER : first ? PREPEND_FIRST : PREPEND_ALWAYS;
   step->behavior = MERGED_WITH_NEXT;
   return split ? td_regex_open(&step->regex, step->mark, len, true, err) : TD_OK;

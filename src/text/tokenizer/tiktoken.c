@@ -75,9 +75,8 @@ static td_status add_rank(reader *r, double rank, td_err *err) {
   td_bytelevel_spell(&r->spelled, td_buf_text(&r->bytes), r->bytes.len);
   td_status st = td_buf_status(&r->spelled, err);
   if (st != TD_OK) return st;
-  if (!cJSON_AddNumberToObject(r->vocab, td_buf_text(&r->spelled), rank)) {
+  if (!cJSON_AddNumberToObject(r->vocab, td_buf_text(&r->spelled), rank))
     return td_fail(err, TD_ENOMEM, "out of memory");
-  }
   r->n_ranks++;
   return TD_OK;
 }
@@ -94,9 +93,8 @@ static td_status read_line(reader *r, const char *line, size_t len, td_err *err)
     rank = rank * 10 + (uint32_t)(c - '0');
   }
   td_buf_clear(&r->bytes);
-  if (!is_rank || !decode_base64(&r->bytes, line, n_text)) {
+  if (!is_rank || !decode_base64(&r->bytes, line, n_text))
     return td_fail(err, TD_EFORMAT, "must be a token in base64, a space and its rank");
-  }
   td_status st = td_buf_status(&r->bytes, err);
   return st == TD_OK ? add_rank(r, rank, err) : st;
 }
@@ -114,9 +112,8 @@ static td_status read_ranks(reader *r, const char *text, size_t len, td_err *err
     text += n;
     len -= n;
   }
-  for (int b = 0; b < 256; b++) {
+  for (int b = 0; b < 256; b++)
     if (!r->has_byte[b]) return td_fail(err, TD_EFORMAT, "byte 0x%02x has no token", b);
-  }
   return TD_OK;
 }
 
@@ -157,9 +154,8 @@ static td_status fill(reader *r, cJSON *root, const char *text, size_t len, cons
   cJSON *pattern = cJSON_GetObjectItem(cJSON_GetArrayItem(steps, 0), "pattern");
   r->vocab = cJSON_AddObjectToObject(cJSON_GetObjectItem(root, "model"), "vocab");
   r->added = cJSON_AddArrayToObject(root, "added_tokens");
-  if (!r->vocab || !r->added || !cJSON_AddStringToObject(pattern, "Regex", PATTERN)) {
+  if (!r->vocab || !r->added || !cJSON_AddStringToObject(pattern, "Regex", PATTERN))
     return td_fail(err, TD_ENOMEM, "out of memory");
-  }
   td_status st = read_ranks(r, text, len, err);
   return st == TD_OK ? add_control_tokens(r, config, err) : st;
 }

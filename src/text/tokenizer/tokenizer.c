@@ -115,23 +115,20 @@ static td_status read_model(td_tokenizer *tok, const cJSON *root, bool by_rank, 
   if (!cJSON_IsObject(model)) return td_fail(err, TD_EFORMAT, "model must be an object");
   td_status st = td_json_get_str(model, "type", &type, err);
   if (st != TD_OK) return td_err_prefix(err, "model");
-  if (strcmp(type, "BPE") != 0) {
+  if (strcmp(type, "BPE") != 0)
     return td_fail(err, TD_EUNSUPPORTED, "model.type \"%.40s\" is not supported, BPE is", type);
-  }
   st = td_vocab_read(&tok->vocab, td_json_get(model, "vocab"), err);
   if (st == TD_OK) st = td_norm_open(&tok->norm, td_json_get(root, "normalizer"), err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_added_open(&tok->added, td_json_get(root, "added_tokens"), &tok->vocab, tok->norm, err);
-  }
   if (st == TD_OK) st = td_split_open(&tok->split, td_json_get(root, "pre_tokenizer"), err);
   if (st == TD_OK) {
     td_bpe_opts opts = {.byte_level = td_split_is_byte_level(tok->split), .by_rank = by_rank};
     st = td_bpe_open(&tok->bpe, model, &tok->vocab, &opts, err);
   }
   if (st == TD_OK) st = td_post_read(&tok->post, td_json_get(root, "post_processor"), err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_decoder_open(&tok->decoder, td_json_get(root, "decoder"), &tok->vocab, tok->added, err);
-  }
   return st;
 }
 
@@ -237,9 +234,8 @@ td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *e
   cJSON *config = NULL;
   td_status st = TD_OK;
   *out = NULL;
-  if (td_checkpoint_has(model_dir, settings)) {
+  if (td_checkpoint_has(model_dir, settings))
     st = td_checkpoint_json(&config, model_dir, settings, MAX_FILE_BYTES, err);
-  }
   if (st == TD_OK && td_checkpoint_has(model_dir, whole)) {
     st = open_file(out, model_dir, whole, false, config, err);
   } else if (st == TD_OK && td_checkpoint_has(model_dir, ranks)) {
@@ -355,9 +351,8 @@ static td_status encode_normal(encoding *e, const char *text, size_t len, const 
 static td_status encode_part(encoding *e, const char *text, size_t len, const td_spans *literal,
                              bool at_start, td_err *err) {
   scratch *s = e->s;
-  if (td_norm_keeps(e->tok->norm, text, len)) {
+  if (td_norm_keeps(e->tok->norm, text, len))
     return encode_normal(e, text, len, literal, at_start, err);
-  }
   td_buf_clear(&s->normal);
   s->normal_literal.n = 0;
   td_status st = td_norm_apply(e->tok->norm, &s->norm, s->regex, text, len, literal, &s->normal,
@@ -429,9 +424,8 @@ static td_status check_spans(const td_spans *literal, size_t len, td_err *err) {
   size_t done = 0;
   for (size_t i = 0; literal && i < literal->n; i++) {
     td_span span = literal->spans[i];
-    if (span.begin < done || span.end <= span.begin || span.end > len) {
+    if (span.begin < done || span.end <= span.begin || span.end > len)
       return td_fail(err, TD_EINVAL, "literal span %zu is out of order or out of the text", i);
-    }
     done = span.end;
   }
   return TD_OK;

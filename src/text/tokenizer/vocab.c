@@ -103,9 +103,8 @@ td_status td_vocab_add(td_vocab *vocab, double id_value, const char *text, size_
                    text, TD_VOCAB_MAX_ID - 1);
   }
   int32_t id = (int32_t)id_value, same = td_vocab_find(vocab, text, len);
-  if (same >= 0 && same != id) {
+  if (same >= 0 && same != id)
     return td_fail(err, TD_EFORMAT, "\"%.*s\" has two ids, %d and %d", shown, text, same, id);
-  }
   if (same == id) {
     vocab->entries[id].flags |= flags;
     return TD_OK;
@@ -120,18 +119,16 @@ td_status td_vocab_add(td_vocab *vocab, double id_value, const char *text, size_
 }
 
 td_status td_vocab_read(td_vocab *vocab, const cJSON *model_vocab, td_err *err) {
-  if (!cJSON_IsObject(model_vocab)) {
+  if (!cJSON_IsObject(model_vocab))
     return td_fail(err, TD_EFORMAT, "model.vocab must be an object");
-  }
   for (const cJSON *item = model_vocab->child; item; item = item->next) {
     double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
     size_t len = strlen(item->string);
     td_status st = TD_OK;
-    if (td_vocab_find(vocab, item->string, len) >= 0) {
+    if (td_vocab_find(vocab, item->string, len) >= 0)
       st = td_fail(err, TD_EFORMAT, "\"%.80s\" is listed twice", item->string);
-    } else {
+    else
       st = td_vocab_add(vocab, id, item->string, len, TD_VOCAB_MODEL, err);
-    }
     if (st == TD_ENOMEM) return st;
     if (st != TD_OK) return td_err_prefix(err, "model.vocab");
   }

@@ -15,9 +15,8 @@ void td_runes_free(td_runes *runes) {
 td_status td_runes_reserve(td_runes *runes, size_t n_extra, td_err *err) {
   if (n_extra <= runes->cap - runes->n) return TD_OK;
   if (n_extra > SIZE_MAX - runes->n ||
-      !td_grow(&runes->r, &runes->cap, runes->n + n_extra, 64, sizeof *runes->r)) {
+      !td_grow(&runes->r, &runes->cap, runes->n + n_extra, 64, sizeof *runes->r))
     return td_fail(err, TD_ENOMEM, "out of memory for %zu more characters", n_extra);
-  }
   return TD_OK;
 }
 
@@ -57,11 +56,10 @@ td_status td_runes_encode(const td_runes *runes, td_buf *text, td_spans *literal
     text->len += (size_t)td_utf8_encode(TD_RUNE_CODE(runes->r[i]), text->data + begin);
     if (!literal || !(runes->r[i] & TD_RUNE_LITERAL)) continue;
     td_span *last = literal->n ? &literal->spans[literal->n - 1] : NULL;
-    if (last && last->end == begin) {
+    if (last && last->end == begin)
       last->end = text->len;
-    } else {
+    else
       st = td_spans_add(literal, begin, text->len, err);
-    }
   }
   if (text->data) text->data[text->len] = '\0';
   return st;

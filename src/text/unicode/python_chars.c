@@ -24,11 +24,10 @@ static bool in_set(const uint32_t *bounds, size_t n, uint32_t c) {
   size_t low = 0; // the number of bounds up to c
   while (low < n) {
     size_t mid = (low + n) / 2;
-    if (bounds[mid] <= c) {
+    if (bounds[mid] <= c)
       low = mid + 1;
-    } else {
+    else
       n = mid;
-    }
   }
   return low % 2;
 }

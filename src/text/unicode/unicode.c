@@ -29,11 +29,10 @@ static const unicode_triple *find_floor(const unicode_triple *table, size_t n,
   size_t low = 0, high = n;
   while (low < high) {
     size_t mid = (low + high) / 2;
-    if (table[mid].a <= code_point) {
+    if (table[mid].a <= code_point)
       low = mid + 1;
-    } else {
+    else
       high = mid;
-    }
   }
   return low ? &table[low - 1] : NULL;
 }
@@ -103,11 +102,10 @@ static uint32_t compose(uint32_t first, uint32_t second) {
     size_t mid = (low + high) / 2;
     const unicode_triple *whole = &decompositions[compositions[mid]];
     if (whole->b == first && whole->c == second) return whole->a;
-    if (whole->b < first || (whole->b == first && whole->c < second)) {
+    if (whole->b < first || (whole->b == first && whole->c < second))
       low = mid + 1;
-    } else {
+    else
       high = mid;
-    }
   }
   return 0;
 }
@@ -224,15 +222,13 @@ td_status td_unicode_normalize(td_runes *text, td_normal_form form, td_runes *sp
 
 bool td_unicode_surely_composed(const char *text, size_t len) {
   const uint8_t *b = (const uint8_t *)text;
-  for (size_t i = 0; i < len;) {
-    if (b[i] < 0xCC) { // below U+0300: nothing combines, and NFC leaves everything unchanged
+  for (size_t i = 0; i < len;)
+    if (b[i] < 0xCC) // below U+0300: nothing combines, and NFC leaves everything unchanged
       i++;
-    } else if (b[i] >= 0xE4 && b[i] <= 0xE9) { // ideographs of the basic plane
+    else if (b[i] >= 0xE4 && b[i] <= 0xE9) // ideographs of the basic plane
       i += 3;
-    } else {
+    else
       return false;
-    }
-  }
   return true;
 }
 
