@@ -94,9 +94,8 @@ static size_t sure_tokens(td_answer *a) {
       n++;
     return n;
   }
-  for (; a->n_seen < a->n_kept && a->tokens[a->n_seen].end <= a->n_sure; a->n_seen++) {
+  for (; a->n_seen < a->n_kept && a->tokens[a->n_seen].end <= a->n_sure; a->n_seen++)
     if (a->tokens[a->n_seen].end > a->tokens[a->n_seen].begin) n = a->n_seen + 1;
-  }
   return n;
 }
 

@@ -49,9 +49,7 @@ static uint32_t count_of(const cJSON *schema, const char *key, uint32_t otherwis
 // for each number of characters, behind another character and behind <. Where max is large, < and
 // what follows it count as one.
 static td_node counted_text(td_grammar_build *b, uint32_t min, uint32_t max) {
-  if (max > MAX_COUNTED) {
-    return td_g_repeat(b, td_g_gbnf(b, "[^<] | \"<\" [^/<]", NULL), min, max);
-  }
+  if (max > MAX_COUNTED) return td_g_repeat(b, td_g_gbnf(b, "[^<] | \"<\" [^/<]", NULL), min, max);
   td_node other = TD_NODE_EMPTY, less = TD_NODE_EMPTY; // of the characters from i + 1 on
   for (uint32_t i = max; i-- > 0;) {
     const td_node end = i >= min ? TD_NODE_EMPTY : TD_NODE_NEVER;
@@ -136,9 +134,8 @@ td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON 
   tool->takes_any = !cJSON_IsObject(properties);
   if (tool->takes_any || !properties->child) return TD_OK;
   tool->params = calloc((size_t)cJSON_GetArraySize(properties), sizeof *tool->params);
-  if (!tool->params || !td_json_names_open(&required, td_json_get(root, "required"), NULL)) {
+  if (!tool->params || !td_json_names_open(&required, td_json_get(root, "required"), NULL))
     return td_api_fail(error, 503, NULL, NULL, "out of memory");
-  }
   const value_builder v = {.b = out->build,
                            .ctx = td_json_schema_open(root, &out->budget),
                            .root = root,

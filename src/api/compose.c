@@ -48,9 +48,8 @@ static unsigned after_char(const marker *m, unsigned n, uint32_t c) {
 }
 
 static bool is_first_of(const marker *m, unsigned i) {
-  for (unsigned k = 0; k < i; k++) {
+  for (unsigned k = 0; k < i; k++)
     if (m->letters[k].low == m->letters[i].low) return false;
-  }
   return true;
 }
 

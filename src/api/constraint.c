@@ -72,9 +72,8 @@ static td_status set_regex(td_api_request *out, const cJSON *value, const char *
 
 static td_status set_choice(td_api_request *out, const cJSON *value, const char *param,
                             td_api_error *error) {
-  if (!cJSON_IsArray(value) || !value->child || cJSON_GetArraySize(value) > MAX_CHOICES) {
+  if (!cJSON_IsArray(value) || !value->child || cJSON_GetArraySize(value) > MAX_CHOICES)
     return td_api_bad(error, param, "%s must be an array of 1 to %d strings", param, MAX_CHOICES);
-  }
   const size_t list = td_g_begin(out->build);
   td_status st = TD_OK;
   for (const cJSON *item = value->child; item && st == TD_OK; item = item->next) {
@@ -116,9 +115,8 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
     if (is_neutral(item)) continue;
     td_api_path path = td_api_member(where ? where : "", names[i].name);
     const char *param = where ? path.text : names[i].name;
-    if (out->has_format) {
+    if (out->has_format)
       return td_api_bad(error, param, "%s: only one constraint of the output may be given", param);
-    }
     if (!td_api_build(out, error)) return TD_ENOMEM;
     td_status st = names[i].set(out, item, param, error);
     if (st != TD_OK) return st;
@@ -155,9 +153,8 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
   const cJSON *type = td_json_get(format, "type");
   const td_api_path at = td_api_member(param, "type");
   if (!cJSON_IsObject(format)) return td_api_bad(error, param, "%s must be an object", param);
-  if (!cJSON_IsString(type)) {
+  if (!cJSON_IsString(type))
     return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
-  }
   const char *name = type->valuestring;
   if (strcmp(name, "text") == 0) return TD_OK;
   if (strcmp(name, "json_object") == 0) {

@@ -66,14 +66,12 @@ static td_status add_files(const td_chat *chat, const td_infill_tokens *t, const
     first--;
   }
   const td_tokenizer *tok = td_chat_tokenizer(chat);
-  if (st == TD_OK && first < f->n_files && has(tok, t->repo)) {
+  if (st == TD_OK && first < f->n_files && has(tok, t->repo))
     st = add(chat, t->repo, repo, sizeof repo - 1, out, err);
-  }
   for (uint32_t i = first; i < f->n_files && st == TD_OK; i++)
     st = add_file(chat, t, &f->files[i], out, err);
-  if (st == TD_OK && first < f->n_files && has(tok, t->file)) {
+  if (st == TD_OK && first < f->n_files && has(tok, t->file))
     st = add(chat, t->file, here, sizeof here - 1, out, err);
-  }
   return st;
 }
 
@@ -85,9 +83,8 @@ td_status td_infill_encode(const td_chat *chat, const td_infill_tokens *t, const
   if (st == TD_OK) st = add(chat, t->fill, "", 0, &around, err);
   if (st == TD_OK) st = td_chat_encode_plain(chat, "", 0, !f->is_bare, out, err);
   const size_t n_around = around.n + around.n_cut;
-  if (st == TD_OK && n_around < max_tokens) {
+  if (st == TD_OK && n_around < max_tokens)
     st = add_files(chat, t, f, max_tokens - n_around, out, err);
-  }
   if (st == TD_OK) st = td_token_ids_add(out, around.ids, around.n, err);
   out->n_cut += around.n_cut;
   td_token_ids_free(&around);

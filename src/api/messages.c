@@ -52,11 +52,10 @@ static void write_arguments(td_json_writer *w, const cJSON *arguments, bool plai
   if (text.data) td_json_replace_escapes(text.data, text.len);
   bool is_object = json[strspn(json, " \t\r\n")] == '{' &&
                    td_json_check(json, text.len, TD_JSON_MAX_DEPTH / 2, &err) == TD_OK;
-  if (is_object && !plain) {
+  if (is_object && !plain)
     td_jw_raw(w, "arguments", json);
-  } else {
+  else
     td_jw_str(w, "arguments", json);
-  }
   w->out->failed |= text.failed;
   td_buf_free(&text);
 }
@@ -102,9 +101,8 @@ static td_status write_calls(td_json_writer *w, const cJSON *message, bool plain
                              td_api_error *error) {
   const td_api_path at = td_api_member(where, "tool_calls");
   const cJSON *calls = td_json_get(message, "tool_calls");
-  if (calls && !cJSON_IsArray(calls)) {
+  if (calls && !cJSON_IsArray(calls))
     return td_api_bad(error, at.text, "%s must be an array", at.text);
-  }
   if (!calls || !calls->child) return TD_OK;
   td_jw_begin_array(w, "tool_calls");
   td_status st = TD_OK;
@@ -131,9 +129,8 @@ static const char *role_of(const cJSON *message) {
   if (!cJSON_IsString(role)) return NULL;
   if (strcmp(role->valuestring, "developer") == 0) return "system";
   static const char *const known[] = {"system", "user", "assistant", "tool"};
-  for (size_t i = 0; i < TD_COUNT(known); i++) {
+  for (size_t i = 0; i < TD_COUNT(known); i++)
     if (strcmp(role->valuestring, known[i]) == 0) return known[i];
-  }
   return NULL;
 }
 
@@ -150,9 +147,7 @@ static td_status write_message(td_json_writer *w, const cJSON *message, bool pla
   td_jw_str(w, "role", role);
   td_status st = write_content(w, message, role, is_asked, where, error);
   if (st == TD_OK) st = write_optional(w, message, "name", "name", where, error);
-  if (st == TD_OK) {
-    st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);
-  }
+  if (st == TD_OK) st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);
   const char *reasoning = td_json_get(message, "reasoning_content") ? "reasoning_content"
                                                                     : "reasoning";
   if (st == TD_OK) st = write_optional(w, message, reasoning, "reasoning_content", where, error);
@@ -260,14 +255,12 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
   const cJSON *kwargs = td_json_get(root, key);
   if (!kwargs) return TD_OK;
   if (!cJSON_IsObject(kwargs)) return td_api_bad(error, key, "%s must be an object", key);
-  if (cJSON_GetArraySize(kwargs) > MAX_KWARGS) {
+  if (cJSON_GetArraySize(kwargs) > MAX_KWARGS)
     return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
-  }
-  for (const cJSON *item = kwargs->child; item; item = item->next) {
+  for (const cJSON *item = kwargs->child; item; item = item->next)
     if (cJSON_GetObjectItemCaseSensitive(kwargs, item->string) == item &&
         !is_reserved(item->string))
       td_api_write_json(w, item->string, item);
-  }
   return TD_OK;
 }
 
@@ -285,9 +278,8 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   }
   while (last->next)
     last = last->next;
-  if (strcmp(role_of(last), "assistant") != 0) {
+  if (strcmp(role_of(last), "assistant") != 0)
     return td_api_bad(error, key, "%s: the last message must be the assistant's", key);
-  }
   *generation_prompt = false;
   return TD_OK;
 }
@@ -329,9 +321,7 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
   request->has_tools = st == TD_OK && tools;
   if (request->has_tools) write_tools(&w, tools);
-  if (st == TD_OK) {
-    st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
-  }
+  if (st == TD_OK) st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   if (st == TD_OK) st = parse_continued(&generation_prompt, &is_continued, root, error);
   request->is_continued = is_continued || !generation_prompt;
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);

@@ -31,8 +31,7 @@ const td_output_form td_output_forms[TD_OUTPUT_FORMS] = {
 };
 
 const td_output_form *td_output_form_of(const td_chat *chat) {
-  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++) {
+  for (unsigned i = 0; i < TD_OUTPUT_FORMS; i++)
     if (td_chat_template_mentions(chat, td_output_forms[i].mentioned)) return &td_output_forms[i];
-  }
   return NULL;
 }

@@ -100,9 +100,8 @@ static td_marker_match ends_thought_at(const td_output_parser *p, const source *
   const td_marker_match end = ends_reasoning_at(p, s, &n);
   const bool is_closed = p->params && p->params->is_closed;
   if (end == TD_MARKER_WHOLE || !p->parse_tool_calls || is_closed ||
-      (p->will_end && p->scan < p->far)) {
+      (p->will_end && p->scan < p->far))
     return end;
-  }
   const td_marker_match call = td_call_marker_at(TD_MARK_THOUGHT, s->text, p->scan, s->len, &mark,
                                                  &n, &form);
   return call == TD_MARKER_NONE ? end : call;
@@ -454,9 +453,8 @@ static outcome take_message(td_output_parser *p, const source *s, td_output_part
   size_t n = 0;
   const bool reasons = p->state == TD_PARTS_REASONING;
   const td_marker_match match = find_message_end(p, s, &n);
-  if (give(p, part, reasons ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT, p->scan) == FOUND) {
+  if (give(p, part, reasons ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT, p->scan) == FOUND)
     return FOUND;
-  }
   if (match != TD_MARKER_WHOLE) return WAIT;
   enter(p, TD_PARTS_START, p->scan + n);
   return MORE;

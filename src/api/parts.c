@@ -62,11 +62,10 @@ static bool add_nested(td_buf *out, const cJSON *content, unsigned depth);
 static void add_part(td_buf *out, const cJSON *part, unsigned depth) {
   const char *text = text_of(part), *type = td_json_text(part, "type");
   const cJSON *parts = parts_of(part);
-  if (text) {
+  if (text)
     td_buf_str(out, text);
-  } else if (!parts || depth == MAX_NESTING || !add_nested(out, parts, depth + 1)) {
+  else if (!parts || depth == MAX_NESTING || !add_nested(out, parts, depth + 1))
     add_note(out, part, type ? type : "a part");
-  }
 }
 
 // Returns false if there is nothing.
@@ -95,9 +94,8 @@ static bool is_readable(const cJSON *part, unsigned depth) {
 static td_status check_part(const cJSON *part, const char *where, td_api_error *error) {
   const char *type = td_json_text(part, "type");
   if (is_readable(part, 0)) return TD_OK;
-  if (!cJSON_IsObject(part)) {
+  if (!cJSON_IsObject(part))
     return td_api_bad(error, where, "%s must be an object with a type", where);
-  }
   td_api_path at = td_api_member(where, "type");
   if (!type) return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
   const bool is_text = td_ends_with(type, "text"), is_refusal = strcmp(type, "refusal") == 0;
@@ -126,9 +124,8 @@ td_status td_api_add_parts(td_buf *out, const cJSON *content, bool is_asked, con
     td_buf_str(out, content->valuestring);
     return TD_OK;
   }
-  if (!cJSON_IsArray(content)) {
+  if (!cJSON_IsArray(content))
     return td_api_bad(error, where, "%s must be a string or an array of parts", where);
-  }
   unsigned i = 0;
   for (const cJSON *part = content->child; part; part = part->next) {
     const td_api_path item = td_api_item(where, i++);

@@ -52,15 +52,13 @@ td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char
   if (st != TD_OK) return st;
   out->is_bare = !add_special;
   bool is_list = cJSON_IsArray(prompt);
-  if (!is_list && !cJSON_IsString(prompt)) {
+  if (!is_list && !cJSON_IsString(prompt))
     return td_api_bad(error, key, "%s must be a string, or an array of strings or token ids", key);
-  }
   bool is_ids = is_list && cJSON_IsNumber(prompt->child);
   int n = is_list && !is_ids ? cJSON_GetArraySize(prompt) : 1;
   if (n == 0) return td_api_bad(error, key, "%s is empty", key);
-  if (n > TD_API_MAX_CHOICES) {
+  if (n > TD_API_MAX_CHOICES)
     return td_api_bad(error, key, "%s has more than %d entries", key, TD_API_MAX_CHOICES);
-  }
   out->prompts = calloc((size_t)n, sizeof *out->prompts);
   if (!out->prompts) return td_api_fail(error, 503, NULL, NULL, "out of memory");
   if (is_list && !is_ids) return set_each(out, prompt, key, defaults->n_vocab, error);

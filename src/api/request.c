@@ -28,12 +28,10 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
                            td_api_error *error) {
   td_err err;
   double value = *out;
-  if (td_json_get_double(object, key, &value, &err) != TD_OK) {
+  if (td_json_get_double(object, key, &value, &err) != TD_OK)
     return td_api_bad(error, key, "%s", err.msg);
-  }
-  if (!(value >= min && value <= max)) {
+  if (!(value >= min && value <= max))
     return td_api_bad(error, key, "%s must be between %g and %g", key, min, max);
-  }
   *out = (float)value;
   return TD_OK;
 }
@@ -146,18 +144,15 @@ static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_err
   if (st != TD_OK) return st;
   const cJSON *options = td_json_get(root, "stream_options");
   if (!options) return TD_OK;
-  if (!cJSON_IsObject(options)) {
+  if (!cJSON_IsObject(options))
     return td_api_bad(error, "stream_options", "stream_options must be an object");
-  }
-  if (!out->stream) {
+  if (!out->stream)
     return td_api_bad(error, "stream_options", "stream_options is allowed only with stream: true");
-  }
   bool is_continuous = false;
   static const char where[] = "stream_options";
   st = td_api_get_bool_at(options, "include_usage", where, &out->include_usage, error);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_api_get_bool_at(options, "continuous_usage_stats", where, &is_continuous, error);
-  }
   out->include_usage_so_far = out->include_usage && is_continuous;
   return st;
 }
@@ -169,9 +164,8 @@ static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api
   for (size_t i = 0; i < TD_COUNT(names); i++) {
     td_status st = td_api_get_int(root, names[i], -1, INT32_MAX, &out->max_tokens, error);
     if (st != TD_OK) return st;
-    if (out->max_tokens == 0 && out->is_chat) {
+    if (out->max_tokens == 0 && out->is_chat)
       return td_api_bad(error, names[i], "%s must be at least 1, or -1: as many as fit", names[i]);
-    }
   }
   return TD_OK;
 }
@@ -228,9 +222,8 @@ static td_status parse_chat_logprobs(td_api_request *out, const cJSON *root, td_
   td_status st = td_api_get_bool(root, "logprobs", &out->logprobs, error);
   if (st == TD_OK) st = td_api_get_int(root, "top_logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
   if (st != TD_OK || n_top < 0) return st;
-  if (!out->logprobs) {
+  if (!out->logprobs)
     return td_api_bad(error, "top_logprobs", "top_logprobs is allowed only with logprobs: true");
-  }
   out->sampling.n_top_logprobs = (uint32_t)n_top;
   return TD_OK;
 }
@@ -251,12 +244,10 @@ static td_status parse_prompt_logprobs(td_api_request *out, const cJSON *root,
   static const char key[] = "prompt_logprobs";
   out->n_prompt_logprobs = -1;
   td_status st = TD_OK;
-  if (!cJSON_IsFalse(td_json_get(root, key))) {
+  if (!cJSON_IsFalse(td_json_get(root, key)))
     st = td_api_get_int(root, key, 0, TD_WIRE_MAX_TOP, &out->n_prompt_logprobs, error);
-  }
-  if (st == TD_OK && out->n_prompt_logprobs >= 0 && out->stream) {
+  if (st == TD_OK && out->n_prompt_logprobs >= 0 && out->stream)
     st = td_api_bad(error, key, "prompt_logprobs is not allowed with stream: true");
-  }
   return st;
 }
 
@@ -267,9 +258,8 @@ static td_status parse_best_of(td_api_request *out, const cJSON *root, td_api_er
   td_status st = td_api_get_int(root, key, 1, TD_API_MAX_N, &best_of, error);
   if (st != TD_OK) return st;
   if (best_of < out->n) return td_api_bad(error, key, "best_of must not be less than n");
-  if (best_of > out->n && out->stream) {
+  if (best_of > out->n && out->stream)
     return td_api_bad(error, key, "best_of above n is not allowed with stream: true");
-  }
   out->n_best = out->n;
   out->n = (uint32_t)best_of;
   return TD_OK;
@@ -323,9 +313,8 @@ static td_status parse_suffix(td_api_request *out, const cJSON *root, td_api_err
   td_status st = td_api_get_str(root, key, &text, error);
   if (st != TD_OK || !text || !text[0]) return st;
   if (out->echo) return td_api_bad(error, key, "suffix does not go with echo");
-  for (uint32_t i = 0; i < out->n_prompts; i++) {
+  for (uint32_t i = 0; i < out->n_prompts; i++)
     if (out->prompts[i].ids) return td_api_bad(error, key, "suffix needs a prompt of text");
-  }
   return td_api_copy(&out->suffix, text, error);
 }
 
@@ -383,9 +372,8 @@ td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t 
   cJSON *root = NULL;
   td_status st = begin_tokens(out, &root, body, len, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
-  if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids)) {
+  if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids))
     st = td_api_bad(error, "tokens", "tokens must be an array of token ids");
-  }
   cJSON_Delete(root);
   return st;
 }

@@ -13,9 +13,8 @@ void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const 
                       int64_t created, const unsigned char random[16]) {
   *head = (td_api_head){.is_chat = is_chat, .model = model, .created = created, .tok = tok};
   int n = snprintf(head->id, sizeof head->id, "%s-", is_chat ? "chatcmpl" : "cmpl");
-  for (int i = 0; i < 16; i++) {
+  for (int i = 0; i < 16; i++)
     n += snprintf(head->id + n, sizeof head->id - (size_t)n, "%02x", random[i]);
-  }
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------
@@ -137,11 +136,10 @@ static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
   td_jw_end_array(w);
   td_jw_begin_array(w, "top_logprobs");
   for (size_t i = first; i < last; i++)
-    if (isnan(t[i].token.logprob)) {
+    if (isnan(t[i].token.logprob))
       td_jw_null(w, NULL);
-    } else {
+    else
       write_legacy_top(w, head, &t[i].token);
-    }
   td_jw_end_array(w);
   td_jw_begin_array(w, "text_offset");
   for (size_t i = first; i < last; i++)
@@ -152,13 +150,12 @@ static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
 
 static void write_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
                            size_t first, size_t last) {
-  if (!answer->keep_tokens) {
+  if (!answer->keep_tokens)
     td_jw_null(w, "logprobs");
-  } else if (head->is_chat) {
+  else if (head->is_chat)
     write_chat_logprobs(w, head, answer, first, last);
-  } else {
+  else
     write_legacy_logprobs(w, head, answer, first, last);
-  }
 }
 
 static void begin(td_json_writer *w, const td_api_head *head, const char *object) {
@@ -241,11 +238,10 @@ static void write_message(td_json_writer *w, const td_api_choice *choice) {
   const td_delta *message = choice->message;
   td_jw_begin_object(w, "message");
   td_jw_str(w, "role", "assistant");
-  if (message->content.len == 0 && message->first_call < message->last_call) {
+  if (message->content.len == 0 && message->first_call < message->last_call)
     td_jw_null(w, "content");
-  } else {
+  else
     td_jw_buf(w, "content", &message->content);
-  }
   write_text_member(w, "reasoning_content", &message->reasoning);
   write_calls(w, choice->parts, message, false);
   td_jw_null(w, "refusal");
@@ -265,11 +261,10 @@ static void write_candidate(td_json_writer *w, const td_api_head *head, int32_t 
   snprintf(key, sizeof key, "%d", id);
   td_jw_begin_object(w, key);
   td_jw_double(w, "logprob", logprob_of(logprob));
-  if (rank) {
+  if (rank)
     td_jw_int(w, "rank", rank);
-  } else {
+  else
     td_jw_null(w, "rank"); // not among the candidates
-  }
   td_jw_buf(w, "decoded_token", &text);
   td_jw_end_object(w);
   td_buf_free(&text);
@@ -289,10 +284,9 @@ static void write_prompt_logprobs(td_json_writer *w, const td_api_head *head,
       if (t->top[k].id == t->id) rank = k + 1;
     td_jw_begin_object(w, NULL);
     write_candidate(w, head, t->id, (double)t->logprob, rank);
-    for (uint32_t k = 0; k < t->n_top && k < choice->n_prompt_top; k++) {
+    for (uint32_t k = 0; k < t->n_top && k < choice->n_prompt_top; k++)
       if (t->top[k].id != t->id)
         write_candidate(w, head, t->top[k].id, (double)t->top[k].value, k + 1);
-    }
     td_jw_end_object(w);
   }
   td_jw_end_array(w);
@@ -310,11 +304,10 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
   const td_answer *answer = choice->answer;
   td_jw_begin_object(w, NULL);
   td_jw_int(w, "index", index);
-  if (head->is_chat) {
+  if (head->is_chat)
     write_message(w, choice);
-  } else {
+  else
     td_jw_str_len(w, "text", td_buf_text(&answer->text), answer->n_sure);
-  }
   write_logprobs(w, head, answer, 0, td_api_n_shown(answer));
   if (choice->prompt) write_prompt_logprobs(w, head, choice);
   td_jw_str(w, "finish_reason", choice->finish_reason);

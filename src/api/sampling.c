@@ -85,9 +85,8 @@ static td_status parse_bias_entry(td_api_request *out, const cJSON *item, uint32
     return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is not a token id of this model",
                       item->string);
   }
-  if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100)) {
+  if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100))
     return td_api_bad(error, "logit_bias", "logit_bias must hold numbers between -100 and 100");
-  }
   const float value = (float)item->valuedouble;
   if (is_id) {
     out->bias[out->n_bias++] = (td_token_value){.id = (int32_t)id, .value = value};
@@ -105,9 +104,8 @@ static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_v
   if (!cJSON_IsObject(bias)) return td_api_bad(error, "logit_bias", "logit_bias must be an object");
   int n = cJSON_GetArraySize(bias);
   if (n == 0) return TD_OK;
-  if (n > TD_API_MAX_BIAS) {
+  if (n > TD_API_MAX_BIAS)
     return td_api_bad(error, "logit_bias", "logit_bias has more than %d entries", TD_API_MAX_BIAS);
-  }
   out->bias = calloc(TD_API_MAX_BIAS, sizeof *out->bias);
   out->text_bias = calloc((size_t)n, sizeof *out->text_bias);
   if (!out->bias || !out->text_bias) return td_api_fail(error, 503, NULL, NULL, "out of memory");
@@ -127,9 +125,8 @@ td_status td_api_tokenize_bias(td_api_request *r, const td_tokenizer *tok, td_ap
     ids.n = 0;
     st = td_tokenizer_encode(tok, b->text, strlen(b->text), 0, &ids, &err);
     if (st != TD_OK) td_api_fail_err(error, "logit_bias", &err);
-    if (st == TD_OK && ids.n > TD_API_MAX_BIAS - r->n_bias) {
+    if (st == TD_OK && ids.n > TD_API_MAX_BIAS - r->n_bias)
       st = td_api_bad(error, "logit_bias", "logit_bias has more than %d tokens", TD_API_MAX_BIAS);
-    }
     for (size_t k = 0; k < ids.n && st == TD_OK; k++)
       r->bias[r->n_bias++] = (td_token_value){.id = ids.ids[k], .value = b->value};
   }
@@ -145,9 +142,8 @@ static td_status add_stop(td_stops *stops, const cJSON *item, const char *where,
     return td_api_bad(error, where, "%s must have between 1 and %d bytes", where,
                       TD_API_MAX_STOP_BYTES);
   }
-  if (stops->n == TD_API_MAX_STOPS) {
+  if (stops->n == TD_API_MAX_STOPS)
     return td_api_bad(error, "stop", "stop has more than %d entries", TD_API_MAX_STOPS);
-  }
   td_stop_string *stop = &stops->strings[stops->n];
   td_status st = td_api_copy(&stop->text, item->valuestring, error);
   if (st != TD_OK) return st;
@@ -159,9 +155,8 @@ static td_status add_stop(td_stops *stops, const cJSON *item, const char *where,
 static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error *error) {
   const cJSON *stop = td_json_get(root, "stop");
   if (!stop) return TD_OK;
-  if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
+  if (!cJSON_IsArray(stop) && !cJSON_IsString(stop))
     return td_api_bad(error, "stop", "stop must be a string or an array of strings");
-  }
   unsigned i = 0;
   if (cJSON_IsString(stop)) return add_stop(&out->stops, stop, "stop", error);
   for (const cJSON *item = stop->child; item; item = item->next) {
@@ -183,9 +178,8 @@ static td_status parse_stop_ids(td_api_request *out, const cJSON *root, uint32_t
       return td_api_bad(error, key, "%s must hold token ids, integers from 0 to %u", key,
                         n_vocab - 1);
     }
-    if (out->n_stop_ids == TD_API_MAX_STOP_IDS) {
+    if (out->n_stop_ids == TD_API_MAX_STOP_IDS)
       return td_api_bad(error, key, "%s has more than %d entries", key, TD_API_MAX_STOP_IDS);
-    }
     out->stop_ids[out->n_stop_ids++] = (int32_t)id;
   }
   return TD_OK;

@@ -29,8 +29,7 @@ static bool begins(const td_stops *stops, const char *text, size_t len, bool fin
 size_t td_stops_scan(const td_stops *stops, const char *text, size_t len, size_t from, bool final,
                      bool *matched) {
   *matched = false;
-  for (size_t at = from; at < len; at++) {
+  for (size_t at = from; at < len; at++)
     if (begins(stops, text + at, len - at, final, matched)) return at;
-  }
   return len;
 }

@@ -13,19 +13,16 @@ static const char *tool_name(const cJSON *tool) {
 
 static td_status check_tool(const cJSON *tool, const char *where, td_api_error *error) {
   td_api_path at = td_api_member(where, "type");
-  if (!td_json_is(tool, "type", "function")) {
+  if (!td_json_is(tool, "type", "function"))
     return td_api_bad(error, at.text, "%s must be \"function\"", at.text);
-  }
   const char *name = tool_name(tool);
   at = td_api_member(where, "function.name");
-  if (!name || name[0] == 0) {
+  if (!name || name[0] == 0)
     return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
-  }
   const cJSON *parameters = td_json_get(td_json_get(tool, "function"), "parameters");
   at = td_api_member(where, "function.parameters");
-  if (parameters && !cJSON_IsObject(parameters)) {
+  if (parameters && !cJSON_IsObject(parameters))
     return td_api_bad(error, at.text, "%s must be a JSON schema, an object", at.text);
-  }
   return TD_OK;
 }
 
@@ -63,9 +60,8 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
   const td_api_path at = td_api_member(where, "mode"), list_at = td_api_member(where, "tools");
   const cJSON *list = td_json_get(allowed, "tools");
   unsigned i = 0;
-  if (!td_json_is(allowed, "mode", "auto") && !td_json_is(allowed, "mode", "required")) {
+  if (!td_json_is(allowed, "mode", "auto") && !td_json_is(allowed, "mode", "required"))
     return td_api_bad(error, at.text, "%s must be auto or required", at.text);
-  }
   if (!cJSON_IsArray(list) || !list->child) {
     return td_api_bad(error, list_at.text, "%s must be an array of functions of tools",
                       list_at.text);
@@ -79,9 +75,7 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
 
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error) {
   *tools = td_json_get(root, "tools");
-  if (*tools && !cJSON_IsArray(*tools)) {
-    return td_api_bad(error, "tools", "tools must be an array");
-  }
+  if (*tools && !cJSON_IsArray(*tools)) return td_api_bad(error, "tools", "tools must be an array");
   if (*tools && !(*tools)->child) *tools = NULL;
   unsigned i = 0;
   for (const cJSON *tool = *tools ? (*tools)->child : NULL; tool; tool = tool->next) {
@@ -121,9 +115,8 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   const cJSON *parameters = td_json_get(function, "parameters");
   td_err err;
   bool is_strict = cJSON_IsTrue(td_json_get(function, "strict"));
-  if (out->n_callable == TD_API_MAX_TOOLS) {
+  if (out->n_callable == TD_API_MAX_TOOLS)
     return td_api_bad(error, "tools", "more than %d tools cannot be constrained", TD_API_MAX_TOOLS);
-  }
   td_api_tool *grown = realloc(out->callable, (out->n_callable + 1) * sizeof *grown);
   if (!grown) return td_api_fail(error, 503, NULL, NULL, "out of memory");
   out->callable = grown;
@@ -140,12 +133,10 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
                                     .leaves_out = !is_strict,
                                     .path = where.text};
   if (parameters) st = td_json_schema_build(&added->arguments, out->build, parameters, &opts, &err);
-  if (st != TD_OK && (is_strict || td_grammar_build_status(out->build, NULL) != TD_OK)) {
+  if (st != TD_OK && (is_strict || td_grammar_build_status(out->build, NULL) != TD_OK))
     return td_api_fail_err(error, where.text, &err);
-  }
-  if (!parameters || st != TD_OK) {
+  if (!parameters || st != TD_OK)
     added->arguments = td_g_json(out->build, out->allows_any_json)->object[0];
-  }
   return TD_OK;
 }
 
@@ -160,9 +151,7 @@ static td_status add_tools(td_api_request *out, const cJSON *tools, const cJSON 
   for (const cJSON *tool = tools->child; tool && st == TD_OK; tool = tool->next, i++) {
     td_err err;
     const char *name = tool_name(tool);
-    if (only ? strcmp(only, name) != 0 : allowed && !td_json_names_has(&names, name)) {
-      continue;
-    }
+    if (only ? strcmp(only, name) != 0 : allowed && !td_json_names_has(&names, name)) continue;
     st = td_tool_params_add(&out->params, tool, &out->budget, &err);
     if (st != TD_OK) st = td_api_fail_err(error, "tools", &err);
     if (st == TD_OK && out->calls_mode != TD_CALLS_FREE) st = add_callable(out, tool, i, error);
@@ -185,9 +174,8 @@ td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_erro
   }
   for (const cJSON *tool = tools->child; tool; tool = tool->next) {
     bool is_strict = cJSON_IsTrue(td_json_get(td_json_get(tool, "function"), "strict"));
-    if ((is_strict || out->has_format) && out->calls_mode == TD_CALLS_FREE) {
+    if ((is_strict || out->has_format) && out->calls_mode == TD_CALLS_FREE)
       out->calls_mode = TD_CALLS_CHECKED;
-    }
   }
   out->params.is_closed = out->calls_mode != TD_CALLS_FREE;
   return add_tools(out, tools, choice, error);

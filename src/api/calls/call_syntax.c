@@ -156,9 +156,8 @@ static td_call_form form_of(const td_chat *chat) {
     const bool is_suffixed = td_chat_template_mentions(chat, ":opensource");
     return is_suffixed ? TD_CALL_HY_SUFFIXED : TD_CALL_HY;
   }
-  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+  for (size_t i = 0; i < TD_COUNT(marks); i++)
     if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
-  }
   if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
   bool is_fenced = td_chat_template_mentions(chat, "```json");
   return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
@@ -254,9 +253,8 @@ static const piece quote_brace = {"\"}", 2};
 static bool read_arguments(piece *text, piece parts[N_PIECES], const char *key_mark) {
   piece before, gap, value = {0};
   if (!cut(text, "probe_key", &before) || !cut(text, "probe-value", &parts[KEY_CLOSE]) ||
-      !cut(text, "probe_key2", &gap) || !cut(text, "probe-value2", &value)) {
+      !cut(text, "probe_key2", &gap) || !cut(text, "probe-value2", &value))
     return false;
-  }
   if (!key_mark) {
     static const piece begins = {"{\"", 2}, next = {"\", \"", 4}, colon = {"\": \"", 4};
     parts[AFTER_NAME] = before;
@@ -290,10 +288,8 @@ static bool find_open(piece *text) {
     td_mark mark;
     size_t n;
     unsigned form;
-    if (td_call_marker_at(TD_MARK_CALL, text->at, at, text->n, &mark, &n, &form) !=
-        TD_MARKER_WHOLE) {
+    if (td_call_marker_at(TD_MARK_CALL, text->at, at, text->n, &mark, &n, &form) != TD_MARKER_WHOLE)
       continue;
-    }
     *text = (piece){text->at + at, text->n - at};
     return true;
   }
@@ -311,17 +307,15 @@ static bool read_parts(piece parts[N_PIECES], td_call_form form, piece one, piec
   piece ignored, again[N_PIECES] = {{0}};
   if (!cut_last(&said, SAID, &ignored) || !cut_last(&one, USER, &ignored) ||
       !cut(&one, FIRST, &parts[OPEN]) || !find_open(&parts[OPEN]) ||
-      !read_arguments(&one, parts, key_mark)) {
+      !read_arguments(&one, parts, key_mark))
     return false;
-  }
   parts[CLOSE] = without_end(one, said);
   static const piece index = {":0", 2};
   if (form == TD_CALL_KIMI && !drop_front(&parts[AFTER_NAME], index)) return false;
   if (!two.n) return true;
   if (!cut_last(&two, USER, &ignored) || !cut(&two, FIRST, &ignored) ||
-      !read_arguments(&two, again, key_mark)) {
+      !read_arguments(&two, again, key_mark))
     return false;
-  }
   return cut(&two, SECOND, &parts[BETWEEN]);
 }
 
@@ -342,9 +336,8 @@ static bool is_read(const td_call_syntax *s) {
   td_buf_str(&text, s->close);
   while (found && is_all) {
     if (td_output_parser_next(&parser, td_buf_text(&text), text.len, TD_TEXT_ENDED, &part, &found,
-                              &ignored) != TD_OK) {
+                              &ignored) != TD_OK)
       break;
-    }
     is_all = !found || part.kind == TD_OUTPUT_CALL;
   }
   const bool ok = !text.failed && !found && is_all && parser.n_calls == (s->between ? 2u : 1u) &&
@@ -373,10 +366,9 @@ static bool take_parts(td_call_syntax *s, td_call_form form, const piece parts[N
   size_t at[N_PIECES];
   for (int i = 0; i < N_PIECES; i++) {
     at[i] = s->own.len;
-    if (parts[i].n && (memmem(parts[i].at, parts[i].n, ID, strlen(ID)) ||
-                       memchr(parts[i].at, '\0', parts[i].n))) {
+    if (parts[i].n &&
+        (memmem(parts[i].at, parts[i].n, ID, strlen(ID)) || memchr(parts[i].at, '\0', parts[i].n)))
       return false;
-    }
     td_buf_add(&s->own, parts[i].n ? parts[i].at : "", parts[i].n);
     td_buf_char(&s->own, '\0');
   }

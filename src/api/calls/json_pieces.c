@@ -108,13 +108,12 @@ static bool feed_escape(td_string_reader *r, char c, piece *p) {
 static bool feed(td_string_reader *r, char c, piece *p) {
   if (r->n_held) return feed_escape(r, c, p);
   if (c == (r->quote ? r->quote : '"')) return true;
-  if (c == '\\') {
+  if (c == '\\')
     r->held[r->n_held++] = c;
-  } else if (c == '\0') {
+  else if (c == '\0')
     put_char(p, REPLACEMENT);
-  } else {
+  else
     put(p, c);
-  }
   return false;
 }
 
@@ -250,12 +249,11 @@ static td_object_state open_bracket(td_object_reader *r, char c, td_buf *out) {
 
 static td_object_state close_bracket(td_object_reader *r, char c, bool in_array, td_buf *out) {
   if (in_array != (c == ']')) return TD_OBJECT_BAD;
-  if (r->at == AT_COMMA && r->is_held) {
+  if (r->at == AT_COMMA && r->is_held)
     while (out->len && (td_is_space(out->data[out->len - 1]) || out->data[out->len - 1] == ','))
       out->len--;
-  } else if (r->at != AT_FIRST && r->at != AT_NEXT) {
+  else if (r->at != AT_FIRST && r->at != AT_NEXT)
     return TD_OBJECT_BAD;
-  }
   put_byte(out, c);
   r->at = AT_NEXT;
   return --r->depth ? TD_OBJECT_OPEN : TD_OBJECT_WHOLE;
@@ -273,9 +271,8 @@ td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
   const bool takes_key = begins && !in_array;
   const bool takes_value = r->at == AT_VALUE || (begins && in_array);
   const bool is_quote = c == '"' || c == '\'';
-  if (r->at == AT_START) {
+  if (r->at == AT_START)
     return c == '{' || (c == '[' && r->may_be_array) ? open_bracket(r, c, out) : TD_OBJECT_BAD;
-  }
   if (r->depth == 1 && !td_is_space(c)) r->has_member |= is_quote || c == '}';
   if (td_is_space(c)) {
     put_byte(out, c);

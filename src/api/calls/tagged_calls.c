@@ -175,11 +175,10 @@ static td_call_outcome read_value_open(td_call_reading *x) {
 }
 
 static void take_byte(td_call_reading *x, char c) {
-  if (x->r->types == TD_PARAM_STRING) {
+  if (x->r->types == TD_PARAM_STRING)
     td_json_quote_byte(&x->call->arguments, c);
-  } else {
+  else
     td_buf_char(&x->r->word, c);
-  }
 }
 
 // ---- values of elements -------------------------------------------------------------------------
@@ -275,11 +274,10 @@ static void end_value(td_call_reading *x) {
   td_buf value = TD_BUF_INIT;
   elements all = {.tags = x->form->tags, .at = text, .end = text + word->len, .x = x};
   td_buf_add(&all.path, td_buf_text(&x->r->key), x->r->key.len);
-  if (all.tags->keys_are_tags && write_elements(&value, &all, 0)) {
+  if (all.tags->keys_are_tags && write_elements(&value, &all, 0))
     td_buf_add(out, td_buf_text(&value), value.len);
-  } else {
+  else
     td_tool_param_write(out, x->r->types, text, word->len);
-  }
   out->failed |= value.failed | all.path.failed;
   td_buf_free(&value);
   td_buf_free(&all.path);
@@ -501,14 +499,12 @@ static td_call_outcome read_value(td_call_reading *x) {
       const bool begins_line = is_feed || (r->at > 0 && x->text[r->at - 1] == '\n');
       size_t next = at;
       td_call_outcome o = NONE;
-      if (at == x->len) {
+      if (at == x->len)
         o = trims || !x->is_ended ? WAIT : NONE;
-      } else if (x->text[at] == first && is_feed && !t->keys_are_tags) {
+      else if (x->text[at] == first && is_feed && !t->keys_are_tags)
         o = at_known_call(x, at);
-      }
-      if (o == NONE && at < x->len && x->text[at] == first && (trims || !is_feed)) {
+      if (o == NONE && at < x->len && x->text[at] == first && (trims || !is_feed))
         o = t->keys_are_tags ? ends_element(x, at, &next) : ends_value(x, at, begins_line, &next);
-      }
       if (o == WAIT && x->is_ended) {
         o = GO;
         next = x->len;

@@ -275,9 +275,8 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
   if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
   // Markup and blanks are of no name, but of text that looks like a call.
   if (strpbrk(name, "<> \t\r\n") && !td_tool_params_has_tool(x->r->params, name)) return NONE;
-  if (x->form->has_ids && has_index(text, len) && len < sizeof x->call->id) {
+  if (x->form->has_ids && has_index(text, len) && len < sizeof x->call->id)
     memcpy(x->call->id, text, len);
-  }
   x->call->name = strdup(name);
   if (!x->call->name) x->call->arguments.failed = true;
   return GO;
@@ -341,9 +340,8 @@ static bool take_quoted(reading *x, char c) {
   const bool is_over = is_quoted_whole(x);
   if (td_is_space(c) && (is_over || !r->object.depth)) return true;
   if (is_over || (r->word.len && c == '{')) return false;
-  if (r->object.depth || c == '{') {
+  if (r->object.depth || c == '{')
     return td_object_feed(&r->object, c, &x->call->arguments) != TD_OBJECT_BAD;
-  }
   td_buf_char(&r->word, c);
   return r->word.len <= 4;
 }
@@ -534,9 +532,8 @@ static outcome at_end(const reading *x) {
 static bool begins_object(reading *x) {
   td_call_reader *r = x->r;
   if (r->form != MISTRAL) return false;
-  for (size_t at = r->begin; at < r->at; at++) {
+  for (size_t at = r->begin; at < r->at; at++)
     if (!td_is_space(x->text[at])) return false;
-  }
   if (x->text[r->at] != '[' && x->text[r->at] != '{') return false;
   set_form(x, MISTRAL_OBJECTS);
   return true;
@@ -599,9 +596,7 @@ static outcome read_body(reading *x) {
     return name_is_header(x) == NONE ? NONE : end_arguments(x);
   }
   bool is_value = c == '{' || c == '"' || c == '[' || (c == 'n' && !is_type(&r->word));
-  if (is_value || x->call->name) {
-    return name_is_header(x) == NONE ? NONE : begin_arguments(x);
-  }
+  if (is_value || x->call->name) return name_is_header(x) == NONE ? NONE : begin_arguments(x);
   if (!is_type(&r->word)) return NONE;
   r->begin = r->at;
   return go(x, STEP_NAME);
@@ -715,9 +710,8 @@ static outcome take_step(reading *x) {
 
 td_marker_match td_call_repeats_at(unsigned form, const char *text, size_t at, size_t len) {
   const td_call_form_marks *f = &forms[form];
-  if (f->tags) {
+  if (f->tags)
     return f->tags->name_open ? td_marker_at(f->tags->name_open, text, at, len) : TD_MARKER_NONE;
-  }
   return !f->middle && at < len && text[at] == '{' ? TD_MARKER_WHOLE : TD_MARKER_NONE;
 }
 

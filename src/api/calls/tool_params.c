@@ -163,11 +163,10 @@ static const td_tool_param *find(const td_tool_params *params, const char *tool,
   size_t low = 0, high = params ? params->n : 0;
   while (low < high) {
     const size_t mid = low + (high - low) / 2;
-    if (compare(&params->items[mid], tool, key) < 0) {
+    if (compare(&params->items[mid], tool, key) < 0)
       low = mid + 1;
-    } else {
+    else
       high = mid;
-    }
   }
   return params && low < params->n ? &params->items[low] : NULL;
 }

@@ -34,9 +34,8 @@ const td_dialect *td_dialect_of_path(const char *path, bool is_anthropic) {
              {"/rerank", &td_dialect_completion},
              {"/props", &td_dialect_completion},
              {"/slots", &td_dialect_completion}};
-  for (size_t i = 0; i < TD_COUNT(all); i++) {
+  for (size_t i = 0; i < TD_COUNT(all); i++)
     if (strncmp(path, all[i].begin, strlen(all[i].begin)) == 0) return all[i].dialect;
-  }
   return is_anthropic ? &td_dialect_messages : NULL;
 }
 
@@ -112,9 +111,8 @@ td_status td_dialect_check_types(const cJSON *root, const td_member_type *member
                                  td_api_error *error) {
   for (size_t i = 0; i < n; i++) {
     const cJSON *item = td_json_get(root, members[i].key);
-    if (item && !(item->type & members[i].types)) {
+    if (item && !(item->type & members[i].types))
       return td_api_bad(error, members[i].key, "%s must be %s", members[i].key, members[i].kind);
-    }
   }
   return TD_OK;
 }
@@ -205,8 +203,7 @@ void td_dialect_blocks(td_buf *out, td_dialect_state *s, const td_delta *delta,
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
     open_block(out, s, TD_BLOCK_CALL, i, writer);
-    if (call->arguments.len > call->n_sent) {
+    if (call->arguments.len > call->n_sent)
       writer->text(out, s, call->arguments.data + call->n_sent, call->arguments.len - call->n_sent);
-    }
   }
 }

@@ -50,9 +50,8 @@ static td_status write_bias(td_json_writer *w, const cJSON *bias, td_api_error *
 
 static void write_stop(td_json_writer *w, const cJSON *stop) {
   if (!cJSON_IsArray(stop)) {
-    if (stop && !(cJSON_IsString(stop) && !stop->valuestring[0])) {
+    if (stop && !(cJSON_IsString(stop) && !stop->valuestring[0]))
       td_api_write_json(w, "stop", stop);
-    }
     return;
   }
   td_jw_begin_array(w, "stop");
@@ -72,18 +71,15 @@ static td_status write_numbers(td_json_writer *w, const cJSON *root, td_dialect_
     st = td_api_get_int(root, lengths[i], INT32_MIN, INT32_MAX, &n_predict, error);
   if (st == TD_OK) st = td_api_get_int(root, "n_probs", 0, INT32_MAX, &n_probs, error);
   if (st == TD_OK) st = td_api_get_bool(root, "return_tokens", &returns_tokens, error);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_api_get_int(root, "t_max_predict_ms", INT32_MIN, INT32_MAX, &max_ms, error);
-  }
   if (st == TD_OK) st = td_api_get_float(root, "temperature", -100, 100, &temperature, error);
   if (st != TD_OK) return st;
   td_jw_int(w, "max_tokens", n_predict < 0 ? -1 : n_predict);
-  if (td_json_get(root, "temperature")) {
+  if (td_json_get(root, "temperature"))
     td_jw_double(w, "temperature", temperature > 0 ? (double)temperature : 0);
-  }
-  if (n_probs || returns_tokens) {
+  if (n_probs || returns_tokens)
     td_jw_int(w, "logprobs", n_probs < TD_WIRE_MAX_TOP ? n_probs : TD_WIRE_MAX_TOP);
-  }
   s->returns_tokens = returns_tokens;
   s->n_probs = (uint32_t)n_probs;
   s->max_predict_ns = max_ms > 0 ? (uint64_t)max_ms * 1000000 : 0;
@@ -96,18 +92,15 @@ static td_status write_common(td_json_writer *w, const cJSON *root, td_dialect_s
   const cJSON *seed = td_json_get(root, "seed"), *grammar = td_json_get(root, "grammar");
   const cJSON *schema = td_json_get(root, "json_schema");
   const cJSON *fields = td_json_get(root, "response_fields");
-  if (fields && !cJSON_IsArray(fields)) {
+  if (fields && !cJSON_IsArray(fields))
     return td_api_bad(error, "response_fields", "response_fields must be an array of strings");
-  }
   s->is_text = true;
   td_dialect_pass(w, root, own);
   if (seed && !(cJSON_IsNumber(seed) && seed->valuedouble < 0)) pass(w, root, "seed", "seed");
-  if (grammar && !(cJSON_IsString(grammar) && !grammar->valuestring[0])) {
+  if (grammar && !(cJSON_IsString(grammar) && !grammar->valuestring[0]))
     pass(w, root, "grammar", "grammar");
-  }
-  if (schema && !(cJSON_IsObject(schema) && !schema->child)) {
+  if (schema && !(cJSON_IsObject(schema) && !schema->child))
     pass(w, root, "json_schema", "json_schema");
-  }
   td_dialect_move(w, s, root, "", "repeat_penalty", "repetition_penalty");
   td_dialect_note(s, "max_tokens", td_json_get(root, "n_predict") ? "n_predict" : "max_tokens");
   td_status st = write_numbers(w, root, s, error);
@@ -168,9 +161,8 @@ static td_status get_files(const cJSON *extra, td_infill_file *files, uint32_t *
     if (st == TD_OK) st = td_api_get_str_at(item, "filename", at.text, &name, error);
     if (st != TD_OK) return st;
     if (!text) return td_api_bad(error, inner.text, "%s is missing", inner.text);
-    if (*n == MAX_FILES) {
+    if (*n == MAX_FILES)
       return td_api_bad(error, key, "%s has more than %d entries", key, MAX_FILES);
-    }
     files[(*n)++] = (td_infill_file){.name = name, .text = text};
   }
   return TD_OK;
@@ -199,9 +191,7 @@ static td_status encode_infill(td_token_ids *ids, const cJSON *root, const td_in
   if (st == TD_OK) st = td_api_get_str(root, "input_suffix", &after, error);
   if (st == TD_OK) st = td_api_get_str(root, "prompt", &prompt, error);
   if (st == TD_OK) st = get_files(td_json_get(root, "input_extra"), files, &f.n_files, error);
-  if (st == TD_OK) {
-    st = td_api_get_int(root, "n_predict", INT32_MIN, INT32_MAX, &n_predict, error);
-  }
+  if (st == TD_OK) st = td_api_get_int(root, "n_predict", INT32_MIN, INT32_MAX, &n_predict, error);
   if (st != TD_OK) return st;
   td_buf text = TD_BUF_INIT; // before the cursor
   td_buf_str(&text, before);
@@ -213,9 +203,8 @@ static td_status encode_infill(td_token_ids *ids, const cJSON *root, const td_in
   const uint64_t kept = 64 + (n_predict > 0 ? (uint64_t)n_predict : 256); // for answer and marks
   ids->most = s->n_ctx;
   st = td_buf_status(&text, &err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_infill_encode(s->chat, t, &f, kept < s->n_ctx ? s->n_ctx - kept : 0, ids, &err);
-  }
   td_buf_free(&text);
   return st == TD_OK ? st : td_api_fail_err(error, "input_prefix", &err);
 }

@@ -103,9 +103,8 @@ static td_status gather(td_buf *text, td_buf *thinking, const cJSON *content, bo
     const char *thought = NULL;
     const td_api_path at = td_api_item(where, i++);
     td_status st = TD_OK;
-    if (is_block(block, "thinking")) {
+    if (is_block(block, "thinking"))
       st = td_api_get_str_at(block, "thinking", at.text, &thought, error);
-    }
     if (thought) {
       if (thinking->len) td_buf_char(thinking, '\n');
       td_buf_str(thinking, thought);
@@ -151,9 +150,8 @@ static td_status write_blocks(const writing *to, const char *role, const cJSON *
 
 static td_status write_messages(const writing *to, const cJSON *root) {
   const cJSON *messages = td_json_get(root, "messages"), *system = td_json_get(root, "system");
-  if (!cJSON_IsArray(messages) || !messages->child) {
+  if (!cJSON_IsArray(messages) || !messages->child)
     return td_api_bad(to->error, "messages", "messages must be an array with at least one message");
-  }
   td_jw_begin_array(to->w, "messages");
   td_status st = system ? write_system(to, system) : TD_OK;
   unsigned i = 0;
@@ -192,9 +190,8 @@ static void add_referred(referred *out, const cJSON *name) {
 static void find_referred(referred *out, const cJSON *value) {
   for (const cJSON *item = value->child; item; item = item->next) {
     const bool is_call = is_block(item, "tool_use");
-    if (is_call || is_block(item, "tool_reference")) {
+    if (is_call || is_block(item, "tool_reference"))
       add_referred(out, td_json_get(item, is_call ? "name" : "tool_name"));
-    }
     if (!is_call) find_referred(out, item);
   }
 }
@@ -259,9 +256,8 @@ static td_status write_choice(const writing *to, const cJSON *choice, bool has_t
   bool is_single = false;
   td_status st = td_api_get_str_at(choice, "type", key, &word, to->error);
   if (st == TD_OK) st = td_api_get_str_at(choice, "name", key, &name, to->error);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_api_get_bool_at(choice, "disable_parallel_tool_use", key, &is_single, to->error);
-  }
   if (st != TD_OK) return st;
   if (is_single) td_jw_bool(to->w, "parallel_tool_calls", false);
   if (word && (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0)) {
@@ -289,9 +285,8 @@ static td_status write_format(const writing *to, const cJSON *root) {
   const td_api_path type = td_api_member(where, "type");
   if (!format) format = td_json_get(root, where);
   if (!format) return TD_OK;
-  if (!is_block(format, "json_schema")) {
+  if (!is_block(format, "json_schema"))
     return td_api_bad(to->error, type.text, "%s must be json_schema", type.text);
-  }
   td_dialect_note(to->s, "response_format", where);
   td_dialect_note(to->s, "response_format.json_schema", where);
   td_jw_begin_object(to->w, "response_format");
@@ -343,9 +338,8 @@ static td_status check(const cJSON *root, const td_dialect_state *state, td_api_
     return td_api_fail(error, 400, "thread", NO_THREADS,
                        "thread is not supported: send the whole conversation each time");
   }
-  if (!state->is_count && !td_json_get(root, "max_tokens")) {
+  if (!state->is_count && !td_json_get(root, "max_tokens"))
     return td_api_bad(error, "max_tokens", "max_tokens is missing");
-  }
   td_status st = td_dialect_check_types(root, members, TD_COUNT(members), error);
   return st == TD_OK ? refuse_foreign_tools(root, error) : st;
 }

@@ -31,11 +31,10 @@ static void write_options(td_json_writer *w, td_dialect_state *s, const cJSON *r
                                          {"frequency_penalty", "frequency_penalty"},
                                          {"repeat_penalty", "repetition_penalty"}};
   const cJSON *most = td_json_get(td_json_get(root, key), "num_predict");
-  if (cJSON_IsNumber(most) && most->valuedouble <= 0) { // -1, -2: no limit
+  if (cJSON_IsNumber(most) && most->valuedouble <= 0) // -1, -2: no limit
     td_jw_int(w, "max_tokens", -1);
-  } else {
+  else
     td_dialect_move(w, s, root, key, "num_predict", "max_tokens");
-  }
   for (size_t i = 0; i < TD_COUNT(names); i++)
     td_dialect_move(w, s, root, key, names[i][0], names[i][1]);
 }
@@ -146,11 +145,10 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
   for (const cJSON *m = messages ? messages->child : NULL; m && st == TD_OK; m = m->next) {
     const td_api_path where = td_api_item("messages", i++);
     if (m == asked) st = refuse_images(m, where.text, error);
-    if (cJSON_IsObject(m)) {
+    if (cJSON_IsObject(m))
       write_message(&w, state, m, where.text);
-    } else {
+    else
       td_api_write_json(&w, NULL, m);
-    }
   }
   td_jw_end_array(&w);
   td_jw_end_object(&w);
@@ -186,9 +184,8 @@ static td_status write_prompt(td_json_writer *w, const cJSON *root, const td_dia
   const td_infill around = {
       .before = prompt, .n_before = strlen(prompt), .after = suffix, .n_after = strlen(suffix)};
   td_token_ids ids = {0};
-  if (!tokens) {
+  if (!tokens)
     return td_api_bad(error, "suffix", "the model does not support insert: " TD_INFILL_NONE);
-  }
   st = td_infill_encode(s->chat, tokens, &around, 0, &ids, &err);
   td_dialect_write_prompt(w, &ids);
   td_token_ids_free(&ids);
@@ -222,16 +219,13 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
   if (st != TD_OK) return st;
   const bool is_text = cJSON_IsTrue(td_json_get(root, "raw")) || has_text(root, "suffix") ||
                        has_text(root, "template");
-  if (!prompt && !is_text) {
-    return td_api_bad(error, "prompt", "prompt is missing");
-  }
+  if (!prompt && !is_text) return td_api_bad(error, "prompt", "prompt is missing");
   state->is_text = is_text;
   td_jw_begin_object(&w, NULL);
   write_common(&w, state, root);
   st = write_logprobs(&w, root, is_text, error);
-  if (is_text && !td_json_get(td_json_get(root, "options"), "num_predict")) {
+  if (is_text && !td_json_get(td_json_get(root, "options"), "num_predict"))
     td_jw_int(&w, "max_tokens", -1);
-  }
   if (st == TD_OK && is_text) {
     st = write_prompt(&w, root, state, error);
   } else if (st == TD_OK) {

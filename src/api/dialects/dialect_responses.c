@@ -152,11 +152,10 @@ static void write_response(td_buf *out, const td_dialect_state *s, const td_dial
   td_buf_add(out, td_buf_text(&s->items), s->items.len);
   td_buf_char(out, ']');
   td_buf_add(out, td_buf_text(&s->echo), s->echo.len);
-  if (end) {
+  if (end)
     write_usage(&w, end->usage);
-  } else {
+  else
     td_jw_null(&w, "usage");
-  }
   td_jw_end_object(&w);
 }
 
@@ -286,9 +285,7 @@ static void close_block(td_buf *out, td_dialect_state *s) {
     w = begin_item_event(&json, s, type, index, !is_call);
     if (is_call) td_responses_write_name(&w, s, td_dialect_call(s));
     td_jw_str_len(&w, is_call ? "arguments" : "text", text, len);
-    if (s->block == TD_BLOCK_TEXT) {
-      write_logprobs(&w, s, text, len);
-    }
+    if (s->block == TD_BLOCK_TEXT) write_logprobs(&w, s, text, len);
     td_jw_end_object(&w);
     td_dialect_event(out, type, &json);
   }
@@ -324,9 +321,7 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "role", "assistant");
   td_jw_buf(&w, "content", content);
-  if (reasoning->len) {
-    td_jw_buf(&w, "reasoning_content", reasoning);
-  }
+  if (reasoning->len) td_jw_buf(&w, "reasoning_content", reasoning);
   if (s->parts->n_calls) {
     td_jw_begin_array(&w, "tool_calls");
     for (uint32_t i = 0; i < s->parts->n_calls; i++) {
@@ -362,13 +357,11 @@ static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) 
 static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
                   const td_dialect_end *end) {
   uint32_t n = 0;
-  if (message->reasoning.len) {
+  if (message->reasoning.len)
     keep_item(s, TD_BLOCK_REASONING, n++, NULL, message->reasoning.data, message->reasoning.len);
-  }
   bool has_calls = message->first_call < message->last_call;
-  if (message->content.len || !has_calls) {
+  if (message->content.len || !has_calls)
     keep_item(s, TD_BLOCK_TEXT, n++, NULL, td_buf_text(&message->content), message->content.len);
-  }
   for (uint32_t i = message->first_call; i < message->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
     keep_item(s, TD_BLOCK_CALL, n++, call, td_buf_text(&call->arguments), call->arguments.len);

@@ -23,9 +23,8 @@ static const char *value_of(const td_go_vars *v, const char *name, size_t len) {
   } all[] = {{".System", v->system}, {".Prompt", v->prompt}, {".Suffix", v->suffix},
              {".Response", ""},      {".Thinking", ""},      {".Tools", ""},
              {".Messages", ""}};
-  for (size_t i = 0; i < TD_COUNT(all); i++) {
+  for (size_t i = 0; i < TD_COUNT(all); i++)
     if (strlen(all[i].name) == len && memcmp(all[i].name, name, len) == 0) return all[i].value;
-  }
   return NULL;
 }
 
@@ -39,9 +38,8 @@ static td_status begin_if(go_run *g, const char *name, size_t len, td_err *err) 
     return td_fail(err, TD_EUNSUPPORTED, "{{ if %.*s }} is not supported", len < 64 ? (int)len : 64,
                    name);
   }
-  if (g->depth == MAX_DEPTH) {
+  if (g->depth == MAX_DEPTH)
     return td_fail(err, TD_EUNSUPPORTED, "more than %d nested ifs", MAX_DEPTH);
-  }
   const bool is_shown = g->shows[g->depth];
   g->depth++;
   g->shows[g->depth] = is_shown && value[0];

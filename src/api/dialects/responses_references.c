@@ -59,9 +59,8 @@ static td_status find_response(td_references *references, const td_dialect_state
   *root = r ? r->root : NULL;
   td_buf json = TD_BUF_INIT;
   if (r || !state->store ||
-      !td_response_store_get(state->store, state->owner, id, TD_STORED_RESPONSE, &json)) {
+      !td_response_store_get(state->store, state->owner, id, TD_STORED_RESPONSE, &json))
     return TD_OK;
-  }
   td_status st = td_responses_count(references, json.len, where, error);
   if (st == TD_OK) st = parse(references, id, &json, where, error);
   if (st == TD_OK) *root = references->responses->root;
@@ -70,9 +69,8 @@ static td_status find_response(td_references *references, const td_dialect_state
 }
 
 static const cJSON *item_of(const cJSON *items, const char *id) {
-  for (const cJSON *item = items ? items->child : NULL; item; item = item->next) {
+  for (const cJSON *item = items ? items->child : NULL; item; item = item->next)
     if (td_json_is(item, "id", id)) return item;
-  }
   return NULL;
 }
 
@@ -84,9 +82,8 @@ td_status td_responses_refer(td_references *references, const td_dialect_state *
   const char *begin = strchr(text, '_'), *end = strrchr(text, '_');
   const cJSON *root = NULL;
   char response[64] = "";
-  if (begin && end > begin) {
+  if (begin && end > begin)
     snprintf(response, sizeof response, "resp_%.*s", (int)(end - begin - 1), begin + 1);
-  }
   td_status st = TD_OK;
   if (++references->n <= MAX_REFERENCES)
     st = find_response(references, state, response, where, &root, error);

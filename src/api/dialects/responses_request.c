@@ -26,9 +26,7 @@ static void end_turn(turn *t) {
   td_json_writer *w = t->w;
   td_dialect_begin_message(w, t->state, "assistant", t->from.text);
   td_jw_buf(w, "content", &t->content);
-  if (t->reasoning.len) {
-    td_jw_buf(w, "reasoning_content", &t->reasoning);
-  }
+  if (t->reasoning.len) td_jw_buf(w, "reasoning_content", &t->reasoning);
   if (t->calls.len) {
     td_buf_char(&t->calls, ']');
     td_jw_raw(w, "tool_calls", td_buf_text(&t->calls));
@@ -69,11 +67,10 @@ static td_status add_call(turn *t, const cJSON *item, const char *type, const ch
   if (id) td_api_write_json(&w, "id", id);
   td_jw_str(&w, "type", "function");
   td_jw_begin_object(&w, "function");
-  if (name) {
+  if (name)
     td_responses_add_name(&flat, space, name);
-  } else if (strcmp(type, "function_call") != 0) { // local_shell_call and the like
+  else if (strcmp(type, "function_call") != 0) // local_shell_call and the like
     td_buf_add(&flat, type, strlen(type) - strlen("_call"));
-  }
   if (flat.len) td_jw_str(&w, "name", flat.data);
   if (is_custom) {
     td_jw_begin_object(&w, "arguments");
@@ -112,9 +109,8 @@ static td_status write_output(const turn *t, const cJSON *item, const char *wher
   td_status st = TD_OK;
   td_responses_add_found(&text, td_json_get(item, "tools"), NULL);
   if (cJSON_IsObject(output)) st = td_api_add_part(&text, output, false, at.text, t->error);
-  if (output && !cJSON_IsObject(output)) {
+  if (output && !cJSON_IsObject(output))
     st = td_api_add_parts(&text, output, false, at.text, t->error);
-  }
   td_dialect_write_result(t->w, t->state, item, "call_id", where, &text);
   return st;
 }

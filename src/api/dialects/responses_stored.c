@@ -72,9 +72,8 @@ static cJSON *read_input(td_response_store *store, uint64_t owner, const char *i
   td_buf_char(&json, '[');
   const bool is_there = td_response_store_get(store, owner, id, TD_STORED_INPUT, &json);
   td_buf_char(&json, ']');
-  if (is_there && !json.failed) {
+  if (is_there && !json.failed)
     td_json_parse(&items, json.data, json.len, TD_JSON_MAX_DEPTH, &ignored);
-  }
   td_buf_free(&json);
   unsigned i = 0;
   for (cJSON *item = items ? items->child : NULL; item; item = item->next, i++) {
