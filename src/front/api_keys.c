@@ -42,9 +42,8 @@ static td_status read_line(td_api_keys *keys, char *line, const char *path, unsi
     return td_fail(err, TD_EINVAL, "%s:%u: the weight of a key is a number from 1 to %d", path,
                    number, MAX_WEIGHT);
   }
-  if (next_word(&line)) {
+  if (next_word(&line))
     return td_fail(err, TD_EINVAL, "%s:%u: give a key and a weight, no more", path, number);
-  }
   return add(keys, key, (uint32_t)value, err);
 }
 
@@ -70,9 +69,7 @@ static td_status read_file(td_api_keys *keys, const char *path, td_err *err) {
     st = read_line(keys, line, path, number, err);
     line = end ? end + 1 : NULL;
   }
-  if (st == TD_OK && keys->n == n_before) {
-    return td_fail(err, TD_EINVAL, "%s: holds no key", path);
-  }
+  if (st == TD_OK && keys->n == n_before) return td_fail(err, TD_EINVAL, "%s: holds no key", path);
   return st;
 }
 
@@ -91,9 +88,8 @@ void td_api_keys_free(td_api_keys *keys) {
 static bool same_key(const char *given, const char *key) {
   size_t n_given = strlen(given), n_key = strlen(key);
   unsigned char difference = n_given != n_key;
-  for (size_t i = 0; i < n_given; i++) {
+  for (size_t i = 0; i < n_given; i++)
     difference |= (unsigned char)(given[i] ^ key[n_key ? i % n_key : 0]);
-  }
   return difference == 0;
 }
 

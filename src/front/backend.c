@@ -67,9 +67,8 @@ static void add_kernels(td_digest *model, const td_wire_ready *info, bool has_ou
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   td_backend *b = ((td_worker_handle *)ctx)->backend;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
-      info->max_seqs != b->opts.max_batch) {
+      info->max_seqs != b->opts.max_batch)
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
-  }
   if (!b->sched) {
     add_kernels(&b->opts.kv_model, info, b->opts.cache_output);
     uint32_t n_threads = b->opts.runtime.n_threads ? b->opts.runtime.n_threads : td_cpu_count();

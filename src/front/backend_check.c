@@ -9,9 +9,8 @@ td_status td_request_check(const td_request *q, const td_wire_ready *info, td_er
                    "the prompt has %u tokens, the context holds %u, output included", q->n_prompt,
                    info->n_ctx);
   }
-  if (q->n_bias > info->n_vocab) {
+  if (q->n_bias > info->n_vocab)
     return td_fail(err, TD_EINVAL, "%u logit biases for %u tokens", q->n_bias, info->n_vocab);
-  }
   if (q->n_ends > TD_WIRE_MAX_ENDS) {
     return td_fail(err, TD_EINVAL, "%u end tokens; at most %d may be given", q->n_ends,
                    TD_WIRE_MAX_ENDS);

@@ -65,9 +65,8 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
       .salt = td_serve_cache_owner(&j->caller, r->cache_salt, j->serve->options->cache_per_key),
       .salt_text = j->serve->options->cache_per_key ? NULL : r->cache_salt};
   request.sampling.seed += c->index % r->n;
-  if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
+  if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs)
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
-  }
   td_request_callbacks callbacks = td_choice_callbacks(c);
   td_err err;
   td_status st = td_backend_submit(j->host->backend, &request, &callbacks, &c->id, &err);
@@ -94,9 +93,8 @@ static td_status open_prompt(td_choice *c) {
   td_err err;
   td_status st = TD_OK;
   size_t n_echoed = !r->echo ? 0 : r->logprobs && prompt->n ? 1 : prompt->n; // others are scored
-  for (size_t i = 0; i < n_echoed && st == TD_OK; i++) {
+  for (size_t i = 0; i < n_echoed && st == TD_OK; i++)
     st = td_answer_echo(&c->answer, &(td_wire_token){.id = prompt->ids[i], .logprob = NAN}, &err);
-  }
   if (st == TD_OK && r->n_prompt_logprobs >= 0 && prompt->n) {
     c->prompt = calloc(prompt->n, sizeof *c->prompt);
     if (!c->prompt) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
@@ -140,9 +138,8 @@ static td_status begin_answer(td_job *j) {
   unsigned char random[16];
   uint64_t seed;
   if (getrandom(random, sizeof random, 0) != sizeof random ||
-      getrandom(&seed, sizeof seed, 0) != sizeof seed) {
+      getrandom(&seed, sizeof seed, 0) != sizeof seed)
     return td_api_fail(&j->error, 503, NULL, NULL, "no random numbers");
-  }
   if (!j->request.has_seed) j->request.sampling.seed = seed;
   td_api_head_init(&j->head, j->is_chat, j->host->name, td_chat_tokenizer(j->host->chat),
                    (int64_t)time(NULL), random);
@@ -157,9 +154,8 @@ static td_status begin_answer(td_job *j) {
     j->state.answer = &j->choices[0].answer;
     j->state.parts = &j->choices[0].parts;
   }
-  for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++) {
+  for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++)
     st = submit(j, &j->choices[i], n_ctx);
-  }
   for (uint32_t i = 0; i < j->n_prompts; i++)
     j->usage.n_prompt += j->prompts[i].n + j->prompts[i].n_cut;
   return st;
@@ -203,9 +199,8 @@ static td_status parse(td_job *j) {
   r->n = r->n_best = 1;
   r->logprobs = r->logprobs && j->dialect->has_logprobs;
   r->include_usage = r->include_usage_so_far = r->return_progress = false;
-  if (st == TD_OK && !j->is_chat && r->n_prompts != 1) {
+  if (st == TD_OK && !j->is_chat && r->n_prompts != 1)
     st = td_api_bad(&j->error, "prompt", "only one prompt at a time");
-  }
   return st;
 }
 
@@ -218,9 +213,8 @@ static void prepare_body(td_job *j) {
     j->status = td_serve_check_model(j->serve, j->request.model, suffix, &j->error);
   }
   if (j->status == TD_OK) j->status = open_chat(j);
-  if (j->status == TD_OK) {
+  if (j->status == TD_OK)
     j->status = td_api_tokenize_bias(&j->request, td_chat_tokenizer(j->host->chat), &j->error);
-  }
   if (j->status != TD_OK) return;
   uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
   j->prompts = calloc(n, sizeof *j->prompts);
@@ -241,13 +235,11 @@ static void prepare_body(td_job *j) {
   const td_reasoning reasoning = td_output_parser_after(td_buf_text(&text), text.len);
   j->prompt_thinks = reasoning == TD_REASONING_BEGUN;
   td_buf_free(&text);
-  if (j->status == TD_OK) {
+  if (j->status == TD_OK)
     j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, reasoning, &j->error);
-  }
   if (j->status == TD_OK &&
-      (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES) {
+      (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES)
     j->status = td_api_bad(&j->error, "n", "n: too many answers for so large a grammar");
-  }
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   td_buf_free(&j->request.vars);
   td_buf_free(&j->request.plain_vars);
@@ -276,13 +268,12 @@ static void run_prepare(uv_work_t *work) {
 // The job is back from the lane. False: it has ended.
 static bool is_still_wanted(td_job *j) {
   j->preparing = false;
-  if (!j->x) {
+  if (!j->x)
     td_job_free(j);
-  } else if (td_serve_was_canceled(&j->work, &j->error)) {
+  else if (td_serve_was_canceled(&j->work, &j->error))
     td_job_refuse(j, &j->error);
-  } else {
+  else
     return true;
-  }
   return false;
 }
 
@@ -324,11 +315,10 @@ static void send_loaded(td_job *j, const char *how) {
                    (const unsigned char[16]){0});
   j->state.head = &j->head;
   j->dialect->loaded(&body, &j->state, how);
-  if (body.failed) {
+  if (body.failed)
     td_http_error(j->x, 503, "out of memory");
-  } else {
+  else
     td_http_respond(j->x, 200, "application/json", body.data, body.len);
-  }
   td_buf_free(&body);
   td_job_free(j);
 }
@@ -370,13 +360,11 @@ static void find_host(uv_work_t *work) {
   if (!j->host || !has_load(j)) return;
   char *name = NULL;
   td_status st = td_api_parse_model(&name, td_buf_text(&j->body), j->body.len, &j->error);
-  if (st == TD_OK && name && name[0] && !td_hosts_find(&j->serve->hosts, name, suffix)) {
+  if (st == TD_OK && name && name[0] && !td_hosts_find(&j->serve->hosts, name, suffix))
     st = td_serve_unknown_model(j->serve, name, &j->error);
-  }
   free(name);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_dialect_peek(j->dialect, &j->load, td_buf_text(&j->body), j->body.len, &j->error);
-  }
   if (st != TD_OK) j->host = NULL;
 }
 
@@ -389,11 +377,10 @@ static void on_host_found(uv_work_t *work, int canceled) {
     return;
   }
   if (has_load(j)) td_host_keep(j->host, j->load.has_keep ? &j->load.keep_ms : NULL);
-  if (j->load.is_empty && j->load.has_keep && j->load.keep_ms == 0) {
+  if (j->load.is_empty && j->load.has_keep && j->load.keep_ms == 0)
     send_loaded(j, "unload");
-  } else {
+  else
     enter_host(j);
-  }
 }
 
 // The client is gone: what waits is dropped, what runs is told.

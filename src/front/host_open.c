@@ -80,18 +80,16 @@ static td_status choose_placement(td_host *h, const td_model_config *config, td_
   }
   if (st == TD_OK) h->placement = td_placement_of(m, model, gpu.free_bytes);
   // Chosen here, so that every worker is given the same.
-  if (st == TD_OK && !h->placement.experts_on_cpu) {
+  if (st == TD_OK && !h->placement.experts_on_cpu)
     m->stream_from = 0;
-  } else if (st == TD_OK && !m->stream_from) {
+  else if (st == TD_OK && !m->stream_from)
     m->stream_from = td_stream_from(model, m->n_threads, gpu.link_gbps);
-  }
   td_model_close(model);
   if (st != TD_OK) return st;
   m->device = h->placement.device;
   // On a GPU it depends on free GPU memory, and the worker chooses.
-  if (!h->placement.is_discrete && !m->prefill_chunk) {
+  if (!h->placement.is_discrete && !m->prefill_chunk)
     m->prefill_chunk = td_engine_prefill_chunk(config);
-  }
   return TD_OK;
 }
 

@@ -101,9 +101,8 @@ static void on_timer(uv_timer_t *timer) {
     td_host_admit(&hosts->all[i]);
   uint64_t next_ns = unload_idle(hosts);
   // An update that came meanwhile has started the timer for now.
-  if (next_ns && !uv_is_active((uv_handle_t *)timer)) {
+  if (next_ns && !uv_is_active((uv_handle_t *)timer))
     uv_timer_start(timer, on_timer, next_ns / 1000000 + 1, 0);
-  }
 }
 
 void td_hosts_update(td_hosts *hosts) {
@@ -138,9 +137,8 @@ static void add_entry(td_hosts *hosts, const char *parent, const char *entry) {
   if (!td_checkpoint_is(parent, entry)) return;
   td_buf_printf(&dir, "%s/%s", parent, entry);
   char *name = td_gguf_is(entry) ? td_gguf_model_name(entry) : strdup(entry);
-  if (!name || add(hosts, name, td_buf_text(&dir), &err) != TD_OK) {
+  if (!name || add(hosts, name, td_buf_text(&dir), &err) != TD_OK)
     td_warn("--models: %s is not served: %s", entry, name ? err.msg : "out of memory");
-  }
   free(name);
   td_buf_free(&dir);
 }
@@ -234,16 +232,14 @@ void td_hosts_shut_down(td_hosts *hosts) {
 
 static bool is_named(const td_host *h, const char *name) {
   const td_options *o = h->serve->options;
-  for (uint32_t i = 0; i < o->model_names.n; i++) {
+  for (uint32_t i = 0; i < o->model_names.n; i++)
     if (strcmp(o->model_names.values[i], name) == 0) return true;
-  }
   return strcmp(name, h->name) == 0 || (o->model && strcmp(name, o->model) == 0);
 }
 
 td_host *td_hosts_find(const td_hosts *hosts, const char *name, const char *suffix) {
-  for (uint32_t i = 0; i < hosts->n; i++) {
+  for (uint32_t i = 0; i < hosts->n; i++)
     if (is_named(&hosts->all[i], name)) return &hosts->all[i];
-  }
   size_t len = strlen(name), n_suffix = suffix ? strlen(suffix) : 0;
   if (!suffix || len <= n_suffix || strcmp(name + len - n_suffix, suffix) != 0) return NULL;
   char *shorter = strndup(name, len - n_suffix);

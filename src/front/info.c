@@ -158,9 +158,8 @@ static void write_states(td_json_writer *w, const td_hosts *hosts) {
 // With several models: "stuck" if one is, else "ok", whatever is loaded.
 static td_host_state overall_state(const td_hosts *hosts) {
   if (hosts->n == 1) return td_host_state_of(&hosts->all[0]);
-  for (uint32_t i = 0; i < hosts->n; i++) {
+  for (uint32_t i = 0; i < hosts->n; i++)
     if (td_host_state_of(&hosts->all[i]) == TD_HOST_STUCK) return TD_HOST_STUCK;
-  }
   return TD_HOST_READY;
 }
 

@@ -46,9 +46,8 @@ static void leave_worker(td_choice *c, td_finish how) {
   c->job->n_running--;
   m->n_finished[how]++;
   td_trace_async(c->job->begin_ns, TD_TRACE_REQUEST, (uint32_t)c->answer.n_tokens, c->id);
-  if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH) {
+  if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH)
     td_histogram_add(&m->whole, td_clock_ns() - c->job->begin_ns);
-  }
 }
 
 static void cancel_running(td_job *j) {
@@ -95,21 +94,19 @@ void td_job_name(const td_job *j, td_api_error *error) {
 // Sends an event and clears it. An event for which memory ran out ends the connection, so that the
 // client does not take the rest for the whole.
 static void send_event(td_job *j, td_buf *event) {
-  if (event->failed) {
+  if (event->failed)
     td_http_abort(j->x);
-  } else {
+  else
     td_http_sse_data(j->x, td_buf_text(event), event->len);
-  }
   td_buf_clear(event);
 }
 
 // The same for bytes of a dialect's stream.
 static void send_raw(td_job *j, td_buf *text) {
-  if (text->failed) {
+  if (text->failed)
     td_http_abort(j->x);
-  } else {
+  else
     td_http_stream_write(j->x, td_buf_text(text), text->len);
-  }
   td_buf_clear(text);
 }
 
@@ -202,11 +199,10 @@ static void end_dialect(td_job *j, td_buf *out, const td_delta *message) {
                               .answer = &c->answer,
                               .usage = &j->usage,
                               .timings = &timings};
-  if (message) {
+  if (message)
     j->dialect->whole(out, &j->state, message, &end);
-  } else {
+  else
     j->dialect->end(out, &j->state, &end);
-  }
 }
 
 static void end_stream(td_job *j) {

@@ -386,12 +386,10 @@ static void save_next(td_kv_disk *disk) {
   }
   bool is_paused = td_clock_ns() < disk->paused_until_ns;
   bool is_stopped = is_paused || is_late || (disk->is_closing && !disk->is_flushing);
-  if (!is_stopped &&
-      (disk->is_flushing ? find_remaining : find_endangered)(disk, &page, &content)) {
+  if (!is_stopped && (disk->is_flushing ? find_remaining : find_endangered)(disk, &page, &content))
     save_page(disk, page, &content);
-  } else {
+  else
     maybe_finish(disk);
-  }
 }
 
 void td_kv_disk_save(td_kv_disk *disk) {

@@ -105,11 +105,10 @@ static void write_stored(td_kv_events *e) {
   td_mp_array(out, e->salt ? 9 : 8);
   td_mp_str(out, "BlockStored");
   write_array(out, e->n_run, &e->hashes);
-  if (e->has_parent) {
+  if (e->has_parent)
     td_mp_uint(out, e->parent);
-  } else {
+  else
     td_mp_nil(out);
-  }
   write_array(out, e->n_run * e->n_tokens, &e->tokens);
   td_mp_uint(out, e->n_tokens);
   td_mp_nil(out);
@@ -213,11 +212,10 @@ void td_kv_events_send(td_kv_events *e) {
   td_mp_uint(&batch, 0);
   td_buf_clear(&e->list);
   e->n_events = 0;
-  if (batch.failed) {
+  if (batch.failed)
     td_buf_free(&batch);
-  } else {
+  else
     publish(e, &batch);
-  }
   if (e->kept) keep(e, &batch);
   e->n_batches++;
   td_buf_free(&batch);
@@ -354,11 +352,10 @@ td_status td_kv_events_open(td_kv_events **out, const td_kv_events_opts *opts, t
   }
   if (st == TD_OK) st = open_socket(e, &e->pub, ZMQ_PUB, opts->endpoint, err);
   if (st == TD_OK && opts->replay) st = open_socket(e, &e->replay, ZMQ_ROUTER, opts->replay, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = e;
-  } else {
+  else
     td_kv_events_close(e);
-  }
   return st;
 }
 

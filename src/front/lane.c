@@ -155,9 +155,8 @@ static void start_next(td_lane *lane) {
   while ((w = td_lane_next(lane)) != NULL) {
     atomic_store(&w->has_begun, false);
     TD_CHECK(uv_queue_work(lane->loop, &w->work, run_work, on_done) == 0);
-    if (!uv_is_active((uv_handle_t *)&lane->timer)) {
+    if (!uv_is_active((uv_handle_t *)&lane->timer))
       uv_timer_start(&lane->timer, on_look, LOOK_MS, LOOK_MS);
-    }
   }
 }
 

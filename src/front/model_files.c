@@ -19,9 +19,8 @@ static bool ends_with(const char *name, const char *end) {
 
 static int is_file(const struct dirent *entry) {
   static const char *const ends[] = {".safetensors", ".json", ".jinja", ".model"};
-  for (size_t i = 0; i < TD_COUNT(ends); i++) {
+  for (size_t i = 0; i < TD_COUNT(ends); i++)
     if (ends_with(entry->d_name, ends[i])) return 1;
-  }
   return 0;
 }
 
@@ -39,9 +38,8 @@ static void add_file(td_model_files *out, td_sha256 *sha, const char *dir, const
       td_sha256_add(sha, &n_bytes, sizeof n_bytes);
     }
     if (strcmp(name, "config.json") == 0 &&
-        td_file_read(&text, td_buf_text(&path), MAX_CONFIG_BYTES, &ignored) == TD_OK) {
+        td_file_read(&text, td_buf_text(&path), MAX_CONFIG_BYTES, &ignored) == TD_OK)
       td_sha256_add(sha, td_buf_text(&text), text.len);
-    }
   }
   td_buf_free(&path);
   td_buf_free(&text);

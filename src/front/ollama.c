@@ -15,11 +15,10 @@
 static void write_details(td_json_writer *w, const td_host *h) {
   const double n = (double)h->n_params;
   char size[32] = "";
-  if (n >= 1e9) {
+  if (n >= 1e9)
     snprintf(size, sizeof size, "%.1fB", n * 1e-9);
-  } else if (n > 0) {
+  else if (n > 0)
     snprintf(size, sizeof size, "%.1fM", n * 1e-6);
-  }
   td_jw_begin_object(w, "details");
   td_jw_str(w, "parent_model", "");
   td_jw_str(w, "format", "safetensors");

@@ -13,9 +13,8 @@
 
 // Whether the user speaks behind the first n messages.
 static bool is_asked_after(const td_api_request *r, uint32_t n) {
-  for (uint32_t i = n; i < r->n_marks; i++) {
+  for (uint32_t i = n; i < r->n_marks; i++)
     if (r->marks[i].is_question) return true;
-  }
   return false;
 }
 
@@ -146,11 +145,10 @@ static td_status cut_to_fit(const td_chat *chat, const td_api_request *request, 
   while (low < high && st == TD_OK) {
     const uint32_t middle = (low + high) / 2;
     st = encode_without(chat, request, middle, out, text, error);
-    if (out->n + out->n_cut <= room) {
+    if (out->n + out->n_cut <= room)
       high = middle;
-    } else {
+    else
       low = middle + 1;
-    }
   }
   return st == TD_OK && high ? encode_without(chat, request, high, out, text, error) : st;
 }

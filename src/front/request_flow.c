@@ -336,11 +336,10 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
       note_past(r, n_cached);
     }
     if (!r->was_given) r->n_cached = r->n_past;
-    if (r->out.state == TD_REQUEST_LOADING_RECALLED) {
+    if (r->out.state == TD_REQUEST_LOADING_RECALLED)
       requeue(b, r);
-    } else {
+    else
       give(b, r);
-    }
   }
   td_backend_pump(b);
 }
@@ -422,11 +421,10 @@ static void on_done(td_backend *b, td_front_request *r, const td_wire_done *give
   if ((b->info.flags & TD_READY_STATES) && done.n_past == r->n_past && !will_move)
     td_sched_settle(b->sched, r->out.id);
   if (should_continue(r, done.reason)) {
-    if (r->out.state == TD_REQUEST_RECALLED) {
+    if (r->out.state == TD_REQUEST_RECALLED)
       requeue(b, r);
-    } else {
+    else
       give(b, r);
-    }
   } else if (done.reason == TD_DONE_PREFILLED) {
     done.reason = TD_DONE_ERROR;
     snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
@@ -443,15 +441,14 @@ void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
   if (b->is_closing || !b->sched) return;
   td_front_request *r = td_backend_find(b, msg->request);
   if (!r || r->at != w || !td_request_is_at_worker(r->out.state)) return;
-  if (msg->kind == TD_MSG_TOKEN) {
+  if (msg->kind == TD_MSG_TOKEN)
     on_token(b, r, &msg->u.token);
-  } else if (msg->kind == TD_MSG_PROMPT_TOKEN) {
+  else if (msg->kind == TD_MSG_PROMPT_TOKEN)
     on_prompt_token(r, &msg->u.token);
-  } else if (msg->kind == TD_MSG_PROGRESS) {
+  else if (msg->kind == TD_MSG_PROGRESS)
     on_progress(b, r, &msg->u.progress);
-  } else if (msg->kind == TD_MSG_DONE) {
+  else if (msg->kind == TD_MSG_DONE)
     on_done(b, r, &msg->u.done);
-  }
 }
 
 void td_backend_on_space(void *ctx) {
@@ -466,11 +463,10 @@ void td_backend_on_space(void *ctx) {
 // what is cached.
 static void continue_request(td_backend *b, td_front_request *r) {
   bool is_lost = b->info.flags & (TD_READY_DEVICE_KV | TD_READY_STATES);
-  if (r->n_output && !is_lost && r->out.state == TD_REQUEST_RUNNING) {
+  if (r->n_output && !is_lost && r->out.state == TD_REQUEST_RUNNING)
     give(b, r);
-  } else {
+  else
     requeue(b, r);
-  }
 }
 
 static uint32_t n_given(const td_backend *b, const td_worker_handle *w) {

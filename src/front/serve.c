@@ -34,11 +34,10 @@ static void write_as_addressed(td_http_exchange *x, td_buf *out, const td_api_er
   td_buf id = TD_BUF_INIT;
   td_http_added_header(x, TD_REQUEST_ID, &id);
   named.request_id = td_buf_text(&id);
-  if (dialect) {
+  if (dialect)
     dialect->error(out, &named, false);
-  } else {
+  else
     td_api_error_write(out, &named);
-  }
   td_buf_free(&id);
 }
 
@@ -49,20 +48,18 @@ void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   if (error->status == 429 || error->status == 503) td_http_add_header(x, "Retry-After", text);
   if (error->status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
   write_as_addressed(x, &body, error);
-  if (body.failed) {
+  if (body.failed)
     td_http_abort(x);
-  } else {
+  else
     td_http_respond(x, error->status, "application/json", td_buf_text(&body), body.len);
-  }
   td_buf_free(&body);
 }
 
 void td_serve_respond(td_http_exchange *x, int status, const char *type, td_buf *body) {
-  if (body->failed) {
+  if (body->failed)
     td_http_error(x, 503, "out of memory");
-  } else {
+  else
     td_http_respond(x, status, type, td_buf_text(body), body->len);
-  }
   td_buf_free(body);
 }
 
@@ -83,11 +80,10 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
   const td_host *h = &serve->hosts.all[0];
   if (serve->hosts.is_on_demand || td_host_accepts(h)) return false;
   td_api_error error;
-  if (td_host_state_of(h) == TD_HOST_LOADING) {
+  if (td_host_state_of(h) == TD_HOST_LOADING)
     td_api_fail(&error, 503, NULL, NULL, "the model is being loaded");
-  } else {
+  else
     td_api_fail(&error, 503, NULL, NULL, TD_BACKEND_FAILED_TEXT);
-  }
   td_serve_fail(x, &error);
   return true;
 }
@@ -429,9 +425,8 @@ int td_cmd_serve(const td_options *options) {
   td_err err;
   set_limits();
   td_status st = read_models(&serve, &err);
-  if (st == TD_OK && options->trace) {
+  if (st == TD_OK && options->trace)
     st = td_trace_file_open(&serve.trace, options->trace, "front", &err);
-  }
   int status = st == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
   td_trace_file_close(serve.trace);
   td_hosts_close(&serve.hosts);

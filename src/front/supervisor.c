@@ -160,11 +160,10 @@ static void after_death(td_supervisor *s, const char *why, const char *said) {
   bool lived_long = s->is_up && td_clock_ns() - s->born_ns >= SHORT_LIFE_NS;
   s->n_short = lived_long ? 0 : s->n_short + 1;
   char text[TD_ERR_BYTES];
-  if (s->fatal[0]) {
+  if (s->fatal[0])
     snprintf(text, sizeof text, "%s", s->fatal);
-  } else {
+  else
     snprintf(text, sizeof text, "%.150s%s%.250s", why, said[0] ? "; its last output: " : "", said);
-  }
   if (s->state == TD_BACKEND_FAILED) return;
   if (is_hopeless(s)) {
     give_up(s, text);
@@ -176,9 +175,8 @@ static void after_death(td_supervisor *s, const char *why, const char *said) {
   bool may_be_told = s->fatal[0] && !strchr(s->fatal, '/'); // no paths to clients
   s->opts.on_death(s->opts.ctx, may_be_told ? s->fatal : why);
   if (s->is_closing || s->state != TD_BACKEND_LOADING) return;
-  if (before != TD_BACKEND_LOADING && s->opts.on_state) {
+  if (before != TD_BACKEND_LOADING && s->opts.on_state)
     s->opts.on_state(s->opts.ctx, TD_BACKEND_LOADING);
-  }
   if (!s->is_closing) schedule_restart(s);
 }
 
@@ -187,11 +185,10 @@ static void close_timers(td_supervisor *s);
 static void on_process_exit(void *ctx, const char *why, const char *said) {
   td_supervisor *s = ctx;
   s->process = NULL;
-  if (s->is_closing) {
+  if (s->is_closing)
     close_timers(s);
-  } else {
+  else
     after_death(s, why, said);
-  }
 }
 
 // ---- the heartbeat ----------------------------------------------------------------------------

@@ -67,12 +67,10 @@ static td_status open_host(task *t) {
 }
 
 static td_status encode(task *t, td_api_request *request) {
-  if (t->kind >= APPLY_TEMPLATE && !request->is_chat) {
+  if (t->kind >= APPLY_TEMPLATE && !request->is_chat)
     return td_api_bad(&t->error, "messages", "messages are missing");
-  }
-  if (!request->is_chat && request->n_prompts != 1) {
+  if (!request->is_chat && request->n_prompts != 1)
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
-  }
   td_token_ids ids = {.most = t->kind >= COUNT, // counted, not kept
                       .is_canceled = &t->work.is_canceled};
   td_buf text = TD_BUF_INIT;
@@ -115,9 +113,8 @@ static void write_sampling(td_json_writer *w, const td_api_request *r, size_t ro
 static td_status write_rendered(task *t, td_json_writer *w, const td_api_request *r,
                                 const td_token_ids *ids) {
   unsigned char random[16];
-  if (getrandom(random, sizeof random, 0) != sizeof random) {
+  if (getrandom(random, sizeof random, 0) != sizeof random)
     return td_api_fail(&t->error, 503, NULL, NULL, "no random numbers");
-  }
   td_api_head head;
   td_api_head_init(&head, r->is_chat, NULL, NULL, 0, random);
   td_jw_begin_object(w, NULL);
@@ -163,11 +160,10 @@ static td_status decode(task *t, td_api_request *request) {
   const td_api_prompt *prompt = &request->prompts[0];
   td_status st = td_tokenizer_decode(td_chat_tokenizer(t->chat), prompt->ids, prompt->n_ids, false,
                                      &text, &err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     write_prompt(t, &text);
-  } else {
+  else
     td_api_fail_err(&t->error, "tokens", &err);
-  }
   td_buf_free(&text);
   return st;
 }
@@ -216,9 +212,8 @@ static void run(uv_work_t *work) {
     if (t->status != TD_OK) td_dialect_name(&state, &t->error);
   }
   td_dialect_state_free(&state);
-  if (t->status == TD_OK && t->answer.failed) {
+  if (t->status == TD_OK && t->answer.failed)
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
-  }
   td_api_request_free(&request);
   bool was_large = t->body.len >= TD_LANE_LARGE_BYTES;
   td_buf_free(&t->body);
@@ -229,11 +224,10 @@ static void on_run(uv_work_t *work, int canceled) {
   (void)canceled;
   task *t = work->data;
   if (t->serve->http) td_http_bodies_freed(t->serve->http, &t->held);
-  if (t->x && (td_serve_was_canceled(&t->work, &t->error) || t->status != TD_OK)) {
+  if (t->x && (td_serve_was_canceled(&t->work, &t->error) || t->status != TD_OK))
     td_serve_fail(t->x, &t->error);
-  } else if (t->x) {
+  else if (t->x)
     td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
-  }
   td_buf_free(&t->body);
   td_buf_free(&t->answer);
   free(t);

@@ -169,9 +169,8 @@ static void close_handles(td_process *p) {
   p->is_closing = true;
   uv_handle_t *handles[] = {(uv_handle_t *)&p->process, (uv_handle_t *)&p->data,
                             (uv_handle_t *)&p->space, (uv_handle_t *)&p->said_pipe};
-  for (size_t i = 0; i < TD_COUNT(handles); i++) {
+  for (size_t i = 0; i < TD_COUNT(handles); i++)
     if (handles[i]->data) uv_close(handles[i], on_handle_closed);
-  }
 }
 
 static void maybe_finish(td_process *p) {
@@ -349,12 +348,11 @@ td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_op
   p->role = opts->role;
   p->life_fd = -1;
   td_status st = start(p, loop, opts, kv_fd, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = p;
-  } else if (p->n_handles) {
+  else if (p->n_handles)
     close_handles(p);
-  } else {
+  else
     free_process(p);
-  }
   return st;
 }

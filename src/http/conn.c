@@ -107,11 +107,10 @@ static void keep_to_budget(td_http_conn *conn) {
   const size_t most = server->opts.max_bodies_bytes, max_of_client = most / 4 * 3;
   while (conn->held_bytes && (server->held_bytes > most || *held_of_client > max_of_client)) {
     td_http_conn *stalled = most_stalled(conn, *held_of_client > max_of_client);
-    if (stalled) {
+    if (stalled)
       refuse(stalled, 408, "the request made no progress while others needed the memory");
-    } else {
+    else
       refuse(conn, 503, "too many large requests are being received at once");
-    }
   }
 }
 
@@ -151,9 +150,8 @@ static void on_write_timer(td_http_conn *conn) {
     return;
   }
   if (conn->keep_alive_text && conn->phase == TD_CONN_BUSY &&
-      now - conn->stream_ns >= (uint64_t)opts->sse_comment_ms * 1000000) {
+      now - conn->stream_ns >= (uint64_t)opts->sse_comment_ms * 1000000)
     td_http_stream_write(conn, conn->keep_alive_text, strlen(conn->keep_alive_text));
-  }
 }
 
 static void on_timer(uv_timer_t *timer) {
@@ -188,9 +186,7 @@ static void linger(td_http_conn *conn) {
 void td_http_conn_finish(td_http_conn *conn) {
   conn->open = false;
   if (conn->phase == TD_CONN_CLOSED) return;
-  if (conn->phase == TD_CONN_READ) {
-    arm_writes(conn);
-  }
+  if (conn->phase == TD_CONN_READ) arm_writes(conn);
   conn->phase = TD_CONN_FLUSH;
   if (conn->n_written == conn->n_queued) td_http_conn_flushed(conn);
 }
@@ -237,9 +233,8 @@ static void answer_preflight(td_http_conn *conn, const char *methods) {
   td_http_add_header(conn, "Access-Control-Allow-Headers",
                      headers ? headers : "Authorization, Content-Type");
   td_http_add_header(conn, "Access-Control-Max-Age", "86400");
-  if (td_http_header(conn, "Access-Control-Request-Private-Network")) {
+  if (td_http_header(conn, "Access-Control-Request-Private-Network"))
     td_http_add_header(conn, "Access-Control-Allow-Private-Network", "true");
-  }
   td_http_respond(conn, 200, "text/plain", "", 0);
 }
 
@@ -345,11 +340,10 @@ static void update_reading(td_http_conn *conn) {
   bool want = conn->pending.len < MAX_PENDING_BYTES;
   if (want == conn->reading) return;
   conn->reading = want;
-  if (!want) {
+  if (!want)
     uv_read_stop(&conn->io.stream);
-  } else if (uv_read_start(&conn->io.stream, on_alloc, on_read)) {
+  else if (uv_read_start(&conn->io.stream, on_alloc, on_read))
     td_http_conn_drop(conn);
-  }
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {

@@ -75,13 +75,11 @@ static td_framing_verdict expect_lf(td_http_guard *g, int next_state) {
 static td_framing_verdict version_end(td_http_guard *g) {
   g->version[8] = 0;
   if (g->n_line != 8 || memcmp(g->version, "HTTP/", 5) != 0 || g->version[6] != '.' ||
-      g->version[5] < '0' || g->version[5] > '9' || g->version[7] < '0' || g->version[7] > '9') {
+      g->version[5] < '0' || g->version[5] > '9' || g->version[7] < '0' || g->version[7] > '9')
     return bad(g, 400, "the request line does not end with HTTP/1.1");
-  }
   if (strcmp(g->version, "HTTP/2.0") == 0) return bad(g, 400, "HTTP/2 is not supported");
-  if (strcmp(g->version, "HTTP/1.1") != 0 && strcmp(g->version, "HTTP/1.0") != 0) {
+  if (strcmp(g->version, "HTTP/1.1") != 0 && strcmp(g->version, "HTTP/1.0") != 0)
     return bad(g, 400, "only HTTP/1.1 and HTTP/1.0 are supported");
-  }
   return expect_lf(g, S_LINE_START);
 }
 

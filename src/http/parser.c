@@ -49,9 +49,8 @@ static int on_value_complete(llhttp_t *llhttp) {
   td_http_parser *p = llhttp->data;
   if (p->head_done) return 0;
   size_t begin = p->headers[p->n_headers].value;
-  while (p->text.len > begin && strchr(" \t", p->text.data[p->text.len - 1])) {
+  while (p->text.len > begin && strchr(" \t", p->text.data[p->text.len - 1]))
     p->text.len--;
-  }
   td_buf_char(&p->text, 0);
   p->n_headers++;
   return 0;
@@ -158,9 +157,8 @@ static int split_target(td_http_parser *p, const char *target) {
   size_t len = strcspn(target, "?");
   if (strchr(target, '#')) return fail(p, 400, "the request target holds a fragment");
   if (target[len] == '?') td_buf_str(&p->query, target + len + 1);
-  if (!td_percent_decode(&p->path, target, len)) {
+  if (!td_percent_decode(&p->path, target, len))
     return fail(p, 400, "malformed percent-encoding in the request target");
-  }
   return 0;
 }
 
@@ -187,11 +185,9 @@ static int check_host(td_http_parser *p) {
   if (count > 1) return fail(p, 400, "several Host headers");
   if (count == 0) return p->http10 ? 0 : fail(p, 400, "the Host header is missing");
   if (host[0] == 0 && !p->http10) return fail(p, 400, "the Host header is empty");
-  for (const char *c = host; *c; c++) {
-    if (!isalnum((unsigned char)*c) && !strchr("-._~%!$&'()*+,;=:[]", *c)) {
+  for (const char *c = host; *c; c++)
+    if (!isalnum((unsigned char)*c) && !strchr("-._~%!$&'()*+,;=:[]", *c))
       return fail(p, 400, "malformed Host header");
-    }
-  }
   td_buf_str(&p->host, host);
   return 0;
 }
@@ -203,13 +199,11 @@ static int check_framing(td_http_parser *p) {
   p->has_length = n_coding + n_length > 0;
   if (n_length > 1) return fail(p, 400, "several Content-Length headers");
   if (n_coding + n_length > 1) return fail(p, 400, "Content-Length beside Transfer-Encoding");
-  if (n_coding > 0 && (strcasecmp(coding, "chunked") != 0 || p->http10)) {
+  if (n_coding > 0 && (strcasecmp(coding, "chunked") != 0 || p->http10))
     return fail(p, 400, "unknown transfer coding: only chunked is supported");
-  }
   if (n_coding > 0 && !(p->llhttp.flags & F_CHUNKED)) return fail(p, 400, "malformed framing");
-  if (n_length > 0 && p->llhttp.content_length > p->limits.max_body_bytes) {
+  if (n_length > 0 && p->llhttp.content_length > p->limits.max_body_bytes)
     return fail(p, 413, "the request body is too large");
-  }
   return 0;
 }
 
@@ -236,9 +230,8 @@ static int check_head(td_http_parser *p) {
 static int run_llhttp(td_http_parser *p, const char *bytes, size_t len) {
   llhttp_errno_t error = llhttp_execute(&p->llhttp, bytes, len);
   if (error != HPE_OK) fail(p, 400, llhttp_get_error_reason(&p->llhttp));
-  if (p->text.failed || p->body.failed || p->path.failed || p->query.failed || p->host.failed) {
+  if (p->text.failed || p->body.failed || p->path.failed || p->query.failed || p->host.failed)
     fail(p, 503, "out of memory");
-  }
   return p->status == 0 ? 0 : -1;
 }
 

@@ -114,9 +114,8 @@ static void drop_with_others(td_http_conn *leaving) {
 static void drop_extra(const td_http_conn *newcomer) {
   bool has_too_many;
   td_http_conn *leaving = find_evictable(newcomer, true, &has_too_many);
-  for (td_http_conn *c = leaving ? NULL : newcomer->server->conns; c; c = c->next) {
+  for (td_http_conn *c = leaving ? NULL : newcomer->server->conns; c; c = c->next)
     if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) leaving = c;
-  }
   if (leaving) drop(leaving);
 }
 

@@ -42,11 +42,10 @@ static void on_written(uv_write_t *req, int error) {
   td_http_conn *conn = job->conn;
   conn->n_written += job->len;
   free(job);
-  if (error) {
+  if (error)
     td_http_conn_drop(conn);
-  } else if (conn->phase == TD_CONN_FLUSH && conn->n_written == conn->n_queued) {
+  else if (conn->phase == TD_CONN_FLUSH && conn->n_written == conn->n_queued)
     td_http_conn_flushed(conn);
-  }
 }
 
 // Queues a followed by b in one write.
@@ -92,16 +91,14 @@ static void make_head(td_http_conn *conn, td_buf *out, int status, const char *c
   td_buf_printf(out, "HTTP/1.1 %d %s\r\n", status, status_text(status));
   add_date(out);
   if (content_type) td_buf_printf(out, "Content-Type: %s\r\n", content_type);
-  if (content_length >= 0) {
+  if (content_length >= 0)
     td_buf_printf(out, "Content-Length: %lld\r\n", (long long)content_length);
-  } else if (conn->chunked) {
+  else if (conn->chunked)
     td_buf_str(out, "Transfer-Encoding: chunked\r\n");
-  }
-  if (!conn->keep_alive) {
+  if (!conn->keep_alive)
     td_buf_str(out, "Connection: close\r\n");
-  } else if (conn->parser.http10) {
+  else if (conn->parser.http10)
     td_buf_str(out, "Connection: keep-alive\r\n");
-  }
   td_buf_add(out, td_buf_text(&conn->extra_headers), conn->extra_headers.len);
   td_buf_str(out, "\r\n");
 }
@@ -129,11 +126,10 @@ void td_http_respond(td_http_exchange *x, int status, const char *content_type, 
   if (x->server->draining || !x->parser.message_done) x->keep_alive = false;
   make_head(x, &head, status, content_type, (int64_t)len);
   x->head_sent = true;
-  if (head.failed || x->extra_headers.failed) {
+  if (head.failed || x->extra_headers.failed)
     td_http_conn_drop(x);
-  } else {
+  else
     write_two(x, head.data, head.len, body, x->no_body ? 0 : len);
-  }
   td_buf_free(&head);
   td_http_conn_finish(x);
 }
@@ -159,11 +155,10 @@ void td_http_stream_begin(td_http_exchange *x, const char *content_type) {
   if (!x->chunked || x->server->draining) x->keep_alive = false;
   make_head(x, &head, 200, content_type, -1);
   x->head_sent = true;
-  if (head.failed || x->extra_headers.failed) {
+  if (head.failed || x->extra_headers.failed)
     td_http_conn_drop(x);
-  } else {
+  else
     td_http_conn_write(x, head.data, head.len);
-  }
   td_buf_free(&head);
 }
 
@@ -187,11 +182,10 @@ void td_http_stream_write(td_http_exchange *x, const void *bytes, size_t len) {
   td_buf_printf(&chunk, "%zx\r\n", len);
   td_buf_add(&chunk, bytes, len);
   td_buf_str(&chunk, "\r\n");
-  if (chunk.failed) {
+  if (chunk.failed)
     td_http_conn_drop(x);
-  } else {
+  else
     td_http_conn_write(x, chunk.data, chunk.len);
-  }
   td_buf_free(&chunk);
 }
 
@@ -212,11 +206,10 @@ void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
   td_buf_str(&event, "data: ");
   td_buf_add(&event, data, len);
   td_buf_str(&event, "\n\n");
-  if (event.failed) {
+  if (event.failed)
     td_http_conn_drop(x);
-  } else {
+  else
     td_http_stream_write(x, event.data, event.len);
-  }
   td_buf_free(&event);
 }
 

@@ -5,9 +5,8 @@
 
 static bool path_matches(const char *pattern, const char *path) {
   size_t len = strlen(pattern);
-  if (len >= 2 && strcmp(pattern + len - 2, "/*") == 0) {
+  if (len >= 2 && strcmp(pattern + len - 2, "/*") == 0)
     return strncmp(pattern, path, len - 1) == 0 && path[len - 1] != 0;
-  }
   return strcmp(pattern, path) == 0;
 }
 

@@ -44,9 +44,8 @@ static void on_connection(uv_stream_t *listener, int status) {
     warn_of_accept(server, uv_strerror(status));
   } else if (!td_http_conn_accept(server, listener)) {
     warn_of_accept(server, "out of memory; trying again");
-    for (unsigned i = 0; i < server->n_listeners; i++) {
+    for (unsigned i = 0; i < server->n_listeners; i++)
       if (&server->listeners[i].stream == listener) server->stalled |= 1u << i;
-    }
     uv_timer_start(&server->retry, on_retry, ACCEPT_RETRY_MS, 0);
   }
 }
@@ -69,12 +68,10 @@ static void on_listener_closed(uv_handle_t *handle) {
 }
 
 static td_status listen_failed(td_err *err, int error, const char *where) {
-  if (error == UV_EADDRINUSE) {
+  if (error == UV_EADDRINUSE)
     return td_fail(err, TD_EIO, "%s is in use by another program: choose another --port", where);
-  }
-  if (error == UV_EACCES) {
+  if (error == UV_EACCES)
     return td_fail(err, TD_EIO, "%s: not permitted (ports below 1024 need privileges)", where);
-  }
   return td_fail(err, TD_EIO, "%s: cannot listen: %s", where, uv_strerror(error));
 }
 
@@ -96,11 +93,10 @@ static uint16_t bound_port(const uv_tcp_t *tcp) {
 static int listen_on(td_http_server *server, struct sockaddr *addr) {
   // "localhost" with port 0: the second address uses the port chosen for the first.
   uint16_t port = htons(server->port ? server->port : server->opts.port);
-  if (addr->sa_family == AF_INET6) {
+  if (addr->sa_family == AF_INET6)
     ((struct sockaddr_in6 *)addr)->sin6_port = port;
-  } else {
+  else
     ((struct sockaddr_in *)addr)->sin_port = port;
-  }
   td_http_io *io = add_listener(server);
   int error = uv_tcp_init(server->loop, &io->tcp);
   TD_CHECK(error == 0);
@@ -170,9 +166,8 @@ static td_status listen_unix(td_http_server *server, const char *path, td_err *e
   error = uv_pipe_bind(&io->pipe, path);
   if (!error) error = uv_listen(&io->stream, BACKLOG, on_connection);
   if (error == UV_EADDRINUSE) return td_fail(err, TD_EIO, "%s exists and is not a socket", path);
-  if (error == UV_EACCES) { // libuv's for an absent folder as well
+  if (error == UV_EACCES) // libuv's for an absent folder as well
     return td_fail(err, TD_EIO, "%s: its folder is absent, or may not be written", path);
-  }
   if (error) return listen_failed(err, error, path);
   server->unix_path = strdup(path);
   size_t size = strlen(path) + 6;
@@ -280,11 +275,10 @@ void td_http_server_conn_closed(td_http_server *server, td_http_conn *conn) {
   server->n_conns--;
   server->n_closing--;
   server->n_open--;
-  if (server->closing) {
+  if (server->closing)
     try_finish(server);
-  } else {
+  else
     report_drained(server);
-  }
 }
 
 static void close_listeners(td_http_server *server) {
@@ -301,9 +295,8 @@ void td_http_server_drain(td_http_server *server) {
   if (server->draining) return;
   server->draining = true;
   close_listeners(server);
-  for (td_http_conn *conn = server->conns; conn; conn = conn->next) {
+  for (td_http_conn *conn = server->conns; conn; conn = conn->next)
     if (td_http_conn_is_idle(conn)) td_http_conn_drop(conn);
-  }
   report_drained(server);
 }
 
@@ -312,8 +305,7 @@ void td_http_server_close(td_http_server *server, void (*closed)(void *ctx), voi
   server->closed = closed;
   server->closed_ctx = ctx;
   close_listeners(server);
-  for (td_http_conn *conn = server->conns; conn; conn = conn->next) {
+  for (td_http_conn *conn = server->conns; conn; conn = conn->next)
     td_http_conn_drop(conn);
-  }
   try_finish(server);
 }

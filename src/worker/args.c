@@ -77,9 +77,8 @@ static bool take_text(td_worker_opts *out, const char *arg) {
 }
 
 static bool has_texts(const td_worker_opts *opts) {
-  for (size_t k = 0; k < TD_COUNT(texts); k++) {
+  for (size_t k = 0; k < TD_COUNT(texts); k++)
     if (!*(const char *const *)((const char *)opts + texts[k].offset)) return false;
-  }
   return true;
 }
 

@@ -10,9 +10,8 @@ static td_status wait(td_front_link *front_link, int fd, int also_fd, int timeou
   struct pollfd fds[3] = {{.fd = front_link->life_fd, .events = POLLIN},
                           {.fd = fd, .events = POLLIN},
                           {.fd = also_fd, .events = POLLIN}};
-  if (poll(fds, TD_COUNT(fds), timeout_ms) < 0 && errno != EINTR) {
+  if (poll(fds, TD_COUNT(fds), timeout_ms) < 0 && errno != EINTR)
     return td_fail(err, TD_EIO, "poll: %s", strerror(errno));
-  }
   if (fds[0].revents) return td_fail(err, TD_ECANCELED, "the front process is gone");
   return TD_OK;
 }

@@ -28,9 +28,8 @@ static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_de
 
 static td_status open_transfer(td_kv_memory *m, size_t n_bytes, td_err *err) {
   td_status st = td_dev_register(m->dev, m->pool.pages, n_bytes, err);
-  if (st != TD_OK) {
+  if (st != TD_OK)
     return td_err_prefix(err, "KV pages that two GPUs share; --disaggregate off does without");
-  }
   m->is_registered = true;
   const td_kv_transfer_opts opts = {.dev = m->dev,
                                     .dev_pages = m->dev_pages,

@@ -67,9 +67,8 @@ void td_requests_end(td_requests *requests, td_worker_request *request, td_done_
 }
 
 td_worker_request *td_requests_find(const td_requests *requests, uint64_t id) {
-  for (uint32_t i = 0; i < requests->n; i++) {
+  for (uint32_t i = 0; i < requests->n; i++)
     if (requests->active[i]->id == id) return requests->active[i];
-  }
   return NULL;
 }
 
@@ -108,17 +107,14 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_grammar > TD_GRAMMAR_MAX_BYTES) return "malformed request: the grammar is too long";
   if (submit->n_grammar && !limits->grammars) return "the worker has no tokenizer for a grammar";
   if (submit->n_answer >= max_output(requests, submit) ||
-      submit->n_past >= submit->n_prompt + submit->n_answer) {
+      submit->n_past >= submit->n_prompt + submit->n_answer)
     return "malformed request: no step can begin at n_past";
-  }
-  if ((submit->flags & TD_SUBMIT_SCORE_PROMPT) && submit->n_past && !submit->n_answer) {
+  if ((submit->flags & TD_SUBMIT_SCORE_PROMPT) && submit->n_past && !submit->n_answer)
     return "malformed request: a scored prompt is computed whole";
-  }
   // A request may have been preempted while it waited for the page of its last token.
   if (submit->n_pages > most_pages(requests, submit) ||
-      td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens) {
+      td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens)
     return "malformed request: wrong number of pages";
-  }
   return NULL;
 }
 
@@ -147,13 +143,11 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
 
 static const char *take_pages(const td_requests *requests, td_worker_request *r,
                               const td_wire_pages *pages) {
-  if (pages->n > TD_WIRE_MAX_PAGES || pages->n > r->most_pages - r->n_pages_received) {
+  if (pages->n > TD_WIRE_MAX_PAGES || pages->n > r->most_pages - r->n_pages_received)
     return "malformed request: more pages than it can fill";
-  }
   for (uint32_t i = 0; i < pages->n; i++) {
-    if (pages->ids[i] < 0 || (uint32_t)pages->ids[i] >= requests->limits.n_pages) {
+    if (pages->ids[i] < 0 || (uint32_t)pages->ids[i] >= requests->limits.n_pages)
       return "malformed request: a page outside the pool";
-    }
     r->pages[r->n_pages_received++] = pages->ids[i];
   }
   return NULL;
@@ -161,32 +155,27 @@ static const char *take_pages(const td_requests *requests, td_worker_request *r,
 
 static const char *take_tokens(const td_requests *requests, td_worker_request *r,
                                const td_wire_tokens *tokens) {
-  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > td_request_n_given(r) - r->n_tokens_received) {
+  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > td_request_n_given(r) - r->n_tokens_received)
     return "malformed request: more tokens than announced";
-  }
   for (uint32_t i = 0; i < tokens->n; i++) {
-    if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->limits.n_vocab) {
+    if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->limits.n_vocab)
       return "the request holds a token outside the vocabulary";
-    }
     r->tokens[r->n_tokens_received++] = tokens->ids[i];
   }
   return NULL;
 }
 
 static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
-  if (bias->n > TD_WIRE_MAX_BIAS || bias->n > r->submit.n_bias - r->n_bias_received) {
+  if (bias->n > TD_WIRE_MAX_BIAS || bias->n > r->submit.n_bias - r->n_bias_received)
     return "malformed request: more biases than announced";
-  }
   memcpy(r->bias + r->n_bias_received, bias->entries, bias->n * sizeof bias->entries[0]);
   r->n_bias_received += bias->n;
   return NULL;
 }
 
 static const char *take_grammar(td_worker_request *r, const td_wire_grammar *grammar) {
-  if (grammar->n > TD_WIRE_MAX_GRAMMAR ||
-      grammar->n > r->submit.n_grammar - r->n_grammar_received) {
+  if (grammar->n > TD_WIRE_MAX_GRAMMAR || grammar->n > r->submit.n_grammar - r->n_grammar_received)
     return "malformed request: a longer grammar than announced";
-  }
   memcpy(r->grammar + r->n_grammar_received, grammar->text, grammar->n);
   r->n_grammar_received += grammar->n;
   return NULL;
@@ -198,13 +187,11 @@ static const char *take_copies(const td_requests *requests, td_worker_request *r
   if (r->has_copies || !(r->submit.flags & TD_SUBMIT_COPIES))
     return "malformed request: more copies of pages than announced";
   if (copies->source < -1 || copies->source >= n_pages || copies->keep < -1 ||
-      copies->keep >= n_pages) {
+      copies->keep >= n_pages)
     return "malformed request: a page outside the pool";
-  }
   if (copies->keep >= 0 &&
-      (copies->n_keep <= r->submit.n_past || copies->n_keep > r->submit.n_prompt)) {
+      (copies->n_keep <= r->submit.n_past || copies->n_keep > r->submit.n_prompt))
     return "malformed request: a copy of what is not computed";
-  }
   r->copies = *copies;
   r->has_copies = true;
   return NULL;
@@ -212,18 +199,16 @@ static const char *take_copies(const td_requests *requests, td_worker_request *r
 
 static void collect_ends(const td_requests *requests, td_worker_request *r) {
   const td_request_limits *limits = &requests->limits;
-  if (!(r->submit.flags & TD_SUBMIT_IGNORE_EOS)) {
+  if (!(r->submit.flags & TD_SUBMIT_IGNORE_EOS))
     for (uint32_t i = 0; i < limits->n_eos && i < TD_MAX_EOS; i++)
       r->ends[r->n_ends++] = limits->eos_ids[i];
-  }
   for (uint32_t i = 0; i < r->submit.n_ends; i++)
     r->ends[r->n_ends++] = r->submit.ends[i];
 }
 
 bool td_request_ends_with(const td_worker_request *r, int32_t id) {
-  for (uint32_t i = 0; i < r->n_ends; i++) {
+  for (uint32_t i = 0; i < r->n_ends; i++)
     if (r->ends[i] == id) return true;
-  }
   return false;
 }
 
@@ -267,21 +252,20 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
                              const td_wire_msg *msg, td_err *err) {
   const char *wrong;
   if (msg->kind == TD_MSG_SUBMIT) return "malformed request: submitted twice";
-  if (msg->kind == TD_MSG_PAGES) {
+  if (msg->kind == TD_MSG_PAGES)
     wrong = take_pages(requests, r, &msg->u.pages);
-  } else if (r->phase != TD_REQUEST_RECEIVING) {
+  else if (r->phase != TD_REQUEST_RECEIVING)
     wrong = "malformed request: records after its end";
-  } else if (msg->kind == TD_MSG_TOKENS) {
+  else if (msg->kind == TD_MSG_TOKENS)
     wrong = take_tokens(requests, r, &msg->u.tokens);
-  } else if (msg->kind == TD_MSG_BIAS) {
+  else if (msg->kind == TD_MSG_BIAS)
     wrong = take_bias(r, &msg->u.bias);
-  } else if (msg->kind == TD_MSG_GRAMMAR) {
+  else if (msg->kind == TD_MSG_GRAMMAR)
     wrong = take_grammar(r, &msg->u.grammar);
-  } else if (msg->kind == TD_MSG_COPIES) {
+  else if (msg->kind == TD_MSG_COPIES)
     wrong = take_copies(requests, r, &msg->u.copies);
-  } else {
+  else
     wrong = "malformed request: a record of unknown kind";
-  }
   bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias &&

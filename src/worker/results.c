@@ -37,9 +37,8 @@ static td_status post_done(td_worker *w, td_worker_request *r, td_done_reason re
 static td_status post_token(td_worker *w, td_worker_request *r, td_wire_msg *msg, td_err *err) {
   td_wire_token *token = &msg->u.token;
   td_err why;
-  if (td_sampler_status(r->sampler, &why) != TD_OK) {
+  if (td_sampler_status(r->sampler, &why) != TD_OK)
     return post_done(w, r, td_request_failure(why.code), why.msg, err);
-  }
   int32_t *next = td_request_next(r);
   token->index = r->n_output++;
   token->is_drafted = td_draft_take(&r->draft, &w->step.pace, next, token->id);
@@ -59,13 +58,12 @@ static td_status post_token(td_worker *w, td_worker_request *r, td_wire_msg *msg
 static bool has_ended(td_worker *w, td_worker_request *r, td_status *st, td_err *err) {
   td_err why;
   *st = TD_OK;
-  if (r->matcher && td_sampler_status(r->sampler, &why) != TD_OK) {
+  if (r->matcher && td_sampler_status(r->sampler, &why) != TD_OK)
     *st = post_done(w, r, td_request_failure(why.code), why.msg, err);
-  } else if (td_request_is_complete(r)) {
+  else if (td_request_is_complete(r))
     *st = post_done(w, r, TD_DONE_STOP, NULL, err);
-  } else {
+  else
     return false;
-  }
   return true;
 }
 
@@ -128,9 +126,8 @@ td_status td_worker_answer_waiting(td_worker *w, td_err *err) {
   td_status st = TD_OK;
   bool has_drawn = false;
   if (w->masks_fd < 0) return TD_OK;
-  if (read(w->masks_fd, &n_made, sizeof n_made) < 0 && errno != EAGAIN) {
+  if (read(w->masks_fd, &n_made, sizeof n_made) < 0 && errno != EAGAIN)
     return td_fail(err, TD_EIO, "eventfd: %s", strerror(errno));
-  }
   for (uint32_t i = w->requests.n; i-- > 0 && st == TD_OK;) {
     td_worker_request *r = w->requests.active[i];
     if (!r->has_logits || r->is_held || !td_matcher_is_ready(r->matcher)) continue;

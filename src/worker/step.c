@@ -189,9 +189,8 @@ void td_step_hold(const td_step *step, bool is_held) {
 }
 
 bool td_step_is_ended(const td_step *step) {
-  for (uint32_t i = 0; i < step->n; i++) {
+  for (uint32_t i = 0; i < step->n; i++)
     if (!step->requests[i]->is_ended) return false;
-  }
   return step->n > 0;
 }
 

@@ -237,9 +237,8 @@ static td_status open_parts(td_worker *w, td_err *err) {
   // later would inherit the binding.
   const td_nodes nodes = td_nodes_get();
   const int node = td_dev_node(w->devices.dev);
-  for (unsigned i = 0; i < nodes.n; i++) {
+  for (unsigned i = 0; i < nodes.n; i++)
     if (nodes.ids[i] == node) td_nodes_bind(&nodes, i, pthread_self());
-  }
   for (uint32_t i = 0; st == TD_OK && i <= w->devices.n_peers; i++) {
     td_dev *dev = i ? w->devices.peers[i - 1] : w->devices.dev;
     w->gpu_bytes += td_dev_vram_bytes(dev);
@@ -422,11 +421,10 @@ static td_status run_step(td_worker *w, td_err *err) {
   note_begin(step, now_ns);
   td_status st = copy_sources(w, w->engine, step, err);
   td_step_hold(step, w->arena != NULL);
-  if (st == TD_OK && w->stream_step.n) {
+  if (st == TD_OK && w->stream_step.n)
     st = td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err);
-  } else if (st == TD_OK) {
+  else if (st == TD_OK)
     st = td_engine_step(w->engine, step->seqs, step->n, err);
-  }
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   td_step_hold(step, false);
   if (w->link_status != TD_OK) *err = w->link_err;
@@ -479,9 +477,8 @@ static td_status run_on_all(td_worker *w, td_err *err) {
 }
 
 static bool is_decoding(const td_worker *w) {
-  for (uint32_t i = 0; i < w->requests.n; i++) {
+  for (uint32_t i = 0; i < w->requests.n; i++)
     if (w->requests.active[i]->phase == TD_REQUEST_DECODE) return true;
-  }
   return false;
 }
 
@@ -562,11 +559,10 @@ static td_status run_beside_streaming(td_worker *w, td_err *err) {
   if (w->stream_step.n) feed_beside(w);
   const uint64_t begin_ns = td_clock_ns();
   td_status st = TD_OK;
-  if (w->step.n) {
+  if (w->step.n)
     st = run_step(w, err);
-  } else {
+  else
     td_engine_wait(w->streaming);
-  }
   const uint64_t ns = td_jitter_time(td_clock_ns() - begin_ns);
   if (w->stream_step.n) td_engine_feed(w->streaming, 0);
   w->n_beside += n_decode > 0;
@@ -609,20 +605,18 @@ static td_status serve(td_worker *w, td_err *err) {
     const bool are_entering = enter_pages(w);
     if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
-    if (w->saved_engine) {
+    if (w->saved_engine)
       td_step_clear(&w->step);
-    } else {
+    else
       td_step_build(&w->step, &w->requests);
-    }
-    if (w->streaming && (w->step.n || w->stream_step.n)) {
+    if (w->streaming && (w->step.n || w->stream_step.n))
       st = run_beside_streaming(w, err);
-    } else if (w->step.n) {
+    else if (w->step.n)
       st = run_step(w, err);
-    } else if (are_entering) {
+    else if (are_entering)
       td_kv_transfer_wait(w->kv.transfer);
-    } else {
+    else
       st = td_front_link_wait(&w->front_link, w->masks_fd, HEARTBEAT_NS / 1000000, err);
-    }
     if (st != TD_OK) return st;
   }
 }
@@ -647,9 +641,8 @@ static td_status follow_parent(uint32_t parent_pid, td_err *err) {
   signal(SIGBUS, on_bus_error);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the prctl.
-  if ((uint32_t)getppid() != parent_pid) {
+  if ((uint32_t)getppid() != parent_pid)
     return td_fail(err, TD_ECANCELED, "worker: process %u is not its parent", parent_pid);
-  }
   return TD_OK;
 }
 
@@ -658,9 +651,8 @@ static td_status attach_trace(td_worker *w, td_err *err) {
   td_status st = td_segment_attach(&w->trace, TD_WORKER_TRACE_FD, err);
   if (st != TD_OK) return td_err_prefix(err, "worker");
   if (w->trace.n_bytes >= sizeof(td_trace_memory) &&
-      td_trace_start(w->trace.base, td_worker_role_name(w->opts.role))) {
+      td_trace_start(w->trace.base, td_worker_role_name(w->opts.role)))
     return TD_OK;
-  }
   return td_fail(err, TD_EFORMAT, "worker: descriptor %d is not for a trace", TD_WORKER_TRACE_FD);
 }
 
