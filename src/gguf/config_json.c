@@ -62,11 +62,10 @@ static bool has_tensor(const writer *w, const char *name) {
 // ---- writing ------------------------------------------------------------------------------------
 
 static void put(const writer *w, const char *key, double value) {
-  if (value == floor(value) && fabs(value) < 9e15) {
+  if (value == floor(value) && fabs(value) < 9e15)
     td_jw_int(w->to, key, (int64_t)value);
-  } else {
+  else
     td_jw_double(w->to, key, value);
-  }
 }
 
 static td_status copy(const writer *w, const td_gguf_name *keys) {
@@ -143,20 +142,18 @@ static td_status write_rope(const writer *w) {
   td_jw_begin_object(w->to, "rope_parameters");
   static const td_gguf_name keys[] = {{"rope.freq_base", "rope_theta"}, {NULL, NULL}};
   td_status st = copy(w, keys);
-  if (st == TD_OK && td_gguf_str_is(type, "yarn")) {
+  if (st == TD_OK && td_gguf_str_is(type, "yarn"))
     st = write_yarn(w);
-  } else if (st == TD_OK && !td_gguf_str_is(type, "none")) {
+  else if (st == TD_OK && !td_gguf_str_is(type, "none"))
     td_jw_str_len(w->to, "rope_type", type.data, type.len < 40 ? type.len : 40);
-  } else {
+  else
     td_jw_str(w->to, "rope_type", "default");
-  }
   double part = 0, head = 0;
   bool has_part = false, has_head = false;
   if (st == TD_OK) st = number(w, "rope.dimension_count", &part, &has_part);
   if (st == TD_OK) st = number(w, "attention.key_length", &head, &has_head);
-  if (st == TD_OK && has_part && has_head && !w->arch->is_mla && head > 0) {
+  if (st == TD_OK && has_part && has_head && !w->arch->is_mla && head > 0)
     put(w, "partial_rotary_factor", part / head);
-  }
   td_jw_end_object(w->to);
   return st;
 }
@@ -391,11 +388,10 @@ static td_status write_mla(const writer *w) {
   if (key <= rope) return bad(w, "rope.dimension_count", "is not less than the keys' length");
   put(w, "qk_nope_head_dim", key - rope);
   put(w, "v_head_dim", value);
-  if (found && rank > 0) {
+  if (found && rank > 0)
     put(w, "q_lora_rank", rank);
-  } else {
+  else
     td_jw_null(w->to, "q_lora_rank");
-  }
   td_jw_bool(w->to, "rope_interleave", true);
   write_bias(w);
   st = write_router(w, 1);
@@ -548,9 +544,8 @@ static const td_gguf_arch archs[] = {
 
 td_status td_gguf_arch_of(const td_gguf *g, const td_gguf_arch **out, td_err *err) {
   td_gguf_str name;
-  if (!td_gguf_text(td_gguf_find(g, "general.architecture"), &name)) {
+  if (!td_gguf_text(td_gguf_find(g, "general.architecture"), &name))
     return td_fail(err, TD_EFORMAT, "%s: metadata general.architecture: is missing", g->file);
-  }
   char list[256] = "";
   for (size_t i = 0, len = 0; i < TD_COUNT(archs) && len < sizeof list; i++) {
     *out = &archs[i];

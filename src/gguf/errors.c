@@ -66,11 +66,10 @@ static void rename_tensors(td_err *err, size_t begin, const td_gguf_arch *arch,
   for (const char *at = err->msg + begin; *at;) {
     const size_t n = word_len(at);
     char own[TD_GGUF_MAX_NAME];
-    if (n && td_gguf_own_name(arch, parts, n_parts, at, n, own, sizeof own)) {
+    if (n && td_gguf_own_name(arch, parts, n_parts, at, n, own, sizeof own))
       td_buf_str(&text, own);
-    } else {
+    else
       td_buf_add(&text, at, n ? n : 1);
-    }
     at += n ? n : 1;
   }
   if (!text.failed) snprintf(err->msg, sizeof err->msg, "%s", td_buf_text(&text));

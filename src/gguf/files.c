@@ -134,11 +134,10 @@ td_status td_gguf_files_open(td_gguf_files *out, const char *path, td_err *err) 
                     : td_fail(err, TD_ENOMEM, "%s: out of memory", path);
   }
   if (st == TD_OK) st = check_set(&f, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = f;
-  } else {
+  else
     td_gguf_files_close(&f);
-  }
   return st;
 }
 
@@ -165,13 +164,12 @@ static td_status make(td_buf *out, const char *model, const char *name, td_err *
   if (!is_made(name)) return td_fail(err, TD_ENOENT, "%s/%s: no such file", model, name);
   td_status st = td_gguf_files_open(&f, model, err);
   if (st != TD_OK) return st;
-  if (strcmp(name, "config.json") == 0) {
+  if (strcmp(name, "config.json") == 0)
     st = td_gguf_config(out, f.parts, f.n, err);
-  } else if (strcmp(name, "tokenizer.json") == 0) {
+  else if (strcmp(name, "tokenizer.json") == 0)
     st = td_gguf_tokenizer(out, &f.parts[0], err);
-  } else {
+  else
     st = td_gguf_tokenizer_config(out, &f.parts[0], err);
-  }
   td_gguf_files_close(&f);
   return st;
 }
@@ -205,9 +203,8 @@ void td_checkpoint_name_error(const char *model, td_err *err) {
   const td_gguf_arch *arch;
   td_err ignored;
   if (!err || !td_gguf_is(model) || td_gguf_files_open(&f, model, &ignored) != TD_OK) return;
-  if (td_gguf_arch_of(&f.parts[0], &arch, &ignored) == TD_OK) {
+  if (td_gguf_arch_of(&f.parts[0], &arch, &ignored) == TD_OK)
     td_gguf_name_error(arch, f.parts, f.n, err);
-  }
   td_gguf_files_close(&f);
 }
 

@@ -327,9 +327,8 @@ static td_status read_tensors(reader *r, uint64_t n) {
 
 static td_status read_head(reader *r, uint64_t *n_tensors, uint64_t *n_values) {
   const char *file = r->out->file;
-  if (left(r) < 24 || memcmp(r->at, "GGUF", 4) != 0) {
+  if (left(r) < 24 || memcmp(r->at, "GGUF", 4) != 0)
     return td_fail(r->err, TD_EFORMAT, "%s: not a GGUF file: it does not begin as one", file);
-  }
   const uint64_t version = uint_at(r->at + 4, 4);
   if (version < MIN_VERSION || version > MAX_VERSION) {
     const bool is_swapped = version && version % (1u << 24) == 0;

@@ -17,31 +17,27 @@
 static td_status add_home(td_buf *out, td_err *err) {
   const char *home = td_env("HF_HOME"), *cache = td_env("XDG_CACHE_HOME");
   const char *user = td_env("HOME");
-  if (home) {
+  if (home)
     td_buf_str(out, home);
-  } else if (cache) {
+  else if (cache)
     td_buf_printf(out, "%s/huggingface", cache);
-  } else if (user) {
+  else if (user)
     td_buf_printf(out, "%s/.cache/huggingface", user);
-  } else {
+  else
     return td_fail(err, TD_EINVAL, "no folder for downloads: set HF_HOME or HOME");
-  }
   return TD_OK;
 }
 
 bool td_hub_is_name(const char *model) {
   const char *slash = strchr(model, '/'), *colon = strchr(model, ':');
   static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-  if (!slash || slash == model || !slash[1] || (slash[1 + strspn(slash + 1, letters)] && !colon)) {
+  if (!slash || slash == model || !slash[1] || (slash[1 + strspn(slash + 1, letters)] && !colon))
     return false;
-  }
   if (colon && (colon <= slash + 1 || slash + 1 + strspn(slash + 1, letters) != colon ||
-                !colon[1] || colon[1 + strspn(colon + 1, letters)])) {
+                !colon[1] || colon[1 + strspn(colon + 1, letters)]))
     return false;
-  }
-  if (model[0] == '.' || slash[1] == '.' || strspn(model, letters) != (size_t)(slash - model)) {
+  if (model[0] == '.' || slash[1] == '.' || strspn(model, letters) != (size_t)(slash - model))
     return false;
-  }
   return access(model, F_OK) != 0;
 }
 
@@ -94,9 +90,8 @@ td_status td_hub_make_folder(const char *path, td_err *err) {
     if (*at && *at != '/') continue;
     const char was = *at;
     *at = '\0';
-    if (mkdir(copy, 0777) != 0 && errno != EEXIST) {
+    if (mkdir(copy, 0777) != 0 && errno != EEXIST)
       st = td_fail(err, TD_EIO, "%s: cannot make the folder: %s", copy, strerror(errno));
-    }
     *at = was;
     if (!was) break;
   }
@@ -148,9 +143,8 @@ static char *find_snapshot(const char *folder, const char *quant, const char *re
   td_err ignored;
   const char *wanted = revision ? revision : "main";
   td_buf_printf(&path, "%s/refs/%s", folder, wanted);
-  if (td_file_read_regular(&commit, td_buf_text(&path), 128, &ignored) == TD_OK) {
+  if (td_file_read_regular(&commit, td_buf_text(&path), 128, &ignored) == TD_OK)
     wanted = td_buf_text(&commit);
-  }
   const int n = (int)strcspn(wanted, " \r\n");
   td_buf_clear(&path);
   td_buf_printf(&path, "%s/snapshots/%.*s", folder, n, wanted);
@@ -208,9 +202,8 @@ td_status td_hub_link(const char *folder, const char *commit, const td_hub_file 
   td_buf_printf(&target, "blobs/%s", file->hash);
   if (st == TD_OK) {
     (void)unlink(text); // of an earlier download
-    if (symlink(td_buf_text(&target), text) != 0) {
+    if (symlink(td_buf_text(&target), text) != 0)
       st = td_fail(err, TD_EIO, "%s: cannot make the link: %s", text, strerror(errno));
-    }
   }
   td_buf_free(&link);
   td_buf_free(&target);

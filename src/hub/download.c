@@ -65,11 +65,10 @@ static void start_hash(blob *b) {
 }
 
 static void add_hash(blob *b, const void *bytes, size_t len) {
-  if (b->file->is_sha256) {
+  if (b->file->is_sha256)
     td_sha256_add(&b->sha256, bytes, len);
-  } else {
+  else
     sha1_update(&b->sha1, len, bytes);
-  }
 }
 
 static bool is_right(blob *b) {
@@ -220,9 +219,8 @@ static td_status finish(blob *b, td_err *err) {
   td_buf_printf(&whole, "%s/blobs/%s", b->d->what->folder, b->file->hash);
   td_status st = td_buf_status(&whole, err);
   if (st == TD_OK && fdatasync(b->fd) != 0) st = fail_errno(b, "write", err);
-  if (st == TD_OK && rename(td_buf_text(&b->path), td_buf_text(&whole)) != 0) {
+  if (st == TD_OK && rename(td_buf_text(&b->path), td_buf_text(&whole)) != 0)
     st = fail_errno(b, "rename", err);
-  }
   b->is_ours = st != TD_OK;
   td_buf_free(&whole);
   return st;
@@ -256,9 +254,8 @@ static td_status lock_begun(blob *b, td_err *err) {
     struct stat locked, named;
     td_status st = open_begun(b, &locked, err);
     if (st != TD_OK) return st;
-    if (flock(b->fd, LOCK_EX | LOCK_NB) != 0) {
+    if (flock(b->fd, LOCK_EX | LOCK_NB) != 0)
       return td_fail(err, TD_EAGAIN, "%s: another process is downloading it", b->file->path);
-    }
     b->is_ours = lstat(td_buf_text(&b->path), &named) == 0 && named.st_dev == locked.st_dev &&
                  named.st_ino == locked.st_ino;
     if (b->is_ours) return TD_OK;

@@ -22,9 +22,8 @@ static bool is_safe(const char *path) {
 }
 
 static bool matches(const char *path, const char *const *patterns, size_t n) {
-  for (size_t i = 0; i < n; i++) {
+  for (size_t i = 0; i < n; i++)
     if (fnmatch(patterns[i], path, 0) == 0) return true;
-  }
   return false;
 }
 
@@ -35,9 +34,7 @@ static bool is_wanted(const char *path, const td_hub_opts *opts, size_t n_name) 
   static const char *const read[] = {"*.safetensors", "*.json",   "*.jinja",   "*.model",
                                      "*.txt",         "LICENSE*", "README.md", "encoding/*.py"};
   static const char *const twice[] = {"original/*", "consolidated*", "onnx/*", "openvino/*"};
-  if (opts->n_include) {
-    return matches(path, (const char *const *)opts->include, opts->n_include);
-  }
+  if (opts->n_include) return matches(path, (const char *const *)opts->include, opts->n_include);
   return matches(path, read, TD_COUNT(read)) && !matches(path, twice, TD_COUNT(twice));
 }
 
@@ -50,9 +47,8 @@ static td_status set_file(td_hub_file *out, const cJSON *json, const char *path,
   if (!is_safe(path)) return td_fail(err, TD_EFORMAT, "%.200s: not a path inside a model", path);
   int64_t n_bytes;
   if (!td_json_whole(size, 0, (int64_t)1e15, &n_bytes) || !cJSON_IsString(hash) ||
-      !is_hash(hash->valuestring, n_hash)) {
+      !is_hash(hash->valuestring, n_hash))
     return td_fail(err, TD_EFORMAT, "%.200s: the hub's list gives it no size or no hash", path);
-  }
   out->path = strdup(path);
   if (!out->path) return td_fail(err, TD_ENOMEM, "out of memory");
   memcpy(out->hash, hash->valuestring, n_hash + 1);
@@ -97,9 +93,8 @@ static size_t shortest_quant(const cJSON *list, const char *quant) {
 }
 
 static bool has_weights(const td_hub_listing *l) {
-  for (uint32_t i = 0; i < l->n; i++) {
+  for (uint32_t i = 0; i < l->n; i++)
     if (fnmatch("*.safetensors", l->files[i].path, 0) == 0) return true;
-  }
   return false;
 }
 

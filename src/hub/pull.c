@@ -12,13 +12,11 @@
 #define MAX_LIST_S     300
 
 void td_hub_escape(td_buf *out, const char *text) {
-  for (const char *c = text; *c; c++) {
-    if (isalnum((unsigned char)*c) || strchr("-_.~/", *c)) {
+  for (const char *c = text; *c; c++)
+    if (isalnum((unsigned char)*c) || strchr("-_.~/", *c))
       td_buf_char(out, *c);
-    } else {
+    else
       td_buf_printf(out, "%%%02X", (unsigned)(unsigned char)*c);
-    }
-  }
 }
 
 static const char *endpoint(void) {
@@ -141,15 +139,12 @@ td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err) {
   const char *offline = td_env("HF_HUB_OFFLINE");
   td_buf folder = TD_BUF_INIT;
   *out = NULL;
-  if (!td_hub_is_name(opts->repo)) {
+  if (!td_hub_is_name(opts->repo))
     return td_fail(err, TD_EINVAL, "%.200s: give the model as ORG/NAME", opts->repo);
-  }
-  if (strstr(revision, "..") || revision[0] == '/') {
+  if (strstr(revision, "..") || revision[0] == '/')
     return td_fail(err, TD_EINVAL, "%.200s: not a revision", revision);
-  }
-  if (offline && strcmp(offline, "0") != 0) {
+  if (offline && strcmp(offline, "0") != 0)
     return td_fail(err, TD_EINVAL, "%s: not downloaded, as HF_HUB_OFFLINE is set", opts->repo);
-  }
   td_status st = td_hub_curl_open(err);
   if (st == TD_OK) st = td_hub_folder(&folder, opts->repo, err);
   if (st == TD_OK) st = download(out, opts, revision, td_buf_text(&folder), err);

@@ -206,9 +206,8 @@ static td_status scan(td_kv_dir *dir, td_err *err) {
   for (const struct dirent *d; st == TD_OK && (d = readdir(stream));)
     st = look_at(dir, &list, d->d_name, err);
   closedir(stream);
-  if (list.n_short) {
+  if (list.n_short)
     td_warn("--kv-dir %s: %zu files too short for a KV page are removed", dir->path, list.n_short);
-  }
   if (list.n) qsort(list.items, list.n, sizeof list.items[0], by_use);
   for (size_t i = 0; st == TD_OK && i < list.n; i++)
     td_kv_dir_add(dir, &list.items[i].name, list.items[i].n_bytes);
@@ -220,17 +219,15 @@ static td_status scan(td_kv_dir *dir, td_err *err) {
 }
 
 static td_status enter(td_kv_dir *dir, td_err *err) {
-  if (mkdir(dir->path, 0700) != 0 && errno != EEXIST) {
+  if (mkdir(dir->path, 0700) != 0 && errno != EEXIST)
     return td_fail(err, TD_EIO, "%s: create: %s", dir->path, strerror(errno));
-  }
   dir->fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (dir->fd < 0) return td_fail(err, TD_EIO, "%s: %s", dir->path, strerror(errno));
   dir->lock_fd = openat(dir->fd, LOCK_FILE, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (dir->lock_fd < 0) return td_fail(err, TD_EIO, "%s: write: %s", dir->path, strerror(errno));
   if (flock(dir->lock_fd, LOCK_EX | LOCK_NB) == 0) return TD_OK;
-  if (errno == EWOULDBLOCK) {
+  if (errno == EWOULDBLOCK)
     return td_fail(err, TD_EAGAIN, "%s is in use by another process", dir->path);
-  }
   return td_fail(err, TD_EIO, "%s: lock: %s", dir->path, strerror(errno));
 }
 
@@ -247,11 +244,10 @@ td_status td_kv_dir_open(td_kv_dir **out, const char *path, uint64_t max_bytes, 
                      .newest = NONE};
   td_status st = dir->path ? enter(dir, err) : td_fail(err, TD_ENOMEM, "out of memory");
   if (st == TD_OK) st = scan(dir, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = dir;
-  } else {
+  else
     td_kv_dir_close(dir);
-  }
   return st;
 }
 

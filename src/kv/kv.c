@@ -29,9 +29,8 @@ struct td_kv {
 
 td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
   *out = NULL;
-  if (opts->page_tokens == 0 || (opts->page_tokens & (opts->page_tokens - 1)) != 0) {
+  if (opts->page_tokens == 0 || (opts->page_tokens & (opts->page_tokens - 1)) != 0)
     return td_fail(err, TD_EINVAL, "KV pages of %u tokens: give a power of two", opts->page_tokens);
-  }
   if (opts->n_pages == 0 || opts->n_pages > INT32_MAX || opts->max_seqs == 0) {
     return td_fail(err, TD_EINVAL, "a KV pool of %u pages for %u sequences: give at least one each",
                    opts->n_pages, opts->max_seqs);
@@ -124,9 +123,8 @@ static td_status grow_table(sequence *s, uint32_t n_pages, td_err *err) {
   if (pages) s->pages = pages;
   int32_t *shared = realloc(s->shared, (size_t)cap * sizeof *shared);
   if (shared) s->shared = shared;
-  if (!pages || !shared) {
+  if (!pages || !shared)
     return td_fail(err, TD_ENOMEM, "out of memory for a table of %u KV pages", n_pages);
-  }
   s->cap = cap;
   return TD_OK;
 }
@@ -369,11 +367,10 @@ static void unpark(td_kv *kv, const td_kv_answer *a, sequence *s) {
     parent = td_pages_serial(&kv->pool, page);
     td_pages_hold(&kv->pool, page);
     td_pages_withdraw(&kv->pool, page);
-    if (s) {
+    if (s)
       s->pages[s->n_pages++] = page;
-    } else {
+    else
       td_pages_drop(&kv->pool, page);
-    }
   }
   unpark_partial(kv, a, parent, s);
 }

@@ -69,9 +69,8 @@ int32_t td_pages_find(const td_pages *p, uint64_t parent, const int32_t *tokens)
   size_t n_bytes = (size_t)p->page_tokens * sizeof *tokens;
   while (page != TD_PAGE_NONE &&
          (p->pages[page].parent != parent || p->pages[page].n_tokens != p->page_tokens ||
-          memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
+          memcmp(tokens_of(p, page), tokens, n_bytes) != 0))
     page = p->pages[page].bucket_next;
-  }
   return page;
 }
 
@@ -215,9 +214,8 @@ void td_pages_drop(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
   TD_CHECK(m->n_refs > 0);
   if (--m->n_refs) return;
-  if (m->serial) {
+  if (m->serial)
     enter_idle(p, page);
-  } else {
+  else
     p->free[p->n_free++] = page;
-  }
 }

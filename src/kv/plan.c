@@ -53,9 +53,8 @@ td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err) 
   const uint64_t page_bytes = td_kv_need_page_bytes(need);
   uint64_t affordable = page_bytes ? budget_bytes(need) / page_bytes : UINT64_MAX;
   if (affordable < pages_of(need, n_ctx) && !need->ctx_size &&
-      affordable * page_tokens >= TD_KV_SHORTEST_CTX) {
+      affordable * page_tokens >= TD_KV_SHORTEST_CTX)
     n_ctx = (uint32_t)affordable * page_tokens;
-  }
   if (affordable < pages_of(need, n_ctx)) {
     return td_fail(err, TD_ENOMEM,
                    "the KV cache of one context of %u tokens takes %s, and %s of memory "

@@ -42,9 +42,8 @@ td_status td_kv_pool_create(int *fd, td_err *err) {
 
 static td_status lock(int fd, short type, td_err *err) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET};
-  while (fcntl(fd, F_SETLKW, &lock) != 0) {
+  while (fcntl(fd, F_SETLKW, &lock) != 0)
     if (errno != EINTR) return td_fail(err, TD_EIO, "the KV pool: lock: %s", strerror(errno));
-  }
   return TD_OK;
 }
 
@@ -72,9 +71,8 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
                     .state_bytes = need->state_bytes,
                     .bytes_per_token = need->kv_bytes_per_token,
                     .is_device = is_elsewhere(need)};
-  if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
+  if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h)
     return td_fail(err, TD_ENOMEM, "cannot write to the KV pool: %s", strerror(errno));
-  }
   return td_segment_size(fd, pool_bytes(need, plan.n_pages), err);
 }
 
@@ -131,9 +129,8 @@ td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
   header h;
   *out = (td_kv_shape){0};
   if (!is_decided(fd) || pread(fd, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != MAGIC ||
-      !(h.n_layers + h.n_states)) {
+      !(h.n_layers + h.n_states))
     return td_fail(err, TD_EFORMAT, "the KV pool has no plan");
-  }
   if (h.is_device) return td_fail(err, TD_EUNSUPPORTED, "KV pages are in the device's memory");
   *out = (td_kv_shape){.n_pages = h.n_pages,
                        .n_layers = h.n_layers,

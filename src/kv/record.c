@@ -94,12 +94,10 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
   if (n_bytes < sizeof found) return td_fail(err, TD_EFORMAT, "it is cut short");
   memcpy(&found, file, sizeof found);
   if (found.magic != MAGIC) return td_fail(err, TD_EFORMAT, "not a KV page record");
-  if (found.version != VERSION) {
+  if (found.version != VERSION)
     return td_fail(err, TD_EFORMAT, "it has version %u, not %u", found.version, VERSION);
-  }
-  if (memcmp(&found.model, &record->model, sizeof found.model) != 0) {
+  if (memcmp(&found.model, &record->model, sizeof found.model) != 0)
     return td_fail(err, TD_EFORMAT, "it belongs to another model");
-  }
   if (n_bytes != td_kv_record_bytes(record)) {
     return td_fail(err, TD_EFORMAT, "it has %llu bytes, not %llu", (unsigned long long)n_bytes,
                    (unsigned long long)td_kv_record_bytes(record));
@@ -107,9 +105,8 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
   const uint8_t *tokens = (const uint8_t *)file + sizeof found;
   head expected = head_of(file, record);
   if (memcmp(&found, &expected, sizeof found) != 0 ||
-      memcmp(tokens, record->tokens, record->n_tokens * sizeof record->tokens[0]) != 0) {
+      memcmp(tokens, record->tokens, record->n_tokens * sizeof record->tokens[0]) != 0)
     return td_fail(err, TD_EFORMAT, "it is damaged");
-  }
   return TD_OK;
 }
 
@@ -163,9 +160,7 @@ td_status td_kv_record_write(const char *dir, const td_kv_record *record, const 
   if (fd < 0) return fail_write(err);
   td_status st = write_file(fd, file, td_kv_record_bytes(record), used_ns, err);
   if (close(fd) != 0 && st == TD_OK) st = fail_write(err);
-  if (st == TD_OK && rename(temp.text, path.text) != 0) {
-    st = fail_write(err);
-  }
+  if (st == TD_OK && rename(temp.text, path.text) != 0) st = fail_write(err);
   if (st != TD_OK) unlink(temp.text);
   return st;
 }

@@ -76,9 +76,8 @@ td_status td_config_check_groups(const td_config_reader *r) {
   uint32_t group_size = c->n_experts / c->n_groups;
   if (group_size < 2)
     return td_config_bad(r, "a group (n_routed_experts / n_group) needs two experts");
-  if (c->top_k > c->topk_groups * group_size) {
+  if (c->top_k > c->topk_groups * group_size)
     return td_config_bad(r, "num_experts_per_tok is more than the experts in topk_group groups");
-  }
   return TD_OK;
 }
 
@@ -86,16 +85,13 @@ td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback) 
   td_model_config *c = r->out;
   td_status st = TD_OK;
   c->head_dim = fallback;
-  if (td_json_get(r->root, "head_dim")) {
+  if (td_json_get(r->root, "head_dim"))
     st = td_config_uint(r, r->root, "head_dim", 2, TD_MAX_HEAD_DIM, &c->head_dim);
-  }
   if (st != TD_OK) return st;
-  if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > TD_MAX_HEAD_DIM) {
+  if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > TD_MAX_HEAD_DIM)
     return td_config_bad(r, "head_dim (or hidden_size / num_attention_heads) must be even");
-  }
-  if (c->n_heads % c->n_kv_heads) {
+  if (c->n_heads % c->n_kv_heads)
     return td_config_bad(r, "num_key_value_heads must divide num_attention_heads");
-  }
   return TD_OK;
 }
 
@@ -103,11 +99,10 @@ td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank) {
   td_model_config *c = r->out;
   td_status st = TD_OK;
   c->q_lora_rank = q_lora_rank;
-  if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "q_lora_rank"))) {
+  if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "q_lora_rank")))
     c->q_lora_rank = 0;
-  } else {
+  else
     st = td_config_uint(r, r->root, "q_lora_rank", 1, TD_MAX_DIM, &c->q_lora_rank);
-  }
   if (st == TD_OK) st = td_config_bool(r, r->root, "rope_interleave", &c->rope_interleaved);
   if (st == TD_OK && c->rope_dim % 2) st = td_config_bad(r, "qk_rope_head_dim must be even");
   return st;
@@ -193,17 +188,15 @@ td_status td_config_read_sparse_step(const td_config_reader *r) {
   uint32_t step = 1;
   td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
   if (st != TD_OK) return st;
-  for (uint32_t i = 0; i < c->n_layers; i++) {
+  for (uint32_t i = 0; i < c->n_layers; i++)
     if ((i + 1) % step == 0) td_layers_add(c->moe_layers, i);
-  }
   const cJSON *dense = td_json_get(r->root, "mlp_only_layers");
   if (!dense) return TD_OK;
   if (!cJSON_IsArray(dense)) return td_config_bad(r, "mlp_only_layers must be an array");
   for (const cJSON *item = dense->child; item; item = item->next) {
     int64_t value;
-    if (!td_json_whole(item, 0, (int64_t)c->n_layers - 1, &value)) {
+    if (!td_json_whole(item, 0, (int64_t)c->n_layers - 1, &value))
       return td_config_bad(r, "mlp_only_layers must hold indices of layers");
-    }
     uint32_t i = (uint32_t)value;
     c->moe_layers[i / 64] &= ~((uint64_t)1 << i % 64);
   }
@@ -240,9 +233,8 @@ static td_status set_rotary(const td_config_reader *r) {
   }
   if (c->rope_dim || c->has_no_rope) return TD_OK; // stated: qk_rope_head_dim
   c->rope_dim = (uint32_t)(c->head_dim * part);
-  if (c->rope_dim < 2 || c->rope_dim % 2) {
+  if (c->rope_dim < 2 || c->rope_dim % 2)
     return td_config_bad(r, "partial_rotary_factor must leave an even part of each head");
-  }
   return TD_OK;
 }
 
@@ -484,12 +476,10 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
         "a GGUF file",
         dir);
   }
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_checkpoint_json(&generation, dir, "generation_config.json", TD_CONFIG_MAX_BYTES, err);
-  }
-  if (st == TD_OK || (st == TD_ENOENT && config)) {
+  if (st == TD_OK || (st == TD_ENOENT && config))
     st = td_config_parse(out, config, generation, dir, err);
-  }
   if (st != TD_OK) td_checkpoint_name_error(dir, err);
   cJSON_Delete(config);
   cJSON_Delete(generation);

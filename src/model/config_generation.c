@@ -13,9 +13,8 @@ static td_status token_id(const td_config_reader *r, const char *key, const cJSO
 }
 
 static bool has_eos(const td_model_config *c, int32_t id) {
-  for (uint32_t i = 0; i < c->n_eos; i++) {
+  for (uint32_t i = 0; i < c->n_eos; i++)
     if (c->eos_ids[i] == id) return true;
-  }
   return false;
 }
 
@@ -53,17 +52,14 @@ td_status td_config_read_sampling(const td_config_reader *r) {
   double temperature = 1, top_p = 1;
   td_status st = TD_OK;
   // null selects the default.
-  if (td_json_get(r->root, "temperature")) {
+  if (td_json_get(r->root, "temperature"))
     st = td_config_double(r, r->root, "temperature", 0, 100, &temperature);
-  }
-  if (st == TD_OK && td_json_get(r->root, "top_p")) {
+  if (st == TD_OK && td_json_get(r->root, "top_p"))
     st = td_config_double(r, r->root, "top_p", 0, 1, &top_p);
-  }
   const cJSON *top_k = td_json_get(r->root, "top_k");
   const bool is_off = cJSON_IsNumber(top_k) && top_k->valuedouble == -1; // vLLM's spelling
-  if (st == TD_OK && top_k && !is_off) {
+  if (st == TD_OK && top_k && !is_off)
     st = td_config_uint(r, r->root, "top_k", 0, INT32_MAX, &r->out->top_k_sampling);
-  }
   r->out->temperature = (float)temperature;
   r->out->top_p = (float)top_p;
   return st;

@@ -15,9 +15,8 @@ static td_status find_dict(const td_config_reader *r, const cJSON **out) {
     // of pooled keys, the others' are plain (families/deepseek_v4.c)
     const cJSON *pooled = r->out->pool_theta > 0 ? td_json_get(dict, "compress") : NULL;
     if (pooled) dict = pooled;
-    if (!cJSON_IsObject(dict)) {
+    if (!cJSON_IsObject(dict))
       return td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, keys[i]);
-    }
     for (const cJSON *item = dict->child; item; item = item->next) {
       if (cJSON_IsObject(item)) {
         return td_fail(r->err, TD_EUNSUPPORTED,
@@ -65,11 +64,10 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
     st = optional(r, dict, keys[i].key, keys[i].min, keys[i].max, keys[i].out);
     if (st != TD_OK) return st;
   }
-  if (beta > 0 && !c->family->defaults.query_span) {
+  if (beta > 0 && !c->family->defaults.query_span)
     td_config_add_ignored(r, "llama_4_scaling_beta");
-  } else {
+  else
     c->query_beta = beta;
-  }
   if (y->beta_fast == 0) y->beta_fast = 32;
   if (y->beta_slow == 0) y->beta_slow = 1;
   bool truncated = true;

@@ -111,15 +111,13 @@ static td_status read_size(const search *s, job *j) {
     bool wide = strcmp(stated->dtype, "I64") == 0;
     int64_t size[2] = {0};
     if (stated->n_dims != 1 || stated->shape[0] != 2 ||
-        (!wide && strcmp(stated->dtype, "I32") != 0)) {
+        (!wide && strcmp(stated->dtype, "I32") != 0))
       return misfit(s, stated);
-    }
     for (size_t i = 0; i < 2; i++)
       memcpy(&size[i], stated->data + i * (wide ? 8 : 4), wide ? 8 : 4);
     if (size[0] != (int64_t)rows || size[1] > (int64_t)cols ||
-        size[1] <= (int64_t)(cols - per_word)) {
+        size[1] <= (int64_t)(cols - per_word))
       return misfit(s, stated);
-    }
     cols = (uint64_t)size[1];
   }
   m->rows = (uint32_t)rows;
@@ -410,9 +408,8 @@ static td_status plan(td_conversion *c, td_err *err) {
     }
     const bool is_by_columns = s.scheme && (s.scheme->format == TD_QUANT_GPTQ ||
                                             s.scheme->format == TD_QUANT_AWQ);
-    if (st == TD_OK && is_by_columns && c->n_jobs == n_before && strcmp(dot, ".qweight") == 0) {
+    if (st == TD_OK && is_by_columns && c->n_jobs == n_before && strcmp(dot, ".qweight") == 0)
       st = look_at_columns(&s, t);
-    }
   }
   return st;
 }
@@ -438,11 +435,10 @@ td_status td_conversion_open(td_conversion **out, const td_store *store, const t
     c->turns[i].offset = (c->n_memory_bytes + TURN_ALIGN - 1) / TURN_ALIGN * TURN_ALIGN;
     c->n_memory_bytes = c->turns[i].offset + c->turns[i].t->n_bytes;
   }
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = c;
-  } else {
+  else
     td_conversion_close(c);
-  }
   return st;
 }
 
@@ -504,11 +500,10 @@ static bool run_turn(const run *r, const turn *u) {
   const uint8_t *from = r->opts.moved ? data_of(r, t) : u->from;
   uint32_t *rows_of = malloc(t->n_bytes);
   if (!rows_of) return false;
-  if (u->how == TURN_AWQ_CODES) {
+  if (u->how == TURN_AWQ_CODES)
     td_awq_to_rows(rows_of, from, rows * 8, cols);
-  } else {
+  else
     td_transpose(rows_of, from, rows, cols, t->n_bytes / (rows * cols));
-  }
   for (uint64_t i = 0; u->how == TURN_ZEROS && i < rows * cols; i++)
     rows_of[i] += u->zero_add;
   if (u->how == TURN_AWQ_ZEROS) td_awq_sort(rows_of, rows * cols);
@@ -598,8 +593,6 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
   if (st != TD_OK) return st;
   td_thread_pool_run(pool, run_jobs, &r);
   td_thread_pool_close(pool);
-  if (is_canceled(&r)) {
-    return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
-  }
+  if (is_canceled(&r)) return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
   return atomic_load(&r.failed) ? no_memory(c, err) : TD_OK;
 }

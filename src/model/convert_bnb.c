@@ -55,9 +55,8 @@ static td_status read_state(td_bnb_matrix *m, const td_tensor *t, td_err *err) {
   const bool is_sized = is_matrix && td_json_whole(shape->child, 1, UINT32_MAX, &rows) &&
                         td_json_whole(shape->child->next, 1, UINT32_MAX, &cols);
   const bool is_f16 = strcmp(dtype, "float16") == 0, is_bf16 = strcmp(dtype, "bfloat16") == 0;
-  if (st == TD_OK && !(is_sized && block && (is_f16 || is_bf16 || strcmp(dtype, "float32") == 0))) {
+  if (st == TD_OK && !(is_sized && block && (is_f16 || is_bf16 || strcmp(dtype, "float32") == 0)))
     st = td_fail(err, TD_EFORMAT, "shape, blocksize or dtype is missing or wrong");
-  }
   if (st == TD_OK) {
     m->rows = (uint32_t)rows;
     m->cols = (uint32_t)cols;

@@ -50,9 +50,8 @@ static float scale_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
 bool td_words_are_symmetric(const td_word_matrix *m) {
   if (!m->zeros) return true;
   for (uint32_t g = 0; g < m->groups; g++) {
-    for (uint32_t r = 0; r < m->rows; r++) {
+    for (uint32_t r = 0; r < m->rows; r++)
       if (zero_at(m, r, g) != half_range(m)) return false;
-    }
   }
   return true;
 }
@@ -92,10 +91,9 @@ void td_words_to_i8(const td_word_matrix *m, int8_t *out) {
 }
 
 void td_words_scales(const td_word_matrix *m, float *out) {
-  for (uint32_t r = 0; r < m->rows; r++) {
+  for (uint32_t r = 0; r < m->rows; r++)
     for (uint32_t g = 0; g < m->groups; g++)
       out[(size_t)r * m->groups + g] = scale_at(m, r, g);
-  }
 }
 
 bool td_words_to_values(const td_word_matrix *m, void *out) {

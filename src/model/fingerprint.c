@@ -24,9 +24,8 @@ static td_status add_config(td_sha256 *sha, const char *dir, td_err *err) {
 
 static td_status add_bytes(td_sha256 *sha, int fd, const td_shard_info *shard, td_err *err) {
   struct stat info;
-  if (fstat(fd, &info) != 0) {
+  if (fstat(fd, &info) != 0)
     return td_fail(err, TD_EIO, "%s: stat: %s", shard->path, strerror(errno));
-  }
   const int64_t written[] = {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
   td_sha256_add(sha, written, sizeof written);
   off_t step = info.st_size / SAMPLES > SAMPLE_BYTES ? info.st_size / SAMPLES : SAMPLE_BYTES;

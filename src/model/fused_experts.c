@@ -193,9 +193,8 @@ static td_status bind_factors(td_tensor_binder *b, const td_tensor *t, bool is_d
     const uint64_t at = n == 1 ? 0 : in_halves ? 2 * e + (part->first_row > 0) : e;
     const float value = ((const float *)values)[at];
     experts[e].global_scale = is_divisor ? 1 / value : value;
-    if (!(value > 0) || !isfinite(experts[e].global_scale)) {
+    if (!(value > 0) || !isfinite(experts[e].global_scale))
       st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: invalid scale %g", t->file, t->name, value);
-    }
   }
   return st;
 }

@@ -21,11 +21,9 @@ static td_status add_algo(td_quant *quant, const td_config_reader *r, const cJSO
   const char *algo = "none given";
   td_status st = td_quant_str(r, object, "quant_algo", &algo);
   if (st != TD_OK) return st;
-  for (size_t i = 0; i < TD_COUNT(algos); i++) {
-    if (strcmp(algo, algos[i].algo) == 0) {
+  for (size_t i = 0; i < TD_COUNT(algos); i++)
+    if (strcmp(algo, algos[i].algo) == 0)
       return td_quant_add_scheme(quant, r, modules, &algos[i].scheme);
-    }
-  }
   return td_quant_unsupported(r, "quant_algo", algo,
                               "NVFP4, W4A16_NVFP4, FP8, FP8_PB_WO, FP8_PER_CHANNEL_PER_TOKEN, "
                               "MXFP8 and MIXED_PRECISION");
@@ -34,9 +32,8 @@ static td_status add_algo(td_quant *quant, const td_config_reader *r, const cJSO
 // "quantized_layers": {module: {"quant_algo": ...}}; a module may be one that holds others, such as
 // the experts of a layer.
 static td_status add_layers(td_quant *quant, const td_config_reader *r, const cJSON *layers) {
-  if (!cJSON_IsObject(layers)) {
+  if (!cJSON_IsObject(layers))
     return td_fail(r->err, TD_EFORMAT, "%s: quantized_layers must be an object", r->file);
-  }
   td_status st = TD_OK;
   for (const cJSON *layer = layers->child; layer && st == TD_OK; layer = layer->next)
     st = add_algo(quant, r, layer, layer->string);
@@ -46,14 +43,12 @@ static td_status add_layers(td_quant *quant, const td_config_reader *r, const cJ
 td_status td_quant_read_modelopt(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   const cJSON *inner = td_json_get(config, "quantization");
   if (inner) config = inner;
-  if (!cJSON_IsObject(config)) {
+  if (!cJSON_IsObject(config))
     return td_fail(r->err, TD_EFORMAT, "%s: quantization must be an object", r->file);
-  }
   const char *algo = "";
   td_status st = td_quant_str(r, config, "quant_algo", &algo);
   if (st != TD_OK) return st;
-  if (strcmp(algo, "MIXED_PRECISION") == 0) {
+  if (strcmp(algo, "MIXED_PRECISION") == 0)
     return add_layers(quant, r, td_json_get(config, "quantized_layers"));
-  }
   return add_algo(quant, r, config, "Linear");
 }

@@ -104,17 +104,15 @@ static const struct td_quant_pattern *find(const td_quant *quant, const char *mo
                                            pattern_kind kind) {
   for (size_t i = 0; i < quant->n_patterns; i++) {
     const struct td_quant_pattern *p = &quant->patterns[i];
-    if (p->kind == kind && (p->scheme_idx == TD_QUANT_IGNORE) == ignore && matches(p, module)) {
+    if (p->kind == kind && (p->scheme_idx == TD_QUANT_IGNORE) == ignore && matches(p, module))
       return p;
-    }
   }
   return NULL;
 }
 
 const td_quant_scheme *td_quant_find(const td_quant *quant, const char *module) {
-  for (int kind = NAME; kind < N_KINDS; kind++) {
+  for (int kind = NAME; kind < N_KINDS; kind++)
     if (find(quant, module, true, kind)) return NULL;
-  }
   for (int kind = NAME; kind < N_KINDS; kind++) {
     const struct td_quant_pattern *p = find(quant, module, false, kind);
     if (p) return &quant->schemes[p->scheme_idx];
@@ -137,11 +135,10 @@ td_status td_quant_open(td_quant **out, const cJSON *root, const char *file, td_
   if (!quant) return td_fail(err, TD_ENOMEM, "%s: out of memory", file);
   const cJSON *config = config_of(root);
   td_status st = config ? td_quant_read(quant, &r, config) : TD_OK;
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = quant;
-  } else {
+  else
     td_quant_close(quant);
-  }
   return st;
 }
 

@@ -38,9 +38,8 @@ td_status td_quant_unsupported(const td_config_reader *r, const char *key, const
 static td_status read_block(const td_config_reader *r, const cJSON *block, const char *key,
                             td_quant_scheme *s) {
   uint32_t size[2];
-  if (!cJSON_IsArray(block) || cJSON_GetArraySize(block) != 2) {
+  if (!cJSON_IsArray(block) || cJSON_GetArraySize(block) != 2)
     return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of two integers", r->file, key);
-  }
   for (int i = 0; i < 2; i++) {
     int64_t value;
     if (!td_json_whole(cJSON_GetArrayItem(block, i), 1, MAX_BLOCK, &value)) {
@@ -138,9 +137,8 @@ static td_status read_ct_weights(const td_config_reader *r, const cJSON *weights
   st = td_quant_str(r, weights, "strategy", &w->strategy);
   const cJSON *order = td_json_get(weights, "actorder");
   w->actorder = cJSON_IsTrue(order) ? "group" : "weight";
-  if (st == TD_OK && order && !cJSON_IsBool(order)) {
+  if (st == TD_OK && order && !cJSON_IsBool(order))
     st = td_quant_str(r, weights, "actorder", &w->actorder);
-  }
   if (st != TD_OK) return st;
   if (w->dynamic) return td_quant_unsupported(r, "dynamic", "true", "weights quantized ahead");
   return TD_OK;
@@ -155,9 +153,8 @@ static unsigned strategy_bit(const char *name) {
                     {"group", GROUP},
                     {"tensor_group", GROUP},
                     {"block", BLOCK}};
-  for (size_t i = 0; i < TD_COUNT(strategies); i++) {
+  for (size_t i = 0; i < TD_COUNT(strategies); i++)
     if (strcmp(strategies[i].name, name) == 0) return strategies[i].bit;
-  }
   return 0;
 }
 
@@ -189,14 +186,12 @@ static td_status make_ct_scheme(const td_config_reader *r, const char *format, c
     if (strcmp(w.type, ct_formats[i].type) != 0 || w.bits != ct_formats[i].bits ||
         !(strategy_bit(w.strategy) & ct_formats[i].strategies) ||
         (ct_formats[i].group && w.group_size != ct_formats[i].group) ||
-        (!w.symmetric && !ct_formats[i].asymmetric)) {
+        (!w.symmetric && !ct_formats[i].asymmetric))
       continue;
-    }
     *s = (td_quant_scheme){.format = ct_formats[i].format, .symmetric = w.symmetric};
     bool reordered = strcmp(w.actorder, "group") == 0 || strcmp(w.actorder, "dynamic") == 0;
-    if (reordered && strcmp(format, "pack-quantized") != 0) {
+    if (reordered && strcmp(format, "pack-quantized") != 0)
       return td_quant_unsupported(r, "actorder", w.actorder, "\"weight\", or none");
-    }
     return set_ct_blocks(r, weights, &w, s);
   }
   if (!known) {
@@ -216,13 +211,11 @@ static td_status make_ct_scheme(const td_config_reader *r, const char *format, c
 static td_status read_patterns(td_quant *quant, const td_config_reader *r, const cJSON *object,
                                const char *key, uint32_t scheme_idx) {
   const cJSON *list = td_json_get(object, key);
-  if (list && !cJSON_IsArray(list)) {
+  if (list && !cJSON_IsArray(list))
     return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of strings", r->file, key);
-  }
   for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
-    if (!cJSON_IsString(item)) {
+    if (!cJSON_IsString(item))
       return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of strings", r->file, key);
-    }
     td_status st = td_quant_add_pattern(quant, r, item->valuestring, scheme_idx);
     if (st != TD_OK) return st;
   }
@@ -237,9 +230,8 @@ static td_status read_ct_group(td_quant *quant, const td_config_reader *r, const
   }
   const cJSON *weights = td_json_get(group, "weights");
   if (!weights) return TD_OK; // only activations are quantized
-  if (!cJSON_IsObject(weights)) {
+  if (!cJSON_IsObject(weights))
     return td_fail(r->err, TD_EFORMAT, "%s: weights must be an object", r->file);
-  }
   if (quant->n_schemes == TD_QUANT_MAX_SCHEMES) {
     return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d config_groups are not supported",
                    r->file, TD_QUANT_MAX_SCHEMES);
@@ -256,13 +248,11 @@ static td_status read_compressed_tensors(td_quant *quant, const td_config_reader
   const cJSON *sparse = td_json_get(config, "sparsity_config");
   if (st == TD_OK && cJSON_IsObject(sparse)) st = td_quant_str(r, sparse, "format", &sparsity);
   if (st != TD_OK) return st;
-  if (strcmp(sparsity, "dense") != 0) {
+  if (strcmp(sparsity, "dense") != 0)
     return td_quant_unsupported(r, "sparsity_config format", sparsity, "dense");
-  }
   const cJSON *groups = td_json_get(config, "config_groups");
-  if (groups && !cJSON_IsObject(groups)) {
+  if (groups && !cJSON_IsObject(groups))
     return td_fail(r->err, TD_EFORMAT, "%s: config_groups must be an object", r->file);
-  }
   for (const cJSON *group = groups ? groups->child : NULL; group && st == TD_OK;
        group = group->next)
     st = read_ct_group(quant, r, format, group);
@@ -303,15 +293,13 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
       {"quark", td_quant_read_quark},
       {"bitsandbytes", read_bitsandbytes},
   };
-  if (!cJSON_IsObject(config)) {
+  if (!cJSON_IsObject(config))
     return td_fail(r->err, TD_EFORMAT, "%s: quantization_config must be an object", r->file);
-  }
   const char *method = "none given";
   td_status st = td_config_str(r, config, "quant_method", &method);
   if (st != TD_OK) return st;
-  for (size_t i = 0; i < TD_COUNT(methods); i++) {
+  for (size_t i = 0; i < TD_COUNT(methods); i++)
     if (strcmp(method, methods[i].method) == 0) return methods[i].read(quant, r, config);
-  }
   return td_quant_unsupported(
       r, "quant_method", method,
       "fp8, compressed-tensors, gptq, awq, auto-round, mxfp4, mxfp8, modelopt, quark and "

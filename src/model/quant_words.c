@@ -85,9 +85,8 @@ static td_status read_dynamic(td_quant *quant, const td_config_reader *r, const 
                               packing how) {
   const cJSON *dynamic = td_json_get(config, "dynamic");
   if (!dynamic || cJSON_IsFalse(dynamic)) return TD_OK;
-  if (!cJSON_IsObject(dynamic)) {
+  if (!cJSON_IsObject(dynamic))
     return td_fail(r->err, TD_EFORMAT, "%s: dynamic must be an object", r->file);
-  }
   td_buf text = TD_BUF_INIT;
   td_status st = TD_OK;
   for (const cJSON *item = dynamic->child; item && st == TD_OK; item = item->next) {
@@ -110,9 +109,8 @@ td_status td_quant_read_gptq(td_quant *quant, const td_config_reader *r, const c
   td_status st = td_quant_str(r, config, "checkpoint_format", &format);
   if (st != TD_OK) return st;
   bool v2 = strcmp(format, "gptq_v2") == 0;
-  if (!v2 && strcmp(format, "gptq") != 0) {
+  if (!v2 && strcmp(format, "gptq") != 0)
     return td_quant_unsupported(r, "checkpoint_format", format, "gptq and gptq_v2");
-  }
   settings s = {.r = r, .general = config};
   packing how = v2 ? GPTQ_V2 : GPTQ_V1;
   st = add_modules(quant, &s, how, "Linear");
@@ -163,9 +161,8 @@ td_status td_quant_read_auto_round(td_quant *quant, const td_config_reader *r,
   if (st == TD_OK) st = add_modules(quant, &s, how, "Linear");
   const cJSON *extra = td_json_get(config, "extra_config");
   if (st != TD_OK || !extra) return st;
-  if (!cJSON_IsObject(extra)) {
+  if (!cJSON_IsObject(extra))
     return td_fail(r->err, TD_EFORMAT, "%s: extra_config must be an object", r->file);
-  }
   td_buf text = TD_BUF_INIT;
   for (const cJSON *item = extra->child; item && st == TD_OK; item = item->next) {
     s.special = item;

@@ -325,9 +325,7 @@ static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint
                               void *field) {
   uint32_t n = b->config->n_experts;
   td_weight *experts = td_binder_block(b, n * sizeof *experts);
-  if (!experts) {
-    return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
-  }
+  if (!experts) return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
   *(td_weight **)field = experts;
   const char *own = p->name;
   char name[TD_MAX_TENSOR_NAME], prefix[TD_MAX_TENSOR_NAME];
@@ -538,11 +536,10 @@ static td_status bind_around_mtp(td_tensor_binder *b) {
   for (size_t k = 0; k < n && st == TD_OK; k++) {
     const td_tensor_spec *p = &places[k];
     char name[TD_MAX_TENSOR_NAME];
-    if (is_apart) {
+    if (is_apart)
       snprintf(name, sizeof name, "%s%s", c->family->mtp, p->name);
-    } else {
+    else
       name_in_layer(c, c->n_layers, stored_name(b, p, c->n_layers), name);
-    }
     st = bind_place(b, p, name, (char *)&b->out->mtp + p->offset);
   }
   return st;
@@ -659,9 +656,8 @@ td_status td_bind(td_bound_tensors *out, td_model_config *config, const td_quant
   b.used = calloc(td_store_n_tensors(store) + 1, sizeof *b.used);
   out->layers = calloc((size_t)config->n_layers + 1, sizeof *out->layers);
   td_status st = TD_OK;
-  if (!b.used || !out->layers) {
+  if (!b.used || !out->layers)
     st = td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(store));
-  }
   td_settle_names(config, store);
   if (st == TD_OK) st = bind_ends(&b);
   for (uint32_t i = 0; i < config->n_layers && st == TD_OK; i++)
@@ -679,9 +675,8 @@ td_status td_bind_matrix(td_bound_tensors *binding, const td_quant *quant, const
   b.err = err ? err : &local;
   size_t len = strlen(t->name) - strlen(".weight");
   TD_CHECK(td_ends_with(t->name, ".weight") && t->n_dims == 2);
-  if (len >= TD_MAX_TENSOR_NAME || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX) {
+  if (len >= TD_MAX_TENSOR_NAME || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX)
     return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: too large", t->file, t->name);
-  }
   char module[TD_MAX_TENSOR_NAME];
   snprintf(module, sizeof module, "%.*s", (int)len, t->name);
   return td_bind_weight(&b, module, false, (uint32_t)t->shape[0], (uint32_t)t->shape[1], w);

@@ -99,11 +99,10 @@ void td_tensor_name(const td_model_config *c, const char *name, char out[TD_MAX_
   const size_t n = strlen(own_body);
   if (c->family->is_bare) name = bare_name(c, name);
   const char *prefix = body_of(c);
-  if (strncmp(name, own_body, n) != 0) {
+  if (strncmp(name, own_body, n) != 0)
     prefix = c->wrapper && !c->has_newer_names ? c->wrapper->head : "";
-  } else {
+  else
     name += n;
-  }
   snprintf(out, TD_MAX_TENSOR_NAME, "%s%s", prefix, name);
 }
 

@@ -117,9 +117,8 @@ static td_status bind_row_maxima(const binding *g, const td_tensor *t) {
   const void *maxima;
   td_status st = td_binder_place_f32(g->b, t, &maxima);
   float *scales = st == TD_OK ? td_binder_block(g->b, g->w->rows * sizeof *scales) : NULL;
-  if (!scales) {
+  if (!scales)
     return st != TD_OK ? st : td_fail(g->b->err, TD_ENOMEM, "%s: out of memory", t->file);
-  }
   for (uint32_t r = 0; r < g->w->rows; r++)
     scales[r] = ((const float *)maxima)[r] / 127;
   g->w->scale = scales;

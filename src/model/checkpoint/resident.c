@@ -28,14 +28,12 @@ td_status td_resident_attach(td_resident *out, int fd, td_err *err) {
   int seals = fcntl(fd, F_GET_SEALS);
   struct stat info;
   if (seals < 0 || (seals & RESIDENT_SEALS) != RESIDENT_SEALS || fstat(fd, &info) != 0 ||
-      (uint64_t)info.st_size < sizeof(resident_head)) {
+      (uint64_t)info.st_size < sizeof(resident_head))
     return td_fail(err, TD_EFORMAT, "descriptor %d does not hold weights", fd);
-  }
   size_t n_bytes = (size_t)info.st_size;
   void *base = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) {
+  if (base == MAP_FAILED)
     return td_fail(err, TD_ENOMEM, "cannot map %zu bytes of weights: %s", n_bytes, strerror(errno));
-  }
   *out = (td_resident){.base = base, .n_bytes = n_bytes};
   if (is_well_formed(out)) {
     size_t n_arena; // large pages fall back to plain ones, but would fill holes beside an arena

@@ -133,9 +133,8 @@ static td_status open_source(reader *r, const source *s, bool direct, td_err *er
 
 static td_status read_failed(const reader *r, int code, td_err *err) {
   const source *s = r->source;
-  if (code != EFAULT && code != ENOMEM && code != ENOSPC) {
+  if (code != EFAULT && code != ENOMEM && code != ENOSPC)
     return td_fail(err, TD_EIO, "%s: cannot read: %s", s->path, strerror(code));
-  }
   return td_fail(err, TD_ENOMEM,
                  "%s: memory ran out after %s of %s of weights: free some, or give "
                  "--weights mmap, which needs none to spare",
@@ -205,9 +204,8 @@ static td_status read_chunks(reader *r, td_err *err) {
   for (;;) {
     uint64_t chunk = atomic_fetch_add(&l->next_chunk, 1);
     if (chunk >= l->n_chunks || atomic_load(&l->is_over)) return TD_OK;
-    if (l->opts->canceled && atomic_load(l->opts->canceled)) {
+    if (l->opts->canceled && atomic_load(l->opts->canceled))
       return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
-    }
     const source *s = source_of(l, chunk);
     td_status st = r->source == s ? TD_OK : open_source(r, s, true, err);
     uint64_t pos = (chunk - s->first_chunk) * CHUNK_BYTES, left = s->n_bytes - pos;
@@ -314,9 +312,8 @@ static bool is_read_by_workers(const char *name) {
 static td_status add_file(loading *l, const char *dir, size_t dir_len, const char *name,
                           td_err *err) {
   source s = {0};
-  if (asprintf(&s.own_path, "%.*s%s", (int)dir_len, dir, name) < 0) {
+  if (asprintf(&s.own_path, "%.*s%s", (int)dir_len, dir, name) < 0)
     return td_fail(err, TD_ENOMEM, "out of memory");
-  }
   s.path = s.own_path;
   s.name = s.path + dir_len;
   bool is_wanted = stat(s.path, &s.before) == 0 && S_ISREG(s.before.st_mode) &&
@@ -340,9 +337,8 @@ static td_status add_files(loading *l, td_err *err) {
   snprintf(dir, sizeof dir, "%.*s", (int)dir_len, path);
   DIR *stream = opendir(dir);
   td_status st = TD_OK;
-  for (const struct dirent *d; stream && st == TD_OK && (d = readdir(stream));) {
+  for (const struct dirent *d; stream && st == TD_OK && (d = readdir(stream));)
     if (is_read_by_workers(d->d_name)) st = add_file(l, dir, strlen(dir), d->d_name, err);
-  }
   if (stream) closedir(stream);
   return st;
 }
@@ -395,9 +391,8 @@ static td_status add_shards(loading *l, const td_store *store, td_err *err) {
       return td_fail(err, TD_ELIMIT, "%s: a file name of more than %d bytes", s->path,
                      RESIDENT_NAME - 1);
     }
-    if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
+    if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes)
       return changed(s, err);
-    }
     const td_status st = find_tables(s, store, &info, l->opts, l->n_sources - 1, err);
     if (st != TD_OK) return st;
   }
@@ -472,9 +467,8 @@ static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind
     if (begin >= end) continue;
     // Failing to free memory is not an error.
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
-                  (off_t)(end - begin)) != 0) {
+                  (off_t)(end - begin)) != 0)
       return;
-    }
   }
 }
 
@@ -505,9 +499,8 @@ static int create_of(loading *l, unsigned flags) {
   int fd = memfd_create("tandem-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
   if (fd < 0) return -1;
   void *base = MAP_FAILED;
-  if (ftruncate(fd, (off_t)l->n_bytes) == 0) {
+  if (ftruncate(fd, (off_t)l->n_bytes) == 0)
     base = mmap(NULL, (size_t)l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  }
   if (base == MAP_FAILED) {
     int code = errno;
     close(fd);

@@ -188,9 +188,8 @@ static td_status read_header(reader *r, const cJSON *header) {
   }
   r->out->tensors = malloc(n_tensors * sizeof *r->out->tensors + 1);
   r->names_end = r->out->names = malloc(n_name_bytes + 1);
-  if (!r->out->tensors || !r->out->names) {
+  if (!r->out->tensors || !r->out->names)
     return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file_name);
-  }
   for (const cJSON *item = header->child; item; item = item->next) {
     if (strcmp(item->string, "__metadata__") == 0) continue;
     td_status st = add_tensor(r, item);
@@ -293,9 +292,8 @@ td_status td_safetensors_parse(td_safetensors *out, const void *bytes, size_t n_
                    file_name, (unsigned long long)header_len, n_bytes);
   }
   const char *header = (const char *)b + 8;
-  if (!header_len || *header != '{') {
+  if (!header_len || *header != '{')
     return td_fail(err, TD_EFORMAT, "%s: its header is not a JSON object", file_name);
-  }
   reader r = {.file_name = file_name,
               .err = err,
               .out = out,

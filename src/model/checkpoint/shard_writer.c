@@ -84,15 +84,13 @@ td_status td_shard_writer_open(td_shard_writer *out, const char *path, uint64_t 
     w.fd = open(w.temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (w.fd < 0) st = fail_errno(err, w.temporary, "create");
   }
-  if (st == TD_OK && ftruncate(w.fd, (off_t)n_bytes) != 0) {
+  if (st == TD_OK && ftruncate(w.fd, (off_t)n_bytes) != 0)
     st = fail_errno(err, w.temporary, "set its length");
-  }
   if (st == TD_OK) st = td_shard_writer_put(&w, 0, header->data, header->len, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = w;
-  } else {
+  else
     td_shard_writer_close(&w);
-  }
   return st;
 }
 

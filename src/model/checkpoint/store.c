@@ -148,9 +148,8 @@ static td_status index_file(const td_store *store, const cJSON *entry, const cha
 
 static bool has_shard(const td_store *store, const char *file) {
   // Consecutive entries are usually in the same shard, the one opened last.
-  for (size_t i = store->n_shards; i-- > 0;) {
+  for (size_t i = store->n_shards; i-- > 0;)
     if (strcmp(store->shards[i]->file, file) == 0) return true;
-  }
   return false;
 }
 
@@ -211,9 +210,8 @@ static td_status build_map(td_store *store, td_err *err) {
   size_t n = store->converted.n_tensors;
   for (size_t i = 0; i < store->n_shards; i++)
     n += store->shards[i]->st.n_tensors;
-  if (n >= UINT32_MAX / 4) {
+  if (n >= UINT32_MAX / 4)
     return td_fail(err, TD_ELIMIT, "%s: %zu tensors are too many", store->listing, n);
-  }
   size_t n_slots = 16;
   while (n_slots < 2 * n)
     n_slots *= 2;
@@ -250,9 +248,8 @@ static td_status open_index(td_store *store, td_err *err) {
   td_status st = td_json_parse_regular(&index, store->listing, MAX_INDEX_BYTES, err);
   if (st != TD_OK) return st;
   const cJSON *weight_map = td_json_get(index, "weight_map");
-  if (!cJSON_IsObject(weight_map)) {
+  if (!cJSON_IsObject(weight_map))
     st = td_fail(err, TD_EFORMAT, "%s: has no object \"weight_map\"", store->listing);
-  }
   if (st == TD_OK) st = open_indexed_shards(store, weight_map, err);
   if (st == TD_OK) st = build_map(store, err);
   if (st == TD_OK) st = check_index(store, weight_map, err);
@@ -264,11 +261,10 @@ static td_status open_index(td_store *store, td_err *err) {
 static td_status open_gguf(td_store *store, const char *model, td_err *err) {
   td_status st = TD_OK;
   char *slash = strrchr(store->dir, '/');
-  if (slash) {
+  if (slash)
     *slash = '\0';
-  } else {
+  else
     strcpy(store->dir, ".");
-  }
   if (!(store->listing = strdup(model))) return no_memory(store, err);
   const uint32_t n = td_gguf_n_parts(model);
   for (uint32_t i = 0; i < n && st == TD_OK; i++) {

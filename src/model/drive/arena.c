@@ -402,9 +402,8 @@ static td_status open_arena(td_expert_arena *a, const td_model *model,
   a->store = td_model_store(model);
   if (h->magic != ARENA_MAGIC || h->version != VERSION || h->n_experts != a->places.n_experts ||
       h->n_layers != a->places.n_layers || h->n_shards != td_store_n_shards(a->store) ||
-      h->slot_bytes != a->places.slot_bytes) {
+      h->slot_bytes != a->places.slot_bytes)
     return td_fail(err, TD_EFORMAT, "the weights' memory for experts is not for this model");
-  }
   a->table = (int32_t *)((char *)h + h->table_at);
   a->slots = (arena_slot *)((char *)h + h->entries_at);
   a->pieces = calloc(h->n_slots, sizeof *a->pieces);
@@ -439,11 +438,10 @@ td_status td_expert_arena_open(td_expert_arena **out, const td_model *model, int
   a->n_bytes = n_bytes;
   a->owner = NO_OWNER;
   st = open_arena(a, model, opts, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = a;
-  } else {
+  else
     td_expert_arena_close(a);
-  }
   return st;
 }
 

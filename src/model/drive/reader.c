@@ -104,13 +104,12 @@ static int read_from(const drive *d, const td_drive_read *job, open_file f) {
     if (n < 0 && errno == EINTR) continue;
     const bool is_refused = n < 0 && errno == EINVAL && is_direct;
     const bool is_odd = is_direct && have % TD_DRIVE_ALIGN && have < job->n_needed;
-    if (n == 0) {
+    if (n == 0)
       code = ENODATA;
-    } else if (is_refused || is_odd) {
+    else if (is_refused || is_odd)
       code = open_shard(d, job->shard, false, &plain);
-    } else if (n < 0) {
+    else if (n < 0)
       code = errno;
-    }
   }
   const int used = plain.fd >= 0 ? plain.fd : f.is_direct ? -1 : f.fd;
   if (used >= 0) // no second copy in the page cache
@@ -219,18 +218,15 @@ td_status td_drive_reader_open(td_drive_reader **out, const td_drive_reader_opts
   td_status st = r->threads ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: readers of experts");
   for (; r->n_drives < n_drives && st == TD_OK; r->n_drives++)
     st = open_files(r, &r->drives[r->n_drives], err);
-  for (unsigned i = 0; i < n && st == TD_OK; i++) {
-    if (td_thread_start(&r->threads[i], reader_main, &r->drives[i % n_drives]) == 0) {
+  for (unsigned i = 0; i < n && st == TD_OK; i++)
+    if (td_thread_start(&r->threads[i], reader_main, &r->drives[i % n_drives]) == 0)
       r->n_threads++;
-    } else if (!r->n_threads) {
+    else if (!r->n_threads)
       st = td_fail(err, TD_ENOMEM, "cannot start a thread to read experts");
-    }
-  }
-  if (st == TD_OK) {
+  if (st == TD_OK)
     *out = r;
-  } else {
+  else
     td_drive_reader_close(r);
-  }
   return st;
 }
 

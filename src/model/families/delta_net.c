@@ -40,8 +40,7 @@ td_status td_config_set_delta(const td_config_reader *r, const uint64_t *layers)
   if (c->delta_v_heads % c->delta_k_heads)
     return td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");
   if ((uint64_t)c->delta_k_heads * c->delta_k_dim > TD_MAX_DIM ||
-      (uint64_t)c->delta_v_heads * c->delta_v_dim > TD_MAX_DIM) {
+      (uint64_t)c->delta_v_heads * c->delta_v_dim > TD_MAX_DIM)
     return td_config_bad(r, "the heads of linear attention are too many or too wide");
-  }
   return TD_OK;
 }

@@ -63,10 +63,9 @@ static td_status read_selection(const td_config_reader *r) {
     st = td_config_bad(r, "index_kpool must divide index_topk");
   c->index_top_k /= c->index_group;
   if (st == TD_OK) st = td_config_read_index_layers(r);
-  for (uint32_t i = 0; i < c->n_layers && st == TD_OK; i++) {
+  for (uint32_t i = 0; i < c->n_layers && st == TD_OK; i++)
     if (c->kind[i] == TD_ATTN_DSA_SHARED && (i == 0 || c->kind[i - 1] == TD_ATTN_KDA))
       st = td_config_bad(r, "a layer without an indexer must follow one that attends to keys");
-  }
   return st;
 }
 

@@ -16,9 +16,8 @@ static td_status read_index_types(const td_config_reader *r, const cJSON *types,
   for (const cJSON *type = types->child; type && i < c->n_layers; type = type->next, i++) {
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     const bool is_full = strcmp(name, "full") == 0;
-    if (!is_full && strcmp(name, "shared") != 0) {
+    if (!is_full && strcmp(name, "shared") != 0)
       return td_fail(r->err, TD_EFORMAT, "%s: %s must hold \"full\" or \"shared\"", r->file, key);
-    }
     set_index(c, i, is_full);
   }
   if (i == c->n_layers) return TD_OK;

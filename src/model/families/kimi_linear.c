@@ -35,10 +35,9 @@ static td_status read_lists(const td_config_reader *r, const cJSON *kda, const c
   uint64_t layers[TD_MAX_LAYERS / 64] = {0}, attention[TD_MAX_LAYERS / 64] = {0};
   td_status st = read_numbers(r, kda, layers);
   if (st == TD_OK) st = read_numbers(r, full, attention);
-  for (uint32_t i = 0; i < r->out->n_layers && st == TD_OK; i++) {
+  for (uint32_t i = 0; i < r->out->n_layers && st == TD_OK; i++)
     if (td_layers_have(layers, i) == td_layers_have(attention, i))
       st = td_config_bad(r, "each layer must be in kda_layers or in full_attn_layers");
-  }
   return st == TD_OK ? td_config_set_delta(r, layers) : st;
 }
 
@@ -63,9 +62,8 @@ static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   bool has_nope = true;
   td_status st = td_config_bool(r, r->root, "mla_use_nope", &has_nope);
-  if (st == TD_OK && !has_nope) {
+  if (st == TD_OK && !has_nope)
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: mla_use_nope false is not supported", r->file);
-  }
   if (st == TD_OK) st = td_config_read_mla(r, 0);
   if (st == TD_OK) st = td_config_bool(r, r->root, "moe_renormalize", &c->norm_topk);
   if (st == TD_OK) st = td_config_expect_str(r, "moe_router_activation_func", "sigmoid");

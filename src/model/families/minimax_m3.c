@@ -75,11 +75,10 @@ static td_status read_selection(const td_config_reader *r) {
     if (st == TD_OK) st = td_config_uint(r, sparse, "sparse_init_block", 0, 0, &n_first);
   }
   uint64_t layers[TD_MAX_LAYERS / 64] = {0};
-  if (st == TD_OK && types) {
+  if (st == TD_OK && types)
     st = read_layers(r, types, "layer_types", "minimax_m3_sparse", "full_attention", layers);
-  } else if (st == TD_OK && freq) {
+  else if (st == TD_OK && freq)
     st = read_layers(r, freq, "sparse_attention_freq", "1", "0", layers);
-  }
   td_config_set_kind(r, layers, TD_ATTN_BLOCKS);
   return st;
 }

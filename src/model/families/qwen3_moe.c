@@ -23,9 +23,8 @@ static td_status check_sliding_window(const td_config_reader *r) {
   if (!td_config_takes(r, "use_sliding_window")) return TD_OK;
   td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
   bool off = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
-  if (st == TD_OK && use && !off) {
+  if (st == TD_OK && use && !off)
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_sliding_window is not supported", r->file);
-  }
   return st;
 }
 

@@ -191,10 +191,9 @@ static double encode_fp8(const float *w, size_t ld, uint32_t rows, uint32_t cols
   }
   if (best.loss == INFINITY) best = (choice){1, loss_e4m3(&b, 1)};
   memcpy(scale, &best.scale, sizeof best.scale);
-  for (uint32_t r = 0; r < rows; r++) {
+  for (uint32_t r = 0; r < rows; r++)
     for (uint32_t c = 0; c < cols; c++)
       codes[r * codes_ld + c] = td_e4m3_code(td_e4m3_round(w[r * ld + c] * (1 / best.scale)));
-  }
   return best.loss;
 }
 
@@ -224,9 +223,8 @@ const td_encoding *td_encoding_find(const char *name, const char **names) {
   static const char list[] = TD_ENCODINGS(X);
 #undef X
   *names = list + 2;
-  for (size_t i = 0; i < TD_COUNT(encodings); i++) {
+  for (size_t i = 0; i < TD_COUNT(encodings); i++)
     if (strcmp(encodings[i].name, name) == 0) return &encodings[i];
-  }
   return NULL;
 }
 

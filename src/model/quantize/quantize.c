@@ -68,9 +68,8 @@ static td_status check_source(const td_quantize_opts *opts, td_model_config *con
 // Creates the output directory, locks it, and rejects one that already holds a checkpoint.
 static td_status claim_output(const td_quantize_opts *opts, int *lock, td_err *err) {
   static const char *const finished[] = {TD_QUANTIZE_INDEX, TD_QUANTIZE_SINGLE};
-  if (mkdir(opts->out, 0777) != 0 && errno != EEXIST) {
+  if (mkdir(opts->out, 0777) != 0 && errno != EEXIST)
     return td_fail(err, TD_EIO, "%s: cannot make the directory: %s", opts->out, strerror(errno));
-  }
   for (size_t i = 0; i < TD_COUNT(finished); i++) {
     char *path = td_quantize_path(opts->out, finished[i]);
     bool there = path && td_file_exists(path);
@@ -83,9 +82,8 @@ static td_status claim_output(const td_quantize_opts *opts, int *lock, td_err *e
   }
   *lock = open(opts->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (*lock < 0) return td_fail(err, TD_EIO, "%s: %s", opts->out, strerror(errno));
-  if (flock(*lock, LOCK_EX | LOCK_NB) != 0) {
+  if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
     return td_fail(err, TD_EAGAIN, "%s: another process is writing to it", opts->out);
-  }
   return TD_OK;
 }
 

@@ -24,9 +24,8 @@ static bool is_copied(const char *name) {
                                        ".gguf",        ".index.json", ".part", TD_QUANTIZE_DONE};
   if (td_is_word("config.json hf_quant_config.json " REPORT_FILE, name)) return false;
   if (name[0] == '.') return false;
-  for (size_t i = 0; i < TD_COUNT(others); i++) {
+  for (size_t i = 0; i < TD_COUNT(others); i++)
     if (td_ends_with(name, others[i])) return false;
-  }
   return true;
 }
 
@@ -49,9 +48,8 @@ static td_status copy_others(td_quantizer *q) {
   DIR *dir = opendir(q->opts->in);
   if (!dir) return td_fail(q->err, TD_EIO, "%s: %s", q->opts->in, strerror(errno));
   td_status st = TD_OK;
-  for (struct dirent *e; st == TD_OK && (e = readdir(dir));) {
+  for (struct dirent *e; st == TD_OK && (e = readdir(dir));)
     if (is_copied(e->d_name)) st = copy_file(q, e->d_name);
-  }
   closedir(dir);
   return st;
 }
@@ -62,9 +60,8 @@ static td_status copy_encoder(td_quantizer *q) {
        *to = td_quantize_path(q->opts->out, ENCODER);
   td_status st = from && to ? TD_OK : td_quantize_no_memory(q);
   DIR *dir = st == TD_OK ? opendir(from) : NULL;
-  if (dir && mkdir(to, 0777) != 0 && errno != EEXIST) {
+  if (dir && mkdir(to, 0777) != 0 && errno != EEXIST)
     st = td_fail(q->err, TD_EIO, "%s: %s", to, strerror(errno));
-  }
   for (struct dirent *e; dir && st == TD_OK && (e = readdir(dir));) {
     char name[sizeof ENCODER + sizeof e->d_name];
     snprintf(name, sizeof name, ENCODER "/%s", e->d_name);
@@ -110,9 +107,8 @@ static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
   td_jw_begin_object(w, key);
   td_jw_begin_array(w, "targets");
   if (is_main) td_jw_str(w, NULL, "Linear");
-  for (size_t i = 0; i < q->n_items && !is_main; i++) {
+  for (size_t i = 0; i < q->n_items && !is_main; i++)
     if (q->items[i].encoding == e) add_module(w, q->items[i].name);
-  }
   td_jw_end_array(w);
   td_jw_str(w, "format", e->format);
   td_jw_begin_object(w, "weights");
@@ -218,10 +214,9 @@ static td_status write_index(td_quantizer *q) {
   td_jw_int(&w, "total_size", (int64_t)q->report->bytes_out);
   td_jw_end_object(&w);
   td_jw_begin_object(&w, "weight_map");
-  for (size_t i = 0; i < q->n_shards; i++) {
+  for (size_t i = 0; i < q->n_shards; i++)
     for (size_t k = 0; k < q->shards[i].n_entries; k++)
       td_jw_str(&w, q->shards[i].entries[k].name, q->shards[i].name);
-  }
   td_jw_end_object(&w);
   td_jw_end_object(&w);
   td_status st = write_file(q, TD_QUANTIZE_INDEX, &text);

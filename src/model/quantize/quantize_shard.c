@@ -180,9 +180,8 @@ static td_status checksum_file(const char *path, uint64_t *out, td_err *err) {
 // Describes source and target of a shard in one line.
 static td_status describe(const td_quantizer *q, const td_quantize_shard *s, td_buf *out) {
   struct stat info;
-  if (stat(s->source, &info) != 0) {
+  if (stat(s->source, &info) != 0)
     return td_fail(q->err, TD_EIO, "%s: %s", s->source, strerror(errno));
-  }
   td_buf_printf(out, "%s of %lld bytes, %lld.%09ld, to %s", s->source, (long long)info.st_size,
                 (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec, q->opts->encoding->name);
   return td_buf_status(out, q->err);
@@ -251,9 +250,8 @@ static bool is_same(const td_quantizer *q, const td_quantize_shard *s, const cha
   td_file_map map;
   if (!same || td_file_map_open(&map, path, NULL) != TD_OK) return false;
   char hex[24] = "";
-  if (map.n_bytes == s->n_bytes && memcmp(map.data, s->header.data, s->header.len) == 0) {
+  if (map.n_bytes == s->n_bytes && memcmp(map.data, s->header.data, s->header.len) == 0)
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)checksum(map.data, map.n_bytes));
-  }
   td_file_map_close(&map);
   return strcmp(hex, sum) == 0;
 }
@@ -292,14 +290,12 @@ td_status td_quantize_shard_make(td_quantizer *q, size_t idx) {
   if (!path) return td_quantize_no_memory(q);
   bool kept;
   td_status st = keep(q, s, path, &kept);
-  if (st == TD_OK && q->opts->progress) {
+  if (st == TD_OK && q->opts->progress)
     q->opts->progress(q->opts->ctx, s->name, idx, q->n_shards, kept);
-  }
   if (st == TD_OK && !kept) {
     making m = {.q = q, .shard = s, .writer = {.fd = -1}};
-    for (size_t i = s->begin; i < s->end && st == TD_OK; i++) {
+    for (size_t i = s->begin; i < s->end && st == TD_OK; i++)
       if (!cut_item(&m, i)) st = td_quantize_no_memory(q);
-    }
     if (st == TD_OK) st = td_shard_writer_open(&m.writer, path, s->n_bytes, &s->header, q->err);
     if (st == TD_OK) st = make(&m);
     td_shard_writer_close(&m.writer);
