@@ -68,13 +68,11 @@ static void *watch(void *arg) {
 // ---- groups -------------------------------------------------------------------------------------
 
 static td_status check_opts(const td_comm_opts *opts, td_err *err) {
-  if (opts->n_ranks < 1 || opts->n_ranks > TD_COMM_MAX_RANKS) {
+  if (opts->n_ranks < 1 || opts->n_ranks > TD_COMM_MAX_RANKS)
     return td_fail(err, TD_EINVAL, "%u ranks: use 1 to %d", opts->n_ranks, TD_COMM_MAX_RANKS);
-  }
   static const char *const names[] = {"auto", "host", "nccl"};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
+  for (size_t i = 0; i < TD_COUNT(names); i++)
     if (strcmp(opts->backend, names[i]) == 0) return TD_OK;
-  }
   return td_fail(err, TD_EINVAL, "unknown exchange '%s' between devices; use auto, host or nccl",
                  opts->backend);
 }
@@ -108,9 +106,8 @@ static void introduce(td_comm *comm) {
 
 static bool is_gpu_shared(const comm_group *group) {
   for (uint32_t a = 0; a < group->n_ranks; a++) {
-    for (uint32_t b = 0; b < a; b++) {
+    for (uint32_t b = 0; b < a; b++)
       if (group->ranks[a].gpu == group->ranks[b].gpu) return true;
-    }
   }
   return false;
 }
@@ -280,13 +277,11 @@ void td_comm_close_all(td_comm *const *comms, uint32_t n) {
   bool has_thread[TD_COMM_MAX_RANKS];
   for (uint32_t i = 0; i < n; i++)
     has_thread[i] = comms[i] && td_thread_start(&threads[i], close_main, comms[i]) == 0;
-  for (uint32_t i = 0; i < n; i++) {
-    if (has_thread[i]) {
+  for (uint32_t i = 0; i < n; i++)
+    if (has_thread[i])
       pthread_join(threads[i], NULL);
-    } else {
+    else
       td_comm_close(comms[i]);
-    }
-  }
 }
 
 uint32_t td_comm_rank(const td_comm *comm) {

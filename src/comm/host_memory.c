@@ -92,9 +92,8 @@ static char *slot_of(const host_state *s, uint32_t rank, uint64_t k) {
 static char *begin_fill(td_comm *comm, td_stream *stream) {
   host_state *s = comm->state;
   const uint64_t k = s->n_filled[comm->rank];
-  for (uint32_t r = 0; r < comm->n_ranks && k >= HOST_SLOTS; r++) {
+  for (uint32_t r = 0; r < comm->n_ranks && k >= HOST_SLOTS; r++)
     if (r != comm->rank) await(comm, stream, &s->own->taken[k % HOST_SLOTS][r], k - HOST_SLOTS);
-  }
   return slot_of(s, comm->rank, k);
 }
 
@@ -201,9 +200,8 @@ static void receive_sum(td_comm *comm, td_stream *stream, const td_reduce_scatte
     sum.parts[r] = (const uint16_t *)begin_take(comm, stream, r, k[r]) + comm->rank * section;
   }
   if (own.length) td_op_sum_parts(stream, &sum);
-  for (uint32_t r = 0; r < comm->n_ranks; r++) {
+  for (uint32_t r = 0; r < comm->n_ranks; r++)
     if (r != comm->rank) end_take(comm, stream, r, k[r]);
-  }
 }
 
 static td_status host_reduce_scatter(td_comm *comm, td_stream *stream,
@@ -246,9 +244,8 @@ static td_status host_reduce_small(td_comm *comm, td_stream *stream, const float
     sum.parts[r] = begin_take(comm, stream, r, k[r]);
   }
   td_op_sum_parts(stream, &sum);
-  for (uint32_t r = 0; r < comm->n_ranks; r++) {
+  for (uint32_t r = 0; r < comm->n_ranks; r++)
     if (r != comm->rank) end_take(comm, stream, r, k[r]);
-  }
   return TD_OK;
 }
 

@@ -84,10 +84,9 @@ typedef struct {
 static void *open_matching(const char *pattern) {
   glob_t found;
   void *library = NULL;
-  if (glob(pattern, 0, NULL, &found) == 0) {
+  if (glob(pattern, 0, NULL, &found) == 0)
     for (size_t i = 0; i < found.gl_pathc && !library; i++)
       library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
-  }
   globfree(&found);
   return library;
 }

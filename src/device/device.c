@@ -40,9 +40,8 @@ static const struct {
 
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   *out = NULL;
-  for (size_t i = 0; i < TD_COUNT(kinds); i++) {
+  for (size_t i = 0; i < TD_COUNT(kinds); i++)
     if (strcmp(kinds[i].kind, opts->kind) == 0) return kinds[i].open(out, opts, err);
-  }
   return td_fail(err, TD_EUNSUPPORTED, "no device of kind '%s'; use cpu, cuda or auto", opts->kind);
 }
 
@@ -148,11 +147,10 @@ td_status td_inbox_open(td_inbox *out, td_dev *dev, td_dev *from, size_t n_bytes
 }
 
 void td_inbox_close(td_inbox *inbox, td_dev *dev) {
-  if (inbox->is_host) {
+  if (inbox->is_host)
     td_dev_free_host(dev, inbox->memory);
-  } else {
+  else
     td_dev_free(dev, inbox->memory);
-  }
   *inbox = (td_inbox){.memory = NULL};
 }
 
@@ -235,11 +233,10 @@ td_status td_stream_sync(td_stream *stream, td_err *err) {
 
 void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                    void *ctx) {
-  if (stream->dev->vtable->stream_run) {
+  if (stream->dev->vtable->stream_run)
     stream->dev->vtable->stream_run(stream, key, enqueue, ctx);
-  } else {
+  else
     enqueue(ctx);
-  }
 }
 
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err) {

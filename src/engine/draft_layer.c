@@ -78,11 +78,10 @@ static void run_layer(td_engine *e, const void *hidden) {
                                           .ids = e->step.tokens,
                                           .out = p->delta,
                                           .n_tokens = p->n_tokens});
-  if (e->config->n_streams) {
+  if (e->config->n_streams)
     join_streams(e, hidden);
-  } else {
+  else
     join(e, hidden);
-  }
   td_engine_run_layer(e, e->config->n_layers);
 }
 

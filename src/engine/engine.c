@@ -140,13 +140,11 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   e->top = e->dev_top = NULL;
   e->logits_rows = 0;
   td_status st = td_dev_alloc(e->dev, (void **)&e->dev_logits, n_bytes, err);
-  if (st == TD_OK && e->can_rank) {
+  if (st == TD_OK && e->can_rank)
     st = td_dev_alloc(e->dev, (void **)&e->dev_top, n_rows * sizeof *e->top, err);
-  }
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&e->logits, n_bytes, err);
-  if (st == TD_OK && e->can_rank) {
+  if (st == TD_OK && e->can_rank)
     st = td_dev_alloc_host(e->dev, (void **)&e->top, n_rows * sizeof *e->top, err);
-  }
   if (st == TD_OK) e->logits_rows = n_rows;
   return st;
 }
@@ -197,9 +195,8 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
 static td_status alloc_trail(td_engine *e, td_err *err) {
   if (!td_attn_has_states(e->config) || !e->opts.max_drafts) return TD_OK;
   const uint64_t n_bytes = td_kv_trail_bytes(e->config, e->opts.max_drafts);
-  for (uint32_t i = 1; i < e->config->n_layers; i++) {
+  for (uint32_t i = 1; i < e->config->n_layers; i++)
     e->trail_at[i] = e->trail_at[i - 1] + td_kv_undo_bytes(e->config, i - 1) * e->opts.max_drafts;
-  }
   e->trail_of = malloc(e->opts.max_step_seqs * sizeof *e->trail_of);
   if (!e->trail_of) return td_fail(err, TD_ENOMEM, "out of memory: states to go back to");
   return td_dev_alloc(e->dev, (void **)&e->trail, n_bytes, err);
@@ -315,9 +312,8 @@ static td_status check_seq(const td_engine *e, const td_step_seq *seq, td_err *e
                      e->config->n_vocab);
     }
   }
-  for (uint32_t i = 0; i < seq->n_pages; i++) {
+  for (uint32_t i = 0; i < seq->n_pages; i++)
     TD_CHECK(seq->pages[i] >= 0 && (uint32_t)seq->pages[i] < e->opts.n_pages);
-  }
   return TD_OK;
 }
 
@@ -469,9 +465,8 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   memset(e->meta, 0, e->step.meta_len * sizeof *e->meta);
   t = 0;
   td_engine_note_wants(e, seqs, n_seqs);
-  for (int g = 0; g < N_GROUPS; g++) {
+  for (int g = 0; g < N_GROUPS; g++)
     t = build_group(e, &at, g, seqs, wholes, n_seqs, &s, t);
-  }
   for (uint32_t i = 0; i < n_seqs; i++) {
     for (uint32_t j = seqs[i].n_tokens - td_step_seq_rows(&seqs[i]); j < seqs[i].n_tokens; j++) {
       memcpy(&e->meta[at.temperature + row], &seqs[i].temperature, sizeof(float));
@@ -616,11 +611,10 @@ void td_engine_confine(td_engine *e, bool is_confined) {
 }
 
 void td_engine_wait(td_engine *e) {
-  if (e->step.is_queued) {
+  if (e->step.is_queued)
     td_event_sync(e->done);
-  } else {
+  else
     td_expert_stream_wait(e);
-  }
 }
 
 td_status td_engine_end(td_engine *e, td_err *err) {
@@ -741,9 +735,8 @@ td_status td_engine_draw(td_engine *e, uint32_t row, td_sampler *sampler, int wa
   TD_CHECK(row < e->step.n_rows);
   const float *logits;
   const td_top_logits *top;
-  if (e->can_rank && td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) {
+  if (e->can_rank && td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out))
     return TD_OK;
-  }
   td_status st = td_engine_fetch_logits(e, row, &logits, &top, err);
   if (st != TD_OK) return st;
   *out = td_sampler_next(sampler, e->logits + row * (size_t)e->config->n_vocab, want_logprobs);

@@ -91,11 +91,10 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   td_window_leave(e, layer_idx);
   td_dense_stream_leave(e, TD_DENSE_ATTN);
   td_dense_stream_use(e, layer_idx, TD_DENSE_MLP);
-  if (layer->is_moe) {
+  if (layer->is_moe)
     td_engine_moe_begin(e, p, layer_idx);
-  } else {
+  else
     td_engine_mlp(e, p, layer, false);
-  }
   td_dense_stream_leave(e, TD_DENSE_MLP);
   if (e->step.plan.way[layer_idx] != TD_LAYER_STREAMED) td_dense_stream_fetch_ahead(e, layer_idx);
 }
@@ -118,11 +117,10 @@ static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
   for (uint32_t h = 0; h < r->n_halves; h++) {
     td_rank_store(e, &r->halves[h], layer_idx);
     end_attention(e, &r->halves[h].own, layer_idx);
-    if (layer->is_moe) {
+    if (layer->is_moe)
       td_rank_gather_hidden(e, &r->halves[h]);
-    } else {
+    else
       td_engine_mlp(e, &r->halves[h].own, layer, false);
-    }
   }
   td_window_leave(e, layer_idx);
   if (layer->is_moe) td_engine_moe_ranks_begin(e, layer_idx);
@@ -182,11 +180,10 @@ bool td_engine_forward_piece(td_engine *e) {
   for (uint32_t k = 0; !td_rank_is_active(e) && k < e->step.plan.n_microbatches; k++) {
     const td_microbatch *p = &e->step.microbatches[k];
     const void *more = layer_idx > 0 ? td_engine_moe_end(e, p, layer_idx - 1) : NULL;
-    if (layer_idx < n_layers) {
+    if (layer_idx < n_layers)
       begin_layer(e, p, layer_idx, more);
-    } else {
+    else
       td_rows_complete(e, p, more);
-    }
   }
   const bool is_streamed = layer_idx < n_layers && e->step.plan.way[layer_idx] == TD_LAYER_STREAMED;
   *at = (td_engine_cursor){.layer_idx = layer_idx + 1};

@@ -182,9 +182,8 @@ void td_kv_outlet_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) 
   o->n_pages = o->n_prompt_pages = o->n_full = 0;
   if (e->opts.transfer->is_paused) return;
   for (int is_decode = 0; is_decode < 2; is_decode++) {
-    for (uint32_t i = 0; i < n_seqs; i++) {
+    for (uint32_t i = 0; i < n_seqs; i++)
       if (seqs[i].is_decode == is_decode) list_written(e, &seqs[i]);
-    }
     if (!is_decode) o->n_prompt_pages = o->n_pages;
   }
   for (uint32_t i = 0; i < n_seqs; i++) {

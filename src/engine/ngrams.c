@@ -73,15 +73,13 @@ static td_status fetch_ids(td_engine *e, const td_step_seq *seqs, uint32_t n_seq
 // unless the sequence's past is known or empty.
 static void ids_of(const td_step_seq *seq, const int32_t *fetched, uint32_t t,
                    const td_ngram_hash *h, int32_t *ids) {
-  for (uint32_t i = 0; i < h->size; i++) {
-    if (i <= t) {
+  for (uint32_t i = 0; i < h->size; i++)
+    if (i <= t)
       ids[i] = seq->tokens[t - i];
-    } else if (i - t > seq->n_past) {
+    else if (i - t > seq->n_past)
       ids[i] = h->end;
-    } else {
+    else
       ids[i] = seq->past ? seq->past[seq->n_past - (i - t)] : fetched[h->size - 1 - (i - t)];
-    }
-  }
 }
 
 void td_ngrams_gather(td_dev *dev, const td_ngram_table *table, const td_step_seq *seq,

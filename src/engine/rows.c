@@ -23,11 +23,10 @@ void td_rows_linear_op(td_engine *e, const td_microbatch *p, td_linear_op_args a
   for (uint32_t i = 0, n = 0; i < TD_LINEAR_ALSO && a.also[i].w; i++) {
     td_linear_op_args alone = td_linear_matrix(&a, 1 + i);
     alone.weights_on_device = td_engine_is_in_slot(e, alone.w);
-    if (alone.weights_on_device == a.weights_on_device) {
+    if (alone.weights_on_device == a.weights_on_device)
       together.also[n++] = a.also[i];
-    } else { // it streams and the first does not, or the other way round, as formats may differ
+    else // it streams and the first does not, or the other way round, as formats may differ
       td_op_linear(e->stream, &alone);
-    }
   }
   td_op_linear(e->stream, &together);
 }

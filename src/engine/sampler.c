@@ -53,9 +53,8 @@ static td_status check_params(const td_sampling *p, td_err *err) {
       !(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) ||
       !(p->min_p >= 0 && p->min_p <= 1) || !(p->repetition_penalty >= 0) ||
       !isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
-      p->n_top_logprobs > TD_WIRE_MAX_TOP) {
+      p->n_top_logprobs > TD_WIRE_MAX_TOP)
     return td_fail(err, TD_EINVAL, "sampling parameter out of range");
-  }
   return TD_OK;
 }
 
@@ -128,23 +127,20 @@ static bool must_go_on(const td_sampler *s) {
 
 void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
   if (!s->seen) return;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (ids[i] >= 0 && (uint32_t)ids[i] < s->n_vocab) s->seen[ids[i]] = 1;
-  }
 }
 
 static bool is_end(const td_sampler *s, int32_t id) {
-  for (uint32_t i = 0; i < s->n_ends; i++) {
+  for (uint32_t i = 0; i < s->n_ends; i++)
     if (s->ends[i] == id) return true;
-  }
   return false;
 }
 
 static void remember(td_sampler *s, int32_t id) {
   s->index++;
-  if (s->matcher && !td_matcher_advance(s->matcher, id)) {
+  if (s->matcher && !td_matcher_advance(s->matcher, id))
     s->has_strayed |= !td_matcher_may_end(s->matcher) || !is_end(s, id);
-  }
   if (!s->seen) return;
   s->seen[id] = 1;
   s->counts[id]++;
@@ -195,9 +191,8 @@ static void constrain(td_sampler *s, float *logits) {
     ends[i] = is_known ? logits[s->ends[i]] : -INFINITY;
   }
   keep_masked(logits, mask, s->n_vocab);
-  for (uint32_t i = 0; i < n_ends && may_end; i++) {
+  for (uint32_t i = 0; i < n_ends && may_end; i++)
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = ends[i];
-  }
 }
 
 // Whether a row can be drawn from: no NaN, nor +infinity, nor -infinity alone.
@@ -212,20 +207,16 @@ CLONES static bool has_logits(const float *x, uint32_t n) {
 
 static void add_bias_and_penalties(const td_sampler *s, float *logits) {
   const td_sampling *p = &s->params;
-  for (uint32_t i = 0; i < s->n_bias; i++) {
-    if (s->bias[i].id >= 0 && (uint32_t)s->bias[i].id < s->n_vocab) {
+  for (uint32_t i = 0; i < s->n_bias; i++)
+    if (s->bias[i].id >= 0 && (uint32_t)s->bias[i].id < s->n_vocab)
       logits[s->bias[i].id] += s->bias[i].value;
-    }
-  }
   if (!s->seen) return;
   for (uint32_t i = 0; i < s->n_vocab; i++) {
     if (s->seen[i] && has_repetition(p)) {
       logits[i] = logits[i] > 0 ? logits[i] / p->repetition_penalty
                                 : logits[i] * p->repetition_penalty;
     }
-    if (s->counts[i]) {
-      logits[i] -= p->presence_penalty + p->frequency_penalty * (float)s->counts[i];
-    }
+    if (s->counts[i]) logits[i] -= p->presence_penalty + p->frequency_penalty * (float)s->counts[i];
   }
 }
 
@@ -234,10 +225,9 @@ CLONES static float largest(const float *x, uint32_t n) {
   for (int j = 0; j < LANES; j++)
     most[j] = x[0];
   uint32_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
+  for (; i + LANES <= n; i += LANES)
     for (int j = 0; j < LANES; j++)
       most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
-  }
   for (; i < n; i++)
     all = x[i] > all ? x[i] : all;
   for (int j = 0; j < LANES; j++)
@@ -248,9 +238,8 @@ CLONES static float largest(const float *x, uint32_t n) {
 // Index of the first maximum; index 0 if x[0] is NaN.
 static uint32_t argmax(const float *x, uint32_t n) {
   float most = largest(x, n);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (x[i] == most) return i;
-  }
   return 0;
 }
 
@@ -279,10 +268,9 @@ static float exp_of(float x) {
 CLONES static double sum_of(const float *x, uint32_t n) {
   double sums[LANES] = {0}, all = 0;
   uint32_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
+  for (; i + LANES <= n; i += LANES)
     for (int j = 0; j < LANES; j++)
       sums[j] += (double)x[i + j];
-  }
   for (; i < n; i++)
     all += (double)x[i];
   for (int j = 0; j < LANES; j++)
@@ -625,9 +613,8 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   }
   add_bias_and_penalties(s, logits);
   if (s->matcher) constrain(s, logits);
-  for (uint32_t i = 0; must_go_on(s) && i < s->n_ends; i++) {
+  for (uint32_t i = 0; must_go_on(s) && i < s->n_ends; i++)
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = -INFINITY;
-  }
   token.id = draw(s, logits);
   if (want_logprobs) token.logprob = (float)(s->given[token.id] - norm);
   remember(s, token.id);

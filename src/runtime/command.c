@@ -66,9 +66,8 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
 td_status td_cmd_read_ids(const td_options *o, td_token_ids *ids, td_err *err) {
   td_status need = td_cmd_need_model(o, err);
   if (need != TD_OK) return need;
-  if (!o->file) {
+  if (!o->file)
     return td_fail(err, TD_EINVAL, "tandem %s needs --file FILE", td_command_name(o->command));
-  }
   td_buf text = TD_BUF_INIT;
   td_chat *chat = NULL;
   td_status st = !strcmp(o->file, "-") ? td_stdin_read(&text, MAX_TEXT_BYTES, err)

@@ -183,9 +183,8 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   td_status st = open_cpu(d, opts, err);
   if (st != TD_OK) return st;
   d->stream_from = opts->runtime->stream_from;
-  if (!d->stream_from) {
+  if (!d->stream_from)
     d->stream_from = td_stream_from(model, opts->runtime->n_threads, td_dev_link_gbps(d->dev));
-  }
   divide_memory(d, opts, model, n_free);
   uint64_t n_bytes = 0;
   uint32_t n_layers = 0;

@@ -69,12 +69,10 @@ static td_status check_devices(const td_runtime_opts *opts, td_err *err) {
 
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   const bool is_cpu = strcmp(opts->device, "cpu") == 0, is_cuda = strcmp(opts->device, "cuda") == 0;
-  if (!is_cpu && !is_cuda && strcmp(opts->device, "auto") != 0) {
+  if (!is_cpu && !is_cuda && strcmp(opts->device, "auto") != 0)
     return td_fail(err, TD_EINVAL, "--device %s: give cpu, cuda or auto", opts->device);
-  }
-  if (is_cpu && opts->experts == TD_EXPERTS_GPU) {
+  if (is_cpu && opts->experts == TD_EXPERTS_GPU)
     return td_fail(err, TD_EINVAL, "--expert-device gpu needs --device cuda: give both or neither");
-  }
   if (is_cpu && opts->activations == TD_ACTIVATIONS_FP8) {
     return td_fail(err, TD_EINVAL,
                    "--activations fp8 is for GPUs: leave out --device cpu, or give --activations "
@@ -238,9 +236,8 @@ td_gpu_plan td_gpu_plan_make(const td_gpu_need *need) {
   left = without(left, decode_bytes);
   if (need->is_ctx_given) left = without(left, kv_room);
   td_gpu_plan plan = {.prefill_chunk = choose_chunk(need, left), .decode_bytes = decode_bytes};
-  if (plan.prefill_chunk > need->usual_chunk) {
+  if (plan.prefill_chunk > need->usual_chunk)
     plan.chunk_bytes = (plan.prefill_chunk - need->usual_chunk) * need->step_token_bytes;
-  }
   left = without(left, plan.chunk_bytes);
   if (!need->is_ctx_given) left -= at_most(kv_room, left / 2);
   plan.stream_bytes = at_most(left, need->layer_bytes);
@@ -280,11 +277,10 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
                                      &out.layers_bytes);
   }
   if (!cache->is_auto) return out;
-  if (has_layers && are_half(layer_bytes, n_layers, out.n_layers)) {
+  if (has_layers && are_half(layer_bytes, n_layers, out.n_layers))
     out.cache_bytes = room / 2 - out.layers_bytes;
-  } else {
+  else
     out = (td_gpu_experts){.cache_bytes = room / 2};
-  }
   return out;
 }
 

@@ -234,12 +234,10 @@ static td_status prefill(td_session *s, const td_generate_args *args, bool *is_w
 static bool is_eos(const td_model_config *config, const td_tokenizer *tok, int32_t id) {
   uint32_t n = 0;
   const int32_t *ends = tok ? td_tokenizer_ends(tok, &n) : NULL;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (ends[i] == id) return true;
-  }
-  for (uint32_t i = 0; i < config->n_eos; i++) {
+  for (uint32_t i = 0; i < config->n_eos; i++)
     if (config->eos_ids[i] == id) return true;
-  }
   return false;
 }
 

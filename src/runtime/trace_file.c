@@ -148,11 +148,10 @@ static void put_record(td_trace_file *f, const td_trace_lane *lane, const td_tra
   begin_event(f, name, r->shape == TD_TRACE_SPAN ? "X" : "i", lane);
   td_buf_printf(&f->text, ",\"cat\":\"%s\"", events[r->event].category);
   put_time(&f->text, "ts", r->begin_ns);
-  if (r->shape == TD_TRACE_SPAN) {
+  if (r->shape == TD_TRACE_SPAN)
     put_time(&f->text, "dur", r->end_ns - r->begin_ns);
-  } else {
+  else
     td_buf_str(&f->text, ",\"s\":\"t\"");
-  }
   put_args(&f->text, r);
 }
 
@@ -255,16 +254,13 @@ static void free_file(td_trace_file *f) {
 static td_status create(td_trace_file *f, td_err *err) {
   struct stat info;
   f->fd = open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0644);
-  if (f->fd < 0 || fstat(f->fd, &info) != 0) {
+  if (f->fd < 0 || fstat(f->fd, &info) != 0)
     return td_fail(err, TD_EIO, "--trace %s: cannot create: %s", f->path, strerror(errno));
-  }
-  if (!S_ISREG(info.st_mode)) {
+  if (!S_ISREG(info.st_mode))
     return td_fail(err, TD_EIO, "--trace %s: not a regular file", f->path);
-  }
   f->end = 2;
-  if (!write_at(f->fd, "[\n" CLOSING, 2 + sizeof CLOSING - 1, 0)) {
+  if (!write_at(f->fd, "[\n" CLOSING, 2 + sizeof CLOSING - 1, 0))
     return td_fail(err, TD_EIO, "--trace %s: cannot write: %s", f->path, strerror(errno));
-  }
   return td_segment_create(&f->segment, "tandem-trace", sizeof(td_trace_memory), err);
 }
 

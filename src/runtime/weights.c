@@ -383,9 +383,8 @@ static td_status measure(td_weights_need *need, checkpoint *c, const td_weights_
                             .converted_bytes = td_conversion_memory_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
-  if (!opts->placement.is_discrete || opts->has_host_kv) { // else KV pages are on the device
+  if (!opts->placement.is_discrete || opts->has_host_kv) // else KV pages are on the device
     need->kv_bytes = td_engine_kv_bytes(&config, opts->runtime->kv_dtype, n_ctx);
-  }
   need->pages = td_memory_shared_pages(need->resident_bytes);
   need->n_nodes = td_nodes_get().n;
   for (size_t i = 0; i < td_store_n_shards(c->store); i++)

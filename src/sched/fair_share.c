@@ -19,9 +19,8 @@ static bool is_there(const td_tenant *t) {
 }
 
 const td_tenant *td_fair_share_find(const td_fair_share_share *fair, uint64_t id) {
-  for (uint32_t i = 0; i < fair->n; i++) {
+  for (uint32_t i = 0; i < fair->n; i++)
     if (fair->tenants[i].id == id && is_there(&fair->tenants[i])) return &fair->tenants[i];
-  }
   return NULL;
 }
 

@@ -419,11 +419,10 @@ static void note_reading(td_sched *sched, uint32_t n_tokens, uint64_t now_ns) {
 static void note_copies(td_sched *sched, entry *e) {
   td_kv_drop_source(sched->kv, e->seq);
   if (e->keep < 0 || e->n_done < e->job.n_keep) return;
-  if (e->n_done == e->job.n_keep) {
+  if (e->n_done == e->job.n_keep)
     td_kv_keep_spare(sched->kv, e->seq, e->job.tokens, e->n_done);
-  } else {
+  else
     td_kv_drop_spare(sched->kv, e->seq);
-  }
   e->keep = -1;
 }
 
@@ -448,9 +447,8 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t n
   sched->n_prefill_left -= n_prefill_left(e);
   e->n_done = n_done;
   e->is_settled = false;
-  if (n_before < n_prompt) {
+  if (n_before < n_prompt)
     td_kv_commit(sched->kv, e->seq, e->job.tokens, n_done < n_prompt ? n_done : n_prompt);
-  }
   note_copies(sched, e);
   if (n_before < n_prompt && n_done >= n_prompt) td_kv_drop_duplicates(sched->kv, e->seq);
   if (e->phase == TD_SCHED_PREFILL && n_done >= n_to_prefill(e)) {
@@ -508,9 +506,8 @@ static entry *who_makes_room(const td_sched *sched, uint64_t now_ns) {
 }
 
 bool td_sched_preempt(td_sched *sched, uint64_t now_ns, uint64_t *id) {
-  for (uint32_t i = 0; i < sched->n_running; i++) {
+  for (uint32_t i = 0; i < sched->n_running; i++)
     if (sched->running[i]->is_leaving) return false;
-  }
   entry *e = who_makes_room(sched, now_ns);
   if (!e) return false;
   e->is_leaving = true;
@@ -542,9 +539,8 @@ static void let_go(td_sched *sched, const entry *e, td_sched_phase phase) {
     td_kv_suspend(sched->kv, e->seq, &answer);
     return;
   }
-  if (sched->opts.shares_output && phase == TD_SCHED_DECODE) {
+  if (sched->opts.shares_output && phase == TD_SCHED_DECODE)
     td_kv_commit_output(sched->kv, e->seq, e->job.tokens, e->n_done, e->is_settled);
-  }
   td_kv_seq_close(sched->kv, e->seq);
 }
 

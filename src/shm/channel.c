@@ -40,9 +40,8 @@ static td_status create(td_channel *out, uint32_t capacity, td_err *err) {
   out->fds[TD_CHANNEL_SEGMENT] = out->segment.fd;
   for (int i = TD_CHANNEL_DOWN_DATA; i < TD_CHANNEL_N_FDS; i++) {
     out->fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (out->fds[i] < 0) {
+    if (out->fds[i] < 0)
       return td_fail(err, TD_EIO, "cannot create an eventfd: %s", strerror(errno));
-    }
   }
   char *rings = (char *)out->segment.base + WORDS_BYTES;
   td_ring_format(rings, capacity);
@@ -58,11 +57,9 @@ td_status td_channel_create(td_channel *out, uint32_t capacity, td_err *err) {
 }
 
 static td_status adopt(td_channel *out, td_err *err) {
-  for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
-    if (fcntl(out->fds[i], F_SETFD, FD_CLOEXEC) != 0) {
+  for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
+    if (fcntl(out->fds[i], F_SETFD, FD_CLOEXEC) != 0)
       return td_fail(err, TD_EINVAL, "descriptor %d is not open: %s", out->fds[i], strerror(errno));
-    }
-  }
   td_status st = td_segment_attach(&out->segment, out->fds[TD_CHANNEL_SEGMENT], err);
   return st == TD_OK ? attach_rings(out, false, err) : st;
 }
@@ -78,8 +75,7 @@ td_status td_channel_attach(td_channel *out, const int fds[TD_CHANNEL_N_FDS], td
 void td_channel_close(td_channel *channel) {
   if (channel->segment.fd >= 0) channel->fds[TD_CHANNEL_SEGMENT] = -1; // closed with the segment
   td_segment_close(&channel->segment);
-  for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
+  for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
     if (channel->fds[i] >= 0) close(channel->fds[i]);
-  }
   clear(channel);
 }

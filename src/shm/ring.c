@@ -68,9 +68,8 @@ static td_status attach(td_ring_end *out, void *mem, size_t n_bytes, td_ring_wak
                         bool as_reader, td_err *err) {
   *out = (td_ring_end){0};
   td_ring_shared *ring = mem;
-  if (n_bytes < sizeof *ring || ring->magic != TD_WIRE_MAGIC) {
+  if (n_bytes < sizeof *ring || ring->magic != TD_WIRE_MAGIC)
     return td_fail(err, TD_EFORMAT, "shared memory holds no ring");
-  }
   if (ring->version != TD_WIRE_VERSION || ring->slot_bytes != sizeof(slot)) {
     return td_fail(err, TD_EFORMAT,
                    "ring of version %u with slots of %u bytes; this program has version %u, %zu",

@@ -27,9 +27,8 @@ td_status td_segment_reserve(int *fd, const char *name, td_err *err) {
 }
 
 td_status td_segment_size(int fd, size_t n_bytes, td_err *err) {
-  if (ftruncate(fd, (off_t)n_bytes) == 0 && fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) == 0) {
+  if (ftruncate(fd, (off_t)n_bytes) == 0 && fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) == 0)
     return TD_OK;
-  }
   return td_fail(err, TD_ENOMEM, "cannot size shared memory to %zu bytes: %s", n_bytes,
                  strerror(errno));
 }
@@ -48,13 +47,11 @@ td_status td_segment_create(td_segment *out, const char *name, size_t n_bytes, t
 td_status td_segment_attach(td_segment *out, int fd, td_err *err) {
   *out = TD_SEGMENT_CLOSED;
   int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS) {
+  if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS)
     return td_fail(err, TD_EFORMAT, "descriptor %d is not shared memory of a sealed size", fd);
-  }
   struct stat info;
-  if (fstat(fd, &info) != 0 || info.st_size <= 0) {
+  if (fstat(fd, &info) != 0 || info.st_size <= 0)
     return td_fail(err, TD_EFORMAT, "descriptor %d is empty shared memory", fd);
-  }
   return map(out, fd, (size_t)info.st_size, err);
 }
 

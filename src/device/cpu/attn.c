@@ -493,11 +493,10 @@ static td_status make_tiles(td_cpu_stream *stream, const td_attn_shared *a, uint
     td_attn_tile *last = n ? &(*tiles)[n - 1] : NULL;
     const bool joins = last && last->seq == tile.seq && last->n < tile_tokens &&
                        takes_turns(a, last) == takes_turns(a, &tile);
-    if (joins) {
+    if (joins)
       last->n++;
-    } else {
+    else
       (*tiles)[n++] = tile;
-    }
   }
   *n_tiles = n;
   return TD_OK;
@@ -539,9 +538,8 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
     run.tile_heads = (run.tile_heads + 1) / 2;
     n_items = count_items(&run, n_tiles);
   }
-  if (n_items < ITEMS_A_THREAD * n_threads && run.max_splits > 1) {
+  if (n_items < ITEMS_A_THREAD * n_threads && run.max_splits > 1)
     return run_spread(stream, &run, n_items, err);
-  }
   td_cpu_for(stream, n_items, whole_item, &run);
   return TD_OK;
 }

@@ -270,9 +270,8 @@ static void attend_block(const mla_run *run, const td_attn_tile *tile, const flo
                          const td_attn_state *state) {
   const td_attn_mla_args *a = run->a;
   uint32_t n_visible[EXPANDED_QUERIES];
-  for (uint32_t i = 0; i < tile->n; i++) {
+  for (uint32_t i = 0; i < tile->n; i++)
     n_visible[i] = td_attn_visible(&a->batch, tile->token + i, begin, end);
-  }
   uint32_t k_dim = a->nope_dim + a->rope_dim;
   td_kernels()->attn_f32(&(td_attn_block_args){
       .q = q,

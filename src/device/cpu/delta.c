@@ -59,11 +59,10 @@ static void conv_sequence(const td_delta_conv_args *a, uint32_t s, const conv_pi
   const float *before = (const float *)(const void *)td_state_before(&a->batch, &a->state, s);
   for (int32_t i = 0; i < n_past; i++) {
     float *row = past + (size_t)i * CHANNELS;
-    if (before) {
+    if (before)
       memcpy(row, before + (size_t)i * channels + p->channel, p->n * sizeof *row);
-    } else {
+    else
       memset(row, 0, p->n * sizeof *row);
-    }
   }
   for (td_page_run run = {.end = first}; run.end < end;) {
     run = td_page_run_at(&a->batch, &a->state, s, run.end);
@@ -156,9 +155,8 @@ td_status td_cpu_op_delta_conv(td_cpu_stream *stream, const td_delta_conv_args *
   td_status st = check(&a->batch, &a->state, &a->shape, err);
   void *memory = NULL;
   const uint32_t n = a->shape.k_dim;
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_cpu_scratch(stream, SCRATCH_ITEMS, 2 * (size_t)n * sizeof(float), &memory, err);
-  }
   if (st != TD_OK) return st;
   // x / sqrt(sum x^2 + eps) = x / sqrt(mean x^2 + eps / n) / sqrt(n)
   float *norms = memory;
@@ -181,11 +179,10 @@ td_status td_cpu_op_delta_conv(td_cpu_stream *stream, const td_delta_conv_args *
 // Copies a tile of the state before to the page that the run fills, unless it is the same page.
 static void begin_tile(float *to, const float *from, uint32_t k_dim) {
   const size_t n_bytes = (size_t)k_dim * TD_DELTA_TILE * sizeof *to;
-  if (!from) {
+  if (!from)
     memset(to, 0, n_bytes);
-  } else if (from != to) {
+  else if (from != to)
     memcpy(to, from, n_bytes);
-  }
 }
 
 // Items: of each sequence the value heads, of each the tiles of its state's columns.

@@ -67,11 +67,10 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
     const uint32_t after = (uint32_t)(next % run->n_row_tiles) * run->tile_rows;
     tile.next = td_cpu_rows_at(a->w, a->row_begin + after);
   }
-  if (a->exact) {
+  if (a->exact)
     td_kernels_linear_exact(a->w)(&tile);
-  } else {
+  else
     td_cpu_linear_tile(&tile);
-  }
   if (a->bias.data) add_bias(a, &tile);
 }
 

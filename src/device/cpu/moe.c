@@ -181,9 +181,8 @@ static void activate(const moe_run *run, const pair_tile *tile, uint32_t row, ui
   const size_t n_biases = (size_t)(a->n_routed ? a->n_routed : a->n_experts) * run->hidden;
   const float *bias = a->gate_bias;
   if (bias) bias += (size_t)(a->first_expert + tile->expert) * run->hidden + row;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     gate[i] = clamped(a, gate[i] + (bias ? bias[i] : 0), up[i] + (bias ? bias[n_biases + i] : 0));
-  }
 }
 
 // Rows [row, row + n_rows) of gate and up, which alternate, and their activation.
@@ -256,11 +255,10 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   const pair_tile *tile = hidden_tile_of(run, item / run->n_hidden_tiles);
   uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
   uint32_t left = run->gate_rows - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
-  if (run->a->pairs) {
+  if (run->a->pairs)
     pairs_tile(run, tile, row, n_rows, next);
-  } else if (!gate_up_rows(run, tile, item, row, n_rows, next)) {
+  else if (!gate_up_rows(run, tile, item, row, n_rows, next))
     return;
-  }
   atomic_fetch_add_explicit(&run->n_hidden_done[tile - run->tiles].n, 1, memory_order_release);
 }
 
@@ -281,9 +279,8 @@ static void down_tile(moe_run *run, size_t item, const void *next, unsigned memb
   const pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
   const counter *done = &run->n_hidden_done[item / run->n_dim_tiles];
   for (unsigned i = 0; atomic_load_explicit(&done->n, memory_order_acquire) < run->n_hidden_tiles;
-       i++) {
+       i++)
     td_cpu_wait_turn(i);
-  }
   uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile, left = run->dim - row;
   uint32_t n_rows = left < run->dim_tile ? left : run->dim_tile;
   td_cpu_linear_tile(&(td_linear_args){
@@ -338,11 +335,10 @@ static void sum_piece(moe_run *run, size_t item) {
   }
   uint16_t *rounded = (uint16_t *)a->out + token * run->dim + begin;
   float *out = is_rounded ? widened : (float *)a->out + token * run->dim + begin;
-  if (!a->accumulate) {
+  if (!a->accumulate)
     memset(out, 0, n * sizeof *out);
-  } else if (is_rounded) {
+  else if (is_rounded)
     td_bf16_values(out, rounded, n);
-  }
   for (uint32_t j = 0; j < a->top_k; j++) {
     const uint32_t place = run->place[t * a->top_k + j];
     if (place == UINT32_MAX) continue;
@@ -355,13 +351,12 @@ static void sum_piece(moe_run *run, size_t item) {
 
 static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
   moe_run *run = ctx;
-  if (item < run->n_hidden_items) {
+  if (item < run->n_hidden_items)
     gate_up_tile(run, item, weights_of(run, next));
-  } else if (item - run->n_hidden_items < run->n_down_items) {
+  else if (item - run->n_hidden_items < run->n_down_items)
     down_tile(run, item - run->n_hidden_items, weights_of(run, next), member);
-  } else {
+  else
     sum_piece(run, item - run->n_hidden_items - run->n_down_items);
-  }
 }
 
 static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
@@ -457,9 +452,8 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
   size_t gate_bytes = n * run->gate_rows * sizeof(float);
   if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_GATE, gate_bytes, &gate, err);
   if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_UP, hidden_bytes, &up, err);
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cpu_scratch(stream, SCRATCH_PARTS, n * run->dim * sizeof(float), &parts, err);
-  }
   if (status != TD_OK) return status;
   run->token = order;
   run->place = run->token + n;
@@ -504,9 +498,8 @@ static td_status take_x(td_cpu_stream *stream, moe_run *run, td_err *err) {
 static void reset_counters(moe_run *run) {
   memset(run->n_hidden_done, 0, run->n_tiles * sizeof *run->n_hidden_done);
   memset(run->n_down_done, 0, sizeof run->n_down_done);
-  if (run->is_half_done) {
+  if (run->is_half_done)
     memset((void *)run->is_half_done, 0, (size_t)run->n_tiles * run->n_hidden_tiles);
-  }
 }
 
 td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {

@@ -67,11 +67,10 @@ td_status td_cpu_op_copy(td_cpu_stream *stream, const td_copy_args *a, td_err *e
   (void)err;
   const uintptr_t dst = (uintptr_t)a->dst, src = (uintptr_t)a->src;
   const bool is_apart = dst + a->n_bytes <= src || src + a->n_bytes <= dst;
-  if (is_apart && a->n_bytes >= 2 * (size_t)COPY_BYTES) {
+  if (is_apart && a->n_bytes >= 2 * (size_t)COPY_BYTES)
     td_cpu_for(stream, (a->n_bytes + COPY_BYTES - 1) / COPY_BYTES, copy_piece, (void *)a);
-  } else if (a->n_bytes) {
+  else if (a->n_bytes)
     memmove(a->dst, a->src, a->n_bytes);
-  }
   return TD_OK;
 }
 
@@ -287,9 +286,8 @@ static void rope_token(const void *args, size_t t) {
 
 td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
-  for (uint32_t t = 0; t < a->n_tokens; t++) {
+  for (uint32_t t = 0; t < a->n_tokens; t++)
     TD_DEV_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
-  }
   const size_t n_heads = (size_t)a->heads.n_heads + (a->also.x ? a->also.n_heads : 0);
   for_rows(stream, a->n_tokens, n_heads * a->rot_dim, rope_token, a);
   return TD_OK;
@@ -304,9 +302,8 @@ static void scale_row(const void *args, size_t t) {
 }
 
 td_status td_cpu_op_scale_rows(td_cpu_stream *stream, const td_scale_rows_args *a, td_err *err) {
-  for (uint32_t t = 0; t < a->n_tokens; t++) {
+  for (uint32_t t = 0; t < a->n_tokens; t++)
     TD_DEV_REQUIRE(a->position[t] >= 0, "scaling: position %d of token %u", a->position[t], t);
-  }
   for_rows(stream, a->n_tokens, a->dim, scale_row, a);
   return TD_OK;
 }

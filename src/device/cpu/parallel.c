@@ -75,9 +75,8 @@ static seats seats_of(const tile_run *run, unsigned n_members) {
   seats s = {.n_nodes = run->map ? run->dev->nodes.n : 1};
   for (unsigned i = 0; s.n_nodes > 1 && i < n_members; i++)
     s.on_node[td_thread_pool_node(run->dev->pool, i)]++;
-  for (unsigned k = 0; k < s.n_nodes; k++) {
+  for (unsigned k = 0; k < s.n_nodes; k++)
     if (s.on_node[k] == 0) s.n_nodes = 1;
-  }
   if (s.n_nodes == 1) s.on_node[0] = n_members;
   return s;
 }

@@ -7,9 +7,8 @@
 // Index of the largest value not taken; ties go to the lower index. At least one must be free.
 static uint32_t best_free(const float *value, const uint8_t *taken, uint32_t n) {
   uint32_t best = UINT32_MAX;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     if (!taken[i] && (best == UINT32_MAX || value[i] > value[best])) best = i;
-  }
   return best;
 }
 
@@ -50,9 +49,8 @@ static void drop_groups(const td_router_args *a, const float *choice, float *gro
     group_score[g] = two_best(choice + (size_t)g * size, size);
     group_kept[g] = 0;
   }
-  for (uint32_t i = 0; i < a->topk_groups; i++) {
+  for (uint32_t i = 0; i < a->topk_groups; i++)
     group_kept[best_free(group_score, group_kept, a->n_groups)] = 1;
-  }
   for (uint32_t e = 0; e < a->n_experts; e++)
     taken[e] = !group_kept[e / size];
 }

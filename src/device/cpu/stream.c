@@ -232,9 +232,8 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
     free(stream->scratch[slot]);
     stream->scratch_bytes[slot] = 0;
     stream->scratch[slot] = aligned_alloc(64, size & ~(size_t)63);
-    if (!stream->scratch[slot]) {
+    if (!stream->scratch[slot])
       return td_fail(err, TD_ENOMEM, "out of memory: %zu bytes for an operator", n_bytes);
-    }
     stream->scratch_bytes[slot] = size & ~(size_t)63;
   }
   *out = stream->scratch[slot];

@@ -84,9 +84,8 @@ static void try_rows(knob *k) {
   const option middle = k->options[MIDDLE];
   const uint32_t half = middle.rows / 2 / LEAST_ROWS * LEAST_ROWS, twice = 2 * middle.rows;
   k->options[0] = (option){half, middle.way};
-  if (middle.rows >= LEAST_ROWS && twice <= TD_TUNER_ROWS) {
+  if (middle.rows >= LEAST_ROWS && twice <= TD_TUNER_ROWS)
     k->options[2] = (option){twice, middle.way};
-  }
 }
 
 static double median(const knob *k, int place) {
@@ -113,11 +112,10 @@ static int knob_best(const knob *k) {
 static void begin_round(kind_trials *k, const option middle[TD_TUNER_KNOBS]) {
   for (int i = 0; i < TD_TUNER_KNOBS; i++) {
     k->knobs[i] = (knob){.options[MIDDLE] = middle[i]};
-    if (k->round == WAYS_ROUND) {
+    if (k->round == WAYS_ROUND)
       k->knobs[i].options[MIDDLE + 1] = (option){middle[i].rows, TD_GEMV_INTERLEAVED};
-    } else {
+    else
       try_rows(&k->knobs[i]);
-    }
   }
   k->n_begun = k->n_ended = 0;
 }
@@ -147,9 +145,8 @@ static void end_round(kind_trials *k) {
 static kind_trials *find_kind(td_cpu_tuner *t, const td_tuner_kind *kind,
                               const uint32_t first[TD_TUNER_KNOBS]) {
   if ((uint64_t)kind->rows * kind->cols < TD_TUNER_WEIGHTS) return NULL;
-  for (uint32_t i = 0; i < t->n_kinds; i++) {
+  for (uint32_t i = 0; i < t->n_kinds; i++)
     if (!memcmp(&t->kinds[i].kind, kind, sizeof *kind)) return &t->kinds[i];
-  }
   if (t->n_kinds == MAX_KINDS) return NULL;
   kind_trials *k = &t->kinds[t->n_kinds++];
   k->kind = *kind;

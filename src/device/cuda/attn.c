@@ -45,13 +45,12 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
   const uint32_t most = args->by_length ? TD_CU_LATENT_HEADS
                                         : td_cu_decode_heads(args->k_dim, args->v_in_k);
   const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
-  if (args->by_length) {
+  if (args->by_length)
     args->n_splits = td_cuda_latent_splits(max_keys, args->split_keys);
-  } else if (args->window) {
+  else if (args->window)
     td_cuda_window_splits(args->window, max_keys, n_blocks, &args->split_keys, &args->n_splits);
-  } else if (!args->n_splits) { // else the caller's
+  else if (!args->n_splits) // else the caller's
     td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
-  }
   args->by_block = args->v_in_k &&
                    td_cuda_folds_by_block(args->batch.n_tokens, n_blocks, args->n_splits,
                                           (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
@@ -62,9 +61,8 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
                  n = td_cuda_at_once(stream, n_tokens, rows * row_bytes);
   void *part, *ml;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * rows * row_bytes, &part, err);
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * rows * 2 * sizeof(float), &ml, err);
-  }
   if (status != TD_OK) return status;
   args->part = part;
   args->part_ml = ml;
@@ -343,9 +341,8 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   const uint32_t n = td_cuda_at_once(stream, n_tokens, query_bytes + latent_bytes + l.page_bytes);
   void *query, *latent, *pages = NULL;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &query, err);
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n * latent_bytes, &latent, err);
-  }
   if (status == TD_OK && l.page_tokens) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * (l.page_bytes + table_bytes), &pages,
                              err);

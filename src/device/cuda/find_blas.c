@@ -34,10 +34,9 @@ static void *open_in(const char *folder, int major) {
 static void *open_in_any(const char *pattern, int major) {
   glob_t found;
   void *library = NULL;
-  if (glob(pattern, 0, NULL, &found) == 0) {
+  if (glob(pattern, 0, NULL, &found) == 0)
     for (size_t i = 0; i < found.gl_pathc && !library; i++)
       library = open_in(found.gl_pathv[i], major);
-  }
   globfree(&found);
   return library;
 }
@@ -71,9 +70,8 @@ static void *open_release(const char *path, int major) {
 
 void *td_cuda_find_blas(const char *path, int cuda_major) {
   void *library = open_release(path, cuda_major);
-  for (int major = NEWEST_CUBLAS; major >= OLDEST_CUBLAS && !library; major--) {
+  for (int major = NEWEST_CUBLAS; major >= OLDEST_CUBLAS && !library; major--)
     if (major != cuda_major) library = open_release(path, major);
-  }
   return library;
 }
 

@@ -123,11 +123,10 @@ uint32_t td_cuda_vec_warps(const td_weight *w, uint32_t n_matrices, uint32_t n_r
   uint32_t best = TD_CU_VEC_WARPS / 3;
   if (of_experts) return best;
   if (n_blocks <= n_sms) return TD_CU_VEC_WARPS;
-  for (size_t i = 0; i < TD_COUNT(others); i++) { // only for a clear gain
+  for (size_t i = 0; i < TD_COUNT(others); i++) // only for a clear gain
     if (1.05 * vec_time(n_blocks, n_chunks, others[i], n_sms) <
         vec_time(n_blocks, n_chunks, best, n_sms))
       best = others[i];
-  }
   return best;
 }
 

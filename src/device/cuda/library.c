@@ -79,9 +79,8 @@ static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
     void *symbol;
     td_cuda_abi_fn fn;
   } entry = {.symbol = dlsym(dev->library, TD_CUDA_ABI_SYMBOL)};
-  if (!entry.symbol) {
+  if (!entry.symbol)
     return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s is not a library of tandem", path);
-  }
   dev->abi = entry.fn();
   td_status st = td_cuda_abi_check(dev->abi, path, err);
   return st == TD_OK ? count_devices(dev, err) : st;

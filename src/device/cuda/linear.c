@@ -292,12 +292,10 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   const size_t hidden_bytes = (hidden_elements * sizeof(uint16_t) + 15) / 16 * 16;
   const size_t a8_bytes = p->gemm == CUDA_GEMM_A8 ? td_cuda_a8_bytes(n, p->hidden) : 0;
   td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + a8_bytes, &hidden, err);
-  }
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &parts, err);
-  }
   if (status != TD_OK) return status;
   p->gate = parts;
   p->up = p->gate + hidden_elements;
@@ -352,9 +350,8 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_cuda_sorted *s = &stream->sorted;
   if (a->same_ids && s->ids == wanted.ids && s->n_tokens == wanted.n_tokens &&
       s->top_k == wanted.top_k && s->n_experts == wanted.n_experts &&
-      s->tile_tokens == wanted.tile_tokens) {
+      s->tile_tokens == wanted.tile_tokens)
     return TD_OK;
-  }
   td_cu_moe_sort_args args = {.ids = wanted.ids,
                               .slots = a->slots,
                               .token = p->token,
@@ -592,9 +589,8 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE((a->limit > 0 && a->ids) || (!a->pairs && !a->gate_bias),
                  "experts: pairs and gate's bias belong to a clamped activation of routed experts");
   TD_DEV_REQUIRE(a->ids || !a->down_bias, "experts: a bias without ids");
-  if (a->rest) {
+  if (a->rest)
     return td_fail(err, TD_EUNSUPPORTED, "experts: those without a slot are left to a CPU");
-  }
   TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
   TD_DEV_REQUIRE((uint64_t)a->first_expert + a->n_experts <= n_routed(a),
                  "experts: %u from expert %u on, of %u", a->n_experts, a->first_expert,
@@ -648,9 +644,7 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   td_status status = check_moe(a, err);
   moe_pass p = {.a = a, .is_group = a->ids && a->out_f32 && a->n_experts < n_routed(a)};
-  if (status == TD_OK) {
-    status = td_cuda_experts_of(td_cuda_dev_of(stream), a, &p.experts, err);
-  }
+  if (status == TD_OK) status = td_cuda_experts_of(td_cuda_dev_of(stream), a, &p.experts, err);
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows / (a->pairs ? 2 : 1);

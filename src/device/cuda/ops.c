@@ -107,9 +107,8 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, t
   void *part, *sums;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
                                      n * TD_TOP_LOGITS * sizeof(uint64_t), &part, err);
-  if (status == TD_OK) {
+  if (status == TD_OK)
     status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * 2 * sizeof(float), &sums, err);
-  }
   if (status != TD_OK) return status;
   a->part = part;
   a->part_sums = sums;

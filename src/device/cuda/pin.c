@@ -47,9 +47,8 @@ static td_cuda_pin_piece *next_piece(td_cuda_pins *p) {
 
 // Lock held, here and in the next function.
 static void refuse_others(td_cuda_pins *p) {
-  for (size_t i = 0; i < p->n; i++) {
+  for (size_t i = 0; i < p->n; i++)
     if (p->pieces[i].state == CUDA_PIN_PENDING) p->pieces[i].state = CUDA_PIN_REFUSED;
-  }
   atomic_store(&p->n_pending, 0);
 }
 
@@ -245,9 +244,8 @@ void td_cuda_pins_close(td_cuda_dev *dev) {
   td_cuda_stop_pinning(&dev->base);
   if (p->has_thread) pthread_join(p->thread, NULL);
   free_reserve(dev);
-  for (size_t i = 0; i < p->n && !p->is_left_registered; i++) {
+  for (size_t i = 0; i < p->n && !p->is_left_registered; i++)
     if (p->pieces[i].state == CUDA_PIN_DONE) dev->abi->unpin(p->pieces[i].host);
-  }
   free(p->pieces);
   pthread_mutex_destroy(&p->lock);
   pthread_cond_destroy(&p->moved);

@@ -30,9 +30,8 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, td_pool_args *a, td_err *err) 
   a->page_entries = page_entries(&a->batch, a->group);
   a->bias = td_cuda_on_device(dev, a->bias, of_bias, &st, err);
   td_cuda_vec(dev, &a->norm, &st, err);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &open, err);
-  }
   if (st != TD_OK) return st;
   a->open = open;
   return TD_CUDA_LAUNCH(stream, pool, a);

@@ -17,9 +17,8 @@ static void free_stream(td_cuda_stream *stream) {
   td_cuda_graphs_drop(stream);
   free_retired(stream);
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
-  for (int i = 0; i < N_CUDA_SCRATCH; i++) {
+  for (int i = 0; i < N_CUDA_SCRATCH; i++)
     if (stream->scratch[i]) abi->free(stream->scratch[i]);
-  }
   if (stream->fault) abi->free_host(stream->fault);
   if (stream->first_tile) abi->free_host(stream->first_tile);
   if (stream->counted) abi->event_close(stream->counted);
@@ -234,9 +233,8 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
                           void **out, td_err *err) {
   *out = stream->scratch[slot];
   if (n_bytes <= stream->scratch_bytes[slot]) return TD_OK;
-  if (stream->is_capturing) {
+  if (stream->is_capturing)
     return td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
-  }
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   retire(stream, stream->scratch[slot]);
   stream->scratch[slot] = NULL;

@@ -24,9 +24,8 @@ static td_status grow(td_cuda_dev *dev, td_err *err) {
   if (!copies) return td_fail(err, TD_ENOMEM, "no memory for the table of weights on the GPU");
   dev->copies = copies;
   dev->n_slots = n_slots;
-  for (size_t i = 0; i < n_old; i++) {
+  for (size_t i = 0; i < n_old; i++)
     if (old[i].host) dev->copies[slot_of(dev, old[i].host, old[i].n_bytes)] = old[i];
-  }
   free(old);
   return TD_OK;
 }
@@ -124,9 +123,8 @@ static bool has_copy(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
 
 static bool has_extreme_scales(const td_weight *w) {
   const uint8_t *codes = w->scale;
-  for (size_t i = 0; i < td_weight_scale_bytes(w); i++) {
+  for (size_t i = 0; i < td_weight_scale_bytes(w); i++)
     if (codes[i] < 127 + TD_CU_E8M0_LEAST || codes[i] > 127 + TD_CU_E8M0_MOST) return true;
-  }
   return false;
 }
 
@@ -278,9 +276,8 @@ static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
 }
 
 static const td_cuda_experts *find_experts(const td_cuda_dev *dev, const td_moe_args *a) {
-  for (size_t i = 0; i < dev->n_experts; i++) {
+  for (size_t i = 0; i < dev->n_experts; i++)
     if (is_of(&dev->experts[i], a)) return &dev->experts[i];
-  }
   return NULL;
 }
 

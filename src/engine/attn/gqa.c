@@ -164,9 +164,8 @@ void td_gqa_describe(const td_model_config *c, td_buf *out) {
   td_buf_printf(out, "attention     %u heads, GQA: %u of keys and values, %u wide", c->n_heads,
                 c->n_kv_heads, c->head_dim);
   if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
-  if (n_windows) {
+  if (n_windows)
     td_buf_printf(out, ", %u positions in %u of the %u layers", c->window, n_windows, c->n_layers);
-  }
   td_buf_str(out, "\n");
 }
 

@@ -155,11 +155,10 @@ void td_mla_describe(const td_model_config *c, td_buf *out) {
   if (c->rope_dim)
     td_buf_printf(out, " and %u %s", c->rope_dim, c->has_no_rope ? "shared" : "rotary");
   td_buf_str(out, ", ");
-  if (c->q_lora_rank) {
+  if (c->q_lora_rank)
     td_buf_printf(out, "queries of rank %u\n", c->q_lora_rank);
-  } else {
+  else
     td_buf_str(out, "queries of full rank\n");
-  }
 }
 
 const td_attn_ops td_attn_mla = {

@@ -12,10 +12,9 @@ void td_attn_store_rows(td_engine *e, const td_microbatch *p, uint32_t layer_idx
     if (!group->view.n_tokens) continue;
     td_attn_store store = {.batch = td_layer_batch(e, group, layer_idx),
                            .kv = td_layer_kv(e, layer_idx, g == GROUP_DECODE)};
-    for (size_t i = 0; i < TD_N_ENTRIES; i++) {
+    for (size_t i = 0; i < TD_N_ENTRIES; i++)
       if (cache.entry[i])
         store.entry[i] = td_rows_offset(e, e->act[i], (size_t)group->token_begin * cache.entry[i]);
-    }
     ops->store(e, &store);
     if (td_engine_has_state(e, layer_idx) || e->layout.beside_at)
       continue; // it leaves the device with its page (kv_transfer.h)

@@ -83,9 +83,8 @@ static bool is_taken(const td_engine *e, const td_layer *layer, uint32_t expert)
   for (size_t i = 0; i < TD_COUNT(of); i++) {
     if (!of[i] && !like[i]) continue; // gate and up are one matrix
     if (!of[i] || !like[i] || !is_alike(&of[i][expert], like[i]) ||
-        !td_dev_supports_device_weights(e->dev, &of[i][expert])) {
+        !td_dev_supports_device_weights(e->dev, &of[i][expert]))
       return false;
-    }
   }
   return true;
 }
@@ -193,15 +192,13 @@ static bool begin_move(td_engine *e, const td_hot_move *move, bool may_be_slow) 
   cache_site *site = &cache->sites[is_here ? SITE_HERE : SITE_PEER];
   td_slot_part parts[TD_SLOT_EXPERT_PARTS];
   td_slot_list_expert(parts, td_model_layer(e->model, move->layer_idx), move->expert);
-  for (uint32_t i = 0; i < TD_COUNT(parts) && !may_be_slow; i++) {
+  for (uint32_t i = 0; i < TD_COUNT(parts) && !may_be_slow; i++)
     if (parts[i].n_bytes && td_dev_is_pinning(site->dev, parts[i].from, parts[i].n_bytes))
       return false;
-  }
   char *base = site->slots + (move->slot - site->first_slot) * cache->slot_bytes;
-  for (uint32_t i = 0; i < TD_COUNT(parts); i++) {
+  for (uint32_t i = 0; i < TD_COUNT(parts); i++)
     if (parts[i].n_bytes)
       td_op_copy(site->stream, base + cache->layout[i].to, parts[i].from, parts[i].n_bytes);
-  }
   return true;
 }
 
@@ -387,11 +384,10 @@ static void end_moves(td_engine *e) {
   }
   while (cache->n_moves) {
     const td_hot_move *move = &cache->moves[--cache->n_moves];
-    if (is_ok) {
+    if (is_ok)
       td_hot_experts_publish(cache->hot, move);
-    } else {
+    else
       td_hot_experts_cancel(cache->hot, move);
-    }
   }
 }
 
@@ -442,13 +438,11 @@ void td_expert_cache_end_step(td_engine *e) {
   if (cache->n_moves) return; // the link is busy with the last ones
   td_hot_move chosen[MAX_MOVES];
   const uint32_t n = td_hot_experts_choose(cache->hot, chosen, cache->max_moves);
-  for (uint32_t i = 0; i < n; i++) {
-    if (begin_move(e, &chosen[i], false)) {
+  for (uint32_t i = 0; i < n; i++)
+    if (begin_move(e, &chosen[i], false))
       cache->moves[cache->n_moves++] = chosen[i];
-    } else {
+    else
       td_hot_experts_cancel(cache->hot, &chosen[i]);
-    }
-  }
   if (cache->n_moves) {
     for (int i = 0; i < N_SITES; i++) {
       cache_site *site = &cache->sites[i];

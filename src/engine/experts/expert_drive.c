@@ -277,13 +277,11 @@ static void take_more(td_expert_drive *d, uint32_t layer_idx, bool bypass) {
   if (n > most - d->n_pending) n = most - d->n_pending;
   td_expert_arena_take(d->arena, layer_idx, d->todo, n, bypass && !d->is_starved);
   d->is_starved = false;
-  for (uint32_t i = 0; i < d->n_todo; i++) {
-    if (i < n && d->todo[i].slot >= 0) {
+  for (uint32_t i = 0; i < d->n_todo; i++)
+    if (i < n && d->todo[i].slot >= 0)
       d->pending[d->n_pending++] = d->todo[i];
-    } else {
+    else
       d->todo[n_left++] = d->todo[i];
-    }
-  }
   d->n_todo = n_left;
 }
 

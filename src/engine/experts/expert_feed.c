@@ -84,11 +84,10 @@ static held_range *reading_at(td_expert_feed *f, uint32_t i, const td_expert_ran
 
 // Whether all of the range's experts have slots.
 static bool has_slots(td_expert_feed *f, held_range *h) {
-  for (uint32_t k = 0; k < h->range.n; k++) {
+  for (uint32_t k = 0; k < h->range.n; k++)
     if (h->taken[k].slot < 0 &&
         !td_expert_arena_take(f->arena, h->range.layer_idx, &h->taken[k], 1, true))
       return false;
-  }
   return true;
 }
 
@@ -123,9 +122,8 @@ void td_expert_feed_copied(td_expert_feed *f, td_stream *stream) {
 }
 
 void td_expert_feed_wait(td_expert_feed *f) {
-  if (f->lacks_slots && f->n_copying) {
+  if (f->lacks_slots && f->n_copying)
     td_event_sync(held_at(f, 0)->copied);
-  } else {
+  else
     td_expert_arena_wait(f->arena, f->n_events);
-  }
 }

@@ -100,9 +100,8 @@ static uint32_t group_at(const td_engine *e, uint32_t first) {
 static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
   td_slot *slot = &e->streaming->packing;
   const uint32_t n = group_at(e, first);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     td_slot_list_expert(slot->parts + i * EXPERT_PARTS, layer, first + i);
-  }
   slot->n_parts = n * EXPERT_PARTS;
   return e->opts.arena ? td_slot_pack_apart(slot) : td_slot_pack(slot);
 }
@@ -317,13 +316,12 @@ bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
 
 void td_expert_stream_wait(td_engine *e) {
   const td_expert_stream *s = e->streaming;
-  if (s->n_copied < s->n_queued) {
+  if (s->n_copied < s->n_queued)
     td_event_sync(s->filled[queued_at(s, s->n_copied)->slot]);
-  } else if (s->n_queued) {
+  else if (s->n_queued)
     td_event_sync(s->freed[queued_at(s, 0)->slot]);
-  } else if (s->feed) {
+  else if (s->feed)
     td_expert_feed_wait(s->feed);
-  }
 }
 
 static void copy_in_pieces(td_expert_stream *s, char *to, const char *from, size_t n_bytes) {
@@ -408,9 +406,8 @@ uint32_t td_engine_stream_tokens(const td_engine *e) {
 
 bool td_engine_streams_all(td_engine *e) {
   if (!td_engine_stream_tokens(e)) return false;
-  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+  for (uint32_t i = 0; i < e->config->n_layers; i++)
     if (td_engine_is_offloaded(e, i) && !td_engine_can_stream(e, i)) return false;
-  }
   return true;
 }
 
@@ -459,11 +456,10 @@ void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer
   args.accumulate = args.same_ids = g > first_group;
   const uint32_t slot = fill_slot(e, layer_idx, g);
   td_stream_wait(e->stream, s->filled[slot]);
-  if (td_rank_is_active(e)) {
+  if (td_rank_is_active(e))
     td_engine_moe_ranks_group(e, layer_idx, &args, g == first_group, g + 1 == n_groups);
-  } else {
+  else
     td_op_moe(e->stream, &args);
-  }
   td_event_record(s->freed[slot], e->stream);
   if (g + 1 < n_groups || td_rank_is_active(e)) return;
   td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);

@@ -99,9 +99,8 @@ static uint32_t worst_slot(const td_hot_experts *hot) {
   for (uint32_t i = 0; i < hot->n_slots; i++) {
     if (hot->is_filling[i]) continue;
     if (hot->held[i] == NO_EXPERT) return i;
-    if (worst == NO_EXPERT || hot->last_used[hot->held[i]] < hot->last_used[hot->held[worst]]) {
+    if (worst == NO_EXPERT || hot->last_used[hot->held[i]] < hot->last_used[hot->held[worst]])
       worst = i;
-    }
   }
   return worst;
 }

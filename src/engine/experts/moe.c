@@ -251,11 +251,10 @@ void td_moe_offload_enqueue(td_engine *e) {
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step,
                 e->step.number);
-    if (td_layer_way_joins(e->step.plan.way[layer_idx])) {
+    if (td_layer_way_joins(e->step.plan.way[layer_idx]))
       td_expert_cache_compute_rest(e, p, layer_idx, &args);
-    } else {
+    else
       td_op_moe(offload->stream, &args);
-    }
     td_op_signal(offload->stream, &offload->done_signals[signal_at(p, layer_idx)].step,
                  e->step.number);
   }
@@ -306,11 +305,10 @@ static bool has_shared(const td_engine *e, uint32_t layer_idx) {
 // delta = the sum of a piece; += for a layer with shared experts.
 static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const piece *c) {
   char *delta = p->delta + c->begin * row_bytes(e);
-  if (has_shared(e, layer_idx)) {
+  if (has_shared(e, layer_idx))
     td_op_add(e->stream, delta, sum_of(e, p), (size_t)c->n * e->config->dim);
-  } else {
+  else
     td_op_copy_direct(e->stream, delta, sum_of(e, p), c->n * row_bytes(e));
-  }
 }
 
 // Runs a piece on the expert device without signals: the host waits for its input, and for its sum.
@@ -319,11 +317,10 @@ static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_i
   td_moe_offload *offload = &e->offload;
   const td_moe_args args = offload_args(e, p, layer_idx, c->n, c->n_prompt);
   td_event_sync(offload->given);
-  if (e->drive) {
+  if (e->drive)
     td_expert_drive_compute(e, p->begin + c->begin, layer_idx, &args);
-  } else {
+  else
     td_op_moe(offload->stream, &args);
-  }
   td_event_record(offload->done, offload->stream);
   td_event_sync(offload->done);
   receive_sum(e, p, layer_idx, c);
@@ -396,11 +393,10 @@ static td_moe_args all_routed(const td_engine *e, const td_microbatch *p, uint32
 
 // delta = the shared expert, before the streamed experts' sum is added.
 static void begin_streamed(td_engine *e, const td_microbatch *p, const td_layer *layer) {
-  if (layer->mlp_gate.data) {
+  if (layer->mlp_gate.data)
     td_engine_mlp(e, p, layer, false);
-  } else {
+  else
     td_op_fill_zero(e->stream, p->delta, p->n_tokens * row_bytes(e));
-  }
 }
 
 void td_engine_moe_group(td_engine *e, const td_microbatch *p, uint32_t layer_idx, uint32_t group) {
@@ -447,11 +443,10 @@ static td_moe_args of_half(const td_engine *e, const td_moe_args *all, const td_
 
 static void compute_half(td_engine *e, const td_moe_args *args) {
   if (!args->n_tokens) return;
-  if (args->n_experts) {
+  if (args->n_experts)
     td_op_moe(e->stream, args);
-  } else { // more ranks than experts
+  else // more ranks than experts
     td_op_fill_zero(e->stream, args->out, (size_t)args->n_tokens * e->config->dim * sizeof(float));
-  }
 }
 
 void td_engine_moe_ranks_group(td_engine *e, uint32_t layer_idx, const td_moe_args *group,

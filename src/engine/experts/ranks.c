@@ -106,9 +106,8 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
   if (st == TD_OK) st = open_tables(e, &r->own, err);
   if (st == TD_OK) st = open_tables(e, &r->wanted, err);
   if (st == TD_OK) st = td_dev_alloc(e->dev, &r->h, td_engine_offload_input_bytes(e, n), err);
-  for (size_t i = 0; i < TD_N_ENTRIES && st == TD_OK; i++) {
+  for (size_t i = 0; i < TD_N_ENTRIES && st == TD_OK; i++)
     if (rows.act[i]) st = td_dev_alloc(e->dev, &r->entry[i], n * rows.act[i] * e->act_bytes, err);
-  }
   if (st == TD_OK) st = td_dev_alloc(e->dev, (void **)&r->part, n * c->dim * sizeof(float), err);
   return st;
 }
@@ -175,9 +174,8 @@ static void count_wanted(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
   for (uint32_t rank = 0; rank < r->n_ranks; rank++) {
     td_step_seq piece;
     r->n_rows[rank] = 0;
-    for (uint32_t i = 0; i < 2 * n_seqs; i++) {
+    for (uint32_t i = 0; i < 2 * n_seqs; i++)
       if (piece_of(&piece, r, seqs, n_seqs, rank, i)) r->n_rows[rank] += td_step_seq_rows(&piece);
-    }
     r->n_all_rows += (uint32_t)r->n_rows[rank];
   }
 }
@@ -314,9 +312,8 @@ void td_rank_gather_entries(td_engine *e, td_rank_half *half, uint32_t layer_idx
   td_rank *r = e->rank;
   const td_attn_cache cache = td_attn_of(e->config, layer_idx)->cache(e->config);
   begin_exchange(e);
-  for (size_t i = 0; i < TD_N_ENTRIES; i++) {
+  for (size_t i = 0; i < TD_N_ENTRIES; i++)
     if (cache.entry[i]) gather_half(e, half, e->act[i], r->entry[i], cache.entry[i]);
-  }
   td_event_record(half->exchanged, r->stream);
 }
 
@@ -440,9 +437,8 @@ static void *peer_main(void *arg) {
 bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   const td_ranks *all = e->ranks;
   if (all->is_broken) return false;
-  for (uint32_t i = 0; i < n_seqs; i++) {
+  for (uint32_t i = 0; i < n_seqs; i++)
     if (seqs[i].is_decode) return false;
-  }
   const uint32_t n = count_tokens(seqs, n_seqs);
   uint32_t least = e->opts.parallel_tokens;
   if (!least) {
@@ -572,13 +568,11 @@ static td_status open_group(td_engine *e, td_err *err) {
                              .n_ranks = all->n};
   td_status st = td_comm_open(comms, devs, &opts, err);
   if (st != TD_OK) return st;
-  for (uint32_t r = 0; r < all->n; r++) {
-    if (st != TD_OK) {
+  for (uint32_t r = 0; r < all->n; r++)
+    if (st != TD_OK)
       td_comm_close(comms[r]);
-    } else {
+    else
       st = open_rank(all->engines[r], comms[r], err);
-    }
-  }
   if (st == TD_OK)
     td_info("expert parallelism on %u devices, exchange by %s", all->n,
             td_comm_backend(e->rank->comm));
@@ -629,17 +623,14 @@ void td_ranks_close(td_engine *e) {
   all->is_closing = true;
   pthread_cond_broadcast(&all->moved);
   pthread_mutex_unlock(&all->lock);
-  for (uint32_t r = 1; r < all->n; r++) {
+  for (uint32_t r = 1; r < all->n; r++)
     if (all->peers[r].has_thread) pthread_join(all->peers[r].thread, NULL);
-  }
   td_comm *comms[TD_COMM_MAX_RANKS] = {NULL};
-  for (uint32_t r = 0; r < all->n; r++) {
+  for (uint32_t r = 0; r < all->n; r++)
     if (all->engines[r] && all->engines[r]->rank) comms[r] = all->engines[r]->rank->comm;
-  }
   td_comm_close_all(comms, all->n);
-  for (uint32_t r = 0; r < all->n; r++) {
+  for (uint32_t r = 0; r < all->n; r++)
     if (all->engines[r]) close_rank(all->engines[r]);
-  }
   for (uint32_t r = 1; r < all->n; r++)
     td_engine_close(all->engines[r]);
   pthread_cond_destroy(&all->moved);
