@@ -19,11 +19,10 @@ typedef struct {
 // False: exhausted or canceled.
 static inline bool td_budget_step(td_budget *budget, uint64_t steps) {
   const atomic_bool *is_canceled = budget->is_canceled;
-  if (is_canceled && atomic_load_explicit(is_canceled, memory_order_relaxed)) {
+  if (is_canceled && atomic_load_explicit(is_canceled, memory_order_relaxed))
     budget->status = TD_ECANCELED;
-  } else if (budget->steps < steps && budget->status == TD_OK) {
+  else if (budget->steps < steps && budget->status == TD_OK)
     budget->status = TD_ELIMIT;
-  }
   if (budget->status != TD_OK) return false;
   budget->steps -= steps;
   return true;

@@ -43,11 +43,10 @@ void td_buf_reserve(td_buf *buf, size_t extra_bytes) {
 }
 
 void td_buf_reserve_exact(td_buf *buf, size_t extra_bytes) {
-  if (extra_bytes >= SIZE_MAX / 2 - buf->len) {
+  if (extra_bytes >= SIZE_MAX / 2 - buf->len)
     buf->failed = true;
-  } else if (buf->len + extra_bytes >= buf->cap) {
+  else if (buf->len + extra_bytes >= buf->cap)
     grow_to(buf, buf->len + extra_bytes + 1);
-  }
 }
 
 void td_buf_add(td_buf *buf, const void *bytes, size_t len) {

@@ -162,9 +162,8 @@ static uint64_t left_of(uint64_t max, uint64_t current, uint64_t file, uint64_t 
 }
 
 static uint64_t memory_limit(const group *g) {
-  if (g->is_v2) { // above memory.high a process is throttled until it hardly progresses
+  if (g->is_v2) // above memory.high a process is throttled until it hardly progresses
     return min_u64(number_in(g, "memory.max", ""), number_in(g, "memory.high", ""));
-  }
   // The hierarchical limit includes groups above the mount point.
   const uint64_t max = min_u64(number_in(g, "memory.limit_in_bytes", ""),
                                number_in(g, "memory.stat", "hierarchical_memory_limit "));

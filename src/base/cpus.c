@@ -55,9 +55,8 @@ static void set_nodes(td_cpu *cpus, unsigned n, const td_nodes *nodes) {
   for (unsigned k = 1; k < nodes->n; k++) {
     cpu_set_t own;
     if (!td_nodes_cpus(nodes, k, &own)) continue;
-    for (unsigned i = 0; i < n; i++) {
+    for (unsigned i = 0; i < n; i++)
       if (CPU_ISSET((size_t)cpus[i].id, &own)) cpus[i].node = k;
-    }
   }
 }
 
@@ -77,9 +76,8 @@ bool td_cpus_leave_one(int node, cpu_set_t *before) {
 unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes) {
   cpu_set_t set = allowed_cpus();
   unsigned n = 0;
-  for (int id = 0; id < CPU_SETSIZE && n < TD_MAX_CPUS; id++) {
+  for (int id = 0; id < CPU_SETSIZE && n < TD_MAX_CPUS; id++)
     if (CPU_ISSET((size_t)id, &set)) cpus[n++] = (td_cpu){.id = id, .core = core_of(id)};
-  }
   qsort(cpus, n, sizeof *cpus, by_core);
   set_nodes(cpus, n, nodes);
   return n;
@@ -98,9 +96,8 @@ static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {
       n_kept++;
     }
   }
-  for (unsigned i = 0, to = 0; i < n_cpus; i++) {
+  for (unsigned i = 0, to = 0; i < n_cpus; i++)
     if (is_kept[i]) cpus[to++] = cpus[i];
-  }
 }
 
 bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpus, unsigned n_nodes,

@@ -22,9 +22,8 @@ static inline uint16_t td_f16_of(float value) {
   bits &= 0x7FFFFFFF;
   if (bits > 0x7F800000) return sign | 0x7E00;
   if (bits >= 0x477FF000) return sign | 0x7C00; // 65520 and above round to infinity
-  if (bits < 0x38800000) {                      // subnormal: multiples of 2^-24
+  if (bits < 0x38800000)                        // subnormal: multiples of 2^-24
     return (uint16_t)(sign | (uint32_t)rintf(fabsf(value) * 0x1p24f));
-  }
   bits += 0xFFF + (bits >> 13 & 1); // a carry propagates into the exponent
   return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
 }

@@ -28,9 +28,8 @@ const td_weight_kind *td_weight_kind_of(td_dtype dtype) {
       TD_WEIGHT_KINDS(X)
 #undef X
   };
-  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
     if (kinds[i].dtype == dtype) return &kinds[i];
-  }
   return NULL;
 }
 

@@ -26,9 +26,8 @@ static td_status read_fd(td_buf *out, int fd, const char *name, size_t max_bytes
     if (n == 0) break;
     out->len += (size_t)n;
     out->data[out->len] = '\0';
-    if (out->len - start > max_bytes) {
+    if (out->len - start > max_bytes)
       return td_fail(err, TD_ELIMIT, "%s: larger than the limit of %zu bytes", name, max_bytes);
-    }
   }
   return TD_OK;
 }
@@ -40,11 +39,10 @@ static td_status open_regular(int *out, struct stat *info, const char *path, td_
   if (fd < 0 && errno == EWOULDBLOCK) fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail_errno(err, path, "open");
   td_status st = TD_OK;
-  if (fstat(fd, info) != 0) {
+  if (fstat(fd, info) != 0)
     st = fail_errno(err, path, "stat");
-  } else if (!S_ISREG(info->st_mode)) {
+  else if (!S_ISREG(info->st_mode))
     st = td_fail(err, TD_EINVAL, "%s: not a regular file", path);
-  }
   if (st != TD_OK) {
     close(fd);
     return st;
@@ -87,9 +85,7 @@ td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, 
 
 td_status td_file_check_fetched(const char *path, const void *bytes, size_t len, td_err *err) {
   static const char pointer[] = "version https://git-lfs.github.com/spec/";
-  if (len == 0) {
-    return td_fail(err, TD_EFORMAT, "%s: the file is empty: download it again", path);
-  }
+  if (len == 0) return td_fail(err, TD_EFORMAT, "%s: the file is empty: download it again", path);
   if (len < sizeof pointer || memcmp(bytes, pointer, sizeof pointer - 1) != 0) return TD_OK;
   return td_fail(err, TD_EFORMAT,
                  "%s: is a git-lfs pointer, not the file itself: run `git lfs pull` in its "

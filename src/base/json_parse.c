@@ -57,9 +57,8 @@ static bool check_unicode_escape(checker *c) {
   if (!read_hex4(c, &unit)) return false;
   if (unit == 0) return bad(c, "\\u0000 is not allowed");
   if (unit < 0xD800 || unit > 0xDFFF) return true;
-  if (unit >= 0xDC00 || c->len - c->pos < 2 || memcmp(c->text + c->pos, "\\u", 2) != 0) {
+  if (unit >= 0xDC00 || c->len - c->pos < 2 || memcmp(c->text + c->pos, "\\u", 2) != 0)
     return bad(c, "lone surrogate");
-  }
   c->pos += 2;
   if (!read_hex4(c, &low)) return false;
   if (low < 0xDC00 || low > 0xDFFF) return bad(c, "lone surrogate");
@@ -118,11 +117,10 @@ static bool check_exponent(checker *c) {
 static bool check_number(checker *c) {
   size_t start = c->pos;
   if (peek(c) == '-') c->pos++;
-  if (peek(c) == '0') {
+  if (peek(c) == '0')
     c->pos++;
-  } else if (!check_digits(c)) {
+  else if (!check_digits(c))
     return false;
-  }
   if (peek(c) == '.') {
     c->pos++;
     if (!check_digits(c)) return false;
@@ -141,9 +139,8 @@ static bool check_value(checker *c);
 
 static bool check_word(checker *c, const char *word) {
   size_t n = strlen(word);
-  if (c->len - c->pos < n || memcmp(c->text + c->pos, word, n) != 0) {
+  if (c->len - c->pos < n || memcmp(c->text + c->pos, word, n) != 0)
     return bad(c, "a value was expected");
-  }
   c->pos += n;
   return true;
 }
@@ -166,9 +163,8 @@ static bool check_container(checker *c, char close) {
     if (!(close == '}' ? check_member(c) : check_value(c))) return false;
     skip_space(c);
     more = peek(c) == ',';
-    if (!more && peek(c) != close) {
+    if (!more && peek(c) != close)
       return bad(c, close == '}' ? "',' or '}' was expected" : "',' or ']' was expected");
-    }
     if (more) {
       c->pos++;
       skip_space(c);
@@ -254,13 +250,12 @@ static size_t next_number(checker *c) {
   for (bool in_string = false;; c->pos++) {
     int b = peek(c);
     TD_CHECK(b >= 0);
-    if (in_string && b == '\\') {
+    if (in_string && b == '\\')
       c->pos++;
-    } else if (b == '"') {
+    else if (b == '"')
       in_string = !in_string;
-    } else if (!in_string && (b == '-' || (b >= '0' && b <= '9'))) {
+    else if (!in_string && (b == '-' || (b >= '0' && b <= '9')))
       break;
-    }
   }
   size_t end = c->pos;
   while (end < c->len && strchr("+-.0123456789eE", c->text[end]))
@@ -288,9 +283,8 @@ static bool keep_numbers(checker *c, cJSON *node) {
     node->valuestring[len] = '\0';
     return true;
   }
-  for (cJSON *child = node->child; child; child = child->next) {
+  for (cJSON *child = node->child; child; child = child->next)
     if (!keep_numbers(c, child)) return false;
-  }
   return true;
 }
 
@@ -309,9 +303,8 @@ td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int 
   }
   td_status st = check_all(bytes, len, max_depth, &n_values, err);
   if (st != TD_OK) return st;
-  if (n_values > max_values) {
+  if (n_values > max_values)
     return td_fail(err, TD_ELIMIT, "%zu JSON values: more than %zu", n_values, max_values);
-  }
   // The text is valid, so parsing can fail only for lack of memory.
   *out = cJSON_ParseWithLength(bytes, len);
   checker c = {.text = bytes, .len = len};
@@ -380,13 +373,12 @@ bool td_json_whole(const cJSON *item, int64_t min, int64_t max, int64_t *out) {
   const char *text = item->valuestring; // kept where the double may be another number
   int64_t whole;
   errno = 0;
-  if (text && !text[strspn(text, "-0123456789")]) {
+  if (text && !text[strspn(text, "-0123456789")])
     whole = strtoll(text, NULL, 10);
-  } else if (item->valuedouble == floor(item->valuedouble) && fabs(item->valuedouble) < 0x1p63) {
+  else if (item->valuedouble == floor(item->valuedouble) && fabs(item->valuedouble) < 0x1p63)
     whole = (int64_t)item->valuedouble;
-  } else {
+  else
     return false;
-  }
   if (errno || whole < min || whole > max) return false;
   *out = whole;
   return true;

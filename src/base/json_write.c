@@ -97,11 +97,10 @@ void td_jw_end_array(td_json_writer *w) {
 }
 
 void td_jw_str(td_json_writer *w, const char *key, const char *text) {
-  if (text) {
+  if (text)
     td_jw_str_len(w, key, text, strlen(text));
-  } else {
+  else
     td_jw_null(w, key);
-  }
 }
 
 void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t len) {

@@ -28,9 +28,8 @@ static uint64_t number_in(const char *path, const char *key) {
   td_buf text = TD_BUF_INIT;
   td_err err;
   uint64_t value = UINT64_MAX;
-  if (td_file_read(&text, path, MAX_PROC_BYTES, &err) == TD_OK) {
+  if (td_file_read(&text, path, MAX_PROC_BYTES, &err) == TD_OK)
     value = number_after(td_buf_text(&text), key);
-  }
   td_buf_free(&text);
   return value;
 }

@@ -11,27 +11,25 @@ static void put(td_buf *out, unsigned tag, uint64_t value, unsigned n_bytes) {
 }
 
 void td_mp_array(td_buf *out, uint32_t n) {
-  if (n < 16) {
+  if (n < 16)
     put(out, 0x90 | n, 0, 0);
-  } else if (n <= UINT16_MAX) {
+  else if (n <= UINT16_MAX)
     put(out, 0xdc, n, 2);
-  } else {
+  else
     put(out, 0xdd, n, 4);
-  }
 }
 
 void td_mp_uint(td_buf *out, uint64_t value) {
-  if (value < 128) {
+  if (value < 128)
     put(out, (unsigned)value, 0, 0);
-  } else if (value <= UINT8_MAX) {
+  else if (value <= UINT8_MAX)
     put(out, 0xcc, value, 1);
-  } else if (value <= UINT16_MAX) {
+  else if (value <= UINT16_MAX)
     put(out, 0xcd, value, 2);
-  } else if (value <= UINT32_MAX) {
+  else if (value <= UINT32_MAX)
     put(out, 0xce, value, 4);
-  } else {
+  else
     put(out, 0xcf, value, 8);
-  }
 }
 
 void td_mp_double(td_buf *out, double value) {
@@ -42,15 +40,14 @@ void td_mp_double(td_buf *out, double value) {
 
 void td_mp_str(td_buf *out, const char *text) {
   const size_t n = strlen(text);
-  if (n < 32) {
+  if (n < 32)
     put(out, 0xa0 | (unsigned)n, 0, 0);
-  } else if (n <= UINT8_MAX) {
+  else if (n <= UINT8_MAX)
     put(out, 0xd9, n, 1);
-  } else if (n <= UINT16_MAX) {
+  else if (n <= UINT16_MAX)
     put(out, 0xda, n, 2);
-  } else {
+  else
     put(out, 0xdb, n, 4);
-  }
   td_buf_add(out, text, n);
 }
 

@@ -13,9 +13,8 @@ static double number_in(const char *folder, const char *file) {
   td_err err;
   double n = 0;
   snprintf(path, sizeof path, "%s/%s", folder, file);
-  if (td_file_read(&text, path, 64, &err) == TD_OK && sscanf(td_buf_text(&text), "%lf", &n) != 1) {
+  if (td_file_read(&text, path, 64, &err) == TD_OK && sscanf(td_buf_text(&text), "%lf", &n) != 1)
     n = 0;
-  }
   td_buf_free(&text);
   return n;
 }

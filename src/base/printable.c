@@ -24,11 +24,10 @@ void td_printable_add(td_buf *out, const char *text, size_t len, const char *kep
     td_buf_add(out, text + start, i - start);
     if (i == len) return;
     size_t n_bad = n > 0 ? (size_t)n : 1;
-    if (n > 0) {
+    if (n > 0)
       td_buf_printf(out, "\\x%02x", (unsigned)code_point);
-    } else {
+    else
       td_buf_printf(out, "\\x%02x", (unsigned)(uint8_t)text[i]);
-    }
     start = i += n_bad;
   }
 }

@@ -30,9 +30,8 @@ td_status td_err_prefix(td_err *err, const char *fmt, ...) {
   char msg[TD_ERR_BYTES];
   memcpy(msg, err->msg, sizeof msg);
   int n = snprintf(err->msg, sizeof err->msg, "%s: ", prefix);
-  if (n > 0 && (size_t)n < sizeof err->msg) {
+  if (n > 0 && (size_t)n < sizeof err->msg)
     snprintf(err->msg + n, sizeof err->msg - (size_t)n, "%s", msg);
-  }
   return err->code;
 }
 

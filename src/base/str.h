@@ -25,8 +25,7 @@ static inline bool td_ends_with(const char *text, const char *suffix) {
 static inline bool td_is_word(const char *words, const char *word) {
   const size_t n = strlen(word);
   if (!n || strchr(word, ' ')) return false;
-  for (const char *at = strstr(words, word); at; at = strstr(at + n, word)) {
+  for (const char *at = strstr(words, word); at; at = strstr(at + n, word))
     if ((at == words || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
-  }
   return false;
 }

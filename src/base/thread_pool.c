@@ -180,11 +180,10 @@ static void choose_places(td_thread_pool *pool, bool from_end) {
   td_cpu *cpus = calloc(TD_MAX_CPUS, sizeof *cpus);
   td_cpu *places = calloc(pool->n_threads, sizeof *places);
   unsigned n = cpus ? td_cpus_get(cpus, &pool->nodes) : 0;
-  if (cpus && places && td_cpus_place(places, pool->n_threads, cpus, n, pool->nodes.n, from_end)) {
+  if (cpus && places && td_cpus_place(places, pool->n_threads, cpus, n, pool->nodes.n, from_end))
     pool->places = places;
-  } else {
+  else
     free(places);
-  }
   free(cpus);
 }
 

@@ -14,9 +14,8 @@ void td_token_ids_free(td_token_ids *ids) {
 td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err) {
   if (n_extra <= ids->cap - ids->n) return TD_OK;
   if (n_extra > SIZE_MAX - ids->n ||
-      !td_grow(&ids->ids, &ids->cap, ids->n + n_extra, 64, sizeof *ids->ids)) {
+      !td_grow(&ids->ids, &ids->cap, ids->n + n_extra, 64, sizeof *ids->ids))
     return td_fail(err, TD_ENOMEM, "out of memory for %zu more token ids", n_extra);
-  }
   return TD_OK;
 }
 

@@ -55,9 +55,8 @@ static void claim(void) {
     uint32_t nobody = 0;
     // partner: the release of td_trace_free_lane
     if (!atomic_compare_exchange_strong_explicit(&lane->pid, &nobody, (uint32_t)getpid(),
-                                                 memory_order_acquire, memory_order_relaxed)) {
+                                                 memory_order_acquire, memory_order_relaxed))
       continue;
-    }
     lane->tid = (uint32_t)syscall(SYS_gettid);
     snprintf(lane->process, sizeof lane->process, "%s", process_name);
     name_lane(lane);
@@ -103,9 +102,8 @@ size_t td_trace_take(td_trace_lane *lane, td_trace_record *out, size_t max) {
     const td_trace_record *r = &lane->records[(tail + i) % TD_TRACE_RECORDS];
     out[n] = *r;
     if (out[n].event < TD_TRACE_N_EVENTS && out[n].shape <= TD_TRACE_MARK &&
-        out[n].begin_ns <= out[n].end_ns) {
+        out[n].begin_ns <= out[n].end_ns)
       n++;
-    }
   }
   atomic_store_explicit(&lane->tail, tail + n_looked, memory_order_release); // partner: put
   return n;

@@ -197,9 +197,8 @@ int td_cmd_bench_comm(const td_options *o) {
   td_err err;
   comm_bench b = {.options = o, .text = TD_BUF_INIT};
   b.json = TD_JSON_WRITER(&b.text);
-  for (uint32_t i = 0; i < o->bench_bytes.n; i++) {
+  for (uint32_t i = 0; i < o->bench_bytes.n; i++)
     if ((size_t)o->bench_bytes.values[i] > b.n_bytes) b.n_bytes = (size_t)o->bench_bytes.values[i];
-  }
   if (!o->json) {
     printf("%-15s %-8s %6s %12s %10s %8s\n", "collective", "backend", "ranks", "bytes", "ms",
            "GB/s");

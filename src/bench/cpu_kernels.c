@@ -86,14 +86,12 @@ static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t
   td_status st = td_bench_need_memory((double)bytes, format->name, err);
   if (st != TD_OK) return st;
   void *memory;
-  if (posix_memalign(&memory, HUGE_PAGE_BYTES, bytes) != 0) {
+  if (posix_memalign(&memory, HUGE_PAGE_BYTES, bytes) != 0)
     return td_fail(err, TD_ENOMEM, "out of memory: %zu bytes of matrices", bytes);
-  }
   madvise(memory, bytes, MADV_HUGEPAGE);
   b->memory = memory;
-  for (uint32_t i = 0; i < b->n_weights; i++) {
+  for (uint32_t i = 0; i < b->n_weights; i++)
     td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
-  }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(td_thread_pool_size(b->report.reads.pool))
   for (uint32_t i = 0; i < b->n_weights; i++)
     td_bench_fill(&b->weights[i], matrix_at(b, i), i);

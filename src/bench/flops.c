@@ -25,9 +25,8 @@ __attribute__((target("avx512f"))) static float fma_avx512(uint32_t n) {
   const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
   __m512 acc[N_CHAINS];
   UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
-  }
   UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
   return _mm512_reduce_add_ps(acc[0]);
 }
@@ -36,9 +35,8 @@ __attribute__((target("avx512f,avx512bf16"))) static float dot_avx512(uint32_t n
   const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3c00), b = (__m512bh)_mm512_set1_epi16(0x3b80);
   __m512 acc[N_CHAINS];
   UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_dpbf16_ps(acc[c], a, b);
-  }
   UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
   return _mm512_reduce_add_ps(acc[0]);
 }
@@ -47,18 +45,16 @@ __attribute__((target("avx2,fma"))) static float fma_avx2(uint32_t n) {
   const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
   __m256 acc[N_CHAINS];
   UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
-  }
   UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm256_add_ps(acc[0], acc[c]);
   return _mm256_cvtss_f32(acc[0]);
 }
 
 static peak_loop fma_loop(void) {
   if (__builtin_cpu_supports("avx512f")) return (peak_loop){fma_avx512, 32};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     return (peak_loop){fma_avx2, 16};
-  }
   return (peak_loop){NULL, 0};
 }
 

@@ -96,13 +96,11 @@ void td_bench_fill(const td_weight *weight, void *memory, uint32_t seed) {
   }
   repeat_bytes(to, 4 * n, bytes);
   // Gives the blocks of MXFP4 ordinary scales: E8M0, 2^-6, in the first of 17 bytes.
-  if (weight->dtype == TD_MXFP4) {
+  if (weight->dtype == TD_MXFP4)
     for (size_t i = 0; i < bytes; i += 17)
       to[i] = 121;
-  }
   const char *base = weight->data;
   if (weight->scale) fill_scales(weight, to + ((const char *)weight->scale - base));
-  if (weight->zero) {
+  if (weight->zero)
     memset(to + ((const char *)weight->zero - base), 0x88, td_weight_zero_bytes(weight));
-  }
 }

@@ -8,9 +8,8 @@
 
 td_status td_load_target_parse(td_load_target *out, const char *url, td_err *err) {
   memset(out, 0, sizeof *out);
-  if (strncmp(url, "http://", 7)) {
+  if (strncmp(url, "http://", 7))
     return td_fail(err, TD_EINVAL, "--server %s: give http://HOST:PORT", url);
-  }
   const char *authority = url + 7;
   size_t len = strcspn(authority, "/");
   const char *path = authority + len;
@@ -18,9 +17,8 @@ td_status td_load_target_parse(td_load_target *out, const char *url, td_err *err
   while (path_len && path[path_len - 1] == '/')
     path_len--;
   if (path_len >= 3 && !strncmp(path + path_len - 3, "/v1", 3)) path_len -= 3;
-  if (!len || len >= sizeof out->host || path_len >= sizeof out->base) {
+  if (!len || len >= sizeof out->host || path_len >= sizeof out->base)
     return td_fail(err, TD_EINVAL, "--server %s: give http://HOST:PORT", url);
-  }
   memcpy(out->host, authority, len);
   memcpy(out->base, path, path_len);
   char name[256], *port;
@@ -38,9 +36,8 @@ td_status td_load_target_parse(td_load_target *out, const char *url, td_err *err
   *port = '\0';
   struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC}, *found;
   int code = getaddrinfo(host, service, &hints, &found);
-  if (code != 0) {
+  if (code != 0)
     return td_fail(err, TD_EINVAL, "--server %s: cannot resolve: %s", url, gai_strerror(code));
-  }
   for (const struct addrinfo *a = found; a && out->n_addresses < TD_LOAD_ADDRESSES; a = a->ai_next)
     memcpy(&out->addresses[out->n_addresses++], a->ai_addr, a->ai_addrlen);
   freeaddrinfo(found);
@@ -86,11 +83,10 @@ static void split_events(td_load_call *call, const char *bytes, size_t len) {
 static int on_body(llhttp_t *parser, const char *at, size_t len) {
   td_load_call *call = parser->data;
   call->http_status = parser->status_code;
-  if (call->on_event && parser->status_code == 200) {
+  if (call->on_event && parser->status_code == 200)
     split_events(call, at, len);
-  } else {
+  else
     td_buf_add(&call->body, at, len);
-  }
   return 0;
 }
 
@@ -115,11 +111,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
     finish(call, n == UV_EOF ? "the server closed the connection early" : uv_strerror((int)n));
     return;
   }
-  if (llhttp_execute(&call->parser, buf->base, (size_t)n) != HPE_OK) {
+  if (llhttp_execute(&call->parser, buf->base, (size_t)n) != HPE_OK)
     finish(call, "the response is not HTTP");
-  } else if (call->is_whole) {
+  else if (call->is_whole)
     finish(call, NULL);
-  }
 }
 
 static void on_written(uv_write_t *write, int status) {
@@ -167,9 +162,8 @@ static void build_request(td_load_call *call, const char *path, const td_buf *js
   td_buf_printf(r, "%s %s%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", json ? "POST" : "GET",
                 t->base, path, t->host);
   if (t->api_key) td_buf_printf(r, "Authorization: Bearer %s\r\n", t->api_key);
-  if (json) {
+  if (json)
     td_buf_printf(r, "Content-Type: application/json\r\nContent-Length: %zu\r\n", json->len);
-  }
   td_buf_str(r, "\r\n");
   if (json) td_buf_add(r, td_buf_text(json), json->len);
 }

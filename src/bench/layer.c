@@ -54,10 +54,9 @@ static void route_tokens(layer_bench *b) {
       b->chosen[id] = 1;
     }
   }
-  for (uint32_t e = 0; e < b->n_experts; e++) {
+  for (uint32_t e = 0; e < b->n_experts; e++)
     for (uint32_t part = 0; part < 3 && b->chosen[e]; part++)
       b->bytes += (double)td_weight_bytes(&b->weights[part * b->n_experts + e]);
-  }
 }
 
 static void run_step(void *ctx) {
@@ -248,9 +247,8 @@ static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
   b->route = malloc(n_pairs * sizeof *b->route);
   b->ids = malloc(n_pairs * sizeof *b->ids);
   b->alone_s = calloc(o->bench_batches.n, sizeof *b->alone_s);
-  if (!b->alone_s || !b->weights || !b->chosen || !b->x || !b->out || !b->route || !b->ids) {
+  if (!b->alone_s || !b->weights || !b->chosen || !b->x || !b->out || !b->route || !b->ids)
     return td_fail(err, TD_ENOMEM, "out of memory");
-  }
   for (size_t i = 0; i < n; i++)
     b->x[i] = (float)(int)(i * 2654435761u % 2001 - 1000) * 1e-3f;
   for (size_t i = 0; i < n_pairs; i++)

@@ -110,9 +110,8 @@ static void write_prompt(load *l, td_buf *out) {
                                       "move",  "sound", "early", "plain"};
   uint32_t n = (uint32_t)l->options->bench_prompt.values[0];
   if (is_interference(l) && l->n_started == 1 && n > STREAM_WORDS) n = STREAM_WORDS;
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n; i++)
     td_buf_printf(out, "%s%s", i ? " " : "", words[(int)(uniform(l) * TD_COUNT(words))]);
-  }
 }
 
 static void on_event(td_load_call *call, const char *data, size_t len) {
@@ -133,11 +132,10 @@ static void on_event(td_load_call *call, const char *data, size_t len) {
   if (!is_token) return;
   if (r->n_tokens++) {
     double gap_ms = (double)(now - r->last_ns) * 1e-6;
-    if (is_interference(r->load)) {
+    if (is_interference(r->load))
       watch_stream(r->load, r, gap_ms);
-    } else {
+    else
       series_add(r->load, &r->load->itl, gap_ms);
-    }
   } else {
     r->first_ns = now;
   }
@@ -184,11 +182,10 @@ static void on_request_done(td_load_call *call) {
   l->n_done++;
   l->end_ns = td_clock_ns();
   bool is_stream = is_interference(l) && r == l->requests;
-  if (is_stream && l->n_done < l->options->n_requests) {
+  if (is_stream && l->n_done < l->options->n_requests)
     l->ended_early = true;
-  } else if (is_interference(l) || l->options->load_shape == TD_LOAD_CONCURRENCY) {
+  else if (is_interference(l) || l->options->load_shape == TD_LOAD_CONCURRENCY)
     start_next(l);
-  }
 }
 
 static void start_next(load *l) {
@@ -212,11 +209,10 @@ static void start_next(load *l) {
 static void on_arrival(uv_timer_t *timer) {
   load *l = timer->data;
   start_next(l);
-  if (l->n_started < l->options->n_requests) {
+  if (l->n_started < l->options->n_requests)
     uv_timer_start(timer, on_arrival, (uint64_t)(next_gap(l) * 1000 + 0.5), 0);
-  } else {
+  else
     uv_close((uv_handle_t *)timer, NULL);
-  }
 }
 
 static td_status run_load(load *l, td_err *err) {
@@ -340,16 +336,14 @@ int td_bench_server(const td_options *o) {
   load l = {.options = o, .random = choose_seed(o)};
   td_err err;
   td_status st = TD_OK;
-  if (is_interference(&l) && o->n_requests < 2) {
+  if (is_interference(&l) && o->n_requests < 2)
     st = td_fail(&err, TD_EINVAL, "--load interference needs --requests 2 at least");
-  }
   if (st == TD_OK) st = td_client_check_extra(o->extra_body, &err);
   if (st == TD_OK) st = td_load_target_parse(&l.target, o->server, &err);
   l.target.api_key = o->api_key;
   const int error = uv_loop_init(&l.loop);
-  if (st == TD_OK && error) {
+  if (st == TD_OK && error)
     st = td_fail(&err, TD_EIO, "cannot make an event loop: %s", uv_strerror(error));
-  }
   if (st == TD_OK) st = choose_model(&l, &err);
   if (st == TD_OK) st = run_load(&l, &err);
   if (!error) uv_loop_close(&l.loop);

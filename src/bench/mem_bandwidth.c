@@ -62,12 +62,10 @@ static unsigned remote_of(const td_thread_pool *pool, unsigned member, unsigned 
     unsigned n = 0, found = UINT_MAX;
     for (unsigned i = 0; i < n_members; i++)
       n += td_thread_pool_node(pool, i) == (node + step) % TD_MAX_NODES;
-    for (unsigned i = 0; i < n_members && n; i++) {
+    for (unsigned i = 0; i < n_members && n; i++)
       if (td_thread_pool_node(pool, i) == (node + step) % TD_MAX_NODES &&
-          td_thread_pool_rank(pool, i) == td_thread_pool_rank(pool, member) % n) {
+          td_thread_pool_rank(pool, i) == td_thread_pool_rank(pool, member) % n)
         found = i;
-      }
-    }
     if (found != UINT_MAX) return found;
   }
   return UINT_MAX;
@@ -83,9 +81,8 @@ static void read_slice(void *ctx, unsigned member, unsigned n_members) {
 td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err) {
   *out = (td_read_speed){0};
   void *buffer;
-  if (posix_memalign(&buffer, TD_HUGE_PAGE_BYTES, BUFFER_BYTES) != 0) {
+  if (posix_memalign(&buffer, TD_HUGE_PAGE_BYTES, BUFFER_BYTES) != 0)
     return td_fail(err, TD_ENOMEM, "out of memory: no 1 GiB to measure reads with");
-  }
   madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // measure memory rather than page walks
   out->words = buffer;
   td_nodes nodes = td_nodes_get();

@@ -65,12 +65,10 @@ td_status td_bench_report_use(td_bench_report *r, const td_bench_speed *speed, t
 
 static td_status add_speed(td_bench_report *r, unsigned n_threads, td_err *err) {
   if (n_threads == 0) n_threads = td_cpu_count();
-  for (uint32_t i = 0; i < r->n_speeds; i++) {
+  for (uint32_t i = 0; i < r->n_speeds; i++)
     if (r->speeds[i].n_threads == n_threads) return TD_OK;
-  }
-  if (r->n_speeds == TD_BENCH_MAX_SPEEDS) {
+  if (r->n_speeds == TD_BENCH_MAX_SPEEDS)
     return td_fail(err, TD_EINVAL, "--threads: at most %d numbers", TD_BENCH_MAX_SPEEDS);
-  }
   td_bench_speed *speed = &r->speeds[r->n_speeds++];
   *speed = (td_bench_speed){.n_threads = n_threads};
   td_status st = td_bench_report_use(r, speed, err);
@@ -127,9 +125,8 @@ td_status td_bench_report_open(td_bench_report *r, const td_options *options, td
   r->json = TD_JSON_WRITER(&r->text);
   const td_int_list *threads = &options->bench_threads;
   td_status st = TD_OK;
-  for (uint32_t i = 0; i < threads->n && st == TD_OK; i++) {
+  for (uint32_t i = 0; i < threads->n && st == TD_OK; i++)
     st = add_speed(r, (unsigned)threads->values[i], err);
-  }
   if (st != TD_OK) return st;
   if (!options->json) {
     print_head(r);

@@ -128,9 +128,8 @@ static td_status run_decode_step(bench *b, uint32_t batch, uint32_t n_past, doub
                              .want = TD_WANT_LAST,
                              .is_decode = true};
   }
-  for (uint32_t i = 0; i < batch; i++) {
+  for (uint32_t i = 0; i < batch; i++)
     steps[i].pages = td_kv_pages(s->kv, b->seqs[i], &steps[i].n_pages);
-  }
   td_status st = td_engine_step(s->engine, steps, batch, err);
   *bytes += step_bytes(b);
   return st;
@@ -148,13 +147,11 @@ static td_status measure_prefill(bench *b, const bench_case *c, bench_sample *ou
 static td_status measure_decode(bench *b, const bench_case *c, bench_sample *out, td_err *err) {
   td_status st = TD_OK;
   double ignored = 0;
-  for (uint32_t i = 0; i < c->batch && st == TD_OK; i++) {
+  for (uint32_t i = 0; i < c->batch && st == TD_OK; i++)
     st = run_prompt(b, b->seqs[i], 0, c->depth, &ignored, err);
-  }
   double start = td_clock_s();
-  for (uint32_t i = 0; i < c->n_tokens && st == TD_OK; i++) {
+  for (uint32_t i = 0; i < c->n_tokens && st == TD_OK; i++)
     st = run_decode_step(b, c->batch, c->depth + i, &out->bytes, err);
-  }
   out->seconds = td_clock_s() - start;
   return st;
 }
@@ -167,9 +164,8 @@ static td_status measure_once(bench *b, const bench_case *c, bench_sample *out, 
     st = td_kv_seq_open(b->session->kv, &b->seqs[n_open], err);
     if (st != TD_OK) break;
   }
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = c->is_prefill ? measure_prefill(b, c, out, err) : measure_decode(b, c, out, err);
-  }
   while (n_open)
     td_kv_seq_close(b->session->kv, b->seqs[--n_open]);
   return st;
@@ -336,9 +332,8 @@ static void print_head(bench *b) {
 
 static uint32_t largest(const td_int_list *list) {
   int32_t best = 0;
-  for (uint32_t i = 0; i < list->n; i++) {
+  for (uint32_t i = 0; i < list->n; i++)
     if (list->values[i] > best) best = list->values[i];
-  }
   return (uint32_t)best;
 }
 

@@ -46,9 +46,8 @@ static void write_message(td_json_writer *w, const char *role, const td_buf *con
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", role);
   td_jw_str_len(w, "content", td_buf_text(content), content->len);
-  if (reasoning && reasoning->len) {
+  if (reasoning && reasoning->len)
     td_jw_str_len(w, "reasoning_content", td_buf_text(reasoning), reasoning->len);
-  }
   td_jw_end_object(w);
 }
 
@@ -93,9 +92,8 @@ td_status td_conversation_read(td_conversation *c, const char *path, td_err *err
   const cJSON *messages = td_json_get(cJSON_IsArray(root) ? root->child : root, "messages");
   td_conversation read = {0};
   int n = 0;
-  if (!cJSON_IsArray(messages)) {
+  if (!cJSON_IsArray(messages))
     st = td_fail(err, TD_EFORMAT, "%s: holds no list of messages", path);
-  }
   for (const cJSON *m = messages ? messages->child : NULL; st == TD_OK && m; m = m->next, n++) {
     st = read_message(&read, m, err);
     if (st != TD_OK) td_err_prefix(err, "%s: message %d", path, n);

@@ -56,9 +56,8 @@ static td_status answer(eval *e, const td_question *q, td_buf *text, td_err *err
 }
 
 static tally *tally_of(eval *e, const char *kind) {
-  for (size_t i = 0; i < e->n_kinds; i++) {
+  for (size_t i = 0; i < e->n_kinds; i++)
     if (!strcmp(e->kinds[i].kind, kind)) return &e->kinds[i];
-  }
   size_t idx = e->n_kinds < MAX_KINDS ? e->n_kinds++ : MAX_KINDS - 1;
   e->kinds[idx].kind = kind;
   return &e->kinds[idx];
@@ -106,11 +105,10 @@ static void print_scores(const eval *e) {
   td_jw_int(&w, "right", n_right);
   td_jw_int(&w, "questions", n);
   td_jw_end_object(&w);
-  if (e->options->json) {
+  if (e->options->json)
     puts(td_buf_text(&text));
-  } else {
+  else
     printf("%-16s %4u of %4u, %.1f %%\n", "all", n_right, n, 100.0 * n_right / n);
-  }
   td_buf_free(&text);
 }
 
@@ -118,9 +116,7 @@ static td_status open_eval(eval *e, td_err *err) {
   const td_options *o = e->options;
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
-  if (st == TD_OK && !o->suite) {
-    st = td_fail(err, TD_EINVAL, "tandem eval chat needs --suite FILE");
-  }
+  if (st == TD_OK && !o->suite) st = td_fail(err, TD_EINVAL, "tandem eval chat needs --suite FILE");
   if (st == TD_OK) st = td_suite_read(&e->suite, o->suite, err);
   if (st == TD_OK) st = td_chat_open(&e->chat, o->model, err);
   if (st != TD_OK) return st;

@@ -25,13 +25,12 @@ static uint32_t count_moe_layers(const td_model_config *c) {
 
 // 671026419200 becomes "671.03 B" (billions, as in model names).
 static void add_count(td_buf *out, uint64_t n) {
-  if (n >= 1000000000) {
+  if (n >= 1000000000)
     td_buf_printf(out, "%.2f B", (double)n * 1e-9);
-  } else if (n >= 1000000) {
+  else if (n >= 1000000)
     td_buf_printf(out, "%.2f M", (double)n * 1e-6);
-  } else {
+  else
     td_buf_printf(out, "%llu", (unsigned long long)n);
-  }
 }
 
 static void add_architecture(td_buf *out, const td_model_config *c) {
@@ -86,9 +85,8 @@ static uint32_t bits_of_256(td_dtype dtype) {
 // The dtype with the fewest bits of those that have bytes; TD_N_DTYPES: none has.
 static td_dtype smallest(const uint64_t bytes[TD_N_DTYPES]) {
   td_dtype best = TD_N_DTYPES;
-  for (td_dtype d = 0; d < TD_N_DTYPES; d++) {
+  for (td_dtype d = 0; d < TD_N_DTYPES; d++)
     if (bytes[d] && (best == TD_N_DTYPES || bits_of_256(d) < bits_of_256(best))) best = d;
-  }
   return best;
 }
 
@@ -119,9 +117,8 @@ static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
                   "CPU's, or in its own as far as they fit\n",
                   td_size(s.bytes - s.expert_bytes).text, td_size(s.expert_bytes).text);
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
-  if (c->yarn.factor != 1) {
+  if (c->yarn.factor != 1)
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
-  }
   td_buf_str(out, "\n");
   add_unused(out, m);
 }
@@ -326,16 +323,14 @@ td_status td_inspect_model(const char *dir, const td_inspect_opts *opts, FILE *o
     return st;
   }
   td_buf text = TD_BUF_INIT;
-  if (opts->json) {
+  if (opts->json)
     add_json(&text, m, opts);
-  } else {
+  else
     add_text(&text, m, opts);
-  }
   td_model_close(m);
   st = td_buf_status(&text, err);
-  if (st == TD_OK && (fwrite(text.data, 1, text.len, out) != text.len || fflush(out) != 0)) {
+  if (st == TD_OK && (fwrite(text.data, 1, text.len, out) != text.len || fflush(out) != 0))
     st = td_fail(err, TD_EIO, "standard output: cannot write: %s", strerror(errno));
-  }
   td_buf_free(&text);
   return st;
 }

@@ -64,9 +64,8 @@ static td_status parse_ids(const char *text, td_token_ids *ids, td_err *err) {
     }
   }
   if (ok) at++;
-  if (!ok || at[strspn(at, space)]) {
+  if (!ok || at[strspn(at, space)])
     return td_fail(err, TD_EFORMAT, "standard input: not a JSON array of token ids");
-  }
   return st;
 }
 
@@ -106,9 +105,8 @@ int td_cmd_inspect_template(const td_options *o) {
   } else {
     st = td_file_read(&vars, o->input, MAX_INPUT_BYTES, &err);
   }
-  if (st == TD_OK) {
+  if (st == TD_OK)
     st = td_chat_render(o->template_file, o->model, td_buf_text(&vars), vars.len, &out, &err);
-  }
   if (st == TD_OK) st = print_text(&out, &err);
   td_buf_free(&vars);
   td_buf_free(&out);

@@ -168,9 +168,8 @@ static void add_json_replays(td_json_writer *w,
 
 static void print_table(const routing *r) {
   puts("layer     min    max  load of each expert, in quarters of the mean");
-  for (uint32_t l = 0; l < r->session->config->n_layers; l++) {
+  for (uint32_t l = 0; l < r->session->config->n_layers; l++)
     if (td_model_layer(r->session->model, l)->is_moe) print_row(r, l);
-  }
 }
 
 static void print_json(const routing *r, const double found[TD_N_REPLAYS][TD_COUNT(percents)]) {

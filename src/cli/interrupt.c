@@ -12,11 +12,10 @@ static int wake_fd = -1; // set before the handlers that use it
 
 static void on_signal(int number) {
   int before = errno;
-  if (number == SIGINT) {
+  if (number == SIGINT)
     interrupted = 1;
-  } else {
+  else
     must_redraw = 1;
-  }
   const uint64_t one = 1;
   ssize_t n = wake_fd < 0 ? 0 : write(wake_fd, &one, sizeof one); // fails only if already readable
   (void)n;

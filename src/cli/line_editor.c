@@ -177,11 +177,10 @@ static void make_folders(char *path) {
 
 static void open_history(td_line_editor *e) {
   const char *state = td_env("XDG_STATE_HOME"), *home = td_env("HOME");
-  if (state && state[0] == '/') {
+  if (state && state[0] == '/')
     td_buf_printf(&e->history_path, "%s/tandem/history", state);
-  } else if (home && home[0] == '/') {
+  else if (home && home[0] == '/')
     td_buf_printf(&e->history_path, "%s/.local/state/tandem/history", home);
-  }
   if (!e->history_path.len || e->history_path.failed) return;
   make_folders(e->history_path.data);
   HistEvent event;

@@ -116,13 +116,12 @@ static int print(td_buf *text) {
 // `tandem help --FORM`: what the option table says in another form. Returns -1 if there is none.
 static int print_form(const char *form) {
   td_buf text = TD_BUF_INIT;
-  if (strcmp(form, "--markdown") == 0) {
+  if (strcmp(form, "--markdown") == 0)
     td_options_reference(&text);
-  } else if (strcmp(form, "--man") == 0) {
+  else if (strcmp(form, "--man") == 0)
     td_options_man(&text);
-  } else if (strncmp(form, "--", 2) != 0 || !td_options_completion(&text, form + 2)) {
+  else if (strncmp(form, "--", 2) != 0 || !td_options_completion(&text, form + 2))
     return -1;
-  }
   return print(&text);
 }
 
@@ -159,9 +158,8 @@ int main(int argc, char **argv) {
   signal(SIGXFSZ, SIG_IGN); // exceeding the file size limit is reported as a write error
   // `tandem worker` is internal: the front starts its workers with it. It is not in the option
   // table.
-  if (argc >= 3 && !strcmp(argv[1], "worker") && !strcmp(argv[2], "probe")) {
+  if (argc >= 3 && !strcmp(argv[1], "worker") && !strcmp(argv[2], "probe"))
     return td_gpu_probe_main(argc, argv);
-  }
   if (argc >= 2 && !strcmp(argv[1], "worker")) return td_worker_main(argc, argv);
   if (argc == 2 && !strcmp(argv[1], "--version")) {
     puts("tandem " TD_VERSION);

@@ -77,11 +77,10 @@ static void more_cores(setup *s) {
   s->rig.n_cores *= 2;
 }
 static void more_gpus(setup *s) {
-  if (!s->rig.n_gpus) {
+  if (!s->rig.n_gpus)
     td_rig_use_cards(&s->rig, "+rtx-5090", NULL);
-  } else {
+  else
     s->rig.n_gpus++;
-  }
 }
 static void faster_link(setup *s) {
   s->rig.gpu.link_gbps *= 2;
@@ -204,11 +203,10 @@ static draft_plan plan_drafts(const setup *s, uint32_t n_seqs, uint32_t n_drafts
   for (int i = 0; i < 30; i++) {
     const double mid = (low + high) / 2;
     const double step_s = verified_s + guesses_s(s, n_seqs, n_drafts, mid);
-    if (tokens_drawn(mid, n_drafts) * alone_s < step_s) {
+    if (tokens_drawn(mid, n_drafts) * alone_s < step_s)
       low = mid;
-    } else {
+    else
       high = mid;
-    }
   }
   const bool pays = (1 + n_drafts) * alone_s > max_s;
   return (draft_plan){seconds, pays ? high : 2,
@@ -330,11 +328,10 @@ static void add_drafts(td_buf *out, const setup *s, uint32_t n_seqs, double alon
   for (uint32_t n = 1; n <= most; n++) {
     const draft_plan d = plan_drafts(s, n_seqs, n, alone_s);
     td_buf_printf(out, "%s %u a step: %.1f tokens/s, ", n > 1 ? ";" : "", n, d.tokens_per_s);
-    if (d.break_even <= 1) {
+    if (d.break_even <= 1)
       td_buf_printf(out, "pays from %.0f %%", 100 * d.break_even);
-    } else {
+    else
       td_buf_str(out, "never pays");
-    }
   }
   td_buf_str(out, "\n");
 }

@@ -83,9 +83,8 @@ static td_status print_json(const char *out, td_err *err) {
   td_buf text = TD_BUF_INIT;
   snprintf(path, sizeof path, "%s/quantize_report.json", out);
   td_status st = td_file_read(&text, path, (size_t)1 << 30, err);
-  if (st == TD_OK && (fwrite(text.data, 1, text.len, stdout) != text.len || fflush(stdout) != 0)) {
+  if (st == TD_OK && (fwrite(text.data, 1, text.len, stdout) != text.len || fflush(stdout) != 0))
     st = td_fail(err, TD_EIO, "standard output: cannot write");
-  }
   td_buf_free(&text);
   return st;
 }
@@ -96,12 +95,10 @@ int td_cmd_quantize(const td_options *o) {
   const char *names = NULL;
   const td_encoding *encoding = td_encoding_find(o->to ? o->to : "", &names);
   td_status st = td_cmd_need_model(o, &err);
-  if (st == TD_OK && !o->out) {
+  if (st == TD_OK && !o->out)
     st = td_fail(&err, TD_EINVAL, "tandem quantize needs --out DIR, where the new checkpoint goes");
-  }
-  if (st == TD_OK && !encoding) {
+  if (st == TD_OK && !encoding)
     st = td_fail(&err, TD_EINVAL, "--to %s: give one of %s", o->to ? o->to : "(nothing)", names);
-  }
   if (st == TD_OK) {
     st = td_quantize(&(td_quantize_opts){.in = o->model,
                                          .out = o->out,

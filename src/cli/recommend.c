@@ -181,10 +181,9 @@ int td_cmd_recommend(const td_options *o) {
   td_jw_double(&w, "memory_gib", memory_gib);
   td_jw_double(&w, "read_gbps", gbps);
   td_jw_begin_array(&w, "models");
-  for (size_t i = 0; i < TD_COUNT(models); i++) {
+  for (size_t i = 0; i < TD_COUNT(models); i++)
     if (needed_gib(models[i].weights_gib) <= memory_gib || fits_with_drive(i, memory_gib))
       write_row(&w, i, memory_gib, gbps);
-  }
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   td_status st = td_buf_status(&text, &err);

@@ -111,11 +111,10 @@ int td_cmd_stop(const td_options *o) {
   td_err err;
   td_buf name = TD_BUF_INIT, json = TD_BUF_INIT, answer = TD_BUF_INIT;
   td_status st = TD_OK;
-  if (o->model) {
+  if (o->model)
     td_buf_str(&name, o->model);
-  } else {
+  else
     st = find_loaded(&name, o, &err);
-  }
   td_json_writer w = TD_JSON_WRITER(&json);
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "model", td_buf_text(&name));

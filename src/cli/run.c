@@ -64,9 +64,8 @@ static td_status print_json(const td_runner *r, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(&text);
   td_jw_begin_object(&w, NULL);
   if (r->chat || r->served) td_jw_str_len(&w, "text", td_buf_text(&r->said), r->said.len);
-  if (r->reasoning.len) {
+  if (r->reasoning.len)
     td_jw_str_len(&w, "reasoning", td_buf_text(&r->reasoning), r->reasoning.len);
-  }
   td_jw_begin_array(&w, "token_ids");
   for (size_t i = 0; i < r->ids.n; i++)
     td_jw_int(&w, NULL, r->ids.ids[i]);
@@ -88,11 +87,10 @@ static td_status print_json(const td_runner *r, td_err *err) {
 // Reads the single prompt: --prompt, --file and then --prompt, or stdin if that is not a terminal.
 static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
   td_status st = TD_OK;
-  if (o->file && strcmp(o->file, "-")) {
+  if (o->file && strcmp(o->file, "-"))
     st = td_file_read(text, o->file, MAX_TEXT_BYTES, err);
-  } else if (o->file || !o->prompt) {
+  else if (o->file || !o->prompt)
     st = td_stdin_read(text, MAX_TEXT_BYTES, err);
-  }
   // Files and what programs print end in a line break that is not part of the prompt.
   if (text->len && text->data[text->len - 1] == '\n') text->len--;
   if (text->len && text->data[text->len - 1] == '\r') text->len--;

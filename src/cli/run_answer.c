@@ -53,11 +53,10 @@ static void write_markdown(td_runner *r, const char *text, size_t len) {
 }
 
 static void write_content(td_runner *r, const char *text, size_t len) {
-  if (r->shows_markdown) {
+  if (r->shows_markdown)
     write_markdown(r, text, len);
-  } else {
+  else
     write_wrapped(r, STDOUT_FILENO, text, len);
-  }
 }
 
 static void end_reasoning(td_runner *r) {
@@ -121,11 +120,10 @@ static bool on_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
 static bool on_token(void *ctx, int32_t id) {
   td_runner *r = ctx;
   r->status = td_token_ids_push(&r->ids, id, &r->err);
-  if (r->status == TD_OK && r->chat) {
+  if (r->status == TD_OK && r->chat)
     r->status = td_detok_feed(&r->detok, id, &r->text, &r->err);
-  } else if (r->status == TD_OK) { // without a tokenizer print ids
+  else if (r->status == TD_OK) // without a tokenizer print ids
     td_buf_printf(&r->text, "%s%d", r->text.len ? "," : "", id);
-  }
   if (r->status == TD_OK) r->status = show_new(r, false, &r->err);
   return r->status == TD_OK && !td_interrupted() && !ferror(stdout);
 }

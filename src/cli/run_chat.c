@@ -33,11 +33,10 @@ void td_run_print_name(const td_runner *r) {
 static void report(const td_runner *r) {
   const td_generate_stats *s = &r->stats;
   uint32_t n_steps = s->n_output ? s->n_output - 1 : 0;
-  if (s->reason == TD_DONE_LENGTH && r->n_cached == r->n_ctx) {
+  if (s->reason == TD_DONE_LENGTH && r->n_cached == r->n_ctx)
     td_info("the context of %u tokens is full: the response ends here", r->n_ctx);
-  } else if (s->reason == TD_DONE_LENGTH && !r->options->ignore_eos) {
+  else if (s->reason == TD_DONE_LENGTH && !r->options->ignore_eos)
     td_info("the response reached its limit of %u tokens (--n-predict)", s->n_output);
-  }
   td_info("prefill %u tokens, %.2f s | decode %u tokens, %.2f tokens/s | context %u of %u",
           s->n_prompt - s->n_reused, s->prefill_s, s->n_output,
           s->decode_s > 0 ? n_steps / s->decode_s : 0, r->n_cached, r->n_ctx);
@@ -102,32 +101,29 @@ static bool save(td_runner *r, const char *args) {
   td_buf_char(&text, '\n');
   td_status st = td_buf_status(&text, &err);
   if (st == TD_OK) st = td_file_write(args, td_buf_text(&text), text.len, &err);
-  if (st != TD_OK) {
+  if (st != TD_OK)
     td_error("%s", err.msg);
-  } else {
+  else
     SAY("%zu messages saved.\n", r->conversation.n);
-  }
   td_buf_free(&text);
   return true;
 }
 
 static bool load(td_runner *r, const char *args) {
   td_err err;
-  if (!*args) {
+  if (!*args)
     SAY("Name a file: /load chat.json\n");
-  } else if (td_conversation_read(&r->conversation, args, &err) != TD_OK) {
+  else if (td_conversation_read(&r->conversation, args, &err) != TD_OK)
     td_error("%s", err.msg);
-  } else {
+  else
     SAY("%zu messages loaded.\n", r->conversation.n);
-  }
   return true;
 }
 
 static bool set(td_runner *r, const char *args) {
   const size_t len = strcspn(args, " \t\n");
-  if (len == strlen("system") && !memcmp(args, "system", len)) {
+  if (len == strlen("system") && !memcmp(args, "system", len))
     return set_system(r, args + len + strspn(args + len, " \t\n"));
-  }
   td_run_set(r, args);
   return true;
 }
@@ -232,10 +228,9 @@ static void complete_path(const char *line, const char *begun, td_buf *out) {
   td_buf_char(&pattern, '*');
   glob_t found;
   if (glob(td_buf_text(&pattern), GLOB_MARK, NULL, &found) == 0) {
-    for (size_t i = 0; i < found.gl_pathc; i++) {
+    for (size_t i = 0; i < found.gl_pathc; i++)
       if (!strpbrk(found.gl_pathv[i], "\n\r\033"))
         td_buf_printf(out, "%.*s%s\n", (int)(begun - line), line, found.gl_pathv[i]);
-    }
     globfree(&found);
   }
   td_buf_free(&pattern);
@@ -245,10 +240,9 @@ static void complete_model(const td_runner *r, const char *begun, td_buf *out) {
   td_buf list = TD_BUF_INIT;
   td_err err;
   if (r->options->models && td_run_list_models(r, &list, &err) == TD_OK) {
-    for (const char *at = td_buf_text(&list); *at; at += strcspn(at, "\n") + 1) {
+    for (const char *at = td_buf_text(&list); *at; at += strcspn(at, "\n") + 1)
       if (!strncmp(at, begun, strlen(begun)))
         td_buf_printf(out, "/model %.*s\n", (int)strcspn(at, "\n"), at);
-    }
   }
   td_buf_free(&list);
 }
@@ -257,10 +251,9 @@ static void complete_model(const td_runner *r, const char *begun, td_buf *out) {
 static void complete(void *ctx, const char *line, td_buf *out) {
   const char *begun;
   if (line[0] != '/') return;
-  for (size_t i = 0; i < TD_COUNT(commands); i++) {
+  for (size_t i = 0; i < TD_COUNT(commands); i++)
     if (!strncmp(commands[i].name, line + 1, strlen(line + 1)))
       td_buf_printf(out, "/%s%s\n", commands[i].name, commands[i].args[0] ? " " : "");
-  }
   if (is_argument(line, "set", &begun)) td_run_complete_set(begun, out);
   if (is_argument(line, "model", &begun)) complete_model(ctx, begun, out);
   if (is_argument(line, "save", &begun) || is_argument(line, "load", &begun))
@@ -276,11 +269,10 @@ static void answer_raw(td_runner *r, const td_buf *text) {
   td_status st = td_chat_encode_plain(r->chat, td_buf_text(text), text->len, true, &ids, &err);
   if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, &err);
   td_token_ids_free(&ids);
-  if (st == TD_OK) {
+  if (st == TD_OK)
     report(r);
-  } else {
+  else
     td_error("%s", err.msg);
-  }
 }
 
 // False: end the chat.
@@ -317,11 +309,10 @@ td_status td_run_chat(td_runner *r, td_err *err) {
     td_line_result result = td_line_editor_read(editor, &text);
     if (result == TD_LINE_END) break;
     if (result == TD_LINE_INTERRUPTED) continue;
-    if (text.failed) {
+    if (text.failed)
       td_error("out of memory");
-    } else {
+    else
       should_continue = take_message(r, &text);
-    }
   }
   td_buf_free(&text);
   td_line_editor_close(editor);

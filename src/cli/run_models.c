@@ -48,9 +48,8 @@ td_status td_run_choose_first(td_runner *r, td_err *err) {
 
 static bool has_line(const td_buf *list, const char *line) {
   const size_t len = strlen(line);
-  for (const char *at = td_buf_text(list); *at; at += strcspn(at, "\n") + 1) {
+  for (const char *at = td_buf_text(list); *at; at += strcspn(at, "\n") + 1)
     if (strcspn(at, "\n") == len && !memcmp(at, line, len)) return true;
-  }
   return false;
 }
 

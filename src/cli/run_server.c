@@ -183,11 +183,10 @@ static td_status outcome(answer *a, td_err *err) {
   td_status st = td_json_parse(&body, td_buf_text(&call->body), call->body.len, TD_JSON_MAX_DEPTH,
                                &ignored);
   const cJSON *said = td_json_get(td_json_get(body, "error"), "message");
-  if (st == TD_OK && cJSON_IsString(said)) {
+  if (st == TD_OK && cJSON_IsString(said))
     st = td_fail(err, TD_EIO, "%s", said->valuestring);
-  } else {
+  else
     st = td_fail(err, TD_EIO, "the server answered with status %d", call->http_status);
-  }
   cJSON_Delete(body);
   return st;
 }

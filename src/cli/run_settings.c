@@ -132,7 +132,6 @@ void td_run_set(td_runner *r, const char *args) {
 }
 
 void td_run_complete_set(const char *begun, td_buf *out) {
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
+  for (size_t i = 0; i < TD_COUNT(names); i++)
     if (!strncmp(names[i], begun, strlen(begun))) td_buf_printf(out, "/set %s \n", names[i]);
-  }
 }

@@ -23,9 +23,8 @@ static double remaining_s(const td_spinner *s) {
 static void draw(td_spinner *s, unsigned frame) {
   char line[128];
   int n = snprintf(line, sizeof line, CLEAR "%c prefill", "|/-\\"[frame % 4]);
-  if (s->n_prompt) {
+  if (s->n_prompt)
     n += snprintf(line + n, sizeof line - (size_t)n, ": %u of %u tokens", s->n_done, s->n_prompt);
-  }
   double left = remaining_s(s);
   if (left >= 0) n += snprintf(line + n, sizeof line - (size_t)n, ", %.0f s left", left + 0.5);
   td_log_draw(line, (size_t)n);

@@ -24,9 +24,8 @@ static td_status read_expect(td_question *q, const cJSON *expect, td_err *err) {
   const cJSON *item = is_list ? expect->child : expect;
   td_status st = TD_OK;
   for (; st == TD_OK && q->n_expect < n; item = item->next) {
-    if (!cJSON_IsString(item)) {
+    if (!cJSON_IsString(item))
       return td_fail(err, TD_EFORMAT, "\"expect\" must be a string or a list of strings");
-    }
     q->expect[q->n_expect++] = copy(item->valuestring, err, &st);
   }
   if (!q->n_expect) return td_fail(err, TD_EFORMAT, "\"expect\" is empty");
@@ -36,25 +35,22 @@ static td_status read_expect(td_question *q, const cJSON *expect, td_err *err) {
 // The members of a line that the runner does not use itself are passed on as the conversation.
 static td_status read_vars(td_question *q, cJSON *line, td_err *err) {
   static const char *const own[] = {"id", "kind", "match", "expect"};
-  for (size_t i = 0; i < TD_COUNT(own); i++) {
+  for (size_t i = 0; i < TD_COUNT(own); i++)
     cJSON_DeleteItemFromObjectCaseSensitive(line, own[i]);
-  }
   q->vars = cJSON_PrintUnformatted(line);
   return q->vars ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
 
 static td_status read_question(td_question *q, cJSON *line, td_err *err) {
   const char *kind = "question", *match = "exact";
-  if (!cJSON_IsArray(td_json_get(line, "messages"))) {
+  if (!cJSON_IsArray(td_json_get(line, "messages")))
     return td_fail(err, TD_EFORMAT, "\"messages\" must be a list");
-  }
   td_status st = td_json_get_str(line, "kind", &kind, err);
   if (st == TD_OK) st = td_json_get_str(line, "match", &match, err);
   if (st != TD_OK) return st;
   q->contains = !strcmp(match, "contains");
-  if (!q->contains && strcmp(match, "exact")) {
+  if (!q->contains && strcmp(match, "exact"))
     return td_fail(err, TD_EFORMAT, "\"match\" must be \"exact\" or \"contains\"");
-  }
   q->kind = copy(kind, err, &st);
   const cJSON *expect = td_json_get(line, "expect");
   if (st == TD_OK && !expect) st = td_fail(err, TD_EFORMAT, "\"expect\" is missing");
@@ -123,9 +119,8 @@ bool td_question_matches(const td_question *question, const char *answer) {
   for (size_t i = 0; i < question->n_expect; i++) {
     const char *want = trim(question->expect[i], &want_len);
     if (question->contains ? memmem(answer, len, want, want_len) != NULL
-                           : len == want_len && !memcmp(answer, want, len)) {
+                           : len == want_len && !memcmp(answer, want, len))
       return true;
-    }
   }
   return false;
 }

@@ -108,9 +108,8 @@ static void add_models(td_buf *out, const sample *s) {
                   add_up(s, "num_requests_waiting", td_buf_text(&own)),
                   100 * add_up(s, "kv_cache_usage_perc", td_buf_text(&own)),
                   (int)strcspn(state, "\""), state);
-    if (own.len > sizeof begin) {
+    if (own.len > sizeof begin)
       td_printable_add(out, own.data + sizeof begin - 1, own.len - sizeof begin, "");
-    }
     td_buf_char(out, '\n');
     td_buf_free(&own);
   }

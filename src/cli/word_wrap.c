@@ -78,11 +78,10 @@ void td_word_wrap_add(td_word_wrap *w, const char *text, size_t len, td_buf *out
     const int n = td_utf8_decode(text + at, len - at, &c);
     const size_t n_bytes = n > 0 ? (size_t)n : 1;
     if (n <= 0) c = 0xFFFD;
-    if (c == '\n') {
+    if (c == '\n')
       end_line(w, out);
-    } else {
+    else
       take_character(w, c, text + at, n_bytes, out);
-    }
     at += n_bytes;
   }
   if (!w->width) td_buf_add(out, text, len);

@@ -59,9 +59,7 @@ td_status td_options_read_file(td_options *options, td_err *err) {
                    options->config);
   }
   if (st != TD_OK) return st;
-  if (!cJSON_IsObject(root)) {
-    st = td_fail(err, TD_EINVAL, "%s: not a JSON object", options->config);
-  }
+  if (!cJSON_IsObject(root)) st = td_fail(err, TD_EINVAL, "%s: not a JSON object", options->config);
   for (const cJSON *item = root->child; st == TD_OK && item; item = item->next) {
     // A file may be shared by several commands: options of other commands are skipped.
     if (td_option_find(TD_N_COMMANDS, item->string, strlen(item->string), 0) < 0) {

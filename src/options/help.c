@@ -29,18 +29,16 @@ static void wrap(td_buf *out, size_t at, const char *text) {
 
 static void help_line(td_buf *out, const td_option *o) {
   const size_t start = out->len;
-  if (o->letter) {
+  if (o->letter)
     td_buf_printf(out, "  -%c, ", o->letter);
-  } else {
+  else
     td_buf_str(out, "      ");
-  }
   td_buf_printf(out, "--%s%s%s", o->name, o->metavar ? " " : "", o->metavar ? o->metavar : "");
   const size_t width = out->len - start;
-  if (width + 2 > HELP_COLUMN) {
+  if (width + 2 > HELP_COLUMN)
     td_buf_printf(out, "\n%*s", HELP_COLUMN, "");
-  } else {
+  else
     td_buf_printf(out, "%*s", (int)(HELP_COLUMN - width), "");
-  }
   td_buf text = TD_BUF_INIT;
   td_buf_str(&text, o->help);
   for (size_t i = 0; o->names && o->names[i]; i++)
@@ -160,9 +158,8 @@ void td_options_help(td_buf *out, td_command command) {
 
 static uint32_t group_commands(int group) {
   uint32_t commands = 0;
-  for (size_t i = 0; i < td_n_options; i++) {
+  for (size_t i = 0; i < td_n_options; i++)
     if (td_option_table[i].group == (td_option_group)group) commands |= td_option_table[i].commands;
-  }
   return commands;
 }
 
@@ -226,9 +223,8 @@ void td_options_reference(td_buf *out) {
     td_buf_printf(out, "\n## %s\n\nFor ", td_option_group_titles[g]);
     add_commands(out, commands);
     td_buf_str(out, ".\n\n| option | default | |\n| --- | --- | --- |\n");
-    for (size_t i = 0; i < td_n_options; i++) {
+    for (size_t i = 0; i < td_n_options; i++)
       if (td_option_table[i].group == (td_option_group)g)
         reference_row(out, &td_option_table[i], commands);
-    }
   }
 }

@@ -52,9 +52,8 @@ static td_status set_int(const td_option *o, int64_t *field, const char *text, t
   char *end;
   errno = 0;
   long long value = strtoll(text, &end, 10);
-  if (end == text || *end || errno || (double)value < o->min || (double)value > o->max) {
+  if (end == text || *end || errno || (double)value < o->min || (double)value > o->max)
     return out_of_range(o, text, err);
-  }
   *field = value;
   return TD_OK;
 }
@@ -62,9 +61,8 @@ static td_status set_int(const td_option *o, int64_t *field, const char *text, t
 static td_status set_real(const td_option *o, double *field, const char *text, td_err *err) {
   char *end;
   double value = strtod(text, &end);
-  if (end == text || *end || !(value >= o->min && value <= o->max)) {
+  if (end == text || *end || !(value >= o->min && value <= o->max))
     return out_of_range(o, text, err);
-  }
   *field = value;
   return TD_OK;
 }
@@ -131,9 +129,8 @@ static void free_names(td_str_list *list) {
 
 // Index of the name in the option's list; -1: it is not there.
 static int name_index(const td_option *o, const char *name, size_t len) {
-  for (int i = 0; o->names[i]; i++) {
+  for (int i = 0; o->names[i]; i++)
     if (strlen(o->names[i]) == len && !strncmp(o->names[i], name, len)) return i;
-  }
   return -1;
 }
 
@@ -192,9 +189,8 @@ static td_status set_text(const td_option *o, char **field, const char *text, td
 }
 
 static td_status set_flag(const td_option *o, bool *field, const char *text, td_err *err) {
-  if (strcmp(text, "true") && strcmp(text, "false")) {
+  if (strcmp(text, "true") && strcmp(text, "false"))
     return td_fail(err, TD_EINVAL, "--%s %s: give true or false", o->name, text);
-  }
   *field = text[0] == 't';
   return TD_OK;
 }
@@ -256,9 +252,8 @@ void td_option_mark_given(td_options *options, size_t idx) {
 }
 
 bool td_options_given(const td_options *options, const char *name) {
-  for (size_t i = 0; i < td_n_options; i++) {
+  for (size_t i = 0; i < td_n_options; i++)
     if (!strcmp(td_option_table[i].name, name) && td_option_is_given(options, i)) return true;
-  }
   return false;
 }
 
@@ -317,9 +312,8 @@ static int match_command(int argc, char **argv, td_command *command) {
     size_t first = space ? (size_t)(space - command_names[c]) : strlen(command_names[c]);
     int words = space ? 2 : 1;
     if (argc - 1 < words || strlen(argv[1]) != first || strncmp(argv[1], command_names[c], first) ||
-        (space && strcmp(argv[2], space + 1))) {
+        (space && strcmp(argv[2], space + 1)))
       continue;
-    }
     if (words > best) {
       best = words;
       *command = (td_command)c;
@@ -343,9 +337,8 @@ static const char *command_known_as(const char *word) {
       {"tokenize", "inspect tokens"},
       {"version", "--version"},
   };
-  for (size_t i = 0; i < TD_COUNT(known); i++) {
+  for (size_t i = 0; i < TD_COUNT(known); i++)
     if (!strcmp(word, known[i][0])) return known[i][1];
-  }
   return NULL;
 }
 
@@ -381,10 +374,9 @@ static td_status unknown_option(const td_options *options, const char *arg, cons
       {"max-tokens", "n-predict"}, {"system-prompt", "system"}};
   const char *command = td_command_name(options->command);
   td_closest closest = {.word = name, .len = len};
-  for (size_t i = 0; name && i < td_n_options; i++) {
+  for (size_t i = 0; name && i < td_n_options; i++)
     if (td_option_table[i].commands >> options->command & 1)
       td_closest_try(&closest, td_option_table[i].name);
-  }
   for (size_t i = 0; name && i < TD_COUNT(others); i++) {
     const char *ours = others[i][1];
     const bool is_it = len == strlen(others[i][0]) && strncmp(name, others[i][0], len) == 0;
@@ -404,10 +396,9 @@ static td_status unexpected_word(const td_options *options, const char *arg, td_
   const bool takes_model = td_option_find(options->command, "model", 5, 0) >= 0;
   const size_t n_first = strlen(command);
   td_closest closest = {.word = arg, .len = strlen(arg)};
-  for (int c = 0; c < TD_N_COMMANDS; c++) {
+  for (int c = 0; c < TD_N_COMMANDS; c++)
     if (!strncmp(command_names[c], command, n_first) && command_names[c][n_first] == ' ')
       td_closest_try(&closest, command_names[c] + n_first + 1);
-  }
   if (closest.best) {
     return td_fail(err, TD_EINVAL,
                    "%s: unexpected word after `tandem %s`; did you mean `tandem %s %s`?", arg,
@@ -438,9 +429,7 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
     td_option_mark_given(options, (size_t)model);
     return td_option_set(&td_option_table[model], options, arg, err);
   }
-  if (arg[0] != '-' || !arg[1]) {
-    return unexpected_word(options, arg, err);
-  }
+  if (arg[0] != '-' || !arg[1]) return unexpected_word(options, arg, err);
   bool is_long = arg[1] == '-';
   const char *name = is_long ? arg + 2 : NULL;
   const char *equals = is_long ? strchr(name, '=') : NULL;
@@ -457,9 +446,8 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
   if (idx < 0) return unknown_option(options, arg, name, len, err);
   const char *value = equals ? equals + 1 : "true";
   if (!equals && td_option_table[idx].kind != OPT_FLAG) {
-    if (*i + 1 >= argc) {
+    if (*i + 1 >= argc)
       return td_fail(err, TD_EINVAL, "%s: needs a value (%s)", arg, td_option_table[idx].metavar);
-    }
     value = argv[++*i];
   }
   if (is_long) value = td_option_alias_value(name, len, value);
@@ -474,10 +462,9 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
 td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) {
   *out = (td_options){.command = TD_N_COMMANDS};
   td_status st = TD_OK;
-  for (size_t i = 0; i < td_n_options && st == TD_OK; i++) {
+  for (size_t i = 0; i < td_n_options && st == TD_OK; i++)
     if (td_option_table[i].fallback)
       st = td_option_set(&td_option_table[i], out, td_option_table[i].fallback, err);
-  }
   if (st != TD_OK) return st;
   if (argc > 2 && !strcmp(argv[1], "help")) { // tandem help COMMAND
     out->help = true;

@@ -11,13 +11,11 @@ static size_t short_len(const char *help) {
 
 // Between the single quotes of a shell.
 static void quoted(td_buf *out, const char *text, size_t len) {
-  for (size_t i = 0; i < len; i++) {
-    if (text[i] == '\'') {
+  for (size_t i = 0; i < len; i++)
+    if (text[i] == '\'')
       td_buf_str(out, "'\\''");
-    } else {
+    else
       td_buf_char(out, text[i]);
-    }
-  }
 }
 
 static bool takes(int command, const td_option *o) {
@@ -98,11 +96,10 @@ static void bash(td_buf *out) {
 
 static void zsh_option(td_buf *out, const td_option *o) {
   td_buf_str(out, "    ");
-  if (o->letter) {
+  if (o->letter)
     td_buf_printf(out, "'(-%c --%s)'{-%c,--%s}'", o->letter, o->name, o->letter, o->name);
-  } else {
+  else
     td_buf_printf(out, "'--%s", o->name);
-  }
   td_buf_char(out, '[');
   quoted(out, o->help, short_len(o->help));
   td_buf_char(out, ']');
@@ -202,15 +199,13 @@ bool td_options_completion(td_buf *out, const char *shell) {
 
 // Text of roff: no line begins with a control character, and hyphens are those of options.
 static void roff(td_buf *out, const char *text) {
-  for (; *text; text++) {
-    if (*text == '\\') {
+  for (; *text; text++)
+    if (*text == '\\')
       td_buf_str(out, "\\e");
-    } else if (*text == '-') {
+    else if (*text == '-')
       td_buf_str(out, "\\-");
-    } else {
+    else
       td_buf_char(out, *text);
-    }
-  }
 }
 
 static void man_option(td_buf *out, const td_option *o) {

@@ -397,17 +397,15 @@ static const td_option_alias aliases[] = {
 };
 
 const td_option_alias *td_option_alias_find(const char *name, size_t len) {
-  for (size_t i = 0; i < TD_COUNT(aliases); i++) {
+  for (size_t i = 0; i < TD_COUNT(aliases); i++)
     if (strlen(aliases[i].name) == len && !strncmp(aliases[i].name, name, len)) return &aliases[i];
-  }
   return NULL;
 }
 
 const char *td_option_alias_value(const char *name, size_t len, const char *text) {
   const td_option_alias *alias = td_option_alias_find(name, len);
-  for (size_t i = 0; alias && i + 1 < TD_COUNT(alias->values) && alias->values[i]; i += 2) {
+  for (size_t i = 0; alias && i + 1 < TD_COUNT(alias->values) && alias->values[i]; i += 2)
     if (!strcmp(alias->values[i], text)) return alias->values[i + 1];
-  }
   return text;
 }
 

@@ -201,11 +201,10 @@ void td_gpu_attention_cases(td_gpu_bench *b, const td_gpu_shape *m) {
   for (size_t i = 0; i < n * TD_COUNT(page_formats); i++) {
     const attn_shape s = attn_shape_of(b, i % n);
     td_gpu_kept *const weights = b->kept;
-    if (m->n_kv_heads) {
+    if (m->n_kv_heads)
       bench_gqa(b, m, &s, i / n);
-    } else {
+    else
       bench_mla(b, m, kv_b, &s, i / n);
-    }
     td_gpu_release(b, weights);
   }
   td_gpu_release(b, NULL);

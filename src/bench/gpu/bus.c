@@ -375,11 +375,10 @@ static void signal_case(table_tennis *t, const value_calls *calls, const buffers
   td_jw_bool(b->json, "with_copies", t->has_copies);
   td_jw_str(b->json, "bus", other ? "busy" : "idle");
   const double seconds = calls && !(calls->write && calls->wait) ? -1 : play(t, calls, m, other);
-  if (seconds < 0) {
+  if (seconds < 0)
     td_jw_str(b->json, "unavailable", "the driver has no cuStreamWaitValue32, or refuses it");
-  } else {
+  else
     td_jw_double(b->json, "round_trip_us", seconds * 1e6);
-  }
   end(b);
 }
 

@@ -128,11 +128,10 @@ static void run_path(td_gpu_bench *b, const td_options *o, td_gpu_steps *s) {
   td_jw_double(b->json, "pinned_gbps", b->pinned_gbps);
   td_jw_end_object(b->json);
   td_gpu_write(b);
-  if (s) {
+  if (s)
     paths[o->gpu_path].run_steps(s);
-  } else {
+  else
     paths[o->gpu_path].run(b);
-  }
 }
 
 static void run_on_device(td_gpu_bench *b, const td_options *o) {

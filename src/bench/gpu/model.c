@@ -188,9 +188,8 @@ static td_status assemble(td_model **out, const td_gpu_model *m, const td_model_
 td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink, unsigned n_threads,
                             td_err *err) {
   *m = (td_gpu_model){.config = v3_config(n_layers, shrink)};
-  if (m->config.n_layers > TD_MAX_LAYERS) {
+  if (m->config.n_layers > TD_MAX_LAYERS)
     return td_fail(err, TD_EINVAL, "--layers: at most %d", TD_MAX_LAYERS);
-  }
   m->experts = calloc(3 * (size_t)m->config.n_experts, sizeof *m->experts);
   if (!m->experts) return td_fail(err, TD_ENOMEM, "out of memory: tables of experts");
   distinct d;
