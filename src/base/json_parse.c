@@ -105,12 +105,6 @@ static bool check_digits(checker *c) {
   return c->pos > start ? true : bad(c, "a digit was expected");
 }
 
-static bool check_exponent(checker *c) {
-  c->pos++;
-  if (peek(c) == '+' || peek(c) == '-') c->pos++;
-  return check_digits(c);
-}
-
 // cJSON copies numbers into a buffer of this size and truncates longer ones.
 #define NUMBER_BYTES 64
 
@@ -125,8 +119,12 @@ static bool check_number(checker *c) {
     c->pos++;
     if (!check_digits(c)) return false;
   }
-  bool has_exponent = (peek(c) | 0x20) == 'e';
-  if (has_exponent && !check_exponent(c)) return false;
+  const bool has_exponent = (peek(c) | 0x20) == 'e';
+  if (has_exponent) {
+    c->pos++;
+    if (peek(c) == '+' || peek(c) == '-') c->pos++;
+    if (!check_digits(c)) return false;
+  }
   size_t n = c->pos - start;
   char text[NUMBER_BYTES] = "";
   if (n < sizeof text) memcpy(text, c->text + start, n);

@@ -50,12 +50,6 @@ static char *prompt_of(EditLine *el) {
 
 // ---- characters -----------------------------------------------------------------------------
 
-static void redraw(EditLine *el) {
-  el_resize(el);
-  el_set(el, EL_PREP_TERM, 1);
-  el_set(el, EL_REFRESH);
-}
-
 // Waits for input. False: interrupted.
 static bool wait_for_input(EditLine *el) {
   struct pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN},
@@ -65,7 +59,11 @@ static bool wait_for_input(EditLine *el) {
       return true; // reading says what is wrong
     uint64_t count;
     if (fds[1].revents && read(fds[1].fd, &count, sizeof count) < 0) fds[1].fd = -1;
-    if (td_interrupt_take_redraw()) redraw(el);
+    if (td_interrupt_take_redraw()) {
+      el_resize(el);
+      el_set(el, EL_PREP_TERM, 1);
+      el_set(el, EL_REFRESH);
+    }
     if (fds[0].revents && !td_interrupted()) return true;
   }
   return false;

@@ -125,12 +125,6 @@ static int print_form(const char *form) {
   return print(&text);
 }
 
-static int print_help(td_command command) {
-  td_buf text = TD_BUF_INIT;
-  td_options_help(&text, command);
-  return print(&text);
-}
-
 static void set_log(const td_options *options) {
   const td_log_opts opts = {.is_json = options->log == TD_LOG_JSON,
                             .max_level = (td_log_level)options->log_level,
@@ -176,7 +170,9 @@ int main(int argc, char **argv) {
   if (st != TD_OK) {
     status = td_cmd_fail(&err);
   } else if (options.help) {
-    status = print_help(options.command);
+    td_buf text = TD_BUF_INIT;
+    td_options_help(&text, options.command);
+    status = print(&text);
   } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
     status = td_cmd_fail(&err);
   } else {

@@ -13,10 +13,6 @@
 
 enum { GROUP = 32, GROUP_BYTES = GROUP / 2, SCALE_BYTES = 2 }; // of a scale, F16
 
-static bool is_wide(td_dtype dtype) {
-  return dtype == TD_F32 || dtype == TD_BF16 || dtype == TD_F16;
-}
-
 static int code_of(float x) {
   return x < 15 ? x > 0 ? (int)x : 0 : 15; // not a number: 15
 }
@@ -63,7 +59,8 @@ static void encode_rows(void *ctx, unsigned member, unsigned n_members) {
 
 // 0: the matrix is used as it is.
 static uint64_t few_bits_bytes(const td_weight *head) {
-  if (!is_wide(head->dtype) || head->cols % GROUP) return 0;
+  const bool is_wide = head->dtype == TD_F32 || head->dtype == TD_BF16 || head->dtype == TD_F16;
+  if (!is_wide || head->cols % GROUP) return 0;
   return (uint64_t)head->rows * (head->cols / GROUP) * (GROUP_BYTES + SCALE_BYTES);
 }
 

@@ -122,17 +122,13 @@ static void end_in_error(td_job *j, td_api_error *error) {
   td_http_sse_end(j->x);
 }
 
-// Clients of Responses that stream, such as Codex, shorten the conversation when the response fails
-// for its length, which they read from the stream alone.
-static bool is_told_in_stream(const td_job *j, const td_api_error *error) {
-  return j->dialect == &td_dialect_responses && j->request.stream && error->code &&
-         strcmp(error->code, "context_length_exceeded") == 0;
-}
-
 void td_job_refuse(td_job *j, const td_api_error *error) {
   cancel_running(j);
   log_end(j, error->status);
-  if (is_told_in_stream(j, error)) {
+  // Clients of Responses that stream, such as Codex, shorten the conversation when the response
+  // fails for its length, which they read from the stream alone.
+  if (j->dialect == &td_dialect_responses && j->request.stream && error->code &&
+      strcmp(error->code, "context_length_exceeded") == 0) {
     td_api_error told = *error;
     td_http_sse_begin(j->x);
     end_in_error(j, &told);

@@ -309,16 +309,13 @@ static td_status load(zmq_api *api, td_err *err) {
   return is_whole ? TD_OK : td_fail(err, TD_EUNSUPPORTED, LIBRARY_NAME " is not ZeroMQ 4");
 }
 
-// As vLLM: an address that stands for all of this machine's is bound to, any other is connected to.
-static bool is_to_bind(const char *endpoint) {
-  return strchr(endpoint, '*') || strstr(endpoint, "::") || strstr(endpoint, "0.0.0.0") ||
-         strncmp(endpoint, "ipc://", 6) == 0;
-}
-
 static td_status open_socket(td_kv_events *e, void **out, int type, const char *endpoint,
                              td_err *err) {
   const int hwm = MAX_WAITING, linger = 0, yes = 1;
-  const bool binds = type == ZMQ_ROUTER || is_to_bind(endpoint);
+  // As vLLM: an address that stands for all of this machine's is bound to, any other is connected
+  // to.
+  const bool binds = type == ZMQ_ROUTER || strchr(endpoint, '*') || strstr(endpoint, "::") ||
+                     strstr(endpoint, "0.0.0.0") || strncmp(endpoint, "ipc://", 6) == 0;
   const char *option = type == ZMQ_ROUTER ? "kv-events-replay" : "kv-events";
   char last[ENDPOINT_BYTES] = "";
   size_t n = sizeof last;

@@ -259,16 +259,11 @@ static jj_value import(importer *im, const cJSON *node) {
   return v;
 }
 
-static bool is_token_name(const char *name) {
-  size_t n = strlen(name), tail = strlen("_token");
-  return n >= tail && strcmp(name + n - tail, "_token") == 0;
-}
-
 static const jj_dict *import_vars(jj *j, const cJSON *vars) {
   jj_dict *dict = jj_dict_new(j);
   const cJSON *item;
   cJSON_ArrayForEach(item, vars) {
-    importer im = {.j = j, .typed = !is_token_name(item->string)};
+    importer im = {.j = j, .typed = !td_ends_with(item->string, "_token")};
     jj_value key = JJ_OF_STR(import_text(&im, item->string, false));
     if (!jj_dict_get(j, dict, key)) jj_dict_set(j, dict, key, import(&im, item));
   }

@@ -87,20 +87,16 @@ void td_dialect_move(td_json_writer *w, td_dialect_state *s, const cJSON *root, 
   td_api_write_json(w, as, item);
 }
 
-// The length of name if it is param or the path of what holds that.
-static size_t length_within(const char *name, size_t n, const char *param) {
-  const bool is_within = strncmp(param, name, n) == 0 && strchr(".[", param[n]); // or at the end
-  return is_within ? n : 0;
-}
-
 void td_dialect_name(const td_dialect_state *s, td_api_error *error) {
   size_t longest = 0;
   char path[2 * TD_API_PARAM_BYTES];
   for (const char *line = td_buf_text(&s->origins), *end; *line; line = end + 1) {
-    const size_t n_name = strcspn(line, " "), n = length_within(line, n_name, error->param);
+    const size_t n = strcspn(line, " ");
     end = strchr(line, '\n');
-    if (n <= longest) continue;
-    const char *from = line + n_name + 1;
+    // The member itself, or what holds it.
+    const bool is_within = strncmp(error->param, line, n) == 0 && strchr(".[", error->param[n]);
+    if (!is_within || n <= longest) continue;
+    const char *from = line + n + 1;
     longest = n;
     snprintf(path, sizeof path, "%.*s%s", (int)(end - from), from, error->param + n);
   }

@@ -337,19 +337,14 @@ static int queue_by_values(const table_tennis *t, const value_calls *calls) {
   return 0;
 }
 
-// Enqueues large copies on another stream, for about the longest duration of a run.
-static void keep_bus_busy(const buffers *m, td_stream *other) {
-  for (int i = 0; other && i < 4; i++)
-    td_op_copy(other, m->device, m->host, m->n_bytes);
-}
-
 // Seconds per round; negative: an error code of the driver.
 static double play(table_tennis *t, const value_calls *calls, const buffers *m, td_stream *other) {
   const td_work_key key = {.memory = ++t->b->graph};
   double seconds[RUNS];
   for (int i = -2; i < RUNS; i++) { // the second launch of a key captures a graph
     atomic_store(&t->pong->value, 0);
-    keep_bus_busy(m, other);
+    for (int k = 0; other && k < 4; k++) // for about the longest duration of a run
+      td_op_copy(other, m->device, m->host, m->n_bytes);
     const double start = td_clock_s();
     int code = 0;
     if (calls) {

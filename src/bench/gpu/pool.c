@@ -8,12 +8,6 @@ typedef struct {
 
 static const pool_case cases[] = {{1, 1, 32768}, {16, 1, 8192}, {1, 512, 32768}};
 
-static pool_case case_of(const td_gpu_bench *b, size_t i) {
-  pool_case c = cases[i];
-  if (b->shrink == 1) return c;
-  return (pool_case){c.seqs > 1 ? 2 : 1, c.tokens > 1 ? 3 : 1, 192};
-}
-
 static void run(td_gpu_bench *b, const char *op, const char *model, const pool_case *c,
                 double bytes, double flops, td_gpu_call fn, const void *args) {
   td_gpu_run(b,
@@ -158,7 +152,8 @@ void td_gpu_pool_cases(td_gpu_bench *b) {
                        td_gpu_wants(b, "select_blocks", "minimax-m3", "") ||
                        td_gpu_wants(b, "mla_selected", "v3.2", "");
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    const pool_case c = case_of(b, i);
+    pool_case c = cases[i];
+    if (b->shrink > 1) c = (pool_case){c.seqs > 1 ? 2 : 1, c.tokens > 1 ? 3 : 1, 192};
     if (selects) bench_selection(b, &c);
     for (int of_4 = 1; of_4 >= 0; of_4--) {
       const char *model = of_4 ? "v4-c4" : "v4-c128";

@@ -192,11 +192,6 @@ typedef struct {
   float *v;          // [TD_ATTN_KEYS][v_dim]
 } expansion;
 
-static size_t expansion_floats(const td_attn_mla_args *a) {
-  return (size_t)TD_ATTN_KEYS *
-         (a->kv_lora_rank + a->rope_dim + 2 * (a->nope_dim + a->rope_dim) + a->v_dim);
-}
-
 static const char *entries_at(const mla_run *run, const td_attn_tile *tile, uint32_t position) {
   const td_attn_mla_args *a = run->a;
   return td_attn_page(&a->batch, &a->kv, tile->seq, position) +
@@ -347,7 +342,10 @@ static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) 
   size_t query_floats = (size_t)n_queries * (a->nope_dim + a->rope_dim);
   run->query_bytes = (query_floats * sizeof(float) + 63) & ~(size_t)63;
   run->state_bytes = td_attn_state_bytes(n_queries, a->v_dim);
-  size_t expansion_bytes = (expansion_floats(a) * sizeof(float) + 63) & ~(size_t)63;
+  const size_t expansion_floats = (size_t)TD_ATTN_KEYS *
+                                  (a->kv_lora_rank + a->rope_dim + 2 * (a->nope_dim + a->rope_dim) +
+                                   a->v_dim);
+  const size_t expansion_bytes = (expansion_floats * sizeof(float) + 63) & ~(size_t)63;
   run->member_bytes = run->query_bytes + 2 * run->state_bytes + expansion_bytes;
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member, err);

@@ -221,14 +221,6 @@ static void wait_and_free_retired(td_cuda_stream *stream) {
   free_retired(stream);
 }
 
-// Operators that use the memory may still run, and freeing it synchronizes the GPU, so it is freed
-// at the end of the step.
-static void retire(td_cuda_stream *stream, void *memory) {
-  if (!memory) return;
-  if (stream->n_retired == N_CUDA_RETIRED) wait_and_free_retired(stream);
-  stream->retired[stream->n_retired++] = memory;
-}
-
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err) {
   *out = stream->scratch[slot];
@@ -236,7 +228,12 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
   if (stream->is_capturing)
     return td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
-  retire(stream, stream->scratch[slot]);
+  // Operators that use the memory may still run, and freeing it synchronizes the GPU, so it is
+  // freed at the end of the step.
+  if (stream->scratch[slot]) {
+    if (stream->n_retired == N_CUDA_RETIRED) wait_and_free_retired(stream);
+    stream->retired[stream->n_retired++] = stream->scratch[slot];
+  }
   stream->scratch[slot] = NULL;
   stream->scratch_bytes[slot] = 0;
   size_t grown = n_bytes + n_bytes / 4;

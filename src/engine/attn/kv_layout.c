@@ -15,12 +15,6 @@ size_t td_kv_entry_elements(const td_model_config *c) {
   return most;
 }
 
-// Whether the layer keeps a state instead of entries, whatever the window.
-static bool is_state(const td_model_config *c, uint32_t layer_idx) {
-  const td_attn_cache cache = td_attn_of(c, layer_idx)->cache(c);
-  return cache.state_bytes && !cache.is_beside;
-}
-
 typedef struct {
   uint32_t n;
   size_t bytes, beside_bytes; // of the largest, and of the largest beside entries
@@ -107,7 +101,8 @@ td_kv_layout td_kv_layout_of(const td_model_config *c, td_dtype kv_dtype, uint32
 
 bool td_kv_layout_is_state(const td_kv_layout *layout, const td_model_config *c,
                            uint32_t layer_idx) {
-  return is_state(c, layer_idx) || (layout->n_blocks && has_window(c, layer_idx));
+  const td_attn_cache cache = td_attn_of(c, layer_idx)->cache(c);
+  return (cache.state_bytes && !cache.is_beside) || (layout->n_blocks && has_window(c, layer_idx));
 }
 
 size_t td_kv_undo_bytes(const td_model_config *c, uint32_t layer_idx) {

@@ -73,18 +73,15 @@ struct td_expert_stream {
 
 // ---- where each matrix goes ---------------------------------------------------------------------
 
-static size_t expert_bytes(const td_layer *layer, uint32_t e) {
-  return td_weight_bytes(&layer->gate[e]) + (layer->up ? td_weight_bytes(&layer->up[e]) : 0) +
-         td_weight_bytes(&layer->down[e]);
-}
-
 static size_t largest_expert(const td_engine *e) {
   size_t most = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
     if (!td_engine_is_offloaded(e, i)) continue;
     const td_layer *layer = td_model_layer(e->model, i);
     for (uint32_t k = 0; k < e->config->n_experts; k++) {
-      const size_t n = expert_bytes(layer, k) + EXPERT_PARTS * TD_SLOT_ALIGN;
+      const size_t n = td_weight_bytes(&layer->gate[k]) + td_weight_bytes(&layer->down[k]) +
+                       (layer->up ? td_weight_bytes(&layer->up[k]) : 0) +
+                       EXPERT_PARTS * TD_SLOT_ALIGN;
       if (n > most) most = n;
     }
   }

@@ -312,12 +312,6 @@ bool td_store_is_converted(const td_store *store, const td_tensor *t) {
          t->data <= store->converted_bytes + store->n_converted_bytes;
 }
 
-static td_status find_converted(td_store *store, td_err *err) {
-  size_t n_bytes;
-  const void *bytes = td_resident_find(&store->resident, TD_RESIDENT_CONVERTED, &n_bytes);
-  return bytes ? td_store_add_converted(store, bytes, n_bytes, err) : TD_OK;
-}
-
 static td_status open_store(td_store **out, const char *dir, int weights_fd, td_err *err) {
   *out = NULL;
   td_store *store = calloc(1, sizeof *store);
@@ -328,7 +322,11 @@ static td_status open_store(td_store **out, const char *dir, int weights_fd, td_
   td_status st = weights_fd < 0 ? TD_OK : td_resident_attach(&store->resident, weights_fd, err);
   store->is_gguf = td_gguf_is(dir);
   if (st == TD_OK) st = store->is_gguf ? open_gguf(store, dir, err) : open_dir(store, err);
-  if (st == TD_OK && store->resident.base) st = find_converted(store, err);
+  size_t n_bytes;
+  const void *converted = NULL;
+  if (st == TD_OK && store->resident.base)
+    converted = td_resident_find(&store->resident, TD_RESIDENT_CONVERTED, &n_bytes);
+  if (converted) st = td_store_add_converted(store, converted, n_bytes, err);
   if (st != TD_OK) {
     td_store_close(store);
     return st;

@@ -47,10 +47,6 @@ static float round_e2m1(float f) {
   return round_to(clamp(f, -6, 6), 1, 0);
 }
 
-static uint8_t code_int4(float f) {
-  return (uint8_t)((int)f + 8);
-}
-
 static uint8_t code_e2m1(float f) {
   float a = fabsf(f);
   uint32_t magnitude = a < 1 ? (uint32_t)(2 * a) : (bits_of(a) >> 22) - 252;
@@ -143,7 +139,7 @@ static double encode_int4(const float *w, size_t ld, uint32_t rows, uint32_t col
   (void)codes_ld;
   choice best = choose_bf16(&(block){w, ld, rows, cols}, 7, loss_int4, scale);
   for (uint32_t c = 0; c < cols; c++)
-    put4(codes, c, code_int4(round_int4(w[c] * (1 / best.scale))));
+    put4(codes, c, (uint8_t)((int)round_int4(w[c] * (1 / best.scale)) + 8));
   for (uint32_t c = cols; c % 8; c++)
     put4(codes, c, 0);
   return best.loss;

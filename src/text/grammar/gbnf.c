@@ -109,13 +109,6 @@ static void skip_space(parser *p, bool over_lines) {
   }
 }
 
-// Skips line ends before a `|`, which continues the rule.
-static void skip_to_bar(parser *p) {
-  const char *at = p->at;
-  skip_space(p, true);
-  if (peek(p) != '|') p->at = at;
-}
-
 static td_status read_name(parser *p, const char **name, size_t *len) {
   *name = p->at;
   while (p->at < p->end && is_name_char(*p->at))
@@ -346,8 +339,12 @@ static td_status read_alternatives(parser *p, td_node *out) {
     }
     if (st != TD_OK) return st;
     if (is_item) continue;
-    skip_to_bar(p);
-    if (peek(p) != '|') break;
+    const char *at = p->at;
+    skip_space(p, true); // line ends before a `|`, which continues the rule
+    if (peek(p) != '|') {
+      p->at = at;
+      break;
+    }
     p->at++;
     end_sequence(p, &groups[depth]);
     skip_space(p, true);
