@@ -304,13 +304,6 @@ static void write_tools(td_json_writer *w, const cJSON *tools) {
   td_jw_end_array(w);
 }
 
-// The schema of the answer, for templates that show it to the model.
-static void write_format(td_json_writer *w, const cJSON *root) {
-  const cJSON *format = td_json_get(root, "response_format");
-  const cJSON *schema = td_json_get(td_json_get(format, "json_schema"), "schema");
-  if (cJSON_IsObject(schema)) td_api_write_json(w, "response_format", schema);
-}
-
 static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *root, bool plain,
                             td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
@@ -326,7 +319,9 @@ static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *r
   request->is_continued = is_continued || !generation_prompt;
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
   if (st == TD_OK && is_continued) td_jw_bool(&w, "continue_final_message", true);
-  if (st == TD_OK) write_format(&w, root);
+  const cJSON *format = td_json_get(td_json_get(root, "response_format"), "json_schema");
+  const cJSON *schema = td_json_get(format, "schema"); // for templates that show it to the model
+  if (st == TD_OK && cJSON_IsObject(schema)) td_api_write_json(&w, "response_format", schema);
   if (st == TD_OK) st = td_api_write_thinking(&w, root, error);
   if (st == TD_OK) st = write_kwargs(&w, root, error);
   td_jw_end_object(&w);

@@ -122,14 +122,6 @@ static td_status make_weights(layer_bench *b, td_err *err) {
   return TD_OK;
 }
 
-// Excludes the device's autotuning in its first runs from the measurement, unless runs are long.
-static void settle(layer_bench *b) {
-  enum { RUNS = 40, SECONDS = 2 };
-  const double end = td_clock_s() + SECONDS;
-  for (int i = 0; i < RUNS && td_clock_s() < end && b->status == TD_OK; i++)
-    run_step(b);
-}
-
 // What the threads on each node read in a step, of a few.
 static void count_nodes(layer_bench *b, td_bench_nodes *out) {
   enum { STEPS = 8 };
@@ -148,7 +140,11 @@ static void count_nodes(layer_bench *b, td_bench_nodes *out) {
 
 static void run_case(layer_bench *b, const td_bench_speed *speed, double *alone_s) {
   td_bench_nodes nodes;
-  settle(b);
+  // Excludes the device's autotuning in its first runs from the measurement, unless runs are long.
+  enum { RUNS = 40, SECONDS = 2 };
+  const double end = td_clock_s() + SECONDS;
+  for (int i = 0; i < RUNS && td_clock_s() < end && b->status == TD_OK; i++)
+    run_step(b);
   b->bytes = 0;
   b->n_steps = 0;
   td_bench_time time = td_bench_measure(&b->report, run_step, b);

@@ -166,12 +166,6 @@ static void add_json_replays(td_json_writer *w,
   td_jw_end_array(w);
 }
 
-static void print_table(const routing *r) {
-  puts("layer     min    max  load of each expert, in quarters of the mean");
-  for (uint32_t l = 0; l < r->session->config->n_layers; l++)
-    if (td_model_layer(r->session->model, l)->is_moe) print_row(r, l);
-}
-
 static void print_json(const routing *r, const double found[TD_N_REPLAYS][TD_COUNT(percents)]) {
   const td_model_config *c = r->session->config;
   td_buf text = TD_BUF_INIT;
@@ -223,8 +217,12 @@ int td_cmd_inspect_routing(const td_options *o) {
   if (st == TD_OK) st = count_all(&r, &ids, &err);
   if (st == TD_OK) st = replay_all(&r, found, &err);
   if (st == TD_OK && o->json) print_json(&r, found);
-  if (st == TD_OK && !o->json) print_table(&r);
-  if (st == TD_OK && !o->json) print_replays(found);
+  if (st == TD_OK && !o->json) {
+    puts("layer     min    max  load of each expert, in quarters of the mean");
+    for (uint32_t l = 0; l < r.session->config->n_layers; l++)
+      if (td_model_layer(r.session->model, l)->is_moe) print_row(&r, l);
+    print_replays(found);
+  }
   td_session_close(r.session);
   free(r.counts);
   free(r.uses);

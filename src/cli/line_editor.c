@@ -116,12 +116,6 @@ static unsigned char insert_newline(EditLine *el, wint_t ch) {
 
 // ---- completion -----------------------------------------------------------------------------
 
-static void list_ways(const td_buf *ways) {
-  fputs("\n", stderr);
-  for (const char *way = td_buf_text(ways); *way; way += strcspn(way, "\n") + 1)
-    fprintf(stderr, "  %.*s\n", (int)strcspn(way, "\n"), way);
-}
-
 // The length of what all ways begin with.
 static size_t common_len(const td_buf *ways) {
   const char *first = td_buf_text(ways);
@@ -153,7 +147,9 @@ static unsigned char complete_line(EditLine *el, wint_t ch) {
       result = el_insertstr(el, ways.data + line.len) == 0 ? CC_REFRESH : CC_REFRESH_BEEP;
       ways.data[len] = end;
     } else if (!ways.failed) {
-      list_ways(&ways);
+      fputs("\n", stderr);
+      for (const char *way = td_buf_text(&ways); *way; way += strcspn(way, "\n") + 1)
+        fprintf(stderr, "  %.*s\n", (int)strcspn(way, "\n"), way);
       result = CC_REDISPLAY;
     }
   }

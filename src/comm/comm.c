@@ -97,13 +97,6 @@ static void release_group(comm_group *group) {
 
 // ---- joining ------------------------------------------------------------------------------------
 
-static void introduce(td_comm *comm) {
-  comm_rank_info *own = &comm->group->ranks[comm->rank];
-  own->gpu = td_dev_gpu_index(comm->dev);
-  own->has_nccl = own->gpu >= 0 && comm_nccl_is_there();
-  atomic_store_explicit(&own->has_joined, 1, memory_order_release);
-}
-
 static bool is_gpu_shared(const comm_group *group) {
   for (uint32_t a = 0; a < group->n_ranks; a++) {
     for (uint32_t b = 0; b < a; b++)
@@ -151,7 +144,10 @@ static td_status start_watcher(td_comm *comm, td_err *err) {
 }
 
 static td_status open_backend(td_comm *comm, td_err *err) {
-  introduce(comm);
+  comm_rank_info *own = &comm->group->ranks[comm->rank];
+  own->gpu = td_dev_gpu_index(comm->dev);
+  own->has_nccl = own->gpu >= 0 && comm_nccl_is_there();
+  atomic_store_explicit(&own->has_joined, 1, memory_order_release);
   td_status st = start_watcher(comm, err);
   for (uint32_t r = 0; r < comm->n_ranks && st == TD_OK; r++)
     st = comm_wait_flag(comm, &comm->group->ranks[r].has_joined, err);

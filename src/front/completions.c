@@ -246,19 +246,16 @@ static void prepare_body(td_job *j) {
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
 }
 
-// On the thread pool. Uses only the job and immutable state.
-static void prepare(td_job *j) {
-  j->status = j->dialect ? translate(j) : TD_OK;
-  if (j->status != TD_OK) return;
-  prepare_body(j);
-  if (j->status != TD_OK) td_job_name(j, &j->error);
-}
-
-// Returns the memory of a large body, or of a large grammar's parts, to the system.
+// On the thread pool: uses only the job and immutable state. Returns the memory of a large body, or
+// of a large grammar's parts, to the system.
 static void run_prepare(uv_work_t *work) {
   td_job *j = work->data;
   bool was_large = j->body.len >= TD_LANE_LARGE_BYTES;
-  prepare(j);
+  j->status = j->dialect ? translate(j) : TD_OK;
+  if (j->status == TD_OK) {
+    prepare_body(j);
+    if (j->status != TD_OK) td_job_name(j, &j->error);
+  }
   was_large |= j->request.budget.bytes < TD_API_BUDGET.bytes - LARGE_GRAMMAR_BYTES ||
                j->request.grammar.len > LARGE_GRAMMAR_BYTES / 8;
   td_buf_free(&j->body);

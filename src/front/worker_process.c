@@ -221,19 +221,14 @@ static void pass_on(td_process *p, size_t len) {
   memmove(p->line, p->line + len, p->line_len);
 }
 
-static void pass_on_lines(td_process *p) {
-  char *newline;
-  while ((newline = memchr(p->line, '\n', p->line_len)))
-    pass_on(p, (size_t)(newline - p->line));
-  if (p->line_len == sizeof p->line) pass_on(p, p->line_len);
-}
-
 static void on_said(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
   (void)buf; // buf is the tail of p->line
   td_process *p = stream->data;
   if (n > 0) {
     p->line_len += (size_t)n;
-    pass_on_lines(p);
+    for (char *newline; (newline = memchr(p->line, '\n', p->line_len));)
+      pass_on(p, (size_t)(newline - p->line));
+    if (p->line_len == sizeof p->line) pass_on(p, p->line_len);
   } else if (n < 0) {
     if (p->line_len) pass_on(p, p->line_len);
     uv_read_stop(stream);

@@ -200,14 +200,6 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
   td_jw_end_array(w);
 }
 
-// A member whose key has any bytes.
-static void write_id(td_json_writer *w, td_gguf_str token, uint64_t id, td_buf *key) {
-  td_buf_clear(key);
-  td_buf_add(key, token.data, token.len);
-  if (memchr(token.data, '\0', token.len)) return; // no token of bytes in letters has one
-  td_jw_int(w, td_buf_text(key), (int64_t)id);
-}
-
 static void write_vocab(td_json_writer *w, const td_gguf_value *tokens,
                         const td_gguf_value *types) {
   td_buf key = TD_BUF_INIT;
@@ -216,7 +208,11 @@ static void write_vocab(td_json_writer *w, const td_gguf_value *tokens,
   for (uint64_t id = 0; id < tokens->n; id++) {
     const td_gguf_str token = td_gguf_next_str(&at);
     const int type = type_of(types, id, token);
-    if (type != CONTROL && type != UNUSED) write_id(w, token, id, &key);
+    // A member whose key has any bytes; no token of bytes in letters has a zero.
+    if (type == CONTROL || type == UNUSED || memchr(token.data, '\0', token.len)) continue;
+    td_buf_clear(&key);
+    td_buf_add(&key, token.data, token.len);
+    td_jw_int(w, td_buf_text(&key), (int64_t)id);
   }
   td_jw_end_object(w);
   td_buf_free(&key);

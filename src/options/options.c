@@ -120,13 +120,6 @@ static td_status add_names(const td_option *o, td_str_list *list, const char *te
   return list->n ? TD_OK : td_fail(err, TD_EINVAL, "--%s: give a name", o->name);
 }
 
-static void free_names(td_str_list *list) {
-  for (uint32_t i = 0; i < list->n; i++)
-    free(list->values[i]);
-  free(list->values);
-  *list = (td_str_list){0};
-}
-
 // Index of the name in the option's list; -1: it is not there.
 static int name_index(const td_option *o, const char *name, size_t len) {
   for (int i = 0; o->names[i]; i++)
@@ -502,7 +495,13 @@ void td_options_free(td_options *options) {
       free(((td_int_list *)field)->values);
       *(td_int_list *)field = (td_int_list){0};
     }
-    if (kind == OPT_NAMES) free_names(field);
+    if (kind == OPT_NAMES) {
+      td_str_list *list = field;
+      while (list->n)
+        free(list->values[--list->n]);
+      free(list->values);
+      *list = (td_str_list){0};
+    }
   }
   *options = (td_options){.command = TD_N_COMMANDS};
 }
