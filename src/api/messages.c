@@ -1,11 +1,11 @@
 // src/api/messages.c - checks a conversation and writes it as the variables of a chat template. Of
 // each message the template gets role, content (one string, or null), name, reasoning_content,
 // tool_calls and tool_call_id, as far as present.
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
 #include "api/turn.h"
+#include "base/grow.h"
 #include "base/str.h"
 
 #define MAX_KWARGS 64
@@ -182,12 +182,8 @@ static void hash_answer(const cJSON *message, td_digest *said) {
 
 static td_status mark_message(td_api_request *out, const cJSON *message, size_t end,
                               td_api_error *error) {
-  if ((out->n_marks & (out->n_marks - 1)) == 0) {
-    const size_t cap = out->n_marks ? 2 * (size_t)out->n_marks : 1;
-    td_api_mark *grown = realloc(out->marks, cap * sizeof *grown);
-    if (!grown) return td_api_fail(error, 503, NULL, NULL, "out of memory");
-    out->marks = grown;
-  }
+  if (!TD_GROW(out->marks, out->n_marks, out->cap_marks, 16))
+    return td_api_fail(error, 503, NULL, NULL, "out of memory");
   td_api_mark *mark = &out->marks[out->n_marks++];
   *mark = (td_api_mark){.end = end,
                         .is_answer = strcmp(role_of(message), "assistant") == 0,

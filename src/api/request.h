@@ -114,6 +114,7 @@ typedef struct {
   td_buf vars, plain_vars;
   td_api_mark *marks; // owned, [n_marks]: the messages of vars
   uint32_t n_marks;
+  size_t cap_marks;
   uint64_t owner;     // for whom its turns are remembered (turn.h), set by the caller; 0: everyone
   size_t vars_rest;   // where vars continues behind its messages
   bool is_continued;  // the last message is continued

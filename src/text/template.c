@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/str.h"
 #include "base/utf8.h"
@@ -273,13 +274,9 @@ static const jj_dict *import_vars(jj *j, const cJSON *vars) {
 // ---- rendering ----
 
 static td_status add_spans(td_spans *typed, const jj_builder *b, size_t at, td_err *err) {
-  if (typed->n + b->n_runs > typed->cap) {
-    size_t cap = (typed->n + b->n_runs) * 2;
-    td_span *spans = realloc(typed->spans, cap * sizeof *spans);
-    if (!spans) return td_fail(err, TD_ENOMEM, "chat template: out of memory");
-    typed->spans = spans;
-    typed->cap = cap;
-  }
+  const size_t n = typed->n + b->n_runs;
+  if (n > typed->cap && !td_grow(&typed->spans, &typed->cap, n, 16, sizeof *typed->spans))
+    return td_fail(err, TD_ENOMEM, "chat template: out of memory");
   for (size_t i = 0; i < b->n_runs; i++)
     typed->spans[typed->n++] = (td_span){at + b->runs[i].begin, at + b->runs[i].end};
   return TD_OK;

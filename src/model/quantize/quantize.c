@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/grow.h"
 #include "gguf/files.h"
 #include "model/quantize/quantize_impl.h"
 #include "tandem/kernels.h"
@@ -28,12 +29,7 @@ td_status td_quantize_no_memory(const td_quantizer *q) {
 td_status td_quantize_note(td_quantizer *q, const char *name, size_t len, uint64_t rows,
                            uint64_t cols, double error) {
   td_quantize_report *r = q->report;
-  if ((r->n_tensors & (r->n_tensors - 1)) == 0) { // full: double it
-    size_t cap = r->n_tensors ? 2 * r->n_tensors : 1;
-    td_quantized *tensors = realloc(r->tensors, cap * sizeof *tensors);
-    if (!tensors) return td_quantize_no_memory(q);
-    r->tensors = tensors;
-  }
+  if (!TD_GROW(r->tensors, r->n_tensors, r->cap_tensors, 64)) return td_quantize_no_memory(q);
   char *copy = strndup(name, len);
   if (!copy) return td_quantize_no_memory(q);
   r->tensors[r->n_tensors++] = (td_quantized){copy, rows, cols, error};

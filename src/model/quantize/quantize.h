@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
   td_quantized *tensors; // owned, in shard order
-  size_t n_tensors;
+  size_t n_tensors, cap_tensors;
   uint64_t bytes_in, bytes_out; // total over all tensors
 } td_quantize_report;
 

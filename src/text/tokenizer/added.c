@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
 
@@ -16,7 +17,8 @@ typedef struct {
 
 typedef struct {
   trie_node *nodes;
-  int32_t n, cap;
+  int32_t n;
+  size_t cap;
   int32_t roots[256]; // root node of each first byte, or -1
 } trie;
 
@@ -43,13 +45,9 @@ static int32_t *find_child(trie *t, int32_t *list, uint8_t byte) {
 }
 
 static td_status new_node(trie *t, uint8_t byte, int32_t *out, td_err *err) {
-  if (t->n == t->cap) {
-    int32_t cap = t->cap ? t->cap * 2 : 256;
-    trie_node *grown = cap > 1 << 22 ? NULL : realloc(t->nodes, (size_t)cap * sizeof *grown);
-    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for added tokens");
-    t->nodes = grown;
-    t->cap = cap;
-  }
+  enum { MAX_NODES = 1 << 22 };
+  if (t->n >= MAX_NODES || !TD_GROW(t->nodes, (size_t)t->n, t->cap, 256))
+    return td_fail(err, TD_ENOMEM, "out of memory for added tokens");
   *out = t->n++;
   t->nodes[*out] = (trie_node){.child = -1, .sibling = -1, .token = -1, .byte = byte};
   return TD_OK;
