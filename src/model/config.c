@@ -42,8 +42,7 @@ td_status td_config_part(const td_config_reader *r, const char *key, const cJSON
              : td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, key);
 }
 
-// Whether it is not in family->ignores.
-static bool takes(const td_config_reader *r, const char *key) {
+bool td_config_takes(const td_config_reader *r, const char *key) {
   for (const char *const *name = r->out->family->ignores; *name; name++)
     if (strcmp(*name, key) == 0) return false;
   return true;
@@ -56,11 +55,12 @@ static td_status read_common(const td_config_reader *r) {
   td_status st = td_config_double(r, r->root, "rms_norm_eps", 1e-30, 1, &eps);
   c->rms_eps = (float)eps;
   if (st == TD_OK) st = td_config_bool(r, r->root, "tie_word_embeddings", &c->tie_embeddings);
-  if (st == TD_OK && takes(r, "attention_bias"))
+  if (st == TD_OK && td_config_takes(r, "attention_bias"))
     st = td_config_bool(r, r->root, "attention_bias", &c->attention_bias);
-  if (st == TD_OK && takes(r, "norm_topk_prob"))
+  if (st == TD_OK && td_config_takes(r, "norm_topk_prob"))
     st = td_config_bool(r, r->root, "norm_topk_prob", &c->norm_topk);
-  if (st == TD_OK && takes(r, "hidden_act")) st = td_config_expect_str(r, "hidden_act", "silu");
+  if (st == TD_OK && td_config_takes(r, "hidden_act"))
+    st = td_config_expect_str(r, "hidden_act", "silu");
   if (st == TD_OK) st = td_config_read_rope(r);
   if (st == TD_OK && c->top_k > c->n_experts) {
     st = td_fail(r->err, TD_EFORMAT, "%s: num_experts_per_tok %u is more than the %u experts",
@@ -173,10 +173,10 @@ td_status td_config_read_windows(const td_config_reader *r, uint32_t fallback) {
 
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
   static const td_layer_name names[] = {{"dense", false}, {"sparse", true}};
-  if (td_json_get(r->root, "mlp_layer_types") && takes(r, "mlp_layer_types"))
+  if (td_json_get(r->root, "mlp_layer_types") && td_config_takes(r, "mlp_layer_types"))
     return td_config_read_layer_names(r, "mlp_layer_types", names, 2, r->out->moe_layers);
   td_status st = TD_OK;
-  if (takes(r, "first_k_dense_replace"))
+  if (td_config_takes(r, "first_k_dense_replace"))
     st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
   for (uint32_t i = n_dense; i < r->out->n_layers && st == TD_OK; i++)
     td_layers_add(r->out->moe_layers, i);

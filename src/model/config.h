@@ -36,6 +36,7 @@ td_status td_config_expect_str(const td_config_reader *r, const char *key, const
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
 // The object called key; NULL: there is none.
 td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out);
+bool td_config_takes(const td_config_reader *r, const char *key); // not in family->ignores
 td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
 // head_dim (fallback if absent), and that the heads fit. GQA.
 td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback);
