@@ -272,18 +272,25 @@ static td_status look_at_columns(search *s, const td_tensor *t) {
 }
 
 // Whether t, experts without biases in BF16, F16 or F32, is transposed, as in Qwen3-VL: the router
-// beside it says how wide the model is.
+// beside it says how wide the model is, and the shape of down_proj, which is not square, which
+// way both lie.
 static bool is_turned(const td_conversion *c, const td_tensor *t) {
-  const bool is_down = td_ends_with(t->name, ".experts.down_proj");
-  if (!is_down && !td_ends_with(t->name, ".experts.gate_up_proj")) return false;
-  char name[512];
+  if (!td_ends_with(t->name, ".experts.down_proj") &&
+      !td_ends_with(t->name, ".experts.gate_up_proj"))
+    return false;
+  const td_tensor *beside[2];
+  static const char *const names[] = {"gate.weight", "experts.down_proj"};
   const int n = (int)(strstr(t->name, ".experts.") - t->name);
-  if (snprintf(name, sizeof name, "%.*s.gate.weight", n, t->name) >= (int)sizeof name) return false;
-  const ptrdiff_t idx = td_store_find(c->store, name);
-  if (idx < 0 || t->n_bytes / td_tensor_elements(t) < 2) return false;
-  const td_tensor *router = td_store_tensor(c->store, (size_t)idx);
-  const uint64_t *dims = t->shape + 1, dim = router->n_dims == 2 ? router->shape[1] : 0;
-  return dims[!is_down] != dim && dims[is_down] == dim;
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    char name[512];
+    if (snprintf(name, sizeof name, "%.*s.%s", n, t->name, names[i]) >= (int)sizeof name)
+      return false;
+    const ptrdiff_t idx = td_store_find(c->store, name);
+    beside[i] = idx < 0 ? NULL : td_store_tensor(c->store, (size_t)idx);
+    if (!beside[i] || beside[i]->n_dims != (i ? 3 : 2)) return false;
+  }
+  const uint64_t dim = beside[0]->shape[1], *down = beside[1]->shape;
+  return t->n_bytes / td_tensor_elements(t) >= 2 && down[1] != dim && down[2] == dim;
 }
 
 // Whether t holds transposed matrices of a layer's experts, as gpt-oss has them in other formats
