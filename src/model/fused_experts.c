@@ -42,6 +42,13 @@ static fused_part part_of(const td_tensor_binder *b, const td_tensor_spec *spec)
 static td_status check_shape(const td_tensor_binder *b, const td_tensor *t, const uint64_t *shape,
                              uint32_t n_dims) {
   if (t->n_dims == n_dims && memcmp(t->shape, shape, n_dims * sizeof *shape) == 0) return TD_OK;
+  const bool is_turned = n_dims == 3 && t->n_dims == 3 && t->shape[0] == shape[0] &&
+                         t->shape[1] == shape[2] && t->shape[2] == shape[1];
+  if (is_turned) // loading turns it (model/convert.h), so this is tandem quantize
+    return td_fail(b->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s: holds transposed experts, which are served but not quantized: "
+                   "give a checkpoint with a matrix for each expert",
+                   t->file, t->name);
   char want[96];
   size_t len = 0;
   for (uint32_t i = 0; i < n_dims; i++) {

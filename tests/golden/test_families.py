@@ -362,6 +362,12 @@ def test_blocks_of_mxfp4_are_small_already(tandem_bin, checkpoint_of, tmp_path):
     assert refused.returncode == 1 and "F4_E2M1 already; give a checkpoint in BF16" in refused.stderr
 
 
+def test_transposed_experts_are_not_quantized(tandem_bin, checkpoint_of, tmp_path):
+    options = ["--model", checkpoint_of("qwen3_vl_moe"), "--to", "fp8", "--out", tmp_path / "fp8"]
+    refused = subprocess.run([tandem_bin, "quantize", *options], capture_output=True, text=True)
+    assert refused.returncode == 1 and "holds transposed experts, which are served but not quantized" in refused.stderr
+
+
 def in_bf16(case, directory, one_by_one):
     """gpt_oss as it is saved after training: experts in BF16, of the values that MXFP4 stands for, either
     transposed in one tensor, or one by one, gate and up apart, as tools have them that quantize."""
