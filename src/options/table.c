@@ -280,8 +280,8 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "machine", 0, OPT_STR, ON(PLAN) | ON(BENCH), AT(machine), NO_RANGE, "this",
      "MACHINE",
      "this: this machine's CPU, measured; or a file as in configs/machines, or the name of one "
-     "there: desktop-64gb, epyc-9355x2, h100; with cards of configs/cards: this+rtx-4090, "
-     "epyc-9355x2+rtx-5090+rtx-5090"},
+     "there: desktop-64gb, epyc-9355x2, h100, xeon-8488cx2; with cards of configs/cards: "
+     "this+rtx-4090, epyc-9355x2+rtx-5090+rtx-5090"},
     {GROUP_BENCH, "format", 'f', OPT_CHOICE, ON(PLAN), AT(plan_format), ONE_OF(formats), "fp8-b128",
      "NAME", "format of the weights if --model is a published model's name, as Qwen3-30B-A3B"},
     {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(PLAN), AT(bench_prompt), RANGE(1, 1 << 24),
