@@ -33,6 +33,7 @@ FAMILIES = {
     "mixtral": {},
     "olmoe": {},
     "qwen3_moe": {},
+    "qwen3_omni_moe_text": {"head_dim": 128},
     "qwen3_vl_moe_text": {},
     "qwen3_next": {},
     "qwen3_5_moe_text": {},

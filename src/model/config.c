@@ -275,6 +275,12 @@ static const td_wrapper wrappers[] = {
      {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
       "model.multi_modal_projector."}},
     {"qwen3_vl_moe", "qwen3_vl_moe_text", "model.language_model.", "", false, {"model.visual."}},
+    {"qwen3_omni_moe",
+     "qwen3_omni_moe_text",
+     "thinker.model.",
+     "thinker.",
+     false,
+     {"thinker.visual.", "thinker.audio_tower.", "talker.", "code2wav."}},
     {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"glm4v_moe", "glm4v_moe_text", "model.language_model.", "", false, {"model.visual."}},
     {"minimax_m3_vl",
@@ -297,7 +303,8 @@ static const td_wrapper *find_wrapper(const char *model_type) {
 
 // Makes r read text_config, which describes the language model.
 static td_status enter_wrapper(td_config_reader *r, const td_wrapper *wrapper, const char **type) {
-  const cJSON *text = td_json_get(r->root, "text_config");
+  const cJSON *thinker = td_json_get(r->root, "thinker_config"); // Qwen3-Omni's
+  const cJSON *text = td_json_get(thinker ? thinker : r->root, "text_config");
   if (!cJSON_IsObject(text)) return td_config_bad(r, "text_config must be an object");
   r->root = text;
   *type = wrapper->text_model_type;

@@ -115,6 +115,31 @@ def test_logits_of_what_is_saved(tandem, case, form, tmp_path):  # noqa: F811
         check_logits(ours, golden["logits"])
 
 
+def test_a_thinker(tandem, tmp_path):  # noqa: F811
+    """Qwen3-Omni as published: expert by expert, beside other parts. The text model's formulas are Qwen3-VL's."""
+    config, _ = golden_families.config_of("qwen3_vl_moe")
+    golden = np.load(DATA / "qwen3_vl_moe.npz")
+    used = golden_weights.weights(config, "bf16", PROVENANCE["qwen3_vl_moe"]["seed"])[1]
+    tensors = {"thinker.visual.merger.weight": np.zeros((2, 2)), "talker.model.norm.weight": np.zeros(3)}
+    for name, values in used.items():
+        name = "thinker." + name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = values
+            continue
+        prefix, _, kind = name.rpartition(".")
+        for e, v in enumerate(values):
+            half = v.shape[1] // 2
+            parts = {"down": v} if kind == "down_proj" else {"gate": v[:, :half], "up": v[:, half:]}
+            tensors |= {f"{prefix}.{e}.{part}_proj.weight": m.T for part, m in parts.items()}
+    text = config["text_config"] | {"model_type": "qwen3_omni_moe_text"}
+    entries = [checkpoint.Entry.of_array(n, np.ascontiguousarray(v, np.float32), "F32") for n, v in tensors.items()]
+    whole = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": text}, "talker_config": {}}
+    golden_weights.write_checkpoint(tmp_path / "m", text, entries)
+    checkpoint.write_json(tmp_path / "m" / "config.json", whole)
+    ours = logits_of(tandem, tmp_path / "m", golden["prompt"], tmp_path / "l.npy", 37)
+    check_logits(ours, golden["logits"])
+
+
 # A block of 128 rows would not end with the 20 of a gate here: such matrices become INT8.
 @pytest.mark.parametrize("case", [case for case, form in SAVED if form == "own"])
 def test_quantizes_what_is_saved(tandem, case, tmp_path):  # noqa: F811

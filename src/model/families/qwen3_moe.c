@@ -1,5 +1,5 @@
 // src/model/families/qwen3_moe.c - Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder; the language model
-// of Qwen3-VL.
+// of Qwen3-VL; the thinker of Qwen3-Omni.
 #include "model/families/family.h"
 
 static const td_config_key keys[] = {
@@ -16,6 +16,14 @@ static const td_config_key vl_keys[] = {
     TD_DENSE_KEY(5632),
     TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 1408),
     TD_EXPERT_KEYS(60, 4),
+};
+
+static const td_config_key omni_keys[] = {
+    TD_BODY_KEYS(3584, 2048, 28, 28, 32768),
+    TD_GQA_KEY(4),
+    TD_DENSE_KEY(18944),
+    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 768),
+    TD_EXPERT_KEYS(128, 8),
 };
 
 static td_status check_sliding_window(const td_config_reader *r) {
@@ -67,4 +75,19 @@ const td_family td_family_qwen3_vl_moe = {
                  .topk_groups = 1,
                  .bos_id = -1},
     TD_FAMILY_PARTS_OF(vl_keys),
+};
+
+const td_family td_family_qwen3_omni_moe = {
+    .model_types = {"qwen3_omni_moe_text"},
+    .ignores = {"use_sliding_window"},
+    .has_sparse_step = true,
+    .defaults = {.attn = TD_ATTN_GQA,
+                 .qk_norm = TD_QK_NORM_HEAD,
+                 .rope_theta = 1e6,
+                 .norm_topk = true,
+                 .routed_scaling = 1,
+                 .n_groups = 1,
+                 .topk_groups = 1,
+                 .bos_id = -1},
+    TD_FAMILY_PARTS_OF(omni_keys),
 };
