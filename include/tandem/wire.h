@@ -1,20 +1,21 @@
 // include/tandem/wire.h - the records exchanged by the front process and a worker.
 // Fixed-width fields, no pointers. A record is 256 bytes; each ring carries records in one
 // direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS, BIAS,
-// GRAMMAR and (TD_SUBMIT_COPIES) COPIES; it is complete when SUBMIT's counts are reached. The
-// worker responds to every SUBMIT with exactly one DONE. Until then it may write to the request's
-// pages, except those filled by the first n_past tokens, which others may read. The front may send
-// more PAGES until then; a request without a page for its next token waits for one.
+// GRAMMAR, (TD_SUBMIT_COPIES) COPIES and (TD_SUBMIT_DRY) DRY; it is complete when SUBMIT's counts
+// are reached. The worker responds to every SUBMIT with exactly one DONE. Until then it may write
+// to the request's pages, except those filled by the first n_past tokens, which others may read.
+// The front may send more PAGES until then; a request without a page for its next token waits for
+// one.
 #pragma once
 
 #include <assert.h>
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 16u
+#define TD_WIRE_VERSION 17u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
-// top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
+// DRY, top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
 typedef struct {
   uint64_t seed;
   float temperature; // >= 0; 0: greedy
@@ -38,13 +39,14 @@ typedef struct {
 } td_sampling;
 static_assert(sizeof(td_sampling) == 56, "wire layout");
 
-#define TD_WIRE_MAX_TOP     20
-#define TD_WIRE_MAX_TOKENS  58
-#define TD_WIRE_MAX_BIAS    29
-#define TD_WIRE_MAX_PAGES   58
-#define TD_WIRE_MAX_TEXT    232
-#define TD_WIRE_MAX_ENDS    36
-#define TD_WIRE_MAX_GRAMMAR 236
+#define TD_WIRE_MAX_TOP      20
+#define TD_WIRE_MAX_TOKENS   58
+#define TD_WIRE_MAX_BIAS     29
+#define TD_WIRE_MAX_PAGES    58
+#define TD_WIRE_MAX_TEXT     232
+#define TD_WIRE_MAX_ENDS     36
+#define TD_WIRE_MAX_GRAMMAR  236
+#define TD_WIRE_MAX_BREAKERS 220
 
 typedef struct {
   int32_t id;
@@ -62,6 +64,7 @@ typedef enum {
   TD_MSG_FIRST,  // the request's prompt is computed before all others from the next step on
   TD_MSG_CANCEL, // the worker sends DONE (CANCELED) if the request is still running
   TD_MSG_SHUTDOWN,
+  TD_MSG_DRY,
   // worker to front
   TD_MSG_READY = 64,
   TD_MSG_FATAL,        // u.text: the reason, request: its td_status; the worker then exits
@@ -93,8 +96,9 @@ typedef enum {
 // order, before the first TOKEN. Only for what is computed: n_past must be 0.
 #define TD_SUBMIT_SCORE_PROMPT 16u
 
-#define TD_SUBMIT_COPIES     32u // a COPIES belongs to it
-#define TD_SUBMIT_SKIP_LAYER 64u // without the layer that drafts
+#define TD_SUBMIT_COPIES     32u  // a COPIES belongs to it
+#define TD_SUBMIT_SKIP_LAYER 64u  // without the layer that drafts
+#define TD_SUBMIT_DRY        128u // a DRY belongs to it
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
@@ -144,6 +148,14 @@ typedef struct {
   uint32_t n;
   char text[TD_WIRE_MAX_GRAMMAR];
 } td_wire_grammar;
+
+// Penalizes tokens that would repeat the last last_n tokens of prompt and answer: engine/dry.h.
+typedef struct {
+  float multiplier, base;              // > 0, >= 1
+  uint32_t allowed_length, last_n;     // >= 1
+  uint32_t n_bytes;                    // of breakers
+  char breakers[TD_WIRE_MAX_BREAKERS]; // strings, none empty, each with its NUL
+} td_wire_dry;
 
 // Pages that the worker copies whole, keys, values and recurrent states.
 typedef struct {
@@ -227,6 +239,7 @@ typedef struct {
     td_wire_bias bias;
     td_wire_grammar grammar;
     td_wire_copies copies;
+    td_wire_dry dry;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

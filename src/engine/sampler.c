@@ -15,6 +15,7 @@ struct td_sampler {
   const int32_t *ends; // [n_ends] ids not drawn while index < min_tokens
   uint32_t n_ends, min_tokens;
   td_matcher *matcher; // NULL: not constrained
+  td_dry *dry;         // NULL: off
   bool has_strayed;    // a token did not match
   bool has_no_logits;  // a row held NaN or infinity
   uint32_t *counts; // [n_vocab] occurrences among generated tokens; NULL when no penalty needs it
@@ -113,6 +114,10 @@ void td_sampler_constrain(td_sampler *s, td_matcher *matcher) {
   s->matcher = matcher;
 }
 
+void td_sampler_dry(td_sampler *s, td_dry *dry) {
+  s->dry = dry;
+}
+
 td_status td_sampler_status(const td_sampler *s, td_err *err) {
   if (s->has_no_logits) return td_fail(err, TD_EFORMAT, TD_NO_LOGITS);
   td_status st = s->matcher ? td_matcher_status(s->matcher, err) : TD_OK;
@@ -126,6 +131,7 @@ static bool must_go_on(const td_sampler *s) {
 }
 
 void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
+  if (s->dry) td_dry_take(s->dry, ids, n);
   if (!s->seen) return;
   for (uint32_t i = 0; i < n; i++)
     if (ids[i] >= 0 && (uint32_t)ids[i] < s->n_vocab) s->seen[ids[i]] = 1;
@@ -139,6 +145,7 @@ static bool is_end(const td_sampler *s, int32_t id) {
 
 static void remember(td_sampler *s, int32_t id) {
   s->index++;
+  if (s->dry) td_dry_take(s->dry, &id, 1);
   if (s->matcher && !td_matcher_advance(s->matcher, id))
     s->has_strayed |= !td_matcher_may_end(s->matcher) || !is_end(s, id);
   if (!s->seen) return;
@@ -612,6 +619,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
     memcpy(s->given, logits, s->n_vocab * sizeof *logits);
   }
   add_bias_and_penalties(s, logits);
+  if (s->dry) td_dry_apply(s->dry, logits);
   if (s->matcher) constrain(s, logits);
   for (uint32_t i = 0; must_go_on(s) && i < s->n_ends; i++)
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = -INFINITY;
@@ -655,7 +663,7 @@ bool td_sampler_next_of_top(td_sampler *s, const td_top_logits *top, int want_lo
                             td_wire_token *out) {
   td_top_logits allowed;
   const td_top_logits *ranked = top;
-  if (s->n_bias || s->seen || must_go_on(s) || !isfinite(top->value[0])) return false;
+  if (s->n_bias || s->seen || s->dry || must_go_on(s) || !isfinite(top->value[0])) return false;
   if (has_rare_cut(&s->params)) return false;
   if (!isfinite(top->sum) || !isfinite(top->sum_warm)) return false;
   uint64_t begin_ns = td_trace_begin();

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "engine/dry.h"
 #include "tandem/types.h"
 #include "tandem/wire.h"
 #include "text/grammar/matcher.h"
@@ -28,11 +29,13 @@ void td_sampler_ends(td_sampler *sampler, const int32_t *ids, uint32_t n, uint32
 // Only tokens that the matcher accepts are drawn; end tokens when it may end. Drawn tokens advance
 // it. Borrowed; NULL: any token. Call before td_sampler_answer, after td_sampler_ends.
 void td_sampler_constrain(td_sampler *sampler, td_matcher *matcher);
+// Draws also with DRY's penalty. Borrowed, fed by the functions below; NULL: without.
+void td_sampler_dry(td_sampler *sampler, td_dry *dry);
 // What was drawn or scored counts only while this is TD_OK. TD_EINVAL: a token was drawn, or passed
 // to td_sampler_answer, that the matcher does not accept, because it failed or no token of the
 // vocabulary can follow. TD_EFORMAT: logits were not numbers.
 td_status td_sampler_status(const td_sampler *sampler, td_err *err);
-// Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
+// Tokens of the prompt, for the repetition penalty and DRY. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // Generated tokens that another sampler drew (replay); the next draw is the one after them.
 void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
