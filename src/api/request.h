@@ -101,6 +101,7 @@ typedef struct {
   bool has_seed;
   char *cache_salt; // owned: keeps the prefix cache apart; NULL: none
   td_sampling sampling;
+  td_wire_dry dry;      // last_n 0: off
   td_token_value *bias; // owned
   uint32_t n_bias;
   td_api_text_bias *text_bias; // owned, [n_text_bias]: to be tokenized

@@ -27,17 +27,22 @@ static td_status refuse_others(const cJSON *root, td_api_error *error) {
   static const struct {
     const char *name;
     double off;
-  } others[] = {
-      {"dry_multiplier", 0}, {"mirostat", 0},  {"mirostat_mode", 0},  {"tfs", 1},
-      {"tfs_z", 1},          {"top_a", 0},     {"dynatemp_range", 0}, {"smoothing_factor", 0},
-      {"epsilon_cutoff", 0}, {"eta_cutoff", 0}};
+  } others[] = {{"mirostat", 0},
+                {"mirostat_mode", 0},
+                {"tfs", 1},
+                {"tfs_z", 1},
+                {"top_a", 0},
+                {"dynatemp_range", 0},
+                {"smoothing_factor", 0},
+                {"epsilon_cutoff", 0},
+                {"eta_cutoff", 0}};
   for (size_t i = 0; i < TD_COUNT(others); i++) {
     const cJSON *value = td_json_get(root, others[i].name);
     if (!cJSON_IsNumber(value) || value->valuedouble == others[i].off) continue;
     return td_api_bad(error, others[i].name,
                       "%s: this server does not have this sampler; leave it out, or turn it off "
                       "with %g. There are top_k, top_p, min_p, typical_p, top_n_sigma, "
-                      "xtc_probability and penalties",
+                      "xtc_probability, dry_multiplier and penalties",
                       others[i].name, others[i].off);
   }
   return TD_OK;
@@ -72,6 +77,66 @@ static td_status parse_numbers(td_sampling *s, const cJSON *root, td_api_error *
   if (s->top_p == 0) s->top_p = FLT_MIN;
   if (s->min_p >= 1) s->min_p = nextafterf(1, 0);
   return TD_OK;
+}
+
+static td_status add_breaker(td_wire_dry *dry, const cJSON *item, const char *where,
+                             td_api_error *error) {
+  const char *text = cJSON_IsString(item) ? item->valuestring : "";
+  const size_t n_bytes = strlen(text) + 1;
+  if (n_bytes == 1) return td_api_bad(error, where, "%s must be a string that is not empty", where);
+  if (n_bytes > sizeof dry->breakers - dry->n_bytes) {
+    return td_api_bad(error, where,
+                      "%s: the breakers have more than %zu bytes together, each counted with one "
+                      "more; leave some out",
+                      where, sizeof dry->breakers);
+  }
+  memcpy(dry->breakers + dry->n_bytes, text, n_bytes);
+  dry->n_bytes += (uint32_t)n_bytes;
+  return TD_OK;
+}
+
+static td_status parse_breakers(td_wire_dry *dry, const cJSON *root, td_api_error *error) {
+  static const char key[] = "dry_sequence_breakers", usual[] = "\n\0:\0\"\0*";
+  const cJSON *list = td_json_get(root, key);
+  unsigned i = 0;
+  td_status st = TD_OK;
+  if (!list) {
+    memcpy(dry->breakers, usual, sizeof usual);
+    dry->n_bytes = sizeof usual;
+    return TD_OK;
+  }
+  cJSON *parsed = NULL;
+  if (cJSON_IsString(list)) { // text-generation-webui's form: the array's text, or its items'
+    td_buf text = {0};
+    const bool is_array = list->valuestring[strspn(list->valuestring, " \n")] == '[';
+    td_buf_printf(&text, is_array ? "%s" : "[%s]", list->valuestring);
+    td_err err;
+    if (!text.failed) td_json_parse_at_most(&parsed, text.data, text.len, 2, 256, &err);
+    td_buf_free(&text);
+    list = parsed;
+  }
+  if (!cJSON_IsArray(list)) {
+    cJSON_Delete(parsed);
+    return td_api_bad(error, key,
+                      "%s must be an array of strings, or a string that holds one as JSON", key);
+  }
+  for (const cJSON *item = list->child; item && st == TD_OK; item = item->next)
+    st = add_breaker(dry, item, td_api_item(key, i++).text, error);
+  cJSON_Delete(parsed);
+  return st;
+}
+
+static td_status parse_dry(td_wire_dry *dry, const cJSON *root, td_api_error *error) {
+  int64_t allowed = 2, last_n = -1;
+  dry->base = 1.75f;
+  td_status st = td_api_get_float(root, "dry_multiplier", 0, 100, &dry->multiplier, error);
+  if (st == TD_OK) st = td_api_get_float(root, "dry_base", 1, 100, &dry->base, error);
+  if (st == TD_OK) st = td_api_get_int(root, "dry_allowed_length", 1, INT32_MAX, &allowed, error);
+  if (st == TD_OK) st = td_api_get_int(root, "dry_penalty_last_n", -1, INT32_MAX, &last_n, error);
+  if (st == TD_OK) st = parse_breakers(dry, root, error);
+  dry->allowed_length = (uint32_t)allowed;
+  if (dry->multiplier > 0) dry->last_n = last_n < 0 ? UINT32_MAX : (uint32_t)last_n;
+  return st;
 }
 
 // A member's name is a token id or, as llama-server has it, a text.
@@ -193,6 +258,7 @@ td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
   s->top_k = defaults->top_k;
   s->repetition_penalty = 1;
   td_status st = parse_numbers(s, root, error);
+  if (st == TD_OK) st = parse_dry(&out->dry, root, error);
   if (st == TD_OK) st = parse_seed(out, root, error);
   if (st == TD_OK) st = parse_bias(out, root, defaults->n_vocab, error);
   if (st == TD_OK) st = parse_stop(out, root, error);

@@ -330,9 +330,10 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
                                    .max_tokens = max_tokens,
                                    .n_bias = q->n_bias,
                                    .n_grammar = q->n_grammar,
-                                   .flags = q->flags,
+                                   .flags = q->flags | (q->dry ? TD_SUBMIT_DRY : 0u),
                                    .min_tokens = q->min_tokens,
                                    .n_ends = q->n_ends};
+  if (q->dry) r->out.dry = *q->dry;
   if (q->n_ends) memcpy(r->out.submit.ends, q->ends, q->n_ends * sizeof *q->ends);
   r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
   r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);

@@ -58,6 +58,7 @@ typedef struct {
   const int32_t *prompt;
   uint32_t n_prompt, max_tokens, flags; // TD_SUBMIT_*
   td_sampling sampling;
+  const td_wire_dry *dry; // NULL: off
   const td_token_value *bias;
   uint32_t n_bias;
   const char *grammar; // [n_grammar] bytes of text/grammar/grammar.h; what is generated must match

@@ -52,6 +52,7 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
                (r->logprobs || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
                (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
       .sampling = r->sampling,
+      .dry = r->dry.last_n ? &r->dry : NULL,
       .bias = r->bias,
       .n_bias = r->n_bias,
       .grammar = r->grammar.data,

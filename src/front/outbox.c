@@ -25,7 +25,7 @@ void td_outbox_leave(td_outgoing *out) {
 }
 
 void td_outgoing_rewind(td_outgoing *out) {
-  out->cancel_sent = out->copies_sent = false;
+  out->cancel_sent = out->copies_sent = out->dry_sent = false;
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = out->n_grammar_sent = 0;
 }
 
@@ -51,6 +51,9 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   } else if ((submit->flags & TD_SUBMIT_COPIES) && !out->copies_sent) {
     msg->kind = TD_MSG_COPIES;
     msg->u.copies = out->copies;
+  } else if ((submit->flags & TD_SUBMIT_DRY) && !out->dry_sent) {
+    msg->kind = TD_MSG_DRY;
+    msg->u.dry = out->dry;
   } else if (pages_left) {
     msg->kind = TD_MSG_PAGES;
     msg->u.pages.n = smaller(pages_left, TD_WIRE_MAX_PAGES);
@@ -79,6 +82,7 @@ static void note_sent(td_outgoing *out, const td_wire_msg *msg) {
   case TD_MSG_CANCEL: out->cancel_sent = true; break;
   case TD_MSG_SUBMIT: td_request_become(&out->state, TD_REQUEST_RUNNING, out->id); break;
   case TD_MSG_COPIES: out->copies_sent = true; break;
+  case TD_MSG_DRY: out->dry_sent = true; break;
   case TD_MSG_PAGES: out->n_pages_sent += msg->u.pages.n; break;
   case TD_MSG_TOKENS: out->n_tokens_sent += msg->u.tokens.n; break;
   case TD_MSG_GRAMMAR: out->n_grammar_sent += msg->u.grammar.n; break;

@@ -20,6 +20,7 @@ td_status td_requests_open(td_requests *out, const td_request_limits *limits, td
 static void release(td_worker_request *r) {
   td_sampler_close(r->sampler);
   td_matcher_close(r->matcher);
+  td_dry_close(r->dry);
   free(r->logits);
   free(r->grammar);
   free(r->tokens);
@@ -106,6 +107,8 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
   if (submit->n_grammar > TD_GRAMMAR_MAX_BYTES) return "malformed request: the grammar is too long";
   if (submit->n_grammar && !limits->grammars) return "the worker has no tokenizer for a grammar";
+  if ((submit->flags & TD_SUBMIT_DRY) && !limits->tokens)
+    return "the worker has no tokenizer for DRY";
   if (submit->n_answer >= max_output(requests, submit) ||
       submit->n_past >= submit->n_prompt + submit->n_answer)
     return "malformed request: no step can begin at n_past";
@@ -197,6 +200,15 @@ static const char *take_copies(const td_requests *requests, td_worker_request *r
   return NULL;
 }
 
+static const char *take_dry(td_worker_request *r, const td_wire_dry *dry) {
+  if (r->has_dry || !(r->submit.flags & TD_SUBMIT_DRY))
+    return "malformed request: more parameters of DRY than announced";
+  if (!td_dry_is_valid(dry)) return "malformed request: parameters of DRY out of range";
+  r->params_of_dry = *dry;
+  r->has_dry = true;
+  return NULL;
+}
+
 static void collect_ends(const td_requests *requests, td_worker_request *r) {
   const td_request_limits *limits = &requests->limits;
   if (!(r->submit.flags & TD_SUBMIT_IGNORE_EOS))
@@ -226,6 +238,12 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
     r->grammar = NULL;
     if (st != TD_OK) return st;
     td_sampler_constrain(r->sampler, r->matcher);
+  }
+  if (r->has_dry) {
+    st = td_dry_open(&r->dry, &r->params_of_dry, requests->limits.tokens, requests->limits.n_vocab,
+                     r->submit.n_prompt + r->max_output, err);
+    if (st != TD_OK) return st;
+    td_sampler_dry(r->sampler, r->dry);
   }
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
@@ -264,13 +282,16 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = take_grammar(r, &msg->u.grammar);
   else if (msg->kind == TD_MSG_COPIES)
     wrong = take_copies(requests, r, &msg->u.copies);
+  else if (msg->kind == TD_MSG_DRY)
+    wrong = take_dry(r, &msg->u.dry);
   else
     wrong = "malformed request: a record of unknown kind";
   bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias &&
                   r->n_grammar_received == r->submit.n_grammar &&
-                  r->has_copies == ((r->submit.flags & TD_SUBMIT_COPIES) != 0);
+                  r->has_copies == ((r->submit.flags & TD_SUBMIT_COPIES) != 0) &&
+                  r->has_dry == ((r->submit.flags & TD_SUBMIT_DRY) != 0);
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;
 }

@@ -35,10 +35,12 @@ typedef struct {
   char *grammar; // [n_grammar], owned: text/grammar/grammar.h; NULL once the matcher has it
   uint32_t n_grammar_received;
   td_wire_copies copies; // still to be made
-  bool has_copies;       // they were received
-  uint32_t max_output;   // max_tokens, or what fits into the context
-  td_sampler *sampler;   // owned
-  td_matcher *matcher;   // owned; NULL: any text
+  td_wire_dry params_of_dry;
+  bool has_copies, has_dry; // they were received
+  uint32_t max_output;      // max_tokens, or what fits into the context
+  td_sampler *sampler;      // owned
+  td_matcher *matcher;      // owned; NULL: any text
+  td_dry *dry;              // owned; NULL: off
   // A row that waits for the matcher's mask, owned; it is in no step until a token is drawn.
   float *logits; // [n_vocab]; NULL: none was needed yet
   bool has_logits;
@@ -76,7 +78,8 @@ typedef struct {
   uint32_t n_pages, page_tokens; // size of the KV pool
   const int32_t *eos_ids; // [n_eos], at most TD_MAX_EOS: the checkpoint's end tokens; borrowed
   uint32_t n_eos;
-  td_grammars *grammars; // borrowed; NULL: grammars are not supported
+  td_grammars *grammars;        // borrowed; NULL: grammars are not supported
+  const td_token_index *tokens; // borrowed; NULL: not known
 } td_request_limits;
 
 typedef struct {
@@ -110,8 +113,8 @@ td_done_reason td_request_failure(td_status st);
 // Whether the grammar lets nothing follow what was generated.
 bool td_request_is_complete(const td_worker_request *request);
 
-// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, COPIES or CANCEL. True: the request ended; send
-// *reply (a DONE). Records of unknown requests are dropped: they follow a request that was
+// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, COPIES, DRY or CANCEL. True: the request ended;
+// send *reply (a DONE). Records of unknown requests are dropped: they follow a request that was
 // rejected. A held request is marked as ended instead; its holder sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 

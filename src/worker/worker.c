@@ -130,7 +130,8 @@ static td_status open_tables(td_worker *w, td_err *err) {
                                     .page_tokens = w->kv.layout.page_tokens,
                                     .eos_ids = w->config->eos_ids,
                                     .n_eos = w->config->n_eos,
-                                    .grammars = w->grammars};
+                                    .grammars = w->grammars,
+                                    .tokens = w->tokens};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, usual_chunk(w), err);
   if (st == TD_OK) choose_drafts(w);

@@ -37,6 +37,9 @@ DRAWS = [
     {"temperature": 0.8, "top_p": 0.9, "logit_bias": FEW, "frequency_penalty": 0.1},
     {"temperature": 1.3, "top_k": 3, "min_p": 0.05, "presence_penalty": 0.3},
     {"temperature": 0.7, "logit_bias": FEW, "min_tokens": 20, "n": 2},
+    {"temperature": 0, "logit_bias": FEW, "dry_multiplier": 3, "dry_allowed_length": 6, "dry_penalty_last_n": 60},
+    {"temperature": 0.7, "logit_bias": FEW, "dry_multiplier": 0.5, "dry_allowed_length": 4, "n": 2},
+    {"temperature": 1, "logit_bias": FEW, "dry_multiplier": 1, "dry_sequence_breakers": ["e", "th"], "logprobs": 1},
 ]
 
 

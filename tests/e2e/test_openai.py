@@ -263,6 +263,40 @@ def test_logit_bias(client):
     assert len(set(answer.choices[0].message.content)) <= 4
 
 
+def test_dry(server):
+    """A text of four tokens repeats itself; with a large penalty nothing of more than two tokens comes again."""
+    few = (5, 9, 17, 23)
+    texts = [httpx.post(server.url + "/detokenize", json={"tokens": [t]}, trust_env=False).json()["content"] for t in few]
+    prompt = list(few) * 5
+    body = {"prompt": prompt, "temperature": 0, "n_predict": 40, "ignore_eos": True, "return_tokens": True,
+            "logit_bias": {str(t): 60 for t in few}}
+
+    def tokens(path="/completion", **more):
+        reply = httpx.post(server.url + path, json={**body, **more}, timeout=60, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["tokens"]
+
+    def n_repeated(answer):
+        all_, seen, n = prompt + answer, set(), 0
+        for i in range(2, len(all_)):
+            n += i >= len(prompt) and tuple(all_[i - 2 : i + 1]) in seen
+            seen.add(tuple(all_[i - 2 : i + 1]))
+        return n
+
+    plain = tokens()
+    dry = {"dry_multiplier": 100, "dry_sequence_breakers": []}
+    assert n_repeated(plain) > 20
+    assert n_repeated(tokens(**dry)) == 0
+    assert n_repeated(tokens(**{**dry, "dry_sequence_breakers": "[]"})) == 0
+    assert n_repeated(tokens(**{**dry, "dry_penalty_last_n": 12})) > 0
+    assert tokens(**{**dry, "dry_sequence_breakers": texts}) == plain  # each token breaks
+    assert tokens(**{**dry, "dry_penalty_last_n": 0}) == plain
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"):
+        asked = {"prompt": "a"} if path == "/completion" else {"messages": HELLO, "input": HELLO, "max_tokens": 5}
+        reply = httpx.post(server.url + path, json={**asked, "dry_base": 0.5}, timeout=60, trust_env=False)
+        assert reply.status_code == 400 and "dry_base must be between 1 and 100" in reply.text
+
+
 def test_logprobs(client):
     answer = chat(client, temperature=0, logprobs=True, top_logprobs=5, max_tokens=40)
     content = answer.choices[0].logprobs.content

@@ -64,11 +64,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   td_err err;
   td_requests requests;
   td_step step;
+  const td_token_index tokens = {.n = 0}; // none has a text
   const td_request_limits limits = {.n_vocab = N_VOCAB,
                                     .n_ctx = N_CTX,
                                     .max_seqs = MAX_SEQS,
                                     .n_pages = N_PAGES,
-                                    .page_tokens = PAGE_TOKENS};
+                                    .page_tokens = PAGE_TOKENS,
+                                    .tokens = &tokens};
   if (td_requests_open(&requests, &limits, &err) != TD_OK ||
       td_step_open(&step, MAX_SEQS, CHUNK, &err) != TD_OK) {
     abort();

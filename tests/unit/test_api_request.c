@@ -24,7 +24,9 @@ static void refuse_each(bool chat, const bad_body *list, size_t n) {
   }
 }
 
-#define TEN "\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\","
+#define D30  "012345678901234567890123456789"
+#define D109 D30 D30 D30 "0123456789012345678" // with another of them all the room for breakers
+#define TEN  "\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\","
 static const bad_body bad_chats[] = {
     {"", ""},
     {"{", ""},
@@ -117,7 +119,16 @@ static const bad_body bad_chats[] = {
     {WITH("\"typical_p\":1.1"), "typical_p"},
     {WITH("\"top_n_sigma\":-2"), "top_n_sigma"},
     {WITH("\"xtc_probability\":2"), "xtc_probability"},
-    {WITH("\"dry_multiplier\":0.8"), "dry_multiplier"},
+    {WITH("\"dry_multiplier\":-0.1"), "dry_multiplier"},
+    {WITH("\"dry_base\":0.5"), "dry_base"},
+    {WITH("\"dry_allowed_length\":0"), "dry_allowed_length"},
+    {WITH("\"dry_penalty_last_n\":-2"), "dry_penalty_last_n"},
+    {WITH("\"dry_sequence_breakers\":{}"), "dry_sequence_breakers"},
+    {WITH("\"dry_sequence_breakers\":\"a, b\""), "dry_sequence_breakers"},
+    {WITH("\"dry_sequence_breakers\":\"[\\\"a\\\", 1]\""), "dry_sequence_breakers[1]"},
+    {WITH("\"dry_sequence_breakers\":[\"a\",\"\"]"), "dry_sequence_breakers[1]"},
+    {WITH("\"dry_sequence_breakers\":[\"" D109 "\",\"" D109 "\",\"a\"]"),
+     "dry_sequence_breakers[2]"},
     {WITH("\"mirostat\":2"), "mirostat"},
     {WITH("\"tfs_z\":0.5"), "tfs_z"},
     {WITH("\"logit_bias\":[]"), "logit_bias"},
@@ -414,6 +425,33 @@ TEST(takes_parameters) {
   assert_string_equal(r.text_bias[0].text, "a b");
   assert_true(r.stream && r.include_usage && r.include_usage_so_far && r.ignore_eos && r.logprobs);
   td_api_request_free(&r);
+}
+
+TEST(takes_dry) {
+  static const struct {
+    const char *body;
+    td_wire_dry dry;
+  } list[] = {
+      {WITH("\"dry_multiplier\":0.5"), {0.5f, 1.75f, 2, UINT32_MAX, 8, "\n\0:\0\"\0*"}},
+      {WITH("\"dry_multiplier\":0,\"dry_base\":2"), {0, 2, 2, 0, 8, "\n\0:\0\"\0*"}},
+      {WITH("\"dry_multiplier\":1,\"dry_base\":1,\"dry_allowed_length\":3,"
+            "\"dry_penalty_last_n\":0,\"dry_sequence_breakers\":[]"),
+       {1, 1, 3, 0, 0, ""}},
+      {WITH("\"dry_multiplier\":1,\"dry_penalty_last_n\":64,"
+            "\"dry_sequence_breakers\":[\"ab\",\"\\n\"]"),
+       {1, 1.75f, 2, 64, 5, "ab\0\n"}},
+      {WITH("\"dry_multiplier\":1,\"dry_sequence_breakers\":\"\\\"ab\\\", \\\"\\\\n\\\"\""),
+       {1, 1.75f, 2, UINT32_MAX, 5, "ab\0\n"}},
+      {WITH("\"dry_multiplier\":1,\"dry_sequence_breakers\":\"[\\\"ab\\\", \\\"\\\\n\\\"]\""),
+       {1, 1.75f, 2, UINT32_MAX, 5, "ab\0\n"}},
+      {WITH("\"dry_sequence_breakers\":[\"" D109 "\",\"" D109 "\"]"),
+       {0, 1.75f, 2, 0, 220, D109 "\0" D109}},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_api_request r = good(true, list[i].body);
+    assert_memory_equal(&r.dry, &list[i].dry, sizeof r.dry);
+    td_api_request_free(&r);
+  }
 }
 
 TEST(takes_whole_seeds) {

@@ -94,11 +94,13 @@ typedef struct {
 
 static void table_open(table *t) {
   td_err err;
+  static const td_token_index tokens; // none has a text
   const td_request_limits limits = {.n_vocab = N_VOCAB,
                                     .n_ctx = N_CTX,
                                     .max_seqs = MAX_SEQS,
                                     .n_pages = N_PAGES,
-                                    .page_tokens = PAGE_TOKENS};
+                                    .page_tokens = PAGE_TOKENS,
+                                    .tokens = &tokens};
   assert_int_equal(td_requests_open(&t->requests, &limits, &err), TD_OK);
 }
 
@@ -436,6 +438,37 @@ TEST(steps_end_at_copies) {
   expect_end(&t, send_kind(&t, 4, TD_MSG_CANCEL), 4, TD_DONE_CANCELED);
   assert_int_equal(t.reply.u.done.n_past, 3);
   td_step_close(&step);
+  table_close(&t);
+}
+
+static bool send_dry(table *t, uint64_t id, td_wire_dry dry) {
+  const td_wire_msg msg = {.kind = TD_MSG_DRY, .request = id, .u.dry = dry};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+TEST(dry_is_announced_and_checked) {
+  const td_wire_dry good = {.multiplier = 1, .base = 2, .allowed_length = 2, .last_n = 9};
+  td_wire_dry bad = good;
+  table t;
+  table_open(&t);
+  const td_wire_submit submit = {
+      .n_prompt = 30, .max_tokens = 5, .n_pages = 3, .flags = TD_SUBMIT_DRY};
+  bad.base = 0;
+  assert_false(send(&t, 1, &submit));
+  expect_end(&t, send_dry(&t, 1, bad), 1, TD_DONE_ERROR);
+  assert_false(send(&t, 2, &submit));
+  assert_false(send_pages(&t, 2, 3, 1));
+  assert_false(send_tokens(&t, 2, 30, 7));
+  assert_int_equal(td_requests_find(&t.requests, 2)->phase, TD_REQUEST_RECEIVING);
+  assert_false(send_dry(&t, 2, good));
+  assert_int_equal(td_requests_find(&t.requests, 2)->phase, TD_REQUEST_PREFILL);
+  assert_false(send(&t, 3, &submit));
+  assert_false(send_dry(&t, 3, good));
+  expect_end(&t, send_dry(&t, 3, good), 3, TD_DONE_ERROR); // twice
+  assert_false(send_submit(&t, 3, 5, 5, 0));
+  expect_end(&t, send_dry(&t, 3, good), 3, TD_DONE_ERROR); // not announced
+  t.requests.limits.tokens = NULL;
+  expect_end(&t, send(&t, 4, &submit), 4, TD_DONE_ERROR);
   table_close(&t);
 }
 
