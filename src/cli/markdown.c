@@ -1,19 +1,22 @@
 // src/cli/markdown.c - a state machine over characters; the marks that begin a line are held until
-// they are whole, and runs of `, * and _ until the character behind them.
+// they are whole, runs of `, * and _ until the character behind them, and what they would style
+// until its end is known.
 #include "cli/markdown.h"
 
 #include <ctype.h>
 #include <string.h>
 
-enum { ITALIC = 1, BOLD = 2, CODE = 4, HEADING = 8, MARK = 16 }; // styles
-typedef enum { GROWS, IS_MARK, IS_TEXT } verdict;                // on the beginning of a line
+// Styles. Emphasis by * and by _, which is shifted, are apart.
+enum { ITALIC = 1, BOLD = 2, CODE = 4, HEADING = 8, MARK = 16, SHIFT = 5 };
+typedef enum { GROWS, IS_MARK, IS_TEXT } verdict; // on the beginning of a line
 
 // Always a character at a time, so that lines break alike whatever the pieces.
 static void put(td_markdown *m, const char *s, size_t len, td_buf *out) {
   if (m->style != m->shown) {
     char code[32] = "\033[0";
-    if (m->style & (BOLD | HEADING)) strcat(code, ";1");
-    if (m->style & ITALIC) strcat(code, ";3");
+    const uint32_t emphasis = m->style | m->style >> SHIFT;
+    if ((emphasis & BOLD) || (m->style & HEADING)) strcat(code, ";1");
+    if (emphasis & ITALIC) strcat(code, ";3");
     if (m->style & MARK) strcat(code, ";2");
     if (m->style & HEADING) strcat(code, ";35");
     if (m->style & CODE) strcat(code, ";36");
@@ -48,27 +51,113 @@ static bool is_word(char c) {
   return isalnum((unsigned char)c);
 }
 
-// The run is over: next follows it. What neither begins nor ends anything is text.
-static void end_run(td_markdown *m, char next, td_buf *out) {
-  const uint32_t n = m->n_run, emphasis = n <= 3 ? n : 0; // 1: italic, 2: bold, 3: both
-  const char c = m->run, text[] = {c};
-  m->n_run = 0;
-  if (c == '`' && (!(m->style & CODE) || n == m->n_ticks)) {
-    m->style ^= CODE;
-    m->n_ticks = n;
+static uint32_t emphasis_of(const td_markdown *m, char c) {
+  return (c == '_' ? m->style >> SHIFT : m->style) & (ITALIC | BOLD);
+}
+
+// Whether n times c, * or _, end emphasis of those that are open; begin such. 1: italic, 2: bold,
+// 3: both.
+static bool closes(char c, size_t n, uint32_t open, char before, char next) {
+  return n <= 3 && (open & n) == n && !is_blank(before) && (c == '*' || !is_word(next));
+}
+
+static bool opens(size_t n, uint32_t open, char before, char next) {
+  return n <= 3 && !(open & n) && !is_blank(next) && !is_word(before);
+}
+
+// Whether another block begins with a line. GROWS: not known yet.
+static verdict judge_next_line(const char *s, size_t len) {
+  size_t at = 0, n = 0;
+  while (at < len && s[at] == ' ')
+    at++;
+  while (at + n < len && s[at + n] == s[at])
+    n++;
+  if (at + n == len) return GROWS;
+  const bool is_item = strchr("-+*", s[at]) && n == 1 && s[at + 1] == ' ';
+  return strchr("\n#>~", s[at]) || is_item || (s[at] == '`' && n > 2) ? IS_MARK : IS_TEXT;
+}
+
+// Whether what the opener begins ends in what is held: IS_MARK; never: IS_TEXT. is_all: nothing
+// follows.
+static verdict judge_held(const td_markdown *m, bool is_all) {
+  const char c = m->opener, *s = m->ahead;
+  uint32_t open = m->n_opener, n_ticks = c == '`' ? open : 0;
+  uint32_t others = emphasis_of(m, c); // open, too
+  char before = m->before;
+  for (size_t i = 0, n; i < m->n_held; i += n) {
+    n = 1;
+    if (s[i] == '\n') {
+      const verdict v = judge_next_line(s + i + 1, m->n_held - i - 1);
+      if (v == GROWS) return GROWS;
+      if (v == IS_MARK || (m->style & HEADING)) return IS_TEXT;
+    }
+    if (s[i] == '\\' && !n_ticks && i + 1 < m->n_held && strchr("*_`", s[i + 1])) n = 2;
+    if (n == 2 || (s[i] != '`' && (n_ticks || s[i] != c))) {
+      if (n == 2 || n_ticks || !strchr("*_", s[i])) before = s[i + n - 1];
+      continue;
+    }
+    while (i + n < m->n_held && s[i + n] == s[i])
+      n++;
+    if (i + n == m->n_held && !is_all) return GROWS;
+    const char next = i + n < m->n_held ? s[i + n] : '\n';
+    if (s[i] == '`') {
+      if (c == '`' && n == open) return IS_MARK;
+      if (c != '`') n_ticks = !n_ticks ? (uint32_t)n : n == n_ticks ? 0 : n_ticks;
+    } else if (closes(c, n, open | others, before, next)) {
+      open &= ~(uint32_t)n;
+      others &= ~(uint32_t)n;
+      if (!open) return IS_MARK;
+    } else if (opens(n, open | others, before, next)) {
+      others |= (uint32_t)n;
+    }
+  }
+  return GROWS;
+}
+
+// As text, beside which others are judged as if it were not there.
+static void put_run(td_markdown *m, char c, uint32_t n, td_buf *out) {
+  const char before = m->before;
+  while (n--)
+    put(m, &c, 1, out);
+  m->before = before;
+}
+
+// Shows the opener, as a style or as text. What was held comes next.
+static void release_held(td_markdown *m, bool is_mark, td_buf *out) {
+  const char c = m->opener;
+  const uint32_t n = m->n_opener;
+  m->n_opener = m->n_held = 0;
+  if (!is_mark) {
+    put_run(m, c, n, out);
     return;
   }
-  const bool is_open = emphasis && (m->style & emphasis) == emphasis && m->opened_by[emphasis] == c;
-  if (c != '`' && is_open && !is_blank(m->before) && (c == '*' || !is_word(next))) {
-    m->style &= ~emphasis;
-  } else if (c != '`' && emphasis && !(m->style & emphasis) && !is_blank(next) &&
-             !is_word(m->before)) {
-    m->style |= emphasis;
-    for (uint32_t i = 1; i <= 3; i++)
-      if (i & emphasis) m->opened_by[i] = c;
+  m->style |= c == '`' ? CODE : c == '_' ? n << SHIFT : n;
+  if (c == '`') m->n_ticks = n;
+}
+
+// Puts a character back, behind those that were.
+static void put_back(td_markdown *m, const char *s, size_t len) {
+  memmove(m->ahead + m->n_held + len, m->ahead + m->n_held, m->n_ahead - m->n_held);
+  memcpy(m->ahead + m->n_held, s, len);
+  m->n_held += (uint32_t)len;
+  m->n_ahead += (uint32_t)len;
+}
+
+// The run is over: next follows it. What neither begins nor ends anything is text.
+static void end_run(td_markdown *m, char next, td_buf *out) {
+  const uint32_t n = m->n_run, open = emphasis_of(m, m->run);
+  const char c = m->run;
+  const bool is_code = m->style & CODE;
+  m->n_run = 0;
+  if (c == '`' ? is_code && n == m->n_ticks : closes(c, n, open, m->before, next)) {
+    m->style &= ~(c == '`' ? CODE : c == '_' ? n << SHIFT : n);
+  } else if (c == '`' ? !is_code : opens(n, open, m->before, next)) {
+    m->opener = c;
+    m->n_opener = n;
+    m->n_held = 0;
+    m->n_in_line = sizeof m->mark;
   } else {
-    for (uint32_t i = 0; i < n; i++)
-      put(m, text, 1, out);
+    put_run(m, c, n, out);
   }
 }
 
@@ -91,6 +180,10 @@ static void take_in_line(td_markdown *m, const char *s, size_t len, td_buf *out)
     return;
   }
   if (m->n_run) end_run(m, c, out);
+  if (m->n_opener) {
+    put_back(m, s, len);
+    return;
+  }
   const bool is_code = m->style & CODE, was_escaped = m->is_escaped;
   m->is_escaped = false;
   if (was_escaped && !strchr("*_`", c)) put(m, "\\", 1, out);
@@ -178,7 +271,6 @@ static void release_mark(td_markdown *m, td_buf *out) {
 }
 
 static void take(td_markdown *m, const char *s, size_t len, td_buf *out) {
-  if (m->is_start && m->n_run) end_run(m, '\n', out);
   if (!m->is_start || len > 1 || m->n_mark + 2 > sizeof m->mark) {
     if (m->is_start) release_mark(m, out);
     take_in_line(m, s, len, out);
@@ -198,19 +290,52 @@ static size_t char_len(unsigned char c) {
   return c < 0xC0 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
 }
 
+// Takes what is ahead, as far as it is not held.
+static void drain(td_markdown *m, td_buf *out) {
+  while (m->n_held < m->n_ahead) {
+    char c[4];
+    const size_t n = char_len((unsigned char)m->ahead[m->n_held]);
+    if (!m->n_opener) {
+      memcpy(c, m->ahead, n);
+      m->n_ahead -= (uint32_t)n;
+      memmove(m->ahead, m->ahead + n, m->n_ahead);
+      take(m, c, n, out);
+      m->n_held = 0;
+      continue;
+    }
+    const char before = m->n_held ? m->ahead[m->n_held - 1] : 0;
+    m->n_held += (uint32_t)n;
+    m->n_in_line = m->ahead[m->n_held - n] == '\n' ? 0 : m->n_in_line + 1;
+    // What may decide: a run that is over, and the beginning of a line.
+    const bool is_news = before == m->opener || m->n_in_line < sizeof m->mark;
+    verdict v = is_news ? judge_held(m, false) : GROWS;
+    if (v == GROWS && m->n_held >= TD_MARKDOWN_HELD) v = IS_TEXT;
+    if (v != GROWS) release_held(m, v == IS_MARK, out);
+  }
+}
+
 void td_markdown_add(td_markdown *m, const char *text, size_t len, td_buf *out) {
   for (size_t i = 0; i < len; i++) {
     m->part[m->n_part++] = text[i];
     if (m->n_part < char_len((unsigned char)m->part[0])) continue;
-    const size_t n = m->n_part;
+    memcpy(m->ahead + m->n_ahead, m->part, m->n_part);
+    m->n_ahead += (uint32_t)m->n_part;
     m->n_part = 0;
-    take(m, m->part, n, out);
+    drain(m, out);
   }
 }
 
 void td_markdown_end(td_markdown *m, td_buf *out) {
-  release_mark(m, out);
-  if (m->n_run) end_run(m, '\n', out);
+  do {
+    if (m->n_opener)
+      release_held(m, judge_held(m, true) == IS_MARK, out);
+    else if (m->n_mark)
+      release_mark(m, out);
+    else if (m->n_run)
+      end_run(m, '\n', out);
+    m->n_held = 0;
+    drain(m, out);
+  } while (m->n_opener || m->n_mark || m->n_run);
   if (m->is_escaped) put(m, "\\", 1, out);
   if (m->n_part) put(m, m->part, m->n_part, out);
   if (m->shown) td_word_wrap_add(&m->wrap, "\033[0m", 4, out);

@@ -34,8 +34,19 @@ static const struct {
     {80, "````\n```\n- a\n````\n", MA "````" PLAIN "\n" CO "```\n- a\n" MA "````" PLAIN "\n"},
     {80, "```one``` line", CO "one" PLAIN " line"},
     {80, "~~~\n*a*\n~~~ \nb", MA "~~~" PLAIN "\n" CO "*a*\n" MA "~~~ " PLAIN "\nb"},
-    {80, "**never\nclosed\n\nnext", BO "never\nclosed\n" PLAIN "\nnext"},
-    {80, "`never\n\nnext *x", CO "never\n" PLAIN "\nnext " IT "x" PLAIN},
+    {80, "**later\nclosed** x\n\nnext", BO "later\nclosed" PLAIN " x\n\nnext"},
+    {80, "**never\nclosed\n\nnext** x", "**never\nclosed\n\nnext** x"},
+    {80, "`never\n\nnext *x", "`never\n\nnext *x"},
+    {80, "# 2 *3\na* b", HE "2 *3" PLAIN "\na* b"},
+    {80, "**a *b** c", BO "a *b" PLAIN " c"},
+    {80, "*a **b* c `d", IT "a **b" PLAIN " c `d"},
+    {80, "***a* b** c ***d*", "\033[0;1;3ma" BO " b" PLAIN " c ***d*"},
+    {80, "_a_b `c_ d` _e\\_", "_a_b " CO "c_ d" PLAIN " _e_"},
+    {80, "*a\n- b*\n*c\n> d*\n`e\n```\nf`",
+     "*a\n" MA "\u2022" PLAIN " b*\n*c\n" MA "\u2502" PLAIN " d*\n`e\n" MA "```" PLAIN "\n" CO
+     "f`" PLAIN},
+    {80, "`", "`"},
+    {80, "*", "*"},
     {80, "---\n***\n\\*a\\* \\(x\\)", "---\n***\n*a* \\(x\\)"},
     {10, "one **two three** fours", "one " BO "two\nthree" PLAIN "\nfours"},
     {10, "one `two three` four", "one\n" CO "two three" PLAIN "\nfour"},
@@ -91,6 +102,46 @@ TEST(cuts_change_nothing) {
     free(pieces);
     td_buf_free(&text);
   }
+}
+
+static size_t count(const char *text, char c) {
+  size_t n = 0;
+  for (; *text; text++)
+    n += *text == c;
+  return n;
+}
+
+// Marks that are gone were pairs, and the last of a paragraph leaves no style.
+TEST(marks_go_in_pairs) {
+  static const char *const parts[] = {"*", "**", "***", "_", "__", "`", "``", " ", "a", "b ", "\n"};
+  size_t n_gone = 0;
+  for (int round = 0; round < 5000; round++) {
+    td_buf text = TD_BUF_INIT;
+    td_buf_char(&text, 'x');
+    for (int k = rand() % 40; k >= 0; k--)
+      td_buf_printf(&text, "%s%s", parts[(size_t)rand() % TD_COUNT(parts)],
+                    text.data[text.len - 1] == '\n' ? "x" : "");
+    char *shown = show(td_buf_text(&text), text.len, 0, 8);
+    for (const char *c = "*_`"; *c; c++) {
+      const size_t gone = count(td_buf_text(&text), *c) - count(shown, *c);
+      n_gone += gone;
+      if (gone % 2) fail_msg("%s\n%s", td_buf_text(&text), shown);
+    }
+    free(shown);
+    td_buf_free(&text);
+  }
+  assert_true(n_gone > 1000);
+}
+
+// What is held has an end, and so has what is held within it.
+TEST(long_paragraphs) {
+  td_buf text = TD_BUF_INIT;
+  for (int i = 0; i < 800; i++)
+    td_buf_str(&text, i % 2 ? "*a " : "__\u8a9e ");
+  char *shown = show(td_buf_text(&text), text.len, 0, 100);
+  assert_int_equal(count(shown, '*'), 400);
+  free(shown);
+  td_buf_free(&text);
 }
 
 int before_all(void **state) {
