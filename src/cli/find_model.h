@@ -1,6 +1,7 @@
 // src/cli/find_model.h - from --model NAME or ORG/NAME to a folder.
 #pragma once
 
+#include "base/buf.h"
 #include "base/status.h"
 #include "options/options.h"
 
@@ -15,5 +16,7 @@ bool td_cli_is_served(const td_options *options);
 // lower case are alike, and "-Instruct" and "-FP8" may be left out. The caller frees it; NULL:
 // there is none, or a file has that name.
 char *td_cli_full_name(const char *name);
+// Appends the short names of these models, in lower case, with blanks between.
+void td_cli_short_names(td_buf *out);
 // An error if the name is no file and nearly that of such a model.
 td_status td_cli_check_name(const char *name, td_err *err);

@@ -115,14 +115,18 @@ static int print(td_buf *text) {
 
 // `tandem help --FORM`: what the option table says in another form. Returns -1 if there is none.
 static int print_form(const char *form) {
-  td_buf text = TD_BUF_INIT;
+  td_buf text = TD_BUF_INIT, models = TD_BUF_INIT;
+  bool is_known = true;
+  td_cli_short_names(&models);
   if (strcmp(form, "--markdown") == 0)
     td_options_reference(&text);
   else if (strcmp(form, "--man") == 0)
     td_options_man(&text);
-  else if (strncmp(form, "--", 2) != 0 || !td_options_completion(&text, form + 2))
-    return -1;
-  return print(&text);
+  else
+    is_known = strncmp(form, "--", 2) == 0 &&
+               td_options_completion(&text, form + 2, td_buf_text(&models));
+  td_buf_free(&models);
+  return is_known ? print(&text) : -1;
 }
 
 static void set_log(const td_options *options) {

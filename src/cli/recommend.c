@@ -1,4 +1,5 @@
 // src/cli/recommend.c - `tandem recommend`: models of the hub that this machine can hold.
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +70,15 @@ char *td_cli_full_name(const char *name) {
     return copy;
   }
   return NULL;
+}
+
+void td_cli_short_names(td_buf *out) {
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    const char *own = strchr(models[i].repo, '/') + 1;
+    if (i) td_buf_char(out, ' ');
+    for (size_t k = 0; k < stem_len(own); k++)
+      td_buf_char(out, (char)tolower((unsigned char)own[k]));
+  }
 }
 
 td_status td_cli_check_name(const char *name, td_err *err) {

@@ -190,6 +190,6 @@ void td_options_help(td_buf *out, td_command command);
 void td_options_reference(td_buf *out);
 // Appends the man page, in roff.
 void td_options_man(td_buf *out);
-// Appends the script by which a shell completes tandem's arguments: bash, zsh or fish. False: of
-// another one.
-bool td_options_completion(td_buf *out, const char *shell);
+// Appends the script by which a shell completes tandem's arguments: bash, zsh or fish; models:
+// names offered where a model is, with blanks between. False: of another shell.
+bool td_options_completion(td_buf *out, const char *shell, const char *models);

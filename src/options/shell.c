@@ -27,6 +27,18 @@ static bool is_path(const td_option *o) {
          (strcmp(o->metavar, "FILE") == 0 || strcmp(o->metavar, "DIR") == 0);
 }
 
+// Commands that take a model's short name, and the option that does.
+static const char *const model_commands[] = {"run", "serve", "pull", "inspect", "rm"};
+
+static bool is_model(const td_option *o) {
+  return strcmp(o->name, "model") == 0;
+}
+
+static void add_model_commands(td_buf *out, const char *between) {
+  for (size_t i = 0; i < TD_COUNT(model_commands); i++)
+    td_buf_printf(out, "%s%s", i ? between : "", model_commands[i]);
+}
+
 static void add_names(td_buf *out, const td_option *o, const char *between) {
   for (size_t i = 0; o->names && o->names[i]; i++)
     td_buf_printf(out, "%s%s", i ? between : "", o->names[i]);
@@ -48,7 +60,9 @@ static void bash_values(td_buf *out) {
     if (!o->metavar) continue;
     td_buf_printf(out, "  --%s", o->name);
     if (o->letter) td_buf_printf(out, "|-%c", o->letter);
-    if (is_path(o)) {
+    if (is_model(o)) {
+      td_buf_str(out, ") words=$models is_value=1 ;;\n");
+    } else if (is_path(o)) {
       td_buf_str(out, ") return ;;\n"); // files, by default
     } else {
       td_buf_str(out, ") words=\"");
@@ -59,12 +73,13 @@ static void bash_values(td_buf *out) {
   td_buf_str(out, "  esac\n");
 }
 
-static void bash(td_buf *out) {
+static void bash(td_buf *out, const char *models) {
   td_buf_str(out, "# Completion of tandem for bash, written by `tandem help --bash`.\n"
                   "_tandem() {\n"
                   "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}\n"
                   "  local words= is_value=\n"
                   "  COMPREPLY=()\n");
+  td_buf_printf(out, "  local models='%s'\n", models);
   bash_values(out);
   td_buf_str(out, "  if [ -z \"$is_value\" ]; then\n"
                   "    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]-}\" in\n");
@@ -74,7 +89,9 @@ static void bash(td_buf *out) {
       if (takes(c, &td_option_table[i])) td_buf_printf(out, "--%s ", td_option_table[i].name);
     td_buf_str(out, "\" ;;\n");
   }
-  td_buf_str(out, "    esac\n  fi\n"
+  td_buf_str(out, "    esac\n    case ${COMP_WORDS[1]} in ");
+  add_model_commands(out, "|");
+  td_buf_str(out, ") words+=$models ;; esac\n  fi\n"
                   "  if [ \"$COMP_CWORD\" = 1 ]; then words=\"help");
   EACH_COMMAND(c, name)
   if (!of_two) td_buf_printf(out, " %s", name);
@@ -88,6 +105,10 @@ static void bash(td_buf *out) {
   }
   td_buf_str(out, "    esac\n  fi\n"
                   "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n"
+                  "  if [ \"$words\" = \"$models\" ]; then\n"
+                  "    mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- \"$current\")\n"
+                  "    compopt -o filenames 2>/dev/null\n"
+                  "  fi\n"
                   "}\n"
                   "complete -o default -F _tandem tandem\n");
 }
@@ -109,16 +130,20 @@ static void zsh_option(td_buf *out, const td_option *o) {
     add_names(out, o, " ");
     td_buf_char(out, ')');
   } else if (is_path(o)) {
-    td_buf_str(out, "_files");
+    td_buf_str(out, is_model(o) ? "_tandem_models" : "_files");
   }
   td_buf_str(out, "'\n");
 }
 
-static void zsh(td_buf *out) {
+static void zsh(td_buf *out, const char *models) {
   td_buf_str(out, "#compdef tandem\n"
                   "# Completion of tandem for zsh, written by `tandem help --zsh`.\n"
-                  "local -a commands options\n"
-                  "commands=(\n");
+                  "local -a commands options\n");
+  td_buf_printf(out,
+                "_tandem_models() {\n"
+                "  _alternative 'models:model:(%s)' 'files:file:_files'\n"
+                "}\ncommands=(\n",
+                models);
   EACH_COMMAND(c, name) {
     const char *summary = td_command_summary((td_command)c);
     if (of_two) continue;
@@ -137,6 +162,10 @@ static void zsh(td_buf *out) {
   td_buf_str(out, "esac\n"
                   "if (( CURRENT == 2 )); then\n"
                   "  _describe command commands\n"
+                  "elif [[ $words[2] = (");
+  add_model_commands(out, "|");
+  td_buf_str(out, ") ]]; then\n"
+                  "  _arguments -s $options '*:model:_tandem_models'\n"
                   "else\n"
                   "  _arguments -s $options '*:file:_files'\n"
                   "fi\n");
@@ -144,7 +173,7 @@ static void zsh(td_buf *out) {
 
 // ---- fish ---------------------------------------------------------------------------------------
 
-static void fish_option(td_buf *out, const td_option *o) {
+static void fish_option(td_buf *out, const td_option *o, const char *models) {
   td_buf_str(out, "complete -c tandem -n '__fish_seen_subcommand_from");
   for (int c = 0; c < TD_N_COMMANDS; c++) {
     const char *name = td_command_name((td_command)c), *second = strchr(name, ' ');
@@ -158,12 +187,13 @@ static void fish_option(td_buf *out, const td_option *o) {
     add_names(out, o, " ");
     td_buf_char(out, '\'');
   }
+  if (is_model(o)) td_buf_printf(out, " -a '%s'", models);
   td_buf_str(out, " -d '");
   quoted(out, o->help, short_len(o->help));
   td_buf_str(out, "'\n");
 }
 
-static void fish(td_buf *out) {
+static void fish(td_buf *out, const char *models) {
   td_buf_str(out, "# Completion of tandem for fish, written by `tandem help --fish`.\n");
   EACH_COMMAND(c, name) {
     const char *second = strchr(name, ' '), *summary = td_command_summary((td_command)c);
@@ -179,17 +209,20 @@ static void fish(td_buf *out) {
   }
   td_buf_str(out, "complete -c tandem -f -n __fish_use_subcommand -a eval\n");
   for (size_t i = 0; i < td_n_options; i++)
-    fish_option(out, &td_option_table[i]);
+    fish_option(out, &td_option_table[i], models);
+  td_buf_str(out, "complete -c tandem -n '__fish_seen_subcommand_from ");
+  add_model_commands(out, " ");
+  td_buf_printf(out, "' -a '%s' -d model\n", models);
 }
 
-bool td_options_completion(td_buf *out, const char *shell) {
+bool td_options_completion(td_buf *out, const char *shell, const char *models) {
   static const struct {
     const char *name;
-    void (*write)(td_buf *out);
+    void (*write)(td_buf *out, const char *models);
   } shells[] = {{"bash", bash}, {"zsh", zsh}, {"fish", fish}};
   for (size_t i = 0; i < TD_COUNT(shells); i++) {
     if (strcmp(shells[i].name, shell) != 0) continue;
-    shells[i].write(out);
+    shells[i].write(out, models);
     return true;
   }
   return false;

@@ -420,14 +420,13 @@ def test_embedding_reports_errors(model, build_dir, messages, words):
     assert done.returncode == 1 and b"/nonexistent" in done.stderr
 
 
-def completed(tandem_bin, *words):
+def completed(tandem_bin, *words, cwd=None):
     """What bash offers for the last of the words."""
     script = (
         'source <("$BIN" help --bash); COMP_WORDS=(tandem "$@"); COMP_CWORD=$#; _tandem; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(
-        ["bash", "-c", script, "_", *words], env={**os.environ, "BIN": str(tandem_bin)}, capture_output=True, text=True
-    )
+    env = {**os.environ, "BIN": str(tandem_bin)}
+    done = subprocess.run(["bash", "-c", script, "_", *words], env=env, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.split()
 
@@ -439,7 +438,21 @@ def test_completion_of_bash(tandem_bin):
     assert completed(tandem_bin, "run", "--kv-dtype", "f") == ["f32", "f16", "fp8"]
     assert completed(tandem_bin, "inspect", "routing", "--f") == ["--file"]
     assert "--tensors" in completed(tandem_bin, "inspect", "--") and "kernels" in completed(tandem_bin, "bench", "")
-    assert completed(tandem_bin, "run", "--model", "") == []  # files, by bash itself
+    assert completed(tandem_bin, "run", "--file", "") == []  # files, by bash itself
+
+
+def test_completion_of_models(tandem_bin, tmp_path):
+    for command in ("run", "serve", "pull", "inspect", "rm"):
+        assert completed(tandem_bin, command, "gpt") == ["gpt-oss-120b", "gpt-oss-20b"]
+        assert completed(tandem_bin, command, "qwen3-30") == ["qwen3-30b-a3b"]
+    assert completed(tandem_bin, "bench", "gpt") == [] and completed(tandem_bin, "run", "--port", "gpt") == []
+    (tmp_path / "gpt-oss-of-mine").mkdir()
+    names = completed(tandem_bin, "bench", "-m", "gpt", cwd=tmp_path)
+    assert names == ["gpt-oss-120b", "gpt-oss-20b", "gpt-oss-of-mine"]
+    assert "/etc/passwd" in completed(tandem_bin, "run", "--model", "/etc/pass")
+    for shell, part in (("zsh", "models:model:("), ("fish", "from run serve pull inspect rm' -a '")):
+        text = subprocess.run([tandem_bin, "help", "--" + shell], capture_output=True, text=True, check=True).stdout
+        assert part + "kimi-k2-instruct-0905 deepseek-v3.1 " in text
 
 
 @pytest.mark.parametrize("form", ["zsh", "fish", "man"])
