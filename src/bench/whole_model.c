@@ -192,6 +192,7 @@ static double planned_rate(const bench *b, const bench_case *c) {
   td_plan_load load = td_plan_load_of(b->session->model);
   load.activations = b->options->activations;
   load.kv_dtype = td_cmd_kv_dtype(b->options);
+  load.n_seqs = b->session->opts.max_seqs;
   td_expert_cache_size cache = {0};
   td_expert_cache_parse(&cache, b->options->expert_cache, NULL); // checked when the session opened
   td_card_plan card = {.fits = false};

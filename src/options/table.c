@@ -287,7 +287,7 @@ const td_option td_option_table[] = {
     {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(PLAN), AT(bench_prompt), RANGE(1, 1 << 24),
      "2048,8192,32768", "N,N", "prompt lengths"},
     {GROUP_BENCH, "batch", 'b', OPT_INTS, ON(PLAN), AT(bench_batch), RANGE(1, 1024), "1", "N,N",
-     "sequences decoded together"},
+     "sequences decoded together; a GPU has keys and values for so many, as with --max-batch"},
     {GROUP_BENCH, "depth", 'd', OPT_INT, ON(PLAN), AT(plan_depth), RANGE(0, 1 << 24), "1024", "N",
      "context of each sequence: tokens before the first decoded one"},
     {GROUP_BENCH, "hits", 0, OPT_REAL, ON(PLAN), AT(hit_rate), RANGE(-1, 1), "-1", "SHARE",

@@ -145,6 +145,8 @@ static void divide_memory(td_devices *d, const td_devices_opts *opts, const td_m
                        .adds_f16 = td_dev_adds_f16(d->dev),
                        .role = opts->role,
                        .ctx_size = runtime->ctx_size,
+                       .n_seqs = opts->max_seqs,
+                       .kv_tokens = opts->kv_tokens,
                        .prefill_chunk = runtime->prefill_chunk,
                        .streams_experts = d->placement.experts_on_cpu,
                        .keeps_layers = runtime->experts == TD_EXPERTS_AUTO,

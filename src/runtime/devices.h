@@ -17,8 +17,9 @@ typedef struct {
   bool ends_with_process; // see td_dev_opts
   bool is_alone;          // one device, whatever --devices has; so is one that decodes only
   bool has_drive;         // experts come from the drive (model/drive/arena.h): none stay on a GPU
-  bool drafts;       // tokens (engine/draft.h), also by the model's layer for that where it can
-  uint32_t max_seqs; // with drafts: requests of a step
+  bool drafts;        // tokens (engine/draft.h), also by the model's layer for that where it can
+  uint32_t max_seqs;  // requests with KV pages, and with drafts those of a step; 0: any number
+  uint32_t kv_tokens; // of the KV pool; 0: chosen
 } td_devices_opts;
 
 typedef struct {

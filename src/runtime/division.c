@@ -97,6 +97,16 @@ static void divide_experts(td_division *out, const td_gpu_need *need, const td_p
   out->long_steps = td_long_steps_plan(need, &out->memory, &work, load->dense, n_layers);
 }
 
+// Keys and values of all requests' contexts; 0: of any number.
+static uint64_t pool_bytes(const td_plan_load *load, const td_card_wish *wish) {
+  const uint32_t most = load->config->max_position;
+  const uint64_t n_ctx = wish->ctx_size             ? wish->ctx_size
+                         : most < TD_KV_DEFAULT_CTX ? most
+                                                    : TD_KV_DEFAULT_CTX;
+  const uint64_t n_tokens = wish->kv_tokens ? wish->kv_tokens : wish->n_seqs * n_ctx;
+  return td_engine_kv_bytes(load->config, td_gpu_kv_dtype(load->kv_dtype), n_tokens);
+}
+
 td_division td_divide(const td_plan_load *load, const td_card_wish *wish) {
   const td_model_config *c = load->config;
   td_division out = {.layer_bytes = 0};
@@ -109,6 +119,7 @@ td_division td_divide(const td_plan_load *load, const td_card_wish *wish) {
       .layer_bytes = out.layer_bytes,
       .kv_bytes = td_placement_kv_bytes(wish->ctx_size, load->kv_dtype, c, TD_KV_DEFAULT_CTX),
       .is_ctx_given = wish->ctx_size != 0,
+      .pool_bytes = pool_bytes(load, wish),
       .step_token_bytes = td_engine_step_bytes_per_token(c, wish->act_dtype),
       .usual_chunk = td_engine_prefill_chunk(c),
       .prefill_chunk = wish->prefill_chunk,

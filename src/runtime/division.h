@@ -43,6 +43,7 @@ typedef struct {
   bool adds_f16; // see td_dev_adds_f16
   td_worker_role role;
   uint32_t ctx_size, prefill_chunk; // 0: chosen
+  uint32_t n_seqs, kv_tokens;       // of the KV pool: requests at most, 0: any number; 0: chosen
   td_expert_cache_size cache;
   bool streams_experts; // the CPU computes them, where the GPU does not hold them
   bool keeps_layers;    // whole layers of these may stay on the GPU

@@ -248,9 +248,19 @@ static uint64_t room_for_experts(const td_gpu_need *need, uint64_t held_bytes) {
   return without(need->free_bytes, held_bytes + TD_KV_DEVICE_SPARE + 2 * need->kv_bytes);
 }
 
+// What experts get if no size is asked for: half of that, or all that the KV pool has no use for.
+static uint64_t share_for_experts(const td_gpu_need *need, uint64_t held_bytes) {
+  enum { ROUNDING = 1 << 20 };
+  const uint64_t half = room_for_experts(need, held_bytes) / 2;
+  const uint64_t left = without(need->free_bytes, held_bytes);
+  const uint64_t spare = left / 4 > TD_KV_DEVICE_SPARE ? left / 4 : TD_KV_DEVICE_SPARE;
+  const uint64_t unused = without(left, spare + need->pool_bytes + ROUNDING);
+  return need->pool_bytes && unused > half ? unused : half;
+}
+
 uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
                            const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes) {
-  const uint64_t room = room_for_experts(need, held_bytes) / 2;
+  const uint64_t room = share_for_experts(need, held_bytes);
   uint32_t n = 0;
   for (*bytes = 0; n < n_layers && *bytes + layer_bytes[n] <= room; n++)
     *bytes += layer_bytes[n];
@@ -270,17 +280,18 @@ static bool are_half(const uint64_t *layer_bytes, uint32_t n_layers, uint32_t n)
 td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
                                    const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
                                    const td_expert_cache_size *cache) {
-  const uint64_t room = room_for_experts(need, held_bytes);
-  td_gpu_experts out = {.cache_bytes = at_most(cache->bytes, room)};
+  const uint64_t most = room_for_experts(need, held_bytes);
+  const uint64_t share = share_for_experts(need, held_bytes);
+  td_gpu_experts out = {.cache_bytes = at_most(cache->bytes, most)};
   if (has_layers) {
     out.n_layers = td_gpu_own_layers(need, held_bytes + out.cache_bytes, layer_bytes, n_layers,
                                      &out.layers_bytes);
   }
   if (!cache->is_auto) return out;
   if (has_layers && are_half(layer_bytes, n_layers, out.n_layers))
-    out.cache_bytes = room / 2 - out.layers_bytes;
+    out.cache_bytes = share - out.layers_bytes;
   else
-    out = (td_gpu_experts){.cache_bytes = room / 2};
+    out = (td_gpu_experts){.cache_bytes = share};
   return out;
 }
 

@@ -112,6 +112,7 @@ typedef struct {
   uint64_t layer_bytes;      // largest layer of routed experts computed by the CPU; 0: none
   uint64_t kv_bytes;         // KV cache of one context, which should fit
   bool is_ctx_given;         // the context was requested, so it must fit
+  uint64_t pool_bytes;       // KV pages that requests can use at most; 0: any number
   uint64_t step_token_bytes; // activations per token of a step
   uint32_t usual_chunk;      // step size in tokens that the operators' workspace already covers
   uint32_t prefill_chunk;    // as requested; 0: chosen
@@ -130,7 +131,8 @@ typedef struct {
 td_gpu_plan td_gpu_plan_make(const td_gpu_need *need);
 
 // How many layers, from the first on, can have their experts on the GPU: as many as fit into half
-// of the memory left after held_bytes and two contexts. layer_bytes is [n_layers], 0 for layers
+// of the memory left after held_bytes and two contexts, or into what pool_bytes leaves, and the
+// quarter that kv/plan.h keeps free. layer_bytes is [n_layers], 0 for layers
 // without experts. *bytes: what they occupy.
 uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
                            const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes);

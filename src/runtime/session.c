@@ -84,7 +84,8 @@ static td_status open_devices(td_session *s, td_err *err) {
   const td_devices_opts opts = {.runtime = &s->opts.runtime,
                                 .is_alone = s->opts.record_routing,
                                 .has_drive = s->arena ||
-                                             s->opts.runtime.weights == TD_WEIGHTS_STREAM};
+                                             s->opts.runtime.weights == TD_WEIGHTS_STREAM,
+                                .max_seqs = s->opts.max_seqs};
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
   s->opts.runtime.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.runtime.kv_dtype);

@@ -149,7 +149,8 @@ static td_status open_devices(td_worker *w, td_err *err) {
                                 .role = w->opts.role,
                                 .has_drive = w->arena != NULL,
                                 .drafts = w->opts.runtime.draft != TD_DRAFT_OFF,
-                                .max_seqs = w->opts.max_batch};
+                                .max_seqs = w->opts.max_batch,
+                                .kv_tokens = w->opts.kv_tokens};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;

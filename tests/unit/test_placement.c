@@ -339,6 +339,51 @@ TEST(layers_and_the_cache) {
   assert_true(own.n_layers >= 3 + N / 2 && own.cache_bytes < 11 * GB);
 }
 
+static uint32_t pool_of(const td_card_wish *wish, uint64_t held_bytes) {
+  const td_kv_layout layout = td_kv_layout_of(&deepseek_v3, TD_BF16, 0);
+  td_kv_need need = {.max_position = deepseek_v3.max_position,
+                     .weight_bytes = held_bytes,
+                     .available_bytes = wish->free_bytes,
+                     .max_batch = wish->n_seqs,
+                     .is_device = true};
+  td_kv_layout_to_need(&layout, &need);
+  td_kv_plan out;
+  td_err err;
+  if (td_kv_plan_make(&out, &need, &err) != TD_OK) fail_msg("%s", err.msg);
+  return out.n_pages * layout.page_tokens;
+}
+
+// Experts have what is left beside all contexts that there can be, and never less than otherwise;
+// the pool then has as many tokens as without them.
+TEST(experts_before_keys_of_no_request) {
+  const td_plan_load load = load_of_v3();
+  uint32_t n_more = 0, n_given = 0;
+  for (uint64_t gb = 32; gb <= 256; gb += 16) {
+    td_card_wish wish = {.free_bytes = gb * GB,
+                         .n_gpus = 1,
+                         .act_dtype = TD_BF16,
+                         .streams_experts = true,
+                         .keeps_layers = true};
+    const uint64_t usual = td_divide(&load, &wish).own.layers_bytes;
+    for (uint32_t n_seqs = 1; n_seqs <= 64; n_seqs *= 2) {
+      wish.n_seqs = n_seqs;
+      const td_division d = td_divide(&load, &wish);
+      assert_true(d.own.layers_bytes >= usual);
+      if (d.own.layers_bytes == usual) continue;
+      assert_int_equal(pool_of(&wish, d.held_bytes), n_seqs * TD_KV_DEFAULT_CTX);
+      n_more++;
+    }
+    assert_true(gb > 160 || td_divide(&load, &wish).own.layers_bytes == usual);
+    wish.kv_tokens = 200000; // as asked for, whatever the requests
+    const td_division d = td_divide(&load, &wish);
+    const uint64_t pool_bytes = td_engine_kv_bytes(&deepseek_v3, TD_BF16, wish.kv_tokens);
+    const uint64_t left = wish.free_bytes - d.held_bytes;
+    assert_true(d.own.layers_bytes == usual || left > pool_bytes + TD_KV_DEVICE_SPARE);
+    n_given += d.own.layers_bytes > usual;
+  }
+  assert_true(n_more > 15 && n_given > 3);
+}
+
 // Whole layers give half of their memory to a cache that two GPUs share; a cache that was asked for
 // stays. The second GPU has a share of the whole layers, too.
 TEST(experts_of_two_gpus) {
