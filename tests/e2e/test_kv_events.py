@@ -135,7 +135,7 @@ def prompts(rng, n):
         yield stem[: rng.randrange(400)] + tail + [5], rng.choice([None, None, "one", "another"])
 
 
-@pytest.mark.parametrize("n, options", [(1000, ()), (200, ("--cache-output", "--disaggregate", "off"))])
+@pytest.mark.parametrize("n, options", [(400, ()), (100, ("--cache-output", "--disaggregate", "off"))])
 def test_the_index_is_the_cache(start, sockets, n, options):
     server = start("--max-batch", "8", "--ctx-size", "512", "--kv-cache-tokens", "6144",
                    "--kv-events-topic", TOPIC.decode(), *options)  # fmt: skip
