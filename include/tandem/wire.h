@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 17u
+#define TD_WIRE_VERSION 18u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // DRY, top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
@@ -215,6 +215,7 @@ typedef struct {
 // time with a read in progress.
 typedef struct {
   uint64_t hits, misses, n_bytes, busy_ns; // since the worker was started
+  uint64_t prefetches_used, prefetches_unused;
   uint32_t n_slots, n_ready; // of the memory for them; n_slots 0: none come from there
 } td_wire_drive;
 

@@ -226,7 +226,7 @@ static void take_drafts(const td_engine *e, const td_draft_step *s, uint32_t at)
 // Runs the layer on the step that was built, and waits for it. An expert that cannot be read spoils
 // guesses, and no text.
 static td_status run(td_engine *e, const void *hidden, td_err *err) {
-  td_expert_drive_begin_step(e);
+  td_expert_drive_begin_step(e, false);
   run_layer(e, hidden);
   run_head(e);
   const td_status st = td_stream_sync(e->stream, err);

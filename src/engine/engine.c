@@ -523,7 +523,7 @@ static void plan_step(td_engine *e) {
   if (e->step.plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
   e->step.cursor = (td_engine_cursor){.layer_idx = 0};
   td_dense_stream_begin_step(e);
-  td_expert_drive_begin_step(e);
+  td_expert_drive_begin_step(e, true);
   e->step.microbatches[0] = e->step.whole;
   if (e->step.plan.n_microbatches > 1) split_microbatches(e);
 }

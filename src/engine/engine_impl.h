@@ -177,6 +177,9 @@ void td_moe_offload_release(td_engine *engine);
 // delta (+)= dense MLP of the layer, or its shared expert, applied to h.
 void td_engine_mlp(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                    bool accumulate);
+// Before the layer's attention, in a step that prefetches experts from the drive: has its router
+// guess them from x. Overwrites delta.
+void td_engine_moe_guess(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 // delta = the layer's experts (routed and shared) applied to h; complete after td_engine_moe_end
 // and td_rows_complete of what it returns, or an operator that adds both.
 // For a streamed layer, td_engine_moe_group follows for every group instead.

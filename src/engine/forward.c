@@ -66,6 +66,7 @@ static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer
     left = (td_rows_left){.pending = false};
   }
   td_rows_enter(e, p, layer->attn_norm, &layer->attn_hyper, left);
+  if (e->drive) td_engine_moe_guess(e, p, layer_idx);
   td_attn_ops_of(e->config, layer_idx)->project(e, p, layer);
 }
 

@@ -196,6 +196,8 @@ static td_wire_drive drive_of(const td_metrics_model *m) {
   EACH_WORKER(m, k) {
     sum.hits += k->drive.hits;
     sum.misses += k->drive.misses;
+    sum.prefetches_used += k->drive.prefetches_used;
+    sum.prefetches_unused += k->drive.prefetches_unused;
     sum.n_bytes += k->drive.n_bytes;
     sum.busy_ns += k->drive.busy_ns;
     if (k->drive.n_slots) sum.n_slots = k->drive.n_slots;
@@ -216,6 +218,10 @@ static void write_drives(const writer *w) {
           "Experts that a layer's tokens needed and found in memory.");
   COUNTER(w, "streamed_expert_misses_total", drive_of(m).misses,
           "Experts that were read from the drive.");
+  COUNTER(w, "streamed_expert_prefetches_used_total", drive_of(m).prefetches_used,
+          "Experts that were guessed, read before they were needed, and found in memory.");
+  COUNTER(w, "streamed_expert_prefetches_unused_total", drive_of(m).prefetches_unused,
+          "Experts that were guessed and then not needed.");
   COUNTER(w, "streamed_expert_read_bytes_total", drive_of(m).n_bytes,
           "Bytes of experts read from the drive.");
   write_head(w, "streamed_expert_read_seconds_total", "counter",

@@ -355,6 +355,8 @@ static td_wire_drive drive_now(const td_worker *w) {
   const td_expert_arena_stats stats = td_expert_arena_stats_of(w->arena);
   return (td_wire_drive){.hits = stats.hits,
                          .misses = stats.misses,
+                         .prefetches_used = stats.prefetches_used,
+                         .prefetches_unused = stats.prefetches_unused,
                          .n_bytes = stats.drive.n_bytes,
                          .busy_ns = stats.drive.busy_ns,
                          .n_slots = stats.n_slots,

@@ -337,6 +337,8 @@ TEST(nobody_wakes_a_waiter) {
 
 // ---- the same bits ------------------------------------------------------------------------------
 
+static uint64_t n_guessed; // experts that schedules prefetched
+
 static void check_schedules_of(const small_model *m, placement where, unsigned n_schedules) {
   const char *dir = strdup(golden_dir(m->name));
   size_t n_vocab;
@@ -355,6 +357,8 @@ static void check_schedules_of(const small_model *m, placement where, unsigned n
     odd_drive.mirror = i % 4 == 3 ? dir : "";
     open_drive_beside(&d, dir, fd, where == STREAMED ? m->ring_bytes : 0);
     check_same(&d, want, i < N_LONG * n_sizes && i % 5 == 0, what);
+    const td_expert_arena_stats stats = td_expert_arena_stats_of(d.arena);
+    n_guessed += stats.prefetches_used + stats.prefetches_unused;
     close_drive(&d);
     close(fd);
   }
@@ -367,6 +371,7 @@ static void check_schedules_of(const small_model *m, placement where, unsigned n
 TEST(no_bit_depends_on_the_drive) {
   for (size_t i = 0; i < N_SMALL_MODELS; i++)
     check_schedules_of(&small_models[i], TOGETHER, N_SCHEDULES / 2);
+  assert_true(n_guessed > 0);
 }
 
 // Prompts stream to another device, group by group, as they are read; decode does not.
@@ -723,6 +728,83 @@ TEST(prompts_bypass) {
     td_expert_arena_release(a.arena, &taken, 1);
   }
   assert_true(n_left >= 6);
+  close_arena(&a);
+}
+
+// ---- what will perhaps be needed ----------------------------------------------------------------
+
+static bool is_there(arena_fixture *a, uint32_t expert) {
+  td_taken_expert taken = {.expert = expert};
+  const uint64_t hits = td_expert_arena_stats_of(a->arena).hits;
+  td_expert_arena_take(a->arena, 0, &taken, 1, true);
+  td_expert_arena_release(a->arena, &taken, 1);
+  return td_expert_arena_stats_of(a->arena).hits > hits;
+}
+
+static void await_no_reads(td_expert_arena *arena, td_taken_expert taken) {
+  while (td_expert_arena_state(arena, taken.slot) == TD_SLOT_LOADING)
+    td_expert_arena_wait(arena, td_expert_arena_events(arena));
+}
+
+// One of two guesses is right, and a third expert is needed: the wrong one's reads are dropped but
+// for those under way, and another process that took it in between gets it.
+TEST(guesses_make_way) {
+  enum { N_THREADS = 4, N_SLOTS = 16 };
+  for (int is_shared = 0; is_shared < 2; is_shared++) {
+    arena_fixture a;
+    td_expert_arena *other;
+    td_err err;
+    open_arena(&a, N_SLOTS);
+    assert_int_equal(td_expert_arena_open(&other, a.model, a.fd, &odd_drive, &err), TD_OK);
+    const uint8_t is_wanted[8] = {[1] = 1};
+    td_taken_expert guesses[] = {{.expert = 1}, {.expert = 2}, {.expert = 3}};
+    td_taken_expert wanted[] = {{.expert = 1}, {.expert = 4}}, late = {.expert = 5};
+    td_taken_expert theirs = {.expert = 3};
+    atomic_store(&is_drive_stuck, true);
+    atomic_store(&n_reads, 0);
+    td_expert_arena_prefetch(a.arena, 0, guesses, 3);
+    for (int i = 0; i < 3; i++)
+      assert_true(guesses[i].slot >= 0);
+    td_expert_arena_prefetch(a.arena, 0, &late, 1); // the drive is not idle
+    assert_int_equal(late.slot, -1);
+    if (is_shared) assert_int_equal(td_expert_arena_take(other, 0, &theirs, 1, false), 1);
+    td_expert_arena_end_prefetch(a.arena, guesses, 3, is_wanted);
+    assert_int_equal(td_expert_arena_take(a.arena, 0, wanted, 2, false), 2);
+    assert_int_equal(td_expert_arena_stats_of(a.arena).hits, 1);
+    atomic_store(&is_drive_stuck, false);
+    for (int i = 0; i < 2; i++) {
+      await_no_reads(a.arena, wanted[i]);
+      assert_int_equal(td_expert_arena_state(a.arena, wanted[i].slot), TD_SLOT_READY);
+    }
+    if (is_shared) {
+      await_no_reads(other, theirs);
+      assert_int_equal(td_expert_arena_state(other, theirs.slot), TD_SLOT_READY);
+      td_expert_arena_release(other, &theirs, 1);
+    }
+    const td_expert_arena_stats stats = td_expert_arena_stats_of(a.arena);
+    assert_int_equal(stats.prefetches_used, 1);
+    assert_int_equal(stats.prefetches_unused, 2);
+    assert_true(atomic_load(&n_reads) <= (2u + (unsigned)is_shared) * TD_EXPERT_PARTS + N_THREADS);
+    td_expert_arena_release(a.arena, wanted, 2);
+    await_unpinned(a.arena);
+    assert_int_equal(is_there(&a, 3), is_shared);
+    td_expert_arena_close(other);
+    close_arena(&a);
+  }
+}
+
+// A guess does not displace what another one names.
+TEST(guesses_spare_each_other) {
+  arena_fixture a;
+  open_arena(&a, 2);
+  use(&a, 0, 0, false);
+  use(&a, 0, 1, false);
+  td_taken_expert guesses[] = {{.expert = 2}, {.expert = 0}}; // 0 was used before 1
+  td_expert_arena_prefetch(a.arena, 0, guesses, 2);
+  assert_true(guesses[0].slot >= 0);
+  assert_int_equal(guesses[1].slot, -1);
+  td_expert_arena_end_prefetch(a.arena, guesses, 2, NULL);
+  assert_true(is_there(&a, 0));
   close_arena(&a);
 }
 

@@ -33,6 +33,8 @@ static td_buf written(const td_metrics *metrics, const char *model) {
                 .misses = 10,
                 .n_bytes = 5000,
                 .busy_ns = 1500000000,
+                .prefetches_used = 3,
+                .prefetches_unused = 2,
                 .n_slots = 4,
                 .n_ready = 3},
       .cache = {.hits = 70, .misses = 30, .moves = 9, .n_slots = 8, .n_cached = 6},
@@ -92,6 +94,8 @@ TEST(values) {
   expect_line(&text, "tandem_expert_cache_moves_total{model_name=\"nano\"} 9");
   expect_line(&text, "tandem_streamed_expert_slots{model_name=\"nano\"} 4");
   expect_line(&text, "tandem_streamed_expert_hits_total{model_name=\"nano\"} 20");
+  expect_line(&text, "tandem_streamed_expert_prefetches_used_total{model_name=\"nano\"} 3");
+  expect_line(&text, "tandem_streamed_expert_prefetches_unused_total{model_name=\"nano\"} 2");
   expect_line(&text, "tandem_streamed_expert_read_bytes_total{model_name=\"nano\"} 5000");
   expect_line(&text, "tandem_streamed_expert_read_seconds_total{model_name=\"nano\"} 1.500");
   assert_int_equal(text.data[text.len - 1], '\n');

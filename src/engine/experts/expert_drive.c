@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/experts/prefetch_trial.h"
 #include "model/drive/arena.h"
 
 enum {
@@ -38,6 +41,14 @@ struct td_expert_drive {
   td_taken_expert *ahead; // [n_experts]: taken for ahead_layer
   uint32_t n_ahead, ahead_layer;
   bool is_starved; // others have what is for prompts, perhaps until this step is over
+  td_prefetch_trial trial;
+  uint64_t begin_ns;           // of a step that counts for the trial; 0: it does not
+  bool may_guess;              // in this step
+  bool has_guess;              // of the layer that is computed next
+  td_event *guessed;           // it has been made
+  int32_t *guess;              // [max_step_tokens][top_k], and as many weights behind them
+  td_taken_expert *prefetched; // [n_experts], of that layer
+  uint32_t n_prefetched;
   float *parts;    // [max_step_tokens][top_k][dim], and behind them [max_step_tokens][dim]
   int32_t *nobody; // [n_experts], zeros: the join's slots
   // of the step
@@ -87,7 +98,7 @@ static td_status alloc_arrays(td_engine *e, td_err *err) {
   const size_t n = e->config->n_experts;
   const size_t n_layers = td_expert_arena_places(d->arena)->n_layers;
   const size_t of_group = n * (3 * sizeof(td_weight) + sizeof(td_taken_expert) + sizeof(int32_t));
-  const size_t n_bytes = N_QUEUED * of_group + 3 * n * sizeof(td_taken_expert) +
+  const size_t n_bytes = N_QUEUED * of_group + 4 * n * sizeof(td_taken_expert) +
                          n * (sizeof(int32_t) + 1) + e->opts.max_step_tokens +
                          n_layers * n * sizeof(uint32_t);
   char *at = d->memory = calloc(1, n_bytes);
@@ -106,6 +117,7 @@ static td_status alloc_arrays(td_engine *e, td_err *err) {
   TAKE(todo, n);
   TAKE(pending, n);
   TAKE(ahead, n);
+  TAKE(prefetched, n);
   TAKE(nobody, n);
   TAKE(order, n_layers * n);
   TAKE(is_wanted, n);
@@ -129,10 +141,15 @@ td_status td_expert_drive_open(td_engine *e, td_err *err) {
   td_status st = alloc_arrays(e, err);
   if (st == TD_OK) st = order_experts(d, e->config, err);
   if (st == TD_OK) st = td_event_open(&d->routed, d->dev, err);
+  if (st == TD_OK) st = td_event_open(&d->guessed, d->dev, err);
   for (int i = 0; i < N_QUEUED && st == TD_OK; i++)
     st = td_event_open(&d->groups[i].done, d->dev, err);
   if (st != TD_OK) return st;
   const size_t n_tokens = e->offload.dev ? e->offload.max_tokens : e->opts.max_step_tokens;
+  if (!e->offload.dev)
+    st = td_dev_alloc(d->dev, (void **)&d->guess,
+                      n_tokens * e->config->top_k * (sizeof *d->guess + sizeof(float)), err);
+  if (st != TD_OK) return st;
   return td_dev_alloc(d->dev, (void **)&d->parts, n_tokens * td_expert_drive_token_bytes(e->config),
                       err);
 }
@@ -142,9 +159,11 @@ void td_expert_drive_close(td_engine *e) {
   if (!d) return;
   td_expert_drive_end_step(e);
   td_event_close(d->routed);
+  td_event_close(d->guessed);
   for (int i = 0; i < N_QUEUED; i++)
     td_event_close(d->groups[i].done);
   td_dev_free(d->dev, d->parts);
+  td_dev_free(d->dev, d->guess);
   free(d->memory);
   free(d);
 }
@@ -309,6 +328,45 @@ static void read_ahead(td_engine *e, uint32_t layer_idx) {
   d->n_ahead += n_taken;
 }
 
+// ---- what will perhaps be needed ----------------------------------------------------------------
+
+int32_t *td_expert_drive_guess(const td_engine *e, uint32_t layer_idx, float **weights) {
+  const td_expert_drive *d = e->drive;
+  const td_layer *layer = td_engine_layer(e, layer_idx);
+  if (!d || !d->may_guess || !layer->is_moe || !layer->mlp_norm.data) return NULL;
+  *weights = (float *)(d->guess + (size_t)e->opts.max_step_tokens * e->config->top_k);
+  return d->guess;
+}
+
+void td_expert_drive_note_guessed(td_engine *e) {
+  td_event_record(e->drive->guessed, e->stream);
+  e->drive->has_guess = true;
+}
+
+// Has what was guessed read while attention is computed: all experts of the layer before have been.
+static void prefetch(td_engine *e, uint32_t layer_idx, const td_moe_args *all) {
+  td_expert_drive *d = e->drive;
+  const size_t n = (size_t)all->n_tokens * all->top_k;
+  if (!d->has_guess) return;
+  d->has_guess = false;
+  td_event_sync(d->guessed);
+  release_groups(d);
+  memset(d->is_wanted, 0, all->n_experts);
+  for (size_t i = 0; i < n; i++) {
+    if ((uint32_t)d->guess[i] >= all->n_experts || d->is_wanted[d->guess[i]]) continue;
+    d->is_wanted[d->guess[i]] = 1;
+    d->prefetched[d->n_prefetched++].expert = (uint32_t)d->guess[i];
+  }
+  td_expert_arena_prefetch(d->arena, layer_idx, d->prefetched, d->n_prefetched);
+}
+
+static void end_prefetch(td_expert_drive *d, const uint8_t *is_wanted) {
+  td_expert_arena_end_prefetch(d->arena, d->prefetched, d->n_prefetched, is_wanted);
+  d->n_prefetched = 0;
+}
+
+// ---- a layer, its experts in memory and others --------------------------------------------------
+
 static uint32_t n_landed(const td_expert_drive *d) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < d->n_pending; i++)
@@ -347,9 +405,11 @@ void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const bool bypass = (uint64_t)all->n_prompt * all->top_k >= all->n_experts;
   const uint32_t least = bypass ? LEAST_GROUP : 1;
+  prefetch(e, layer_idx, all);
   if (!e->offload.dev) td_event_sync(d->routed);
   release_groups(d); // they ran before the router did
   list_wanted(d, layer_idx, all);
+  end_prefetch(d, d->is_wanted);
   use_ahead(d, layer_idx);
   while (d->n_todo || d->n_pending) {
     if (is_abandoned(e)) return;
@@ -402,9 +462,31 @@ void td_expert_drive_fail_missing(td_engine *e, const td_taken_expert *taken, ui
   }
 }
 
-void td_expert_drive_begin_step(td_engine *e) {
+// Whether the step guesses: one of decode does, in turn or because it pays.
+static void begin_trial(td_engine *e) {
+  td_expert_drive *d = e->drive;
+  const bool counts = !e->offload.dev && !e->config->n_streams &&
+                      !e->step.whole.groups[GROUP_PREFILL].view.n_tokens;
+  d->begin_ns = counts ? td_clock_ns() : 0;
+  d->may_guess = counts && td_prefetch_trial_next(&d->trial);
+}
+
+static void end_trial(td_engine *e) {
+  td_expert_drive *d = e->drive;
+  const uint64_t begin_ns = d->begin_ns;
+  d->begin_ns = 0;
+  d->may_guess = d->has_guess = false;
+  if (!begin_ns || e->step.is_abandoned || d->has_failed) return;
+  if (!td_prefetch_trial_note(&d->trial, e->step.n_tokens, td_clock_ns() - begin_ns)) return;
+  td_info("experts: prefetching is %s: %u pairs of steps took %.1f ms with it and %.1f ms without",
+          d->trial.pays ? "on" : "off", d->trial.n_pairs, d->trial.ns[1] * 1e-6,
+          d->trial.ns[0] * 1e-6);
+}
+
+void td_expert_drive_begin_step(td_engine *e, bool may_prefetch) {
   td_expert_drive *d = e->drive;
   if (!d) return;
+  if (may_prefetch) begin_trial(e);
   e->step.is_abandoned = false;
   if (d->has_failed) memset(d->failed, 0, e->opts.max_step_tokens * sizeof *d->failed);
   d->has_failed = false;
@@ -413,7 +495,9 @@ void td_expert_drive_begin_step(td_engine *e) {
 void td_expert_drive_end_step(td_engine *e) {
   td_expert_drive *d = e->drive;
   if (!d || !d->memory) return;
+  end_trial(e);
   release_groups(d);
+  end_prefetch(d, NULL);
   td_expert_arena_release(d->arena, d->pending, d->n_pending);
   d->n_pending = 0;
   release_ahead(d);

@@ -6,13 +6,22 @@
 // result of its own, and results are added in the router's order, so no bit depends on where an
 // expert was found, or when. A prompt that uses nearly all experts of a layer goes through them in
 // the files' order, the next layer's first ones being read meanwhile.
+//
+// In decode the router of a layer also gets what goes into the layer, as if its attention added
+// nothing, and experts that it names and memory lacks are read while attention is computed, if
+// steps are faster so (prefetch_trial.h). Not beside a GPU, whose attention takes too little time.
 #pragma once
 
 #include "engine/engine_impl.h"
 
 td_status td_expert_drive_open(td_engine *engine, td_err *err); // on error, close it too
 void td_expert_drive_close(td_engine *engine);
-void td_expert_drive_begin_step(td_engine *engine);
+// may_prefetch: it is a step of whole sequences, not of the layer that drafts.
+void td_expert_drive_begin_step(td_engine *engine, bool may_prefetch);
+// Whether the layer's experts are to be guessed, and where: ids [n_tokens][top_k], and as many
+// weights, which nobody reads. NULL: not in this step or layer.
+int32_t *td_expert_drive_guess(const td_engine *engine, uint32_t layer_idx, float **weights);
+void td_expert_drive_note_guessed(td_engine *engine); // the guess is queued
 // Pins end; nothing of the step is queued any more.
 void td_expert_drive_end_step(td_engine *engine);
 void *td_expert_drive_sum(td_engine *engine); // [max_step_tokens][dim], for the experts' sum

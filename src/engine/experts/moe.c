@@ -492,6 +492,24 @@ void td_engine_moe_ranks_end(td_engine *e, uint32_t half, uint32_t layer_idx) {
   if (layer->mlp_gate.data) td_engine_mlp(e, &of->own, layer, true);
 }
 
+void td_engine_moe_guess(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_vec norm = td_engine_layer(e, layer_idx)->mlp_norm;
+  const uint32_t dim = e->config->dim;
+  given to = {.x = p->delta};
+  to.ids = td_expert_drive_guess(e, layer_idx, &to.weights);
+  if (!to.ids) return;
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = p->x,
+                                              .w = norm,
+                                              .out = to.x,
+                                              .x_stride = dim,
+                                              .out_stride = dim,
+                                              .n_rows = p->n_tokens,
+                                              .dim = dim,
+                                              .eps = e->config->rms_eps});
+  route(e, to.x, e->step.tokens + p->begin, p->n_tokens, layer_idx, &to);
+  td_expert_drive_note_guessed(e);
+}
+
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const given from = offload_input_at(e, e->h, p->n_tokens);
   route(e, e->h, e->step.tokens + p->begin, p->n_tokens, layer_idx, &from);

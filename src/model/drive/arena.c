@@ -80,7 +80,7 @@ struct td_expert_arena {
   _Atomic uint32_t *pieces; // [n_slots]: reads of this process that have not ended
   uint32_t *n_pins;         // [n_slots]: this process's, by several engines
   uint32_t *victims;        // [n_slots]
-  uint64_t hits, misses;
+  uint64_t hits, misses, prefetches_used, prefetches_unused;
   uint64_t adopted_ns; // when adopt ran last
 };
 
@@ -322,8 +322,33 @@ static char *content(const td_expert_arena *a, uint32_t slot) {
   return (char *)a->head + a->head->slots_at + slot * a->head->slot_bytes;
 }
 
-// A read has ended, on a reader's thread. generation: the slot may have been taken from a process
-// that was thought to be dead.
+static void queue_reads(td_expert_arena *a, uint32_t slot, uint32_t key, uint32_t generation);
+
+// With the lock held, which it leaves meanwhile: the slot is pinned.
+static void read_again(td_expert_arena *a, uint32_t slot) {
+  arena_slot *s = &a->slots[slot];
+  s->loader = (uint8_t)a->owner;
+  s->error = 0;
+  const uint32_t key = s->key, generation = ++s->generation;
+  unlock(a);
+  queue_reads(a, slot, key, generation);
+  lock(a);
+}
+
+// All reads of a slot have ended. What was dropped may have been taken since.
+static void end_loading(td_expert_arena *a, uint32_t slot) {
+  arena_slot *s = &a->slots[slot];
+  if (s->error == ECANCELED && s->pinned_by) {
+    read_again(a, slot);
+    return;
+  }
+  set_state(s, s->error ? SLOT_FAILED : SLOT_READY);
+  if (s->error && !s->pinned_by) empty(a, s);
+  wake(a->head);
+}
+
+// A read has ended, on a reader's thread, or was dropped. generation: the slot may have been taken
+// from a process that was thought to be dead.
 static void on_read(void *ctx, const td_drive_read *read, int error) {
   td_expert_arena *a = ctx;
   arena_slot *s = &a->slots[read->slot];
@@ -335,11 +360,7 @@ static void on_read(void *ctx, const td_drive_read *read, int error) {
       s->error = error;
       s->error_part = (uint8_t)read->part;
     }
-    if (is_last) {
-      set_state(s, s->error ? SLOT_FAILED : SLOT_READY);
-      if (s->error && !s->pinned_by) empty(a, s);
-      wake(a->head);
-    }
+    if (is_last) end_loading(a, read->slot);
   }
   unlock(a);
 }
@@ -452,6 +473,11 @@ static void say_stats(td_expert_arena *a) {
   td_info("experts: %.1f %% of %llu were found in memory, %s were read from the drive, %.2f GB/s",
           100.0 * (double)s.hits / (double)n, (unsigned long long)n, td_size(s.drive.n_bytes).text,
           s.drive.busy_ns ? (double)s.drive.n_bytes / (double)s.drive.busy_ns : 0);
+  const uint64_t n_prefetched = s.prefetches_used + s.prefetches_unused;
+  if (n_prefetched)
+    td_info("experts: of %llu that were prefetched, %.1f %% were needed",
+            (unsigned long long)n_prefetched,
+            100.0 * (double)s.prefetches_used / (double)n_prefetched);
 }
 
 void td_expert_arena_close(td_expert_arena *a) {
@@ -575,18 +601,69 @@ uint32_t td_expert_arena_take(td_expert_arena *a, uint32_t layer_idx, td_taken_e
   return n - n_missing + n_given;
 }
 
+// With the lock held.
+static void unpin(td_expert_arena *a, uint32_t slot) {
+  arena_slot *s = &a->slots[slot];
+  if (--a->n_pins[slot]) return;
+  s->pinned_by &= ~(1u << a->owner);
+  if (!s->pinned_by && state_of(s) == SLOT_FAILED) empty(a, s);
+}
+
 void td_expert_arena_release(td_expert_arena *a, const td_taken_expert *experts, uint32_t n) {
   if (!n) return;
   lock(a);
-  for (uint32_t i = 0; i < n; i++) {
-    if (experts[i].slot < 0) continue;
-    arena_slot *s = &a->slots[experts[i].slot];
-    if (--a->n_pins[experts[i].slot]) continue;
-    s->pinned_by &= ~(1u << a->owner);
-    if (!s->pinned_by && state_of(s) == SLOT_FAILED) empty(a, s);
-  }
+  for (uint32_t i = 0; i < n; i++)
+    if (experts[i].slot >= 0) unpin(a, (uint32_t)experts[i].slot);
   wake(a->head);
   unlock(a);
+}
+
+// ---- prefetching --------------------------------------------------------------------------------
+
+static bool is_reading(const td_expert_arena *a) {
+  for (uint32_t i = 0; i < a->head->n_slots; i++)
+    if (state_of(&a->slots[i]) == SLOT_LOADING) return true;
+  return false;
+}
+
+void td_expert_arena_prefetch(td_expert_arena *a, uint32_t layer_idx, td_taken_expert *experts,
+                              uint32_t n) {
+  const uint32_t first_key = layer_idx * a->head->n_experts;
+  uint32_t n_missing = 0, n_given = 0;
+  for (uint32_t i = 0; i < n; i++)
+    experts[i].slot = -1;
+  lock(a);
+  if (is_reading(a)) n = 0;
+  for (uint32_t i = 0; i < n; i++) // those that are there do not make room
+    n_missing += !take_present(a, first_key + experts[i].expert, &experts[i].slot, true);
+  const uint32_t n_victims = n_missing ? find_victims(a, n_missing, true) : 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (experts[i].slot >= 0) {
+      unpin(a, (uint32_t)experts[i].slot);
+      experts[i].slot = -1;
+    } else if (n_given < n_victims) {
+      experts[i].slot = (int32_t)a->victims[n_given++];
+      give_slot(a, (uint32_t)experts[i].slot, first_key + experts[i].expert, true);
+    }
+  }
+  unlock(a);
+  for (uint32_t i = 0; i < n; i++) {
+    if (experts[i].slot < 0) continue;
+    const arena_slot *s = &a->slots[experts[i].slot];
+    queue_reads(a, (uint32_t)experts[i].slot, s->key, s->generation);
+  }
+}
+
+void td_expert_arena_end_prefetch(td_expert_arena *a, const td_taken_expert *experts, uint32_t n,
+                                  const uint8_t *is_wanted) {
+  td_expert_arena_release(a, experts, n);
+  for (uint32_t i = 0; i < n; i++) {
+    if (experts[i].slot < 0) continue;
+    const bool is_used = is_wanted && is_wanted[experts[i].expert];
+    a->prefetches_used += is_used;
+    a->prefetches_unused += !is_used;
+    if (!is_used) td_drive_reader_drop(a->reader, (uint32_t)experts[i].slot);
+  }
 }
 
 // ---- pinned slots -------------------------------------------------------------------------------
@@ -624,13 +701,7 @@ static void adopt(td_expert_arena *a) {
   for (uint32_t i = 0; i < h->n_slots; i++) {
     arena_slot *s = &a->slots[i];
     const bool is_lost = state_of(s) == SLOT_LOADING && s->loader == NO_OWNER;
-    if (!is_lost || !(s->pinned_by >> a->owner & 1)) continue;
-    s->loader = (uint8_t)a->owner;
-    s->error = 0;
-    const uint32_t key = s->key, generation = ++s->generation;
-    unlock(a); // the slot is pinned
-    queue_reads(a, i, key, generation);
-    lock(a);
+    if (is_lost && s->pinned_by >> a->owner & 1) read_again(a, i);
   }
   unlock(a);
 }
@@ -665,6 +736,8 @@ const void *td_expert_arena_memory(const td_expert_arena *a, size_t *n_bytes) {
 td_expert_arena_stats td_expert_arena_stats_of(td_expert_arena *a) {
   td_expert_arena_stats stats = {.hits = a->hits,
                                  .misses = a->misses,
+                                 .prefetches_used = a->prefetches_used,
+                                 .prefetches_unused = a->prefetches_unused,
                                  .n_slots = a->head->n_slots,
                                  .slot_bytes = a->head->slot_bytes,
                                  .drive = td_drive_reader_stats(a->reader)};

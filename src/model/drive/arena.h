@@ -56,6 +56,16 @@ uint32_t td_expert_arena_take(td_expert_arena *arena, uint32_t layer_idx, td_tak
                               uint32_t n, bool bypass);
 void td_expert_arena_release(td_expert_arena *arena, const td_taken_expert *experts, uint32_t n);
 
+// Begins to read those of the n experts that are in no slot, which will perhaps be taken: where
+// prompts displace others, and only while nothing is being read. Sets slot of each as
+// td_expert_arena_take does; -1 also for those that are in a slot already.
+void td_expert_arena_prefetch(td_expert_arena *arena, uint32_t layer_idx, td_taken_expert *experts,
+                              uint32_t n);
+// Releases what was prefetched, when it is known what is wanted and before that is taken. Reads of
+// the others that have not begun are dropped. is_wanted [n_experts]: by expert; NULL: none is.
+void td_expert_arena_end_prefetch(td_expert_arena *arena, const td_taken_expert *experts,
+                                  uint32_t n, const uint8_t *is_wanted);
+
 typedef enum { TD_SLOT_LOADING, TD_SLOT_READY, TD_SLOT_FAILED } td_slot_state;
 // Of a pinned slot.
 td_slot_state td_expert_arena_state(const td_expert_arena *arena, int32_t slot);
@@ -75,9 +85,9 @@ const td_expert_places *td_expert_arena_places(const td_expert_arena *arena);
 const void *td_expert_arena_memory(const td_expert_arena *arena, size_t *n_bytes);
 
 // hits, misses: experts that td_expert_arena_take found in a slot, read or being read, or not;
-// since this process opened the arena.
+// since this process opened the arena. What was prefetched and wanted is a hit as well.
 typedef struct {
-  uint64_t hits, misses;
+  uint64_t hits, misses, prefetches_used, prefetches_unused;
   uint32_t n_slots, n_ready;
   uint64_t slot_bytes;
   td_drive_stats drive;

@@ -274,6 +274,25 @@ bool td_drive_reader_queue(td_drive_reader *r, const td_drive_read *read) {
   return has_room;
 }
 
+void td_drive_reader_drop(td_drive_reader *r, uint32_t slot) {
+  td_drive_read dropped = {.slot = slot};
+  size_t n_kept = 0, n_dropped = 0;
+  pthread_mutex_lock(&r->lock);
+  for (size_t i = 0; i < r->n; i++) {
+    const td_drive_read read = r->queue[(r->first + i) % r->cap];
+    if (read.slot == slot) {
+      dropped = read;
+      n_dropped++;
+    } else {
+      r->queue[(r->first + n_kept++) % r->cap] = read;
+    }
+  }
+  r->n = n_kept;
+  pthread_mutex_unlock(&r->lock);
+  for (size_t i = 0; i < n_dropped; i++)
+    r->opts.done(r->opts.ctx, &dropped, ECANCELED);
+}
+
 td_drive_stats td_drive_reader_stats(td_drive_reader *r) {
   pthread_mutex_lock(&r->lock);
   td_drive_stats stats = r->stats;

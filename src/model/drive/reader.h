@@ -53,4 +53,6 @@ td_status td_drive_reader_open(td_drive_reader **out, const td_drive_reader_opts
 void td_drive_reader_close(td_drive_reader *reader);
 // Queues a read, first in, first out. False: out of memory.
 bool td_drive_reader_queue(td_drive_reader *reader, const td_drive_read *read);
+// Ends the slot's reads that have not begun, with ECANCELED.
+void td_drive_reader_drop(td_drive_reader *reader, uint32_t slot);
 td_drive_stats td_drive_reader_stats(td_drive_reader *reader);
