@@ -283,11 +283,28 @@ static double wait_s(td_plan_time *out, double us) {
   return us * 1e-6;
 }
 
-// Seconds of the drive for what is missing of the experts' n_bytes.
-static double drive_s(td_plan_time *out, const td_rig *rig, double n_bytes, double in_memory) {
-  const double seconds = n_bytes * (1 - in_memory) / rig->drive_gbps * 1e-9;
+// Seconds of the drive.
+static double drive_s(td_plan_time *out, const td_rig *rig, double n_bytes) {
+  const double seconds = n_bytes / rig->drive_gbps * 1e-9;
   out->busy_s[TD_LIMIT_DRIVE] += seconds;
   return seconds;
+}
+
+// Bytes of a layer's experts that n_tokens of decode, drafts included, need and memory lacks. The
+// more tokens, the rarer the experts among them: in the end all that are not in memory.
+static double missing_bytes(const td_drive_plan *drive, const td_model_config *c,
+                            double layer_bytes, double n_tokens) {
+  const double n_absent = (1 - drive->share) * c->n_experts;
+  const double n_missed = c->top_k * (1 - drive->hit_rate); // of a token
+  if (!drive->does_stream || n_absent <= 0) return 0;
+  return layer_bytes * (1 - drive->share) * (1 - pow(1 - fmin(1, n_missed / n_absent), n_tokens));
+}
+
+static td_drive_plan drive_of(const td_plan_load *load, const td_rig *rig,
+                              const td_card_plan *plan) {
+  td_drive_plan drive = td_drive_plan_of(load, rig, plan ? rig->n_gpus : 0);
+  drive.does_stream &= !plan || plan->experts_stream;
+  return drive;
 }
 
 // ---- prompts ------------------------------------------------------------------------------------
@@ -397,8 +414,7 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
     const double once_s = (double)plan->long_steps.work.resident_bytes / rig->gpu.link_gbps * 1e-9;
     out.seconds = out.busy_s[TD_LIMIT_LINK] = once_s;
   }
-  const td_drive_plan drive = td_drive_plan_of(load, rig, plan ? rig->n_gpus : 0);
-  const bool reads = drive.does_stream && (!plan || plan->experts_stream);
+  const td_drive_plan drive = drive_of(load, rig, plan);
   const uint32_t most = plan ? plan->memory.prefill_chunk : drive.prefill_chunk;
   for (uint32_t done = 0, n; done < n_tokens; done += n, out.n_steps++) {
     n = n_tokens - done < most ? n_tokens - done : most;
@@ -420,9 +436,10 @@ td_plan_time td_prefill_time_of(const td_plan_load *load, const td_rig *rig,
                                 .is_offloaded = is_offloaded};
       add_layer(&out, load, rig, plan, &layer);
     }
-    if (!reads) continue; // experts are read a layer ahead, each once a step
+    if (!drive.does_stream) continue; // experts are read a layer ahead, each once a step
     const double bytes = (double)td_plan_load_expert_bytes(load) * share_chosen(c, n);
-    out.seconds = before_s + longer(out.seconds - before_s, drive_s(&out, rig, bytes, drive.share));
+    out.seconds = before_s +
+                  longer(out.seconds - before_s, drive_s(&out, rig, bytes * (1 - drive.share)));
   }
   // Logits of the last token.
   host_load head = {.ops = head_flops(load)};
@@ -491,7 +508,8 @@ static void add_decode_layer(td_plan_time *out, const td_plan_load *load, const 
   host_load dense = {.ops = other_ops}, routed = {.ops = ops};
   add_regions(&dense, rig, 1, other);
   add_experts(&routed, rig, c, (double)load->layer_bytes[i], share);
-  const double missing_s = drive->does_stream ? drive_s(out, rig, experts, drive->hit_rate) : 0;
+  const double missing = missing_bytes(drive, c, (double)load->layer_bytes[i], n);
+  const double missing_s = missing > 0 ? drive_s(out, rig, missing) : 0;
   for (uint32_t k = 0; !plan && k < n_parts; k++) {
     out->seconds += host_s(out, rig, &dense) + longer(host_s(out, rig, &routed), missing_s) +
                     wait_s(out, rig->layer_us);
@@ -516,8 +534,7 @@ static void add_decode_layer(td_plan_time *out, const td_plan_load *load, const 
 td_plan_time td_decode_time_of(const td_plan_load *load, const td_rig *rig,
                                const td_card_plan *plan, const td_decode_work *work) {
   td_plan_time best = {.seconds = 0};
-  td_drive_plan drive = td_drive_plan_of(load, rig, plan ? rig->n_gpus : 0);
-  drive.does_stream &= !plan || plan->experts_stream;
+  const td_drive_plan drive = drive_of(load, rig, plan);
   for (uint32_t n = 1; n <= TD_MAX_MICROBATCHES; n++) {
     td_plan_time t = {.n_steps = 1};
     plan_decode(&t, load, plan, &drive, work, n);
@@ -545,10 +562,13 @@ double td_draft_time_of(const td_plan_load *load, const td_rig *rig, const td_ca
   add_experts(&experts, rig, c, expert_bytes, share);
   add_regions(&rest, rig, 1, others);
   add_regions(&head, rig, 1, (double)load->draft_head_bytes);
+  const td_drive_plan drive = drive_of(load, rig, plan);
+  const double missing = missing_bytes(&drive, c, expert_bytes, n_tokens);
+  const double missing_s = missing > 0 ? drive_s(&t, rig, missing) : 0;
   if (!plan)
-    return host_s(&t, rig, &experts) + host_s(&t, rig, &rest) + host_s(&t, rig, &head) +
-           wait_s(&t, rig->layer_us);
-  const double routed_s = plan->experts_stream ? host_s(&t, rig, &experts)
+    return longer(host_s(&t, rig, &experts), missing_s) + host_s(&t, rig, &rest) +
+           host_s(&t, rig, &head) + wait_s(&t, rig->layer_us);
+  const double routed_s = plan->experts_stream ? longer(host_s(&t, rig, &experts), missing_s)
                                                : gpu_s(&t, rig, expert_bytes * share, experts_ops);
   return routed_s + gpu_s(&t, rig, others, others_ops) +
          gpu_s(&t, rig, (double)load->head_bytes, head_ops) + wait_s(&t, rig->gpu.layer_us);

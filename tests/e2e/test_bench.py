@@ -208,6 +208,28 @@ def test_plan_of_a_drive(tandem_bin, tmp_path):
     assert "others come from the drive at 6.5 GB/s" in text
 
 
+def test_plan_of_a_drive_with_drafts(tandem_bin, tmp_path):
+    """The more tokens a step has, the fewer of its experts are in memory: those that are not are all read in the end."""
+    machine = {"memory_gib": 20, "cores": 16, "read_gbps": 72, "gflops": 9000, "layer_us": 1, "drive_gbps": 0.1}
+    (tmp_path / "m.json").write_text(json.dumps(machine))
+    options = ["--machine", f"{tmp_path}/m.json", "-p", "64", "-b", "1,256", "--json"]
+    found = json.loads(plan(tandem_bin, "--model", "Qwen3-30B-A3B", *options).stdout)
+    one, many = found["decode"]
+    absent = 1 - found["experts_in_memory"]
+    read = 8 / 128 * (1 - found["found_in_memory"]) / absent  # of those, by a token
+    for draft in one["drafts"]:
+        share = 1 - (1 - read) ** (1 + draft["n"])
+        assert draft["seconds"] / one["seconds"] == pytest.approx(share / read, rel=0.02)
+    assert many["seconds"] == pytest.approx(found["expert_bytes"] * absent / 0.1e9, rel=0.02)
+    with_layer = ["--model", "DeepSeek-V3", "--format", "fp8-b128", *options]
+    (tmp_path / "m.json").write_text(json.dumps(machine | {"memory_gib": 200}))
+    drafts = json.loads(plan(tandem_bin, *with_layer).stdout)["decode"][0]["drafts"]
+    (tmp_path / "m.json").write_text(json.dumps(machine | {"memory_gib": 200, "drive_gbps": 0.2}))
+    twice = json.loads(plan(tandem_bin, *with_layer).stdout)["decode"][0]["drafts"]
+    for slow, fast in zip(drafts, twice):  # also the layer that drafts waits for the drive
+        assert slow["seconds"] == pytest.approx(2 * fast["seconds"], rel=0.02)
+
+
 def test_plan_of_two_nodes(tandem_bin, tmp_path, monkeypatch, tiny_model):
     machine = {"memory_gib": 1128, "cores": 64, "read_gbps": 980, "gflops": 6400, "layer_us": 20}
     machine |= {"nodes": 2, "remote_gbps": 380}
