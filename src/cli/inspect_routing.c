@@ -19,7 +19,7 @@ typedef struct {
 
 enum { MAX_USES = 16 << 20 }; // playing one back takes 36 bytes
 
-static const uint32_t percents[] = {10, 20, 40, 60, 80}; // of the experts that memory holds
+static const uint32_t percents[] = {10, 25, 50, 75, 90}; // of the experts that memory holds
 
 static uint64_t *layer_counts(const routing *r, uint32_t layer_idx) {
   return r->counts + (size_t)layer_idx * r->session->config->n_experts;

@@ -356,7 +356,7 @@ def test_routing_counts_every_choice(tandem, model, tmp_path):
         assert sum(layer["counts"]) == len(ids) * top_k
     for found in said["found_in_memory"]:
         assert 0 <= max(found["segmented"], found["lru"], found["lfu"]) <= found["optimum"] < 1
-    assert [found["experts_in_memory"] for found in said["found_in_memory"]] == [0.1, 0.2, 0.4, 0.6, 0.8]
+    assert [found["experts_in_memory"] for found in said["found_in_memory"]] == [0.1, 0.25, 0.5, 0.75, 0.9]
 
 
 # ---- bench -----------------------------------------------------------------------------------
