@@ -142,7 +142,7 @@ static td_status choose_stream(td_weights_choice *out, const td_weights_need *ne
                    "--expert-device cpu");
   }
   if (!need->streamed_bytes) {
-    return td_fail(err, TD_EUNSUPPORTED, "--weights stream: %s; give --weights mmap",
+    return td_fail(err, TD_EUNSUPPORTED, "--weights stream: %s; or give --weights mmap",
                    need->why_not);
   }
   if (!has_room_for_arena(need)) {

@@ -130,7 +130,7 @@ TEST(choice_of_stream) {
   need.streamed_bytes = 0;
   need.why_not = "they are odd";
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_EUNSUPPORTED);
-  assert_non_null(strstr(err.msg, "--weights stream: they are odd; give --weights mmap"));
+  assert_non_null(strstr(err.msg, "--weights stream: they are odd; or give --weights mmap"));
   need.placement.is_discrete = true;
   assert_int_equal(td_weights_choose(&choice, &need, &err), TD_EUNSUPPORTED);
   assert_non_null(strstr(err.msg, "the GPU holds all experts"));

@@ -37,7 +37,9 @@ static td_status place(td_expert_places *p, const td_store *store, const td_laye
     if (!find_shard(store, w, shard)) {
       return td_fail(err, TD_EUNSUPPORTED,
                      "the experts of layer %u are laid out anew when they are loaded (%s), so they "
-                     "cannot be read from the drive one by one",
+                     "cannot be read from the drive one by one; those of a checkpoint that tandem "
+                     "quantize makes of the model's BF16 or FP8 weights can, as can FP8, MXFP4, "
+                     "NVFP4 and INT4 of compressed-tensors",
                      layer_idx, td_dtype_name(w->dtype));
     }
     parts[i] = (td_expert_part){
