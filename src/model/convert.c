@@ -477,6 +477,12 @@ const td_tensor *td_conversion_source(const td_conversion *c, size_t idx) {
   return idx < c->n_jobs ? c->jobs[idx].words : NULL;
 }
 
+const td_tensor *td_conversion_turned(const td_conversion *c, size_t idx, const uint8_t **from) {
+  if (idx >= c->n_turns) return NULL;
+  *from = c->turns[idx].from;
+  return c->turns[idx].t;
+}
+
 void td_conversion_write_header(const td_conversion *c, void *memory) {
   memcpy(memory, c->header.data, c->header.len);
 }
@@ -505,8 +511,8 @@ static bool run_turn(const run *r, const turn *u) {
   const td_tensor *t = u->t;
   const uint64_t cols = t->shape[0], rows = t->shape[1];
   const uint8_t *from = r->opts.moved ? data_of(r, t) : u->from;
-  uint32_t *rows_of = malloc(t->n_bytes);
-  if (!rows_of) return false;
+  uint32_t *rows_of = from ? malloc(t->n_bytes) : NULL;
+  if (!rows_of) return !from;
   if (u->how == TURN_AWQ_CODES)
     td_awq_to_rows(rows_of, from, rows * 8, cols);
   else

@@ -43,11 +43,15 @@ uint64_t td_conversion_memory_bytes(const td_conversion *conversion);
 void td_conversion_place(const td_conversion *conversion, td_store *store, const void *memory);
 // The idx-th tensor of codes, unused after conversion; NULL if idx is past the end.
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
+// The idx-th tensor that is turned into rows, whose data in the store were at *from; NULL if idx is
+// past the end.
+const td_tensor *td_conversion_turned(const td_conversion *conversion, size_t idx,
+                                      const uint8_t **from);
 // Writes the shard's header to zeroed, 64-byte aligned memory of td_conversion_bytes.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);
 typedef struct {
-  // Current address of a tensor's data, which may be written: what is turned into rows stays there.
-  // NULL: the store's, and memory is td_conversion_memory_bytes long.
+  // Current address of a tensor's data, which may be written: what is turned into rows stays there,
+  // unless the address is NULL. NULL: the store's, and memory is td_conversion_memory_bytes long.
   const uint8_t *(*moved)(void *ctx, const td_tensor *t);
   void *ctx;
   const atomic_bool *canceled; // set to abort; may be NULL

@@ -401,6 +401,14 @@ const td_store *td_model_store(const td_model *model) {
   return model->store;
 }
 
+const td_quant *td_model_quant(const td_model *model) {
+  return model->quant;
+}
+
+const td_conversion *td_model_conversion(const td_model *model) {
+  return model->conversion;
+}
+
 const char *td_model_dir(const td_model *model) {
   return model->dir;
 }

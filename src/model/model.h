@@ -343,6 +343,9 @@ td_model_stats td_model_stats_of(const td_model *model);
 uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx);
 // The files' tensors; NULL: none.
 const struct td_store *td_model_store(const td_model *model);
+const struct td_quant *td_model_quant(const td_model *model);
+// NULL: the weights are resident, and were converted when they were loaded.
+const struct td_conversion *td_model_conversion(const td_model *model);
 const char *td_model_dir(const td_model *model);
 const char *td_model_name(const td_model *model);
 // A model name derived from its directory: the repository's name if it is a snapshot in a hub cache

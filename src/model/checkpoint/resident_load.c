@@ -446,12 +446,28 @@ typedef struct {
   const td_store *store;
 } moving;
 
-// Where in memory a tensor's data have been read to.
+// Whether the tensor stays in the files.
+static bool is_left_out(const td_resident_opts *opts, uint32_t shard, uint64_t offset) {
+  size_t begin = 0, end = opts->n_left_out;
+  while (begin < end) {
+    const size_t middle = begin + (end - begin) / 2;
+    const td_shard_range *r = &opts->left_out[middle];
+    if (r->shard == shard && r->begin == offset) return true;
+    if (r->shard < shard || (r->shard == shard && r->begin < offset))
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  return false;
+}
+
+// Where in memory a tensor's data have been read to; NULL: nowhere.
 static const uint8_t *moved(void *ctx, const td_tensor *t) {
   const moving *m = ctx;
   for (size_t i = 0; i < td_store_n_shards(m->store); i++) { // shards are the first sources
     td_shard_info info = td_store_shard(m->store, i);
     if (t->data < info.bytes || t->data >= info.bytes + info.n_bytes) continue;
+    if (is_left_out(m->l->opts, (uint32_t)i, (uint64_t)(t->data - info.bytes))) return NULL;
     return (const uint8_t *)m->l->base + m->l->sources[i].offset + (t->data - info.bytes);
   }
   return t->data;

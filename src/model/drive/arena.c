@@ -335,6 +335,19 @@ static void read_again(td_expert_arena *a, uint32_t slot) {
   lock(a);
 }
 
+// Turns an expert that was read into rows. False: out of memory.
+static bool turn(td_expert_arena *a, const td_drive_read *read) {
+  lock(a);
+  const arena_slot *s = &a->slots[read->slot];
+  const bool is_ours = s->generation == read->generation && s->loader == a->owner && !s->error;
+  const td_expert_part *p = a->places.parts + (size_t)s->key * TD_EXPERT_PARTS;
+  unlock(a);
+  if (!is_ours) return true;
+  for (int i = 0; i < TD_EXPERT_PARTS; i++)
+    if (p[i].n_rows && !td_expert_part_turn(&p[i], content(a, read->slot) + p[i].at)) return false;
+  return true;
+}
+
 // All reads of a slot have ended. What was dropped may have been taken since.
 static void end_loading(td_expert_arena *a, uint32_t slot) {
   arena_slot *s = &a->slots[slot];
@@ -354,6 +367,7 @@ static void on_read(void *ctx, const td_drive_read *read, int error) {
   arena_slot *s = &a->slots[read->slot];
   const bool is_last = atomic_fetch_sub(&a->pieces[read->slot], 1) == 1;
   if (!is_last && !error) return;
+  if (is_last && !error && a->places.has_turned && !turn(a, read)) error = ENOMEM;
   lock(a);
   if (s->generation == read->generation && s->loader == a->owner) {
     if (error && !s->error) {

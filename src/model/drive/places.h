@@ -3,6 +3,8 @@
 // Scales and zero points that are tensors of their own are no part of it: they stay in memory.
 #pragma once
 
+#include <stdbool.h>
+
 #include "model/model.h"
 
 enum {
@@ -14,7 +16,13 @@ typedef struct {
   uint64_t offset, n_bytes; // in the shard; n_bytes 0: there is no such part
   uint64_t at;    // in the slot, with the offset's distance from a multiple of the alignment
   uint32_t shard; // td_store_shard
+  // Codes that are stored by columns (model/convert.h): of the matrix; n_rows 0: they are not.
+  uint32_t n_rows, n_cols;
+  bool is_awq; // rather than GPTQ's
 } td_expert_part;
+
+// Turns the part's codes, as they were read, into rows. False: out of memory.
+bool td_expert_part_turn(const td_expert_part *part, void *data);
 
 // The whole units of TD_DRIVE_ALIGN that a part is in: the first one's offset, and their length.
 static inline uint64_t td_expert_part_begin(const td_expert_part *p) {
@@ -29,6 +37,7 @@ typedef struct {
   uint32_t n_layers, n_experts;
   uint64_t slot_bytes;   // takes any expert
   uint64_t n_bytes;      // of all experts
+  bool has_turned;       // some parts are codes by columns
   td_expert_part *parts; // [n_layers][n_experts][TD_EXPERT_PARTS]
 } td_expert_places;
 
