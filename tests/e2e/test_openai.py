@@ -671,7 +671,7 @@ def test_client_that_leaves_frees_its_place(client, server):
 @pytest.mark.tsan
 def test_sigterm_drains(tandem_bin, model):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
-    server = Server(tandem_bin, model)
+    server = Server(tandem_bin, model, "--drain-timeout", "300")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     server.signal(signal.SIGHUP)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:

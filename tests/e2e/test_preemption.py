@@ -18,7 +18,7 @@ def ask(server, number):
     prompt = random.Random(number % 3).choices(range(3, 900), k=130) + [3 + number]
     fields = {"temperature": 0.9, "seed": number, "presence_penalty": 0.5, "repetition_penalty": 1.1}
     body = {"prompt": prompt, "max_tokens": N_TOKENS, "ignore_eos": True, "logprobs": 2, **fields}
-    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
+    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=400, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
 

@@ -34,7 +34,7 @@ def complete(server, prompt, max_tokens=24, **fields):
     reply = httpx.post(
         server.url + "/v1/completions",
         json={**body, "ignore_eos": True, **fields},
-        timeout=120,
+        timeout=400,
         trust_env=False,
     )
     assert reply.status_code == 200, reply.text
@@ -68,7 +68,7 @@ def test_salts_keep_apart(server):
         reply = httpx.post(
             server.url + "/v1/chat/completions",
             json={"messages": said, "max_tokens": 2, "cache_salt": salt},
-            timeout=120,
+            timeout=400,
             trust_env=False,
         )
         assert (cached(reply.json()) > 0) == is_known
@@ -87,7 +87,7 @@ def test_keys_kept_apart(tandem_bin, model, tmp_path):
             server.url + "/v1/completions",
             json={"prompt": prompt, "max_tokens": 2, **salt},
             headers={"Authorization": f"Bearer {key}"},
-            timeout=120,
+            timeout=400,
             trust_env=False,
         )
         return cached(reply.json())

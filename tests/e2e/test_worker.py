@@ -49,7 +49,7 @@ def body(prompt="Once upon a time", **kwargs):
 
 def complete(server, **kwargs):
     return httpx.post(
-        server.url + "/v1/completions", json=body(**kwargs), timeout=120, trust_env=False
+        server.url + "/v1/completions", json=body(**kwargs), timeout=400, trust_env=False
     )
 
 
