@@ -2,29 +2,19 @@
 // of Qwen3-VL; the thinker of Qwen3-Omni.
 #include "model/families/family.h"
 
-static const td_config_key keys[] = {
-    TD_BODY_KEYS(151936, 2048, 24, 32, 32768),
-    TD_GQA_KEY(4),
-    TD_DENSE_KEY(6144),
-    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 768),
-    TD_EXPERT_KEYS(128, 8),
-};
+// Their published defaults: the vocabulary, layers, heads, positions, heads of keys, widths of a
+// dense layer and of an expert, experts and how many a token has.
+#define QWEN3_KEYS(vocab, layers, heads, positions, kv_heads, dense, expert, n, k)                 \
+  {                                                                                                \
+    TD_BODY_KEYS(vocab, 2048, layers, heads, positions), TD_GQA_KEY(kv_heads),                     \
+        TD_DENSE_KEY(dense),                                                                       \
+        TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, expert),                  \
+        TD_EXPERT_KEYS(n, k),                                                                      \
+  }
 
-static const td_config_key vl_keys[] = {
-    TD_BODY_KEYS(151936, 2048, 24, 16, 128000),
-    TD_GQA_KEY(16),
-    TD_DENSE_KEY(5632),
-    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 1408),
-    TD_EXPERT_KEYS(60, 4),
-};
-
-static const td_config_key omni_keys[] = {
-    TD_BODY_KEYS(3584, 2048, 28, 28, 32768),
-    TD_GQA_KEY(4),
-    TD_DENSE_KEY(18944),
-    TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 768),
-    TD_EXPERT_KEYS(128, 8),
-};
+static const td_config_key keys[] = QWEN3_KEYS(151936, 24, 32, 32768, 4, 6144, 768, 128, 8);
+static const td_config_key vl_keys[] = QWEN3_KEYS(151936, 24, 16, 128000, 16, 5632, 1408, 60, 4);
+static const td_config_key omni_keys[] = QWEN3_KEYS(3584, 28, 28, 32768, 4, 18944, 768, 128, 8);
 
 static td_status check_sliding_window(const td_config_reader *r) {
   bool use = false;
