@@ -446,19 +446,16 @@ typedef struct {
   const td_store *store;
 } moving;
 
+static int by_place(const void *a, const void *b) {
+  const td_shard_range *x = a, *y = b;
+  if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
+  return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
 // Whether the tensor stays in the files.
 static bool is_left_out(const td_resident_opts *opts, uint32_t shard, uint64_t offset) {
-  size_t begin = 0, end = opts->n_left_out;
-  while (begin < end) {
-    const size_t middle = begin + (end - begin) / 2;
-    const td_shard_range *r = &opts->left_out[middle];
-    if (r->shard == shard && r->begin == offset) return true;
-    if (r->shard < shard || (r->shard == shard && r->begin < offset))
-      begin = middle + 1;
-    else
-      end = middle;
-  }
-  return false;
+  const td_shard_range key = {.shard = shard, .begin = offset};
+  return opts->n_left_out && bsearch(&key, opts->left_out, opts->n_left_out, sizeof key, by_place);
 }
 
 // Where in memory a tensor's data have been read to; NULL: nowhere.
