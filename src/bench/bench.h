@@ -9,5 +9,7 @@ int td_cmd_bench_kernels(const td_options *options);
 int td_cmd_bench_layer(const td_options *options);
 int td_cmd_bench_comm(const td_options *options);
 int td_cmd_bench_gpu(const td_options *options);
+// doctor.c: `tandem doctor`. Returns 1 also when something is wrong.
+int td_cmd_doctor(const td_options *options);
 // load.c: the load test of any OpenAI-compatible server (--server URL), from the client's side.
 int td_bench_server(const td_options *options);

@@ -159,8 +159,7 @@ static double read_files(td_drive_reader *reader, const td_store *store, char *m
   return (double)stats.n_bytes / (td_clock_s() - begin_s) * 1e-9;
 }
 
-// What the drive with the model's files reads; 0: unknown.
-static double drive_gbps(const td_model *model) {
+double td_rig_drive_gbps(const td_model *model) {
   const td_store *store = td_model_store(model);
   const size_t n_shards = store ? td_store_n_shards(store) : 0;
   td_file_id *ids = calloc(n_shards + 1, sizeof *ids);
@@ -202,7 +201,8 @@ static td_status measure(td_rig *out, const td_model *model, unsigned n_threads,
   if (st == TD_OK) st = compute(&e, &out->gflops, err);
   destroy(&e);
   const td_plan_load load = td_plan_load_of(model);
-  if (st == TD_OK && td_drive_plan_of(&load, out, 0).is_needed) out->drive_gbps = drive_gbps(model);
+  if (st == TD_OK && td_drive_plan_of(&load, out, 0).is_needed)
+    out->drive_gbps = td_rig_drive_gbps(model);
   return st;
 }
 

@@ -36,6 +36,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_PULL] = td_cmd_pull,
     [TD_CMD_PLAN] = td_cmd_plan,
     [TD_CMD_RECOMMEND] = td_cmd_recommend,
+    [TD_CMD_DOCTOR] = td_cmd_doctor,
     [TD_CMD_LIST] = td_cmd_list,
     [TD_CMD_RM] = td_cmd_rm,
     [TD_CMD_PS] = td_cmd_ps,

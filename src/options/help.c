@@ -71,6 +71,7 @@ static const struct {
     [TD_CMD_PULL] = {"[ORG/]NAME", "tandem pull qwen3-30b-a3b"},
     [TD_CMD_PLAN] = {"", "tandem plan -m Qwen/Qwen3-30B-A3B-FP8 --machine desktop-64gb"},
     [TD_CMD_RECOMMEND] = {"", "tandem recommend"},
+    [TD_CMD_DOCTOR] = {"", "tandem doctor"},
     [TD_CMD_LIST] = {"", "tandem list"},
     [TD_CMD_RM] = {"ORG/NAME[:QUANTIZATION]", "tandem rm Qwen/Qwen3-30B-A3B-FP8"},
     [TD_CMD_PS] = {"", "tandem ps"},
@@ -87,7 +88,7 @@ static const struct {
 // Every command stands in one group; what comes first is used first.
 static const struct {
   const char *title, *commands; // by their first words
-} command_groups[] = {{"To begin with", "run serve pull list rm recommend plan"},
+} command_groups[] = {{"To begin with", "run serve pull list rm recommend plan doctor"},
                       {"A running server", "ps top stop"},
                       {"Checkpoints", "inspect quantize"},
                       {"Speed and quality", "bench eval"}};

@@ -98,9 +98,9 @@ const td_option td_option_table[] = {
      "SECONDS",
      "unload a model that has had no request for so long; the next request loads it again; 0: "
      "never"},
-    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(BENCH_GPU),
-     AT(threads), RANGE(0, 4096), "0", "N",
-     "compute threads; 0: one per CPU, but one less beside a GPU"},
+    {GROUP_MODEL, "threads", 't', OPT_INT,
+     COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(BENCH_GPU) | ON(DOCTOR), AT(threads), RANGE(0, 4096),
+     "0", "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
     {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM) | ON(BENCH_GPU), AT(device),
      NO_RANGE, "auto", "DEVICE", "auto: a GPU if one can be used, else the CPU; cuda: a GPU; cpu"},
     {GROUP_MODEL, "devices", 0, OPT_STR, COMPUTE, AT(devices), NO_RANGE, "0", "N,N",
@@ -198,8 +198,8 @@ const td_option td_option_table[] = {
 
     {GROUP_NETWORK, "host", 0, OPT_STR, ON(SERVE), AT(host), NO_RANGE, "127.0.0.1", "ADDRESS",
      "IPv4 or IPv6 address, or unix:PATH"},
-    {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE), AT(port), RANGE(0, 65535), "8080", "PORT",
-     "0: any free port"},
+    {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE) | ON(DOCTOR), AT(port), RANGE(0, 65535), "8080",
+     "PORT", "0: any free port"},
     {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH) | ON(RUN) | REMOTE, AT(api_key),
      NO_RANGE, NULL, "KEY",
      "bearer token that serve requires, and that is sent to --server; default: TANDEM_API_KEY of "

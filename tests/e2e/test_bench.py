@@ -2,8 +2,9 @@
 
 import http.server
 import json
-import re
 import os
+import re
+import socket
 import subprocess
 import threading
 import time
@@ -55,6 +56,35 @@ def test_kernels(tandem_bin):
     first = found[0]
     flops = 2 * first["rows"] * first["cols"] * first["batch"]
     assert first["gflops"] == pytest.approx(flops / first["ms"] * 1e-6)
+
+
+def doctor(tandem_bin, *args, **env):
+    done = subprocess.run([tandem_bin, "doctor", *args], capture_output=True, text=True, env=os.environ | env)
+    *lines, sums = done.stdout.splitlines()
+    found = [(line[:6].strip(), line[7:21].strip(), line[22:]) for line in lines]
+    for name in ("fine", "slow", "WRONG"):
+        assert f"{sum(word == name for word, _, _ in found)} {name.lower()}" in sums
+    return done.returncode, {what: (word, text) for word, what, text in found}
+
+
+def test_doctor(tandem_bin, tmp_path):
+    make_model(tmp_path / "m")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, found = doctor(tandem_bin, "--model", tmp_path / "m", "--port", str(port), "-t", "2")
+    assert code == 0
+    assert found["port"] == ("-", f"{port}: Address already in use: tandem serve --port takes another")
+    assert found["CPU's results"][0] == "fine" and "known answers" in found["CPU's results"][1]
+    assert {"CPU", "memory", "memory rate", "arithmetic", "huge pages", "drive"} <= set(found)
+
+
+def test_doctor_of_a_gpu(tandem_bin, build_dir):
+    library = build_dir / "bin" / "libtandem_cuda_emu.so"
+    if not library.exists():
+        pytest.skip(f"no {library}: the emulator needs a C++ compiler")
+    code, found = doctor(tandem_bin, TANDEM_CUDA_LIB=str(library))
+    assert code == 0
+    assert found["GPU"][0] == found["GPU's results"][0] == "fine"
 
 
 def test_comm(tandem_bin):

@@ -12,6 +12,7 @@
 #include "base/fs.h"
 #include "base/stats.h"
 #include "bench/fetch.h"
+#include "bench/known_answers.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
 #include "unit/testing.h"
@@ -204,4 +205,58 @@ TEST(every_address_is_tried) {
   assert_int_equal(td_fetch(&out, &args, &err), TD_EIO); // neither
   assert_non_null(strstr(err.msg, "connection refused"));
   td_buf_free(&out);
+}
+
+// ---- known answers ------------------------------------------------------------------------------
+
+// What is wrong with the device: bits of a word of the results, or of a byte of the weights that
+// has no low bits of a float.
+static uint32_t wrong_result;
+static uint8_t wrong_weight;
+
+void __real_td_op_linear(td_stream *stream, const td_linear_op_args *args);
+void __wrap_td_op_linear(td_stream *stream, const td_linear_op_args *args);
+void __wrap_td_op_linear(td_stream *stream, const td_linear_op_args *args) {
+  td_err err;
+  uint8_t *byte = (uint8_t *)(uintptr_t)args->w->data + td_weight_row_bytes(args->w) * 3 / 2 - 1;
+  *byte ^= wrong_weight;
+  __real_td_op_linear(stream, args);
+  assert_int_equal(td_stream_sync(stream, &err), TD_OK);
+  *byte ^= wrong_weight;
+  uint32_t *result = (uint32_t *)args->y + args->y_stride - 1;
+  *result ^= wrong_result;
+}
+
+// Of how many comparisons, which all of a device's matrices take part in.
+static uint32_t n_wrong_of(uint32_t *n) {
+  td_dev *dev;
+  td_err err;
+  td_buf text = TD_BUF_INIT;
+  uint32_t n_wrong = 0;
+  const td_dev_opts opts = {.kind = "cpu", .n_threads = 2, .activations = TD_ACTIVATIONS_AUTO};
+  assert_int_equal(td_dev_open(&dev, &opts, &err), TD_OK);
+  assert_int_equal(td_known_answers(&text, dev, n, &n_wrong, &err), TD_OK);
+  assert_int_equal(n_wrong > 0, text.len > 0);
+  td_buf_free(&text);
+  td_dev_close(dev);
+  return n_wrong;
+}
+
+TEST(a_device_that_is_right_is_not_called_wrong) {
+  uint32_t n;
+  assert_int_equal(n_wrong_of(&n), 0);
+}
+
+TEST(a_bit_of_a_result_is_seen_in_every_format) {
+  uint32_t n;
+  wrong_result = 1u << 30;
+  assert_true(n_wrong_of(&n) >= n - 3); // all but operations on rows, which are not of matrices
+  wrong_result = 0;
+}
+
+TEST(a_byte_of_the_weights_is_seen_in_every_format) {
+  uint32_t n;
+  wrong_weight = 0xff;
+  assert_true(n_wrong_of(&n) >= n - 3);
+  wrong_weight = 0;
 }
