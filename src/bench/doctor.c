@@ -95,8 +95,9 @@ static void look_at_memory(doctor *d, const td_machine *m) {
     say(d, FINE, "huge pages", pages == TD_PAGES_RESERVED ? "reserved" : "transparent");
   }
   if (strstr(m->kernel, "icrosoft"))
-    say(d, SLOW, "WSL", "Windows lets half of the memory be pinned for a GPU, and gives Linux half "
-                        "of it: memory= in .wslconfig");
+    say(d, SLOW, "WSL",
+        "Windows lets half of the memory be pinned for a GPU, and gives Linux half "
+        "of it: memory= in .wslconfig");
 }
 
 static void look_at_port(doctor *d) {

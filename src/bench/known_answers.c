@@ -71,7 +71,8 @@ static bool is_near(answers *a, const td_weight *w, uint32_t n_tokens) {
         magnitude += fabs((double)a->row[c] * a->values[t][c]);
         weights += fabs((double)a->row[c]);
       }
-      // The order of sums and the rounding of scales; 16 bits of a block whose largest is at most 4.
+      // The order of sums and the rounding of scales; 16 bits of a block whose largest is at
+      // most 4.
       const double bound = (COLS + 8) * 0x1p-24 * magnitude + 4.1 / 65534 * weights;
       if (!(fabs(a->results[t][r] - sum) <= bound + rounded * magnitude)) return false;
     }
@@ -149,16 +150,27 @@ static void check_attention(answers *a) {
       m[way][i] = -INFINITY;
       l[way][i] = 0;
     }
-    const td_attn_block_args args = {.q = q, .k = keys, .v = keys, .n_visible = n_visible,
-                                     .m = m[way], .l = l[way], .acc = acc[way], .ldq = HEAD_DIM,
-                                     .ldk = HEAD_DIM, .ldv = HEAD_DIM, .ldacc = HEAD_DIM,
-                                     .n_q = QUERIES, .k_dim = HEAD_DIM, .v_dim = HEAD_DIM};
+    const td_attn_block_args args = {.q = q,
+                                     .k = keys,
+                                     .v = keys,
+                                     .n_visible = n_visible,
+                                     .m = m[way],
+                                     .l = l[way],
+                                     .acc = acc[way],
+                                     .ldq = HEAD_DIM,
+                                     .ldk = HEAD_DIM,
+                                     .ldv = HEAD_DIM,
+                                     .ldacc = HEAD_DIM,
+                                     .n_q = QUERIES,
+                                     .k_dim = HEAD_DIM,
+                                     .v_dim = HEAD_DIM};
     if (way)
       SCALAR(attn_f32, td_attn_block_args)(&args);
     else
       td_kernels()->attn_f32(&args);
   }
-  note(a, are_near(acc[0], acc[1], QUERIES * HEAD_DIM, 1e-4f) && are_near(l[0], l[1], QUERIES, 1e-4f),
+  note(a,
+       are_near(acc[0], acc[1], QUERIES * HEAD_DIM, 1e-4f) && are_near(l[0], l[1], QUERIES, 1e-4f),
        "attention", QUERIES);
 }
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
@@ -95,6 +96,17 @@ static void faster_gpu(setup *s) {
 static void more_memory(setup *s) {
   s->rig.memory_bytes += (uint64_t)32 << 30;
 }
+static void much_more_memory(setup *s) {
+  s->rig.memory_bytes += (uint64_t)64 << 30;
+}
+// Where nothing is known of the link between sockets it reads half of what memory does.
+static void more_sockets(setup *s) {
+  s->rig.remote_gbps = s->rig.n_nodes > 1 ? 2 * s->rig.remote_gbps : s->rig.read_gbps / 2;
+  s->rig.n_nodes *= 2;
+  s->rig.memory_bytes *= 2;
+  s->rig.read_gbps *= 2;
+  more_cores(s);
+}
 static void faster_drive(setup *s) {
   s->rig.drive_gbps *= 2;
 }
@@ -108,7 +120,7 @@ static void smaller_weights(setup *s) {
   s->load.step_bytes /= 2;
 }
 
-typedef enum { ALWAYS, WITH_GPU, WITHOUT_GPU, WITH_DRIVE } change_kind;
+typedef enum { ALWAYS, WITH_GPU, WITHOUT_GPU, WITH_DRIVE, TO_BUY } change_kind;
 
 static const struct {
   const char *what;
@@ -123,6 +135,8 @@ static const struct {
                {"GPUs twice as fast", faster_gpu, WITH_GPU},
                {"32 GiB more memory", more_memory, WITH_DRIVE},
                {"a drive twice as fast (or two as one)", faster_drive, WITH_DRIVE},
+               {"64 GiB more memory", much_more_memory, TO_BUY},
+               {"twice the sockets, each with its memory", more_sockets, TO_BUY},
                {"weights of half the bits", smaller_weights, ALWAYS}};
 
 static bool applies(const setup *s, change_kind kind) {
@@ -140,14 +154,20 @@ typedef struct {
 } lift;
 enum { MAX_LIFTS = 2 };
 
-// The changes that shorten the work most, by a tenth at least. Returns their number.
+static setup changed(const setup *s, size_t i) {
+  setup other = *s;
+  changes[i].apply(&other);
+  divide(&other);
+  return other;
+}
+
+// The changes that shorten the work most, by a tenth at least, but for what is bought whole.
+// Returns their number.
 static uint32_t find_lifts(const setup *s, const work *w, double seconds, lift out[MAX_LIFTS]) {
   uint32_t n = 0;
   for (size_t i = 0; i < TD_COUNT(changes); i++) {
-    if (!applies(s, changes[i].kind)) continue;
-    setup other = *s;
-    changes[i].apply(&other);
-    divide(&other);
+    if (changes[i].kind == TO_BUY || !applies(s, changes[i].kind)) continue;
+    const setup other = changed(s, i);
     const lift one = {changes[i].what, time_of(&other, w).seconds};
     if (one.seconds > 0.9 * seconds) continue;
     uint32_t at = n < MAX_LIFTS ? n++ : MAX_LIFTS;
@@ -348,6 +368,66 @@ static void add_decode(td_buf *out, const setup *s, uint32_t n_seqs) {
   add_drafts(out, s, n_seqs, t.seconds);
 }
 
+// ---- what if ------------------------------------------------------------------------------------
+
+typedef struct {
+  const char *what;
+  double tokens_per_s, prompt_s; // of the first batch, of the last prompt
+} outcome;
+
+static outcome outcome_of(const setup *s, const char *what) {
+  const uint32_t n_seqs = (uint32_t)s->opts->batches.values[0];
+  const uint32_t n = (uint32_t)s->opts->prompts.values[s->opts->prompts.n - 1];
+  return (outcome){what, n_seqs / time_of(s, &(work){.n = n_seqs}).seconds,
+                   time_of(s, &(work){.is_prompt = true, .n = n}).seconds};
+}
+
+// Fastest decode first, then shortest prompt.
+static int by_speed(const void *a, const void *b) {
+  const outcome *x = a, *y = b;
+  if (x->tokens_per_s != y->tokens_per_s) return x->tokens_per_s < y->tokens_per_s ? 1 : -1;
+  return (x->prompt_s > y->prompt_s) - (x->prompt_s < y->prompt_s);
+}
+
+// As it is, then each change that applies and shows, ranked. Returns their number.
+static size_t try_changes(const setup *s, outcome out[1 + TD_COUNT(changes)]) {
+  size_t n = 0;
+  out[n++] = outcome_of(s, "as it is");
+  for (size_t i = 0; i < TD_COUNT(changes); i++) {
+    if (changes[i].kind != TO_BUY && !applies(s, changes[i].kind)) continue;
+    const setup other = changed(s, i);
+    out[n] = outcome_of(&other, changes[i].what);
+    n += changes[i].kind == TO_BUY || fabs(out[n].tokens_per_s / out[0].tokens_per_s - 1) > 0.01 ||
+         fabs(out[n].prompt_s / out[0].prompt_s - 1) > 0.01;
+  }
+  qsort(out + 1, n - 1, sizeof *out, by_speed);
+  return n;
+}
+
+static void add_what_if(td_buf *out, const setup *s) {
+  outcome all[1 + TD_COUNT(changes)];
+  const size_t n = try_changes(s, all);
+  td_buf_printf(out, "what if       %-40s decode tokens/s   seconds of the last prompt\n", "");
+  for (size_t i = 0; i < n; i++)
+    td_buf_printf(out, "              %-40s %8.1f (%4.2fx)  %10.2f (%4.2fx)\n", all[i].what,
+                  all[i].tokens_per_s, all[i].tokens_per_s / all[0].tokens_per_s, all[i].prompt_s,
+                  all[0].prompt_s / all[i].prompt_s);
+}
+
+static void add_json_what_if(td_json_writer *w, const setup *s) {
+  outcome all[1 + TD_COUNT(changes)];
+  const size_t n = try_changes(s, all);
+  td_jw_begin_array(w, "what_if");
+  for (size_t i = 0; i < n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "with", all[i].what);
+    td_jw_double(w, "tokens_per_s", all[i].tokens_per_s);
+    td_jw_double(w, "prompt_seconds", all[i].prompt_s);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
 // KV pages are for the requests that are planned.
 static uint32_t most_requests(const td_plan_opts *opts) {
   int32_t most = 1;
@@ -403,6 +483,7 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
     add_prompt(out, &s, (uint32_t)opts->prompts.values[i]);
   for (uint32_t i = 0; i < opts->batches.n; i++)
     add_decode(out, &s, (uint32_t)opts->batches.values[i]);
+  if (opts->what_if) add_what_if(out, &s);
 }
 
 void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,
@@ -558,6 +639,7 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   for (uint32_t i = 0; i < opts->batches.n; i++)
     add_json_decode(w, &s, (uint32_t)opts->batches.values[i]);
   td_jw_end_array(w);
+  if (opts->what_if) add_json_what_if(w, &s);
   td_jw_end_object(w);
 }
 
@@ -600,6 +682,7 @@ int td_cmd_plan(const td_options *o) {
                        .ctx_size = (uint32_t)o->ctx_size,
                        .hit_rate = o->hit_rate,
                        .acceptance = o->acceptance,
+                       .what_if = o->what_if,
                        .activations = o->activations,
                        .kv_dtype = td_cmd_kv_dtype(o)};
   td_err err;

@@ -14,6 +14,7 @@ typedef struct {
   td_activations activations; // in 8 bits they have a rate of their own
   td_dtype kv_dtype;          // of --kv-dtype
   uint32_t ctx_size;          // of each request; 0: the model's, within memory
+  bool what_if;               // also with each change of the machine, ranked
   bool is_short;              // text without what limits a speed and what drafts do
 } td_plan_opts;
 extern const td_plan_opts td_plan_usual;

@@ -159,6 +159,7 @@ typedef struct {
   bool with_plan;
   int64_t plan_depth;
   double hit_rate, acceptance;
+  bool what_if;
 } td_options;
 
 // Parses argv[1..argc): the command's words, then its options ("--name value", "--name=value", "-x

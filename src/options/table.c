@@ -290,6 +290,8 @@ const td_option td_option_table[] = {
      "sequences decoded together; a GPU has keys and values for so many, as with --max-batch"},
     {GROUP_BENCH, "depth", 'd', OPT_INT, ON(PLAN), AT(plan_depth), RANGE(0, 1 << 24), "1024", "N",
      "context of each sequence: tokens before the first decoded one"},
+    {GROUP_BENCH, "what-if", 0, OPT_FLAG, ON(PLAN), AT(what_if), NO_RANGE, NULL, NULL,
+     "also with more memory, another card, a second drive or socket and the like, fastest first"},
     {GROUP_BENCH, "hits", 0, OPT_REAL, ON(PLAN), AT(hit_rate), RANGE(-1, 1), "-1", "SHARE",
      "share of the chosen experts that --expert-cache holds; -1: the share of all experts that "
      "fit"},

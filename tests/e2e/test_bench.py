@@ -238,6 +238,29 @@ def test_plan_of_a_drive(tandem_bin, tmp_path):
     assert "others come from the drive at 6.5 GB/s" in text
 
 
+def test_plan_what_if(tandem_bin):
+    """What a change brings is what the plan of a machine that has it says; fastest first."""
+    options = ["--model", "Qwen3-235B-A22B", "--format", "int4-g128", "-p", "512,8192", "--json"]
+
+    def planned(machine, *more):
+        return json.loads(plan(tandem_bin, *options, "--machine", machine, *more).stdout)
+
+    found = planned("desktop-64gb", "--what-if")
+    first, *changed = found["what_if"]
+    assert first["with"] == "as it is" and "what_if" not in planned("desktop-64gb")
+    assert first["tokens_per_s"] == pytest.approx(found["decode"][0]["tokens_per_s"])
+    assert first["prompt_seconds"] == pytest.approx(found["prompts"][1]["seconds"])
+    with_card = planned("desktop-64gb+rtx-5090")
+    card = next(c for c in changed if c["with"] == "an RTX 5090")
+    assert card["tokens_per_s"] == pytest.approx(with_card["decode"][0]["tokens_per_s"])
+    assert card["prompt_seconds"] == pytest.approx(with_card["prompts"][1]["seconds"])
+    speeds = [c["tokens_per_s"] for c in changed]
+    assert all(fast >= 0.99 * slow for fast, slow in zip(speeds, speeds[1:]))
+    assert {"64 GiB more memory", "a drive twice as fast (or two as one)"} <= {c["with"] for c in changed}
+    text = plan(tandem_bin, *options[:-1], "--machine", "desktop-64gb", "--what-if").stdout
+    assert text.count("x)\n") == len(found["what_if"])
+
+
 def test_plan_of_a_drive_with_drafts(tandem_bin, tmp_path):
     """The more tokens a step has, the fewer of its experts are in memory: those that are not are all read in the end."""
     machine = {"memory_gib": 20, "cores": 16, "read_gbps": 72, "gflops": 9000, "layer_us": 1, "drive_gbps": 0.1}
