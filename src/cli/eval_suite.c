@@ -30,7 +30,8 @@ typedef struct {
   td_err err;
 } eval;
 
-static bool keep_token(void *ctx, int32_t id) {
+static bool keep_token(void *ctx, int32_t id, float logprob) {
+  (void)logprob;
   eval *e = ctx;
   return td_token_ids_push(&e->answer, id, &e->err) == TD_OK;
 }

@@ -32,6 +32,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_EVAL_LOGITS] = td_cmd_eval_logits,
     [TD_CMD_EVAL_PERPLEXITY] = td_cmd_eval_perplexity,
     [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,
+    [TD_CMD_VERIFY] = td_cmd_verify,
     [TD_CMD_QUANTIZE] = td_cmd_quantize,
     [TD_CMD_PULL] = td_cmd_pull,
     [TD_CMD_PLAN] = td_cmd_plan,

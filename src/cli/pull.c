@@ -75,7 +75,7 @@ static td_status keep_name(td_options *o, const char *repo, td_err *err) {
 
 td_status td_cli_find_model(td_options *o, td_err *err) {
   char *dir;
-  if (!o->server && td_cli_is_served(o)) o->server = strdup(td_cli_server(o));
+  if (!o->server && !o->receipt && td_cli_is_served(o)) o->server = strdup(td_cli_server(o));
   if (o->command == TD_CMD_STOP || o->server || !o->model) return TD_OK;
   char *full = o->command == TD_CMD_PLAN ? NULL : td_cli_full_name(o->model); // it has shapes
   if (full) {

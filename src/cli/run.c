@@ -161,6 +161,8 @@ static td_status open_runner(td_runner *r, td_err *err) {
   if (st == TD_OK && o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
   if (st == TD_OK && o->system) td_buf_str(&r->conversation.system, o->system);
   if (st == TD_OK) st = td_buf_status(&r->conversation.system, err);
+  if (st == TD_OK && o->server && o->receipt)
+    st = td_fail(err, TD_EINVAL, "--receipt is of an answer computed here: leave out --server");
   if (st != TD_OK) return st;
   return o->server ? td_run_open_server(r, err) : td_run_open_model(r, err);
 }
@@ -175,6 +177,7 @@ static void close_runner(td_runner *r) {
   td_buf_free(&r->reasoning);
   td_buf_free(&r->said);
   td_token_ids_free(&r->ids);
+  td_buf_free(&r->logprobs);
   td_trace_file_close(r->trace);
   td_options_free(&r->settings);
   free(r->served);

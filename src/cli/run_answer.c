@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "cli/interrupt.h"
+#include "cli/receipt.h"
 #include "cli/run_impl.h"
 #include "cli/terminal.h"
 
@@ -117,8 +118,9 @@ static bool on_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
   return !td_interrupted();
 }
 
-static bool on_token(void *ctx, int32_t id) {
+static bool on_token(void *ctx, int32_t id, float logprob) {
   td_runner *r = ctx;
+  if (r->options->receipt) td_buf_add(&r->logprobs, &logprob, sizeof logprob);
   r->status = td_token_ids_push(&r->ids, id, &r->err);
   if (r->status == TD_OK && r->chat)
     r->status = td_detok_feed(&r->detok, id, &r->text, &r->err);
@@ -132,6 +134,7 @@ static void begin(td_runner *r) {
   td_buf_clear(&r->text);
   td_buf_clear(&r->reasoning);
   td_buf_clear(&r->said);
+  td_buf_clear(&r->logprobs);
   r->ids.n = 0;
   r->status = TD_OK;
   r->stats = (td_generate_stats){0};
@@ -150,6 +153,20 @@ static void end(td_runner *r, td_status st) {
   fflush(stdout);
 }
 
+static td_status write_receipt(const td_runner *r, const td_generate_args *args, td_err *err) {
+  const td_receipt receipt = {
+      .options = r->options,
+      .session = r->session,
+      .sampling = args->sampling,
+      .ignore_eos = args->ignore_eos,
+      .has_tokenizer = args->tok != NULL,
+      .is_ended = r->stats.reason == TD_DONE_STOP,
+      .prompt = {.ids = (int32_t *)(uintptr_t)args->prompt, .n = args->n_prompt},
+      .answer = r->ids,
+      .logprobs = r->logprobs};
+  return td_receipt_write(&receipt, r->options->receipt, err);
+}
+
 td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
   begin(r);
   td_generate_args args = {.prompt = prompt,
@@ -158,6 +175,7 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
                            .ignore_eos = r->options->ignore_eos,
                            .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
                            .sampling = r->sampling,
+                           .want_logprobs = r->options->receipt != NULL,
                            .on_prefill = on_prefill,
                            .on_token = on_token,
                            .ctx = r};
@@ -170,6 +188,8 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
   if (st == TD_OK && r->chat) st = td_detok_flush(&r->detok, &r->text, err);
   if (st == TD_OK) st = show_new(r, true, err);
   end(r, st);
+  if (st == TD_OK && r->options->receipt && r->stats.reason != TD_DONE_CANCELED)
+    st = write_receipt(r, &args, err);
   r->n_cached = r->session->n_cached;
   return st;
 }

@@ -66,6 +66,7 @@ static const struct {
                                 "tandem eval perplexity -m DIR -f text.txt"},
     [TD_CMD_EVAL_CHAT] = {"--model DIR --suite FILE",
                           "tandem eval chat -m DIR --suite suite.jsonl"},
+    [TD_CMD_VERIFY] = {"FILE.json --model DIR", "tandem verify answer.json -m DIR"},
     [TD_CMD_QUANTIZE] = {"--model DIR --to FORMAT --out DIR",
                          "tandem quantize -m DIR --to int4-g128 -o SMALLER"},
     [TD_CMD_PULL] = {"[ORG/]NAME", "tandem pull qwen3-30b-a3b"},
@@ -91,7 +92,7 @@ static const struct {
 } command_groups[] = {{"To begin with", "run serve pull list rm recommend plan doctor"},
                       {"A running server", "ps top stop"},
                       {"Checkpoints", "inspect quantize"},
-                      {"Speed and quality", "bench eval"}};
+                      {"Speed and quality", "bench eval verify"}};
 
 static void program_help(td_buf *out) {
   td_buf_str(out, "tandem: large Mixture-of-Experts language models on a machine you own\n\n"

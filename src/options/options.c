@@ -418,6 +418,8 @@ static bool is_model(const td_options *options, const char *word) {
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
   const int model = td_option_find(options->command, "model", 5, 0);
+  if (options->command == TD_CMD_VERIFY && !options->receipt && td_ends_with(arg, ".json"))
+    return td_options_set(options, "receipt", arg, err);
   if (arg[0] != '-' && model >= 0 && !options->model && is_model(options, arg)) {
     td_option_mark_given(options, (size_t)model);
     return td_option_set(&td_option_table[model], options, arg, err);

@@ -21,6 +21,7 @@
   X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
+  X(VERIFY, "verify", "compute a receipt of an answer again, and compare every bit")               \
   X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
   X(PULL, "pull", "download a model from a hub")                                                   \
   X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
@@ -151,7 +152,7 @@ typedef struct {
   // quantize
   char *to;
   // eval, inspect and quantize
-  char *out, *suite, *template_file, *input;
+  char *receipt, *out, *suite, *template_file, *input;
   int64_t chunk_tokens;
   bool tensors, decode;
   // plan

@@ -8,7 +8,7 @@
 enum {
   ALL = (1u << TD_N_COMMANDS) - 1,
   EVAL = ON(EVAL_LOGITS) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
-  COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
+  COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING) | ON(VERIFY),
   MICROBENCH = ON(BENCH_KERNELS) | ON(BENCH_LAYER),
   JSON = ON(RUN) | ON(BENCH) | MICROBENCH | ON(BENCH_COMM) | ON(INSPECT) | ON(INSPECT_ROUTING) |
          ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE) | ON(LIST) | ON(PS) | ON(RECOMMEND) |
@@ -365,6 +365,9 @@ const td_option td_option_table[] = {
     {GROUP_LOAD, "slo-tpot", 0, OPT_REAL, ON(BENCH), AT(slo_tpot_ms), RANGE(0, 1e9), "0", "MS",
      "and at most this TPOT, the mean time per token after the first; 0: no limit"},
 
+    {GROUP_FILES, "receipt", 0, OPT_STR, ON(RUN) | ON(VERIFY), AT(receipt), NO_RANGE, NULL, "FILE",
+     "run: write a receipt of the answer there, with which `tandem verify` computes it again; not "
+     "with --server"},
     {GROUP_FILES, "out", 'o', OPT_STR, ON(EVAL_LOGITS), AT(out), NO_RANGE, NULL, "FILE",
      "where to write float32 [n_tokens][n_vocab], .npy"},
     {GROUP_FILES, "to", 0, OPT_CHOICE, ON(QUANTIZE), AT(to), ONE_OF(encodings), NULL, "FORMAT",

@@ -60,7 +60,8 @@ static bool hand_on(generation *g) {
   return !stop;
 }
 
-static bool on_token(void *ctx, int32_t id) {
+static bool on_token(void *ctx, int32_t id, float logprob) {
+  (void)logprob;
   generation *g = ctx;
   g->status = td_detok_feed(&g->detok, id, &g->text, &g->err);
   return g->status == TD_OK && hand_on(g);

@@ -248,7 +248,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
   stats->reason = TD_DONE_LENGTH;
   while (stats->n_output < args->max_tokens) {
     td_wire_token token;
-    td_status st = td_engine_draw(engine_of(s), 0, sampler, 0, &token, err);
+    td_status st = td_engine_draw(engine_of(s), 0, sampler, args->want_logprobs, &token, err);
     if (st == TD_OK) st = td_sampler_status(sampler, err);
     if (st != TD_OK) return st;
     int32_t id = token.id;
@@ -257,7 +257,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
       stats->reason = TD_DONE_STOP;
       return TD_OK;
     }
-    if (args->on_token && !args->on_token(args->ctx, id)) {
+    if (args->on_token && !args->on_token(args->ctx, id, token.logprob)) {
       stats->reason = TD_DONE_CANCELED;
       return TD_OK;
     }

@@ -54,11 +54,12 @@ typedef struct {
   bool ignore_eos;
   const td_tokenizer *tok; // its end token stops generation too; may be NULL
   td_sampling sampling;
+  bool want_logprobs; // on_token gets each token's log-probability, in nats, else 0
   // Called before the first prefill step, with the tokens found in the KV cache as n_done, and
   // after each; returning false cancels. May be NULL.
   bool (*on_prefill)(void *ctx, uint32_t n_done, uint32_t n_prompt);
   // Called for each token that is not an end of sequence; returning false cancels. May be NULL.
-  bool (*on_token)(void *ctx, int32_t id);
+  bool (*on_token)(void *ctx, int32_t id, float logprob);
   void *ctx;
 } td_generate_args;
 
