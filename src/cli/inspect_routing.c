@@ -17,7 +17,7 @@ typedef struct {
   size_t n_uses, max_uses;
 } routing;
 
-enum { MAX_USES = 16 << 20 }; // playing one back takes 36 bytes
+enum { MAX_USES = 16 << 20 }; // playing one back takes 20 bytes
 
 static const uint32_t percents[] = {10, 25, 50, 75, 90}; // of the experts that memory holds
 

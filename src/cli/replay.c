@@ -8,7 +8,7 @@
 #include "model/drive/arena.h"
 
 typedef struct {
-  uint64_t rank; // the least makes room
+  double rank; // the least makes room
   uint32_t key;
 } entry;
 
@@ -36,39 +36,28 @@ static void pop(heap *h) {
 }
 
 typedef struct {
-  uint64_t *rank; // [n_keys]; 0: not in memory
+  double *rank;  // [n_keys]: since its last use
+  bool *is_held; // [n_keys]
   uint64_t *count;
-  bool *is_protected; // [n_keys]
-  uint32_t *next;     // [n]: the use after this one of the same key, or UINT32_MAX
-  heap once, twice;   // twice: SEGMENTED's protected part
-  uint32_t n_slots, n_held, n_protected;
+  uint32_t *next; // [n]: the use after this one of the same key, or UINT32_MAX
+  heap held;
+  uint32_t n_keys, n_slots, n_held;
 } memory;
 
-// The least that is up to date.
-static const entry *least(const memory *m, heap *h, bool is_protected) {
-  while (h->n &&
-         (m->rank[h->at[0].key] != h->at[0].rank || m->is_protected[h->at[0].key] != is_protected))
-    pop(h);
-  return h->n ? &h->at[0] : NULL;
-}
-
 static void make_room(memory *m) {
-  const entry *once = least(m, &m->once, false), *twice = least(m, &m->twice, true);
-  const bool is_full = m->n_protected > (uint64_t)m->n_slots * TD_ARENA_PROTECTED_PERCENT / 100;
-  const bool is_twice = !once || (twice && is_full && twice->rank < once->rank);
-  const uint32_t key = is_twice ? twice->key : once->key;
-  pop(is_twice ? &m->twice : &m->once);
-  m->n_protected -= m->is_protected[key];
-  m->is_protected[key] = false;
-  m->rank[key] = 0;
+  while (m->rank[m->held.at[0].key] != m->held.at[0].rank)
+    pop(&m->held);
+  m->is_held[m->held.at[0].key] = false;
+  pop(&m->held);
   m->n_held--;
 }
 
-static uint64_t rank_of(const memory *m, td_replay how, size_t i, uint32_t key) {
+static double rank_of(const memory *m, td_replay how, size_t i, uint32_t key) {
   switch (how) {
-  case TD_REPLAY_LFU: return (m->count[key] << 32) + i + 1;
-  case TD_REPLAY_OPTIMUM: return (uint64_t)UINT32_MAX - m->next[i] + 1;
-  default: return i + 1;
+  case TD_REPLAY_AGED: return td_expert_score(m->rank[key], i + 1, m->n_keys);
+  case TD_REPLAY_LFU: return (double)m->count[key] + 0x1p-32 * (double)i;
+  case TD_REPLAY_OPTIMUM: return -(double)m->next[i];
+  default: return (double)i;
   }
 }
 
@@ -76,16 +65,12 @@ static uint64_t play(memory *m, td_replay how, const uint32_t *uses, size_t n) {
   uint64_t hits = 0;
   for (size_t i = 0; i < n; i++) {
     const uint32_t key = uses[i];
-    const bool is_held = m->rank[key] != 0;
-    hits += is_held;
-    if (!is_held && m->n_held++ == m->n_slots) make_room(m);
+    hits += m->is_held[key];
+    if (!m->is_held[key] && m->n_held++ == m->n_slots) make_room(m);
+    m->is_held[key] = true;
     m->count[key]++;
-    if (is_held && how == TD_REPLAY_SEGMENTED && !m->is_protected[key]) {
-      m->is_protected[key] = true;
-      m->n_protected++;
-    }
     m->rank[key] = rank_of(m, how, i, key);
-    push(m->is_protected[key] ? &m->twice : &m->once, (entry){m->rank[key], key});
+    push(&m->held, (entry){m->rank[key], key});
   }
   return hits;
 }
@@ -103,14 +88,14 @@ td_status td_replay_hits(uint64_t *out, td_replay how, const uint32_t *uses, siz
                          uint32_t n_keys, uint32_t n_slots, td_err *err) {
   memory m = {.rank = calloc(n_keys, sizeof *m.rank),
               .count = calloc(n_keys, sizeof *m.count),
-              .is_protected = calloc(n_keys, sizeof *m.is_protected),
+              .is_held = calloc(n_keys, sizeof *m.is_held),
               .next = calloc(n + 1, sizeof *m.next),
-              .once.at = calloc(n + 1, sizeof *m.once.at),
-              .twice.at = calloc(n + 1, sizeof *m.twice.at),
+              .held.at = calloc(n + 1, sizeof *m.held.at),
+              .n_keys = n_keys,
               .n_slots = n_slots};
   td_status st = TD_OK;
   *out = 0;
-  if (m.rank && m.count && m.is_protected && m.next && m.once.at && m.twice.at) {
+  if (m.rank && m.count && m.is_held && m.next && m.held.at) {
     find_next(&m, uses, n);
     if (n_slots) *out = play(&m, how, uses, n);
   } else {
@@ -118,9 +103,8 @@ td_status td_replay_hits(uint64_t *out, td_replay how, const uint32_t *uses, siz
   }
   free(m.rank);
   free(m.count);
-  free(m.is_protected);
+  free(m.is_held);
   free(m.next);
-  free(m.once.at);
-  free(m.twice.at);
+  free(m.held.at);
   return st;
 }

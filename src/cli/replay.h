@@ -7,10 +7,10 @@
 
 #include "base/status.h"
 
-// Of memory for a number of experts: SEGMENTED is what --weights stream does (model/drive/arena.h),
+// Of memory for a number of experts: AGED is what --weights stream does (model/drive/arena.h),
 // without what other requests use meanwhile; OPTIMUM gives up what is used last of all (Belady).
 #define TD_REPLAYS(X)                                                                              \
-  X(SEGMENTED, "segmented", "segmented LRU, as --weights stream")                                  \
+  X(AGED, "aged", "LFU with uses that age, as --weights stream")                                   \
   X(LRU, "lru", "LRU")                                                                             \
   X(LFU, "lfu", "LFU")                                                                             \
   X(OPTIMUM, "optimum", "optimum (Belady)")

@@ -355,7 +355,7 @@ def test_routing_counts_every_choice(tandem, model, tmp_path):
     for layer in said["layers"]:
         assert sum(layer["counts"]) == len(ids) * top_k
     for found in said["found_in_memory"]:
-        assert 0 <= max(found["segmented"], found["lru"], found["lfu"]) <= found["optimum"] < 1
+        assert 0 <= max(found["aged"], found["lru"], found["lfu"]) <= found["optimum"] < 1
     assert [found["experts_in_memory"] for found in said["found_in_memory"]] == [0.1, 0.25, 0.5, 0.75, 0.9]
 
 

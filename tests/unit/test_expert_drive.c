@@ -331,7 +331,7 @@ TEST(events_do_not_hide_a_death) {
 // A process that sleeps for the arena's lock goes on when it is free, though nobody wakes it: so it
 // is where the waiter that an unlock woke was killed.
 TEST(nobody_wakes_a_waiter) {
-  enum { LOCK_AT = 6 * 4 + 4 * 8 }; // in the arena's head
+  enum { LOCK_AT = 6 * 4 + 5 * 8 }; // in the arena's head
   const unsigned has_waiters = 0x80000000u;
   const char *dir = golden_dir(small_models[0].name);
   const int fd = load_weights(dir, 4);
@@ -733,18 +733,48 @@ static bool use(arena_fixture *a, uint32_t layer, uint32_t expert, bool bypass) 
   return td_expert_arena_stats_of(a->arena).hits > hits;
 }
 
-TEST(least_recently_used_makes_room) {
+TEST(the_least_used_makes_room) {
   arena_fixture a;
   open_arena(&a, 4);
   for (uint32_t e = 0; e < 4; e++)
     assert_false(use(&a, 0, e, false));
-  assert_true(use(&a, 0, 0, false));  // twice: protected
+  assert_true(use(&a, 0, 0, false));
   assert_false(use(&a, 1, 0, false)); // for expert 1 of layer 0
   assert_false(use(&a, 1, 1, false)); // for expert 2
   assert_false(use(&a, 1, 2, false)); // for expert 3
-  assert_false(use(&a, 1, 3, false)); // for the first of layer 1, not for the protected one
+  assert_false(use(&a, 1, 3, false)); // for the first of layer 1, not for what was used twice
   assert_true(use(&a, 0, 0, false));
   assert_false(use(&a, 0, 1, false));
+  close_arena(&a);
+}
+
+// Two experts that displace each other win over one that is used no more, before its uses age.
+TEST(uses_count_though_the_expert_left) {
+  arena_fixture a;
+  open_arena(&a, 2);
+  for (uint32_t i = 0; i < 4; i++)
+    use(&a, 0, 0, false);
+  for (uint32_t i = 0; i < 8; i++)
+    assert_false(use(&a, 1, i % 2, false));
+  use(&a, 1, 0, false);
+  for (uint32_t i = 0; i < 4; i++)
+    assert_true(use(&a, 1, i % 2, false));
+  close_arena(&a);
+}
+
+// What was used often is not held for ever when others are.
+TEST(uses_age) {
+  enum { MANY = 400 };
+  arena_fixture a;
+  uint32_t n_misses = 0;
+  open_arena(&a, 4);
+  for (uint32_t i = 0; i < MANY; i++)
+    use(&a, 0, i % 4, false);
+  for (uint32_t i = 0; i < MANY; i++)
+    n_misses += !use(&a, 1, i % 4, false);
+  assert_true(n_misses < MANY / 2);
+  for (uint32_t e = 0; e < 4; e++)
+    assert_true(use(&a, 1, e, false));
   close_arena(&a);
 }
 

@@ -63,14 +63,31 @@ TEST(replays) {
   }
 }
 
-// What was used twice stays while others pass by once; the least often used goes first.
+// The least often used goes first.
 TEST(what_makes_room) {
   static const uint32_t uses[] = {0, 0, 1, 2, 3, 4, 0, 5, 5, 5, 6, 5};
   static const uint64_t want[] = {
-      [TD_REPLAY_SEGMENTED] = 5, [TD_REPLAY_LRU] = 4, [TD_REPLAY_LFU] = 5, [TD_REPLAY_OPTIMUM] = 5};
+      [TD_REPLAY_AGED] = 5, [TD_REPLAY_LRU] = 4, [TD_REPLAY_LFU] = 5, [TD_REPLAY_OPTIMUM] = 5};
   for (td_replay how = 0; how < TD_N_REPLAYS; how++) {
     uint64_t hits;
     assert_int_equal(td_replay_hits(&hits, how, uses, TD_COUNT(uses), 7, 3, NULL), TD_OK);
     assert_int_equal(hits, want[how]);
   }
+}
+
+// Half of the keys are used often and the others seldom, until it is the other way round. Uses
+// that do not age hold the first ones; the order of the last uses never finds out which are which.
+TEST(uses_age) {
+  enum { N_KEYS = 16, N = 4096 };
+  uint32_t uses[N];
+  uint64_t hits[TD_N_REPLAYS], random = 1;
+  for (unsigned i = 0; i < N; i++) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    const unsigned at = (unsigned)(random >> 33);
+    uses[i] = at / 4 % (N_KEYS / 2) + ((at % 4 != 0) == (i < N / 2) ? 0 : N_KEYS / 2);
+  }
+  for (td_replay how = 0; how < TD_N_REPLAYS; how++)
+    assert_int_equal(td_replay_hits(&hits[how], how, uses, N, N_KEYS, N_KEYS / 2, NULL), TD_OK);
+  assert_true(hits[TD_REPLAY_AGED] > hits[TD_REPLAY_LFU] + N / 20);
+  assert_true(hits[TD_REPLAY_AGED] > hits[TD_REPLAY_LRU] + N / 20);
 }

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <linux/futex.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -27,7 +28,7 @@
 #define HAS_ENDED   UINT64_MAX
 
 enum {
-  VERSION = 1,
+  VERSION = 2,
   MAX_OWNERS = 8,
   NO_OWNER = 255,
   BYPASS_PART = 8, // prompts displace others in one of so many slots
@@ -43,34 +44,33 @@ typedef struct {
 } arena_owner;
 
 typedef struct {
-  uint64_t used; // time of the last use; 0: only by prompts
-  uint32_t key;  // layer * n_experts + expert, unless EMPTY
+  uint32_t key; // layer * n_experts + expert, unless EMPTY
   uint32_t generation;
   uint32_t pinned_by; // bit i: owner i
   _Atomic uint8_t state;
   uint8_t loader;
-  bool is_protected;
+  bool is_bypass;     // it was read by a prompt, and not used in decode since
   uint8_t error_part; // FAILED: of which part, and its errno
   int32_t error;
-  uint32_t reserved;
 } arena_slot;
-static_assert(sizeof(arena_slot) == 32, "shared layout");
+static_assert(sizeof(arena_slot) == 20, "shared layout");
 
-// Followed by ids [n_shards], table i32 [n_layers * n_experts], slots [n_slots] and, at slots_at,
-// their content.
+// Followed by ids [n_shards], scores f64 [n_layers * n_experts], as much of a table i32, slots
+// [n_slots] and, at slots_at, their content.
 typedef struct {
   uint32_t magic, version, n_layers, n_experts, n_slots, n_shards;
-  uint64_t slot_bytes, table_at, entries_at, slots_at;
+  uint64_t slot_bytes, scores_at, table_at, entries_at, slots_at;
   pthread_mutex_t lock;
   _Atomic uint32_t n_events, n_waiters;
   arena_owner owners[MAX_OWNERS];
-  uint64_t time;
-  uint32_t n_protected, n_bypass; // n_bypass: slots that hold an expert and have used 0
+  uint64_t n_uses;   // in decode
+  uint32_t n_bypass; // slots that hold an expert and have is_bypass
 } arena_head;
 
 struct td_expert_arena {
   arena_head *head;
   size_t n_bytes;
+  double *scores; // td_expert_score of all experts
   int32_t *table;
   arena_slot *slots;
   td_expert_places places;
@@ -98,8 +98,9 @@ static arena_head layout_of(const td_expert_places *places, size_t n_shards, uin
                   .n_slots = n_slots,
                   .n_shards = (uint32_t)n_shards,
                   .slot_bytes = places->slot_bytes};
-  h.table_at = round_up(sizeof h, 64) + n_shards * sizeof(td_file_id);
+  h.scores_at = round_up(sizeof h, 64) + n_shards * sizeof(td_file_id);
   const uint64_t n = (uint64_t)places->n_layers * places->n_experts;
+  h.table_at = h.scores_at + n * sizeof(double);
   h.entries_at = round_up(h.table_at + n * sizeof(int32_t), 64);
   h.slots_at = round_up(h.entries_at + n_slots * sizeof(arena_slot), TD_DRIVE_ALIGN);
   return h;
@@ -246,9 +247,7 @@ static void empty(td_expert_arena *a, arena_slot *s) {
   if (state_of(s) == SLOT_EMPTY) return;
   set_state(s, SLOT_EMPTY);
   a->table[s->key] = -1;
-  h->n_protected -= s->is_protected;
-  h->n_bypass -= !s->used;
-  s->is_protected = false;
+  h->n_bypass -= s->is_bypass;
 }
 
 static void forget_owner(td_expert_arena *a, uint32_t owner) {
@@ -276,7 +275,7 @@ static void repair(td_expert_arena *a) {
   arena_head *h = a->head;
   const uint32_t n_keys = h->n_layers * h->n_experts;
   memset(a->table, 0xff, n_keys * sizeof *a->table);
-  h->n_protected = h->n_bypass = 0;
+  h->n_bypass = 0;
   for (uint32_t i = 0; i < h->n_slots; i++) {
     arena_slot *s = &a->slots[i];
     if (state_of(s) == SLOT_EMPTY) continue;
@@ -285,8 +284,7 @@ static void repair(td_expert_arena *a) {
       continue;
     }
     a->table[s->key] = (int32_t)i;
-    h->n_protected += s->is_protected;
-    h->n_bypass += !s->used;
+    h->n_bypass += s->is_bypass;
   }
 }
 
@@ -439,6 +437,7 @@ static td_status open_arena(td_expert_arena *a, const td_model *model,
       h->n_layers != a->places.n_layers || h->n_shards != td_store_n_shards(a->store) ||
       h->slot_bytes != a->places.slot_bytes)
     return td_fail(err, TD_EFORMAT, "the weights' memory for experts is not for this model");
+  a->scores = (double *)((char *)h + h->scores_at);
   a->table = (int32_t *)((char *)h + h->table_at);
   a->slots = (arena_slot *)((char *)h + h->entries_at);
   a->pieces = calloc(h->n_slots, sizeof *a->pieces);
@@ -513,45 +512,44 @@ void td_expert_arena_close(td_expert_arena *a) {
 
 // ---- taking -------------------------------------------------------------------------------------
 
-// How soon a slot makes room; UINT64_MAX: not now.
-static uint64_t rank_of(const td_expert_arena *a, const arena_slot *s, bool bypass) {
+double td_expert_score(double score, uint64_t n_uses, uint32_t n_experts) {
+  const double now = (double)n_uses / ((double)TD_ARENA_HALF_LIFE * n_experts);
+  return fmax(score, now) + log2(1 + exp2(-fabs(score - now)));
+}
+
+// How soon a slot makes room; HUGE_VAL: not now.
+static double rank_of(const td_expert_arena *a, const arena_slot *s, bool bypass) {
   const arena_head *h = a->head;
   const uint8_t state = state_of(s);
-  if (s->pinned_by || state == SLOT_LOADING) return UINT64_MAX;
-  if (state == SLOT_EMPTY) return 0;
-  const bool is_free = !s->used || !bypass || h->n_bypass < h->n_slots / BYPASS_PART + 1;
-  if (!is_free) return UINT64_MAX;
-  const uint64_t most = (uint64_t)h->n_slots * TD_ARENA_PROTECTED_PERCENT / 100;
-  const bool goes_last = s->is_protected && h->n_protected <= most;
-  return 1 + s->used + (goes_last ? UINT64_MAX / 2 : 0);
+  if (s->pinned_by || state == SLOT_LOADING) return HUGE_VAL;
+  if (state == SLOT_EMPTY) return -1;
+  if (s->is_bypass) return 0;
+  if (bypass && h->n_bypass > h->n_slots / BYPASS_PART) return HUGE_VAL;
+  return a->scores[s->key];
 }
 
 // The first n slots to make room, or as many as there are.
 static uint32_t find_victims(td_expert_arena *a, uint32_t n, bool bypass) {
   uint32_t n_found = 0;
-  uint64_t worst = UINT64_MAX;
+  double worst = HUGE_VAL;
   for (uint32_t i = 0; i < a->head->n_slots; i++) {
-    const uint64_t rank = rank_of(a, &a->slots[i], bypass);
-    if (rank == UINT64_MAX || (n_found == n && rank >= worst)) continue;
+    const double rank = rank_of(a, &a->slots[i], bypass);
+    if (rank == HUGE_VAL || (n_found == n && rank >= worst)) continue;
     uint32_t k = n_found < n ? n_found++ : n - 1;
     for (; k > 0 && rank_of(a, &a->slots[a->victims[k - 1]], bypass) > rank; k--)
       a->victims[k] = a->victims[k - 1];
     a->victims[k] = i;
     worst = rank_of(a, &a->slots[a->victims[n_found - 1]], bypass);
-    if (n_found == n && worst == 0) break;
+    if (n_found == n && worst < 0) break;
   }
   return n_found;
 }
 
 static void note_use(td_expert_arena *a, arena_slot *s) {
   arena_head *h = a->head;
-  if (!s->used) {
-    h->n_bypass--;
-  } else if (!s->is_protected) {
-    s->is_protected = true;
-    h->n_protected++;
-  }
-  s->used = h->time;
+  h->n_bypass -= s->is_bypass;
+  s->is_bypass = false;
+  a->scores[s->key] = td_expert_score(a->scores[s->key], ++h->n_uses, h->n_layers * h->n_experts);
 }
 
 static void pin(td_expert_arena *a, uint32_t slot) {
@@ -584,8 +582,9 @@ static void give_slot(td_expert_arena *a, uint32_t slot, uint32_t key, bool bypa
   pin(a, slot);
   s->loader = (uint8_t)a->owner;
   s->error = 0;
-  s->used = bypass ? 0 : h->time;
-  h->n_bypass += bypass;
+  s->is_bypass = true;
+  h->n_bypass++;
+  if (!bypass) note_use(a, s);
   set_state(s, SLOT_LOADING);
   a->table[key] = (int32_t)slot;
 }
@@ -595,7 +594,6 @@ uint32_t td_expert_arena_take(td_expert_arena *a, uint32_t layer_idx, td_taken_e
   uint32_t n_missing = 0, n_given = 0;
   const uint32_t first_key = layer_idx * a->head->n_experts;
   lock(a);
-  a->head->time++;
   for (uint32_t i = 0; i < n; i++)
     n_missing += !take_present(a, first_key + experts[i].expert, &experts[i].slot, bypass);
   const uint32_t n_victims = n_missing ? find_victims(a, n_missing, bypass) : 0;

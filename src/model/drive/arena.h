@@ -3,10 +3,10 @@
 //
 // A table says for each expert which slot it is in. A slot is EMPTY, LOADING by one of the
 // processes, READY, or FAILED. Whoever computes with slots pins them: pinned slots are not given to
-// another expert. Others make room by a segmented LRU: what was used once goes before what was used
-// twice, which has at most TD_ARENA_PROTECTED_PERCENT of the slots; each by the time of its last
-// use. Prompts, which use nearly all experts of each layer once, bypass it: their experts go first,
-// and displace others only in a small part of the slots.
+// another expert. Of others, the one that was used least makes room: an expert's uses count half
+// after each TD_ARENA_HALF_LIFE uses an expert, and all count, whether or not it was in a slot.
+// Prompts, which use nearly all experts of each layer once, bypass it: their experts go first, and
+// displace others only in a small part of the slots.
 //
 // A process that dies leaves its pins and what it was loading; the next one to open the arena, or
 // who waits for such a slot, frees them. Everything in shared memory is under one robust lock, but
@@ -16,7 +16,12 @@
 #include "model/drive/places.h"
 #include "model/drive/reader.h"
 
-enum { TD_ARENA_PROTECTED_PERCENT = 80 };
+enum { TD_ARENA_HALF_LIFE = 4 };
+
+// The score of an expert that is used now, of n_experts in all layers, for the n_uses-th use of any
+// of them: log2 of the sum of 2^(time of a use / half-life), so that scores keep their order while
+// time goes by. score: after its last use, or 0. Experts with lower ones make room first.
+double td_expert_score(double score, uint64_t n_uses, uint32_t n_experts);
 
 typedef struct td_expert_arena td_expert_arena;
 
