@@ -221,6 +221,11 @@ static void check_same(drive_fixture *d, const float *want, bool is_long, const 
   free(got);
 }
 
+static void await_no_reads(td_expert_arena *arena, td_taken_expert taken) {
+  while (td_expert_arena_state(arena, taken.slot) == TD_SLOT_LOADING)
+    td_expert_arena_wait(arena, td_expert_arena_events(arena));
+}
+
 // ---- workers ------------------------------------------------------------------------------------
 // First, since it forks: before there are threads.
 
@@ -261,18 +266,23 @@ TEST(workers_die) {
   }
   assert_int_equal(waitpid(checker, &status, 0), checker);
   assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  // Nothing is left of the dead: all slots can be taken.
+  // Nothing is left of the dead: all slots can be taken, and then the drive is idle.
   td_model *model;
   td_expert_arena *arena;
   td_err err;
-  td_taken_expert all[8];
+  td_taken_expert all[8], ahead[2] = {{.expert = 0}, {.expert = 1}};
   assert_int_equal(td_model_open_weights(&model, dir, fd, &err), TD_OK);
   assert_int_equal(td_expert_arena_open(&arena, model, fd, &odd_drive, &err), TD_OK);
   for (uint32_t e = 0; e < 8; e++)
     all[e].expert = e;
   assert_int_equal(td_expert_arena_stats_of(arena).n_slots, 9);
   assert_int_equal(td_expert_arena_take(arena, 0, all, 8, false), 8);
+  for (uint32_t e = 0; e < 8; e++)
+    await_no_reads(arena, all[e]);
   td_expert_arena_release(arena, all, 8);
+  td_expert_arena_prefetch(arena, 1, ahead, 2);
+  assert_true(ahead[0].slot >= 0 || ahead[1].slot >= 0);
+  td_expert_arena_end_prefetch(arena, ahead, 2, NULL);
   td_expert_arena_close(arena);
   td_model_close(model);
   close(fd);
@@ -805,11 +815,6 @@ static bool is_there(arena_fixture *a, uint32_t expert) {
   td_expert_arena_take(a->arena, 0, &taken, 1, true);
   td_expert_arena_release(a->arena, &taken, 1);
   return td_expert_arena_stats_of(a->arena).hits > hits;
-}
-
-static void await_no_reads(td_expert_arena *arena, td_taken_expert taken) {
-  while (td_expert_arena_state(arena, taken.slot) == TD_SLOT_LOADING)
-    td_expert_arena_wait(arena, td_expert_arena_events(arena));
 }
 
 // One of two guesses is right, and a third expert is needed: the wrong one's reads are dropped but

@@ -65,6 +65,7 @@ typedef struct {
   arena_owner owners[MAX_OWNERS];
   uint64_t n_uses;   // in decode
   uint32_t n_bypass; // slots that hold an expert and have is_bypass
+  uint32_t n_loading;
 } arena_head;
 
 struct td_expert_arena {
@@ -230,22 +231,23 @@ static void wake(arena_head *h) {
     syscall(SYS_futex, &h->n_events, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-// What stands before it in the code is done before it, and what follows after it, so that another
-// process can go on from wherever this one is killed.
-static void set_state(arena_slot *s, uint8_t state) {
-  atomic_store_explicit(&s->state, state, memory_order_release);
-  atomic_signal_fence(memory_order_seq_cst);
-}
-
 static uint8_t state_of(const arena_slot *s) {
   return atomic_load_explicit(&s->state, memory_order_acquire);
+}
+
+// What stands before it in the code is done before it, and what follows after it, so that another
+// process can go on from wherever this one is killed.
+static void set_state(arena_head *h, arena_slot *s, uint8_t state) {
+  h->n_loading += (state == SLOT_LOADING) - (state_of(s) == SLOT_LOADING);
+  atomic_store_explicit(&s->state, state, memory_order_release);
+  atomic_signal_fence(memory_order_seq_cst);
 }
 
 // The slot gives up its expert.
 static void empty(td_expert_arena *a, arena_slot *s) {
   arena_head *h = a->head;
   if (state_of(s) == SLOT_EMPTY) return;
-  set_state(s, SLOT_EMPTY);
+  set_state(h, s, SLOT_EMPTY);
   a->table[s->key] = -1;
   h->n_bypass -= s->is_bypass;
 }
@@ -275,12 +277,13 @@ static void repair(td_expert_arena *a) {
   arena_head *h = a->head;
   const uint32_t n_keys = h->n_layers * h->n_experts;
   memset(a->table, 0xff, n_keys * sizeof *a->table);
-  h->n_bypass = 0;
+  h->n_bypass = h->n_loading = 0;
   for (uint32_t i = 0; i < h->n_slots; i++) {
     arena_slot *s = &a->slots[i];
     if (state_of(s) == SLOT_EMPTY) continue;
+    h->n_loading += state_of(s) == SLOT_LOADING;
     if (s->key >= n_keys || a->table[s->key] >= 0) {
-      set_state(s, SLOT_EMPTY);
+      set_state(h, s, SLOT_EMPTY);
       continue;
     }
     a->table[s->key] = (int32_t)i;
@@ -353,7 +356,7 @@ static void end_loading(td_expert_arena *a, uint32_t slot) {
     read_again(a, slot);
     return;
   }
-  set_state(s, s->error ? SLOT_FAILED : SLOT_READY);
+  set_state(a->head, s, s->error ? SLOT_FAILED : SLOT_READY);
   if (s->error && !s->pinned_by) empty(a, s);
   wake(a->head);
 }
@@ -585,7 +588,7 @@ static void give_slot(td_expert_arena *a, uint32_t slot, uint32_t key, bool bypa
   s->is_bypass = true;
   h->n_bypass++;
   if (!bypass) note_use(a, s);
-  set_state(s, SLOT_LOADING);
+  set_state(h, s, SLOT_LOADING);
   a->table[key] = (int32_t)slot;
 }
 
@@ -632,12 +635,6 @@ void td_expert_arena_release(td_expert_arena *a, const td_taken_expert *experts,
 
 // ---- prefetching --------------------------------------------------------------------------------
 
-static bool is_reading(const td_expert_arena *a) {
-  for (uint32_t i = 0; i < a->head->n_slots; i++)
-    if (state_of(&a->slots[i]) == SLOT_LOADING) return true;
-  return false;
-}
-
 void td_expert_arena_prefetch(td_expert_arena *a, uint32_t layer_idx, td_taken_expert *experts,
                               uint32_t n) {
   const uint32_t first_key = layer_idx * a->head->n_experts;
@@ -645,7 +642,7 @@ void td_expert_arena_prefetch(td_expert_arena *a, uint32_t layer_idx, td_taken_e
   for (uint32_t i = 0; i < n; i++)
     experts[i].slot = -1;
   lock(a);
-  if (is_reading(a)) n = 0;
+  if (a->head->n_loading) n = 0;
   for (uint32_t i = 0; i < n; i++) // those that are there do not make room
     n_missing += !take_present(a, first_key + experts[i].expert, &experts[i].slot, true);
   const uint32_t n_victims = n_missing ? find_victims(a, n_missing, true) : 0;
