@@ -183,6 +183,18 @@ def test_ollama_types(server, path):
         assert next(iter(wrong)) in reply.json()["error"]
 
 
+SAMPLERS = {"typical_p": 1.1, "top_n_sigma": -2, "xtc_probability": 2, "xtc_threshold": -1, "dry_multiplier": -1,
+            "dry_base": 0.5, "dry_allowed_length": 0, "dry_penalty_last_n": -2, "dry_sequence_breakers": {}}
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ollama_samplers_are_checked(server, path, name):
+    reply = post(server, path, {"model": MODEL, "messages": [{"role": "user", "content": "short"}], "prompt": "short",
+                                "options": {name: SAMPLERS[name]}})
+    assert reply.status_code == 400 and f"options.{name}" in reply.json()["error"]
+
+
 def test_models_for_anthropic(claude):
     (listed,) = claude.models.list().data
     assert (listed.type, listed.id, listed.display_name) == ("model", MODEL, MODEL)

@@ -297,6 +297,25 @@ def test_dry(server):
         assert reply.status_code == 400 and "dry_base must be between 1 and 100" in reply.text
 
 
+@pytest.mark.parametrize("sampler", [{"dry_multiplier": 100, "dry_sequence_breakers": []},
+                                     {"xtc_probability": 1, "xtc_threshold": 0}])
+def test_ollamas_options_are_llamas(server, sampler):
+    prompt = "abc abc abc abc abc abc"
+    bias = {"logit_bias": {"5": 60, "9": 60, "17": 60, "23": 60}}
+
+    def both(**sampler):
+        usual = {"seed": 1, "temperature": 1, "top_k": 3, **sampler}
+        theirs = {"prompt": prompt, "n_predict": 40, "ignore_eos": True, **bias, **usual}
+        own = {"prompt": prompt, "raw": True, "stream": False, "ignore_eos": True, **bias,
+               "options": {"num_predict": 40, **usual}}
+        said = [httpx.post(server.url + path, json=body, timeout=60, trust_env=False).json()[field] for path, body, field
+                in (("/completion", theirs, "content"), ("/api/generate", own, "response"))]
+        assert said[0] == said[1]
+        return said[0]
+
+    assert both(**sampler) != both()
+
+
 def test_logprobs(client):
     answer = chat(client, temperature=0, logprobs=True, top_logprobs=5, max_tokens=40)
     content = answer.choices[0].logprobs.content
