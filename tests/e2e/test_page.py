@@ -627,6 +627,80 @@ def test_drafts_and_search(open_page):
     expect(page.locator("#chats button")).to_have_count(2)
 
 
+def test_folders(open_page):
+    page = open_page()
+    for text in ("hello sun", "hello moon", "ponder the stars"):
+        page.click("#new-chat")
+        asked(page, text)
+
+    def move(chat, folder, choice=None):
+        page.locator("#chats").get_by_role("button", name=chat).click()
+        page.click("#more summary")
+        page.click("#move")
+        if choice is None:
+            page.fill("#ask-input", folder)
+            page.keyboard.press("Enter")
+        else:
+            page.locator("#ask-choices").get_by_role("button", name=choice, exact=True).click()
+
+    move("hello sun", " Sky ")
+    folders = page.locator("#chats summary")
+    expect(folders).to_have_text(["Sky (1)"])
+    move("hello moon", "", "Sky")
+    move("ponder the stars", "a <b>far</b> one")
+    expect(folders).to_have_text(["a <b>far</b> one (1)", "Sky (2)"])  # as text, by the alphabet
+    expect(page.locator("#chats .day")).to_have_count(0)
+    expect(page.locator("#chats details button")).to_have_text(["ponder the stars", "hello moon", "hello sun"])
+    folders.last.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#chats button").get_by_text("hello")).to_have_count(2)
+    for name in ("hello sun", "hello moon"):
+        expect(page.locator("#chats button", has_text=name)).to_be_hidden()
+    reload(page)  # the folders, and that one is folded, are kept
+    expect(folders).to_have_text(["a <b>far</b> one (1)", "Sky (2)"])
+    expect(page.locator("#chats button", has_text="hello sun")).to_be_hidden()
+    expect(page.locator("#chats button", has_text="ponder")).to_be_visible()
+    check_accessible(page)
+    shoot(page, "folders")
+    page.fill("#search", "moon")  # a search unfolds
+    expect(folders).to_have_text(["Sky (1)"])
+    expect(page.locator("#chats button")).to_be_visible()
+    page.fill("#search", "sky")  # a folder's name finds its chats
+    expect(page.locator("#chats button span")).to_have_text(["hello moon", "hello sun"])
+    page.locator("#chats button", has_text="hello sun").click()
+    page.fill("#search", "")
+    expect(page.locator("#chats button", has_text="hello sun")).to_be_hidden()
+    folders.last.click()
+    move("hello sun", "", "No folder")
+    expect(folders.last).to_have_text("Sky (1)")
+    expect(page.locator("#chats > li > button")).to_have_text(["hello sun"])
+    reload(page)
+    expect(folders.last).to_have_text("Sky (1)")
+    assert {c["title"]: c.get("folder") for c in page.evaluate(STORED_CHATS)} == {
+        "hello sun": "", "hello moon": "Sky", "ponder the stars": "a <b>far</b> one"}
+    page.click("#open-settings")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    page.keyboard.press("Escape")
+    other = open_page(viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True)
+    other.click("#open-settings")
+    other.set_input_files("#import-input", download.value.path())
+    other.click("#menu")
+    folders = other.locator("#chats summary")
+    expect(folders).to_have_text(["a <b>far</b> one (1)", "Sky (1)"])
+    folders.first.tap()
+    expect(other.locator("#chats button", has_text="ponder")).to_be_hidden()
+    folders.first.tap()
+    shoot(other, "phone-folders")
+    other.locator("#chats button", has_text="ponder").tap()
+    other.tap("#more summary")
+    other.tap("#move")
+    check_accessible(other)
+    shoot(other, "phone-move")
+    other.locator("#ask-choices").get_by_role("button", name="Sky", exact=True).tap()
+    expect(folders).to_have_text(["Sky (2)"])
+
+
 # Fields of a message that is none, of which nothing may be kept.
 DAMAGED = [{"role": "tool"}, {"content": None}, {"reasoning_content": 1}, {"reasoning": 1}, {"error": {}},
            {"files": [{"name": "a"}]}, {"stats": {"rate": "1"}}, {"from": -1}, {"stopped": 1},

@@ -32,7 +32,7 @@ const SUMMARIZE = "Summarize our conversation so far for someone who is to conti
 const isTouch = matchMedia("(pointer: coarse)").matches;
 
 let chats = [], current = null, models = [];
-let settings = store.loadSettings(), { key, isKept } = store.loadKey();
+let settings = store.loadSettings(), folded = store.loadFolded(), { key, isKept } = store.loadKey();
 
 // ---- chats -------------------------------------------------------------------------------------
 
@@ -44,25 +44,54 @@ function touch(chat) {
   return store.save(chat);
 }
 
+function chatItem(chat, words) {
+  const place = words && placeOf(chat, words);
+  const button = element("button", runs.has(chat.id) ? "busy" : "", element("span", "", chat.title));
+  button.type = "button";
+  if (chat === current) button.setAttribute("aria-current", "true");
+  if (place) button.append(element("small", "", place.before, element("mark", "", place.words), place.after));
+  button.addEventListener("click", () => {
+    select(chat);
+    if (place) showPlace(chat, place);
+  });
+  return element("li", "", button);
+}
+
+// What a search finds is shown, folded or not.
+function folderItem(name, inside, words) {
+  const summary = element("summary", "", `${name} (${inside.length})`);
+  const folder = element("details", "", summary, element("ul", "", inside.map((chat) => chatItem(chat, words))));
+  folder.open = Boolean(words) || !folded.includes(name);
+  summary.addEventListener("click", () => { // before it opens or closes
+    if (!words) fold(name, folder.open);
+  });
+  return element("li", "", folder);
+}
+
+function fold(name, isFolded) {
+  folded = [...folded.filter((other) => other !== name), ...(isFolded ? [name] : [])];
+  store.saveFolded(folded);
+}
+
+const folderNames = () =>
+  [...new Set(chats.map(({ folder }) => folder))].filter(Boolean).sort((a, b) => a.localeCompare(b));
+
+// Folders, and under them by day the chats that are in none.
 function showChats() {
   const words = $("search").value.trim().toLowerCase();
   $("search").hidden = chats.length < 2;
   const shown = words ? chats.filter((chat) => mentions(chat, words)) : chats;
+  const folders = folderNames().flatMap((name) => {
+    const inside = shown.filter(({ folder }) => folder === name);
+    return inside.length ? [folderItem(name, inside, words)] : [];
+  });
   let day = "";
-  $("chats").replaceChildren(...shown.flatMap((chat) => {
-    const place = words && placeOf(chat, words), own = dayOf(chat.updated);
-    const button = element("button", runs.has(chat.id) ? "busy" : "", element("span", "", chat.title));
-    button.type = "button";
-    if (chat === current) button.setAttribute("aria-current", "true");
-    if (place) button.append(element("small", "", place.before, element("mark", "", place.words), place.after));
-    button.addEventListener("click", () => {
-      select(chat);
-      if (place) showPlace(chat, place);
-    });
-    const heading = own === day ? [] : [element("li", "day", own)];
+  const loose = shown.filter(({ folder }) => !folder).flatMap((chat) => {
+    const own = dayOf(chat.updated), heading = own === day ? [] : [element("li", "day", own)];
     day = own;
-    return [...heading, element("li", "", button)];
-  }));
+    return [...heading, chatItem(chat, words)];
+  });
+  $("chats").replaceChildren(...folders, ...loose);
   if (words && !shown.length) $("chats").append(element("li", "note", "No chat has these words."));
 }
 
@@ -138,7 +167,7 @@ function show() {
   document.title = current.title === NEW_TITLE ? "tandem" : `${current.title} · tandem`;
   $("title").textContent = current.title;
   $("empty").hidden = current.messages.length > 0;
-  for (const id of ["rename", "suggest-title", "export-markdown", "export-json", "delete"])
+  for (const id of ["rename", "move", "suggest-title", "export-markdown", "export-json", "delete"])
     $(id).disabled = !isStored(current);
   showMessages(run);
   if ($("input").value !== draft) $("input").value = draft; // the cursor stays where it can
@@ -683,13 +712,18 @@ function takeSettings() {
   connect();
 }
 
-// Asks for a text, or with value null whether to go on. Resolves to the text, true, or null.
-function askDialog(title, label, value) {
+// Asks for a text, one of the choices or another, or with value null whether to go on. Resolves to
+// the text, true, or null.
+function askDialog(title, label, value, choices = []) {
   const dialog = $("ask"), input = $("ask-input");
   $("ask-title").textContent = title;
   $("ask-ok").textContent = label;
   input.hidden = value === null;
   input.value = value ?? "";
+  $("ask-choices").replaceChildren(...choices.map((choice) => tool(choice || "No folder", () => {
+    input.value = choice;
+    dialog.close("ok");
+  })));
   dialog.returnValue = "";
   dialog.showModal();
   (value === null ? $("ask-ok") : input).focus();
@@ -704,6 +738,16 @@ async function rename() {
   store.save(chat);
   composerOf(chat).draft = $("input").value;
   show();
+}
+
+async function move() {
+  const chat = current, others = ["", ...folderNames()].filter((name) => name !== (chat.folder ?? ""));
+  const folder = await askDialog(`Move “${chat.title}” to the folder`, "Move", chat.folder ?? "", others);
+  if (folder === null) return;
+  chat.folder = titleOf(folder);
+  fold(chat.folder, false);
+  store.save(chat);
+  showChats();
 }
 
 // A title of the model's own.
@@ -806,6 +850,7 @@ listen("open-settings", "click", () => openSettings());
 listen("settings", "close", takeSettings);
 listen("set-only", "change", ({ target }) => fillSettings(target.checked ? settingsOf(current) : settings));
 listen("rename", "click", rename);
+listen("move", "click", move);
 listen("suggest-title", "click", suggestTitle);
 listen("set-schema", "input", checkSchema);
 listen("preset", "change", usePreset);

@@ -145,7 +145,7 @@ function readFork({ at, tails }) {
 
 const messages = list(readMessage);
 const readSettings = object({}, Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, text])));
-const readFields = object({ messages }, { id: text, title: text, created: number, updated: number });
+const readFields = object({ messages }, { id: text, title: text, folder: text, created: number, updated: number });
 
 // The chat that raw is, whatever raw is. Throws if any part of it is not what the page can show.
 export function readChat(raw) {
@@ -183,9 +183,10 @@ export function titleOf(text) {
 
 const found = (value, words) => value.toLowerCase().includes(words);
 
-// Whether a word, in lower case, is in the chat.
+// Whether a word, in lower case, is in the chat or its folder's name.
 export const mentions = (chat, words) =>
-  found(chat.title, words) || chat.messages.some(({ content }) => found(content, words));
+  [chat.title, chat.folder ?? ""].some((name) => found(name, words)) ||
+  chat.messages.some(({ content }) => found(content, words));
 
 // Where it is: {at, before, words, after} of the first message that has it; undefined: none has.
 export function placeOf({ messages }, words) {

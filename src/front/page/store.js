@@ -4,12 +4,20 @@
 // Other tabs with the page announce what they store, so that none writes over what it has not seen.
 
 const SETTINGS = "tandem.settings", KEY = "tandem.key", DRAFTS = "tandem.drafts", THEME = "tandem.theme";
-const PRESETS = "tandem.presets";
+const PRESETS = "tandem.presets", FOLDED = "tandem.folded";
 
 export const DEFAULTS = {
   model: "", system: "", temperature: "", top_p: "", max_tokens: "", thinking: "", effort: "", top_k: "",
   min_p: "", repetition_penalty: "", seed: "", stop: "", schema: "",
 };
+
+function load(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
 
 const done = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
@@ -80,20 +88,29 @@ export class Store {
     }
   }
 
-  loadSettings() {
+  #keep(name, value) {
     try {
-      return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(SETTINGS) ?? "{}") };
-    } catch {
-      return { ...DEFAULTS };
-    }
-  }
-
-  saveSettings(settings) {
-    try {
-      localStorage.setItem(SETTINGS, JSON.stringify(settings));
+      localStorage.setItem(name, JSON.stringify(value));
     } catch (error) {
       this.#refused(error);
     }
+  }
+
+  loadSettings() {
+    return { ...DEFAULTS, ...load(SETTINGS, {}) };
+  }
+
+  saveSettings(settings) {
+    this.#keep(SETTINGS, settings);
+  }
+
+  // The names of the folders whose chats are folded away.
+  loadFolded() {
+    return load(FOLDED, []);
+  }
+
+  saveFolded(names) {
+    this.#keep(FOLDED, names);
   }
 
   // "": the system's, "light" or "dark".
@@ -116,19 +133,11 @@ export class Store {
 
   // Settings by the names under which they were kept.
   loadPresets() {
-    try {
-      return JSON.parse(localStorage.getItem(PRESETS) ?? "{}");
-    } catch {
-      return {};
-    }
+    return load(PRESETS, {});
   }
 
   savePresets(presets) {
-    try {
-      localStorage.setItem(PRESETS, JSON.stringify(presets));
-    } catch (error) {
-      this.#refused(error);
-    }
+    this.#keep(PRESETS, presets);
   }
 
   // {key, isKept}
@@ -153,24 +162,16 @@ export class Store {
 
   // What is being typed in a chat; id "": in a new one.
   loadDraft(id) {
-    return this.#drafts()[id] ?? "";
+    return load(DRAFTS, {})[id] ?? "";
   }
 
   saveDraft(id, text) {
-    const { [id]: before, ...others } = this.#drafts();
+    const { [id]: before, ...others } = load(DRAFTS, {});
     if ((before ?? "") === text) return;
     try {
       localStorage.setItem(DRAFTS, JSON.stringify(text ? { ...others, [id]: text } : others));
     } catch {
       // it stays in the box
-    }
-  }
-
-  #drafts() {
-    try {
-      return JSON.parse(localStorage.getItem(DRAFTS) ?? "{}");
-    } catch {
-      return {};
     }
   }
 }
