@@ -266,18 +266,12 @@ def _():
     assert "Paris" in json.dumps(reply if isinstance(reply, dict) else reply.model_dump())
 
 
-def free_port():
-    from socket import socket
-
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @case("litellm", "proxy")
 def _():
     import httpx
     import litellm.proxy.proxy_cli  # noqa: F401  needs litellm[proxy]
+
+    from routers import free_port
 
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -310,55 +304,52 @@ def _():
             process.wait()
 
 
-# ---- smg: a router in front of two servers
+# ---- routers in front of two servers
 
 
-@case("smg", "two servers: model, load, stickiness, streaming, one killed")
+def try_router(name):
+    from routers import try_router
+
+    environment = {**os.environ, "LITELLM_MASTER_KEY": "sk-none"}
+    with tempfile.TemporaryDirectory() as folder:
+        try_router(os.environ["TANDEM_BIN"], str(Path(sys.executable).with_name(name)), Path(folder), environment)
+
+
+for name in ("smg", "vllm-router", "litellm"):
+
+    @case(name, "two servers: stickiness, streaming, drained, killed, restarted")
+    def _(name=name):
+        try_router(name)
+
+
+@case("smg", "model and load of a server")
 def _():
     import httpx
 
-    from serving import Server, wait_until
+    from routers import free_port
+    from serving import wait_until
 
-    port, log = free_port(), tempfile.NamedTemporaryFile("w+")
-    base = f"http://127.0.0.1:{port}"
-    second = Server(os.environ["TANDEM_BIN"], ROOT / "configs/models/tandem-nano", "--ctx-size", "1024")
-    words = [Path(sys.executable).with_name("smg"), "launch", "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--worker-urls", URL, second.url, "--policy", "cache_aware", "--load-monitor-interval", "1"]
-    router = subprocess.Popen([*words, "--prometheus-port", str(free_port())], stdout=log, stderr=log)
+    base = f"http://127.0.0.1:{(port := free_port())}"
+    words = [Path(sys.executable).with_name("smg"), "launch", "--port", str(port), "--worker-urls", URL]
+    words += ["--load-monitor-interval", "1", "--prometheus-port", str(free_port())]
+    router = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def ask(text, **fields):
-        messages = [{"role": "user", "content": text}]
-        body = {"model": MODEL, "messages": messages, "max_tokens": 4, **fields}
-        reply = httpx.post(base + "/v1/chat/completions", json=body, timeout=60, trust_env=False)
-        assert reply.status_code == 200, reply.text
-        return reply
-
-    def workers():
+    def loaded():
         try:
-            return httpx.get(base + "/workers", trust_env=False).json()["workers"]
+            workers = httpx.get(base + "/workers", trust_env=False).json()["workers"]
         except httpx.HTTPError:
             return []
+        return [worker for worker in workers if "engine_load" in worker]
 
     try:
-        wait_until(lambda: len([w for w in workers() if "engine_load" in w]) == 2)
-        for worker in workers():
-            assert worker["models"][0]["context_length"] == 1024 and worker["model_id"] == MODEL
-            [load] = worker["engine_load"]["loads"]
-            assert load["num_total_reqs"] == 0 and load["max_total_num_tokens"] > 0
-        text = QUESTION + " " + "Tell me more. " * 20
-        ask(text)
-        again = ask(text).json()["usage"]  # the same server, whose cache has the prompt
-        assert again["prompt_tokens_details"]["cached_tokens"] > 0
-        events = [line for line in ask(text, stream=True).text.splitlines() if line.startswith("data: ")]
-        assert events[-1] == "data: [DONE]" and len(events) > 3
-        second.process.kill()
-        second.process.wait()
-        for i in range(8):
-            ask(f"{i}: {QUESTION}")
+        wait_until(loaded)
+        [worker] = loaded()
+        assert worker["models"][0]["context_length"] == 1024 and worker["model_id"] == MODEL
+        [load] = worker["engine_load"]["loads"]
+        assert load["num_total_reqs"] == 0 and load["max_total_num_tokens"] > 0
     finally:
         router.terminate()
         router.wait()
-        second.process.kill()
 
 
 # ---- langchain-openai

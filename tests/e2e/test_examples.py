@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from routers import NANO, free_port, try_router
 from serving import Server, make_model, wait_until
 
 pytestmark = pytest.mark.no_asan
@@ -104,13 +104,7 @@ def test_compose_takes_the_file(tandem_bin, tiny_model):
 
 # ---- several machines ----------------------------------------------------------------------------
 
-ROUTER = "sglang_router.launch_router"  # of src/front/README.md
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+ROUTER = "sglang_router.launch_router"  # of src/front/ROUTERS.md
 
 
 class Machines:
@@ -211,6 +205,12 @@ def test_conversations_keep_their_machine(machines):
     (left,) = {"one", "two", "three"} - {leaves, dies}
     assert {talk.turn()[0] for talk in talks} == {left}
     machines.servers.pop(dies).process.wait()
+
+
+@pytest.mark.skipif(not HAPROXY, reason="no haproxy: scripts/setup.sh --test installs it")
+@pytest.mark.skipif(not (NANO / "model.safetensors").exists(), reason="tandem-nano's weights are missing")
+def test_a_server_behind_haproxy_comes_back(tandem_bin, tmp_path):
+    try_router(tandem_bin, HAPROXY, tmp_path)
 
 
 class Routed:
