@@ -134,6 +134,32 @@ static td_status download(char **out, const td_hub_opts *opts, const char *revis
   return st;
 }
 
+typedef struct {
+  const char *repo;
+  td_buf quants; // that the cache has of it
+} cached;
+
+static td_status take_quants(void *ctx, const td_hub_model *model) {
+  cached *c = ctx;
+  if (strcmp(model->repo, c->repo) == 0) td_buf_str(&c->quants, model->quants);
+  return TD_OK;
+}
+
+static td_status fail_offline(const td_hub_opts *opts, td_err *err) {
+  cached c = {.repo = opts->repo, .quants = TD_BUF_INIT};
+  (void)td_hub_list(take_quants, &c, err);
+  const char *quants = td_buf_text(&c.quants);
+  td_fail(err, TD_EINVAL, "%s: not downloaded, as HF_HUB_OFFLINE is set", opts->repo);
+  if (quants[0]) {
+    td_fail(err, TD_EINVAL,
+            "%s: not downloaded, as HF_HUB_OFFLINE is set; here are GGUF files of %s: give one "
+            "quantization, as %s:%.*s",
+            opts->repo, quants, opts->repo, (int)strcspn(quants, ","), quants);
+  }
+  td_buf_free(&c.quants);
+  return TD_EINVAL;
+}
+
 td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err) {
   const char *revision = opts->revision ? opts->revision : "main";
   const char *offline = td_env("HF_HUB_OFFLINE");
@@ -143,8 +169,7 @@ td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err) {
     return td_fail(err, TD_EINVAL, "%.200s: give the model as ORG/NAME", opts->repo);
   if (strstr(revision, "..") || revision[0] == '/')
     return td_fail(err, TD_EINVAL, "%.200s: not a revision", revision);
-  if (offline && strcmp(offline, "0") != 0)
-    return td_fail(err, TD_EINVAL, "%s: not downloaded, as HF_HUB_OFFLINE is set", opts->repo);
+  if (offline && strcmp(offline, "0") != 0) return fail_offline(opts, err);
   td_status st = td_hub_curl_open(err);
   if (st == TD_OK) st = td_hub_folder(&folder, opts->repo, err);
   if (st == TD_OK) st = download(out, opts, revision, td_buf_text(&folder), err);

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import random
 import shutil
 import signal
@@ -524,6 +525,8 @@ def test_a_quantization(pull, hub):
     hub.files["config.json"] = b"{}"
     status, _, errors = pull(command=("pull", "org/name"))
     assert status == 1 and "of Q8_0, Q4_K_M, BF16: give one quantization, as org/name:Q8_0" in errors
+    status, _, errors = pull(command=("inspect", "--model", "org/name"), HF_HUB_OFFLINE="1")
+    assert status == 2 and re.search(r"GGUF files of [\w, ]+: give one quantization, as org/name:(Q4_K_M|BF16)$", errors.strip())
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     status, _, errors = pull(command=("pull", "org/name"))
     assert status == 1 and "it has no safetensors and no GGUF files" in errors
