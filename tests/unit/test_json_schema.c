@@ -144,6 +144,11 @@ static const language languages[] = {
      {"{\"v\":1,\"next\":null}", "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"},
      {"{\"v\":1}", "{\"v\":1,\"next\":{}}"}},
     {"{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}", {"[]", "[[],[[]]]"}, {"[1]", "[[]"}},
+    {"{\"$ref\":\"#node\",\"$defs\":{\"a\":{\"const\":1},\"n\":{\"$anchor\":\"node\",\"type\":"
+     "\"array\","
+     "\"items\":{\"$ref\":\"#node\"}}}}",
+     {"[]", "[[],[[]]]"},
+     {"1", "[1]", "[[]"}},
     {"{\"properties\":{\"a\":{\"$ref\":\"#/definitions/"
      "x~1y\"}},\"required\":[\"a\"],\"type\":\"object\",\"definitions\":{\"x/y\":{\"const\":1}}}",
      {"{\"a\":1}"},
@@ -295,6 +300,7 @@ TEST(refused) {
       {"{\"type\":\"widget\"}", "type"},
       {"{\"$ref\":\"http://example.com/x\"}", "$ref"},
       {"{\"$ref\":\"#/$defs/none\"}", "$ref"},
+      {"{\"$ref\":\"#none\",\"$defs\":{\"none\":{}}}", "$ref"},
       {"{\"allOf\":[{\"$ref\":\"#\"}]}", "allOf"},
       {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", "pattern"},
       {"{\"type\":\"string\",\"pattern\":\"a\",\"maxLength\":3}", "maxLength"},

@@ -113,18 +113,35 @@ static const cJSON *item_at(td_schema_ctx *ctx, const cJSON *list, const char *s
   return item;
 }
 
+// The definition whose $anchor is the name; NULL: there is none.
+static const cJSON *anchored(td_schema_ctx *ctx, const char *name) {
+  static const char *const lists[] = {"$defs", "definitions"};
+  for (size_t i = 0; i < TD_COUNT(lists); i++) {
+    const cJSON *defs = td_schema_get(ctx, ctx->root, lists[i]);
+    for (const cJSON *def = defs ? defs->child : NULL; def && td_budget_step(ctx->budget, 1);
+         def = def->next) {
+      const char *anchor = cJSON_GetStringValue(td_schema_get(ctx, def, "$anchor"));
+      if (anchor && strcmp(anchor, name) == 0) return def;
+    }
+  }
+  return NULL;
+}
+
 td_status td_schema_resolve(td_schema_ctx *ctx, const char *ref, const cJSON **out) {
-  const cJSON *at = ctx->root;
   const size_t len = strlen(ref);
-  if (ref[0] != '#' || (ref[1] && ref[1] != '/'))
-    return td_schema_refuse(ctx, "$ref", "other than a pointer into the schema, #/...");
   if (!td_budget_step(ctx->budget, len)) return td_schema_exhausted(ctx);
+  const bool is_pointer = ref[0] == '#' && (!ref[1] || ref[1] == '/');
+  const cJSON *at = is_pointer ? ctx->root : ref[0] == '#' ? anchored(ctx, ref + 1) : NULL;
+  if (!at && ctx->budget->status == TD_OK) {
+    return td_schema_refuse(ctx, "$ref",
+                            "other than a pointer into the schema, #/..., or an $anchor of $defs");
+  }
   char *steps = strdup(ref);
   if (!steps) {
     ctx->budget->status = TD_ENOMEM;
     return td_schema_exhausted(ctx);
   }
-  for (char *step = len > 1 ? steps + 2 : NULL; step && at;) {
+  for (char *step = is_pointer && len > 1 ? steps + 2 : NULL; step && at;) {
     char *rest = cut_step(step);
     at = cJSON_IsArray(at) ? item_at(ctx, at, step) : td_schema_member_of(ctx, at, step);
     step = rest;
