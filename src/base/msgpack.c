@@ -10,13 +10,23 @@ static void put(td_buf *out, unsigned tag, uint64_t value, unsigned n_bytes) {
   td_buf_add(out, bytes, n_bytes + 1);
 }
 
-void td_mp_array(td_buf *out, uint32_t n) {
+// few: the tag that holds a count below 16; many: the one before a count of 2 bytes; its next,
+// of 4.
+static void put_count(td_buf *out, unsigned few, unsigned many, uint32_t n) {
   if (n < 16)
-    put(out, 0x90 | n, 0, 0);
+    put(out, few | n, 0, 0);
   else if (n <= UINT16_MAX)
-    put(out, 0xdc, n, 2);
+    put(out, many, n, 2);
   else
-    put(out, 0xdd, n, 4);
+    put(out, many + 1, n, 4);
+}
+
+void td_mp_array(td_buf *out, uint32_t n) {
+  put_count(out, 0x90, 0xdc, n);
+}
+
+void td_mp_map(td_buf *out, uint32_t n) {
+  put_count(out, 0x80, 0xde, n);
 }
 
 void td_mp_uint(td_buf *out, uint64_t value) {

@@ -1,5 +1,6 @@
 // src/front/kv_events.c - vLLM's KV events (vllm/distributed/kv_events.py): batches in MessagePack,
-// as arrays of positional fields, from a PUB socket with the frames topic, sequence number, batch.
+// whose events are maps, as vLLM 0.28 has them, from a PUB socket with the frames topic, sequence
+// number, batch.
 // A page is a block, its hash the first 8 bytes of its name (kv/record.h). A ROUTER socket sends
 // the batches from a sequence number on again.
 #include "front/kv_events.h"
@@ -98,23 +99,38 @@ static void write_array(td_buf *out, uint32_t n, const td_buf *values) {
   out->failed |= values->failed;
 }
 
-// BlockStored: block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name,
-// extra_keys (one entry a block, the salt in the first).
+static void begin_event(td_buf *out, uint32_t n_members, const char *type) {
+  td_mp_map(out, n_members);
+  td_mp_str(out, "type");
+  td_mp_str(out, type);
+}
+
+static void write_blocks(td_kv_events *e) {
+  td_mp_str(&e->list, "block_hashes");
+  write_array(&e->list, e->n_run, &e->hashes);
+  td_mp_str(&e->list, "medium");
+  td_mp_str(&e->list, MEDIUM);
+}
+
 static void write_stored(td_kv_events *e) {
   td_buf *out = &e->list;
-  td_mp_array(out, e->salt ? 9 : 8);
-  td_mp_str(out, "BlockStored");
-  write_array(out, e->n_run, &e->hashes);
+  begin_event(out, e->salt ? 9 : 8, "BlockStored");
+  write_blocks(e);
+  td_mp_str(out, "parent_block_hash");
   if (e->has_parent)
     td_mp_uint(out, e->parent);
   else
     td_mp_nil(out);
+  td_mp_str(out, "token_ids");
   write_array(out, e->n_run * e->n_tokens, &e->tokens);
+  td_mp_str(out, "block_size");
   td_mp_uint(out, e->n_tokens);
+  td_mp_str(out, "lora_id");
   td_mp_nil(out);
-  td_mp_str(out, MEDIUM);
+  td_mp_str(out, "lora_name");
   td_mp_nil(out);
   if (!e->salt) return;
+  td_mp_str(out, "extra_keys"); // one entry a block, the salt in the first
   td_mp_array(out, e->n_run);
   td_mp_array(out, 1);
   td_mp_str(out, e->salt);
@@ -129,13 +145,10 @@ static void end_run(td_kv_events *e) {
   if (e->kind == TD_KV_STORED) {
     write_stored(e);
   } else if (e->kind == TD_KV_REMOVED) {
-    td_mp_array(out, 3);
-    td_mp_str(out, "BlockRemoved");
-    write_array(out, e->n_run, &e->hashes);
-    td_mp_str(out, MEDIUM);
+    begin_event(out, 3, "BlockRemoved");
+    write_blocks(e);
   } else {
-    td_mp_array(out, 1);
-    td_mp_str(out, "AllBlocksCleared");
+    begin_event(out, 1, "AllBlocksCleared");
   }
   e->n_events++;
   e->n_run = 0;

@@ -86,11 +86,13 @@ class Index:
             self.batches.append((number, payload))
             ts, events, rank = msgpack.unpackb(payload)
             assert ts > 1e9 and events and rank == 0
-            for tag, *fields in events:
-                getattr(self, tag)(*fields)
+            for event in events:
+                getattr(self, event.pop("type"))(**event)
 
-    def BlockStored(self, hashes, parent, tokens, size, lora_id, medium, lora_name, extra_keys=None):
-        assert (size, lora_id, medium, lora_name) == (PAGE, None, "GPU", None)
+    def BlockStored(self, block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name,
+                    extra_keys=None):
+        hashes, parent, tokens = block_hashes, parent_block_hash, token_ids
+        assert (block_size, lora_id, medium, lora_name) == (PAGE, None, "GPU", None)
         assert len(tokens) == len(hashes) * PAGE
         salt, before = self.pages[parent] if parent is not None else (None, ())
         if extra_keys is not None:
@@ -101,10 +103,10 @@ class Index:
             assert page not in self.pages
             self.pages[page] = salt, before
 
-    def BlockRemoved(self, hashes, medium):
+    def BlockRemoved(self, block_hashes, medium):
         assert medium == "GPU"
-        self.n_removed += len(hashes)
-        for page in hashes:
+        self.n_removed += len(block_hashes)
+        for page in block_hashes:
             del self.pages[page]
 
     def AllBlocksCleared(self):
@@ -193,7 +195,7 @@ def test_what_is_lost(start, sockets):
         index.update()
         wait_until(lambda: server.log().count("unloaded") > len(index.batches) // 2 - 1)
         wait_until(lambda: index.update() or not index.pages)
-    tags = [event[0] for _, payload in index.batches for event in msgpack.unpackb(payload)[1]]
+    tags = [event["type"] for _, payload in index.batches for event in msgpack.unpackb(payload)[1]]
     assert tags == ["BlockStored", "AllBlocksCleared"] * 2
 
 

@@ -45,23 +45,25 @@ TEST(arrays_texts_and_the_rest) {
   static char text[65537];
   static const struct {
     uint32_t n;
-    const char *array, *text;
+    const char *array, *map, *text;
   } cases[] = {
-      {0, "90", "a0"},
-      {15, "9f", "af78"},
-      {16, "dc0010", "b078"},
-      {31, "dc001f", "bf78"},
-      {32, "dc0020", "d92078"},
-      {255, "dc00ff", "d9ff78"},
-      {256, "dc0100", "da0100"},
-      {65535, "dcffff", "daffff78"},
-      {65536, "dd00010000", "db0001000078"},
+      {0, "90", "80", "a0"},
+      {15, "9f", "8f", "af78"},
+      {16, "dc0010", "de0010", "b078"},
+      {31, "dc001f", "de001f", "bf78"},
+      {32, "dc0020", "de0020", "d92078"},
+      {255, "dc00ff", "de00ff", "d9ff78"},
+      {256, "dc0100", "de0100", "da0100"},
+      {65535, "dcffff", "deffff", "daffff78"},
+      {65536, "dd00010000", "df00010000", "db0001000078"},
   };
   td_buf buf = TD_BUF_INIT;
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     const uint32_t n = cases[i].n;
     td_mp_array(&buf, n);
     check(&buf, cases[i].array, strlen(cases[i].array) / 2);
+    td_mp_map(&buf, n);
+    check(&buf, cases[i].map, strlen(cases[i].map) / 2);
     memset(text, 'x', n);
     text[n] = '\0';
     td_mp_str(&buf, text);
