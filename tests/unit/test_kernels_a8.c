@@ -109,7 +109,7 @@ TEST(all_versions_agree) {
   for_all_shapes(same_as_scalar);
 }
 
-void linear_w4a8_emulated(const td_linear_args *args); // emulated_tiles.c
+void linear_w4a8__emulated(const td_linear_args *args); // emulated_tiles.h
 
 TEST(emulated_tiles_agree) {
   if (!td_kernel_variant_runs(&(td_kernel_variant){.features = TD_ISA_AVX512})) skip();
@@ -118,7 +118,7 @@ TEST(emulated_tiles_agree) {
     shape s = shapes[i % TD_COUNT(shapes)];
     s.format = &formats[i / TD_COUNT(shapes)];
     why w;
-    if (!same_as_scalar((void (*)(void))linear_w4a8_emulated, &s, &w)) fail_msg("%s", w.text);
+    if (!same_as_scalar((void (*)(void))linear_w4a8__emulated, &s, &w)) fail_msg("%s", w.text);
   }
 }
 

@@ -1,19 +1,20 @@
-// tests/unit/emulated_tiles.c - the kernel for AMX's tiles with tiles that are arrays, for
-// test_kernels_a8.c on CPUs with AVX-512 alone. What would fault on a CPU aborts.
+// tests/unit/emulated_tiles.h - AMX's tiles as arrays: included before kernels of avx512amx, it
+// makes them run on CPUs with AVX-512 alone. What would fault on a CPU aborts.
+#pragma once
+
 #include <immintrin.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/decl.h"
-
-enum { N_TILES = 8, MOST_ROWS = 16, MOST_BYTES = 64 };
+enum { N_TILES = 8, MOST_TILE_ROWS = 16, MOST_ROW_BYTES = 64 };
 
 static struct {
   uint8_t palette, start, none[14];
   uint16_t row_bytes[16];
   uint8_t rows[16];
 } state;
-static int8_t tiles[N_TILES][MOST_ROWS][MOST_BYTES];
+static int8_t tiles[N_TILES][MOST_TILE_ROWS][MOST_ROW_BYTES];
 
 static void require(int holds) {
   if (!holds) abort();
@@ -23,7 +24,7 @@ static void emulate_config(const void *config) {
   memcpy(&state, config, sizeof state);
   require(state.palette == 1 && state.start == 0);
   for (int i = 0; i < 16; i++)
-    require(i < N_TILES ? state.rows[i] <= MOST_ROWS && state.row_bytes[i] <= MOST_BYTES
+    require(i < N_TILES ? state.rows[i] <= MOST_TILE_ROWS && state.row_bytes[i] <= MOST_ROW_BYTES
                         : !state.rows[i] && !state.row_bytes[i]);
   memset(tiles, 0, sizeof tiles);
 }
@@ -71,11 +72,3 @@ static void emulate_products(int sums, int a, int b) {
 #define _tile_loadd(t, from, stride) emulate_load(t, from, stride)
 #define _tile_stored(t, to, stride)  emulate_store(t, to, stride)
 #define _tile_dpbssd(sums, a, b)     emulate_products(sums, a, b)
-
-#define A8_FEW linear_w4a8__scalar
-#include "kernels/cpu/avx512/w4a8.h"
-
-void linear_w4a8_emulated(const td_linear_args *args);
-void linear_w4a8_emulated(const td_linear_args *args) {
-  linear_w4a8_rows(args);
-}
