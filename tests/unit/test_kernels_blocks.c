@@ -201,6 +201,76 @@ TEST(bits_of_instruction_sets) {
   }
 }
 
+// What two kernels give in 8 bits for odd numbers of rows, blocks and tokens.
+static void expect_same_bits(const ref_block_format *format, td_linear_fn one, td_linear_fn other) {
+  static const shape shapes[] = {{0, 43, 1280, 16}, {0, 16, 256, 17},  {0, 5, 512, 23},
+                                 {0, 70, 768, 45},  {0, 33, 2304, 64}, {0, 17, 1024, 97}};
+  for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+    const shape *s = &shapes[i];
+    const uint32_t cols = s->cols + (td_dtype_block(format->dtype).cols == 32 ? 32 * (i + 1) : 0);
+    const size_t n_y = (size_t)s->n_tokens * s->rows;
+    uint64_t rng = 21 + i;
+    ref_weight weight = ref_make_blocks(&rng, format, s->rows, cols);
+    float *x = ref_floats(&rng, s->n_tokens * cols), *y = malloc(2 * n_y * sizeof *y);
+    in_int8 = true;
+    multiply((void (*)(void))one, &weight.w, x, y, s->n_tokens);
+    multiply((void (*)(void))other, &weight.w, x, y + n_y, s->n_tokens);
+    in_int8 = false;
+    if (memcmp(y, y + n_y, n_y * sizeof *y) != 0)
+      fail_msg("%s: %u x %u times %u tokens", format->family, s->rows, cols, s->n_tokens);
+    free(x);
+    free(y);
+    ref_free_weight(&weight);
+  }
+}
+
+// NULL: this CPU does not run it.
+static td_linear_fn version_of(const char *family, const char *isa) {
+  size_t n;
+  const td_kernel_variant *v = td_kernel_variants(&n);
+  for (size_t i = 0; i < n; i++) {
+    const bool is_it = strcmp(v[i].family, family) == 0 && strcmp(v[i].isa, isa) == 0;
+    if (is_it && td_kernel_variant_runs(&v[i])) return (td_linear_fn)v[i].fn;
+  }
+  return NULL;
+}
+
+TEST(bits_of_tiles) {
+  td_dev_ask_for_tiles();
+  if (!version_of("linear_q8_0", "avx512amx")) skip();
+  for (size_t f = 0; f < TD_COUNT(ref_block_formats); f++) {
+    const char *family = ref_block_formats[f].family;
+    expect_same_bits(&ref_block_formats[f], version_of(family, "avx512amx"),
+                     version_of(family, "avx512int16"));
+  }
+}
+
+#define EMULATED(X) X(q8_0) X(q4_k) X(q6_k) X(q5_1) // emulated_tiles.h
+#define X(name)     void linear_##name##__emulated(const td_linear_args *args);
+EMULATED(X)
+#undef X
+
+TEST(bits_of_emulated_tiles) {
+  static const struct {
+    const char *family;
+    td_linear_fn fn;
+  } emulated[] = {
+#define X(name) {"linear_" #name, linear_##name##__emulated},
+      EMULATED(X)
+#undef X
+  };
+  size_t n_seen = 0;
+  for (size_t i = 0; i < TD_COUNT(emulated) * TD_COUNT(ref_block_formats); i++) {
+    const ref_block_format *format = &ref_block_formats[i % TD_COUNT(ref_block_formats)];
+    if (strcmp(format->family, emulated[i / TD_COUNT(ref_block_formats)].family) != 0) continue;
+    const td_linear_fn by_vectors = version_of(format->family, "avx512int16");
+    if (!by_vectors) skip();
+    expect_same_bits(format, emulated[i / TD_COUNT(ref_block_formats)].fn, by_vectors);
+    n_seen++;
+  }
+  assert_int_equal(n_seen, TD_COUNT(emulated));
+}
+
 TEST(every_block_has_a_reference) {
   size_t n = 0;
 #define X(id, cols, bytes)                                                                         \

@@ -114,6 +114,9 @@ TD_INLINE void pack_fours(vi x, uint32_t n_bytes, int8_t *out) {
 }
 
 TD_INLINE void put_codes(vi codes, uint8_t *out) {
+#ifdef BLOCKS_FEW // tiles take signed ones
+  codes = _mm512_sub_epi8(codes, _mm512_set1_epi8((char)gguf_less(BLOCK_DTYPE)));
+#endif
   _mm512_storeu_si512(out, codes);
 }
 
@@ -162,7 +165,7 @@ TD_INLINE void multiply_codes(vi codes, const int8_t *x, group_sum *sum) {
 #define ROW_SUMS IS_BY_ROW
 
 // From the order of pack_fours, of n columns, to that of row_sums: of 32 columns a, then b.
-static void order_x(const int8_t *x, uint32_t n, int8_t *out) {
+TD_INLINE void order_x(const int8_t *x, uint32_t n, int8_t *out) {
   const vi order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
   for (uint32_t k = 0; k < n; k += 32)
     _mm512_storeu_si512(out + 2 * k, _mm512_permutexvar_epi32(order, vi_load(x + 2 * k)));
