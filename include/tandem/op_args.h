@@ -87,7 +87,8 @@ typedef struct {
   td_act *x;
   const void *y;
   size_t n;
-  uint32_t y_f32, unused; // bool
+  uint32_t y_f32; // bool
+  float factor;   // on the CPU only: the sum is multiplied by it; 0: it is not
 } td_add_args;
 
 typedef struct {
@@ -127,12 +128,14 @@ typedef struct {
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-// out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table.rows).
+// out[t][:] = table[ids[t]][:], times factor unless that is 0 (on the CPU only). ids i32
+// [n_tokens], each in [0, table.rows).
 typedef struct {
   td_weight table; // [n_vocab][dim]
   const int32_t *ids;
   td_act *out; // [n_tokens][table.cols]
-  uint32_t n_tokens, unused;
+  uint32_t n_tokens;
+  float factor;
   int32_t *fault; // a GPU's own
 } td_embed_args;
 
@@ -462,7 +465,7 @@ typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID, TD_ROUTER_SOFTPLUS } td_rou
 // Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
 // topk_groups stay; then the top_k largest are taken.
 // norm_topk: weights are divided by their sum (+ 1e-20, but for SOFTMAX), or by min_sum if that is
-// more. All are multiplied by scaling.
+// more. All are multiplied by scaling and, on the CPU only, by the expert's own factor.
 typedef struct {
   const float *logits; // f32 [n_tokens][n_experts]
   const float *bias;   // f32 [n_experts] or NULL
@@ -474,7 +477,8 @@ typedef struct {
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups, n_vocab; // n_vocab: with a table
   uint32_t norm_topk;                                                  // bool
   float scaling, min_sum;
-  int32_t *fault; // a GPU's own
+  const float *expert_scale; // f32 [n_experts] in host memory or NULL
+  int32_t *fault;            // a GPU's own
 } td_router_args;
 
 // out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are

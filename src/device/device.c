@@ -310,6 +310,10 @@ void td_op_add(td_stream *stream, void *x, const void *y, size_t n) {
   enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {.x = x, .y = y, .n = n}});
 }
 
+void td_op_add_scaled(td_stream *stream, void *x, const void *y, size_t n, float factor) {
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {.x = x, .y = y, .n = n, .factor = factor}});
+}
+
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n) {
   enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {.x = x, .y = y, .n = n, .y_f32 = true}});
 }

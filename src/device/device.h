@@ -225,6 +225,7 @@ enum { TD_STREAM_DEPTH = 1024 };
 // the rows [row_begin, row_begin + n_rows) alone, without a bias. also: further matrices times the
 // same x, each with its own result, with the same bits as alone; weights_on_device, out_f32 and
 // exact apply to all of them; not with n_rows. A GPU computes matrices of one format in one launch.
+// cap > 0: y is cap * tanh(y / cap), on the CPU only.
 enum { TD_LINEAR_ALSO = 2 };
 typedef struct {
   const td_weight *w; // NULL: none, and none after it
@@ -241,6 +242,7 @@ typedef struct {
   size_t x_stride, y_stride; // elements
   uint32_t n_tokens, n_prompt;
   uint32_t row_begin, n_rows;
+  float cap;
   bool out_f32, exact, weights_on_device;
   td_linear_also also[TD_LINEAR_ALSO];
 } td_linear_op_args;
@@ -250,6 +252,8 @@ uint64_t td_linear_bytes(const td_linear_op_args *args); // data of all matrices
 
 // x[i] += y[i] over n elements. y may be in memory of td_dev_alloc_host.
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
+// x[i] = (x[i] + y[i]) * factor, on the CPU only.
+void td_op_add_scaled(td_stream *stream, void *x, const void *y, size_t n, float factor);
 // y is f32 whatever the dtype of x
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);
 
@@ -393,7 +397,8 @@ void td_ngram_row(const td_ngram_table *table, const int32_t *ids, float *out);
 // gate_bias and down_bias, of all experts of the layer, are added to the products; without pairs
 // the biases of up follow those of gate, [2][n_routed or n_experts][hidden]. limit > 0: with
 // g = min(gate, limit) and u = clamp(up, -limit, limit) the activation is
-// g * sigmoid(alpha * g) * (u + 1); plain: g * sigmoid(g) * u.
+// g * sigmoid(alpha * g) * (u + 1); plain: g * sigmoid(g) * u. gelu: GELU, approximated by tanh, in
+// place of silu, without a limit, on the CPU only.
 //
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).
@@ -423,7 +428,7 @@ typedef struct {
   const int32_t *slots;
   uint32_t n_slots;
   float limit, alpha;
-  bool plain, pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
+  bool gelu, plain, pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
 } td_moe_args;
 
 #define X(NAME, name, args_type, ...) void td_op_##name(td_stream *stream, const args_type *args);

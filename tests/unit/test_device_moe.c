@@ -32,7 +32,13 @@ static void free_experts(experts *e) {
   }
 }
 
-static void naive_expert(const experts *e, int idx, const float *x, double weight, double *out) {
+static double naive_activation(double g, bool gelu) {
+  const double z = 0.79788456080286536 * (g + 0.044715 * g * g * g);
+  return gelu ? 0.5 * g * (1 + tanh(z)) : g / (1 + exp(-g));
+}
+
+static void naive_expert(const experts *e, int idx, const float *x, double weight, bool gelu,
+                         double *out) {
   double h[HIDDEN];
   for (uint32_t r = 0; r < HIDDEN; r++) {
     double g = 0, u = 0;
@@ -40,7 +46,7 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
       g += ref_at(&e->g[idx], r, k) * x[k];
       u += ref_at(&e->u[idx], r, k) * x[k];
     }
-    h[r] = g / (1 + exp(-g)) * u;
+    h[r] = naive_activation(g, gelu) * u;
   }
   for (uint32_t r = 0; r < DIM; r++) {
     for (uint32_t k = 0; k < HIDDEN; k++)
@@ -55,7 +61,7 @@ static void naive_moe(const experts *e, const td_moe_args *a, double *want) {
     want[i] = a->accumulate ? before[i] : 0;
   for (uint32_t pair = 0; pair < a->n_tokens * a->top_k; pair++) {
     const uint32_t at = pair / a->top_k * DIM;
-    naive_expert(e, a->ids ? a->ids[pair] : 0, x + at, a->weights ? a->weights[pair] : 1,
+    naive_expert(e, a->ids ? a->ids[pair] : 0, x + at, a->weights ? a->weights[pair] : 1, a->gelu,
                  want + at);
   }
 }
@@ -119,6 +125,11 @@ TEST(moe) {
       args.ids = NULL;
       args.weights = NULL;
       args.top_k = 1;
+      naive_moe(&e, &args, want);
+      td_op_moe(f.stream, &args);
+      device_sync(&f);
+      device_assert_close(out, want, TOKENS * DIM, 2e-6);
+      args.gelu = true;
       naive_moe(&e, &args, want);
       td_op_moe(f.stream, &args);
       device_sync(&f);

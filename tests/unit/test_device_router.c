@@ -47,6 +47,7 @@ static void naive_route(const td_router_args *a, uint32_t t, int32_t *ids, doubl
   }
   for (uint32_t j = 0; j < a->top_k; j++) {
     weights[j] *= a->scaling / (a->norm_topk ? fmax(sum, a->min_sum) : 1.0);
+    if (a->expert_scale) weights[j] *= a->expert_scale[ids[j]];
   }
 }
 
@@ -82,7 +83,8 @@ TEST(router) {
                              .topk_groups = cases[c].topk_groups,
                              .norm_topk = cases[c].norm,
                              .scaling = 2.5f,
-                             .min_sum = cases[c].bias ? 0.25f : 0};
+                             .min_sum = cases[c].bias ? 0.25f : 0,
+                             .expert_scale = cases[c].bias ? NULL : bias};
       td_op_router(f.stream, &args);
       device_sync(&f);
       for (uint32_t t = 0; t < TOKENS; t++) {

@@ -36,6 +36,51 @@ TEST(embed_gather_add) {
   }
 }
 
+TEST(factors_and_cap) {
+  enum { TOKENS = 300, ROWS = 50, COLS = 33 };
+  device_fixture f;
+  FOR_TEAMS(f) {
+    ref_weight table = ref_make_weight(&f.rng, TD_BF16, ROWS, COLS, 0, 0);
+    int32_t ids[TOKENS];
+    for (int i = 0; i < TOKENS; i++)
+      ids[i] = (int32_t)ref_below(&f.rng, ROWS);
+    float *x = malloc(TOKENS * COLS * sizeof *x), *logits = malloc(TOKENS * ROWS * sizeof *logits);
+    float *y = ref_floats(&f.rng, TOKENS * COLS);
+    td_op_embed(f.stream,
+                &(td_embed_args){
+                    .table = table.w, .ids = ids, .out = x, .n_tokens = TOKENS, .factor = 2.5f});
+    td_op_add_scaled(f.stream, x, y, TOKENS * COLS, -0.5f);
+    td_op_linear(f.stream, &(td_linear_op_args){.w = &table.w,
+                                                .x = x,
+                                                .y = logits,
+                                                .x_stride = COLS,
+                                                .y_stride = ROWS,
+                                                .n_tokens = TOKENS,
+                                                .cap = 0.7f,
+                                                .out_f32 = true});
+    device_sync(&f);
+    double *want = ref_doubles(TOKENS * ROWS);
+    for (size_t t = 0; t < TOKENS; t++) {
+      for (uint32_t c = 0; c < COLS; c++) {
+        const float embedded = (float)ref_at(&table.w, (uint32_t)ids[t], c) * 2.5f;
+        assert_true(x[t * COLS + c] == (embedded + y[t * COLS + c]) * -0.5f);
+      }
+      for (uint32_t r = 0; r < ROWS; r++) {
+        double sum = 0;
+        for (uint32_t c = 0; c < COLS; c++)
+          sum += ref_at(&table.w, r, c) * x[t * COLS + c];
+        want[t * ROWS + r] = 0.7f * tanh(sum / 0.7f);
+      }
+    }
+    device_assert_close(logits, want, TOKENS * ROWS, 1e-6);
+    free(x);
+    free(y);
+    free(logits);
+    free(want);
+    ref_free_weight(&table);
+  }
+}
+
 // BF16 and f32 parts give the same sum, in order; a single part is converted.
 TEST(sum_parts) {
   enum { N = 70000 }; // several pieces, and an incomplete block

@@ -1,4 +1,6 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the pool.
+#include <math.h>
+
 #include "base/clock.h"
 #include "base/jitter.h"
 #include "device/cpu/cpu.h"
@@ -31,6 +33,14 @@ static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
       } bias = {.u = bits};
       y[r] += bias.f;
     }
+  }
+}
+
+static void cap_rows(const td_linear_op_args *a, const td_linear_args *tile) {
+  for (uint32_t t = 0; t < tile->n_tokens; t++) {
+    float *y = tile->y + t * tile->ldy;
+    for (uint32_t r = tile->row_begin - tile->y_row0; r < tile->row_end - tile->y_row0; r++)
+      y[r] = a->cap * tanhf(y[r] / a->cap);
   }
 }
 
@@ -72,6 +82,7 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
   else
     td_cpu_linear_tile(&tile);
   if (a->bias.data) add_bias(a, &tile);
+  if (a->cap > 0) cap_rows(a, &tile);
 }
 
 static td_cpu_rows linear_rows(const void *ctx, size_t part, size_t matrix) {

@@ -170,10 +170,22 @@ static void activate_pairs(const td_moe_args *a, const float *rows, const float 
   }
 }
 
+// GELU's approximation by tanh is g * sigmoid(2 z) with z = sqrt(2/pi) (g + 0.044715 g^3), and so
+// silu(2 z) / (2 z / g). 2 z takes gate's place, the rest of the product that of up.
+static void turn_to_silu(float *gate, float *up, uint32_t n) {
+  const float twice = 1.5957691216057308f; // 2 sqrt(2/pi)
+  for (uint32_t i = 0; i < n; i++) {
+    const float slope = twice * (1 + 0.044715f * gate[i] * gate[i]);
+    gate[i] *= slope;
+    up[i] /= slope;
+  }
+}
+
 // The activation of rows [row, row + n) of gate and up, in gate's place.
 static void activate(const moe_run *run, const pair_tile *tile, uint32_t row, uint32_t n,
-                     float *gate, const float *up) {
+                     float *gate, float *up) {
   const td_moe_args *a = run->a;
+  if (a->gelu) turn_to_silu(gate, up, n);
   if (a->limit == 0) {
     td_kernels()->swiglu_row(&(td_swiglu_row_args){.gate = gate, .up = up, .out = gate, .n = n});
     return;
@@ -415,6 +427,7 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
   TD_DEV_REQUIRE(a->limit > 0 || (!a->pairs && !a->gate_bias),
                  "experts: pairs and gate's bias belong to a clamped activation");
+  TD_DEV_REQUIRE(!a->gelu || a->limit == 0, "experts: GELU with a limit");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
   run->n_prompt = takes_prompts(a) ? a->n_prompt : 0;

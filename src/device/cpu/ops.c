@@ -88,12 +88,19 @@ static void add(float *y, const float *x, size_t n) {
   td_kernels()->axpy(&(td_axpy_args){.y = y, .x = x, .a = &(float){1}, .n = n, .n_rows = 1});
 }
 
+static void multiply(float *x, float factor, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    x[i] *= factor;
+}
+
 static void add_piece(void *ctx, size_t item, unsigned member) {
   (void)member;
   const td_add_args *a = ctx;
   size_t begin = item * ELEMENTS;
   size_t n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS;
-  add((float *)a->x + begin, (const float *)a->y + begin, n);
+  float *x = (float *)a->x + begin;
+  add(x, (const float *)a->y + begin, n);
+  if (a->factor != 0) multiply(x, a->factor, n);
 }
 
 td_status td_cpu_op_add(td_cpu_stream *stream, const td_add_args *a, td_err *err) {
@@ -182,8 +189,10 @@ static void for_rows(td_cpu_stream *stream, size_t n_rows, size_t dim,
 
 static void embed_row(const void *args, size_t t) {
   const td_embed_args *a = args;
-  td_kernels()->decode_row(&(td_decode_row_args){
-      .w = &a->table, .row = (uint32_t)a->ids[t], .out = (float *)a->out + t * a->table.cols});
+  float *out = (float *)a->out + t * a->table.cols;
+  td_kernels()->decode_row(
+      &(td_decode_row_args){.w = &a->table, .row = (uint32_t)a->ids[t], .out = out});
+  if (a->factor != 0) multiply(out, a->factor, a->table.cols);
 }
 
 td_status td_cpu_op_embed(td_cpu_stream *stream, const td_embed_args *a, td_err *err) {
@@ -295,10 +304,7 @@ td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *e
 
 static void scale_row(const void *args, size_t t) {
   const td_scale_rows_args *a = args;
-  const float factor = a->factor[a->position[t]];
-  float *x = (float *)a->x + t * a->dim;
-  for (uint32_t i = 0; i < a->dim; i++)
-    x[i] *= factor;
+  multiply((float *)a->x + t * a->dim, a->factor[a->position[t]], a->dim);
 }
 
 td_status td_cpu_op_scale_rows(td_cpu_stream *stream, const td_scale_rows_args *a, td_err *err) {

@@ -95,6 +95,7 @@ static void route_token(void *ctx, size_t t, unsigned member) {
   for (uint32_t j = 0; j < a->top_k; j++) {
     if (a->norm_topk) weights[j] /= sum;
     weights[j] *= a->scaling;
+    if (a->expert_scale) weights[j] *= a->expert_scale[ids[j]];
   }
 }
 
