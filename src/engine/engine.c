@@ -35,7 +35,7 @@ uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, ui
 
 // Elements of a gated shared expert's output.
 static size_t shared_row(const td_model_config *c) {
-  return c->shared_dim ? c->dim : 0;
+  return c->shared_dim || c->has_out_norms ? c->dim : 0;
 }
 
 // Elements of a token's residual.
@@ -124,6 +124,8 @@ static td_status alloc_rope(td_engine *e, td_err *err) {
                              err);
   if (st == TD_OK && is_pooled)
     st = alloc_table(e, &e->pool_cos_sin, n_angles, td_rope_fill_pooled, err);
+  if (st == TD_OK && e->config->wide_theta > 0)
+    st = alloc_table(e, &e->wide_cos_sin, n * e->config->wide_head_dim, td_rope_fill_wide, err);
   if (st != TD_OK || e->config->query_beta <= 0) return st;
   return alloc_table(e, &e->query_scale, n, td_query_scale_fill, err);
 }
@@ -268,6 +270,7 @@ void td_engine_close(td_engine *e) {
                            e->act_words,
                            e->cos_sin,
                            e->pool_cos_sin,
+                           e->wide_cos_sin,
                            e->hyper,
                            e->streams,
                            e->gates,

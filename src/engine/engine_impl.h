@@ -113,11 +113,12 @@ struct td_engine {
   // residual stream (or streams), normed input, a block's output: [dim]
   void *x, *h, *delta;
   void *act[TD_N_ACTS]; // of attention; NULL: no layer uses it
-  void *shared;         // [dim], a gated shared expert's output; NULL: none
-  void *act_words;      // td_attn_rows.words a token; NULL: none
+  void *shared;    // [dim], output of a gated shared expert or of a dense MLP beside; NULL: neither
+  void *act_words; // td_attn_rows.words a token; NULL: none
   float *router_logits;
   float *cos_sin;      // [max_seq_tokens][rot_dim/2][2]
   float *pool_cos_sin; // as cos_sin, of layers with pooled keys; NULL: no layer has any
+  float *wide_cos_sin; // [max_seq_tokens][wide_head_dim/2][2]; NULL: no layer has wide heads
   float *hyper;        // [max_step_tokens][td_hyper_scores]; NULL: no hyper-connections
   // With hyper_rank: normed streams, their gates, [n_streams * dim] each, and [hyper_rank].
   void *streams, *gates, *low;

@@ -1,5 +1,7 @@
 // src/engine/forward.c - one forward pass for every architecture: the order of layers and of their
 // parts, as operators on a stream.
+#include <math.h>
+
 #include "engine/attn/ops.h"
 #include "engine/attn/window.h"
 #include "engine/engine_impl.h"
@@ -36,7 +38,7 @@ static void head(td_engine *e) {
   const td_model_config *c = e->config;
   const td_microbatch *p = &e->step.whole;
   const td_weight *lm_head = td_model_lm_head(e->model);
-  td_rows_leave(e, p);
+  if (!c->has_out_norms) td_rows_leave(e, p);
   if (!has_rows(e)) return;
   const td_vec norm = td_model_final_norm(e->model);
   void *rows = c->n_streams ? e->delta : e->h;
@@ -51,6 +53,7 @@ static void head(td_engine *e) {
                                                .x_stride = c->dim,
                                                .y_stride = c->n_vocab,
                                                .n_tokens = e->step.n_rows,
+                                               .cap = c->logit_cap,
                                                .out_f32 = true});
 }
 
@@ -58,7 +61,7 @@ static void head(td_engine *e) {
 static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                             const void *more) {
   const td_layer *layer = td_engine_layer(e, layer_idx);
-  td_rows_left left = {.pending = layer_idx > 0, .more = more};
+  td_rows_left left = {.pending = layer_idx > 0 && !e->config->has_out_norms, .more = more};
   if (td_layers_have(e->config->ngram_layers, layer_idx)) {
     td_rows_complete(e, p, left.more);
     if (left.pending) td_rows_leave(e, p);
@@ -77,6 +80,10 @@ static void end_attention(td_engine *e, const td_microbatch *p, uint32_t layer_i
   td_attn_ops_of(e->config, layer_idx)->attend(e, p, layer, layer_idx);
   td_rows_linear(e, p, &layer->o, layer->o_bias,
                  td_rows_at(e, p, e->act[TD_ACT_OUT], layer->o.cols), layer->o.cols, p->delta);
+  if (e->config->has_out_norms) {
+    td_rows_norm(e, p->delta, layer->attn_out_norm, e->config->dim, p->n_tokens,
+                 e->config->rms_eps);
+  }
   td_rows_enter(e, p, layer->mlp_norm, &layer->mlp_hyper, (td_rows_left){.pending = true});
 }
 
@@ -96,6 +103,7 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
     td_engine_moe_begin(e, p, layer_idx);
   else
     td_engine_mlp(e, p, layer, false);
+  if (e->config->has_out_norms) td_rows_leave_normed(e, p, layer->mlp_out_norm, *layer->factor);
   td_dense_stream_leave(e, TD_DENSE_MLP);
   if (e->step.plan.way[layer_idx] != TD_LAYER_STREAMED) td_dense_stream_fetch_ahead(e, layer_idx);
 }
@@ -131,10 +139,12 @@ static void embed(td_engine *e) {
   const td_model_config *c = e->config;
   if (!e->step.n_tokens) return;
   void *out = c->n_streams ? e->h : e->step.whole.x;
-  td_op_embed(e->stream, &(td_embed_args){.table = *td_model_embed(e->model),
-                                          .ids = e->step.tokens,
-                                          .out = out,
-                                          .n_tokens = e->step.n_tokens});
+  td_op_embed(e->stream,
+              &(td_embed_args){.table = *td_model_embed(e->model),
+                               .ids = e->step.tokens,
+                               .out = out,
+                               .n_tokens = e->step.n_tokens,
+                               .factor = c->scales_embeddings ? sqrtf((float)c->dim) : 0});
   if (!c->n_streams) return;
   td_op_hyper_write(e->stream, &(td_hyper_write_args){.x = e->step.whole.x,
                                                       .y = out,
@@ -163,7 +173,10 @@ void td_engine_run_layer(td_engine *e, uint32_t layer_idx) {
   } else {
     td_engine_mlp(e, p, layer, false);
   }
-  td_rows_leave(e, p);
+  if (e->config->has_out_norms)
+    td_rows_leave_normed(e, p, layer->mlp_out_norm, *layer->factor);
+  else
+    td_rows_leave(e, p);
 }
 
 // Alternates between microbatches: while one waits for its experts, the other is computed.

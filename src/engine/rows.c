@@ -112,6 +112,13 @@ void td_rows_complete(td_engine *e, const td_microbatch *p, const void *more) {
   if (more) td_op_add(e->stream, p->delta, more, (size_t)p->n_tokens * e->config->dim);
 }
 
+void td_rows_leave_normed(td_engine *e, const td_microbatch *p, td_vec w, float factor) {
+  const uint32_t dim = e->config->dim;
+  if (!p->n_tokens) return;
+  td_rows_norm(e, p->delta, w, dim, p->n_tokens, e->config->rms_eps);
+  td_op_add_scaled(e->stream, p->x, p->delta, (size_t)p->n_tokens * dim, factor);
+}
+
 void td_rows_leave(td_engine *e, const td_microbatch *p) {
   const td_model_config *c = e->config;
   if (!p->n_tokens) return;
@@ -208,11 +215,11 @@ void td_rows_enter(td_engine *e, const td_microbatch *p, td_vec w, const td_hype
 }
 
 void td_rows_rope(td_engine *e, const td_microbatch *p, td_rope_heads q, td_rope_heads k,
-                  uint32_t rot_dim) {
+                  const float *cos_sin, uint32_t rot_dim) {
   if (!p->n_tokens) return;
   td_op_rope(e->stream, &(td_rope_args){.heads = q,
                                         .also = k,
-                                        .cos_sin = e->cos_sin,
+                                        .cos_sin = cos_sin,
                                         .position = p->position,
                                         .n_tokens = p->n_tokens,
                                         .rot_dim = rot_dim,

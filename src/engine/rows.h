@@ -42,6 +42,8 @@ void td_rows_enter(td_engine *engine, const td_microbatch *part, td_vec w, const
                    td_rows_left left);
 // delta += more, where nothing else adds it.
 void td_rows_complete(td_engine *engine, const td_microbatch *part, const void *more);
+// x = (x + norm(delta)) * factor, with has_out_norms; nothing is left for what follows.
+void td_rows_leave_normed(td_engine *engine, const td_microbatch *part, td_vec w, float factor);
 // x += delta, or likewise with streams.
 void td_rows_leave(td_engine *engine, const td_microbatch *part);
 // h = norm of the streams' sum; is_head: behind the last layer.
@@ -50,8 +52,9 @@ void td_rows_read_streams(td_engine *engine, const td_microbatch *part, td_vec w
 // out = norm of each stream of x by itself, with a part of w each.
 void td_rows_norm_streams(td_engine *engine, const td_microbatch *part, td_vec w, const void *x,
                           void *out);
+// cos_sin: of td_rope_args.
 void td_rows_rope(td_engine *engine, const td_microbatch *part, td_rope_heads q, td_rope_heads k,
-                  uint32_t rot_dim);
+                  const float *cos_sin, uint32_t rot_dim);
 // Multiplies the queries, q_dim elements of a token, by the factors of their positions, in a model
 // that scales queries.
 void td_rows_scale_queries(td_engine *engine, const td_microbatch *part, uint32_t q_dim);

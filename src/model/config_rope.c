@@ -12,9 +12,13 @@ static td_status find_dict(const td_config_reader *r, const cJSON **out) {
   for (size_t i = 0; i < TD_COUNT(keys); i++) {
     const cJSON *dict = td_json_get(r->root, keys[i]);
     if (!dict) continue;
-    // of pooled keys, the others' are plain (families/deepseek_v4.c)
-    const cJSON *pooled = r->out->pool_theta > 0 ? td_json_get(dict, "compress") : NULL;
-    if (pooled) dict = pooled;
+    // Of pooled keys, the others' are plain (families/deepseek_v4.c); of layers with a window,
+    // beside wide heads (families/gemma4.c).
+    const char *const name = r->out->pool_theta > 0   ? "compress"
+                             : r->out->wide_theta > 0 ? "sliding_attention"
+                                                      : NULL;
+    const cJSON *part = name ? td_json_get(dict, name) : NULL;
+    if (part) dict = part;
     if (!cJSON_IsObject(dict))
       return td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, keys[i]);
     for (const cJSON *item = dict->child; item; item = item->next) {

@@ -91,6 +91,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     s->expert_bytes += s->bytes;
     return;
   case TD_SPEC_VEC:
+  case TD_SPEC_NORM_BY_DIM:
   case TD_SPEC_NORM1: {
     td_dtype dtype = ((const td_vec *)field)->dtype;
     count(s, dtype, n * td_dtype_bytes(dtype), all);

@@ -13,6 +13,7 @@
 // Kinds of attention, of which every layer is one. X(KIND, name): engine/attn/name.c computes it.
 #define TD_ATTN_KINDS(X)                                                                           \
   X(GQA, gqa)               /* grouped-query attention */                                          \
+  X(GQA_WIDE, gqa_wide)     /* GQA with heads of another width beside those of GQA */              \
   X(BLOCKS, blocks)         /* GQA over blocks of keys that an indexer selects for each KV head */ \
   X(MLA, mla)               /* multi-head latent attention */                                      \
   X(DSA, dsa)               /* MLA over keys that an indexer selects for each token */             \
@@ -81,6 +82,13 @@ typedef struct {
   uint32_t window;
   uint64_t window_layers[TD_MAX_LAYERS / 64];
   bool only_windows_rotate; // RoPE is of those layers alone
+  // GQA_WIDE: its heads. Of the pairs of a head wide_pairs rotate, by powers of wide_theta.
+  // wide_shares: keys, before their norm, are the values, too.
+  uint32_t wide_kv_heads, wide_head_dim, wide_pairs;
+  double wide_theta;
+  bool wide_shares;
+  bool norms_values; // without weights, for each head by itself
+  bool unit_scores;  // scores are not divided by sqrt(head_dim)
   // q_proj has a gate for each query, whose sigmoid multiplies the attention's output.
   bool has_attn_gate;
   // Gated delta nets in place of attention (DELTA, KDA). delta_grouped: the input projection's rows
@@ -130,10 +138,17 @@ typedef struct {
   float swiglu_limit, swiglu_alpha;
   bool swiglu_plain;      // with a limit: silu and no more
   bool has_split_experts; // with a limit: they do not alternate, as found in the checkpoint
+  bool is_gelu;           // MLPs have GELU (its approximation by tanh) in place of SiLU
   bool router_sigmoid, router_softplus, norm_topk;
   float routed_scaling, router_min_sum;      // the latter as in td_router_args
   uint64_t table_layers[TD_MAX_LAYERS / 64]; // bit i: token ids choose layer i's experts
   uint64_t moe_layers[TD_MAX_LAYERS / 64];   // bit i is set if layer i has experts
+  // Outputs of attention and of MLPs are normed before they are added to the residual, which every
+  // layer then multiplies by a factor of its own. A layer's dense MLP is beside its experts, which
+  // have norms of their own, as has the router, and each expert a factor.
+  bool has_out_norms;
+  bool scales_embeddings; // by sqrt(dim)
+  float logit_cap;        // logits are logit_cap * tanh(logits / logit_cap); 0: as they are
   // Multi-token prediction layers after the last one. As stated by config.json, and after
   // td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
@@ -236,6 +251,10 @@ typedef struct {
   td_weight o_a;
   td_pool_weights pool, index_pool; // DSA_POOL: the key of index_k is what is pooled
   td_hyper attn_hyper, mlp_hyper;
+  // has_out_norms; of a layer with experts: the norm of the dense MLP's output, those in front of
+  // the experts and behind them, the router's, and of both sums together mlp_out_norm.
+  td_vec attn_out_norm, mlp_out_norm, dense_out_norm, experts_norm, experts_out_norm, router_norm;
+  const float *expert_scale, *factor; // f32 [n_experts], [1]
   td_ngrams ngrams;
   td_weight router;            // [n_experts][dim]
   const int32_t *expert_table; // [n_vocab][top_k] or NULL

@@ -74,6 +74,7 @@ static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
       *(td_weight **)field = experts_of(experts + i * c->n_experts, c, p, format);
       break;
     case TD_SPEC_VEC:
+    case TD_SPEC_NORM_BY_DIM:
     case TD_SPEC_NORM1: *(td_vec *)field = (td_vec){.data = &nowhere, .dtype = TD_BF16}; break;
     case TD_SPEC_NGRAMS: break;
     case TD_SPEC_EXPERT_BIAS:

@@ -136,17 +136,17 @@ static td_status bind_vec(td_tensor_binder *b, const td_tensor *t, uint32_t n, t
   return td_binder_place_f32(b, t, &v->data);
 }
 
-// A norm whose weights are stored without the 1 that is added to each.
-static td_status bind_norm1(td_tensor_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
+// A norm whose weights are stored without the 1 that is added to each, or without the factor.
+static td_status bind_changed_norm(td_tensor_binder *b, const td_tensor *t, uint32_t n, float more,
+                                   float factor, td_vec *v) {
   const void *stored = NULL;
-  if (td_gguf_is(t->file)) return bind_vec(b, t, n, v); // with the 1
   td_status st = td_binder_check_shape(b, t, n, 0);
   if (st == TD_OK) st = td_binder_place_f32(b, t, &stored);
   if (st != TD_OK) return st;
   float *values = td_binder_block(b, n * sizeof *values);
   if (!values) return no_memory(b, t);
   for (uint32_t i = 0; i < n; i++)
-    values[i] = 1 + ((const float *)stored)[i];
+    values[i] = (more + ((const float *)stored)[i]) * factor;
   *v = (td_vec){.data = values, .dtype = TD_F32, .n = n};
   return TD_OK;
 }
@@ -247,7 +247,12 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   td_status st = td_binder_find(b, name, &t);
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
-  if (p->kind == TD_SPEC_NORM1) return bind_norm1(b, t, rows, field);
+  if (p->kind == TD_SPEC_NORM1) { // GGUF stores it with the 1
+    return td_gguf_is(t->file) ? bind_vec(b, t, rows, field)
+                               : bind_changed_norm(b, t, rows, 1, 1, field);
+  }
+  if (p->kind == TD_SPEC_NORM_BY_DIM)
+    return bind_changed_norm(b, t, rows, 0, 1 / sqrtf((float)rows), field);
   if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
   if (p->kind == TD_SPEC_SCORES) {
     td_weight *w = field;

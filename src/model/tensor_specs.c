@@ -141,6 +141,7 @@ uint64_t td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
   if (c->attention_bias) met |= TD_IF(BIAS);
   if (c->n_shared_experts) met |= TD_IF(SHARED);
   if (c->qk_norm) met |= TD_IF(QK_NORM);
+  if (!c->wide_shares || td_model_attn(c, layer_idx) != TD_ATTN_GQA_WIDE) met |= TD_IF(OWN_V);
   return met;
 }
 

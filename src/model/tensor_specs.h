@@ -22,6 +22,9 @@ typedef struct {
   X(Q, c->n_heads * c->head_dim)     /* queries of all heads, and their output */                  \
   X(KV, c->n_kv_heads * c->head_dim) /* keys of all heads */                                       \
   X(HEAD, c->head_dim)               /* one head */                                                \
+  X(WIDE_Q, c->n_heads * c->wide_head_dim)                                                         \
+  X(WIDE_KV, c->wide_kv_heads * c->wide_head_dim)                                                  \
+  X(WIDE_HEAD, c->wide_head_dim)                                                                   \
   /* MLA */                                                                                        \
   X(MLA_Q, (c->nope_dim + c->rope_dim) * c->n_heads) /* queries of all heads */                    \
   X(MLA_OUT, c->n_heads * c->v_dim)                  /* attention output of all heads */           \
@@ -95,6 +98,7 @@ enum {
   TD_BIT_NGRAMS,
   TD_BIT_GATED, // streams that the head reads by gates
   TD_BIT_NORM,  // which it does not, so that a norm is the last
+  TD_BIT_OWN_V, // values are not the keys
 // TD_BIT_GQA, TD_BIT_MLA and so on: the layer is of this kind of attention.
 #define TD_ATTN_BIT(KIND, name) TD_BIT_##KIND,
   TD_ATTN_KINDS(TD_ATTN_BIT)
@@ -103,8 +107,9 @@ enum {
 #define TD_IF(NAME) ((uint64_t)1 << TD_BIT_##NAME)
 
 typedef enum {
-  TD_SPEC_VEC,    // td_vec
-  TD_SPEC_NORM1,  // td_vec of a norm, stored without the 1 that is added to each weight
+  TD_SPEC_VEC,         // td_vec
+  TD_SPEC_NORM1,       // td_vec of a norm, stored without the 1 that is added to each weight
+  TD_SPEC_NORM_BY_DIM, // td_vec of a norm whose result is divided by sqrt(rows)
   TD_SPEC_CONV,   // const float *: a filter stored as [rows][1][cols], bound as F32 [cols][rows];
                   // "q_conv1d": the first of three of rows / 3 each, and then k and v
   TD_SPEC_WEIGHT, // td_weight

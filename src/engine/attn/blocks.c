@@ -43,7 +43,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
           .x = at.q, .token_stride = q_dim, .head_stride = c->index_dim, .n_heads = c->index_heads},
       (td_rope_heads){
           .x = at.k, .token_stride = c->index_dim, .head_stride = c->index_dim, .n_heads = 1},
-      td_rope_dims(c));
+      e->cos_sin, td_rope_dims(c));
 }
 
 // The plane of the indexer's keys, as pages.

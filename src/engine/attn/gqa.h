@@ -4,6 +4,14 @@
 
 #include "engine/attn/ops.h"
 
+// Heads of keys and values in layers of a kind.
+typedef struct {
+  uint32_t n_kv, dim;
+} td_gqa_heads;
+td_gqa_heads td_gqa_heads_of(const td_model_config *config, td_attn_kind kind);
+td_attn_cache td_gqa_cache_of(td_gqa_heads heads);
+void td_gqa_store_heads(td_engine *engine, const td_attn_store *entries, td_gqa_heads heads);
+
 // Of td_attn_spec.
 td_attn_cache td_gqa_cache(const td_model_config *config);
 td_attn_rows td_gqa_act(const td_model_config *config);

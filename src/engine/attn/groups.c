@@ -51,7 +51,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
       e, p,
       (td_rope_heads){
           .x = at.q, .token_stride = q_dim, .head_stride = c->index_dim, .n_heads = c->index_heads},
-      (td_rope_heads){.x = NULL}, td_rope_dims(c));
+      (td_rope_heads){.x = NULL}, e->cos_sin, td_rope_dims(c));
 }
 
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,

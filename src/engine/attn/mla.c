@@ -72,7 +72,7 @@ void td_mla_project(td_engine *e, const td_microbatch *p, const td_layer *layer)
                            .token_stride = entry,
                            .head_stride = entry,
                            .n_heads = 1};
-  if (!c->has_no_rope) td_rows_rope(e, p, q, k, c->rope_dim);
+  if (!c->has_no_rope) td_rows_rope(e, p, q, k, e->cos_sin, c->rope_dim);
   td_rows_scale_queries(e, p, c->n_heads * head);
 }
 

@@ -80,6 +80,19 @@ void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_p
   td_rope_fill(out, &pooled, n_positions);
 }
 
+void td_rope_fill_wide(float *out, const td_model_config *c, uint32_t n_positions) {
+  const uint32_t n_pairs = c->wide_head_dim / 2;
+  for (uint32_t i = 0; i < n_pairs; i++) {
+    const float exponent = (float)(2 * i) / (float)c->wide_head_dim;
+    const float inverse = i < c->wide_pairs ? 1.0f / powf((float)c->wide_theta, exponent) : 0;
+    for (uint32_t p = 0; p < n_positions; p++) {
+      float *pair = out + ((size_t)p * n_pairs + i) * 2;
+      pair[0] = cosf((float)p * inverse);
+      pair[1] = sinf((float)p * inverse);
+    }
+  }
+}
+
 void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions) {
   for (uint32_t p = 0; p < n_positions; p++)
     out[p] = 1 + (float)config->query_beta * logf(1 + (float)(p / config->query_span));

@@ -16,6 +16,8 @@ void td_rope_fill(float *out, const td_model_config *config, uint32_t n_position
 // The tables of layers without pooled keys, and of layers with them.
 void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions);
 void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_positions);
+// Of layers with wide heads: [n_positions][wide_head_dim/2][2]; pairs that do not rotate are there.
+void td_rope_fill_wide(float *out, const td_model_config *config, uint32_t n_positions);
 
 // Fills out f32 [n_positions] with the factors of queries (query_beta of the configuration).
 void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions);

@@ -119,6 +119,7 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
                            .limit = e->config->swiglu_limit,
                            .alpha = e->config->swiglu_alpha,
                            .plain = e->config->swiglu_plain,
+                           .gelu = e->config->is_gelu,
                            .accumulate = accumulate && !is_gated,
                            .weights_on_device = td_engine_is_in_slot(e, &layer->mlp_gate)});
   if (!is_gated) return;
@@ -159,7 +160,8 @@ static void route(td_engine *e, const void *x, const int32_t *ids, uint32_t n_to
                                             .n_vocab = c->n_vocab,
                                             .norm_topk = c->norm_topk,
                                             .scaling = c->routed_scaling,
-                                            .min_sum = c->router_min_sum});
+                                            .min_sum = c->router_min_sum,
+                                            .expert_scale = layer->expert_scale});
 }
 
 static void record_routing(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
@@ -182,6 +184,7 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, const given
                        .limit = e->config->swiglu_limit,
                        .alpha = e->config->swiglu_alpha,
                        .plain = e->config->swiglu_plain,
+                       .gelu = e->config->is_gelu,
                        .pairs = !layer->up,
                        .x = from->x,
                        .ids = from->ids,
@@ -493,7 +496,8 @@ void td_engine_moe_ranks_end(td_engine *e, uint32_t half, uint32_t layer_idx) {
 }
 
 void td_engine_moe_guess(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_vec norm = td_engine_layer(e, layer_idx)->mlp_norm;
+  const td_layer *layer = td_engine_layer(e, layer_idx);
+  const td_vec norm = e->config->has_out_norms ? layer->router_norm : layer->mlp_norm;
   const uint32_t dim = e->config->dim;
   given to = {.x = p->delta};
   to.ids = td_expert_drive_guess(e, layer_idx, &to.weights);
@@ -510,7 +514,37 @@ void td_engine_moe_guess(td_engine *e, const td_microbatch *p, uint32_t layer_id
   td_expert_drive_note_guessed(e);
 }
 
+// delta = the norms of the dense MLP's output and of the experts' sum, all of which read x by norms
+// of their own; h is that of the dense MLP.
+static void compute_beside(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_layer *layer = td_engine_layer(e, layer_idx);
+  const uint32_t dim = e->config->dim;
+  const float eps = e->config->rms_eps;
+  const td_rows_left none = {.pending = false};
+  const given from = offload_input_at(e, e->h, p->n_tokens);
+  td_engine_mlp(e, p, layer, false);
+  td_rows_norm(e, p->delta, layer->dense_out_norm, dim, p->n_tokens, eps);
+  td_rows_enter(e, p, layer->router_norm, NULL, none);
+  route(e, e->h, NULL, p->n_tokens, layer_idx, &from);
+  record_routing(e, p, layer_idx, &from);
+  td_rows_enter(e, p, layer->experts_norm, NULL, none);
+  td_moe_args args = all_routed(e, p, layer_idx);
+  args.out = e->shared;
+  if (e->drive) {
+    td_expert_drive_note_routed(e);
+    td_expert_drive_compute(e, p->begin, layer_idx, &args);
+  } else {
+    td_op_moe(e->stream, &args);
+  }
+  td_rows_norm(e, e->shared, layer->experts_out_norm, dim, p->n_tokens, eps);
+  td_op_add(e->stream, p->delta, e->shared, (size_t)p->n_tokens * dim);
+}
+
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (e->config->has_out_norms) {
+    compute_beside(e, p, layer_idx);
+    return;
+  }
   const given from = offload_input_at(e, e->h, p->n_tokens);
   route(e, e->h, e->step.tokens + p->begin, p->n_tokens, layer_idx, &from);
   record_routing(e, p, layer_idx, &from);
