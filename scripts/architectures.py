@@ -301,6 +301,40 @@ def _qwen4_layer(c, i):
     yield from _gated_shared(c, f"{p}.mlp")
 
 
+def _gemma_attention(c, i):
+    p, dim, heads = f"model.layers.{i}.self_attn", c["hidden_size"], c["num_attention_heads"]
+    is_last, types = i + 1 == c["num_hidden_layers"], c.get("layer_types")
+    has_window = not is_last and (types[i] == "sliding_attention" if types else (i + 1) % 6 != 0)
+    shares = c["attention_k_eq_v"] and not has_window
+    head = c["head_dim"] if has_window else c["global_head_dim"]
+    kv = c["num_global_key_value_heads"] if shares else c["num_key_value_heads"]
+    for role, n in (("q", heads), ("k", kv), *([] if shares else [("v", kv)])):
+        yield Tensor(f"{p}.{role}_proj.weight", (n * head, dim), role)
+        if c.get("attention_bias"):
+            yield Tensor(f"{p}.{role}_proj.bias", (n * head,), "bias")
+    yield Tensor(f"{p}.o_proj.weight", (dim, heads * head), "o")
+    if c.get("attention_bias"):
+        yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+    for role in "qk":
+        yield Tensor(f"{p}.{role}_norm.weight", (head,), "norm")
+
+
+def _gemma_layer(c, i):
+    p, dim, inner, n = f"model.layers.{i}", c["hidden_size"], c["moe_intermediate_size"], c["num_experts"]
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        yield Tensor(f"{p}.{name}_layernorm.weight", (dim,), "norm")
+    for name in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"):
+        yield Tensor(f"{p}.{name}.weight", (dim,), "norm")
+    yield Tensor(f"{p}.layer_scalar", (1,), "norm")
+    yield from _gemma_attention(c, i)
+    yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
+    yield Tensor(f"{p}.router.scale", (dim,), "router_scale")
+    yield Tensor(f"{p}.router.per_expert_scale", (n,), "norm")
+    yield Tensor(f"{p}.router.proj.weight", (n, dim), "router")
+    yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
+    yield Tensor(f"{p}.experts.down_proj", (n, dim, inner), "down", True)
+
+
 V4_TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 V4_RATES = {V4_TYPES[4]: 4, V4_TYPES[128]: 128}
 
@@ -496,6 +530,7 @@ FAMILIES = {
         moe="block_sparse_moe",
         recurrent=_kda,
     ),
+    "gemma4_text": Family(experts_key="num_experts", router_bias="", fused=True, layer=_gemma_layer),
     "glm5_next_text": Family(_dsa_pool, recurrent=_bounded_kda, streams=True),
     "qwen4_exp_text": Family(
         experts_key="num_experts", router_bias="", fused=True, norm="norm1", recurrent=_delta_net, layer=_qwen4_layer
@@ -510,6 +545,7 @@ WRAPPERS = {
     "glm4v_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.proj.weight"],
     "qwen3_vl_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
     "qwen3_5_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
+    "gemma4": ["model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"],
     "glm5_next": ["model.visual.patch_embed.proj.weight", "model.visual.merger.proj.weight"],
     "qwen4_exp": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
 }
@@ -517,7 +553,7 @@ WRAPPERS = {
 
 def wrapped_name(model_type, name):
     """The name in a checkpoint with vision of the tensor that the language model alone calls `name`."""
-    if not WRAPPERS[model_type][0].startswith("model.visual."):
+    if not WRAPPERS[model_type][0].startswith("model."):
         return "language_model." + name
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 

@@ -106,6 +106,35 @@ _EXAONE = {k: v for k, v in _HY.items() if k not in ("attention_bias", "router_s
     "sliding_window": 24,
     "sliding_window_pattern": 4,
 }
+_GEMMA = {k: v for k, v in COMMON.items() if k not in ("hidden_act", "num_experts_per_tok")} | {
+    "attention_bias": False,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "final_logit_softcapping": 3.0,
+    "global_head_dim": 24,
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "intermediate_size": 48,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "model_type": "gemma4_text",
+    "moe_intermediate_size": 12,
+    "num_attention_heads": 6,
+    "num_experts": 6,
+    "num_global_key_value_heads": 1,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 2,
+    "num_kv_shared_layers": 0,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 24,
+    "tie_word_embeddings": True,
+    "top_k_experts": 2,
+    "vocab_size_per_layer_input": N_VOCAB,
+}
 _QWEN3_VL = COMMON | {
     "attention_bias": False,
     "decoder_sparse_step": 1,
@@ -338,6 +367,47 @@ CASES = {
             "tie_word_embeddings": True,
         },
         "fp8",
+    ),
+    "gemma4": (wrapped("gemma4", _GEMMA) | {"tie_word_embeddings": True}, "bf16"),
+    # The default order of layers, all pairs rotate, a matrix of values everywhere, biases, one key head
+    # for five, a window longer than a page, experts wider than the model, logits as they are, a head.
+    "gemma4_odd": (
+        {k: v for k, v in _GEMMA.items() if k != "layer_types"}
+        | {
+            "attention_bias": True,
+            "attention_k_eq_v": False,
+            "final_logit_softcapping": None,
+            "global_head_dim": 10,
+            "head_dim": 12,
+            "intermediate_size": 20,
+            "moe_intermediate_size": 44,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 7,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5000.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+            },
+            "sliding_window": 67,
+            "tie_word_embeddings": False,
+            "top_k_experts": 1,
+        },
+        "bf16",
+    ),
+    # A last layer that states a window and has none; pages' entries of wide heads smaller than others'.
+    "gemma4_fp8": (
+        _GEMMA
+        | {
+            "global_head_dim": 8,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 3,
+            "sliding_window": 5,
+            "top_k_experts": 3,
+        },
+        "fp8-static",
     ),
     "ernie4_5_moe": (_ERNIE, "bf16"),
     # Every second layer has experts but the last; a sum of weights that is mostly less than the least.

@@ -21,7 +21,7 @@ def random_values(tensor, config, rng):
     if tensor.role == "ids":
         return np.array(tensor.ids, np.int64)
     if len(tensor.shape) == 1 or tensor.role == "decay":
-        known = {"hyper_base": (0, 0.5), "hyper_scale": (0.7, 0.1), "bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
+        known = {"router_scale": (8, 2), "hyper_base": (0, 0.5), "hyper_scale": (0.7, 0.1), "bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
                  "decay": (-2.5, 1), "bounded_decay": (0, 0.5), "bounded_bias": (-2, 1.5)}
         mean, std = known.get(tensor.role, (1, 0.2))
         return rng.normal(mean, std, tensor.shape).astype(np.float32)

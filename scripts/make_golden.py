@@ -354,6 +354,8 @@ class Routing:
         for name, module in model.named_modules():
             if type(module).__name__.lower().endswith("topkrouter"):
                 module.register_forward_pre_hook(self._hook(name))
+            if type(module).__name__ == "Gemma4TextRouter":
+                module.register_forward_hook(self._hook_result(name))
             if type(module).__name__.endswith("Indexer"):
                 self._watch_indexer(module)
 
@@ -385,6 +387,14 @@ class Routing:
     def _hook(self, name):
         def watch(module, args):
             margin, chosen = router_margins(module, args, self.softmax)
+            self.margin = min(self.margin, float(margin.min()))
+            self.chosen.setdefault(name, set()).update(chosen.flatten().tolist())
+
+        return watch
+
+    def _hook_result(self, name):
+        def watch(module, args, result):
+            margin, chosen = lead(result[0], module.config.top_k_experts)
             self.margin = min(self.margin, float(margin.min()))
             self.chosen.setdefault(name, set()).update(chosen.flatten().tolist())
 

@@ -290,6 +290,12 @@ static const td_wrapper wrappers[] = {
      false,
      {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp.", "model.vision_tower.",
       "model.multi_modal_projector."}},
+    {"gemma4",
+     "gemma4_text",
+     "model.language_model.",
+     "",
+     true,
+     {"model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."}},
     {"glm5_next", "glm5_next_text", "model.language_model.", "", false, {"model.visual."}},
     {"qwen4_exp", "qwen4_exp_text", "model.language_model.", "", false, {"model.visual."}},
 };
