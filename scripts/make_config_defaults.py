@@ -19,6 +19,13 @@ FAMILIES = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "ernie4_5_moe": {},
     "exaone_moe": {},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "top_k_experts": 8,
+    },
     "glm4_moe": {"head_dim": 128},
     "glm4_moe_lite": {},
     "glm4v_moe_text": {"head_dim": 128},

@@ -346,6 +346,25 @@ KIMI_K2 = {
 }
 
 
+GEMMA_4 = {
+    "attention_bias": False,
+    "attention_k_eq_v": True,
+    "bos_token_id": 2,
+    "enable_moe_block": True,
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "model_type": "gemma4_text",
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True,
+}
+
+
 GPT_OSS = {
     "attention_bias": True,
     "attention_dropout": 0.0,

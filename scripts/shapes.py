@@ -5,6 +5,7 @@ import copy
 from architectures import V4_TYPES, text_config
 from published import (
     DEEPSEEK_BASE,
+    GEMMA_4,
     GLM_5,
     GLM_53,
     GLM_AIR,
@@ -129,6 +130,30 @@ SHAPES = {
             "num_local_experts": 16,
             "vocab_size": 1024,
         },
+        1000,
+    ),
+    "tiny-gemma4": (
+        _wrapped(
+            "gemma4",
+            GEMMA_4
+            | {
+                "global_head_dim": 64,
+                "head_dim": 32,
+                "hidden_size": 128,
+                "intermediate_size": 96,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                "max_position_embeddings": 8192,
+                "moe_intermediate_size": 64,
+                "num_attention_heads": 4,
+                "num_experts": 16,
+                "num_global_key_value_heads": 1,
+                "num_hidden_layers": 4,
+                "num_key_value_heads": 2,
+                "sliding_window": 48,
+                "top_k_experts": 4,
+                "vocab_size": 1024,
+            },
+        ),
         1000,
     ),
     "tiny-qwen3-next": (

@@ -142,7 +142,7 @@ static const struct {
 static bool applies(const setup *s, change_kind kind) {
   switch (kind) {
   case WITH_GPU: return card_of(s) != NULL;
-  case WITHOUT_GPU: return card_of(s) == NULL;
+  case WITHOUT_GPU: return card_of(s) == NULL && td_attn_has_gpu(s->load.config);
   case WITH_DRIVE: return drive_of(s).does_stream;
   default: return true;
   }

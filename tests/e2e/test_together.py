@@ -20,9 +20,9 @@ import golden_families  # noqa: E402
 import golden_weights  # noqa: E402
 import architectures  # noqa: E402
 
-SHAPES = ["tiny", "tiny-qwen3", "tiny-gpt-oss", "tiny-qwen3-next", "tiny-deepseek-v4"]
+SHAPES = ["tiny", "tiny-qwen3", "tiny-gpt-oss", "tiny-gemma4", "tiny-qwen3-next", "tiny-deepseek-v4"]
 # The longest prompt and the pool where pages have 512 tokens; published in other formats than FP8.
-LONG_PAGES = {"tiny-gpt-oss": (700, 2560), "tiny-deepseek-v4": (1400, 5120)}
+LONG_PAGES = {"tiny-gpt-oss": (700, 2560), "tiny-gemma4": (700, 2560), "tiny-deepseek-v4": (1400, 5120)}
 FAMILIES = ["kimi_k25_int4", "glm4_moe_norms", "minimax_m2", "qwen3_5_moe", "kimi_linear", "glm5_next", "qwen4_exp_text"]
 N = 8
 VOCAB = range(2, 64)

@@ -147,6 +147,37 @@ static const refusal olmoe[] = {{"\"clip_qkv\": 8.0", TD_EUNSUPPORTED, "clip_qkv
 
 static const refusal ernie[] = {{"\"use_bias\": true", TD_EUNSUPPORTED, "use_bias is not"}};
 
+#define GEMMA(rest)                                                                                \
+  "\"enable_moe_block\": true, \"hidden_size_per_layer_input\": 0, \"num_experts\": 8,"            \
+  " \"top_k_experts\": 2, \"moe_intermediate_size\": 64" rest
+#define GEMMA_ROPE(full)                                                                           \
+  GEMMA(", \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"default\"}, "            \
+        "\"full_attention\": {" full "}}")
+
+static const refusal gemma[] = {
+    {"\"num_experts\": 8", TD_EUNSUPPORTED, "enable_moe_block false"},
+    {"\"enable_moe_block\": true", TD_EUNSUPPORTED, "hidden_size_per_layer_input above 0"},
+    {"\"enable_moe_block\": true, \"hidden_size_per_layer_input\": 0", TD_EFORMAT,
+     "num_experts, top_k_experts and moe_intermediate_size must be stated"},
+    {GEMMA(", \"num_kv_shared_layers\": 2"), TD_EUNSUPPORTED, "num_kv_shared_layers above 0"},
+    {GEMMA(", \"use_double_wide_mlp\": true"), TD_EUNSUPPORTED, "use_double_wide_mlp true"},
+    {GEMMA(", \"use_bidirectional_attention\": \"all\""), TD_EUNSUPPORTED,
+     "use_bidirectional_attention of text"},
+    {GEMMA(", \"hidden_activation\": \"silu\""), TD_EUNSUPPORTED, "hidden_activation \"silu\""},
+    {GEMMA(", \"sliding_window\": null"), TD_EFORMAT, "sliding_window must be a number"},
+    {GEMMA(", \"global_head_dim\": 17"), TD_EFORMAT, "global_head_dim must be even"},
+    {GEMMA(", \"attention_k_eq_v\": true, \"num_global_key_value_heads\": 3"), TD_EFORMAT,
+     "num_global_key_value_heads divide"},
+    {GEMMA(", \"final_logit_softcapping\": -1"), TD_EFORMAT, "final_logit_softcapping"},
+    {GEMMA(", \"per_layer_config\": {\"5\": {\"head_dim\": 64}, \"11\": {\"head_dim\": 32}}"),
+     TD_EUNSUPPORTED, "other than one kind of heads"},
+    {GEMMA_ROPE("\"rope_type\": \"linear\""), TD_EUNSUPPORTED, "type \"linear\""},
+    {GEMMA_ROPE("\"rope_type\": \"proportional\", \"factor\": 8"), TD_EUNSUPPORTED,
+     "a factor of 8"},
+    {GEMMA(", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}"),
+     TD_EUNSUPPORTED, "differs from layer to layer"},
+};
+
 static const refusal mixtral[] = {
     {"\"sliding_window\": 4096", TD_EUNSUPPORTED, "sliding_window is not"}};
 
@@ -296,6 +327,7 @@ TEST(refuses) {
       OF("mistral4", mistral),
       OF("olmoe", olmoe),
       OF("mixtral", mixtral),
+      OF("gemma4_text", gemma),
       OF("ernie4_5_moe", ernie),
       OF("minimax_m2", minimax),
       OF("hy_v3", hy),

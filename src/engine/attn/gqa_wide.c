@@ -27,10 +27,9 @@ static double flops(const td_model_config *c, double n, double n_past) {
 }
 
 static void describe(const td_model_config *c, td_buf *out) {
-  td_buf_printf(out,
-                "              in %u of the %u layers %u heads of keys and values, %u wide%s\n",
+  td_buf_printf(out, "              in %u of the %u layers %u of keys and values, %u wide%s\n",
                 td_model_n_attn(c, TD_ATTN_GQA_WIDE), c->n_layers, c->wide_kv_heads,
-                c->wide_head_dim, c->wide_shares ? ", keys the values, too" : "");
+                c->wide_head_dim, c->wide_shares ? ", which are the values, too" : "");
 }
 
 const td_attn_ops td_attn_gqa_wide = {
