@@ -21,6 +21,7 @@
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
 //   [TOOL_CALLS]N[CALL_ID]ID[ARGS]{...}   or   [TOOL_CALLS][{"name": N, ...}]     Mistral
+//   <|tool_call>call:N{K:<|"|>TEXT<|"|>,K:1}<tool_call|>                          Gemma 4
 // All of Hy3's markers, those of reasoning included, may end in ":opensource>" (the release; not
 // the preview). A value V without quotes is JSON or a string, as the tool's schema says.
 //

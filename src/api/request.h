@@ -175,6 +175,7 @@ typedef enum {
   TD_CALL_HY_SUFFIXED,    // Hy3
   TD_CALL_MISTRAL,
   TD_CALL_MISTRAL_OBJECTS, // its older models
+  TD_CALL_GEMMA,           // Gemma 4
   TD_CALL_HARMONY,         // gpt-oss, in messages with channels; reasoning is one of them
 } td_call_form;
 

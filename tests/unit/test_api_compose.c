@@ -150,6 +150,7 @@ TEST(composes_calls_in_each_form) {
       [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]f[ARGS]{}",
       [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, "
                                   "{\"name\": \"f\", \"arguments\": {}}]",
+      [TD_CALL_GEMMA] = "<|tool_call>call:f{\"x\": 1}<tool_call|><|tool_call>call:f{}<tool_call|>",
       [TD_CALL_HARMONY] = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
                           "{\"x\": 1}",
   };

@@ -290,6 +290,28 @@ TEST(calls_of_each_form_are_found) {
               false, true, "", "", "[functions.f:3 f {\"a\": {}}]");
 }
 
+#define BARE(args) "<|tool_call>call:f{" args "}<tool_call|>"
+#define T(text)    "<|\"|>" text "<|\"|>"
+
+// Keys without quotes, and strings between the model's own, in which nothing is escaped.
+TEST(bare_keys_and_quotes_of_tokens) {
+  check_parts("<|channel>thought\nso <|tool it<channel|>Look:" BARE("a:" T("b")), false, true,
+              "so <|tool it", "Look:", "[f {\"a\":\"b\"}]");
+  check_calls(BARE("") "<|tool_call>call:g{n:-1.5e3,t:true}<tool_call|>", "",
+              "[f {}][g {\"n\":-1.5e3,\"t\":true}]");
+  check_calls(BARE("a_b:[" T("x") "," T("") ",{c:[[1], null]}], d-e : {" T("f g") ":{}}"), "",
+              "[f {\"a_b\":[\"x\",\"\",{\"c\":[[1], null]}], \"d-e \": {\"f g\":{}}}]");
+  check_calls(BARE("a:" T("{b:\\n,\"c\"}<|\n<tool_call|") ",b:1"), "",
+              "[f {\"a\":\"{b:\\\\n,\\\"c\\\"}<|\\n<tool_call|\",\"b\":1}]");
+  check_calls(BARE("\"a\": \"b\\n<|\", \"c\": {\"d\": 1}"), "",
+              "[f {\"a\": \"b\\n<|\", \"c\": {\"d\": 1}}]");
+  check_calls("<|tool_call>call:f{a:" T("b") "}", "", "[f {\"a\":\"b\"}]");
+  check_cut("<|tool_call>call:f{a:<|\"|>b", "", "[f {\"a\":\"b]...");
+  check_calls("<|tool_call>call:f{a:1,b}<tool_call|>x", "x", "[f {\"a\":1,\"b]...");
+  check_calls("<|tool_call> it is called", "<|tool_call> it is called", "");
+}
+#undef T
+
 #define FN(args)      "<tool_call>\n<function=t>\n" args "</function>\n</tool_call>"
 #define P(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
 
@@ -892,6 +914,7 @@ TEST(prompts_that_end_in_a_thought) {
               {"", TD_REASONING_MAYBE},
               {"x<think>\n\n</think>\n\n", TD_REASONING_NONE},
               {"x</mm:think>", TD_REASONING_NONE},
+              {"x<|channel>thought\n<channel|>", TD_REASONING_NONE},
               {"</think>x", TD_REASONING_MAYBE}};
   for (size_t i = 0; i < TD_COUNT(ends); i++)
     assert_int_equal(td_output_parser_after(ends[i].prompt, strlen(ends[i].prompt)), ends[i].after);

@@ -120,6 +120,13 @@ static const td_call_syntax syntaxes[] = {
                                  .close = "}]",
                                  .after_name = "\", \"arguments\": ",
                                  .thoughts = &td_output_forms[TD_OUTPUT_MISTRAL]},
+    // Constrained calls have JSON in place of the model's own quotes, and are read alike.
+    [TD_CALL_GEMMA] = {.form = TD_CALL_GEMMA,
+                       .open = "<|tool_call>call:",
+                       .between = "<tool_call|><|tool_call>call:",
+                       .close = "<tool_call|>",
+                       .after_name = "",
+                       .thoughts = &td_output_forms[TD_OUTPUT_GEMMA]},
     // Any end token may follow, <|call|> among them.
     [TD_CALL_HARMONY] = {.form = TD_CALL_HARMONY,
                          .open = "<|channel|>commentary to=functions.",
@@ -146,6 +153,7 @@ static td_call_form form_of(const td_chat *chat) {
                {"<｜DSML｜tool_calls>", TD_CALL_DSML_V4},
                {"｜DSML｜", TD_CALL_DSML},
                {NS, TD_CALL_ELEMENTS},
+               {"<|tool_call>", TD_CALL_GEMMA},
                {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
                {"<arg_key>", TD_CALL_ARG_KEYS},
                {"<function=", TD_CALL_FUNCTION},

@@ -23,7 +23,8 @@ enum {
   HY,
   HY_SUFFIXED,
   MISTRAL,
-  MISTRAL_OBJECTS
+  MISTRAL_OBJECTS,
+  GEMMA
 };
 
 static const td_call_tags function_tags = {.name_close = ">",
@@ -116,6 +117,12 @@ static const td_call_form_marks forms[] = {
                      .tags = &suffixed_tags},
     [MISTRAL] = {.call_open = "[TOOL_CALLS]", .middle = "[ARGS]", .id_mark = "[CALL_ID]"},
     [MISTRAL_OBJECTS] = {0},
+    // A brace ends the name: what would be in the middle stands before it.
+    [GEMMA] = {.call_open = "<|tool_call>call:",
+               .middle = "call:",
+               .has_bare_keys = true,
+               .call_close = "<tool_call|>",
+               .ends_thought = true},
 };
 
 void td_tool_call_free(td_tool_call *call) {
@@ -307,7 +314,7 @@ static outcome begin_arguments(reading *x) {
   r->object = (td_object_reader){0};
   td_buf_clear(&r->word);
   switch (x->text[r->at]) {
-  case '{': return go(x, STEP_OBJECT);
+  case '{': return go(x, x->form->has_bare_keys ? STEP_BARE : STEP_OBJECT);
   case '"':
   case '\'': return begin_string(x, STEP_QUOTED);
   case 'N':
@@ -700,6 +707,7 @@ static outcome take_step(reading *x) {
   case STEP_NAME: return read_name(x);
   case STEP_FENCE: return read_fence(x);
   case STEP_OBJECT: o = read_nested(x, &x->call->arguments); return o == GO ? end_arguments(x) : o;
+  case STEP_BARE: o = td_bare_call_step(x); return o == GO ? end_arguments(x) : o;
   case STEP_QUOTED: return read_quoted(x);
   case STEP_LITERAL: return read_literal(x);
   case STEP_CLOSE: return read_close(x);

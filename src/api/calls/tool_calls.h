@@ -69,6 +69,10 @@ typedef struct {
   td_buf key;                   // owned: of the argument being read, of a form with tags
   td_string_reader string;
   td_object_reader object;
+  // Of a form whose keys have no quotes: whether a key, or a string of its own quotes, is being
+  // read, and the last byte of neither.
+  bool in_bare_key, in_bare_text;
+  char last;
 } td_call_reader;
 
 // Whether another call of that form begins at text[at..len) within the same markers: consecutive

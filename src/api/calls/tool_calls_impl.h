@@ -25,6 +25,7 @@ typedef struct {
   const char *close;     // closes it
   const char *call_open; // opens one call
   const char *middle;    // between name and arguments; NULL: one object holds both, or tags do
+  bool has_bare_keys;    // the arguments are an object as bare_calls.c reads it
   const char *call_close;
   const char *id_mark;      // in the header, between the name and an id
   bool has_ids;             // the header is an id that contains the name
@@ -50,6 +51,7 @@ enum {
   STEP_FENCE,
   // for both
   STEP_OBJECT,  // arguments: an object
+  STEP_BARE,    // one with keys that have no quotes
   STEP_QUOTED,  // a string that holds the object
   STEP_LITERAL, // null or []
   STEP_CLOSE,
@@ -99,5 +101,7 @@ td_call_outcome td_call_any_at(const td_call_reading *x, const char *const *mark
 // Without the white space and the quotes around it.
 void td_call_strip(const char **text, size_t *len);
 
+// bare_calls.c: GO: the arguments are whole.
+td_call_outcome td_bare_call_step(td_call_reading *x);
 // tagged_calls.c: the steps STEP_TAG_*.
 td_call_outcome td_tagged_call_step(td_call_reading *x);
