@@ -181,6 +181,30 @@ def test_control_tokens_that_mark_calls(tandem_bin, tmp_path):
     assert thought.reasoning_content == "So it is." and thought.content == "Yes, it is."
 
 
+# The names of the scripts are in the template, as above.
+GEMMA = {
+    "<|tool_call>": ["<|tool_call>", "call:look", "{a:", '<|"|>', 'b "c"<|"|>}', "<tool_call|>"],
+    "<channel|>": ["<|channel>", "thought\n", "So it is.", "<channel|>", "Yes, it is."],
+}
+
+
+def test_control_tokens_in_calls(tandem_bin, tmp_path):
+    control = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+    write_model(tmp_path, GEMMA, control)
+    server = Server(tandem_bin, tmp_path)
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            free = ask(client, "<|tool_call>", tools=tools).choices[0]
+            pieces = gathered(ask(client, "<|tool_call>", tools=tools, stream=True))
+            thought = ask(client, "<channel|>").choices[0].message
+    finally:
+        server.close()
+    assert calls_of(free) == pieces[1] == [("look", '{"a":"b \\"c\\""}')]
+    assert free.finish_reason == "tool_calls" and not free.message.content
+    assert thought.reasoning_content == "So it is." and thought.content == "Yes, it is."
+
+
 @pytest.mark.parametrize("suffix", ["", ":opensource"], ids=["preview", "release"])
 def test_calls_of_hy3(tandem_bin, tmp_path, suffix):
     """The name of the script is in the template, which makes it one of Hy3's."""
@@ -516,6 +540,7 @@ THOUGHTS = {  # how they are written, and what the template mentions
     "think": (["<think>", "So it is.", "</think>"], ["\n\nYes, it is."], "</think>"),
     "minimax": (["<mm:think>", "So it is.", "</mm:think>"], ["Yes, it is."], "</mm:think>"),
     "mistral": (["[THINK]", "So it is.", "[/THINK]"], ["Yes, it is."], "[THINK]"),
+    "gemma": (["<|channel>", "thought\n", "So it is.", "<channel|>"], ["Yes, it is."], "<channel|>"),
     "harmony": (
         ["<|channel|>", "analysis", "<|message|>", "So it is.", "<|end|>"],
         ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes, it is."],
@@ -528,7 +553,7 @@ THOUGHTS = {  # how they are written, and what the template mentions
 def test_thoughts_are_known_everywhere(tandem_bin, tmp_path, family):
     """Their tokens are counted, and Ollama's clients are told that the model thinks."""
     thought, answer, mentioned = THOUGHTS[family]
-    control = [text for text in thought if text[0] == "["]
+    control = [text for text in thought if text[0] == "[" or text in ("<|channel>", "<channel|>")]
     n_thought, n_all = (len(Vocabulary({"go": s}, control).successor) - 1 for s in (thought, thought + answer))
     model = tmp_path / "scripted"
     write_model(model, {"go": thought + answer}, control, template=SAY + "{# " + mentioned + " #}")
