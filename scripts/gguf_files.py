@@ -352,6 +352,7 @@ ARCHS = {
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
+    "gemma4_text": "gemma4",
     "deepseek_v3": "deepseek2",
     "kimi_k2": "deepseek2",
     "glm4_moe_lite": "deepseek2",
@@ -363,7 +364,7 @@ ARCHS = {
     "glm_moe_dsa": "glm-dsa",
 }
 # Architectures whose second norm of a layer stands behind attention.
-POST_NORM = {"glm4moe", "gpt-oss", "qwen3next", "qwen35moe"}
+POST_NORM = {"glm4moe", "gemma4", "gpt-oss", "qwen3next", "qwen35moe"}
 PARTS = {
     "input_layernorm.weight": "attn_norm.weight",
     "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
@@ -395,6 +396,15 @@ PARTS = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.conv1d.weight": "ssm_conv1d.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 PROJECTIONS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
@@ -478,7 +488,7 @@ def named(config, values):
             flat = [x.reshape(-1, v.shape[1]) for x in parts]
             yield f"{p}.attn_qkv.weight", np.concatenate(flat[:3])
             yield f"{p}.attn_gate.weight", flat[3]
-        elif part.endswith(("experts.gate_up_proj", "experts.down_proj")) and arch == "mistral4":
+        elif part.endswith(("experts.gate_up_proj", "experts.down_proj")) and arch in ("gemma4", "mistral4"):
             yield f"{p}.ffn_{'down' if 'down' in part else 'gate_up'}_exps.weight", v
         elif part.endswith("experts.gate_up_proj") and arch != "gpt-oss":
             yield f"{p}.ffn_gate_exps.weight", v[:, : v.shape[1] // 2]
@@ -503,6 +513,10 @@ def named(config, values):
             yield f"{p}.attn_v_b.weight", heads[:, nope:]
         else:
             yield f"{p}.{layer_part(arch, part)}", v
+    if arch == "gemma4" and len(values) > 1:
+        n = config["global_head_dim"] // 2
+        turning = config["rope_parameters"]["full_attention"].get("partial_rotary_factor", 1) * n
+        yield "rope_freqs.weight", np.where(np.arange(n) < int(turning), 1, 1e30).astype(np.float32)
     for name, parts in merged.items():
         yield name, np.stack([parts[e] for e in sorted(parts)])
 
@@ -518,7 +532,7 @@ def metadata_of(config):
     out["feed_forward_length"] = width
     kinds = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     experts = next(c[k] for k in kinds if k in c)
-    out |= {"expert_count": experts, "expert_used_count": c.get("num_experts_per_tok", c.get("moe_k"))}
+    out |= {"expert_count": experts, "expert_used_count": c.get("num_experts_per_tok", c.get("moe_k", c.get("top_k_experts")))}
     out["expert_feed_forward_length"] = c.get("moe_intermediate_size", width)
     rope = (c.get("rope_parameters") or {}) | (c.get("rope_scaling") or {})
     out["rope.freq_base"] = float(rope.get("rope_theta", c.get("rope_theta", 10000.0)))
@@ -568,6 +582,19 @@ def metadata_of(config):
         out |= {"leading_dense_block_count": c["moe_layer_start_index"],
                 "interleave_moe_layer_step": c["moe_layer_interval"],
                 "expert_shared_count": c["moe_num_shared_experts"]}
+    if arch == "gemma4":
+        last, ropes = c["num_hidden_layers"] - 1, c["rope_parameters"]
+        kinds = c.get("layer_types") or [(i + 1) % 6 and "sliding_attention" for i in range(last + 1)]
+        windows = [t == "sliding_attention" for t in kinds]
+        heads = c["num_global_key_value_heads"] if c["attention_k_eq_v"] else c["num_key_value_heads"]
+        out |= {"attention.sliding_window_pattern": windows, "attention.key_length": c["global_head_dim"],
+                "attention.head_count_kv": [c["num_key_value_heads"] if w and i < last else heads for i, w in enumerate(windows)],
+                "attention.key_length_swa": c["head_dim"], "rope.freq_base": ropes["full_attention"]["rope_theta"],
+                "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"], "rope.dimension_count": c["global_head_dim"],
+                "rope.dimension_count_swa": c["head_dim"], "embedding_length_per_layer_input": 0,
+                "attention.shared_kv_layers": 0}
+        if c["final_logit_softcapping"]:
+            out["final_logit_softcapping"] = c["final_logit_softcapping"]
     if arch == "hy_v3":
         out |= {"expert_weights_scale": float(c.get("router_scaling_factor", 1)), "expert_gating_func": 2,
                 "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c.get("num_shared_experts", 1)}

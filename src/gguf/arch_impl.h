@@ -32,6 +32,7 @@ struct td_gguf_arch {
   const char *model_type;    // of config.json
   bool is_mla;               // latent attention; GLM's of that kind are glm4_moe_lite
   bool untruncated;          // the ends of YaRN's ramp are not rounded
+  bool writes_rope;          // write does
   const td_gguf_name *names; // tensors of a layer that others name differently; may be NULL
   const td_gguf_name *keys;  // metadata, after the architecture's name, and keys of config.json
   td_status (*write)(const td_gguf_config_writer *w); // writes everything else; may be NULL

@@ -248,6 +248,19 @@ static const td_gguf_name ernie_keys[] = {
     {NULL, NULL},
 };
 
+static const td_gguf_name gemma4_keys[] = {
+    {"attention.key_length", "global_head_dim"},
+    {"attention.key_length_swa", "head_dim"},
+    {"attention.sliding_window", "sliding_window"},
+    {"attention.shared_kv_layers", "num_kv_shared_layers"},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input"},
+    {"feed_forward_length", "intermediate_size"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_count", "num_experts"},
+    {"final_logit_softcapping", "final_logit_softcapping"},
+    {NULL, NULL},
+};
+
 static const td_gguf_name delta_keys[] = {
     {"attention.head_count_kv", "num_key_value_heads"},
     {"attention.key_length", "head_dim"},
@@ -296,13 +309,17 @@ static td_status write_qwen3moe(const writer *w) {
   return TD_OK;
 }
 
-// Rows of queries and keys are sorted by pairs that turn together. Dense models are called so, too.
-static td_status write_llama(const writer *w) {
+// Dense models have the names of some architectures, too.
+static td_status need_experts(const writer *w) {
   double n = 0;
   td_status st = number_or(w, "expert_count", 0, &n);
-  if (st == TD_OK && n == 0) st = bad(w, "expert_count", "is absent: a dense model");
+  return st == TD_OK && n == 0 ? bad(w, "expert_count", "is absent: a dense model") : st;
+}
+
+// Rows of queries and keys are sorted by pairs that turn together.
+static td_status write_llama(const writer *w) {
   td_jw_bool(w->to, "rope_interleave", true);
-  return st;
+  return need_experts(w);
 }
 
 static td_status write_ernie(const writer *w) {
@@ -426,6 +443,93 @@ static td_status write_hy_v3(const writer *w) {
   return write_kinds(w, "mlp_layer_types", "ffn_gate_inp.weight", "sparse", "dense");
 }
 
+// Pairs of layers without a window that turn: others are slowed until they stand still.
+static double turning_part(const writer *w) {
+  for (size_t p = 0; p < w->n_parts; p++) {
+    for (size_t i = 0; i < w->parts[p].n_tensors; i++) {
+      const td_gguf_tensor *t = &w->parts[p].tensors[i];
+      if (!td_gguf_str_is(t->name, "rope_freqs.weight") || t->n_dims != 1) continue;
+      if (strcmp(t->dtype, "F32") != 0 || !t->n_bytes) continue;
+      uint64_t n = 0;
+      for (uint64_t k = 0; k < t->shape[0]; k++) {
+        float slower;
+        memcpy(&slower, t->data + k * sizeof slower, sizeof slower);
+        n += slower == 1;
+      }
+      return (double)n / (double)t->shape[0];
+    }
+  }
+  return 1;
+}
+
+// The bases of layers with a window and of those without.
+static td_status write_two_ropes(const writer *w) {
+  double theta = 0, theta_swa = 0;
+  td_status st = needed(w, "rope.freq_base", &theta);
+  if (st == TD_OK) st = number_or(w, "rope.freq_base_swa", 10000, &theta_swa);
+  if (st != TD_OK) return st;
+  td_jw_begin_object(w->to, "rope_parameters");
+  td_jw_begin_object(w->to, "full_attention");
+  td_jw_str(w->to, "rope_type", "proportional");
+  put(w, "rope_theta", theta);
+  put(w, "partial_rotary_factor", turning_part(w));
+  td_jw_end_object(w->to);
+  td_jw_begin_object(w->to, "sliding_attention");
+  td_jw_str(w->to, "rope_type", "default");
+  put(w, "rope_theta", theta_swa);
+  td_jw_end_object(w->to);
+  td_jw_end_object(w->to);
+  return TD_OK;
+}
+
+// Which layers have a window, and the heads of keys of the first of both kinds.
+static td_status write_gemma4(const writer *w) {
+  const td_gguf_value *windows = find(w, "attention.sliding_window_pattern");
+  const td_gguf_value *heads = find(w, "attention.head_count_kv");
+  double n = 0, n_heads[2] = {0, 0};
+  bool has_v = true;
+  td_status st = need_experts(w);
+  if (st == TD_OK) st = needed(w, "block_count", &n);
+  if (st != TD_OK) return st;
+  if (!windows || !(n <= MAX_LAYERS) || (double)windows->n < n)
+    return bad(w, "attention.sliding_window_pattern", "is no list with an entry for each layer");
+  td_jw_begin_array(w->to, "layer_types");
+  for (uint64_t i = 0; i < n; i++) {
+    double has_window = 0;
+    char name[MAX_KEY];
+    snprintf(name, sizeof name, "blk.%llu.attn_v.weight", (unsigned long long)i);
+    td_gguf_number(windows, i, &has_window);
+    td_jw_str(w->to, NULL, has_window != 0 ? "sliding_attention" : "full_attention");
+    double *count = &n_heads[has_window != 0];
+    if (heads && *count == 0) td_gguf_number(heads, heads->n > 1 ? i : 0, count);
+    if (has_window == 0) has_v = has_v && has_tensor(w, name);
+  }
+  td_jw_end_array(w->to);
+  write_bias(w);
+  td_jw_bool(w->to, "enable_moe_block", true);
+  td_jw_bool(w->to, "attention_k_eq_v", !has_v);
+  put(w, "num_key_value_heads", n_heads[n_heads[1] > 0]);
+  if (n_heads[0] > 0) put(w, "num_global_key_value_heads", n_heads[0]);
+  return write_two_ropes(w);
+}
+
+static const td_gguf_name gemma4_names[] = {
+    {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
+    {"pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"},
+    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
+    {"post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"},
+    {"post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"},
+    {"layer_output_scale.weight", "layer_scalar"},
+    {"ffn_gate_inp.weight", "router.proj.weight"},
+    {"ffn_gate_inp.scale", "router.scale"},
+    {"ffn_down_exps.scale", "router.per_expert_scale"},
+    {"ffn_gate_up_exps.weight", "experts.gate_up_proj"},
+    {"ffn_gate_exps.weight", "experts.*.gate_proj.weight"},
+    {"ffn_up_exps.weight", "experts.*.up_proj.weight"},
+    {"ffn_down_exps.weight", "experts.*.down_proj.weight"},
+    {NULL, NULL},
+};
+
 static const td_gguf_name hy_v3_names[] = {
     {"exp_probs_b", "mlp.e_score_correction_bias"},
     {"exp_probs_b.bias", "mlp.e_score_correction_bias"},
@@ -492,6 +596,12 @@ static const td_gguf_arch archs[] = {
      .names = ernie_names,
      .keys = ernie_keys,
      .write = write_ernie},
+    {.name = "gemma4",
+     .model_type = "gemma4_text",
+     .writes_rope = true,
+     .names = gemma4_names,
+     .keys = gemma4_keys,
+     .write = write_gemma4},
     // Its projections come apart, as Qwen3.5's are published.
     {.name = "qwen3next",
      .model_type = "qwen3_5_moe_text",
@@ -573,7 +683,7 @@ td_status td_gguf_config(td_buf *out, const td_gguf *parts, size_t n_parts, td_e
   if (st == TD_OK) st = write_vocab(&w);
   if (st == TD_OK) st = copy(&w, td_gguf_common_keys);
   if (st == TD_OK) st = copy(&w, w.arch->keys);
-  if (st == TD_OK) st = write_rope(&w);
+  if (st == TD_OK && !w.arch->writes_rope) st = write_rope(&w);
   if (st == TD_OK && w.arch->write) st = w.arch->write(&w);
   write_tokens(&w);
   td_jw_end_object(&to);

@@ -73,19 +73,29 @@ static const struct {
     {"gigachat", gpt2, false, false},
 };
 
-// Whether the vocabulary is SentencePiece's, with scores instead of merges.
-static bool has_scores(const td_gguf *g) {
+static bool is_kind(const td_gguf *g, const char *kind) {
   td_gguf_str model;
   return td_gguf_text(td_gguf_find(g, "tokenizer.ggml.model"), &model) &&
-         td_gguf_str_is(model, "llama");
+         td_gguf_str_is(model, kind);
+}
+
+// Whether the vocabulary is SentencePiece's, with scores instead of merges.
+static bool has_scores(const td_gguf *g) {
+  return is_kind(g, "llama");
+}
+
+// Whether it is SentencePiece's with merges.
+static bool has_spaces(const td_gguf *g) {
+  return is_kind(g, "gemma4");
 }
 
 static td_status check_kind(const td_gguf *g, td_err *err) {
   td_gguf_str model = {.data = "none", .len = 4};
   td_gguf_text(td_gguf_find(g, "tokenizer.ggml.model"), &model);
-  if (has_scores(g) || td_gguf_str_is(model, "gpt2")) return TD_OK;
+  if (has_scores(g) || has_spaces(g) || td_gguf_str_is(model, "gpt2")) return TD_OK;
   return td_fail(err, TD_EUNSUPPORTED,
-                 "%s: a tokenizer of kind %.*s is not supported; supported are gpt2 and llama",
+                 "%s: a tokenizer of kind %.*s is not supported; supported are gpt2, llama "
+                 "and gemma4",
                  g->file, model.len < 40 ? (int)model.len : 40, model.data);
 }
 
@@ -313,15 +323,8 @@ static void write_spaces(td_json_writer *w, const td_gguf *g) {
   end_steps(w);
 }
 
-// Everything of a vocabulary with scores but its tokens.
-static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
-                                    const td_gguf_value *tokens, const td_gguf_value *types,
-                                    td_err *err) {
-  const td_gguf_value *scores = list(g, "tokenizer.ggml.scores", false);
-  if (!scores || scores->n != tokens->n) {
-    return td_fail(err, TD_EFORMAT,
-                   "%s: metadata tokenizer.ggml.scores: not a number for each token", g->file);
-  }
+static void begin_fallback_model(td_json_writer *w, const td_gguf *g, const td_gguf_value *tokens,
+                                 const td_gguf_value *types) {
   write_spaces(w, g);
   td_jw_begin_object(w, "model");
   td_jw_str(w, "type", "BPE");
@@ -334,6 +337,18 @@ static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
     has_unknown = type_of(types, id, token) == UNKNOWN;
     if (has_unknown) td_jw_str_len(w, "unk_token", token.data, token.len);
   }
+}
+
+// Everything of a vocabulary with scores but its tokens.
+static td_status write_scored_model(td_json_writer *w, const td_gguf *g,
+                                    const td_gguf_value *tokens, const td_gguf_value *types,
+                                    td_err *err) {
+  const td_gguf_value *scores = list(g, "tokenizer.ggml.scores", false);
+  if (!scores || scores->n != tokens->n) {
+    return td_fail(err, TD_EFORMAT,
+                   "%s: metadata tokenizer.ggml.scores: not a number for each token", g->file);
+  }
+  begin_fallback_model(w, g, tokens, types);
   td_jw_begin_array(w, "scores");
   for (uint64_t id = 0; id < scores->n; id++) {
     double score = 0;
@@ -370,7 +385,7 @@ td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
   const td_gguf_value *types = list(g, "tokenizer.ggml.token_type", false);
   const bool scored = has_scores(g);
   td_status st = check_kind(g, err);
-  if (st == TD_OK && !scored) st = find_pre(g, &pre, err);
+  if (st == TD_OK && !scored && !has_spaces(g)) st = find_pre(g, &pre, err);
   if (st != TD_OK) return st;
   if (!tokens || !(merges || scored) || !types || types->n != tokens->n) {
     return td_fail(err, TD_EFORMAT,
@@ -385,6 +400,9 @@ td_status td_gguf_tokenizer(td_buf *out, const td_gguf *g, td_err *err) {
   if (scored) {
     st = write_scored_model(&w, g, tokens, types, err);
     if (st != TD_OK) return st;
+  } else if (has_spaces(g)) {
+    begin_fallback_model(&w, g, tokens, types);
+    write_merges(&w, merges);
   } else {
     write_byte_level_model(&w, merges, pre);
   }

@@ -19,6 +19,7 @@ static const char *const ignored_suffixes[] = {
     ".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".k_cache.scale", ".v_cache.scale",
     ".input_scale", ".activation_scale", "_activation_scale", ".input_global_scale", "_input_scale",
     "_input_global_scale", ".weight_format",
+    "rope_freqs.weight", // of GGUF: config.json has it
     // td_ngram_hash
     ".ple_embedding.layer_multipliers", ".ple_embedding.ngram_heads_vocab_sizes",
     ".ple_embedding.ngram_heads_offsets"};

@@ -11,7 +11,7 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 import text_gen
 import tokenizer_models
@@ -187,6 +187,28 @@ def test_token_ids_by_scores(order, spaces, corpus, tok_driver, tmp_path):  # no
         want = [tok.decode(i, skip_special_tokens=skip) for i in ids]
         same(ids, driver.decode(ids, skip), want)
         same(ids, driver.decode(ids, skip, "stream"), want)
+
+
+# As Gemma 4's: merges, and a space is a letter.
+@pytest.mark.no_asan
+def test_token_ids_with_merges(corpus, tok_driver, tmp_path):  # noqa: F811
+    tok = tokenizer_models.llama(corpus)
+    tok.normalizer = normalizers.Replace(" ", "▁")
+    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    metadata = vocabulary_of(json.loads(tok.to_str()), "gemma4") | {
+        "general.architecture": "gemma4", "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.add_space_prefix": False}
+    types = metadata["tokenizer.ggml.token_type"]
+    for i, token in enumerate(metadata["tokenizer.ggml.tokens"]):
+        types[i] = BYTE if token.startswith("<0x") else UNKNOWN if token == "<unk>" else types[i]
+    driver = Driver(tok_driver, tmp_path, "")
+    driver.folder = tmp_path / "vocabulary.gguf"
+    gguf_files.write(driver.folder, metadata, [])
+    texts = text_gen.strings(1000, 2, ["<s>", "<unk>", "<0x41>", "  ", "▁a"])
+    ids = library_ids(tok, texts, False)
+    same(texts, driver.encode(texts), ids)
+    for skip in (False, True):
+        want = [tok.decode(i, skip_special_tokens=skip) for i in ids]
+        same(ids, driver.decode(ids, skip), want)
 
 
 def test_ends_of_a_text_with_scores(corpus, tok_driver, tmp_path):  # noqa: F811

@@ -25,7 +25,7 @@ def model(request):
     case = FIRST[request.param]
     config, dtype = golden_families.config_of(case)
     _, values = golden_weights.weights(config, dtype, PROVENANCE[case]["seed"])
-    values = {n.replace("model.language_model.", "model."): v for n, v in values.items() if "visual" not in n}
+    values = {n.replace("model.language_model.", "model."): v for n, v in values.items() if "vis" not in n}
     config = text_of(config)
     tensors = [Tensor.of_values(n, v) for n, v in gguf_files.named(config, values)]
     return request.param, gguf_files.metadata_of(config), tensors

@@ -198,7 +198,7 @@ UNSAID = {"glm4_moe_lite_layers", "glm4_moe_lite_whole", "gpt_oss_layers", "gpt_
 
 def text_of(config):
     """The language model's configuration."""
-    return config["text_config"] if config["model_type"] in ("qwen3_5_moe", "qwen3_vl_moe") else config
+    return config["text_config"] if config["model_type"] in ("gemma4", "qwen3_5_moe", "qwen3_vl_moe") else config
 
 
 CASES = [c for c in golden_families.CASES
@@ -209,7 +209,7 @@ CASES = [c for c in golden_families.CASES
 def test_families(case, tandem_bin, tmp_path):
     config, dtype = golden_families.config_of(case)
     _, used = golden_weights.weights(config, dtype, PROVENANCE[case]["seed"])
-    used = {n.replace("model.language_model.", "model."): v for n, v in used.items() if "visual" not in n}
+    used = {n.replace("model.language_model.", "model."): v for n, v in used.items() if "vis" not in n}
     config = text_of(config)
     golden = np.load(DATA / f"{case}.npz")
     tensors = [Tensor.of_values(n, v) for n, v in gguf_files.named(config, used)]

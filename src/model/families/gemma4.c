@@ -9,7 +9,7 @@ static const td_config_key keys[] = {
     TD_GQA_KEY(4),
     TD_DENSE_KEY(9216),
     TD_KEY("num_experts", NULL, n_experts, 1, TD_MAX_EXPERTS, 0),
-    TD_KEY("top_k_experts", NULL, top_k, 1, TD_MAX_EXPERTS, 0),
+    TD_KEY("top_k_experts", "num_experts_per_tok", top_k, 1, TD_MAX_EXPERTS, 0),
     TD_KEY("moe_intermediate_size", NULL, expert_dim, 1, TD_MAX_DIM, 0),
     TD_KEY("global_head_dim", NULL, wide_head_dim, 2, TD_MAX_HEAD_DIM, 512),
 };
