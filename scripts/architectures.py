@@ -230,6 +230,31 @@ def _kda(c, p):
     yield Tensor(f"{p}.o_proj.weight", (dim, values), "o")
 
 
+def _whole_kda(c, p):
+    p, dim, n, width = f"{p}.self_attn", c["hidden_size"], c["num_attention_heads"], c["head_dim"]
+    for role in "qkv":
+        yield Tensor(f"{p}.{role}_proj.weight", (n * width, dim), role)
+        yield Tensor(f"{p}.{role}_conv1d.weight", (n * width, 1, c["short_conv_kernel_size"]), "conv")
+    yield Tensor(f"{p}.f_proj.weight", (n * width, dim), "delta_gate")
+    yield Tensor(f"{p}.A_log", (n,), "bounded_decay")
+    yield Tensor(f"{p}.dt_bias", (n * width,), "bounded_bias")
+    yield Tensor(f"{p}.b_proj.weight", (n, dim), "delta_gate")
+    yield Tensor(f"{p}.g_proj.weight", (n * width, dim), "gate")
+    yield Tensor(f"{p}.o_norm.weight", (width,), "norm")
+    yield Tensor(f"{p}.o_proj.weight", (dim, n * width), "o")
+
+
+def _gated_mla(c, p):
+    yield from _mla(c, p)
+    yield Tensor(f"{p}.g_proj.weight", (c["num_attention_heads"], c["hidden_size"]), "router")
+
+
+def bailing_name(name):
+    """A tensor's name as Ling is published."""
+    name = name.replace("model.embed_tokens.", "model.word_embeddings.").replace(".self_attn.", ".attention.")
+    return name.replace(".attention.o_proj.", ".attention.dense.")
+
+
 def _gated_shared(c, p):
     yield from _mlp(f"{p}.shared_expert", c["hidden_size"], c["shared_expert_intermediate_size"])
     yield Tensor(f"{p}.shared_expert_gate.weight", (1, c["hidden_size"]), "router")
@@ -531,6 +556,9 @@ FAMILIES = {
         recurrent=_kda,
     ),
     "gemma4_text": Family(experts_key="num_experts", router_bias="", fused=True, layer=_gemma_layer),
+    "bailing_hybrid": Family(
+        _gated_mla, experts_key="num_experts", router_bias="gate.expert_bias", recurrent=_whole_kda
+    ),
     "glm5_next_text": Family(_dsa_pool, recurrent=_bounded_kda, streams=True),
     "qwen4_exp_text": Family(
         experts_key="num_experts", router_bias="", fused=True, norm="norm1", recurrent=_delta_net, layer=_qwen4_layer
@@ -585,6 +613,8 @@ def is_delta(c, i):
     """Whether layer i is a gated delta net."""
     if c.get("layer_types"):
         return c["layer_types"][i] == "linear_attention"
+    if "layer_group_size" in c:
+        return (i + 1) % c["layer_group_size"] != 0
     if "kda_layers" in c.get("linear_attn_config", {}):
         return i + 1 in c["linear_attn_config"]["kda_layers"]
     return (i + 1) % c.get("full_attention_interval", 4) != 0
@@ -657,6 +687,10 @@ def tensors(c):
         return
     if c["model_type"] == "deepseek_v4":
         yield from _v4_tensors(c)
+        return
+    if c["model_type"] == "bailing_hybrid" and c.get("norm_head") is None:
+        for t in tensors(c | {"norm_head": False}):
+            yield replace(t, name=bailing_name(t.name))
         return
     yield Tensor("model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"]), "embed")
     for i in range(c["num_hidden_layers"]):

@@ -212,6 +212,67 @@ CASES["kimi_linear_fp8"] = (
     "fp8",
 )
 
+# Whole matrices of decays and gates, bounded decays, latent attention with rotation and a gate for each head.
+_LING = COMMON | {
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "kda_lower_bound": -5.0,
+    "kda_safe_gate": True,
+    "kv_lora_rank": 16,
+    "layer_group_size": 3,
+    "model_type": "bailing_hybrid",
+    "moe_intermediate_size": 12,
+    "n_group": 3,
+    "norm_topk_prob": True,
+    "num_attention_heads": 3,
+    "num_experts": 6,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 3,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "pad_token_id": 0,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 6000000.0,
+    "routed_scaling_factor": 2.5,
+    "short_conv_kernel_size": 4,
+    "topk_group": 2,
+    "v_head_dim": 16,
+}
+CASES["bailing_hybrid"] = (_LING, "bf16")
+# Queries of low rank, decays without a bound, widths that fill no vector, another filter, weights not normalized, two
+# shared experts, a dense layer more.
+CASES["bailing_hybrid_odd"] = (
+    _LING
+    | {
+        "first_k_dense_replace": 2,
+        "head_dim": 20,
+        "kda_safe_gate": False,
+        "layer_group_size": 2,
+        "n_group": 1,
+        "norm_topk_prob": False,
+        "num_attention_heads": 5,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 5,
+        "num_shared_experts": 2,
+        "q_lora_rank": 24,
+        "rms_norm_eps": 1e-3,
+        "rope_theta": 10000.0,
+        "short_conv_kernel_size": 3,
+        "topk_group": 1,
+        "v_head_dim": 28,
+    },
+    "bf16",
+)
+CASES["bailing_hybrid_fp8"] = (
+    _LING | {"head_dim": 40, "kda_lower_bound": -2.0, "layer_group_size": 2, "num_attention_heads": 1,
+             "num_hidden_layers": 3, "num_key_value_heads": 1, "short_conv_kernel_size": 2},
+    "fp8",
+)
+
 # Keys of more than 64 elements, whose prompts a GPU computes in chunks; one delta net.
 CASES["kimi_linear_wide"] = (
     _KIMI_LINEAR

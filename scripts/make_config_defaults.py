@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 # model_type: what a config.json has to state, since neither side has a default.
 FAMILIES = {
+    "bailing_hybrid": {},
     "deepseek_v3": {},
     "deepseek_v32": {},
     "deepseek_v4": {},

@@ -21,6 +21,7 @@ uint32_t td_dense_matrices(td_layer *l, td_dense_part part, td_weight *out[TD_DE
                              &l->delta_a,
                              &l->delta_z_in,
                              &l->delta_a_in,
+                             &l->head_gate,
                              &l->index_q,
                              &l->index_k,
                              &l->index_weights,

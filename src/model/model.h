@@ -59,6 +59,7 @@ typedef struct {
 typedef struct {
   const td_family *family;
   const td_wrapper *wrapper;            // NULL: the checkpoint is a language model alone
+  bool has_bailing_names;               // of attention, "attention.dense": td_settle_names
   bool has_newer_names, has_newer_head; // of a wrapper, or a family of bare names: td_settle_names
   td_attn_kind attn;                    // of most layers, and of those that predict
   char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
@@ -100,6 +101,7 @@ typedef struct {
   float delta_bound;  // of the decays' logarithms (device.h: td_delta_conv_args); 0: none
   // MLA
   bool has_no_rope;     // the rotary part of queries and keys, if any, is not rotated
+  bool has_head_gates;  // the sigmoid of a gate for each head multiplies attention's output
   bool latents_eps;     // norms of latents have rms_eps, not MLA's own epsilon
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
@@ -244,7 +246,9 @@ typedef struct {
   td_weight delta_qkv, delta_z, delta_b, delta_a;
   const float *delta_conv, *delta_decay, *delta_bias; // the others f32 [delta_v_heads]
   td_vec delta_norm;
-  // KDA: of low rank, in front of delta_z and delta_a. delta_bias f32 [delta_v_heads][delta_k_dim].
+  td_weight head_gate; // MLA: [n_heads][dim]
+  // KDA: of low rank, in front of delta_z and delta_a, or absent. delta_bias f32
+  // [delta_v_heads][delta_k_dim].
   td_weight delta_z_in, delta_a_in;
   // Pooled attention: a key for all heads in k, k_norm; o_a [o_groups * o_lora_rank][heads of a
   // group], o from that; queries and weights of the indexer as above.

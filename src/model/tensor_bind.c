@@ -281,7 +281,15 @@ static void name_in_layer(const td_model_config *c, uint32_t layer_idx, const ch
              c->family->is_bare ? "" : "layers.", name);
     return;
   }
-  snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, name);
+  static const char attn[] = "self_attn.", output[] = "o_proj.";
+  const char *first = "";
+  if (c->has_bailing_names && strncmp(name, attn, sizeof attn - 1) == 0) {
+    name += sizeof attn - 1;
+    const bool is_output = strncmp(name, output, sizeof output - 1) == 0;
+    first = is_output ? "attention.dense." : "attention.";
+    if (is_output) name += sizeof output - 1;
+  }
+  snprintf(own, sizeof own, "model.layers.%u.%s%s", layer_idx, first, name);
   td_tensor_name(c, own, out);
 }
 

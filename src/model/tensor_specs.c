@@ -14,7 +14,8 @@
 #define MIXER "model.hyper_connection_mixer"
 
 const td_tensor_spec td_end_places[] = {
-    END(PLAIN, "model.embed_tokens.weight", embed, VOCAB, MODEL, 0),
+    TD_PLACE(td_model_ends, PLAIN, "model.embed_tokens.weight", embed, VOCAB, MODEL, 0,
+             "model.word_embeddings.weight"),
     END(VEC, "model.norm.weight", final_norm, MODEL, ONE, TD_IF(NORM)),
     END(WEIGHT, "lm_head.weight", lm_head, VOCAB, MODEL, TD_IF(UNTIED)),
     RENAMED_END(SCORES, "hc_head_fn", hyper.fn, STREAMS, STREAM_WIDTH, "model.hc_head.hc_fn"),
@@ -79,6 +80,7 @@ void td_settle_names(td_model_config *c, const td_store *store) {
     c->has_newer_names = td_store_find(store, embed) >= 0;
     c->has_newer_head = td_store_find(store, "lm_head.weight") >= 0;
   }
+  c->has_bailing_names = td_store_find(store, "model.word_embeddings.weight") >= 0;
   if (!c->wrapper) return;
   for (int i = 0; i < 2; i++) {
     c->has_newer_names = i == 1;

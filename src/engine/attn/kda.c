@@ -1,6 +1,6 @@
 // src/engine/attn/kda.c - Kimi delta attention (Kimi Team, "Kimi Linear", 2025): gated delta nets
 // whose state has a decay for each channel of the keys. As many heads of queries, keys and values;
-// decays and the output's gate by matrices of low rank.
+// decays and the output's gate may be by matrices of low rank.
 #include "engine/attn/delta.h"
 
 // A row: queries, keys, values; decays, gate; low ranks of both, strengths.
@@ -20,6 +20,11 @@ static td_delta_inputs project_inputs(td_engine *e, const td_microbatch *p, cons
   in.b = (td_row_part){b, 1};
   in.stride = b + layer->delta_b.rows;
   td_delta_mix(e, p, of_h, e->h, c->dim, 0, in.stride);
+  if (!layer->delta_a_in.data) { // at once: decays, gate, strengths
+    const td_weight *const whole[] = {&layer->delta_a, &layer->delta_z, &layer->delta_b};
+    td_delta_mix(e, p, whole, e->h, c->dim, at, in.stride);
+    return in;
+  }
   td_delta_mix(e, p, low, e->h, c->dim, low_at, in.stride);
   td_delta_mix(e, p, decays, row + low_at * e->act_bytes, in.stride, at, in.stride);
   td_delta_mix(e, p, gate, row + z_in * e->act_bytes, in.stride, at + values, in.stride);

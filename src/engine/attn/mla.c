@@ -121,9 +121,26 @@ void td_mla_attend(td_engine *e, const td_microbatch *p, const td_layer *layer, 
   }
 }
 
+static void gate_heads(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  float *gates = (float *)e->act_words + (size_t)p->begin * c->n_heads;
+  const mla_rows at = rows_of(e, p);
+  if (!p->n_tokens) return;
+  td_rows_linear_exact(e, p, &layer->head_gate, at.h, gates);
+  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = at.out,
+                                                  .gate = gates,
+                                                  .gate_stride = c->n_heads,
+                                                  .part = {.offset = 0, .stride = 1},
+                                                  .n_tokens = p->n_tokens,
+                                                  .n_groups = c->n_heads,
+                                                  .dim = c->v_dim,
+                                                  .scalar = true});
+}
+
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   td_mla_attend(e, p, layer, layer_idx, 0);
+  if (e->config->has_head_gates) gate_heads(e, p, layer);
 }
 
 // ---- what follows from the configuration --------------------------------------------------------
@@ -137,7 +154,8 @@ td_attn_cache td_mla_cache(const td_model_config *c) {
 td_attn_rows td_mla_act(const td_model_config *c) {
   return (td_attn_rows){.act = {[TD_ACT_Q] = (size_t)c->n_heads * (c->nope_dim + c->rope_dim),
                                 [TD_ACT_Q_A] = c->q_lora_rank,
-                                [TD_ACT_OUT] = (size_t)c->n_heads * c->v_dim}};
+                                [TD_ACT_OUT] = (size_t)c->n_heads * c->v_dim},
+                        .words = c->has_head_gates ? c->n_heads : 0};
 }
 
 double td_attn_expand_flops(const td_model_config *c, double n_past) {

@@ -36,22 +36,25 @@ td_status td_config_set_delta(const td_config_reader *r, const uint64_t *layers)
 // Kimi delta attention, the second names those of transformers. Decays and strengths keep their
 // precision.
 #define TD_KDA_PLACES                                                                              \
+  TD_KDA_COMMON_PLACES,                                                                            \
+      TD_RENAMED(ROUTER, "self_attn.f_a_proj.weight", delta_a_in, DELTA_HEAD, MODEL, TD_IF(KDA),   \
+                 "self_attn.forget_gate.f_a_proj.weight"),                                         \
+      TD_RENAMED(ROUTER, "self_attn.f_b_proj.weight", delta_a, DELTA_V, DELTA_HEAD, TD_IF(KDA),    \
+                 "self_attn.forget_gate.f_b_proj.weight"),                                         \
+      TD_MATRIX(WEIGHT, "self_attn.g_a_proj.weight", delta_z_in, DELTA_HEAD, MODEL, TD_IF(KDA)),   \
+      TD_MATRIX(WEIGHT, "self_attn.g_b_proj.weight", delta_z, DELTA_V, DELTA_HEAD, TD_IF(KDA))
+// All but decays and the output's gate, which may also be of full rank.
+#define TD_KDA_COMMON_PLACES                                                                       \
   TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, DELTA_V, MODEL, TD_IF(KDA)),                     \
       TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, DELTA_V, MODEL, TD_IF(KDA)),                 \
       TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, DELTA_V, MODEL, TD_IF(KDA)),                 \
       TD_RENAMED(CONV, "self_attn.q_conv1d.weight", delta_conv, DELTA_QKV, DELTA_TAPS, TD_IF(KDA), \
                  "self_attn.conv1d.weight"),                                                       \
-      TD_RENAMED(ROUTER, "self_attn.f_a_proj.weight", delta_a_in, DELTA_HEAD, MODEL, TD_IF(KDA),   \
-                 "self_attn.forget_gate.f_a_proj.weight"),                                         \
-      TD_RENAMED(ROUTER, "self_attn.f_b_proj.weight", delta_a, DELTA_V, DELTA_HEAD, TD_IF(KDA),    \
-                 "self_attn.forget_gate.f_b_proj.weight"),                                         \
       TD_RENAMED(F32, "self_attn.A_log", delta_decay, DELTA_HEADS, ONE, TD_IF(KDA),                \
                  "self_attn.forget_gate.A_log"),                                                   \
       TD_RENAMED(F32, "self_attn.dt_bias", delta_bias, DELTA_V, ONE, TD_IF(KDA),                   \
                  "self_attn.forget_gate.dt_bias"),                                                 \
       TD_MATRIX(ROUTER, "self_attn.b_proj.weight", delta_b, DELTA_HEADS, MODEL, TD_IF(KDA)),       \
-      TD_MATRIX(WEIGHT, "self_attn.g_a_proj.weight", delta_z_in, DELTA_HEAD, MODEL, TD_IF(KDA)),   \
-      TD_MATRIX(WEIGHT, "self_attn.g_b_proj.weight", delta_z, DELTA_V, DELTA_HEAD, TD_IF(KDA)),    \
       TD_VECTOR("self_attn.o_norm.weight", delta_norm, DELTA_HEAD, TD_IF(KDA)),                    \
       TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, MODEL, DELTA_V, TD_IF(KDA))
 
