@@ -234,6 +234,7 @@ typedef struct {
   td_vec q_bias, k_bias, v_bias, o_bias;
   td_vec q_norm, k_norm;
   td_weight q_a, q_b, kv_a, kv_b; // MLA
+  td_weight head_gate;            // [n_heads][dim]
   td_vec q_a_norm, kv_a_norm;
   td_vec q_a_bias, kv_a_bias;
   // Indexer: queries from the low-rank queries, one key, a weight per head; the key's layer norm.
@@ -246,7 +247,6 @@ typedef struct {
   td_weight delta_qkv, delta_z, delta_b, delta_a;
   const float *delta_conv, *delta_decay, *delta_bias; // the others f32 [delta_v_heads]
   td_vec delta_norm;
-  td_weight head_gate; // MLA: [n_heads][dim]
   // KDA: of low rank, in front of delta_z and delta_a, or absent. delta_bias f32
   // [delta_v_heads][delta_k_dim].
   td_weight delta_z_in, delta_a_in;

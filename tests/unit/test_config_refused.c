@@ -178,6 +178,12 @@ static const refusal gemma[] = {
      TD_EUNSUPPORTED, "differs from layer to layer"},
 };
 
+static const refusal ling[] = {
+    {"\"layer_group_size\": 50", TD_EFORMAT, "at least one layer must be of type"},
+    {"\"kda_lower_bound\": 1", TD_EFORMAT, "kda_lower_bound"},
+    {"\"n_group\": 7", TD_EFORMAT, "n_group must divide"},
+};
+
 static const refusal mixtral[] = {
     {"\"sliding_window\": 4096", TD_EUNSUPPORTED, "sliding_window is not"}};
 
@@ -328,6 +334,7 @@ TEST(refuses) {
       OF("olmoe", olmoe),
       OF("mixtral", mixtral),
       OF("gemma4_text", gemma),
+      OF("bailing_hybrid", ling),
       OF("ernie4_5_moe", ernie),
       OF("minimax_m2", minimax),
       OF("hy_v3", hy),
