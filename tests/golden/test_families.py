@@ -72,7 +72,7 @@ def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
 
 # A recurrent state passes from step to step by the bit, wherever a prompt is cut, and so do selections of keys.
 @pytest.mark.no_asan
-@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5", "kimi_linear", "glm5_next", "qwen4_exp", *SELECTING))])
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5", "kimi_linear", "bailing", "glm5_next", "qwen4_exp", *SELECTING))])
 def test_the_same_bits_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
     ours = [
@@ -144,7 +144,7 @@ EXPERTS = {
 # a gated shared expert; sinks, windows, biases of everything and pairs of gate and up; pooled keys,
 # hyper-connections and routers by token id; selected blocks; with experts on either device, or streamed. Tolerances: test_golden_cuda.py.
 # The emulator takes long: it sees the first 70 tokens, more than a page, and of latent attention what SHORT says.
-SHORT = {"deepseek_v32": 90, "glm_moe_dsa_shared": 60, "kimi_k25_int4": 40, "glm4_moe_lite": 40, "mistral4_fp8": 40,
+SHORT = {"bailing_hybrid": 40, "bailing_hybrid_odd": 40, "bailing_hybrid_fp8": 40, "deepseek_v32": 90, "glm_moe_dsa_shared": 60, "kimi_k25_int4": 40, "glm4_moe_lite": 40, "mistral4_fp8": 40,
          "glm5_next": 80, "glm5_next_fp8": 70, "glm5_next_odd": 50, "kimi_linear": 80, "kimi_linear_fp8": 70, "kimi_linear_odd": 50, "deepseek_v4": 80, "deepseek_v4_odd": 60, "minimax_m3_odd": 60,
          "qwen4_exp_text": 50, "qwen4_exp_odd": 40, "qwen4_exp_fp8": 40}
 
@@ -161,6 +161,7 @@ SHORT = {"deepseek_v32": 90, "glm_moe_dsa_shared": 60, "kimi_k25_int4": 40, "glm
     + [("deepseek_v4", 37, "cpu"), ("deepseek_v4", None, "streamed"), ("deepseek_v4_odd", 1, "gpu")]
     + [("deepseek_v4_dense", 37, "streamed")]
     + [("kimi_linear_odd", 1, "cpu"), ("kimi_linear_fp8", None, "streamed")]
+    + [("bailing_hybrid", 13, "cpu"), ("bailing_hybrid_odd", 1, "gpu"), ("bailing_hybrid_fp8", None, "streamed")]
     + [("glm5_next", 37, "cpu"), ("glm5_next", None, "streamed"), ("glm5_next_odd", 1, "gpu"), ("glm5_next_fp8", 37, "gpu")]
     + [("minimax_m3", 37, "cpu"), ("minimax_m3_odd", 1, "gpu"), ("minimax_m3_fp8", None, "streamed")]
     + [("qwen4_exp_text", 37, "cpu"), ("qwen4_exp_odd", 1, "gpu"), ("qwen4_exp_fp8", 13, "streamed")],
