@@ -222,13 +222,13 @@ static td_status compute(const td_receipt *r, const td_options *o, const cJSON *
   comparison c = {.receipt = r};
   td_chat *chat = NULL;
   td_generate_args args = {.prompt = r->prompt.ids,
-                                 .n_prompt = (uint32_t)r->prompt.n,
-                                 .max_tokens = (uint32_t)r->answer.n + r->is_ended,
-                                 .ignore_eos = r->ignore_eos,
-                                 .sampling = r->sampling,
-                                 .want_logprobs = true,
-                                 .on_token = compare,
-                                 .ctx = &c};
+                           .n_prompt = (uint32_t)r->prompt.n,
+                           .max_tokens = (uint32_t)r->answer.n + r->is_ended,
+                           .ignore_eos = r->ignore_eos,
+                           .sampling = r->sampling,
+                           .want_logprobs = true,
+                           .on_token = compare,
+                           .ctx = &c};
   td_generate_stats stats;
   td_status st = td_cmd_session_opts(o, &opts, err);
   if (st == TD_OK && r->has_tokenizer) st = td_chat_open(&chat, o->model, err);
@@ -264,8 +264,9 @@ static td_status check_weights(const td_options *o, const cJSON *root, td_err *e
   if (st != TD_OK) return st;
   td_digest_hex(hex, &digest);
   if (expected && !strcmp(expected, hex)) return TD_OK;
-  return td_fail(err, TD_EINVAL, "%s: not the weights of the receipt, which are %s's with SHA-256 %s",
-                 o->model, td_json_text(root, "model") ? td_json_text(root, "model") : "another",
+  return td_fail(err, TD_EINVAL,
+                 "%s: not the weights of the receipt, which are %s's with SHA-256 %s", o->model,
+                 td_json_text(root, "model") ? td_json_text(root, "model") : "another",
                  expected ? expected : "unknown");
 }
 

@@ -30,8 +30,9 @@ static bool read_kept(td_digest *out, const char *path, const char *fingerprint)
   base16_decode_init(&hex);
   bool is_kept = td_file_read(&text, path, KEPT_BYTES, NULL) == TD_OK && text.len == KEPT_BYTES &&
                  !strncmp(td_buf_text(&text), fingerprint, TD_DIGEST_HEX - 1);
-  is_kept = is_kept && base16_decode_update(&hex, &n, out->bytes, TD_DIGEST_HEX - 1,
-                                            td_buf_text(&text) + TD_DIGEST_HEX) &&
+  is_kept = is_kept &&
+            base16_decode_update(&hex, &n, out->bytes, TD_DIGEST_HEX - 1,
+                                 td_buf_text(&text) + TD_DIGEST_HEX) &&
             n == sizeof out->bytes;
   td_buf_free(&text);
   return is_kept;

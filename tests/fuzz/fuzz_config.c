@@ -48,6 +48,7 @@ static void check(const td_model_config *c) {
     TD_CHECK(c->index_dim >= c->rope_dim && c->delta_k_heads);
     break;
   case TD_ATTN_GQA:
+  case TD_ATTN_GQA_WIDE:
   case TD_ATTN_BLOCKS:
   case TD_ATTN_DELTA:
   case TD_ATTN_KDA:
