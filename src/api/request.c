@@ -277,6 +277,20 @@ td_status td_api_parse_model(char **out, const char *body, size_t len, td_api_er
   return st;
 }
 
+// What a receipt does not hold. What constrains an answer is known later.
+static td_status parse_receipt(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "receipt";
+  td_status st = td_api_get_bool(root, key, &out->receipt, error);
+  if (st != TD_OK || !out->receipt) return st;
+  const char *other = out->stream                         ? "stream: true"
+                      : out->n_bias || out->n_text_bias   ? "logit_bias"
+                      : out->dry.last_n                   ? "dry_multiplier"
+                      : out->min_tokens                   ? "min_tokens"
+                      : out->max_tokens == 0 || out->echo ? "echo, or max_tokens 0"
+                                                          : NULL;
+  return other ? td_api_bad(error, key, "receipt is not allowed with %s", other) : TD_OK;
+}
+
 static td_status refuse_suffix(const cJSON *root, td_api_error *error) {
   const cJSON *suffix = td_json_get(root, "suffix");
   if (!suffix || (cJSON_IsString(suffix) && !suffix->valuestring[0])) return TD_OK;
@@ -302,6 +316,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   out->one_call = !parallel;
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);
   if (st == TD_OK) st = td_api_parse_calls(out, root, error);
+  if (st == TD_OK) st = parse_receipt(out, root, error);
   cJSON_Delete(root);
   return st;
 }
@@ -332,6 +347,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   if (st == TD_OK) st = parse_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
   if (st == TD_OK) st = parse_suffix(out, root, error);
+  if (st == TD_OK) st = parse_receipt(out, root, error);
   if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
     st = td_api_bad(error, "prompt",
                     "%u prompts with n = %u are more than the %d completions allowed",

@@ -92,6 +92,7 @@ typedef struct {
   int64_t max_tokens;        // -1: as many as fit; 0: none (completions)
   int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;
+  bool receipt;              // of each answer (receipt.h)
   bool echo;                 // completions: the text begins with the prompt
   int64_t n_prompt_logprobs; // candidates reported for each token of the prompt; -1: none reported
   bool shows_special;        // skip_special_tokens is false: control tokens appear in the text

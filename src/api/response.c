@@ -310,6 +310,7 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
     td_jw_str_len(w, "text", td_buf_text(&answer->text), answer->n_sure);
   write_logprobs(w, head, answer, 0, td_api_n_shown(answer));
   if (choice->prompt) write_prompt_logprobs(w, head, choice);
+  if (choice->receipt) td_receipt_add(w, "receipt", choice->receipt);
   td_jw_str(w, "finish_reason", choice->finish_reason);
   td_jw_end_object(w);
 }

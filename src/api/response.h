@@ -6,6 +6,7 @@
 
 #include "api/answer.h"
 #include "api/delta.h"
+#include "api/receipt.h"
 #include "base/buf.h"
 #include "base/json_write.h"
 
@@ -41,6 +42,7 @@ typedef struct {
   const td_delta *message;       // chat: the complete message
   const td_output_parser *parts; // chat: holds the calls that message refers to
   const char *finish_reason;     // "stop", "length", "tool_calls"
+  const td_receipt *receipt;     // NULL: none
   // The prompt's tokens with their log-probabilities, [n_prompt]; the first has none (NAN). NULL:
   // not reported. Of each, n_prompt_top candidates are.
   const td_wire_token *prompt;

@@ -8,7 +8,7 @@ int td_cmd_run(const td_options *options);
 int td_cmd_eval_logits(const td_options *options);
 int td_cmd_eval_perplexity(const td_options *options);
 int td_cmd_eval_chat(const td_options *options);
-int td_cmd_verify(const td_options *options); // receipt.c; 1 also for an answer that differs
+int td_cmd_verify(const td_options *options); // 1 also for an answer that differs
 int td_cmd_quantize(const td_options *options);
 int td_cmd_pull(const td_options *options);
 int td_cmd_plan(const td_options *options);

@@ -177,7 +177,7 @@ static void close_runner(td_runner *r) {
   td_buf_free(&r->reasoning);
   td_buf_free(&r->said);
   td_token_ids_free(&r->ids);
-  td_buf_free(&r->logprobs);
+  td_buf_free(&r->drawn);
   td_trace_file_close(r->trace);
   td_options_free(&r->settings);
   free(r->served);

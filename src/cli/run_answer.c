@@ -5,13 +5,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/receipt.h"
+#include "base/fs.h"
 #include "base/json_write.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "cli/interrupt.h"
-#include "cli/receipt.h"
 #include "cli/run_impl.h"
 #include "cli/terminal.h"
+#include "model/digest.h"
+#include "tandem/kernels.h"
 
 // ---- showing --------------------------------------------------------------------------------
 
@@ -120,7 +123,8 @@ static bool on_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
 
 static bool on_token(void *ctx, int32_t id, float logprob) {
   td_runner *r = ctx;
-  if (r->options->receipt) td_buf_add(&r->logprobs, &logprob, sizeof logprob);
+  if (r->options->receipt)
+    td_buf_add(&r->drawn, &(td_token_value){id, logprob}, sizeof(td_token_value));
   r->status = td_token_ids_push(&r->ids, id, &r->err);
   if (r->status == TD_OK && r->chat)
     r->status = td_detok_feed(&r->detok, id, &r->text, &r->err);
@@ -134,7 +138,7 @@ static void begin(td_runner *r) {
   td_buf_clear(&r->text);
   td_buf_clear(&r->reasoning);
   td_buf_clear(&r->said);
-  td_buf_clear(&r->logprobs);
+  td_buf_clear(&r->drawn);
   r->ids.n = 0;
   r->status = TD_OK;
   r->stats = (td_generate_stats){0};
@@ -153,18 +157,33 @@ static void end(td_runner *r, td_status st) {
   fflush(stdout);
 }
 
+// Of the answer, to a file.
 static td_status write_receipt(const td_runner *r, const td_generate_args *args, td_err *err) {
-  const td_receipt receipt = {
-      .options = r->options,
-      .session = r->session,
-      .sampling = args->sampling,
-      .ignore_eos = args->ignore_eos,
-      .has_tokenizer = args->tok != NULL,
-      .is_ended = r->stats.reason == TD_DONE_STOP,
-      .prompt = {.ids = (int32_t *)(uintptr_t)args->prompt, .n = args->n_prompt},
-      .answer = r->ids,
-      .logprobs = r->logprobs};
-  return td_receipt_write(&receipt, r->options->receipt, err);
+  const td_dev *dev = r->session->devices.dev;
+  td_buf text = TD_BUF_INIT, place = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  td_receipt_add_place(&place, td_dev_gpu_index(dev) < 0 ? NULL : td_dev_name(dev),
+                       td_kernels()->isa);
+  td_receipt receipt = {.options = r->options,
+                        .model = td_model_name(r->session->model),
+                        .computed_by = td_buf_text(&place),
+                        .sampling = args->sampling,
+                        .ignore_eos = args->ignore_eos,
+                        .has_tokenizer = args->tok != NULL,
+                        .is_ended = r->stats.reason == TD_DONE_STOP,
+                        .prompt = args->prompt,
+                        .n_prompt = args->n_prompt,
+                        .answer = (const td_token_value *)(const void *)td_buf_text(&r->drawn),
+                        .n_answer = r->drawn.len / sizeof(td_token_value)};
+  td_status st = td_model_digest(&receipt.weights, r->session->opts.runtime.model_dir, err);
+  td_receipt_add(&w, NULL, &receipt);
+  td_buf_char(&text, '\n');
+  if (st == TD_OK) st = td_buf_status(&r->drawn, err);
+  if (st == TD_OK) st = td_buf_status(&text, err);
+  if (st == TD_OK) st = td_file_write(r->options->receipt, td_buf_text(&text), text.len, err);
+  td_buf_free(&text);
+  td_buf_free(&place);
+  return st;
 }
 
 td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {

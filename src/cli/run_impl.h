@@ -39,7 +39,7 @@ typedef struct {
   td_buf text;            // all of it
   td_buf reasoning, said; // its parts
   td_token_ids ids;
-  td_buf logprobs;  // f32 of each, for a receipt
+  td_buf drawn;     // td_token_value of each, for a receipt
   td_status status; // of decoding its tokens; err if not TD_OK
   td_err err;
   td_generate_stats stats;

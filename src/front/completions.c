@@ -49,7 +49,7 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
       .n_prompt = (uint32_t)prompt->n,
       .max_tokens = all ? room : most,
       .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
-               (r->logprobs || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
+               (r->logprobs || r->receipt || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
                (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
       .sampling = r->sampling,
       .dry = r->dry.last_n ? &r->dry : NULL,
@@ -68,6 +68,7 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs)
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
+  c->sampling = request.sampling;
   td_request_callbacks callbacks = td_choice_callbacks(c);
   td_err err;
   td_status st = td_backend_submit(j->host->backend, &request, &callbacks, &c->id, &err);
@@ -205,6 +206,19 @@ static td_status parse(td_job *j) {
   return st;
 }
 
+static td_status check_receipt(td_job *j) {
+  if (j->dialect)
+    return td_api_bad(&j->error, "receipt",
+                      "receipt: on chat and completions of OpenAI's API only");
+  if (!j->serve->options->receipts)
+    return td_api_bad(&j->error, "receipt", "receipt: start the server with --receipts");
+  if (j->request.grammar.len)
+    return td_api_bad(&j->error, "receipt",
+                      "receipt is not allowed with what constrains an answer: response_format, "
+                      "tools");
+  return TD_OK;
+}
+
 // Prepares a job whose body is one of chat or completions.
 static void prepare_body(td_job *j) {
   j->status = parse(j);
@@ -241,6 +255,7 @@ static void prepare_body(td_job *j) {
   if (j->status == TD_OK &&
       (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES)
     j->status = td_api_bad(&j->error, "n", "n: too many answers for so large a grammar");
+  if (j->status == TD_OK && j->request.receipt) j->status = check_receipt(j);
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   td_buf_free(&j->request.vars);
   td_buf_free(&j->request.plain_vars);

@@ -6,10 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/receipt.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "front/serve_impl.h"
+#include "model/digest.h"
 #include "model/fingerprint.h"
 #include "runtime/weights.h"
 
@@ -192,6 +194,8 @@ static void load_weights(uv_work_t *work) {
   td_status st = h->is_placed ? TD_OK : td_host_place(h, err);
   h->is_placed = false;
   if (st == TD_OK) st = open_kv_dir(h, err);
+  if (st == TD_OK && h->options.receipts)
+    st = td_model_digest(&h->weights, h->runtime.model_dir, err);
   const td_weights_opts opts = {.runtime = &h->runtime,
                                 .canceled = &h->is_canceled,
                                 .placement = h->placement,
@@ -218,6 +222,10 @@ static void note_choices(td_host *h) {
     td_sha256_add(&sha, &info.stream_tokens, sizeof info.stream_tokens);
   }
   td_sha256_end(&sha, &digest);
+  td_buf place = TD_BUF_INIT;
+  td_receipt_add_place(&place, info.gpu, info.isa);
+  snprintf(h->computed_by, sizeof h->computed_by, "%s", td_buf_text(&place));
+  td_buf_free(&place);
   char now[sizeof h->fingerprint];
   snprintf(now, sizeof now, "fp_%02x%02x%02x%02x%02x", digest.bytes[0], digest.bytes[1],
            digest.bytes[2], digest.bytes[3], digest.bytes[4]);

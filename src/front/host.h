@@ -69,10 +69,12 @@ struct td_host {
   bool has_just_failed; // and its waiters have not been told
   bool was_ready;
   td_err load_err;
-  int weights_fd;     // of weights in shared memory; -1: none
-  td_digest kv_model; // fingerprint of the KV content
-  uint64_t n_loads;   // times it became ready after having been asleep
-  uint64_t load_ns;   // when loading began
+  int weights_fd;        // of weights in shared memory; -1: none
+  td_digest kv_model;    // fingerprint of the KV content
+  td_digest weights;     // of the checkpoint's content, with --receipts
+  char computed_by[128]; // see td_receipt_add_place; empty until ready
+  uint64_t n_loads;      // times it became ready after having been asleep
+  uint64_t load_ns;      // when loading began
 
   td_host_use *first, *last; // waiting
   uint32_t n_inside;         // uses that do not wait

@@ -14,6 +14,7 @@ static void choice_free(td_choice *c) {
   td_output_parser_free(&c->parts);
   td_delta_free(&c->delta);
   td_token_ids_free(&c->ids);
+  td_buf_free(&c->drawn);
   free(c->prompt);
 }
 
@@ -236,8 +237,25 @@ static bool is_among_best(const td_job *j, uint32_t index) {
   return n_before < j->request.n_best;
 }
 
+static td_receipt receipt_of(const td_choice *c) {
+  const td_job *j = c->job;
+  const td_token_ids *prompt = &j->prompts[c->index / j->request.n];
+  return (td_receipt){.options = &j->host->options,
+                      .model = j->head.model,
+                      .computed_by = j->host->computed_by,
+                      .weights = j->host->weights,
+                      .sampling = c->sampling,
+                      .ignore_eos = j->request.ignore_eos,
+                      .has_tokenizer = true,
+                      .prompt = prompt->ids,
+                      .n_prompt = prompt->n,
+                      .answer = (const td_token_value *)(const void *)td_buf_text(&c->drawn),
+                      .n_answer = c->drawn.len / sizeof(td_token_value)};
+}
+
 static bool send_response(td_job *j) {
   td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
+  td_receipt *receipts = j->request.receipt ? calloc(j->n_choices, sizeof *receipts) : NULL;
   td_buf body = TD_BUF_INIT;
   td_api_timings timings = {0}; // sums over all choices
   if (choices && j->dialect) {
@@ -248,19 +266,22 @@ static bool send_response(td_job *j) {
       const td_choice *c = &j->choices[i];
       add_timings(&timings, c);
       if (!is_among_best(j, i)) continue;
+      if (receipts) receipts[i] = receipt_of(c);
       choices[n++] = (td_api_choice){.answer = &c->answer,
                                      .message = &c->delta,
                                      .parts = &c->parts,
                                      .finish_reason = c->finish_reason,
+                                     .receipt = receipts ? &receipts[i] : NULL,
                                      .prompt = c->prompt,
                                      .n_prompt = (uint32_t)n_prompt_of(c),
                                      .n_prompt_top = (uint32_t)j->request.n_prompt_logprobs};
     }
     td_api_write_response(&body, &j->head, choices, n, &j->usage, &timings);
   }
-  bool ok = choices && !body.failed;
+  bool ok = choices && (receipts || !j->request.receipt) && !body.failed;
   if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
   free(choices);
+  free(receipts);
   td_buf_free(&body);
   return ok;
 }
@@ -452,6 +473,10 @@ static void on_token(void *ctx, const td_wire_token *token) {
   note_token(c, token);
   c->sum_logprob += (double)token->logprob;
   td_status st = td_answer_add(&c->answer, token, &err);
+  if (st == TD_OK && j->request.receipt) {
+    td_buf_add(&c->drawn, &(td_token_value){token->id, token->logprob}, sizeof(td_token_value));
+    st = td_buf_status(&c->drawn, &err);
+  }
   if (st == TD_OK && j->is_chat) st = td_token_ids_push(&c->ids, token->id, &err);
   if (st == TD_OK && is_late(c)) {
     td_backend_cancel(j->host->backend, c->id);

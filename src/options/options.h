@@ -152,6 +152,7 @@ typedef struct {
   // quantize
   char *to;
   // eval, inspect and quantize
+  bool receipts;
   char *receipt, *out, *suite, *template_file, *input;
   int64_t chunk_tokens;
   bool tensors, decode;

@@ -365,6 +365,9 @@ const td_option td_option_table[] = {
     {GROUP_LOAD, "slo-tpot", 0, OPT_REAL, ON(BENCH), AT(slo_tpot_ms), RANGE(0, 1e9), "0", "MS",
      "and at most this TPOT, the mean time per token after the first; 0: no limit"},
 
+    {GROUP_FILES, "receipts", 0, OPT_FLAG, ON(SERVE), AT(receipts), NO_RANGE, NULL, NULL,
+     "hash the weights when they are loaded, so that requests may ask for a receipt (receipt: "
+     "true)"},
     {GROUP_FILES, "receipt", 0, OPT_STR, ON(RUN) | ON(VERIFY), AT(receipt), NO_RANGE, NULL, "FILE",
      "run: write a receipt of the answer there, with which `tandem verify` computes it again; not "
      "with --server"},

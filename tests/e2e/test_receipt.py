@@ -4,10 +4,13 @@ or in the weights is found."""
 import json
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import httpx
 import pytest
 
-from serving import make_model
+from serving import SANITIZED, Server, make_model, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +97,58 @@ def test_weights_and_files_that_are_not_it(tandem_bin, model, tmp_path):
     command = [tandem_bin, "run", "-p", "x", "-m", model, "--server", "http://127.0.0.1:9", "--receipt", path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "leave out --server" in done.stderr
+
+
+def post(server, path, body):
+    return httpx.post(server.url + path, json=body, timeout=120)
+
+
+def ask(server, i):
+    """Of many kinds; those of a kind share a prefix."""
+    body = {"receipt": True, "max_tokens": 20 + i % 9, "temperature": [0, 0.7, 1.3][i % 3], "ignore_eos": i % 2 == 0}
+    body |= [{}, {"seed": 5 + i}, {"top_p": 0.8, "presence_penalty": 0.5}, {"xtc_probability": 0.5, "top_k": 40}][i % 4]
+    text = "the same beginning " * (1 + i % 5 * 9) + str(i)
+    if i % 5 < 3:
+        answer = post(server, "/v1/completions", body | {"prompt": text, "n": 1 + i % 2})
+    else:
+        answer = post(server, "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]})
+    assert answer.status_code == 200, answer.text
+    return [choice["receipt"] for choice in answer.json()["choices"]]
+
+
+def test_of_a_server(tandem_bin, model, tmp_path):
+    """Beside others, from the prefix cache, drafted, and where a worker is killed meanwhile."""
+    n = 10 if SANITIZED else 30
+    options = ["--receipts", "--max-batch", "4", "--draft", "2", "--ctx-size", "2048"]
+    with closing(Server(tandem_bin, model, *options)) as server, ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(ask, server, i) for i in range(n)]
+        wait_until(lambda: sum(f.done() for f in found) >= 3)
+        server.kill_worker()
+        receipts = [receipt for one in found for receipt in one.result()]
+    assert len(receipts) > n
+    for receipt in receipts:
+        path = tmp_path / "r.json"
+        path.write_text(json.dumps(receipt))
+        done = verify(tandem_bin, model, path)
+        assert done.returncode == 0 and f"equal: {len(receipt['answer'])} tokens" in done.stdout, (done, receipt)
+
+
+def test_what_a_server_refuses(tandem_bin, model):
+    with closing(Server(tandem_bin, model, "--receipts")) as server:
+        for path, prompt in ("/v1/completions", {"prompt": "a"}), (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+        ):
+            for other, word in (
+                ({"stream": True}, "stream"),
+                ({"logit_bias": {"5": 1}}, "logit_bias"),
+                ({"response_format": {"type": "json_object"}}, "constrains"),
+                ({"min_tokens": 2}, "min_tokens"),
+                ({"receipt": "yes"}, "receipt"),
+            ):
+                answer = post(server, path, {"receipt": True, "max_tokens": 4} | prompt | other)
+                assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+        assert "receipt" not in post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2}).json()["choices"][0]
+    with closing(Server(tandem_bin, model)) as server:
+        answer = post(server, "/v1/completions", {"prompt": "a", "receipt": True})
+        assert answer.status_code == 400 and "--receipts" in answer.json()["error"]["message"]

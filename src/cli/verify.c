@@ -1,14 +1,12 @@
-// src/cli/receipt.c - writes receipts, and `tandem verify`, which computes one again.
-#include "cli/receipt.h"
-
+// src/cli/verify.c - `tandem verify`: computes an answer again that there is a receipt of.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fs.h"
+#include "api/receipt.h"
 #include "base/json_parse.h"
-#include "base/json_write.h"
 #include "base/log.h"
+#include "base/token_ids.h"
 #include "cli/cli.h"
 #include "model/digest.h"
 #include "runtime/command.h"
@@ -17,103 +15,23 @@
 
 #define MAX_RECEIPT_BYTES (1u << 28)
 
-// Options that bits depend on, or which ways of computing are chosen.
-static const char *const options[] = {"activations",     "kv-dtype",      "device",
-                                      "devices",         "expert-device", "expert-cache",
-                                      "expert-parallel", "stream-from",   "prefill-chunk"};
+typedef struct {
+  td_sampling sampling;
+  bool ignore_eos, has_tokenizer, is_ended;
+  td_token_ids prompt, answer;
+  td_buf logprobs; // f32 of each token of the answer
+} receipt;
 
-#define SAMPLING(X)                                                                                \
-  X(temperature)                                                                                   \
-  X(top_p)                                                                                         \
-  X(min_p)                                                                                         \
-  X(repetition_penalty)                                                                            \
-  X(presence_penalty)                                                                              \
-  X(frequency_penalty)
-
-void td_receipt_free(td_receipt *r) {
+static void free_receipt(receipt *r) {
   td_token_ids_free(&r->prompt);
   td_token_ids_free(&r->answer);
   td_buf_free(&r->logprobs);
 }
 
-static float logprob_of(const td_receipt *r, size_t i) {
+static float logprob_of(const receipt *r, size_t i) {
   float f;
   memcpy(&f, td_buf_text(&r->logprobs) + i * sizeof f, sizeof f);
   return f;
-}
-
-// What computed it; results are rounded alike by what has the same text.
-static void add_place(td_buf *out, const td_session *s) {
-  const td_dev *dev = s->devices.dev;
-  td_buf_printf(out, "tandem %s, %s, kernels %s", TD_VERSION,
-                td_dev_gpu_index(dev) < 0 ? "CPU" : td_dev_name(dev), td_kernels()->isa);
-}
-
-// ---- writing ------------------------------------------------------------------------------------
-
-static void write_ids(td_json_writer *w, const char *key, const td_token_ids *ids) {
-  td_jw_begin_array(w, key);
-  for (size_t i = 0; i < ids->n; i++)
-    td_jw_int(w, NULL, ids->ids[i]);
-  td_jw_end_array(w);
-}
-
-static void write_options(td_json_writer *w, const td_options *o) {
-  td_buf value = TD_BUF_INIT;
-  td_jw_begin_object(w, "options");
-  for (size_t i = 0; i < TD_COUNT(options); i++) {
-    td_buf_clear(&value);
-    td_options_show(&value, o, options[i]);
-    if (value.len) td_jw_buf(w, options[i], &value);
-  }
-  td_jw_end_object(w);
-  td_buf_free(&value);
-}
-
-static void write_sampling(td_json_writer *w, const td_sampling *s) {
-  char seed[24]; // a number would lose digits
-  snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-  td_jw_begin_object(w, "sampling");
-  td_jw_str(w, "seed", seed);
-#define X(name) td_jw_double(w, #name, s->name);
-  SAMPLING(X)
-#undef X
-  td_jw_int(w, "top_k", s->top_k);
-  td_jw_end_object(w);
-}
-
-td_status td_receipt_write(const td_receipt *r, const char *path, td_err *err) {
-  td_buf text = TD_BUF_INIT, place = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&text);
-  td_digest digest;
-  char hex[TD_DIGEST_HEX];
-  td_status st = td_model_digest(&digest, r->session->opts.runtime.model_dir, err);
-  if (st != TD_OK) return st;
-  td_digest_hex(hex, &digest);
-  add_place(&place, r->session);
-  td_jw_begin_object(&w, NULL);
-  td_jw_int(&w, "receipt", 1);
-  td_jw_str(&w, "model", td_model_name(r->session->model));
-  td_jw_str(&w, "weights_sha256", hex);
-  td_jw_buf(&w, "computed_by", &place);
-  write_options(&w, r->options);
-  write_sampling(&w, &r->sampling);
-  td_jw_bool(&w, "ignore_eos", r->ignore_eos);
-  td_jw_bool(&w, "tokenizer", r->has_tokenizer);
-  td_jw_bool(&w, "ended", r->is_ended);
-  write_ids(&w, "prompt", &r->prompt);
-  write_ids(&w, "answer", &r->answer);
-  td_jw_begin_array(&w, "logprobs");
-  for (size_t i = 0; i < r->answer.n; i++)
-    td_jw_double(&w, NULL, (double)logprob_of(r, i));
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
-  td_buf_char(&text, '\n');
-  st = td_buf_status(&text, err);
-  if (st == TD_OK) st = td_file_write(path, td_buf_text(&text), text.len, err);
-  td_buf_free(&text);
-  td_buf_free(&place);
-  return st;
 }
 
 // ---- reading ------------------------------------------------------------------------------------
@@ -133,13 +51,13 @@ static td_status read_ids(td_token_ids *out, const cJSON *list, td_err *err) {
 
 static td_status read_sampling(td_sampling *out, const cJSON *from, td_err *err) {
   int64_t top_k;
-  double value;
+  double value = 0;
   const char *seed = td_json_text(from, "seed");
   td_status st = td_json_get_int(from, "top_k", 0, UINT32_MAX, &top_k, err);
 #define X(name)                                                                                    \
   if (st == TD_OK) st = td_json_get_double(from, #name, &value, err);                              \
   if (st == TD_OK) out->name = (float)value;
-  SAMPLING(X)
+  TD_RECEIPT_SAMPLING(X)
 #undef X
   if (st != TD_OK) return st;
   if (!seed) return td_fail(err, TD_EFORMAT, "it has no seed");
@@ -148,7 +66,7 @@ static td_status read_sampling(td_sampling *out, const cJSON *from, td_err *err)
   return TD_OK;
 }
 
-static td_status read_receipt(td_receipt *out, const cJSON *root, td_err *err) {
+static td_status read_receipt(receipt *out, const cJSON *root, td_err *err) {
   const cJSON *logprobs = td_json_get(root, "logprobs"), *item;
   if (!cJSON_IsNumber(td_json_get(root, "receipt")))
     return td_fail(err, TD_EFORMAT, "it is no receipt, as `tandem run --receipt FILE` writes one");
@@ -177,9 +95,9 @@ static td_status read_options(td_options *out, const td_options *o, const cJSON 
   char *argv[] = {program, command};
   td_buf value = TD_BUF_INIT;
   td_status st = td_options_parse(out, 2, argv, err);
-  for (size_t i = 0; i < TD_COUNT(options) && st == TD_OK; i++) {
-    const char *text = td_json_text(td_json_get(root, "options"), options[i]);
-    if (text) st = td_options_set(out, options[i], text, err);
+  for (const char *const *name = td_receipt_options; *name && st == TD_OK; name++) {
+    const char *text = td_json_text(td_json_get(root, "options"), *name);
+    if (text) st = td_options_set(out, *name, text, err);
   }
   for (size_t i = 0; i < TD_COUNT(here) && st == TD_OK; i++) {
     td_buf_clear(&value);
@@ -193,14 +111,14 @@ static td_status read_options(td_options *out, const td_options *o, const cJSON 
 // ---- verifying ----------------------------------------------------------------------------------
 
 typedef struct {
-  const td_receipt *receipt;
+  const receipt *given;
   size_t n; // tokens that were the same
   bool differs;
 } comparison;
 
 static bool compare(void *ctx, int32_t id, float logprob) {
   comparison *c = ctx;
-  const td_receipt *r = c->receipt;
+  const receipt *r = c->given;
   if (c->n == r->answer.n) {
     printf("differs: token %zu is %d here, and the receipt ends before it\n", c->n, id);
     c->differs = true;
@@ -214,12 +132,12 @@ static bool compare(void *ctx, int32_t id, float logprob) {
 }
 
 // Prints what it finds; *is_equal.
-static td_status compute(const td_receipt *r, const td_options *o, const cJSON *root,
+static td_status compute(const receipt *r, const td_options *o, const cJSON *root,
                          bool *is_equal, td_err *err) {
   td_session_opts opts;
   td_session *session = NULL;
   td_buf place = TD_BUF_INIT;
-  comparison c = {.receipt = r};
+  comparison c = {.given = r};
   td_chat *chat = NULL;
   td_generate_args args = {.prompt = r->prompt.ids,
                            .n_prompt = (uint32_t)r->prompt.n,
@@ -238,7 +156,9 @@ static td_status compute(const td_receipt *r, const td_options *o, const cJSON *
     return st;
   }
   if (chat) args.tok = td_chat_tokenizer(chat);
-  add_place(&place, session);
+  const td_dev *dev = session->devices.dev;
+  td_receipt_add_place(&place, td_dev_gpu_index(dev) < 0 ? NULL : td_dev_name(dev),
+                       td_kernels()->isa);
   const char *before = td_json_text(root, "computed_by");
   if (before && strcmp(before, td_buf_text(&place)))
     td_warn("the receipt is of %s, this is %s: results may be rounded otherwise", before,
@@ -271,7 +191,7 @@ static td_status check_weights(const td_options *o, const cJSON *root, td_err *e
 }
 
 int td_cmd_verify(const td_options *o) {
-  td_receipt receipt = {0};
+  receipt given = {0};
   td_options chosen = {0};
   cJSON *root = NULL;
   td_err err;
@@ -283,13 +203,13 @@ int td_cmd_verify(const td_options *o) {
   if (st == TD_OK) st = td_json_parse_file(&root, o->receipt, MAX_RECEIPT_BYTES, &err);
   if (st == TD_OK) {
     td_err why;
-    st = read_receipt(&receipt, root, &why);
+    st = read_receipt(&given, root, &why);
     if (st != TD_OK) td_fail(&err, st, "%s: %s", o->receipt, why.msg);
   }
   if (st == TD_OK) st = read_options(&chosen, o, root, &err);
   if (st == TD_OK) st = check_weights(o, root, &err);
-  if (st == TD_OK) st = compute(&receipt, &chosen, root, &is_equal, &err);
-  td_receipt_free(&receipt);
+  if (st == TD_OK) st = compute(&given, &chosen, root, &is_equal, &err);
+  free_receipt(&given);
   td_options_free(&chosen);
   cJSON_Delete(root);
   if (st != TD_OK) return td_cmd_fail(&err);
