@@ -132,8 +132,8 @@ static bool compare(void *ctx, int32_t id, float logprob) {
 }
 
 // Prints what it finds; *is_equal.
-static td_status compute(const receipt *r, const td_options *o, const cJSON *root,
-                         bool *is_equal, td_err *err) {
+static td_status compute(const receipt *r, const td_options *o, const cJSON *root, bool *is_equal,
+                         td_err *err) {
   td_session_opts opts;
   td_session *session = NULL;
   td_buf place = TD_BUF_INIT;
