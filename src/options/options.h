@@ -26,7 +26,7 @@
   X(PULL, "pull", "download a model from a hub")                                                   \
   X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
   X(RECOMMEND, "recommend", "models of the hub that fit into this machine's memory")               \
-  X(DOCTOR, "doctor", "whether this machine computes rightly, and what slows it down")             \
+  X(DOCTOR, "doctor", "whether this machine is right, and what slows it down")                     \
   X(LIST, "list", "the models in the hub's cache, or of a running server")                         \
   X(RM, "rm", "remove a model from the hub's cache")                                               \
   X(PS, "ps", "the models that a running server has loaded")                                       \
