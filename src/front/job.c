@@ -247,6 +247,7 @@ static td_receipt receipt_of(const td_choice *c) {
                       .sampling = c->sampling,
                       .ignore_eos = j->request.ignore_eos,
                       .has_tokenizer = true,
+                      .is_ended = c->is_ended,
                       .prompt = prompt->ids,
                       .n_prompt = prompt->n,
                       .answer = (const td_token_value *)(const void *)td_buf_text(&c->drawn),
@@ -473,7 +474,8 @@ static void on_token(void *ctx, const td_wire_token *token) {
   note_token(c, token);
   c->sum_logprob += (double)token->logprob;
   td_status st = td_answer_add(&c->answer, token, &err);
-  if (st == TD_OK && j->request.receipt) {
+  c->is_ended = token->is_eos;
+  if (st == TD_OK && j->request.receipt && !token->is_eos) {
     td_buf_add(&c->drawn, &(td_token_value){token->id, token->logprob}, sizeof(td_token_value));
     st = td_buf_status(&c->drawn, &err);
   }

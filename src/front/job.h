@@ -27,7 +27,8 @@ typedef struct {
   const char *finish_reason;
   td_token_ids ids;      // chat: generated
   bool has_end;          // the last of them is an end token
-  td_buf drawn;          // td_token_value of all tokens, for a receipt
+  td_buf drawn;          // td_token_value of all tokens but an end token, for a receipt
+  bool is_ended;         // by one
   td_sampling sampling;  // as it was submitted
   td_wire_token *prompt; // owned, [n_prompt]: its log-probabilities; NULL: not asked for
 } td_choice;

@@ -133,6 +133,18 @@ def test_of_a_server(tandem_bin, model, tmp_path):
         assert done.returncode == 0 and f"equal: {len(receipt['answer'])} tokens" in done.stdout, (done, receipt)
 
 
+def test_of_an_answer_that_ends(tandem_bin, model, tmp_path):
+    body = {"receipt": True, "prompt": "a", "max_tokens": 200, "temperature": 2, "top_p": 1, "n": 16}
+    with closing(Server(tandem_bin, model, "--receipts", "--ctx-size", "512")) as server:
+        answers = [post(server, "/v1/completions", body | {"seed": seed}).json() for seed in range(4)]
+    ended = [c["receipt"] for answer in answers for c in answer["choices"] if c["finish_reason"] == "stop"]
+    assert ended and all(receipt["ended"] for receipt in ended)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(ended[0]))
+    done = verify(tandem_bin, model, path)
+    assert done.returncode == 0 and f"equal: {len(ended[0]['answer'])} tokens" in done.stdout, done
+
+
 def test_what_a_server_refuses(tandem_bin, model):
     with closing(Server(tandem_bin, model, "--receipts")) as server:
         for path, prompt in ("/v1/completions", {"prompt": "a"}), (
