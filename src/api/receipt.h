@@ -12,7 +12,8 @@ typedef struct {
   const char *model, *computed_by;
   td_digest weights;
   td_sampling sampling;
-  // has_tokenizer: its end tokens end answers, too. is_ended: one, which is in no list, followed.
+  // has_tokenizer: its end tokens end answers, too. is_ended: one, which is in no list, followed;
+  // not said where a request named further ones.
   bool ignore_eos, has_tokenizer, is_ended;
   const int32_t *prompt;
   const td_token_value *answer; // ids with log-probabilities

@@ -247,7 +247,7 @@ static td_receipt receipt_of(const td_choice *c) {
                       .sampling = c->sampling,
                       .ignore_eos = j->request.ignore_eos,
                       .has_tokenizer = true,
-                      .is_ended = c->is_ended,
+                      .is_ended = c->is_ended && !j->request.n_stop_ids && !j->request.stops.n,
                       .prompt = prompt->ids,
                       .n_prompt = prompt->n,
                       .answer = (const td_token_value *)(const void *)td_buf_text(&c->drawn),

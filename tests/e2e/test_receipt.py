@@ -145,6 +145,21 @@ def test_of_an_answer_that_ends(tandem_bin, model, tmp_path):
     assert done.returncode == 0 and f"equal: {len(ended[0]['answer'])} tokens" in done.stdout, done
 
 
+def test_of_an_answer_that_the_request_ends(tandem_bin, model, tmp_path):
+    body = {"receipt": True, "prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    with closing(Server(tandem_bin, model, "--receipts")) as server:
+        whole = post(server, "/v1/completions", body).json()["choices"][0]
+        tokens = whole["receipt"]["answer"]
+        found = [post(server, "/v1/completions", body | {"stop_token_ids": [tokens[5]]}).json()["choices"][0]]
+        found.append(post(server, "/v1/completions", body | {"stop": whole["text"][20:25]}).json()["choices"][0])
+    for choice in found:
+        assert choice["finish_reason"] == "stop" and not choice["receipt"]["ended"], choice
+        (tmp_path / "r.json").write_text(json.dumps(choice["receipt"]))
+        done = verify(tandem_bin, model, tmp_path / "r.json")
+        assert done.returncode == 0 and f"equal: {len(choice['receipt']['answer'])} tokens" in done.stdout, done
+    assert found[0]["receipt"]["answer"] == tokens[: tokens.index(tokens[5])]
+
+
 def test_what_a_server_refuses(tandem_bin, model):
     with closing(Server(tandem_bin, model, "--receipts")) as server:
         for path, prompt in ("/v1/completions", {"prompt": "a"}), (
