@@ -60,7 +60,8 @@ static td_status read_sampling(td_sampling *out, const cJSON *from, td_err *err)
   TD_RECEIPT_SAMPLING(X)
 #undef X
   if (st != TD_OK) return st;
-  if (!seed) return td_fail(err, TD_EFORMAT, "it has no seed");
+  if (!seed || !*seed || seed[strspn(seed, "0123456789")])
+    return td_fail(err, TD_EFORMAT, "its seed is no number");
   out->seed = strtoull(seed, NULL, 10);
   out->top_k = (uint32_t)top_k;
   return TD_OK;

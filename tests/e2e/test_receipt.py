@@ -74,6 +74,23 @@ def test_what_was_changed_is_found(tandem_bin, model, tmp_path):
     assert "it has 23 log-probabilities for 24 tokens" in changed(logprobs=nearly[1:]).stderr
 
 
+def test_values_out_of_range(tandem_bin, model, tmp_path):
+    path = tmp_path / "r.json"
+    found = run(tandem_bin, model, path, "--token-ids", "5,6,7", "--temperature", "0")
+    for key, value, error in (
+        ("prompt", [2**31 - 1, 1], "outside the vocabulary"),
+        ("prompt", [], "the prompt is empty"),
+        ("prompt", [-1], "a token id is no whole number"),
+        ("sampling", found["sampling"] | {"temperature": -5}, "out of range"),
+        ("sampling", found["sampling"] | {"top_p": 1e39}, "out of range"),
+        ("sampling", found["sampling"] | {"seed": "x"}, "its seed is no number"),
+        ("options", {"devices": "x"}, "--devices x"),
+    ):
+        path.write_text(json.dumps(found | {key: value}))
+        done = verify(tandem_bin, model, path)
+        assert done.returncode in (1, 2) and error in done.stderr and not done.stdout, (key, value, done)
+
+
 def test_weights_and_files_that_are_not_it(tandem_bin, model, tmp_path):
     path = tmp_path / "r.json"
     run(tandem_bin, model, path, "--token-ids", "5,6,7")
