@@ -22,6 +22,11 @@ typedef struct {
   uint32_t low, high; // code points, inclusive
 } td_char_range;
 
+typedef struct {
+  const char *text;
+  size_t len;
+} td_g_word;
+
 // budget is borrowed. NULL: out of memory.
 td_grammar_build *td_grammar_build_open(td_budget *budget);
 void td_grammar_build_close(td_grammar_build *b);
@@ -45,6 +50,8 @@ td_node td_g_any(td_grammar_build *b, const td_node *of, size_t n);
 td_node td_g_repeat(td_grammar_build *b, td_node of, uint32_t min, uint32_t max);
 td_node td_g_maybe(td_grammar_build *b, td_node of);
 td_node td_g_star(td_grammar_build *b, td_node of);
+// One of n texts, of whole characters, which are sorted here.
+td_node td_g_words(td_grammar_build *b, td_g_word *words, size_t n);
 
 // Lists of nodes that are not counted before: begin, add, and the end makes one node of what was
 // added since. Lists nest.

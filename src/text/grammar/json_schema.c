@@ -16,8 +16,7 @@
 
 #define MAX_ITEMS        8192 // schemas of a document that is broken into lines
 #define MAX_ALTERNATIVES 512
-#define MAX_VALUES       4096 // of an enum; an automaton follows four times as many at once
-#define MAX_STEPS        32   // of a path, in messages
+#define MAX_STEPS        32 // of a path, in messages
 
 // ---- messages ----------------------------------------------------------------------------------
 
@@ -250,16 +249,25 @@ static td_status translate_values(td_schema_ctx *ctx, const cJSON *schema, unsig
     st = td_schema_leave_out(ctx, a, "beside other keywords");
     if (st != TD_OK) return st;
   }
-  uint32_t n = 0;
-  const cJSON *item = list ? list->child : single;
-  const size_t begin = td_g_begin(ctx->b);
-  for (; item && st == TD_OK; item = list ? item->next : NULL) {
+  td_buf text = TD_BUF_INIT, words = TD_BUF_INIT;
+  for (const cJSON *item = list ? list->child : single; item; item = list ? item->next : NULL) {
     if (!(td_schema_types_of(item) & types)) continue;
     if (has_both && !cJSON_Compare(item, single, true)) continue;
-    if (n++ == MAX_VALUES) st = td_schema_refuse(ctx, a, "with so many values");
-    td_g_add(ctx->b, td_schema_value(ctx->b, item));
+    const size_t begin = text.len;
+    td_schema_write_value(&text, item);
+    td_buf_add(&words, &(td_g_word){.len = text.len - begin}, sizeof(td_g_word));
   }
-  *out = td_g_end_any(ctx->b, begin);
+  td_g_word *all = (td_g_word *)(void *)words.data;
+  const size_t n = words.len / sizeof *all;
+  const char *at = td_buf_text(&text);
+  for (size_t i = 0; i < n; at += all[i++].len)
+    all[i].text = at;
+  if (text.failed || words.failed)
+    td_grammar_build_budget(ctx->b)->status = TD_ENOMEM;
+  else
+    *out = td_g_words(ctx->b, all, n);
+  td_buf_free(&text);
+  td_buf_free(&words);
   return st;
 }
 

@@ -85,7 +85,8 @@ bool td_schema_excludes(td_schema_ctx *ctx, const cJSON *a, const cJSON *b);
 bool td_schema_asserts_only(const cJSON *schema, const char *a, const char *b);
 
 // schema_values.c
-td_node td_schema_value(td_grammar_build *b, const cJSON *value); // as JSON, on one line
+void td_schema_write_value(td_buf *out, const cJSON *value);      // as JSON, on one line
+td_node td_schema_value(td_grammar_build *b, const cJSON *value); // its text
 // Whether a schema of strings asserts nothing but pattern, format and lengths.
 bool td_schema_is_plain_string(const cJSON *schema);
 td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out);

@@ -23,7 +23,7 @@ static void write_scalar(td_buf *out, const cJSON *value) {
 }
 
 // Depth: that of a JSON document, TD_JSON_MAX_DEPTH.
-static void write_value(td_buf *out, const cJSON *value) {
+void td_schema_write_value(td_buf *out, const cJSON *value) {
   const bool is_object = cJSON_IsObject(value);
   if (!is_object && !cJSON_IsArray(value)) {
     write_scalar(out, value);
@@ -36,14 +36,14 @@ static void write_value(td_buf *out, const cJSON *value) {
       td_json_quote(out, item->string, strlen(item->string));
       td_buf_str(out, ": ");
     }
-    write_value(out, item);
+    td_schema_write_value(out, item);
   }
   td_buf_char(out, is_object ? '}' : ']');
 }
 
 td_node td_schema_value(td_grammar_build *b, const cJSON *value) {
   td_buf text = TD_BUF_INIT;
-  write_value(&text, value);
+  td_schema_write_value(&text, value);
   if (text.failed) td_grammar_build_budget(b)->status = TD_ENOMEM;
   const td_node out = td_g_text(b, td_buf_text(&text), text.len);
   td_buf_free(&text);
@@ -55,7 +55,12 @@ td_node td_schema_value(td_grammar_build *b, const cJSON *value) {
 // Without "--", which has a meaning in the third place of a label.
 #define LABEL "[A-Za-z0-9]{1,20} (\"-\" [A-Za-z0-9]{1,20}){0,2}"
 #define HOST  LABEL " (\".\" " LABEL ")"
-#define EMAIL "[A-Za-z0-9_+-]{1,32} (\".\" [A-Za-z0-9_+-]{1,32})? \"@\" " HOST "{1,4}"
+#define EMAIL                                                                                      \
+  "[A-Za-z0-9_+-]{1,32} (\".\" [A-Za-z0-9_+-]{1,32})? \"@\" (" LABEL " \".\"){1,4} [A-Za-z]{2,20}"
+// zod's, whose look-arounds no grammar says: all of EMAIL satisfies it.
+#define EMAIL_PATTERN                                                                              \
+  "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-"  \
+  "Za-z]{2,}$"
 #define URI                                                                                        \
   "[a-z] [a-z0-9+.-]{0,15} \"://\" " HOST "{0,3} (\":\" [0-9]{1,4})? "                             \
   "(\"/\" [A-Za-z0-9._~-]*)* (\"?\" [A-Za-z0-9._~=&-]*)? (\"#\" [A-Za-z0-9._~-]*)?"
@@ -147,9 +152,12 @@ td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   if (st == TD_OK) st = td_schema_count(ctx, schema, "maxLength", &max);
   if (st != TD_OK) return st;
   const cJSON *pattern = td_schema_get(ctx, schema, "pattern");
+  const cJSON *format = td_schema_get(ctx, schema, "format");
   if (pattern && !cJSON_IsString(pattern)) return td_schema_bad(ctx, "pattern", "must be a string");
-  // Libraries that write both mean a format by their pattern.
-  const char *expression = pattern ? NULL : find_format(td_schema_get(ctx, schema, "format"));
+  const char *expression = find_format(format);
+  if (pattern && expression && strcmp(format->valuestring, "email") == 0 &&
+      strcmp(pattern->valuestring, EMAIL_PATTERN) == 0)
+    pattern = NULL;
   td_err why;
   if (pattern) {
     st = td_g_regex(&text, ctx->b, pattern->valuestring, strlen(pattern->valuestring),
@@ -160,6 +168,8 @@ td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out
       pattern = NULL;
     }
   }
+  // Libraries that write both mean a format by their pattern.
+  if (pattern) expression = NULL;
   if (st == TD_OK && (pattern || expression) && max != UINT32_MAX)
     st = td_schema_leave_out(ctx, "maxLength", "beside pattern or format");
   if (st == TD_OK && ((pattern && min > 0) || (expression && min > 1)))
