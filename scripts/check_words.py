@@ -87,7 +87,7 @@ def tracked(root):
     names = subprocess.run(
         ["git", "-C", root, "ls-files", "-z"], check=True, capture_output=True, text=True
     ).stdout.split("\0")
-    data = ("tests/golden/data/", "configs/models/")
+    data = ("configs/models/",)
     return [
         root / name
         for name in names

@@ -664,7 +664,4 @@ def config_of(name):
 
 def make(name, directory, seed):
     """Writes the checkpoint of a case; returns its digest."""
-    config, dtype = config_of(name)
-    stored, _ = golden_weights.weights(config, dtype, seed)
-    golden_weights.write_checkpoint(directory, config, stored)
-    return golden_weights.digest(config, stored)
+    return golden_weights.make(*config_of(name), directory, seed)

@@ -130,12 +130,15 @@ def weights(config, dtype, seed):
 
 
 def _write_tokenizer(directory, n_vocab):
-    """A token for each of n_vocab - 2 printable bytes; nothing else can be encoded."""
-    vocab = {"<bos>": 0, "<eos>": 1} | {chr(33 + i): i + 2 for i in range(n_vocab - 2)}
+    """A token for each byte, or for the n_vocab - 2 first ones in the order of their characters; no merges."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = [chr(c) for c in printable + [256 + i for i in range(256 - len(printable))]]
+    special = ["<bos>", "<eos>"] + [f"<reserved_{i}>" for i in range(n_vocab - 258)]
+    vocab = {t: i for i, t in enumerate((special + alphabet)[:n_vocab])}
     added = [
         {"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True}
-        for i, t in enumerate(["<bos>", "<eos>"])
+        for i, t in enumerate(special)
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                   "use_regex": True}
@@ -149,8 +152,8 @@ def _write_tokenizer(directory, n_vocab):
                   "vocab": vocab, "merges": []},
     }
     checkpoint.write_json(os.path.join(directory, "tokenizer.json"), tokenizer)
-    special = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
-    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), special)
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
+    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), config)
 
 
 def write_checkpoint(directory, config, stored):
@@ -169,3 +172,10 @@ def digest(config, stored):
         for chunk in entry.chunks():
             h.update(memoryview(chunk).cast("B"))
     return h.hexdigest()
+
+
+def make(config, dtype, directory, seed):
+    """Writes a checkpoint; returns its digest."""
+    stored, _ = weights(config, dtype, seed)
+    write_checkpoint(directory, config, stored)
+    return digest(config, stored)

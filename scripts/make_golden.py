@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/data: small random checkpoints and what transformers computes with them.
+"""Makes tests/golden/data and tests/golden/families: what transformers computes with small random checkpoints.
 
-For each case: the checkpoint as a hub would publish it (BF16, FP8 blocks, or a format of
-quant_formats.py), prompt.npy (int32 token ids), logits.npy (float32 [n_prompt][n_vocab], every
-position) and continuation.npy (int32, greedy, 64 tokens). The reference runs in float32 with eager attention on
-the weights as stored, dequantized. Run in the environment of scripts/setup.sh --dev.
+For each case of golden_models.py and golden_families.py, which make its checkpoint again from the seed: NAME.npz of
+prompt (int32 token ids), logits (float32 [n_prompt][n_vocab], every position) and continuation (int32, greedy, 64
+tokens). The reference runs in float32 with eager attention on the weights as stored, dequantized. Run in the
+environment of scripts/setup.sh --dev.
 
 Seeds are searched until nothing rests on a near-tie: the best token leads by MIN_LEAD of the logits'
 RMS at each greedy step, and the last expert (and group) taken leads the first left out by
@@ -15,7 +15,6 @@ A case in which attention, routing or an expert hardly matters is refused.
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import unittest.mock
@@ -28,241 +27,17 @@ from transformers import conversion_mapping
 import architectures
 import checkpoint
 import golden_families
-import published
+import golden_models
 from golden_weights import digest, weights
 
 N_PROMPT = 140  # more than two KV pages of 64
 N_GREEDY = 64
-N_VOCAB = 264  # 256 bytes and a few special tokens
 MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 MIN_INDEX_MARGIN = 3e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
 INSIDE_ONLY = {"glm5_next_text": "Glm5Next", "glm4v_moe_text": "Glm4vMoe", "qwen3_vl_moe_text": "Qwen3VLMoe"}
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
-
-DEEPSEEK = {
-    "first_k_dense_replace": 1,
-    "hidden_size": 68,
-    "intermediate_size": 96,
-    "kv_lora_rank": 32,
-    "max_position_embeddings": 512,
-    "moe_intermediate_size": 20,
-    "n_group": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_attention_heads": 4,
-    "num_experts_per_tok": 3,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 40,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "rope_scaling": None,
-    "topk_group": 1,
-    "v_head_dim": 20,
-    "vocab_size": N_VOCAB,
-}
-QWEN3 = {
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "head_dim": 24,
-    "hidden_size": 68,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "max_window_layers": 3,
-    "moe_intermediate_size": 20,
-    "num_attention_heads": 6,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "vocab_size": N_VOCAB,
-}
-YARN = {
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "factor": 8,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 64,
-    "type": "yarn",
-}
-
-
-def deepseek(**changes):
-    return published.DEEPSEEK_BASE | DEEPSEEK | changes
-
-
-def qwen3(**changes):
-    return published.QWEN3_BASE | QWEN3 | changes
-
-
-# name -> (config, dtype); each says what it is there for. What all deepseek_v3 cases share: the
-# latent norms use eps 1e-6 whatever rms_norm_eps says.
-CASES = {
-    "deepseek_v3": (deepseek(), "bf16"),
-    "deepseek_no_q_lora": (
-        # Moonlight's form: one query matrix, two shared experts; three heads; an eps that shows.
-        deepseek(
-            n_shared_experts=2,
-            num_attention_heads=3,
-            num_key_value_heads=3,
-            q_lora_rank=None,
-            rms_norm_eps=1e-3,
-            rope_theta=50000.0,
-            routed_scaling_factor=2.446,
-        ),
-        "bf16",
-    ),
-    "deepseek_groups": (
-        deepseek(n_group=4, n_routed_experts=16, num_experts_per_tok=4, topk_group=2), "bf16",
-    ),
-    "deepseek_yarn": (
-        deepseek(n_group=2, rope_scaling=YARN, topk_group=1, num_experts_per_tok=2), "bf16",
-    ),
-    "deepseek_yarn_mscale": (
-        # mscale differs from mscale_all_dim: cosines are scaled, too. Two dense layers; top-k
-        # weights not normalized; the bias of attention_bias; a prediction layer to be skipped.
-        deepseek(
-            attention_bias=True,
-            first_k_dense_replace=2,
-            norm_topk_prob=False,
-            num_nextn_predict_layers=1,
-            rope_scaling=YARN | {"mscale": 0.707, "factor": 4},
-            routed_scaling_factor=1.0,
-        ),
-        "bf16",
-    ),
-    "deepseek_fp8": (
-        # No dimension is a multiple of 128; groups, YaRN and two blocks each way.
-        deepseek(
-            hidden_size=200,
-            intermediate_size=192,
-            kv_lora_rank=136,
-            moe_intermediate_size=136,
-            n_group=2,
-            n_routed_experts=4,
-            num_attention_heads=3,
-            num_experts_per_tok=2,
-            num_hidden_layers=2,
-            num_key_value_heads=3,
-            q_lora_rank=80,
-            qk_nope_head_dim=40,
-            rope_scaling=YARN,
-            topk_group=2,
-            v_head_dim=56,
-        ),
-        "fp8",
-    ),
-    "deepseek_mixed": (
-        deepseek(
-            hidden_size=136,
-            moe_intermediate_size=72,
-            n_routed_experts=6,
-            num_experts_per_tok=2,
-            num_hidden_layers=2,
-            q_lora_rank=None,
-        ),
-        "mixed",
-    ),
-    "qwen3_moe": (qwen3(), "bf16"),
-    "qwen3_tied": (
-        qwen3(norm_topk_prob=False, num_attention_heads=3, num_key_value_heads=1,
-              tie_word_embeddings=True),
-        "bf16",
-    ),
-    "qwen3_dense_layers": (
-        # Layer 1 and 3 by decoder_sparse_step; 3 is dense after all by mlp_only_layers.
-        qwen3(
-            decoder_sparse_step=2,
-            head_dim=32,
-            mlp_only_layers=[3],
-            num_attention_heads=4,
-            num_hidden_layers=4,
-            num_key_value_heads=4,
-        ),
-        "bf16",
-    ),
-    "qwen3_yarn_bias": (
-        qwen3(
-            attention_bias=True,
-            num_experts_per_tok=1,
-            num_hidden_layers=2,
-            rope_scaling={
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        ),
-        "bf16",
-    ),
-    "qwen3_fp8": (
-        qwen3(
-            head_dim=40,
-            hidden_size=192,
-            moe_intermediate_size=136,
-            num_attention_heads=5,
-            num_experts=4,
-            num_experts_per_tok=2,
-            num_hidden_layers=2,
-            num_key_value_heads=1,
-        ),
-        "fp8",
-    ),
-    "qwen3_mixed_tied": (
-        qwen3(
-            hidden_size=136,
-            moe_intermediate_size=40,
-            num_experts=6,
-            num_hidden_layers=2,
-            tie_word_embeddings=True,
-        ),
-        "mixed",
-    ),
-    # The formats of quant_formats.py; layers enough that both kinds of MLP are there.
-    "deepseek_int4": (
-        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6,
-                 num_hidden_layers=2, num_experts_per_tok=2),
-        "int4-g32",
-    ),
-    "deepseek_mxfp4": (
-        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6, q_lora_rank=32,
-                 num_hidden_layers=2, num_experts_per_tok=2, v_head_dim=24),
-        "mxfp4",
-    ),
-    "deepseek_awq": (
-        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6, q_lora_rank=32,
-                 num_hidden_layers=2, num_experts_per_tok=2, v_head_dim=24),
-        "awq",
-    ),
-    "deepseek_fp8_rows": (
-        deepseek(moe_intermediate_size=36, n_routed_experts=4, num_hidden_layers=2,
-                 num_experts_per_tok=2),
-        "fp8-rows",
-    ),
-    "qwen3_int4_zeros": (
-        qwen3(head_dim=32, hidden_size=128, moe_intermediate_size=64, num_experts=4,
-              num_attention_heads=4, num_experts_per_tok=2, num_hidden_layers=2),
-        "int4-g64-zeros",
-    ),
-    "qwen3_nvfp4": (
-        qwen3(head_dim=24, hidden_size=80, moe_intermediate_size=48, num_attention_heads=4,
-              num_experts=6, num_experts_per_tok=2, num_hidden_layers=2),
-        "nvfp4",
-    ),
-    "qwen3_gptq": (
-        qwen3(head_dim=24, hidden_size=96, moe_intermediate_size=32, num_attention_heads=4,
-              num_experts=6, num_experts_per_tok=2, num_hidden_layers=2),
-        "gptq",
-    ),
-    "qwen3_int8": (
-        qwen3(moe_intermediate_size=36, num_experts=6, num_experts_per_tok=2,
-              num_hidden_layers=2),
-        "int8",
-    ),
-}
-
 
 # Published names are known of the whole alone, and the language model is loaded by itself.
 for whole in ("minimax_m3_vl", "qwen3_vl_moe", "glm4v_moe"):
@@ -460,34 +235,6 @@ def attempt(config, dtype, seed):
             "facts": facts}
 
 
-def write_tokenizer(directory):
-    """A token for each byte and no merges; the special tokens fill the rest of the vocabulary."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<bos>", "<eos>"] + [f"<reserved_{i}>" for i in range(N_VOCAB - 258)]
-    vocab = {token: i for i, token in enumerate(special + alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
-    tokenizer.save(os.path.join(directory, "tokenizer.json"), pretty=False)
-    config = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
-    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), config)
-
-
-def write_case(directory, config, case):
-    shutil.rmtree(directory, ignore_errors=True)
-    os.makedirs(directory)
-    total = sum(e.n_bytes for e in case["stored"])
-    checkpoint.write_shards(directory, case["stored"], total // 2 + 1)
-    checkpoint.write_json(os.path.join(directory, "config.json"), config)
-    write_tokenizer(directory)
-    np.save(os.path.join(directory, "prompt.npy"), np.array(case["prompt"], np.int32))
-    np.save(os.path.join(directory, "logits.npy"), case["logits"].astype(np.float32))
-    np.save(os.path.join(directory, "continuation.npy"), np.array(case["continuation"], np.int32))
-
-
 def search(name, config, dtype, n_seeds):
     """The first seed that will do: attempt's dict."""
     for seed in range(n_seeds):
@@ -499,21 +246,11 @@ def search(name, config, dtype, n_seeds):
     raise SystemExit(f"{name}: none of {n_seeds} seeds will do")
 
 
-def make_case(name, out, n_seeds):
-    config, dtype = CASES[name]
-    config = architectures.quantize_config(config, dtype)
+def make_case(name, config, dtype, folder, n_seeds):
+    """Writes the results; returns what provenance.json says of the case."""
     case = search(name, config, dtype, n_seeds)
-    write_case(os.path.join(out, "data", name), config, case)
-    return {"dtype": dtype} | case["facts"]
-
-
-def make_family_case(name, out, n_seeds):
-    """Results alone: the checkpoint is made again from the seed (golden_families.py)."""
-    config, dtype = golden_families.config_of(name)
-    case = search(name, config, dtype, n_seeds)
-    os.makedirs(os.path.join(out, "families"), exist_ok=True)
-    np.savez(
-        os.path.join(out, "families", name + ".npz"),
+    np.savez_compressed(
+        os.path.join(folder, name + ".npz"),
         prompt=np.array(case["prompt"], np.int32),
         logits=case["logits"].astype(np.float32),
         continuation=np.array(case["continuation"], np.int32),
@@ -521,8 +258,9 @@ def make_family_case(name, out, n_seeds):
     return {"dtype": dtype, "digest": digest(config, case["stored"])} | case["facts"]
 
 
-def make_all(make, names, out, folder, n_seeds):
-    path, provenance = os.path.join(out, folder, "provenance.json"), {"cases": {}}
+def make_all(cases, names, folder, n_seeds):
+    os.makedirs(folder, exist_ok=True)
+    path, provenance = os.path.join(folder, "provenance.json"), {"cases": {}}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             provenance = json.load(f)
@@ -537,13 +275,13 @@ def make_all(make, names, out, folder, n_seeds):
         },
     }
     for name in names:
-        provenance["cases"][name] = make(name, out, n_seeds)
+        provenance["cases"][name] = make_case(name, *cases.config_of(name), folder, n_seeds)
         checkpoint.write_json(path, provenance)
 
 
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
-    both = [*CASES, *golden_families.CASES]
+    both = [*golden_models.CASES, *golden_families.CASES]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default=os.path.join(here, "..", "tests", "golden"))
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try a case")
@@ -552,13 +290,10 @@ def main():
     torch.set_num_threads(1)  # the order of a sum is then the same everywhere
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for make, cases, folder in (
-        (make_case, CASES, "data"),
-        (make_family_case, golden_families.CASES, "families"),
-    ):
-        names = [n for n in args.cases or cases if n in cases]
+    for cases, folder in ((golden_models, "data"), (golden_families, "families")):
+        names = [n for n in args.cases or cases.CASES if n in cases.CASES]
         if names:
-            make_all(make, names, args.out, folder, args.seeds)
+            make_all(cases, names, os.path.join(args.out, folder), args.seeds)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What the Python tests share: where the build and the test data are."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
 # Files that take long, the longest first: those that start last shall be short.
 LONG_FILES = [
     "test_worker",

@@ -338,6 +338,7 @@ def tests(stage):
     if stage.name == "tests":
         facts(stage)
     units = (bundle.path / "gpu_tests.txt").read_text().split()
+    stage.step("checkpoints", [sys.executable, ROOT / "scripts/golden_models.py", bundle.path], 60)
     steps = [unit_step(bundle, test) for test in units] + [golden_step(bundle, "golden models")]
     lacking = [m for m in ("httpx", "tokenizers") if not importlib.util.find_spec(m)]
     if lacking:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from golden_models import CASES, made
 from serving import SANITIZED, Server, cached, make_model, metric, wait_until
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden/data"
 NANO = Path(__file__).resolve().parents[2] / "configs/models/tandem-nano"
 needs_nano = pytest.param(
     NANO, marks=pytest.mark.skipif(not (NANO / "model.safetensors").exists(), reason="tandem-nano's weights are missing")
@@ -95,7 +95,7 @@ ALIKE = ["deepseek_yarn_mscale", "qwen3_moe", *RECURRENT]
 @pytest.mark.parametrize("name", watched(ALIKE, tsan=["recurrent"], asan=["recurrent", "pooled", "ngrams"]))
 def test_texts_are_the_same(tandem_bin, recurrent_models, name):
     asked = list(bodies())
-    model = recurrent_models.get(name, GOLDEN / name)
+    model = recurrent_models.get(name) or made() / name
     options = ["--max-batch", str(N_AT_ONCE), "--prefill-chunk", "64"]
     server = Server(tandem_bin, model, *options, "--draft", "off")
     expected = ask_all(server, asked)
@@ -138,12 +138,12 @@ def test_requests_that_end_beside_others(tandem_bin, model):
 
 @pytest.mark.slow
 @pytest.mark.no_asan
-@pytest.mark.parametrize("model", sorted(GOLDEN.glob("*/")), ids=lambda model: model.name)
-def test_every_format(tandem_bin, model):
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_every_format(tandem_bin, case):
     asked = list(bodies())[-len(DRAWS) :]
     answers = {}
     for depth in ["off", "8"]:
-        server = Server(tandem_bin, model, "--ctx-size", "512", "--draft", depth, "--disaggregate", "off")
+        server = Server(tandem_bin, made() / case, "--ctx-size", "512", "--draft", depth, "--disaggregate", "off")
         answers[depth] = ask_all(server, asked)
         server.close()
     assert choices(answers["8"]) == choices(answers["off"])
@@ -153,7 +153,7 @@ def test_every_format(tandem_bin, model):
 @pytest.mark.parametrize("name", watched(["deepseek_v3", "deepseek_yarn_mscale", "recurrent"], tsan=["recurrent"], asan=["recurrent"]))
 def test_preempted_and_killed(tandem_bin, recurrent_models, name):
     """Where the pool holds few of them and their worker dies: what goes on does so with its own tokens."""
-    model = recurrent_models.get(name, GOLDEN / name)
+    model = recurrent_models.get(name) or made() / name
     asked = [{**body, "max_tokens": 120} for body in bodies() if "n" not in body][::2]
     server = Server(tandem_bin, model, "--max-batch", "4", "--draft", "off")
     expected = ask_all(server, asked)

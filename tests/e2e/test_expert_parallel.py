@@ -7,16 +7,16 @@ import subprocess
 import httpx
 import numpy as np
 import pytest
-from serving import ROOT, Server, make_model, metric, wait_until
+from golden_models import made
+from serving import Server, make_model, metric, wait_until
 
 pytestmark = [pytest.mark.tsan, pytest.mark.no_asan, pytest.mark.slow]
 
-MODEL = ROOT / "tests/golden/data/deepseek_fp8"
 IDS = ",".join(str(3 + 7 * i % 200) for i in range(150))
 
 
 def logits(tandem_bin, out, *options):
-    args = ["eval", "logits", "--model", MODEL, "--token-ids", IDS, "--out", out, *options]
+    args = ["eval", "logits", "--model", made() / "deepseek_fp8", "--token-ids", IDS, "--out", out, *options]
     done = subprocess.run([tandem_bin, *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return np.load(out), done.stderr

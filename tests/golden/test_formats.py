@@ -21,6 +21,7 @@ sys.path += [str(ROOT / "scripts"), str(ROOT / "tests/e2e")]
 import architectures
 import checkpoint
 import golden_families
+import golden_models
 import golden_weights
 import published
 import quant_formats
@@ -130,7 +131,7 @@ def test_served(weights, n_conversions, tandem_bin, tmp_path):
 
     stored, used = make(tmp_path, "gptq8-zeros")
     for model in (stored, used):
-        shutil.copy(ROOT / "tests/golden/data/qwen3_moe/tokenizer.json", model)
+        shutil.copy(golden_models.made() / "qwen3_moe/tokenizer.json", model)
     body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     texts = []
     for model in (stored, used):

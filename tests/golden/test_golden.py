@@ -1,6 +1,7 @@
 """Whole models against transformers: logits at every position, greedy text token for token.
 
-data/ is made by scripts/make_golden.py; data/provenance.json says with which versions.
+data/ is made by scripts/make_golden.py; data/provenance.json says with which versions. scripts/golden_models.py makes the
+checkpoints on the spot.
 """
 
 import ctypes
@@ -11,9 +12,10 @@ import subprocess
 
 import numpy as np
 import pytest
+from golden_models import DATA, config_of, golden, made
+from golden_models import CASES as ALL
 
-DATA = pathlib.Path(__file__).resolve().parent / "data"
-CASES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
+CASES = sorted(ALL)
 TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each position
 # With rounded activations, and the flag of /proc/cpuinfo that takes: a product is off by 1e-3 of its
 # norm at most in FP16, twice as much in BF16 (tests/unit/test_kernels_rounding.c measures 7e-4 and
@@ -68,7 +70,7 @@ def ids_of(array):
 def logits_of(tandem, case, tmp_path, chunk, *options, activations="f32", n_tokens=None, **environment):
     """Of the golden's prompt, or the first n_tokens of it."""
     out = tmp_path / "logits.npy"
-    args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy")[:n_tokens])]
+    args = ["--model", made() / case, "--token-ids", ids_of(golden(case)["prompt"][:n_tokens])]
     args += ["--activations", activations]
     args += [] if "--device" in options else ["--device", "cpu"]
     if chunk is not None:
@@ -94,8 +96,8 @@ def check_logits(ours, golden):
 
 
 def test_there_are_goldens():
-    assert len(CASES) >= 10
-    families = {json.loads((DATA / c / "config.json").read_text())["model_type"] for c in CASES}
+    assert {p.stem for p in DATA.glob("*.npz")} == set(CASES) and len(CASES) >= 10
+    families = {config_of(c)[0]["model_type"] for c in CASES}
     assert families == {"deepseek_v3", "qwen3_moe"}
 
 
@@ -110,13 +112,13 @@ def chunks_of(case):
 
 @pytest.mark.parametrize("case, chunk", [p for case in CASES for p in chunks_of(case)])
 def test_logits(tandem, case, chunk, tmp_path):
-    check_logits(logits_of(tandem, case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
+    check_logits(logits_of(tandem, case, tmp_path, chunk), golden(case)["logits"])
 
 
 @pytest.mark.no_asan  # which has this CPU's kernels only
 def test_every_isa_is_tested(tandem_bin):
     """The program names its instruction sets where it is asked for an unknown one."""
-    case = DATA / CASES[0]
+    case = made() / CASES[0]
     result = subprocess.run(
         [tandem_bin, "run", "--model", case, "--raw", "--token-ids", "1", "-n", "1"],
         capture_output=True,
@@ -135,18 +137,18 @@ def test_logits_of_each_isa(tandem, case, isa, tmp_path):
     if ISAS[isa] and ISAS[isa] not in flags:
         pytest.skip(f"this processor has no {ISAS[isa]}")
     ours = logits_of(tandem, case, tmp_path, 37, TANDEM_FORCE_ISA=isa)
-    check_logits(ours, np.load(DATA / case / "logits.npy"))
+    check_logits(ours, golden(case)["logits"])
 
 
 def check_greedy(tandem, case, n_tokens, activations, **environment):
-    golden = np.load(DATA / case / "continuation.npy").tolist()[:n_tokens]
-    prompt = ids_of(np.load(DATA / case / "prompt.npy"))
+    wanted = golden(case)["continuation"].tolist()[:n_tokens]
+    prompt = ids_of(golden(case)["prompt"])
     out = tandem(
-        *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
+        *("run", "--model", made() / case, "--raw", "--token-ids", prompt, "-n", len(wanted)),
         *("--temperature", 0, "--ignore-eos", "--json", "--activations", activations),
         **environment,
     )
-    assert json.loads(out)["token_ids"] == golden
+    assert json.loads(out)["token_ids"] == wanted
 
 
 @pytest.mark.no_asan
@@ -156,7 +158,7 @@ def test_greedy_continuation(tandem, case):
 
 
 def is_quantized(case):
-    return "quantization_config" in json.loads((DATA / case / "config.json").read_text())
+    return "quantization_config" in config_of(case)[0]
 
 
 @pytest.mark.no_asan
@@ -170,7 +172,7 @@ def test_rounded_activations(tandem, case, isa, tmp_path):
         pytest.skip("the kernel does not permit tiles")
     forced = {"activations": "auto", "TANDEM_FORCE_ISA": isa}
     whole = logits_of(tandem, case, tmp_path, None, **forced)
-    errors = relative_errors(whole, np.load(DATA / case / "logits.npy"))
+    errors = relative_errors(whole, golden(case)["logits"])
     assert (errors < tolerance).sum() >= len(errors) - n_ties, np.sort(errors)[-4:]
     assert np.median(errors) < tolerance / 2
     chunks = logits_of(tandem, case, tmp_path, 7, **forced)
@@ -186,7 +188,7 @@ F8_KV_CASES = ["deepseek_v3", "qwen3_dense_layers"]  # latents; heads
 @pytest.mark.parametrize("case", F8_KV_CASES)
 def test_fp8_kv(tandem, case, tmp_path):
     whole = logits_of(tandem, case, tmp_path, None, "--kv-dtype", "fp8")
-    errors = relative_errors(whole, np.load(DATA / case / "logits.npy"))
+    errors = relative_errors(whole, golden(case)["logits"])
     print(f"median {np.median(errors):.2e}")
     assert 0.01 < np.median(errors) < F8_KV_MEDIAN  # it does something
     chunks = logits_of(tandem, case, tmp_path, 7, "--kv-dtype", "fp8")
@@ -213,17 +215,17 @@ def not_a_number(golden):
     "spoil", [wrong_position, wrong_by_two_thousandths, shifted_by_one, not_a_number]
 )
 def test_a_wrong_golden_is_noticed(spoil):
-    golden = np.load(DATA / CASES[0] / "logits.npy")
-    spoiled = golden.copy()
+    right = golden(CASES[0])["logits"]
+    spoiled = right.copy()
     spoil(spoiled)
-    check_logits(golden, golden)
+    check_logits(right, right)
     with pytest.raises(AssertionError):
-        check_logits(golden, spoiled)
+        check_logits(right, spoiled)
 
 
 def test_a_wrong_golden_fails_the_program_too(tandem, tmp_path):
     ours = logits_of(tandem, CASES[0], tmp_path, None)
-    golden = np.load(DATA / CASES[0] / "logits.npy")
-    wrong_by_two_thousandths(golden)
+    wrong = golden(CASES[0])["logits"]
+    wrong_by_two_thousandths(wrong)
     with pytest.raises(AssertionError):
-        check_logits(ours, golden)
+        check_logits(ours, wrong)

@@ -16,7 +16,8 @@ import subprocess
 import numpy as np
 import pytest
 import test_formats
-from test_golden import DATA, F8_KV_CASES, F8_KV_MEDIAN, ids_of, logits_of, relative_errors, tandem  # noqa: F401
+from golden_models import golden, made
+from test_golden import F8_KV_CASES, F8_KV_MEDIAN, ids_of, logits_of, relative_errors, tandem  # noqa: F401
 
 pytestmark = [pytest.mark.no_asan, pytest.mark.slow]
 
@@ -56,7 +57,7 @@ def check_logits(ours, golden, median=MEDIAN, least_share=SHARE):
 def test_logits(tandem, cuda, case, chunk, experts, tmp_path):  # noqa: F811
     options = ("--device", "cuda", "--expert-device", experts)
     ours = logits_of(tandem, case, tmp_path, chunk, *options, n_tokens=N_TOKENS, **cuda)
-    check_logits(ours, np.load(DATA / case / "logits.npy")[:N_TOKENS])
+    check_logits(ours, golden(case)["logits"][:N_TOKENS])
 
 
 # A product errs by 2.6 % of its norm where activations are rounded to E4M3 (kernels/cuda/README.md), and six in
@@ -80,8 +81,8 @@ def test_fp8_activations(tandem, cuda, case, chunk, experts, tmp_path):  # noqa:
     environment = {**cuda, "TANDEM_EMU_CAPABILITY": "89"}
     ours = logits_of(tandem, case, tmp_path, chunk, *options, activations="fp8", n_tokens=N_TOKENS, **environment)
     plain = logits_of(tandem, case, tmp_path, chunk, *options, activations="auto", n_tokens=N_TOKENS, **environment)
-    golden = np.load(DATA / case / "logits.npy")[:N_TOKENS]
-    errors, others = relative_errors(ours, golden), relative_errors(plain, golden)
+    wanted = golden(case)["logits"][:N_TOKENS]
+    errors, others = relative_errors(ours, wanted), relative_errors(plain, wanted)
     print(f"median {np.median(errors):.2e}, in BF16 {np.median(others):.2e}")
     assert np.median(errors) < F8_MEDIAN
     assert np.median(errors) > 1.5 * np.median(others)  # the option does something
@@ -95,8 +96,8 @@ def test_sums_in_f16(tandem, cuda, case, tmp_path):  # noqa: F811
         logits_of(tandem, case, tmp_path, None, "--device", "cuda", n_tokens=N_TOKENS, TANDEM_CUDA_WITHOUT=out, **environment)
         for out in ("", "f16")
     ]
-    golden = np.load(DATA / case / "logits.npy")[:N_TOKENS]
-    errors, others = (relative_errors(x, golden) for x in found)
+    wanted = golden(case)["logits"][:N_TOKENS]
+    errors, others = (relative_errors(x, wanted) for x in found)
     print(f"median {np.median(errors):.2e}, in BF16 {np.median(others):.2e}")
     assert np.median(errors) < 1.2 * np.median(others) and not np.array_equal(*found)
 
@@ -104,9 +105,9 @@ def test_sums_in_f16(tandem, cuda, case, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("case", F8_KV_CASES)
 def test_fp8_kv(tandem, cuda, case, tmp_path):  # noqa: F811
     ours = logits_of(tandem, case, tmp_path, 37, "--device", "cuda", "--kv-dtype", "fp8", n_tokens=N_TOKENS, **cuda)
-    golden = np.load(DATA / case / "logits.npy")[:N_TOKENS]
+    wanted = golden(case)["logits"][:N_TOKENS]
     of_cpu = logits_of(tandem, case, tmp_path, None, "--kv-dtype", "fp8", n_tokens=N_TOKENS)
-    errors, between = relative_errors(ours, golden), relative_errors(ours, of_cpu)
+    errors, between = relative_errors(ours, wanted), relative_errors(ours, of_cpu)
     print(f"median {np.median(errors):.2e}, between the devices {np.median(between):.2e}")
     assert 0.02 < np.median(errors) < F8_KV_MEDIAN
     assert np.median(between) < F8_KV_MEDIAN / 2  # values beside the middle of two codes become the other one
@@ -135,7 +136,7 @@ def test_int8_activations(cuda, tandem_bin, capability, experts, tmp_path, monke
 
 @pytest.mark.parametrize(("activations", "kind", "cure"), [("int8", "INT8", ", or --device cpu"), ("fp8", "FP8", "")])
 def test_activations_that_no_matrix_takes(cuda, tandem_bin, activations, kind, cure, tmp_path):
-    args = ["eval", "logits", "--model", DATA / "qwen3_moe", "--token-ids", "2,3", "--out", tmp_path / "l.npy"]
+    args = ["eval", "logits", "--model", made() / "qwen3_moe", "--token-ids", "2,3", "--out", tmp_path / "l.npy"]
     args += ["--device", "cuda", "--activations", activations]
     environment = os.environ | cuda | {"TANDEM_EMU_CAPABILITY": "89"}
     done = subprocess.run([tandem_bin, *args], capture_output=True, text=True, env=environment)
@@ -147,14 +148,14 @@ def test_activations_that_no_matrix_takes(cuda, tandem_bin, activations, kind, c
 @pytest.mark.parametrize("experts", ["gpu", "cpu"])
 @pytest.mark.parametrize("case", ["deepseek_int4", "qwen3_moe"])
 def test_greedy_continuation(tandem, cuda, case, experts):  # noqa: F811
-    golden = np.load(DATA / case / "continuation.npy").tolist()[:8]
-    prompt = ids_of(np.load(DATA / case / "prompt.npy"))
+    wanted = golden(case)["continuation"].tolist()[:8]
+    prompt = ids_of(golden(case)["prompt"])
     out = tandem(
-        *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
+        *("run", "--model", made() / case, "--raw", "--token-ids", prompt, "-n", len(wanted)),
         *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda", "--expert-device", experts),
         **cuda,
     )
-    assert json.loads(out)["token_ids"] == golden
+    assert json.loads(out)["token_ids"] == wanted
 
 
 def wrong_norm(golden):
@@ -171,12 +172,12 @@ def not_a_number(golden):
 
 @pytest.mark.parametrize("spoil", [wrong_norm, shifted_by_one, not_a_number])
 def test_a_wrong_golden_is_noticed(spoil):
-    golden = np.load(DATA / "qwen3_moe" / "logits.npy")
-    spoiled = golden.copy()
+    right = golden("qwen3_moe")["logits"]
+    spoiled = right.copy()
     spoil(spoiled)
-    check_logits(golden, golden)
+    check_logits(right, right)
     with pytest.raises(AssertionError):
-        check_logits(golden, spoiled)
+        check_logits(right, spoiled)
 
 
 @pytest.mark.parametrize("name", ["gptq8-order", "int4-bytes", "mxfp8"])

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <stdio.h>
-#include <unistd.h>
 
 #include "engine/engine.h"
 #include "engine/experts/expert_slots.h"
 #include "support/checkpoint.h"
+#include "support/folder.h"
 #include "unit/ref.h"
 #include "unit/sanitized.h"
 
@@ -52,14 +52,9 @@ typedef struct {
   size_t n_vocab;
 } engine_fixture;
 
-// Or a directory. Where the tests were when they were built, or, on another machine, from the root
-// of the project. Valid until the next call.
+// Or a directory.
 static inline const char *golden_dir(const char *name) {
-  static _Thread_local char dir[512];
-  if (name[0] == '/') return name;
-  snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, name);
-  if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", name);
-  return dir;
+  return name[0] == '/' ? name : td_test_golden(name);
 }
 
 static inline uint32_t streamed_dense_of(const td_model *model) {

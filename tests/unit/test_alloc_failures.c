@@ -655,7 +655,7 @@ static void make_model(void) {
   char from[PATH_MAX], to[PATH_MAX];
   TD_CHECK(mkdir(model_dir, 0700) == 0);
   for (size_t i = 0; i < TD_COUNT(files); i++) {
-    snprintf(from, sizeof from, "%s/golden/data/qwen3_moe/%s", TD_TEST_DIR, files[i]);
+    snprintf(from, sizeof from, "%s/%s", td_test_golden("qwen3_moe"), files[i]);
     snprintf(to, sizeof to, "%s/%s", model_dir, files[i]);
     TD_CHECK(symlink(from, to) == 0);
   }
