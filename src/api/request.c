@@ -282,8 +282,7 @@ static td_status parse_receipt(td_api_request *out, const cJSON *root, td_api_er
   static const char key[] = "receipt";
   td_status st = td_api_get_bool(root, key, &out->receipt, error);
   if (st != TD_OK || !out->receipt) return st;
-  const char *other = out->stream                         ? "stream: true"
-                      : out->n_bias || out->n_text_bias   ? "logit_bias"
+  const char *other = out->n_bias || out->n_text_bias     ? "logit_bias"
                       : out->dry.last_n                   ? "dry_multiplier"
                       : out->min_tokens                   ? "min_tokens"
                       : out->max_tokens == 0 || out->echo ? "echo, or max_tokens 0"

@@ -411,8 +411,8 @@ void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
 }
 
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason, const td_api_timings *timings,
-                         const td_api_usage *so_far) {
+                         const char *finish_reason, const td_receipt *receipt,
+                         const td_api_timings *timings, const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
   if (head->is_chat) {
     td_jw_begin_object(&w, "delta");
@@ -421,6 +421,7 @@ void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
     td_jw_str(&w, "text", "");
   }
   td_jw_null(&w, "logprobs");
+  if (receipt) td_receipt_add(&w, "receipt", receipt);
   td_jw_str(&w, "finish_reason", finish_reason);
   td_jw_end_object(&w);
   td_jw_end_array(&w);

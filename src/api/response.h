@@ -88,7 +88,8 @@ void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece,
                         const td_output_parser *parts, const td_delta *delta,
                         const td_api_usage *so_far);
+// receipt: NULL: none. so_far: as above.
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason, const td_api_timings *timings,
-                         const td_api_usage *so_far);
+                         const char *finish_reason, const td_receipt *receipt,
+                         const td_api_timings *timings, const td_api_usage *so_far);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);

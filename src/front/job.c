@@ -431,8 +431,9 @@ static void end_choice(td_choice *c, td_finish how) {
     // Tokens that end the answer without a chunk of their own, as those of a stop string.
     const bool has_more = j->request.include_usage_so_far && c->n_sent < c->answer.n_tokens;
     const td_api_usage usage = usage_so_far(c);
-    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings,
-                        has_more ? &usage : NULL);
+    const td_receipt receipt = receipt_of(c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason,
+                        j->request.receipt ? &receipt : NULL, &timings, has_more ? &usage : NULL);
     send_event(j, &event);
     td_buf_free(&event);
   }

@@ -125,7 +125,13 @@ def ask(server, i):
     body = {"receipt": True, "max_tokens": 20 + i % 9, "temperature": [0, 0.7, 1.3][i % 3], "ignore_eos": i % 2 == 0}
     body |= [{}, {"seed": 5 + i}, {"top_p": 0.8, "presence_penalty": 0.5}, {"xtc_probability": 0.5, "top_k": 40}][i % 4]
     text = "the same beginning " * (1 + i % 5 * 9) + str(i)
-    if i % 5 < 3:
+    if i % 5 == 2:
+        answer = post(server, "/v1/completions", body | {"prompt": text, "n": 2, "stream": True})
+        events = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+        ends = [c for event in events for c in event["choices"] if c["finish_reason"]]
+        assert len(ends) == 2 and sum("receipt" in c for event in events for c in event["choices"]) == 2
+        return [choice["receipt"] for choice in ends]
+    if i % 5 < 2:
         answer = post(server, "/v1/completions", body | {"prompt": text, "n": 1 + i % 2})
     else:
         answer = post(server, "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]})
@@ -184,7 +190,6 @@ def test_what_a_server_refuses(tandem_bin, model):
             {"messages": [{"role": "user", "content": "a"}]},
         ):
             for other, word in (
-                ({"stream": True}, "stream"),
                 ({"logit_bias": {"5": 1}}, "logit_bias"),
                 ({"response_format": {"type": "json_object"}}, "constrains"),
                 ({"min_tokens": 2}, "min_tokens"),

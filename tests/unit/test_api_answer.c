@@ -309,8 +309,8 @@ TEST(writes_chunks) {
                                     "\"completion_tokens\":2,\"total_tokens\":5,"));
   td_buf_clear(&text);
   head.is_chat = true;
-  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){8, 0, 2000000, 5, 4, 8000000},
-                      NULL);
+  td_api_write_finish(&text, &head, 0, "stop", NULL,
+                      &(td_api_timings){8, 0, 2000000, 5, 4, 8000000}, NULL);
   assert_non_null(strstr(
       text.data,
       "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"timings\":{\"cache_n\":0,"
