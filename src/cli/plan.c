@@ -446,6 +446,17 @@ static setup setup_of(const td_model *model, const td_rig *rig, const td_plan_op
   return s;
 }
 
+td_plan_summary td_plan_summary_of(const td_model *model, const td_rig *rig,
+                                   const td_plan_opts *opts) {
+  const setup s = setup_of(model, rig, opts);
+  const td_drive_plan drive = drive_of(&s);
+  const outcome all = outcome_of(&s, NULL);
+  return (td_plan_summary){.from_drive = drive.is_needed,
+                           .share = drive.does_stream ? drive.share : 0,
+                           .tokens_per_s = all.tokens_per_s,
+                           .prompt_s = all.prompt_s};
+}
+
 static const char *source(bool is_assumed) {
   return is_assumed ? " (assumed)" : "";
 }

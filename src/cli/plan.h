@@ -19,6 +19,15 @@ typedef struct {
 } td_plan_opts;
 extern const td_plan_opts td_plan_usual;
 
+// The first batch, and the last prompt.
+typedef struct {
+  bool from_drive; // the machine's memory does not hold the model
+  double share;    // then, of the experts, what it holds; 0: there is no drive
+  double tokens_per_s, prompt_s;
+} td_plan_summary;
+td_plan_summary td_plan_summary_of(const td_model *model, const td_rig *rig,
+                                   const td_plan_opts *opts);
+
 void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td_plan_opts *opts);
 // With each of the cards that the program knows, a line.
 void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,

@@ -1,6 +1,5 @@
-// src/cli/recommend.c - `tandem recommend`: models of the hub that this machine can hold.
+// src/cli/recommend.c - `tandem recommend`: models of the hub that a machine can run, and how fast.
 #include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,37 +7,39 @@
 #include <unistd.h>
 
 #include "base/json_write.h"
-#include "base/mem_info.h"
 #include "base/units.h"
-#include "bench/mem_bandwidth.h"
+#include "bench/this_rig.h"
 #include "cli/cli.h"
 #include "cli/find_model.h"
+#include "cli/plan.h"
+#include "model/outline.h"
 #include "options/closest.h"
 #include "runtime/command.h"
-#include "runtime/predict.h"
 
-// By total parameters, the most first; a test compares the sizes with `tandem plan`.
+// By total parameters, the most first: as published, and GGUF files of 4 bits by others.
 static const struct {
-  const char *repo, *format;
-  double total_b, active_b; // parameters, in billions
-  double weights_gib;
-  double gpu_gib; // of the weights: all but the routed experts
+  const char *repo, *shape, *label, *format; // of configs/shapes; as people and td_formats name it
+  const char *gguf;                          // NULL: no smaller than what is published
 } models[] = {
-    {"moonshotai/Kimi-K2-Instruct-0905", "FP8", 1026, 32, 958, 13.3},
-    {"deepseek-ai/DeepSeek-V3.1", "FP8", 671, 37, 627, 17.8},
-    {"Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "FP8", 480, 35, 449, 13.0},
-    {"zai-org/GLM-4.7-FP8", "FP8", 353, 33, 330, 17.2},
-    {"Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "FP8", 235, 22, 220, 8.7},
-    {"MiniMaxAI/MiniMax-M2", "FP8", 229, 10, 214, 4.9},
-    {"openai/gpt-oss-120b", "MXFP4", 117, 5.2, 61, 4.1},
-    {"zai-org/GLM-4.5-Air-FP8", "FP8", 107, 13, 101, 7.9},
-    {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "FP8", 80, 3.9, 75, 2.8},
-    {"moonshotai/Kimi-Linear-48B-A3B-Instruct", "BF16", 49, 3.1, 91, 3.7},
-    {"Qwen/Qwen3.5-35B-A3B", "BF16", 35, 3.5, 65, 4.6},
-    {"Qwen/Qwen3-30B-A3B-FP8", "FP8", 31, 3.0, 29, 2.0},
-    {"zai-org/GLM-4.7-Flash", "BF16", 30, 3.6, 56, 4.0},
-    {"openai/gpt-oss-20b", "MXFP4", 21, 3.6, 13, 3.4},
-    {"moonshotai/Moonlight-16B-A3B-Instruct", "BF16", 16, 2.6, 30, 2.9},
+    {"moonshotai/Kimi-K2-Instruct-0905", "Kimi-K2", "FP8", "fp8-b128",
+     "unsloth/Kimi-K2-Instruct-0905-GGUF"},
+    {"deepseek-ai/DeepSeek-V3.1", "DeepSeek-V3", "FP8", "fp8-b128", "unsloth/DeepSeek-V3.1-GGUF"},
+    {"Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "Qwen3-Coder-480B-A35B", "FP8", "fp8-b128",
+     "unsloth/Qwen3-Coder-480B-A35B-Instruct-GGUF"},
+    {"zai-org/GLM-4.7-FP8", "GLM-4.7", "FP8", "fp8-b128", "unsloth/GLM-4.7-GGUF"},
+    {"Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen3-235B-A22B", "FP8", "fp8-b128",
+     "unsloth/Qwen3-235B-A22B-Instruct-2507-GGUF"},
+    {"MiniMaxAI/MiniMax-M2", "MiniMax-M2", "FP8", "fp8-b128", "unsloth/MiniMax-M2-GGUF"},
+    {"openai/gpt-oss-120b", "gpt-oss-120b", "MXFP4", "mxfp4", NULL},
+    {"zai-org/GLM-4.5-Air-FP8", "GLM-4.5-Air", "FP8", "fp8-b128", "unsloth/GLM-4.5-Air-GGUF"},
+    {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "Qwen3-Next-80B-A3B", "FP8", "fp8-b128",
+     "unsloth/Qwen3-Next-80B-A3B-Instruct-GGUF"},
+    {"moonshotai/Kimi-Linear-48B-A3B-Instruct", "Kimi-Linear-48B-A3B", "BF16", "bf16", NULL},
+    {"Qwen/Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B", "BF16", "bf16", "unsloth/Qwen3.5-35B-A3B-GGUF"},
+    {"Qwen/Qwen3-30B-A3B-FP8", "Qwen3-30B-A3B", "FP8", "fp8-b128", "unsloth/Qwen3-30B-A3B-GGUF"},
+    {"zai-org/GLM-4.7-Flash", "GLM-4.7-Flash", "BF16", "bf16", "unsloth/GLM-4.7-Flash-GGUF"},
+    {"openai/gpt-oss-20b", "gpt-oss-20b", "MXFP4", "mxfp4", NULL},
+    {"moonshotai/Moonlight-16B-A3B-Instruct", "Moonlight-16B-A3B", "BF16", "bf16", NULL},
 };
 
 // ---- short names --------------------------------------------------------------------------------
@@ -97,106 +98,142 @@ td_status td_cli_check_name(const char *name, td_err *err) {
 
 // ---- what fits ----------------------------------------------------------------------------------
 
-#define DRIVE_GBPS 3.0 // of a PCIe 3.0 drive, as any has
+enum { PROMPT = 8192 };
+#define DRIVE_GBPS      3.0  // where nothing is known of it: of a PCIe 3.0 drive, as any has
+#define LEAST_IN_MEMORY 0.06 // of the experts, for one to be recommended from a drive
 
-// With what else a server needs, README's rule: 10 % and the KV cache.
-static double needed_gib(double weights_gib) {
-  return 1.1 * weights_gib + 1;
+typedef struct {
+  char model[96]; // with the quantization behind a colon
+  const char *label;
+  td_model_stats stats;
+  td_plan_summary plan;
+} row;
+
+static td_status plan(row *out, size_t i, bool is_gguf, const td_rig *rig, td_err *err) {
+  static int32_t prompt = PROMPT, batch = 1;
+  const char *format = is_gguf ? "q4_k" : models[i].format;
+  td_plan_opts opts = td_plan_usual;
+  opts.prompts = (td_int_list){&prompt, 1};
+  opts.batches = (td_int_list){&batch, 1};
+  opts.ctx_size = PROMPT;
+  opts.depth = 1024;
+  size_t n, k = 0;
+  const td_format *formats = td_formats(&n);
+  while (k + 1 < n && strcmp(formats[k].name, format) != 0)
+    k++;
+  td_model *model;
+  td_status st = td_model_outline(&model, td_shape_find(models[i].shape), &formats[k], err);
+  if (st != TD_OK) return st;
+  *out = (row){.label = is_gguf ? "Q4_K_M" : models[i].label,
+               .stats = td_model_stats_of(model),
+               .plan = td_plan_summary_of(model, rig, &opts)};
+  snprintf(out->model, sizeof out->model, "%s%s", is_gguf ? models[i].gguf : models[i].repo,
+           is_gguf ? ":Q4_K_M" : "");
+  td_model_close(model);
+  return TD_OK;
 }
 
-// Whether it runs with experts from a drive: memory holds the rest, and some of them.
-static bool fits_with_drive(size_t i, double memory_gib) {
-  return needed_gib(models[i].gpu_gib) + models[i].weights_gib / 16 <= memory_gib;
+// As published if memory holds it, else in 4 bits, from a drive if need be. Returns whether it
+// runs.
+static bool choose(row *out, size_t i, const td_rig *rig, td_status *st, td_err *err) {
+  row small;
+  *st = plan(out, i, false, rig, err);
+  if (*st == TD_OK && out->plan.from_drive && models[i].gguf) {
+    *st = plan(&small, i, true, rig, err);
+    *out = small;
+  }
+  return *st == TD_OK && (!out->plan.from_drive || out->plan.share >= LEAST_IN_MEMORY);
 }
 
-// Tokens a second at most: every active parameter is read from memory once a token, and experts
-// that are not there from a drive.
-static double fastest(size_t i, double memory_gib, double gbps) {
-  const double gb = 1.073741824, dense = models[i].gpu_gib;
-  const double active = models[i].active_b * models[i].weights_gib / models[i].total_b;
-  if (needed_gib(models[i].weights_gib) <= memory_gib) return gbps / (active * gb);
-  const double experts = models[i].weights_gib - dense;
-  // Keys and activations take about a quarter of what the rest of the weights leaves.
-  const double missing = 1 - td_drive_hit_rate(0.75 * (memory_gib - dense) / experts);
-  const double routed = active > 1.25 * dense ? active - dense : active / 5;
-  return 1 / (((active - routed) / gbps + fmax(routed / gbps, routed * missing / DRIVE_GBPS)) * gb);
-}
-
-static td_status measure(double *gbps, td_err *err) {
-  td_read_speed speed = {0};
-  td_status st = td_read_speed_open(&speed, 0, err);
-  if (st == TD_OK) *gbps = td_read_speed_gbps(&speed);
-  td_read_speed_close(&speed);
-  return st;
-}
-
-static void write_row(td_json_writer *w, size_t i, double memory_gib, double gbps) {
+static void write_row(td_json_writer *w, const row *r) {
   td_jw_begin_object(w, NULL);
-  td_jw_str(w, "model", models[i].repo);
-  td_jw_str(w, "format", models[i].format);
-  td_jw_double(w, "parameters", models[i].total_b * 1e9);
-  td_jw_double(w, "active_parameters", models[i].active_b * 1e9);
-  td_jw_double(w, "weights_gib", models[i].weights_gib);
-  td_jw_double(w, "gpu_gib", models[i].gpu_gib);
-  td_jw_bool(w, "from_drive", needed_gib(models[i].weights_gib) > memory_gib);
-  td_jw_double(w, "tokens_per_s_at_most", fastest(i, memory_gib, gbps));
+  td_jw_str(w, "model", r->model);
+  td_jw_str(w, "format", r->label);
+  td_jw_int(w, "parameters", (int64_t)r->stats.params);
+  td_jw_int(w, "active_parameters", (int64_t)r->stats.active_params);
+  td_jw_double(w, "weights_gib", td_gib(r->stats.bytes));
+  td_jw_double(w, "gpu_gib", td_gib(r->stats.bytes - r->stats.expert_bytes));
+  td_jw_bool(w, "from_drive", r->plan.from_drive);
+  td_jw_double(w, "tokens_per_s", r->plan.tokens_per_s);
+  td_jw_int(w, "prompt_tokens", PROMPT);
+  td_jw_double(w, "prompt_s", r->plan.prompt_s);
   td_jw_end_object(w);
 }
 
 // Those that fit into memory, or only with a drive. Returns their number.
-static size_t print_rows(bool from_drive, double memory_gib, double gbps) {
+static size_t print_rows(bool from_drive, const row *rows, size_t n_rows, const td_rig *rig) {
   size_t n = 0;
-  for (size_t i = 0; i < TD_COUNT(models); i++) {
-    const bool fits = needed_gib(models[i].weights_gib) <= memory_gib;
-    if (from_drive ? fits || !fits_with_drive(i, memory_gib) : !fits) continue;
+  for (size_t i = 0; i < n_rows; i++) {
+    const row *r = &rows[i];
+    if (r->plan.from_drive != from_drive) continue;
     if (from_drive && !n)
-      printf(
-          "\nLarger than memory; experts come from the drive, here one of %.0f GB/s (assumed):\n",
-          DRIVE_GBPS);
-    printf("%-40s  %-6s %4.0f GiB  %4.1f GiB  %6.1f B  %.1f tokens/s\n", models[i].repo,
-           models[i].format, models[i].weights_gib, models[i].gpu_gib, models[i].active_b,
-           fastest(i, memory_gib, gbps));
+      printf("\nLarger than memory; experts come from a drive of %.1f GB/s:\n", rig->drive_gbps);
+    printf("%-50s %-6s %4.0f GiB %5.1f GiB %5.1f B %8.1f %8.0f\n", r->model, r->label,
+           td_gib(r->stats.bytes), td_gib(r->stats.bytes - r->stats.expert_bytes),
+           (double)r->stats.active_params / 1e9, r->plan.tokens_per_s, PROMPT / r->plan.prompt_s);
     n++;
   }
   return n;
 }
 
-static void print_table(double memory_gib, double gbps) {
-  printf("memory: %.0f GiB, read at %.0f GB/s\n\n", memory_gib, gbps);
-  printf("%-40s  %-6s %8s  %8s  %8s  %s\n", "model", "format", "weights", "on a GPU", "active",
-         "at most");
-  if (print_rows(false, memory_gib, gbps) + print_rows(true, memory_gib, gbps)) {
-    puts("\nThe largest first. Speeds are for one request decoded from this machine's memory;\n"
-         "a GPU that holds what is \"on a GPU\" makes prompts much faster. Next: tandem serve -m "
-         "MODEL");
+static void print_table(const row *rows, size_t n, const td_rig *rig) {
+  printf("%s: %.0f GiB, read at %.0f GB/s", rig->name, td_gib(rig->memory_bytes), rig->read_gbps);
+  for (uint32_t i = 0; i < rig->n_gpus; i++)
+    printf(", %s", rig->gpu.name);
+  printf("\n\n%-50s %-6s %8s %9s %7s %8s %8s\n", "model", "format", "weights", "on a GPU", "active",
+         "decode", "prompt");
+  if (print_rows(false, rows, n, rig) + print_rows(true, rows, n, rig)) {
+    puts("\nThe largest first. Tokens/s of one request, and of a prompt of 8192 tokens, as tandem\n"
+         "plan predicts them; 4 bits where memory does not hold what was published. A GPU that\n"
+         "holds what is \"on a GPU\" makes prompts much faster: --machine this+rtx-4090. Next:\n"
+         "tandem serve -m MODEL");
   } else {
-    printf("none: the smallest, openai/gpt-oss-20b, needs %.0f GiB; smaller checkpoints of your "
-           "own\ncan be made with tandem quantize\n",
-           needed_gib(13));
+    puts("none: smaller checkpoints of your own can be made with tandem quantize");
   }
+}
+
+static void print_json(const row *rows, size_t n, const td_rig *rig, td_buf *out) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "machine", rig->name);
+  td_jw_double(&w, "memory_gib", td_gib(rig->memory_bytes));
+  td_jw_double(&w, "read_gbps", rig->read_gbps);
+  td_jw_double(&w, "drive_gbps", rig->drive_gbps);
+  td_jw_begin_array(&w, "models");
+  for (size_t i = 0; i < n; i++)
+    write_row(&w, &rows[i]);
+  td_jw_end_array(&w);
+  td_jw_end_object(&w);
+}
+
+// The machine, measured with a small model where it is this one.
+static td_status open_rig(td_rig *out, const td_options *o, td_err *err) {
+  size_t n;
+  td_model *model;
+  td_status st = td_model_outline(&model, td_shape_find("Qwen3-30B-A3B"), td_formats(&n), err);
+  if (st != TD_OK) return st;
+  st = td_rig_open(out, o->machine, model, (unsigned)o->threads, err);
+  if (st == TD_OK && out->drive_gbps <= 0) out->drive_gbps = DRIVE_GBPS;
+  td_model_close(model);
+  return st;
 }
 
 int td_cmd_recommend(const td_options *o) {
   td_err err;
-  double gbps = 0;
-  const double memory_gib = td_gib(td_memory_limit_bytes());
-  if (measure(&gbps, &err) != TD_OK) return td_cmd_fail(&err);
+  td_rig rig;
+  row rows[TD_COUNT(models)];
+  size_t n = 0;
+  td_status st = open_rig(&rig, o, &err);
+  for (size_t i = 0; i < TD_COUNT(models) && st == TD_OK; i++)
+    n += choose(&rows[n], i, &rig, &st, &err);
+  if (st != TD_OK) return td_cmd_fail(&err);
   if (!o->json) {
-    print_table(memory_gib, gbps);
+    print_table(rows, n, &rig);
     return 0;
   }
   td_buf text = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_double(&w, "memory_gib", memory_gib);
-  td_jw_double(&w, "read_gbps", gbps);
-  td_jw_begin_array(&w, "models");
-  for (size_t i = 0; i < TD_COUNT(models); i++)
-    if (needed_gib(models[i].weights_gib) <= memory_gib || fits_with_drive(i, memory_gib))
-      write_row(&w, i, memory_gib, gbps);
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
-  td_status st = td_buf_status(&text, &err);
+  print_json(rows, n, &rig, &text);
+  st = td_buf_status(&text, &err);
   if (st == TD_OK) puts(td_buf_text(&text));
   td_buf_free(&text);
   return st == TD_OK ? 0 : td_cmd_fail(&err);

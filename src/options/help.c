@@ -71,7 +71,7 @@ static const struct {
                          "tandem quantize -m DIR --to int4-g128 -o SMALLER"},
     [TD_CMD_PULL] = {"[ORG/]NAME", "tandem pull qwen3-30b-a3b"},
     [TD_CMD_PLAN] = {"", "tandem plan -m Qwen/Qwen3-30B-A3B-FP8 --machine desktop-64gb"},
-    [TD_CMD_RECOMMEND] = {"", "tandem recommend"},
+    [TD_CMD_RECOMMEND] = {"", "tandem recommend --machine desktop-64gb+rtx-4090"},
     [TD_CMD_DOCTOR] = {"", "tandem doctor"},
     [TD_CMD_LIST] = {"", "tandem list"},
     [TD_CMD_RM] = {"ORG/NAME[:QUANTIZATION]", "tandem rm Qwen/Qwen3-30B-A3B-FP8"},

@@ -25,7 +25,7 @@
   X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
   X(PULL, "pull", "download a model from a hub")                                                   \
   X(PLAN, "plan", "predict a model's speed on a machine, and what limits it")                      \
-  X(RECOMMEND, "recommend", "models of the hub that fit into this machine's memory")               \
+  X(RECOMMEND, "recommend", "models of the hub that a machine can run, and how fast")              \
   X(DOCTOR, "doctor", "whether this machine is right, and what slows it down")                     \
   X(LIST, "list", "the models in the hub's cache, or of a running server")                         \
   X(RM, "rm", "remove a model from the hub's cache")                                               \

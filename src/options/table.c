@@ -99,8 +99,8 @@ const td_option td_option_table[] = {
      "unload a model that has had no request for so long; the next request loads it again; 0: "
      "never"},
     {GROUP_MODEL, "threads", 't', OPT_INT,
-     COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(BENCH_GPU) | ON(DOCTOR), AT(threads), RANGE(0, 4096),
-     "0", "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
+     COMPUTE | ON(QUANTIZE) | ON(PLAN) | ON(RECOMMEND) | ON(BENCH_GPU) | ON(DOCTOR), AT(threads),
+     RANGE(0, 4096), "0", "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
     {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM) | ON(BENCH_GPU), AT(device),
      NO_RANGE, "auto", "DEVICE", "auto: a GPU if one can be used, else the CPU; cuda: a GPU; cpu"},
     {GROUP_MODEL, "devices", 0, OPT_STR, COMPUTE, AT(devices), NO_RANGE, "0", "N,N",
@@ -277,8 +277,8 @@ const td_option td_option_table[] = {
      "512", "N,N", "prompt lengths to prefill"},
     {GROUP_BENCH, "plan", 0, OPT_FLAG, ON(BENCH), AT(with_plan), NO_RANGE, NULL, NULL,
      "what `tandem plan` predicts for --machine, beside what is measured"},
-    {GROUP_BENCH, "machine", 0, OPT_STR, ON(PLAN) | ON(BENCH), AT(machine), NO_RANGE, "this",
-     "MACHINE",
+    {GROUP_BENCH, "machine", 0, OPT_STR, ON(PLAN) | ON(BENCH) | ON(RECOMMEND), AT(machine),
+     NO_RANGE, "this", "MACHINE",
      "this: this machine's CPU, measured; or a file as in configs/machines, or the name of one "
      "there: desktop-64gb, epyc-9355x2, h100, xeon-8488cx2; with cards of configs/cards: "
      "this+rtx-4090, epyc-9355x2+rtx-5090+rtx-5090"},
