@@ -4,36 +4,20 @@
 // bits for what tiles do not speed up.
 #pragma once
 
-#include "kernels/heuristics.h"
+#include "kernels/cpu/avx512amx/tiles.h"
 
-enum { TILE_TOKENS = 16, FOUR = 4 }; // tokens are added in fours
+enum { FOUR = 4 }; // tokens are added in fours
 
 static uint32_t tile_begin(const product *g, uint32_t tile) {
   return tile * (g->n_slots / FOUR) / g->n_tiles * FOUR;
 }
 
-// Tiles 0 and 1 are sums, 2 is x, and 3 is codes. The last tile of tokens has the most; others may
-// multiply tokens of the next.
+// Tile 0 is codes, 1 is x, and the others are sums. The last tile of tokens has the most; others
+// may multiply tokens of the next.
 static void begin_tokens(product *g) {
-  enum { N = 4 };
   g->n_slots = (g->n_tokens + FOUR - 1) / FOUR * FOUR;
-  g->n_tiles = (g->n_slots + TILE_TOKENS - 1) / TILE_TOKENS;
-  struct {
-    uint8_t palette, start, none[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shape = {.palette = 1};
-  for (int i = 0; i < N; i++) {
-    shape.row_bytes[i] = i == 2 ? GROUP_COLS : 64;
-    shape.rows[i] = (uint8_t)(i == 3 ? GROUP_COLS / 4 : g->n_slots - tile_begin(g, g->n_tiles - 1));
-  }
-  // The compiler does not know that it reads all of this.
-  __asm__ volatile("" : : "r"(&shape) : "memory");
-  _tile_loadconfig(&shape);
-}
-
-static void end_tokens(void) {
-  _tile_release();
+  g->n_tiles = (g->n_slots + MOST_TILE_TOKENS - 1) / MOST_TILE_TOKENS;
+  shape_tiles(1, 1, GROUP_COLS, g->n_slots - tile_begin(g, g->n_tiles - 1));
 }
 
 static uint32_t rows_of_one(const product *g) {
@@ -43,7 +27,7 @@ static uint32_t rows_of_one(const product *g) {
 
 // Of a group: sums of each token, a row a lane.
 typedef struct {
-  _Alignas(64) int32_t of[TILE_TOKENS][VL];
+  _Alignas(64) int32_t of[MOST_TILE_TOKENS][VL];
 } tile_sums;
 
 // A part's products, a step for each group of a vector of rows and a tile of tokens: tiles multiply
@@ -61,20 +45,20 @@ typedef struct {
 } tile_steps;
 
 // Multiplies a step, and stores the sums of the one before.
-#define MULTIPLY_STEP(THIS, OTHER)                                                                 \
+#define MULTIPLY_STEP(THIS, OTHER, I)                                                              \
   if (s->step < s->n_steps) {                                                                      \
-    _tile_loadd(2, s->x, s->x_stride);                                                             \
-    _tile_loadd(3, s->w, sizeof s->g->w[0]);                                                       \
+    _tile_loadd(1, s->x, s->x_stride);                                                             \
+    _tile_loadd(0, s->w, sizeof s->g->w[0]);                                                       \
     _tile_zero(THIS);                                                                              \
-    _tile_dpbssd(THIS, 2, 3);                                                                      \
+    _tile_dpbssd(THIS, 1, 0);                                                                      \
   }                                                                                                \
-  if (s->step > 0 && s->step <= s->n_steps) _tile_stored(OTHER, s->sums[OTHER].of, 64);
+  if (s->step > 0 && s->step <= s->n_steps) _tile_stored(OTHER, s->sums[I].of, 64);
 
 TD_INLINE void next_step(tile_steps *s) {
   if (s->step % 2) {
-    MULTIPLY_STEP(1, 0)
+    MULTIPLY_STEP(3, 2, 0)
   } else {
-    MULTIPLY_STEP(0, 1)
+    MULTIPLY_STEP(2, 3, 1)
   }
   s->step++;
   s->x += GROUP_COLS;
@@ -93,7 +77,7 @@ TD_INLINE void next_step(tile_steps *s) {
 TD_INLINE void add_groups(const int T, tile_steps *s, uint32_t vector, const tile_x *x,
                           uint32_t n_tokens, vf *total) {
   const product *g = s->g;
-  vf part[TILE_TOKENS];
+  vf part[MOST_TILE_TOKENS];
   TD_UNROLL for (int t = 0; t < T; t++) part[t] = vf_zero();
   for (uint32_t i = 0; i < s->n_groups; i++) {
     const tile_sums *sums = &s->sums[s->step % 2];

@@ -3,12 +3,9 @@
 // A8_FEW: the kernel of the same bits for what tiles do not speed up.
 #pragma once
 
-#include "kernels/heuristics.h"
+#include "kernels/cpu/avx512amx/tiles.h"
 
-enum {
-  MOST_TILE_TOKENS = 16,
-  TILE_COLS = 64, // of a block at once; smaller blocks gain nothing
-};
+enum { TILE_COLS = 64 }; // of a block at once; smaller blocks gain nothing
 
 // Signed codes, which without zero points are the numbers themselves.
 TD_INLINE void put_codes(a8 *g, uint32_t word, uint32_t v, vi codes) {
@@ -32,23 +29,7 @@ static uint32_t tile_begin(const a8 *g, uint32_t tile) {
 // Tiles 0 and 1 are codes, 2 is x, and the others are sums of this block and the one before. The
 // last tile of tokens has the most; others may multiply a token of the next.
 static void begin_tokens(const a8 *g) {
-  enum { N = 7 };
-  struct {
-    uint8_t palette, start, none[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shape = {.palette = 1};
-  for (int i = 0; i < N; i++) {
-    shape.row_bytes[i] = 64;
-    shape.rows[i] = (uint8_t)(i < 2 ? TILE_COLS / 4 : g->n_tokens - tile_begin(g, n_tiles(g) - 1));
-  }
-  // The compiler does not know that it reads all of this.
-  __asm__ volatile("" : : "r"(&shape) : "memory");
-  _tile_loadconfig(&shape);
-}
-
-static void end_tokens(void) {
-  _tile_release();
+  shape_tiles(2, 1, TILE_COLS, g->n_tokens - tile_begin(g, n_tiles(g) - 1));
 }
 
 // Starts the sums of a block; x of a token is WINDOW from the next.
