@@ -108,12 +108,12 @@ enum {
 
 typedef vi group_sum;
 
-// VL columns of x, in the order of codes.
-TD_INLINE void pack_fours(vi x, uint32_t n_bytes, int8_t *out) {
-  (void)n_bytes;
+// VL columns of x from column k on, in the order of codes.
+TD_INLINE void pack_columns(vi x, uint32_t n_bytes, const uint32_t n_run, uint32_t k, int8_t *out) {
+  (void)n_run;
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
   const __m128i all = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  _mm_storeu_si128((__m128i *)(void *)out, _mm_shuffle_epi8(all, order));
+  _mm_storeu_si128((__m128i *)(void *)(out + k * n_bytes), _mm_shuffle_epi8(all, order));
 }
 
 TD_INLINE void put_codes(vi codes, uint8_t *out) {
@@ -157,7 +157,7 @@ TD_INLINE void multiply_fours(const int R, const int T, const uint32_t n_bytes,
 // as lanes, whose codes are stored and loaded.
 #define ROW_SUMS true
 
-// From the order of pack_fours, of n columns, to that of row_sums: of 32 columns those of even
+// From the order of pack_columns, of n columns, to that of row_sums: of 32 columns those of even
 // places, then the others.
 static void order_x(const int8_t *x, uint32_t n, int8_t *out) {
   for (uint32_t k = 0; k < n; k += 32, x += 64, out += 64) {

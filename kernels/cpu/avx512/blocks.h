@@ -101,16 +101,19 @@ typedef struct {
   vi a, b;
 } group_sum;
 
-// VL columns of x, of n_bytes each: of four columns a, then b; or all b.
-TD_INLINE void pack_fours(vi x, uint32_t n_bytes, int8_t *out) {
+// VL columns of x from column k on, of n_bytes each: of every n_run columns (4, 16 or 32) a, then
+// b; or all b.
+TD_INLINE void pack_columns(vi x, uint32_t n_bytes, const uint32_t n_run, uint32_t k, int8_t *out) {
+  __m128i *to = (__m128i *)(void *)(out + k * n_bytes);
   if (n_bytes == 1) {
-    _mm_storeu_si128((__m128i *)(void *)out, _mm512_cvtepi32_epi8(x));
+    _mm_storeu_si128(to, _mm512_cvtepi32_epi8(x));
     return;
   }
-  const vi a = vi_sra(vi_add(x, vi_set1(64)), 7), b = vi_sub(x, vi_sll(a, 7));
-  const __m128i pair[2] = {_mm512_cvtepi32_epi8(a), _mm512_cvtepi32_epi8(b)};
-  _mm_storeu_si128((__m128i *)(void *)out, _mm_unpacklo_epi32(pair[0], pair[1]));
-  _mm_storeu_si128((__m128i *)(void *)(out + VL), _mm_unpackhi_epi32(pair[0], pair[1]));
+  const vi high = vi_sra(vi_add(x, vi_set1(64)), 7), low = vi_sub(x, vi_sll(high, 7));
+  const __m128i a = _mm512_cvtepi32_epi8(high), b = _mm512_cvtepi32_epi8(low);
+  if (n_run > 4) to -= k % n_run / VL;
+  _mm_storeu_si128(to, n_run > 4 ? a : _mm_unpacklo_epi32(a, b));
+  _mm_storeu_si128(to + (n_run > 4 ? n_run / VL : 1), n_run > 4 ? b : _mm_unpackhi_epi32(a, b));
 }
 
 TD_INLINE void put_codes(vi codes, uint8_t *out) {
@@ -164,7 +167,7 @@ TD_INLINE void multiply_codes(vi codes, const int8_t *x, group_sum *sum) {
 // Vectors are 32 columns of two rows in formats that are decoded so.
 #define ROW_SUMS IS_BY_ROW
 
-// From the order of pack_fours, of n columns, to that of row_sums: of 32 columns a, then b.
+// From the order of pack_columns, of n columns, to that of row_sums: of 32 columns a, then b.
 TD_INLINE void order_x(const int8_t *x, uint32_t n, int8_t *out) {
   const vi order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
   for (uint32_t k = 0; k < n; k += 32)

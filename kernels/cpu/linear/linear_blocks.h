@@ -38,11 +38,13 @@ enum {
   X_MOST_INT = 16256, // 127 * 128: two signed bytes hold it
   X_MOST_A8 = 127,
 };
-// What codes in memory are too large by.
+// What codes in memory are too large by, and columns of x whose halves lie apart in memory.
 #ifdef BLOCKS_FEW
 #define CODES_LESS 0
+#define X_RUN      GROUP_COLS
 #else
 #define CODES_LESS gguf_less(BLOCK_DTYPE)
+#define X_RUN      4
 #endif
 #define X_LEAST_MAX 0x1p-100f
 #define X_MOST_MAX  0x1p100f
@@ -84,9 +86,9 @@ static bool pack_part(const product *g, const float *x, uint32_t n, int8_t *out,
   *scale = fits ? most / most_int : 0;
   const vf inverse = vf_set1(fits && !is_zero ? most_int / most : 0);
   vi group = vi_zero();
-  for (uint32_t k = 0; k < n; k += VL, out += g->x_bytes * VL) {
+  for (uint32_t k = 0; k < n; k += VL) {
     const vi q = vi_from_vf(vf_mul(vf_load(x + k), inverse));
-    pack_fours(q, g->x_bytes, out);
+    pack_columns(q, g->x_bytes, X_RUN, k, out);
     if (!CODES_LESS && !HAS_OFFSETS) continue;
     group = vi_add(group, q);
     if ((k + VL) % GROUP_COLS > 0) continue;
@@ -186,7 +188,7 @@ static const char *rows_behind(const product *g, uint32_t row) {
 static void product_part(product *g, uint32_t row, uint32_t part) {
   const uint32_t k = g->span + part * PART, left = g->n_span - part * PART;
   const uint32_t n = left < PART ? left : PART, rows_left = g->n_rows - row;
-  const uint32_t n_vectors = rows_left <= VL ? 1 : ROW_VECTORS;
+  const uint32_t n_vectors = rows_left < TILE_ROWS ? (rows_left + VL - 1) / VL : ROW_VECTORS;
   for (uint32_t v = 0; v < n_vectors; v++)
     decode_rows(g, row, v, k, n);
   multiply_rows(g, row, n_vectors, part, n);
