@@ -248,6 +248,10 @@ uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // And how many more with an arena of experts.
 size_t td_expert_drive_token_bytes(const td_model_config *config);
+// Both, on a CPU.
+static inline size_t td_engine_drive_step_bytes_per_token(const td_model_config *config) {
+  return td_engine_step_bytes_per_token(config, TD_F32) + td_expert_drive_token_bytes(config);
+}
 // Pinned host memory that a GPU's engine has beside, for rows of n-grams of a step's tokens.
 size_t td_engine_ngram_bytes_per_token(const td_model_config *config);
 // And how many more with a layer that drafts (td_engine_opts.has_draft_layer).

@@ -204,7 +204,6 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
   td_status st = open_worker(b, loop, &w, err);
   if (st != TD_OK) return st;
   w.role = TD_ROLE_DECODE;
-  w.runtime.prefill_chunk = 1; // it never prefills
   return open_worker(b, loop, &w, err);
 }
 

@@ -23,6 +23,11 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
       .max_batch = s->opts.max_seqs,
       .is_device = is_own,
   };
+  if (s->arena && !is_own) { // activations are not there yet
+    const uint64_t n = s->opts.runtime.prefill_chunk *
+                       td_engine_drive_step_bytes_per_token(s->config);
+    need.available_bytes -= n < need.available_bytes ? n : need.available_bytes;
+  }
   td_kv_layout_to_need(&s->layout, &need);
   return td_kv_plan_make(out, &need, err);
 }

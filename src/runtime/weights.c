@@ -78,10 +78,13 @@ static void explain_mapping(td_weights_choice *out, const td_weights_need *need)
   }
 }
 
+static uint64_t without(uint64_t n, uint64_t taken) {
+  return taken < n ? n - taken : 0;
+}
+
 // What is left of the memory beside the weights that stay in it.
 static uint64_t left_bytes(const td_weights_need *need) {
-  const uint64_t held = need->resident_bytes - need->streamed_bytes;
-  return held < need->available_bytes ? need->available_bytes - held : 0;
+  return without(need->available_bytes, need->resident_bytes - need->streamed_bytes);
 }
 
 // Whether experts stay in host memory, if there is room.
@@ -89,21 +92,40 @@ static bool has_experts_here(const td_weights_need *need) {
   return !need->placement.is_discrete || need->placement.experts_on_cpu;
 }
 
-// For activations of prompts: the longer a step, the more tokens share an expert that was read.
-// Those of a GPU are there, but for the experts' own results of two engines.
-static uint64_t activation_bytes(const td_weights_need *need) {
-  return need->placement.is_discrete ? 2 * need->usual_chunk * need->token_bytes
-                                     : left_bytes(need) / 8;
+#define LEAST_OTHERS ((uint64_t)128 << 20)
+
+// For KV pages, beside LEAST_OTHERS: they get half of both, and one context must fit (kv/plan.h).
+static uint64_t kv_room(const td_weights_need *need) {
+  const uint64_t left = left_bytes(need), two = 2 * need->kv_bytes, most = left / 8 * 3;
+  const uint64_t usual = two < left / 8 ? 2 * two : left / 4, one = without(two, LEAST_OTHERS);
+  const uint64_t least = one < most ? one : most;
+  return usual > least ? usual : least;
 }
 
-// KV pages get half of what the arena leaves (kv/plan.h).
+// What experts and activations of prompts share.
+static uint64_t shared_bytes(const td_weights_need *need) {
+  return without(left_bytes(need), LEAST_OTHERS + need->draft_bytes + kv_room(need));
+}
+
+// For activations of prompts: the longer a step, the more tokens share an expert that was read. So
+// where an eighth takes no prompt of usual length, half of what experts would have is for them.
+// Those of a GPU are there, but for the experts' own results of two engines.
+static uint64_t activation_bytes(const td_weights_need *need) {
+  enum { USUAL_PROMPT = 2048 };
+  if (need->placement.is_discrete) return 2 * need->usual_chunk * need->token_bytes;
+  const uint64_t least = left_bytes(need) / 8, shared = shared_bytes(need);
+  const uint64_t n_tokens = need->n_ctx < USUAL_PROMPT ? need->n_ctx : USUAL_PROMPT;
+  const uint64_t wanted = n_tokens * need->token_bytes;
+  const uint64_t most = need->arena_bytes ? without(shared, need->arena_bytes)
+                                          : (shared + least) / 2;
+  const uint64_t more = wanted < most ? wanted : most;
+  return more > least ? more : least;
+}
+
 static uint64_t arena_bytes(const td_weights_need *need) {
-  enum { LEAST_OTHERS = 128 << 20 };
-  const uint64_t left = left_bytes(need), kv = 4 * need->kv_bytes;
   const uint64_t all = need->n_slots * (need->slot_bytes + 64) + TD_HUGE_PAGE_BYTES;
-  const uint64_t others = LEAST_OTHERS + need->draft_bytes + activation_bytes(need) +
-                          (kv < left / 4 ? kv : left / 4);
-  const uint64_t most = need->arena_bytes ? need->arena_bytes : others < left ? left - others : 0;
+  const uint64_t most = need->arena_bytes ? need->arena_bytes
+                                          : without(shared_bytes(need), activation_bytes(need));
   return most < all ? most : all;
 }
 
@@ -127,9 +149,9 @@ void td_weights_need_to_stream(td_weights_need *need, const td_model_config *con
   need->least_slots = config->top_k;
   if (has_gpu && need->least_slots < LEAST_BESIDE_GPU) need->least_slots = LEAST_BESIDE_GPU;
   need->usual_chunk = td_engine_prefill_chunk(config);
-  need->token_bytes = td_expert_drive_token_bytes(config);
+  need->token_bytes = has_gpu ? td_expert_drive_token_bytes(config)
+                              : td_engine_drive_step_bytes_per_token(config);
   if (has_gpu) return;
-  need->token_bytes += td_engine_step_bytes_per_token(config, TD_F32);
   if (config->n_mtp_layers) need->token_bytes += td_engine_draft_token_bytes(config, TD_F32);
 }
 

@@ -207,17 +207,19 @@ static void choose_layer(td_worker *w) {
   w->has_draft_layer = td_model_use_mtp(w->model);
 }
 
-// The pool is sized by the worker of a pair that opens first, whichever drafts. A GPU's memory for
-// drafts is part of td_devices.held_bytes.
+// The pool is sized by the worker of a pair that opens first, whichever drafts or prefills. A GPU's
+// memory for drafts is part of td_devices.held_bytes. On a CPU the one that decodes never prefills.
 static td_status open_kv(td_worker *w, td_err *err) {
+  const bool is_host = !w->devices.placement.is_discrete;
   const td_engine_opts drafts = {
       .max_drafts = w->devices.max_drafts,
       .has_draft_layer = w->has_draft_layer,
       .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->devices.prefill_chunk),
       .max_step_seqs = w->opts.max_batch};
-  const uint64_t n_bytes = w->devices.placement.is_discrete
-                               ? 0
-                               : td_engine_draft_bytes(w->model, true, &drafts);
+  uint64_t n_bytes = is_host ? td_engine_draft_bytes(w->model, true, &drafts) : 0;
+  if (is_host && w->arena)
+    n_bytes += w->devices.prefill_chunk * td_engine_drive_step_bytes_per_token(w->config);
+  if (is_host && w->opts.role == TD_ROLE_DECODE) w->devices.prefill_chunk = 1;
   return td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->model, n_bytes, err);
 }
 

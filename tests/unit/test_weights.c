@@ -144,6 +144,32 @@ TEST(choice_of_stream) {
   assert_false(choice.is_streamed);
 }
 
+// Half of what experts would have goes to activations, where a prompt of 2,048 tokens needs it.
+TEST(steps_of_little_memory) {
+  enum { MIB = 1 << 20 };
+  td_weights_choice choice;
+  td_err err;
+  td_weights_need need = need_of_large(TD_WEIGHTS_STREAM, 18); // 8 GiB beside other weights
+  need.token_bytes = MIB / 2;
+  const uint64_t shared = 8 * TD_GIB - 128 * MIB - 2 * TD_GIB;
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_int_equal(choice.prefill_chunk, 2048);
+  assert_true(choice.arena_bytes == shared - TD_GIB);
+  need.token_bytes = 2 * MIB; // as far as they fit
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.arena_bytes == shared - (shared + TD_GIB) / 2);
+  assert_int_equal(choice.prefill_chunk, (shared + TD_GIB) / 2 / need.token_bytes / 64 * 64);
+  need.arena_bytes = 9 * TD_GIB / 2; // what is asked for leaves less
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  assert_true(choice.arena_bytes == need.arena_bytes);
+  assert_int_equal(choice.prefill_chunk, (shared - need.arena_bytes) / need.token_bytes / 64 * 64);
+  need.arena_bytes = 0;
+  need.kv_bytes = 3 * TD_GIB / 2; // half of what it gets holds a context
+  assert_int_equal(td_weights_choose(&choice, &need, &err), TD_OK);
+  const uint64_t left = shared - TD_GIB + 128 * MIB; // nearly 3 GiB are for KV pages
+  assert_true(choice.arena_bytes == left - (left + TD_GIB) / 2);
+}
+
 TEST(limits_of_memory) {
   assert_true(td_memory_available_bytes() <= td_memory_limit_bytes());
   assert_true(td_memory_limit_bytes() < UINT64_MAX);
