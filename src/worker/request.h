@@ -63,6 +63,7 @@ typedef struct {
   // A step in progress uses its pages and fills them: until that ends, it can only be marked as
   // ended, for this reason and with this text (static, or NULL).
   bool is_held, is_ended;
+  bool is_left; // canceled while a step of others was in progress
   td_done_reason end_reason;
   const char *end_text;
 } td_worker_request;

@@ -83,8 +83,7 @@ static td_status open_engine(td_worker *w, td_err *err) {
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
   opts.is_confinable = false;
-  // Not where a state may have to be copied before a request that is canceled ends.
-  if (!w->kv.transfer) opts.is_unwanted = is_unwanted;
+  opts.is_unwanted = is_unwanted;
   opts.unwanted_ctx = w;
   td_devices_use_cache(&w->devices, w->model, &opts);
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
@@ -311,12 +310,27 @@ static void close_all(td_worker *w) {
 // Has the front's record taken by its request, and replies if that has ended.
 static td_status take(td_worker *w, const td_wire_msg *msg, td_err *err) {
   td_wire_msg reply;
-  const td_worker_request *r = msg->kind == TD_MSG_CANCEL
-                                   ? td_requests_find(&w->requests, msg->request)
-                                   : NULL;
+  td_worker_request *r = msg->kind == TD_MSG_CANCEL ? td_requests_find(&w->requests, msg->request)
+                                                    : NULL;
+  if (r && w->is_in_step && w->kv.transfer && !r->is_held) {
+    r->is_left = true;
+    return TD_OK;
+  }
   td_status st = r ? td_worker_save_state(w, r, err) : TD_OK;
   if (st != TD_OK || !td_requests_take(&w->requests, msg, &reply)) return st;
   return td_front_link_send(&w->front_link, &reply, err);
+}
+
+// Ends requests that were canceled in the middle of a step of others: a state that is copied out
+// may wait there for what this thread has yet to queue.
+static td_status end_left(td_worker *w, td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t i = w->requests.n; i-- > 0 && st == TD_OK;) {
+    const td_worker_request *r = w->requests.active[i];
+    const td_wire_msg cancel = {.kind = TD_MSG_CANCEL, .request = r->id};
+    if (r->is_left) st = take(w, &cancel, err);
+  }
+  return st;
 }
 
 static td_status drain(td_worker *w, td_err *err) {
@@ -414,7 +428,9 @@ static bool is_unwanted(void *ctx) {
   td_worker *w = ctx;
   const td_step *step = &w->step;
   if (!step->n_prefilled || !step->requests[0]->is_held) return false;
+  w->is_in_step = true;
   if (w->link_status == TD_OK) w->link_status = drain(w, &w->link_err);
+  w->is_in_step = false;
   if (w->link_status == TD_OK) w->link_status = beat(w, &w->link_err);
   return w->link_status != TD_OK || w->is_shut_down || td_step_is_ended(step);
 }
@@ -604,7 +620,8 @@ static bool enter_pages(td_worker *w) {
 
 static td_status serve(td_worker *w, td_err *err) {
   for (;;) {
-    td_status st = drain(w, err);
+    td_status st = end_left(w, err);
+    if (st == TD_OK) st = drain(w, err);
     if (st != TD_OK || w->is_shut_down) return st;
     st = td_worker_answer_waiting(w, err);
     if (st == TD_OK) st = beat(w, err);

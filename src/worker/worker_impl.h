@@ -47,6 +47,7 @@ typedef struct {
   uint64_t gpu_bytes, gpu_free_bytes; // see td_wire_heartbeat
   uint32_t n_threads;                 // of the thread pool
   // Of messages in the middle of a step.
+  bool is_in_step;
   td_status link_status;
   td_err link_err;
   bool is_shut_down;

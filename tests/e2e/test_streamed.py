@@ -142,12 +142,21 @@ def test_through_a_gpu(tandem_bin, model, build_dir, monkeypatch, tmp_path):
 
 
 @pytest.mark.no_asan
-def test_a_client_that_leaves_during_a_step(tandem_bin, model, build_dir, monkeypatch, tmp_path):
-    """It frees the worker while the drive gives nothing; who waits behind it has the text as ever."""
+@pytest.mark.parametrize("device", ["cpu", "gpus"])
+def test_a_client_that_leaves_during_a_step(tandem_bin, model, build_dir, monkeypatch, tmp_path, device):
+    """It frees the worker while the drive gives nothing; who waits behind it has the text as ever. With two GPUs its
+    recurrent states are handed over from one to the other."""
     held = tmp_path / "held"
+    more = ["--disaggregate", "off", *OPTIONS]
+    if device == "gpus":
+        model = make_model(tmp_path / "m", "tiny-qwen3-next")
+        monkeypatch.setenv("TANDEM_CUDA_LIB", str(build_dir / "bin" / "libtandem_cuda_emu.so"))
+        monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
+        more = ["--device", "cuda", "--devices", "0,1", "--disaggregate", "on", "--expert-device", "cpu", *OPTIONS[2:]]
+        more += ["--stream-from", "16777216", "--max-batch", "2"]
     monkeypatch.setenv("LD_PRELOAD", str(build_dir / "bin" / "libheld_reads.so"))
     monkeypatch.setenv("TANDEM_HELD_READS", str(held))
-    server = Server(tandem_bin, model, "--weights", "stream=0.0003", "--disaggregate", "off", *OPTIONS)
+    server = Server(tandem_bin, model, "--weights", "stream=0.0006" if device == "gpus" else "stream=0.0003", *more)
     before = texts(server)
 
     def running():
