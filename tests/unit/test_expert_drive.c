@@ -425,6 +425,45 @@ TEST(through_a_ring) {
     check_schedules_of(&small_models[i], STREAMED, N_SCHEDULES / 4);
 }
 
+static uint64_t all_expert_bytes(const td_model *model) {
+  const td_model_config *c = td_model_config_of(model);
+  uint64_t n = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const td_layer *layer = td_model_layer(model, i);
+    for (uint32_t k = 0; layer->is_moe && k < c->n_experts; k++) {
+      n += td_weight_bytes(&layer->gate[k]) + td_weight_bytes(&layer->down[k]);
+      if (layer->up) n += td_weight_bytes(&layer->up[k]);
+    }
+  }
+  return n;
+}
+
+static uint64_t all_read_bytes(const td_expert_places *p) {
+  uint64_t n = 0;
+  for (size_t i = 0; i < (size_t)p->n_layers * p->n_experts * TD_EXPERT_PARTS; i++)
+    if (p->parts[i].n_bytes) n += td_expert_part_span(&p->parts[i]);
+  return n;
+}
+
+// From the drive to slots, once where all fit; from there to the ring, once in each prompt's step.
+TEST(a_ring_gets_experts_once) {
+  for (size_t i = 0; i < N_SMALL_MODELS; i++) {
+    const int fd = load_weights(golden_dir(small_models[i].name), 1000);
+    drive_fixture d;
+    atomic_store(&drive_seed, 0);
+    open_drive_beside(&d, golden_dir(small_models[i].name), fd, small_models[i].ring_bytes);
+    float *logits = malloc(ENGINE_ROWS * d.f.n_vocab * sizeof *logits);
+    keep_steps(&d.f, logits);
+    assert_int_equal(td_engine_stream_progress(d.f.engine).copied_bytes,
+                     ENGINE_SEQS * all_expert_bytes(d.f.model));
+    assert_int_equal(td_expert_arena_stats_of(d.arena).drive.n_bytes,
+                     all_read_bytes(td_expert_arena_places(d.arena)));
+    free(logits);
+    close_drive(&d);
+    close(fd);
+  }
+}
+
 // Of every format, in two sizes.
 TEST(formats) {
   static const char *const names[] = {"deepseek_awq",       "qwen3_gptq",       "deepseek_fp8_rows",
