@@ -17,7 +17,7 @@ import tempfile
 RANKS = [
     ["base"],
     ["options", "shm", "gguf"],
-    ["model", "text", "kv", "hub"],
+    ["model", "text", "kv", "hub", "image"],
     ["device"],
     ["comm"],
     ["engine", "sched"],
@@ -50,6 +50,7 @@ VENDORS = [
     (r"nccl\w*\.h", ["src/comm"]),
     (r"histedit\.h", ["src/cli"]),
     (r"curl\.h", ["src/hub"]),
+    (r"png\.h|jpeglib\.h|jerror\.h|decode\.h", ["src/image"]),
 ]
 
 # Kernels do no allocation, logging, threading or environment: the rest of the C library is not
@@ -188,6 +189,8 @@ SELF_TEST = {
     "src/shm/ring.c": ('#include "options/options.h"\n', "shm (rank 1) must not include options"),
     "src/kv/kv.h": ('#include "tandem/wire.h"\n', None),
     "src/kv/kv.c": ('#include "kv.h"\n// #include "cli/a.h"\n/*\n#include "cli/a.h"\n*/\n', None),
+    "src/image/jpeg.c": ("#include <jpeglib.h>\n", None),
+    "src/api/picture.c": ("#include <png.h>\n", "png.h is fenced"),
     "src/text/bpe.c": ("#include <pcre2.h>\n", None),
     "src/text/json.c": ("  #  include <uv.h> // loop\n", "uv.h is fenced"),
     "src/model/split.c": ('#include "pcre2.h"\n', "is no file of this project"),

@@ -43,7 +43,8 @@ def installed(package, tmp_path_factory):
 
 def test_names_what_it_needs(package):
     needs = run("dpkg-deb", "-f", package, "Depends")
-    for library in ("libuv1", "libcjson1", "libpcre2-8-0", "libnettle8", "libedit2", "libc6"):
+    for library in ("libuv1", "libcjson1", "libpcre2-8-0", "libnettle8", "libedit2", "libpng16-16",
+                    "libjpeg62-turbo", "libwebp7", "libc6"):
         assert library in needs
 
 
