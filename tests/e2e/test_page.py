@@ -5,12 +5,14 @@ Needs Debian's chromium; without it these tests are skipped. The model says what
 With PAGE_SHOTS=DIR pictures of the page are left there.
 """
 
+import base64
 import http.client
 import json
 import os
 import queue
 import re
 import shutil
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -148,7 +150,7 @@ class GateHandler(BaseHTTPRequestHandler):
         elif asked.get("continue_final_message"):
             self.server.say(self.server.continued, None)
             self.answer_slowly()
-        elif asked["messages"][-1]["content"].startswith("slow"):
+        elif isinstance(asked["messages"][-1]["content"], list) or asked["messages"][-1]["content"].startswith("slow"):
             self.answer_slowly()
         else:
             self.handle_any(body)
@@ -327,6 +329,60 @@ SLOW_STORE = """
             set: (then) => request.addEventListener("success", (event) => mayOpen.then(() => then(event))) });
         return request;
     };"""
+
+
+PIXELS = Path(__file__).parents[1] / "fuzz/corpus/fuzz_image"
+
+
+def test_images_are_attached(open_page, gate, tmp_path):
+    page = open_page()
+    png, webp = (PIXELS / "png_rgb").read_bytes(), (PIXELS / "webp_alpha").read_bytes()
+    page.set_input_files("#attach-input", [
+        {"name": "a.png", "mimeType": "image/png", "buffer": png},
+        {"name": "broken.png", "mimeType": "image/png", "buffer": png[:50]}])
+    expect(page.locator("#reason")).to_contain_text("broken.png is not an image")
+    page.evaluate("""(bytes) => { const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], "b.bmp", { type: "image/bmp" }));
+        document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, cancelable: true }));
+        data.items.clear();
+        data.items.add(new File([new Uint8Array(%s)], "c.webp", { type: "image/webp" }));
+        document.getElementById("content").dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true })); }"""
+                  % list(webp), list(bmp(3000, 2)))
+    expect(page.locator("#files img")).to_have_count(3)
+    check_accessible(page)
+    shoot(page, "images")
+    page.get_by_label("Remove c.webp").click()
+    gate.say("Two pictures.", None)
+    assert asked(page, "what is this?").locator(".markdown").inner_text() == "Two pictures."
+    first, second, words = gate.asked[-1]["messages"][0]["content"]
+    assert base64.b64decode(first["image_url"]["url"].removeprefix("data:image/png;base64,"), validate=True) == png
+    assert words == {"type": "text", "text": "what is this?"}
+    drawn = base64.b64decode(second["image_url"]["url"].removeprefix("data:image/jpeg;base64,"), validate=True)
+    frame = drawn.index(b"\xff\xc0")  # drawn anew, no larger than 2048 pixels
+    assert struct.unpack(">HH", drawn[frame + 5:frame + 9]) == (2, 2048)
+    page.reload()
+    expect(page.locator(".user img")).to_have_count(2)
+    gate.say("Still two.", None)
+    assert asked(page, "slow again").locator(".markdown").inner_text() == "Still two."
+    assert gate.asked[-1]["messages"][0]["content"] == [first, second, words]
+    with page.expect_download() as download:
+        page.click("#more summary")
+        page.click("#export-json")
+    other = open_page()
+    other.click("#open-settings")
+    other.set_input_files("#import-input", download.value.path())
+    expect(other.locator(".user img")).to_have_count(2)
+    large = [{"name": "large.png", "mimeType": "image/png", "buffer": png + bytes(3 << 20)}] * 7
+    for one in large:  # what follows a PNG's end is nobody's
+        other.set_input_files("#attach-input", one)
+    expect(other.locator("#reason")).to_contain_text("more than 24 MiB of images: begin a new chat")
+    expect(other.locator("#files img")).to_have_count(5)
+
+
+def bmp(width, height):
+    pixels = bytes((3 * width + 3) // 4 * 4 * height)
+    return struct.pack("<2sIIIIiiHHIIiiII", b"BM", 54 + len(pixels), 0, 54, 40, width, height, 1, 24, 0, len(pixels),
+                       0, 0, 0, 0) + pixels
 
 
 def test_it_is_usable_before_the_chats_are_there(open_page, gate):
@@ -570,10 +626,10 @@ def test_a_full_chat_goes_on(open_page, gate):
 def test_texts_are_attached(open_page, gate, tmp_path):
     page = open_page()
     (tmp_path / "hello .py").write_text("print(1)\n```\n")
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
-    page.set_input_files("#attach-input", [tmp_path / "hello .py", tmp_path / "picture.png"])
+    (tmp_path / "picture.bin").write_bytes(b"\x89PNG\0\xff")
+    page.set_input_files("#attach-input", [tmp_path / "hello .py", tmp_path / "picture.bin"])
     expect(page.locator("#files button")).to_have_text("hello .py (13 characters) ✕")
-    expect(page.locator("#reason")).to_contain_text("picture.png is not a text file")
+    expect(page.locator("#reason")).to_contain_text("picture.bin is neither text nor an image")
     page.evaluate("""() => { const data = new DataTransfer(); data.setData("text/plain", "y".repeat(5000));
         document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, cancelable: true })); }""")
     expect(page.locator("#files button")).to_have_count(2)
@@ -703,7 +759,8 @@ def test_folders(open_page):
 
 # Fields of a message that is none, of which nothing may be kept.
 DAMAGED = [{"role": "tool"}, {"content": None}, {"reasoning_content": 1}, {"reasoning": 1}, {"error": {}},
-           {"files": [{"name": "a"}]}, {"stats": {"rate": "1"}}, {"from": -1}, {"stopped": 1},
+           {"files": [{"name": "a"}]}, {"files": [{"name": "a", "image": "https://example.org/a.png"}]},
+           {"stats": {"rate": "1"}}, {"from": -1}, {"stopped": 1},
            *({"fork": fork} for fork in (1, {"at": 9}, {"at": 9, "tails": [None]}, {"at": 0, "tails": [None, []]},
                                          {"at": 0, "tails": [None, [{"role": "user"}]]}, {"at": "0", "tails": [None]}))]
 

@@ -3,12 +3,12 @@
 
 import { ApiError, fetchHealth, fetchModels, streamChat } from "./api.js";
 import {
-  addVersion, dayOf, firstSent, mentions, newChat, NEW_TITLE, placeOf, readChat, readChats, readStored, readTextFile,
+  addVersion, dayOf, firstSent, mentions, newChat, NEW_TITLE, placeOf, readAttached, readChat, readChats, readStored,
   removeVersion, showVersion, slide, titleOf, toSend, withFiles,
 } from "./conversation.js";
 import { element } from "./markdown.js";
 import { asJson, asMarkdown, DEFAULTS, download, Store } from "./store.js";
-import { copyText, tool, viewOf } from "./view.js";
+import { copyText, picture, tool, viewOf } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 const SAVE_MS = 2000, POLL_MS = 1500, IDLE_POLL_MS = 20000;
@@ -215,7 +215,8 @@ function showFiles() {
   const { files } = composerOf(current);
   $("files").hidden = !files.length;
   $("files").replaceChildren(...files.map((file) => {
-    const button = element("button", "", `${file.name} (${file.text.length.toLocaleString("en")} characters) ✕`);
+    const size = file.image ? "" : ` (${file.text.length.toLocaleString("en")} characters)`;
+    const button = element("button", "", ...(file.image ? [picture(file, "")] : []), `${file.name}${size} ✕`);
     button.type = "button";
     button.setAttribute("aria-label", `Remove ${file.name}`);
     button.addEventListener("click", () => {
@@ -502,13 +503,13 @@ async function summarize(button) {
   button.textContent = label;
 }
 
-// ---- attached texts ----------------------------------------------------------------------------
+// ---- attached files ----------------------------------------------------------------------------
 
 async function attach(files) {
   const chat = current, composer = composerOf(chat), reasons = [];
   for (const file of files) {
     try {
-      composer.files.push(await readTextFile(file));
+      composer.files.push(await readAttached(file, [...chat.messages, composer].flatMap((one) => one.files ?? [])));
     } catch (error) {
       reasons.push(error.message);
     }

@@ -73,20 +73,28 @@ export function slide({ messages }, from, end) {
   return found;
 }
 
+// A message's content: its text, or with images a list of parts.
+function withImages(content, files = []) {
+  const images = files.filter(({ image }) => image).map(({ image: url }) => ({ type: "image_url", image_url: { url } }));
+  return images.length ? [...images, ...(content ? [{ type: "text", text: content }] : [])] : content;
+}
+
 export function toSend(messages, from, system) {
-  const sent = messages.slice(from).map(({ role, content, reasoning }) => ({
-    role, content, ...(reasoning && { reasoning_content: reasoning }),
+  const sent = messages.slice(from).map(({ role, content, reasoning, files }) => ({
+    role, content: withImages(content, files), ...(reasoning && { reasoning_content: reasoning }),
   }));
   return system ? [{ role: "system", content: system }, ...sent] : sent;
 }
 
-// ---- attached texts ----------------------------------------------------------------------------
+// ---- attached files ----------------------------------------------------------------------------
 
 const MAX_FILE_BYTES = 4 << 20;
+const MAX_SIDE = 2048; // pixels, of an image that is drawn anew
+const MAX_IMAGES = 24 << 20; // characters in a chat, all of which are sent
 
 // A message's text, after the texts attached to it.
 export function withFiles(text, files) {
-  const parts = files.map(({ name, text: content }) => {
+  const parts = files.filter(({ image }) => !image).map(({ name, text: content }) => {
     const longest = (content.match(/`{3,}/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${content.replace(/\n$/, "")}\n${fence}`;
@@ -94,8 +102,38 @@ export function withFiles(text, files) {
   return [...parts, text].filter(Boolean).join("\n\n");
 }
 
-// {name, text} of a file. Throws an Error that says why it cannot be attached.
-export async function readTextFile(file) {
+// An image as a data URL: the file's own bytes, or if they are many or of another format, drawn anew.
+async function readImage(file) {
+  const bitmap = await createImageBitmap(file), { width, height } = bitmap;
+  let blob = file;
+  if (file.size > MAX_FILE_BYTES || !/^image\/(png|jpeg|webp)$/.test(file.type)) {
+    const scale = Math.min(1, MAX_SIDE / Math.max(width, height));
+    const canvas = new OffscreenCanvas(Math.ceil(width * scale), Math.ceil(height * scale));
+    const drawing = canvas.getContext("2d");
+    drawing.fillStyle = "#fff"; // JPEG has no transparency
+    drawing.fillRect(0, 0, canvas.width, canvas.height);
+    drawing.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+    blob = await canvas.convertToBlob({ type: "image/jpeg", quality: 0.9 });
+  }
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+// {name, image} or {name, text} of a file; held: the files that the chat has. Throws an Error that says why it
+// cannot be attached.
+export async function readAttached(file, held) {
+  if (/^image\/(?!svg)/.test(file.type)) {
+    const image = await readImage(file).catch(() => {
+      throw new Error(`${file.name} is not an image that this browser can read`);
+    });
+    const used = held.reduce((sum, other) => sum + (other.image?.length ?? 0), image.length);
+    if (used <= MAX_IMAGES) return { name: file.name, image };
+    throw new Error(`with ${file.name} this chat would have more than ${MAX_IMAGES >> 20} MiB of images: begin a new chat`);
+  }
   if (file.size > MAX_FILE_BYTES) throw new Error(`${file.name} is larger than ${MAX_FILE_BYTES >> 20} MiB`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -103,7 +141,7 @@ export async function readTextFile(file) {
   } catch {
     // not text
   }
-  throw new Error(`${file.name} is not a text file: only text can be attached`);
+  throw new Error(`${file.name} is neither text nor an image`);
 }
 
 // ---- chats from files and from the store -------------------------------------------------------
@@ -126,10 +164,13 @@ const object = (needed, others = {}) => (raw) => {
     name in needed || raw[name] !== undefined ? [[name, read(raw[name])]] : []));
 };
 
+const image = when((value) => /^data:image\/(png|jpeg|webp);base64,[A-Za-z0-9+/]+=*$/.test(value));
+const readFile = (raw) => object({ name: text, ...("image" in raw ? { image } : { text }) })(raw);
+
 const readAny = object(
   { role: when((value) => ["user", "assistant"].includes(value)), content: text },
   { text, reasoning: text, model: text, error: text, finish: text, stopped: flag, interrupted: flag,
-    thoughtSeconds: number, from: index, files: list(object({ name: text, text })),
+    thoughtSeconds: number, from: index, files: list(readFile),
     stats: object({ tokens: number, context: number, first: number, rate: number }), fork: readFork });
 
 function readMessage(raw) {

@@ -180,8 +180,9 @@ export class Store {
 
 export function asMarkdown(chat) {
   const parts = [`# ${chat.title}`];
-  for (const { role, content, reasoning } of chat.messages) {
+  for (const { role, content, reasoning, files = [] } of chat.messages) {
     parts.push(role === "user" ? "## You" : "## Assistant");
+    for (const { name, image } of files) if (image) parts.push(`*Image: ${name}*`);
     if (reasoning)
       parts.push(`<details><summary>Thoughts</summary>\n\n${reasoning.trim()}\n\n</details>`);
     parts.push(content.trim());

@@ -45,7 +45,16 @@ export function statistics(message) {
 
 const number = (value) => value.toLocaleString("en");
 
-function fileView({ name, text }) {
+export function picture({ name, image }, alt = name) {
+  const node = element("img", "picture");
+  node.src = image;
+  node.alt = alt;
+  return node;
+}
+
+function fileView(file) {
+  const { name, text } = file;
+  if (file.image) return picture(file);
   const summary = element("summary", "", `${name} (${number(text.length)} characters)`);
   return element("details", "file", summary, element("div", "", text));
 }
