@@ -4,10 +4,65 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <nettle/base64.h>
+
+#include "base/fs.h"
 #include "base/grow.h"
 #include "base/json_parse.h"
+#include "image/image.h"
 
-#define MAX_FILE_BYTES (1u << 28)
+#define MAX_FILE_BYTES  (1u << 28)
+#define MAX_IMAGE_BYTES (1u << 25)
+
+// ---- images ---------------------------------------------------------------------------------
+
+static void free_images(td_attached_list *list) {
+  for (size_t i = 0; i < list->n; i++) {
+    free(list->items[i].name);
+    free(list->items[i].url);
+  }
+  free(list->items);
+  *list = (td_attached_list){0};
+}
+
+// Takes url.
+static td_status add_image(td_attached_list *list, const char *name, char *url, td_err *err) {
+  const td_attached image = {.name = strdup(name), .url = url};
+  if (!url || !image.name || !TD_GROW(list->items, list->n, list->cap, 4)) {
+    free(image.name);
+    free(url);
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  list->items[list->n++] = image;
+  return TD_OK;
+}
+
+td_status td_conversation_attach(td_conversation *c, const char *path, td_err *err) {
+  td_buf file = TD_BUF_INIT, url = TD_BUF_INIT;
+  td_status st = td_file_read(&file, path, MAX_IMAGE_BYTES, err);
+  const uint8_t *bytes = (const uint8_t *)td_buf_text(&file);
+  const char *type = td_image_type(bytes, file.len);
+  if (st == TD_OK && !type)
+    st = td_fail(err, TD_EUNSUPPORTED, "%s: no PNG, JPEG or WebP file: convert it", path);
+  if (st == TD_OK) {
+    const size_t n = BASE64_ENCODE_RAW_LENGTH(file.len);
+    td_buf_printf(&url, "data:image/%s;base64,", type);
+    td_buf_reserve_exact(&url, n);
+    if (!url.failed) {
+      base64_encode_raw(url.data + url.len, file.len, bytes);
+      url.data[url.len + n] = '\0';
+    }
+    const char *slash = strrchr(path, '/');
+    st = td_buf_status(&url, err);
+    if (st == TD_OK) st = add_image(&c->images, slash ? slash + 1 : path, url.data, err);
+    if (st == TD_OK) url = TD_BUF_INIT;
+  }
+  td_buf_free(&file);
+  td_buf_free(&url);
+  return st;
+}
+
+// ---- messages -------------------------------------------------------------------------------
 
 void td_conversation_free(td_conversation *c) {
   td_conversation_cut(c, 0);
@@ -20,6 +75,10 @@ td_message *td_conversation_add(td_conversation *c, td_role role) {
   if (!TD_GROW(c->messages, c->n, c->cap, 16)) return NULL;
   td_message *m = &c->messages[c->n++];
   *m = (td_message){.role = role};
+  if (role == TD_ROLE_USER) {
+    m->images = c->images;
+    c->images = (td_attached_list){0};
+  }
   return m;
 }
 
@@ -28,7 +87,9 @@ void td_conversation_cut(td_conversation *c, size_t n) {
     td_message *last = &c->messages[--c->n];
     td_buf_free(&last->content);
     td_buf_free(&last->reasoning);
+    free_images(&last->images);
   }
+  free_images(&c->images);
   if (c->first > c->n) c->first = c->n;
 }
 
@@ -41,23 +102,59 @@ bool td_conversation_slide(td_conversation *c) {
   return false;
 }
 
-static void write_message(td_json_writer *w, const char *role, const td_buf *content,
-                          const td_buf *reasoning) {
+// As parts, which a model sees.
+static void write_seen(td_json_writer *w, const td_message *m) {
+  td_jw_begin_array(w, "content");
+  for (size_t i = 0; i < m->images.n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "image_url");
+    td_jw_begin_object(w, "image_url");
+    td_jw_str(w, "url", m->images.items[i].url);
+    td_jw_end_object(w);
+    td_jw_end_object(w);
+  }
   td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", role);
-  td_jw_str_len(w, "content", td_buf_text(content), content->len);
-  if (reasoning && reasoning->len)
-    td_jw_str_len(w, "reasoning_content", td_buf_text(reasoning), reasoning->len);
+  td_jw_str(w, "type", "text");
+  td_jw_str_len(w, "text", td_buf_text(&m->content), m->content.len);
+  td_jw_end_object(w);
+  td_jw_end_array(w);
+}
+
+// As the chat page keeps them.
+static void write_files(td_json_writer *w, const td_attached_list *images) {
+  td_jw_begin_array(w, "files");
+  for (size_t i = 0; i < images->n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "name", images->items[i].name);
+    td_jw_str(w, "image", images->items[i].url);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
+static void write_message(td_json_writer *w, const td_message *m, bool all) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "role", m->role == TD_ROLE_USER ? "user" : "assistant");
+  if (m->images.n && !all)
+    write_seen(w, m);
+  else
+    td_jw_str_len(w, "content", td_buf_text(&m->content), m->content.len);
+  if (m->images.n && all) write_files(w, &m->images);
+  if (m->reasoning.len)
+    td_jw_str_len(w, "reasoning_content", td_buf_text(&m->reasoning), m->reasoning.len);
   td_jw_end_object(w);
 }
 
 void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all) {
   td_jw_begin_array(w, "messages");
-  if (c->system.len) write_message(w, "system", &c->system, NULL);
-  for (size_t i = all ? 0 : c->first; i < c->n; i++) {
-    const td_message *m = &c->messages[i];
-    write_message(w, m->role == TD_ROLE_USER ? "user" : "assistant", &m->content, &m->reasoning);
+  if (c->system.len) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "role", "system");
+    td_jw_str_len(w, "content", td_buf_text(&c->system), c->system.len);
+    td_jw_end_object(w);
   }
+  for (size_t i = all ? 0 : c->first; i < c->n; i++)
+    write_message(w, &c->messages[i], all);
   td_jw_end_array(w);
 }
 
@@ -68,6 +165,19 @@ static td_status read_text(td_buf *out, const cJSON *message, const char *key, t
   td_status st = td_json_get_str(message, key, &text, err);
   if (st == TD_OK) td_buf_str(out, text);
   return st == TD_OK ? td_buf_status(out, err) : st;
+}
+
+static td_status read_images(td_attached_list *out, const cJSON *message, td_err *err) {
+  const cJSON *files = td_json_get(message, "files");
+  td_status st = TD_OK;
+  for (const cJSON *f = files ? files->child : NULL; st == TD_OK && f; f = f->next) {
+    const char *name = td_json_text(f, "name"), *url = td_json_text(f, "image");
+    if (!url) continue; // its text is in the message's
+    if (strncmp(url, "data:image/", strlen("data:image/")) != 0)
+      return td_fail(err, TD_EFORMAT, "its image is no data URL");
+    st = add_image(out, name ? name : "image", strdup(url), err);
+  }
+  return st;
 }
 
 static td_status read_message(td_conversation *c, const cJSON *message, td_err *err) {
@@ -82,6 +192,7 @@ static td_status read_message(td_conversation *c, const cJSON *message, td_err *
   st = read_text(&m->content, message, "content", err);
   if (st == TD_OK) st = read_text(&m->reasoning, message, "reasoning_content", err);
   if (st == TD_OK && !m->reasoning.len) st = read_text(&m->reasoning, message, "reasoning", err);
+  if (st == TD_OK) st = read_images(&m->images, message, err);
   return st;
 }
 

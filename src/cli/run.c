@@ -161,6 +161,11 @@ static td_status open_runner(td_runner *r, td_err *err) {
   if (st == TD_OK && o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
   if (st == TD_OK && o->system) td_buf_str(&r->conversation.system, o->system);
   if (st == TD_OK) st = td_buf_status(&r->conversation.system, err);
+  if (st == TD_OK && o->images.n && (o->raw || o->token_ids.n))
+    st = td_fail(err, TD_EINVAL, "--image goes through the chat template: leave out %s",
+                 o->raw ? "--raw" : "--token-ids");
+  for (size_t i = 0; i < o->images.n && st == TD_OK; i++)
+    st = td_conversation_attach(&r->conversation, o->images.values[i], err);
   if (st == TD_OK && o->server && o->receipt)
     st = td_fail(err, TD_EINVAL, "--receipt is of an answer computed here: leave out --server");
   if (st != TD_OK) return st;

@@ -264,6 +264,10 @@ static td_status encode_fitting(td_runner *r, td_token_ids *ids, td_err *err) {
 // By the model opened here.
 static td_status answer_here(td_runner *r, td_err *err) {
   td_token_ids ids = {0};
+  for (size_t i = r->conversation.first; i < r->conversation.n; i++)
+    if (r->conversation.messages[i].images.n)
+      return td_fail(err, TD_EUNSUPPORTED,
+                     "images are shown to a server's model: start tandem serve, and add --server");
   td_status st = encode_fitting(r, &ids, err);
   if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, err);
   td_token_ids_free(&ids);

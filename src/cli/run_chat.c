@@ -120,6 +120,18 @@ static bool load(td_runner *r, const char *args) {
   return true;
 }
 
+static bool attach(td_runner *r, const char *args) {
+  td_err err;
+  if (!*args)
+    SAY("Name a file: /image photo.jpg\n");
+  else if (td_conversation_attach(&r->conversation, args, &err) != TD_OK)
+    td_error("%s", err.msg);
+  else
+    SAY("The next message has %zu image%s.\n", r->conversation.images.n,
+        r->conversation.images.n == 1 ? "" : "s");
+  return true;
+}
+
 static bool set(td_runner *r, const char *args) {
   const size_t len = strcspn(args, " \t\n");
   if (len == strlen("system") && !memcmp(args, "system", len))
@@ -139,6 +151,7 @@ static bool help(td_runner *r, const char *args);
 static const command commands[] = {
     {"clear", "", "begin a new conversation", clear},
     {"retry", "", "generate the last response again", retry},
+    {"image", " FILE", "attach an image to the next message", attach},
     {"system", " TEXT", "set the system message; without TEXT remove it", set_system},
     {"set", " NAME VALUE", "change sampling, thinking, effort and others; /set lists them", set},
     {"model", " NAME", "switch to another model of --models; without NAME list them",
@@ -256,7 +269,8 @@ static void complete(void *ctx, const char *line, td_buf *out) {
       td_buf_printf(out, "/%s%s\n", commands[i].name, commands[i].args[0] ? " " : "");
   if (is_argument(line, "set", &begun)) td_run_complete_set(begun, out);
   if (is_argument(line, "model", &begun)) complete_model(ctx, begun, out);
-  if (is_argument(line, "save", &begun) || is_argument(line, "load", &begun))
+  if (is_argument(line, "save", &begun) || is_argument(line, "load", &begun) ||
+      is_argument(line, "image", &begun))
     complete_path(line, begun, out);
 }
 

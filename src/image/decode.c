@@ -82,13 +82,17 @@ static td_status turn(td_image *image, uint32_t orientation, td_err *err) {
   return TD_OK;
 }
 
+const char *td_image_type(const uint8_t *bytes, size_t n) {
+  if (n >= 8 && !memcmp(bytes, "\x89PNG\r\n\x1a\n", 8)) return "png";
+  if (n >= 3 && !memcmp(bytes, "\xff\xd8\xff", 3)) return "jpeg";
+  return n >= 12 && !memcmp(bytes, "RIFF", 4) && !memcmp(bytes + 8, "WEBP", 4) ? "webp" : NULL;
+}
+
 static td_status decode_any(td_decoding *d) {
-  static const uint8_t png[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
-  if (d->n >= 8 && !memcmp(d->bytes, png, 8)) return td_decode_png(d);
-  if (d->n >= 3 && !memcmp(d->bytes, "\xff\xd8\xff", 3)) return td_decode_jpeg(d);
-  if (d->n >= 12 && !memcmp(d->bytes, "RIFF", 4) && !memcmp(d->bytes + 8, "WEBP", 4))
-    return td_decode_webp(d);
-  return td_fail(d->err, TD_EUNSUPPORTED, "the image is no PNG, JPEG or WebP file: convert it");
+  const char *type = td_image_type(d->bytes, d->n);
+  if (!type)
+    return td_fail(d->err, TD_EUNSUPPORTED, "the image is no PNG, JPEG or WebP file: convert it");
+  return type[0] == 'p' ? td_decode_png(d) : type[0] == 'j' ? td_decode_jpeg(d) : td_decode_webp(d);
 }
 
 td_status td_image_decode(td_image *out, const uint8_t *bytes, size_t n,

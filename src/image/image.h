@@ -22,6 +22,8 @@ typedef struct {
   void *ctx;
 } td_image_limits;
 
+// "png", "jpeg" or "webp" by a file's first bytes; NULL: another format.
+const char *td_image_type(const uint8_t *bytes, size_t n);
 // Decodes a PNG, JPEG or WebP file (of several frames the first). On error *out is zeroed.
 // TD_EUNSUPPORTED: another format; TD_EFORMAT: damaged or cut off; TD_ELIMIT: more bytes or pixels
 // than the limits; TD_ECANCELED.

@@ -122,7 +122,7 @@ typedef struct {
   bool cache_output, cache_per_key;
   // pull
   char *revision;
-  td_str_list include;
+  td_str_list include, images;
   td_str_list model_names;
   int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;

@@ -162,6 +162,8 @@ const td_option td_option_table[] = {
     {GROUP_PROMPT, "file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY) | ON(INSPECT_ROUTING),
      AT(file), NO_RANGE, NULL, "FILE",
      "read the text from a file; - is standard input; run: --prompt follows it"},
+    {GROUP_PROMPT, "image", 0, OPT_NAMES, ON(RUN), AT(images), NO_RANGE, NULL, "FILE,FILE",
+     "PNG, JPEG or WebP files that the prompt, or the first message, shows to the model"},
     {GROUP_PROMPT, "system", 0, OPT_STR, ON(RUN), AT(system), NO_RANGE, NULL, "TEXT",
      "system message"},
     {GROUP_PROMPT, "thinking", 0, OPT_ENUM, ON(RUN), AT(thinking), ONE_OF(auto_on_off), "auto",

@@ -1,8 +1,11 @@
 """`tandem run` where a running server answers."""
 
+import base64
 import json
 import socket
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -58,6 +61,81 @@ def test_a_chat(tandem_bin, server):
     terminal.send(b"/set n-predict 2\r")
     terminal.send(b"What is tandem?\r")
     terminal.wait_for(b"limit of 2 tokens")
+    terminal.send(b"\x04")
+    assert terminal.end() == 0
+
+
+class Eye(BaseHTTPRequestHandler):
+    """A server whose model sees; keeps what it is asked."""
+
+    asked = []
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, kind, text):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        self.answer("application/json", json.dumps({"data": [{"id": "eye", "max_model_len": 4096}]}))
+
+    def do_POST(self):
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"])
+        event = json.dumps({"choices": [{"delta": {"content": "I see."}, "finish_reason": "stop"}]})
+        self.answer("text/event-stream", f"data: {event}\n\ndata: [DONE]\n\n")
+
+
+IMAGES = ROOT / "tests/fuzz/corpus/fuzz_image"
+
+
+def part(name, kind):
+    data = base64.b64encode((IMAGES / name).read_bytes()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
+
+
+def test_images(tandem_bin, tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Eye) as eye:
+        threading.Thread(target=eye.serve_forever, daemon=True).start()
+        see_images(tandem_bin, ("--server", f"http://127.0.0.1:{eye.server_port}"), tmp_path)
+        eye.shutdown()
+
+
+def see_images(tandem_bin, there, tmp_path):
+    first, second = part("png_rgb", "png"), part("webp_alpha", "webp")
+    seen = run(tandem_bin, *there, "-p", "What is it?", "--image", f"{IMAGES}/png_rgb", f"{IMAGES}/webp_alpha")
+    assert seen.stdout == "I see.\n"
+    question = {"role": "user", "content": [first, second, {"type": "text", "text": "What is it?"}]}
+    assert Eye.asked.pop() == [question]
+    wrong = run(tandem_bin, *there, "-p", "x", "--image", __file__, status=1)
+    assert "test_run_server.py: no PNG, JPEG or WebP file" in wrong.stderr
+    assert "--raw" in run(tandem_bin, "-m", MODEL, "-p", "x", "--raw", "--image", f"{IMAGES}/png_rgb", status=2).stderr
+    terminal = Terminal(tandem_bin, "run", *there, "--image", IMAGES / "png_rgb")
+    terminal.wait_for(b"eye, 4096 tokens")
+    terminal.send(f"/image {IMAGES}/web\talp\t\r".encode())  # Tab completes names
+    terminal.wait_for(b"The next message has 2 images.")
+    terminal.send(b"What is it?\r")
+    terminal.wait_for(b"I see.")
+    terminal.send(b"/image /nowhere\r")
+    terminal.wait_for(b"/nowhere")
+    terminal.send(b"And now?\r")
+    terminal.wait_for(b"I see.")
+    assert Eye.asked.pop() == [question, {"role": "assistant", "content": "I see."},
+                               {"role": "user", "content": "And now?"}]
+    terminal.send(f"/save {tmp_path}/chat.json\r".encode())
+    terminal.wait_for(b"4 messages saved.")
+    kept = json.loads((tmp_path / "chat.json").read_text())["messages"][0]
+    assert kept == {"role": "user", "content": "What is it?", "files": [
+        {"name": "png_rgb", "image": first["image_url"]["url"]},
+        {"name": "webp_alpha", "image": second["image_url"]["url"]}]}
+    terminal.send(f"/load {tmp_path}/chat.json\r".encode())  # as the chat page exports it
+    terminal.wait_for(b"4 messages loaded.")
+    terminal.send(b"/retry\r")
+    terminal.wait_for(b"I see.")
+    assert Eye.asked.pop()[0] == question
     terminal.send(b"\x04")
     assert terminal.end() == 0
 

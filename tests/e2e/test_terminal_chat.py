@@ -133,7 +133,7 @@ def test_messages_of_several_lines(chat, tmp_path):
 
 
 def test_commands(chat, tmp_path):
-    for name in ("/clear", "/retry", "/system TEXT", "/set NAME VALUE", "/model NAME", "/save FILE",
+    for name in ("/clear", "/retry", "/image FILE", "/system TEXT", "/set NAME VALUE", "/model NAME", "/save FILE",
                  "/load FILE", "/help", "/exit"):
         assert name in chat.ask("/help")
     assert "No response yet" in chat.ask("/retry")
