@@ -27,6 +27,7 @@
 #include "base/fs.h"
 #include "base/status.h"
 #include "front/front.h"
+#include "image/image.h"
 #include "kv/pool.h"
 #include "model/quantize/quantize.h"
 #include "options/options.h"
@@ -527,6 +528,47 @@ static int use_formats(void) {
 
 TEST(formats) {
   sweep(&(scenario){.prepare = prepare_server, .run = use_formats}, 60);
+}
+
+static td_status show_image(const char *name, td_err *err) {
+  static const td_image_processor processor = {
+      .patch = 4, .merge = 2, .temporal = 2, .min_pixels = 256, .max_pixels = 4096};
+  const td_image_limits limits = {.max_pixels = 4096, .max_bytes = 4096};
+  char path[PATH_MAX];
+  td_buf file = TD_BUF_INIT;
+  td_image image = {0};
+  td_image_input input;
+  uint8_t *rgb = NULL;
+  snprintf(path, sizeof path, "%s/fuzz/corpus/fuzz_image/%s", TD_TEST_DIR, name);
+  td_status st = td_file_read(&file, path, limits.max_bytes, err);
+  if (st == TD_OK)
+    st = td_image_decode(&image, (const uint8_t *)td_buf_text(&file), file.len, &limits, err);
+  if (st == TD_OK) st = td_image_prepare(&input, &rgb, &image, &processor, err);
+  const size_t at = strlen(shared->text);
+  if (st == TD_OK)
+    snprintf(shared->text + at, MAX_TEXT - at, "%u.%u ", input.hash[0], input.hash[1]);
+  td_image_free(&image);
+  free(rgb);
+  td_buf_free(&file);
+  return st;
+}
+
+static int use_images(void) {
+  static const char *const names[] = {"png_rgba_interlaced", "jpeg_exif_6", "jpeg_cmyk",
+                                      "webp_animation"};
+  int n_bad = 0;
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    td_err err;
+    const td_status st = show_image(names[i], &err);
+    if (st == TD_OK) continue;
+    n_bad += check_error(st, err.msg);
+    n_bad += show_image(names[i], &err) != TD_OK;
+  }
+  return n_bad + check_result();
+}
+
+TEST(images) {
+  sweep(&(scenario){.run = use_images}, 9);
 }
 
 // ---- requests of every kind, read and made into grammars ----------------------------------------
