@@ -279,7 +279,8 @@ static inline td_kv_rows td_kv_store_rows(const td_kv_store_args *a) {
 // that takes part in its softmax without a value. blocks: results of td_op_select_blocks with this
 // `block` and top_blocks, of n_kv_heads heads, without a window; NULL: tokens see all keys.
 // selected: groups of `group` positions that tokens see, for all heads, as in td_attn_mla_args.
-// prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
+// prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args. whole: a token also sees
+// the keys behind it, up to its sequence's last token of the batch, on the CPU only.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -292,8 +293,15 @@ typedef struct {
   uint32_t top_k, group;
   const float *sinks; // f32 [n_heads] in host memory, or NULL
   float scale;
-  bool prompt;
+  bool prompt, whole;
 } td_attn_gqa_args;
+
+// x[i][:] = GELU(x[i][:]), of f32 rows, on the CPU only. by_tanh: its approximation.
+typedef struct {
+  float *x; // [n_rows][dim]
+  uint32_t n_rows, dim;
+  bool by_tanh;
+} td_gelu_rows_args;
 
 // Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], each head's nope
 // rows first. absorbed: q_nope is multiplied by kv_b's key rows and scores are computed on the

@@ -544,9 +544,25 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   return TD_OK;
 }
 
+// Has every token see all keys of its sequence: in place of its own position it has the last one's.
+static td_status see_whole(td_cpu_stream *stream, td_batch_view *b, td_err *err) {
+  void *memory;
+  td_status status = td_cpu_scratch(stream, SCRATCH_ORDER, b->n_tokens * sizeof *b->position,
+                                    &memory, err);
+  if (status != TD_OK) return status;
+  int32_t *position = memory;
+  for (uint32_t s = 0; s < b->n_seqs; s++)
+    for (int32_t t = b->q_begin[s]; t < b->q_begin[s + 1]; t++)
+      position[t] = b->position[b->q_begin[s + 1] - 1];
+  b->position = position;
+  return TD_OK;
+}
+
 td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, td_err *err) {
   const td_kv_rows rows = td_gqa_rows(&a->kv, a->n_kv_heads, a->head_dim);
-  td_status status = td_cpu_check_batch(&a->batch, &a->kv, rows, err);
+  td_batch_view batch = a->batch;
+  td_status status = td_cpu_check_batch(&batch, &a->kv, rows, err);
+  if (status == TD_OK && a->whole) status = see_whole(stream, &batch, err);
   if (status != TD_OK) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
                  "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
@@ -557,7 +573,7 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
   size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * td_dtype_bytes(a->kv.dtype);
   return td_attn_run_shared(stream,
                             &(td_attn_shared){
-                                .batch = &a->batch,
+                                .batch = &batch,
                                 .kv = &a->kv,
                                 .q = a->q,
                                 .out = a->out,

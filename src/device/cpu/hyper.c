@@ -1,4 +1,5 @@
-// src/device/cpu/hyper.c - hyper-connections: a residual of several streams, a token at a time.
+// src/device/cpu/hyper.c - hyper-connections: a residual of several streams, a token at a time; and
+// activations of rows by themselves.
 #include <math.h>
 #include <string.h>
 
@@ -175,5 +176,26 @@ static void silu_row(void *ctx, size_t i, unsigned member) {
 td_status td_cpu_op_silu_rows(td_cpu_stream *stream, const td_silu_rows_args *a, td_err *err) {
   (void)err;
   td_cpu_for(stream, a->n_rows, silu_row, (void *)a);
+  return TD_OK;
+}
+
+static void gelu_row(void *ctx, size_t i, unsigned member) {
+  (void)member;
+  const td_gelu_rows_args *a = ctx;
+  enum { PIECE = 256 };
+  float gate[PIECE], *x = a->x + i * a->dim;
+  for (uint32_t c = 0; c < a->dim && !a->by_tanh; c++)
+    x[c] *= 0.5f * (1 + erff(x[c] * 0.70710678118654752f));
+  for (uint32_t from = 0, n; from < a->dim && a->by_tanh; from += n, x += n) {
+    n = a->dim - from < PIECE ? a->dim - from : PIECE;
+    for (uint32_t c = 0; c < n; c++) // 2 sqrt(2/pi) (x + 0.044715 x^3)
+      gate[c] = 1.5957691216057308f * (x[c] + 0.044715f * x[c] * x[c] * x[c]);
+    td_kernels()->sigmoid_row(&(td_sigmoid_row_args){.gate = gate, .x = x, .out = x, .n = n});
+  }
+}
+
+td_status td_cpu_op_gelu_rows(td_cpu_stream *stream, const td_gelu_rows_args *a, td_err *err) {
+  (void)err;
+  td_cpu_for(stream, a->n_rows, gelu_row, (void *)a);
   return TD_OK;
 }

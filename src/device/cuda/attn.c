@@ -174,6 +174,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, td_attn_gqa_args *a, td_er
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
   TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
                  "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
+  TD_DEV_REQUIRE(!a->whole, "attention to later tokens, on a GPU");
   TD_DEV_REQUIRE(!a->blocks || (a->block > 0 && a->top_blocks > 0 && !a->window),
                  "attention: a selection of %u blocks of %u keys, a window of %u", a->top_blocks,
                  a->block, a->window);

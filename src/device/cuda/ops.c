@@ -149,6 +149,11 @@ td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, td_hyper_mix_args *a, td_
   return status == TD_OK && a->n_tokens ? TD_CUDA_LAUNCH(stream, hyper_mix, a) : status;
 }
 
+td_status td_cuda_op_gelu_rows(td_cuda_stream *stream, td_gelu_rows_args *a, td_err *err) {
+  (void)stream;
+  return td_fail(err, TD_EUNSUPPORTED, "GELU of %u rows by themselves, on a GPU", a->n_rows);
+}
+
 td_status td_cuda_op_silu_rows(td_cuda_stream *stream, td_silu_rows_args *a, td_err *err) {
   return a->n_rows && a->dim ? TD_CUDA_LAUNCH(stream, silu_rows, a) : TD_OK;
 }
