@@ -63,6 +63,16 @@ static void add_memory(td_buf *out, const td_model_config *c, const td_model_sta
   td_buf_str(out, "\n");
 }
 
+static void add_vision(td_buf *out, const td_model *m) {
+  const td_vision_config *v = &td_model_config_of(m)->vision;
+  if (!v->n_layers) return;
+  td_buf_printf(out,
+                "images        a tower of %u layers, %u wide: a token for %u x %u pixels; %s, "
+                "beside the above\n",
+                v->n_layers, v->dim, v->merge * v->patch, v->merge * v->patch,
+                td_size(td_model_stats_of(m).vision_bytes).text);
+}
+
 static void add_unused(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   const uint32_t n_used = td_model_mtp(m) != NULL;
@@ -120,6 +130,7 @@ static void add_sizes(td_buf *out, const td_model *m, td_dtype kv_dtype) {
   if (c->yarn.factor != 1)
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
   td_buf_str(out, "\n");
+  add_vision(out, m);
   add_unused(out, m);
 }
 
@@ -306,6 +317,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   };
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
+  if (c->vision.n_layers) td_jw_int(&w, "vision_bytes", (int64_t)td_model_stats_of(m).vision_bytes);
   add_json_sizes(&w, m, opts->kv_dtype);
   add_json_chat(&w, m);
   if (td_model_stats_of(m).expert_bytes) add_json_plans(&w, m, opts->kv_dtype);

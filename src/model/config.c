@@ -9,7 +9,7 @@
 #include "gguf/files.h"
 #include "model/families/family.h"
 
-static td_status read_uints(const td_config_reader *r, const td_config_key *keys, size_t n) {
+td_status td_config_read_uints(const td_config_reader *r, const td_config_key *keys, size_t n) {
   for (size_t i = 0; i < n; i++) {
     uint32_t *out = (uint32_t *)((char *)r->out + keys[i].offset);
     *out = keys[i].fallback;
@@ -252,7 +252,7 @@ static td_status read_family(const td_config_reader *r, const td_family *family,
   c->family = family;
   c->temperature = c->top_p = 1;
   snprintf(c->arch_name, sizeof c->arch_name, "%s", model_type);
-  td_status st = read_uints(r, family->keys, family->n_keys);
+  td_status st = td_config_read_uints(r, family->keys, family->n_keys);
   if (st == TD_OK) st = read_common(r);
   if (st == TD_OK) st = family->read(r);
   if (st == TD_OK) st = set_rotary(r);
@@ -266,38 +266,55 @@ static const td_wrapper wrappers[] = {
      "language_model.model.",
      "language_model.",
      true,
-     {"vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."}},
+     {"vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."},
+     NULL},
     {"mistral3",
      "mistral4",
      "language_model.model.",
      "language_model.",
      true,
      {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-      "model.multi_modal_projector."}},
-    {"qwen3_vl_moe", "qwen3_vl_moe_text", "model.language_model.", "", false, {"model.visual."}},
+      "model.multi_modal_projector."},
+     NULL},
+    {"qwen3_vl_moe",
+     "qwen3_vl_moe_text",
+     "model.language_model.",
+     "",
+     false,
+     {"model.visual."},
+     &td_tower_qwen3_vl},
     {"qwen3_omni_moe",
      "qwen3_omni_moe_text",
      "thinker.model.",
      "thinker.",
      false,
-     {"thinker.visual.", "thinker.audio_tower.", "talker.", "code2wav."}},
-    {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", false, {"model.visual."}},
-    {"glm4v_moe", "glm4v_moe_text", "model.language_model.", "", false, {"model.visual."}},
+     {"thinker.visual.", "thinker.audio_tower.", "talker.", "code2wav."},
+     NULL},
+    {"qwen3_5_moe",
+     "qwen3_5_moe_text",
+     "model.language_model.",
+     "",
+     false,
+     {"model.visual."},
+     &td_tower_qwen3_5},
+    {"glm4v_moe", "glm4v_moe_text", "model.language_model.", "", false, {"model.visual."}, NULL},
     {"minimax_m3_vl",
      "minimax_m3_vl_text",
      "language_model.model.",
      "language_model.",
      false,
      {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp.", "model.vision_tower.",
-      "model.multi_modal_projector."}},
+      "model.multi_modal_projector."},
+     NULL},
     {"gemma4",
      "gemma4_text",
      "model.language_model.",
      "",
      true,
-     {"model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."}},
-    {"glm5_next", "glm5_next_text", "model.language_model.", "", false, {"model.visual."}},
-    {"qwen4_exp", "qwen4_exp_text", "model.language_model.", "", false, {"model.visual."}},
+     {"model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."},
+     NULL},
+    {"glm5_next", "glm5_next_text", "model.language_model.", "", false, {"model.visual."}, NULL},
+    {"qwen4_exp", "qwen4_exp_text", "model.language_model.", "", false, {"model.visual."}, NULL},
 };
 
 // The wrapper with this model_type, or NULL.
@@ -460,6 +477,7 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   if (st == TD_OK) {
     const td_config_reader whole = {.root = config, .file = file, .out = out, .err = r.err};
     st = td_config_read_quant(&whole);
+    if (out->wrapper) td_config_read_vision(&whole, out->wrapper->tower);
   }
   // What config.json states replaces the family's default; the whole has precedence over
   // text_config.
@@ -494,6 +512,13 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
   if (st == TD_OK || (st == TD_ENOENT && config))
     st = td_config_parse(out, config, generation, dir, err);
   if (st != TD_OK) td_checkpoint_name_error(dir, err);
+  cJSON *images = NULL;
+  td_err why; // such a file need not be there
+  if (st == TD_OK && out->vision.n_layers &&
+      td_checkpoint_json(&images, dir, "preprocessor_config.json", TD_CONFIG_MAX_BYTES, &why) ==
+          TD_OK)
+    td_config_read_channels(&out->vision, images);
+  cJSON_Delete(images);
   cJSON_Delete(config);
   cJSON_Delete(generation);
   return st;

@@ -25,6 +25,11 @@ td_status td_config_read_rope(const td_config_reader *r);      // needs max_posi
 td_status td_config_read_quant(const td_config_reader *r);     // validates quantization_config
 td_status td_config_read_token_ids(const td_config_reader *r); // from either file
 td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
+// The tower's part of the whole, after the language model's: td_model_config.vision. tower NULL:
+// none is supported.
+void td_config_read_vision(const td_config_reader *whole, const td_tower *tower);
+// By what pixels are normalized, of preprocessor_config.json.
+void td_config_read_channels(td_vision_config *vision, const cJSON *preprocessor);
 // Records the keys that another family would obey, and whose values differ from what this family
 // computes: td_model_config.ignored. After everything else is read.
 void td_config_find_ignored(const td_config_reader *r);

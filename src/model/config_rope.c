@@ -97,6 +97,20 @@ static td_status check_default(const td_config_reader *r, const cJSON *dict) {
   return TD_OK;
 }
 
+// How pairs are shared among axes, in families whose positions have some.
+static td_status read_axes(const td_config_reader *r, const cJSON *list) {
+  uint32_t *axes = r->out->axes;
+  int n = 0;
+  if (!axes[0] || !list) return TD_OK;
+  for (const cJSON *item = cJSON_IsArray(list) ? list->child : NULL; item; item = item->next) {
+    int64_t value;
+    if (n == 3 || !td_json_whole(item, n ? 0 : 1, TD_MAX_HEAD_DIM, &value))
+      return td_config_bad(r, "mrope_section must hold three numbers of pairs");
+    axes[n++] = (uint32_t)value;
+  }
+  return n == 3 ? TD_OK : td_config_bad(r, "mrope_section must hold three numbers of pairs");
+}
+
 td_status td_config_read_rope(const td_config_reader *r) {
   td_model_config *c = r->out;
   if (c->rope_theta <= 0) c->rope_theta = 10000;
@@ -119,6 +133,7 @@ td_status td_config_read_rope(const td_config_reader *r) {
     st = optional(r, places[i], "rope_theta", 1.0001, 1e15, &c->rope_theta);
     if (st == TD_OK) st = optional(r, places[i], "partial_rotary_factor", 0, 1, &c->partial_rotary);
   }
+  if (st == TD_OK && dict) st = read_axes(r, td_json_get(dict, "mrope_section"));
   if (st == TD_OK && dict) st = td_config_str(r, dict, "type", &type);
   if (st == TD_OK && dict) st = td_config_str(r, dict, "rope_type", &type);
   if (st != TD_OK) return st;

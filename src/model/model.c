@@ -77,6 +77,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     return;
   case TD_SPEC_ROUTER:
   case TD_SPEC_SCORES: count_weight(s, field, all); return;
+  case TD_SPEC_PATCH:
   case TD_SPEC_PLAIN: // embedding: a token reads one row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
@@ -131,6 +132,25 @@ static void count_layer(td_model_stats *s, const td_model *m, uint32_t layer_idx
   }
 }
 
+static uint64_t n_params(const td_model_config *c, const td_tensor_spec *places, size_t n) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < n; i++)
+    sum += (uint64_t)td_dim_value(c, places[i].rows) * td_dim_value(c, places[i].cols);
+  return sum;
+}
+
+// The whole tower has the dtype of its first matrix; in an outline, BF16.
+static void count_tower(td_model_stats *s, const td_model *m) {
+  const td_model_config *c = &m->config;
+  const td_tower *tower = c->vision.tower;
+  const td_weight *first = &m->binding.vision.patch;
+  if (!c->vision.n_layers) return;
+  s->vision_params = n_params(c, tower->whole, tower->n_whole) +
+                     c->vision.n_layers * n_params(c, tower->layer, tower->n_layer) +
+                     c->vision.n_deep * n_params(c, tower->merger, tower->n_merger);
+  s->vision_bytes = s->vision_params * td_dtype_bytes(first->data ? first->dtype : TD_BF16);
+}
+
 static td_model_stats count_all(const td_model *m) {
   td_model_stats s = {0};
   const uint64_t met = td_end_conditions(&m->config);
@@ -140,6 +160,7 @@ static td_model_stats count_all(const td_model *m) {
   }
   for (uint32_t layer = 0; layer < m->config.n_layers; layer++)
     count_layer(&s, m, layer);
+  count_tower(&s, m);
   return s;
 }
 
@@ -356,6 +377,10 @@ bool td_model_use_mtp(td_model *model) {
 
 const td_mtp *td_model_mtp(const td_model *model) {
   return model->binding.has_mtp ? &model->binding.mtp : NULL;
+}
+
+const td_vision_weights *td_model_vision(const td_model *model) {
+  return model->binding.vision.layers ? &model->binding.vision : NULL;
 }
 
 const td_weight *td_model_embed(const td_model *model) {

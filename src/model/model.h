@@ -8,6 +8,7 @@
 #include "base/numa.h"
 #include "base/status.h"
 #include "model/ngrams.h"
+#include "model/vision.h"
 #include "tandem/types.h"
 
 // Kinds of attention, of which every layer is one. X(KIND, name): engine/attn/name.c computes it.
@@ -72,6 +73,10 @@ typedef struct {
   bool rope_interleaved;
   double partial_rotary; // as stated, 0: not; rope_dim follows from it for GQA
   uint32_t rope_dim;     // elements of a head that RoPE rotates
+  // Pairs of a head that rotate by positions in time, by row and by column (mrope.h); 0: all by the
+  // token's index. axes_interleaved: the axes take turns, else they follow one another.
+  uint32_t axes[3];
+  bool axes_interleaved;
   // Queries at position p are scaled by 1 + query_beta * ln(1 + floor(p / query_span)).
   // query_beta 0: not scaled.
   double query_beta;
@@ -155,7 +160,8 @@ typedef struct {
   // td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
   uint32_t n_draft_layers; // how many of them are in use: 0, or 1 after td_model_use_mtp
-  // Tensors of other parts (vision), which are not used: as found in the checkpoint.
+  td_vision_config vision;
+  // Tensors of other parts, which are not used: as found in the checkpoint.
   uint32_t n_other_tensors;
   uint64_t other_bytes;
   // generation
@@ -305,6 +311,7 @@ typedef struct {
   uint64_t active_bytes;                // read by one token's forward pass, without the embedding
                                         // row
   uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
+  uint64_t vision_bytes, vision_params; // of the tower; not in the others
   uint64_t table_bytes;             // of tables of n-grams, which stay in their files; not in bytes
   uint32_t n_matrices;              // that a token's activations are multiplied by, routers aside
   td_a8_stats a8[TD_N_ACTIVATIONS]; // of those, by td_weight_a8
@@ -357,6 +364,7 @@ bool td_model_use_mtp(td_model *model);
 const td_mtp *td_model_mtp(const td_model *model); // NULL: none
 // Bytes of its weights, with or without its routed experts; 0: none.
 uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts);
+const td_vision_weights *td_model_vision(const td_model *model); // NULL: it does not see
 const td_weight *td_model_embed(const td_model *model);
 const td_hyper *td_model_head_hyper(const td_model *model); // before the final norm
 const td_weight *td_model_lm_head(const td_model *model);   // the embedding if tied

@@ -69,6 +69,7 @@ static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
     case TD_SPEC_ROUTER:
     case TD_SPEC_SCORES:
     case TD_SPEC_LATENT:
+    case TD_SPEC_PATCH:
     case TD_SPEC_PLAIN: *(td_weight *)field = matrix(c, p, format); break;
     case TD_SPEC_EXPERT:
       *(td_weight **)field = experts_of(experts + i * c->n_experts, c, p, format);

@@ -232,6 +232,19 @@ static bool is_row(const td_tensor *t, uint64_t n) {
   return n_long == 1 || (n == 1 && t->n_dims);
 }
 
+// A convolution over patches that do not overlap, as a matrix.
+static td_status bind_patch(td_tensor_binder *b, const td_tensor *t, uint32_t rows, uint32_t cols,
+                            td_weight *w) {
+  *w = (td_weight){.rows = rows, .cols = cols};
+  uint64_t n = 1;
+  for (uint32_t i = 1; i < t->n_dims; i++)
+    n *= t->shape[i];
+  td_status st = t->n_dims && t->shape[0] == rows && n == cols
+                     ? td_binder_dtype(b, t, 1u << TD_F32 | 1u << TD_BF16, &w->dtype)
+                     : td_binder_check_shape(b, t, rows, cols);
+  return st == TD_OK ? td_binder_place(b, t, td_dtype_bytes(w->dtype), &w->data) : st;
+}
+
 // Binds the tensors of one spec to its field.
 static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
                             void *field) {
@@ -255,6 +268,7 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   if (p->kind == TD_SPEC_NORM_BY_DIM)
     return bind_changed_norm(b, t, rows, 0, 1 / sqrtf((float)rows), field);
   if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
+  if (p->kind == TD_SPEC_PATCH) return bind_patch(b, t, rows, cols, field);
   if (p->kind == TD_SPEC_SCORES) {
     td_weight *w = field;
     *w = (td_weight){.dtype = TD_F32, .rows = rows, .cols = cols};
@@ -593,6 +607,58 @@ static void try_mtp(td_tensor_binder *b) {
   b->err = err;
 }
 
+// Tensors of a tower whose names begin with `prefix`, to fields of object.
+static td_status bind_tower_part(td_tensor_binder *b, const td_tensor_spec *places, size_t n,
+                                 const char *prefix, void *object) {
+  td_status st = TD_OK;
+  for (size_t i = 0; i < n && st == TD_OK; i++) {
+    char name[TD_MAX_TENSOR_NAME];
+    snprintf(name, sizeof name, "%s%s", prefix, places[i].name);
+    st = bind_place(b, &places[i], name, (char *)object + places[i].offset);
+  }
+  return st;
+}
+
+static td_status bind_tower(td_tensor_binder *b, const char *prefix) {
+  const td_vision_config *v = &b->config->vision;
+  td_vision_weights *w = &b->out->vision;
+  w->layers = td_binder_block(b, v->n_layers * sizeof *w->layers);
+  if (!w->layers)
+    return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
+  memset(w->layers, 0, v->n_layers * sizeof *w->layers);
+  td_status st = bind_tower_part(b, v->tower->whole, v->tower->n_whole, prefix, w);
+  for (uint32_t i = 0; i < v->n_layers + v->n_deep && st == TD_OK; i++) {
+    char part[TD_MAX_TENSOR_NAME];
+    const size_t n = (size_t)snprintf(part, sizeof part, "%s", prefix);
+    const bool is_layer = i < v->n_layers;
+    snprintf(part + n, sizeof part - n, is_layer ? v->tower->layers : v->tower->deep_mergers,
+             is_layer ? i : i - v->n_layers);
+    st = is_layer ? bind_tower_part(b, v->tower->layer, v->tower->n_layer, part, &w->layers[i])
+                  : bind_tower_part(b, v->tower->merger, v->tower->n_merger, part,
+                                    &w->deep[i - v->n_layers]);
+  }
+  return st;
+}
+
+// A checkpoint whose tower is missing, or in a format that is not read, is served without it.
+static void try_tower(td_tensor_binder *b) {
+  td_vision_config *v = &b->config->vision;
+  td_err *const err = b->err;
+  td_err why;
+  if (!v->n_layers) return;
+  const char *prefix = b->config->wrapper->others[0];
+  b->err = &why;
+  const td_status st = bind_tower(b, prefix);
+  b->err = err;
+  if (st == TD_OK) return;
+  td_debug("images are not supported: %s", why.msg);
+  *v = (td_vision_config){.n_layers = 0};
+  b->out->vision = (td_vision_weights){.layers = NULL};
+  for (size_t i = 0; i < td_store_n_tensors(b->store); i++)
+    if (strncmp(td_store_tensor(b->store, i)->name, prefix, strlen(prefix)) == 0)
+      b->used[i] = false;
+}
+
 static td_status bind_ends(td_tensor_binder *b) {
   // As in transformers, tie_word_embeddings is ignored if the checkpoint has both matrices.
   char name[TD_MAX_TENSOR_NAME];
@@ -677,6 +743,7 @@ td_status td_bind(td_bound_tensors *out, td_model_config *config, const td_quant
   for (uint32_t i = 0; i < config->n_layers && st == TD_OK; i++)
     st = bind_layer(&b, i);
   if (st == TD_OK) try_mtp(&b);
+  if (st == TD_OK) try_tower(&b);
   if (st == TD_OK) st = check_rest(&b);
   free(b.used);
   return st;

@@ -11,13 +11,14 @@ typedef struct {
   td_mtp mtp;
   bool has_mtp;
   td_model_ends ends;
-  void **blocks; // arrays of experts, and tensors that had to be copied
+  td_vision_weights vision; // with config->vision.n_layers
+  void **blocks;            // arrays of experts, and tensors that had to be copied
   size_t n_blocks, cap_blocks;
 } td_bound_tensors;
 
-// Binds all of store, whose data the result borrows. Corrects tie_embeddings and n_mtp_layers of
-// config to match the checkpoint. quant describes how quantized matrices are stored. Call
-// td_binding_free also after an error.
+// Binds all of store, whose data the result borrows. Corrects tie_embeddings, n_mtp_layers and
+// vision.n_layers of config to match the checkpoint. quant describes how quantized matrices are
+// stored. Call td_binding_free also after an error.
 td_status td_bind(td_bound_tensors *out, td_model_config *config, const td_quant *quant,
                   const td_store *store, td_err *err);
 // Binds one matrix, t of store, with its own shape and the format given by quant. Marks its tensors

@@ -70,7 +70,15 @@ typedef struct {
   X(DELTA_HEADS, c->delta_v_heads)                                                                 \
   X(DELTA_PAIRS, 2 * c->delta_v_heads) /* twice the heads */                                       \
   X(DELTA_HEAD, c->delta_v_dim)        /* one head's value */                                      \
-  X(DELTA_TAPS, c->delta_taps)
+  X(DELTA_TAPS, c->delta_taps)                                                                     \
+  /* a tower */                                                                                    \
+  X(VISION, c->vision.dim)                                                                         \
+  X(VISION_QKV, 3 * c->vision.dim)                                                                 \
+  X(VISION_MLP, c->vision.mlp_dim)                                                                 \
+  X(VISION_PATCH, 3 * c->vision.temporal * c->vision.patch * c->vision.patch)                      \
+  X(VISION_MERGED, c->vision.merge * c->vision.merge * c->vision.dim)                              \
+  X(VISION_OUT, c->vision.out_dim)                                                                 \
+  X(VISION_POSITIONS, c->vision.n_positions)
 
 typedef enum {
 #define X(NAME, value) TD_DIM_##NAME,
@@ -117,6 +125,7 @@ typedef enum {
   TD_SPEC_LATENT, // td_weight of MLA's latent keys and values: td_quantize encodes it with at least
                   // 8 bits
   TD_SPEC_PLAIN,  // td_weight, not quantized
+  TD_SPEC_PATCH,  // the same, stored with more dimensions than two
   TD_SPEC_F32,    // const float *, a vector or matrix converted to F32 if needed
   TD_SPEC_SCORES, // td_weight converted to F32 if needed, whose name is not that of a module
   TD_SPEC_TABLE,  // const int32_t *, ids of experts

@@ -22,6 +22,8 @@ typedef struct {
   uint32_t min, max, fallback;
 } td_config_key;
 
+td_status td_config_read_uints(const td_config_reader *r, const td_config_key *keys, size_t n);
+
 struct td_family {
   const char *model_types[4]; // values of config.json's model_type, NULL-terminated
   const char *experts;        // what names of experts' tensors begin with; NULL: "mlp.experts"
@@ -51,7 +53,21 @@ struct td_wrapper {
   const char *body, *head;     // stand for "model." and "" before "lm_head.weight"
   bool is_tied;                // tie_word_embeddings of the whole where it is absent
   const char *others[8];       // what names of the other parts' tensors begin with; ends with NULL
+  const td_tower *tower;       // of the first of others; NULL: images are not supported
 };
+
+// A tower: what its configuration and tensors are called. Names are behind the tower's own.
+struct td_tower {
+  const td_config_key *keys; // of vision_config
+  size_t n_keys;
+  const uint32_t *deep; // default of deepstack_visual_indexes, [n_deep]; NULL: no such key
+  uint32_t n_deep;
+  const char *layers, *deep_mergers; // with "%u"
+  // Tensors of td_vision_weights, of a layer and of a merger in `deep`.
+  const td_tensor_spec *whole, *layer, *merger;
+  size_t n_whole, n_layer, n_merger;
+};
+extern const td_tower td_tower_qwen3_vl, td_tower_qwen3_5;
 
 #define TD_FAMILY(name) extern const td_family td_family_##name;
 #include "model/families/families.inc"

@@ -32,6 +32,6 @@ const td_family td_family_qwen3_5_moe = {
     .has_norm1 = true,
     .mtp = "mtp.",
     .has_mtp_apart = true,
-    .defaults = {TD_DELTA_DEFAULTS},
+    .defaults = {TD_DELTA_DEFAULTS, .axes = {11, 11, 10}, .axes_interleaved = true},
     TD_FAMILY_PARTS,
 };
