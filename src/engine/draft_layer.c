@@ -149,6 +149,7 @@ static td_step_seq seen_of(const td_engine *e, const td_step_seq *seq, const td_
   seen.n_past = seq->n_past + n_before - d->from;
   seen.pages += n_pages;
   seen.n_pages -= n_pages < seq->n_pages ? n_pages : seq->n_pages;
+  if (d->from) seen.n_images = 0, seen.rope_offset = 0; // only where it is from others counts
   seen.want = d->out ? TD_WANT_LAST : TD_WANT_NONE;
   TD_CHECK(seen.n_tokens || !d->out);
   return seen;

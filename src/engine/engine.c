@@ -15,6 +15,7 @@
 #include "engine/experts/expert_drive.h"
 #include "engine/experts/expert_peer.h"
 #include "engine/experts/ranks.h"
+#include "engine/images.h"
 #include "kv/plan.h"
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
@@ -151,11 +152,12 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   return st;
 }
 
-// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin, a slot of the trail,
-// a page table and a block table (window.h). Then the step number, and slots of cached experts.
+// Per token: tokens, seq, position, rows, temperature, position for rotation. Per sequence:
+// q_begin, a slot of the trail, a page table and a block table (window.h). Then the step number,
+// and slots of cached experts.
 size_t td_engine_meta_entries(const td_engine *e, size_t n_seqs) {
   const size_t of_seq = 2 + e->max_pages + td_window_max_blocks(e);
-  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * of_seq + N_GROUPS + 1 +
+  return 6 * (size_t)e->opts.max_step_tokens + n_seqs * of_seq + N_GROUPS + 1 +
          td_expert_cache_meta_entries(e);
 }
 
@@ -224,6 +226,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_trail(e, err);
   if (st == TD_OK) st = td_ngrams_open(e, err);
   if (st == TD_OK) st = td_draft_layer_open(e, err);
+  if (st == TD_OK) st = td_images_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs + e->opts.max_drafts, err);
   return st == TD_OK ? td_ranks_open(e, err) : st;
 }
@@ -256,6 +259,7 @@ void td_engine_close(td_engine *e) {
   td_ranks_close(e);
   td_stream_close(e->stream);
   td_event_close(e->done);
+  td_images_close(e);
   td_kv_outlet_close(e);
   td_window_close(e);
   td_expert_stream_close(e);
@@ -338,18 +342,19 @@ td_status td_engine_check_step(const td_engine *e, const td_step_seq *seqs, uint
 
 // Where each table of the step lies in meta, in entries.
 typedef struct {
-  size_t tokens, seq, position, rows, temperature, q_begin, trail, page_table, blocks, step;
+  size_t tokens, seq, position, rows, temperature, rope, q_begin, trail, page_table, blocks, step;
 } meta_layout;
 
 // For a step of n_seqs sequences with n tokens in all.
 static meta_layout lay_out_meta(const td_engine *e, size_t n, size_t n_seqs) {
-  const size_t trail = 5 * n + n_seqs + N_GROUPS, page_table = trail + n_seqs;
+  const size_t trail = 6 * n + n_seqs + N_GROUPS, page_table = trail + n_seqs;
   return (meta_layout){.tokens = 0,
                        .seq = n,
                        .position = 2 * n,
                        .rows = 3 * n,
                        .temperature = 4 * n,
-                       .q_begin = 5 * n,
+                       .rope = 5 * n,
+                       .q_begin = 6 * n,
                        .trail = trail,
                        .page_table = page_table,
                        .blocks = page_table + n_seqs * e->max_pages,
@@ -364,6 +369,7 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
     e->meta[at->tokens + t + i] = seq->tokens[i];
     e->meta[at->seq + t + i] = (int32_t)group->view.n_seqs;
     e->meta[at->position + t + i] = (int32_t)(seq->n_past + i);
+    e->meta[at->rope + t + i] = td_images_position(e, seq, seq->n_past + i, t + i);
   }
   uint32_t n_pages = seq->n_pages < e->max_pages ? seq->n_pages : e->max_pages;
   memcpy(e->meta + at->page_table + (size_t)s * e->max_pages, seq->pages,
@@ -467,6 +473,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   e->step.meta_len = at.step + 1;
   memset(e->meta, 0, e->step.meta_len * sizeof *e->meta);
   t = 0;
+  e->step.has_axes = td_model_has_axes(e->config) && e->images && td_images_are_in(seqs, n_seqs);
   td_engine_note_wants(e, seqs, n_seqs);
   for (int g = 0; g < N_GROUPS; g++)
     t = build_group(e, &at, g, seqs, wholes, n_seqs, &s, t);
@@ -482,7 +489,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, const uint32_t 
   e->step.n_tokens = t;
   e->step.n_rows = row;
   e->step.tokens = e->dev_meta + at.tokens;
-  e->step.whole.position = e->dev_meta + at.position;
+  e->step.whole.position = e->dev_meta + at.rope;
   td_engine_place_part(e, &e->step.whole, 0, t);
   e->step.rows = e->dev_meta + at.rows;
   e->step.temperature = (const float *)(e->dev_meta + at.temperature);
@@ -567,12 +574,14 @@ static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
   e->step.is_queued = false;
   e->step.begin_ns = td_clock_ns();
   td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->step.meta_len * sizeof *e->meta);
+  td_images_upload(e);
   return TD_OK;
 }
 
 td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
   e->step.begin_trace_ns = td_trace_begin();
   td_status st = td_engine_check_step(e, seqs, n_seqs, err);
+  if (st == TD_OK) st = td_images_begin(e, seqs, n_seqs, err);
   if (st != TD_OK) return st;
   if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
   td_window_begin(e, seqs, n_seqs);
@@ -635,6 +644,7 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK) st = td_dense_stream_sync(e, err);
   td_expert_drive_end_step(e);
+  td_images_end(e);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
   if (st == TD_OK && e->step.is_queued && uses_cache(e)) td_expert_cache_end_step(e);
   if (st == TD_OK && e->step.plan.handover == TD_HANDOVER_SIGNALS &&

@@ -12,6 +12,7 @@
 #include "engine/attn/kv_layout.h"
 #include "engine/kv_transfer.h"
 #include "engine/sampler.h"
+#include "engine/vision/vision.h"
 #include "model/drive/arena.h"
 #include "model/model.h"
 
@@ -44,6 +45,7 @@ typedef struct {
   // while experts are read; the step is then abandoned as by an early td_engine_end.
   bool (*is_unwanted)(void *ctx);
   void *unwanted_ctx;
+  td_vision *vision;   // borrowed: embeds images, for all engines of the process; NULL: none come
   bool record_routing; // keep each step's expert choices for td_engine_routing
   // Borrowed: the device that computes offloaded experts, from host memory. Experts of the first
   // n_gpu_expert_layers layers stay on the engine's device. NULL: no offload.
@@ -117,6 +119,12 @@ typedef struct {
   // generated tokens must give the same bits one by one or replayed together.
   bool is_decode;
   float temperature; // for sampling from its logits; 0: greedy
+  // Images of the sequence, by rising `at`, also those in front of n_past. Of those that are among
+  // tokens, embeddings are computed unless opts.vision keeps them; pixels of others are not read.
+  // Borrowed until td_engine_begin returns; td_engine_draft takes them without pixels.
+  const td_image_input *images; // [n_images]
+  uint32_t n_images;
+  int32_t rope_offset; // of others in front of those and of tokens (mrope.h: td_mrope_offset)
 } td_step_seq;
 
 // Rows of logits that a sequence wants.

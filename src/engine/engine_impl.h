@@ -31,7 +31,7 @@ typedef struct td_microbatch {
   // tokens [begin, begin + n_tokens) of the step; index of the microbatch
   uint32_t begin, n_tokens, idx;
   step_group groups[N_GROUPS]; // token_begin counts from the microbatch's first token
-  const int32_t *position;     // in dev_meta
+  const int32_t *position;     // for rotation, in dev_meta; groups have places in pages
   char *x, *delta; // the microbatch's rows of the engine's x and delta, kept from layer to layer
 } td_microbatch;
 
@@ -61,6 +61,7 @@ typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_expert_cache td_expert_cache;
 typedef struct td_expert_peer td_expert_peer;
 typedef struct td_expert_drive td_expert_drive;
+typedef struct td_images td_images;
 typedef struct td_window td_window;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
@@ -88,6 +89,8 @@ typedef struct {
   const int32_t *trail_first;          // in dev_meta, of the sequences of GROUP_DECODE
   const int32_t *dev_slots;            // of cached experts on the engine's device, in dev_meta
   const int32_t *dev_peer_slots;       // of cached experts on the peer, in dev_meta
+  bool has_axes;             // positions of microbatches are rows of axes_cos_sin, a token each
+  const float *axes_cos_sin; // takes the place of the engine's cos_sin
 } td_step_run;
 
 struct td_engine {
@@ -102,6 +105,7 @@ struct td_engine {
   td_expert_cache *cache;      // of experts, for decode; NULL: none
   td_expert_peer *peer;        // the other device with cached experts; NULL: none
   td_expert_drive *drive;      // experts come from the drive; NULL: they are in memory
+  td_images *images;           // NULL: without opts.vision
   td_window *window;           // NULL: no layer has a window that leaves the KV pages
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL

@@ -6,6 +6,7 @@
 #include "engine/attn/window.h"
 #include "engine/engine_impl.h"
 #include "engine/experts/ranks.h"
+#include "engine/images.h"
 #include "engine/rows.h"
 
 void td_engine_copy_outputs(td_engine *e) {
@@ -145,6 +146,7 @@ static void embed(td_engine *e) {
                                .out = out,
                                .n_tokens = e->step.n_tokens,
                                .factor = c->scales_embeddings ? sqrtf((float)c->dim) : 0});
+  td_images_embed(e, out);
   if (!c->n_streams) return;
   td_op_hyper_write(e->stream, &(td_hyper_write_args){.x = e->step.whole.x,
                                                       .y = out,
@@ -189,7 +191,10 @@ bool td_engine_forward_piece(td_engine *e) {
     return true;
   }
   if (layer_idx > n_layers) return false;
-  if (layer_idx == 0) embed(e);
+  if (layer_idx == 0)
+    embed(e);
+  else
+    td_images_add_deep(e, layer_idx - 1);
   if (td_rank_is_active(e)) begin_ranks_layer(e, layer_idx);
   for (uint32_t k = 0; !td_rank_is_active(e) && k < e->step.plan.n_microbatches; k++) {
     const td_microbatch *p = &e->step.microbatches[k];

@@ -217,13 +217,14 @@ void td_rows_enter(td_engine *e, const td_microbatch *p, td_vec w, const td_hype
 void td_rows_rope(td_engine *e, const td_microbatch *p, td_rope_heads q, td_rope_heads k,
                   const float *cos_sin, uint32_t rot_dim) {
   if (!p->n_tokens) return;
-  td_op_rope(e->stream, &(td_rope_args){.heads = q,
-                                        .also = k,
-                                        .cos_sin = cos_sin,
-                                        .position = p->position,
-                                        .n_tokens = p->n_tokens,
-                                        .rot_dim = rot_dim,
-                                        .interleaved = e->config->rope_interleaved});
+  td_op_rope(e->stream,
+             &(td_rope_args){.heads = q,
+                             .also = k,
+                             .cos_sin = e->step.has_axes ? e->step.axes_cos_sin : cos_sin,
+                             .position = p->position,
+                             .n_tokens = p->n_tokens,
+                             .rot_dim = rot_dim,
+                             .interleaved = e->config->rope_interleaved});
 }
 
 void td_rows_scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {

@@ -68,6 +68,21 @@ void td_rope_fill(float *out, const td_model_config *config, uint32_t n_position
   }
 }
 
+static uint32_t axis_of(const td_model_config *c, uint32_t pair) {
+  if (!c->axes_interleaved) return pair < c->axes[0] ? 0 : pair < c->axes[0] + c->axes[1] ? 1 : 2;
+  const uint32_t axis = pair % 3;
+  return pair < 3 * c->axes[axis] ? axis : 0;
+}
+
+void td_rope_fill_axes(float *out, const td_model_config *config, const int32_t position[3]) {
+  const float factor = (float)attention_factor(&config->yarn);
+  for (uint32_t i = 0; i < td_rope_dims(config) / 2; i++) {
+    const float angle = (float)position[axis_of(config, i)] * inverse_frequency(config, i);
+    out[2 * i] = cosf(angle) * factor;
+    out[2 * i + 1] = sinf(angle) * factor;
+  }
+}
+
 void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions) {
   td_model_config plain = *config;
   plain.yarn = (td_yarn){.factor = 1};

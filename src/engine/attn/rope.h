@@ -13,6 +13,10 @@ uint32_t td_rope_dims(const td_model_config *config);
 // transformers uses, so that both round alike.
 void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
+// A row of such a table, [rot_dim/2][2], for a token with positions in time, by row and by column,
+// of which each pair has one (td_model_config.axes).
+void td_rope_fill_axes(float *out, const td_model_config *config, const int32_t position[3]);
+
 // The tables of layers without pooled keys, and of layers with them.
 void td_rope_fill_near(float *out, const td_model_config *config, uint32_t n_positions);
 void td_rope_fill_pooled(float *out, const td_model_config *config, uint32_t n_positions);

@@ -11,6 +11,7 @@
 #include "engine/attn/ops.h"
 #include "engine/attn/window.h"
 #include "engine/experts/zigzag.h"
+#include "engine/images.h"
 #include "engine/rows.h"
 
 enum { MIN_PARALLEL_TOKENS = 64 };
@@ -436,7 +437,7 @@ static void *peer_main(void *arg) {
 
 bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   const td_ranks *all = e->ranks;
-  if (all->is_broken) return false;
+  if (all->is_broken || td_images_are_in(seqs, n_seqs)) return false;
   for (uint32_t i = 0; i < n_seqs; i++)
     if (seqs[i].is_decode) return false;
   const uint32_t n = count_tokens(seqs, n_seqs);
