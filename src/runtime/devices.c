@@ -245,6 +245,9 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   out->max_drafts = 0;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev), td_gib(n_free));
   st = check_a8(out, opts, &stats, err);
+  const td_dev_opts cpu = dev_opts(opts, "cpu");
+  if (st == TD_OK && !out->placement.experts_on_cpu && td_model_vision(model))
+    st = td_dev_open(&out->vision_dev, &cpu, err);
   if (st != TD_OK) return st;
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
   divide_memory(out, opts, model, n_free);
@@ -252,10 +255,19 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
 }
 
 void td_devices_close(td_devices *devices) {
+  td_vision_close(devices->vision);
+  td_dev_close(devices->vision_dev);
   td_dev_close(devices->expert_dev);
   for (uint32_t i = 0; i < devices->n_peers; i++)
     td_dev_close(devices->peers[i]);
   td_dev_close(devices->dev);
+}
+
+td_status td_devices_open_vision(td_devices *d, const td_model *model, td_err *err) {
+  td_dev *cpu = d->vision_dev;
+  if (!td_model_vision(model)) return TD_OK;
+  if (!cpu) cpu = d->expert_dev ? d->expert_dev : d->dev;
+  return td_vision_open(&d->vision, model, cpu, d->dev, err);
 }
 
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {

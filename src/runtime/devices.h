@@ -44,6 +44,8 @@ typedef struct {
   uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
   uint32_t n_streamed_dense; // layers whose dense weights also stream (td_engine_opts)
   td_long_steps long_steps;  // prompts; prefill_chunk 0: no such steps
+  td_dev *vision_dev;        // a CPU for the tower where no other device is one; else NULL
+  td_vision *vision;         // td_devices_open_vision; NULL: the model does not see
 } td_devices;
 
 // TD_EINVAL: see td_placement_check. Otherwise the errors of td_dev_open; the message of TD_ENOMEM
@@ -55,6 +57,9 @@ void td_devices_close(td_devices *devices);
 // devices that copy from it: with an arena, which may be NULL, that of its experts. Borrowed.
 void td_devices_use_memory(const td_devices *devices, const td_model *model,
                            const td_expert_arena *arena);
+// Has images embedded by the CPU, for engines' opts.vision, if the model sees. Opened before and
+// closed after the engines.
+td_status td_devices_open_vision(td_devices *devices, const td_model *model, td_err *err);
 // Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
 // device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);

@@ -53,6 +53,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .kv_dtype = s->opts.runtime.kv_dtype,
                          .record_routing = s->opts.record_routing,
                          .arena = s->arena,
+                         .vision = s->devices.vision,
                          .expert_dev = s->devices.expert_dev,
                          .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
                          .stream_bytes = s->devices.stream_bytes,
@@ -121,7 +122,8 @@ static td_status open_parts(td_session *s, td_err *err) {
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
   td_devices_use_memory(&s->devices, s->model, s->arena);
-  st = open_engine(s, err);
+  st = td_devices_open_vision(&s->devices, s->model, err);
+  if (st == TD_OK) st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;
   s->cached = malloc(s->n_ctx * sizeof *s->cached);
@@ -155,6 +157,7 @@ void td_session_close(td_session *s) {
   td_expert_arena_close(s->arena);
   td_model_close(s->model);
   free(s->cached);
+  free(s->cached_images);
   free(s);
 }
 
@@ -187,6 +190,8 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
                      .n_tokens = n,
                      .n_past = s->n_cached,
                      .past = s->cached,
+                     .images = args->images,
+                     .n_images = args->n_images,
                      .want = want,
                      .is_decode = is_decode,
                      .temperature = args->sampling.temperature};
@@ -202,12 +207,45 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
   return TD_OK;
 }
 
+// The first image of a, [n_a], that b, [n_b], does not have at its place, if it begins before n;
+// else n.
+static uint32_t differs_at(const td_image_input *a, uint32_t n_a, const td_image_input *b,
+                           uint32_t n_b, uint32_t n) {
+  for (uint32_t i = 0; i < n_a && a[i].at < n; i++) {
+    const bool is_same = i < n_b && a[i].at == b[i].at && a[i].grid_h == b[i].grid_h &&
+                         a[i].grid_w == b[i].grid_w &&
+                         memcmp(a[i].hash, b[i].hash, sizeof a[i].hash) == 0;
+    if (!is_same) return a[i].at;
+  }
+  return n;
+}
+
+// Notes the prompt's images, without pixels, as those of the sequence.
+static td_status note_images(td_session *s, const td_generate_args *args, td_err *err) {
+  s->n_cached_images = 0;
+  if (!args->n_images) return TD_OK;
+  td_image_input *images = realloc(s->cached_images, args->n_images * sizeof *images);
+  if (!images) {
+    s->n_cached = 0;
+    return td_fail(err, TD_ENOMEM, "out of memory: %u images", args->n_images);
+  }
+  for (uint32_t i = 0; i < args->n_images; i++) {
+    images[i] = args->images[i];
+    images[i].rgb = NULL;
+  }
+  s->cached_images = images;
+  s->n_cached_images = args->n_images;
+  return TD_OK;
+}
+
 // Keeps the cached prefix that the prompt begins with, except for the prompt's last token, whose
 // logits are needed.
 static uint32_t reuse(td_session *s, const td_generate_args *args) {
   uint32_t n = 0;
   while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
     n++;
+  n = differs_at(args->images, args->n_images, s->cached_images, s->n_cached_images, n);
+  n = differs_at(s->cached_images, s->n_cached_images, args->images, args->n_images, n);
   // A state is known at the end of what was computed and of full pages.
   if (s->layout.n_states && n < s->n_cached) n -= n % td_kv_page_tokens(s->kv);
   s->n_cached = n;
@@ -287,9 +325,10 @@ td_status td_session_generate(td_session *s, const td_generate_args *args, td_ge
   if (st != TD_OK) return st;
   td_sampler_prompt(sampler, args->prompt, args->n_prompt);
   stats->n_reused = reuse(s, args);
+  st = note_images(s, args, err);
   double start = td_clock_s();
   bool is_whole;
-  st = prefill(s, args, &is_whole, err);
+  if (st == TD_OK) st = prefill(s, args, &is_whole, err);
   double first = td_clock_s();
   stats->prefill_s = first - start;
   if (st == TD_OK && is_whole) {

@@ -40,6 +40,8 @@ typedef struct {
   uint32_t seq;
   int32_t *cached; // [n_ctx], the tokens in its pages
   uint32_t n_cached;
+  td_image_input *cached_images; // [n_cached_images], owned, without pixels: those of the sequence
+  uint32_t n_cached_images;
   td_engine_opts engine_opts;
 } td_session;
 
@@ -50,6 +52,8 @@ void td_session_close(td_session *session);
 typedef struct {
   const int32_t *prompt;
   uint32_t n_prompt;
+  const td_image_input *images; // [n_images], of the prompt, by rising `at`
+  uint32_t n_images;
   uint32_t max_tokens;
   bool ignore_eos;
   const td_tokenizer *tok; // its end token stops generation too; may be NULL
