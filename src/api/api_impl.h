@@ -55,6 +55,26 @@ td_status td_api_add_parts(td_buf *out, const cJSON *content, bool is_asked, con
 // The same for one part, whose path where is.
 td_status td_api_add_part(td_buf *out, const cJSON *part, bool is_asked, const char *where,
                           td_api_error *error);
+// What a message says, while it is gathered. Zeroed is empty.
+typedef struct {
+  td_buf text;             // behind the last image
+  td_buf parts;            // what is before, comma-separated; empty: there is no image
+  bool sees;               // images are shown to the model, not noted
+  td_api_request *request; // keeps the images; NULL: they stay parts as they are
+  unsigned n_parts;        // in parts
+  // Gets a line of the path that each image's part will have, in a message of this path, and of
+  // that which it is from. NULL: nobody asks.
+  td_buf *origins;
+  td_api_path message;
+} td_api_content;
+// td_api_add_parts and td_api_add_part where the model may see: it sees what users and tools send.
+td_status td_api_add_content(td_api_content *out, const cJSON *content, bool is_asked,
+                             const char *where, td_api_error *error);
+td_status td_api_add_shown_part(td_api_content *out, const cJSON *part, bool is_asked,
+                                const char *where, td_api_error *error);
+// Writes the member "content", a string or an array of parts, and frees c.
+void td_api_write_content(td_json_writer *w, td_api_content *c);
+void td_api_content_free(td_api_content *c);
 // Appends the note of something of a type that has no text, on a line of its own.
 void td_api_add_omitted(td_buf *out, const char *type);
 // The message whose own content the user has just sent: the last one's, if that is the user's; what

@@ -1,6 +1,6 @@
 // src/api/messages.c - checks a conversation and writes it as the variables of a chat template. Of
-// each message the template gets role, content (one string, or null), name, reasoning_content,
-// tool_calls and tool_call_id, as far as present.
+// each message the template gets role, content (one string, null, or with images parts), name,
+// reasoning_content, tool_calls and tool_call_id, as far as present.
 #include <string.h>
 
 #include "api/api_impl.h"
@@ -10,8 +10,9 @@
 
 #define MAX_KWARGS 64
 
-static td_status write_content(td_json_writer *w, const cJSON *message, const char *role,
-                               bool is_asked, const char *where, td_api_error *error) {
+static td_status write_content(td_api_request *out, td_json_writer *w, const cJSON *message,
+                               const char *role, bool is_asked, const char *where,
+                               td_api_error *error) {
   const td_api_path at = td_api_member(where, "content");
   const char *param = at.text;
   const cJSON *content = td_json_get(message, "content");
@@ -28,10 +29,11 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
     td_jw_str(w, "content", content->valuestring);
     return TD_OK;
   }
-  td_buf text = TD_BUF_INIT;
-  td_status st = td_api_add_parts(&text, content, is_asked, param, error);
-  if (st == TD_OK) td_jw_buf(w, "content", &text);
-  td_buf_free(&text);
+  const bool may_show = strcmp(role, "user") == 0 || strcmp(role, "tool") == 0;
+  td_api_content said = {.sees = out->sees && may_show, .request = out};
+  td_status st = td_api_add_content(&said, content, is_asked, param, error);
+  if (st == TD_OK) td_api_write_content(w, &said);
+  td_api_content_free(&said);
   return st;
 }
 
@@ -134,8 +136,8 @@ static const char *role_of(const cJSON *message) {
   return NULL;
 }
 
-static td_status write_message(td_json_writer *w, const cJSON *message, bool plain, bool is_asked,
-                               const char *where, td_api_error *error) {
+static td_status write_message(td_api_request *out, td_json_writer *w, const cJSON *message,
+                               bool plain, bool is_asked, const char *where, td_api_error *error) {
   if (!cJSON_IsObject(message)) return td_api_bad(error, where, "%s must be an object", where);
   const char *role = role_of(message);
   if (!role) {
@@ -145,7 +147,7 @@ static td_status write_message(td_json_writer *w, const cJSON *message, bool pla
   }
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", role);
-  td_status st = write_content(w, message, role, is_asked, where, error);
+  td_status st = write_content(out, w, message, role, is_asked, where, error);
   if (st == TD_OK) st = write_optional(w, message, "name", "name", where, error);
   if (st == TD_OK) st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);
   const char *reasoning = td_json_get(message, "reasoning_content") ? "reasoning_content"
@@ -204,9 +206,10 @@ static td_status write_messages(td_api_request *out, td_json_writer *w, const cJ
   td_status st = TD_OK;
   unsigned i = 0;
   const cJSON *asked = td_api_asked(messages);
+  out->n_shown = 0;
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
     td_api_path where = td_api_item("messages", i++);
-    st = write_message(w, m, plain, m == asked, where.text, error);
+    st = write_message(out, w, m, plain, m == asked, where.text, error);
     if (st == TD_OK && !plain) st = mark_message(out, m, w->out->len, error);
   }
   td_jw_end_array(w);

@@ -97,6 +97,11 @@ void td_api_request_free(td_api_request *request) {
   td_grammar_build_close(request->build);
   td_tool_params_free(&request->params);
   free(request->marks);
+  for (uint32_t i = 0; i < request->n_images; i++) {
+    td_buf_free(&request->images[i].bytes);
+    free(request->images[i].where);
+  }
+  free(request->images);
   for (uint32_t i = 0; i < request->n_callable; i++)
     td_api_tool_free(&request->callable[i]);
   free(request->callable);
@@ -299,7 +304,7 @@ static td_status refuse_suffix(const cJSON *root, td_api_error *error) {
 
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
                             const td_api_defaults *defaults, td_api_error *error) {
-  *out = (td_api_request){.budget = budget_of(defaults)};
+  *out = (td_api_request){.budget = budget_of(defaults), .sees = defaults->sees};
   out->is_chat = true;
   cJSON *root = NULL;
   td_status st = td_api_parse_root(&root, body, len, error);
@@ -373,6 +378,7 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK && td_json_get(root, "messages")) {
     out->is_chat = true;
+    out->sees = defaults->sees;
     st = td_api_parse_messages(out, root, error);
   } else if (st == TD_OK) {
     const char *key = td_json_get(root, "content") ? "content" : "prompt";

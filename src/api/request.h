@@ -20,6 +20,9 @@
 #define TD_API_MAX_BIAS     1024 // entries of logit_bias
 #define TD_API_MAX_STOP_IDS 32   // entries of stop_token_ids
 #define TD_API_MAX_TOOLS    512  // tools a request may be made to call
+#define TD_API_MAX_IMAGES   64   // images of a conversation
+
+#define TD_API_MAX_IMAGE_BYTES (20u << 20) // of one, as it was sent
 
 // What work on the schemas, grammars and patterns of one request may cost.
 #define TD_API_BUDGET ((td_budget){.steps = 1u << 24, .bytes = 16u << 20})
@@ -29,6 +32,7 @@ typedef struct {
   float temperature, top_p; // defaults of the model
   uint32_t top_k;           // default of the model; 0: off
   uint32_t n_vocab;
+  bool sees;                      // images are shown to the model
   const atomic_bool *is_canceled; // borrowed: the client has left; NULL: it cannot be told
 } td_api_defaults;
 
@@ -81,6 +85,13 @@ typedef struct {
   td_digest said;   // the assistant's: turn.h
 } td_api_mark;
 
+// An image of a chat.
+typedef struct {
+  td_buf bytes;   // PNG, JPEG or WebP, owned
+  td_digest file; // of these bytes
+  char *where;    // owned: the member that it is from
+} td_api_image;
+
 typedef struct {
   bool is_chat;
   char *model; // owned; NULL if the request names none, or ""
@@ -117,6 +128,11 @@ typedef struct {
   td_api_mark *marks; // owned, [n_marks]: the messages of vars
   uint32_t n_marks;
   size_t cap_marks;
+  // Those that vars shows, in their order: as parts {"type": "image", "image": the file's digest}.
+  bool sees;
+  td_api_image *images; // owned, [n_images]
+  uint32_t n_images, n_shown;
+  size_t cap_images;
   uint64_t owner;     // for whom its turns are remembered (turn.h), set by the caller; 0: everyone
   size_t vars_rest;   // where vars continues behind its messages
   bool is_continued;  // the last message is continued

@@ -295,6 +295,43 @@ TEST(takes_every_spelling_of_thinking) {
   }
 }
 
+// A model that sees is shown what users and tools send, in its place, whichever protocol's it is.
+TEST(images_are_kept) {
+#define HEX(first) "{\"type\":\"image\",\"image\":\"" first
+  static const char body[] =
+      "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]},"
+      "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
+      "\"text\":\"b\"},{\"type\":\"image_url\",\"image_url\":{\"url\":"
+      "\"data:image/png;base64,YQ==\"}},{\"type\":\"input_image\",\"image_url\":"
+      "\"data:image/png;base64,YWI=\"},{\"type\":\"text\",\"text\":\"c\"}]},"
+      "{\"role\":\"assistant\",\"content\":[{\"type\":\"image\",\"data\":\"YQ==\"}],"
+      "\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},"
+      "{\"role\":\"tool\",\"content\":[{\"type\":\"image\",\"source\":{\"type\":\"base64\","
+      "\"data\":\"YWJj\"}},{\"type\":\"image_url\",\"image_url\":{\"url\":\"https://a/b\"}}]},"
+      "{\"role\":\"user\",\"content\":\"d\"}]}";
+  td_api_defaults sees = defaults;
+  td_api_request r;
+  td_api_error error;
+  sees.sees = true;
+  assert_int_equal(td_api_parse_chat(&r, body, strlen(body), &sees, &error), TD_OK);
+  assert_int_equal(r.n_images, 3);
+  assert_string_equal(r.images[0].bytes.data, "a");
+  assert_string_equal(r.images[2].bytes.data, "abc");
+  assert_string_equal(r.images[1].where, "messages[1].content[3]");
+  const td_buf *both[] = {&r.vars, &r.plain_vars};
+  for (size_t i = 0; i < TD_COUNT(both); i++) {
+    const char *vars = both[i]->data;
+    assert_non_null(strstr(vars, "[{\"type\":\"text\",\"text\":\"a\\nb\"}," HEX("ca978112ca1b")));
+    assert_non_null(strstr(vars, HEX("fb8e20fc2e4c")));
+    assert_non_null(strstr(vars, "[" HEX("ba7816bf8f01")));
+    assert_non_null(strstr(vars, "{\"type\":\"text\",\"text\":\"c\"}]"));
+    assert_non_null(strstr(vars, "\"content\":\"[image omitted")); // the assistant's
+    assert_non_null(strstr(vars, "\"text\":\"[image omitted"));    // at an address
+    assert_non_null(strstr(vars, "\"content\":\"s\""));
+  }
+  td_api_request_free(&r);
+}
+
 TEST(notes_what_is_no_text) {
 #define IMAGE "{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}"
   static const char body[] =

@@ -70,6 +70,11 @@ td_api_path td_dialect_next_message(const td_dialect_state *s) {
   return td_api_item("messages", s->n_messages);
 }
 
+td_api_content td_dialect_begin_content(td_dialect_state *s, bool may_show) {
+  return (td_api_content){
+      .sees = s->sees && may_show, .origins = &s->origins, .message = td_dialect_next_message(s)};
+}
+
 void td_dialect_begin_message(td_json_writer *w, td_dialect_state *s, const char *role,
                               const char *from) {
   td_dialect_note(s, td_dialect_next_message(s).text, from);
@@ -136,7 +141,7 @@ void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *but) {
 }
 
 void td_dialect_write_result(td_json_writer *w, td_dialect_state *s, const cJSON *block,
-                             const char *id_key, const char *where, td_buf *text) {
+                             const char *id_key, const char *where, td_api_content *said) {
   const cJSON *id = td_json_get(block, id_key);
   const td_api_path chat = td_dialect_next_message(s);
   td_dialect_begin_message(w, s, "tool", where);
@@ -145,10 +150,8 @@ void td_dialect_write_result(td_json_writer *w, td_dialect_state *s, const cJSON
                     td_api_member(where, id_key).text);
     td_api_write_json(w, "tool_call_id", id);
   }
-  td_jw_buf(w, "content", text);
+  td_api_write_content(w, said);
   td_jw_end_object(w);
-  w->out->failed |= text->failed;
-  td_buf_free(text);
 }
 
 const char *td_dialect_stop_string(const td_answer *answer) {

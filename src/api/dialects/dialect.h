@@ -38,6 +38,7 @@ typedef struct {
   // Set before a request is translated.
   const td_chat *chat; // borrowed: the model's; NULL: without tokens for filling in
   bool is_count;       // only the prompt matters
+  bool sees;           // images are shown to the model
   uint32_t n_ctx;
   // What the request was translated to, and asks for.
   unsigned n_messages;     // of the body

@@ -15,6 +15,8 @@ void td_dialect_begin_message(td_json_writer *w, td_dialect_state *s, const char
                               const char *from);
 // The path of chat's next message.
 td_api_path td_dialect_next_message(const td_dialect_state *s);
+// What it will say; may_show: images are shown to the model if that sees.
+td_api_content td_dialect_begin_content(td_dialect_state *s, bool may_show);
 // Writes the member `key` of object, whose path is where ("": it is the request), as the body's
 // member `as`, unless it is absent or the request has that member itself.
 void td_dialect_move(td_json_writer *w, td_dialect_state *s, const cJSON *root, const char *where,
@@ -52,9 +54,9 @@ void td_dialect_write_prompt(td_json_writer *w, const td_token_ids *ids);
 const char *td_dialect_id(const td_dialect_state *s);
 // Writes the members of `from` except those in `but`, words that blanks separate.
 void td_dialect_pass(td_json_writer *w, const cJSON *from, const char *but);
-// Writes chat's message of what a call returned, and frees text. block: the request's member that
+// Writes chat's message of what a call returned, and frees said. block: the request's member that
 // says so, at the path where, which names the call by id_key.
 void td_dialect_write_result(td_json_writer *w, td_dialect_state *s, const cJSON *block,
-                             const char *id_key, const char *where, td_buf *text);
+                             const char *id_key, const char *where, td_api_content *said);
 // The stop string that ended the answer; NULL: none.
 const char *td_dialect_stop_string(const td_answer *answer);

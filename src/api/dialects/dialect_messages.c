@@ -51,10 +51,10 @@ static bool is_block(const cJSON *block, const char *type) {
 
 static td_status write_result(const writing *to, const cJSON *block, const char *where) {
   const cJSON *content = td_json_get(block, "content");
-  td_buf text = TD_BUF_INIT;
+  td_api_content said = td_dialect_begin_content(to->s, true);
   td_api_path at = td_api_member(where, "content");
-  td_status st = content ? td_api_add_parts(&text, content, false, at.text, to->error) : TD_OK;
-  td_dialect_write_result(to->w, to->s, block, "tool_use_id", where, &text);
+  td_status st = content ? td_api_add_content(&said, content, false, at.text, to->error) : TD_OK;
+  td_dialect_write_result(to->w, to->s, block, "tool_use_id", where, &said);
   return st;
 }
 
@@ -95,8 +95,8 @@ static bool is_said(const cJSON *block) {
   return true;
 }
 
-// Writes what the blocks of a message say to text, and what was thought to thinking.
-static td_status gather(td_buf *text, td_buf *thinking, const cJSON *content, bool is_asked,
+// Writes what the blocks of a message say to said, and what was thought to thinking.
+static td_status gather(td_api_content *said, td_buf *thinking, const cJSON *content, bool is_asked,
                         const char *where, td_api_error *error) {
   unsigned i = 0;
   for (const cJSON *block = content->child; block; block = block->next) {
@@ -109,10 +109,7 @@ static td_status gather(td_buf *text, td_buf *thinking, const cJSON *content, bo
       if (thinking->len) td_buf_char(thinking, '\n');
       td_buf_str(thinking, thought);
     }
-    if (is_said(block)) {
-      if (text->len) td_buf_char(text, '\n');
-      st = td_api_add_part(text, block, is_asked, at.text, error);
-    }
+    if (is_said(block)) st = td_api_add_shown_part(said, block, is_asked, at.text, error);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -132,18 +129,20 @@ static td_status write_blocks(const writing *to, const char *role, const cJSON *
     st = write_result(to, block, td_api_item(where.text, i).text);
     n_results++;
   }
-  td_buf text = TD_BUF_INIT, thinking = TD_BUF_INIT;
-  if (st == TD_OK) st = gather(&text, &thinking, content, is_asked, where.text, to->error);
-  if (st == TD_OK && (text.len || has_calls || is_assistant || !n_results)) {
+  td_api_content said = td_dialect_begin_content(to->s, !is_assistant);
+  td_buf thinking = TD_BUF_INIT;
+  if (st == TD_OK) st = gather(&said, &thinking, content, is_asked, where.text, to->error);
+  const bool says = said.text.len || said.parts.len;
+  if (st == TD_OK && (says || has_calls || is_assistant || !n_results)) {
     const td_api_path chat = td_dialect_next_message(to->s);
     td_dialect_begin_message(to->w, to->s, role, message);
-    td_jw_buf(to->w, "content", &text);
+    td_api_write_content(to->w, &said);
     if (thinking.len) td_jw_buf(to->w, "reasoning_content", &thinking);
     if (has_calls) write_uses(to, content, where.text, chat.text);
     td_jw_end_object(to->w);
   }
-  to->w->out->failed |= text.failed || thinking.failed;
-  td_buf_free(&text);
+  to->w->out->failed |= thinking.failed;
+  td_api_content_free(&said);
   td_buf_free(&thinking);
   return st;
 }

@@ -85,11 +85,34 @@ static void write_common(td_json_writer *w, td_dialect_state *s, const cJSON *ro
   write_format(w, s, td_json_get(root, "format"));
 }
 
-static td_status refuse_images(const cJSON *object, const char *where, td_api_error *error) {
+static td_status check_images(const cJSON *object, bool sees, const char *where,
+                              td_api_error *error) {
   const cJSON *images = td_json_get(object, "images");
   const td_api_path at = td_api_member(where, "images");
-  if (!cJSON_IsArray(images) || !images->child) return TD_OK;
+  if (!cJSON_IsArray(images) || !images->child || sees) return TD_OK;
   return td_api_bad(error, at.text, "%s: images are not supported", at.text);
+}
+
+// Images come before what is said of them.
+static void write_seen(td_json_writer *w, td_dialect_state *s, const cJSON *images,
+                       const char *text, const char *chat, const char *where) {
+  const td_api_path at = td_api_member(chat, "content"), from = td_api_member(where, "images");
+  unsigned i = 0;
+  td_jw_begin_array(w, "content");
+  for (const cJSON *image = images->child; image; image = image->next, i++) {
+    td_dialect_note(s, td_api_item(at.text, i).text, td_api_item(from.text, i).text);
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "image");
+    td_api_write_json(w, "data", image);
+    td_jw_end_object(w);
+  }
+  if (text[0]) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "text");
+    td_jw_str(w, "text", text);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
 }
 
 static void write_message(td_json_writer *w, td_dialect_state *s, const cJSON *message,
@@ -100,7 +123,11 @@ static void write_message(td_json_writer *w, td_dialect_state *s, const cJSON *m
   const cJSON *name = td_json_get(message, "tool_name");
   td_jw_begin_object(w, NULL);
   td_dialect_pass(w, message, own_names);
-  if (cJSON_IsArray(images) && images->child && (!content || cJSON_IsString(content))) {
+  const bool has_images = cJSON_IsArray(images) && images->child &&
+                          (!content || cJSON_IsString(content));
+  if (has_images && s->sees) {
+    write_seen(w, s, images, content ? content->valuestring : "", where, where);
+  } else if (has_images) {
     td_buf text = TD_BUF_INIT;
     if (content) td_buf_str(&text, content->valuestring);
     td_api_add_omitted(&text, "image");
@@ -152,7 +179,7 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
   td_jw_begin_array(&w, "messages");
   for (const cJSON *m = messages ? messages->child : NULL; m && st == TD_OK; m = m->next) {
     const td_api_path where = td_api_item("messages", i++);
-    if (m == asked) st = refuse_images(m, where.text, error);
+    if (m == asked) st = check_images(m, state->sees, where.text, error);
     if (cJSON_IsObject(m))
       write_message(&w, state, m, where.text);
     else
@@ -205,15 +232,22 @@ static bool has_text(const cJSON *root, const char *key) {
   return cJSON_IsString(item) && item->valuestring[0];
 }
 
-static void write_messages(td_json_writer *w, const cJSON *root) {
+static void write_messages(td_json_writer *w, td_dialect_state *s, const cJSON *root) {
   static const char *const roles[][2] = {{"system", "system"}, {"user", "prompt"}};
+  const cJSON *images = td_json_get(root, "images");
+  unsigned n = 0; // messages before this one
   td_jw_begin_array(w, "messages");
   for (size_t i = 0; i < TD_COUNT(roles); i++) {
     if (i == 0 && !has_text(root, roles[i][1])) continue;
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "role", roles[i][0]);
-    td_jw_str(w, "content", td_json_get(root, roles[i][1])->valuestring);
+    const char *text = td_json_get(root, roles[i][1])->valuestring;
+    if (i == 1 && cJSON_IsArray(images) && images->child)
+      write_seen(w, s, images, text, td_api_item("messages", n).text, "");
+    else
+      td_jw_str(w, "content", text);
     td_jw_end_object(w);
+    n++;
   }
   td_jw_end_array(w);
 }
@@ -223,10 +257,10 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
   const cJSON *prompt = td_json_get(root, "prompt");
   td_json_writer w = TD_JSON_WRITER(out);
   td_status st = check_types(root, error);
-  if (st == TD_OK) st = refuse_images(root, "", error);
-  if (st != TD_OK) return st;
   const bool is_text = cJSON_IsTrue(td_json_get(root, "raw")) || has_text(root, "suffix") ||
                        has_text(root, "template");
+  if (st == TD_OK) st = check_images(root, state->sees && !is_text, "", error);
+  if (st != TD_OK) return st;
   if (!prompt && !is_text) return td_api_bad(error, "prompt", "prompt is missing");
   state->is_text = is_text;
   td_jw_begin_object(&w, NULL);
@@ -238,7 +272,7 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
     st = write_prompt(&w, root, state, error);
   } else if (st == TD_OK) {
     td_dialect_note(state, "messages", "prompt");
-    write_messages(&w, root);
+    write_messages(&w, state, root);
   }
   td_jw_end_object(&w);
   return st;

@@ -105,13 +105,13 @@ static void add_note(turn *t, const cJSON *item, const char *type, const char *w
 static td_status write_output(const turn *t, const cJSON *item, const char *where) {
   const cJSON *output = td_json_get(item, "output");
   td_api_path at = td_api_member(where, "output");
-  td_buf text = TD_BUF_INIT;
+  td_api_content said = td_dialect_begin_content(t->state, true);
   td_status st = TD_OK;
-  td_responses_add_found(&text, td_json_get(item, "tools"), NULL);
-  if (cJSON_IsObject(output)) st = td_api_add_part(&text, output, false, at.text, t->error);
+  td_responses_add_found(&said.text, td_json_get(item, "tools"), NULL);
+  if (cJSON_IsObject(output)) st = td_api_add_shown_part(&said, output, false, at.text, t->error);
   if (output && !cJSON_IsObject(output))
-    st = td_api_add_parts(&text, output, false, at.text, t->error);
-  td_dialect_write_result(t->w, t->state, item, "call_id", where, &text);
+    st = td_api_add_content(&said, output, false, at.text, t->error);
+  td_dialect_write_result(t->w, t->state, item, "call_id", where, &said);
   return st;
 }
 
@@ -128,12 +128,11 @@ static td_status write_message(turn *t, const cJSON *item, bool is_asked, const 
     return td_api_add_parts(&t->content, content, false, at.text, t->error);
   }
   end_turn(t);
-  td_buf text = TD_BUF_INIT;
-  td_status st = td_api_add_parts(&text, content, is_asked, at.text, t->error);
+  td_api_content said = td_dialect_begin_content(t->state, strcmp(role->valuestring, "user") == 0);
+  td_status st = td_api_add_content(&said, content, is_asked, at.text, t->error);
   td_dialect_begin_message(t->w, t->state, role->valuestring, where);
-  td_jw_buf(t->w, "content", &text);
+  td_api_write_content(t->w, &said);
   td_jw_end_object(t->w);
-  td_buf_free(&text);
   return st;
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base64.h"
 #include "base/buf.h"
 #include "base/json_parse.h"
 #include "text/tokenizer/bytelevel.h"
@@ -33,30 +34,6 @@ static const char frame[] =
     "{\"type\":\"Split\",\"pattern\":{},\"behavior\":\"Isolated\"},"
     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
     "]},\"decoder\":{\"type\":\"ByteLevel\"}}";
-
-static int digit_of(char c) {
-  if (c >= 'A' && c <= 'Z') return c - 'A';
-  if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-  if (c >= '0' && c <= '9') return c - '0' + 52;
-  return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-// Decodes padded base64; false if it is invalid.
-static bool decode_base64(td_buf *out, const char *text, size_t len) {
-  if (!len || len % 4) return false;
-  size_t n_pad = text[len - 1] != '=' ? 0 : text[len - 2] != '=' ? 1 : 2;
-  uint32_t bits = 0;
-  for (size_t i = 0; i < len; i++) {
-    int digit = i < len - n_pad ? digit_of(text[i]) : 0;
-    if (digit < 0) return false;
-    bits = bits << 6 | (uint32_t)digit;
-    if (i % 4 != 3) continue;
-    size_t n = i + 1 == len ? 3 - n_pad : 3;
-    for (size_t k = 0; k < n; k++)
-      td_buf_char(out, (char)(bits >> (16 - 8 * k)));
-  }
-  return true;
-}
 
 typedef struct {
   cJSON *vocab, *added; // parts of the root object
@@ -93,7 +70,7 @@ static td_status read_line(reader *r, const char *line, size_t len, td_err *err)
     rank = rank * 10 + (uint32_t)(c - '0');
   }
   td_buf_clear(&r->bytes);
-  if (!is_rank || !decode_base64(&r->bytes, line, n_text))
+  if (!is_rank || !td_base64_decode(&r->bytes, line, n_text))
     return td_fail(err, TD_EFORMAT, "must be a token in base64, a space and its rank");
   td_status st = td_buf_status(&r->bytes, err);
   return st == TD_OK ? add_rank(r, rank, err) : st;
