@@ -1,18 +1,18 @@
 // include/tandem/wire.h - the records exchanged by the front process and a worker.
 // Fixed-width fields, no pointers. A record is 256 bytes; each ring carries records in one
 // direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS, BIAS,
-// GRAMMAR, (TD_SUBMIT_COPIES) COPIES and (TD_SUBMIT_DRY) DRY; it is complete when SUBMIT's counts
-// are reached. The worker responds to every SUBMIT with exactly one DONE. Until then it may write
-// to the request's pages, except those filled by the first n_past tokens, which others may read.
-// The front may send more PAGES until then; a request without a page for its next token waits for
-// one.
+// GRAMMAR, IMAGES, (TD_SUBMIT_COPIES) COPIES and (TD_SUBMIT_DRY) DRY; it is complete when SUBMIT's
+// counts are reached. The worker responds to every SUBMIT with exactly one DONE. Until then it may
+// write to the request's pages, except those filled by the first n_past tokens, which others may
+// read. The front may send more PAGES until then; a request without a page for its next token waits
+// for one.
 #pragma once
 
 #include <assert.h>
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 18u
+#define TD_WIRE_VERSION 19u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // DRY, top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
@@ -47,6 +47,7 @@ static_assert(sizeof(td_sampling) == 56, "wire layout");
 #define TD_WIRE_MAX_ENDS     36
 #define TD_WIRE_MAX_GRAMMAR  236
 #define TD_WIRE_MAX_BREAKERS 220
+#define TD_WIRE_MAX_IMAGES   4
 
 typedef struct {
   int32_t id;
@@ -65,6 +66,7 @@ typedef enum {
   TD_MSG_CANCEL, // the worker sends DONE (CANCELED) if the request is still running
   TD_MSG_SHUTDOWN,
   TD_MSG_DRY,
+  TD_MSG_IMAGES,
   // worker to front
   TD_MSG_READY = 64,
   TD_MSG_FATAL,        // u.text: the reason, request: its td_status; the worker then exits
@@ -123,7 +125,8 @@ typedef struct {
   uint32_t n_past;
   // End tokens besides the checkpoint's own (those TD_SUBMIT_IGNORE_EOS disables). While fewer than
   // min_tokens are generated, no end token is sampled.
-  uint32_t min_tokens, n_ends;
+  uint32_t min_tokens;
+  uint16_t n_ends, n_images;
   int32_t ends[TD_WIRE_MAX_ENDS];
   uint32_t n_grammar; // bytes of a grammar that the generated text must match; 0: any text
 } td_wire_submit;
@@ -156,6 +159,21 @@ typedef struct {
   uint32_t n_bytes;                    // of breakers
   char breakers[TD_WIRE_MAX_BREAKERS]; // strings, none empty, each with its NUL
 } td_wire_dry;
+
+// An image of the prompt: tandem/image.h. Its pixels are in the memory that the front shares with
+// its workers (TD_WORKER_IMAGES_FD), at this offset, until the request's DONE; those whose tokens
+// are all in the pages are not read.
+typedef struct {
+  uint32_t at, n_tokens, grid_h, grid_w;
+  uint64_t offset; // of a page
+  uint8_t hash[32];
+} td_wire_image;
+
+// The next images of a request, in order of position.
+typedef struct {
+  uint32_t n, reserved;
+  td_wire_image images[TD_WIRE_MAX_IMAGES];
+} td_wire_images;
 
 // Pages that the worker copies whole, keys, values and recurrent states.
 typedef struct {
@@ -241,6 +259,7 @@ typedef struct {
     td_wire_grammar grammar;
     td_wire_copies copies;
     td_wire_dry dry;
+    td_wire_images images;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

@@ -276,9 +276,9 @@ static td_status init_handles(td_process *p, uv_loop_t *loop, td_err *err) {
   return st;
 }
 
-// Descriptors the worker inherits besides the channel's. weights and trace may be 0: none.
+// Descriptors the worker inherits besides the channel's. weights, trace and images may be 0: none.
 typedef struct {
-  int life, weights, trace, kv;
+  int life, weights, trace, kv, images;
 } inherited;
 
 static uv_stdio_container_t inherit(int fd) {
@@ -294,6 +294,7 @@ static int spawn(td_process *p, uv_loop_t *loop, char **argv, inherited fds) {
   stdio[TD_WORKER_WEIGHTS_FD] = inherit(fds.weights);
   stdio[TD_WORKER_TRACE_FD] = inherit(fds.trace);
   stdio[TD_WORKER_KV_FD] = inherit(fds.kv);
+  stdio[TD_WORKER_IMAGES_FD] = inherit(fds.images);
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
     stdio[TD_WORKER_FIRST_CHANNEL + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD,
                                                                 .data.fd = p->channel.fds[i]};
@@ -320,8 +321,11 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   p->life_fd = life[1];
   td_worker_argv args;
   st = td_worker_args_format(&args, opts, err);
-  const inherited fds = {
-      .life = life[0], .weights = (int)opts->weights_fd, .trace = (int)opts->trace_fd, .kv = kv_fd};
+  const inherited fds = {.life = life[0],
+                         .weights = (int)opts->weights_fd,
+                         .trace = (int)opts->trace_fd,
+                         .kv = kv_fd,
+                         .images = (int)opts->images_fd};
   int rc = st == TD_OK ? spawn(p, loop, args.argv, fds) : 0;
   td_worker_argv_free(&args);
   close(life[0]);

@@ -55,13 +55,11 @@ static const struct {
 };
 
 static const char *const messages[] = {
-    [TD_MSG_SUBMIT] = "submit",       [TD_MSG_PAGES] = "pages",
-    [TD_MSG_TOKENS] = "tokens",       [TD_MSG_DRY] = "dry",
-    [TD_MSG_BIAS] = "bias",           [TD_MSG_CANCEL] = "cancel",
-    [TD_MSG_SHUTDOWN] = "shutdown",   [TD_MSG_READY] = "ready",
-    [TD_MSG_FATAL] = "fatal",         [TD_MSG_PROGRESS] = "progress",
-    [TD_MSG_TOKEN] = "token",         [TD_MSG_DONE] = "done",
-    [TD_MSG_HEARTBEAT] = "heartbeat",
+    [TD_MSG_SUBMIT] = "submit", [TD_MSG_PAGES] = "pages",         [TD_MSG_TOKENS] = "tokens",
+    [TD_MSG_DRY] = "dry",       [TD_MSG_IMAGES] = "images",       [TD_MSG_BIAS] = "bias",
+    [TD_MSG_CANCEL] = "cancel", [TD_MSG_SHUTDOWN] = "shutdown",   [TD_MSG_READY] = "ready",
+    [TD_MSG_FATAL] = "fatal",   [TD_MSG_PROGRESS] = "progress",   [TD_MSG_TOKEN] = "token",
+    [TD_MSG_DONE] = "done",     [TD_MSG_HEARTBEAT] = "heartbeat",
 };
 
 static const char *message_name(uint32_t kind) {

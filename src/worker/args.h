@@ -12,12 +12,14 @@
 // Descriptor 0 is the read end of a pipe whose write end only the front holds: hang-up means that
 // the front is gone. 1 and 2 are output. 3 is the weights in shared memory
 // (model/checkpoint/resident.h), present if weights_fd is not 0. 4 is the memory that --trace
-// records to, present if trace_fd is not 0. The KV pool (kv/pool.h) and the channel follow.
+// records to, present if trace_fd is not 0. The KV pool (kv/pool.h), the pixels of images, present
+// if images_fd is not 0, and the channel follow.
 #define TD_WORKER_LIFE_FD       0
 #define TD_WORKER_WEIGHTS_FD    3
 #define TD_WORKER_TRACE_FD      4
 #define TD_WORKER_KV_FD         5
-#define TD_WORKER_FIRST_CHANNEL 6
+#define TD_WORKER_IMAGES_FD     6
+#define TD_WORKER_FIRST_CHANNEL 7
 
 const char *td_worker_role_name(uint32_t role);
 
@@ -29,6 +31,7 @@ const char *td_worker_role_name(uint32_t role);
 //   gpu_mib     free MiB of GPU memory to divide (td_devices_opts.gpu_bytes); 0: what is free
 //   weights_fd  the front's descriptor of the weights in shared memory; 0: none, map the files
 //   trace_fd    the front's descriptor of the memory for --trace; 0: none
+//   images_fd   the front's descriptor of the pixels of images; 0: none, the model does not see
 //   parent_pid  the front's
 #define TD_WORKER_NUMBERS(X)                                                                       \
   X(role, "role", 0, TD_N_ROLES - 1)                                                               \
@@ -40,6 +43,7 @@ const char *td_worker_role_name(uint32_t role);
   X(log_json, "log-json", 0, 1)                                                                    \
   X(weights_fd, "weights-fd", 0, INT32_MAX)                                                        \
   X(trace_fd, "trace-fd", 0, INT32_MAX)                                                            \
+  X(images_fd, "images-fd", 0, INT32_MAX)                                                          \
   X(parent_pid, "parent", 1, INT32_MAX)
 
 typedef struct {

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "text/grammar/grammar.h"
@@ -17,7 +19,14 @@ td_status td_requests_open(td_requests *out, const td_request_limits *limits, td
   return td_fail(err, TD_ENOMEM, "out of memory for %u requests", limits->max_seqs);
 }
 
+static size_t image_bytes(const td_worker_request *r, const td_image_input *image) {
+  return r->patch_bytes * image->grid_h * image->grid_w;
+}
+
 static void release(td_worker_request *r) {
+  for (uint32_t i = 0; i < r->n_images_received; i++)
+    if (r->images[i].rgb) munmap((void *)r->images[i].rgb, image_bytes(r, &r->images[i]));
+  free(r->images);
   td_sampler_close(r->sampler);
   td_matcher_close(r->matcher);
   td_dry_close(r->dry);
@@ -109,6 +118,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_grammar && !limits->grammars) return "the worker has no tokenizer for a grammar";
   if ((submit->flags & TD_SUBMIT_DRY) && !limits->tokens)
     return "the worker has no tokenizer for DRY";
+  if (submit->n_images && !limits->patch) return "the model does not see images";
   if (submit->n_answer >= max_output(requests, submit) ||
       submit->n_past >= submit->n_prompt + submit->n_answer)
     return "malformed request: no step can begin at n_past";
@@ -136,12 +146,15 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->grammar = malloc(submit->n_grammar + (size_t)1);
+  r->images = malloc((submit->n_images + (size_t)1) * sizeof *r->images);
+  r->patch_bytes = 3 * (size_t)requests->limits.patch * requests->limits.patch;
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output + TD_DRAFT_MAX) * sizeof *r->tokens);
   uint32_t at = submit->flags & TD_SUBMIT_URGENT ? 0 : requests->n;
   memmove(&requests->active[at + 1], &requests->active[at],
           (requests->n++ - at) * sizeof requests->active[0]);
   requests->active[at] = r;
-  return r->tokens && r->pages && r->bias && r->grammar ? NULL : "the worker is out of memory";
+  const bool has_all = r->tokens && r->pages && r->bias && r->grammar && r->images;
+  return has_all ? NULL : "the worker is out of memory";
 }
 
 static const char *take_pages(const td_requests *requests, td_worker_request *r,
@@ -181,6 +194,52 @@ static const char *take_grammar(td_worker_request *r, const td_wire_grammar *gra
     return "malformed request: a longer grammar than announced";
   memcpy(r->grammar + r->n_grammar_received, grammar->text, grammar->n);
   r->n_grammar_received += grammar->n;
+  return NULL;
+}
+
+// The image behind those that were received.
+static const char *check_image(const td_request_limits *limits, const td_worker_request *r,
+                               const td_wire_image *image) {
+  const td_image_input *last = r->n_images_received ? &r->images[r->n_images_received - 1] : NULL;
+  const uint32_t merge = limits->merge, h = image->grid_h / merge, w = image->grid_w / merge;
+  const uint32_t n_prompt = r->submit.n_prompt;
+  if (!h || !w || image->grid_h % merge || image->grid_w % merge || h > n_prompt || w > n_prompt ||
+      (uint64_t)h * w != image->n_tokens)
+    return "malformed request: an image whose tokens are not its grid's";
+  if (image->at > n_prompt || image->n_tokens > n_prompt - image->at ||
+      (last && image->at < last->at + last->n_tokens))
+    return "malformed request: an image outside its place in the prompt";
+  return NULL;
+}
+
+static const char *map_image(int fd, size_t n_bytes, const td_wire_image *from,
+                             td_image_input *to) {
+  struct stat file;
+  if (fstat(fd, &file) != 0 || from->offset > (uint64_t)file.st_size ||
+      n_bytes > (uint64_t)file.st_size - from->offset)
+    return "malformed request: the pixels of an image are missing";
+  void *rgb = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED, fd, (off_t)from->offset);
+  if (rgb == MAP_FAILED) return "the worker cannot map the pixels of an image";
+  to->rgb = rgb;
+  return NULL;
+}
+
+static const char *take_images(const td_requests *requests, td_worker_request *r,
+                               const td_wire_images *images) {
+  if (images->n > TD_WIRE_MAX_IMAGES || images->n > r->submit.n_images - r->n_images_received)
+    return "malformed request: more images than announced";
+  for (uint32_t i = 0; i < images->n; i++) {
+    const td_wire_image *from = &images->images[i];
+    const char *wrong = check_image(&requests->limits, r, from);
+    if (wrong) return wrong;
+    td_image_input to = {
+        .at = from->at, .n_tokens = from->n_tokens, .grid_h = from->grid_h, .grid_w = from->grid_w};
+    memcpy(to.hash, from->hash, sizeof to.hash);
+    if (to.at + to.n_tokens > r->submit.n_past)
+      wrong = map_image(requests->limits.images_fd, image_bytes(r, &to), from, &to);
+    if (wrong) return wrong;
+    r->images[r->n_images_received++] = to;
+  }
   return NULL;
 }
 
@@ -284,12 +343,15 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = take_copies(requests, r, &msg->u.copies);
   else if (msg->kind == TD_MSG_DRY)
     wrong = take_dry(r, &msg->u.dry);
+  else if (msg->kind == TD_MSG_IMAGES)
+    wrong = take_images(requests, r, &msg->u.images);
   else
     wrong = "malformed request: a record of unknown kind";
   bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias &&
                   r->n_grammar_received == r->submit.n_grammar &&
+                  r->n_images_received == r->submit.n_images &&
                   r->has_copies == ((r->submit.flags & TD_SUBMIT_COPIES) != 0) &&
                   r->has_dry == ((r->submit.flags & TD_SUBMIT_DRY) != 0);
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;

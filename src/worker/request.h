@@ -10,6 +10,7 @@
 #include "engine/draft.h"
 #include "engine/sampler.h"
 #include "model/model.h"
+#include "tandem/image.h"
 #include "tandem/wire.h"
 #include "text/grammar/matcher.h"
 
@@ -34,6 +35,10 @@ typedef struct {
   uint32_t n_bias_received;
   char *grammar; // [n_grammar], owned: text/grammar/grammar.h; NULL once the matcher has it
   uint32_t n_grammar_received;
+  td_image_input *images; // [n_images], owned; pixels are mapped where n_past leaves any
+  uint32_t n_images_received;
+  uint32_t n_embedded; // images, the first ones, whose embeddings were made
+  size_t patch_bytes;
   td_wire_copies copies; // still to be made
   td_wire_dry params_of_dry;
   bool has_copies, has_dry; // they were received
@@ -81,6 +86,8 @@ typedef struct {
   uint32_t n_eos;
   td_grammars *grammars;        // borrowed; NULL: grammars are not supported
   const td_token_index *tokens; // borrowed; NULL: not known
+  uint32_t patch, merge;        // of the model's tower; 0: it does not see
+  int images_fd;                // where the pixels are
 } td_request_limits;
 
 typedef struct {
@@ -114,9 +121,9 @@ td_done_reason td_request_failure(td_status st);
 // Whether the grammar lets nothing follow what was generated.
 bool td_request_is_complete(const td_worker_request *request);
 
-// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, COPIES, DRY or CANCEL. True: the request ended;
-// send *reply (a DONE). Records of unknown requests are dropped: they follow a request that was
-// rejected. A held request is marked as ended instead; its holder sends its DONE.
+// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, IMAGES, COPIES, DRY or CANCEL. True: the request
+// ended; send *reply (a DONE). Records of unknown requests are dropped: they follow a request that
+// was rejected. A held request is marked as ended instead; its holder sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // The request with that id; NULL: there is none.

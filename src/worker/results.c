@@ -280,15 +280,39 @@ static td_status keep_pages(td_step *step, td_err *err) {
   return TD_OK;
 }
 
+// Makes the sequences' images, without their pixels, those of the step.
+static td_status keep_images(td_step *step, td_err *err) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < step->n; i++)
+    n += step->seqs[i].n_images;
+  if (n > step->layer.max_images) {
+    td_image_input *images = realloc(step->layer.images, 2 * (size_t)n * sizeof *images);
+    if (!images) return td_fail(err, TD_ENOMEM, "out of memory for the images of a step");
+    step->layer.images = images;
+    step->layer.max_images = 2 * n;
+  }
+  td_image_input *at = step->layer.images;
+  for (uint32_t i = 0; i < step->n; at += step->seqs[i++].n_images) {
+    td_step_seq *seq = &step->seqs[i];
+    if (seq->n_images) memcpy(at, seq->images, seq->n_images * sizeof *at);
+    for (uint32_t k = 0; k < seq->n_images; k++)
+      at[k].rgb = NULL;
+    seq->images = at;
+  }
+  return TD_OK;
+}
+
 td_status td_worker_note_next(const td_worker *w, td_step *step, td_err *err) {
   int32_t *next = step->layer.next;
   step->layer.reads_prompt = false;
   if (!w->has_draft_layer) return TD_OK;
+  td_status st = keep_images(step, err);
+  if (st != TD_OK) return st;
   if (step == &w->stream_step) {
     note_tails(w, step);
     return TD_OK;
   }
-  const td_status st = keep_pages(step, err);
+  st = keep_pages(step, err);
   if (st != TD_OK) return st;
   for (uint32_t i = 0; i < step->n; i++) {
     const td_worker_request *r = step->requests[i];

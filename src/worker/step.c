@@ -35,6 +35,7 @@ void td_step_close(td_step *step) {
   free(step->layer.drawn);
   free(step->layer.seqs);
   free(step->layer.pages);
+  free(step->layer.images);
   *step = (td_step){0};
 }
 
@@ -55,6 +56,8 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
                                       .past = r->tokens,
                                       .pages = r->pages,
                                       .n_pages = r->n_pages_received,
+                                      .images = r->images,
+                                      .n_images = r->submit.n_images,
                                       .want = want,
                                       .is_decode = r->phase != TD_REQUEST_PREFILL,
                                       .temperature = r->submit.sampling.temperature};
@@ -78,6 +81,29 @@ static bool is_scored(const td_worker_request *r) {
          !r->submit.n_answer;
 }
 
+// The first image among the next n tokens of a prompt that is not embedded yet.
+static const td_image_input *missing_image(const td_worker_request *r, uint32_t n) {
+  for (uint32_t i = r->n_embedded; i < r->submit.n_images; i++) {
+    const td_image_input *image = &r->images[i];
+    if (image->at >= r->n_past + n) return NULL;
+    if (image->at + image->n_tokens > r->n_past) return image;
+  }
+  return NULL;
+}
+
+const td_image_input *td_step_awaited(const td_step *step, const td_requests *requests,
+                                      td_worker_request **of) {
+  for (uint32_t i = 0; i < requests->n; i++) {
+    td_worker_request *r = requests->active[i];
+    const uint32_t left = r->submit.n_prompt - r->n_past, most = step->budget.max_tokens;
+    const td_image_input *image = waits_for_prefill(r) ? missing_image(r, left < most ? left : most)
+                                                       : NULL;
+    *of = r;
+    if (image) return image;
+  }
+  return NULL;
+}
+
 // Adds up to budget tokens of the request; returns how many.
 static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget) {
   const bool is_prompt = r->phase == TD_REQUEST_PREFILL;
@@ -86,6 +112,7 @@ static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget
   uint32_t n = left < budget ? left : budget;
   const uint32_t n_keep = r->copies.keep >= 0 ? r->copies.n_keep : 0;
   if (n_keep > r->n_past && n > n_keep - r->n_past) n = n_keep - r->n_past;
+  if (is_prompt && missing_image(r, n)) return 0;
   const bool draws = is_prompt && n == left && !r->submit.n_answer;
   add(step, r, n, is_scored(r) ? TD_WANT_ALL : draws ? TD_WANT_LAST : TD_WANT_NONE);
   step->n_prefilled += n;

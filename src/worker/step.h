@@ -4,7 +4,8 @@
 // and replays follow in the requests' order, up to prefill_chunk tokens per step, or up to the
 // budget of prefill_budget.h if the step decodes, so that decode does not pause for long. Where a
 // second engine streams experts, long prompts and whatever waits beside them form steps of its own,
-// which hold their requests while they last.
+// which hold their requests while they last. A prompt waits in front of tokens of an image that is
+// not embedded yet.
 #pragma once
 
 #include <assert.h>
@@ -38,6 +39,8 @@ typedef struct {
     td_draft_seq *seqs; // [max_seqs]
     int32_t *pages;     // [max_pages]: the sequences' pages, which requests that end take along
     uint32_t max_pages;
+    td_image_input *images; // [max_images]: likewise
+    uint32_t max_images;
     bool reads_prompt; // or a replay, of a request that the layer is computed for
   } layer;
 } td_step;
@@ -59,6 +62,9 @@ void td_step_put_first(td_requests *requests, uint64_t id);
 // Builds the step; n is 0 if there is nothing to compute. Valid until a request ends.
 void td_step_build(td_step *step, const td_requests *requests);
 void td_step_clear(td_step *step); // n is 0
+// The next image that a prompt waits for; *of: the request. NULL: none waits.
+const td_image_input *td_step_awaited(const td_step *step, const td_requests *requests,
+                                      td_worker_request **of);
 // The prompt tokens that a step of prompts alone would find, if no other request has anything to
 // compute: none decodes or has a prompt of less than min_tokens. Else 0.
 uint64_t td_step_long_prompts(const td_requests *requests, uint32_t min_tokens);

@@ -71,6 +71,7 @@ static td_status open_engine(td_worker *w, td_err *err) {
       .transfer = w->kv.transfer,
       .arena = w->arena,
       .expert_dev = w->devices.expert_dev,
+      .vision = w->devices.vision,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
       .n_streamed_dense = w->devices.n_streamed_dense,
   };
@@ -122,6 +123,8 @@ static void choose_drafts(td_worker *w) {
 }
 
 static td_status open_tables(td_worker *w, td_err *err) {
+  const td_vision_config *vision = &w->config->vision;
+  const bool sees = w->devices.vision != NULL;
   const td_request_limits limits = {.n_vocab = w->config->n_vocab,
                                     .n_ctx = w->kv.pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
@@ -130,7 +133,10 @@ static td_status open_tables(td_worker *w, td_err *err) {
                                     .eos_ids = w->config->eos_ids,
                                     .n_eos = w->config->n_eos,
                                     .grammars = w->grammars,
-                                    .tokens = w->tokens};
+                                    .tokens = w->tokens,
+                                    .patch = sees ? vision->patch : 0,
+                                    .merge = vision->merge,
+                                    .images_fd = TD_WORKER_IMAGES_FD};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, usual_chunk(w), err);
   if (st == TD_OK) choose_drafts(w);
@@ -159,6 +165,8 @@ static td_status open_devices(td_worker *w, td_err *err) {
   td_dev_set_progress_counter(d->dev, w->front_link.channel.pulse);
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
   td_devices_use_memory(d, w->model, w->arena);
+  if (w->opts.images_fd) st = td_devices_open_vision(d, w->model, err);
+  if (st != TD_OK) return st;
   size_t n_bytes;
   if (d->expert_dev && !td_model_memory(w->model, &n_bytes)) {
     td_info("experts are read through the page cache, from which they stream to the GPU more "
@@ -618,14 +626,32 @@ static bool enter_pages(td_worker *w) {
   return !is_done;
 }
 
+// Embeds a piece of the next image that a prompt waits for, so that others are decoded between
+// pieces. *is_begun: there is more to embed.
+static td_status embed(td_worker *w, bool *is_begun, td_err *err) {
+  td_worker_request *r;
+  const td_image_input *image;
+  const td_step *step = w->streaming ? &w->stream_step : &w->step;
+  bool is_done = true;
+  td_status st = TD_OK;
+  while (st == TD_OK && is_done && (image = td_step_awaited(step, &w->requests, &r))) {
+    st = td_vision_advance(w->devices.vision, image, &is_done, err);
+    if (is_done) r->n_embedded = (uint32_t)(image - r->images) + 1;
+  }
+  *is_begun = !is_done;
+  return st == TD_OK ? st : td_err_prefix(err, "an image was not embedded");
+}
+
 static td_status serve(td_worker *w, td_err *err) {
   for (;;) {
+    bool is_begun;
     td_status st = end_left(w, err);
     if (st == TD_OK) st = drain(w, err);
     if (st != TD_OK || w->is_shut_down) return st;
     st = td_worker_answer_waiting(w, err);
     if (st == TD_OK) st = beat(w, err);
     const bool are_entering = enter_pages(w);
+    if (st == TD_OK) st = embed(w, &is_begun, err);
     if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
     if (w->saved_engine)
@@ -638,7 +664,7 @@ static td_status serve(td_worker *w, td_err *err) {
       st = run_step(w, err);
     else if (are_entering)
       td_kv_transfer_wait(w->kv.transfer);
-    else
+    else if (!is_begun)
       st = td_front_link_wait(&w->front_link, w->masks_fd, HEARTBEAT_NS / 1000000, err);
     if (st != TD_OK) return st;
   }

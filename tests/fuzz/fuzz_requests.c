@@ -4,7 +4,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "shm/segment.h"
 #include "worker/request.h"
 #include "worker/step.h"
 
@@ -31,6 +33,10 @@ static void check_seq(const td_worker_request *r, const td_step_seq *seq) {
 static void run_step(td_requests *requests, td_step *step) {
   td_wire_msg reply;
   uint32_t n_tokens = 0;
+  td_worker_request *waiting;
+  const td_image_input *image;
+  while ((image = td_step_awaited(step, requests, &waiting)))
+    waiting->n_embedded = (uint32_t)(image - waiting->images) + 1;
   td_step_build(step, requests);
   TD_CHECK(step->n <= MAX_SEQS);
   for (uint32_t i = 0; i < step->n; i++) {
@@ -65,12 +71,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   td_requests requests;
   td_step step;
   const td_token_index tokens = {.n = 0}; // none has a text
+  static int images_fd;
+  if (!images_fd &&
+      (td_segment_reserve(&images_fd, "fuzz", &err) != TD_OK || ftruncate(images_fd, 65536) != 0))
+    abort();
   const td_request_limits limits = {.n_vocab = N_VOCAB,
                                     .n_ctx = N_CTX,
                                     .max_seqs = MAX_SEQS,
                                     .n_pages = N_PAGES,
                                     .page_tokens = PAGE_TOKENS,
-                                    .tokens = &tokens};
+                                    .tokens = &tokens,
+                                    .patch = 2,
+                                    .merge = 2,
+                                    .images_fd = images_fd};
   if (td_requests_open(&requests, &limits, &err) != TD_OK ||
       td_step_open(&step, MAX_SEQS, CHUNK, &err) != TD_OK) {
     abort();

@@ -3,7 +3,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "shm/segment.h"
 #include "unit/testing.h"
 #include "worker/args.h"
 #include "worker/request.h"
@@ -34,6 +36,7 @@ TEST(args_round_trip) {
                                .gpu_mib = 10,
                                .weights_fd = 7,
                                .trace_fd = 8,
+                               .images_fd = 11,
                                .log_level = TD_LOG_DEBUG,
                                .log_json = 1,
                                .parent_pid = 6};
@@ -470,6 +473,76 @@ TEST(dry_is_announced_and_checked) {
   t.requests.limits.tokens = NULL;
   expect_end(&t, send(&t, 4, &submit), 4, TD_DONE_ERROR);
   table_close(&t);
+}
+
+static bool send_image(table *t, uint64_t id, td_wire_image image) {
+  const td_wire_msg msg = {
+      .kind = TD_MSG_IMAGES, .request = id, .u.images = {.n = 1, .images = {image}}};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+TEST(images_are_mapped_and_checked) {
+  const td_wire_submit submit = {.n_prompt = 30, .max_tokens = 5, .n_pages = 3, .n_images = 2};
+  const td_wire_image good = {
+      .at = 2, .n_tokens = 6, .grid_h = 4, .grid_w = 6, .offset = 4096, .hash = {7}};
+  enum { N_BYTES = 3 * 2 * 2 * 4 * 6 };
+  td_wire_image bad[6], second = good;
+  table t;
+  td_err err;
+  int fd;
+  table_open(&t);
+  expect_end(&t, send(&t, 1, &submit), 1, TD_DONE_ERROR); // it does not see
+  assert_int_equal(td_segment_reserve(&fd, "test", &err), TD_OK);
+  assert_int_equal(pwrite(fd, "rgb", 3, 4096), 3);
+  assert_int_equal(ftruncate(fd, 4096 + N_BYTES), 0);
+  t.requests.limits.patch = t.requests.limits.merge = 2;
+  t.requests.limits.images_fd = fd;
+  for (size_t i = 0; i < TD_COUNT(bad); i++)
+    bad[i] = good;
+  bad[0].n_tokens = 7;
+  bad[1].grid_h = 5;
+  bad[2].grid_w = 0;
+  bad[3].at = 25;
+  bad[4].offset = 8192;
+  bad[5].at = UINT32_MAX - 2;
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    assert_false(send(&t, 1, &submit));
+    expect_end(&t, send_image(&t, 1, bad[i]), 1, TD_DONE_ERROR);
+  }
+  assert_false(send(&t, 1, &submit));
+  assert_false(send_image(&t, 1, good));
+  expect_end(&t, send_image(&t, 1, good), 1, TD_DONE_ERROR); // in the place of the first
+
+  td_wire_submit later = submit;
+  later.n_past = 8;
+  assert_false(send(&t, 2, &later));
+  assert_false(send_pages(&t, 2, 3, 1));
+  assert_false(send_tokens(&t, 2, 30, 7));
+  assert_false(send_image(&t, 2, good));
+  assert_int_equal(td_requests_find(&t.requests, 2)->phase, TD_REQUEST_RECEIVING);
+  second.at = 8;
+  assert_false(send_image(&t, 2, second));
+  const td_worker_request *r = td_requests_find(&t.requests, 2);
+  assert_int_equal(r->phase, TD_REQUEST_PREFILL);
+  assert_null(r->images[0].rgb); // it is in the pages
+  assert_memory_equal(r->images[1].rgb, "rgb", 3);
+  assert_int_equal(r->images[1].hash[0], 7);
+
+  // Its prompt waits until the image that is not in the pages is embedded.
+  td_step step;
+  td_worker_request *of;
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 16, &err), TD_OK);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0);
+  assert_ptr_equal(td_step_awaited(&step, &t.requests, &of), &r->images[1]);
+  of->n_embedded = 2;
+  assert_null(td_step_awaited(&step, &t.requests, &of));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.seqs[0].n_images, 2);
+  td_step_close(&step);
+  table_close(&t);
+  close(fd);
 }
 
 // A request that waits for its grammar's mask is in no step; others take part in every one.
