@@ -195,6 +195,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .kv_tokens = opts->kv_tokens,
                       .weights_fd = (uint32_t)opts->weights_fd,
                       .trace_fd = (uint32_t)opts->trace_fd,
+                      .images_fd = (uint32_t)opts->images_fd,
                       .decode_slowdown = opts->decode_slowdown,
                       .gpu_mib = opts->gpu_mib};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
@@ -334,14 +335,24 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
                                    .n_ends = q->n_ends};
   if (q->dry) r->out.dry = *q->dry;
   if (q->n_ends) memcpy(r->out.submit.ends, q->ends, q->n_ends * sizeof *q->ends);
-  r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
+  const size_t n_most = (size_t)q->n_prompt + max_tokens;
+  r->out.tokens = malloc(n_most * sizeof *r->out.tokens);
+  r->keys = q->pictures ? malloc(n_most * sizeof *r->keys) : r->out.tokens;
   r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
   r->out.grammar = malloc(q->n_grammar + (size_t)1);
-  if (!r->out.tokens || !r->out.bias || !r->out.grammar || (q->salt_text && !r->salt_text)) {
+  if (!r->out.tokens || !r->keys || !r->out.bias || !r->out.grammar ||
+      (q->salt_text && !r->salt_text)) {
     td_backend_free_request(r);
     return NULL;
   }
   memcpy(r->out.tokens, q->prompt, q->n_prompt * sizeof *r->out.tokens);
+  if (q->pictures) {
+    r->pictures = td_pictures_hold(q->pictures);
+    r->out.images = q->pictures->images + q->pictures->first;
+    r->out.submit.n_images = (uint16_t)(q->pictures->n - q->pictures->first);
+    memcpy(r->keys, q->prompt, q->n_prompt * sizeof *r->keys);
+    td_pictures_key(q->pictures, r->keys);
+  }
   if (q->n_grammar) memcpy(r->out.grammar, q->grammar, q->n_grammar);
   if (q->n_bias) memcpy(r->out.bias, q->bias, q->n_bias * sizeof *r->out.bias);
   return r;
@@ -382,7 +393,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   td_front_request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const bool keeps = b->info.flags & TD_READY_STATES;
-  const td_sched_job job = {.tokens = r->out.tokens,
+  const td_sched_job job = {.tokens = r->keys,
                             .n_prompt = q->n_prompt,
                             .max_tokens = r->out.submit.max_tokens,
                             .tenant = q->tenant,

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "front/kv_disk.h"
 #include "front/kv_events.h"
+#include "front/pictures.h"
 #include "runtime/devices.h"
 #include "tandem/types.h"
 #include "tandem/wire.h"
@@ -42,6 +43,7 @@ typedef struct {
   td_kv_dir *kv_dir; // on-disk tier of the prefix cache, borrowed; NULL: none
   // fingerprint of all that determines the content of KV pages, except the kernels
   td_digest kv_model;
+  int images_fd;           // of the pixels of images (pictures.h), borrowed; 0: it does not see
   uint32_t kv_flush_s;     // time limit for writing pages to it at shutdown
   td_kv_events *kv_events; // told of the prefix cache's changes, borrowed; NULL: none
   int trace_fd;            // of runtime/trace_file.h, borrowed; 0: workers do not trace
@@ -68,8 +70,9 @@ typedef struct {
   uint32_t n_keep; // prompt tokens that a later prompt is likely to begin with; 0: all
   uint64_t tenant; // tenant (sched/fair_share.h) and that tenant's weight; weight 0 means 1
   uint32_t weight;
-  uint64_t salt;         // keeps its prefix cache apart (kv/kv.h); 0: shared
-  const char *salt_text; // what KV events call the salt; NULL: its digits
+  uint64_t salt;             // keeps its prefix cache apart (kv/kv.h); 0: shared
+  const char *salt_text;     // what KV events call the salt; NULL: its digits
+  td_picture_list *pictures; // of the prompt; NULL: none
 } td_request;
 
 // TD_EINVAL: workers whose READY was info cannot run this request.

@@ -34,6 +34,9 @@ struct td_front_request {
   uint32_t crash_score;         // raised by worker crashes, see request_flow.c
   uint64_t prefill_ns, read_ns; // duration of the prefill so far, and the time it ended
   uint64_t given_prefill_ns;    // prefill_ns when it was last sent to a worker
+  // What the prefix cache knows its tokens by (pictures.h): out.tokens, or owned.
+  int32_t *keys;
+  td_picture_list *pictures; // held; NULL: none
   uint64_t tenant, salt;
   char *salt_text;          // owned; NULL: none
   td_kv_disk_read *loading; // while pages are read from disk

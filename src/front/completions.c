@@ -64,7 +64,8 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
       .tenant = j->caller.tenant,
       .weight = j->caller.weight,
       .salt = td_serve_cache_owner(&j->caller, r->cache_salt, j->serve->options->cache_per_key),
-      .salt_text = j->serve->options->cache_per_key ? NULL : r->cache_salt};
+      .salt_text = j->serve->options->cache_per_key ? NULL : r->cache_salt,
+      .pictures = j->pictures};
   request.sampling.seed += c->index % r->n;
   if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs)
     request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
@@ -179,6 +180,7 @@ static td_status translate(td_job *j) {
   td_status st = open_chat(j);
   j->state.chat = j->host->chat;
   j->state.n_ctx = j->n_ctx;
+  j->state.sees = atomic_load(&j->host->sees);
   if (st == TD_OK) {
     st = td_dialect_translate(j->dialect, &j->state, td_buf_text(&j->body), j->body.len,
                               &translated, &j->error);
@@ -196,6 +198,7 @@ static td_status parse(td_job *j) {
                                                        : td_api_parse_completion;
   td_api_defaults defaults = j->host->defaults;
   defaults.is_canceled = &j->work.is_canceled;
+  defaults.sees = atomic_load(&j->host->sees);
   td_status st = parse_body(r, td_buf_text(&j->body), j->body.len, &defaults, &j->error);
   if (!j->dialect) return st;
   r->n = r->n_best = 1;
@@ -216,6 +219,7 @@ static td_status check_receipt(td_job *j) {
     return td_api_bad(&j->error, "receipt",
                       "receipt is not allowed with what constrains an answer: response_format, "
                       "tools");
+  if (j->pictures) return td_api_bad(&j->error, "receipt", "receipt is not allowed with images");
   return TD_OK;
 }
 
@@ -245,8 +249,11 @@ static void prepare_body(td_job *j) {
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
   j->request.owner = td_serve_turn_owner(j->serve, &j->caller, &j->request);
-  j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->prompts,
-                              j->is_chat ? &text : NULL, &j->error);
+  j->status = td_pictures_take(&j->pictures, &j->host->pictures, &j->request, true,
+                               &j->work.is_canceled, &j->error);
+  if (j->status == TD_OK)
+    j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->pictures, j->prompts,
+                                j->is_chat ? &text : NULL, &j->error);
   const td_reasoning reasoning = td_output_parser_after(td_buf_text(&text), text.len);
   j->prompt_thinks = reasoning == TD_REASONING_BEGUN;
   td_buf_free(&text);

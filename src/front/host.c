@@ -272,6 +272,7 @@ static td_status open_backend(td_host *h, td_err *err) {
                           .weights_fd = h->weights_fd >= 0 ? h->weights_fd : 0,
                           .kv_dir = kv_dir,
                           .kv_model = h->kv_model,
+                          .images_fd = h->pictures.fd,
                           .kv_flush_s = (uint32_t)o->drain_timeout_s,
                           .kv_events = h->serve->hosts.kv_events,
                           .trace_fd = td_trace_file_fd(h->serve->trace),

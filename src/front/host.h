@@ -17,6 +17,7 @@
 #include "front/host_state.h"
 #include "front/metrics.h"
 #include "front/model_files.h"
+#include "front/pictures.h"
 #include "front/turns.h"
 #include "options/options.h"
 #include "runtime/placement.h"
@@ -60,6 +61,8 @@ struct td_host {
   td_call_syntax calls;  // of its template, once it is open
   td_model_files files;  // as they were when the server began
   td_turns *turns;       // what was generated, for when it comes back
+  td_pictures pictures;  // zeroed: it does not see
+  atomic_bool sees;      // its checkpoint has a tower, as far as is known
   td_metrics metrics;
 
   td_backend *backend; // NULL: no workers
@@ -92,7 +95,8 @@ td_status td_host_open(td_host *host, struct td_serve *serve, const char *name, 
 void td_host_close(td_host *host);
 // Chooses the device, where experts run, and one worker or two. Any thread, one at a time.
 td_status td_host_place(td_host *host, td_err *err);
-// Notes n_params and dtype. Once a worker has loaded the model: opening it may wait for its files.
+// Notes n_params, dtype and whether it sees. Once a worker has loaded the model: opening it may
+// wait for its files.
 void td_host_note_weights(td_host *host);
 // The model's tokenizer and template, opened by the first call. NULL: err says why. Any thread.
 const td_chat *td_host_chat(td_host *host, td_err *err);

@@ -62,6 +62,7 @@ void td_host_note_weights(td_host *h) {
   for (uint32_t i = 0; i < TD_N_DTYPES; i++)
     if (stats.bytes_by_dtype[i] > stats.bytes_by_dtype[most]) most = (td_dtype)i;
   h->dtype = td_dtype_name(most);
+  if (!td_model_vision(model)) atomic_store(&h->sees, false);
   h->n_params = stats.params;
   td_model_close(model);
 }
@@ -167,7 +168,9 @@ static td_status read_config(td_host *h, td_err *err) {
                                   .n_vocab = config.n_vocab};
   memcpy(h->arch_name, config.arch_name, sizeof h->arch_name);
   h->n_ctx = h->options.ctx_size ? (uint32_t)h->options.ctx_size : config.max_position;
-  return TD_OK;
+  st = td_pictures_open(&h->pictures, h->dir, &config.vision, err);
+  atomic_store(&h->sees, st == TD_OK);
+  return st == TD_ENOENT ? TD_OK : st;
 }
 
 td_status td_host_open(td_host *h, td_serve *serve, const char *name, const char *dir,
@@ -191,6 +194,7 @@ void td_host_close(td_host *h) {
   td_chat_close(h->chat);
   td_call_syntax_close(&h->calls);
   td_turns_close(h->turns);
+  td_pictures_close(&h->pictures);
   free(h->name);
   free(h->dir);
   pthread_mutex_destroy(&h->chat_lock);

@@ -32,6 +32,7 @@ void td_job_free(td_job *j) {
   for (uint32_t i = 0; i < j->n_prompts; i++)
     td_token_ids_free(&j->prompts[i]);
   free(j->prompts);
+  td_pictures_drop(j->pictures);
   td_api_request_free(&j->request);
   td_dialect_state_free(&j->state);
   td_buf_free(&j->body);

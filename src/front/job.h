@@ -53,10 +53,11 @@ struct td_job {
   td_api_error error;
   td_token_ids *prompts; // [n_prompts]
   uint32_t n_prompts;
-  bool prompt_thinks; // the chat's prompt ends inside a reasoning block
-  td_digest place;    // of the chat's answer (api/turn.h)
-  uint64_t call_id;   // random; ids of tool calls are derived from it
-  td_choice *choices; // [n_choices]
+  td_picture_list *pictures; // of its prompt, held; NULL: none
+  bool prompt_thinks;        // the chat's prompt ends inside a reasoning block
+  td_digest place;           // of the chat's answer (api/turn.h)
+  uint64_t call_id;          // random; ids of tool calls are derived from it
+  td_choice *choices;        // [n_choices]
   uint32_t n_choices, n_running;
   td_api_head head;
   td_api_usage usage;

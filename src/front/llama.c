@@ -35,7 +35,7 @@ static void write_props(td_buf *body, const td_host *h, const td_chat *chat) {
   td_jw_str(&w, "model_alias", h->name);
   td_jw_str(&w, "model_path", h->name);
   td_jw_begin_object(&w, "modalities");
-  td_jw_bool(&w, "vision", false);
+  td_jw_bool(&w, "vision", atomic_load(&h->sees));
   td_jw_bool(&w, "audio", false);
   td_jw_end_object(&w);
   td_jw_buf(&w, "chat_template", &template);

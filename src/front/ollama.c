@@ -138,6 +138,7 @@ static void write_shown(td_buf *body, const td_host *h, const td_chat *chat) {
   td_jw_end_object(&w);
   td_jw_begin_array(&w, "capabilities");
   td_jw_str(&w, NULL, "completion");
+  if (atomic_load(&h->sees)) td_jw_str(&w, NULL, "vision");
   if (has_tools) td_jw_str(&w, NULL, "tools");
   if (td_output_form_of(chat)) td_jw_str(&w, NULL, "thinking");
   if (fills_in) td_jw_str(&w, NULL, "insert");

@@ -27,6 +27,7 @@ void td_outbox_leave(td_outgoing *out) {
 void td_outgoing_rewind(td_outgoing *out) {
   out->cancel_sent = out->copies_sent = out->dry_sent = false;
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = out->n_grammar_sent = 0;
+  out->n_images_sent = 0;
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) {
@@ -41,6 +42,7 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
   uint32_t bias_left = submit->n_bias - out->n_bias_sent;
   uint32_t grammar_left = submit->n_grammar - out->n_grammar_sent;
+  uint32_t images_left = submit->n_images - out->n_images_sent;
   if (out->state == TD_REQUEST_CANCELED || out->state == TD_REQUEST_RECALLED) {
     msg->kind = TD_MSG_CANCEL;
     return !out->cancel_sent;
@@ -73,6 +75,11 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
     msg->kind = TD_MSG_GRAMMAR;
     msg->u.grammar.n = smaller(grammar_left, TD_WIRE_MAX_GRAMMAR);
     memcpy(msg->u.grammar.text, out->grammar + out->n_grammar_sent, msg->u.grammar.n);
+  } else if (images_left) {
+    msg->kind = TD_MSG_IMAGES;
+    msg->u.images.n = smaller(images_left, TD_WIRE_MAX_IMAGES);
+    memcpy(msg->u.images.images, out->images + out->n_images_sent,
+           msg->u.images.n * sizeof *out->images);
   }
   return msg->kind != 0;
 }
@@ -87,6 +94,7 @@ static void note_sent(td_outgoing *out, const td_wire_msg *msg) {
   case TD_MSG_TOKENS: out->n_tokens_sent += msg->u.tokens.n; break;
   case TD_MSG_GRAMMAR: out->n_grammar_sent += msg->u.grammar.n; break;
   case TD_MSG_BIAS: out->n_bias_sent += msg->u.bias.n; break;
+  case TD_MSG_IMAGES: out->n_images_sent += msg->u.images.n; break;
   }
 }
 

@@ -16,17 +16,18 @@ typedef struct td_outgoing td_outgoing;
 struct td_outgoing {
   uint64_t id;
   td_wire_submit submit;
-  const int32_t *pages;  // [submit.n_pages], borrowed
-  int32_t *tokens;       // [>= n_prompt + n_answer], owned: the prompt, then the generated tokens
-  td_token_value *bias;  // [submit.n_bias], owned
-  char *grammar;         // [submit.n_grammar], owned
-  td_wire_copies copies; // with TD_SUBMIT_COPIES
-  td_wire_dry dry;       // with TD_SUBMIT_DRY
+  const int32_t *pages; // [submit.n_pages], borrowed
+  int32_t *tokens;      // [>= n_prompt + n_answer], owned: the prompt, then the generated tokens
+  td_token_value *bias; // [submit.n_bias], owned
+  char *grammar;        // [submit.n_grammar], owned
+  const td_wire_image *images; // [submit.n_images], borrowed
+  td_wire_copies copies;       // with TD_SUBMIT_COPIES
+  td_wire_dry dry;             // with TD_SUBMIT_DRY
   // SENDING becomes RUNNING as SUBMIT is sent; what is RECALLED or CANCELED is followed by CANCEL.
   td_request_state state;
   // what else has been sent to the worker
   bool cancel_sent, copies_sent, dry_sent;
-  uint32_t n_pages_sent, n_tokens_sent, n_bias_sent, n_grammar_sent;
+  uint32_t n_pages_sent, n_tokens_sent, n_bias_sent, n_grammar_sent, n_images_sent;
   td_outbox *box; // the outbox it is in; NULL: none
   td_outgoing *next;
 };

@@ -9,6 +9,14 @@
 
 #define MAX_TRIES 3 // turns that a prompt is rendered for
 
+// What a chat's prompt is made of.
+typedef struct {
+  const td_chat *chat;
+  const td_api_request *request;
+  td_picture_list *pictures; // NULL: none
+  bool is_cut;               // the first turns may be missing
+} prompt_of;
+
 // ---- turns of the server's own ------------------------------------------------------------------
 
 // Whether the user speaks behind the first n messages.
@@ -20,8 +28,9 @@ static bool is_asked_after(const td_api_request *r, uint32_t n) {
 
 // Encodes the prompt behind message k, the assistant's, if that was generated here. A template that
 // fails on arguments as objects may take them as text.
-static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_request *r, uint32_t k,
-                          const td_digest *place, bool *found, td_token_ids *out, td_buf *text) {
+static bool encode_behind(const prompt_of *p, td_turns *turns, uint32_t k, const td_digest *place,
+                          bool *found, td_token_ids *out, td_buf *text) {
+  const td_api_request *r = p->request;
   td_digest key;
   td_chat_known known = {.n_messages = k + 1};
   td_token_ids ids = {0};
@@ -36,8 +45,10 @@ static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_req
   known.reasoning = reasoning[0] && is_asked_after(r, k + 1) ? reasoning : NULL;
   const td_buf *vars[] = {&r->vars, &r->plain_vars};
   for (size_t i = 0; i < TD_COUNT(vars) && !used && vars[i]->len; i++) {
-    const td_status st = td_chat_encode_known(chat, vars[i]->data, vars[i]->len, &known, out, text,
-                                              &used, &ignored);
+    td_status st = td_chat_encode_known(p->chat, vars[i]->data, vars[i]->len, &known, out, text,
+                                        &used, &ignored);
+    if (st == TD_OK && used && p->pictures)
+      st = td_pictures_expand(p->pictures, out, known.n_ids, false, &ignored);
     if (st == TD_OK) break;
     used = false;
     out->n = 0;
@@ -51,8 +62,8 @@ static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_req
 
 // Encodes the prompt with the tokens that were generated for the last of the server's own messages
 // that it holds.
-static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_request *r,
-                         td_token_ids *out, td_buf *text) {
+static bool encode_known(const prompt_of *p, td_turns *turns, td_token_ids *out, td_buf *text) {
+  const td_api_request *r = p->request;
   unsigned n_tries = 0;
   bool used = false;
   if (!turns || r->is_continued) return false;
@@ -62,7 +73,7 @@ static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_requ
   for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MAX_TRIES && !used;) {
     bool found = false;
     if (!r->marks[k].is_answer) continue;
-    used = encode_behind(chat, turns, r, k, &places[k], &found, out, text);
+    used = encode_behind(p, turns, k, &places[k], &found, out, text);
     n_tries += td_token_ids_is_canceled(out) ? MAX_TRIES : found;
   }
   free(places);
@@ -97,26 +108,27 @@ void td_serve_keep_turn(td_turns *turns, const td_generated *g) {
 // Most templates expect the arguments of earlier tool calls as objects, some as the original text.
 // A template given the wrong kind fails, so the other is tried; except after TD_ELIMIT, as the
 // template would exceed its limits again.
-static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_request *request,
-                             td_token_ids *out, td_buf *text, td_api_error *error) {
+static td_status encode_chat(const prompt_of *p, td_turns *turns, td_token_ids *out, td_buf *text,
+                             td_api_error *error) {
+  const td_api_request *r = p->request;
   td_err err;
-  if (encode_known(chat, turns, request, out, text)) return TD_OK;
-  td_status st = td_chat_encode(chat, request->vars.data, request->vars.len, out, text, &err);
-  if (st == TD_OK) return st;
-  if (st != TD_ELIMIT && st != TD_ECANCELED && request->plain_vars.len > 0) {
+  if (encode_known(p, turns, out, text)) return TD_OK;
+  td_status st = td_chat_encode(p->chat, r->vars.data, r->vars.len, out, text, &err);
+  if (st != TD_OK && st != TD_ELIMIT && st != TD_ECANCELED && r->plain_vars.len > 0) {
     td_err second;
     out->n = out->n_cut = 0;
     if (text) td_buf_clear(text);
-    st = td_chat_encode(chat, request->plain_vars.data, request->plain_vars.len, out, text,
-                        &second);
-    if (st == TD_OK) return st;
+    if (td_chat_encode(p->chat, r->plain_vars.data, r->plain_vars.len, out, text, &second) == TD_OK)
+      st = TD_OK;
   }
-  return td_api_fail_err(error, "messages", &err);
+  if (st == TD_OK && p->pictures) st = td_pictures_expand(p->pictures, out, 0, p->is_cut, &err);
+  return st == TD_OK ? st : td_api_fail_err(error, "messages", &err);
 }
 
 // The same without the first turns of the conversation.
-static td_status encode_without(const td_chat *chat, const td_api_request *request, uint32_t n,
-                                td_token_ids *out, td_buf *text, td_api_error *error) {
+static td_status encode_without(const prompt_of *p, uint32_t n, td_token_ids *out, td_buf *text,
+                                td_api_error *error) {
+  const td_api_request *request = p->request;
   td_api_request rest = *request;
   rest.vars = rest.plain_vars = (td_buf)TD_BUF_INIT;
   td_api_leave_out(&rest.vars, &request->vars, n);
@@ -125,7 +137,8 @@ static td_status encode_without(const td_chat *chat, const td_api_request *reque
   if (text) td_buf_clear(text);
   td_status st = rest.vars.failed || rest.plain_vars.failed
                      ? td_api_fail(error, 503, NULL, NULL, "out of memory")
-                     : encode_chat(chat, NULL, &rest, out, text, error);
+                     : encode_chat(&(prompt_of){p->chat, &rest, p->pictures, true}, NULL, out, text,
+                                   error);
   td_buf_free(&rest.vars);
   td_buf_free(&rest.plain_vars);
   return st;
@@ -134,8 +147,9 @@ static td_status encode_without(const td_chat *chat, const td_api_request *reque
 // `truncation: auto`: leaves out as few of the first turns as let the prompt, and an answer of
 // max_tokens or a quarter of the context, fit. If even the last turn does not, the prompt stays too
 // long.
-static td_status cut_to_fit(const td_chat *chat, const td_api_request *request, td_token_ids *out,
-                            td_buf *text, td_api_error *error) {
+static td_status cut_to_fit(const prompt_of *p, td_token_ids *out, td_buf *text,
+                            td_api_error *error) {
+  const td_api_request *request = p->request;
   const size_t n_ctx = out->most, quarter = n_ctx / 4;
   const bool is_short = request->max_tokens >= 0 && (size_t)request->max_tokens < quarter;
   const size_t room = n_ctx - 1 - (is_short ? (size_t)request->max_tokens : quarter);
@@ -144,13 +158,13 @@ static td_status cut_to_fit(const td_chat *chat, const td_api_request *request, 
   td_status st = TD_OK;
   while (low < high && st == TD_OK) {
     const uint32_t middle = (low + high) / 2;
-    st = encode_without(chat, request, middle, out, text, error);
+    st = encode_without(p, middle, out, text, error);
     if (out->n + out->n_cut <= room)
       high = middle;
     else
       low = middle + 1;
   }
-  return st == TD_OK && high ? encode_without(chat, request, high, out, text, error) : st;
+  return st == TD_OK && high ? encode_without(p, high, out, text, error) : st;
 }
 
 static td_status encode_around(const td_chat *chat, const td_api_request *request,
@@ -183,11 +197,12 @@ static td_status encode_prompt(const td_chat *chat, const td_api_request *reques
 }
 
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
-                          td_token_ids *prompts, td_buf *text, td_api_error *error) {
+                          td_picture_list *pictures, td_token_ids *prompts, td_buf *text,
+                          td_api_error *error) {
   if (request->is_chat) {
-    td_status st = encode_chat(chat, turns, request, prompts, text, error);
-    return st == TD_OK && request->is_cut_to_fit ? cut_to_fit(chat, request, prompts, text, error)
-                                                 : st;
+    const prompt_of p = {chat, request, pictures, false};
+    td_status st = encode_chat(&p, turns, prompts, text, error);
+    return st == TD_OK && request->is_cut_to_fit ? cut_to_fit(&p, prompts, text, error) : st;
   }
   for (uint32_t i = 0; i < request->n_prompts; i++) {
     td_status st = encode_prompt(chat, request, i, &prompts[i], error);

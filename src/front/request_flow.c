@@ -33,6 +33,8 @@ td_front_request *td_backend_find(const td_backend *b, uint64_t id) {
 
 void td_backend_free_request(td_front_request *r) {
   if (!r) return;
+  if (r->keys != r->out.tokens) free(r->keys);
+  td_pictures_drop(r->pictures);
   free(r->out.tokens);
   free(r->out.bias);
   free(r->out.grammar);
@@ -199,7 +201,7 @@ static bool load(td_backend *b, td_front_request *r) {
   td_kv_disk_save(b->tier); // admitting r may have evicted cached pages
   const td_kv_load what = {.id = r->out.id,
                            .salt = r->salt,
-                           .prompt = r->out.tokens,
+                           .prompt = r->keys,
                            .n_prompt = r->out.submit.n_prompt,
                            .n_cached = r->n_past - r->n_past % b->info.page_tokens,
                            .pages = r->out.pages,
@@ -359,6 +361,7 @@ static void on_token(td_backend *b, td_front_request *r, const td_wire_token *to
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
   if (checked.index != r->n_output || r->n_output == r->out.submit.max_tokens) return;
   uint32_t n_prompt = r->out.submit.n_prompt;
+  r->keys[n_prompt + r->n_output] = checked.id;
   r->out.tokens[n_prompt + r->n_output++] = checked.id;
   const bool is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
   if (is_last && r->out.state != TD_REQUEST_CANCELED) become(r, TD_REQUEST_COMPLETE);

@@ -101,9 +101,11 @@ extern const size_t td_openapi_len;
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be
 // NULL) receives the rendered chat. turns: the server's own messages in a chat keep the tokens they
-// were generated as; NULL: they are tokenized again. Any thread.
+// were generated as; NULL: they are tokenized again. pictures: the chat's images, which get their
+// places; NULL: none. Any thread.
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
-                          td_token_ids *prompts, td_buf *text, td_api_error *error);
+                          td_picture_list *pictures, td_token_ids *prompts, td_buf *text,
+                          td_api_error *error);
 // Whether a request may name this model (NULL: it names none); suffix: see td_hosts_find.
 td_status td_serve_check_model(const td_serve *serve, const char *asked, const char *suffix,
                                td_api_error *error);

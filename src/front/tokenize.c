@@ -66,6 +66,17 @@ static td_status open_host(task *t) {
   return t->chat ? TD_OK : td_api_fail_err(&t->error, NULL, &err);
 }
 
+static td_status encode_request(task *t, td_api_request *request, td_turns *turns,
+                                td_token_ids *prompts, td_buf *text) {
+  td_picture_list *pictures;
+  td_status st = td_pictures_take(&pictures, &t->host->pictures, request, false,
+                                  &t->work.is_canceled, &t->error);
+  if (st == TD_OK)
+    st = td_serve_encode(t->chat, turns, request, pictures, prompts, text, &t->error);
+  td_pictures_drop(pictures);
+  return st;
+}
+
 static td_status encode(task *t, td_api_request *request) {
   if (t->kind >= APPLY_TEMPLATE && !request->is_chat)
     return td_api_bad(&t->error, "messages", "messages are missing");
@@ -74,7 +85,7 @@ static td_status encode(task *t, td_api_request *request) {
   td_token_ids ids = {.most = t->kind >= COUNT, // counted, not kept
                       .is_canceled = &t->work.is_canceled};
   td_buf text = TD_BUF_INIT;
-  td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
+  td_status st = encode_request(t, request, NULL, &ids, &text);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
   if (st == TD_OK && t->kind >= COUNT) {
     td_json_writer w = TD_JSON_WRITER(&t->answer);
@@ -109,7 +120,7 @@ static void write_sampling(td_json_writer *w, const td_api_request *r, size_t ro
   td_jw_end_object(w);
 }
 
-// vLLM's GenerateRequest. There are no images: features are null.
+// vLLM's GenerateRequest. Images are not passed on: features are null.
 static td_status write_rendered(task *t, td_json_writer *w, const td_api_request *r,
                                 const td_token_ids *ids) {
   unsigned char random[16];
@@ -141,7 +152,7 @@ static td_status render(task *t, td_api_request *r) {
   for (uint32_t i = 0; i < n; i++)
     prompts[i] = (td_token_ids){.most = t->host->n_ctx, .is_canceled = &t->work.is_canceled};
   r->owner = td_serve_turn_owner(t->serve, &t->caller, r);
-  st = td_serve_encode(t->chat, t->host->turns, r, prompts, NULL, &t->error);
+  st = encode_request(t, r, t->host->turns, prompts, NULL);
   if (st == TD_OK) st = td_serve_check_context(prompts, n, r->is_chat, t->host->n_ctx, &t->error);
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   if (!r->is_chat) td_jw_begin_array(&w, NULL);
@@ -201,12 +212,14 @@ static void run(uv_work_t *work) {
   td_api_request request = {0};
   t->status = open_host(t);
   td_dialect_state state = {.is_count = true,
+                            .sees = t->host && atomic_load(&t->host->sees),
                             .store = t->serve->responses,
                             .owner = td_serve_owner(t->serve, &t->caller)};
   if (t->status == TD_OK && t->kind >= COUNT) t->status = translate(t, &state);
   if (t->status == TD_OK) {
     td_api_defaults defaults = t->host->defaults;
     defaults.is_canceled = &t->work.is_canceled;
+    defaults.sees = atomic_load(&t->host->sees);
     t->status = m->parse(&request, td_buf_text(&t->body), t->body.len, &defaults, &t->error);
     if (t->status == TD_OK) t->status = m->answer(t, &request);
     if (t->status != TD_OK) td_dialect_name(&state, &t->error);
