@@ -42,6 +42,15 @@ void td_mp_uint(td_buf *out, uint64_t value) {
     put(out, 0xcf, value, 8);
 }
 
+void td_mp_int(td_buf *out, int64_t value) {
+  if (value >= 0)
+    td_mp_uint(out, (uint64_t)value);
+  else if (value >= -32)
+    put(out, (unsigned)value & 0xff, 0, 0);
+  else
+    put(out, 0xd3, (uint64_t)value, 8);
+}
+
 void td_mp_double(td_buf *out, double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof bits);

@@ -9,6 +9,7 @@
 void td_mp_array(td_buf *out, uint32_t n);
 void td_mp_map(td_buf *out, uint32_t n);
 void td_mp_uint(td_buf *out, uint64_t value);
+void td_mp_int(td_buf *out, int64_t value);
 void td_mp_double(td_buf *out, double value);
 void td_mp_str(td_buf *out, const char *text);
 void td_mp_nil(td_buf *out);

@@ -21,20 +21,27 @@ enum { CPU_PART = 2, GPU_PART = 8 };
 
 // ---- KV events --------------------------------------------------------------------------------
 
-// The salt of a request that runs.
+// A page's tokens are among the keys of a request that runs.
 static void on_kv_change(void *ctx, const td_kv_change *change) {
   const td_backend *b = ctx;
-  const char *text = NULL;
+  const uintptr_t page = (uintptr_t)change->tokens;
+  td_kv_origin origin = {.ids = change->tokens};
   char digits[17];
-  for (uint32_t i = 0; change->salt && i < b->n_slots && !text; i++) {
+  for (uint32_t i = 0; i < b->n_slots && change->tokens; i++) {
     const td_front_request *r = b->slots[i];
-    if (r && r->salt == change->salt) text = r->salt_text;
+    if (!r) continue;
+    const uint32_t n = r->out.submit.n_prompt + r->n_output;
+    if (change->salt && !origin.salt && r->salt == change->salt) origin.salt = r->salt_text;
+    if (page < (uintptr_t)r->keys || page >= (uintptr_t)(r->keys + n)) continue;
+    origin.at = (uint32_t)(change->tokens - r->keys);
+    origin.ids = r->out.tokens + origin.at;
+    origin.pictures = r->pictures;
   }
-  if (change->salt && !text) {
+  if (change->salt && !origin.salt) {
     snprintf(digits, sizeof digits, "%016" PRIx64, change->salt);
-    text = digits;
+    origin.salt = digits;
   }
-  td_kv_events_add(b->opts.kv_events, change, text);
+  td_kv_events_add(b->opts.kv_events, change, &origin);
 }
 
 // ---- worker state -----------------------------------------------------------------------------

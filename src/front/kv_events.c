@@ -76,8 +76,9 @@ struct td_kv_events {
   uint64_t parent, last;    // hashes: before the first, if it has one; of the last
   bool has_parent;
   td_buf hashes, tokens; // as MessagePack
-  char *salt;
-  td_buf list; // finished events
+  td_buf extra;          // an entry a page
+  bool has_extra;        // one of them says something
+  td_buf list;           // finished events
   uint32_t n_events;
   kept_batch *kept; // [KEPT_BATCHES] with replay: batch i is in i % KEPT_BATCHES
   uint64_t first;   // the oldest one kept
@@ -114,7 +115,7 @@ static void write_blocks(td_kv_events *e) {
 
 static void write_stored(td_kv_events *e) {
   td_buf *out = &e->list;
-  begin_event(out, e->salt ? 9 : 8, "BlockStored");
+  begin_event(out, e->has_extra ? 9 : 8, "BlockStored");
   write_blocks(e);
   td_mp_str(out, "parent_block_hash");
   if (e->has_parent)
@@ -129,13 +130,37 @@ static void write_stored(td_kv_events *e) {
   td_mp_nil(out);
   td_mp_str(out, "lora_name");
   td_mp_nil(out);
-  if (!e->salt) return;
-  td_mp_str(out, "extra_keys"); // one entry a block, the salt in the first
-  td_mp_array(out, e->n_run);
-  td_mp_array(out, 1);
-  td_mp_str(out, e->salt);
-  for (uint32_t i = 1; i < e->n_run; i++)
+  if (!e->has_extra) return;
+  td_mp_str(out, "extra_keys");
+  write_array(out, e->n_run, &e->extra);
+}
+
+// What a page's hash depends on besides its tokens: the images it has a part of, each with where it
+// begins relative to the page, and the salt of a first page.
+static void write_extra(td_kv_events *e, const td_kv_origin *o, uint32_t n_tokens) {
+  const td_picture_list *p = o->pictures;
+  td_buf *out = &e->extra;
+  uint32_t first = p ? p->first : 0, end;
+  while (p && first < p->n && p->images[first].at + p->images[first].n_tokens <= o->at)
+    first++;
+  for (end = first; p && end < p->n && p->images[end].at < o->at + n_tokens; end++)
+    continue;
+  const uint32_t n = end - first + (o->salt != NULL);
+  e->has_extra |= n > 0;
+  if (n)
+    td_mp_array(out, n);
+  else
     td_mp_nil(out);
+  for (; first < end; first++) {
+    td_digest hash;
+    char hex[TD_DIGEST_HEX];
+    memcpy(hash.bytes, p->images[first].hash, sizeof hash.bytes);
+    td_digest_hex(hex, &hash);
+    td_mp_array(out, 2);
+    td_mp_str(out, hex);
+    td_mp_int(out, (int64_t)p->images[first].at - o->at);
+  }
+  if (o->salt) td_mp_str(out, o->salt);
 }
 
 // Makes an event of the run.
@@ -154,11 +179,11 @@ static void end_run(td_kv_events *e) {
   e->n_run = 0;
   td_buf_clear(&e->hashes);
   td_buf_clear(&e->tokens);
-  free(e->salt);
-  e->salt = NULL;
+  td_buf_clear(&e->extra);
+  e->has_extra = false;
 }
 
-void td_kv_events_add(td_kv_events *e, const td_kv_change *change, const char *salt) {
+void td_kv_events_add(td_kv_events *e, const td_kv_change *change, const td_kv_origin *origin) {
   const bool follows = change->kind == TD_KV_REMOVED ||
                        (change->before && e->last == hash_of(change->before));
   if (e->n_run && (e->kind != change->kind || !follows)) end_run(e);
@@ -166,16 +191,16 @@ void td_kv_events_add(td_kv_events *e, const td_kv_change *change, const char *s
     e->n_tokens = change->n_tokens;
     e->has_parent = change->before;
     e->parent = change->before ? hash_of(change->before) : 0;
-    e->salt = salt ? strdup(salt) : NULL;
-    e->list.failed |= salt && !e->salt;
   }
   e->kind = change->kind;
   e->n_run++;
   if (change->kind == TD_KV_CLEARED) return;
   e->last = hash_of(change->name);
   td_mp_uint(&e->hashes, e->last);
+  if (change->kind == TD_KV_REMOVED) return;
   for (uint32_t i = 0; i < change->n_tokens; i++)
-    td_mp_uint(&e->tokens, (uint32_t)change->tokens[i]);
+    td_mp_uint(&e->tokens, (uint32_t)origin->ids[i]);
+  write_extra(e, origin, change->n_tokens);
 }
 
 // ---- batches ----------------------------------------------------------------------------------
@@ -378,9 +403,9 @@ void td_kv_events_close(td_kv_events *e) {
     drop_oldest(e);
   free(e->kept);
   free(e->topic);
-  free(e->salt);
   td_buf_free(&e->hashes);
   td_buf_free(&e->tokens);
+  td_buf_free(&e->extra);
   td_buf_free(&e->list);
   free(e);
 }

@@ -6,6 +6,7 @@
 
 #include <uv.h>
 
+#include "front/pictures.h"
 #include "kv/kv.h"
 
 typedef struct td_kv_events td_kv_events;
@@ -23,8 +24,15 @@ void td_kv_events_start(td_kv_events *events, uv_loop_t *loop);
 void td_kv_events_stop(td_kv_events *events);
 void td_kv_events_close(td_kv_events *events); // after the loop has ended; NULL is legal
 
-// Adds a change to the next batch. salt: what a first page's prompts are kept apart by; NULL:
-// nothing.
-void td_kv_events_add(td_kv_events *events, const td_kv_change *change, const char *salt);
+// What a stored page is of.
+typedef struct {
+  const char *salt;                // that a first page's prompts are kept apart by; NULL: nothing
+  const int32_t *ids;              // its tokens
+  const td_picture_list *pictures; // of its request; NULL: none
+  uint32_t at;                     // of its first token there
+} td_kv_origin;
+
+// Adds a change to the next batch.
+void td_kv_events_add(td_kv_events *events, const td_kv_change *change, const td_kv_origin *origin);
 // Sends what was added, as one batch. NULL is legal.
 void td_kv_events_send(td_kv_events *events);

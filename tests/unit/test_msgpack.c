@@ -38,6 +38,14 @@ TEST(integers) {
     td_mp_uint(&buf, cases[i].value);
     check(&buf, cases[i].hex, strlen(cases[i].hex) / 2);
   }
+  static const struct {
+    int64_t value;
+    const char *hex;
+  } below[] = {{7, "07"}, {-1, "ff"}, {-32, "e0"}, {-33, "d3ffffffffffffffdf"}};
+  for (size_t i = 0; i < TD_COUNT(below); i++) {
+    td_mp_int(&buf, below[i].value);
+    check(&buf, below[i].hex, strlen(below[i].hex) / 2);
+  }
   td_buf_free(&buf);
 }
 
