@@ -676,12 +676,41 @@ def _mtp_apart(c):
             yield Tensor(t.name.replace("model.", "mtp.", 1), t.shape, t.role, t.expert)
 
 
+def _biased(name, shape):
+    yield Tensor(name + ".weight", shape, "norm" if len(shape) == 1 else "vision")
+    yield Tensor(name + ".bias", shape[:1], "bias")
+
+
+def _qwen3_tower(v):
+    """Qwen3-VL's and Qwen3.5's."""
+    p, dim, patch = "model.visual.", v["hidden_size"], v["patch_size"]
+    merged = dim * v["spatial_merge_size"] ** 2
+    yield from _biased(p + "patch_embed.proj", (dim, 3, v["temporal_patch_size"], patch, patch))
+    yield Tensor(p + "pos_embed.weight", (v["num_position_embeddings"], dim), "vision")
+    for i in range(v["depth"]):
+        b, inner = f"{p}blocks.{i}.", v["intermediate_size"]
+        for norm in "norm1", "norm2":
+            yield from _biased(b + norm, (dim,))
+        yield from _biased(b + "attn.qkv", (3 * dim, dim))
+        yield from _biased(b + "attn.proj", (dim, dim))
+        yield from _biased(b + "mlp.linear_fc1", (inner, dim))
+        yield from _biased(b + "mlp.linear_fc2", (dim, inner))
+    mergers = [f"deepstack_merger_list.{i}" for i in range(len(v.get("deepstack_visual_indexes", [])))]
+    for name in "merger", *mergers:
+        yield from _biased(f"{p}{name}.norm", (dim if name == "merger" else merged,))
+        yield from _biased(f"{p}{name}.linear_fc1", (merged, merged))
+        yield from _biased(f"{p}{name}.linear_fc2", (v["out_hidden_size"], merged))
+
+
 def tensors(c):
     """Every tensor of the checkpoint of config c, FP8 scales excluded."""
     if c["model_type"] in WRAPPERS:
         for t in tensors(language_model(c)):
             name = wrapped_name(c["model_type"], t.name)
             yield replace(t, name=name)
+        if c["vision_config"].get("depth"):
+            yield from _qwen3_tower(c["vision_config"])
+            return
         for name in WRAPPERS[c["model_type"]]:
             yield Tensor(name, (4, 8), "vision")
         return

@@ -19,6 +19,16 @@ import checkpoint
 import shapes
 
 POOL = 1 << 24  # elements
+# Of models that see; for images of 4 to 64 tokens.
+PROCESSOR = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "image_std": [0.5, 0.5, 0.5],
+    "merge_size": 2,
+    "patch_size": 16,
+    "size": {"longest_edge": 65536, "shortest_edge": 4096},
+    "temporal_patch_size": 2,
+}
 SIGMA_PEAK = 4.5  # E4M3 codes of unit-normal values are scaled so that 4.5 sigma is 448
 
 E2M1_RMS = 2.92  # of 0, 0.5, 1, 1.5, 2, 3, 4 and 6
@@ -178,8 +188,12 @@ def make_model(args):
         raise SystemExit(f"{args.out} already holds a checkpoint: choose another --out")
     from tokenizer_maker import write_tokenizer  # needs tokenizers, as nothing else here does
 
-    ids = write_tokenizer(args.out, deepseek, shapes.SHAPES[args.shape][1])
+    sees = bool(config.get("vision_config", {}).get("depth"))
+    ids = write_tokenizer(args.out, deepseek, shapes.SHAPES[args.shape][1], sees)
     text |= {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
+    if sees:
+        config["image_token_id"] = ids["image"]
+        checkpoint.write_json(os.path.join(args.out, "preprocessor_config.json"), PROCESSOR)
     config = architectures.quantize_config(config, args.dtype)
 
     values = Values(config, args.dtype, args.seed, ids["n_tokens"])

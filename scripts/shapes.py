@@ -85,8 +85,23 @@ _QWEN4 = QWEN35 | {
 }
 
 
-def _wrapped(model_type, text):
-    return {"model_type": model_type, "text_config": text, "vision_config": {}}
+def _wrapped(model_type, text, vision={}):
+    return {"model_type": model_type, "text_config": text, "vision_config": vision}
+
+
+_TINY_TOWER = {
+    "deepstack_visual_indexes": [0],
+    "depth": 2,
+    "hidden_size": 32,
+    "in_channels": 3,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_position_embeddings": 64,
+    "out_hidden_size": 128,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 
 
 # name -> (config, tokens the tokenizer is trained to)
@@ -118,6 +133,20 @@ SHAPES = {
         1000,
     ),
     "tiny-qwen3": (QWEN3_BASE | _TINY_QWEN3, 1000),
+    "tiny-qwen3-vl": (
+        _wrapped(
+            "qwen3_vl_moe",
+            QWEN3_BASE
+            | _TINY_QWEN3
+            | {
+                "model_type": "qwen3_vl_moe_text",
+                "moe_intermediate_size": 48,  # fused matrices are not square: it shows how they lie
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"},
+            },
+            _TINY_TOWER | {"model_type": "qwen3_vl_moe"},
+        ),
+        1000,
+    ),
     "tiny-gpt-oss": (
         GPT_OSS
         | {

@@ -51,6 +51,20 @@ QWEN_TEMPLATE = """\
 {%- endif %}
 """
 
+# With images, as Qwen's show them.
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+VISION_TEMPLATE = """\
+{%- macro said(content) %}
+    {%- if content is string %}{{- content }}
+    {%- else %}
+        {%- for item in content or [] %}
+            {%- if item.type == 'image' or 'image' in item %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in item %}{{- item.text }}{% endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+""" + QWEN_TEMPLATE.replace("(message.content or '')", "said(message.content)")
+
 _WORDS = """the of and to in is that it was for on are as with his they at be this have from or had
 by hot but some what there we can out other were all your when up use word how said an
 each she which do their time if will way about many then them would write like so these
@@ -157,13 +171,14 @@ def _write_config(directory, special):
     write_json(os.path.join(directory, "tokenizer_config.json"), config)
 
 
-def write_tokenizer(directory, deepseek, n_tokens):
+def write_tokenizer(directory, deepseek, n_tokens, sees=False):
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-    At most n_tokens tokens, special ones included. Returns {"bos": id, "eos": id, "n_tokens": n}.
+    At most n_tokens tokens, special ones included. Returns {"bos": id, "eos": id, "n_tokens": n}
+    and if the model sees "image".
     """
     special = DEEPSEEK_TOKENS if deepseek else QWEN_TOKENS
-    extra = list(dict.fromkeys([special["bos"], special["eos"], special["pad"], *special["other"]]))
+    extra = list(dict.fromkeys([special["bos"], special["eos"], special["pad"], *special["other"], *(VISION_TOKENS if sees else [])]))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _pre_tokenizer(deepseek)
     tokenizer.decoder = decoders.ByteLevel()
@@ -176,11 +191,12 @@ def write_tokenizer(directory, deepseek, n_tokens):
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in extra])
     tokenizer.save(os.path.join(directory, "tokenizer.json"))
     _write_config(directory, special)
-    template = DEEPSEEK_TEMPLATE if deepseek else QWEN_TEMPLATE
+    template = DEEPSEEK_TEMPLATE if deepseek else VISION_TEMPLATE if sees else QWEN_TEMPLATE
     with open(os.path.join(directory, "chat_template.jinja"), "w", encoding="utf-8") as f:
         f.write(template)
     return {
         "bos": tokenizer.token_to_id(special["bos"]),
         "eos": tokenizer.token_to_id(special["eos"]),
         "n_tokens": tokenizer.get_vocab_size(),
+        "image": tokenizer.token_to_id("<|image_pad|>"),
     }

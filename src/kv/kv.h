@@ -28,7 +28,7 @@ typedef struct {
   uint32_t n_tokens;
   const td_digest *name, *before; // before: of the page before it; NULL: it is a prompt's first
   uint64_t salt;                  // of a first page
-  const int32_t *tokens;          // [n_tokens], the page's own
+  const int32_t *tokens;          // [n_tokens], the page's own, among those of the caller
 } td_kv_change;
 
 // May not call td_kv; what the change points to is valid during the call.

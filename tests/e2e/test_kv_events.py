@@ -11,6 +11,7 @@ import msgpack
 import pytest
 import zmq
 
+from images import N_TOKENS, part, user
 from serving import SANITIZED, Server, cached, make_model, wait_until
 
 PAGE = 64
@@ -218,3 +219,41 @@ def test_errors(tandem_bin, model, tmp_path):
     )
     assert "--kv-events-replay needs --kv-events" in refused("--kv-events-replay", pub)
     assert "--kv-events-topic needs --kv-events" in refused("--kv-events-topic", "x")
+
+
+def test_images_are_told_apart(tandem_bin, sockets, tmp_path, tmp_path_factory, monkeypatch):
+    """Blocks say which images they have a part of, as vLLM's do: hash, and where it begins."""
+    monkeypatch.setenv("TANDEM_ZMQ_LIB", str(LIBRARY))
+    model = make_model(tmp_path_factory.mktemp("models") / "seeing", "tiny-qwen3-vl")
+    pub, again = (f"ipc://{tmp_path}/{name}" for name in ("pub", "replay"))
+    server = Server(tandem_bin, model, "--kv-events", pub, "--kv-events-replay", again, "--ctx-size", "2048")
+    events = []
+    try:
+        images = [part(1), part(2), part(1)]
+        for salt in None, "apart":
+            body = {"messages": [user("a " * 40, *images, "b " * 40)], "max_tokens": 1, "cache_salt": salt}
+            reply = httpx.post(server.url + "/v1/chat/completions", json=body).json()
+        ids = httpx.post(server.url + "/tokenize", json=body).json()["tokens"]
+        batches = replay(sockets(zmq.DEALER, "replay"), 0)
+        events = [event for _, payload in batches for event in msgpack.unpackb(payload)[1]]
+    finally:
+        server.close()
+    places = [i for i, token in enumerate(ids) if token == ids[60] and ids[i - 1] != token]
+    assert len(places) == len(images) and reply["usage"]["prompt_tokens"] == len(ids)
+    for salt in None, "apart":
+        blocks = []
+        while len(blocks) < len(ids) // PAGE:
+            event = events.pop(0)
+            blocks += zip(event["extra_keys"] or [], [event["token_ids"][i:] for i in range(0, 9999, PAGE)])
+        hashes = {}
+        for i, (extra, tokens) in enumerate(blocks):
+            assert tokens[:PAGE] == ids[i * PAGE : (i + 1) * PAGE]
+            ends = [at + N_TOKENS > i * PAGE and at < (i + 1) * PAGE for at in places]
+            wanted = [(n, at - i * PAGE) for n, at in enumerate(places) if ends[n]]
+            keys = extra or []
+            if i == 0 and salt:
+                assert keys.pop() == salt
+            assert [offset for _, offset in keys] == [offset for _, offset in wanted]
+            for (n, _), (name, _) in zip(wanted, keys):
+                assert hashes.setdefault(n, name) == name and len(name) == 64
+        assert hashes[0] == hashes[2] != hashes[1]
