@@ -176,6 +176,7 @@ ROWS = [
     ("/completion", "prompt", ABSENT, "prompt"),
     ("/completion", "prompt", [{"text": "a"}], "prompt[0].prompt_string"),
     ("/completion", "prompt", {"prompt_string": 5}, "prompt.prompt_string"),
+    ("/completion", "prompt", {"prompt_string": "a", "multimodal_data": ["YQ=="]}, "prompt.multimodal_data"),
     ("/completion", "repeat_penalty", 1000, "repeat_penalty"),
     ("/completion", "min_tokens", 10, "min_tokens"),
     ("/completion", "n_probs", -1, "n_probs"),
