@@ -20,6 +20,7 @@ static void free_images(td_attached_list *list) {
   for (size_t i = 0; i < list->n; i++) {
     free(list->items[i].name);
     free(list->items[i].url);
+    free(list->items[i].rgb);
   }
   free(list->items);
   *list = (td_attached_list){0};
@@ -103,14 +104,16 @@ bool td_conversation_slide(td_conversation *c) {
 }
 
 // As parts, which a model sees.
-static void write_seen(td_json_writer *w, const td_message *m) {
+static void write_seen(td_json_writer *w, const td_message *m, td_conversation_form form) {
   td_jw_begin_array(w, "content");
   for (size_t i = 0; i < m->images.n; i++) {
     td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "image_url");
-    td_jw_begin_object(w, "image_url");
-    td_jw_str(w, "url", m->images.items[i].url);
-    td_jw_end_object(w);
+    td_jw_str(w, "type", form == TD_FOR_SERVER ? "image_url" : "image");
+    if (form == TD_FOR_SERVER) {
+      td_jw_begin_object(w, "image_url");
+      td_jw_str(w, "url", m->images.items[i].url);
+      td_jw_end_object(w);
+    }
     td_jw_end_object(w);
   }
   td_jw_begin_object(w, NULL);
@@ -132,20 +135,20 @@ static void write_files(td_json_writer *w, const td_attached_list *images) {
   td_jw_end_array(w);
 }
 
-static void write_message(td_json_writer *w, const td_message *m, bool all) {
+static void write_message(td_json_writer *w, const td_message *m, td_conversation_form form) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", m->role == TD_ROLE_USER ? "user" : "assistant");
-  if (m->images.n && !all)
-    write_seen(w, m);
+  if (m->images.n && form != TD_FOR_FILE)
+    write_seen(w, m, form);
   else
     td_jw_str_len(w, "content", td_buf_text(&m->content), m->content.len);
-  if (m->images.n && all) write_files(w, &m->images);
+  if (m->images.n && form == TD_FOR_FILE) write_files(w, &m->images);
   if (m->reasoning.len)
     td_jw_str_len(w, "reasoning_content", td_buf_text(&m->reasoning), m->reasoning.len);
   td_jw_end_object(w);
 }
 
-void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all) {
+void td_conversation_write(const td_conversation *c, td_json_writer *w, td_conversation_form form) {
   td_jw_begin_array(w, "messages");
   if (c->system.len) {
     td_jw_begin_object(w, NULL);
@@ -153,8 +156,8 @@ void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all
     td_jw_str_len(w, "content", td_buf_text(&c->system), c->system.len);
     td_jw_end_object(w);
   }
-  for (size_t i = all ? 0 : c->first; i < c->n; i++)
-    write_message(w, &c->messages[i], all);
+  for (size_t i = form == TD_FOR_FILE ? 0 : c->first; i < c->n; i++)
+    write_message(w, &c->messages[i], form);
   td_jw_end_array(w);
 }
 

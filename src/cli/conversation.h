@@ -4,11 +4,15 @@
 #include "base/buf.h"
 #include "base/json_write.h"
 #include "base/status.h"
+#include "tandem/image.h"
 
 // An image of a user's message.
 typedef struct {
   char *name;
   char *url; // data:image/png;base64,...
+  // For a model opened here (run_images.c), once it is prepared.
+  td_image_input input;
+  uint8_t *rgb; // owned; NULL: it is not
 } td_attached;
 
 typedef struct {
@@ -45,8 +49,13 @@ void td_conversation_cut(td_conversation *c, size_t n);
 // Stops sending the oldest turn, from a user's message to the one before the next. False: only one
 // turn is left.
 bool td_conversation_slide(td_conversation *c);
-// Writes the member "messages": what is sent to the model, or all there is.
-void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all);
+typedef enum {
+  TD_FOR_TEMPLATE, // what is sent to the model; of images that they are there
+  TD_FOR_SERVER,
+  TD_FOR_FILE, // all there is
+} td_conversation_form;
+// Writes the member "messages".
+void td_conversation_write(const td_conversation *c, td_json_writer *w, td_conversation_form form);
 // Replaces c by the conversation in a file: an object with messages, as td_conversation_write makes
 // it, or the first of a list of conversations, as the chat page exports. On an error c is as
 // before.

@@ -140,6 +140,8 @@ td_status td_run_open_model(td_runner *r, td_err *err) {
   r->n_ctx = r->session->n_ctx;
   td_run_settle(r);
   if (!r->chat) return TD_OK;
+  st = td_run_open_images(r, chosen.model, err);
+  if (st != TD_OK) return st;
   const td_output_form *form = o->raw ? NULL : td_output_form_of(r->chat);
   r->parser.is_harmony = form && form->final_begin;
   td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !form || !form->keeps_specials);
@@ -183,6 +185,7 @@ static void close_runner(td_runner *r) {
   td_buf_free(&r->said);
   td_token_ids_free(&r->ids);
   td_buf_free(&r->drawn);
+  free(r->images);
   td_trace_file_close(r->trace);
   td_options_free(&r->settings);
   free(r->served);

@@ -190,6 +190,8 @@ td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td
   begin(r);
   td_generate_args args = {.prompt = prompt,
                            .n_prompt = (uint32_t)n_prompt,
+                           .images = r->images,
+                           .n_images = r->n_images,
                            .max_tokens = (uint32_t)r->settings.n_predict,
                            .ignore_eos = r->options->ignore_eos,
                            .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
@@ -220,13 +222,14 @@ static td_status encode(td_runner *r, td_token_ids *ids, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(&vars);
   ids->n = 0;
   td_jw_begin_object(&w, NULL);
-  td_conversation_write(&r->conversation, &w, false);
+  td_conversation_write(&r->conversation, &w, TD_FOR_TEMPLATE);
   td_jw_bool(&w, "add_generation_prompt", true);
   td_run_write_reasoning(r, &w);
   td_jw_end_object(&w);
   td_status st = td_buf_status(&vars, err);
   if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, &text, err);
   if (st == TD_OK) st = td_buf_status(&text, err);
+  if (st == TD_OK) st = td_run_put_images(r, ids, err);
   r->parser.begins_in_reasoning = st == TD_OK &&
                                   td_output_parser_after(td_buf_text(&text), text.len) ==
                                       TD_REASONING_BEGUN;
@@ -264,10 +267,6 @@ static td_status encode_fitting(td_runner *r, td_token_ids *ids, td_err *err) {
 // By the model opened here.
 static td_status answer_here(td_runner *r, td_err *err) {
   td_token_ids ids = {0};
-  for (size_t i = r->conversation.first; i < r->conversation.n; i++)
-    if (r->conversation.messages[i].images.n)
-      return td_fail(err, TD_EUNSUPPORTED,
-                     "images are shown to a server's model: start tandem serve, and add --server");
   td_status st = encode_fitting(r, &ids, err);
   if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, err);
   td_token_ids_free(&ids);

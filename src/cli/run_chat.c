@@ -96,7 +96,7 @@ static bool save(td_runner *r, const char *args) {
   td_json_writer w = TD_JSON_WRITER(&text);
   td_err err;
   td_jw_begin_object(&w, NULL);
-  td_conversation_write(&r->conversation, &w, true);
+  td_conversation_write(&r->conversation, &w, TD_FOR_FILE);
   td_jw_end_object(&w);
   td_buf_char(&text, '\n');
   td_status st = td_buf_status(&text, &err);

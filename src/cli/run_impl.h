@@ -7,6 +7,7 @@
 #include "cli/conversation.h"
 #include "cli/markdown.h"
 #include "cli/spinner.h"
+#include "image/image.h"
 #include "options/options.h"
 #include "runtime/session.h"
 #include "runtime/trace_file.h"
@@ -27,6 +28,9 @@ typedef struct {
   bool shows_markdown;  // stdout is a terminal with colours
   bool is_chat;         // on a terminal
   td_conversation conversation;
+  td_image_processor processor; // patch 0: the session's model does not see
+  td_image_input *images;       // [n_images], owned: the prompt's; pixels are the conversation's
+  uint32_t n_images;
 
   // the response being generated
   td_spinner spinner;
@@ -61,6 +65,13 @@ td_status td_run_ask(td_runner *r, const char *text, size_t len, td_err *err);
 // Opens the model of settings; td_run_close_model in every case.
 td_status td_run_open_model(td_runner *r, td_err *err);
 void td_run_close_model(td_runner *r);
+
+// run_images.c
+// Finds out whether the model that is open sees.
+td_status td_run_open_images(td_runner *r, const char *model_dir, td_err *err);
+// Prepares the images of the conversation, whose tokens ids are, and puts as many tokens in the
+// place of each as it has.
+td_status td_run_put_images(td_runner *r, td_token_ids *ids, td_err *err);
 
 // run_server.c
 // Finds the model at the server.

@@ -154,7 +154,7 @@ static td_status write_body(td_runner *r, td_buf *body, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(body);
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "model", r->served);
-  td_conversation_write(&r->conversation, &w, false);
+  td_conversation_write(&r->conversation, &w, TD_FOR_SERVER);
   td_jw_bool(&w, "stream", true);
   td_jw_begin_object(&w, "stream_options");
   td_jw_bool(&w, "include_usage", true);
