@@ -4,13 +4,19 @@
 
 #include "image/image_impl.h"
 
-td_status td_decoding_begin(td_decoding *d) {
+td_status td_decoding_measure(td_decoding *d) {
   const uint64_t n = (uint64_t)d->width * d->height;
   if (!n) return td_decoding_damaged(d, "it has no pixels");
   if (n > d->limits->max_pixels)
     return td_fail(d->err, TD_ELIMIT, "the image has %u x %u pixels, over the limit of %llu in all",
                    d->width, d->height, (unsigned long long)d->limits->max_pixels);
-  d->pixels = malloc((size_t)n * d->n_channels);
+  return TD_OK;
+}
+
+td_status td_decoding_begin(td_decoding *d) {
+  td_status st = td_decoding_measure(d);
+  if (st != TD_OK) return st;
+  d->pixels = malloc((size_t)d->width * d->height * d->n_channels);
   if (!d->pixels) return td_fail(d->err, TD_ENOMEM, "no memory for an image");
   return td_decoding_check(d);
 }

@@ -21,7 +21,10 @@ td_status td_decode_png(td_decoding *d);
 td_status td_decode_jpeg(td_decoding *d);
 td_status td_decode_webp(td_decoding *d);
 
-// Checks the size, which the decoder has set, against the limits, and allocates pixels.
+// Checks the size, which the decoder has set, against the limits: before its library allocates by
+// it.
+td_status td_decoding_measure(td_decoding *d);
+// The same, and allocates pixels.
 td_status td_decoding_begin(td_decoding *d);
 // TD_ECANCELED.
 td_status td_decoding_check(const td_decoding *d);

@@ -60,6 +60,7 @@ static void read_png(png_structp png, png_infop info, png_source *source) {
   png_read_info(png, info);
   d->width = png_get_image_width(png, info);
   d->height = png_get_image_height(png, info);
+  if ((source->st = td_decoding_measure(d)) != TD_OK) png_longjmp(png, 1);
   set_transforms(png, info);
   const int n_passes = png_set_interlace_handling(png);
   png_read_update_info(png, info);

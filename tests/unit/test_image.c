@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/fs.h"
 #include "base/sha256.h"
@@ -90,6 +91,24 @@ TEST(files_cut_off_anywhere_are_refused) {
     }
     td_buf_free(&bytes);
   }
+}
+
+static long peak_kib(void) {
+  struct rusage usage;
+  assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+  return usage.ru_maxrss;
+}
+
+// By the header alone: libpng keeps a row, and 41 bytes may say that it has a GiB.
+TEST(size_is_refused_before_memory_is_taken) {
+  static char wide[] =
+      "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x10\0\0\0\x10\0\0\0\x08\x06\0\0\0\x23\x4c\x98\xb9"
+      "\0\0\0\1IDAT";
+  const td_buf file = {.data = wide, .len = sizeof wide - 1};
+  td_image image;
+  const long before = peak_kib();
+  assert_int_equal(decode(&image, &file, file.len, &no_limits, NULL), TD_ELIMIT);
+  assert_true(peak_kib() - before < 100 << 10);
 }
 
 static bool counts_down(void *ctx) {
