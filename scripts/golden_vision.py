@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 import checkpoint
+import golden_common
 import golden_families
 import golden_weights
 
@@ -36,12 +37,27 @@ _TOWER = {
 }
 
 
-def _whole(family, grids, mean=0.5, std=0.5, **tower):
+_GLM = {k: v for k, v in _TOWER.items() if not k.startswith(("deepstack", "num_position"))} | {
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "image_size": 20,
+    "rms_norm_eps": 1e-5,
+}
+_GLM5 = {k: v for k, v in _GLM.items() if k != "image_size"} | {
+    "attention_bias": True,
+    "projection_intermediate_size": 52,
+    "swiglu_limit": 0.7,
+}
+
+
+def _whole(family, grids, mean=0.5, std=0.5, base=_TOWER, **tower):
     """A configuration beside which the language model's is that of a golden of its family."""
     config, dtype = golden_families.config_of(family)
+    if "text_config" not in config:
+        config = golden_common.wrapped(config["model_type"].removesuffix("_text"), config)
     tower = {"model_type": config["model_type"] + "_vision",
              "out_hidden_size": config["text_config"]["hidden_size"]} | tower
-    config = config | {"image_token_id": IMAGE_TOKEN, "vision_config": _TOWER | tower}
+    config = config | {"image_token_id": IMAGE_TOKEN, "vision_config": base | tower}
     return {"config": config, "dtype": dtype, "grids": grids, "mean": mean, "std": std}
 
 
@@ -60,10 +76,50 @@ CASES = {
         "qwen3_5_moe_odd", [(3, 9), (6, 3)], 0.4, 0.3, depth=1, num_heads=3, num_position_embeddings=4,
         patch_size=7, spatial_merge_size=3, temporal_patch_size=3),
     "qwen3_5_moe_fp8": _whole("qwen3_5_moe_fp8", [(4, 4), (8, 2), (2, 2)], num_position_embeddings=64),
+    "glm4v_moe": _whole("glm4v_moe", [(6, 4), (2, 8)], 0.45, 0.27, _GLM),
+    # A patch of 7 x 7, one frame, groups of nine; biases of attention; a square of four positions.
+    "glm4v_moe_odd": _whole(
+        "glm4v_moe_odd", [(3, 9), (6, 3)], 0.4, 0.3, _GLM, attention_bias=True, depth=1, image_size=14, num_heads=3,
+        patch_size=7, rms_norm_eps=1e-3, spatial_merge_size=3, temporal_patch_size=1),
+    "glm4v_moe_sizes": _whole("glm4v_moe", [(4, 4), (8, 2), (2, 2)], base=_GLM, image_size=35),
+    "glm5_next": _whole("glm5_next", [(6, 4), (2, 8)], 0.45, 0.27, _GLM5),
+    "glm5_next_odd": _whole(
+        "glm5_next_odd", [(3, 9), (6, 3)], 0.4, 0.3, _GLM5, attention_bias=False, depth=1, num_heads=3, patch_size=7,
+        rms_norm_eps=1e-3, spatial_merge_size=3, swiglu_limit=10.0, temporal_patch_size=1),
 }
 
 
+def _glm_shapes(config):
+    """And which of them have biases."""
+    v, is_5 = config["vision_config"], config["model_type"] == "glm5_next"
+    dim, out, m, bias = v["hidden_size"], v["out_hidden_size"], v["spatial_merge_size"], v["attention_bias"]
+    mlp = v["intermediate_size"] if is_5 else out
+    context = v["projection_intermediate_size"] if is_5 else v["intermediate_size"]
+    shapes = {"patch_embed.proj": ((dim, 3, v["temporal_patch_size"], v["patch_size"], v["patch_size"]), True),
+              "post_layernorm": ((dim,), False), "downsample": ((out, dim, m, m), True),
+              "merger.proj": ((out, out), False), "merger.post_projection_norm": ((out,), True),
+              "merger.gate_proj": ((context, out), False), "merger.up_proj": ((context, out), False),
+              "merger.down_proj": ((out, context), False)}
+    if not is_5:
+        shapes |= {"post_conv_layernorm": ((dim,), False),
+                   "embeddings.position_embedding": (((v["image_size"] // v["patch_size"]) ** 2, dim), False)}
+    for i in range(v["depth"]):
+        p = f"blocks.{i}."
+        shapes |= {p + "norm1": ((dim,), False), p + "norm2": ((dim,), False), p + "attn.qkv": ((3 * dim, dim), bias),
+                   p + "attn.proj": ((dim, dim), bias and is_5), p + "mlp.gate_proj": ((mlp, dim), bias and is_5),
+                   p + "mlp.up_proj": ((mlp, dim), bias and is_5), p + "mlp.down_proj": ((dim, mlp), bias and is_5)}
+        if is_5:
+            shapes |= {p + f"attn.{x}_norm": ((dim // v["num_heads"],), False) for x in "qk"}
+    return shapes
+
+
 def _tower_shapes(config):
+    if config["model_type"].startswith("glm"):
+        return _glm_shapes(config)
+    return {k: (v, k != "pos_embed") for k, v in _qwen_shapes(config).items()}
+
+
+def _qwen_shapes(config):
     v = config["vision_config"]
     dim, mlp, out, merged = (v["hidden_size"], v["intermediate_size"], v["out_hidden_size"],
                              v["hidden_size"] * v["spatial_merge_size"] ** 2)
@@ -92,12 +148,12 @@ def weights(name, seed):
     stored = [e for e in stored if not e.name.startswith("model.visual.")]
     used = {k: v for k, v in used.items() if not k.startswith("model.visual.")}
     rng = np.random.default_rng([seed, 2])
-    for module, shape in _tower_shapes(case["config"]).items():
+    for module, (shape, has_bias) in _tower_shapes(case["config"]).items():
         is_norm = len(shape) == 1
         fan = int(np.prod(shape[1:]))
-        scale = 0.2 if is_norm else 1.0 if module == "pos_embed" else 1.5 / fan**0.5
+        scale = 0.2 if is_norm else 1.0 if module.endswith(("pos_embed", "embedding")) else 1.5 / fan**0.5
         values = {"weight": rng.normal(is_norm, scale, shape).astype(np.float32)}
-        if module != "pos_embed":
+        if has_bias:
             values["bias"] = rng.normal(0, 0.2, shape[:1]).astype(np.float32)
         for part, value in values.items():
             bits = checkpoint.to_bf16(value)
@@ -162,7 +218,8 @@ def _reference(name, seed):
 
     case = CASES[name]
     _, used = weights(name, seed)
-    kind = {"qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5_moe": "Qwen3_5Moe"}[case["config"]["model_type"]]
+    kind = {"qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5_moe": "Qwen3_5Moe", "glm4v_moe": "Glm4vMoe",
+            "glm5_next": "Glm5Next"}[case["config"]["model_type"]]
     plain = {k: v for k, v in case["config"].items() if k != "quantization_config"}
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
@@ -170,7 +227,8 @@ def _reference(name, seed):
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
         model, info = getattr(transformers, kind + "ForConditionalGeneration").from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-    unexpected = [k for k in info["unexpected_keys"] if not k.startswith("mtp.")]
+    prediction = f"model.language_model.layers.{case['config']['text_config']['num_hidden_layers']}."
+    unexpected = [k for k in info["unexpected_keys"] if not k.startswith(("mtp.", prediction))]
     if info["missing_keys"] or info["mismatched_keys"] or unexpected:
         raise SystemExit(f"transformers did not take the checkpoint as it is: {info}")
     return model.eval()

@@ -25,7 +25,7 @@
   X(HYPER_WRITE, hyper_write, td_hyper_write_args, "tokens", a->n_tokens, NULL, 0)                 \
   X(HYPER_MIX, hyper_mix, td_hyper_mix_args, "tokens", a->n_tokens, NULL, 0)                       \
   X(SILU_ROWS, silu_rows, td_silu_rows_args, "tokens", a->n_rows, NULL, 0)                         \
-  X(GELU_ROWS, gelu_rows, td_gelu_rows_args, "tokens", a->n_rows, NULL, 0)                         \
+  X(ACTIVATE_ROWS, activate_rows, td_activate_rows_args, "tokens", a->n_rows, NULL, 0)             \
   X(NGRAM_ROWS, ngram_rows, td_ngram_rows_args, "tokens", a->batch.n_tokens, NULL, 0)              \
   X(NGRAM_GATE, ngram_gate, td_ngram_gate_args, "tokens", a->n_tokens, NULL, 0)                    \
   X(NGRAM_CONV, ngram_conv, td_ngram_conv_args, "tokens", a->batch.n_tokens, NULL, 0)              \

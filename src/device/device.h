@@ -296,12 +296,19 @@ typedef struct {
   bool prompt, whole;
 } td_attn_gqa_args;
 
-// x[i][:] = GELU(x[i][:]), of f32 rows, on the CPU only. by_tanh: its approximation.
+// x[i][:] = f(x[i][:]), of f32 rows, on the CPU only.
+typedef enum {
+  TD_ACTIVATE_GELU,
+  TD_ACTIVATE_GELU_TANH, // approximated by tanh
+  TD_ACTIVATE_SWIGLU,    // silu(min(x, limit)) * clamp(up, -limit, limit); limit 0: none
+} td_activate_kind;
 typedef struct {
-  float *x; // [n_rows][dim]
+  float *x;  // [n_rows][dim]
+  float *up; // the same, for TD_ACTIVATE_SWIGLU; clamped in place
   uint32_t n_rows, dim;
-  bool by_tanh;
-} td_gelu_rows_args;
+  td_activate_kind kind;
+  float limit;
+} td_activate_rows_args;
 
 // Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], each head's nope
 // rows first. absorbed: q_nope is multiplied by kv_b's key rows and scores are computed on the

@@ -22,17 +22,35 @@ static td_status read_deep(const td_config_reader *r, td_vision_config *v) {
   return TD_OK;
 }
 
+// What towers with gated MLPs state, and others do not.
+static td_status read_eps(const td_config_reader *r, td_vision_config *v) {
+  const td_tower *tower = v->tower;
+  double eps = tower->eps, limit = tower->limit;
+  v->has_bias = tower->has_bias;
+  v->is_bicubic = tower->is_bicubic;
+  v->eps = 1e-6f;
+  if (!tower->eps) return TD_OK;
+  td_status st = td_config_double(r, r->root, "rms_norm_eps", 1e-30, 1, &eps);
+  if (st == TD_OK) st = td_config_bool(r, r->root, "attention_bias", &v->has_bias);
+  if (st == TD_OK && tower->limit)
+    st = td_config_double(r, r->root, "swiglu_limit", 1e-3, 1e6, &limit);
+  v->eps = (float)eps;
+  v->limit = (float)limit;
+  return st;
+}
+
 static td_status read_tower(const td_config_reader *r, td_vision_config *v) {
   const cJSON *rope = td_json_get(r->root, "rope_parameters");
   v->rope_theta = 10000;
-  v->eps = 1e-6f;
   td_status st = td_config_read_uints(r, v->tower->keys, v->tower->n_keys);
-  if (st == TD_OK) st = td_config_expect_str(r, "hidden_act", "gelu_pytorch_tanh");
+  if (st == TD_OK) st = td_config_expect_str(r, "hidden_act", v->tower->hidden_act);
+  if (st == TD_OK) st = read_eps(r, v);
+  if (v->image_size) v->n_positions = v->image_size / v->patch * (v->image_size / v->patch);
   if (st == TD_OK && rope)
     st = td_config_double(r, rope, "rope_theta", 1.0001, 1e15, &v->rope_theta);
   if (st == TD_OK) st = read_deep(r, v);
   if (st != TD_OK) return st;
-  uint32_t side = 1;
+  uint32_t side = 0;
   while ((uint64_t)side * side < v->n_positions)
     side++;
   if (side * side != v->n_positions)

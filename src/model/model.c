@@ -135,7 +135,8 @@ static void count_layer(td_model_stats *s, const td_model *m, uint32_t layer_idx
 static uint64_t n_params(const td_model_config *c, const td_tensor_spec *places, size_t n) {
   uint64_t sum = 0;
   for (size_t i = 0; i < n; i++)
-    sum += (uint64_t)td_dim_value(c, places[i].rows) * td_dim_value(c, places[i].cols);
+    if (!(places[i].conditions & ~td_vision_conditions(c)))
+      sum += (uint64_t)td_dim_value(c, places[i].rows) * td_dim_value(c, places[i].cols);
   return sum;
 }
 

@@ -611,9 +611,11 @@ static void try_mtp(td_tensor_binder *b) {
 static td_status bind_tower_part(td_tensor_binder *b, const td_tensor_spec *places, size_t n,
                                  const char *prefix, void *object) {
   td_status st = TD_OK;
+  const uint64_t met = td_vision_conditions(b->config);
   for (size_t i = 0; i < n && st == TD_OK; i++) {
     char name[TD_MAX_TENSOR_NAME];
     snprintf(name, sizeof name, "%s%s", prefix, places[i].name);
+    if (places[i].conditions & ~met) continue;
     st = bind_place(b, &places[i], name, (char *)object + places[i].offset);
   }
   return st;

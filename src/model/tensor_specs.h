@@ -77,6 +77,8 @@ typedef struct {
   X(VISION_MLP, c->vision.mlp_dim)                                                                 \
   X(VISION_PATCH, 3 * c->vision.temporal * c->vision.patch * c->vision.patch)                      \
   X(VISION_MERGED, c->vision.merge * c->vision.merge * c->vision.dim)                              \
+  X(VISION_HEAD, c->vision.dim / c->vision.n_heads)                                                \
+  X(VISION_CONTEXT, c->vision.context_dim)                                                         \
   X(VISION_OUT, c->vision.out_dim)                                                                 \
   X(VISION_POSITIONS, c->vision.n_positions)
 
@@ -176,3 +178,6 @@ uint32_t td_dim_value(const td_model_config *config, td_dim dim);
 // Bit mask of conditions a layer meets. It has the tensors all of whose conditions are in the mask.
 uint64_t td_layer_conditions(const td_model_config *config, uint32_t layer_idx);
 uint64_t td_end_conditions(const td_model_config *config);
+static inline uint64_t td_vision_conditions(const td_model_config *config) {
+  return config->vision.has_bias ? TD_IF(BIAS) : 0;
+}

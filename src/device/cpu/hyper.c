@@ -179,23 +179,39 @@ td_status td_cpu_op_silu_rows(td_cpu_stream *stream, const td_silu_rows_args *a,
   return TD_OK;
 }
 
-static void gelu_row(void *ctx, size_t i, unsigned member) {
-  (void)member;
-  const td_gelu_rows_args *a = ctx;
+static void gelu_by_tanh(float *x, uint32_t n) {
   enum { PIECE = 256 };
-  float gate[PIECE], *x = a->x + i * a->dim;
-  for (uint32_t c = 0; c < a->dim && !a->by_tanh; c++)
-    x[c] *= 0.5f * (1 + erff(x[c] * 0.70710678118654752f));
-  for (uint32_t from = 0, n; from < a->dim && a->by_tanh; from += n, x += n) {
-    n = a->dim - from < PIECE ? a->dim - from : PIECE;
-    for (uint32_t c = 0; c < n; c++) // 2 sqrt(2/pi) (x + 0.044715 x^3)
+  float gate[PIECE];
+  for (uint32_t from = 0, some; from < n; from += some, x += some) {
+    some = n - from < PIECE ? n - from : PIECE;
+    for (uint32_t c = 0; c < some; c++) // 2 sqrt(2/pi) (x + 0.044715 x^3)
       gate[c] = 1.5957691216057308f * (x[c] + 0.044715f * x[c] * x[c] * x[c]);
-    td_kernels()->sigmoid_row(&(td_sigmoid_row_args){.gate = gate, .x = x, .out = x, .n = n});
+    td_kernels()->sigmoid_row(&(td_sigmoid_row_args){.gate = gate, .x = x, .out = x, .n = some});
   }
 }
 
-td_status td_cpu_op_gelu_rows(td_cpu_stream *stream, const td_gelu_rows_args *a, td_err *err) {
-  (void)err;
-  td_cpu_for(stream, a->n_rows, gelu_row, (void *)a);
+static void activate_row(void *ctx, size_t i, unsigned member) {
+  (void)member;
+  const td_activate_rows_args *a = ctx;
+  float *x = a->x + i * a->dim, *up = a->up ? a->up + i * a->dim : NULL;
+  switch (a->kind) {
+  case TD_ACTIVATE_GELU:
+    for (uint32_t c = 0; c < a->dim; c++)
+      x[c] *= 0.5f * (1 + erff(x[c] * 0.70710678118654752f));
+    return;
+  case TD_ACTIVATE_GELU_TANH: gelu_by_tanh(x, a->dim); return;
+  case TD_ACTIVATE_SWIGLU: break;
+  }
+  for (uint32_t c = 0; c < a->dim && a->limit > 0; c++) {
+    x[c] = fminf(x[c], a->limit);
+    up[c] = fmaxf(-a->limit, fminf(up[c], a->limit));
+  }
+  td_kernels()->swiglu_row(&(td_swiglu_row_args){.gate = x, .up = up, .out = x, .n = a->dim});
+}
+
+td_status td_cpu_op_activate_rows(td_cpu_stream *stream, const td_activate_rows_args *a,
+                                  td_err *err) {
+  TD_DEV_REQUIRE(a->kind != TD_ACTIVATE_SWIGLU || a->up, "activation: nothing to gate");
+  td_cpu_for(stream, a->n_rows, activate_row, (void *)a);
   return TD_OK;
 }

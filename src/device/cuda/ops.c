@@ -149,9 +149,9 @@ td_status td_cuda_op_hyper_mix(td_cuda_stream *stream, td_hyper_mix_args *a, td_
   return status == TD_OK && a->n_tokens ? TD_CUDA_LAUNCH(stream, hyper_mix, a) : status;
 }
 
-td_status td_cuda_op_gelu_rows(td_cuda_stream *stream, td_gelu_rows_args *a, td_err *err) {
+td_status td_cuda_op_activate_rows(td_cuda_stream *stream, td_activate_rows_args *a, td_err *err) {
   (void)stream;
-  return td_fail(err, TD_EUNSUPPORTED, "GELU of %u rows by themselves, on a GPU", a->n_rows);
+  return td_fail(err, TD_EUNSUPPORTED, "activations of %u rows by themselves, on a GPU", a->n_rows);
 }
 
 td_status td_cuda_op_silu_rows(td_cuda_stream *stream, td_silu_rows_args *a, td_err *err) {

@@ -1,7 +1,8 @@
-// src/engine/vision/tower.c - the towers of Qwen3-VL and Qwen3.5: a patch is a token; learned
-// positions, interpolated, and rotary ones by row and column; attention to all patches of the
-// image; groups of merge^2 patches become a token of the language model. Tokens are in the order of
-// these groups. Weights are multiplied as stored, activations are FP32 (td_linear_op_args.exact).
+// src/engine/vision/tower.c - towers: a patch is a token; learned positions, interpolated, and
+// rotary ones by row and column; attention to all patches of the image; groups of merge^2 patches
+// become a token of the language model. Tokens are in the order of these groups. Weights are
+// multiplied as stored, activations are FP32 (td_linear_op_args.exact). What a tower has of all
+// this, its weights say.
 #include "engine/vision/tower.h"
 
 #include <math.h>
@@ -34,6 +35,7 @@ struct td_tower_run {
   float *part[N_PARTS]; // [n][dim]
   float *page;          // keys, then values: [n_heads][n][head_dim]
   float *mid;           // of an MLP, or patches
+  float *up, *joined;   // of a gated MLP; [n_tokens][out_dim], with context_dim
   float *cos_sin;       // [n][head_dim]
   float *rows;          // see td_tower_run_rows
   int32_t *position;    // [n]: 0, 1, 2, ...
@@ -57,6 +59,7 @@ static void cut_projection(const td_vision_layer *layer, uint32_t dim, layer_par
     w->rows = dim;
     w->data = (const char *)w->data + (size_t)i * dim * td_weight_row_bytes(w);
     td_vec *bias = &out->bias[i];
+    if (!layer->qkv_bias.data) continue;
     *bias = layer->qkv_bias;
     bias->n = dim;
     bias->data = (const char *)bias->data + (size_t)i * dim * td_dtype_bytes(bias->dtype);
@@ -99,9 +102,11 @@ static td_status alloc(td_tower_run *run, td_err *err) {
   const td_vision_config *c = run->config;
   const size_t n = run->n, x = n * c->dim;
   const size_t patch = (size_t)3 * c->temporal * c->patch * c->patch, merged = n * c->dim;
-  const size_t mlp = (n < MLP_TOKENS ? n : MLP_TOKENS) * (size_t)c->mlp_dim;
-  size_t mid = n * patch > mlp ? n * patch : mlp;
+  const size_t some = n < MLP_TOKENS ? n : MLP_TOKENS;
+  const size_t widest = c->context_dim > c->mlp_dim ? c->context_dim : c->mlp_dim;
+  size_t mid = n * patch > some * widest ? n * patch : some * widest;
   if (mid < merged) mid = merged;
+  const size_t joined = (size_t)run->n_tokens * c->out_dim; // merged, with context_dim
   float **const parts[] = {&run->x,
                            &run->h,
                            &run->part[Q],
@@ -109,6 +114,8 @@ static td_status alloc(td_tower_run *run, td_err *err) {
                            &run->part[V],
                            &run->page,
                            &run->mid,
+                           &run->up,
+                           &run->joined,
                            &run->cos_sin,
                            &run->rows,
                            (float **)&run->position,
@@ -120,8 +127,10 @@ static td_status alloc(td_tower_run *run, td_err *err) {
                           x,
                           2 * x,
                           mid,
+                          c->context_dim ? some * widest : 0,
+                          c->context_dim ? joined : 0,
                           n * head_dim(run),
-                          (size_t)(1 + c->n_deep) * run->n_tokens * c->out_dim,
+                          (1 + c->n_deep) * joined,
                           n,
                           n};
   size_t n_bytes = 0, at = 0;
@@ -168,17 +177,31 @@ static void cut_patches(const td_tower_run *run, const td_image_input *image) {
   }
 }
 
-// Two entries of a square's side, and the share of the second, for one of n places over it.
+// Entries of a square's side, and their shares, for one of n places over it.
+enum { MOST_TAPS = 4 };
 typedef struct {
-  uint32_t at[2];
-  float share[2];
+  uint32_t n, at[MOST_TAPS];
+  float share[MOST_TAPS];
 } taps;
 
-static taps taps_of(uint32_t i, uint32_t n, uint32_t side) {
-  const float from = (float)i * (float)(side - 1) / (float)(n > 1 ? n - 1 : 1);
+// Keys' kernel with a = -0.75, or the linear one.
+static float kernel(float distance, bool is_bicubic) {
+  const float a = -0.75f, d = distance;
+  if (!is_bicubic) return fmaxf(1 - d, 0);
+  return d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+}
+
+static taps taps_of(uint32_t i, uint32_t n, uint32_t side, bool is_bicubic) {
+  const float from = is_bicubic ? ((float)i + 0.5f) * (float)side / (float)n - 0.5f
+                                : (float)i * (float)(side - 1) / (float)(n > 1 ? n - 1 : 1);
   const float low = floorf(from);
-  const uint32_t at = (uint32_t)low, next = at + 1 < side ? at + 1 : side - 1;
-  return (taps){.at = {at, next}, .share = {1 - (from - low), from - low}};
+  taps out = {.n = is_bicubic ? 4 : 2};
+  for (uint32_t k = 0; k < out.n; k++) {
+    const float at = low + (float)k - (is_bicubic ? 1 : 0);
+    out.share[k] = kernel(fabsf(from - at), is_bicubic);
+    out.at[k] = (uint32_t)fminf(fmaxf(at, 0), (float)(side - 1));
+  }
+  return out;
 }
 
 static float element(const td_weight *w, size_t i) {
@@ -189,22 +212,24 @@ static float element(const td_weight *w, size_t i) {
   return value;
 }
 
-// Learned positions, bilinear between those of a square, to h.
+// x += learned positions, between those of a square.
 static void learned_positions(const td_tower_run *run, const td_image_input *image) {
   const td_vision_config *c = run->config;
   const uint32_t side = (uint32_t)lrint(sqrt(c->n_positions));
-  memset(run->h, 0, (size_t)run->n * c->dim * sizeof *run->h);
-  for (uint32_t t = 0; t < run->n; t++) {
+  for (uint32_t t = 0; t < run->n && side; t++) {
     const cell at = cell_of(c, image->grid_w, t);
-    const taps y = taps_of(at.row, image->grid_h, side), x = taps_of(at.col, image->grid_w, side);
+    const taps y = taps_of(at.row, image->grid_h, side, c->is_bicubic);
+    const taps x = taps_of(at.col, image->grid_w, side, c->is_bicubic);
     float *out = run->h + (size_t)t * c->dim;
-    for (int i = 0; i < 4; i++) {
-      const float share = y.share[i / 2] * x.share[i % 2];
-      const size_t from = ((size_t)y.at[i / 2] * side + x.at[i % 2]) * c->dim;
+    memset(out, 0, c->dim * sizeof *out);
+    for (uint32_t i = 0; i < y.n * x.n; i++) {
+      const float share = y.share[i / x.n] * x.share[i % x.n];
+      const size_t from = ((size_t)y.at[i / x.n] * side + x.at[i % x.n]) * c->dim;
       for (uint32_t d = 0; d < c->dim; d++)
         out[d] += element(&run->weights->positions, from + d) * share;
     }
   }
+  if (side) td_op_add(run->stream, run->x, run->h, (size_t)run->n * c->dim);
 }
 
 // Of a head's pairs the first half turns by the row, the second by the column.
@@ -223,6 +248,31 @@ static void rotary_positions(const td_tower_run *run, const td_image_input *imag
       }
     }
   }
+}
+
+// y = norm of x, rows of w.n elements.
+static void norm(td_tower_run *run, td_vec w, td_vec b, const float *x, float *y, uint32_t n_rows) {
+  if (!b.data) {
+    td_op_rmsnorm(run->stream, &(td_rmsnorm_args){.x = (void *)x,
+                                                  .w = w,
+                                                  .out = y,
+                                                  .x_stride = w.n,
+                                                  .out_stride = w.n,
+                                                  .n_rows = n_rows,
+                                                  .dim = w.n,
+                                                  .eps = run->config->eps});
+    return;
+  }
+  if (x != y) td_op_copy(run->stream, y, x, (size_t)n_rows * w.n * sizeof *y);
+  td_op_layernorm(run->stream,
+                  &(td_layernorm_args){.x = y,
+                                       .w = w,
+                                       .b = b,
+                                       .stride = w.n,
+                                       .n_rows = n_rows,
+                                       .dim = w.n,
+                                       .eps = run->config->context_dim ? 1e-5f : run->config->eps,
+                                       .is_f32 = true});
 }
 
 static void linear(td_tower_run *run, const td_weight *w, td_vec bias, const float *x, float *y,
@@ -258,29 +308,16 @@ td_status td_tower_run_begin(td_tower_run *run, const td_image_input *image, td_
     run->position[t] = (int32_t)t;
     run->zeros[t] = 0;
   }
+  const td_vision_weights *w = run->weights;
   cut_patches(run, image);
-  learned_positions(run, image);
   rotary_positions(run, image);
-  linear(run, &run->weights->patch, run->weights->patch_bias, run->mid, run->x, run->n);
-  td_op_add(run->stream, run->x, run->h, n * c->dim);
+  linear(run, &w->patch, w->patch_bias, run->mid, run->x, run->n);
+  if (w->patch_norm.data) norm(run, w->patch_norm, (td_vec){.n = 0}, run->x, run->x, run->n);
+  learned_positions(run, image);
   return td_stream_sync(run->stream, err);
 }
 
 // ---- a layer ------------------------------------------------------------------------------------
-
-// h = norm of x, rows of `dim` elements.
-static void norm(td_tower_run *run, td_vec w, td_vec b, uint32_t dim) {
-  const size_t n = (size_t)run->n * run->config->dim;
-  td_op_copy(run->stream, run->h, run->x, n * sizeof *run->h);
-  td_op_layernorm(run->stream, &(td_layernorm_args){.x = run->h,
-                                                    .w = w,
-                                                    .b = b,
-                                                    .stride = dim,
-                                                    .n_rows = (uint32_t)(n / dim),
-                                                    .dim = dim,
-                                                    .eps = run->config->eps,
-                                                    .is_f32 = true});
-}
 
 static void attend(td_tower_run *run, const td_vision_layer *layer, const layer_parts *parts) {
   const td_vision_config *c = run->config;
@@ -288,6 +325,9 @@ static void attend(td_tower_run *run, const td_vision_layer *layer, const layer_
   td_rope_heads heads[2];
   for (uint32_t i = 0; i < N_PARTS; i++) {
     linear(run, &parts->w[i], parts->bias[i], run->h, run->part[i], run->n);
+    const td_vec w = i == Q ? layer->q_norm : layer->k_norm;
+    if (i < V && w.data)
+      norm(run, w, (td_vec){.n = 0}, run->part[i], run->part[i], run->n * c->n_heads);
     if (i < V)
       heads[i] = (td_rope_heads){
           .x = run->part[i], .token_stride = c->dim, .head_stride = dim, .n_heads = c->n_heads};
@@ -332,49 +372,90 @@ static void attend(td_tower_run *run, const td_vision_layer *layer, const layer_
   td_op_add(run->stream, run->x, run->part[Q], (size_t)run->n * c->dim);
 }
 
-static void gelu(td_tower_run *run, uint32_t n_rows, uint32_t dim, bool by_tanh) {
-  td_op_gelu_rows(
-      run->stream,
-      &(td_gelu_rows_args){.x = run->mid, .n_rows = n_rows, .dim = dim, .by_tanh = by_tanh});
+static void activate(td_tower_run *run, float *x, uint32_t n_rows, uint32_t dim,
+                     td_activate_kind kind) {
+  td_op_activate_rows(run->stream, &(td_activate_rows_args){.x = x,
+                                                            .up = run->up,
+                                                            .n_rows = n_rows,
+                                                            .dim = dim,
+                                                            .kind = kind,
+                                                            .limit = run->config->limit});
 }
 
-static void mlp(td_tower_run *run, const td_vision_layer *layer) {
-  const size_t dim = run->config->dim;
-  for (uint32_t t = 0, n; t < run->n; t += n) {
-    n = run->n - t < MLP_TOKENS ? run->n - t : MLP_TOKENS;
-    linear(run, &layer->fc1, layer->fc1_bias, run->h + t * dim, run->mid, n);
-    gelu(run, n, run->config->mlp_dim, true);
-    linear(run, &layer->fc2, layer->fc2_bias, run->mid, run->part[Q] + t * dim, n);
+typedef struct {
+  const td_weight *fc1, *up, *fc2;
+  td_vec fc1_bias, up_bias, fc2_bias;
+} mlp_weights;
+
+// y = MLP of x; x and y are apart.
+static void mlp(td_tower_run *run, const mlp_weights *w, const float *x, float *y,
+                uint32_t n_rows) {
+  const size_t x_dim = w->fc1->cols, y_dim = w->fc2->rows;
+  const bool is_gated = w->up->data != NULL;
+  for (uint32_t t = 0, n; t < n_rows; t += n) {
+    n = n_rows - t < MLP_TOKENS ? n_rows - t : MLP_TOKENS;
+    linear(run, w->fc1, w->fc1_bias, x + t * x_dim, run->mid, n);
+    if (is_gated) linear(run, w->up, w->up_bias, x + t * x_dim, run->up, n);
+    activate(run, run->mid, n, w->fc1->rows, is_gated ? TD_ACTIVATE_SWIGLU : TD_ACTIVATE_GELU_TANH);
+    linear(run, w->fc2, w->fc2_bias, run->mid, y + t * y_dim, n);
   }
-  td_op_add(run->stream, run->x, run->part[Q], run->n * dim);
+}
+
+// mid = h, of each group of merge^2 patches the elements of all patches side by side, as a
+// convolution over the group has them.
+static void turn_groups(td_tower_run *run) {
+  const uint32_t n = run->config->merge * run->config->merge, dim = run->config->dim;
+  for (size_t g = 0; g < run->n_tokens; g++)
+    for (uint32_t i = 0; i < n; i++)
+      for (uint32_t d = 0; d < dim; d++)
+        run->mid[(g * dim + d) * n + i] = run->h[(g * n + i) * dim + d];
 }
 
 // Rows i of td_tower_run_rows, from x.
-static void merge(td_tower_run *run, const td_vision_merger *merger, uint32_t i) {
-  norm(run, merger->norm, merger->norm_bias, merger->norm.n);
-  linear(run, &merger->fc1, merger->fc1_bias, run->h, run->mid, run->n_tokens);
-  gelu(run, run->n_tokens, merged_dim(run), false);
-  linear(run, &merger->fc2, merger->fc2_bias, run->mid,
-         run->rows + (size_t)i * run->n_tokens * run->config->out_dim, run->n_tokens);
+static td_status merge(td_tower_run *run, const td_vision_merger *merger, uint32_t i, td_err *err) {
+  const uint32_t n = run->n_tokens, dim = run->config->out_dim;
+  float *out = run->rows + (size_t)i * n * dim;
+  norm(run, merger->norm, merger->norm_bias, run->x, run->h,
+       (uint32_t)((size_t)run->n * run->config->dim / merger->norm.n));
+  if (!merger->conv.data) {
+    linear(run, &merger->fc1, merger->fc1_bias, run->h, run->mid, n);
+    activate(run, run->mid, n, merged_dim(run), TD_ACTIVATE_GELU);
+    linear(run, &merger->fc2, merger->fc2_bias, run->mid, out, n);
+    return td_stream_sync(run->stream, err);
+  }
+  td_status st = td_stream_sync(run->stream, err);
+  if (st != TD_OK) return st;
+  turn_groups(run);
+  linear(run, &merger->conv, merger->conv_bias, run->mid, out, n);
+  linear(run, &merger->fc1, merger->fc1_bias, out, run->joined, n);
+  norm(run, merger->mid_norm, merger->mid_norm_bias, run->joined, run->joined, n);
+  activate(run, run->joined, n, dim, TD_ACTIVATE_GELU);
+  const mlp_weights w = {.fc1 = &merger->gate, .up = &merger->up, .fc2 = &merger->down};
+  mlp(run, &w, run->joined, out, n);
+  return td_stream_sync(run->stream, err);
 }
 
 td_status td_tower_run_piece(td_tower_run *run, bool *is_done, td_err *err) {
   const td_vision_config *c = run->config;
   *is_done = run->layer_idx == c->n_layers;
-  if (*is_done) {
-    merge(run, &run->weights->merger, 0);
-    return td_stream_sync(run->stream, err);
-  }
+  if (*is_done) return merge(run, &run->weights->merger, 0, err);
   const td_vision_layer *layer = &run->weights->layers[run->layer_idx];
-  norm(run, layer->norm1, layer->norm1_bias, c->dim);
+  const mlp_weights w = {.fc1 = &layer->fc1,
+                         .up = &layer->up,
+                         .fc2 = &layer->fc2,
+                         .fc1_bias = layer->fc1_bias,
+                         .up_bias = layer->up_bias,
+                         .fc2_bias = layer->fc2_bias};
+  norm(run, layer->norm1, layer->norm1_bias, run->x, run->h, run->n);
   attend(run, layer, &run->parts[run->layer_idx]);
-  norm(run, layer->norm2, layer->norm2_bias, c->dim);
-  mlp(run, layer);
-  if (run->n_deep < c->n_deep && c->deep[run->n_deep] == run->layer_idx) {
-    merge(run, &run->weights->deep[run->n_deep], 1 + run->n_deep);
-    run->n_deep++;
+  norm(run, layer->norm2, layer->norm2_bias, run->x, run->h, run->n);
+  mlp(run, &w, run->h, run->part[Q], run->n);
+  td_op_add(run->stream, run->x, run->part[Q], (size_t)run->n * c->dim);
+  const uint32_t at = run->layer_idx++;
+  if (run->n_deep < c->n_deep && c->deep[run->n_deep] == at) {
+    const uint32_t i = run->n_deep++;
+    return merge(run, &run->weights->deep[i], 1 + i, err);
   }
-  run->layer_idx++;
   return td_stream_sync(run->stream, err);
 }
 

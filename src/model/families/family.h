@@ -60,6 +60,10 @@ struct td_wrapper {
 struct td_tower {
   const td_config_key *keys; // of vision_config
   size_t n_keys;
+  const char *hidden_act;
+  bool is_bicubic;      // learned positions, with half pixels; else bilinear, from edge to edge
+  bool has_bias;        // of attention, where attention_bias does not say
+  float eps, limit;     // defaults of rms_norm_eps and swiglu_limit; 0: no such key
   const uint32_t *deep; // default of deepstack_visual_indexes, [n_deep]; NULL: no such key
   uint32_t n_deep;
   const char *layers, *deep_mergers; // with "%u"
@@ -67,7 +71,8 @@ struct td_tower {
   const td_tensor_spec *whole, *layer, *merger;
   size_t n_whole, n_layer, n_merger;
 };
-extern const td_tower td_tower_qwen3_vl, td_tower_qwen3_5;
+extern const td_tower td_tower_qwen3_vl, td_tower_qwen3_5, td_tower_qwen3_omni;
+extern const td_tower td_tower_glm4v, td_tower_glm5;
 
 #define TD_FAMILY(name) extern const td_family td_family_##name;
 #include "model/families/families.inc"

@@ -61,6 +61,7 @@ const td_family td_family_glm4v_moe = {
                  .attention_bias = true,
                  .rms_eps = 1e-5f,
                  .partial_rotary = 0.5,
+                 .axes = {8, 12, 12},
                  .router_sigmoid = true,
                  .norm_topk = true,
                  .bos_id = -1},

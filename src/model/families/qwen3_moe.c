@@ -76,6 +76,8 @@ const td_family td_family_qwen3_omni_moe = {
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rope_theta = 1e6,
+                 .axes = {24, 20, 20},
+                 .axes_interleaved = true,
                  .norm_topk = true,
                  .routed_scaling = 1,
                  .n_groups = 1,
