@@ -1,5 +1,5 @@
 // tests/tools/vision_driver.c - runs a prompt with images, for tests/golden/test_vision.py.
-// usage: vision_driver MODEL_DIR PROMPT OUT CHUNK_TOKENS THREADS N_GREEDY
+// usage: vision_driver MODEL_DIR PROMPT OUT CHUNK_TOKENS THREADS N_GREEDY DEVICE
 // PROMPT, little endian: u32 n_tokens, u32 n_images, i32 [n_tokens], and for each image u32 at,
 // n_tokens, grid_h, grid_w, its hash of 32 bytes and its pixels. OUT gets, as f32, each image's
 // rows
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/clock.h"
 #include "runtime/session.h"
 
@@ -66,7 +67,15 @@ static void write_rows(td_session *s, const prompt *p, FILE *out, td_err *err) {
     must(td_vision_pin(s->devices.vision, &p->images[i], &rows, err) == TD_OK, err->msg);
     fprintf(stderr, "%u x %u patches: %.3f s\n", p->images[i].grid_w, p->images[i].grid_h,
             td_clock_s() - start);
-    fwrite(rows->rows, sizeof(float), of_token * p->images[i].n_tokens, out);
+    const size_t n = of_token * p->images[i].n_tokens;
+    if (td_dev_act_dtype(s->devices.dev) == TD_BF16) {
+      float *values = memory(n * sizeof *values);
+      td_bf16_values(values, (const uint16_t *)(const void *)rows->rows, n);
+      fwrite(values, sizeof *values, n, out);
+      free(values);
+    } else {
+      fwrite(rows->rows, sizeof(float), n, out);
+    }
     td_vision_unpin(s->devices.vision, rows);
   }
 }
@@ -95,10 +104,10 @@ static bool note_token(void *ctx, int32_t id, float logprob) {
 }
 
 int main(int argc, char **argv) {
-  must(argc == 7, "give MODEL_DIR PROMPT OUT CHUNK_TOKENS THREADS N_GREEDY");
+  must(argc == 8, "give MODEL_DIR PROMPT OUT CHUNK_TOKENS THREADS N_GREEDY DEVICE");
   const uint32_t chunk = (uint32_t)atoi(argv[4]);
   const td_session_opts opts = {.runtime = {.model_dir = argv[1],
-                                            .device = "cpu",
+                                            .device = argv[7],
                                             .prefill_chunk = chunk,
                                             .n_threads = (uint32_t)atoi(argv[5]),
                                             .activations = TD_ACTIVATIONS_F32}};
