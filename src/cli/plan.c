@@ -11,6 +11,7 @@
 #include "bench/this_rig.h"
 #include "cli/cli.h"
 #include "engine/attn/kind.h"
+#include "engine/vision/vision.h"
 #include "model/outline.h"
 #include "runtime/command.h"
 
@@ -274,11 +275,28 @@ static uint64_t host_kv_bytes(const setup *s) {
                             td_plan_load_ctx(&s->load) * s->load.n_seqs);
 }
 
+enum { IMAGE_SIDE = 1024 }; // pixels
+
+static double image_seconds(const setup *s) {
+  const td_vision_config *v = &s->load.config->vision;
+  const double side = (double)(IMAGE_SIDE / v->patch);
+  return td_vision_flops(v, side * side) / (s->rig.gflops * 1e9);
+}
+
+static void add_images(td_buf *out, const setup *s) {
+  const td_vision_config *v = &s->load.config->vision;
+  if (!v->n_layers) return;
+  const uint32_t side = IMAGE_SIDE / (v->patch * v->merge);
+  td_buf_printf(out, "image         %d x %d pixels: %u tokens, embedded by the CPU in %.1f s\n",
+                IMAGE_SIDE, IMAGE_SIDE, side * side, image_seconds(s));
+}
+
 static void add_memory(td_buf *out, const setup *s) {
   const double experts = (double)td_plan_load_expert_bytes(&s->load);
   const double other = (double)s->load.other_bytes;
   const td_card_plan *card = card_of(s);
-  const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts);
+  const double host = (card ? 0 : other) + (card && !card->experts_stream ? 0 : experts) +
+                      (double)s->load.vision_bytes;
   const double rows = card ? (double)card->ngram_bytes : 0;
   const uint32_t n_kv = td_plan_load_ctx(&s->load) * s->load.n_seqs;
   const double kv = card ? 0 : (double)host_kv_bytes(s);
@@ -490,6 +508,7 @@ void td_plan_add(td_buf *out, const td_model *model, const td_rig *rig, const td
     td_buf_printf(out, "%g GB/s in decode%s\n", gpu->read_gbps, source(gpu->is_assumed));
   }
   add_memory(out, &s);
+  add_images(out, &s);
   for (uint32_t i = 0; i < opts->prompts.n; i++)
     add_prompt(out, &s, (uint32_t)opts->prompts.values[i]);
   for (uint32_t i = 0; i < opts->batches.n; i++)
@@ -617,6 +636,10 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_int(w, "active_params", (int64_t)stats.active_params);
   td_jw_int(w, "weight_bytes", (int64_t)stats.bytes);
   td_jw_int(w, "expert_bytes", (int64_t)stats.expert_bytes);
+  if (stats.vision_bytes) {
+    td_jw_int(w, "vision_bytes", (int64_t)stats.vision_bytes);
+    td_jw_double(w, "image_seconds", image_seconds(&s));
+  }
   td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
   td_jw_int(w, "ctx_size", td_plan_load_ctx(&s.load));
   if (!s.card.fits) td_jw_int(w, "kv_bytes", (int64_t)host_kv_bytes(&s));

@@ -12,6 +12,7 @@ td_plan_load td_plan_load_of(const td_model *model) {
   td_plan_load load = {.config = td_model_config_of(model),
                        .active_params = stats.active_params,
                        .activations = TD_ACTIVATIONS_AUTO,
+                       .vision_bytes = stats.vision_bytes,
                        .other_bytes = stats.bytes - stats.expert_bytes};
   memcpy(load.a8, stats.a8, sizeof load.a8);
   double routed = 0;

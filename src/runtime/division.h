@@ -19,6 +19,7 @@ typedef struct {
   // without the output matrix, and which of a layer (TD_ACTIVATIONS_AUTO: none).
   td_a8_stats a8[TD_N_ACTIVATIONS];
   td_activations a8_experts[TD_MAX_LAYERS], a8_latents[TD_MAX_LAYERS];
+  uint64_t vision_bytes;            // of a tower, which the CPU has
   uint64_t other_bytes;             // weights other than routed experts
   uint64_t step_bytes;              // of them, what every step reads: all but the embedding
   uint64_t head_params, head_bytes; // of these, the output matrix; a prompt's last token needs it

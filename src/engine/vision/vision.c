@@ -29,6 +29,18 @@ struct td_vision {
   uint64_t n_uses;
 };
 
+double td_vision_flops(const td_vision_config *c, double n) {
+  const double dim = c->dim, merged = dim * c->merge * c->merge,
+               n_tokens = n / (c->merge * c->merge);
+  const double mlp = (c->context_dim ? 3 : 2) * dim * c->mlp_dim;
+  const double layer = n * (4 * dim * dim + mlp) + 2 * n * n * dim;
+  const double merger = c->context_dim ? merged * c->out_dim + (double)c->out_dim * c->out_dim +
+                                             3.0 * c->out_dim * c->context_dim
+                                       : merged * (merged + c->out_dim);
+  const double patch = 3.0 * c->temporal * c->patch * c->patch * dim;
+  return 2 * (c->n_layers * layer + (1 + c->n_deep) * n_tokens * merger + n * patch);
+}
+
 td_status td_vision_open(td_vision **out, const td_model *model, td_dev *cpu, td_dev *dev,
                          td_err *err) {
   *out = NULL;

@@ -9,6 +9,9 @@
 
 typedef struct td_vision td_vision;
 
+// Operations for the embeddings of an image of so many patches.
+double td_vision_flops(const td_vision_config *config, double n_patches);
+
 // Rows that take the place of an image's tokens, and behind them those that are added behind each
 // of the language model's first n_deep layers: [1 + n_deep][n_tokens][dim], of the activations'
 // dtype, in memory of td_dev_alloc_host.
