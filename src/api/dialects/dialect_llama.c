@@ -137,8 +137,8 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
     const cJSON *data = td_json_get(prompt, "multimodal_data");
     const td_api_path at = td_api_member(where, "multimodal_data");
     if (data && data->child) {
-      return td_api_bad(error, at.text,
-                        "%s is not supported: /v1/chat/completions takes images", at.text);
+      return td_api_bad(error, at.text, "%s is not supported: /v1/chat/completions takes images",
+                        at.text);
     }
     prompt = td_json_get(prompt, "prompt_string");
     where = inner.text;
