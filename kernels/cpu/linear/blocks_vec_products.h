@@ -1,5 +1,22 @@
-// kernels/cpu/linear/blocks_vec_products.h - the products of linear_blocks.h by vectors.
+// kernels/cpu/linear/blocks_vec_products.h - the products of linear_blocks.h by vectors. Those of
+// a tile of rows and tokens take longest to compile, and know nothing of a dtype but its groups.
 #pragma once
+
+_Static_assert(HAS_OFFSETS == GGUF_HAS_OFFSETS(PRODUCTS_LIKE) &&
+                   GGUF_IS_FINE(BLOCK_DTYPE) == GGUF_IS_FINE(PRODUCTS_LIKE),
+               "products of other groups");
+#ifdef PRODUCTS_MADE
+#define PRODUCT_ANY_TILE PRODUCTS_MADE
+#else
+#define PRODUCT_ANY_TILE PRODUCTS_USED
+#endif
+
+// total of n_vectors of rows and n_tokens += a part of n_groups groups.
+void PRODUCT_ANY_TILE(uint32_t n_vectors, uint32_t n_tokens, const product *g, uint32_t n_groups,
+                      const tile_x *x, vf *total);
+
+#ifdef PRODUCTS_MADE
+_Static_assert(BLOCK_DTYPE == PRODUCTS_LIKE, "its own");
 
 // total [R][..] of T tokens += a part of n_groups groups; a vector of rows is total_step from the
 // next. is_a8: x is in 8 bits.
@@ -57,9 +74,9 @@ TD_INLINE void product_tile(const int R, const int T, const bool is_a8, const pr
     return;
 
 // Not inlined, since its caller's constants would take registers.
-__attribute__((noinline)) static void product_any_tile(uint32_t n_vectors, uint32_t n_tokens,
-                                                       const product *g, uint32_t n_groups,
-                                                       const tile_x *x, vf *total) {
+__attribute__((noinline)) void PRODUCT_ANY_TILE(uint32_t n_vectors, uint32_t n_tokens,
+                                                const product *g, uint32_t n_groups,
+                                                const tile_x *x, vf *total) {
   const bool is_a8 = g->a->x_int8 && (A8_BYTES == 1 || IS_SHORT); // or there is no difference
   switch (n_tokens) {
     PRODUCT_TILE(1)
@@ -72,6 +89,7 @@ __attribute__((noinline)) static void product_any_tile(uint32_t n_vectors, uint3
   }
 }
 _Static_assert(TOKENS == 6 && ROW_VECTORS == 2, "a case for every size of tile");
+#endif
 
 // ---- one token ----------------------------------------------------------------------------------
 
@@ -158,7 +176,7 @@ static void multiply_rows(product *g, uint32_t row, uint32_t n_vectors, uint32_t
   for (uint32_t i = 0; i < g->n_tiles; i++) {
     const uint32_t t = i * g->n_tokens / g->n_tiles, end = (i + 1) * g->n_tokens / g->n_tiles;
     const tile_x x = x_of_tile(g, part, t);
-    product_any_tile(n_vectors, end - t, g, n / GROUP_COLS, &x,
+    PRODUCT_ANY_TILE(n_vectors, end - t, g, n / GROUP_COLS, &x,
                      g->total + (size_t)row / VL * g->n_tokens + t);
   }
 }
