@@ -1,5 +1,6 @@
 // tests/unit/test_config_defaults.c - a config.json that states nothing but model_type means what
 // the reference's configuration class makes of it (scripts/make_config_defaults.py).
+// CTest: no-tsan
 #include "unit/config_test.h"
 
 static const char *const cases[][2] = {

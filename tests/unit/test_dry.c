@@ -1,4 +1,5 @@
 // DRY against its definition, in quadratic time: random texts with breakers, in and across tokens.
+// CTest: no-tsan
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

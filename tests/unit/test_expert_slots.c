@@ -1,5 +1,6 @@
 // tests/unit/test_expert_slots.c - experts in the slots of a ring: where they lie, and with how few
 // copies they get there.
+// CTest: no-tsan
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

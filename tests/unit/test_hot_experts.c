@@ -1,5 +1,6 @@
 // tests/unit/test_hot_experts.c - which experts a cache holds: traces of routing against a plain
 // model of the rules, and what recency is worth.
+// CTest: no-tsan
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

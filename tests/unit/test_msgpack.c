@@ -1,5 +1,6 @@
 // tests/unit/test_msgpack.c - the bytes of MessagePack's values, at the edges of each of their
 // forms.
+// CTest: no-tsan
 #include "base/msgpack.h"
 
 #include <stdlib.h>

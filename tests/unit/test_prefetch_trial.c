@@ -1,4 +1,5 @@
 // tests/unit/test_prefetch_trial.c - when decode steps prefetch experts, on simulated times.
+// CTest: no-tsan
 #include "engine/experts/prefetch_trial.h"
 #include "unit/testing.h"
 

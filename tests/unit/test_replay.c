@@ -1,4 +1,5 @@
 // tests/unit/test_replay.c - uses of experts played back against memories of every size.
+// CTest: no-tsan
 #include "cli/replay.h"
 #include "unit/testing.h"
 

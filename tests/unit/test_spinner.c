@@ -1,4 +1,5 @@
 // tests/unit/test_spinner.c - what a prefill's spinner draws on stderr.
+// CTest: no-tsan
 #include <stdio.h>
 #include <string.h>
 
