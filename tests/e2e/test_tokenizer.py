@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 import text_gen
 import tokenizer_models
 
-N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 10000))
+N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 10000))  # of a kind, at most
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 
 
@@ -48,7 +48,7 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def corpus():
-    texts = text_gen.strings(8000, 1, tokenizer_models.PLAIN_TOKENS)
+    texts = text_gen.strings(min(8000, 4 * N_STRINGS), 1, tokenizer_models.PLAIN_TOKENS)
     return [text[:200] for text in texts]
 
 
@@ -57,6 +57,10 @@ def pair(request, corpus, tok_driver, tmp_path_factory):
     """A tokenizer of the library and ours on the same file."""
     tok = tokenizer_models.MODELS[request.param](corpus)
     return tok, Driver(tok_driver, tmp_path_factory.mktemp(request.param), tok)
+
+
+def strings(n, seed, control):
+    return text_gen.strings(min(n, N_STRINGS), seed, control)
 
 
 def same(texts, ours, theirs):
@@ -76,7 +80,7 @@ def library_ids(tok, texts, add_special):
 
 def test_same_ids(pair):
     tok, driver = pair
-    texts = text_gen.strings(N_STRINGS, 2, CONTROL + ["<s>", "[gMASK]", "<0x41>"])
+    texts = strings(N_STRINGS, 2, CONTROL + ["<s>", "[gMASK]", "<0x41>"])
     same(texts, driver.encode(texts), library_ids(tok, texts, False))
     few = texts[:500]
     same(few, driver.encode(few, PARSE_SPECIAL | ADD_SPECIAL), library_ids(tok, few, True))
@@ -86,8 +90,8 @@ def test_same_text_back(pair):
     tok, driver = pair
     r = random.Random(3)
     size = tok.get_vocab_size()
-    lists = [e.ids for e in tok.encode_batch(text_gen.strings(5000, 4, CONTROL))]
-    lists += [[r.randrange(size) for _ in range(r.randint(0, 20))] for _ in range(5000)]
+    lists = [e.ids for e in tok.encode_batch(strings(5000, 4, CONTROL))]
+    lists += [[r.randrange(size) for _ in range(r.randint(0, 20))] for _ in range(min(5000, N_STRINGS))]
     for skip in (False, True):
         want = [tok.decode(ids, skip_special_tokens=skip) for ids in lists]
         same(lists, driver.decode(lists, skip), want)
@@ -96,7 +100,7 @@ def test_same_text_back(pair):
 
 def test_invalid_utf8_is_replaced(pair):
     tok, driver = pair
-    texts = text_gen.invalid_utf8(2000, 5)
+    texts = text_gen.invalid_utf8(min(2000, N_STRINGS), 5)
     want = library_ids(tok, [t.decode(errors="replace") for t in texts], False)
     same(texts, driver.encode(texts), want)
 
@@ -107,7 +111,7 @@ def test_control_tokens_stay_text_unless_asked_for(pair):
     spec["added_tokens"] = []
     spec["post_processor"] = None
     plain = Tokenizer.from_str(json.dumps(spec))
-    texts = text_gen.strings(3000, 6, CONTROL)
+    texts = strings(3000, 6, CONTROL)
     same(texts, driver.encode(texts, 0), library_ids(plain, texts, False))
     special = {i for i, t in tok.get_added_tokens_decoder().items() if t.special} - {0}
     assert not special & {i for ids in driver.encode(texts, 0) for i in ids}
@@ -160,7 +164,7 @@ def test_pattern(pattern, bytes_model, tok_driver, tmp_path):
     tok.pre_tokenizer = tokenizer_models.byte_level(
         pre_tokenizers.Split(Regex(pattern), "removed")
     )
-    check(tok, tok_driver, tmp_path, text_gen.strings(800, 7, CONTROL))
+    check(tok, tok_driver, tmp_path, strings(800, 7, CONTROL))
 
 
 PROPERTIES = (
@@ -217,7 +221,7 @@ def test_split_behavior(behavior, invert, corpus, bytes_model, tok_driver, tmp_p
         tok.pre_tokenizer = tokenizer_models.byte_level(
             pre_tokenizers.Split(pattern, behavior, invert)
         )
-        check(tok, tok_driver, tmp_path, text_gen.strings(1000, 9, CONTROL))
+        check(tok, tok_driver, tmp_path, strings(1000, 9, CONTROL))
 
 
 PRE_TOKENIZERS = {
@@ -233,7 +237,7 @@ PRE_TOKENIZERS = {
 def test_pre_tokenizer(name, bytes_model, tok_driver, tmp_path):
     tok = Tokenizer.from_str(bytes_model)
     tok.pre_tokenizer = tokenizer_models.byte_level(PRE_TOKENIZERS[name])
-    check(tok, tok_driver, tmp_path, text_gen.strings(2000, 10, CONTROL))
+    check(tok, tok_driver, tmp_path, strings(2000, 10, CONTROL))
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
@@ -243,7 +247,7 @@ def test_metaspace(scheme, cut, corpus, tok_driver, tmp_path):
     tok.normalizer = None
     tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, cut)
     tok.decoder = decoders.Metaspace("▁", scheme)
-    check(tok, tok_driver, tmp_path, text_gen.strings(2000, 11, ["<s>", "▁<s>"]))
+    check(tok, tok_driver, tmp_path, strings(2000, 11, ["<s>", "▁<s>"]))
 
 
 @pytest.mark.parametrize("fuse_unk", [False, True])
@@ -275,7 +279,7 @@ def test_normalized_added_tokens(corpus, tok_driver, tmp_path):
         [normalizers.NFC(), normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), "▁")]
     )
     tok = Tokenizer.from_str(tok.to_str())
-    texts = text_gen.strings(3000, 13, ["a b", "café", "cafe\u0301", " x", "a \t b"])
+    texts = strings(3000, 13, ["a b", "café", "cafe\u0301", " x", "a \t b"])
     check(tok, tok_driver, tmp_path, texts)
 
 
@@ -310,6 +314,6 @@ def test_merges_as_strings(corpus, tok_driver, tmp_path):
     tok = tokenizer_models.gpt2(corpus[:2000])
     spec = json.loads(tok.to_str())
     spec["model"]["merges"] = [" ".join(pair) for pair in spec["model"]["merges"]]
-    texts = text_gen.strings(1000, 14, CONTROL)
+    texts = strings(1000, 14, CONTROL)
     driver = Driver(tok_driver, tmp_path, json.dumps(spec))
     same(texts, driver.encode(texts), library_ids(tok, texts, False))
