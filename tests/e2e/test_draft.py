@@ -94,7 +94,8 @@ ALIKE = ["deepseek_yarn_mscale", "qwen3_moe", *RECURRENT]
 
 @pytest.mark.parametrize("name", watched(ALIKE, tsan=["recurrent"], asan=["recurrent", "pooled", "ngrams"]))
 def test_texts_are_the_same(tandem_bin, recurrent_models, name):
-    asked = list(bodies())
+    # Under a sanitizer each draw once, a third of them with each prompt.
+    asked = [body for i, body in enumerate(bodies()) if not SANITIZED or (i // len(DRAWS) + i) % 3 == 0]
     model = recurrent_models.get(name) or made() / name
     options = ["--max-batch", str(N_AT_ONCE), "--prefill-chunk", "64"]
     server = Server(tandem_bin, model, *options, "--draft", "off")
@@ -112,7 +113,7 @@ def test_texts_are_the_same(tandem_bin, recurrent_models, name):
             if every == 1:
                 accepted, rejected = map(sum, zip(*map(details, answers)))
         if depth == "8":
-            assert accepted > 30 and rejected > 30
+            assert min(accepted, rejected) > (10 if SANITIZED else 30)
             assert metric(server, "spec_decode_num_accepted_tokens_total") >= accepted
             assert metric(server, "spec_decode_num_draft_tokens_total") >= accepted + rejected
         server.close()
