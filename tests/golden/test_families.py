@@ -17,13 +17,14 @@ from test_golden_cuda import check_logits as check_cuda_logits
 from test_golden_cuda import cuda  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
+sys.path[:0] = [str(ROOT.parents[1] / "scripts"), str(ROOT.parent / "e2e")]
 
 import architectures  # noqa: E402
 import checkpoint  # noqa: E402
 import golden_families  # noqa: E402
 import golden_recurrent  # noqa: E402
 import golden_weights  # noqa: E402
+from serving import SANITIZED  # noqa: E402
 
 DATA = ROOT / "families"
 PROVENANCE = json.loads((DATA / "provenance.json").read_text())["cases"]
@@ -65,9 +66,10 @@ def logits_of(tandem, model, prompt, out, chunk, *options):  # noqa: F811
 @pytest.mark.parametrize("case", CASES)
 def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
-    for chunk in CHUNKS:
-        ours = logits_of(tandem, model, golden["prompt"], tmp_path / "logits.npy", chunk)
-        check_logits(ours, golden["logits"])
+    # Blocks and ragged ones are in chunks of 37; decode sees more than a page.
+    for chunk, n in [(37, None), (1, 70)] if SANITIZED else [(chunk, None) for chunk in CHUNKS]:
+        ours = logits_of(tandem, model, golden["prompt"][:n], tmp_path / "logits.npy", chunk)
+        check_logits(ours, golden["logits"][:n])
 
 
 # A recurrent state passes from step to step by the bit, wherever a prompt is cut, and so do selections of keys.
