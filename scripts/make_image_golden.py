@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
+from transformers.models.glm5_next.image_processing_glm5_next import Glm5NextImageProcessor
 from transformers.models.glm4v.image_processing_glm4v import smart_resize as glm_resize
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as qwen_resize
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "tests/fuzz/corpus/fuzz_image"
 SIZES = [(1, 1), (640, 480), (31, 900), (1, 180), (23, 17), (333, 77), (350, 294), (1111, 37), (64, 96)]
-PROCESSORS = [(16, 65536, 16777216, False), (14, 3136, 100000, False), (14, 12544, 100000, True)]
+PROCESSORS = [(16, 65536, 16777216, "qwen"), (14, 3136, 100000, "qwen"), (14, 12544, 100000, "glm"), (14, 16, 100, "pad")]
 
 
 def noise(width, height, channels):
@@ -100,12 +101,17 @@ def pixels_of(data):
     return convert_to_rgb(image, return_numpy=True)
 
 
-def resized(width, height, patch, least, most, is_glm):
-    if is_glm:
+def resized(width, height, patch, least, most, rule):
+    image = torch.from_numpy(noise(width, height, 3)).permute(2, 0, 1)[None]
+    if rule == "pad":
+        limits = {"min_image_tokens": least, "max_image_tokens": most}
+        out = Glm5NextImageProcessor().resize(image, Image.BICUBIC, patch * 2, 2, **limits)
+        h, w = out.shape[-2:]
+        return h // patch, w // patch, digest(out[0].permute(1, 2, 0).contiguous().numpy())
+    if rule == "glm":
         h, w = glm_resize(2, height, width, 2, patch * 2, least, most)
     else:
         h, w = qwen_resize(height, width, patch * 2, least, most)
-    image = torch.from_numpy(noise(width, height, 3)).permute(2, 0, 1)[None]
     out = torch.nn.functional.interpolate(image, (h, w), mode="bicubic", antialias=True)
     return h // patch, w // patch, digest(out[0].permute(1, 2, 0).contiguous().numpy())
 

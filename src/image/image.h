@@ -31,11 +31,12 @@ td_status td_image_decode(td_image *out, const uint8_t *bytes, size_t n,
                           const td_image_limits *limits, td_err *err);
 void td_image_free(td_image *image); // frees and zeroes; legal for a zeroed image
 
-// How the grid is found: both round sides to multiples of patch * merge and then scale the area
-// into [min_pixels, max_pixels].
+// How the grid is found. The first two round sides to multiples of patch * merge and then scale the
+// area into [min_pixels, max_pixels].
 typedef enum {
   TD_RESIZE_QWEN,
   TD_RESIZE_GLM, // counts `temporal` frames' pixels, and enlarges sides below a multiple first
+  TD_RESIZE_PAD, // rounds sides up, and puts the image, as large as fits, on black
 } td_resize_rule;
 
 typedef struct {

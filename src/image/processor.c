@@ -19,6 +19,7 @@ static const struct {
     {"Qwen3VLImageProcessor", TD_RESIZE_QWEN, 56 * 56, 28 * 28 * 1280},
     {"Glm4vImageProcessor", TD_RESIZE_GLM, 112 * 112, 28 * 28 * 15000},
     {"Glm46VImageProcessor", TD_RESIZE_GLM, 112 * 112, 28 * 28 * 15000},
+    {"Glm5NextImageProcessor", TD_RESIZE_PAD, 16, 8000}, // image tokens instead of pixels
 };
 
 static td_status read_three(float out[3], const cJSON *json, const char *key, td_err *err) {
@@ -36,7 +37,9 @@ static td_status read_three(float out[3], const cJSON *json, const char *key, td
 
 // The first of the objects that has the key counts.
 static td_status read_sizes(td_image_processor *p, const cJSON *json, td_err *err) {
-  const cJSON *size = td_json_get(json, "size");
+  const bool is_tokens = p->rule == TD_RESIZE_PAD;
+  const cJSON *size = is_tokens ? NULL : td_json_get(json, "size");
+  int64_t expand = 1;
   int64_t patch = p->patch, merge = p->merge, temporal = p->temporal;
   int64_t least = (int64_t)p->min_pixels, most = (int64_t)p->max_pixels;
   const int64_t limit = (int64_t)1 << 40;
@@ -50,8 +53,9 @@ static td_status read_sizes(td_image_processor *p, const cJSON *json, td_err *er
       {json, "temporal_patch_size", 8, &temporal},
       {size, "shortest_edge", limit, &least},
       {size, "longest_edge", limit, &most},
-      {json, "min_pixels", limit, &least},
-      {json, "max_pixels", limit, &most},
+      {json, is_tokens ? "min_image_tokens" : "min_pixels", limit, &least},
+      {json, is_tokens ? "max_image_tokens" : "max_pixels", limit, &most},
+      {json, "patch_expand_factor", 8, &expand},
   };
   for (size_t i = 0; i < TD_COUNT(fields); i++) {
     if (!fields[i].of) continue;
@@ -61,11 +65,13 @@ static td_status read_sizes(td_image_processor *p, const cJSON *json, td_err *er
   }
   if (least > most)
     return td_fail(err, TD_EFORMAT, "the least number of pixels is over the largest");
+  if (expand != 1) return td_fail(err, TD_EUNSUPPORTED, "patch_expand_factor must be 1");
+  const int64_t unit = is_tokens ? patch * merge * patch * merge : 1;
   p->patch = (uint32_t)patch;
   p->merge = (uint32_t)merge;
   p->temporal = (uint32_t)temporal;
-  p->min_pixels = (uint64_t)least;
-  p->max_pixels = (uint64_t)most;
+  p->min_pixels = (uint64_t)(least * unit);
+  p->max_pixels = (uint64_t)(most * unit);
   return TD_OK;
 }
 
@@ -115,10 +121,66 @@ td_status td_image_processor_read(td_image_processor *out, const char *model_dir
                  model_dir);
 }
 
+typedef struct {
+  uint64_t h, w;
+} sides;
+
+static sides rounded_up(double h, double w, uint64_t unit) {
+  return (sides){((uint64_t)fmax(1, ceil(h)) + unit - 1) / unit * unit,
+                 ((uint64_t)fmax(1, ceil(w)) + unit - 1) / unit * unit};
+}
+
+// The canvas of TD_RESIZE_PAD.
+static sides canvas_of(uint64_t w, uint64_t h, const td_image_processor *p) {
+  const uint64_t unit = p->patch * p->merge;
+  sides to = rounded_up((double)h, (double)w, unit);
+  if (to.h * to.w < p->min_pixels) {
+    const double grow = sqrt((double)p->min_pixels / (double)(h * w));
+    to = rounded_up((double)h * grow, (double)w * grow, unit);
+  }
+  if (to.h * to.w <= p->max_pixels) return to;
+  to = (sides){unit, unit};
+  for (uint64_t low = 1, high = h; low <= high;) { // the largest that fits
+    const uint64_t middle = (low + high) / 2;
+    const sides tried = rounded_up((double)middle, (double)(w * middle / h), unit);
+    const bool fits = tried.h * tried.w <= p->max_pixels;
+    if (fits) to = tried;
+    if (fits)
+      low = middle + 1;
+    else
+      high = middle - 1;
+  }
+  return to;
+}
+
+// Resizes to what has room on the canvas of w x h pixels, the rest of which is black.
+static td_status resize_padded(uint8_t **rgb, const td_image *image, uint32_t w, uint32_t h,
+                               const td_image_processor *p, td_err *err) {
+  const double own_h = image->height, own_w = image->width;
+  double scale = fmin(h / own_h, w / own_w);
+  if (own_h * own_w >= (double)p->min_pixels) scale = fmin(scale, 1);
+  const uint32_t in_h = (uint32_t)fmax(1, fmin(h, floor(own_h * scale)));
+  const uint32_t in_w = (uint32_t)fmax(1, fmin(w, floor(own_w * scale)));
+  uint8_t *content;
+  td_status st = td_image_resize(&content, image, in_w, in_h, err);
+  if (st != TD_OK) return st;
+  *rgb = calloc((size_t)h * w, 3);
+  for (size_t y = 0; *rgb && y < in_h; y++)
+    memcpy(*rgb + y * w * 3, content + y * in_w * 3, (size_t)in_w * 3);
+  free(content);
+  return *rgb ? TD_OK : td_fail(err, TD_ENOMEM, "no memory for an image");
+}
+
 td_status td_image_grid(uint32_t *grid_h, uint32_t *grid_w, uint32_t width, uint32_t height,
                         const td_image_processor *p, td_err *err) {
   const double unit = p->patch * p->merge, frames = p->rule == TD_RESIZE_GLM ? p->temporal : 1;
   double w = width, h = height;
+  if (p->rule == TD_RESIZE_PAD) {
+    const sides to = canvas_of(width, height, p);
+    *grid_h = (uint32_t)to.h / p->patch;
+    *grid_w = (uint32_t)to.w / p->patch;
+    return TD_OK;
+  }
   if (p->rule == TD_RESIZE_GLM && (h < unit || w < unit)) {
     const double scale = fmax(unit / h, unit / w);
     h = trunc(h * scale);
@@ -164,7 +226,8 @@ td_status td_image_prepare(td_image_input *out, uint8_t **rgb, const td_image *i
   td_status st = td_image_grid(&out->grid_h, &out->grid_w, image->width, image->height, p, err);
   if (st != TD_OK) return st;
   const uint32_t h = out->grid_h * p->patch, w = out->grid_w * p->patch;
-  st = td_image_resize(rgb, image, w, h, err);
+  st = p->rule == TD_RESIZE_PAD ? resize_padded(rgb, image, w, h, p, err)
+                                : td_image_resize(rgb, image, w, h, err);
   if (st != TD_OK) return st;
   out->n_tokens = out->grid_h * out->grid_w / (p->merge * p->merge);
   out->rgb = *rgb;

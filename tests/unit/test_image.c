@@ -158,6 +158,12 @@ static const td_image_processor processors[] = {
      .min_pixels = 12544,
      .max_pixels = 100000,
      .rule = TD_RESIZE_GLM},
+    {.patch = 14,
+     .merge = 2,
+     .temporal = 2,
+     .min_pixels = 16 * 784,
+     .max_pixels = 100 * 784,
+     .rule = TD_RESIZE_PAD},
 };
 
 TEST(resizing) {
@@ -247,6 +253,12 @@ TEST(processors_of_files) {
   assert_int_equal(p.min_pixels, 1000);
   assert_int_equal(p.max_pixels, 28 * 28 * 15000);
   assert_int_equal(p.patch, 14);
+  const char *glm5 = "{\"image_processor_type\":\"Glm5NextImageProcessor\",\"patch_size\":16,"
+                     "\"size\":{\"longest_edge\":1},\"max_image_tokens\":1000}";
+  assert_int_equal(read_text(&p, name, glm5, &err), TD_OK);
+  assert_int_equal(p.rule, TD_RESIZE_PAD);
+  assert_int_equal(p.min_pixels, 16 * 1024);
+  assert_int_equal(p.max_pixels, 1000 * 1024);
   static const char *const wrong[] = {"\"patch_size\":0", "\"image_std\":[1,1,0]",
                                       "\"image_mean\":[1,1]", "\"min_pixels\":99999999"};
   for (size_t i = 0; i < TD_COUNT(wrong); i++) {
