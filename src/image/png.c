@@ -1,5 +1,6 @@
 // src/image/png.c - PNG by libpng: every color type as 8-bit RGB or RGBA. Of 16 bits the upper 8
-// count, also in grey, where Pillow shows what is over 255 as white; color profiles are not applied.
+// count, also in grey, where Pillow shows what is over 255 as white; color profiles are not
+// applied.
 #include <stdlib.h>
 
 #include <png.h>
