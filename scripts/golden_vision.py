@@ -19,7 +19,7 @@ import golden_common
 import golden_families
 import golden_weights
 
-IMAGE_TOKEN, N_GREEDY, MIN_LEAD = 60, 24, 0.02
+IMAGE_TOKEN, VISION_START, N_GREEDY, MIN_LEAD = 60, 61, 24, 0.02
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "vision")
 
 _TOWER = {
@@ -50,6 +50,29 @@ _GLM5 = {k: v for k, v in _GLM.items() if k != "image_size"} | {
 }
 
 
+# The language model of Qwen3-Omni's thinker, and what transformers wants to know of the rest.
+_THINKER = {k: v for k, v in golden_families.config_of("qwen3_vl_moe")[0]["text_config"].items()} | {
+    "model_type": "qwen3_moe", "norm_topk_prob": True}
+_AUDIO = {"d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "encoder_layers": 1, "n_window": 50,
+          "downsample_hidden_size": 8, "num_mel_bins": 16, "output_dim": 40, "max_source_positions": 64}
+
+
+def _omni(grids, **tower):
+    vision = _TOWER | {"model_type": "qwen3_omni_moe_vision_encoder", "out_hidden_size": _THINKER["hidden_size"]} | tower
+    text = _THINKER | {"model_type": "qwen3_omni_moe_text"}
+    thinker = {"model_type": "qwen3_omni_moe_thinker", "audio_config": _AUDIO, "text_config": text,
+               "vision_config": vision, "audio_token_id": 62, "image_token_id": IMAGE_TOKEN, "video_token_id": 63,
+               "vision_start_token_id": VISION_START}
+    return {"config": {"model_type": "qwen3_omni_moe", "thinker_config": thinker}, "dtype": "bf16", "grids": grids,
+            "mean": 0.5, "std": 0.5}
+
+
+def parts(case):
+    """The configurations of the language model and of the tower."""
+    config = case["config"].get("thinker_config", case["config"])
+    return config["text_config"], config["vision_config"]
+
+
 def _whole(family, grids, mean=0.5, std=0.5, base=_TOWER, **tower):
     """A configuration beside which the language model's is that of a golden of its family."""
     config, dtype = golden_families.config_of(family)
@@ -71,6 +94,7 @@ CASES = {
     # Nothing is added behind layers; a token between images, the last of which is at the prompt's end.
     "qwen3_vl_moe_plain": _whole(
         "qwen3_vl_moe", [(4, 4), (8, 2), (2, 2)], deepstack_visual_indexes=[], num_position_embeddings=64),
+    "qwen3_omni_moe": _omni([(6, 4), (2, 8)]),
     "qwen3_5_moe": _whole("qwen3_5_moe", [(6, 4), (2, 8)]),
     "qwen3_5_moe_odd": _whole(
         "qwen3_5_moe_odd", [(3, 9), (6, 3)], 0.4, 0.3, depth=1, num_heads=3, num_position_embeddings=4,
@@ -120,15 +144,16 @@ def _tower_shapes(config):
 
 
 def _qwen_shapes(config):
-    v = config["vision_config"]
+    is_omni = config["model_type"] == "qwen3_omni_moe"
+    v = config.get("thinker_config", config)["vision_config"]
+    names = ("ln_q", "mlp.0", "mlp.2") if is_omni else ("norm", "linear_fc1", "linear_fc2")
     dim, mlp, out, merged = (v["hidden_size"], v["intermediate_size"], v["out_hidden_size"],
                              v["hidden_size"] * v["spatial_merge_size"] ** 2)
     shapes = {"patch_embed.proj": (dim, 3, v["temporal_patch_size"], v["patch_size"], v["patch_size"]),
               "pos_embed": (v["num_position_embeddings"], dim)}
 
     def add_merger(name, normed):
-        shapes.update({f"{name}.norm": (normed,), f"{name}.linear_fc1": (merged, merged),
-                       f"{name}.linear_fc2": (out, merged)})
+        shapes.update(zip((f"{name}.{n}" for n in names), ((normed,), (merged, merged), (out, merged))))
 
     for i in range(v["depth"]):
         p = f"blocks.{i}."
@@ -137,14 +162,18 @@ def _qwen_shapes(config):
     add_merger("merger", dim)
     has_deep = config["model_type"] != "qwen3_5_moe"
     for i in range(len(v["deepstack_visual_indexes"]) if has_deep else 0):
-        add_merger(f"deepstack_merger_list.{i}", merged)
+        add_merger(f"{'' if is_omni else 'deepstack_'}merger_list.{i}", merged)
     return shapes
 
 
 def weights(name, seed):
     """(entries as published, the float32 values that they stand for), of the whole."""
     case = CASES[name]
-    stored, used = golden_weights.weights(case["config"], case["dtype"], seed)
+    is_omni = "thinker_config" in case["config"]
+    stored, used = golden_weights.weights(_THINKER if is_omni else case["config"], case["dtype"], seed)
+    if is_omni:
+        stored = [checkpoint.Entry("thinker." + e.name, e.shape, e.dtype, e.chunks) for e in stored]
+        used = {"thinker." + k: v for k, v in used.items()}
     stored = [e for e in stored if not e.name.startswith("model.visual.")]
     used = {k: v for k, v in used.items() if not k.startswith("model.visual.")}
     rng = np.random.default_rng([seed, 2])
@@ -157,7 +186,7 @@ def weights(name, seed):
             values["bias"] = rng.normal(0, 0.2, shape[:1]).astype(np.float32)
         for part, value in values.items():
             bits = checkpoint.to_bf16(value)
-            full = f"model.visual.{module}.{part}"
+            full = f"{'thinker' if is_omni else 'model'}.visual.{module}.{part}"
             stored.append(checkpoint.Entry.of_array(full, bits, "BF16"))
             used[full] = checkpoint.from_bf16(bits)
     return stored, used
@@ -167,7 +196,7 @@ def make(name, directory, seed):
     """Writes the checkpoint of a case; returns its digest."""
     case = CASES[name]
     stored, _ = weights(name, seed)
-    golden_weights.write_checkpoint(directory, case["config"], stored)
+    golden_weights.write_checkpoint(directory, case["config"], stored, parts(case)[0]["vocab_size"])
     checkpoint.write_json(os.path.join(directory, "preprocessor_config.json"),
                           {"image_mean": [case["mean"]] * 3, "image_std": [case["std"]] * 3})
     return golden_weights.digest(case["config"], stored)
@@ -176,11 +205,12 @@ def make(name, directory, seed):
 def prompt_of(name, seed):
     """Token ids and images: (at, n_tokens, grid_h, grid_w, pixels as uint8 [rows][columns][3])."""
     case, rng = CASES[name], np.random.default_rng([seed, 3])
-    v = case["config"]["vision_config"]
+    v = parts(case)[1]
     ids, images = rng.integers(2, IMAGE_TOKEN, 9).tolist(), []
     for i, (h, w) in enumerate(case["grids"]):
         n = h * w // v["spatial_merge_size"] ** 2
         pixels = rng.integers(0, 256, (h * v["patch_size"], w * v["patch_size"], 3), dtype=np.uint8)
+        ids += [VISION_START] if "thinker_config" in case["config"] else []
         images.append((len(ids), n, h, w, pixels))
         ids += [IMAGE_TOKEN] * n
         n_text = 7 if len(case["grids"]) < 3 else int(i + 1 < len(case["grids"]))
@@ -201,7 +231,7 @@ def write_prompt(path, ids, images):
 
 def _patches(case, pixels):
     """As the processor cuts them: groups of merge^2 patches, each [channel][frame][row][column]."""
-    v = case["config"]["vision_config"]
+    v = parts(case)[1]
     p, m, t = v["patch_size"], v["spatial_merge_size"], v["temporal_patch_size"]
     x = (pixels.astype(np.float32) / 255 - np.float32(case["mean"])) / np.float32(case["std"])
     h, w = x.shape[0] // p, x.shape[1] // p
@@ -219,17 +249,19 @@ def _reference(name, seed):
     case = CASES[name]
     _, used = weights(name, seed)
     kind = {"qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5_moe": "Qwen3_5Moe", "glm4v_moe": "Glm4vMoe",
-            "glm5_next": "Glm5Next"}[case["config"]["model_type"]]
-    plain = {k: v for k, v in case["config"].items() if k != "quantization_config"}
+            "glm5_next": "Glm5Next", "qwen3_omni_moe": "Qwen3OmniMoeThinker"}[case["config"]["model_type"]]
+    whole = case["config"].get("thinker_config", case["config"])
+    plain = {k: v for k, v in whole.items() if k != "quantization_config"}
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
         checkpoint.write_shard(os.path.join(directory, "model.safetensors"), entries)
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
         model, info = getattr(transformers, kind + "ForConditionalGeneration").from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-    prediction = f"model.language_model.layers.{case['config']['text_config']['num_hidden_layers']}."
+    prediction = f"model.language_model.layers.{parts(case)[0]['num_hidden_layers']}."
     unexpected = [k for k in info["unexpected_keys"] if not k.startswith(("mtp.", prediction))]
-    if info["missing_keys"] or info["mismatched_keys"] or unexpected:
+    missing = [k for k in info["missing_keys"] if not k.startswith("model.audio_tower.")]
+    if missing or info["mismatched_keys"] or unexpected:
         raise SystemExit(f"transformers did not take the checkpoint as it is: {info}")
     return model.eval()
 
@@ -244,8 +276,10 @@ def _compute(name, seed):
 
     def forward(ids):
         kinds = torch.tensor([[int(t == IMAGE_TOKEN and i < len(prompt)) for i, t in enumerate(ids)]])
-        return model(input_ids=torch.tensor([ids]), pixel_values=pixels, image_grid_thw=grids,
-                     mm_token_type_ids=kinds, use_cache=False).logits[0].numpy()
+        more = {"attention_mask": torch.ones_like(kinds)} if "thinker_config" in case["config"] else {
+            "mm_token_type_ids": kinds}
+        return model(input_ids=torch.tensor([ids]), pixel_values=pixels, image_grid_thw=grids, use_cache=False,
+                     **more).logits[0].numpy()
 
     with torch.no_grad():
         seen = model.model.visual(pixels, grid_thw=grids)

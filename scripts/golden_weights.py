@@ -156,12 +156,12 @@ def _write_tokenizer(directory, n_vocab):
     checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), config)
 
 
-def write_checkpoint(directory, config, stored):
+def write_checkpoint(directory, config, stored, n_vocab=None):
     os.makedirs(directory, exist_ok=True)
     total = sum(e.n_bytes for e in stored)
     checkpoint.write_shards(directory, stored, total // 2 + 1)
     checkpoint.write_json(os.path.join(directory, "config.json"), config)
-    _write_tokenizer(directory, architectures.text_config(config)["vocab_size"])
+    _write_tokenizer(directory, n_vocab or architectures.text_config(config)["vocab_size"])
 
 
 def digest(config, stored):

@@ -71,7 +71,7 @@ def test_each_case_has_a_golden():
 def test_rows_logits_and_text(model_of, case):
     model = model_of(case)
     rows, logits, tokens = model.run()
-    dim = golden_vision.CASES[case]["config"]["text_config"]["hidden_size"]
+    dim = golden_vision.parts(golden_vision.CASES[case])[0]["hidden_size"]
     theirs, ours = (x.reshape(-1, dim) for x in (model.golden["rows"], rows))
     error = np.linalg.norm(theirs - ours, axis=1) / np.linalg.norm(theirs, axis=1)
     assert error.max() < ROW_ERROR, error.max()
