@@ -52,7 +52,7 @@ static int has_avx_vnni(void) {
 }
 
 // Bits of CPUID's leaf 7, edx.
-enum { AVX512_FP16 = 1 << 23, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
+enum { AMX_BF16 = 1 << 22, AVX512_FP16 = 1 << 23, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
 
 static int has_in_leaf_7(unsigned bits) {
   unsigned eax, ebx, ecx, edx;
@@ -73,7 +73,8 @@ static unsigned machine_features(void) {
     features |= TD_ISA_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) features |= TD_ISA_AVX512_BF16;
     if (has_in_leaf_7(AVX512_FP16)) features |= TD_ISA_AVX512_FP16;
-    if (has_tiles && has_in_leaf_7(AVX512_FP16 | AMX_TILE | AMX_INT8)) features |= TD_ISA_AMX;
+    if (has_tiles && has_in_leaf_7(AMX_BF16 | AVX512_FP16 | AMX_TILE | AMX_INT8))
+      features |= TD_ISA_AMX;
   }
 #endif
   return features;

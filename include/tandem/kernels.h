@@ -197,6 +197,7 @@ typedef struct {
   X(linear_f4e2m1, td_linear_args)                                                                 \
   TD_BLOCK_ROWS(TD_FAMILY_ROW, X)                                                                  \
   X(linear_w4a8, td_linear_args)                                                                   \
+  X(linear_split, td_linear_args)                                                                  \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \

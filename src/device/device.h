@@ -225,7 +225,8 @@ enum { TD_STREAM_DEPTH = 1024 };
 // the rows [row_begin, row_begin + n_rows) alone, without a bias. also: further matrices times the
 // same x, each with its own result, with the same bits as alone; weights_on_device, out_f32 and
 // exact apply to all of them; not with n_rows. A GPU computes matrices of one format in one launch.
-// cap > 0: y is cap * tanh(y / cap), on the CPU only.
+// cap > 0: y is cap * tanh(y / cap), on the CPU only. split: with exact, BF16 weights may be
+// multiplied by parts of x that are exact together, which adds in another order and is faster.
 enum { TD_LINEAR_ALSO = 2 };
 typedef struct {
   const td_weight *w; // NULL: none, and none after it
@@ -243,7 +244,7 @@ typedef struct {
   uint32_t n_tokens, n_prompt;
   uint32_t row_begin, n_rows;
   float cap;
-  bool out_f32, exact, weights_on_device;
+  bool out_f32, exact, split, weights_on_device;
   td_linear_also also[TD_LINEAR_ALSO];
 } td_linear_op_args;
 // The arguments for matrix i alone, i counting w and then also; w is NULL if there is none.

@@ -3,9 +3,12 @@
 // CTest: no-tsan
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/bf16.h"
 #include "device/device.h"
 #include "model/mrope.h"
+#include "tandem/kernels.h"
 #include "unit/ref.h"
 #include "unit/testing.h"
 
@@ -161,4 +164,64 @@ TEST(activations) {
       assert_true(fabs(x[k] - expected(args.kind, x0[k], up0[k], args.limit)) < 4e-6);
   }
   close_cpu(c);
+}
+
+// y of token t and row r in double; *sum: of the products' magnitudes.
+static double product(const uint16_t *w, const float *x, uint32_t cols, double *sum) {
+  double y = 0;
+  *sum = 0;
+  for (uint32_t c = 0; c < cols; c++) {
+    const double p = (double)td_bf16_value(w[c]) * x[c];
+    y += p;
+    *sum += fabs(p);
+  }
+  return y;
+}
+
+static void check_split(td_linear_fn fn, uint32_t rows, uint32_t cols, uint32_t n) {
+  uint64_t rng = rows;
+  float *values = ref_floats(&rng, (size_t)rows * cols), *x = ref_floats(&rng, (size_t)n * cols);
+  uint16_t *bits = malloc((size_t)rows * cols * sizeof *bits);
+  float *y = calloc((size_t)n * rows, sizeof *y), *one = calloc(rows, sizeof *one);
+  td_bf16_of_n(bits, values, (size_t)rows * cols);
+  const td_weight w = {.data = bits, .dtype = TD_BF16, .rows = rows, .cols = cols};
+  td_linear_args args = {.w = &w,
+                         .x = x,
+                         .y = y,
+                         .ldx = cols,
+                         .ldy = rows,
+                         .n_tokens = n,
+                         .row_end = rows,
+                         .prompt = true};
+  fn(&args);
+  for (uint32_t t = 0; t < n; t++) {
+    for (uint32_t r = 0; r < rows; r++) {
+      double sum;
+      const double want = product(bits + (size_t)r * cols, x + (size_t)t * cols, cols, &sum);
+      assert_true(fabs(y[(size_t)t * rows + r] - want) <= 3 * cols * 0x1p-24 * sum);
+    }
+  }
+  // The last token, of the rows from the second on, has the same bits alone.
+  args.x += (size_t)(n - 1) * cols;
+  args.y = one;
+  args.n_tokens = args.row_begin = args.y_row0 = 1;
+  fn(&args);
+  assert_memory_equal(one, y + (size_t)(n - 1) * rows + 1, (rows - 1) * sizeof *one);
+  free(values), free(x), free(bits), free(y), free(one);
+}
+
+// Rows, columns and tokens that fill no tiles, and more of each than are computed at once.
+TEST(split_products) {
+  size_t n_variants;
+  const td_kernel_variant *v = td_kernel_variants(&n_variants);
+  uint32_t n = 0;
+  td_dev_ask_for_tiles();
+  for (size_t i = 0; i < n_variants; i++) {
+    if (strcmp(v[i].family, "linear_split") != 0 || !td_kernel_variant_runs(&v[i])) continue;
+    check_split((td_linear_fn)v[i].fn, 37, 72, 5);
+    check_split((td_linear_fn)v[i].fn, 531, 40, 3);
+    check_split((td_linear_fn)v[i].fn, 18, 1100, 201);
+    n++;
+  }
+  assert_true(n > 0);
 }

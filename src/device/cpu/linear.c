@@ -5,7 +5,10 @@
 #include "base/jitter.h"
 #include "device/cpu/cpu.h"
 
-enum { TILE_TOKENS = 192 }; // at most
+enum {
+  TILE_TOKENS = 192, // at most
+  SPLIT_ROWS = 256   // a tile: what x is packed for
+};
 
 void td_cpu_linear_tile(const td_linear_args *args) {
   td_linear_args a = *args;
@@ -48,6 +51,10 @@ static uint32_t n_tiles_of(uint32_t n_tokens) {
   return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
 }
 
+static bool is_split(const td_linear_op_args *a) {
+  return a->exact && a->split && a->w->dtype == TD_BF16;
+}
+
 static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
   (void)member;
   const linear_run *run = ctx;
@@ -77,7 +84,9 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
     const uint32_t after = (uint32_t)(next % run->n_row_tiles) * run->tile_rows;
     tile.next = td_cpu_rows_at(a->w, a->row_begin + after);
   }
-  if (a->exact)
+  if (is_split(a))
+    td_kernels()->linear_split(&tile);
+  else if (a->exact)
     td_kernels_linear_exact(a->w)(&tile);
   else
     td_cpu_linear_tile(&tile);
@@ -101,7 +110,9 @@ static td_status run_matrix(td_cpu_stream *stream, const td_linear_op_args *a, t
   const uint32_t first[TD_TUNER_KNOBS] = {
       td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_thread_pool_size(dev->pool))};
   const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
-  const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
+  const bool split = is_split(a); // whose times are not those of the kind
+  const td_trial trial = split ? (td_trial){.rows = {SPLIT_ROWS}}
+                               : td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
   linear_run run = {
       .a = a, .tile_rows = td_cpu_tile_rows(dev, a->w, trial.rows[0]), .way = trial.way[0]};
@@ -112,7 +123,8 @@ static td_status run_matrix(td_cpu_stream *stream, const td_linear_op_args *a, t
   const td_cpu_tiles tiles = {
       .parts = &part, .n_parts = 1, .fn = linear_tile, .rows = linear_rows, .ctx = &run};
   status = td_cpu_parallel_tiles(stream, &tiles, err);
-  td_cpu_tuner_add(dev->tuner, &trial, td_jitter_time(td_clock_ns() - begin_ns), a->n_tokens);
+  if (!split)
+    td_cpu_tuner_add(dev->tuner, &trial, td_jitter_time(td_clock_ns() - begin_ns), a->n_tokens);
   return status;
 }
 

@@ -286,7 +286,8 @@ static void linear(td_tower_run *run, const td_weight *w, td_vec bias, const flo
                                                  .n_tokens = n,
                                                  .n_prompt = n,
                                                  .out_f32 = true,
-                                                 .exact = true});
+                                                 .exact = true,
+                                                 .split = true});
 }
 
 td_status td_tower_run_begin(td_tower_run *run, const td_image_input *image, td_err *err) {
