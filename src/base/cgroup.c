@@ -156,8 +156,7 @@ static uint64_t left_of(uint64_t max, uint64_t current, uint64_t file, uint64_t 
   if (max == NO_LIMIT || current == NO_LIMIT) return NO_LIMIT;
   if (file == NO_LIMIT) file = 0;
   if (shmem == NO_LIMIT) shmem = 0;
-  uint64_t cache = shmem < file ? file - shmem : 0;
-  uint64_t used = cache < current ? current - cache : 0;
+  uint64_t cache = shmem < file ? file - shmem : 0, used = cache < current ? current - cache : 0;
   return used < max ? max - used : 0;
 }
 

@@ -13,8 +13,7 @@
 // place of the error.
 typedef struct {
   const char *text;
-  size_t len;
-  size_t pos;
+  size_t len, pos;
   int depth_left;
   size_t n_values;
   const char *why;

@@ -47,8 +47,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
   size_t begin = n_tiles * member / n_members, end = n_tiles * (member + 1) / n_members;
   const void *then_at = (const char *)then->data + begin % row_tiles * n * td_weight_row_bytes(w);
   for (size_t i = begin; i < end; i++) {
-    uint32_t row = (uint32_t)(i % row_tiles) * n;
-    uint32_t rows_left = w->rows - row;
+    uint32_t row = (uint32_t)(i % row_tiles) * n, rows_left = w->rows - row;
     size_t n_times = n_token_tiles(b), token = i / row_tiles * b->batch / n_times;
     size_t token_end = (i / row_tiles + 1) * b->batch / n_times;
     b->fn(&(td_linear_args){

@@ -163,8 +163,7 @@ static td_status score(td_session *s, const td_token_ids *ids, likelihood *total
 }
 
 static void print_perplexity(const td_options *o, const likelihood *l, uint32_t window, double s) {
-  double mean = l->sum / l->count;
-  double variance = fmax(l->sum_squares / l->count - mean * mean, 0);
+  double mean = l->sum / l->count, variance = fmax(l->sum_squares / l->count - mean * mean, 0);
   double error = exp(mean) * sqrt(variance / l->count);
   if (!o->json) {
     printf("perplexity %.4f +- %.4f over %u tokens, windows of %u\n", exp(mean), error, l->count,

@@ -120,8 +120,7 @@ static td_status open_eval(eval *e, td_err *err) {
   if (st == TD_OK && !o->suite) st = td_fail(err, TD_EINVAL, "tandem eval chat needs --suite FILE");
   if (st == TD_OK) st = td_suite_read(&e->suite, o->suite, err);
   if (st == TD_OK) st = td_chat_open(&e->chat, o->model, err);
-  if (st != TD_OK) return st;
-  return td_session_open(&e->session, &opts, err);
+  return st == TD_OK ? td_session_open(&e->session, &opts, err) : st;
 }
 
 int td_cmd_eval_chat(const td_options *o) {

@@ -207,8 +207,7 @@ static void receive_sum(td_comm *comm, td_stream *stream, const td_reduce_scatte
 static td_status host_reduce_scatter(td_comm *comm, td_stream *stream,
                                      const td_reduce_scatter_args *a, td_err *err) {
   (void)err;
-  const size_t section = section_elements(comm);
-  const size_t most = comm_largest(a->n, comm->n_ranks);
+  const size_t section = section_elements(comm), most = comm_largest(a->n, comm->n_ranks);
   const size_t n_pieces = (most + section - 1) / section;
   for (size_t p = 0; p <= n_pieces; p++) {
     if (p < n_pieces) fill_sum(comm, stream, a, p);

@@ -11,8 +11,7 @@
 typedef struct {
   struct td_serve *serve;
   td_host *all; // [n], owned
-  uint32_t n;
-  uint32_t max_loaded;
+  uint32_t n, max_loaded;
   uint64_t sleep_ns; // 0: never
   bool is_on_demand; // requests wait while their model is loaded, rather than being refused
   bool is_open;      // started and not shut down

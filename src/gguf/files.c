@@ -33,8 +33,7 @@ static bool is_part(const char *path, uint32_t *nth, uint32_t *n) {
 }
 
 char *td_gguf_model_name(const char *path) {
-  const char *slash = strrchr(path, '/');
-  const char *name = slash ? slash + 1 : path;
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
   uint32_t nth, n;
   const size_t len = stem_len(name);
   return strndup(name, is_part(name, &nth, &n) && len > PART_LEN ? len - PART_LEN : len);

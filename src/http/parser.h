@@ -42,8 +42,7 @@ typedef struct {
   bool message_done;    // llhttp has seen the end of the message
   bool has_length;      // Content-Length or Transfer-Encoding was given
   bool expect_continue; // the client waits for 100 Continue
-  bool keep_alive;
-  bool http10;
+  bool keep_alive, http10;
   int status; // after TD_HTTP_BAD
   const char *reason;
 } td_http_parser;

@@ -148,8 +148,7 @@ static td_status remove_stale_socket(const char *path, td_err *err) {
   strcpy(addr.sun_path, path);
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return td_fail(err, TD_EIO, "socket: %s", strerror(errno));
-  int result = connect(fd, (struct sockaddr *)&addr, sizeof addr);
-  int error = errno;
+  int result = connect(fd, (struct sockaddr *)&addr, sizeof addr), error = errno;
   close(fd);
   if (result == 0) return td_fail(err, TD_EIO, "%s is in use by another program", path);
   if (error == ECONNREFUSED && lstat(path, &file) == 0 && S_ISSOCK(file.st_mode)) unlink(path);

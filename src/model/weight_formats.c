@@ -146,8 +146,7 @@ static td_status bind_scale(const binding *g) {
   if (g->scheme->format == TD_QUANT_BNB8) return bind_row_maxima(g, t);
   if (!g->storage->scale_dtypes) return td_binder_place_f32(g->b, t, &w->scale);
   st = td_binder_dtype(g->b, t, g->storage->scale_dtypes, &w->scale_dtype);
-  if (st != TD_OK) return st;
-  return td_binder_place(g->b, t, td_dtype_bytes(w->scale_dtype), &w->scale);
+  return st == TD_OK ? td_binder_place(g->b, t, td_dtype_bytes(w->scale_dtype), &w->scale) : st;
 }
 
 static td_status bind_zero(const binding *g) {

@@ -426,8 +426,7 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
   }
   if (arg[0] != '-' || !arg[1]) return unexpected_word(options, arg, err);
   bool is_long = arg[1] == '-';
-  const char *name = is_long ? arg + 2 : NULL;
-  const char *equals = is_long ? strchr(name, '=') : NULL;
+  const char *name = is_long ? arg + 2 : NULL, *equals = is_long ? strchr(name, '=') : NULL;
   size_t len = !is_long ? 0 : equals ? (size_t)(equals - name) : strlen(name);
   int idx = !is_long && arg[2] ? -1 : td_option_find(options->command, name, len, arg[1]);
   if (idx < 0 && is_long && !equals && !strncmp(name, "no-", 3)) {

@@ -179,8 +179,7 @@ uint32_t td_stream_from_bytes(const td_model_config *c, uint64_t layer_bytes, ui
   if (!layer_bytes) return LEAST;
   const double copy_s = (double)layer_bytes / copy_gbps * 1e-9;
   const double token_flops = 2.0 * 3 * c->top_k * c->dim * c->expert_dim;
-  const double token_s = token_flops / thread_gflops / n_threads * 1e-9;
-  const double tokens = copy_s / token_s;
+  const double token_s = token_flops / thread_gflops / n_threads * 1e-9, tokens = copy_s / token_s;
   return tokens < LEAST ? LEAST : tokens < 1 << 24 ? (uint32_t)tokens : 1 << 24;
 }
 

@@ -21,8 +21,7 @@ typedef struct {
   // what is converted and so in no file: when mapped, each worker would hold its own copy
   uint64_t converted_bytes;
   // KV cache of one context in host memory; auto leaves room for two besides the weights
-  uint64_t kv_bytes;
-  uint64_t available_bytes;
+  uint64_t kv_bytes, available_bytes;
   // memory that may become available: the machine's, or the control group's limit
   uint64_t limit_bytes;
   td_page_kind pages; // page kind that shared memory would get

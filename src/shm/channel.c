@@ -15,8 +15,7 @@ static td_status attach_rings(td_channel *channel, bool is_front, td_err *err) {
   size_t half = (channel->segment.n_bytes - WORDS_BYTES) / 2 / 64 * 64;
   channel->lease = channel->segment.base;
   channel->pulse = (void *)((char *)channel->segment.base + LINE_BYTES);
-  char *down = (char *)channel->segment.base + WORDS_BYTES;
-  char *up = down + half;
+  char *down = (char *)channel->segment.base + WORDS_BYTES, *up = down + half;
   td_ring_wake down_wake = {channel->fds[TD_CHANNEL_DOWN_DATA],
                             channel->fds[TD_CHANNEL_DOWN_SPACE]};
   td_ring_wake up_wake = {channel->fds[TD_CHANNEL_UP_DATA], channel->fds[TD_CHANNEL_UP_SPACE]};

@@ -267,8 +267,7 @@ td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
     if (state == TD_OBJECT_BAD || !ended) return state;
   }
   const bool in_array = r->depth && (r->arrays >> (r->depth - 1) & 1);
-  const bool begins = r->at == AT_FIRST || r->at == AT_COMMA;
-  const bool takes_key = begins && !in_array;
+  const bool begins = r->at == AT_FIRST || r->at == AT_COMMA, takes_key = begins && !in_array;
   const bool takes_value = r->at == AT_VALUE || (begins && in_array);
   const bool is_quote = c == '"' || c == '\'';
   if (r->at == AT_START)

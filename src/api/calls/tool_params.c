@@ -243,8 +243,7 @@ void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t l
     from++, n--;
   while (n && td_is_space(from[n - 1]))
     n--;
-  const unsigned type = n ? type_of_json(from[0]) : 0;
-  const unsigned nesting = types & ~(unsigned)TD_PARAM_NULL;
+  const unsigned type = n ? type_of_json(from[0]) : 0, nesting = types & ~(unsigned)TD_PARAM_NULL;
   if (!n && (nesting == TD_PARAM_ARRAY || nesting == TD_PARAM_OBJECT)) {
     td_buf_str(out, nesting == TD_PARAM_ARRAY ? "[]" : "{}");
     return;

@@ -78,8 +78,7 @@ static void absorb_one(void *ctx, size_t head, size_t next, unsigned member) {
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
-  uint32_t n_tokens = a->batch.n_tokens;
-  uint32_t q_dim = a->nope_dim + a->rope_dim;
+  uint32_t n_tokens = a->batch.n_tokens, q_dim = a->nope_dim + a->rope_dim;
   uint32_t row0 = head_row(a, head);
   float *rows = (float *)(run->member + member * run->member_bytes);
   for (uint32_t t = 0; t < n_tokens; t++)

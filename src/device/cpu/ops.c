@@ -96,8 +96,7 @@ static void multiply(float *x, float factor, size_t n) {
 static void add_piece(void *ctx, size_t item, unsigned member) {
   (void)member;
   const td_add_args *a = ctx;
-  size_t begin = item * ELEMENTS;
-  size_t n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS;
+  size_t begin = item * ELEMENTS, n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS;
   float *x = (float *)a->x + begin;
   add(x, (const float *)a->y + begin, n);
   if (a->factor != 0) multiply(x, a->factor, n);

@@ -21,8 +21,7 @@ static uint32_t n_seen(const void *args, uint32_t token) {
 static void score_page(const td_select_run *run, size_t tile_idx, uint32_t begin, unsigned member) {
   const td_select_blocks_args *a = run->args;
   const td_attn_tile *tile = &run->tiles[tile_idx];
-  const uint32_t page_tokens = a->batch.page_tokens;
-  const uint32_t left = td_attn_n_keys(&a->batch, tile) - begin;
+  const uint32_t page_tokens = a->batch.page_tokens, left = td_attn_n_keys(&a->batch, tile) - begin;
   const uint32_t n = left < page_tokens ? left : page_tokens;
   const char *page = td_attn_page(&a->batch, &a->kv, tile->seq, begin);
   const float *products = td_select_multiply(run, tile, page, n, member);

@@ -34,8 +34,7 @@ static td_status find(char *path, size_t n_bytes, td_err *err) {
 
 static td_status count_devices(const td_cuda_dev *dev, td_err *err) {
   const td_cu_abi *abi = dev->abi;
-  int n_devices = 0;
-  int code = abi->count(&n_devices);
+  int n_devices = 0, code = abi->count(&n_devices);
   if (code == 0 && n_devices > dev->index) return TD_OK;
   if (code == 0 && n_devices > 0) {
     return td_fail(err, TD_EUNSUPPORTED,

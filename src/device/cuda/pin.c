@@ -70,8 +70,7 @@ static void *pin_pieces(void *ctx) {
   td_cuda_dev *dev = ctx;
   td_cuda_pins *p = &dev->pins;
   const uint64_t begin_ns = td_clock_ns();
-  uint64_t told_ns = begin_ns;
-  uint64_t done = 0;
+  uint64_t told_ns = begin_ns, done = 0;
   int code = dev->abi->use(dev->index);
   if (code == 0 && dev->abi->alloc_host(&p->reserve, RESERVE_BYTES) != 0) p->reserve = NULL;
   prctl(PR_SET_NAME, "tandem-register");

@@ -36,8 +36,7 @@ static td_status check_keys(const td_select_keys_args *a, td_err *err) {
   if (!a->group)
     return td_dev_check_batch(&a->batch, &a->kv, TD_BF16, (td_kv_rows){1, a->dim, 0}, err);
   status = td_dev_check_batch(&a->batch, &a->kv, TD_F32, (td_kv_rows){0}, err);
-  if (status != TD_OK) return status;
-  return td_dev_check_pool(&a->kv, &a->batch, a->group, 0, a->dim, err);
+  return status == TD_OK ? td_dev_check_pool(&a->kv, &a->batch, a->group, 0, a->dim, err) : status;
 }
 
 td_status td_cuda_op_select_keys(td_cuda_stream *stream, td_select_keys_args *a, td_err *err) {

@@ -26,8 +26,7 @@ typedef struct {
 } shard;
 
 struct td_store {
-  char *dir;
-  char *listing;
+  char *dir, *listing;
   td_resident resident; // base is NULL when files are mapped
   shard **shards;       // allocated one by one: tensors keep pointers into them
   size_t n_shards, cap_shards;

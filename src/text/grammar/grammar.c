@@ -201,8 +201,7 @@ static uint32_t emit_repeat(compiler *b, const td_g_node *node, uint32_t next) {
   const uint32_t min = node->min, max = node->max, after = next;
   const td_node child = node->first;
   if (max == TD_G_MANY) {
-    const uint32_t loop = add_split(b, next, next);
-    const uint32_t state = emit(b, child, loop);
+    const uint32_t loop = add_split(b, next, next), state = emit(b, child, loop);
     if (!state) return 0;
     b->states[loop].next = state;
     next = loop;

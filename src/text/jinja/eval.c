@@ -31,8 +31,7 @@ static jj_value eval_dict(jj *j, jj_env *env, const jj_node *node) {
 }
 
 static jj_value eval_binary(jj *j, jj_env *env, const jj_node *node) {
-  jj_value a = jj_eval(j, env, node->a);
-  jj_value b = jj_eval(j, env, node->b);
+  jj_value a = jj_eval(j, env, node->a), b = jj_eval(j, env, node->b);
   j->line = node->line;
   return jj_binary(j, (jj_op)node->op, a, b);
 }
@@ -86,8 +85,7 @@ static jj_value eval_slice(jj *j, jj_env *env, const jj_node *node) {
 
 static jj_value eval_item(jj *j, jj_env *env, const jj_node *node) {
   if (node->b->kind == NODE_SLICE) return eval_slice(j, env, node);
-  jj_value object = jj_eval(j, env, node->a);
-  jj_value key = jj_eval(j, env, node->b);
+  jj_value object = jj_eval(j, env, node->a), key = jj_eval(j, env, node->b);
   j->line = node->line;
   return jj_getitem(j, object, key);
 }

@@ -386,8 +386,7 @@ static bool skip_comparison(jj_parser *p, jj_op *op) {
 }
 
 static jj_node *parse_comparison(jj_parser *p) {
-  jj_node *first = parse_sum(p);
-  jj_node *node = NULL;
+  jj_node *first = parse_sum(p), *node = NULL;
   jj_op op;
   while (skip_comparison(p, &op)) {
     if (!node) {

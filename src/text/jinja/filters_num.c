@@ -68,9 +68,7 @@ static jj_value round_int(jj *j, int64_t i, int64_t precision) {
   int64_t unit = 1;
   for (int64_t k = precision; k < 0; k++)
     unit *= 10;
-  int64_t rest = i % unit;
-  int64_t down = i - rest;
-  int64_t size = rest < 0 ? -rest : rest;
+  int64_t rest = i % unit, down = i - rest, size = rest < 0 ? -rest : rest;
   bool up = size > unit - size || (size == unit - size && down / unit % 2 != 0);
   return up ? jj_arith(j, OP_ADD, JJ_OF_INT(down), JJ_OF_INT(i < 0 ? -unit : unit))
             : JJ_OF_INT(down);
@@ -90,8 +88,7 @@ JJ_NATIVE(filter_round) {
     if (self.type == JJ_BIG && precision >= 0) return self;
     return JJ_OF_FLOAT(round_float(jj_as_double(j, self), precision));
   }
-  double unit = pow(10, (double)precision);
-  double scaled = jj_as_double(j, self) * unit;
+  double unit = pow(10, (double)precision), scaled = jj_as_double(j, self) * unit;
   if (isnan(scaled) || isinf(scaled)) jj_raise(j, TD_EFORMAT, "cannot convert float to integer");
   return JJ_OF_FLOAT((ceiling ? ceil(scaled) : floor(scaled)) / unit);
 }

@@ -35,8 +35,7 @@ static void merge(jj *j, const jj_value *keys, size_t *order, size_t *spare, siz
 }
 
 void jj_sort(jj *j, jj_value *items, jj_value *keys, size_t n, bool reverse) {
-  size_t *order = jj_alloc_n(j, n, sizeof *order);
-  size_t *spare = jj_alloc_n(j, n, sizeof *spare);
+  size_t *order = jj_alloc_n(j, n, sizeof *order), *spare = jj_alloc_n(j, n, sizeof *spare);
   jj_value *old = jj_alloc_n(j, n, 2 * sizeof *old);
   for (size_t i = 0; i < n; i++) {
     order[i] = i;

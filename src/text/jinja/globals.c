@@ -10,8 +10,7 @@
 JJ_NATIVE(global_range) {
   JJ_UNUSED;
   bool one = !jj_given(a[1]);
-  int64_t start = one ? 0 : jj_arg_int(j, a[0], 0);
-  int64_t stop = jj_arg_int(j, a[one ? 0 : 1], 0);
+  int64_t start = one ? 0 : jj_arg_int(j, a[0], 0), stop = jj_arg_int(j, a[one ? 0 : 1], 0);
   int64_t step = jj_arg_int(j, a[2], 1);
   if (step == 0) jj_raise(j, TD_EFORMAT, "range() arg 3 must not be zero");
   jj_range *range = jj_alloc(j, sizeof *range);

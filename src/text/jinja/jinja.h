@@ -177,8 +177,7 @@ typedef jj_value (*jj_native_fn)(jj *j, jj_value self, const jj_value *a, const 
 // A filter, test, method or global. sig lists its parameters: "a,b|c,d" requires a and b; "/a|b"
 // accepts no keywords; NULL accepts anything and uses raw.
 typedef struct {
-  const char *name;
-  const char *sig;
+  const char *name, *sig;
   jj_native_fn fn;
 } jj_native;
 
@@ -268,8 +267,7 @@ typedef struct {
 
 // A variable: slot number `slot` of the environment `hops` levels up.
 typedef struct {
-  uint16_t hops;
-  uint16_t slot;
+  uint16_t hops, slot;
 } jj_ref;
 
 typedef enum { LOAD_PARAM, LOAD_UNSET, LOAD_CONTEXT, LOAD_OUTER } jj_load;
@@ -341,9 +339,7 @@ struct jj {
   // Becoming large, it lowers max_bytes to a share of what memory has left (left_bytes; 0: that of
   // the machine).
   bool takes_share;
-  uint64_t left_bytes;
-  uint64_t steps_left;
-  uint64_t max_steps;
+  uint64_t left_bytes, steps_left, max_steps;
   uint64_t cpu_end_ns;            // limit for td_clock_cpu_ns; 0: none
   const atomic_bool *is_canceled; // may be NULL
   uint32_t depth, max_depth;

@@ -185,8 +185,7 @@ static size_t integer_len(const lexer *x, size_t at) {
   int c = char_at(x, at), prefix = char_at(x, at + 1) | 0x20;
   if (c != '0') return digits(x, at, 10);
   int base = prefix == 'b' ? 2 : prefix == 'o' ? 8 : prefix == 'x' ? 16 : 0;
-  size_t skip = char_at(x, at + 2) == '_' ? 3 : 2;
-  size_t n = base ? digits(x, at + skip, base) : 0;
+  size_t skip = char_at(x, at + 2) == '_' ? 3 : 2, n = base ? digits(x, at + skip, base) : 0;
   return n ? n + skip : digits(x, at, 1);
 }
 

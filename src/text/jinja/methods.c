@@ -34,8 +34,7 @@ static jj_value partition(jj *j, jj_value self, jj_value separator, bool from_ri
   size_t at = (from_right ? jj_rfind : jj_find)(j, s, sep, 0, s->len);
   jj_list *three = jj_list_new(j, 3);
   bool hit = at != SIZE_MAX;
-  size_t head = hit ? at : from_right ? 0 : s->len;
-  size_t tail = hit ? at + sep->len : head;
+  size_t head = hit ? at : from_right ? 0 : s->len, tail = hit ? at + sep->len : head;
   jj_push(j, three, JJ_OF_STR(jj_sub(j, s, 0, head)));
   jj_push(j, three, JJ_OF_STR(jj_sub(j, s, head, tail)));
   jj_push(j, three, JJ_OF_STR(jj_sub(j, s, tail, s->len)));

@@ -65,8 +65,7 @@ static double float_mod(double a, double b) {
 
 // CPython's float_floor_div, including its rounding.
 static double float_floor_div(double a, double b) {
-  double m = fmod(a, b);
-  double div = (a - m) / b;
+  double m = fmod(a, b), div = (a - m) / b;
   if (m != 0 && (b < 0) != (m < 0)) div -= 1;
   if (div == 0) return copysign(0, a / b);
   double whole = floor(div);

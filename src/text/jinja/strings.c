@@ -536,8 +536,7 @@ jj_list *jj_split(jj *j, const jj_str *s, const jj_str *sep, int64_t max, bool f
 
 const jj_str *jj_pad(jj *j, const jj_str *s, int64_t width, const jj_str *fill, char align) {
   if (width < 0 || (uint64_t)width <= s->n_chars) return s;
-  size_t missing = (size_t)width - s->n_chars;
-  size_t left = 0;
+  size_t missing = (size_t)width - s->n_chars, left = 0;
   if (align == '>') left = missing;
   if (align == '^') left = missing / 2;
   jj_builder b;

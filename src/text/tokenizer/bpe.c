@@ -21,9 +21,7 @@
 struct td_bpe {
   const td_vocab *vocab;
   td_merges merges;
-  bool byte_level;
-  bool byte_fallback;
-  bool fuse_unk;
+  bool byte_level, byte_fallback, fuse_unk;
   bool ignore_merges; // a word that is a token itself is not merged
   bool cuts_at_metaspace;
   bool has_byte_table; // every byte has a symbol in byte_symbols

@@ -32,8 +32,7 @@ bool td_bytelevel_bytes(td_buf *out, const char *text, size_t len) {
   size_t start = out->len;
   for (size_t i = 0; i < len;) {
     uint32_t c;
-    int n = td_utf8_decode(text + i, len - i, &c);
-    int byte = n > 0 ? byte_of(c) : -1;
+    int n = td_utf8_decode(text + i, len - i, &c), byte = n > 0 ? byte_of(c) : -1;
     if (byte < 0) {
       out->len = start;
       if (out->data) out->data[start] = '\0';

@@ -121,8 +121,7 @@ static bool read_set_escape(translator *t, td_charset *set, bool *known) {
   if ((b | 0x20) != 'p') return td_charset_add_escape(set, (char)(b | 0x20), t->err);
   if (!accept(t, "{")) return unsupported(t, "'{' was expected");
   if (accept(t, "^")) set->negated = !upper;
-  const char *name = t->text + t->pos;
-  const char *end = memchr(name, '}', t->len - t->pos);
+  const char *name = t->text + t->pos, *end = memchr(name, '}', t->len - t->pos);
   if (!end) return unsupported(t, "'}' was expected");
   bool is_word = end - name == 4 && strncasecmp(name, "word", 4) == 0;
   if (is_word) return unsupported(t, "\\p{Word}, which is not quite \\w");

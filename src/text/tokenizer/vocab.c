@@ -25,8 +25,7 @@ uint32_t td_vocab_flags(const td_vocab *vocab, int32_t id) {
 
 // The slot that holds text, or the free slot for it.
 static uint32_t find_slot(const td_vocab *vocab, const char *text, size_t len) {
-  uint32_t mask = vocab->n_slots - 1;
-  uint32_t slot = (uint32_t)td_hash_bytes(text, len) & mask;
+  uint32_t mask = vocab->n_slots - 1, slot = (uint32_t)td_hash_bytes(text, len) & mask;
   for (;; slot = (slot + 1) & mask) {
     int32_t id = vocab->slots[slot];
     if (id < 0) return slot;
