@@ -318,6 +318,37 @@ typedef struct {
   uint32_t channels, unused;
 } td_delta_rule_op_args;
 
+// ---- selection ----------------------------------------------------------------------------------
+
+// Selects the positions that each token attends to: of the positions up to its own, the top_k with
+// the largest scores, in rising order; of equal scores the lower position comes first. A token that
+// sees top_k keys or fewer sees all of them, and its row is not written. With key j at the begin of
+// its page in kv, [page_tokens][dim]:
+//   score[j] = sum_h weights[h] * max(0, q[h] . key[j])
+// Positive factors common to all scores are left out, as they do not change the order. Sums are
+// f32, whatever the activations are, and the same for tokens of prompts and of decode. group > 0:
+// keys are entries of td_op_pool, f32, in place of positions; a token sees those of the groups that
+// end with it or before.
+//
+// block > 0: selects the blocks of so many positions that each head of a token attends to: its own
+// block and the n_local - 1 before, and those whose best keys have the largest scores
+// q[h] . key[j], top_k in all; a token that sees top_k blocks or fewer sees all of them.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const td_act *q;      // [n_tokens][n_heads][dim]
+  const float *weights; // f32 [n_tokens][n_heads], not with blocks; NULL: all 1
+  int32_t *selected;    // [n_tokens][top_k] or, with blocks, [n_tokens][n_heads][top_k]
+  uint32_t n_heads, dim, top_k, group, block, n_local;
+  // A GPU's own: scores [n_tokens][stride] or, with blocks, [n_tokens][n_heads][stride]; stride is
+  // at least the largest number of keys, or blocks, of any token.
+  float *scores;
+  size_t stride;
+  uint32_t page_entries;        // of a page, with groups
+  uint32_t tile_rows, run_keys; // of a thread block, with blocks
+  uint32_t in_runs;             // bool: how the kernel loads
+} td_select_args;
+
 // ---- attention over a window and pooled keys ----------------------------------------------------
 
 // Layers whose state in a KV page (see above, f32) is a ring of the last `ring` keys, entry

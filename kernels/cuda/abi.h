@@ -30,7 +30,7 @@
 
 #include "kernels/cuda/abi_linear.h" // here, so that its structs are checked
 
-#define TD_CUDA_ABI_VERSION 45u
+#define TD_CUDA_ABI_VERSION 46u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -208,25 +208,7 @@ typedef struct {
   td_cu_read read;     // of kv_b
 } td_cu_mla_args;
 
-// selected[t] = the positions of the top_k largest scores of those up to token t's own, in rising
-// order, lower positions first among equal ones. A token that sees no more than top_k is skipped.
-// dim is at most TD_CU_INDEX_DIM. group > 0: keys are entries of so many positions each, f32,
-// page_entries of them in a page; a token sees those of the groups that end with it or before.
-// block > 0: of each head apart, and of blocks of so many positions, by the best score q . key in
-// each, after the token's own block and the n_local - 1 before.
-enum { TD_CU_INDEX_DIM = 128 };
-typedef struct {
-  td_batch_view batch;
-  td_kv_view kv;        // keys, [page_tokens][dim]
-  const uint16_t *q;    // [n_tokens][n_heads][dim]
-  const float *weights; // [n_tokens][n_heads], or NULL: all 1, and with blocks
-  float *scores;        // [n_tokens][stride] or, with blocks, [n_tokens][n_heads][stride]
-  int32_t *selected;    // [n_tokens][top_k], likewise
-  size_t stride;        // at least the largest number of keys, or blocks, of any token
-  uint32_t n_heads, dim, top_k, group, page_entries, block, n_local;
-  uint32_t tile_rows, run_keys; // of a thread block, with blocks; set by the launcher
-  uint32_t in_runs;             // bool, set by the launcher: how the kernel loads
-} td_cu_select_args;
+enum { TD_CU_INDEX_DIM = 128 }; // td_select_args: dim, at most
 
 // Copies what token t attends to into page t of `out`, [page_tokens][dim] each, in the order of
 // positions: the selected entries or, of a token that sees no more than most, all. group > 0:
@@ -330,7 +312,7 @@ typedef struct {
   X(gate_rows, td_gate_rows_args)                                                                  \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
-  X(select, td_cu_select_args)                                                                     \
+  X(select, td_select_args)                                                                        \
   X(select_gather, td_cu_select_gather_args)                                                       \
   X(pool, td_pool_args)                                                                            \
   X(pool_gather, td_cu_pool_gather_args)                                                           \

@@ -15,7 +15,7 @@ enum { HEADS = 64, ROW = TD_CU_INDEX_DIM + 8 };           // padded against bank
 enum { STEPS = TD_CU_INDEX_DIM / 16, RUNS = TD_CU_INDEX_DIM / RUN_OF_8 };
 
 // The number of keys, or of blocks of keys, that a token sees.
-__device__ static uint32_t seen_by(const td_cu_select_args &a, uint32_t t) {
+__device__ static uint32_t seen_by(const td_select_args &a, uint32_t t) {
   uint32_t n = keys_of(a.batch, t);
   if (a.block) return n > 0 ? (n - 1) / a.block + 1 : 0;
   return a.group ? n / a.group : n;
@@ -25,7 +25,7 @@ __device__ static uint32_t seen_by(const td_cu_select_args &a, uint32_t t) {
 
 // Queries of n heads, counted over all tokens, from `first` on; zeros after the last and its dim.
 template <int N>
-__device__ static void load_queries(const td_cu_select_args &a, size_t first, uint32_t n_heads,
+__device__ static void load_queries(const td_select_args &a, size_t first, uint32_t n_heads,
                                     uint16_t (&q)[N][ROW]) {
   for (uint32_t i = threadIdx.x; i < N * RUNS; i += SCORE_THREADS) {
     uint32_t h = i / RUNS, d = i % RUNS * RUN_OF_8;
@@ -41,7 +41,7 @@ __device__ static void load_queries(const td_cu_select_args &a, size_t first, ui
 }
 
 // Queries of heads [head0, head0 + HEADS) and their weights; zeros after the last head.
-__device__ static void load_heads(const td_cu_select_args &a, uint32_t t, uint32_t head0,
+__device__ static void load_heads(const td_select_args &a, uint32_t t, uint32_t head0,
                                   uint16_t (&q)[HEADS][ROW], float (&weights)[HEADS]) {
   size_t first = static_cast<size_t>(t) * a.n_heads + head0;
   uint32_t n = at_most(a.n_heads - head0, HEADS);
@@ -51,7 +51,7 @@ __device__ static void load_heads(const td_cu_select_args &a, uint32_t t, uint32
 }
 
 // Entries [begin, begin + TILE_KEYS) as keys; zeros from `end` on.
-__device__ static void load_entries(const td_cu_select_args &a, uint32_t seq, uint32_t begin,
+__device__ static void load_entries(const td_select_args &a, uint32_t seq, uint32_t begin,
                                     uint32_t end, uint16_t (&k)[TILE_KEYS][ROW]) {
   for (uint32_t i = threadIdx.x; i < TILE_KEYS * RUNS; i += SCORE_THREADS) {
     uint32_t row = i / RUNS, d = i % RUNS * RUN_OF_8, entry = begin + row;
@@ -72,7 +72,7 @@ __device__ static void load_entries(const td_cu_select_args &a, uint32_t seq, ui
 }
 
 // The same of keys of positions.
-__device__ static void load_keys(const td_cu_select_args &a, uint32_t seq, uint32_t begin,
+__device__ static void load_keys(const td_select_args &a, uint32_t seq, uint32_t begin,
                                  uint32_t end, uint16_t (&k)[TILE_KEYS][ROW]) {
   for (uint32_t i = threadIdx.x; i < TILE_KEYS * RUNS; i += SCORE_THREADS) {
     uint32_t key = i / RUNS, d = i % RUNS * RUN_OF_8, position = begin + key;
@@ -132,7 +132,7 @@ struct score_shared {
   float weights[HEADS];
 };
 
-__global__ static void scores_kernel(td_cu_select_args a) {
+__global__ static void scores_kernel(td_select_args a) {
   __shared__ score_shared s;
   uint32_t t = blockIdx.y, n_keys = seen_by(a, t), first = blockIdx.x * RUN_KEYS;
   if (n_keys <= a.top_k || first >= n_keys) return;
@@ -176,7 +176,7 @@ struct row_tokens {
   uint32_t token, end, seq, n_keys;
 };
 
-__device__ static row_tokens tokens_from(const td_cu_select_args &a, uint32_t token, uint32_t end) {
+__device__ static row_tokens tokens_from(const td_select_args &a, uint32_t token, uint32_t end) {
   row_tokens out = {token, token, static_cast<uint32_t>(a.batch.seq[token]), 0};
   for (; out.end < end && static_cast<uint32_t>(a.batch.seq[out.end]) == out.seq; out.end++) {
     uint32_t n_keys = keys_of(a.batch, out.end);
@@ -214,7 +214,7 @@ __device__ static void score_rows(typename S::shared &s, uint32_t n_rows, uint32
 // A thread for each row goes through the tile's scores in order. best: the largest so far of the
 // block that they are in.
 template <class S>
-__device__ static void put_scores(const td_cu_select_args &a, const typename S::shared &s,
+__device__ static void put_scores(const td_select_args &a, const typename S::shared &s,
                                   size_t first_row, uint32_t begin, float *best) {
   uint32_t row = threadIdx.x, seen = row < S::ROWS ? s.seen[row] : 0;
   for (uint32_t i = 0; i < TILE_KEYS && begin + i < seen; i += S::KEYS) {
@@ -229,7 +229,7 @@ __device__ static void put_scores(const td_cu_select_args &a, const typename S::
 
 // The block's run of keys for tokens of one sequence.
 template <class S>
-__device__ static void score_tokens(const td_cu_select_args &a, typename S::shared &s,
+__device__ static void score_tokens(const td_select_args &a, typename S::shared &s,
                                     size_t first_row, uint32_t n_rows, const row_tokens &tokens) {
   uint32_t first = blockIdx.x * a.run_keys, end = at_most(first + a.run_keys, tokens.n_keys);
   if (first >= end) return;
@@ -251,7 +251,7 @@ __device__ static void score_tokens(const td_cu_select_args &a, typename S::shar
   put_scores<S>(a, s, first_row, first + (end - first - 1) / TILE_KEYS * TILE_KEYS, &best);
 }
 
-template <class S> __global__ static void block_scores_kernel(td_cu_select_args a) {
+template <class S> __global__ static void block_scores_kernel(td_select_args a) {
   __shared__ typename S::shared s;
   size_t first_row = static_cast<size_t>(blockIdx.y) * a.tile_rows;
   size_t left = static_cast<size_t>(a.batch.n_tokens) * a.n_heads - first_row;
@@ -277,9 +277,9 @@ static uint32_t common_divisor(uint32_t a, uint32_t b) {
 
 // Tokens of decode have thread blocks of their own, those of prompts share them; a score has the
 // same bits in either.
-template <class S> static int launch_block_scores(const td_cu_select_args *a, td_cu_stream stream) {
+template <class S> static int launch_block_scores(const td_select_args *a, td_cu_stream stream) {
   enum { MANY_TOKENS = 4 }; // a sequence
-  td_cu_select_args args = *a;
+  td_select_args args = *a;
   bool is_shared = a->batch.n_tokens > MANY_TOKENS * a->batch.n_seqs;
   args.tile_rows = at_most(is_shared ? UINT32_MAX : a->n_heads, S::ROWS);
   uint32_t step = a->block / common_divisor(a->block, TILE_KEYS) * TILE_KEYS; // whole blocks, tiles
@@ -332,7 +332,7 @@ __device__ static void find_least(const float *scores, uint32_t n_keys, uint32_t
   }
 }
 
-__global__ static void select_kernel(td_cu_select_args a) {
+__global__ static void select_kernel(td_select_args a) {
   __shared__ uint32_t count[DIGITS], n_above[SELECT_THREADS], n_level[SELECT_THREADS];
   __shared__ least last;
   uint32_t row = blockIdx.x, n_keys = seen_by(a, a.block ? row / a.n_heads : row);
@@ -374,7 +374,7 @@ __global__ static void select_kernel(td_cu_select_args a) {
   }
 }
 
-static int launch_scores(const td_cu_select_args *a, td_cu_stream stream) {
+static int launch_scores(const td_select_args *a, td_cu_stream stream) {
   if (a->block)
     return a->block % 8 ? launch_block_scores<rows_shape<16, 1>>(a, stream)
                         : launch_block_scores<rows_shape<64, 8>>(a, stream);
@@ -383,8 +383,8 @@ static int launch_scores(const td_cu_select_args *a, td_cu_stream stream) {
   return launched();
 }
 
-extern "C" int td_cu_select(const td_cu_select_args *a, td_cu_stream stream) {
-  td_cu_select_args args = *a;
+extern "C" int td_cu_select(const td_select_args *a, td_cu_stream stream) {
+  td_select_args args = *a;
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   args.in_runs = in_runs(a->q, a->dim) && places % sizeof(uint4) == 0;
   int code = launch_scores(&args, stream);

@@ -17,8 +17,7 @@
   X(KV_STORE, kv_store, td_kv_store_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_MLA, attn_mla, td_attn_mla_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
-  X(SELECT_KEYS, select_keys, td_select_keys_args, "tokens", a->batch.n_tokens, NULL, 0)           \
-  X(SELECT_BLOCKS, select_blocks, td_select_blocks_args, "tokens", a->batch.n_tokens, NULL, 0)     \
+  X(SELECT, select, td_select_args, "tokens", a->batch.n_tokens, NULL, 0)                          \
   X(POOL, pool, td_pool_args, "tokens", a->batch.n_tokens, NULL, 0)                                \
   X(ATTN_POOL, attn_pool, td_attn_pool_args, "tokens", a->batch.n_tokens, NULL, 0)                 \
   X(HYPER_READ, hyper_read, td_hyper_read_args, "tokens", a->n_tokens, NULL, 0)                    \

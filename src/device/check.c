@@ -72,18 +72,11 @@ td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
   return TD_OK;
 }
 
-td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err) {
-  TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->top_k > 0,
-                 "selection: %u keys by %u heads of %u", a->top_k, a->n_heads, a->dim);
-  TD_DEV_REQUIRE(a->kv.dtype != TD_F8E4M3, "selection: keys in E4M3");
-  return TD_OK;
-}
-
-td_status td_dev_check_select_blocks(const td_select_blocks_args *a, td_err *err) {
-  TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->block > 0 && a->top_blocks > 0 &&
-                     a->n_local <= a->top_blocks,
-                 "select_blocks: n_local=%u top_blocks=%u block=%u heads=%u dim=%u", a->n_local,
-                 a->top_blocks, a->block, a->n_heads, a->dim);
+td_status td_dev_check_select(const td_select_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_heads > 0 && a->dim > 0 && a->top_k > 0 &&
+                     (a->block ? a->n_local <= a->top_k : !a->n_local),
+                 "selection: %u of them, %u of these near, in blocks of %u, by %u heads of %u",
+                 a->top_k, a->n_local, a->block, a->n_heads, a->dim);
   TD_DEV_REQUIRE(a->kv.dtype != TD_F8E4M3, "selection: keys in E4M3");
   return TD_OK;
 }

@@ -16,8 +16,7 @@ td_status td_dev_check_rmsnorm(const td_rmsnorm_args *a, td_err *err);
 td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err);
 td_status td_dev_check_router(const td_router_args *a, td_err *err);
 td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err);
-td_status td_dev_check_select_keys(const td_select_keys_args *a, td_err *err);
-td_status td_dev_check_select_blocks(const td_select_blocks_args *a, td_err *err);
+td_status td_dev_check_select(const td_select_args *a, td_err *err);
 // Entries of dim elements, at `at` elements of a page's state. group 0: none.
 td_status td_dev_check_pool(const td_kv_view *state, const td_batch_view *b, uint32_t group,
                             size_t at, size_t dim, td_err *err);

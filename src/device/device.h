@@ -277,7 +277,7 @@ static inline td_kv_rows td_kv_store_rows(const td_kv_store_args *a) {
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
 // window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
-// that takes part in its softmax without a value. blocks: results of td_op_select_blocks with this
+// that takes part in its softmax without a value. blocks: results of td_op_select with this
 // `block` and top_blocks, of n_kv_heads heads, without a window; NULL: tokens see all keys.
 // selected: groups of `group` positions that tokens see, for all heads, as in td_attn_mla_args.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args. whole: a token also sees
@@ -316,7 +316,7 @@ typedef struct {
 // latents (cheap for few queries). Otherwise keys and values are expanded from the latents block by
 // block (cheap for many queries). Both give the same result up to rounding. weights_on_device:
 // kv_b's data are in device memory, see td_moe_args.
-// selected: results of td_op_select_keys with this top_k; NULL: tokens see all keys. A token that
+// selected: results of td_op_select with this top_k; NULL: tokens see all keys. A token that
 // sees a selection is computed as with `absorbed`. group > 0: what is selected are groups of so
 // many positions; a token also sees those of its own group, up to itself, unless that ends with it.
 typedef struct {
@@ -334,37 +334,6 @@ typedef struct {
 static inline uint64_t td_most_selected(uint32_t top_k, uint32_t group) {
   return group ? ((uint64_t)top_k + 1) * group - 1 : top_k;
 }
-
-// Selects the positions that each token attends to: of the positions up to its own, the top_k with
-// the largest scores, in rising order; of equal scores the lower position comes first. A token that
-// sees top_k keys or fewer sees all of them, and its row is not written. With key j at the begin of
-// its page in kv, [page_tokens][dim]:
-//   score[j] = sum_h weights[h] * max(0, q[h] . key[j])
-// Positive factors common to all scores are left out, as they do not change the order. Sums are
-// f32, whatever the activations are, and the same for tokens of prompts and of decode. group > 0:
-// keys are entries of td_op_pool in place of positions; a token sees those of the groups that end
-// with it or before.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view kv;
-  const void *q;        // [n_tokens][n_heads][dim]
-  const float *weights; // f32 [n_tokens][n_heads]; NULL: all 1
-  int32_t *selected;    // [n_tokens][top_k]
-  uint32_t n_heads, dim, top_k, group;
-} td_select_keys_args;
-
-// Selects the blocks of `block` positions that each head of a token attends to: its own block and
-// the n_local - 1 before, and those whose best keys have the largest scores q[h] . key[j],
-// top_blocks in all, in rising order; of equal scores the lower block comes first. A token that
-// sees top_blocks blocks or fewer sees all of them, and its rows are not written. Keys as in
-// td_select_keys_args.
-typedef struct {
-  td_batch_view batch;
-  td_kv_view kv;
-  const void *q;     // [n_tokens][n_heads][dim]
-  int32_t *selected; // [n_tokens][n_heads][top_blocks]
-  uint32_t n_heads, dim, block, top_blocks, n_local;
-} td_select_blocks_args;
 
 // Attention with one key for all heads, which is also the value. A token sees entries of td_op_pool
 // (of the groups that end with it or before; with more than top_k of them those selected; none if

@@ -499,7 +499,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
   for (int32_t i = 0; i < MAX_PAGES; i++)
     table[i] = MAX_PAGES - 1 - i;
   memset(want, 0xff, sizeof want);
-  td_select_keys_args args = {
+  td_select_args args = {
       .batch = {.seq = seq,
                 .position = position,
                 .q_begin = q_begin,
@@ -519,7 +519,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
       .group = group};
   device_fixture d;
   device_open(&d, 1);
-  td_op_select_keys(d.stream, &args);
+  td_op_select(d.stream, &args);
   device_sync(&d);
   device_close(&d);
   memset(got, 0xff, sizeof got);
@@ -531,7 +531,7 @@ static void check_selection(uint32_t dim, uint32_t n_heads, uint32_t group, uint
   args.q = cuda_put_bf16(&f, q, n_q);
   if (!are_alike) args.weights = cuda_put(&f, weights, (size_t)N * n_heads * sizeof *weights);
   args.selected = cuda_put(&f, got, sizeof got);
-  td_op_select_keys(f.stream, &args);
+  td_op_select(f.stream, &args);
   cuda_get(&f, got, args.selected, sizeof got);
   assert_memory_equal(got, want, sizeof got);
   free(pages);

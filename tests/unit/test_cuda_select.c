@@ -110,18 +110,6 @@ static void check_selection(const world *w, uint32_t s, uint32_t t, uint32_t h,
   free(score);
 }
 
-static void select_blocks(cuda_fixture *f, const layout *l, const td_select_keys_args *a) {
-  td_op_select_blocks(f->stream, &(td_select_blocks_args){.batch = a->batch,
-                                                          .kv = a->kv,
-                                                          .q = a->q,
-                                                          .selected = a->selected,
-                                                          .n_heads = l->n_heads,
-                                                          .dim = l->dim,
-                                                          .block = l->block,
-                                                          .top_blocks = l->top_k,
-                                                          .n_local = l->n_local});
-}
-
 // Tokens [from[s], len[s]) of both sequences, after their keys are stored.
 static void run_layout(cuda_fixture *f, const layout *l, const uint32_t *from) {
   enum { MOST = 2048 };
@@ -187,7 +175,7 @@ static void run_layout(cuda_fixture *f, const layout *l, const uint32_t *from) {
   int32_t *selected = malloc(n_selected * sizeof *selected);
   for (size_t i = 0; i < n_selected; i++)
     selected[i] = -7;
-  const td_select_keys_args args = {
+  const td_select_args args = {
       .batch = batch,
       .kv = kv,
       .q = cuda_put_bf16(f, q, (size_t)n * l->n_heads * l->dim),
@@ -195,12 +183,10 @@ static void run_layout(cuda_fixture *f, const layout *l, const uint32_t *from) {
       .selected = cuda_put(f, selected, n_selected * sizeof *selected),
       .n_heads = l->n_heads,
       .dim = l->dim,
-      .top_k = l->top_k};
-  if (l->block) {
-    select_blocks(f, l, &args);
-  } else {
-    td_op_select_keys(f->stream, &args);
-  }
+      .top_k = l->top_k,
+      .block = l->block,
+      .n_local = l->n_local};
+  td_op_select(f->stream, &args);
   cuda_get(f, selected, args.selected, n_selected * sizeof *selected);
   for (uint32_t row = 0; row < n_rows; row++) {
     const uint32_t t = row / (n_rows / n), h = row % (n_rows / n);

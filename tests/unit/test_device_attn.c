@@ -27,26 +27,16 @@ static void run_index(const world *w, td_stream *stream, td_batch_view batch, co
                                              .k_stride = INDEX_DIM,
                                              .n_heads = 1,
                                              .head_dim = INDEX_DIM});
-  if (l->block) {
-    td_op_select_blocks(stream, &(td_select_blocks_args){.batch = batch,
-                                                         .kv = kv,
-                                                         .q = io->index_q,
-                                                         .selected = io->selected,
-                                                         .n_heads = INDEX_HEADS,
-                                                         .dim = INDEX_DIM,
-                                                         .block = l->block,
-                                                         .top_blocks = l->top_blocks,
-                                                         .n_local = l->n_local});
-    return;
-  }
-  td_op_select_keys(stream, &(td_select_keys_args){.batch = batch,
-                                                   .kv = kv,
-                                                   .q = io->index_q,
-                                                   .weights = io->index_weights,
-                                                   .selected = io->selected,
-                                                   .n_heads = INDEX_HEADS,
-                                                   .dim = INDEX_DIM,
-                                                   .top_k = l->top_k});
+  td_op_select(stream, &(td_select_args){.batch = batch,
+                                         .kv = kv,
+                                         .q = io->index_q,
+                                         .weights = io->index_weights,
+                                         .selected = io->selected,
+                                         .n_heads = INDEX_HEADS,
+                                         .dim = INDEX_DIM,
+                                         .top_k = l->block ? l->top_blocks : l->top_k,
+                                         .block = l->block,
+                                         .n_local = l->n_local});
 }
 
 static void run_layer(const world *w, td_stream *stream, td_batch_view batch, layer_io io) {

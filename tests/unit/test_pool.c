@@ -340,24 +340,24 @@ static void check_selected(bool has_weights) {
       weights[2 * i] = fabsf(weights[2 * i]);
       weights[2 * i + 1] = 0;
     }
-    td_op_select_keys(d.stream, &(td_select_keys_args){.batch = {.seq = seq,
-                                                                 .position = position,
-                                                                 .q_begin = q_begin,
-                                                                 .page_table = table,
-                                                                 .n_tokens = N,
-                                                                 .n_seqs = 1,
-                                                                 .max_pages = MAX_PAGES,
-                                                                 .page_tokens = 2 * GROUP},
-                                                       .kv = {.pages = (char *)pages,
-                                                              .page_bytes = 2 * DIM * sizeof(float),
-                                                              .dtype = TD_F32},
-                                                       .q = q,
-                                                       .weights = has_weights ? weights : NULL,
-                                                       .selected = selected,
-                                                       .n_heads = 2,
-                                                       .dim = DIM,
-                                                       .top_k = TOP,
-                                                       .group = GROUP});
+    td_op_select(d.stream, &(td_select_args){.batch = {.seq = seq,
+                                                       .position = position,
+                                                       .q_begin = q_begin,
+                                                       .page_table = table,
+                                                       .n_tokens = N,
+                                                       .n_seqs = 1,
+                                                       .max_pages = MAX_PAGES,
+                                                       .page_tokens = 2 * GROUP},
+                                             .kv = {.pages = (char *)pages,
+                                                    .page_bytes = 2 * DIM * sizeof(float),
+                                                    .dtype = TD_F32},
+                                             .q = q,
+                                             .weights = has_weights ? weights : NULL,
+                                             .selected = selected,
+                                             .n_heads = 2,
+                                             .dim = DIM,
+                                             .top_k = TOP,
+                                             .group = GROUP});
     device_sync(&d);
     for (int32_t t = 0; t < N; t++) {
       const int32_t n = (t + 1) / GROUP;

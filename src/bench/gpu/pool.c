@@ -23,8 +23,7 @@ static void run(td_gpu_bench *b, const char *op, const char *model, const pool_c
 
 // ---- selection ----------------------------------------------------------------------------------
 
-TD_GPU_ONCE(select_keys)
-TD_GPU_ONCE(select_blocks)
+TD_GPU_ONCE(select)
 TD_GPU_ONCE(attn_mla)
 
 static td_kv_view noise_pages(td_gpu_bench *b, const td_batch_view *batch, size_t page_bytes) {
@@ -49,10 +48,20 @@ static void bench_selection(td_gpu_bench *b, const pool_case *c) {
   void *out = td_gpu_alloc(b, (size_t)n * n_heads * TD_GPU_V_DIM * 2);
   int32_t *selected = td_gpu_alloc(b, (size_t)n * top_k * sizeof *selected);
   int32_t *blocks = td_gpu_alloc(b, (size_t)n * BLOCK_HEADS * top_blocks * sizeof *blocks);
-  const td_select_keys_args select = {batch,       keys, q,     weights, selected,
-                                      INDEX_HEADS, DIM,  top_k, 0};
-  const td_select_blocks_args select_blocks = {batch, keys,  q,          blocks, BLOCK_HEADS,
-                                               DIM,   BLOCK, top_blocks, 1};
+  const td_select_args select = {.batch = batch,
+                                 .kv = keys,
+                                 .q = q,
+                                 .weights = weights,
+                                 .selected = selected,
+                                 .n_heads = INDEX_HEADS,
+                                 .dim = DIM,
+                                 .top_k = top_k};
+  td_select_args select_blocks = select;
+  select_blocks.selected = blocks;
+  select_blocks.n_heads = BLOCK_HEADS;
+  select_blocks.top_k = top_blocks;
+  select_blocks.block = BLOCK;
+  select_blocks.n_local = 1;
   const td_attn_mla_args attn = {.batch = batch,
                                  .kv = latents,
                                  .q = q,
@@ -67,11 +76,10 @@ static void bench_selection(td_gpu_bench *b, const pool_case *c) {
                                  .top_k = top_k,
                                  .scale = 0.1f};
   const double of_keys = (double)c->seqs * c->keys * DIM * 2, pairs = (double)n * c->keys;
-  run(b, "select_keys", "v3.2", c, of_keys, 2.0 * pairs * INDEX_HEADS * DIM, select_keys_once,
-      &select);
-  run(b, "select_blocks", "minimax-m3", c, of_keys, 2.0 * pairs * BLOCK_HEADS * DIM,
-      select_blocks_once, &select_blocks);
-  if (b->dev) td_op_select_keys(b->stream, &select); // what attention reads
+  run(b, "select_keys", "v3.2", c, of_keys, 2.0 * pairs * INDEX_HEADS * DIM, select_once, &select);
+  run(b, "select_blocks", "minimax-m3", c, of_keys, 2.0 * pairs * BLOCK_HEADS * DIM, select_once,
+      &select_blocks);
+  if (b->dev) td_op_select(b->stream, &select); // what attention reads
   run(b, "mla_selected", "v3.2", c, 2.0 * n * top_k * entry,
       2.0 * n * top_k * n_heads * (2 * TD_GPU_RANK + TD_GPU_ROPE), attn_mla_once, &attn);
   td_gpu_release(b, NULL);

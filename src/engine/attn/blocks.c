@@ -73,16 +73,15 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
     const step_group *group = &p->groups[g];
     const size_t t = group->token_begin;
     if (!group->view.n_tokens) continue;
-    td_op_select_blocks(
-        e->stream, &(td_select_blocks_args){.batch = group->view,
-                                            .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
-                                            .q = td_rows_offset(e, at.q, t * q_dim),
-                                            .selected = at.selected + t * n_selected(c),
-                                            .n_heads = c->index_heads,
-                                            .dim = c->index_dim,
-                                            .block = c->index_block,
-                                            .top_blocks = c->index_top_blocks,
-                                            .n_local = c->index_local_blocks});
+    td_op_select(e->stream, &(td_select_args){.batch = group->view,
+                                              .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
+                                              .q = td_rows_offset(e, at.q, t * q_dim),
+                                              .selected = at.selected + t * n_selected(c),
+                                              .n_heads = c->index_heads,
+                                              .dim = c->index_dim,
+                                              .top_k = c->index_top_blocks,
+                                              .block = c->index_block,
+                                              .n_local = c->index_local_blocks});
   }
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }

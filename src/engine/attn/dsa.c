@@ -90,10 +90,10 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
-    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    td_select_args args = td_index_selection(e, group, keys, at.q);
     args.weights = at.weights + group->token_begin * c->index_heads;
     args.selected = td_mla_selected(e, p, group->token_begin);
-    td_op_select_keys(e->stream, &args);
+    td_op_select(e->stream, &args);
   }
   td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }

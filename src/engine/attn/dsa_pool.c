@@ -59,10 +59,10 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                                                          .gate = at.gate + t * at.stride,
                                                          .stride = at.stride,
                                                          .bias = layer->index_pool.bias});
-    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    td_select_args args = td_index_selection(e, group, keys, at.q);
     args.weights = at.weights + t * c->index_heads;
     args.selected = td_mla_selected(e, p, t);
-    td_op_select_keys(e->stream, &args);
+    td_op_select(e->stream, &args);
   }
   td_mla_attend(e, p, layer, layer_idx, c->index_top_k);
 }

@@ -19,7 +19,7 @@ void td_gqa_describe(const td_model_config *config, td_buf *out);
 
 void td_gqa_project(td_engine *engine, const td_microbatch *part, const td_layer *layer);
 void td_gqa_store(td_engine *engine, const td_attn_store *entries);
-// selected: what the microbatch's tokens see, blocks (td_op_select_blocks) or groups of keys
-// (td_op_select_keys), as the model has them; NULL: they see all keys.
+// selected: what the microbatch's tokens see, blocks or groups of keys (td_op_select), as
+// the model has them; NULL: they see all keys.
 void td_gqa_attend(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                    uint32_t layer_idx, const int32_t *selected);

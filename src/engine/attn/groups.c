@@ -70,9 +70,9 @@ static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                                                          .rot_dim = td_rope_dims(c),
                                                          .rotates_first = true,
                                                          .eps = c->rms_eps});
-    td_select_keys_args args = td_index_selection(e, group, keys, at.q);
+    td_select_args args = td_index_selection(e, group, keys, at.q);
     args.selected = at.selected + t * c->index_top_k;
-    td_op_select_keys(e->stream, &args);
+    td_op_select(e->stream, &args);
   }
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }

@@ -12,17 +12,17 @@ void td_index_add_keys(const td_model_config *config, td_attn_cache *cache);
 void td_index_describe(const td_model_config *config, td_attn_kind kind, td_buf *out);
 
 // A selection for the tokens of a group, but for what is of its kind. q: queries of all tokens.
-static inline td_select_keys_args td_index_selection(const td_engine *e, const step_group *group,
-                                                     td_kv_view keys, void *q) {
+static inline td_select_args td_index_selection(const td_engine *e, const step_group *group,
+                                                td_kv_view keys, void *q) {
   const td_model_config *c = e->config;
   const size_t q_dim = (size_t)c->index_heads * c->index_dim;
-  return (td_select_keys_args){.batch = group->view,
-                               .kv = keys,
-                               .q = td_rows_offset(e, q, group->token_begin * q_dim),
-                               .n_heads = c->index_heads,
-                               .dim = c->index_dim,
-                               .top_k = c->index_top_k,
-                               .group = c->index_group};
+  return (td_select_args){.batch = group->view,
+                          .kv = keys,
+                          .q = td_rows_offset(e, q, group->token_begin * q_dim),
+                          .n_heads = c->index_heads,
+                          .dim = c->index_dim,
+                          .top_k = c->index_top_k,
+                          .group = c->index_group};
 }
 
 // Pools keys of the microbatch's group g into a layer's state, in a page of which the open key is

@@ -136,17 +136,11 @@ static void select_keys(td_engine *e, const step_group *group, td_kv_view state,
   const size_t t = group->token_begin;
   pool(e, group, state, trail, &layer->index_pool, at, true, TD_ATTN_POOL_TOP);
   state.pages += places.index_entries * sizeof(float);
-  td_op_select_keys(
-      e->stream,
-      &(td_select_keys_args){.batch = group->view,
-                             .kv = state,
-                             .q = td_rows_offset(e, at->index_q, t * c->index_heads * c->index_dim),
-                             .weights = at->weights + t * c->index_heads,
-                             .selected = at->selected + t * c->index_top_k,
-                             .n_heads = c->index_heads,
-                             .dim = c->index_dim,
-                             .top_k = c->index_top_k,
-                             .group = places.group});
+  td_select_args args = td_index_selection(e, group, state, at->index_q);
+  args.weights = at->weights + t * c->index_heads;
+  args.selected = at->selected + t * c->index_top_k;
+  args.group = places.group;
+  td_op_select(e->stream, &args);
 }
 
 // A group of heads is projected by its rows of o_a.
