@@ -1,9 +1,12 @@
 """A running `tandem serve` for the tests of its HTTP API, and raw sockets to it."""
 
+import fcntl
+import hashlib
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,14 +26,25 @@ SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 
 
 def make_model(out, shape="tiny", dtype="bf16", seed=1, options=()):
-    """A checkpoint of random weights: what it says is noise, but always the same noise."""
-    subprocess.run(
-        [sys.executable, ROOT / "scripts/make_model.py", "--shape", shape, "--dtype", dtype]
-        + ["--seed", str(seed), "--out", out, *options],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return Path(out)
+    """A checkpoint of random weights: what it says is noise, but always the same noise. Made once a build folder, which
+    takes a second, and copied."""
+    asked = ["--shape", shape, "--dtype", dtype, "--seed", str(seed), *map(str, options)]
+    sources = [path.read_bytes() for path in sorted((ROOT / "scripts").glob("*.py"))]
+    key = hashlib.sha256(b"".join(sources)).hexdigest()
+    folder = ROOT / os.environ.get("TANDEM_BUILD", "build") / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / key / "_".join(asked).replace("--", "")
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            for other in folder.glob("*/"):  # what other sources, or a killed test, have left
+                if other.name != key:
+                    shutil.rmtree(other)
+            command = [sys.executable, ROOT / "scripts/make_model.py", *asked, "--out", folder / "new"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            made.parent.mkdir(exist_ok=True)
+            (folder / "new").rename(made)
+    return Path(shutil.copytree(made, out, copy_function=shutil.copy, dirs_exist_ok=True))
 
 
 def widen(model):
