@@ -24,7 +24,7 @@ import checkpoint  # noqa: E402
 import golden_families  # noqa: E402
 import golden_recurrent  # noqa: E402
 import golden_weights  # noqa: E402
-from serving import SANITIZED  # noqa: E402
+from serving import SANITIZED, make_model  # noqa: E402
 
 DATA = ROOT / "families"
 PROVENANCE = json.loads((DATA / "provenance.json").read_text())["cases"]
@@ -240,9 +240,7 @@ def test_states_in_decode_on_cuda(tandem, cuda, checkpoint_of, case, experts, mo
 
 
 def test_inspect_of_windows_and_pairs(tandem, tmp_path):  # noqa: F811
-    make = ROOT.parents[1] / "scripts" / "make_model.py"
-    command = [sys.executable, make, "--shape", "tiny-gpt-oss", "--out", tmp_path / "m"]
-    subprocess.run(command, check=True, capture_output=True)
+    make_model(tmp_path / "m", "tiny-gpt-oss")
     text = tandem("inspect", "--model", tmp_path / "m")
     assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
     assert "F4_E2M1 768.00 KiB" in text
@@ -275,9 +273,7 @@ def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
 
 
 def test_tables_of_ngrams(tandem, checkpoint_of, tmp_path):  # noqa: F811
-    make = ROOT.parents[1] / "scripts" / "make_model.py"
-    command = [sys.executable, make, "--shape", "tiny-qwen4-exp", "--dtype", "bf16", "--out", tmp_path / "m"]
-    subprocess.run(command, check=True, capture_output=True)
+    make_model(tmp_path / "m", "tiny-qwen4-exp")
     text = tandem("inspect", "--model", tmp_path / "m")
     assert "selection     8 groups of 8 keys for a token, by 8 heads, 32 wide, in 1 of the 4 layers\n" in text
     assert "n-grams       of up to 3 tokens, 2 rows of a table each, in 2 of the 4 layers\n" in text
