@@ -89,6 +89,23 @@ def _wrapped(model_type, text, vision={}):
     return {"model_type": model_type, "text_config": text, "vision_config": vision}
 
 
+_TINY_NEXT = {
+    "head_dim": 32,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "linear_key_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 32,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "shared_expert_intermediate_size": 64,
+    "vocab_size": 1024,
+}
 _TINY_TOWER = {
     "deepstack_visual_indexes": [0],
     "depth": 2,
@@ -185,25 +202,23 @@ SHAPES = {
         ),
         1000,
     ),
-    "tiny-qwen3-next": (
-        QWEN3_NEXT
-        | {
-            "head_dim": 32,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "linear_key_head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_value_head_dim": 32,
-            "max_position_embeddings": 8192,
-            "moe_intermediate_size": 64,
-            "num_attention_heads": 4,
-            "num_experts": 16,
-            "num_experts_per_tok": 4,
-            "num_hidden_layers": 4,
-            "shared_expert_intermediate_size": 64,
-            "vocab_size": 1024,
-        },
+    "tiny-qwen3-next": (QWEN3_NEXT | _TINY_NEXT, 1000),
+    "tiny-qwen3.5-vl": (
+        _wrapped(
+            "qwen3_5_moe",
+            QWEN35
+            | _TINY_NEXT
+            | {
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [2, 1, 1],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000000,
+                    "rope_type": "default",
+                },
+            },
+            {k: v for k, v in _TINY_TOWER.items() if k != "deepstack_visual_indexes"} | {"model_type": "qwen3_5_moe"},
+        ),
         1000,
     ),
     "tiny-kimi-linear": (

@@ -22,11 +22,22 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "seeing", "tiny-qwen3-vl")
 
 
-@pytest.fixture(scope="module")
-def server(tandem_bin, model):
+def start(tandem_bin, model):
     running = Server(tandem_bin, model, "--max-batch", "8", "--ctx-size", "4096", "--cache-output")
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, model):
+    yield from start(tandem_bin, model)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tandem_bin, tmp_path_factory):
+    """Of a model with recurrent states, whose cache keeps pages that are not full."""
+    model = make_model(tmp_path_factory.mktemp("models") / "recurrent", "tiny-qwen3.5-vl")
+    yield from start(tandem_bin, model)
 
 
 def chat(server, messages, status=200, **fields):
@@ -72,6 +83,23 @@ def test_no_page_is_shared_by_images(server):
         assert said(second) == said(fresh) != said(first)
         third = chat(server, [user(texts[0], part(3), texts[1])])
         assert cached(third) == (n - 1) // PAGE * PAGE and said(third) == said(fresh)
+
+
+def test_no_state_is_shared_by_images(recurrent):
+    for lead in range(0, 70, 9):
+        texts = ["a " * lead, " and then " * 40]
+        fresh = chat(recurrent, [user(texts[0], part(3), texts[1])], cache_salt=f"fresh {lead}")
+        first, second, third = (chat(recurrent, [user(texts[0], part(i), texts[1])]) for i in (4, 3, 3))
+        assert cached(second) <= lead + 8 and said(second) == said(fresh) != said(first)
+        assert cached(third) > lead + 100 and said(third) == said(fresh)
+        # The next turn begins with the page that the prompt has left half full.
+        answer = {"role": "assistant", "content": "Yes."}
+        turns = [[user(texts[0], part(i), texts[1]), answer, user("Why?", part(5))] for i in (3, 4, 6)]
+        wanted = [said(chat(recurrent, turn, cache_salt=f"turn {lead}")) for turn in turns]
+        found = [chat(recurrent, turn) for turn in turns]
+        assert [said(answer) for answer in found] == wanted
+        n = fresh["usage"]["prompt_tokens"]
+        assert [cached(answer) >= n - 8 for answer in found] == [True, True, False]
 
 
 def test_a_conversation_goes_on(server):
