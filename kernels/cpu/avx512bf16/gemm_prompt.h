@@ -27,6 +27,8 @@
 // token would wait for each addition, and 16 rows are not one stream of memory.
 #pragma once
 
+#include "kernels/cpu/avx512bf16/exact_rows.h"
+#include "kernels/cpu/avx512bf16/turn_lines.h"
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/transpose.h"
 #include "kernels/cpu/common/vec_math.h"
@@ -73,25 +75,6 @@ typedef struct {
   const char *next;                 // weights decoded next: TILE_ROWS rows from here on
   uint32_t n_next_lines, next_rows; // lines per row; rows to prefetch per share
 } prompt;
-
-// Recomputes some rows of one token in FP32.
-static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
-  td_linear_args one = one_token(a, token, row, end);
-  linear_exact(&one);
-}
-
-// Recomputes a token's results that are not valid: all of them, or some rows'.
-static void end_rows(const td_linear_args *a, uint32_t token, x_range range, const bool *tiny,
-                     uint32_t row, uint32_t end) {
-  if (!range_within(range, LEAST, 1 / LEAST)) {
-    do_exactly(a, token, row, end);
-    return;
-  }
-  if (!memchr(tiny, true, end - row)) return;
-  for (uint32_t r = row; r < end; r++) {
-    if (tiny[r - row]) do_exactly(a, token, r, r + 1);
-  }
-}
 
 // Tiles of tokens, as even as possible, since a tile of few tokens is slow.
 static uint32_t prompt_tile_begin(const prompt *g, uint32_t tile) {
@@ -156,35 +139,6 @@ static void note_tiny(prompt *g, uint32_t row, uint32_t n_rows, vi seen) {
   const __mmask32 tiny = tiny_of(seen);
   for (uint32_t r = 0; tiny && r < n_rows; r++)
     g->tiny[row + r] |= tiny >> 2 * r & 3;
-}
-
-// Transposes a cache line of VL rows: vector i has dword i of each row. It is done at once, because
-// rows are often a multiple of 2 KB apart and share a few L1 sets, so the lines would be evicted
-// between four partial reads.
-TD_INLINE void turn_lines(const char *p, size_t apart, vi out[VL]) {
-  vi a[VL], b[VL];
-  TD_UNROLL for (uint32_t r = 0; r < VL; r++) a[r] = vi_load(p + r * apart);
-  TD_UNROLL for (int r = 0; r < VL; r += 2) {
-    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
-    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
-  }
-  // a[r + i]: dword i of each quarter, of the four rows from r on
-  TD_UNROLL for (int r = 0; r < VL; r += 4) {
-    a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
-    a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
-    a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
-    a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
-  }
-  TD_UNROLL for (int i = 0; i < 4; i++) {
-    const vi low02 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
-    const vi low13 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
-    const vi high02 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-    const vi high13 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-    out[i] = _mm512_shuffle_i32x4(low02, high02, 0x88);
-    out[4 + i] = _mm512_shuffle_i32x4(low13, high13, 0x88);
-    out[8 + i] = _mm512_shuffle_i32x4(low02, high02, 0xdd);
-    out[12 + i] = _mm512_shuffle_i32x4(low13, high13, 0xdd);
-  }
 }
 
 // Decodes the weights in N dwords of 16 rows to out; returns the address after them.

@@ -1,5 +1,8 @@
-// kernels/cpu/avx512bf16/linear_f8e4m3.c - FP8 weights with scales; see linear_rows.h.
-// The tables include subnormal numbers and NaN. The upper byte gets the code's sign.
+// kernels/cpu/avx512bf16/f8e4m3.h - FP8 weights with scales, for linear_rows.h and
+// avx512amx/linear_tiles.h. The tables include subnormal numbers and NaN. The upper byte gets the
+// code's sign.
+#pragma once
+
 #include <stdint.h>
 
 typedef uint8_t elem;
@@ -37,10 +40,4 @@ static inline vi lower_of(vi line) {
 
 static inline void linear_exact(const td_linear_args *args) {
   linear_f8e4m3__avx512(args);
-}
-
-#include "kernels/cpu/avx512bf16/linear_rows.h"
-
-void linear_f8e4m3__avx512bf16(const td_linear_args *args) {
-  linear_rows(args);
 }

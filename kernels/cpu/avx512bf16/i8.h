@@ -1,6 +1,9 @@
-// kernels/cpu/avx512bf16/linear_i8.c - INT8 weights with scales; see linear_rows.h.
-// Tables of magnitudes, whose upper byte gets the code's sign. Entry 0 holds 128: both have the
-// same lower seven bits and the same lower byte, and 0 itself is masked instead of looked up.
+// kernels/cpu/avx512bf16/i8.h - INT8 weights with scales, for linear_rows.h and
+// avx512amx/linear_tiles.h. Tables of magnitudes, whose upper byte gets the code's sign. Entry 0
+// holds 128: both have the same lower seven bits and the same lower byte, and 0 itself is masked
+// instead of looked up.
+#pragma once
+
 #include <stdint.h>
 
 typedef int8_t elem;
@@ -40,10 +43,4 @@ static inline vi lower_of(vi line) {
 
 static inline void linear_exact(const td_linear_args *args) {
   linear_i8__avx512(args);
-}
-
-#include "kernels/cpu/avx512bf16/linear_rows.h"
-
-void linear_i8__avx512bf16(const td_linear_args *args) {
-  linear_rows(args);
 }

@@ -1,6 +1,8 @@
-// kernels/cpu/avx512bf16/linear_bf16.c - BF16 weights; see linear_rows.h.
+// kernels/cpu/avx512bf16/bf16.h - BF16 weights, for linear_rows.h and avx512amx/linear_tiles.h.
 // Products with weights and activations of at least 2^-63 each are not subnormal; subnormal
 // products would count as 0.
+#pragma once
+
 #include "kernels/cpu/avx512bf16/vec.h"
 #include "kernels/cpu/common/finite_range.h"
 #include "kernels/decl.h"
@@ -45,10 +47,4 @@ static inline vi look(vi seen, vi line) {
 static inline __mmask32 tiny_of(vi seen) {
   const vi least = _mm512_set1_epi16((64 << 7) - 1); // 2^-63
   return _mm512_cmplt_epu16_mask(seen, least);
-}
-
-#include "kernels/cpu/avx512bf16/linear_rows.h"
-
-void linear_bf16__avx512bf16(const td_linear_args *args) {
-  linear_rows(args);
 }
