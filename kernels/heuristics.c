@@ -18,7 +18,15 @@ typedef struct {
 #define NEVER UINT32_MAX
 enum { MANY_TOKENS = 17 };
 
-typedef enum { IN_F32, IN_F32_AVX2, IN_INT16_AVX2, IN_INT16_AVX512, IN_BF16, N_KINDS } kind;
+typedef enum {
+  IN_F32,
+  IN_F32_AVX2,
+  IN_INT16_AVX2,
+  IN_INT16_AVX512,
+  IN_BF16,
+  IN_TILES,
+  N_KINDS
+} kind;
 
 static const tuning table[N_KINDS] = {
     // scalar, and AVX-512 whose activations are not rounded: every call reads and prepares the
@@ -33,6 +41,8 @@ static const tuning table[N_KINDS] = {
     [IN_INT16_AVX512] = {{0, 0}, {128, 256}, {128, 480}},
     // Zen 4, Zen 5, Sapphire Rapids: prefill multiplies more rows at a time
     [IN_BF16] = {{0, 0}, {128, 128}, {512, 512}},
+    // Sapphire Rapids with tiles, which wait for activations that every call splits in two
+    [IN_TILES] = {{0, 0}, {128, 128}, {1024, 1024}},
 };
 // 8-bit activations (--activations int8): rounding them takes longest.
 enum { MANY_ROWS_ROUNDED = 512 };
@@ -41,6 +51,7 @@ static kind kind_of_machine(void) {
   const unsigned features = td_kernels_features();
   const bool has_avx512 = features & TD_ISA_AVX512;
   const bool is_rounded = td_kernels()->activations != TD_ACTIVATIONS_F32;
+  if (is_rounded && features & TD_ISA_AMX) return IN_TILES;
   if (is_rounded && features & TD_ISA_AVX512_BF16) return IN_BF16;
   const bool has_int16 = features & TD_MATH_INT16 &&
                          !(features & (TD_ISA_AVX512_BF16 | TD_ISA_AVX512_FP16));

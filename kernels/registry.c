@@ -73,7 +73,8 @@ static unsigned machine_features(void) {
     features |= TD_ISA_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) features |= TD_ISA_AVX512_BF16;
     if (has_in_leaf_7(AVX512_FP16)) features |= TD_ISA_AVX512_FP16;
-    if (has_tiles && has_in_leaf_7(AMX_BF16 | AVX512_FP16 | AMX_TILE | AMX_INT8))
+    const unsigned beside = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16;
+    if (has_tiles && has_in_leaf_7(AMX_TILE | AMX_INT8 | AMX_BF16) && (features & beside) == beside)
       features |= TD_ISA_AMX;
   }
 #endif

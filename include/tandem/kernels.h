@@ -231,7 +231,7 @@ enum {
   TD_MATH_INT16 = 1u << 4, // AVX2 or better; marks variants with 16-bit activations
   // 256-bit VNNI without AVX-512: Intel's desktop CPUs from Alder Lake on
   TD_ISA_AVX_VNNI = 1u << 5,
-  // AMX's tiles, with FP16: Intel's servers from Sapphire Rapids on. Only once granted
+  // AMX's tiles, with FP16 and BF16: Intel's servers from Sapphire Rapids on. Only once granted
   TD_ISA_AMX = 1u << 6,
 };
 

@@ -48,7 +48,7 @@ static void emulate_zero(int t) {
 }
 
 // sums += a times b, whose rows have four of a's columns.
-static void emulate_products(int sums, int a, int b) {
+static inline void emulate_products(int sums, int a, int b) {
   require(sums != a && sums != b && a != b && state.rows[a] == state.rows[sums]);
   require(state.row_bytes[a] == 4 * state.rows[b] && state.row_bytes[b] == state.row_bytes[sums]);
   for (int m = 0; m < state.rows[sums]; m++) {
@@ -62,13 +62,38 @@ static void emulate_products(int sums, int a, int b) {
   }
 }
 
+// The same of pairs of BF16 numbers: even products and odd ones are summed apart.
+static inline void emulate_bf16_products(int sums, int a, int b) {
+  require(sums != a && sums != b && a != b && state.rows[a] == state.rows[sums]);
+  require(state.row_bytes[a] == 4 * state.rows[b] && state.row_bytes[b] == state.row_bytes[sums]);
+  for (int m = 0; m < state.rows[sums]; m++) {
+    for (int n = 0; n < state.row_bytes[sums] / 4; n++) {
+      float sum, of[2] = {0};
+      for (int k = 0; k < state.row_bytes[a] / 2; k++) {
+        uint32_t x = 0, y = 0;
+        memcpy((char *)&x + 2, &tiles[a][m][2 * k], 2);
+        memcpy((char *)&y + 2, &tiles[b][k / 2][4 * n + k % 2 * 2], 2);
+        float by[2];
+        memcpy(&by[0], &x, sizeof x);
+        memcpy(&by[1], &y, sizeof y);
+        of[k % 2] = __builtin_fmaf(by[0], by[1], of[k % 2]);
+      }
+      memcpy(&sum, &tiles[sums][m][4 * n], sizeof sum);
+      sum += of[0] + of[1];
+      memcpy(&tiles[sums][m][4 * n], &sum, sizeof sum);
+    }
+  }
+}
+
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
+#undef _tile_dpbf16ps
 #define _tile_loadconfig(config)     emulate_config(config)
 #define _tile_release()              memset(&state, 0, sizeof state)
 #define _tile_zero(t)                emulate_zero(t)
 #define _tile_loadd(t, from, stride) emulate_load(t, from, stride)
 #define _tile_stored(t, to, stride)  emulate_store(t, to, stride)
 #define _tile_dpbssd(sums, a, b)     emulate_products(sums, a, b)
+#define _tile_dpbf16ps(sums, a, b)   emulate_bf16_products(sums, a, b)

@@ -38,7 +38,9 @@ static inline void multiply(void (*fn)(void), const td_weight *w, const float *x
 
 // Whether a version has another way for prompts.
 static inline bool knows_prompts(const td_kernel_variant *v) {
-  return v->features & TD_ISA_AVX512_BF16 || strcmp(v->isa, "avx2") == 0;
+  const unsigned tiles = TD_ISA_AMX | TD_ISA_AVX512_FP16;
+  return v->features & TD_ISA_AVX512_BF16 || (v->features & tiles) == tiles ||
+         strcmp(v->isa, "avx2") == 0;
 }
 
 // Whether a version has another way for GGUF's blocks with x in 8 bits.
@@ -172,17 +174,26 @@ static inline bool uses_int16(void (*fn)(void)) {
   return needs(fn, TD_MATH_INT16);
 }
 
+// Whether a version multiplies these weights by tiles, in two BF16 numbers.
+static inline bool uses_tiles(void (*fn)(void), const td_weight *w) {
+  enum { COLS = 64 }; // that AMX's kernels take at once, or half of them
+  const bool fits = w->cols % COLS == 0 && (w->scale_cols >= w->cols || w->scale_cols % COLS == 0);
+  return as_prompt && fits && !w->zero && needs(fn, TD_ISA_AMX) && uses_f16(fn);
+}
+
 // How far a version may be from d. With any order of additions in FP32 and at most five further
 // roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|.
-// BF16: x is rounded by 2^-8 of itself. 16 bits, which take its place where there are zero points:
-// by half a 32767th of a block's largest, and what is multiplied with that for a number by 2^-24 of
-// itself at most twice. FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16
-// sums, that of two chains and that of two lanes: 19 roundings, and their products with each other.
-// What is subnormal is rounded by 2^-25 instead, where a window's largest activation m is at least
-// 2^9 / (2 c), c the largest code as an FP16 number: for each column x costs c 2^-25, and the sum
-// 2^-25, of 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
+// Tiles: x is rounded by 2^-18 of itself, and each of two products may be less than 2^-126 and
+// lost. BF16: x is rounded by 2^-8 of itself. 16 bits, which take its place where there are zero
+// points: by half a 32767th of a block's largest, and what is multiplied with that for a number by
+// 2^-24 of itself at most twice. FP16 chains: x is rounded by 2^-11 of itself, and so is each of at
+// most 16 sums, that of two chains and that of two lanes: 19 roundings, and their products with
+// each other. What is subnormal is rounded by 2^-25 instead, where a window's largest activation m
+// is at least 2^9 / (2 c), c the largest code as an FP16 number: for each column x costs c 2^-25,
+// and the sum 2^-25, of 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
 static inline double error_bound(void (*fn)(void), const td_weight *w, const exact_dot *d) {
   double bound = (w->cols + 5.0) * 0x1p-24 * d->magnitude;
+  if (uses_tiles(fn, w)) return bound + 0x1p-18 * d->magnitude + w->cols * 0x1p-125;
   if (uses_bf16(fn) && !w->zero) return bound + 0x1p-8 * d->magnitude;
   if (uses_int16(fn) || uses_bf16(fn)) return bound + (1 + 0x1p-8) * d->in_int16;
   if (!uses_f16(fn)) return bound;

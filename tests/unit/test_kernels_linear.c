@@ -110,6 +110,29 @@ TEST(shapes) {
   }
 }
 
+void linear_bf16__emulated(const td_linear_args *args), linear_i4__emulated(const td_linear_args *);
+
+// AMX's tiles as arrays (emulated_tiles.h), where the CPU rounds to BF16.
+TEST(emulated_tiles) {
+  static const shape shapes[] = {{0, 1, 64, 1, 64, 1},
+                                 {0, 70, 320, 1, 32, 3},
+                                 {0, 130, 1280, 1, 128, 33},
+                                 {0, 64, 2048, 1, 2048, 16},
+                                 {0, 513, 128, 1, 32, 130}};
+  if (!__builtin_cpu_supports("avx512bf16")) skip();
+  as_prompt = true;
+  for (size_t i = 0; i < TD_COUNT(shapes) * TD_COUNT(ref_formats); i++) {
+    shape s = shapes[i % TD_COUNT(shapes)];
+    s.format = &ref_formats[i / TD_COUNT(shapes)];
+    const bool is_bf16 = s.format->dtype == TD_BF16;
+    if (!is_bf16 && s.format->dtype != TD_I4) continue;
+    why w = {""};
+    void (*fn)(void) = (void (*)(void))(is_bf16 ? linear_bf16__emulated : linear_i4__emulated);
+    if (!check_product(fn, &s, true, &w)) fail_msg("%s: %s", s.format->family, w.text);
+  }
+  as_prompt = false;
+}
+
 TEST(an_expert_of_deepseek) {
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     static const uint32_t batches[] = {1, 7};

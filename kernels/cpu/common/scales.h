@@ -15,7 +15,8 @@ static vf scales_from(const void *p, td_dtype dtype) {
 
 // Converts n scales to F32; `left` scales are readable. out has room for whole vectors; entries
 // past n are undefined.
-static void scales_to_f32(const void *from, td_dtype dtype, size_t left, uint32_t n, float *out) {
+static inline void scales_to_f32(const void *from, td_dtype dtype, size_t left, uint32_t n,
+                                 float *out) {
   size_t bytes = td_dtype_bytes(dtype), at = 0;
   for (; at < n && at + VL <= left; at += VL)
     vf_store(out + at, scales_from((const char *)from + at * bytes, dtype));
