@@ -170,7 +170,8 @@ def weights(name, seed):
     """(entries as published, the float32 values that they stand for), of the whole."""
     case = CASES[name]
     is_omni = "thinker_config" in case["config"]
-    stored, used = golden_weights.weights(_THINKER if is_omni else case["config"], case["dtype"], seed)
+    text = (_THINKER if is_omni else case["config"]) | {"vision_config": {}}
+    stored, used = golden_weights.weights(text, case["dtype"], seed)
     if is_omni:
         stored = [checkpoint.Entry("thinker." + e.name, e.shape, e.dtype, e.chunks) for e in stored]
         used = {"thinker." + k: v for k, v in used.items()}
@@ -197,8 +198,11 @@ def make(name, directory, seed):
     case = CASES[name]
     stored, _ = weights(name, seed)
     golden_weights.write_checkpoint(directory, case["config"], stored, parts(case)[0]["vocab_size"])
-    checkpoint.write_json(os.path.join(directory, "preprocessor_config.json"),
-                          {"image_mean": [case["mean"]] * 3, "image_std": [case["std"]] * 3})
+    pixels = {"image_mean": [case["mean"]] * 3, "image_std": [case["std"]] * 3}
+    if name.endswith("_odd"):  # both ways of saying it
+        checkpoint.write_json(os.path.join(directory, "processor_config.json"), {"image_processor": pixels})
+        pixels = {}
+    checkpoint.write_json(os.path.join(directory, "preprocessor_config.json"), pixels)
     return golden_weights.digest(case["config"], stored)
 
 

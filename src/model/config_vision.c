@@ -1,6 +1,8 @@
 // src/model/config_vision.c - reads the configuration of a tower. A tower that is not as its
 // reference has it is left out, and the model does not see: its language model is served all the
 // same.
+#include <string.h>
+
 #include "base/log.h"
 #include "model/families/family.h"
 
@@ -78,8 +80,8 @@ void td_config_read_vision(const td_config_reader *whole, const td_tower *tower)
   const cJSON *token = td_json_get(root, "image_token_id");
   int64_t id = -1;
   if (token && td_json_whole(token, 0, whole->out->n_vocab - 1, &id)) v->image_token = (int32_t)id;
-  for (int i = 0; i < 3; i++)
-    v->mean[i] = v->std[i] = 0.5f;
+  memcpy(v->mean, (float[]){0.48145466f, 0.4578275f, 0.40821073f}, sizeof v->mean);
+  memcpy(v->std, (float[]){0.26862954f, 0.26130258f, 0.27577711f}, sizeof v->std);
   if (read_tower(&r, v) == TD_OK) return;
   td_debug("images are not supported: %s", why.msg);
   *v = (td_vision_config){.n_layers = 0};
@@ -98,7 +100,10 @@ static void read_channels(const cJSON *list, double min, float out[3]) {
     out[i] = values[i];
 }
 
-void td_config_read_channels(td_vision_config *v, const cJSON *preprocessor) {
-  read_channels(td_json_get(preprocessor, "image_mean"), 0, v->mean);
-  read_channels(td_json_get(preprocessor, "image_std"), 1e-6, v->std);
+bool td_config_read_channels(td_vision_config *v, const cJSON *processor, bool is_nested) {
+  const cJSON *of = td_json_get(processor, "image_processor");
+  if (!of && !is_nested) of = processor;
+  read_channels(td_json_get(of, "image_mean"), 0, v->mean);
+  read_channels(td_json_get(of, "image_std"), 1e-6, v->std);
+  return of;
 }
