@@ -630,6 +630,9 @@ def test_texts_are_attached(open_page, gate, tmp_path):
     page.set_input_files("#attach-input", [tmp_path / "hello .py", tmp_path / "picture.bin"])
     expect(page.locator("#files button")).to_have_text("hello .py (13 characters) ✕")
     expect(page.locator("#reason")).to_contain_text("picture.bin is neither text nor an image")
+    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.7\n")
+    page.set_input_files("#attach-input", [tmp_path / "paper.pdf"])
+    expect(page.locator("#reason")).to_contain_text("paper.pdf: attach a PDF's text")
     page.evaluate("""() => { const data = new DataTransfer(); data.setData("text/plain", "y".repeat(5000));
         document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, cancelable: true })); }""")
     expect(page.locator("#files button")).to_have_count(2)

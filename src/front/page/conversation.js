@@ -134,6 +134,8 @@ export async function readAttached(file, held) {
     if (used <= MAX_IMAGES) return { name: file.name, image };
     throw new Error(`with ${file.name} this chat would have more than ${MAX_IMAGES >> 20} MiB of images: begin a new chat`);
   }
+  if (file.type === "application/pdf")
+    throw new Error(`${file.name}: attach a PDF's text (as pdftotext writes it), or pictures of its pages`);
   if (file.size > MAX_FILE_BYTES) throw new Error(`${file.name} is larger than ${MAX_FILE_BYTES >> 20} MiB`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
