@@ -150,6 +150,11 @@ uint64_t td_model_mtp_bytes(const td_model *model, bool has_experts) {
   return 0;
 }
 
+const td_vision_weights *td_model_vision(const td_model *model) {
+  (void)model;
+  return NULL;
+}
+
 const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   *n_bytes = sizeof *model;
   return model;

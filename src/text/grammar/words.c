@@ -54,7 +54,7 @@ static td_node rest_of(td_grammar_build *b, const td_g_word *words, size_t n, si
 }
 
 td_node td_g_words(td_grammar_build *b, td_g_word *words, size_t n) {
-  qsort(words, n, sizeof *words, by_bytes);
+  if (n > 1) qsort(words, n, sizeof *words, by_bytes);
   size_t n_kept = 0;
   for (size_t i = 0; i < n; i++)
     if (!n_kept || by_bytes(&words[n_kept - 1], &words[i]) != 0) words[n_kept++] = words[i];
