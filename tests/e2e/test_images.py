@@ -312,7 +312,7 @@ def test_pixels_are_given_back(server):
                 break
     wait_until(lambda: n_held(server) == 0)
     chat(server, [user(part(1), part(2), {"type": "image_url", "image_url": {"url": "data:,"}})], 400)
-    wait_until(lambda: n_held(server) == 0)
+    assert n_held(server) == 0
 
 
 def test_what_the_model_can_do_is_told(server):

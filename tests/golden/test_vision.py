@@ -110,4 +110,5 @@ def test_on_a_gpu(model_of, cuda, case, chunk):  # noqa: F811
     model = model_of(case)
     rows, logits, _ = model.run(chunk, n_greedy=0, device="cuda", **cuda)
     assert np.abs(rows - model.golden["rows"]).max() < 2**-8 * np.abs(rows).max()
-    check_cuda_logits(logits, model.golden["logits"], least_share=0.9)
+    # Of 33 positions two are beyond it with GLM's; of the others' one may be.
+    check_cuda_logits(logits, model.golden["logits"], least_share=0.9 if case == "glm4v_moe" else 0.95)
