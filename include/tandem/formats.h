@@ -80,6 +80,7 @@ typedef struct {
 } td_format;
 
 const td_format *td_formats(size_t *n);
+const td_format *td_format_named(const char *name); // NULL: there is none
 
 // The formats that `tandem quantize` makes (model/quantize/encode.c).
 #define TD_ENCODINGS(X) X("int4-g128") X("int4-g32") X("fp8") X("mxfp4")

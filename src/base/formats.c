@@ -43,3 +43,11 @@ const td_format *td_formats(size_t *n) {
   *n = sizeof formats / sizeof formats[0];
   return formats;
 }
+
+const td_format *td_format_named(const char *name) {
+  size_t n;
+  const td_format *formats = td_formats(&n);
+  for (size_t i = 0; i < n; i++)
+    if (strcmp(formats[i].name, name) == 0) return &formats[i];
+  return NULL;
+}

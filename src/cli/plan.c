@@ -689,12 +689,8 @@ static td_status open_model(td_model **out, const td_options *o, td_err *err) {
     return td_fail(err, TD_EINVAL, "%s: neither a file nor a known model; did you mean %s?",
                    o->model, meant);
   if (!shape || td_file_exists(o->model)) return td_model_open_shapes(out, o->model, err);
-  size_t n;
-  const td_format *formats = td_formats(&n);
-  for (size_t i = 0; i < n; i++)
-    if (!strcmp(formats[i].name, o->plan_format))
-      return td_model_outline(out, shape, &formats[i], err);
-  return td_fail(err, TD_EINVAL, "--format %s: no such format", o->plan_format);
+  return td_model_outline(out, shape, td_format_named(o->plan_format),
+                          err); // options know them all
 }
 
 // On a CPU INT8 is for matrices of 4 bits, at no rate of its own.

@@ -117,12 +117,9 @@ static td_status plan(row *out, size_t i, bool is_gguf, const td_rig *rig, td_er
   opts.batches = (td_int_list){&batch, 1};
   opts.ctx_size = PROMPT;
   opts.depth = 1024;
-  size_t n, k = 0;
-  const td_format *formats = td_formats(&n);
-  while (k + 1 < n && strcmp(formats[k].name, format) != 0)
-    k++;
   td_model *model;
-  td_status st = td_model_outline(&model, td_shape_find(models[i].shape), &formats[k], err);
+  td_status st = td_model_outline(&model, td_shape_find(models[i].shape), td_format_named(format),
+                                  err);
   if (st != TD_OK) return st;
   *out = (row){.label = is_gguf ? "Q4_K_M" : models[i].label,
                .stats = td_model_stats_of(model),
@@ -208,9 +205,9 @@ static void print_json(const row *rows, size_t n, const td_rig *rig, td_buf *out
 
 // The machine, measured with a small model where it is this one.
 static td_status open_rig(td_rig *out, const td_options *o, td_err *err) {
-  size_t n;
   td_model *model;
-  td_status st = td_model_outline(&model, td_shape_find("Qwen3-30B-A3B"), td_formats(&n), err);
+  td_status st = td_model_outline(&model, td_shape_find("Qwen3-30B-A3B"),
+                                  td_format_named("fp8-b128"), err);
   if (st != TD_OK) return st;
   st = td_rig_open(out, o->machine, model, (unsigned)o->threads, err);
   if (st == TD_OK && out->drive_gbps <= 0) out->drive_gbps = DRIVE_GBPS;

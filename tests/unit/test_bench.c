@@ -18,13 +18,9 @@
 #include "unit/testing.h"
 
 static const td_format *format_named(const char *name) {
-  size_t n;
-  const td_format *formats = td_formats(&n);
-  for (size_t i = 0; i < n; i++) {
-    if (!strcmp(formats[i].name, name)) return &formats[i];
-  }
-  fail_msg("no format %s", name);
-  return NULL;
+  const td_format *format = td_format_named(name);
+  if (!format) fail_msg("no format %s", name);
+  return format;
 }
 
 TEST(every_linear_family_has_a_format) {
