@@ -141,8 +141,9 @@ def try_router(tandem_bin, program, folder, environment=None):
         for i in range(2):
             wait_until(lambda: fleet.is_used(i))
         talks = fleet.talks(6)
-        fleet.turn(talks)
-        for _ in range(2):  # one after the other, so that nobody is sent elsewhere for want of room
+        for talk in talks:  # one after the other, so that nobody is sent elsewhere for want of room
+            talk.turn()
+        for _ in range(2):
             assert all(talk.turn() > 0.5 for talk in talks)
         # One machine is told to end while it answers: the answer ends, what is new goes elsewhere.
         long = talks[0].body(stream=True, max_tokens=500, ignore_eos=True)
