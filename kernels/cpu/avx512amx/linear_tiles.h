@@ -23,7 +23,7 @@
 
 enum {
   STRIP = 4 * VL, // rows
-  PART = 256,
+  PART = 128,
   SPAN = 1024,
   MOST_TOKENS = 128, // per block
   MOST_ROWS = 1024,
@@ -36,7 +36,7 @@ enum {
 
 // Some rows times some tokens. Lives on the stack.
 typedef struct {
-  _Alignas(64) packed w[STRIP * W_STRIDE];
+  _Alignas(64) packed w[2][STRIP * W_STRIDE]; // a part that is multiplied, and the next
   _Alignas(64) packed x[MOST_TOKENS / VL * (SPAN / PL) * X_STEP]; // [tile][step][part of x][tile]
   vf total[MOST_ROWS * MOST_TOKENS / VL];                         // [strip][tile][row]
   float scale[STRIP][SPAN_GROUPS];                                // of the span
@@ -109,23 +109,38 @@ static size_t bytes_before(uint32_t k) {
   return (size_t)k / LINE_COLS * LINE_BYTES;
 }
 
-// Decodes columns [k, k + n) of a strip; rows past the last one repeat it. Prefetches what is
+// Columns [k, k + n) of a strip, of which rows from `row` on are still to be decoded.
+typedef struct {
+  packed *out;
+  uint32_t strip, k, n, row;
+} strip_part;
+
+TD_INLINE vi decode_at(const uint8_t *w, uint32_t at, size_t ahead, packed *out, vi seen) {
+  pv v[LINE_COLS / PL];
+  w += bytes_before(at), out += at;
+  if (bytes_before(at) % 64 == 0) __builtin_prefetch((const void *)((uintptr_t)w + ahead), 0, 2);
+  decode_line(w, v, &seen);
+  TD_UNROLL for (int j = 0; j < LINE_COLS / PL; j++) pv_store(out + j * PL, v[j]);
+  return seen;
+}
+
+// Decodes n_rows more of a part; rows past the block's last one repeat it. Prefetches what is
 // needed next: the strip's next columns, or the next strip.
-static void decode_strip(prompt *g, uint32_t strip, uint32_t k, uint32_t n) {
-  const bool ends = k + n == g->span + g->n_span;
-  const size_t ahead = ends ? STRIP * g->row_bytes - bytes_before(k - g->span) : bytes_before(n);
-  for (uint32_t i = 0; i < STRIP; i++) {
-    const uint32_t row = strip + i < g->n_rows ? strip + i : g->n_rows - 1;
-    const uint8_t *w = (const uint8_t *)g->a->w->data + (g->row0 + row) * g->row_bytes;
-    packed *out = g->w + i * W_STRIDE;
+TD_INLINE void decode_rows(prompt *g, strip_part *p, uint32_t n_rows) {
+  const bool ends = p->k + p->n == g->n_span;
+  const size_t ahead = ends ? STRIP * g->row_bytes - bytes_before(p->k) : bytes_before(p->n);
+  for (uint32_t end = p->row + n_rows; p->row < end; p->row++) {
+    const uint32_t row = p->strip + p->row < g->n_rows ? p->strip + p->row : g->n_rows - 1;
+    const uint8_t *w = (const uint8_t *)g->a->w->data + (g->row0 + row) * g->row_bytes +
+                       bytes_before(g->span + p->k);
+    packed *out = p->out + p->row * W_STRIDE;
     vi seen = _mm512_set1_epi32(-1);
-    w += bytes_before(k);
-    for (size_t b = 0; b < bytes_before(n); b += 64)
-      __builtin_prefetch((const void *)((uintptr_t)w + ahead + b), 0, 2);
-    for (uint32_t at = 0; at < n; at += LINE_COLS, w += LINE_BYTES, out += LINE_COLS) {
-      pv v[LINE_COLS / PL];
-      decode_line(w, v, &seen);
-      TD_UNROLL for (int j = 0; j < LINE_COLS / PL; j++) pv_store(out + j * PL, v[j]);
+    if (p->n == PART) {
+      TD_UNROLL for (uint32_t at = 0; at < PART; at += LINE_COLS)
+          seen = decode_at(w, at, ahead, out, seen);
+    } else {
+      for (uint32_t at = 0; at < p->n; at += LINE_COLS)
+        seen = decode_at(w, at, ahead, out, seen);
     }
     g->tiny[row] |= tiny_of(seen) != 0;
   }
@@ -153,10 +168,14 @@ typedef struct {
 #define ADD_PRODUCTS(SUMS, W, I)                                                                   \
   _tile_loadd(W, w + I * VL * W_STRIDE, W_STRIDE * sizeof *w);                                     \
   _tile_dpbf16ps(SUMS, W, 2);                                                                      \
-  _tile_dpbf16ps(SUMS, W, 3);
+  _tile_dpbf16ps(SUMS, W, 3);                                                                      \
+  if (next->row < STRIP) decode_rows(g, next, ROWS_A_TILE);
 
-// Tiles 0 and 1 are weights, 2 and 3 the two parts of x, and the others sums of 16 rows each.
-static void sum_run(const packed *w, const packed *x, uint32_t n_steps, run_sums *sums) {
+// Tiles 0 and 1 are weights, 2 and 3 the two parts of x, and the others sums of 16 rows each. While
+// tiles multiply, vectors decode rows of the next part.
+static void sum_run(prompt *g, const packed *w, const packed *x, uint32_t n_steps, run_sums *sums,
+                    strip_part *next) {
+  enum { ROWS_A_TILE = STRIP / (PART / PL) / 4 };
   _tile_zero(4);
   _tile_zero(5);
   _tile_zero(6);
@@ -187,7 +206,9 @@ static void add_sums(const prompt *g, const run_sums *sums, uint32_t group, vf *
 
 // A decoded strip times a tile of tokens, over columns [k, k + n) of the span. While tiles multiply
 // a run, vectors add the sums of the one before.
-static void multiply_part(const prompt *g, uint32_t k, uint32_t n, const packed *x, vf *totals) {
+static void multiply_part(prompt *g, const strip_part *p, const packed *x, vf *totals,
+                          strip_part *next) {
+  const uint32_t k = p->k, n = p->n;
   __asm__ volatile("" : : : "memory"); // the compiler does not know what tiles load
   const uint32_t first = group_of(g, g->span), begin = g->span + k, end = begin + n;
   const uint32_t size = HAS_SCALES ? g->a->w->scale_cols : UINT32_MAX;
@@ -196,7 +217,8 @@ static void multiply_part(const prompt *g, uint32_t k, uint32_t n, const packed 
   for (; at < end; i++) {
     const uint32_t in_group = size - at % size, left = end - at;
     const uint32_t n_run = in_group < left ? in_group : left;
-    sum_run(g->w + (at - begin), x + (at - g->span) / PL * X_STEP, n_run / PL, &sums[i % 2]);
+    sum_run(g, p->out + (at - begin), x + (at - g->span) / PL * X_STEP, n_run / PL, &sums[i % 2],
+            next);
     if (i > 0) add_sums(g, &sums[(i - 1) % 2], group, totals);
     group = group_of(g, at) - first;
     at += n_run;
@@ -223,6 +245,22 @@ static void put_results(const prompt *g) {
   }
 }
 
+static strip_part part_at(const prompt *g, uint32_t strip, uint32_t k, packed *out) {
+  const uint32_t left = g->n_span - k;
+  return (strip_part){.out = out,
+                      .strip = strip,
+                      .k = k,
+                      .n = left < PART ? left : PART,
+                      .row = strip < g->n_rows ? 0 : STRIP};
+}
+
+// Behind a block's last part: one of no rows.
+static strip_part part_after(prompt *g, const strip_part *p) {
+  const bool ends = p->k + p->n == g->n_span;
+  packed *out = g->w[p->out == g->w[0]];
+  return ends ? part_at(g, p->strip + STRIP, 0, out) : part_at(g, p->strip, p->k + p->n, out);
+}
+
 // Computes the block that g describes.
 static void prompt_block(prompt *g) {
   const uint32_t n_strips = (g->n_rows + STRIP - 1) / STRIP;
@@ -234,15 +272,16 @@ static void prompt_block(prompt *g) {
     const uint32_t left = g->a->w->cols - g->span;
     g->n_span = left < SPAN ? left : SPAN;
     pack_tokens(g);
-    for (uint32_t strip = 0; strip < g->n_rows; strip += STRIP) {
-      if (HAS_SCALES) decode_scales(g, strip);
-      vf *totals = g->total + strip * g->n_tiles;
-      for (uint32_t k = 0, n; k < g->n_span; k += n) {
-        n = g->n_span - k < PART ? g->n_span - k : PART;
-        decode_strip(g, strip, g->span + k, n);
-        for (uint32_t i = 0; i < g->n_tiles; i++)
-          multiply_part(g, k, n, g->x + i * (g->n_span / PL) * X_STEP, totals + i * STRIP);
-      }
+    strip_part part = part_at(g, 0, 0, g->w[0]);
+    decode_rows(g, &part, STRIP);
+    while (part.strip < g->n_rows) {
+      if (HAS_SCALES && part.k == 0) decode_scales(g, part.strip);
+      strip_part next = part_after(g, &part);
+      vf *totals = g->total + part.strip * g->n_tiles;
+      for (uint32_t i = 0; i < g->n_tiles; i++)
+        multiply_part(g, &part, g->x + i * (g->n_span / PL) * X_STEP, totals + i * STRIP, &next);
+      if (next.row < STRIP) decode_rows(g, &next, STRIP - next.row);
+      part = next;
     }
   }
   put_results(g);
