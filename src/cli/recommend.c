@@ -27,6 +27,7 @@ static const struct {
     {"Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "Qwen3-Coder-480B-A35B", "FP8", "fp8-b128",
      "unsloth/Qwen3-Coder-480B-A35B-Instruct-GGUF"},
     {"zai-org/GLM-4.7-FP8", "GLM-4.7", "FP8", "fp8-b128", "unsloth/GLM-4.7-GGUF"},
+    {"deepseek-ai/DeepSeek-V4-Flash", "DeepSeek-V4-Flash", "FP4", "mxfp4", NULL},
     {"Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen3-235B-A22B", "FP8", "fp8-b128",
      "unsloth/Qwen3-235B-A22B-Instruct-2507-GGUF"},
     {"MiniMaxAI/MiniMax-M2", "MiniMax-M2", "FP8", "fp8-b128", "unsloth/MiniMax-M2-GGUF"},

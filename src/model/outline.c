@@ -28,11 +28,15 @@ const char *td_shape_closest(const char *name) {
   return closest.best;
 }
 
-static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const td_format *f) {
-  static const td_format bf16 = {.dtype = TD_BF16};
-  const bool is_kept = f->dtype == TD_F4E2M1 && p->kind != TD_SPEC_EXPERT;
-  if (is_kept || p->kind == TD_SPEC_ROUTER || p->kind == TD_SPEC_SCORES || p->kind == TD_SPEC_PLAIN)
-    f = &bf16;
+// What matrices are in: routed experts, the others, and those that every file keeps as they were.
+typedef struct {
+  const td_format *experts, *others, *plain;
+} formats;
+
+static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const formats *of) {
+  const bool is_plain = p->kind == TD_SPEC_ROUTER || p->kind == TD_SPEC_SCORES ||
+                        p->kind == TD_SPEC_PLAIN;
+  const td_format *f = is_plain ? of->plain : p->kind == TD_SPEC_EXPERT ? of->experts : of->others;
   td_weight w = {.data = &nowhere,
                  .dtype = f->dtype,
                  .scale_dtype = f->scale_dtype,
@@ -48,14 +52,14 @@ static td_weight matrix(const td_model_config *c, const td_tensor_spec *p, const
 
 // Layers share the experts of a place.
 static td_weight *experts_of(td_weight *experts, const td_model_config *c, const td_tensor_spec *p,
-                             const td_format *format) {
+                             const formats *format) {
   for (uint32_t i = 0; i < c->n_experts; i++)
     experts[i] = matrix(c, p, format);
   return experts;
 }
 
 static void fill_layer(td_layer *layer, uint32_t idx, const td_model_config *c,
-                       const td_format *format, td_weight *experts) {
+                       const formats *format, td_weight *experts) {
   const uint64_t met = td_layer_conditions(c, idx);
   layer->is_moe = td_model_is_moe(c, idx);
   layer->has_window = td_model_window(c, idx) > 0;
@@ -94,9 +98,8 @@ static bool has_mtp(const cJSON *root) {
   return cJSON_IsNumber(n) && n->valueint > 0;
 }
 
-static td_status fill(td_model **out, td_model_config *c, const char *name, const td_format *format,
+static td_status fill(td_model **out, td_model_config *c, const char *name, const formats *format,
                       bool with_mtp, td_err *err) {
-  static const td_format bf16 = {.dtype = TD_BF16};
   td_model_parts parts = {.name = name};
   td_mtp mtp = {.is_normed = false};
   const uint32_t n_layers = c->n_layers + with_mtp;
@@ -115,7 +118,8 @@ static td_status fill(td_model **out, td_model_config *c, const char *name, cons
                                  td_mtp_places[i].offset) = matrix(c, &td_mtp_places[i], format);
     }
     parts.mtp = with_mtp ? &mtp : NULL;
-    parts.embed = matrix(c, &td_end_places[0], &bf16);
+    const formats all_plain = {format->plain, format->plain, format->plain};
+    parts.embed = matrix(c, &td_end_places[0], &all_plain);
     parts.lm_head = parts.embed;
     parts.final_norm = (td_vec){.data = &nowhere, .dtype = TD_BF16};
     st = td_model_assemble(out, c, &parts, err);
@@ -127,14 +131,25 @@ static td_status fill(td_model **out, td_model_config *c, const char *name, cons
   return st;
 }
 
+// With experts in 4-bit floats.
+static const td_format *format_of_others(const cJSON *root, const td_format *plain) {
+  const cJSON *quant = cJSON_GetObjectItemCaseSensitive(root, "quantization_config");
+  const cJSON *method = cJSON_GetObjectItemCaseSensitive(quant, "quant_method");
+  const bool is_fp8 = cJSON_IsString(method) && strcmp(method->valuestring, "fp8") == 0;
+  return is_fp8 ? td_format_named("fp8-b128") : plain;
+}
+
 td_status td_model_outline(td_model **out, const td_shape_file *shape, const td_format *format,
                            td_err *err) {
+  static const td_format bf16 = {.dtype = TD_BF16};
   cJSON *root = NULL;
   td_model_config config;
   *out = NULL;
   td_status st = td_json_parse(&root, shape->json, shape->len, MAX_DEPTH, err);
   if (st == TD_OK) st = td_config_parse(&config, root, NULL, shape->name, err);
-  if (st == TD_OK) st = fill(out, &config, shape->name, format, has_mtp(root), err);
+  const formats of = {format, format->dtype == TD_F4E2M1 ? format_of_others(root, &bf16) : format,
+                      &bf16};
+  if (st == TD_OK) st = fill(out, &config, shape->name, &of, has_mtp(root), err);
   cJSON_Delete(root);
   return st;
 }

@@ -19,6 +19,7 @@ const td_shape_file *td_shape_find(const char *name);
 const char *td_shape_closest(const char *name);
 
 // A model of that shape whose matrices have sizes and a format, but no data. Embedding, head and
-// routers are BF16; with 4-bit floats all but the routed experts is, as gpt-oss is published.
+// routers are BF16; with 4-bit floats all but the routed experts is, as gpt-oss is published, or
+// FP8 where the shape's quantization_config says so, as DeepSeek-V4 is.
 td_status td_model_outline(td_model **out, const td_shape_file *shape, const td_format *format,
                            td_err *err);

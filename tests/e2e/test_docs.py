@@ -97,6 +97,13 @@ def test_models_of_the_readme_have_the_sizes_of_their_shapes(tandem_bin):
                 assert (facts["weight_bytes"] - facts["expert_bytes"]) / 2**30 == pytest.approx(gpu, abs=0.06), name
 
 
+@pytest.mark.parametrize("name, others", [("gpt-oss-120b", "bf16"), ("DeepSeek-V4-Flash", "fp8-b128")])
+def test_around_experts_in_fp4_is_what_the_shape_says(tandem_bin, name, others):
+    facts = [planned(tandem_bin, name, form) for form in ("mxfp4", others)]
+    beside, as_published = (one["weight_bytes"] - one["expert_bytes"] for one in facts)
+    assert beside == as_published and facts[0]["expert_bytes"] < 0.6 * facts[1]["expert_bytes"]
+
+
 def recommended(tandem_bin, *options):
     found = [subprocess.run([tandem_bin, "recommend", *options, *form], capture_output=True, text=True, check=True).stdout
              for form in (["--json"], [])]  # fmt: skip
