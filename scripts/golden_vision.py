@@ -198,11 +198,6 @@ def make(name, directory, seed):
     case = CASES[name]
     stored, _ = weights(name, seed)
     golden_weights.write_checkpoint(directory, case["config"], stored, parts(case)[0]["vocab_size"])
-    pixels = {"image_mean": [case["mean"]] * 3, "image_std": [case["std"]] * 3}
-    if name.endswith("_odd"):  # both ways of saying it
-        checkpoint.write_json(os.path.join(directory, "processor_config.json"), {"image_processor": pixels})
-        pixels = {}
-    checkpoint.write_json(os.path.join(directory, "preprocessor_config.json"), pixels)
     return golden_weights.digest(case["config"], stored)
 
 
@@ -222,12 +217,13 @@ def prompt_of(name, seed):
     return ids, images
 
 
-def write_prompt(path, ids, images):
+def write_prompt(path, name, ids, images):
     """As tests/tools/vision_driver reads it; an image's hash is its number."""
+    norm = struct.pack("<6f", *[CASES[name]["mean"]] * 3, *[CASES[name]["std"]] * 3)
     with open(path, "wb") as f:
         f.write(struct.pack("<II", len(ids), len(images)) + np.array(ids, "<i4").tobytes())
         for i, (at, n, h, w, pixels) in enumerate(images):
-            f.write(struct.pack("<IIII", at, n, h, w) + bytes([i + 1] * 32) + pixels.tobytes())
+            f.write(struct.pack("<IIII", at, n, h, w) + bytes([i + 1] * 32) + norm + pixels.tobytes())
 
 
 # ---- the reference ---------------------------------------------------------------------------------

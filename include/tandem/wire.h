@@ -11,8 +11,10 @@
 #include <assert.h>
 #include <stdint.h>
 
+#include "tandem/image.h"
+
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 19u
+#define TD_WIRE_VERSION 20u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // DRY, top_n_sigma, typical_p, temperature, top_k, top_p, min_p, XTC, draw.
@@ -47,7 +49,7 @@ static_assert(sizeof(td_sampling) == 56, "wire layout");
 #define TD_WIRE_MAX_ENDS     36
 #define TD_WIRE_MAX_GRAMMAR  236
 #define TD_WIRE_MAX_BREAKERS 220
-#define TD_WIRE_MAX_IMAGES   4
+#define TD_WIRE_MAX_IMAGES   2
 
 typedef struct {
   int32_t id;
@@ -167,6 +169,7 @@ typedef struct {
   uint32_t at, n_tokens, grid_h, grid_w;
   uint64_t offset; // of a page
   uint8_t hash[32];
+  td_pixel_norm norm;
 } td_wire_image;
 
 // The next images of a request, in order of position.

@@ -111,8 +111,10 @@ static td_status prepare(td_picture_list *list, const td_buf *file, const atomic
   td_status st = td_image_decode(&image, (const uint8_t *)file->data, file->len, &limits, err);
   if (st == TD_OK) st = td_image_prepare(&input, &rgb, &image, &list->from->processor, err);
   if (st == TD_OK) {
-    *out = (td_wire_image){
-        .n_tokens = input.n_tokens, .grid_h = input.grid_h, .grid_w = input.grid_w};
+    *out = (td_wire_image){.n_tokens = input.n_tokens,
+                           .grid_h = input.grid_h,
+                           .grid_w = input.grid_w,
+                           .norm = input.norm};
     memcpy(out->hash, input.hash, sizeof out->hash);
     if (list->is_kept) st = keep(list, out, rgb, err);
   }

@@ -42,7 +42,7 @@ typedef enum {
 typedef struct {
   uint32_t patch, merge, temporal; // temporal: frames that a patch spans; an image repeats
   uint64_t min_pixels, max_pixels;
-  float mean[3], std[3]; // of x / 255
+  td_pixel_norm norm;
   td_resize_rule rule;
 } td_image_processor;
 

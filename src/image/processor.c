@@ -89,14 +89,14 @@ static td_status read_processor(td_image_processor *p, const cJSON *json, td_err
                             .temporal = 2,
                             .min_pixels = processors[i].min_pixels,
                             .max_pixels = processors[i].max_pixels,
-                            .mean = {0.48145466f, 0.4578275f, 0.40821073f},
-                            .std = {0.26862954f, 0.26130258f, 0.27577711f},
+                            .norm = {.mean = {0.48145466f, 0.4578275f, 0.40821073f},
+                                     .std = {0.26862954f, 0.26130258f, 0.27577711f}},
                             .rule = processors[i].rule};
   td_status st = read_sizes(p, json, err);
-  if (st == TD_OK) st = read_three(p->mean, json, "image_mean", err);
-  if (st == TD_OK) st = read_three(p->std, json, "image_std", err);
+  if (st == TD_OK) st = read_three(p->norm.mean, json, "image_mean", err);
+  if (st == TD_OK) st = read_three(p->norm.std, json, "image_std", err);
   for (int c = 0; c < 3 && st == TD_OK; c++)
-    if (!(p->std[c] > 0)) st = td_fail(err, TD_EFORMAT, "image_std must be above 0");
+    if (!(p->norm.std[c] > 0)) st = td_fail(err, TD_EFORMAT, "image_std must be above 0");
   return st;
 }
 
@@ -212,8 +212,7 @@ static void hash_of(td_image_input *out, const td_image_processor *p, size_t n_b
   td_sha256 sha;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, sizes, sizeof sizes);
-  td_sha256_add(&sha, p->mean, sizeof p->mean);
-  td_sha256_add(&sha, p->std, sizeof p->std);
+  td_sha256_add(&sha, &p->norm, sizeof p->norm);
   td_sha256_add(&sha, out->rgb, n_bytes);
   td_sha256_end(&sha, &digest);
   memcpy(out->hash, digest.bytes, sizeof out->hash);
@@ -231,6 +230,7 @@ td_status td_image_prepare(td_image_input *out, uint8_t **rgb, const td_image *i
   if (st != TD_OK) return st;
   out->n_tokens = out->grid_h * out->grid_w / (p->merge * p->merge);
   out->rgb = *rgb;
+  out->norm = p->norm;
   hash_of(out, p, (size_t)h * w * 3);
   return TD_OK;
 }

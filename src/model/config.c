@@ -524,16 +524,6 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
   if (st == TD_OK || (st == TD_ENOENT && config))
     st = td_config_parse(out, config, generation, dir, err);
   if (st != TD_OK) td_checkpoint_name_error(dir, err);
-  // As image/processor.c reads them; such a file need not be there.
-  static const char *const names[] = {"processor_config.json", "preprocessor_config.json"};
-  bool is_found = false;
-  td_err why;
-  for (size_t i = 0; i < TD_COUNT(names) && !is_found && st == TD_OK && out->vision.n_layers; i++) {
-    cJSON *images = NULL;
-    if (td_checkpoint_json(&images, dir, names[i], TD_CONFIG_MAX_BYTES, &why) == TD_OK)
-      is_found = td_config_read_channels(&out->vision, images, i == 0);
-    cJSON_Delete(images);
-  }
   cJSON_Delete(config);
   cJSON_Delete(generation);
   return st;

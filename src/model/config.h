@@ -28,9 +28,6 @@ td_status td_config_read_sampling(const td_config_reader *r);  // generation_con
 // The tower's part of the whole, after the language model's: td_model_config.vision. tower NULL:
 // none is supported.
 void td_config_read_vision(const td_config_reader *whole, const td_tower *tower);
-// By what pixels are normalized, of an image processor's file or of its member image_processor;
-// CLIP's where it does not say. false: is_nested, and there is no such member.
-bool td_config_read_channels(td_vision_config *vision, const cJSON *processor, bool is_nested);
 // Records the keys that another family would obey, and whose values differ from what this family
 // computes: td_model_config.ignored. After everything else is read.
 void td_config_find_ignored(const td_config_reader *r);

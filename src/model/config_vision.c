@@ -80,30 +80,7 @@ void td_config_read_vision(const td_config_reader *whole, const td_tower *tower)
   const cJSON *token = td_json_get(root, "image_token_id");
   int64_t id = -1;
   if (token && td_json_whole(token, 0, whole->out->n_vocab - 1, &id)) v->image_token = (int32_t)id;
-  memcpy(v->mean, (float[]){0.48145466f, 0.4578275f, 0.40821073f}, sizeof v->mean);
-  memcpy(v->std, (float[]){0.26862954f, 0.26130258f, 0.27577711f}, sizeof v->std);
   if (read_tower(&r, v) == TD_OK) return;
   td_debug("images are not supported: %s", why.msg);
   *v = (td_vision_config){.n_layers = 0};
-}
-
-// Three numbers; otherwise they stay as they are.
-static void read_channels(const cJSON *list, double min, float out[3]) {
-  float values[3];
-  int n = 0;
-  for (const cJSON *item = cJSON_IsArray(list) ? list->child : NULL; item; item = item->next) {
-    if (n == 3 || !cJSON_IsNumber(item) || !(item->valuedouble >= min && item->valuedouble <= 1))
-      return;
-    values[n++] = (float)item->valuedouble;
-  }
-  for (int i = 0; n == 3 && i < 3; i++)
-    out[i] = values[i];
-}
-
-bool td_config_read_channels(td_vision_config *v, const cJSON *processor, bool is_nested) {
-  const cJSON *of = td_json_get(processor, "image_processor");
-  if (!of && !is_nested) of = processor;
-  read_channels(td_json_get(of, "image_mean"), 0, v->mean);
-  read_channels(td_json_get(of, "image_std"), 1e-6, v->std);
-  return of;
 }

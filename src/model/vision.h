@@ -10,8 +10,7 @@ enum { TD_MAX_DEEP = 8, TD_MAX_VISION_LAYERS = 256 };
 
 typedef struct td_tower td_tower; // families/towers.h
 
-// Of config.json's vision_config, and of preprocessor_config.json what the tower normalizes by.
-// Dimensions are in elements.
+// Of config.json's vision_config. Dimensions are in elements.
 typedef struct {
   const td_tower *tower;
   uint32_t n_layers; // 0: the model does not see, or its checkpoint has no tower
@@ -28,7 +27,6 @@ typedef struct {
   // The layers whose outputs, merged, are added behind the language model's first n_deep layers.
   uint32_t deep[TD_MAX_DEEP], n_deep;
   int32_t image_token; // the placeholder's id; -1: not stated
-  float mean[3], std[3];
 } td_vision_config;
 
 // Absent parts are zeroed. Norms without a bias are RMS norms; with `up` MLPs are gated, fc1 the

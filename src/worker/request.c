@@ -232,8 +232,11 @@ static const char *take_images(const td_requests *requests, td_worker_request *r
     const td_wire_image *from = &images->images[i];
     const char *wrong = check_image(&requests->limits, r, from);
     if (wrong) return wrong;
-    td_image_input to = {
-        .at = from->at, .n_tokens = from->n_tokens, .grid_h = from->grid_h, .grid_w = from->grid_w};
+    td_image_input to = {.at = from->at,
+                         .n_tokens = from->n_tokens,
+                         .grid_h = from->grid_h,
+                         .grid_w = from->grid_w,
+                         .norm = from->norm};
     memcpy(to.hash, from->hash, sizeof to.hash);
     if (to.at + to.n_tokens > r->submit.n_past)
       wrong = map_image(requests->limits.images_fd, image_bytes(r, &to), from, &to);

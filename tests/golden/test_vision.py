@@ -34,7 +34,7 @@ class Model:
         self.golden = np.load(DATA / f"{case}.npz")
         self.ids, self.images = golden_vision.prompt_of(case, facts["seed"])
         self.n_greedy = len(self.golden["continuation"])
-        golden_vision.write_prompt(directory / "prompt", self.ids, self.images)
+        golden_vision.write_prompt(directory / "prompt", case, self.ids, self.images)
         self.directory = directory
 
     def run(self, chunk=4096, threads=2, prompt="prompt", n_greedy=None, device="cpu", **environment):
@@ -94,7 +94,8 @@ def test_an_image_and_its_place_count(model_of, case):
     model = model_of(case)
     _, logits, _ = model.run(n_greedy=0)
     at, n, h, w, pixels = model.images[0]
-    golden_vision.write_prompt(model.directory / "other", model.ids, [(at, n, h, w, pixels[::-1]), *model.images[1:]])
+    images = [(at, n, h, w, pixels[::-1]), *model.images[1:]]
+    golden_vision.write_prompt(model.directory / "other", case, model.ids, images)
     _, other, _ = model.run(prompt="other", n_greedy=0)
     assert (other[:at] == logits[:at]).all()
     assert not (other[at:] == logits[at:]).all(axis=1).any()

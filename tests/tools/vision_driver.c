@@ -1,9 +1,9 @@
 // tests/tools/vision_driver.c - runs a prompt with images, for tests/golden/test_vision.py.
 // usage: vision_driver MODEL_DIR PROMPT OUT CHUNK_TOKENS THREADS N_GREEDY DEVICE
 // PROMPT, little endian: u32 n_tokens, u32 n_images, i32 [n_tokens], and for each image u32 at,
-// n_tokens, grid_h, grid_w, its hash of 32 bytes and its pixels. OUT gets, as f32, each image's
-// rows
-// ([1 + n_deep][n_tokens][dim]) and the prompt's logits, and then N_GREEDY token ids as i32.
+// n_tokens, grid_h, grid_w, its hash of 32 bytes, f32 mean [3] and std [3], and its pixels. OUT
+// gets, as f32, each image's rows ([1 + n_deep][n_tokens][dim]) and the prompt's logits, and then
+// N_GREEDY token ids as i32.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +51,7 @@ static void read_prompt(prompt *p, const char *path, uint32_t patch) {
     *image = (td_image_input){
         .at = words[0], .n_tokens = words[1], .grid_h = words[2], .grid_w = words[3]};
     read_exactly(file, image->hash, sizeof image->hash);
+    read_exactly(file, &image->norm, sizeof image->norm);
     const size_t n = (size_t)words[2] * words[3] * patch * patch * 3;
     uint8_t *rgb = memory(n);
     read_exactly(file, rgb, n);

@@ -194,7 +194,7 @@ TEST(hashes) {
   images[2].rgb[5] ^= 64;
   for (size_t i = 0; i < 4; i++) {
     uint8_t *rgb;
-    if (i == 3) p.mean[2] = 0.25f;
+    if (i == 3) p.norm.mean[2] = 0.25f;
     assert_int_equal(td_image_prepare(&inputs[i], &rgb, &images[i], &p, NULL), TD_OK);
     for (size_t j = 0; j < i; j++)
       assert_memory_not_equal(inputs[i].hash, inputs[j].hash, sizeof inputs[i].hash);
@@ -245,7 +245,7 @@ TEST(processors_of_files) {
   assert_int_equal(p.min_pixels, 65536);
   assert_int_equal(p.max_pixels, 16777216);
   assert_int_equal(p.rule, TD_RESIZE_QWEN);
-  assert_true(p.mean[1] == 0.25f && p.std[2] == 0.125f);
+  assert_true(p.norm.mean[1] == 0.25f && p.norm.std[2] == 0.125f);
   const char *glm = "{\"image_processor\":{\"image_processor_type\":\"Glm4vImageProcessor\","
                     "\"min_pixels\":1000}}";
   assert_int_equal(read_text(&p, "processor_config.json", glm, &err), TD_OK);

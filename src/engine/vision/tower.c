@@ -158,11 +158,12 @@ static cell cell_of(const td_vision_config *c, uint32_t grid_w, uint32_t t) {
 // Every frame of a patch is the image.
 static void cut_patches(const td_tower_run *run, const td_image_input *image) {
   const td_vision_config *c = run->config;
+  const td_pixel_norm *norm = &image->norm;
   const size_t p = c->patch, width = image->grid_w * p;
   float values[3][256], *out = run->mid;
   for (int k = 0; k < 3; k++)
     for (int i = 0; i < 256; i++)
-      values[k][i] = ((float)i - c->mean[k] * 255) / (c->std[k] * 255);
+      values[k][i] = ((float)i - norm->mean[k] * 255) / (norm->std[k] * 255);
   for (uint32_t t = 0; t < run->n; t++) {
     const cell at = cell_of(c, image->grid_w, t);
     for (int k = 0; k < 3; k++) {
