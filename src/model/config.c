@@ -69,8 +69,13 @@ static td_status read_common(const td_config_reader *r) {
   return st;
 }
 
-td_status td_config_check_groups(const td_config_reader *r) {
-  const td_model_config *c = r->out;
+// The experts' groups, if there is a key for them.
+static td_status check_groups(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  if (!c->n_groups) {
+    c->n_groups = c->topk_groups = 1;
+    return TD_OK;
+  }
   if (c->n_experts % c->n_groups) return td_config_bad(r, "n_group must divide n_routed_experts");
   if (c->topk_groups > c->n_groups) return td_config_bad(r, "topk_group must not exceed n_group");
   uint32_t group_size = c->n_experts / c->n_groups;
@@ -81,10 +86,11 @@ td_status td_config_check_groups(const td_config_reader *r) {
   return TD_OK;
 }
 
-td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback) {
+// head_dim, and that the heads fit.
+static td_status read_head_dim(const td_config_reader *r) {
   td_model_config *c = r->out;
   td_status st = TD_OK;
-  c->head_dim = fallback;
+  if (!c->head_dim) c->head_dim = c->dim / c->n_heads;
   if (td_json_get(r->root, "head_dim"))
     st = td_config_uint(r, r->root, "head_dim", 2, TD_MAX_HEAD_DIM, &c->head_dim);
   if (st != TD_OK) return st;
@@ -95,10 +101,10 @@ td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback) 
   return TD_OK;
 }
 
-td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank) {
+// q_lora_rank (null: q_proj is one matrix) and rope_interleave.
+static td_status read_mla(const td_config_reader *r) {
   td_model_config *c = r->out;
   td_status st = TD_OK;
-  c->q_lora_rank = q_lora_rank;
   if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "q_lora_rank")))
     c->q_lora_rank = 0;
   else
@@ -108,10 +114,12 @@ td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank) {
   return st;
 }
 
-td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank) {
+// What MLA over selected keys has: queries of low rank, and the indexer's keys hold the rotary
+// part. Every layer has an indexer.
+static td_status read_dsa(const td_config_reader *r) {
   td_model_config *c = r->out;
   const bool is_interleaved = c->rope_interleaved; // the reference does not read rope_interleave
-  td_status st = td_config_read_mla(r, q_lora_rank);
+  td_status st = read_mla(r);
   c->rope_interleaved = is_interleaved;
   if (st == TD_OK && !c->q_lora_rank)
     st = td_config_bad(r, "q_lora_rank must be a number: the indexer's queries are made of it");
@@ -171,19 +179,7 @@ td_status td_config_read_windows(const td_config_reader *r, uint32_t fallback) {
   return TD_OK;
 }
 
-td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
-  static const td_layer_name names[] = {{"dense", false}, {"sparse", true}};
-  if (td_json_get(r->root, "mlp_layer_types") && td_config_takes(r, "mlp_layer_types"))
-    return td_config_read_layer_names(r, "mlp_layer_types", names, 2, r->out->moe_layers);
-  td_status st = TD_OK;
-  if (td_config_takes(r, "first_k_dense_replace"))
-    st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
-  for (uint32_t i = n_dense; i < r->out->n_layers && st == TD_OK; i++)
-    td_layers_add(r->out->moe_layers, i);
-  return st;
-}
-
-td_status td_config_read_sparse_step(const td_config_reader *r) {
+static td_status read_sparse_step(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t step = 1;
   td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
@@ -203,24 +199,34 @@ td_status td_config_read_sparse_step(const td_config_reader *r) {
   return TD_OK;
 }
 
-td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback) {
-  td_status st = td_config_double(r, r->root, key, 1e-6, 1e6, &fallback);
-  r->out->routed_scaling = (float)fallback;
+static td_status read_expert_layers(const td_config_reader *r) {
+  static const td_layer_name names[] = {{"dense", false}, {"sparse", true}};
+  const td_expert_layers kind = r->out->family->expert_layers;
+  uint32_t n_dense = r->out->family->n_dense;
+  if (kind == TD_EXPERTS_OWN) return TD_OK;
+  if (kind == TD_EXPERTS_STEP) return read_sparse_step(r);
+  const bool is_stated = kind == TD_EXPERTS_FROM;
+  if (is_stated && td_json_get(r->root, "mlp_layer_types") && td_config_takes(r, "mlp_layer_types"))
+    return td_config_read_layer_names(r, "mlp_layer_types", names, 2, r->out->moe_layers);
+  td_status st = TD_OK;
+  if (is_stated && td_config_takes(r, "first_k_dense_replace"))
+    st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
+  for (uint32_t i = n_dense; i < r->out->n_layers && st == TD_OK; i++)
+    td_layers_add(r->out->moe_layers, i);
   return st;
 }
 
-td_status td_config_read_deepseek_experts(const td_config_reader *r) {
-  uint32_t every = 1;
-  td_status st = td_config_uint(r, r->root, "moe_layer_freq", 1, TD_MAX_LAYERS, &every);
-  if (st == TD_OK && every != 1) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: moe_layer_freq other than 1 is not supported",
-                 r->file);
-  }
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 3);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);
-  if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sigmoid");
-  if (st == TD_OK) st = td_config_expect_str(r, "topk_method", "noaux_tc");
-  return st == TD_OK ? td_config_check_groups(r) : st;
+// What descriptors say of most families.
+static td_status read_described(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  const bool is_indexed = c->attn == TD_ATTN_DSA || c->attn == TD_ATTN_DSA_POOL;
+  double scaling = c->routed_scaling > 0 ? c->routed_scaling : 1;
+  td_status st = is_indexed ? read_dsa(r) : c->attn == TD_ATTN_MLA ? read_mla(r) : read_head_dim(r);
+  if (st == TD_OK) st = read_expert_layers(r);
+  if (st == TD_OK && c->family->scaling)
+    st = td_config_double(r, r->root, c->family->scaling, 1e-6, 1e6, &scaling);
+  c->routed_scaling = (float)scaling;
+  return st == TD_OK ? check_groups(r) : st;
 }
 
 // Turns partial_rotary into the number of elements of a head.
@@ -254,7 +260,8 @@ static td_status read_family(const td_config_reader *r, const td_family *family,
   snprintf(c->arch_name, sizeof c->arch_name, "%s", model_type);
   td_status st = td_config_read_uints(r, family->keys, family->n_keys);
   if (st == TD_OK) st = read_common(r);
-  if (st == TD_OK) st = family->read(r);
+  if (st == TD_OK) st = read_described(r);
+  if (st == TD_OK && family->read) st = family->read(r);
   if (st == TD_OK) st = set_rotary(r);
   if (st == TD_OK) td_config_find_ignored(r);
   return st;

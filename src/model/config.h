@@ -40,14 +40,6 @@ td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFOR
 // The object called key; NULL: there is none.
 td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out);
 bool td_config_takes(const td_config_reader *r, const char *key); // not in family->ignores
-td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
-// head_dim (fallback if absent), and that the heads fit. GQA.
-td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback);
-// q_lora_rank (null: q_proj is one matrix) and rope_interleave. MLA.
-td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank);
-// What MLA over selected keys has: td_config_read_mla, with queries of low rank, and that the
-// indexer's keys hold the rotary part. Every layer has an indexer.
-td_status td_config_read_dsa(const td_config_reader *r, uint32_t q_lora_rank);
 // The layers that have an indexer, as GLM's configurations say: indexer_types, index_topk_pattern,
 // or index_topk_freq.
 td_status td_config_read_index_layers(const td_config_reader *r);
@@ -66,15 +58,6 @@ td_status td_config_read_windows(const td_config_reader *r, uint32_t fallback);
 bool td_config_has_no_window(const td_config_reader *r);
 // Makes the layers of a set of this kind.
 void td_config_set_kind(const td_config_reader *r, const uint64_t *layers, td_attn_kind kind);
-// Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
-// on.
-td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);
-// Which layers have experts: every decoder_sparse_step-th, but none that mlp_only_layers lists.
-td_status td_config_read_sparse_step(const td_config_reader *r);
-// The factor of all routing weights.
-td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback);
-// The experts of DeepSeek V3 and V3.2.
-td_status td_config_read_deepseek_experts(const td_config_reader *r);
 
 // Read values of object, which is the root or nested in it. If the key is absent, *out is
 // unchanged; null is an error.

@@ -72,7 +72,7 @@ static bool agrees(const td_model_config *c, key_kind kind, size_t offset, const
 static bool is_taken(const td_config_reader *r, const char *key) {
   const bool is_step = strcmp(key, "decoder_sparse_step") == 0 ||
                        strcmp(key, "mlp_only_layers") == 0;
-  if (is_step) return r->out->family->has_sparse_step;
+  if (is_step) return r->out->family->expert_layers == TD_EXPERTS_STEP;
   // A window that is switched off.
   if (strcmp(key, "sliding_window") == 0)
     return cJSON_IsFalse(td_json_get(r->root, "use_sliding_window"));

@@ -40,12 +40,11 @@ static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
                      .mscale = 1,
                      .mscale_all_dim = 1,
                      .original_max_position = 4096};
-  c.q_lora_rank = smaller(1536, shrink);
+  c.q_lora_rank = smaller(c.q_lora_rank, shrink);
   c.kv_lora_rank = 512;
   c.n_experts = 256 / shrink > 16 ? 256 / shrink : 16;
   c.expert_dim = smaller(2048, shrink);
   c.dense_dim = smaller(18432, shrink);
-  c.routed_scaling = 2.5f;
   c.n_mtp_layers = 0;
   c.tie_embeddings = true; // saves one matrix
   memset(c.moe_layers, 0, sizeof c.moe_layers);

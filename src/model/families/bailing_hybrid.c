@@ -44,12 +44,8 @@ static td_status read_delta(const td_config_reader *r) {
 
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
-  td_status st = td_config_read_mla(r, 0);
   c->rope_interleaved = true; // the reference does not read rope_interleave
-  if (st == TD_OK) st = td_config_bool(r, r->root, "moe_renormalize", &c->norm_topk);
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 2);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);
-  if (st == TD_OK) st = td_config_check_groups(r);
+  const td_status st = td_config_bool(r, r->root, "moe_renormalize", &c->norm_topk);
   return st == TD_OK ? read_delta(r) : st;
 }
 
@@ -70,14 +66,16 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_bailing_hybrid = {
     .model_types = {"bailing_hybrid"},
+    .n_dense = 2,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_MLA,
                  .has_head_gates = true,
+                 .routed_scaling = 2.5f,
                  .delta_by_channel = true,
                  .rope_theta = 6e6,
                  .router_sigmoid = true,
                  .norm_topk = true,
-                 .bos_id = -1,
-                 .eos_ids = {156895},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(-1, 156895)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -131,8 +131,7 @@ static td_status read_rest(const td_config_reader *r) {
   bool has_bias = false;
   c->pool_group = 128;
   c->pool_top_group = 4;
-  td_status st = td_config_read_head_dim(r, 512);
-  if (st == TD_OK) st = read_group(r, pool_type, "compress_rate_hca", &c->pool_group);
+  td_status st = read_group(r, pool_type, "compress_rate_hca", &c->pool_group);
   if (st == TD_OK) st = read_group(r, top_type, "compress_rate_csa", &c->pool_top_group);
   if (st == TD_OK) st = read_layers(r);
   if (st == TD_OK) st = read_bases(r);
@@ -140,7 +139,6 @@ static td_status read_rest(const td_config_reader *r) {
   if (st == TD_OK) st = read_tables(r);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "hc_eps", 0, 1, &eps);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1.5);
   if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sqrtsoftplus");
   if (st == TD_OK) st = td_config_bool(r, r->root, "mlp_bias", &has_bias);
   if (st == TD_OK && has_bias) st = td_config_bad(r, "mlp_bias must be false");
@@ -211,17 +209,18 @@ const td_family td_family_deepseek_v4 = {
     .is_bare = true,
     .has_partial_rotary = true,
     .mtp = "mtp.",
+    .expert_layers = TD_EXPERTS_OWN,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_NEAR,
+                 .head_dim = 512,
+                 .routed_scaling = 1.5f,
                  .router_softplus = true,
                  .norm_topk = true,
                  .rope_interleaved = true,
                  .swiglu_plain = true,
                  .swiglu_alpha = 1,
                  .pool_theta = 160000,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = 0,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(0, 1)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -91,6 +91,5 @@ td_status td_config_set_delta(const td_config_reader *r, const uint64_t *layers)
       TD_MATRIX(ROUTER, "linear_attn.in_proj_a.weight", delta_a, DELTA_HEADS, MODEL, TD_IF(DELTA))
 
 #define TD_DELTA_DEFAULTS                                                                          \
-  .attn = TD_ATTN_GQA, .has_attn_gate = true, .qk_norm = TD_QK_NORM_HEAD, .partial_rotary = 0.25,  \
-  .n_shared_experts = 1, .norm_topk = true, .routed_scaling = 1, .n_groups = 1, .topk_groups = 1,  \
-  .bos_id = -1
+  .attn = TD_ATTN_GQA, .head_dim = 256, .has_attn_gate = true, .qk_norm = TD_QK_NORM_HEAD,         \
+  .partial_rotary = 0.25, .n_shared_experts = 1, .norm_topk = true, .bos_id = -1

@@ -11,14 +11,10 @@ static const td_config_key keys[] = {
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t first = 62;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK) st = td_config_uint(r, r->root, "max_window_layers", 0, INT32_MAX, &first);
+  td_status st = td_config_uint(r, r->root, "max_window_layers", 0, INT32_MAX, &first);
   for (uint32_t i = first; i < c->n_layers && !td_config_has_no_window(r); i++)
     td_layers_add(c->window_layers, i);
-  if (st == TD_OK) st = td_config_read_windows(r, 4096);
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 0);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1);
-  return st == TD_OK ? td_config_check_groups(r) : st;
+  return st == TD_OK ? td_config_read_windows(r, 4096) : st;
 }
 
 static const td_tensor_spec layer[] = {
@@ -28,9 +24,11 @@ static const td_tensor_spec layer[] = {
 const td_family td_family_dots1 = {
     .model_types = {"dots1"},
     .ignores = {"mlp_layer_types"},
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .router_sigmoid = true,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

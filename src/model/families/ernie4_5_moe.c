@@ -24,15 +24,13 @@ static td_status read_moe_layers(const td_config_reader *r) {
 }
 
 static td_status read_rest(const td_config_reader *r) {
-  td_model_config *c = r->out;
   double min_sum = 1e-12;
   bool has_biases = false;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "use_bias", &has_biases);
+  td_status st = td_config_bool(r, r->root, "use_bias", &has_biases);
   if (st == TD_OK && has_biases)
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_bias is not supported", r->file);
   if (st == TD_OK) st = td_config_double(r, r->root, "moe_norm_min", 0, 1, &min_sum);
-  c->router_min_sum = (float)min_sum;
+  r->out->router_min_sum = (float)min_sum;
   return st == TD_OK ? read_moe_layers(r) : st;
 }
 
@@ -50,17 +48,14 @@ const td_family td_family_ernie4_5_moe = {
     .model_types = {"ernie4_5_moe"},
     .ignores = {"norm_topk_prob", "attention_bias"},
     .mtp = "model.mtp_",
+    .expert_layers = TD_EXPERTS_OWN,
     .defaults = {.attn = TD_ATTN_GQA,
                  .tie_embeddings = true,
                  .rms_eps = 1e-5f,
                  .rope_theta = 5e5,
                  .rope_interleaved = true,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = 1,
-                 .eos_ids = {2},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(1, 2)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -12,7 +12,7 @@ static const td_config_key keys[] = {
     TD_KEY("topk_group", NULL, topk_groups, 1, TD_MAX_EXPERTS, 1),
 };
 
-static td_status read_windows(const td_config_reader *r) {
+static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t step = 4;
   td_status st = TD_OK;
@@ -22,14 +22,6 @@ static td_status read_windows(const td_config_reader *r) {
   for (uint32_t i = 0; i < c->n_layers && c->only_windows_rotate; i++)
     if ((i + 1) % step) td_layers_add(c->window_layers, i);
   return st == TD_OK ? td_config_read_windows(r, 4096) : st;
-}
-
-static td_status read_rest(const td_config_reader *r) {
-  td_status st = td_config_read_head_dim(r, r->out->dim / r->out->n_heads);
-  if (st == TD_OK) st = read_windows(r);
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 1);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);
-  return st == TD_OK ? td_config_check_groups(r) : st;
 }
 
 static const td_tensor_spec layer[] = {
@@ -47,13 +39,15 @@ const td_family td_family_exaone_moe = {
     .model_types = {"exaone_moe"},
     .ignores = {"attention_bias"},
     .mtp = "mtp.",
+    .n_dense = 1,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
+                 .routed_scaling = 2.5f,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rms_eps = 1e-5f,
                  .router_sigmoid = true,
                  .norm_topk = true,
-                 .bos_id = 1,
-                 .eos_ids = {53},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(1, 53)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

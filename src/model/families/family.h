@@ -1,4 +1,4 @@
-// src/model/families/family.h - a model family's descriptor; each family has its own file. The rest
+// src/model/families/family.h - a model family's descriptor; families alike share a file. The rest
 // of the program branches on kinds (of attention, router, cache), never on the family.
 #pragma once
 
@@ -24,6 +24,14 @@ typedef struct {
 
 td_status td_config_read_uints(const td_config_reader *r, const td_config_key *keys, size_t n);
 
+// Which layers have experts.
+typedef enum {
+  TD_EXPERTS_FROM, // mlp_layer_types, or all from first_k_dense_replace (td_family.n_dense) on
+  TD_EXPERTS_ALL,
+  TD_EXPERTS_STEP, // every decoder_sparse_step-th, but none that mlp_only_layers lists
+  TD_EXPERTS_OWN,  // td_family.read finds out
+} td_expert_layers;
+
 struct td_family {
   const char *model_types[4]; // values of config.json's model_type, NULL-terminated
   const char *experts;        // what names of experts' tensors begin with; NULL: "mlp.experts"
@@ -31,16 +39,19 @@ struct td_family {
   const char *ignores[4];
   bool is_bare;            // names have no body: "layers.N.", "embed.weight", "head.weight"
   bool has_partial_rotary; // partial_rotary_factor may be other than 1
-  bool has_sparse_step;    // decoder_sparse_step and mlp_only_layers
   bool has_norm1;          // the last norm is stored as TD_SPEC_NORM1
   const char *mtp; // what names of multi-token prediction begin with; NULL: layers after the last
   bool has_mtp_apart; // with mtp: the layer is that of Qwen3-Next
-  // Kinds that config.json does not state, and defaults of optional keys.
+  td_expert_layers expert_layers;
+  uint32_t n_dense;
+  const char *scaling; // key of the factor of all routing weights; NULL: none
+  // Kinds that config.json does not state, and defaults of optional keys: head_dim (0: hidden_size
+  // / num_attention_heads), and of latent attention q_lora_rank (0: q_proj is one matrix). 0 for
+  // groups of experts and routed_scaling stands for 1.
   td_model_config defaults;
   const td_config_key *keys;
   size_t n_keys;
-  // Reads everything else, after keys and td_config_read_common: which layers have experts, and
-  // checks across keys.
+  // Reads everything else, and checks across keys; NULL: there is nothing else.
   td_status (*read)(const td_config_reader *r);
   const td_tensor_spec *layer; // tensors of a layer
   size_t n_layer;
@@ -82,8 +93,9 @@ extern const td_tower td_tower_glm4v, td_tower_glm5;
 #define TD_FAMILY_PARTS TD_FAMILY_PARTS_OF(keys)
 // Of several families in a file, which differ in keys and defaults.
 #define TD_FAMILY_PARTS_OF(its_keys)                                                               \
-  .keys = its_keys, .n_keys = TD_COUNT(its_keys), .read = read_rest, .layer = layer,               \
-  .n_layer = TD_COUNT(layer)
+  .keys = its_keys, .n_keys = TD_COUNT(its_keys), .layer = layer, .n_layer = TD_COUNT(layer)
+
+#define TD_TOKEN_IDS(bos, eos) .bos_id = bos, .eos_ids = {eos}, .n_eos = 1
 
 // ---- keys that families share, each with its defaults -------------------------------------------
 
@@ -241,5 +253,4 @@ extern const td_tower td_tower_glm4v, td_tower_glm5;
       TD_SHARED_PLACES
 
 #define TD_ROUTED_DEFAULTS                                                                         \
-  .router_sigmoid = true, .norm_topk = true, .rope_interleaved = true, .bos_id = 0,                \
-  .eos_ids = {1}, .n_eos = 1
+  .router_sigmoid = true, .norm_topk = true, .rope_interleaved = true, TD_TOKEN_IDS(0, 1)

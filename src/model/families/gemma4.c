@@ -128,15 +128,12 @@ static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   double cap = 0;
   td_status st = check_parts(r);
-  if (st == TD_OK) st = td_config_read_head_dim(r, 256);
   if (st == TD_OK) st = read_windows(r);
   if (st == TD_OK) st = read_wide_heads(r);
   if (st == TD_OK) st = read_wide_rope(r);
   if (st == TD_OK && td_json_get(r->root, "final_logit_softcapping"))
     st = td_config_double(r, r->root, "final_logit_softcapping", 1e-6, 1e6, &cap);
   c->logit_cap = (float)cap;
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    td_layers_add(c->moe_layers, i);
   return st;
 }
 
@@ -174,7 +171,9 @@ const td_family td_family_gemma4 = {
     .model_types = {"gemma4_text"},
     .experts = "experts",
     .ignores = {"norm_topk_prob", "hidden_act"},
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 256,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .tie_embeddings = true,
                  .rms_eps = 1e-6f,
@@ -183,13 +182,9 @@ const td_family td_family_gemma4 = {
                  .unit_scores = true,
                  .is_gelu = true,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .has_out_norms = true,
                  .scales_embeddings = true,
-                 .bos_id = 2,
-                 .eos_ids = {1},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(2, 1)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

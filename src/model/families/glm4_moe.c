@@ -22,15 +22,10 @@ static const td_config_key solar_keys[] = {
 };
 
 static td_status read_rest(const td_config_reader *r) {
-  td_model_config *c = r->out;
   bool norms = false;
-  td_status st = td_config_read_head_dim(r, c->head_dim ? c->head_dim : c->dim / c->n_heads);
-  if (st == TD_OK && td_config_takes(r, "use_qk_norm"))
-    st = td_config_bool(r, r->root, "use_qk_norm", &norms);
-  if (norms) c->qk_norm = TD_QK_NORM_HEAD;
-  if (st == TD_OK) st = td_config_read_moe_layers(r, c->dense_dim > 0);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1);
-  return st == TD_OK ? td_config_check_groups(r) : st;
+  const td_status st = td_config_bool(r, r->root, "use_qk_norm", &norms);
+  if (norms) r->out->qk_norm = TD_QK_NORM_HEAD;
+  return st;
 }
 
 static const td_tensor_spec layer[] = {
@@ -44,19 +39,24 @@ const td_family td_family_glm4_moe = {
     .model_types = {"glm4_moe"},
     .ignores = {"mlp_layer_types"},
     .has_partial_rotary = true,
+    .n_dense = 1,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
                  .rms_eps = 1e-5f,
                  .partial_rotary = 0.5,
                  .router_sigmoid = true,
                  .norm_topk = true,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };
 
 const td_family td_family_glm4v_moe = {
     .model_types = {"glm4v_moe_text"},
-    .ignores = {"mlp_layer_types", "use_qk_norm"},
+    .ignores = {"mlp_layer_types"},
     .has_partial_rotary = true,
+    .n_dense = 1,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
                  .attention_bias = true,
                  .rms_eps = 1e-5f,
@@ -70,7 +70,8 @@ const td_family td_family_glm4v_moe = {
 
 const td_family td_family_solar_open = {
     .model_types = {"solar_open"},
-    .ignores = {"mlp_layer_types", "use_qk_norm", "first_k_dense_replace"},
+    .ignores = {"mlp_layer_types", "first_k_dense_replace"},
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
                  .head_dim = 128,
                  .rms_eps = 1e-5f,

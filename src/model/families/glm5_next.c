@@ -82,16 +82,13 @@ static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_uint(r, r->root, "num_key_value_heads", 1, TD_MAX_HEADS, &n_kv_heads);
   if (st == TD_OK && n_kv_heads != c->n_heads)
     st = td_config_bad(r, "num_key_value_heads must be num_attention_heads");
-  if (st == TD_OK) st = td_config_read_dsa(r, 1536);
   if (st == TD_OK) st = read_decays(r);
   if (st == TD_OK) st = read_selection(r);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "hc_eps", 0, 1, &eps);
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 3);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.5);
   c->swiglu_limit = (float)limit;
   c->hyper_eps = (float)eps;
-  return st == TD_OK ? td_config_check_groups(r) : st;
+  return st;
 }
 
 static const td_tensor_spec layer[] = {
@@ -111,8 +108,12 @@ static const td_tensor_spec layer[] = {
 const td_family td_family_glm5_next = {
     .model_types = {"glm5_next_text"},
     .ignores = {"first_k_dense_replace"},
+    .n_dense = 3,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_DSA_POOL,
+                 .q_lora_rank = 1536,
                  .has_no_rope = true,
+                 .routed_scaling = 2.5f,
                  .latents_eps = true,
                  .delta_by_channel = true,
                  .streams_mean = true,
@@ -122,5 +123,6 @@ const td_family td_family_glm5_next = {
                  .swiglu_plain = true,
                  .swiglu_alpha = 1,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -13,16 +13,13 @@ static const td_config_key keys[] = {
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   double limit = 7, alpha = 1.702;
-  td_status st = td_config_read_head_dim(r, 64);
   for (uint32_t i = 0; i < c->n_layers; i += 2)
     td_layers_add(c->window_layers, i);
-  if (st == TD_OK) st = td_config_read_windows(r, 128);
+  td_status st = td_config_read_windows(r, 128);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_limit", 1e-6, 1e6, &limit);
   if (st == TD_OK) st = td_config_double(r, r->root, "swiglu_alpha", 1e-6, 1e6, &alpha);
   c->swiglu_limit = (float)limit;
   c->swiglu_alpha = (float)alpha;
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    td_layers_add(c->moe_layers, i);
   return st;
 }
 
@@ -48,7 +45,9 @@ static const td_tensor_spec layer[] = {
 const td_family td_family_gpt_oss = {
     .model_types = {"gpt_oss"},
     .ignores = {"norm_topk_prob", "hidden_act"},
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 64,
                  .attention_bias = true,
                  .rms_eps = 1e-5f,
                  .rope_theta = 150000,
@@ -58,9 +57,7 @@ const td_family td_family_gpt_oss = {
                           .original_max_position = 4096,
                           .untruncated = true},
                  .norm_topk = true, // the softmax of the chosen experts' logits
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -13,14 +13,11 @@ static const td_config_key keys[] = {
 
 static td_status read_rest(const td_config_reader *r) {
   bool norms = true, sigmoid = true;
-  td_status st = td_config_read_head_dim(r, 128);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "qk_norm", &norms);
+  td_status st = td_config_bool(r, r->root, "qk_norm", &norms);
   if (st == TD_OK) st = td_config_bool(r, r->root, "moe_router_use_sigmoid", &sigmoid);
   if (st != TD_OK) return st;
   if (!norms) return td_config_bad(r, "qk_norm must be true");
-  if (!sigmoid) return td_config_bad(r, "moe_router_use_sigmoid must be true");
-  st = td_config_read_moe_layers(r, 1);
-  return st == TD_OK ? td_config_read_scaling(r, "router_scaling_factor", 2.826) : st;
+  return sigmoid ? TD_OK : td_config_bad(r, "moe_router_use_sigmoid must be true");
 }
 
 static const td_tensor_spec layer[] = {
@@ -40,14 +37,17 @@ static const td_tensor_spec layer[] = {
 const td_family td_family_hy_v3 = {
     .model_types = {"hy_v3"},
     .ignores = {"norm_topk_prob", "first_k_dense_replace"},
+    .n_dense = 1,
+    .scaling = "router_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 128,
+                 .routed_scaling = 2.826f,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rms_eps = 1e-5f,
                  .rope_theta = 11158840,
                  .router_sigmoid = true,
                  .norm_topk = true,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -64,12 +64,8 @@ static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_bool(r, r->root, "mla_use_nope", &has_nope);
   if (st == TD_OK && !has_nope)
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: mla_use_nope false is not supported", r->file);
-  if (st == TD_OK) st = td_config_read_mla(r, 0);
   if (st == TD_OK) st = td_config_bool(r, r->root, "moe_renormalize", &c->norm_topk);
   if (st == TD_OK) st = td_config_expect_str(r, "moe_router_activation_func", "sigmoid");
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 1);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 2.446);
-  if (st == TD_OK) st = td_config_check_groups(r);
   return st == TD_OK ? read_layers(r) : st;
 }
 
@@ -92,14 +88,16 @@ static const td_tensor_spec layer[] = {
 const td_family td_family_kimi_linear = {
     .model_types = {"kimi_linear"},
     .experts = BLOCK ".experts",
+    .n_dense = 1,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_MLA,
                  .has_no_rope = true,
+                 .routed_scaling = 2.446f,
                  .delta_by_channel = true,
                  .rms_eps = 1e-5f,
                  .router_sigmoid = true,
                  .norm_topk = true,
-                 .bos_id = 163584,
-                 .eos_ids = {163586},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(163584, 163586)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -11,23 +11,14 @@ static const td_config_key keys[] = {
     TD_KEY("num_mtp_modules", NULL, n_mtp_layers, 0, 64, 0),
 };
 
-// rotary_dim is the older spelling of partial_rotary_factor.
-static td_status read_rotary_dim(const td_config_reader *r) {
+static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t n = 0;
+  // the older spelling of partial_rotary_factor
   td_status st = td_config_uint(r, r->root, "rotary_dim", 2, c->head_dim, &n);
   if (st == TD_OK && n && c->partial_rotary <= 0) c->partial_rotary = (double)n / c->head_dim;
-  return st;
-}
-
-static td_status read_rest(const td_config_reader *r) {
-  td_status st = td_config_read_head_dim(r, 128);
-  if (st == TD_OK) st = read_rotary_dim(r);
   if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sigmoid");
-  if (st == TD_OK) st = td_config_expect_str(r, "qk_norm_type", "per_layer");
-  for (uint32_t i = 0; i < r->out->n_layers; i++)
-    td_layers_add(r->out->moe_layers, i);
-  return st;
+  return st == TD_OK ? td_config_expect_str(r, "qk_norm_type", "per_layer") : st;
 }
 
 #define BLOCK "block_sparse_moe"
@@ -48,16 +39,14 @@ const td_family td_family_minimax_m2 = {
     .ignores = {"norm_topk_prob", "attention_bias"},
     .experts = BLOCK ".experts",
     .has_partial_rotary = true,
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 128,
                  .qk_norm = TD_QK_NORM_ALL,
                  .rope_theta = 5e6,
                  .router_sigmoid = true,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = 200034,
-                 .eos_ids = {200020},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(200034, 200020)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -100,8 +100,7 @@ static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   double limit = 7, alpha = 1.702;
   uint32_t rotary = 0;
-  td_status st = td_config_read_head_dim(r, 128);
-  if (st == TD_OK) st = td_config_uint(r, r->root, "rotary_dim", 2, c->head_dim, &rotary);
+  td_status st = td_config_uint(r, r->root, "rotary_dim", 2, c->head_dim, &rotary);
   // transformers states rotary_dim beside rope_parameters, and obeys these alone
   if (rotary && c->partial_rotary <= 0 && !td_json_get(r->root, "rope_parameters"))
     c->partial_rotary = (double)rotary / c->head_dim;
@@ -111,8 +110,7 @@ static td_status read_rest(const td_config_reader *r) {
   c->swiglu_alpha = (float)alpha;
   if (st == TD_OK) st = read_moe_layers(r);
   if (st == TD_OK) st = read_selection(r);
-  if (st == TD_OK) st = check_selection(r);
-  return st == TD_OK ? td_config_read_scaling(r, "routed_scaling_factor", 2) : st;
+  return st == TD_OK ? check_selection(r) : st;
 }
 
 #define BLOCK "block_sparse_moe"
@@ -146,17 +144,18 @@ const td_family td_family_minimax_m3 = {
     .has_partial_rotary = true,
     .has_norm1 = true,
     .mtp = "mtp.",
+    .expert_layers = TD_EXPERTS_OWN,
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_GQA,
+                 .head_dim = 128,
+                 .routed_scaling = 2,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rope_theta = 5e6,
                  .has_split_experts = true,
                  .router_sigmoid = true,
                  .norm_topk = true,
                  .n_shared_experts = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = 200034,
-                 .eos_ids = {200020},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(200034, 200020)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -9,13 +9,6 @@ static const td_config_key keys[] = {
     TD_ROUTED_KEYS(128, 4, 2048, 1, 1),
 };
 
-static td_status read_rest(const td_config_reader *r) {
-  td_status st = td_config_read_mla(r, 1024);
-  if (st == TD_OK) st = td_config_read_moe_layers(r, 0);
-  if (st == TD_OK) st = td_config_read_scaling(r, "routed_scaling_factor", 1);
-  return st == TD_OK ? td_config_check_groups(r) : st;
-}
-
 static const td_tensor_spec layer[] = {
     TD_NORM_PLACES, TD_MLA_PLACES, TD_DENSE_PLACES, TD_EXPERT_PLACES, TD_SHARED_PLACES,
 };
@@ -24,7 +17,9 @@ const td_family td_family_mistral4 = {
     .model_types = {"mistral4"},
     .ignores = {"mlp_layer_types"},
     .has_partial_rotary = true, // states the part that qk_rope_head_dim is
+    .scaling = "routed_scaling_factor",
     .defaults = {.attn = TD_ATTN_MLA,
+                 .q_lora_rank = 1024,
                  .yarn = {.factor = 128,
                           .beta_fast = 32,
                           .beta_slow = 1,
@@ -35,8 +30,6 @@ const td_family td_family_mistral4 = {
                  .query_span = 8192,
                  .norm_topk = true,
                  .rope_interleaved = true,
-                 .bos_id = 1,
-                 .eos_ids = {2},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(1, 2)},
     TD_FAMILY_PARTS,
 };

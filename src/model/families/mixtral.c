@@ -10,14 +10,9 @@ static const td_config_key keys[] = {
 };
 
 static td_status read_rest(const td_config_reader *r) {
-  td_model_config *c = r->out;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK && td_json_get(r->root, "sliding_window"))
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: sliding_window is not supported", r->file);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "rope_interleave", &c->rope_interleaved);
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    td_layers_add(c->moe_layers, i);
-  return st;
+  if (td_json_get(r->root, "sliding_window"))
+    return td_fail(r->err, TD_EUNSUPPORTED, "%s: sliding_window is not supported", r->file);
+  return td_config_bool(r, r->root, "rope_interleave", &r->out->rope_interleaved);
 }
 
 static const td_tensor_spec layer[] = {
@@ -32,15 +27,12 @@ const td_family td_family_mixtral = {
     .model_types = {"mixtral"},
     .experts = "block_sparse_moe.experts",
     .ignores = {"norm_topk_prob", "attention_bias"},
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {.attn = TD_ATTN_GQA,
                  .rms_eps = 1e-5f,
                  .rope_theta = 1e6,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = 1,
-                 .eos_ids = {2},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(1, 2)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

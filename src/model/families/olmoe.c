@@ -10,11 +10,8 @@ static const td_config_key keys[] = {
 };
 
 static td_status read_rest(const td_config_reader *r) {
-  td_model_config *c = r->out;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK && td_json_get(r->root, "clip_qkv"))
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: clip_qkv is not supported", r->file);
-  return st == TD_OK ? td_config_read_moe_layers(r, 0) : st;
+  if (!td_json_get(r->root, "clip_qkv")) return TD_OK;
+  return td_fail(r->err, TD_EUNSUPPORTED, "%s: clip_qkv is not supported", r->file);
 }
 
 static const td_tensor_spec layer[] = {
@@ -32,11 +29,7 @@ const td_family td_family_olmoe = {
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_ALL,
                  .rms_eps = 1e-5f,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = -1,
-                 .eos_ids = {50279},
-                 .n_eos = 1},
+                 TD_TOKEN_IDS(-1, 50279)},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

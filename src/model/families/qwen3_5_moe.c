@@ -12,10 +12,7 @@ static const td_config_key keys[] = {
 };
 
 static td_status read_rest(const td_config_reader *r) {
-  td_status st = td_config_read_head_dim(r, 256);
-  if (st == TD_OK) st = td_config_bool(r, r->root, "linear_tiled_heads", &r->out->delta_tiled);
-  for (uint32_t i = 0; i < r->out->n_layers; i++)
-    td_layers_add(r->out->moe_layers, i);
+  const td_status st = td_config_bool(r, r->root, "linear_tiled_heads", &r->out->delta_tiled);
   return st == TD_OK ? td_config_read_delta(r) : st;
 }
 
@@ -32,6 +29,8 @@ const td_family td_family_qwen3_5_moe = {
     .has_norm1 = true,
     .mtp = "mtp.",
     .has_mtp_apart = true,
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {TD_DELTA_DEFAULTS, .axes = {11, 11, 10}, .axes_interleaved = true},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };

@@ -16,21 +16,12 @@ static const td_config_key keys[] = QWEN3_KEYS(151936, 24, 32, 32768, 4, 6144, 7
 static const td_config_key vl_keys[] = QWEN3_KEYS(151936, 24, 16, 128000, 16, 5632, 1408, 60, 4);
 static const td_config_key omni_keys[] = QWEN3_KEYS(3584, 28, 28, 32768, 4, 18944, 768, 128, 8);
 
-static td_status check_sliding_window(const td_config_reader *r) {
+static td_status read_rest(const td_config_reader *r) {
   bool use = false;
-  if (!td_config_takes(r, "use_sliding_window")) return TD_OK;
   td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
   bool off = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
   if (st == TD_OK && use && !off)
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_sliding_window is not supported", r->file);
-  return st;
-}
-
-static td_status read_rest(const td_config_reader *r) {
-  td_model_config *c = r->out;
-  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK) st = td_config_read_sparse_step(r);
-  if (st == TD_OK) st = check_sliding_window(r);
   return st;
 }
 
@@ -41,20 +32,16 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_qwen3_moe = {
     .model_types = {"qwen3_moe"},
-    .has_sparse_step = true,
-    .defaults = {.attn = TD_ATTN_GQA,
-                 .qk_norm = TD_QK_NORM_HEAD,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
-                 .bos_id = -1},
+    .expert_layers = TD_EXPERTS_STEP,
+    .defaults = {.attn = TD_ATTN_GQA, .qk_norm = TD_QK_NORM_HEAD, .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };
 
 const td_family td_family_qwen3_vl_moe = {
     .model_types = {"qwen3_vl_moe_text"},
-    .ignores = {"norm_topk_prob", "use_sliding_window"},
-    .has_sparse_step = true,
+    .ignores = {"norm_topk_prob"},
+    .expert_layers = TD_EXPERTS_STEP,
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .tie_embeddings = true,
@@ -62,26 +49,19 @@ const td_family td_family_qwen3_vl_moe = {
                  .axes = {24, 20, 20},
                  .axes_interleaved = true,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .bos_id = -1},
     TD_FAMILY_PARTS_OF(vl_keys),
 };
 
 const td_family td_family_qwen3_omni_moe = {
     .model_types = {"qwen3_omni_moe_text"},
-    .ignores = {"use_sliding_window"},
-    .has_sparse_step = true,
+    .expert_layers = TD_EXPERTS_STEP,
     .defaults = {.attn = TD_ATTN_GQA,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .rope_theta = 1e6,
                  .axes = {24, 20, 20},
                  .axes_interleaved = true,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .bos_id = -1},
     TD_FAMILY_PARTS_OF(omni_keys),
 };

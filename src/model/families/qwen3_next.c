@@ -12,12 +12,6 @@ static const td_config_key keys[] = {
     TD_DELTA_KEYS,
 };
 
-static td_status read_rest(const td_config_reader *r) {
-  td_status st = td_config_read_head_dim(r, 256);
-  if (st == TD_OK) st = td_config_read_sparse_step(r);
-  return st == TD_OK ? td_config_read_delta(r) : st;
-}
-
 static const td_tensor_spec layer[] = {
     TD_GATED_PLACES,
     TD_DENSE_PLACES,
@@ -29,11 +23,12 @@ static const td_tensor_spec layer[] = {
 
 const td_family td_family_qwen3_next = {
     .model_types = {"qwen3_next"},
-    .has_sparse_step = true,
     .has_partial_rotary = true,
     .has_norm1 = true,
     .mtp = "mtp.",
     .has_mtp_apart = true,
+    .expert_layers = TD_EXPERTS_STEP,
     .defaults = {TD_DELTA_DEFAULTS, .delta_grouped = true},
+    .read = td_config_read_delta,
     TD_FAMILY_PARTS,
 };

@@ -104,10 +104,7 @@ static td_status read_ngrams(const td_config_reader *r) {
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   const char *gate = "silu";
-  td_status st = td_config_read_head_dim(r, 256);
-  for (uint32_t i = 0; i < c->n_layers; i++)
-    td_layers_add(c->moe_layers, i);
-  if (st == TD_OK) st = read_selection(r);
+  td_status st = read_selection(r);
   if (st == TD_OK) st = td_config_read_delta(r);
   if (st == TD_OK) st = read_ngrams(r);
   if (st == TD_OK && td_json_get(r->root, "output_gate_type"))
@@ -158,14 +155,14 @@ const td_family td_family_qwen4_exp = {
     .model_types = {"qwen4_exp_text"},
     .has_partial_rotary = true,
     .mtp = "mtp.",
+    .expert_layers = TD_EXPERTS_ALL,
     .defaults = {.attn = TD_ATTN_GROUPS,
+                 .head_dim = 256,
                  .has_attn_gate = true,
                  .qk_norm = TD_QK_NORM_HEAD,
                  .n_shared_experts = 1,
                  .norm_topk = true,
-                 .routed_scaling = 1,
-                 .n_groups = 1,
-                 .topk_groups = 1,
                  .bos_id = -1},
+    .read = read_rest,
     TD_FAMILY_PARTS,
 };
