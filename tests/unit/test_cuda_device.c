@@ -548,11 +548,11 @@ TEST(library_of_another_build) {
 TEST(scratch_that_grows) {
   CUDA_OPEN(f);
   td_cuda_stream *stream = (td_cuda_stream *)f.stream;
-  void *memory;
+  td_status st = TD_OK;
   td_err err;
   for (size_t n = 1; n <= 2 * N_CUDA_RETIRED; n++) {
-    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * 4096, &memory, &err), TD_OK);
-    td_op_fill_zero(f.stream, memory, n * 4096);
+    td_op_fill_zero(f.stream, td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * 4096, &st, &err),
+                    n * 4096);
     if (n == 2) assert_int_equal(stream->n_retired, 1);
   }
   cuda_sync(&f);
@@ -560,11 +560,11 @@ TEST(scratch_that_grows) {
   // Other programs take of a real GPU's memory meanwhile.
   const size_t most = td_dev_free_vram_bytes(f.dev) / 4 * (is_emulated() ? 3 : 1);
   for (int i = 0; i < 2; i++) { // too much for both
-    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most / 5 * (4 - i), &memory, &err),
-                     TD_OK);
-    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_ML, i * 4096, &memory, &err), TD_OK);
+    td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most / 5 * (4 - i), &st, &err);
+    td_cuda_scratch(stream, CUDA_SCRATCH_ML, i * 4096, &st, &err);
   }
-  assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most, &memory, &err), TD_OK);
+  td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most, &st, &err);
+  assert_int_equal(st, TD_OK);
   assert_int_equal(stream->n_retired, 0);
   cuda_close(&f);
 }

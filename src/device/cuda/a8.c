@@ -66,9 +66,9 @@ td_status td_cuda_run_a8(td_cuda_stream *stream, const td_cuda_matmul *m, uint32
   const uint32_t cols = m->w->cols, most = piece_tokens(cols);
   for (uint32_t token = 0, n; token < m->n_tokens; token += n) {
     n = m->n_tokens - token < most ? m->n_tokens - token : most;
-    void *memory;
-    td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_A8, td_cuda_a8_bytes(n, cols), &memory,
-                                       err);
+    td_status status = TD_OK;
+    void *memory = td_cuda_scratch(stream, CUDA_SCRATCH_A8, td_cuda_a8_bytes(n, cols), &status,
+                                   err);
     if (status != TD_OK) return status;
     const td_cuda_a8 x = td_cuda_a8_at(memory, n, cols);
     const td_cu_round_a8_args args = {.x = (const uint16_t *)m->x + token * m->x_stride,

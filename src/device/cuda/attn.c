@@ -59,13 +59,10 @@ td_status td_cuda_run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *arg
   const size_t row_bytes = args->v_dim * sizeof(float);
   const uint32_t n_tokens = args->batch.n_tokens,
                  n = td_cuda_at_once(stream, n_tokens, rows * row_bytes);
-  void *part, *ml;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * rows * row_bytes, &part, err);
-  if (status == TD_OK)
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * rows * 2 * sizeof(float), &ml, err);
-  if (status != TD_OK) return status;
-  args->part = part;
-  args->part_ml = ml;
+  td_status status = TD_OK;
+  args->part = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * rows * row_bytes, &status, err);
+  args->part_ml = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * rows * 2 * sizeof(float), &status,
+                                  err);
   for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
     const td_cu_attn_decode_args some = tokens_of(args, token, left < n ? left : n);
@@ -142,9 +139,9 @@ static td_status run_listed(td_cuda_stream *stream, const td_attn_gqa_args *a,
                             const td_cu_prefill_list *list, size_t key_bytes, td_err *err) {
   if (list->n_keys == 0 || list->n_tiles == 0) return TD_OK;
   const uint32_t group = td_cuda_at_once(stream, a->n_kv_heads, list->n_keys * key_bytes);
-  void *keys;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * list->n_keys * key_bytes,
-                                     &keys, err);
+  td_status status = TD_OK;
+  void *keys = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * list->n_keys * key_bytes, &status,
+                               err);
   for (uint32_t head = 0; status == TD_OK && head < a->n_kv_heads; head += group) {
     const uint32_t left = a->n_kv_heads - head;
     status = run_kv_heads(stream, a, list, head, left < group ? left : group, keys, err);
@@ -340,18 +337,12 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   }
   const size_t table_bytes = l.page_tokens ? 3 * sizeof(int32_t) : 0;
   const uint32_t n = td_cuda_at_once(stream, n_tokens, query_bytes + latent_bytes + l.page_bytes);
-  void *query, *latent, *pages = NULL;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &query, err);
-  if (status == TD_OK)
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n * latent_bytes, &latent, err);
-  if (status == TD_OK && l.page_tokens) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * (l.page_bytes + table_bytes), &pages,
-                             err);
-  }
-  if (status != TD_OK) return status;
-  l.query = query;
-  l.latent = latent;
-  l.pages = pages;
+  td_status status = TD_OK;
+  l.query = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &status, err);
+  l.latent = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n * latent_bytes, &status, err);
+  if (l.page_tokens)
+    l.pages = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * (l.page_bytes + table_bytes), &status,
+                              err);
   for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
     status = run_latents(stream, &l, token, left < n ? left : n, err);
@@ -441,16 +432,10 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
     const size_t n_keys = s.list.n_keys;
     if (n_keys == 0 || s.list.n_tiles == 0) continue;
     const uint32_t group = td_cuda_at_once(stream, a->n_heads, n_keys * key_bytes);
-    void *latent, *expanded;
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n_keys * latent_bytes, &latent, err);
-    if (status == TD_OK) {
-      status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * n_keys * key_bytes, &expanded,
-                               err);
-    }
-    if (status != TD_OK) return status;
-    s.latent = latent;
-    s.expanded = expanded;
-    status = run_sequences(stream, &s, group, err);
+    s.latent = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n_keys * latent_bytes, &status, err);
+    s.expanded = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * n_keys * key_bytes, &status,
+                                 err);
+    if (status == TD_OK) status = run_sequences(stream, &s, group, err);
   }
   return status;
 }

@@ -35,14 +35,13 @@ static td_status as_bf16(td_cuda_stream *stream, const td_weight *w, uint32_t ro
     *out = (const uint16_t *)w->data + (size_t)row * w->cols;
     return TD_OK;
   }
-  void *memory;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_WEIGHT,
-                                     (size_t)n * w->cols * sizeof **out, &memory, err);
-  if (status != TD_OK) return status;
+  td_status status = TD_OK;
+  void *memory = td_cuda_scratch(stream, CUDA_SCRATCH_WEIGHT, (size_t)n * w->cols * sizeof **out,
+                                 &status, err);
   *out = memory;
   const td_cu_dequant_args args = {
       .w = *w, .out = memory, .row0 = row, .n_rows = n, .read = td_cuda_read_of(w, true)};
-  return TD_CUDA_LAUNCH(stream, dequant, &args);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, dequant, &args) : status;
 }
 
 // cuBLAS picks a kernel by the shape, and the driver may wait for the device when it first meets

@@ -254,9 +254,10 @@ void td_cuda_enqueue(td_stream *stream, const td_op *op);
 void td_cuda_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                         void *ctx);
 void td_cuda_graphs_drop(td_cuda_stream *stream); // before memory that they use is freed
-// At least n_bytes, content undefined. Valid until the same slot is requested again.
-td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
-                          void **out, td_err *err);
+// At least n_bytes, content undefined. Valid until the same slot is requested again. NULL if
+// *status is not TD_OK, before or by this.
+void *td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
+                      td_status *status, td_err *err);
 
 // weights.c: the GPU copy of a matrix, a vector or memory.
 // Does nothing unless *status is TD_OK. n_bytes 0 or host NULL gives NULL, as a failure does.

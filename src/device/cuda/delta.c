@@ -38,11 +38,9 @@ td_status td_cuda_op_delta_rule(td_cuda_stream *stream, td_delta_rule_op_args *a
     return TD_CUDA_LAUNCH(stream, delta_rule, a);
   if (!a->shape.by_channel) return TD_CUDA_LAUNCH(stream, delta_chunks, a);
   const size_t n_slots = td_cu_channel_slot(a->batch.n_tokens, a->batch.n_seqs);
-  void *products;
-  st = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
-                       n_slots * a->shape.n_v_heads * TD_CU_CHANNEL_PRODUCTS * sizeof(uint16_t),
-                       &products, err);
-  a->products = products;
+  const size_t n_products = n_slots * a->shape.n_v_heads * TD_CU_CHANNEL_PRODUCTS;
+  a->products = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n_products * sizeof(uint16_t), &st,
+                                err);
   return st == TD_OK ? TD_CUDA_LAUNCH(stream, delta_channels, a) : st;
 }
 

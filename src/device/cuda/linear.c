@@ -18,21 +18,16 @@ static td_status open_wide(td_cuda_stream *stream, td_cu_linear_args *args, td_e
   const uint32_t n_warps = args->vec_warps / n_matrices; // per matrix, at most
   const uint32_t n_parts = n_warps < TD_CU_WIDE_PARTS ? n_warps : TD_CU_WIDE_PARTS;
   const size_t tile_bytes = (size_t)TD_CU_WIDE_ROWS * args->tile_tokens * sizeof(float);
-  void *memory;
+  td_status status = TD_OK;
   args->wide = (td_cu_wide){.n_sms = (uint32_t)dev->props.n_sms};
   if (n_tiles >= args->wide.n_sms && n_warps <= TD_CU_WIDE_PARTS) return TD_OK;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_SPLITS, n_tiles * n_parts * tile_bytes,
-                                     &memory, err);
-  if (status != TD_OK) return status;
-  args->wide.sums = memory;
-  const size_t before = stream->scratch_bytes[CUDA_SCRATCH_ARRIVED];
-  status = td_cuda_scratch(stream, CUDA_SCRATCH_ARRIVED, n_tiles * sizeof *args->wide.n_arrived,
-                           &memory, err);
-  if (status != TD_OK) return status;
-  args->wide.n_arrived = memory;
-  if (stream->scratch_bytes[CUDA_SCRATCH_ARRIVED] == before) return TD_OK;
-  const int code = dev->abi->fill_zero(memory, stream->scratch_bytes[CUDA_SCRATCH_ARRIVED],
-                                       stream->cu);
+  args->wide.sums = td_cuda_scratch(stream, CUDA_SCRATCH_SPLITS, n_tiles * n_parts * tile_bytes,
+                                    &status, err);
+  const size_t *n_bytes = &stream->scratch_bytes[CUDA_SCRATCH_ARRIVED], before = *n_bytes;
+  args->wide.n_arrived = td_cuda_scratch(stream, CUDA_SCRATCH_ARRIVED,
+                                         n_tiles * sizeof *args->wide.n_arrived, &status, err);
+  if (status != TD_OK || *n_bytes == before) return status;
+  const int code = dev->abi->fill_zero(args->wide.n_arrived, *n_bytes, stream->cu);
   return td_cuda_result(dev, code, "zeros", err);
 }
 
@@ -263,11 +258,10 @@ static td_status reserve_sort(td_cuda_stream *stream, moe_pass *p, td_err *err) 
   const size_t n = p->n_pairs, n_experts = n_routed(p->a);
   const size_t n_counts = n > TD_CU_SORT_PAIRS ? TD_CU_SORT_BLOCKS * n_experts : 0;
   const size_t n_words = 2 * n + n_experts + 1 + n_counts;
-  void *memory;
-  td_status status = td_cuda_scratch(
-      stream, CUDA_SCRATCH_SORT, n_words * sizeof *p->token + n * sizeof *p->tiles, &memory, err);
+  td_status status = TD_OK;
+  p->token = td_cuda_scratch(stream, CUDA_SCRATCH_SORT,
+                             n_words * sizeof *p->token + n * sizeof *p->tiles, &status, err);
   if (status != TD_OK) return status;
-  p->token = memory;
   p->place = p->token + n;
   p->first_tile = p->place + n;
   p->counts = p->first_tile + n_experts + 1;
@@ -285,24 +279,20 @@ static size_t parts_bytes(const moe_pass *p) {
 }
 
 static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
-  void *hidden, *parts;
   size_t n = (size_t)p->range.n_tiles * p->tile_tokens;
   if (n > p->n_pairs) n = p->n_pairs;
   const size_t hidden_elements = n * p->hidden;
   const size_t hidden_bytes = (hidden_elements * sizeof(uint16_t) + 15) / 16 * 16;
   const size_t a8_bytes = p->gemm == CUDA_GEMM_A8 ? td_cuda_a8_bytes(n, p->hidden) : 0;
   td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
-  if (status == TD_OK)
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + a8_bytes, &hidden, err);
-  if (status == TD_OK)
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &parts, err);
+  char *hidden = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_bytes + a8_bytes, &status,
+                                 err);
+  p->parts = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &status, err);
   if (status != TD_OK) return status;
-  p->gate = parts;
+  p->gate = p->parts;
   p->up = p->gate + hidden_elements;
-  p->hidden_x = hidden;
-  p->hidden_x8 = (td_cuda_a8){NULL, NULL};
-  if (a8_bytes) p->hidden_x8 = td_cuda_a8_at((char *)hidden + hidden_bytes, n, p->hidden);
-  p->parts = parts;
+  p->hidden_x = (uint16_t *)(void *)hidden;
+  p->hidden_x8 = a8_bytes ? td_cuda_a8_at(hidden + hidden_bytes, n, p->hidden) : (td_cuda_a8){NULL};
   return TD_OK;
 }
 
@@ -400,9 +390,9 @@ static td_status round_tokens(td_cuda_stream *stream, moe_pass *p, td_err *err) 
   const td_cuda_rounded wanted = {(const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
                                   p->n_tokens, p->dim};
   const td_cuda_rounded *r = &stream->rounded;
-  void *memory;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_MOE_A8,
-                                     td_cuda_a8_bytes(p->n_tokens, p->dim), &memory, err);
+  td_status status = TD_OK;
+  void *memory = td_cuda_scratch(stream, CUDA_SCRATCH_MOE_A8, td_cuda_a8_bytes(p->n_tokens, p->dim),
+                                 &status, err);
   if (status != TD_OK) return status;
   p->x8 = td_cuda_a8_at(memory, p->n_tokens, p->dim);
   if (p->a->same_ids && r->x == wanted.x && r->n_tokens == wanted.n_tokens && r->dim == wanted.dim)

@@ -104,15 +104,11 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, t
                    TD_CU_TOP_SLICE * TD_CU_TOP_MAX_SLICES);
   }
   const size_t n = (size_t)a->n_rows * a->n_slices;
-  void *part, *sums;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
-                                     n * TD_TOP_LOGITS * sizeof(uint64_t), &part, err);
-  if (status == TD_OK)
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * 2 * sizeof(float), &sums, err);
-  if (status != TD_OK) return status;
-  a->part = part;
-  a->part_sums = sums;
-  return TD_CUDA_LAUNCH(stream, top_logits, a);
+  td_status status = TD_OK;
+  a->part = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * TD_TOP_LOGITS * sizeof *a->part,
+                            &status, err);
+  a->part_sums = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * 2 * sizeof(float), &status, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, top_logits, a) : status;
 }
 
 static td_status check_streams(uint32_t n_streams, uint32_t dim, td_err *err) {

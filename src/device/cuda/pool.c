@@ -25,16 +25,12 @@ td_status td_cuda_op_pool(td_cuda_stream *stream, td_pool_args *a, td_err *err) 
   const uint32_t n_halves = a->overlaps ? 2 : 1;
   const size_t of_open = (size_t)n_halves * RUNNING * a->dim * sizeof(float);
   const size_t of_bias = (size_t)a->group * n_halves * a->dim * sizeof(float);
-  void *open;
   a->batch.fault = stream->fault;
   a->page_entries = page_entries(&a->batch, a->group);
   a->bias = td_cuda_on_device(dev, a->bias, of_bias, &st, err);
   td_cuda_vec(dev, &a->norm, &st, err);
-  if (st == TD_OK)
-    st = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &open, err);
-  if (st != TD_OK) return st;
-  a->open = open;
-  return TD_CUDA_LAUNCH(stream, pool, a);
+  a->open = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, a->batch.n_seqs * of_open, &st, err);
+  return st == TD_OK ? TD_CUDA_LAUNCH(stream, pool, a) : st;
 }
 
 // Keys that any token sees, at most.
@@ -98,8 +94,8 @@ static td_status run_attention(td_cuda_stream *stream, const td_attn_pool_args *
   const size_t page_bytes = (size_t)td_cuda_page_of(most_seen(a)) * a->dim * sizeof(uint16_t);
   const size_t token_bytes = page_bytes + 3 * sizeof(int32_t);
   const uint32_t n_tokens = a->batch.n_tokens, n = td_cuda_at_once(stream, n_tokens, token_bytes);
-  void *pages;
-  td_status st = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &pages, err);
+  td_status st = TD_OK;
+  void *pages = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &st, err);
   for (uint32_t token = 0; token < n_tokens && st == TD_OK; token += n) {
     const uint32_t left = n_tokens - token;
     st = run_tokens(stream, a, token, left < n ? left : n, pages, err);

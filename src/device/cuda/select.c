@@ -26,8 +26,7 @@ td_status td_cuda_op_select(td_cuda_stream *stream, td_select_args *a, td_err *e
   if (n_tokens == 0 || a->stride <= a->top_k) return TD_OK; // no token selects
   const size_t token_bytes = n_rows * a->stride * sizeof(float);
   const uint32_t n = td_cuda_at_once(stream, n_tokens, token_bytes);
-  void *scores;
-  st = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &scores, err);
+  void *scores = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, n * token_bytes, &st, err);
   for (uint32_t token = 0; token < n_tokens && st == TD_OK; token += n) {
     td_select_args some = *a;
     some.batch.n_tokens = n_tokens - token < n ? n_tokens - token : n;

@@ -221,37 +221,40 @@ static void wait_and_free_retired(td_cuda_stream *stream) {
   free_retired(stream);
 }
 
-td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
-                          void **out, td_err *err) {
-  *out = stream->scratch[slot];
-  if (n_bytes <= stream->scratch_bytes[slot]) return TD_OK;
-  if (stream->is_capturing)
-    return td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
+void *td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
+                      td_status *status, td_err *err) {
+  void **memory = &stream->scratch[slot];
+  if (*status != TD_OK) return NULL;
+  if (n_bytes <= stream->scratch_bytes[slot]) return *memory;
+  if (stream->is_capturing) {
+    *status = td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
+    return NULL;
+  }
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   // Operators that use the memory may still run, and freeing it synchronizes the GPU, so it is
   // freed at the end of the step.
-  if (stream->scratch[slot]) {
+  if (*memory) {
     if (stream->n_retired == N_CUDA_RETIRED) wait_and_free_retired(stream);
-    stream->retired[stream->n_retired++] = stream->scratch[slot];
+    stream->retired[stream->n_retired++] = *memory;
   }
-  stream->scratch[slot] = NULL;
   stream->scratch_bytes[slot] = 0;
   size_t grown = n_bytes + n_bytes / 4;
   td_cuda_settle(td_cuda_dev_of(stream)); // memory that other devices reach is mapped there, too
-  int code = abi->alloc(out, grown);
+  int code = abi->alloc(memory, grown);
   if (code == CUDA_OUT_OF_MEMORY && stream->n_retired > 0) {
     wait_and_free_retired(stream);
-    code = abi->alloc(out, grown);
+    code = abi->alloc(memory, grown);
   }
-  if (code != 0) {
-    *out = NULL;
-    td_status status = td_cuda_result(td_cuda_dev_of(stream), code, "memory of an operator", err);
-    if (status != TD_ENOMEM) return status; // the failure of an earlier operator
-    return td_fail(err, TD_ENOMEM,
-                   "no memory on the GPU for an operator: %zu bytes; make --prefill-chunk smaller",
-                   grown);
+  if (code == 0) {
+    stream->scratch_bytes[slot] = grown;
+    return *memory;
   }
-  stream->scratch[slot] = *out;
-  stream->scratch_bytes[slot] = grown;
-  return TD_OK;
+  *memory = NULL;
+  *status = td_cuda_result(td_cuda_dev_of(stream), code, "memory of an operator", err);
+  if (*status == TD_ENOMEM) { // else the failure of an earlier operator
+    *status = td_fail(
+        err, TD_ENOMEM,
+        "no memory on the GPU for an operator: %zu bytes; make --prefill-chunk smaller", grown);
+  }
+  return NULL;
 }
