@@ -3,7 +3,6 @@
 // Where alignment allows, a thread handles runs of eight elements; there are separate kernels for
 // that and for arbitrary rows.
 #include "kernels/cuda/dequant.cuh"
-#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };

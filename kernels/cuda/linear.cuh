@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/cuda/dequant.cuh"
-#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 // The part of linear_vec and linear_blocks that a block of threads computes: rows, and tokens of a

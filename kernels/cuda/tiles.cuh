@@ -1,5 +1,5 @@
-// kernels/cuda/tiles.cuh - ranges of tiles, which are pieces of one expert's sorted (token, expert)
-// pairs.
+// kernels/cuda/tiles.cuh - experts: ranges of tiles, which are pieces of one expert's sorted
+// (token, expert) pairs, and the activation of gate and up.
 #pragma once
 
 #include "kernels/cuda/common.cuh"
@@ -23,4 +23,14 @@ __device__ inline pair_range pairs_of(const td_cu_tile_range &r) {
   if (n == 0) return {0, 0};
   const td_cu_tile &last = r.tiles[first + n - 1];
   return {r.tiles[first].begin, last.begin + last.n};
+}
+
+__device__ inline float clamped_swiglu(const td_cu_glu &a, float gate, float up) {
+  float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit);
+  if (a.plain) return u * (g / (1 + expf(-g)));
+  return (u + 1) * (g / (1 + expf(-a.alpha * g)));
+}
+
+__device__ inline float swiglu(const td_cu_glu &a, float gate, float up) {
+  return a.limit > 0 ? clamped_swiglu(a, gate, up) : gate / (1 + expf(-gate)) * up;
 }

@@ -13,7 +13,7 @@
 #include "cli/interrupt.h"
 #include "cli/run_impl.h"
 #include "cli/terminal.h"
-#include "model/digest.h"
+#include "model/fingerprint.h"
 #include "tandem/kernels.h"
 
 // ---- showing --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/token_ids.h"
 #include "cli/cli.h"
-#include "model/digest.h"
+#include "model/fingerprint.h"
 #include "runtime/command.h"
 #include "tandem/kernels.h"
 #include "text/chat.h"

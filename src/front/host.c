@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "front/serve_impl.h"
-#include "model/digest.h"
 #include "model/fingerprint.h"
 #include "runtime/weights.h"
 

@@ -11,7 +11,6 @@
 #include "base/str.h"
 #include "base/thread_pool.h"
 #include "model/convert_bnb.h"
-#include "model/convert_kv_b.h"
 #include "model/convert_matrix.h"
 #include "tandem/kernels.h"
 

@@ -5,7 +5,7 @@
 //   F16, BF16, F32: otherwise the scales' dtype; each product of code and scale is rounded once, as
 //          in the publishers' own code
 // Experts that are stored transposed (gpt-oss in BF16, Qwen3-VL) are transposed, in their own
-// dtype. The two parts of MLA's kv_b_proj in GGUF are joined (convert_kv_b.h). Codes, scales and
+// dtype. The two parts of MLA's kv_b_proj in GGUF are joined (convert_matrix.h). Codes, scales and
 // zero points that GPTQ and AWQ store by columns are turned into rows, of the same size and
 // exactly: no tensor is added, these have other contents. 4-bit codes of bitsandbytes become values
 // of the dtype that they were made of (convert_bnb.h). Results are tensors of an additional shard

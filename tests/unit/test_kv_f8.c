@@ -1,7 +1,7 @@
 // tests/unit/test_kv_f8.c - rows of KV pages in E4M3, against rounding in double.
 // CTest: no-tsan
 
-#include "device/cpu/kv_f8.h"
+#include "device/cpu/pages.h"
 #include "tandem/kernels.h"
 #include "unit/ref.h"
 

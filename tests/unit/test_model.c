@@ -7,7 +7,7 @@
 
 #include "base/buf.h"
 #include "base/fs.h"
-#include "model/convert_kv_b.h"
+#include "model/convert_matrix.h"
 #include "tandem/kernels.h"
 #include "unit/checkpoint_test.h"
 

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "engine/experts/ranks.h"
-#include "engine/experts/zigzag.h"
 #include "unit/ranks_test.h"
 #include "unit/sanitized.h"
 

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "device/cpu/kv_f8.h"
+#include "device/cpu/pages.h"
 
 enum {
   TILE_QUERIES = 32,    // per item in decode, and the minimum

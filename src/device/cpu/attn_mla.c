@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "device/cpu/attn.h"
-#include "device/cpu/kv_f8.h"
+#include "device/cpu/pages.h"
 
 enum {
   EXPANDED_QUERIES = 1024, // per item: about 170 amortize the expansion of a block

@@ -1,5 +1,5 @@
 // src/device/cpu/kv_f8.c - E4M3 of keys and values, and back.
-#include "device/cpu/kv_f8.h"
+#include "device/cpu/pages.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 
 #include "base/bf16.h"
 #include "device/cpu/cpu.h"
-#include "device/cpu/kv_f8.h"
+#include "device/cpu/pages.h"
 
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
   switch (op->kind) {

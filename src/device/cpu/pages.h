@@ -1,8 +1,9 @@
-// src/device/cpu/pages.h - recurrent states in KV pages: the one before a sequence's tokens of a
-// step, and the pages that they pass.
+// src/device/cpu/pages.h - rows of KV pages in E4M3 (tandem/kv_f8.h), and recurrent states: the one
+// before a sequence's tokens of a step, and the pages that they pass.
 #pragma once
 
 #include "device/cpu/cpu.h"
+#include "tandem/kv_f8.h"
 
 // The tokens [begin, end) of a step, of one sequence and one page.
 typedef struct {
@@ -40,3 +41,9 @@ static inline float *td_trail_slot(const td_state_trail *trail, const td_batch_v
   const size_t slot = (size_t)(trail->first[s] + t - b->q_begin[s]);
   return (float *)(void *)(trail->slots + slot * trail->slot_bytes);
 }
+
+// Row `row` of a page in E4M3, counted over all heads and tokens: [rows->dim].
+void td_kv_f8_put(const td_kv_rows *rows, uint32_t page_tokens, void *page, size_t row,
+                  const float *in);
+void td_kv_f8_get(const td_kv_rows *rows, uint32_t page_tokens, const void *page, size_t row,
+                  float *out);

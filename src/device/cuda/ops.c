@@ -153,3 +153,105 @@ td_status td_cuda_op_activate_rows(td_cuda_stream *stream, td_activate_rows_args
 td_status td_cuda_op_silu_rows(td_cuda_stream *stream, td_silu_rows_args *a, td_err *err) {
   return a->n_rows && a->dim ? TD_CUDA_LAUNCH(stream, silu_rows, a) : TD_OK;
 }
+
+// ---- gated delta nets ---------------------------------------------------------------------------
+
+static td_status check_delta(const td_batch_view *b, const td_kv_view *state,
+                             const td_delta_shape *s, td_err *err) {
+  td_status st = td_dev_check_delta(state, s, err);
+  if (st == TD_OK) st = td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
+  if (st != TD_OK) return st;
+  if (s->k_dim > TD_CU_DELTA_KEYS) {
+    return td_fail(err, TD_EUNSUPPORTED, "delta net: keys of %u elements; on a GPU at most %d",
+                   s->k_dim, TD_CU_DELTA_KEYS);
+  }
+  return TD_OK;
+}
+
+td_status td_cuda_op_delta_conv(td_cuda_stream *stream, td_delta_conv_args *a, td_err *err) {
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_status st = check_delta(&a->batch, &a->state, &a->shape, err);
+  if (st != TD_OK || a->batch.n_tokens == 0) return st;
+  a->batch.fault = stream->fault;
+  a->channels = td_delta_channels(&a->shape);
+  const size_t of_taps = (size_t)a->shape.n_taps * a->channels * sizeof(float);
+  const size_t of_heads = a->shape.n_v_heads * sizeof(float);
+  const size_t of_decays = of_heads * td_delta_decays(&a->shape);
+  a->conv = td_cuda_on_device(dev, a->conv, of_taps, &st, err);
+  a->decay = td_cuda_on_device(dev, a->decay, of_heads, &st, err);
+  a->bias = td_cuda_on_device(dev, a->bias, of_decays, &st, err);
+  return st == TD_OK ? TD_CUDA_LAUNCH(stream, delta_conv, a) : st;
+}
+
+td_status td_cuda_op_delta_rule(td_cuda_stream *stream, td_delta_rule_op_args *a, td_err *err) {
+  td_status st = check_delta(&a->batch, &a->state, &a->shape, err);
+  if (st != TD_OK || a->batch.n_tokens == 0) return st;
+  a->batch.fault = stream->fault;
+  a->channels = td_delta_channels(&a->shape);
+  a->rule_at = td_delta_conv_floats(&a->shape);
+  if (!a->prompt || !td_cuda_dev_of(stream)->uses.chunks || !td_cuda_takes_delta_chunks(a))
+    return TD_CUDA_LAUNCH(stream, delta_rule, a);
+  if (!a->shape.by_channel) return TD_CUDA_LAUNCH(stream, delta_chunks, a);
+  const size_t n_slots = td_cu_channel_slot(a->batch.n_tokens, a->batch.n_seqs);
+  const size_t n_products = n_slots * a->shape.n_v_heads * TD_CU_CHANNEL_PRODUCTS;
+  a->products = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n_products * sizeof(uint16_t), &st,
+                                err);
+  return st == TD_OK ? TD_CUDA_LAUNCH(stream, delta_channels, a) : st;
+}
+
+td_status td_cuda_op_gate_rows(td_cuda_stream *stream, td_gate_rows_args *a, td_err *err) {
+  const bool is_any = a->n_tokens && a->n_groups && a->dim;
+  return is_any ? TD_CUDA_LAUNCH(stream, gate_rows, a) : TD_OK;
+}
+
+// ---- embeddings of n-grams ----------------------------------------------------------------------
+
+// That states of pages have n elements.
+static td_status check_ngram(const td_batch_view *b, const td_kv_view *state, size_t n,
+                             td_err *err) {
+  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= n * sizeof(float),
+                 "n-grams: a state of %zu elements in pages of %zu bytes", n, state->page_bytes);
+  return td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
+}
+
+// Rows of a decode step, which the copy engine would have wait behind experts, are copied by
+// processors.
+enum { DIRECT_BYTES = 256 << 10 };
+
+td_status td_cuda_op_ngram_rows(td_cuda_stream *stream, td_ngram_rows_args *a, td_err *err) {
+  const td_ngram_hash *h = &a->table->hash;
+  td_status status = check_ngram(&a->batch, &a->state, a->ids_at + h->size - 1, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  TD_DEV_REQUIRE(h->size >= 2 && a->gathered, "n-grams of %u tokens: rows are not gathered",
+                 h->size);
+  const size_t row = (size_t)td_ngram_rows(h) * a->table->shards[0].cols;
+  const size_t n_bytes = a->batch.n_tokens * row * sizeof(uint16_t);
+  td_copy_args copy = {
+      .dst = a->out, .src = a->gathered, .n_bytes = n_bytes, .is_direct = n_bytes <= DIRECT_BYTES};
+  status = td_cuda_op_copy(stream, &copy, err);
+  if (status != TD_OK) return status;
+  a->batch.fault = stream->fault;
+  const td_cu_ngram_ids_args args = {.batch = a->batch,
+                                     .state = a->state,
+                                     .trail = a->trail,
+                                     .ids_at = a->ids_at,
+                                     .tokens = a->tokens,
+                                     .n_ids = h->size - 1,
+                                     .end = h->end};
+  return TD_CUDA_LAUNCH(stream, ngram_ids, &args);
+}
+
+td_status td_cuda_op_ngram_gate(td_cuda_stream *stream, td_ngram_gate_args *a, td_err *err) {
+  return a->n_tokens ? TD_CUDA_LAUNCH(stream, ngram_gate, a) : TD_OK;
+}
+
+td_status td_cuda_op_ngram_conv(td_cuda_stream *stream, td_ngram_conv_args *a, td_err *err) {
+  const size_t n_past = td_ngram_past(a->n_taps, a->step);
+  td_status status = check_ngram(&a->batch, &a->state, a->rows_at + n_past * a->channels, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  TD_DEV_REQUIRE(a->n_taps >= 2, "n-grams: a filter of %u taps", a->n_taps);
+  const size_t conv_bytes = (size_t)a->n_taps * a->channels * sizeof *a->conv;
+  a->conv = td_cuda_on_device(td_cuda_dev_of(stream), a->conv, conv_bytes, &status, err);
+  a->batch.fault = stream->fault;
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, ngram_conv, a) : status;
+}

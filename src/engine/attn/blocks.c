@@ -2,7 +2,7 @@
 // selects for each token and KV head (MiniMax-M3): a head of the indexer for each KV head scores
 // all keys, and of a block the best score counts. The indexer's keys are a plane of a layer's part
 // of a page, behind keys and values.
-#include "engine/attn/gqa.h"
+#include "engine/attn/kinds.h"
 #include "engine/attn/rope.h"
 #include "engine/rows.h"
 

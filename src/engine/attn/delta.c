@@ -1,5 +1,5 @@
 // src/engine/attn/delta.c - gated delta nets: a recurrent state in place of keys and values.
-#include "engine/attn/delta.h"
+#include "engine/attn/kinds.h"
 
 #include "engine/rows.h"
 

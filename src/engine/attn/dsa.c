@@ -4,8 +4,7 @@
 //
 // Left out of the published code, for neither changes a score but by rounding: the Hadamard
 // rotation of queries and keys, which is orthogonal, and their storage in FP8.
-#include "engine/attn/index.h"
-#include "engine/attn/mla.h"
+#include "engine/attn/kinds.h"
 
 // The microbatch's rows.
 typedef struct {
@@ -144,3 +143,21 @@ const td_attn_ops td_attn_dsa = {{cache, td_dsa_act, flops, describe, TD_MLA_MIN
                                  project,
                                  store,
                                  attend};
+
+// ---- of the keys that an earlier layer selected -------------------------------------------------
+
+static void shared_attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                          uint32_t layer_idx) {
+  td_mla_attend(e, p, layer, layer_idx, e->config->index_top_k);
+}
+
+static void shared_describe(const td_model_config *c, td_buf *out) {
+  (void)c, (void)out; // dsa.c counts them
+}
+
+const td_attn_ops td_attn_dsa_shared = {{td_mla_cache, td_mla_act, td_dsa_shared_flops,
+                                         shared_describe, TD_MLA_MIN_CHUNK, true,
+                                         "attention to keys that an indexer selects"},
+                                        td_mla_project,
+                                        td_mla_store,
+                                        shared_attend};

@@ -2,8 +2,7 @@
 // the best for each token by a key pooled of the group's own (GLM-5.3). A token also sees the keys
 // of the group that it is in, up to itself. Pooled keys, and the one that is open, are a state
 // beside the latents.
-#include "engine/attn/index.h"
-#include "engine/attn/mla.h"
+#include "engine/attn/kinds.h"
 
 // The microbatch's rows. words: selections, weights of the indexer's heads, then keys and gates in
 // f32, for the gates are exponents.

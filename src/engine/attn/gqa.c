@@ -1,8 +1,7 @@
 // src/engine/attn/gqa.c - grouped-query attention, with windows, sinks and gates.
-#include "engine/attn/gqa.h"
-
 #include <math.h>
 
+#include "engine/attn/kinds.h"
 #include "engine/attn/rope.h"
 #include "engine/attn/window.h"
 #include "engine/rows.h"
@@ -205,3 +204,39 @@ const td_attn_ops td_attn_gqa = {
     project,
     td_gqa_store,
     attend};
+
+// ---- with heads of another width and number -----------------------------------------------------
+
+static void wide_attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                        uint32_t layer_idx) {
+  td_gqa_attend(e, p, layer, layer_idx, NULL);
+}
+
+static void wide_store(td_engine *e, const td_attn_store *s) {
+  td_gqa_store_heads(e, s, td_gqa_heads_of(e->config, TD_ATTN_GQA_WIDE));
+}
+
+static td_attn_cache wide_cache(const td_model_config *c) {
+  return td_gqa_cache_of(td_gqa_heads_of(c, TD_ATTN_GQA_WIDE));
+}
+
+static td_attn_rows wide_act(const td_model_config *c) {
+  const size_t heads = (size_t)c->n_heads * c->wide_head_dim;
+  return (td_attn_rows){.act = {[TD_ACT_Q] = heads, [TD_ACT_OUT] = heads}};
+}
+
+static double wide_flops(const td_model_config *c, double n, double n_past) {
+  return td_attn_pair_flops(c->n_heads, 2.0 * c->wide_head_dim, n, n_past);
+}
+
+static void wide_describe(const td_model_config *c, td_buf *out) {
+  td_buf_printf(out, "              in %u of the %u layers %u of keys and values, %u wide%s\n",
+                td_model_n_attn(c, TD_ATTN_GQA_WIDE), c->n_layers, c->wide_kv_heads,
+                c->wide_head_dim, c->wide_shares ? ", which are the values, too" : "");
+}
+
+const td_attn_ops td_attn_gqa_wide = {
+    {wide_cache, wide_act, wide_flops, wide_describe, 512, false, NULL},
+    td_gqa_project,
+    wide_store,
+    wide_attend};

@@ -2,8 +2,7 @@
 // selects the best for each token by the mean of its own keys (Qwen4-Exp). A token also sees the
 // keys of the group that it is in, up to itself. Mean keys, and the one that is open, are a state
 // beside keys and values.
-#include "engine/attn/gqa.h"
-#include "engine/attn/index.h"
+#include "engine/attn/kinds.h"
 #include "engine/attn/rope.h"
 
 // The microbatch's rows. words: selections, then keys.

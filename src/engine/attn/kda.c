@@ -1,7 +1,7 @@
 // src/engine/attn/kda.c - Kimi delta attention (Kimi Team, "Kimi Linear", 2025): gated delta nets
 // whose state has a decay for each channel of the keys. As many heads of queries, keys and values;
 // decays and the output's gate may be by matrices of low rank.
-#include "engine/attn/delta.h"
+#include "engine/attn/kinds.h"
 
 // A row: queries, keys, values; decays, gate; low ranks of both, strengths.
 static td_delta_inputs project_inputs(td_engine *e, const td_microbatch *p, const td_layer *layer) {

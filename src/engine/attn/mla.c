@@ -1,6 +1,6 @@
 // src/engine/attn/mla.c - multi-head latent attention: all heads' keys and values are expanded from
 // one latent, and share a rotary key.
-#include "engine/attn/mla.h"
+#include "engine/attn/kinds.h"
 
 #include <math.h>
 

@@ -1,7 +1,8 @@
 // src/engine/attn/ops.h - a step's operators of each kind of attention, a row each. Internal to
 // engine/.
 //
-// A file NAME.c of this folder has these functions, and ends with the row td_attn_NAME.
+// A file NAME.c of this folder, or that of a kind alike, has these functions and the row
+// td_attn_NAME.
 #pragma once
 
 #include "engine/engine_impl.h"

@@ -6,7 +6,7 @@
 // Values are rotated, being keys; the output is rotated back by the query's position.
 #include <math.h>
 
-#include "engine/attn/index.h"
+#include "engine/attn/kinds.h"
 #include "engine/draft.h"
 
 // The microbatch's rows. mixed: keys, then an indexer's queries. words: what is pooled, x and gate

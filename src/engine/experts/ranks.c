@@ -10,7 +10,6 @@
 #include "base/thread.h"
 #include "engine/attn/ops.h"
 #include "engine/attn/window.h"
-#include "engine/experts/zigzag.h"
 #include "engine/images.h"
 #include "engine/rows.h"
 

@@ -1,5 +1,5 @@
 // src/engine/experts/ranks.h - expert parallelism: a step computed by several engines, one a
-// device, as ranks. Each has a share of the tokens (zigzag.h) and of every layer's experts.
+// device, as ranks. Each has a share of the tokens (see below) and of every layer's experts.
 // Internal to engine/.
 //
 // In a layer, a rank gathers the keys and values (or latents) of all tokens, so that every rank has
@@ -18,6 +18,8 @@
 // Rank 0 is the engine that the caller has. Steps that are not for all ranks run on it alone; KV
 // pages that these steps write are sent to the other ranks when they need them.
 #pragma once
+
+#include <stdint.h>
 
 #include "comm/comm.h"
 #include "engine/engine_impl.h"
@@ -97,3 +99,25 @@ void td_rank_store(td_engine *engine, const td_rank_half *half, uint32_t layer_i
 // h = the residual stream of all wanted rows, in the caller's order; h had the own rows. From then
 // on the step's rows are all ranks'.
 void td_rank_gather_rows(td_engine *engine);
+
+// ---- the zigzag ---------------------------------------------------------------------------------
+
+// How ranks share the tokens of a prompt's chunk. The chunk is cut in twice as many pieces as there
+// are ranks, and rank r has the piece r from the front and the piece r from the back: late tokens
+// attend to more than early ones, and so every rank has as much to do.
+//
+// Token of the chunk at which piece i of 2 * n_ranks begins; i up to 2 * n_ranks. Pieces may be
+// empty, but never the last one.
+static inline uint32_t td_zigzag_begin(uint32_t n_tokens, uint32_t n_ranks, uint32_t i) {
+  return (uint32_t)((uint64_t)n_tokens * i / (2 * n_ranks));
+}
+
+// The rank's piece from the front (half 0) or from the back (half 1).
+static inline uint32_t td_zigzag_piece(uint32_t n_ranks, uint32_t rank, uint32_t half) {
+  return half ? 2 * n_ranks - 1 - rank : rank;
+}
+
+// The first of the experts that a rank has; the last rank's end with n_experts.
+static inline uint32_t td_rank_first_expert(uint32_t n_experts, uint32_t n_ranks, uint32_t rank) {
+  return (uint32_t)((uint64_t)n_experts * rank / n_ranks);
+}
