@@ -4,6 +4,7 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,6 +146,51 @@ void td_jw_null(td_json_writer *w, const char *key) {
 void td_jw_raw(td_json_writer *w, const char *key, const char *json) {
   begin_value(w, key);
   td_buf_str(w->out, json);
+}
+
+// Writes the value of the conversion behind a %; returns what follows it.
+static const char *add_converted(td_json_writer *w, const char *form, va_list *args) {
+  const bool is_long = *form == 'l' || *form == 'z';
+  form += is_long;
+  w->need_comma = false; // the form has its own
+  switch (*form) {
+  case 's': td_jw_str(w, NULL, va_arg(*args, const char *)); break;
+  case 'p': td_jw_buf(w, NULL, va_arg(*args, const td_buf *)); break;
+  case 'd': td_jw_int(w, NULL, is_long ? va_arg(*args, long) : va_arg(*args, int)); break;
+  case 'u': td_jw_int(w, NULL, is_long ? va_arg(*args, long) : va_arg(*args, unsigned)); break;
+  case 'g': td_jw_double(w, NULL, va_arg(*args, double)); break;
+  case 'i': td_jw_bool(w, NULL, va_arg(*args, int)); break;
+  default: TD_CHECK(!"a conversion that JSON forms do not have");
+  }
+  return form + 1;
+}
+
+void td_jw_add(td_json_writer *w, const char *form, ...) {
+  va_list args;
+  va_start(args, form);
+  bool in_text = false;
+  char last = ',';
+  if (!strchr("}],", *form)) begin_value(w, NULL);
+  while (*form) {
+    const size_t n = strcspn(form, in_text ? "'" : "'% {[]}");
+    td_buf_add(w->out, form, n);
+    if (n) last = form[n - 1];
+    form += n;
+    if (*form == '%') {
+      form = add_converted(w, form + 1, &args);
+      last = '%';
+      continue;
+    }
+    if (!*form) break;
+    if (*form == '\'') in_text = !in_text;
+    if (*form != ' ') td_buf_char(w->out, *form == '\'' ? '"' : *form);
+    if (*form != ' ') last = *form;
+    w->depth += *form == '{' || *form == '[';
+    if (*form == '}' || *form == ']') TD_CHECK(w->depth-- > 0);
+    form++;
+  }
+  w->need_comma = !strchr("{[:", last);
+  va_end(args);
 }
 
 bool td_jw_print_line(td_json_writer *w, FILE *file) {

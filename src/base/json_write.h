@@ -33,6 +33,13 @@ void td_jw_int(td_json_writer *w, const char *key, int64_t value);
 void td_jw_double(td_json_writer *w, const char *key, double value);
 void td_jw_bool(td_json_writer *w, const char *key, bool value);
 void td_jw_null(td_json_writer *w, const char *key);
+// Writes members or values by their form: JSON in which ' stands for " and blanks between values
+// are left out. Brackets may stay open, or close what earlier calls opened; behind a form that ends
+// in a colon follows a value.
+//   td_jw_add(w, "'error': {'message': %s, 'code': %d", message, code);
+// %s: text (NULL: null); %p: that of a td_buf, as td_jw_buf; %d, %u, %ld, %lu and %zu: a whole
+// number; %g: a double, as td_jw_double; %i: true or false.
+void td_jw_add(td_json_writer *w, const char *form, ...) __attribute__((format(printf, 2, 3)));
 // Inserts text that already is JSON.
 void td_jw_raw(td_json_writer *w, const char *key, const char *json);
 

@@ -131,13 +131,9 @@ static void make_json(td_buf *line, td_log_level level, const char *role, int pi
   size_t n = strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &utc);
   snprintf(ts + n, sizeof ts - n, ".%06ldZ", now.tv_nsec / 1000);
   td_json_writer w = TD_JSON_WRITER(line);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "ts", ts);
-  td_jw_str(&w, "level", level_names[level]);
+  td_jw_add(&w, "{'ts': %s, 'level': %s", ts, level_names[level]);
   td_jw_str_len(&w, "msg", text, len);
-  td_jw_int(&w, "pid", pid);
-  td_jw_str(&w, "role", role);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'pid': %d, 'role': %s}", pid, role);
 }
 
 static void make_line(td_buf *line, td_log_level level, const char *role, int pid, const char *text,

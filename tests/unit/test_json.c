@@ -287,6 +287,33 @@ TEST(writes_json) {
   td_buf_free(&buf);
 }
 
+// Forms say what single calls say, and go together with them.
+TEST(writes_by_forms) {
+  td_buf out = TD_BUF_INIT, name = TD_BUF_INIT;
+  td_buf_str(&name, "it's {1, 2}");
+  const char *volatile none = NULL;
+  td_json_writer w = TD_JSON_WRITER(&out);
+  td_jw_add(&w, "{'a b': %s, 'none': %s, 'l': [%d, %u, %ld, %lu, %zu], 'e': {}, 't': '[x, y: z}'",
+            "a\"b%", none, -1, UINT32_MAX, (long)INT64_MIN, 7ul, (size_t)8);
+  td_jw_int(&w, "i", 1);
+  td_jw_add(&w, "'o': {'n': %p, 'f': [%g, %g], 'b': %i", &name, 0.1, NAN, true);
+  td_jw_bool(&w, "c", false);
+  td_jw_add(&w, "}, 'v':");
+  td_jw_raw(&w, NULL, "[2]");
+  td_jw_add(&w, "'k': [");
+  td_jw_add(&w, "%i", 0);
+  td_jw_add(&w, "'x'");
+  td_jw_add(&w, "]}");
+  assert_int_equal(w.depth, 0);
+  assert_string_equal(td_buf_text(&out),
+                      "{\"a b\":\"a\\\"b%\",\"none\":null,\"l\":[-1,4294967295,"
+                      "-9223372036854775808,7,8],\"e\":{},\"t\":\"[x, y: z}\",\"i\":1,"
+                      "\"o\":{\"n\":\"it's {1, 2}\",\"f\":[0.1,null],\"b\":true,\"c\":false},"
+                      "\"v\":[2],\"k\":[false,\"x\"]}");
+  td_buf_free(&out);
+  td_buf_free(&name);
+}
+
 TEST(escapes_of_no_text_are_replaced) {
   static const struct {
     const char *text, *wanted;
