@@ -79,8 +79,7 @@ void td_dialect_begin_message(td_json_writer *w, td_dialect_state *s, const char
                               const char *from) {
   td_dialect_note(s, td_dialect_next_message(s).text, from);
   s->n_messages++;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", role);
+  td_jw_add(w, "{'role': %s", role);
 }
 
 void td_dialect_move(td_json_writer *w, td_dialect_state *s, const cJSON *root, const char *where,

@@ -275,18 +275,12 @@ static void write_end(td_json_writer *w, const td_dialect_state *s, const td_dia
   const td_buf *text = &end->answer->text;
   const char *word = td_dialect_stop_string(end->answer);
   const uint64_t n_prompt = end->usage->n_prompt, n_output = end->usage->n_output;
-  td_jw_bool(w, "stop", true);
-  td_jw_str(w, "model", s->head->model);
-  td_jw_int(w, "tokens_predicted", (int64_t)n_output);
-  td_jw_int(w, "tokens_evaluated", (int64_t)n_prompt);
-  td_jw_begin_object(w, "generation_settings");
-  td_jw_int(w, "n_ctx", s->n_ctx);
-  td_jw_end_object(w);
-  td_jw_buf(w, "prompt", &s->prompt);
-  td_jw_bool(w, "has_new_line", text->len && memchr(text->data, '\n', text->len));
-  td_jw_bool(w, "truncated", false);
-  td_jw_str(w, "stop_type", stop_type(end));
-  td_jw_str(w, "stopping_word", word ? word : "");
+  td_jw_add(w,
+            "'stop': true, 'model': %s, 'tokens_predicted': %lu, 'tokens_evaluated': %lu, "
+            "'generation_settings': {'n_ctx': %u}, 'prompt': %p, 'has_new_line': %i, "
+            "'truncated': false, 'stop_type': %s, 'stopping_word': %s",
+            s->head->model, n_output, n_prompt, s->n_ctx, &s->prompt,
+            text->len && memchr(text->data, '\n', text->len), stop_type(end), word ? word : "");
   td_jw_int(w, "tokens_cached", (int64_t)(n_prompt + n_output));
   td_api_write_timings(w, end->timings);
 }
@@ -319,8 +313,7 @@ static void write_final(td_buf *out, const td_dialect_state *s, const char *cont
   td_buf text = TD_BUF_INIT;
   td_buf *to = s->fields.len ? &text : out;
   td_json_writer w = TD_JSON_WRITER(to);
-  td_jw_begin_object(&w, NULL);
-  td_jw_int(&w, "index", 0);
+  td_jw_add(&w, "{'index': 0");
   td_jw_str_len(&w, "content", content, len);
   write_tokens(&w, s, 0, n_tokens);
   td_jw_int(&w, "id_slot", 0);
@@ -339,15 +332,10 @@ static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
 static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
   td_buf_str(out, "data: ");
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_int(&w, "index", 0);
-  td_jw_buf(&w, "content", &delta->content);
+  td_jw_add(&w, "{'index': 0, 'content': %p", &delta->content);
   write_tokens(&w, s, s->piece.first, s->piece.last);
-  td_jw_bool(&w, "stop", false);
-  td_jw_int(&w, "id_slot", 0);
-  td_jw_int(&w, "tokens_predicted", s->answer->n_tokens);
-  td_jw_int(&w, "tokens_evaluated", (int64_t)s->n_prompt);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'stop': false, 'id_slot': 0, 'tokens_predicted': %u, 'tokens_evaluated': %lu}",
+            s->answer->n_tokens, s->n_prompt);
   td_buf_str(out, "\n\n");
 }
 
@@ -378,17 +366,11 @@ static const char *type_of(const td_api_error *error) {
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
   if (in_stream) td_buf_str(out, "data: ");
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_object(&w, "error");
-  td_jw_int(&w, "code", error->status);
-  td_jw_str(&w, "message", error->message);
-  td_jw_str(&w, "type", type_of(error));
-  if (error->n_ctx) {
-    td_jw_int(&w, "n_prompt_tokens", error->n_prompt_tokens);
-    td_jw_int(&w, "n_ctx", error->n_ctx);
-  }
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'error': {'code': %d, 'message': %s, 'type': %s", error->status, error->message,
+            type_of(error));
+  if (error->n_ctx)
+    td_jw_add(&w, "'n_prompt_tokens': %ld, 'n_ctx': %ld", error->n_prompt_tokens, error->n_ctx);
+  td_jw_add(&w, "}}");
   if (in_stream) td_buf_str(out, "\n\n");
 }
 

@@ -37,8 +37,7 @@ static td_status write_system(const writing *to, const cJSON *system) {
   }
   if (st == TD_OK && text.len) {
     td_dialect_begin_message(to->w, to->s, "system", "system");
-    td_jw_buf(to->w, "content", &text);
-    td_jw_end_object(to->w);
+    td_jw_add(to->w, "'content': %p}", &text);
   }
   to->w->out->failed |= text.failed;
   td_buf_free(&text);
@@ -67,12 +66,10 @@ static void write_use(const writing *to, const cJSON *block, const char *where, 
                   td_api_member(where, "input").text);
   td_jw_begin_object(to->w, NULL);
   if (id) td_api_write_json(to->w, "id", id);
-  td_jw_str(to->w, "type", "function");
-  td_jw_begin_object(to->w, "function");
+  td_jw_add(to->w, "'type': 'function', 'function': {");
   if (name) td_api_write_json(to->w, "name", name);
   td_api_write_json(to->w, "arguments", td_json_get(block, "input"));
-  td_jw_end_object(to->w);
-  td_jw_end_object(to->w);
+  td_jw_add(to->w, "}}");
 }
 
 static void write_uses(const writing *to, const cJSON *content, const char *where,
@@ -212,17 +209,14 @@ static void write_tool(const writing *to, const cJSON *tool, unsigned index, uns
   td_dialect_note(to->s, td_api_member(chat.text, "function").text, where.text);
   td_dialect_note(to->s, td_api_member(chat.text, "function.parameters").text,
                   td_api_member(where.text, "input_schema").text);
-  td_jw_begin_object(to->w, NULL);
-  td_jw_str(to->w, "type", "function");
-  td_jw_begin_object(to->w, "function");
+  td_jw_add(to->w, "{'type': 'function', 'function': {");
   for (size_t i = 0; i < TD_COUNT(same); i++) {
     const cJSON *item = td_json_get(tool, same[i]);
     if (item) td_api_write_json(to->w, same[i], item);
   }
   const cJSON *schema = td_json_get(tool, "input_schema");
   if (schema) td_api_write_json(to->w, "parameters", schema);
-  td_jw_end_object(to->w);
-  td_jw_end_object(to->w);
+  td_jw_add(to->w, "}}");
 }
 
 // Tools of the client. Those whose loading is deferred come last, once and in the order in which
@@ -266,11 +260,9 @@ static td_status write_choice(const writing *to, const cJSON *choice, bool has_t
   } else if (word && strcmp(word, "tool") == 0) {
     td_dialect_note(to->s, "tool_choice.function", key);
     td_jw_begin_object(to->w, key);
-    td_jw_str(to->w, "type", "function");
-    td_jw_begin_object(to->w, "function");
+    td_jw_add(to->w, "'type': 'function', 'function': {");
     if (name) td_jw_str(to->w, "name", name);
-    td_jw_end_object(to->w);
-    td_jw_end_object(to->w);
+    td_jw_add(to->w, "}}");
   } else {
     return td_api_bad(to->error, "tool_choice.type",
                       "tool_choice.type must be auto, any, tool or none");
@@ -288,12 +280,9 @@ static td_status write_format(const writing *to, const cJSON *root) {
     return td_api_bad(to->error, type.text, "%s must be json_schema", type.text);
   td_dialect_note(to->s, "response_format", where);
   td_dialect_note(to->s, "response_format.json_schema", where);
-  td_jw_begin_object(to->w, "response_format");
-  td_jw_str(to->w, "type", "json_schema");
-  td_jw_begin_object(to->w, "json_schema");
+  td_jw_add(to->w, "'response_format': {'type': 'json_schema', 'json_schema': {");
   td_api_write_json(to->w, "schema", td_json_get(format, "schema"));
-  td_jw_end_object(to->w);
-  td_jw_end_object(to->w);
+  td_jw_add(to->w, "}}");
   return TD_OK;
 }
 
@@ -373,12 +362,10 @@ static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *sta
 // ---- answer ------------------------------------------------------------------------------------
 
 static void write_usage(td_json_writer *w, const td_api_usage *usage) {
-  td_jw_begin_object(w, "usage");
-  td_jw_int(w, "input_tokens", (int64_t)(usage->n_prompt - usage->n_cached));
-  td_jw_int(w, "cache_creation_input_tokens", 0);
-  td_jw_int(w, "cache_read_input_tokens", (int64_t)usage->n_cached);
-  td_jw_int(w, "output_tokens", (int64_t)usage->n_output);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'usage': {'input_tokens': %lu, 'cache_creation_input_tokens': 0, "
+            "'cache_read_input_tokens': %lu, 'output_tokens': %lu}",
+            usage->n_prompt - usage->n_cached, usage->n_cached, usage->n_output);
 }
 
 static void write_stop(td_json_writer *w, const td_dialect_end *end) {
@@ -400,32 +387,25 @@ static void begin_message(td_json_writer *w, const char *key, const td_dialect_s
   char id[64];
   snprintf(id, sizeof id, "msg_%s", td_dialect_id(s));
   td_jw_begin_object(w, key);
-  td_jw_str(w, "id", id);
-  td_jw_str(w, "type", "message");
-  td_jw_str(w, "role", "assistant");
-  td_jw_str(w, "model", s->head->model);
-  td_jw_begin_array(w, "content");
+  td_jw_add(w, "'id': %s, 'type': 'message', 'role': 'assistant', 'model': %s, 'content': [", id,
+            s->head->model);
 }
 
 static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&json);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "message_start");
+  td_jw_add(&w, "{'type': 'message_start'");
   begin_message(&w, "message", s);
   td_jw_end_array(&w);
   write_stop(&w, NULL);
   write_usage(&w, usage);
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "}}");
   td_dialect_event(out, "message_start", &json);
   td_buf_free(&json);
 }
 
 static void begin_event(td_json_writer *w, const char *type, uint32_t index) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", type);
-  td_jw_int(w, "index", index);
+  td_jw_add(w, "{'type': %s, 'index': %u", type, index);
 }
 
 static void open_block(td_buf *out, td_dialect_state *s) {
@@ -434,21 +414,14 @@ static void open_block(td_buf *out, td_dialect_state *s) {
   begin_event(&w, "content_block_start", s->n_blocks);
   td_jw_begin_object(&w, "content_block");
   if (s->block == TD_BLOCK_CALL) {
-    td_jw_str(&w, "type", "tool_use");
-    td_jw_str(&w, "id", td_dialect_call(s)->id);
-    td_jw_str(&w, "name", td_dialect_call(s)->name);
-    td_jw_begin_object(&w, "input");
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'type': 'tool_use', 'id': %s, 'name': %s, 'input': {}", td_dialect_call(s)->id,
+              td_dialect_call(s)->name);
   } else if (s->block == TD_BLOCK_REASONING) {
-    td_jw_str(&w, "type", "thinking");
-    td_jw_str(&w, "thinking", "");
-    td_jw_str(&w, "signature", "");
+    td_jw_add(&w, "'type': 'thinking', 'thinking': '', 'signature': ''");
   } else {
-    td_jw_str(&w, "type", "text");
-    td_jw_str(&w, "text", "");
+    td_jw_add(&w, "'type': 'text', 'text': ''");
   }
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "}}");
   td_dialect_event(out, "content_block_start", &json);
   td_buf_free(&json);
 }
@@ -460,11 +433,9 @@ static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t 
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&json);
   begin_event(&w, "content_block_delta", s->n_blocks - 1);
-  td_jw_begin_object(&w, "delta");
-  td_jw_str(&w, "type", types[s->block][0]);
+  td_jw_add(&w, "'delta': {'type': %s", types[s->block][0]);
   td_jw_str_len(&w, types[s->block][1], text, len);
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "}}");
   td_dialect_event(out, "content_block_delta", &json);
   td_buf_free(&json);
 }
@@ -488,9 +459,7 @@ static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) 
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&json);
   td_dialect_close_block(out, s, &writer);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "message_delta");
-  td_jw_begin_object(&w, "delta");
+  td_jw_add(&w, "{'type': 'message_delta', 'delta': {");
   write_stop(&w, end);
   td_jw_end_object(&w);
   write_usage(&w, end->usage);
@@ -502,27 +471,14 @@ static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) 
 }
 
 static void write_content(td_json_writer *w, const td_dialect_state *s, const td_delta *message) {
-  if (message->reasoning.len) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "thinking");
-    td_jw_buf(w, "thinking", &message->reasoning);
-    td_jw_str(w, "signature", "");
-    td_jw_end_object(w);
-  }
-  if (message->content.len) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "text");
-    td_jw_buf(w, "text", &message->content);
-    td_jw_end_object(w);
-  }
+  if (message->reasoning.len)
+    td_jw_add(w, "{'type': 'thinking', 'thinking': %p, 'signature': ''}", &message->reasoning);
+  if (message->content.len) td_jw_add(w, "{'type': 'text', 'text': %p}", &message->content);
   for (uint32_t i = message->first_call; i < message->last_call; i++) {
     const td_tool_call *call = &s->parts->calls[i];
     const char *input = td_buf_text(&call->arguments);
     if (!call->is_whole || input[0] != '{') continue; // input has to be an object
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "tool_use");
-    td_jw_str(w, "id", call->id);
-    td_jw_str(w, "name", call->name);
+    td_jw_add(w, "{'type': 'tool_use', 'id': %s, 'name': %s", call->id, call->name);
     td_jw_raw(w, "input", input);
     td_jw_end_object(w);
   }
@@ -555,10 +511,7 @@ static const char *type_of(int status) {
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
   td_buf json = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(in_stream ? &json : out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "error");
-  td_jw_begin_object(&w, "error");
-  td_jw_str(&w, "type", type_of(error->status));
+  td_jw_add(&w, "{'type': 'error', 'error': {'type': %s", type_of(error->status));
   if (error->n_ctx) { // the words that clients look for
     char text[96];
     snprintf(text, sizeof text, "prompt is too long: %lld tokens > %lld maximum",
@@ -567,13 +520,8 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   } else {
     td_jw_str(&w, "message", error->message);
   }
-  if (error->code && strcmp(error->code, NO_THREADS) == 0) { // clients then do without
-    td_jw_begin_object(&w, "details");
-    td_jw_str(&w, "error_code", NO_THREADS);
-    td_jw_begin_array(&w, "unsupported");
-    td_jw_end_array(&w);
-    td_jw_end_object(&w);
-  }
+  if (error->code && strcmp(error->code, NO_THREADS) == 0) // clients then do without
+    td_jw_add(&w, "'details': {'error_code': %s, 'unsupported': []}", NO_THREADS);
   td_jw_end_object(&w);
   if (error->request_id) td_jw_str(&w, "request_id", error->request_id);
   td_jw_end_object(&w);

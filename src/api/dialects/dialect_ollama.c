@@ -52,8 +52,7 @@ static void write_format(td_json_writer *w, td_dialect_state *s, const cJSON *fo
   if (!format || (cJSON_IsString(format) && !format->valuestring[0])) return;
   td_dialect_note(s, "response_format", "format");
   td_dialect_note(s, "response_format.schema", "format");
-  td_jw_begin_object(w, "response_format");
-  td_jw_str(w, "type", "json_object");
+  td_jw_add(w, "'response_format': {'type': 'json_object'");
   if (cJSON_IsObject(format)) td_api_write_json(w, "schema", format);
   td_jw_end_object(w);
 }
@@ -101,17 +100,11 @@ static void write_seen(td_json_writer *w, td_dialect_state *s, const cJSON *imag
   td_jw_begin_array(w, "content");
   for (const cJSON *image = images->child; image; image = image->next, i++) {
     td_dialect_note(s, td_api_item(at.text, i).text, td_api_item(from.text, i).text);
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "image");
+    td_jw_add(w, "{'type': 'image'");
     td_api_write_json(w, "data", image);
     td_jw_end_object(w);
   }
-  if (text[0]) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "text");
-    td_jw_str(w, "text", text);
-    td_jw_end_object(w);
-  }
+  if (text[0]) td_jw_add(w, "{'type': 'text', 'text': %s}", text);
   td_jw_end_array(w);
 }
 
@@ -156,12 +149,10 @@ static td_status write_logprobs(td_json_writer *w, const cJSON *root, bool is_te
   td_status st = td_api_get_bool(root, "logprobs", &wanted, error);
   if (st == TD_OK) st = td_api_get_int(root, "top_logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
   if (st != TD_OK || (!wanted && !n_top)) return st;
-  if (is_text) {
+  if (is_text)
     td_jw_int(w, "logprobs", n_top);
-  } else {
-    td_jw_bool(w, "logprobs", true);
-    td_jw_int(w, "top_logprobs", n_top);
-  }
+  else
+    td_jw_add(w, "'logprobs': true, 'top_logprobs': %ld", n_top);
   return TD_OK;
 }
 
@@ -185,8 +176,7 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
     else
       td_api_write_json(&w, NULL, m);
   }
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
   return st;
 }
 
@@ -239,8 +229,7 @@ static void write_messages(td_json_writer *w, td_dialect_state *s, const cJSON *
   td_jw_begin_array(w, "messages");
   for (size_t i = 0; i < TD_COUNT(roles); i++) {
     if (i == 0 && !has_text(root, roles[i][1])) continue;
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "role", roles[i][0]);
+    td_jw_add(w, "{'role': %s", roles[i][0]);
     const char *text = td_json_get(root, roles[i][1])->valuestring;
     if (i == 1 && cJSON_IsArray(images) && images->child)
       write_seen(w, s, images, text, td_api_item("messages", n).text, "");
@@ -347,9 +336,7 @@ static td_json_writer begin_line(td_buf *out, const td_dialect_state *s) {
   size_t n = strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", &tm);
   snprintf(when + n, sizeof when - n, ".%06ldZ", now.tv_nsec / 1000);
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "model", s->head->model);
-  td_jw_str(&w, "created_at", when);
+  td_jw_add(&w, "{'model': %s, 'created_at': %s", s->head->model, when);
   return w;
 }
 
@@ -362,12 +349,9 @@ static void write_calls(td_json_writer *w, const td_dialect_state *s, uint32_t f
     if (!call->is_whole) continue;
     if (!is_begun) td_jw_begin_array(w, "tool_calls");
     is_begun = true;
-    td_jw_begin_object(w, NULL);
-    td_jw_begin_object(w, "function");
-    td_jw_str(w, "name", call->name);
+    td_jw_add(w, "{'function': {'name': %s", call->name);
     td_jw_raw(w, "arguments", td_buf_text(&call->arguments));
-    td_jw_end_object(w);
-    td_jw_end_object(w);
+    td_jw_add(w, "}}");
   }
   if (is_begun) td_jw_end_array(w);
 }
@@ -377,10 +361,7 @@ static td_json_writer begin_text(td_buf *out, const td_dialect_state *s, const t
                                  const td_buf *reasoning, uint32_t first, uint32_t last) {
   const bool is_chat = s->dialect != &td_dialect_ollama_generate;
   td_json_writer w = begin_line(out, s);
-  if (is_chat) {
-    td_jw_begin_object(&w, "message");
-    td_jw_str(&w, "role", "assistant");
-  }
+  if (is_chat) td_jw_add(&w, "'message': {'role': 'assistant'");
   td_jw_buf(&w, is_chat ? "content" : "response", content);
   if (reasoning->len) td_jw_buf(&w, "thinking", reasoning);
   write_calls(&w, s, first, last);
@@ -402,14 +383,12 @@ static void end_line(td_json_writer *w) {
 static void write_end(td_json_writer *w, const td_dialect_end *end) {
   const td_api_timings *t = end->timings;
   bool is_cut = strcmp(end->finish_reason, "length") == 0;
-  td_jw_str(w, "done_reason", is_cut ? "length" : "stop");
-  td_jw_bool(w, "done", true);
-  td_jw_int(w, "total_duration", (int64_t)(t->prefill_ns + t->follow_ns));
-  td_jw_int(w, "load_duration", 0);
-  td_jw_int(w, "prompt_eval_count", (int64_t)end->usage->n_prompt);
-  td_jw_int(w, "prompt_eval_duration", (int64_t)t->prefill_ns);
-  td_jw_int(w, "eval_count", (int64_t)end->usage->n_output);
-  td_jw_int(w, "eval_duration", (int64_t)t->follow_ns);
+  td_jw_add(w,
+            "'done_reason': %s, 'done': true, 'total_duration': %lu, 'load_duration': 0, "
+            "'prompt_eval_count': %lu, 'prompt_eval_duration': %lu, 'eval_count': %lu, "
+            "'eval_duration': %lu",
+            is_cut ? "length" : "stop", t->prefill_ns + t->follow_ns, end->usage->n_prompt,
+            t->prefill_ns, end->usage->n_output, t->follow_ns);
 }
 
 static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
@@ -467,16 +446,12 @@ static void send_whole(td_buf *out, td_dialect_state *s, const td_delta *message
 // The answer to a request without a prompt: the model was loaded, or is unloaded.
 static void send_loaded(td_buf *out, const td_dialect_state *s, const char *how) {
   td_json_writer w = begin_calls(out, s, 0, 0);
-  td_jw_str(&w, "done_reason", how);
-  td_jw_bool(&w, "done", true);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'done_reason': %s, 'done': true}", how);
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "error", error->message);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'error': %s}", error->message);
   if (in_stream) td_buf_char(out, '\n');
 }
 

@@ -30,8 +30,7 @@ static void write_part(td_json_writer *w, const char *key, const td_dialect_stat
   td_jw_begin_object(w, key);
   td_jw_str(w, "type", "output_text");
   td_jw_str_len(w, "text", text, len);
-  td_jw_begin_array(w, "annotations");
-  td_jw_end_array(w);
+  td_jw_add(w, "'annotations': []");
   write_logprobs(w, s, text, len);
   td_jw_end_object(w);
 }
@@ -79,15 +78,11 @@ static void write_item(td_json_writer *w, const char *key, const td_dialect_stat
     write_call(w, s, call, text, len);
   } else {
     if (kind == TD_BLOCK_TEXT) td_jw_str(w, "role", "assistant");
-    if (kind == TD_BLOCK_REASONING) {
-      td_jw_begin_array(w, "summary");
-      td_jw_end_array(w);
-    }
+    if (kind == TD_BLOCK_REASONING) td_jw_add(w, "'summary': []");
     td_jw_begin_array(w, "content");
     if (text && kind == TD_BLOCK_TEXT) write_part(w, NULL, s, text, len);
     if (text && kind == TD_BLOCK_REASONING) {
-      td_jw_begin_object(w, NULL);
-      td_jw_str(w, "type", "reasoning_text");
+      td_jw_add(w, "{'type': 'reasoning_text'");
       td_jw_str_len(w, "text", text, len);
       td_jw_end_object(w);
     }
@@ -104,17 +99,12 @@ static void keep_item(td_dialect_state *s, td_block_kind kind, uint32_t index,
 }
 
 static void write_usage(td_json_writer *w, const td_api_usage *usage) {
-  td_jw_begin_object(w, "usage");
-  td_jw_int(w, "input_tokens", (int64_t)usage->n_prompt);
-  td_jw_begin_object(w, "input_tokens_details");
-  td_jw_int(w, "cached_tokens", (int64_t)usage->n_cached);
-  td_jw_end_object(w);
-  td_jw_int(w, "output_tokens", (int64_t)usage->n_output);
-  td_jw_begin_object(w, "output_tokens_details");
-  td_jw_int(w, "reasoning_tokens", (int64_t)usage->n_reasoning);
-  td_jw_end_object(w);
-  td_jw_int(w, "total_tokens", (int64_t)(usage->n_prompt + usage->n_output));
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'usage': {'input_tokens': %lu, 'input_tokens_details': {'cached_tokens': %lu}, "
+            "'output_tokens': %lu, 'output_tokens_details': {'reasoning_tokens': %lu}, "
+            "'total_tokens': %lu}",
+            usage->n_prompt, usage->n_cached, usage->n_output, usage->n_reasoning,
+            usage->n_prompt + usage->n_output);
 }
 
 static void response_id(const td_dialect_state *s, char out[64]) {
@@ -133,17 +123,15 @@ static void write_response(td_buf *out, const td_dialect_state *s, const td_dial
   response_id(s, id);
   const bool is_cut = end && is_incomplete(s, end);
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "id", id);
-  td_jw_str(&w, "object", "response");
-  td_jw_int(&w, "created_at", s->head->created);
-  td_jw_str(&w, "status", !end ? "in_progress" : is_cut ? "incomplete" : "completed");
-  td_jw_null(&w, "error");
+  td_jw_add(&w, "{'id': %s, 'object': 'response', 'created_at': %ld, 'status': %s, 'error': null",
+            id, s->head->created,
+            !end     ? "in_progress"
+            : is_cut ? "incomplete"
+                     : "completed");
   if (is_cut) {
     td_jw_begin_object(&w, "incomplete_details");
     const bool is_long = strcmp(end->finish_reason, "length") == 0;
-    td_jw_str(&w, "reason", is_long ? "max_output_tokens" : "stop");
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'reason': %s}", is_long ? "max_output_tokens" : "stop");
   } else {
     td_jw_null(&w, "incomplete_details");
   }
@@ -163,9 +151,7 @@ static void write_response(td_buf *out, const td_dialect_state *s, const td_dial
 
 static td_json_writer begin_event(td_buf *json, td_dialect_state *s, const char *type) {
   td_json_writer w = TD_JSON_WRITER(json);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", type);
-  td_jw_int(&w, "sequence_number", (int64_t)s->sequence++);
+  td_jw_add(&w, "{'type': %s, 'sequence_number': %lu", type, s->sequence++);
   return w;
 }
 
@@ -175,8 +161,7 @@ static td_json_writer begin_item_event(td_buf *json, td_dialect_state *s, const 
   char id[80];
   item_id(s, s->block, index, id);
   td_json_writer w = begin_event(json, s, type);
-  td_jw_str(&w, "item_id", id);
-  td_jw_int(&w, "output_index", index);
+  td_jw_add(&w, "'item_id': %s, 'output_index': %u", id, index);
   if (has_part) td_jw_int(&w, "content_index", 0);
   return w;
 }
@@ -318,22 +303,14 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
   response_id(s, id);
   td_json_writer w = TD_JSON_WRITER(&s->messages);
   td_buf_char(&s->messages, ',');
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "role", "assistant");
-  td_jw_buf(&w, "content", content);
+  td_jw_add(&w, "{'role': 'assistant', 'content': %p", content);
   if (reasoning->len) td_jw_buf(&w, "reasoning_content", reasoning);
   if (s->parts->n_calls) {
     td_jw_begin_array(&w, "tool_calls");
     for (uint32_t i = 0; i < s->parts->n_calls; i++) {
       const td_tool_call *call = &s->parts->calls[i];
-      td_jw_begin_object(&w, NULL);
-      td_jw_str(&w, "id", call->id);
-      td_jw_str(&w, "type", "function");
-      td_jw_begin_object(&w, "function");
-      td_jw_str(&w, "name", call->name);
-      td_jw_buf(&w, "arguments", &call->arguments);
-      td_jw_end_object(&w);
-      td_jw_end_object(&w);
+      td_jw_add(&w, "{'id': %s, 'type': 'function', 'function': {'name': %s, 'arguments': %p}}",
+                call->id, call->name, &call->arguments);
     }
     td_jw_end_array(&w);
   }
@@ -372,18 +349,10 @@ static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
 
 // Of a response that has not begun.
 static void write_failed(td_json_writer *w, const td_api_error *error) {
-  td_jw_str(w, "type", "response.failed");
-  td_jw_int(w, "sequence_number", 0);
-  td_jw_begin_object(w, "response");
-  td_jw_str(w, "object", "response");
-  td_jw_str(w, "status", "failed");
-  td_jw_begin_array(w, "output");
-  td_jw_end_array(w);
-  td_jw_begin_object(w, "error");
-  td_jw_str(w, "code", error->code);
-  td_jw_str(w, "message", error->message);
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'type': 'response.failed', 'sequence_number': 0, 'response': {'object': 'response', "
+            "'status': 'failed', 'output': [], 'error': {'code': %s, 'message': %s}}",
+            error->code, error->message);
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
@@ -398,10 +367,9 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   if (is_too_long) {
     write_failed(&w, error);
   } else {
-    td_jw_str(&w, "type", "error");
-    td_jw_str(&w, "code", error->code ? error->code : "server_error");
-    td_jw_str(&w, "message", error->message);
-    td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
+    td_jw_add(&w, "'type': 'error', 'code': %s, 'message': %s, 'param': %s",
+              error->code ? error->code : "server_error", error->message,
+              error->param[0] ? error->param : NULL);
   }
   td_jw_end_object(&w);
   td_dialect_event(out, is_too_long ? "response.failed" : "error", &json);

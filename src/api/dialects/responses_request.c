@@ -65,23 +65,19 @@ static td_status add_call(turn *t, const cJSON *item, const char *type, const ch
   td_buf_char(&t->calls, t->calls.len ? ',' : '[');
   td_jw_begin_object(&w, NULL);
   if (id) td_api_write_json(&w, "id", id);
-  td_jw_str(&w, "type", "function");
-  td_jw_begin_object(&w, "function");
+  td_jw_add(&w, "'type': 'function', 'function': {");
   if (name)
     td_responses_add_name(&flat, space, name);
   else if (strcmp(type, "function_call") != 0) // local_shell_call and the like
     td_buf_add(&flat, type, strlen(type) - strlen("_call"));
   if (flat.len) td_jw_str(&w, "name", flat.data);
   if (is_custom) {
-    td_jw_begin_object(&w, "arguments");
-    td_jw_str(&w, "input", input);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'arguments': {'input': %s}", input);
   } else {
     if (!arguments) arguments = td_json_get(item, "action");
     td_api_write_json(&w, "arguments", arguments);
   }
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "}}");
   t->calls.failed |= flat.failed;
   td_buf_free(&flat);
   return TD_OK;
@@ -193,8 +189,7 @@ static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *s
   td_status st = TD_OK;
   if (cJSON_IsString(input)) {
     td_dialect_begin_message(&w, state, "user", "input");
-    td_jw_str(&w, "content", input->valuestring);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'content': %s}", input->valuestring);
   } else if (!cJSON_IsArray(input) || !input->child) {
     const bool is_chat = !input && td_json_get(root, "messages");
     st = td_api_bad(error, "input", "input must be a string or an array of items%s",
@@ -291,8 +286,7 @@ static void write_format(td_json_writer *w, td_dialect_state *state, const cJSON
     td_api_write_json(w, "response_format", format);
     return;
   }
-  td_jw_begin_object(w, "response_format");
-  td_jw_str(w, "type", "json_schema");
+  td_jw_add(w, "'response_format': {'type': 'json_schema'");
   td_api_write_json(w, "json_schema", format); // name, schema and strict are its members
   td_jw_end_object(w);
 }
@@ -303,12 +297,8 @@ static void write_parts(td_json_writer *w, const cJSON *content, bool is_assista
     td_api_write_json(w, "content", content);
     return;
   }
-  td_jw_begin_array(w, "content");
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", is_assistant ? "output_text" : "input_text");
-  td_jw_str(w, "text", content->valuestring);
-  td_jw_end_object(w);
-  td_jw_end_array(w);
+  td_jw_add(w, "'content': [{'type': %s, 'text': %s}]", is_assistant ? "output_text" : "input_text",
+            content->valuestring);
 }
 
 // The request's items, for those who ask for them later.
@@ -321,8 +311,7 @@ static void keep_input(td_dialect_state *state, const cJSON *root) {
     const cJSON *content = is_text ? item : td_json_get(item, "content");
     td_json_writer w = TD_JSON_WRITER(&state->input);
     if (state->input.len) td_buf_char(&state->input, ',');
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "type", type ? type : "message");
+    td_jw_add(&w, "{'type': %s", type ? type : "message");
     if (is_text) td_jw_str(&w, "role", "user");
     if (!is_text) td_dialect_pass(&w, item, "type content");
     if (content) write_parts(&w, content, td_json_is(item, "role", "assistant"));
@@ -377,8 +366,7 @@ static td_status write_messages(td_json_writer *w, const cJSON *root, td_dialect
   td_jw_begin_array(w, "messages");
   if (instructions) {
     td_dialect_begin_message(w, state, "system", "instructions");
-    td_jw_str(w, "content", instructions->valuestring);
-    td_jw_end_object(w);
+    td_jw_add(w, "'content': %s}", instructions->valuestring);
   }
   td_status st = gather_messages(&state->messages, root, state, error);
   if (st == TD_OK) td_jw_raw(w, NULL, td_buf_text(&state->messages)); // one or more

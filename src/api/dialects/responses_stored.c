@@ -42,9 +42,7 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
   const cJSON *item = p->is_ascending ? items->child : end;
   bool is_there = !p->after.len;
   long n = 0;
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "object", "list");
-  td_jw_begin_array(&w, "data");
+  td_jw_add(&w, "{'object': 'list', 'data': [");
   while (item && n < p->limit) {
     const cJSON *id = td_json_get(item, "id");
     if (is_there) {
@@ -59,8 +57,7 @@ static void write_list(td_buf *out, const cJSON *items, const page *p) {
   td_jw_end_array(&w);
   td_api_write_json(&w, "first_id", first);
   td_api_write_json(&w, "last_id", last);
-  td_jw_bool(&w, "has_more", item != NULL);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'has_more': %i}", item != NULL);
 }
 
 // The items of a stored response's request, each with an id; the caller deletes them. NULL: the
@@ -114,10 +111,6 @@ td_status td_responses_delete(td_buf *out, td_response_store *store, uint64_t ow
                               td_api_error *error) {
   if (!td_response_store_delete(store, owner, id)) return fail_missing(error, id);
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "id", id);
-  td_jw_str(&w, "object", "response");
-  td_jw_bool(&w, "deleted", true);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'id': %s, 'object': 'response', 'deleted': true}", id);
   return TD_OK;
 }

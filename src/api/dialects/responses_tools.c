@@ -59,17 +59,12 @@ static void write_input_schema(td_json_writer *w, const cJSON *format) {
              *definition = td_json_text(format, "definition");
   td_buf schema = TD_BUF_INIT, pattern = TD_BUF_INIT;
   td_json_writer s = TD_JSON_WRITER(&schema);
-  td_jw_begin_object(&s, NULL);
-  td_jw_str(&s, "type", "object");
-  td_jw_begin_object(&s, "properties");
-  td_jw_begin_object(&s, "input");
-  td_jw_str(&s, "type", "string");
+  td_jw_add(&s, "{'type': 'object', 'properties': {'input': {'type': 'string'");
   if (syntax && definition && strcmp(syntax, "regex") == 0) {
     td_buf_printf(&pattern, "^(?:%s)$", definition);
     td_jw_str(&s, "pattern", td_buf_text(&pattern));
   }
-  td_jw_end_object(&s);
-  td_jw_end_object(&s);
+  td_jw_add(&s, "}}");
   td_buf_str(&schema, ",\"required\":[\"input\"]");
   td_jw_end_object(&s);
   td_jw_raw(w, "parameters", td_buf_text(&schema));
@@ -122,9 +117,7 @@ static void write_tool(writing *to, const cJSON *tool, const char *where) {
   const td_api_path chat = td_api_item("tools", to->n++);
   td_dialect_note(to->s, chat.text, where);
   td_dialect_note(to->s, td_api_member(chat.text, "function").text, where);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", "function");
-  td_jw_begin_object(w, "function");
+  td_jw_add(w, "{'type': 'function', 'function': {");
   if (name) {
     td_jw_str(w, "name", td_buf_text(&flat));
     note(to->s->own_tools, td_buf_text(&flat), to->space, tool);
@@ -138,8 +131,7 @@ static void write_tool(writing *to, const cJSON *tool, const char *where) {
       if (item) td_api_write_json(w, names[i], item);
     }
   }
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "}}");
   w->out->failed |= flat.failed;
   td_buf_free(&flat);
 }
@@ -211,11 +203,9 @@ static void write_function(td_json_writer *w, const char *key, const cJSON *choi
     td_buf_str(&flat, entry->string);
   }
   td_jw_begin_object(w, key);
-  td_jw_str(w, "type", "function");
-  td_jw_begin_object(w, "function");
+  td_jw_add(w, "'type': 'function', 'function': {");
   if (name) td_jw_str(w, "name", td_buf_text(&flat));
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "}}");
   w->out->failed |= flat.failed;
   td_buf_free(&flat);
 }
@@ -233,8 +223,7 @@ void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned 
     unsigned i = 0;
     td_dialect_note(s, allowed, key);
     td_jw_begin_object(w, key);
-    td_jw_str(w, "type", "allowed_tools");
-    td_jw_begin_object(w, "allowed_tools");
+    td_jw_add(w, "'type': 'allowed_tools', 'allowed_tools': {");
     td_api_write_json(w, "mode", td_json_get(choice, "mode"));
     td_jw_begin_array(w, "tools");
     for (const cJSON *tool = list->child; tool; tool = tool->next, i++) {
@@ -243,9 +232,7 @@ void td_responses_write_choice(td_json_writer *w, const cJSON *choice, unsigned 
       td_dialect_note(s, td_api_member(to.text, "function").text, from.text);
       write_function(w, NULL, tool, s->own_tools);
     }
-    td_jw_end_array(w);
-    td_jw_end_object(w);
-    td_jw_end_object(w);
+    td_jw_add(w, "]}}");
   } else {
     td_api_write_json(w, key, choice);
   }
