@@ -59,16 +59,10 @@ static const char *code_of(int status) {
 
 void td_api_error_write(td_buf *out, const td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_object(&w, "error");
-  td_jw_str(&w, "message", error->message);
-  td_jw_str(&w, "type", type_of(error->status));
-  td_jw_str(&w, "param", error->param[0] ? error->param : NULL);
-  td_jw_str(&w, "code", error->code ? error->code : code_of(error->status));
-  if (error->n_ctx) {
-    td_jw_int(&w, "n_prompt_tokens", error->n_prompt_tokens);
-    td_jw_int(&w, "n_ctx", error->n_ctx);
-  }
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'error': {'message': %s, 'type': %s, 'param': %s, 'code': %s", error->message,
+            type_of(error->status), error->param[0] ? error->param : NULL,
+            error->code ? error->code : code_of(error->status));
+  if (error->n_ctx)
+    td_jw_add(&w, "'n_prompt_tokens': %ld, 'n_ctx': %ld", error->n_prompt_tokens, error->n_ctx);
+  td_jw_add(&w, "}}");
 }

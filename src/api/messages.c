@@ -77,8 +77,7 @@ static td_status write_function(td_json_writer *w, const cJSON *function, bool p
     td_api_path at = td_api_member(where, "name");
     return td_api_bad(error, at.text, "%s is missing", at.text);
   }
-  td_jw_begin_object(w, "function");
-  td_jw_str(w, "name", name);
+  td_jw_add(w, "'function': {'name': %s", name);
   write_arguments(w, arguments, plain);
   td_jw_end_object(w);
   return TD_OK;
@@ -145,8 +144,7 @@ static td_status write_message(td_api_request *out, td_json_writer *w, const cJS
     return td_api_bad(error, at.text,
                       "%s must be one of system, developer, user, assistant and tool", at.text);
   }
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", role);
+  td_jw_add(w, "{'role': %s", role);
   td_status st = write_content(out, w, message, role, is_asked, where, error);
   if (st == TD_OK) st = write_optional(w, message, "name", "name", where, error);
   if (st == TD_OK) st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);

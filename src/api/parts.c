@@ -126,10 +126,7 @@ static void end_text(td_api_content *c) {
   td_json_writer w = TD_JSON_WRITER(&c->parts);
   if (!c->text.len) return;
   if (c->parts.len) td_buf_char(&c->parts, ',');
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "text");
-  td_jw_buf(&w, "text", &c->text);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'type': 'text', 'text': %p}", &c->text);
   td_buf_clear(&c->text);
   c->n_parts++;
 }
@@ -155,10 +152,7 @@ static td_status add_image(td_api_content *c, const cJSON *part, const char *whe
                                           : keep_image(r, base64_of(image_of(part)), where, error);
   if (st != TD_OK) return st;
   td_digest_hex(hex, &r->images[r->n_shown++].file);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "type", "image");
-  td_jw_str(&w, "image", hex);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'type': 'image', 'image': %s}", hex);
   return TD_OK;
 }
 

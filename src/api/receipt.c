@@ -24,8 +24,7 @@ static void add_options(td_json_writer *w, const td_options *o) {
 static void add_sampling(td_json_writer *w, const td_sampling *s) {
   char seed[24]; // a number would lose digits
   snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-  td_jw_begin_object(w, "sampling");
-  td_jw_str(w, "seed", seed);
+  td_jw_add(w, "'sampling': {'seed': %s", seed);
 #define X(name) td_jw_double(w, #name, (double)s->name);
   TD_RECEIPT_SAMPLING(X)
 #undef X
@@ -37,26 +36,19 @@ void td_receipt_add(td_json_writer *w, const char *key, const td_receipt *r) {
   char weights[TD_DIGEST_HEX];
   td_digest_hex(weights, &r->weights);
   td_jw_begin_object(w, key);
-  td_jw_int(w, "receipt", 1);
-  td_jw_str(w, "model", r->model);
-  td_jw_str(w, "weights_sha256", weights);
-  td_jw_str(w, "computed_by", r->computed_by);
+  td_jw_add(w, "'receipt': 1, 'model': %s, 'weights_sha256': %s, 'computed_by': %s", r->model,
+            weights, r->computed_by);
   add_options(w, r->options);
   add_sampling(w, &r->sampling);
-  td_jw_bool(w, "ignore_eos", r->ignore_eos);
-  td_jw_bool(w, "tokenizer", r->has_tokenizer);
-  td_jw_bool(w, "ended", r->is_ended);
-  td_jw_begin_array(w, "prompt");
+  td_jw_add(w, "'ignore_eos': %i, 'tokenizer': %i, 'ended': %i, 'prompt': [", r->ignore_eos,
+            r->has_tokenizer, r->is_ended);
   for (size_t i = 0; i < r->n_prompt; i++)
     td_jw_int(w, NULL, r->prompt[i]);
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "answer");
+  td_jw_add(w, "], 'answer': [");
   for (size_t i = 0; i < r->n_answer; i++)
     td_jw_int(w, NULL, r->answer[i].id);
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "logprobs");
+  td_jw_add(w, "], 'logprobs': [");
   for (size_t i = 0; i < r->n_answer; i++)
     td_jw_double(w, NULL, (double)r->answer[i].value);
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }

@@ -58,8 +58,7 @@ static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_
     add_token_text(&text, bytes, len);
     td_jw_begin_object(w, NULL);
     if (with_ids) td_jw_int(w, "id", token->top[i].id);
-    td_jw_buf(w, "token", &text);
-    td_jw_double(w, "logprob", logprob_of((double)token->top[i].value));
+    td_jw_add(w, "'token': %p, 'logprob': %g", &text, logprob_of((double)token->top[i].value));
     write_bytes(w, bytes, len);
     td_jw_end_object(w);
     td_buf_free(&text);
@@ -100,8 +99,7 @@ static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, cons
                                 size_t first, size_t last) {
   td_jw_begin_object(w, "logprobs");
   td_api_write_token_logprobs(w, "content", head, answer, first, last, false);
-  td_jw_null(w, "refusal");
-  td_jw_end_object(w);
+  td_jw_add(w, "'refusal': null}");
 }
 
 static void write_legacy_top(td_json_writer *w, const td_api_head *head,
@@ -122,30 +120,25 @@ static void write_legacy_top(td_json_writer *w, const td_api_head *head,
 static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
                                   const td_answer *answer, size_t first, size_t last) {
   const td_answer_token *t = answer->tokens;
-  td_jw_begin_object(w, "logprobs");
-  td_jw_begin_array(w, "tokens");
+  td_jw_add(w, "'logprobs': {'tokens': [");
   for (size_t i = first; i < last; i++) {
     size_t len;
     const char *piece = piece_of(answer, &t[i], &len);
     td_jw_str_len(w, NULL, piece, len);
   }
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "token_logprobs");
+  td_jw_add(w, "], 'token_logprobs': [");
   for (size_t i = first; i < last; i++)
     td_jw_double(w, NULL, logprob_or_nan((double)t[i].token.logprob));
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "top_logprobs");
+  td_jw_add(w, "], 'top_logprobs': [");
   for (size_t i = first; i < last; i++)
     if (isnan(t[i].token.logprob))
       td_jw_null(w, NULL);
     else
       write_legacy_top(w, head, &t[i].token);
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "text_offset");
+  td_jw_add(w, "], 'text_offset': [");
   for (size_t i = first; i < last; i++)
     td_jw_int(w, NULL, (int64_t)t[i].n_chars_before);
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 static void write_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
@@ -159,28 +152,20 @@ static void write_logprobs(td_json_writer *w, const td_api_head *head, const td_
 }
 
 static void begin(td_json_writer *w, const td_api_head *head, const char *object) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "id", head->id);
-  td_jw_str(w, "object", object);
-  td_jw_int(w, "created", head->created);
-  td_jw_str(w, "model", head->model);
+  td_jw_add(w, "{'id': %s, 'object': %s, 'created': %ld, 'model': %s", head->id, object,
+            head->created, head->model);
   if (head->fingerprint && head->fingerprint[0])
     td_jw_str(w, "system_fingerprint", head->fingerprint);
 }
 
 static void write_usage(td_json_writer *w, const td_api_usage *usage) {
-  td_jw_begin_object(w, "usage");
-  td_jw_int(w, "prompt_tokens", (int64_t)usage->n_prompt);
-  td_jw_int(w, "completion_tokens", (int64_t)usage->n_output);
-  td_jw_int(w, "total_tokens", (int64_t)(usage->n_prompt + usage->n_output));
-  td_jw_begin_object(w, "prompt_tokens_details");
-  td_jw_int(w, "cached_tokens", (int64_t)usage->n_cached);
-  td_jw_end_object(w);
-  td_jw_begin_object(w, "completion_tokens_details");
-  td_jw_int(w, "accepted_prediction_tokens", (int64_t)usage->n_accepted);
-  td_jw_int(w, "rejected_prediction_tokens", (int64_t)usage->n_rejected);
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'usage': {'prompt_tokens': %lu, 'completion_tokens': %lu, 'total_tokens': %lu, "
+            "'prompt_tokens_details': {'cached_tokens': %lu}, "
+            "'completion_tokens_details': {'accepted_prediction_tokens': %lu, "
+            "'rejected_prediction_tokens': %lu}}",
+            usage->n_prompt, usage->n_output, usage->n_prompt + usage->n_output, usage->n_cached,
+            usage->n_accepted, usage->n_rejected);
 }
 
 static double per_second(uint64_t n, uint64_t ns) {
@@ -192,17 +177,14 @@ static double ms_each(uint64_t n, uint64_t ns) {
 }
 
 void td_api_write_timings(td_json_writer *w, const td_api_timings *t) {
-  td_jw_begin_object(w, "timings");
-  td_jw_int(w, "cache_n", (int64_t)t->n_cached);
-  td_jw_int(w, "prompt_n", (int64_t)t->n_prefilled);
-  td_jw_double(w, "prompt_ms", (double)t->prefill_ns / 1e6);
-  td_jw_double(w, "prompt_per_token_ms", ms_each(t->n_prefilled, t->prefill_ns));
-  td_jw_double(w, "prompt_per_second", per_second(t->n_prefilled, t->prefill_ns));
-  td_jw_int(w, "predicted_n", (int64_t)t->n_output);
-  td_jw_double(w, "predicted_ms", (double)t->follow_ns / 1e6);
-  td_jw_double(w, "predicted_per_token_ms", ms_each(t->n_followed, t->follow_ns));
-  td_jw_double(w, "predicted_per_second", per_second(t->n_followed, t->follow_ns));
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'timings': {'cache_n': %lu, 'prompt_n': %lu, 'prompt_ms': %g, "
+            "'prompt_per_token_ms': %g, 'prompt_per_second': %g, 'predicted_n': %lu, "
+            "'predicted_ms': %g, 'predicted_per_token_ms': %g",
+            t->n_cached, t->n_prefilled, (double)t->prefill_ns / 1e6,
+            ms_each(t->n_prefilled, t->prefill_ns), per_second(t->n_prefilled, t->prefill_ns),
+            t->n_output, (double)t->follow_ns / 1e6, ms_each(t->n_followed, t->follow_ns));
+  td_jw_add(w, "'predicted_per_second': %g}", per_second(t->n_followed, t->follow_ns));
 }
 
 // ---- chat ------------------------------------------------------------------------------------
@@ -216,16 +198,12 @@ static void write_calls(td_json_writer *w, const td_output_parser *parts, const 
     const td_tool_call *call = &parts->calls[i];
     td_jw_begin_object(w, NULL);
     if (in_pieces) td_jw_int(w, "index", i);
-    if (!call->is_sent) {
-      td_jw_str(w, "id", call->id);
-      td_jw_str(w, "type", "function");
-    }
+    if (!call->is_sent) td_jw_add(w, "'id': %s, 'type': 'function'", call->id);
     td_jw_begin_object(w, "function");
     if (!call->is_sent) td_jw_str(w, "name", call->name);
     td_jw_str_len(w, "arguments", td_buf_text(&call->arguments) + call->n_sent,
                   call->arguments.len - call->n_sent);
-    td_jw_end_object(w);
-    td_jw_end_object(w);
+    td_jw_add(w, "}}");
   }
   td_jw_end_array(w);
 }
@@ -236,16 +214,14 @@ static void write_text_member(td_json_writer *w, const char *key, const td_buf *
 
 static void write_message(td_json_writer *w, const td_api_choice *choice) {
   const td_delta *message = choice->message;
-  td_jw_begin_object(w, "message");
-  td_jw_str(w, "role", "assistant");
+  td_jw_add(w, "'message': {'role': 'assistant'");
   if (message->content.len == 0 && message->first_call < message->last_call)
     td_jw_null(w, "content");
   else
     td_jw_buf(w, "content", &message->content);
   write_text_member(w, "reasoning_content", &message->reasoning);
   write_calls(w, choice->parts, message, false);
-  td_jw_null(w, "refusal");
-  td_jw_end_object(w);
+  td_jw_add(w, "'refusal': null}");
 }
 
 // ---- non-streaming --------------------------------------------------------------------------
@@ -265,8 +241,7 @@ static void write_candidate(td_json_writer *w, const td_api_head *head, int32_t 
     td_jw_int(w, "rank", rank);
   else
     td_jw_null(w, "rank"); // not among the candidates
-  td_jw_buf(w, "decoded_token", &text);
-  td_jw_end_object(w);
+  td_jw_add(w, "'decoded_token': %p}", &text);
   td_buf_free(&text);
 }
 
@@ -302,8 +277,7 @@ size_t td_api_n_shown(const td_answer *answer) {
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
   const td_answer *answer = choice->answer;
-  td_jw_begin_object(w, NULL);
-  td_jw_int(w, "index", index);
+  td_jw_add(w, "{'index': %u", index);
   if (head->is_chat)
     write_message(w, choice);
   else
@@ -311,8 +285,7 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
   write_logprobs(w, head, answer, 0, td_api_n_shown(answer));
   if (choice->prompt) write_prompt_logprobs(w, head, choice);
   if (choice->receipt) td_receipt_add(w, "receipt", choice->receipt);
-  td_jw_str(w, "finish_reason", choice->finish_reason);
-  td_jw_end_object(w);
+  td_jw_add(w, "'finish_reason': %s}", choice->finish_reason);
 }
 
 void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_choice *choices,
@@ -338,9 +311,7 @@ static void begin_chunk(td_json_writer *w, const td_api_head *head) {
 
 // Ends a choice in a chunk that is not the last.
 static void end_choice(td_json_writer *w, const td_api_usage *so_far) {
-  td_jw_null(w, "finish_reason");
-  td_jw_end_object(w);
-  td_jw_end_array(w);
+  td_jw_add(w, "'finish_reason': null}]");
   if (so_far) write_usage(w, so_far);
   td_jw_end_object(w);
 }
@@ -348,43 +319,28 @@ static void end_choice(td_json_writer *w, const td_api_usage *so_far) {
 static td_json_writer begin_choice(td_buf *out, const td_api_head *head, uint32_t index) {
   td_json_writer w = TD_JSON_WRITER(out);
   begin_chunk(&w, head);
-  td_jw_begin_object(&w, NULL);
-  td_jw_int(&w, "index", index);
+  td_jw_add(&w, "{'index': %u", index);
   return w;
 }
 
 void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
   td_json_writer w = begin_choice(out, head, index);
-  td_jw_begin_object(&w, "delta");
-  td_jw_str(&w, "role", "assistant");
-  td_jw_str(&w, "content", "");
-  td_jw_end_object(&w);
-  td_jw_null(&w, "logprobs");
+  td_jw_add(&w, "'delta': {'role': 'assistant', 'content': ''}, 'logprobs': null");
   end_choice(&w, NULL);
 }
 
 void td_api_write_progress(td_buf *out, const td_api_head *head, uint32_t index,
                            const td_api_progress *progress) {
   td_json_writer w = begin_choice(out, head, index);
-  if (head->is_chat) {
-    td_jw_begin_object(&w, "delta");
-    td_jw_str(&w, "role", "assistant");
-    td_jw_null(&w, "content");
-    td_jw_end_object(&w);
-  } else {
+  if (head->is_chat)
+    td_jw_add(&w, "'delta': {'role': 'assistant', 'content': null}");
+  else
     td_jw_str(&w, "text", "");
-  }
-  td_jw_null(&w, "logprobs");
-  td_jw_null(&w, "finish_reason");
-  td_jw_end_object(&w);
-  td_jw_end_array(&w);
-  td_jw_begin_object(&w, "prompt_progress");
-  td_jw_int(&w, "total", (int64_t)progress->n_prompt);
-  td_jw_int(&w, "cache", (int64_t)progress->n_cached);
-  td_jw_int(&w, "processed", (int64_t)progress->n_done);
-  td_jw_int(&w, "time_ms", (int64_t)(progress->elapsed_ns / 1000000));
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w,
+            "'logprobs': null, 'finish_reason': null}], 'prompt_progress': {'total': %lu, "
+            "'cache': %lu, 'processed': %lu, 'time_ms': %lu}}",
+            progress->n_prompt, progress->n_cached, progress->n_done,
+            progress->elapsed_ns / 1000000);
 }
 
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
@@ -414,17 +370,13 @@ void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
                          const char *finish_reason, const td_receipt *receipt,
                          const td_api_timings *timings, const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
-  if (head->is_chat) {
-    td_jw_begin_object(&w, "delta");
-    td_jw_end_object(&w);
-  } else {
+  if (head->is_chat)
+    td_jw_add(&w, "'delta': {}");
+  else
     td_jw_str(&w, "text", "");
-  }
   td_jw_null(&w, "logprobs");
   if (receipt) td_receipt_add(&w, "receipt", receipt);
-  td_jw_str(&w, "finish_reason", finish_reason);
-  td_jw_end_object(&w);
-  td_jw_end_array(&w);
+  td_jw_add(&w, "'finish_reason': %s}]", finish_reason);
   td_api_write_timings(&w, timings);
   if (so_far) write_usage(&w, so_far);
   td_jw_end_object(&w);
