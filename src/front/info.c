@@ -16,21 +16,16 @@ static bool is_anthropic(const td_http_exchange *x) {
 static void write_model(td_json_writer *w, const td_http_exchange *x, const td_host *h,
                         const char *name) {
   const int64_t created = h->serve->created;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "id", name);
+  td_jw_add(w, "{'id': %s", name);
   if (is_anthropic(x)) {
-    td_jw_str(w, "type", "model");
-    td_jw_str(w, "display_name", name);
+    td_jw_add(w, "'type': 'model', 'display_name': %s", name);
     td_serve_write_time(w, "created_at", created);
   } else {
-    td_jw_str(w, "object", "model");
-    td_jw_int(w, "created", created);
-    td_jw_str(w, "owned_by", "tandem");
+    td_jw_add(w, "'object': 'model', 'created': %ld, 'owned_by': 'tandem'", created);
   }
   td_jw_int(w, "max_model_len", h->n_ctx);
   if (!is_anthropic(x)) td_jw_int(w, "size", (int64_t)h->files.n_bytes); // of the files
-  td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
-  td_jw_end_object(w);
+  td_jw_add(w, "'status': %s}", td_host_state_name(td_host_state_of(h)));
 }
 
 void td_serve_models(void *ctx, td_http_exchange *x) {
@@ -114,43 +109,35 @@ static void write_workers(td_json_writer *w, const td_host *h, bool names_model)
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   uint32_t n = h->backend ? td_backend_workers(h->backend, workers) : 0;
   for (uint32_t i = 0; i < n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "role", workers[i].role);
+    td_jw_add(w, "{'role': %s", workers[i].role);
     if (names_model) td_jw_str(w, "model", h->name);
     td_jw_str(w, "status", worker_state(workers[i].state));
     if (workers[i].reason[0]) td_jw_str(w, "reason", workers[i].reason);
-    td_jw_int(w, "running", workers[i].n_running);
-    td_jw_int(w, "threads", workers[i].n_threads);
-    td_jw_int(w, "restarts", workers[i].n_restarts);
-    td_jw_end_object(w);
+    td_jw_add(w, "'running': %u, 'threads': %u, 'restarts': %u}", workers[i].n_running,
+              workers[i].n_threads, workers[i].n_restarts);
   }
 }
 
 void td_serve_write_choices(td_json_writer *w, const td_host *h) {
   if (!h->backend || !h->fingerprint[0]) return;
   const td_wire_ready info = td_backend_info(h->backend);
-  td_jw_str(w, "system_fingerprint", h->fingerprint);
-  td_jw_begin_object(w, "choices");
-  td_jw_str(w, "kernels", info.isa);
+  td_jw_add(w, "'system_fingerprint': %s, 'choices': {'kernels': %s", h->fingerprint, info.isa);
   if (info.gpu[0]) td_jw_str(w, "gpu", info.gpu);
-  td_jw_str(w, "devices", h->runtime.devices);
-  td_jw_int(w, "workers", h->is_split ? 2 : 1);
-  td_jw_int(w, "prefill_chunk", info.prefill_chunk);
-  td_jw_int(w, "stream_from", info.stream_tokens);
-  td_jw_str(w, "expert_cache", h->runtime.expert_cache);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'devices': %s, 'workers': %d, 'prefill_chunk': %u, 'stream_from': %u, "
+            "'expert_cache': %s}",
+            h->runtime.devices, h->is_split ? 2 : 1, info.prefill_chunk, info.stream_tokens,
+            h->runtime.expert_cache);
 }
 
 static void write_states(td_json_writer *w, const td_hosts *hosts) {
   td_jw_begin_array(w, "models");
   for (uint32_t i = 0; i < hosts->n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "id", hosts->all[i].name);
-    td_jw_str(w, "status", td_host_state_name(td_host_state_of(&hosts->all[i])));
+    td_jw_add(w, "{'id': %s, 'status': %s", hosts->all[i].name,
+              td_host_state_name(td_host_state_of(&hosts->all[i])));
     td_serve_write_choices(w, &hosts->all[i]);
-    td_jw_int(w, "running", td_host_n_running(&hosts->all[i]));
-    td_jw_int(w, "waiting", td_host_n_waiting(&hosts->all[i]));
-    td_jw_end_object(w);
+    td_jw_add(w, "'running': %u, 'waiting': %u}", td_host_n_running(&hosts->all[i]),
+              td_host_n_waiting(&hosts->all[i]));
   }
   td_jw_end_array(w);
 }
@@ -181,11 +168,8 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "status", td_host_state_name(state));
-  td_jw_int(&w, "running", running);
-  td_jw_int(&w, "waiting", waiting);
-  td_jw_begin_array(&w, "workers");
+  td_jw_add(&w, "{'status': %s, 'running': %u, 'waiting': %u, 'workers': [",
+            td_host_state_name(state), running, waiting);
   for (uint32_t i = 0; i < hosts->n; i++)
     write_workers(&w, &hosts->all[i], hosts->n > 1);
   td_jw_end_array(&w);
@@ -241,14 +225,11 @@ void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
   const td_tokenizer *tok = td_chat_tokenizer(chat);
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+  td_jw_add(&w, "{'tokenizer_class': 'PreTrainedTokenizerFast'");
   write_token(&w, tok, "bos_token", "bos_token_id", td_tokenizer_bos(tok));
   write_token(&w, tok, "eos_token", "eos_token_id", td_tokenizer_eos(tok));
-  td_jw_bool(&w, "add_bos_token", td_tokenizer_wants_bos(tok));
-  td_jw_int(&w, "vocab_size", h->defaults.n_vocab);
-  td_jw_int(&w, "model_max_length", h->n_ctx);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'add_bos_token': %i, 'vocab_size': %u, 'model_max_length': %u}",
+            td_tokenizer_wants_bos(tok), h->defaults.n_vocab, h->n_ctx);
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 

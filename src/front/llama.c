@@ -19,33 +19,19 @@ static void write_props(td_buf *body, const td_host *h, const td_chat *chat) {
   td_buf template = TD_BUF_INIT;
   td_chat_template_source(chat, &template);
   td_json_writer w = TD_JSON_WRITER(body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_object(&w, "default_generation_settings");
-  td_jw_int(&w, "id", 0);
-  td_jw_int(&w, "n_ctx", h->n_ctx);
-  td_jw_bool(&w, "is_processing", false);
-  td_jw_begin_object(&w, "params");
-  td_jw_int(&w, "n_predict", -1);
-  td_jw_double(&w, "temperature", (double)h->defaults.temperature);
-  td_jw_double(&w, "top_p", (double)h->defaults.top_p);
-  td_jw_int(&w, "top_k", h->defaults.top_k);
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
-  td_jw_int(&w, "total_slots", n_slots(h));
-  td_jw_str(&w, "model_alias", h->name);
-  td_jw_str(&w, "model_path", h->name);
-  td_jw_begin_object(&w, "modalities");
-  td_jw_bool(&w, "vision", atomic_load(&h->sees));
-  td_jw_bool(&w, "audio", false);
-  td_jw_end_object(&w);
-  td_jw_buf(&w, "chat_template", &template);
+  td_jw_add(&w,
+            "{'default_generation_settings': {'id': 0, 'n_ctx': %u, 'is_processing': false, "
+            "'params': {'n_predict': -1, 'temperature': %g, 'top_p': %g, 'top_k': %u}}, "
+            "'total_slots': %u, 'model_alias': %s, 'model_path': %s, 'modalities': {'vision': %i, "
+            "'audio': false}, 'chat_template': %p",
+            h->n_ctx, (double)h->defaults.temperature, (double)h->defaults.top_p, h->defaults.top_k,
+            n_slots(h), h->name, h->name, atomic_load(&h->sees), &template);
   td_buf_free(&template);
   write_token(&w, "bos_token", tok, td_tokenizer_bos(tok));
   write_token(&w, "eos_token", tok, td_tokenizer_eos(tok));
   td_jw_str(&w, "build_info", "tandem " TD_VERSION);
   td_serve_write_choices(&w, h);
-  td_jw_bool(&w, "is_sleeping", td_host_state_of(h) == TD_HOST_SLEEPING);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'is_sleeping': %i}", td_host_state_of(h) == TD_HOST_SLEEPING);
 }
 
 void td_serve_props(void *ctx, td_http_exchange *x) {
@@ -79,12 +65,8 @@ void td_serve_slots(void *ctx, td_http_exchange *x) {
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_array(&w, NULL);
   for (uint32_t i = 0; i < n_slots(h); i++) {
-    td_jw_begin_object(&w, NULL);
-    td_jw_int(&w, "id", i);
-    td_jw_int(&w, "n_ctx", h->n_ctx);
-    td_jw_bool(&w, "speculative", false);
-    td_jw_bool(&w, "is_processing", i < n_busy);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "{'id': %u, 'n_ctx': %u, 'speculative': false, 'is_processing': %i}", i, h->n_ctx,
+              i < n_busy);
   }
   td_jw_end_array(&w);
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);

@@ -19,27 +19,17 @@ static void write_details(td_json_writer *w, const td_host *h) {
     snprintf(size, sizeof size, "%.1fB", n * 1e-9);
   else if (n > 0)
     snprintf(size, sizeof size, "%.1fM", n * 1e-6);
-  td_jw_begin_object(w, "details");
-  td_jw_str(w, "parent_model", "");
-  td_jw_str(w, "format", "safetensors");
-  td_jw_str(w, "family", h->arch_name);
-  td_jw_begin_array(w, "families");
-  td_jw_str(w, NULL, h->arch_name);
-  td_jw_end_array(w);
-  td_jw_str(w, "parameter_size", size);
-  td_jw_str(w, "quantization_level", n > 0 ? h->dtype : "");
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'details': {'parent_model': '', 'format': 'safetensors', 'family': %s, "
+            "'families': [%s], 'parameter_size': %s, 'quantization_level': %s}",
+            h->arch_name, h->arch_name, size, n > 0 ? h->dtype : "");
 }
 
 static void begin_model(td_json_writer *w, const td_host *h, const char *name) {
   char digest[TD_DIGEST_HEX];
   td_digest_hex(digest, &h->files.digest);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "name", name);
-  td_jw_str(w, "model", name);
-  td_jw_int(w, "size", (int64_t)h->files.n_bytes);
-  td_jw_str(w, "digest", digest);
-  td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
+  td_jw_add(w, "{'name': %s, 'model': %s, 'size': %lu, 'digest': %s, 'status': %s", name, name,
+            h->files.n_bytes, digest, td_host_state_name(td_host_state_of(h)));
   write_details(w, h);
 }
 
@@ -55,22 +45,18 @@ void td_serve_ollama_ps(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_array(&w, "models");
+  td_jw_add(&w, "{'models': [");
   for (uint32_t i = 0; i < serve->hosts.n; i++) {
     const td_host *h = &serve->hosts.all[i];
     const bool is_on_gpu = h->placement.is_discrete && !h->placement.experts_on_cpu;
     if (td_host_state_of(h) != TD_HOST_READY) continue;
     begin_model(&w, h, h->name);
     td_serve_write_time(&w, "expires_at", expires_s(serve, h));
-    td_jw_int(&w, "size_vram", is_on_gpu ? (int64_t)h->files.n_bytes : 0);
-    td_jw_int(&w, "context_length", h->n_ctx);
-    td_jw_int(&w, "running", td_backend_n_running(h->backend));
-    td_jw_int(&w, "waiting", td_backend_n_waiting(h->backend));
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'size_vram': %ld, 'context_length': %u, 'running': %u, 'waiting': %u}",
+              is_on_gpu ? (int64_t)h->files.n_bytes : 0, h->n_ctx, td_backend_n_running(h->backend),
+              td_backend_n_waiting(h->backend));
   }
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
@@ -81,16 +67,14 @@ void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   const uint32_t n = names->n ? names->n : serve->hosts.n;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_array(&w, "models");
+  td_jw_add(&w, "{'models': [");
   for (uint32_t i = 0; i < n; i++) {
     const td_host *h = &hosts[names->n ? 0 : i];
     begin_model(&w, h, names->n ? names->values[i] : h->name);
     td_serve_write_time(&w, "modified_at", h->files.modified_s);
     td_jw_end_object(&w);
   }
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }
 
@@ -119,9 +103,7 @@ static void write_shown(td_buf *body, const td_host *h, const td_chat *chat) {
   const bool has_tools = td_chat_template_mentions(chat, "tools");
   char text[96];
   td_json_writer w = TD_JSON_WRITER(body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "license", "");
-  td_jw_str(&w, "modelfile", "");
+  td_jw_add(&w, "{'license': '', 'modelfile': ''");
   snprintf(text, sizeof text, "num_ctx %u", (unsigned)h->n_ctx);
   td_jw_str(&w, "parameters", text);
   snprintf(text, sizeof text, "{{ .System }}%s{{ .Prompt }}%s{{ .Response }}",
@@ -129,21 +111,17 @@ static void write_shown(td_buf *body, const td_host *h, const td_chat *chat) {
   td_jw_str(&w, "template", text);
   td_serve_write_time(&w, "modified_at", h->files.modified_s);
   write_details(&w, h);
-  td_jw_begin_object(&w, "model_info");
-  td_jw_str(&w, "general.architecture", h->arch_name);
-  td_jw_str(&w, "general.basename", h->name);
+  td_jw_add(&w, "'model_info': {'general.architecture': %s, 'general.basename': %s", h->arch_name,
+            h->name);
   if (h->n_params) td_jw_int(&w, "general.parameter_count", (int64_t)h->n_params);
   snprintf(text, sizeof text, "%.63s.context_length", h->arch_name);
   td_jw_int(&w, text, h->n_ctx);
-  td_jw_end_object(&w);
-  td_jw_begin_array(&w, "capabilities");
-  td_jw_str(&w, NULL, "completion");
+  td_jw_add(&w, "}, 'capabilities': ['completion'");
   if (atomic_load(&h->sees)) td_jw_str(&w, NULL, "vision");
   if (has_tools) td_jw_str(&w, NULL, "tools");
   if (td_output_form_of(chat)) td_jw_str(&w, NULL, "thinking");
   if (fills_in) td_jw_str(&w, NULL, "insert");
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
 }
 
 void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
@@ -161,10 +139,7 @@ void td_serve_ollama_version(void *ctx, td_http_exchange *x) {
   (void)ctx;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "version", OLLAMA_VERSION);
-  td_jw_str(&w, "api", "ollama");
-  td_jw_str(&w, "server", "tandem " TD_VERSION);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'version': %s, 'api': 'ollama', 'server': %s}", OLLAMA_VERSION,
+            "tandem " TD_VERSION);
   td_serve_respond(x, 200, TD_JSON_TYPE, &body);
 }

@@ -19,22 +19,18 @@ static load load_of(const td_host *h) {
 }
 
 static void begin_load(td_json_writer *w, const load *l) {
-  td_jw_begin_object(w, NULL);
-  td_jw_int(w, "dp_rank", 0);
-  td_jw_int(w, "num_waiting_reqs", l->n_waiting);
+  td_jw_add(w, "{'dp_rank': 0, 'num_waiting_reqs': %u", l->n_waiting);
 }
 
 static void write_load(td_json_writer *w, const load *l) {
   const double use = l->n_room ? (double)l->n_used / (double)l->n_room : 0;
   begin_load(w, l);
-  td_jw_int(w, "num_running_reqs", l->n_running);
-  td_jw_int(w, "num_total_reqs", l->n_running + l->n_waiting);
-  td_jw_int(w, "num_used_tokens", (int64_t)l->n_used);
-  td_jw_int(w, "max_total_num_tokens", (int64_t)l->n_room);
-  td_jw_int(w, "max_running_requests", l->n_places);
-  td_jw_double(w, "token_usage", use);
-  td_jw_double(w, "utilization", (double)l->n_running / (double)l->n_places);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'num_running_reqs': %u, 'num_total_reqs': %u, 'num_used_tokens': %lu, "
+            "'max_total_num_tokens': %lu, 'max_running_requests': %u, 'token_usage': %g, "
+            "'utilization': %g}",
+            l->n_running, l->n_running + l->n_waiting, l->n_used, l->n_room, l->n_places, use,
+            (double)l->n_running / (double)l->n_places);
 }
 
 typedef void write_fn(td_json_writer *w, const td_host *h);
@@ -56,56 +52,42 @@ static void write_loads(td_json_writer *w, const td_host *h) {
   const load l = load_of(h);
   td_jw_begin_object(w, NULL);
   td_serve_write_time(w, "timestamp", (int64_t)time(NULL));
-  td_jw_str(w, "version", TD_VERSION);
-  td_jw_int(w, "dp_rank_count", 1);
-  td_jw_begin_array(w, "loads");
+  td_jw_add(w, "'version': %s, 'dp_rank_count': 1, 'loads': [", TD_VERSION);
   write_load(w, &l);
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 static void write_short_loads(td_json_writer *w, const td_host *h) {
   const load l = load_of(h);
   td_jw_begin_array(w, NULL);
   begin_load(w, &l);
-  td_jw_int(w, "num_reqs", l.n_running + l.n_waiting);
-  td_jw_int(w, "num_tokens", (int64_t)l.n_used);
-  td_jw_end_object(w);
-  td_jw_end_array(w);
+  td_jw_add(w, "'num_reqs': %u, 'num_tokens': %lu}]", l.n_running + l.n_waiting, l.n_used);
 }
 
 static void write_names(td_json_writer *w, const td_host *h) {
-  td_jw_str(w, "model_path", h->name);
-  td_jw_str(w, "tokenizer_path", h->name);
-  td_jw_str(w, "served_model_name", h->name);
-  td_jw_str(w, "model_type", h->arch_name);
+  td_jw_add(w, "'model_path': %s, 'tokenizer_path': %s, 'served_model_name': %s, 'model_type': %s",
+            h->name, h->name, h->name, h->arch_name);
 }
 
 static void write_model_info(td_json_writer *w, const td_host *h) {
   td_jw_begin_object(w, NULL);
   write_names(w, h);
-  td_jw_bool(w, "is_generation", true);
-  td_jw_bool(w, "has_image_understanding", false);
-  td_jw_bool(w, "has_audio_understanding", false);
-  td_jw_end_object(w);
+  td_jw_add(w, "'is_generation': true, 'has_image_understanding': false, "
+               "'has_audio_understanding': false}");
 }
 
 static void write_server_info(td_json_writer *w, const td_host *h) {
   const load l = load_of(h);
   td_jw_begin_object(w, NULL);
   write_names(w, h);
-  td_jw_str(w, "version", TD_VERSION);
-  td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
-  td_jw_int(w, "context_length", h->n_ctx);
-  td_jw_int(w, "max_running_requests", l.n_places);
-  td_jw_int(w, "max_total_num_tokens", (int64_t)l.n_room);
-  td_jw_int(w, "tp_size", 1);
-  td_jw_int(w, "dp_size", 1);
+  td_jw_add(w,
+            "'version': %s, 'status': %s, 'context_length': %u, 'max_running_requests': %u, "
+            "'max_total_num_tokens': %lu, 'tp_size': 1, 'dp_size': 1",
+            TD_VERSION, td_host_state_name(td_host_state_of(h)), h->n_ctx, l.n_places, l.n_room);
   td_jw_str(w, "disaggregation_mode", "null"); // of several servers
   td_jw_begin_array(w, "internal_states");
   write_load(w, &l);
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 #define HANDLER(name, write)                                                                       \

@@ -44,16 +44,13 @@ static void write_tokens(task *t, const td_token_ids *ids) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
   write_ids(&w, "tokens", ids);
-  td_jw_int(&w, "count", (int64_t)ids->n);
-  td_jw_int(&w, "max_model_len", t->host->n_ctx);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'count': %lu, 'max_model_len': %u}", ids->n, t->host->n_ctx);
 }
 
 // llama-server calls a text of tokens content, vLLM prompt.
 static void write_prompt(task *t, const td_buf *text) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
-  td_jw_begin_object(&w, NULL);
-  td_jw_buf(&w, "prompt", text);
+  td_jw_add(&w, "{'prompt': %p", text);
   if (t->kind == DETOKENIZE) td_jw_buf(&w, "content", text);
   td_jw_end_object(&w);
 }
@@ -91,8 +88,7 @@ static td_status encode(task *t, td_api_request *request) {
     td_json_writer w = TD_JSON_WRITER(&t->answer);
     td_jw_begin_object(&w, NULL);
     if (t->kind == COUNT_INPUT) td_jw_str(&w, "object", "response.input_tokens");
-    td_jw_int(&w, "input_tokens", (int64_t)(ids.n + ids.n_cut));
-    td_jw_end_object(&w);
+    td_jw_add(&w, "'input_tokens': %lu}", ids.n + ids.n_cut);
   }
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
   td_token_ids_free(&ids);
@@ -104,20 +100,15 @@ static td_status encode(task *t, td_api_request *request) {
 static void write_sampling(td_json_writer *w, const td_api_request *r, size_t room) {
   const td_sampling *s = &r->sampling;
   const bool all = r->max_tokens < 0 || (size_t)r->max_tokens > room;
-  td_jw_begin_object(w, "sampling_params");
-  td_jw_int(w, "n", r->n);
-  td_jw_int(w, "max_tokens", all ? (int64_t)room : r->max_tokens);
-  td_jw_int(w, "min_tokens", r->min_tokens);
-  td_jw_double(w, "temperature", (double)s->temperature);
-  td_jw_double(w, "top_p", s->top_p != 0 ? (double)s->top_p : 1);
-  td_jw_int(w, "top_k", s->top_k);
-  td_jw_double(w, "min_p", (double)s->min_p);
-  td_jw_double(w, "presence_penalty", (double)s->presence_penalty);
-  td_jw_double(w, "frequency_penalty", (double)s->frequency_penalty);
-  td_jw_double(w, "repetition_penalty",
-               s->repetition_penalty != 0 ? (double)s->repetition_penalty : 1);
-  td_jw_bool(w, "ignore_eos", r->ignore_eos);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'sampling_params': {'n': %u, 'max_tokens': %ld, 'min_tokens': %ld, 'temperature': %g, "
+            "'top_p': %g, 'top_k': %u, 'min_p': %g, 'presence_penalty': %g",
+            r->n, all ? (int64_t)room : r->max_tokens, r->min_tokens, (double)s->temperature,
+            s->top_p != 0 ? (double)s->top_p : 1, s->top_k, (double)s->min_p,
+            (double)s->presence_penalty);
+  td_jw_add(w, "'frequency_penalty': %g, 'repetition_penalty': %g, 'ignore_eos': %i}",
+            (double)s->frequency_penalty,
+            s->repetition_penalty != 0 ? (double)s->repetition_penalty : 1, r->ignore_eos);
 }
 
 // vLLM's GenerateRequest. Images are not passed on: features are null.
@@ -128,16 +119,12 @@ static td_status write_rendered(task *t, td_json_writer *w, const td_api_request
     return td_api_fail(&t->error, 503, NULL, NULL, "no random numbers");
   td_api_head head;
   td_api_head_init(&head, r->is_chat, NULL, NULL, 0, random);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "request_id", head.id);
+  td_jw_add(w, "{'request_id': %s", head.id);
   write_ids(w, "token_ids", ids);
   td_jw_null(w, "features");
   write_sampling(w, r, t->host->n_ctx - ids->n);
-  td_jw_str(w, "model", r->model);
-  td_jw_bool(w, "stream", r->stream);
-  td_jw_str(w, "cache_salt", r->cache_salt);
-  td_jw_int(w, "priority", 0);
-  td_jw_end_object(w);
+  td_jw_add(w, "'model': %s, 'stream': %i, 'cache_salt': %s, 'priority': 0}", r->model, r->stream,
+            r->cache_salt);
   return TD_OK;
 }
 
