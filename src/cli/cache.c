@@ -21,13 +21,9 @@ typedef struct {
 static td_status add_row(void *ctx, const td_hub_model *m) {
   listing *l = ctx;
   if (l->is_json) {
-    td_jw_begin_object(&l->json, NULL);
-    td_jw_str(&l->json, "name", m->repo);
-    td_jw_int(&l->json, "size", (int64_t)m->n_bytes);
-    td_jw_bool(&l->json, "safetensors", m->has_safetensors);
-    td_jw_str(&l->json, "quantizations", m->quants);
-    td_jw_bool(&l->json, "incomplete", m->is_partial);
-    td_jw_end_object(&l->json);
+    td_jw_add(&l->json,
+              "{'name': %s, 'size': %lu, 'safetensors': %i, 'quantizations': %s, 'incomplete': %i}",
+              m->repo, m->n_bytes, m->has_safetensors, m->quants, m->is_partial);
     return TD_OK;
   }
   td_buf_printf(l->table, "%-*s  %10s  %s%s%s%s\n", l->width, m->repo, td_size(m->n_bytes).text,
@@ -49,16 +45,13 @@ int td_cli_list_cache(const td_options *o) {
   td_buf text = TD_BUF_INIT;
   listing l = {.is_json = o->json, .json = TD_JSON_WRITER(&text), .table = &text, .width = 4};
   td_status st = td_hub_list(widen, &l, &err);
-  if (l.is_json) {
-    td_jw_begin_object(&l.json, NULL);
-    td_jw_begin_array(&l.json, "models");
-  } else {
+  if (l.is_json)
+    td_jw_add(&l.json, "{'models': [");
+  else
     td_buf_printf(&text, "%-*s  %10s  HOLDS\n", l.width, "NAME", "SIZE");
-  }
   if (st == TD_OK) st = td_hub_list(add_row, &l, &err);
   if (l.is_json) {
-    td_jw_end_array(&l.json);
-    td_jw_end_object(&l.json);
+    td_jw_add(&l.json, "]}");
     td_buf_char(&text, '\n');
   }
   if (st == TD_OK) st = td_buf_status(&text, &err);

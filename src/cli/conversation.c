@@ -107,37 +107,25 @@ bool td_conversation_slide(td_conversation *c) {
 static void write_seen(td_json_writer *w, const td_message *m, td_conversation_form form) {
   td_jw_begin_array(w, "content");
   for (size_t i = 0; i < m->images.n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", form == TD_FOR_SERVER ? "image_url" : "image");
-    if (form == TD_FOR_SERVER) {
-      td_jw_begin_object(w, "image_url");
-      td_jw_str(w, "url", m->images.items[i].url);
-      td_jw_end_object(w);
-    }
+    td_jw_add(w, "{'type': %s", form == TD_FOR_SERVER ? "image_url" : "image");
+    if (form == TD_FOR_SERVER) td_jw_add(w, "'image_url': {'url': %s}", m->images.items[i].url);
     td_jw_end_object(w);
   }
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", "text");
+  td_jw_add(w, "{'type': 'text'");
   td_jw_str_len(w, "text", td_buf_text(&m->content), m->content.len);
-  td_jw_end_object(w);
-  td_jw_end_array(w);
+  td_jw_add(w, "}]");
 }
 
 // As the chat page keeps them.
 static void write_files(td_json_writer *w, const td_attached_list *images) {
   td_jw_begin_array(w, "files");
-  for (size_t i = 0; i < images->n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "name", images->items[i].name);
-    td_jw_str(w, "image", images->items[i].url);
-    td_jw_end_object(w);
-  }
+  for (size_t i = 0; i < images->n; i++)
+    td_jw_add(w, "{'name': %s, 'image': %s}", images->items[i].name, images->items[i].url);
   td_jw_end_array(w);
 }
 
 static void write_message(td_json_writer *w, const td_message *m, td_conversation_form form) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "role", m->role == TD_ROLE_USER ? "user" : "assistant");
+  td_jw_add(w, "{'role': %s", m->role == TD_ROLE_USER ? "user" : "assistant");
   if (m->images.n && form != TD_FOR_FILE)
     write_seen(w, m, form);
   else
@@ -151,8 +139,7 @@ static void write_message(td_json_writer *w, const td_message *m, td_conversatio
 void td_conversation_write(const td_conversation *c, td_json_writer *w, td_conversation_form form) {
   td_jw_begin_array(w, "messages");
   if (c->system.len) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "role", "system");
+    td_jw_add(w, "{'role': 'system'");
     td_jw_str_len(w, "content", td_buf_text(&c->system), c->system.len);
     td_jw_end_object(w);
   }

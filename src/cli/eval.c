@@ -173,14 +173,10 @@ static void print_perplexity(const td_options *o, const likelihood *l, uint32_t 
   }
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_double(&w, "perplexity", exp(mean));
-  td_jw_double(&w, "standard_error", error);
-  td_jw_double(&w, "nll", mean);
-  td_jw_int(&w, "n_tokens", l->count);
-  td_jw_int(&w, "window", window);
-  td_jw_double(&w, "seconds", s);
-  td_jw_end_object(&w);
+  td_jw_add(&w,
+            "{'perplexity': %g, 'standard_error': %g, 'nll': %g, 'n_tokens': %u, 'window': %u, "
+            "'seconds': %g}",
+            exp(mean), error, mean, l->count, window, s);
   puts(td_buf_text(&text));
   td_buf_free(&text);
 }

@@ -89,23 +89,15 @@ static void print_scores(const eval *e) {
   unsigned n = 0, n_right = 0;
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_array(&w, "kinds");
+  td_jw_add(&w, "{'kinds': [");
   for (size_t i = 0; i < e->n_kinds; i++) {
     const tally *t = &e->kinds[i];
     n += t->n;
     n_right += t->n_right;
     if (!e->options->json) printf("%-16s %4u of %4u\n", t->kind, t->n_right, t->n);
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "kind", t->kind);
-    td_jw_int(&w, "right", t->n_right);
-    td_jw_int(&w, "questions", t->n);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "{'kind': %s, 'right': %u, 'questions': %u}", t->kind, t->n_right, t->n);
   }
-  td_jw_end_array(&w);
-  td_jw_int(&w, "right", n_right);
-  td_jw_int(&w, "questions", n);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "], 'right': %u, 'questions': %u}", n_right, n);
   if (e->options->json)
     puts(td_buf_text(&text));
   else

@@ -188,9 +188,8 @@ static void add_json_chat(td_json_writer *w, const td_model *m) {
   td_jw_bool(w, "has_chat_template", f.has_template);
   if (f.thoughts[0]) td_jw_str(w, "thoughts_begin", f.thoughts);
   if (f.calls[0]) td_jw_str(w, "calls_begin", f.calls);
-  td_jw_double(w, "temperature", (double)c->temperature);
-  td_jw_double(w, "top_p", (double)c->top_p);
-  td_jw_int(w, "top_k_sampling", c->top_k_sampling);
+  td_jw_add(w, "'temperature': %g, 'top_p': %g, 'top_k_sampling': %u", (double)c->temperature,
+            (double)c->top_p, c->top_k_sampling);
   if (f.licence) td_jw_str(w, "licence", f.licence);
 }
 
@@ -251,46 +250,35 @@ static void add_json_tensors(td_json_writer *w, const td_model *m) {
   td_jw_begin_array(w, "tensors");
   for (size_t i = 0; i < td_model_n_tensors(m); i++) {
     td_tensor_info t = td_model_tensor(m, i);
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "name", t.name);
-    td_jw_str(w, "dtype", t.dtype);
-    td_jw_begin_array(w, "shape");
+    td_jw_add(w, "{'name': %s, 'dtype': %s, 'shape': [", t.name, t.dtype);
     for (uint32_t d = 0; d < t.n_dims; d++)
       td_jw_int(w, NULL, (int64_t)t.shape[d]);
-    td_jw_end_array(w);
-    td_jw_int(w, "bytes", (int64_t)t.n_bytes);
-    td_jw_str(w, "file", t.file);
-    td_jw_end_object(w);
+    td_jw_add(w, "], 'bytes': %lu, 'file': %s}", t.n_bytes, t.file);
   }
   td_jw_end_array(w);
 }
 
 static void add_json_sizes(td_json_writer *w, const td_model *m, td_dtype kv_dtype) {
   td_model_stats s = td_model_stats_of(m);
-  td_jw_int(w, "params", (int64_t)s.params);
-  td_jw_int(w, "active_params", (int64_t)s.active_params);
-  td_jw_int(w, "weight_bytes", (int64_t)s.bytes);
-  td_jw_int(w, "expert_bytes", (int64_t)s.expert_bytes);
-  td_jw_int(w, "active_bytes", (int64_t)s.active_bytes);
-  td_jw_begin_object(w, "bytes_by_dtype");
+  td_jw_add(w,
+            "'params': %lu, 'active_params': %lu, 'weight_bytes': %lu, 'expert_bytes': %lu, "
+            "'active_bytes': %lu, 'bytes_by_dtype': {",
+            s.params, s.active_params, s.bytes, s.expert_bytes, s.active_bytes);
   for (int i = 0; i < TD_N_DTYPES; i++) {
     if (!s.bytes_by_dtype[i]) continue;
     td_jw_int(w, td_dtype_name((td_dtype)i), (int64_t)s.bytes_by_dtype[i]);
   }
   td_jw_end_object(w);
   const td_kv_layout kv = td_kv_layout_of(td_model_config_of(m), kv_dtype, 0);
-  td_jw_int(w, "kv_bytes_per_token", (int64_t)td_kv_layout_token_bytes(&kv));
-  td_jw_int(w, "state_bytes_per_page", (int64_t)td_kv_layout_states_bytes(&kv));
-  td_jw_int(w, "page_tokens", kv.page_tokens);
+  td_jw_add(w, "'kv_bytes_per_token': %lu, 'state_bytes_per_page': %lu, 'page_tokens': %u",
+            td_kv_layout_token_bytes(&kv), td_kv_layout_states_bytes(&kv), kv.page_tokens);
 }
 
 static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   const td_model_config *c = td_model_config_of(m);
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "name", td_model_name(m));
-  td_jw_str(&w, "dir", td_model_dir(m));
-  td_jw_str(&w, "architecture", c->arch_name);
+  td_jw_add(&w, "{'name': %s, 'dir': %s, 'architecture': %s", td_model_name(m), td_model_dir(m),
+            c->arch_name);
   const struct {
     const char *key;
     uint32_t value;

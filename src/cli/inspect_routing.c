@@ -157,8 +157,7 @@ static void add_json_replays(td_json_writer *w,
   };
   td_jw_begin_array(w, "found_in_memory");
   for (size_t i = 0; i < TD_COUNT(percents); i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_double(w, "experts_in_memory", percents[i] / 100.0);
+    td_jw_add(w, "{'experts_in_memory': %g", percents[i] / 100.0);
     for (td_replay how = 0; how < TD_N_REPLAYS; how++)
       td_jw_double(w, keys[how], found[how][i]);
     td_jw_end_object(w);
@@ -170,20 +169,14 @@ static void print_json(const routing *r, const double found[TD_N_REPLAYS][TD_COU
   const td_model_config *c = r->session->config;
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_array(&w, "layers");
+  td_jw_add(&w, "{'layers': [");
   for (uint32_t l = 0; l < c->n_layers; l++) {
     if (!td_model_layer(r->session->model, l)->is_moe) continue;
     balance b = balance_of(r, l);
-    td_jw_begin_object(&w, NULL);
-    td_jw_int(&w, "layer", l);
-    td_jw_double(&w, "min_load", b.min);
-    td_jw_double(&w, "max_load", b.max);
-    td_jw_begin_array(&w, "counts");
+    td_jw_add(&w, "{'layer': %u, 'min_load': %g, 'max_load': %g, 'counts': [", l, b.min, b.max);
     for (uint32_t e = 0; e < c->n_experts; e++)
       td_jw_int(&w, NULL, (int64_t)layer_counts(r, l)[e]);
-    td_jw_end_array(&w);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "]}");
   }
   td_jw_end_array(&w);
   add_json_replays(&w, found);

@@ -437,11 +437,8 @@ static void add_json_what_if(td_json_writer *w, const setup *s) {
   const size_t n = try_changes(s, all);
   td_jw_begin_array(w, "what_if");
   for (size_t i = 0; i < n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "with", all[i].what);
-    td_jw_double(w, "tokens_per_s", all[i].tokens_per_s);
-    td_jw_double(w, "prompt_seconds", all[i].prompt_s);
-    td_jw_end_object(w);
+    td_jw_add(w, "{'with': %s, 'tokens_per_s': %g, 'prompt_seconds': %g}", all[i].what,
+              all[i].tokens_per_s, all[i].prompt_s);
   }
   td_jw_end_array(w);
 }
@@ -535,7 +532,7 @@ void td_plan_add_cards(td_buf *out, const td_model *model, const td_rig *rig,
     }
     const td_plan_time prompt = time_of(&s, &(work){.is_prompt = true, .n = TOKENS});
     const td_plan_time token = time_of(&s, &(work){.n = 1});
-    td_buf_printf(out, "prompt of %u tokens %.1f s, decode %.1f tokens/s%s\n", TOKENS,
+    td_buf_printf(out, "prompt of %d tokens %.1f s, decode %.1f tokens/s%s\n", TOKENS,
                   prompt.seconds, 1 / token.seconds, source(with.gpu.is_assumed));
   }
 }
@@ -552,39 +549,28 @@ static void add_json_time(td_json_writer *w, const setup *s, const work *what) {
   lift lifts[MAX_LIFTS];
   td_buf plan = TD_BUF_INIT;
   td_step_plan_print(&plan, &t.step);
-  td_jw_double(w, "seconds", t.seconds);
-  td_jw_double(w, "tokens_per_s", what->n / t.seconds);
-  td_jw_int(w, "steps", t.n_steps);
-  td_jw_str(w, "plan", td_buf_text(&plan));
+  td_jw_add(w, "'seconds': %g, 'tokens_per_s': %g, 'steps': %u, 'plan': %s", t.seconds,
+            what->n / t.seconds, t.n_steps, td_buf_text(&plan));
   td_buf_free(&plan);
-  td_jw_str(w, "binds", td_limit_name(td_plan_time_limit(&t)));
-  td_jw_begin_object(w, "busy_s");
+  td_jw_add(w, "'binds': %s, 'busy_s': {", td_limit_name(td_plan_time_limit(&t)));
   for (td_limit i = 0; i < TD_N_LIMITS; i++)
     td_jw_double(w, keys[i], t.busy_s[i]);
   td_jw_end_object(w);
   if (s->rig.n_nodes > 1) {
-    td_jw_begin_object(w, "node");
-    td_jw_double(w, "local_bytes", (t.host_bytes - t.remote_bytes) / s->rig.n_nodes);
-    td_jw_double(w, "remote_bytes", t.remote_bytes / s->rig.n_nodes);
-    td_jw_double(w, "seconds_alone", one_node_seconds(s, what));
-    td_jw_end_object(w);
+    td_jw_add(w, "'node': {'local_bytes': %g, 'remote_bytes': %g, 'seconds_alone': %g}",
+              (t.host_bytes - t.remote_bytes) / s->rig.n_nodes, t.remote_bytes / s->rig.n_nodes,
+              one_node_seconds(s, what));
   }
   td_jw_begin_array(w, "lifts");
   const uint32_t n = find_lifts(s, what, t.seconds, lifts);
-  for (uint32_t i = 0; i < n; i++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "by", lifts[i].what);
-    td_jw_double(w, "seconds", lifts[i].seconds);
-    td_jw_end_object(w);
-  }
+  for (uint32_t i = 0; i < n; i++)
+    td_jw_add(w, "{'by': %s, 'seconds': %g}", lifts[i].what, lifts[i].seconds);
   td_jw_end_array(w);
 }
 
 static void add_json_decode(td_json_writer *w, const setup *s, uint32_t n_seqs) {
   const work what = {.n = n_seqs};
-  td_jw_begin_object(w, NULL);
-  td_jw_int(w, "batch", n_seqs);
-  td_jw_int(w, "depth", s->opts->depth);
+  td_jw_add(w, "{'batch': %u, 'depth': %u", n_seqs, s->opts->depth);
   add_json_time(w, s, &what);
   const double alone_s = time_of(s, &what).seconds;
   uint32_t most;
@@ -592,15 +578,11 @@ static void add_json_decode(td_json_writer *w, const setup *s, uint32_t n_seqs) 
   td_jw_begin_array(w, "drafts");
   for (uint32_t n = 1; n <= most; n++) {
     const draft_plan d = plan_drafts(s, n_seqs, n, alone_s);
-    td_jw_begin_object(w, NULL);
-    td_jw_int(w, "n", n);
-    td_jw_double(w, "seconds", d.seconds);
-    td_jw_double(w, "tokens_per_s", d.tokens_per_s);
+    td_jw_add(w, "{'n': %u, 'seconds': %g, 'tokens_per_s': %g", n, d.seconds, d.tokens_per_s);
     if (d.break_even <= 1) td_jw_double(w, "break_even_acceptance", d.break_even);
     td_jw_end_object(w);
   }
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 static void add_json_card(td_json_writer *w, const td_card_plan *p) {
@@ -628,28 +610,22 @@ static void add_json_card(td_json_writer *w, const td_card_plan *p) {
 void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *rig,
                       const td_plan_opts *opts) {
   const setup s = setup_of(model, rig, opts);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "machine", rig->name);
+  td_jw_add(w, "{'machine': %s", rig->name);
   const td_model_stats stats = td_model_stats_of(model);
   td_jw_str(w, "model", td_model_name(model));
   td_jw_int(w, "params", (int64_t)stats.params);
   td_jw_int(w, "active_params", (int64_t)stats.active_params);
   td_jw_int(w, "weight_bytes", (int64_t)stats.bytes);
   td_jw_int(w, "expert_bytes", (int64_t)stats.expert_bytes);
-  if (stats.vision_bytes) {
-    td_jw_int(w, "vision_bytes", (int64_t)stats.vision_bytes);
-    td_jw_double(w, "image_seconds", image_seconds(&s));
-  }
-  td_jw_int(w, "memory_bytes", (int64_t)rig->memory_bytes);
-  td_jw_int(w, "ctx_size", td_plan_load_ctx(&s.load));
+  if (stats.vision_bytes)
+    td_jw_add(w, "'vision_bytes': %lu, 'image_seconds': %g", stats.vision_bytes, image_seconds(&s));
+  td_jw_add(w, "'memory_bytes': %lu, 'ctx_size': %u", rig->memory_bytes, td_plan_load_ctx(&s.load));
   if (!s.card.fits) td_jw_int(w, "kv_bytes", (int64_t)host_kv_bytes(&s));
-  td_jw_double(w, "read_gbps", rig->read_gbps);
-  td_jw_double(w, "gflops", rig->gflops);
+  td_jw_add(w, "'read_gbps': %g, 'gflops': %g", rig->read_gbps, rig->gflops);
   const td_drive_plan drive = drive_of(&s);
   if (drive.does_stream) {
-    td_jw_double(w, "drive_gbps", rig->drive_gbps);
-    td_jw_double(w, "experts_in_memory", drive.share);
-    td_jw_double(w, "found_in_memory", drive.hit_rate);
+    td_jw_add(w, "'drive_gbps': %g, 'experts_in_memory': %g, 'found_in_memory': %g",
+              rig->drive_gbps, drive.share, drive.hit_rate);
   }
   td_jw_int(w, "nodes", rig->n_nodes);
   if (rig->n_nodes > 1) td_jw_double(w, "remote_gbps", rig->remote_gbps);
@@ -663,13 +639,11 @@ void td_plan_add_json(td_json_writer *w, const td_model *model, const td_rig *ri
   td_jw_begin_array(w, "prompts");
   for (uint32_t i = 0; i < opts->prompts.n; i++) {
     const work what = {.is_prompt = true, .n = (uint32_t)opts->prompts.values[i]};
-    td_jw_begin_object(w, NULL);
-    td_jw_int(w, "tokens", what.n);
+    td_jw_add(w, "{'tokens': %u", what.n);
     add_json_time(w, &s, &what);
     td_jw_end_object(w);
   }
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "decode");
+  td_jw_add(w, "], 'decode': [");
   for (uint32_t i = 0; i < opts->batches.n; i++)
     add_json_decode(w, &s, (uint32_t)opts->batches.values[i]);
   td_jw_end_array(w);

@@ -144,18 +144,13 @@ static bool choose(row *out, size_t i, const td_rig *rig, td_status *st, td_err 
 }
 
 static void write_row(td_json_writer *w, const row *r) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "model", r->model);
-  td_jw_str(w, "format", r->label);
-  td_jw_int(w, "parameters", (int64_t)r->stats.params);
-  td_jw_int(w, "active_parameters", (int64_t)r->stats.active_params);
-  td_jw_double(w, "weights_gib", td_gib(r->stats.bytes));
-  td_jw_double(w, "gpu_gib", td_gib(r->stats.bytes - r->stats.expert_bytes));
-  td_jw_bool(w, "from_drive", r->plan.from_drive);
-  td_jw_double(w, "tokens_per_s", r->plan.tokens_per_s);
-  td_jw_int(w, "prompt_tokens", PROMPT);
-  td_jw_double(w, "prompt_s", r->plan.prompt_s);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "{'model': %s, 'format': %s, 'parameters': %lu, 'active_parameters': %lu, "
+            "'weights_gib': %g, 'gpu_gib': %g, 'from_drive': %i, 'tokens_per_s': %g",
+            r->model, r->label, r->stats.params, r->stats.active_params, td_gib(r->stats.bytes),
+            td_gib(r->stats.bytes - r->stats.expert_bytes), r->plan.from_drive,
+            r->plan.tokens_per_s);
+  td_jw_add(w, "'prompt_tokens': %d, 'prompt_s': %g}", PROMPT, r->plan.prompt_s);
 }
 
 // Those that fit into memory, or only with a drive. Returns their number.
@@ -192,16 +187,11 @@ static void print_table(const row *rows, size_t n, const td_rig *rig) {
 
 static void print_json(const row *rows, size_t n, const td_rig *rig, td_buf *out) {
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "machine", rig->name);
-  td_jw_double(&w, "memory_gib", td_gib(rig->memory_bytes));
-  td_jw_double(&w, "read_gbps", rig->read_gbps);
-  td_jw_double(&w, "drive_gbps", rig->drive_gbps);
-  td_jw_begin_array(&w, "models");
+  td_jw_add(&w, "{'machine': %s, 'memory_gib': %g, 'read_gbps': %g, 'drive_gbps': %g, 'models': [",
+            rig->name, td_gib(rig->memory_bytes), rig->read_gbps, rig->drive_gbps);
   for (size_t i = 0; i < n; i++)
     write_row(&w, &rows[i]);
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
 }
 
 // The machine, measured with a small model where it is this one.

@@ -116,10 +116,7 @@ int td_cmd_stop(const td_options *o) {
   else
     st = find_loaded(&name, o, &err);
   td_json_writer w = TD_JSON_WRITER(&json);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "model", td_buf_text(&name));
-  td_jw_int(&w, "keep_alive", 0);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'model': %s, 'keep_alive': 0}", td_buf_text(&name));
   if (st == TD_OK) st = td_buf_status(&json, &err);
   if (st == TD_OK) st = td_cli_fetch(&answer, o, "/api/generate", &json, 0, &err);
   td_buf_free(&name);

@@ -69,14 +69,10 @@ static td_status print_json(const td_runner *r, td_err *err) {
   td_jw_begin_array(&w, "token_ids");
   for (size_t i = 0; i < r->ids.n; i++)
     td_jw_int(&w, NULL, r->ids.ids[i]);
-  td_jw_end_array(&w);
-  td_jw_str(&w, "finish_reason", reason_name(r->stats.reason));
-  td_jw_int(&w, "n_prompt", r->stats.n_prompt);
-  td_jw_int(&w, "n_output", r->stats.n_output);
+  td_jw_add(&w, "], 'finish_reason': %s, 'n_prompt': %u, 'n_output': %u",
+            reason_name(r->stats.reason), r->stats.n_prompt, r->stats.n_output);
   if (r->session) td_jw_double(&w, "load_s", r->session->load_s);
-  td_jw_double(&w, "prefill_s", r->stats.prefill_s);
-  td_jw_double(&w, "decode_s", r->stats.decode_s);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "'prefill_s': %g, 'decode_s': %g}", r->stats.prefill_s, r->stats.decode_s);
   td_status st = td_buf_status(&text, err);
   if (st == TD_OK) puts(td_buf_text(&text));
   fflush(stdout);

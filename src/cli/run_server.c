@@ -152,14 +152,9 @@ static void write_sampling(td_json_writer *w, const td_options *o) {
 
 static td_status write_body(td_runner *r, td_buf *body, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "model", r->served);
+  td_jw_add(&w, "{'model': %s", r->served);
   td_conversation_write(&r->conversation, &w, TD_FOR_SERVER);
-  td_jw_bool(&w, "stream", true);
-  td_jw_begin_object(&w, "stream_options");
-  td_jw_bool(&w, "include_usage", true);
-  td_jw_end_object(&w);
-  td_jw_str(&w, "truncation", "auto");
+  td_jw_add(&w, "'stream': true, 'stream_options': {'include_usage': true}, 'truncation': 'auto'");
   if (r->options->ignore_eos) td_jw_bool(&w, "ignore_eos", true);
   write_sampling(&w, &r->settings);
   td_run_write_reasoning(r, &w);

@@ -468,17 +468,12 @@ static td_status write_two_ropes(const writer *w) {
   td_status st = needed(w, "rope.freq_base", &theta);
   if (st == TD_OK) st = number_or(w, "rope.freq_base_swa", 10000, &theta_swa);
   if (st != TD_OK) return st;
-  td_jw_begin_object(w->to, "rope_parameters");
-  td_jw_begin_object(w->to, "full_attention");
-  td_jw_str(w->to, "rope_type", "proportional");
+  td_jw_add(w->to, "'rope_parameters': {'full_attention': {'rope_type': 'proportional'");
   put(w, "rope_theta", theta);
   put(w, "partial_rotary_factor", turning_part(w));
-  td_jw_end_object(w->to);
-  td_jw_begin_object(w->to, "sliding_attention");
-  td_jw_str(w->to, "rope_type", "default");
+  td_jw_add(w->to, "}, 'sliding_attention': {'rope_type': 'default'");
   put(w, "rope_theta", theta_swa);
-  td_jw_end_object(w->to);
-  td_jw_end_object(w->to);
+  td_jw_add(w->to, "}}");
   return TD_OK;
 }
 
@@ -506,8 +501,7 @@ static td_status write_gemma4(const writer *w) {
   }
   td_jw_end_array(w->to);
   write_bias(w);
-  td_jw_bool(w->to, "enable_moe_block", true);
-  td_jw_bool(w->to, "attention_k_eq_v", !has_v);
+  td_jw_add(w->to, "'enable_moe_block': true, 'attention_k_eq_v': %i", !has_v);
   put(w, "num_key_value_heads", n_heads[n_heads[1] > 0]);
   if (n_heads[0] > 0) put(w, "num_global_key_value_heads", n_heads[0]);
   return write_two_ropes(w);
@@ -675,8 +669,7 @@ td_status td_gguf_config(td_buf *out, const td_gguf *parts, size_t n_parts, td_e
   const bool is_glm = strcmp(w.arch->name, "deepseek2") == 0 &&
                       td_gguf_text(td_gguf_find(&parts[0], "tokenizer.ggml.pre"), &pre) &&
                       td_gguf_str_is(pre, "glm4");
-  td_jw_begin_object(&to, NULL);
-  td_jw_str(&to, "model_type", is_glm ? "glm4_moe_lite" : w.arch->model_type);
+  td_jw_add(&to, "{'model_type': %s", is_glm ? "glm4_moe_lite" : w.arch->model_type);
   // The output matrix is tied unless it is there (model/tensor_bind.c).
   td_jw_bool(&to, "tie_word_embeddings", true);
   st = write_layers(&w);

@@ -114,30 +114,20 @@ static td_status find_pre(const td_gguf *g, size_t *out, td_err *err) {
 
 static void write_byte_level(td_json_writer *w, const char *key) {
   td_jw_begin_object(w, key);
-  td_jw_str(w, "type", "ByteLevel");
-  td_jw_bool(w, "add_prefix_space", false);
-  td_jw_bool(w, "trim_offsets", true);
-  td_jw_bool(w, "use_regex", false);
-  td_jw_end_object(w);
+  td_jw_add(w, "'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets': true, "
+               "'use_regex': false}");
 }
 
 static void write_pre(td_json_writer *w, const char *const *patterns) {
-  td_jw_begin_object(w, "pre_tokenizer");
-  td_jw_str(w, "type", "Sequence");
-  td_jw_begin_array(w, "pretokenizers");
+  td_jw_add(w, "'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [");
   for (; *patterns; patterns++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "Split");
-    td_jw_begin_object(w, "pattern");
-    td_jw_str(w, "Regex", *patterns);
-    td_jw_end_object(w);
-    td_jw_str(w, "behavior", "Isolated");
-    td_jw_bool(w, "invert", false);
-    td_jw_end_object(w);
+    td_jw_add(w,
+              "{'type': 'Split', 'pattern': {'Regex': %s}, 'behavior': 'Isolated', "
+              "'invert': false}",
+              *patterns);
   }
   write_byte_level(w, NULL);
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 // ---- tokens -------------------------------------------------------------------------------------
@@ -197,15 +187,12 @@ static void write_added(td_json_writer *w, const td_gguf_value *tokens,
     const int type = type_of(types, id, token);
     const bool is_added = type == UNKNOWN || type == CONTROL || type == USER_DEFINED;
     if (!is_added || !token.len) continue;
-    td_jw_begin_object(w, NULL);
-    td_jw_int(w, "id", (int64_t)id);
+    td_jw_add(w, "{'id': %lu", id);
     td_jw_str_len(w, "content", token.data, token.len);
-    td_jw_bool(w, "single_word", false);
-    td_jw_bool(w, "lstrip", false);
-    td_jw_bool(w, "rstrip", false);
-    td_jw_bool(w, "normalized", false);
-    td_jw_bool(w, "special", type != USER_DEFINED && !is_text(token));
-    td_jw_end_object(w);
+    td_jw_add(w,
+              "'single_word': false, 'lstrip': false, 'rstrip': false, 'normalized': false, "
+              "'special': %i}",
+              type != USER_DEFINED && !is_text(token));
   }
   td_jw_end_array(w);
 }
@@ -240,16 +227,10 @@ static void write_merges(td_json_writer *w, const td_gguf_value *merges) {
 
 // Everything of a byte-level vocabulary but its tokens.
 static void write_byte_level_model(td_json_writer *w, const td_gguf_value *merges, size_t pre) {
-  if (pres[pre].composes) {
-    td_jw_begin_object(w, "normalizer");
-    td_jw_str(w, "type", "NFC");
-    td_jw_end_object(w);
-  }
+  if (pres[pre].composes) td_jw_add(w, "'normalizer': {'type': 'NFC'}");
   write_pre(w, pres[pre].patterns);
   write_byte_level(w, "decoder");
-  td_jw_begin_object(w, "model");
-  td_jw_str(w, "type", "BPE");
-  td_jw_bool(w, "ignore_merges", pres[pre].ignores_merges);
+  td_jw_add(w, "'model': {'type': 'BPE', 'ignore_merges': %i", pres[pre].ignores_merges);
   write_merges(w, merges);
 }
 
@@ -270,18 +251,13 @@ static bool adds_bos(const td_gguf *g) {
 
 static void write_replace(td_json_writer *w, const char *kind, const char *pattern,
                           const char *content) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", "Replace");
-  td_jw_begin_object(w, "pattern");
+  td_jw_add(w, "{'type': 'Replace', 'pattern': {");
   td_jw_str(w, kind, pattern);
-  td_jw_end_object(w);
-  td_jw_str(w, "content", content);
-  td_jw_end_object(w);
+  td_jw_add(w, "}, 'content': %s}", content);
 }
 
 static void write_step(td_json_writer *w, const char *type, const char *key, const char *value) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "type", type);
+  td_jw_add(w, "{'type': %s", type);
   if (key) td_jw_str(w, key, value);
   td_jw_end_object(w);
 }
@@ -293,8 +269,7 @@ static void begin_steps(td_json_writer *w, const char *key, const char *list) {
 }
 
 static void end_steps(td_json_writer *w) {
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}");
 }
 
 // Each part of a text between two control tokens gets a space in front.
@@ -312,24 +287,14 @@ static void write_spaces(td_json_writer *w, const td_gguf *g) {
   write_replace(w, "String", METASPACE, " ");
   write_step(w, "ByteFallback", NULL, NULL);
   write_step(w, "Fuse", NULL, NULL);
-  if (has_prefix) {
-    td_jw_begin_object(w, NULL);
-    td_jw_str(w, "type", "Strip");
-    td_jw_str(w, "content", " ");
-    td_jw_int(w, "start", 1);
-    td_jw_int(w, "stop", 0);
-    td_jw_end_object(w);
-  }
+  if (has_prefix) td_jw_add(w, "{'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}");
   end_steps(w);
 }
 
 static void begin_fallback_model(td_json_writer *w, const td_gguf *g, const td_gguf_value *tokens,
                                  const td_gguf_value *types) {
   write_spaces(w, g);
-  td_jw_begin_object(w, "model");
-  td_jw_str(w, "type", "BPE");
-  td_jw_bool(w, "byte_fallback", true);
-  td_jw_bool(w, "fuse_unk", true);
+  td_jw_add(w, "'model': {'type': 'BPE', 'byte_fallback': true, 'fuse_unk': true");
   const uint8_t *at = tokens->data;
   bool has_unknown = false;
   for (uint64_t id = 0; id < tokens->n && !has_unknown; id++) {
@@ -483,8 +448,7 @@ static void write_templates(td_json_writer *w, const td_gguf *g) {
 
 td_status td_gguf_tokenizer_config(td_buf *out, const td_gguf *g, td_err *err) {
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_bool(&w, "add_bos_token", adds_bos(g));
+  td_jw_add(&w, "{'add_bos_token': %i", adds_bos(g));
   write_named(&w, "bos_token", bos_of(g));
   write_named(&w, "eos_token", named(g, "tokenizer.ggml.eos_token_id", usual_eos(g)));
   write_named(&w, "pad_token", named(g, "tokenizer.ggml.padding_token_id", -1));
