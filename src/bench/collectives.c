@@ -104,15 +104,11 @@ static void add_record(comm_bench *b) {
     return;
   }
   td_json_writer *w = &b->json;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "collective", names[b->kind]);
-  td_jw_str(w, "backend", backend);
-  td_jw_str(w, "device", td_dev_name(b->ranks[0].dev));
-  td_jw_int(w, "ranks", b->n_ranks);
-  td_jw_int(w, "bytes", (int64_t)b->size);
-  td_jw_double(w, "ms", seconds * 1e3);
-  td_jw_double(w, "gbps", gbps);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "{'collective': %s, 'backend': %s, 'device': %s, 'ranks': %u, 'bytes': %lu, 'ms': %g, "
+            "'gbps': %g}",
+            names[b->kind], backend, td_dev_name(b->ranks[0].dev), b->n_ranks, b->size,
+            seconds * 1e3, gbps);
   b->is_cut |= !td_jw_print_line(w, stdout);
 }
 

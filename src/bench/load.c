@@ -276,12 +276,8 @@ static void report_series(series *s, const char *name, const char *title, td_jso
     return;
   }
   td_jw_begin_object(w, name);
-  td_jw_double(w, "mean", s->n ? mean : NAN);
-  td_jw_double(w, "p50", percentile(s, 50));
-  td_jw_double(w, "p90", percentile(s, 90));
-  td_jw_double(w, "p99", percentile(s, 99));
-  td_jw_double(w, "max", percentile(s, 100));
-  td_jw_end_object(w);
+  td_jw_add(w, "'mean': %g, 'p50': %g, 'p90': %g, 'p99': %g, 'max': %g}", s->n ? mean : NAN,
+            percentile(s, 50), percentile(s, 90), percentile(s, 99), percentile(s, 100));
 }
 
 static void report_counts(const load *l, double seconds, td_json_writer *w) {
@@ -294,19 +290,15 @@ static void report_counts(const load *l, double seconds, td_json_writer *w) {
     printf("%-18s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
     return;
   }
-  td_jw_str(w, "server", l->options->server);
-  td_jw_str(w, "model", td_buf_text(&l->model));
-  td_jw_str(w, "load", td_load_name((td_load_shape)l->options->load_shape));
-  td_jw_int(w, "requests", l->n_done);
-  td_jw_int(w, "failed", l->n_failed);
-  td_jw_double(w, "seconds", seconds);
-  td_jw_int(w, "prompt_tokens", l->n_prompt);
-  td_jw_int(w, "output_tokens", l->n_output);
-  td_jw_double(w, "output_tokens_per_s", rate);
-  td_jw_double(w, "requests_per_s", (l->n_done - l->n_failed) / seconds);
-  td_jw_double(w, "goodput_per_s", goodput);
-  td_jw_double(w, "slo_ttft_ms", l->options->slo_ttft_ms);
-  td_jw_double(w, "slo_tpot_ms", l->options->slo_tpot_ms);
+  td_jw_add(w,
+            "'server': %s, 'model': %s, 'load': %s, 'requests': %u, 'failed': %u, 'seconds': %g, "
+            "'prompt_tokens': %ld, 'output_tokens': %ld, 'output_tokens_per_s': %g, "
+            "'requests_per_s': %g",
+            l->options->server, td_buf_text(&l->model),
+            td_load_name((td_load_shape)l->options->load_shape), l->n_done, l->n_failed, seconds,
+            l->n_prompt, l->n_output, rate, (l->n_done - l->n_failed) / seconds);
+  td_jw_add(w, "'goodput_per_s': %g, 'slo_ttft_ms': %g, 'slo_tpot_ms': %g", goodput,
+            l->options->slo_ttft_ms, l->options->slo_tpot_ms);
 }
 
 static void report(load *l) {

@@ -29,11 +29,9 @@ td_machine td_machine_get(void) {
 }
 
 void td_machine_json(const td_machine *machine, td_json_writer *w) {
-  td_jw_begin_object(w, "machine");
-  td_jw_str(w, "cpu", machine->cpu);
-  td_jw_str(w, "kernel", machine->kernel);
-  td_jw_int(w, "threads", machine->n_threads);
-  td_jw_int(w, "memory_bytes", (int64_t)machine->memory_bytes);
-  td_jw_double(w, "read_gbps", machine->read_gbps);
-  td_jw_end_object(w);
+  td_jw_add(w,
+            "'machine': {'cpu': %s, 'kernel': %s, 'threads': %u, 'memory_bytes': %lu, "
+            "'read_gbps': %g}",
+            machine->cpu, machine->kernel, machine->n_threads, machine->memory_bytes,
+            machine->read_gbps);
 }

@@ -30,23 +30,11 @@ static void add_members(td_buf *out, const char *object) {
 void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens,
                     const char *extra) {
   td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "model", model);
-  td_jw_begin_array(&w, "messages");
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "role", "user");
-  td_jw_str(&w, "content", prompt);
-  td_jw_end_object(&w);
-  td_jw_end_array(&w);
-  td_jw_int(&w, "max_tokens", max_tokens);
-  td_jw_int(&w, "temperature", 0);
-  td_jw_bool(&w, "ignore_eos", true);
-  td_jw_bool(&w, "stream", true);
-  td_jw_begin_object(&w, "stream_options");
-  td_jw_bool(&w, "include_usage", true);
-  td_jw_bool(&w, "continuous_usage_stats", true);
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w,
+            "{'model': %s, 'messages': [{'role': 'user', 'content': %s}], 'max_tokens': %u, "
+            "'temperature': 0, 'ignore_eos': true, 'stream': true, "
+            "'stream_options': {'include_usage': true, 'continuous_usage_stats': true}}",
+            model, prompt, max_tokens);
   if (extra) add_members(out, extra);
 }
 

@@ -83,24 +83,14 @@ static td_status add_speed(td_bench_report *r, unsigned n_threads, td_err *err) 
 
 static void machine_json(td_bench_report *r) {
   td_json_writer *w = &r->json;
-  td_jw_begin_object(w, NULL);
-  td_jw_begin_object(w, "machine");
-  td_jw_str(w, "cpu", r->machine.cpu);
-  td_jw_str(w, "kernel", r->machine.kernel);
-  td_jw_int(w, "memory_bytes", (int64_t)r->machine.memory_bytes);
-  td_jw_begin_array(w, "limits");
+  td_jw_add(w, "{'machine': {'cpu': %s, 'kernel': %s, 'memory_bytes': %lu, 'limits': [",
+            r->machine.cpu, r->machine.kernel, r->machine.memory_bytes);
   for (uint32_t i = 0; i < r->n_speeds; i++) {
     const td_bench_speed *s = &r->speeds[i];
-    td_jw_begin_object(w, NULL);
-    td_jw_int(w, "threads", s->n_threads);
-    td_jw_double(w, "read_gbps", s->read_gbps);
-    td_jw_double(w, "fma_gflops", s->peaks.fma_gflops);
-    td_jw_double(w, "dot_gflops", s->peaks.dot_gflops);
-    td_jw_end_object(w);
+    td_jw_add(w, "{'threads': %u, 'read_gbps': %g, 'fma_gflops': %g, 'dot_gflops': %g}",
+              s->n_threads, s->read_gbps, s->peaks.fma_gflops, s->peaks.dot_gflops);
   }
-  td_jw_end_array(w);
-  td_jw_end_object(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "]}}");
 }
 
 static void print_line(td_bench_report *r) {
@@ -140,29 +130,21 @@ td_status td_bench_report_open(td_bench_report *r, const td_options *options, td
 static void nodes_json(td_json_writer *w, const td_bench_nodes *nodes) {
   td_jw_begin_array(w, "nodes");
   for (unsigned k = 0; k < nodes->n; k++) {
-    td_jw_begin_object(w, NULL);
-    td_jw_double(w, "local_bytes", nodes->local_bytes[k]);
-    td_jw_double(w, "remote_bytes", nodes->remote_bytes[k]);
-    td_jw_end_object(w);
+    td_jw_add(w, "{'local_bytes': %g, 'remote_bytes': %g}", nodes->local_bytes[k],
+              nodes->remote_bytes[k]);
   }
   td_jw_end_array(w);
   if (nodes->speedup > 0) td_jw_double(w, "over_one_node", nodes->speedup);
 }
 
 static void record_json(td_json_writer *w, const td_bench_record *x, double gbps, double gflops) {
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "kernel", x->kernel);
-  td_jw_str(w, "variant", x->variant);
-  td_jw_str(w, "format", x->format->name);
-  td_jw_int(w, "rows", x->rows);
-  td_jw_int(w, "cols", x->cols);
-  td_jw_int(w, "batch", x->batch);
-  td_jw_int(w, "threads", x->speed->n_threads);
-  td_jw_double(w, "ms", x->time.seconds * 1e3);
-  td_jw_double(w, "gbps", gbps);
-  td_jw_double(w, "gflops", gflops);
-  td_jw_double(w, "read_gbps", x->time.read_gbps);
-  td_jw_double(w, "share_of_read_bandwidth", gbps / x->time.read_gbps);
+  td_jw_add(w,
+            "{'kernel': %s, 'variant': %s, 'format': %s, 'rows': %u, 'cols': %u, 'batch': %u, "
+            "'threads': %u, 'ms': %g",
+            x->kernel, x->variant, x->format->name, x->rows, x->cols, x->batch, x->speed->n_threads,
+            x->time.seconds * 1e3);
+  td_jw_add(w, "'gbps': %g, 'gflops': %g, 'read_gbps': %g, 'share_of_read_bandwidth': %g", gbps,
+            gflops, x->time.read_gbps, gbps / x->time.read_gbps);
   double peak = td_bench_peak(x->speed);
   td_jw_double(w, "share_of_peak", peak > 0 ? gflops / peak : NAN);
   if (x->nodes) nodes_json(w, x->nodes);

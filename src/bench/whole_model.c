@@ -244,22 +244,14 @@ static void print_case(const bench *b, const bench_case *c, const spread *rate, 
     return;
   }
   td_json_writer *w = b->json;
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "kind", kind);
-  td_jw_int(w, "n_tokens", c->n_tokens);
-  td_jw_int(w, "depth", c->depth);
-  td_jw_int(w, "batch", c->batch);
-  td_jw_int(w, "repeat", b->options->repeat);
-  td_jw_begin_object(w, "tokens_per_s");
-  td_jw_double(w, "mean", rate->mean);
-  td_jw_double(w, "median", rate->median);
-  td_jw_double(w, "min", rate->min);
-  td_jw_double(w, "max", rate->max);
-  td_jw_double(w, "stdev", rate->stdev);
-  td_jw_end_object(w);
-  td_jw_double(w, "gbps", gbps);
-  td_jw_double(w, "read_gbps", read_gbps);
-  td_jw_double(w, "share_of_read_bandwidth", gbps / read_gbps);
+  td_jw_add(w,
+            "{'kind': %s, 'n_tokens': %u, 'depth': %u, 'batch': %u, 'repeat': %ld, "
+            "'tokens_per_s': {'mean': %g, 'median': %g, 'min': %g",
+            kind, c->n_tokens, c->depth, c->batch, b->options->repeat, rate->mean, rate->median,
+            rate->min);
+  td_jw_add(w,
+            "'max': %g, 'stdev': %g}, 'gbps': %g, 'read_gbps': %g, 'share_of_read_bandwidth': %g",
+            rate->max, rate->stdev, gbps, read_gbps, gbps / read_gbps);
   if (b->options->with_plan) {
     td_jw_double(w, "planned_tokens_per_s", planned);
     td_jw_double(w, "planned_over_measured", planned / rate->median);
@@ -321,14 +313,10 @@ static void print_head(bench *b) {
   }
   td_jw_begin_object(b->json, NULL);
   td_machine_json(&b->machine, b->json);
-  td_jw_begin_object(b->json, "model");
-  td_jw_str(b->json, "name", name);
-  td_jw_int(b->json, "params", (int64_t)stats.params);
-  td_jw_int(b->json, "active_params", (int64_t)stats.active_params);
-  td_jw_int(b->json, "bytes", (int64_t)stats.bytes);
-  td_jw_double(b->json, "load_s", b->session->load_s);
-  td_jw_end_object(b->json);
-  td_jw_end_object(b->json);
+  td_jw_add(b->json,
+            "'model': {'name': %s, 'params': %lu, 'active_params': %lu, 'bytes': %lu, "
+            "'load_s': %g}}",
+            name, stats.params, stats.active_params, stats.bytes, b->session->load_s);
 }
 
 static uint32_t largest(const td_int_list *list) {

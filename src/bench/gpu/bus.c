@@ -22,9 +22,7 @@
 enum { RUNS = 9, PART_BYTES = 4 << 20 };
 
 static void begin(td_gpu_bench *b, const char *path, const char *what) {
-  td_jw_begin_object(b->json, NULL);
-  td_jw_str(b->json, "path", path);
-  td_jw_str(b->json, "case", what);
+  td_jw_add(b->json, "{'path': %s, 'case': %s", path, what);
 }
 
 static void end(td_gpu_bench *b) {
@@ -72,12 +70,11 @@ static void copy_case(td_gpu_bench *b, const buffers *m, size_t n_bytes, bool is
                               : (td_gpu_copy){host, m->device, n_bytes};
   const double seconds = td_gpu_measure_copy(b, td_gpu_copy_once, &a);
   begin(b, "copies", is_up ? "host to device" : "device to host");
-  td_jw_int(b->json, "bytes", (int64_t)n_bytes);
-  td_jw_int(b->json, "host_offset", (int64_t)offset);
-  td_jw_double(b->json, "us", seconds * 1e6);
-  td_jw_double(b->json, "gbps", (double)n_bytes / seconds * 1e-9);
-  td_jw_double(b->json, "share_of_pinned_bandwidth",
-               (double)n_bytes / seconds * 1e-9 / b->pinned_gbps);
+  td_jw_add(b->json,
+            "'bytes': %lu, 'host_offset': %lu, 'us': %g, 'gbps': %g, "
+            "'share_of_pinned_bandwidth': %g",
+            n_bytes, offset, seconds * 1e6, (double)n_bytes / seconds * 1e-9,
+            (double)n_bytes / seconds * 1e-9 / b->pinned_gbps);
   end(b);
 }
 
@@ -126,9 +123,8 @@ static void beside_cases(td_gpu_bench *b, const buffers *m) {
     const size_t part = !cases[i].has_large ? 0 : cases[i].is_cut ? PART_BYTES : m->n_bytes / 2;
     const double seconds = beside(b, m, other, part, &small, cases[i].large_is_up);
     begin(b, "copies", cases[i].name);
-    td_jw_int(b->json, "bytes", (int64_t)n);
-    td_jw_int(b->json, "large_bytes", cases[i].has_large ? (int64_t)(m->n_bytes / 2) : 0);
-    td_jw_double(b->json, "us", seconds * 1e6);
+    td_jw_add(b->json, "'bytes': %lu, 'large_bytes': %ld, 'us': %g", n,
+              cases[i].has_large ? (int64_t)(m->n_bytes / 2) : 0, seconds * 1e6);
     end(b);
   }
   td_stream_close(other);
@@ -367,8 +363,7 @@ static void signal_case(table_tennis *t, const value_calls *calls, const buffers
                         td_stream *other) {
   td_gpu_bench *b = t->b;
   begin(b, "signals", calls ? "stream wait-value" : "spinning kernel");
-  td_jw_bool(b->json, "with_copies", t->has_copies);
-  td_jw_str(b->json, "bus", other ? "busy" : "idle");
+  td_jw_add(b->json, "'with_copies': %i, 'bus': %s", t->has_copies, other ? "busy" : "idle");
   const double seconds = calls && !(calls->write && calls->wait) ? -1 : play(t, calls, m, other);
   if (seconds < 0)
     td_jw_str(b->json, "unavailable", "the driver has no cuStreamWaitValue32, or refuses it");
@@ -441,9 +436,8 @@ static void blas_case(td_gpu_bench *b, const table_tennis *t, td_stream *other, 
   td_err err;
   td_gpu_must(td_stream_sync(other, &err), &err);
   begin(b, "signals", "cuBLAS beside a spinning kernel");
-  td_jw_int(b->json, "tokens", n);
-  td_jw_double(b->json, "first_us", seconds * 1e6);
-  td_jw_bool(b->json, "waits", seconds >= SPIN_S);
+  td_jw_add(b->json, "'tokens': %u, 'first_us': %g, 'waits': %i", n, seconds * 1e6,
+            seconds >= SPIN_S);
   end(b);
   td_gpu_release(b, before);
 }

@@ -197,9 +197,7 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
     return;
   }
   fprintf(stderr, " %10.1f us %8.1f GB/s %8.2f TFLOP/s\n", seconds * 1e6, gbps, tflops);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "op", c->op);
-  td_jw_str(w, "model", c->model);
+  td_jw_add(w, "{'op': %s, 'model': %s", c->op, c->model);
   if (c->format) td_jw_str(w, "format", c->format);
   if (c->rows) td_jw_int(w, "rows", c->rows);
   if (c->cols) td_jw_int(w, "cols", c->cols);
@@ -207,9 +205,8 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
   if (c->seqs) td_jw_int(w, "sequences", c->seqs);
   if (c->keys) td_jw_int(w, "keys", c->keys);
   if (c->experts) td_jw_int(w, "experts", c->experts);
-  td_jw_double(w, "us", seconds * 1e6);
-  td_jw_double(w, "gbps", gbps);
-  td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
+  td_jw_add(w, "'us': %g, 'gbps': %g, 'share_of_device_bandwidth': %g", seconds * 1e6, gbps,
+            gbps / b->copy_gbps);
   if (c->flops > 0) td_jw_double(w, "tflops", tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_mma_sync_peak", tflops / b->mma_tflops);

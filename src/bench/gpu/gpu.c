@@ -48,9 +48,7 @@ static td_machine measure_machine(void) {
 
 static void write_head(td_gpu_bench *b) {
   td_machine machine = b->shrink == 1 ? measure_machine() : td_machine_get();
-  td_jw_begin_object(b->json, NULL);
-  td_jw_str(b->json, "device", td_dev_name(b->dev));
-  td_jw_str(b->json, "tandem", TD_VERSION);
+  td_jw_add(b->json, "{'device': %s, 'tandem': %s", td_dev_name(b->dev), TD_VERSION);
   b->read_gbps = machine.read_gbps;
   if (b->shrink > 1) td_jw_int(b->json, "shrunk_by", b->shrink);
   td_machine_json(&machine, b->json);
@@ -125,8 +123,7 @@ static void run_path(td_gpu_bench *b, const td_options *o, td_gpu_steps *s) {
   write_head(b);
   if (s) td_gpu_steps_head(s);
   b->pinned_gbps = td_gpu_pinned_gbps(b);
-  td_jw_double(b->json, "pinned_gbps", b->pinned_gbps);
-  td_jw_end_object(b->json);
+  td_jw_add(b->json, "'pinned_gbps': %g}", b->pinned_gbps);
   td_gpu_write(b);
   if (s)
     paths[o->gpu_path].run_steps(s);

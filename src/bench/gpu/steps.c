@@ -77,18 +77,13 @@ void td_gpu_steps_close(td_gpu_steps *s) {
 
 void td_gpu_steps_head(const td_gpu_steps *s) {
   td_json_writer *w = s->b->json;
-  td_jw_str(w, "model", s->model.config.arch_name);
-  td_jw_str(w, "format", "fp8");
-  td_jw_int(w, "layers", s->model.config.n_layers);
-  td_jw_bool(w, "aliased_layers", true);
-  td_jw_int(w, "layer_expert_bytes", (int64_t)s->model.layer_bytes);
-  td_jw_int(w, "weight_bytes_in_memory", (int64_t)s->model.n_bytes);
-  td_jw_int(w, "prefill_chunk", s->devices.prefill_chunk);
-  td_jw_int(w, "stream_bytes", (int64_t)s->devices.stream_bytes);
-  td_jw_int(w, "cpu_threads", s->n_threads);
-  td_jw_str(w, "kv_dtype", td_dtype_name(td_dev_kv_dtype(s->b->dev, TD_F32)));
-  td_jw_double(w, "fill_s", s->fill_s);
-  td_jw_double(w, "pin_s", s->pin_s);
+  td_jw_add(w,
+            "'model': %s, 'format': 'fp8', 'layers': %u, 'aliased_layers': true, "
+            "'layer_expert_bytes': %lu, 'weight_bytes_in_memory': %lu, 'prefill_chunk': %u, "
+            "'stream_bytes': %lu, 'cpu_threads': %u, 'kv_dtype': %s, 'fill_s': %g, 'pin_s': %g",
+            s->model.config.arch_name, s->model.config.n_layers, s->model.layer_bytes,
+            s->model.n_bytes, s->devices.prefill_chunk, s->devices.stream_bytes, s->n_threads,
+            td_dtype_name(td_dev_kv_dtype(s->b->dev, TD_F32)), s->fill_s, s->pin_s);
 }
 
 // ---- steps --------------------------------------------------------------------------------------
@@ -209,10 +204,8 @@ static void warm_up(td_gpu_steps *s, uint32_t n_prompt) {
 }
 
 static void begin(td_gpu_steps *s, const char *path) {
-  td_jw_begin_object(s->b->json, NULL);
-  td_jw_str(s->b->json, "path", path);
-  td_jw_int(s->b->json, "layers", s->model.config.n_layers);
-  td_jw_bool(s->b->json, "aliased_layers", true);
+  td_jw_add(s->b->json, "{'path': %s, 'layers': %u, 'aliased_layers': true", path,
+            s->model.config.n_layers);
 }
 
 static void end(td_gpu_steps *s) {
@@ -270,14 +263,12 @@ static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token, td_dtyp
   }
   const td_expert_cache_stats after = td_engine_cache_stats(r.engine);
   begin(s, "cache");
-  td_jw_str(s->b->json, "kv_dtype", td_dtype_name(td_dev_kv_dtype(s->b->dev, kv_dtype)));
-  td_jw_int(s->b->json, "slots", after.n_slots);
-  td_jw_int(s->b->json, "cached", after.n_cached);
-  td_jw_int(s->b->json, "experts_of_token", n_of_token);
-  td_jw_double(s->b->json, "hit_rate",
-               (double)(after.hits - before.hits) / ((double)n_steps * n_of_token));
-  td_jw_double(s->b->json, "cache_bytes", (double)cache_bytes);
-  td_jw_double(s->b->json, "itl_ms", td_median(seconds, n_steps) * 1e3);
+  td_jw_add(s->b->json,
+            "'kv_dtype': %s, 'slots': %u, 'cached': %u, 'experts_of_token': %u, 'hit_rate': %g, "
+            "'cache_bytes': %g, 'itl_ms': %g",
+            td_dtype_name(td_dev_kv_dtype(s->b->dev, kv_dtype)), after.n_slots, after.n_cached,
+            n_of_token, (double)(after.hits - before.hits) / ((double)n_steps * n_of_token),
+            (double)cache_bytes, td_median(seconds, n_steps) * 1e3);
   end(s);
   close_rig(s, &r);
 }
@@ -316,14 +307,11 @@ static void stream_case(td_gpu_steps *s, rig *r, uint32_t n_tokens) {
   const uint64_t dense = td_engine_stream_progress(r->engine).dense_bytes - dense_before;
   const double gbps = (bytes + (double)dense) / seconds * 1e-9;
   begin(s, "stream");
-  td_jw_int(s->b->json, "tokens", n);
-  td_jw_int(s->b->json, "chunk_tokens", chunk_of(s, n));
-  td_jw_double(s->b->json, "seconds", seconds);
-  td_jw_double(s->b->json, "tokens_per_s", n / seconds);
-  td_jw_double(s->b->json, "streamed_bytes", bytes);
-  td_jw_int(s->b->json, "streamed_dense_bytes", (int64_t)dense);
-  td_jw_double(s->b->json, "gbps", gbps);
-  td_jw_double(s->b->json, "share_of_pinned_bandwidth", gbps / s->b->pinned_gbps);
+  td_jw_add(s->b->json,
+            "'tokens': %u, 'chunk_tokens': %u, 'seconds': %g, 'tokens_per_s': %g, "
+            "'streamed_bytes': %g, 'streamed_dense_bytes': %lu, 'gbps': %g, "
+            "'share_of_pinned_bandwidth': %g",
+            n, chunk_of(s, n), seconds, n / seconds, bytes, dense, gbps, gbps / s->b->pinned_gbps);
   end(s);
 }
 
@@ -404,15 +392,11 @@ static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32
                         uint32_t n_drafted) {
   const decode_time t = measure_decode(s, r, batch, n_drafted);
   begin(s, "decode");
-  td_jw_int(s->b->json, "batch", batch);
-  td_jw_int(s->b->json, "drafted", n_drafted);
-  td_jw_int(s->b->json, "microbatches", n_microbatches);
-  td_jw_int(s->b->json, "cpu_threads", atomic_load(&s->n_active));
-  td_jw_int(s->b->json, "keys", fewer(s, DEPTH, 1) + 1);
-  td_jw_double(s->b->json, "itl_ms", t.seconds * 1e3);
-  td_jw_double(s->b->json, "tokens_per_s", batch / t.seconds);
-  td_jw_double(s->b->json, "expert_bytes", t.bytes);
-  td_jw_double(s->b->json, "expert_gbps", t.bytes / t.seconds * 1e-9);
+  td_jw_add(s->b->json,
+            "'batch': %u, 'drafted': %u, 'microbatches': %u, 'cpu_threads': %u, 'keys': %u, "
+            "'itl_ms': %g, 'tokens_per_s': %g, 'expert_bytes': %g, 'expert_gbps': %g",
+            batch, n_drafted, n_microbatches, atomic_load(&s->n_active), fewer(s, DEPTH, 1) + 1,
+            t.seconds * 1e3, batch / t.seconds, t.bytes, t.bytes / t.seconds * 1e-9);
   if (s->b->read_gbps > 0) {
     td_jw_double(s->b->json, "share_of_read_bandwidth",
                  t.bytes / t.seconds * 1e-9 / s->b->read_gbps);
@@ -535,16 +519,13 @@ static void interference_case(interference *t, uint32_t n_prompt, double slowdow
   td_jw_int(w, "prompt_tokens_a_step", n_prompt);
   if (slowdown > 0) td_jw_double(w, "slowdown_limit", slowdown);
   // not where the device has no shares
-  td_jw_bool(w, "is_confined",
-             td_engine_stream_progress(t->prefill->engine).confined_bytes > confined);
-  td_jw_int(w, "decode_steps", t->n);
-  td_jw_double(w, "itl_alone_ms", t->alone_s * 1e3);
+  td_jw_add(w, "'is_confined': %i, 'decode_steps': %u, 'itl_alone_ms': %g",
+            td_engine_stream_progress(t->prefill->engine).confined_bytes > confined, t->n,
+            t->alone_s * 1e3);
   if (t->n) {
     const double itl_s = td_median(t->gaps_s, t->n);
-    td_jw_double(w, "itl_ms", itl_s * 1e3);
-    td_jw_double(w, "itl_mean_ms", sum / t->n * 1e3);
-    td_jw_double(w, "itl_max_ms", longest * 1e3);
-    td_jw_double(w, "itl_over_alone", itl_s / t->alone_s);
+    td_jw_add(w, "'itl_ms': %g, 'itl_mean_ms': %g, 'itl_max_ms': %g, 'itl_over_alone': %g",
+              itl_s * 1e3, sum / t->n * 1e3, longest * 1e3, itl_s / t->alone_s);
   }
   td_jw_double(w, "prompt_s", t->seconds);
   td_jw_bool(w, "is_whole_prompt", t->is_whole);
