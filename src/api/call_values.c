@@ -1,7 +1,6 @@
 // src/api/call_values.c - the parameters of a tool for the forms of calls in which each argument is
 // an element: which there are, and the grammar of a value that stands there without quotes.
 #include <stdlib.h>
-#include <string.h>
 
 #include "api/api_impl.h"
 #include "api/calls/tool_params.h"

@@ -2,7 +2,6 @@
 // devices of this process. GB/s counts what a rank gets from the others.
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"

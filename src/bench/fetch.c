@@ -2,7 +2,6 @@
 #include "bench/fetch.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "bench/http_client.h"
 #include "bench/openai_client.h"

@@ -1,7 +1,6 @@
 // src/cli/eval_suite.c - `tandem eval chat`: generates greedy responses to a suite of questions and
 // compares them with the expected ones.
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json_write.h"

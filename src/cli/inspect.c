@@ -13,7 +13,6 @@
 #include "engine/attn/kind.h"
 #include "engine/engine.h"
 #include "model/model.h"
-#include "runtime/placement.h"
 #include "text/chat.h"
 
 static uint32_t count_moe_layers(const td_model_config *c) {

@@ -1,7 +1,6 @@
 // src/cli/recommend.c - `tandem recommend`: models of the hub that a machine can run, and how fast.
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 // to a terminal on stderr.
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "api/receipt.h"

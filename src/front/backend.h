@@ -12,7 +12,6 @@
 #include "front/kv_events.h"
 #include "front/pictures.h"
 #include "runtime/devices.h"
-#include "tandem/types.h"
 #include "tandem/wire.h"
 
 typedef struct td_backend td_backend;

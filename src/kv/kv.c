@@ -2,7 +2,6 @@
 #include "kv/kv.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "kv/pages.h"
 

@@ -2,7 +2,6 @@
 // which the output parser must read, too.
 #include "api/calls/call_syntax.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/output_parser.h"

@@ -1,7 +1,6 @@
 // src/api/dialects/dialect.c - what the dialects share.
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/dialect_impl.h"
 #include "base/str.h"
 

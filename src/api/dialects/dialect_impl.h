@@ -3,8 +3,6 @@
 
 #include "api/api_impl.h"
 #include "api/dialects/dialect.h"
-#include "base/json_parse.h"
-#include "base/json_write.h"
 
 // Notes that a member of the translated body stands for the request's member `from`, both as paths:
 // "messages[2].tool_calls[0]", "messages[1].content[3]". It counts for their members, too. What is

@@ -2,7 +2,6 @@
 // request is translated to the body of /v1/completions.
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/dialect_impl.h"
 #include "api/infill.h"
 

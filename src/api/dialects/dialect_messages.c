@@ -1,7 +1,6 @@
 // src/api/dialects/dialect_messages.c - Anthropic's Messages.
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/dialect_impl.h"
 
 // ---- request -----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/dialect_impl.h"
 #include "api/dialects/go_template.h"
 #include "api/infill.h"

@@ -1,7 +1,6 @@
 // src/api/dialects/dialect_responses.c - OpenAI's Responses: what is generated, as items.
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 
 static void item_id(const td_dialect_state *s, td_block_kind kind, uint32_t index, char out[80]) {

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 
 #define MAX_REFERENCES 1024 // a request

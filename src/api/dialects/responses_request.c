@@ -1,7 +1,6 @@
 // src/api/dialects/responses_request.c - from a body of /v1/responses to one of chat.
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 
 // Gathers an assistant's turn, which Responses spells as several items.

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 #include "base/query.h"
 

@@ -2,10 +2,8 @@
 // items of its input bring. Functions in namespaces, tools that take free text and the client's
 // search for tools become functions of chat; calls of them are written as what they are.
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "api/api_impl.h"
 #include "api/dialects/responses_impl.h"
 #include "text/grammar/regex.h"
 

@@ -1,6 +1,5 @@
 // src/text/jinja/exec.c - executes statements: output, assignments, loops, macros, and blocks that
 // capture text.
-#include <string.h>
 
 #include "text/jinja/native.h"
 

@@ -1,6 +1,5 @@
 // src/text/jinja/globals.c - global functions: jinja2's own and the two that transformers adds.
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "text/jinja/native.h"

@@ -5,7 +5,6 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-#include "base/buf.h"
 #include "text/tokenizer/regex.h"
 
 typedef struct td_split td_split;

@@ -10,7 +10,6 @@
 #include "base/buf.h"
 #include "base/json_parse.h"
 #include "text/tokenizer/bytelevel.h"
-#include "text/tokenizer/vocab.h"
 
 // Maximum token length; deriving a token's merges takes time quadratic in its length.
 #define MAX_TOKEN_BYTES 1024

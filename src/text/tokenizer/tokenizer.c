@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
 #include "gguf/files.h"

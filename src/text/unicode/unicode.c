@@ -1,8 +1,6 @@
 // src/text/unicode/unicode.c - normal forms and character properties.
 #include "text/unicode/unicode.h"
 
-#include <string.h>
-
 #include "base/utf8.h"
 
 typedef struct {
