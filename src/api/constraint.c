@@ -40,7 +40,7 @@ static td_status set_json(td_api_request *out, const cJSON *value, const char *p
   td_status st = td_json_parse(&schema, value->valuestring, strlen(value->valuestring),
                                TD_JSON_MAX_DEPTH, &err);
   if (st == TD_ENOMEM) return td_api_fail_err(error, param, &err);
-  if (st != TD_OK) return td_api_bad(error, param, "%s is not a JSON schema: %s", param, err.msg);
+  if (st != TD_OK) return td_api_wrong(error, param, "is not a JSON schema: %s", err.msg);
   st = set_schema(out, schema, false, param, error);
   cJSON_Delete(schema);
   return st;
@@ -64,7 +64,7 @@ static td_status finish_format(td_api_request *out, td_status st, const char *pa
 static td_status set_regex(td_api_request *out, const cJSON *value, const char *param,
                            td_api_error *error) {
   td_err err;
-  if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string", param);
+  if (!cJSON_IsString(value)) return td_api_wrong(error, param, "must be a string");
   td_status st = td_g_regex(&out->format, out->build, value->valuestring,
                             strlen(value->valuestring), TD_REGEX_WHOLE, &err);
   return finish_format(out, st, param, &err, error);
@@ -73,11 +73,11 @@ static td_status set_regex(td_api_request *out, const cJSON *value, const char *
 static td_status set_choice(td_api_request *out, const cJSON *value, const char *param,
                             td_api_error *error) {
   if (!cJSON_IsArray(value) || !value->child || cJSON_GetArraySize(value) > MAX_CHOICES)
-    return td_api_bad(error, param, "%s must be an array of 1 to %d strings", param, MAX_CHOICES);
+    return td_api_wrong(error, param, "must be an array of 1 to %d strings", MAX_CHOICES);
   const size_t list = td_g_begin(out->build);
   td_status st = TD_OK;
   for (const cJSON *item = value->child; item && st == TD_OK; item = item->next) {
-    if (!cJSON_IsString(item)) st = td_api_bad(error, param, "%s must hold strings", param);
+    if (!cJSON_IsString(item)) st = td_api_wrong(error, param, "must hold strings");
     if (st == TD_OK) td_g_add(out->build, td_g_str(out->build, item->valuestring));
   }
   out->format = td_g_end_any(out->build, list);
@@ -88,7 +88,7 @@ static td_status set_choice(td_api_request *out, const cJSON *value, const char 
 static td_status set_grammar(td_api_request *out, const cJSON *value, const char *param,
                              td_api_error *error) {
   td_err err;
-  if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string of GBNF", param);
+  if (!cJSON_IsString(value)) return td_api_wrong(error, param, "must be a string of GBNF");
   td_status st = td_g_parse(&out->format, out->build, value->valuestring,
                             strlen(value->valuestring), &err);
   return finish_format(out, st, param, &err, error);
@@ -116,7 +116,7 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
     td_api_path path = td_api_member(where ? where : "", names[i].name);
     const char *param = where ? path.text : names[i].name;
     if (out->has_format)
-      return td_api_bad(error, param, "%s: only one constraint of the output may be given", param);
+      return td_api_wrong(error, param, ": only one constraint of the output may be given");
     if (!td_api_build(out, error)) return TD_ENOMEM;
     td_status st = names[i].set(out, item, param, error);
     if (st != TD_OK) return st;
@@ -136,7 +136,7 @@ static td_status set_structured(td_api_request *out, const cJSON *value, const c
   static const constraint_name names[] = {
       {"json", set_json}, {"regex", set_regex}, {"choice", set_choice}, {"grammar", set_grammar}};
   static const char *const refused[] = {"structural_tag", "whitespace_pattern"};
-  if (!cJSON_IsObject(value)) return td_api_bad(error, param, "%s must be an object", param);
+  if (!cJSON_IsObject(value)) return td_api_wrong(error, param, "must be an object");
   for (size_t i = 0; i < TD_COUNT(refused); i++) {
     if (is_neutral(td_json_get(value, refused[i]))) continue;
     td_api_path path = td_api_member(param, refused[i]);
@@ -152,9 +152,8 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
                             td_api_error *error) {
   const cJSON *type = td_json_get(format, "type");
   const td_api_path at = td_api_member(param, "type");
-  if (!cJSON_IsObject(format)) return td_api_bad(error, param, "%s must be an object", param);
-  if (!cJSON_IsString(type))
-    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
+  if (!cJSON_IsObject(format)) return td_api_wrong(error, param, "must be an object");
+  if (!cJSON_IsString(type)) return td_api_wrong(error, at.text, "is missing or not a string");
   const char *name = type->valuestring;
   if (strcmp(name, "text") == 0) return TD_OK;
   if (strcmp(name, "json_object") == 0) {
@@ -167,15 +166,14 @@ static td_status set_format(td_api_request *out, const cJSON *format, const char
     return set_grammar(out, td_json_get(format, "grammar"), inner.text, error);
   }
   if (strcmp(name, "json_schema") != 0) {
-    return td_api_bad(error, at.text,
-                      "%s is \"%.64s\", and must be text, json_object or json_schema", at.text,
-                      name);
+    return td_api_wrong(error, at.text,
+                        "is \"%.64s\", and must be text, json_object or json_schema", name);
   }
   const cJSON *named = td_json_get(format, "json_schema"), *schema = td_json_get(named, "schema");
   const bool is_strict = cJSON_IsTrue(td_json_get(named, "strict"));
   const td_api_path inner = td_api_member(param, "json_schema.schema");
   if (cJSON_IsObject(schema)) return set_schema(out, schema, is_strict, inner.text, error);
-  return td_api_bad(error, inner.text, "%s is missing or not an object", inner.text);
+  return td_api_wrong(error, inner.text, "is missing or not an object");
 }
 
 td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error) {

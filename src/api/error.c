@@ -9,15 +9,22 @@
 
 td_status td_api_fail(td_api_error *error, int status, const char *param, const char *code,
                       const char *fmt, ...) {
-  memset(error, 0, sizeof *error);
-  error->status = status;
-  error->code = code;
+  *error = (td_api_error){.status = status, .code = code};
   if (param) snprintf(error->param, sizeof error->param, "%s", param);
   va_list args;
   va_start(args, fmt);
   vsnprintf(error->message, sizeof error->message, fmt, args);
   va_end(args);
   return status >= 500 ? TD_EINTERNAL : TD_EINVAL;
+}
+
+td_status td_api_wrong(td_api_error *error, const char *param, const char *fmt, ...) {
+  char text[TD_ERR_BYTES];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  return td_api_bad(error, param, "%s%s%s", param, text[0] == ':' ? "" : " ", text);
 }
 
 td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *err) {

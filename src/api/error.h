@@ -25,6 +25,9 @@ td_status td_api_fail(td_api_error *error, int status, const char *param, const 
                       const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 // Status 400 without a code.
 #define td_api_bad(error, param, ...) td_api_fail((error), 400, (param), NULL, __VA_ARGS__)
+// The same, of param: the message is that, a blank unless fmt begins with a colon, and the text.
+td_status td_api_wrong(td_api_error *error, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 // Converts a td_err: TD_EINVAL and TD_EFORMAT are client errors (4xx), all others server errors.
 td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *err);
 

@@ -24,7 +24,7 @@ static td_status write_content(td_api_request *out, td_json_writer *w, const cJS
     td_jw_str(w, "content", "");
     return TD_OK;
   }
-  if (!content) return td_api_bad(error, param, "%s is missing", param);
+  if (!content) return td_api_wrong(error, param, "is missing");
   if (cJSON_IsString(content)) {
     td_jw_str(w, "content", content->valuestring);
     return TD_OK;
@@ -65,17 +65,17 @@ static void write_arguments(td_json_writer *w, const cJSON *arguments, bool plai
 static td_status write_function(td_json_writer *w, const cJSON *function, bool plain,
                                 const char *where, td_api_error *error) {
   const char *name = NULL;
-  if (!cJSON_IsObject(function)) return td_api_bad(error, where, "%s must be an object", where);
+  if (!cJSON_IsObject(function)) return td_api_wrong(error, where, "must be an object");
   td_status st = td_api_get_str_at(function, "name", where, &name, error);
   if (st != TD_OK) return st;
   const cJSON *arguments = td_json_get(function, "arguments");
   if (arguments && !cJSON_IsString(arguments) && !cJSON_IsObject(arguments)) {
     td_api_path at = td_api_member(where, "arguments");
-    return td_api_bad(error, at.text, "%s must be a string of JSON, or an object", at.text);
+    return td_api_wrong(error, at.text, "must be a string of JSON, or an object");
   }
   if (!name) {
     td_api_path at = td_api_member(where, "name");
-    return td_api_bad(error, at.text, "%s is missing", at.text);
+    return td_api_wrong(error, at.text, "is missing");
   }
   td_jw_add(w, "'function': {'name': %s", name);
   write_arguments(w, arguments, plain);
@@ -86,7 +86,7 @@ static td_status write_function(td_json_writer *w, const cJSON *function, bool p
 static td_status write_call(td_json_writer *w, const cJSON *call, bool plain, const char *where,
                             td_api_error *error) {
   const char *id = NULL;
-  if (!cJSON_IsObject(call)) return td_api_bad(error, where, "%s must be an object", where);
+  if (!cJSON_IsObject(call)) return td_api_wrong(error, where, "must be an object");
   td_status st = td_api_get_str_at(call, "id", where, &id, error);
   if (st != TD_OK) return st;
   td_jw_begin_object(w, NULL);
@@ -102,8 +102,7 @@ static td_status write_calls(td_json_writer *w, const cJSON *message, bool plain
                              td_api_error *error) {
   const td_api_path at = td_api_member(where, "tool_calls");
   const cJSON *calls = td_json_get(message, "tool_calls");
-  if (calls && !cJSON_IsArray(calls))
-    return td_api_bad(error, at.text, "%s must be an array", at.text);
+  if (calls && !cJSON_IsArray(calls)) return td_api_wrong(error, at.text, "must be an array");
   if (!calls || !calls->child) return TD_OK;
   td_jw_begin_array(w, "tool_calls");
   td_status st = TD_OK;
@@ -137,12 +136,12 @@ static const char *role_of(const cJSON *message) {
 
 static td_status write_message(td_api_request *out, td_json_writer *w, const cJSON *message,
                                bool plain, bool is_asked, const char *where, td_api_error *error) {
-  if (!cJSON_IsObject(message)) return td_api_bad(error, where, "%s must be an object", where);
+  if (!cJSON_IsObject(message)) return td_api_wrong(error, where, "must be an object");
   const char *role = role_of(message);
   if (!role) {
     td_api_path at = td_api_member(where, "role");
-    return td_api_bad(error, at.text,
-                      "%s must be one of system, developer, user, assistant and tool", at.text);
+    return td_api_wrong(error, at.text,
+                        "must be one of system, developer, user, assistant and tool");
   }
   td_jw_add(w, "{'role': %s", role);
   td_status st = write_content(out, w, message, role, is_asked, where, error);
@@ -197,8 +196,8 @@ static td_status write_messages(td_api_request *out, td_json_writer *w, const cJ
   const cJSON *messages = td_json_get(root, "messages");
   const bool has_prompt = !messages && td_json_get(root, "prompt");
   if (!cJSON_IsArray(messages) || !messages->child) {
-    return td_api_bad(error, "messages", "messages must be an array with at least one message%s",
-                      has_prompt ? "; prompt is what /v1/completions takes" : "");
+    return td_api_wrong(error, "messages", "must be an array with at least one message%s",
+                        has_prompt ? "; prompt is what /v1/completions takes" : "");
   }
   td_jw_begin_array(w, "messages");
   td_status st = TD_OK;
@@ -251,9 +250,9 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
   static const char key[] = "chat_template_kwargs";
   const cJSON *kwargs = td_json_get(root, key);
   if (!kwargs) return TD_OK;
-  if (!cJSON_IsObject(kwargs)) return td_api_bad(error, key, "%s must be an object", key);
+  if (!cJSON_IsObject(kwargs)) return td_api_wrong(error, key, "must be an object");
   if (cJSON_GetArraySize(kwargs) > MAX_KWARGS)
-    return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
+    return td_api_wrong(error, key, "has more than %d members", MAX_KWARGS);
   for (const cJSON *item = kwargs->child; item; item = item->next)
     if (cJSON_GetObjectItemCaseSensitive(kwargs, item->string) == item &&
         !is_reserved(item->string))
@@ -269,14 +268,13 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   td_status st = td_api_get_bool(root, key, is_continued, error);
   if (st != TD_OK || !*is_continued) return st;
   if (*generation_prompt && td_json_get(root, "add_generation_prompt")) {
-    return td_api_bad(error, "add_generation_prompt",
-                      "add_generation_prompt: true does not go with a last message that is "
-                      "continued");
+    return td_api_wrong(error, "add_generation_prompt",
+                        ": true does not go with a last message that is continued");
   }
   while (last->next)
     last = last->next;
   if (strcmp(role_of(last), "assistant") != 0)
-    return td_api_bad(error, key, "%s: the last message must be the assistant's", key);
+    return td_api_wrong(error, key, ": the last message must be the assistant's");
   *generation_prompt = false;
   return TD_OK;
 }

@@ -96,14 +96,14 @@ static td_status keep_image(td_api_request *r, const char *base64, const char *w
   td_err err;
   const size_t n = strlen(base64);
   if (r->n_images == TD_API_MAX_IMAGES)
-    return td_api_bad(error, where, "%s: more than %d images", where, TD_API_MAX_IMAGES);
+    return td_api_wrong(error, where, ": more than %d images", TD_API_MAX_IMAGES);
   if (n / 4 * 3 > TD_API_MAX_IMAGE_BYTES) {
-    return td_api_bad(error, where, "%s: an image of more than %u MB: send a smaller one", where,
-                      TD_API_MAX_IMAGE_BYTES >> 20);
+    return td_api_wrong(error, where, ": an image of more than %u MB: send a smaller one",
+                        TD_API_MAX_IMAGE_BYTES >> 20);
   }
   if (!td_base64_decode(&bytes, base64, n)) {
     td_buf_free(&bytes);
-    return td_api_bad(error, where, "%s: Could not process image: its data is not base64", where);
+    return td_api_wrong(error, where, ": Could not process image: its data is not base64");
   }
   if (!TD_GROW(r->images, r->n_images, r->cap_images, 4)) bytes.failed = true;
   char *from = strdup(where);
@@ -225,27 +225,25 @@ static td_status check_part(const td_api_content *c, const cJSON *part, const ch
                             td_api_error *error) {
   const char *type = td_json_text(part, "type");
   if (is_readable(c, part, 0)) return TD_OK;
-  if (!cJSON_IsObject(part))
-    return td_api_bad(error, where, "%s must be an object with a type", where);
+  if (!cJSON_IsObject(part)) return td_api_wrong(error, where, "must be an object with a type");
   td_api_path at = td_api_member(where, "type");
-  if (!type) return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
+  if (!type) return td_api_wrong(error, at.text, "is missing or not a string");
   const bool is_text = td_ends_with(type, "text"), is_refusal = strcmp(type, "refusal") == 0;
   if (is_text || is_refusal) { // Responses: input_text and the like
     at = td_api_member(where, is_text ? "text" : type);
-    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
+    return td_api_wrong(error, at.text, "is missing or not a string");
   }
   if (c->sees && strstr(type, "image")) {
-    return td_api_bad(error, where,
-                      "%s: Could not process image: images are not fetched; send the image itself, "
-                      "as data:image/png;base64,... or in the protocol's own form",
-                      where);
+    return td_api_wrong(error, where,
+                        ": Could not process image: images are not fetched; send the image itself, "
+                        "as data:image/png;base64,... or in the protocol's own form");
   }
   // The first two are words by which Claude Code takes what it sent out of its history.
   const char *why = strstr(type, "image")      ? "Could not process image"
                     : strstr(type, "document") ? "the model does not support PDF input"
                                                : "not supported";
-  return td_api_bad(error, at.text, "%s: %s: %.64s is not text, and the model reads only text%s",
-                    at.text, why, type, c->sees ? " and images" : "");
+  return td_api_wrong(error, at.text, ": %s: %.64s is not text, and the model reads only text%s",
+                      why, type, c->sees ? " and images" : "");
 }
 
 td_status td_api_add_shown_part(td_api_content *out, const cJSON *part, bool is_asked,
@@ -260,7 +258,7 @@ td_status td_api_add_content(td_api_content *out, const cJSON *content, bool is_
   td_status st = TD_OK;
   unsigned i = 0;
   if (!cJSON_IsString(content) && !cJSON_IsArray(content))
-    return td_api_bad(error, where, "%s must be a string or an array of parts", where);
+    return td_api_wrong(error, where, "must be a string or an array of parts");
   for (const cJSON *part = content->child; part && is_asked && st == TD_OK; part = part->next)
     st = check_part(out, part, td_api_item(where, i++).text, error);
   return st == TD_OK ? add_nested(out, content, 0, where, error) : st;

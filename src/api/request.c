@@ -31,7 +31,7 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
   if (td_json_get_double(object, key, &value, &err) != TD_OK)
     return td_api_bad(error, key, "%s", err.msg);
   if (!(value >= min && value <= max))
-    return td_api_bad(error, key, "%s must be between %g and %g", key, min, max);
+    return td_api_wrong(error, key, "must be between %g and %g", min, max);
   *out = (float)value;
   return TD_OK;
 }
@@ -61,7 +61,7 @@ td_status td_api_get_str_at(const cJSON *object, const char *key, const char *wh
   td_status st = td_json_get_str(object, key, out, &err);
   if (st == TD_OK) return st;
   td_api_path at = td_api_member(where, key);
-  return td_api_bad(error, at.text, "%s must be a string", at.text);
+  return td_api_wrong(error, at.text, "must be a string");
 }
 
 td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *where, bool *out,
@@ -70,7 +70,7 @@ td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *w
   td_status st = td_json_get_bool(object, key, out, &err);
   if (st == TD_OK) return st;
   td_api_path at = td_api_member(where, key);
-  return td_api_bad(error, at.text, "%s must be true or false", at.text);
+  return td_api_wrong(error, at.text, "must be true or false");
 }
 
 td_status td_api_copy(char **out, const char *text, td_api_error *error) {
@@ -149,10 +149,9 @@ static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_err
   if (st != TD_OK) return st;
   const cJSON *options = td_json_get(root, "stream_options");
   if (!options) return TD_OK;
-  if (!cJSON_IsObject(options))
-    return td_api_bad(error, "stream_options", "stream_options must be an object");
+  if (!cJSON_IsObject(options)) return td_api_wrong(error, "stream_options", "must be an object");
   if (!out->stream)
-    return td_api_bad(error, "stream_options", "stream_options is allowed only with stream: true");
+    return td_api_wrong(error, "stream_options", "is allowed only with stream: true");
   bool is_continuous = false;
   static const char where[] = "stream_options";
   st = td_api_get_bool_at(options, "include_usage", where, &out->include_usage, error);
@@ -170,7 +169,7 @@ static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api
     td_status st = td_api_get_int(root, names[i], -1, INT32_MAX, &out->max_tokens, error);
     if (st != TD_OK) return st;
     if (out->max_tokens == 0 && out->is_chat)
-      return td_api_bad(error, names[i], "%s must be at least 1, or -1: as many as fit", names[i]);
+      return td_api_wrong(error, names[i], "must be at least 1, or -1: as many as fit");
   }
   return TD_OK;
 }
@@ -182,9 +181,9 @@ static td_status parse_ends(td_api_request *out, const cJSON *root, td_api_error
   if (st == TD_OK) st = td_api_get_int(root, "min_tokens", 0, INT32_MAX, &out->min_tokens, error);
   out->shows_special = !skips;
   if (st != TD_OK || out->max_tokens < 0 || out->min_tokens <= out->max_tokens) return st;
-  return td_api_bad(error, "min_tokens",
-                    "min_tokens must not be more than the %lld tokens that the answer may have",
-                    (long long)out->max_tokens);
+  return td_api_wrong(error, "min_tokens",
+                      "must not be more than the %lld tokens that the answer may have",
+                      (long long)out->max_tokens);
 }
 
 static td_status parse_cache_salt(td_api_request *out, const cJSON *root, td_api_error *error) {
@@ -228,7 +227,7 @@ static td_status parse_chat_logprobs(td_api_request *out, const cJSON *root, td_
   if (st == TD_OK) st = td_api_get_int(root, "top_logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
   if (st != TD_OK || n_top < 0) return st;
   if (!out->logprobs)
-    return td_api_bad(error, "top_logprobs", "top_logprobs is allowed only with logprobs: true");
+    return td_api_wrong(error, "top_logprobs", "is allowed only with logprobs: true");
   out->sampling.n_top_logprobs = (uint32_t)n_top;
   return TD_OK;
 }
@@ -394,7 +393,7 @@ td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t 
   td_status st = begin_tokens(out, &root, body, len, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
   if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids))
-    st = td_api_bad(error, "tokens", "tokens must be an array of token ids");
+    st = td_api_wrong(error, "tokens", "must be an array of token ids");
   cJSON_Delete(root);
   return st;
 }

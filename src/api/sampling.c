@@ -13,9 +13,9 @@ static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error
   if (!seed) return TD_OK;
   double value = cJSON_IsNumber(seed) ? seed->valuedouble : NAN;
   int64_t whole;
-  if (!(value == floor(value))) return td_api_bad(error, "seed", "seed must be an integer");
+  if (!(value == floor(value))) return td_api_wrong(error, "seed", "must be an integer");
   if (!td_json_whole(seed, INT64_MIN, INT64_MAX, &whole))
-    return td_api_bad(error, "seed", "seed must fit into 64 bits, signed");
+    return td_api_wrong(error, "seed", "must fit into 64 bits, signed");
   out->sampling.seed = (uint64_t)whole;
   out->has_seed = true;
   return TD_OK;
@@ -39,11 +39,11 @@ static td_status refuse_others(const cJSON *root, td_api_error *error) {
   for (size_t i = 0; i < TD_COUNT(others); i++) {
     const cJSON *value = td_json_get(root, others[i].name);
     if (!cJSON_IsNumber(value) || value->valuedouble == others[i].off) continue;
-    return td_api_bad(error, others[i].name,
-                      "%s: this server does not have this sampler; leave it out, or turn it off "
-                      "with %g. There are top_k, top_p, min_p, typical_p, top_n_sigma, "
-                      "xtc_probability, dry_multiplier and penalties",
-                      others[i].name, others[i].off);
+    return td_api_wrong(error, others[i].name,
+                        ": this server does not have this sampler; leave it out, or turn it off "
+                        "with %g. There are top_k, top_p, min_p, typical_p, top_n_sigma, "
+                        "xtc_probability, dry_multiplier and penalties",
+                        others[i].off);
   }
   return TD_OK;
 }
@@ -83,12 +83,12 @@ static td_status add_breaker(td_wire_dry *dry, const cJSON *item, const char *wh
                              td_api_error *error) {
   const char *text = cJSON_IsString(item) ? item->valuestring : "";
   const size_t n_bytes = strlen(text) + 1;
-  if (n_bytes == 1) return td_api_bad(error, where, "%s must be a string that is not empty", where);
+  if (n_bytes == 1) return td_api_wrong(error, where, "must be a string that is not empty");
   if (n_bytes > sizeof dry->breakers - dry->n_bytes) {
-    return td_api_bad(error, where,
-                      "%s: the breakers have more than %zu bytes together, each counted with one "
-                      "more; leave some out",
-                      where, sizeof dry->breakers);
+    return td_api_wrong(error, where,
+                        ": the breakers have more than %zu bytes together, each counted with one "
+                        "more; leave some out",
+                        sizeof dry->breakers);
   }
   memcpy(dry->breakers + dry->n_bytes, text, n_bytes);
   dry->n_bytes += (uint32_t)n_bytes;
@@ -117,8 +117,8 @@ static td_status parse_breakers(td_wire_dry *dry, const cJSON *root, td_api_erro
   }
   if (!cJSON_IsArray(list)) {
     cJSON_Delete(parsed);
-    return td_api_bad(error, key,
-                      "%s must be an array of strings, or a string that holds one as JSON", key);
+    return td_api_wrong(error, key,
+                        "must be an array of strings, or a string that holds one as JSON");
   }
   for (const cJSON *item = list->child; item && st == TD_OK; item = item->next)
     st = add_breaker(dry, item, td_api_item(key, i++).text, error);
@@ -147,11 +147,11 @@ static td_status parse_bias_entry(td_api_request *out, const cJSON *item, uint32
   const long long id = strtoll(item->string, &end, 10);
   const bool is_id = item->string[0] >= '0' && item->string[0] <= '9' && !*end;
   if (!item->string[0] || (is_id && (errno || id >= n_vocab))) {
-    return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is not a token id of this model",
-                      item->string);
+    return td_api_wrong(error, "logit_bias", ": \"%.32s\" is not a token id of this model",
+                        item->string);
   }
   if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100))
-    return td_api_bad(error, "logit_bias", "logit_bias must hold numbers between -100 and 100");
+    return td_api_wrong(error, "logit_bias", "must hold numbers between -100 and 100");
   const float value = (float)item->valuedouble;
   if (is_id) {
     out->bias[out->n_bias++] = (td_token_value){.id = (int32_t)id, .value = value};
@@ -166,11 +166,11 @@ static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_v
                             td_api_error *error) {
   const cJSON *bias = td_json_get(root, "logit_bias");
   if (!bias) return TD_OK;
-  if (!cJSON_IsObject(bias)) return td_api_bad(error, "logit_bias", "logit_bias must be an object");
+  if (!cJSON_IsObject(bias)) return td_api_wrong(error, "logit_bias", "must be an object");
   int n = cJSON_GetArraySize(bias);
   if (n == 0) return TD_OK;
   if (n > TD_API_MAX_BIAS)
-    return td_api_bad(error, "logit_bias", "logit_bias has more than %d entries", TD_API_MAX_BIAS);
+    return td_api_wrong(error, "logit_bias", "has more than %d entries", TD_API_MAX_BIAS);
   out->bias = calloc(TD_API_MAX_BIAS, sizeof *out->bias);
   out->text_bias = calloc((size_t)n, sizeof *out->text_bias);
   if (!out->bias || !out->text_bias) return td_api_fail(error, 503, NULL, NULL, "out of memory");
@@ -191,7 +191,7 @@ td_status td_api_tokenize_bias(td_api_request *r, const td_tokenizer *tok, td_ap
     st = td_tokenizer_encode(tok, b->text, strlen(b->text), 0, &ids, &err);
     if (st != TD_OK) td_api_fail_err(error, "logit_bias", &err);
     if (st == TD_OK && ids.n > TD_API_MAX_BIAS - r->n_bias)
-      st = td_api_bad(error, "logit_bias", "logit_bias has more than %d tokens", TD_API_MAX_BIAS);
+      st = td_api_wrong(error, "logit_bias", "has more than %d tokens", TD_API_MAX_BIAS);
     for (size_t k = 0; k < ids.n && st == TD_OK; k++)
       r->bias[r->n_bias++] = (td_token_value){.id = ids.ids[k], .value = b->value};
   }
@@ -201,14 +201,12 @@ td_status td_api_tokenize_bias(td_api_request *r, const td_tokenizer *tok, td_ap
 
 static td_status add_stop(td_stops *stops, const cJSON *item, const char *where,
                           td_api_error *error) {
-  if (!cJSON_IsString(item)) return td_api_bad(error, where, "%s must be a string", where);
+  if (!cJSON_IsString(item)) return td_api_wrong(error, where, "must be a string");
   size_t len = strlen(item->valuestring);
-  if (len == 0 || len > TD_API_MAX_STOP_BYTES) {
-    return td_api_bad(error, where, "%s must have between 1 and %d bytes", where,
-                      TD_API_MAX_STOP_BYTES);
-  }
+  if (len == 0 || len > TD_API_MAX_STOP_BYTES)
+    return td_api_wrong(error, where, "must have between 1 and %d bytes", TD_API_MAX_STOP_BYTES);
   if (stops->n == TD_API_MAX_STOPS)
-    return td_api_bad(error, "stop", "stop has more than %d entries", TD_API_MAX_STOPS);
+    return td_api_wrong(error, "stop", "has more than %d entries", TD_API_MAX_STOPS);
   td_stop_string *stop = &stops->strings[stops->n];
   td_status st = td_api_copy(&stop->text, item->valuestring, error);
   if (st != TD_OK) return st;
@@ -221,7 +219,7 @@ static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error
   const cJSON *stop = td_json_get(root, "stop");
   if (!stop) return TD_OK;
   if (!cJSON_IsArray(stop) && !cJSON_IsString(stop))
-    return td_api_bad(error, "stop", "stop must be a string or an array of strings");
+    return td_api_wrong(error, "stop", "must be a string or an array of strings");
   unsigned i = 0;
   if (cJSON_IsString(stop)) return add_stop(&out->stops, stop, "stop", error);
   for (const cJSON *item = stop->child; item; item = item->next) {
@@ -236,15 +234,13 @@ static td_status parse_stop_ids(td_api_request *out, const cJSON *root, uint32_t
   static const char key[] = "stop_token_ids";
   const cJSON *list = td_json_get(root, key);
   if (!list) return TD_OK;
-  if (!cJSON_IsArray(list)) return td_api_bad(error, key, "%s must be an array", key);
+  if (!cJSON_IsArray(list)) return td_api_wrong(error, key, "must be an array");
   for (const cJSON *item = list->child; item; item = item->next) {
     int64_t id;
-    if (!td_json_whole(item, 0, (int64_t)n_vocab - 1, &id)) {
-      return td_api_bad(error, key, "%s must hold token ids, integers from 0 to %u", key,
-                        n_vocab - 1);
-    }
+    if (!td_json_whole(item, 0, (int64_t)n_vocab - 1, &id))
+      return td_api_wrong(error, key, "must hold token ids, integers from 0 to %u", n_vocab - 1);
     if (out->n_stop_ids == TD_API_MAX_STOP_IDS)
-      return td_api_bad(error, key, "%s has more than %d entries", key, TD_API_MAX_STOP_IDS);
+      return td_api_wrong(error, key, "has more than %d entries", TD_API_MAX_STOP_IDS);
     out->stop_ids[out->n_stop_ids++] = (int32_t)id;
   }
   return TD_OK;

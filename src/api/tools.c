@@ -14,15 +14,14 @@ static const char *tool_name(const cJSON *tool) {
 static td_status check_tool(const cJSON *tool, const char *where, td_api_error *error) {
   td_api_path at = td_api_member(where, "type");
   if (!td_json_is(tool, "type", "function"))
-    return td_api_bad(error, at.text, "%s must be \"function\"", at.text);
+    return td_api_wrong(error, at.text, "must be \"function\"");
   const char *name = tool_name(tool);
   at = td_api_member(where, "function.name");
-  if (!name || name[0] == 0)
-    return td_api_bad(error, at.text, "%s is missing or not a string", at.text);
+  if (!name || name[0] == 0) return td_api_wrong(error, at.text, "is missing or not a string");
   const cJSON *parameters = td_json_get(td_json_get(tool, "function"), "parameters");
   at = td_api_member(where, "function.parameters");
   if (parameters && !cJSON_IsObject(parameters))
-    return td_api_bad(error, at.text, "%s must be a JSON schema, an object", at.text);
+    return td_api_wrong(error, at.text, "must be a JSON schema, an object");
   return TD_OK;
 }
 
@@ -37,14 +36,13 @@ static td_status check_named(const cJSON *choice, const td_json_names *names, co
   const char *name = tool_name(choice);
   const td_api_path at = td_api_member(where, "function.name");
   if (!name && td_json_is(choice, "type", "function"))
-    return td_api_bad(error, at.text, "%s is missing", at.text);
+    return td_api_wrong(error, at.text, "is missing");
   if (!cJSON_IsObject(choice) || !name) {
-    return td_api_bad(error, where,
-                      "%s must be none, auto, required, a function of tools, or allowed_tools",
-                      where);
+    return td_api_wrong(error, where,
+                        "must be none, auto, required, a function of tools, or allowed_tools");
   }
   if (td_json_names_has(names, name)) return TD_OK;
-  return td_api_bad(error, at.text, "%s is \"%.64s\", which tools does not hold", at.text, name);
+  return td_api_wrong(error, at.text, "is \"%.64s\", which tools does not hold", name);
 }
 
 // tool_choice of type allowed_tools: a mode, and some of tools. NULL: it is of another type.
@@ -61,11 +59,9 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
   const cJSON *list = td_json_get(allowed, "tools");
   unsigned i = 0;
   if (!td_json_is(allowed, "mode", "auto") && !td_json_is(allowed, "mode", "required"))
-    return td_api_bad(error, at.text, "%s must be auto or required", at.text);
-  if (!cJSON_IsArray(list) || !list->child) {
-    return td_api_bad(error, list_at.text, "%s must be an array of functions of tools",
-                      list_at.text);
-  }
+    return td_api_wrong(error, at.text, "must be auto or required");
+  if (!cJSON_IsArray(list) || !list->child)
+    return td_api_wrong(error, list_at.text, "must be an array of functions of tools");
   for (const cJSON *tool = list->child; tool; tool = tool->next) {
     td_status st = check_named(tool, names, td_api_item(list_at.text, i++).text, error);
     if (st != TD_OK) return st;
@@ -75,7 +71,7 @@ static td_status check_allowed(const cJSON *choice, const cJSON *allowed,
 
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error) {
   *tools = td_json_get(root, "tools");
-  if (*tools && !cJSON_IsArray(*tools)) return td_api_bad(error, "tools", "tools must be an array");
+  if (*tools && !cJSON_IsArray(*tools)) return td_api_wrong(error, "tools", "must be an array");
   if (*tools && !(*tools)->child) *tools = NULL;
   unsigned i = 0;
   for (const cJSON *tool = *tools ? (*tools)->child : NULL; tool; tool = tool->next) {
@@ -102,7 +98,7 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
     return st;
   }
   if (*tools) return TD_OK;
-  return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
+  return td_api_wrong(error, "tool_choice", "is allowed only with tools");
 }
 
 // ---- constraints of calls -----------------------------------------------------------------------

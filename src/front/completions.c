@@ -211,15 +211,13 @@ static td_status parse(td_job *j) {
 
 static td_status check_receipt(td_job *j) {
   if (j->dialect)
-    return td_api_bad(&j->error, "receipt",
-                      "receipt: on chat and completions of OpenAI's API only");
+    return td_api_wrong(&j->error, "receipt", ": on chat and completions of OpenAI's API only");
   if (!j->serve->options->receipts)
-    return td_api_bad(&j->error, "receipt", "receipt: start the server with --receipts");
+    return td_api_wrong(&j->error, "receipt", ": start the server with --receipts");
   if (j->request.grammar.len)
-    return td_api_bad(&j->error, "receipt",
-                      "receipt is not allowed with what constrains an answer: response_format, "
-                      "tools");
-  if (j->pictures) return td_api_bad(&j->error, "receipt", "receipt is not allowed with images");
+    return td_api_wrong(&j->error, "receipt",
+                        "is not allowed with what constrains an answer: response_format, tools");
+  if (j->pictures) return td_api_wrong(&j->error, "receipt", "is not allowed with images");
   return TD_OK;
 }
 
@@ -261,7 +259,7 @@ static void prepare_body(td_job *j) {
     j->status = td_serve_compose(j->host->chat, &j->host->calls, &j->request, reasoning, &j->error);
   if (j->status == TD_OK &&
       (uint64_t)n * j->request.n * j->request.grammar.len > TD_BACKEND_GRAMMAR_BYTES)
-    j->status = td_api_bad(&j->error, "n", "n: too many answers for so large a grammar");
+    j->status = td_api_wrong(&j->error, "n", ": too many answers for so large a grammar");
   if (j->status == TD_OK && j->request.receipt) j->status = check_receipt(j);
   if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   td_buf_free(&j->request.vars);

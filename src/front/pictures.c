@@ -132,7 +132,7 @@ static td_status fail(const td_api_image *image, td_status st, const td_err *why
     td_fail(&err, st, "%s", why->msg);
     return td_api_fail_err(error, NULL, &err);
   }
-  return td_api_bad(error, image->where, "%s: Could not process image: %s", image->where, why->msg);
+  return td_api_wrong(error, image->where, ": Could not process image: %s", why->msg);
 }
 
 td_status td_pictures_take(td_picture_list **out, td_pictures *from, td_api_request *request,

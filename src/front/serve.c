@@ -119,7 +119,7 @@ td_host *td_serve_pick(const td_serve *serve, const td_buf *body, const char *su
   } else {
     char names[160];
     td_hosts_list(hosts, names, sizeof names);
-    td_api_bad(error, "model", "model is missing: this server has %s", names);
+    td_api_wrong(error, "model", "is missing: this server has %s", names);
   }
   free(name);
   return host;

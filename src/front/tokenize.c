@@ -76,7 +76,7 @@ static td_status encode_request(task *t, td_api_request *request, td_turns *turn
 
 static td_status encode(task *t, td_api_request *request) {
   if (t->kind >= APPLY_TEMPLATE && !request->is_chat)
-    return td_api_bad(&t->error, "messages", "messages are missing");
+    return td_api_wrong(&t->error, "messages", "are missing");
   if (!request->is_chat && request->n_prompts != 1)
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
   td_token_ids ids = {.most = t->kind >= COUNT, // counted, not kept

@@ -111,7 +111,7 @@ td_status td_dialect_check_types(const cJSON *root, const td_member_type *member
   for (size_t i = 0; i < n; i++) {
     const cJSON *item = td_json_get(root, members[i].key);
     if (item && !(item->type & members[i].types))
-      return td_api_bad(error, members[i].key, "%s must be %s", members[i].key, members[i].kind);
+      return td_api_wrong(error, members[i].key, "must be %s", members[i].kind);
   }
   return TD_OK;
 }

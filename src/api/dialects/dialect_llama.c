@@ -36,8 +36,8 @@ static td_status write_bias(td_json_writer *w, const cJSON *bias, td_api_error *
     char name[24];
     if (!(cJSON_IsNumber(id) || cJSON_IsString(id)) ||
         !(cJSON_IsNumber(value) || cJSON_IsFalse(value))) {
-      return td_api_bad(error, at.text,
-                        "%s must be a pair of a token id or a text and a number or false", at.text);
+      return td_api_wrong(error, at.text,
+                          "must be a pair of a token id or a text and a number or false");
     }
     if (cJSON_IsNumber(id)) snprintf(name, sizeof name, "%.0f", id->valuedouble);
     td_jw_double(w, cJSON_IsString(id) ? id->valuestring : name,
@@ -92,7 +92,7 @@ static td_status write_common(td_json_writer *w, const cJSON *root, td_dialect_s
   const cJSON *schema = td_json_get(root, "json_schema");
   const cJSON *fields = td_json_get(root, "response_fields");
   if (fields && !cJSON_IsArray(fields))
-    return td_api_bad(error, "response_fields", "response_fields must be an array of strings");
+    return td_api_wrong(error, "response_fields", "must be an array of strings");
   s->is_text = true;
   td_dialect_pass(w, root, own);
   if (seed && !(cJSON_IsNumber(seed) && seed->valuedouble < 0)) pass(w, root, "seed", "seed");
@@ -117,16 +117,16 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
   td_json_writer w = TD_JSON_WRITER(out);
   if (!prompt) {
     const bool is_chat = td_json_get(root, "messages");
-    return td_api_bad(error, "prompt", "prompt is missing%s",
-                      is_chat ? "; messages are what /v1/chat/completions takes" : "");
+    return td_api_wrong(error, "prompt", "is missing%s",
+                        is_chat ? "; messages are what /v1/chat/completions takes" : "");
   }
   // A list of one prompt is that prompt.
   const char *where = "prompt";
   if (cJSON_IsArray(prompt) && prompt->child && !cJSON_IsNumber(prompt->child)) {
     if (prompt->child->next) {
-      return td_api_bad(error, "prompt",
-                        "prompt must be a string or an array of token ids here; "
-                        "/v1/completions takes several prompts at once");
+      return td_api_wrong(error, "prompt",
+                          "must be a string or an array of token ids here; /v1/completions takes "
+                          "several prompts at once");
     }
     prompt = prompt->child;
     where = "prompt[0]";
@@ -135,14 +135,12 @@ static td_status translate_completion(td_buf *out, const cJSON *root, td_dialect
   if (cJSON_IsObject(prompt)) {
     const cJSON *data = td_json_get(prompt, "multimodal_data");
     const td_api_path at = td_api_member(where, "multimodal_data");
-    if (data && data->child) {
-      return td_api_bad(error, at.text, "%s is not supported: /v1/chat/completions takes images",
-                        at.text);
-    }
+    if (data && data->child)
+      return td_api_wrong(error, at.text, "is not supported: /v1/chat/completions takes images");
     prompt = td_json_get(prompt, "prompt_string");
     where = inner.text;
   }
-  if (!prompt) return td_api_bad(error, where, "%s is missing", where);
+  if (!prompt) return td_api_wrong(error, where, "is missing");
   td_dialect_note(s, "prompt", where);
   td_jw_begin_object(&w, NULL);
   td_status st = write_common(&w, root, s, error);
@@ -158,16 +156,15 @@ static td_status get_files(const cJSON *extra, td_infill_file *files, uint32_t *
   static const char key[] = "input_extra";
   *n = 0;
   unsigned i = 0;
-  if (extra && !cJSON_IsArray(extra)) return td_api_bad(error, key, "%s must be an array", key);
+  if (extra && !cJSON_IsArray(extra)) return td_api_wrong(error, key, "must be an array");
   for (const cJSON *item = extra ? extra->child : NULL; item; item = item->next) {
     const td_api_path at = td_api_item(key, i++), inner = td_api_member(at.text, "text");
     const char *text = NULL, *name = "tmp";
     td_status st = td_api_get_str_at(item, "text", at.text, &text, error);
     if (st == TD_OK) st = td_api_get_str_at(item, "filename", at.text, &name, error);
     if (st != TD_OK) return st;
-    if (!text) return td_api_bad(error, inner.text, "%s is missing", inner.text);
-    if (*n == MAX_FILES)
-      return td_api_bad(error, key, "%s has more than %d entries", key, MAX_FILES);
+    if (!text) return td_api_wrong(error, inner.text, "is missing");
+    if (*n == MAX_FILES) return td_api_wrong(error, key, "has more than %d entries", MAX_FILES);
     files[(*n)++] = (td_infill_file){.name = name, .text = text};
   }
   return TD_OK;

@@ -28,7 +28,7 @@ static td_status write_system(const writing *to, const cJSON *system) {
     const cJSON *line = td_json_get(part, "text");
     const td_api_path at = td_api_member(td_api_item("system", i++).text, "text");
     if (!cJSON_IsString(line)) {
-      st = td_api_bad(to->error, at.text, "%s is missing or not a string", at.text);
+      st = td_api_wrong(to->error, at.text, "is missing or not a string");
     } else if (!is_billing(line->valuestring)) {
       if (text.len) td_buf_char(&text, '\n');
       td_buf_str(&text, line->valuestring);
@@ -146,7 +146,7 @@ static td_status write_blocks(const writing *to, const char *role, const cJSON *
 static td_status write_messages(const writing *to, const cJSON *root) {
   const cJSON *messages = td_json_get(root, "messages"), *system = td_json_get(root, "system");
   if (!cJSON_IsArray(messages) || !messages->child)
-    return td_api_bad(to->error, "messages", "messages must be an array with at least one message");
+    return td_api_wrong(to->error, "messages", "must be an array with at least one message");
   td_jw_begin_array(to->w, "messages");
   td_status st = system ? write_system(to, system) : TD_OK;
   unsigned i = 0;
@@ -263,8 +263,7 @@ static td_status write_choice(const writing *to, const cJSON *choice, bool has_t
     if (name) td_jw_str(to->w, "name", name);
     td_jw_add(to->w, "}}");
   } else {
-    return td_api_bad(to->error, "tool_choice.type",
-                      "tool_choice.type must be auto, any, tool or none");
+    return td_api_wrong(to->error, "tool_choice.type", "must be auto, any, tool or none");
   }
   return TD_OK;
 }
@@ -276,7 +275,7 @@ static td_status write_format(const writing *to, const cJSON *root) {
   if (!format) format = td_json_get(root, where);
   if (!format) return TD_OK;
   if (!is_block(format, "json_schema"))
-    return td_api_bad(to->error, type.text, "%s must be json_schema", type.text);
+    return td_api_wrong(to->error, type.text, "must be json_schema");
   td_dialect_note(to->s, "response_format", where);
   td_dialect_note(to->s, "response_format.json_schema", where);
   td_jw_add(to->w, "'response_format': {'type': 'json_schema', 'json_schema': {");
@@ -308,10 +307,9 @@ static td_status refuse_foreign_tools(const cJSON *root, td_api_error *error) {
   for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next, i++) {
     const td_api_path at = td_api_member(td_api_item("tools", i).text, "type");
     if (!is_block(tool, "function")) continue;
-    return td_api_bad(error, at.text,
-                      "%s: a tool of the client's own is of type custom or none, with name and "
-                      "input_schema beside it",
-                      at.text);
+    return td_api_wrong(error, at.text,
+                        ": a tool of the client's own is of type custom or none, with name and "
+                        "input_schema beside it");
   }
   return TD_OK;
 }
@@ -326,7 +324,7 @@ static td_status check(const cJSON *root, const td_dialect_state *state, td_api_
                        "thread is not supported: send the whole conversation each time");
   }
   if (!state->is_count && !td_json_get(root, "max_tokens"))
-    return td_api_bad(error, "max_tokens", "max_tokens is missing");
+    return td_api_wrong(error, "max_tokens", "is missing");
   td_status st = td_dialect_check_types(root, members, TD_COUNT(members), error);
   return st == TD_OK ? refuse_foreign_tools(root, error) : st;
 }

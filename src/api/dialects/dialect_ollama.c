@@ -73,7 +73,7 @@ static td_status check_types(const cJSON *root, td_api_error *error) {
   td_status st = td_dialect_check_types(root, members, TD_COUNT(members), error);
   if (st != TD_OK || !cJSON_IsString(format)) return st;
   if (!format->valuestring[0] || strcmp(format->valuestring, "json") == 0) return TD_OK;
-  return td_api_bad(error, "format", "format must be \"json\" or a schema");
+  return td_api_wrong(error, "format", "must be \"json\" or a schema");
 }
 
 static void write_common(td_json_writer *w, td_dialect_state *s, const cJSON *root) {
@@ -88,7 +88,7 @@ static td_status check_images(const cJSON *object, bool sees, const char *where,
   const cJSON *images = td_json_get(object, "images");
   const td_api_path at = td_api_member(where, "images");
   if (!cJSON_IsArray(images) || !images->child || sees) return TD_OK;
-  return td_api_bad(error, at.text, "%s: images are not supported", at.text);
+  return td_api_wrong(error, at.text, ": images are not supported");
 }
 
 // Images come before what is said of them.
@@ -198,7 +198,7 @@ static td_status write_prompt(td_json_writer *w, const cJSON *root, const td_dia
     td_jw_buf(w, "prompt", &text);
     td_buf_free(&text);
     if (st == TD_ENOMEM) return td_api_fail_err(error, "template", &err);
-    return st == TD_OK ? st : td_api_bad(error, "template", "template: %s", err.msg);
+    return st == TD_OK ? st : td_api_wrong(error, "template", ": %s", err.msg);
   }
   if (!suffix[0]) {
     td_jw_str(w, "prompt", prompt);
@@ -249,7 +249,7 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
                        has_text(root, "template");
   if (st == TD_OK) st = check_images(root, state->sees && !is_text, "", error);
   if (st != TD_OK) return st;
-  if (!prompt && !is_text) return td_api_bad(error, "prompt", "prompt is missing");
+  if (!prompt && !is_text) return td_api_wrong(error, "prompt", "is missing");
   state->is_text = is_text;
   td_jw_begin_object(&w, NULL);
   write_common(&w, state, root);

@@ -26,10 +26,10 @@ td_status td_responses_count(td_references *references, size_t n_bytes, const ch
                              td_api_error *error) {
   references->n_bytes += n_bytes;
   if (references->n_bytes <= MAX_BYTES) return TD_OK;
-  return td_api_bad(error, where,
-                    "%s: the stored responses that are referred to, and their items, have more "
-                    "than %u MiB: refer to fewer",
-                    where, MAX_BYTES >> 20);
+  return td_api_wrong(error, where,
+                      ": the stored responses that are referred to, and their items, have more "
+                      "than %u MiB: refer to fewer",
+                      MAX_BYTES >> 20);
 }
 
 static td_status parse(td_references *references, const char *id, const td_buf *json,

@@ -115,7 +115,7 @@ static td_status write_message(turn *t, const cJSON *item, bool is_asked, const 
   td_api_path at = td_api_member(where, "content");
   if (!cJSON_IsString(role)) {
     at = td_api_member(where, "role");
-    return td_api_bad(t->error, at.text, "%s is missing or not a string", at.text);
+    return td_api_wrong(t->error, at.text, "is missing or not a string");
   }
   if (strcmp(role->valuestring, "assistant") == 0) {
     if (t->content.len) end_turn(t);
@@ -156,7 +156,7 @@ static td_status write_reference(turn *t, const cJSON *item, const char *where) 
 
 static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where) {
   const char *name = "message";
-  if (!cJSON_IsObject(item)) return td_api_bad(t->error, where, "%s must be an object", where);
+  if (!cJSON_IsObject(item)) return td_api_wrong(t->error, where, "must be an object");
   td_status st = td_api_get_str_at(item, "type", where, &name, t->error);
   if (st != TD_OK) return st;
   if (strcmp(name, "message") == 0) return write_message(t, item, is_asked, where);
@@ -191,8 +191,8 @@ static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *s
     td_jw_add(&w, "'content': %s}", input->valuestring);
   } else if (!cJSON_IsArray(input) || !input->child) {
     const bool is_chat = !input && td_json_get(root, "messages");
-    st = td_api_bad(error, "input", "input must be a string or an array of items%s",
-                    is_chat ? "; messages are what /v1/chat/completions takes" : "");
+    st = td_api_wrong(error, "input", "must be a string or an array of items%s",
+                      is_chat ? "; messages are what /v1/chat/completions takes" : "");
   } else {
     unsigned i = 0;
     const cJSON *asked = td_api_asked(input);

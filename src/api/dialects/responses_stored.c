@@ -32,7 +32,7 @@ static td_status read_page(page *out, const char *query, td_api_error *error) {
   td_buf_free(&order);
   td_buf_free(&limit);
   if (out->limit >= 1 && out->limit <= MAX_LISTED) return TD_OK;
-  return td_api_bad(error, "limit", "limit must be between 1 and %d", MAX_LISTED);
+  return td_api_wrong(error, "limit", "must be between 1 and %d", MAX_LISTED);
 }
 
 static void write_list(td_buf *out, const cJSON *items, const page *p) {
