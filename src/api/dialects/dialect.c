@@ -118,12 +118,16 @@ td_status td_dialect_check_types(const cJSON *root, const td_member_type *member
 
 // ---- parts -------------------------------------------------------------------------------------
 
-void td_dialect_event(td_buf *out, const char *name, td_buf *json) {
-  td_buf_printf(out, "event: %s\ndata: ", name);
-  td_buf_add(out, td_buf_text(json), json->len);
-  td_buf_str(out, "\n\n");
-  out->failed |= json->failed;
-  td_buf_clear(json);
+td_json_writer td_dialect_begin_event(td_buf *out, const char *type) {
+  td_buf_printf(out, "event: %s\ndata: ", type);
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_add(&w, "{'type': %s", type);
+  return w;
+}
+
+void td_dialect_end_event(td_json_writer *w) {
+  td_jw_end_object(w);
+  td_buf_str(w->out, "\n\n");
 }
 
 const char *td_dialect_id(const td_dialect_state *s) {

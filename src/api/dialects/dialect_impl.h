@@ -28,8 +28,9 @@ typedef struct {
 td_status td_dialect_check_types(const cJSON *root, const td_member_type *members, size_t n,
                                  td_api_error *error);
 
-// Appends one server-sent event whose data is the JSON in json, and empties json.
-void td_dialect_event(td_buf *out, const char *name, td_buf *json);
+// Begins a server-sent event whose data is an object with its name as type; ends object and event.
+td_json_writer td_dialect_begin_event(td_buf *out, const char *type);
+void td_dialect_end_event(td_json_writer *w);
 
 // How a protocol writes the blocks of an answer.
 typedef struct {

@@ -370,17 +370,14 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   if (in_stream) td_buf_str(out, "\n\n");
 }
 
-const td_dialect td_dialect_completion = {.translate = translate_completion,
-                                          .begin = begin,
-                                          .delta = delta_of,
-                                          .end = end_of,
-                                          .whole = whole,
-                                          .error = write_error,
-                                          .has_logprobs = true};
-const td_dialect td_dialect_infill = {.translate = translate_infill,
-                                      .begin = begin,
-                                      .delta = delta_of,
-                                      .end = end_of,
-                                      .whole = whole,
-                                      .error = write_error,
-                                      .has_logprobs = true};
+// Both answer alike.
+#define DIALECT(name)                                                                              \
+  const td_dialect td_dialect_##name = {.translate = translate_##name,                             \
+                                        .begin = begin,                                            \
+                                        .delta = delta_of,                                         \
+                                        .end = end_of,                                             \
+                                        .whole = whole,                                            \
+                                        .error = write_error,                                      \
+                                        .has_logprobs = true};
+DIALECT(completion)
+DIALECT(infill)

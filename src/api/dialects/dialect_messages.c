@@ -366,84 +366,60 @@ static void write_usage(td_json_writer *w, const td_api_usage *usage) {
 }
 
 static void write_stop(td_json_writer *w, const td_dialect_end *end) {
-  const char *stop = end ? td_dialect_stop_string(end->answer) : NULL;
-  const char *reason = end ? end->finish_reason : NULL;
-  if (!reason) {
-    td_jw_null(w, "stop_reason");
-  } else {
-    td_jw_str(w, "stop_reason",
-              strcmp(reason, "length") == 0       ? "max_tokens"
-              : strcmp(reason, "tool_calls") == 0 ? "tool_use"
-              : stop                              ? "stop_sequence"
-                                                  : "end_turn");
-  }
-  td_jw_str(w, "stop_sequence", stop);
+  const char *stop = td_dialect_stop_string(end->answer), *reason = end->finish_reason;
+  td_jw_add(w, "'stop_reason': %s, 'stop_sequence': %s",
+            strcmp(reason, "length") == 0       ? "max_tokens"
+            : strcmp(reason, "tool_calls") == 0 ? "tool_use"
+            : stop                              ? "stop_sequence"
+                                                : "end_turn",
+            stop);
 }
 
-static void begin_message(td_json_writer *w, const char *key, const td_dialect_state *s) {
+static void begin_message(td_json_writer *w, const td_dialect_state *s) {
   char id[64];
   snprintf(id, sizeof id, "msg_%s", td_dialect_id(s));
-  td_jw_begin_object(w, key);
-  td_jw_add(w, "'id': %s, 'type': 'message', 'role': 'assistant', 'model': %s, 'content': [", id,
+  td_jw_add(w, "{'id': %s, 'type': 'message', 'role': 'assistant', 'model': %s, 'content': [", id,
             s->head->model);
 }
 
 static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
-  td_jw_add(&w, "{'type': 'message_start'");
-  begin_message(&w, "message", s);
-  td_jw_end_array(&w);
-  write_stop(&w, NULL);
+  td_json_writer w = td_dialect_begin_event(out, "message_start");
+  td_jw_add(&w, "'message':");
+  begin_message(&w, s);
+  td_jw_add(&w, "], 'stop_reason': null, 'stop_sequence': null");
   write_usage(&w, usage);
-  td_jw_add(&w, "}}");
-  td_dialect_event(out, "message_start", &json);
-  td_buf_free(&json);
-}
-
-static void begin_event(td_json_writer *w, const char *type, uint32_t index) {
-  td_jw_add(w, "{'type': %s, 'index': %u", type, index);
+  td_jw_end_object(&w);
+  td_dialect_end_event(&w);
 }
 
 static void open_block(td_buf *out, td_dialect_state *s) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
-  begin_event(&w, "content_block_start", s->n_blocks);
-  td_jw_begin_object(&w, "content_block");
-  if (s->block == TD_BLOCK_CALL) {
-    td_jw_add(&w, "'type': 'tool_use', 'id': %s, 'name': %s, 'input': {}", td_dialect_call(s)->id,
+  td_json_writer w = td_dialect_begin_event(out, "content_block_start");
+  td_jw_add(&w, "'index': %u, 'content_block':", s->n_blocks);
+  if (s->block == TD_BLOCK_CALL)
+    td_jw_add(&w, "{'type': 'tool_use', 'id': %s, 'name': %s, 'input': {}}", td_dialect_call(s)->id,
               td_dialect_call(s)->name);
-  } else if (s->block == TD_BLOCK_REASONING) {
-    td_jw_add(&w, "'type': 'thinking', 'thinking': '', 'signature': ''");
-  } else {
-    td_jw_add(&w, "'type': 'text', 'text': ''");
-  }
-  td_jw_add(&w, "}}");
-  td_dialect_event(out, "content_block_start", &json);
-  td_buf_free(&json);
+  else if (s->block == TD_BLOCK_REASONING)
+    td_jw_add(&w, "{'type': 'thinking', 'thinking': '', 'signature': ''}");
+  else
+    td_jw_add(&w, "{'type': 'text', 'text': ''}");
+  td_dialect_end_event(&w);
 }
 
 static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t len) {
   static const char *const types[][2] = {[TD_BLOCK_TEXT] = {"text_delta", "text"},
                                          [TD_BLOCK_REASONING] = {"thinking_delta", "thinking"},
                                          [TD_BLOCK_CALL] = {"input_json_delta", "partial_json"}};
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
-  begin_event(&w, "content_block_delta", s->n_blocks - 1);
-  td_jw_add(&w, "'delta': {'type': %s", types[s->block][0]);
+  td_json_writer w = td_dialect_begin_event(out, "content_block_delta");
+  td_jw_add(&w, "'index': %u, 'delta': {'type': %s", s->n_blocks - 1, types[s->block][0]);
   td_jw_str_len(&w, types[s->block][1], text, len);
-  td_jw_add(&w, "}}");
-  td_dialect_event(out, "content_block_delta", &json);
-  td_buf_free(&json);
+  td_jw_end_object(&w);
+  td_dialect_end_event(&w);
 }
 
 static void close_block(td_buf *out, td_dialect_state *s) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
-  begin_event(&w, "content_block_stop", s->n_blocks - 1);
-  td_jw_end_object(&w);
-  td_dialect_event(out, "content_block_stop", &json);
-  td_buf_free(&json);
+  td_json_writer w = td_dialect_begin_event(out, "content_block_stop");
+  td_jw_add(&w, "'index': %u", s->n_blocks - 1);
+  td_dialect_end_event(&w);
 }
 
 static const td_block_writer writer = {open_block, add_text, close_block};
@@ -453,18 +429,15 @@ static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
 }
 
 static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
   td_dialect_close_block(out, s, &writer);
-  td_jw_add(&w, "{'type': 'message_delta', 'delta': {");
+  td_json_writer w = td_dialect_begin_event(out, "message_delta");
+  td_jw_begin_object(&w, "delta");
   write_stop(&w, end);
   td_jw_end_object(&w);
   write_usage(&w, end->usage);
-  td_jw_end_object(&w);
-  td_dialect_event(out, "message_delta", &json);
-  td_buf_str(&json, "{\"type\":\"message_stop\"}");
-  td_dialect_event(out, "message_stop", &json);
-  td_buf_free(&json);
+  td_dialect_end_event(&w);
+  w = td_dialect_begin_event(out, "message_stop");
+  td_dialect_end_event(&w);
 }
 
 static void write_content(td_json_writer *w, const td_dialect_state *s, const td_delta *message) {
@@ -475,8 +448,8 @@ static void write_content(td_json_writer *w, const td_dialect_state *s, const td
     const td_tool_call *call = &s->parts->calls[i];
     const char *input = td_buf_text(&call->arguments);
     if (!call->is_whole || input[0] != '{') continue; // input has to be an object
-    td_jw_add(w, "{'type': 'tool_use', 'id': %s, 'name': %s", call->id, call->name);
-    td_jw_raw(w, "input", input);
+    td_jw_add(w, "{'type': 'tool_use', 'id': %s, 'name': %s, 'input':", call->id, call->name);
+    td_jw_raw(w, NULL, input);
     td_jw_end_object(w);
   }
 }
@@ -484,7 +457,7 @@ static void write_content(td_json_writer *w, const td_dialect_state *s, const td
 static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
                   const td_dialect_end *end) {
   td_json_writer w = TD_JSON_WRITER(out);
-  begin_message(&w, NULL, s);
+  begin_message(&w, s);
   write_content(&w, s, message);
   td_jw_end_array(&w);
   write_stop(&w, end);
@@ -506,24 +479,24 @@ static const char *type_of(int status) {
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(in_stream ? &json : out);
-  td_jw_add(&w, "{'type': 'error', 'error': {'type': %s", type_of(error->status));
-  if (error->n_ctx) { // the words that clients look for
-    char text[96];
-    snprintf(text, sizeof text, "prompt is too long: %lld tokens > %lld maximum",
-             (long long)error->n_prompt_tokens, (long long)error->n_ctx - 1);
-    td_jw_str(&w, "message", text);
-  } else {
-    td_jw_str(&w, "message", error->message);
-  }
+  char too_long[96]; // the words that clients look for
+  snprintf(too_long, sizeof too_long, "prompt is too long: %lld tokens > %lld maximum",
+           (long long)error->n_prompt_tokens, (long long)error->n_ctx - 1);
+  td_json_writer w = TD_JSON_WRITER(out);
+  if (in_stream)
+    w = td_dialect_begin_event(out, "error");
+  else
+    td_jw_add(&w, "{'type': 'error'");
+  td_jw_add(&w, "'error': {'type': %s, 'message': %s", type_of(error->status),
+            error->n_ctx ? too_long : error->message);
   if (error->code && strcmp(error->code, NO_THREADS) == 0) // clients then do without
     td_jw_add(&w, "'details': {'error_code': %s, 'unsupported': []}", NO_THREADS);
   td_jw_end_object(&w);
   if (error->request_id) td_jw_str(&w, "request_id", error->request_id);
-  td_jw_end_object(&w);
-  if (in_stream) td_dialect_event(out, "error", &json);
-  td_buf_free(&json);
+  if (in_stream)
+    td_dialect_end_event(&w);
+  else
+    td_jw_end_object(&w);
 }
 
 const td_dialect td_dialect_messages = {.translate = translate,

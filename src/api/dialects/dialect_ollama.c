@@ -454,27 +454,19 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   if (in_stream) td_buf_char(out, '\n');
 }
 
-const td_dialect td_dialect_ollama_chat = {.translate = translate_chat,
-                                           .begin = begin,
-                                           .delta = send_delta,
-                                           .end = send_end,
-                                           .whole = send_whole,
-                                           .error = write_error,
-                                           .idle = write_empty,
-                                           .peek = peek_chat,
-                                           .loaded = send_loaded,
-                                           .has_logprobs = true,
-                                           .stream_type = "application/x-ndjson",
-                                           .model_suffix = ":latest"};
-const td_dialect td_dialect_ollama_generate = {.translate = translate_generate,
-                                               .begin = begin,
-                                               .delta = send_delta,
-                                               .end = send_end,
-                                               .whole = send_whole,
-                                               .error = write_error,
-                                               .idle = write_empty,
-                                               .peek = peek_generate,
-                                               .loaded = send_loaded,
-                                               .has_logprobs = true,
-                                               .stream_type = "application/x-ndjson",
+// Both answer alike.
+#define DIALECT(name)                                                                              \
+  const td_dialect td_dialect_ollama_##name = {.translate = translate_##name,                      \
+                                               .begin = begin,                                     \
+                                               .delta = send_delta,                                \
+                                               .end = send_end,                                    \
+                                               .whole = send_whole,                                \
+                                               .error = write_error,                               \
+                                               .idle = write_empty,                                \
+                                               .peek = peek_##name,                                \
+                                               .loaded = send_loaded,                              \
+                                               .has_logprobs = true,                               \
+                                               .stream_type = "application/x-ndjson",              \
                                                .model_suffix = ":latest"};
+DIALECT(chat)
+DIALECT(generate)

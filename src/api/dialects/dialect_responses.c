@@ -117,49 +117,46 @@ static bool is_incomplete(const td_dialect_state *s, const td_dialect_end *end) 
 }
 
 // The response; end NULL: as it begins.
-static void write_response(td_buf *out, const td_dialect_state *s, const td_dialect_end *end) {
+static void write_response(td_json_writer *w, const td_dialect_state *s,
+                           const td_dialect_end *end) {
   char id[64];
   response_id(s, id);
   const bool is_cut = end && is_incomplete(s, end);
-  td_json_writer w = TD_JSON_WRITER(out);
-  td_jw_add(&w, "{'id': %s, 'object': 'response', 'created_at': %ld, 'status': %s, 'error': null",
+  td_jw_add(w, "{'id': %s, 'object': 'response', 'created_at': %ld, 'status': %s, 'error': null",
             id, s->head->created,
             !end     ? "in_progress"
             : is_cut ? "incomplete"
                      : "completed");
-  if (is_cut) {
-    td_jw_begin_object(&w, "incomplete_details");
-    const bool is_long = strcmp(end->finish_reason, "length") == 0;
-    td_jw_add(&w, "'reason': %s}", is_long ? "max_output_tokens" : "stop");
-  } else {
-    td_jw_null(&w, "incomplete_details");
-  }
-  td_jw_str(&w, "model", s->head->model);
-  td_buf_str(out, ",\"output\":[");
-  td_buf_add(out, td_buf_text(&s->items), s->items.len);
-  td_buf_char(out, ']');
-  td_buf_add(out, td_buf_text(&s->echo), s->echo.len);
-  if (end)
-    write_usage(&w, end->usage);
+  if (is_cut)
+    td_jw_add(w, "'incomplete_details': {'reason': %s}",
+              strcmp(end->finish_reason, "length") == 0 ? "max_output_tokens" : "stop");
   else
-    td_jw_null(&w, "usage");
-  td_jw_end_object(&w);
+    td_jw_null(w, "incomplete_details");
+  td_jw_add(w, "'model': %s, 'output': [", s->head->model);
+  td_buf_add(w->out, td_buf_text(&s->items), s->items.len);
+  td_jw_end_array(w);
+  td_buf_add(w->out, td_buf_text(&s->echo), s->echo.len);
+  if (end)
+    write_usage(w, end->usage);
+  else
+    td_jw_null(w, "usage");
+  td_jw_end_object(w);
 }
 
 // ---- events ------------------------------------------------------------------------------------
 
-static td_json_writer begin_event(td_buf *json, td_dialect_state *s, const char *type) {
-  td_json_writer w = TD_JSON_WRITER(json);
-  td_jw_add(&w, "{'type': %s, 'sequence_number': %lu", type, s->sequence++);
+static td_json_writer begin_event(td_buf *out, td_dialect_state *s, const char *type) {
+  td_json_writer w = td_dialect_begin_event(out, type);
+  td_jw_add(&w, "'sequence_number': %lu", s->sequence++);
   return w;
 }
 
 // An event about the open item.
-static td_json_writer begin_item_event(td_buf *json, td_dialect_state *s, const char *type,
+static td_json_writer begin_item_event(td_buf *out, td_dialect_state *s, const char *type,
                                        uint32_t index, bool has_part) {
   char id[80];
   item_id(s, s->block, index, id);
-  td_json_writer w = begin_event(json, s, type);
+  td_json_writer w = begin_event(out, s, type);
   td_jw_add(&w, "'item_id': %s, 'output_index': %u", id, index);
   if (has_part) td_jw_int(&w, "content_index", 0);
   return w;
@@ -167,15 +164,10 @@ static td_json_writer begin_item_event(td_buf *json, td_dialect_state *s, const 
 
 static void response_event(td_buf *out, td_dialect_state *s, const char *type,
                            const td_dialect_end *end) {
-  td_buf json = TD_BUF_INIT, response = TD_BUF_INIT;
-  td_json_writer w = begin_event(&json, s, type);
-  write_response(&response, s, end);
-  td_jw_raw(&w, "response", td_buf_text(&response));
-  td_jw_end_object(&w);
-  json.failed |= response.failed;
-  td_dialect_event(out, type, &json);
-  td_buf_free(&response);
-  td_buf_free(&json);
+  td_json_writer w = begin_event(out, s, type);
+  td_jw_add(&w, "'response':");
+  write_response(&w, s, end);
+  td_dialect_end_event(&w);
 }
 
 static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
@@ -189,37 +181,30 @@ static const td_tool_call *call_of(const td_dialect_state *s) {
 }
 
 static void open_block(td_buf *out, td_dialect_state *s) {
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = begin_event(&json, s, "response.output_item.added");
+  td_json_writer w = begin_event(out, s, "response.output_item.added");
   td_jw_int(&w, "output_index", s->n_blocks);
   write_item(&w, "item", s, s->block, s->n_blocks, call_of(s), NULL, 0);
-  td_jw_end_object(&w);
-  td_dialect_event(out, "response.output_item.added", &json);
+  td_dialect_end_event(&w);
   if (s->block == TD_BLOCK_TEXT) {
-    w = begin_item_event(&json, s, "response.content_part.added", s->n_blocks, true);
+    w = begin_item_event(out, s, "response.content_part.added", s->n_blocks, true);
     write_part(&w, "part", s, "", 0);
-    td_jw_end_object(&w);
-    td_dialect_event(out, "response.content_part.added", &json);
+    td_dialect_end_event(&w);
   }
-  td_buf_free(&json);
 }
 
 static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t len) {
   static const char *const types[] = {[TD_BLOCK_REASONING] = "response.reasoning_text.delta",
                                       [TD_BLOCK_TEXT] = "response.output_text.delta",
                                       [TD_BLOCK_CALL] = "response.function_call_arguments.delta"};
-  td_buf json = TD_BUF_INIT;
-  const char *type = types[s->block];
   if (td_responses_call_of(s, call_of(s)) != TD_RESPONSES_FUNCTION) return; // sent when it is whole
-  td_json_writer w = begin_item_event(&json, s, type, s->n_blocks - 1, s->block != TD_BLOCK_CALL);
+  td_json_writer w = begin_item_event(out, s, types[s->block], s->n_blocks - 1,
+                                      s->block != TD_BLOCK_CALL);
   td_jw_str_len(&w, "delta", text, len);
   if (s->block == TD_BLOCK_TEXT) {
     td_api_write_token_logprobs(&w, "logprobs", s->head, s->answer, s->piece.first,
                                 s->answer->n_kept ? s->piece.last : s->piece.first, false);
   }
-  td_jw_end_object(&w);
-  td_dialect_event(out, type, &json);
-  td_buf_free(&json);
+  td_dialect_end_event(&w);
 }
 
 // The whole text of the open block.
@@ -237,19 +222,16 @@ static const char *block_text(const td_dialect_state *s, size_t *len) {
 // The text of a call of a tool that takes text.
 static void send_input(td_buf *out, td_dialect_state *s, uint32_t index, const char *arguments,
                        size_t len) {
-  td_buf json = TD_BUF_INIT, input = TD_BUF_INIT;
+  td_buf input = TD_BUF_INIT;
   td_responses_add_input(&input, arguments, len);
   static const char *const types[] = {"response.custom_tool_call_input.delta",
                                       "response.custom_tool_call_input.done"};
   for (size_t i = 0; i < TD_COUNT(types); i++) {
-    td_json_writer w = begin_item_event(&json, s, types[i], index, false);
+    td_json_writer w = begin_item_event(out, s, types[i], index, false);
     td_jw_buf(&w, i ? "input" : "delta", &input);
-    td_jw_end_object(&w);
-    td_dialect_event(out, types[i], &json);
+    td_dialect_end_event(&w);
   }
-  out->failed |= input.failed;
   td_buf_free(&input);
-  td_buf_free(&json);
 }
 
 static void close_block(td_buf *out, td_dialect_state *s) {
@@ -258,34 +240,29 @@ static void close_block(td_buf *out, td_dialect_state *s) {
                                       [TD_BLOCK_CALL] = "response.function_call_arguments.done"};
   const uint32_t index = s->n_blocks - 1;
   size_t len;
-  const char *text = block_text(s, &len), *type = types[s->block];
+  const char *text = block_text(s, &len);
   bool is_call = s->block == TD_BLOCK_CALL;
-  td_buf json = TD_BUF_INIT;
   td_json_writer w;
   const td_responses_call of = td_responses_call_of(s, call_of(s));
   if (of == TD_RESPONSES_CUSTOM) {
     send_input(out, s, index, text, len);
   } else if (of == TD_RESPONSES_FUNCTION) {
-    w = begin_item_event(&json, s, type, index, !is_call);
+    w = begin_item_event(out, s, types[s->block], index, !is_call);
     if (is_call) td_responses_write_name(&w, s, td_dialect_call(s));
     td_jw_str_len(&w, is_call ? "arguments" : "text", text, len);
     if (s->block == TD_BLOCK_TEXT) write_logprobs(&w, s, text, len);
-    td_jw_end_object(&w);
-    td_dialect_event(out, type, &json);
+    td_dialect_end_event(&w);
   }
   if (s->block == TD_BLOCK_TEXT) {
-    w = begin_item_event(&json, s, "response.content_part.done", index, true);
+    w = begin_item_event(out, s, "response.content_part.done", index, true);
     write_part(&w, "part", s, text, len);
-    td_jw_end_object(&w);
-    td_dialect_event(out, "response.content_part.done", &json);
+    td_dialect_end_event(&w);
   }
-  w = begin_event(&json, s, "response.output_item.done");
+  w = begin_event(out, s, "response.output_item.done");
   td_jw_int(&w, "output_index", index);
   write_item(&w, "item", s, s->block, index, call_of(s), text, len);
-  td_jw_end_object(&w);
-  td_dialect_event(out, "response.output_item.done", &json);
+  td_dialect_end_event(&w);
   keep_item(s, s->block, index, call_of(s), text, len);
-  td_buf_free(&json);
 }
 
 static const td_block_writer writer = {open_block, add_text, close_block};
@@ -315,7 +292,7 @@ static void store(td_dialect_state *s, const td_buf *content, const td_buf *reas
   }
   td_jw_end_object(&w);
   td_buf response = TD_BUF_INIT;
-  write_response(&response, s, end);
+  write_response(&TD_JSON_WRITER(&response), s, end);
   td_response_store_put(s->store, s->owner, id,
                         (const td_buf *const[]){[TD_STORED_MESSAGES] = &s->messages,
                                                 [TD_STORED_INPUT] = &s->input,
@@ -342,16 +319,8 @@ static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
     const td_tool_call *call = &s->parts->calls[i];
     keep_item(s, TD_BLOCK_CALL, n++, call, td_buf_text(&call->arguments), call->arguments.len);
   }
-  write_response(out, s, end);
+  write_response(&TD_JSON_WRITER(out), s, end);
   store(s, &message->content, &message->reasoning, end);
-}
-
-// Of a response that has not begun.
-static void write_failed(td_json_writer *w, const td_api_error *error) {
-  td_jw_add(w,
-            "'type': 'response.failed', 'sequence_number': 0, 'response': {'object': 'response', "
-            "'status': 'failed', 'output': [], 'error': {'code': %s, 'message': %s}}",
-            error->code, error->message);
 }
 
 static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
@@ -360,19 +329,17 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
     return;
   }
   const bool is_too_long = error->code && strcmp(error->code, "context_length_exceeded") == 0;
-  td_buf json = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&json);
-  td_jw_begin_object(&w, NULL);
-  if (is_too_long) {
-    write_failed(&w, error);
-  } else {
-    td_jw_add(&w, "'type': 'error', 'code': %s, 'message': %s, 'param': %s",
+  td_json_writer w = td_dialect_begin_event(out, is_too_long ? "response.failed" : "error");
+  if (is_too_long) // of a response that has not begun
+    td_jw_add(&w,
+              "'sequence_number': 0, 'response': {'object': 'response', 'status': 'failed', "
+              "'output': [], 'error': {'code': %s, 'message': %s}}",
+              error->code, error->message);
+  else
+    td_jw_add(&w, "'code': %s, 'message': %s, 'param': %s",
               error->code ? error->code : "server_error", error->message,
               error->param[0] ? error->param : NULL);
-  }
-  td_jw_end_object(&w);
-  td_dialect_event(out, is_too_long ? "response.failed" : "error", &json);
-  td_buf_free(&json);
+  td_dialect_end_event(&w);
 }
 
 const td_dialect td_dialect_responses = {.translate = td_responses_translate,
