@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/grow.h"
+#include "base/utf8.h"
 
 void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_answer_opts *opts) {
   memset(answer, 0, sizeof *answer);
@@ -19,13 +20,6 @@ void td_answer_free(td_answer *answer) {
   td_buf_free(&answer->text);
   free(answer->tokens);
   answer->tokens = NULL;
-}
-
-static size_t count_chars(const char *text, size_t len) {
-  size_t n = 0;
-  for (size_t i = 0; i < len; i++)
-    n += ((unsigned char)text[i] & 0xc0) != 0x80;
-  return n;
 }
 
 static td_status keep(td_answer *a, const td_wire_token *token, size_t begin, td_err *err) {
@@ -54,7 +48,7 @@ td_status td_answer_add(td_answer *answer, const td_wire_token *token, td_err *e
   if (st == TD_OK) st = td_buf_status(&a->text, err);
   if (st == TD_OK && a->keep_tokens) st = keep(a, token, begin, err);
   if (st != TD_OK) return st;
-  a->n_chars += count_chars(td_buf_text(&a->text) + begin, a->text.len - begin);
+  a->n_chars += td_utf8_count(td_buf_text(&a->text) + begin, a->text.len - begin);
   scan(a);
   return TD_OK;
 }
@@ -65,7 +59,7 @@ td_status td_answer_echo(td_answer *answer, const td_wire_token *token, td_err *
   td_status st = td_detok_feed(&a->detok, token->id, &a->text, err);
   if (st == TD_OK) st = td_buf_status(&a->text, err);
   if (st == TD_OK && a->keep_tokens) st = keep(a, token, begin, err);
-  a->n_chars += count_chars(td_buf_text(&a->text) + begin, a->text.len - begin);
+  a->n_chars += td_utf8_count(td_buf_text(&a->text) + begin, a->text.len - begin);
   a->n_sure = a->text.len;
   return st;
 }

@@ -6,14 +6,10 @@
 #include "base/json_write.h"
 
 // Read one member and check its range. When the member is absent, *out is left unchanged.
-td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error);
 td_status td_api_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
                          int64_t *out, td_api_error *error);
 td_status td_api_get_float(const cJSON *object, const char *key, double min, double max, float *out,
                            td_api_error *error);
-// *out borrows from object.
-td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
-                         td_api_error *error);
 
 // Path of a value in the body, for error messages: messages[2].content[0].text. where is "" for the
 // body itself.
@@ -22,11 +18,13 @@ typedef struct {
 } td_api_path;
 td_api_path td_api_member(const char *where, const char *key);
 td_api_path td_api_item(const char *where, unsigned i);
-// td_api_get_str and td_api_get_bool for an object whose path in the body is `where`.
+// Of an object whose path in the body is `where`. *out borrows from it.
 td_status td_api_get_str_at(const cJSON *object, const char *key, const char *where,
                             const char **out, td_api_error *error);
 td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *where, bool *out,
                              td_api_error *error);
+#define td_api_get_str(root, key, out, error)  td_api_get_str_at(root, key, "", out, error)
+#define td_api_get_bool(root, key, out, error) td_api_get_bool_at(root, key, "", out, error)
 
 // Copies text; the request owns the copy.
 td_status td_api_copy(char **out, const char *text, td_api_error *error);

@@ -239,13 +239,6 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
   }
 }
 
-// Names that belong to the protocol; chat_template_kwargs must not override them.
-static bool is_reserved(const char *name) {
-  return td_is_word("messages tools add_generation_prompt reasoning_effort bos_token eos_token "
-                    "continue_final_message",
-                    name);
-}
-
 static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error *error) {
   static const char key[] = "chat_template_kwargs";
   const cJSON *kwargs = td_json_get(root, key);
@@ -253,9 +246,12 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
   if (!cJSON_IsObject(kwargs)) return td_api_wrong(error, key, "must be an object");
   if (cJSON_GetArraySize(kwargs) > MAX_KWARGS)
     return td_api_wrong(error, key, "has more than %d members", MAX_KWARGS);
+  // Names that belong to the protocol; chat_template_kwargs must not override them.
   for (const cJSON *item = kwargs->child; item; item = item->next)
     if (cJSON_GetObjectItemCaseSensitive(kwargs, item->string) == item &&
-        !is_reserved(item->string))
+        !td_is_word("messages tools add_generation_prompt reasoning_effort bos_token eos_token "
+                    "continue_final_message",
+                    item->string))
       td_api_write_json(w, item->string, item);
   return TD_OK;
 }

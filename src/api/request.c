@@ -11,12 +11,6 @@
 
 #define DEFAULT_COMPLETION_TOKENS 16 // default of the protocol
 
-td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error) {
-  td_err err;
-  td_status st = td_json_get_bool(object, key, out, &err);
-  return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
-}
-
 td_status td_api_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
                          int64_t *out, td_api_error *error) {
   td_err err;
@@ -34,13 +28,6 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
     return td_api_wrong(error, key, "must be between %g and %g", min, max);
   *out = (float)value;
   return TD_OK;
-}
-
-td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
-                         td_api_error *error) {
-  td_err err;
-  td_status st = td_json_get_str(object, key, out, &err);
-  return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
 }
 
 td_api_path td_api_member(const char *where, const char *key) {

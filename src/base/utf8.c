@@ -79,6 +79,13 @@ static size_t valid_prefix(const char *text, size_t len) {
   return i;
 }
 
+size_t td_utf8_count(const char *text, size_t len) {
+  size_t n = 0;
+  for (size_t i = 0; i < len; i++)
+    n += ((unsigned char)text[i] & 0xc0) != 0x80;
+  return n;
+}
+
 bool td_utf8_valid(const char *text, size_t len) {
   return valid_prefix(text, len) == len;
 }

@@ -12,6 +12,8 @@
 int td_utf8_decode(const char *text, size_t len, uint32_t *code_point);
 // Writes 1 to 4 bytes and returns their number. code_point must be a scalar value.
 int td_utf8_encode(uint32_t code_point, char out[4]);
+// Characters that begin in text.
+size_t td_utf8_count(const char *text, size_t len);
 bool td_utf8_valid(const char *text, size_t len);
 // Length of text without an incomplete sequence at its end; len if there is none. For holding back
 // split characters.

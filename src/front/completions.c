@@ -333,11 +333,7 @@ static void send_loaded(td_job *j, const char *how) {
                    (const unsigned char[16]){0});
   j->state.head = &j->head;
   j->dialect->loaded(&body, &j->state, how);
-  if (body.failed)
-    td_http_error(j->x, 503, "out of memory");
-  else
-    td_http_respond(j->x, 200, "application/json", body.data, body.len);
-  td_buf_free(&body);
+  td_serve_respond(j->x, 200, TD_JSON_TYPE, &body);
   td_job_free(j);
 }
 

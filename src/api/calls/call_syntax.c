@@ -145,29 +145,29 @@ void td_call_syntax_close(td_call_syntax *syntax) {
 // The form is told by what the template mentions.
 static td_call_form form_of(const td_chat *chat) {
   static const struct {
-    const char *text;
+    const char *text, *also; // NULL: nothing else
     td_call_form form;
-  } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
-               {"<minimax:tool_call>", TD_CALL_INVOKE},
-               {"<｜DSML｜tool_calls>", TD_CALL_DSML_V4},
-               {"｜DSML｜", TD_CALL_DSML},
-               {NS, TD_CALL_ELEMENTS},
-               {"<|tool_call>", TD_CALL_GEMMA},
-               {"</arg_key><arg_value>", TD_CALL_ARG_KEYS_TIGHT},
-               {"<arg_key>", TD_CALL_ARG_KEYS},
-               {"<function=", TD_CALL_FUNCTION},
-               {"[ARGS]", TD_CALL_MISTRAL},
-               {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
-  if (td_chat_template_mentions(chat, "<|channel|>")) return TD_CALL_HARMONY;
-  if (td_chat_template_mentions(chat, "<tool_sep")) {
-    const bool is_suffixed = td_chat_template_mentions(chat, ":opensource");
-    return is_suffixed ? TD_CALL_HY_SUFFIXED : TD_CALL_HY;
-  }
+  } marks[] = {{"<|channel|>", NULL, TD_CALL_HARMONY},
+               {"<tool_sep", ":opensource", TD_CALL_HY_SUFFIXED},
+               {"<tool_sep", NULL, TD_CALL_HY},
+               {"<|tool_calls_section_begin|>", NULL, TD_CALL_KIMI},
+               {"<minimax:tool_call>", NULL, TD_CALL_INVOKE},
+               {"<｜DSML｜tool_calls>", NULL, TD_CALL_DSML_V4},
+               {"｜DSML｜", NULL, TD_CALL_DSML},
+               {NS, NULL, TD_CALL_ELEMENTS},
+               {"<|tool_call>", NULL, TD_CALL_GEMMA},
+               {"</arg_key><arg_value>", NULL, TD_CALL_ARG_KEYS_TIGHT},
+               {"<arg_key>", NULL, TD_CALL_ARG_KEYS},
+               {"<function=", NULL, TD_CALL_FUNCTION},
+               {"[ARGS]", NULL, TD_CALL_MISTRAL},
+               {"[TOOL_CALLS]", NULL, TD_CALL_MISTRAL_OBJECTS},
+               {"<｜tool▁calls▁begin｜>", "```json", TD_CALL_DEEPSEEK_V3},
+               {"<｜tool▁calls▁begin｜>", NULL, TD_CALL_DEEPSEEK}};
   for (size_t i = 0; i < TD_COUNT(marks); i++)
-    if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
-  if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
-  bool is_fenced = td_chat_template_mentions(chat, "```json");
-  return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
+    if (td_chat_template_mentions(chat, marks[i].text) &&
+        (!marks[i].also || td_chat_template_mentions(chat, marks[i].also)))
+      return marks[i].form;
+  return TD_CALL_HERMES;
 }
 
 // ---- what a template writes ---------------------------------------------------------------------

@@ -26,22 +26,12 @@ static void put_char(piece *p, uint32_t code_point) {
   p->n += (size_t)td_utf8_encode(code_point, p->out + p->n);
 }
 
-static bool is_hex(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-}
-
 // The code unit of a complete \uXXXX.
 static uint32_t unit_of(const char *escape) {
   uint32_t unit = 0;
-  for (int i = 2; i < ESCAPE; i++) {
-    char c = escape[i];
-    unit = unit << 4 | (uint32_t)(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
-  }
+  for (int i = 2; i < ESCAPE; i++)
+    unit = unit << 4 | (uint32_t)td_hex_digit(escape[i]);
   return unit;
-}
-
-static bool is_high(uint32_t unit) {
-  return unit >= 0xD800 && unit <= 0xDBFF;
 }
 
 static bool is_low(uint32_t unit) {
@@ -81,7 +71,7 @@ static void feed_unit(td_string_reader *r, piece *p) {
     memmove(r->held, r->held + ESCAPE, ESCAPE);
     r->n_held = ESCAPE;
   }
-  if (is_high(unit)) return; // the low surrogate may follow
+  if (unit >= 0xD800 && unit <= 0xDBFF) return; // the low surrogate may follow
   put_char(p, unit == 0 || is_low(unit) ? REPLACEMENT : unit);
   r->n_held = 0;
 }
@@ -89,7 +79,7 @@ static void feed_unit(td_string_reader *r, piece *p) {
 // A byte inside an escape; held is not empty.
 static bool feed_escape(td_string_reader *r, char c, piece *p) {
   unsigned begin = r->n_held >= ESCAPE ? ESCAPE : 0, n = r->n_held - begin;
-  bool should_continue = n == 0 ? c == '\\' : n == 1 ? c == 'u' : is_hex(c);
+  bool should_continue = n == 0 ? c == '\\' : n == 1 ? c == 'u' : td_hex_digit(c) >= 0;
   if (should_continue) {
     r->held[r->n_held++] = c;
     if (n + 1 == ESCAPE) feed_unit(r, p);

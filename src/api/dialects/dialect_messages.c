@@ -43,10 +43,6 @@ static td_status write_system(const writing *to, const cJSON *system) {
   return st;
 }
 
-static bool is_block(const cJSON *block, const char *type) {
-  return td_json_is(block, "type", type);
-}
-
 static td_status write_result(const writing *to, const cJSON *block, const char *where) {
   const cJSON *content = td_json_get(block, "content");
   td_api_content said = td_dialect_begin_content(to->s, true);
@@ -77,7 +73,7 @@ static void write_uses(const writing *to, const cJSON *content, const char *wher
   unsigned i = 0, n = 0;
   td_jw_begin_array(to->w, "tool_calls");
   for (const cJSON *block = content->child; block; block = block->next, i++) {
-    if (!is_block(block, "tool_use")) continue;
+    if (!td_json_is(block, "type", "tool_use")) continue;
     write_use(to, block, td_api_item(where, i).text, td_api_item(calls.text, n++).text);
   }
   td_jw_end_array(to->w);
@@ -87,7 +83,7 @@ static void write_uses(const writing *to, const cJSON *content, const char *wher
 static bool is_said(const cJSON *block) {
   static const char *const others[] = {"tool_use", "tool_result", "thinking", "redacted_thinking"};
   for (size_t i = 0; i < TD_COUNT(others); i++)
-    if (is_block(block, others[i])) return false;
+    if (td_json_is(block, "type", others[i])) return false;
   return true;
 }
 
@@ -99,7 +95,7 @@ static td_status gather(td_api_content *said, td_buf *thinking, const cJSON *con
     const char *thought = NULL;
     const td_api_path at = td_api_item(where, i++);
     td_status st = TD_OK;
-    if (is_block(block, "thinking"))
+    if (td_json_is(block, "type", "thinking"))
       st = td_api_get_str_at(block, "thinking", at.text, &thought, error);
     if (thought) {
       if (thinking->len) td_buf_char(thinking, '\n');
@@ -120,8 +116,8 @@ static td_status write_blocks(const writing *to, const char *role, const cJSON *
   td_status st = TD_OK;
   unsigned i = 0, n_results = 0;
   for (const cJSON *block = content->child; block && st == TD_OK; block = block->next, i++) {
-    has_calls |= is_assistant && is_block(block, "tool_use");
-    if (!is_block(block, "tool_result")) continue;
+    has_calls |= is_assistant && td_json_is(block, "type", "tool_use");
+    if (!td_json_is(block, "type", "tool_result")) continue;
     st = write_result(to, block, td_api_item(where.text, i).text);
     n_results++;
   }
@@ -184,8 +180,8 @@ static void add_referred(referred *out, const cJSON *name) {
 
 static void find_referred(referred *out, const cJSON *value) {
   for (const cJSON *item = value->child; item; item = item->next) {
-    const bool is_call = is_block(item, "tool_use");
-    if (is_call || is_block(item, "tool_reference"))
+    const bool is_call = td_json_is(item, "type", "tool_use");
+    if (is_call || td_json_is(item, "type", "tool_reference"))
       add_referred(out, td_json_get(item, is_call ? "name" : "tool_name"));
     if (!is_call) find_referred(out, item);
   }
@@ -193,7 +189,7 @@ static void find_referred(referred *out, const cJSON *value) {
 
 // Whether a tool is the client's own: those that run at Anthropic have another type.
 static bool is_own(const cJSON *tool) {
-  return !td_json_text(tool, "type") || is_block(tool, "custom");
+  return !td_json_text(tool, "type") || td_json_is(tool, "type", "custom");
 }
 
 static bool is_deferred(const cJSON *tool) {
@@ -274,7 +270,7 @@ static td_status write_format(const writing *to, const cJSON *root) {
   const td_api_path type = td_api_member(where, "type");
   if (!format) format = td_json_get(root, where);
   if (!format) return TD_OK;
-  if (!is_block(format, "json_schema"))
+  if (!td_json_is(format, "type", "json_schema"))
     return td_api_wrong(to->error, type.text, "must be json_schema");
   td_dialect_note(to->s, "response_format", where);
   td_dialect_note(to->s, "response_format.json_schema", where);
@@ -295,7 +291,7 @@ static bool is_prefilled(const cJSON *messages) {
   const cJSON *block = content ? content->child : NULL;
   while (block && block->next)
     block = block->next;
-  return is_block(block, "text");
+  return td_json_is(block, "type", "text");
 }
 
 #define NO_THREADS "thread_unsupported_request"
@@ -306,7 +302,7 @@ static td_status refuse_foreign_tools(const cJSON *root, td_api_error *error) {
   unsigned i = 0;
   for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next, i++) {
     const td_api_path at = td_api_member(td_api_item("tools", i).text, "type");
-    if (!is_block(tool, "function")) continue;
+    if (!td_json_is(tool, "type", "function")) continue;
     return td_api_wrong(error, at.text,
                         ": a tool of the client's own is of type custom or none, with name and "
                         "input_schema beside it");

@@ -8,6 +8,7 @@
 #include "api/dialects/dialect_impl.h"
 #include "api/dialects/go_template.h"
 #include "api/infill.h"
+#include "base/str.h"
 
 // ---- request -----------------------------------------------------------------------------------
 
@@ -16,34 +17,22 @@ static const char own[] =
     "logprobs top_logprobs";
 
 static void write_options(td_json_writer *w, td_dialect_state *s, const cJSON *root) {
-  static const char key[] = "options";
-  static const char *const names[][2] = {{"temperature", "temperature"},
-                                         {"top_k", "top_k"},
-                                         {"top_p", "top_p"},
-                                         {"min_p", "min_p"},
-                                         {"typical_p", "typical_p"},
-                                         {"top_n_sigma", "top_n_sigma"},
-                                         {"xtc_probability", "xtc_probability"},
-                                         {"xtc_threshold", "xtc_threshold"},
-                                         {"dry_multiplier", "dry_multiplier"},
-                                         {"dry_base", "dry_base"},
-                                         {"dry_allowed_length", "dry_allowed_length"},
-                                         {"dry_penalty_last_n", "dry_penalty_last_n"},
-                                         {"dry_sequence_breakers", "dry_sequence_breakers"},
-                                         {"mirostat", "mirostat"},
-                                         {"tfs_z", "tfs_z"},
-                                         {"seed", "seed"},
-                                         {"stop", "stop"},
-                                         {"presence_penalty", "presence_penalty"},
-                                         {"frequency_penalty", "frequency_penalty"},
-                                         {"repeat_penalty", "repetition_penalty"}};
-  const cJSON *most = td_json_get(td_json_get(root, key), "num_predict");
+  static const char
+      key[] = "options",
+      passed[] =
+          "temperature top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold "
+          "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+          "mirostat "
+          "tfs_z seed stop presence_penalty frequency_penalty";
+  const cJSON *options = td_json_get(root, key), *most = td_json_get(options, "num_predict");
   if (cJSON_IsNumber(most) && most->valuedouble <= 0) // -1, -2: no limit
     td_jw_int(w, "max_tokens", -1);
   else
     td_dialect_move(w, s, root, key, "num_predict", "max_tokens");
-  for (size_t i = 0; i < TD_COUNT(names); i++)
-    td_dialect_move(w, s, root, key, names[i][0], names[i][1]);
+  td_dialect_move(w, s, root, key, "repeat_penalty", "repetition_penalty");
+  for (const cJSON *item = options ? options->child : NULL; item; item = item->next)
+    if (td_is_word(passed, item->string))
+      td_dialect_move(w, s, root, key, item->string, item->string);
 }
 
 // "json", or a schema.

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "api/dialects/responses_impl.h"
+#include "base/str.h"
 
 // Gathers an assistant's turn, which Responses spells as several items.
 typedef struct {
@@ -131,11 +132,6 @@ static td_status write_message(turn *t, const cJSON *item, bool is_asked, const 
   return st;
 }
 
-static bool ends_with(const char *text, const char *end) {
-  const size_t n = strlen(text), n_end = strlen(end);
-  return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where);
 
 static size_t n_written(const turn *t) {
@@ -169,11 +165,11 @@ static td_status write_item(turn *t, const cJSON *item, bool is_asked, const cha
   }
   if (strcmp(name, "additional_tools") == 0) return TD_OK; // they are offered
   if (strcmp(name, "item_reference") == 0) return write_reference(t, item, where);
-  if (ends_with(name, "_output")) {
+  if (td_ends_with(name, "_output")) {
     end_turn(t);
     return write_output(t, item, where);
   }
-  const bool is_call = ends_with(name, "_call") && td_json_get(item, "call_id");
+  const bool is_call = td_ends_with(name, "_call") && td_json_get(item, "call_id");
   if (is_call || strcmp(name, "function_call") == 0) return add_call(t, item, name, where);
   add_note(t, item, name, where);
   return TD_OK;

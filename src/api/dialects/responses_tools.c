@@ -7,17 +7,11 @@
 #include "api/dialects/responses_impl.h"
 #include "text/grammar/regex.h"
 
-static bool is_type(const cJSON *object, const char *type) {
-  const char *of = td_json_text(object, "type");
-  return of && strcmp(of, type) == 0;
-}
-
 #define MAX_BROUGHT 1024 // tools, by items of the input
 
 // A search for tools that the client runs; one that runs at OpenAI is left out.
 static bool is_search(const cJSON *tool) {
-  const char *where = td_json_text(tool, "execution");
-  return is_type(tool, "tool_search") && where && strcmp(where, "client") == 0;
+  return td_json_is(tool, "type", "tool_search") && td_json_is(tool, "execution", "client");
 }
 
 static const char *name_of(const cJSON *tool) {
@@ -120,7 +114,7 @@ static void write_tool(writing *to, const cJSON *tool, const char *where) {
     td_jw_str(w, "name", td_buf_text(&flat));
     note(to->s->own_tools, td_buf_text(&flat), to->space, tool);
   }
-  if (is_type(tool, "custom")) {
+  if (td_json_is(tool, "type", "custom")) {
     write_description(w, tool);
     write_input_schema(w, td_json_get(tool, "format"));
   } else {
@@ -141,12 +135,13 @@ static void write_list(writing *to, const cJSON *tools, const char *where) {
   for (const cJSON *tool = tools->child; tool && to->n < to->most; tool = tool->next) {
     const cJSON *inner = td_json_get(tool, "tools");
     const td_api_path at = td_api_item(list.text, i++);
-    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !to->space) {
+    if (td_json_is(tool, "type", "namespace") && cJSON_IsArray(inner) && !to->space) {
       to->space = td_json_text(tool, "name");
       if (!to->space) to->space = "";
       write_list(to, inner, at.text);
       to->space = NULL;
-    } else if (is_type(tool, "function") || is_type(tool, "custom") || is_search(tool)) {
+    } else if (td_json_is(tool, "type", "function") || td_json_is(tool, "type", "custom") ||
+               is_search(tool)) {
       write_tool(to, tool, at.text);
     }
   }
@@ -162,7 +157,9 @@ unsigned td_responses_write_tools(td_json_writer *w, const cJSON *root, td_diale
   to.most = to.n + MAX_BROUGHT;
   for (const cJSON *item = cJSON_IsArray(input) ? input->child : NULL; item; item = item->next) {
     const td_api_path at = td_api_item("input", i++);
-    if (!is_type(item, "additional_tools") && !is_type(item, "tool_search_output")) continue;
+    if (!td_json_is(item, "type", "additional_tools") &&
+        !td_json_is(item, "type", "tool_search_output"))
+      continue;
     tools = td_json_get(item, "tools");
     if (cJSON_IsArray(tools)) write_list(&to, tools, at.text);
   }
@@ -174,7 +171,7 @@ void td_responses_add_found(td_buf *out, const cJSON *tools, const char *space) 
   for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
     const cJSON *inner = td_json_get(tool, "tools");
     const char *name = td_json_text(tool, "name");
-    if (is_type(tool, "namespace") && cJSON_IsArray(inner) && !space) {
+    if (td_json_is(tool, "type", "namespace") && cJSON_IsArray(inner) && !space) {
       td_responses_add_found(out, inner, name ? name : "");
     } else if (name) {
       td_buf_str(out, out->len ? "\n[the tool " : "[the tool ");
@@ -270,9 +267,9 @@ td_responses_call td_responses_call_of(const td_dialect_state *s, const td_tool_
   const cJSON *entry = call && s->own_tools
                            ? cJSON_GetObjectItemCaseSensitive(s->own_tools, call->name)
                            : NULL;
-  return is_type(entry, "custom")        ? TD_RESPONSES_CUSTOM
-         : is_type(entry, "tool_search") ? TD_RESPONSES_SEARCH
-                                         : TD_RESPONSES_FUNCTION;
+  return td_json_is(entry, "type", "custom")        ? TD_RESPONSES_CUSTOM
+         : td_json_is(entry, "type", "tool_search") ? TD_RESPONSES_SEARCH
+                                                    : TD_RESPONSES_FUNCTION;
 }
 
 void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,

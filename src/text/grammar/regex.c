@@ -375,10 +375,6 @@ static td_status read_repetition(parser *p, td_node *item) {
   return TD_OK;
 }
 
-static bool is_at_last_dollar(const parser *p) {
-  return peek(p) == '$' && (p->at + 1 == p->end || p->at[1] == '|');
-}
-
 // The lists of a group: its alternatives, and the items of the last of them.
 typedef struct {
   size_t alternatives, items;
@@ -426,7 +422,7 @@ static td_status read_expression(parser *p, td_node *out) {
       groups[depth].alternatives = groups[depth].items = td_g_begin(p->b);
       continue;
     }
-    if (depth == 0 && is_at_last_dollar(p)) {
+    if (depth == 0 && (peek(p) == '$' && (p->at + 1 == p->end || p->at[1] == '|'))) {
       p->has_end = true;
       p->at++;
       continue;

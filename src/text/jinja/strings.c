@@ -109,13 +109,6 @@ void jj_add_repeat(jj_builder *b, const jj_str *s, size_t n) {
   jj_steps(b->j, s->len ? n : 0);
 }
 
-static size_t count_chars(const char *p, size_t len) {
-  size_t n = 0;
-  for (size_t i = 0; i < len; i++)
-    n += ((unsigned char)p[i] & 0xC0) != 0x80;
-  return n;
-}
-
 // Sets the list of runs of s, which s does not share.
 static void set_runs(jj *j, jj_str *s, td_span *runs, size_t n, size_t cap) {
   if (!n) return;
@@ -129,7 +122,7 @@ const jj_str *jj_built(jj_builder *b) {
   jj_str *s = jj_alloc(b->j, sizeof *s);
   s->p = b->store->data ? b->store->data : "";
   s->len = b->store->used;
-  s->n_chars = count_chars(s->p, s->len);
+  s->n_chars = td_utf8_count(s->p, s->len);
   set_runs(b->j, s, b->runs, b->n_runs, b->cap_runs);
   s->store = b->store;
   return s;
@@ -139,7 +132,7 @@ const jj_str *jj_str_borrow(jj *j, const char *bytes, size_t len, bool typed) {
   jj_str *s = jj_alloc(j, sizeof *s);
   s->p = bytes;
   s->len = len;
-  s->n_chars = count_chars(bytes, len);
+  s->n_chars = td_utf8_count(bytes, len);
   if (typed && len) {
     td_span *run = jj_alloc(j, sizeof *run);
     *run = (td_span){0, len};
@@ -193,7 +186,7 @@ const jj_str *jj_sub(jj *j, const jj_str *s, size_t begin, size_t end) {
   jj_str *cut = jj_alloc(j, sizeof *cut);
   cut->p = s->p + begin;
   cut->len = end - begin;
-  cut->n_chars = s->n_chars == s->len ? cut->len : count_chars(cut->p, cut->len);
+  cut->n_chars = s->n_chars == s->len ? cut->len : td_utf8_count(cut->p, cut->len);
   cut_runs(j, cut, s, begin, end);
   cut->markup = s->markup;
   jj_steps(j, s->n_chars == s->len ? 0 : cut->len >> 6);
@@ -301,7 +294,7 @@ size_t jj_char_to_byte(jj *j, const jj_str *s, size_t char_idx) {
 }
 
 size_t jj_byte_to_char(const jj_str *s, size_t byte) {
-  return s->n_chars == s->len ? byte : count_chars(s->p, byte);
+  return s->n_chars == s->len ? byte : td_utf8_count(s->p, byte);
 }
 
 uint32_t jj_decode(const jj_str *s, size_t byte, size_t *next) {
