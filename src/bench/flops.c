@@ -21,35 +21,25 @@ typedef struct {
 } peak_loop;
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f"))) static float fma_avx512(uint32_t n) {
-  const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
-  __m512 acc[N_CHAINS];
-  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++)
-    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
-  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
-  return _mm512_reduce_add_ps(acc[0]);
-}
-
-__attribute__((target("avx512f,avx512bf16"))) static float dot_avx512(uint32_t n) {
-  const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3c00), b = (__m512bh)_mm512_set1_epi16(0x3b80);
-  __m512 acc[N_CHAINS];
-  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++)
-    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_dpbf16_ps(acc[c], a, b);
-  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
-  return _mm512_reduce_add_ps(acc[0]);
-}
-
-__attribute__((target("avx2,fma"))) static float fma_avx2(uint32_t n) {
-  const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
-  __m256 acc[N_CHAINS];
-  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_set1_ps((float)c);
-  for (uint32_t i = 0; i < n; i++)
-    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
-  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm256_add_ps(acc[0], acc[c]);
-  return _mm256_cvtss_f32(acc[0]);
-}
+#define CHAINS(name, isa, vec, set, step, add, first)                                              \
+  __attribute__((target(isa))) static float name(uint32_t n) {                                     \
+    vec acc[N_CHAINS];                                                                             \
+    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = set((float)c);                              \
+    for (uint32_t i = 0; i < n; i++)                                                               \
+      UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = step;                                     \
+    UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = add(acc[0], acc[c]);                        \
+    return first(acc[0]);                                                                          \
+  }
+CHAINS(fma_avx512, "avx512f", __m512, _mm512_set1_ps,
+       _mm512_fmadd_ps(acc[c], _mm512_set1_ps(0.999f), _mm512_set1_ps(0.001f)), _mm512_add_ps,
+       _mm512_reduce_add_ps)
+CHAINS(dot_avx512, "avx512f,avx512bf16", __m512, _mm512_set1_ps,
+       _mm512_dpbf16_ps(acc[c], (__m512bh)_mm512_set1_epi16(0x3c00),
+                        (__m512bh)_mm512_set1_epi16(0x3b80)),
+       _mm512_add_ps, _mm512_reduce_add_ps)
+CHAINS(fma_avx2, "avx2,fma", __m256, _mm256_set1_ps,
+       _mm256_fmadd_ps(acc[c], _mm256_set1_ps(0.999f), _mm256_set1_ps(0.001f)), _mm256_add_ps,
+       _mm256_cvtss_f32)
 
 static peak_loop fma_loop(void) {
   if (__builtin_cpu_supports("avx512f")) return (peak_loop){fma_avx512, 32};

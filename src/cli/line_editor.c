@@ -284,14 +284,11 @@ static td_line_result read_line(td_line_editor *e, const char *prompt, td_buf *o
   return TD_LINE_READ;
 }
 
-static bool begins_with_quotes(const td_buf *text) {
-  return text->len >= strlen(QUOTES) && memcmp(text->data, QUOTES, strlen(QUOTES)) == 0;
-}
-
 // Whether the message continues in the next line. Removes what only says so.
 static bool is_unfinished(td_buf *text, bool *in_quotes) {
   const size_t n = strlen(QUOTES);
-  if (!*in_quotes && begins_with_quotes(text)) {
+  if (!*in_quotes &&
+      (text->len >= strlen(QUOTES) && memcmp(text->data, QUOTES, strlen(QUOTES)) == 0)) {
     *in_quotes = true;
     td_buf_drop(text, n);
   }

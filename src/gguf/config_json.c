@@ -174,10 +174,13 @@ static void write_tokens(const writer *w) {
 
 // ---- architectures ------------------------------------------------------------------------------
 
+#define GQA_KEYS                                                                                   \
+  {"attention.head_count_kv", "num_key_value_heads"}, {"attention.key_length", "head_dim"}, {      \
+    "feed_forward_length", "intermediate_size"                                                     \
+  }
+
 static const td_gguf_name gqa_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_count", "num_experts"},
     {NULL, NULL},
@@ -199,9 +202,7 @@ static const td_gguf_name mla_keys[] = {
 };
 
 static const td_gguf_name hy_v3_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_count", "num_experts"},
     {"expert_weights_scale", "router_scaling_factor"},
@@ -209,9 +210,7 @@ static const td_gguf_name hy_v3_keys[] = {
 };
 
 static const td_gguf_name glm4moe_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_count", "n_routed_experts"},
     {"expert_shared_count", "n_shared_experts"},
@@ -222,25 +221,19 @@ static const td_gguf_name glm4moe_keys[] = {
 };
 
 static const td_gguf_name olmoe_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_count", "num_experts"},
     {NULL, NULL},
 };
 
 static const td_gguf_name llama_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_count", "num_local_experts"},
     {NULL, NULL},
 };
 
 static const td_gguf_name ernie_keys[] = {
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
-    {"feed_forward_length", "intermediate_size"},
+    GQA_KEYS,
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_count", "moe_num_experts"},
     {"interleave_moe_layer_step", "moe_layer_interval"},

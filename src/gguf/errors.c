@@ -58,16 +58,12 @@ static void rename_keys(td_err *err, size_t begin, const char *arch, const td_gg
   }
 }
 
-static size_t word_len(const char *text) {
-  return strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.");
-}
-
 static void rename_tensors(td_err *err, size_t begin, const td_gguf_arch *arch,
                            const td_gguf *parts, size_t n_parts) {
   td_buf text = TD_BUF_INIT;
   td_buf_add(&text, err->msg, begin);
   for (const char *at = err->msg + begin; *at;) {
-    const size_t n = word_len(at);
+    const size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.");
     char own[TD_GGUF_MAX_NAME];
     if (n && td_gguf_own_name(arch, parts, n_parts, at, n, own, sizeof own))
       td_buf_str(&text, own);

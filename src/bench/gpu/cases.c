@@ -180,6 +180,17 @@ bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, cons
   return !b->only || strstr(name, b->only);
 }
 
+bool td_gpu_wants_any(const td_gpu_bench *b, const char *ops, const char *model) {
+  for (const char *at = ops; *at; at += strspn(at, " ")) {
+    char op[32];
+    const size_t n = strcspn(at, " ");
+    snprintf(op, sizeof op, "%.*s", (int)n, at);
+    if (td_gpu_wants(b, op, model, "")) return true;
+    at += n;
+  }
+  return false;
+}
+
 void td_gpu_write(td_gpu_bench *b) {
   if (td_jw_print_line(b->json, stdout)) return;
   fprintf(stderr, "bench_gpu: a result cannot be written\n");
@@ -268,6 +279,12 @@ td_weight td_gpu_weight(td_gpu_bench *b, const td_format *f, uint32_t rows, uint
   td_bench_weight(&w, f, rows, cols, memory);
   if (b->dev) td_bench_fill(&w, memory, 2);
   return w;
+}
+
+void td_gpu_add_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const td_gpu_copy *a = args;
+  (void)call;
+  td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
 }
 
 void td_gpu_copy_once(td_gpu_bench *b, const void *args, uint32_t call) {

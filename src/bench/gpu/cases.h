@@ -95,6 +95,8 @@ typedef void (*td_gpu_call)(td_gpu_bench *b, const void *args, uint32_t i);
 
 // Whether --only selects the case.
 bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, const char *format);
+// Whether it selects one of a model's cases without a format; ops: words that blanks separate.
+bool td_gpu_wants_any(const td_gpu_bench *b, const char *ops, const char *model);
 // Seconds per call. Calls rotate through n_matrices, which the first round copies to the GPU.
 double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_matrices);
 // Seconds per copy from or to the host, which cannot be captured in a graph.
@@ -113,3 +115,5 @@ typedef struct {
   size_t n_bytes;
 } td_gpu_copy;
 void td_gpu_copy_once(td_gpu_bench *b, const void *args, uint32_t call);
+// Adds numbers of 16 bits instead.
+void td_gpu_add_once(td_gpu_bench *b, const void *args, uint32_t call);

@@ -160,11 +160,6 @@ static void run_cases(td_gpu_bench *b, const delta_model *m, const delta_calls *
   }
 }
 
-static bool wants_any(const td_gpu_bench *b, const char *model) {
-  return td_gpu_wants(b, "delta_conv", model, "") || td_gpu_wants(b, "delta_rule", model, "") ||
-         td_gpu_wants(b, "delta_gate", model, "");
-}
-
 static void run_case(td_gpu_bench *b, const delta_model *m, const delta_case *c) {
   const td_delta_shape shape = shape_of(b, m);
   const td_batch_view batch = make_batch(b, c);
@@ -176,7 +171,8 @@ static void run_case(td_gpu_bench *b, const delta_model *m, const delta_case *c)
 
 void td_gpu_delta_cases(td_gpu_bench *b) {
   for (size_t m = 0; m < TD_COUNT(models); m++) {
-    for (size_t i = 0; i < TD_COUNT(cases) && wants_any(b, models[m].name); i++) {
+    if (!td_gpu_wants_any(b, "delta_conv delta_rule delta_gate", models[m].name)) continue;
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
       delta_case c = cases[i];
       if (b->shrink > 1) c = (delta_case){1, c.tokens > 1 ? 2 : 1};
       run_case(b, &models[m], &c);

@@ -156,17 +156,15 @@ static void bench_pools(td_gpu_bench *b, const pool_case *c, bool is_selected) {
 }
 
 void td_gpu_pool_cases(td_gpu_bench *b) {
-  const bool selects = td_gpu_wants(b, "select_keys", "v3.2", "") ||
-                       td_gpu_wants(b, "select_blocks", "minimax-m3", "") ||
-                       td_gpu_wants(b, "mla_selected", "v3.2", "");
+  const bool selects = td_gpu_wants_any(b, "select_keys mla_selected", "v3.2") ||
+                       td_gpu_wants(b, "select_blocks", "minimax-m3", "");
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     pool_case c = cases[i];
     if (b->shrink > 1) c = (pool_case){c.seqs > 1 ? 2 : 1, c.tokens > 1 ? 3 : 1, 192};
     if (selects) bench_selection(b, &c);
     for (int of_4 = 1; of_4 >= 0; of_4--) {
       const char *model = of_4 ? "v4-c4" : "v4-c128";
-      if (td_gpu_wants(b, "pool", model, "") || td_gpu_wants(b, "attn_pool", model, ""))
-        bench_pools(b, &c, of_4);
+      if (td_gpu_wants_any(b, "pool attn_pool", model)) bench_pools(b, &c, of_4);
     }
   }
 }

@@ -8,12 +8,6 @@ TD_GPU_ONCE(kv_store)
 TD_GPU_ONCE(router)
 TD_GPU_ONCE(top_logits)
 
-static void add_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  const td_gpu_copy *a = args;
-  (void)call;
-  td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
-}
-
 typedef struct {
   void *out;
   const void *x;
@@ -57,7 +51,7 @@ static void bench_rows(td_gpu_bench *b, const td_gpu_shape *m, const rows_memory
                           .eps = 1e-6f};
   run_small(b, m, "rmsnorm", rmsnorm_once, &norm, n, 4 * row_bytes);
   td_gpu_copy add = {r->x, r->y, (size_t)n * dim * 2};
-  run_small(b, m, "add", add_once, &add, n, 3 * row_bytes);
+  run_small(b, m, "add", td_gpu_add_once, &add, n, 3 * row_bytes);
   gather_args gather = {r->x, r->y, r->zeros, n, dim};
   run_small(b, m, "gather", gather_once, &gather, n, 2 * row_bytes);
   td_router_args router = {.logits = r->zeros,

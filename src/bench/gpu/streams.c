@@ -104,29 +104,19 @@ static void bench_streams(td_gpu_bench *b, uint32_t n) {
 
 void td_gpu_stream_cases(td_gpu_bench *b) {
   static const uint32_t tokens[] = {1, 16, 512};
-  const bool is_wanted = td_gpu_wants(b, "hyper_read", "v4", "") ||
-                         td_gpu_wants(b, "hyper_write", "v4", "") ||
-                         td_gpu_wants(b, "hyper_mix", "v4", "") ||
-                         td_gpu_wants(b, "ngram_rows", "v4", "") ||
-                         td_gpu_wants(b, "ngram_gate", "v4", "") ||
-                         td_gpu_wants(b, "ngram_conv", "v4", "");
+  const bool is_wanted = td_gpu_wants_any(
+      b, "hyper_read hyper_write hyper_mix ngram_rows ngram_gate ngram_conv", "v4");
   for (size_t i = 0; i < TD_COUNT(tokens) && is_wanted; i++)
     bench_streams(b, td_gpu_fewer(b, tokens[i], i ? 2 : 1));
 }
 
 // A thousand kernels that do nothing to speak of, each after the other.
-static void node_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  const td_gpu_copy *a = args;
-  (void)call;
-  td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
-}
-
 void td_gpu_node_cases(td_gpu_bench *b) {
   enum { NODES = 1000, BYTES = 16 };
   if (!td_gpu_wants(b, "node", "graph", "")) return;
   void *x = td_gpu_alloc(b, 2 * BYTES);
   const td_gpu_copy add = {x, (char *)x + BYTES, BYTES};
   td_gpu_run(b, &(td_gpu_case){.op = "node", .model = "graph", .tokens = 1, .bytes = 3 * BYTES},
-             node_once, &add, td_gpu_fewer(b, NODES, 1));
+             td_gpu_add_once, &add, td_gpu_fewer(b, NODES, 1));
   td_gpu_release(b, NULL);
 }
