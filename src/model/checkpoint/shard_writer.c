@@ -25,25 +25,16 @@ static uint64_t element_bytes(const td_shard_entry *e) {
 
 static void add_entry(td_json_writer *w, const td_shard_entry *e, uint64_t begin) {
   td_jw_begin_object(w, e->name);
-  td_jw_str(w, "dtype", e->dtype);
-  td_jw_begin_array(w, "shape");
+  td_jw_add(w, "'dtype': %s, 'shape': [", e->dtype);
   for (uint32_t i = 0; i < e->n_dims; i++)
     td_jw_int(w, NULL, (int64_t)e->shape[i]);
-  td_jw_end_array(w);
-  td_jw_begin_array(w, "data_offsets");
-  td_jw_int(w, NULL, (int64_t)begin);
-  td_jw_int(w, NULL, (int64_t)(begin + e->n_bytes));
-  td_jw_end_array(w);
-  td_jw_end_object(w);
+  td_jw_add(w, "], 'data_offsets': [%lu, %lu]}", begin, begin + e->n_bytes);
 }
 
 td_status td_shard_layout(td_shard_entry *entries, size_t n, td_buf *header, td_err *err) {
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_object(&w, "__metadata__");
-  td_jw_str(&w, "format", "pt");
-  td_jw_end_object(&w);
+  td_jw_add(&w, "{'__metadata__': {'format': 'pt'}");
   uint64_t offset = 0, len;
   for (int rest = 0; rest < 2; rest++) {
     for (uint64_t width = 8; width > 0; width /= 2) {

@@ -109,45 +109,30 @@ static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
   if (is_main) td_jw_str(w, NULL, "Linear");
   for (size_t i = 0; i < q->n_items && !is_main; i++)
     if (q->items[i].encoding == e) add_module(w, q->items[i].name);
-  td_jw_end_array(w);
-  td_jw_str(w, "format", e->format);
-  td_jw_begin_object(w, "weights");
-  td_jw_int(w, "num_bits", td_encoded_bits(e));
-  td_jw_str(w, "type", e->type);
-  if (e->block_rows > 1) {
-    td_jw_str(w, "strategy", "block");
-    td_jw_begin_array(w, "block_structure");
-    td_jw_int(w, NULL, e->block_rows);
-    td_jw_int(w, NULL, e->block_cols);
-    td_jw_end_array(w);
-  } else if (e->block_cols == TD_ENCODE_WHOLE_ROW) {
+  td_jw_add(w, "], 'format': %s, 'weights': {'num_bits': %u, 'type': %s", e->format,
+            td_encoded_bits(e), e->type);
+  if (e->block_rows > 1)
+    td_jw_add(w, "'strategy': 'block', 'block_structure': [%u, %u]", e->block_rows, e->block_cols);
+  else if (e->block_cols == TD_ENCODE_WHOLE_ROW)
     td_jw_str(w, "strategy", "channel");
-  } else {
-    td_jw_str(w, "strategy", "group");
-    td_jw_int(w, "group_size", e->block_cols);
-  }
-  td_jw_bool(w, "symmetric", true);
-  td_jw_bool(w, "dynamic", false);
+  else
+    td_jw_add(w, "'strategy': 'group', 'group_size': %u", e->block_cols);
+  td_jw_add(w, "'symmetric': true, 'dynamic': false");
   if (strcmp(e->scale.dtype, "U8") == 0) td_jw_str(w, "scale_dtype", "torch.uint8");
-  td_jw_end_object(w);
-  td_jw_null(w, "input_activations");
-  td_jw_null(w, "output_activations");
-  td_jw_end_object(w);
+  td_jw_add(w, "}, 'input_activations': null, 'output_activations': null}");
 }
 
 static void add_quant_config(const td_quantizer *q, td_json_writer *w) {
   bool mixed = false;
   for (size_t i = 0; i < q->n_items; i++)
     mixed |= q->items[i].encoding == &td_encoding_int8;
-  td_jw_str(w, "quant_method", "compressed-tensors");
-  td_jw_str(w, "format", mixed ? "mixed-precision" : q->opts->encoding->format);
-  td_jw_begin_object(w, "config_groups");
+  td_jw_add(w, "'quant_method': 'compressed-tensors', 'format': %s, 'config_groups': {",
+            mixed ? "mixed-precision" : q->opts->encoding->format);
   add_group(q, w, "group_0", q->opts->encoding);
   if (mixed) add_group(q, w, "group_1", &td_encoding_int8);
   td_jw_end_object(w);
   add_kept(q, w, "ignore");
-  td_jw_null(w, "kv_cache_scheme");
-  td_jw_str(w, "quantization_status", "compressed");
+  td_jw_add(w, "'kv_cache_scheme': null, 'quantization_status': 'compressed'");
 }
 
 static td_status write_config(td_quantizer *q) {
@@ -183,19 +168,11 @@ static td_status write_report(td_quantizer *q) {
   const td_quantize_report *r = q->report;
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "source", q->opts->in);
-  td_jw_str(&w, "to", q->opts->encoding->name);
-  td_jw_int(&w, "bytes_in", (int64_t)r->bytes_in);
-  td_jw_int(&w, "bytes_out", (int64_t)r->bytes_out);
-  td_jw_begin_array(&w, "tensors");
+  td_jw_add(&w, "{'source': %s, 'to': %s, 'bytes_in': %lu, 'bytes_out': %lu, 'tensors': [",
+            q->opts->in, q->opts->encoding->name, r->bytes_in, r->bytes_out);
   for (size_t i = 0; i < r->n_tensors; i++) {
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "name", r->tensors[i].name);
-    td_jw_int(&w, "rows", (int64_t)r->tensors[i].rows);
-    td_jw_int(&w, "cols", (int64_t)r->tensors[i].cols);
-    td_jw_double(&w, "relative_rms_error", r->tensors[i].error);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "{'name': %s, 'rows': %lu, 'cols': %lu, 'relative_rms_error': %g}",
+              r->tensors[i].name, r->tensors[i].rows, r->tensors[i].cols, r->tensors[i].error);
   }
   td_jw_end_array(&w);
   add_kept(q, &w, "kept");
@@ -209,16 +186,11 @@ static td_status write_report(td_quantizer *q) {
 static td_status write_index(td_quantizer *q) {
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_begin_object(&w, "metadata");
-  td_jw_int(&w, "total_size", (int64_t)q->report->bytes_out);
-  td_jw_end_object(&w);
-  td_jw_begin_object(&w, "weight_map");
+  td_jw_add(&w, "{'metadata': {'total_size': %lu}, 'weight_map': {", q->report->bytes_out);
   for (size_t i = 0; i < q->n_shards; i++)
     for (size_t k = 0; k < q->shards[i].n_entries; k++)
       td_jw_str(&w, q->shards[i].entries[k].name, q->shards[i].name);
-  td_jw_end_object(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "}}");
   td_status st = write_file(q, TD_QUANTIZE_INDEX, &text);
   td_buf_free(&text);
   return st;

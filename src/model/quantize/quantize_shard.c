@@ -198,22 +198,15 @@ static td_status write_done(const td_quantizer *q, const td_quantize_shard *s, s
   char *path = done_path(q, s), hex[24];
   td_status st = path ? describe(q, s, &made) : td_quantize_no_memory(q);
   td_json_writer w = TD_JSON_WRITER(&text);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "made", td_buf_text(&made));
+  td_jw_add(&w, "{'made': %s", td_buf_text(&made));
   snprintf(hex, sizeof hex, "%016llx", (unsigned long long)sum);
-  td_jw_str(&w, "checksum", hex);
-  td_jw_begin_array(&w, "tensors");
+  td_jw_add(&w, "'checksum': %s, 'tensors': [", hex);
   for (size_t i = first_noted; i < q->report->n_tensors; i++) {
     const td_quantized *t = &q->report->tensors[i];
-    td_jw_begin_object(&w, NULL);
-    td_jw_str(&w, "name", t->name);
-    td_jw_int(&w, "rows", (int64_t)t->rows);
-    td_jw_int(&w, "cols", (int64_t)t->cols);
-    td_jw_double(&w, "error", t->error);
-    td_jw_end_object(&w);
+    td_jw_add(&w, "{'name': %s, 'rows': %lu, 'cols': %lu, 'error': %g}", t->name, t->rows, t->cols,
+              t->error);
   }
-  td_jw_end_array(&w);
-  td_jw_end_object(&w);
+  td_jw_add(&w, "]}");
   if (st == TD_OK) st = td_buf_status(&text, q->err);
   if (st == TD_OK) st = td_file_write(path, text.data, text.len, q->err);
   td_buf_free(&text);
