@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "base/json_write.h"
-#include "base/printable.h"
 #include "base/utf8.h"
 
 #define MAX_MESSAGE 2048

@@ -1,6 +1,8 @@
 // src/base/utf8.c - decodes, encodes and repairs UTF-8.
 #include "base/utf8.h"
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 
 // Length of the sequence that begins with lead; 0 if none does.
@@ -123,5 +125,32 @@ void td_utf8_add_replaced(td_buf *out, const char *text, size_t len) {
     n = bad_len(text, len);
     text += n;
     len -= n;
+  }
+}
+
+// ---- untrusted text -----------------------------------------------------------------------------
+
+static bool is_shown(uint32_t code_point, const char *kept) {
+  if (code_point >= 0x20 && code_point < 0x7f) return true;
+  if (code_point >= 0xa0) return true;
+  return code_point && code_point < 0x20 && strchr(kept, (int)code_point);
+}
+
+void td_printable_add(td_buf *out, const char *text, size_t len, const char *kept) {
+  for (size_t i = 0, start = 0; i < len || start < len;) {
+    uint32_t code_point = 0;
+    int n = i < len ? td_utf8_decode(text + i, len - i, &code_point) : 0;
+    if (n > 0 && is_shown(code_point, kept)) {
+      i += (size_t)n;
+      continue;
+    }
+    td_buf_add(out, text + start, i - start);
+    if (i == len) return;
+    size_t n_bad = n > 0 ? (size_t)n : 1;
+    if (n > 0)
+      td_buf_printf(out, "\\x%02x", (unsigned)code_point);
+    else
+      td_buf_printf(out, "\\x%02x", (unsigned)(uint8_t)text[i]);
+    start = i += n_bad;
   }
 }

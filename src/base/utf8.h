@@ -20,3 +20,7 @@ bool td_utf8_valid(const char *text, size_t len);
 size_t td_utf8_whole(const char *text, size_t len);
 // Appends text with each invalid part replaced by U+FFFD.
 void td_utf8_add_replaced(td_buf *out, const char *text, size_t len);
+
+// Appends text with control characters (C0, DEL, C1) and invalid UTF-8 bytes escaped as \xNN.
+// Characters in kept, e.g. "\n\t", are not escaped.
+void td_printable_add(td_buf *out, const char *text, size_t len, const char *kept);

@@ -17,7 +17,6 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/utf8.h"
-#include "cli/interrupt.h"
 #include "cli/terminal.h"
 
 #define MAX_HISTORY       1000

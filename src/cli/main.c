@@ -9,7 +9,6 @@
 
 #include "base/cpus.h"
 #include "base/log.h"
-#include "base/printable.h"
 #include "base/thread.h"
 #include "base/utf8.h"
 #include "bench/bench.h"

@@ -10,7 +10,6 @@
 #include "base/json_write.h"
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/interrupt.h"
 #include "cli/remote.h"
 #include "cli/run_impl.h"
 #include "cli/terminal.h"

@@ -6,10 +6,10 @@
 
 #include "base/fs.h"
 #include "base/log.h"
-#include "base/printable.h"
-#include "cli/interrupt.h"
+#include "base/utf8.h"
 #include "cli/line_editor.h"
 #include "cli/run_impl.h"
+#include "cli/terminal.h"
 #include "options/closest.h"
 
 // What a command says; goes to stderr, as stdout has only responses.

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/base64.h"
-#include "cli/interrupt.h"
 #include "cli/run_impl.h"
+#include "cli/terminal.h"
 
 #define MAX_PIXELS (1u << 26)
 

@@ -7,9 +7,9 @@
 #include "base/json_write.h"
 #include "bench/http_client.h"
 #include "cli/find_model.h"
-#include "cli/interrupt.h"
 #include "cli/remote.h"
 #include "cli/run_impl.h"
+#include "cli/terminal.h"
 
 enum { PROBE_MS = 1000 }; // for a program at the usual port, which may be another
 

@@ -6,7 +6,7 @@
 #include <sys/random.h>
 
 #include "base/log.h"
-#include "base/printable.h"
+#include "base/utf8.h"
 #include "cli/run_impl.h"
 #include "text/thinking.h"
 

@@ -6,10 +6,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/printable.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
-#include "cli/interrupt.h"
 #include "cli/remote.h"
 #include "cli/terminal.h"
 #include "runtime/command.h"
