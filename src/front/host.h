@@ -14,7 +14,6 @@
 #include "api/calls/call_syntax.h"
 #include "api/request.h"
 #include "front/backend.h"
-#include "front/host_state.h"
 #include "front/metrics.h"
 #include "front/model_files.h"
 #include "front/pictures.h"

@@ -4,19 +4,24 @@
 #include "front/front.h"
 #include "front/serve_impl.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/mem_info.h"
-#include "base/notify.h"
 #include "base/thread.h"
 #include "runtime/command.h"
 
@@ -25,6 +30,22 @@
 #define ENDING          "the server is shutting down"
 
 // ---- used by all handlers -------------------------------------------------------------------
+
+// Sends state, such as "READY=1", to the service manager, if it has named a socket (systemd's
+// sd_notify).
+static void notify(const char *state) {
+  const char *path = td_env("NOTIFY_SOCKET");
+  struct sockaddr_un to = {.sun_family = AF_UNIX};
+  const size_t len = path ? strlen(path) : 0;
+  if (len < 2 || len >= sizeof to.sun_path) return;
+  memcpy(to.sun_path, path, len);
+  if (path[0] == '@') to.sun_path[0] = '\0'; // an abstract address
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const socklen_t n_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+  if (fd < 0 || sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&to, n_bytes) < 0)
+    td_warn("%s: the service manager cannot be told %s: %s", path, state, strerror(errno));
+  if (fd >= 0) close(fd);
+}
 
 static void write_as_addressed(td_http_exchange *x, td_buf *out, const td_api_error *error) {
   const bool is_anthropic = td_http_header(x, "anthropic-version");
@@ -287,7 +308,7 @@ static void on_signal(uv_signal_t *handle, int signal_number) {
     return;
   }
   serve->draining = true;
-  td_notify("STOPPING=1");
+  notify("STOPPING=1");
   size_t n = td_http_server_n_connections(serve->http);
   if (n > 0) td_info("ending; %zu connections open, a second signal ends them at once", n);
   uv_timer_start(&serve->drain_timer, on_deadline, (uint64_t)serve->options->drain_timeout_s * 1000,
@@ -301,7 +322,7 @@ void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds) {
   } else {
     td_info("listening on %s, ready after %.2f s", td_http_server_url(serve->http),
             (double)(td_clock_ns() - serve->started_ns) * 1e-9);
-    td_notify("READY=1");
+    notify("READY=1");
   }
 }
 
@@ -400,7 +421,7 @@ static void announce_models(const td_serve *serve) {
   if (!serve->options->models) return;
   td_hosts_list(&serve->hosts, names, sizeof names);
   td_info("listening on %s, models to load on demand: %s", td_http_server_url(serve->http), names);
-  td_notify("READY=1");
+  notify("READY=1");
 }
 
 static int serve_forever(td_serve *serve) {

@@ -1,4 +1,4 @@
-// src/http/http_impl.h - declarations shared by server.c, conn.c, respond.c and route.c.
+// src/http/http_impl.h - declarations shared by server.c, conn.c and respond.c.
 #pragma once
 
 #include "base/clock.h"
@@ -126,7 +126,7 @@ uint64_t td_http_peer_of(const td_http_conn *conn);
 // Queues bytes unchanged.
 void td_http_conn_write(td_http_conn *conn, const void *bytes, size_t len);
 
-// route.c
+// server.c, of routes:
 // Finds the route for method and path. NULL: none; *allow lists the methods that the path supports
 // ("" if the path is unknown).
 const td_http_route *td_http_route_find(const td_http_route *routes, size_t n, const char *method,
