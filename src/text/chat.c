@@ -7,7 +7,6 @@
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/str.h"
-#include "text/json_replace.h"
 #include "text/roles.h"
 #include "text/template.h"
 #include "text/thinking.h"
@@ -21,6 +20,23 @@ struct td_chat {
   td_roles roles[2];  // that the template takes, without tools and with some
   td_thinking thinking;
 };
+
+// cJSON's own function leaves an object with a nameless member when memory runs out.
+// Puts value (NULL: out of memory) in the place of an object's member, which must be there. Takes
+// value, also on error. False: out of memory.
+static bool replace_member(cJSON *object, const char *key, cJSON *value) {
+  cJSON *old = cJSON_GetObjectItemCaseSensitive(object, key);
+  char *name = value && old ? cJSON_malloc(strlen(key) + 1) : NULL;
+  if (!name) {
+    cJSON_Delete(value);
+    return false;
+  }
+  memcpy(name, key, strlen(key) + 1);
+  if (!(value->type & cJSON_StringIsConst)) cJSON_free(value->string); // a copied member's
+  value->type &= ~cJSON_StringIsConst;
+  value->string = name;
+  return cJSON_ReplaceItemViaPointer(object, old, value);
+}
 
 // The functions that add variables return false if memory ran out.
 static bool add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
@@ -127,7 +143,7 @@ static bool split_content(cJSON *message, const char *reasoning, const char *tex
          cJSON_AddStringToObject(block, "type", types[i]) &&
          cJSON_AddStringToObject(block, types[i], values[i]);
   }
-  if (ok) return td_json_replace(message, "content", blocks);
+  if (ok) return replace_member(message, "content", blocks);
   cJSON_Delete(blocks);
   return false;
 }
@@ -146,7 +162,7 @@ static bool adapt_messages(cJSON *vars, const td_template *tmpl) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(m, "content");
     if (cJSON_IsNull(content) && !keeps_null) {
       cJSON *empty = cJSON_CreateString("");
-      if (!td_json_replace(m, "content", empty)) return false;
+      if (!replace_member(m, "content", empty)) return false;
       content = empty;
     }
     const cJSON *reasoning = td_json_get(m, "reasoning_content");
@@ -284,7 +300,7 @@ static bool keep_messages(cJSON *vars, const cJSON *last) {
   cJSON *messages = cJSON_GetObjectItemCaseSensitive(vars, "messages");
   while (last->next)
     cJSON_Delete(cJSON_DetachItemViaPointer(messages, last->next));
-  return td_json_replace(vars, "add_generation_prompt", cJSON_CreateFalse());
+  return replace_member(vars, "add_generation_prompt", cJSON_CreateFalse());
 }
 
 // Where the prompt continues behind the known tokens, of which `first` is the rendering; SIZE_MAX:

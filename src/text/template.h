@@ -59,3 +59,16 @@ typedef struct {
 td_status td_template_render(const td_template *tmpl, const cJSON *vars,
                              const td_template_opts *opts, td_buf *out, td_spans *typed,
                              td_err *err);
+
+// A template by the model_type that it is for.
+typedef struct {
+  const char *model_type;
+  const char *text; // [len]
+  size_t len;
+} td_builtin_template;
+
+extern const td_builtin_template td_builtin_templates[]; // the last has no model_type
+
+// Appends the source of the template for the model_type in the config.json of a model; nothing if
+// there is none. Only TD_ENOMEM is an error.
+td_status td_builtin_template_find(td_buf *out, const char *model, td_err *err);

@@ -9,8 +9,8 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
-#include "text/builtin.h"
 #include "text/roles.h"
+#include "text/template.h"
 #include "unit/testing.h"
 
 // The checks of published templates, and how little they need to write a prompt.

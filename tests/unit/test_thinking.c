@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/json_parse.h"
-#include "text/builtin.h"
+#include "text/template.h"
 #include "text/thinking.h"
 #include "unit/testing.h"
 

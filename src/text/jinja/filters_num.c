@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "text/jinja/native.h"
-#include "text/jinja/number.h"
 
 JJ_NATIVE(filter_abs) {
   JJ_UNUSED;

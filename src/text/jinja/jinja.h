@@ -541,3 +541,6 @@ void jj_assign(jj *j, jj_env *env, const jj_node *target, jj_value v);
 jj_env *jj_env_new(jj *j, const jj_scope *scope, jj_env *up);
 void jj_env_enter(jj *j, const jj_scope *scope, jj_env *env);
 jj_value *jj_slot_of(jj_env *env, jj_ref ref);
+
+// a op b for two numbers; raises on overflow and on division by zero (number.c).
+jj_value jj_arith(jj *j, jj_op op, jj_value a, jj_value b);

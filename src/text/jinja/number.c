@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "text/jinja/number.h"
+#include "text/jinja/jinja.h"
 
 static _Noreturn void overflow(jj *j) {
   jj_raise(j, TD_ELIMIT, "integer overflow: the result does not fit 64 bits");

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "text/jinja/jinja.h"
-#include "text/jinja/number.h"
 
 // ---- binary operators ----
 
