@@ -46,14 +46,24 @@ static void on_kv_change(void *ctx, const td_kv_change *change) {
 
 // ---- worker state -----------------------------------------------------------------------------
 
+static bool is_drive_busy(void *ctx) {
+  return td_expert_watch_is_busy(ctx);
+}
+
 static td_status open_tier(td_backend *b, td_err *err) {
   const td_kv_disk_opts opts = {.loop = b->loop,
                                 .dir = b->opts.kv_dir,
                                 .model = b->opts.kv_model,
                                 .kv = td_sched_kv(b->sched),
                                 .pool_fd = b->kv_fd,
-                                .flush_ns = b->opts.kv_flush_s * 1000000000ull};
-  td_status st = td_kv_disk_open(&b->tier, &opts, err);
+                                .flush_ns = b->opts.kv_flush_s * 1000000000ull,
+                                .is_drive_busy = is_drive_busy,
+                                .ctx = &b->watch};
+  td_status st = TD_OK;
+  if (b->opts.weights_fd)
+    st = td_expert_watch_open(&b->watch, b->opts.weights_fd, b->opts.runtime.mirror,
+                              td_kv_dir_path(b->opts.kv_dir), err);
+  if (st == TD_OK) st = td_kv_disk_open(&b->tier, &opts, err);
   if (st != TD_EUNSUPPORTED) return st;
   td_warn("serving without --kv-dir: %s", err->msg);
   return TD_OK;
@@ -123,6 +133,7 @@ static void free_backend(td_backend *b) {
   td_kv_events_send(b->opts.kv_events);
   td_sched_close(b->sched);
   if (b->kv_fd >= 0) close(b->kv_fd);
+  td_expert_watch_close(&b->watch);
   free(b->slots);
   free(b);
 }

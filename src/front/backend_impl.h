@@ -6,6 +6,7 @@
 #include "front/backend.h"
 #include "front/outbox.h"
 #include "front/supervisor.h"
+#include "model/drive/arena.h"
 #include "sched/sched.h"
 
 typedef struct td_front_request td_front_request;
@@ -52,6 +53,7 @@ struct td_backend {
   int kv_fd;                           // the KV pool; it survives worker crashes
   td_sched *sched;                     // NULL until a worker has been READY
   td_kv_disk *tier;                    // NULL without a directory
+  td_expert_watch watch;               // of the tier's drive
   td_wire_ready info;                  // the first worker's, or until that is READY the other's
   uint32_t n_threads;                  // of both together
   td_front_request **slots;            // [n_slots]; request id is in slot id % n_slots

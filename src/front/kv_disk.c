@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/jitter.h"
@@ -17,6 +18,7 @@
 #define MAX_VICTIMS 64 // most files removed to make room for one
 #define MAX_FAILED  3  // failed writes in a row before a pause
 #define PAUSE_S     60u
+#define WRITE_PAUSE 9 // times what a write took, while the drive is busy
 
 struct td_kv_disk_read {
   uv_work_t work;
@@ -46,6 +48,7 @@ typedef struct {
   uint32_t n_victims;
   bool has_room;
   td_err err;
+  uint64_t pause_ns; // before the next one, if the drive is busy
 } saving;
 
 struct td_kv_disk {
@@ -88,6 +91,14 @@ static td_kv_record record_of(const td_kv_disk *disk, const td_digest *name,
                         .n_bytes = td_kv_shape_page_bytes(&disk->shape)};
 }
 
+// At most for so long.
+static void wait_for_drive(const td_kv_disk *disk, uint64_t most_ns) {
+  const uint64_t begin_ns = td_clock_ns();
+  while (disk->opts.is_drive_busy && disk->opts.is_drive_busy(disk->opts.ctx) &&
+         td_clock_ns() - begin_ns < most_ns)
+    usleep(1000);
+}
+
 // ---- loading ----------------------------------------------------------------------------------
 
 static td_status load_page(td_kv_disk_read *l, char *file, td_err *err) {
@@ -109,8 +120,9 @@ static void run_load(uv_work_t *work) {
   char *file = malloc(l->disk->record_bytes);
   td_status st = file ? TD_OK : TD_ENOENT; // out of memory counts as not found
   while (st == TD_OK && l->n_loaded < l->n && !atomic_load(&l->is_canceled)) {
+    const uint64_t page_ns = td_clock_ns();
     st = load_page(l, file, &l->err);
-    if (st == TD_OK) l->n_loaded++;
+    if (st == TD_OK && ++l->n_loaded < l->n) wait_for_drive(l->disk, td_clock_ns() - page_ns);
   }
   free(file);
   l->err.code = st;
@@ -241,6 +253,7 @@ static void run_copy(uv_work_t *work) {
   td_kv_disk *disk = work->data;
   saving *s = &disk->save;
   char *content = disk->file + td_kv_record_offset(&s->record);
+  wait_for_drive(disk, s->pause_ns);
   s->err.code = TD_OK;
   s->err.code = td_kv_pool_get(disk->opts.pool_fd, &disk->shape, s->page, content, &s->err);
 }
@@ -249,12 +262,14 @@ static void run_write(uv_work_t *work) {
   td_kv_disk *disk = work->data;
   saving *s = &disk->save;
   const char *dir = td_kv_dir_path(disk->opts.dir);
+  const uint64_t begin_ns = td_clock_ns();
   for (uint32_t i = 0; i < s->n_victims; i++)
     td_kv_record_remove(dir, &s->victims[i]);
   s->err.code = TD_OK;
   if (!s->has_room) return;
   td_kv_record_seal(disk->file, &s->record);
   s->err.code = td_kv_record_write(dir, &s->record, disk->file, s->used_ns, &s->err);
+  s->pause_ns = WRITE_PAUSE * (td_clock_ns() - begin_ns);
 }
 
 static void save_next(td_kv_disk *disk);
@@ -411,6 +426,7 @@ static void maybe_finish(td_kv_disk *disk) {
   if (!disk->is_closing || disk->n_loadings || disk->is_saving) return;
   if (!disk->is_flushing) {
     disk->is_flushing = true;
+    disk->opts.is_drive_busy = NULL; // no worker reads any more
     disk->n_to_flush = td_kv_idle(disk->opts.kv, disk->shape.n_pages, disk->idle);
     disk->deadline_ns = td_clock_ns() + disk->opts.flush_ns;
     disk->flush_used_ns = realtime_ns();

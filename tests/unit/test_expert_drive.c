@@ -774,6 +774,32 @@ static uint32_t take(arena_fixture *a, td_taken_expert *taken, uint32_t layer, u
   return n;
 }
 
+// Who shares the files' drive, or the mirror's, knows when it is used.
+TEST(others_see_reads) {
+  arena_fixture a;
+  td_expert_watch here, mirror, elsewhere;
+  td_taken_expert taken;
+  td_err err;
+  const char *dir = golden_dir(small_models[0].name);
+  open_arena(&a, 4);
+  assert_int_equal(td_expert_watch_open(&here, a.fd, "", dir, &err), TD_OK);
+  assert_int_equal(td_expert_watch_open(&elsewhere, a.fd, "", "/proc", &err), TD_OK);
+  assert_int_equal(td_expert_watch_open(&mirror, a.fd, "/proc", "/proc", &err), TD_OK);
+  assert_false(td_expert_watch_is_busy(&here));
+  atomic_store(&is_drive_stuck, true);
+  assert_int_equal(td_expert_arena_take(a.arena, 0, &(td_taken_expert){.expert = 1}, 1, false), 1);
+  assert_true(td_expert_watch_is_busy(&here));
+  assert_true(td_expert_watch_is_busy(&mirror));
+  assert_false(td_expert_watch_is_busy(&elsewhere));
+  atomic_store(&is_drive_stuck, false);
+  assert_int_equal(take(&a, &taken, 0, 1, false), 1);
+  assert_false(td_expert_watch_is_busy(&here));
+  td_expert_watch_close(&here);
+  td_expert_watch_close(&mirror);
+  td_expert_watch_close(&elsewhere);
+  close_arena(&a);
+}
+
 static bool use(arena_fixture *a, uint32_t layer, uint32_t expert, bool bypass) {
   td_taken_expert taken;
   const uint64_t hits = td_expert_arena_stats_of(a->arena).hits;

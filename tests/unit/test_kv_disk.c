@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "front/kv_disk.h"
 #include "kv/dir.h"
 #include "kv/kv.h"
 #include "kv/record.h"
@@ -322,4 +324,107 @@ TEST(a_bad_directory, begin, end) {
   assert_non_null(strstr(err.msg, folder));
   assert_int_equal(td_kv_dir_open(&dir, "/absent/parent/kv", 1, &err), TD_EIO);
   assert_null(dir);
+}
+
+// ---- a drive that others need more --------------------------------------------------------------
+
+enum { PAGE_TOKENS = 4, N_PAGES = 8, N_PROMPT = PAGE_TOKENS * N_PAGES };
+static const td_digest root = {.bytes = {1}};
+static _Atomic unsigned n_asked;
+
+static bool is_always_busy(void *ctx) {
+  (void)ctx;
+  atomic_fetch_add(&n_asked, 1);
+  return true;
+}
+
+static td_kv_disk *open_disk(uv_loop_t *loop, const td_kv *kv, td_kv_dir *dir, int pool_fd) {
+  td_kv_disk *disk;
+  td_err err;
+  const td_kv_disk_opts opts = {.loop = loop,
+                                .dir = dir,
+                                .model = root,
+                                .kv = kv,
+                                .pool_fd = pool_fd,
+                                .flush_ns = UINT64_MAX / 2,
+                                .is_drive_busy = is_always_busy};
+  if (td_kv_disk_open(&disk, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  return disk;
+}
+
+static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
+  (void)id;
+  *(uint32_t *)ctx = n_cached;
+}
+
+static void on_closed(void *ctx) {
+  *(bool *)ctx = true;
+}
+
+// Before each page but the first it asks, of reads and of writes, but not once its server stops;
+// and gets on though the drive is always busy.
+TEST(a_busy_drive, begin, end) {
+  enum { N_SAVED = N_PAGES / 2 + 1 }; // what is to be ready for eviction
+  td_kv_pool pool;
+  td_kv *kv;
+  td_err err;
+  uint32_t seq, n, n_cached = 0;
+  int32_t prompt[N_PROMPT], pages[N_PAGES];
+  bool is_closed = false;
+  uv_loop_t loop;
+  int pool_fd;
+  const td_kv_opts opts = {
+      .page_tokens = PAGE_TOKENS, .n_pages = N_PAGES, .max_seqs = 1, .root = &root};
+  const td_kv_need need = {.max_position = N_PROMPT,
+                           .kv_bytes_per_token = 100,
+                           .available_bytes = 1 << 20,
+                           .ctx_size = N_PROMPT,
+                           .kv_tokens = N_PROMPT,
+                           .max_batch = 1,
+                           .n_layers = 1,
+                           .page_tokens = PAGE_TOKENS};
+  for (int32_t i = 0; i < N_PROMPT; i++)
+    prompt[i] = i * i % 31;
+  assert_int_equal(uv_loop_init(&loop), 0);
+  assert_int_equal(td_kv_pool_create(&pool_fd, &err), TD_OK);
+  if (td_kv_pool_attach(&pool, pool_fd, &need, &err) != TD_OK) fail_msg("%s", err.msg);
+  memset(pool.pages, 7, (size_t)N_PROMPT * 100);
+  assert_int_equal(td_kv_open(&kv, &opts, &err), TD_OK);
+  assert_int_equal(td_kv_seq_open(kv, &seq, &err), TD_OK);
+  assert_int_equal(td_kv_reserve(kv, seq, N_PROMPT, &err), TD_OK);
+  memcpy(pages, td_kv_pages(kv, seq, &n), sizeof pages);
+  td_kv_commit(kv, seq, prompt, N_PROMPT);
+  td_kv_seq_close(kv, seq);
+  td_kv_dir *dir = open_dir(1 << 20);
+  td_kv_disk *disk = open_disk(&loop, kv, dir, pool_fd);
+  td_kv_disk_save(disk);
+  assert_int_equal(uv_run(&loop, UV_RUN_DEFAULT), 0);
+  const td_kv_record record = {.n_tokens = PAGE_TOKENS, .n_bytes = PAGE_TOKENS * 100};
+  assert_int_equal(td_kv_disk_stats_of(disk).bytes, N_SAVED * td_kv_record_bytes(&record));
+  assert_true(atomic_exchange(&n_asked, 0) >= N_SAVED);
+  td_kv_disk_close(disk, on_closed, &is_closed); // writes the others
+  assert_int_equal(uv_run(&loop, UV_RUN_DEFAULT), 0);
+  assert_true(is_closed);
+  assert_int_equal(atomic_load(&n_asked), 0);
+
+  disk = open_disk(&loop, kv, dir, pool_fd);
+  memset(pool.pages, 0, (size_t)N_PROMPT * 100);
+  const td_kv_load load = {.prompt = prompt,
+                           .n_prompt = N_PROMPT,
+                           .pages = pages,
+                           .on_loaded = on_loaded,
+                           .ctx = &n_cached};
+  assert_non_null(td_kv_disk_load(disk, &load));
+  assert_int_equal(uv_run(&loop, UV_RUN_DEFAULT), 0);
+  assert_int_equal(n_cached, N_PROMPT - PAGE_TOKENS); // the last token is always computed
+  assert_true(atomic_load(&n_asked) >= N_PAGES - 2);
+  const char *first = (const char *)pool.pages + (size_t)pages[0] * PAGE_TOKENS * 100;
+  for (size_t i = 0; i < PAGE_TOKENS * 100; i++)
+    assert_int_equal(first[i], 7);
+  td_kv_disk_close(disk, on_closed, &is_closed);
+  assert_int_equal(uv_run(&loop, UV_RUN_DEFAULT), 0);
+  assert_int_equal(uv_loop_close(&loop), 0);
+  td_kv_dir_close(dir);
+  td_kv_close(kv);
+  td_kv_pool_close(&pool);
 }

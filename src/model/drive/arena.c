@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,7 +66,7 @@ typedef struct {
   arena_owner owners[MAX_OWNERS];
   uint64_t n_uses;   // in decode
   uint32_t n_bypass; // slots that hold an expert and have is_bypass
-  uint32_t n_loading;
+  _Atomic uint32_t n_loading;
 } arena_head;
 
 struct td_expert_arena {
@@ -740,6 +741,43 @@ const td_expert_places *td_expert_arena_places(const td_expert_arena *a) {
 const void *td_expert_arena_memory(const td_expert_arena *a, size_t *n_bytes) {
   *n_bytes = a->n_bytes;
   return a->head;
+}
+
+// ---- who watches --------------------------------------------------------------------------------
+
+static bool is_on(const char *path, dev_t dev) {
+  struct stat s;
+  return path && path[0] && stat(path, &s) == 0 && s.st_dev == dev;
+}
+
+td_status td_expert_watch_open(td_expert_watch *out, int weights_fd, const char *mirror,
+                               const char *dir, td_err *err) {
+  void *map = NULL;
+  size_t n_bytes = 0;
+  struct stat s;
+  *out = (td_expert_watch){.arena = NULL};
+  if (stat(dir, &s) != 0) return td_fail(err, TD_EIO, "%s: %s", dir, strerror(errno));
+  td_status st = map_arena(weights_fd, &map, &n_bytes, err);
+  if (st != TD_OK || !map) return st;
+  arena_head *h = map;
+  bool is_same = is_on(mirror, s.st_dev);
+  for (uint32_t i = 0; i < h->n_shards; i++)
+    is_same |= ids_of(h)[i].dev == s.st_dev;
+  if (is_same)
+    *out = (td_expert_watch){.arena = map, .n_bytes = n_bytes};
+  else
+    munmap(map, n_bytes);
+  return TD_OK;
+}
+
+bool td_expert_watch_is_busy(const td_expert_watch *watch) {
+  const arena_head *h = watch->arena;
+  return h && atomic_load_explicit(&h->n_loading, memory_order_relaxed);
+}
+
+void td_expert_watch_close(td_expert_watch *watch) {
+  if (watch->arena) munmap(watch->arena, watch->n_bytes);
+  watch->arena = NULL;
 }
 
 td_expert_arena_stats td_expert_arena_stats_of(td_expert_arena *a) {

@@ -98,3 +98,15 @@ typedef struct {
   td_drive_stats drive;
 } td_expert_arena_stats;
 td_expert_arena_stats td_expert_arena_stats_of(td_expert_arena *arena);
+
+// For a process that computes with no experts and shares their drive. Any thread.
+typedef struct {
+  void *arena; // NULL: none is read from that drive
+  size_t n_bytes;
+} td_expert_watch;
+// The weights' arena, if its files, or those of the folder mirror, are where the folder dir is.
+td_status td_expert_watch_open(td_expert_watch *out, int weights_fd, const char *mirror,
+                               const char *dir, td_err *err);
+// Whether experts are being read, by any process.
+bool td_expert_watch_is_busy(const td_expert_watch *watch);
+void td_expert_watch_close(td_expert_watch *watch);
