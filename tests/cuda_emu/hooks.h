@@ -15,6 +15,9 @@ extern "C" {
 EMU_HOOK void emu_hold_copies(int device, bool to_host);
 EMU_HOOK void emu_release_copies(int device, bool to_host);
 
+// Copies from pageable memory so far, which their callers waited for.
+EMU_HOOK unsigned long emu_pageable_copies(void);
+
 // Kernels launched so far, on all devices: on streams of green contexts, or on others.
 EMU_HOOK unsigned long emu_launches(bool in_share);
 // SMs of the green contexts that are open, on all devices.

@@ -680,6 +680,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return !event->of || event->of->is_done(event->n) ? cudaSuccess : cudaErrorNotReady;
 }
 
+static std::atomic<unsigned long> n_pageable;
+
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   (void)kind;
@@ -696,8 +698,14 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemc
   if (from.device < 0 && to.device >= 0) engine = &device.to_device;
   if (from.device >= 0 && to.device < 0) engine = &device.to_host;
   const uint64_t n = stream->add([=] { std::memmove(dst, src, n_bytes); }, engine);
-  if (is_pageable) stream->at->wait(n);
+  if (!is_pageable) return cudaSuccess;
+  stream->at->wait(n);
+  n_pageable += from.device == PAGEABLE;
   return cudaSuccess;
+}
+
+unsigned long emu_pageable_copies() {
+  return n_pageable;
 }
 
 void emu_hold_copies(int device, bool to_host) {

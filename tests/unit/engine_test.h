@@ -63,11 +63,11 @@ static inline uint32_t streamed_dense_of(const td_model *model) {
 }
 
 // max_tokens: of a step, and of a sequence.
-static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
-                               placement where, uint32_t max_tokens) {
+// f: has the model; arena: of its experts, or NULL.
+static inline void open_engine_from(engine_fixture *f, const small_model *m, td_dev *dev,
+                                    placement where, uint32_t max_tokens, td_expert_arena *arena) {
   td_err err;
-  *f = (engine_fixture){.dev = dev};
-  if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  f->dev = dev;
   f->n_vocab = td_model_config_of(f->model)->n_vocab;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
@@ -82,12 +82,21 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
+                               .arena = arena,
                                .n_gpu_expert_layers = where == PARTED ? 1 : 0,
                                .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
                                .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
                                .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT
                                                                       : PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
+                               placement where, uint32_t max_tokens) {
+  td_err err;
+  *f = (engine_fixture){.dev = dev};
+  if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  open_engine_from(f, m, dev, where, max_tokens, NULL);
 }
 
 static inline void close_engine(engine_fixture *f) {

@@ -2,12 +2,15 @@
 // graphs: what one stands for must be all that changes from step to step.
 // CTest: gpu slow no-asan
 
+#include <dlfcn.h>
 #include <sched.h>
 
 #include "base/cpus.h"
+#include "cuda_emu/hooks.h"
 #include "device/cuda/cuda.h"
 #include "engine/sampler.h"
 #include "runtime/session.h"
+#include "unit/arena_test.h"
 #include "unit/engine_test.h"
 #include "unit/peer_test.h"
 #include "unit/sanitized.h"
@@ -335,6 +338,46 @@ TEST(streaming_before_registering) {
   free(apart);
   free(before);
   free(after);
+}
+
+// Experts that come from a drive: no copy of a prompt's step holds the caller, though their scales
+// are in memory that is not pinned. Same logits as with all in memory.
+TEST(copies_of_read_experts_hold_nobody) {
+  need_gpu();
+  void *library = getenv("TANDEM_CUDA_LIB") ? dlopen(getenv("TANDEM_CUDA_LIB"), RTLD_NOW) : NULL;
+  unsigned long (*n_pageable)(void) = NULL;
+  if (library) *(void **)&n_pageable = dlsym(library, "emu_pageable_copies");
+  if (!n_pageable) skip();
+  const small_model *m = &small_models[N_SMALL_MODELS - 1];
+  td_dev *dev;
+  td_err err;
+  size_t n_vocab, n_memory;
+  engine_fixture f = {.n_vocab = 0};
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+  float *want = engine_logits(m, dev, STREAMED, false, &n_vocab);
+  float *got = malloc(ENGINE_ROWS * n_vocab * sizeof *got);
+  td_expert_arena *arena;
+  const int fd = load_weights(golden_dir(m->name), 1000);
+  assert_int_equal(td_model_open_weights(&f.model, golden_dir(m->name), fd, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&arena, f.model, fd, NULL, &err), TD_OK);
+  const void *memory = td_expert_arena_memory(arena, &n_memory);
+  td_dev_pin(dev, memory, n_memory, true);
+  td_dev_wait_pinned(dev, memory, n_memory);
+  open_engine_from(&f, m, dev, STREAMED, PROMPT, arena);
+  keep_steps(&f, got);
+  assert_memory_equal(got, want, ENGINE_ROWS * n_vocab * sizeof *got);
+  const unsigned long n_before = n_pageable();
+  keep_steps(&f, got); // the dense weights are there
+  assert_int_equal(n_pageable(), n_before);
+  assert_memory_equal(got, want, ENGINE_ROWS * n_vocab * sizeof *got);
+  td_engine_close(f.engine);
+  td_dev_close(f.expert_dev);
+  td_expert_arena_close(arena);
+  td_model_close(f.model);
+  td_dev_close(dev);
+  close(fd);
+  free(want);
+  free(got);
 }
 
 // Whatever runs first on either device, or of the copies between them, which the caller does not

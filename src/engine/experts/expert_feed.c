@@ -4,15 +4,17 @@
 #include <stdlib.h>
 
 enum {
-  N_RANGES = 4, // being read or copied
-  PART = 8,     // of an arena's slots, all ranges: what it leaves to prompts
-  MOST = 64,    // experts of a range
+  N_RANGES = 4,      // being read or copied
+  PART = 8,          // of an arena's slots, all ranges: what it leaves to prompts
+  MOST = 64,         // experts of a range
+  SCALES = 64 << 20, // bytes of pinned memory for all ranges' scales
 };
 
 typedef struct {
   td_expert_range range;
   td_taken_expert *taken; // [range.n]
   td_event *copied;
+  char *scales; // [max * scale_bytes], pinned; NULL: there are none
 } held_range;
 
 struct td_expert_feed {
@@ -24,13 +26,14 @@ struct td_expert_feed {
   bool lacks_slots;                     // then
 };
 
-td_status td_expert_feed_open(td_expert_feed **out, uint32_t *max, td_expert_arena *arena,
-                              td_dev *dev, td_err *err) {
+td_status td_expert_feed_open(td_expert_feed **out, uint32_t *max, size_t scale_bytes,
+                              td_expert_arena *arena, td_dev *dev, td_err *err) {
   td_expert_feed *f = *out = calloc(1, sizeof *f);
   if (!f) return td_fail(err, TD_ENOMEM, "out of memory: experts that stream");
   *max = td_expert_arena_stats_of(arena).n_slots / (PART * N_RANGES);
-  if (!*max) *max = 1;
   if (*max > MOST) *max = MOST;
+  if (*max * scale_bytes > SCALES / N_RANGES) *max = (uint32_t)(SCALES / N_RANGES / scale_bytes);
+  if (!*max) *max = 1;
   f->arena = arena;
   f->dev = dev;
   td_status st = TD_OK;
@@ -38,6 +41,8 @@ td_status td_expert_feed_open(td_expert_feed **out, uint32_t *max, td_expert_are
     f->held[i].taken = calloc(*max, sizeof *f->held[i].taken);
     if (!f->held[i].taken) return td_fail(err, TD_ENOMEM, "out of memory: experts that stream");
     st = td_event_open(&f->held[i].copied, dev, err);
+    if (st == TD_OK && scale_bytes)
+      st = td_dev_alloc_host(dev, (void **)&f->held[i].scales, *max * scale_bytes, err);
   }
   return st;
 }
@@ -48,6 +53,7 @@ void td_expert_feed_close(td_expert_feed *f) {
   for (uint32_t i = 0; i < N_RANGES; i++) {
     td_event_close(f->held[i].copied);
     free(f->held[i].taken);
+    td_dev_free_host(f->dev, f->held[i].scales);
   }
   free(f);
 }
@@ -113,6 +119,10 @@ const td_taken_expert *td_expert_feed_await(td_expert_feed *f, const td_expert_r
     td_expert_feed_wait(f);
   }
   return held_at(f, f->n_copying)->taken;
+}
+
+char *td_expert_feed_scales(td_expert_feed *f) {
+  return held_at(f, f->n_copying)->scales;
 }
 
 void td_expert_feed_copied(td_expert_feed *f, td_stream *stream) {

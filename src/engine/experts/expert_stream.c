@@ -73,15 +73,18 @@ struct td_expert_stream {
 
 // ---- where each matrix goes ---------------------------------------------------------------------
 
-static size_t largest_expert(const td_engine *e) {
+// Bytes that the largest one takes in a slot, or of its scales and zero points alone.
+static size_t largest_expert(const td_engine *e, bool only_scales) {
+  td_slot_part parts[EXPERT_PARTS];
   size_t most = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
     if (!td_engine_is_offloaded(e, i)) continue;
-    const td_layer *layer = td_model_layer(e->model, i);
     for (uint32_t k = 0; k < e->config->n_experts; k++) {
-      const size_t n = td_weight_bytes(&layer->gate[k]) + td_weight_bytes(&layer->down[k]) +
-                       (layer->up ? td_weight_bytes(&layer->up[k]) : 0) +
-                       EXPERT_PARTS * TD_SLOT_ALIGN;
+      size_t n = 0;
+      td_slot_list_expert(parts, td_model_layer(e->model, i), k);
+      for (uint32_t p = 0; p < EXPERT_PARTS; p++)
+        if (!only_scales || p % MATRIX_PARTS)
+          n += parts[p].n_bytes + (only_scales ? 0 : TD_SLOT_ALIGN);
       if (n > most) most = n;
     }
   }
@@ -181,7 +184,7 @@ static td_status open_packing(td_engine *e, td_err *err) {
 // no room.
 static void choose_slots(td_engine *e) {
   td_expert_stream *s = e->streaming;
-  const size_t ring_bytes = e->opts.stream_bytes, expert = largest_expert(e);
+  const size_t ring_bytes = e->opts.stream_bytes, expert = largest_expert(e, false);
   s->group = td_slot_experts(ring_bytes, expert, e->config->n_experts);
   for (; s->group; s->group--) {
     s->slot_bytes = largest_slot(e);
@@ -333,14 +336,18 @@ static void copy_in_pieces(td_expert_stream *s, char *to, const char *from, size
 static uint64_t copy_parts(td_engine *e, char *base, const td_slot_copy *copies, uint32_t n,
                            uint32_t layer_idx, const td_taken_expert *taken) {
   uint64_t n_bytes = 0;
+  char *scales = taken ? td_expert_feed_scales(e->streaming->feed) : NULL;
   for (uint32_t i = 0; i < n; i++) {
     const td_slot_copy *c = &copies[i];
     const uint32_t part = i % EXPERT_PARTS;
-    const void *from = taken && part % MATRIX_PARTS == 0
-                           ? td_expert_arena_data(e->opts.arena, layer_idx,
-                                                  &taken[i / EXPERT_PARTS],
-                                                  (int)part / MATRIX_PARTS)
-                           : c->from;
+    const void *from = c->from;
+    if (taken && part % MATRIX_PARTS == 0) {
+      from = td_expert_arena_data(e->opts.arena, layer_idx, &taken[i / EXPERT_PARTS],
+                                  (int)part / MATRIX_PARTS);
+    } else if (taken && c->n_bytes) {
+      from = memcpy(scales, c->from, c->n_bytes);
+      scales += c->n_bytes;
+    }
     copy_in_pieces(e->streaming, base + c->to, from, c->n_bytes);
     n_bytes += c->n_bytes;
   }
@@ -533,7 +540,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   if (!s->queue) return td_fail(err, TD_ENOMEM, "out of memory");
   st = open_ring(e, err);
   if (st == TD_OK && e->opts.arena)
-    st = td_expert_feed_open(&s->feed, &s->n_fed, e->opts.arena, e->dev, err);
+    st = td_expert_feed_open(&s->feed, &s->n_fed, largest_expert(e, true), e->opts.arena, e->dev,
+                             err);
   if (st == TD_OK) st = place_layers(e, err);
   if (st == TD_OK) choose_least(e);
   return st;
