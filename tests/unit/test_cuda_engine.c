@@ -359,7 +359,7 @@ TEST(copies_of_read_experts_hold_nobody) {
   td_expert_arena *arena;
   const int fd = load_weights(golden_dir(m->name), 1000);
   assert_int_equal(td_model_open_weights(&f.model, golden_dir(m->name), fd, &err), TD_OK);
-  assert_int_equal(td_expert_arena_open(&arena, f.model, fd, NULL, &err), TD_OK);
+  assert_int_equal(td_expert_arena_open(&arena, f.model, fd, &odd_drive, &err), TD_OK);
   const void *memory = td_expert_arena_memory(arena, &n_memory);
   td_dev_pin(dev, memory, n_memory, true);
   td_dev_wait_pinned(dev, memory, n_memory);

@@ -23,49 +23,7 @@ enum {
   N_KILLS = IS_TSAN || IS_ASAN ? 4 : 20,
 };
 
-// ---- a drive ------------------------------------------------------------------------------------
-
-// Of reads: whether any is delayed, cut short, interrupted or fails once in a while; and a range of
-// offsets that always fails.
-static _Atomic unsigned drive_seed;
-static _Atomic uint64_t bad_from = UINT64_MAX, bad_to;
-static _Atomic unsigned n_reads;
-// Reads wait while this is so.
-static atomic_bool is_drive_stuck;
-
-static unsigned next_random(void) {
-  unsigned x = atomic_load(&drive_seed) + atomic_fetch_add(&n_reads, 1) * 2654435769u;
-  x ^= x >> 15;
-  x *= 2246822519u;
-  x ^= x >> 13;
-  x *= 3266489917u;
-  return x ^ x >> 16;
-}
-
-static ssize_t odd_pread(int fd, void *to, size_t n_bytes, off_t offset) {
-  const unsigned r = next_random();
-  while (atomic_load(&is_drive_stuck))
-    usleep(100);
-  if (offset + (off_t)n_bytes > (off_t)atomic_load(&bad_from) &&
-      offset < (off_t)atomic_load(&bad_to)) {
-    errno = EIO;
-    return -1;
-  }
-  if (!atomic_load(&drive_seed)) return pread(fd, to, n_bytes, offset);
-  if (r % 4 == 0) usleep(r >> 8 & 1023);
-  static _Thread_local unsigned n_well; // never twice in a row: a read is tried three times
-  n_well++;
-  if (r % 31 == 1 || (r % 37 == 2 && n_well > 40)) {
-    errno = r % 31 == 1 ? EINTR : EIO;
-    if (errno == EIO) n_well = 0;
-    return -1;
-  }
-  if (r % 7 == 3 && n_bytes > 4096) n_bytes = 4096;
-  if (r % 11 == 4 && n_bytes > 1000) n_bytes = 1000 + r % 512;
-  return pread(fd, to, n_bytes, offset);
-}
-
-static td_expert_arena_opts odd_drive = {.n_threads = 4, .pread = odd_pread};
+// ---- an engine ----------------------------------------------------------------------------------
 
 typedef struct {
   engine_fixture f;
