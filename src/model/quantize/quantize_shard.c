@@ -120,8 +120,8 @@ static td_status make_piece(const making *m, piece *p, td_err *err) {
 }
 
 static void make_pieces(making *m) {
-  const unsigned n_threads = m->q->opts->n_threads ? m->q->opts->n_threads : td_cpu_count();
-#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads)
+#pragma omp parallel for schedule(dynamic, 1)                                                      \
+    num_threads(m->q->opts->n_threads ? m->q->opts->n_threads : td_cpu_count())
   for (size_t i = 0; i < m->n_pieces; i++) {
     td_err err;
     td_status st = make_piece(m, &m->pieces[i], &err);
