@@ -10,9 +10,12 @@
 #include "model/drive/arena.h"
 
 enum {
-  N_QUEUED = 4,     // queued at once
-  LEAST_GROUP = 4,  // experts of a prompt's group, unless fewer are left
-  MOST_PENDING = 32 // experts of a prompt that are taken and not computed, at most
+  N_QUEUED = 4,    // queued at once
+  LEAST_GROUP = 4, // experts of a prompt's group, unless fewer are left
+  // Experts of a prompt that are taken and not computed, at most: a part of the slots, but as many
+  // as keep the drive busy while a group is awaited.
+  MOST_PENDING = 32,
+  FEW_PENDING = 2 * LEAST_GROUP
 };
 
 // Experts that one operator computes, and its arguments, which must not change until it ran.
@@ -135,7 +138,7 @@ td_status td_expert_drive_open(td_engine *e, td_err *err) {
   d->dev = e->offload.dev ? e->offload.dev : e->dev;
   d->stream = e->offload.dev ? e->offload.stream : e->stream;
   const uint32_t n_slots = td_expert_arena_stats_of(d->arena).n_slots;
-  d->most_pending = n_slots / 8 < LEAST_GROUP    ? LEAST_GROUP
+  d->most_pending = n_slots / 8 < FEW_PENDING    ? FEW_PENDING
                     : n_slots / 8 > MOST_PENDING ? MOST_PENDING
                                                  : n_slots / 8;
   td_status st = alloc_arrays(e, err);
@@ -182,6 +185,13 @@ static void release_group(td_expert_drive *d, drive_group *g) {
 static void release_groups(td_expert_drive *d) {
   for (int i = 0; i < N_QUEUED; i++)
     release_group(d, &d->groups[i]);
+}
+
+// Those that were computed leave their slots to others.
+static void release_computed(td_expert_drive *d) {
+  for (int i = 0; i < N_QUEUED; i++)
+    if (d->groups[i].is_queued && td_event_is_done(d->groups[i].done))
+      release_group(d, &d->groups[i]);
 }
 
 static void release_ahead(td_expert_drive *d) {
@@ -379,11 +389,13 @@ static void wait_for_more(td_engine *e, uint32_t n_events) {
   td_expert_drive *d = e->drive;
   td_dev_show_progress(d->dev);
   if (!d->n_pending) {
-    bool has_queued = false;
-    for (int i = 0; i < N_QUEUED; i++)
-      has_queued |= d->groups[i].is_queued;
-    if (has_queued || d->n_ahead) {
-      release_groups(d);
+    for (uint32_t i = 0; i < N_QUEUED; i++) {
+      drive_group *oldest = &d->groups[(d->next_group + i) % N_QUEUED];
+      if (!oldest->is_queued) continue;
+      release_group(d, oldest);
+      return;
+    }
+    if (d->n_ahead) {
       release_ahead(d);
       return;
     }
@@ -413,6 +425,7 @@ void td_expert_drive_compute(td_engine *e, uint32_t first_token, uint32_t layer_
   use_ahead(d, layer_idx);
   while (d->n_todo || d->n_pending) {
     if (is_abandoned(e)) return;
+    release_computed(d);
     uint32_t n_events = td_expert_arena_events(d->arena);
     take_more(d, layer_idx, bypass);
     if (bypass && !d->n_todo) {
