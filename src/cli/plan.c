@@ -290,6 +290,10 @@ static void add_images(td_buf *out, const setup *s) {
                 IMAGE_SIDE, IMAGE_SIDE, side * side, image_seconds(s));
 }
 
+static void add_ctx_size(td_buf *out, const setup *s) {
+  if (s->load.ctx_size) td_buf_printf(out, " (with --ctx-size %u)", s->load.ctx_size);
+}
+
 static void add_memory(td_buf *out, const setup *s) {
   const double experts = (double)td_plan_load_expert_bytes(&s->load);
   const double other = (double)s->load.other_bytes;
@@ -300,7 +304,10 @@ static void add_memory(td_buf *out, const setup *s) {
   const uint32_t n_kv = td_plan_load_ctx(&s->load) * s->load.n_seqs;
   const double kv = card ? 0 : (double)host_kv_bytes(s);
   td_buf_printf(out, "memory        %s of weights", td_size(host).text);
-  if (!card) td_buf_printf(out, ", %s for keys and values of %u tokens", td_size(kv).text, n_kv);
+  if (!card) {
+    td_buf_printf(out, ", %s for keys and values of %u tokens", td_size(kv).text, n_kv);
+    add_ctx_size(out, s);
+  }
   if (rows > 0) td_buf_printf(out, " and %s for rows of n-grams", td_size(rows).text);
   td_buf_printf(out, " in the CPU's %.0f GiB", td_gib(s->rig.memory_bytes));
   const td_drive_plan drive = drive_of(s);
@@ -327,8 +334,10 @@ static void add_memory(td_buf *out, const setup *s) {
     td_buf_printf(out, ", %s to stream others through", td_size(card->memory.stream_bytes).text);
   if (card->drafts.bytes) td_buf_printf(out, ", %s for drafts", td_size(card->drafts.bytes).text);
   if (card->kv_tokens) {
-    td_buf_printf(out, ", %s for keys and values of %u tokens\n", td_size(card->kv_bytes).text,
+    td_buf_printf(out, ", %s for keys and values of %u tokens", td_size(card->kv_bytes).text,
                   card->kv_tokens);
+    add_ctx_size(out, s);
+    td_buf_char(out, '\n');
   } else {
     td_buf_printf(out, "; keys and values of %u tokens do not fit: a smaller --ctx-size may\n",
                   td_plan_load_ctx(&s->load));
@@ -678,6 +687,17 @@ static td_status check_a8(const td_rig *rig, td_activations activations, td_err 
                  is_int8 ? "int8_tops" : "fp8_tflops");
 }
 
+// A context for the longest of what is planned and an answer, where the usual one is longer: a
+// card's memory is rather for experts than for keys that nobody asked for. 0: the usual one.
+static uint32_t planned_ctx(const td_plan_opts *opts, const td_model_config *c) {
+  enum { ANSWER = 1024 }; // the default of run's --n-predict
+  uint32_t most = opts->depth;
+  for (uint32_t i = 0; i < opts->prompts.n; i++)
+    if ((uint32_t)opts->prompts.values[i] > most) most = (uint32_t)opts->prompts.values[i];
+  const uint32_t n = most + ANSWER;
+  return n < td_plan_load_ctx(&(td_plan_load){.config = c}) ? n : 0;
+}
+
 int td_cmd_plan(const td_options *o) {
   td_plan_opts opts = {.prompts = o->bench_prompt,
                        .batches = o->bench_batch,
@@ -696,6 +716,7 @@ int td_cmd_plan(const td_options *o) {
   if (st == TD_OK && opts.ctx_size > td_model_config_of(model)->max_position)
     st = td_fail(&err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",
                  opts.ctx_size, td_model_config_of(model)->max_position);
+  if (st == TD_OK && !opts.ctx_size) opts.ctx_size = planned_ctx(&opts, td_model_config_of(model));
   if (st == TD_OK) st = td_attn_check_kv(td_model_config_of(model), opts.kv_dtype, &err);
   if (st == TD_OK) st = td_rig_open(&rig, o->machine, model, (unsigned)o->threads, &err);
   if (st == TD_OK) st = check_a8(&rig, opts.activations, &err);

@@ -146,7 +146,9 @@ const td_option td_option_table[] = {
      "quality). On a GPU: BF16, or fp8 or int8 (prefill with weights of that format also rounds "
      "activations to it; fp8: GPUs from compute capability 8.9 on; slightly lower quality)"},
     {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE | ON(PLAN), AT(ctx_size), RANGE(0, 1 << 24),
-     "0", "TOKENS", "longest context; 0: the model's, within memory"},
+     "0", "TOKENS",
+     "longest context; 0: the model's, within memory, and for plan what its prompts and depth "
+     "need"},
     {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE | ON(PLAN) | ON(INSPECT), AT(kv_dtype),
      ONE_OF(kv_dtypes), "f32", "DTYPE",
      "KV cache precision: f32 (on a GPU BF16); f16, half of f32's memory and 11 bits; fp8, half of "

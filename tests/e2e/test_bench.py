@@ -177,9 +177,12 @@ def test_plan_of_a_context(tandem_bin):
     assert (short["kv_tokens"], long["kv_tokens"]) == (4096, 40960)
     assert long["kv_bytes"] == 10 * short["kv_bytes"]
     assert long["resident_bytes"] < short["resident_bytes"]
+    asked = gpu("-p", "2048", "-b", "1,2")  # nobody asks for more keys than of the prompt and its answer
+    assert asked["kv_tokens"] == 2 * 3072 and asked["resident_bytes"] > gpu()["resident_bytes"]
+    assert gpu("-p", "2048", "-d", "30000")["kv_tokens"] == 31040
     alone = ["-m", "Qwen3-30B-A3B", "--machine", "desktop-64gb"]
     assert json.loads(plan(tandem_bin, *alone, "-c", "1024", "--json").stdout)["kv_bytes"] == 48 * 2 * 512 * 4 * 1024
-    assert "192.00 MiB for keys and values of 1024 tokens" in plan(tandem_bin, *alone, "-c", "1024").stdout
+    assert "192.00 MiB for keys and values of 1024 tokens (with --ctx-size 1024)" in plan(tandem_bin, *alone, "-c", "1024").stdout
     too_long = plan(tandem_bin, *alone, "-c", "1000000")
     assert too_long.returncode == 2 and "longest context is 40960 tokens" in too_long.stderr
 
