@@ -419,7 +419,7 @@ TEST(elements_of_each_family) {
   check_calls(
       "<｜DSML｜function_calls><｜DSML｜invoke name=\"t\"><｜DSML｜parameter name=\"s\">a\n" DSML(
           "i", "false", "1") "</｜DSML｜invoke></｜DSML｜function_calls>",
-      "", "[t {\"s\": \"a\\n\", \"i\": 1}]");
+      "", "[t {\"s\": \"a\", \"i\": 1}]");
 #undef DSML
   check_calls("[TOOL_CALLS]f[ARGS]{\"a\": [1]}[TOOL_CALLS]g[CALL_ID]abcDEF123[ARGS]{}", "",
               "[f {\"a\": [1]}][abcDEF123 g {}]");
@@ -473,10 +473,10 @@ TEST(values_end_at_tags) {
   check_calls("<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a\n<arg_key>i</arg_key>\n"
               "<arg_value>1</tool_call>\n<tool_call>t<arg_key>s</arg_key><arg_value>"
               "</arg_value>b</arg_value></tool_call>",
-              "", "[t {\"s\": \"a\\n\", \"i\": 1}][t {\"s\": \"</arg_value>b\"}]");
+              "", "[t {\"s\": \"a\", \"i\": 1}][t {\"s\": \"</arg_value>b\"}]");
   check_calls("<minimax:tool_call>\n<invoke name='t'>\n<parameter name=s>a\n</invoke>\n"
               "<invoke name=\"t\">\n<parameter name=\"s\">b</parameter>\n</minimax:tool_call>",
-              "", "[t {\"s\": \"a\\n\"}][t {\"s\": \"b\"}]");
+              "", "[t {\"s\": \"a\"}][t {\"s\": \"b\"}]");
 }
 
 TEST(python_is_read) {
@@ -800,6 +800,9 @@ TEST(tags_that_models_garble) {
   static const char *const cases[][2] = {
       {"<tool_call>t</arg_value>\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n</tool_call>",
        "[t {\"s\": \"a\"}]"},
+      {"<tool_call>t\n<arg_key>s\n<arg_value>a</arg_value>\n</tool_call>\n<tool_call>t\n<arg_key>s"
+       "</arg_key>\nb</arg_value>\n</tool_call>",
+       TWO},
       {"<tool_call>t\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<tool_call>t\n<arg_key>s"
        "</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
        TWO},

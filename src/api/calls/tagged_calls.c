@@ -121,12 +121,32 @@ static void strip_key(const td_call_tags *t, const char **key, size_t *n, int *i
   td_call_strip(key, n);
 }
 
+// Where the text continues behind white space; SIZE_MAX: it ends there so far.
+static size_t behind_space(const td_call_reading *x, size_t at) {
+  const size_t most = at + MAX_GAP;
+  while (at < x->len && at < most && td_is_space(x->text[at]))
+    at++;
+  return at == x->len ? SIZE_MAX : at;
+}
+
+// *n: the length of the tag that ends a key, 0 for the value's, which ends one whose own is left
+// out.
+static td_call_outcome at_key_end(const td_call_reading *x, size_t at, size_t *n) {
+  const td_call_tags *t = x->form->tags;
+  *n = strlen(t->key_close);
+  const td_call_outcome own = td_call_at(x, t->key_close, at);
+  if (own != NONE || !t->value_open) return own;
+  *n = 0;
+  const size_t next = behind_space(x, at);
+  return next == SIZE_MAX ? WAIT : td_call_at(x, t->value_open, next);
+}
+
 static td_call_outcome read_key(td_call_reading *x) {
   td_call_reader *r = x->r;
-  const char *close = x->form->tags->key_close;
+  size_t n_close;
   for (; r->at < x->len; r->at++) {
     if (r->at - r->begin > TD_CALL_MAX_NAME) return NONE;
-    const td_call_outcome o = td_call_at(x, close, r->at);
+    const td_call_outcome o = at_key_end(x, r->at, &n_close);
     if (o == WAIT) return WAIT;
     if (o == NONE && (x->text[r->at] == '\n' || x->text[r->at] == '\0')) return NONE;
     if (o == NONE) continue;
@@ -135,7 +155,7 @@ static td_call_outcome read_key(td_call_reading *x) {
     strip_key(x->form->tags, &key, &n, &r->is_text);
     td_buf_clear(&r->word);
     td_buf_add(&r->word, key, n);
-    r->at += strlen(close);
+    r->at += n_close;
     return r->word.len ? td_call_go(x, STEP_TAG_VALUE_OPEN) : NONE;
   }
   return WAIT;
@@ -167,7 +187,10 @@ static td_call_outcome read_value_open(td_call_reading *x) {
   const td_call_tags *t = x->form->tags;
   if (t->value_open && !td_call_skip_space(x)) return WAIT;
   const td_call_outcome o = pass(x, t->value_open);
-  if (o != GO) return o;
+  unsigned at;
+  if (o == NONE) td_tool_params_find(r->params, x->call->name, td_buf_text(&r->word), &at);
+  // The tag may be left out behind a key that the tool has.
+  if (o == WAIT || (o == NONE && at == UINT_MAX)) return o;
   if (t->trims_line_feeds && r->at == x->len) return WAIT;
   if (t->trims_line_feeds && x->text[r->at] == '\n') r->at++;
   begin_value(x);
@@ -318,14 +341,6 @@ static td_call_outcome read_elided(td_call_reading *x) {
 // ---- where a value ends -------------------------------------------------------------------------
 // A value may hold tags as its text, and models forget or garble the tag that ends one. So an end
 // counts by what follows it.
-
-// Where the text continues behind white space; SIZE_MAX: it ends there so far.
-static size_t behind_space(const td_call_reading *x, size_t at) {
-  const size_t most = at + MAX_GAP;
-  while (at < x->len && at < most && td_is_space(x->text[at]))
-    at++;
-  return at == x->len ? SIZE_MAX : at;
-}
 
 static td_call_outcome at_text_end(const td_call_reading *x) {
   return x->is_ended ? GO : WAIT;
@@ -503,8 +518,14 @@ static td_call_outcome read_value(td_call_reading *x) {
         o = trims || !x->is_ended ? WAIT : NONE;
       else if (x->text[at] == first && is_feed && !t->keys_are_tags)
         o = at_known_call(x, at);
-      if (o == NONE && at < x->len && x->text[at] == first && (trims || !is_feed))
-        o = t->keys_are_tags ? ends_element(x, at, &next) : ends_value(x, at, begins_line, &next);
+      if (o == NONE && at < x->len && x->text[at] == first) {
+        if (!t->keys_are_tags)
+          o = ends_value(x, at, begins_line, &next);
+        else if (!is_feed)
+          o = ends_element(x, at, &next);
+      }
+      // A line feed before the value's own tag is of the value.
+      if (o == GO && is_feed && !trims && next > at) o = NONE;
       if (o == WAIT && x->is_ended) {
         o = GO;
         next = x->len;
