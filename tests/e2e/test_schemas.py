@@ -90,6 +90,8 @@ SCHEMAS = [
     ({"type": "array", "items": {"enum": ["x", "y", "z"]}, "uniqueItems": True}, [[], ["z", "x"], ["x", "y", "z"]]),
     ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": COUNT}, [{}, {"ab": 1}]),
     ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": FLAG}, [{"b": True, "a": False}]),
+    (thing(["l", "r"]) | {"propertyNames": {"enum": ["l", "r"]}, "additionalProperties": FLAG}, [{"l": True, "r": False}]),
+    (thing(["r"], l=COUNT, x=COUNT) | {"propertyNames": {"enum": ["l", "r", "m"]}}, [{"r": 1}, {"l": 1, "r": 2}]),
     ({"type": "object", "patternProperties": {"^n_": NUMBER}, "additionalProperties": False}, [{"n_": 1, "n_x": -0.5}]),
 ]  # fmt: skip
 

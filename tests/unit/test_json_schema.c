@@ -66,6 +66,12 @@ static const language languages[] = {
     {"{\"type\":\"number\",\"multipleOf\":0.25}",
      {"0", "1.25", "-3.50", "7.00", "0.75"},
      {"1.3", "0.26", "1.", "2.5"}},
+    {"{\"type\":\"number\",\"multipleOf\":0.5,\"minimum\":-1.0001,\"exclusiveMaximum\":5}",
+     {"-1", "-0.5", "0", "4.5"},
+     {"-1.5", "5", "0.25", "-0"}},
+    {"{\"type\":\"number\",\"multipleOf\":1.25,\"exclusiveMinimum\":0,\"maximum\":100.0001}",
+     {"1.25", "77.5", "100"},
+     {"0", "1", "101.25", "-1.25"}},
     {"{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"b\",3]},\"minItems\":"
      "1}",
      {"[\"a\"]", "[3,\"b\",\"a\"]"},
@@ -80,6 +86,10 @@ static const language languages[] = {
     {"{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"x\",\"y\"]},\"minProperties\":1}",
      {"{\"x\":[1]}", "{\"y\":null,\"x\":2}"},
      {"{}", "{\"z\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"x\":{},\"z\":{}},\"required\":[\"y\"],"
+     "\"additionalProperties\":true,\"propertyNames\":{\"enum\":[\"x\",\"y\",\"w\"]}}",
+     {"{\"y\":1}", "{\"x\":2,\"y\":1,\"w\":0}"},
+     {"{\"x\":1}", "{\"y\":1,\"z\":1}", "{\"y\":1,\"v\":1}"}},
     {"{\"type\":\"object\",\"patternProperties\":{\"^x-\":{\"const\":1}},"
      "\"additionalProperties\":false}",
      {"{}", "{\"x-\":1}", "{\"x-a\":1,\"x-b\":1}"},

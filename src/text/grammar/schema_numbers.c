@@ -354,6 +354,41 @@ static int64_t signed_of(const decimal *d) {
   return d->is_negative ? -(int64_t)d->whole : (int64_t)d->whole;
 }
 
+// In thousandths, rounded up or down. False: beyond what multiples are listed of.
+static bool thousandths(int64_t *out, const bound *from, bool is_up) {
+  char frac[4] = "000";
+  const size_t n = strlen(from->at.frac);
+  memcpy(frac, from->at.frac, n < 3 ? n : 3);
+  const int64_t size = (int64_t)(from->at.whole % ((uint64_t)1 << 40)) * 1000 + strtol(frac, 0, 10);
+  const bool is_exact = n <= 3;
+  *out = from->at.is_negative ? -size : size;
+  if (!is_exact && is_up != from->at.is_negative) *out += is_up ? 1 : -1;
+  if (is_exact && from->is_open) *out += is_up ? 1 : -1;
+  return from->is_set && from->at.whole < (uint64_t)1 << 40;
+}
+
+// Those of up to three digits behind the point between bounds; without exponents.
+static bool list_fine(td_grammar_build *b, const decimal *d, const interval *of, td_node *out) {
+  const bound step_at = {.is_set = true, .at = *d};
+  int64_t step, low, high;
+  if (strlen(d->frac) > 3 || !thousandths(&step, &step_at, true) ||
+      !thousandths(&low, &of->low, true) || !thousandths(&high, &of->high, false) ||
+      (high - low) / step >= MAX_MULTIPLE)
+    return false;
+  const size_t list = td_g_begin(b);
+  for (int64_t at = low / step * step - step; at <= high; at += step) {
+    char text[40];
+    const uint64_t size = (uint64_t)(at < 0 ? -at : at);
+    size_t n = (size_t)snprintf(text, sizeof text, "%s%" PRIu64 ".%03" PRIu64, at < 0 ? "-" : "",
+                                size / 1000, size % 1000);
+    while (text[n - 1] == '0')
+      n--;
+    if (at >= low) td_g_add(b, td_g_text(b, text, text[n - 1] == '.' ? n - 1 : n));
+  }
+  *out = td_g_end_any(b, list);
+  return true;
+}
+
 // A multipleOf that is no power of ten. *out stays as it is where it is left out.
 static td_status write_multiples(td_schema_ctx *ctx, const decimal *d, const interval *of,
                                  td_node *out) {
@@ -361,6 +396,7 @@ static td_status write_multiples(td_schema_ctx *ctx, const decimal *d, const int
   const bool is_free = !of->low.is_set && !of->high.is_set;
   const uint64_t most = (uint64_t)1 << 52;
   if (!is_whole(d)) {
+    if (of->n_frac && list_fine(b, d, of, out)) return TD_OK;
     const size_t n = strlen(d->frac);
     const uint32_t step = n <= 3 ? (uint32_t)strtoul(d->frac, NULL, 10) : 0;
     const uint32_t whole = n == 1 ? 10 : n == 2 ? 100 : 1000;

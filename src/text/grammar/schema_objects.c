@@ -156,6 +156,8 @@ typedef struct {
   uint32_t min, max;
 } object_shape;
 
+static const cJSON nothing = {.type = cJSON_False};
+
 static int by_name(const void *a, const void *b) {
   return strcmp(((const member *)a)->name, ((const member *)b)->name);
 }
@@ -163,7 +165,6 @@ static int by_name(const void *a, const void *b) {
 // Members that are required and not among the properties come behind them, each once.
 static td_status add_required(td_schema_ctx *ctx, const cJSON *properties, const cJSON *required,
                               object_shape *o) {
-  static const cJSON nothing = {.type = cJSON_False};
   const uint32_t n_properties = o->n;
   for (const cJSON *item = required ? required->child : NULL; item; item = item->next) {
     if (!cJSON_IsString(item)) return td_schema_bad(ctx, "required", "must hold strings");
@@ -192,8 +193,30 @@ static td_status mark_required(td_schema_ctx *ctx, const cJSON *required, object
   return TD_OK;
 }
 
+// The names of an enum that no member has. Members that it has not do not come.
+static td_node names_left(td_schema_ctx *ctx, const cJSON *schema, const cJSON *list,
+                          object_shape *o) {
+  const cJSON *properties = td_schema_get(ctx, schema, "properties");
+  td_json_names all, required;
+  const bool has_all = td_json_names_open(&all, list, NULL);
+  const bool has_required = td_json_names_open(&required, td_schema_get(ctx, schema, "required"),
+                                               NULL);
+  if (!has_all || !has_required) ctx->budget->status = TD_ENOMEM;
+  for (uint32_t i = 0; i < o->n && has_all; i++)
+    if (!td_json_names_has(&all, o->members[i].name)) o->members[i].schema = &nothing;
+  const size_t any = td_g_begin(ctx->b);
+  for (const cJSON *v = list->child; v && ctx->budget->status == TD_OK; v = v->next) {
+    if (!cJSON_IsString(v) || td_json_names_has(&required, v->valuestring)) continue;
+    if (!td_schema_member_of(ctx, properties, v->valuestring))
+      td_g_add(ctx->b, td_schema_value(ctx->b, v));
+  }
+  td_json_names_close(&all);
+  td_json_names_close(&required);
+  return td_g_end_any(ctx->b, any);
+}
+
 // propertyNames, and patternProperties of one pattern: languages of the names of members that are
-// not named, where none is named; each beside the other's absence.
+// not named, where none is named or the names are listed; each beside the other's absence.
 static td_status read_names(td_schema_ctx *ctx, const cJSON *schema, object_shape *o) {
   const cJSON *names = td_schema_get(ctx, schema, "propertyNames");
   const cJSON *patterns = td_schema_get(ctx, schema, "patternProperties");
@@ -209,21 +232,17 @@ static td_status read_names(td_schema_ctx *ctx, const cJSON *schema, object_shap
   }
   if (!has_names && !has_patterns) return TD_OK;
   const bool is_one = has_names != has_patterns && !(pattern && pattern->next);
-  if (o->n || !is_one) return td_schema_leave_out(ctx, keyword, "beside others");
+  const cJSON *list = has_names ? td_schema_get(ctx, names, "enum") : NULL;
+  if ((o->n && !list) || !is_one) return td_schema_leave_out(ctx, keyword, "beside others");
   if (has_names) {
-    const cJSON *list = td_schema_get(ctx, names, "enum");
     if (list && !td_schema_asserts_only(names, "enum", "type"))
       return td_schema_leave_out(ctx, keyword, "with more than an enum");
     if (!list && !td_schema_is_plain_string(names))
       return td_schema_leave_out(ctx, keyword, "with other than pattern, format and lengths");
     if (!list) st = td_schema_string(ctx, names, &o->key);
-    const size_t any = td_g_begin(ctx->b);
-    for (const cJSON *v = list ? list->child : NULL; v; v = v->next)
-      if (cJSON_IsString(v)) td_g_add(ctx->b, td_schema_value(ctx->b, v));
-    const td_node listed = td_g_end_any(ctx->b, any);
-    if (list) o->key = listed;
+    if (list) o->key = names_left(ctx, schema, list, o);
     o->has_key = st == TD_OK;
-    o->has_more = st == TD_OK && !o->is_closed;
+    o->has_more = st == TD_OK && !o->is_closed && o->key != TD_NODE_NEVER;
     return st;
   }
   td_node text;
