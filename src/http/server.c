@@ -311,11 +311,13 @@ void td_http_server_close(td_http_server *server, void (*closed)(void *ctx), voi
 
 // ---- routes -------------------------------------------------------------------------------------
 
+// A slash behind an API's path changes nothing; a page's links would be others.
 static bool path_matches(const char *pattern, const char *path) {
   size_t len = strlen(pattern);
   if (len >= 2 && strcmp(pattern + len - 2, "/*") == 0)
     return strncmp(pattern, path, len - 1) == 0 && path[len - 1] != 0;
-  return strcmp(pattern, path) == 0;
+  if (strncmp(pattern, path, len) != 0) return false;
+  return !path[len] || (strchr(pattern + 1, '/') && strcmp(path + len, "/") == 0);
 }
 
 static bool method_matches(const char *allowed, const char *method) {

@@ -254,7 +254,10 @@ def test_routes(server):
     status, headers, body = get("GET /v2")
     assert status == 404 and body["error"]["message"] == "there is no endpoint /v2"
     assert headers["x-request-id"]
-    for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions/"):
+    assert get("GET /v1/models/")[2]["data"][0]["id"] == "tiny"
+    for path in ("/status/", "/v1/models/tiny/", "/v1/models//"):
+        assert get(f"GET {path}")[0] == 404
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/v1/chat/completions/"):
         status, headers, body = get(f"POST {path}")
         assert status == 404 and headers["x-request-id"]
         assert body["error"]["message"] == f"there is no endpoint {path}: did you mean {CHAT}?"
