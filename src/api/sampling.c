@@ -35,7 +35,8 @@ static td_status refuse_others(const cJSON *root, td_api_error *error) {
                 {"dynatemp_range", 0},
                 {"smoothing_factor", 0},
                 {"epsilon_cutoff", 0},
-                {"eta_cutoff", 0}};
+                {"eta_cutoff", 0},
+                {"no_repeat_ngram_size", 0}};
   for (size_t i = 0; i < TD_COUNT(others); i++) {
     const cJSON *value = td_json_get(root, others[i].name);
     if (!cJSON_IsNumber(value) || value->valuedouble == others[i].off) continue;

@@ -159,8 +159,9 @@ def test_previous_response(server, client):
     assert again.usage.input_tokens == count
     unstored = client.responses.create(model=MODEL, input="short", store=False)
     for id in (unstored.id, "resp_none"):
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as refused:
             client.responses.create(model=MODEL, input="think", previous_response_id=id)
+        assert refused.value.code == "previous_response_not_found"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -131,6 +131,7 @@ static const bad_body bad_chats[] = {
      "dry_sequence_breakers[2]"},
     {WITH("\"mirostat\":2"), "mirostat"},
     {WITH("\"tfs_z\":0.5"), "tfs_z"},
+    {WITH("\"no_repeat_ngram_size\":3"), "no_repeat_ngram_size"},
     {WITH("\"logit_bias\":[]"), "logit_bias"},
     {WITH("\"logit_bias\":{\"\":1}"), "logit_bias"},
     {WITH("\"logit_bias\":{\"1000\":1}"), "logit_bias"},

@@ -230,7 +230,7 @@ static td_status add_previous(td_buf *out, const cJSON *previous, td_dialect_sta
                         td_response_store_get(state->store, state->owner, previous->valuestring,
                                               TD_STORED_MESSAGES, out);
   if (!is_found) {
-    return td_api_fail(error, 404, key, "not_found",
+    return td_api_fail(error, 404, key, "previous_response_not_found",
                        "%s: there is no such response; responses are kept in memory, the last "
                        "ones only",
                        key);
