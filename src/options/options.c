@@ -215,7 +215,7 @@ td_status td_options_set(td_options *options, const char *name, const char *valu
   }
   options->given[idx / 64] &= ~((uint64_t)1 << (idx % 64));
   if (o->fallback) return td_option_set(o, options, o->fallback, err);
-  if (o->kind != OPT_STR) return TD_OK;
+  if (o->kind != OPT_STR && o->kind != OPT_CHOICE) return TD_OK;
   char **field = (char **)((char *)options + o->offset);
   free(*field);
   *field = NULL;
@@ -227,7 +227,8 @@ void td_options_show(td_buf *out, const td_options *options, const char *name) {
   TD_CHECK(idx >= 0);
   const td_option *o = &td_option_table[idx];
   const void *field = (const char *)options + o->offset;
-  const char *text = o->kind == OPT_STR ? *(char *const *)field : NULL;
+  const bool is_text = o->kind == OPT_STR || o->kind == OPT_CHOICE;
+  const char *text = is_text ? *(char *const *)field : NULL;
   if (o->kind == OPT_INT) td_buf_printf(out, "%lld", (long long)*(const int64_t *)field);
   if (o->kind == OPT_REAL) td_buf_printf(out, "%.9g", *(const double *)field);
   if (o->kind == OPT_ENUM || o->kind == OPT_SIZED) td_buf_str(out, o->names[*(const int *)field]);

@@ -41,6 +41,8 @@ static const char *const formats[] = {
         NULL};
 static const char *const activations[] = {"f32", "auto", "int8", "fp8", NULL};
 static const char *const weights[] = {"mmap", "resident", "auto", "stream", NULL};
+static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                      "high", "xhigh",   "max", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
 static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
 static const char *const drafts[] = {"auto", "off", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
@@ -171,8 +173,8 @@ const td_option td_option_table[] = {
     {GROUP_PROMPT, "thinking", 0, OPT_ENUM, ON(RUN), AT(thinking), ONE_OF(auto_on_off), "auto",
      "WHETHER",
      "reasoning before the answer, if the chat template supports it; auto: the template's default"},
-    {GROUP_PROMPT, "effort", 0, OPT_STR, ON(RUN), AT(effort), NO_RANGE, NULL, "LEVEL",
-     "how much reasoning, if the chat template supports it: low, medium, high; none: off"},
+    {GROUP_PROMPT, "effort", 0, OPT_CHOICE, ON(RUN), AT(effort), ONE_OF(efforts), NULL, "LEVEL",
+     "how much reasoning, if the chat template supports it: the nearest of its levels; none: off"},
     {GROUP_PROMPT, "token-ids", 0, OPT_INTS, ON(RUN) | ON(EVAL_LOGITS), AT(token_ids),
      RANGE(0, INT32_MAX), NULL, "IDS", "token ids instead of text, as 1,2,3 or @FILE"},
     {GROUP_PROMPT, "raw", 0, OPT_FLAG, ON(RUN), AT(raw), NO_RANGE, NULL, NULL,

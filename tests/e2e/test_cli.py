@@ -119,6 +119,7 @@ def test_int8_activations(tandem, model, tmp_path):
         (["run", "--model", "MODEL", "-p", "x", "--kv-dtype", "q4"], 2, "kv-dtype"),
         (["run", "--model", "MODEL", "-p", "x", "--activations", "int4"], 2, "give f32, auto, int8 or fp8"),
         (["run", "--model", "MODEL", "--token-ids", "999999"], 2, "vocabulary"),
+        (["run", "--model", "MODEL", "-p", "x", "--effort", "banana"], 2, "give none, minimal, low"),
         (["run", "--model", "MODEL", "-p", "x", "--ctx-size", "100000000"], 2, "ctx-size"),
         (["run", "--model", "MODEL", "-f", "/nonexistent"], 1, "/nonexistent"),
         (["run", "--model", "MODEL", "-p", "long " * 500, "--ctx-size", "64"], 2, "64"),
