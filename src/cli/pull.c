@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/find_model.h"
 #include "cli/remote.h"
+#include "gguf/files.h"
 #include "hub/hub.h"
 #include "model/outline.h"
 #include "runtime/command.h"
@@ -94,7 +95,12 @@ td_status td_cli_find_model(td_options *o, td_err *err) {
     o->model = dir;
     return TD_OK;
   }
-  if (!td_hub_is_name(o->model)) return TD_OK;
+  const td_status in = td_gguf_in(&dir, o->model, err);
+  if (in == TD_OK && dir) {
+    free(o->model);
+    o->model = dir;
+  }
+  if (in != TD_OK || !td_hub_is_name(o->model)) return in;
   char *repo, *quant;
   td_status st = td_hub_split(o->model, &repo, &quant, err);
   if (st != TD_OK) return st;

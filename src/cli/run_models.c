@@ -31,8 +31,12 @@ td_status td_run_list_models(const td_runner *r, td_buf *out, td_err *err) {
 static td_status choose(td_runner *r, const char *name, size_t len, td_err *err) {
   td_buf path = TD_BUF_INIT;
   td_buf_printf(&path, "%s/%.*s", r->options->models, (int)len, name);
+  char *file = NULL;
   td_status st = td_buf_status(&path, err);
-  if (st == TD_OK) st = td_options_set(&r->settings, "model", td_buf_text(&path), err);
+  if (st == TD_OK) st = td_gguf_in(&file, td_buf_text(&path), err);
+  const char *model = file ? file : td_buf_text(&path);
+  if (st == TD_OK) st = td_options_set(&r->settings, "model", model, err);
+  free(file);
   td_buf_free(&path);
   return st;
 }

@@ -131,15 +131,29 @@ static td_status open_one(td_hosts *hosts, td_err *err) {
   return st == TD_OK ? td_host_place(&hosts->all[0], err) : st;
 }
 
+// A model is called as its entry; a GGUF file without its ending, where no other is called so.
+static char *name_of(const td_hosts *hosts, const char *path, const char *entry) {
+  char *name = td_gguf_is(path) ? td_gguf_model_name(entry) : strdup(entry);
+  for (uint32_t i = 0; name && i < hosts->n; i++) {
+    if (strcmp(hosts->all[i].name, name) != 0) continue;
+    free(name);
+    return strdup(entry);
+  }
+  return name;
+}
+
 static void add_entry(td_hosts *hosts, const char *parent, const char *entry) {
   td_err err;
   td_buf dir = TD_BUF_INIT;
   if (!td_checkpoint_is(parent, entry)) return;
   td_buf_printf(&dir, "%s/%s", parent, entry);
-  char *name = td_gguf_is(entry) ? td_gguf_model_name(entry) : strdup(entry);
-  if (!name || add(hosts, name, td_buf_text(&dir), &err) != TD_OK)
-    td_warn("--models: %s is not served: %s", entry, name ? err.msg : "out of memory");
+  char *name = name_of(hosts, td_buf_text(&dir), entry), *file = NULL;
+  td_status st = name ? td_gguf_in(&file, td_buf_text(&dir), &err)
+                      : td_fail(&err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = add(hosts, name, file ? file : td_buf_text(&dir), &err);
+  if (st != TD_OK) td_warn("--models: %s is not served: %s", entry, err.msg);
   free(name);
+  free(file);
   td_buf_free(&dir);
 }
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/json_write.h"
 #include "front/serve_impl.h"
+#include "gguf/files.h"
 
 // Of Ollama's API what is spoken here is that of this version, by which clients decide.
 #define OLLAMA_VERSION "0.12.11"
@@ -20,9 +21,10 @@ static void write_details(td_json_writer *w, const td_host *h) {
   else if (n > 0)
     snprintf(size, sizeof size, "%.1fM", n * 1e-6);
   td_jw_add(w,
-            "'details': {'parent_model': '', 'format': 'safetensors', 'family': %s, "
+            "'details': {'parent_model': '', 'format': %s, 'family': %s, "
             "'families': [%s], 'parameter_size': %s, 'quantization_level': %s}",
-            h->arch_name, h->arch_name, size, n > 0 ? h->dtype : "");
+            td_gguf_is(h->dir) ? "gguf" : "safetensors", h->arch_name, h->arch_name, size,
+            n > 0 ? h->dtype : "");
 }
 
 static void begin_model(td_json_writer *w, const td_host *h, const char *name) {

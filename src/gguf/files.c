@@ -1,10 +1,13 @@
 // src/gguf/files.c - parts of a model, and the files made from its metadata.
 #include "gguf/files.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/str.h"
 #include "gguf/tokenizer.h"
@@ -12,12 +15,22 @@
 #define ENDING ".gguf"
 enum { PART_LEN = sizeof "-00001-of-00002" - 1 };
 
+static bool begins_as_one(const char *path) {
+  char magic[4];
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const bool is_one = fd >= 0 && read(fd, magic, sizeof magic) == sizeof magic &&
+                      memcmp(magic, "GGUF", sizeof magic) == 0;
+  if (fd >= 0) close(fd);
+  return is_one;
+}
+
 bool td_gguf_is(const char *model) {
-  return td_ends_with(model, ENDING) && strlen(model) > strlen(ENDING);
+  if (td_ends_with(model, ENDING)) return strlen(model) > strlen(ENDING);
+  return !td_ends_with(model, ".safetensors") && begins_as_one(model);
 }
 
 static size_t stem_len(const char *path) {
-  return strlen(path) - strlen(ENDING);
+  return strlen(path) - (td_ends_with(path, ENDING) ? strlen(ENDING) : 0);
 }
 
 // Whether a file's name ends as a part's does: -IIIII-of-NNNNN.gguf.
@@ -25,7 +38,7 @@ static bool is_part(const char *path, uint32_t *nth, uint32_t *n) {
   const size_t len = stem_len(path);
   unsigned idx, n_parts;
   int used = 0;
-  if (len < PART_LEN) return false;
+  if (len < PART_LEN || !path[len]) return false;
   if (sscanf(path + len - PART_LEN, "-%5u-of-%5u%n", &idx, &n_parts, &used) != 2) return false;
   *nth = idx;
   *n = n_parts;
@@ -214,10 +227,41 @@ bool td_checkpoint_has(const char *model, const char *name) {
   return len > 0 && (size_t)len < sizeof path && td_file_exists(path);
 }
 
+// Not of another part of it, nor of its vision alone.
+static bool is_model_file(const char *name) {
+  return td_gguf_is_first(name) && !strcasestr(name, "mmproj");
+}
+
+td_status td_gguf_in(char **out, const char *folder, td_err *err) {
+  *out = NULL;
+  td_status st = TD_OK;
+  DIR *stream = td_checkpoint_has(folder, "config.json") ? NULL : opendir(folder);
+  for (const struct dirent *d; stream && st == TD_OK && (d = readdir(stream));) {
+    const char *name = d->d_name;
+    if (name[0] == '.' || !td_ends_with(name, ENDING) || !is_model_file(name)) continue;
+    if (*out) {
+      st = td_fail(err, TD_EINVAL, "%s: several models are in it, as %s and %s: name one", folder,
+                   strrchr(*out, '/') + 1, name);
+    } else if (asprintf(out, "%s/%s", folder, name) < 0) {
+      *out = NULL;
+      st = td_fail(err, TD_ENOMEM, "out of memory");
+    }
+  }
+  if (stream) closedir(stream);
+  if (st == TD_OK) return TD_OK;
+  free(*out);
+  *out = NULL;
+  return st;
+}
+
 bool td_checkpoint_is(const char *folder, const char *name) {
-  if (name[0] == '.') return false;
-  if (td_gguf_is(name)) return td_gguf_is_first(name);
-  char path[PATH_MAX];
+  char path[PATH_MAX], *file;
+  td_err ignored;
   const int len = snprintf(path, sizeof path, "%s/%s", folder, name);
-  return len > 0 && (size_t)len < sizeof path && td_checkpoint_has(path, "config.json");
+  if (name[0] == '.' || len <= 0 || (size_t)len >= sizeof path) return false;
+  if (td_gguf_is(path)) return is_model_file(name);
+  if (td_checkpoint_has(path, "config.json")) return true;
+  td_gguf_in(&file, path, &ignored);
+  free(file);
+  return file != NULL;
 }

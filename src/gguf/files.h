@@ -6,7 +6,8 @@
 #include "base/json_parse.h"
 #include "gguf/arch.h"
 
-// Whether a model's path is that of a GGUF file, rather than of a folder: by its name.
+// Whether a model's path is that of a GGUF file, rather than of a folder: by its ending, or what
+// the file begins with.
 bool td_gguf_is(const char *model);
 // The model's name: the file's without folder, part and ending. The caller frees it; NULL: out of
 // memory.
@@ -45,6 +46,9 @@ td_status td_checkpoint_json(cJSON **out, const char *model, const char *name, s
 // about what the GGUF file has in their place. err may be NULL.
 void td_checkpoint_name_error(const char *model, td_err *err);
 bool td_checkpoint_has(const char *model, const char *name);
-// Whether an entry of a folder is a model: a folder with a config.json, or a GGUF file, of whose
-// parts the first.
+// The GGUF model in a folder without a config.json: its file, or first part. The caller owns *out;
+// NULL: there is none. TD_EINVAL: there are several.
+td_status td_gguf_in(char **out, const char *folder, td_err *err);
+// Whether an entry of a folder is a model: a folder with a config.json or a GGUF model, or a GGUF
+// file, of whose parts the first.
 bool td_checkpoint_is(const char *folder, const char *name);

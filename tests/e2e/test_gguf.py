@@ -289,6 +289,30 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"typ
           "required": ["n", "ok"], "additionalProperties": False}
 
 
+def test_files_without_an_ending_and_in_folders(tandem_bin, nano, tmp_path):
+    """A file that begins as GGUF is one, and a folder with one is it; each of a folder of models has a name."""
+    alone, blob, two = tmp_path / "alone", tmp_path / "blob", tmp_path / "two"
+    for folder, names in (alone, ["nano-Q8_0.gguf", "mmproj-F16.gguf"]), (two, ["a.gguf", "b.gguf"]):
+        folder.mkdir()
+        for name in names:
+            (folder / name).symlink_to(nano)
+    blob.symlink_to(nano)
+    (tmp_path / "alone.gguf").symlink_to(nano)
+    (tmp_path / "text").write_text("GGU")
+    expected = answer(tandem_bin, nano, "Hello!")
+    assert answer(tandem_bin, alone, "Hello!") == answer(tandem_bin, blob, "Hello!") == expected
+    wrong = subprocess.run([tandem_bin, "run", "-m", two, "-p", "x"], capture_output=True, text=True)
+    assert wrong.returncode != 0 and "several models are in it" in wrong.stderr
+    with contextlib.closing(Server(tandem_bin, None, "--models", tmp_path)) as server:
+        models = httpx.get(server.url + "/api/tags").json()["models"]
+        names = ["alone", "alone.gguf", "blob"]
+        assert [(m["name"], m["details"]["format"]) for m in models] == [(name, "gguf") for name in names]
+        for name in names:
+            body = {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
+            reply = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).json()
+            assert reply["model"] == name and reply["choices"][0]["message"]["content"] == expected.strip()
+
+
 def test_session_with_a_folder_of_models(tandem_bin, nano):
     with contextlib.closing(Server(tandem_bin, None, "--models", nano.parent)) as server:
         models = httpx.get(server.url + "/v1/models").json()["data"]

@@ -265,6 +265,7 @@ TEST(finds_parts) {
   assert_true(td_gguf_is_first("a.gguf"));
   assert_false(td_gguf_is(".gguf"));
   assert_false(td_gguf_is("/m/gguf"));
+  assert_int_equal(td_gguf_n_parts("/m/Big-00002-of-00003"), 1);
   char *path = td_gguf_part_path(part, 0, 3), *name = td_gguf_model_name(part);
   assert_string_equal(path, "/m/Big-Q4_K_M-00001-of-00003.gguf");
   assert_string_equal(name, "Big-Q4_K_M");
