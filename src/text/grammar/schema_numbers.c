@@ -16,6 +16,8 @@ enum {
   MAX_MULTIPLE = 1000,  // multiples are listed, or remainders told apart, up to so many
 };
 
+#define FAR 1e16 // 10^MAX_OPEN
+
 // frac: digits without zeros at the end.
 typedef struct {
   bool is_negative; // zero is not
@@ -286,7 +288,11 @@ static td_status read_bound(td_schema_ctx *ctx, const cJSON *schema, bool is_low
     }
     if (!cJSON_IsNumber(item)) return td_schema_bad(ctx, keys[i], "must be a number");
     bound b = {.is_set = true, .is_open = i == 1};
-    if (!read_decimal(&b.at, item)) {
+    const bool is_read = read_decimal(&b.at, item);
+    const double size = is_low ? -item->valuedouble : item->valuedouble;
+    if (!is_read && size > FAR) { // as of a float; no longer numbers are generated
+      b = (bound){.is_set = true, .at = {.is_negative = is_low, .whole = (uint64_t)FAR - 1}};
+    } else if (!is_read) {
       td_status st = td_schema_leave_out(ctx, keys[i],
                                          "of more than 19 digits, or 15 behind the point,");
       if (st != TD_OK) return st;

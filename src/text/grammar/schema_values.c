@@ -57,10 +57,6 @@ td_node td_schema_value(td_grammar_build *b, const cJSON *value) {
 #define HOST  LABEL " (\".\" " LABEL ")"
 #define EMAIL                                                                                      \
   "[A-Za-z0-9_+-]{1,32} (\".\" [A-Za-z0-9_+-]{1,32})? \"@\" (" LABEL " \".\"){1,4} [A-Za-z]{2,20}"
-// zod's, whose look-arounds no grammar says: all of EMAIL satisfies it.
-#define EMAIL_PATTERN                                                                              \
-  "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-"  \
-  "Za-z]{2,}$"
 #define URI                                                                                        \
   "[a-z] [a-z0-9+.-]{0,15} \"://\" " HOST "{0,3} (\":\" [0-9]{1,4})? "                             \
   "(\"/\" [A-Za-z0-9._~-]*)* (\"?\" [A-Za-z0-9._~=&-]*)? (\"#\" [A-Za-z0-9._~-]*)?"
@@ -81,6 +77,7 @@ td_node td_schema_value(td_grammar_build *b, const cJSON *value) {
 #define HOURS                                                                                      \
   "(" COUNT " \"H\" (" COUNT " \"M\" (" COUNT " \"S\")?)? | " COUNT " \"M\" (" COUNT               \
   " \"S\")? | " COUNT " \"S\")"
+#define DURATION "\"P\" (" DAYS " (\"T\" " HOURS ")? | \"T\" " HOURS " | " COUNT " \"W\")"
 
 // Regular expressions of plain characters, \\d and the like, sets, and groups that are not nested.
 #define ATOM                                                                                       \
@@ -96,7 +93,7 @@ static const struct {
     {"date", DATE},
     {"time", TIME},
     {"date-time", DATE " \"T\" " TIME},
-    {"duration", "\"P\" (" DAYS " (\"T\" " HOURS ")? | \"T\" " HOURS " | " COUNT " \"W\")"},
+    {"duration", DURATION},
     {"uuid", "[0-9a-fA-F]{8} \"-\" ([0-9a-fA-F]{4} \"-\"){3} [0-9a-fA-F]{12}"},
     {"email", EMAIL},
     {"idn-email", EMAIL},
@@ -114,8 +111,27 @@ static const struct {
     {"relative-json-pointer", "(\"0\" | [1-9] [0-9]{0,3}) (\"#\" | " POINTER ")"},
 };
 
-static const char *find_format(const cJSON *format) {
-  for (size_t i = 0; cJSON_IsString(format) && i < TD_COUNT(formats); i++)
+// Patterns of libraries whose look-arounds and properties no grammar says: zod's of an email, a
+// duration and emoji, pydantic's of a Decimal. All that the expression generates satisfies them.
+static const struct {
+  const char *pattern, *expression;
+} patterns[] = {
+    {"^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-"
+     "Z"
+     "a-z]{2,}$",
+     EMAIL},
+    {"^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]"
+     "\\d+)?S)?)?)$",
+     DURATION},
+    {"^(\\p{Extended_Pictographic}|\\p{Emoji_Component})+$", "[\\U0001F600-\\U0001F64F]{1,8}"},
+    {"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", "\"-\"? [0-9]{1,16} (\".\" [0-9]{1,9})?"},
+};
+
+// The expression of a known pattern, or without a pattern of a format; NULL: there is none.
+static const char *find_expression(const cJSON *pattern, const cJSON *format) {
+  for (size_t i = 0; cJSON_IsString(pattern) && i < TD_COUNT(patterns); i++)
+    if (strcmp(patterns[i].pattern, pattern->valuestring) == 0) return patterns[i].expression;
+  for (size_t i = 0; !pattern && cJSON_IsString(format) && i < TD_COUNT(formats); i++)
     if (strcmp(formats[i].name, format->valuestring) == 0) return formats[i].expression;
   return NULL;
 }
@@ -125,13 +141,13 @@ bool td_json_schema_bare(td_node *out, td_grammar_build *b, const cJSON *schema)
   static const char wide[] = "regex json-pointer relative-json-pointer";
   const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(schema, "pattern");
   const cJSON *format = cJSON_GetObjectItemCaseSensitive(schema, "format");
+  const char *expression = find_expression(pattern, format);
   td_err ignored;
-  if (cJSON_IsString(pattern)) {
+  if (cJSON_IsString(pattern) && !expression) {
     return td_g_regex(out, b, pattern->valuestring, strlen(pattern->valuestring),
                       TD_REGEX_IN_ELEMENT, &ignored) == TD_OK;
   }
-  const char *expression = find_format(format);
-  if (!expression || td_is_word(wide, format->valuestring)) return false;
+  if (!expression || (!pattern && td_is_word(wide, format->valuestring))) return false;
   *out = td_g_gbnf(b, expression, NULL);
   return true;
 }
@@ -154,11 +170,9 @@ td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out
   const cJSON *pattern = td_schema_get(ctx, schema, "pattern");
   const cJSON *format = td_schema_get(ctx, schema, "format");
   if (pattern && !cJSON_IsString(pattern)) return td_schema_bad(ctx, "pattern", "must be a string");
-  const char *expression = find_format(format);
-  if (pattern && expression && strcmp(format->valuestring, "email") == 0 &&
-      strcmp(pattern->valuestring, EMAIL_PATTERN) == 0)
-    pattern = NULL;
+  const char *expression = find_expression(pattern, format);
   td_err why;
+  if (expression) pattern = NULL;
   if (pattern) {
     st = td_g_regex(&text, ctx->b, pattern->valuestring, strlen(pattern->valuestring),
                     TD_REGEX_IN_JSON, &why);
@@ -166,10 +180,9 @@ td_status td_schema_string(td_schema_ctx *ctx, const cJSON *schema, td_node *out
     if (st != TD_OK) {
       st = td_schema_leave_out(ctx, "pattern", why.msg);
       pattern = NULL;
+      expression = find_expression(NULL, format); // which libraries mean by their pattern
     }
   }
-  // Libraries that write both mean a format by their pattern.
-  if (pattern) expression = NULL;
   if (st == TD_OK && (pattern || expression) && max != UINT32_MAX)
     st = td_schema_leave_out(ctx, "maxLength", "beside pattern or format");
   if (st == TD_OK && ((pattern && min > 0) || (expression && min > 1)))
