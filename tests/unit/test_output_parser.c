@@ -704,6 +704,16 @@ TEST(strings_are_mended) {
               "[f {\"a\": \"</tool_call>}\\\"\\\\\"}]");
 }
 
+TEST(a_comma_too_many_is_left_out) {
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": [1, 2,], \"b\": {},\n}}"), "",
+              "[f {\"a\": [1, 2], \"b\": {}}]");
+  char text[300], call[200];
+  snprintf(call, sizeof call, "{\"a\": 1,%90s\"b\": 2}", "");
+  snprintf(text, sizeof text, HERMES("{\"name\": \"f\", \"arguments\": %s}"), call);
+  snprintf(call, sizeof call, "[f {\"a\": 1,%90s\"b\": 2}]", "");
+  check_calls(text, "", call);
+}
+
 // What was told cannot be taken back: arguments that break off or go wrong stay unfinished.
 TEST(calls_that_break_off) {
   static const struct {

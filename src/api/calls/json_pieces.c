@@ -239,14 +239,21 @@ static td_object_state open_bracket(td_object_reader *r, char c, td_buf *out) {
 
 static td_object_state close_bracket(td_object_reader *r, char c, bool in_array, td_buf *out) {
   if (in_array != (c == ']')) return TD_OBJECT_BAD;
-  if (r->at == AT_COMMA && r->is_held)
-    while (out->len && (td_is_space(out->data[out->len - 1]) || out->data[out->len - 1] == ','))
-      out->len--;
-  else if (r->at != AT_FIRST && r->at != AT_NEXT)
+  if (r->at != AT_FIRST && r->at != AT_NEXT && !(r->at == AT_COMMA && r->n_gap))
     return TD_OBJECT_BAD;
+  r->n_gap = 0;
   put_byte(out, c);
   r->at = AT_NEXT;
   return --r->depth ? TD_OBJECT_OPEN : TD_OBJECT_WHOLE;
+}
+
+static void hold(td_object_reader *r, char c) {
+  r->gap[r->n_gap++] = c;
+}
+
+static void put_held(td_object_reader *r, td_buf *out) {
+  if (out) td_buf_add(out, r->gap, r->n_gap);
+  r->n_gap = 0;
 }
 
 td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
@@ -263,7 +270,11 @@ td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
   if (r->at == AT_START)
     return c == '{' || (c == '[' && r->may_be_array) ? open_bracket(r, c, out) : TD_OBJECT_BAD;
   if (r->depth == 1 && !td_is_space(c)) r->has_member |= is_quote || c == '}';
-  if (td_is_space(c)) {
+  if (r->n_gap && (td_is_space(c) ? r->n_gap == sizeof r->gap : c != '}' && c != ']'))
+    put_held(r, out);
+  if (td_is_space(c) && r->n_gap) {
+    hold(r, c);
+  } else if (td_is_space(c)) {
     put_byte(out, c);
   } else if (is_quote && (takes_key || takes_value)) {
     r->string = (td_string_reader){.quote = c};
@@ -272,9 +283,12 @@ td_object_state td_object_feed(td_object_reader *r, char c, td_buf *out) {
     put_byte(out, '"');
   } else if (c == '}' || c == ']') {
     return close_bracket(r, c, in_array, out);
-  } else if ((c == ':' && r->at == AT_COLON) || (c == ',' && r->at == AT_NEXT)) {
-    r->at = c == ':' ? AT_VALUE : AT_COMMA;
+  } else if (c == ':' && r->at == AT_COLON) {
+    r->at = AT_VALUE;
     put_byte(out, c);
+  } else if (c == ',' && r->at == AT_NEXT) {
+    r->at = AT_COMMA;
+    hold(r, c);
   } else if (takes_value) {
     return c == '{' || c == '[' ? open_bracket(r, c, out) : begin_word(r, c, out);
   } else {

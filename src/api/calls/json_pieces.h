@@ -1,8 +1,8 @@
 // src/api/calls/json_pieces.h - reads model-generated JSON byte by byte, as it is generated.
 // Repairs what strict JSON rejects inside strings: raw line feeds, tabs and other control
 // characters, unknown escapes (kept as a literal backslash), \u0000 and lone surrogates (replaced
-// by U+FFFD). Python's spelling becomes JSON: strings in single quotes, True, False and None.
-// Inside src/api only.
+// by U+FFFD). Python's spelling becomes JSON: strings in single quotes, True, False and None, a
+// comma behind the last item. Inside src/api only.
 #pragma once
 
 #include <stdbool.h>
@@ -37,9 +37,10 @@ typedef struct {
   uint8_t at;      // what may come next: 0 is the beginning, TD_OBJECT_FIRST follows a bracket
   uint8_t word;    // of a number or a literal: how far it is
   uint8_t n_word;
+  uint8_t n_gap; // bytes of a comma and what follows it, held: before a bracket it is one too many
+  char gap[60];
   bool in_string;
   bool may_be_array; // the value may also be an array
-  bool is_held;      // out is not used before the value is whole: a comma too many is removed
   bool has_member;   // the first brace was followed by a quote or a closing brace: looks like an
                      // object
 } td_object_reader;

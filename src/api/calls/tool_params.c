@@ -214,7 +214,7 @@ static unsigned type_of_json(char first) {
 // Writes an array or an object, in JSON or as Python writes it. False: it is none.
 static bool write_nested(td_buf *out, const char *text, size_t len) {
   td_buf json = TD_BUF_INIT;
-  td_object_reader reader = {.may_be_array = true, .is_held = true};
+  td_object_reader reader = {.may_be_array = true};
   td_object_state state = TD_OBJECT_OPEN;
   td_err ignored;
   for (size_t i = 0; i < len && state != TD_OBJECT_BAD; i++)
