@@ -4,7 +4,7 @@
 
 #include "api/api_impl.h"
 #include "api/calls/tool_params.h"
-#include "base/json_names.h"
+#include "base/json_parse.h"
 #include "text/grammar/json_schema.h"
 
 // The only values a schema allows; NULL: it does not say.

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "api/api_impl.h"
-#include "base/json_names.h"
+#include "base/json_parse.h"
 #include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 

@@ -8,7 +8,7 @@
 #include "api/api_impl.h"
 #include "api/dialects/dialect.h"
 #include "api/turn.h"
-#include "base/json_names.h"
+#include "base/json_parse.h"
 
 // ---- JSON ---------------------------------------------------------------------------------------
 

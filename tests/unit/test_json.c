@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json_names.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/utf8.h"

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/pci.h"
+#include "base/numa.h"
 #include "base/status.h"
 #include "unit/testing.h"
 

@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/numa.h"
-#include "base/pci.h"
 #include <string.h>
 
 #include "base/env.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json_names.h"
+#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "text/grammar/regex.h"
 #include "text/grammar/schema_impl.h"
